@@ -1,0 +1,228 @@
+"""The experiment: a class that states numbers and returns Fiddle configs.
+
+    @register
+    class MyGPT(Synthetic, GPT126M):
+      NUM_LAYERS = 24
+
+`MyGPT.config()` is an `fdl.Config` of the class with every value explicit; built, its methods
+return the configs of the task and of the inputs, and properties for the trainer's numbers.
+"""
+
+import difflib
+import importlib
+import inspect
+import math
+import pkgutil
+from typing import Any, TypeVar
+
+import fiddle as fdl
+
+from paxlite import partitioning
+from paxlite.errors import UserError
+from paxlite.params import Parameters, convert, derived
+
+_REGISTRY: dict[str, type['Experiment']] = {}
+_PACKAGES = ('paxlite.experiments', 'paxlite.contrib.gpu.scripts_gpu')
+
+E = TypeVar('E', bound=type['Experiment'])
+
+
+class Experiment(Parameters):
+  """Mesh, batch and loop; subclasses add a model and data.
+
+  Sizes are per the whole run unless a name says otherwise.
+  """
+
+  # Mesh: devices per axis (replica, data, mdl) within a slice (ICI) and copies across slices (DCN)
+  ICI_MESH_SHAPE: list[int] = [1, 1, 1]
+  DCN_MESH_SHAPE: list[int] = [1, 1, 1]
+
+  # Batch: global batch = PERCORE_BATCH_SIZE × devices, whatever the mesh; fractions are fine
+  PERCORE_BATCH_SIZE: float = 1.0
+  MAX_SEQ_LEN: int = 1024
+  NUM_MICROBATCHES: int = 1
+  SEED: int = 1234
+
+  # Loop, in steps
+  MAX_STEPS: int = 1_000_000
+  CHECKPOINT_EVERY_N_STEPS: int = 5000
+  CHECKPOINT_MAX_TO_KEEP: int = 10
+  SUMMARY_INTERVAL_STEPS: int = 100
+  EVAL_INTERVAL_STEPS: int = 100
+  MAX_EVAL_BATCHES: int | None = None
+  MAX_SKIPPED_STEPS: int = 100
+  PROFILER_NUM_STEPS: int = 2
+  PROFILER_CAPTURE_STEP: int | None = None
+
+  # What may differ from the run that wrote a job_log_dir when it is continued there
+  RESUMABLE_CHANGES: list[str] = [
+    'ICI_MESH_SHAPE',
+    'DCN_MESH_SHAPE',
+    'PERCORE_BATCH_SIZE',  # the global batch is checked against the checkpoint's
+    'NUM_MICROBATCHES',
+    'MAX_STEPS',
+    'CHECKPOINT_EVERY_N_STEPS',
+    'CHECKPOINT_MAX_TO_KEEP',
+    'CHECKPOINT_POLICY',
+    'NUM_LOSS_CHUNKS',
+    'SUMMARY_INTERVAL_STEPS',
+    'EVAL_INTERVAL_STEPS',
+    'MAX_EVAL_BATCHES',
+    'MAX_SKIPPED_STEPS',
+    'PROFILER_NUM_STEPS',
+    'PROFILER_CAPTURE_STEP',
+    'RESUMABLE_CHANGES',
+    'SAMPLE_PROMPT',
+    'TRAIN_FILES',  # files move; what is in them is the user's word
+    'VOCAB_PATH',
+    'DATASET_PATH',
+  ]
+
+  @classmethod
+  def config(cls) -> fdl.Config:
+    """An fdl.Config of this class with the value of every attribute set."""
+    cfg: Any = fdl.Config(cls)
+    for name in inspect.signature(cls).parameters:
+      value = getattr(cls, name)
+      if not isinstance(value, derived):
+        setattr(cfg, name, convert(cls, name, value))
+    return cfg
+
+  def task(self) -> fdl.Config:
+    """The config of the task.Task to train."""
+    raise UserError(f'{type(self).__name__} has no model: derive it from LanguageModel')
+
+  def train_input(self) -> fdl.Config:
+    """The config of the inputs.base.Input to train on."""
+    raise UserError(
+      f'{type(self).__name__} has no dataset: mix one in, such as '
+      'paxlite.experiments.datasets.Synthetic'
+    )
+
+  def eval_inputs(self) -> dict[str, fdl.Config]:
+    """The configs of the inputs to evaluate on, by name."""
+    return {}
+
+  @property
+  def rules(self) -> partitioning.Rules:
+    """Logical axis → mesh axes."""
+    return partitioning.DEFAULT_RULES
+
+  @property
+  def mesh_shape(self) -> tuple[int, ...]:
+    """Devices per axis of partitioning.MESH_AXES."""
+    return partitioning.mesh_shape(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE)
+
+  @property
+  def num_devices(self) -> int:
+    return math.prod(self.mesh_shape)
+
+  @property
+  def batch_size(self) -> int:
+    """Rows of a global batch.
+
+    Raises:
+      UserError: not a whole number, or not divisible over the mesh or into microbatches.
+    """
+    exact = self.PERCORE_BATCH_SIZE * self.num_devices
+    batch = round(exact)
+    where = f'PERCORE_BATCH_SIZE={self.PERCORE_BATCH_SIZE:g} × {self.num_devices} devices'
+    if batch < 1 or abs(batch - exact) > 1e-6:
+      raise UserError(f'{where} is a global batch of {exact:g}: it must be a whole number ≥ 1')
+    shards = self.mesh_shape[0] * self.mesh_shape[1]
+    if batch % (shards * self.NUM_MICROBATCHES):
+      micro = f' × NUM_MICROBATCHES={self.NUM_MICROBATCHES}' if self.NUM_MICROBATCHES != 1 else ''
+      raise UserError(
+        f'{where} is a global batch of {batch}, not divisible by replica × data = {shards}{micro}'
+      )
+    return batch
+
+  def validate(self) -> None:
+    """Checks what can be checked without a device; raises UserError."""
+    partitioning.check_mesh_shape(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, devices=None)
+    for name in (
+      'MAX_SEQ_LEN',
+      'NUM_MICROBATCHES',
+      'MAX_STEPS',
+      'CHECKPOINT_EVERY_N_STEPS',
+      'CHECKPOINT_MAX_TO_KEEP',
+      'SUMMARY_INTERVAL_STEPS',
+      'EVAL_INTERVAL_STEPS',
+      'MAX_SKIPPED_STEPS',
+      'PROFILER_NUM_STEPS',
+    ):
+      if getattr(self, name) < 1:
+        raise UserError(f'{name}={getattr(self, name)} must be at least 1')
+    self.batch_size  # noqa: B018 - raises where it does not come out even
+
+
+def register(cls: E) -> E:
+  """Makes an experiment known by its bare name.
+
+  Raises:
+    TypeError: another experiment of that name is registered.
+  """
+  other = _REGISTRY.get(cls.__name__)
+  if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+    raise TypeError(f'{cls.__name__} is registered by {other.__module__} already')
+  _REGISTRY[cls.__name__] = cls
+  return cls
+
+
+def experiments() -> dict[str, type[Experiment]]:
+  """Every registered experiment of paxlite's own packages and of modules imported so far."""
+  for package in _PACKAGES:
+    path = importlib.import_module(package).__path__
+    for module in pkgutil.iter_modules(path):
+      importlib.import_module(f'{package}.{module.name}')
+  return dict(sorted(_REGISTRY.items()))
+
+
+def find(name: str) -> type[Experiment]:
+  """The experiment of a bare registered name or a dotted path.
+
+  Only subclasses of Experiment are returned; nothing else is ever called or instantiated.
+
+  Raises:
+    UserError: there is no such experiment (the nearest names are told).
+  """
+  if '.' not in name:
+    known = experiments()
+    if name not in known:
+      near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+      hint = f'Did you mean {" or ".join(near)}?' if near else 'List them: python -m paxlite.tools.experiments'
+      raise UserError(f'--fdl_config={name}: no experiment of that name. {hint}')
+    return known[name]
+  cls = _attribute(name, '--fdl_config')
+  if not (isinstance(cls, type) and issubclass(cls, Experiment)):
+    raise UserError(f'--fdl_config={name} is not an Experiment class')
+  return cls
+
+
+def apply_fiddler(cfg: fdl.Config, name: str) -> None:
+  """Calls the function at dotted path `name` (or of that name in the experiment's module) on `cfg`.
+
+  Raises:
+    UserError: there is no such function.
+  """
+  if '.' not in name:
+    name = f'{fdl.get_callable(cfg).__module__}.{name}'
+  function = _attribute(name, '--fiddler')
+  if not inspect.isfunction(function):
+    raise UserError(f'--fiddler={name} is not a function')
+  function(cfg)
+
+
+def _attribute(dotted: str, flag: str) -> Any:
+  module_name, _, attribute = dotted.rpartition('.')
+  try:
+    module = importlib.import_module(module_name)
+  except ModuleNotFoundError as e:
+    if e.name is not None and (module_name + '.').startswith(e.name + '.'):
+      raise UserError(f'{flag}={dotted}: there is no module {e.name}') from None
+    raise  # the module is there and lacks something itself
+  if not hasattr(module, attribute):
+    near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.5)
+    hint = f' Did you mean {" or ".join(near)}?' if near else ''
+    raise UserError(f'{flag}={dotted}: {module_name} has no {attribute}.{hint}')
+  return getattr(module, attribute)

@@ -1,0 +1,1 @@
+"""Experiments by family, and the datasets that mix into them."""

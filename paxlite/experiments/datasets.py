@@ -1,0 +1,109 @@
+"""Datasets as mixins: `class Synthetic126M(Synthetic, GPT126M)`."""
+
+import fiddle as fdl
+
+from paxlite import data
+from paxlite.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.inputs.base import RowInput
+from paxlite.inputs.flat_tokens import FlatTokenRows
+from paxlite.inputs.rows import RowKind
+from paxlite.inputs.synthetic import SyntheticRows
+from paxlite.inputs.text import TextRows
+from paxlite.templates import config
+
+
+class _Rows(LanguageModel):
+  """What datasets of token rows share."""
+
+  EVAL_BATCH_SIZE: int | None = None  # rows of a global evaluation batch; None: as in training
+
+  @property
+  def row_kind(self) -> RowKind:
+    return 'packed' if self.PACKED_INPUT else 'stream'
+
+  def input(self, source: fdl.Config) -> fdl.Config:
+    return config(RowInput, source=source, batch_size=self.batch_size, seed=self.SEED)
+
+  def eval_input(self, source: fdl.Config) -> fdl.Config:
+    return config(
+      RowInput,
+      source=source,
+      batch_size=self.EVAL_BATCH_SIZE or self.batch_size,
+      seed=self.SEED,
+      max_eval_batches=self.MAX_EVAL_BATCHES,
+    )
+
+
+class Synthetic(_Rows):
+  """Random tokens. The loss stays at ln VOCAB_SIZE; speed and memory are the real ones."""
+
+  def train_input(self) -> fdl.Config:
+    return self.input(
+      config(
+        SyntheticRows,
+        vocab_size=self.VOCAB_SIZE,
+        seq_len=self.MAX_SEQ_LEN,
+        packed=self.PACKED_INPUT,
+      )
+    )
+
+
+class TextFiles(_Rows):
+  """Text files (.txt, also .gz .xz .zst) with a SentencePiece model; 1 block in 20 is held out."""
+
+  TRAIN_FILES: list[str] = []
+  VOCAB_PATH: str = ''
+
+  def train_input(self) -> fdl.Config:
+    return self.input(self._source('train'))
+
+  def eval_inputs(self) -> dict[str, fdl.Config]:
+    return {'held_out': self.eval_input(self._source('held_out'))}
+
+  def _source(self, split: str) -> fdl.Config:
+    return config(
+      TextRows,
+      files=list(self.TRAIN_FILES),
+      vocab_path=self.VOCAB_PATH,
+      seq_len=self.MAX_SEQ_LEN,
+      split=split,
+      rows=self.row_kind,
+    )
+
+
+class EmbeddedText(TextFiles):
+  """The King James Bible and Shakespeare, which ship with paxlite, and their tokenizer."""
+
+  TRAIN_FILES = data.TEXTS
+  VOCAB_PATH = data.VOCAB
+  VOCAB_SIZE = 8192
+
+
+class FlatTokens(_Rows):
+  """A tokenized dataset: paxlite's own format or seqax's (see inputs.flat_tokens)."""
+
+  DATASET_PATH: str = ''
+  TRAIN_SPLIT: str = 'train'
+  EVAL_SPLIT: str | None = 'validation'
+  ROWS: RowKind | None = None  # None: packed or stream, by PACKED_INPUT
+  VOCAB_PATH: str = ''  # only to print a sample
+
+  @property
+  def row_kind(self) -> RowKind:
+    return self.ROWS or super().row_kind
+
+  def train_input(self) -> fdl.Config:
+    return self.input(self._source(self.TRAIN_SPLIT))
+
+  def eval_inputs(self) -> dict[str, fdl.Config]:
+    if self.EVAL_SPLIT is None:
+      return {}
+    return {self.EVAL_SPLIT: self.eval_input(self._source(self.EVAL_SPLIT))}
+
+  def _source(self, split: str) -> fdl.Config:
+    if not self.DATASET_PATH:
+      raise UserError('--fdl.DATASET_PATH=/path/to/flat/tokens is missing')
+    return config(
+      FlatTokenRows, path=self.DATASET_PATH, split=split, seq_len=self.MAX_SEQ_LEN, rows=self.row_kind
+    )

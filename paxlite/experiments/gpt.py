@@ -1,0 +1,91 @@
+"""GPT-3-style models as in Rosetta Pax: GPT126M, GPT5B, GPT175B, without a dataset."""
+
+from paxlite.experiments.language_model import LanguageModel
+
+
+class GPT126M(LanguageModel):
+  """125,262,336 parameters, tied embedding, learned positions, LayerNorm, GELU.
+
+  Pax applies no checkpoint policy to unrolled layers; here one applies to any stack, so this model
+  states what Pax in effect does: SAVE_EVERYTHING.
+  """
+
+  NUM_LAYERS = 12
+  NUM_HEADS = 12
+  MODEL_DIMS = 768
+  VOCAB_SIZE = 50304
+  MAX_SEQ_LEN = 2048
+
+  ICI_MESH_SHAPE = [8, 1, 1]
+  DCN_MESH_SHAPE = [8, 1, 1]
+  PERCORE_BATCH_SIZE = 4
+  MAX_STEPS = 600_000
+
+  PACKED_INPUT = True
+  USE_REPEATED_LAYER = False
+  CHECKPOINT_POLICY = 'SAVE_EVERYTHING'
+  TRAINABLE_POSITION_EMB = True
+  USE_BIAS = True
+  ACTIVATION_CLS = 'gelu'
+  NORM_CLS = 'LayerNorm'
+  LAYERNORM_EPSILON = 1e-5
+  SOFTMAX_CAP_LOGITS = -1.0
+  ATTEN_LOGIT_CAP = -1.0
+  INIT_STD = 0.023
+
+  LEARNING_RATE = 6e-4
+  ADAM_BETA1 = 0.9
+  ADAM_BETA2 = 0.95
+  ADAM_EPSILON = 1e-8
+  ADAM_CLIP_THRESHOLD = -1.0
+  CLIP_GRADIENT_NORM_TO_VALUE = 1.0
+  WEIGHT_DECAY = 0.1
+
+  LR_SCHEDULE = 'linear_rampup_cosine_decay'
+  LR_COS_WARMUP = 636
+  LR_COS_DECAY_END = 500_000
+
+
+class GPT5B(GPT126M):
+  """5,047,558,144 parameters in repeated layers."""
+
+  NUM_LAYERS = 24
+  NUM_HEADS = 32
+  MODEL_DIMS = 4096
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 32, 1]
+  PERCORE_BATCH_SIZE = 8
+  MAX_STEPS = 75_000
+
+  USE_REPEATED_LAYER = True
+  CHECKPOINT_POLICY = 'SAVE_DOT_WITH_NO_BATCH_DIM'
+  EMBEDDING_DROPOUT_PROB = 0.1
+  INIT_STD = 0.01
+
+  LEARNING_RATE = 1.6e-4
+  LR_COS_WARMUP = 115
+  LR_COS_DECAY_END = 62_500
+
+
+class GPT175B(GPT126M):
+  """174,604,259,328 parameters in repeated layers."""
+
+  NUM_LAYERS = 96
+  NUM_HEADS = 96
+  MODEL_DIMS = 12288
+  VOCAB_SIZE = 50257
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 32, 1]
+  PERCORE_BATCH_SIZE = 6
+  MAX_STEPS = 75_000
+  CHECKPOINT_EVERY_N_STEPS = 100
+  CHECKPOINT_MAX_TO_KEEP = 10
+
+  USE_REPEATED_LAYER = True
+  CHECKPOINT_POLICY = 'SAVE_NOTHING'
+
+  LEARNING_RATE = 2e-5
+  LR_COS_WARMUP = 265
+  LR_COS_DECAY_END = 108_600

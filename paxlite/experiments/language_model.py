@@ -1,0 +1,282 @@
+"""From architecture, optimizer and schedule attributes to the config of a Task."""
+
+import math
+from typing import Any, Literal
+
+import fiddle as fdl
+from fiddle import selectors
+from flax import linen as nn
+
+from paxlite import optimizers, schedules
+from paxlite.errors import UserError
+from paxlite.experiment import Experiment
+from paxlite.layers.attention import Attention, CombinedQkv, DotProductAttention, SeparateQkv
+from paxlite.layers.embeddings import LearnedPositions, LmHead, SinusoidalPositions, TokenEmbedding
+from paxlite.layers.feedforward import FeedForward, GatedFeedForward
+from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.norms import LayerNorm, RmsNorm
+from paxlite.layers.projection import Projection
+from paxlite.layers.remat import CheckpointPolicy
+from paxlite.layers.rotary import RotaryEmbedding
+from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
+from paxlite.task import Task
+from paxlite.templates import config, template
+
+_NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
+
+
+class LanguageModel(Experiment):
+  """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
+
+  # Architecture
+  NUM_LAYERS: int = 10
+  NUM_HEADS: int = 16
+  MODEL_DIMS: int = 2048
+  VOCAB_SIZE: int = 32000
+  FPROP_DTYPE: Literal['bfloat16', 'float32', 'float16'] = 'bfloat16'
+  PACKED_INPUT: bool = True
+  USE_REPEATED_LAYER: bool = False
+  CHECKPOINT_POLICY: CheckpointPolicy = 'SAVE_NOTHING'
+  SEPARATE_EMBEDDING: bool = False
+  TRAINABLE_POSITION_EMB: bool = False
+  USE_ROTARY_POSITION_EMB: bool = False
+  ROPE_THETA: float = 10_000.0
+  ROPE_LAYOUT: Literal['interleaved', 'half'] = 'interleaved'
+  USE_BIAS: bool = False
+  ACTIVATION_CLS: Literal['gelu', 'gelu_exact', 'relu', 'silu'] = 'relu'
+  USE_GATED_ACTIVATION: bool = False
+  NORM_CLS: Literal['LayerNorm', 'RmsNorm'] = 'RmsNorm'
+  NORM_POLICY: Literal['pre'] = 'pre'
+  LAYERNORM_EPSILON: float = 1e-6
+  SOFTMAX_CAP_LOGITS: float = 30.0
+  ATTEN_LOGIT_CAP: float = 50.0
+  DROPOUT_PROB: float = 0.0
+  EMBEDDING_DROPOUT_PROB: float = 0.0
+  INIT_STD: float = 0.02
+  HEADS_SPAN_MODEL: bool = True
+  NUM_LOSS_CHUNKS: int = 1
+
+  # Optimizer
+  LEARNING_RATE: float = 1e-3
+  ADAM_BETA1: float = 0.9
+  ADAM_BETA2: float = 0.99
+  ADAM_EPSILON: float = 1e-6
+  ADAM_EPSILON_ROOT: float = 0.0
+  ADAM_CLIP_THRESHOLD: float = 1.0
+  CLIP_GRADIENT_NORM_TO_VALUE: float = 5.0
+  WEIGHT_DECAY: float = 1e-3
+  TRAINABLE_VARIABLES: list[str] = ['.*']
+
+  # Schedule
+  LR_SCHEDULE: Literal[
+    'constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay'
+  ] = 'linear_rampup_exponential_decay'
+  LR_COS_WARMUP: int = 4000
+  LR_COS_DECAY_END: int = 300_000
+  LR_COS_MIN_RATIO: float = 0.1
+  LR_COS_MAX: float = 1.0
+  LR_LRED_WARMUP: int = 4000
+  LR_LRED_DECAY_END: int = 300_000
+  LR_LRED_MIN_RATIO: float = 0.1
+  LR_LRED_MAX: float = 1.0
+
+  # A prompt to continue when training ends, where the dataset has a tokenizer
+  SAMPLE_PROMPT: str | None = None
+
+  @property
+  def HIDDEN_DIMS(self) -> int:
+    return 4 * self.MODEL_DIMS
+
+  @property
+  def DIMS_PER_HEAD(self) -> int:
+    return self.MODEL_DIMS // self.NUM_HEADS
+
+  @property
+  def NUM_KV_HEADS(self) -> int:
+    return self.NUM_HEADS
+
+  @property
+  def SOFTMAX_INIT_STD(self) -> float:
+    return self.INIT_STD
+
+  @property
+  def LR_COS_DECAY_START(self) -> int:
+    return self.LR_COS_WARMUP + 1
+
+  @property
+  def LR_LRED_DECAY_START(self) -> int:
+    return self.LR_LRED_WARMUP + 1
+
+  def validate(self) -> None:
+    super().validate()
+    for name in ('NUM_LAYERS', 'NUM_HEADS', 'NUM_KV_HEADS', 'MODEL_DIMS', 'HIDDEN_DIMS', 'VOCAB_SIZE'):
+      if getattr(self, name) < 1:
+        raise UserError(f'{name}={getattr(self, name)} must be at least 1')
+    heads = f'NUM_HEADS={self.NUM_HEADS} × DIMS_PER_HEAD={self.DIMS_PER_HEAD}'
+    if self.HEADS_SPAN_MODEL and self.NUM_HEADS * self.DIMS_PER_HEAD != self.MODEL_DIMS:
+      raise UserError(
+        f'{heads} is {self.NUM_HEADS * self.DIMS_PER_HEAD}, not MODEL_DIMS={self.MODEL_DIMS}. '
+        'If that is meant: --fdl.HEADS_SPAN_MODEL=False'
+      )
+    if self.NUM_HEADS % self.NUM_KV_HEADS:
+      raise UserError(f'NUM_HEADS={self.NUM_HEADS} is not divisible by NUM_KV_HEADS={self.NUM_KV_HEADS}')
+    if self.USE_ROTARY_POSITION_EMB and self.DIMS_PER_HEAD % 2:
+      raise UserError(f'rotary positions need an even DIMS_PER_HEAD, not {self.DIMS_PER_HEAD}')
+    if self.MAX_SEQ_LEN % self.NUM_LOSS_CHUNKS:
+      raise UserError(
+        f'MAX_SEQ_LEN={self.MAX_SEQ_LEN} is not divisible by NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS}'
+      )
+    for kind in ('COS', 'LRED'):
+      start, end = getattr(self, f'LR_{kind}_DECAY_START'), getattr(self, f'LR_{kind}_DECAY_END')
+      used = self.LR_SCHEDULE.startswith('linear') and ('cosine' in self.LR_SCHEDULE) == (kind == 'COS')
+      if used and not getattr(self, f'LR_{kind}_WARMUP') <= start < end:
+        raise UserError(
+          f'the schedule needs LR_{kind}_WARMUP={getattr(self, f"LR_{kind}_WARMUP")} ≤ '
+          f'LR_{kind}_DECAY_START={start} < LR_{kind}_DECAY_END={end}'
+        )
+
+  def task(self) -> fdl.Config:
+    return config(
+      Task,
+      model=self.model(),
+      optimizer=self.optimizer(),
+      num_microbatches=self.NUM_MICROBATCHES,
+      max_skipped_steps=self.MAX_SKIPPED_STEPS,
+    )
+
+  def model(self) -> fdl.Config:
+    """The config of the TransformerLm."""
+    embedding = dict(
+      model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE, init=_normal(self.SOFTMAX_INIT_STD)
+    )
+    head = dict(
+      model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE, w_init=_normal(self.SOFTMAX_INIT_STD)
+    )
+    stack = RepeatedTransformer if self.USE_REPEATED_LAYER else UnrolledTransformer
+    norm = template(
+      _NORMS[self.NORM_CLS], epsilon=self.LAYERNORM_EPSILON, dtype=self.FPROP_DTYPE
+    )
+    lm = config(
+      TransformerLm,
+      embedding_tpl=template(TokenEmbedding, vocab_size=self.VOCAB_SIZE, **embedding),
+      position_tpl=self.positions(),
+      transformer_tpl=template(
+        stack,
+        num_layers=self.NUM_LAYERS,
+        checkpoint_policy=self.CHECKPOINT_POLICY,
+        layer_tpl=self.layer(norm),
+      ),
+      norm_tpl=norm,
+      head_tpl=template(LmHead, vocab_size=self.VOCAB_SIZE, **head)
+      if self.SEPARATE_EMBEDDING
+      else None,
+      logit_cap=self.SOFTMAX_CAP_LOGITS,
+      embedding_dropout=self.EMBEDDING_DROPOUT_PROB,
+      num_loss_chunks=self.NUM_LOSS_CHUNKS,
+    )
+    selectors.select(lm, Projection).set(
+      use_bias=self.USE_BIAS, dtype=self.FPROP_DTYPE, w_init=_normal(self.INIT_STD)
+    )
+    return lm
+
+  def positions(self) -> fdl.Partial | None:
+    """The template of the position embedding, or None where attention rotates."""
+    if self.USE_ROTARY_POSITION_EMB:
+      return None
+    if not self.TRAINABLE_POSITION_EMB:
+      return template(SinusoidalPositions, model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE)
+    return template(
+      LearnedPositions,
+      max_length=self.MAX_SEQ_LEN,
+      model_dims=self.MODEL_DIMS,
+      dtype=self.FPROP_DTYPE,
+      init=_normal(self.INIT_STD),
+    )
+
+  def layer(self, norm: fdl.Partial) -> fdl.Partial:
+    """The template of one block."""
+    return template(
+      TransformerBlock,
+      norm_tpl=norm,
+      attention_tpl=self.attention(),
+      ffn_tpl=template(
+        GatedFeedForward if self.USE_GATED_ACTIVATION else FeedForward,
+        model_dims=self.MODEL_DIMS,
+        hidden_dims=self.HIDDEN_DIMS,
+        activation=self.ACTIVATION_CLS,
+        dropout=self.DROPOUT_PROB,
+      ),
+      dropout=self.DROPOUT_PROB,
+    )
+
+  def attention(self) -> fdl.Partial:
+    """The template of the attention layer."""
+    sizes: dict[str, Any] = dict(
+      model_dims=self.MODEL_DIMS, num_heads=self.NUM_HEADS, head_dim=self.DIMS_PER_HEAD
+    )
+    if self.NUM_KV_HEADS == self.NUM_HEADS:
+      qkv = template(CombinedQkv, **sizes)
+    else:
+      qkv = template(SeparateQkv, num_kv_heads=self.NUM_KV_HEADS, **sizes)
+    rotary = template(RotaryEmbedding, theta=self.ROPE_THETA, layout=self.ROPE_LAYOUT)
+    return template(
+      Attention,
+      qkv_tpl=qkv,
+      rotary_tpl=rotary if self.USE_ROTARY_POSITION_EMB else None,
+      attention_tpl=template(
+        DotProductAttention,
+        query_scale=1 / math.sqrt(self.DIMS_PER_HEAD),
+        logit_cap=self.ATTEN_LOGIT_CAP,
+        dropout=self.DROPOUT_PROB,
+      ),
+      **sizes,
+    )
+
+  def optimizer(self) -> fdl.Config:
+    return config(
+      optimizers.adam,
+      schedule=self.schedule(),
+      b1=self.ADAM_BETA1,
+      b2=self.ADAM_BETA2,
+      epsilon=self.ADAM_EPSILON,
+      epsilon_root=self.ADAM_EPSILON_ROOT,
+      update_clip=self.ADAM_CLIP_THRESHOLD,
+      weight_decay=self.WEIGHT_DECAY,
+      clip_gradient_norm=self.CLIP_GRADIENT_NORM_TO_VALUE,
+      trainable=list(self.TRAINABLE_VARIABLES),
+    )
+
+  def schedule(self) -> fdl.Config:
+    if self.LR_SCHEDULE == 'constant':
+      return config(schedules.constant, learning_rate=self.LEARNING_RATE)
+    cosine = self.LR_SCHEDULE == 'linear_rampup_cosine_decay'
+    get = lambda name: getattr(self, f'LR_{"COS" if cosine else "LRED"}_{name}')
+    return config(
+      schedules.linear_rampup_cosine_decay if cosine else schedules.linear_rampup_exponential_decay,
+      learning_rate=self.LEARNING_RATE,
+      warmup=get('WARMUP'),
+      decay_start=get('DECAY_START'),
+      decay_end=get('DECAY_END'),
+      min_ratio=get('MIN_RATIO'),
+      peak=get('MAX'),
+    )
+
+  @property
+  def matmul_params_per_layer(self) -> int:
+    """Weights of one block's matrix multiplications."""
+    attention = 2 * self.MODEL_DIMS * self.DIMS_PER_HEAD * (self.NUM_HEADS + self.NUM_KV_HEADS)
+    return attention + (3 if self.USE_GATED_ACTIVATION else 2) * self.MODEL_DIMS * self.HIDDEN_DIMS
+
+  @property
+  def flops_per_token(self) -> float:
+    """Model FLOPs of training per token, attention counted causally.
+
+    6 · (parameters in matrix multiplications, the vocabulary's included) + 6 · L·N·H·T.
+    """
+    matmul = self.NUM_LAYERS * self.matmul_params_per_layer + self.VOCAB_SIZE * self.MODEL_DIMS
+    attention = self.NUM_LAYERS * self.NUM_HEADS * self.DIMS_PER_HEAD * self.MAX_SEQ_LEN
+    return 6.0 * matmul + 6.0 * attention
+
+
+def _normal(std: float) -> fdl.Config:
+  return fdl.Config(nn.initializers.normal, stddev=std)

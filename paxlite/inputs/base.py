@@ -1,0 +1,185 @@
+"""The input protocol, and its one implementation over sources with random access.
+
+Resuming needs the step and nothing else: row r of the endless training order is row
+permutation(seed, epoch)(r mod n) of the source, with epoch = r div n, whatever the number of
+processes or the batch size at which earlier rows were read.
+"""
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from paxlite.errors import UserError
+
+Batch = dict[str, np.ndarray]
+T = TypeVar('T')
+
+
+class Input(Protocol):
+  """What the trainer needs of an input."""
+
+  @property
+  def batch_size(self) -> int:
+    """Rows of a global batch."""
+    ...
+
+  @property
+  def max_token_id(self) -> int:
+    """The largest id that can occur, checked against the vocabulary before the first step."""
+    ...
+
+  def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
+    """Rows `rows` of the global batches of steps start, start + 1, … without end."""
+    ...
+
+  def eval_batches(self, rows: slice) -> Iterator[Batch]:
+    """Rows `rows` of the batches of one pass; rows beyond the last example have weight 0."""
+    ...
+
+
+class RowSource(Protocol):
+  """Rows of tokens that can be read in any order."""
+
+  max_token_id: int
+
+  def __len__(self) -> int: ...
+
+  def read(self, indices: np.ndarray) -> Batch:
+    """Rows `indices` [b] as a batch: ids, labels, weights [b, T], packed ones with segments."""
+    ...
+
+
+@dataclasses.dataclass
+class RowInput:
+  """Shuffled endless batches, or one ordered pass, over a RowSource.
+
+  Attributes:
+    source: Where rows come from.
+    batch_size: Rows of a global batch.
+    seed: Of the shuffling.
+    shuffle: Whether training shuffles; each epoch has its own order.
+    max_eval_batches: The pass of an evaluation ends after this many; None reads all.
+  """
+
+  source: RowSource
+  batch_size: int
+  seed: int = 1234
+  shuffle: bool = True
+  max_eval_batches: int | None = None
+
+  def __post_init__(self):
+    if len(self.source) == 0:
+      raise UserError(f'{self.source} holds no rows')
+
+  @property
+  def max_token_id(self) -> int:
+    return self.source.max_token_id
+
+  def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
+    step = start
+    while True:
+      yield self.source.read(self.train_indices(step)[rows])
+      step += 1
+
+  def train_indices(self, step: int) -> np.ndarray:
+    """The source's row indices [batch_size] of a step."""
+    n = len(self.source)
+    position = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
+    epoch, index = np.divmod(position, n)
+    if not self.shuffle:
+      return index
+    for e in np.unique(epoch):
+      index[epoch == e] = permute(index[epoch == e], n, self.seed, int(e))
+    return index
+
+  def eval_batches(self, rows: slice) -> Iterator[Batch]:
+    n = len(self.source)
+    count = -(-n // self.batch_size)
+    if self.max_eval_batches is not None:
+      count = min(count, self.max_eval_batches)
+    for b in range(count):
+      index = (b * self.batch_size + np.arange(self.batch_size, dtype=np.int64))[rows]
+      batch = self.source.read(np.minimum(index, n - 1))
+      batch['weights'] = batch['weights'] * (index < n)[:, None].astype(np.float32)
+      yield batch
+
+
+def permute(indices: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
+  """A pseudorandom permutation of range(n), evaluated at `indices` only.
+
+  A four-round Feistel network over the next even power of two, walked along its cycles until it
+  falls inside range(n) (https://doi.org/10.1007/3-540-45760-7_9): no table, any position in O(1).
+
+  Args:
+    indices: int64 [b], each in [0, n).
+    n: Size of the range.
+    seed: Chooses the permutation together with
+    epoch: the number of the pass.
+  """
+  half = np.uint64(max((int(n - 1).bit_length() + 1) // 2, 1))
+  low = (np.uint64(1) << half) - np.uint64(1)
+  keys = [_mix(np.uint64((seed * 1_000_003 + epoch * 4 + r) % 2**64)) for r in range(4)]
+
+  def encrypt(x: np.ndarray) -> np.ndarray:
+    left, right = x >> half, x & low
+    for key in keys:
+      left, right = right, left ^ (_mix(right ^ key) & low)
+    return (left << half) | right
+
+  out = encrypt(indices.astype(np.uint64))
+  while (outside := out >= n).any():
+    out[outside] = encrypt(out[outside])
+  return out.astype(np.int64)
+
+
+def _mix(x):
+  """splitmix64's finaliser: uint64 to uint64, every bit depending on every bit."""
+  with np.errstate(over='ignore'):
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))
+
+
+def prefetch(iterator: Iterator[T], size: int) -> Iterator[T]:
+  """Runs `iterator` in a thread, up to `size` items ahead. Its exceptions surface here.
+
+  Closing the generator stops the thread.
+  """
+  items: queue.Queue = queue.Queue(maxsize=size)
+  stop = threading.Event()
+
+  def put(item) -> bool:
+    while not stop.is_set():
+      try:
+        items.put(item, timeout=0.1)
+        return True
+      except queue.Full:
+        continue
+    return False
+
+  def work() -> None:
+    try:
+      for item in iterator:
+        if not put((item, None)):
+          return
+      put((None, StopIteration()))
+    except BaseException as e:  # noqa: BLE001 - handed to the consumer
+      put((None, e))
+
+  thread = threading.Thread(target=work, name='input', daemon=True)
+  thread.start()
+  try:
+    while True:
+      item, error = items.get()
+      if isinstance(error, StopIteration):
+        return
+      if error is not None:
+        raise error
+      yield item
+  finally:
+    stop.set()
+    thread.join()

@@ -1,0 +1,94 @@
+"""Reading text and JSON lines, compressed or not, with errors that name file and line."""
+
+import gzip
+import io
+import json
+import lzma
+import pathlib
+from collections.abc import Iterator
+from typing import IO, cast
+
+from paxlite.errors import UserError
+
+_COMPRESSED = ('.gz', '.xz', '.zst')
+
+
+def open_bytes(path: str) -> IO[bytes]:
+  """Opens `path` for reading; .gz, .xz and .zst are decompressed on the way.
+
+  Raises:
+    UserError: it is not a readable file, or a package for its compression is missing.
+  """
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise UserError(f'{path} is not a file')
+  if file.suffix == '.gz':
+    return cast(IO[bytes], gzip.open(file, 'rb'))
+  if file.suffix == '.xz':
+    return cast(IO[bytes], lzma.open(file, 'rb'))
+  if file.suffix == '.zst':
+    try:
+      import zstandard
+    except ImportError:
+      raise UserError(f'{path}: reading .zst needs the package zstandard (pip install zstandard)') from None
+    return zstandard.ZstdDecompressor().stream_reader(file.open('rb'), read_across_frames=True)
+  return file.open('rb')
+
+
+def read_text(path: str) -> str:
+  """The whole of a text file as UTF-8.
+
+  Raises:
+    UserError: the file is empty, damaged, or not UTF-8 (the byte is named).
+  """
+  try:
+    with open_bytes(path) as f:
+      data = f.read()
+  except (OSError, EOFError, lzma.LZMAError) as e:
+    raise UserError(f'{path} cannot be decompressed: {e}') from None
+  if not data:
+    raise UserError(f'{path} is empty')
+  try:
+    return data.decode('utf-8')
+  except UnicodeDecodeError as e:
+    line = data.count(b'\n', 0, e.start) + 1
+    raise UserError(f'{path}:{line} is not UTF-8 (byte {e.start}: 0x{data[e.start]:02x})') from None
+
+
+def kind(path: str) -> str:
+  """'.txt' for corpus.txt.xz: the suffix that says what is inside."""
+  suffixes = [s for s in pathlib.Path(path).suffixes if s not in _COMPRESSED]
+  return suffixes[-1] if suffixes else ''
+
+
+def read_documents(path: str, field: str = 'text') -> Iterator[str]:
+  """The documents of a file: the field `field` of each line of .jsonl, or a .txt file as one.
+
+  Raises:
+    UserError: naming file and line, for what is not UTF-8, not JSON, or lacks the field.
+  """
+  if kind(path) not in ('.jsonl', '.json'):
+    yield read_text(path)
+    return
+  number = 0
+  try:
+    with open_bytes(path) as raw:
+      for number, line in enumerate(io.BufferedReader(cast(io.RawIOBase, raw)), 1):
+        if line.strip():
+          yield _document(line, f'{path}:{number}', field)
+  except (OSError, EOFError, lzma.LZMAError) as e:
+    raise UserError(f'{path} cannot be read beyond line {number}: {e}') from None
+  if number == 0:
+    raise UserError(f'{path} is empty')
+
+
+def _document(line: bytes, place: str, field: str) -> str:
+  try:
+    record = json.loads(line.decode('utf-8'))
+  except UnicodeDecodeError as e:
+    raise UserError(f'{place} is not UTF-8 (byte {e.start} of the line)') from None
+  except json.JSONDecodeError as e:
+    raise UserError(f'{place} is not JSON: {e}') from None
+  if not isinstance(record, dict) or not isinstance(record.get(field), str):
+    raise UserError(f'{place} has no text field {field!r} (choose another with --field)')
+  return record[field]

@@ -1,0 +1,98 @@
+"""From one long array of tokens to rows of a fixed length.
+
+Row kinds:
+- stream: tokens in a row, documents running into one another (mark their ends with EOS). The input
+  of a row's first target is the token before it.
+- packed: the same windows with segment ids and positions, so that no token sees another document.
+  The input is the row shifted right with 0 at every document start (seqax's layout).
+- sequences: one document a row, cut at the row's length or padded.
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from paxlite.inputs.base import Batch
+
+RowKind = Literal['stream', 'packed', 'sequences']
+
+
+@dataclasses.dataclass
+class TokenRows:
+  """A RowSource over tokens in memory or in a memory-mapped file.
+
+  Attributes:
+    tokens: Ids [token_count], any unsigned type; sliceable.
+    seq_starts: First index of each document, then token_count [sequences + 1].
+    seq_len: Length T of a row.
+    rows: See the module.
+    max_token_id: The largest id in tokens.
+  """
+
+  tokens: np.ndarray
+  seq_starts: np.ndarray
+  seq_len: int
+  rows: RowKind
+  max_token_id: int
+
+  def __len__(self) -> int:
+    if self.rows == 'sequences':
+      return len(self.seq_starts) - 1
+    return -(-len(self.tokens) // self.seq_len)
+
+  def read(self, indices: np.ndarray) -> Batch:
+    if self.rows == 'sequences':
+      return self._sequences(indices)
+    batch = self._stream(indices)
+    return self._with_segments(batch, indices) if self.rows == 'packed' else batch
+
+  def _stream(self, indices: np.ndarray) -> Batch:
+    T, count = self.seq_len, len(self.tokens)
+    window = np.zeros((len(indices), T + 1), np.int32)  # one token of context, then the targets
+    weights = np.zeros((len(indices), T), np.float32)
+    for r, index in enumerate(indices):
+      start = int(index) * T
+      end = min(start + T, count)
+      context = min(start, 1)
+      window[r, 1 - context : 1 + end - start] = self.tokens[start - context : end]
+      weights[r, : end - start] = 1
+    return {'ids': window[:, :-1], 'labels': window[:, 1:], 'weights': weights}
+
+  def _with_segments(self, batch: Batch, indices: np.ndarray) -> Batch:
+    T = self.seq_len
+    is_start = np.zeros((len(indices), T), bool)
+    first = np.searchsorted(self.seq_starts, indices * T)
+    last = np.searchsorted(self.seq_starts, indices * T + T)
+    for r in range(len(indices)):
+      inside = self.seq_starts[first[r] : last[r]].astype(np.int64) - int(indices[r]) * T
+      is_start[r, inside] = True
+    is_start[:, 0] = True
+    position = np.arange(T, dtype=np.int32)
+    start_position = np.maximum.accumulate(np.where(is_start, position, 0), axis=1)
+    real = batch['weights'] > 0
+    return {
+      'ids': np.where(is_start, 0, batch['ids']),
+      'labels': batch['labels'],
+      'weights': batch['weights'],
+      'segment_ids': np.cumsum(is_start, axis=1, dtype=np.int32) * real,
+      'segment_pos': (position - start_position).astype(np.int32),
+    }
+
+  def _sequences(self, indices: np.ndarray) -> Batch:
+    T = self.seq_len
+    labels = np.zeros((len(indices), T), np.int32)
+    weights = np.zeros((len(indices), T), np.float32)
+    for r, index in enumerate(indices):
+      start, end = int(self.seq_starts[index]), int(self.seq_starts[index + 1])
+      length = min(end - start, T)
+      labels[r, :length] = self.tokens[start : start + length]
+      weights[r, :length] = 1
+    ids = np.pad(labels[:, :-1], ((0, 0), (1, 0)))
+    return {
+      'ids': ids,
+      'labels': labels,
+      'weights': weights,
+      'segment_ids': weights.astype(np.int32),
+      'segment_pos': np.broadcast_to(np.arange(T, dtype=np.int32), labels.shape),
+    }

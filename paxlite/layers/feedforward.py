@@ -1,0 +1,77 @@
+"""Feed-forward layers, [B, T, D] to [B, T, D] through F hidden units."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+from paxlite.layers.projection import Projection
+from paxlite.partitioning import shard
+from paxlite.templates import Template, template_field
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+  'gelu': functools.partial(jax.nn.gelu, approximate=True),
+  'gelu_exact': functools.partial(jax.nn.gelu, approximate=False),
+  'relu': jax.nn.relu,
+  'silu': jax.nn.silu,
+}
+
+
+class FeedForward(nn.Module):
+  """w2·activation(w1·x + b1) + b2; padded positions give 0, as in Pax.
+
+  Attributes:
+    model_dims: D.
+    hidden_dims: F.
+    activation: A key of ACTIVATIONS; 'gelu' is the tanh approximation.
+    projection_tpl: Template of both matrix multiplications.
+    dropout: Rate on the hidden units.
+  """
+
+  model_dims: int
+  hidden_dims: int
+  activation: str = 'gelu'
+  projection_tpl: Template = template_field(Projection)
+  dropout: float = 0.0
+
+  @nn.compact
+  def __call__(self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None) -> jax.Array:
+    hidden_BTF = self.hidden(x_BTD)
+    hidden_BTF = _zero_padding(shard(hidden_BTF, 'batch', 'length', 'act_mlp'), paddings_BT)
+    hidden_BTF = nn.Dropout(self.dropout, deterministic=not self.has_rng('dropout'))(hidden_BTF)
+    y_BTD = self.projection_tpl(
+      equation='BTF,FD->BTD',
+      shape=(self.hidden_dims, self.model_dims),
+      axes=('mlp', 'embed'),
+      name='ffn_layer2',
+    )(hidden_BTF)
+    y_BTD = checkpoint_name(shard(y_BTD, 'batch', 'length', 'act_embed'), 'ffn2')
+    return _zero_padding(y_BTD, paddings_BT)
+
+  def hidden(self, x_BTD: jax.Array) -> jax.Array:
+    return ACTIVATIONS[self.activation](self.up(x_BTD, 'ffn_layer1'))
+
+  def up(self, x_BTD: jax.Array, name: str) -> jax.Array:
+    y_BTF = self.projection_tpl(
+      equation='BTD,DF->BTF',
+      shape=(self.model_dims, self.hidden_dims),
+      axes=('embed', 'mlp'),
+      name=name,
+    )(x_BTD)
+    return checkpoint_name(y_BTF, 'ffn1')
+
+
+class GatedFeedForward(FeedForward):
+  """w2·(activation(w_gate·x) ⊙ (w1·x)). https://arxiv.org/abs/2002.05202"""
+
+  def hidden(self, x_BTD: jax.Array) -> jax.Array:
+    gate = ACTIVATIONS[self.activation](self.up(x_BTD, 'ffn_layer1_gate'))
+    return gate * self.up(x_BTD, 'ffn_layer1')
+
+
+def _zero_padding(x_BTX: jax.Array, paddings_BT: jax.Array | None) -> jax.Array:
+  return x_BTX if paddings_BT is None else x_BTX * (1 - paddings_BT[..., None]).astype(x_BTX.dtype)
+
+

@@ -1,0 +1,124 @@
+"""The decoder-only language model, and its loss over the vocabulary."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from paxlite.layers.embeddings import TokenEmbedding, cap_logits, shard_logits
+from paxlite.layers.norms import LayerNorm
+from paxlite.layers.transformer import UnrolledTransformer
+from paxlite.partitioning import shard
+from paxlite.templates import Template, template_field
+
+
+class TokenLosses(NamedTuple):
+  """Per target token, [B, T]."""
+
+  xent: jax.Array  # float32, nats
+  correct: jax.Array  # bool: the target has the largest logit
+
+
+class TransformerLm(nn.Module):
+  """Embeddings, a stack of blocks, a final norm and logits.
+
+  Attributes:
+    embedding_tpl: Token table; also gives the logits where head_tpl is None (tied).
+    position_tpl: Adds an embedding of the position; None where attention is rotary.
+    transformer_tpl: The stack of blocks.
+    norm_tpl: The final norm.
+    head_tpl: A separate projection to the vocabulary, or None.
+    logit_cap: cap · tanh(logits / cap); off where ≤ 0.
+    embedding_dropout: Rate on the sum of the embeddings.
+    num_loss_chunks: The loss is computed in this many pieces along the length, each recomputed in
+      the backward pass, so that [B, T, V] never exists whole.
+  """
+
+  embedding_tpl: Template = template_field(TokenEmbedding)
+  position_tpl: Template | None = None
+  transformer_tpl: Template = template_field(UnrolledTransformer)
+  norm_tpl: Template = template_field(LayerNorm)
+  head_tpl: Template | None = None
+  logit_cap: float = 0.0
+  embedding_dropout: float = 0.0
+  num_loss_chunks: int = 1
+
+  def setup(self):
+    self.embedding = self.embedding_tpl()
+    self.position_emb = None if self.position_tpl is None else self.position_tpl()
+    self.transformer = self.transformer_tpl()
+    self.final_ln = self.norm_tpl()
+    self.softmax = None if self.head_tpl is None else self.head_tpl()
+    self.dropout = nn.Dropout(self.embedding_dropout)
+
+  def __call__(
+    self,
+    ids_BT: jax.Array,
+    positions_BT: jax.Array | None = None,
+    segment_ids_BT: jax.Array | None = None,
+  ) -> jax.Array:
+    """Token ids [B, T] to float32 logits [B, T, V].
+
+    Args:
+      ids_BT: Token ids.
+      positions_BT: Position of each token in its segment; 0, 1, 2 … where None.
+      segment_ids_BT: Tokens see their own segment alone; 0 is padding. None: one segment, no padding.
+    """
+    return self.logits(self.hidden(ids_BT, positions_BT, segment_ids_BT))
+
+  def losses(
+    self,
+    ids_BT: jax.Array,
+    labels_BT: jax.Array,
+    positions_BT: jax.Array | None = None,
+    segment_ids_BT: jax.Array | None = None,
+  ) -> TokenLosses:
+    """Cross-entropy of each label; arguments as above."""
+    x_BTD = self.hidden(ids_BT, positions_BT, segment_ids_BT)
+    if self.num_loss_chunks == 1:
+      return cross_entropy(self.logits(x_BTD), labels_BT)
+    return self._chunked_losses(x_BTD, labels_BT)
+
+  def hidden(
+    self, ids_BT: jax.Array, positions_BT: jax.Array | None, segment_ids_BT: jax.Array | None
+  ) -> jax.Array:
+    """Everything up to the final norm, [B, T, D]."""
+    if positions_BT is None:
+      positions_BT = jnp.arange(ids_BT.shape[1])[None]
+    x_BTD = self.embedding(ids_BT)
+    if self.position_emb is not None:
+      x_BTD = x_BTD + self.position_emb(positions_BT)
+    x_BTD = shard(x_BTD, 'batch', 'length', 'act_embed')
+    x_BTD = self.dropout(x_BTD, deterministic=not self.has_rng('dropout'))
+    return self.final_ln(self.transformer(x_BTD, positions_BT, segment_ids_BT))
+
+  def logits(self, x_BTD: jax.Array) -> jax.Array:
+    logits = self.embedding.attend(x_BTD) if self.softmax is None else self.softmax(x_BTD)
+    return cap_logits(shard_logits(logits).astype(jnp.float32), self.logit_cap)
+
+  def _chunked_losses(self, x_BTD: jax.Array, labels_BT: jax.Array) -> TokenLosses:
+    B, T, D = x_BTD.shape
+    C = self.num_loss_chunks
+    x_CBtD = x_BTD.reshape(B, C, T // C, D).swapaxes(0, 1)
+    labels_CBt = labels_BT.reshape(B, C, T // C).swapaxes(0, 1)
+
+    def chunk(lm: 'TransformerLm', _: None, chunk: tuple[jax.Array, jax.Array]):
+      return None, cross_entropy(lm.logits(chunk[0]), chunk[1])
+
+    scan = nn.scan(
+      nn.remat(chunk, prevent_cse=False), variable_broadcast='params', split_rngs={'params': False}
+    )
+    _, losses = scan(self, None, (x_CBtD, labels_CBt))
+    return jax.tree.map(lambda y_CBt: y_CBt.swapaxes(0, 1).reshape(B, T), losses)
+
+
+def cross_entropy(logits_BTV: jax.Array, labels_BT: jax.Array) -> TokenLosses:
+  """−log softmax(logits)[label] in float32, and whether the label has the largest logit.
+
+  The maximum that log-sum-exp needs anyway tells whether the label wins; an argmax would be one more
+  pass over [B, T, V]. Two equal largest logits both count as right.
+  """
+  label_logits = jnp.take_along_axis(logits_BTV, labels_BT[..., None], axis=-1)[..., 0]
+  correct = label_logits >= jax.lax.stop_gradient(logits_BTV).max(-1)
+  return TokenLosses(jax.nn.logsumexp(logits_BTV, axis=-1) - label_logits, correct)

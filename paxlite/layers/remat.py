@@ -1,0 +1,64 @@
+"""Checkpoint policies: which activations of a layer are kept for its backward pass.
+
+The named ones keep what the layers mark with `checkpoint_name`; everything else is recomputed.
+The names are Pax's (facts: praxis' AutodiffCheckpointType).
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, get_args
+
+import jax
+from flax import linen as nn
+
+CheckpointPolicy = Literal[
+  'SAVE_NOTHING',
+  'SAVE_EVERYTHING',
+  'SAVE_DOT_ONLY',
+  'SAVE_DOT_WITH_NO_BATCH_DIM',
+  'SAVE_QKV_OUT_PROJ',
+  'SAVE_QKV_OUT_PROJ_SEPARATE',
+  'SAVE_OUT_PROJ',
+  'SAVE_CONTEXT',
+  'SAVE_CONTEXT_AND_OUT_PROJ',
+  'SAVE_QKV_CONTEXT_OUT_PROJ',
+  'SAVE_DOT_FOR_MLPERF_200B',
+  'SAVE_ITERATION_INPUT',
+  'SAVE_TRANSFORMER_LAYER_OUTPUT',
+]
+
+_QKV = ('combined_qkv_proj', 'query_proj', 'key_proj', 'value_proj')
+_NAMES: dict[str, tuple[str, ...]] = {
+  'SAVE_QKV_OUT_PROJ': ('combined_qkv_proj', 'out_proj'),
+  'SAVE_QKV_OUT_PROJ_SEPARATE': ('query_proj', 'key_proj', 'value_proj', 'out_proj'),
+  'SAVE_OUT_PROJ': ('out_proj',),
+  'SAVE_CONTEXT': ('context',),
+  'SAVE_CONTEXT_AND_OUT_PROJ': ('context', 'out_proj'),
+  'SAVE_QKV_CONTEXT_OUT_PROJ': (*_QKV, 'context', 'out_proj'),
+  'SAVE_DOT_FOR_MLPERF_200B': (*_QKV, 'context', 'out_proj'),
+  'SAVE_ITERATION_INPUT': ('iteration_input',),
+  'SAVE_TRANSFORMER_LAYER_OUTPUT': ('transformer_layer_out',),
+}
+
+
+def jax_policy(policy: str) -> Callable[..., Any]:
+  """The jax checkpoint policy of a CheckpointPolicy name."""
+  policies = jax.checkpoint_policies
+  plain = {
+    'SAVE_NOTHING': policies.nothing_saveable,
+    'SAVE_EVERYTHING': policies.everything_saveable,
+    'SAVE_DOT_ONLY': policies.dots_saveable,
+    'SAVE_DOT_WITH_NO_BATCH_DIM': policies.dots_with_no_batch_dims_saveable,
+  }
+  if policy in plain:
+    return plain[policy]
+  if policy not in _NAMES:
+    raise ValueError(f'unknown checkpoint policy {policy!r}; known: {get_args(CheckpointPolicy)}')
+  return policies.save_only_these_names(*_NAMES[policy])
+
+
+def remat(body: Callable[..., Any], policy: str, in_scan: bool) -> Callable[..., Any]:
+  """`body(module, …)` so that its backward pass recomputes what `policy` does not keep."""
+  if policy == 'SAVE_EVERYTHING':
+    return body  # jax.checkpoint that keeps everything only adds barriers
+  # scan's own loop keeps XLA from undoing the recomputation; outside it a barrier must
+  return nn.remat(body, policy=jax_policy(policy), prevent_cse=not in_scan)

@@ -1,0 +1,95 @@
+"""The pre-norm block, and stacks of it: unrolled, or repeated by a scan."""
+
+import jax
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+from paxlite.layers.attention import Attention
+from paxlite.layers.feedforward import FeedForward
+from paxlite.layers.norms import LayerNorm
+from paxlite.layers.remat import remat
+from paxlite.partitioning import shard
+from paxlite.templates import Template, template_field
+
+
+class TransformerBlock(nn.Module):
+  """x += attention(norm(x)); x += ffn(norm(x)). [B, T, D] to [B, T, D].
+
+  Attributes:
+    norm_tpl: Of both norms.
+    attention_tpl: Takes (x, positions, segment_ids).
+    ffn_tpl: Takes (x, paddings).
+    dropout: Rate on the output of both sublayers.
+  """
+
+  norm_tpl: Template = template_field(LayerNorm)
+  attention_tpl: Template = template_field(Attention)
+  ffn_tpl: Template = template_field(FeedForward)
+  dropout: float = 0.0
+
+  @nn.compact
+  def __call__(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+  ) -> jax.Array:
+    dropout = nn.Dropout(self.dropout, deterministic=not self.has_rng('dropout'))
+    paddings_BT = None if segment_ids_BT is None else segment_ids_BT == 0
+
+    h_BTD = self.norm_tpl(name='layer_norm')(x_BTD)
+    h_BTD = self.attention_tpl(name='self_attention')(h_BTD, positions_BT, segment_ids_BT)
+    x_BTD = x_BTD + dropout(h_BTD)
+
+    h_BTD = self.norm_tpl(name='ff_layer_norm')(x_BTD)
+    h_BTD = self.ffn_tpl(name='ff_layer')(h_BTD, paddings_BT)
+    x_BTD = x_BTD + dropout(h_BTD)
+    return checkpoint_name(shard(x_BTD, 'batch', 'length', 'act_embed'), 'transformer_layer_out')
+
+
+def _apply_block(block: nn.Module, x_BTD: jax.Array, *args: jax.Array | None) -> jax.Array:
+  return block(checkpoint_name(x_BTD, 'iteration_input'), *args)
+
+
+class UnrolledTransformer(nn.Module):
+  """`num_layers` blocks x_layers_0 … with parameters of their own each."""
+
+  num_layers: int
+  layer_tpl: Template = template_field(TransformerBlock)
+  checkpoint_policy: str = 'SAVE_EVERYTHING'
+
+  @nn.compact
+  def __call__(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+  ) -> jax.Array:
+    apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=False)
+    for i in range(self.num_layers):
+      block = self.layer_tpl(name=f'x_layers_{i}')
+      x_BTD = apply_block(block, x_BTD, positions_BT, segment_ids_BT)
+    return x_BTD
+
+
+class RepeatedTransformer(nn.Module):
+  """The same block `num_layers` times by a scan: parameters carry a leading axis [L, …].
+
+  Compiles in a time that does not depend on the number of layers.
+  """
+
+  num_layers: int
+  layer_tpl: Template = template_field(TransformerBlock)
+  checkpoint_policy: str = 'SAVE_NOTHING'
+
+  @nn.compact
+  def __call__(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+  ) -> jax.Array:
+    apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=True)
+
+    def step(block: nn.Module, x: jax.Array, _: None) -> tuple[jax.Array, None]:
+      return apply_block(block, x, positions_BT, segment_ids_BT), None
+
+    scan = nn.scan(
+      step,
+      variable_axes={'params': 0},
+      split_rngs={'params': True, 'dropout': True},
+      length=self.num_layers,
+      metadata_params={nn.PARTITION_NAME: 'layers'},
+    )
+    return scan(self.layer_tpl(name='repeat'), x_BTD, None)[0]

@@ -1,0 +1,142 @@
+"""Pax's Adam as an optax transformation, and which variables it trains."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+PyTree = Any
+
+
+class PaxAdamState(NamedTuple):
+  count: jax.Array  # int32, completed updates
+  m: PyTree
+  v: PyTree
+
+
+def scale_by_pax_adam(
+  b1: float = 0.9,
+  b2: float = 0.99,
+  epsilon: float = 1e-6,
+  epsilon_root: float = 0.0,
+  update_clip: float = 0.0,
+) -> optax.GradientTransformation:
+  """Adam in the bias-corrected-decay form that Pax has: m and v are stored already corrected.
+
+  β_t = β(1 − β^t) / (1 − β^(t+1)), t counting from 0; m = β1_t·m + (1 − β1_t)·g; the update is
+  m / (√(v + epsilon_root) + epsilon). Equal to https://arxiv.org/abs/1412.6980 in exact arithmetic.
+
+  Args:
+    b1: Decay of the first moment.
+    b2: Decay of the second moment.
+    epsilon: Added to the root.
+    epsilon_root: Added under the root.
+    update_clip: Cap on the root mean square of each variable's update; off where ≤ 0.
+  """
+
+  def init(params: PyTree) -> PaxAdamState:
+    zeros = lambda: jax.tree.map(jnp.zeros_like, params)
+    return PaxAdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
+
+  def corrected(beta: float, count: jax.Array) -> jax.Array:
+    t = count.astype(jnp.float32)
+    return beta * (1 - jnp.power(beta, t)) / (1 - jnp.power(beta, t + 1))
+
+  def update(grads: PyTree, state: PaxAdamState, params: PyTree | None = None):
+    del params
+    b1_t, b2_t = corrected(b1, state.count), corrected(b2, state.count)
+    m = jax.tree.map(lambda g, m: b1_t * m + (1 - b1_t) * g, grads, state.m)
+    v = jax.tree.map(lambda g, v: b2_t * v + (1 - b2_t) * jnp.square(g), grads, state.v)
+
+    def step(m: jax.Array, v: jax.Array) -> jax.Array:
+      u = m / (jnp.sqrt(v + epsilon_root) + epsilon)
+      if update_clip > 0:
+        u = u / jnp.maximum(1.0, jnp.sqrt(jnp.mean(jnp.square(u))) / update_clip)
+      return u
+
+    return jax.tree.map(step, m, v), PaxAdamState(state.count + 1, m, v)
+
+  return optax.GradientTransformation(init, update)
+
+
+@struct.dataclass
+class Optimizer:
+  """An optax chain together with its schedule and the variables it trains.
+
+  Attributes:
+    transformation: Gradients to updates, the learning rate included.
+    schedule: Learning rate by update count, for the summaries.
+    trainable: Regular expressions; a variable trains when one of them matches its whole path
+      ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
+  """
+
+  transformation: optax.GradientTransformation = struct.field(pytree_node=False)
+  schedule: optax.Schedule = struct.field(pytree_node=False)
+  trainable: tuple[str, ...] = struct.field(pytree_node=False, default=('.*',))
+
+  def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
+    """(trainable, frozen): two trees like `params` with None where the other has the leaf."""
+    is_trainable = self.trainable_mask(params)
+    keep = lambda want: jax.tree.map(lambda p, t: p if t == want else None, params, is_trainable)
+    return keep(True), keep(False)
+
+  def trainable_mask(self, params: PyTree) -> PyTree:
+    def matches(path, _) -> bool:
+      name = path_name(path)
+      return any(re.fullmatch(pattern, name) for pattern in self.trainable)
+
+    return jax.tree_util.tree_map_with_path(matches, params)
+
+  def learning_rate(self, opt_state: PyTree) -> jax.Array:
+    """The learning rate of the update that follows `opt_state`."""
+    counts = optax.tree_utils.tree_get_all_with_path(opt_state, 'count')
+    return self.schedule(counts[0][1])
+
+
+def merge(trainable: PyTree, frozen: PyTree) -> PyTree:
+  """The inverse of `Optimizer.split`."""
+  return jax.tree.map(
+    lambda t, f: f if t is None else t, trainable, frozen, is_leaf=lambda x: x is None
+  )
+
+
+def path_name(path: Sequence[Any]) -> str:
+  """A jax key path as 'transformer/x_layers_0/qkv/w'."""
+  return '/'.join(str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))) for k in path)
+
+
+def adam(
+  schedule: optax.Schedule,
+  b1: float = 0.9,
+  b2: float = 0.99,
+  epsilon: float = 1e-6,
+  epsilon_root: float = 0.0,
+  update_clip: float = 1.0,
+  weight_decay: float = 1e-3,
+  clip_gradient_norm: float = 5.0,
+  trainable: Sequence[str] = ('.*',),
+) -> Optimizer:
+  """Pax's Adam: clip the global norm, Adam, decay every trainable variable, scale by −lr.
+
+  Args:
+    schedule: Learning rate by update count.
+    b1: See scale_by_pax_adam.
+    b2: See scale_by_pax_adam.
+    epsilon: See scale_by_pax_adam.
+    epsilon_root: See scale_by_pax_adam.
+    update_clip: See scale_by_pax_adam.
+    weight_decay: Times the variable, added to its update; biases, norms and embeddings too.
+    clip_gradient_norm: Cap on the global norm of the gradients; off where ≤ 0.
+    trainable: See Optimizer.
+  """
+  chain = [optax.clip_by_global_norm(clip_gradient_norm)] if clip_gradient_norm > 0 else []
+  chain += [
+    scale_by_pax_adam(b1, b2, epsilon, epsilon_root, update_clip),
+    optax.add_decayed_weights(weight_decay),
+    optax.scale_by_learning_rate(schedule),
+  ]
+  return Optimizer(optax.chain(*chain), schedule, tuple(trainable))

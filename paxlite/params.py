@@ -1,0 +1,240 @@
+"""UPPER_CASE class attributes as typed, overridable parameters.
+
+A `Parameters` subclass states its parameters the way Pax experiments do:
+
+    class GPT126M(LanguageModel):
+      NUM_LAYERS = 12
+      LR_COS_WARMUP: int = 636
+
+Subclassing and mixing in work as in Python. The type of a parameter is the annotation nearest to
+the top of the MRO's end, or that of its first default. A property with an UPPER_CASE name is a
+derived parameter: computed from the others until it is set itself.
+
+This module knows neither JAX nor Fiddle: a mistyped flag is reported before either is imported.
+"""
+
+import ast
+import difflib
+import inspect
+import types
+import typing
+from typing import Any, Literal
+
+from paxlite.errors import UserError
+
+_UNSET = inspect.Parameter.empty
+
+
+class derived:  # noqa: N801 - used like `property`
+  """A property that an instance attribute of the same name overrides (a non-data descriptor)."""
+
+  def __init__(self, fget):
+    self.fget = fget
+    self.__doc__ = fget.__doc__
+
+  def __get__(self, instance, owner=None):
+    return self if instance is None else self.fget(instance)
+
+
+class Parameters:
+  """Base of classes whose UPPER_CASE attributes are keyword arguments of `__init__`."""
+
+  def __init_subclass__(cls, **kwargs):
+    super().__init_subclass__(**kwargs)
+    annotated = inspect.get_annotations(cls)
+    inherited: set[str] = set()
+    for base in cls.__mro__[1:]:
+      inherited.update(name for name in vars(base) if name.isupper())
+    for name, value in list(vars(cls).items()):
+      if not name.isupper():
+        continue
+      if isinstance(value, property):
+        setattr(cls, name, derived(value.fget))
+      if name in inherited or name in annotated:
+        continue
+      near = difflib.get_close_matches(name, inherited, n=1, cutoff=0.9)
+      if near:
+        raise TypeError(
+          f'{cls.__name__}.{name} looks like a misspelling of the inherited {near[0]}. '
+          f'If it is a new parameter, annotate it: {name}: {type(value).__name__} = {value!r}'
+        )
+    setattr(cls, '__signature__', _signature(cls))
+
+  def __init__(self, **overrides):
+    for name, value in overrides.items():
+      setattr(self, name, convert(type(self), name, value))
+
+  def values(self) -> dict[str, Any]:
+    """Every parameter with its value here, derived ones included, in alphabetical order."""
+    return {name: getattr(self, name) for name in sorted(parameter_types(type(self)))}
+
+
+def parameter_types(cls: type) -> dict[str, Any]:
+  """The parameters of a `Parameters` class with their types.
+
+  Args:
+    cls: A subclass of `Parameters`.
+
+  Returns:
+    A dict from name to a type: bool, int, float, str, list[...], a union with None, or a Literal.
+  """
+  found: dict[str, Any] = {}
+  for base in reversed(cls.__mro__):
+    hints = inspect.get_annotations(base, eval_str=True)
+    for name, value in vars(base).items():
+      if not name.isupper():
+        continue
+      if name in hints:
+        found[name] = hints[name]
+      elif isinstance(value, (derived, property)):
+        found.setdefault(name, inspect.get_annotations(value.fget, eval_str=True).get('return', Any))
+      elif name not in found:
+        found[name] = _type_of(value)
+  return found
+
+
+def convert(cls: type, name: str, value: Any) -> Any:
+  """Checks `value` (an object, not text) against the type of parameter `name`.
+
+  Raises:
+    UserError: the class has no such parameter, or the value has another type.
+  """
+  try:
+    return _convert(value, _type_of_parameter(cls, name))
+  except (TypeError, ValueError) as e:
+    if isinstance(e, UserError):
+      raise
+    raise UserError(_mismatch(cls, name, value)) from None
+
+
+def parse(cls: type, name: str, text: str) -> Any:
+  """Reads the text of `--fdl.NAME=text` as a value of the type of that parameter.
+
+  Strings may be bare or quoted (`bfloat16`, `"bfloat16"`), lists may be quoted as Pax's scripts
+  have them (`[8,1,1]`, `"[8, 1, 1]"`), integers may be written `1e6` or `1_000_000`.
+
+  Raises:
+    UserError: the class has no such parameter, or the text does not read as its type.
+  """
+  expected = _type_of_parameter(cls, name)
+  try:
+    value = ast.literal_eval(text.strip())
+  except (ValueError, SyntaxError, MemoryError, RecursionError):
+    value = text.strip()
+  attempts = [value]
+  if isinstance(value, str):
+    try:
+      attempts.append(ast.literal_eval(value.strip()))  # a quoted list, number or None
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+      pass
+    attempts += [{'true': True, 'false': False}[value.lower()]] if value.lower() in ('true', 'false') else []
+  else:
+    attempts.append(text.strip())  # VOCAB_PATH=8000 is a string too
+  for attempt in attempts:
+    try:
+      return _convert(attempt, expected)
+    except (TypeError, ValueError):
+      continue
+  raise UserError(_mismatch(cls, name, text))
+
+
+def describe(expected: Any) -> str:
+  """A type as users read it: `int`, `list[int]`, `float or None`, `one of 'a', 'b'`."""
+  origin = typing.get_origin(expected)
+  if origin is Literal:
+    return 'one of ' + ', '.join(repr(a) for a in typing.get_args(expected))
+  if origin in (typing.Union, types.UnionType):
+    return ' or '.join(describe(a) for a in typing.get_args(expected))
+  if expected is type(None):
+    return 'None'
+  if origin is not None:
+    return str(expected)
+  return getattr(expected, '__name__', str(expected))
+
+
+def _type_of_parameter(cls: type, name: str) -> Any:
+  known = parameter_types(cls)
+  if name not in known:
+    near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.6)
+    hint = f'Did you mean {" or ".join(near)}?' if near else 'See python -m paxlite.tools.experiments.'
+    raise UserError(f'{cls.__name__} has no attribute {name}. {hint}')
+  return known[name]
+
+
+def _mismatch(cls: type, name: str, value: Any) -> str:
+  expected = _type_of_parameter(cls, name)
+  example = getattr(cls, name, None)
+  shown = '' if isinstance(example, derived) else f', for example {example!r}'
+  return f'{cls.__name__}.{name} must be {describe(expected)}{shown}; got {value!r}'
+
+
+def _signature(cls: type) -> inspect.Signature:
+  """Keyword-only arguments for every parameter, so that Fiddle sees and prints all of them."""
+  parameters = []
+  for name in sorted(parameter_types(cls)):
+    default = getattr(cls, name)
+    if isinstance(default, derived):
+      default = None  # "computed": Fiddle leaves it out of the config until it is set
+    parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+  return inspect.Signature(parameters)
+
+
+def _type_of(value: Any) -> Any:
+  if value is None:
+    return Any
+  if isinstance(value, (list, tuple)):
+    kinds = {type(v) for v in value}
+    return list[kinds.pop()] if len(kinds) == 1 else list  # type: ignore[misc]
+  return type(value)
+
+
+def _convert(value: Any, expected: Any) -> Any:
+  """Returns `value` as `expected`; raises TypeError or ValueError where that loses something."""
+  origin, args = typing.get_origin(expected), typing.get_args(expected)
+  if expected is Any:
+    return value
+  if origin is Literal:
+    if value not in args:
+      raise ValueError(value)
+    return value
+  if origin in (typing.Union, types.UnionType):
+    for arg in sorted(args, key=lambda a: a is not type(None)):  # None first: str takes anything
+      try:
+        return _convert(value, arg)
+      except (TypeError, ValueError):
+        continue
+    raise TypeError(value)
+  if expected is type(None):
+    if value is not None:
+      raise TypeError(value)
+    return None
+  if expected is list or origin is list:
+    if not isinstance(value, (list, tuple)):
+      raise TypeError(value)
+    return [_convert(v, args[0]) for v in value] if args else list(value)
+  if expected is bool:
+    if value not in (True, False):  # 0 and 1 included
+      raise TypeError(value)
+    return bool(value)
+  if expected is int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or int(value) != value:
+      raise TypeError(value)
+    return int(value)
+  if expected is float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+      raise TypeError(value)
+    return float(value)
+  if expected is str:
+    return _as_text(value)
+  if isinstance(expected, type) and isinstance(value, expected):
+    return value
+  raise TypeError(value)
+
+
+def _as_text(value: Any) -> str:
+  if isinstance(value, str):
+    return value
+  name = getattr(value, '__name__', None)  # jnp.bfloat16 and the like are named by their dtype
+  if name is None or not hasattr(value, 'dtype'):
+    raise TypeError(value)
+  return name

@@ -1,0 +1,118 @@
+"""Model, loss, metrics and optimizer as pure functions of (state or params, batch, rng)."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from paxlite.layers.language_model import TransformerLm
+from paxlite.metrics import Metrics, Weighted
+from paxlite.optimizers import Optimizer, merge
+from paxlite.train_state import TrainState
+
+Batch = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """Next-token prediction with a language model.
+
+  A batch holds ids, labels [B, T] int32 and weights [B, T] float32; packed ones also segment_ids
+  (0 is padding) and segment_pos [B, T] int32.
+
+  Attributes:
+    model: The language model.
+    optimizer: See optimizers.Optimizer.
+    num_microbatches: The batch of a step is split into this many, one after the other.
+    max_skipped_steps: After this many non-finite gradients in a row the state stays as it is.
+  """
+
+  model: TransformerLm
+  optimizer: Optimizer
+  num_microbatches: int = 1
+  max_skipped_steps: int = 100
+
+  def init_params(self, rng: jax.Array) -> Any:
+    """Parameters, boxed with their logical axes (flax.linen.LogicallyPartitioned)."""
+    return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))['params']
+
+  def init(self, rng: jax.Array) -> TrainState:
+    params = nn.meta.unbox(self.init_params(rng))
+    trainable, _ = self.optimizer.split(params)
+    zero = jnp.zeros((), jnp.int32)
+    opt_state = self.optimizer.transformation.init(trainable)
+    return TrainState(zero, params, opt_state, skipped=zero, skipped_in_a_row=zero)
+
+  def loss(self, params: Any, batch: Batch, rng: jax.Array | None = None) -> tuple[jax.Array, Metrics]:
+    """The mean cross-entropy per target token, in nats, and Pax's metrics.
+
+    Args:
+      params: Unboxed parameters.
+      batch: See the class.
+      rng: For dropout; None turns dropout off.
+
+    Returns:
+      Σ(xent·w) / (Σw + 1e-6), and the metrics.
+    """
+    losses = self.model.apply(
+      {'params': params},
+      batch['ids'],
+      batch['labels'],
+      batch.get('segment_pos'),
+      batch.get('segment_ids'),
+      rngs=None if rng is None else {'dropout': rng},
+      method='losses',
+    )
+    weights = batch['weights']
+    num_predictions = weights.sum()
+    mean = lambda x: (x * weights).sum() / (num_predictions + 1e-6)
+    loss = mean(losses.xent)
+    one = jnp.ones(())
+    return loss, {
+      'total_loss': Weighted(loss, num_predictions),
+      'avg_xent': Weighted(loss, num_predictions),
+      'aux_loss': Weighted(jnp.zeros(()), one),
+      'log_pplx': Weighted(loss, num_predictions),
+      'fraction_of_correct_next_step_preds': Weighted(mean(losses.correct), num_predictions),
+      'num_predictions': Weighted(num_predictions, one),
+    }
+
+  def grads(self, params: Any, batch: Batch, rng: jax.Array | None) -> tuple[Any, Metrics]:
+    """Gradients of the loss by the trainable parameters, and the metrics.
+
+    Microbatches are averaged by their number of target tokens, so that their number changes the
+    result by rounding (and by dropout's masks) alone.
+    """
+    trainable, frozen = self.optimizer.split(params)
+
+    def loss(trainable, batch, rng):
+      return self.loss(merge(trainable, frozen), batch, rng)
+
+    grad = jax.grad(loss, has_aux=True)
+    if self.num_microbatches == 1:
+      return grad(trainable, batch, rng)
+
+    def accumulate(total, inputs):
+      i, microbatch = inputs
+      g, metrics = grad(trainable, microbatch, None if rng is None else jax.random.fold_in(rng, i))
+      weight = metrics['total_loss'].weight
+      return jax.tree.map(lambda t, g: t + weight * g, total, g), metrics
+
+    n = self.num_microbatches
+    # every n-th row, so that each device's rows stay on it
+    split = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1), batch)
+    zeros = jax.tree.map(jnp.zeros_like, trainable)
+    total, metrics = jax.lax.scan(accumulate, zeros, (jnp.arange(n), split))
+    weight = metrics['total_loss'].weight.sum()
+    mean = {k: _over_microbatches(k, m) for k, m in metrics.items()}
+    return jax.tree.map(lambda t: t / jnp.maximum(weight, 1e-6), total), mean
+
+
+def _over_microbatches(name: str, m: Weighted) -> Weighted:
+  """One metric of a whole step from those of its microbatches [n]."""
+  if name == 'num_predictions':  # a count of the step, not a mean of counts
+    return Weighted(m.value.sum(), m.weight.mean())
+  weight = m.weight.sum()
+  return Weighted((m.value * m.weight).sum() / jnp.maximum(weight, 1e-6), weight)

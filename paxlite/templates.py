@@ -1,0 +1,55 @@
+"""Linen modules as Fiddle templates.
+
+A module names its children as fields that hold templates, and calls a template once per use:
+
+    class Block(nn.Module):
+      ffn_tpl: Template = template_field(FeedForward)
+
+      @nn.compact
+      def __call__(self, x):
+        return x + self.ffn_tpl(name='ffn')(x)
+
+`config(Block)` and `template(Block)` turn that into a Fiddle tree in which every child can be
+edited (`cfg.ffn_tpl.hidden = 99`) or swapped (`cfg.ffn_tpl = template(GatedFeedForward)`). Without
+Fiddle, `Block()` works as well: the default of a template field is a plain `functools.partial`.
+
+Why templates and not built children: a built child used in a loop would share its parameters
+between the uses in silence, and a class as default would let an edit of one config change all.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import fiddle as fdl
+
+Template = Callable[..., Any]
+
+_METADATA_KEY = 'paxlite_template'
+
+
+def template_field(cls: Callable[..., Any]) -> Any:
+  """A dataclass field that holds a template; by default one of `cls` with its own defaults."""
+  return dataclasses.field(
+    default_factory=lambda: functools.partial(cls), metadata={_METADATA_KEY: cls}
+  )
+
+
+def template(cls: Callable[..., Any], **kwargs: Any) -> fdl.Partial:
+  """A Fiddle template of `cls`: builds to a callable that makes a new `cls` at each call."""
+  return _with_children(fdl.Partial(cls, **kwargs), cls)
+
+
+def config(cls: Callable[..., Any], **kwargs: Any) -> fdl.Config:
+  """A Fiddle config of `cls` in which the default children are there to be edited."""
+  return _with_children(fdl.Config(cls, **kwargs), cls)
+
+
+def _with_children(cfg: Any, cls: Callable[..., Any]) -> Any:
+  if dataclasses.is_dataclass(cls):
+    for field in dataclasses.fields(cls):
+      child = field.metadata.get(_METADATA_KEY)
+      if child is not None and field.name not in cfg.__arguments__:
+        setattr(cfg, field.name, template(child))
+  return cfg

@@ -1,0 +1,24 @@
+"""What a train step maps to its successor: arrays and nothing else."""
+
+from typing import Any
+
+import jax
+from flax import struct
+
+
+@struct.dataclass
+class TrainState:
+  """Attributes:
+
+  step: Batches drawn so far, int32.
+  params: The model's parameters, float32.
+  opt_state: Of the trainable parameters.
+  skipped: Steps skipped so far because their gradient was not finite, int32.
+  skipped_in_a_row: Of those, the ones since the last good step, int32.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+  skipped: jax.Array
+  skipped_in_a_row: jax.Array
