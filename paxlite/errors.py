@@ -1,9 +1,12 @@
-"""The one exception for mistakes that a user can mend."""
+"""What paxlite raises on purpose; `paxlite.main` prints it as one line."""
 
 
 class UserError(ValueError):
   """Wrong input: the message says what is wrong, where, and the way out, on one line.
 
-  `paxlite.main` and the tools print it without a traceback and exit with code 2. Anything else that
-  escapes is a defect of paxlite and keeps its traceback.
+  Exit code 2, no traceback. What else escapes is a defect of paxlite and keeps its traceback.
   """
+
+
+class TrainingError(RuntimeError):
+  """Training cannot go on: the message says since when and why. Exit code 1."""

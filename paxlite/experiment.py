@@ -104,6 +104,11 @@ class Experiment(Parameters):
     return {}
 
   @property
+  def dataset(self) -> str:
+    """What the experiment trains on, in a word."""
+    return '-'
+
+  @property
   def rules(self) -> partitioning.Rules:
     """Logical axis → mesh axes."""
     return partitioning.DEFAULT_RULES

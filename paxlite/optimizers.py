@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from flax import linen as nn
 from flax import struct
 
 PyTree = Any
@@ -72,24 +73,29 @@ class Optimizer:
     schedule: Learning rate by update count, for the summaries.
     trainable: Regular expressions; a variable trains when one of them matches its whole path
       ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
+    clip_gradient_norm: What the chain clips the global norm to; ≤ 0 where it does not.
   """
 
   transformation: optax.GradientTransformation = struct.field(pytree_node=False)
   schedule: optax.Schedule = struct.field(pytree_node=False)
   trainable: tuple[str, ...] = struct.field(pytree_node=False, default=('.*',))
+  clip_gradient_norm: float = struct.field(pytree_node=False, default=0.0)
 
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
     """(trainable, frozen): two trees like `params` with None where the other has the leaf."""
-    is_trainable = self.trainable_mask(params)
-    keep = lambda want: jax.tree.map(lambda p, t: p if t == want else None, params, is_trainable)
+
+    def keep(want: bool) -> PyTree:
+      def one(path, leaf):
+        name = path_name(path)
+        return leaf if any(re.fullmatch(p, name) for p in self.trainable) == want else None
+
+      return jax.tree_util.tree_map_with_path(one, params, is_leaf=_is_box)
+
     return keep(True), keep(False)
 
-  def trainable_mask(self, params: PyTree) -> PyTree:
-    def matches(path, _) -> bool:
-      name = path_name(path)
-      return any(re.fullmatch(pattern, name) for pattern in self.trainable)
-
-    return jax.tree_util.tree_map_with_path(matches, params)
+  def clipped(self, norm: jax.Array) -> jax.Array:
+    """The gradients' global norm after clipping."""
+    return jnp.minimum(norm, self.clip_gradient_norm) if self.clip_gradient_norm > 0 else norm
 
   def learning_rate(self, opt_state: PyTree) -> jax.Array:
     """The learning rate of the update that follows `opt_state`."""
@@ -102,6 +108,10 @@ def merge(trainable: PyTree, frozen: PyTree) -> PyTree:
   return jax.tree.map(
     lambda t, f: f if t is None else t, trainable, frozen, is_leaf=lambda x: x is None
   )
+
+
+def _is_box(x: Any) -> bool:
+  return isinstance(x, nn.meta.AxisMetadata)
 
 
 def path_name(path: Sequence[Any]) -> str:
@@ -139,4 +149,4 @@ def adam(
     optax.add_decayed_weights(weight_decay),
     optax.scale_by_learning_rate(schedule),
   ]
-  return Optimizer(optax.chain(*chain), schedule, tuple(trainable))
+  return Optimizer(optax.chain(*chain), schedule, tuple(trainable), clip_gradient_norm)

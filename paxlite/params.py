@@ -194,6 +194,8 @@ def _convert(value: Any, expected: Any) -> Any:
   if expected is Any:
     return value
   if origin is Literal:
+    if hasattr(value, 'dtype'):
+      value = _as_text(value)
     if value not in args:
       raise ValueError(value)
     return value

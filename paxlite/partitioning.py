@@ -184,3 +184,10 @@ def param(
   if len(shape) != len(axes):
     raise ValueError(f'{name}: {len(axes)} axis names {axes} for shape {shape}')
   return module.param(name, nn.with_logical_partitioning(init, tuple(axes)), tuple(shape), 'float32')
+
+
+def process_rows(sharding: NamedSharding, batch_size: int) -> slice:
+  """The rows of a global batch that the devices of this process hold."""
+  indices = sharding.addressable_devices_indices_map((batch_size, 1)).values()
+  bounds = [index[0].indices(batch_size) for index in indices if index is not None]
+  return slice(min(b[0] for b in bounds), max(b[1] for b in bounds))

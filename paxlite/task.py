@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from paxlite.layers.language_model import TransformerLm
 from paxlite.metrics import Metrics, Weighted
@@ -39,7 +38,8 @@ class Task:
     return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))['params']
 
   def init(self, rng: jax.Array) -> TrainState:
-    params = nn.meta.unbox(self.init_params(rng))
+    """A new state; parameters and moments are boxed with their logical axes."""
+    params = self.init_params(rng)
     trainable, _ = self.optimizer.split(params)
     zero = jnp.zeros((), jnp.int32)
     opt_state = self.optimizer.transformation.init(trainable)

@@ -46,10 +46,38 @@ def config(cls: Callable[..., Any], **kwargs: Any) -> fdl.Config:
   return _with_children(fdl.Config(cls, **kwargs), cls)
 
 
+def config_text(cfg: fdl.Buildable, root: str = 'task') -> str:
+  """One `path = value` a line, classes included, in the order of their arguments' names.
+
+  What a run writes and what two experiments are compared by. Fiddle's own flattened print leaves out
+  which class a template makes.
+  """
+  lines = []
+
+  def visit(path: str, value: Any) -> None:
+    if not isinstance(value, fdl.Buildable):
+      lines.append(f'{path} = {value!r}')
+      return
+    made = fdl.get_callable(value)
+    kind = 'template of ' if isinstance(value, fdl.Partial) else ''
+    lines.append(f'{path}: {kind}{made.__module__}.{made.__qualname__}')
+    for name in sorted(value.__arguments__):
+      visit(f'{path}.{name}', value.__arguments__[name])
+
+  visit(root, cfg)
+  return '\n'.join(lines)
+
+
 def _with_children(cfg: Any, cls: Callable[..., Any]) -> Any:
-  if dataclasses.is_dataclass(cls):
-    for field in dataclasses.fields(cls):
-      child = field.metadata.get(_METADATA_KEY)
-      if child is not None and field.name not in cfg.__arguments__:
-        setattr(cfg, field.name, template(child))
+  """Sets what is left to defaults, children as templates, so that a printed config is complete."""
+  if not dataclasses.is_dataclass(cls):
+    return cfg
+  for field in dataclasses.fields(cls):
+    if field.name in cfg.__arguments__ or field.name in ('parent', 'name'):
+      continue
+    child = field.metadata.get(_METADATA_KEY)
+    if child is not None:
+      setattr(cfg, field.name, template(child))
+    elif field.default is not dataclasses.MISSING and not callable(field.default):
+      setattr(cfg, field.name, field.default)
   return cfg

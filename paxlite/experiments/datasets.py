@@ -38,6 +38,10 @@ class _Rows(LanguageModel):
 class Synthetic(_Rows):
   """Random tokens. The loss stays at ln VOCAB_SIZE; speed and memory are the real ones."""
 
+  @property
+  def dataset(self) -> str:
+    return 'synthetic'
+
   def train_input(self) -> fdl.Config:
     return self.input(
       config(
@@ -54,6 +58,10 @@ class TextFiles(_Rows):
 
   TRAIN_FILES: list[str] = []
   VOCAB_PATH: str = ''
+
+  @property
+  def dataset(self) -> str:
+    return 'text files'
 
   def train_input(self) -> fdl.Config:
     return self.input(self._source('train'))
@@ -79,6 +87,10 @@ class EmbeddedText(TextFiles):
   VOCAB_PATH = data.VOCAB
   VOCAB_SIZE = 8192
 
+  @property
+  def dataset(self) -> str:
+    return 'embedded text'
+
 
 class FlatTokens(_Rows):
   """A tokenized dataset: paxlite's own format or seqax's (see inputs.flat_tokens)."""
@@ -88,6 +100,10 @@ class FlatTokens(_Rows):
   EVAL_SPLIT: str | None = 'validation'
   ROWS: RowKind | None = None  # None: packed or stream, by PACKED_INPUT
   VOCAB_PATH: str = ''  # only to print a sample
+
+  @property
+  def dataset(self) -> str:
+    return 'flat tokens'
 
   @property
   def row_kind(self) -> RowKind:

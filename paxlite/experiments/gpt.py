@@ -1,10 +1,14 @@
 """GPT-3-style models as in Rosetta Pax: GPT126M, GPT5B, GPT175B, without a dataset."""
 
+from paxlite.experiment import register
 from paxlite.experiments.language_model import LanguageModel
 
 
+@register
 class GPT126M(LanguageModel):
-  """125,262,336 parameters, tied embedding, learned positions, LayerNorm, GELU.
+  """python -m paxlite.main --fdl_config=GPT126M --dry_run
+
+  125,262,336 parameters, tied embedding, learned positions, LayerNorm, GELU.
 
   Pax applies no checkpoint policy to unrolled layers; here one applies to any stack, so this model
   states what Pax in effect does: SAVE_EVERYTHING.
@@ -46,8 +50,12 @@ class GPT126M(LanguageModel):
   LR_COS_DECAY_END = 500_000
 
 
+@register
 class GPT5B(GPT126M):
-  """5,047,558,144 parameters in repeated layers."""
+  """python -m paxlite.main --fdl_config=GPT5B --dry_run
+
+  5,047,558,144 parameters in repeated layers. Mixes with a dataset: Synthetic5B, FlatTokens5B.
+  """
 
   NUM_LAYERS = 24
   NUM_HEADS = 32
@@ -68,8 +76,12 @@ class GPT5B(GPT126M):
   LR_COS_DECAY_END = 62_500
 
 
+@register
 class GPT175B(GPT126M):
-  """174,604,259,328 parameters in repeated layers."""
+  """python -m paxlite.main --fdl_config=GPT175B --dry_run
+
+  174,604,259,328 parameters in repeated layers. Mixes with a dataset: Synthetic175B.
+  """
 
   NUM_LAYERS = 96
   NUM_HEADS = 96

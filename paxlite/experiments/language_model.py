@@ -153,9 +153,6 @@ class LanguageModel(Experiment):
       model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE, w_init=_normal(self.SOFTMAX_INIT_STD)
     )
     stack = RepeatedTransformer if self.USE_REPEATED_LAYER else UnrolledTransformer
-    norm = template(
-      _NORMS[self.NORM_CLS], epsilon=self.LAYERNORM_EPSILON, dtype=self.FPROP_DTYPE
-    )
     lm = config(
       TransformerLm,
       embedding_tpl=template(TokenEmbedding, vocab_size=self.VOCAB_SIZE, **embedding),
@@ -164,9 +161,9 @@ class LanguageModel(Experiment):
         stack,
         num_layers=self.NUM_LAYERS,
         checkpoint_policy=self.CHECKPOINT_POLICY,
-        layer_tpl=self.layer(norm),
+        layer_tpl=self.layer(),
       ),
-      norm_tpl=norm,
+      norm_tpl=self.norm(),
       head_tpl=template(LmHead, vocab_size=self.VOCAB_SIZE, **head)
       if self.SEPARATE_EMBEDDING
       else None,
@@ -193,11 +190,15 @@ class LanguageModel(Experiment):
       init=_normal(self.INIT_STD),
     )
 
-  def layer(self, norm: fdl.Partial) -> fdl.Partial:
+  def norm(self) -> fdl.Partial:
+    """A template of a norm: a new one each time, so that an edit of one leaves the others alone."""
+    return template(_NORMS[self.NORM_CLS], epsilon=self.LAYERNORM_EPSILON, dtype=self.FPROP_DTYPE)
+
+  def layer(self) -> fdl.Partial:
     """The template of one block."""
     return template(
       TransformerBlock,
-      norm_tpl=norm,
+      norm_tpl=self.norm(),
       attention_tpl=self.attention(),
       ffn_tpl=template(
         GatedFeedForward if self.USE_GATED_ACTIVATION else FeedForward,

@@ -4,7 +4,7 @@ import fiddle as fdl
 
 from paxlite.errors import UserError
 from paxlite.experiment import register
-from paxlite.experiments.datasets import Synthetic
+from paxlite.experiments.datasets import FlatTokens, Synthetic
 from paxlite.experiments.gpt import GPT5B, GPT126M, GPT175B
 from paxlite.experiments.language_model import LanguageModel
 
@@ -13,6 +13,10 @@ class Pile(LanguageModel):
   """The Pile through SeqIO. Its input is not there yet: see the error for what works today."""
 
   VOCAB_PATH: str = ''
+
+  @property
+  def dataset(self) -> str:
+    return 'the Pile'
 
   def train_input(self) -> fdl.Config:
     raise UserError(
@@ -67,4 +71,28 @@ class Synthetic175B(Synthetic, GPT175B):
   """python -m paxlite.main --fdl_config=Synthetic175B --job_log_dir=LOGS
 
   GPT175B on random tokens, for speed: no file needed.
+  """
+
+
+@register
+class FlatTokens126M(FlatTokens, GPT126M):
+  """python -m paxlite.main --fdl_config=FlatTokens126M --fdl.DATASET_PATH=DATA --job_log_dir=LOGS
+
+  GPT126M on a dataset that `python -m paxlite.tools.tokenize` or seqax wrote.
+  """
+
+
+@register
+class FlatTokens5B(FlatTokens, GPT5B):
+  """python -m paxlite.main --fdl_config=FlatTokens5B --fdl.DATASET_PATH=DATA --job_log_dir=LOGS
+
+  GPT5B on a dataset that `python -m paxlite.tools.tokenize` or seqax wrote.
+  """
+
+
+@register
+class FlatTokens175B(FlatTokens, GPT175B):
+  """python -m paxlite.main --fdl_config=FlatTokens175B --fdl.DATASET_PATH=DATA --job_log_dir=LOGS
+
+  GPT175B on a dataset that `python -m paxlite.tools.tokenize` or seqax wrote.
   """

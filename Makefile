@@ -1,0 +1,39 @@
+# make demo     installs paxlite with its core dependencies and trains a small GPT on real text
+# make test     installs the test extra and runs the tests (at most 12 minutes on 2 cores)
+# make test-slow the tests that take longer
+# make check    ruff and mypy
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+LOGS ?= logs/demo
+WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: demo test test-slow check clean
+
+demo: $(VENV)/.core
+	$(BIN)/python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=$(LOGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --durations=10
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest -n 1 -m slow --durations=10
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/.core: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit("paxlite needs Python 3.11 or newer; choose one with make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.core
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,229 @@
+"""Checkpoints: Orbax behind one class, with checksums.
+
+Orbax commits a step by renaming its folder, so a killed save leaves nothing that could be taken for a
+checkpoint. It does not notice damaged bytes; therefore every file's size and CRC-32 go into
+checksums.json before that rename, and restoring verifies them. A step that fails is moved aside
+(nothing is deleted), reported, and the one before it is used.
+"""
+
+import datetime
+import json
+import logging
+import os
+import pathlib
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+
+from paxlite.errors import UserError
+from paxlite.optimizers import path_name
+
+_PREFIX = 'checkpoint'
+_CHECKSUMS = 'checksums.json'
+_ITEMS = ('state', 'data')
+
+log = logging.getLogger('paxlite')
+
+
+class Checkpoints:
+  """The checkpoints of one run, in `directory`/checkpoint_%08d.
+
+  Args:
+    directory: Created on the first save.
+    max_to_keep: Older steps are deleted, but for one every `keep_interval`.
+    keep_interval: See max_to_keep.
+  """
+
+  def __init__(
+    self,
+    directory: str | os.PathLike,
+    max_to_keep: int = 10,
+    keep_interval: datetime.timedelta = datetime.timedelta(hours=12),
+  ):
+    self._directory = pathlib.Path(directory).absolute()
+    self._max_to_keep = max_to_keep
+    self._keep_interval = keep_interval
+    self._manager_: Any = None
+    self._saving: int | None = None
+
+  def steps(self) -> list[int]:
+    """Committed steps on disk, ascending; verified or not."""
+    found = self._directory.glob(f'{_PREFIX}_*') if self._directory.is_dir() else ()
+    numbers = [p.name.removeprefix(f'{_PREFIX}_') for p in found]
+    return sorted(int(n) for n in numbers if n.isdigit())
+
+  def latest_good_step(self) -> int | None:
+    """The newest step whose files are as they were saved; damaged ones are moved aside."""
+    step = self._verified_latest() if jax.process_index() == 0 else -1
+    if jax.process_count() > 1:
+      from jax.experimental import multihost_utils
+
+      step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
+    return None if step < 0 else step
+
+  def restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
+    """Restores a step.
+
+    Args:
+      step: One of `steps()`.
+      abstract: A tree of jax.ShapeDtypeStruct with shardings; tells shapes, dtypes and layout.
+
+    Returns:
+      The tree, and the `data` dict that was saved with it.
+
+    Raises:
+      UserError: variables are missing, extra, or have another shape or dtype (they are named).
+    """
+    import orbax.checkpoint as ocp
+
+    self._check_structure(step, abstract)
+    restored = self._manager.restore(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.PyTreeRestore(
+          abstract,
+          restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+        ),
+        data=ocp.args.JsonRestore(),
+      ),
+    )
+    return restored['state'], restored['data']
+
+  def save(self, step: int, state: Any, data: dict[str, Any]) -> None:
+    """Saves in the background; returns once the arrays may be overwritten.
+
+    An earlier save that is still being written is waited for first. A step that is there already
+    is left as it is.
+    """
+    import orbax.checkpoint as ocp
+
+    if step in self.steps():
+      return
+    self.wait()
+    self._saving = step
+    self._manager.save(
+      step,
+      args=ocp.args.Composite(state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data)),
+    )
+
+  def wait(self) -> None:
+    """Waits until what was saved is on disk; raises what went wrong there."""
+    if self._manager_ is not None:
+      self._manager_.wait_until_finished()
+
+  def close(self) -> None:
+    if self._manager_ is not None:
+      self.wait()
+      self._manager_.close()
+      self._manager_ = None
+
+  @property
+  def _manager(self) -> Any:
+    if self._manager_ is None:
+      import orbax.checkpoint as ocp
+
+      logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax logs dozens of lines a save
+      # weights do not compress, and without OCDBT a variable is a plain zarr folder
+      handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
+      self._manager_ = ocp.CheckpointManager(
+        self._directory,
+        item_names=_ITEMS,
+        item_handlers={'state': handler, 'data': ocp.JsonCheckpointHandler()},
+        options=ocp.CheckpointManagerOptions(
+          max_to_keep=self._max_to_keep,
+          keep_time_interval=self._keep_interval,
+          step_name_format=ocp.path.step.standard_name_format(
+            step_prefix=_PREFIX, step_format_fixed_length=8
+          ),
+          cleanup_tmp_directories=True,
+          async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
+        ),
+      )
+    return self._manager_
+
+  def _folder(self, step: int) -> pathlib.Path:
+    return self._directory / f'{_PREFIX}_{step:08d}'
+
+  def _write_checksums(self) -> None:
+    """Called by Orbax when every file of the step is written and its folder not yet renamed."""
+    if self._saving is None or jax.process_index() != 0:
+      return
+    (folder,) = self._directory.glob(f'{self._folder(self._saving).name}.orbax-checkpoint-tmp*')
+    sums = {name: list(_checksum(folder / name)) for name in _files(folder)}
+    (folder / _CHECKSUMS).write_text(json.dumps(sums))
+
+  def _verified_latest(self) -> int:
+    for step in reversed(self.steps()):
+      problem = _damage(self._folder(step))
+      if problem is None:
+        return step
+      aside = _unused_name(self._directory / f'damaged_{self._folder(step).name}')
+      self._folder(step).rename(aside)
+      log.warning('checkpoint of step %d: %s; moved to %s', step, problem, aside)
+    return -1
+
+  def _check_structure(self, step: int, abstract: Any) -> None:
+    found = _shapes(self._manager.item_metadata(step)['state'].tree)
+    wanted = _shapes(abstract)
+    differences = [f'{n} is missing' for n in wanted.keys() - found.keys()]
+    differences += [f'{n} is not in the model' for n in found.keys() - wanted.keys()]
+    differences += [
+      f'{n} is {found[n]} and the model has {wanted[n]}'
+      for n in wanted.keys() & found.keys()
+      if wanted[n] != found[n]
+    ]
+    if differences:
+      shown = '; '.join(sorted(differences)[:5])
+      more = f'; and {len(differences) - 5} more' if len(differences) > 5 else ''
+      raise UserError(
+        f'{self._folder(step)} does not fit this experiment: {shown}{more}. '
+        'Use the experiment that wrote it, or another --job_log_dir'
+      )
+
+
+def _shapes(tree: Any) -> dict[str, str]:
+  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, 'shape'))
+  return {path_name(p): f'{np.dtype(x.dtype).name}{list(x.shape)}' for p, x in leaves}
+
+
+def _files(folder: pathlib.Path) -> list[str]:
+  """The files of a step's items; Orbax writes its own notes beside them until the commit."""
+  found = (p for item in _ITEMS for p in (folder / item).rglob('*') if p.is_file())
+  return sorted(p.relative_to(folder).as_posix() for p in found)
+
+
+def _checksum(path: pathlib.Path) -> tuple[int, int]:
+  size = crc = 0
+  with path.open('rb') as f:
+    while block := f.read(1 << 22):
+      size += len(block)
+      crc = zlib.crc32(block, crc)
+  return size, crc
+
+
+def _damage(folder: pathlib.Path) -> str | None:
+  """What is wrong with a checkpoint's files, or None."""
+  try:
+    expected = json.loads((folder / _CHECKSUMS).read_text())
+    if not isinstance(expected, dict):
+      raise ValueError('not an object')
+  except FileNotFoundError:
+    return f'{_CHECKSUMS} is missing'
+  except (ValueError, OSError) as e:
+    return f'{_CHECKSUMS} cannot be read ({e})'
+  present = set(_files(folder))
+  for name, (size, crc) in expected.items():
+    if name not in present:
+      return f'{name} is missing'
+    if _checksum(folder / name) != (size, crc):
+      return f'{name} is damaged (size or CRC-32 differs)'
+  return None
+
+
+def _unused_name(path: pathlib.Path) -> pathlib.Path:
+  candidate, n = path, 1
+  while candidate.exists():
+    candidate, n = path.with_name(f'{path.name}.{n}'), n + 1
+  return candidate

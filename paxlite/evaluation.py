@@ -1,0 +1,78 @@
+"""One pass over an evaluation input: weighted means over every example, each counted once."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from paxlite import partitioning
+from paxlite.inputs.base import Input, prefetch
+from paxlite.metrics import Mean, Metrics
+from paxlite.task import Task
+
+
+class Evaluator:
+  """Evaluates parameters on inputs.
+
+  Args:
+    task: What gives the metrics.
+    mesh: Where batches go.
+    rules: Logical axes to mesh axes.
+    inputs: Evaluation inputs by name.
+  """
+
+  def __init__(
+    self, task: Task, mesh: Mesh, rules: partitioning.Rules, inputs: Mapping[str, Input]
+  ):
+    self._inputs = inputs
+    self._sharding = partitioning.batch_sharding(mesh, rules)
+
+    @jax.jit
+    def step(params: Any, batch: dict[str, jax.Array]) -> Metrics:
+      with partitioning.activate(mesh, rules):
+        return task.loss(params, batch)[1]
+
+    self._step: Callable[[Any, dict[str, jax.Array]], Metrics] = step
+
+  @property
+  def names(self) -> list[str]:
+    return list(self._inputs)
+
+  def __call__(self, name: str, params: Any) -> dict[str, float]:
+    """Metrics over input `name`; bits_per_byte too where the input knows its bytes."""
+    data = self._inputs[name]
+    mean = Mean()
+    pending: Metrics | None = None
+    for batch in device_batches(data, self._sharding):
+      metrics = self._step(params, batch)
+      if pending is not None:  # read one batch late: the device computes meanwhile
+        mean.add(jax.device_get(pending))
+      pending = metrics
+    if pending is not None:
+      mean.add(jax.device_get(pending))
+    result = mean.result()
+    result['num_predictions'] = mean.weight('avg_xent')
+    bytes_per_token = getattr(getattr(data, 'source', None), 'bytes_per_token', None)
+    if bytes_per_token:
+      result['bits_per_byte'] = result['avg_xent'] / math.log(2) / bytes_per_token
+    return result
+
+
+def device_batches(data: Input, sharding: jax.sharding.NamedSharding, start: int | None = None):
+  """Global batches on the mesh, made two ahead in a thread: from step `start`, or one eval pass."""
+  rows = partitioning.process_rows(sharding, data.batch_size)
+  host = data.eval_batches(rows) if start is None else data.train_batches(start, rows)
+  put = functools.partial(to_mesh, sharding=sharding, batch_size=data.batch_size)
+  return prefetch(map(put, host), size=2)
+
+
+def to_mesh(
+  batch: Mapping[str, np.ndarray], sharding: jax.sharding.NamedSharding, batch_size: int
+) -> dict[str, jax.Array]:
+  """This process's rows of a batch as global arrays [batch_size, T]."""
+  make = jax.make_array_from_process_local_data
+  return {k: make(sharding, v, (batch_size, *v.shape[1:])) for k, v in batch.items()}

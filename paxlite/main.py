@@ -1,0 +1,126 @@
+"""python -m paxlite.main --fdl_config=EXPERIMENT --job_log_dir=FOLDER [--fdl.NAME=VALUE …]
+
+Trains, evaluates or describes an experiment. An experiment is named by its class: bare for those of
+paxlite (`python -m paxlite.tools.experiments` lists them), dotted for your own. --fdl.NAME=VALUE
+overrides one of its attributes.
+"""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
+
+from paxlite.errors import TrainingError, UserError
+
+if TYPE_CHECKING:
+  from paxlite.experiment import Experiment
+
+_FLAGS = flags.FlagValues()
+
+_CONFIG = flags.DEFINE_string(
+  'fdl_config', None, 'The experiment: Synthetic126M, or my.module.MyExperiment.', flag_values=_FLAGS
+)
+_FIDDLERS = flags.DEFINE_multi_string(
+  'fiddler', [], 'A function that edits the fdl.Config of the experiment.', flag_values=_FLAGS
+)
+_FOLDER = flags.DEFINE_string(
+  'job_log_dir', None, 'Folder for checkpoints, metrics and summaries.', flag_values=_FLAGS
+)
+_MODE = flags.DEFINE_enum(
+  'mode', 'train', ['train', 'eval'], 'What to do with the experiment.', flag_values=_FLAGS
+)
+_DRY_RUN = flags.DEFINE_bool(
+  'dry_run', False, 'Print the configuration and what it needs, and stop.', flag_values=_FLAGS
+)
+_SAVE = flags.DEFINE_bool(
+  'enable_checkpoint_saving', True, 'Whether training writes checkpoints.', flag_values=_FLAGS
+)
+_ACCEPT = flags.DEFINE_bool(
+  'accept_changes', False, 'Continue a folder of a different experiment.', flag_values=_FLAGS
+)
+_PROFILER_PORT = flags.DEFINE_integer(
+  'jax_profiler_port', None, 'Port of the JAX profiler server; off by default.', flag_values=_FLAGS
+)
+
+
+def main(argv: Sequence[str]) -> int:
+  """Returns the exit code: 0, 1 where training cannot go on, 2 for wrong input."""
+  try:
+    if '--help' in argv or '-h' in argv:
+      print(f'{__doc__}\nFlags:\n{_FLAGS.get_help()}\n  --fdl.NAME=VALUE: An attribute of the experiment.')
+      return 0
+    overrides = _parse(argv)
+    _run(overrides)
+    return 0
+  except UserError as e:
+    print(f'error: {e}', file=sys.stderr)
+    return 2
+  except TrainingError as e:
+    print(f'stopped: {e}', file=sys.stderr)
+    return 1
+
+
+def _parse(argv: Sequence[str]) -> dict[str, str]:
+  """Sets the flags; returns the text of every --fdl.NAME=text."""
+  overrides: dict[str, str] = {}
+  plain = [argv[0]]
+  for argument in argv[1:]:
+    if argument.lstrip('-').startswith('fdl.') and argument.startswith('-'):
+      name, equals, text = argument.lstrip('-').removeprefix('fdl.').partition('=')
+      if not equals:
+        raise UserError(f'{argument} has no value: write --fdl.{name}=VALUE')
+      overrides[name] = text
+    else:
+      plain.append(argument)
+  try:
+    _FLAGS.unparse_flags()
+    rest = _FLAGS(plain)[1:]
+  except flags.Error as e:
+    raise UserError(f'{e}. See python -m paxlite.main --help') from None
+  if rest:
+    raise UserError(f'unexpected argument {rest[0]!r}: flags are written --name=value')
+  if _CONFIG.value is None:
+    raise UserError('--fdl_config=EXPERIMENT is missing. List them: python -m paxlite.tools.experiments')
+  if _FOLDER.value is None and not _DRY_RUN.value:
+    raise UserError('--job_log_dir=FOLDER is missing')
+  return overrides
+
+
+def build_experiment(name: str, fiddlers: Sequence[str], overrides: dict[str, str]) -> 'Experiment':
+  """The experiment `name` after `fiddlers`, then `overrides`; validated."""
+  import fiddle as fdl
+
+  from paxlite.experiment import apply_fiddler, find
+  from paxlite.params import parse
+
+  cls = find(name)
+  cfg: Any = cls.config()
+  for fiddler in fiddlers:
+    apply_fiddler(cfg, fiddler)
+  for attribute, text in overrides.items():
+    setattr(cfg, attribute, parse(cls, attribute, text))
+  experiment = fdl.build(cfg)
+  experiment.validate()
+  return experiment
+
+
+def _run(overrides: dict[str, str]) -> None:
+  experiment = build_experiment(_CONFIG.value, _FIDDLERS.value, overrides)  # type: ignore[arg-type]
+  from paxlite import programs
+
+  if _DRY_RUN.value:
+    print(programs.dry_run(experiment))
+    return
+  if _PROFILER_PORT.value:
+    import jax
+
+    jax.profiler.start_server(_PROFILER_PORT.value)
+  folder = pathlib.Path(_FOLDER.value).absolute()  # type: ignore[arg-type]
+  run = programs.Run(experiment, folder, save=_SAVE.value, accept_changes=_ACCEPT.value)
+  programs.train(run) if _MODE.value == 'train' else programs.evaluate(run)
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv))

@@ -1,0 +1,303 @@
+"""The train step, and the loop around it."""
+
+import dataclasses
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax.linen import meta
+from jax.sharding import Mesh, NamedSharding
+
+from paxlite import partitioning, profiling
+from paxlite.checkpoints import Checkpoints
+from paxlite.errors import TrainingError, UserError
+from paxlite.evaluation import Evaluator, device_batches
+from paxlite.inputs.base import Input
+from paxlite.metrics import Metrics, Weighted, to_host
+from paxlite.optimizers import merge
+from paxlite.summaries import Summaries
+from paxlite.task import Batch, Task
+from paxlite.train_state import TrainState
+
+
+def train_step(task: Task, seed: int, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+  """One update; a step whose gradient is not finite changes nothing but the counters."""
+  rng = jax.random.fold_in(jax.random.key(seed), state.step)
+  grads, metrics = task.grads(state.params, batch, rng)
+  trainable, frozen = task.optimizer.split(state.params)
+  updates, opt_state = task.optimizer.transformation.update(grads, state.opt_state, trainable)
+
+  grad_norm = optax.global_norm(grads)
+  # past the limit nothing changes any more, so that the run can stop with its last good state
+  valid = jnp.isfinite(grad_norm) & (state.skipped_in_a_row < task.max_skipped_steps)
+  if_valid = functools.partial(jax.tree.map, lambda new, old: jnp.where(valid, new, old))
+  new_state = TrainState(
+    step=state.step + 1,
+    params=merge(if_valid(optax.apply_updates(trainable, updates), trainable), frozen),
+    opt_state=if_valid(opt_state, state.opt_state),
+    skipped=state.skipped + ~valid,
+    skipped_in_a_row=jnp.where(valid, 0, state.skipped_in_a_row + 1),
+  )
+  learning = {
+    'lr': task.optimizer.learning_rate(state.opt_state),
+    'raw_grad_norm': grad_norm,
+    'clipped_grad_norm': task.optimizer.clipped(grad_norm),
+    'is_valid_step': valid,
+    'skipped_steps': new_state.skipped,
+    'skipped_in_a_row': new_state.skipped_in_a_row,
+  }
+  one = jnp.ones(())
+  named = {f'Metrics/{k}': m for k, m in metrics.items()}
+  return new_state, named | {f'learning/{k}': Weighted(v, one) for k, v in learning.items()}
+
+
+@dataclasses.dataclass
+class Trainer:
+  """Trains a task on a mesh.
+
+  Attributes:
+    task: What to train.
+    mesh: Where.
+    rules: Logical axes to mesh axes.
+    data: Training input.
+    eval_data: Evaluation inputs by name.
+    checkpoints: Where checkpoints go; None saves nothing.
+    folder: The run's job_log_dir.
+    seed: Of the initial values and of dropout.
+    seq_len: Tokens of a row.
+    max_steps: Where to stop.
+    summary_interval: Steps between reports.
+    eval_interval: Steps between evaluations; one more follows the last step.
+    save_interval: Steps between checkpoints; one more follows the last step.
+    flops_per_token: Model FLOPs, for TFLOP/s and MFU.
+    profiler_step: Step at which a trace starts, or None.
+    profiler_steps: Steps of the trace.
+  """
+
+  task: Task
+  mesh: Mesh
+  rules: partitioning.Rules
+  data: Input
+  eval_data: Mapping[str, Input]
+  checkpoints: Checkpoints | None
+  folder: pathlib.Path
+  seed: int
+  seq_len: int
+  max_steps: int
+  summary_interval: int
+  eval_interval: int
+  save_interval: int
+  flops_per_token: float
+  profiler_step: int | None = None
+  profiler_steps: int = 2
+
+  def train(self) -> TrainState:
+    """Runs from the last good checkpoint, or from the start, to max_steps.
+
+    Raises:
+      TrainingError: too many gradients in a row were not finite.
+      UserError: the checkpoint does not fit.
+    """
+    started = time.perf_counter()
+    state, step = self.initial_state()
+    summaries = Summaries(self.folder, step, self.max_steps)
+    if step >= self.max_steps:
+      summaries.say(f'Training is complete: step {step:,} of {self.max_steps:,}.')
+      summaries.close()
+      return state
+    if step:
+      summaries.say(f'Continuing from the checkpoint of step {step:,}.')
+    sharding = partitioning.batch_sharding(self.mesh, self.rules)
+    evaluate = Evaluator(self.task, self.mesh, self.rules, self.eval_data)
+    batches = device_batches(self.data, sharding, start=step)
+    profiler = profiling.StepProfiler(
+      self.folder / 'profile', self.profiler_step, self.profiler_steps
+    )
+    report = _Reporter(self, summaries)
+    compiled = None
+    start = step
+    try:
+      while True:
+        # Evaluate, save, then draw the batch: what a checkpoint of step n holds has seen exactly the
+        # batches before n, and a resumed run draws batch n next.
+        last = step == self.max_steps
+        if step > start and (last or step % self.eval_interval == 0):
+          report.flush()
+          with report.clock_stopped():
+            _evaluate(evaluate, state, step, summaries)
+        if step > start and (last or step % self.save_interval == 0):
+          report.flush()
+          with report.clock_stopped():
+            self._save(state, step)
+        if last:
+          break
+        batch = next(batches)
+        if compiled is None:
+          compiled = self._compile(state, batch, summaries, started)
+          first_step_at = time.perf_counter()
+        profiler.before_step(step)
+        state, metrics = compiled(state, batch)
+        step += 1
+        profiler.after_step(step, metrics)
+        if step == start + 1:
+          jax.block_until_ready(metrics)
+          summaries.say(f'First step: {time.perf_counter() - first_step_at:.2f} s.')
+          report.start_clock(step, state)
+        report.step(step, metrics, state)
+    finally:
+      batches.close()
+      profiler.close()
+      summaries.close()
+      if self.checkpoints is not None:
+        self.checkpoints.close()
+    return state
+
+  def initial_state(self) -> tuple[TrainState, int]:
+    """The state of the last good checkpoint, or a new one; and its step."""
+    step = None if self.checkpoints is None else self.checkpoints.latest_good_step()
+    if step is None:
+      return self._init()(jax.random.key(self.seed)), 0
+    assert self.checkpoints is not None
+    state, data = self.checkpoints.restore(step, self.abstract_state())
+    if data['batch_size'] != self.data.batch_size:
+      raise UserError(
+        f'the checkpoint of step {step} was trained with a global batch of {data["batch_size"]} and '
+        f'this run has {self.data.batch_size}: the data would be read twice or left out. '
+        'Choose PERCORE_BATCH_SIZE so that PERCORE_BATCH_SIZE × devices is the same'
+      )
+    return state, step
+
+  def abstract_state(self) -> TrainState:
+    """Shapes, dtypes and shardings of the state."""
+    boxed = jax.eval_shape(self.task.init, jax.random.key(0))
+    specs = partitioning.param_specs(boxed, self.rules)
+    sizes = dict(self.mesh.shape)
+
+    def one(x: jax.ShapeDtypeStruct, spec: Any) -> jax.ShapeDtypeStruct:
+      fitted = partitioning.fitting(spec, x.shape, sizes)
+      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, fitted))
+
+    return jax.tree.map(one, meta.unbox(boxed), specs)
+
+  def _init(self) -> Callable[[jax.Array], TrainState]:
+    """Initialises the state sharded: it never exists whole on one device."""
+    shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
+    return jax.jit(lambda rng: meta.unbox(self.task.init(rng)), out_shardings=shardings)
+
+  def jitted_step(self) -> Any:
+    """train_step as a jitted function of (state, batch) that overwrites the state."""
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+      with partitioning.activate(self.mesh, self.rules):
+        return train_step(self.task, self.seed, state, batch)
+
+    shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+
+  def _compile(self, state: TrainState, batch: Batch, summaries: Summaries, started: float) -> Any:
+    before = time.perf_counter()
+    compiled = self.jitted_step().lower(state, batch).compile()
+    summaries.say(
+      f'Compiled the train step in {time.perf_counter() - before:.1f} s '
+      f'({before - started:.1f} s of set-up before).'
+    )
+    return compiled
+
+  def _save(self, state: TrainState, step: int) -> None:
+    if self.checkpoints is None:
+      return
+    check_skipped(int(state.skipped_in_a_row), self.task.max_skipped_steps, step)
+    self.checkpoints.save(step, state, {'step': step, 'batch_size': self.data.batch_size})
+
+
+def _evaluate(evaluate: Evaluator, state: TrainState, step: int, summaries: Summaries) -> None:
+  for name in evaluate.names:
+    before = time.perf_counter()
+    metrics = evaluate(name, state.params)
+    summaries.evaluation(step, name, metrics, time.perf_counter() - before)
+
+
+def check_skipped(in_a_row: int, limit: int, step: int) -> None:
+  """Raises TrainingError when `in_a_row` steps up to `step` were skipped and the limit is reached."""
+  if in_a_row >= limit:
+    first = step - in_a_row
+    raise TrainingError(
+      f'{in_a_row} steps in a row had a gradient that is not finite, from step {first} on '
+      f'(MAX_SKIPPED_STEPS={limit}). The last good state was kept; lower LEARNING_RATE, or look at '
+      f'the data of step {first}'
+    )
+
+
+class _Reporter:
+  """Reads metrics from the device one step late, and keeps the clock of productive time."""
+
+  def __init__(self, trainer: Trainer, summaries: Summaries):
+    self._trainer = trainer
+    self._summaries = summaries
+    self._pending: tuple[int, Metrics, jax.Array] | None = None
+    self._var_norm = jax.jit(optax.global_norm)
+    self._last_step = 0
+    self._last_time = 0.0
+    device = trainer.mesh.devices.flat[0]
+    self._peak = profiling.peak_flops(device)
+
+  def step(self, step: int, metrics: Metrics, state: TrainState) -> None:
+    """Step `step` is dispatched: reports the one before if that is due."""
+    self.flush()
+    if step % self._trainer.summary_interval == 0 or step == self._trainer.max_steps:
+      self._pending = (step, metrics, self._var_norm(state.params))
+
+  def flush(self) -> None:
+    """Reports what is pending; waits for the device to get there."""
+    if self._pending is None:
+      return
+    step, metrics, var_norm = self._pending
+    self._pending = None
+    scalars = to_host(metrics) | {'learning/var_norm': float(var_norm)}
+    self._summaries.train(step, scalars, self._speed(step))
+    in_a_row = int(scalars['learning/skipped_in_a_row'])
+    check_skipped(in_a_row, self._trainer.task.max_skipped_steps, step)
+
+  def start_clock(self, step: int, state: TrainState) -> None:
+    """Time and steps before now count for nothing: compilation and the first step are over."""
+    self._var_norm(state.params).block_until_ready()  # compiled here
+    self._last_step, self._last_time = step, time.perf_counter()
+
+  def clock_stopped(self) -> '_Stopped':
+    """A context whose time does not count as training."""
+    return _Stopped(self)
+
+  def shift_clock(self, seconds: float) -> None:
+    self._last_time += seconds
+
+  def _speed(self, step: int) -> dict[str, float | None]:
+    now = time.perf_counter()
+    steps = step - self._last_step
+    if not steps:  # the first step alone
+      return dict.fromkeys(('tokens_per_second', 'step_seconds', 'model_tflops', 'mfu'))
+    seconds = (now - self._last_time) / steps
+    self._last_step, self._last_time = step, now
+    tokens = self._trainer.data.batch_size * self._trainer.seq_len / seconds
+    flops = tokens * self._trainer.flops_per_token / self._trainer.mesh.size
+    return {
+      'tokens_per_second': tokens,
+      'step_seconds': seconds,
+      'model_tflops': flops / 1e12,  # per device
+      'mfu': None if self._peak is None else flops / self._peak,
+    }
+
+
+class _Stopped:
+  def __init__(self, reporter: _Reporter):
+    self._reporter = reporter
+
+  def __enter__(self) -> None:
+    self._before = time.perf_counter()
+
+  def __exit__(self, *exc: object) -> None:
+    self._reporter.shift_clock(time.perf_counter() - self._before)
