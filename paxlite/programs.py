@@ -76,8 +76,9 @@ def train(run: Run) -> None:
   """Trains to MAX_STEPS, continuing what the folder holds, and prints a sample."""
   refuse_other_experiment(run)
   trainer = run.trainer()
-  write_configuration(run)
-  state = trainer.train()
+  state, step = trainer.initial_state()
+  write_configuration(run)  # not before it is known that the folder's checkpoint fits
+  state = trainer.train(state, step)
   e = run.experiment
   prompt = getattr(e, 'SAMPLE_PROMPT', None)
   if prompt is not None and jax.process_index() == 0 and jax.process_count() == 1:

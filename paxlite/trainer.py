@@ -96,15 +96,12 @@ class Trainer:
   profiler_step: int | None = None
   profiler_steps: int = 2
 
-  def train(self) -> TrainState:
-    """Runs from the last good checkpoint, or from the start, to max_steps.
+  def train(self, state: TrainState, step: int) -> TrainState:
+    """Runs from `state`, which `initial_state` gave with its step, to max_steps.
 
     Raises:
       TrainingError: too many gradients in a row were not finite.
-      UserError: the checkpoint does not fit.
     """
-    started = time.perf_counter()
-    state, step = self.initial_state()
     summaries = Summaries(self.folder, step, self.max_steps)
     if step >= self.max_steps:
       summaries.say(f'Training is complete: step {step:,} of {self.max_steps:,}.')
@@ -138,7 +135,7 @@ class Trainer:
           break
         batch = next(batches)
         if compiled is None:
-          compiled = self._compile(state, batch, summaries, started)
+          compiled = self._compile(state, batch, summaries)
           first_step_at = time.perf_counter()
         profiler.before_step(step)
         state, metrics = compiled(state, batch)
@@ -158,7 +155,11 @@ class Trainer:
     return state
 
   def initial_state(self) -> tuple[TrainState, int]:
-    """The state of the last good checkpoint, or a new one; and its step."""
+    """The state of the last good checkpoint, or a new one; and its step.
+
+    Raises:
+      UserError: the checkpoint does not fit.
+    """
     step = None if self.checkpoints is None else self.checkpoints.latest_good_step()
     if step is None:
       return self._init()(jax.random.key(self.seed)), 0
@@ -199,13 +200,10 @@ class Trainer:
     shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
-  def _compile(self, state: TrainState, batch: Batch, summaries: Summaries, started: float) -> Any:
+  def _compile(self, state: TrainState, batch: Batch, summaries: Summaries) -> Any:
     before = time.perf_counter()
     compiled = self.jitted_step().lower(state, batch).compile()
-    summaries.say(
-      f'Compiled the train step in {time.perf_counter() - before:.1f} s '
-      f'({before - started:.1f} s of set-up before).'
-    )
+    summaries.say(f'Compiled the train step in {time.perf_counter() - before:.1f} s.')
     return compiled
 
   def _save(self, state: TrainState, step: int) -> None:

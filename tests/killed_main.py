@@ -1,0 +1,40 @@
+"""paxlite.main, killed with SIGKILL at a moment that KILL_AT names (for test_resume)."""
+
+import os
+import signal
+import sys
+
+from paxlite import checkpoints, main, profiling
+
+
+def kill(*_):
+  os.kill(os.getpid(), signal.SIGKILL)
+
+
+moment, _, step = os.environ['KILL_AT'].partition(':')
+if moment == 'before_step':
+  before_step = profiling.StepProfiler.before_step
+  profiling.StepProfiler.before_step = lambda self, s: kill() if s == int(step) else before_step(self, s)
+elif moment == 'during_save':  # its files are written and its folder is not yet renamed
+  write = checkpoints.Checkpoints._write_checksums
+
+  def write_and_die(self):
+    if self._saving == int(step):
+      kill()
+    write(self)
+
+  checkpoints.Checkpoints._write_checksums = write_and_die
+elif moment == 'after_save':
+  save = checkpoints.Checkpoints.save
+
+  def save_and_die(self, s, *args):
+    save(self, s, *args)
+    if s == int(step):
+      self.wait()
+      kill()
+
+  checkpoints.Checkpoints.save = save_and_die
+else:
+  raise ValueError(moment)
+
+sys.exit(main.main(sys.argv))

@@ -1,0 +1,45 @@
+"""Runs paxlite.main as users do: in a process of its own."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def command(folder, *flags: str, config: str = 'TinyGPT', module: str = 'paxlite.main') -> list[str]:
+  return [sys.executable, '-m', module, f'--fdl_config={config}', f'--job_log_dir={folder}', *flags]
+
+
+def run(
+  folder, *flags: str, config: str = 'TinyGPT', devices: int = 1, module: str = 'paxlite.main',
+  code: int = 0, env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess:
+  """Runs to the end and checks the exit code; `devices` CPU devices."""
+  result = subprocess.run(
+    command(folder, *flags, config=config, module=module),
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env=environment(devices) | (env or {}),
+    timeout=300,
+    check=False,
+  )
+  assert result.returncode == code, f'{result.returncode}\n{result.stdout}\n{result.stderr}'
+  return result
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+  flags = f'--xla_force_host_platform_device_count={devices}'
+  return {**os.environ, 'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
+
+
+def records(folder, name: str = 'metrics.jsonl') -> list[dict]:
+  return [json.loads(line) for line in (pathlib.Path(folder) / name).read_text().splitlines()]
+
+
+def losses(folder) -> dict[int, float]:
+  """Loss by step."""
+  return {r['step']: r['loss'] for r in records(folder)}

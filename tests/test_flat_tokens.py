@@ -1,0 +1,191 @@
+"""Flat tokens in both formats, the tokenize tool, and its errors."""
+
+import gzip
+import json
+import lzma
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import zarr
+import zstandard
+
+from paxlite import data
+from paxlite.errors import UserError
+from paxlite.inputs.flat_tokens import FlatTokenRows, Writer, open_flat_tokens
+from paxlite.inputs.tokenizer import Tokenizer
+from paxlite.tools import tokenize
+
+DOCUMENTS = [np.arange(1, 6), np.array([700]), np.arange(10, 30)]
+
+
+def write(path, format, documents=DOCUMENTS, vocab_size=1000):
+  writer = Writer(str(path), 'train', vocab_size, format)
+  for document in documents:
+    writer.write(document)
+  writer.close()
+
+
+@pytest.mark.parametrize('format', ['memmap', 'seqax'])
+def test_round_trip(tmp_path, format):
+  write(tmp_path / 'd', format)
+  tokens, starts, largest = open_flat_tokens(str(tmp_path / 'd'), 'train')
+  np.testing.assert_array_equal(tokens[0 : len(tokens)], np.concatenate(DOCUMENTS))
+  np.testing.assert_array_equal(starts, [0, 5, 6, 26])
+  assert largest == 700
+
+
+def test_both_formats_give_the_same_rows(tmp_path):
+  rng = np.random.default_rng(0)
+  documents = [rng.integers(1, 900, rng.integers(1, 400)) for _ in range(100)]
+  for format in ('memmap', 'seqax'):
+    write(tmp_path / format, format, documents)
+  for kind in ('stream', 'packed', 'sequences'):
+    a, b = (FlatTokenRows(str(tmp_path / f), 'train', 64, kind) for f in ('memmap', 'seqax'))
+    assert len(a) == len(b)
+    index = rng.permutation(len(a))
+    for (key, x), y in zip(a.read(index).items(), b.read(index).values(), strict=True):
+      np.testing.assert_array_equal(x, y, err_msg=f'{kind} {key}')
+
+
+def test_seqax_layout_on_disk(tmp_path):
+  """What facts of the format say: id·2 + start, uint64 starts, zarr v2, max_token_id on the split."""
+  write(tmp_path / 'd', 'seqax')
+  group = zarr.open_group(str(tmp_path / 'd' / 'train'), mode='r')
+  assert group.metadata.zarr_format == 2
+  encoded, starts = group['encoded_tokens'], group['seq_starts']
+  assert (encoded.dtype, starts.dtype) == (np.uint32, np.uint64)
+  assert encoded[:6].tolist() == [3, 4, 6, 8, 10, 1401]
+  assert starts[:].tolist() == [0, 5, 6, 26]
+  assert group.attrs['max_token_id'] == 700
+  metadata = json.loads((tmp_path / 'd' / 'train' / 'seq_starts' / '.zarray').read_text())
+  assert metadata['filters'][0]['id'] == 'delta'
+  assert metadata['compressor']['cname'] == 'lz4'
+
+
+def test_seqax_of_many_chunks(tmp_path, monkeypatch):
+  from paxlite.inputs import flat_tokens
+
+  monkeypatch.setattr(flat_tokens, '_CHUNK', 100)
+  monkeypatch.setattr(flat_tokens, '_CACHE_BYTES', 800)  # two chunks
+  documents = [np.arange(1, 38)] * 30
+  write(tmp_path / 'd', 'seqax', documents)
+  tokens, _, _ = open_flat_tokens(str(tmp_path / 'd'), 'train')
+  np.testing.assert_array_equal(tokens[0 : len(tokens)], np.concatenate(documents))
+  np.testing.assert_array_equal(tokens[95:305], np.concatenate(documents)[95:305])
+
+
+def test_ids_beyond_uint16(tmp_path):
+  write(tmp_path / 'd', 'memmap', [np.array([70_000])], vocab_size=100_000)
+  tokens, _, largest = open_flat_tokens(str(tmp_path / 'd'), 'train')
+  assert (tokens[0], largest, tokens.dtype) == (70_000, 70_000, np.uint32)
+
+
+def damage(path, how):
+  match how:
+    case 'no folder':
+      return
+    case 'no meta':
+      write(path, 'memmap')
+      (path / 'train' / 'meta.json').unlink()
+    case 'bad meta':
+      write(path, 'memmap')
+      (path / 'train' / 'meta.json').write_text('{')
+    case 'short':
+      write(path, 'memmap')
+      with (path / 'train' / 'tokens.bin').open('r+b') as f:
+        f.truncate(10)
+    case 'empty':
+      write(path, 'memmap', [])
+    case 'unfinished seqax':
+      Writer(str(path), 'train', 1000, 'seqax').write(np.arange(5))
+
+
+@pytest.mark.parametrize(
+  ('how', 'message'),
+  [
+    ('no folder', 'd/train is not a flat-tokens dataset'),
+    ('no meta', 'd/train is unfinished: meta.json is missing'),
+    ('bad meta', 'meta.json is damaged'),
+    ('short', 'tokens.bin has 10 bytes and meta.json says 52'),
+    ('empty', 'holds no tokens'),
+    ('unfinished seqax', 'd/train is not a complete seqax dataset'),
+  ],
+)
+def test_bad_datasets_are_named(tmp_path, how, message):
+  damage(tmp_path / 'd', how)
+  with pytest.raises(UserError, match=message):
+    FlatTokenRows(str(tmp_path / 'd'), 'train', 8)
+
+
+LINES = ['first document\nof two lines', 'second', '', 'última ☃']
+
+
+def corpus(tmp_path, suffix):
+  compress = {
+    '': bytes,
+    '.gz': gzip.compress,
+    '.xz': lzma.compress,
+    '.zst': zstandard.ZstdCompressor().compress,
+  }[suffix]
+  path = tmp_path / f'c.jsonl{suffix}'
+  path.write_bytes(compress('\n'.join(json.dumps({'text': t}) for t in LINES).encode()))
+  return path
+
+
+@pytest.mark.parametrize('suffix', ['', '.gz', '.xz', '.zst'])
+def test_tokenize_json_lines(tmp_path, suffix, capsys):
+  out = tmp_path / 'out'
+  file = corpus(tmp_path, suffix)
+  tokenize.main([f'--vocab={data.VOCAB}', f'--output={out}', '--processes=1', str(file)])
+  tokens, starts, _ = open_flat_tokens(str(out), 'train')
+  tokenizer = Tokenizer(data.VOCAB)
+  texts = [tokenizer.decode(tokens[a:b].tolist()) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+  assert texts == [t for t in LINES if t]
+  assert ': 3 documents' in capsys.readouterr().out
+
+
+def test_tokenize_with_several_processes_equals_one(tmp_path):
+  """The real texts, through the command line."""
+  for processes in (1, 3):
+    subprocess.run(
+      [sys.executable, '-m', 'paxlite.tools.tokenize', f'--vocab={data.VOCAB}', '--append_eos']
+      + [f'--output={tmp_path / str(processes)}', f'--processes={processes}', *data.TEXTS],
+      check=True,
+      capture_output=True,
+    )
+  for name in ('tokens.bin', 'seq_starts.bin', 'meta.json'):
+    one, three = ((tmp_path / p / 'train' / name).read_bytes() for p in ('1', '3'))
+    assert one == three, name
+  meta = json.loads((tmp_path / '1' / 'train' / 'meta.json').read_text())
+  assert meta['sequences'] == 2
+  assert 2_400_000 < meta['token_count'] < 2_600_000
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    (b'', 'c.jsonl is empty'),
+    (b'{"text": "a"}\n{"txt": 1}\n', r"c.jsonl:2 has no text field 'text'"),
+    (b'{"text": "a"}\n{"text"\n', 'c.jsonl:2 is not JSON'),
+    (b'{"text": "a"}\n"\xff"\n', 'c.jsonl:2 is not UTF-8'),
+    (b'\n\n', 'no text to tokenize'),
+  ],
+)
+def test_tokenize_names_bad_lines_and_leaves_no_dataset(tmp_path, content, message):
+  path = tmp_path / 'c.jsonl'
+  path.write_bytes(content)
+  out = tmp_path / 'out'
+  with pytest.raises(UserError, match=message):
+    tokenize.main([f'--vocab={data.VOCAB}', f'--output={out}', '--processes=1', str(path)])
+  with pytest.raises(UserError, match='is unfinished'):
+    open_flat_tokens(str(out), 'train')
+
+
+def test_tokenize_refuses_to_overwrite(tmp_path):
+  args = [f'--vocab={data.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1']
+  args.append(str(corpus(tmp_path, '')))
+  tokenize.main(args)
+  with pytest.raises(UserError, match='exists: choose another --output'):
+    tokenize.main(args)

@@ -1,0 +1,213 @@
+"""Rows, order, packing, synthetic tokens and text files."""
+
+import gzip
+import lzma
+
+import numpy as np
+import pytest
+
+from paxlite import data
+from paxlite.errors import UserError
+from paxlite.inputs.base import RowInput, permute, prefetch
+from paxlite.inputs.rows import TokenRows
+from paxlite.inputs.synthetic import SyntheticRows
+from paxlite.inputs.text import TextRows, split_blocks
+from paxlite.inputs.tokenizer import Tokenizer
+
+ALL = slice(None)
+
+
+@pytest.mark.parametrize('n', [1, 2, 3, 7, 64, 1000])
+def test_permute_is_a_permutation_and_differs_by_epoch_and_seed(n):
+  orders = [permute(np.arange(n), n, seed, epoch) for seed, epoch in [(0, 0), (0, 1), (1, 0)]]
+  for order in orders:
+    assert sorted(order) == list(range(n))
+  if n >= 64:
+    assert not np.array_equal(orders[0], orders[1])
+    assert not np.array_equal(orders[0], orders[2])
+
+
+def test_permute_spreads_neighbours():
+  """Consecutive positions go far apart: their mean distance is that of a random order, n/3."""
+  n = 10_000
+  distance = np.abs(np.diff(permute(np.arange(n), n, 3, 0))).mean()
+  assert 0.9 * n / 3 < distance < 1.1 * n / 3
+
+
+def rows(tokens, starts, seq_len, kind):
+  tokens = np.array(tokens, np.uint16)
+  return TokenRows(tokens, np.array(starts), seq_len, kind, int(tokens.max()))
+
+
+DOCUMENTS = [11, 12, 13, 21, 22, 31, 32, 33, 34, 35], [0, 3, 5, 10]
+
+
+def test_stream_rows_have_one_token_of_context():
+  source = rows(*DOCUMENTS, 4, 'stream')
+  assert len(source) == 3
+  batch = source.read(np.array([0, 1, 2]))
+  np.testing.assert_array_equal(batch['labels'], [[11, 12, 13, 21], [22, 31, 32, 33], [34, 35, 0, 0]])
+  np.testing.assert_array_equal(batch['ids'], [[0, 11, 12, 13], [21, 22, 31, 32], [33, 34, 35, 0]])
+  np.testing.assert_array_equal(batch['weights'], [[1] * 4, [1] * 4, [1, 1, 0, 0]])
+  assert 'segment_ids' not in batch
+
+
+def test_packed_rows_are_seqax_rows():
+  batch = rows(*DOCUMENTS, 4, 'packed').read(np.array([0, 1, 2]))
+  np.testing.assert_array_equal(batch['labels'], [[11, 12, 13, 21], [22, 31, 32, 33], [34, 35, 0, 0]])
+  np.testing.assert_array_equal(batch['ids'], [[0, 11, 12, 0], [0, 0, 31, 32], [0, 34, 0, 0]])
+  np.testing.assert_array_equal(batch['segment_ids'], [[1, 1, 1, 2], [1, 2, 2, 2], [1, 1, 0, 0]])
+  np.testing.assert_array_equal(batch['segment_pos'], [[0, 1, 2, 0], [0, 0, 1, 2], [0, 1, 0, 1]])
+
+
+def test_sequence_rows_hold_one_document():
+  batch = rows(*DOCUMENTS, 4, 'sequences').read(np.array([0, 1, 2]))
+  np.testing.assert_array_equal(batch['labels'], [[11, 12, 13, 0], [21, 22, 0, 0], [31, 32, 33, 34]])
+  np.testing.assert_array_equal(batch['ids'], [[0, 11, 12, 13], [0, 21, 22, 0], [0, 31, 32, 33]])
+  np.testing.assert_array_equal(batch['weights'], [[1, 1, 1, 0], [1, 1, 0, 0], [1] * 4])
+  np.testing.assert_array_equal(batch['segment_ids'], [[1, 1, 1, 0], [1, 1, 0, 0], [1] * 4])
+
+
+class Numbers:
+  """A source whose row i holds i."""
+
+  max_token_id = 10**6
+
+  def __init__(self, n):
+    self.n = n
+
+  def __len__(self):
+    return self.n
+
+  def read(self, indices):
+    ids = np.repeat(indices[:, None], 2, axis=1)
+    return {'ids': ids, 'labels': ids, 'weights': np.ones(ids.shape, np.float32)}
+
+
+def take(iterator, n):
+  return [next(iterator) for _ in range(n)]
+
+
+def test_every_epoch_has_every_row_once_in_its_own_order():
+  data = RowInput(Numbers(10), batch_size=4, seed=1)
+  order = np.concatenate([b['ids'][:, 0] for b in take(data.train_batches(0, ALL), 5)])
+  assert sorted(order[:10]) == sorted(order[10:]) == list(range(10))
+  assert not np.array_equal(order[:10], order[10:])
+
+
+def test_resume_and_process_slices_read_the_same_rows():
+  data = RowInput(Numbers(1000), batch_size=8)
+  whole = [b['ids'] for b in take(data.train_batches(0, ALL), 6)]
+  resumed = [b['ids'] for b in take(data.train_batches(3, ALL), 3)]
+  np.testing.assert_array_equal(whole[3:], resumed)
+  parts = [take(data.train_batches(0, slice(s, s + 4)), 6) for s in (0, 4)]
+  for step in range(6):
+    joined = np.concatenate([parts[p][step]['ids'] for p in range(2)])
+    np.testing.assert_array_equal(joined, whole[step])
+
+
+@pytest.mark.parametrize('batch_size', [1, 3, 4, 10, 16])
+def test_evaluation_counts_every_row_once(batch_size):
+  data = RowInput(Numbers(10), batch_size=batch_size)
+  seen = []
+  for batch in data.eval_batches(ALL):
+    assert batch['ids'].shape == (batch_size, 2)
+    seen += batch['ids'][batch['weights'][:, 0] > 0, 0].tolist()
+  assert seen == list(range(10))
+
+
+def test_prefetch_passes_items_and_errors_on_and_stops():
+  def broken():
+    yield 1
+    raise UserError('file gone')
+
+  stream = prefetch(broken(), 2)
+  assert next(stream) == 1
+  with pytest.raises(UserError, match='file gone'):
+    next(stream)
+  endless = prefetch(iter(int, 1), 2)
+  assert next(endless) == 0
+  endless.close()
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_synthetic_rows_are_a_function_of_seed_and_row(packed):
+  source = SyntheticRows(vocab_size=50, seq_len=8, packed=packed)
+  one, two = source.read(np.array([5, 9])), source.read(np.array([9, 5]))
+  np.testing.assert_array_equal(one['ids'], two['ids'][::-1])
+  np.testing.assert_array_equal(one['ids'][:, 1:], one['labels'][:, :-1])
+  assert one['ids'].max() < 50
+  if packed:
+    np.testing.assert_array_equal(one['segment_ids'][0], [1] * 4 + [2] * 4)
+    np.testing.assert_array_equal(one['segment_pos'][0], [0, 1, 2, 3] * 2)
+
+
+def test_the_tokenizer_keeps_every_character():
+  tokenizer = Tokenizer(data.VOCAB)
+  assert tokenizer.vocab_size == 8192
+  text = 'A line,\n  and   another.\n\nÄ ☃\ttab'
+  assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_text_rows_split_hold_out_and_know_their_bytes():
+  blocks = [list(split_blocks(path)) for path in data.TEXTS]
+  for file in blocks:
+    held = sum(len(b) for b, h in file if h) / sum(len(b) for b, _ in file)
+    assert 0.03 < held < 0.07
+  read = {s: TextRows(data.TEXTS, data.VOCAB, 256, s) for s in ('train', 'held_out')}
+  held_out = [b for file in blocks for b, h in file if h]
+  source = read['held_out']
+  tokenizer = Tokenizer(data.VOCAB)
+  assert tokenizer.decode(source.tokens[: source.seq_starts[1] - 1].tolist()) == held_out[0]
+  total = sum(len(b.encode()) for b in held_out)
+  assert source.bytes_per_token == pytest.approx(total / len(source.tokens))
+  assert read['train'].max_token_id < 8192
+  train_text = ''.join(b for file in blocks for b, h in file if not h)
+  assert held_out[0][1000:3000] not in train_text
+
+
+@pytest.mark.parametrize('suffix', ['', '.gz', '.xz', '.zst'])
+def test_compressed_text_reads_the_same(tmp_path, suffix):
+  import zstandard
+
+  text = 'one line\n\n' * 20_000
+  compress = {
+    '': bytes,
+    '.gz': gzip.compress,
+    '.xz': lzma.compress,
+    '.zst': zstandard.ZstdCompressor().compress,
+  }[suffix]
+  path = tmp_path / f'a.txt{suffix}'
+  path.write_bytes(compress(text.encode()))
+  assert ''.join(b for b, _ in split_blocks(str(path))) == text
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    (b'', 'a.txt is empty'),
+    (b'good line\nbad \xff byte', r'a.txt:2 is not UTF-8 \(byte 14: 0xff\)'),
+    (None, 'a.txt is not a file'),
+  ],
+)
+def test_bad_text_files_are_named(tmp_path, content, message):
+  path = tmp_path / 'a.txt'
+  if content is not None:
+    path.write_bytes(content)
+  with pytest.raises(UserError, match=message):
+    TextRows([str(path)], data.VOCAB, 8, 'train')
+
+
+def test_a_damaged_archive_is_named(tmp_path):
+  path = tmp_path / 'a.txt.gz'
+  path.write_bytes(gzip.compress(b'text' * 1000)[:-20])
+  with pytest.raises(UserError, match=r'a.txt.gz cannot be decompressed'):
+    TextRows([str(path)], data.VOCAB, 8, 'train')
+
+
+def test_bad_vocabularies_are_named(tmp_path):
+  wrong = tmp_path / 'x.model'
+  wrong.write_bytes(b'no model')
+  for path, message in [('', 'names no'), ('gone.model', 'not a file'), (str(wrong), 'is not a Sent')]:
+    with pytest.raises(UserError, match=message):
+      Tokenizer(path)

@@ -1,0 +1,254 @@
+"""Variants of the model agree where they must."""
+
+import dataclasses
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.linen import meta
+
+from paxlite.experiments.gpt import GPT126M
+from paxlite.layers.remat import CheckpointPolicy
+from paxlite.task import Task
+
+SMALL = dict(
+  NUM_LAYERS=3,
+  MODEL_DIMS=32,
+  NUM_HEADS=4,
+  VOCAB_SIZE=61,
+  MAX_SEQ_LEN=16,
+  FPROP_DTYPE='float32',
+  ICI_MESH_SHAPE=[1, 1, 1],
+  DCN_MESH_SHAPE=[1, 1, 1],
+)
+
+
+def make(**overrides) -> Task:
+  experiment = GPT126M(**{**SMALL, **overrides})
+  experiment.validate()
+  return fdl.build(experiment.task())
+
+
+def params_of(task, seed=0):
+  """Random parameters: initial biases and scales are zero and would hide mistakes."""
+  params = meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
+  leaves, tree = jax.tree.flatten(params)
+  keys = jax.random.split(jax.random.key(seed), len(leaves))
+  values = [0.1 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+  return jax.tree.unflatten(tree, values)
+
+
+def batch_of(batch_size=4, length=16, vocab=61, packed=False, seed=0):
+  rng = np.random.default_rng(seed)
+  tokens = rng.integers(vocab, size=(batch_size, length + 1))
+  batch = {
+    'ids': jnp.asarray(tokens[:, :-1]),
+    'labels': jnp.asarray(tokens[:, 1:]),
+    'weights': jnp.asarray(rng.integers(2, size=(batch_size, length)), jnp.float32),
+  }
+  if packed:
+    segment_ids = np.repeat([[1] * 5 + [2] * 8 + [0] * 3], batch_size, axis=0)
+    batch['segment_ids'] = jnp.asarray(segment_ids)
+    batch['segment_pos'] = jnp.asarray([[*range(5), *range(8), *range(3)]] * batch_size)
+    batch['weights'] *= segment_ids > 0
+  return batch
+
+
+def grads_of(task, params, batch, rng=None):
+  grads, metrics = jax.jit(task.grads)(params, batch, rng)
+  return float(metrics['total_loss'].value), grads
+
+
+def assert_trees_close(a, b, **tolerance):
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, **tolerance), a, b)
+
+
+def stacked(params):
+  """Unrolled parameters as RepeatedTransformer has them."""
+  layers = params['transformer']
+  blocks = [layers[f'x_layers_{i}'] for i in range(len(layers))]
+  return {**params, 'transformer': {'repeat': jax.tree.map(lambda *x: jnp.stack(x), *blocks)}}
+
+
+@pytest.mark.parametrize('packed', [False, True])
+def test_repeated_equals_unrolled(packed):
+  unrolled, repeated = make(), make(USE_REPEATED_LAYER=True)
+  params, batch = params_of(unrolled), batch_of(packed=packed)
+  loss_u, grads_u = grads_of(unrolled, params, batch)
+  loss_r, grads_r = grads_of(repeated, stacked(params), batch)
+  assert loss_u == pytest.approx(loss_r, rel=1e-6)
+  assert_trees_close(stacked(grads_u), grads_r, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize('repeated', [False, True])
+@pytest.mark.parametrize('policy', CheckpointPolicy.__args__)
+def test_checkpoint_policies_change_no_gradient(policy, repeated):
+  reference, task = make(), make(USE_REPEATED_LAYER=repeated, CHECKPOINT_POLICY=policy)
+  params, batch = params_of(reference), batch_of()
+  loss, grads = grads_of(reference, params, batch)
+  if repeated:
+    params, grads = stacked(params), stacked(grads)
+  loss_p, grads_p = grads_of(task, params, batch)
+  assert loss == pytest.approx(loss_p, rel=1e-6)
+  assert_trees_close(grads, grads_p, atol=1e-6, rtol=1e-5)
+
+
+def saved_floats(task, params, batch) -> int:
+  """Bytes of what the forward pass keeps for the backward pass, parameters and batch aside."""
+  _, vjp = jax.vjp(lambda p: task.loss(p, batch)[0], params)
+  inputs = {x.unsafe_buffer_pointer() for x in jax.tree.leaves((params, batch))}
+  kept = {x.unsafe_buffer_pointer(): x.size for x in jax.tree.leaves(vjp) if hasattr(x, 'size')}
+  return sum(size for pointer, size in kept.items() if pointer not in inputs)
+
+
+@pytest.mark.parametrize('repeated', [False, True])
+def test_checkpoint_policies_keep_what_they_name(repeated):
+  """More to keep, more memory: nothing < one name < two names < dots < everything."""
+  size = lambda policy: saved_floats(
+    make(USE_REPEATED_LAYER=repeated, CHECKPOINT_POLICY=policy, NUM_LAYERS=6), params, batch
+  )
+  params = params_of(make(NUM_LAYERS=6, USE_REPEATED_LAYER=repeated))
+  batch = batch_of()
+  names = 'SAVE_NOTHING', 'SAVE_OUT_PROJ', 'SAVE_CONTEXT_AND_OUT_PROJ', 'SAVE_QKV_CONTEXT_OUT_PROJ'
+  sizes = [size(n) for n in (*names, 'SAVE_DOT_ONLY', 'SAVE_EVERYTHING')]
+  assert sizes == sorted(set(sizes)), sizes
+  one_activation = 6 * 4 * 16 * 32
+  assert sizes[1] - sizes[0] == pytest.approx(one_activation, rel=0.2)
+
+
+def test_microbatches_change_rounding_alone():
+  one, four = make(PERCORE_BATCH_SIZE=8), make(PERCORE_BATCH_SIZE=8, NUM_MICROBATCHES=4)
+  params, batch = params_of(one), batch_of(batch_size=8)
+  loss, grads = grads_of(one, params, batch)
+  loss_4, grads_4 = grads_of(four, params, batch)
+  assert loss == pytest.approx(loss_4, rel=1e-6)
+  assert_trees_close(grads, grads_4, atol=1e-6, rtol=1e-5)
+  metrics = [jax.jit(t.grads)(params, batch, None)[1] for t in (one, four)]
+  for name, m in metrics[0].items():
+    assert float(m.value) == pytest.approx(float(metrics[1][name].value), rel=1e-5), name
+
+
+@pytest.mark.parametrize('separate', [False, True])
+def test_loss_chunks_change_rounding_alone(separate):
+  whole, chunked = (make(NUM_LOSS_CHUNKS=n, SEPARATE_EMBEDDING=separate) for n in (1, 4))
+  params, batch = params_of(whole), batch_of()
+  loss, grads = grads_of(whole, params, batch)
+  loss_c, grads_c = grads_of(chunked, params, batch)
+  assert loss == pytest.approx(loss_c, rel=1e-6)
+  assert_trees_close(grads, grads_c, atol=1e-6, rtol=1e-5)
+
+
+def test_loss_chunks_never_hold_all_logits():
+  task = make(NUM_LOSS_CHUNKS=4)
+  hlo = jax.jit(task.grads).lower(params_of(task), batch_of(), None).as_text()
+  assert '4x16x61xf32' not in hlo
+  assert '4x4x61xf32' in hlo
+  assert '4x16x61xf32' in jax.jit(make().grads).lower(params_of(make()), batch_of(), None).as_text()
+
+
+def test_packing_changes_no_token():
+  """Two documents in a row have the logits that each has in a row of its own."""
+  task = make(USE_ROTARY_POSITION_EMB=False)
+  params, batch = params_of(task), batch_of(packed=True)
+  apply = lambda ids, pos=None, seg=None: task.model.apply({'params': params}, ids, pos, seg)
+  packed = apply(batch['ids'], batch['segment_pos'], batch['segment_ids'])
+  np.testing.assert_allclose(packed[:, :5], apply(batch['ids'][:, :5]), atol=1e-5)
+  np.testing.assert_allclose(packed[:, 5:13], apply(batch['ids'][:, 5:13]), atol=1e-5)
+
+
+VARIANTS = {
+  'rotary': dict(USE_ROTARY_POSITION_EMB=True),
+  'rotary half': dict(USE_ROTARY_POSITION_EMB=True, ROPE_LAYOUT='half'),
+  'sinusoidal': dict(TRAINABLE_POSITION_EMB=False),
+  'rms, gated, no bias': dict(
+    NORM_CLS='RmsNorm', USE_GATED_ACTIVATION=True, ACTIVATION_CLS='silu', USE_BIAS=False
+  ),
+  'separate': dict(SEPARATE_EMBEDDING=True),
+  'caps': dict(SOFTMAX_CAP_LOGITS=30.0, ATTEN_LOGIT_CAP=50.0),
+  'grouped': dict(NUM_KV_HEADS=2),
+  'wide heads': dict(DIMS_PER_HEAD=16, HEADS_SPAN_MODEL=False),
+  'bfloat16': dict(FPROP_DTYPE='bfloat16'),
+}
+
+
+@pytest.mark.parametrize('repeated', [False, True])
+@pytest.mark.parametrize('name', VARIANTS)
+def test_variants_have_finite_gradients_for_every_parameter(name, repeated):
+  task = make(**VARIANTS[name], USE_REPEATED_LAYER=repeated)
+  loss, grads = grads_of(task, params_of(task), batch_of(packed=True))
+  assert np.isfinite(loss)
+  for path, g in jax.tree_util.tree_leaves_with_path(grads):
+    assert np.isfinite(g).all(), path
+    assert np.abs(g).max() > 0, path
+    assert g.dtype == jnp.float32
+
+
+@pytest.mark.parametrize('name', ['rotary', 'rotary half', 'caps', 'grouped', 'bfloat16'])
+def test_causality(name):
+  """No logit depends on a later token."""
+  task = make(**VARIANTS[name])
+  params, ids = params_of(task), batch_of()['ids']
+  changed = ids.at[:, 9:].set((ids[:, 9:] + 1) % 61)
+  a, b = (task.model.apply({'params': params}, x) for x in (ids, changed))
+  np.testing.assert_array_equal(a[:, :9], b[:, :9])
+  assert np.abs(a[:, 9:] - b[:, 9:]).max() > 1e-3
+
+
+def test_grouped_heads_equal_repeated_keys():
+  """GQA with each key/value head copied to its group is full attention."""
+  grouped, full = make(NUM_KV_HEADS=2, USE_BIAS=False), make(USE_BIAS=False)
+  params = params_of(grouped)
+  copied = jax.tree.map(lambda x: x, params)
+  for layer in copied['transformer'].values():
+    qkv = layer['self_attention']['qkv']
+    each = [qkv['query']['w'], *(jnp.repeat(qkv[k]['w'], 2, axis=1) for k in ('key', 'value'))]
+    layer['self_attention']['qkv'] = {'combined': {'w': jnp.stack(each)}}
+  ids = batch_of()['ids']
+  a, b = (t.model.apply({'params': p}, ids) for t, p in ((grouped, params), (full, copied)))
+  np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize('repeated', [False, True])
+def test_dropout_is_on_with_an_rng_alone_and_a_function_of_it(repeated):
+  task = make(DROPOUT_PROB=0.3, EMBEDDING_DROPOUT_PROB=0.3, USE_REPEATED_LAYER=repeated)
+  params, batch = params_of(task), batch_of()
+  losses = [grads_of(task, params, batch, k)[0] for k in (None, None, *map(jax.random.key, (1, 1, 2)))]
+  assert losses[0] == losses[1]
+  assert losses[2] == losses[3]
+  assert len({losses[0], losses[2], losses[4]}) == 3
+  assert losses[0] == grads_of(make(USE_REPEATED_LAYER=repeated), params, batch)[0]
+
+
+def test_logit_cap_bounds_logits():
+  task = make(SOFTMAX_CAP_LOGITS=2.0)
+  params = jax.tree.map(lambda x: 10 * x, params_of(task))
+  logits = task.model.apply({'params': params}, batch_of()['ids'])
+  assert 1.9 < np.abs(logits).max() <= 2.0
+
+
+def test_accuracy_counts_the_largest_logit():
+  task = make()
+  params, batch = params_of(task), batch_of()
+  logits = np.asarray(task.model.apply({'params': params}, batch['ids']))
+  weights = np.asarray(batch['weights'])
+  labels = np.asarray(batch['labels'])
+  expected = ((logits.argmax(-1) == labels) * weights).sum() / weights.sum()
+  accuracy = task.loss(params, batch)[1]['fraction_of_correct_next_step_preds'].value
+  assert float(accuracy) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_modules_work_without_fiddle():
+  from paxlite.layers.transformer import TransformerBlock
+
+  fields = {f.name for f in dataclasses.fields(TransformerBlock)}
+  assert {'attention_tpl', 'ffn_tpl', 'norm_tpl'} <= fields
+  assert TransformerBlock().ffn_tpl.func.__name__ == 'FeedForward'
+
+
+def test_an_edited_child_leaves_its_siblings_and_other_configs_alone():
+  one, two = GPT126M(**SMALL).task(), GPT126M(**SMALL).task()
+  one.model.transformer_tpl.layer_tpl.norm_tpl.epsilon = 0.5
+  assert one.model.norm_tpl.epsilon == 1e-5
+  assert two.model.transformer_tpl.layer_tpl.norm_tpl.epsilon == 1e-5
