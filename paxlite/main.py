@@ -55,11 +55,16 @@ def main(argv: Sequence[str]) -> int:
     _run(overrides)
     return 0
   except UserError as e:
-    print(f'error: {e}', file=sys.stderr)
+    print(f'error: {first_line(e)}', file=sys.stderr)
     return 2
   except TrainingError as e:
     print(f'stopped: {e}', file=sys.stderr)
     return 1
+
+
+def first_line(error: UserError) -> str:
+  """The message without the lines that Fiddle adds about where it was building."""
+  return str(error).splitlines()[0]
 
 
 def _parse(argv: Sequence[str]) -> dict[str, str]:

@@ -99,7 +99,7 @@ class Optimizer:
 
   def learning_rate(self, opt_state: PyTree) -> jax.Array:
     """The learning rate of the update that follows `opt_state`."""
-    counts = optax.tree_utils.tree_get_all_with_path(opt_state, 'count')
+    counts = optax.tree.get_all_with_path(opt_state, 'count')
     return self.schedule(counts[0][1])
 
 

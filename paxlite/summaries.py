@@ -100,11 +100,23 @@ class Summaries:
 
   def _board(self, name: str, step: int) -> Any:
     if name not in self._boards:
-      from tensorboardX import SummaryWriter
-
       path = self._folder / 'summaries' / name
-      self._boards[name] = SummaryWriter(str(path), purge_step=self._start + 1)
+      self._boards[name] = _summary_writer()(str(path), purge_step=self._start + 1)
     return self._boards[name]
+
+
+def _summary_writer() -> Any:
+  """tensorboardX's SummaryWriter, without the torch that it imports (seconds) where that is there."""
+  modules: dict[str, Any] = sys.modules
+  hide = 'torch' not in modules
+  if hide:
+    modules['torch'] = None  # `import torch` raises ImportError, which tensorboardX expects
+  try:
+    from tensorboardX import SummaryWriter
+  finally:
+    if hide:
+      del modules['torch']
+  return SummaryWriter
 
 
 def _live_line() -> Any:

@@ -32,7 +32,7 @@ def train_step(task: Task, seed: int, state: TrainState, batch: Batch) -> tuple[
   trainable, frozen = task.optimizer.split(state.params)
   updates, opt_state = task.optimizer.transformation.update(grads, state.opt_state, trainable)
 
-  grad_norm = optax.global_norm(grads)
+  grad_norm = optax.tree.norm(grads)
   # past the limit nothing changes any more, so that the run can stop with its last good state
   valid = jnp.isfinite(grad_norm) & (state.skipped_in_a_row < task.max_skipped_steps)
   if_valid = functools.partial(jax.tree.map, lambda new, old: jnp.where(valid, new, old))
@@ -238,7 +238,7 @@ class _Reporter:
     self._trainer = trainer
     self._summaries = summaries
     self._pending: tuple[int, Metrics, jax.Array] | None = None
-    self._var_norm = jax.jit(optax.global_norm)
+    self._var_norm = jax.jit(optax.tree.norm)
     self._last_step = 0
     self._last_time = 0.0
     device = trainer.mesh.devices.flat[0]

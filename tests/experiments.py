@@ -1,0 +1,12 @@
+"""Experiments for tests."""
+
+from paxlite.experiments.datasets import EmbeddedText
+from paxlite.experiments.demo import TinyGPT
+
+
+class TinyText(EmbeddedText, TinyGPT):
+  """TinyGPT on the embedded text, evaluated on two batches of it."""
+
+  VOCAB_SIZE = 8192
+  MAX_EVAL_BATCHES = 2
+  SAMPLE_PROMPT = 'In the beginning'

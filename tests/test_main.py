@@ -1,0 +1,202 @@
+"""The command line: what a run leaves, and every mistake as one clear line with exit code 2."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from paxlite import main
+from tests import runs
+
+
+def call(capsys, *argv: str) -> tuple[int, str, str]:
+  code = main.main(['paxlite.main', *argv])
+  captured = capsys.readouterr()
+  return code, captured.out, captured.err
+
+
+TINY = '--fdl_config=TinyGPT'
+
+
+@pytest.mark.parametrize(
+  ('argv', 'message'),
+  [
+    ([], '--fdl_config=EXPERIMENT is missing'),
+    ([TINY], '--job_log_dir=FOLDER is missing'),
+    (['--fdl_config=TinyGTP'], 'no experiment of that name. Did you mean TinyGPT'),
+    (['--fdl_config=Nothing'], 'List them: python -m paxlite.tools.experiments'),
+    (['--fdl_config=no.such.module.X'], 'there is no module no'),
+    (
+      ['--fdl_config=paxlite.experiments.gpt.GPT127M'],
+      'paxlite.experiments.gpt has no GPT127M. Did you mean GPT126M',
+    ),
+    (['--fdl_config=os.system'], '--fdl_config=os.system is not an Experiment class'),
+    (['--fdl_config=subprocess.getoutput'], 'is not an Experiment class'),
+    ([TINY, '--fiddler=gone'], 'paxlite.experiments.demo has no gone'),
+    ([TINY, '--fiddler=os.environ'], '--fiddler=os.environ is not a function'),
+    ([TINY, '--fdl.NUM_LAYER=2'], 'TinyGPT has no attribute NUM_LAYER. Did you mean NUM_LAYERS'),
+    ([TINY, '--fdl.NUM_LAYERS=two'], "TinyGPT.NUM_LAYERS must be int, for example 2; got 'two'"),
+    ([TINY, '--fdl.FPROP_DTYPE=float17'], "must be one of 'bfloat16', 'float32', 'float16'"),
+    ([TINY, '--fdl.NUM_LAYERS'], 'has no value: write --fdl.NUM_LAYERS=VALUE'),
+    ([TINY, '--fdl.NUM_LAYERS=0'], 'NUM_LAYERS=0 must be at least 1'),
+    ([TINY, '--mode=trian'], "should be one of <train|eval>"),
+    ([TINY, '--job_dir=x'], "Unknown command line flag 'job_dir'"),
+    ([TINY, 'stray'], "unexpected argument 'stray'"),
+    (
+      [TINY, '--fdl.ICI_MESH_SHAPE=[8,1,1]', '--fdl.PERCORE_BATCH_SIZE=1'],
+      'asks for 8 devices and 1 is present. To use what is here: --fdl.ICI_MESH_SHAPE=[1,1,1]',
+    ),
+    ([TINY, '--fdl.ICI_MESH_SHAPE=[8,1]'], 'must have 3 positive sizes, for replica, data, mdl'),
+    (
+      [TINY, '--fdl.ICI_MESH_SHAPE=[2,2,2]', '--fdl.PERCORE_BATCH_SIZE=0.75'],
+      'global batch of 6, not divisible by replica × data = 4',
+    ),
+    ([TINY, '--fdl.PERCORE_BATCH_SIZE=0.3'], 'is a global batch of 0.3: it must be a whole number'),
+    ([TINY, '--fdl.NUM_MICROBATCHES=3'], 'not divisible by replica × data = 1 × NUM_MICROBATCHES=3'),
+    ([TINY, '--fdl.NUM_HEADS=5'], 'NUM_HEADS=5 × DIMS_PER_HEAD=6 is 30, not MODEL_DIMS=32'),
+    ([TINY, '--fdl.NUM_KV_HEADS=3'], 'NUM_HEADS=4 is not divisible by NUM_KV_HEADS=3'),
+    ([TINY, '--fdl.NUM_LOSS_CHUNKS=5'], 'MAX_SEQ_LEN=32 is not divisible by NUM_LOSS_CHUNKS=5'),
+    ([TINY, '--fdl.LR_COS_DECAY_END=2'], 'LR_COS_DECAY_START=3 < LR_COS_DECAY_END=2'),
+    (['--fdl_config=Pile126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
+     'reading the Pile through SeqIO is not implemented yet'),
+    (['--fdl_config=GPT126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
+     'GPT126M has no dataset: mix one in'),
+    (['--fdl_config=DemoGPT', '--fdl.VOCAB_SIZE=4096'], 'VOCAB_SIZE is 4096: --fdl.VOCAB_SIZE=8192'),
+    (['--fdl_config=DemoGPT', '--fdl.VOCAB_PATH=x.model'], 'VOCAB_PATH=x.model is not a file'),
+    (['--fdl_config=DemoGPT', '--fdl.TRAIN_FILES=["gone.txt"]'], 'gone.txt is not a file'),
+    (['--fdl_config=FlatTokens126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
+     '--fdl.DATASET_PATH=/path/to/flat/tokens is missing'),
+    ([TINY, '--mode=eval'], 'holds no checkpoint to evaluate: train first'),
+  ],
+)  # fmt: skip
+def test_mistakes(capsys, tmp_path, argv, message):
+  folder = tmp_path / 'run'
+  if argv and argv != [TINY]:
+    argv = [*argv, f'--job_log_dir={folder}']
+  code, out, err = call(capsys, *argv)
+  assert code == 2
+  assert message in err
+  assert err.startswith('error: ')
+  assert err.count('\n') == 1, 'one line'
+  assert out == ''
+  assert not folder.exists(), 'nothing is written'
+
+
+def test_help_needs_neither_jax_nor_fiddle():
+  code = 'import sys; from paxlite.main import main; main(["x", "--help"]); print(*sys.modules)'
+  out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
+  assert '--job_log_dir' in out
+  modules = out.splitlines()[-1].split()
+  assert not {'jax', 'fiddle', 'flax', 'numpy'} & set(modules)
+
+
+def test_a_synthetic_run_imports_neither_tensorflow_nor_torch(tmp_path):
+  """Both are there to be imported, as empty modules, so that one that tries would succeed."""
+  for name in ('tensorflow', 'torch', 'seqio', 'transformers'):
+    (tmp_path / f'{name}.py').write_text('')
+  code = (
+    'import sys; from paxlite.main import main;'
+    f'c = main(["x", "{TINY}", "--job_log_dir={tmp_path}/run", "--fdl.MAX_STEPS=2"]);'
+    'print(*sys.modules); sys.exit(c)'
+  )
+  env = runs.environment() | {'PYTHONPATH': f'{tmp_path}:{runs.ROOT}'}
+  result = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, env=env, check=True
+  )
+  modules = set(result.stdout.splitlines()[-1].split())
+  assert 'jax' in modules
+  assert not {'tensorflow', 'torch', 'seqio', 'transformers'} & modules
+
+
+@pytest.mark.parametrize(
+  ('name', 'parameters'),
+  [('GPT126M', '125,262,336'), ('GPT5B', '5,047,558,144'), ('GPT175B', '174,604,259,328')],
+)
+def test_dry_run(capsys, name, parameters):
+  code, out, _ = call(capsys, f'--fdl_config={name}', '--dry_run')
+  assert code == 0
+  assert f'\nparameters {parameters}\n' in out
+  assert 'VOCAB_SIZE = 50' in out
+  assert 'task.model.transformer_tpl: template of paxlite.layers.transformer.' in out
+
+
+def test_dry_run_counts_bytes_per_device(capsys):
+  """GPT5B over 256 devices: 4 bytes a parameter and 8 of Adam, split by FSDP."""
+  _, out, _ = call(capsys, '--fdl_config=GPT5B', '--dry_run')
+  lines = dict(line.rsplit(' ', 2)[:2] for line in out.splitlines() if line.startswith('per device'))
+  parameters, optimizer, gradients = (int(v.replace(',', '')) for v in lines.values())
+  whole = 4 * 5_047_558_144
+  assert whole / 256 <= parameters < 1.1 * whole / 256  # biases are on every device
+  assert gradients == parameters
+  assert optimizer == pytest.approx(2 * parameters, abs=16)
+  assert 'global batch 2,048 × 2,048 = 4,194,304 tokens per step' in out
+
+
+def test_both_spellings_and_fiddlers(capsys):
+  flags = (
+    ['--fdl.FPROP_DTYPE=float16', '--fdl.ICI_MESH_SHAPE=[8,1,1]', '--fdl.SEED=7'],
+    ['--fdl.FPROP_DTYPE="float16"', '--fdl.ICI_MESH_SHAPE="[8, 1, 1]"', '--fiddler=tests.test_main.seven'],
+  )
+  shown = [call(capsys, TINY, '--dry_run', *f)[1] for f in flags]
+  assert shown[0] == shown[1]
+  assert "FPROP_DTYPE = 'float16'" in shown[0]
+  assert 'SEED = 7' in shown[0]
+
+
+def seven(cfg):
+  cfg.SEED = 7
+
+
+def test_what_a_run_leaves(tmp_path):
+  flags = '--fdl.PROFILER_CAPTURE_STEP=4', '--fdl.EVAL_INTERVAL_STEPS=5'
+  config = 'tests.experiments.TinyText'
+  out = runs.run(tmp_path, *flags, config=config).stdout
+  assert 'Compiled the train step in' in out
+  assert 'First step: ' in out
+  assert 'eval held_out at step 10: loss' in out
+  assert "A sample, continuing 'In the beginning':\nIn the beginning" in out
+  assert f'Logs, metrics and checkpoints are in {tmp_path}' in out
+
+  first, *rest = runs.records(tmp_path)
+  expected = {'step', 'loss', 'lr', 'grad_norm', 'tokens_per_second', 'step_seconds', 'mfu'}
+  assert expected <= first.keys()
+  assert first['tokens_per_second'] is None, 'compilation and the first step are never averaged in'
+  assert all(r['tokens_per_second'] > 0 and r['step_seconds'] > 0 for r in rest)
+  assert [r['step'] for r in runs.records(tmp_path, 'eval_metrics.jsonl')] == [5, 10]
+
+  for name in ('experiment.txt', 'experiment.json', 'task.txt', 'task.json', 'versions.json'):
+    assert (tmp_path / name).stat().st_size > 0, name
+  assert json.loads((tmp_path / 'experiment.json').read_text())['values']['MAX_STEPS'] == 10
+  assert 'jax' in json.loads((tmp_path / 'versions.json').read_text())['packages']
+  json.loads((tmp_path / 'task.json').read_text())
+  tags = tensorboard_tags(tmp_path / 'summaries' / 'train')
+  assert {'loss', 'Steps/sec', 'Metrics/total_loss', 'Metrics/log_pplx', 'learning/lr'} <= tags
+  assert {'learning/raw_grad_norm', 'learning/clipped_grad_norm', 'learning/var_norm'} <= tags
+  assert 'Metrics/bits_per_byte' in tensorboard_tags(tmp_path / 'summaries' / 'eval_held_out')
+  assert list((tmp_path / 'profile').rglob('perfetto_trace.json.gz'))
+  assert list((tmp_path / 'profile').rglob('*.xplane.pb'))
+
+  before = runs.records(tmp_path, 'eval_metrics.jsonl')[-1]
+  runs.run(tmp_path, *flags, '--mode=eval', config=config)
+  assert runs.records(tmp_path, 'eval_metrics.jsonl')[-1] == before, 'same numbers'
+
+
+def tensorboard_tags(folder) -> set[str]:
+  """Tags of the event files, read record by record: [length, crc, data, crc]."""
+  from tensorboardX.proto.event_pb2 import Event
+
+  tags = set()
+  for path in folder.iterdir():
+    data = path.read_bytes()
+    while data:
+      length = int.from_bytes(data[:8], 'little')
+      event = Event.FromString(data[12 : 12 + length])
+      tags |= {value.tag for value in event.summary.value}
+      data = data[16 + length :]
+  return tags
+
+
+def test_no_checkpoints_where_they_are_off(tmp_path):
+  runs.run(tmp_path, '--noenable_checkpoint_saving', '--fdl.MAX_STEPS=2')
+  assert not (tmp_path / 'checkpoints').exists()

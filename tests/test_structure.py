@@ -1,0 +1,99 @@
+"""Imports go downward only, and following one batch stays short."""
+
+import ast
+import pathlib
+
+ROOT = pathlib.Path(__file__).parents[1]
+PACKAGE = ROOT / 'paxlite'
+
+# From the bottom up. A module imports its own group and those before it.
+GROUPS = [
+  {'errors', 'partitioning', 'templates', 'data'},
+  {'layers', 'inputs'},
+  {'train_state', 'task', 'optimizers', 'schedules', 'metrics'},
+  {'checkpoints', 'decoding', 'evaluation', 'trainer', 'summaries', 'profiling'},
+  {'params', 'experiment', 'experiments', 'contrib'},
+  {'programs', 'main', 'tools'},
+]
+KNOW_FIDDLE = {'templates'} | GROUPS[4] | GROUPS[5]
+EXTRAS = {'tensorflow', 'seqio', 'torch', 'transformers', 'transformer_engine', 'tensorflow_datasets'}
+
+
+def unit(path: pathlib.Path) -> str:
+  return path.relative_to(PACKAGE).parts[0].removesuffix('.py')
+
+
+def imports(path: pathlib.Path):
+  """(module, is inside a function) of every import; TYPE_CHECKING blocks left out."""
+  tree = ast.parse(path.read_text())
+  inside = {
+    id(n)
+    for f in ast.walk(tree)
+    if isinstance(f, ast.FunctionDef)
+    for n in ast.walk(f)
+    if isinstance(n, ast.Import | ast.ImportFrom)
+  }
+  skipped = {
+    id(n)
+    for block in ast.walk(tree)
+    if isinstance(block, ast.If) and getattr(block.test, 'id', '') == 'TYPE_CHECKING'
+    for n in ast.walk(block)
+  }
+  for node in ast.walk(tree):
+    if id(node) in skipped:
+      continue
+    if isinstance(node, ast.Import):
+      for alias in node.names:
+        yield alias.name, id(node) in inside
+    elif isinstance(node, ast.ImportFrom) and node.module:
+      if node.module == 'paxlite':
+        for alias in node.names:
+          yield f'paxlite.{alias.name}', id(node) in inside
+      else:
+        yield node.module, id(node) in inside
+
+
+FILES = [p for p in PACKAGE.rglob('*.py') if p.name != '__init__.py' or p.parent.name == 'data']
+
+
+def test_every_module_has_a_group():
+  assert {unit(p) for p in FILES} == set().union(*GROUPS)
+
+
+def test_imports_go_downward():
+  level = {name: i for i, group in enumerate(GROUPS) for name in group}
+  wrong = [
+    f'{path.relative_to(ROOT)} imports {module}'
+    for path in FILES
+    for module, _ in imports(path)
+    if module.startswith('paxlite.') and level[module.split('.')[1]] > level[unit(path)]
+  ]
+  # the tool that trains the packaged tokenizer reads text as an input does
+  assert wrong == ['paxlite/data/build.py imports paxlite.inputs.text']
+
+
+def test_who_knows_fiddle():
+  knowing = {unit(p) for p in FILES if any(m.split('.')[0] == 'fiddle' for m, _ in imports(p))}
+  assert knowing <= KNOW_FIDDLE
+
+
+def test_extras_are_imported_inside_functions():
+  wrong = [
+    (str(path), module)
+    for path in FILES
+    for module, inside in imports(path)
+    if module.split('.')[0] in EXTRAS and not inside
+  ]
+  assert wrong == []
+
+
+def test_one_batch_is_followed_in_6_files_and_1200_lines():
+  """From the file to the parameter update: what a reader opens."""
+  way = ['inputs/base.py', 'inputs/rows.py', 'evaluation.py', 'trainer.py', 'task.py', 'optimizers.py']
+  assert sum(len((PACKAGE / f).read_text().splitlines()) for f in way) <= 1200
+
+
+def test_the_library_stays_small():
+  assert sum(len(p.read_text().splitlines()) for p in PACKAGE.rglob('*.py')) < 7000
+  long = [str(p) for p in PACKAGE.rglob('*.py') if len(p.read_text().splitlines()) > 450]
+  assert long == []

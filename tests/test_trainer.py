@@ -1,0 +1,163 @@
+"""The loop's order, skipped steps, meshes."""
+
+import pathlib
+
+import fiddle as fdl
+import jax
+import numpy as np
+import pytest
+
+from paxlite import partitioning, trainer
+from paxlite.checkpoints import Checkpoints
+from paxlite.errors import TrainingError
+from paxlite.evaluation import Evaluator
+from paxlite.experiments.demo import TinyGPT
+from paxlite.programs import Run
+from tests import runs
+
+
+def make(folder: pathlib.Path, **overrides) -> trainer.Trainer:
+  experiment = TinyGPT(**overrides)
+  experiment.validate()
+  folder.mkdir(exist_ok=True)
+  return Run(experiment, folder).trainer()
+
+
+class Recording:
+  """An input that records what is drawn from another and may poison its weights."""
+
+  def __init__(self, inner, events=(), poison=()):
+    self.inner, self.events, self.poison = inner, events, poison
+    self.batch_size, self.max_token_id = inner.batch_size, inner.max_token_id
+
+  def train_batches(self, start, rows):
+    for step, batch in enumerate(self.inner.train_batches(start, rows), start):
+      if step in self.poison:
+        batch = {**batch, 'weights': batch['weights'] * np.float32('nan')}
+      yield batch
+
+  def eval_batches(self, rows):
+    yield next(self.inner.train_batches(0, rows))
+
+
+def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
+  """And a checkpoint of step n is saved before batch n is drawn."""
+  events = []
+  monkeypatch.setattr(
+    Checkpoints, 'save', lambda self, step, state, data: events.append(f'save {step}')
+  )
+  evaluate = Evaluator.__call__
+  monkeypatch.setattr(
+    Evaluator, '__call__', lambda self, *a: (events.append('evaluate'), evaluate(self, *a))[1]
+  )
+  draw = trainer.device_batches
+
+  def recorded(*args, **kwargs):
+    stream = draw(*args, **kwargs)
+    try:
+      for i, batch in enumerate(stream):
+        events.append(f'draw {i}')
+        yield batch
+    finally:
+      stream.close()
+
+  monkeypatch.setattr(trainer, 'device_batches', recorded)
+  t = make(tmp_path, MAX_STEPS=4, EVAL_INTERVAL_STEPS=2, CHECKPOINT_EVERY_N_STEPS=2)
+  t.eval_data = {'e': Recording(t.data)}
+  t.train(*t.initial_state())
+  assert events == [
+    'draw 0', 'draw 1', 'evaluate', 'save 2', 'draw 2', 'draw 3', 'evaluate', 'save 4',
+  ]  # fmt: skip
+
+
+def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_path):
+  t = make(tmp_path)
+  step = t.jitted_step()
+  state, _ = t.initial_state()
+  batch = next(trainer.device_batches(t.data, partitioning.batch_sharding(t.mesh, t.rules), 0))
+  state, _ = step(state, batch)
+  before = jax.device_get(state)
+  bad = {**batch, 'weights': batch['weights'] * np.float32('nan')}
+  state, metrics = step(state, bad)
+  assert not metrics['learning/is_valid_step'].value
+  after = jax.device_get(state)
+  jax.tree.map(np.testing.assert_array_equal, before.params, after.params)
+  jax.tree.map(np.testing.assert_array_equal, before.opt_state, after.opt_state)
+  assert (after.step, after.skipped, after.skipped_in_a_row) == (2, 1, 1)
+  state, metrics = step(state, batch)
+  assert metrics['learning/is_valid_step'].value
+  assert (state.skipped, state.skipped_in_a_row) == (1, 0)
+
+
+def test_skipped_steps_are_counted_and_training_goes_on(tmp_path):
+  t = make(tmp_path, MAX_SKIPPED_STEPS=2)
+  t.data = Recording(t.data, poison={3, 6, 7 - 3})
+  with pytest.raises(TrainingError):
+    t.train(*t.initial_state())
+  (tmp_path / 'b').mkdir()
+  t = make(tmp_path / 'b', MAX_SKIPPED_STEPS=3)
+  t.data = Recording(t.data, poison={3, 4, 6})
+  state = t.train(*t.initial_state())
+  assert (int(state.skipped), int(state.step)) == (3, 10)
+  assert runs.records(tmp_path / 'b')[-1]['loss'] > 0
+
+
+@pytest.mark.parametrize('summary_interval', [1, 7, 100])
+def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(tmp_path, summary_interval):
+  t = make(
+    tmp_path,
+    MAX_SKIPPED_STEPS=3,
+    MAX_STEPS=20,
+    SUMMARY_INTERVAL_STEPS=summary_interval,
+    CHECKPOINT_EVERY_N_STEPS=2,
+  )
+  t.data = Recording(t.data, poison={5, 6, 7})  # good batches follow
+  with pytest.raises(TrainingError, match='had a gradient that is not finite, from step 5 on'):
+    t.train(*t.initial_state())
+  assert Checkpoints(tmp_path / 'checkpoints').latest_good_step() <= 7
+
+
+@pytest.mark.parametrize(
+  ('mesh', 'percore'),
+  [('[8,1,1]', 1), ('[1,8,1]', 1), ('[2,2,2]', 1), ('[1,2,4]', 1), ('[1,1,8]', 0.5)],
+)
+def test_a_mesh_changes_rounding_alone(tmp_path, mesh, percore):
+  """3 steps on 8 fake devices, in a process of their own, against one device."""
+  size = int(percore * 8)
+  flags = '--fdl.MAX_STEPS=3', '--fdl.NUM_HEADS=8', '--fdl.MODEL_DIMS=64', '--fdl.DIMS_PER_HEAD=8'
+  flags += ('--noenable_checkpoint_saving',)
+  runs.run(tmp_path / 'one', *flags, f'--fdl.PERCORE_BATCH_SIZE={size}')
+  runs.run(
+    tmp_path / 'mesh',
+    *flags,
+    f'--fdl.PERCORE_BATCH_SIZE={percore}',
+    f'--fdl.ICI_MESH_SHAPE={mesh}',
+    devices=8,
+  )
+  for one, other in zip(runs.records(tmp_path / 'one'), runs.records(tmp_path / 'mesh'), strict=True):
+    assert one['loss'] == pytest.approx(other['loss'], rel=1e-5)
+    assert one['grad_norm'] == pytest.approx(other['grad_norm'], rel=1e-4)
+
+
+def test_weights_and_moments_are_split_over_the_mesh():
+  """Abstractly, on a mesh of fake sizes: FSDP × TP halves what it can of every large weight."""
+  experiment = TinyGPT(ICI_MESH_SHAPE=[1, 2, 2])
+  task = fdl.build(experiment.task())
+  boxed = jax.eval_shape(task.init, jax.random.key(0))
+  specs = partitioning.param_specs(boxed, experiment.rules)
+  layer = specs.params['transformer']['x_layers_0']
+  assert tuple(layer['self_attention']['qkv']['combined']['w']) == (None, 'data', 'mdl', None)
+  assert tuple(layer['ff_layer']['ffn_layer1']['w']) == ('data', 'mdl')
+  assert tuple(layer['ff_layer']['ffn_layer2']['w']) == ('mdl', 'data')
+  assert tuple(specs.params['embedding']['emb_var']) == ('mdl', 'data')
+  moments = next(s for s in specs.opt_state if hasattr(s, 'm'))
+  assert moments.m == specs.params
+  assert moments.v == specs.params
+
+
+def test_shard_raises_on_unknown_names():
+  x = np.zeros((2, 3))
+  with pytest.raises(ValueError, match='no sharding rule for the logical axes'):
+    partitioning.shard(x, 'batch', 'lenght')
+  with pytest.raises(ValueError, match='1 axis names'):
+    partitioning.shard(x, 'batch')
