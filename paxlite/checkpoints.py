@@ -1,6 +1,6 @@
 """Checkpoints: Orbax behind one class, with checksums.
 
-Orbax commits a step by renaming its folder, so a killed save leaves nothing that could be taken for a
+Orbax commits a step by renaming its folder, so a killed save leaves nothing that looks like a
 checkpoint. It does not notice damaged bytes; therefore every file's size and CRC-32 go into
 checksums.json before that rename, and restoring verifies them. A step that fails is moved aside
 (nothing is deleted), reported, and the one before it is used.

@@ -47,10 +47,10 @@ def _sample_row(
   key: jax.Array,
 ) -> jax.Array:
   def step(i: jax.Array, row: jax.Array) -> jax.Array:
-    x_1TD = model.apply({'params': params}, row, None, None, method='hidden')
+    x_1TD: Any = model.apply({'params': params}, row, None, None, method='hidden')
     x_11D = jax.lax.dynamic_slice_in_dim(x_1TD, i - 1, 1, axis=1)
-    logits = model.apply({'params': params}, x_11D, method='logits')[0, 0]
-    token = jax.random.categorical(jax.random.fold_in(key, i), logits / temperature)
+    logits_11V: Any = model.apply({'params': params}, x_11D, method='logits')
+    token = jax.random.categorical(jax.random.fold_in(key, i), logits_11V[0, 0] / temperature)
     return row.at[0, i].set(token.astype(row.dtype))
 
   return jax.lax.fori_loop(start, end, step, row_1T)

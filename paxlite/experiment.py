@@ -109,6 +109,11 @@ class Experiment(Parameters):
     return '-'
 
   @property
+  def flops_per_token(self) -> float:
+    """Model FLOPs of training per token; 0 where they are not known."""
+    return 0.0
+
+  @property
   def rules(self) -> partitioning.Rules:
     """Logical axis → mesh axes."""
     return partitioning.DEFAULT_RULES
@@ -168,7 +173,10 @@ def register(cls: E) -> E:
     TypeError: another experiment of that name is registered.
   """
   other = _REGISTRY.get(cls.__name__)
-  if other is not None and (other.__module__, other.__qualname__) != (cls.__module__, cls.__qualname__):
+  if other is not None and (other.__module__, other.__qualname__) != (
+    cls.__module__,
+    cls.__qualname__,
+  ):
     raise TypeError(f'{cls.__name__} is registered by {other.__module__} already')
   _REGISTRY[cls.__name__] = cls
   return cls
@@ -195,7 +203,11 @@ def find(name: str) -> type[Experiment]:
     known = experiments()
     if name not in known:
       near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-      hint = f'Did you mean {" or ".join(near)}?' if near else 'List them: python -m paxlite.tools.experiments'
+      hint = (
+        f'Did you mean {" or ".join(near)}?'
+        if near
+        else 'List them: python -m paxlite.tools.experiments'
+      )
       raise UserError(f'--fdl_config={name}: no experiment of that name. {hint}')
     return known[name]
   cls = _attribute(name, '--fdl_config')

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 _FLAGS = flags.FlagValues()
 
 _CONFIG = flags.DEFINE_string(
-  'fdl_config', None, 'The experiment: Synthetic126M, or my.module.MyExperiment.', flag_values=_FLAGS
+  'fdl_config',
+  None,
+  'The experiment: Synthetic126M, or my.module.MyExperiment.',
+  flag_values=_FLAGS,
 )
 _FIDDLERS = flags.DEFINE_multi_string(
   'fiddler', [], 'A function that edits the fdl.Config of the experiment.', flag_values=_FLAGS
@@ -49,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
   """Returns the exit code: 0, 1 where training cannot go on, 2 for wrong input."""
   try:
     if '--help' in argv or '-h' in argv:
-      print(f'{__doc__}\nFlags:\n{_FLAGS.get_help()}\n  --fdl.NAME=VALUE: An attribute of the experiment.')
+      print(f'{__doc__}\nFlags:\n{_FLAGS.get_help()}\n  --fdl.NAME=VALUE: One of its attributes.')
       return 0
     overrides = _parse(argv)
     _run(overrides)
@@ -87,7 +90,9 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
   if rest:
     raise UserError(f'unexpected argument {rest[0]!r}: flags are written --name=value')
   if _CONFIG.value is None:
-    raise UserError('--fdl_config=EXPERIMENT is missing. List them: python -m paxlite.tools.experiments')
+    raise UserError(
+      '--fdl_config=EXPERIMENT is missing. List them: python -m paxlite.tools.experiments'
+    )
   if _FOLDER.value is None and not _DRY_RUN.value:
     raise UserError('--job_log_dir=FOLDER is missing')
   return overrides

@@ -1,4 +1,4 @@
-"""Weighted metrics: a value and the weight it was averaged over, so that means of means are right."""
+"""Weighted metrics: a value and the weight that it was averaged over."""
 
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple

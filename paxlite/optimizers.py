@@ -1,5 +1,6 @@
 """Pax's Adam as an optax transformation, and which variables it trains."""
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -8,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
-from flax import struct
 
 PyTree = Any
 
 
 class PaxAdamState(NamedTuple):
-  count: jax.Array  # int32, completed updates
+  count: jax.Array  # type: ignore[assignment]  # int32, completed updates
   m: PyTree
   v: PyTree
 
@@ -64,7 +64,7 @@ def scale_by_pax_adam(
   return optax.GradientTransformation(init, update)
 
 
-@struct.dataclass
+@dataclasses.dataclass(frozen=True)
 class Optimizer:
   """An optax chain together with its schedule and the variables it trains.
 
@@ -76,10 +76,10 @@ class Optimizer:
     clip_gradient_norm: What the chain clips the global norm to; ≤ 0 where it does not.
   """
 
-  transformation: optax.GradientTransformation = struct.field(pytree_node=False)
-  schedule: optax.Schedule = struct.field(pytree_node=False)
-  trainable: tuple[str, ...] = struct.field(pytree_node=False, default=('.*',))
-  clip_gradient_norm: float = struct.field(pytree_node=False, default=0.0)
+  transformation: optax.GradientTransformation
+  schedule: optax.Schedule
+  trainable: tuple[str, ...] = ('.*',)
+  clip_gradient_norm: float = 0.0
 
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
     """(trainable, frozen): two trees like `params` with None where the other has the leaf."""

@@ -25,7 +25,7 @@ from paxlite.errors import UserError
 _UNSET = inspect.Parameter.empty
 
 
-class derived:  # noqa: N801 - used like `property`
+class derived:
   """A property that an instance attribute of the same name overrides (a non-data descriptor)."""
 
   def __init__(self, fget):
@@ -38,6 +38,8 @@ class derived:  # noqa: N801 - used like `property`
 
 class Parameters:
   """Base of classes whose UPPER_CASE attributes are keyword arguments of `__init__`."""
+
+  __signature__: inspect.Signature
 
   def __init_subclass__(cls, **kwargs):
     super().__init_subclass__(**kwargs)
@@ -58,7 +60,7 @@ class Parameters:
           f'{cls.__name__}.{name} looks like a misspelling of the inherited {near[0]}. '
           f'If it is a new parameter, annotate it: {name}: {type(value).__name__} = {value!r}'
         )
-    setattr(cls, '__signature__', _signature(cls))
+    cls.__signature__ = _signature(cls)
 
   def __init__(self, **overrides):
     for name, value in overrides.items():
@@ -86,8 +88,9 @@ def parameter_types(cls: type) -> dict[str, Any]:
         continue
       if name in hints:
         found[name] = hints[name]
-      elif isinstance(value, (derived, property)):
-        found.setdefault(name, inspect.get_annotations(value.fget, eval_str=True).get('return', Any))
+      elif isinstance(value, derived):
+        hint = inspect.get_annotations(value.fget, eval_str=True).get('return', Any)
+        found.setdefault(name, hint)
       elif name not in found:
         found[name] = _type_of(value)
   return found
@@ -117,17 +120,10 @@ def parse(cls: type, name: str, text: str) -> Any:
     UserError: the class has no such parameter, or the text does not read as its type.
   """
   expected = _type_of_parameter(cls, name)
-  try:
-    value = ast.literal_eval(text.strip())
-  except (ValueError, SyntaxError, MemoryError, RecursionError):
-    value = text.strip()
+  value = _literal(text)
   attempts = [value]
-  if isinstance(value, str):
-    try:
-      attempts.append(ast.literal_eval(value.strip()))  # a quoted list, number or None
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
-      pass
-    attempts += [{'true': True, 'false': False}[value.lower()]] if value.lower() in ('true', 'false') else []
+  if isinstance(value, str):  # a quoted list or number, or the shell's true
+    attempts += [_literal(value), {'true': True, 'false': False}.get(value.lower(), value)]
   else:
     attempts.append(text.strip())  # VOCAB_PATH=8000 is a string too
   for attempt in attempts:
@@ -152,11 +148,21 @@ def describe(expected: Any) -> str:
   return getattr(expected, '__name__', str(expected))
 
 
+def _literal(text: str) -> Any:
+  """`text` as a Python literal, or as it is where it is none."""
+  try:
+    return ast.literal_eval(text.strip())
+  except (ValueError, SyntaxError, MemoryError, RecursionError):
+    return text.strip()
+
+
 def _type_of_parameter(cls: type, name: str) -> Any:
   known = parameter_types(cls)
   if name not in known:
     near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.6)
-    hint = f'Did you mean {" or ".join(near)}?' if near else 'See python -m paxlite.tools.experiments.'
+    hint = (
+      f'Did you mean {" or ".join(near)}?' if near else 'See python -m paxlite.tools.experiments.'
+    )
     raise UserError(f'{cls.__name__} has no attribute {name}. {hint}')
   return known[name]
 

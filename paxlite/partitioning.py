@@ -90,7 +90,8 @@ def check_mesh_shape(ici: Sequence[int], dcn: Sequence[int], devices: int | None
   for name, shape in (('ICI_MESH_SHAPE', ici), ('DCN_MESH_SHAPE', dcn)):
     if len(shape) != len(MESH_AXES) or min(shape) < 1:
       raise UserError(
-        f'{name}={list(shape)} must have {len(MESH_AXES)} positive sizes, for {", ".join(MESH_AXES)}'
+        f'{name}={list(shape)} must have {len(MESH_AXES)} positive sizes, '
+        f'for {", ".join(MESH_AXES)}'
       )
   product = math.prod(mesh_shape(ici, dcn))
   if devices is not None and product != devices:
@@ -151,7 +152,9 @@ def param_specs(boxed_params: Any, rules: Rules) -> Any:
   return jax.tree.map(one, boxed_params, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned))
 
 
-def fitting(partition: PartitionSpec, shape: Sequence[int], sizes: Mapping[str, int]) -> PartitionSpec:
+def fitting(
+  partition: PartitionSpec, shape: Sequence[int], sizes: Mapping[str, int]
+) -> PartitionSpec:
   """`partition` without the mesh axes that do not divide their dimension (a vocabulary of 50257).
 
   Args:
@@ -183,7 +186,9 @@ def param(
   """Declares a float32 parameter of `module` together with its logical axes."""
   if len(shape) != len(axes):
     raise ValueError(f'{name}: {len(axes)} axis names {axes} for shape {shape}')
-  return module.param(name, nn.with_logical_partitioning(init, tuple(axes)), tuple(shape), 'float32')
+  return module.param(
+    name, nn.with_logical_partitioning(init, tuple(axes)), tuple(shape), 'float32'
+  )
 
 
 def process_rows(sharding: NamedSharding, batch_size: int) -> slice:

@@ -85,7 +85,8 @@ def train(run: Run) -> None:
     from paxlite.decoding import sample
     from paxlite.inputs.tokenizer import Tokenizer
 
-    text = sample(trainer.task.model, state.params, Tokenizer(e.VOCAB_PATH), prompt, e.MAX_SEQ_LEN)
+    tokenizer = Tokenizer(getattr(e, 'VOCAB_PATH', ''))
+    text = sample(trainer.task.model, state.params, tokenizer, prompt, e.MAX_SEQ_LEN)
     print(f'\nA sample, continuing {prompt!r}:\n{text}\n')
   if jax.process_index() == 0:
     print(f'Logs, metrics and checkpoints are in {run.folder}', flush=True)

@@ -36,7 +36,9 @@ class Summaries:
       if sys.stdout.isatty():
         self._live = _live_line()
 
-  def train(self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]) -> None:
+  def train(
+    self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
+  ) -> None:
     """Reports one training step.
 
     Args:
@@ -94,7 +96,9 @@ class Summaries:
       print(text, flush=True)
 
   def _append(self, name: str, record: Mapping[str, Any]) -> None:
-    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    clean = {
+      k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()
+    }
     with (self._folder / name).open('a') as f:
       f.write(json.dumps(clean) + '\n')
 
@@ -106,7 +110,7 @@ class Summaries:
 
 
 def _summary_writer() -> Any:
-  """tensorboardX's SummaryWriter, without the torch that it imports (seconds) where that is there."""
+  """tensorboardX's SummaryWriter, without the seconds of importing torch where that is there."""
   modules: dict[str, Any] = sys.modules
   hide = 'torch' not in modules
   if hide:
@@ -186,5 +190,5 @@ def versions() -> dict[str, Any]:
     'packages': found,
     'devices': f'{len(devices)} × {devices[0].device_kind} ({devices[0].platform})',
     'processes': jax.process_count(),
-    'jax_threefry_partitionable': bool(jax.config.jax_threefry_partitionable),
+    'jax_threefry_partitionable': bool(jax.config.read('jax_threefry_partitionable')),
   }

@@ -45,7 +45,9 @@ class Task:
     opt_state = self.optimizer.transformation.init(trainable)
     return TrainState(zero, params, opt_state, skipped=zero, skipped_in_a_row=zero)
 
-  def loss(self, params: Any, batch: Batch, rng: jax.Array | None = None) -> tuple[jax.Array, Metrics]:
+  def loss(
+    self, params: Any, batch: Batch, rng: jax.Array | None = None
+  ) -> tuple[jax.Array, Metrics]:
     """The mean cross-entropy per target token, in nats, and Pax's metrics.
 
     Args:
@@ -56,7 +58,7 @@ class Task:
     Returns:
       Σ(xent·w) / (Σw + 1e-6), and the metrics.
     """
-    losses = self.model.apply(
+    losses: Any = self.model.apply(
       {'params': params},
       batch['ids'],
       batch['labels'],

@@ -49,8 +49,8 @@ def config(cls: Callable[..., Any], **kwargs: Any) -> fdl.Config:
 def config_text(cfg: fdl.Buildable, root: str = 'task') -> str:
   """One `path = value` a line, classes included, in the order of their arguments' names.
 
-  What a run writes and what two experiments are compared by. Fiddle's own flattened print leaves out
-  which class a template makes.
+  What a run writes, and what two experiments are compared by. Fiddle's own flattened print leaves
+  out which class a template makes.
   """
   lines = []
 

@@ -25,7 +25,9 @@ from paxlite.task import Batch, Task
 from paxlite.train_state import TrainState
 
 
-def train_step(task: Task, seed: int, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+def train_step(
+  task: Task, seed: int, state: TrainState, batch: Batch
+) -> tuple[TrainState, Metrics]:
   """One update; a step whose gradient is not finite changes nothing but the counters."""
   rng = jax.random.fold_in(jax.random.key(seed), state.step)
   grads, metrics = task.grads(state.params, batch, rng)
@@ -120,8 +122,8 @@ class Trainer:
     start = step
     try:
       while True:
-        # Evaluate, save, then draw the batch: what a checkpoint of step n holds has seen exactly the
-        # batches before n, and a resumed run draws batch n next.
+        # Evaluate, save, then draw the batch: what a checkpoint of step n holds has seen exactly
+        # the batches before n, and a resumed run draws batch n next.
         last = step == self.max_steps
         if step > start and (last or step % self.eval_interval == 0):
           report.flush()
@@ -167,8 +169,8 @@ class Trainer:
     state, data = self.checkpoints.restore(step, self.abstract_state())
     if data['batch_size'] != self.data.batch_size:
       raise UserError(
-        f'the checkpoint of step {step} was trained with a global batch of {data["batch_size"]} and '
-        f'this run has {self.data.batch_size}: the data would be read twice or left out. '
+        f'the checkpoint of step {step} was trained with a global batch of {data["batch_size"]} '
+        f'and this run has {self.data.batch_size}: the data would be read twice or left out. '
         'Choose PERCORE_BATCH_SIZE so that PERCORE_BATCH_SIZE × devices is the same'
       )
     return state, step
@@ -221,7 +223,7 @@ def _evaluate(evaluate: Evaluator, state: TrainState, step: int, summaries: Summ
 
 
 def check_skipped(in_a_row: int, limit: int, step: int) -> None:
-  """Raises TrainingError when `in_a_row` steps up to `step` were skipped and the limit is reached."""
+  """Raises TrainingError when the `in_a_row` steps before `step` were skipped and reach `limit`."""
   if in_a_row >= limit:
     first = step - in_a_row
     raise TrainingError(

@@ -14,7 +14,9 @@ def kill(*_):
 moment, _, step = os.environ['KILL_AT'].partition(':')
 if moment == 'before_step':
   before_step = profiling.StepProfiler.before_step
-  profiling.StepProfiler.before_step = lambda self, s: kill() if s == int(step) else before_step(self, s)
+  profiling.StepProfiler.before_step = lambda self, s: (
+    kill() if s == int(step) else before_step(self, s)
+  )
 elif moment == 'during_save':  # its files are written and its folder is not yet renamed
   write = checkpoints.Checkpoints._write_checksums
 

@@ -9,13 +9,20 @@ import sys
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def command(folder, *flags: str, config: str = 'TinyGPT', module: str = 'paxlite.main') -> list[str]:
+def command(
+  folder, *flags: str, config: str = 'TinyGPT', module: str = 'paxlite.main'
+) -> list[str]:
   return [sys.executable, '-m', module, f'--fdl_config={config}', f'--job_log_dir={folder}', *flags]
 
 
 def run(
-  folder, *flags: str, config: str = 'TinyGPT', devices: int = 1, module: str = 'paxlite.main',
-  code: int = 0, env: dict[str, str] | None = None,
+  folder,
+  *flags: str,
+  config: str = 'TinyGPT',
+  devices: int = 1,
+  module: str = 'paxlite.main',
+  code: int = 0,
+  env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess:
   """Runs to the end and checks the exit code; `devices` CPU devices."""
   result = subprocess.run(

@@ -82,9 +82,15 @@ def test_weights_are_plain_uncompressed_zarr(tmp_path):
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
-    (lambda s: s | {'w': jnp.zeros((4, 3))}, r'w is float32\[3, 4\] and the model has float32\[4, 3\]'),
+    (
+      lambda s: s | {'w': jnp.zeros((4, 3))},
+      r'w is float32\[3, 4\] and the model has float32\[4, 3\]',
+    ),
     (lambda s: s | {'w': jnp.zeros((3, 4), jnp.bfloat16)}, r'the model has bfloat16\[3, 4\]'),
-    (lambda s: s | {'step': jnp.zeros((), jnp.float32)}, r'step is int32\[\] and the model has float32'),
+    (
+      lambda s: s | {'step': jnp.zeros((), jnp.float32)},
+      r'step is int32\[\] and the model has float32',
+    ),
     (lambda s: s | {'new': jnp.zeros(2)}, 'new is missing'),
     (lambda s: {k: v for k, v in s.items() if k != 'w'}, 'w is not in the model'),
   ],

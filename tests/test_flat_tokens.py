@@ -1,6 +1,7 @@
 """Flat tokens in both formats, the tokenize tool, and its errors."""
 
 import gzip
+import itertools
 import json
 import lzma
 import subprocess
@@ -50,7 +51,7 @@ def test_both_formats_give_the_same_rows(tmp_path):
 
 
 def test_seqax_layout_on_disk(tmp_path):
-  """What facts of the format say: id·2 + start, uint64 starts, zarr v2, max_token_id on the split."""
+  """What facts of the format say: id·2 + start, uint64 starts, zarr v2, max_token_id."""
   write(tmp_path / 'd', 'seqax')
   group = zarr.open_group(str(tmp_path / 'd' / 'train'), mode='r')
   assert group.metadata.zarr_format == 2
@@ -141,7 +142,7 @@ def test_tokenize_json_lines(tmp_path, suffix, capsys):
   tokenize.main([f'--vocab={data.VOCAB}', f'--output={out}', '--processes=1', str(file)])
   tokens, starts, _ = open_flat_tokens(str(out), 'train')
   tokenizer = Tokenizer(data.VOCAB)
-  texts = [tokenizer.decode(tokens[a:b].tolist()) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+  texts = [tokenizer.decode(tokens[a:b].tolist()) for a, b in itertools.pairwise(starts)]
   assert texts == [t for t in LINES if t]
   assert ': 3 documents' in capsys.readouterr().out
 
@@ -150,8 +151,11 @@ def test_tokenize_with_several_processes_equals_one(tmp_path):
   """The real texts, through the command line."""
   for processes in (1, 3):
     subprocess.run(
-      [sys.executable, '-m', 'paxlite.tools.tokenize', f'--vocab={data.VOCAB}', '--append_eos']
-      + [f'--output={tmp_path / str(processes)}', f'--processes={processes}', *data.TEXTS],
+      [
+        *(sys.executable, '-m', 'paxlite.tools.tokenize', '--append_eos'),
+        *(f'--vocab={data.VOCAB}', f'--output={tmp_path / str(processes)}'),
+        *(f'--processes={processes}', *data.TEXTS),
+      ],
       check=True,
       capture_output=True,
     )

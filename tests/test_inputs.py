@@ -46,7 +46,9 @@ def test_stream_rows_have_one_token_of_context():
   source = rows(*DOCUMENTS, 4, 'stream')
   assert len(source) == 3
   batch = source.read(np.array([0, 1, 2]))
-  np.testing.assert_array_equal(batch['labels'], [[11, 12, 13, 21], [22, 31, 32, 33], [34, 35, 0, 0]])
+  np.testing.assert_array_equal(
+    batch['labels'], [[11, 12, 13, 21], [22, 31, 32, 33], [34, 35, 0, 0]]
+  )
   np.testing.assert_array_equal(batch['ids'], [[0, 11, 12, 13], [21, 22, 31, 32], [33, 34, 35, 0]])
   np.testing.assert_array_equal(batch['weights'], [[1] * 4, [1] * 4, [1, 1, 0, 0]])
   assert 'segment_ids' not in batch
@@ -54,7 +56,9 @@ def test_stream_rows_have_one_token_of_context():
 
 def test_packed_rows_are_seqax_rows():
   batch = rows(*DOCUMENTS, 4, 'packed').read(np.array([0, 1, 2]))
-  np.testing.assert_array_equal(batch['labels'], [[11, 12, 13, 21], [22, 31, 32, 33], [34, 35, 0, 0]])
+  np.testing.assert_array_equal(
+    batch['labels'], [[11, 12, 13, 21], [22, 31, 32, 33], [34, 35, 0, 0]]
+  )
   np.testing.assert_array_equal(batch['ids'], [[0, 11, 12, 0], [0, 0, 31, 32], [0, 34, 0, 0]])
   np.testing.assert_array_equal(batch['segment_ids'], [[1, 1, 1, 2], [1, 2, 2, 2], [1, 1, 0, 0]])
   np.testing.assert_array_equal(batch['segment_pos'], [[0, 1, 2, 0], [0, 0, 1, 2], [0, 1, 0, 1]])
@@ -62,7 +66,9 @@ def test_packed_rows_are_seqax_rows():
 
 def test_sequence_rows_hold_one_document():
   batch = rows(*DOCUMENTS, 4, 'sequences').read(np.array([0, 1, 2]))
-  np.testing.assert_array_equal(batch['labels'], [[11, 12, 13, 0], [21, 22, 0, 0], [31, 32, 33, 34]])
+  np.testing.assert_array_equal(
+    batch['labels'], [[11, 12, 13, 0], [21, 22, 0, 0], [31, 32, 33, 34]]
+  )
   np.testing.assert_array_equal(batch['ids'], [[0, 11, 12, 13], [0, 21, 22, 0], [0, 31, 32, 33]])
   np.testing.assert_array_equal(batch['weights'], [[1, 1, 1, 0], [1, 1, 0, 0], [1] * 4])
   np.testing.assert_array_equal(batch['segment_ids'], [[1, 1, 1, 0], [1, 1, 0, 0], [1] * 4])
@@ -208,6 +214,10 @@ def test_a_damaged_archive_is_named(tmp_path):
 def test_bad_vocabularies_are_named(tmp_path):
   wrong = tmp_path / 'x.model'
   wrong.write_bytes(b'no model')
-  for path, message in [('', 'names no'), ('gone.model', 'not a file'), (str(wrong), 'is not a Sent')]:
+  for path, message in [
+    ('', 'names no'),
+    ('gone.model', 'not a file'),
+    (str(wrong), 'is not a Sent'),
+  ]:
     with pytest.raises(UserError, match=message):
       Tokenizer(path)

@@ -53,7 +53,7 @@ TINY = '--fdl_config=TinyGPT'
       'global batch of 6, not divisible by replica × data = 4',
     ),
     ([TINY, '--fdl.PERCORE_BATCH_SIZE=0.3'], 'is a global batch of 0.3: it must be a whole number'),
-    ([TINY, '--fdl.NUM_MICROBATCHES=3'], 'not divisible by replica × data = 1 × NUM_MICROBATCHES=3'),
+    ([TINY, '--fdl.NUM_MICROBATCHES=3'], 'replica × data = 1 × NUM_MICROBATCHES=3'),
     ([TINY, '--fdl.NUM_HEADS=5'], 'NUM_HEADS=5 × DIMS_PER_HEAD=6 is 30, not MODEL_DIMS=32'),
     ([TINY, '--fdl.NUM_KV_HEADS=3'], 'NUM_HEADS=4 is not divisible by NUM_KV_HEADS=3'),
     ([TINY, '--fdl.NUM_LOSS_CHUNKS=5'], 'MAX_SEQ_LEN=32 is not divisible by NUM_LOSS_CHUNKS=5'),
@@ -62,10 +62,10 @@ TINY = '--fdl_config=TinyGPT'
      'reading the Pile through SeqIO is not implemented yet'),
     (['--fdl_config=GPT126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
      'GPT126M has no dataset: mix one in'),
-    (['--fdl_config=DemoGPT', '--fdl.VOCAB_SIZE=4096'], 'VOCAB_SIZE is 4096: --fdl.VOCAB_SIZE=8192'),
+    (['--fdl_config=DemoGPT', '--fdl.VOCAB_SIZE=4096'], 'is 4096: --fdl.VOCAB_SIZE=8192'),
     (['--fdl_config=DemoGPT', '--fdl.VOCAB_PATH=x.model'], 'VOCAB_PATH=x.model is not a file'),
     (['--fdl_config=DemoGPT', '--fdl.TRAIN_FILES=["gone.txt"]'], 'gone.txt is not a file'),
-    (['--fdl_config=FlatTokens126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
+    (['--fdl_config=FlatTokens5B', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
      '--fdl.DATASET_PATH=/path/to/flat/tokens is missing'),
     ([TINY, '--mode=eval'], 'holds no checkpoint to evaluate: train first'),
   ],
@@ -85,7 +85,9 @@ def test_mistakes(capsys, tmp_path, argv, message):
 
 def test_help_needs_neither_jax_nor_fiddle():
   code = 'import sys; from paxlite.main import main; main(["x", "--help"]); print(*sys.modules)'
-  out = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
+  out = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True
+  ).stdout
   assert '--job_log_dir' in out
   modules = out.splitlines()[-1].split()
   assert not {'jax', 'fiddle', 'flax', 'numpy'} & set(modules)
@@ -124,7 +126,9 @@ def test_dry_run(capsys, name, parameters):
 def test_dry_run_counts_bytes_per_device(capsys):
   """GPT5B over 256 devices: 4 bytes a parameter and 8 of Adam, split by FSDP."""
   _, out, _ = call(capsys, '--fdl_config=GPT5B', '--dry_run')
-  lines = dict(line.rsplit(' ', 2)[:2] for line in out.splitlines() if line.startswith('per device'))
+  lines = dict(
+    line.rsplit(' ', 2)[:2] for line in out.splitlines() if line.startswith('per device')
+  )
   parameters, optimizer, gradients = (int(v.replace(',', '')) for v in lines.values())
   whole = 4 * 5_047_558_144
   assert whole / 256 <= parameters < 1.1 * whole / 256  # biases are on every device
@@ -136,7 +140,11 @@ def test_dry_run_counts_bytes_per_device(capsys):
 def test_both_spellings_and_fiddlers(capsys):
   flags = (
     ['--fdl.FPROP_DTYPE=float16', '--fdl.ICI_MESH_SHAPE=[8,1,1]', '--fdl.SEED=7'],
-    ['--fdl.FPROP_DTYPE="float16"', '--fdl.ICI_MESH_SHAPE="[8, 1, 1]"', '--fiddler=tests.test_main.seven'],
+    [
+      '--fdl.FPROP_DTYPE="float16"',
+      '--fdl.ICI_MESH_SHAPE="[8, 1, 1]"',
+      '--fiddler=tests.test_main.seven',
+    ],
   )
   shown = [call(capsys, TINY, '--dry_run', *f)[1] for f in flags]
   assert shown[0] == shown[1]

@@ -214,7 +214,9 @@ def test_grouped_heads_equal_repeated_keys():
 def test_dropout_is_on_with_an_rng_alone_and_a_function_of_it(repeated):
   task = make(DROPOUT_PROB=0.3, EMBEDDING_DROPOUT_PROB=0.3, USE_REPEATED_LAYER=repeated)
   params, batch = params_of(task), batch_of()
-  losses = [grads_of(task, params, batch, k)[0] for k in (None, None, *map(jax.random.key, (1, 1, 2)))]
+  losses = [
+    grads_of(task, params, batch, k)[0] for k in (None, None, *map(jax.random.key, (1, 1, 2)))
+  ]
   assert losses[0] == losses[1]
   assert losses[2] == losses[3]
   assert len({losses[0], losses[2], losses[4]}) == 3

@@ -49,7 +49,7 @@ def test_derived_values_follow_overrides_and_can_be_set():
 
 
 def test_a_misspelt_attribute_is_an_error_at_class_creation():
-  with pytest.raises(TypeError, match='R_COS_MIN_RATIO looks like a misspelling of .* LR_COS_MIN'):
+  with pytest.raises(TypeError, match=r'R_COS_MIN_RATIO looks like a misspelling of .* LR_COS_MIN'):
 
     class _(Base):
       R_COS_MIN_RATIO = 0.2

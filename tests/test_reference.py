@@ -78,7 +78,9 @@ def test_logits_loss_and_every_gradient(name):
 
   grads, metrics = jax.jit(lambda p: task.grads(p, batch, None))(params)
   for metric, value in metrics.items():
-    np.testing.assert_allclose(value.value, reference[f'metric/{metric}'], atol=5e-6, err_msg=metric)
+    np.testing.assert_allclose(
+      value.value, reference[f'metric/{metric}'], atol=5e-6, err_msg=metric
+    )
     np.testing.assert_allclose(value.weight, reference[f'metric_weight/{metric}'], err_msg=metric)
   expected = flat(praxis.tree(reference, 'grads'))
   assert flat(grads).keys() == expected.keys()

@@ -27,7 +27,9 @@ def uninterrupted(tmp_path_factory):
 
 def final_state(folder):
   state = folder / 'checkpoints' / 'checkpoint_00000010' / 'state'
-  return {p.name: zarr.open(str(p), mode='r')[...] for p in state.iterdir() if (p / '.zarray').exists()}
+  return {
+    p.name: zarr.open(str(p), mode='r')[...] for p in state.iterdir() if (p / '.zarray').exists()
+  }
 
 
 def start_and_be_killed(folder, moment):

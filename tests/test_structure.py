@@ -16,7 +16,14 @@ GROUPS = [
   {'programs', 'main', 'tools'},
 ]
 KNOW_FIDDLE = {'templates'} | GROUPS[4] | GROUPS[5]
-EXTRAS = {'tensorflow', 'seqio', 'torch', 'transformers', 'transformer_engine', 'tensorflow_datasets'}
+EXTRAS = {
+  'tensorflow',
+  'seqio',
+  'torch',
+  'transformers',
+  'transformer_engine',
+  'tensorflow_datasets',
+}
 
 
 def unit(path: pathlib.Path) -> str:
@@ -89,7 +96,14 @@ def test_extras_are_imported_inside_functions():
 
 def test_one_batch_is_followed_in_6_files_and_1200_lines():
   """From the file to the parameter update: what a reader opens."""
-  way = ['inputs/base.py', 'inputs/rows.py', 'evaluation.py', 'trainer.py', 'task.py', 'optimizers.py']
+  way = [
+    'inputs/base.py',
+    'inputs/rows.py',
+    'evaluation.py',
+    'trainer.py',
+    'task.py',
+    'optimizers.py',
+  ]
   assert sum(len((PACKAGE / f).read_text().splitlines()) for f in way) <= 1200
 
 

@@ -134,7 +134,9 @@ def test_a_mesh_changes_rounding_alone(tmp_path, mesh, percore):
     f'--fdl.ICI_MESH_SHAPE={mesh}',
     devices=8,
   )
-  for one, other in zip(runs.records(tmp_path / 'one'), runs.records(tmp_path / 'mesh'), strict=True):
+  for one, other in zip(
+    runs.records(tmp_path / 'one'), runs.records(tmp_path / 'mesh'), strict=True
+  ):
     assert one['loss'] == pytest.approx(other['loss'], rel=1e-5)
     assert one['grad_norm'] == pytest.approx(other['grad_norm'], rel=1e-4)
 

@@ -121,5 +121,9 @@ class FlatTokens(_Rows):
     if not self.DATASET_PATH:
       raise UserError('--fdl.DATASET_PATH=/path/to/flat/tokens is missing')
     return config(
-      FlatTokenRows, path=self.DATASET_PATH, split=split, seq_len=self.MAX_SEQ_LEN, rows=self.row_kind
+      FlatTokenRows,
+      path=self.DATASET_PATH,
+      split=split,
+      seq_len=self.MAX_SEQ_LEN,
+      rows=self.row_kind,
     )

@@ -2,6 +2,7 @@
 
 from paxlite.experiment import register
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.layers.remat import CheckpointPolicy
 
 
 @register
@@ -27,7 +28,7 @@ class GPT126M(LanguageModel):
 
   PACKED_INPUT = True
   USE_REPEATED_LAYER = False
-  CHECKPOINT_POLICY = 'SAVE_EVERYTHING'
+  CHECKPOINT_POLICY: CheckpointPolicy = 'SAVE_EVERYTHING'
   TRAINABLE_POSITION_EMB = True
   USE_BIAS = True
   ACTIVATION_CLS = 'gelu'

@@ -109,7 +109,14 @@ class LanguageModel(Experiment):
 
   def validate(self) -> None:
     super().validate()
-    for name in ('NUM_LAYERS', 'NUM_HEADS', 'NUM_KV_HEADS', 'MODEL_DIMS', 'HIDDEN_DIMS', 'VOCAB_SIZE'):
+    for name in (
+      'NUM_LAYERS',
+      'NUM_HEADS',
+      'NUM_KV_HEADS',
+      'MODEL_DIMS',
+      'HIDDEN_DIMS',
+      'VOCAB_SIZE',
+    ):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
     heads = f'NUM_HEADS={self.NUM_HEADS} × DIMS_PER_HEAD={self.DIMS_PER_HEAD}'
@@ -119,7 +126,9 @@ class LanguageModel(Experiment):
         'If that is meant: --fdl.HEADS_SPAN_MODEL=False'
       )
     if self.NUM_HEADS % self.NUM_KV_HEADS:
-      raise UserError(f'NUM_HEADS={self.NUM_HEADS} is not divisible by NUM_KV_HEADS={self.NUM_KV_HEADS}')
+      raise UserError(
+        f'NUM_HEADS={self.NUM_HEADS} is not divisible by NUM_KV_HEADS={self.NUM_KV_HEADS}'
+      )
     if self.USE_ROTARY_POSITION_EMB and self.DIMS_PER_HEAD % 2:
       raise UserError(f'rotary positions need an even DIMS_PER_HEAD, not {self.DIMS_PER_HEAD}')
     if self.MAX_SEQ_LEN % self.NUM_LOSS_CHUNKS:
@@ -128,7 +137,9 @@ class LanguageModel(Experiment):
       )
     for kind in ('COS', 'LRED'):
       start, end = getattr(self, f'LR_{kind}_DECAY_START'), getattr(self, f'LR_{kind}_DECAY_END')
-      used = self.LR_SCHEDULE.startswith('linear') and ('cosine' in self.LR_SCHEDULE) == (kind == 'COS')
+      used = self.LR_SCHEDULE.startswith('linear') and ('cosine' in self.LR_SCHEDULE) == (
+        kind == 'COS'
+      )
       if used and not getattr(self, f'LR_{kind}_WARMUP') <= start < end:
         raise UserError(
           f'the schedule needs LR_{kind}_WARMUP={getattr(self, f"LR_{kind}_WARMUP")} ≤ '
@@ -147,7 +158,7 @@ class LanguageModel(Experiment):
   def model(self) -> fdl.Config:
     """The config of the TransformerLm."""
     embedding = dict(
-      model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE, init=_normal(self.SOFTMAX_INIT_STD)
+      model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE, emb_init=_normal(self.SOFTMAX_INIT_STD)
     )
     head = dict(
       model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE, w_init=_normal(self.SOFTMAX_INIT_STD)
@@ -187,7 +198,7 @@ class LanguageModel(Experiment):
       max_length=self.MAX_SEQ_LEN,
       model_dims=self.MODEL_DIMS,
       dtype=self.FPROP_DTYPE,
-      init=_normal(self.INIT_STD),
+      emb_init=_normal(self.INIT_STD),
     )
 
   def norm(self) -> fdl.Partial:

@@ -1,1 +1,1 @@
-"""Inputs: from files to batches of token rows, in an order that is a pure function of (seed, step)."""
+"""Inputs: from files to batches of token rows, in an order that (seed, step) determine."""

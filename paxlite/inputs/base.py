@@ -167,7 +167,7 @@ def prefetch(iterator: Iterator[T], size: int) -> Iterator[T]:
         if not put((item, None)):
           return
       put((None, StopIteration()))
-    except BaseException as e:  # noqa: BLE001 - handed to the consumer
+    except BaseException as e:
       put((None, e))
 
   thread = threading.Thread(target=work, name='input', daemon=True)

@@ -30,7 +30,9 @@ def open_bytes(path: str) -> IO[bytes]:
     try:
       import zstandard
     except ImportError:
-      raise UserError(f'{path}: reading .zst needs the package zstandard (pip install zstandard)') from None
+      raise UserError(
+        f'{path}: reading .zst needs the package zstandard (pip install zstandard)'
+      ) from None
     return zstandard.ZstdDecompressor().stream_reader(file.open('rb'), read_across_frames=True)
   return file.open('rb')
 

@@ -91,7 +91,9 @@ def _open_seqax(folder: pathlib.Path) -> tuple['_ZarrTokens', np.ndarray, int]:
   except (KeyError, ValueError, OSError) as e:
     raise UserError(f'{folder} is not a complete seqax dataset: {e!r}') from None
   if not len(seq_starts) or int(seq_starts[-1]) != len(tokens):
-    raise UserError(f'{folder} is unfinished: seq_starts does not end at its {len(tokens):,} tokens')
+    raise UserError(
+      f'{folder} is unfinished: seq_starts does not end at its {len(tokens):,} tokens'
+    )
   return tokens, seq_starts, max_token_id
 
 

@@ -34,7 +34,7 @@ class CombinedQkv(nn.Module):
 
 
 class SeparateQkv(nn.Module):
-  """Queries [B, T, N, H], keys and values [B, T, G, H] by three weights (grouped-query attention)."""
+  """Queries [B, T, N, H], keys and values [B, T, G, H] by three weights (grouped queries)."""
 
   model_dims: int
   num_heads: int

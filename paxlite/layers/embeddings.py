@@ -20,12 +20,12 @@ class TokenEmbedding(nn.Module):
 
   vocab_size: int
   model_dims: int
-  init: Initializer = nn.initializers.normal(0.02)
+  emb_init: Initializer = nn.initializers.normal(0.02)
   dtype: Any = jnp.float32
 
   def setup(self):
     self.emb_var = param(
-      self, 'emb_var', self.init, [self.vocab_size, self.model_dims], ['vocab', 'embed']
+      self, 'emb_var', self.emb_init, [self.vocab_size, self.model_dims], ['vocab', 'embed']
     )
 
   def __call__(self, ids_BT: jax.Array) -> jax.Array:
@@ -42,13 +42,13 @@ class LearnedPositions(nn.Module):
 
   max_length: int
   model_dims: int
-  init: Initializer = nn.initializers.normal(0.02)
+  emb_init: Initializer = nn.initializers.normal(0.02)
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, positions_BT: jax.Array) -> jax.Array:
     table = param(
-      self, 'emb_var', self.init, [self.max_length, self.model_dims], ['positions', 'embed']
+      self, 'emb_var', self.emb_init, [self.max_length, self.model_dims], ['positions', 'embed']
     )
     return table.astype(self.dtype)[positions_BT]
 

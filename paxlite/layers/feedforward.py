@@ -73,5 +73,3 @@ class GatedFeedForward(FeedForward):
 
 def _zero_padding(x_BTX: jax.Array, paddings_BT: jax.Array | None) -> jax.Array:
   return x_BTX if paddings_BT is None else x_BTX * (1 - paddings_BT[..., None]).astype(x_BTX.dtype)
-
-

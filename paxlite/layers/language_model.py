@@ -63,7 +63,7 @@ class TransformerLm(nn.Module):
     Args:
       ids_BT: Token ids.
       positions_BT: Position of each token in its segment; 0, 1, 2 … where None.
-      segment_ids_BT: Tokens see their own segment alone; 0 is padding. None: one segment, no padding.
+      segment_ids_BT: Tokens see their own segment alone; 0 is padding. None: one segment.
     """
     return self.logits(self.hidden(ids_BT, positions_BT, segment_ids_BT))
 
@@ -116,8 +116,8 @@ class TransformerLm(nn.Module):
 def cross_entropy(logits_BTV: jax.Array, labels_BT: jax.Array) -> TokenLosses:
   """−log softmax(logits)[label] in float32, and whether the label has the largest logit.
 
-  The maximum that log-sum-exp needs anyway tells whether the label wins; an argmax would be one more
-  pass over [B, T, V]. Two equal largest logits both count as right.
+  The maximum that log-sum-exp needs anyway tells whether the label wins; an argmax would be
+  one more pass over [B, T, V]. Two equal largest logits both count as right.
   """
   label_logits = jnp.take_along_axis(logits_BTV, labels_BT[..., None], axis=-1)[..., 0]
   correct = label_logits >= jax.lax.stop_gradient(logits_BTV).max(-1)

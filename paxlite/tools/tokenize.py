@@ -1,6 +1,7 @@
 """python -m paxlite.tools.tokenize --vocab=x.model --output=FOLDER FILES…
 
-Turns text and JSON lines (.txt, .jsonl, also .gz .xz .zst) into a flat-tokens dataset, on all cores.
+Turns text and JSON lines (.txt, .jsonl, also .gz .xz .zst) into a flat-tokens dataset, on all
+cores.
 A .txt file is one document; of a .jsonl file each line is one, in its field --field.
 """
 
@@ -75,13 +76,14 @@ def main(argv: Sequence[str]) -> None:
   writer.close()
   seconds = time.perf_counter() - started
   print(
-    f'{args.output}/{args.split}: {count:,} documents, {size:,} bytes, {writer.token_count:,} tokens '
-    f'in {seconds:.1f} s ({size / seconds / 1e6:.1f} MB/s, {writer.token_count / seconds:,.0f} tokens/s)'
+    f'{args.output}/{args.split}: {count:,} documents, {size:,} bytes, '
+    f'{writer.token_count:,} tokens in {seconds:.1f} s '
+    f'({size / seconds / 1e6:.1f} MB/s, {writer.token_count / seconds:,.0f} tokens/s)'
   )
 
 
 def _pieces(documents: Iterable[str]) -> Iterator[Piece]:
-  """Documents in pieces that end at a line's end, so that one long document keeps all cores busy."""
+  """Documents in pieces that end at a line's end, so that a long one keeps all cores busy."""
   for text in documents:
     start = 0
     while start < len(text):
