@@ -186,9 +186,8 @@ def param(
   """Declares a float32 parameter of `module` together with its logical axes."""
   if len(shape) != len(axes):
     raise ValueError(f'{name}: {len(axes)} axis names {axes} for shape {shape}')
-  return module.param(
-    name, nn.with_logical_partitioning(init, tuple(axes)), tuple(shape), 'float32'
-  )
+  boxed_init: Any = nn.with_logical_partitioning(init, tuple(axes))
+  return module.param(name, boxed_init, tuple(shape), 'float32')
 
 
 def process_rows(sharding: NamedSharding, batch_size: int) -> slice:

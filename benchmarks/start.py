@@ -1,0 +1,63 @@
+"""python benchmarks/start.py: CPU seconds of `--help`, and wall seconds from start to the first step.
+
+Runs both sides in turn, as whole processes: paxlite.main on a synthetic run of one step, and plain
+JAX's train step of the same size.
+"""
+
+import argparse
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def timed(command: list[str]) -> tuple[float, float]:
+  """(wall seconds, CPU seconds) of a command."""
+  before = resource.getrusage(resource.RUSAGE_CHILDREN)
+  started = time.perf_counter()
+  env = {**os.environ, 'PYTHONPATH': f'{ROOT}:{ROOT / "benchmarks"}'}
+  subprocess.run(command, check=True, capture_output=True, env=env, cwd=ROOT)
+  wall = time.perf_counter() - started
+  after = resource.getrusage(resource.RUSAGE_CHILDREN)
+  return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--size', default='11M')
+  parser.add_argument('--rounds', type=int, default=5)
+  args = parser.parse_args()
+  from peers import SIZES
+
+  size = SIZES[args.size]
+  paxlite = [
+    *(sys.executable, '-m', 'paxlite.main', '--fdl_config=Synthetic126M'),
+    *('--noenable_checkpoint_saving', '--fdl.MAX_STEPS=1', '--fdl.FPROP_DTYPE=float32'),
+    *('--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]', '--fdl.PACKED_INPUT=False'),
+    *(f'--fdl.NUM_LAYERS={size.layers}', f'--fdl.MODEL_DIMS={size.model}'),
+    *(f'--fdl.NUM_HEADS={size.heads}', f'--fdl.VOCAB_SIZE={size.vocab}'),
+    *(f'--fdl.MAX_SEQ_LEN={size.length}', f'--fdl.PERCORE_BATCH_SIZE={size.batch}'),
+  ]
+  code = f'from peers import *; plain_jax(SIZES[{args.size!r}])()'
+  plain = [sys.executable, '-c', code]
+  walls: dict[str, list[float]] = {'paxlite': [], 'plain JAX': []}
+  for _ in range(args.rounds):
+    with tempfile.TemporaryDirectory() as folder:
+      walls['paxlite'].append(timed([*paxlite, f'--job_log_dir={folder}'])[0])
+    walls['plain JAX'].append(timed(plain)[0])
+  medians = {side: statistics.median(w) for side, w in walls.items()}
+  for side, m in medians.items():
+    print(f'{args.size} {side:10} {m:6.2f} s from start to the end of the first step')
+  print(f'ratio {medians["paxlite"] / medians["plain JAX"]:.2f}')
+  cpu = [timed([sys.executable, '-m', 'paxlite.main', '--help'])[1] for _ in range(args.rounds)]
+  print(f'--help: {statistics.median(cpu):.2f} s of CPU')
+
+
+if __name__ == '__main__':
+  main()
