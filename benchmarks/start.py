@@ -1,4 +1,4 @@
-"""python benchmarks/start.py: CPU seconds of `--help`, and wall seconds from start to the first step.
+"""python benchmarks/start.py: CPU seconds of `--help`, and wall seconds from start to first step.
 
 Runs both sides in turn, as whole processes: paxlite.main on a synthetic run of one step, and plain
 JAX's train step of the same size.

@@ -185,10 +185,11 @@ def versions() -> dict[str, Any]:
     except importlib.metadata.PackageNotFoundError:
       found[package] = 'not installed as a package'
   devices = jax.devices()
+  config: Any = jax.config
   return {
     'python': platform.python_version(),
     'packages': found,
     'devices': f'{len(devices)} × {devices[0].device_kind} ({devices[0].platform})',
     'processes': jax.process_count(),
-    'jax_threefry_partitionable': bool(jax.config.read('jax_threefry_partitionable')),
+    'jax_threefry_partitionable': bool(config.jax_threefry_partitionable),
   }

@@ -1,0 +1,43 @@
+"""`make demo` as on a fresh machine: a copy of the tracked files, a new environment, twice."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import runs
+
+
+@pytest.mark.slow
+def test_make_demo(tmp_path):
+  tracked = subprocess.run(
+    ['git', 'ls-files'], cwd=runs.ROOT, capture_output=True, text=True, check=True
+  ).stdout.split('\n')
+  for name in filter(None, tracked):
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(runs.ROOT / name, tmp_path / name)
+
+  def make() -> str:
+    command = ['make', 'demo', f'PYTHON={sys.executable}']
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+  output = make()
+  assert 'A sample, continuing' in output
+  assert 'Logs, metrics and checkpoints are in' in output
+  records = (tmp_path / 'logs' / 'demo' / 'eval_metrics.jsonl').read_text().splitlines()
+  last = json.loads(records[-1])
+  assert last['bits_per_byte'] < 2.0
+  packages = subprocess.run(
+    [tmp_path / '.venv' / 'bin' / 'python', '-m', 'pip', 'list', '--format=freeze'],
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout
+  installed = {line.split('==')[0].lower() for line in packages.splitlines()}
+  assert not {'tensorflow', 'torch', 'seqio', 'transformer-engine', 'pytest'} & installed
+
+  assert 'Training is complete' in make()
