@@ -17,6 +17,7 @@ from paxlite.errors import UserError
 from paxlite.evaluation import Evaluator
 from paxlite.experiment import Experiment
 from paxlite.inputs.base import Input
+from paxlite.optimizers import path_name
 from paxlite.summaries import Summaries, versions
 from paxlite.templates import config_text
 from paxlite.trainer import Trainer
@@ -49,7 +50,7 @@ class Run:
     eval_data = {name: fdl.build(cfg) for name, cfg in e.eval_inputs().items()}
     _check_vocabulary(e, {'training': data, **eval_data})
     _check_eval_batches(e, mesh, eval_data)
-    return Trainer(
+    trainer = Trainer(
       task=task,
       mesh=mesh,
       rules=e.rules,
@@ -67,6 +68,8 @@ class Run:
       profiler_step=e.PROFILER_CAPTURE_STEP,
       profiler_steps=e.PROFILER_NUM_STEPS,
     )
+    _check_trainable(trainer)
+    return trainer
 
   def checkpoints(self) -> Checkpoints:
     return Checkpoints(self.folder / 'checkpoints', self.experiment.CHECKPOINT_MAX_TO_KEEP)
@@ -211,6 +214,17 @@ def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
         f'the {name} data has token id {data.max_token_id} and VOCAB_SIZE is {vocab_size}: '
         f'--fdl.VOCAB_SIZE={-(-(data.max_token_id + 1) // 128) * 128} or another dataset'
       )
+
+
+def _check_trainable(trainer: Trainer) -> None:
+  params = trainer.abstract_state.params
+  optimizer = trainer.task.optimizer
+  if not jax.tree.leaves(optimizer.split(params)[0]):
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    raise UserError(
+      f'TRAINABLE_VARIABLES={list(optimizer.trainable)} matches no variable as a whole; '
+      f'there are {", ".join(names[:3])} …'
+    )
 
 
 def _check_eval_batches(e: Experiment, mesh: Any, inputs: dict[str, Input]) -> None:

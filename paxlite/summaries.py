@@ -91,7 +91,9 @@ class Summaries:
 
   def _line(self, text: str) -> None:
     if self._live is not None:
-      self._live.update(text, refresh=True)
+      from rich.text import Text
+
+      self._live.update(Text(text), refresh=True)
     else:
       print(text, flush=True)
 

@@ -166,7 +166,7 @@ class Trainer:
     if step is None:
       return self._init()(jax.random.key(self.seed)), 0
     assert self.checkpoints is not None
-    state, data = self.checkpoints.restore(step, self.abstract_state())
+    state, data = self.checkpoints.restore(step, self.abstract_state)
     if data['batch_size'] != self.data.batch_size:
       raise UserError(
         f'the checkpoint of step {step} was trained with a global batch of {data["batch_size"]} '
@@ -175,6 +175,7 @@ class Trainer:
       )
     return state, step
 
+  @functools.cached_property
   def abstract_state(self) -> TrainState:
     """Shapes, dtypes and shardings of the state."""
     boxed = jax.eval_shape(self.task.init, jax.random.key(0))
@@ -189,7 +190,7 @@ class Trainer:
 
   def _init(self) -> Callable[[jax.Array], TrainState]:
     """Initialises the state sharded: it never exists whole on one device."""
-    shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
+    shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
     return jax.jit(lambda rng: meta.unbox(self.task.init(rng)), out_shardings=shardings)
 
   def jitted_step(self) -> Any:
@@ -199,7 +200,7 @@ class Trainer:
       with partitioning.activate(self.mesh, self.rules):
         return train_step(self.task, self.seed, state, batch)
 
-    shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state())
+    shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
   def _compile(self, state: TrainState, batch: Batch, summaries: Summaries) -> Any:

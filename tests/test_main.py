@@ -1,6 +1,9 @@
 """The command line: what a run leaves, and every mistake as one clear line with exit code 2."""
 
+import gzip
 import json
+import os
+import pty
 import subprocess
 import sys
 
@@ -67,6 +70,8 @@ TINY = '--fdl_config=TinyGPT'
     (['--fdl_config=DemoGPT', '--fdl.TRAIN_FILES=["gone.txt"]'], 'gone.txt is not a file'),
     (['--fdl_config=FlatTokens5B', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
      '--fdl.DATASET_PATH=/path/to/flat/tokens is missing'),
+    ([TINY, '--fdl.TRAINABLE_VARIABLES=["x.*"]'], 'matches no variable as a whole'),
+    ([TINY, '--fdl.TRAINABLE_VARIABLES=["("]'], "'(' is not a regular expression"),
     ([TINY, '--mode=eval'], 'holds no checkpoint to evaluate: train first'),
   ],
 )  # fmt: skip
@@ -182,7 +187,8 @@ def test_what_a_run_leaves(tmp_path):
   assert {'loss', 'Steps/sec', 'Metrics/total_loss', 'Metrics/log_pplx', 'learning/lr'} <= tags
   assert {'learning/raw_grad_norm', 'learning/clipped_grad_norm', 'learning/var_norm'} <= tags
   assert 'Metrics/bits_per_byte' in tensorboard_tags(tmp_path / 'summaries' / 'eval_held_out')
-  assert list((tmp_path / 'profile').rglob('perfetto_trace.json.gz'))
+  (trace,) = (tmp_path / 'profile').rglob('perfetto_trace.json.gz')
+  assert len(json.loads(gzip.decompress(trace.read_bytes()))['traceEvents']) > 100
   assert list((tmp_path / 'profile').rglob('*.xplane.pb'))
 
   before = runs.records(tmp_path, 'eval_metrics.jsonl')[-1]
@@ -208,3 +214,27 @@ def tensorboard_tags(folder) -> set[str]:
 def test_no_checkpoints_where_they_are_off(tmp_path):
   runs.run(tmp_path, '--noenable_checkpoint_saving', '--fdl.MAX_STEPS=2')
   assert not (tmp_path / 'checkpoints').exists()
+
+
+def test_a_live_line_on_a_terminal(tmp_path):
+  """rich rewrites one line on a real (pseudo) terminal; what stays are the other lines."""
+  leader, follower = pty.openpty()
+  process = subprocess.Popen(
+    runs.command(tmp_path, '--noenable_checkpoint_saving'),
+    stdout=follower,
+    stderr=follower,
+    env=runs.environment() | {'TERM': 'xterm', 'COLUMNS': '200'},
+    cwd=runs.ROOT,
+  )
+  os.close(follower)
+  shown = b''
+  try:
+    while chunk := os.read(leader, 65536):
+      shown += chunk
+  except OSError:  # the terminal's end of file
+    pass
+  assert process.wait(timeout=60) == 0
+  text = shown.decode()
+  assert '\x1b[2K' in text, 'a line is erased and written again'
+  assert 'step 10/10' in text
+  assert 'Compiled the train step in' in text

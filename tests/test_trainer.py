@@ -12,6 +12,7 @@ from paxlite.checkpoints import Checkpoints
 from paxlite.errors import TrainingError
 from paxlite.evaluation import Evaluator
 from paxlite.experiments.demo import TinyGPT
+from paxlite.optimizers import path_name
 from paxlite.programs import Run
 from tests import runs
 
@@ -87,6 +88,28 @@ def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_pat
   state, metrics = step(state, batch)
   assert metrics['learning/is_valid_step'].value
   assert (state.skipped, state.skipped_in_a_row) == (1, 0)
+
+
+@pytest.mark.parametrize('repeated', [False, True])
+def test_frozen_variables_stay_and_have_no_optimizer_state(tmp_path, repeated):
+  layer = 'transformer/repeat' if repeated else 'transformer/x_layers_1'
+  t = make(
+    tmp_path, USE_REPEATED_LAYER=repeated, TRAINABLE_VARIABLES=[f'{layer}/.*qkv.*', 'final_ln/.*']
+  )
+  state, _ = t.initial_state()
+  before = jax.device_get(state.params)
+  after = jax.device_get(t.train(state, 0).params)
+  changed = {
+    path_name(path)
+    for (path, x), y in zip(
+      jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after), strict=True
+    )
+    if not np.array_equal(x, y)
+  }
+  qkv = f'{layer}/self_attention/qkv/combined'
+  assert changed == {f'{qkv}/w', f'{qkv}/b', 'final_ln/scale', 'final_ln/bias'}
+  moments = next(s for s in t.abstract_state.opt_state if hasattr(s, 'm'))
+  assert len(jax.tree.leaves(moments.m)) == 4
 
 
 def test_skipped_steps_are_counted_and_training_goes_on(tmp_path):

@@ -1,6 +1,7 @@
 """From architecture, optimizer and schedule attributes to the config of a Task."""
 
 import math
+import re
 from typing import Any, Literal
 
 import fiddle as fdl
@@ -135,6 +136,13 @@ class LanguageModel(Experiment):
       raise UserError(
         f'MAX_SEQ_LEN={self.MAX_SEQ_LEN} is not divisible by NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS}'
       )
+    for pattern in self.TRAINABLE_VARIABLES:
+      try:
+        re.compile(pattern)
+      except re.error as e:
+        raise UserError(
+          f'TRAINABLE_VARIABLES: {pattern!r} is not a regular expression: {e}'
+        ) from None
     for kind in ('COS', 'LRED'):
       start, end = getattr(self, f'LR_{kind}_DECAY_START'), getattr(self, f'LR_{kind}_DECAY_END')
       used = self.LR_SCHEDULE.startswith('linear') and ('cosine' in self.LR_SCHEDULE) == (

@@ -10,7 +10,7 @@ from typing import IO, cast
 
 from paxlite.errors import UserError
 
-_COMPRESSED = ('.gz', '.xz', '.zst')
+COMPRESSED = ('.gz', '.xz', '.zst')
 
 
 def open_bytes(path: str) -> IO[bytes]:
@@ -59,7 +59,7 @@ def read_text(path: str) -> str:
 
 def kind(path: str) -> str:
   """'.txt' for corpus.txt.xz: the suffix that says what is inside."""
-  suffixes = [s for s in pathlib.Path(path).suffixes if s not in _COMPRESSED]
+  suffixes = [s for s in pathlib.Path(path).suffixes if s not in COMPRESSED]
   return suffixes[-1] if suffixes else ''
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from paxlite.errors import UserError
-from paxlite.inputs.files import read_documents
+from paxlite.inputs.files import COMPRESSED, read_documents
 from paxlite.inputs.flat_tokens import Writer
 from paxlite.inputs.tokenizer import Tokenizer
 from paxlite.tools import cli
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
   eos = np.array([tokenizer.eos_id] if args.append_eos else [], np.uint32)
   started = time.perf_counter()
   count = size = 0
-  with _progress() as report, _encoder(args.vocab, args.processes) as encode:
+  with _progress(args.files) as report, _encoder(args.vocab, args.processes) as encode:
     document: list[np.ndarray] = []
     for encoded, num_bytes in encode(_batches(_pieces(documents))):
       for tokens, is_last in encoded:
@@ -137,23 +137,24 @@ def _encode_batch(batch: list[Piece]) -> Encoded:
 
 
 @contextlib.contextmanager
-def _progress():
-  """A function of (bytes, tokens) that keeps a line on the terminal up to date."""
-  from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+def _progress(files: Sequence[str]):
+  """A bar, moved by the function of (bytes, tokens) that it gives; compressed files have no end."""
+  from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-  columns = SpinnerColumn(), TextColumn('{task.description}'), TimeElapsedColumn()
-  with Progress(*columns, transient=True) as progress:
-    task = progress.add_task('tokenizing')
+  compressed = any(pathlib.Path(f).suffix in COMPRESSED for f in files)
+  total = None if compressed else sum(pathlib.Path(f).stat().st_size for f in files)
+  text = TextColumn('{task.description}')
+  with Progress(BarColumn(), text, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
+    task = progress.add_task('tokenizing', total=total)
     started = time.perf_counter()
 
     def report(size: int, tokens: int) -> None:
       seconds = time.perf_counter() - started
-      progress.update(
-        task,
-        description=f'{size / 1e6:,.1f} MB  {tokens:,} tokens  {size / seconds / 1e6:.1f} MB/s',
-      )
+      speed = f'{size / seconds / 1e6:.1f} MB/s  {tokens / seconds:,.0f} tokens/s'
+      progress.update(task, completed=size, description=f'{size / 1e6:,.1f} MB  {speed}')
 
     yield report
+    progress.update(task, total=progress.tasks[0].completed)  # a JSON line is more than its text
 
 
 if __name__ == '__main__':
