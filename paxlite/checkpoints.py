@@ -6,6 +6,7 @@ checksums.json before that rename, and restoring verifies them. A step that fail
 (nothing is deleted), reported, and the one before it is used.
 """
 
+import contextlib
 import datetime
 import json
 import logging
@@ -17,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paxlite.errors import UserError
+from paxlite.errors import TrainingError, UserError
 from paxlite.optimizers import path_name
 
 _PREFIX = 'checkpoint'
@@ -34,6 +35,7 @@ class Checkpoints:
     directory: Created on the first save.
     max_to_keep: Older steps are deleted, but for one every `keep_interval`.
     keep_interval: See max_to_keep.
+    read_only: Nothing on disk is changed: another process may be writing there.
   """
 
   def __init__(
@@ -41,12 +43,15 @@ class Checkpoints:
     directory: str | os.PathLike,
     max_to_keep: int = 10,
     keep_interval: datetime.timedelta = datetime.timedelta(hours=12),
+    read_only: bool = False,
   ):
     self._directory = pathlib.Path(directory).absolute()
     self._max_to_keep = max_to_keep
     self._keep_interval = keep_interval
     self._manager_: Any = None
+    self._read_only = read_only
     self._saving: int | None = None
+    self._failure: str | None = None
 
   def steps(self) -> list[int]:
     """Committed steps on disk, ascending; verified or not."""
@@ -94,8 +99,8 @@ class Checkpoints:
   def save(self, step: int, state: Any, data: dict[str, Any]) -> None:
     """Saves in the background; returns once the arrays may be overwritten.
 
-    An earlier save that is still being written is waited for first. A step that is there already
-    is left as it is.
+    An earlier save that is still being written is waited for first; if it failed, that is logged
+    and this one is tried. A step that is there already is left as it is.
     """
     import orbax.checkpoint as ocp
 
@@ -103,21 +108,43 @@ class Checkpoints:
       return
     self.wait()
     self._saving = step
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data)),
-    )
+    args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data))
+    try:
+      self._manager.save(step, args=args)
+    except Exception as e:
+      self._note_failure(e)
 
   def wait(self) -> None:
-    """Waits until what was saved is on disk; raises what went wrong there."""
-    if self._manager_ is not None:
+    """Waits until what was saved is on disk, or failed, which is logged."""
+    if self._manager_ is None or self._saving is None:
+      return
+    try:
       self._manager_.wait_until_finished()
+      self._failure = None if self._saving in self.steps() else self._failure
+    except Exception as e:
+      self._note_failure(e)
+    self._saving = None
+
+  def raise_failure(self) -> None:
+    """Raises TrainingError when the last save failed: the run's end is not on disk."""
+    if self._failure is not None:
+      raise TrainingError(f'the last checkpoint was not written: {self._failure}')
 
   def close(self) -> None:
+    """Waits for the last save; the object can be used again."""
+    self.wait()
     if self._manager_ is not None:
-      self.wait()
-      self._manager_.close()
+      with contextlib.suppress(Exception):  # raises again what wait() has logged
+        self._manager_.close()
       self._manager_ = None
+
+  def _note_failure(self, error: Exception) -> None:
+    """Logs a failed save; the next one has a new manager, since this one repeats its error."""
+    self._failure = f'step {self._saving}: {type(error).__name__}: {error}'
+    log.error('saving failed, training goes on: %s', self._failure)
+    manager, self._manager_, self._saving = self._manager_, None, None
+    with contextlib.suppress(Exception):
+      manager.close()
 
   @property
   def _manager(self) -> Any:
@@ -137,7 +164,7 @@ class Checkpoints:
           step_name_format=ocp.path.step.standard_name_format(
             step_prefix=_PREFIX, step_format_fixed_length=8
           ),
-          cleanup_tmp_directories=True,
+          cleanup_tmp_directories=not self._read_only,
           async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
         ),
       )
@@ -148,8 +175,9 @@ class Checkpoints:
 
   def _write_checksums(self) -> None:
     """Called by Orbax when every file of the step is written and its folder not yet renamed."""
-    if self._saving is None or jax.process_index() != 0:
+    if jax.process_index() != 0:
       return
+    assert self._saving is not None
     (folder,) = self._directory.glob(f'{self._folder(self._saving).name}.orbax-checkpoint-tmp*')
     sums = {name: list(_checksum(folder / name)) for name in _files(folder)}
     (folder / _CHECKSUMS).write_text(json.dumps(sums))
@@ -159,6 +187,9 @@ class Checkpoints:
       problem = _damage(self._folder(step))
       if problem is None:
         return step
+      if self._read_only:
+        log.warning('checkpoint of step %d: %s', step, problem)
+        continue
       aside = _unused_name(self._directory / f'damaged_{self._folder(step).name}')
       self._folder(step).rename(aside)
       log.warning('checkpoint of step %d: %s; moved to %s', step, problem, aside)
@@ -206,17 +237,16 @@ def _checksum(path: pathlib.Path) -> tuple[int, int]:
 def _damage(folder: pathlib.Path) -> str | None:
   """What is wrong with a checkpoint's files, or None."""
   try:
-    expected = json.loads((folder / _CHECKSUMS).read_text())
-    if not isinstance(expected, dict):
-      raise ValueError('not an object')
+    found = json.loads((folder / _CHECKSUMS).read_text())
+    expected = {name: (int(size), int(crc)) for name, (size, crc) in found.items()}
   except FileNotFoundError:
     return f'{_CHECKSUMS} is missing'
-  except (ValueError, OSError) as e:
+  except (ValueError, TypeError, AttributeError, OSError) as e:
     return f'{_CHECKSUMS} cannot be read ({e})'
   present = set(_files(folder))
+  for name in sorted(present ^ expected.keys()):
+    return f'{name} is missing' if name in expected else f'{name} is not in {_CHECKSUMS}'
   for name, (size, crc) in expected.items():
-    if name not in present:
-      return f'{name} is missing'
     if _checksum(folder / name) != (size, crc):
       return f'{name} is damaged (size or CRC-32 differs)'
   return None

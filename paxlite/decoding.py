@@ -29,7 +29,8 @@ def sample(
   start, end = len(tokens) + 1, min(len(tokens) + 1 + num_tokens, seq_len)
   # training rows begin with a token of context; 0 stands for none
   row = jnp.zeros((1, seq_len), jnp.int32).at[0, 1:start].set(jnp.array(tokens, jnp.int32))
-  row = _sample_row(model, params, row, start, end, temperature, jax.random.key(seed))
+  vocab = tokenizer.vocab_size
+  row = _sample_row(model, params, row, start, end, vocab, temperature, jax.random.key(seed))
   ids = [int(i) for i in jax.device_get(row)[0, 1:end]]
   if tokenizer.eos_id in ids:
     ids = ids[: ids.index(tokenizer.eos_id)]
@@ -43,6 +44,7 @@ def _sample_row(
   row_1T: jax.Array,
   start: jax.Array,
   end: jax.Array,
+  vocab: jax.Array,
   temperature: jax.Array,
   key: jax.Array,
 ) -> jax.Array:
@@ -50,7 +52,9 @@ def _sample_row(
     x_1TD: Any = model.apply({'params': params}, row, None, None, method='hidden')
     x_11D = jax.lax.dynamic_slice_in_dim(x_1TD, i - 1, 1, axis=1)
     logits_11V: Any = model.apply({'params': params}, x_11D, method='logits')
-    token = jax.random.categorical(jax.random.fold_in(key, i), logits_11V[0, 0] / temperature)
+    # a vocabulary that was rounded up has ids that the tokenizer does not know
+    logits_V = jnp.where(jnp.arange(logits_11V.shape[-1]) < vocab, logits_11V[0, 0], -jnp.inf)
+    token = jax.random.categorical(jax.random.fold_in(key, i), logits_V / temperature)
     return row.at[0, i].set(token.astype(row.dtype))
 
   return jax.lax.fori_loop(start, end, step, row_1T)

@@ -2,6 +2,7 @@
 
 import functools
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.sharding import Mesh
 from paxlite import partitioning
 from paxlite.inputs.base import Input, prefetch
 from paxlite.metrics import Mean, Metrics
+from paxlite.summaries import Summaries
 from paxlite.task import Task
 
 
@@ -38,9 +40,12 @@ class Evaluator:
 
     self._step: Callable[[Any, dict[str, jax.Array]], Metrics] = step
 
-  @property
-  def names(self) -> list[str]:
-    return list(self._inputs)
+  def report(self, params: Any, step: int, summaries: Summaries) -> None:
+    """Evaluates on every input and writes what came out."""
+    for name in self._inputs:
+      before = time.perf_counter()
+      metrics = self(name, params)
+      summaries.evaluation(step, name, metrics, time.perf_counter() - before)
 
   def __call__(self, name: str, params: Any) -> dict[str, float]:
     """Metrics over input `name`; bits_per_byte too where the input knows its bytes."""

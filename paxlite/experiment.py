@@ -72,6 +72,8 @@ class Experiment(Parameters):
     'PROFILER_NUM_STEPS',
     'PROFILER_CAPTURE_STEP',
     'RESUMABLE_CHANGES',
+    'EVAL_BATCH_SIZE',
+    'EVAL_SPLIT',
     'SAMPLE_PROMPT',
     'TRAIN_FILES',  # files move; what is in them is the user's word
     'VOCAB_PATH',
@@ -80,7 +82,7 @@ class Experiment(Parameters):
 
   @classmethod
   def config(cls) -> fdl.Config:
-    """An fdl.Config of this class with the value of every attribute set."""
+    """An fdl.Config of this class with every attribute set but the derived ones."""
     cfg: Any = fdl.Config(cls)
     for name in inspect.signature(cls).parameters:
       value = getattr(cls, name)
@@ -163,6 +165,12 @@ class Experiment(Parameters):
     ):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
+    if not 0 <= self.SEED < 1 << 32:
+      raise UserError(f'SEED={self.SEED} must be from 0 to 2**32 - 1')
+    if self.MAX_EVAL_BATCHES is not None and self.MAX_EVAL_BATCHES < 1:
+      raise UserError(
+        f'MAX_EVAL_BATCHES={self.MAX_EVAL_BATCHES} must be at least 1, or None for all'
+      )
     self.batch_size  # noqa: B018 - raises where it does not come out even
 
 
@@ -232,6 +240,8 @@ def apply_fiddler(cfg: fdl.Config, name: str) -> None:
 
 def _attribute(dotted: str, flag: str) -> Any:
   module_name, _, attribute = dotted.rpartition('.')
+  if not all(dotted.split('.')):
+    raise UserError(f'{flag}={dotted} is no dotted path: write package.module.Name')
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as e:

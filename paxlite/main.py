@@ -44,7 +44,12 @@ _ACCEPT = flags.DEFINE_bool(
   'accept_changes', False, 'Continue a folder of a different experiment.', flag_values=_FLAGS
 )
 _PROFILER_PORT = flags.DEFINE_integer(
-  'jax_profiler_port', None, 'Port of the JAX profiler server; off by default.', flag_values=_FLAGS
+  'jax_profiler_port',
+  None,
+  lower_bound=1,
+  upper_bound=65535,
+  help='Port of the JAX profiler server; off by default.',
+  flag_values=_FLAGS,
 )
 
 
@@ -93,7 +98,7 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
     raise UserError(
       '--fdl_config=EXPERIMENT is missing. List them: python -m paxlite.tools.experiments'
     )
-  if _FOLDER.value is None and not _DRY_RUN.value:
+  if not _FOLDER.value and not _DRY_RUN.value:
     raise UserError('--job_log_dir=FOLDER is missing')
   return overrides
 

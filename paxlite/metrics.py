@@ -1,6 +1,6 @@
 """Weighted metrics: a value and the weight that it was averaged over."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -35,14 +35,6 @@ class Mean:
 
   def weight(self, name: str) -> float:
     return self._weights.get(name, 0.0)
-
-
-def combine(batches: Iterable[Mapping[str, Weighted]]) -> dict[str, float]:
-  """The weighted means over batches of metrics on the host."""
-  mean = Mean()
-  for metrics in batches:
-    mean.add(metrics)
-  return mean.result()
 
 
 def to_host(metrics: Metrics) -> dict[str, float]:

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from paxlite.layers.transformer import REPEATED
+
 PyTree = Any
 
 
@@ -53,13 +55,16 @@ def scale_by_pax_adam(
     m = jax.tree.map(lambda g, m: b1_t * m + (1 - b1_t) * g, grads, state.m)
     v = jax.tree.map(lambda g, v: b2_t * v + (1 - b2_t) * jnp.square(g), grads, state.v)
 
-    def step(m: jax.Array, v: jax.Array) -> jax.Array:
+    def step(path: Sequence[Any], m: jax.Array, v: jax.Array) -> jax.Array:
       u = m / (jnp.sqrt(v + epsilon_root) + epsilon)
       if update_clip > 0:
-        u = u / jnp.maximum(1.0, jnp.sqrt(jnp.mean(jnp.square(u))) / update_clip)
+        # each layer of a repeated stack is a variable of its own, as in Pax
+        dims = range(1 if REPEATED in path_name(path).split('/') else 0, u.ndim)
+        rms = jnp.sqrt(jnp.square(u).mean(tuple(dims), keepdims=True))
+        u = u / jnp.maximum(1.0, rms / update_clip)
       return u
 
-    return jax.tree.map(step, m, v), PaxAdamState(state.count + 1, m, v)
+    return jax.tree_util.tree_map_with_path(step, m, v), PaxAdamState(state.count + 1, m, v)
 
   return optax.GradientTransformation(init, update)
 

@@ -10,12 +10,13 @@ Subclassing and mixing in work as in Python. The type of a parameter is the anno
 the top of the MRO's end, or that of its first default. A property with an UPPER_CASE name is a
 derived parameter: computed from the others until it is set itself.
 
-This module knows neither JAX nor Fiddle: a mistyped flag is reported before either is imported.
+This module knows neither JAX nor Fiddle.
 """
 
 import ast
 import difflib
 import inspect
+import math
 import types
 import typing
 from typing import Any, Literal
@@ -46,9 +47,9 @@ class Parameters:
     annotated = inspect.get_annotations(cls)
     inherited: set[str] = set()
     for base in cls.__mro__[1:]:
-      inherited.update(name for name in vars(base) if name.isupper())
+      inherited.update(name for name in vars(base) if _is_parameter(name))
     for name, value in list(vars(cls).items()):
-      if not name.isupper():
+      if not _is_parameter(name):
         continue
       if isinstance(value, property):
         setattr(cls, name, derived(value.fget))
@@ -84,7 +85,7 @@ def parameter_types(cls: type) -> dict[str, Any]:
   for base in reversed(cls.__mro__):
     hints = inspect.get_annotations(base, eval_str=True)
     for name, value in vars(base).items():
-      if not name.isupper():
+      if not _is_parameter(name):
         continue
       if name in hints:
         found[name] = hints[name]
@@ -104,7 +105,7 @@ def convert(cls: type, name: str, value: Any) -> Any:
   """
   try:
     return _convert(value, _type_of_parameter(cls, name))
-  except (TypeError, ValueError) as e:
+  except (TypeError, ValueError, OverflowError) as e:
     if isinstance(e, UserError):
       raise
     raise UserError(_mismatch(cls, name, value)) from None
@@ -129,7 +130,7 @@ def parse(cls: type, name: str, text: str) -> Any:
   for attempt in attempts:
     try:
       return _convert(attempt, expected)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
       continue
   raise UserError(_mismatch(cls, name, text))
 
@@ -146,6 +147,10 @@ def describe(expected: Any) -> str:
   if origin is not None:
     return str(expected)
   return getattr(expected, '__name__', str(expected))
+
+
+def _is_parameter(name: str) -> bool:
+  return name.isupper() and not name.startswith('_')
 
 
 def _literal(text: str) -> Any:
@@ -229,7 +234,7 @@ def _convert(value: Any, expected: Any) -> Any:
       raise TypeError(value)
     return int(value)
   if expected is float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
       raise TypeError(value)
     return float(value)
   if expected is str:

@@ -1,17 +1,20 @@
-"""Peaks of known devices, traces, and memory."""
+"""Peaks of known devices, and traces."""
 
 import pathlib
+import re
 
 import jax
 
-# Dense bf16 FLOP/s per device, from the vendors' data sheets.
+# Dense bf16 FLOP/s per device from the vendors' data sheets; the first whole word that fits counts
 _PEAK_FLOPS = {
   'A100': 312e12,
   'H100 PCIe': 756e12,
+  'H100 NVL': 835e12,
   'H100': 989e12,
   'H200': 989e12,
   'H800': 989e12,
   'B200': 2250e12,
+  'L40S': 362e12,
   'L4': 121e12,
   'TPU v4': 275e12,
   'TPU v5 lite': 197e12,
@@ -23,16 +26,18 @@ _PEAK_FLOPS = {
 }
 
 
-def peak_flops(device: jax.Device) -> float | None:
-  """Dense bf16 peak of one device, or None where it is not known (CPUs)."""
+def peak_flops(device_kind: str) -> float | None:
+  """Dense bf16 peak of a device by jax's device_kind, or None where it is not known (CPUs)."""
   for name, flops in _PEAK_FLOPS.items():
-    if name.lower() in device.device_kind.lower():
+    if re.search(rf'\b{name}\b', device_kind, re.IGNORECASE):
       return flops
   return None
 
 
 class StepProfiler:
   """Traces steps [first, first + count) into `folder`, for Perfetto and xprof.
+
+  The caller waits for the device before `start` and `stop`, so that the trace holds these steps.
 
   Args:
     folder: The trace goes to folder/plugins/profile/….
@@ -44,21 +49,22 @@ class StepProfiler:
     self._folder = folder
     self._first = first
     self._count = count
-    self._running_since: int | None = None
+    self._running = False
 
-  def before_step(self, step: int) -> None:
-    """`step` steps are done and another one follows."""
-    if step == self._first and jax.process_index() == 0:
-      jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
-      self._running_since = step
+  def starts_at(self, step: int) -> bool:
+    """Whether the trace starts when `step` steps are done."""
+    return step == self._first and jax.process_index() == 0
 
-  def after_step(self, step: int, result: object) -> None:
-    """`step` steps are dispatched; waits for `result` where the trace ends with it."""
-    if self._running_since is not None and step >= self._running_since + self._count:
-      jax.block_until_ready(result)
-      self.close()
+  def stops_at(self, step: int) -> bool:
+    """Whether the trace stops when `step` steps are done."""
+    return self._running and self._first is not None and step >= self._first + self._count
 
-  def close(self) -> None:
-    if self._running_since is not None:
+  def start(self) -> None:
+    jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
+    self._running = True
+
+  def stop(self) -> None:
+    """Does nothing where no trace runs."""
+    if self._running:
       jax.profiler.stop_trace()
-      self._running_since = None
+      self._running = False

@@ -1,10 +1,10 @@
 """What `paxlite.main` does with an experiment: train, evaluate, or a dry run."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import pathlib
-import time
 from typing import Any
 
 import fiddle as fdl
@@ -17,7 +17,9 @@ from paxlite.errors import UserError
 from paxlite.evaluation import Evaluator
 from paxlite.experiment import Experiment
 from paxlite.inputs.base import Input
+from paxlite.inputs.tokenizer import Tokenizer
 from paxlite.optimizers import path_name
+from paxlite.params import derived
 from paxlite.summaries import Summaries, versions
 from paxlite.templates import config_text
 from paxlite.trainer import Trainer
@@ -32,22 +34,25 @@ class Run:
   Attributes:
     experiment: Validated numbers.
     folder: job_log_dir.
-    save: Whether training writes checkpoints.
+    save: Whether training writes checkpoints; it continues from those that are there either way.
     accept_changes: Whether a folder of a different experiment may be continued.
+    read_only: Whether what the folder holds stays as it is.
   """
 
   experiment: Experiment
   folder: pathlib.Path
   save: bool = True
   accept_changes: bool = False
+  read_only: bool = False
 
   def trainer(self) -> Trainer:
     """Builds everything; raises UserError before a file is written or a program compiled."""
     e = self.experiment
+    inputs = e.train_input(), e.eval_inputs()  # configs only, but a missing dataset is said first
     mesh = partitioning.make_mesh(e.ICI_MESH_SHAPE, e.DCN_MESH_SHAPE)
     task = fdl.build(e.task())
-    data = fdl.build(e.train_input())
-    eval_data = {name: fdl.build(cfg) for name, cfg in e.eval_inputs().items()}
+    data = fdl.build(inputs[0])
+    eval_data = {name: fdl.build(cfg) for name, cfg in inputs[1].items()}
     _check_vocabulary(e, {'training': data, **eval_data})
     _check_eval_batches(e, mesh, eval_data)
     trainer = Trainer(
@@ -56,7 +61,8 @@ class Run:
       rules=e.rules,
       data=data,
       eval_data=eval_data,
-      checkpoints=self.checkpoints() if self.save else None,
+      checkpoints=self.checkpoints(),
+      save=self.save,
       folder=self.folder,
       seed=e.SEED,
       seq_len=e.MAX_SEQ_LEN,
@@ -72,23 +78,30 @@ class Run:
     return trainer
 
   def checkpoints(self) -> Checkpoints:
-    return Checkpoints(self.folder / 'checkpoints', self.experiment.CHECKPOINT_MAX_TO_KEEP)
+    keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
+    return Checkpoints(self.folder / 'checkpoints', keep, read_only=self.read_only)
+
+  def tokenizer(self) -> Tokenizer | None:
+    """What a sample at the end of training needs; None where none is asked for."""
+    if getattr(self.experiment, 'SAMPLE_PROMPT', None) is None:
+      return None
+    return Tokenizer(getattr(self.experiment, 'VOCAB_PATH', ''))
 
 
 def train(run: Run) -> None:
   """Trains to MAX_STEPS, continuing what the folder holds, and prints a sample."""
   refuse_other_experiment(run)
+  tokenizer = run.tokenizer()
   trainer = run.trainer()
+  make_folder(run.folder)
   state, step = trainer.initial_state()
   write_configuration(run)  # not before it is known that the folder's checkpoint fits
   state = trainer.train(state, step)
-  e = run.experiment
-  prompt = getattr(e, 'SAMPLE_PROMPT', None)
-  if prompt is not None and jax.process_index() == 0 and jax.process_count() == 1:
+  if tokenizer is not None and jax.process_count() == 1:
     from paxlite.decoding import sample
-    from paxlite.inputs.tokenizer import Tokenizer
 
-    tokenizer = Tokenizer(getattr(e, 'VOCAB_PATH', ''))
+    e: Any = run.experiment
+    prompt = e.SAMPLE_PROMPT
     text = sample(trainer.task.model, state.params, tokenizer, prompt, e.MAX_SEQ_LEN)
     print(f'\nA sample, continuing {prompt!r}:\n{text}\n')
   if jax.process_index() == 0:
@@ -97,33 +110,40 @@ def train(run: Run) -> None:
 
 def evaluate(run: Run) -> None:
   """Evaluates the last good checkpoint on every evaluation input."""
-  refuse_other_experiment(run)
-  checkpoints = run.checkpoints()
-  if not checkpoints.steps():
+  run = dataclasses.replace(run, read_only=True)
+  if not run.checkpoints().steps():
     raise UserError(f'{run.folder} holds no checkpoint to evaluate: train first')
+  refuse_other_experiment(run)
   trainer = run.trainer()
   if not trainer.eval_data:
     raise UserError(f'{type(run.experiment).__name__} has no evaluation input')
-  state, step = trainer.initial_state()
-  summaries = Summaries(run.folder, start=step, max_steps=step)
-  evaluator = Evaluator(trainer.task, trainer.mesh, trainer.rules, trainer.eval_data)
-  for name in evaluator.names:
-    before = time.perf_counter()
-    metrics = evaluator(name, state.params)
-    summaries.evaluation(step, name, metrics, time.perf_counter() - before)
-  summaries.close()
+  params, step = trainer.saved_params()
+  summaries = Summaries(run.folder, max_steps=step)
+  try:
+    evaluator = Evaluator(trainer.task, trainer.mesh, trainer.rules, trainer.eval_data)
+    evaluator.report(params, step, summaries)
+  finally:
+    summaries.close()
 
 
 def dry_run(experiment: Experiment) -> str:
-  """The experiment's values, its built config, and what it needs, without a device or a file."""
+  """The experiment's values, its built configs, and what it needs; reads and writes no file."""
   return '\n'.join(
-    [
-      values_text(experiment),
-      config_text(experiment.task()),
-      '',
-      requirements(experiment),
-    ]
+    [values_text(experiment), configs_text(experiment), '', requirements(experiment)]
   )
+
+
+def configs(experiment: Experiment) -> dict[str, fdl.Config]:
+  """The configs of the task and of the inputs, by name; no inputs where there is no dataset."""
+  found = {'task': experiment.task()}
+  with contextlib.suppress(UserError):
+    found['train_input'] = experiment.train_input()
+    found |= {f'eval_inputs.{name}': cfg for name, cfg in experiment.eval_inputs().items()}
+  return found
+
+
+def configs_text(experiment: Experiment) -> str:
+  return '\n'.join(config_text(cfg, name) for name, cfg in configs(experiment).items())
 
 
 def requirements(experiment: Experiment) -> str:
@@ -166,13 +186,27 @@ def write_configuration(run: Run) -> None:
   from fiddle.experimental import serialization
 
   e, folder = run.experiment, run.folder
-  folder.mkdir(parents=True, exist_ok=True)
-  task = e.task()
-  (folder / _VALUES).write_text(json.dumps(_identity(e), indent=2) + '\n')
-  (folder / 'experiment.txt').write_text(values_text(e))
-  (folder / 'task.txt').write_text(config_text(task) + '\n')
-  (folder / 'task.json').write_text(serialization.dump_json(task, indent=1) + '\n')
-  (folder / 'versions.json').write_text(json.dumps(versions(), indent=2) + '\n')
+  built = {name: json.loads(serialization.dump_json(cfg)) for name, cfg in configs(e).items()}
+  for name, text in {
+    _VALUES: json.dumps(_identity(e), indent=2),
+    'experiment.txt': values_text(e),
+    'config.txt': configs_text(e),
+    'config.json': json.dumps(built, indent=1),
+    'versions.json': json.dumps(versions(), indent=2),
+  }.items():
+    unfinished = folder / f'{name}.tmp'
+    unfinished.write_text(text.rstrip('\n') + '\n')
+    unfinished.replace(folder / name)  # a kill leaves the old file or the new one
+
+
+def make_folder(folder: pathlib.Path) -> None:
+  """Makes job_log_dir; raises UserError where it cannot be made or written."""
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / '.writable').touch()
+    (folder / '.writable').unlink()
+  except OSError as e:
+    raise UserError(f'--job_log_dir={folder} cannot be written: {e.strerror or e}') from None
 
 
 def refuse_other_experiment(run: Run) -> None:
@@ -187,6 +221,9 @@ def refuse_other_experiment(run: Run) -> None:
     raise UserError(f'{path} is damaged ({e!r}); --accept_changes goes on without it') from None
   identity = _identity(run.experiment)
   new = {'experiment': identity['experiment'], **identity['values']}
+  for name in new.keys() - old.keys():  # an attribute that is newer than the run
+    default = getattr(type(run.experiment), name)
+    old[name] = new[name] if isinstance(default, derived) else default
   free = set(run.experiment.RESUMABLE_CHANGES)
   missing = object()
   changed = [
@@ -211,7 +248,8 @@ def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
   for name, data in inputs.items():
     if vocab_size is not None and data.max_token_id >= vocab_size:
       raise UserError(
-        f'the {name} data has token id {data.max_token_id} and VOCAB_SIZE is {vocab_size}: '
+        f'the {name} data {data.name} has token id {data.max_token_id} and VOCAB_SIZE is '
+        f'{vocab_size}: '
         f'--fdl.VOCAB_SIZE={-(-(data.max_token_id + 1) // 128) * 128} or another dataset'
       )
 

@@ -19,22 +19,25 @@ class Summaries:
 
   Args:
     folder: The run's job_log_dir.
-    start: Records of later steps, left by a run that was killed, are dropped.
     max_steps: For the time left.
   """
 
-  def __init__(self, folder: pathlib.Path, start: int, max_steps: int):
+  def __init__(self, folder: pathlib.Path, max_steps: int):
     self._folder = folder
-    self._start = start
+    self._purge_step: int | None = None
     self._max_steps = max_steps
     self._boards: dict[str, Any] = {}
     self._live: Any = None
     self._enabled = jax.process_index() == 0
+    if self._enabled and sys.stdout.isatty():
+      self._live = _live_line()
+
+  def drop_records_after(self, step: int) -> None:
+    """Drops records of later steps, which a run that was killed has left and this one repeats."""
+    self._purge_step = step + 1
     if self._enabled:
       for name in ('metrics.jsonl', 'eval_metrics.jsonl'):
-        _drop_later_records(folder / name, start)
-      if sys.stdout.isatty():
-        self._live = _live_line()
+        _drop_later_records(self._folder / name, step)
 
   def train(
     self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
@@ -107,7 +110,7 @@ class Summaries:
   def _board(self, name: str, step: int) -> Any:
     if name not in self._boards:
       path = self._folder / 'summaries' / name
-      self._boards[name] = _summary_writer()(str(path), purge_step=self._start + 1)
+      self._boards[name] = _summary_writer()(str(path), purge_step=self._purge_step)
     return self._boards[name]
 
 

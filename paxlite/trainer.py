@@ -1,10 +1,11 @@
 """The train step, and the loop around it."""
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -36,7 +37,8 @@ def train_step(
 
   grad_norm = optax.tree.norm(grads)
   # past the limit nothing changes any more, so that the run can stop with its last good state
-  valid = jnp.isfinite(grad_norm) & (state.skipped_in_a_row < task.max_skipped_steps)
+  finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics['total_loss'].value)
+  valid = finite & (state.skipped_in_a_row < task.max_skipped_steps)
   if_valid = functools.partial(jax.tree.map, lambda new, old: jnp.where(valid, new, old))
   new_state = TrainState(
     step=state.step + 1,
@@ -68,7 +70,8 @@ class Trainer:
     rules: Logical axes to mesh axes.
     data: Training input.
     eval_data: Evaluation inputs by name.
-    checkpoints: Where checkpoints go; None saves nothing.
+    checkpoints: Where checkpoints are.
+    save: Whether new ones are written.
     folder: The run's job_log_dir.
     seed: Of the initial values and of dropout.
     seq_len: Tokens of a row.
@@ -86,7 +89,8 @@ class Trainer:
   rules: partitioning.Rules
   data: Input
   eval_data: Mapping[str, Input]
-  checkpoints: Checkpoints | None
+  checkpoints: Checkpoints
+  save: bool
   folder: pathlib.Path
   seed: int
   seq_len: int
@@ -104,13 +108,22 @@ class Trainer:
     Raises:
       TrainingError: too many gradients in a row were not finite.
     """
-    summaries = Summaries(self.folder, step, self.max_steps)
-    if step >= self.max_steps:
-      summaries.say(f'Training is complete: step {step:,} of {self.max_steps:,}.')
+    summaries = Summaries(self.folder, self.max_steps)
+    try:
+      if step >= self.max_steps:
+        summaries.say(f'Training is complete: step {step:,} of {self.max_steps:,}.')
+      else:
+        summaries.drop_records_after(step)
+        if step:
+          summaries.say(f'Continuing from the checkpoint of step {step:,}.')
+        state = self._loop(state, step, summaries)
+    finally:
       summaries.close()
-      return state
-    if step:
-      summaries.say(f'Continuing from the checkpoint of step {step:,}.')
+      self.checkpoints.close()
+    self.checkpoints.raise_failure()
+    return state
+
+  def _loop(self, state: TrainState, step: int, summaries: Summaries) -> TrainState:
     sharding = partitioning.batch_sharding(self.mesh, self.rules)
     evaluate = Evaluator(self.task, self.mesh, self.rules, self.eval_data)
     batches = device_batches(self.data, sharding, start=step)
@@ -126,23 +139,25 @@ class Trainer:
         # the batches before n, and a resumed run draws batch n next.
         last = step == self.max_steps
         if step > start and (last or step % self.eval_interval == 0):
-          report.flush()
-          with report.clock_stopped():
-            _evaluate(evaluate, state, step, summaries)
-        if step > start and (last or step % self.save_interval == 0):
-          report.flush()
-          with report.clock_stopped():
+          with report.clock_stopped(state):
+            evaluate.report(state.params, step, summaries)
+        if step > start and self.save and (last or step % self.save_interval == 0):
+          with report.clock_stopped(state):
             self._save(state, step)
+        if profiler.stops_at(step):
+          with report.clock_stopped(state):
+            profiler.stop()
         if last:
           break
         batch = next(batches)
         if compiled is None:
           compiled = self._compile(state, batch, summaries)
           first_step_at = time.perf_counter()
-        profiler.before_step(step)
+        if profiler.starts_at(step):
+          with report.clock_stopped(state):
+            profiler.start()
         state, metrics = compiled(state, batch)
         step += 1
-        profiler.after_step(step, metrics)
         if step == start + 1:
           jax.block_until_ready(metrics)
           summaries.say(f'First step: {time.perf_counter() - first_step_at:.2f} s.')
@@ -150,11 +165,19 @@ class Trainer:
         report.step(step, metrics, state)
     finally:
       batches.close()
-      profiler.close()
-      summaries.close()
-      if self.checkpoints is not None:
-        self.checkpoints.close()
+      profiler.stop()
     return state
+
+  def saved_params(self) -> tuple[Any, int]:
+    """The parameters of the last good checkpoint, and its step; leaves what is on disk alone.
+
+    Raises:
+      UserError: there is no good checkpoint, or it does not fit.
+    """
+    step = self.checkpoints.latest_good_step()
+    if step is None:
+      raise UserError(f'{self.folder} holds no good checkpoint to evaluate: train first')
+    return self.checkpoints.restore(step, self.abstract_state)[0].params, step
 
   def initial_state(self) -> tuple[TrainState, int]:
     """The state of the last good checkpoint, or a new one; and its step.
@@ -162,10 +185,9 @@ class Trainer:
     Raises:
       UserError: the checkpoint does not fit.
     """
-    step = None if self.checkpoints is None else self.checkpoints.latest_good_step()
+    step = self.checkpoints.latest_good_step()
     if step is None:
       return self._init()(jax.random.key(self.seed)), 0
-    assert self.checkpoints is not None
     state, data = self.checkpoints.restore(step, self.abstract_state)
     if data['batch_size'] != self.data.batch_size:
       raise UserError(
@@ -210,17 +232,8 @@ class Trainer:
     return compiled
 
   def _save(self, state: TrainState, step: int) -> None:
-    if self.checkpoints is None:
-      return
     check_skipped(int(state.skipped_in_a_row), self.task.max_skipped_steps, step)
     self.checkpoints.save(step, state, {'step': step, 'batch_size': self.data.batch_size})
-
-
-def _evaluate(evaluate: Evaluator, state: TrainState, step: int, summaries: Summaries) -> None:
-  for name in evaluate.names:
-    before = time.perf_counter()
-    metrics = evaluate(name, state.params)
-    summaries.evaluation(step, name, metrics, time.perf_counter() - before)
 
 
 def check_skipped(in_a_row: int, limit: int, step: int) -> None:
@@ -244,8 +257,7 @@ class _Reporter:
     self._var_norm = jax.jit(optax.tree.norm)
     self._last_step = 0
     self._last_time = 0.0
-    device = trainer.mesh.devices.flat[0]
-    self._peak = profiling.peak_flops(device)
+    self._peak = profiling.peak_flops(trainer.mesh.devices.flat[0].device_kind)
 
   def step(self, step: int, metrics: Metrics, state: TrainState) -> None:
     """Step `step` is dispatched: reports the one before if that is due."""
@@ -269,12 +281,14 @@ class _Reporter:
     self._var_norm(state.params).block_until_ready()  # compiled here
     self._last_step, self._last_time = step, time.perf_counter()
 
-  def clock_stopped(self) -> '_Stopped':
-    """A context whose time does not count as training."""
-    return _Stopped(self)
-
-  def shift_clock(self, seconds: float) -> None:
-    self._last_time += seconds
+  @contextlib.contextmanager
+  def clock_stopped(self, state: TrainState) -> Iterator[None]:
+    """A context whose time does not count as training; what came before is done and reported."""
+    self.flush()
+    jax.block_until_ready(state)  # queued steps are training, not evaluation
+    before = time.perf_counter()
+    yield
+    self._last_time += time.perf_counter() - before
 
   def _speed(self, step: int) -> dict[str, float | None]:
     now = time.perf_counter()
@@ -291,14 +305,3 @@ class _Reporter:
       'model_tflops': flops / 1e12,  # per device
       'mfu': None if self._peak is None else flops / self._peak,
     }
-
-
-class _Stopped:
-  def __init__(self, reporter: _Reporter):
-    self._reporter = reporter
-
-  def __enter__(self) -> None:
-    self._before = time.perf_counter()
-
-  def __exit__(self, *exc: object) -> None:
-    self._reporter.shift_clock(time.perf_counter() - self._before)

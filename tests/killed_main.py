@@ -1,6 +1,7 @@
 """paxlite.main, killed with SIGKILL at a moment that KILL_AT names (for test_resume)."""
 
 import os
+import pathlib
 import signal
 import sys
 
@@ -13,10 +14,28 @@ def kill(*_):
 
 moment, _, step = os.environ['KILL_AT'].partition(':')
 if moment == 'before_step':
-  before_step = profiling.StepProfiler.before_step
-  profiling.StepProfiler.before_step = lambda self, s: (
-    kill() if s == int(step) else before_step(self, s)
+  starts_at = profiling.StepProfiler.starts_at  # asked before each step
+  profiling.StepProfiler.starts_at = lambda self, s: (
+    kill() if s == int(step) else starts_at(self, s)
   )
+elif moment == 'mid_save':  # its files are being written
+  save = checkpoints.Checkpoints.save
+
+  def save_and_die(self, s, *args):
+    save(self, s, *args)
+    if s == int(step):
+      kill()
+
+  checkpoints.Checkpoints.save = save_and_die
+elif moment == 'configuration':  # between the files of write_configuration
+  replace = pathlib.Path.replace
+
+  def replace_or_die(self, target):
+    if self.name == 'config.txt.tmp':
+      kill()
+    return replace(self, target)
+
+  pathlib.Path.replace = replace_or_die
 elif moment == 'during_save':  # its files are written and its folder is not yet renamed
   write = checkpoints.Checkpoints._write_checksums
 

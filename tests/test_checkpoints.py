@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paxlite.checkpoints import Checkpoints
-from paxlite.errors import UserError
+from paxlite.errors import TrainingError, UserError
 
 
 def state(value=1.0):
@@ -102,6 +102,32 @@ def test_another_structure_is_refused_by_name(tmp_path, change, message):
   with pytest.raises(UserError, match=message):
     c.restore(1, abstract(change(state())))
   c.close()
+
+
+def test_a_failed_save_is_logged_and_the_next_one_tried(tmp_path, monkeypatch, caplog):
+  """A disk that is full for a while: nothing is raised in the middle, the end tells."""
+  from paxlite import checkpoints
+
+  real = checkpoints._checksum
+
+  def full(path):
+    raise OSError(28, 'No space left on device')
+
+  c = Checkpoints(tmp_path)
+  c.save(1, state(1.0), {})
+  c.wait()
+  monkeypatch.setattr(checkpoints, '_checksum', full)
+  c.save(2, state(2.0), {})
+  c.wait()
+  assert 'saving failed, training goes on: step 2: OSError' in caplog.text
+  with pytest.raises(TrainingError, match='the last checkpoint was not written: step 2'):
+    c.raise_failure()
+  monkeypatch.setattr(checkpoints, '_checksum', real)
+  c.save(3, state(3.0), {})
+  c.close()
+  c.raise_failure()
+  assert c.steps() == [1, 3]
+  assert c.latest_good_step() == 3
 
 
 def test_every_flipped_bit_is_found(tmp_path):

@@ -12,8 +12,7 @@ import pytest
 
 from paxlite.experiment import Experiment, experiments, find, register
 from paxlite.experiments.gpt import GPT126M
-from paxlite.programs import Run, requirements, values_text
-from paxlite.templates import config_text
+from paxlite.programs import Run, configs_text, requirements, values_text
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 NAMES = list(experiments())
@@ -37,7 +36,7 @@ SHRUNK = dict(
 
 def golden_text(name: str) -> str:
   experiment = fdl.build(find(name).config())
-  text = '\n'.join([values_text(experiment), config_text(experiment.task()), ''])
+  text = '\n'.join([values_text(experiment), configs_text(experiment), ''])
   wanted = ('parameters', 'per device', 'global batch', 'model FLOPs')
   lines = [x for x in requirements(experiment).splitlines() if x.startswith(wanted)]
   text += '\n'.join(['', *lines, ''])

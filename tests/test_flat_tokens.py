@@ -183,8 +183,33 @@ def test_tokenize_names_bad_lines_and_leaves_no_dataset(tmp_path, content, messa
   out = tmp_path / 'out'
   with pytest.raises(UserError, match=message):
     tokenize.main([f'--vocab={data.VOCAB}', f'--output={out}', '--processes=1', str(path)])
-  with pytest.raises(UserError, match='is unfinished'):
-    open_flat_tokens(str(out), 'train')
+  assert not (out / 'train').exists()
+
+
+def test_an_understated_largest_id_is_found_when_read(tmp_path):
+  write(tmp_path / 'd', 'memmap')
+  path = tmp_path / 'd' / 'train' / 'meta.json'
+  path.write_text(path.read_text().replace('700', '29'))
+  rows = FlatTokenRows(str(tmp_path / 'd'), 'train', 8)
+  with pytest.raises(UserError, match='d/train has token id 700 and states 29 as its largest'):
+    rows.read(np.arange(4))
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--output={file}'], 'cannot be made'),
+    (['--output={out}', '--split=../../escaped'], 'is no name of a split'),
+    (['--output={out}', '--split=..'], 'is no name of a split'),
+    (['--output={out}', '--processes=0'], 'must be at least 1'),
+  ],
+)
+def test_tokenize_checks_where_it_writes(tmp_path, flags, message):
+  (tmp_path / 'file').write_text('mine')
+  flags = [f.format(file=tmp_path / 'file', out=tmp_path / 'out') for f in flags]
+  with pytest.raises(UserError, match=message):
+    tokenize.main([f'--vocab={data.VOCAB}', *flags, str(corpus(tmp_path, ''))])
+  assert (tmp_path / 'file').read_text() == 'mine'
 
 
 def test_tokenize_refuses_to_overwrite(tmp_path):

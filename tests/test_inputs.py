@@ -9,6 +9,7 @@ import pytest
 from paxlite import data
 from paxlite.errors import UserError
 from paxlite.inputs.base import RowInput, permute, prefetch
+from paxlite.inputs.files import read_text
 from paxlite.inputs.rows import TokenRows
 from paxlite.inputs.synthetic import SyntheticRows
 from paxlite.inputs.text import TextRows, split_blocks
@@ -78,6 +79,7 @@ class Numbers:
   """A source whose row i holds i."""
 
   max_token_id = 10**6
+  name = 'numbers'
 
   def __init__(self, n):
     self.n = n
@@ -204,11 +206,29 @@ def test_bad_text_files_are_named(tmp_path, content, message):
     TextRows([str(path)], data.VOCAB, 8, 'train')
 
 
-def test_a_damaged_archive_is_named(tmp_path):
-  path = tmp_path / 'a.txt.gz'
-  path.write_bytes(gzip.compress(b'text' * 1000)[:-20])
-  with pytest.raises(UserError, match=r'a.txt.gz cannot be decompressed'):
+@pytest.mark.parametrize('suffix', ['.gz', '.xz', '.zst'])
+@pytest.mark.parametrize('damage', ['cut off', 'something else'])
+def test_a_damaged_archive_is_named(tmp_path, suffix, damage):
+  import zstandard
+
+  compress = {
+    '.gz': gzip.compress,
+    '.xz': lzma.compress,
+    '.zst': zstandard.ZstdCompressor().compress,
+  }[suffix]
+  path = tmp_path / f'a.txt{suffix}'
+  noise = np.random.default_rng(0).integers(32, 127, 2_000_000, dtype=np.uint8).tobytes()
+  path.write_bytes(compress(noise)[:-20] if damage == 'cut off' else b'no archive')
+  with pytest.raises(UserError, match=f'a.txt{suffix} cannot be decompressed'):
     TextRows([str(path)], data.VOCAB, 8, 'train')
+
+
+def test_zst_of_several_frames(tmp_path):
+  import zstandard
+
+  path = tmp_path / 'a.txt.zst'
+  path.write_bytes(b''.join(zstandard.ZstdCompressor().compress(x) for x in (b'one ', b'two')))
+  assert read_text(str(path)) == 'one two'
 
 
 def test_bad_vocabularies_are_named(tmp_path):

@@ -61,7 +61,7 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.NUM_KV_HEADS=3'], 'NUM_HEADS=4 is not divisible by NUM_KV_HEADS=3'),
     ([TINY, '--fdl.NUM_LOSS_CHUNKS=5'], 'MAX_SEQ_LEN=32 is not divisible by NUM_LOSS_CHUNKS=5'),
     ([TINY, '--fdl.LR_COS_DECAY_END=2'], 'LR_COS_DECAY_START=3 < LR_COS_DECAY_END=2'),
-    (['--fdl_config=Pile126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
+    (['--fdl_config=Pile126M'],
      'reading the Pile through SeqIO is not implemented yet'),
     (['--fdl_config=GPT126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
      'GPT126M has no dataset: mix one in'),
@@ -71,6 +71,18 @@ TINY = '--fdl_config=TinyGPT'
     (['--fdl_config=FlatTokens5B', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
      '--fdl.DATASET_PATH=/path/to/flat/tokens is missing'),
     ([TINY, '--fdl.TRAINABLE_VARIABLES=["x.*"]'], 'matches no variable as a whole'),
+    ([TINY, '--fdl.NUM_LOSS_CHUNKS=0'], 'NUM_LOSS_CHUNKS=0 must be at least 1'),
+    ([TINY, '--fdl.MAX_STEPS=1e999'], "MAX_STEPS must be int, for example 10; got '1e999'"),
+    ([TINY, '--fdl.PERCORE_BATCH_SIZE=1e999'], 'PERCORE_BATCH_SIZE must be float'),
+    ([TINY, '--fdl.SEED=99999999999999999999'], 'must be from 0 to 2**32 - 1'),
+    ([TINY, '--fdl.DROPOUT_PROB=1.5'], 'DROPOUT_PROB=1.5 must be at least 0 and below 1'),
+    ([TINY, '--fdl.ADAM_BETA1=1'], 'ADAM_BETA1=1 must be at least 0 and below 1'),
+    ([TINY, '--fdl.EVAL_BATCH_SIZE=0'], 'EVAL_BATCH_SIZE=0 must be at least 1'),
+    ([TINY, '--fdl.MAX_EVAL_BATCHES=0'], 'MAX_EVAL_BATCHES=0 must be at least 1'),
+    ([TINY, '--fdl.SAMPLE_PROMPT=hi'], 'VOCAB_PATH names no SentencePiece model'),
+    ([TINY, '--jax_profiler_port=99999'], 'flag --jax_profiler_port=99999'),
+    (['--fdl_config=.foo'], '--fdl_config=.foo is no dotted path'),
+    (['--fdl_config=..foo.Bar'], 'is no dotted path'),
     ([TINY, '--fdl.TRAINABLE_VARIABLES=["("]'], "'(' is not a regular expression"),
     ([TINY, '--mode=eval'], 'holds no checkpoint to evaluate: train first'),
   ],
@@ -178,11 +190,12 @@ def test_what_a_run_leaves(tmp_path):
   assert all(r['tokens_per_second'] > 0 and r['step_seconds'] > 0 for r in rest)
   assert [r['step'] for r in runs.records(tmp_path, 'eval_metrics.jsonl')] == [5, 10]
 
-  for name in ('experiment.txt', 'experiment.json', 'task.txt', 'task.json', 'versions.json'):
+  for name in ('experiment.txt', 'experiment.json', 'config.txt', 'config.json', 'versions.json'):
     assert (tmp_path / name).stat().st_size > 0, name
   assert json.loads((tmp_path / 'experiment.json').read_text())['values']['MAX_STEPS'] == 10
   assert 'jax' in json.loads((tmp_path / 'versions.json').read_text())['packages']
-  json.loads((tmp_path / 'task.json').read_text())
+  built = json.loads((tmp_path / 'config.json').read_text())
+  assert built.keys() == {'task', 'train_input', 'eval_inputs.held_out'}
   tags = tensorboard_tags(tmp_path / 'summaries' / 'train')
   assert {'loss', 'Steps/sec', 'Metrics/total_loss', 'Metrics/log_pplx', 'learning/lr'} <= tags
   assert {'learning/raw_grad_norm', 'learning/clipped_grad_norm', 'learning/var_norm'} <= tags
@@ -238,3 +251,22 @@ def test_a_live_line_on_a_terminal(tmp_path):
   assert '\x1b[2K' in text, 'a line is erased and written again'
   assert 'step 10/10' in text
   assert 'Compiled the train step in' in text
+
+
+@pytest.mark.parametrize('kind', ['a file', 'below a file', 'empty'])
+def test_a_folder_that_cannot_be_is_named(capsys, tmp_path, kind):
+  (tmp_path / 'file').write_text('mine')
+  folder = {'a file': tmp_path / 'file', 'below a file': tmp_path / 'file' / 'run', 'empty': ''}[
+    kind
+  ]
+  code, _, err = call(capsys, TINY, f'--job_log_dir={folder}')
+  assert code == 2
+  assert '--job_log_dir=' in err
+  assert err.count('\n') == 1
+  assert (tmp_path / 'file').read_text() == 'mine'
+
+
+def test_a_vocabulary_rounded_up_samples_known_tokens_only(tmp_path):
+  flags = '--fdl.VOCAB_SIZE=65536', '--fdl.MAX_STEPS=1', '--noenable_checkpoint_saving'
+  out = runs.run(tmp_path, *flags, config='tests.experiments.TinyText').stdout
+  assert "A sample, continuing 'In the beginning':" in out

@@ -158,6 +158,23 @@ def test_packing_changes_no_token():
   np.testing.assert_allclose(packed[:, 5:13], apply(batch['ids'][:, 5:13]), atol=1e-5)
 
 
+@pytest.mark.parametrize('separate', [False, True])
+def test_bfloat16_gradients_add_up_in_float32(separate):
+  """A token that occurs often gets the gradient of float32, within bfloat16's precision."""
+  task = {t: make(FPROP_DTYPE=t, SEPARATE_EMBEDDING=separate) for t in ('float32', 'bfloat16')}
+  params, batch = params_of(task['float32']), batch_of(batch_size=256)
+  often = np.random.default_rng(1).random(batch['ids'].shape) < 0.5
+  batch = {**batch, 'ids': jnp.where(often, 7, batch['ids'])}
+  exact, rough = (grads_of(t, params, batch)[1] for t in task.values())
+  for (path, x), y in zip(
+    jax.tree_util.tree_leaves_with_path(exact), jax.tree.leaves(rough), strict=True
+  ):
+    error = np.linalg.norm(y - x) / np.linalg.norm(x)
+    assert error < 0.05, (path, error)
+  row = lambda grads: grads['embedding']['emb_var'][7]
+  assert np.linalg.norm(row(rough) - row(exact)) / np.linalg.norm(row(exact)) < 0.02
+
+
 VARIANTS = {
   'rotary': dict(USE_ROTARY_POSITION_EMB=True),
   'rotary half': dict(USE_ROTARY_POSITION_EMB=True, ROPE_LAYOUT='half'),

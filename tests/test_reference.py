@@ -159,3 +159,18 @@ def test_adam():
   for k in 'wb':
     np.testing.assert_allclose(moments.m[k], reference[f'm/{k}'], atol=1e-6)
     np.testing.assert_allclose(moments.v[k], reference[f'v/{k}'], atol=1e-6)
+
+
+def test_the_update_cap_is_per_layer_of_a_repeated_stack():
+  """As Pax has it: a stacked variable is updated as its layers would be one by one."""
+  adam = optimizers.scale_by_pax_adam(update_clip=0.5)
+  rng = np.random.default_rng(0)
+  grads = [rng.normal(size=(3, 4, 5)) * np.array([1, 10, 0.1])[:, None, None] for _ in range(3)]
+  stacked, single = {'repeat': {'w': jnp.zeros((3, 4, 5))}}, [{'w': jnp.zeros((4, 5))}] * 3
+  state, states = adam.init(stacked), [adam.init(s) for s in single]
+  for g in grads:
+    together, state = adam.update({'repeat': {'w': jnp.asarray(g)}}, state)
+    for i in range(3):
+      alone, states[i] = adam.update({'w': jnp.asarray(g[i])}, states[i])
+      np.testing.assert_allclose(together['repeat']['w'][i], alone['w'], rtol=1e-6)
+      assert np.sqrt(np.mean(np.square(alone['w']))) <= 0.5 + 1e-6

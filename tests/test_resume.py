@@ -1,5 +1,7 @@
 """A run that is killed and started again equals one that was not, bit for bit."""
 
+import json
+import shutil
 import signal
 import subprocess
 
@@ -50,7 +52,9 @@ def start_and_be_killed(folder, moment):
     (['before_step:2'], [None]),
     (['during_save:3'], [None]),
     (['during_save:6'], [3]),
+    (['mid_save:6'], [3]),
     (['after_save:6'], [6]),
+    (['after_save:3', 'configuration'], [3]),
     (['before_step:8'], [3, 6]),  # the save of step 6 runs in the background
     (['before_step:4', 'during_save:6', 'before_step:9'], [3, 6]),
   ],
@@ -80,7 +84,9 @@ def flip_a_bit(path):
   path.write_bytes(data)
 
 
-@pytest.mark.parametrize('damage', ['bit', 'truncated', 'no file', 'no manifest', 'bad manifest'])
+@pytest.mark.parametrize(
+  'damage', ['bit', 'truncated', 'no file', 'no manifest', 'bad manifest', 'empty manifest']
+)
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(uninterrupted, tmp_path, damage):
   runs.run(tmp_path, *FLAGS, '--fdl.MAX_STEPS=7')
   step = tmp_path / 'checkpoints' / 'checkpoint_00000007'
@@ -95,7 +101,9 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(uninterrupted,
     case 'no manifest':
       (step / 'checksums.json').unlink()
     case 'bad manifest':
-      (step / 'checksums.json').write_text('{"a": ')
+      (step / 'checksums.json').write_text('{"a": 5}')
+    case 'empty manifest':
+      (step / 'checksums.json').write_text('{}')
   result = runs.run(tmp_path, *FLAGS)
   assert 'checkpoint of step 7: ' in result.stderr
   assert 'damaged_checkpoint_00000007' in result.stderr
@@ -131,3 +139,36 @@ def test_another_global_batch_is_refused(uninterrupted):
   flags = '--fdl.MAX_STEPS=12', '--fdl.PERCORE_BATCH_SIZE=8'
   result = runs.run(uninterrupted, *FLAGS, *flags, code=2)
   assert 'global batch of 4 and this run has 8' in result.stderr
+
+
+def test_evaluation_leaves_a_run_in_progress_alone(tmp_path):
+  """Records after the checkpoint stay, so do an unfinished save and a damaged step."""
+  config = 'tests.experiments.TinyText'
+  runs.run(tmp_path, '--fdl.CHECKPOINT_EVERY_N_STEPS=4', config=config)
+  saves = tmp_path / 'checkpoints'
+  flip_a_bit(saves / 'checkpoint_00000010' / 'state' / '_METADATA')
+  (saves / 'checkpoint_00000012.orbax-checkpoint-tmp').mkdir()
+  before = sorted(tmp_path.rglob('*')), runs.records(tmp_path)
+  flags = '--mode=eval', '--fdl.EVAL_BATCH_SIZE=2', '--noenable_checkpoint_saving'
+  result = runs.run(tmp_path, *flags, config=config)
+  assert 'eval held_out at step 8: loss' in result.stdout
+  assert 'checkpoint of step 10: state/_METADATA is damaged' in result.stderr
+  new = [p for p in sorted(tmp_path.rglob('*')) if p not in before[0]]
+  assert all('summaries/eval_held_out' in str(p) for p in new), new
+  assert runs.records(tmp_path) == before[1]
+
+
+def test_without_saving_a_run_still_continues(tmp_path):
+  runs.run(tmp_path, *FLAGS)
+  out = runs.run(tmp_path, *FLAGS, '--fdl.MAX_STEPS=11', '--noenable_checkpoint_saving').stdout
+  assert 'Continuing from the checkpoint of step 10.' in out
+  assert not (tmp_path / 'checkpoints' / 'checkpoint_00000011').exists()
+
+
+def test_an_attribute_newer_than_the_run_is_no_difference(uninterrupted, tmp_path):
+  shutil.copytree(uninterrupted, tmp_path / 'run')
+  path = tmp_path / 'run' / 'experiment.json'
+  recorded = json.loads(path.read_text())
+  del recorded['values']['HEADS_SPAN_MODEL']
+  path.write_text(json.dumps(recorded))
+  assert 'complete' in runs.run(tmp_path / 'run', *FLAGS).stdout

@@ -18,6 +18,11 @@ class _Rows(LanguageModel):
 
   EVAL_BATCH_SIZE: int | None = None  # rows of a global evaluation batch; None: as in training
 
+  def validate(self) -> None:
+    super().validate()
+    if self.EVAL_BATCH_SIZE is not None and self.EVAL_BATCH_SIZE < 1:
+      raise UserError(f'EVAL_BATCH_SIZE={self.EVAL_BATCH_SIZE} must be at least 1')
+
   @property
   def row_kind(self) -> RowKind:
     return 'packed' if self.PACKED_INPUT else 'stream'
@@ -29,7 +34,7 @@ class _Rows(LanguageModel):
     return config(
       RowInput,
       source=source,
-      batch_size=self.EVAL_BATCH_SIZE or self.batch_size,
+      batch_size=self.batch_size if self.EVAL_BATCH_SIZE is None else self.EVAL_BATCH_SIZE,
       seed=self.SEED,
       max_eval_batches=self.MAX_EVAL_BATCHES,
     )

@@ -1,7 +1,7 @@
 """GPT-3-style models as in Rosetta Pax: GPT126M, GPT5B, GPT175B, without a dataset."""
 
 from paxlite.experiment import register
-from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.language_model import Activation, LanguageModel
 from paxlite.layers.remat import CheckpointPolicy
 
 
@@ -31,7 +31,7 @@ class GPT126M(LanguageModel):
   CHECKPOINT_POLICY: CheckpointPolicy = 'SAVE_EVERYTHING'
   TRAINABLE_POSITION_EMB = True
   USE_BIAS = True
-  ACTIVATION_CLS = 'gelu'
+  ACTIVATION_CLS: Activation = 'gelu'
   NORM_CLS = 'LayerNorm'
   LAYERNORM_EPSILON = 1e-5
   SOFTMAX_CAP_LOGITS = -1.0

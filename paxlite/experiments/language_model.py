@@ -23,6 +23,8 @@ from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, Un
 from paxlite.task import Task
 from paxlite.templates import config, template
 
+Activation = Literal['gelu', 'gelu_exact', 'relu', 'silu']
+
 _NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
 
 
@@ -44,7 +46,7 @@ class LanguageModel(Experiment):
   ROPE_THETA: float = 10_000.0
   ROPE_LAYOUT: Literal['interleaved', 'half'] = 'interleaved'
   USE_BIAS: bool = False
-  ACTIVATION_CLS: Literal['gelu', 'gelu_exact', 'relu', 'silu'] = 'relu'
+  ACTIVATION_CLS: Activation = 'relu'
   USE_GATED_ACTIVATION: bool = False
   NORM_CLS: Literal['LayerNorm', 'RmsNorm'] = 'RmsNorm'
   NORM_POLICY: Literal['pre'] = 'pre'
@@ -117,9 +119,14 @@ class LanguageModel(Experiment):
       'MODEL_DIMS',
       'HIDDEN_DIMS',
       'VOCAB_SIZE',
+      'DIMS_PER_HEAD',
+      'NUM_LOSS_CHUNKS',
     ):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
+    for name in ('DROPOUT_PROB', 'EMBEDDING_DROPOUT_PROB', 'ADAM_BETA1', 'ADAM_BETA2'):
+      if not 0 <= getattr(self, name) < 1:
+        raise UserError(f'{name}={getattr(self, name):g} must be at least 0 and below 1')
     heads = f'NUM_HEADS={self.NUM_HEADS} × DIMS_PER_HEAD={self.DIMS_PER_HEAD}'
     if self.HEADS_SPAN_MODEL and self.NUM_HEADS * self.DIMS_PER_HEAD != self.MODEL_DIMS:
       raise UserError(

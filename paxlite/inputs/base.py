@@ -32,6 +32,11 @@ class Input(Protocol):
     """The largest id that can occur, checked against the vocabulary before the first step."""
     ...
 
+  @property
+  def name(self) -> str:
+    """Of the dataset: its files or folder, for messages."""
+    ...
+
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
     """Rows `rows` of the global batches of steps start, start + 1, … without end."""
     ...
@@ -45,6 +50,7 @@ class RowSource(Protocol):
   """Rows of tokens that can be read in any order."""
 
   max_token_id: int
+  name: str
 
   def __len__(self) -> int: ...
 
@@ -73,11 +79,15 @@ class RowInput:
 
   def __post_init__(self):
     if len(self.source) == 0:
-      raise UserError(f'{self.source} holds no rows')
+      raise UserError(f'{self.source.name} holds no rows')
 
   @property
   def max_token_id(self) -> int:
     return self.source.max_token_id
+
+  @property
+  def name(self) -> str:
+    return self.source.name
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
     step = start

@@ -6,7 +6,7 @@ import json
 import lzma
 import pathlib
 from collections.abc import Iterator
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from paxlite.errors import UserError
 
@@ -33,8 +33,53 @@ def open_bytes(path: str) -> IO[bytes]:
       raise UserError(
         f'{path}: reading .zst needs the package zstandard (pip install zstandard)'
       ) from None
-    return zstandard.ZstdDecompressor().stream_reader(file.open('rb'), read_across_frames=True)
+    return io.BufferedReader(_ZstdReader(file.open('rb'), zstandard), 1 << 20)
   return file.open('rb')
+
+
+class _ZstdReader(io.RawIOBase):
+  """Decompresses frame after frame; a last frame that is cut off is an EOFError.
+
+  zstandard's own reader ends in silence there.
+  """
+
+  def __init__(self, raw: IO[bytes], zstandard: Any):
+    self._raw = raw
+    self._zstandard = zstandard
+    self._frame = self._new_frame()
+    self._compressed = b''
+    self._plain = b''
+    self._inside = False
+
+  def _new_frame(self) -> Any:
+    return self._zstandard.ZstdDecompressor().decompressobj()
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer: Any) -> int:
+    while not self._plain:
+      self._compressed = self._compressed or self._raw.read(1 << 18)
+      if not self._compressed:
+        if self._inside:
+          raise EOFError('its last frame is cut off')
+        return 0
+      try:
+        self._plain = self._frame.decompress(self._compressed)
+      except self._zstandard.ZstdError as e:
+        raise OSError(str(e)) from None
+      self._compressed = self._frame.unused_data
+      self._inside = not self._frame.eof
+      if self._frame.eof:
+        self._frame = self._new_frame()
+    count = min(len(buffer), len(self._plain))
+    buffer[:count] = self._plain[:count]
+    self._plain = self._plain[count:]
+    return count
+
+  def close(self) -> None:
+    self._raw.close()
+    super().close()
 
 
 def read_text(path: str) -> str:
@@ -75,7 +120,7 @@ def read_documents(path: str, field: str = 'text') -> Iterator[str]:
   number = 0
   try:
     with open_bytes(path) as raw:
-      for number, line in enumerate(io.BufferedReader(cast(io.RawIOBase, raw)), 1):
+      for number, line in enumerate(raw, 1):
         if line.strip():
           yield _document(line, f'{path}:{number}', field)
   except (OSError, EOFError, lzma.LZMAError) as e:

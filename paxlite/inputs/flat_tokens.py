@@ -11,6 +11,8 @@ import collections
 import json
 import os
 import pathlib
+import re
+import shutil
 from typing import Any, Literal
 
 import numpy as np
@@ -40,7 +42,7 @@ class FlatTokenRows(TokenRows):
 
   def __init__(self, path: str, split: str, seq_len: int, rows: RowKind = 'stream'):
     tokens, seq_starts, max_token_id = open_flat_tokens(path, split)
-    super().__init__(tokens, seq_starts, seq_len, rows, max_token_id)
+    super().__init__(tokens, seq_starts, seq_len, rows, max_token_id, name=f'{path}/{split}')
     if not len(tokens):
       raise UserError(f'{path}/{split} holds no tokens')
 
@@ -140,13 +142,19 @@ class Writer:
     format: See the module.
 
   Raises:
-    UserError: the split is there already.
+    UserError: the split is there already, or its folder cannot be made.
   """
 
   def __init__(self, path: str, split: str, vocab_size: int, format: Format = 'memmap'):
     self._folder = pathlib.Path(path) / split
-    if self._folder.exists() and any(self._folder.iterdir()):
+    if not re.fullmatch('[A-Za-z0-9._-]+', split) or not split.strip('.'):
+      raise UserError(f'{split!r} is no name of a split: use letters, digits, ., _ and -')
+    if self._folder.exists() and (not self._folder.is_dir() or any(self._folder.iterdir())):
       raise UserError(f'{self._folder} exists: choose another --output or remove it')
+    try:
+      self._folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+      raise UserError(f'{self._folder} cannot be made: {e.strerror}') from None
     self._starts = [0]
     self._max = 0
     self._format = format
@@ -158,7 +166,6 @@ class Writer:
     if format == 'seqax':
       self._array = self._create_seqax(path)
     else:
-      self._folder.mkdir(parents=True, exist_ok=True)
       self._file = (self._folder / 'tokens.bin').open('wb')
 
   @property
@@ -208,6 +215,12 @@ class Writer:
       compressors=_blosc(),
     )
     self._group.attrs['max_token_id'] = self._max
+
+  def abort(self) -> None:
+    """Removes what was written of the split."""
+    if self._file is not None:
+      self._file.close()
+    shutil.rmtree(self._folder)
 
   def _create_seqax(self, path: str) -> Any:
     import zarr

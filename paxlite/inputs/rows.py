@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from paxlite.errors import UserError
 from paxlite.inputs.base import Batch
 
 RowKind = Literal['stream', 'packed', 'sequences']
@@ -27,7 +28,8 @@ class TokenRows:
     seq_starts: First index of each document, then token_count [sequences + 1].
     seq_len: Length T of a row.
     rows: See the module.
-    max_token_id: The largest id in tokens.
+    max_token_id: The largest id in tokens, as the dataset states it.
+    name: Of the dataset, for messages.
   """
 
   tokens: np.ndarray
@@ -35,6 +37,7 @@ class TokenRows:
   seq_len: int
   rows: RowKind
   max_token_id: int
+  name: str = 'tokens'
 
   def __len__(self) -> int:
     if self.rows == 'sequences':
@@ -42,9 +45,18 @@ class TokenRows:
     return -(-len(self.tokens) // self.seq_len)
 
   def read(self, indices: np.ndarray) -> Batch:
-    if self.rows == 'sequences':
-      return self._sequences(indices)
-    batch = self._stream(indices)
+    """Rows `indices` [b] as a batch.
+
+    Raises:
+      UserError: a token is larger than max_token_id, so that the vocabulary was checked in vain.
+    """
+    batch = self._sequences(indices) if self.rows == 'sequences' else self._stream(indices)
+    largest = int(batch['labels'].max())
+    if largest > self.max_token_id:
+      raise UserError(
+        f'{self.name} has token id {largest} and states {self.max_token_id} as its largest: it is '
+        'damaged; tokenize it again'
+      )
     return self._with_segments(batch, indices) if self.rows == 'packed' else batch
 
   def _stream(self, indices: np.ndarray) -> Batch:
@@ -62,8 +74,10 @@ class TokenRows:
   def _with_segments(self, batch: Batch, indices: np.ndarray) -> Batch:
     T = self.seq_len
     is_start = np.zeros((len(indices), T), bool)
-    first = np.searchsorted(self.seq_starts, indices * T)
-    last = np.searchsorted(self.seq_starts, indices * T + T)
+    # of the same dtype as seq_starts, which NumPy would convert whole otherwise
+    row_starts = (indices * T).astype(self.seq_starts.dtype)
+    first = np.searchsorted(self.seq_starts, row_starts)
+    last = np.searchsorted(self.seq_starts, row_starts + self.seq_starts.dtype.type(T))
     for r in range(len(indices)):
       inside = self.seq_starts[first[r] : last[r]].astype(np.int64) - int(indices[r]) * T
       is_start[r, inside] = True

@@ -25,6 +25,8 @@ class SyntheticRows:
   packed: bool = False
   seed: int = 0
 
+  name = 'synthetic tokens'
+
   @property
   def max_token_id(self) -> int:
     return self.vocab_size - 1

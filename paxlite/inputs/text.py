@@ -1,6 +1,5 @@
 """Text files, tokenized at start: for corpora that fit in memory."""
 
-import functools
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -52,6 +51,7 @@ class TextRows(TokenRows):
       seq_len=seq_len,
       rows=rows,
       max_token_id=int(tokens.max()),
+      name=', '.join(files),
     )
     self.bytes_per_token = sum(len(b.encode()) for b in blocks) / len(tokens)
 
@@ -64,7 +64,6 @@ def split_blocks(path: str) -> Iterator[tuple[str, bool]]:
     yield block, i % HELD_OUT_EVERY == HELD_OUT_EVERY - 1 or last_of_few
 
 
-@functools.lru_cache(maxsize=8)  # training and evaluation read the same files
 def _blocks(path: str) -> list[str]:
   text = read_text(path)
   blocks, start = [], 0

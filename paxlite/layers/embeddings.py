@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.layers.projection import Initializer
-from paxlite.partitioning import param, shard
+from paxlite.partitioning import param
 
 
 class TokenEmbedding(nn.Module):
@@ -30,7 +30,8 @@ class TokenEmbedding(nn.Module):
 
   def __call__(self, ids_BT: jax.Array) -> jax.Array:
     """Ids [B, T] to embeddings [B, T, D]."""
-    return self.emb_var.astype(self.dtype)[ids_BT]
+    # cast after the lookup: the gradient's scatter then adds in float32
+    return self.emb_var[ids_BT].astype(self.dtype)
 
   def attend(self, x_BTD: jax.Array) -> jax.Array:
     """Activations [B, T, D] to logits [B, T, V]."""
@@ -50,7 +51,7 @@ class LearnedPositions(nn.Module):
     table = param(
       self, 'emb_var', self.emb_init, [self.max_length, self.model_dims], ['positions', 'embed']
     )
-    return table.astype(self.dtype)[positions_BT]
+    return table[positions_BT].astype(self.dtype)
 
 
 class SinusoidalPositions(nn.Module):
@@ -89,7 +90,3 @@ class LmHead(nn.Module):
 def cap_logits(logits: jax.Array, cap: float) -> jax.Array:
   """cap · tanh(logits / cap), or the logits as they are where cap ≤ 0."""
   return cap * jnp.tanh(logits / cap) if cap > 0 else logits
-
-
-def shard_logits(logits_BTV: jax.Array) -> jax.Array:
-  return shard(logits_BTV, 'batch', 'length', 'act_vocab')

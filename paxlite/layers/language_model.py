@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from paxlite.layers.embeddings import TokenEmbedding, cap_logits, shard_logits
+from paxlite.layers.embeddings import TokenEmbedding, cap_logits
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.transformer import UnrolledTransformer
 from paxlite.partitioning import shard
@@ -95,7 +95,8 @@ class TransformerLm(nn.Module):
 
   def logits(self, x_BTD: jax.Array) -> jax.Array:
     logits = self.embedding.attend(x_BTD) if self.softmax is None else self.softmax(x_BTD)
-    return cap_logits(shard_logits(logits).astype(jnp.float32), self.logit_cap)
+    logits = shard(logits, 'batch', 'length', 'act_vocab')
+    return cap_logits(logits.astype(jnp.float32), self.logit_cap)
 
   def _chunked_losses(self, x_BTD: jax.Array, labels_BT: jax.Array) -> TokenLosses:
     B, T, D = x_BTD.shape

@@ -44,6 +44,9 @@ class TransformerBlock(nn.Module):
     return checkpoint_name(shard(x_BTD, 'batch', 'length', 'act_embed'), 'transformer_layer_out')
 
 
+REPEATED = 'repeat'  # the name under which a repeated stack keeps its parameters [L, …]
+
+
 def _apply_block(block: nn.Module, x_BTD: jax.Array, *args: jax.Array | None) -> jax.Array:
   return block(checkpoint_name(x_BTD, 'iteration_input'), *args)
 
@@ -92,4 +95,4 @@ class RepeatedTransformer(nn.Module):
       length=self.num_layers,
       metadata_params={nn.PARTITION_NAME: 'layers'},
     )
-    return scan(self.layer_tpl(name='repeat'), x_BTD, None)[0]
+    return scan(self.layer_tpl(name=REPEATED), x_BTD, None)[0]

@@ -39,11 +39,10 @@ def main(argv: Sequence[str]) -> None:
 
 def _text(name: str, overrides: dict[str, str]) -> str:
   from paxlite.main import build_experiment
-  from paxlite.programs import values_text
-  from paxlite.templates import config_text
+  from paxlite.programs import configs_text, values_text
 
   experiment = build_experiment(name, [], overrides)
-  return values_text(experiment) + '\n' + config_text(experiment.task())
+  return values_text(experiment) + '\n' + configs_text(experiment)
 
 
 def _print_table() -> None:

@@ -60,19 +60,23 @@ def main(argv: Sequence[str]) -> None:
   eos = np.array([tokenizer.eos_id] if args.append_eos else [], np.uint32)
   started = time.perf_counter()
   count = size = 0
-  with _progress(args.files) as report, _encoder(args.vocab, args.processes) as encode:
-    document: list[np.ndarray] = []
-    for encoded, num_bytes in encode(_batches(_pieces(documents))):
-      for tokens, is_last in encoded:
-        document.append(tokens)
-        if is_last:
-          writer.write(np.concatenate([*document, eos]))
-          document = []
-          count += 1
-      size += num_bytes
-      report(size, writer.token_count)
-  if writer.token_count == 0:
-    raise UserError(f'{", ".join(args.files)}: no text to tokenize')
+  try:
+    with _progress(args.files) as report, _encoder(args.vocab, args.processes) as encode:
+      document: list[np.ndarray] = []
+      for encoded, num_bytes in encode(_batches(_pieces(documents))):
+        for tokens, is_last in encoded:
+          document.append(tokens)
+          if is_last:
+            writer.write(np.concatenate([*document, eos]))
+            document = []
+            count += 1
+        size += num_bytes
+        report(size, writer.token_count)
+    if writer.token_count == 0:
+      raise UserError(f'{", ".join(args.files)}: no text to tokenize')
+  except BaseException:
+    writer.abort()
+    raise
   writer.close()
   seconds = time.perf_counter() - started
   print(
