@@ -49,9 +49,11 @@ def scale_by_pax_adam(
     t = count.astype(jnp.float32)
     return beta * (1 - jnp.power(beta, t)) / (1 - jnp.power(beta, t + 1))
 
-  def update(grads: PyTree, state: PaxAdamState, params: PyTree | None = None):
+  def update(grads: PyTree, state: PaxAdamState, params: PyTree | None = None, valid=True):
     del params
-    b1_t, b2_t = corrected(b1, state.count), corrected(b2, state.count)
+    # a skipped update has zeros for gradients, and with decays of 1 the moments stay exactly
+    b1_t = jnp.where(valid, corrected(b1, state.count), 1)
+    b2_t = jnp.where(valid, corrected(b2, state.count), 1)
     m = jax.tree.map(lambda g, m: b1_t * m + (1 - b1_t) * g, grads, state.m)
     v = jax.tree.map(lambda g, v: b2_t * v + (1 - b2_t) * jnp.square(g), grads, state.v)
 
@@ -64,9 +66,46 @@ def scale_by_pax_adam(
         u = u / jnp.maximum(1.0, rms / update_clip)
       return u
 
-    return jax.tree_util.tree_map_with_path(step, m, v), PaxAdamState(state.count + 1, m, v)
+    return jax.tree_util.tree_map_with_path(step, m, v), PaxAdamState(
+      state.count + jnp.asarray(valid, jnp.int32), m, v
+    )
 
-  return optax.GradientTransformation(init, update)
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+class ScheduleState(NamedTuple):
+  count: jax.Array  # type: ignore[assignment]  # int32, completed updates
+
+
+def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransformation:
+  """Times −schedule(count); a skipped update is 0 and is not counted."""
+
+  def init(params: PyTree) -> ScheduleState:
+    del params
+    return ScheduleState(jnp.zeros((), jnp.int32))
+
+  def update(updates: PyTree, state: ScheduleState, params: PyTree | None = None, valid=True):
+    del params
+    learning_rate = jnp.where(valid, schedule(state.count), 0)
+    scaled = jax.tree.map(lambda u: -learning_rate * u, updates)
+    return scaled, ScheduleState(state.count + jnp.asarray(valid, jnp.int32))
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def skippable(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+  """Any optax transformation with the argument `valid` that Optimizer asks for.
+
+  Costs a pass over the updates and the state, which the two above save: they put the choice into
+  the scalars.
+  """
+
+  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, valid=True):
+    new_updates, new_state = transformation.update(updates, state, params)
+    updates = jax.tree.map(lambda u: jnp.where(valid, u, 0), new_updates)
+    return updates, jax.tree.map(lambda n, o: jnp.where(valid, n, o), new_state, state)
+
+  return optax.GradientTransformationExtraArgs(transformation.init, update)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +113,9 @@ class Optimizer:
   """An optax chain together with its schedule and the variables it trains.
 
   Attributes:
-    transformation: Gradients to updates, the learning rate included.
+    transformation: Gradients to updates, the learning rate included. Its update takes `valid`, a
+      boolean scalar: where that is False, the gradients are zeros, the updates must be zeros too
+      and the state must stay. `skippable` makes such a one of any other.
     schedule: Learning rate by update count, for the summaries.
     trainable: Regular expressions; a variable trains when one of them matches its whole path
       ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
@@ -148,10 +189,12 @@ def adam(
     clip_gradient_norm: Cap on the global norm of the gradients; off where ≤ 0.
     trainable: See Optimizer.
   """
-  chain = [optax.clip_by_global_norm(clip_gradient_norm)] if clip_gradient_norm > 0 else []
+  chain: list[Any] = []
+  if clip_gradient_norm > 0:
+    chain.append(optax.clip_by_global_norm(clip_gradient_norm))
   chain += [
     scale_by_pax_adam(b1, b2, epsilon, epsilon_root, update_clip),
     optax.add_decayed_weights(weight_decay),
-    optax.scale_by_learning_rate(schedule),
+    scale_by_learning_rate(schedule),
   ]
   return Optimizer(optax.chain(*chain), schedule, tuple(trainable), clip_gradient_norm)

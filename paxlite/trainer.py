@@ -32,18 +32,20 @@ def train_step(
   """One update; a step whose gradient is not finite changes nothing but the counters."""
   rng = jax.random.fold_in(jax.random.key(seed), state.step)
   grads, metrics = task.grads(state.params, batch, rng)
-  trainable, frozen = task.optimizer.split(state.params)
-  updates, opt_state = task.optimizer.transformation.update(grads, state.opt_state, trainable)
-
   grad_norm = optax.tree.norm(grads)
   # past the limit nothing changes any more, so that the run can stop with its last good state
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics['total_loss'].value)
   valid = finite & (state.skipped_in_a_row < task.max_skipped_steps)
-  if_valid = functools.partial(jax.tree.map, lambda new, old: jnp.where(valid, new, old))
+  grads = jax.tree.map(lambda g: jnp.where(valid, g, 0), grads)
+
+  trainable, frozen = task.optimizer.split(state.params)
+  updates, opt_state = task.optimizer.transformation.update(
+    grads, state.opt_state, trainable, valid=valid
+  )
   new_state = TrainState(
     step=state.step + 1,
-    params=merge(if_valid(optax.apply_updates(trainable, updates), trainable), frozen),
-    opt_state=if_valid(opt_state, state.opt_state),
+    params=merge(optax.apply_updates(trainable, updates), frozen),
+    opt_state=opt_state,
     skipped=state.skipped + ~valid,
     skipped_in_a_row=jnp.where(valid, 0, state.skipped_in_a_row + 1),
   )

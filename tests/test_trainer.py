@@ -5,10 +5,12 @@ import time
 
 import fiddle as fdl
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
-from paxlite import partitioning, profiling, trainer
+from paxlite import optimizers, partitioning, profiling, trainer
 from paxlite.checkpoints import Checkpoints
 from paxlite.errors import TrainingError
 from paxlite.evaluation import Evaluator
@@ -214,3 +216,15 @@ def test_shard_raises_on_unknown_names():
     partitioning.shard(x, 'batch', 'lenght')
   with pytest.raises(ValueError, match='1 axis names'):
     partitioning.shard(x, 'batch')
+
+
+def test_any_optax_transformation_can_be_skipped():
+  adam = optimizers.skippable(optax.adamw(0.1))
+  params = {'w': jnp.arange(3.0)}
+  grads = {'w': jnp.ones(3)}
+  _, state = adam.update(grads, adam.init(params), params, valid=True)
+  updates, same = adam.update(grads, state, params, valid=jnp.asarray(False))
+  np.testing.assert_array_equal(updates['w'], 0)
+  jax.tree.map(np.testing.assert_array_equal, same, state)
+  expected, _ = optax.adamw(0.1).update(grads, state, params)
+  np.testing.assert_array_equal(adam.update(grads, state, params)[0]['w'], expected['w'])

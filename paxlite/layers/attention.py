@@ -83,16 +83,24 @@ class DotProductAttention(nn.Module):
     """Returns the context [B, T, N, H]; a query sees earlier keys of its own segment alone."""
     B, T, N, H = q_BTNH.shape
     G = k_BSGH.shape[2]
-    q_BTGNH = (q_BTNH * self.query_scale).reshape(B, T, G, N // G, H)
-    scores = jnp.einsum('BTGNH,BSGH->BGNTS', q_BTGNH, k_BSGH).astype(jnp.float32)
-    scores = cap_logits(scores, self.logit_cap)
+    q_BTNH = q_BTNH * self.query_scale
+    if G == N:
+      scores_BNTS = jnp.einsum('BTNH,BSNH->BNTS', q_BTNH, k_BSGH)
+    else:  # each key head serves N // G neighbouring queries; K counts them
+      q_BTGKH = q_BTNH.reshape(B, T, G, N // G, H)
+      scores_BNTS = jnp.einsum('BTGKH,BSGH->BGKTS', q_BTGKH, k_BSGH).reshape(B, N, T, T)
+    scores_BNTS = cap_logits(scores_BNTS.astype(jnp.float32), self.logit_cap)
     mask = jnp.tril(jnp.ones((T, T), bool))
     if segment_ids_BT is not None:
       same = segment_ids_BT[:, :, None] == segment_ids_BT[:, None, :]
-      mask = (mask & same)[:, None, None]
-    weights = jax.nn.softmax(jnp.where(mask, scores, -1e30), axis=-1).astype(v_BSGH.dtype)
-    weights = nn.Dropout(self.dropout, deterministic=not self.has_rng('dropout'))(weights)
-    return jnp.einsum('BGNTS,BSGH->BTGNH', weights, v_BSGH).reshape(B, T, N, H)
+      mask = (mask & same)[:, None]
+    weights_BNTS = jax.nn.softmax(jnp.where(mask, scores_BNTS, -1e30), axis=-1)
+    dropout = nn.Dropout(self.dropout, deterministic=not self.has_rng('dropout'))
+    weights_BNTS = dropout(weights_BNTS.astype(v_BSGH.dtype))
+    if G == N:
+      return jnp.einsum('BNTS,BSNH->BTNH', weights_BNTS, v_BSGH)
+    weights_BGKTS = weights_BNTS.reshape(B, G, N // G, T, T)
+    return jnp.einsum('BGKTS,BSGH->BTGKH', weights_BGKTS, v_BSGH).reshape(B, T, N, H)
 
 
 class Attention(nn.Module):
