@@ -10,7 +10,11 @@ import pytest
 
 from tests import runs
 
-PAGES = [runs.ROOT / 'README.md', *sorted((runs.ROOT / 'docs').glob('*.md'))]
+PAGES = [
+  runs.ROOT / 'README.md',
+  runs.ROOT / 'benchmarks' / 'README.md',
+  *sorted((runs.ROOT / 'docs').glob('*.md')),
+]
 MAKE = {'make demo', 'make test'}  # tests/test_demo.py runs the first; this is the second
 
 
@@ -23,11 +27,12 @@ def commands(page: pathlib.Path) -> list[str]:
   return [line for line in lines if line and line not in MAKE]
 
 
-@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.parent.name + '/' + p.name)
 def test_commands(page, tmp_path):
   """In an empty folder with the package's data where a command expects it."""
   (tmp_path / 'paxlite').symlink_to(runs.ROOT / 'paxlite')
-  (tmp_path / 'README.md').symlink_to(runs.ROOT / 'README.md')
+  for name in ('README.md', 'benchmarks'):
+    (tmp_path / name).symlink_to(runs.ROOT / name)
   for i, code in enumerate(blocks(page, 'python')):
     name = re.match(r'# (\w+)\.py', code)
     (tmp_path / (f'{name[1]}.py' if name else f'example_{i}.py')).write_text(code)

@@ -9,7 +9,8 @@ from paxlite.experiments.gpt import GPT126M
 class DemoGPT(EmbeddedText, GPT126M):
   """python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=logs/demo
 
-  A small GPT on the King James Bible and Shakespeare.
+  A small GPT on the King James Bible and Shakespeare: 5.3 M parameters, 768k tokens, about 200
+  seconds on two cores, about 1.9 bits per byte held out (xz -9 gets about 2.2).
   """
 
   NUM_LAYERS = 4
