@@ -1,5 +1,9 @@
 """Learning-rate schedules with Pax's exact values, as functions of the update count."""
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 import optax
 
@@ -27,14 +31,10 @@ def linear_rampup_cosine_decay(
     peak: Multiplier at the top.
   """
 
-  def multiplier(count):
-    count = jnp.asarray(count, jnp.float32)
-    rampup = peak * count / jnp.maximum(warmup, 1)
-    progress = jnp.clip((count - decay_start) / (decay_end - decay_start), 0.0, 1.0)
-    cosine = peak * (min_ratio + (1 - min_ratio) * 0.5 * (1 + jnp.cos(jnp.pi * progress)))
-    return jnp.where(count < warmup, rampup, cosine)
+  def decay(progress: jax.Array) -> jax.Array:
+    return min_ratio + (1 - min_ratio) * 0.5 * (1 + jnp.cos(jnp.pi * progress))
 
-  return lambda count: learning_rate * multiplier(count)
+  return _linear_rampup(learning_rate, warmup, decay_start, decay_end, peak, decay)
 
 
 def linear_rampup_exponential_decay(
@@ -47,10 +47,26 @@ def linear_rampup_exponential_decay(
 ) -> optax.Schedule:
   """As above, with peak · min_ratio^progress in place of the cosine."""
 
-  def multiplier(count):
-    count = jnp.asarray(count, jnp.float32)
-    rampup = peak * count / jnp.maximum(warmup, 1)
-    progress = jnp.clip((count - decay_start) / (decay_end - decay_start), 0.0, 1.0)
-    return jnp.where(count < warmup, rampup, peak * min_ratio**progress)
+  def decay(progress: jax.Array) -> jax.Array:
+    return min_ratio**progress
 
-  return lambda count: learning_rate * multiplier(count)
+  return _linear_rampup(learning_rate, warmup, decay_start, decay_end, peak, decay)
+
+
+def _linear_rampup(
+  learning_rate: float,
+  warmup: int,
+  decay_start: int,
+  decay_end: int,
+  peak: float,
+  decay: Callable[[jax.Array], jax.Array],
+) -> optax.Schedule:
+  """Ramps up and holds, then multiplies by decay(progress), progress running from 0 to 1."""
+
+  def schedule(count: Any) -> jax.Array:
+    count = jnp.asarray(count, jnp.float32)
+    progress = jnp.clip((count - decay_start) / (decay_end - decay_start), 0.0, 1.0)
+    rampup = count / jnp.maximum(warmup, 1)
+    return learning_rate * peak * jnp.where(count < warmup, rampup, decay(progress))
+
+  return schedule

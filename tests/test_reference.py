@@ -25,7 +25,7 @@ SMALL = dict(
 
 
 class LlamaLike(LanguageModel):
-  """The LLaMA block as facts/pax.md has it, at test size."""
+  """The LLaMA block at test size."""
 
   SEPARATE_EMBEDDING = True
   USE_ROTARY_POSITION_EMB = True

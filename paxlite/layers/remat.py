@@ -1,7 +1,7 @@
 """Checkpoint policies: which activations of a layer are kept for its backward pass.
 
 The named ones keep what the layers mark with `checkpoint_name`; everything else is recomputed.
-The names are Pax's (facts: praxis' AutodiffCheckpointType).
+The names are those of praxis' AutodiffCheckpointType.
 """
 
 from collections.abc import Callable
