@@ -16,6 +16,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--tokens', type=int, default=50_000_000)
   parser.add_argument('--length', type=int, default=2048)
+  parser.add_argument('--seconds', type=float, default=3.0, help='of each measurement')
   args = parser.parse_args()
   rng = np.random.default_rng(0)
   with tempfile.TemporaryDirectory() as folder:
@@ -31,10 +32,10 @@ def main() -> None:
     sources['synthetic'] = SyntheticRows(50_000, args.length)
     for name, source in sources.items():
       batches = RowInput(source, batch_size=64).train_batches(0, slice(None))
-      for _ in range(400):  # warm: the page cache, and seqax's decoded chunks
-        next(batches)
+      for _ in range(2 * len(source) // 64 if len(source) < 1 << 18 else 10):
+        next(batches)  # warm: the page cache, and seqax's decoded chunks
       count, started = 0, time.perf_counter()
-      while time.perf_counter() - started < 3:
+      while time.perf_counter() - started < args.seconds:
         count += next(batches)['ids'].size
       print(
         f'{name:16} {count / (time.perf_counter() - started) / 1e6:7.1f} M tokens/s', flush=True
