@@ -29,7 +29,17 @@ from paxlite.train_state import TrainState
 def train_step(
   task: Task, seed: int, state: TrainState, batch: Batch
 ) -> tuple[TrainState, Metrics]:
-  """One update; a step whose gradient is not finite changes nothing but the counters."""
+  """One update; where gradient or loss is not finite, nothing changes but step and counters.
+
+  Args:
+    task: Loss, gradients and optimizer.
+    seed: Of dropout; folded with the step.
+    state: Overwritten where the jitted step donates it.
+    batch: See Task.
+
+  Returns:
+    The next state, and scalars by their TensorBoard names.
+  """
   rng = jax.random.fold_in(jax.random.key(seed), state.step)
   grads, metrics = task.grads(state.params, batch, rng)
   grad_norm = optax.tree.norm(grads)
