@@ -46,6 +46,7 @@ DEFAULT_RULES: Rules = {
   'norm': None,
   'positions': None,
   'layers': None,
+  'lora_rank': None,
 }
 
 _active: contextvars.ContextVar[tuple[Mesh, Rules] | None] = contextvars.ContextVar(

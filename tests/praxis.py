@@ -19,7 +19,11 @@ _RULES = [
   (r'lm/transformer/repeat/sub/x_layers_0/', 'transformer/repeat/'),
   (r'lm/', ''),
   (r'ff_layer/layer_norm/', 'ff_layer_norm/'),
-  (r'/(linear|bias)/([wb])$', r'/\2'),
+  (r'/(linear|bias)/(w|b|lora_a|lora_b)$', r'/\2'),
+  # praxis adds A·Bᵀ to post's w [D, N, H] as it is, so that its A is what writes D: our B
+  (r'post/lora_a$', 'post/lora_swapped'),
+  (r'post/lora_b$', 'post/lora_a'),
+  (r'post/lora_swapped$', 'post/lora_b'),
   (r'self_attention/combined_qkv/', 'self_attention/qkv/combined/'),
 ]
 

@@ -12,6 +12,7 @@ from flax.linen import meta
 from paxlite import optimizers, schedules
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.llama import LLaMA
 from tests import praxis
 
 SMALL = dict(
@@ -24,23 +25,15 @@ SMALL = dict(
 )
 
 
-class LlamaLike(LanguageModel):
-  """The LLaMA block at test size."""
-
-  SEPARATE_EMBEDDING = True
-  USE_ROTARY_POSITION_EMB = True
-  ACTIVATION_CLS = 'silu'
-  USE_GATED_ACTIVATION = True
-  NORM_CLS = 'RmsNorm'
-  LAYERNORM_EPSILON = 1e-5
-  SOFTMAX_CAP_LOGITS = 0.0
-  ATTEN_LOGIT_CAP = 0.0
-
+LLAMA = SMALL | dict(HIDDEN_DIMS=88)
 
 CASES = {
   'gpt2l': GPT126M(**SMALL),
   'gpt2l_repeated': GPT126M(**SMALL, USE_REPEATED_LAYER=True),
-  'llama2l_mha': LlamaLike(**SMALL, HIDDEN_DIMS=88),
+  'llama2l_mha': LLaMA(**LLAMA, USE_REPEATED_LAYER=False),
+  'llama2l_mha_lora_all': LLaMA(
+    **LLAMA, USE_REPEATED_LAYER=False, USE_LORA=True, LORA_RANK=4, TRAINABLE_VARIABLES=['.*']
+  ),
 }
 
 

@@ -102,3 +102,21 @@ class GPT175B(GPT126M):
   LEARNING_RATE = 2e-5
   LR_COS_WARMUP = 265
   LR_COS_DECAY_END = 108_600
+
+
+@register
+class GPT2(GPT126M):
+  """python -m paxlite.main --fdl_config=GPT2 --dry_run
+
+  124,439,808 parameters: OpenAI's GPT-2 small, whose weights import_weights reads; the larger
+  sizes by --fdl.NUM_LAYERS, --fdl.NUM_HEADS and --fdl.MODEL_DIMS.
+  """
+
+  VOCAB_SIZE = 50257
+  MAX_SEQ_LEN = 1024
+  NORM_SCALE_OFFSET = 0.0
+  INIT_STD = 0.02
+  START_ID: int | None = None
+
+  ICI_MESH_SHAPE = [1, 1, 1]
+  DCN_MESH_SHAPE = [1, 1, 1]

@@ -11,14 +11,27 @@ from flax import linen as nn
 from paxlite import optimizers, schedules
 from paxlite.errors import UserError
 from paxlite.experiment import Experiment
-from paxlite.layers.attention import Attention, CombinedQkv, DotProductAttention, SeparateQkv
-from paxlite.layers.embeddings import LearnedPositions, LmHead, SinusoidalPositions, TokenEmbedding
+from paxlite.layers.attention import (
+  Attention,
+  CombinedQkv,
+  DotProductAttention,
+  PerDimScale,
+  SeparateQkv,
+)
+from paxlite.layers.embeddings import (
+  LearnedPositions,
+  LmHead,
+  LogitsBias,
+  SinusoidalPositions,
+  TokenEmbedding,
+)
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.lora import LORA_VARIABLES, LoraProjection
 from paxlite.layers.norms import LayerNorm, RmsNorm
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import CheckpointPolicy
-from paxlite.layers.rotary import RotaryEmbedding
+from paxlite.layers.rotary import Llama3RotaryEmbedding, RotaryEmbedding
 from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
 from paxlite.task import Task
 from paxlite.templates import config, template
@@ -45,17 +58,26 @@ class LanguageModel(Experiment):
   USE_ROTARY_POSITION_EMB: bool = False
   ROPE_THETA: float = 10_000.0
   ROPE_LAYOUT: Literal['interleaved', 'half'] = 'interleaved'
+  ROPE_FACTOR: float = 1.0  # above 1: Llama 3.1's stretching, with the three below
+  ROPE_LOW_FREQUENCY_FACTOR: float = 1.0
+  ROPE_HIGH_FREQUENCY_FACTOR: float = 4.0
+  ROPE_ORIGINAL_LENGTH: int = 8192
+  SLIDING_WINDOW: int = 0  # tokens that a query sees; 0: all before it
   USE_BIAS: bool = False
   ACTIVATION_CLS: Activation = 'relu'
   USE_GATED_ACTIVATION: bool = False
   NORM_CLS: Literal['LayerNorm', 'RmsNorm'] = 'RmsNorm'
   NORM_POLICY: Literal['pre'] = 'pre'
   LAYERNORM_EPSILON: float = 1e-6
+  SCALE_EMBEDDING: bool = False  # embeddings × √MODEL_DIMS
+  USE_PER_DIM_SCALE: bool = False
+  USE_SOFTMAX_BIAS: bool = False
   SOFTMAX_CAP_LOGITS: float = 30.0
   ATTEN_LOGIT_CAP: float = 50.0
   DROPOUT_PROB: float = 0.0
   EMBEDDING_DROPOUT_PROB: float = 0.0
-  INIT_STD: float = 0.02
+  WEIGHT_INIT: Literal['normal', 'xavier_uniform'] = 'normal'
+  INIT_STD: float = 0.02  # of 'normal'
   HEADS_SPAN_MODEL: bool = True
   NUM_LOSS_CHUNKS: int = 1
 
@@ -68,7 +90,11 @@ class LanguageModel(Experiment):
   ADAM_CLIP_THRESHOLD: float = 1.0
   CLIP_GRADIENT_NORM_TO_VALUE: float = 5.0
   WEIGHT_DECAY: float = 1e-3
-  TRAINABLE_VARIABLES: list[str] = ['.*']
+
+  # LoRA: freezes everything but low-rank factors beside the weights of the chosen layers
+  USE_LORA: bool = False
+  LORA_RANK: int = 8
+  LORA_TARGET_LAYERS: Literal['all', 'attention', 'mlp'] = 'all'
 
   # Schedule
   LR_SCHEDULE: Literal[
@@ -83,6 +109,8 @@ class LanguageModel(Experiment):
   LR_LRED_MIN_RATIO: float = 0.1
   LR_LRED_MAX: float = 1.0
 
+  # The id that text begins with for the model; None: what its tokenizer begins with
+  START_ID: int | None = 0
   # A prompt to continue when training ends, where the dataset has a tokenizer
   SAMPLE_PROMPT: str | None = None
 
@@ -103,6 +131,15 @@ class LanguageModel(Experiment):
     return self.INIT_STD
 
   @property
+  def NORM_SCALE_OFFSET(self) -> float:
+    """What is added to the stored scale of a norm."""
+    return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
+
+  @property
+  def TRAINABLE_VARIABLES(self) -> list[str]:
+    return [LORA_VARIABLES] if self.USE_LORA else ['.*']
+
+  @property
   def LR_COS_DECAY_START(self) -> int:
     return self.LR_COS_WARMUP + 1
 
@@ -121,6 +158,7 @@ class LanguageModel(Experiment):
       'VOCAB_SIZE',
       'DIMS_PER_HEAD',
       'NUM_LOSS_CHUNKS',
+      'LORA_RANK',
     ):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
@@ -139,6 +177,14 @@ class LanguageModel(Experiment):
       )
     if self.USE_ROTARY_POSITION_EMB and self.DIMS_PER_HEAD % 2:
       raise UserError(f'rotary positions need an even DIMS_PER_HEAD, not {self.DIMS_PER_HEAD}')
+    if self.ROPE_FACTOR < 1 or not (
+      0 < self.ROPE_LOW_FREQUENCY_FACTOR < self.ROPE_HIGH_FREQUENCY_FACTOR
+    ):
+      raise UserError(
+        f'ROPE_FACTOR={self.ROPE_FACTOR:g} must be at least 1, and ROPE_LOW_FREQUENCY_FACTOR='
+        f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and below ROPE_HIGH_FREQUENCY_FACTOR='
+        f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
+      )
     if self.MAX_SEQ_LEN % self.NUM_LOSS_CHUNKS:
       raise UserError(
         f'MAX_SEQ_LEN={self.MAX_SEQ_LEN} is not divisible by NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS}'
@@ -172,16 +218,21 @@ class LanguageModel(Experiment):
 
   def model(self) -> fdl.Config:
     """The config of the TransformerLm."""
-    embedding = dict(
-      model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE, emb_init=_normal(self.SOFTMAX_INIT_STD)
+    sizes: dict[str, Any] = dict(
+      vocab_size=self.VOCAB_SIZE, model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE
     )
-    head = dict(
-      model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE, w_init=_normal(self.SOFTMAX_INIT_STD)
+    embedding = template(
+      TokenEmbedding,
+      emb_init=self.weight_init(self.SOFTMAX_INIT_STD),
+      lookup_scale=math.sqrt(self.MODEL_DIMS) if self.SCALE_EMBEDDING else 1.0,
+      **sizes,
     )
+    head = template(LmHead, w_init=self.weight_init(self.SOFTMAX_INIT_STD), **sizes)
+    bias = template(LogitsBias, vocab_size=self.VOCAB_SIZE)
     stack = RepeatedTransformer if self.USE_REPEATED_LAYER else UnrolledTransformer
     lm = config(
       TransformerLm,
-      embedding_tpl=template(TokenEmbedding, vocab_size=self.VOCAB_SIZE, **embedding),
+      embedding_tpl=embedding,
       position_tpl=self.positions(),
       transformer_tpl=template(
         stack,
@@ -190,17 +241,33 @@ class LanguageModel(Experiment):
         layer_tpl=self.layer(),
       ),
       norm_tpl=self.norm(),
-      head_tpl=template(LmHead, vocab_size=self.VOCAB_SIZE, **head)
-      if self.SEPARATE_EMBEDDING
-      else None,
+      head_tpl=head if self.SEPARATE_EMBEDDING else None,
+      logits_bias_tpl=bias if self.USE_SOFTMAX_BIAS else None,
       logit_cap=self.SOFTMAX_CAP_LOGITS,
       embedding_dropout=self.EMBEDDING_DROPOUT_PROB,
       num_loss_chunks=self.NUM_LOSS_CHUNKS,
     )
     selectors.select(lm, Projection).set(
-      use_bias=self.USE_BIAS, dtype=self.FPROP_DTYPE, w_init=_normal(self.INIT_STD)
+      use_bias=self.USE_BIAS, dtype=self.FPROP_DTYPE, w_init=self.weight_init(self.INIT_STD)
     )
+    if self.USE_LORA:
+      self.add_lora(lm)
     return lm
+
+  def add_lora(self, lm: fdl.Config) -> None:
+    """Gives the projections of the targeted layers low-rank factors."""
+    layers = {'all': (Attention, FeedForward), 'attention': (Attention,), 'mlp': (FeedForward,)}
+    for layer in layers[self.LORA_TARGET_LAYERS]:
+      for target in selectors.select(lm, layer):
+        for projection in selectors.select(target, Projection):
+          fdl.update_callable(projection, LoraProjection)
+          projection.rank = self.LORA_RANK
+
+  def weight_init(self, std: float) -> fdl.Config:
+    """The initialiser of weight matrices; `std` is that of 'normal'."""
+    if self.WEIGHT_INIT == 'xavier_uniform':
+      return fdl.Config(nn.initializers.xavier_uniform)
+    return fdl.Config(nn.initializers.normal, stddev=std)
 
   def positions(self) -> fdl.Partial | None:
     """The template of the position embedding, or None where attention rotates."""
@@ -213,12 +280,17 @@ class LanguageModel(Experiment):
       max_length=self.MAX_SEQ_LEN,
       model_dims=self.MODEL_DIMS,
       dtype=self.FPROP_DTYPE,
-      emb_init=_normal(self.INIT_STD),
+      emb_init=fdl.Config(nn.initializers.normal, stddev=self.INIT_STD),
     )
 
   def norm(self) -> fdl.Partial:
     """A template of a norm: a new one each time, so that an edit of one leaves the others alone."""
-    return template(_NORMS[self.NORM_CLS], epsilon=self.LAYERNORM_EPSILON, dtype=self.FPROP_DTYPE)
+    return template(
+      _NORMS[self.NORM_CLS],
+      epsilon=self.LAYERNORM_EPSILON,
+      offset=self.NORM_SCALE_OFFSET,
+      dtype=self.FPROP_DTYPE,
+    )
 
   def layer(self) -> fdl.Partial:
     """The template of one block."""
@@ -245,18 +317,33 @@ class LanguageModel(Experiment):
       qkv = template(CombinedQkv, **sizes)
     else:
       qkv = template(SeparateQkv, num_kv_heads=self.NUM_KV_HEADS, **sizes)
-    rotary = template(RotaryEmbedding, theta=self.ROPE_THETA, layout=self.ROPE_LAYOUT)
     return template(
       Attention,
       qkv_tpl=qkv,
-      rotary_tpl=rotary if self.USE_ROTARY_POSITION_EMB else None,
+      query_scale_tpl=template(PerDimScale) if self.USE_PER_DIM_SCALE else None,
+      rotary_tpl=self.rotary() if self.USE_ROTARY_POSITION_EMB else None,
       attention_tpl=template(
         DotProductAttention,
         query_scale=1 / math.sqrt(self.DIMS_PER_HEAD),
         logit_cap=self.ATTEN_LOGIT_CAP,
+        window=self.SLIDING_WINDOW,
         dropout=self.DROPOUT_PROB,
       ),
       **sizes,
+    )
+
+  def rotary(self) -> fdl.Partial:
+    """The template of the rotary embedding."""
+    base: dict[str, Any] = dict(theta=self.ROPE_THETA, layout=self.ROPE_LAYOUT)
+    if self.ROPE_FACTOR == 1:
+      return template(RotaryEmbedding, **base)
+    return template(
+      Llama3RotaryEmbedding,
+      factor=self.ROPE_FACTOR,
+      low_frequency_factor=self.ROPE_LOW_FREQUENCY_FACTOR,
+      high_frequency_factor=self.ROPE_HIGH_FREQUENCY_FACTOR,
+      original_length=self.ROPE_ORIGINAL_LENGTH,
+      **base,
     )
 
   def optimizer(self) -> fdl.Config:
@@ -298,12 +385,12 @@ class LanguageModel(Experiment):
   def flops_per_token(self) -> float:
     """Model FLOPs of training per token, attention counted causally.
 
-    6 · (parameters in matrix multiplications, the vocabulary's included) + 6 · L·N·H·T.
+    6 · (parameters in matrix multiplications, the vocabulary's included) + 12 · L·N·H·S, where S is
+    the mean number of keys that a query sees: T / 2, less with a sliding window. Frozen weights
+    need no gradient: 4 instead of 6 under LoRA, whose own factors are not counted.
     """
     matmul = self.NUM_LAYERS * self.matmul_params_per_layer + self.VOCAB_SIZE * self.MODEL_DIMS
-    attention = self.NUM_LAYERS * self.NUM_HEADS * self.DIMS_PER_HEAD * self.MAX_SEQ_LEN
-    return 6.0 * matmul + 6.0 * attention
-
-
-def _normal(std: float) -> fdl.Config:
-  return fdl.Config(nn.initializers.normal, stddev=std)
+    window = min(self.SLIDING_WINDOW or self.MAX_SEQ_LEN, self.MAX_SEQ_LEN)
+    keys = window - window**2 / (2 * self.MAX_SEQ_LEN)
+    attention = self.NUM_LAYERS * self.NUM_HEADS * self.DIMS_PER_HEAD * keys
+    return (4.0 if self.USE_LORA else 6.0) * matmul + 12.0 * attention

@@ -29,6 +29,7 @@ class TransformerLm(nn.Module):
     transformer_tpl: The stack of blocks.
     norm_tpl: The final norm.
     head_tpl: A separate projection to the vocabulary, or None.
+    logits_bias_tpl: Added to the logits, or None.
     logit_cap: cap · tanh(logits / cap); off where ≤ 0.
     embedding_dropout: Rate on the sum of the embeddings.
     num_loss_chunks: The loss is computed in this many pieces along the length, each recomputed in
@@ -40,6 +41,7 @@ class TransformerLm(nn.Module):
   transformer_tpl: Template = template_field(UnrolledTransformer)
   norm_tpl: Template = template_field(LayerNorm)
   head_tpl: Template | None = None
+  logits_bias_tpl: Template | None = None
   logit_cap: float = 0.0
   embedding_dropout: float = 0.0
   num_loss_chunks: int = 1
@@ -50,6 +52,7 @@ class TransformerLm(nn.Module):
     self.transformer = self.transformer_tpl()
     self.final_ln = self.norm_tpl()
     self.softmax = None if self.head_tpl is None else self.head_tpl()
+    self.logits_bias = None if self.logits_bias_tpl is None else self.logits_bias_tpl()
     self.dropout = nn.Dropout(self.embedding_dropout)
 
   def __call__(
@@ -94,7 +97,10 @@ class TransformerLm(nn.Module):
     return self.final_ln(self.transformer(x_BTD, positions_BT, segment_ids_BT))
 
   def logits(self, x_BTD: jax.Array) -> jax.Array:
+    """What `hidden` gave, [B, T, D], to float32 logits [B, T, V]."""
     logits = self.embedding.attend(x_BTD) if self.softmax is None else self.softmax(x_BTD)
+    if self.logits_bias is not None:
+      logits = self.logits_bias(logits)
     logits = shard(logits, 'batch', 'length', 'act_vocab')
     return cap_logits(logits.astype(jnp.float32), self.logit_cap)
 

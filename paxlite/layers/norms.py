@@ -10,37 +10,44 @@ from paxlite.partitioning import param
 
 
 class LayerNorm(nn.Module):
-  """(1 + scale) · (x − mean) / √(var + epsilon) + bias, scale and bias starting at 0 (Pax).
+  """(offset + scale) · (x − mean) / √(var + epsilon) + bias, [..., D] to [..., D].
 
-  [..., D] to [..., D]. https://arxiv.org/abs/1607.06450; Pax stores the scale as a difference to 1.
+  https://arxiv.org/abs/1607.06450. Scale starts at 1 − offset: Pax stores it as a difference to 1,
+  GPT-2 as it is (offset 0).
   """
 
   epsilon: float = 1e-5
+  offset: float = 1.0
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    scale = param(self, 'scale', nn.initializers.zeros, x.shape[-1:], ['norm'])
+    scale = _scale(self, x, self.offset)
     bias = param(self, 'bias', nn.initializers.zeros, x.shape[-1:], ['norm'])
     x = x.astype(jnp.float32)
     centered = x - x.mean(-1, keepdims=True)
     variance = jnp.square(centered).mean(-1, keepdims=True)
     y = centered * jax.lax.rsqrt(variance + self.epsilon)
-    return (y * (1 + scale) + bias).astype(self.dtype)
+    return (y * (self.offset + scale) + bias).astype(self.dtype)
 
 
 class RmsNorm(nn.Module):
-  """scale · x / √(mean(x²) + epsilon), scale starting at 1. [..., D] to [..., D].
+  """(offset + scale) · x / √(mean(x²) + epsilon), [..., D] to [..., D].
 
-  https://arxiv.org/abs/1910.07467
+  https://arxiv.org/abs/1910.07467. Scale starts at 1 − offset; LLaMA has offset 0, Gemma 1.
   """
 
   epsilon: float = 1e-6
+  offset: float = 0.0
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    scale = param(self, 'scale', nn.initializers.ones, x.shape[-1:], ['norm'])
+    scale = _scale(self, x, self.offset)
     x = x.astype(jnp.float32)
     y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
-    return (y * scale).astype(self.dtype)
+    return (y * (self.offset + scale)).astype(self.dtype)
+
+
+def _scale(module: nn.Module, x: jax.Array, offset: float) -> jax.Array:
+  return param(module, 'scale', nn.initializers.constant(1 - offset), x.shape[-1:], ['norm'])

@@ -1,5 +1,7 @@
 """Rotary position embedding, https://arxiv.org/abs/2104.09864."""
 
+import math
+
 from typing import Literal
 
 import jax
@@ -23,8 +25,8 @@ class RotaryEmbedding(nn.Module):
   @nn.compact
   def __call__(self, x_BTNH: jax.Array, positions_BT: jax.Array) -> jax.Array:
     half = x_BTNH.shape[-1] // 2
-    rates = self.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    angles = positions_BT[..., None, None].astype(jnp.float32) * rates  # [B or 1, T, 1, H/2]
+    positions = positions_BT[..., None, None].astype(jnp.float32)
+    angles = positions * self.rates(half)  # [B or 1, T, 1, H/2]
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     x = x_BTNH.astype(jnp.float32)
     if self.layout == 'interleaved':
@@ -37,3 +39,35 @@ class RotaryEmbedding(nn.Module):
     else:
       y = jnp.concatenate(rotated, axis=-1)
     return y.astype(x_BTNH.dtype)
+
+  def rates(self, half: int) -> jax.Array:
+    """Radians per position of each pair, [half]."""
+    return self.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+
+
+class Llama3RotaryEmbedding(RotaryEmbedding):
+  """Llama 3.1's stretching of a model to longer sequences than it was first trained on.
+
+  Wavelengths longer than original_length / low_frequency_factor are stretched by `factor`, those
+  shorter than original_length / high_frequency_factor stay, and between the two the rates are
+  interpolated. As rope_type "llama3" in Hugging Face's configs; Meta's `use_scaled_rope` has
+  factor 8.
+
+  Attributes:
+    factor: Of the long wavelengths.
+    low_frequency_factor: See above.
+    high_frequency_factor: See above.
+    original_length: Sequence length before stretching.
+  """
+
+  factor: float = 8.0
+  low_frequency_factor: float = 1.0
+  high_frequency_factor: float = 4.0
+  original_length: int = 8192
+
+  def rates(self, half: int) -> jax.Array:
+    rates = super().rates(half)
+    turns = self.original_length * rates / (2 * math.pi)  # over the original length
+    low, high = self.low_frequency_factor, self.high_frequency_factor
+    kept = jnp.clip((turns - low) / (high - low), 0, 1)
+    return rates * (kept + (1 - kept) / self.factor)

@@ -1,0 +1,55 @@
+"""Gemma 1: LLaMA's block with GELU, norms around 1, and a tied, scaled embedding."""
+
+from paxlite.experiment import register
+from paxlite.experiments.llama import LLaMA
+
+
+class Gemma(LLaMA):
+  """What the sizes share."""
+
+  VOCAB_SIZE = 256_128
+  MAX_SEQ_LEN = 8192
+  DIMS_PER_HEAD = 256
+  HEADS_SPAN_MODEL = False
+
+  SEPARATE_EMBEDDING = False
+  SCALE_EMBEDDING = True
+  ACTIVATION_CLS = 'gelu'
+  NORM_SCALE_OFFSET = 1.0
+  LAYERNORM_EPSILON = 1e-6
+
+
+@register
+class Gemma2B(Gemma):
+  """python -m paxlite.main --fdl_config=Gemma2B --dry_run
+
+  2,506,434,560 parameters, one head of keys and values.
+
+  The vocabulary is Gemma's own of 256,128 rows; Hugging Face's files have 256,000, and what is
+  imported from there says so.
+  """
+
+  NUM_LAYERS = 18
+  NUM_HEADS = 8
+  NUM_KV_HEADS = 1
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 16384
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  PERCORE_BATCH_SIZE = 2
+
+
+@register
+class Gemma7B(Gemma):
+  """python -m paxlite.main --fdl_config=Gemma7B --dry_run
+
+  8,538,074,112 parameters; its 16 heads of 256 span more than the model's 3072 dimensions.
+  """
+
+  NUM_LAYERS = 28
+  NUM_HEADS = 16
+  MODEL_DIMS = 3072
+  HIDDEN_DIMS = 24576
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  PERCORE_BATCH_SIZE = 1

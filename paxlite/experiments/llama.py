@@ -1,0 +1,185 @@
+"""LLaMA, Llama 3, Mistral and SmolLM: one family, without a dataset.
+
+Sizes of weights that are public; `python -m paxlite.tools.import_weights` reads them.
+"""
+
+from paxlite.experiment import register
+from paxlite.experiments.language_model import Activation, LanguageModel
+
+
+class LLaMA(LanguageModel):
+  """What the family shares: RMSNorm, rotary positions, SiLU-gated feed-forward, no biases.
+
+  The numbers of training are Rosetta Pax's for fine-tuning: AdamW at 1e-6 with a cosine.
+  """
+
+  MAX_SEQ_LEN = 4096
+  VOCAB_SIZE = 32000
+  START_ID: int | None = None
+
+  PACKED_INPUT = True
+  USE_REPEATED_LAYER = True
+  SEPARATE_EMBEDDING = True
+  USE_ROTARY_POSITION_EMB = True
+  ACTIVATION_CLS: Activation = 'silu'
+  USE_GATED_ACTIVATION = True
+  NORM_CLS = 'RmsNorm'
+  LAYERNORM_EPSILON = 1e-5
+  SOFTMAX_CAP_LOGITS = -1.0
+  ATTEN_LOGIT_CAP = -1.0
+  WEIGHT_INIT = 'xavier_uniform'
+
+  LEARNING_RATE = 1e-6
+  ADAM_BETA1 = 0.9
+  ADAM_BETA2 = 0.95
+  ADAM_EPSILON = 1e-8
+  ADAM_CLIP_THRESHOLD = -1.0
+  CLIP_GRADIENT_NORM_TO_VALUE = 1.0
+  WEIGHT_DECAY = 0.1
+  LR_SCHEDULE = 'linear_rampup_cosine_decay'
+  LR_COS_WARMUP = 500
+  LR_COS_DECAY_END = 1000
+  MAX_STEPS = 1000
+
+
+@register
+class LLaMA7B(LLaMA):
+  """python -m paxlite.main --fdl_config=LLaMA7B --dry_run
+
+  6,738,415,616 parameters: LLaMA and Llama 2 of this size.
+  """
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 32
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 11008
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  PERCORE_BATCH_SIZE = 16
+
+
+@register
+class LLaMA13B(LLaMA):
+  """python -m paxlite.main --fdl_config=LLaMA13B --dry_run
+
+  13,015,864,320 parameters: LLaMA and Llama 2 of this size.
+  """
+
+  NUM_LAYERS = 40
+  NUM_HEADS = 40
+  MODEL_DIMS = 5120
+  HIDDEN_DIMS = 13824
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  PERCORE_BATCH_SIZE = 8
+
+
+@register
+class LLaMA70B(LLaMA):
+  """python -m paxlite.main --fdl_config=LLaMA70B --dry_run
+
+  68,976,648,192 parameters: Llama 2 of this size, with 8 heads of keys and values.
+  """
+
+  NUM_LAYERS = 80
+  NUM_HEADS = 64
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 8192
+  HIDDEN_DIMS = 28672
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+  PERCORE_BATCH_SIZE = 4
+
+
+@register
+class LLaMA3_8B(LLaMA):
+  """python -m paxlite.main --fdl_config=LLaMA3_8B --dry_run
+
+  8,030,261,248 parameters: Meta-Llama-3-8B.
+  """
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 32
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 14336
+  VOCAB_SIZE = 128_256
+  MAX_SEQ_LEN = 8192
+  ROPE_THETA = 500_000.0
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  PERCORE_BATCH_SIZE = 2
+
+
+@register
+class LLaMA3_1_8B(LLaMA3_8B):
+  """python -m paxlite.main --fdl_config=LLaMA3_1_8B --dry_run
+
+  Llama-3.1-8B: Llama 3 with rotary positions stretched by 8, for up to 131,072 tokens.
+  """
+
+  ROPE_FACTOR = 8.0
+
+
+@register
+class LLaMA3_2_1B(LLaMA):
+  """python -m paxlite.main --fdl_config=LLaMA3_2_1B --dry_run
+
+  1,235,814,400 parameters: Llama-3.2-1B, tied embedding, rotary positions stretched by 32.
+  """
+
+  NUM_LAYERS = 16
+  NUM_HEADS = 32
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 8192
+  VOCAB_SIZE = 128_256
+  SEPARATE_EMBEDDING = False
+  ROPE_THETA = 500_000.0
+  ROPE_FACTOR = 32.0
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  PERCORE_BATCH_SIZE = 4
+
+
+@register
+class Mistral7B(LLaMA):
+  """python -m paxlite.main --fdl_config=Mistral7B --dry_run
+
+  7,241,732,096 parameters: Mistral-7B-v0.1 with its sliding window of 4096 tokens.
+
+  v0.2 and v0.3 have none and a theta of 1e6: --fdl.SLIDING_WINDOW=0 --fdl.ROPE_THETA=1e6, and v0.3
+  a vocabulary of 32768.
+  """
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 32
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 14336
+  MAX_SEQ_LEN = 8192
+  SLIDING_WINDOW = 4096
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  PERCORE_BATCH_SIZE = 2
+
+
+@register
+class SmolLM135M(LLaMA):
+  """python -m paxlite.main --fdl_config=SmolLM135M --dry_run
+
+  134,515,008 parameters: SmolLM2-135M, tied embedding, 3 heads of keys and values. For one device.
+  """
+
+  NUM_LAYERS = 30
+  NUM_HEADS = 9
+  NUM_KV_HEADS = 3
+  MODEL_DIMS = 576
+  HIDDEN_DIMS = 1536
+  VOCAB_SIZE = 49_152
+  MAX_SEQ_LEN = 2048
+  SEPARATE_EMBEDDING = False
+  ROPE_THETA = 100_000.0
+
+  PERCORE_BATCH_SIZE = 4
