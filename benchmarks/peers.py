@@ -96,7 +96,7 @@ def paxlite(size: Size, repeated: bool = False) -> Step:
     USE_REPEATED_LAYER=repeated,
   )
   trainer = Run(experiment, pathlib.Path(tempfile.gettempdir()), save=False).trainer()
-  state, _ = trainer.initial_state()
+  state, _ = trainer.states.initial()
   jitted = trainer.jitted_step()
   ids = tokens(size).astype(np.int32)
   batch = {

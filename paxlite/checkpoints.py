@@ -22,7 +22,7 @@ from paxlite.errors import TrainingError, UserError
 from paxlite.optimizers import path_name
 
 _PREFIX = 'checkpoint'
-_CHECKSUMS = 'checksums.json'
+CHECKSUMS = 'checksums.json'
 _ITEMS = ('state', 'data')
 
 log = logging.getLogger('paxlite')
@@ -170,7 +170,8 @@ class Checkpoints:
       )
     return self._manager_
 
-  def _folder(self, step: int) -> pathlib.Path:
+  def folder(self, step: int) -> pathlib.Path:
+    """Of one step; there or not."""
     return self._directory / f'{_PREFIX}_{step:08d}'
 
   def _write_checksums(self) -> None:
@@ -178,20 +179,19 @@ class Checkpoints:
     if jax.process_index() != 0:
       return
     assert self._saving is not None
-    (folder,) = self._directory.glob(f'{self._folder(self._saving).name}.orbax-checkpoint-tmp*')
-    sums = {name: list(_checksum(folder / name)) for name in _files(folder)}
-    (folder / _CHECKSUMS).write_text(json.dumps(sums))
+    (folder,) = self._directory.glob(f'{self.folder(self._saving).name}.orbax-checkpoint-tmp*')
+    write_checksums(folder)
 
   def _verified_latest(self) -> int:
     for step in reversed(self.steps()):
-      problem = _damage(self._folder(step))
+      problem = damage(self.folder(step))
       if problem is None:
         return step
       if self._read_only:
         log.warning('checkpoint of step %d: %s', step, problem)
         continue
-      aside = _unused_name(self._directory / f'damaged_{self._folder(step).name}')
-      self._folder(step).rename(aside)
+      aside = _unused_name(self._directory / f'damaged_{self.folder(step).name}')
+      self.folder(step).rename(aside)
       log.warning('checkpoint of step %d: %s; moved to %s', step, problem, aside)
     return -1
 
@@ -209,7 +209,7 @@ class Checkpoints:
       shown = '; '.join(sorted(differences)[:5])
       more = f'; and {len(differences) - 5} more' if len(differences) > 5 else ''
       raise UserError(
-        f'{self._folder(step)} does not fit this experiment: {shown}{more}. '
+        f'{self.folder(step)} does not fit this experiment: {shown}{more}. '
         'Use the experiment that wrote it, or another --job_log_dir'
       )
 
@@ -234,18 +234,24 @@ def _checksum(path: pathlib.Path) -> tuple[int, int]:
   return size, crc
 
 
-def _damage(folder: pathlib.Path) -> str | None:
+def write_checksums(folder: pathlib.Path) -> None:
+  """Writes size and CRC-32 of every file of a complete step beside them."""
+  sums = {name: list(_checksum(folder / name)) for name in _files(folder)}
+  (folder / CHECKSUMS).write_text(json.dumps(sums))
+
+
+def damage(folder: pathlib.Path) -> str | None:
   """What is wrong with a checkpoint's files, or None."""
   try:
-    found = json.loads((folder / _CHECKSUMS).read_text())
+    found = json.loads((folder / CHECKSUMS).read_text())
     expected = {name: (int(size), int(crc)) for name, (size, crc) in found.items()}
   except FileNotFoundError:
-    return f'{_CHECKSUMS} is missing'
+    return f'{CHECKSUMS} is missing'
   except (ValueError, TypeError, AttributeError, OSError) as e:
-    return f'{_CHECKSUMS} cannot be read ({e})'
+    return f'{CHECKSUMS} cannot be read ({e})'
   present = set(_files(folder))
   for name in sorted(present ^ expected.keys()):
-    return f'{name} is missing' if name in expected else f'{name} is not in {_CHECKSUMS}'
+    return f'{name} is missing' if name in expected else f'{name} is not in {CHECKSUMS}'
   for name, (size, crc) in expected.items():
     if _checksum(folder / name) != (size, crc):
       return f'{name} is damaged (size or CRC-32 differs)'

@@ -20,6 +20,7 @@ import fiddle as fdl
 from paxlite import partitioning
 from paxlite.errors import UserError
 from paxlite.params import Parameters, convert, derived
+from paxlite.restoring import Restore
 
 _REGISTRY: dict[str, type['Experiment']] = {}
 _PACKAGES = ('paxlite.experiments', 'paxlite.contrib.gpu.scripts_gpu')
@@ -54,6 +55,12 @@ class Experiment(Parameters):
   PROFILER_NUM_STEPS: int = 2
   PROFILER_CAPTURE_STEP: int | None = None
 
+  # What a new run starts from: imported weights, or a job_log_dir or one checkpoint of another run
+  CHECKPOINT_RESTORE_PATH: str = ''
+  CHECKPOINT_IGNORE_RULES: list[str] = []  # regular expressions of variables that start fresh
+  CHECKPOINT_RENAME_RULES: list[str] = []  # 'name here=>name there', regular expressions
+  CHECKPOINT_RESTORE_STATE: bool = False  # optimizer state and step too
+
   # What may differ from the run that wrote a job_log_dir when it is continued there
   RESUMABLE_CHANGES: list[str] = [
     'ICI_MESH_SHAPE',
@@ -64,6 +71,7 @@ class Experiment(Parameters):
     'CHECKPOINT_EVERY_N_STEPS',
     'CHECKPOINT_MAX_TO_KEEP',
     'CHECKPOINT_POLICY',
+    'CHECKPOINT_RESTORE_PATH',  # LoRA checks that its contents are the same
     'NUM_LOSS_CHUNKS',
     'SUMMARY_INTERVAL_STEPS',
     'EVAL_INTERVAL_STEPS',
@@ -116,6 +124,34 @@ class Experiment(Parameters):
     return 0.0
 
   @property
+  def restore(self) -> Restore | None:
+    """What a new run starts from instead of initial values alone.
+
+    Raises:
+      UserError: there are rules and no checkpoint that they could apply to.
+    """
+    if not self.CHECKPOINT_RESTORE_PATH:
+      for name in (
+        'CHECKPOINT_IGNORE_RULES',
+        'CHECKPOINT_RENAME_RULES',
+        'CHECKPOINT_RESTORE_STATE',
+      ):
+        if getattr(self, name):
+          raise UserError(f'{name} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER')
+      return None
+    return Restore(
+      self.CHECKPOINT_RESTORE_PATH,
+      tuple(self.CHECKPOINT_IGNORE_RULES),
+      tuple(self.CHECKPOINT_RENAME_RULES),
+      self.CHECKPOINT_RESTORE_STATE,
+    )
+
+  @property
+  def saves_trainable_only(self) -> bool:
+    """Whether checkpoints leave out frozen variables, which `restore` gives each time."""
+    return False
+
+  @property
   def rules(self) -> partitioning.Rules:
     """Logical axis → mesh axes."""
     return partitioning.DEFAULT_RULES
@@ -165,6 +201,7 @@ class Experiment(Parameters):
     ):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
+    self.restore  # noqa: B018 - raises where rules have nothing to apply to
     if not 0 <= self.SEED < 1 << 32:
       raise UserError(f'SEED={self.SEED} must be from 0 to 2**32 - 1')
     if self.MAX_EVAL_BATCHES is not None and self.MAX_EVAL_BATCHES < 1:

@@ -32,7 +32,11 @@ _FOLDER = flags.DEFINE_string(
   'job_log_dir', None, 'Folder for checkpoints, metrics and summaries.', flag_values=_FLAGS
 )
 _MODE = flags.DEFINE_enum(
-  'mode', 'train', ['train', 'eval'], 'What to do with the experiment.', flag_values=_FLAGS
+  'mode',
+  'train',
+  ['train', 'eval', 'decode'],
+  'What to do with the experiment.',
+  flag_values=_FLAGS,
 )
 _DRY_RUN = flags.DEFINE_bool(
   'dry_run', False, 'Print the configuration and what it needs, and stop.', flag_values=_FLAGS
@@ -134,7 +138,8 @@ def _run(overrides: dict[str, str]) -> None:
     jax.profiler.start_server(_PROFILER_PORT.value)
   folder = pathlib.Path(_FOLDER.value).absolute()  # type: ignore[arg-type]
   run = programs.Run(experiment, folder, save=_SAVE.value, accept_changes=_ACCEPT.value)
-  programs.train(run) if _MODE.value == 'train' else programs.evaluate(run)
+  modes = {'train': programs.train, 'eval': programs.evaluate, 'decode': programs.decode}
+  modes[_MODE.value](run)
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""What `paxlite.main` does with an experiment: train, evaluate, or a dry run."""
+"""What `paxlite.main` does with an experiment: train, evaluate, decode, or a dry run."""
 
 import contextlib
 import dataclasses
@@ -17,9 +17,11 @@ from paxlite.errors import UserError
 from paxlite.evaluation import Evaluator
 from paxlite.experiment import Experiment
 from paxlite.inputs.base import Input
-from paxlite.inputs.tokenizer import Tokenizer
+from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.optimizers import path_name
 from paxlite.params import derived
+from paxlite.restoring import Restore, find_source
+from paxlite.states import States
 from paxlite.summaries import Summaries, versions
 from paxlite.templates import config_text
 from paxlite.trainer import Trainer
@@ -50,18 +52,19 @@ class Run:
     e = self.experiment
     inputs = e.train_input(), e.eval_inputs()  # configs only, but a missing dataset is said first
     mesh = partitioning.make_mesh(e.ICI_MESH_SHAPE, e.DCN_MESH_SHAPE)
-    task = fdl.build(e.task())
     data = fdl.build(inputs[0])
     eval_data = {name: fdl.build(cfg) for name, cfg in inputs[1].items()}
     _check_vocabulary(e, {'training': data, **eval_data})
     _check_eval_batches(e, mesh, eval_data)
+    states = self.states(mesh, data.batch_size)
+    states.plan  # noqa: B018 - raises where another checkpoint does not fit
     trainer = Trainer(
-      task=task,
+      task=states.task,
       mesh=mesh,
       rules=e.rules,
+      states=states,
       data=data,
       eval_data=eval_data,
-      checkpoints=self.checkpoints(),
       save=self.save,
       folder=self.folder,
       seed=e.SEED,
@@ -77,6 +80,19 @@ class Run:
     _check_trainable(trainer)
     return trainer
 
+  def states(self, mesh: Any, batch_size: int) -> States:
+    e = self.experiment
+    return States(
+      task=fdl.build(e.task()),
+      mesh=mesh,
+      rules=e.rules,
+      checkpoints=self.checkpoints(),
+      seed=e.SEED,
+      batch_size=batch_size,
+      restore=e.restore,
+      trainable_only=e.saves_trainable_only,
+    )
+
   def checkpoints(self) -> Checkpoints:
     keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
     return Checkpoints(self.folder / 'checkpoints', keep, read_only=self.read_only)
@@ -85,7 +101,7 @@ class Run:
     """What a sample at the end of training needs; None where none is asked for."""
     if getattr(self.experiment, 'SAMPLE_PROMPT', None) is None:
       return None
-    return Tokenizer(getattr(self.experiment, 'VOCAB_PATH', ''))
+    return open_tokenizer(getattr(self.experiment, 'VOCAB_PATH', ''))
 
 
 def train(run: Run) -> None:
@@ -94,16 +110,15 @@ def train(run: Run) -> None:
   tokenizer = run.tokenizer()
   trainer = run.trainer()
   make_folder(run.folder)
-  state, step = trainer.initial_state()
+  state, step = trainer.states.initial()
+  if trainer.states.plan is not None and jax.process_index() == 0:
+    print(trainer.states.plan.table(), flush=True)
   write_configuration(run)  # not before it is known that the folder's checkpoint fits
   state = trainer.train(state, step)
   if tokenizer is not None and jax.process_count() == 1:
-    from paxlite.decoding import sample
-
     e: Any = run.experiment
-    prompt = e.SAMPLE_PROMPT
-    text = sample(trainer.task.model, state.params, tokenizer, prompt, e.MAX_SEQ_LEN)
-    print(f'\nA sample, continuing {prompt!r}:\n{text}\n')
+    text = _sample(e, trainer, state.params, tokenizer)
+    print(f'\nA sample, continuing {e.SAMPLE_PROMPT!r}:\n{text}\n')
   if jax.process_index() == 0:
     print(f'Logs, metrics and checkpoints are in {run.folder}', flush=True)
 
@@ -111,19 +126,48 @@ def train(run: Run) -> None:
 def evaluate(run: Run) -> None:
   """Evaluates the last good checkpoint on every evaluation input."""
   run = dataclasses.replace(run, read_only=True)
-  if not run.checkpoints().steps():
-    raise UserError(f'{run.folder} holds no checkpoint to evaluate: train first')
+  if not run.checkpoints().steps() and run.experiment.restore is None:
+    raise UserError(
+      f'{run.folder} holds no checkpoint to evaluate: train first, or name weights '
+      'with --fdl.CHECKPOINT_RESTORE_PATH'
+    )
+  make_folder(run.folder)
   refuse_other_experiment(run)
   trainer = run.trainer()
   if not trainer.eval_data:
     raise UserError(f'{type(run.experiment).__name__} has no evaluation input')
-  params, step = trainer.saved_params()
+  params, step = trainer.states.last_params()
   summaries = Summaries(run.folder, max_steps=step)
   try:
     evaluator = Evaluator(trainer.task, trainer.mesh, trainer.rules, trainer.eval_data)
     evaluator.report(params, step, summaries)
   finally:
     summaries.close()
+
+
+def decode(run: Run) -> None:
+  """Continues the prompts of DECODE_FILES with the last good checkpoint, or restored weights."""
+  from paxlite import inference
+
+  e: Any = run.experiment
+  if not e.DECODE_FILES:
+    raise UserError('--fdl.DECODE_FILES="[\'/path/to/prompts.jsonl\']" is missing')
+  refuse_other_experiment(run)
+  own = bool(run.checkpoints().steps())
+  restore = Restore(str(run.folder)) if own else e.restore
+  if restore is None:
+    raise UserError(
+      f'{run.folder} holds no checkpoint to decode with: train first, or name weights '
+      'with --fdl.CHECKPOINT_RESTORE_PATH'
+    )
+  source = find_source(restore.path)
+  loaded = inference.load(e, source, restore, getattr(e, 'VOCAB_PATH', ''))
+  prompts = inference.read_prompts(e.DECODE_FILES, loaded)
+  make_folder(run.folder)
+  step = source.folder.name.rpartition('_')[2] if own else 'restored'
+  output = run.folder / f'decoded_{step}.jsonl'
+  count = inference.decode_file(loaded, prompts, output)
+  print(f'{output}: {len(prompts):,} prompts continued, {count:,} of them now', flush=True)
 
 
 def dry_run(experiment: Experiment) -> str:
@@ -243,6 +287,26 @@ def _identity(e: Experiment) -> dict[str, Any]:
   return {'experiment': f'{cls.__module__}.{cls.__qualname__}', 'values': e.values()}
 
 
+def _sample(e: Any, trainer: Trainer, params: Any, tokenizer: Tokenizer) -> str:
+  """Continues the experiment's prompt by up to 100 tokens."""
+  from paxlite.decoding import Generator, Sampling
+  from paxlite.inference import start_ids
+
+  prompt = start_ids(e, tokenizer) + tokenizer.encode(e.SAMPLE_PROMPT)
+  generator = Generator(
+    trainer.task.model,
+    params,
+    e.MAX_SEQ_LEN,
+    Sampling(temperature=0.8),
+    eos_ids=[tokenizer.eos_id],
+    vocab_size=tokenizer.vocab_size,
+    mesh=trainer.mesh,
+    rules=trainer.rules,
+  )
+  prompt = prompt[: e.MAX_SEQ_LEN - 1]
+  return tokenizer.decode(prompt[1:] + generator.generate([prompt], 100)[0])
+
+
 def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
   vocab_size = getattr(e, 'VOCAB_SIZE', None)
   for name, data in inputs.items():
@@ -255,7 +319,7 @@ def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
 
 
 def _check_trainable(trainer: Trainer) -> None:
-  params = trainer.abstract_state.params
+  params = trainer.states.abstract.params
   optimizer = trainer.task.optimizer
   if not jax.tree.leaves(optimizer.split(params)[0]):
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]

@@ -2,25 +2,23 @@
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax.linen import meta
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from paxlite import partitioning, profiling
-from paxlite.checkpoints import Checkpoints
-from paxlite.errors import TrainingError, UserError
+from paxlite.errors import TrainingError
 from paxlite.evaluation import Evaluator, device_batches
 from paxlite.inputs.base import Input
 from paxlite.metrics import Metrics, Weighted, to_host
 from paxlite.optimizers import merge
+from paxlite.states import States
 from paxlite.summaries import Summaries
 from paxlite.task import Batch, Task
 from paxlite.train_state import TrainState
@@ -80,12 +78,12 @@ class Trainer:
     task: What to train.
     mesh: Where.
     rules: Logical axes to mesh axes.
+    states: Where its state comes from and is saved to.
     data: Training input.
     eval_data: Evaluation inputs by name.
-    checkpoints: Where checkpoints are.
-    save: Whether new ones are written.
+    save: Whether checkpoints are written.
     folder: The run's job_log_dir.
-    seed: Of the initial values and of dropout.
+    seed: Of dropout.
     seq_len: Tokens of a row.
     max_steps: Where to stop.
     summary_interval: Steps between reports.
@@ -99,9 +97,9 @@ class Trainer:
   task: Task
   mesh: Mesh
   rules: partitioning.Rules
+  states: States
   data: Input
   eval_data: Mapping[str, Input]
-  checkpoints: Checkpoints
   save: bool
   folder: pathlib.Path
   seed: int
@@ -115,7 +113,7 @@ class Trainer:
   profiler_steps: int = 2
 
   def train(self, state: TrainState, step: int) -> TrainState:
-    """Runs from `state`, which `initial_state` gave with its step, to max_steps.
+    """Runs from `state`, which `states.initial` gave with its step, to max_steps.
 
     Raises:
       TrainingError: too many gradients in a row were not finite.
@@ -131,8 +129,8 @@ class Trainer:
         state = self._loop(state, step, summaries)
     finally:
       summaries.close()
-      self.checkpoints.close()
-    self.checkpoints.raise_failure()
+      self.states.checkpoints.close()
+    self.states.checkpoints.raise_failure()
     return state
 
   def _loop(self, state: TrainState, step: int, summaries: Summaries) -> TrainState:
@@ -180,53 +178,6 @@ class Trainer:
       profiler.stop()
     return state
 
-  def saved_params(self) -> tuple[Any, int]:
-    """The parameters of the last good checkpoint, and its step; leaves what is on disk alone.
-
-    Raises:
-      UserError: there is no good checkpoint, or it does not fit.
-    """
-    step = self.checkpoints.latest_good_step()
-    if step is None:
-      raise UserError(f'{self.folder} holds no good checkpoint to evaluate: train first')
-    return self.checkpoints.restore(step, self.abstract_state)[0].params, step
-
-  def initial_state(self) -> tuple[TrainState, int]:
-    """The state of the last good checkpoint, or a new one; and its step.
-
-    Raises:
-      UserError: the checkpoint does not fit.
-    """
-    step = self.checkpoints.latest_good_step()
-    if step is None:
-      return self._init()(jax.random.key(self.seed)), 0
-    state, data = self.checkpoints.restore(step, self.abstract_state)
-    if data['batch_size'] != self.data.batch_size:
-      raise UserError(
-        f'the checkpoint of step {step} was trained with a global batch of {data["batch_size"]} '
-        f'and this run has {self.data.batch_size}: the data would be read twice or left out. '
-        'Choose PERCORE_BATCH_SIZE so that PERCORE_BATCH_SIZE × devices is the same'
-      )
-    return state, step
-
-  @functools.cached_property
-  def abstract_state(self) -> TrainState:
-    """Shapes, dtypes and shardings of the state."""
-    boxed = jax.eval_shape(self.task.init, jax.random.key(0))
-    specs = partitioning.param_specs(boxed, self.rules)
-    sizes = dict(self.mesh.shape)
-
-    def one(x: jax.ShapeDtypeStruct, spec: Any) -> jax.ShapeDtypeStruct:
-      fitted = partitioning.fitting(spec, x.shape, sizes)
-      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, fitted))
-
-    return jax.tree.map(one, meta.unbox(boxed), specs)
-
-  def _init(self) -> Callable[[jax.Array], TrainState]:
-    """Initialises the state sharded: it never exists whole on one device."""
-    shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
-    return jax.jit(lambda rng: meta.unbox(self.task.init(rng)), out_shardings=shardings)
-
   def jitted_step(self) -> Any:
     """train_step as a jitted function of (state, batch) that overwrites the state."""
 
@@ -234,7 +185,7 @@ class Trainer:
       with partitioning.activate(self.mesh, self.rules):
         return train_step(self.task, self.seed, state, batch)
 
-    shardings = jax.tree.map(lambda x: x.sharding, self.abstract_state)
+    shardings = jax.tree.map(lambda x: x.sharding, self.states.abstract)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
   def _compile(self, state: TrainState, batch: Batch, summaries: Summaries) -> Any:
@@ -245,7 +196,7 @@ class Trainer:
 
   def _save(self, state: TrainState, step: int) -> None:
     check_skipped(int(state.skipped_in_a_row), self.task.max_skipped_steps, step)
-    self.checkpoints.save(step, state, {'step': step, 'batch_size': self.data.batch_size})
+    self.states.save(step, state)
 
 
 def check_skipped(in_a_row: int, limit: int, step: int) -> None:

@@ -11,6 +11,7 @@ import fiddle as fdl
 import pytest
 
 from paxlite.experiment import Experiment, experiments, find, register
+from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.gpt import GPT126M
 from paxlite.programs import Run, configs_text, requirements, values_text
 
@@ -54,15 +55,22 @@ def test_no_golden_is_left_over():
   assert {p.stem for p in GOLDEN.glob('*.txt')} == set(NAMES)
 
 
-@pytest.mark.parametrize('name', [n for n in NAMES if not re.match('Pile|GPT|FlatTokens', n)])
+WITHOUT_FILES = [n for n in NAMES if re.match('Synthetic|Demo|Tiny', n)]
+FAMILIES = ['GPT2', 'LLaMA7B', 'LLaMA3_2_1B', 'Mistral7B', 'Gemma2B', 'Seqax84M']
+
+
+@pytest.mark.parametrize('name', WITHOUT_FILES + FAMILIES)
 def test_one_small_step(name, tmp_path):
-  cfg = find(name).config()
+  cls = find(name)
+  if name in FAMILIES:
+    cls = type(f'Synthetic{name}', (Synthetic, cls), {})
+  cfg = cls.config()
   for attribute, value in SHRUNK.items():
     setattr(cfg, attribute, value)
   experiment = fdl.build(cfg)
   experiment.validate()
   trainer = Run(experiment, tmp_path, save=False).trainer()
-  state = trainer.train(*trainer.initial_state())
+  state = trainer.train(*trainer.states.initial())
   assert int(state.step) == 1
   assert int(state.skipped) == 0
 

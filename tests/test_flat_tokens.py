@@ -15,7 +15,7 @@ import zstandard
 from paxlite import data
 from paxlite.errors import UserError
 from paxlite.inputs.flat_tokens import FlatTokenRows, Writer, open_flat_tokens
-from paxlite.inputs.tokenizer import Tokenizer
+from paxlite.inputs.tokenizer import open_tokenizer
 from paxlite.tools import tokenize
 
 DOCUMENTS = [np.arange(1, 6), np.array([700]), np.arange(10, 30)]
@@ -141,7 +141,7 @@ def test_tokenize_json_lines(tmp_path, suffix, capsys):
   file = corpus(tmp_path, suffix)
   tokenize.main([f'--vocab={data.VOCAB}', f'--output={out}', '--processes=1', str(file)])
   tokens, starts, _ = open_flat_tokens(str(out), 'train')
-  tokenizer = Tokenizer(data.VOCAB)
+  tokenizer = open_tokenizer(data.VOCAB)
   texts = [tokenizer.decode(tokens[a:b].tolist()) for a, b in itertools.pairwise(starts)]
   assert texts == [t for t in LINES if t]
   assert ': 3 documents' in capsys.readouterr().out

@@ -13,7 +13,7 @@ from paxlite.inputs.files import read_text
 from paxlite.inputs.rows import TokenRows
 from paxlite.inputs.synthetic import SyntheticRows
 from paxlite.inputs.text import TextRows, split_blocks
-from paxlite.inputs.tokenizer import Tokenizer
+from paxlite.inputs.tokenizer import open_tokenizer
 
 ALL = slice(None)
 
@@ -151,7 +151,7 @@ def test_synthetic_rows_are_a_function_of_seed_and_row(packed):
 
 
 def test_the_tokenizer_keeps_every_character():
-  tokenizer = Tokenizer(data.VOCAB)
+  tokenizer = open_tokenizer(data.VOCAB)
   assert tokenizer.vocab_size == 8192
   text = 'A line,\n  and   another.\n\nÄ ☃\ttab'
   assert tokenizer.decode(tokenizer.encode(text)) == text
@@ -165,7 +165,7 @@ def test_text_rows_split_hold_out_and_know_their_bytes():
   read = {s: TextRows(data.TEXTS, data.VOCAB, 256, s) for s in ('train', 'held_out')}
   held_out = [b for file in blocks for b, h in file if h]
   source = read['held_out']
-  tokenizer = Tokenizer(data.VOCAB)
+  tokenizer = open_tokenizer(data.VOCAB)
   assert tokenizer.decode(source.tokens[: source.seq_starts[1] - 1].tolist()) == held_out[0]
   total = sum(len(b.encode()) for b in held_out)
   assert source.bytes_per_token == pytest.approx(total / len(source.tokens))
@@ -240,4 +240,4 @@ def test_bad_vocabularies_are_named(tmp_path):
     (str(wrong), 'is not a Sent'),
   ]:
     with pytest.raises(UserError, match=message):
-      Tokenizer(path)
+      open_tokenizer(path)

@@ -11,9 +11,19 @@ GROUPS = [
   {'errors', 'partitioning', 'templates', 'data'},
   {'layers', 'inputs'},
   {'train_state', 'task', 'optimizers', 'schedules', 'metrics'},
-  {'checkpoints', 'decoding', 'evaluation', 'trainer', 'summaries', 'profiling'},
+  {
+    'checkpoints',
+    'decoding',
+    'evaluation',
+    'profiling',
+    'restoring',
+    'states',
+    'summaries',
+    'trainer',
+    'variables',
+  },
   {'params', 'experiment', 'experiments', 'contrib'},
-  {'programs', 'main', 'tools'},
+  {'inference', 'main', 'programs', 'tools', 'weights'},
 ]
 KNOW_FIDDLE = {'templates'} | GROUPS[4] | GROUPS[5]
 EXTRAS = {
@@ -23,6 +33,10 @@ EXTRAS = {
   'transformers',
   'transformer_engine',
   'tensorflow_datasets',
+  'safetensors',
+  'gguf',
+  'tokenizers',
+  'jinja2',
 }
 
 

@@ -68,7 +68,7 @@ def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
   monkeypatch.setattr(trainer, 'device_batches', recorded)
   t = make(tmp_path, MAX_STEPS=4, EVAL_INTERVAL_STEPS=2, CHECKPOINT_EVERY_N_STEPS=2)
   t.eval_data = {'e': Poisoned(t.data)}
-  t.train(*t.initial_state())
+  t.train(*t.states.initial())
   assert events == [
     'draw 0', 'draw 1', 'evaluate', 'save 2', 'draw 2', 'draw 3', 'evaluate', 'save 4',
   ]  # fmt: skip
@@ -77,7 +77,7 @@ def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
 def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_path):
   t = make(tmp_path)
   step = t.jitted_step()
-  state, _ = t.initial_state()
+  state, _ = t.states.initial()
   batch = next(trainer.device_batches(t.data, partitioning.batch_sharding(t.mesh, t.rules), 0))
   state, _ = step(state, batch)
   before = jax.device_get(state)
@@ -99,7 +99,7 @@ def test_frozen_variables_stay_and_have_no_optimizer_state(tmp_path, repeated):
   t = make(
     tmp_path, USE_REPEATED_LAYER=repeated, TRAINABLE_VARIABLES=[f'{layer}/.*qkv.*', 'final_ln/.*']
   )
-  state, _ = t.initial_state()
+  state, _ = t.states.initial()
   before = jax.device_get(state.params)
   after = jax.device_get(t.train(state, 0).params)
   changed = {
@@ -111,14 +111,14 @@ def test_frozen_variables_stay_and_have_no_optimizer_state(tmp_path, repeated):
   }
   qkv = f'{layer}/self_attention/qkv/combined'
   assert changed == {f'{qkv}/w', f'{qkv}/b', 'final_ln/scale', 'final_ln/bias'}
-  moments = next(s for s in t.abstract_state.opt_state if hasattr(s, 'm'))
+  moments = next(s for s in t.states.abstract.opt_state if hasattr(s, 'm'))
   assert len(jax.tree.leaves(moments.m)) == 4
 
 
 def test_skipped_steps_are_counted_and_training_goes_on(tmp_path):
   t = make(tmp_path, MAX_SKIPPED_STEPS=3)
   t.data = Poisoned(t.data, poison={3, 4, 6})
-  state = t.train(*t.initial_state())
+  state = t.train(*t.states.initial())
   assert (int(state.skipped), int(state.step)) == (3, 10)
   assert runs.records(tmp_path)[-1]['loss'] > 0
 
@@ -134,7 +134,7 @@ def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(tmp_path
   )
   t.data = Poisoned(t.data, poison={5, 6, 7})  # good batches follow
   with pytest.raises(TrainingError, match='had a gradient that is not finite, from step 5 on'):
-    t.train(*t.initial_state())
+    t.train(*t.states.initial())
   assert Checkpoints(tmp_path / 'checkpoints').latest_good_step() <= 7
 
 
@@ -170,7 +170,7 @@ def test_evaluation_and_saves_do_not_count_as_training_time(tmp_path, monkeypatc
   monkeypatch.setattr(Evaluator, 'report', lambda *_: time.sleep(0.3))
   block = jax.block_until_ready
   monkeypatch.setattr(jax, 'block_until_ready', lambda x: (waited.append(1), block(x))[1])
-  t.train(*t.initial_state())
+  t.train(*t.states.initial())
   assert len(waited) >= 6, 'the device is waited for before the clock stops'
   reported = [r['step_seconds'] for r in runs.records(tmp_path)]
   assert len(reported) == 2

@@ -11,6 +11,7 @@ from flax import linen as nn
 from paxlite import optimizers, schedules
 from paxlite.errors import UserError
 from paxlite.experiment import Experiment
+from paxlite.experiments.decoding import Decoding
 from paxlite.layers.attention import (
   Attention,
   CombinedQkv,
@@ -41,7 +42,7 @@ Activation = Literal['gelu', 'gelu_exact', 'relu', 'silu']
 _NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
 
 
-class LanguageModel(Experiment):
+class LanguageModel(Decoding, Experiment):
   """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
 
   # Architecture
@@ -109,8 +110,6 @@ class LanguageModel(Experiment):
   LR_LRED_MIN_RATIO: float = 0.1
   LR_LRED_MAX: float = 1.0
 
-  # The id that text begins with for the model; None: what its tokenizer begins with
-  START_ID: int | None = 0
   # A prompt to continue when training ends, where the dataset has a tokenizer
   SAMPLE_PROMPT: str | None = None
 
@@ -374,6 +373,11 @@ class LanguageModel(Experiment):
       min_ratio=get('MIN_RATIO'),
       peak=get('MAX'),
     )
+
+  @property
+  def saves_trainable_only(self) -> bool:
+    """LoRA's checkpoints hold what it trains, where the base weights lie elsewhere."""
+    return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
 
   @property
   def matmul_params_per_layer(self) -> int:

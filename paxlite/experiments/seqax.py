@@ -55,7 +55,7 @@ class Seqax(LanguageModel):
   LR_COS_MIN_RATIO = 0.1
 
   @property
-  def LR_COS_WARMUP(self) -> int:
+  def LR_COS_WARMUP(self) -> int:  # type: ignore[override]
     return self.MAX_STEPS // 10
 
   @property
@@ -63,7 +63,7 @@ class Seqax(LanguageModel):
     return self.LR_COS_WARMUP
 
   @property
-  def LR_COS_DECAY_END(self) -> int:
+  def LR_COS_DECAY_END(self) -> int:  # type: ignore[override]
     return self.MAX_STEPS
 
   def model(self) -> fdl.Config:

@@ -117,25 +117,38 @@ def read_documents(path: str, field: str = 'text') -> Iterator[str]:
   if kind(path) not in ('.jsonl', '.json'):
     yield read_text(path)
     return
+  for place, record in read_records(path):
+    if not isinstance(record.get(field), str):
+      raise UserError(f'{place} has no text field {field!r} (choose another with --field)')
+    yield record[field]
+
+
+def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+  """The lines of a .jsonl file as objects, each with its place 'path:line'.
+
+  Raises:
+    UserError: naming file and line, for what is not UTF-8 or no JSON object.
+  """
   number = 0
   try:
     with open_bytes(path) as raw:
       for number, line in enumerate(raw, 1):
         if line.strip():
-          yield _document(line, f'{path}:{number}', field)
+          place = f'{path}:{number}'
+          yield place, _record(line, place)
   except (OSError, EOFError, lzma.LZMAError) as e:
     raise UserError(f'{path} cannot be read beyond line {number}: {e}') from None
   if number == 0:
     raise UserError(f'{path} is empty')
 
 
-def _document(line: bytes, place: str, field: str) -> str:
+def _record(line: bytes, place: str) -> dict[str, Any]:
   try:
     record = json.loads(line.decode('utf-8'))
   except UnicodeDecodeError as e:
     raise UserError(f'{place} is not UTF-8 (byte {e.start} of the line)') from None
   except json.JSONDecodeError as e:
     raise UserError(f'{place} is not JSON: {e}') from None
-  if not isinstance(record, dict) or not isinstance(record.get(field), str):
-    raise UserError(f'{place} has no text field {field!r} (choose another with --field)')
-  return record[field]
+  if not isinstance(record, dict):
+    raise UserError(f'{place} is no JSON object')
+  return record

@@ -8,7 +8,7 @@ import numpy as np
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_text
 from paxlite.inputs.rows import RowKind, TokenRows
-from paxlite.inputs.tokenizer import Tokenizer
+from paxlite.inputs.tokenizer import open_tokenizer
 
 Split = Literal['train', 'held_out']
 
@@ -36,7 +36,7 @@ class TextRows(TokenRows):
   ):
     if not files:
       raise UserError('no text files: --fdl.TRAIN_FILES="[\'/path/to/a.txt\']"')
-    tokenizer = Tokenizer(vocab_path)
+    tokenizer = open_tokenizer(vocab_path)
     blocks = [
       block for file in files for block, held in split_blocks(file) if held == (split == 'held_out')
     ]

@@ -1,33 +1,86 @@
-"""SentencePiece models, opened with errors that say what to do."""
+"""Tokenizers, opened with errors that say what to do: SentencePiece and Hugging Face's format."""
 
+import functools
+import json
 import pathlib
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from paxlite.errors import UserError
 
+_JSON, _MODEL = 'tokenizer.json', 'tokenizer.model'
+FILES = (_JSON, _MODEL, 'tokenizer_config.json', 'chat_template.jinja', 'special_tokens_map.json')
 
-class Tokenizer:
-  """A SentencePiece model.
+Message = Mapping[str, str]  # role and content
+
+
+class Tokenizer(Protocol):
+  """Text to ids and back."""
+
+  @property
+  def path(self) -> str: ...
+
+  @property
+  def vocab_size(self) -> int: ...
+
+  @property
+  def bos_id(self) -> int:
+    """The id that a text begins with, −1 where it begins with its first token."""
+    ...
+
+  @property
+  def eos_id(self) -> int:
+    """The end-of-sequence id, −1 where there is none."""
+    ...
+
+  def encode(self, text: str) -> list[int]:
+    """Ids of a text, without BOS and EOS."""
+    ...
+
+  def encode_marked(self, text: str) -> list[int]:
+    """Ids of a text in which special tokens are spelled out, as a chat template writes it."""
+    ...
+
+  def decode(self, ids: Iterable[int]) -> str: ...
+
+
+def open_tokenizer(path: str) -> Tokenizer:
+  """The tokenizer in a file, or in a folder that holds tokenizer.json or tokenizer.model.
 
   Args:
-    path: The .model file (`--fdl.VOCAB_PATH`).
+    path: `--fdl.VOCAB_PATH`; a SentencePiece .model or a tokenizer.json.
 
   Raises:
-    UserError: there is no such file, or it is not a SentencePiece model.
+    UserError: there is no such file, or it is no tokenizer.
   """
+  if not path:
+    raise UserError('VOCAB_PATH names no SentencePiece model: --fdl.VOCAB_PATH=/path/to/x.model')
+  file = pathlib.Path(path)
+  if file.is_dir():
+    found = [file / name for name in (_JSON, _MODEL) if (file / name).is_file()]
+    if not found:
+      raise UserError(f'VOCAB_PATH={path} holds neither {_JSON} nor {_MODEL}')
+    file = found[0]
+  if not file.is_file():
+    raise UserError(
+      f'VOCAB_PATH={path} is not a file: it must name a SentencePiece .model or a {_JSON}'
+    )
+  if file.suffix == '.json':
+    return JsonTokenizer(str(file))
+  return SentencePieceTokenizer(str(file))
+
+
+class SentencePieceTokenizer:
+  """A SentencePiece model."""
 
   def __init__(self, path: str):
     import sentencepiece
 
-    if not path:
-      raise UserError('VOCAB_PATH names no SentencePiece model: --fdl.VOCAB_PATH=/path/to/x.model')
-    if not pathlib.Path(path).is_file():
-      raise UserError(f'VOCAB_PATH={path} is not a file: it must name a SentencePiece .model')
     self.path = path
     self._model: Any = sentencepiece.SentencePieceProcessor()
     try:
-      self._model.LoadFromFile(str(path))
+      self._model.LoadFromFile(path)
     except (RuntimeError, OSError) as e:
       raise UserError(f'VOCAB_PATH={path} is not a SentencePiece model ({e})') from None
 
@@ -36,12 +89,147 @@ class Tokenizer:
     return self._model.GetPieceSize()
 
   @property
+  def bos_id(self) -> int:
+    return self._model.bos_id()
+
+  @property
   def eos_id(self) -> int:
-    """The end-of-sequence id, −1 where the model has none."""
     return self._model.eos_id()
 
   def encode(self, text: str) -> list[int]:
     return self._model.EncodeAsIds(text)
 
+  def encode_marked(self, text: str) -> list[int]:
+    marks = {self._model.IdToPiece(i): i for i in (self.bos_id, self.eos_id) if i >= 0}
+    if not marks:
+      return self.encode(text)
+    pieces = re.split(f'({"|".join(map(re.escape, marks))})', text)
+    return [i for p in pieces if p for i in ([marks[p]] if p in marks else self.encode(p))]
+
   def decode(self, ids: Iterable[int]) -> str:
     return self._model.DecodeIds([int(i) for i in ids])
+
+
+class JsonTokenizer:
+  """A tokenizer.json of Hugging Face's tokenizers, with the tokenizer_config.json beside it."""
+
+  def __init__(self, path: str):
+    try:
+      import tokenizers
+    except ImportError:
+      raise UserError(
+        f"VOCAB_PATH={path} needs the package tokenizers: pip install 'paxlite[weights]'"
+      ) from None
+
+    self.path = path
+    try:
+      self._tokenizer = tokenizers.Tokenizer.from_file(path)
+    except Exception as e:
+      raise UserError(f'VOCAB_PATH={path} is not a {_JSON} ({e})') from None
+
+  @property
+  def vocab_size(self) -> int:
+    return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+  @property
+  def bos_id(self) -> int:
+    framed = self._tokenizer.encode('', add_special_tokens=True).ids
+    return framed[0] if framed and framed[0] != self.eos_id else -1
+
+  @functools.cached_property
+  def eos_id(self) -> int:
+    token = special_tokens(self.path).get('eos_token')
+    found = None if token is None else self._tokenizer.token_to_id(token)
+    return -1 if found is None else found
+
+  def encode(self, text: str) -> list[int]:
+    return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+  def encode_marked(self, text: str) -> list[int]:
+    return self.encode(text)
+
+  def decode(self, ids: Iterable[int]) -> str:
+    return self._tokenizer.decode([int(i) for i in ids])
+
+
+def special_tokens(path: str) -> dict[str, str]:
+  """bos_token, eos_token … as the tokenizer's tokenizer_config.json states them."""
+  entries = _configuration(path).items()
+  texts = {k: v['content'] if isinstance(v, dict) and 'content' in v else v for k, v in entries}
+  return {k: v for k, v in texts.items() if k.endswith('_token') and isinstance(v, str)}
+
+
+class ChatFormat:
+  """A model's way to write a conversation as one text: its Jinja template.
+
+  Args:
+    template: Of Jinja; '' takes that of the tokenizer's folder (chat_template.jinja or
+      tokenizer_config.json).
+    tokenizer_path: For the template and its special tokens.
+
+  Raises:
+    UserError: there is no template, or it is not one.
+  """
+
+  def __init__(self, template: str, tokenizer_path: str):
+    try:
+      import jinja2.sandbox
+    except ImportError:
+      raise UserError("a chat needs the package jinja2: pip install 'paxlite[weights]'") from None
+    template = template or _chat_template(tokenizer_path)
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+      trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols']
+    )
+    environment.filters['tojson'] = lambda x, **_: json.dumps(x, ensure_ascii=False)
+    environment.globals['raise_exception'] = self._refuse
+    try:
+      self._template = environment.from_string(template)
+    except jinja2.TemplateError as e:
+      raise UserError(f'the chat template is not one of Jinja: {e}') from None
+    self._tokens = special_tokens(tokenizer_path)
+
+  def render(self, messages: Sequence[Message], prompt: bool) -> str:
+    """The conversation; `prompt` ends it where the assistant's answer begins.
+
+    Raises:
+      UserError: the template refuses the messages.
+    """
+    import jinja2
+
+    try:
+      return self._template.render(
+        messages=list(messages), add_generation_prompt=prompt, **self._tokens
+      )
+    except jinja2.TemplateError as e:
+      raise UserError(f'the chat template cannot write these messages: {e}') from None
+
+  @staticmethod
+  def _refuse(message: str) -> None:
+    import jinja2
+
+    raise jinja2.TemplateError(message)
+
+
+def _chat_template(tokenizer_path: str) -> str:
+  beside = pathlib.Path(tokenizer_path).parent / 'chat_template.jinja'
+  if beside.is_file():
+    return beside.read_text()
+  template = _configuration(tokenizer_path).get('chat_template')
+  if isinstance(template, list):  # several by name
+    template = {t['name']: t['template'] for t in template}.get('default')
+  if not isinstance(template, str):
+    raise UserError(
+      f'{tokenizer_path} comes with no chat template: neither chat_template.jinja nor '
+      'chat_template in tokenizer_config.json stand beside it'
+    )
+  return template
+
+
+def _configuration(tokenizer_path: str) -> dict[str, Any]:
+  path = pathlib.Path(tokenizer_path).parent / 'tokenizer_config.json'
+  if not path.is_file():
+    return {}
+  try:
+    return dict(json.loads(path.read_text()))
+  except (ValueError, TypeError) as e:
+    raise UserError(f'{path} is damaged ({e})') from None

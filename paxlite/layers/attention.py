@@ -175,7 +175,7 @@ class Attention(nn.Module):
       query, key = rotary(query, positions_BT), rotary(key, positions_BT)
     if self.query_scale_tpl is not None:
       query = self.query_scale_tpl(name='per_dim_scale')(query)
-    cached: tuple[jax.Array, ...] = ()
+    cached: list[jax.Array] = []
     if self.is_mutable_collection('cache') and not self.is_initializing():
       key, value, *cached = self._append_to_cache(key, value, segment_ids_BT)
     context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, *cached)

@@ -1,7 +1,6 @@
 """Rotary position embedding, https://arxiv.org/abs/2104.09864."""
 
 import math
-
 from typing import Literal
 
 import jax

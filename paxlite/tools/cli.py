@@ -1,7 +1,9 @@
-"""How every tool ends: its exit code, or one line that says what is wrong."""
+"""What the tools share: overrides, a progress bar, and how they end."""
 
+import argparse
+import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from paxlite.errors import UserError
 
@@ -11,7 +13,31 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   try:
     main(sys.argv[1:])
   except UserError as e:
-    print(f'error: {e}', file=sys.stderr)
+    print(f'error: {str(e).splitlines()[0]}', file=sys.stderr)
     sys.exit(2)
   except BrokenPipeError:  # `… | head`
     sys.stderr.close()
+
+
+def parse(
+  parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, dict[str, str]]:
+  """The parsed arguments, and the text of every --fdl.NAME=text."""
+  overrides = [a for a in argv if a.startswith('--fdl.')]
+  args = parser.parse_args([a for a in argv if not a.startswith('--fdl.')])
+  for argument in overrides:
+    if '=' not in argument:
+      raise UserError(f'{argument} has no value: write {argument}=VALUE')
+  return args, dict(a.removeprefix('--fdl.').partition('=')[::2] for a in overrides)
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+  """A bar on a terminal, moved by the function of (done, all) that it gives."""
+  from rich.console import Console
+  from rich.progress import Progress
+
+  console = Console(stderr=True)
+  with Progress(console=console, disable=not console.is_terminal) as bar:
+    task = bar.add_task(what, total=None)
+    yield lambda done, total: bar.update(task, completed=done, total=total)

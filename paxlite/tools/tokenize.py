@@ -18,7 +18,7 @@ import numpy as np
 from paxlite.errors import UserError
 from paxlite.inputs.files import COMPRESSED, read_documents
 from paxlite.inputs.flat_tokens import Writer
-from paxlite.inputs.tokenizer import Tokenizer
+from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.tools import cli
 
 _BATCH_CHARS = 1 << 19  # what goes to a worker at once
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--processes', type=int, default=multiprocessing.cpu_count())
   args = parser.parse_args(argv)
 
-  tokenizer = Tokenizer(args.vocab)
+  tokenizer = open_tokenizer(args.vocab)
   if args.append_eos and tokenizer.eos_id < 0:
     raise UserError(f'--append_eos: {args.vocab} has no EOS')
   for file in args.files:
@@ -132,7 +132,7 @@ def _bounded_imap(pool, batches: Iterator[list[Piece]], ahead: int) -> Iterator[
 
 def _start_worker(vocab: str) -> None:
   global _worker_tokenizer
-  _worker_tokenizer = Tokenizer(vocab)
+  _worker_tokenizer = open_tokenizer(vocab)
 
 
 def _encode_batch(batch: list[Piece]) -> Encoded:

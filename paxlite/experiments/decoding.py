@@ -1,0 +1,38 @@
+"""How an experiment's model continues text."""
+
+from paxlite.errors import UserError
+from paxlite.experiment import Experiment
+
+
+class Decoding(Experiment):
+  """Attributes of `--mode=decode`; mixed into every language model."""
+
+  # The id that text begins with for the model; None: what its tokenizer begins with
+  START_ID: int | None = 0
+  EOS_IDS: list[int] = []  # ids that end a text; none: the tokenizer's
+
+  DECODE_FILES: list[str] = []  # JSON lines with inputs, or with chat messages
+  DECODE_BATCH_SIZE: int = 8
+  MAX_DECODE_STEPS: int = 128
+  TEMPERATURE: float = 0.0  # 0: the likeliest token
+  TOP_K: int = 0  # 0: off
+  TOP_P: float = 1.0  # 1: off
+  REPETITION_PENALTY: float = 1.0  # 1: off
+  CHAT_TEMPLATE: str = ''  # of Jinja; '': the one that comes with the tokenizer
+
+  def validate(self) -> None:
+    super().validate()
+    for name in ('DECODE_BATCH_SIZE', 'MAX_DECODE_STEPS'):
+      if getattr(self, name) < 1:
+        raise UserError(f'{name}={getattr(self, name)} must be at least 1')
+    for name, good in (
+      ('TEMPERATURE', self.TEMPERATURE >= 0),
+      ('TOP_K', self.TOP_K >= 0),
+      ('TOP_P', 0 < self.TOP_P <= 1),
+      ('REPETITION_PENALTY', self.REPETITION_PENALTY > 0),
+    ):
+      if not good:
+        raise UserError(
+          f'{name}={getattr(self, name):g} is out of range: TEMPERATURE ≥ 0, TOP_K ≥ 0, '
+          '0 < TOP_P ≤ 1, REPETITION_PENALTY > 0'
+        )

@@ -1,0 +1,334 @@
+"""Parameters from another checkpoint: which of its variables go where, and the table that says so.
+
+Names are those of the model's variables ('transformer/x_layers_0/qkv/w'). A repeated stack takes
+its layers from an unrolled one and the other way round. What LoRA adds may be absent.
+"""
+
+import dataclasses
+import functools
+import json
+import logging
+import pathlib
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from paxlite.checkpoints import CHECKSUMS, Checkpoints, damage
+from paxlite.errors import UserError
+from paxlite.layers.lora import LORA_VARIABLES
+from paxlite.layers.transformer import REPEATED
+from paxlite.optimizers import path_name
+from paxlite.variables import Variable, layer_of, stacked, stored_variables
+
+log = logging.getLogger('paxlite')
+
+_PARAMS = 'params'
+_SHOWN = 8  # names of a list in an error
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A checkpoint on disk.
+
+  Attributes:
+    folder: Holds state/ and checksums.json.
+    experiment: experiment.json of what wrote it; there may be none.
+  """
+
+  folder: pathlib.Path
+  experiment: pathlib.Path
+
+  @functools.cached_property
+  def variables(self) -> dict[str, Variable]:
+    """Every stored variable: 'params/embedding/emb_var', 'opt_state/1/m/…', 'step'.
+
+    Where a run of LoRA left the frozen variables to the checkpoint that it started from, those of
+    that checkpoint are here too.
+    """
+    own = stored_variables(self.folder / 'state')
+    params = [k for k in own if k.startswith(f'{_PARAMS}/')]
+    if not params or not all(re.fullmatch(LORA_VARIABLES, k) for k in params):
+      return own
+    path = read_values(self)['values'].get('CHECKPOINT_RESTORE_PATH')
+    if not path:
+      raise UserError(f'{self.folder} holds what LoRA trained, and not what it was trained beside')
+    base = find_source(path)
+    if base.fingerprint != self._frozen:
+      raise UserError(
+        f'{self.folder} holds what LoRA trained beside other weights than {path} holds now'
+      )
+    return {k: v for k, v in base.variables.items() if k.startswith(f'{_PARAMS}/')} | own
+
+  @property
+  def _frozen(self) -> int | None:
+    """The fingerprint of the weights that LoRA was trained beside, as states.States notes it."""
+    return json.loads((self.folder / 'data' / 'metadata').read_text()).get('frozen')
+
+  def unrolled_params(self) -> dict[str, Variable]:
+    """Parameters by name ('embedding/emb_var'), those of a repeated stack layer by layer."""
+    found = {}
+    for name, variable in self.variables.items():
+      kind, _, short = name.partition('/')
+      before, repeated, after = short.partition(f'{REPEATED}/')
+      if kind == _PARAMS and repeated:
+        for i in range(variable.shape[0]):
+          found[f'{before}x_layers_{i}/{after}'] = layer_of(variable, i)
+      elif kind == _PARAMS:
+        found[short] = variable
+    return found
+
+  @property
+  def fingerprint(self) -> int:
+    """Of its bytes, by their checksums."""
+    return zlib.crc32((self.folder / CHECKSUMS).read_bytes())
+
+
+def find_source(path: str | pathlib.Path) -> Source:
+  """The checkpoint at `path`: imported weights, a job_log_dir (its newest good step), or one step.
+
+  Raises:
+    UserError: there is none, or it is damaged.
+  """
+  path = pathlib.Path(path).absolute()
+  if not path.is_dir():
+    raise UserError(f'{path} is not a folder: it must be a job_log_dir or imported weights')
+  for folder in (path / 'checkpoints', path):
+    checkpoints = Checkpoints(folder, read_only=True)
+    if checkpoints.steps():
+      step = checkpoints.latest_good_step()
+      if step is None:
+        raise UserError(f'{folder} holds no checkpoint that is whole')
+      return Source(checkpoints.folder(step), folder.parent / 'experiment.json')
+  if not (path / 'state').is_dir():
+    raise UserError(
+      f'{path} holds no weights: neither checkpoints/ of a run nor state/ of imported ones. '
+      'Weights of other formats are read by python -m paxlite.tools.import_weights'
+    )
+  problem = damage(path)
+  if problem is not None:
+    raise UserError(f'{path}: {problem}')
+  own = path / 'experiment.json'
+  return Source(path, own if own.exists() else path.parents[1] / 'experiment.json')
+
+
+@dataclasses.dataclass(frozen=True)
+class Restore:
+  """What to take from another checkpoint.
+
+  Attributes:
+    path: See find_source.
+    ignore: Regular expressions of whole names. The model's variables of these names keep their
+      initial values, and the checkpoint's are left out.
+    rename: 'pattern=>replacement' pairs; the model's variable whose whole name the regular
+      expression matches is read from the name that it is replaced by.
+    whole_state: Optimizer state and step too, for a run that goes on.
+  """
+
+  path: str
+  ignore: tuple[str, ...] = ()
+  rename: tuple[str, ...] = ()
+  whole_state: bool = False
+
+
+class Plan:
+  """Where each variable of a state comes from; made before anything is compiled or written.
+
+  Args:
+    restore: What is asked for.
+    abstract: The state to fill: jax.ShapeDtypeStructs.
+    repeats: Layers of the model's stack.
+
+  Raises:
+    UserError: variables are missing, left over or of another shape (they are named), or a rule
+      matches nothing.
+  """
+
+  def __init__(self, restore: Restore, abstract: Any):
+    self._restore = restore
+    self.source = find_source(restore.path)
+    self._found: dict[str, Variable] = {}
+    self.fresh: list[str] = []
+    self.ignored: list[str] = []
+    stored = dict(self.source.variables)
+    if not restore.whole_state:
+      stored = {k: v for k, v in stored.items() if k.split('/')[0] == _PARAMS}
+    if not any(k.split('/')[0] == _PARAMS for k in stored):
+      raise UserError(f'{self.source.folder} holds no parameters')
+    self._match(stored, abstract)
+
+  def __contains__(self, name: str) -> bool:
+    return name in self._found
+
+  def load(self, name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Variable `name` as `like` is shaped, typed and sharded; each device's part is read alone."""
+    variable = self._found[name]
+
+    @functools.cache
+    def part(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
+      return variable.read(tuple(slice(*b) for b in bounds)).astype(like.dtype)
+
+    def read(index: tuple[slice, ...] | None) -> np.ndarray:
+      assert index is not None
+      bounds = [i.indices(n)[:2] for i, n in zip(index, like.shape, strict=True)]
+      return part(tuple(bounds))
+
+    return jax.make_array_from_callback(like.shape, like.sharding, read)
+
+  def table(self) -> str:
+    """What was restored, ignored and freshly initialised, in a few lines."""
+    lines = [f'Restored from {self.source.folder}:']
+    for what, names in (
+      ('restored', list(self._found)),
+      ('ignored', self.ignored),
+      ('new', self.fresh),
+    ):
+      shown = ', '.join(_grouped(names)[:4])
+      more = f' … ({len(_grouped(names)) - 4} more)' if len(_grouped(names)) > 4 else ''
+      lines.append(f'  {what:9}{len(names):6,}  {shown}{more}')
+    return '\n'.join(lines)
+
+  def _match(self, stored: Mapping[str, Variable], abstract: Any) -> None:
+    used: set[str] = set()
+    rules = _IgnoreRules(self._restore.ignore)
+    renames = _RenameRules(self._restore.rename)
+    problems: list[str] = []
+    for path, like in jax.tree_util.tree_leaves_with_path(abstract):
+      full = path_name(path)
+      kind, _, name = full.partition('/')
+      if kind != _PARAMS and not self._restore.whole_state:
+        continue
+      if rules.match(name):
+        self.ignored.append(full)
+        continue
+      wanted = f'{kind}/{renames(name)}' if name else kind
+      variable = _find(stored, wanted, like.shape, used)
+      if variable is None and re.fullmatch(LORA_VARIABLES, full):
+        self.fresh.append(full)
+      elif variable is None:
+        problems.append(f'{wanted} is missing')
+      elif variable.shape != like.shape:
+        problems.append(f'{wanted} is {list(variable.shape)} and the model has {list(like.shape)}')
+      else:
+        self._found[full] = variable
+    for full in stored.keys() - used:
+      if full.startswith(f'{_PARAMS}/') and not rules.match(full.partition('/')[2]):
+        problems.append(f'{full} is not in the model')
+    if problems:
+      raise UserError(
+        f'{self.source.folder} does not fit the model: {_listed(sorted(problems))}. '
+        "Leave variables out with --fdl.CHECKPOINT_IGNORE_RULES=['REGEX'] (names after params/), "
+        'or choose the experiment that it belongs to'
+      )
+    for attribute, unused in (
+      ('CHECKPOINT_IGNORE_RULES', rules.unused()),
+      ('CHECKPOINT_RENAME_RULES', renames.unused()),
+    ):
+      if unused:
+        names = [path_name(p).partition('/')[2] for p, _ in _params(abstract)]
+        raise UserError(
+          f'{attribute}: {unused[0]!r} matches no whole name; there are {", ".join(names[:3])} …'
+        )
+
+
+def _params(abstract: Any) -> list[Any]:
+  leaves = jax.tree_util.tree_leaves_with_path(abstract)
+  return [(p, x) for p, x in leaves if path_name(p).startswith(f'{_PARAMS}/')]
+
+
+class _IgnoreRules:
+  def __init__(self, patterns: Sequence[str]):
+    self._patterns = [_compiled('CHECKPOINT_IGNORE_RULES', p) for p in patterns]
+    self._used: set[str] = set()
+
+  def match(self, name: str) -> bool:
+    matching = {p.pattern for p in self._patterns if p.fullmatch(name)}
+    self._used |= matching
+    return bool(matching)
+
+  def unused(self) -> list[str]:
+    return [p.pattern for p in self._patterns if p.pattern not in self._used]
+
+
+class _RenameRules:
+  def __init__(self, rules: Sequence[str]):
+    self._rules = []
+    for rule in rules:
+      pattern, arrow, replacement = rule.partition('=>')
+      if not arrow:
+        raise UserError(f'CHECKPOINT_RENAME_RULES: {rule!r} must be pattern=>replacement')
+      self._rules.append(
+        (_compiled('CHECKPOINT_RENAME_RULES', pattern.strip()), replacement.strip(), rule)
+      )
+    self._used: set[str] = set()
+
+  def __call__(self, name: str) -> str:
+    for pattern, replacement, rule in self._rules:
+      match = pattern.fullmatch(name)
+      if match:
+        self._used.add(rule)
+        return match.expand(replacement)
+    return name
+
+  def unused(self) -> list[str]:
+    return [rule for *_, rule in self._rules if rule not in self._used]
+
+
+def _compiled(attribute: str, pattern: str) -> re.Pattern[str]:
+  try:
+    return re.compile(pattern)
+  except re.error as e:
+    raise UserError(f'{attribute}: {pattern!r} is not a regular expression: {e}') from None
+
+
+def _find(
+  stored: Mapping[str, Variable], name: str, shape: Sequence[int], used: set[str]
+) -> Variable | None:
+  """The variable `name`, from a stack of the other kind if need be; notes what is used."""
+  if name in stored:
+    used.add(name)
+    return stored[name]
+  before, repeated, after = name.partition(f'/{REPEATED}/')
+  if repeated:
+    layers = [f'{before}/x_layers_{i}/{after}' for i in range(shape[0])]
+    if not all(layer in stored for layer in layers):
+      return None
+    used.update(layers)
+    return stacked([stored[layer] for layer in layers])
+  layer = re.fullmatch(r'(.*)/x_layers_(\d+)/(.*)', name)
+  if layer is None or (stack := f'{layer[1]}/{REPEATED}/{layer[3]}') not in stored:
+    return None
+  i, repeats = int(layer[2]), stored[stack].shape[0]
+  if i == repeats - 1:  # a model of fewer layers leaves some over, which is told
+    used.add(stack)
+  return layer_of(stored[stack], i) if i < repeats else None
+
+
+def _grouped(names: Sequence[str]) -> list[str]:
+  """Names with layer numbers as *, each once."""
+  return list(dict.fromkeys(re.sub(r'x_layers_\d+', 'x_layers_*', n) for n in names))
+
+
+def _listed(problems: list[str]) -> str:
+  more = f'; and {len(problems) - _SHOWN} more' if len(problems) > _SHOWN else ''
+  return '; '.join(problems[:_SHOWN]) + more
+
+
+def read_values(source: Source) -> dict[str, Any]:
+  """The experiment that wrote a checkpoint: {'experiment': dotted path, 'values': {…}}.
+
+  Raises:
+    UserError: it is not known, or damaged.
+  """
+  try:
+    found = json.loads(source.experiment.read_text())
+    return {'experiment': str(found['experiment']), 'values': dict(found['values'])}
+  except FileNotFoundError:
+    raise UserError(
+      f'{source.experiment} is missing: which model {source.folder} is of is not known'
+    ) from None
+  except (ValueError, KeyError, TypeError) as e:
+    raise UserError(f'{source.experiment} is damaged ({e!r})') from None

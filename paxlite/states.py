@@ -1,0 +1,158 @@
+"""Where a train state comes from, and what of it is saved."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import traverse_util
+from flax.linen import meta
+from jax.sharding import Mesh, NamedSharding
+
+from paxlite import partitioning
+from paxlite.checkpoints import Checkpoints
+from paxlite.errors import UserError
+from paxlite.optimizers import path_name
+from paxlite.restoring import Plan, Restore
+from paxlite.task import Task
+from paxlite.train_state import TrainState
+
+
+@dataclasses.dataclass
+class States:
+  """Makes, restores and saves the states of a run.
+
+  Attributes:
+    task: Tells what a state is.
+    mesh: Where it lies.
+    rules: Logical axes to mesh axes.
+    checkpoints: The run's own.
+    seed: Of the initial values.
+    batch_size: Rows of a global batch: a checkpoint of another size is refused.
+    restore: Another checkpoint that a new run starts from.
+    trainable_only: Saves the parameters that are trained and no others: the frozen ones come from
+      `restore` each time.
+  """
+
+  task: Task
+  mesh: Mesh
+  rules: partitioning.Rules
+  checkpoints: Checkpoints
+  seed: int
+  batch_size: int
+  restore: Restore | None = None
+  trainable_only: bool = False
+
+  @functools.cached_property
+  def abstract(self) -> TrainState:
+    """Shapes, dtypes and shardings of the state."""
+    boxed = jax.eval_shape(self.task.init, jax.random.key(0))
+    specs = partitioning.param_specs(boxed, self.rules)
+    sizes = dict(self.mesh.shape)
+
+    def one(x: jax.ShapeDtypeStruct, spec: Any) -> jax.ShapeDtypeStruct:
+      fitted = partitioning.fitting(spec, x.shape, sizes)
+      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, fitted))
+
+    return jax.tree.map(one, meta.unbox(boxed), specs)
+
+  @functools.cached_property
+  def plan(self) -> Plan | None:
+    """Where variables come from that the run's own checkpoints, if any, do not hold.
+
+    Raises:
+      UserError: the other checkpoint does not fit.
+    """
+    if self.restore is None or (self.checkpoints.steps() and not self.trainable_only):
+      return None
+    return Plan(self.restore, self.abstract)
+
+  def initial(self) -> tuple[TrainState, int]:
+    """The state of the run's last good checkpoint, or a new one; and its step.
+
+    Raises:
+      UserError: the checkpoint does not fit.
+    """
+    step = self.checkpoints.latest_good_step()
+    if step is None:
+      state = self._new()
+      return state, int(state.step)
+    state, data = self._restored(step)
+    if data['batch_size'] != self.batch_size:
+      raise UserError(
+        f'the checkpoint of step {step} was trained with a global batch of {data["batch_size"]} '
+        f'and this run has {self.batch_size}: the data would be read twice or left out. '
+        'Choose PERCORE_BATCH_SIZE so that PERCORE_BATCH_SIZE × devices is the same'
+      )
+    return state, step
+
+  def last_params(self) -> tuple[Any, int]:
+    """Parameters to evaluate, and their step: of the last good checkpoint, or restored ones.
+
+    Raises:
+      UserError: there are none, or they do not fit.
+    """
+    step = self.checkpoints.latest_good_step()
+    if step is not None:
+      return self._restored(step)[0].params, step
+    if self.plan is None:
+      raise UserError('the run holds no good checkpoint to evaluate: train first')
+    return self._new().params, 0
+
+  def save(self, step: int, state: TrainState) -> None:
+    data = {'step': step, 'batch_size': self.batch_size}
+    if self.trainable_only and self.plan is not None:
+      data['frozen'] = self.plan.source.fingerprint
+    self.checkpoints.save(step, self._saved(state), data)
+
+  def _new(self) -> TrainState:
+    """A new state, made sharded: it never exists whole on one device.
+
+    Initial values are computed for what is not restored, and for nothing else.
+    """
+    key = jax.random.key(self.seed)
+    if self.plan is None:
+      shardings = jax.tree.map(lambda x: x.sharding, self.abstract)
+      return jax.jit(lambda rng: meta.unbox(self.task.init(rng)), out_shardings=shardings)(key)
+    plan = self.plan
+    restored = lambda path: path_name(path) in plan
+    unrestored = lambda tree: jax.tree_util.tree_map_with_path(
+      lambda path, x: None if restored(path) else x, tree
+    )
+    shardings = jax.tree.map(lambda x: x.sharding, unrestored(self.abstract))
+    init = jax.jit(lambda rng: unrestored(meta.unbox(self.task.init(rng))), out_shardings=shardings)
+    return self._filled(init(key), restored)
+
+  def _filled(self, state: TrainState, wanted: Callable[[Any], bool]) -> TrainState:
+    """`state` with what is None and wanted read from the other checkpoint."""
+    assert self.plan is not None
+    plan = self.plan
+    load = lambda path, like, x: plan.load(path_name(path), like) if wanted(path) else x
+    return jax.tree_util.tree_map_with_path(
+      load, self.abstract, state, is_leaf=lambda x: x is None or hasattr(x, 'sharding')
+    )
+
+  def _restored(self, step: int) -> tuple[TrainState, dict[str, Any]]:
+    state, data = self.checkpoints.restore(step, self._saved(self.abstract))
+    if not self.trainable_only:
+      return state, data
+    if self.plan is None or data.get('frozen') != self.plan.source.fingerprint:
+      raise UserError(
+        f'the checkpoint of step {step} holds the trained variables alone, and the frozen ones '
+        'are not those that it was trained with: CHECKPOINT_RESTORE_PATH='
+        f'{self.restore.path if self.restore else ""!r} has changed'
+      )
+    trained = {path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(self._saved(state))}
+    full = jax.tree_util.tree_map(lambda _: None, self.abstract.params)
+    flat = traverse_util.flatten_dict(full) | traverse_util.flatten_dict(state.params)
+    state = dataclasses.replace(state, params=traverse_util.unflatten_dict(flat))
+    return self._filled(state, lambda path: path_name(path) not in trained), data
+
+  def _saved(self, state: TrainState) -> TrainState:
+    """The part of a state that goes to disk."""
+    if not self.trainable_only:
+      return state
+    flat = traverse_util.flatten_dict(self.task.optimizer.split(state.params)[0])
+    kept = {k: v for k, v in flat.items() if v is not None}
+    return dataclasses.replace(state, params=traverse_util.unflatten_dict(kept))

@@ -1,0 +1,58 @@
+"""python -m paxlite.tools.export_weights --to=hf|peft --checkpoint=FOLDER --path=OUT
+
+Writes the weights of a run, or imported ones, for Hugging Face, tensor by tensor.
+
+  hf    a folder that transformers loads: Llama, Mistral, Gemma, GPT-2; LoRA is merged into them
+  peft  what LoRA trained, as a folder that peft loads beside the base model
+"""
+
+import argparse
+import pathlib
+import time
+from collections.abc import Sequence
+
+from paxlite.tools import cli
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = argparse.ArgumentParser(
+    prog='python -m paxlite.tools.export_weights',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('--to', required=True, choices=('hf', 'peft'))
+  parser.add_argument('--checkpoint', required=True, help='a job_log_dir, or imported weights')
+  parser.add_argument('--path', required=True, help='the folder to make')
+  parser.add_argument(
+    '--dtype', choices=('float32', 'bfloat16', 'float16'), help='of the tensors (as stored)'
+  )
+  parser.add_argument('--base', default='', help='base model that a PEFT adapter names')
+  args = parser.parse_args(argv)
+
+  from paxlite.inference import experiment_of, tokenizer_folder
+  from paxlite.restoring import find_source
+  from paxlite.weights import huggingface, lora
+
+  source = find_source(args.checkpoint)
+  experiment = experiment_of(source)
+  variables = source.unrolled_params()
+  started = time.perf_counter()
+  with cli.progress('exporting') as report:
+    if args.to == 'peft':
+      size = lora.write_adapter(
+        pathlib.Path(args.path), experiment, variables, args.base, args.dtype or 'float32'
+      )
+    else:
+      size = huggingface.write_folder(
+        pathlib.Path(args.path),
+        experiment,
+        lora.merged(variables),
+        args.dtype,
+        tokenizer_folder(source, experiment),
+        report,
+      )
+  print(f'{args.path}: {size:,} bytes in {time.perf_counter() - started:.1f} s')
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,92 @@
+"""python -m paxlite.tools.generate --checkpoint=FOLDER --prompt=TEXT [--chat] [--fdl.NAME=VALUE …]
+
+Continues a text, or answers in a chat, and shows it as it comes. The checkpoint is a job_log_dir or
+a folder of imported weights. With --chat and no prompt it asks for one, again and again.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from paxlite.errors import UserError
+from paxlite.tools import cli
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = argparse.ArgumentParser(
+    prog='python -m paxlite.tools.generate',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('--checkpoint', required=True, help='a job_log_dir, or imported weights')
+  parser.add_argument('--prompt', help='the text to continue, or to answer')
+  parser.add_argument('--chat', action='store_true', help='ask and answer, by the chat template')
+  parser.add_argument('--system', help='what a chat begins with')
+  parser.add_argument('--tokenizer', default='', help='file or folder, if not beside the weights')
+  parser.add_argument('--max_new_tokens', type=int, default=256)
+  parser.add_argument('--temperature', type=float, help='0 takes the likeliest token (0)')
+  parser.add_argument('--top_k', type=int, help='only this many of the likeliest (0: all)')
+  parser.add_argument('--top_p', type=float, help='only the likeliest up to this share (1: all)')
+  parser.add_argument('--repetition_penalty', type=float, help='above 1: fewer repetitions (1)')
+  parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help='of weights (as trained)')
+  parser.add_argument('--seed', type=int, default=0)
+  args, overrides = cli.parse(parser, argv)
+  if args.prompt is None and not args.chat:
+    raise UserError('--prompt=TEXT is missing; or --chat, to be asked for it')
+  if args.system is not None and not args.chat:
+    raise UserError('--system needs --chat')
+  for flag, name in (
+    ('temperature', 'TEMPERATURE'),
+    ('top_k', 'TOP_K'),
+    ('top_p', 'TOP_P'),
+    ('repetition_penalty', 'REPETITION_PENALTY'),
+    ('dtype', 'FPROP_DTYPE'),
+  ):
+    if getattr(args, flag) is not None:
+      overrides[name] = str(getattr(args, flag))
+
+  from paxlite.inference import load_checkpoint
+
+  inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides)
+  generator = inference.generator()
+
+  def show(ids: list[int]) -> str:
+    tokens = generator.stream(ids, args.max_new_tokens, seed=args.seed)
+    return _show(inference.tokenizer, tokens)
+
+  if not args.chat:
+    show(inference.encode(args.prompt))
+    return
+  messages = [] if args.system is None else [{'role': 'system', 'content': args.system}]
+  for text in [args.prompt] if args.prompt is not None else _questions():
+    messages.append({'role': 'user', 'content': text})
+    answer = show(inference.encode_chat(messages))
+    messages.append({'role': 'assistant', 'content': answer})
+
+
+def _show(tokenizer: Any, tokens: Iterator[int]) -> str:
+  """Prints text as it comes; returns all of it."""
+  from paxlite.inference import text_stream
+
+  pieces = []
+  for piece in text_stream(tokenizer, tokens):
+    print(piece, end='', flush=True)
+    pieces.append(piece)
+  print()
+  return ''.join(pieces)
+
+
+def _questions() -> Iterator[str]:
+  """Lines from the terminal until it ends."""
+  while True:
+    try:
+      text = input('> ' if sys.stdin.isatty() else '')
+    except (EOFError, KeyboardInterrupt):
+      return
+    if text.strip():
+      yield text
+
+
+if __name__ == '__main__':
+  cli.run(main)

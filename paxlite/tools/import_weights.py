@@ -1,0 +1,112 @@
+"""python -m paxlite.tools.import_weights --from=hf|meta|gguf|pax --path=WEIGHTS --to=FOLDER
+
+Reads published weights, or a checkpoint of Pax with its Adam state, tensor by tensor into a folder
+that --fdl.CHECKPOINT_RESTORE_PATH and the tools' --checkpoint take.
+
+  hf    a Hugging Face folder (config.json, *.safetensors): Llama, Mistral, Gemma, GPT-2
+  meta  a folder of Meta (params.json, consolidated.*.pth): LLaMA
+  gguf  a GGUF file of a LLaMA model, or a folder with one in it; dequantized
+  pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and --fdl.NAME=VALUE) names its model
+"""
+
+import argparse
+import pathlib
+import time
+from collections.abc import Sequence
+
+from paxlite.errors import UserError
+from paxlite.tools import cli
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = argparse.ArgumentParser(
+    prog='python -m paxlite.tools.import_weights',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('--from', dest='source', required=True, choices=('hf', 'meta', 'gguf', 'pax'))
+  parser.add_argument('--path', required=True, help='the weights to read')
+  parser.add_argument('--to', required=True, help='the folder to make')
+  parser.add_argument('--tokenizer', help='tokenizer file, or folder with one, to put beside them')
+  parser.add_argument('--fdl_config', help='the experiment that a Pax checkpoint is of')
+  args, overrides = cli.parse(parser, argv)
+
+  path, to = pathlib.Path(args.path), pathlib.Path(args.to)
+  if not path.exists():
+    raise UserError(f'--path={path} is not there')
+  if to.exists():
+    raise UserError(f'--to={to} exists already: choose another folder, or remove it')
+  tokenizer = None if args.tokenizer is None else pathlib.Path(args.tokenizer)
+  if tokenizer is not None and not tokenizer.exists():
+    raise UserError(f'--tokenizer={tokenizer} is not there')
+  if (args.source == 'pax') != (args.fdl_config is not None):
+    raise UserError('--fdl_config=EXPERIMENT is needed with --from=pax, and only there')
+  if overrides and args.source != 'pax':
+    raise UserError('--fdl.NAME=VALUE is for --from=pax: other weights tell what they are')
+  started = time.perf_counter()
+  if args.source == 'pax':
+    lines = _import_pax(path, to, args.fdl_config, overrides)
+  else:
+    lines = _import_published(args.source, path, to, tokenizer)
+  print(f'{lines[0]} in {time.perf_counter() - started:.1f} s', *lines[1:], sep='\n')
+
+
+def _import_published(
+  source: str, path: pathlib.Path, to: pathlib.Path, tokenizer: pathlib.Path | None
+) -> list[str]:
+  from paxlite.weights import folder, gguf_file, huggingface, meta
+  from paxlite.weights.folder import Tensors
+
+  finish = None
+  ignored = ''
+  tensors: Tensors
+  if source == 'gguf':
+    experiment, entries, gguf_tensors = gguf_file.read_file(path)
+    tensors = gguf_tensors
+    if tokenizer is None:
+      finish = lambda unfinished: gguf_file.write_tokenizer(gguf_tensors.fields, unfinished)
+  elif source == 'meta':
+    experiment, entries, tensors = meta.read_folder(path)
+    ignored = meta.IGNORED
+  else:
+    experiment, entries, tensors = huggingface.read_folder(path)
+    ignored = huggingface.IGNORED
+  if tokenizer is None and path.is_dir():
+    tokenizer = path
+  with cli.progress('importing') as report:
+    size = folder.write_weights(
+      to, experiment, entries, tensors, ignored, tokenizer, report, finish
+    )
+  name = type(experiment).__name__
+  lines = [f'{to}: {len(entries):,} tensors, {size:,} bytes', f'The model is a {name}.']
+  if not any((to / f).exists() for f in ('tokenizer.json', 'tokenizer.model')):
+    lines.append('There was no tokenizer: name one with --tokenizer when text is read or written.')
+  return lines
+
+
+def _import_pax(
+  path: pathlib.Path, to: pathlib.Path, name: str, overrides: dict[str, str]
+) -> list[str]:
+  import fiddle as fdl
+  import jax
+  from flax.linen import meta as boxes
+
+  from paxlite.main import build_experiment
+  from paxlite.weights.pax import import_checkpoint
+
+  experiment = build_experiment(name, [], overrides)
+  task = fdl.build(experiment.task())
+  abstract = boxes.unbox(jax.eval_shape(task.init, jax.random.key(0)))
+  with cli.progress('importing') as report:
+    size, step = import_checkpoint(path, to, experiment, abstract, report)  # type: ignore[arg-type]
+  lines = [f'{to}: {size:,} bytes of {type(experiment).__name__}']
+  if step is not None:
+    lines.append(
+      f'With the optimizer state of step {step:,}: --fdl.CHECKPOINT_RESTORE_PATH={to} '
+      '--fdl.CHECKPOINT_RESTORE_STATE=True goes on from there.'
+    )
+  return lines
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,173 @@
+"""Variables on disk: a zarr v2 folder each, as Orbax and paxml write them; read by slices.
+
+    state/params.embedding.emb_var/{.zarray, 0.0}
+    state/opt_state.1.m.embedding.emb_var/…
+
+A checkpoint of a run, a folder of imported weights and a checkpoint of Pax all look like this.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from paxlite.errors import UserError
+
+_DTYPES = {'bfloat16': np.dtype(ml_dtypes.bfloat16)}  # what zarr v2 has no code of its own for
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+  """One array, on disk or made of others.
+
+  Attributes:
+    shape: Of the whole.
+    dtype: As stored.
+    read: Makes the part at an index (a tuple of slices) as a NumPy array.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  read: Callable[[tuple[slice, ...]], np.ndarray]
+
+  def whole(self) -> np.ndarray:
+    return self.read((slice(None),) * len(self.shape))
+
+
+def stored_variables(folder: pathlib.Path, separator: str = '/') -> dict[str, Variable]:
+  """The variables in a folder by name, `separator` between the parts of one.
+
+  Raises:
+    UserError: a variable's description is damaged, or a part of it is missing.
+  """
+  found = {}
+  for path in sorted(folder.iterdir()):
+    if (path / '.zarray').is_file():
+      found[path.name.replace('.', separator)] = _open(path)
+  return found
+
+
+def write_variable(
+  folder: pathlib.Path, name: str, value: np.ndarray, shape: Sequence[int] | None = None
+) -> None:
+  """Writes a variable whole and uncompressed, in pieces where `value` is a view in another order.
+
+  Args:
+    folder: state/ of a checkpoint.
+    name: '.' between its parts.
+    value: The elements in their order on disk.
+    shape: On disk; None: value's.
+  """
+  shape = list(value.shape if shape is None else shape)
+  if math.prod(shape) != value.size:
+    raise ValueError(f'{name}: {value.size} elements for {shape}')
+  metadata = {
+    'chunks': shape,
+    'compressor': None,
+    'dimension_separator': '.',
+    'dtype': 'bfloat16' if value.dtype == ml_dtypes.bfloat16 else value.dtype.str,
+    'fill_value': None,
+    'filters': None,
+    'order': 'C',
+    'shape': shape,
+    'zarr_format': 2,
+  }
+  path = folder / name
+  path.mkdir(parents=True)
+  (path / '.zarray').write_text(json.dumps(metadata))
+  with (path / '.'.join('0' * max(len(shape), 1))).open('wb') as f:
+    for block in blocks(value):
+      f.write(block)
+
+
+def blocks(value: np.ndarray, size: int = 1 << 24) -> Iterator[bytes]:
+  """The elements in C order, about `size` bytes at a time: no copy of the whole is made."""
+  rows = value if value.ndim else value[None]
+  step = max(1, size * len(rows) // max(value.nbytes, 1))
+  for start in range(0, len(rows), step):
+    yield rows[start : start + step].tobytes()
+
+
+def stacked(layers: list[Variable]) -> Variable:
+  """[L, …] of L variables of one shape."""
+
+  def read(index: tuple[slice, ...]) -> np.ndarray:
+    return np.stack([layer.read(index[1:]) for layer in layers[index[0]]])
+
+  return Variable((len(layers), *layers[0].shape), layers[0].dtype, read)
+
+
+def layer_of(stack: Variable, i: int) -> Variable:
+  """Layer i of a variable [L, …]."""
+  read = lambda index: stack.read((slice(i, i + 1), *index))[0]
+  return Variable(stack.shape[1:], stack.dtype, read)
+
+
+def _open(path: pathlib.Path) -> Variable:
+  try:
+    metadata = json.loads((path / '.zarray').read_text())
+    shape, chunks = tuple(metadata['shape']), metadata['chunks']
+    dtype = _DTYPES.get(metadata['dtype']) or np.dtype(metadata['dtype'])
+    separator = metadata.get('dimension_separator', '.')
+  except (ValueError, KeyError, TypeError) as e:
+    raise UserError(f'{path}/.zarray is damaged ({e!r})') from None
+  # zarr reads a chunk that is not there as zeros
+  grid = [range(math.ceil(s / c)) for s, c in zip(shape, chunks, strict=True)]
+  for position in itertools.product(*grid):
+    chunk = path / (separator.join(map(str, position)) or '0')
+    if not chunk.is_file():
+      raise UserError(f'{chunk} is missing: the variable is incomplete')
+    if metadata.get('compressor') is None:
+      expected = math.prod(chunks) * dtype.itemsize
+      if chunk.stat().st_size != expected:
+        raise UserError(f'{chunk} has {chunk.stat().st_size:,} bytes and needs {expected:,}')
+
+  def read(index: tuple[slice, ...]) -> np.ndarray:
+    import tensorstore as ts
+
+    store: Any = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(path)}}
+    try:
+      array = ts.open(store, read=True).result()
+      return np.asarray(array[index].read().result() if shape else array.read().result())
+    except (ValueError, OSError) as e:
+      raise UserError(f'{path} cannot be read: {str(e).splitlines()[0][:200]}') from None
+
+  return Variable(shape, dtype, read)
+
+
+class UnfinishedFolder:
+  """A folder that appears under its name when it is complete, or not at all.
+
+  Args:
+    path: Must not exist.
+
+  Raises:
+    UserError: it does, or it cannot be made.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    self._final = path.absolute()
+    if self._final.exists():
+      raise UserError(f'{path} exists already: choose another folder, or remove it')
+    self.path = self._final.with_name(f'.{self._final.name}.unfinished')
+
+  def __enter__(self) -> pathlib.Path:
+    try:
+      shutil.rmtree(self.path, ignore_errors=True)
+      self.path.mkdir(parents=True)
+    except OSError as e:
+      raise UserError(f'{self.path} cannot be written: {e.strerror or e}') from None
+    return self.path
+
+  def __exit__(self, kind, error, traceback) -> None:
+    if kind is None:
+      self.path.rename(self._final)
+    else:
+      shutil.rmtree(self.path, ignore_errors=True)

@@ -1,0 +1,256 @@
+"""The published families, and how their configurations read as experiments."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paxlite.errors import UserError
+from paxlite.experiment import experiments
+from paxlite.experiments.gemma import Gemma
+from paxlite.experiments.gpt import GPT2
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.llama import LLaMA
+from paxlite.inputs.tokenizer import open_tokenizer
+from paxlite.weights.layout import HUGGING_FACE, Entry, gpt2_entries, llama_entries
+
+# of transformers' names for what experiments call otherwise
+_ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu', 'gelu_new': 'gelu'}
+
+# what an experiment of a published size may have otherwise
+_FREE = {'MAX_SEQ_LEN', 'EOS_IDS', 'FPROP_DTYPE'}
+
+
+def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageModel:
+  """The experiment of a Hugging Face config.json.
+
+  Args:
+    config: Its contents.
+    where: The file, for messages.
+
+  Raises:
+    UserError: the architecture is another, or has an option that is not implemented.
+  """
+  families = {'llama': LLaMA, 'mistral': LLaMA, 'gemma': Gemma, 'gpt2': GPT2}
+  kind = config.get('model_type')
+  if kind not in families:
+    raise UserError(f'{where}: model_type {kind!r} is none of {", ".join(families)}')
+  try:
+    values = _gpt2_values(config) if kind == 'gpt2' else _llama_values(config, kind, where)
+  except KeyError as e:
+    raise UserError(f'{where} has no {e.args[0]}') from None
+  dtype = config.get('dtype', config.get('torch_dtype'))
+  values['FPROP_DTYPE'] = 'float32' if dtype in (None, 'float32') else 'bfloat16'
+  values['EOS_IDS'] = _ids(config.get('eos_token_id'))
+  return published(families[kind], values)
+
+
+def published(family: type[LanguageModel], values: Mapping[str, Any]) -> LanguageModel:
+  """The registered experiment of these values, or the family's base class with them; validated."""
+  sizes = {k: v for k, v in values.items() if k not in _FREE}
+  for cls in experiments().values():
+    if issubclass(cls, family) and _dataset_free(cls):
+      candidate = cls()
+      if all(getattr(candidate, k) == v for k, v in sizes.items()):
+        experiment = cls(**{k: v for k, v in values.items() if k in _FREE})
+        break
+  else:
+    experiment = family(**values)
+  experiment.validate()
+  return experiment
+
+
+def _dataset_free(cls: type) -> bool:
+  return cls.__module__ in (LLaMA.__module__, Gemma.__module__, GPT2.__module__)
+
+
+def hugging_face_entries(e: LanguageModel) -> list[Entry]:
+  """The tensors of an experiment's model in a Hugging Face folder.
+
+  Raises:
+    UserError: the experiment is of no family that Hugging Face has.
+  """
+  return gpt2_entries(e) if family_of(e) == 'gpt2' else llama_entries(e, HUGGING_FACE, 'half')
+
+
+def family_of(e: LanguageModel) -> str:
+  """transformers' model_type for an experiment.
+
+  Raises:
+    UserError: there is none; the attribute that does not fit is named.
+  """
+  gemma = dict(SCALE_EMBEDDING=True, NORM_SCALE_OFFSET=1.0, SEPARATE_EMBEDDING=False)
+  llama = dict(SCALE_EMBEDDING=False, NORM_SCALE_OFFSET=0.0)
+  rotary = dict(
+    USE_ROTARY_POSITION_EMB=True,
+    NORM_CLS='RmsNorm',
+    USE_GATED_ACTIVATION=True,
+    USE_BIAS=False,
+  )
+  gpt2 = dict(
+    USE_ROTARY_POSITION_EMB=False,
+    TRAINABLE_POSITION_EMB=True,
+    NORM_CLS='LayerNorm',
+    USE_GATED_ACTIVATION=False,
+    USE_BIAS=True,
+    SEPARATE_EMBEDDING=False,
+    SCALE_EMBEDDING=False,
+    ACTIVATION_CLS='gelu',
+    NUM_KV_HEADS=e.NUM_HEADS,
+    DIMS_PER_HEAD=e.MODEL_DIMS // e.NUM_HEADS,
+    NORM_SCALE_OFFSET=0.0,
+  )
+  common = dict(USE_PER_DIM_SCALE=False, USE_SOFTMAX_BIAS=False)
+  if e.USE_ROTARY_POSITION_EMB and e.SCALE_EMBEDDING:
+    kind, wanted = 'gemma', rotary | gemma | dict(ACTIVATION_CLS='gelu')
+  elif e.USE_ROTARY_POSITION_EMB:
+    kind = 'mistral' if e.SLIDING_WINDOW > 0 else 'llama'
+    wanted = rotary | llama | dict(ACTIVATION_CLS='silu')
+  else:
+    kind, wanted = 'gpt2', gpt2
+  for name, value in (wanted | common).items():
+    if getattr(e, name) != value:
+      raise UserError(
+        f'{type(e).__name__} has {name}={getattr(e, name)!r} and {kind} of Hugging Face {value!r}: '
+        'it cannot be written there'
+      )
+  for name in ('SOFTMAX_CAP_LOGITS', 'ATTEN_LOGIT_CAP'):
+    if getattr(e, name) > 0:
+      raise UserError(
+        f'{type(e).__name__} has {name}={getattr(e, name):g} and {kind} of Hugging Face none: '
+        'it cannot be written there'
+      )
+  return kind
+
+
+def config_json(e: LanguageModel, dtype: str, source: pathlib.Path) -> dict[str, Any]:
+  """The config.json that transformers reads for an experiment's model."""
+  kind = family_of(e)
+  end = eos_ids(e, source)
+  common: dict[str, Any] = {
+    'model_type': kind,
+    'vocab_size': e.VOCAB_SIZE,
+    'torch_dtype': dtype,
+    'tie_word_embeddings': not e.SEPARATE_EMBEDDING,
+    'bos_token_id': _bos(source),
+    'eos_token_id': end[0] if len(end) == 1 else end or None,
+  }
+  if kind == 'gpt2':
+    return common | {
+      'architectures': ['GPT2LMHeadModel'],
+      'activation_function': 'gelu_new',
+      'n_embd': e.MODEL_DIMS,
+      'n_head': e.NUM_HEADS,
+      'n_inner': e.HIDDEN_DIMS,
+      'n_layer': e.NUM_LAYERS,
+      'n_positions': e.MAX_SEQ_LEN,
+      'layer_norm_epsilon': e.LAYERNORM_EPSILON,
+    }
+  names = {'llama': 'LlamaForCausalLM', 'mistral': 'MistralForCausalLM'}
+  config = common | {
+    'architectures': [names.get(kind, 'GemmaForCausalLM')],
+    'hidden_size': e.MODEL_DIMS,
+    'intermediate_size': e.HIDDEN_DIMS,
+    'num_hidden_layers': e.NUM_LAYERS,
+    'num_attention_heads': e.NUM_HEADS,
+    'num_key_value_heads': e.NUM_KV_HEADS,
+    'head_dim': e.DIMS_PER_HEAD,
+    'hidden_act': 'gelu_pytorch_tanh' if kind == 'gemma' else 'silu',
+    'rms_norm_eps': e.LAYERNORM_EPSILON,
+    'rope_theta': e.ROPE_THETA,
+    'max_position_embeddings': e.MAX_SEQ_LEN,
+  }
+  if kind == 'gemma':
+    config['hidden_activation'] = 'gelu_pytorch_tanh'
+  if kind == 'mistral':
+    config['sliding_window'] = e.SLIDING_WINDOW
+  if e.ROPE_FACTOR > 1:
+    config['rope_scaling'] = {
+      'rope_type': 'llama3',
+      'factor': e.ROPE_FACTOR,
+      'low_freq_factor': e.ROPE_LOW_FREQUENCY_FACTOR,
+      'high_freq_factor': e.ROPE_HIGH_FREQUENCY_FACTOR,
+      'original_max_position_embeddings': e.ROPE_ORIGINAL_LENGTH,
+    }
+  return config
+
+
+def eos_ids(e: LanguageModel, tokenizer_folder: pathlib.Path) -> list[int]:
+  """The ids that end a text: the experiment's, else the tokenizer's."""
+  if e.EOS_IDS:
+    return list(e.EOS_IDS)
+  eos = _special(tokenizer_folder, 'eos_id')
+  return [] if eos is None else [eos]
+
+
+def _bos(folder: pathlib.Path) -> int | None:
+  return _special(folder, 'bos_id')
+
+
+def _special(folder: pathlib.Path, name: str) -> int | None:
+  try:
+    found = getattr(open_tokenizer(str(folder)), name)
+  except UserError:
+    return None
+  return found if found >= 0 else None
+
+
+def _llama_values(config: Mapping[str, Any], kind: str, where: pathlib.Path) -> dict[str, Any]:
+  for name in ('attention_bias', 'mlp_bias'):
+    if config.get(name):
+      raise UserError(f'{where}: {name} is not implemented for {kind}')
+  activation = config.get('hidden_activation') or config['hidden_act']
+  if kind == 'gemma' and not config.get('hidden_activation'):
+    activation = 'gelu_pytorch_tanh'  # old files say "gelu" and mean this, as transformers has it
+  if activation not in _ACTIVATIONS:
+    raise UserError(f'{where}: hidden_act {activation!r} is none of {", ".join(_ACTIVATIONS)}')
+  heads = config['num_attention_heads']
+  head_dim = config.get('head_dim') or config['hidden_size'] // heads
+  return {
+    'NUM_LAYERS': config['num_hidden_layers'],
+    'NUM_HEADS': heads,
+    'NUM_KV_HEADS': config.get('num_key_value_heads') or heads,
+    'MODEL_DIMS': config['hidden_size'],
+    'HIDDEN_DIMS': config['intermediate_size'],
+    'DIMS_PER_HEAD': head_dim,
+    'HEADS_SPAN_MODEL': heads * head_dim == config['hidden_size'],
+    'VOCAB_SIZE': config['vocab_size'],
+    'MAX_SEQ_LEN': config['max_position_embeddings'],
+    'ACTIVATION_CLS': _ACTIVATIONS[activation],
+    'LAYERNORM_EPSILON': config['rms_norm_eps'],
+    'SEPARATE_EMBEDDING': not config.get('tie_word_embeddings', kind == 'gemma'),
+    'SLIDING_WINDOW': (config.get('sliding_window') or 0) if kind == 'mistral' else 0,
+    **_rope_values(config, where),
+  }
+
+
+def _rope_values(config: Mapping[str, Any], where: pathlib.Path) -> dict[str, Any]:
+  rope = dict(config.get('rope_parameters') or config.get('rope_scaling') or {})
+  values = {'ROPE_THETA': float(rope.get('rope_theta') or config.get('rope_theta') or 10_000.0)}
+  kind = rope.get('rope_type', rope.get('type', 'default'))
+  if kind == 'llama3':
+    values |= {
+      'ROPE_FACTOR': float(rope['factor']),
+      'ROPE_LOW_FREQUENCY_FACTOR': float(rope['low_freq_factor']),
+      'ROPE_HIGH_FREQUENCY_FACTOR': float(rope['high_freq_factor']),
+      'ROPE_ORIGINAL_LENGTH': int(rope['original_max_position_embeddings']),
+    }
+  elif kind != 'default':
+    raise UserError(f'{where}: rope_type {kind!r} is not implemented; default and llama3 are')
+  return values
+
+
+def _gpt2_values(config: Mapping[str, Any]) -> dict[str, Any]:
+  return {
+    'NUM_LAYERS': config['n_layer'],
+    'NUM_HEADS': config['n_head'],
+    'MODEL_DIMS': config['n_embd'],
+    'HIDDEN_DIMS': config.get('n_inner') or 4 * config['n_embd'],
+    'VOCAB_SIZE': config['vocab_size'],
+    'MAX_SEQ_LEN': config['n_positions'],
+    'LAYERNORM_EPSILON': config['layer_norm_epsilon'],
+    'ACTIVATION_CLS': _ACTIVATIONS[config['activation_function']],
+  }
+
+
+def _ids(value: int | Sequence[int] | None) -> list[int]:
+  return [] if value is None else [value] if isinstance(value, int) else list(value)

@@ -1,0 +1,159 @@
+"""A folder of imported weights: what a checkpoint holds, without a run around it.
+
+TO/state/params.embedding.emb_var/…   every variable, in the dtype of its source
+TO/experiment.json                    the experiment that it is a model of
+TO/checksums.json
+TO/tokenizer.json …                   the tokenizer, where there is one
+"""
+
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from paxlite.checkpoints import write_checksums
+from paxlite.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.inputs.tokenizer import FILES
+from paxlite.variables import UnfinishedFolder, write_variable
+from paxlite.weights.layout import Entry
+
+_SHOWN = 8
+
+
+class Tensors(Protocol):
+  """The tensors of a published model, read one at a time."""
+
+  @property
+  def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+  def read(self, name: str) -> np.ndarray: ...
+
+
+def write_weights(
+  to: pathlib.Path,
+  experiment: LanguageModel,
+  entries: Sequence[Entry],
+  tensors: Tensors,
+  ignored: str,
+  tokenizer_from: pathlib.Path | None,
+  report: Callable[[int, int], None],
+  finish: Callable[[pathlib.Path], object] | None = None,
+) -> int:
+  """Writes the folder, tensor by tensor; on any failure nothing is left.
+
+  Args:
+    to: Must not exist.
+    experiment: What it is a model of.
+    entries: Every tensor that the model needs.
+    tensors: Where they come from.
+    ignored: Regular expression of names that are no weights (buffers, tied copies).
+    tokenizer_from: A folder whose tokenizer files are copied, or one such file.
+    report: Called with the tensors done, and all.
+    finish: Adds to the unfinished folder before it gets its name.
+
+  Returns:
+    Bytes of the variables.
+
+  Raises:
+    UserError: tensors are missing, left over or of another shape: they are named.
+  """
+  check_tensors(entries, tensors.shapes, ignored)
+  by_variable: dict[str, list[Entry]] = {}
+  for entry in entries:
+    by_variable.setdefault(entry.ours, []).append(entry)
+  size = done = 0
+  with UnfinishedFolder(to) as folder:
+    for ours, parts in by_variable.items():
+      value, shape = _variable(experiment, parts, tensors)
+      write_variable(folder / 'state', f'params.{ours.replace("/", ".")}', value, shape)
+      size += value.nbytes
+      done += len(parts)
+      del value
+      report(done, len(entries))
+    _copy_tokenizer(tokenizer_from, folder)
+    write_identity(folder, experiment)
+    if finish is not None:
+      finish(folder)
+    write_checksums(folder)
+  return size
+
+
+def write_identity(folder: pathlib.Path, experiment: LanguageModel) -> None:
+  """Which experiment the weights are of, as a run's experiment.json says it."""
+  cls = type(experiment)
+  identity = {'experiment': f'{cls.__module__}.{cls.__qualname__}', 'values': experiment.values()}
+  (folder / 'experiment.json').write_text(json.dumps(identity, indent=2) + '\n')
+
+
+def check_tensors(
+  entries: Sequence[Entry], shapes: Mapping[str, tuple[int, ...]], ignored: str
+) -> None:
+  """Raises UserError unless `shapes` are those of the entries, and of nothing else."""
+  wanted = {e.theirs: e.shape for e in entries}
+  problems = [f'{name} is missing' for name in wanted.keys() - shapes.keys()]
+  problems += [
+    f'{name} {list(shape)} is not in the model'
+    for name, shape in shapes.items()
+    if name not in wanted and not re.fullmatch(ignored, name)
+  ]
+  problems += [
+    f'{name} is {list(shapes[name])} and the model has {list(shape)}'
+    for name, shape in wanted.items()
+    if name in shapes and tuple(shapes[name]) != tuple(shape)
+  ]
+  if problems:
+    shown = '; '.join(sorted(problems)[:_SHOWN])
+    more = f'; and {len(problems) - _SHOWN} more' if len(problems) > _SHOWN else ''
+    raise UserError(f'the tensors are not those of the model: {shown}{more}')
+
+
+def _variable(
+  experiment: LanguageModel, parts: Sequence[Entry], tensors: Tensors
+) -> tuple[np.ndarray, tuple[int, ...]]:
+  """A variable's elements in order, and its shape."""
+  if parts[0].part is None:
+    value = parts[0].to_ours(tensors.read(parts[0].theirs))
+    return value, our_shape(experiment, parts[0])
+  shape = our_shape(experiment, parts[0])
+  whole: np.ndarray | None = None
+  for entry in parts:
+    assert entry.part is not None
+    tensor = tensors.read(entry.theirs)
+    if whole is None:
+      whole = np.empty(shape, tensor.dtype)
+    if tensor.dtype != whole.dtype:
+      raise UserError(f'{entry.theirs} is {tensor.dtype} and {parts[0].theirs} {whole.dtype}')
+    view = entry.to_ours(tensor)
+    whole[entry.part].reshape(view.shape)[...] = view
+  assert whole is not None
+  return whole, shape
+
+
+def our_shape(e: LanguageModel, entry: Entry) -> tuple[int, ...]:
+  """The shape here of what an entry is a part of."""
+  D, N, H = e.MODEL_DIMS, e.NUM_HEADS, e.DIMS_PER_HEAD
+  if entry.ours.endswith('combined/w'):
+    return (3, D, N, H)
+  if entry.ours.endswith('combined/b'):
+    return (3, N, H)
+  if entry.ours.endswith('post/w'):
+    return (D, N, H)
+  if '/qkv/' in entry.ours:
+    return (D, entry.shape[0] // H, H)
+  return tuple(entry.to_ours(np.broadcast_to(np.False_, entry.shape)).shape)
+
+
+def _copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
+  if source is None:
+    return
+  if source.is_file():
+    shutil.copyfile(source, folder / f'tokenizer{source.suffix}')
+    return
+  for name in FILES:
+    if (source / name).is_file():
+      shutil.copyfile(source / name, folder / name)

@@ -1,0 +1,209 @@
+"""Hugging Face folders: config.json and safetensors, read and written tensor by tensor."""
+
+import json
+import pathlib
+import shutil
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from paxlite.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.inputs.tokenizer import FILES
+from paxlite.variables import UnfinishedFolder, Variable, blocks
+from paxlite.weights.families import config_json, experiment_of, hugging_face_entries
+from paxlite.weights.layout import Entry
+
+# buffers, and copies of a tied embedding
+IGNORED = r'.*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)|lm_head\.weight'
+
+_INDEX = 'model.safetensors.index.json'
+_NAMES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
+
+
+class Safetensors:
+  """The tensors of a folder of .safetensors files; no more than one is in memory.
+
+  Raises:
+    UserError: a file is missing, truncated or no safetensors file.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self._files: dict[str, pathlib.Path] = {}
+    self.shapes: dict[str, tuple[int, ...]] = {}
+    for path in _safetensors_files(folder):
+      with _opened(path) as f:
+        for name in f.keys():  # noqa: SIM118 - not a dict
+          short = name.removeprefix('transformer.')  # GPT-2 has it in some files
+          self._files[short] = path
+          self.shapes[short] = tuple(f.get_slice(name).get_shape())
+    self._stated = _stated_names(folder)
+    missing = [n for n in self._stated if n.removeprefix('transformer.') not in self.shapes]
+    if missing:
+      raise UserError(f'{folder / _INDEX} names {missing[0]}, which is in none of its files')
+
+  def read(self, name: str) -> np.ndarray:
+    # opened anew each time: the pages of one tensor do not stay mapped while the next is read
+    with _opened(self._files[name]) as f:
+      full = name if name in f.keys() else f'transformer.{name}'  # noqa: SIM118 - not a dict
+      return f.get_tensor(full)
+
+
+def _opened(path: pathlib.Path) -> Any:
+  try:
+    from safetensors import SafetensorError, safe_open
+  except ImportError:
+    raise UserError(
+      "safetensors files need the package safetensors: pip install 'paxlite[weights]'"
+    ) from None
+  try:
+    return safe_open(path, framework='np')
+  except (SafetensorError, OSError) as e:
+    raise UserError(f'{path} is damaged or truncated: {e}') from None
+
+
+def _safetensors_files(folder: pathlib.Path) -> list[pathlib.Path]:
+  index = folder / _INDEX
+  if index.is_file():
+    files = sorted({folder / name for name in _read_json(index)['weight_map'].values()})
+    missing = [f for f in files if not f.is_file()]
+    if missing:
+      raise UserError(f'{missing[0]} is missing: {index.name} names it')
+    return files
+  files = sorted(folder.glob('*.safetensors'))
+  if not files:
+    raise UserError(
+      f'{folder} holds no .safetensors file'
+      + (': convert its .bin files with transformers' if list(folder.glob('*.bin')) else '')
+    )
+  return files
+
+
+def _stated_names(folder: pathlib.Path) -> list[str]:
+  index = folder / _INDEX
+  return list(_read_json(index)['weight_map']) if index.is_file() else []
+
+
+def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Safetensors]:
+  """A Hugging Face folder's experiment, the tensors that it must have, and those that it has."""
+  config = folder / 'config.json'
+  if not config.is_file():
+    raise UserError(f'{config} is missing: --path must be a Hugging Face folder')
+  contents = dict(_read_json(config))
+  generation = folder / 'generation_config.json'
+  if generation.is_file():  # its list of EOS ids is the fuller one
+    contents |= {k: v for k, v in _read_json(generation).items() if k == 'eos_token_id'}
+  experiment = experiment_of(contents, config)
+  return experiment, hugging_face_entries(experiment), Safetensors(folder)
+
+
+def write_folder(
+  to: pathlib.Path,
+  experiment: LanguageModel,
+  variables: Mapping[str, Variable],
+  dtype: str | None,
+  tokenizer_folder: pathlib.Path,
+  report: Callable[[int, int], None],
+  shard_bytes: int = 5_000_000_000,
+) -> int:
+  """Writes config.json, safetensors and the tokenizer; returns the bytes of the tensors.
+
+  Args:
+    to: Must not exist.
+    experiment: What the variables are of.
+    variables: By name, layers unrolled.
+    dtype: Of the tensors; None keeps what is stored.
+    tokenizer_folder: Where tokenizer files may be.
+    report: Called with the tensors done, and all.
+    shard_bytes: Size from which a file is not continued.
+  """
+  entries = hugging_face_entries(experiment)
+  prefix = 'transformer.' if entries[0].theirs == 'wte.weight' else ''
+  as_stored = {e.theirs: np.dtype(_dtype(dtype or variables[e.ours].dtype.name)) for e in entries}
+  shards = _shards(entries, as_stored, shard_bytes)
+  done = size = 0
+  weight_map: dict[str, str] = {}
+  with UnfinishedFolder(to) as folder:
+    for i, shard in enumerate(shards):
+      many = f'model-{i + 1:05d}-of-{len(shards):05d}.safetensors'
+      name = many if len(shards) > 1 else 'model.safetensors'
+      tensors = {prefix + e.theirs: (e.shape, as_stored[e.theirs]) for e in shard}
+      weight_map |= dict.fromkeys(tensors, name)
+      with (folder / name).open('wb') as f:
+        f.write(header(tensors))
+        for entry in shard:
+          value = variables[entry.ours].whole()
+          value = value if entry.part is None else value[entry.part]
+          view = entry.to_theirs(value)
+          for block in blocks(view):
+            f.write(_cast(block, value.dtype, as_stored[entry.theirs]))
+          size += view.size * as_stored[entry.theirs].itemsize
+          done += 1
+          report(done, len(entries))
+    if len(shards) > 1:
+      index = {'metadata': {'total_size': size}, 'weight_map': weight_map}
+      (folder / _INDEX).write_text(json.dumps(index, indent=2))
+    kinds = {d.name for d in as_stored.values()}
+    config = config_json(
+      experiment, kinds.pop() if len(kinds) == 1 else 'float32', tokenizer_folder
+    )
+    (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+    for name in FILES:
+      if (tokenizer_folder / name).is_file():
+        shutil.copyfile(tokenizer_folder / name, folder / name)
+  return size
+
+
+def header(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> bytes:
+  """What a safetensors file begins with: the length of a JSON table of contents, and the table.
+
+  https://huggingface.co/docs/safetensors. The package writes tensors that are in memory; this lets
+  them follow one by one.
+  """
+  table: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
+  offset = 0
+  for name, (shape, dtype) in tensors.items():
+    end = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    table[name] = {
+      'dtype': _NAMES[dtype.name],
+      'shape': list(shape),
+      'data_offsets': [offset, end],
+    }
+    offset = end
+  text = json.dumps(table, separators=(',', ':')).encode()
+  text += b' ' * (-len(text) % 8)
+  return len(text).to_bytes(8, 'little') + text
+
+
+def _shards(
+  entries: list[Entry], dtypes: Mapping[str, np.dtype], shard_bytes: int
+) -> list[list[Entry]]:
+  shards: list[list[Entry]] = [[]]
+  size = 0
+  for entry in entries:
+    needed = int(np.prod(entry.shape, dtype=np.int64)) * dtypes[entry.theirs].itemsize
+    if shards[-1] and size + needed > shard_bytes:
+      shards.append([])
+      size = 0
+    shards[-1].append(entry)
+    size += needed
+  return shards
+
+
+def _cast(block: bytes, stored: np.dtype, wanted: np.dtype) -> bytes:
+  return block if stored == wanted else np.frombuffer(block, stored).astype(wanted).tobytes()
+
+
+def _dtype(name: str) -> Any:
+  if name not in _NAMES:
+    raise UserError(f'variables of dtype {name} cannot be written; --dtype chooses another')
+  return ml_dtypes.bfloat16 if name == 'bfloat16' else name
+
+
+def _read_json(path: pathlib.Path) -> Any:
+  try:
+    return json.loads(path.read_text())
+  except ValueError as e:
+    raise UserError(f'{path} is damaged ({e})') from None

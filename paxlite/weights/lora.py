@@ -1,0 +1,98 @@
+"""What LoRA trained: merged into the weights, or as an adapter of Hugging Face's peft."""
+
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+
+import ml_dtypes
+import numpy as np
+
+from paxlite.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.variables import UnfinishedFolder, Variable
+from paxlite.weights.families import family_of, hugging_face_entries
+from paxlite.weights.huggingface import header
+from paxlite.weights.layout import to_halves
+
+
+def merged(variables: Mapping[str, Variable]) -> dict[str, Variable]:
+  """Weights + A·Bᵀ without LoRA's own variables; the sum is float32 in what is stored."""
+  plain = {k: v for k, v in variables.items() if not re.search(r'/lora_[ab]$', k)}
+  for name in variables:
+    if name.endswith('/lora_a'):
+      stem = name.removesuffix('/lora_a')
+      plain[f'{stem}/w'] = _sum(
+        variables[f'{stem}/w'], variables[name], variables[f'{stem}/lora_b'], '/post' in stem
+      )
+  return plain
+
+
+def write_adapter(
+  to: pathlib.Path,
+  experiment: LanguageModel,
+  variables: Mapping[str, Variable],
+  base: str,
+  dtype: str,
+) -> int:
+  """Writes adapter_config.json and adapter_model.safetensors; returns the bytes of the tensors.
+
+  peft computes W + (alpha / r)·B·A; alpha = r is what was trained here.
+
+  Raises:
+    UserError: there is nothing of LoRA, or the family has no separate queries, keys and values.
+  """
+  ranks = {v.shape[-1] for k, v in variables.items() if k.endswith('/lora_a')}
+  if not ranks:
+    raise UserError('the checkpoint holds nothing of LoRA: train with --fdl.USE_LORA=True')
+  if family_of(experiment) == 'gpt2':
+    raise UserError(
+      'GPT-2 of Hugging Face has queries, keys and values in one weight, for which LoRA here has '
+      'three pairs of factors: export with --to=hf, which merges them'
+    )
+  (rank,) = ranks
+  kind = np.dtype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype)
+  tensors: dict[str, np.ndarray] = {}
+  for entry in hugging_face_entries(experiment):
+    stem, _, leaf = entry.ours.rpartition('/')
+    if leaf != 'w' or f'{stem}/lora_a' not in variables:
+      continue
+    a, b = variables[f'{stem}/lora_a'].whole(), variables[f'{stem}/lora_b'].whole()
+    if entry.part is not None:
+      a, b = a[entry.part], b[entry.part]
+    if experiment.ROPE_LAYOUT == 'interleaved' and re.search(r'\.[qk]_proj\.', entry.theirs):
+      b = to_halves(b.reshape(-1, experiment.DIMS_PER_HEAD, rank), 1).reshape(b.shape)
+    name = f'base_model.model.{entry.theirs.removesuffix(".weight")}'
+    tensors[f'{name}.lora_A.weight'] = np.ascontiguousarray(a.T).astype(kind)
+    tensors[f'{name}.lora_B.weight'] = np.ascontiguousarray(b).astype(kind)
+  config = {
+    'peft_type': 'LORA',
+    'task_type': 'CAUSAL_LM',
+    'base_model_name_or_path': base,
+    'r': rank,
+    'lora_alpha': rank,
+    'lora_dropout': 0.0,
+    'bias': 'none',
+    'fan_in_fan_out': False,
+    'inference_mode': True,
+    'target_modules': sorted({n.split('.')[-3] for n in tensors}),
+  }
+  with UnfinishedFolder(to) as folder:
+    (folder / 'adapter_config.json').write_text(json.dumps(config, indent=2) + '\n')
+    with (folder / 'adapter_model.safetensors').open('wb') as f:
+      f.write(header({n: (t.shape, t.dtype) for n, t in tensors.items()}))
+      for tensor in tensors.values():
+        f.write(tensor.tobytes())
+  return sum(t.nbytes for t in tensors.values())
+
+
+def _sum(w: Variable, a: Variable, b: Variable, is_post: bool) -> Variable:
+  def read(index: tuple[slice, ...]) -> np.ndarray:
+    factors = a.whole().astype(np.float32), b.whole().astype(np.float32)
+    delta = np.einsum('...ir,...or->...io', *factors)
+    if is_post:  # w [D, N, H] reads N·H and makes D
+      delta = delta.T
+    whole = w.whole().astype(np.float32) + delta.reshape(w.shape)
+    return whole[index].astype(w.dtype)
+
+  return Variable(w.shape, w.dtype, read)

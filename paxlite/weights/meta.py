@@ -1,0 +1,127 @@
+"""Meta's LLaMA checkpoints: params.json and consolidated.*.pth, split over shards."""
+
+import json
+import pathlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from paxlite.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.llama import LLaMA
+from paxlite.weights.families import published
+from paxlite.weights.layout import META, Entry, llama_entries
+
+IGNORED = r'rope\.freqs|layers\.\d+\.attention\.inner_attention\.rope\.freqs'
+
+# the dimension that shards split, by the last two parts of a name; norms are whole in each
+_SPLIT = {
+  'wq.weight': 0,
+  'wk.weight': 0,
+  'wv.weight': 0,
+  'w1.weight': 0,
+  'w3.weight': 0,
+  'output.weight': 0,
+  'wo.weight': 1,
+  'w2.weight': 1,
+}
+
+
+class MetaTensors:
+  """The tensors of consolidated.*.pth, their shards joined; files are mapped, not read whole.
+
+  Args:
+    folder: Holds them.
+    model_dims: D, which tells how the embedding is split.
+  """
+
+  def __init__(self, folder: pathlib.Path, model_dims: int):
+    paths = sorted(folder.glob('consolidated.*.pth'))
+    if not paths:
+      raise UserError(f'{folder} holds no consolidated.*.pth')
+    numbers = [int(p.name.split('.')[1]) for p in paths]
+    absent = sorted(set(range(max(numbers) + 1)) - set(numbers))
+    if absent:
+      raise UserError(f'{folder}/consolidated.{absent[0]:02d}.pth is missing')
+    self._shards = [_load(p) for p in paths]
+    self._model_dims = model_dims
+    self.shapes: dict[str, tuple[int, ...]] = {}
+    for name, tensor in self._shards[0].items():
+      other = [p for p, s in zip(paths, self._shards, strict=True) if name not in s]
+      if other:
+        raise UserError(f'{other[0]} has no {name}')
+      shape = list(tensor.shape)
+      axis = self._axis(name)
+      if axis is not None:
+        shape[axis] *= len(paths)
+      self.shapes[name] = tuple(shape)
+
+  def read(self, name: str) -> np.ndarray:
+    axis = self._axis(name)
+    if axis is None:
+      return _numpy(self._shards[0][name])
+    return np.concatenate([_numpy(s[name]) for s in self._shards], axis)
+
+  def _axis(self, name: str) -> int | None:
+    if name == META['embedding']:  # Llama 3 splits the vocabulary, its predecessors the width
+      return 0 if self._shards[0][name].shape[1] == self._model_dims else 1
+    return _SPLIT.get('.'.join(name.split('.')[-2:]))
+
+
+def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaTensors]:
+  """A Meta folder's experiment, the tensors that it must have, and those that it has."""
+  path = folder / 'params.json'
+  try:
+    params = json.loads(path.read_text())
+  except FileNotFoundError:
+    raise UserError(f'{path} is missing: --path must be a folder of Meta') from None
+  except ValueError as e:
+    raise UserError(f'{path} is damaged ({e})') from None
+  try:
+    width, heads = params['dim'], params['n_heads']
+    layers, epsilon = params['n_layers'], params['norm_eps']
+  except KeyError as e:
+    raise UserError(f'{path} has no {e.args[0]}') from None
+  tensors = MetaTensors(folder, width)
+  for name in (META['embedding'], META['gate'].format(i=0)):
+    if name not in tensors.shapes:
+      raise UserError(f'{folder}: {name} is missing: these are no weights of LLaMA')
+  values: dict[str, Any] = {
+    'NUM_LAYERS': layers,
+    'NUM_HEADS': heads,
+    'NUM_KV_HEADS': params.get('n_kv_heads') or heads,
+    'MODEL_DIMS': width,
+    'HIDDEN_DIMS': tensors.shapes[META['gate'].format(i=0)][0],
+    'VOCAB_SIZE': tensors.shapes[META['embedding']][0],
+    'LAYERNORM_EPSILON': epsilon,
+    'ROPE_THETA': float(params.get('rope_theta', 10_000.0)),
+    'SEPARATE_EMBEDDING': META['head'] in tensors.shapes,
+  }
+  if params.get('use_scaled_rope'):
+    values['ROPE_FACTOR'] = float(params.get('rope_scaling_factor', 8.0))
+  experiment = published(LLaMA, values)
+  return experiment, llama_entries(experiment, META, 'interleaved'), tensors
+
+
+def _load(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    import torch
+  except ImportError:
+    raise UserError(".pth files need the package torch: pip install 'paxlite[meta]'") from None
+  try:
+    return torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+  except Exception as e:  # torch has a dozen for this
+    raise UserError(f'{path} is damaged, or no file of weights alone: {_line(e)}') from None
+
+
+def _line(error: Exception) -> str:
+  return (str(error).strip() or repr(error)).splitlines()[0][:200]
+
+
+def _numpy(tensor: Any) -> np.ndarray:
+  import torch
+
+  if tensor.dtype == torch.bfloat16:
+    return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
+  return tensor.numpy()
