@@ -100,7 +100,7 @@ def load(
 
   abstract = {'params': jax.tree.map(one, meta.unbox(boxed), specs)}
   plan = Plan(restore, abstract)
-  missing = [n for n in plan.fresh + plan.ignored]
+  missing = plan.fresh + plan.ignored
   if missing:
     raise UserError(f'{source.folder} lacks {missing[0]}, without which there is no text')
   load_one = lambda path, like: plan.load(path_name(path), like)

@@ -8,6 +8,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.base import RowInput
 from paxlite.inputs.flat_tokens import FlatTokenRows
 from paxlite.inputs.rows import RowKind
+from paxlite.inputs.sft import SftRows, TooLong
 from paxlite.inputs.synthetic import SyntheticRows
 from paxlite.inputs.text import TextRows
 from paxlite.templates import config
@@ -131,4 +132,35 @@ class FlatTokens(_Rows):
       split=split,
       seq_len=self.MAX_SEQ_LEN,
       rows=self.row_kind,
+    )
+
+
+class SftFiles(_Rows):
+  """Prompts and answers in JSON lines, packed, with the loss on the answers (see inputs.sft)."""
+
+  TRAIN_FILES: list[str] = []
+  EVAL_FILES: list[str] = []
+  VOCAB_PATH: str = ''  # '': the tokenizer beside the weights of CHECKPOINT_RESTORE_PATH
+  TOO_LONG: TooLong = 'error'
+
+  @property
+  def dataset(self) -> str:
+    return 'JSON lines'
+
+  def train_input(self) -> fdl.Config:
+    return self.input(self._source(self.TRAIN_FILES))
+
+  def eval_inputs(self) -> dict[str, fdl.Config]:
+    return {'eval': self.eval_input(self._source(self.EVAL_FILES))} if self.EVAL_FILES else {}
+
+  def _source(self, files: list[str]) -> fdl.Config:
+    return config(
+      SftRows,
+      files=list(files),
+      vocab_path=self.VOCAB_PATH or self.CHECKPOINT_RESTORE_PATH,
+      seq_len=self.MAX_SEQ_LEN,
+      start_id=self.START_ID,
+      chat_template=self.CHAT_TEMPLATE,
+      too_long=self.TOO_LONG,
+      packed=self.PACKED_INPUT,
     )

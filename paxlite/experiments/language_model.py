@@ -38,6 +38,7 @@ from paxlite.task import Task
 from paxlite.templates import config, template
 
 Activation = Literal['gelu', 'gelu_exact', 'relu', 'silu']
+Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay']
 
 _NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
 
@@ -98,9 +99,7 @@ class LanguageModel(Decoding, Experiment):
   LORA_TARGET_LAYERS: Literal['all', 'attention', 'mlp'] = 'all'
 
   # Schedule
-  LR_SCHEDULE: Literal[
-    'constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay'
-  ] = 'linear_rampup_exponential_decay'
+  LR_SCHEDULE: Schedule = 'linear_rampup_exponential_decay'
   LR_COS_WARMUP: int = 4000
   LR_COS_DECAY_END: int = 300_000
   LR_COS_MIN_RATIO: float = 0.1

@@ -4,7 +4,7 @@ Sizes of weights that are public; `python -m paxlite.tools.import_weights` reads
 """
 
 from paxlite.experiment import register
-from paxlite.experiments.language_model import Activation, LanguageModel
+from paxlite.experiments.language_model import Activation, LanguageModel, Schedule
 
 
 class LLaMA(LanguageModel):
@@ -36,7 +36,7 @@ class LLaMA(LanguageModel):
   ADAM_CLIP_THRESHOLD = -1.0
   CLIP_GRADIENT_NORM_TO_VALUE = 1.0
   WEIGHT_DECAY = 0.1
-  LR_SCHEDULE = 'linear_rampup_cosine_decay'
+  LR_SCHEDULE: Schedule = 'linear_rampup_cosine_decay'
   LR_COS_WARMUP = 500
   LR_COS_DECAY_END = 1000
   MAX_STEPS = 1000

@@ -1,0 +1,192 @@
+"""Fine-tuning of published models: all of their weights (SFT), or low-rank factors (LoRA).
+
+python -m paxlite.main --fdl_config=LLaMA7BLoRA --job_log_dir=LOGS
+  --fdl.CHECKPOINT_RESTORE_PATH=WEIGHTS --fdl.TRAIN_FILES="['train.jsonl']"
+"""
+
+import fiddle as fdl
+
+from paxlite.errors import UserError
+from paxlite.experiment import register
+from paxlite.experiments.datasets import SftFiles
+from paxlite.experiments.gemma import Gemma2B, Gemma7B
+from paxlite.experiments.language_model import Schedule
+from paxlite.experiments.llama import (
+  LLaMA3_8B,
+  LLaMA7B,
+  LLaMA13B,
+  LLaMA70B,
+  Mistral7B,
+  SmolLM135M,
+)
+
+
+class SFT(SftFiles):
+  """Rosetta Pax's numbers: 1e-6 with a cosine after 500 steps of warmup, 1000 steps."""
+
+  MAX_SEQ_LEN = 4096
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+  PERCORE_BATCH_SIZE = 2
+  LEARNING_RATE = 1e-6
+  MAX_STEPS = 1000
+
+  def train_input(self) -> fdl.Config:
+    if not self.CHECKPOINT_RESTORE_PATH:
+      raise UserError(
+        '--fdl.CHECKPOINT_RESTORE_PATH=FOLDER is missing: the weights to fine-tune, as '
+        'python -m paxlite.tools.import_weights makes them'
+      )
+    return super().train_input()
+
+
+class LoRA(SFT):
+  """Rosetta Pax's numbers: rank 32, 1e-4, 600 steps."""
+
+  USE_LORA = True
+  LORA_RANK = 32
+  ICI_MESH_SHAPE = [8, 1, 1]
+  DCN_MESH_SHAPE = [1, 1, 1]
+  LEARNING_RATE = 1e-4
+  LR_SCHEDULE: Schedule = 'constant'
+  MAX_STEPS = 600
+
+
+@register
+class LLaMA7BSFT(SFT, LLaMA7B):
+  """python -m paxlite.main --fdl_config=LLaMA7BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  LLaMA7B, all weights, on prompts and answers.
+  """
+
+
+@register
+class LLaMA7BLoRA(LoRA, LLaMA7B):
+  """python -m paxlite.main --fdl_config=LLaMA7BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  LLaMA7B, low-rank factors beside its frozen weights, on prompts and answers.
+  """
+
+
+@register
+class LLaMA13BSFT(SFT, LLaMA13B):
+  """python -m paxlite.main --fdl_config=LLaMA13BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  LLaMA13B, all weights, on prompts and answers.
+  """
+
+
+@register
+class LLaMA13BLoRA(LoRA, LLaMA13B):
+  """python -m paxlite.main --fdl_config=LLaMA13BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  LLaMA13B, low-rank factors beside its frozen weights, on prompts and answers.
+  """
+
+
+@register
+class LLaMA70BSFT(SFT, LLaMA70B):
+  """python -m paxlite.main --fdl_config=LLaMA70BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  LLaMA70B, all weights, on prompts and answers.
+  """
+
+
+@register
+class LLaMA70BLoRA(LoRA, LLaMA70B):
+  """python -m paxlite.main --fdl_config=LLaMA70BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  LLaMA70B, low-rank factors beside its frozen weights, on prompts and answers.
+  """
+
+  ICI_MESH_SHAPE = [1, 8, 1]  # the weights do not fit one device
+
+
+@register
+class LLaMA3_8BSFT(SFT, LLaMA3_8B):
+  """python -m paxlite.main --fdl_config=LLaMA3_8BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  LLaMA3_8B, all weights, on prompts and answers.
+  """
+
+
+@register
+class LLaMA3_8BLoRA(LoRA, LLaMA3_8B):
+  """python -m paxlite.main --fdl_config=LLaMA3_8BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  LLaMA3_8B, low-rank factors beside its frozen weights, on prompts and answers.
+  """
+
+
+@register
+class Mistral7BSFT(SFT, Mistral7B):
+  """python -m paxlite.main --fdl_config=Mistral7BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  Mistral7B, all weights, on prompts and answers.
+  """
+
+
+@register
+class Mistral7BLoRA(LoRA, Mistral7B):
+  """python -m paxlite.main --fdl_config=Mistral7BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  Mistral7B, low-rank factors beside its frozen weights, on prompts and answers.
+  """
+
+
+@register
+class Gemma2BSFT(SFT, Gemma2B):
+  """python -m paxlite.main --fdl_config=Gemma2BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  Gemma2B, all weights, on prompts and answers.
+  """
+
+
+@register
+class Gemma2BLoRA(LoRA, Gemma2B):
+  """python -m paxlite.main --fdl_config=Gemma2BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  Gemma2B, low-rank factors beside its frozen weights, on prompts and answers.
+  """
+
+
+@register
+class Gemma7BSFT(SFT, Gemma7B):
+  """python -m paxlite.main --fdl_config=Gemma7BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  Gemma7B, all weights, on prompts and answers.
+  """
+
+
+@register
+class Gemma7BLoRA(LoRA, Gemma7B):
+  """python -m paxlite.main --fdl_config=Gemma7BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  Gemma7B, low-rank factors beside its frozen weights, on prompts and answers.
+  """
+
+
+@register
+class SmolLM135MSFT(SFT, SmolLM135M):
+  """python -m paxlite.main --fdl_config=SmolLM135MSFT --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  SmolLM135M, all weights, on prompts and answers; on one device.
+  """
+
+  MAX_SEQ_LEN = 512
+  ICI_MESH_SHAPE = [1, 1, 1]
+  DCN_MESH_SHAPE = [1, 1, 1]
+  LEARNING_RATE = 1e-5
+  LR_COS_WARMUP = 50
+
+
+@register
+class SmolLM135MLoRA(LoRA, SmolLM135M):
+  """python -m paxlite.main --fdl_config=SmolLM135MLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
+
+  SmolLM135M, low-rank factors beside its frozen weights, on prompts and answers; on one device.
+  """
+
+  MAX_SEQ_LEN = 512
+  ICI_MESH_SHAPE = [1, 1, 1]
+  LEARNING_RATE = 1e-3

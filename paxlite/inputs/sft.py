@@ -1,0 +1,180 @@
+"""Supervised fine-tuning: JSON lines of prompts and answers, packed, with the loss on answers."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from paxlite.errors import UserError
+from paxlite.inputs.base import Batch
+from paxlite.inputs.files import read_records
+from paxlite.inputs.tokenizer import ChatFormat, open_tokenizer
+
+TooLong = Literal['error', 'skip', 'truncate']
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  """Token ids [n], and which of them are the answer's [n]: those are learned."""
+
+  ids: np.ndarray
+  is_answer: np.ndarray
+
+
+class SftRows:
+  """A RowSource of examples; several share a row, none sees another.
+
+  A line is {"inputs": text, "targets": text}: learned are the targets and the EOS after them. Or it
+  is {"messages": [{"role", "content"} …]}: learned are the assistant's messages, as the chat
+  template ends them.
+
+  Args:
+    files: .jsonl, also .gz .xz .zst.
+    vocab_path: The tokenizer.
+    seq_len: Length T of a row.
+    start_id: The id before each prompt; None: the tokenizer's BOS, if it has one. A chat template
+      writes its own.
+    chat_template: Of Jinja; '' takes the tokenizer's.
+    too_long: What to do with examples of more than T + 1 tokens: refuse them, leave them out, or
+      cut their end off.
+    packed: Whether examples share rows.
+
+  Raises:
+    UserError: a line that is neither, has no answer, or is too long (file and line are named).
+  """
+
+  def __init__(
+    self,
+    files: Sequence[str],
+    vocab_path: str,
+    seq_len: int,
+    start_id: int | None = None,
+    chat_template: str = '',
+    too_long: TooLong = 'error',
+    packed: bool = True,
+  ):
+    if not files:
+      raise UserError('no examples: --fdl.TRAIN_FILES="[\'/path/to/a.jsonl\']"')
+    self._seq_len = seq_len
+    self._tokenizer = open_tokenizer(vocab_path)
+    self._start_id = self._tokenizer.bos_id if start_id is None else start_id
+    self._chat_template = chat_template
+    self._chat: ChatFormat | None = None
+    self.name = ', '.join(files)
+    self.num_skipped = 0
+    self._examples: list[Example] = []
+    for file in files:
+      for place, record in read_records(file):
+        self._add(self._example(place, record), place, too_long)
+    if not self._examples:
+      raise UserError(f'{self.name}: no example of at most {seq_len + 1} tokens')
+    self.max_token_id = max(int(e.ids.max()) for e in self._examples)
+    lengths = [len(e.ids) - 1 for e in self._examples]
+    self._rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  @property
+  def num_examples(self) -> int:
+    return len(self._examples)
+
+  def read(self, indices: np.ndarray) -> Batch:
+    """Rows `indices` [b] as a batch of ids, labels, weights, segment_ids, segment_pos [b, T]."""
+    shape = (len(indices), self._seq_len)
+    batch = {k: np.zeros(shape, np.int32) for k in ('ids', 'labels', 'segment_ids', 'segment_pos')}
+    weights = np.zeros(shape, np.float32)
+    for r, index in enumerate(indices):
+      start = 0
+      for segment, number in enumerate(self._rows[index], 1):
+        example = self._examples[number]
+        end = start + len(example.ids) - 1
+        batch['ids'][r, start:end] = example.ids[:-1]
+        batch['labels'][r, start:end] = example.ids[1:]
+        batch['segment_ids'][r, start:end] = segment
+        batch['segment_pos'][r, start:end] = np.arange(end - start)
+        weights[r, start:end] = example.is_answer[1:]
+        start = end
+    return batch | {'weights': weights}
+
+  def _add(self, example: Example, place: str, too_long: TooLong) -> None:
+    length, most = len(example.ids), self._seq_len + 1
+    if length > most:
+      if too_long == 'error':
+        raise UserError(
+          f'{place} has {length:,} tokens and a row holds {most:,}: raise --fdl.MAX_SEQ_LEN, or '
+          '--fdl.TOO_LONG=skip or truncate'
+        )
+      if too_long == 'skip' or not example.is_answer[1:most].any():
+        self.num_skipped += 1
+        return
+      example = Example(example.ids[:most], example.is_answer[:most])
+    self._examples.append(example)
+
+  def _example(self, place: str, record: Mapping[str, Any]) -> Example:
+    if 'messages' in record:
+      parts = list(self._chat_parts(place, record['messages']))
+    else:
+      inputs, targets = record.get('inputs'), record.get('targets')
+      if not isinstance(inputs, str) or not isinstance(targets, str):
+        raise UserError(f'{place} has neither texts "inputs" and "targets" nor a list "messages"')
+      start, eos = [self._start_id], [self._tokenizer.eos_id]
+      parts = [
+        ((start if start[0] >= 0 else []) + self._tokenizer.encode(inputs), False),
+        (self._tokenizer.encode(targets) + (eos if eos[0] >= 0 else []), True),
+      ]
+    ids = np.array([i for part, _ in parts for i in part], np.int32)
+    is_answer = np.array([answer for part, answer in parts for _ in part], bool)
+    if not is_answer[1:].any():
+      raise UserError(f'{place} has no answer to learn')
+    return Example(ids, is_answer)
+
+  def _chat_parts(self, place: str, messages: Any) -> Iterator[tuple[list[int], bool]]:
+    """Pieces of a conversation, each with whether it is learned."""
+    if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
+      raise UserError(f'{place}: "messages" must be a list of {{"role": text, "content": text}}')
+    if self._chat is None:
+      self._chat = ChatFormat(self._chat_template, self._tokenizer.path)
+    written = ''
+    for i, message in enumerate(messages):
+      if message['role'] != 'assistant':
+        continue
+      before = self._chat.render(messages[:i], prompt=True)
+      after = self._chat.render(messages[: i + 1], prompt=False)
+      if not before.startswith(written) or not after.startswith(before):
+        raise UserError(
+          f'{place}: the chat template does not write the conversation message by message, so that '
+          'it cannot be told which part is the answer'
+        )
+      yield self._tokenizer.encode_marked(before[len(written) :]), False
+      yield self._tokenizer.encode_marked(after[len(before) :]), True
+      written = after
+
+
+def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
+  """Rows of example numbers whose lengths fit into `seq_len`.
+
+  In order, each example into the first open row that takes it; a row is closed once 64 younger ones
+  are open, so that the work is linear.
+  """
+  rows: list[list[int]] = []
+  open_rows: list[tuple[int, int]] = []  # (row, room)
+  for number, length in enumerate(lengths):
+    for k, (row, room) in enumerate(open_rows):
+      if length <= room:
+        rows[row].append(number)
+        open_rows[k] = (row, room - length)
+        break
+    else:
+      rows.append([number])
+      open_rows = [*open_rows[-63:], (len(rows) - 1, seq_len - length)]
+  return rows
+
+
+def _is_message(message: Any) -> bool:
+  return (
+    isinstance(message, Mapping)
+    and isinstance(message.get('role'), str)
+    and isinstance(message.get('content'), str)
+  )
