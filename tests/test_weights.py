@@ -1,0 +1,286 @@
+"""Weights of others: in, out again bit for bit, and the same logits as transformers has."""
+
+import json
+
+import fiddle as fdl
+import jax
+import numpy as np
+import pytest
+
+from paxlite.errors import UserError
+from paxlite.inference import experiment_of
+from paxlite.restoring import Plan, Restore, find_source
+from paxlite.tools import export_weights, import_weights
+from tests import praxis
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers')
+
+SIZES = dict(vocab_size=96, bos_token_id=1, eos_token_id=2)
+BLOCK = SIZES | dict(
+  hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4,
+  max_position_embeddings=64,
+)  # fmt: skip
+ROPE = dict(
+  rope_type='llama3', rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+  original_max_position_embeddings=16,
+)  # fmt: skip
+FAMILIES = {
+  'llama_mha': (transformers.LlamaConfig, BLOCK),
+  'llama_gqa_tied': (
+    transformers.LlamaConfig,
+    BLOCK | dict(num_key_value_heads=2, tie_word_embeddings=True),
+  ),
+  'llama3_scaled': (
+    transformers.LlamaConfig, BLOCK | dict(num_key_value_heads=2, rope_parameters=ROPE)
+  ),
+  'mistral_window': (
+    transformers.MistralConfig, BLOCK | dict(num_key_value_heads=2, sliding_window=5)
+  ),
+  'gemma': (transformers.GemmaConfig, BLOCK | dict(num_key_value_heads=1, head_dim=16)),
+  'gpt2': (transformers.GPT2Config, SIZES | dict(n_embd=32, n_head=4, n_layer=2, n_positions=64)),
+}  # fmt: skip
+
+
+def their_model(family: str):
+  torch.manual_seed(0)
+  cls, sizes = FAMILIES[family]
+  model = transformers.AutoModelForCausalLM.from_config(cls(**sizes)).eval()
+  with torch.no_grad():
+    for parameter in model.parameters():  # norms and biases too shall matter
+      parameter.add_(torch.randn_like(parameter) * 0.1)
+  return model
+
+
+def run_import(source: str, path, to, *flags: str) -> None:
+  import_weights.main([f'--from={source}', f'--path={path}', f'--to={to}', *flags])
+
+
+def loaded(folder):
+  """The model of a folder of weights and its parameters."""
+  source = find_source(folder)
+  experiment = experiment_of(source)
+  model = fdl.build(type(experiment)(**experiment.values()).task()).model
+  shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32))
+  from flax.linen import meta
+
+  sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  abstract = {'params': jax.tree.map(like, meta.unbox(shapes)['params'])}
+  plan = Plan(Restore(str(folder)), abstract)
+  from paxlite.optimizers import path_name
+
+  load = lambda path, x: plan.load(path_name(path), x)
+  return experiment, model, jax.tree_util.tree_map_with_path(load, abstract)['params']
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_logits_greedy_tokens_and_the_way_back(family, tmp_path):
+  from paxlite.decoding import Generator
+
+  theirs = their_model(family)
+  theirs.save_pretrained(tmp_path / 'hf')
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  experiment, model, params = loaded(tmp_path / 'w')
+  ids = np.random.default_rng(0).integers(3, 96, (2, 24))
+  with torch.no_grad():
+    expected = theirs(torch.tensor(ids)).logits.numpy()
+  with jax.default_matmul_precision('highest'):
+    logits = model.apply({'params': params}, ids)
+  np.testing.assert_allclose(logits, expected, atol=2e-5, rtol=1e-4)
+
+  generator = Generator(model, params, experiment.MAX_SEQ_LEN, eos_ids=experiment.EOS_IDS)
+  with torch.no_grad():
+    whole = theirs.generate(torch.tensor(ids), max_new_tokens=12, do_sample=False, pad_token_id=0)
+  for row, ours in zip(whole[:, 24:].tolist(), generator.generate(ids.tolist(), 12), strict=True):
+    assert (row[: row.index(2)] if 2 in row else row) == ours
+
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
+  back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'back')
+  assert type(back) is type(theirs)
+  before = theirs.state_dict()
+  assert before.keys() == back.state_dict().keys()
+  for name, tensor in back.state_dict().items():
+    assert torch.equal(tensor, before[name]), name
+  with torch.no_grad():
+    assert torch.equal(back(torch.tensor(ids)).logits, theirs(torch.tensor(ids)).logits)
+
+
+def test_bfloat16_in_shards_goes_both_ways(tmp_path):
+  theirs = their_model('llama_gqa_tied').to(torch.bfloat16)
+  theirs.save_pretrained(tmp_path / 'hf', max_shard_size='20KB')
+  assert len(list((tmp_path / 'hf').glob('*.safetensors'))) > 1
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
+  back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'back', dtype='auto')
+  assert back.dtype == torch.bfloat16
+  for name, tensor in back.state_dict().items():
+    assert torch.equal(tensor, theirs.state_dict()[name]), name
+
+
+def hf_folder(tmp_path, **kwargs):
+  their_model('llama_gqa_tied').save_pretrained(tmp_path / 'hf', **kwargs)
+  return tmp_path / 'hf'
+
+
+def refused(tmp_path, path, match: str, source: str = 'hf', *flags: str) -> None:
+  """The import ends in one clear error and leaves nothing."""
+  before = {p.name for p in tmp_path.iterdir()}
+  with pytest.raises(UserError, match=match):
+    run_import(source, path, tmp_path / 'w', *flags)
+  assert {p.name for p in tmp_path.iterdir()} == before
+
+
+def test_a_folder_without_weights(tmp_path):
+  folder = hf_folder(tmp_path)
+  (folder / 'model.safetensors').unlink()
+  refused(tmp_path, folder, 'holds no .safetensors')
+  (folder / 'config.json').unlink()
+  refused(tmp_path, folder, 'config.json is missing')
+  refused(tmp_path, tmp_path / 'nowhere', 'is not there')
+
+
+def test_a_missing_and_a_truncated_shard(tmp_path):
+  folder = hf_folder(tmp_path, max_shard_size='20KB')
+  last = sorted(folder.glob('*.safetensors'))[-1]
+  data = last.read_bytes()
+  last.write_bytes(data[: len(data) // 2])
+  refused(tmp_path, folder, f'{last.name} is damaged or truncated')
+  last.unlink()
+  refused(tmp_path, folder, f'{last.name} is missing')
+
+
+def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
+  from safetensors.torch import load_file, save_file
+
+  folder = hf_folder(tmp_path)
+  file = folder / 'model.safetensors'
+  tensors = load_file(file)
+  del tensors['model.norm.weight']
+  tensors['more'] = torch.zeros(3)
+  tensors['model.layers.0.mlp.up_proj.weight'] = torch.zeros(7, 32)
+  save_file(tensors, file)
+  refused(
+    tmp_path,
+    folder,
+    r'up_proj.weight is \[7, 32\] and the model has \[56, 32\]; model.norm.weight is missing; '
+    r'more \[3\] is not in the model',
+  )
+
+
+def test_options_that_are_not_implemented(tmp_path):
+  folder = hf_folder(tmp_path)
+  config = json.loads((folder / 'config.json').read_text())
+  for change, match in (
+    (dict(model_type='falcon'), "model_type 'falcon' is none of"),
+    (dict(attention_bias=True), 'attention_bias is not implemented'),
+    (dict(rope_parameters=dict(rope_type='yarn', rope_theta=1e4)), "rope_type 'yarn'"),
+    (dict(hidden_act='relu'), "hidden_act 'relu'"),
+  ):
+    (folder / 'config.json').write_text(json.dumps(config | change))
+    refused(tmp_path, folder, match)
+
+
+@pytest.mark.parametrize('shards', [1, 2])
+def test_meta_shards(shards, tmp_path):
+  """A folder as Meta has it: interleaved rotary pairs, split over two files."""
+  from paxlite.weights.layout import HUGGING_FACE, META
+
+  theirs = their_model('llama_mha')
+  state = theirs.state_dict()
+  meta = {META['embedding']: state['model.embed_tokens.weight'], 'rope.freqs': torch.zeros(4)}
+  meta |= {META['final_norm']: state['model.norm.weight'], META['head']: state['lm_head.weight']}
+  for i in range(2):
+    for role, name in META.items():
+      if '{i}' in name:
+        tensor = state[HUGGING_FACE[role].format(i=i)]
+        if role in ('query', 'key'):
+          tensor = tensor.reshape(4, 2, 4, 32).transpose(1, 2).reshape(32, 32)
+        meta[name.format(i=i)] = tensor
+  folder = tmp_path / 'meta'
+  folder.mkdir()
+  (folder / 'params.json').write_text(
+    json.dumps(dict(dim=32, n_layers=2, n_heads=4, norm_eps=1e-6, vocab_size=-1))
+  )
+  for shard in range(shards):
+    part = {}
+    for name, tensor in meta.items():
+      split = 1 if name.endswith(('wo.weight', 'w2.weight', 'tok_embeddings.weight')) else 0
+      whole = tensor.ndim == 1
+      part[name] = tensor.clone() if whole else tensor.chunk(shards, split)[shard].clone()
+    torch.save(part, folder / f'consolidated.{shard:02d}.pth')
+  run_import('meta', folder, tmp_path / 'w')
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
+  back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'back')
+  for name, tensor in back.state_dict().items():
+    assert torch.equal(tensor, state[name]), name
+
+
+class Evil:
+  def __reduce__(self):
+    return print, ('unpickled',)
+
+
+def test_a_pickle_is_not_run(tmp_path, capsys):
+  folder = tmp_path / 'meta'
+  folder.mkdir()
+  (folder / 'params.json').write_text(json.dumps(dict(dim=8, n_layers=1, n_heads=1, norm_eps=1.0)))
+  torch.save({'a': Evil()}, folder / 'consolidated.00.pth')
+  refused(tmp_path, folder, 'no file of weights alone', 'meta')
+  assert 'unpickled' not in capsys.readouterr().out
+
+
+PAX_CASES = {
+  'gpt2l': ('GPT126M', '--fdl.MODEL_DIMS=32'),
+  'gpt2l_repeated': ('GPT5B', '--fdl.MODEL_DIMS=32'),
+  'llama2l_mha': ('LLaMA7B', '--fdl.MODEL_DIMS=32', '--fdl.HIDDEN_DIMS=88',
+                  '--fdl.USE_REPEATED_LAYER=False'),
+}  # fmt: skip
+
+
+def pax_flags(name: str) -> list[str]:
+  experiment, *flags = PAX_CASES[name]
+  sizes = dict(NUM_LAYERS=2, NUM_HEADS=4, VOCAB_SIZE=64, MAX_SEQ_LEN=16, FPROP_DTYPE='float32')
+  return [f'--fdl_config={experiment}', *flags, *(f'--fdl.{k}={v}' for k, v in sizes.items())]
+
+
+def write_pax(folder, reference: dict, moments: bool) -> None:
+  """A checkpoint as paxml lays it out, of a reference's parameters; gradients stand for moments."""
+  import zarr
+
+  def write(name: str, value: np.ndarray) -> None:
+    array = zarr.create_array(
+      folder / 'state' / name, shape=value.shape, chunks=value.shape, dtype=value.dtype,
+      zarr_format=2, fill_value=None, compressors=None,
+    )  # fmt: skip
+    array[...] = value
+
+  repeated = any('/repeat/' in k for k in reference)
+  for key, value in reference.items():
+    kind, _, path = key.partition('/')
+    name = path.replace('/', '.')
+    if kind == 'params':
+      write(f'mdl_vars.params.{name}', value)
+    elif kind == 'grads' and moments:
+      group = 'p_2_i-1' if '/repeat/' in path else 'no_prefix'
+      prefix = f'opt_states_0.{group}_2' if repeated else 'opt_states_0_2'
+      write(f'{prefix}.m.params.{name}', value)
+      write(f'{prefix}.v.params.{name}', value**2)
+      (folder / 'state' / f'{prefix}.count').exists() or write(
+        f'{prefix}.count', np.array([7], np.int32)
+      )
+  write('step', np.array([7], np.uint32))
+
+
+@pytest.mark.parametrize('name', PAX_CASES)
+def test_pax_parameters(name, tmp_path):
+  reference = praxis.load(name)
+  write_pax(tmp_path / 'checkpoint_00000007', reference, moments=False)
+  run_import('pax', tmp_path / 'checkpoint_00000007', tmp_path / 'w', *pax_flags(name))
+  _, model, params = loaded(tmp_path / 'w')
+  batch = praxis.batch(reference)
+  with jax.default_matmul_precision('highest'):
+    logits = model.apply(
+      {'params': params}, batch['ids'], batch['segment_pos'], batch['segment_ids']
+    )
+  np.testing.assert_allclose(logits, reference['logits'], atol=2e-5, rtol=1e-4)
