@@ -17,6 +17,7 @@ from paxlite import partitioning
 from paxlite.decoding import Generator, Sampling
 from paxlite.errors import UserError
 from paxlite.experiment import find
+from paxlite.experiments.decoding import DECODING
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.files import read_records
 from paxlite.inputs.tokenizer import ChatFormat, Tokenizer, open_tokenizer
@@ -243,10 +244,11 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
   from rich.progress import track
 
   e = inference.experiment
+  _check_settings(output, e)
   partial = output.with_name(f'{output.name}.partial')
-  done = _finished(partial, prompts)
   if output.exists():
     return 0
+  done = _finished(partial, prompts)
   todo = sorted(set(range(len(prompts))) - done.keys(), key=lambda i: len(prompts[i].ids))
   todo_batches = [
     todo[i : i + e.DECODE_BATCH_SIZE] for i in range(0, len(todo), e.DECODE_BATCH_SIZE)
@@ -272,6 +274,22 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
   ordered.replace(output)
   partial.unlink()
   return len(todo)
+
+
+def _check_settings(output: pathlib.Path, e: LanguageModel) -> None:
+  """Notes beside `output` how it is decoded; raises UserError where it was begun otherwise."""
+  settings = {k: getattr(e, k) for k in ('DECODE_FILES', 'SEED', *DECODING)}
+  path = output.with_name(f'{output.name}.settings')
+  if not path.exists():
+    path.write_text(json.dumps(settings, indent=2) + '\n')
+    return
+  before = json.loads(path.read_text())
+  changed = [f'{k} {before.get(k)!r} → {v!r}' for k, v in settings.items() if before.get(k) != v]
+  if changed:
+    raise UserError(
+      f'{output} was decoded with other settings: {"; ".join(changed)}. '
+      f'Remove {path} and {output.name}* to begin anew'
+    )
 
 
 def _finished(partial: pathlib.Path, prompts: Sequence[Prompt]) -> dict[int, dict[str, Any]]:

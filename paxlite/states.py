@@ -129,9 +129,7 @@ class States:
     assert self.plan is not None
     plan = self.plan
     load = lambda path, like, x: plan.load(path_name(path), like) if wanted(path) else x
-    return jax.tree_util.tree_map_with_path(
-      load, self.abstract, state, is_leaf=lambda x: x is None or hasattr(x, 'sharding')
-    )
+    return jax.tree_util.tree_map_with_path(load, self.abstract, state)
 
   def _restored(self, step: int) -> tuple[TrainState, dict[str, Any]]:
     state, data = self.checkpoints.restore(step, self._saved(self.abstract))

@@ -3,6 +3,18 @@
 from paxlite.errors import UserError
 from paxlite.experiment import Experiment
 
+# what a decoding depends on, besides weights and prompts
+DECODING = (
+  'DECODE_BATCH_SIZE',
+  'MAX_DECODE_STEPS',
+  'TEMPERATURE',
+  'TOP_K',
+  'TOP_P',
+  'REPETITION_PENALTY',
+  'EOS_IDS',
+  'CHAT_TEMPLATE',
+)
+
 
 class Decoding(Experiment):
   """Attributes of `--mode=decode`; mixed into every language model."""
@@ -19,6 +31,8 @@ class Decoding(Experiment):
   TOP_P: float = 1.0  # 1: off
   REPETITION_PENALTY: float = 1.0  # 1: off
   CHAT_TEMPLATE: str = ''  # of Jinja; '': the one that comes with the tokenizer
+
+  RESUMABLE_CHANGES = [*Experiment.RESUMABLE_CHANGES, 'DECODE_FILES', *DECODING]
 
   def validate(self) -> None:
     super().validate()

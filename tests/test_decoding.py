@@ -1,0 +1,249 @@
+"""Cached decoding is what recomputing gives; sampling, stopping, and decoding files of prompts."""
+
+import json
+import signal
+import subprocess
+import time
+
+import fiddle as fdl
+import jax
+import numpy as np
+import pytest
+from flax.linen import meta
+
+from paxlite import data
+from paxlite.decoding import Generator, Sampling, bucket
+from paxlite.errors import UserError
+from paxlite.experiments.datasets import Synthetic
+from paxlite.experiments.gpt import GPT126M
+from paxlite.experiments.llama import LLaMA
+from paxlite.inputs.tokenizer import open_tokenizer
+from tests import runs
+
+SMALL = dict(NUM_LAYERS=2, NUM_HEADS=4, MODEL_DIMS=32, VOCAB_SIZE=97, MAX_SEQ_LEN=64,
+             FPROP_DTYPE='float32')  # fmt: skip
+LLAMA = SMALL | dict(NUM_KV_HEADS=2, HIDDEN_DIMS=48)
+MODELS = {
+  'gpt': GPT126M(**SMALL),
+  'llama': LLaMA(**LLAMA, USE_REPEATED_LAYER=False),
+  'repeated': LLaMA(**LLAMA),
+  'window': LLaMA(**LLAMA, USE_REPEATED_LAYER=False, SLIDING_WINDOW=6),
+  'bfloat16': LLaMA(**(LLAMA | dict(FPROP_DTYPE='bfloat16')), USE_REPEATED_LAYER=False),
+}
+PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9, 10, 11, 12, 13], [4]]
+
+
+def made(name: str):
+  model = fdl.build(MODELS[name].task()).model
+  params = meta.unbox(model.init(jax.random.key(1), np.zeros((1, 1), np.int32)))['params']
+  return model, params
+
+
+@pytest.mark.parametrize('name', ['gpt', 'llama', 'repeated', 'window'])
+def test_the_cache_gives_what_recomputing_gives(name):
+  """Tokens of every row, in a batch of different lengths and alone."""
+  model, params = made(name)
+  generator = Generator(model, params, 64)
+  rows = generator.generate(PROMPTS, 16)
+  for prompt, row in zip(PROMPTS, rows, strict=True):
+    whole = np.array([prompt + row])
+    logits = model.apply({'params': params}, whole)
+    assert logits[0, len(prompt) - 1 : -1].argmax(-1).tolist() == row
+  assert list(generator.stream(PROMPTS[1], 16)) == rows[1]
+
+
+def test_bfloat16_decodes():
+  model, params = made('bfloat16')
+  rows = Generator(model, params, 64).generate(PROMPTS, 8)
+  assert [len(r) for r in rows] == [8, 8, 8]
+
+
+def test_one_program_for_all_lengths_of_a_bucket():
+  model, params = made('llama')
+  generator = Generator(model, params, 64)
+  for length, new in ((1, 3), (7, 20), (30, 32)):
+    generator.generate([list(range(3, 3 + length))], new)
+  assert generator._prefill._cache_size() == 1
+  assert generator._extend._cache_size() == 1
+  assert [bucket(n) for n in (1, 32, 33, 1000)] == [32, 32, 64, 1024]
+
+
+@pytest.mark.parametrize(
+  'sampling',
+  [Sampling(temperature=0.7), Sampling(1.0, top_k=5, top_p=0.8, repetition_penalty=1.3)],
+)
+def test_a_seed_fixes_a_row_in_any_batch(sampling):
+  model, params = made('llama')
+  generator = Generator(model, params, 64, sampling)
+  rows = generator.generate(PROMPTS, 12, seed=3)
+  assert rows == generator.generate(PROMPTS, 12, seed=3)
+  assert rows != generator.generate(PROMPTS, 12, seed=4)
+  assert rows[1:] == generator.generate(PROMPTS[1:], 12, seed=3, row_ids=[1, 2])
+
+
+def test_the_filters_are_those_of_transformers():
+  torch = pytest.importorskip('torch')
+  from transformers.generation import logits_process as theirs
+
+  scores = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32) * 3
+  ours = Sampling(temperature=0.6, top_k=12, top_p=0.7).filtered(scores)
+  expected = torch.tensor(scores)
+  for process in (
+    theirs.TemperatureLogitsWarper(0.6), theirs.TopKLogitsWarper(12), theirs.TopPLogitsWarper(0.7)
+  ):  # fmt: skip
+    expected = process(None, expected)
+  np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-6)
+
+
+def test_repetition_penalty_and_eos_as_in_transformers(tmp_path):
+  torch = pytest.importorskip('torch')
+  from tests.test_weights import loaded, run_import, their_model
+
+  theirs = their_model('llama_gqa_tied')
+  theirs.save_pretrained(tmp_path / 'hf')
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  _, model, params = loaded(tmp_path / 'w')
+  prompt = [5, 9, 11, 5]
+  plain = Generator(model, params, 64, Sampling(repetition_penalty=1.5)).generate([prompt], 20)[0]
+  for eos in (None, plain[6]):
+    with torch.no_grad():
+      out = theirs.generate(
+        torch.tensor([prompt]), max_new_tokens=20, do_sample=False, repetition_penalty=1.5,
+        eos_token_id=eos, pad_token_id=0,
+      )[0, 4:].tolist()  # fmt: skip
+    ids = [] if eos is None else [eos]
+    ours = Generator(model, params, 64, Sampling(repetition_penalty=1.5), eos_ids=ids)
+    assert ours.generate([prompt], 20)[0] == (out[: out.index(eos)] if eos in out else out)
+
+
+@pytest.mark.parametrize(
+  ('prompt', 'new', 'match'),
+  [([], 1, 'no token'), (list(range(64)), 1, 'leaves no room'), ([1], 0, 'must be at least 1')],
+)
+def test_prompts_that_cannot_be_continued(prompt, new, match):
+  model, params = made('llama')
+  with pytest.raises(UserError, match=match):
+    Generator(model, params, 64).generate([prompt], new)
+
+
+class Speaker(Synthetic, LLaMA):
+  """Random weights with a tokenizer: what is decoded is nonsense, but always the same."""
+
+  NUM_LAYERS = 2
+  NUM_HEADS = 4
+  NUM_KV_HEADS = 2
+  MODEL_DIMS = 32
+  HIDDEN_DIMS = 48
+  VOCAB_SIZE = 8192
+  VOCAB_PATH: str = data.VOCAB
+  MAX_SEQ_LEN = 64
+  FPROP_DTYPE = 'float32'
+  PACKED_INPUT = False
+  PERCORE_BATCH_SIZE = 2
+  MAX_STEPS = 1
+  DECODE_BATCH_SIZE = 2
+  MAX_DECODE_STEPS = 6
+
+
+CONFIG = 'tests.test_decoding.Speaker'
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('speaker')
+  runs.run(folder, config=CONFIG)
+  return folder
+
+
+def prompts(tmp_path, count: int = 7) -> str:
+  path = tmp_path / 'prompts.jsonl'
+  lines = [json.dumps(dict(inputs='And it came to pass ' * (i % 3 + 1), n=i)) for i in range(count)]
+  path.write_text('\n'.join(lines))
+  return f"--fdl.DECODE_FILES=['{path}']"
+
+
+def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
+  """Killed while it decodes; what had been written is not decoded again. Also on 8 devices."""
+  import shutil
+
+  folder = tmp_path / 'run'
+  shutil.copytree(trained, folder)
+  flag = prompts(tmp_path)
+  runs.run(folder, '--mode=decode', flag, config=CONFIG)
+  whole = (folder / 'decoded_00000001.jsonl').read_text()
+  records = [json.loads(line) for line in whole.splitlines()]
+  assert [r['n'] for r in records] == list(range(7))
+  assert all(r['prediction'] for r in records)
+
+  (folder / 'decoded_00000001.jsonl').unlink()
+  partial = folder / 'decoded_00000001.jsonl.partial'
+  process = subprocess.Popen(
+    runs.command(folder, '--mode=decode', flag, config=CONFIG),
+    cwd=runs.ROOT, env=runs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+  )  # fmt: skip
+  while process.poll() is None and not (partial.exists() and partial.stat().st_size):
+    time.sleep(0.002)
+  process.send_signal(signal.SIGKILL)
+  process.wait()
+  if partial.exists():
+    with partial.open('a') as f:
+      f.write('{"index": 5, "inp')  # as a kill within a write leaves it
+  result = runs.run(folder, '--mode=decode', flag, config=CONFIG)
+  assert (folder / 'decoded_00000001.jsonl').read_text() == whole
+  assert '7 prompts continued' in result.stdout
+  assert '7 of them now' not in result.stdout
+  assert not partial.exists()
+  again = runs.run(folder, '--mode=decode', flag, '--fdl.TOP_K=3', config=CONFIG, code=2)
+  assert 'was decoded with other settings: TOP_K 0 → 3' in again.stderr
+
+  (folder / 'decoded_00000001.jsonl').unlink()
+  runs.run(
+    folder, '--mode=decode', flag, '--fdl.ICI_MESH_SHAPE=[1,4,2]', '--fdl.PERCORE_BATCH_SIZE=0.5',
+    config=CONFIG, devices=8,
+  )  # fmt: skip
+  assert (folder / 'decoded_00000001.jsonl').read_text() == whole
+
+
+def test_generate_streams_the_same_text(trained, tmp_path):
+  runs_as = lambda *flags, code=0: subprocess.run(
+    [runs.sys.executable, '-m', 'paxlite.tools.generate', f'--checkpoint={trained}', *flags],
+    capture_output=True, text=True, cwd=runs.ROOT, env=runs.environment(), check=False,
+  )  # fmt: skip
+  result = runs_as('--prompt=And it came to pass ', '--max_new_tokens=6')
+  assert result.returncode == 0, result.stderr
+  from paxlite.inference import load_checkpoint
+
+  inference = load_checkpoint(str(trained))
+  ids = inference.encode('And it came to pass ')
+  expected = inference.generator().generate([ids], 6)[0]
+  assert result.stdout == inference.tokenizer.decode(expected) + '\n'
+
+  for flags, message in (
+    ([], 'error: --prompt=TEXT is missing'),
+    (['--prompt=a', '--system=b'], 'error: --system needs --chat'),
+    (['--prompt=a', '--top_p=2'], 'error: TOP_P=2 is out of range'),
+    (['--prompt=' + 'word ' * 100], 'leaves no room for another'),
+    (['--prompt=a', '--chat'], 'comes with no chat template'),
+    (['--prompt=a', '--tokenizer=/nowhere'], 'is not a file'),
+  ):
+    result = runs_as(*flags)
+    assert result.returncode == 2, flags
+    assert message in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_tokenizer_of_another_model(trained, tmp_path):
+  from paxlite.inference import check_tokenizer
+
+  tokenizer = open_tokenizer(data.VOCAB)
+  for size in (8000, 32000):
+    with pytest.raises(UserError, match='it is the tokenizer of another model'):
+      check_tokenizer(tokenizer, Speaker(VOCAB_SIZE=size))
+  check_tokenizer(tokenizer, Speaker(VOCAB_SIZE=8320))
+
+
+def test_decode_without_prompts_or_weights(trained, tmp_path):
+  result = runs.run(tmp_path / 'new', '--mode=decode', prompts(tmp_path), config=CONFIG, code=2)
+  assert 'holds no checkpoint to decode with' in result.stderr
+  result = runs.run(trained, '--mode=decode', config=CONFIG, code=2)
+  assert '--fdl.DECODE_FILES' in result.stderr

@@ -1,0 +1,173 @@
+"""SFT inputs, and a tiny LLaMA that learns a task by SFT and by LoRA."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from paxlite import data
+from paxlite.errors import UserError
+from paxlite.experiments.datasets import SftFiles
+from paxlite.experiments.llama import LLaMA
+from paxlite.inputs.sft import SftRows, pack
+from paxlite.inputs.tokenizer import open_tokenizer
+from paxlite.optimizers import path_name
+from paxlite.programs import Run
+from paxlite.programs import train as program
+from tests import runs
+
+TEMPLATE = (
+  '{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}'
+  '{% if add_generation_prompt %}[assistant] {% endif %}'
+)
+
+
+def write(path, records) -> str:
+  path.write_text(''.join(json.dumps(r) + '\n' for r in records))
+  return str(path)
+
+
+def rows(path, seq_len=32, **kwargs) -> SftRows:
+  return SftRows([path], data.VOCAB, seq_len, **kwargs)
+
+
+def test_prompts_and_answers_pack_with_the_loss_on_answers(tmp_path):
+  records = [dict(inputs=f'number {i} is', targets=f' {i * i}.') for i in range(20)]
+  source = rows(write(tmp_path / 'a.jsonl', records))
+  tokenizer = open_tokenizer(data.VOCAB)
+  batch = source.read(np.arange(len(source)))
+  found = []
+  for r in range(len(source)):
+    for segment in range(1, batch['segment_ids'][r].max() + 1):
+      here = batch['segment_ids'][r] == segment
+      ids, labels = batch['ids'][r][here], batch['labels'][r][here]
+      assert ids[0] == tokenizer.bos_id
+      np.testing.assert_array_equal(ids[1:], labels[:-1])
+      np.testing.assert_array_equal(batch['segment_pos'][r][here], np.arange(len(ids)))
+      learned = labels[batch['weights'][r][here] > 0]
+      assert learned[-1] == tokenizer.eos_id
+      text = tokenizer.decode(ids[1:].tolist() + learned[-1:].tolist())
+      found.append((text, tokenizer.decode(learned[:-1].tolist())))
+  expected = [(r['inputs'] + r['targets'], r['targets']) for r in records]
+  assert sorted(t.strip() for t, _ in found) == sorted(t for t, _ in expected)
+  assert sorted(a for _, a in found) == sorted(a for _, a in expected)
+  assert not batch['weights'][batch['segment_ids'] == 0].any()
+  assert len(source) < 20  # packed
+
+
+def test_a_chat_learns_every_answer_of_the_assistant(tmp_path):
+  messages = [
+    dict(role='user', content='hello'), dict(role='assistant', content='good day'),
+    dict(role='user', content='and now'), dict(role='assistant', content='farewell'),
+  ]  # fmt: skip
+  path = write(tmp_path / 'a.jsonl', [dict(messages=messages)])
+  source = rows(path, 64, chat_template=TEMPLATE)
+  tokenizer = open_tokenizer(data.VOCAB)
+  batch = source.read(np.array([0]))
+  learned = tokenizer.decode(batch['labels'][0][batch['weights'][0] > 0].tolist())
+  assert learned == 'good day\nfarewell\n'
+
+
+def test_rows_fit_and_hold_each_example_once():
+  rng = np.random.default_rng(0)
+  lengths = rng.integers(1, 100, 500).tolist()
+  packed = pack(lengths, 100)
+  assert sorted(i for row in packed for i in row) == list(range(500))
+  assert max(sum(lengths[i] for i in row) for row in packed) <= 100
+  assert len(packed) < 1.1 * sum(lengths) / 100 + 1
+
+
+@pytest.mark.parametrize(
+  ('record', 'match'),
+  [
+    (dict(text='a'), 'a.jsonl:2 has neither texts'),
+    (dict(inputs='a', targets=3), 'a.jsonl:2 has neither texts'),
+    (dict(messages='a'), 'a.jsonl:2: "messages" must be a list'),
+    (dict(messages=[dict(role='user', content='a')]), 'a.jsonl:2 has no answer'),
+    (dict(inputs='word ' * 200, targets='a'), 'a.jsonl:2 has .* tokens and a row holds 33'),
+  ],
+)
+def test_a_bad_line_is_named(record, match, tmp_path):
+  path = write(tmp_path / 'a.jsonl', [dict(inputs='a', targets='b'), record])
+  with pytest.raises(UserError, match=match):
+    rows(path, chat_template=TEMPLATE)
+
+
+def test_long_examples_are_left_out_or_cut(tmp_path):
+  records = [dict(inputs='a', targets='b'), dict(inputs='a', targets='word ' * 200)]
+  path = write(tmp_path / 'a.jsonl', records)
+  skipped, cut = rows(path, too_long='skip'), rows(path, too_long='truncate')
+  assert (skipped.num_examples, skipped.num_skipped) == (1, 1)
+  assert (cut.num_examples, cut.num_skipped) == (2, 0)
+  assert cut.read(np.arange(len(cut)))['weights'].sum() > 30
+
+
+class Squares(SftFiles, LLaMA):
+  """Answers 'x' with what follows it in the alphabet: to be learned by heart."""
+
+  NUM_LAYERS = 2
+  NUM_HEADS = 4
+  NUM_KV_HEADS = 2
+  MODEL_DIMS = 64
+  HIDDEN_DIMS = 128
+  VOCAB_SIZE = 8192
+  VOCAB_PATH = data.VOCAB
+  MAX_SEQ_LEN = 32
+  FPROP_DTYPE = 'float32'
+  PERCORE_BATCH_SIZE = 4
+  LEARNING_RATE = 3e-3
+  WEIGHT_DECAY = 0.0
+  LR_COS_WARMUP = 10
+  LR_COS_DECAY_END = 150
+  MAX_STEPS = 150
+  SUMMARY_INTERVAL_STEPS = 10
+  EVAL_INTERVAL_STEPS = 1000
+
+
+def test_a_tiny_llama_learns_by_sft_and_lora_leaves_it_as_it_is(tmp_path):
+  words = ['alpha', 'beta', 'gamma', 'delta', 'epsilon', 'zeta', 'eta', 'theta', 'iota', 'kappa']
+  pairs = lambda shift: [
+    dict(inputs=f'{w} goes before', targets=f' {words[(i + shift) % 10]}')
+    for i, w in enumerate(words)
+  ]
+  first, second = write(tmp_path / 'a.jsonl', pairs(1)), write(tmp_path / 'b.jsonl', pairs(3))
+
+  def train(folder, **changes):
+    experiment = Squares(**changes)
+    experiment.validate()
+    program(Run(experiment, folder))
+    return runs.losses(folder)
+
+  def answers(folder, prompts: str, **changes) -> list[str]:
+    flags = [f'--fdl.{k}={v}' for k, v in changes.items()]
+    runs.run(
+      folder, '--mode=decode', f"--fdl.DECODE_FILES=['{prompts}']", '--fdl.MAX_DECODE_STEPS=8',
+      *flags, config='tests.test_finetuning.Squares',
+    )  # fmt: skip
+    (out,) = folder.glob('decoded_*.jsonl')
+    records = runs.records(folder, out.name)
+    assert [r['index'] for r in records] == list(range(10))
+    return [r['prediction'] for r in records]
+
+  sft = tmp_path / 'sft'
+  losses = train(sft, TRAIN_FILES=[first])
+  assert losses[150] < 0.05 < 5 < losses[10]
+  assert answers(sft, first, TRAIN_FILES=f"['{first}']") == [r['targets'] for r in pairs(1)]
+
+  changes = dict(
+    TRAIN_FILES=[second], USE_LORA=True, LORA_RANK=16, CHECKPOINT_RESTORE_PATH=str(sft),
+    LEARNING_RATE=1e-2, MAX_STEPS=60, LR_SCHEDULE='constant', SUMMARY_INTERVAL_STEPS=1,
+  )  # fmt: skip
+  lora = tmp_path / 'lora'
+  losses = train(lora, **changes)
+  assert losses[60] < 0.05 < 1 < losses[1]
+  assert answers(lora, second, **changes) == [r['targets'] for r in pairs(3)]
+
+  flat = lambda tree: {
+    path_name(p): np.asarray(x) for p, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+  base = flat(Run(Squares(TRAIN_FILES=[first]), sft).trainer().states.initial()[0].params)
+  tuned = flat(Run(Squares(**changes), lora).trainer().states.initial()[0].params)
+  for name, value in base.items():
+    np.testing.assert_array_equal(value, tuned[name])

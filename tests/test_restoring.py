@@ -1,0 +1,290 @@
+"""Runs that start from other checkpoints: rules, stacks of either kind, LoRA, and Pax's state."""
+
+import json
+
+import fiddle as fdl
+import jax
+import numpy as np
+import pytest
+
+from paxlite.errors import UserError
+from paxlite.experiments.datasets import Synthetic
+from paxlite.experiments.llama import LLaMA
+from paxlite.main import build_experiment
+from paxlite.optimizers import path_name
+from paxlite.programs import Run
+from tests import praxis, runs
+from tests.test_weights import pax_flags, run_import, write_pax
+
+SMALL = dict(
+  NUM_LAYERS=3, NUM_HEADS=4, NUM_KV_HEADS=2, MODEL_DIMS=16, HIDDEN_DIMS=24, VOCAB_SIZE=64,
+  MAX_SEQ_LEN=16, FPROP_DTYPE='float32', PERCORE_BATCH_SIZE=2, MAX_STEPS=2, LEARNING_RATE=1e-3,
+  LR_SCHEDULE='constant', SUMMARY_INTERVAL_STEPS=1, EVAL_INTERVAL_STEPS=100, PACKED_INPUT=False,
+)  # fmt: skip
+
+
+class SmallLlama(Synthetic, LLaMA):
+  """A LLaMA of a few thousand weights."""
+
+
+def trainer(folder, **changes):
+  experiment = SmallLlama(**(SMALL | changes))
+  experiment.validate()
+  return Run(experiment, folder).trainer()
+
+
+def train(folder, **changes):
+  """Trains and returns the state; the folder is then one that others restore from."""
+  experiment = SmallLlama(**(SMALL | changes))
+  from paxlite.programs import train as program
+
+  program(Run(experiment, folder))
+  return trainer(folder, **changes).states.initial()[0]
+
+
+def flat(tree) -> dict[str, np.ndarray]:
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  return {path_name(p): np.asarray(x) for p, x in leaves}
+
+
+@pytest.fixture(scope='module')
+def base(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('base')
+  return folder, flat(train(folder).params)
+
+
+def restored(tmp_path, base, **changes):
+  return trainer(tmp_path / 'new', CHECKPOINT_RESTORE_PATH=str(base[0]), **changes).states
+
+
+def test_parameters_alone(base, tmp_path):
+  state, step = restored(tmp_path, base).initial()
+  assert step == 0
+  assert int(state.opt_state[1].count) == 0
+  for name, value in flat(state.params).items():
+    np.testing.assert_array_equal(value, base[1][name])
+
+
+def test_repeated_into_unrolled_and_back(base, tmp_path):
+  state, _ = restored(tmp_path, base, USE_REPEATED_LAYER=False).initial()
+  for name, value in flat(state.params).items():
+    layer, rest = [*name.split('/', 2)[1:], '', ''][:2]
+    if layer.startswith('x_layers_'):
+      stack = base[1][f'transformer/repeat/{rest}']
+      np.testing.assert_array_equal(value, stack[int(layer.removeprefix('x_layers_'))])
+  unrolled = (tmp_path / 'unrolled', None)
+  train(unrolled[0], USE_REPEATED_LAYER=False, CHECKPOINT_RESTORE_PATH=str(base[0]), MAX_STEPS=1)
+  expected = flat(
+    trainer(unrolled[0], USE_REPEATED_LAYER=False, MAX_STEPS=1).states.initial()[0].params
+  )
+  back = flat(restored(tmp_path / 'b', unrolled).initial()[0].params)
+  for name, value in back.items():
+    if '/repeat/' in name:
+      rest = name.split('/repeat/')[1]
+      layers = [expected[f'transformer/x_layers_{i}/{rest}'] for i in range(3)]
+      np.testing.assert_array_equal(value, np.stack(layers))
+    else:
+      np.testing.assert_array_equal(value, expected[name])
+
+
+def test_ignored_and_renamed(base, tmp_path):
+  with pytest.raises(UserError, match='ff_layer_norm/scale is not in the model'):
+    restored(
+      tmp_path,
+      base,
+      SEPARATE_EMBEDDING=False,
+      CHECKPOINT_IGNORE_RULES=['softmax/.*'],
+      CHECKPOINT_RENAME_RULES=[r'transformer/(.*)/ff_(layer_norm/scale)=>transformer/\1/\2'],
+    )
+  states = restored(
+    tmp_path,
+    base,
+    CHECKPOINT_IGNORE_RULES=[r'.*/ff_layer_norm/scale', r'.*/ffn_layer2/w'],
+    CHECKPOINT_RENAME_RULES=[r'softmax/(\w)=>softmax/\1'],
+  )
+  params = flat(states.initial()[0].params)
+  ignored = {n for n in params if n.endswith(('ffn_layer2/w', 'ff_layer_norm/scale'))}
+  for name, value in params.items():
+    assert np.array_equal(value, base[1][name]) == (name not in ignored), name
+  table = states.plan.table()
+  assert 'params/transformer/repeat/ff_layer/ffn_layer2/w' in table.split('ignored')[1]
+
+
+@pytest.mark.parametrize(
+  ('changes', 'match'),
+  [
+    (dict(CHECKPOINT_IGNORE_RULES=['nothing']), "CHECKPOINT_IGNORE_RULES: 'nothing' matches no"),
+    (dict(CHECKPOINT_RENAME_RULES=['a=>b']), "CHECKPOINT_RENAME_RULES: 'a=>b' matches no"),
+    (dict(CHECKPOINT_RENAME_RULES=['a']), 'must be pattern=>replacement'),
+    (dict(CHECKPOINT_IGNORE_RULES=['(']), 'is not a regular expression'),
+    (dict(HIDDEN_DIMS=32), r'ffn_layer1/w is \[3, 16, 24\] and the model has \[3, 16, 32\]'),
+    (dict(SEPARATE_EMBEDDING=False), 'params/softmax/w is not in the model'),
+    (dict(NUM_LAYERS=2, USE_REPEATED_LAYER=False), 'is not in the model'),
+    (dict(NUM_LAYERS=4, USE_REPEATED_LAYER=False), 'x_layers_3/.* is missing'),
+    (dict(NORM_CLS='LayerNorm', NORM_SCALE_OFFSET=0.0), 'params/final_ln/bias is missing'),
+  ],
+)
+def test_what_does_not_fit_is_said_before_anything_is_written(changes, match, base, tmp_path):
+  with pytest.raises(UserError, match=match):
+    restored(tmp_path, base, **changes)
+  assert not (tmp_path / 'new').exists()
+
+
+def test_rules_without_a_checkpoint():
+  with pytest.raises(UserError, match='CHECKPOINT_IGNORE_RULES needs'):
+    SmallLlama(**SMALL, CHECKPOINT_IGNORE_RULES=['.*']).validate()
+
+
+def test_a_damaged_checkpoint_is_refused(base, tmp_path):
+  import shutil
+
+  copy = tmp_path / 'copy'
+  shutil.copytree(base[0], copy)
+  (step,) = (copy / 'checkpoints').iterdir()
+  file = step / 'state' / 'params.softmax.w' / '0.0'
+  data = bytearray(file.read_bytes())
+  data[5] ^= 1
+  file.write_bytes(data)
+  with pytest.raises(UserError, match='no checkpoint that is whole'):
+    restored(tmp_path, (copy, None))
+  with pytest.raises(UserError, match='is damaged'):
+    restored(tmp_path, (step, None))
+
+
+LORA = dict(USE_LORA=True, LORA_RANK=2)
+
+
+def test_lora_trains_its_factors_alone(base, tmp_path):
+  """The base stays bit for bit; optimizer state and checkpoint hold LoRA's variables alone."""
+  states = restored(tmp_path, base, **LORA)
+  fresh = set(states.plan.fresh)
+  assert fresh
+  assert all(n.endswith(('lora_a', 'lora_b')) for n in fresh)
+  changes = LORA | dict(CHECKPOINT_RESTORE_PATH=str(base[0]))
+  state = train(tmp_path / 'lora', **changes)
+  params = flat(state.params)
+  lora = {n: v for n, v in params.items() if 'lora_' in n}
+  for name, value in params.items():
+    if name not in lora:
+      np.testing.assert_array_equal(value, base[1][name])
+  assert all(v.any() for n, v in lora.items() if n.endswith('lora_b'))
+  moments = sum(x.nbytes for x in jax.tree.leaves(state.opt_state) if x.ndim)
+  assert moments == 2 * sum(v.nbytes for v in lora.values())
+  saved = next((tmp_path / 'lora' / 'checkpoints').iterdir()) / 'state'
+  stored = {p.name for p in saved.iterdir() if p.name.startswith('params.')}
+  assert stored == {f'params.{n.replace("/", ".")}' for n in lora}
+
+
+def test_lora_goes_on_only_beside_the_same_weights(base, tmp_path):
+  changes = LORA | dict(CHECKPOINT_RESTORE_PATH=str(base[0]))
+  two = flat(train(tmp_path / 'two', **changes).params)
+  train(tmp_path / 'one', **changes, MAX_STEPS=1)
+  resumed = flat(train(tmp_path / 'one', **changes).params)
+  for name, value in two.items():
+    np.testing.assert_array_equal(value, resumed[name])
+  other = tmp_path / 'other'
+  train(other, SEED=5)
+  with pytest.raises(UserError, match='the frozen ones are not those'):
+    trainer(tmp_path / 'one', **(changes | dict(CHECKPOINT_RESTORE_PATH=str(other)))
+    ).states.initial()  # fmt: skip
+
+
+@pytest.mark.parametrize('target', ['all', 'attention', 'mlp'])
+@pytest.mark.parametrize('shape', [{}, dict(DIMS_PER_HEAD=8, HEADS_SPAN_MODEL=False)])
+def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
+  """For grouped queries and heads that do not span the model: as W + A·Bᵀ computes it."""
+  from paxlite.variables import Variable
+  from paxlite.weights.lora import merged
+
+  experiment = SmallLlama(
+    **(SMALL | LORA | shape), LORA_TARGET_LAYERS=target, USE_REPEATED_LAYER=False
+  )
+  plain = SmallLlama(**(SMALL | shape), USE_REPEATED_LAYER=False)
+  model, plain_model = fdl.build(experiment.task()).model, fdl.build(plain.task()).model
+  from flax import traverse_util
+  from flax.linen import meta
+
+  params = meta.unbox(model.init(jax.random.key(0), np.zeros((1, 1), np.int32)))['params']
+  rng = np.random.default_rng(0)
+  noisy = jax.tree.map(lambda x: np.asarray(x) + 0.1 * rng.normal(size=x.shape), params)
+  variables = {
+    n: Variable(v.shape, np.dtype('float32'), lambda i, v=v: v.astype(np.float32)[i])
+    for n, v in flat(noisy).items()
+  }
+  kinds = {n.split('/')[2] for n in variables if 'lora_a' in n}
+  wanted = {'all': {'self_attention', 'ff_layer'}, 'attention': {'self_attention'}}
+  assert kinds == wanted.get(target, {'ff_layer'})
+  together = {n: v.whole() for n, v in merged(variables).items()}
+  ids = rng.integers(0, 64, (2, 9))
+  with jax.default_matmul_precision('highest'):
+    expected = model.apply({'params': noisy}, ids)
+    logits = plain_model.apply({'params': traverse_util.unflatten_dict(together, sep='/')}, ids)
+  np.testing.assert_allclose(logits, expected, atol=2e-5)
+
+
+def test_peft_loads_the_adapter_and_agrees(tmp_path):
+  import torch
+  import transformers
+  from peft import PeftModel
+
+  from paxlite.inference import experiment_of
+  from paxlite.restoring import find_source
+  from paxlite.tools import export_weights
+  from tests.test_weights import their_model
+
+  theirs = their_model('llama_gqa_tied')
+  theirs.save_pretrained(tmp_path / 'hf')
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  values = experiment_of(find_source(tmp_path / 'w')).values()
+  sizes = {k: values[k] for k in (
+    'NUM_LAYERS', 'NUM_HEADS', 'NUM_KV_HEADS', 'MODEL_DIMS', 'HIDDEN_DIMS', 'VOCAB_SIZE',
+    'LAYERNORM_EPSILON', 'SEPARATE_EMBEDDING', 'FPROP_DTYPE', 'ROPE_THETA')}  # fmt: skip
+  changes = sizes | dict(LEARNING_RATE=0.05, CHECKPOINT_RESTORE_PATH=str(tmp_path / 'w'))
+  train(tmp_path / 'lora', **changes, **LORA)
+  for to in ('peft', 'hf'):
+    export_weights.main(
+      [f'--to={to}', f'--checkpoint={tmp_path / "lora"}', f'--path={tmp_path / to}_out']
+    )
+  merged = transformers.AutoModelForCausalLM.from_pretrained(f'{tmp_path / "hf"}_out')
+  adapted = PeftModel.from_pretrained(theirs, f'{tmp_path / "peft"}_out')
+  ids = torch.arange(3, 20)[None]
+  with torch.no_grad():
+    a, b = merged(ids).logits, adapted(ids).logits
+    adapted.disable_adapter_layers()
+    plain = adapted(ids).logits
+  torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
+  assert (a - plain).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize('name', ['gpt2l', 'gpt2l_repeated'])
+def test_a_pax_run_goes_on(name, tmp_path):
+  """Step, counts and both moments of a Pax checkpoint are those of the state here."""
+  reference = praxis.load(name)
+  write_pax(tmp_path / 'checkpoint_00000007', reference, moments=True)
+  run_import('pax', tmp_path / 'checkpoint_00000007', tmp_path / 'w', *pax_flags(name))
+  one_device = ['--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]']
+  flags = [*pax_flags(name)[1:], *one_device, f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "w"}']
+  kind = {'gpt2l': 'Synthetic126M', 'gpt2l_repeated': 'Synthetic5B'}[name]
+  overrides = dict(f.removeprefix('--fdl.').split('=', 1) for f in flags)
+  experiment = build_experiment(kind, [], overrides | {'CHECKPOINT_RESTORE_STATE': 'True'})
+  state, step = Run(experiment, tmp_path / 'run').trainer().states.initial()
+  assert step == 7
+  assert int(state.opt_state[1].count) == 7
+  grads = flat(praxis.tree(reference, 'grads'))
+  for k, power in (('m', 1), ('v', 2)):
+    for path, value in flat(getattr(state.opt_state[1], k)).items():
+      np.testing.assert_array_equal(value, grads[path] ** power)
+
+
+def test_the_table_is_printed_and_the_start_is_the_others_end(base, tmp_path):
+  """Through main, on 8 devices."""
+  flags = [f'--fdl.{k}={v}' for k, v in SMALL.items()]
+  result = runs.run(
+    tmp_path / 'run', *flags, f'--fdl.CHECKPOINT_RESTORE_PATH={base[0]}',
+    '--fdl.ICI_MESH_SHAPE=[1,4,2]', '--fdl.PERCORE_BATCH_SIZE=0.5',
+    config='tests.test_restoring.SmallLlama', devices=8,
+  )  # fmt: skip
+  assert f'Restored from {base[0]}' in result.stdout
+  assert 'restored     12' in result.stdout
+  written = json.loads((tmp_path / 'run' / 'experiment.json').read_text())
+  assert written['values']['CHECKPOINT_RESTORE_PATH'] == str(base[0])
