@@ -43,7 +43,7 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.FPROP_DTYPE=float17'], "must be one of 'bfloat16', 'float32', 'float16'"),
     ([TINY, '--fdl.NUM_LAYERS'], 'has no value: write --fdl.NUM_LAYERS=VALUE'),
     ([TINY, '--fdl.NUM_LAYERS=0'], 'NUM_LAYERS=0 must be at least 1'),
-    ([TINY, '--mode=trian'], "should be one of <train|eval>"),
+    ([TINY, '--mode=trian'], "should be one of <train|eval|decode>"),
     ([TINY, '--job_dir=x'], "Unknown command line flag 'job_dir'"),
     ([TINY, 'stray'], "unexpected argument 'stray'"),
     (
