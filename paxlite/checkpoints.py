@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paxlite.errors import TrainingError, UserError
+from paxlite.errors import TrainingError, UserError, listed
 from paxlite.optimizers import path_name
 
 _PREFIX = 'checkpoint'
@@ -206,10 +206,8 @@ class Checkpoints:
       if wanted[n] != found[n]
     ]
     if differences:
-      shown = '; '.join(sorted(differences)[:5])
-      more = f'; and {len(differences) - 5} more' if len(differences) > 5 else ''
       raise UserError(
-        f'{self.folder(step)} does not fit this experiment: {shown}{more}. '
+        f'{self.folder(step)} does not fit this experiment: {listed(differences)}. '
         'Use the experiment that wrote it, or another --job_log_dir'
       )
 

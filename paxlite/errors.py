@@ -1,5 +1,7 @@
 """What paxlite raises on purpose; `paxlite.main` prints it as one line."""
 
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
   """Wrong input: the message says what is wrong, where, and the way out, on one line.
@@ -10,3 +12,10 @@ class UserError(ValueError):
 
 class TrainingError(RuntimeError):
   """Training cannot go on: the message says since when and why. Exit code 1."""
+
+
+def listed(problems: Iterable[str], shown: int = 8) -> str:
+  """Problems, sorted, on one line: the first `shown`, and how many more there are."""
+  ordered = sorted(problems)
+  more = f'; and {len(ordered) - shown} more' if len(ordered) > shown else ''
+  return '; '.join(ordered[:shown]) + more

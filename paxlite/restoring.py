@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from paxlite.checkpoints import CHECKSUMS, Checkpoints, damage
-from paxlite.errors import UserError
+from paxlite.errors import UserError, listed
 from paxlite.layers.lora import LORA_VARIABLES
 from paxlite.layers.transformer import REPEATED
 from paxlite.optimizers import path_name
@@ -27,7 +27,6 @@ from paxlite.variables import Variable, layer_of, stacked, stored_variables
 log = logging.getLogger('paxlite')
 
 _PARAMS = 'params'
-_SHOWN = 8  # names of a list in an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,7 +218,7 @@ class Plan:
         problems.append(f'{full} is not in the model')
     if problems:
       raise UserError(
-        f'{self.source.folder} does not fit the model: {_listed(sorted(problems))}. '
+        f'{self.source.folder} does not fit the model: {listed(problems)}. '
         "Leave variables out with --fdl.CHECKPOINT_IGNORE_RULES=['REGEX'] (names after params/), "
         'or choose the experiment that it belongs to'
       )
@@ -310,11 +309,6 @@ def _find(
 def _grouped(names: Sequence[str]) -> list[str]:
   """Names with layer numbers as *, each once."""
   return list(dict.fromkeys(re.sub(r'x_layers_\d+', 'x_layers_*', n) for n in names))
-
-
-def _listed(problems: list[str]) -> str:
-  more = f'; and {len(problems) - _SHOWN} more' if len(problems) > _SHOWN else ''
-  return '; '.join(problems[:_SHOWN]) + more
 
 
 def read_values(source: Source) -> dict[str, Any]:

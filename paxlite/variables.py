@@ -12,7 +12,7 @@ import json
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -110,36 +110,78 @@ def layer_of(stack: Variable, i: int) -> Variable:
   return Variable(stack.shape[1:], stack.dtype, read)
 
 
+def transposed(matrix: Variable) -> Variable:
+  """[B, A] of a variable [A, B]."""
+  return Variable(matrix.shape[::-1], matrix.dtype, lambda index: matrix.read(index[::-1]).T)
+
+
 def _open(path: pathlib.Path) -> Variable:
   try:
     metadata = json.loads((path / '.zarray').read_text())
-    shape, chunks = tuple(metadata['shape']), metadata['chunks']
+    shape, chunk_shape = tuple(metadata['shape']), tuple(metadata['chunks'])
     dtype = _DTYPES.get(metadata['dtype']) or np.dtype(metadata['dtype'])
     separator = metadata.get('dimension_separator', '.')
   except (ValueError, KeyError, TypeError) as e:
     raise UserError(f'{path}/.zarray is damaged ({e!r})') from None
+  plain = metadata.get('compressor') is None and metadata.get('order', 'C') == 'C'
   # zarr reads a chunk that is not there as zeros
-  grid = [range(math.ceil(s / c)) for s, c in zip(shape, chunks, strict=True)]
-  for position in itertools.product(*grid):
-    chunk = path / (separator.join(map(str, position)) or '0')
+  grid = [range(math.ceil(s / c)) for s, c in zip(shape, chunk_shape, strict=True)]
+  chunks = {p: path / (separator.join(map(str, p)) or '0') for p in itertools.product(*grid)}
+  for chunk in chunks.values():
     if not chunk.is_file():
       raise UserError(f'{chunk} is missing: the variable is incomplete')
-    if metadata.get('compressor') is None:
-      expected = math.prod(chunks) * dtype.itemsize
-      if chunk.stat().st_size != expected:
-        raise UserError(f'{chunk} has {chunk.stat().st_size:,} bytes and needs {expected:,}')
+    expected = math.prod(chunk_shape) * dtype.itemsize
+    if plain and chunk.stat().st_size != expected:
+      raise UserError(f'{chunk} has {chunk.stat().st_size:,} bytes and needs {expected:,}')
+  read = _mapped(chunks, chunk_shape, dtype) if plain else _decoded(path)
+  return Variable(shape, dtype, lambda index: read(_bounds(index, shape)))
 
-  def read(index: tuple[slice, ...]) -> np.ndarray:
+
+_Bounds = list[tuple[int, int]]  # first and one past the last, by dimension
+
+
+def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> _Bounds:
+  return [i.indices(n)[:2] for i, n in zip(index, shape, strict=True)]
+
+
+def _mapped(
+  chunks: Mapping[tuple[int, ...], pathlib.Path], chunk_shape: tuple[int, ...], dtype: np.dtype
+) -> Callable[[_Bounds], np.ndarray]:
+  """Reads out of mapped files: a layer of a stack costs that layer, not its whole chunk."""
+
+  def read(bounds: _Bounds) -> np.ndarray:
+    grid = [
+      range(start // c, math.ceil(stop / c))
+      for (start, stop), c in zip(bounds, chunk_shape, strict=True)
+    ]
+    whole = np.empty([stop - start for start, stop in bounds], dtype)
+    for position in itertools.product(*grid):
+      chunk = np.memmap(chunks[position], dtype, 'r', shape=chunk_shape)
+      here, there = [], []
+      for (start, stop), p, c in zip(bounds, position, chunk_shape, strict=True):
+        low, high = max(start, p * c), min(stop, (p + 1) * c)
+        here.append(slice(low - start, high - start))
+        there.append(slice(low - p * c, high - p * c))
+      whole[tuple(here)] = chunk[tuple(there)]
+    return whole
+
+  return read
+
+
+def _decoded(path: pathlib.Path) -> Callable[[_Bounds], np.ndarray]:
+  """Reads compressed chunks."""
+
+  def read(bounds: _Bounds) -> np.ndarray:
     import tensorstore as ts
 
     store: Any = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(path)}}
     try:
       array = ts.open(store, read=True).result()
-      return np.asarray(array[index].read().result() if shape else array.read().result())
+      return np.asarray(array[tuple(slice(*b) for b in bounds)].read().result())
     except (ValueError, OSError) as e:
       raise UserError(f'{path} cannot be read: {str(e).splitlines()[0][:200]}') from None
 
-  return Variable(shape, dtype, read)
+  return read
 
 
 class UnfinishedFolder:

@@ -10,11 +10,9 @@ import pytest
 from paxlite.errors import UserError
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.llama import LLaMA
-from paxlite.main import build_experiment
-from paxlite.optimizers import path_name
 from paxlite.programs import Run
-from tests import praxis, runs
-from tests.test_weights import pax_flags, run_import, write_pax
+from tests import runs
+from tests.imported import flat, run_import
 
 SMALL = dict(
   NUM_LAYERS=3, NUM_HEADS=4, NUM_KV_HEADS=2, MODEL_DIMS=16, HIDDEN_DIMS=24, VOCAB_SIZE=64,
@@ -40,11 +38,6 @@ def train(folder, **changes):
 
   program(Run(experiment, folder))
   return trainer(folder, **changes).states.initial()[0]
-
-
-def flat(tree) -> dict[str, np.ndarray]:
-  leaves = jax.tree_util.tree_leaves_with_path(tree)
-  return {path_name(p): np.asarray(x) for p, x in leaves}
 
 
 @pytest.fixture(scope='module')
@@ -254,26 +247,6 @@ def test_peft_loads_the_adapter_and_agrees(tmp_path):
     plain = adapted(ids).logits
   torch.testing.assert_close(a, b, atol=2e-5, rtol=1e-4)
   assert (a - plain).abs().max() > 1e-2
-
-
-@pytest.mark.parametrize('name', ['gpt2l', 'gpt2l_repeated'])
-def test_a_pax_run_goes_on(name, tmp_path):
-  """Step, counts and both moments of a Pax checkpoint are those of the state here."""
-  reference = praxis.load(name)
-  write_pax(tmp_path / 'checkpoint_00000007', reference, moments=True)
-  run_import('pax', tmp_path / 'checkpoint_00000007', tmp_path / 'w', *pax_flags(name))
-  one_device = ['--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]']
-  flags = [*pax_flags(name)[1:], *one_device, f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "w"}']
-  kind = {'gpt2l': 'Synthetic126M', 'gpt2l_repeated': 'Synthetic5B'}[name]
-  overrides = dict(f.removeprefix('--fdl.').split('=', 1) for f in flags)
-  experiment = build_experiment(kind, [], overrides | {'CHECKPOINT_RESTORE_STATE': 'True'})
-  state, step = Run(experiment, tmp_path / 'run').trainer().states.initial()
-  assert step == 7
-  assert int(state.opt_state[1].count) == 7
-  grads = flat(praxis.tree(reference, 'grads'))
-  for k, power in (('m', 1), ('v', 2)):
-    for path, value in flat(getattr(state.opt_state[1], k)).items():
-      np.testing.assert_array_equal(value, grads[path] ** power)
 
 
 def test_the_table_is_printed_and_the_start_is_the_others_end(base, tmp_path):

@@ -2,16 +2,13 @@
 
 import json
 
-import fiddle as fdl
 import jax
 import numpy as np
 import pytest
 
 from paxlite.errors import UserError
-from paxlite.inference import experiment_of
-from paxlite.restoring import Plan, Restore, find_source
-from paxlite.tools import export_weights, import_weights
-from tests import praxis
+from paxlite.tools import export_weights
+from tests.imported import loaded, run_import
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
@@ -50,28 +47,6 @@ def their_model(family: str):
     for parameter in model.parameters():  # norms and biases too shall matter
       parameter.add_(torch.randn_like(parameter) * 0.1)
   return model
-
-
-def run_import(source: str, path, to, *flags: str) -> None:
-  import_weights.main([f'--from={source}', f'--path={path}', f'--to={to}', *flags])
-
-
-def loaded(folder):
-  """The model of a folder of weights and its parameters."""
-  source = find_source(folder)
-  experiment = experiment_of(source)
-  model = fdl.build(type(experiment)(**experiment.values()).task()).model
-  shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32))
-  from flax.linen import meta
-
-  sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-  abstract = {'params': jax.tree.map(like, meta.unbox(shapes)['params'])}
-  plan = Plan(Restore(str(folder)), abstract)
-  from paxlite.optimizers import path_name
-
-  load = lambda path, x: plan.load(path_name(path), x)
-  return experiment, model, jax.tree_util.tree_map_with_path(load, abstract)['params']
 
 
 @pytest.mark.parametrize('family', FAMILIES)
@@ -228,59 +203,3 @@ def test_a_pickle_is_not_run(tmp_path, capsys):
   torch.save({'a': Evil()}, folder / 'consolidated.00.pth')
   refused(tmp_path, folder, 'no file of weights alone', 'meta')
   assert 'unpickled' not in capsys.readouterr().out
-
-
-PAX_CASES = {
-  'gpt2l': ('GPT126M', '--fdl.MODEL_DIMS=32'),
-  'gpt2l_repeated': ('GPT5B', '--fdl.MODEL_DIMS=32'),
-  'llama2l_mha': ('LLaMA7B', '--fdl.MODEL_DIMS=32', '--fdl.HIDDEN_DIMS=88',
-                  '--fdl.USE_REPEATED_LAYER=False'),
-}  # fmt: skip
-
-
-def pax_flags(name: str) -> list[str]:
-  experiment, *flags = PAX_CASES[name]
-  sizes = dict(NUM_LAYERS=2, NUM_HEADS=4, VOCAB_SIZE=64, MAX_SEQ_LEN=16, FPROP_DTYPE='float32')
-  return [f'--fdl_config={experiment}', *flags, *(f'--fdl.{k}={v}' for k, v in sizes.items())]
-
-
-def write_pax(folder, reference: dict, moments: bool) -> None:
-  """A checkpoint as paxml lays it out, of a reference's parameters; gradients stand for moments."""
-  import zarr
-
-  def write(name: str, value: np.ndarray) -> None:
-    array = zarr.create_array(
-      folder / 'state' / name, shape=value.shape, chunks=value.shape, dtype=value.dtype,
-      zarr_format=2, fill_value=None, compressors=None,
-    )  # fmt: skip
-    array[...] = value
-
-  repeated = any('/repeat/' in k for k in reference)
-  for key, value in reference.items():
-    kind, _, path = key.partition('/')
-    name = path.replace('/', '.')
-    if kind == 'params':
-      write(f'mdl_vars.params.{name}', value)
-    elif kind == 'grads' and moments:
-      group = 'p_2_i-1' if '/repeat/' in path else 'no_prefix'
-      prefix = f'opt_states_0.{group}_2' if repeated else 'opt_states_0_2'
-      write(f'{prefix}.m.params.{name}', value)
-      write(f'{prefix}.v.params.{name}', value**2)
-      (folder / 'state' / f'{prefix}.count').exists() or write(
-        f'{prefix}.count', np.array([7], np.int32)
-      )
-  write('step', np.array([7], np.uint32))
-
-
-@pytest.mark.parametrize('name', PAX_CASES)
-def test_pax_parameters(name, tmp_path):
-  reference = praxis.load(name)
-  write_pax(tmp_path / 'checkpoint_00000007', reference, moments=False)
-  run_import('pax', tmp_path / 'checkpoint_00000007', tmp_path / 'w', *pax_flags(name))
-  _, model, params = loaded(tmp_path / 'w')
-  batch = praxis.batch(reference)
-  with jax.default_matmul_precision('highest'):
-    logits = model.apply(
-      {'params': params}, batch['ids'], batch['segment_pos'], batch['segment_ids']
-    )
-  np.testing.assert_allclose(logits, reference['logits'], atol=2e-5, rtol=1e-4)

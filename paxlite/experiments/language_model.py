@@ -125,6 +125,10 @@ class LanguageModel(Decoding, Experiment):
     return self.NUM_HEADS
 
   @property
+  def USE_FFN_BIAS(self) -> bool:
+    return self.USE_BIAS
+
+  @property
   def SOFTMAX_INIT_STD(self) -> float:
     return self.INIT_STD
 
@@ -248,6 +252,8 @@ class LanguageModel(Decoding, Experiment):
     selectors.select(lm, Projection).set(
       use_bias=self.USE_BIAS, dtype=self.FPROP_DTYPE, w_init=self.weight_init(self.INIT_STD)
     )
+    for ffn in selectors.select(lm, FeedForward):
+      selectors.select(ffn, Projection).set(use_bias=self.USE_FFN_BIAS)
     if self.USE_LORA:
       self.add_lora(lm)
     return lm

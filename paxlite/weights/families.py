@@ -85,6 +85,7 @@ def family_of(e: LanguageModel) -> str:
     NORM_CLS='RmsNorm',
     USE_GATED_ACTIVATION=True,
     USE_BIAS=False,
+    USE_FFN_BIAS=False,
   )
   gpt2 = dict(
     USE_ROTARY_POSITION_EMB=False,
@@ -92,6 +93,7 @@ def family_of(e: LanguageModel) -> str:
     NORM_CLS='LayerNorm',
     USE_GATED_ACTIVATION=False,
     USE_BIAS=True,
+    USE_FFN_BIAS=True,
     SEPARATE_EMBEDDING=False,
     SCALE_EMBEDDING=False,
     ACTIVATION_CLS='gelu',

@@ -16,13 +16,11 @@ from typing import Protocol
 import numpy as np
 
 from paxlite.checkpoints import write_checksums
-from paxlite.errors import UserError
+from paxlite.errors import UserError, listed
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.tokenizer import FILES
 from paxlite.variables import UnfinishedFolder, write_variable
 from paxlite.weights.layout import Entry
-
-_SHOWN = 8
 
 
 class Tensors(Protocol):
@@ -69,7 +67,7 @@ def write_weights(
   size = done = 0
   with UnfinishedFolder(to) as folder:
     for ours, parts in by_variable.items():
-      value, shape = _variable(experiment, parts, tensors)
+      value, shape = _variable(parts, tensors)
       write_variable(folder / 'state', f'params.{ours.replace("/", ".")}', value, shape)
       size += value.nbytes
       done += len(parts)
@@ -107,45 +105,25 @@ def check_tensors(
     if name in shapes and tuple(shapes[name]) != tuple(shape)
   ]
   if problems:
-    shown = '; '.join(sorted(problems)[:_SHOWN])
-    more = f'; and {len(problems) - _SHOWN} more' if len(problems) > _SHOWN else ''
-    raise UserError(f'the tensors are not those of the model: {shown}{more}')
+    raise UserError(f'the tensors are not those of the model: {listed(problems)}')
 
 
-def _variable(
-  experiment: LanguageModel, parts: Sequence[Entry], tensors: Tensors
-) -> tuple[np.ndarray, tuple[int, ...]]:
+def _variable(parts: Sequence[Entry], tensors: Tensors) -> tuple[np.ndarray, tuple[int, ...]]:
   """A variable's elements in order, and its shape."""
-  if parts[0].part is None:
-    value = parts[0].to_ours(tensors.read(parts[0].theirs))
-    return value, our_shape(experiment, parts[0])
-  shape = our_shape(experiment, parts[0])
+  first = parts[0]
+  if first.part is None:
+    return first.to_ours(tensors.read(first.theirs)), first.our_shape
   whole: np.ndarray | None = None
   for entry in parts:
-    assert entry.part is not None
     tensor = tensors.read(entry.theirs)
     if whole is None:
-      whole = np.empty(shape, tensor.dtype)
+      whole = np.empty(entry.our_shape, tensor.dtype)
     if tensor.dtype != whole.dtype:
-      raise UserError(f'{entry.theirs} is {tensor.dtype} and {parts[0].theirs} {whole.dtype}')
+      raise UserError(f'{entry.theirs} is {tensor.dtype} and {first.theirs} {whole.dtype}')
     view = entry.to_ours(tensor)
     whole[entry.part].reshape(view.shape)[...] = view
   assert whole is not None
-  return whole, shape
-
-
-def our_shape(e: LanguageModel, entry: Entry) -> tuple[int, ...]:
-  """The shape here of what an entry is a part of."""
-  D, N, H = e.MODEL_DIMS, e.NUM_HEADS, e.DIMS_PER_HEAD
-  if entry.ours.endswith('combined/w'):
-    return (3, D, N, H)
-  if entry.ours.endswith('combined/b'):
-    return (3, N, H)
-  if entry.ours.endswith('post/w'):
-    return (D, N, H)
-  if '/qkv/' in entry.ours:
-    return (D, entry.shape[0] // H, H)
-  return tuple(entry.to_ours(np.broadcast_to(np.False_, entry.shape)).shape)
+  return whole, first.our_shape
 
 
 def _copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:

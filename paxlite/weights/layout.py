@@ -5,6 +5,7 @@ whole on its way (see variables.blocks).
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,14 +24,16 @@ class Entry:
     theirs: Its name there.
     shape: Its shape there.
     ours: The variable here.
+    our_shape: The variable's shape.
     to_ours: Makes a view of theirs whose elements are in the order of ours.
     to_theirs: The other way round; takes ours in its own shape.
-    part: Which of the three of combined queries, keys and values.
+    part: Which of the variable's first dimension it is, of combined queries, keys and values.
   """
 
   theirs: str
   shape: tuple[int, ...]
   ours: str
+  our_shape: tuple[int, ...]
   to_ours: Transform
   to_theirs: Transform
   part: int | None = None
@@ -112,6 +115,7 @@ def llama_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> li
         name['post'],
         (D, N * H),
         f'{layer}/self_attention/post/w',
+        (D, N, H),
         to_ours=lambda x: x,
         to_theirs=lambda w: w.reshape(len(w), -1),
       ),
@@ -119,8 +123,13 @@ def llama_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> li
     for part, (role, heads) in enumerate((('query', N), ('key', G), ('value', G))):
       halves = swap and role != 'value'
       to_ours, to_theirs = _heads(heads, H, e.ROPE_LAYOUT if halves else None)
-      ours, index = (f'{qkv}/combined/w', part) if N == G else (f'{qkv}/{role}/w', None)
-      entries.append(Entry(name[role], (heads * H, D), ours, to_ours, to_theirs, index))
+      entry = functools.partial(
+        Entry, name[role], (heads * H, D), to_ours=to_ours, to_theirs=to_theirs
+      )
+      if N == G:
+        entries.append(entry(f'{qkv}/combined/w', (3, D, N, H), part=part))
+      else:
+        entries.append(entry(f'{qkv}/{role}/w', (D, heads, H)))
   return entries
 
 
@@ -146,14 +155,16 @@ def gpt2_entries(e: LanguageModel) -> list[Entry]:
         f'{theirs}.attn.c_attn.weight',
         (D, 3 * D),
         f'{combined}/w',
+        (3, D, N, H),
         to_ours=lambda x: x.reshape(D, 3, D).transpose(1, 0, 2),
         to_theirs=lambda w: w.transpose(1, 0, 2, 3),
       ),
-      _same(f'{theirs}.attn.c_attn.bias', (3 * D,), f'{combined}/b'),
+      _same(f'{theirs}.attn.c_attn.bias', (3 * D,), f'{combined}/b', (3, N, H)),
       Entry(
         f'{theirs}.attn.c_proj.weight',
         (N * H, D),
         f'{post}/w',
+        (D, N, H),
         to_ours=lambda x: x.T,
         to_theirs=lambda w: w.transpose(1, 2, 0),
       ),
@@ -178,14 +189,16 @@ def to_pairs(x: np.ndarray, axis: int) -> np.ndarray:
   return x.reshape(shape).swapaxes(axis, axis + 1)
 
 
-def _same(theirs: str, shape: tuple[int, ...], ours: str) -> Entry:
+def _same(
+  theirs: str, shape: tuple[int, ...], ours: str, our_shape: tuple[int, ...] | None = None
+) -> Entry:
   identity: Transform = lambda x: x
-  return Entry(theirs, shape, ours, identity, identity)
+  return Entry(theirs, shape, ours, our_shape or shape, identity, identity)
 
 
 def _transposed(theirs: str, shape: tuple[int, ...], ours: str) -> Entry:
   transpose: Transform = lambda x: x.T
-  return Entry(theirs, shape, ours, transpose, transpose)
+  return Entry(theirs, shape, ours, shape[::-1], transpose, transpose)
 
 
 def _heads(heads: int, head_dim: int, ours: Any) -> tuple[Transform, Transform]:

@@ -10,26 +10,32 @@ opt_states_0.p_<repeats>_i-1_2 with the others' under opt_states_0.no_prefix_2.
 
 import pathlib
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
 
 from paxlite.checkpoints import write_checksums
-from paxlite.errors import UserError
+from paxlite.errors import UserError, listed
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.optimizers import path_name
 from paxlite.train_state import TrainState
-from paxlite.variables import UnfinishedFolder, Variable, stored_variables, write_variable
+from paxlite.variables import (
+  UnfinishedFolder,
+  Variable,
+  stored_variables,
+  transposed,
+  write_variable,
+)
 from paxlite.weights.folder import write_identity
 
 _PARAMS = 'mdl_vars.params.'
-_MOMENT = re.compile(r'opt_states_0(?:\.(?:no_prefix|p_[^.]*))?_\d+\.([mv])\.params\.(.+)')
-_COUNT = re.compile(r'opt_states_0(?:\.(?:no_prefix|p_[^.]*))?_(\d+)\.count')
-_SHOWN = 8
+_HEAD = 'lm.softmax.logits_ffn.linear.w'  # [D, V], ours is [V, D]
+_MOMENT = re.compile(
+  r'(?P<state>opt_states_0(?:\.(?:no_prefix|p_[^.]*))?_\d+)\.(?P<kind>[mv])\.params\.(?P<name>.+)'
+)
 
-# our name → Pax's, in order; Pax's parts are separated by '/'
+# our name → Pax's, in order
 _RULES = [
   (r'^transformer/repeat/', 'transformer/repeat/sub/x_layers_0/'),
   (r'^embedding/emb_var$', 'embedding_lookup/emb_var'),
@@ -48,22 +54,17 @@ _RULES = [
 
 
 def pax_name(ours: str, tied: bool) -> str:
-  """What Pax calls a variable: 'lm/transformer/x_layers_0/self_attention/post/w'.
+  """What Pax calls a variable: 'lm.transformer.x_layers_0.self_attention.post.w'.
 
   Args:
-    ours: Its name here.
+    ours: Its name here, '/' between the parts.
     tied: Whether the model has no head of its own.
   """
   if tied and ours == 'embedding/emb_var':
-    return 'lm/softmax/logits_ffn/linear/w'
+    return _HEAD
   for pattern, replacement in _RULES:
     ours = re.sub(pattern, replacement, ours)
-  return f'lm/{ours}'
-
-
-def is_transposed(pax: str) -> bool:
-  """Whether Pax stores a variable of this name transposed: the vocabulary's [D, V]."""
-  return pax == 'lm/softmax/logits_ffn/linear/w'
+  return f'lm/{ours}'.replace('/', '.')
 
 
 def import_checkpoint(
@@ -92,67 +93,68 @@ def import_checkpoint(
   if not state.is_dir():
     raise UserError(f'{path} holds no state/: --path must be a checkpoint_%08d of Pax')
   stored = stored_variables(state, separator='.')
-  found = {k.removeprefix(_PARAMS): v for k, v in stored.items() if k.startswith(_PARAMS)}
-  moments = {m.groups(): v for k, v in stored.items() if (m := _MOMENT.fullmatch(k))}
-  sources: dict[str, Variable] = {}  # by our full name
-  problems: list[str] = []
-  used: set[str] = set()
-
-  def match(full: str, name: str, theirs: Variable | None, shape: tuple[int, ...]) -> None:
-    if theirs is None:
-      problems.append(f'{name} is missing')
-      return
-    expected = shape[::-1] if is_transposed(name.replace('.', '/')) else shape
-    if theirs.shape != expected:
-      problems.append(f'{name} is {list(theirs.shape)} and the model has {list(expected)}')
-    sources[full] = theirs
-
-  tied = not experiment.SEPARATE_EMBEDDING
-  transposed = set()
-  for key, like in jax.tree_util.tree_leaves_with_path(abstract):
-    full = path_name(key)
-    params = re.fullmatch(r'(?:params|opt_state/\d+/([mv]))/(.+)', full)
-    if params is None or (params[1] and not moments):
-      continue
-    name = pax_name(params[2], tied).replace('/', '.')
-    if is_transposed(name.replace('.', '/')):
-      transposed.add(full)
-    if params[1]:
-      match(full, name, moments.get((params[1], name)), like.shape)
-    else:
-      used.add(name)
-      match(full, name, found.get(name), like.shape)
-  problems += [f'{name} is not in the model' for name in found.keys() - used]
-  if problems:
-    shown = '; '.join(sorted(problems)[:_SHOWN])
-    more = f'; and {len(problems) - _SHOWN} more' if len(problems) > _SHOWN else ''
-    raise UserError(f'{path} does not fit {type(experiment).__name__}: {shown}{more}')
+  found = {('', k.removeprefix(_PARAMS)): v for k, v in stored.items() if k.startswith(_PARAMS)}
+  moments = {(m['kind'], m['name']): v for k, v in stored.items() if (m := _MOMENT.fullmatch(k))}
+  sources = _matched(found | moments, abstract, experiment)
   scalars = _scalars(stored, abstract) if moments else {}
   size = 0
   with UnfinishedFolder(to) as folder:
-    for i, (full, variable) in enumerate(sources.items()):
+    for i, (ours, variable) in enumerate(sources.items()):
       value = variable.whole()
-      value = value.T if full in transposed else value
-      write_variable(folder / 'state', full.replace('/', '.'), value)
+      write_variable(folder / 'state', ours.replace('/', '.'), value)
       size += value.nbytes
       report(i + 1, len(sources))
-    for full, scalar in scalars.items():
-      write_variable(folder / 'state', full.replace('/', '.'), np.array(scalar, np.int32))
+    for ours, scalar in scalars.items():
+      write_variable(folder / 'state', ours.replace('/', '.'), np.array(scalar, np.int32))
     write_identity(folder, experiment)
     write_checksums(folder)
   return size, scalars.get('step')
 
 
-def _scalars(stored: dict[str, Variable], abstract: Any) -> dict[str, int]:
+def _matched(
+  stored: Mapping[tuple[str, str], Variable], abstract: TrainState, experiment: LanguageModel
+) -> dict[str, Variable]:
+  """The variables of a state by our names ('params/…', 'opt_state/1/m/…'), laid out as ours.
+
+  Args:
+    stored: By kind ('' for parameters, 'm', 'v') and Pax's name.
+    abstract: The state.
+    experiment: What it is of.
+  """
+  with_moments = any(kind for kind, _ in stored)
+  matched: dict[str, Variable] = {}
+  problems: list[str] = []
+  used = set()
+  for path, like in jax.tree_util.tree_leaves_with_path(abstract):
+    ours = path_name(path)
+    parts = re.fullmatch(r'(?:params|opt_state/\d+/([mv]))/(.+)', ours)
+    if parts is None or (parts[1] and not with_moments):
+      continue
+    kind, name = parts[1] or '', pax_name(parts[2], tied=not experiment.SEPARATE_EMBEDDING)
+    used.add((kind, name))
+    theirs = stored.get((kind, name))
+    label = f"Adam's {kind} of {name}" if kind else name
+    expected = like.shape[::-1] if name == _HEAD else like.shape
+    if theirs is None:
+      problems.append(f'{label} is missing')
+    elif theirs.shape != expected:
+      problems.append(f'{label} is {list(theirs.shape)} and the model has {list(expected)}')
+    else:
+      matched[ours] = transposed(theirs) if name == _HEAD else theirs
+  problems += [f'{name} is not in the model' for kind, name in stored.keys() - used if not kind]
+  if problems:
+    # what lacks a parameter lacks its moments too: the parameters say enough
+    first = [p for p in problems if not p.startswith("Adam's")] or problems
+    raise UserError(f'the checkpoint is not of {type(experiment).__name__}: {listed(first)}')
+  return matched
+
+
+def _scalars(stored: Mapping[str, Variable], abstract: TrainState) -> dict[str, int]:
   """Step and counts of a state: Pax counts Adam's updates beside its moments."""
-  step = int(stored['step'].whole().flat[0])
-  adam = {m[1] for k in stored if (m := re.match(r'opt_states_0[^.]*?_(\d+)\.m\.', k))}
-  adam |= {m[1] for k in stored if (m := re.match(r'opt_states_0\.[^.]*_(\d+)\.m\.', k))}
-  counts = [
-    int(v.whole().flat[0])
-    for k, v in sorted(stored.items())
-    if (m := _COUNT.fullmatch(k)) and m[1] in adam
-  ]
+  number = lambda name: int(stored[name].whole().flat[0])
+  step = number('step')
+  adam = {f'{m["state"]}.count' for k in stored if (m := _MOMENT.fullmatch(k))}
+  counts = [number(k) for k in sorted(adam & stored.keys())]
   updates = counts[0] if counts else step
   names = (path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(abstract))
   found = {n: updates for n in names if n.endswith('/count')}
