@@ -14,7 +14,7 @@ from flax.linen import meta
 from jax.sharding import Mesh, NamedSharding
 
 from paxlite import partitioning
-from paxlite.decoding import Generator, Sampling
+from paxlite.decoding import Generator
 from paxlite.errors import UserError
 from paxlite.experiment import find
 from paxlite.experiments.decoding import DECODING
@@ -54,7 +54,7 @@ class Inference:
       self.model,
       self.params,
       e.MAX_SEQ_LEN,
-      Sampling(e.TEMPERATURE, e.TOP_K, e.TOP_P, e.REPETITION_PENALTY),
+      e.sampling,
       eos_ids=[i for i in eos if i >= 0],
       vocab_size=self.tokenizer.vocab_size,
       mesh=self.mesh,

@@ -1,5 +1,6 @@
 """How an experiment's model continues text."""
 
+from paxlite.decoding import Sampling
 from paxlite.errors import UserError
 from paxlite.experiment import Experiment
 
@@ -39,14 +40,8 @@ class Decoding(Experiment):
     for name in ('DECODE_BATCH_SIZE', 'MAX_DECODE_STEPS'):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
-    for name, good in (
-      ('TEMPERATURE', self.TEMPERATURE >= 0),
-      ('TOP_K', self.TOP_K >= 0),
-      ('TOP_P', 0 < self.TOP_P <= 1),
-      ('REPETITION_PENALTY', self.REPETITION_PENALTY > 0),
-    ):
-      if not good:
-        raise UserError(
-          f'{name}={getattr(self, name):g} is out of range: TEMPERATURE ≥ 0, TOP_K ≥ 0, '
-          '0 < TOP_P ≤ 1, REPETITION_PENALTY > 0'
-        )
+    self.sampling  # noqa: B018 - raises where a number is out of range
+
+  @property
+  def sampling(self) -> Sampling:
+    return Sampling(self.TEMPERATURE, self.TOP_K, self.TOP_P, self.REPETITION_PENALTY)

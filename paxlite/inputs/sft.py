@@ -1,6 +1,7 @@
 """Supervised fine-tuning: JSON lines of prompts and answers, packed, with the loss on answers."""
 
 import dataclasses
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ from paxlite.errors import UserError
 from paxlite.inputs.base import Batch
 from paxlite.inputs.files import read_records
 from paxlite.inputs.tokenizer import ChatFormat, open_tokenizer
+
+log = logging.getLogger('paxlite')
 
 TooLong = Literal['error', 'skip', 'truncate']
 
@@ -69,6 +72,14 @@ class SftRows:
         self._add(self._example(place, record), place, too_long)
     if not self._examples:
       raise UserError(f'{self.name}: no example of at most {seq_len + 1} tokens')
+    if self.num_skipped:
+      log.warning(
+        '%s: %d examples of more than %d tokens are left out, %d stay',
+        self.name,
+        self.num_skipped,
+        seq_len + 1,
+        len(self._examples),
+      )
     self.max_token_id = max(int(e.ids.max()) for e in self._examples)
     lengths = [len(e.ids) - 1 for e in self._examples]
     self._rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
