@@ -10,8 +10,7 @@ from typing import Any
 
 import fiddle as fdl
 import jax
-from flax.linen import meta
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from paxlite import partitioning
 from paxlite.decoding import Generator
@@ -92,14 +91,9 @@ def load(
   mesh = partitioning.make_mesh(experiment.ICI_MESH_SHAPE, experiment.DCN_MESH_SHAPE)
   task = fdl.build(unrolled.task())
   boxed = jax.eval_shape(task.init_params, jax.random.key(0))
-  specs = partitioning.param_specs(boxed, unrolled.rules)
-  sizes = dict(mesh.shape)
-
-  def one(x: jax.ShapeDtypeStruct, spec: Any) -> jax.ShapeDtypeStruct:
-    sharding = NamedSharding(mesh, partitioning.fitting(spec, x.shape, sizes))
-    return jax.ShapeDtypeStruct(x.shape, unrolled.FPROP_DTYPE, sharding=sharding)
-
-  abstract = {'params': jax.tree.map(one, meta.unbox(boxed), specs)}
+  like = lambda x: x.update(dtype=unrolled.FPROP_DTYPE)
+  shapes = partitioning.sharded_shapes(boxed, mesh, unrolled.rules)
+  abstract = {'params': jax.tree.map(like, shapes)}
   plan = Plan(restore, abstract)
   missing = plan.fresh + plan.ignored
   if missing:

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen as nn
+from flax.linen import meta
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from paxlite.errors import UserError
@@ -170,6 +171,17 @@ def fitting(
 
   entries = tuple(partition) + (None,) * (len(shape) - len(partition))
   return PartitionSpec(*(one(e, d) for e, d in zip(entries, shape, strict=True)))
+
+
+def sharded_shapes(boxed_params: Any, mesh: Mesh, rules: Rules) -> Any:
+  """jax.ShapeDtypeStructs of a tree of abstract parameters as `param` boxes them, on a mesh."""
+  sizes = dict(mesh.shape)
+
+  def one(x: jax.ShapeDtypeStruct, partition: PartitionSpec) -> jax.ShapeDtypeStruct:
+    sharding = NamedSharding(mesh, fitting(partition, x.shape, sizes))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+  return jax.tree.map(one, meta.unbox(boxed_params), param_specs(boxed_params, rules))
 
 
 def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax import traverse_util
 from flax.linen import meta
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 
 from paxlite import partitioning
 from paxlite.checkpoints import Checkpoints
@@ -48,14 +48,7 @@ class States:
   def abstract(self) -> TrainState:
     """Shapes, dtypes and shardings of the state."""
     boxed = jax.eval_shape(self.task.init, jax.random.key(0))
-    specs = partitioning.param_specs(boxed, self.rules)
-    sizes = dict(self.mesh.shape)
-
-    def one(x: jax.ShapeDtypeStruct, spec: Any) -> jax.ShapeDtypeStruct:
-      fitted = partitioning.fitting(spec, x.shape, sizes)
-      return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, fitted))
-
-    return jax.tree.map(one, meta.unbox(boxed), specs)
+    return partitioning.sharded_shapes(boxed, self.mesh, self.rules)
 
   @functools.cached_property
   def plan(self) -> Plan | None:
