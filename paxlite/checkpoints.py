@@ -218,8 +218,12 @@ def _shapes(tree: Any) -> dict[str, str]:
 
 
 def _files(folder: pathlib.Path) -> list[str]:
-  """The files of a step's items; Orbax writes its own notes beside them until the commit."""
-  found = (p for item in _ITEMS for p in (folder / item).rglob('*') if p.is_file())
+  """The files of a step's items, and what says of which model imported weights are.
+
+  Orbax writes its own notes beside them until the commit.
+  """
+  found = [p for item in _ITEMS for p in (folder / item).rglob('*') if p.is_file()]
+  found += folder.glob('experiment.json')
   return sorted(p.relative_to(folder).as_posix() for p in found)
 
 

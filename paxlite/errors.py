@@ -1,6 +1,7 @@
 """What paxlite raises on purpose; `paxlite.main` prints it as one line."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 
 class UserError(ValueError):
@@ -12,6 +13,15 @@ class UserError(ValueError):
 
 class TrainingError(RuntimeError):
   """Training cannot go on: the message says since when and why. Exit code 1."""
+
+
+@contextlib.contextmanager
+def located(place: str) -> Iterator[None]:
+  """Puts the place before the message of a UserError that comes out of the block."""
+  try:
+    yield
+  except UserError as e:
+    raise UserError(f'{place}: {e}') from None
 
 
 def listed(problems: Iterable[str], shown: int = 8) -> str:

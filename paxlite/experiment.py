@@ -60,6 +60,7 @@ class Experiment(Parameters):
   CHECKPOINT_IGNORE_RULES: list[str] = []  # regular expressions of variables that start fresh
   CHECKPOINT_RENAME_RULES: list[str] = []  # 'name here=>name there', regular expressions
   CHECKPOINT_RESTORE_STATE: bool = False  # optimizer state and step too
+  CHECKPOINT_RESTORE_CHANGES: list[str] = []  # attributes of the model that may differ from there
 
   # What may differ from the run that wrote a job_log_dir when it is continued there
   RESUMABLE_CHANGES: list[str] = [
@@ -135,16 +136,26 @@ class Experiment(Parameters):
         'CHECKPOINT_IGNORE_RULES',
         'CHECKPOINT_RENAME_RULES',
         'CHECKPOINT_RESTORE_STATE',
+        'CHECKPOINT_RESTORE_CHANGES',
       ):
         if getattr(self, name):
           raise UserError(f'{name} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER')
       return None
+    sizes, function = self.model_values
     return Restore(
       self.CHECKPOINT_RESTORE_PATH,
       tuple(self.CHECKPOINT_IGNORE_RULES),
       tuple(self.CHECKPOINT_RENAME_RULES),
       self.CHECKPOINT_RESTORE_STATE,
+      sizes,
+      function,
+      tuple(self.CHECKPOINT_RESTORE_CHANGES),
     )
+
+  @property
+  def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Attributes that decide the shapes of the model's variables, and its function beyond them."""
+    return {}, {}
 
   @property
   def saves_trainable_only(self) -> bool:

@@ -1,10 +1,10 @@
 """A trained or imported model, ready to continue text."""
 
-import contextlib
 import dataclasses
 import json
 import os
 import pathlib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,18 +14,21 @@ from jax.sharding import Mesh
 
 from paxlite import partitioning
 from paxlite.decoding import Generator
-from paxlite.errors import UserError
+from paxlite.errors import UserError, located
 from paxlite.experiment import find
 from paxlite.experiments.decoding import DECODING
-from paxlite.experiments.language_model import LanguageModel
-from paxlite.inputs.files import read_records
-from paxlite.inputs.tokenizer import ChatFormat, Tokenizer, open_tokenizer
+from paxlite.experiments.language_model import FUNCTION, SIZES, LanguageModel
+from paxlite.inputs.files import read_object, read_records
+from paxlite.inputs.tokenizer import (
+  ChatFormat,
+  Tokenizer,
+  check_vocabulary,
+  checked_messages,
+  open_tokenizer,
+)
 from paxlite.optimizers import path_name
 from paxlite.params import convert, derived, parse
-from paxlite.restoring import Plan, Restore, Source, find_source, read_values
-
-# ids that a model has beyond its tokenizer's: rounding to a multiple, at most
-_SPARE_IDS = 1024
+from paxlite.restoring import Plan, Restore, Source, find_source, read_values, tokenizer_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Inference:
     params: On the mesh, in the experiment's FPROP_DTYPE.
     mesh: Where.
     tokenizer: Text to ids and back.
+    source: Where the weights come from.
   """
 
   experiment: LanguageModel
@@ -45,16 +49,16 @@ class Inference:
   params: Any
   mesh: Mesh
   tokenizer: Tokenizer
+  source: Source
 
   def generator(self) -> Generator:
     e = self.experiment
-    eos = e.EOS_IDS or [self.tokenizer.eos_id]
     return Generator(
       self.model,
       self.params,
       e.MAX_SEQ_LEN,
       e.sampling,
-      eos_ids=[i for i in eos if i >= 0],
+      eos_ids=eos_ids(e, self.tokenizer),
       vocab_size=self.tokenizer.vocab_size,
       mesh=self.mesh,
       rules=e.rules,
@@ -84,8 +88,8 @@ def load(
   Raises:
     UserError: no tokenizer, one of another vocabulary, or weights of another shape.
   """
-  tokenizer = open_tokenizer(tokenizer_path or str(tokenizer_folder(source, experiment)))
-  check_tokenizer(tokenizer, experiment)
+  tokenizer = open_tokenizer(tokenizer_path or str(tokenizer_of(source.folder) or ''))
+  check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
   decoding = dict(USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING')
   unrolled = type(experiment)(**(explicit_values(experiment) | decoding))
   mesh = partitioning.make_mesh(experiment.ICI_MESH_SHAPE, experiment.DCN_MESH_SHAPE)
@@ -94,17 +98,20 @@ def load(
   like = lambda x: x.update(dtype=unrolled.FPROP_DTYPE)
   shapes = partitioning.sharded_shapes(boxed, mesh, unrolled.rules)
   abstract = {'params': jax.tree.map(like, shapes)}
-  plan = Plan(restore, abstract)
+  plan = Plan(restore, abstract, source)
   missing = plan.fresh + plan.ignored
   if missing:
     raise UserError(f'{source.folder} lacks {missing[0]}, without which there is no text')
   load_one = lambda path, like: plan.load(path_name(path), like)
   params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
-  return Inference(unrolled, task.model, params, mesh, tokenizer)
+  return Inference(unrolled, task.model, params, mesh, tokenizer, source)
 
 
 def load_checkpoint(
-  checkpoint: str, tokenizer_path: str = '', overrides: Mapping[str, str] | None = None
+  checkpoint: str,
+  tokenizer_path: str = '',
+  overrides: Mapping[str, str] | None = None,
+  base_weights: str = '',
 ) -> Inference:
   """The model of a job_log_dir or of imported weights, over all devices that are present.
 
@@ -112,8 +119,9 @@ def load_checkpoint(
     checkpoint: See restoring.find_source.
     tokenizer_path: See load.
     overrides: Text of experiment attributes, as --fdl.NAME has it.
+    base_weights: Where the weights are that LoRA was trained beside, if they were moved.
   """
-  source = find_source(checkpoint)
+  source = find_source(checkpoint, base_weights)
   trained = experiment_of(source)
   here = dict(ICI_MESH_SHAPE=[1, 1, jax.device_count()], DCN_MESH_SHAPE=[1, 1, 1])
   cls = type(trained)
@@ -123,6 +131,7 @@ def load_checkpoint(
     'CHECKPOINT_IGNORE_RULES': [],
     'CHECKPOINT_RENAME_RULES': [],
     'CHECKPOINT_RESTORE_STATE': False,
+    'CHECKPOINT_RESTORE_CHANGES': [],
   }
   experiment = cls(
     **(explicit_values(trained) | without | here | {'PERCORE_BATCH_SIZE': 1.0} | changes)
@@ -155,35 +164,15 @@ def explicit_values(experiment: LanguageModel) -> dict[str, Any]:
   }
 
 
-def tokenizer_folder(source: Source, experiment: LanguageModel) -> pathlib.Path:
-  """Where the tokenizer is: beside the weights, in VOCAB_PATH, or beside what LoRA started from.
-
-  Without any, the folder of the weights.
-  """
-  candidates = [source.folder, pathlib.Path(getattr(experiment, 'VOCAB_PATH', '') or source.folder)]
-  with contextlib.suppress(UserError):
-    base = read_values(source)['values'].get('CHECKPOINT_RESTORE_PATH')
-    candidates += [pathlib.Path(base)] if base else []
-  for folder in candidates:
-    with contextlib.suppress(UserError):
-      return pathlib.Path(open_tokenizer(str(folder)).path)
-  return source.folder
-
-
 def start_ids(e: Any, tokenizer: Tokenizer) -> list[int]:
   """What a text begins with for the experiment's model."""
   start = tokenizer.bos_id if e.START_ID is None else e.START_ID
   return [start] if start >= 0 else []
 
 
-def check_tokenizer(tokenizer: Tokenizer, experiment: LanguageModel) -> None:
-  """Raises UserError where the tokenizer cannot be the model's."""
-  spare = experiment.VOCAB_SIZE - tokenizer.vocab_size
-  if not 0 <= spare < _SPARE_IDS:
-    raise UserError(
-      f'{tokenizer.path} has {tokenizer.vocab_size:,} ids and the model VOCAB_SIZE='
-      f'{experiment.VOCAB_SIZE:,}: it is the tokenizer of another model'
-    )
+def eos_ids(e: Any, tokenizer: Tokenizer) -> list[int]:
+  """What a text ends with for the experiment's model: any of these."""
+  return list(e.EOS_IDS) or [i for i in (tokenizer.eos_id,) if i >= 0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,8 +197,11 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
   prompts = []
   for file in files:
     for place, record in read_records(file):
-      if isinstance(record.get('messages'), list):
-        ids = inference.encode_chat(record['messages'])
+      if 'prediction' in record:
+        raise UserError(f'{place} has a "prediction" already, which is what is written: rename it')
+      if 'messages' in record:
+        with located(place):
+          ids = inference.encode_chat(checked_messages(record['messages']))
       elif isinstance(record.get('inputs'), str):
         ids = inference.encode(record['inputs'])
       else:
@@ -238,11 +230,11 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
   from rich.progress import track
 
   e = inference.experiment
-  _check_settings(output, e)
+  _check_settings(output, inference, prompts)
   partial = output.with_name(f'{output.name}.partial')
   if output.exists():
     return 0
-  done = _finished(partial, prompts)
+  done = _finished(partial)
   todo = sorted(set(range(len(prompts))) - done.keys(), key=lambda i: len(prompts[i].ids))
   todo_batches = [
     todo[i : i + e.DECODE_BATCH_SIZE] for i in range(0, len(todo), e.DECODE_BATCH_SIZE)
@@ -256,28 +248,33 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
         [prompts[i].ids for i in padded], e.MAX_DECODE_STEPS, seed=e.SEED, row_ids=padded
       )
       for i, ids in zip(batch, rows, strict=False):
-        text = inference.tokenizer.decode(ids)
-        done[i] = {'index': i, **prompts[i].record, 'prediction': text}
-        f.write(json.dumps(done[i], ensure_ascii=False) + '\n')
+        done[i] = inference.tokenizer.decode(ids)
+        f.write(json.dumps({'prompt': i, 'prediction': done[i]}) + '\n')
       f.flush()
       os.fsync(f.fileno())
   ordered = output.with_name(f'{output.name}.tmp')
   with ordered.open('w', encoding='utf-8') as f:
-    for i in range(len(prompts)):
-      f.write(json.dumps(done[i], ensure_ascii=False) + '\n')
+    for i, prompt in enumerate(prompts):
+      f.write(json.dumps(prompt.record | {'prediction': done[i]}, ensure_ascii=False) + '\n')
   ordered.replace(output)
   partial.unlink()
   return len(todo)
 
 
-def _check_settings(output: pathlib.Path, e: LanguageModel) -> None:
-  """Notes beside `output` how it is decoded; raises UserError where it was begun otherwise."""
-  settings = {k: getattr(e, k) for k in ('DECODE_FILES', 'SEED', *DECODING)}
+def _check_settings(output: pathlib.Path, inference: Inference, prompts: Sequence[Prompt]) -> None:
+  """Notes beside `output` what it depends on; raises UserError where it was begun otherwise."""
+  e = inference.experiment
+  names = ('DECODE_FILES', 'SEED', 'FPROP_DTYPE', 'MAX_SEQ_LEN', *DECODING, *SIZES, *FUNCTION)
+  contents = json.dumps([[p.record, p.ids] for p in prompts])
+  settings = {name: getattr(e, name) for name in names} | {
+    'weights': inference.source.fingerprint,
+    'prompts': zlib.crc32(contents.encode()),
+  }
   path = output.with_name(f'{output.name}.settings')
   if not path.exists():
     path.write_text(json.dumps(settings, indent=2) + '\n')
     return
-  before = json.loads(path.read_text())
+  before = read_object(path)
   changed = [f'{k} {before.get(k)!r} → {v!r}' for k, v in settings.items() if before.get(k) != v]
   if changed:
     raise UserError(
@@ -286,26 +283,16 @@ def _check_settings(output: pathlib.Path, e: LanguageModel) -> None:
     )
 
 
-def _finished(partial: pathlib.Path, prompts: Sequence[Prompt]) -> dict[int, dict[str, Any]]:
-  """What an interrupted decoding has written, a torn last line cut off.
-
-  Raises:
-    UserError: it is of other prompts.
-  """
+def _finished(partial: pathlib.Path) -> dict[int, str]:
+  """The predictions that an interrupted decoding has written, a torn last line cut off."""
   if not partial.exists():
     return {}
   data = partial.read_bytes()
   whole = data[: data.rfind(b'\n') + 1]
   if len(whole) < len(data):
     partial.write_bytes(whole)
-  done: dict[int, dict[str, Any]] = {}
-  for place, record in read_records(str(partial)) if whole else ():
-    i: Any = record.get('index')
-    mine = prompts[i].record if isinstance(i, int) and 0 <= i < len(prompts) else None
-    if mine is None or any(record.get(k) != v for k, v in mine.items()):
-      raise UserError(f'{place} is of other prompts: remove {partial} to begin anew')
-    done[i] = record
-  return done
+  records = [record for _, record in read_records(str(partial))] if whole else []
+  return {int(r['prompt']): r['prediction'] for r in records}
 
 
 def text_stream(tokenizer: Tokenizer, ids: Iterator[int]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from paxlite.inputs.base import Input
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.optimizers import path_name
 from paxlite.params import derived
-from paxlite.restoring import Restore, find_source
+from paxlite.restoring import Restore, find_source, tokenizer_of
 from paxlite.states import States
 from paxlite.summaries import Summaries, versions
 from paxlite.templates import config_text
@@ -101,7 +101,8 @@ class Run:
     """What a sample at the end of training needs; None where none is asked for."""
     if getattr(self.experiment, 'SAMPLE_PROMPT', None) is None:
       return None
-    return open_tokenizer(getattr(self.experiment, 'VOCAB_PATH', ''))
+    vocab = getattr(self.experiment, 'VOCAB_PATH', '')
+    return open_tokenizer(vocab or str(tokenizer_of(self.experiment.CHECKPOINT_RESTORE_PATH) or ''))
 
 
 def train(run: Run) -> None:
@@ -284,27 +285,30 @@ def refuse_other_experiment(run: Run) -> None:
 
 def _identity(e: Experiment) -> dict[str, Any]:
   cls = type(e)
-  return {'experiment': f'{cls.__module__}.{cls.__qualname__}', 'values': e.values()}
+  values = e.values()
+  if e.CHECKPOINT_RESTORE_PATH:  # LoRA's base is looked for there, from wherever
+    values['CHECKPOINT_RESTORE_PATH'] = str(pathlib.Path(e.CHECKPOINT_RESTORE_PATH).absolute())
+  return {'experiment': f'{cls.__module__}.{cls.__qualname__}', 'values': values}
 
 
 def _sample(e: Any, trainer: Trainer, params: Any, tokenizer: Tokenizer) -> str:
   """Continues the experiment's prompt by up to 100 tokens."""
   from paxlite.decoding import Generator, Sampling
-  from paxlite.inference import start_ids
+  from paxlite.inference import eos_ids, start_ids
 
-  prompt = start_ids(e, tokenizer) + tokenizer.encode(e.SAMPLE_PROMPT)
+  start = start_ids(e, tokenizer)
+  prompt = (start + tokenizer.encode(e.SAMPLE_PROMPT))[: e.MAX_SEQ_LEN - 1]
   generator = Generator(
     trainer.task.model,
     params,
     e.MAX_SEQ_LEN,
     Sampling(temperature=0.8),
-    eos_ids=[tokenizer.eos_id],
+    eos_ids=eos_ids(e, tokenizer),
     vocab_size=tokenizer.vocab_size,
     mesh=trainer.mesh,
     rules=trainer.rules,
   )
-  prompt = prompt[: e.MAX_SEQ_LEN - 1]
-  return tokenizer.decode(prompt[1:] + generator.generate([prompt], 100)[0])
+  return tokenizer.decode(prompt[len(start) :] + generator.generate([prompt], 100)[0])
 
 
 def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:

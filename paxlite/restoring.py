@@ -19,6 +19,8 @@ import numpy as np
 
 from paxlite.checkpoints import CHECKSUMS, Checkpoints, damage
 from paxlite.errors import UserError, listed
+from paxlite.inputs.files import read_object
+from paxlite.inputs.tokenizer import TOKENIZERS
 from paxlite.layers.lora import LORA_VARIABLES
 from paxlite.layers.transformer import REPEATED
 from paxlite.optimizers import path_name
@@ -27,6 +29,7 @@ from paxlite.variables import Variable, layer_of, stacked, stored_variables
 log = logging.getLogger('paxlite')
 
 _PARAMS = 'params'
+_EXPERIMENT = 'experiment.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +39,12 @@ class Source:
   Attributes:
     folder: Holds state/ and checksums.json.
     experiment: experiment.json of what wrote it; there may be none.
+    base: Where the weights are now that LoRA was trained beside; '': where they were.
   """
 
   folder: pathlib.Path
   experiment: pathlib.Path
+  base: str = ''
 
   @functools.cached_property
   def variables(self) -> dict[str, Variable]:
@@ -52,18 +57,20 @@ class Source:
     params = [k for k in own if k.startswith(f'{_PARAMS}/')]
     if not params or not all(re.fullmatch(LORA_VARIABLES, k) for k in params):
       return own
-    path = read_values(self)['values'].get('CHECKPOINT_RESTORE_PATH')
+    path = self.base or read_values(self)['values'].get('CHECKPOINT_RESTORE_PATH')
     if not path:
       raise UserError(f'{self.folder} holds what LoRA trained, and not what it was trained beside')
-    base = find_source(path)
-    if base.fingerprint != self._frozen:
+    try:
+      base = find_source(path, fingerprint=self.frozen)
+    except UserError as e:
       raise UserError(
-        f'{self.folder} holds what LoRA trained beside other weights than {path} holds now'
-      )
+        f'{self.folder} holds what LoRA trained beside the weights in {path}: {e}. '
+        'If they were moved: --base_weights=FOLDER'
+      ) from None
     return {k: v for k, v in base.variables.items() if k.startswith(f'{_PARAMS}/')} | own
 
   @property
-  def _frozen(self) -> int | None:
+  def frozen(self) -> int | None:
     """The fingerprint of the weights that LoRA was trained beside, as states.States notes it."""
     return json.loads((self.folder / 'data' / 'metadata').read_text()).get('frozen')
 
@@ -86,32 +93,72 @@ class Source:
     return zlib.crc32((self.folder / CHECKSUMS).read_bytes())
 
 
-def find_source(path: str | pathlib.Path) -> Source:
+def find_source(path: str | pathlib.Path, base: str = '', fingerprint: int | None = None) -> Source:
   """The checkpoint at `path`: imported weights, a job_log_dir (its newest good step), or one step.
+
+  Args:
+    path: A folder.
+    base: See Source.
+    fingerprint: Finds the checkpoint with this one, of whatever step.
 
   Raises:
     UserError: there is none, or it is damaged.
   """
+  folders = _checkpoint_folders(path)
+  if fingerprint is not None:
+    folders = [f for f in folders if Source(f, f).fingerprint == fingerprint]
+    if not folders:
+      raise UserError(f'{path} no longer holds the weights that were frozen')
+  problems = []
+  for folder in folders:
+    problem = damage(folder)
+    if problem is None:
+      return Source(folder, _experiment_file(folder), base)
+    log.warning('%s: %s', folder, problem)
+    problems.append(f'{folder}: {problem}')
+  raise UserError('; '.join(problems))
+
+
+def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
+  """The tokenizer that goes with a checkpoint, or None: a file, or a folder with one.
+
+  It is beside the weights, or where the run that wrote them had it (VOCAB_PATH), or it is that of
+  the checkpoint which that run started from.
+  """
+  try:
+    folder = _checkpoint_folders(path)[0]
+    if any((folder / name).is_file() for name in TOKENIZERS):
+      return folder
+    values = read_values(Source(folder, _experiment_file(folder)))['values']
+  except UserError:
+    return None
+  vocab, before = values.get('VOCAB_PATH'), values.get('CHECKPOINT_RESTORE_PATH')
+  if vocab and pathlib.Path(vocab).exists():
+    return pathlib.Path(vocab)
+  return tokenizer_of(before) if before else None
+
+
+def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
+  """The folders at `path` with state/, the newest first; nothing of them is read."""
   path = pathlib.Path(path).absolute()
   if not path.is_dir():
     raise UserError(f'{path} is not a folder: it must be a job_log_dir or imported weights')
   for folder in (path / 'checkpoints', path):
     checkpoints = Checkpoints(folder, read_only=True)
-    if checkpoints.steps():
-      step = checkpoints.latest_good_step()
-      if step is None:
-        raise UserError(f'{folder} holds no checkpoint that is whole')
-      return Source(checkpoints.folder(step), folder.parent / 'experiment.json')
-  if not (path / 'state').is_dir():
-    raise UserError(
-      f'{path} holds no weights: neither checkpoints/ of a run nor state/ of imported ones. '
-      'Weights of other formats are read by python -m paxlite.tools.import_weights'
-    )
-  problem = damage(path)
-  if problem is not None:
-    raise UserError(f'{path}: {problem}')
-  own = path / 'experiment.json'
-  return Source(path, own if own.exists() else path.parents[1] / 'experiment.json')
+    if steps := checkpoints.steps():
+      return [checkpoints.folder(step) for step in reversed(steps)]
+  if (path / 'state').is_dir():
+    return [path]
+  raise UserError(
+    f'{path} holds no weights: neither checkpoints/ of a run nor state/ of imported ones. '
+    'Weights of other formats are read by python -m paxlite.tools.import_weights'
+  )
+
+
+def _experiment_file(folder: pathlib.Path) -> pathlib.Path:
+  """Beside imported weights; of a run, two folders above its checkpoint_00000100."""
+  of_run = folder.parent.name == 'checkpoints' and not (folder / _EXPERIMENT).exists()
+  return (folder.parents[1] if of_run else folder) / _EXPERIMENT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,12 +172,18 @@ class Restore:
     rename: 'pattern=>replacement' pairs; the model's variable whose whole name the regular
       expression matches is read from the name that it is replaced by.
     whole_state: Optimizer state and step too, for a run that goes on.
+    sizes: Attributes of the experiment that decide the shapes, for messages.
+    function: Attributes that decide what the model computes: the source's must be the same.
+    changes: Names of `function` that may differ.
   """
 
   path: str
   ignore: tuple[str, ...] = ()
   rename: tuple[str, ...] = ()
   whole_state: bool = False
+  sizes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  function: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  changes: tuple[str, ...] = ()
 
 
 class Plan:
@@ -139,16 +192,16 @@ class Plan:
   Args:
     restore: What is asked for.
     abstract: The state to fill: jax.ShapeDtypeStructs.
-    repeats: Layers of the model's stack.
+    source: The checkpoint at restore.path, where it was found already.
 
   Raises:
-    UserError: variables are missing, left over or of another shape (they are named), or a rule
-      matches nothing.
+    UserError: variables are missing, left over or of another shape (they are named), a rule
+      matches nothing, or the checkpoint is of a model that computes something else.
   """
 
-  def __init__(self, restore: Restore, abstract: Any):
+  def __init__(self, restore: Restore, abstract: Any, source: Source | None = None):
     self._restore = restore
-    self.source = find_source(restore.path)
+    self.source = find_source(restore.path) if source is None else source
     self._found: dict[str, Variable] = {}
     self.fresh: list[str] = []
     self.ignored: list[str] = []
@@ -157,7 +210,13 @@ class Plan:
       stored = {k: v for k, v in stored.items() if k.split('/')[0] == _PARAMS}
     if not any(k.split('/')[0] == _PARAMS for k in stored):
       raise UserError(f'{self.source.folder} holds no parameters')
+    if restore.whole_state and 'step' not in stored:
+      raise UserError(
+        f'{self.source.folder} holds weights alone, no optimizer state: '
+        'leave --fdl.CHECKPOINT_RESTORE_STATE out'
+      )
     self._match(stored, abstract)
+    self._check_function()
 
   def __contains__(self, name: str) -> bool:
     return name in self._found
@@ -217,8 +276,10 @@ class Plan:
       if full.startswith(f'{_PARAMS}/') and not rules.match(full.partition('/')[2]):
         problems.append(f'{full} is not in the model')
     if problems:
+      theirs = self._differing(self._restore.sizes)
+      hint = f' The checkpoint is of a model with {_flags(theirs)}.' if theirs else ''
       raise UserError(
-        f'{self.source.folder} does not fit the model: {listed(problems)}. '
+        f'{self.source.folder} does not fit the model: {listed(problems)}.{hint} '
         "Leave variables out with --fdl.CHECKPOINT_IGNORE_RULES=['REGEX'] (names after params/), "
         'or choose the experiment that it belongs to'
       )
@@ -231,6 +292,33 @@ class Plan:
         raise UserError(
           f'{attribute}: {unused[0]!r} matches no whole name; there are {", ".join(names[:3])} …'
         )
+
+  def _check_function(self) -> None:
+    """Raises UserError where the weights were trained for another function of the same shapes."""
+    function, changes = self._restore.function, self._restore.changes
+    for name in changes:
+      if name not in function:
+        raise UserError(
+          f'CHECKPOINT_RESTORE_CHANGES: {name!r} is none of {", ".join(function) or "nothing"}'
+        )
+    theirs = self._differing({k: v for k, v in function.items() if k not in changes})
+    if theirs:
+      raise UserError(
+        f'{self.source.folder} is of a model that computes something else: it has '
+        f'{_flags(theirs)} and this run {_flags({k: function[k] for k in theirs})}. Give the run '
+        f'the former, or, if the change is meant, --fdl.CHECKPOINT_RESTORE_CHANGES={list(theirs)}'
+      )
+
+  def _differing(self, ours: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of the source's experiment, as far as it is known, that differ from ours."""
+    if not self.source.experiment.is_file():
+      return {}
+    theirs = read_values(self.source)['values']
+    return {k: theirs[k] for k, v in ours.items() if k in theirs and theirs[k] != v}
+
+
+def _flags(values: Mapping[str, Any]) -> str:
+  return ' '.join(f'--fdl.{k}={v}' for k, v in values.items())
 
 
 def _params(abstract: Any) -> list[Any]:
@@ -269,7 +357,10 @@ class _RenameRules:
       match = pattern.fullmatch(name)
       if match:
         self._used.add(rule)
-        return match.expand(replacement)
+        try:
+          return match.expand(replacement)
+        except (re.error, IndexError) as e:
+          raise UserError(f'CHECKPOINT_RENAME_RULES: {rule!r}: {e}') from None
     return name
 
   def unused(self) -> list[str]:
@@ -317,12 +408,12 @@ def read_values(source: Source) -> dict[str, Any]:
   Raises:
     UserError: it is not known, or damaged.
   """
-  try:
-    found = json.loads(source.experiment.read_text())
-    return {'experiment': str(found['experiment']), 'values': dict(found['values'])}
-  except FileNotFoundError:
+  if not source.experiment.is_file():
     raise UserError(
       f'{source.experiment} is missing: which model {source.folder} is of is not known'
-    ) from None
+    )
+  found = read_object(source.experiment)
+  try:
+    return {'experiment': str(found['experiment']), 'values': dict(found['values'])}
   except (ValueError, KeyError, TypeError) as e:
     raise UserError(f'{source.experiment} is damaged ({e!r})') from None

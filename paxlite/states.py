@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from paxlite import partitioning
 from paxlite.checkpoints import Checkpoints
 from paxlite.errors import UserError
 from paxlite.optimizers import path_name
-from paxlite.restoring import Plan, Restore
+from paxlite.restoring import Plan, Restore, Source, find_source
 from paxlite.task import Task
 from paxlite.train_state import TrainState
 
@@ -59,7 +60,9 @@ class States:
     """
     if self.restore is None or (self.checkpoints.steps() and not self.trainable_only):
       return None
-    return Plan(self.restore, self.abstract)
+    step = self.checkpoints.latest_good_step() if self.trainable_only else None
+    frozen = None if step is None else Source(self.checkpoints.folder(step), pathlib.Path()).frozen
+    return Plan(self.restore, self.abstract, find_source(self.restore.path, fingerprint=frozen))
 
   def initial(self) -> tuple[TrainState, int]:
     """The state of the run's last good checkpoint, or a new one; and its step.
@@ -128,12 +131,6 @@ class States:
     state, data = self.checkpoints.restore(step, self._saved(self.abstract))
     if not self.trainable_only:
       return state, data
-    if self.plan is None or data.get('frozen') != self.plan.source.fingerprint:
-      raise UserError(
-        f'the checkpoint of step {step} holds the trained variables alone, and the frozen ones '
-        'are not those that it was trained with: CHECKPOINT_RESTORE_PATH='
-        f'{self.restore.path if self.restore else ""!r} has changed'
-      )
     trained = {path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(self._saved(state))}
     full = jax.tree_util.tree_map(lambda _: None, self.abstract.params)
     flat = traverse_util.flatten_dict(full) | traverse_util.flatten_dict(state.params)

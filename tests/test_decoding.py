@@ -221,7 +221,7 @@ def test_generate_streams_the_same_text(trained, tmp_path):
   for flags, message in (
     ([], 'error: --prompt=TEXT is missing'),
     (['--prompt=a', '--system=b'], 'error: --system needs --chat'),
-    (['--prompt=a', '--top_p=2'], 'error: TOP_P=2 is out of range'),
+    (['--prompt=a', '--top_p=2'], 'error: top_p=2 must be above 0'),
     (['--prompt=' + 'word ' * 100], 'leaves no room for another'),
     (['--prompt=a', '--chat'], 'comes with no chat template'),
     (['--prompt=a', '--tokenizer=/nowhere'], 'is not a file'),
@@ -233,13 +233,13 @@ def test_generate_streams_the_same_text(trained, tmp_path):
 
 
 def test_a_tokenizer_of_another_model(trained, tmp_path):
-  from paxlite.inference import check_tokenizer
+  from paxlite.inputs.tokenizer import check_vocabulary
 
   tokenizer = open_tokenizer(data.VOCAB)
   for size in (8000, 32000):
     with pytest.raises(UserError, match='it is the tokenizer of another model'):
-      check_tokenizer(tokenizer, Speaker(VOCAB_SIZE=size))
-  check_tokenizer(tokenizer, Speaker(VOCAB_SIZE=8320))
+      check_vocabulary(tokenizer, size)
+  check_vocabulary(tokenizer, 8320)
 
 
 def test_decode_without_prompts_or_weights(trained, tmp_path):

@@ -11,6 +11,7 @@ from paxlite.inputs.rows import RowKind
 from paxlite.inputs.sft import SftRows, TooLong
 from paxlite.inputs.synthetic import SyntheticRows
 from paxlite.inputs.text import TextRows
+from paxlite.restoring import tokenizer_of
 from paxlite.templates import config
 
 
@@ -140,7 +141,7 @@ class SftFiles(_Rows):
 
   TRAIN_FILES: list[str] = []
   EVAL_FILES: list[str] = []
-  VOCAB_PATH: str = ''  # '': the tokenizer beside the weights of CHECKPOINT_RESTORE_PATH
+  VOCAB_PATH: str = ''  # '': the tokenizer that goes with CHECKPOINT_RESTORE_PATH
   TOO_LONG: TooLong = 'error'
 
   @property
@@ -153,11 +154,17 @@ class SftFiles(_Rows):
   def eval_inputs(self) -> dict[str, fdl.Config]:
     return {'eval': self.eval_input(self._source(self.EVAL_FILES))} if self.EVAL_FILES else {}
 
+  @property
+  def _restored_tokenizer(self) -> str:
+    path = self.CHECKPOINT_RESTORE_PATH
+    return str((tokenizer_of(path) if path else None) or path)
+
   def _source(self, files: list[str]) -> fdl.Config:
     return config(
       SftRows,
       files=list(files),
-      vocab_path=self.VOCAB_PATH or self.CHECKPOINT_RESTORE_PATH,
+      vocab_path=self.VOCAB_PATH or self._restored_tokenizer,
+      vocab_size=self.VOCAB_SIZE,
       seq_len=self.MAX_SEQ_LEN,
       start_id=self.START_ID,
       chat_template=self.CHAT_TEMPLATE,

@@ -10,7 +10,6 @@ from flax import linen as nn
 
 from paxlite import optimizers, schedules
 from paxlite.errors import UserError
-from paxlite.experiment import Experiment
 from paxlite.experiments.decoding import Decoding
 from paxlite.layers.attention import (
   Attention,
@@ -43,7 +42,45 @@ Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_expo
 _NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
 
 
-class LanguageModel(Decoding, Experiment):
+# Attributes that decide the shapes of a model's variables, and those that decide what it computes
+# from variables of the same shapes.
+SIZES = (
+  'NUM_LAYERS',
+  'NUM_HEADS',
+  'NUM_KV_HEADS',
+  'MODEL_DIMS',
+  'HIDDEN_DIMS',
+  'DIMS_PER_HEAD',
+  'VOCAB_SIZE',
+  'SEPARATE_EMBEDDING',
+  'TRAINABLE_POSITION_EMB',
+  'USE_BIAS',
+  'USE_FFN_BIAS',
+  'USE_GATED_ACTIVATION',
+  'USE_PER_DIM_SCALE',
+  'USE_SOFTMAX_BIAS',
+)
+FUNCTION = (
+  'USE_ROTARY_POSITION_EMB',
+  'ROPE_THETA',
+  'ROPE_LAYOUT',
+  'ROPE_FACTOR',
+  'ROPE_LOW_FREQUENCY_FACTOR',
+  'ROPE_HIGH_FREQUENCY_FACTOR',
+  'ROPE_ORIGINAL_LENGTH',
+  'SLIDING_WINDOW',
+  'ACTIVATION_CLS',
+  'NORM_CLS',
+  'NORM_POLICY',
+  'NORM_SCALE_OFFSET',
+  'LAYERNORM_EPSILON',
+  'SCALE_EMBEDDING',
+  'SOFTMAX_CAP_LOGITS',
+  'ATTEN_LOGIT_CAP',
+)
+
+
+class LanguageModel(Decoding):
   """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
 
   # Architecture
@@ -217,6 +254,11 @@ class LanguageModel(Decoding, Experiment):
       num_microbatches=self.NUM_MICROBATCHES,
       max_skipped_steps=self.MAX_SKIPPED_STEPS,
     )
+
+  @property
+  def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    sizes = {name: getattr(self, name) for name in SIZES}
+    return sizes, {name: getattr(self, name) for name in FUNCTION}
 
   def model(self) -> fdl.Config:
     """The config of the TransformerLm."""

@@ -142,6 +142,23 @@ def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     raise UserError(f'{path} is empty')
 
 
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+  """A JSON file that holds an object.
+
+  Raises:
+    UserError: it is missing, damaged, or holds something else.
+  """
+  try:
+    found = json.loads(path.read_text())
+  except FileNotFoundError:
+    raise UserError(f'{path} is missing') from None
+  except (ValueError, OSError) as e:
+    raise UserError(f'{path} is damaged ({e})') from None
+  if not isinstance(found, dict):
+    raise UserError(f'{path} is damaged: it holds no JSON object')
+  return found
+
+
 def _record(line: bytes, place: str) -> dict[str, Any]:
   try:
     record = json.loads(line.decode('utf-8'))

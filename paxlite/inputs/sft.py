@@ -7,10 +7,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from paxlite.errors import UserError
+from paxlite.errors import UserError, located
 from paxlite.inputs.base import Batch
 from paxlite.inputs.files import read_records
-from paxlite.inputs.tokenizer import ChatFormat, open_tokenizer
+from paxlite.inputs.tokenizer import (
+  ChatFormat,
+  Message,
+  check_vocabulary,
+  checked_messages,
+  open_tokenizer,
+)
 
 log = logging.getLogger('paxlite')
 
@@ -36,6 +42,7 @@ class SftRows:
     files: .jsonl, also .gz .xz .zst.
     vocab_path: The tokenizer.
     seq_len: Length T of a row.
+    vocab_size: Of the model.
     start_id: The id before each prompt; None: the tokenizer's BOS, if it has one. A chat template
       writes its own.
     chat_template: Of Jinja; '' takes the tokenizer's.
@@ -52,6 +59,7 @@ class SftRows:
     files: Sequence[str],
     vocab_path: str,
     seq_len: int,
+    vocab_size: int,
     start_id: int | None = None,
     chat_template: str = '',
     too_long: TooLong = 'error',
@@ -61,6 +69,7 @@ class SftRows:
       raise UserError('no examples: --fdl.TRAIN_FILES="[\'/path/to/a.jsonl\']"')
     self._seq_len = seq_len
     self._tokenizer = open_tokenizer(vocab_path)
+    check_vocabulary(self._tokenizer, vocab_size)
     self._start_id = self._tokenizer.bos_id if start_id is None else start_id
     self._chat_template = chat_template
     self._chat: ChatFormat | None = None
@@ -125,7 +134,8 @@ class SftRows:
 
   def _example(self, place: str, record: Mapping[str, Any]) -> Example:
     if 'messages' in record:
-      parts = list(self._chat_parts(place, record['messages']))
+      with located(place):
+        parts = list(self._chat_parts(checked_messages(record['messages'])))
     else:
       inputs, targets = record.get('inputs'), record.get('targets')
       if not isinstance(inputs, str) or not isinstance(targets, str):
@@ -137,14 +147,12 @@ class SftRows:
       ]
     ids = np.array([i for part, _ in parts for i in part], np.int32)
     is_answer = np.array([answer for part, answer in parts for _ in part], bool)
-    if not is_answer[1:].any():
+    if not is_answer[1:].any() or record.get('targets') == '':
       raise UserError(f'{place} has no answer to learn')
     return Example(ids, is_answer)
 
-  def _chat_parts(self, place: str, messages: Any) -> Iterator[tuple[list[int], bool]]:
+  def _chat_parts(self, messages: Sequence[Message]) -> Iterator[tuple[list[int], bool]]:
     """Pieces of a conversation, each with whether it is learned."""
-    if not isinstance(messages, list) or not all(_is_message(m) for m in messages):
-      raise UserError(f'{place}: "messages" must be a list of {{"role": text, "content": text}}')
     if self._chat is None:
       self._chat = ChatFormat(self._chat_template, self._tokenizer.path)
     written = ''
@@ -155,7 +163,7 @@ class SftRows:
       after = self._chat.render(messages[: i + 1], prompt=False)
       if not before.startswith(written) or not after.startswith(before):
         raise UserError(
-          f'{place}: the chat template does not write the conversation message by message, so that '
+          'the chat template does not write the conversation message by message, so that '
           'it cannot be told which part is the answer'
         )
       yield self._tokenizer.encode_marked(before[len(written) :]), False
@@ -181,11 +189,3 @@ def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
       rows.append([number])
       open_rows = [*open_rows[-63:], (len(rows) - 1, seq_len - length)]
   return rows
-
-
-def _is_message(message: Any) -> bool:
-  return (
-    isinstance(message, Mapping)
-    and isinstance(message.get('role'), str)
-    and isinstance(message.get('content'), str)
-  )

@@ -5,14 +5,21 @@ import json
 import pathlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from paxlite.errors import UserError
+from paxlite.inputs.files import read_object
 
 _JSON, _MODEL = 'tokenizer.json', 'tokenizer.model'
-FILES = (_JSON, _MODEL, 'tokenizer_config.json', 'chat_template.jinja', 'special_tokens_map.json')
+TOKENIZERS = (_JSON, _MODEL)  # in a folder, the first that is there
+FILES = (*TOKENIZERS, 'tokenizer_config.json', 'chat_template.jinja', 'special_tokens_map.json')
 
 Message = Mapping[str, str]  # role and content
+
+# ids that a model has beyond its tokenizer's: rounding to a multiple, at most
+_SPARE_IDS = 1024
+
+_FLAGS = f'--fdl.VOCAB_PATH, or --tokenizer of a tool, names a SentencePiece .model or a {_JSON}'
 
 
 class Tokenizer(Protocol):
@@ -32,6 +39,10 @@ class Tokenizer(Protocol):
   @property
   def eos_id(self) -> int:
     """The end-of-sequence id, −1 where there is none."""
+    ...
+
+  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
+    """The id of the token that is called so, used at the ends of texts or not; −1: none is."""
     ...
 
   def encode(self, text: str) -> list[int]:
@@ -55,20 +66,39 @@ def open_tokenizer(path: str) -> Tokenizer:
     UserError: there is no such file, or it is no tokenizer.
   """
   if not path:
-    raise UserError('VOCAB_PATH names no SentencePiece model: --fdl.VOCAB_PATH=/path/to/x.model')
+    raise UserError(f'there is no tokenizer: {_FLAGS}')
   file = pathlib.Path(path)
   if file.is_dir():
-    found = [file / name for name in (_JSON, _MODEL) if (file / name).is_file()]
+    found = [file / name for name in TOKENIZERS if (file / name).is_file()]
     if not found:
-      raise UserError(f'VOCAB_PATH={path} holds neither {_JSON} nor {_MODEL}')
+      raise UserError(f'{path} holds no tokenizer, neither {_JSON} nor {_MODEL}: {_FLAGS}')
     file = found[0]
   if not file.is_file():
-    raise UserError(
-      f'VOCAB_PATH={path} is not a file: it must name a SentencePiece .model or a {_JSON}'
-    )
+    raise UserError(f'the tokenizer {path} is not a file: {_FLAGS}')
   if file.suffix == '.json':
     return JsonTokenizer(str(file))
   return SentencePieceTokenizer(str(file))
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
+  """Raises UserError where the tokenizer cannot be that of a model with `vocab_size` ids."""
+  spare = vocab_size - tokenizer.vocab_size
+  if not 0 <= spare <= max(_SPARE_IDS, vocab_size // 32):
+    raise UserError(
+      f'{tokenizer.path} has {tokenizer.vocab_size:,} ids and the model VOCAB_SIZE={vocab_size:,}: '
+      'it is the tokenizer of another model'
+    )
+
+
+def checked_messages(messages: Any) -> list[Message]:
+  """The messages of a conversation; raises UserError unless each has a role and a text."""
+  good = isinstance(messages, list) and all(
+    isinstance(m, Mapping) and isinstance(m.get('role'), str) and isinstance(m.get('content'), str)
+    for m in messages
+  )
+  if not good or not messages:
+    raise UserError('"messages" must be a list of {"role": text, "content": text}, at least one')
+  return messages
 
 
 class SentencePieceTokenizer:
@@ -82,7 +112,7 @@ class SentencePieceTokenizer:
     try:
       self._model.LoadFromFile(path)
     except (RuntimeError, OSError) as e:
-      raise UserError(f'VOCAB_PATH={path} is not a SentencePiece model ({e})') from None
+      raise UserError(f'the tokenizer {path} is not a SentencePiece model ({e})') from None
 
   @property
   def vocab_size(self) -> int:
@@ -95,6 +125,9 @@ class SentencePieceTokenizer:
   @property
   def eos_id(self) -> int:
     return self._model.eos_id()
+
+  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
+    return self.bos_id if name == 'bos_token' else self.eos_id
 
   def encode(self, text: str) -> list[int]:
     return self._model.EncodeAsIds(text)
@@ -118,14 +151,14 @@ class JsonTokenizer:
       import tokenizers
     except ImportError:
       raise UserError(
-        f"VOCAB_PATH={path} needs the package tokenizers: pip install 'paxlite[weights]'"
+        f"the tokenizer {path} needs the package tokenizers: pip install 'paxlite[weights]'"
       ) from None
 
     self.path = path
     try:
       self._tokenizer = tokenizers.Tokenizer.from_file(path)
     except Exception as e:
-      raise UserError(f'VOCAB_PATH={path} is not a {_JSON} ({e})') from None
+      raise UserError(f'the tokenizer {path} is not a {_JSON} ({e})') from None
 
   @property
   def vocab_size(self) -> int:
@@ -138,7 +171,10 @@ class JsonTokenizer:
 
   @functools.cached_property
   def eos_id(self) -> int:
-    token = special_tokens(self.path).get('eos_token')
+    return self.special_id('eos_token')
+
+  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
+    token = special_tokens(self.path).get(name)
     found = None if token is None else self._tokenizer.token_to_id(token)
     return -1 if found is None else found
 
@@ -229,7 +265,4 @@ def _configuration(tokenizer_path: str) -> dict[str, Any]:
   path = pathlib.Path(tokenizer_path).parent / 'tokenizer_config.json'
   if not path.is_file():
     return {}
-  try:
-    return dict(json.loads(path.read_text()))
-  except (ValueError, TypeError) as e:
-    raise UserError(f'{path} is damaged ({e})') from None
+  return read_object(path)

@@ -30,7 +30,7 @@ class LoraProjection(Projection):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     y = super().__call__(x)
-    in_dims, weight_dims, out_dims = self.equation.replace('->', ',').split(',')
+    in_dims, weight_dims, _ = self.equation.replace('->', ',').split(',')
     stacked = [i for i, axis in enumerate(self.axes) if axis == 'qkv']
     read = [i for i, d in enumerate(weight_dims) if d in in_dims]
     made = [i for i in range(len(weight_dims)) if i not in read + stacked]
@@ -47,5 +47,4 @@ class LoraProjection(Projection):
     k = 'k' if stacked else ''
     hidden = jnp.einsum(f'bti,{k}ir->{k}btr', x_flat, a)
     delta = jnp.einsum(f'{k}btr,{k}or->{k}bto', hidden, b)
-    assert len(out_dims) == y.ndim
     return y + delta.reshape(y.shape)

@@ -1,11 +1,18 @@
 """Rotary position embedding, https://arxiv.org/abs/2104.09864."""
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+
+# how pairs are taken apart into all first and all second members, and put together again
+_LAYOUTS: dict[str, tuple[Callable, Callable]] = {
+  'interleaved': (lambda x: (x[..., 0::2], x[..., 1::2]), lambda xs: jnp.stack(xs, axis=-1)),
+  'half': (lambda x: jnp.split(x, 2, axis=-1), lambda xs: jnp.concatenate(xs, axis=-1)),
+}
 
 
 class RotaryEmbedding(nn.Module):
@@ -28,16 +35,10 @@ class RotaryEmbedding(nn.Module):
     angles = positions * self.rates(half)  # [B or 1, T, 1, H/2]
     sin, cos = jnp.sin(angles), jnp.cos(angles)
     x = x_BTNH.astype(jnp.float32)
-    if self.layout == 'interleaved':
-      first, second = x[..., 0::2], x[..., 1::2]
-    else:
-      first, second = x[..., :half], x[..., half:]
-    rotated = first * cos - second * sin, second * cos + first * sin
-    if self.layout == 'interleaved':
-      y = jnp.stack(rotated, axis=-1).reshape(x.shape)
-    else:
-      y = jnp.concatenate(rotated, axis=-1)
-    return y.astype(x_BTNH.dtype)
+    split, join = _LAYOUTS[self.layout]
+    first, second = split(x)
+    y = join((first * cos - second * sin, second * cos + first * sin))
+    return y.reshape(x.shape).astype(x_BTNH.dtype)
 
   def rates(self, half: int) -> jax.Array:
     """Radians per position of each pair, [half]."""

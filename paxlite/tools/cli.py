@@ -2,19 +2,27 @@
 
 import argparse
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
 from paxlite.errors import UserError
 
+BASE_WEIGHTS = 'where the weights are now that LoRA was trained beside, if they were moved'
+
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
-  """Calls `main` with the command line and exits: 0, or 2 after a UserError."""
+  """Calls `main` with the command line and exits: 0, 2 after a UserError, 130 after Ctrl-C."""
+  # what is unfinished is removed on the way out
+  signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
   try:
     main(sys.argv[1:])
   except UserError as e:
     print(f'error: {str(e).splitlines()[0]}', file=sys.stderr)
     sys.exit(2)
+  except KeyboardInterrupt:
+    print('interrupted', file=sys.stderr)
+    sys.exit(128 + signal.SIGINT)
   except BrokenPipeError:  # `… | head`
     sys.stderr.close()
 

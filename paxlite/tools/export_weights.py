@@ -27,13 +27,14 @@ def main(argv: Sequence[str]) -> None:
     '--dtype', choices=('float32', 'bfloat16', 'float16'), help='of the tensors (as stored)'
   )
   parser.add_argument('--base', default='', help='base model that a PEFT adapter names')
+  parser.add_argument('--base_weights', default='', help=cli.BASE_WEIGHTS)
   args = parser.parse_args(argv)
 
-  from paxlite.inference import experiment_of, tokenizer_folder
-  from paxlite.restoring import find_source
+  from paxlite.inference import experiment_of
+  from paxlite.restoring import find_source, tokenizer_of
   from paxlite.weights import huggingface, lora
 
-  source = find_source(args.checkpoint)
+  source = find_source(args.checkpoint, args.base_weights)
   experiment = experiment_of(source)
   variables = source.unrolled_params()
   started = time.perf_counter()
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
         experiment,
         lora.merged(variables),
         args.dtype,
-        tokenizer_folder(source, experiment),
+        tokenizer_of(source.folder),
         report,
       )
   print(f'{args.path}: {size:,} bytes in {time.perf_counter() - started:.1f} s')

@@ -24,6 +24,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--chat', action='store_true', help='ask and answer, by the chat template')
   parser.add_argument('--system', help='what a chat begins with')
   parser.add_argument('--tokenizer', default='', help='file or folder, if not beside the weights')
+  parser.add_argument('--base_weights', default='', help=cli.BASE_WEIGHTS)
   parser.add_argument('--max_new_tokens', type=int, default=256)
   parser.add_argument('--temperature', type=float, help='0 takes the likeliest token (0)')
   parser.add_argument('--top_k', type=int, help='only this many of the likeliest (0: all)')
@@ -34,6 +35,8 @@ def main(argv: Sequence[str]) -> None:
   args, overrides = cli.parse(parser, argv)
   if args.prompt is None and not args.chat:
     raise UserError('--prompt=TEXT is missing; or --chat, to be asked for it')
+  if not 0 <= args.seed < 1 << 32:
+    raise UserError(f'--seed={args.seed} must be from 0 to 2**32 - 1')
   if args.system is not None and not args.chat:
     raise UserError('--system needs --chat')
   for flag, name in (
@@ -48,7 +51,7 @@ def main(argv: Sequence[str]) -> None:
 
   from paxlite.inference import load_checkpoint
 
-  inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides)
+  inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides, args.base_weights)
   generator = inference.generator()
 
   def show(ids: list[int]) -> str:
@@ -60,9 +63,15 @@ def main(argv: Sequence[str]) -> None:
     return
   messages = [] if args.system is None else [{'role': 'system', 'content': args.system}]
   for text in [args.prompt] if args.prompt is not None else _questions():
-    messages.append({'role': 'user', 'content': text})
-    answer = show(inference.encode_chat(messages))
-    messages.append({'role': 'assistant', 'content': answer})
+    asked = [*messages, {'role': 'user', 'content': text}]
+    try:
+      answer = show(inference.encode_chat(asked))
+    except UserError as e:
+      if args.prompt is not None:
+        raise
+      print(f'error: {e}', file=sys.stderr)  # the conversation so far stays
+      continue
+    messages = [*asked, {'role': 'assistant', 'content': answer}]
 
 
 def _show(tokenizer: Any, tokens: Iterator[int]) -> str:

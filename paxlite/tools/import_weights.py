@@ -37,8 +37,6 @@ def main(argv: Sequence[str]) -> None:
   if to.exists():
     raise UserError(f'--to={to} exists already: choose another folder, or remove it')
   tokenizer = None if args.tokenizer is None else pathlib.Path(args.tokenizer)
-  if tokenizer is not None and not tokenizer.exists():
-    raise UserError(f'--tokenizer={tokenizer} is not there')
   if (args.source == 'pax') != (args.fdl_config is not None):
     raise UserError('--fdl_config=EXPERIMENT is needed with --from=pax, and only there')
   if overrides and args.source != 'pax':
@@ -54,6 +52,7 @@ def main(argv: Sequence[str]) -> None:
 def _import_published(
   source: str, path: pathlib.Path, to: pathlib.Path, tokenizer: pathlib.Path | None
 ) -> list[str]:
+  from paxlite.inputs.tokenizer import check_vocabulary, open_tokenizer
   from paxlite.weights import folder, gguf_file, huggingface, meta
   from paxlite.weights.folder import Tensors
 
@@ -71,7 +70,9 @@ def _import_published(
   else:
     experiment, entries, tensors = huggingface.read_folder(path)
     ignored = huggingface.IGNORED
-  if tokenizer is None and path.is_dir():
+  if tokenizer is not None:
+    check_vocabulary(open_tokenizer(str(tokenizer)), experiment.VOCAB_SIZE)
+  elif path.is_dir():
     tokenizer = path
   with cli.progress('importing') as report:
     size = folder.write_weights(

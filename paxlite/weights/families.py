@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paxlite.errors import UserError
-from paxlite.experiment import experiments
+from paxlite.experiment import Experiment, experiments
 from paxlite.experiments.gemma import Gemma
 from paxlite.experiments.gpt import GPT2
-from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.language_model import FUNCTION, SIZES, LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.inputs.tokenizer import open_tokenizer
 from paxlite.weights.layout import HUGGING_FACE, Entry, gpt2_entries, llama_entries
@@ -16,8 +16,16 @@ from paxlite.weights.layout import HUGGING_FACE, Entry, gpt2_entries, llama_entr
 # of transformers' names for what experiments call otherwise
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu', 'gelu_new': 'gelu'}
 
-# what an experiment of a published size may have otherwise
-_FREE = {'MAX_SEQ_LEN', 'EOS_IDS', 'FPROP_DTYPE'}
+# options of transformers' configs that change what a model computes, and what is computed here
+_NEUTRAL: dict[str, Any] = {
+  'quantization_config': None,
+  'partial_rotary_factor': 1.0,
+  'attention_bias': False,
+  'mlp_bias': False,
+  'scale_attn_weights': True,
+  'scale_attn_by_inverse_layer_idx': False,
+  'add_cross_attention': False,
+}
 
 
 def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageModel:
@@ -34,10 +42,15 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
   kind = config.get('model_type')
   if kind not in families:
     raise UserError(f'{where}: model_type {kind!r} is none of {", ".join(families)}')
+  for name, neutral in _NEUTRAL.items():
+    if config.get(name) not in (None, neutral):
+      raise UserError(f'{where}: {name}={config[name]!r} is not implemented')
   try:
-    values = _gpt2_values(config) if kind == 'gpt2' else _llama_values(config, kind, where)
+    values = _gpt2_values(config, where) if kind == 'gpt2' else _llama_values(config, kind, where)
   except KeyError as e:
     raise UserError(f'{where} has no {e.args[0]}') from None
+  except (TypeError, ValueError, ZeroDivisionError, AttributeError) as e:
+    raise UserError(f'{where} has a value that cannot be ({e})') from None
   dtype = config.get('dtype', config.get('torch_dtype'))
   values['FPROP_DTYPE'] = 'float32' if dtype in (None, 'float32') else 'bfloat16'
   values['EOS_IDS'] = _ids(config.get('eos_token_id'))
@@ -46,21 +59,15 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
 
 def published(family: type[LanguageModel], values: Mapping[str, Any]) -> LanguageModel:
   """The registered experiment of these values, or the family's base class with them; validated."""
-  sizes = {k: v for k, v in values.items() if k not in _FREE}
+  wanted = family(**values)
+  wanted.validate()
+  others = {k: v for k, v in values.items() if k not in (*SIZES, *FUNCTION, 'HEADS_SPAN_MODEL')}
   for cls in experiments().values():
-    if issubclass(cls, family) and _dataset_free(cls):
-      candidate = cls()
-      if all(getattr(candidate, k) == v for k, v in sizes.items()):
-        experiment = cls(**{k: v for k, v in values.items() if k in _FREE})
-        break
-  else:
-    experiment = family(**values)
-  experiment.validate()
-  return experiment
-
-
-def _dataset_free(cls: type) -> bool:
-  return cls.__module__ in (LLaMA.__module__, Gemma.__module__, GPT2.__module__)
+    if issubclass(cls, family) and cls.train_input is Experiment.train_input:  # no dataset
+      experiment = cls(**others)
+      if experiment.model_values == wanted.model_values:
+        return experiment
+  return wanted
 
 
 def hugging_face_entries(e: LanguageModel) -> list[Entry]:
@@ -121,19 +128,26 @@ def family_of(e: LanguageModel) -> str:
         f'{type(e).__name__} has {name}={getattr(e, name):g} and {kind} of Hugging Face none: '
         'it cannot be written there'
       )
+  plain = LanguageModel(**{name: getattr(e, name) for name in LanguageModel().values()})
+  if plain.model() != e.model():
+    raise UserError(
+      f'{type(e).__name__} changes its layers beyond what attributes say (its methods model, layer '
+      f'or attention): {kind} of Hugging Face has none like them, and it cannot be written there'
+    )
   return kind
 
 
-def config_json(e: LanguageModel, dtype: str, source: pathlib.Path) -> dict[str, Any]:
+def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) -> dict[str, Any]:
   """The config.json that transformers reads for an experiment's model."""
   kind = family_of(e)
-  end = eos_ids(e, source)
+  bos, eos = _special_ids(tokenizer)
+  end = list(e.EOS_IDS) or eos
   common: dict[str, Any] = {
     'model_type': kind,
     'vocab_size': e.VOCAB_SIZE,
     'torch_dtype': dtype,
     'tie_word_embeddings': not e.SEPARATE_EMBEDDING,
-    'bos_token_id': _bos(source),
+    'bos_token_id': bos,
     'eos_token_id': end[0] if len(end) == 1 else end or None,
   }
   if kind == 'gpt2':
@@ -176,35 +190,22 @@ def config_json(e: LanguageModel, dtype: str, source: pathlib.Path) -> dict[str,
   return config
 
 
-def eos_ids(e: LanguageModel, tokenizer_folder: pathlib.Path) -> list[int]:
-  """The ids that end a text: the experiment's, else the tokenizer's."""
-  if e.EOS_IDS:
-    return list(e.EOS_IDS)
-  eos = _special(tokenizer_folder, 'eos_id')
-  return [] if eos is None else [eos]
-
-
-def _bos(folder: pathlib.Path) -> int | None:
-  return _special(folder, 'bos_id')
-
-
-def _special(folder: pathlib.Path, name: str) -> int | None:
+def _special_ids(tokenizer: pathlib.Path | None) -> tuple[int | None, list[int]]:
+  """The ids of bos_token and eos_token, where the tokenizer has them."""
+  if tokenizer is None:
+    return None, []
   try:
-    found = getattr(open_tokenizer(str(folder)), name)
+    opened = open_tokenizer(str(tokenizer))
   except UserError:
-    return None
-  return found if found >= 0 else None
+    return None, []
+  bos, eos = opened.special_id('bos_token'), opened.special_id('eos_token')
+  return None if bos < 0 else bos, [] if eos < 0 else [eos]
 
 
 def _llama_values(config: Mapping[str, Any], kind: str, where: pathlib.Path) -> dict[str, Any]:
-  for name in ('attention_bias', 'mlp_bias'):
-    if config.get(name):
-      raise UserError(f'{where}: {name} is not implemented for {kind}')
   activation = config.get('hidden_activation') or config['hidden_act']
   if kind == 'gemma' and not config.get('hidden_activation'):
     activation = 'gelu_pytorch_tanh'  # old files say "gelu" and mean this, as transformers has it
-  if activation not in _ACTIVATIONS:
-    raise UserError(f'{where}: hidden_act {activation!r} is none of {", ".join(_ACTIVATIONS)}')
   heads = config['num_attention_heads']
   head_dim = config.get('head_dim') or config['hidden_size'] // heads
   return {
@@ -217,12 +218,18 @@ def _llama_values(config: Mapping[str, Any], kind: str, where: pathlib.Path) -> 
     'HEADS_SPAN_MODEL': heads * head_dim == config['hidden_size'],
     'VOCAB_SIZE': config['vocab_size'],
     'MAX_SEQ_LEN': config['max_position_embeddings'],
-    'ACTIVATION_CLS': _ACTIVATIONS[activation],
+    'ACTIVATION_CLS': _activation(activation, where),
     'LAYERNORM_EPSILON': config['rms_norm_eps'],
     'SEPARATE_EMBEDDING': not config.get('tie_word_embeddings', kind == 'gemma'),
     'SLIDING_WINDOW': (config.get('sliding_window') or 0) if kind == 'mistral' else 0,
     **_rope_values(config, where),
   }
+
+
+def _activation(name: str, where: pathlib.Path) -> str:
+  if name not in _ACTIVATIONS:
+    raise UserError(f'{where}: activation {name!r} is none of {", ".join(_ACTIVATIONS)}')
+  return _ACTIVATIONS[name]
 
 
 def _rope_values(config: Mapping[str, Any], where: pathlib.Path) -> dict[str, Any]:
@@ -241,7 +248,9 @@ def _rope_values(config: Mapping[str, Any], where: pathlib.Path) -> dict[str, An
   return values
 
 
-def _gpt2_values(config: Mapping[str, Any]) -> dict[str, Any]:
+def _gpt2_values(config: Mapping[str, Any], where: pathlib.Path) -> dict[str, Any]:
+  if not config.get('tie_word_embeddings', True):
+    raise UserError(f'{where}: tie_word_embeddings=False is not implemented for gpt2')
   return {
     'NUM_LAYERS': config['n_layer'],
     'NUM_HEADS': config['n_head'],
@@ -250,7 +259,7 @@ def _gpt2_values(config: Mapping[str, Any]) -> dict[str, Any]:
     'VOCAB_SIZE': config['vocab_size'],
     'MAX_SEQ_LEN': config['n_positions'],
     'LAYERNORM_EPSILON': config['layer_norm_epsilon'],
-    'ACTIVATION_CLS': _ACTIVATIONS[config['activation_function']],
+    'ACTIVATION_CLS': _activation(config['activation_function'], where),
   }
 
 

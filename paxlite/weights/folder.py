@@ -18,7 +18,7 @@ import numpy as np
 from paxlite.checkpoints import write_checksums
 from paxlite.errors import UserError, listed
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.inputs.tokenizer import FILES
+from paxlite.inputs.tokenizer import FILES, TOKENIZERS
 from paxlite.variables import UnfinishedFolder, write_variable
 from paxlite.weights.layout import Entry
 
@@ -73,7 +73,7 @@ def write_weights(
       done += len(parts)
       del value
       report(done, len(entries))
-    _copy_tokenizer(tokenizer_from, folder)
+    copy_tokenizer(tokenizer_from, folder)
     write_identity(folder, experiment)
     if finish is not None:
       finish(folder)
@@ -126,12 +126,18 @@ def _variable(parts: Sequence[Entry], tensors: Tensors) -> tuple[np.ndarray, tup
   return whole, first.our_shape
 
 
-def _copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
+def copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
+  """Copies a tokenizer, and what stands beside it about chats and special tokens.
+
+  Args:
+    source: Its file, or a folder that may have one.
+    folder: Gets it under its usual name.
+  """
   if source is None:
     return
   if source.is_file():
     shutil.copyfile(source, folder / f'tokenizer{source.suffix}')
-    return
+  beside = source.parent if source.is_file() else source
   for name in FILES:
-    if (source / name).is_file():
-      shutil.copyfile(source / name, folder / name)
+    if (beside / name).is_file() and not (source.is_file() and name in TOKENIZERS):
+      shutil.copyfile(beside / name, folder / name)

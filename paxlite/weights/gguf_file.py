@@ -103,6 +103,8 @@ def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTenso
     }
   except KeyError as e:
     raise UserError(f'{path} has no {e.args[0]}') from None
+  except (TypeError, ValueError, ZeroDivisionError) as e:
+    raise UserError(f'{path} has a value that cannot be ({e})') from None
   if 'rope_freqs.weight' in tensors.shapes:
     raise UserError(
       f'{path} stretches rotary positions (rope_freqs.weight): import the Hugging Face folder'

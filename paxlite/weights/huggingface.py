@@ -2,7 +2,6 @@
 
 import json
 import pathlib
-import shutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,14 +10,17 @@ import numpy as np
 
 from paxlite.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.inputs.tokenizer import FILES
+from paxlite.inputs.files import read_object
 from paxlite.variables import UnfinishedFolder, Variable, blocks
 from paxlite.weights.families import config_json, experiment_of, hugging_face_entries
-from paxlite.weights.layout import Entry
+from paxlite.weights.folder import copy_tokenizer
+from paxlite.weights.layout import HUGGING_FACE, Entry
 
 # buffers, and copies of a tied embedding
 IGNORED = r'.*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)|lm_head\.weight'
 
+_HEAD = 'lm_head.weight'
+_EMBEDDINGS = (HUGGING_FACE['embedding'], 'wte.weight')
 _INDEX = 'model.safetensors.index.json'
 _NAMES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
 
@@ -37,10 +39,16 @@ class Safetensors:
       with _opened(path) as f:
         for name in f.keys():  # noqa: SIM118 - not a dict
           short = name.removeprefix('transformer.')  # GPT-2 has it in some files
+          described = f.get_slice(name)
+          if described.get_dtype() not in _NAMES.values():
+            raise UserError(
+              f'{path}: {name} is {described.get_dtype()}; '
+              f'weights must be {", ".join(_NAMES)}: dequantize them first'
+            )
           self._files[short] = path
-          self.shapes[short] = tuple(f.get_slice(name).get_shape())
-    self._stated = _stated_names(folder)
-    missing = [n for n in self._stated if n.removeprefix('transformer.') not in self.shapes]
+          self.shapes[short] = tuple(described.get_shape())
+    stated = _weight_map(folder / _INDEX)
+    missing = [n for n in stated if n.removeprefix('transformer.') not in self.shapes]
     if missing:
       raise UserError(f'{folder / _INDEX} names {missing[0]}, which is in none of its files')
 
@@ -67,7 +75,7 @@ def _opened(path: pathlib.Path) -> Any:
 def _safetensors_files(folder: pathlib.Path) -> list[pathlib.Path]:
   index = folder / _INDEX
   if index.is_file():
-    files = sorted({folder / name for name in _read_json(index)['weight_map'].values()})
+    files = sorted({folder / name for name in _weight_map(index).values()})
     missing = [f for f in files if not f.is_file()]
     if missing:
       raise UserError(f'{missing[0]} is missing: {index.name} names it')
@@ -81,9 +89,14 @@ def _safetensors_files(folder: pathlib.Path) -> list[pathlib.Path]:
   return files
 
 
-def _stated_names(folder: pathlib.Path) -> list[str]:
-  index = folder / _INDEX
-  return list(_read_json(index)['weight_map']) if index.is_file() else []
+def _weight_map(index: pathlib.Path) -> dict[str, str]:
+  """File by tensor; empty where there is no index."""
+  if not index.is_file():
+    return {}
+  found = read_object(index).get('weight_map')
+  if not isinstance(found, dict) or not all(isinstance(f, str) for f in found.values()):
+    raise UserError(f'{index} is damaged: it has no weight_map')
+  return found
 
 
 def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Safetensors]:
@@ -91,12 +104,27 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Safet
   config = folder / 'config.json'
   if not config.is_file():
     raise UserError(f'{config} is missing: --path must be a Hugging Face folder')
-  contents = dict(_read_json(config))
+  contents = read_object(config)
   generation = folder / 'generation_config.json'
   if generation.is_file():  # its list of EOS ids is the fuller one
-    contents |= {k: v for k, v in _read_json(generation).items() if k == 'eos_token_id'}
+    contents |= {k: v for k, v in read_object(generation).items() if k == 'eos_token_id'}
   experiment = experiment_of(contents, config)
-  return experiment, hugging_face_entries(experiment), Safetensors(folder)
+  tensors = Safetensors(folder)
+  if not experiment.SEPARATE_EMBEDDING and _HEAD in tensors.shapes:
+    _check_tied(folder, tensors)
+  return experiment, hugging_face_entries(experiment), tensors
+
+
+def _check_tied(folder: pathlib.Path, tensors: Safetensors) -> None:
+  """Raises UserError where the head is no copy of the embedding that config.json has it tied to."""
+  name = next((n for n in _EMBEDDINGS if n in tensors.shapes), None)
+  if name is not None and not np.array_equal(
+    tensors.read(_HEAD).view(np.uint8), tensors.read(name).view(np.uint8)
+  ):
+    raise UserError(
+      f'{folder}: {_HEAD} is not {name}, though config.json ties them (tie_word_embeddings, or the '
+      'model_type of another family)'
+    )
 
 
 def write_folder(
@@ -104,7 +132,7 @@ def write_folder(
   experiment: LanguageModel,
   variables: Mapping[str, Variable],
   dtype: str | None,
-  tokenizer_folder: pathlib.Path,
+  tokenizer: pathlib.Path | None,
   report: Callable[[int, int], None],
   shard_bytes: int = 5_000_000_000,
 ) -> int:
@@ -115,7 +143,7 @@ def write_folder(
     experiment: What the variables are of.
     variables: By name, layers unrolled.
     dtype: Of the tensors; None keeps what is stored.
-    tokenizer_folder: Where tokenizer files may be.
+    tokenizer: Its file, or the folder of it.
     report: Called with the tensors done, and all.
     shard_bytes: Size from which a file is not continued.
   """
@@ -124,6 +152,7 @@ def write_folder(
   as_stored = {e.theirs: np.dtype(_dtype(dtype or variables[e.ours].dtype.name)) for e in entries}
   shards = _shards(entries, as_stored, shard_bytes)
   done = size = 0
+  whole, held = np.empty(0), ''
   weight_map: dict[str, str] = {}
   with UnfinishedFolder(to) as folder:
     for i, shard in enumerate(shards):
@@ -134,8 +163,9 @@ def write_folder(
       with (folder / name).open('wb') as f:
         f.write(header(tensors))
         for entry in shard:
-          value = variables[entry.ours].whole()
-          value = value if entry.part is None else value[entry.part]
+          if entry.ours != held:  # queries, keys and values are parts of one
+            whole, held = variables[entry.ours].whole(), entry.ours
+          value = whole if entry.part is None else whole[entry.part]
           view = entry.to_theirs(value)
           for block in blocks(view):
             f.write(_cast(block, value.dtype, as_stored[entry.theirs]))
@@ -146,13 +176,9 @@ def write_folder(
       index = {'metadata': {'total_size': size}, 'weight_map': weight_map}
       (folder / _INDEX).write_text(json.dumps(index, indent=2))
     kinds = {d.name for d in as_stored.values()}
-    config = config_json(
-      experiment, kinds.pop() if len(kinds) == 1 else 'float32', tokenizer_folder
-    )
+    config = config_json(experiment, kinds.pop() if len(kinds) == 1 else 'float32', tokenizer)
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
-    for name in FILES:
-      if (tokenizer_folder / name).is_file():
-        shutil.copyfile(tokenizer_folder / name, folder / name)
+    copy_tokenizer(tokenizer, folder)
   return size
 
 
@@ -200,10 +226,3 @@ def _dtype(name: str) -> Any:
   if name not in _NAMES:
     raise UserError(f'variables of dtype {name} cannot be written; --dtype chooses another')
   return ml_dtypes.bfloat16 if name == 'bfloat16' else name
-
-
-def _read_json(path: pathlib.Path) -> Any:
-  try:
-    return json.loads(path.read_text())
-  except ValueError as e:
-    raise UserError(f'{path} is damaged ({e})') from None

@@ -1,6 +1,5 @@
 """Meta's LLaMA checkpoints: params.json and consolidated.*.pth, split over shards."""
 
-import json
 import pathlib
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from paxlite.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
+from paxlite.inputs.files import read_object
 from paxlite.weights.families import published
 from paxlite.weights.layout import META, Entry, llama_entries
 
@@ -28,6 +28,9 @@ _SPLIT = {
 }
 
 
+_WIDTH_OF_3B = 3072
+
+
 class MetaTensors:
   """The tensors of consolidated.*.pth, their shards joined; files are mapped, not read whole.
 
@@ -40,7 +43,10 @@ class MetaTensors:
     paths = sorted(folder.glob('consolidated.*.pth'))
     if not paths:
       raise UserError(f'{folder} holds no consolidated.*.pth')
-    numbers = [int(p.name.split('.')[1]) for p in paths]
+    try:
+      numbers = [int(p.name.split('.')[1]) for p in paths]
+    except ValueError:
+      raise UserError(f'{folder} holds {paths[-1].name}: a number must stand there') from None
     absent = sorted(set(range(max(numbers) + 1)) - set(numbers))
     if absent:
       raise UserError(f'{folder}/consolidated.{absent[0]:02d}.pth is missing')
@@ -72,34 +78,40 @@ class MetaTensors:
 def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaTensors]:
   """A Meta folder's experiment, the tensors that it must have, and those that it has."""
   path = folder / 'params.json'
+  params = read_object(path)
   try:
-    params = json.loads(path.read_text())
-  except FileNotFoundError:
-    raise UserError(f'{path} is missing: --path must be a folder of Meta') from None
-  except ValueError as e:
-    raise UserError(f'{path} is damaged ({e})') from None
-  try:
-    width, heads = params['dim'], params['n_heads']
-    layers, epsilon = params['n_layers'], params['norm_eps']
+    width, heads = int(params['dim']), int(params['n_heads'])
+    layers, epsilon = int(params['n_layers']), float(params['norm_eps'])
+    key_heads = int(params.get('n_kv_heads') or heads)
+    theta = float(params.get('rope_theta', 10_000.0))
   except KeyError as e:
     raise UserError(f'{path} has no {e.args[0]}') from None
+  except (TypeError, ValueError) as e:
+    raise UserError(f'{path} has a value that cannot be ({e})') from None
   tensors = MetaTensors(folder, width)
   for name in (META['embedding'], META['gate'].format(i=0)):
     if name not in tensors.shapes:
       raise UserError(f'{folder}: {name} is missing: these are no weights of LLaMA')
+  rows = tensors.shapes.get(META['query'].format(i=0), (width,))[0]
+  if rows != width:
+    raise UserError(
+      f'{folder}: its shards hold {rows:,} of {width:,} rows of the queries: '
+      'not all consolidated.*.pth are there'
+    )
   values: dict[str, Any] = {
     'NUM_LAYERS': layers,
     'NUM_HEADS': heads,
-    'NUM_KV_HEADS': params.get('n_kv_heads') or heads,
+    'NUM_KV_HEADS': key_heads,
     'MODEL_DIMS': width,
     'HIDDEN_DIMS': tensors.shapes[META['gate'].format(i=0)][0],
     'VOCAB_SIZE': tensors.shapes[META['embedding']][0],
     'LAYERNORM_EPSILON': epsilon,
-    'ROPE_THETA': float(params.get('rope_theta', 10_000.0)),
+    'ROPE_THETA': theta,
     'SEPARATE_EMBEDDING': META['head'] in tensors.shapes,
   }
   if params.get('use_scaled_rope'):
-    values['ROPE_FACTOR'] = float(params.get('rope_scaling_factor', 8.0))
+    # not in the file: 32 for the small ones, Llama 3.2 1B and 3B, and 8 for Llama 3.1 and 3.3
+    values['ROPE_FACTOR'] = 32.0 if width <= _WIDTH_OF_3B else 8.0
   experiment = published(LLaMA, values)
   return experiment, llama_entries(experiment, META, 'interleaved'), tensors
 
@@ -110,9 +122,16 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
   except ImportError:
     raise UserError(".pth files need the package torch: pip install 'paxlite[meta]'") from None
   try:
-    return torch.load(path, map_location='cpu', weights_only=True, mmap=True)
+    found = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
   except Exception as e:  # torch has a dozen for this
     raise UserError(f'{path} is damaged, or no file of weights alone: {_line(e)}') from None
+  if not isinstance(found, dict):
+    raise UserError(f'{path} holds no tensors by name')
+  kinds = (torch.float32, torch.bfloat16, torch.float16)
+  for name, tensor in found.items():
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype not in kinds:
+      raise UserError(f'{path}: {name} is {getattr(tensor, "dtype", type(tensor).__name__)}')
+  return found
 
 
 def _line(error: Exception) -> str:
