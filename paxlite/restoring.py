@@ -64,8 +64,8 @@ class Source:
       base = find_source(path, fingerprint=self.frozen)
     except UserError as e:
       raise UserError(
-        f'{self.folder} holds what LoRA trained beside the weights in {path}: {e}. '
-        'If they were moved: --base_weights=FOLDER'
+        f'{self.folder} holds what LoRA trained, and its base is needed too: {e}. '
+        'If that was moved: --base_weights=FOLDER'
       ) from None
     return {k: v for k, v in base.variables.items() if k.startswith(f'{_PARAMS}/')} | own
 
@@ -108,7 +108,7 @@ def find_source(path: str | pathlib.Path, base: str = '', fingerprint: int | Non
   if fingerprint is not None:
     folders = [f for f in folders if Source(f, f).fingerprint == fingerprint]
     if not folders:
-      raise UserError(f'{path} no longer holds the weights that were frozen')
+      raise UserError(f'{path} does not hold the weights that LoRA was trained beside')
   problems = []
   for folder in folders:
     problem = damage(folder)

@@ -187,7 +187,7 @@ def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
   process.wait()
   if partial.exists():
     with partial.open('a') as f:
-      f.write('{"index": 5, "inp')  # as a kill within a write leaves it
+      f.write('{"prompt": 5, "predi')  # as a kill within a write leaves it
   result = runs.run(folder, '--mode=decode', flag, config=CONFIG)
   assert (folder / 'decoded_00000001.jsonl').read_text() == whole
   assert '7 prompts continued' in result.stdout
@@ -195,6 +195,10 @@ def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
   assert not partial.exists()
   again = runs.run(folder, '--mode=decode', flag, '--fdl.TOP_K=3', config=CONFIG, code=2)
   assert 'was decoded with other settings: TOP_K 0 → 3' in again.stderr
+  prompts(tmp_path, count=1)
+  again = runs.run(folder, '--mode=decode', flag, config=CONFIG, code=2)
+  assert 'was decoded with other settings: prompts ' in again.stderr
+  prompts(tmp_path)
 
   (folder / 'decoded_00000001.jsonl').unlink()
   runs.run(
@@ -240,6 +244,35 @@ def test_a_tokenizer_of_another_model(trained, tmp_path):
     with pytest.raises(UserError, match='it is the tokenizer of another model'):
       check_vocabulary(tokenizer, size)
   check_vocabulary(tokenizer, 8320)
+
+
+def test_other_weights_do_not_mix_with_what_was_decoded(trained, tmp_path):
+  flags = [prompts(tmp_path, 2), f'--fdl.CHECKPOINT_RESTORE_PATH={trained}']
+  runs.run(tmp_path / 'run', '--mode=decode', *flags, config=CONFIG)
+  other = tmp_path / 'other'
+  runs.run(other, '--fdl.SEED=9', config=CONFIG)
+  flags[1] = f'--fdl.CHECKPOINT_RESTORE_PATH={other}'
+  result = runs.run(tmp_path / 'run', '--mode=decode', *flags, config=CONFIG, code=2)
+  assert 'was decoded with other settings: weights ' in result.stderr
+
+
+@pytest.mark.parametrize(
+  ('record', 'match'),
+  [
+    (dict(inputs='a', prediction='b'), 'has a "prediction" already'),
+    (dict(text='a'), 'has neither'),
+    (dict(messages=[]), '"messages" must be a list'),
+    (dict(messages=[dict(role='user', content=None)]), '"messages" must be a list'),
+    (dict(messages=[dict(role='user', content='a')]), 'comes with no chat template'),
+  ],
+)
+def test_a_bad_prompt_is_named(record, match, trained, tmp_path):
+  from paxlite.inference import load_checkpoint, read_prompts
+
+  path = tmp_path / 'p.jsonl'
+  path.write_text(json.dumps(dict(inputs='a', index=3)) + '\n' + json.dumps(record) + '\n')
+  with pytest.raises(UserError, match=rf'p\.jsonl:2.*{match}'):
+    read_prompts([str(path)], load_checkpoint(str(trained)))
 
 
 def test_decode_without_prompts_or_weights(trained, tmp_path):

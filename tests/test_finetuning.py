@@ -2,7 +2,6 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 
@@ -12,10 +11,10 @@ from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.llama import LLaMA
 from paxlite.inputs.sft import SftRows, pack
 from paxlite.inputs.tokenizer import open_tokenizer
-from paxlite.optimizers import path_name
 from paxlite.programs import Run
 from paxlite.programs import train as program
 from tests import runs
+from tests.imported import flat
 
 TEMPLATE = (
   '{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}'
@@ -29,7 +28,7 @@ def write(path, records) -> str:
 
 
 def rows(path, seq_len=32, **kwargs) -> SftRows:
-  return SftRows([path], data.VOCAB, seq_len, **kwargs)
+  return SftRows([path], data.VOCAB, seq_len, 8192, **kwargs)
 
 
 def test_prompts_and_answers_pack_with_the_loss_on_answers(tmp_path):
@@ -83,6 +82,8 @@ def test_rows_fit_and_hold_each_example_once():
   [
     (dict(text='a'), 'a.jsonl:2 has neither texts'),
     (dict(inputs='a', targets=3), 'a.jsonl:2 has neither texts'),
+    (dict(inputs='a', targets=''), 'a.jsonl:2 has no answer'),
+    (dict(messages=[]), 'a.jsonl:2: "messages" must be a list'),
     (dict(messages='a'), 'a.jsonl:2: "messages" must be a list'),
     (dict(messages=[dict(role='user', content='a')]), 'a.jsonl:2 has no answer'),
     (dict(inputs='word ' * 200, targets='a'), 'a.jsonl:2 has .* tokens and a row holds 33'),
@@ -92,6 +93,12 @@ def test_a_bad_line_is_named(record, match, tmp_path):
   path = write(tmp_path / 'a.jsonl', [dict(inputs='a', targets='b'), record])
   with pytest.raises(UserError, match=match):
     rows(path, chat_template=TEMPLATE)
+
+
+def test_a_tokenizer_of_another_model(tmp_path):
+  path = write(tmp_path / 'a.jsonl', [dict(inputs='a', targets='b')])
+  with pytest.raises(UserError, match='it is the tokenizer of another model'):
+    SftRows([path], data.VOCAB, 32, 49152)
 
 
 def test_long_examples_are_left_out_or_cut(tmp_path, caplog):
@@ -148,7 +155,7 @@ def test_a_tiny_llama_learns_by_sft_and_lora_leaves_it_as_it_is(tmp_path):
     )  # fmt: skip
     (out,) = folder.glob('decoded_*.jsonl')
     records = runs.records(folder, out.name)
-    assert [r['index'] for r in records] == list(range(10))
+    assert [r['inputs'] for r in records] == [r['inputs'] for r in pairs(0)]
     return [r['prediction'] for r in records]
 
   sft = tmp_path / 'sft'
@@ -165,9 +172,6 @@ def test_a_tiny_llama_learns_by_sft_and_lora_leaves_it_as_it_is(tmp_path):
   assert losses[60] < 0.05 < 1 < losses[1]
   assert answers(lora, second, **changes) == [r['targets'] for r in pairs(3)]
 
-  flat = lambda tree: {
-    path_name(p): np.asarray(x) for p, x in jax.tree_util.tree_leaves_with_path(tree)
-  }
   base = flat(Run(Squares(TRAIN_FILES=[first]), sft).trainer().states.initial()[0].params)
   tuned = flat(Run(Squares(**changes), lora).trainer().states.initial()[0].params)
   for name, value in base.items():

@@ -7,10 +7,12 @@ import jax
 import numpy as np
 import pytest
 
+from paxlite.checkpoints import write_checksums
 from paxlite.errors import UserError
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.llama import LLaMA
 from paxlite.programs import Run
+from paxlite.restoring import find_source
 from tests import runs
 from tests.imported import flat, run_import
 
@@ -110,6 +112,17 @@ def test_ignored_and_renamed(base, tmp_path):
     (dict(CHECKPOINT_RENAME_RULES=['a=>b']), "CHECKPOINT_RENAME_RULES: 'a=>b' matches no"),
     (dict(CHECKPOINT_RENAME_RULES=['a']), 'must be pattern=>replacement'),
     (dict(CHECKPOINT_IGNORE_RULES=['(']), 'is not a regular expression'),
+    (dict(CHECKPOINT_RENAME_RULES=[r'(softmax)/w=>\5']), 'invalid group reference 5'),
+    (dict(CHECKPOINT_RESTORE_CHANGES=['X']), "CHECKPOINT_RESTORE_CHANGES: 'X' is none of USE_ROTA"),
+    (dict(VOCAB_SIZE=128), 'The checkpoint is of a model with --fdl.VOCAB_SIZE=64'),
+    (
+      dict(ROPE_THETA=5e5, ACTIVATION_CLS='gelu'),
+      r'has --fdl.ROPE_THETA=10000.0 --fdl.ACTIVATION_CLS=silu and this run --fdl.ROPE_THETA=5',
+    ),
+    (
+      dict(ROPE_THETA=5e5, ACTIVATION_CLS='gelu', CHECKPOINT_RESTORE_CHANGES=['ROPE_THETA']),
+      r'has --fdl.ACTIVATION_CLS=silu and this run --fdl.ACTIVATION_CLS=gelu',
+    ),
     (dict(HIDDEN_DIMS=32), r'ffn_layer1/w is \[3, 16, 24\] and the model has \[3, 16, 32\]'),
     (dict(SEPARATE_EMBEDDING=False), 'params/softmax/w is not in the model'),
     (dict(NUM_LAYERS=2, USE_REPEATED_LAYER=False), 'is not in the model'),
@@ -121,6 +134,12 @@ def test_what_does_not_fit_is_said_before_anything_is_written(changes, match, ba
   with pytest.raises(UserError, match=match):
     restored(tmp_path, base, **changes)
   assert not (tmp_path / 'new').exists()
+
+
+def test_a_change_of_the_function_that_is_meant(base, tmp_path):
+  changes = dict(ROPE_THETA=5e5, CHECKPOINT_RESTORE_CHANGES=['ROPE_THETA'])
+  params = flat(restored(tmp_path, base, **changes).initial()[0].params)
+  assert all(np.array_equal(value, base[1][name]) for name, value in params.items())
 
 
 def test_rules_without_a_checkpoint():
@@ -138,7 +157,7 @@ def test_a_damaged_checkpoint_is_refused(base, tmp_path):
   data = bytearray(file.read_bytes())
   data[5] ^= 1
   file.write_bytes(data)
-  with pytest.raises(UserError, match='no checkpoint that is whole'):
+  with pytest.raises(UserError, match='is damaged'):
     restored(tmp_path, (copy, None))
   with pytest.raises(UserError, match='is damaged'):
     restored(tmp_path, (step, None))
@@ -177,9 +196,48 @@ def test_lora_goes_on_only_beside_the_same_weights(base, tmp_path):
     np.testing.assert_array_equal(value, resumed[name])
   other = tmp_path / 'other'
   train(other, SEED=5)
-  with pytest.raises(UserError, match='the frozen ones are not those'):
+  with pytest.raises(UserError, match='does not hold the weights that LoRA was trained beside'):
     trainer(tmp_path / 'one', **(changes | dict(CHECKPOINT_RESTORE_PATH=str(other)))
     ).states.initial()  # fmt: skip
+
+
+def test_lora_goes_on_when_its_base_has_gone_on_or_moved(tmp_path, monkeypatch):
+  """Named by a relative path; the checkpoint that was frozen is looked for among all of them."""
+  from paxlite.tools import export_weights
+
+  monkeypatch.chdir(tmp_path)
+  train(tmp_path / 'base')
+  train(tmp_path / 'lora', **LORA, CHECKPOINT_RESTORE_PATH='base')
+  before = find_source('lora').unrolled_params()
+  before = {name: variable.whole() for name, variable in before.items()}
+  train(tmp_path / 'base', MAX_STEPS=3)
+  train(tmp_path / 'lora', **LORA, CHECKPOINT_RESTORE_PATH='base', MAX_STEPS=3)
+  _, step = trainer(
+    tmp_path / 'lora', **LORA, CHECKPOINT_RESTORE_PATH='base', MAX_STEPS=3
+  ).states.initial()
+  assert step == 3
+  monkeypatch.chdir('/')
+  after = find_source(tmp_path / 'lora').unrolled_params()
+  for name, value in before.items():
+    assert np.array_equal(after[name].whole(), value) == ('/lora_' not in name), name
+
+  (tmp_path / 'base').rename(tmp_path / 'moved')
+  export = ['--to=hf', f'--checkpoint={tmp_path / "lora"}', f'--path={tmp_path / "hf"}']
+  with pytest.raises(UserError, match=r'base is not a folder.* If that was moved: --base_weights='):
+    export_weights.main(export)
+  export_weights.main([*export, f'--base_weights={tmp_path / "moved"}'])
+
+
+def test_state_of_weights_that_have_none(base, tmp_path):
+  import shutil
+
+  weights = tmp_path / 'weights'
+  (step,) = (base[0] / 'checkpoints').iterdir()
+  for path in (step / 'state').glob('params.*'):
+    shutil.copytree(path, weights / 'state' / path.name)
+  write_checksums(weights)
+  with pytest.raises(UserError, match='holds weights alone, no optimizer state'):
+    restored(tmp_path, (weights, None), CHECKPOINT_RESTORE_STATE=True)
 
 
 @pytest.mark.parametrize('target', ['all', 'attention', 'mlp'])
@@ -221,7 +279,6 @@ def test_peft_loads_the_adapter_and_agrees(tmp_path):
   from peft import PeftModel
 
   from paxlite.inference import experiment_of
-  from paxlite.restoring import find_source
   from paxlite.tools import export_weights
   from tests.test_weights import their_model
 

@@ -6,8 +6,14 @@ import jax
 import numpy as np
 import pytest
 
+from paxlite import data
 from paxlite.errors import UserError
+from paxlite.experiment import Experiment, experiments
+from paxlite.experiments.gpt import GPT2
+from paxlite.experiments.llama import LLaMA
 from paxlite.tools import export_weights
+from paxlite.weights.families import config_json, family_of
+from paxlite.weights.families import experiment_of as from_config
 from tests.imported import loaded, run_import
 
 torch = pytest.importorskip('torch')
@@ -148,12 +154,179 @@ def test_options_that_are_not_implemented(tmp_path):
   config = json.loads((folder / 'config.json').read_text())
   for change, match in (
     (dict(model_type='falcon'), "model_type 'falcon' is none of"),
-    (dict(attention_bias=True), 'attention_bias is not implemented'),
+    (dict(attention_bias=True), 'attention_bias=True is not implemented'),
     (dict(rope_parameters=dict(rope_type='yarn', rope_theta=1e4)), "rope_type 'yarn'"),
-    (dict(hidden_act='relu'), "hidden_act 'relu'"),
+    (dict(hidden_act='relu'), "activation 'relu' is none of"),
+    (dict(quantization_config=dict(quant_method='gptq')), 'quantization_config=.* is not impl'),
+    (dict(partial_rotary_factor=0.5), 'partial_rotary_factor=0.5 is not implemented'),
+    (dict(num_attention_heads=0), 'config.json: NUM_HEADS=0 must be at least 1'),
+    (dict(hidden_size=None), 'MODEL_DIMS must be int'),
+    (dict(rope_parameters='linear'), 'has a value that cannot be'),
+    (dict(model_type=['llama']), r"model_type \['llama'\] is none of"),
   ):
     (folder / 'config.json').write_text(json.dumps(config | change))
     refused(tmp_path, folder, match)
+
+
+INDEX = 'model.safetensors.index.json'
+
+
+@pytest.mark.parametrize('name', ['config.json', 'generation_config.json', INDEX])
+@pytest.mark.parametrize('contents', ['[1, 2]', 'null', '{'])
+def test_damaged_json(name, contents, tmp_path):
+  folder = hf_folder(tmp_path)
+  (folder / name).write_text(contents)
+  refused(tmp_path, folder, f'{name} is damaged')
+  if name == INDEX:
+    (folder / name).write_text('{"weight_map": [1]}')
+    refused(tmp_path, folder, 'is damaged: it has no weight_map')
+
+
+@pytest.mark.parametrize('dtype', [torch.int8, torch.float64, torch.bool, torch.float8_e4m3fn])
+def test_tensors_that_are_no_plain_weights(dtype, tmp_path):
+  from safetensors.torch import load_file, save_file
+
+  folder = hf_folder(tmp_path)
+  tensors = load_file(folder / 'model.safetensors')
+  tensors['model.norm.weight'] = tensors['model.norm.weight'].to(dtype)
+  save_file(tensors, folder / 'model.safetensors')
+  refused(tmp_path, folder, 'model.norm.weight is .*: dequantize them first')
+
+
+def test_a_head_that_is_no_copy_of_the_embedding(tmp_path):
+  """As where Llama's weights come with the config of a family that ties them."""
+  from safetensors.torch import load_file, save_file
+
+  folder = hf_folder(tmp_path)
+  file = folder / 'model.safetensors'
+  tensors = load_file(file)
+  save_file(tensors | {'lm_head.weight': tensors['model.embed_tokens.weight'].clone()}, file)
+  run_import('hf', folder, tmp_path / 'good')
+  save_file(tensors | {'lm_head.weight': tensors['model.embed_tokens.weight'] * 2}, file)
+  refused(tmp_path, folder, 'lm_head.weight is not model.embed_tokens.weight')
+
+
+def published_sizes() -> list[type]:
+  return [
+    c for c in experiments().values()
+    if issubclass(c, (LLaMA, GPT2)) and c.train_input is Experiment.train_input
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize('cls', published_sizes(), ids=lambda c: c.__name__)
+def test_a_published_size_is_known_by_its_config(cls, tmp_path):
+  config = config_json(cls(), 'bfloat16', None)
+  found = from_config(config, tmp_path / 'config.json')
+  assert type(found) is cls
+  assert found.model_values == cls().model_values
+  other = from_config(config | {'vocab_size': 12345}, tmp_path / 'config.json')
+  assert other.VOCAB_SIZE == 12345
+  if cls is not GPT2:
+    assert from_config(config | {'rope_theta': 7.0}, tmp_path / 'config.json').ROPE_THETA == 7.0
+
+
+def test_what_no_family_has_is_not_exported(tmp_path):
+  """seqax does not scale its queries; an attribute does not say so."""
+  from paxlite.experiments.seqax import Seqax84M
+
+  for heads in ({}, dict(NUM_KV_HEADS=1)):
+    experiment = Seqax84M(**heads, SOFTMAX_CAP_LOGITS=-1.0, ATTEN_LOGIT_CAP=-1.0)
+    with pytest.raises(UserError, match='Seqax84M'):
+      family_of(experiment)
+  with pytest.raises(UserError, match='changes its layers beyond what attributes say'):
+    family_of(Scaled())
+
+
+class Scaled(LLaMA):
+  """LLaMA whose method changes what its attributes describe."""
+
+  NUM_LAYERS = 1
+  NUM_HEADS = 2
+  MODEL_DIMS = 8
+
+  def attention(self):
+    attention = super().attention()
+    attention.attention_tpl.query_scale = 1.0
+    return attention
+
+
+def test_an_edited_experiment_file_is_noticed(tmp_path):
+  run_import('hf', hf_folder(tmp_path), tmp_path / 'w')
+  path = tmp_path / 'w' / 'experiment.json'
+  path.write_text(path.read_text().replace('"NUM_LAYERS": 2', '"NUM_LAYERS": 2 '))
+  with pytest.raises(UserError, match=r'experiment\.json is damaged'):
+    export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "o"}'])
+  path.unlink()
+  with pytest.raises(UserError, match=r'experiment\.json is missing'):
+    export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "o"}'])
+
+
+def test_tokenizers_go_in_and_out(tmp_path):
+  """With what stands beside them; one of another vocabulary, or none at all, is refused."""
+  folder = hf_folder(tmp_path)
+  config = json.loads((folder / 'config.json').read_text())
+  tokenizer = tmp_path / 'tokenizer'
+  tokenizer.mkdir()
+  words = {f'w{i}': i for i in range(config['vocab_size'])}
+  model = dict(type='WordLevel', vocab=words, unk_token='w0')
+  empty = dict.fromkeys(('truncation', 'padding', 'normalizer', 'post_processor', 'decoder'))
+  file = tokenizer / 'tokenizer.json'
+  file.write_text(json.dumps(dict(
+    version='1.0', added_tokens=[], pre_tokenizer=dict(type='Whitespace'), model=model, **empty
+  )))  # fmt: skip
+  special = json.dumps(dict(bos_token='w1', eos_token='w2'))
+  (tokenizer / 'tokenizer_config.json').write_text(special)
+  run_import('hf', folder, tmp_path / 'w', f'--tokenizer={file}')
+  assert (tmp_path / 'w' / 'tokenizer_config.json').read_text() == special
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "o"}'])
+  assert (tmp_path / 'o' / 'tokenizer.json').read_text() == file.read_text()
+  written = json.loads((tmp_path / 'o' / 'config.json').read_text())
+  assert (written['bos_token_id'], written['eos_token_id']) == (1, 2)
+  (tmp_path / 'w').rename(tmp_path / 'before')
+  refused(tmp_path, folder, 'another model', 'hf', f'--tokenizer={data.VOCAB}')
+  file.write_text('{}')
+  refused(tmp_path, folder, 'is not a tokenizer.json', 'hf', f'--tokenizer={file}')
+
+
+def test_gguf(tmp_path):
+  """A file as llama.cpp's converter writes it: interleaved rotary pairs."""
+  import gguf
+
+  from paxlite.weights.layout import GGUF, HUGGING_FACE
+
+  theirs = their_model('llama_gqa_tied')
+  state = theirs.state_dict()
+  path = tmp_path / 'model.gguf'
+  writer = gguf.GGUFWriter(str(path), 'llama')
+  writer.add_block_count(2)
+  writer.add_context_length(64)
+  writer.add_embedding_length(32)
+  writer.add_feed_forward_length(56)
+  writer.add_head_count(4)
+  writer.add_head_count_kv(2)
+  writer.add_layer_norm_rms_eps(1e-6)
+  for role, name in GGUF.items():
+    for i in range(2) if '{i}' in name else [None]:
+      if role == 'head':
+        continue
+      tensor = state[HUGGING_FACE[role].format(i=i)].numpy()
+      if role in ('query', 'key'):
+        heads = 4 if role == 'query' else 2
+        tensor = tensor.reshape(heads, 2, 4, 32).swapaxes(1, 2).reshape(tensor.shape)
+      writer.add_tensor(name.format(i=i), np.ascontiguousarray(tensor))
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  run_import('gguf', path, tmp_path / 'w')
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
+  back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'back')
+  for name, tensor in back.state_dict().items():
+    assert torch.equal(tensor, state[name]), name
+  whole = path.read_bytes()
+  path.write_bytes(whole[: len(whole) // 2])
+  (tmp_path / 'w').rename(tmp_path / 'before')
+  refused(tmp_path, path, 'is no GGUF file, or is cut short', 'gguf')
 
 
 @pytest.mark.parametrize('shards', [1, 2])
@@ -184,6 +357,16 @@ def test_meta_shards(shards, tmp_path):
       whole = tensor.ndim == 1
       part[name] = tensor.clone() if whole else tensor.chunk(shards, split)[shard].clone()
     torch.save(part, folder / f'consolidated.{shard:02d}.pth')
+  if shards == 2:
+    last = folder / 'consolidated.01.pth'
+    last.rename(tmp_path / 'elsewhere')
+    refused(tmp_path, folder, r'hold 16 of 32 rows .* not all consolidated', 'meta')
+    (tmp_path / 'elsewhere').rename(last)
+  (folder / 'params.json').rename(tmp_path / 'params.json')
+  refused(tmp_path, folder, 'params.json is missing', 'meta')
+  (folder / 'params.json').write_text('[]')
+  refused(tmp_path, folder, 'params.json is damaged', 'meta')
+  (tmp_path / 'params.json').rename(folder / 'params.json')
   run_import('meta', folder, tmp_path / 'w')
   export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
   back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'back')

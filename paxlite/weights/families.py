@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paxlite.errors import UserError
+from paxlite.errors import UserError, located
 from paxlite.experiment import Experiment, experiments
 from paxlite.experiments.gemma import Gemma
 from paxlite.experiments.gpt import GPT2
@@ -49,12 +49,15 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
     values = _gpt2_values(config, where) if kind == 'gpt2' else _llama_values(config, kind, where)
   except KeyError as e:
     raise UserError(f'{where} has no {e.args[0]}') from None
+  except UserError:
+    raise
   except (TypeError, ValueError, ZeroDivisionError, AttributeError) as e:
     raise UserError(f'{where} has a value that cannot be ({e})') from None
   dtype = config.get('dtype', config.get('torch_dtype'))
   values['FPROP_DTYPE'] = 'float32' if dtype in (None, 'float32') else 'bfloat16'
   values['EOS_IDS'] = _ids(config.get('eos_token_id'))
-  return published(families[kind], values)
+  with located(str(where)):
+    return published(families[kind], values)
 
 
 def published(family: type[LanguageModel], values: Mapping[str, Any]) -> LanguageModel:
