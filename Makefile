@@ -18,7 +18,7 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --durations=10
 
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 1 -m slow --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) -m slow --durations=10
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

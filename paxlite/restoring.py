@@ -123,8 +123,10 @@ def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
   """The tokenizer that goes with a checkpoint, or None: a file, or a folder with one.
 
   It is beside the weights, or where the run that wrote them had it (VOCAB_PATH), or it is that of
-  the checkpoint which that run started from.
+  the checkpoint which that run started from. '' has none.
   """
+  if not str(path):
+    return None
   try:
     folder = _checkpoint_folders(path)[0]
     if any((folder / name).is_file() for name in TOKENIZERS):
@@ -135,7 +137,7 @@ def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
   vocab, before = values.get('VOCAB_PATH'), values.get('CHECKPOINT_RESTORE_PATH')
   if vocab and pathlib.Path(vocab).exists():
     return pathlib.Path(vocab)
-  return tokenizer_of(before) if before else None
+  return tokenizer_of(before or '')
 
 
 def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:

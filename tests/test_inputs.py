@@ -235,7 +235,7 @@ def test_bad_vocabularies_are_named(tmp_path):
   wrong = tmp_path / 'x.model'
   wrong.write_bytes(b'no model')
   for path, message in [
-    ('', 'names no'),
+    ('', 'there is no tokenizer'),
     ('gone.model', 'not a file'),
     (str(wrong), 'is not a Sent'),
   ]:

@@ -49,13 +49,14 @@ def start_and_be_killed(folder, moment):
 @pytest.mark.parametrize(
   ('moments', 'resumed_at'),
   [
-    (['before_step:2'], [None]),
+    pytest.param(['before_step:2'], [None], marks=pytest.mark.slow),
     (['during_save:3'], [None]),
-    (['during_save:6'], [3]),
-    (['mid_save:6'], [3]),
-    (['after_save:6'], [6]),
+    pytest.param(['during_save:6'], [3], marks=pytest.mark.slow),
+    pytest.param(['mid_save:6'], [3], marks=pytest.mark.slow),
+    pytest.param(['after_save:6'], [6], marks=pytest.mark.slow),
     (['after_save:3', 'configuration'], [3]),
-    (['before_step:8'], [3, 6]),  # the save of step 6 runs in the background
+    # the save of step 6 runs in the background
+    pytest.param(['before_step:8'], [3, 6], marks=pytest.mark.slow),
     (['before_step:4', 'during_save:6', 'before_step:9'], [3, 6]),
   ],
 )

@@ -157,7 +157,7 @@ class SftFiles(_Rows):
   @property
   def _restored_tokenizer(self) -> str:
     path = self.CHECKPOINT_RESTORE_PATH
-    return str((tokenizer_of(path) if path else None) or path)
+    return str(tokenizer_of(path) or path)
 
   def _source(self, files: list[str]) -> fdl.Config:
     return config(
