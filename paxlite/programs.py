@@ -5,7 +5,8 @@ import dataclasses
 import json
 import math
 import pathlib
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import fiddle as fdl
 import jax
@@ -25,6 +26,9 @@ from paxlite.states import States
 from paxlite.summaries import Summaries, versions
 from paxlite.templates import config_text
 from paxlite.trainer import Trainer
+
+if TYPE_CHECKING:
+  from paxlite.inference import Inference
 
 _VALUES = 'experiment.json'
 
@@ -125,15 +129,21 @@ def train(run: Run) -> None:
 
 
 def evaluate(run: Run) -> None:
-  """Evaluates the last good checkpoint on every evaluation input."""
+  """Evaluates the last good checkpoint on every evaluation input, and on EVAL_TASKS."""
   run = dataclasses.replace(run, read_only=True)
-  if not run.checkpoints().steps() and run.experiment.restore is None:
+  e = run.experiment
+  if not run.checkpoints().steps() and e.restore is None:
     raise UserError(
       f'{run.folder} holds no checkpoint to evaluate: train first, or name weights '
       'with --fdl.CHECKPOINT_RESTORE_PATH'
     )
+  tasks = getattr(e, 'EVAL_TASKS', [])
   make_folder(run.folder)
   refuse_other_experiment(run)
+  if tasks:
+    evaluate_zero_shot(run, tasks)
+    if not e.eval_inputs():
+      return
   trainer = run.trainer()
   if not trainer.eval_data:
     raise UserError(f'{type(run.experiment).__name__} has no evaluation input')
@@ -146,6 +156,42 @@ def evaluate(run: Run) -> None:
     summaries.close()
 
 
+def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
+  """Evaluates on the tasks of these names; prints tables and writes summaries."""
+  from paxlite import zero_shot
+
+  e: Any = run.experiment
+  tasks = zero_shot.read_tasks(names)
+  inference, step = load(run)
+  evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS)
+  summaries = Summaries(run.folder, max_steps=step or 0)
+  try:
+    for task in tasks:
+      result = evaluate(task)
+      values = {k: m.value for k, m in result.metrics.items()}
+      values |= {f'{k}_stderr': m.stderr for k, m in result.metrics.items()}
+      summaries.evaluation(step or 0, task.name, values, result.seconds)
+  finally:
+    summaries.close()
+
+
+def load(run: Run) -> tuple['Inference', int | None]:
+  """The model with the last good checkpoint, and its step; or with restored weights, and None."""
+  from paxlite import inference
+
+  e: Any = run.experiment
+  own = bool(run.checkpoints().steps())
+  restore = Restore(str(run.folder)) if own else e.restore
+  if restore is None:
+    raise UserError(
+      f'{run.folder} holds no checkpoint: train first, or name weights '
+      'with --fdl.CHECKPOINT_RESTORE_PATH'
+    )
+  source = find_source(restore.path)
+  loaded = inference.load(e, source, restore, getattr(e, 'VOCAB_PATH', ''))
+  return loaded, int(source.folder.name.rpartition('_')[2]) if own else None
+
+
 def decode(run: Run) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint, or restored weights."""
   from paxlite import inference
@@ -154,19 +200,11 @@ def decode(run: Run) -> None:
   if not e.DECODE_FILES:
     raise UserError('--fdl.DECODE_FILES="[\'/path/to/prompts.jsonl\']" is missing')
   refuse_other_experiment(run)
-  own = bool(run.checkpoints().steps())
-  restore = Restore(str(run.folder)) if own else e.restore
-  if restore is None:
-    raise UserError(
-      f'{run.folder} holds no checkpoint to decode with: train first, or name weights '
-      'with --fdl.CHECKPOINT_RESTORE_PATH'
-    )
-  source = find_source(restore.path)
-  loaded = inference.load(e, source, restore, getattr(e, 'VOCAB_PATH', ''))
+  loaded, step = load(run)
   prompts = inference.read_prompts(e.DECODE_FILES, loaded)
   make_folder(run.folder)
-  step = source.folder.name.rpartition('_')[2] if own else 'restored'
-  output = run.folder / f'decoded_{step}.jsonl'
+  name = 'restored' if step is None else f'{step:08d}'
+  output = run.folder / f'decoded_{name}.jsonl'
   count = inference.decode_file(loaded, prompts, output)
   print(f'{output}: {len(prompts):,} prompts continued, {count:,} of them now', flush=True)
 

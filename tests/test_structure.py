@@ -17,13 +17,14 @@ GROUPS = [
     'evaluation',
     'profiling',
     'restoring',
+    'scoring',
     'states',
     'summaries',
     'trainer',
     'variables',
   },
   {'params', 'experiment', 'experiments', 'contrib'},
-  {'inference', 'main', 'programs', 'tools', 'weights'},
+  {'inference', 'main', 'programs', 'tools', 'weights', 'zero_shot'},
 ]
 KNOW_FIDDLE = {'templates'} | GROUPS[4] | GROUPS[5]
 EXTRAS = {

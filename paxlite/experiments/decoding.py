@@ -18,7 +18,7 @@ DECODING = (
 
 
 class Decoding(Experiment):
-  """Attributes of `--mode=decode`; mixed into every language model."""
+  """Attributes of `--mode=decode` and of zero-shot evaluation, of every language model."""
 
   # The id that text begins with for the model; None: what its tokenizer begins with
   START_ID: int | None = 0
@@ -33,11 +33,21 @@ class Decoding(Experiment):
   REPETITION_PENALTY: float = 1.0  # 1: off
   CHAT_TEMPLATE: str = ''  # of Jinja; '': the one that comes with the tokenizer
 
-  RESUMABLE_CHANGES = [*Experiment.RESUMABLE_CHANGES, 'DECODE_FILES', *DECODING]
+  # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
+  EVAL_TASKS: list[str] = []
+  EVAL_BATCH_TOKENS: int = 4096  # of a batch of such a task, about
+
+  RESUMABLE_CHANGES = [
+    *Experiment.RESUMABLE_CHANGES,
+    'DECODE_FILES',
+    *DECODING,
+    'EVAL_TASKS',
+    'EVAL_BATCH_TOKENS',
+  ]
 
   def validate(self) -> None:
     super().validate()
-    for name in ('DECODE_BATCH_SIZE', 'MAX_DECODE_STEPS'):
+    for name in ('DECODE_BATCH_SIZE', 'MAX_DECODE_STEPS', 'EVAL_BATCH_TOKENS'):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
     self.sampling  # noqa: B018 - raises where a number is out of range

@@ -1,0 +1,62 @@
+"""python -m paxlite.tools.evaluate --checkpoint=FOLDER --tasks=lambada:FILE.jsonl [TASK.json …]
+
+Zero-shot evaluation of a job_log_dir or of imported weights: a table with standard errors, and
+JSON with --output. A task is lambada:FILE or boolq:FILE, or a .json file that names the fields of
+records (docs/evaluation.md).
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Sequence
+
+from paxlite.errors import UserError
+from paxlite.tools import cli
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = argparse.ArgumentParser(
+    prog='python -m paxlite.tools.evaluate',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('--checkpoint', required=True, help='a job_log_dir, or imported weights')
+  parser.add_argument('--tasks', required=True, nargs='+', help='what to evaluate')
+  parser.add_argument('--limit', type=int, help='only the first examples of each task')
+  parser.add_argument('--batch_tokens', type=int, default=4096, help='tokens of a batch (4096)')
+  parser.add_argument('--output', help='folder for results.json and the examples of each task')
+  parser.add_argument('--tokenizer', default='', help='file or folder, if not beside the weights')
+  parser.add_argument('--base_weights', default='', help=cli.BASE_WEIGHTS)
+  parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help='of weights (as trained)')
+  args, overrides = cli.parse(parser, argv)
+  for name in ('limit', 'batch_tokens'):
+    if getattr(args, name) is not None and getattr(args, name) < 1:
+      raise UserError(f'--{name}={getattr(args, name)} must be at least 1')
+  if args.dtype is not None:
+    overrides['FPROP_DTYPE'] = args.dtype
+
+  from paxlite.inference import load_checkpoint
+  from paxlite.zero_shot import ZeroShot, as_json, read_tasks
+
+  tasks = read_tasks(args.tasks, args.limit)
+  output = None if args.output is None else pathlib.Path(args.output)
+  if output is not None:
+    try:
+      output.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+      raise UserError(f'--output={output} cannot be written: {e.strerror or e}') from None
+  inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides, args.base_weights)
+  evaluate = ZeroShot(inference, args.batch_tokens)
+  results = {}
+  for task in tasks:
+    with cli.progress(task.name) as report:
+      results[task.name] = evaluate(task, report)
+    print(results[task.name].table(task.name), flush=True)
+    if output is not None:
+      lines = [json.dumps(x, ensure_ascii=False) + '\n' for x in results[task.name].examples]
+      (output / f'{task.name}.jsonl').write_text(''.join(lines))
+      (output / 'results.json').write_text(as_json(results) + '\n')
+
+
+if __name__ == '__main__':
+  cli.run(main)
