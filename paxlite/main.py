@@ -5,6 +5,7 @@ paxlite (`python -m paxlite.tools.experiments` lists them), dotted for your own.
 overrides one of its attributes.
 """
 
+import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -46,6 +47,9 @@ _SAVE = flags.DEFINE_bool(
 )
 _ACCEPT = flags.DEFINE_bool(
   'accept_changes', False, 'Continue a folder of a different experiment.', flag_values=_FLAGS
+)
+_TFDS_DATA_DIR = flags.DEFINE_string(
+  'tfds_data_dir', None, 'Where TFDS datasets are; TFDS_DATA_DIR is the same.', flag_values=_FLAGS
 )
 _PROFILER_PORT = flags.DEFINE_integer(
   'jax_profiler_port',
@@ -126,6 +130,8 @@ def build_experiment(name: str, fiddlers: Sequence[str], overrides: dict[str, st
 
 
 def _run(overrides: dict[str, str]) -> None:
+  if _TFDS_DATA_DIR.value is not None:
+    os.environ['TFDS_DATA_DIR'] = _TFDS_DATA_DIR.value
   experiment = build_experiment(_CONFIG.value, _FIDDLERS.value, overrides)  # type: ignore[arg-type]
   from paxlite import programs
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import os
 import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from paxlite.errors import UserError
 from paxlite.evaluation import Evaluator
 from paxlite.experiment import Experiment
 from paxlite.inputs.base import Input
+from paxlite.inputs.files import read_object
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.optimizers import path_name
 from paxlite.params import derived
@@ -139,11 +141,12 @@ def evaluate(run: Run) -> None:
     )
   tasks = getattr(e, 'EVAL_TASKS', [])
   make_folder(run.folder)
-  refuse_other_experiment(run)
   if tasks:
+    _refuse_other_model(run)
     evaluate_zero_shot(run, tasks)
     if not e.eval_inputs():
       return
+  refuse_other_experiment(run)
   trainer = run.trainer()
   if not trainer.eval_data:
     raise UserError(f'{type(run.experiment).__name__} has no evaluation input')
@@ -170,7 +173,7 @@ def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
       result = evaluate(task)
       values = {k: m.value for k, m in result.metrics.items()}
       values |= {f'{k}_stderr': m.stderr for k, m in result.metrics.items()}
-      summaries.evaluation(step or 0, task.name, values, result.seconds)
+      summaries.result(step or 0, task.name, values, result.line())
   finally:
     summaries.close()
 
@@ -188,7 +191,8 @@ def load(run: Run) -> tuple['Inference', int | None]:
       'with --fdl.CHECKPOINT_RESTORE_PATH'
     )
   source = find_source(restore.path)
-  loaded = inference.load(e, source, restore, getattr(e, 'VOCAB_PATH', ''))
+  vocab = getattr(e, 'VOCAB_PATH', '') or os.environ.get('VOCAB_PATH', '')
+  loaded = inference.load(e, source, restore, vocab)
   return loaded, int(source.folder.name.rpartition('_')[2]) if own else None
 
 
@@ -319,6 +323,23 @@ def refuse_other_experiment(run: Run) -> None:
       f'{run.folder} holds checkpoints of a different experiment: {"; ".join(changed)}. '
       'Choose another --job_log_dir, or continue with the change: --accept_changes'
     )
+
+
+def _refuse_other_model(run: Run) -> None:
+  """Raises UserError when the folder's checkpoints are of a model that is another by its numbers.
+
+  Zero-shot tasks have experiments of their own (Lambada126M), which evaluate another's run.
+  """
+  path = run.folder / _VALUES
+  if not path.exists() or not run.checkpoints().steps():
+    return
+  before = read_object(path).get('values', {})
+  ours = {k: v for values in run.experiment.model_values for k, v in values.items()}
+  changed = [
+    f'{k} {before[k]!r} → {v!r}' for k, v in ours.items() if k in before and before[k] != v
+  ]
+  if changed:
+    raise UserError(f'{run.folder} holds checkpoints of another model: {"; ".join(changed)}')
 
 
 def _identity(e: Experiment) -> dict[str, Any]:

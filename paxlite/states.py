@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from paxlite import partitioning
 from paxlite.checkpoints import Checkpoints
 from paxlite.errors import UserError
+from paxlite.inputs.files import read_object
 from paxlite.optimizers import path_name
 from paxlite.restoring import Plan, Restore, Source, find_source
 from paxlite.task import Task
@@ -96,11 +97,19 @@ class States:
       raise UserError('the run holds no good checkpoint to evaluate: train first')
     return self._new().params, 0
 
-  def save(self, step: int, state: TrainState) -> None:
-    data = {'step': step, 'batch_size': self.batch_size}
+  def save(self, step: int, state: TrainState, positions: list[Any] | None = None) -> None:
+    """Saves in the background; `positions` of the input, one a process, where a step has none."""
+    data: dict[str, Any] = {'step': step, 'batch_size': self.batch_size}
+    if positions is not None:
+      data['positions'] = positions
     if self.trainable_only and self.plan is not None:
       data['frozen'] = self.plan.source.fingerprint
     self.checkpoints.save(step, self._saved(state), data)
+
+  def positions(self, step: int) -> list[Any] | None:
+    """The positions that were saved with a step, or None."""
+    path = self.checkpoints.folder(step) / 'data' / 'metadata'
+    return read_object(path).get('positions') if path.is_file() else None
 
   def _new(self) -> TrainState:
     """A new state, made sharded: it never exists whole on one device.

@@ -63,18 +63,25 @@ class Summaries:
 
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float], seconds: float) -> None:
     """Reports one evaluation of input `name`."""
+    bits = f'  {metrics["bits_per_byte"]:.3f} bits per byte' if 'bits_per_byte' in metrics else ''
+    self.result(
+      step,
+      name,
+      metrics,
+      f'loss {metrics["avg_xent"]:.4f}{bits}  '
+      f'accuracy {metrics["fraction_of_correct_next_step_preds"]:.3f}  '
+      f'{metrics["num_predictions"]:,.0f} tokens in {seconds:.1f} s',
+    )
+
+  def result(self, step: int, name: str, metrics: Mapping[str, float], text: str) -> None:
+    """Writes what an evaluation found, and says it as `text`."""
     if not self._enabled:
       return
     self._append('eval_metrics.jsonl', {'step': step, 'input': name, **metrics})
     board = self._board(f'eval_{name}', step)
     for key, value in metrics.items():
       board.add_scalar(f'Metrics/{key}', value, step)
-    bits = f'  {metrics["bits_per_byte"]:.3f} bits per byte' if 'bits_per_byte' in metrics else ''
-    self.say(
-      f'eval {name} at step {step:,}: loss {metrics["avg_xent"]:.4f}{bits}  '
-      f'accuracy {metrics["fraction_of_correct_next_step_preds"]:.3f}  '
-      f'{metrics["num_predictions"]:,.0f} tokens in {seconds:.1f} s'
-    )
+    self.say(f'eval {name} at step {step:,}: {text}')
 
   def say(self, text: str) -> None:
     """Prints a line that stays."""

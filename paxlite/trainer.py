@@ -9,13 +9,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from paxlite import partitioning, profiling
-from paxlite.errors import TrainingError
+from paxlite.errors import TrainingError, UserError
 from paxlite.evaluation import Evaluator, device_batches
-from paxlite.inputs.base import Input
+from paxlite.inputs.base import Input, Seekable
 from paxlite.metrics import Metrics, Weighted, to_host
 from paxlite.optimizers import merge
 from paxlite.states import States
@@ -135,6 +137,7 @@ class Trainer:
 
   def _loop(self, state: TrainState, step: int, summaries: Summaries) -> TrainState:
     sharding = partitioning.batch_sharding(self.mesh, self.rules)
+    self._seek(step)
     evaluate = Evaluator(self.task, self.mesh, self.rules, self.eval_data)
     batches = device_batches(self.data, sharding, start=step)
     profiler = profiling.StepProfiler(
@@ -196,7 +199,24 @@ class Trainer:
 
   def _save(self, state: TrainState, step: int) -> None:
     check_skipped(int(state.skipped_in_a_row), self.task.max_skipped_steps, step)
-    self.states.save(step, state)
+    positions = None
+    if isinstance(self.data, Seekable):
+      mine = self.data.position(step)
+      positions = multihost_utils.process_allgather(mine).reshape(-1, *mine.shape).tolist()
+    self.states.save(step, state, positions)
+
+  def _seek(self, step: int) -> None:
+    """Puts an input that needs it where it stood at `step`."""
+    if not isinstance(self.data, Seekable) or not step:
+      return
+    positions = self.states.positions(step)
+    if positions is None or len(positions) != jax.process_count():
+      stood = 'no position' if positions is None else f'positions of {len(positions)} processes'
+      raise UserError(
+        f'{self.data.name}: the checkpoint of step {step} holds {stood} of the data, and '
+        f'{jax.process_count()} read it: continue with as many processes as before'
+      )
+    self.data.seek(step, np.array(positions[jax.process_index()], np.int64))
 
 
 def check_skipped(in_a_row: int, limit: int, step: int) -> None:

@@ -12,10 +12,11 @@ Templates are Jinja's, over the fields of a record. LAMBADA and BoolQ are built 
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -88,12 +89,18 @@ class Result:
   examples: list[dict[str, Any]]
   seconds: float
 
+  def line(self) -> str:
+    metrics = [f'{k} {m.value:.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
+    return '  '.join([*metrics, f'{len(self.examples):,} examples in {self.seconds:.1f} s'])
+
   def table(self, name: str) -> str:
     n = len(self.examples)
     lines = [f'{name}: {n:,} examples, {n / self.seconds:,.1f} a second']
     lines += [f'  {k:22}{m.value:10.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
     return '\n'.join(lines)
 
+
+_TFDS = {'lambada': 'tfds:lambada:1.0.0/test', 'boolq': 'tfds:bool_q:1.0.0/validation'}
 
 # of each, the first whose fields a record has
 _BUILT_IN: dict[str, list[dict[str, Any]]] = {
@@ -145,15 +152,41 @@ def find_task(text: str) -> tuple[str, TaskSpec]:
       f'--tasks: {text!r} is neither the .json file of a task nor NAME:FILE.jsonl with a NAME of '
       f'{", ".join(_BUILT_IN)}'
     )
-  if not files:
-    raise UserError(f'--tasks: {name} needs its records: {name}:FILE.jsonl')
-  paths = tuple(files.split(','))
-  _, first = next(iter(read_records(paths[0])), ('', {}))
+  paths = tuple(files.split(',')) if files else (_TFDS[name],)
+  _, first = next(iter(_records(paths[0])), ('', {}))
   for variant in _BUILT_IN[name]:
     if all(field in first for field in variant['fields']):
       return name, TaskSpec(files=paths, **{k: v for k, v in variant.items() if k != 'fields'})
   wanted = ' or '.join(', '.join(v['fields']) for v in _BUILT_IN[name])
   raise UserError(f'{paths[0]}: {name} needs the fields {wanted}; there are {", ".join(first)}')
+
+
+def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+  """The records of JSON lines, or of a TFDS dataset 'tfds:name:version/split', with places."""
+  if not file.startswith('tfds:'):
+    yield from read_records(file)
+    return
+  dataset, _, split = file.removeprefix('tfds:').rpartition('/')
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  try:
+    import tensorflow_datasets as tfds
+  except ImportError as e:
+    raise UserError(
+      f'{dataset} is a TFDS dataset ({e}): name a file, or pip install "paxlite[seqio]"'
+    ) from None
+  folder = os.environ.get('TFDS_DATA_DIR') or None
+  try:
+    found = tfds.load(dataset, split=split, data_dir=folder, download=False)
+  except Exception as e:  # TFDS has dozens
+    raise UserError(
+      f'there is no TFDS dataset {dataset} with a split {split} in '
+      f'{folder or "its own folder (TFDS_DATA_DIR)"} ({str(e).strip().splitlines()[0]}): name a '
+      'file, NAME:FILE.jsonl, or make it with download_lambada or download_boolq of '
+      'paxlite.contrib.gpu.scripts_gpu'
+    ) from None
+  text = lambda x: x.decode() if isinstance(x, bytes) else x.item() if hasattr(x, 'item') else x
+  for number, record in enumerate(tfds.as_numpy(found)):
+    yield f'{dataset}/{split}:{number}', {k: text(v) for k, v in record.items()}
 
 
 def _spec(path: pathlib.Path) -> TaskSpec:
@@ -259,7 +292,7 @@ def read_examples(spec: TaskSpec, limit: int | None = None) -> list[Example]:
   templates = Templates()
   examples: list[Example] = []
   for file in spec.files:
-    for place, record in read_records(file):
+    for place, record in _records(file):
       if limit is not None and len(examples) == limit:
         return examples
       with located(place):

@@ -1,5 +1,8 @@
 """Datasets as mixins: `class Synthetic126M(Synthetic, GPT126M)`."""
 
+import importlib
+import os
+
 import fiddle as fdl
 
 from paxlite import data
@@ -8,6 +11,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.base import RowInput
 from paxlite.inputs.flat_tokens import FlatTokenRows
 from paxlite.inputs.rows import RowKind
+from paxlite.inputs.seqio_input import SeqioInput, SeqioRows
 from paxlite.inputs.sft import SftRows, TooLong
 from paxlite.inputs.synthetic import SyntheticRows
 from paxlite.inputs.text import TextRows
@@ -133,6 +137,56 @@ class FlatTokens(_Rows):
       split=split,
       seq_len=self.MAX_SEQ_LEN,
       rows=self.row_kind,
+    )
+
+
+class SeqioTask(_Rows):
+  """A SeqIO task or mixture over TFDS datasets (`pip install 'paxlite[seqio]'`).
+
+  The environment's VOCAB_PATH and TFDS_DATA_DIR serve where the attributes are empty.
+  """
+
+  SEQIO_TASK: str = ''
+  SEQIO_MODULES: list[str] = []  # imported first: they register tasks of your own
+  TRAIN_SPLIT: str = 'train'
+  EVAL_SPLIT: str | None = 'validation'
+  SEQIO_ROWS: SeqioRows = 'stream'
+  VOCAB_PATH: str = ''
+  TFDS_DATA_DIR: str = ''
+
+  RESUMABLE_CHANGES = [*_Rows.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
+
+  @property
+  def dataset(self) -> str:
+    return f'SeqIO {self.SEQIO_TASK}'
+
+  def train_input(self) -> fdl.Config:
+    return self._seqio(self.TRAIN_SPLIT)
+
+  def eval_inputs(self) -> dict[str, fdl.Config]:
+    if self.EVAL_SPLIT is None:
+      return {}
+    return {self.EVAL_SPLIT: self._seqio(self.EVAL_SPLIT, self.EVAL_BATCH_SIZE)}
+
+  def _seqio(self, split: str, batch_size: int | None = None) -> fdl.Config:
+    if not self.SEQIO_TASK:
+      raise UserError('--fdl.SEQIO_TASK=NAME is missing: a SeqIO task or mixture')
+    for module in self.SEQIO_MODULES:
+      try:
+        importlib.import_module(module)
+      except ImportError as e:
+        raise UserError(f'SEQIO_MODULES: {module} cannot be imported: {e}') from None
+    return config(
+      SeqioInput,
+      task=self.SEQIO_TASK,
+      split=split,
+      seq_len=self.MAX_SEQ_LEN,
+      batch_size=self.batch_size if batch_size is None else batch_size,
+      vocab_path=self.VOCAB_PATH or os.environ.get('VOCAB_PATH', ''),
+      tfds_data_dir=self.TFDS_DATA_DIR,
+      rows=self.SEQIO_ROWS,
+      seed=self.SEED,
+      max_eval_batches=self.MAX_EVAL_BATCHES,
     )
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import queue
 import threading
 from collections.abc import Iterator
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -43,6 +43,19 @@ class Input(Protocol):
 
   def eval_batches(self, rows: slice) -> Iterator[Batch]:
     """Rows `rows` of the batches of one pass; rows beyond the last example have weight 0."""
+    ...
+
+
+@runtime_checkable
+class Seekable(Protocol):
+  """An Input that cannot tell from a step alone where it stands: checkpoints keep its position."""
+
+  def position(self, step: int) -> np.ndarray:
+    """Where this process stands before the batch of `step`: int64, of the same shape always."""
+    ...
+
+  def seek(self, step: int, position: np.ndarray) -> None:
+    """Makes train_batches(step, …) go on from there."""
     ...
 
 

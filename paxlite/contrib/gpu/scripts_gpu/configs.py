@@ -1,36 +1,29 @@
 """The experiments that Pax's GPU scripts name."""
 
-import fiddle as fdl
-
-from paxlite.errors import UserError
 from paxlite.experiment import register
-from paxlite.experiments.datasets import FlatTokens, Synthetic
+from paxlite.experiments.datasets import FlatTokens, SeqioTask, Synthetic
 from paxlite.experiments.gpt import GPT5B, GPT126M, GPT175B
 from paxlite.experiments.language_model import LanguageModel
 
 
-class Pile(LanguageModel):
-  """The Pile through SeqIO. Its input is not there yet: see the error for what works today."""
+class Pile(SeqioTask):
+  """The Pile through SeqIO, from a TFDS dataset as download_the_pile.py makes it."""
 
+  SEQIO_TASK = 'the_pile_lm'
+
+
+class Lambada(LanguageModel):
+  """LAMBADA by `--mode=eval`, from a TFDS dataset as download_lambada.py makes it."""
+
+  EVAL_TASKS: list[str] = ['lambada']
   VOCAB_PATH: str = ''
-
-  @property
-  def dataset(self) -> str:
-    return 'the Pile'
-
-  def train_input(self) -> fdl.Config:
-    raise UserError(
-      f'{type(self).__name__}: reading the Pile through SeqIO is not implemented yet. Until then '
-      'tokenize it with python -m paxlite.tools.tokenize and train '
-      f'{type(self).__name__.replace("Pile", "FlatTokens")} with --fdl.DATASET_PATH'
-    )
 
 
 @register
 class Pile126M(Pile, GPT126M):
   """python -m paxlite.main --fdl_config=Pile126M --job_log_dir=LOGS
 
-  GPT126M on the Pile, 64 GPUs, global batch 256 of 2048 tokens. No data yet, see Pile.
+  GPT126M on the Pile, 64 GPUs, global batch 256 of 2048 tokens.
   """
 
 
@@ -38,7 +31,7 @@ class Pile126M(Pile, GPT126M):
 class Pile5B(Pile, GPT5B):
   """python -m paxlite.main --fdl_config=Pile5B --job_log_dir=LOGS
 
-  GPT5B on the Pile, 256 GPUs, global batch 2048 of 2048 tokens. No data yet, see Pile.
+  GPT5B on the Pile, 256 GPUs, global batch 2048 of 2048 tokens.
   """
 
 
@@ -46,7 +39,31 @@ class Pile5B(Pile, GPT5B):
 class Pile175B(Pile, GPT175B):
   """python -m paxlite.main --fdl_config=Pile175B --job_log_dir=LOGS
 
-  GPT175B on the Pile, 256 GPUs, global batch 1536 of 2048 tokens. No data yet, see Pile.
+  GPT175B on the Pile, 256 GPUs, global batch 1536 of 2048 tokens.
+  """
+
+
+@register
+class Lambada126M(Lambada, GPT126M):
+  """python -m paxlite.main --fdl_config=Lambada126M --mode=eval --job_log_dir=LOGS
+
+  LAMBADA with the checkpoints of a Pile126M run.
+  """
+
+
+@register
+class Lambada5B(Lambada, GPT5B):
+  """python -m paxlite.main --fdl_config=Lambada5B --mode=eval --job_log_dir=LOGS
+
+  LAMBADA with the checkpoints of a Pile5B run.
+  """
+
+
+@register
+class Lambada175B(Lambada, GPT175B):
+  """python -m paxlite.main --fdl_config=Lambada175B --mode=eval --job_log_dir=LOGS
+
+  LAMBADA with the checkpoints of a Pile175B run.
   """
 
 

@@ -1,0 +1,55 @@
+"""python -m paxlite.contrib.gpu.scripts_gpu.download_boolq --tfds_data_dir=DIR [--source=FOLDER]
+
+Builds the TFDS dataset `bool_q`. TFDS itself fetches and verifies it; or it is made from a local
+folder with train.jsonl and dev.jsonl, in lines of "question", "passage" and "answer".
+"""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+
+from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
+from paxlite.errors import UserError
+from paxlite.tools import cli
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = argparse.ArgumentParser(
+    prog='python -m paxlite.contrib.gpu.scripts_gpu.download_boolq',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('--tfds_data_dir', required=True, help='where the dataset is written')
+  parser.add_argument('--source', help='a local folder')
+  args = parser.parse_args(argv)
+  if args.source is None:
+    print(_fetch(args.tfds_data_dir))
+    return
+  folder = pathlib.Path(args.source)
+  found = {'train': folder / 'train.jsonl', 'validation': folder / 'dev.jsonl'}
+  splits = {split: [str(path)] for split, path in found.items() if path.is_file()}
+  if 'validation' not in splits:
+    raise UserError(f'{folder} holds no dev.jsonl')
+  features = {'question': str, 'passage': str, 'answer': bool}
+  convert = lambda x: {name: x[name] for name in features}
+  print(tfds_datasets.build('bool_q', features, splits, convert, args.tfds_data_dir))
+
+
+def _fetch(data_dir: str) -> str:
+  try:
+    import tensorflow_datasets as tfds
+  except ImportError as e:
+    raise UserError(f"TFDS is missing ({e}): pip install 'paxlite[seqio]'") from None
+  try:
+    builder = tfds.builder('bool_q:1.0.0', data_dir=data_dir)
+    builder.download_and_prepare()
+  except Exception as e:  # of the network, and of TFDS
+    raise UserError(
+      f'bool_q cannot be fetched ({str(e).strip().splitlines()[0]}): name a local folder with '
+      '--source'
+    ) from None
+  return f'{builder.data_dir}: {builder.info.splits}'
+
+
+if __name__ == '__main__':
+  cli.run(main)

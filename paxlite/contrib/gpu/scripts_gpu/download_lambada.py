@@ -1,0 +1,39 @@
+"""python -m paxlite.contrib.gpu.scripts_gpu.download_lambada --tfds_data_dir=DIR [--source=FILE]
+
+Builds the TFDS dataset `lambada` that the Lambada experiments read: OpenAI's form of LAMBADA's test
+set. It is fetched, or read from a local copy in JSON lines with a field "text".
+"""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+
+from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
+from paxlite.tools import cli
+
+_URL = 'https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl'
+_SHA256 = '4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226'
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = argparse.ArgumentParser(
+    prog='python -m paxlite.contrib.gpu.scripts_gpu.download_lambada',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('--tfds_data_dir', required=True, help='where the dataset is written')
+  parser.add_argument('--source', help='a local copy')
+  args = parser.parse_args(argv)
+  downloads = pathlib.Path(args.tfds_data_dir) / 'downloads'
+  file = args.source or tfds_datasets.fetched(_URL, _SHA256, downloads)
+  print(tfds_datasets.build('lambada', {'text': str}, {'test': [file]}, _text, args.tfds_data_dir))
+
+
+def _text(record) -> dict[str, str]:
+  if 'text' in record:
+    return {'text': record['text']}
+  return {'text': f'{record["context"]} {record["continuation"]}'}
+
+
+if __name__ == '__main__':
+  cli.run(main)

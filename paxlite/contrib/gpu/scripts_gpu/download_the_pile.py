@@ -1,0 +1,60 @@
+"""python -m paxlite.contrib.gpu.scripts_gpu.download_the_pile --source=FOLDER --tfds_data_dir=DIR
+
+Builds the TFDS dataset `the_pile` that the Pile experiments read. The Pile is no longer public: its
+files come from a mirror of your own, in JSON lines with a field "text", also .zst, .gz or .xz:
+
+  FOLDER/train/*.jsonl.zst  FOLDER/val.jsonl.zst  FOLDER/test.jsonl.zst
+
+A SHA256SUMS.txt in the folder is verified first.
+"""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+
+from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
+from paxlite.errors import UserError
+from paxlite.tools import cli
+
+_NAMES = {'train': ('train',), 'validation': ('val', 'validation'), 'test': ('test',)}
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = argparse.ArgumentParser(
+    prog='python -m paxlite.contrib.gpu.scripts_gpu.download_the_pile',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('--source', required=True, help='folder of a mirror')
+  parser.add_argument('--tfds_data_dir', required=True, help='where the dataset is written')
+  parser.add_argument('--num_shards', type=int, help='files of a split (by its size)')
+  args = parser.parse_args(argv)
+  folder = pathlib.Path(args.source)
+  if not folder.is_dir():
+    raise UserError(
+      f'--source={folder} is not a folder. The Pile is no longer public: name a mirror of your own'
+    )
+  splits = {split: _files(folder, names) for split, names in _NAMES.items()}
+  splits = {split: files for split, files in splits.items() if files}
+  if 'train' not in splits:
+    raise UserError(f'{folder} holds neither train.jsonl* nor train/*.jsonl*')
+  verified = tfds_datasets.check_sums(folder)
+  built = tfds_datasets.build(
+    'the_pile',
+    {'text': str},
+    splits,
+    lambda x: {'text': x['text']},
+    args.tfds_data_dir,
+    args.num_shards,
+  )
+  print(f'{built}; {verified:,} checksums verified')
+
+
+def _files(folder: pathlib.Path, names: Sequence[str]) -> list[str]:
+  found = [p for name in names for p in folder.glob(f'{name}.jsonl*')]
+  found += [p for name in names for p in sorted((folder / name).glob('*.jsonl*'))]
+  return [str(p) for p in found]
+
+
+if __name__ == '__main__':
+  cli.run(main)

@@ -1,0 +1,127 @@
+"""TFDS datasets out of JSON lines: what the download_*.py scripts share."""
+
+import hashlib
+import pathlib
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from paxlite.errors import UserError
+from paxlite.inputs.files import read_records
+
+Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def build(
+  name: str,
+  features: Mapping[str, Any],
+  splits: Mapping[str, Sequence[str]],
+  convert: Convert,
+  data_dir: str,
+  num_shards: int | None = None,
+) -> str:
+  """Writes `data_dir`/name/1.0.0 from JSON lines; returns a line that says what is there.
+
+  Args:
+    name: Of the dataset.
+    features: The types of its fields: str, bool.
+    splits: Files of each, .jsonl, also .gz .xz .zst.
+    convert: Makes a record of the dataset from a line; KeyError and IndexError name a bad one.
+    data_dir: TFDS_DATA_DIR.
+    num_shards: Files of a split; None: by its size. Several processes read at least one each.
+
+  Raises:
+    UserError: TFDS is missing, a line is bad, or the dataset is there already.
+  """
+  try:
+    import tensorflow as tf
+    import tensorflow_datasets as tfds
+  except ImportError as e:
+    raise UserError(f"TFDS is missing ({e}): pip install 'paxlite[seqio]'") from None
+  folder = pathlib.Path(data_dir) / name / '1.0.0'
+  if folder.exists():
+    raise UserError(f'{folder} exists already: remove it to build it again')
+  kinds = {str: tf.string, bool: tf.bool}
+  signature = {k: tf.TensorSpec((), kinds[t]) for k, t in features.items()}
+  types = {str: tfds.features.Text(), bool: tfds.features.Scalar(tf.bool)}
+  errors: list[UserError] = []  # TensorFlow makes its own of what a generator raises
+
+  def dataset(files: Sequence[str]) -> Any:
+    def records() -> Iterator[dict[str, Any]]:
+      try:
+        for file in files:
+          yield from _converted(file, convert)
+      except UserError as e:
+        errors.append(e)
+        raise
+
+    return tf.data.Dataset.from_generator(records, output_signature=signature)
+
+  try:
+    built = tfds.dataset_builders.store_as_tfds_dataset(
+      name=name,
+      version='1.0.0',
+      features=tfds.features.FeaturesDict({k: types[t] for k, t in features.items()}),
+      split_datasets={split: dataset(files) for split, files in splits.items()},
+      data_dir=data_dir,
+      download_config=tfds.download.DownloadConfig(num_shards=num_shards),
+    )
+  except Exception:
+    if errors:
+      raise errors[0] from None
+    raise
+  counts = ', '.join(f'{s}: {i.num_examples:,}' for s, i in built.info.splits.items())
+  return f'{folder}: {counts}'
+
+
+def _converted(file: str, convert: Convert) -> Iterator[dict[str, Any]]:
+  for place, record in read_records(file):
+    try:
+      yield convert(record)
+    except (KeyError, IndexError, TypeError, AttributeError) as e:
+      raise UserError(f'{place} is not a record of this dataset: {e!r}') from None
+
+
+def fetched(url: str, sha256: str, folder: pathlib.Path) -> str:
+  """The file behind a URL, fetched into a folder unless it is there; its checksum is verified.
+
+  Raises:
+    UserError: there is no network, or what came is not what it should be.
+  """
+  path = folder / url.rsplit('/', 1)[-1]
+  if not path.exists():
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f'{path.name}.unfinished')
+    try:
+      urllib.request.urlretrieve(url, unfinished)
+    except (urllib.error.URLError, OSError) as e:
+      raise UserError(f'{url} cannot be fetched ({e}): name a local copy with --source') from None
+    unfinished.rename(path)
+  check(path, sha256)
+  return str(path)
+
+
+def check(path: pathlib.Path, sha256: str) -> None:
+  """Raises UserError where a file is not the one with this SHA-256."""
+  found = hashlib.sha256()
+  with path.open('rb') as f:
+    while block := f.read(1 << 22):
+      found.update(block)
+  if found.hexdigest() != sha256.lower():
+    raise UserError(f'{path} is damaged or another file: its SHA-256 is {found.hexdigest()}')
+
+
+def check_sums(folder: pathlib.Path) -> int:
+  """Verifies the files that a SHA256SUMS* file of the folder lists; returns how many."""
+  count = 0
+  for sums in sorted(folder.glob('SHA256SUMS*')):
+    for number, line in enumerate(sums.read_text().splitlines(), 1):
+      digest, _, name = line.strip().partition(' ')
+      path = folder / name.strip().removeprefix('*')
+      if len(digest) != 64 or not name:
+        raise UserError(f'{sums}:{number} is no line of a checksum and a file')
+      if path.is_file():
+        check(path, digest)
+        count += 1
+  return count

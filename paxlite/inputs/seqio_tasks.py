@@ -1,0 +1,165 @@
+"""SeqIO tasks by Pax's names, over TFDS datasets; and those that a user has registered."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from paxlite.errors import UserError
+from paxlite.inputs.tokenizer import open_tokenizer
+
+# dataset, and how its records become texts
+_BUILT_IN = {
+  'the_pile_lm': ('the_pile:1.0.0', lambda x: {'targets': x['text']}, True),
+  'c4': ('c4/en:3.0.1', lambda x: {'targets': x['text']}, True),
+  'lambada_eval': ('lambada:1.0.0', lambda x: _last_word(x['text']), False),
+  'boolq': ('bool_q:1.0.0', lambda x: _question(x), False),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  """Token ids [n], and which of them are targets [n]."""
+
+  ids: np.ndarray
+  is_target: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A task, alone or in a mixture.
+
+  Attributes:
+    name: Of the task.
+    task: The seqio.Task.
+    rate: Its share in a mixture, unnormalised.
+    num_shards: Files of the split.
+    vocab_size: Ids of its vocabulary.
+  """
+
+  name: str
+  task: Any
+  rate: float
+  num_shards: int
+  vocab_size: int
+
+  def examples(self, split: str, shard: int, shuffle: bool, seed: int | None) -> Iterator[Example]:
+    """The tokenized examples of one shard: inputs, if there are any, and targets."""
+    import seqio
+
+    dataset = self.task.get_dataset(
+      sequence_length=None,
+      split=split,
+      shuffle=shuffle,
+      seed=seed,
+      shard_info=seqio.ShardInfo(shard, self.num_shards),
+      num_epochs=1,
+      use_cached=False,
+      trim_output_features=False,
+    )
+    for example in dataset.as_numpy_iterator():
+      targets = np.asarray(example['targets'], np.int32)
+      inputs = np.asarray(example.get('inputs', ()), np.int32)
+      ids = np.concatenate([inputs, targets])
+      if len(ids):
+        yield Example(ids, np.arange(len(ids)) >= len(inputs))
+
+
+def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> list[Part]:
+  """The task of that name, or the tasks of the mixture with their rates.
+
+  Raises:
+    UserError: seqio is missing, or there is no such task, split or dataset.
+  """
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TensorFlow greets with a dozen lines
+  try:
+    import seqio
+  except ImportError as e:
+    raise UserError(
+      f"{name} is read through SeqIO, which is missing ({e}): pip install 'paxlite[seqio]'"
+    ) from None
+  folder = tfds_data_dir or os.environ.get('TFDS_DATA_DIR', '')
+  if folder:
+    if not pathlib.Path(folder).is_dir() and '://' not in folder:
+      raise UserError(f'--tfds_data_dir={folder} is not a folder')
+    seqio.set_tfds_data_dir_override(folder)
+  if name in _BUILT_IN:
+    return [_part(_built_in(name, vocab_path), split, 1.0, folder)]
+  try:
+    found = seqio.get_mixture_or_task(name)
+  except ValueError:
+    raise UserError(
+      f'there is no SeqIO task or mixture {name!r}: paxlite has {", ".join(_BUILT_IN)}; '
+      "SEQIO_MODULES=['my.tasks'] names modules that register others"
+    ) from None
+  if not isinstance(found, seqio.Mixture):
+    return [_part(found, split, 1.0, folder)]
+  return [_part(task, split, float(found.get_rate(task)), folder) for task in found.tasks]
+
+
+def _part(task: Any, split: str, rate: float, folder: str) -> Part:
+  """Raises UserError where the dataset is not there."""
+  try:
+    splits = list(task.splits)
+    shards = len(task.source.list_shards(split)) if split in splits else 0
+  except Exception as e:  # TFDS and TensorFlow have dozens
+    where = f'in {folder}' if folder else 'where TFDS looks (TFDS_DATA_DIR, --tfds_data_dir)'
+    raise UserError(
+      f'{task.name}: its dataset is not {where}: {_line(e)}. '
+      'paxlite/contrib/gpu/scripts_gpu/download_*.py make those of paxlite'
+    ) from None
+  if split not in splits:
+    raise UserError(f'{task.name} has no split {split!r}; there are {", ".join(splits)}')
+  vocabulary = task.output_features['targets'].vocabulary
+  return Part(task.name, task, rate, shards, int(vocabulary.vocab_size))
+
+
+@functools.cache
+def _built_in(name: str, vocab_path: str) -> Any:
+  import seqio
+
+  open_tokenizer(vocab_path)  # for its errors
+  vocabulary = seqio.SentencePieceVocabulary(vocab_path)
+  dataset, texts, with_eos = _BUILT_IN[name]
+  feature = seqio.Feature(vocabulary, add_eos=with_eos)
+  has_inputs = name in ('lambada_eval', 'boolq')
+  return seqio.Task(
+    name,
+    source=seqio.TfdsDataSource(dataset),
+    preprocessors=[
+      seqio.map_over_dataset(texts),
+      seqio.preprocessors.tokenize,
+      *([seqio.preprocessors.append_eos] if with_eos else []),
+    ],
+    output_features={
+      **({'inputs': seqio.Feature(vocabulary, add_eos=False)} if has_inputs else {}),
+      'targets': feature,
+    },
+  )
+
+
+def _last_word(text: Any) -> dict[str, Any]:
+  """A text without its last word, and ' ' + that word."""
+  import tensorflow as tf
+
+  words = tf.strings.split(tf.strings.strip(text), ' ')
+  return {
+    'inputs': tf.strings.reduce_join(words[:-1], separator=' '),
+    'targets': tf.strings.join([' ', words[-1]]),
+  }
+
+
+def _question(x: Any) -> dict[str, Any]:
+  """A passage with its question, and ' yes' or ' no'."""
+  import tensorflow as tf
+
+  asked = [x['passage'], '\nquestion: ', x['question'], '?\nanswer:']
+  return {'inputs': tf.strings.join(asked), 'targets': tf.where(x['answer'], ' yes', ' no')}
+
+
+def _line(error: Exception) -> str:
+  return (str(error).strip() or repr(error)).splitlines()[0][:200]
