@@ -161,10 +161,10 @@ def evaluate(run: Run) -> None:
 
 def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
   """Evaluates on the tasks of these names; prints tables and writes summaries."""
-  from paxlite import zero_shot
+  from paxlite import eval_tasks, zero_shot
 
   e: Any = run.experiment
-  tasks = zero_shot.read_tasks(names)
+  tasks = eval_tasks.read_tasks(names)
   inference, step = load(run)
   evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS)
   summaries = Summaries(run.folder, max_steps=step or 0)

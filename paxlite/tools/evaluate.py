@@ -35,8 +35,9 @@ def main(argv: Sequence[str]) -> None:
   if args.dtype is not None:
     overrides['FPROP_DTYPE'] = args.dtype
 
+  from paxlite.eval_tasks import read_tasks
   from paxlite.inference import load_checkpoint
-  from paxlite.zero_shot import ZeroShot, as_json, read_tasks
+  from paxlite.zero_shot import ZeroShot, as_json
 
   tasks = read_tasks(args.tasks, args.limit)
   output = None if args.output is None else pathlib.Path(args.output)
