@@ -8,6 +8,9 @@ import sys
 import numpy as np
 import pytest
 
+# Triton (in torch's CUDA builds) and TensorFlow each carry an LLVM; the process ends when Triton's
+# is loaded second, and transformers loads it in other tests of this process.
+pytest.importorskip('torch._dynamo')
 pytest.importorskip('seqio')
 pytest.importorskip('tensorflow_datasets')
 
