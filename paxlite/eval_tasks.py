@@ -10,14 +10,14 @@ Templates are Jinja's, over the fields of a record. LAMBADA and BoolQ are built 
 """
 
 import dataclasses
-import os
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from paxlite.errors import UserError, located
-from paxlite.inputs.files import read_object, read_records
+from paxlite.inputs.files import read_object
+from paxlite.inputs.records import read_records
 
 Kind = Literal['cloze', 'multiple_choice', 'generate']
 _KINDS = {'cloze', 'multiple_choice', 'generate'}
@@ -111,40 +111,12 @@ def find_task(text: str) -> tuple[str, TaskSpec]:
       f'{", ".join(_BUILT_IN)}'
     )
   paths = tuple(files.split(',')) if files else (_TFDS[name],)
-  _, first = next(iter(_records(paths[0])), ('', {}))
+  _, first = next(iter(read_records(paths[0])), ('', {}))
   for variant in _BUILT_IN[name]:
     if all(field in first for field in variant['fields']):
       return name, TaskSpec(files=paths, **{k: v for k, v in variant.items() if k != 'fields'})
   wanted = ' or '.join(', '.join(v['fields']) for v in _BUILT_IN[name])
   raise UserError(f'{paths[0]}: {name} needs the fields {wanted}; there are {", ".join(first)}')
-
-
-def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The records of JSON lines, or of a TFDS dataset 'tfds:name:version/split', with places."""
-  if not file.startswith('tfds:'):
-    yield from read_records(file)
-    return
-  dataset, _, split = file.removeprefix('tfds:').rpartition('/')
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  try:
-    import tensorflow_datasets as tfds
-  except ImportError as e:
-    raise UserError(
-      f'{dataset} is a TFDS dataset ({e}): name a file, or pip install "paxlite[seqio]"'
-    ) from None
-  folder = os.environ.get('TFDS_DATA_DIR') or None
-  try:
-    found = tfds.load(dataset, split=split, data_dir=folder, download=False)
-  except Exception as e:  # TFDS has dozens
-    raise UserError(
-      f'there is no TFDS dataset {dataset} with a split {split} in '
-      f'{folder or "its own folder (TFDS_DATA_DIR)"} ({str(e).strip().splitlines()[0]}): name a '
-      'file, NAME:FILE.jsonl, or make it with download_lambada or download_boolq of '
-      'paxlite.contrib.gpu.scripts_gpu'
-    ) from None
-  text = lambda x: x.decode() if isinstance(x, bytes) else x.item() if hasattr(x, 'item') else x
-  for number, record in enumerate(tfds.as_numpy(found)):
-    yield f'{dataset}/{split}:{number}', {k: text(v) for k, v in record.items()}
 
 
 def _spec(path: pathlib.Path) -> TaskSpec:
@@ -250,7 +222,7 @@ def read_examples(spec: TaskSpec, limit: int | None = None) -> list[Example]:
   templates = Templates()
   examples: list[Example] = []
   for file in spec.files:
-    for place, record in _records(file):
+    for place, record in read_records(file):
       if limit is not None and len(examples) == limit:
         return examples
       with located(place):

@@ -18,7 +18,7 @@ from paxlite.errors import UserError, located
 from paxlite.experiment import find
 from paxlite.experiments.decoding import DECODING
 from paxlite.experiments.language_model import FUNCTION, SIZES, LanguageModel
-from paxlite.inputs.files import read_object, read_records
+from paxlite.inputs.files import read_json_lines, read_object
 from paxlite.inputs.tokenizer import (
   ChatFormat,
   Tokenizer,
@@ -196,7 +196,7 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
   """
   prompts = []
   for file in files:
-    for place, record in read_records(file):
+    for place, record in read_json_lines(file):
       if 'prediction' in record:
         raise UserError(f'{place} has a "prediction" already, which is what is written: rename it')
       if 'messages' in record:
@@ -291,7 +291,7 @@ def _finished(partial: pathlib.Path) -> dict[int, str]:
   whole = data[: data.rfind(b'\n') + 1]
   if len(whole) < len(data):
     partial.write_bytes(whole)
-  records = [record for _, record in read_records(str(partial))] if whole else []
+  records = [record for _, record in read_json_lines(str(partial))] if whole else []
   return {int(r['prompt']): r['prediction'] for r in records}
 
 

@@ -4,6 +4,7 @@ import gzip
 import itertools
 import json
 import lzma
+import shutil
 import subprocess
 import sys
 
@@ -14,7 +15,8 @@ import zstandard
 
 from paxlite import data
 from paxlite.errors import UserError
-from paxlite.inputs.flat_tokens import FlatTokenRows, Writer, open_flat_tokens
+from paxlite.inputs.flat_tokens import FlatTokenRows, open_flat_tokens
+from paxlite.inputs.flat_tokens_writer import Writer
 from paxlite.inputs.tokenizer import open_tokenizer
 from paxlite.tools import tokenize
 
@@ -24,7 +26,7 @@ DOCUMENTS = [np.arange(1, 6), np.array([700]), np.arange(10, 30)]
 def write(path, format, documents=DOCUMENTS, vocab_size=1000):
   writer = Writer(str(path), 'train', vocab_size, format)
   for document in documents:
-    writer.write(document)
+    writer.write(document, [len(document)])
   writer.close()
 
 
@@ -66,9 +68,9 @@ def test_seqax_layout_on_disk(tmp_path):
 
 
 def test_seqax_of_many_chunks(tmp_path, monkeypatch):
-  from paxlite.inputs import flat_tokens
+  from paxlite.inputs import flat_tokens, flat_tokens_writer
 
-  monkeypatch.setattr(flat_tokens, '_CHUNK', 100)
+  monkeypatch.setattr(flat_tokens_writer, '_CHUNK', 100)
   monkeypatch.setattr(flat_tokens, '_CACHE_BYTES', 800)  # two chunks
   documents = [np.arange(1, 38)] * 30
   write(tmp_path / 'd', 'seqax', documents)
@@ -100,7 +102,8 @@ def damage(path, how):
     case 'empty':
       write(path, 'memmap', [])
     case 'unfinished seqax':
-      Writer(str(path), 'train', 1000, 'seqax').write(np.arange(5))
+      write(path, 'seqax')
+      shutil.rmtree(path / 'train' / 'seq_starts')
 
 
 @pytest.mark.parametrize(
@@ -198,7 +201,7 @@ def test_an_understated_largest_id_is_found_when_read(tmp_path):
 @pytest.mark.parametrize(
   ('flags', 'message'),
   [
-    (['--output={file}'], 'cannot be made'),
+    (['--output={file}'], 'cannot be written'),
     (['--output={out}', '--split=../../escaped'], 'is no name of a split'),
     (['--output={out}', '--split=..'], 'is no name of a split'),
     (['--output={out}', '--processes=0'], 'must be at least 1'),

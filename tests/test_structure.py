@@ -38,6 +38,9 @@ EXTRAS = {
   'gguf',
   'tokenizers',
   'jinja2',
+  'datasets',
+  'pyarrow',
+  'lm_eval',
 }
 
 

@@ -13,8 +13,12 @@ from paxlite.errors import UserError
 COMPRESSED = ('.gz', '.xz', '.zst')
 
 
-def open_bytes(path: str) -> IO[bytes]:
+def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
   """Opens `path` for reading; .gz, .xz and .zst are decompressed on the way.
+
+  Args:
+    path: The file.
+    raw: The same file, open already, for who wants to see how far it has been read.
 
   Raises:
     UserError: it is not a readable file, or a package for its compression is missing.
@@ -22,10 +26,12 @@ def open_bytes(path: str) -> IO[bytes]:
   file = pathlib.Path(path)
   if not file.is_file():
     raise UserError(f'{path} is not a file')
+  if raw is None:
+    raw = file.open('rb')
   if file.suffix == '.gz':
-    return cast(IO[bytes], gzip.open(file, 'rb'))
+    return cast(IO[bytes], gzip.open(raw, 'rb'))
   if file.suffix == '.xz':
-    return cast(IO[bytes], lzma.open(file, 'rb'))
+    return cast(IO[bytes], lzma.open(raw, 'rb'))
   if file.suffix == '.zst':
     try:
       import zstandard
@@ -33,8 +39,8 @@ def open_bytes(path: str) -> IO[bytes]:
       raise UserError(
         f'{path}: reading .zst needs the package zstandard (pip install zstandard)'
       ) from None
-    return io.BufferedReader(_ZstdReader(file.open('rb'), zstandard), 1 << 20)
-  return file.open('rb')
+    return io.BufferedReader(_ZstdReader(raw, zstandard), 1 << 20)
+  return raw
 
 
 class _ZstdReader(io.RawIOBase):
@@ -108,37 +114,32 @@ def kind(path: str) -> str:
   return suffixes[-1] if suffixes else ''
 
 
-def read_documents(path: str, field: str = 'text') -> Iterator[str]:
-  """The documents of a file: the field `field` of each line of .jsonl, or a .txt file as one.
-
-  Raises:
-    UserError: naming file and line, for what is not UTF-8, not JSON, or lacks the field.
-  """
-  if kind(path) not in ('.jsonl', '.json'):
-    yield read_text(path)
-    return
-  for place, record in read_records(path):
-    if not isinstance(record.get(field), str):
-      raise UserError(f'{place} has no text field {field!r} (choose another with --field)')
-    yield record[field]
-
-
-def read_records(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_json_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
   """The lines of a .jsonl file as objects, each with its place 'path:line'.
 
   Raises:
     UserError: naming file and line, for what is not UTF-8 or no JSON object.
   """
-  number = 0
+  for number, line in lines(path):
+    place = f'{path}:{number + 1}'
+    yield place, parse_line(line, place)
+
+
+def lines(path: str, raw: IO[bytes] | None = None) -> Iterator[tuple[int, bytes]]:
+  """The lines of a file that are not blank, numbered from 0; `raw` as for open_bytes.
+
+  Raises:
+    UserError: the file is empty or damaged.
+  """
+  number = -1
   try:
-    with open_bytes(path) as raw:
-      for number, line in enumerate(raw, 1):
-        if line.strip():
-          place = f'{path}:{number}'
-          yield place, _record(line, place)
+    with open_bytes(path, raw) as f:
+      for number, line in enumerate(f):
+        if not line.isspace():
+          yield number, line
   except (OSError, EOFError, lzma.LZMAError) as e:
-    raise UserError(f'{path} cannot be read beyond line {number}: {e}') from None
-  if number == 0:
+    raise UserError(f'{path} cannot be read beyond line {number + 1}: {e}') from None
+  if number < 0:
     raise UserError(f'{path} is empty')
 
 
@@ -159,7 +160,8 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
   return found
 
 
-def _record(line: bytes, place: str) -> dict[str, Any]:
+def parse_line(line: bytes, place: str) -> dict[str, Any]:
+  """The JSON object on a line; raises UserError where it holds none."""
   try:
     record = json.loads(line.decode('utf-8'))
   except UnicodeDecodeError as e:

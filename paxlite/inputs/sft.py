@@ -9,7 +9,7 @@ import numpy as np
 
 from paxlite.errors import UserError, located
 from paxlite.inputs.base import Batch
-from paxlite.inputs.files import read_records
+from paxlite.inputs.records import read_records
 from paxlite.inputs.tokenizer import (
   ChatFormat,
   Message,

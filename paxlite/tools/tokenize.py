@@ -1,33 +1,109 @@
-"""python -m paxlite.tools.tokenize --vocab=x.model --output=FOLDER FILES…
+"""python -m paxlite.tools.tokenize --vocab=TOKENIZER --output=FOLDER SOURCES…
 
-Turns text and JSON lines (.txt, .jsonl, also .gz .xz .zst) into a flat-tokens dataset, on all
-cores.
-A .txt file is one document; of a .jsonl file each line is one, in its field --field.
+Turns text into a flat-tokens dataset, on all cores. A source is a file (.txt, .jsonl, .parquet; the
+first two also .gz .xz .zst), a TFDS dataset (tfds:c4/en:3.0.1/train) or a Hugging Face dataset
+(hf:allenai/c4:en/train). A .txt file is one document; elsewhere each record is one, in its field
+--field. Killed, it goes on where it was when it is called again.
 """
 
 import argparse
+import collections
+import concurrent.futures
 import contextlib
+import dataclasses
+import hashlib
 import itertools
 import multiprocessing
+import os
 import pathlib
+import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
 from paxlite.errors import UserError
-from paxlite.inputs.files import COMPRESSED, read_documents
-from paxlite.inputs.flat_tokens import Writer
+from paxlite.inputs.flat_tokens_writer import Writer
+from paxlite.inputs.records import Raw, Records, open_records, parsed, share_done, text_of
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.tools import cli
 
 _BATCH_CHARS = 1 << 19  # what goes to a worker at once
 _PIECE_CHARS = 1 << 16
+_SECONDS_BETWEEN_NOTES = 5.0
+_SECONDS_BETWEEN_LINES = 60.0
 
-Piece = tuple[str, bool]  # text, and whether it ends its document
-Encoded = tuple[list[tuple[np.ndarray, bool]], int]  # ids of each piece, and bytes of all
 
-_worker_tokenizer: Tokenizer
+@dataclasses.dataclass(frozen=True)
+class Position:
+  """What is done: records before `number` of `shard` of source `source`, and all before that."""
+
+  source: int = 0
+  shard: int = 0
+  number: int = 0
+  num_bytes: int = 0
+  skipped: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+  """A document, or a part of one: text, or a record that a worker has yet to read it from."""
+
+  raw: Raw
+  place: str
+  is_last: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoded:
+  """Ids [n] of a batch, where its documents end in them, bytes of text, and unreadable records."""
+
+  tokens: np.ndarray
+  ends: np.ndarray
+  num_bytes: int
+  skipped: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoder:
+  """What a worker does to a piece."""
+
+  vocab: str
+  field: str
+  dtype: str
+  eos: bool
+  skip_unreadable: bool
+
+  def __call__(self, tokenizer: Tokenizer, batch: Sequence[Piece]) -> Encoded:
+    parts: list[np.ndarray] = []
+    ends: list[int] = []
+    count = num_bytes = skipped = 0
+    for piece in batch:
+      try:
+        text = self._text(piece)
+      except UserError:
+        if not self.skip_unreadable:
+          raise
+        skipped += 1
+        text = ''
+      num_bytes += len(text.encode())
+      for cut, _ in pieces(text):
+        parts.append(np.array(tokenizer.encode(cut), self.dtype))
+        count += len(parts[-1])
+      if piece.is_last:
+        if self.eos and text:
+          parts.append(np.array([tokenizer.eos_id], self.dtype))
+          count += 1
+        ends.append(count)
+    tokens = np.concatenate(parts) if parts else np.zeros(0, self.dtype)
+    return Encoded(tokens, np.array(ends, np.int64), num_bytes, skipped)
+
+  def _text(self, piece: Piece) -> str:
+    if isinstance(piece.raw, str):
+      return piece.raw
+    return text_of(parsed(piece.raw, piece.place), self.field, piece.place)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -36,129 +112,230 @@ def main(argv: Sequence[str]) -> None:
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument('files', nargs='+', help='text or JSON lines')
-  parser.add_argument('--vocab', required=True, help='SentencePiece .model file')
+  parser.add_argument('sources', nargs='+', help='files and datasets')
+  parser.add_argument('--vocab', required=True, help='a SentencePiece .model or a tokenizer.json')
   parser.add_argument('--output', required=True, help='folder of the dataset')
   parser.add_argument('--split', default='train', help='split that is written (train)')
-  parser.add_argument('--field', default='text', help='field of a JSON line (text)')
+  parser.add_argument('--field', default='text', help='field of a record (text)')
   parser.add_argument('--format', choices=('memmap', 'seqax'), default='memmap')
   parser.add_argument('--append_eos', action='store_true', help='end each document with EOS')
+  parser.add_argument('--held_out_every', type=int, help='leave out one document of so many')
+  parser.add_argument('--held_out', action='store_true', help='write those instead')
+  parser.add_argument('--skip_unreadable', action='store_true', help='records without text too')
   parser.add_argument('--processes', type=int, default=multiprocessing.cpu_count())
   args = parser.parse_args(argv)
 
   tokenizer = open_tokenizer(args.vocab)
   if args.append_eos and tokenizer.eos_id < 0:
     raise UserError(f'--append_eos: {args.vocab} has no EOS')
-  for file in args.files:
-    if not pathlib.Path(file).is_file():
-      raise UserError(f'{file} is not a file')
   if args.processes < 1:
     raise UserError(f'--processes={args.processes} must be at least 1')
-
-  documents = itertools.chain.from_iterable(read_documents(f, args.field) for f in args.files)
-  writer = Writer(args.output, args.split, tokenizer.vocab_size, args.format)
-  eos = np.array([tokenizer.eos_id] if args.append_eos else [], np.uint32)
-  started = time.perf_counter()
-  count = size = 0
+  if (args.held_out and not args.held_out_every) or (args.held_out_every or 2) < 2:
+    raise UserError('--held_out_every=N names one document of how many, 2 at least')
+  sources = [open_records(s) for s in args.sources]
+  settings = {
+    'sources': [[s.name, s.size] for s in sources],
+    'tokenizer': hashlib.sha256(pathlib.Path(tokenizer.path).read_bytes()).hexdigest(),
+    'field': args.field,
+    'append_eos': args.append_eos,
+    'held_out_every': args.held_out_every,
+    'held_out': args.held_out,
+  }
+  writer = Writer(args.output, args.split, tokenizer.vocab_size, args.format, settings)
+  encoder = Encoder(
+    args.vocab, args.field, str(writer.dtype), args.append_eos, args.skip_unreadable
+  )
   try:
-    with _progress(args.files) as report, _encoder(args.vocab, args.processes) as encode:
-      document: list[np.ndarray] = []
-      for encoded, num_bytes in encode(_batches(_pieces(documents))):
-        for tokens, is_last in encoded:
-          document.append(tokens)
-          if is_last:
-            writer.write(np.concatenate([*document, eos]))
-            document = []
-            count += 1
-        size += num_bytes
-        report(size, writer.token_count)
+    is_wanted = lambda i: (
+      not args.held_out_every
+      or (i % args.held_out_every == args.held_out_every - 1) == args.held_out
+    )
+    position = _tokenize(sources, writer, encoder, args.processes, is_wanted)
     if writer.token_count == 0:
-      raise UserError(f'{", ".join(args.files)}: no text to tokenize')
+      raise UserError(f'{", ".join(args.sources)}: no text to tokenize')
+    writer.close()
   except BaseException:
     writer.abort()
     raise
-  writer.close()
-  seconds = time.perf_counter() - started
+  skipped = f', {position.skipped:,} unreadable records left out' if position.skipped else ''
   print(
-    f'{args.output}/{args.split}: {count:,} documents, {size:,} bytes, '
-    f'{writer.token_count:,} tokens in {seconds:.1f} s '
-    f'({size / seconds / 1e6:.1f} MB/s, {writer.token_count / seconds:,.0f} tokens/s)'
+    f'{args.output}/{args.split}: {writer.sequences:,} documents, {position.num_bytes:,} bytes, '
+    f'{writer.token_count:,} tokens, read back and checked{skipped}'
   )
 
 
-def _pieces(documents: Iterable[str]) -> Iterator[Piece]:
-  """Documents in pieces that end at a line's end, so that a long one keeps all cores busy."""
-  for text in documents:
-    start = 0
-    while start < len(text):
-      end = text.find('\n', start + _PIECE_CHARS) + 1 or len(text)
-      yield text[start:end], end == len(text)
-      start = end
+def _tokenize(
+  sources: Sequence[Records],
+  writer: Writer,
+  encoder: Encoder,
+  processes: int,
+  is_wanted: Callable[[int], bool],
+) -> Position:
+  """Writes what is left of the sources; returns where they end."""
+  position = Position(**(writer.position or {}))
+  if writer.position:
+    print(f'goes on after {writer.sequences:,} documents, {writer.token_count:,} tokens')
+  noted = time.monotonic()
+  with _progress(sources, position) as report, _workers(encoder, processes) as encode:
+    for encoded, end in encode(_batches(_pieces(sources, position, encoder.field, is_wanted))):
+      writer.write(encoded.tokens, encoded.ends)
+      position = dataclasses.replace(
+        end or position,
+        num_bytes=position.num_bytes + encoded.num_bytes,
+        skipped=position.skipped + encoded.skipped,
+      )
+      if end is not None and time.monotonic() > noted + _SECONDS_BETWEEN_NOTES:
+        writer.note(dataclasses.asdict(position))
+        noted = time.monotonic()
+      report(position.num_bytes, writer.token_count)
+  position = dataclasses.replace(position, source=len(sources), shard=0, number=0)
+  if writer.token_count:
+    writer.note(dataclasses.asdict(position))
+  return position
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-  """Pieces in groups of about _BATCH_CHARS characters."""
+def _pieces(
+  sources: Sequence[Records], start: Position, field: str, is_wanted: Callable[[int], bool]
+) -> Iterator[tuple[Piece, Position | None]]:
+  """What is left of the sources, each piece with the position after it where one ends there."""
+  for s, source in enumerate(sources):
+    if s < start.source:
+      source.done = source.size or 0
+      continue
+    here = s == start.source
+    for shard in range(start.shard if here else 0, source.num_shards):
+      first = start.number if here and shard == start.shard else 0
+      for number, raw in source.read(shard, first):
+        if not is_wanted(s + shard + number):
+          continue
+        place = source.place(shard, number)
+        after = Position(s, shard, number + 1)
+        text = raw.get(field) if isinstance(raw, Mapping) else raw
+        if not isinstance(text, str):  # a line, or a record without it
+          yield Piece(raw, place), after
+          continue
+        for piece, is_last in pieces(text):
+          yield Piece(piece, place, is_last), after if is_last else None
+
+
+def pieces(text: str) -> Iterator[tuple[str, bool]]:
+  """A document in pieces that end at a line's end, so that a long one keeps all cores busy."""
+  start = 0
+  while start < len(text):
+    end = text.find('\n', start + _PIECE_CHARS) + 1 or len(text)
+    yield text[start:end], end == len(text)
+    start = end
+
+
+Batch = tuple[list[Piece], Position | None]
+
+
+def _batches(found: Iterable[tuple[Piece, Position | None]]) -> Iterator[Batch]:
+  """Pieces in groups of about _BATCH_CHARS characters, with the position after each."""
   batch: list[Piece] = []
-  chars = 0
-  for piece in pieces:
+  chars, after = 0, None
+  for piece, after in found:
     batch.append(piece)
-    chars += len(piece[0])
+    chars += len(piece.raw)
     if chars >= _BATCH_CHARS:
-      yield batch
+      yield batch, after
       batch, chars = [], 0
   if batch:
-    yield batch
+    yield batch, after
 
 
 @contextlib.contextmanager
-def _encoder(vocab: str, processes: int):
-  """A function from batches of documents to their tokens, in order, on `processes` processes."""
+def _workers(encoder: Encoder, processes: int):
+  """A function from batches to what they encode to, in order, on so many processes."""
   if processes == 1:
-    _start_worker(vocab)
-    yield lambda batches: map(_encode_batch, batches)
+    tokenizer = open_tokenizer(encoder.vocab)
+    yield lambda batches: ((encoder(tokenizer, batch), after) for batch, after in batches)
     return
-  context = multiprocessing.get_context('spawn')
-  with context.Pool(processes, _start_worker, (vocab,)) as pool:
-    yield lambda batches: _bounded_imap(pool, batches, 4 * processes)
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the cores are taken
+  executor = concurrent.futures.ProcessPoolExecutor(
+    processes, multiprocessing.get_context('spawn'), _start_worker, (encoder,)
+  )
+  try:
+    yield lambda batches: _in_order(executor, batches, 4 * processes)
+  except BrokenProcessPool:
+    raise UserError(
+      'a worker was killed, perhaps for want of memory: call it again to go on, with fewer '
+      '--processes'
+    ) from None
+  finally:
+    executor.shutdown(cancel_futures=True)
 
 
-def _bounded_imap(pool, batches: Iterator[list[Piece]], ahead: int) -> Iterator[Encoded]:
-  """pool.imap that reads at most `ahead` batches before their results are taken."""
-  pending = [pool.apply_async(_encode_batch, (b,)) for b in itertools.islice(batches, ahead)]
+def _in_order(
+  executor: concurrent.futures.Executor, batches: Iterator[Batch], ahead: int
+) -> Iterator[tuple[Encoded, Position | None]]:
+  """Results in the order of batches, of which at most `ahead` are read before they are taken."""
+  submit = lambda n: [
+    (executor.submit(_encode, batch), after) for batch, after in itertools.islice(batches, n)
+  ]
+  pending = collections.deque(submit(ahead))
   while pending:
-    yield pending.pop(0).get()
-    pending += [pool.apply_async(_encode_batch, (b,)) for b in itertools.islice(batches, 1)]
+    future, after = pending.popleft()
+    yield future.result(), after
+    pending.extend(submit(1))
 
 
-def _start_worker(vocab: str) -> None:
-  global _worker_tokenizer
-  _worker_tokenizer = open_tokenizer(vocab)
+_worker: Callable[[Sequence[Piece]], Encoded]
 
 
-def _encode_batch(batch: list[Piece]) -> Encoded:
-  ids = [(np.array(_worker_tokenizer.encode(text), np.uint32), is_last) for text, is_last in batch]
-  return ids, sum(len(text.encode()) for text, _ in batch)
+def _start_worker(encoder: Encoder) -> None:
+  global _worker
+  tokenizer = open_tokenizer(encoder.vocab)
+  _worker = lambda batch: encoder(tokenizer, batch)
+  threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+  """A parent that was killed leaves its workers waiting for ever."""
+  parent = multiprocessing.parent_process()
+  assert parent is not None
+  parent.join()
+  os._exit(1)
+
+
+def _encode(batch: Sequence[Piece]) -> Encoded:
+  return _worker(batch)
 
 
 @contextlib.contextmanager
-def _progress(files: Sequence[str]):
-  """A bar, moved by the function of (bytes, tokens) that it gives; compressed files have no end."""
+def _progress(sources: Sequence[Records], start: Position) -> Iterator[Callable[[int, int], None]]:
+  """A bar on a terminal, a line a minute elsewhere; moved by bytes and tokens done."""
+  from rich.console import Console
   from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-  compressed = any(pathlib.Path(f).suffix in COMPRESSED for f in files)
-  total = None if compressed else sum(pathlib.Path(f).stat().st_size for f in files)
-  text = TextColumn('{task.description}')
-  with Progress(BarColumn(), text, TimeElapsedColumn(), TimeRemainingColumn()) as progress:
-    task = progress.add_task('tokenizing', total=total)
-    started = time.perf_counter()
+  console = Console(stderr=True)
+  columns = (BarColumn(), TextColumn('{task.description}'), TimeElapsedColumn())
+  with Progress(*columns, TimeRemainingColumn(), console=console,
+                disable=not console.is_terminal) as bar:  # fmt: skip
+    task = bar.add_task('tokenizing', total=1.0)
+    started = said = time.monotonic()
+    first: tuple[float, int] | None = None  # of a run that goes on: where it began
 
-    def report(size: int, tokens: int) -> None:
-      seconds = time.perf_counter() - started
-      speed = f'{size / seconds / 1e6:.1f} MB/s  {tokens / seconds:,.0f} tokens/s'
-      progress.update(task, completed=size, description=f'{size / 1e6:,.1f} MB  {speed}')
+    def report(num_bytes: int, tokens: int) -> None:
+      nonlocal said, first
+      now, share = time.monotonic(), share_done(sources)
+      if first is None:
+        first = share or 0.0, tokens
+        return
+      seconds = now - started
+      line = (
+        f'{num_bytes / 1e6:,.1f} MB  {(num_bytes - start.num_bytes) / seconds / 1e6:.1f} MB/s  '
+        f'{(tokens - first[1]) / seconds:,.0f} tokens/s'
+      )
+      if share is not None:
+        bar.update(task, completed=share, description=line)
+      if not console.is_terminal and now > said + _SECONDS_BETWEEN_LINES:
+        said = now
+        gained = 0.0 if share is None else share - first[0]
+        left = f'  {(1 - (share or 0)) / gained * seconds / 60:,.0f} min left' if gained > 0 else ''
+        print(line + left, file=sys.stderr, flush=True)
 
     yield report
-    progress.update(task, total=progress.tasks[0].completed)  # a JSON line is more than its text
 
 
 if __name__ == '__main__':

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from paxlite.errors import UserError
-from paxlite.inputs.files import read_records
+from paxlite.inputs.files import read_json_lines
 
 Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
 
@@ -76,7 +76,7 @@ def build(
 
 
 def _converted(file: str, convert: Convert) -> Iterator[dict[str, Any]]:
-  for place, record in read_records(file):
+  for place, record in read_json_lines(file):
     try:
       yield convert(record)
     except (KeyError, IndexError, TypeError, AttributeError) as e:

@@ -1,0 +1,273 @@
+"""Records of files and datasets, each with the place where it stands.
+
+    corpus.jsonl.zst                  JSON lines
+    corpus.parquet                    rows of Parquet
+    corpus.txt.xz                     one record, the whole text in the field 'text'
+    tfds:c4/en:3.0.1/train            a split of a TFDS dataset (TFDS_DATA_DIR)
+    hf:allenai/c4:en/train            a split of a Hugging Face dataset, its configuration after ':'
+    hf:/data/wiki/train               one that was saved to disk, or a folder of its files
+
+A source is read shard by shard, each in its order, from any record of it on.
+"""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from paxlite.errors import UserError
+from paxlite.inputs.files import kind, lines, parse_line, read_text
+
+Record = Mapping[str, Any]
+Raw = bytes | str | Record  # a line that has yet to be parsed, a whole text, or a record
+
+
+class Records(Protocol):
+  """What a source of records gives.
+
+  Attributes:
+    name: As it was called.
+    num_shards: Parts that can be read by themselves.
+    size: Of all shards, in any unit; None: not known.
+    done: How much of `size` has been read.
+  """
+
+  name: str
+  num_shards: int
+  size: int | None
+  done: int
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    """The records of a shard with their numbers, from number `start` on.
+
+    Raises:
+      UserError: what is there cannot be read.
+    """
+    ...
+
+  def place(self, shard: int, number: int) -> str:
+    """Where that record stands, for messages."""
+    ...
+
+
+def open_records(name: str) -> Records:
+  """The source that is called `name`, as the module says.
+
+  Raises:
+    UserError: there is none, or the package that reads it is missing.
+  """
+  if name.startswith('tfds:'):
+    return _Tfds(name)
+  if name.startswith('hf:'):
+    return _HuggingFace(name)
+  if not pathlib.Path(name).is_file():
+    raise UserError(f'{name} is not a file')
+  if kind(name) in ('.jsonl', '.json'):
+    return _JsonLines(name)
+  if kind(name) == '.parquet':
+    return _Parquet(name)
+  return _Text(name)
+
+
+def read_records(name: str) -> Iterator[tuple[str, Record]]:
+  """Every record of a source with its place."""
+  source = open_records(name)
+  for shard in range(source.num_shards):
+    for number, raw in source.read(shard):
+      place = source.place(shard, number)
+      yield place, parsed(raw, place)
+
+
+def parsed(raw: Raw, place: str) -> Record:
+  """The record that was read at `place`; raises UserError where a line holds none."""
+  if isinstance(raw, str):
+    return {'text': raw}
+  return parse_line(raw, place) if isinstance(raw, bytes) else raw
+
+
+def text_of(record: Record, field: str, place: str) -> str:
+  """The text in a field; raises UserError where there is none."""
+  text = record.get(field)
+  if not isinstance(text, str):
+    raise UserError(f'{place} has no text field {field!r}; there are {", ".join(record)}')
+  return text
+
+
+class _File:
+  """A file, as one shard."""
+
+  num_shards = 1
+
+  def __init__(self, name: str):
+    self.name = name
+    self.size: int | None = pathlib.Path(name).stat().st_size
+    self.done = 0
+
+  def place(self, shard: int, number: int) -> str:
+    return f'{self.name}:{number + 1}'
+
+
+class _JsonLines(_File):
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    with pathlib.Path(self.name).open('rb') as raw:
+      for number, line in lines(self.name, raw):
+        if number >= start:
+          self.done = raw.tell()
+          yield number, line
+    self.done = self.size or 0
+
+
+class _Text(_File):
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    if start == 0:
+      yield 0, read_text(self.name)
+      self.done = self.size or 0
+
+
+class _Parquet(_File):
+  """Row groups are read one at a time."""
+
+  def __init__(self, name: str):
+    super().__init__(name)
+    try:
+      import pyarrow.parquet as parquet
+    except ImportError:
+      raise UserError(f"{name} needs the package pyarrow: pip install 'paxlite[hf]'") from None
+    with _read_errors(name):
+      self._file = parquet.ParquetFile(name)
+    self.size = self._file.metadata.num_rows
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    metadata, number = self._file.metadata, 0
+    for group in range(metadata.num_row_groups):
+      rows = metadata.row_group(group).num_rows
+      if number + rows > start:
+        with _read_errors(self.name):
+          for record in self._file.read_row_group(group).to_pylist():
+            self.done = number + 1
+            if number >= start:
+              yield number, record
+            number += 1
+      else:
+        number += rows
+
+
+class _Dataset:
+  """A split of a dataset; `done` counts records."""
+
+  def __init__(self, name: str):
+    self.name = name
+    path, slash, self._split = name.partition(':')[2].rpartition('/')
+    if not slash or not path or not self._split:
+      raise UserError(f'{name} names no split: write {name.rstrip("/")}/train')
+    self._path = path
+    self.done = 0
+
+  def place(self, shard: int, number: int) -> str:
+    return f'{self.name}[{shard}]:{number}' if self.num_shards > 1 else f'{self.name}:{number}'
+
+  num_shards = 1
+
+
+class _Tfds(_Dataset):
+  def __init__(self, name: str):
+    super().__init__(name)
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TensorFlow greets with a dozen lines
+    try:
+      import tensorflow_datasets as tfds
+    except ImportError as e:
+      raise UserError(
+        f'{name} is a TFDS dataset ({e}): name a file, or pip install "paxlite[seqio]"'
+      ) from None
+    folder = os.environ.get('TFDS_DATA_DIR') or None
+    try:
+      self._builder: Any = tfds.builder(self._path, data_dir=folder)
+      splits = self._builder.info.splits
+      info = splits[self._split]
+    except Exception as e:  # TFDS has dozens
+      raise UserError(
+        f'there is no TFDS dataset {self._path} with a split {self._split} in '
+        f'{folder or "its own folder (TFDS_DATA_DIR)"} ({_line(e)}): name a file, or make it with '
+        'a download_*.py of paxlite.contrib.gpu.scripts_gpu'
+      ) from None
+    self.num_shards = info.num_shards
+    self.size: int | None = info.num_examples
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    import tensorflow_datasets as tfds
+
+    with _read_errors(self.name):
+      split = self._split if self.num_shards == 1 else f'{self._split}[{shard}shard]'
+      # one file after the other, so that a number always means the same record
+      order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
+      found = self._builder.as_dataset(split=split, shuffle_files=False, read_config=order)
+      for number, record in enumerate(tfds.as_numpy(found.skip(start)), start):
+        self.done += 1
+        yield number, {k: _plain(v) for k, v in record.items()}
+
+
+class _HuggingFace(_Dataset):
+  """Read as a stream: nothing is downloaded whole."""
+
+  def __init__(self, name: str):
+    super().__init__(name)
+    try:
+      import datasets
+    except ImportError:
+      raise UserError(
+        f"{name} is a Hugging Face dataset: pip install 'paxlite[hf]', or name a file"
+      ) from None
+    folder = pathlib.Path(self._path)
+    with _read_errors(name):
+      if any((folder / f).is_file() for f in ('dataset_dict.json', 'state.json')):
+        saved: Any = datasets.load_from_disk(str(folder))
+        found = saved[self._split] if isinstance(saved, dict) else saved
+        self.size: int | None = len(found)
+        files = len(found.cache_files)
+        self._dataset: Any = found.to_iterable_dataset(num_shards=max(1, min(files, len(found))))
+      else:
+        path, _, configuration = self._path.partition(':')
+        self._dataset = datasets.load_dataset(
+          path, configuration or None, split=self._split, streaming=True
+        )
+        splits = self._dataset.info.splits or {}
+        self.size = splits[self._split].num_examples if self._split in splits else None
+    self.num_shards = self._dataset.num_shards
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    with _read_errors(self.name):
+      found = self._dataset.shard(num_shards=self.num_shards, index=shard)
+      for number, record in enumerate(found.skip(start) if start else found, start):
+        self.done += 1
+        yield number, record
+
+
+@contextlib.contextmanager
+def _read_errors(name: str):
+  """Makes what goes wrong in a dataset's package, which has dozens of errors, a UserError."""
+  try:
+    yield
+  except (UserError, GeneratorExit, KeyboardInterrupt):
+    raise
+  except Exception as e:
+    raise UserError(f'{name} cannot be read: {_line(e)}') from None
+
+
+def _line(error: Exception) -> str:
+  return (str(error).strip() or repr(error)).splitlines()[0][:200]
+
+
+def _plain(value: Any) -> Any:
+  """Bytes as text, NumPy's numbers as Python's."""
+  if isinstance(value, bytes):
+    return value.decode('utf-8', 'replace')
+  return value.item() if hasattr(value, 'item') and value.ndim == 0 else value
+
+
+def share_done(sources: Sequence[Records]) -> float | None:
+  """The share of all sources that has been read; None where a size is not known."""
+  sizes = [s.size for s in sources]
+  if any(size is None for size in sizes):
+    return None
+  return sum(s.done for s in sources) / max(1, sum(size or 0 for size in sizes))

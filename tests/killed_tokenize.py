@@ -1,0 +1,28 @@
+"""The tokenize tool, killed by SIGKILL when tokens beyond its second note are on the disk."""
+
+import os
+import signal
+
+from paxlite.inputs.flat_tokens_writer import Writer
+from paxlite.tools import cli, tokenize
+
+
+class KilledWriter(Writer):
+  notes = 0
+
+  def note(self, position) -> None:
+    super().note(position)
+    self.notes += 1
+
+  def write(self, tokens, ends) -> None:
+    super().write(tokens, ends)
+    if self.notes == 2:
+      self._tokens.flush()
+      os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == '__main__':
+  tokenize._SECONDS_BETWEEN_NOTES = 0.0
+  tokenize._BATCH_CHARS = 1 << 17
+  tokenize.Writer = KilledWriter
+  cli.run(tokenize.main)
