@@ -1,6 +1,6 @@
 """Experiments for tests."""
 
-from paxlite.experiments.datasets import EmbeddedText
+from paxlite.experiments.datasets import EmbeddedText, Mixture
 from paxlite.experiments.demo import TinyGPT
 
 
@@ -10,3 +10,9 @@ class TinyText(EmbeddedText, TinyGPT):
   VOCAB_SIZE = 8192
   MAX_EVAL_BATCHES = 2
   SAMPLE_PROMPT = 'In the beginning'
+
+
+class TinyMixture(Mixture, TinyGPT):
+  """TinyGPT on several sources."""
+
+  VOCAB_SIZE = 8192

@@ -17,7 +17,8 @@ pytest.importorskip('tensorflow_datasets')
 from paxlite import data
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_text
-from paxlite.inputs.seqio_input import SeqioInput
+from paxlite.inputs.seqio_tasks import SeqioSource
+from paxlite.inputs.streams import StreamInput
 from paxlite.inputs.tokenizer import open_tokenizer
 from tests import runs
 
@@ -68,10 +69,9 @@ def tfds(tmp_path_factory, documents):
 
 @pytest.fixture
 def pile(tfds):
-  def make(split: str = 'train', batch_size: int = 4, **kwargs) -> SeqioInput:
-    return SeqioInput(
-      'the_pile_lm', split, T, batch_size, vocab_path=data.VOCAB, tfds_data_dir=str(tfds), **kwargs
-    )
+  def make(split: str = 'train', batch_size: int = 4, **kwargs) -> StreamInput:
+    source = SeqioSource('the_pile_lm', split, data.VOCAB, str(tfds))
+    return StreamInput(source, T, batch_size, **kwargs)
 
   return make
 
@@ -88,7 +88,7 @@ def equal(a: list, b: list) -> bool:
   )
 
 
-def batches(source: SeqioInput, count: int, start: int = 0, process: int = 0, processes: int = 1):
+def batches(source: StreamInput, count: int, start: int = 0, process: int = 0, processes: int = 1):
   rows = source.batch_size // processes
   return list(
     itertools.islice(
@@ -172,11 +172,11 @@ def test_a_mixture_has_its_rates_and_goes_on(tmp_path, documents):
       output_features={'targets': seqio.Feature(vocabulary)},
     )
   seqio.MixtureRegistry.add('kings_and_judges', [('kings', 3.0), ('judges', 1.0)])
-  make = lambda: SeqioInput('kings_and_judges', 'train', T, 4)
+  make = lambda: StreamInput(SeqioSource('kings_and_judges', 'train'), T, 4)
   source = make()
   whole = batches(source, 50)
-  np.testing.assert_array_equal(sorted(source.position(50)[:, 3]), [50, 150])
-  alone = batches(SeqioInput('kings', 'train', T, 1), 150)
+  np.testing.assert_array_equal(sorted(source.position(50)[:, 4]), [50, 150])
+  alone = batches(StreamInput(SeqioSource('kings', 'train'), T, 1), 150)
   kings = {row['labels'].tobytes() for row in alone}
   shares = [sum(r.tobytes() in kings for r in b['labels'][:, None]) for b in whole]
   assert shares == [3] * 50
@@ -187,9 +187,7 @@ def test_a_mixture_has_its_rates_and_goes_on(tmp_path, documents):
 
 
 def test_wrong_names(tfds, tmp_path):
-  make = lambda task, split='train', folder=tfds: SeqioInput(
-    task, split, T, 4, vocab_path=data.VOCAB, tfds_data_dir=str(folder)
-  )
+  make = lambda task, split='train', folder=tfds: SeqioSource(task, split, data.VOCAB, str(folder))
   with pytest.raises(UserError, match="no SeqIO task or mixture 'nothing'"):
     make('nothing')
   with pytest.raises(UserError, match="the_pile_lm has no split 'dev'; there are train, valid"):
@@ -199,7 +197,7 @@ def test_wrong_names(tfds, tmp_path):
   with pytest.raises(UserError, match='is not a folder'):
     make('the_pile_lm', folder=tmp_path / 'gone')
   with pytest.raises(UserError, match='there is no tokenizer'):
-    SeqioInput('the_pile_lm', 'train', T, 4, tfds_data_dir=str(tfds))
+    SeqioSource('the_pile_lm', 'train', tfds_data_dir=str(tfds))
 
 
 def test_scripts_name_what_is_wrong(tfds, tmp_path):

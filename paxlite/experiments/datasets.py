@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from typing import Any
 
 import fiddle as fdl
 
@@ -9,12 +10,17 @@ from paxlite import data
 from paxlite.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.base import RowInput
+from paxlite.inputs.documents import DocumentSource
+from paxlite.inputs.files import kind
 from paxlite.inputs.flat_tokens import FlatTokenRows
+from paxlite.inputs.mixture import mixture_of
 from paxlite.inputs.rows import RowKind
-from paxlite.inputs.seqio_input import SeqioInput, SeqioRows
+from paxlite.inputs.seqio_tasks import SeqioSource
 from paxlite.inputs.sft import SftRows, TooLong
+from paxlite.inputs.streams import StreamInput, StreamRows
 from paxlite.inputs.synthetic import SyntheticRows
 from paxlite.inputs.text import TextRows
+from paxlite.params import parameter_types
 from paxlite.restoring import tokenizer_of
 from paxlite.templates import config
 
@@ -31,6 +37,10 @@ class _Rows(LanguageModel):
 
   @property
   def row_kind(self) -> RowKind:
+    return self.stream_rows
+
+  @property
+  def stream_rows(self) -> StreamRows:
     return 'packed' if self.PACKED_INPUT else 'stream'
 
   def input(self, source: fdl.Config) -> fdl.Config:
@@ -40,7 +50,23 @@ class _Rows(LanguageModel):
     return config(
       RowInput,
       source=source,
-      batch_size=self.batch_size if self.EVAL_BATCH_SIZE is None else self.EVAL_BATCH_SIZE,
+      batch_size=self.eval_batch_size,
+      seed=self.SEED,
+      max_eval_batches=self.MAX_EVAL_BATCHES,
+    )
+
+  @property
+  def eval_batch_size(self) -> int:
+    return self.batch_size if self.EVAL_BATCH_SIZE is None else self.EVAL_BATCH_SIZE
+
+  def stream(self, source: fdl.Config, rows: StreamRows, batch_size: int) -> fdl.Config:
+    """The input of a source that is read from its beginning."""
+    return config(
+      StreamInput,
+      source=source,
+      seq_len=self.MAX_SEQ_LEN,
+      batch_size=batch_size,
+      rows=rows,
       seed=self.SEED,
       max_eval_batches=self.MAX_EVAL_BATCHES,
     )
@@ -150,7 +176,7 @@ class SeqioTask(_Rows):
   SEQIO_MODULES: list[str] = []  # imported first: they register tasks of your own
   TRAIN_SPLIT: str = 'train'
   EVAL_SPLIT: str | None = 'validation'
-  SEQIO_ROWS: SeqioRows = 'stream'
+  SEQIO_ROWS: StreamRows = 'stream'
   VOCAB_PATH: str = ''
   TFDS_DATA_DIR: str = ''
 
@@ -161,14 +187,14 @@ class SeqioTask(_Rows):
     return f'SeqIO {self.SEQIO_TASK}'
 
   def train_input(self) -> fdl.Config:
-    return self._seqio(self.TRAIN_SPLIT)
+    return self._seqio(self.TRAIN_SPLIT, self.batch_size)
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
     if self.EVAL_SPLIT is None:
       return {}
-    return {self.EVAL_SPLIT: self._seqio(self.EVAL_SPLIT, self.EVAL_BATCH_SIZE)}
+    return {self.EVAL_SPLIT: self._seqio(self.EVAL_SPLIT, self.eval_batch_size)}
 
-  def _seqio(self, split: str, batch_size: int | None = None) -> fdl.Config:
+  def _seqio(self, split: str, batch_size: int) -> fdl.Config:
     if not self.SEQIO_TASK:
       raise UserError('--fdl.SEQIO_TASK=NAME is missing: a SeqIO task or mixture')
     for module in self.SEQIO_MODULES:
@@ -176,18 +202,63 @@ class SeqioTask(_Rows):
         importlib.import_module(module)
       except ImportError as e:
         raise UserError(f'SEQIO_MODULES: {module} cannot be imported: {e}') from None
-    return config(
-      SeqioInput,
+    source = config(
+      SeqioSource,
       task=self.SEQIO_TASK,
       split=split,
-      seq_len=self.MAX_SEQ_LEN,
-      batch_size=self.batch_size if batch_size is None else batch_size,
       vocab_path=self.VOCAB_PATH or os.environ.get('VOCAB_PATH', ''),
       tfds_data_dir=self.TFDS_DATA_DIR,
-      rows=self.SEQIO_ROWS,
-      seed=self.SEED,
-      max_eval_batches=self.MAX_EVAL_BATCHES,
+      start_id=self.START_ID,
     )
+    return self.stream(source, self.SEQIO_ROWS, batch_size)
+
+
+class DocumentFiles(_Rows):
+  """Documents, tokenized while training: JSON lines, Parquet, TFDS, Hugging Face datasets.
+
+  TRAIN_SOURCES are files, tfds:NAME:VERSION/SPLIT and hf:NAME:CONFIGURATION/SPLIT. What is held out
+  is EVAL_SOURCES, or, where there are none, one document of HELD_OUT_EVERY.
+  """
+
+  TRAIN_SOURCES: list[str] = []
+  EVAL_SOURCES: list[str] = []
+  HELD_OUT_EVERY: int = 200
+  TEXT_FIELD: str = 'text'
+  VOCAB_PATH: str = ''
+
+  RESUMABLE_CHANGES = [*_Rows.RESUMABLE_CHANGES, 'TRAIN_SOURCES', 'EVAL_SOURCES']
+
+  @property
+  def dataset(self) -> str:
+    return 'documents'
+
+  def validate(self) -> None:
+    super().validate()
+    if self.HELD_OUT_EVERY < 2:
+      raise UserError(f'HELD_OUT_EVERY={self.HELD_OUT_EVERY} must be at least 2')
+
+  def train_input(self) -> fdl.Config:
+    split = 'all' if self.EVAL_SOURCES else 'train'
+    return self._documents(self.TRAIN_SOURCES, split, self.batch_size)
+
+  def eval_inputs(self) -> dict[str, fdl.Config]:
+    names, split = (
+      (self.EVAL_SOURCES, 'all') if self.EVAL_SOURCES else (self.TRAIN_SOURCES, 'held_out')
+    )
+    return {'held_out': self._documents(names, split, self.eval_batch_size)}
+
+  def _documents(self, names: list[str], split: str, batch_size: int) -> fdl.Config:
+    source = config(
+      DocumentSource,
+      names=list(names),
+      vocab_path=self.VOCAB_PATH or os.environ.get('VOCAB_PATH', ''),
+      vocab_size=self.VOCAB_SIZE,
+      field=self.TEXT_FIELD,
+      start_id=self.START_ID,
+      split=split,
+      held_out_every=self.HELD_OUT_EVERY,
+    )
+    return self.stream(source, self.stream_rows, batch_size)
 
 
 class SftFiles(_Rows):
@@ -225,3 +296,77 @@ class SftFiles(_Rows):
       too_long=self.TOO_LONG,
       packed=self.PACKED_INPUT,
     )
+
+
+class Mixture(_Rows):
+  """Several datasets by weights.
+
+  A source is a flat-tokens folder; text (.txt); seqio:TASK; sft:FILE.jsonl; or documents, as
+  DocumentFiles reads them. Each is held out from as it would be alone.
+  """
+
+  SOURCES: list[str] = []
+  WEIGHTS: list[float] = []  # of the rows; their sum does not matter
+  TRAIN_SPLIT: str = 'train'
+  EVAL_SPLIT: str | None = 'validation'
+  HELD_OUT_EVERY: int = 200
+  TEXT_FIELD: str = 'text'
+  VOCAB_PATH: str = ''
+  TFDS_DATA_DIR: str = ''
+  SEQIO_MODULES: list[str] = []
+
+  RESUMABLE_CHANGES = [*_Rows.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
+
+  @property
+  def dataset(self) -> str:
+    return 'a mixture'
+
+  def validate(self) -> None:
+    super().validate()
+    if len(self.SOURCES) != len(self.WEIGHTS) or not self.SOURCES:
+      raise UserError(
+        f"{len(self.SOURCES)} SOURCES have {len(self.WEIGHTS)} WEIGHTS: --fdl.SOURCES=\"['a', "
+        "'b']\" --fdl.WEIGHTS=[0.7,0.3]"
+      )
+
+  def train_input(self) -> fdl.Config:
+    return config(
+      mixture_of,
+      parts=[part.train_input() for part in self._parts],
+      weights=list(self.WEIGHTS),
+      batch_size=self.batch_size,
+      seed=self.SEED,
+    )
+
+  def eval_inputs(self) -> dict[str, fdl.Config]:
+    return {
+      f'{number}_{name}': eval_input
+      for number, part in enumerate(self._parts)
+      for name, eval_input in part.eval_inputs().items()
+    }
+
+  @property
+  def _parts(self) -> list[_Rows]:
+    return [self._part(source) for source in self.SOURCES]
+
+  def _part(self, source: str) -> _Rows:
+    dataset, attributes = _dataset_of(source)
+    if dataset is SeqioTask:
+      attributes['SEQIO_ROWS'] = self.stream_rows
+    mine = self.values()
+    shared = {name: mine[name] for name in parameter_types(dataset).keys() & mine.keys()}
+    return dataset(**shared | attributes)
+
+
+def _dataset_of(source: str) -> tuple[type[_Rows], dict[str, Any]]:
+  """The mixin that reads a source, and what says so to it."""
+  name = source.partition(':')[2]
+  if source.startswith('seqio:'):
+    return SeqioTask, {'SEQIO_TASK': name}
+  if source.startswith('sft:'):
+    return SftFiles, {'TRAIN_FILES': [name]}
+  if source.startswith(('hf:', 'tfds:')) or kind(source) in ('.jsonl', '.json', '.parquet'):
+    return DocumentFiles, {'TRAIN_SOURCES': [source]}
+  if kind(source) == '.txt':
+    return TextFiles, {'TRAIN_FILES': [source]}
+  return FlatTokens, {'DATASET_PATH': source}

@@ -59,6 +59,48 @@ class Seekable(Protocol):
     ...
 
 
+class Positions:
+  """Where a Seekable stood before each of the last steps.
+
+  Args:
+    name: Of the input, for messages.
+    first: Its position before step 0.
+  """
+
+  _KEPT = 64  # of how many steps: more than are read ahead
+
+  def __init__(self, name: str, first: np.ndarray):
+    self._name = name
+    self._start = 0, first
+    self._at: dict[int, np.ndarray] = {}
+
+  def __getitem__(self, step: int) -> np.ndarray:
+    return self._at[step]
+
+  def __setitem__(self, step: int, position: np.ndarray) -> None:
+    self._at[step] = position
+    self._at.pop(step - self._KEPT, None)
+
+  def seek(self, step: int, position: np.ndarray) -> None:
+    """Raises UserError where the position is one of other sources."""
+    if position.shape != self._start[1].shape:
+      raise UserError(
+        f'{self._name}: the checkpoint stands in {len(position)} sources and there are '
+        f'{len(self._start[1])}'
+      )
+    self._start = step, position
+
+  def begin(self, start: int) -> np.ndarray:
+    """The position to read on from; raises UserError where it is not known of that step."""
+    at, position = self._start
+    if start != at:
+      raise UserError(
+        f'{self._name} stands at step {at} and cannot go to {start} without a position'
+      )
+    self._at = {start: position}
+    return position
+
+
 class RowSource(Protocol):
   """Rows of tokens that can be read in any order."""
 
@@ -105,14 +147,17 @@ class RowInput:
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
     step = start
     while True:
-      yield self.source.read(self.train_indices(step)[rows])
+      yield self.read(numbers(step, self.batch_size)[rows])
       step += 1
 
-  def train_indices(self, step: int) -> np.ndarray:
-    """The source's row indices [batch_size] of a step."""
+  def read(self, numbers: np.ndarray) -> Batch:
+    """Rows [b] of the endless training order."""
+    return self.source.read(self.indices(numbers))
+
+  def indices(self, numbers: np.ndarray) -> np.ndarray:
+    """The source's indices of rows [b] of the endless training order."""
     n = len(self.source)
-    position = step * self.batch_size + np.arange(self.batch_size, dtype=np.int64)
-    epoch, index = np.divmod(position, n)
+    epoch, index = np.divmod(numbers, n)
     if not self.shuffle:
       return index
     for e in np.unique(epoch):
@@ -131,6 +176,11 @@ class RowInput:
       yield batch
 
 
+def numbers(step: int, batch_size: int) -> np.ndarray:
+  """Of the rows of a step's global batch, counted from the first step on, int64 [batch_size]."""
+  return step * batch_size + np.arange(batch_size, dtype=np.int64)
+
+
 def permute(indices: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
   """A pseudorandom permutation of range(n), evaluated at `indices` only.
 
@@ -145,12 +195,12 @@ def permute(indices: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
   """
   half = np.uint64(max((int(n - 1).bit_length() + 1) // 2, 1))
   low = (np.uint64(1) << half) - np.uint64(1)
-  keys = [_mix(np.uint64((seed * 1_000_003 + epoch * 4 + r) % 2**64)) for r in range(4)]
+  keys = [mix(np.uint64((seed * 1_000_003 + epoch * 4 + r) % 2**64)) for r in range(4)]
 
   def encrypt(x: np.ndarray) -> np.ndarray:
     left, right = x >> half, x & low
     for key in keys:
-      left, right = right, left ^ (_mix(right ^ key) & low)
+      left, right = right, left ^ (mix(right ^ key) & low)
     return (left << half) | right
 
   out = encrypt(indices.astype(np.uint64))
@@ -159,7 +209,7 @@ def permute(indices: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
   return out.astype(np.int64)
 
 
-def _mix(x):
+def mix(x):
   """splitmix64's finaliser: uint64 to uint64, every bit depending on every bit."""
   with np.errstate(over='ignore'):
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

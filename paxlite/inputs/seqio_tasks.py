@@ -12,12 +12,12 @@ import numpy as np
 from paxlite.errors import UserError
 from paxlite.inputs.tokenizer import open_tokenizer
 
-# dataset, and how its records become texts
+# dataset, how its records become texts, and whether those are inputs and targets or documents
 _BUILT_IN = {
-  'the_pile_lm': ('the_pile:1.0.0', lambda x: {'targets': x['text']}, True),
-  'c4': ('c4/en:3.0.1', lambda x: {'targets': x['text']}, True),
-  'lambada_eval': ('lambada:1.0.0', lambda x: _last_word(x['text']), False),
-  'boolq': ('bool_q:1.0.0', lambda x: _question(x), False),
+  'the_pile_lm': ('the_pile:1.0.0', lambda x: {'targets': x['text']}, False),
+  'c4': ('c4/en:3.0.1', lambda x: {'targets': x['text']}, False),
+  'lambada_eval': ('lambada:1.0.0', lambda x: _last_word(x['text']), True),
+  'boolq': ('bool_q:1.0.0', lambda x: _question(x), True),
 }
 
 
@@ -29,6 +29,36 @@ class Example:
   is_target: np.ndarray
 
 
+class SeqioSource:
+  """A SeqIO task or mixture, for a StreamInput.
+
+  Args:
+    task: Of paxlite ('the_pile_lm', 'c4', 'lambada_eval', 'boolq'), or registered by the user.
+    split: 'train', 'validation', …
+    vocab_path: A SentencePiece model, for paxlite's tasks.
+    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
+    start_id: The first input of a text; None: the vocabulary's BOS, or 0 where it has none.
+
+  Raises:
+    UserError: seqio is missing, or there is no such task, split or dataset.
+  """
+
+  def __init__(
+    self,
+    task: str,
+    split: str,
+    vocab_path: str = '',
+    tfds_data_dir: str = '',
+    start_id: int | None = 0,
+  ):
+    self.name = f'{task}/{split}'
+    self.parts = find_parts(task, split, vocab_path, tfds_data_dir)
+    self.max_token_id = max(part.vocab_size for part in self.parts) - 1
+    if start_id is None:
+      start_id = self.parts[0].bos_id
+    self.start_id = max(0, start_id)
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
   """A task, alone or in a mixture.
@@ -36,24 +66,33 @@ class Part:
   Attributes:
     name: Of the task.
     task: The seqio.Task.
+    split: Which is read.
     rate: Its share in a mixture, unnormalised.
     num_shards: Files of the split.
     vocab_size: Ids of its vocabulary.
+    bos_id: That of its vocabulary, −1 where there is none.
   """
 
   name: str
   task: Any
+  split: str
   rate: float
   num_shards: int
   vocab_size: int
+  bos_id: int
 
-  def examples(self, split: str, shard: int, shuffle: bool, seed: int | None) -> Iterator[Example]:
-    """The tokenized examples of one shard: inputs, if there are any, and targets."""
+  def examples(
+    self, shard: int, shuffle: bool, seed: int | None, start: int
+  ) -> Iterator[tuple[int, Example]]:
+    """The tokenized examples of one shard with their numbers: inputs, if any, and targets.
+
+    What comes before number `start` is read, too: SeqIO knows no other way to get there.
+    """
     import seqio
 
     dataset = self.task.get_dataset(
       sequence_length=None,
-      split=split,
+      split=self.split,
       shuffle=shuffle,
       seed=seed,
       shard_info=seqio.ShardInfo(shard, self.num_shards),
@@ -61,12 +100,12 @@ class Part:
       use_cached=False,
       trim_output_features=False,
     )
-    for example in dataset.as_numpy_iterator():
+    for number, example in enumerate(dataset.skip(start).as_numpy_iterator(), start):
       targets = np.asarray(example['targets'], np.int32)
       inputs = np.asarray(example.get('inputs', ()), np.int32)
       ids = np.concatenate([inputs, targets])
       if len(ids):
-        yield Example(ids, np.arange(len(ids)) >= len(inputs))
+        yield number, Example(ids, np.arange(len(ids)) >= len(inputs))
 
 
 def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> list[Part]:
@@ -115,7 +154,16 @@ def _part(task: Any, split: str, rate: float, folder: str) -> Part:
   if split not in splits:
     raise UserError(f'{task.name} has no split {split!r}; there are {", ".join(splits)}')
   vocabulary = task.output_features['targets'].vocabulary
-  return Part(task.name, task, rate, shards, int(vocabulary.vocab_size))
+  bos_id = getattr(vocabulary, 'bos_id', None)
+  return Part(
+    task.name,
+    task,
+    split,
+    rate,
+    shards,
+    int(vocabulary.vocab_size),
+    -1 if bos_id is None else int(bos_id),
+  )
 
 
 @functools.cache
@@ -124,20 +172,18 @@ def _built_in(name: str, vocab_path: str) -> Any:
 
   open_tokenizer(vocab_path)  # for its errors
   vocabulary = seqio.SentencePieceVocabulary(vocab_path)
-  dataset, texts, with_eos = _BUILT_IN[name]
-  feature = seqio.Feature(vocabulary, add_eos=with_eos)
-  has_inputs = name in ('lambada_eval', 'boolq')
+  dataset, texts, has_inputs = _BUILT_IN[name]
   return seqio.Task(
     name,
     source=seqio.TfdsDataSource(dataset),
     preprocessors=[
       seqio.map_over_dataset(texts),
       seqio.preprocessors.tokenize,
-      *([seqio.preprocessors.append_eos] if with_eos else []),
+      *([] if has_inputs else [seqio.preprocessors.append_eos]),
     ],
     output_features={
       **({'inputs': seqio.Feature(vocabulary, add_eos=False)} if has_inputs else {}),
-      'targets': feature,
+      'targets': seqio.Feature(vocabulary, add_eos=not has_inputs),
     },
   )
 

@@ -4,7 +4,7 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from paxlite.errors import UserError
@@ -15,6 +15,8 @@ TOKENIZERS = (_JSON, _MODEL)  # in a folder, the first that is there
 FILES = (*TOKENIZERS, 'tokenizer_config.json', 'chat_template.jinja', 'special_tokens_map.json')
 
 Message = Mapping[str, str]  # role and content
+
+_PIECE_CHARS = 1 << 16
 
 # ids that a model has beyond its tokenizer's: rounding to a multiple, at most
 _SPARE_IDS = 1024
@@ -99,6 +101,18 @@ def checked_messages(messages: Any) -> list[Message]:
   if not good or not messages:
     raise UserError('"messages" must be a list of {"role": text, "content": text}, at least one')
   return messages
+
+
+def pieces(text: str) -> Iterator[tuple[str, bool]]:
+  """A document in pieces of 64 Ki characters, up to the next line's end; whether it is the last.
+
+  A long document is encoded piece by piece: time and memory stay linear, and cores share it.
+  """
+  start = 0
+  while start < len(text):
+    end = text.find('\n', start + _PIECE_CHARS) + 1 or len(text)
+    yield text[start:end], end == len(text)
+    start = end
 
 
 class SentencePieceTokenizer:

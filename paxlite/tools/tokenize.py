@@ -25,13 +25,13 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 
 from paxlite.errors import UserError
+from paxlite.inputs.documents import is_held_out
 from paxlite.inputs.flat_tokens_writer import Writer
 from paxlite.inputs.records import Raw, Records, open_records, parsed, share_done, text_of
-from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
+from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer, pieces
 from paxlite.tools import cli
 
 _BATCH_CHARS = 1 << 19  # what goes to a worker at once
-_PIECE_CHARS = 1 << 16
 _SECONDS_BETWEEN_NOTES = 5.0
 _SECONDS_BETWEEN_LINES = 60.0
 
@@ -147,8 +147,7 @@ def main(argv: Sequence[str]) -> None:
   )
   try:
     is_wanted = lambda i: (
-      not args.held_out_every
-      or (i % args.held_out_every == args.held_out_every - 1) == args.held_out
+      not args.held_out_every or is_held_out(i, args.held_out_every) == args.held_out
     )
     position = _tokenize(sources, writer, encoder, args.processes, is_wanted)
     if writer.token_count == 0:
@@ -216,15 +215,6 @@ def _pieces(
           continue
         for piece, is_last in pieces(text):
           yield Piece(piece, place, is_last), after if is_last else None
-
-
-def pieces(text: str) -> Iterator[tuple[str, bool]]:
-  """A document in pieces that end at a line's end, so that a long one keeps all cores busy."""
-  start = 0
-  while start < len(text):
-    end = text.find('\n', start + _PIECE_CHARS) + 1 or len(text)
-    yield text[start:end], end == len(text)
-    start = end
 
 
 Batch = tuple[list[Piece], Position | None]
