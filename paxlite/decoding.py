@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from paxlite import partitioning
@@ -147,7 +148,8 @@ class Generator:
     """
     state, room = self._start(prompts, max_new_tokens, seed, row_ids)
     state = self._extend(self._params, state, state.prompt_slots + room - 1)
-    rows = jax.device_get(state.tokens_BS)[: len(prompts), int(state.prompt_slots) :][:, :room]
+    tokens_BS = multihost_utils.process_allgather(state.tokens_BS, tiled=True)
+    rows = tokens_BS[: len(prompts), int(state.prompt_slots) :][:, :room]
     return [self._until_eos(row) for row in rows]
 
   def stream(self, prompt: Sequence[int], max_new_tokens: int, seed: int = 0) -> Iterator[int]:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from paxlite.errors import UserError, located
 from paxlite.inputs.files import read_object
-from paxlite.inputs.records import read_records
+from paxlite.inputs.records import open_records, parsed, read_records
 
 Kind = Literal['cloze', 'multiple_choice', 'generate']
 _KINDS = {'cloze', 'multiple_choice', 'generate'}
@@ -93,6 +93,17 @@ _BUILT_IN: dict[str, list[dict[str, Any]]] = {
     ),
   ],
 }
+
+
+def _names(text: str) -> list[str]:
+  """Tasks between commas; what is none is one more file of the task before it."""
+  names: list[str] = []
+  for piece in text.split(','):
+    if not names or piece.partition(':')[0] in _BUILT_IN or piece.endswith('.json'):
+      names.append(piece)
+    else:
+      names[-1] += f',{piece}'
+  return names
 
 
 def find_task(text: str) -> tuple[str, TaskSpec]:
@@ -175,12 +186,14 @@ class Example:
     choices: What may follow; one for cloze, none for generate.
     gold: Number of the right choice.
     target: The right text (generate).
+    place: Where the record stands, for messages.
   """
 
   texts: tuple[str, ...]
   choices: tuple[str, ...]
   gold: int
   target: str
+  place: str
 
   @property
   def asked(self) -> list[tuple[str, str]]:
@@ -197,48 +210,74 @@ class Task:
     name: In tables and summaries.
     spec: What is asked.
     examples: Of whom.
+    unreadable: Records that were left out.
   """
 
   name: str
   spec: TaskSpec
   examples: list[Example]
+  unreadable: int = 0
 
 
-def read_tasks(texts: Sequence[str], limit: int | None = None) -> list[Task]:
-  """The tasks that a command line names; see find_task and read_examples."""
-  found = [find_task(text) for text in texts]
+def read_tasks(
+  texts: Sequence[str], limit: int | None = None, skip_unreadable: bool = False
+) -> list[Task]:
+  """The tasks that a command line names, 'lambada,boolq'; see find_task and read_examples."""
+  found = [find_task(name) for text in texts for name in _names(text)]
   names = [name for name, _ in found]
   if len(set(names)) < len(names):
     raise UserError(f'the task {max(names, key=names.count)} stands there twice')
-  return [Task(name, spec, read_examples(spec, limit)) for name, spec in found]
+  return [Task(name, spec, *read_examples(spec, limit, skip_unreadable)) for name, spec in found]
 
 
-def read_examples(spec: TaskSpec, limit: int | None = None) -> list[Example]:
-  """The records of a task, in their order.
+def read_examples(
+  spec: TaskSpec, limit: int | None = None, skip_unreadable: bool = False
+) -> tuple[list[Example], int]:
+  """The records of a task in their order, and how many were left out.
+
+  Args:
+    spec: The task.
+    limit: The most records; None: all.
+    skip_unreadable: Leaves out what would be an error below.
 
   Raises:
-    UserError: a record lacks a field, or its answer is none of the choices (file and line named).
+    UserError: a record is none, lacks a field, or has an answer that is empty or none of the
+      choices (file and line named).
   """
   templates = Templates()
   examples: list[Example] = []
+  unreadable = 0
   for file in spec.files:
-    for place, record in read_records(file):
-      if limit is not None and len(examples) == limit:
-        return examples
-      with located(place):
-        examples.append(_example(spec, record, templates))
+    source = open_records(file)
+    for shard in range(source.num_shards):
+      for number, raw in source.read(shard):
+        if limit is not None and len(examples) == limit:
+          return examples, unreadable
+        place = source.place(shard, number)
+        try:
+          record = parsed(raw, place)
+          with located(place):
+            examples.append(_example(spec, record, templates, place))
+        except UserError:
+          if not skip_unreadable:
+            raise
+          unreadable += 1
   if not examples:
     raise UserError(f'{", ".join(spec.files)}: no records')
-  return examples
+  return examples, unreadable
 
 
-def _example(spec: TaskSpec, record: Mapping[str, Any], templates: Templates) -> Example:
+def _example(
+  spec: TaskSpec, record: Mapping[str, Any], templates: Templates, place: str
+) -> Example:
   texts = tuple(templates(t, record) for t in _list(spec.doc_to_text))
   target = templates(spec.doc_to_target, record)
+  if not target.strip():
+    raise UserError(f'the answer {spec.doc_to_target!r} is empty')
   if spec.kind == 'generate':
-    return Example(texts, (), 0, target)
+    return Example(texts, (), 0, target, place)
   if spec.kind == 'cloze':
-    return Example(texts, (spec.target_delimiter + target,), 0, target)
+    return Example(texts, (spec.target_delimiter + target,), 0, target, place)
   if isinstance(spec.doc_to_choice, str):
     found = _field(record, spec.doc_to_choice)
     if not isinstance(found, list) or not found:
@@ -247,10 +286,12 @@ def _example(spec: TaskSpec, record: Mapping[str, Any], templates: Templates) ->
   else:
     choices = tuple(templates(c, record) for c in spec.doc_to_choice)
   labels = [str(x) for x in _field(record, spec.doc_to_label)] if spec.doc_to_label else []
+  if not all(c.strip() for c in choices):
+    raise UserError(f'a choice is empty: {list(choices)}')
   if len(texts) not in (1, len(choices)):
     raise UserError(f'doc_to_text has {len(texts)} templates and there are {len(choices)} choices')
   gold = _gold(target, choices, labels)
-  return Example(texts, tuple(spec.target_delimiter + c for c in choices), gold, target)
+  return Example(texts, tuple(spec.target_delimiter + c for c in choices), gold, target, place)
 
 
 def _gold(target: str, choices: Sequence[str], labels: Sequence[str]) -> int:

@@ -36,10 +36,12 @@ class Score:
   Attributes:
     log_likelihood: Σ ln p of its tokens, in nats.
     is_greedy: Whether each of its tokens is the likeliest one.
+    is_truncated: Whether its context has lost its beginning.
   """
 
   log_likelihood: float
   is_greedy: bool
+  is_truncated: bool
 
 
 @dataclasses.dataclass
@@ -51,12 +53,14 @@ class _Row:
     num_targets: How many of the last positions are asked about.
     targets: Alternatives, each [num_targets].
     numbers: Which continuation each alternative is.
+    truncated: Which of those have lost the beginning of their context.
   """
 
   inputs: list[int]
   num_targets: int
   targets: list[list[int]]
   numbers: list[int]
+  truncated: set[int]
 
 
 class Scorer:
@@ -129,11 +133,14 @@ class Scorer:
           f'a continuation of {len(c.continuation):,} tokens is longer than a row of the model, '
           f'MAX_SEQ_LEN={self._max_len:,}'
         )
-      inputs = [*c.context, *c.continuation[:-1]][-self._max_len :]
+      whole = [*c.context, *c.continuation[:-1]]
+      inputs = whole[-self._max_len :]
       n = len(c.continuation)
-      row = rows.setdefault((tuple(inputs), n), _Row(inputs, n, [], []))
+      row = rows.setdefault((tuple(inputs), n), _Row(inputs, n, [], [], set()))
       row.targets.append(list(c.continuation))
       row.numbers.append(number)
+      if len(whole) > len(inputs):
+        row.truncated.add(number)
     return list(rows.values())
 
   def _batches(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
@@ -215,4 +222,6 @@ def _collect(batch: Sequence[_Row], result: Any, scores: list[Score | None]) -> 
   log_likelihoods, greedy = jax.device_get(result)
   for r, row in enumerate(batch):
     for c, number in enumerate(row.numbers):
-      scores[number] = Score(float(log_likelihoods[r, c]), bool(greedy[r, c]))
+      scores[number] = Score(
+        float(log_likelihoods[r, c]), bool(greedy[r, c]), number in row.truncated
+      )

@@ -6,15 +6,16 @@ import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from paxlite.errors import UserError
+from paxlite.errors import UserError, located
 from paxlite.eval_tasks import Example, Task, TaskSpec
 from paxlite.inference import Inference
 from paxlite.scoring import Continuation, Score, Scorer
 
+TooLong = Literal['truncate', 'error']
 Found = tuple[dict[str, 'Metric'], list[dict[str, Any]]]  # metrics, and what was found of each
 
 
@@ -34,20 +35,39 @@ class Result:
     metrics: By name.
     examples: What was found of each.
     seconds: How long it took.
+    unreadable: Records that were left out.
   """
 
   metrics: dict[str, Metric]
   examples: list[dict[str, Any]]
   seconds: float
+  unreadable: int
+
+  @property
+  def truncated(self) -> int:
+    """Examples whose text has lost its beginning, for it is longer than the model takes."""
+    return sum(example['truncated'] for example in self.examples)
 
   def line(self) -> str:
     metrics = [f'{k} {m.value:.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
-    return '  '.join([*metrics, f'{len(self.examples):,} examples in {self.seconds:.1f} s'])
+    size = f'{len(self.examples):,} examples in {self.seconds:.1f} s'
+    return '  '.join([*metrics, size, *self.remarks])
+
+  @property
+  def remarks(self) -> list[str]:
+    """What is not as it should be."""
+    found = []
+    if self.truncated:
+      found.append(f'{self.truncated:,} texts longer than the model takes lost their beginning')
+    if self.unreadable:
+      found.append(f'{self.unreadable:,} unreadable records left out')
+    return found
 
   def table(self, name: str) -> str:
     n = len(self.examples)
     lines = [f'{name}: {n:,} examples, {n / self.seconds:,.1f} a second']
     lines += [f'  {k:22}{m.value:10.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
+    lines += [f'  {remark}' for remark in self.remarks]
     return '\n'.join(lines)
 
 
@@ -57,10 +77,14 @@ class ZeroShot:
   Args:
     inference: The model.
     batch_tokens: Tokens of a batch, about.
+    too_long: A text that is longer than the model takes loses its beginning, or is an error.
   """
 
-  def __init__(self, inference: Inference, batch_tokens: int = 4096):
+  def __init__(
+    self, inference: Inference, batch_tokens: int = 4096, too_long: TooLong = 'truncate'
+  ):
     self._inference = inference
+    self._too_long = too_long
     e = inference.experiment
     self._score = Scorer(
       inference.model, inference.params, e.MAX_SEQ_LEN, batch_tokens, inference.mesh, e.rules
@@ -69,21 +93,43 @@ class ZeroShot:
   def __call__(
     self, task: Task, report: Callable[[int, int], None] = lambda done, total: None
   ) -> Result:
-    """What came out for every example; `report` is called with what is done, and all."""
+    """What came out for every example; `report` is called with what is done, and all.
+
+    Raises:
+      UserError: a text is too long (file and line named), or no context.
+    """
     started = time.perf_counter()
     if task.spec.kind == 'generate':
-      metrics, found = _generated(task.spec, task.examples, self._inference, report)
+      prompts = [self._prompt(task.spec, example) for example in task.examples]
+      metrics, found = _generated(task.spec, task.examples, prompts, self._inference, report)
     else:
-      asked = [
-        _continuation(self._inference, text, choice)
-        for example in task.examples
-        for text, choice in example.asked
-      ]
-      scores = iter(self._score(asked, report))
-      by_example = [[next(scores) for _ in example.choices] for example in task.examples]
+      asked = [self._asked(example) for example in task.examples]
+      scores = iter(self._score([c for row in asked for c in row], report))
+      by_example = [[next(scores) for _ in row] for row in asked]
       of_kind = _cloze if task.spec.kind == 'cloze' else _multiple_choice
       metrics, found = of_kind(task.examples, by_example)
-    return Result(metrics, found, time.perf_counter() - started)
+      for entry, row in zip(found, by_example, strict=True):
+        entry['truncated'] = any(s.is_truncated for s in row)
+    return Result(metrics, found, time.perf_counter() - started, task.unreadable)
+
+  def _asked(self, example: Example) -> list[Continuation]:
+    with located(example.place):
+      asked = [_continuation(self._inference, *x) for x in example.asked]
+      for c in asked:
+        self._check(len(c.context) + len(c.continuation) - 1, 0)
+      return asked
+
+  def _prompt(self, spec: TaskSpec, example: Example) -> list[int]:
+    ids = self._inference.encode(example.texts[0])
+    with located(example.place):
+      self._check(len(ids), spec.max_new_tokens)
+    return ids
+
+  def _check(self, length: int, new: int) -> None:
+    most = self._inference.experiment.MAX_SEQ_LEN
+    if length + new > most and (self._too_long == 'error' or new >= most):
+      answer = f' and an answer of up to {new:,}' if new else ''
+      raise UserError(f'a text of {length:,} tokens{answer}: the model takes MAX_SEQ_LEN={most:,}')
 
 
 def _continuation(inference: Inference, text: str, continuation: str) -> Continuation:
@@ -128,18 +174,15 @@ def _multiple_choice(examples: Sequence[Example], scores: Sequence[Sequence[Scor
 def _generated(
   spec: TaskSpec,
   examples: Sequence[Example],
+  prompts: Sequence[list[int]],
   inference: Inference,
   report: Callable[[int, int], None],
 ) -> Found:
   e = inference.experiment
   generator = inference.generator()
-  prompts = [inference.encode(x.texts[0]) for x in examples]
-  for prompt in prompts:
-    if len(prompt) + spec.max_new_tokens > e.MAX_SEQ_LEN:
-      raise UserError(
-        f'a prompt of {len(prompt):,} tokens and max_new_tokens={spec.max_new_tokens} are more '
-        f'than MAX_SEQ_LEN={e.MAX_SEQ_LEN:,}'
-      )
+  most = e.MAX_SEQ_LEN - spec.max_new_tokens
+  truncated = [len(prompt) > most for prompt in prompts]
+  prompts = [prompt[-most:] for prompt in prompts]
   order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
   texts = [''] * len(prompts)
   size = e.DECODE_BATCH_SIZE
@@ -151,11 +194,13 @@ def _generated(
       texts[i] = _cut(inference.tokenizer.decode(ids), spec.until)
     report(start + len(batch), len(order))
   right, found = [], []
-  for example, text in zip(examples, texts, strict=True):
+  for example, text, cut in zip(examples, texts, truncated, strict=True):
     answer = matched(text, spec.generation_pattern)
     target = matched(example.target, spec.target_pattern)
     right.append(answer is not None and answer == target)
-    found.append(dict(prediction=text, answer=answer, target=target, right=right[-1]))
+    found.append(
+      dict(prediction=text, answer=answer, target=target, right=right[-1], truncated=cut)
+    )
   return {'exact_match': _mean(right)}, found
 
 
@@ -186,6 +231,8 @@ def as_json(results: Mapping[str, Result]) -> str:
     name: {
       'num_examples': len(result.examples),
       'seconds': round(result.seconds, 3),
+      'truncated': result.truncated,
+      'unreadable': result.unreadable,
       'metrics': {k: dataclasses.asdict(m) for k, m in result.metrics.items()},
     }
     for name, result in results.items()

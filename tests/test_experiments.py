@@ -56,14 +56,21 @@ def test_no_golden_is_left_over():
 
 
 WITHOUT_FILES = [n for n in NAMES if re.match('Synthetic|Demo|Tiny', n)]
-FAMILIES = ['GPT2', 'LLaMA7B', 'LLaMA3_2_1B', 'Mistral7B', 'Gemma2B', 'Seqax84M']
+FAMILIES = [
+  'GPT2',
+  'paxlite.experiments.llama.LLaMA7B',
+  'LLaMA3_2_1B',
+  'Mistral7B',
+  'Gemma2B',
+  'Seqax84M',
+]
 
 
 @pytest.mark.parametrize('name', WITHOUT_FILES + FAMILIES)
 def test_one_small_step(name, tmp_path):
   cls = find(name)
   if name in FAMILIES:
-    cls = type(f'Synthetic{name}', (Synthetic, cls), {})
+    cls = type(f'Synthetic{cls.__name__}', (Synthetic, cls), {})
   cfg = cls.config()
   for attribute, value in SHRUNK.items():
     setattr(cfg, attribute, value)

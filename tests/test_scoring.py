@@ -1,8 +1,10 @@
 """Log-likelihoods are those of recomputing alone; each continuation is counted once."""
 
+import dataclasses
 import functools
 import json
 import math
+import socket
 import subprocess
 import sys
 
@@ -11,7 +13,7 @@ import numpy as np
 import pytest
 
 from paxlite.errors import UserError
-from paxlite.eval_tasks import find_task, read_examples
+from paxlite.eval_tasks import find_task, read_examples, read_tasks
 from paxlite.scoring import Continuation, Scorer, bucket
 from paxlite.zero_shot import matched
 from tests import runs
@@ -74,7 +76,8 @@ def test_a_long_context_loses_its_beginning():
   (score,) = Scorer(model, params, 64)([c])
   assert math.isclose(score.log_likelihood, alone('llama', c)[0], rel_tol=1e-5)
   (cut,) = Scorer(model, params, 64)([Continuation(list(range(27, 90)), [3, 4])])
-  assert cut == score
+  assert dataclasses.replace(cut, is_truncated=True) == score
+  assert not cut.is_truncated
   with pytest.raises(UserError, match='a continuation of 65 tokens is longer than a row'):
     Scorer(model, params, 64)([Continuation([1], [2] * 65)])
 
@@ -130,7 +133,7 @@ def test_tasks_by_naming_fields(tmp_path):
   ):  # fmt: skip
     write(tmp_path / f'{name}.jsonl', [record])
     path = task(tmp_path, kind='multiple_choice', files=f'{name}.jsonl', **spec)
-    (example,) = read_examples(find_task(path)[1])
+    ((example,), _) = read_examples(find_task(path)[1])
     assert (example.texts, example.choices, example.gold) == (texts, choices, gold)
 
 
@@ -138,10 +141,10 @@ def test_built_in_tasks_know_the_forms_of_their_records(tmp_path):
   given = write(tmp_path / 'a.jsonl', [dict(context='He said', continuation='no')])
   text = write(tmp_path / 'b.jsonl', [dict(text='He said no')])
   for path in (given, text):
-    (example,) = read_examples(find_task(f'lambada:{path}')[1])
+    ((example,), _) = read_examples(find_task(f'lambada:{path}')[1])
     assert (example.texts, example.choices) == (('He said',), (' no',))
   paxs = write(tmp_path / 'c.jsonl', [dict(passage='Ice is cold.', question='is it', answer=True)])
-  (example,) = read_examples(find_task(f'boolq:{paxs}')[1])
+  ((example,), _) = read_examples(find_task(f'boolq:{paxs}')[1])
   assert example.texts == ('Ice is cold.\nquestion: is it?\nanswer:',)
   assert (example.choices, example.gold) == ((' no', ' yes'), 1)
 
@@ -171,6 +174,9 @@ GOOD = dict(kind='cloze', files='a.jsonl', doc_to_text='{{a}}', doc_to_target='{
      "a.jsonl:1: there is no field 'c.d'"),
     (dict(a='x', b='y'), GOOD | dict(doc_to_text='{{a'), 'a.jsonl:1: .* cannot be written'),
     (dict(a='x', b='y'), GOOD | dict(target_pattern='('), 'is not a regular expression'),
+    (dict(a='x', b=' '), GOOD, "a.jsonl:1: the answer '{{b}}' is empty"),
+    (dict(a='x', b='0', c=['', 'z']), GOOD | dict(kind='multiple_choice', doc_to_choice='c'),
+     'a.jsonl:1: a choice is empty'),
   ],
 )  # fmt: skip
 def test_bad_tasks_are_named(record, spec, match, tmp_path):
@@ -195,6 +201,28 @@ def test_tasks_that_are_none(text, match, tmp_path, monkeypatch):
     find_task(text)
 
 
+def test_unreadable_records_are_left_out_only_if_asked_and_counted(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"a": "x", "b": "y"}\n{"a": "x"}\n{"a"\n{"a": "z", "b": "y"}\n')
+  spec = find_task(task(tmp_path, **GOOD))[1]
+  with pytest.raises(UserError, match=r'a\.jsonl:2: '):
+    read_examples(spec)
+  examples, unreadable = read_examples(spec, skip_unreadable=True)
+  assert ([e.texts[0] for e in examples], unreadable) == (['x', 'z'], 2)
+
+
+def test_tasks_between_commas(tmp_path):
+  a = write(tmp_path / 'a.jsonl', [dict(text='one two')])
+  b = write(tmp_path / 'b.jsonl', [dict(passage='p', question='q', answer=True)])
+  found = read_tasks(
+    [
+      f'lambada:{a},{a},boolq:{b}',
+      task(tmp_path, **GOOD | dict(doc_to_target='{{text}}', doc_to_text='', files='a.jsonl')),
+    ]
+  )
+  assert [(t.name, len(t.examples)) for t in found] == [('lambada', 2), ('boolq', 1), ('task', 1)]
+
+
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
   folder = tmp_path_factory.mktemp('speaker')
@@ -207,6 +235,46 @@ def evaluate(trained, *flags: str, devices: int = 1) -> subprocess.CompletedProc
     [sys.executable, '-m', 'paxlite.tools.evaluate', f'--checkpoint={trained}', *flags],
     capture_output=True, text=True, cwd=runs.ROOT, env=runs.environment(devices), check=False,
   )  # fmt: skip
+
+
+def distributed(count: int, module: str, *flags: str) -> list[subprocess.CompletedProcess]:
+  """The tool on `count` processes of one device each."""
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    port = s.getsockname()[1]
+  started = [
+    subprocess.Popen(
+      [sys.executable, '-m', 'tests.distributed', str(i), str(count), str(port), module, *flags],
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=runs.ROOT,
+      env=runs.environment(),
+    )
+    for i in range(count)
+  ]  # fmt: skip
+  ended = [p.communicate(timeout=300) for p in started]
+  for process, (_, stderr) in zip(started, ended, strict=True):
+    assert process.returncode == 0, stderr
+  return [
+    subprocess.CompletedProcess(p.args, p.returncode, *out)
+    for p, out in zip(started, ended, strict=True)
+  ]
+
+
+def test_the_tool_says_what_it_cut_and_left_out(trained, tmp_path):
+  long = ' '.join(['in those days it came to pass'] * 30)
+  path = write(tmp_path / 'l.jsonl', [
+    dict(context=long, continuation='that'), dict(context='it', continuation='came'), dict(x=1),
+  ])  # fmt: skip
+  flags = ['--tasks', f'lambada:{path}']
+  assert "l.jsonl:3: '{{context}}' cannot be written" in evaluate(trained, *flags).stderr
+  flags.append('--skip_unreadable')
+  result = evaluate(trained, *flags, f'--output={tmp_path / "out"}')
+  assert '1 texts longer than the model takes lost their beginning' in result.stdout
+  assert '1 unreadable records left out' in result.stdout
+  found = json.loads((tmp_path / 'out' / 'results.json').read_text())['lambada']
+  assert (found['num_examples'], found['truncated'], found['unreadable']) == (2, 1, 1)
+  result = evaluate(trained, *flags, '--too_long=error')
+  assert 'l.jsonl:1: a text of ' in result.stderr
+  assert 'the model takes MAX_SEQ_LEN=' in result.stderr
 
 
 def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
@@ -244,6 +312,18 @@ def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
         assert math.isclose(m['value'], other[name]['metrics'][metric]['value'], rel_tol=1e-4)
   result = evaluate(trained, '--tasks', f'lambada:{lambada}', '--limit=3')
   assert 'lambada: 3 examples' in result.stdout
+  processes = distributed(
+    2, 'paxlite.tools.evaluate', f'--checkpoint={trained}', '--tasks', f'lambada:{lambada}',
+    f'boolq:{boolq}', spec, '--fdl.ICI_MESH_SHAPE=[1,2,1]', '--batch_tokens=80',
+    f'--output={tmp_path / "distributed"}',
+  )  # fmt: skip
+  assert 'lambada: 13 examples' in processes[0].stdout
+  assert 'lambada' not in processes[1].stdout
+  other = json.loads((tmp_path / 'distributed' / 'results.json').read_text())
+  for name, result in first.items():
+    assert other[name]['num_examples'] == result['num_examples']
+    for metric, m in result['metrics'].items():
+      assert math.isclose(m['value'], other[name]['metrics'][metric]['value'], rel_tol=1e-4)
   for flags, message in (
     (['--tasks', 'x'], 'error: --tasks: '),
     (['--tasks', f'lambada:{lambada}', '--limit=0'], 'error: --limit=0'),

@@ -128,6 +128,7 @@ def test_one_batch_is_followed_in_6_files_and_1200_lines():
 def test_the_library_stays_small():
   """Each part that is read by itself has its bound; what is in no other part is training."""
   parts = {
+    'data': ({'data', 'inputs'}, 2700),
     'text': ({'decoding', 'eval_tasks', 'inference', 'scoring', 'zero_shot'}, 2000),
     'sizes': ({'contrib', 'experiments'}, 2500),
     'weights': ({'weights'}, 2000),
@@ -137,6 +138,6 @@ def test_the_library_stays_small():
   for name, (units, most) in parts.items():
     assert sum(n for p, n in lines.items() if unit(p) in units) < most, name
   others = set().union(*(units for units, _ in parts.values()))
-  assert sum(n for p, n in lines.items() if unit(p) not in others) < 7000
+  assert sum(n for p, n in lines.items() if unit(p) not in others) < 5000
   long = [str(p) for p in PACKAGE.rglob('*.py') if len(p.read_text().splitlines()) > 450]
   assert long == []

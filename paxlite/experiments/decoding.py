@@ -1,5 +1,7 @@
 """How an experiment's model continues text."""
 
+from typing import Literal
+
 from paxlite.decoding import Sampling
 from paxlite.errors import UserError
 from paxlite.experiment import Experiment
@@ -36,6 +38,8 @@ class Decoding(Experiment):
   # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
   EVAL_TASKS: list[str] = []
   EVAL_BATCH_TOKENS: int = 4096  # of a batch of such a task, about
+  EVAL_TOO_LONG: Literal['truncate', 'error'] = 'truncate'  # a text that the model cannot take
+  EVAL_SKIP_UNREADABLE: bool = False  # records that are none are left out, and counted
 
   RESUMABLE_CHANGES = [
     *Experiment.RESUMABLE_CHANGES,
@@ -43,6 +47,8 @@ class Decoding(Experiment):
     *DECODING,
     'EVAL_TASKS',
     'EVAL_BATCH_TOKENS',
+    'EVAL_TOO_LONG',
+    'EVAL_SKIP_UNREADABLE',
   ]
 
   def validate(self) -> None:

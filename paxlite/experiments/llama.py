@@ -42,12 +42,8 @@ class LLaMA(LanguageModel):
   MAX_STEPS = 1000
 
 
-@register
 class LLaMA7B(LLaMA):
-  """python -m paxlite.main --fdl_config=LLaMA7B --dry_run
-
-  6,738,415,616 parameters: LLaMA and Llama 2 of this size.
-  """
+  """6,738,415,616 parameters: LLaMA and Llama 2 of this size."""
 
   NUM_LAYERS = 32
   NUM_HEADS = 32
@@ -58,12 +54,8 @@ class LLaMA7B(LLaMA):
   PERCORE_BATCH_SIZE = 16
 
 
-@register
 class LLaMA13B(LLaMA):
-  """python -m paxlite.main --fdl_config=LLaMA13B --dry_run
-
-  13,015,864,320 parameters: LLaMA and Llama 2 of this size.
-  """
+  """13,015,864,320 parameters: LLaMA and Llama 2 of this size."""
 
   NUM_LAYERS = 40
   NUM_HEADS = 40
@@ -74,12 +66,8 @@ class LLaMA13B(LLaMA):
   PERCORE_BATCH_SIZE = 8
 
 
-@register
 class LLaMA70B(LLaMA):
-  """python -m paxlite.main --fdl_config=LLaMA70B --dry_run
-
-  68,976,648,192 parameters: Llama 2 of this size, with 8 heads of keys and values.
-  """
+  """68,976,648,192 parameters: Llama 2 of this size, with 8 heads of keys and values."""
 
   NUM_LAYERS = 80
   NUM_HEADS = 64

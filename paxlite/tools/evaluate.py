@@ -1,4 +1,4 @@
-"""python -m paxlite.tools.evaluate --checkpoint=FOLDER --tasks=lambada:FILE.jsonl [TASK.json …]
+"""python -m paxlite.tools.evaluate --checkpoint=FOLDER --tasks=lambada:FILE.jsonl[,TASK.json …]
 
 Zero-shot evaluation of a job_log_dir or of imported weights: a table with standard errors, and
 JSON with --output. A task is lambada:FILE or boolq:FILE, or a .json file that names the fields of
@@ -24,6 +24,13 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--tasks', required=True, nargs='+', help='what to evaluate')
   parser.add_argument('--limit', type=int, help='only the first examples of each task')
   parser.add_argument('--batch_tokens', type=int, default=4096, help='tokens of a batch (4096)')
+  parser.add_argument('--skip_unreadable', action='store_true', help='leave out bad records')
+  parser.add_argument(
+    '--too_long',
+    choices=('truncate', 'error'),
+    default='truncate',
+    help='what to do with a text that the model cannot take: cut its beginning off (and say so)',
+  )
   parser.add_argument('--output', help='folder for results.json and the examples of each task')
   parser.add_argument('--tokenizer', default='', help='file or folder, if not beside the weights')
   parser.add_argument('--base_weights', default='', help=cli.BASE_WEIGHTS)
@@ -35,11 +42,13 @@ def main(argv: Sequence[str]) -> None:
   if args.dtype is not None:
     overrides['FPROP_DTYPE'] = args.dtype
 
+  import jax
+
   from paxlite.eval_tasks import read_tasks
   from paxlite.inference import load_checkpoint
   from paxlite.zero_shot import ZeroShot, as_json
 
-  tasks = read_tasks(args.tasks, args.limit)
+  tasks = read_tasks(args.tasks, args.limit, args.skip_unreadable)
   output = None if args.output is None else pathlib.Path(args.output)
   if output is not None:
     try:
@@ -47,11 +56,14 @@ def main(argv: Sequence[str]) -> None:
     except OSError as e:
       raise UserError(f'--output={output} cannot be written: {e.strerror or e}') from None
   inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides, args.base_weights)
-  evaluate = ZeroShot(inference, args.batch_tokens)
+  evaluate = ZeroShot(inference, args.batch_tokens, args.too_long)
+  is_first = jax.process_index() == 0  # of several processes one writes
   results = {}
   for task in tasks:
     with cli.progress(task.name) as report:
       results[task.name] = evaluate(task, report)
+    if not is_first:
+      continue
     print(results[task.name].table(task.name), flush=True)
     if output is not None:
       lines = [json.dumps(x, ensure_ascii=False) + '\n' for x in results[task.name].examples]

@@ -1,6 +1,7 @@
 """The experiments that Pax's GPU scripts name."""
 
 from paxlite.experiment import register
+from paxlite.experiments import llama
 from paxlite.experiments.datasets import FlatTokens, SeqioTask, Synthetic
 from paxlite.experiments.gpt import GPT5B, GPT126M, GPT175B
 from paxlite.experiments.language_model import LanguageModel
@@ -10,6 +11,23 @@ class Pile(SeqioTask):
   """The Pile through SeqIO, from a TFDS dataset as download_the_pile.py makes it."""
 
   SEQIO_TASK = 'the_pile_lm'
+
+
+class C4(SeqioTask):
+  """C4 through SeqIO, from the TFDS dataset c4/en:3.0.1."""
+
+  SEQIO_TASK = 'c4'
+
+
+class BoolQ(SeqioTask):
+  """BoolQ through SeqIO, from a TFDS dataset as download_boolq.py makes it.
+
+  Trained on are the answers; `--mode=eval` evaluates zero-shot.
+  """
+
+  SEQIO_TASK = 'boolq'
+  SEQIO_ROWS = 'packed'
+  EVAL_TASKS: list[str] = ['boolq']
 
 
 class Lambada(LanguageModel):
@@ -64,6 +82,57 @@ class Lambada175B(Lambada, GPT175B):
   """python -m paxlite.main --fdl_config=Lambada175B --mode=eval --job_log_dir=LOGS
 
   LAMBADA with the checkpoints of a Pile175B run.
+  """
+
+
+@register
+class C4GPT126M(C4, GPT126M):
+  """python -m paxlite.main --fdl_config=C4GPT126M --job_log_dir=LOGS
+
+  GPT126M on C4, 64 GPUs, global batch 256 of 2048 tokens.
+  """
+
+
+@register
+class C4GPT5B(C4, GPT5B):
+  """python -m paxlite.main --fdl_config=C4GPT5B --job_log_dir=LOGS
+
+  GPT5B on C4, 256 GPUs, global batch 2048 of 2048 tokens.
+  """
+
+
+@register
+class C4GPT175B(C4, GPT175B):
+  """python -m paxlite.main --fdl_config=C4GPT175B --job_log_dir=LOGS
+
+  GPT175B on C4, 256 GPUs, global batch 1536 of 2048 tokens.
+  """
+
+
+@register
+class LLaMA7B(BoolQ, llama.LLaMA7B):
+  """python -m paxlite.main --fdl_config=LLaMA7B --fdl.CHECKPOINT_RESTORE_PATH=WEIGHTS …
+
+  6,738,415,616 parameters: LLaMA and Llama 2 of this size. Fine-tuned, or with
+  --mode=eval evaluated, on BoolQ.
+  """
+
+
+@register
+class LLaMA13B(BoolQ, llama.LLaMA13B):
+  """python -m paxlite.main --fdl_config=LLaMA13B --fdl.CHECKPOINT_RESTORE_PATH=WEIGHTS …
+
+  13,015,864,320 parameters: LLaMA and Llama 2 of this size. Fine-tuned, or with
+  --mode=eval evaluated, on BoolQ.
+  """
+
+
+@register
+class LLaMA70B(BoolQ, llama.LLaMA70B):
+  """python -m paxlite.main --fdl_config=LLaMA70B --fdl.CHECKPOINT_RESTORE_PATH=WEIGHTS …
+
+  68,976,648,192 parameters: Llama 2 of this size, 8 heads of keys and values. Fine-tuned, or with
+  --mode=eval evaluated, on BoolQ.
   """
 
 

@@ -1,0 +1,12 @@
+"""python -m tests.distributed PROCESS PROCESSES PORT MODULE FLAGS…: a tool as one of many."""
+
+import importlib
+import sys
+
+import jax
+
+if __name__ == '__main__':
+  process, processes, port, module, *flags = sys.argv[1:]
+  jax.config.update('jax_cpu_collectives_implementation', 'gloo')
+  jax.distributed.initialize(f'127.0.0.1:{port}', int(processes), int(process))
+  importlib.import_module(module).main(flags)
