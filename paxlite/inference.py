@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from paxlite import partitioning
-from paxlite.decoding import Generator
+from paxlite.decoding import Generator, Sampling
 from paxlite.errors import UserError, located
 from paxlite.experiment import find
 from paxlite.experiments.decoding import DECODING
@@ -51,13 +51,14 @@ class Inference:
   tokenizer: Tokenizer
   source: Source
 
-  def generator(self) -> Generator:
+  def generator(self, sampling: Sampling | None = None) -> Generator:
+    """What continues prompts; `sampling` None: the experiment's."""
     e = self.experiment
     return Generator(
       self.model,
       self.params,
       e.MAX_SEQ_LEN,
-      e.sampling,
+      e.sampling if sampling is None else sampling,
       eos_ids=eos_ids(e, self.tokenizer),
       vocab_size=self.tokenizer.vocab_size,
       mesh=self.mesh,

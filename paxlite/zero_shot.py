@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from paxlite.decoding import Sampling
 from paxlite.errors import UserError, located
 from paxlite.eval_tasks import Example, Task, TaskSpec
 from paxlite.inference import Inference
@@ -114,7 +115,7 @@ class ZeroShot:
 
   def _asked(self, example: Example) -> list[Continuation]:
     with located(example.place):
-      asked = [_continuation(self._inference, *x) for x in example.asked]
+      asked = [continuation_of(self._inference, *x) for x in example.asked]
       for c in asked:
         self._check(len(c.context) + len(c.continuation) - 1, 0)
       return asked
@@ -132,8 +133,12 @@ class ZeroShot:
       raise UserError(f'a text of {length:,} tokens{answer}: the model takes MAX_SEQ_LEN={most:,}')
 
 
-def _continuation(inference: Inference, text: str, continuation: str) -> Continuation:
-  """The ids of both: where a token spans the border, it belongs to the continuation."""
+def continuation_of(inference: Inference, text: str, continuation: str) -> Continuation:
+  """The ids of both: where a token spans the border, it belongs to the continuation.
+
+  Raises:
+    UserError: there is no text, and the model has no start token that could stand there.
+  """
   whole, context = inference.encode(text + continuation), inference.encode(text)
   start = len(context)
   while start and whole[:start] != context[:start]:
@@ -178,21 +183,9 @@ def _generated(
   inference: Inference,
   report: Callable[[int, int], None],
 ) -> Found:
-  e = inference.experiment
-  generator = inference.generator()
-  most = e.MAX_SEQ_LEN - spec.max_new_tokens
+  most = inference.experiment.MAX_SEQ_LEN - spec.max_new_tokens
   truncated = [len(prompt) > most for prompt in prompts]
-  prompts = [prompt[-most:] for prompt in prompts]
-  order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-  texts = [''] * len(prompts)
-  size = e.DECODE_BATCH_SIZE
-  for start in range(0, len(order), size):
-    batch = order[start : start + size]
-    padded = batch + batch[-1:] * (size - len(batch))  # one program for all
-    rows = generator.generate([prompts[i] for i in padded], spec.max_new_tokens, row_ids=padded)
-    for i, ids in zip(batch, rows, strict=False):
-      texts[i] = _cut(inference.tokenizer.decode(ids), spec.until)
-    report(start + len(batch), len(order))
+  texts = continued(inference, prompts, spec.max_new_tokens, spec.until, report=report)
   right, found = [], []
   for example, text, cut in zip(examples, texts, truncated, strict=True):
     answer = matched(text, spec.generation_pattern)
@@ -202,6 +195,39 @@ def _generated(
       dict(prediction=text, answer=answer, target=target, right=right[-1], truncated=cut)
     )
   return {'exact_match': _mean(right)}, found
+
+
+def continued(
+  inference: Inference,
+  prompts: Sequence[Sequence[int]],
+  max_new_tokens: int,
+  until: Sequence[str] = (),
+  sampling: Sampling | None = None,
+  report: Callable[[int, int], None] = lambda done, total: None,
+) -> list[str]:
+  """What the model writes after each prompt, up to one of `until`.
+
+  Args:
+    inference: The model.
+    prompts: Token ids; the beginning of one that leaves no room is cut off.
+    max_new_tokens: The most tokens of each.
+    until: What ends a text.
+    sampling: None: the experiment's.
+    report: Called with what is done, and all.
+  """
+  generator = inference.generator(sampling)
+  room = inference.experiment.MAX_SEQ_LEN - max_new_tokens
+  order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+  texts = [''] * len(prompts)
+  size = inference.experiment.DECODE_BATCH_SIZE
+  for start in range(0, len(order), size):
+    batch = order[start : start + size]
+    padded = batch + batch[-1:] * (size - len(batch))  # one program for all
+    rows = generator.generate([prompts[i][-room:] for i in padded], max_new_tokens, row_ids=padded)
+    for i, ids in zip(batch, rows, strict=False):
+      texts[i] = _cut(inference.tokenizer.decode(ids), until)
+    report(start + len(batch), len(order))
+  return texts
 
 
 def _cut(text: str, until: Sequence[str]) -> str:

@@ -13,6 +13,7 @@ from paxlite.inputs.base import RowInput
 from paxlite.inputs.documents import DocumentSource
 from paxlite.inputs.files import read_text
 from paxlite.inputs.mixture import StreamMixtureInput, mixture_of
+from paxlite.inputs.records import read_records
 from paxlite.inputs.streams import StreamInput
 from paxlite.inputs.tokenizer import open_tokenizer
 from tests import runs
@@ -215,7 +216,8 @@ def test_a_mixture_with_a_stream_goes_on_where_it_stood(files, small_blocks):
 
 
 def test_a_mixture_trains_and_resumes_bit_for_bit(tmp_path, files):
-  """Through main: flat tokens, text, and streamed documents; killed, and gone on with."""
+  """Through main: flat tokens, text, and documents of a file and of a Hugging Face dataset."""
+  datasets = pytest.importorskip('datasets')
   from paxlite.tools import tokenize
 
   flat = str(tmp_path / 'flat')
@@ -223,9 +225,11 @@ def test_a_mixture_trains_and_resumes_bit_for_bit(tmp_path, files):
   tokenize.main([*flags, files[0]])
   tokenize.main([*flags, '--held_out', '--split=validation', files[0]])
   (tmp_path / 'book.txt').write_text(read_text(data.TEXTS[1])[:200_000])
-  sources = [flat, str(tmp_path / 'book.txt'), files[1]]
+  saved = datasets.Dataset.from_list([dict(record) for _, record in read_records(files[2])])
+  datasets.DatasetDict(train=saved).save_to_disk(str(tmp_path / 'saved'))
+  sources = [flat, str(tmp_path / 'book.txt'), files[1], f'hf:{tmp_path / "saved"}/train']
   flags = [
-    f'--fdl.SOURCES={sources}', '--fdl.WEIGHTS=[2,1,1]', f'--fdl.VOCAB_PATH={data.VOCAB}',
+    f'--fdl.SOURCES={sources}', '--fdl.WEIGHTS=[2,1,1,1]', f'--fdl.VOCAB_PATH={data.VOCAB}',
     '--fdl.HELD_OUT_EVERY=9', '--fdl.CHECKPOINT_EVERY_N_STEPS=4', '--fdl.EVAL_INTERVAL_STEPS=10',
     '--fdl.SUMMARY_INTERVAL_STEPS=1',
   ]  # fmt: skip
@@ -237,4 +241,4 @@ def test_a_mixture_trains_and_resumes_bit_for_bit(tmp_path, files):
   assert len(whole) == 10
   assert whole == runs.losses(tmp_path / 'halves')
   evaluated = {p.name for p in (tmp_path / 'whole' / 'summaries').iterdir()}
-  assert evaluated >= {'eval_0_validation', 'eval_1_held_out', 'eval_2_held_out'}
+  assert evaluated >= {'eval_0_validation', *(f'eval_{i}_held_out' for i in (1, 2, 3))}

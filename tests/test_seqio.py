@@ -63,6 +63,7 @@ def tfds(tmp_path_factory, documents):
   questions = [dict(question='is it', passage=d[:90], answer=i % 2 == 0) for i, d in
                enumerate(documents[:5])]  # fmt: skip
   write(mirror / 'boolq' / 'dev.jsonl', questions)
+  write(mirror / 'boolq' / 'train.jsonl', questions * 2)
   build('download_boolq', f'--source={mirror / "boolq"}', f'--tfds_data_dir={folder}')
   return folder
 
@@ -243,3 +244,15 @@ def test_pile126m_and_lambada126m_as_pax_users_call_them(tfds, tmp_path):
     config='Lambada126M', env=env, code=2,
   )  # fmt: skip
   assert 'holds checkpoints of another model: NUM_LAYERS 1 → 2' in other.stderr
+
+
+def test_llama7b_learns_and_evaluates_boolq_as_pax_users_call_it(tfds, tmp_path):
+  sizes = SIZES | dict(HIDDEN_DIMS=32, PERCORE_BATCH_SIZE=2, MAX_STEPS=3, MAX_SEQ_LEN=128)
+  flags = [f'--fdl.{k}={v}' for k, v in sizes.items()]
+  flags.append(f'--tfds_data_dir={tfds}')
+  env = {'VOCAB_PATH': data.VOCAB, 'TF_CPP_MIN_LOG_LEVEL': '3'}
+  run = lambda *more: runs.run(tmp_path / 'run', *flags, *more, config='LLaMA7B', env=env)
+  assert 'step 3' in run('--fdl.SUMMARY_INTERVAL_STEPS=1', '--fdl.USE_LORA=True').stdout
+  found = run('--mode=eval', '--fdl.USE_LORA=True').stdout
+  assert 'eval boolq at step 3' in found
+  assert 'eval validation at step 3' in found

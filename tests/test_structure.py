@@ -109,7 +109,8 @@ def test_extras_are_imported_inside_functions():
     for module, inside in imports(path)
     if module.split('.')[0] in EXTRAS and not inside
   ]
-  assert wrong == []
+  # a model of the harness is a subclass of its class; nothing imports that module
+  assert {path for path, _ in wrong} == {str(PACKAGE / 'tools' / 'lm_eval.py')}
 
 
 def test_one_batch_is_followed_in_6_files_and_1200_lines():

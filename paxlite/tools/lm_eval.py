@@ -1,0 +1,147 @@
+"""python -m paxlite.tools.lm_eval --model=paxlite --model_args=checkpoint=FOLDER --tasks=…
+
+EleutherAI's evaluation harness on a checkpoint (pip install 'paxlite[lm-eval]'): its own command
+line, with the model 'paxlite'. In Python: lm_eval.simple_evaluate(PaxliteLM(checkpoint=…), …).
+"""
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+from lm_eval.__main__ import cli_evaluate
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from paxlite.decoding import Sampling
+from paxlite.inference import load_checkpoint, start_ids
+from paxlite.inputs.tokenizer import ChatFormat
+from paxlite.scoring import Continuation, Scorer
+from paxlite.tools import cli
+from paxlite.zero_shot import continuation_of, continued
+
+_MAX_GEN_TOKS = 256
+
+
+@register_model('paxlite')
+class PaxliteLM(LM):
+  """A job_log_dir or imported weights, as the harness asks for a model.
+
+  A text that is longer than the model takes loses its beginning, as with the harness' own models.
+
+  Args:
+    checkpoint: The folder.
+    tokenizer: File or folder, if not beside the weights.
+    base_weights: Where the weights are now that LoRA was trained beside, if they were moved.
+    dtype: float32 or bfloat16; None: as trained.
+    batch_tokens: Tokens of a batch of log-likelihoods, about.
+    batch_size, max_batch_size, device: Of the harness; not used.
+    attributes: Of the experiment, such as DECODE_BATCH_SIZE=32.
+
+  Raises:
+    UserError: see inference.load_checkpoint.
+  """
+
+  def __init__(
+    self,
+    checkpoint: str,
+    tokenizer: str = '',
+    base_weights: str = '',
+    dtype: str | None = None,
+    batch_tokens: int = 4096,
+    batch_size: Any = None,
+    max_batch_size: Any = None,
+    device: Any = None,
+    **attributes: Any,
+  ):
+    super().__init__()
+    overrides = {k: str(v) for k, v in attributes.items()}
+    if dtype is not None:
+      overrides['FPROP_DTYPE'] = dtype
+    self._inference = load_checkpoint(checkpoint, tokenizer, overrides, base_weights)
+    inference, e = self._inference, self._inference.experiment
+    self._scorer = Scorer(
+      inference.model, inference.params, e.MAX_SEQ_LEN, batch_tokens, inference.mesh, e.rules
+    )
+
+  @property
+  def _prefix(self) -> list[int]:
+    """What stands before a text that has nothing before it: the start id, or EOS."""
+    tokenizer = self._inference.tokenizer
+    return start_ids(self._inference.experiment, tokenizer) or [max(0, tokenizer.eos_id)]
+
+  def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    """(Σ ln p, whether greedy) of each (context, continuation)."""
+    asked = [self._continuation(*request.args) for request in requests]
+    with cli.progress('loglikelihood') as report:
+      scores = self._scorer(asked, report)
+    return [(s.log_likelihood, s.is_greedy) for s in scores]
+
+  def _continuation(self, context: str, continuation: str) -> Continuation:
+    if not context:
+      return Continuation(self._prefix, self._inference.tokenizer.encode(continuation))
+    return continuation_of(self._inference, context, continuation)
+
+  def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
+    """Σ ln p of each whole text, in windows that see as much as the model takes."""
+    asked: list[Continuation] = []
+    owners: list[int] = []
+    for number, request in enumerate(requests):
+      windows = get_rolling_token_windows(
+        token_list=self._inference.tokenizer.encode(request.args[0]),
+        prefix_token=self._prefix[-1],
+        max_seq_len=self._inference.experiment.MAX_SEQ_LEN,
+        context_len=1,
+      )
+      for context, continuation in map(make_disjoint_window, windows):
+        asked.append(Continuation(context, continuation))
+        owners.append(number)
+    sums = [0.0] * len(requests)
+    with cli.progress('loglikelihood_rolling') as report:
+      for number, score in zip(owners, self._scorer(asked, report), strict=True):
+        sums[number] += score.log_likelihood
+    return sums
+
+  def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+    """What the model writes after each context."""
+    alike: dict[tuple, list[int]] = collections.defaultdict(list)
+    for number, request in enumerate(requests):
+      alike[_generation(request.args[1])].append(number)
+    texts = [''] * len(requests)
+    for (until, max_new_tokens, sampling), numbers in alike.items():
+      prompts = [self._inference.encode(requests[i].args[0]) for i in numbers]
+      with cli.progress('generate_until') as report:
+        found = continued(self._inference, prompts, max_new_tokens, until, sampling, report)
+      for number, text in zip(numbers, found, strict=True):
+        texts[number] = text
+    return texts
+
+  def apply_chat_template(self, chat_history, add_generation_prompt: bool = True) -> str:
+    """The conversation as the tokenizer's template writes it, without the model's start id."""
+    e, tokenizer = self._inference.experiment, self._inference.tokenizer
+    return ChatFormat(e.CHAT_TEMPLATE, tokenizer.path).render(chat_history, add_generation_prompt)
+
+  @property
+  def tokenizer_name(self) -> str:
+    """For the harness' caches."""
+    return self._inference.tokenizer.path.replace('/', '__')
+
+
+def _generation(arguments) -> tuple[tuple[str, ...], int, Sampling]:
+  """(until, most tokens, sampling) of a request's arguments."""
+  until = arguments.get('until') or []
+  until = [until] if isinstance(until, str) else until
+  most = arguments.get('max_gen_toks', arguments.get('max_new_tokens', _MAX_GEN_TOKS))
+  temperature = float(arguments.get('temperature') or 0.0)
+  if not arguments.get('do_sample', temperature > 0):
+    return tuple(until), int(most), Sampling()
+  top_p, top_k = float(arguments.get('top_p') or 1.0), int(arguments.get('top_k') or 0)
+  return tuple(until), int(most), Sampling(temperature or 1.0, top_k, top_p)
+
+
+def main(argv: Sequence[str]) -> None:
+  cli_evaluate()
+
+
+if __name__ == '__main__':
+  cli.run(main)
