@@ -3,6 +3,7 @@
 import os
 import signal
 
+from paxlite.inputs import files
 from paxlite.inputs.flat_tokens_writer import Writer
 from paxlite.tools import cli, tokenize
 
@@ -23,6 +24,6 @@ class KilledWriter(Writer):
 
 if __name__ == '__main__':
   tokenize._SECONDS_BETWEEN_NOTES = 0.0
-  tokenize._BATCH_CHARS = 1 << 17
+  files._BLOCK_BYTES = tokenize._BATCH_CHARS = 1 << 17
   tokenize.Writer = KilledWriter
   cli.run(tokenize.main)

@@ -9,7 +9,7 @@ import numpy as np
 from paxlite.errors import UserError
 from paxlite.inputs.base import mix, permute
 from paxlite.inputs.records import Records, open_records, parsed, text_of
-from paxlite.inputs.tokenizer import Tokenizer, check_vocabulary, open_tokenizer, pieces
+from paxlite.inputs.tokenizer import Tokenizer, check_vocabulary, encode_document, open_tokenizer
 
 Split = Literal['all', 'train', 'held_out']
 
@@ -109,7 +109,7 @@ class Documents:
           continue
         place = source.place(inner, number)
         text = text_of(parsed(raws[number], place), self.field, place)
-        parts = [self.tokenizer.encode(piece) for piece, _ in pieces(text)]
+        parts = encode_document(self.tokenizer, text)
         if parts:
           yield here, Document(np.concatenate([*parts, end]).astype(np.int32))
       block += 1

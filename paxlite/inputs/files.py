@@ -8,8 +8,11 @@ import pathlib
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
+import orjson
+
 from paxlite.errors import UserError
 
+_BLOCK_BYTES = 1 << 19
 COMPRESSED = ('.gz', '.xz', '.zst')
 
 
@@ -125,22 +128,81 @@ def read_json_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     yield place, parse_line(line, place)
 
 
-def lines(path: str, raw: IO[bytes] | None = None) -> Iterator[tuple[int, bytes]]:
-  """The lines of a file that are not blank, numbered from 0; `raw` as for open_bytes.
+def lines(path: str) -> Iterator[tuple[int, bytes]]:
+  """The lines of a file that are not blank, numbered from 0.
 
   Raises:
     UserError: the file is empty or damaged.
   """
-  number = -1
+  for first, _, block in line_blocks(path):
+    yield from lines_of(block, first)
+
+
+def line_blocks(path: str, raw: IO[bytes] | None = None) -> Iterator[tuple[int, int, bytes]]:
+  """A file in blocks of about half a megabyte that end with a line; `raw` as for open_bytes.
+
+  Each comes with the number of its first line, and that of the first one after it.
+
+  Raises:
+    UserError: the file is empty or damaged.
+  """
+  done = 0
+  rest: list[bytes] = []
   try:
     with open_bytes(path, raw) as f:
-      for number, line in enumerate(f):
-        if not line.isspace():
-          yield number, line
+      while data := f.read(_BLOCK_BYTES):
+        end = data.rfind(b'\n') + 1
+        if not end:  # a long line
+          rest.append(data)
+          continue
+        block = b''.join([*rest, data[:end]])
+        rest = [data[end:]]
+        after = done + block.count(b'\n')
+        yield done, after, block
+        done = after
   except (OSError, EOFError, lzma.LZMAError) as e:
-    raise UserError(f'{path} cannot be read beyond line {number + 1}: {e}') from None
-  if number < 0:
+    raise UserError(f'{path} cannot be read beyond line {done + 1}: {e}') from None
+  if last := b''.join(rest):
+    yield done, done + 1, last
+  elif not done:
     raise UserError(f'{path} is empty')
+
+
+def line_ranges(path: str, start: int) -> Iterator[tuple[int, int, int, int]]:
+  """The blocks of an uncompressed file from line `start` on, without their bytes.
+
+  Each is the number of its first line, that of the first one after it, and its range in the file.
+
+  Raises:
+    UserError: the file is empty.
+  """
+  buffer = bytearray(_BLOCK_BYTES)
+  first = begin = offset = 0
+  with pathlib.Path(path).open('rb', buffering=0) as f:
+    while size := f.readinto(buffer):
+      end = buffer.rfind(b'\n', 0, size) + 1
+      after = first + buffer.count(b'\n', 0, end)
+      if first < start < after:
+        at = 0
+        for _ in range(start - first):
+          at = buffer.index(b'\n', at) + 1
+        begin, first = offset + at, start
+      if end and start < after:
+        yield first, after, begin, offset + end
+      if end:
+        first, begin = after, offset + end
+      offset += size
+  if begin < offset and start <= first:
+    yield first, first + 1, begin, offset
+  if not offset:
+    raise UserError(f'{path} is empty')
+
+
+def lines_of(block: bytes, first: int) -> Iterator[tuple[int, bytes]]:
+  """The lines of a block that are not blank, numbered from `first`."""
+  for number, line in enumerate(block.split(b'\n'), first):
+    if line and not line.isspace():
+      yield number, line
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
@@ -163,11 +225,19 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
 def parse_line(line: bytes, place: str) -> dict[str, Any]:
   """The JSON object on a line; raises UserError where it holds none."""
   try:
-    record = json.loads(line.decode('utf-8'))
+    record = orjson.loads(line)
+  except orjson.JSONDecodeError:
+    record = _parse_slowly(line, place)
+  if not isinstance(record, dict):
+    raise UserError(f'{place} is no JSON object')
+  return record
+
+
+def _parse_slowly(line: bytes, place: str) -> Any:
+  """By the json package, which takes NaN too and says what is wrong."""
+  try:
+    return json.loads(line.decode('utf-8'))
   except UnicodeDecodeError as e:
     raise UserError(f'{place} is not UTF-8 (byte {e.start} of the line)') from None
   except json.JSONDecodeError as e:
     raise UserError(f'{place} is not JSON: {e}') from None
-  if not isinstance(record, dict):
-    raise UserError(f'{place} is no JSON object')
-  return record

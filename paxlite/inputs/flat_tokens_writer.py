@@ -12,10 +12,10 @@ import os
 import pathlib
 import re
 import shutil
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import google_crc32c
 import numpy as np
 
 from paxlite.errors import UserError
@@ -91,7 +91,7 @@ class Writer:
     if len(tokens):
       data = tokens.astype(self.dtype, copy=False).tobytes()
       self._max = max(self._max, int(tokens.max()))
-      self._crc = zlib.crc32(data, self._crc)
+      self._crc = google_crc32c.extend(self._crc, data)
       self._tokens.write(data)
       self.token_count += len(tokens)
     if len(ends):
@@ -111,7 +111,7 @@ class Writer:
       'token_count': self.token_count,
       'sequences': self.sequences,
       'max_token_id': self._max,
-      'crc32': self._crc,
+      'crc32c': self._crc,
     }
     unfinished = self._folder / (_NOTE + '.tmp')
     unfinished.write_text(json.dumps(note) + '\n')
@@ -131,7 +131,7 @@ class Writer:
       'token_count': self.token_count,
       'sequences': self.sequences,
       'max_token_id': self._max,
-      'crc32': self._crc,
+      'crc32c': self._crc,
     }
     (self._folder / META).write_text(json.dumps(meta, indent=2) + '\n')
     self._check(self._path, self._folder.name)
@@ -154,7 +154,7 @@ class Writer:
     try:
       theirs, self.position = note['settings'], note['position']
       self.token_count, self.sequences = note['token_count'], note['sequences']
-      self._max, self._crc = note['max_token_id'], note['crc32']
+      self._max, self._crc = note['max_token_id'], note['crc32c']
     except KeyError as e:
       raise UserError(
         f'{self._folder / _NOTE} is damaged: it lacks {e}. Remove the folder'
@@ -187,7 +187,7 @@ class Writer:
     tokens, starts, largest = open_flat_tokens(path, split)
     crc = found = 0
     for part in _parts(tokens, self.dtype):
-      crc = zlib.crc32(part.tobytes(), crc)
+      crc = google_crc32c.extend(crc, part.tobytes())
       found = max(found, int(part.max()))
     ordered = all((np.diff(starts[i : i + _CHUNK + 1].astype(np.int64)) > 0).all()
                   for i in range(0, len(starts), _CHUNK))  # fmt: skip

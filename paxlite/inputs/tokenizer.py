@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+import numpy as np
+
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_object
 
@@ -49,6 +51,10 @@ class Tokenizer(Protocol):
 
   def encode(self, text: str) -> list[int]:
     """Ids of a text, without BOS and EOS."""
+    ...
+
+  def encode_array(self, text: str) -> np.ndarray:
+    """The same as an array [n] of integers, faster."""
     ...
 
   def encode_marked(self, text: str) -> list[int]:
@@ -115,6 +121,13 @@ def pieces(text: str) -> Iterator[tuple[str, bool]]:
     start = end
 
 
+def encode_document(tokenizer: Tokenizer, text: str) -> list[np.ndarray]:
+  """The ids of a document, piece by piece."""
+  if len(text) <= _PIECE_CHARS:  # as nearly all are
+    return [tokenizer.encode_array(text)] if text else []
+  return [tokenizer.encode_array(piece) for piece, _ in pieces(text)]
+
+
 class SentencePieceTokenizer:
   """A SentencePiece model."""
 
@@ -145,6 +158,9 @@ class SentencePieceTokenizer:
 
   def encode(self, text: str) -> list[int]:
     return self._model.EncodeAsIds(text)
+
+  def encode_array(self, text: str) -> np.ndarray:
+    return self._model.Encode(text, return_type='numpy')
 
   def encode_marked(self, text: str) -> list[int]:
     marks = {self._model.IdToPiece(i): i for i in (self.bos_id, self.eos_id) if i >= 0}
@@ -194,6 +210,11 @@ class JsonTokenizer:
 
   def encode(self, text: str) -> list[int]:
     return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+  def encode_array(self, text: str) -> np.ndarray:
+    # without the places of tokens in the text
+    (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    return np.array(encoded.ids, np.uint32)
 
   def encode_marked(self, text: str) -> list[int]:
     return self.encode(text)

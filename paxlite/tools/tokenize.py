@@ -26,9 +26,19 @@ import numpy as np
 
 from paxlite.errors import UserError
 from paxlite.inputs.documents import is_held_out
+from paxlite.inputs.files import lines_of
 from paxlite.inputs.flat_tokens_writer import Writer
-from paxlite.inputs.records import Raw, Records, open_records, parsed, share_done, text_of
-from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer, pieces
+from paxlite.inputs.records import (
+  FileRange,
+  JsonLines,
+  Raw,
+  Records,
+  open_records,
+  parsed,
+  share_done,
+  text_of,
+)
+from paxlite.inputs.tokenizer import Tokenizer, encode_document, open_tokenizer, pieces
 from paxlite.tools import cli
 
 _BATCH_CHARS = 1 << 19  # what goes to a worker at once
@@ -49,10 +59,20 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-  """A document, or a part of one: text, or a record that a worker has yet to read it from."""
+  """A document or a part of one: text, or a record; or a block of lines, each a document.
 
-  raw: Raw
-  place: str
+  Attributes:
+    raw: See above.
+    source: Its name.
+    number: Of the record, or of the first line.
+    shift: What is added to numbers where they decide what is held out.
+    is_last: Whether the document ends here.
+  """
+
+  raw: Raw | FileRange
+  source: str
+  number: int
+  shift: int
   is_last: bool = True
 
 
@@ -68,42 +88,65 @@ class Encoded:
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-  """What a worker does to a piece."""
+  """What is made of documents."""
 
   vocab: str
   field: str
   dtype: str
   eos: bool
   skip_unreadable: bool
+  held_out_every: int | None
+  held_out: bool
 
   def __call__(self, tokenizer: Tokenizer, batch: Sequence[Piece]) -> Encoded:
     parts: list[np.ndarray] = []
     ends: list[int] = []
     count = num_bytes = skipped = 0
-    for piece in batch:
-      try:
-        text = self._text(piece)
-      except UserError:
-        if not self.skip_unreadable:
-          raise
+    for text, is_last in self._texts(batch):
+      if text is None:
         skipped += 1
-        text = ''
-      num_bytes += len(text.encode())
-      for cut, _ in pieces(text):
-        parts.append(np.array(tokenizer.encode(cut), self.dtype))
-        count += len(parts[-1])
-      if piece.is_last:
+        continue
+      num_bytes += len(text) if text.isascii() else len(text.encode())
+      for ids in encode_document(tokenizer, text):
+        parts.append(ids)
+        count += len(ids)
+      if is_last:
         if self.eos and text:
-          parts.append(np.array([tokenizer.eos_id], self.dtype))
+          parts.append(np.array([tokenizer.eos_id]))
           count += 1
         ends.append(count)
-    tokens = np.concatenate(parts) if parts else np.zeros(0, self.dtype)
-    return Encoded(tokens, np.array(ends, np.int64), num_bytes, skipped)
+    tokens = np.concatenate(parts, dtype=self.dtype, casting='unsafe') if parts else np.zeros(0)
+    return Encoded(
+      tokens.astype(self.dtype, copy=False), np.array(ends, np.int64), num_bytes, skipped
+    )
 
-  def _text(self, piece: Piece) -> str:
-    if isinstance(piece.raw, str):
-      return piece.raw
-    return text_of(parsed(piece.raw, piece.place), self.field, piece.place)
+  def is_wanted(self, number: int) -> bool:
+    """Whether the document of this number belongs to the split that is written."""
+    if not self.held_out_every:
+      return True
+    return is_held_out(number, self.held_out_every) == self.held_out
+
+  def _texts(self, batch: Sequence[Piece]) -> Iterator[tuple[str | None, bool]]:
+    """Every text with whether its document ends there; None for what cannot be read."""
+    for piece in batch:
+      if isinstance(piece.raw, str):
+        yield piece.raw, piece.is_last
+      elif isinstance(piece.raw, bytes | FileRange):
+        block = piece.raw if isinstance(piece.raw, bytes) else piece.raw.read()
+        for number, line in lines_of(block, piece.number):
+          if self.is_wanted(piece.shift + number):
+            yield self._text(line, piece.source, number), True
+      else:
+        yield self._text(piece.raw, piece.source, piece.number), True
+
+  def _text(self, raw: Raw, source: str, number: int) -> str | None:
+    place = f'{source}:{number + 1}'
+    try:
+      return text_of(parsed(raw, place), self.field, place)
+    except UserError:
+      if not self.skip_unreadable:
+        raise
+      return None
 
 
 def main(argv: Sequence[str]) -> None:
@@ -143,13 +186,16 @@ def main(argv: Sequence[str]) -> None:
   }
   writer = Writer(args.output, args.split, tokenizer.vocab_size, args.format, settings)
   encoder = Encoder(
-    args.vocab, args.field, str(writer.dtype), args.append_eos, args.skip_unreadable
+    args.vocab,
+    args.field,
+    writer.dtype.str,
+    args.append_eos,
+    args.skip_unreadable,
+    args.held_out_every,
+    args.held_out,
   )
   try:
-    is_wanted = lambda i: (
-      not args.held_out_every or is_held_out(i, args.held_out_every) == args.held_out
-    )
-    position = _tokenize(sources, writer, encoder, args.processes, is_wanted)
+    position = _tokenize(sources, writer, encoder, args.processes)
     if writer.token_count == 0:
       raise UserError(f'{", ".join(args.sources)}: no text to tokenize')
     writer.close()
@@ -168,7 +214,6 @@ def _tokenize(
   writer: Writer,
   encoder: Encoder,
   processes: int,
-  is_wanted: Callable[[int], bool],
 ) -> Position:
   """Writes what is left of the sources; returns where they end."""
   position = Position(**(writer.position or {}))
@@ -176,7 +221,7 @@ def _tokenize(
     print(f'goes on after {writer.sequences:,} documents, {writer.token_count:,} tokens')
   noted = time.monotonic()
   with _progress(sources, position) as report, _workers(encoder, processes) as encode:
-    for encoded, end in encode(_batches(_pieces(sources, position, encoder.field, is_wanted))):
+    for encoded, end in encode(_batches(_pieces(sources, position, encoder))):
       writer.write(encoded.tokens, encoded.ends)
       position = dataclasses.replace(
         end or position,
@@ -194,7 +239,7 @@ def _tokenize(
 
 
 def _pieces(
-  sources: Sequence[Records], start: Position, field: str, is_wanted: Callable[[int], bool]
+  sources: Sequence[Records], start: Position, encoder: Encoder
 ) -> Iterator[tuple[Piece, Position | None]]:
   """What is left of the sources, each piece with the position after it where one ends there."""
   for s, source in enumerate(sources):
@@ -204,17 +249,21 @@ def _pieces(
     here = s == start.source
     for shard in range(start.shard if here else 0, source.num_shards):
       first = start.number if here and shard == start.shard else 0
+      if isinstance(source, JsonLines):
+        for number, next_number, block in source.ranges(first):
+          yield Piece(block, source.name, number, s + shard), Position(s, shard, next_number)
+        continue
       for number, raw in source.read(shard, first):
-        if not is_wanted(s + shard + number):
+        if not encoder.is_wanted(s + shard + number):
           continue
-        place = source.place(shard, number)
         after = Position(s, shard, number + 1)
-        text = raw.get(field) if isinstance(raw, Mapping) else raw
-        if not isinstance(text, str):  # a line, or a record without it
-          yield Piece(raw, place), after
+        text = raw.get(encoder.field) if isinstance(raw, Mapping) else raw
+        if not isinstance(text, str):
+          yield Piece(raw, source.name, number, s + shard), after
           continue
         for piece, is_last in pieces(text):
-          yield Piece(piece, place, is_last), after if is_last else None
+          end = after if is_last else None
+          yield Piece(piece, source.name, number, s + shard, is_last), end
 
 
 Batch = tuple[list[Piece], Position | None]
