@@ -8,6 +8,14 @@ import pytest
 
 from paxlite import data
 from paxlite.errors import UserError
+from paxlite.experiments.datasets import (
+  DocumentFiles,
+  FlatTokens,
+  Mixture,
+  SeqioTask,
+  SftFiles,
+)
+from paxlite.experiments.demo import TinyGPT
 from paxlite.inputs import documents as documents_module
 from paxlite.inputs.base import RowInput
 from paxlite.inputs.documents import DocumentSource
@@ -185,6 +193,24 @@ def test_held_out_documents_are_never_trained_on(files, texts, small_blocks):
   assert trained | evaluated == whole
   assert not {x for x in trained & evaluated if len(x) > 20}  # short ones repeat in the text itself
   assert len(evaluated) > len(whole) / 10
+
+
+@pytest.mark.parametrize(
+  ('kind', 'values', 'match'),
+  [
+    (FlatTokens, dict(TRAIN_SPLIT='a', EVAL_SPLIT='a'), 'EVAL_SPLIT: a is trained on and'),
+    (SeqioTask, dict(EVAL_SPLIT='train'), 'EVAL_SPLIT: train is trained on'),
+    (DocumentFiles, dict(TRAIN_SOURCES=['x', 'y'], EVAL_SOURCES=['y']), 'EVAL_SOURCES: y is'),
+    (DocumentFiles, dict(HELD_OUT_EVERY=1), 'HELD_OUT_EVERY=1 must be at least 2'),
+    (SftFiles, dict(TRAIN_FILES=['x'], EVAL_FILES=['x']), 'EVAL_FILES: x is trained on'),
+    (Mixture, dict(SOURCES=['x', 'x'], WEIGHTS=[1, 1]), 'stands there twice'),
+    (Mixture, dict(SOURCES=['x'], WEIGHTS=[1], EVAL_SPLIT='train'), 'EVAL_SPLIT: train is'),
+    (Mixture, dict(SOURCES=['x'], WEIGHTS=[1, 2]), '1 SOURCES have 2 WEIGHTS'),
+  ],
+)
+def test_what_is_trained_on_is_not_evaluated_on(kind, values, match):
+  with pytest.raises(UserError, match=match):
+    type('Run', (kind, TinyGPT), {})(**values).validate()
 
 
 def test_nothing_held_out_is_said(files):

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import fiddle as fdl
@@ -34,6 +35,11 @@ class _Rows(LanguageModel):
     super().validate()
     if self.EVAL_BATCH_SIZE is not None and self.EVAL_BATCH_SIZE < 1:
       raise UserError(f'EVAL_BATCH_SIZE={self.EVAL_BATCH_SIZE} must be at least 1')
+
+  def check_apart(self, name: str, train: Iterable[Any], held_out: Iterable[Any]) -> None:
+    """Raises UserError where what is trained on is evaluated on."""
+    for both in set(train) & set(held_out):
+      raise UserError(f'{name}: {both} is trained on and evaluated on: name another, or none')
 
   @property
   def row_kind(self) -> RowKind:
@@ -138,6 +144,10 @@ class FlatTokens(_Rows):
   ROWS: RowKind | None = None  # None: packed or stream, by PACKED_INPUT
   VOCAB_PATH: str = ''  # only to print a sample
 
+  def validate(self) -> None:
+    super().validate()
+    self.check_apart('EVAL_SPLIT', [self.TRAIN_SPLIT], [self.EVAL_SPLIT])
+
   @property
   def dataset(self) -> str:
     return 'flat tokens'
@@ -181,6 +191,10 @@ class SeqioTask(_Rows):
   TFDS_DATA_DIR: str = ''
 
   RESUMABLE_CHANGES = [*_Rows.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
+
+  def validate(self) -> None:
+    super().validate()
+    self.check_apart('EVAL_SPLIT', [self.TRAIN_SPLIT], [self.EVAL_SPLIT])
 
   @property
   def dataset(self) -> str:
@@ -236,6 +250,7 @@ class DocumentFiles(_Rows):
     super().validate()
     if self.HELD_OUT_EVERY < 2:
       raise UserError(f'HELD_OUT_EVERY={self.HELD_OUT_EVERY} must be at least 2')
+    self.check_apart('EVAL_SOURCES', self.TRAIN_SOURCES, self.EVAL_SOURCES)
 
   def train_input(self) -> fdl.Config:
     split = 'all' if self.EVAL_SOURCES else 'train'
@@ -268,6 +283,10 @@ class SftFiles(_Rows):
   EVAL_FILES: list[str] = []
   VOCAB_PATH: str = ''  # '': the tokenizer that goes with CHECKPOINT_RESTORE_PATH
   TOO_LONG: TooLong = 'error'
+
+  def validate(self) -> None:
+    super().validate()
+    self.check_apart('EVAL_FILES', self.TRAIN_FILES, self.EVAL_FILES)
 
   @property
   def dataset(self) -> str:
@@ -328,6 +347,10 @@ class Mixture(_Rows):
         f"{len(self.SOURCES)} SOURCES have {len(self.WEIGHTS)} WEIGHTS: --fdl.SOURCES=\"['a', "
         "'b']\" --fdl.WEIGHTS=[0.7,0.3]"
       )
+    if len(set(self.SOURCES)) < len(self.SOURCES):
+      raise UserError('SOURCES: one of them stands there twice; give it the weight of both')
+    for part in self._parts:
+      part.validate()
 
   def train_input(self) -> fdl.Config:
     return config(

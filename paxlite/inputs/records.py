@@ -235,7 +235,7 @@ class _Tfds(_Dataset):
         f'{folder or "its own folder (TFDS_DATA_DIR)"} ({_line(e)}): name a file, or make it with '
         'a download_*.py of paxlite.contrib.gpu.scripts_gpu'
       ) from None
-    self.num_shards = info.num_shards
+    self.num_shards = 1 if '[' in self._split else info.num_shards  # a slice is read whole
     self.size: int | None = info.num_examples
 
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
