@@ -9,6 +9,7 @@ A task is a few lines of JSON, in the terms of EleutherAI's evaluation harness:
 Templates are Jinja's, over the fields of a record. LAMBADA and BoolQ are built in.
 """
 
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -17,7 +18,7 @@ from typing import Any, Literal
 
 from paxlite.errors import UserError, located
 from paxlite.inputs.files import read_object
-from paxlite.inputs.records import open_records, parsed, read_records
+from paxlite.inputs.records import open_records, parsed
 
 Kind = Literal['cloze', 'multiple_choice', 'generate']
 _KINDS = {'cloze', 'multiple_choice', 'generate'}
@@ -31,8 +32,9 @@ class TaskSpec:
     kind: 'cloze' asks whether doc_to_target is what the model would write after doc_to_text, token
       by token; 'multiple_choice' which of doc_to_choice it finds likeliest; 'generate' what it
       writes, compared with doc_to_target.
-    files: JSON lines.
-    doc_to_text: What the model reads; for a choice that changes it, a list of as many templates.
+    files: Sources, as inputs.records calls them.
+    doc_to_text: What the model reads: a template, or the name of a field; for a choice that changes
+      it, a list of as many templates.
     doc_to_target: cloze and generate: the right text. multiple_choice: the number of the right
       choice, or its text or label.
     doc_to_choice: The choices: a list of templates, or the name of a field with a list.
@@ -72,8 +74,8 @@ _BUILT_IN: dict[str, list[dict[str, Any]]] = {
     dict(
       fields=('text',),
       kind='cloze',
-      doc_to_text="{{text.rsplit(' ', 1)[0]}}",
-      doc_to_target="{{text.rsplit(' ', 1)[1]}}",
+      doc_to_text="{{text.strip().rsplit(' ', 1)[0]}}",
+      doc_to_target="{{text.strip().rsplit(' ', 1)[1]}}",
     ),
   ],
   'boolq': [
@@ -82,7 +84,7 @@ _BUILT_IN: dict[str, list[dict[str, Any]]] = {
       kind='multiple_choice',
       doc_to_text='{{passage}}\nquestion: {{question}}?\nanswer:',
       doc_to_choice=('no', 'yes'),
-      doc_to_target='{{answer | int}}',
+      doc_to_target='{{answer | truth}}',
     ),
     dict(
       fields=('query', 'choices', 'gold'),
@@ -122,12 +124,22 @@ def find_task(text: str) -> tuple[str, TaskSpec]:
       f'{", ".join(_BUILT_IN)}'
     )
   paths = tuple(files.split(',')) if files else (_TFDS[name],)
-  _, first = next(iter(read_records(paths[0])), ('', {}))
+  first = _first_record(paths)
   for variant in _BUILT_IN[name]:
     if all(field in first for field in variant['fields']):
       return name, TaskSpec(files=paths, **{k: v for k, v in variant.items() if k != 'fields'})
   wanted = ' or '.join(', '.join(v['fields']) for v in _BUILT_IN[name])
   raise UserError(f'{paths[0]}: {name} needs the fields {wanted}; there are {", ".join(first)}')
+
+
+def _first_record(paths: Sequence[str]) -> Mapping[str, Any]:
+  """The first record of all that is one; opens every source."""
+  for source in [open_records(path) for path in paths]:
+    for shard in range(source.num_shards):
+      for number, raw in source.read(shard):
+        with contextlib.suppress(UserError):  # which reading them will say, or skip
+          return parsed(raw, source.place(shard, number))
+  return {}
 
 
 def _spec(path: pathlib.Path) -> TaskSpec:
@@ -138,22 +150,44 @@ def _spec(path: pathlib.Path) -> TaskSpec:
   for name in ('kind', 'files', 'doc_to_text', 'doc_to_target'):
     if name not in values:
       raise UserError(f'{path} has no {name!r}')
+  for name, value in values.items():
+    _check_type(path, name, value)
   if values['kind'] not in _KINDS:
     raise UserError(f'{path}: kind {values["kind"]!r} is none of {", ".join(sorted(_KINDS))}')
   if values['kind'] == 'multiple_choice' and not values.get('doc_to_choice'):
     raise UserError(f'{path}: multiple_choice needs doc_to_choice')
+  if values['kind'] != 'multiple_choice' and not isinstance(values['doc_to_text'], str):
+    raise UserError(f'{path}: only multiple_choice has a doc_to_text for each choice')
   for name in ('generation_pattern', 'target_pattern'):
     try:
       re.compile(values.get(name, ''))
     except (re.error, TypeError) as e:
       raise UserError(f'{path}: {name} is not a regular expression: {e}') from None
-  values['files'] = [str(path.parent / f) for f in _list(values['files'])]
+  named = [f.startswith(('hf:', 'tfds:')) for f in _list(values['files'])]
+  values['files'] = [
+    f if n else str(path.parent / f) for f, n in zip(_list(values['files']), named, strict=True)
+  ]
+  values['until'] = _list(values.get('until', []))
   arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
   return TaskSpec(**arguments)
 
 
+def _check_type(path: pathlib.Path, name: str, value: Any) -> None:
+  texts = isinstance(value, list) and all(isinstance(v, str) for v in value)
+  good = isinstance(value, str)
+  if name == 'max_new_tokens':
+    good = isinstance(value, int) and not isinstance(value, bool) and value > 0
+  elif name in ('files', 'doc_to_text', 'doc_to_choice', 'until'):
+    good = good or texts
+  if not good:
+    raise UserError(f'{path}: {name} cannot be {value!r}')
+
+
 class Templates:
-  """Renders Jinja templates over records; each is compiled once."""
+  """Renders Jinja templates over records; each is compiled once.
+
+  A field that is null cannot be written.
+  """
 
   def __init__(self) -> None:
     try:
@@ -161,20 +195,35 @@ class Templates:
     except ImportError:
       raise UserError("tasks need the package jinja2: pip install 'paxlite[weights]'") from None
     self._environment = jinja2.sandbox.SandboxedEnvironment(
-      undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+      undefined=jinja2.StrictUndefined, keep_trailing_newline=True, finalize=_not_null
     )
+    self._environment.filters['truth'] = _truth
     self._compiled: dict[str, Any] = {}
 
   def __call__(self, template: str, record: Mapping[str, Any]) -> str:
     """Raises UserError where the template is none, or names a field that the record has not."""
-    import jinja2
-
+    if template in record:
+      return str(_not_null(record[template]))
     try:
       if template not in self._compiled:
         self._compiled[template] = self._environment.from_string(template)
       return self._compiled[template].render(**record)
-    except (jinja2.TemplateError, IndexError, TypeError, ValueError) as e:
+    except Exception as e:  # of Jinja, and of what a template calls
       raise UserError(f'{template!r} cannot be written: {e}') from None
+
+
+def _not_null(value: Any) -> Any:
+  if value is None:
+    raise UserError('a field is null')
+  return value
+
+
+def _truth(value: Any) -> int:
+  """1 or 0 for what says yes or no."""
+  text = str(value).strip().lower()
+  if text not in ('true', 'yes', '1', 'false', 'no', '0'):
+    raise UserError(f'{value!r} says neither yes nor no')
+  return int(text in ('true', 'yes', '1'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,6 +324,8 @@ def _example(
   if not target.strip():
     raise UserError(f'the answer {spec.doc_to_target!r} is empty')
   if spec.kind == 'generate':
+    if spec.target_pattern and matched(target, spec.target_pattern) is None:
+      raise UserError(f'target_pattern {spec.target_pattern!r} is not in the answer {target!r}')
     return Example(texts, (), 0, target, place)
   if spec.kind == 'cloze':
     return Example(texts, (spec.target_delimiter + target,), 0, target, place)
@@ -282,10 +333,10 @@ def _example(
     found = _field(record, spec.doc_to_choice)
     if not isinstance(found, list) or not found:
       raise UserError(f'{spec.doc_to_choice!r} holds no list of choices')
-    choices = tuple(map(str, found))
+    choices = tuple(str(_not_null(choice)) for choice in found)
   else:
     choices = tuple(templates(c, record) for c in spec.doc_to_choice)
-  labels = [str(x) for x in _field(record, spec.doc_to_label)] if spec.doc_to_label else []
+  labels = _labels(record, spec.doc_to_label, len(choices))
   if not all(c.strip() for c in choices):
     raise UserError(f'a choice is empty: {list(choices)}')
   if len(texts) not in (1, len(choices)):
@@ -295,12 +346,34 @@ def _example(
 
 
 def _gold(target: str, choices: Sequence[str], labels: Sequence[str]) -> int:
-  for candidates in (labels, choices):
-    if target in candidates:
-      return list(candidates).index(target)
-  if not re.fullmatch(r'\d+', target) or int(target) >= len(choices):
+  """The number of the right choice: by label, by number, or by text, whichever it is first."""
+  if target in labels:
+    return labels.index(target)
+  if re.fullmatch(r'\d{1,9}', target) and int(target) < len(choices):
+    return int(target)
+  if target not in choices:
     raise UserError(f'the answer {target!r} is none of {len(choices)} choices, from 0, nor a label')
-  return int(target)
+  return choices.index(target)
+
+
+def _labels(record: Mapping[str, Any], field: str, count: int) -> list[str]:
+  if not field:
+    return []
+  found = _field(record, field)
+  if not isinstance(found, list) or len(found) != count:
+    raise UserError(f'{field!r} holds no list of {count} labels')
+  return [str(label) for label in found]
+
+
+def matched(text: str, pattern: str) -> str | None:
+  """The last match of a pattern (its first group that has one), stripped; None: there is none."""
+  if not pattern:
+    return text.strip()
+  matches = list(re.finditer(pattern, text))
+  if not matches:
+    return None
+  groups = [g for g in matches[-1].groups() if g is not None]
+  return (groups or [matches[-1][0]])[0].strip()
 
 
 def _field(record: Mapping[str, Any], path: str) -> Any:

@@ -40,6 +40,13 @@ class Evaluator:
 
     self._step: Callable[[Any, dict[str, jax.Array]], Metrics] = step
 
+  def check(self) -> None:
+    """Draws a batch of every input: one that cannot be read is better known before training."""
+    for data in self._inputs.values():
+      batches = device_batches(data, self._sharding)
+      next(batches, None)
+      batches.close()
+
   def report(self, params: Any, step: int, summaries: Summaries) -> None:
     """Evaluates on every input and writes what came out."""
     for name in self._inputs:

@@ -139,6 +139,7 @@ class Trainer:
     sharding = partitioning.batch_sharding(self.mesh, self.rules)
     self._seek(step)
     evaluate = Evaluator(self.task, self.mesh, self.rules, self.eval_data)
+    evaluate.check()
     batches = device_batches(self.data, sharding, start=step)
     profiler = profiling.StepProfiler(
       self.folder / 'profile', self.profiler_step, self.profiler_steps
@@ -176,10 +177,19 @@ class Trainer:
           summaries.say(f'First step: {time.perf_counter() - first_step_at:.2f} s.')
           report.start_clock(step, state)
         report.step(step, metrics, state)
+    except UserError:
+      if step > start:
+        self._save_before_leaving(state, step)
+      raise
     finally:
       batches.close()
       profiler.stop()
     return state
+
+  def _save_before_leaving(self, state: TrainState, step: int) -> None:
+    """Saves what was trained when data turns out to be bad; of several processes one cannot."""
+    if self.save and jax.process_count() == 1 and step not in self.states.checkpoints.steps():
+      self._save(state, step)
 
   def jitted_step(self) -> Any:
     """train_step as a jitted function of (state, batch) that overwrites the state."""

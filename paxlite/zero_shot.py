@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -12,7 +11,7 @@ import numpy as np
 
 from paxlite.decoding import Sampling
 from paxlite.errors import UserError, located
-from paxlite.eval_tasks import Example, Task, TaskSpec
+from paxlite.eval_tasks import Example, Task, TaskSpec, matched
 from paxlite.inference import Inference
 from paxlite.scoring import Continuation, Score, Scorer
 
@@ -118,17 +117,24 @@ class ZeroShot:
       asked = [continuation_of(self._inference, *x) for x in example.asked]
       for c in asked:
         self._check(len(c.context) + len(c.continuation) - 1, 0)
+        self._check(len(c.continuation), 0, can_be_cut=False)
       return asked
 
   def _prompt(self, spec: TaskSpec, example: Example) -> list[int]:
     ids = self._inference.encode(example.texts[0])
     with located(example.place):
-      self._check(len(ids), spec.max_new_tokens)
+      if not ids:
+        raise UserError('the text is empty, and the model has no start token')
+      self._check(len(ids), spec.max_new_tokens, can_be_cut=spec.max_new_tokens < self._max_len)
     return ids
 
-  def _check(self, length: int, new: int) -> None:
-    most = self._inference.experiment.MAX_SEQ_LEN
-    if length + new > most and (self._too_long == 'error' or new >= most):
+  @property
+  def _max_len(self) -> int:
+    return self._inference.experiment.MAX_SEQ_LEN
+
+  def _check(self, length: int, new: int, can_be_cut: bool = True) -> None:
+    most = self._max_len
+    if length + new > most and (self._too_long == 'error' or not can_be_cut):
       answer = f' and an answer of up to {new:,}' if new else ''
       raise UserError(f'a text of {length:,} tokens{answer}: the model takes MAX_SEQ_LEN={most:,}')
 
@@ -216,6 +222,7 @@ def continued(
     report: Called with what is done, and all.
   """
   generator = inference.generator(sampling)
+  max_new_tokens = min(max_new_tokens, inference.experiment.MAX_SEQ_LEN - 1)
   room = inference.experiment.MAX_SEQ_LEN - max_new_tokens
   order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
   texts = [''] * len(prompts)
@@ -233,16 +240,6 @@ def continued(
 def _cut(text: str, until: Sequence[str]) -> str:
   ends = [text.find(u) for u in until if u in text]
   return text[: min(ends)] if ends else text
-
-
-def matched(text: str, pattern: str) -> str | None:
-  """The last match of a pattern (its first group, if it has one), stripped; None: there is none."""
-  if not pattern:
-    return text.strip()
-  matches = list(re.finditer(pattern, text))
-  if not matches:
-    return None
-  return (matches[-1][1] if matches[-1].re.groups else matches[-1][0]).strip()
 
 
 def _mean(values: Sequence[Any] | np.ndarray) -> Metric:

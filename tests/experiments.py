@@ -1,6 +1,6 @@
 """Experiments for tests."""
 
-from paxlite.experiments.datasets import EmbeddedText, Mixture
+from paxlite.experiments.datasets import DocumentFiles, EmbeddedText, Mixture
 from paxlite.experiments.demo import TinyGPT
 
 
@@ -14,5 +14,11 @@ class TinyText(EmbeddedText, TinyGPT):
 
 class TinyMixture(Mixture, TinyGPT):
   """TinyGPT on several sources."""
+
+  VOCAB_SIZE = 8192
+
+
+class TinyDocuments(DocumentFiles, TinyGPT):
+  """TinyGPT on documents."""
 
   VOCAB_SIZE = 8192

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -200,12 +201,13 @@ def test_held_out_documents_are_never_trained_on(files, texts, small_blocks):
   [
     (FlatTokens, dict(TRAIN_SPLIT='a', EVAL_SPLIT='a'), 'EVAL_SPLIT: a is trained on and'),
     (SeqioTask, dict(EVAL_SPLIT='train'), 'EVAL_SPLIT: train is trained on'),
-    (DocumentFiles, dict(TRAIN_SOURCES=['x', 'y'], EVAL_SOURCES=['y']), 'EVAL_SOURCES: y is'),
+    (DocumentFiles, dict(TRAIN_SOURCES=['x', 'y'], EVAL_SOURCES=['y']), 'EVAL_SOURCES: .*/y is'),
     (DocumentFiles, dict(HELD_OUT_EVERY=1), 'HELD_OUT_EVERY=1 must be at least 2'),
-    (SftFiles, dict(TRAIN_FILES=['x'], EVAL_FILES=['x']), 'EVAL_FILES: x is trained on'),
+    (SftFiles, dict(TRAIN_FILES=['x'], EVAL_FILES=['x']), 'EVAL_FILES: .*/x is trained on'),
     (Mixture, dict(SOURCES=['x', 'x'], WEIGHTS=[1, 1]), 'stands there twice'),
     (Mixture, dict(SOURCES=['x'], WEIGHTS=[1], EVAL_SPLIT='train'), 'EVAL_SPLIT: train is'),
     (Mixture, dict(SOURCES=['x'], WEIGHTS=[1, 2]), '1 SOURCES have 2 WEIGHTS'),
+    (Mixture, dict(SOURCES=['x.jsonl'], WEIGHTS=[1], HELD_OUT_EVERY=0), 'HELD_OUT_EVERY=0'),
   ],
 )
 def test_what_is_trained_on_is_not_evaluated_on(kind, values, match):
@@ -225,6 +227,50 @@ def segments_of(batch) -> list[tuple[int, ...]]:
     for row, segments in zip(batch['labels'], batch['segment_ids'], strict=True)
     for s in range(1, segments.max() + 1)
   ]
+
+
+def test_a_stream_refuses_other_files_than_it_read(files, tmp_path):
+  stopped = streamed(files)
+  list(itertools.islice(stopped.train_batches(0, slice(0, 4)), 3))
+  position = stopped.position(3)
+  with pytest.raises(UserError, match='is not what the checkpoint has read'):
+    streamed(files[:2]).seek(3, position)
+  with pytest.raises(UserError, match='stands there twice'):
+    streamed([files[0], files[0]])
+
+
+def test_unreadable_documents_are_left_out_only_if_asked(tmp_path, caplog):
+  path = tmp_path / 'c.jsonl'
+  path.write_text('{"text": "a b"}\n{"text": null}\n{"text": "c d"}\n')
+  with pytest.raises(
+    UserError, match=r"c.jsonl:2: the field 'text' holds no text .SKIP_UNREADABLE"
+  ):
+    epoch_of(streamed([str(path)], batch_size=1), 0, 1)
+  assert len(epoch_of(streamed([str(path)], batch_size=1, skip_unreadable=True), 0, 1)) == 1
+  assert 'unreadable records left out so far: 1' in caplog.text
+
+
+def test_bad_data_loses_no_step_and_bad_held_out_data_no_time(tmp_path, files):
+  bad = tmp_path / 'bad.jsonl'
+  good = pathlib.Path(files[0]).read_text()
+  bad.write_text(good + good + '{"text": null}\n')
+  flags = [
+    f'--fdl.TRAIN_SOURCES={[str(bad)]}', f'--fdl.VOCAB_PATH={data.VOCAB}',
+    '--fdl.PACKED_INPUT=False', '--fdl.CHECKPOINT_EVERY_N_STEPS=100000',
+    '--fdl.MAX_STEPS=100000', '--fdl.SUMMARY_INTERVAL_STEPS=50',
+  ]  # fmt: skip
+  config = 'tests.experiments.TinyDocuments'
+  evaluated = f'--fdl.EVAL_SOURCES={[files[1]]}'
+  result = runs.run(tmp_path / 'run', *flags, evaluated, config=config, code=2)
+  assert "the field 'text' holds no text" in result.stderr
+  (saved,) = (tmp_path / 'run' / 'checkpoints').glob('checkpoint_*')
+  assert int(saved.name[-8:]) > 10
+  nothing = tmp_path / 'nothing.jsonl'
+  nothing.write_text('{"text": ""}\n')
+  evaluated = f'--fdl.EVAL_SOURCES={[str(nothing)]}'
+  result = runs.run(tmp_path / 'other', *flags, evaluated, config=config, code=2)
+  assert 'there is nothing to evaluate on' in result.stderr
+  assert 'First step' not in result.stdout
 
 
 def test_a_mixture_with_a_stream_goes_on_where_it_stood(files, small_blocks):

@@ -1,5 +1,6 @@
 """Records of every kind of source, and tokenizing them: the same tokens, also after a kill."""
 
+import gzip
 import itertools
 import json
 import os
@@ -179,11 +180,63 @@ def test_unreadable_records_are_skipped_only_if_asked(tmp_path, capsys):
   source = tmp_path / 'c.jsonl'
   source.write_bytes(b'{"text": "a b"}\n{"text": 3}\n{"te\n{"text": "c d"}\n')
   flags = [f'--vocab={data.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1', str(source)]
-  with pytest.raises(UserError, match=r"c.jsonl:2 has no text field 'text'; there are text"):
+  with pytest.raises(UserError, match=r"c.jsonl:2: the field 'text' holds no text"):
     tokenize.main(flags)
   tokenize.main([*flags, '--skip_unreadable'])
   assert texts(tmp_path / 'out', data.VOCAB) == ['a b', 'c d']
   assert '2 unreadable records left out' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'message'),
+  [
+    ('c.jsonl', b'{"text": "a \\ud800 b"}\n', 'c.jsonl:1 has half of a surrogate pair'),
+    ('c.csv', b'text\na b\n', r'c.csv is neither .jsonl, .parquet nor .txt'),
+    (
+      'c.jsonl.gz',
+      gzip.compress(os.urandom(200_000))[:100_000] + b'\0' * 100_000,
+      'cannot be read',
+    ),
+    ('c.JSONL', b'{"text": 3}\n', "c.JSONL:1: the field 'text' holds no text"),
+  ],
+)
+def test_bad_files_are_one_clear_error(tmp_path, name, content, message):
+  path = tmp_path / name
+  path.write_bytes(content)
+  with pytest.raises(UserError, match=message):
+    tokenize.main([f'--vocab={data.VOCAB}', f'--output={tmp_path / "out"}', str(path)])
+  assert not list((tmp_path / 'out').glob('*'))
+
+
+def test_a_source_twice_or_changed_is_refused(tmp_path, documents, monkeypatch):
+  source = as_json_lines(tmp_path / 'c.jsonl', documents * 5)
+  flags = [f'--vocab={data.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1']
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match=r'the source c\.jsonl stands there twice'):
+    tokenize.main([*flags, source, 'c.jsonl'])
+  monkeypatch.setattr(tokenize, '_SECONDS_BETWEEN_NOTES', 0.0)
+  with monkeypatch.context() as m:
+    m.setattr(tokenize, 'share_done', lambda sources: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+      tokenize.main([*flags, source])
+  text = pathlib.Path(source).read_text()
+  pathlib.Path(source).write_text(text.replace('KING', 'LORD'))  # of the same size
+  with pytest.raises(UserError, match='was begun with sources='):
+    tokenize.main([*flags, source])
+
+
+def test_a_full_disk_is_said_and_gone_on_after(tmp_path, documents):
+  source = as_json_lines(tmp_path / 'c.jsonl', documents * 20)
+  flags = f'--vocab={data.VOCAB} --output={tmp_path / "out"} --processes=1 {source}'
+  command = f'{sys.executable} -m paxlite.tools.tokenize {flags}'
+  limited = subprocess.run(
+    ['bash', '-c', f'ulimit -f 400; {command}'], capture_output=True, text=True, check=False,
+    cwd=runs.ROOT, env=runs.environment(),
+  )  # fmt: skip
+  assert limited.returncode == 2, limited.stderr
+  assert 'cannot be written' in limited.stderr.splitlines()[-1]
+  run(*flags.split())
+  assert len(texts(tmp_path / 'out', data.VOCAB)) == 20 * len(documents)
 
 
 def killed_until_it_ends(*flags: str) -> int:

@@ -154,6 +154,7 @@ def test_patterns():
   assert matched('first 3, then 12.', r'-?\d+') == '12'
   assert matched(' yes ', '') == 'yes'
   assert matched('none', r'\d+') is None
+  assert matched('P', '(x)|(P)') == 'P'
 
 
 GOOD = dict(kind='cloze', files='a.jsonl', doc_to_text='{{a}}', doc_to_target='{{b}}')
@@ -177,6 +178,20 @@ GOOD = dict(kind='cloze', files='a.jsonl', doc_to_text='{{a}}', doc_to_target='{
     (dict(a='x', b=' '), GOOD, "a.jsonl:1: the answer '{{b}}' is empty"),
     (dict(a='x', b='0', c=['', 'z']), GOOD | dict(kind='multiple_choice', doc_to_choice='c'),
      'a.jsonl:1: a choice is empty'),
+    (dict(a='x', b=None), GOOD, r"a.jsonl:1: '{{b}}' cannot be written: a field is null"),
+    (dict(a='x', b='0', c=['y', None]), GOOD | dict(kind='multiple_choice', doc_to_choice='c'),
+     'a.jsonl:1: a field is null'),
+    (dict(a='x', b='D', c=['y', 'z'], l=['A', 'B', 'C', 'D']),
+     GOOD | dict(kind='multiple_choice', doc_to_choice='c', doc_to_label='l'),
+     "a.jsonl:1: 'l' holds no list of 2 labels"),
+    (dict(a='x', b='y'), GOOD | dict(kind='generate', target_pattern='#'),
+     "a.jsonl:1: target_pattern '#' is not in the answer"),
+    (dict(a='x', b='y'), GOOD | dict(doc_to_text=['{{a}}']), 'only multiple_choice has'),
+    (dict(a='x', b='y'), GOOD | dict(doc_to_text=None), 'doc_to_text cannot be None'),
+    (dict(a='x', b='y'), GOOD | dict(files=[3]), r'files cannot be \[3\]'),
+    (dict(a='x', b='y'), GOOD | dict(max_new_tokens='5'), "max_new_tokens cannot be '5'"),
+    (dict(a='x', b='y'), GOOD | dict(files='hf:/no/such/train'), 'hf:/no/such/train cannot'),
+    (dict(a='x', b='y'), GOOD | dict(doc_to_text='{{range(10**9) | list}}'), 'a.jsonl:1: '),
   ],
 )  # fmt: skip
 def test_bad_tasks_are_named(record, spec, match, tmp_path):
@@ -199,6 +214,36 @@ def test_tasks_that_are_none(text, match, tmp_path, monkeypatch):
   write(tmp_path / 'a.jsonl', [dict(x=1)])
   with pytest.raises(UserError, match=match):
     find_task(text)
+
+
+@pytest.mark.parametrize(('target', 'gold'), [(1, 1), ('1', 1), ('3', 1), ('9', None), ('B', 2)])
+def test_the_right_choice_by_label_number_or_text(target, gold, tmp_path):
+  """As the harness reads it: a number is one, also where choices are numbers."""
+  write(tmp_path / 'a.jsonl', [dict(a='x', b=target, c=['1', '3', '0'], l=['X', 'Y', 'B'])])
+  spec = GOOD | dict(kind='multiple_choice', doc_to_choice='c', doc_to_label='l')
+  spec = find_task(task(tmp_path, **spec))[1]
+  if gold is None:
+    with pytest.raises(UserError, match="the answer '9' is none of 3 choices"):
+      read_examples(spec)
+  else:
+    assert read_examples(spec)[0][0].gold == gold
+
+
+def test_names_of_fields_and_a_single_end(tmp_path):
+  write(tmp_path / 'a.jsonl', [dict(a='{{x}}', b=7)])
+  spec = GOOD | dict(kind='generate', doc_to_text='a', doc_to_target='b', until='Question:')
+  spec = find_task(task(tmp_path, **spec))[1]
+  (example,), _ = read_examples(spec)
+  assert (example.texts, example.target, spec.until) == (('{{x}}',), '7', ('Question:',))
+
+
+@pytest.mark.parametrize(('answer', 'gold'), [(True, 1), ('True', 1), ('no', 0), (0, 0)])
+def test_boolq_answers(answer, gold, tmp_path):
+  path = write(tmp_path / 'b.jsonl', [dict(passage='p', question='q', answer=answer)])
+  assert read_examples(find_task(f'boolq:{path}')[1])[0][0].gold == gold
+  path = write(tmp_path / 'b.jsonl', [dict(passage='p', question='q', answer='perhaps')])
+  with pytest.raises(UserError, match=r"b.jsonl:1: .*'perhaps' says neither yes nor no"):
+    read_examples(find_task(f'boolq:{path}')[1])
 
 
 def test_unreadable_records_are_left_out_only_if_asked_and_counted(tmp_path):
@@ -272,8 +317,11 @@ def test_the_tool_says_what_it_cut_and_left_out(trained, tmp_path):
   assert '1 unreadable records left out' in result.stdout
   found = json.loads((tmp_path / 'out' / 'results.json').read_text())['lambada']
   assert (found['num_examples'], found['truncated'], found['unreadable']) == (2, 1, 1)
+  (tmp_path / 'l.jsonl').write_text('no\n' + (tmp_path / 'l.jsonl').read_text())  # the first one
+  result = evaluate(trained, *flags)
+  assert '2 unreadable records left out' in result.stdout
   result = evaluate(trained, *flags, '--too_long=error')
-  assert 'l.jsonl:1: a text of ' in result.stderr
+  assert 'l.jsonl:2: a text of ' in result.stderr
   assert 'the model takes MAX_SEQ_LEN=' in result.stderr
 
 

@@ -11,10 +11,11 @@ from paxlite import data
 from paxlite.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.base import RowInput
-from paxlite.inputs.documents import DocumentSource
+from paxlite.inputs.documents import DocumentSource, check_once
 from paxlite.inputs.files import kind
 from paxlite.inputs.flat_tokens import FlatTokenRows
 from paxlite.inputs.mixture import mixture_of
+from paxlite.inputs.records import canonical
 from paxlite.inputs.rows import RowKind
 from paxlite.inputs.seqio_tasks import SeqioSource
 from paxlite.inputs.sft import SftRows, TooLong
@@ -238,9 +239,18 @@ class DocumentFiles(_Rows):
   EVAL_SOURCES: list[str] = []
   HELD_OUT_EVERY: int = 200
   TEXT_FIELD: str = 'text'
+  SKIP_UNREADABLE: bool = False  # records without a text; how many is logged
   VOCAB_PATH: str = ''
+  TFDS_DATA_DIR: str = ''
 
-  RESUMABLE_CHANGES = [*_Rows.RESUMABLE_CHANGES, 'TRAIN_SOURCES', 'EVAL_SOURCES']
+  # that they hold the same is checked where the run goes on
+  RESUMABLE_CHANGES = [
+    *_Rows.RESUMABLE_CHANGES,
+    'TRAIN_SOURCES',
+    'EVAL_SOURCES',
+    'SKIP_UNREADABLE',
+    'TFDS_DATA_DIR',
+  ]
 
   @property
   def dataset(self) -> str:
@@ -250,7 +260,8 @@ class DocumentFiles(_Rows):
     super().validate()
     if self.HELD_OUT_EVERY < 2:
       raise UserError(f'HELD_OUT_EVERY={self.HELD_OUT_EVERY} must be at least 2')
-    self.check_apart('EVAL_SOURCES', self.TRAIN_SOURCES, self.EVAL_SOURCES)
+    apart = [map(canonical, names) for names in (self.TRAIN_SOURCES, self.EVAL_SOURCES)]
+    self.check_apart('EVAL_SOURCES', *apart)
 
   def train_input(self) -> fdl.Config:
     split = 'all' if self.EVAL_SOURCES else 'train'
@@ -272,6 +283,8 @@ class DocumentFiles(_Rows):
       start_id=self.START_ID,
       split=split,
       held_out_every=self.HELD_OUT_EVERY,
+      skip_unreadable=self.SKIP_UNREADABLE,
+      tfds_data_dir=self.TFDS_DATA_DIR,
     )
     return self.stream(source, self.stream_rows, batch_size)
 
@@ -286,7 +299,8 @@ class SftFiles(_Rows):
 
   def validate(self) -> None:
     super().validate()
-    self.check_apart('EVAL_FILES', self.TRAIN_FILES, self.EVAL_FILES)
+    apart = [map(canonical, names) for names in (self.TRAIN_FILES, self.EVAL_FILES)]
+    self.check_apart('EVAL_FILES', *apart)
 
   @property
   def dataset(self) -> str:
@@ -330,6 +344,7 @@ class Mixture(_Rows):
   EVAL_SPLIT: str | None = 'validation'
   HELD_OUT_EVERY: int = 200
   TEXT_FIELD: str = 'text'
+  SKIP_UNREADABLE: bool = False
   VOCAB_PATH: str = ''
   TFDS_DATA_DIR: str = ''
   SEQIO_MODULES: list[str] = []
@@ -347,8 +362,7 @@ class Mixture(_Rows):
         f"{len(self.SOURCES)} SOURCES have {len(self.WEIGHTS)} WEIGHTS: --fdl.SOURCES=\"['a', "
         "'b']\" --fdl.WEIGHTS=[0.7,0.3]"
       )
-    if len(set(self.SOURCES)) < len(self.SOURCES):
-      raise UserError('SOURCES: one of them stands there twice; give it the weight of both')
+    check_once(self.SOURCES)
     for part in self._parts:
       part.validate()
 

@@ -64,7 +64,7 @@ class Positions:
 
   Args:
     name: Of the input, for messages.
-    first: Its position before step 0.
+    first: Its position before step 0, a row a source; the last column says what the source is.
   """
 
   _KEPT = 64  # of how many steps: more than are read ahead
@@ -87,6 +87,11 @@ class Positions:
       raise UserError(
         f'{self._name}: the checkpoint stands in {len(position)} sources and there are '
         f'{len(self._start[1])}'
+      )
+    if (position[:, -1] != self._start[1][:, -1]).any():
+      raise UserError(
+        f'{self._name} is not what the checkpoint has read: files, their order or their contents '
+        'have changed, so that it cannot be gone on with where it stood'
       )
     self._start = step, position
 

@@ -1,6 +1,8 @@
 """Documents that are tokenized while training: any records with a text in one of their fields."""
 
 import dataclasses
+import logging
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -8,8 +10,10 @@ import numpy as np
 
 from paxlite.errors import UserError
 from paxlite.inputs.base import mix, permute
-from paxlite.inputs.records import Records, open_records, parsed, text_of
+from paxlite.inputs.records import Raw, Records, canonical, open_records, parsed, text_of
 from paxlite.inputs.tokenizer import Tokenizer, check_vocabulary, encode_document, open_tokenizer
+
+log = logging.getLogger('paxlite')
 
 Split = Literal['all', 'train', 'held_out']
 
@@ -38,9 +42,11 @@ class DocumentSource:
     start_id: The first input of a text; None: the tokenizer's BOS, or 0 where it has none.
     split: 'train' leaves out one document of every `held_out_every`, 'held_out' reads those.
     held_out_every: See there.
+    skip_unreadable: Leaves out records without a text, and says how many.
+    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
 
   Raises:
-    UserError: there is no such source, or the tokenizer is another model's.
+    UserError: there is no such source, one is there twice, or the tokenizer is another model's.
   """
 
   def __init__(
@@ -52,19 +58,33 @@ class DocumentSource:
     start_id: int | None = 0,
     split: Split = 'all',
     held_out_every: int = 0,
+    skip_unreadable: bool = False,
+    tfds_data_dir: str = '',
   ):
     if not names:
       raise UserError('no documents: --fdl.TRAIN_SOURCES="[\'/path/to/a.jsonl\']"')
+    check_once(names)
     tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(tokenizer, vocab_size)
     self.name = ', '.join(names)
     self.max_token_id = tokenizer.vocab_size - 1
     self.start_id = max(0, tokenizer.bos_id if start_id is None else start_id)
-    sources = [open_records(name) for name in names]
-    self.parts = [Documents(self.name, sources, tokenizer, field, split, held_out_every)]
+    sources = [open_records(name, tfds_data_dir) for name in names]
+    self.parts = [
+      Documents(self.name, sources, tokenizer, field, split, held_out_every, skip_unreadable)
+    ]
 
 
-@dataclasses.dataclass(frozen=True)
+def check_once(names: Sequence[str]) -> None:
+  """Raises UserError where a source is there twice: what one holds out would be in the other."""
+  seen: set[str] = set()
+  for name in names:
+    if canonical(name) in seen:
+      raise UserError(f'the source {name} stands there twice')
+    seen.add(canonical(name))
+
+
+@dataclasses.dataclass
 class Documents:
   """A Part for streams.StreamInput; see DocumentSource."""
 
@@ -74,8 +94,14 @@ class Documents:
   field: str
   split: Split
   held_out_every: int
+  skip_unreadable: bool
+  num_skipped: int = 0
 
   rate = 1.0
+
+  @property
+  def fingerprint(self) -> int:
+    return zlib.crc32(repr([source.fingerprint for source in self.sources]).encode())
 
   @property
   def num_shards(self) -> int:
@@ -108,11 +134,21 @@ class Documents:
         if here < start or number not in raws or not self._is_wanted(offset + number):
           continue
         place = source.place(inner, number)
-        text = text_of(parsed(raws[number], place), self.field, place)
-        parts = encode_document(self.tokenizer, text)
+        parts = encode_document(self.tokenizer, self._text(raws[number], place))
         if parts:
           yield here, Document(np.concatenate([*parts, end]).astype(np.int32))
       block += 1
+
+  def _text(self, raw: Raw, place: str) -> str:
+    try:
+      return text_of(parsed(raw, place), self.field, place)
+    except UserError as e:
+      if not self.skip_unreadable:
+        raise UserError(f'{e} (SKIP_UNREADABLE=True leaves such records out)') from None
+      self.num_skipped += 1
+      if self.num_skipped & (self.num_skipped - 1) == 0:  # 1, 2, 4, 8 …
+        log.warning('unreadable records left out so far: %d; this one: %s', self.num_skipped, e)
+      return ''
 
   def _find(self, shard: int) -> tuple[Records, int, int]:
     """The source of a shard, the shard's number there, and what numbers of records begin with."""

@@ -5,6 +5,7 @@ import io
 import json
 import lzma
 import pathlib
+import zlib
 from collections.abc import Iterator
 from typing import IO, Any, cast
 
@@ -12,6 +13,7 @@ import orjson
 
 from paxlite.errors import UserError
 
+_DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _BLOCK_BYTES = 1 << 19
 COMPRESSED = ('.gz', '.xz', '.zst')
 
@@ -100,7 +102,7 @@ def read_text(path: str) -> str:
   try:
     with open_bytes(path) as f:
       data = f.read()
-  except (OSError, EOFError, lzma.LZMAError) as e:
+  except _DAMAGED as e:
     raise UserError(f'{path} cannot be decompressed: {e}') from None
   if not data:
     raise UserError(f'{path} is empty')
@@ -113,7 +115,7 @@ def read_text(path: str) -> str:
 
 def kind(path: str) -> str:
   """'.txt' for corpus.txt.xz: the suffix that says what is inside."""
-  suffixes = [s for s in pathlib.Path(path).suffixes if s not in COMPRESSED]
+  suffixes = [s.lower() for s in pathlib.Path(path).suffixes if s not in COMPRESSED]
   return suffixes[-1] if suffixes else ''
 
 
@@ -160,7 +162,7 @@ def line_blocks(path: str, raw: IO[bytes] | None = None) -> Iterator[tuple[int, 
         after = done + block.count(b'\n')
         yield done, after, block
         done = after
-  except (OSError, EOFError, lzma.LZMAError) as e:
+  except _DAMAGED as e:
     raise UserError(f'{path} cannot be read beyond line {done + 1}: {e}') from None
   if last := b''.join(rest):
     yield done, done + 1, last
@@ -236,7 +238,11 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
 def _parse_slowly(line: bytes, place: str) -> Any:
   """By the json package, which takes NaN too and says what is wrong."""
   try:
-    return json.loads(line.decode('utf-8'))
+    record = json.loads(line.decode('utf-8'))
+    json.dumps(record, ensure_ascii=False).encode()
+    return record
+  except UnicodeEncodeError:
+    raise UserError(f'{place} has half of a surrogate pair in it, which is no text') from None
   except UnicodeDecodeError as e:
     raise UserError(f'{place} is not UTF-8 (byte {e.start} of the line)') from None
   except json.JSONDecodeError as e:

@@ -59,6 +59,8 @@ class Writer:
     self._path, self._split, self._format = path, split, format
     self._final = pathlib.Path(path) / split
     self._folder = pathlib.Path(path) / f'.{split}.unfinished'
+    self._done = pathlib.Path(path) / f'.{split}.done'  # to be removed
+    shutil.rmtree(self._done, ignore_errors=True)
     if self._final.exists() and not (self._folder / META).exists():  # or it was being converted
       raise UserError(f'{self._final} exists: choose another --output or remove it')
     try:
@@ -69,8 +71,11 @@ class Writer:
       raise UserError(f'{self._folder} cannot be written: {e.strerror}') from None
     try:
       fcntl.flock(self._tokens, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      current = os.stat(self._tokens.name)
     except OSError:
       raise UserError(f'{self._folder}: another process is writing it') from None
+    if not os.path.samestat(os.fstat(self._tokens.fileno()), current):
+      raise UserError(f'{self._folder}: another process has just finished with it')
     self.dtype = np.dtype('<u2' if vocab_size <= 1 << 16 else '<u4')
     self._settings = dict(settings or {}) | {'dtype': self.dtype.str, 'format': format}
     self.sequences = self._max = self._crc = self.token_count = 0
@@ -141,12 +146,14 @@ class Writer:
       return
     self._convert()
     self._check(self._path, self._split)
-    shutil.rmtree(self._folder)
+    os.rename(self._folder, self._done)
+    shutil.rmtree(self._done)
 
   def abort(self) -> None:
     """Leaves what can be gone on with, and removes what cannot."""
-    self._tokens.close()
-    self._starts.close()
+    for file in (self._tokens, self._starts):
+      with contextlib.suppress(OSError):  # of a full disk
+        file.close()
     if not (self._folder / _NOTE).is_file():
       shutil.rmtree(self._folder)
 

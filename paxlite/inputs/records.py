@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -47,6 +48,11 @@ class Records(Protocol):
   size: int | None
   done: int
 
+  @property
+  def fingerprint(self) -> int:
+    """Of what is in it: a cheap look, which another source hardly passes."""
+    ...
+
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
     """The records of a shard with their numbers, from number `start` on.
 
@@ -60,23 +66,38 @@ class Records(Protocol):
     ...
 
 
-def open_records(name: str) -> Records:
+_JSON_LINES = ('.jsonl', '.ndjson', '.json')
+_TEXTS = ('.txt', '.text', '.md', '.rst', '')
+
+
+def canonical(name: str) -> str:
+  """The same for every way to name a source."""
+  return name if name.startswith(('tfds:', 'hf:')) else os.path.realpath(name)
+
+
+def open_records(name: str, tfds_data_dir: str = '') -> Records:
   """The source that is called `name`, as the module says.
+
+  Args:
+    name: See there.
+    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
 
   Raises:
     UserError: there is none, or the package that reads it is missing.
   """
   if name.startswith('tfds:'):
-    return _Tfds(name)
+    return _Tfds(name, tfds_data_dir)
   if name.startswith('hf:'):
     return _HuggingFace(name)
   if not pathlib.Path(name).is_file():
     raise UserError(f'{name} is not a file')
-  if kind(name) in ('.jsonl', '.json'):
+  if kind(name) in _JSON_LINES:
     return JsonLines(name)
   if kind(name) == '.parquet':
     return _Parquet(name)
-  return _Text(name)
+  if kind(name) in _TEXTS:
+    return _Text(name)
+  raise UserError(f'{name} is neither .jsonl, .parquet nor .txt')
 
 
 def read_records(name: str) -> Iterator[tuple[str, Record]]:
@@ -99,6 +120,8 @@ def text_of(record: Record, field: str, place: str) -> str:
   """The text in a field; raises UserError where there is none."""
   text = record.get(field)
   if not isinstance(text, str):
+    if field in record:
+      raise UserError(f'{place}: the field {field!r} holds no text')
     raise UserError(f'{place} has no text field {field!r}; there are {", ".join(record)}')
   return text
 
@@ -115,6 +138,13 @@ class _File:
 
   def place(self, shard: int, number: int) -> str:
     return f'{self.name}:{number + 1}'
+
+  @property
+  def fingerprint(self) -> int:
+    with open(self.name, 'rb') as f:
+      head = f.read(1 << 16)
+      f.seek(-min(1 << 16, f.seek(0, os.SEEK_END)), os.SEEK_END)
+      return zlib.crc32(f.read(), zlib.crc32(head + str(f.tell()).encode()))
 
 
 class JsonLines(_File):
@@ -208,14 +238,19 @@ class _Dataset:
     self._path = path
     self.done = 0
 
+  @property
+  def fingerprint(self) -> int:
+    return zlib.crc32(f'{self._path} {self._split} {self.size} {self.num_shards}'.encode())
+
   def place(self, shard: int, number: int) -> str:
     return f'{self.name}[{shard}]:{number}' if self.num_shards > 1 else f'{self.name}:{number}'
 
   num_shards = 1
+  size: int | None = None
 
 
 class _Tfds(_Dataset):
-  def __init__(self, name: str):
+  def __init__(self, name: str, data_dir: str):
     super().__init__(name)
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TensorFlow greets with a dozen lines
     try:
@@ -224,7 +259,7 @@ class _Tfds(_Dataset):
       raise UserError(
         f'{name} is a TFDS dataset ({e}): name a file, or pip install "paxlite[seqio]"'
       ) from None
-    folder = os.environ.get('TFDS_DATA_DIR') or None
+    folder = data_dir or os.environ.get('TFDS_DATA_DIR') or None
     try:
       self._builder: Any = tfds.builder(self._path, data_dir=folder)
       splits = self._builder.info.splits
@@ -236,7 +271,7 @@ class _Tfds(_Dataset):
         'a download_*.py of paxlite.contrib.gpu.scripts_gpu'
       ) from None
     self.num_shards = 1 if '[' in self._split else info.num_shards  # a slice is read whole
-    self.size: int | None = info.num_examples
+    self.size = info.num_examples
 
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
     import tensorflow_datasets as tfds
@@ -266,8 +301,10 @@ class _HuggingFace(_Dataset):
     with _read_errors(name):
       if any((folder / f).is_file() for f in ('dataset_dict.json', 'state.json')):
         saved: Any = datasets.load_from_disk(str(folder))
+        if isinstance(saved, dict) and self._split not in saved:
+          raise UserError(f'{name}: there is no such split; there are {", ".join(saved)}')
         found = saved[self._split] if isinstance(saved, dict) else saved
-        self.size: int | None = len(found)
+        self.size = len(found)
         files = len(found.cache_files)
         self._dataset: Any = found.to_iterable_dataset(num_shards=max(1, min(files, len(found))))
       else:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +82,10 @@ class Part:
   vocab_size: int
   bos_id: int
 
+  @property
+  def fingerprint(self) -> int:
+    return zlib.crc32(f'{self.name} {self.split} {self.num_shards} {self.vocab_size}'.encode())
+
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int
   ) -> Iterator[tuple[int, Example]]:
@@ -127,6 +132,8 @@ def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> li
       raise UserError(f'--tfds_data_dir={folder} is not a folder')
     seqio.set_tfds_data_dir_override(folder)
   if name in _BUILT_IN:
+    if name in {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}:
+      raise UserError(f'the SeqIO task {name} is registered and is one of paxlite: rename yours')
     return [_part(_built_in(name, vocab_path), split, 1.0, folder)]
   try:
     found = seqio.get_mixture_or_task(name)

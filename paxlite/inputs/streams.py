@@ -2,7 +2,8 @@
 
 A pass over a shard is a unit: its examples come in an order that the seed, the epoch and the shard
 fix, and are made into rows. Where a process stands in a part is (epoch, unit, example, its tokens
-that are used, rows in all); checkpoints keep that, so that a run goes on exactly there.
+that are used, rows in all, the part's fingerprint); checkpoints keep that, so that a run goes on
+exactly there.
 """
 
 import itertools
@@ -34,7 +35,11 @@ class Part(Protocol):
     name: Of the dataset.
     rate: Its share of the rows, unnormalised.
     num_shards: Parts of it that can be read by themselves.
+    fingerprint: Of what is in it.
   """
+
+  @property
+  def fingerprint(self) -> int: ...
 
   @property
   def name(self) -> str: ...
@@ -111,8 +116,8 @@ class StreamInput:
 
   @property
   def first_position(self) -> np.ndarray:
-    """Before the first row [parts, 5], see the module."""
-    return np.zeros((len(self.source.parts), 5), np.int64)
+    """Before the first row [parts, 6], see the module."""
+    return np.array([[0, 0, 0, 0, 0, part.fingerprint] for part in self.source.parts], np.int64)
 
   def position(self, step: int) -> np.ndarray:
     """Where this process stands before the batch of `step`, if the one before it was drawn."""
@@ -192,13 +197,15 @@ class Reader:
       for part, stands in zip(parts, position, strict=True)
     ]
     self._counts = position[:, 4].copy()
+    self._fingerprints = position[:, 5:]
     rates = np.array([part.rate for part in parts], np.float64)
     self._shares = rates / rates.sum()
 
   @property
   def position(self) -> np.ndarray:
     stands = zip(self._streams, self._counts, strict=True)
-    return np.array([[*stream.position, count] for stream, count in stands], np.int64)
+    found = [[*stream.position, count] for stream, count in stands]
+    return np.concatenate([np.array(found, np.int64), self._fingerprints], axis=1)
 
   def read(self, count: int) -> Batch:
     """The next `count` rows."""
@@ -243,7 +250,9 @@ class _Stream:
       if unit == len(self._units):
         epoch, unit = epoch + 1, 0
       if epoch > started + 1:
-        raise UserError(f'{self._part.name}: a whole pass over {self._data.name} gave no row')
+        raise UserError(
+          f'{self._part.name} has no row for one of the processes: it is empty or too small'
+        )
       self.position = epoch, unit, 0, 0
       self._rows = self._opened()
     row, (example, offset) = found

@@ -8,10 +8,16 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-from lm_eval.__main__ import cli_evaluate
-from lm_eval.api.model import LM
-from lm_eval.api.registry import register_model
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+try:
+  from lm_eval.__main__ import cli_evaluate
+  from lm_eval.api.model import LM
+  from lm_eval.api.registry import register_model
+  from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+except ImportError as e:
+  missing = f"the evaluation harness is missing ({e}): pip install 'paxlite[lm-eval]'"
+  if __name__ == '__main__':
+    raise SystemExit(f'error: {missing}') from None
+  raise ImportError(missing) from None
 
 from paxlite.decoding import Sampling
 from paxlite.inference import load_checkpoint, start_ids
@@ -109,7 +115,8 @@ class PaxliteLM(LM):
       alike[_generation(request.args[1])].append(number)
     texts = [''] * len(requests)
     for (until, max_new_tokens, sampling), numbers in alike.items():
-      prompts = [self._inference.encode(requests[i].args[0]) for i in numbers]
+      texts_before = [requests[i].args[0] for i in numbers]
+      prompts = [self._inference.encode(text) or self._prefix for text in texts_before]
       with cli.progress('generate_until') as report:
         found = continued(self._inference, prompts, max_new_tokens, until, sampling, report)
       for number, text in zip(numbers, found, strict=True):

@@ -25,7 +25,7 @@ from concurrent.futures.process import BrokenProcessPool
 import numpy as np
 
 from paxlite.errors import UserError
-from paxlite.inputs.documents import is_held_out
+from paxlite.inputs.documents import check_once, is_held_out
 from paxlite.inputs.files import lines_of
 from paxlite.inputs.flat_tokens_writer import Writer
 from paxlite.inputs.records import (
@@ -63,14 +63,14 @@ class Piece:
 
   Attributes:
     raw: See above.
-    source: Its name.
+    place: Where the record stands, or the file of the lines.
     number: Of the record, or of the first line.
     shift: What is added to numbers where they decide what is held out.
     is_last: Whether the document ends here.
   """
 
   raw: Raw | FileRange
-  source: str
+  place: str
   number: int
   shift: int
   is_last: bool = True
@@ -135,12 +135,11 @@ class Encoder:
         block = piece.raw if isinstance(piece.raw, bytes) else piece.raw.read()
         for number, line in lines_of(block, piece.number):
           if self.is_wanted(piece.shift + number):
-            yield self._text(line, piece.source, number), True
+            yield self._text(line, f'{piece.place}:{number + 1}'), True
       else:
-        yield self._text(piece.raw, piece.source, piece.number), True
+        yield self._text(piece.raw, piece.place), True
 
-  def _text(self, raw: Raw, source: str, number: int) -> str | None:
-    place = f'{source}:{number + 1}'
+  def _text(self, raw: Raw, place: str) -> str | None:
     try:
       return text_of(parsed(raw, place), self.field, place)
     except UserError:
@@ -173,11 +172,13 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--append_eos: {args.vocab} has no EOS')
   if args.processes < 1:
     raise UserError(f'--processes={args.processes} must be at least 1')
-  if (args.held_out and not args.held_out_every) or (args.held_out_every or 2) < 2:
+  every = args.held_out_every
+  if (args.held_out and every is None) or (every is not None and every < 2):
     raise UserError('--held_out_every=N names one document of how many, 2 at least')
+  check_once(args.sources)
   sources = [open_records(s) for s in args.sources]
   settings = {
-    'sources': [[s.name, s.size] for s in sources],
+    'sources': [[s.name, s.fingerprint] for s in sources],
     'tokenizer': hashlib.sha256(pathlib.Path(tokenizer.path).read_bytes()).hexdigest(),
     'field': args.field,
     'append_eos': args.append_eos,
@@ -199,6 +200,9 @@ def main(argv: Sequence[str]) -> None:
     if writer.token_count == 0:
       raise UserError(f'{", ".join(args.sources)}: no text to tokenize')
     writer.close()
+  except OSError as e:  # of writing; those of reading name their file
+    writer.abort()
+    raise UserError(f'{args.output} cannot be written ({e}): call it again to go on') from None
   except BaseException:
     writer.abort()
     raise
@@ -259,7 +263,7 @@ def _pieces(
         after = Position(s, shard, number + 1)
         text = raw.get(encoder.field) if isinstance(raw, Mapping) else raw
         if not isinstance(text, str):
-          yield Piece(raw, source.name, number, s + shard), after
+          yield Piece(raw, source.place(shard, number), number, s + shard), after
           continue
         for piece, is_last in pieces(text):
           end = after if is_last else None
