@@ -33,6 +33,7 @@ def main() -> None:
   parser.add_argument('--tasks', required=True, nargs='+')
   parser.add_argument('--limit', type=int, default=100)
   parser.add_argument('--rounds', type=int, default=3)
+  parser.add_argument('--short', action='store_true', help='leave MAX_SEQ_LEN out: it takes long')
   parser.add_argument('--batch_tokens', type=int, default=4096)
   parser.add_argument('--json', help='append the result to this file')
   args = parser.parse_args()
@@ -45,7 +46,8 @@ def main() -> None:
     asked = [continuation_of(inference, *x) for example in task.examples for x in example.asked]
     longest = min(e.MAX_SEQ_LEN, max(len(c.context) + len(c.continuation) - 1 for c in asked))
     sides = {'buckets': Scorer(*arguments)}
-    for name, length in (('longest', longest), ('MAX_SEQ_LEN', e.MAX_SEQ_LEN)):
+    lengths = {'longest': longest} | ({} if args.short else {'MAX_SEQ_LEN': e.MAX_SEQ_LEN})
+    for name, length in lengths.items():
       sides[name] = padded = PaddedScorer(*arguments)
       padded.length = length
     times: dict[str, list[float]] = {name: [] for name in sides}

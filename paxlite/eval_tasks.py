@@ -108,7 +108,7 @@ def _names(text: str) -> list[str]:
   return names
 
 
-def find_task(text: str) -> tuple[str, TaskSpec]:
+def find_task(text: str, tfds_data_dir: str = '') -> tuple[str, TaskSpec]:
   """A task by what the command line says: TASK.json, or lambada:FILE[,FILE…] as built in.
 
   Raises:
@@ -124,7 +124,7 @@ def find_task(text: str) -> tuple[str, TaskSpec]:
       f'{", ".join(_BUILT_IN)}'
     )
   paths = tuple(files.split(',')) if files else (_TFDS[name],)
-  first = _first_record(paths)
+  first = _first_record(paths, tfds_data_dir)
   for variant in _BUILT_IN[name]:
     if all(field in first for field in variant['fields']):
       return name, TaskSpec(files=paths, **{k: v for k, v in variant.items() if k != 'fields'})
@@ -132,9 +132,9 @@ def find_task(text: str) -> tuple[str, TaskSpec]:
   raise UserError(f'{paths[0]}: {name} needs the fields {wanted}; there are {", ".join(first)}')
 
 
-def _first_record(paths: Sequence[str]) -> Mapping[str, Any]:
+def _first_record(paths: Sequence[str], tfds_data_dir: str) -> Mapping[str, Any]:
   """The first record of all that is one; opens every source."""
-  for source in [open_records(path) for path in paths]:
+  for source in [open_records(path, tfds_data_dir) for path in paths]:
     for shard in range(source.num_shards):
       for number, raw in source.read(shard):
         with contextlib.suppress(UserError):  # which reading them will say, or skip
@@ -269,18 +269,27 @@ class Task:
 
 
 def read_tasks(
-  texts: Sequence[str], limit: int | None = None, skip_unreadable: bool = False
+  texts: Sequence[str],
+  limit: int | None = None,
+  skip_unreadable: bool = False,
+  tfds_data_dir: str = '',
 ) -> list[Task]:
   """The tasks that a command line names, 'lambada,boolq'; see find_task and read_examples."""
-  found = [find_task(name) for text in texts for name in _names(text)]
+  found = [find_task(name, tfds_data_dir) for text in texts for name in _names(text)]
   names = [name for name, _ in found]
   if len(set(names)) < len(names):
     raise UserError(f'the task {max(names, key=names.count)} stands there twice')
-  return [Task(name, spec, *read_examples(spec, limit, skip_unreadable)) for name, spec in found]
+  return [
+    Task(name, spec, *read_examples(spec, limit, skip_unreadable, tfds_data_dir))
+    for name, spec in found
+  ]
 
 
 def read_examples(
-  spec: TaskSpec, limit: int | None = None, skip_unreadable: bool = False
+  spec: TaskSpec,
+  limit: int | None = None,
+  skip_unreadable: bool = False,
+  tfds_data_dir: str = '',
 ) -> tuple[list[Example], int]:
   """The records of a task in their order, and how many were left out.
 
@@ -288,6 +297,7 @@ def read_examples(
     spec: The task.
     limit: The most records; None: all.
     skip_unreadable: Leaves out what would be an error below.
+    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
 
   Raises:
     UserError: a record is none, lacks a field, or has an answer that is empty or none of the
@@ -297,7 +307,7 @@ def read_examples(
   examples: list[Example] = []
   unreadable = 0
   for file in spec.files:
-    source = open_records(file)
+    source = open_records(file, tfds_data_dir)
     for shard in range(source.num_shards):
       for number, raw in source.read(shard):
         if limit is not None and len(examples) == limit:

@@ -164,7 +164,11 @@ def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
   from paxlite import eval_tasks, zero_shot
 
   e: Any = run.experiment
-  tasks = eval_tasks.read_tasks(names, skip_unreadable=e.EVAL_SKIP_UNREADABLE)
+  tasks = eval_tasks.read_tasks(
+    names,
+    skip_unreadable=e.EVAL_SKIP_UNREADABLE,
+    tfds_data_dir=getattr(e, 'TFDS_DATA_DIR', ''),
+  )
   inference, step = load(run)
   evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG)
   summaries = Summaries(run.folder, max_steps=step or 0)

@@ -249,7 +249,7 @@ def test_pile126m_and_lambada126m_as_pax_users_call_them(tfds, tmp_path):
 def test_llama7b_learns_and_evaluates_boolq_as_pax_users_call_it(tfds, tmp_path):
   sizes = SIZES | dict(HIDDEN_DIMS=32, PERCORE_BATCH_SIZE=2, MAX_STEPS=3, MAX_SEQ_LEN=128)
   flags = [f'--fdl.{k}={v}' for k, v in sizes.items()]
-  flags.append(f'--tfds_data_dir={tfds}')
+  flags.append(f'--fdl.TFDS_DATA_DIR={tfds}')
   env = {'VOCAB_PATH': data.VOCAB, 'TF_CPP_MIN_LOG_LEVEL': '3'}
   run = lambda *more: runs.run(tmp_path / 'run', *flags, *more, config='LLaMA7B', env=env)
   assert 'step 3' in run('--fdl.SUMMARY_INTERVAL_STEPS=1', '--fdl.USE_LORA=True').stdout

@@ -35,6 +35,9 @@ class Lambada(LanguageModel):
 
   EVAL_TASKS: list[str] = ['lambada']
   VOCAB_PATH: str = ''
+  TFDS_DATA_DIR: str = ''
+
+  RESUMABLE_CHANGES = [*LanguageModel.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
 
 
 @register
