@@ -51,6 +51,17 @@ _ACCEPT = flags.DEFINE_bool(
 _TFDS_DATA_DIR = flags.DEFINE_string(
   'tfds_data_dir', None, 'Where TFDS datasets are; TFDS_DATA_DIR is the same.', flag_values=_FLAGS
 )
+_MULTIPROCESS = flags.DEFINE_bool(
+  'multiprocess_gpu',
+  False,
+  'Whether this is one process of several; on Slurm that is known without it.',
+  flag_values=_FLAGS,
+)
+_SERVER_ADDR = flags.DEFINE_string(
+  'server_addr', None, 'HOST:PORT of process 0, for the others to find it.', flag_values=_FLAGS
+)
+_NUM_HOSTS = flags.DEFINE_integer('num_hosts', None, 'How many processes.', flag_values=_FLAGS)
+_HOST_IDX = flags.DEFINE_integer('host_idx', None, 'Which one this is, from 0.', flag_values=_FLAGS)
 _PROFILER_PORT = flags.DEFINE_integer(
   'jax_profiler_port',
   None,
@@ -133,11 +144,14 @@ def _run(overrides: dict[str, str]) -> None:
   if _TFDS_DATA_DIR.value is not None:
     os.environ['TFDS_DATA_DIR'] = _TFDS_DATA_DIR.value
   experiment = build_experiment(_CONFIG.value, _FIDDLERS.value, overrides)  # type: ignore[arg-type]
-  from paxlite import programs
+  from paxlite import distributed, programs
 
   if _DRY_RUN.value:
     print(programs.dry_run(experiment))
     return
+  distributed.join(
+    _SERVER_ADDR.value, _NUM_HOSTS.value, _HOST_IDX.value, required=_MULTIPROCESS.value
+  )
   if _PROFILER_PORT.value:
     import jax
 

@@ -212,7 +212,9 @@ class Trainer:
     positions = None
     if isinstance(self.data, Seekable):
       mine = self.data.position(step)
-      positions = multihost_utils.process_allgather(mine).reshape(-1, *mine.shape).tolist()
+      halves = np.ascontiguousarray(mine, np.int64).view(np.int32)  # JAX would cut 64 bits off
+      gathered = np.asarray(multihost_utils.process_allgather(halves)).reshape(-1, *halves.shape)
+      positions = gathered.view(np.int64).tolist()
     self.states.save(step, state, positions)
 
   def _seek(self, step: int) -> None:

@@ -24,7 +24,17 @@ GROUPS = [
     'variables',
   },
   {'params', 'experiment', 'experiments'},
-  {'contrib', 'eval_tasks', 'inference', 'main', 'programs', 'tools', 'weights', 'zero_shot'},
+  {
+    'contrib',
+    'distributed',
+    'eval_tasks',
+    'inference',
+    'main',
+    'programs',
+    'tools',
+    'weights',
+    'zero_shot',
+  },
 ]
 KNOW_FIDDLE = {'templates'} | GROUPS[4] | GROUPS[5]
 EXTRAS = {
