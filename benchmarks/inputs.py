@@ -8,7 +8,8 @@ import time
 import numpy as np
 
 from paxlite.inputs.base import RowInput
-from paxlite.inputs.flat_tokens import FlatTokenRows, Writer
+from paxlite.inputs.flat_tokens import FlatTokenRows
+from paxlite.inputs.flat_tokens_writer import Writer
 from paxlite.inputs.synthetic import SyntheticRows
 
 
@@ -25,7 +26,8 @@ def main() -> None:
       path = str(pathlib.Path(folder) / format)
       writer = Writer(path, 'train', 50_000, format)
       while writer.token_count < args.tokens:
-        writer.write(rng.integers(50_000, size=int(rng.integers(100, 2000))))
+        document = rng.integers(50_000, size=int(rng.integers(100, 2000)))
+        writer.write(document, [len(document)])
       writer.close()
       for rows in ('stream', 'packed'):
         sources[f'{format}, {rows}'] = FlatTokenRows(path, 'train', args.length, rows)
