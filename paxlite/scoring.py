@@ -144,16 +144,15 @@ class Scorer:
     return list(rows.values())
 
   def _batches(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-    """Rows of one bucket each, the longest first, so that memory runs out at once or never."""
+    """Rows by length, the longest first, so that memory runs out at once or never.
+
+    A batch is as long as the bucket of its longest row, and always full but for the last one:
+    a shorter row costs no more than the padding row that would stand in its place.
+    """
     ordered = sorted(rows, key=lambda r: (len(r.inputs), r.num_targets), reverse=True)
     start = 0
     while start < len(ordered):
-      length = self._bucket(len(ordered[start].inputs))
-      stop = start
-      while stop < min(start + self._batch_rows(length), len(ordered)):
-        if self._bucket(len(ordered[stop].inputs)) != length:
-          break
-        stop += 1
+      stop = start + self._batch_rows(self._bucket(len(ordered[start].inputs)))
       yield ordered[start:stop]
       start = stop
 
