@@ -117,18 +117,13 @@ class MixtureInput:
 class StreamMixtureInput(MixtureInput):
   """A mixture in which parts are streams: it is Seekable, and goes on with as many processes."""
 
-  def __init__(
-    self,
-    parts: Sequence[RowInput | StreamInput],
-    weights: Sequence[float],
-    batch_size: int,
-    seed: int = 1234,
-  ):
-    super().__init__(parts, weights, batch_size, seed)
-    self._streams = {p: x for p, x in enumerate(parts) if isinstance(x, StreamInput)}
-    firsts = [x.first_position for x in self._streams.values()]
-    self._ends = np.cumsum([len(first) for first in firsts])
-    self._positions = Positions(self.name, np.concatenate(firsts))
+  @functools.cached_property
+  def _streams(self) -> dict[int, StreamInput]:
+    return {p: x for p, x in enumerate(self.parts) if isinstance(x, StreamInput)}
+
+  @functools.cached_property
+  def _positions(self) -> Positions:
+    return Positions(self.name, np.concatenate([x.first_position for x in self._streams.values()]))
 
   def position(self, step: int) -> np.ndarray:
     """The streams' positions, one below the other."""
@@ -139,7 +134,8 @@ class StreamMixtureInput(MixtureInput):
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
     count = rows.stop - rows.start
-    positions = np.split(self._positions.begin(start), self._ends[:-1])
+    ends = np.cumsum([len(x.first_position) for x in self._streams.values()])
+    positions = np.split(self._positions.begin(start), ends[:-1])
     opened = {
       p: stream.open(rows.start // count, self.batch_size // count, position)
       for (p, stream), position in zip(self._streams.items(), positions, strict=True)

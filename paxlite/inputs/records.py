@@ -267,8 +267,8 @@ class _Tfds(_Dataset):
     except Exception as e:  # TFDS has dozens
       raise UserError(
         f'there is no TFDS dataset {self._path} with a split {self._split} in '
-        f'{folder or "its own folder (TFDS_DATA_DIR)"} ({_line(e)}): name a file, or make it with '
-        'a download_*.py of paxlite.contrib.gpu.scripts_gpu'
+        f'{folder or "its own folder (TFDS_DATA_DIR)"} ({line_of(e)}): name a file, or make it '
+        'with a download_*.py of paxlite.contrib.gpu.scripts_gpu'
       ) from None
     self.num_shards = 1 if '[' in self._split else info.num_shards  # a slice is read whole
     self.size = info.num_examples
@@ -332,10 +332,11 @@ def _read_errors(name: str):
   except (UserError, GeneratorExit, KeyboardInterrupt):
     raise
   except Exception as e:
-    raise UserError(f'{name} cannot be read: {_line(e)}') from None
+    raise UserError(f'{name} cannot be read: {line_of(e)}') from None
 
 
-def _line(error: Exception) -> str:
+def line_of(error: Exception) -> str:
+  """The first line of what a package's error says."""
   return (str(error).strip() or repr(error)).splitlines()[0][:200]
 
 

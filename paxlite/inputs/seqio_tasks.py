@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from paxlite.errors import UserError
+from paxlite.inputs.records import line_of
 from paxlite.inputs.tokenizer import open_tokenizer
 
 # dataset, how its records become texts, and whether those are inputs and targets or documents
@@ -155,7 +156,7 @@ def _part(task: Any, split: str, rate: float, folder: str) -> Part:
   except Exception as e:  # TFDS and TensorFlow have dozens
     where = f'in {folder}' if folder else 'where TFDS looks (TFDS_DATA_DIR, --tfds_data_dir)'
     raise UserError(
-      f'{task.name}: its dataset is not {where}: {_line(e)}. '
+      f'{task.name}: its dataset is not {where}: {line_of(e)}. '
       'paxlite/contrib/gpu/scripts_gpu/download_*.py make those of paxlite'
     ) from None
   if split not in splits:
@@ -212,7 +213,3 @@ def _question(x: Any) -> dict[str, Any]:
 
   asked = [x['passage'], '\nquestion: ', x['question'], '?\nanswer:']
   return {'inputs': tf.strings.join(asked), 'targets': tf.where(x['answer'], ' yes', ' no')}
-
-
-def _line(error: Exception) -> str:
-  return (str(error).strip() or repr(error)).splitlines()[0][:200]
