@@ -206,13 +206,17 @@ class Generator:
     keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(ids)
     done = np.arange(rows) >= len(prompts)
     if self._mesh is not None:
-      sharding = partitioning.batch_sharding(self._mesh, self._rules)
+      sharding = partitioning.batch_sharding(self._mesh, self._rules, tokens.shape)
       tokens = jax.device_put(tokens, sharding)
     return self._prefill(self._params, tokens, starts, (keys, done), S), room
 
   def _rows(self, count: int) -> int:
     """Rows of a batch of `count` prompts: what the mesh divides."""
-    shards = 1 if self._mesh is None else self._mesh.shape['replica'] * self._mesh.shape['data']
+    shards = (
+      1
+      if self._mesh is None
+      else partitioning.num_shards(self._mesh.shape, self._rules, 'batch')
+    )
     return -(-count // shards) * shards
 
   def _traced(self, program):

@@ -86,5 +86,13 @@ def to_mesh(
   batch: Mapping[str, np.ndarray], sharding: jax.sharding.NamedSharding, batch_size: int
 ) -> dict[str, jax.Array]:
   """This process's rows of a batch as global arrays [batch_size, T]."""
-  make = jax.make_array_from_process_local_data
-  return {k: make(sharding, v, (batch_size, *v.shape[1:])) for k, v in batch.items()}
+  first = partitioning.process_rows(sharding, batch_size).start
+
+  def make(rows: np.ndarray) -> jax.Array:
+    def part(index: tuple[slice, ...]) -> np.ndarray:
+      start, stop, _ = index[0].indices(batch_size)
+      return rows[(slice(start - first, stop - first), *index[1:])]
+
+    return jax.make_array_from_callback((batch_size, *rows.shape[1:]), sharding, part)
+
+  return {k: make(v) for k, v in batch.items()}

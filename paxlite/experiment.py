@@ -13,9 +13,11 @@ import importlib
 import inspect
 import math
 import pkgutil
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import fiddle as fdl
+from jax.sharding import Mesh
 
 from paxlite import partitioning
 from paxlite.errors import UserError
@@ -34,9 +36,12 @@ class Experiment(Parameters):
   Sizes are per the whole run unless a name says otherwise.
   """
 
-  # Mesh: devices per axis (replica, data, mdl) within a slice (ICI) and copies across slices (DCN)
+  # Mesh: devices per axis within a slice or host (ICI), and copies across slices or hosts (DCN).
+  # Further axes: stage (pipeline), expert, context (of the length); see partitioning
+  MESH_AXES: list[str] = ['replica', 'data', 'mdl']
   ICI_MESH_SHAPE: list[int] = [1, 1, 1]
   DCN_MESH_SHAPE: list[int] = [1, 1, 1]
+  SEQUENCE_SHARDED_ACTIVATIONS: bool = False  # between layers, over mdl: length and not width
 
   # Batch: global batch = PERCORE_BATCH_SIZE × devices, whatever the mesh; fractions are fine
   PERCORE_BATCH_SIZE: float = 1.0
@@ -64,8 +69,10 @@ class Experiment(Parameters):
 
   # What may differ from the run that wrote a job_log_dir when it is continued there
   RESUMABLE_CHANGES: list[str] = [
+    'MESH_AXES',
     'ICI_MESH_SHAPE',
     'DCN_MESH_SHAPE',
+    'SEQUENCE_SHARDED_ACTIVATIONS',
     'PERCORE_BATCH_SIZE',  # the global batch is checked against the checkpoint's
     'NUM_MICROBATCHES',
     'MAX_STEPS',
@@ -165,16 +172,31 @@ class Experiment(Parameters):
   @property
   def rules(self) -> partitioning.Rules:
     """Logical axis → mesh axes."""
-    return partitioning.DEFAULT_RULES
+    rules = dict(partitioning.ALL_RULES)
+    if self.SEQUENCE_SHARDED_ACTIVATIONS:
+      rules |= {'residual_length': ('context', 'mdl'), 'act_embed': None}
+    return partitioning.rules_for(self.MESH_AXES, rules)
 
   @property
-  def mesh_shape(self) -> tuple[int, ...]:
-    """Devices per axis of partitioning.MESH_AXES."""
-    return partitioning.mesh_shape(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE)
+  def mesh_sizes(self) -> dict[str, int]:
+    """Devices by mesh axis."""
+    shape = partitioning.mesh_shape(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE)
+    return dict(zip(self.MESH_AXES, shape, strict=True))
 
   @property
   def num_devices(self) -> int:
-    return math.prod(self.mesh_shape)
+    return math.prod(self.mesh_sizes.values())
+
+  def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
+    """The mesh over all devices that are present, or over `devices`; UserError if they differ."""
+    return partitioning.make_mesh(
+      self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices
+    )
+
+  @property
+  def batch_shards(self) -> int:
+    """Parts that a batch's rows are split into."""
+    return partitioning.num_shards(self.mesh_sizes, self.rules, 'batch')
 
   @property
   def batch_size(self) -> int:
@@ -188,17 +210,26 @@ class Experiment(Parameters):
     where = f'PERCORE_BATCH_SIZE={self.PERCORE_BATCH_SIZE:g} × {self.num_devices} devices'
     if batch < 1 or abs(batch - exact) > 1e-6:
       raise UserError(f'{where} is a global batch of {exact:g}: it must be a whole number ≥ 1')
-    shards = self.mesh_shape[0] * self.mesh_shape[1]
+    shards = self.batch_shards
     if batch % (shards * self.NUM_MICROBATCHES):
       micro = f' × NUM_MICROBATCHES={self.NUM_MICROBATCHES}' if self.NUM_MICROBATCHES != 1 else ''
+      axes = ' × '.join(partitioning.axes_of(self.rules['batch']))
       raise UserError(
-        f'{where} is a global batch of {batch}, not divisible by replica × data = {shards}{micro}'
+        f'{where} is a global batch of {batch}, not divisible by {axes} = {shards}{micro}'
       )
     return batch
 
   def validate(self) -> None:
     """Checks what can be checked without a device; raises UserError."""
-    partitioning.check_mesh_shape(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, devices=None)
+    partitioning.check_mesh_shape(
+      self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices=None
+    )
+    length_shards = partitioning.num_shards(self.mesh_sizes, self.rules, 'residual_length')
+    if self.MAX_SEQ_LEN % length_shards:
+      axes = ' × '.join(partitioning.axes_of(self.rules['residual_length']))
+      raise UserError(
+        f'MAX_SEQ_LEN={self.MAX_SEQ_LEN} is not divisible by {axes} = {length_shards}'
+      )
     for name in (
       'MAX_SEQ_LEN',
       'NUM_MICROBATCHES',

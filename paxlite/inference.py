@@ -93,7 +93,7 @@ def load(
   check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
   decoding = dict(USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING')
   unrolled = type(experiment)(**(explicit_values(experiment) | decoding))
-  mesh = partitioning.make_mesh(experiment.ICI_MESH_SHAPE, experiment.DCN_MESH_SHAPE)
+  mesh = experiment.mesh()
   task = fdl.build(unrolled.task())
   boxed = jax.eval_shape(task.init_params, jax.random.key(0))
   like = lambda x: x.update(dtype=unrolled.FPROP_DTYPE)
@@ -124,7 +124,11 @@ def load_checkpoint(
   """
   source = find_source(checkpoint, base_weights)
   trained = experiment_of(source)
-  here = dict(ICI_MESH_SHAPE=[1, 1, jax.device_count()], DCN_MESH_SHAPE=[1, 1, 1])
+  here = dict(
+    MESH_AXES=list(partitioning.MESH_AXES),
+    ICI_MESH_SHAPE=[1, 1, jax.device_count()],
+    DCN_MESH_SHAPE=[1, 1, 1],
+  )
   cls = type(trained)
   changes = {k: parse(cls, k, text) for k, text in (overrides or {}).items()}
   without: dict[str, Any] = {

@@ -2,11 +2,18 @@
 
 Code names the logical axes of an array; one table of rules maps them to mesh axes:
 
-    x_BTD = shard(x_BTD, 'batch', 'length', 'act_embed')
+    x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
 
-The mesh has Pax's axes (replica, data, mdl): replica copies the model (DP), data splits the batch
-and the weights (FSDP), mdl splits heads, hidden units and vocabulary (TP). XLA's partitioner does
-the rest.
+The mesh has Pax's axes (replica, data, mdl), and others where a run asks for them:
+
+    stage    splits the layers of a repeated stack (pipeline parallelism)
+    replica  copies the model and splits the batch (DP)
+    data     splits the batch and the weights (FSDP)
+    expert   splits the batch, and experts (expert parallelism)
+    context  splits the length of the activations (context parallelism)
+    mdl      splits heads, hidden units and vocabulary (TP)
+
+XLA's partitioner does the rest.
 """
 
 import contextlib
@@ -24,16 +31,20 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from paxlite.errors import UserError
 
 MESH_AXES = ('replica', 'data', 'mdl')
+KNOWN_AXES = ('stage', 'replica', 'data', 'expert', 'context', 'mdl')
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
 
 # Weights are split in two dimensions (data × mdl) and activations in batch and width, as in Pax.
-DEFAULT_RULES: Rules = {
+ALL_RULES: Rules = {
   # activations
-  'batch': ('replica', 'data'),
-  'length': None,
+  'batch': ('replica', 'data', 'expert'),
+  'length': 'context',
+  'residual_length': 'context',  # of what goes from one layer to the next
+  'kv_length': None,  # a query's keys are all of its sequence: gathered over context
   'act_embed': 'mdl',
   'act_heads': 'mdl',
+  'act_kv_heads': 'mdl',
   'act_mlp': 'mdl',
   'act_vocab': 'mdl',
   # weights
@@ -46,62 +57,119 @@ DEFAULT_RULES: Rules = {
   'qkv': None,
   'norm': None,
   'positions': None,
-  'layers': None,
+  'layers': 'stage',
   'lora_rank': None,
+  # experts: see experiments.experts
+  'experts': 'expert',
+  'expert_embed': 'data',
+  'expert_groups': ('replica', 'data'),
 }
+
+
+def rules_for(axes: Sequence[str], rules: Rules = ALL_RULES) -> Rules:
+  """`rules` without the mesh axes that are not among `axes`."""
+
+  def one(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    kept = tuple(a for a in axes_of(entry) if a in axes)
+    return None if not kept else kept[0] if isinstance(entry, str) else kept
+
+  return {name: one(entry) for name, entry in rules.items()}
+
+
+def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+  """The mesh axes of one entry of a rule or a PartitionSpec."""
+  return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+DEFAULT_RULES: Rules = rules_for(MESH_AXES)
 
 _active: contextvars.ContextVar[tuple[Mesh, Rules] | None] = contextvars.ContextVar(
   'paxlite_partitioning', default=None
 )
 
 
-def make_mesh(ici: Sequence[int], dcn: Sequence[int]) -> Mesh:
-  """The device mesh of shape `ici` × `dcn` over (replica, data, mdl).
+def make_mesh(
+  ici: Sequence[int],
+  dcn: Sequence[int],
+  axes: Sequence[str] = MESH_AXES,
+  devices: Sequence[Any] | None = None,
+) -> Mesh:
+  """The device mesh of shape `ici` × `dcn` over `axes`.
 
   Args:
-    ici: Devices per axis within a slice or host group (ICI, NVLink).
+    ici: Devices per axis within a slice or host (ICI, NVLink).
     dcn: Copies of that per axis across slices or hosts (DCN).
+    axes: Of KNOWN_AXES, in the order of both shapes.
+    devices: All that are present where None.
 
   Raises:
     UserError: the product is not the number of devices.
   """
-  check_mesh_shape(ici, dcn, jax.device_count())
-  # jax's own helpers lay devices out for a topology; a CPU's fake devices have none.
-  if jax.devices()[0].platform == 'cpu':
-    devices = np.reshape(jax.devices(), mesh_shape(ici, dcn))
-  elif math.prod(dcn) > 1:
+  devices = jax.devices() if devices is None else devices
+  check_mesh_shape(ici, dcn, axes, len(devices))
+  granules = _granules(devices, math.prod(dcn))
+  # Within a slice of TPUs jax knows which neighbours make a good ring; elsewhere any order is as
+  # good as another.
+  if devices[0].platform == 'tpu':
     from jax.experimental import mesh_utils
 
-    slices = {getattr(d, 'slice_index', 0) for d in jax.devices()}
-    devices = mesh_utils.create_hybrid_device_mesh(
-      ici, dcn, process_is_granule=len(slices) != math.prod(dcn)
-    )
+    blocks = [mesh_utils.create_device_mesh(ici, granule) for granule in granules]
   else:
-    from jax.experimental import mesh_utils
+    blocks = [np.reshape(np.array(granule, dtype=object), ici) for granule in granules]
+  # [dcn axes…, ici axes…] to [dcn 0, ici 0, dcn 1, ici 1, …]
+  stacked = np.reshape(np.stack(blocks), [*dcn, *ici])
+  n = len(axes)
+  paired = stacked.transpose([i + j * n for i in range(n) for j in (0, 1)])
+  shaped = paired.reshape(mesh_shape(ici, dcn))
+  return Mesh(shaped, tuple(axes), axis_types=(AxisType.Auto,) * n)
 
-    devices = mesh_utils.create_device_mesh(ici)
-  return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+def _granules(devices: Sequence[Any], count: int) -> list[list[Any]]:
+  """`count` groups of devices that are near each other: slices, or else processes, or parts."""
+  slice_of = lambda d: getattr(d, 'slice_index', None) or 0
+  for key in (slice_of, lambda d: d.process_index):
+    groups: dict[int, list[Any]] = {}
+    for d in devices:
+      groups.setdefault(key(d), []).append(d)
+    if len(groups) == count and len({len(g) for g in groups.values()}) == 1:
+      return [groups[k] for k in sorted(groups)]
+  # a process a GPU, say: neighbours in the order of their processes share a host
+  ordered = sorted(devices, key=lambda d: (slice_of(d), d.process_index, d.id))
+  size = len(ordered) // count
+  return [ordered[i * size : (i + 1) * size] for i in range(count)]
 
 
 def mesh_shape(ici: Sequence[int], dcn: Sequence[int]) -> tuple[int, ...]:
   return tuple(i * d for i, d in zip(ici, dcn, strict=True))
 
 
-def check_mesh_shape(ici: Sequence[int], dcn: Sequence[int], devices: int | None) -> None:
-  """Raises UserError unless both shapes fit MESH_AXES and, if given, the number of devices."""
+def check_mesh_shape(
+  ici: Sequence[int], dcn: Sequence[int], axes: Sequence[str], devices: int | None
+) -> None:
+  """Raises UserError unless both shapes fit `axes` and, if given, the number of devices."""
+  unknown = [a for a in axes if a not in KNOWN_AXES]
+  if unknown or len(set(axes)) < len(axes) or not set(MESH_AXES) <= set(axes):
+    raise UserError(
+      f'MESH_AXES={list(axes)} must hold {", ".join(MESH_AXES)} and may hold '
+      f'{", ".join(a for a in KNOWN_AXES if a not in MESH_AXES)}, each once'
+    )
   for name, shape in (('ICI_MESH_SHAPE', ici), ('DCN_MESH_SHAPE', dcn)):
-    if len(shape) != len(MESH_AXES) or min(shape) < 1:
+    if len(shape) != len(axes) or min(shape) < 1:
       raise UserError(
-        f'{name}={list(shape)} must have {len(MESH_AXES)} positive sizes, '
-        f'for {", ".join(MESH_AXES)}'
+        f'{name}={list(shape)} must have {len(axes)} positive sizes, for {", ".join(axes)}'
       )
   product = math.prod(mesh_shape(ici, dcn))
   if devices is not None and product != devices:
+    all_data = [devices if a == 'data' else 1 for a in axes]
     raise UserError(
       f'ICI_MESH_SHAPE={list(ici)} × DCN_MESH_SHAPE={list(dcn)} asks for {product} devices and '
       f'{devices} {"is" if devices == 1 else "are"} present. To use what is here: '
-      f'--fdl.ICI_MESH_SHAPE=[1,{devices},1] --fdl.DCN_MESH_SHAPE=[1,1,1]'
+      f'--fdl.ICI_MESH_SHAPE={_text(all_data)} --fdl.DCN_MESH_SHAPE={_text([1] * len(axes))}'
     )
+
+
+def _text(shape: Sequence[int]) -> str:
+  return f'[{",".join(map(str, shape))}]'
 
 
 @contextlib.contextmanager
@@ -114,8 +182,15 @@ def activate(mesh: Mesh, rules: Rules = DEFAULT_RULES) -> Iterator[None]:
     _active.reset(token)
 
 
+def active_mesh() -> tuple[Mesh, Rules] | None:
+  """What `activate` made active."""
+  return _active.get()
+
+
 def shard(x: jax.Array, *names: str | None) -> jax.Array:
   """Constrains `x` to the layout that the active rules give its logical axes.
+
+  A dimension that the mesh axes do not divide stays whole.
 
   Args:
     x: An array with as many dimensions as there are names.
@@ -131,7 +206,7 @@ def shard(x: jax.Array, *names: str | None) -> jax.Array:
     spec(names, DEFAULT_RULES)
     return x
   mesh, rules = active
-  partition = spec(names, rules)
+  partition = fitting(spec(names, rules), x.shape, dict(mesh.shape))
   if mesh.size == 1:
     return x
   return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition))
@@ -166,8 +241,7 @@ def fitting(
   """
 
   def one(entry, dim):
-    axes = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-    return entry if dim % math.prod(sizes[a] for a in axes) == 0 else None
+    return entry if dim % math.prod(sizes[a] for a in axes_of(entry)) == 0 else None
 
   entries = tuple(partition) + (None,) * (len(shape) - len(partition))
   return PartitionSpec(*(one(e, d) for e, d in zip(entries, shape, strict=True)))
@@ -184,9 +258,17 @@ def sharded_shapes(boxed_params: Any, mesh: Mesh, rules: Rules) -> Any:
   return jax.tree.map(one, meta.unbox(boxed_params), param_specs(boxed_params, rules))
 
 
-def batch_sharding(mesh: Mesh, rules: Rules) -> NamedSharding:
-  """The layout of a batch's arrays [batch, length]."""
-  return NamedSharding(mesh, spec(('batch', 'length'), rules))
+def batch_sharding(mesh: Mesh, rules: Rules, shape: Sequence[int] | None = None) -> NamedSharding:
+  """The layout of a batch's arrays [batch, length]; what does not divide `shape` is left out."""
+  partition = spec(('batch', 'length'), rules)
+  if shape is not None:
+    partition = fitting(partition, shape, dict(mesh.shape))
+  return NamedSharding(mesh, partition)
+
+
+def num_shards(sizes: Mapping[str, int], rules: Rules, name: str) -> int:
+  """Parts that a logical axis is split into on a mesh of these sizes by axis."""
+  return math.prod(sizes[a] for a in axes_of(rules[name]))
 
 
 def param(

@@ -57,11 +57,11 @@ class Run:
     """Builds everything; raises UserError before a file is written or a program compiled."""
     e = self.experiment
     inputs = e.train_input(), e.eval_inputs()  # configs only, but a missing dataset is said first
-    mesh = partitioning.make_mesh(e.ICI_MESH_SHAPE, e.DCN_MESH_SHAPE)
+    mesh = e.mesh()
     data = fdl.build(inputs[0])
     eval_data = {name: fdl.build(cfg) for name, cfg in inputs[1].items()}
     _check_vocabulary(e, {'training': data, **eval_data})
-    _check_eval_batches(e, mesh, eval_data)
+    _check_eval_batches(e, eval_data)
     states = self.states(mesh, data.batch_size)
     states.plan  # noqa: B018 - raises where another checkpoint does not fit
     trainer = Trainer(
@@ -246,7 +246,7 @@ def requirements(experiment: Experiment) -> str:
   state = meta.unbox(boxed)
   trainable, _ = task.optimizer.split(state.params)
   trainable_specs, _ = task.optimizer.split(specs.params)
-  sizes = dict(zip(partitioning.MESH_AXES, e.mesh_shape, strict=True))
+  sizes = e.mesh_sizes
   count = sum(x.size for x in jax.tree.leaves(state.params))
   trained = sum(x.size for x in jax.tree.leaves(trainable))
   per_device = lambda tree, tree_specs: f'{_bytes_per_device(tree, tree_specs, sizes):,} bytes'
@@ -254,7 +254,7 @@ def requirements(experiment: Experiment) -> str:
   lines = [
     f'parameters {count:,}',
     f'trainable parameters {trained:,}',
-    f'mesh {dict(sizes)}: {e.num_devices:,} devices, {jax.device_count():,} present',
+    f'mesh {sizes}: {e.num_devices:,} devices, {jax.device_count():,} present',
     f'per device: parameters {per_device(state.params, specs.params)}',
     f'per device: optimizer {per_device(state.opt_state, specs.opt_state)}',
     f'per device: gradients {per_device(trainable, trainable_specs)}',
@@ -396,19 +396,19 @@ def _check_trainable(trainer: Trainer) -> None:
     )
 
 
-def _check_eval_batches(e: Experiment, mesh: Any, inputs: dict[str, Input]) -> None:
-  shards = mesh.shape['replica'] * mesh.shape['data']
+def _check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:
   for name, data in inputs.items():
-    if data.batch_size % shards:
+    if data.batch_size % e.batch_shards:
+      axes = ' × '.join(partitioning.axes_of(e.rules['batch']))
       raise UserError(
-        f'EVAL_BATCH_SIZE={data.batch_size} ({name}) is not divisible by replica × data = {shards}'
+        f'EVAL_BATCH_SIZE={data.batch_size} ({name}) is not divisible by {axes} = {e.batch_shards}'
       )
 
 
 def _bytes_per_device(tree: Any, specs: Any, sizes: dict[str, int]) -> int:
   def one(x: jax.ShapeDtypeStruct, spec: jax.sharding.PartitionSpec) -> int:
     fitted = partitioning.fitting(spec, x.shape, sizes)
-    axes = [a for entry in fitted if entry for a in ((entry,) if isinstance(entry, str) else entry)]
+    axes = [a for entry in fitted for a in partitioning.axes_of(entry)]
     return x.size * x.dtype.itemsize // math.prod(sizes[a] for a in axes)
 
   return sum(jax.tree.leaves(jax.tree.map(one, tree, specs)))

@@ -160,7 +160,11 @@ class Scorer:
     return min(bucket(length), self._max_len)
 
   def _batch_rows(self, length: int) -> int:
-    shards = 1 if self._mesh is None else self._mesh.shape['replica'] * self._mesh.shape['data']
+    shards = (
+      1
+      if self._mesh is None
+      else partitioning.num_shards(self._mesh.shape, self._rules, 'batch')
+    )
     return max(1, self._batch_tokens // length // shards) * shards
 
   def _run(self, batch: Sequence[_Row]) -> Any:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.sown import SOWN, mean_summaries, total_loss
 from paxlite.metrics import Metrics, Weighted
 from paxlite.optimizers import Optimizer, merge
 from paxlite.train_state import TrainState
@@ -25,12 +26,14 @@ class Task:
     model: The language model.
     optimizer: See optimizers.Optimizer.
     num_microbatches: The batch of a step is split into this many, one after the other.
+    mean_over_padding: Whether the loss is a mean over all positions (GLaM), not over the targets.
     max_skipped_steps: After this many non-finite gradients in a row the state stays as it is.
   """
 
   model: TransformerLm
   optimizer: Optimizer
   num_microbatches: int = 1
+  mean_over_padding: bool = False
   max_skipped_steps: int = 100
 
   def init_params(self, rng: jax.Array) -> Any:
@@ -48,7 +51,7 @@ class Task:
   def loss(
     self, params: Any, batch: Batch, rng: jax.Array | None = None
   ) -> tuple[jax.Array, Metrics]:
-    """The mean cross-entropy per target token, in nats, and Pax's metrics.
+    """The mean cross-entropy per target token in nats plus what layers add, and Pax's metrics.
 
     Args:
       params: Unboxed parameters.
@@ -56,9 +59,9 @@ class Task:
       rng: For dropout; None turns dropout off.
 
     Returns:
-      Σ(xent·w) / (Σw + 1e-6), and the metrics.
+      Σ(xent·w) / (Σw + 1e-6) + auxiliary losses, and the metrics.
     """
-    losses: Any = self.model.apply(
+    (losses, sown) = self.model.apply(
       {'params': params},
       batch['ids'],
       batch['labels'],
@@ -66,20 +69,25 @@ class Task:
       batch.get('segment_ids'),
       rngs=None if rng is None else {'dropout': rng},
       method='losses',
+      mutable=SOWN,
     )
     weights = batch['weights']
     num_predictions = weights.sum()
     mean = lambda x: (x * weights).sum() / (num_predictions + 1e-6)
-    loss = mean(losses.xent)
     one = jnp.ones(())
+    xent = Weighted(mean(losses.xent), num_predictions)
+    if self.mean_over_padding:
+      xent = Weighted((losses.xent * weights).mean(), one * weights.size)
+    aux_loss = total_loss(sown)
+    loss = xent.value + aux_loss
     return loss, {
       'total_loss': Weighted(loss, num_predictions),
-      'avg_xent': Weighted(loss, num_predictions),
-      'aux_loss': Weighted(jnp.zeros(()), one),
-      'log_pplx': Weighted(loss, num_predictions),
+      'avg_xent': xent,
+      'aux_loss': Weighted(aux_loss, one),
+      'log_pplx': xent,
       'fraction_of_correct_next_step_preds': Weighted(mean(losses.correct), num_predictions),
       'num_predictions': Weighted(num_predictions, one),
-    }
+    } | {name: Weighted(value, one) for name, value in mean_summaries(sown).items()}
 
   def grads(self, params: Any, batch: Batch, rng: jax.Array | None) -> tuple[Any, Metrics]:
     """Gradients of the loss by the trainable parameters, and the metrics.
@@ -99,7 +107,7 @@ class Task:
     def accumulate(total, inputs):
       i, microbatch = inputs
       g, metrics = grad(trainable, microbatch, None if rng is None else jax.random.fold_in(rng, i))
-      weight = metrics['total_loss'].weight
+      weight = metrics['avg_xent'].weight
       return jax.tree.map(lambda t, g: t + weight * g, total, g), metrics
 
     n = self.num_microbatches
@@ -107,7 +115,7 @@ class Task:
     split = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1), batch)
     zeros = jax.tree.map(jnp.zeros_like, trainable)
     total, metrics = jax.lax.scan(accumulate, zeros, (jnp.arange(n), split))
-    weight = metrics['total_loss'].weight.sum()
+    weight = metrics['avg_xent'].weight.sum()
     mean = {k: _over_microbatches(k, m) for k, m in metrics.items()}
     return jax.tree.map(lambda t: t / jnp.maximum(weight, 1e-6), total), mean
 

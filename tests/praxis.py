@@ -28,6 +28,42 @@ _RULES = [
 ]
 
 
+# GLaM's names, whose layers are pairs here
+_GLAM_RULES = [
+  (r'^lm/softmax/embedding/w$', 'embedding/emb_var'),
+  (r'^lm/', ''),
+  (r'ff_layer/layer_norm/', 'ff_layer_norm/'),
+  (r'/linear/w$', '/w'),
+  (r'ff_layer/gate$', 'ff_layer/router/gate'),
+  (r'ff_layer/wi_0$', 'ff_layer/w_in'),
+  (r'ff_layer/wo_0$', 'ff_layer/w_out'),
+  (r'self_attention/(query|key|value)/w$', r'self_attention/qkv/\1/w'),
+  (r'self_attention/relative_bias/', 'self_attention/dot_product/relative_bias/'),
+]
+
+
+def glam_path(path: str) -> str:
+  for pattern, replacement in _GLAM_RULES:
+    path = re.sub(pattern, replacement, path)
+  pair = lambda m: f'x_layers_{int(m[1]) // 2}/x_layers_{int(m[1]) % 2}'
+  return re.sub(r'x_layers_(\d+)', pair, path)
+
+
+def glam_tree(reference: dict[str, np.ndarray], kind: str, num_heads: int) -> dict:
+  """As `tree`; weights of the attention get the dimensions of heads."""
+  ours = {}
+  for path, value in reference.items():
+    if not path.startswith(f'{kind}/'):
+      continue
+    name = glam_path(path.removeprefix(f'{kind}/'))
+    if name.endswith('post/w'):
+      value = value.T  # [N·H, D] there, [D, N, H] here
+    if '/qkv/' in name or name.endswith('post/w'):
+      value = value.reshape(value.shape[0], num_heads, -1)
+    ours[name] = value
+  return traverse_util.unflatten_dict(ours, sep='/')
+
+
 def load(name: str) -> dict[str, np.ndarray]:
   with np.load(REFERENCE / f'{name}.npz') as z:
     return {k: z[k] for k in z}

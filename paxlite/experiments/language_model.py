@@ -32,6 +32,7 @@ from paxlite.layers.norms import LayerNorm, RmsNorm
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import CheckpointPolicy
 from paxlite.layers.rotary import Llama3RotaryEmbedding, RotaryEmbedding
+from paxlite.layers.pipeline import PipelinedTransformer
 from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
 from paxlite.task import Task
 from paxlite.templates import config, template
@@ -175,6 +176,16 @@ class LanguageModel(Decoding):
     return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
 
   @property
+  def BLOCKS_PER_LAYER(self) -> int:
+    """Blocks in what the stack repeats."""
+    return 1
+
+  @property
+  def NUM_STAGES(self) -> int:
+    """Of the pipeline: the mesh's axis stage."""
+    return self.mesh_sizes.get('stage', 1)
+
+  @property
   def TRAINABLE_VARIABLES(self) -> list[str]:
     return [LORA_VARIABLES] if self.USE_LORA else ['.*']
 
@@ -224,6 +235,19 @@ class LanguageModel(Decoding):
         f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and below ROPE_HIGH_FREQUENCY_FACTOR='
         f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
       )
+    layers, rest = divmod(self.NUM_LAYERS, self.BLOCKS_PER_LAYER)
+    if rest:
+      raise UserError(
+        f'NUM_LAYERS={self.NUM_LAYERS} is not divisible by BLOCKS_PER_LAYER={self.BLOCKS_PER_LAYER}'
+      )
+    if self.NUM_STAGES > 1:
+      if layers % self.NUM_STAGES:
+        raise UserError(
+          f'NUM_LAYERS={self.NUM_LAYERS} in {layers} repeated layers is not divisible by the '
+          f"mesh's axis stage = {self.NUM_STAGES}"
+        )
+      if not self.USE_REPEATED_LAYER:
+        raise UserError('a pipeline (mesh axis stage) needs --fdl.USE_REPEATED_LAYER=True')
     if self.MAX_SEQ_LEN % self.NUM_LOSS_CHUNKS:
       raise UserError(
         f'MAX_SEQ_LEN={self.MAX_SEQ_LEN} is not divisible by NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS}'
@@ -251,7 +275,7 @@ class LanguageModel(Decoding):
       Task,
       model=self.model(),
       optimizer=self.optimizer(),
-      num_microbatches=self.NUM_MICROBATCHES,
+      num_microbatches=1 if self.NUM_STAGES > 1 else self.NUM_MICROBATCHES,
       max_skipped_steps=self.MAX_SKIPPED_STEPS,
     )
 
@@ -273,17 +297,11 @@ class LanguageModel(Decoding):
     )
     head = template(LmHead, w_init=self.weight_init(self.SOFTMAX_INIT_STD), **sizes)
     bias = template(LogitsBias, vocab_size=self.VOCAB_SIZE)
-    stack = RepeatedTransformer if self.USE_REPEATED_LAYER else UnrolledTransformer
     lm = config(
       TransformerLm,
       embedding_tpl=embedding,
       position_tpl=self.positions(),
-      transformer_tpl=template(
-        stack,
-        num_layers=self.NUM_LAYERS,
-        checkpoint_policy=self.CHECKPOINT_POLICY,
-        layer_tpl=self.layer(),
-      ),
+      transformer_tpl=self.stack(),
       norm_tpl=self.norm(),
       head_tpl=head if self.SEPARATE_EMBEDDING else None,
       logits_bias_tpl=bias if self.USE_SOFTMAX_BIAS else None,
@@ -338,7 +356,29 @@ class LanguageModel(Decoding):
       dtype=self.FPROP_DTYPE,
     )
 
+  def stack(self) -> fdl.Partial:
+    """The template of all blocks."""
+    layers: dict[str, Any] = dict(
+      num_layers=self.NUM_LAYERS // self.BLOCKS_PER_LAYER,
+      checkpoint_policy=self.CHECKPOINT_POLICY,
+      layer_tpl=self.layer(),
+    )
+    if self.NUM_STAGES > 1:
+      return template(
+        PipelinedTransformer,
+        num_stages=self.NUM_STAGES,
+        num_microbatches=self.NUM_MICROBATCHES,
+        **layers,
+      )
+    return template(
+      RepeatedTransformer if self.USE_REPEATED_LAYER else UnrolledTransformer, **layers
+    )
+
   def layer(self) -> fdl.Partial:
+    """The template of what the stack repeats: BLOCKS_PER_LAYER blocks."""
+    return self.block()
+
+  def block(self) -> fdl.Partial:
     """The template of one block."""
     return template(
       TransformerBlock,
@@ -427,10 +467,19 @@ class LanguageModel(Decoding):
     return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
 
   @property
-  def matmul_params_per_layer(self) -> int:
-    """Weights of one block's matrix multiplications."""
-    attention = 2 * self.MODEL_DIMS * self.DIMS_PER_HEAD * (self.NUM_HEADS + self.NUM_KV_HEADS)
-    return attention + (3 if self.USE_GATED_ACTIVATION else 2) * self.MODEL_DIMS * self.HIDDEN_DIMS
+  def matmul_params(self) -> int:
+    """Weights of the blocks that a token is multiplied with."""
+    return self.NUM_LAYERS * (self.attention_params + self.ffn_params)
+
+  @property
+  def attention_params(self) -> int:
+    """Of one block's matrix multiplications."""
+    return 2 * self.MODEL_DIMS * self.DIMS_PER_HEAD * (self.NUM_HEADS + self.NUM_KV_HEADS)
+
+  @property
+  def ffn_params(self) -> int:
+    """Of one block's matrix multiplications."""
+    return (3 if self.USE_GATED_ACTIVATION else 2) * self.MODEL_DIMS * self.HIDDEN_DIMS
 
   @property
   def flops_per_token(self) -> float:
@@ -440,7 +489,7 @@ class LanguageModel(Decoding):
     the mean number of keys that a query sees: T / 2, less with a sliding window. Frozen weights
     need no gradient: 4 instead of 6 under LoRA, whose own factors are not counted.
     """
-    matmul = self.NUM_LAYERS * self.matmul_params_per_layer + self.VOCAB_SIZE * self.MODEL_DIMS
+    matmul = self.matmul_params + self.VOCAB_SIZE * self.MODEL_DIMS
     window = min(self.SLIDING_WINDOW or self.MAX_SEQ_LEN, self.MAX_SEQ_LEN)
     keys = window - window**2 / (2 * self.MAX_SEQ_LEN)
     attention = self.NUM_LAYERS * self.NUM_HEADS * self.DIMS_PER_HEAD * keys

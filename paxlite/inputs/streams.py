@@ -135,9 +135,15 @@ class StreamInput:
     """Rows `rows` of the global batches of steps start, start + 1, … without end.
 
     Raises:
-      UserError: `start` is neither 0 nor a step that was sought.
+      UserError: `start` is neither 0 nor a step that was sought, or processes share rows in part.
     """
     count = rows.stop - rows.start
+    if rows.start % count or self.batch_size % count:
+      raise UserError(
+        f'{self.name}: this process would read rows {rows.start} to {rows.stop} of batches of '
+        f'{self.batch_size}, and another some of the same. Put the sizes of DCN_MESH_SHAPE on axes '
+        'before those of ICI_MESH_SHAPE'
+      )
     reader = self.open(rows.start // count, self.batch_size // count, self._positions.begin(start))
     for step in itertools.count(start):
       batch = reader.read(count)

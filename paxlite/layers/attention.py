@@ -78,19 +78,57 @@ class PerDimScale(nn.Module):
     return q_BTNH * (jax.nn.softplus(w) / math.log(2)).astype(q_BTNH.dtype)
 
 
+class RelativeBias(nn.Module):
+  """A bias of the attention's logits that is learned by head and distance, [N, T, S].
+
+  T5's, for causal attention (https://arxiv.org/abs/1910.10683, section 2.1): half of the buckets
+  are single distances from 0 on, the others grow by a constant factor up to max_distance.
+
+  Attributes:
+    num_heads: N.
+    num_buckets: Of wrb [N, buckets].
+    max_distance: From here on distances share the last bucket.
+  """
+
+  num_heads: int
+  num_buckets: int = 32
+  max_distance: int = 128
+
+  @nn.compact
+  def __call__(self, distance_TS: jax.Array) -> jax.Array:
+    shape = [self.num_heads, self.num_buckets]
+    init = nn.initializers.normal(1 / math.sqrt(math.prod(shape)))
+    wrb = param(self, 'wrb', init, shape, ['heads', None])
+    single = self.num_buckets // 2
+    distance_TS = jnp.maximum(distance_TS, 0)
+    share = jnp.log(jnp.maximum(distance_TS, single) / single) / math.log(
+      self.max_distance / single
+    )
+    large = single + (share * (self.num_buckets - single)).astype(jnp.int32)
+    bucket_TS = jnp.where(
+      distance_TS < single, distance_TS, jnp.minimum(large, self.num_buckets - 1)
+    )
+    return wrb[:, bucket_TS]
+
+
 class DotProductAttention(nn.Module):
-  """softmax(cap(q·k) + mask)·v in plain XLA, with the softmax in float32.
+  """softmax(cap(q·k) + bias + mask)·v in plain XLA, with the softmax in float32.
 
   Attributes:
     query_scale: Multiplies the queries.
     logit_cap: cap · tanh(logits / cap) before the softmax; off where ≤ 0.
     window: A query sees this many of the latest keys, its own included; all where ≤ 0.
+    relative_bias_tpl: Takes query − key positions [T, S] to a bias [N, T, S]; None for models
+      without.
+    extra_logit: Of one more key, whose value is 0; None for models without.
     dropout: Rate on the attention weights.
   """
 
   query_scale: float
   logit_cap: float = 0.0
   window: int = 0
+  relative_bias_tpl: Template | None = None
+  extra_logit: float | None = None
   dropout: float = 0.0
 
   @nn.compact
@@ -123,13 +161,23 @@ class DotProductAttention(nn.Module):
       scores_BNTS = jnp.einsum('BTGKH,BSGH->BGKTS', q_BTGKH, k_BSGH).reshape(B, N, T, S)
     scores_BNTS = cap_logits(scores_BNTS.astype(jnp.float32), self.logit_cap)
     distance = start + jnp.arange(T)[:, None] - jnp.arange(S)
+    if self.relative_bias_tpl is not None:
+      scores_BNTS += self.relative_bias_tpl(name='relative_bias')(distance)
     mask = distance >= 0
     if self.window > 0:
       mask &= distance < self.window
     if segment_ids_BT is not None:
       keys = segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS
       mask = (mask & (segment_ids_BT[:, :, None] == keys[:, None, :]))[:, None]
-    weights_BNTS = jax.nn.softmax(jnp.where(mask, scores_BNTS, -1e30), axis=-1)
+    scores_BNTS = jnp.where(mask, scores_BNTS, -1e30)
+    if self.extra_logit is None:
+      weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
+    else:
+      largest = jnp.maximum(scores_BNTS.max(-1, keepdims=True), self.extra_logit)
+      largest = jax.lax.stop_gradient(largest)
+      weights_BNTS = jnp.exp(scores_BNTS - largest)
+      extra = jnp.exp(self.extra_logit - largest)
+      weights_BNTS /= weights_BNTS.sum(-1, keepdims=True) + extra
     dropout = nn.Dropout(self.dropout, deterministic=not self.has_rng('dropout'))
     weights_BNTS = dropout(weights_BNTS.astype(v_BSGH.dtype))
     if G == N:
@@ -178,6 +226,8 @@ class Attention(nn.Module):
     cached: list[jax.Array] = []
     if self.is_mutable_collection('cache') and not self.is_initializing():
       key, value, *cached = self._append_to_cache(key, value, segment_ids_BT)
+    key = shard(key, 'batch', 'kv_length', 'act_kv_heads', None)
+    value = shard(value, 'batch', 'kv_length', 'act_kv_heads', None)
     context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, *cached)
     context = checkpoint_name(context, 'context')
     context = shard(context, 'batch', 'length', 'act_heads', None)
@@ -187,7 +237,8 @@ class Attention(nn.Module):
       axes=('embed', 'heads', 'head_dim'),
       name='post',
     )(context)
-    return checkpoint_name(shard(out_BTD, 'batch', 'length', 'act_embed'), 'out_proj')
+    out_BTD = shard(out_BTD, 'batch', 'residual_length', 'act_embed')
+    return checkpoint_name(out_BTD, 'out_proj')
 
   def _append_to_cache(
     self, key_BTGH: jax.Array, value_BTGH: jax.Array, segment_ids_BT: jax.Array | None

@@ -47,7 +47,7 @@ class FeedForward(nn.Module):
       axes=('mlp', 'embed'),
       name='ffn_layer2',
     )(hidden_BTF)
-    y_BTD = checkpoint_name(shard(y_BTD, 'batch', 'length', 'act_embed'), 'ffn2')
+    y_BTD = checkpoint_name(shard(y_BTD, 'batch', 'residual_length', 'act_embed'), 'ffn2')
     return _zero_padding(y_BTD, paddings_BT)
 
   def hidden(self, x_BTD: jax.Array) -> jax.Array:

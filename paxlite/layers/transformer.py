@@ -1,5 +1,7 @@
 """The pre-norm block, and stacks of it: unrolled, or repeated by a scan."""
 
+from collections.abc import Sequence
+
 import jax
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
@@ -8,6 +10,7 @@ from paxlite.layers.attention import Attention
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.remat import remat
+from paxlite.layers.sown import SOWN
 from paxlite.partitioning import shard
 from paxlite.templates import Template, template_field
 
@@ -41,7 +44,28 @@ class TransformerBlock(nn.Module):
     h_BTD = self.norm_tpl(name='ff_layer_norm')(x_BTD)
     h_BTD = self.ffn_tpl(name='ff_layer')(h_BTD, paddings_BT)
     x_BTD = x_BTD + dropout(h_BTD)
-    return checkpoint_name(shard(x_BTD, 'batch', 'length', 'act_embed'), 'transformer_layer_out')
+    x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
+    return checkpoint_name(x_BTD, 'transformer_layer_out')
+
+
+class BlockSequence(nn.Module):
+  """Blocks of several kinds in a row, as one layer of a stack that repeats all of them.
+
+  GLaM's layers are such pairs, a block with experts and one without.
+
+  Attributes:
+    block_tpls: A template each; their parameters are x_layers_0, x_layers_1 …
+  """
+
+  block_tpls: Sequence[Template]
+
+  @nn.compact
+  def __call__(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+  ) -> jax.Array:
+    for i, block_tpl in enumerate(self.block_tpls):
+      x_BTD = block_tpl(name=f'x_layers_{i}')(x_BTD, positions_BT, segment_ids_BT)
+    return x_BTD
 
 
 REPEATED = 'repeat'  # the name under which a repeated stack keeps its parameters [L, …]
@@ -90,7 +114,7 @@ class RepeatedTransformer(nn.Module):
 
     scan = nn.scan(
       step,
-      variable_axes={'params': 0, 'cache': 0},
+      variable_axes={'params': 0, 'cache': 0} | dict.fromkeys(SOWN, 0),
       split_rngs={'params': True, 'dropout': True},
       length=self.num_layers,
       metadata_params={nn.PARTITION_NAME: 'layers'},

@@ -1,0 +1,114 @@
+"""Mixture-of-experts models: which blocks have experts, and how they lie on the mesh."""
+
+import math
+from typing import Any
+
+import fiddle as fdl
+
+from paxlite import partitioning
+from paxlite.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.layers.moe import DroplessMoeFeedForward, MoeFeedForward, TopKRouter
+from paxlite.layers.transformer import BlockSequence
+from paxlite.templates import template
+
+
+class MixtureOfExperts(LanguageModel):
+  """A LanguageModel in which the first of every BLOCKS_PER_LAYER blocks has experts."""
+
+  BLOCKS_PER_LAYER: int = 2
+  NUM_EXPERTS: int = 64
+  NUM_EXPERTS_PER_TOKEN: int = 2
+  EXPERT_CAPACITY_FACTOR: float = 2.0
+  AUX_LOSS_COEF: float = 0.01  # of the load-balancing loss, a mean over the layers that have one
+  USE_DROPLESS_MOE: bool = False
+
+  RESUMABLE_CHANGES: list[str] = [*LanguageModel.RESUMABLE_CHANGES, 'EXPERT_AXIS']
+
+  @property
+  def EXPERT_AXIS(self) -> str | None:
+    """The mesh axis that experts are spread over; None where each device has a part of all.
+
+    Pax spreads them over data, which an axis of their own leaves to the rest of their weights.
+    """
+    if 'expert' in self.MESH_AXES:
+      return 'expert'
+    return 'data' if self.NUM_EXPERTS % self.mesh_sizes['data'] == 0 else None
+
+  @property
+  def NUM_MOE_GROUPS(self) -> int:
+    """Groups of a batch's rows that share out the places of experts: one a shard of the batch."""
+    return self.batch_shards
+
+  @property
+  def rules(self) -> partitioning.Rules:
+    axis = self.EXPERT_AXIS
+    rules = dict(super().rules)
+    others = tuple(a for a in partitioning.axes_of(rules['batch']) if a != axis)
+    return rules | {
+      'experts': axis,
+      'expert_embed': None if axis == 'data' else 'data',
+      'expert_groups': others,
+    }
+
+  def validate(self) -> None:
+    super().validate()
+    for name in ('BLOCKS_PER_LAYER', 'NUM_EXPERTS', 'NUM_MOE_GROUPS', 'NUM_EXPERTS_PER_TOKEN'):
+      if getattr(self, name) < 1:
+        raise UserError(f'{name}={getattr(self, name)} must be at least 1')
+    if self.NUM_EXPERTS_PER_TOKEN > self.NUM_EXPERTS:
+      raise UserError(
+        f'NUM_EXPERTS_PER_TOKEN={self.NUM_EXPERTS_PER_TOKEN} is more than '
+        f'NUM_EXPERTS={self.NUM_EXPERTS}'
+      )
+    if self.EXPERT_CAPACITY_FACTOR <= 0:
+      raise UserError(
+        f'EXPERT_CAPACITY_FACTOR={self.EXPERT_CAPACITY_FACTOR:g} must be above 0; for no limit: '
+        '--fdl.USE_DROPLESS_MOE=True'
+      )
+    axis = self.EXPERT_AXIS
+    if axis not in (None, 'data', 'expert') or (axis is not None and axis not in self.MESH_AXES):
+      raise UserError(
+        f'EXPERT_AXIS={axis} must be None, data, or expert where MESH_AXES={self.MESH_AXES} has it'
+      )
+    if axis is not None and self.NUM_EXPERTS % self.mesh_sizes[axis]:
+      raise UserError(
+        f'NUM_EXPERTS={self.NUM_EXPERTS} is not divisible by the mesh axis {axis} = '
+        f'{self.mesh_sizes[axis]}: --fdl.EXPERT_AXIS=None gives each device a part of all'
+      )
+
+  @property
+  def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    sizes, function = super().model_values
+    names = ('NUM_EXPERTS_PER_TOKEN', 'EXPERT_CAPACITY_FACTOR', 'USE_DROPLESS_MOE')
+    sizes |= {name: getattr(self, name) for name in ('NUM_EXPERTS', 'BLOCKS_PER_LAYER')}
+    return sizes, function | {name: getattr(self, name) for name in names}
+
+  def layer(self) -> fdl.Partial:
+    blocks = [self.block() for _ in range(self.BLOCKS_PER_LAYER)]
+    blocks[0].ffn_tpl = self.experts()
+    return template(BlockSequence, block_tpls=blocks)
+
+  def experts(self) -> fdl.Partial:
+    """The template of a feed-forward layer with experts."""
+    return template(
+      DroplessMoeFeedForward if self.USE_DROPLESS_MOE else MoeFeedForward,
+      model_dims=self.MODEL_DIMS,
+      hidden_dims=self.HIDDEN_DIMS,
+      num_experts=self.NUM_EXPERTS,
+      num_groups=self.NUM_MOE_GROUPS,
+      capacity_factor=self.EXPERT_CAPACITY_FACTOR,
+      aux_loss_weight=self.AUX_LOSS_COEF / self.num_expert_blocks,
+      router_tpl=template(TopKRouter, top_k=self.NUM_EXPERTS_PER_TOKEN),
+      dtype=self.FPROP_DTYPE,
+    )
+
+  @property
+  def num_expert_blocks(self) -> int:
+    return math.ceil(self.NUM_LAYERS / self.BLOCKS_PER_LAYER)
+
+  @property
+  def matmul_params(self) -> int:
+    expert = 2 * self.MODEL_DIMS * self.HIDDEN_DIMS
+    moe = self.NUM_EXPERTS_PER_TOKEN * expert + self.MODEL_DIMS * self.NUM_EXPERTS
+    return super().matmul_params + self.num_expert_blocks * (moe - self.ffn_params)

@@ -1,0 +1,110 @@
+"""GLaM as in Pax, https://arxiv.org/abs/2112.06905: GLaM126M64E, GLaM64B64E, without a dataset."""
+
+import math
+
+import fiddle as fdl
+from fiddle import selectors
+from flax import linen as nn
+
+from paxlite.experiment import register
+from paxlite.experiments.experts import MixtureOfExperts
+from paxlite.experiments.gpt import GPT126M
+from paxlite.experiments.language_model import Activation
+from paxlite.layers.attention import RelativeBias, SeparateQkv
+from paxlite.layers.embeddings import TokenEmbedding
+from paxlite.layers.feedforward import FeedForward
+from paxlite.layers.projection import Projection
+from paxlite.templates import template
+
+_FAN_IN = dict(scale=1.0, mode='fan_in', distribution='uniform')
+
+
+class GLaM(MixtureOfExperts):
+  """GLaM's blocks in pairs: experts of w_out·relu(w_in·x), and a GELU-gated feed-forward layer.
+
+  RMSNorm, no biases, T5's relative positions, an embedding that is also the output.
+  """
+
+  USE_BIAS = False
+  USE_GATED_ACTIVATION = True
+  ACTIVATION_CLS: Activation = 'gelu'
+  NORM_CLS = 'RmsNorm'
+  LAYERNORM_EPSILON = 1e-6
+  TRAINABLE_POSITION_EMB = False
+  SEPARATE_EMBEDDING = False
+  SOFTMAX_CAP_LOGITS = -1.0
+  ATTEN_LOGIT_CAP = -1.0
+  SOFTMAX_INIT_STD = 1.0
+  RELATIVE_BIAS_BUCKETS: int = 32
+  RELATIVE_BIAS_MAX_DISTANCE: int = 128
+
+  def task(self) -> fdl.Config:
+    task = super().task()
+    task.mean_over_padding = True
+    return task
+
+  def model(self) -> fdl.Config:
+    D, N, H = self.MODEL_DIMS, self.NUM_HEADS, self.DIMS_PER_HEAD
+    normal = lambda variance: fdl.Config(nn.initializers.normal, stddev=variance**-0.5)
+    lm = super().model()
+    selectors.select(lm, TokenEmbedding).set(attend_scale=1 / math.sqrt(D))
+    selectors.select(lm, Projection).set(w_init=normal(N * H))  # of the attention's output
+    for qkv in selectors.select(lm, SeparateQkv):
+      qkv.query_tpl.w_init = normal(D * H)
+      qkv.key_value_tpl.w_init = normal(D)
+    for ffn in selectors.select(lm, FeedForward):
+      ffn.projection_tpl.w_init = fdl.Config(nn.initializers.variance_scaling, **_FAN_IN)
+    return lm
+
+  def positions(self) -> None:
+    """None: its attention knows distances."""
+
+  def attention(self) -> fdl.Partial:
+    attention = super().attention()
+    attention.qkv_tpl = template(
+      SeparateQkv,
+      model_dims=self.MODEL_DIMS,
+      num_heads=self.NUM_HEADS,
+      num_kv_heads=self.NUM_KV_HEADS,
+      head_dim=self.DIMS_PER_HEAD,
+    )
+    attention.attention_tpl.query_scale = 1.0
+    attention.attention_tpl.extra_logit = 0.0
+    attention.attention_tpl.relative_bias_tpl = template(
+      RelativeBias,
+      num_heads=self.NUM_HEADS,
+      num_buckets=self.RELATIVE_BIAS_BUCKETS,
+      max_distance=self.RELATIVE_BIAS_MAX_DISTANCE,
+    )
+    return attention
+
+
+@register
+class GLaM126M64E(GLaM, GPT126M):
+  """python -m paxlite.main --fdl_config=GLaM126M64E --dry_run
+
+  1,921,670,400 parameters: GPT126M's sizes, 64 experts in every second block.
+  """
+
+  ICI_MESH_SHAPE = [1, 64, 1]
+  DCN_MESH_SHAPE = [1, 1, 1]
+
+
+@register
+class GLaM64B64E(GLaM126M64E):
+  """python -m paxlite.main --fdl_config=GLaM64B64E --dry_run
+
+  1,142,891,356,160 parameters in repeated pairs of blocks; 512 devices.
+  """
+
+  NUM_LAYERS = 64
+  NUM_HEADS = 64
+  DIMS_PER_HEAD = 128
+  MODEL_DIMS = 8192
+  HIDDEN_DIMS = 32768
+  MAX_SEQ_LEN = 1024
+
+  ICI_MESH_SHAPE = [1, 1, 8]
+  DCN_MESH_SHAPE = [1, 64, 1]
+  USE_REPEATED_LAYER = True
+  CHECKPOINT_POLICY = 'SAVE_NOTHING'

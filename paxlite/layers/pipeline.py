@@ -1,0 +1,110 @@
+"""A repeated stack as a pipeline: each stage of the mesh holds a part of the layers."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from paxlite.layers.remat import jax_policy
+from paxlite.layers.sown import LOSSES, SOWN
+from paxlite.layers.transformer import REPEATED, RepeatedTransformer
+from paxlite.partitioning import shard
+
+
+class PipelinedTransformer(RepeatedTransformer):
+  """RepeatedTransformer with its layers in stages, which work at different microbatches at a time.
+
+  GPipe's schedule (https://arxiv.org/abs/1811.06965) in the form of GSPMD
+  (https://arxiv.org/abs/2105.04663, section 3.3): at each of M + P − 1 ticks every stage applies
+  its layers to what it holds, and all pass that on to the next stage. A stage idles, that is
+  computes on zeros, in a share (P − 1) / (M + P − 1) of the ticks.
+
+  Parameters are those of RepeatedTransformer [L, …], so that a checkpoint runs in any number of
+  stages. Shape letters: P stages, M microbatches of b rows, l layers a stage.
+
+  Attributes:
+    num_stages: P; the mesh axis 'stage' has this size.
+    num_microbatches: M; a batch that does not divide so goes through whole.
+  """
+
+  num_stages: int = 1
+  num_microbatches: int = 1
+
+  @nn.compact
+  def __call__(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+  ) -> jax.Array:
+    if self.is_initializing():
+      return super().__call__(x_BTD, positions_BT, segment_ids_BT)
+    B, T, D = x_BTD.shape
+    P = self.num_stages
+    M = self.num_microbatches if B % self.num_microbatches == 0 else 1
+    ticks = M + P - 1
+
+    # every M-th row, so that each device's rows stay on it
+    split = lambda x: x.reshape(B // M, M, *x.shape[1:]).swapaxes(0, 1)
+    x_MbTD = shard(split(x_BTD), None, 'batch', 'residual_length', 'act_embed')
+    beside = [None if a is None else split(jnp.broadcast_to(a, (B, T))) for a in (
+      positions_BT, segment_ids_BT
+    )]
+    params_Pl = jax.tree.map(
+      lambda w: w.reshape(P, -1, *w.shape[1:]), self.get_variable('params', REPEATED)
+    )
+    run_stages = jax.vmap(self._stage, in_axes=(0, 0, 0, 0, 0))
+    rng = self.make_rng('dropout') if self.has_rng('dropout') else None
+    stages = jnp.arange(P)
+
+    def tick(held_PbTD: jax.Array, t: jax.Array) -> tuple[jax.Array, Any]:
+      entering = jax.lax.dynamic_index_in_dim(x_MbTD, jnp.minimum(t, M - 1), keepdims=False)
+      held_PbTD = jnp.roll(held_PbTD, 1, axis=0).at[0].set(entering)
+      held_PbTD = shard(held_PbTD, 'layers', 'batch', 'residual_length', 'act_embed')
+      microbatch_P = jnp.clip(t - stages, 0, M - 1)
+      with_it = [None if a is None else a[microbatch_P] for a in beside]
+      keys_P = None if rng is None else jax.random.split(jax.random.fold_in(rng, t), P)
+      out_PbTD, sown = run_stages(params_Pl, held_PbTD, *with_it, keys_P)
+      out_PbTD = shard(out_PbTD, 'layers', 'batch', 'residual_length', 'act_embed')
+      works_P = (t >= stages) & (t - stages < M)
+      return out_PbTD, (out_PbTD[-1], sown, works_P)
+
+    empty_PbTD = jnp.zeros((P, *x_MbTD.shape[1:]), x_BTD.dtype)
+    _, (left_tbTD, sown, works_tP) = jax.lax.scan(tick, empty_PbTD, jnp.arange(ticks))
+    self._sow(sown, works_tP, M)
+    y_MbTD = left_tbTD[P - 1 :]
+    y_BTD = y_MbTD.swapaxes(0, 1).reshape(B, T, D)
+    return shard(y_BTD, 'batch', 'residual_length', 'act_embed')
+
+  def _stage(
+    self,
+    params_l: Any,
+    x_bTD: jax.Array,
+    positions_bT: jax.Array,
+    segment_ids_bT: jax.Array | None,
+    key: jax.Array | None,
+  ) -> tuple[jax.Array, Any]:
+    """One stage's layers, one after the other; and what they leave beside [l, …]."""
+    block = self.layer_tpl(parent=None)
+
+    def layer(x: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, Any]:
+      params, key = inputs
+      rngs = None if key is None else {'dropout': key}
+      return block.apply(
+        {'params': params}, x, positions_bT, segment_ids_bT, rngs=rngs, mutable=SOWN
+      )
+
+    if self.checkpoint_policy != 'SAVE_EVERYTHING':
+      layer = jax.checkpoint(layer, policy=jax_policy(self.checkpoint_policy), prevent_cse=False)
+    keys_l = None
+    if key is not None:
+      keys_l = jax.random.split(key, self.num_layers // self.num_stages)
+    return jax.lax.scan(layer, x_bTD, (params_l, keys_l))
+
+  def _sow(self, sown: Any, works_tP: jax.Array, microbatches: int) -> None:
+    """Leaves the mean over microbatches of what was left, without that of idle stages."""
+    for collection, values in sown.items():
+      for path, value in jax.tree_util.tree_leaves_with_path(values):
+        # [ticks, P, l]
+        works = works_tP.reshape(works_tP.shape + (1,) * (value.ndim - 2))
+        mean = jnp.where(works, value, 0).sum(0) / microbatches
+        name = '/'.join(k.key for k in path if hasattr(k, 'key'))
+        self.sow(collection, name if collection == LOSSES else name.rpartition('/')[2], mean)

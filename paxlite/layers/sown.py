@@ -1,0 +1,24 @@
+"""What layers leave beside their result, by flax's `sow`: terms of the loss, and summaries."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+LOSSES, SUMMARIES = 'losses', 'summaries'
+SOWN = (LOSSES, SUMMARIES)
+
+
+def total_loss(variables: Mapping[str, Any]) -> jax.Array:
+  """The sum of all terms of all layers; 0 where there are none."""
+  return sum((x.sum() for x in jax.tree.leaves(variables.get(LOSSES, {}))), jnp.zeros(()))
+
+
+def mean_summaries(variables: Mapping[str, Any]) -> dict[str, jax.Array]:
+  """Each summary as the mean over the layers that have it."""
+  values: dict[str, list[jax.Array]] = {}
+  for path, x in jax.tree_util.tree_leaves_with_path(variables.get(SUMMARIES, {})):
+    name = [k.key for k in path if hasattr(k, 'key')][-1]
+    values.setdefault(name, []).append(jnp.ravel(x).astype(jnp.float32))
+  return {name: jnp.concatenate(xs).mean() for name, xs in sorted(values.items())}
