@@ -213,9 +213,7 @@ class Generator:
   def _rows(self, count: int) -> int:
     """Rows of a batch of `count` prompts: what the mesh divides."""
     shards = (
-      1
-      if self._mesh is None
-      else partitioning.num_shards(self._mesh.shape, self._rules, 'batch')
+      1 if self._mesh is None else partitioning.num_shards(self._mesh.shape, self._rules, 'batch')
     )
     return -(-count // shards) * shards
 

@@ -89,7 +89,7 @@ def to_mesh(
   first = partitioning.process_rows(sharding, batch_size).start
 
   def make(rows: np.ndarray) -> jax.Array:
-    def part(index: tuple[slice, ...]) -> np.ndarray:
+    def part(index: Any) -> np.ndarray:
       start, stop, _ = index[0].indices(batch_size)
       return rows[(slice(start - first, stop - first), *index[1:])]
 

@@ -73,6 +73,8 @@ class Experiment(Parameters):
     'ICI_MESH_SHAPE',
     'DCN_MESH_SHAPE',
     'SEQUENCE_SHARDED_ACTIVATIONS',
+    'EXPERT_AXIS',  # this and the next follow the mesh
+    'NUM_MOE_GROUPS',
     'PERCORE_BATCH_SIZE',  # the global batch is checked against the checkpoint's
     'NUM_MICROBATCHES',
     'MAX_STEPS',
@@ -189,9 +191,7 @@ class Experiment(Parameters):
 
   def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh over all devices that are present, or over `devices`; UserError if they differ."""
-    return partitioning.make_mesh(
-      self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices
-    )
+    return partitioning.make_mesh(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices)
 
   @property
   def batch_shards(self) -> int:

@@ -17,6 +17,7 @@ import ast
 import difflib
 import inspect
 import math
+import re
 import types
 import typing
 from typing import Any, Literal
@@ -114,8 +115,9 @@ def convert(cls: type, name: str, value: Any) -> Any:
 def parse(cls: type, name: str, text: str) -> Any:
   """Reads the text of `--fdl.NAME=text` as a value of the type of that parameter.
 
-  Strings may be bare or quoted (`bfloat16`, `"bfloat16"`), lists may be quoted as Pax's scripts
-  have them (`[8,1,1]`, `"[8, 1, 1]"`), integers may be written `1e6` or `1_000_000`.
+  Strings may be bare or quoted (`bfloat16`, `"bfloat16"`), in lists too (`[data,mdl]`); lists may
+  be quoted as Pax's scripts have them (`[8,1,1]`, `"[8, 1, 1]"`), integers may be written `1e6` or
+  `1_000_000`.
 
   Raises:
     UserError: the class has no such parameter, or the text does not read as its type.
@@ -124,6 +126,8 @@ def parse(cls: type, name: str, text: str) -> Any:
   value = _literal(text)
   attempts = [value]
   if isinstance(value, str):  # a quoted list or number, or the shell's true
+    if re.fullmatch(r'\[[\w.\-, ]+\]', value.strip()):
+      attempts.append([word.strip() for word in value.strip()[1:-1].split(',')])
     attempts += [_literal(value), {'true': True, 'false': False}.get(value.lower(), value)]
   else:
     attempts.append(text.strip())  # VOCAB_PATH=8000 is a string too

@@ -18,6 +18,7 @@ XLA's partitioner does the rest.
 
 import contextlib
 import contextvars
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,7 @@ Rules = Mapping[str, str | tuple[str, ...] | None]
 ALL_RULES: Rules = {
   # activations
   'batch': ('replica', 'data', 'expert'),
+  'outer_batch': ('replica', 'data', 'expert', 'stage'),  # of embeddings and logits
   'length': 'context',
   'residual_length': 'context',  # of what goes from one layer to the next
   'kv_length': None,  # a query's keys are all of its sequence: gathered over context
@@ -107,40 +109,64 @@ def make_mesh(
   """
   devices = jax.devices() if devices is None else devices
   check_mesh_shape(ici, dcn, axes, len(devices))
+  return Mesh(
+    device_order(ici, _full(dcn, len(axes)), devices),
+    tuple(axes),
+    axis_types=(AxisType.Auto,) * len(axes),
+  )
+
+
+def device_order(ici: Sequence[int], dcn: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
+  """The devices as an array of shape ici × dcn, each copy over DCN from one slice or host.
+
+  Raises:
+    UserError: they are several slices of TPUs, and `dcn` is for another number.
+  """
   granules = _granules(devices, math.prod(dcn))
   # Within a slice of TPUs jax knows which neighbours make a good ring; elsewhere any order is as
   # good as another.
   if devices[0].platform == 'tpu':
     from jax.experimental import mesh_utils
 
-    blocks = [mesh_utils.create_device_mesh(ici, granule) for granule in granules]
+    slices = len({_slice(d) for d in devices})
+    if slices != math.prod(dcn):
+      raise UserError(f'DCN_MESH_SHAPE={list(dcn)} must multiply to the {slices} slices of devices')
+    make = functools.partial(mesh_utils.create_device_mesh, allow_split_physical_axes=True)
+    blocks = [make(ici, granule) for granule in granules]
   else:
     blocks = [np.reshape(np.array(granule, dtype=object), ici) for granule in granules]
   # [dcn axes…, ici axes…] to [dcn 0, ici 0, dcn 1, ici 1, …]
+  n = len(ici)
   stacked = np.reshape(np.stack(blocks), [*dcn, *ici])
-  n = len(axes)
   paired = stacked.transpose([i + j * n for i in range(n) for j in (0, 1)])
-  shaped = paired.reshape(mesh_shape(ici, dcn))
-  return Mesh(shaped, tuple(axes), axis_types=(AxisType.Auto,) * n)
+  return paired.reshape(mesh_shape(ici, dcn))
 
 
 def _granules(devices: Sequence[Any], count: int) -> list[list[Any]]:
   """`count` groups of devices that are near each other: slices, or else processes, or parts."""
-  slice_of = lambda d: getattr(d, 'slice_index', None) or 0
-  for key in (slice_of, lambda d: d.process_index):
+  ordered = sorted(devices, key=lambda d: (_slice(d), d.process_index, d.id))
+  for key in (_slice, lambda d: d.process_index):
     groups: dict[int, list[Any]] = {}
-    for d in devices:
+    for d in ordered:
       groups.setdefault(key(d), []).append(d)
     if len(groups) == count and len({len(g) for g in groups.values()}) == 1:
       return [groups[k] for k in sorted(groups)]
   # a process a GPU, say: neighbours in the order of their processes share a host
-  ordered = sorted(devices, key=lambda d: (slice_of(d), d.process_index, d.id))
   size = len(ordered) // count
   return [ordered[i * size : (i + 1) * size] for i in range(count)]
 
 
+def _slice(device: Any) -> int:
+  return getattr(device, 'slice_index', None) or 0
+
+
 def mesh_shape(ici: Sequence[int], dcn: Sequence[int]) -> tuple[int, ...]:
-  return tuple(i * d for i, d in zip(ici, dcn, strict=True))
+  """Devices per axis; a `dcn` of ones is one of any length."""
+  return tuple(i * d for i, d in zip(ici, _full(dcn, len(ici)), strict=True))
+
+
+def _full(dcn: Sequence[int], axes: int) -> Sequence[int]:
+  return [1] * axes if math.prod(dcn) == 1 else dcn
 
 
 def check_mesh_shape(
@@ -153,7 +179,7 @@ def check_mesh_shape(
       f'MESH_AXES={list(axes)} must hold {", ".join(MESH_AXES)} and may hold '
       f'{", ".join(a for a in KNOWN_AXES if a not in MESH_AXES)}, each once'
     )
-  for name, shape in (('ICI_MESH_SHAPE', ici), ('DCN_MESH_SHAPE', dcn)):
+  for name, shape in (('ICI_MESH_SHAPE', ici), ('DCN_MESH_SHAPE', _full(dcn, len(axes)))):
     if len(shape) != len(axes) or min(shape) < 1:
       raise UserError(
         f'{name}={list(shape)} must have {len(axes)} positive sizes, for {", ".join(axes)}'
@@ -234,6 +260,8 @@ def fitting(
 ) -> PartitionSpec:
   """`partition` without the mesh axes that do not divide their dimension (a vocabulary of 50257).
 
+  Of several axes of one dimension, the first ones that do are kept.
+
   Args:
     partition: What the rules ask for.
     shape: The array's shape.
@@ -241,7 +269,10 @@ def fitting(
   """
 
   def one(entry, dim):
-    return entry if dim % math.prod(sizes[a] for a in axes_of(entry)) == 0 else None
+    axes = axes_of(entry)
+    while dim % math.prod(sizes[a] for a in axes):
+      axes = axes[:-1]
+    return entry if axes == axes_of(entry) else axes or None
 
   entries = tuple(partition) + (None,) * (len(shape) - len(partition))
   return PartitionSpec(*(one(e, d) for e, d in zip(entries, shape, strict=True)))

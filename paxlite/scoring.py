@@ -161,9 +161,7 @@ class Scorer:
 
   def _batch_rows(self, length: int) -> int:
     shards = (
-      1
-      if self._mesh is None
-      else partitioning.num_shards(self._mesh.shape, self._rules, 'batch')
+      1 if self._mesh is None else partitioning.num_shards(self._mesh.shape, self._rules, 'batch')
     )
     return max(1, self._batch_tokens // length // shards) * shards
 

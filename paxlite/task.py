@@ -116,13 +116,13 @@ class Task:
     zeros = jax.tree.map(jnp.zeros_like, trainable)
     total, metrics = jax.lax.scan(accumulate, zeros, (jnp.arange(n), split))
     weight = metrics['avg_xent'].weight.sum()
-    mean = {k: _over_microbatches(k, m) for k, m in metrics.items()}
+    mean = {k: _over_microbatches(k, m, metrics['avg_xent'].weight) for k, m in metrics.items()}
     return jax.tree.map(lambda t: t / jnp.maximum(weight, 1e-6), total), mean
 
 
-def _over_microbatches(name: str, m: Weighted) -> Weighted:
-  """One metric of a whole step from those of its microbatches [n]."""
+def _over_microbatches(name: str, m: Weighted, share: jax.Array) -> Weighted:
+  """One metric of a whole step from those of its microbatches [n]; losses as gradients are."""
   if name == 'num_predictions':  # a count of the step, not a mean of counts
     return Weighted(m.value.sum(), m.weight.mean())
-  weight = m.weight.sum()
-  return Weighted((m.value * m.weight).sum() / jnp.maximum(weight, 1e-6), weight)
+  weight = share if name in ('total_loss', 'aux_loss') else m.weight
+  return Weighted((m.value * weight).sum() / jnp.maximum(weight.sum(), 1e-6), m.weight.sum())

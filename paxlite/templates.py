@@ -55,6 +55,10 @@ def config_text(cfg: fdl.Buildable, root: str = 'task') -> str:
   lines = []
 
   def visit(path: str, value: Any) -> None:
+    if isinstance(value, list | tuple) and any(isinstance(x, fdl.Buildable) for x in value):
+      for i, x in enumerate(value):
+        visit(f'{path}[{i}]', x)
+      return
     if not isinstance(value, fdl.Buildable):
       lines.append(f'{path} = {value!r}')
       return

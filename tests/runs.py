@@ -38,6 +38,21 @@ def run(
   return result
 
 
+def module(name: str, *arguments: str, devices: int = 1, code: int = 0) -> str:
+  """Runs `python -m name` to the end, checks the exit code and returns what it printed."""
+  result = subprocess.run(
+    [sys.executable, '-m', name, *arguments],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env=environment(devices),
+    timeout=600,
+    check=False,
+  )
+  assert result.returncode == code, f'{result.returncode}\n{result.stdout}\n{result.stderr}'
+  return result.stdout if code == 0 else result.stderr
+
+
 def environment(devices: int = 1) -> dict[str, str]:
   flags = f'--xla_force_host_platform_device_count={devices}'
   return {**os.environ, 'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}

@@ -15,6 +15,7 @@ from paxlite import data
 from paxlite.decoding import Generator, Sampling, bucket
 from paxlite.errors import UserError
 from paxlite.experiments.datasets import Synthetic
+from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
 from paxlite.inputs.tokenizer import open_tokenizer
@@ -28,6 +29,9 @@ MODELS = {
   'llama': LLaMA(**LLAMA, USE_REPEATED_LAYER=False),
   'repeated': LLaMA(**LLAMA),
   'window': LLaMA(**LLAMA, USE_REPEATED_LAYER=False, SLIDING_WINDOW=6),
+  'glam': GLaM126M64E(
+    **SMALL | dict(NUM_LAYERS=4), NUM_EXPERTS=4, USE_DROPLESS_MOE=True, USE_REPEATED_LAYER=True
+  ),
   'bfloat16': LLaMA(**(LLAMA | dict(FPROP_DTYPE='bfloat16')), USE_REPEATED_LAYER=False),
 }
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9, 10, 11, 12, 13], [4]]
@@ -39,7 +43,7 @@ def made(name: str):
   return model, params
 
 
-@pytest.mark.parametrize('name', ['gpt', 'llama', 'repeated', 'window'])
+@pytest.mark.parametrize('name', ['gpt', 'llama', 'repeated', 'window', 'glam'])
 def test_the_cache_gives_what_recomputing_gives(name):
   """Tokens of every row, in a batch of different lengths and alone."""
   model, params = made(name)

@@ -72,7 +72,8 @@ def test_one_small_step(name, tmp_path):
   if name in FAMILIES:
     cls = type(f'Synthetic{cls.__name__}', (Synthetic, cls), {})
   cfg = cls.config()
-  for attribute, value in SHRUNK.items():
+  experts = dict(NUM_LAYERS=2, NUM_EXPERTS=4) if hasattr(cls, 'NUM_EXPERTS') else {}
+  for attribute, value in (SHRUNK | experts).items():
     setattr(cfg, attribute, value)
   experiment = fdl.build(cfg)
   experiment.validate()

@@ -15,6 +15,7 @@ GROUPS = [
     'checkpoints',
     'decoding',
     'evaluation',
+    'hlo',
     'profiling',
     'restoring',
     'scoring',
@@ -25,12 +26,14 @@ GROUPS = [
   },
   {'params', 'experiment', 'experiments'},
   {
+    'aot',
     'contrib',
     'distributed',
     'eval_tasks',
     'inference',
     'main',
     'programs',
+    'targets',
     'tools',
     'weights',
     'zero_shot',
@@ -140,6 +143,8 @@ def test_the_library_stays_small():
   """Each part that is read by itself has its bound; what is in no other part is training."""
   parts = {
     'data': ({'data', 'inputs'}, 3000),
+    'layers': ({'layers'}, 1800),
+    'hardware that is not there': ({'aot', 'hlo', 'targets'}, 900),
     'text': ({'decoding', 'eval_tasks', 'inference', 'scoring', 'zero_shot'}, 2000),
     'sizes': ({'contrib', 'experiments'}, 2500),
     'weights': ({'weights'}, 2000),
@@ -149,6 +154,6 @@ def test_the_library_stays_small():
   for name, (units, most) in parts.items():
     assert sum(n for p, n in lines.items() if unit(p) in units) < most, name
   others = set().union(*(units for units, _ in parts.values()))
-  assert sum(n for p, n in lines.items() if unit(p) not in others) < 5000
+  assert sum(n for p, n in lines.items() if unit(p) not in others) < 4500
   long = [str(p) for p in PACKAGE.rglob('*.py') if len(p.read_text().splitlines()) > 450]
   assert long == []

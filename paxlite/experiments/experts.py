@@ -23,8 +23,6 @@ class MixtureOfExperts(LanguageModel):
   AUX_LOSS_COEF: float = 0.01  # of the load-balancing loss, a mean over the layers that have one
   USE_DROPLESS_MOE: bool = False
 
-  RESUMABLE_CHANGES: list[str] = [*LanguageModel.RESUMABLE_CHANGES, 'EXPERT_AXIS']
-
   @property
   def EXPERT_AXIS(self) -> str | None:
     """The mesh axis that experts are spread over; None where each device has a part of all.

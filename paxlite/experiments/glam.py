@@ -9,7 +9,7 @@ from flax import linen as nn
 from paxlite.experiment import register
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
-from paxlite.experiments.language_model import Activation
+from paxlite.experiments.language_model import Activation, Norm
 from paxlite.layers.attention import RelativeBias, SeparateQkv
 from paxlite.layers.embeddings import TokenEmbedding
 from paxlite.layers.feedforward import FeedForward
@@ -28,7 +28,7 @@ class GLaM(MixtureOfExperts):
   USE_BIAS = False
   USE_GATED_ACTIVATION = True
   ACTIVATION_CLS: Activation = 'gelu'
-  NORM_CLS = 'RmsNorm'
+  NORM_CLS: Norm = 'RmsNorm'
   LAYERNORM_EPSILON = 1e-6
   TRAINABLE_POSITION_EMB = False
   SEPARATE_EMBEDDING = False

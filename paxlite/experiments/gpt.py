@@ -1,7 +1,7 @@
 """GPT-3-style models as in Rosetta Pax: GPT126M, GPT5B, GPT175B, without a dataset."""
 
 from paxlite.experiment import register
-from paxlite.experiments.language_model import Activation, LanguageModel
+from paxlite.experiments.language_model import Activation, LanguageModel, Norm
 from paxlite.layers.remat import CheckpointPolicy
 
 
@@ -32,7 +32,7 @@ class GPT126M(LanguageModel):
   TRAINABLE_POSITION_EMB = True
   USE_BIAS = True
   ACTIVATION_CLS: Activation = 'gelu'
-  NORM_CLS = 'LayerNorm'
+  NORM_CLS: Norm = 'LayerNorm'
   LAYERNORM_EPSILON = 1e-5
   SOFTMAX_CAP_LOGITS = -1.0
   ATTEN_LOGIT_CAP = -1.0

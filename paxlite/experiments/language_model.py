@@ -29,15 +29,16 @@ from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.lora import LORA_VARIABLES, LoraProjection
 from paxlite.layers.norms import LayerNorm, RmsNorm
+from paxlite.layers.pipeline import PipelinedTransformer
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import CheckpointPolicy
 from paxlite.layers.rotary import Llama3RotaryEmbedding, RotaryEmbedding
-from paxlite.layers.pipeline import PipelinedTransformer
 from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
 from paxlite.task import Task
 from paxlite.templates import config, template
 
 Activation = Literal['gelu', 'gelu_exact', 'relu', 'silu']
+Norm = Literal['LayerNorm', 'RmsNorm']
 Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay']
 
 _NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
@@ -106,7 +107,7 @@ class LanguageModel(Decoding):
   USE_BIAS: bool = False
   ACTIVATION_CLS: Activation = 'relu'
   USE_GATED_ACTIVATION: bool = False
-  NORM_CLS: Literal['LayerNorm', 'RmsNorm'] = 'RmsNorm'
+  NORM_CLS: Norm = 'RmsNorm'
   NORM_POLICY: Literal['pre'] = 'pre'
   LAYERNORM_EPSILON: float = 1e-6
   SCALE_EMBEDDING: bool = False  # embeddings × √MODEL_DIMS
@@ -181,7 +182,7 @@ class LanguageModel(Decoding):
     return 1
 
   @property
-  def NUM_STAGES(self) -> int:
+  def num_stages(self) -> int:
     """Of the pipeline: the mesh's axis stage."""
     return self.mesh_sizes.get('stage', 1)
 
@@ -240,11 +241,11 @@ class LanguageModel(Decoding):
       raise UserError(
         f'NUM_LAYERS={self.NUM_LAYERS} is not divisible by BLOCKS_PER_LAYER={self.BLOCKS_PER_LAYER}'
       )
-    if self.NUM_STAGES > 1:
-      if layers % self.NUM_STAGES:
+    if self.num_stages > 1:
+      if layers % self.num_stages:
         raise UserError(
           f'NUM_LAYERS={self.NUM_LAYERS} in {layers} repeated layers is not divisible by the '
-          f"mesh's axis stage = {self.NUM_STAGES}"
+          f"mesh's axis stage = {self.num_stages}"
         )
       if not self.USE_REPEATED_LAYER:
         raise UserError('a pipeline (mesh axis stage) needs --fdl.USE_REPEATED_LAYER=True')
@@ -275,7 +276,7 @@ class LanguageModel(Decoding):
       Task,
       model=self.model(),
       optimizer=self.optimizer(),
-      num_microbatches=1 if self.NUM_STAGES > 1 else self.NUM_MICROBATCHES,
+      num_microbatches=1 if self.num_stages > 1 else self.NUM_MICROBATCHES,
       max_skipped_steps=self.MAX_SKIPPED_STEPS,
     )
 
@@ -363,10 +364,10 @@ class LanguageModel(Decoding):
       checkpoint_policy=self.CHECKPOINT_POLICY,
       layer_tpl=self.layer(),
     )
-    if self.NUM_STAGES > 1:
+    if self.num_stages > 1 and self.USE_REPEATED_LAYER:
       return template(
         PipelinedTransformer,
-        num_stages=self.NUM_STAGES,
+        num_stages=self.num_stages,
         num_microbatches=self.NUM_MICROBATCHES,
         **layers,
       )

@@ -92,16 +92,17 @@ class TransformerLm(nn.Module):
     x_BTD = self.embedding(ids_BT)
     if self.position_emb is not None:
       x_BTD = x_BTD + self.position_emb(positions_BT)
-    x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
+    x_BTD = shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed')
     x_BTD = self.dropout(x_BTD, deterministic=not self.has_rng('dropout'))
-    return self.final_ln(self.transformer(x_BTD, positions_BT, segment_ids_BT))
+    x_BTD = self.transformer(x_BTD, positions_BT, segment_ids_BT)
+    return self.final_ln(shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed'))
 
   def logits(self, x_BTD: jax.Array) -> jax.Array:
     """What `hidden` gave, [B, T, D], to float32 logits [B, T, V]."""
     logits = self.embedding.attend(x_BTD) if self.softmax is None else self.softmax(x_BTD)
     if self.logits_bias is not None:
       logits = self.logits_bias(logits)
-    logits = shard(logits, 'batch', 'length', 'act_vocab')
+    logits = shard(logits, 'outer_batch', 'length', 'act_vocab')
     return cap_logits(logits.astype(jnp.float32), self.logit_cap)
 
   def _chunked_losses(self, x_BTD: jax.Array, labels_BT: jax.Array) -> TokenLosses:

@@ -70,9 +70,7 @@ def route(logits_GSE: jax.Array, is_token_GS: jax.Array, top_k: int) -> Routing:
   probabilities_GSE = jax.nn.softmax(logits_GSE, axis=-1)
   values_GSK, experts_GSK = jax.lax.top_k(probabilities_GSE, top_k)
   weights_GSK = values_GSK / (values_GSK.sum(-1, keepdims=True) + 1e-9)
-  return Routing(
-    experts_GSK, weights_GSK * is_token_GS[..., None], probabilities_GSE, is_token_GS
-  )
+  return Routing(experts_GSK, weights_GSK * is_token_GS[..., None], probabilities_GSE, is_token_GS)
 
 
 def load_balance_loss(routing: Routing) -> jax.Array:
@@ -172,9 +170,7 @@ class MoeFeedForward(nn.Module):
     in_GPD = shard(take(x_GSD, token_GP), 'batch', None, 'act_embed')
 
     # from split by group to split by expert: the all-to-all of expert parallelism
-    in_GECD = shard(
-      in_GPD.reshape(G, E, C, D), 'expert_groups', 'experts', None, 'act_embed'
-    )
+    in_GECD = shard(in_GPD.reshape(G, E, C, D), 'expert_groups', 'experts', None, 'act_embed')
     hidden_GECF = jnp.einsum('GECD,EDF->GECF', in_GECD, w_in_EDF)
     hidden_GECF = checkpoint_name(hidden_GECF, 'ffn1')
     hidden_GECF = shard(hidden_GECF, 'expert_groups', 'experts', None, 'act_mlp')

@@ -9,7 +9,7 @@ from flax import linen as nn
 from paxlite.layers.remat import jax_policy
 from paxlite.layers.sown import LOSSES, SOWN
 from paxlite.layers.transformer import REPEATED, RepeatedTransformer
-from paxlite.partitioning import shard
+from paxlite.partitioning import active_mesh, shard
 
 
 class PipelinedTransformer(RepeatedTransformer):
@@ -45,13 +45,16 @@ class PipelinedTransformer(RepeatedTransformer):
     # every M-th row, so that each device's rows stay on it
     split = lambda x: x.reshape(B // M, M, *x.shape[1:]).swapaxes(0, 1)
     x_MbTD = shard(split(x_BTD), None, 'batch', 'residual_length', 'act_embed')
-    beside = [None if a is None else split(jnp.broadcast_to(a, (B, T))) for a in (
-      positions_BT, segment_ids_BT
-    )]
+    beside = [
+      None if a is None else split(jnp.broadcast_to(a, (B, T)))
+      for a in (positions_BT, segment_ids_BT)
+    ]
     params_Pl = jax.tree.map(
       lambda w: w.reshape(P, -1, *w.shape[1:]), self.get_variable('params', REPEATED)
     )
-    run_stages = jax.vmap(self._stage, in_axes=(0, 0, 0, 0, 0))
+    active = active_mesh()
+    on_stages = 'stage' if active is not None and 'stage' in active[0].shape else None
+    run_stages: Any = jax.vmap(self._stage, spmd_axis_name=on_stages)
     rng = self.make_rng('dropout') if self.has_rng('dropout') else None
     stages = jnp.arange(P)
 

@@ -114,7 +114,7 @@ class RepeatedTransformer(nn.Module):
 
     scan = nn.scan(
       step,
-      variable_axes={'params': 0, 'cache': 0} | dict.fromkeys(SOWN, 0),
+      variable_axes=dict.fromkeys(['params', 'cache', *SOWN], 0),
       split_rngs={'params': True, 'dropout': True},
       length=self.num_layers,
       metadata_params={nn.PARTITION_NAME: 'layers'},

@@ -3,6 +3,7 @@
 from paxlite.experiment import register
 from paxlite.experiments import llama
 from paxlite.experiments.datasets import FlatTokens, SeqioTask, Synthetic
+from paxlite.experiments.glam import GLaM64B64E, GLaM126M64E
 from paxlite.experiments.gpt import GPT5B, GPT126M, GPT175B
 from paxlite.experiments.language_model import LanguageModel
 
@@ -89,6 +90,38 @@ class Lambada175B(Lambada, GPT175B):
 
 
 @register
+class PileGLaM126M64E(Pile, GLaM126M64E):
+  """python -m paxlite.main --fdl_config=PileGLaM126M64E --job_log_dir=LOGS
+
+  GLaM126M64E on the Pile, 64 GPUs, global batch 256 of 2048 tokens.
+  """
+
+
+@register
+class PileGLaM64B64E(Pile, GLaM64B64E):
+  """python -m paxlite.main --fdl_config=PileGLaM64B64E --job_log_dir=LOGS
+
+  GLaM64B64E on the Pile, 512 GPUs, global batch 2048 of 1024 tokens.
+  """
+
+
+@register
+class LambadaGLaM126M64E(Lambada, GLaM126M64E):
+  """python -m paxlite.main --fdl_config=LambadaGLaM126M64E --mode=eval --job_log_dir=LOGS
+
+  LAMBADA with the checkpoints of a PileGLaM126M64E run.
+  """
+
+
+@register
+class LambadaGLaM64B64E(Lambada, GLaM64B64E):
+  """python -m paxlite.main --fdl_config=LambadaGLaM64B64E --mode=eval --job_log_dir=LOGS
+
+  LAMBADA with the checkpoints of a PileGLaM64B64E run.
+  """
+
+
+@register
 class C4GPT126M(C4, GPT126M):
   """python -m paxlite.main --fdl_config=C4GPT126M --job_log_dir=LOGS
 
@@ -136,6 +169,14 @@ class LLaMA70B(BoolQ, llama.LLaMA70B):
 
   68,976,648,192 parameters: Llama 2 of this size, 8 heads of keys and values. Fine-tuned, or with
   --mode=eval evaluated, on BoolQ.
+  """
+
+
+@register
+class SyntheticGLaM126M64E(Synthetic, GLaM126M64E):
+  """python -m paxlite.main --fdl_config=SyntheticGLaM126M64E --job_log_dir=LOGS
+
+  GLaM126M64E on random tokens, for speed: no file needed.
   """
 
 
