@@ -40,7 +40,9 @@ Rules = Mapping[str, str | tuple[str, ...] | None]
 ALL_RULES: Rules = {
   # activations
   'batch': ('replica', 'data', 'expert'),
-  'outer_batch': ('replica', 'data', 'expert', 'stage'),  # of embeddings and logits
+  'outer_batch': ('replica', 'data', 'expert', 'stage'),  # of logits
+  'lookup_batch': ('replica', 'expert'),  # of what is looked up in a table that is split by data
+  'lookup_embed': 'data',
   'length': 'context',
   'residual_length': 'context',  # of what goes from one layer to the next
   'kv_length': None,  # a query's keys are all of its sequence: gathered over context

@@ -38,8 +38,10 @@ def run(
   return result
 
 
-def module(name: str, *arguments: str, devices: int = 1, code: int = 0) -> str:
-  """Runs `python -m name` to the end, checks the exit code and returns what it printed."""
+def module(
+  name: str, *arguments: str, devices: int = 1, code: int = 0
+) -> subprocess.CompletedProcess:
+  """Runs `python -m name` to the end and checks the exit code."""
   result = subprocess.run(
     [sys.executable, '-m', name, *arguments],
     capture_output=True,
@@ -50,7 +52,7 @@ def module(name: str, *arguments: str, devices: int = 1, code: int = 0) -> str:
     check=False,
   )
   assert result.returncode == code, f'{result.returncode}\n{result.stdout}\n{result.stderr}'
-  return result.stdout if code == 0 else result.stderr
+  return result
 
 
 def environment(devices: int = 1) -> dict[str, str]:

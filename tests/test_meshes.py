@@ -72,8 +72,10 @@ SLOW = [
   + [pytest.param(c, id=c[0], marks=pytest.mark.slow) for c in SLOW],
 )
 def test_a_mesh_changes_nothing_but_rounding(cases):
-  out = runs.module('tests.meshes', *cases, devices=8)
-  results = [json.loads(line) for line in out.splitlines() if line.startswith('{')]
+  done = runs.module('tests.meshes', *cases, devices=8)
+  # what XLA says where it makes an array whole on every device to split it another way
+  assert 'full rematerialization' not in done.stderr
+  results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
   assert [r['case'] for r in results] == cases
   for r in results:
     assert r['loss'] < 1e-5, r

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.layers.projection import Initializer
-from paxlite.partitioning import param
+from paxlite.partitioning import param, shard
 
 
 class TokenEmbedding(nn.Module):
@@ -36,7 +36,7 @@ class TokenEmbedding(nn.Module):
   def __call__(self, ids_BT: jax.Array) -> jax.Array:
     """Ids [B, T] to embeddings [B, T, D]."""
     # cast after the lookup: the gradient's scatter then adds in float32
-    x_BTD = self.emb_var[ids_BT].astype(self.dtype)
+    x_BTD = _lookup(self.emb_var, ids_BT).astype(self.dtype)
     # the scale in the activations' dtype, as Gemma's weights were trained with
     return x_BTD if self.lookup_scale == 1 else x_BTD * jnp.asarray(self.lookup_scale, self.dtype)
 
@@ -46,6 +46,16 @@ class TokenEmbedding(nn.Module):
     if self.attend_scale != 1:
       x_BTD = x_BTD * jnp.asarray(self.attend_scale, self.dtype)
     return jnp.einsum('BTD,VD->BTV', x_BTD, self.emb_var.astype(self.dtype))
+
+
+def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
+  """Rows of a table, [B, T, D].
+
+  Every device looks up its part of D for the tokens of its data group, and these exchange parts. Of
+  a table that is split by rows too, each would look up all tokens of the batch.
+  """
+  x_BTD = shard(table_VD, None, 'lookup_embed')[ids_BT]
+  return shard(x_BTD, 'lookup_batch', 'length', 'lookup_embed')
 
 
 class LearnedPositions(nn.Module):
@@ -61,7 +71,7 @@ class LearnedPositions(nn.Module):
     table = param(
       self, 'emb_var', self.emb_init, [self.max_length, self.model_dims], ['positions', 'embed']
     )
-    return table[positions_BT].astype(self.dtype)
+    return _lookup(table, positions_BT).astype(self.dtype)
 
 
 class SinusoidalPositions(nn.Module):

@@ -92,7 +92,7 @@ class TransformerLm(nn.Module):
     x_BTD = self.embedding(ids_BT)
     if self.position_emb is not None:
       x_BTD = x_BTD + self.position_emb(positions_BT)
-    x_BTD = shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed')
+    x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
     x_BTD = self.dropout(x_BTD, deterministic=not self.has_rng('dropout'))
     x_BTD = self.transformer(x_BTD, positions_BT, segment_ids_BT)
     return self.final_ln(shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed'))
