@@ -43,6 +43,9 @@ class Experiment(Parameters):
   DCN_MESH_SHAPE: list[int] = [1, 1, 1]
   SEQUENCE_SHARDED_ACTIVATIONS: bool = False  # between layers, over mdl: length and not width
 
+  # Options of XLA for the train step, NAME=VALUE; those of another kind of device are left out
+  COMPILER_OPTIONS: list[str] = []
+
   # Batch: global batch = PERCORE_BATCH_SIZE × devices, whatever the mesh; fractions are fine
   PERCORE_BATCH_SIZE: float = 1.0
   MAX_SEQ_LEN: int = 1024
@@ -73,6 +76,7 @@ class Experiment(Parameters):
     'ICI_MESH_SHAPE',
     'DCN_MESH_SHAPE',
     'SEQUENCE_SHARDED_ACTIVATIONS',
+    'COMPILER_OPTIONS',
     'EXPERT_AXIS',  # this and the next follow the mesh
     'NUM_MOE_GROUPS',
     'PERCORE_BATCH_SIZE',  # the global batch is checked against the checkpoint's
@@ -193,6 +197,14 @@ class Experiment(Parameters):
     """The mesh over all devices that are present, or over `devices`; UserError if they differ."""
     return partitioning.make_mesh(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices)
 
+  def compiler_options(self, platform: str) -> dict[str, Any]:
+    """COMPILER_OPTIONS for devices of a platform: cpu, gpu, tpu."""
+    options = dict(compiler_option(text) for text in self.COMPILER_OPTIONS)
+    platforms = {'cuda': 'gpu', 'rocm': 'gpu'}
+    mine = f'xla_{platforms.get(platform, platform)}_'
+    kinds = ('xla_cpu_', 'xla_gpu_', 'xla_tpu_')
+    return {k: v for k, v in options.items() if k.startswith(mine) or not k.startswith(kinds)}
+
   @property
   def batch_shards(self) -> int:
     """Parts that a batch's rows are split into."""
@@ -243,6 +255,7 @@ class Experiment(Parameters):
     ):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
+    self.compiler_options('')  # raises where one is none
     self.restore  # noqa: B018 - raises where rules have nothing to apply to
     if not 0 <= self.SEED < 1 << 32:
       raise UserError(f'SEED={self.SEED} must be from 0 to 2**32 - 1')
@@ -251,6 +264,15 @@ class Experiment(Parameters):
         f'MAX_EVAL_BATCHES={self.MAX_EVAL_BATCHES} must be at least 1, or None for all'
       )
     self.batch_size  # noqa: B018 - raises where it does not come out even
+
+
+def compiler_option(text: str) -> tuple[str, Any]:
+  """'xla_name=true' as ('xla_name', True); UserError where it is no such thing."""
+  name, equals, value = text.strip().lstrip('-').partition('=')
+  if not equals or not name.startswith('xla_'):
+    raise UserError(f'COMPILER_OPTIONS: {text!r} must be xla_NAME=VALUE')
+  plain: dict[str, Any] = {'true': True, 'false': False}
+  return name, plain.get(value.lower(), int(value) if value.isdigit() else value)
 
 
 def register(cls: E) -> E:

@@ -48,6 +48,12 @@ _SAVE = flags.DEFINE_bool(
 _ACCEPT = flags.DEFINE_bool(
   'accept_changes', False, 'Continue a folder of a different experiment.', flag_values=_FLAGS
 )
+_COMPILED_STEP = flags.DEFINE_string(
+  'compiled_step',
+  None,
+  'A train step that python -m paxlite.tools.compile --save has written, to load.',
+  flag_values=_FLAGS,
+)
 _TFDS_DATA_DIR = flags.DEFINE_string(
   'tfds_data_dir', None, 'Where TFDS datasets are; TFDS_DATA_DIR is the same.', flag_values=_FLAGS
 )
@@ -157,7 +163,13 @@ def _run(overrides: dict[str, str]) -> None:
 
     jax.profiler.start_server(_PROFILER_PORT.value)
   folder = pathlib.Path(_FOLDER.value).absolute()  # type: ignore[arg-type]
-  run = programs.Run(experiment, folder, save=_SAVE.value, accept_changes=_ACCEPT.value)
+  run = programs.Run(
+    experiment,
+    folder,
+    save=_SAVE.value,
+    accept_changes=_ACCEPT.value,
+    compiled_step=pathlib.Path(_COMPILED_STEP.value) if _COMPILED_STEP.value else None,
+  )
   modes = {'train': programs.train, 'eval': programs.evaluate, 'decode': programs.decode}
   modes[_MODE.value](run)
 

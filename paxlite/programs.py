@@ -15,6 +15,7 @@ from flax.linen import meta
 
 from paxlite import partitioning
 from paxlite.checkpoints import Checkpoints
+from paxlite.compiled_step import SavedStep
 from paxlite.errors import UserError
 from paxlite.evaluation import Evaluator
 from paxlite.experiment import Experiment
@@ -45,6 +46,7 @@ class Run:
     save: Whether training writes checkpoints; it continues from those that are there either way.
     accept_changes: Whether a folder of a different experiment may be continued.
     read_only: Whether what the folder holds stays as it is.
+    compiled_step: A file of tools.compile to load instead of compiling.
   """
 
   experiment: Experiment
@@ -52,6 +54,7 @@ class Run:
   save: bool = True
   accept_changes: bool = False
   read_only: bool = False
+  compiled_step: pathlib.Path | None = None
 
   def trainer(self) -> Trainer:
     """Builds everything; raises UserError before a file is written or a program compiled."""
@@ -64,6 +67,9 @@ class Run:
     _check_eval_batches(e, eval_data)
     states = self.states(mesh, data.batch_size)
     states.plan  # noqa: B018 - raises where another checkpoint does not fit
+    options = e.compiler_options(mesh.devices.flat[0].platform)
+    step = self.compiled_step
+    saved = None if step is None else SavedStep(step, e.values(), options)
     trainer = Trainer(
       task=states.task,
       mesh=mesh,
@@ -82,6 +88,8 @@ class Run:
       flops_per_token=e.flops_per_token,
       profiler_step=e.PROFILER_CAPTURE_STEP,
       profiler_steps=e.PROFILER_NUM_STEPS,
+      compiler_options=options,
+      saved_step=saved,
     )
     _check_trainable(trainer)
     return trainer

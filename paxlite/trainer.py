@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from paxlite import partitioning, profiling
+from paxlite.compiled_step import SavedStep
 from paxlite.errors import TrainingError, UserError
 from paxlite.evaluation import Evaluator, device_batches
 from paxlite.inputs.base import Input, Seekable
@@ -94,6 +95,8 @@ class Trainer:
     flops_per_token: Model FLOPs, for TFLOP/s and MFU.
     profiler_step: Step at which a trace starts, or None.
     profiler_steps: Steps of the trace.
+    compiler_options: Of XLA, for the train step.
+    saved_step: A compiled step to load; None compiles.
   """
 
   task: Task
@@ -113,6 +116,8 @@ class Trainer:
   flops_per_token: float
   profiler_step: int | None = None
   profiler_steps: int = 2
+  compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  saved_step: SavedStep | None = None
 
   def train(self, state: TrainState, step: int) -> TrainState:
     """Runs from `state`, which `states.initial` gave with its step, to max_steps.
@@ -192,19 +197,19 @@ class Trainer:
       self._save(state, step)
 
   def jitted_step(self) -> Any:
-    """train_step as a jitted function of (state, batch) that overwrites the state."""
-
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-      with partitioning.activate(self.mesh, self.rules):
-        return train_step(self.task, self.seed, state, batch)
-
-    shardings = jax.tree.map(lambda x: x.sharding, self.states.abstract)
-    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+    """See jitted_step below."""
+    return jitted_step(self.task, self.mesh, self.rules, self.seed, self.states.abstract)
 
   def _compile(self, state: TrainState, batch: Batch, summaries: Summaries) -> Any:
     before = time.perf_counter()
-    compiled = self.jitted_step().lower(state, batch).compile()
-    summaries.say(f'Compiled the train step in {time.perf_counter() - before:.1f} s.')
+    lowered = self.jitted_step().lower(state, batch)
+    if self.saved_step is None:
+      compiled = lowered.compile(compiler_options=dict(self.compiler_options))
+      done = 'Compiled the train step'
+    else:
+      compiled = self.saved_step.load(lowered, (state, batch), self.mesh)
+      done = f'Loaded the train step of {self.saved_step.path}'
+    summaries.say(f'{done} in {time.perf_counter() - before:.1f} s.')
     return compiled
 
   def _save(self, state: TrainState, step: int) -> None:
@@ -229,6 +234,27 @@ class Trainer:
         f'{jax.process_count()} read it: continue with as many processes as before'
       )
     self.data.seek(step, np.array(positions[jax.process_index()], np.int64))
+
+
+def jitted_step(
+  task: Task, mesh: Mesh, rules: partitioning.Rules, seed: int, abstract: TrainState
+) -> Any:
+  """train_step as a jitted function of (state, batch) that overwrites the state.
+
+  Args:
+    task: See train_step.
+    mesh: Where it runs.
+    rules: Logical axes to mesh axes.
+    seed: See train_step.
+    abstract: The state's shapes, dtypes and shardings.
+  """
+
+  def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    with partitioning.activate(mesh, rules):
+      return train_step(task, seed, state, batch)
+
+  shardings = jax.tree.map(lambda x: x.sharding, abstract)
+  return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
 
 def check_skipped(in_a_row: int, limit: int, step: int) -> None:

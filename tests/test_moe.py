@@ -172,12 +172,12 @@ def test_a_token_without_a_place_gets_nothing():
   ('changes', 'message'),
   [
     (dict(NUM_EXPERTS_PER_TOKEN=9), 'NUM_EXPERTS_PER_TOKEN=9 is more than NUM_EXPERTS=8'),
-    (dict(NUM_LAYERS=3), 'NUM_LAYERS=3 is not divisible by BLOCKS_PER_LAYER=2'),
+    (dict(NUM_LAYERS=3), 'NUM_LAYERS=3 is not divisible by the 2 blocks'),
     (dict(EXPERT_CAPACITY_FACTOR=0.0), 'USE_DROPLESS_MOE=True'),
     (dict(EXPERT_AXIS='expert'), 'EXPERT_AXIS=expert must be None, data, or expert where'),
     (dict(EXPERT_AXIS='data', ICI_MESH_SHAPE=[1, 3, 1]), 'mesh axis data = 3'),
   ],
 )
 def test_what_cannot_be(changes, message):
-  with pytest.raises(UserError, match=message.replace('=', '=')):
+  with pytest.raises(UserError, match=message):
     GLaM126M64E(**SMALL | changes).validate()

@@ -24,6 +24,10 @@ class MixtureOfExperts(LanguageModel):
   USE_DROPLESS_MOE: bool = False
 
   @property
+  def blocks_per_layer(self) -> int:
+    return self.BLOCKS_PER_LAYER
+
+  @property
   def EXPERT_AXIS(self) -> str | None:
     """The mesh axis that experts are spread over; None where each device has a part of all.
 
@@ -50,8 +54,10 @@ class MixtureOfExperts(LanguageModel):
     }
 
   def validate(self) -> None:
+    if self.BLOCKS_PER_LAYER < 1:
+      raise UserError(f'BLOCKS_PER_LAYER={self.BLOCKS_PER_LAYER} must be at least 1')
     super().validate()
-    for name in ('BLOCKS_PER_LAYER', 'NUM_EXPERTS', 'NUM_MOE_GROUPS', 'NUM_EXPERTS_PER_TOKEN'):
+    for name in ('NUM_EXPERTS', 'NUM_MOE_GROUPS', 'NUM_EXPERTS_PER_TOKEN'):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
     if self.NUM_EXPERTS_PER_TOKEN > self.NUM_EXPERTS:

@@ -177,7 +177,7 @@ class LanguageModel(Decoding):
     return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
 
   @property
-  def BLOCKS_PER_LAYER(self) -> int:
+  def blocks_per_layer(self) -> int:
     """Blocks in what the stack repeats."""
     return 1
 
@@ -236,10 +236,11 @@ class LanguageModel(Decoding):
         f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and below ROPE_HIGH_FREQUENCY_FACTOR='
         f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
       )
-    layers, rest = divmod(self.NUM_LAYERS, self.BLOCKS_PER_LAYER)
+    layers, rest = divmod(self.NUM_LAYERS, self.blocks_per_layer)
     if rest:
       raise UserError(
-        f'NUM_LAYERS={self.NUM_LAYERS} is not divisible by BLOCKS_PER_LAYER={self.BLOCKS_PER_LAYER}'
+        f'NUM_LAYERS={self.NUM_LAYERS} is not divisible by the {self.blocks_per_layer} blocks that '
+        'are repeated together'
       )
     if self.num_stages > 1:
       if layers % self.num_stages:
@@ -360,7 +361,7 @@ class LanguageModel(Decoding):
   def stack(self) -> fdl.Partial:
     """The template of all blocks."""
     layers: dict[str, Any] = dict(
-      num_layers=self.NUM_LAYERS // self.BLOCKS_PER_LAYER,
+      num_layers=self.NUM_LAYERS // self.blocks_per_layer,
       checkpoint_policy=self.CHECKPOINT_POLICY,
       layer_tpl=self.layer(),
     )
@@ -376,7 +377,7 @@ class LanguageModel(Decoding):
     )
 
   def layer(self) -> fdl.Partial:
-    """The template of what the stack repeats: BLOCKS_PER_LAYER blocks."""
+    """The template of what the stack repeats: blocks_per_layer blocks."""
     return self.block()
 
   def block(self) -> fdl.Partial:
