@@ -77,6 +77,7 @@ class Experiment(Parameters):
     'DCN_MESH_SHAPE',
     'SEQUENCE_SHARDED_ACTIVATIONS',
     'COMPILER_OPTIONS',
+    'ATTENTION_BLOCK_SIZE',
     'EXPERT_AXIS',  # this and the next follow the mesh
     'NUM_MOE_GROUPS',
     'PERCORE_BATCH_SIZE',  # the global batch is checked against the checkpoint's

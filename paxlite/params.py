@@ -126,7 +126,7 @@ def parse(cls: type, name: str, text: str) -> Any:
   value = _literal(text)
   attempts = [value]
   if isinstance(value, str):  # a quoted list or number, or the shell's true
-    if re.fullmatch(r'\[[\w.\-, ]+\]', value.strip()):
+    if re.fullmatch(r"""\[[^\[\]'"]+\]""", value.strip()):
       attempts.append([word.strip() for word in value.strip()[1:-1].split(',')])
     attempts += [_literal(value), {'true': True, 'false': False}.get(value.lower(), value)]
   else:

@@ -10,6 +10,7 @@ import pytest
 from flax.linen import meta
 
 from paxlite.experiments.gpt import GPT126M
+from paxlite.layers.attention import BlockwiseAttention, DotProductAttention, RelativeBias
 from paxlite.layers.remat import CheckpointPolicy
 from paxlite.task import Task
 
@@ -271,3 +272,36 @@ def test_an_edited_child_leaves_its_siblings_and_other_configs_alone():
   one.model.transformer_tpl.layer_tpl.norm_tpl.epsilon = 0.5
   assert one.model.norm_tpl.epsilon == 1e-5
   assert two.model.transformer_tpl.layer_tpl.norm_tpl.epsilon == 1e-5
+
+
+@pytest.mark.parametrize('case', ['plain', 'grouped', 'window', 'bias and extra logit'])
+def test_attention_by_blocks_is_attention(case):
+  """Output and gradients under packing; keys behind a block's last query are not computed."""
+  kv_heads = 2 if case == 'grouped' else 4
+  values = dict(query_scale=0.5, window=6 if case == 'window' else 0)
+  if 'bias' in case:
+    values |= dict(extra_logit=0.0, relative_bias_tpl=lambda name: RelativeBias(4, name=name))
+  whole, blocks = DotProductAttention(**values), BlockwiseAttention(**values, block_size=8)
+  keys = jax.random.split(jax.random.key(0), 3)
+  shapes = (2, 32, 4, 8), (2, 32, kv_heads, 8), (2, 32, kv_heads, 8)
+  qkv = [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
+  segments = jnp.where(jnp.arange(32) < 11, 1, 2) * jnp.ones((2, 1), jnp.int32)
+  variables = whole.init(jax.random.key(1), *qkv, segments)
+
+  def value(module, variables, qkv):
+    y = module.apply(variables, *qkv, segments)
+    return jnp.sin(y).sum(), y
+
+  grad = jax.value_and_grad(value, argnums=(1, 2), has_aux=True)
+  (_, y), grads = grad(whole, variables, qkv)
+  (_, y2), grads2 = grad(blocks, variables, qkv)
+  np.testing.assert_allclose(y, y2, atol=1e-6)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), grads, grads2)
+  dots = lambda m: [
+    v.aval.shape
+    for e in jax.make_jaxpr(lambda *a: m.apply(variables, *a, segments))(*qkv).jaxpr.eqns
+    for v in e.outvars
+    if v.aval.size >= 2 * 4 * 32 * 32
+  ]
+  assert dots(whole)
+  assert not dots(blocks)

@@ -13,6 +13,7 @@ from paxlite.errors import UserError
 from paxlite.experiments.decoding import Decoding
 from paxlite.layers.attention import (
   Attention,
+  BlockwiseAttention,
   CombinedQkv,
   DotProductAttention,
   PerDimScale,
@@ -103,6 +104,7 @@ class LanguageModel(Decoding):
   ROPE_LOW_FREQUENCY_FACTOR: float = 1.0
   ROPE_HIGH_FREQUENCY_FACTOR: float = 4.0
   ROPE_ORIGINAL_LENGTH: int = 8192
+  ATTENTION_BLOCK_SIZE: int = 0  # queries at a time, to save memory and half the work; 0: all
   SLIDING_WINDOW: int = 0  # tokens that a query sees; 0: all before it
   USE_BIAS: bool = False
   ACTIVATION_CLS: Activation = 'relu'
@@ -225,6 +227,15 @@ class LanguageModel(Decoding):
     if self.NUM_HEADS % self.NUM_KV_HEADS:
       raise UserError(
         f'NUM_HEADS={self.NUM_HEADS} is not divisible by NUM_KV_HEADS={self.NUM_KV_HEADS}'
+      )
+    block = self.ATTENTION_BLOCK_SIZE
+    if block < 0 or (block and self.MAX_SEQ_LEN % block):
+      raise UserError(
+        f'ATTENTION_BLOCK_SIZE={block} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}, or be 0'
+      )
+    if block and self.mesh_sizes.get('context', 1) > 1:
+      raise UserError(
+        'ATTENTION_BLOCK_SIZE and the mesh axis context both split queries: choose one'
       )
     if self.USE_ROTARY_POSITION_EMB and self.DIMS_PER_HEAD % 2:
       raise UserError(f'rotary positions need an even DIMS_PER_HEAD, not {self.DIMS_PER_HEAD}')
@@ -410,15 +421,21 @@ class LanguageModel(Decoding):
       qkv_tpl=qkv,
       query_scale_tpl=template(PerDimScale) if self.USE_PER_DIM_SCALE else None,
       rotary_tpl=self.rotary() if self.USE_ROTARY_POSITION_EMB else None,
-      attention_tpl=template(
-        DotProductAttention,
-        query_scale=1 / math.sqrt(self.DIMS_PER_HEAD),
-        logit_cap=self.ATTEN_LOGIT_CAP,
-        window=self.SLIDING_WINDOW,
-        dropout=self.DROPOUT_PROB,
-      ),
+      attention_tpl=self.dot_product_attention(),
       **sizes,
     )
+
+  def dot_product_attention(self) -> fdl.Partial:
+    """The template of the attention itself."""
+    values: dict[str, Any] = dict(
+      query_scale=1 / math.sqrt(self.DIMS_PER_HEAD),
+      logit_cap=self.ATTEN_LOGIT_CAP,
+      window=self.SLIDING_WINDOW,
+      dropout=self.DROPOUT_PROB,
+    )
+    if self.ATTENTION_BLOCK_SIZE:
+      return template(BlockwiseAttention, block_size=self.ATTENTION_BLOCK_SIZE, **values)
+    return template(DotProductAttention, **values)
 
   def rotary(self) -> fdl.Partial:
     """The template of the rotary embedding."""

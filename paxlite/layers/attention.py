@@ -151,6 +151,28 @@ class DotProductAttention(nn.Module):
       key_segment_ids_BS: Of the keys; None where they are the queries' own.
       start: Index among the keys of the first query.
     """
+    T, S = q_BTNH.shape[1], k_BSGH.shape[1]
+    distance = start + jnp.arange(T)[:, None] - jnp.arange(S)
+    mask = distance >= 0
+    if self.window > 0:
+      mask &= distance < self.window
+    if segment_ids_BT is not None:
+      keys = segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS
+      mask = (mask & (segment_ids_BT[:, :, None] == keys[:, None, :]))[:, None]
+    bias = None
+    if self.relative_bias_tpl is not None:
+      bias = self.relative_bias_tpl(name='relative_bias')(distance)
+    return self.attend(q_BTNH, k_BSGH, v_BSGH, mask, bias)
+
+  def attend(
+    self,
+    q_BTNH: jax.Array,
+    k_BSGH: jax.Array,
+    v_BSGH: jax.Array,
+    mask: jax.Array,
+    bias_NTS: jax.Array | None,
+  ) -> jax.Array:
+    """The context [B, T, N, H] under a mask [T, S] or [B, 1, T, S] and a bias of the logits."""
     B, T, N, H = q_BTNH.shape
     S, G = k_BSGH.shape[1:3]
     q_BTNH = q_BTNH * self.query_scale
@@ -160,15 +182,8 @@ class DotProductAttention(nn.Module):
       q_BTGKH = q_BTNH.reshape(B, T, G, N // G, H)
       scores_BNTS = jnp.einsum('BTGKH,BSGH->BGKTS', q_BTGKH, k_BSGH).reshape(B, N, T, S)
     scores_BNTS = cap_logits(scores_BNTS.astype(jnp.float32), self.logit_cap)
-    distance = start + jnp.arange(T)[:, None] - jnp.arange(S)
-    if self.relative_bias_tpl is not None:
-      scores_BNTS += self.relative_bias_tpl(name='relative_bias')(distance)
-    mask = distance >= 0
-    if self.window > 0:
-      mask &= distance < self.window
-    if segment_ids_BT is not None:
-      keys = segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS
-      mask = (mask & (segment_ids_BT[:, :, None] == keys[:, None, :]))[:, None]
+    if bias_NTS is not None:
+      scores_BNTS += bias_NTS
     scores_BNTS = jnp.where(mask, scores_BNTS, -1e30)
     if self.extra_logit is None:
       weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
@@ -184,6 +199,43 @@ class DotProductAttention(nn.Module):
       return jnp.einsum('BNTS,BSNH->BTNH', weights_BNTS, v_BSGH)
     weights_BGKTS = weights_BNTS.reshape(B, G, N // G, T, S)
     return jnp.einsum('BGKTS,BSGH->BTGKH', weights_BGKTS, v_BSGH).reshape(B, T, N, H)
+
+
+class BlockwiseAttention(DotProductAttention):
+  """The same by blocks of queries, each of which sees the keys up to its own last.
+
+  Half of the scores are never computed, and those of one block exist at a time, in the backward
+  pass too, which computes them again. Where a sequence does not divide into blocks, where keys are
+  cached and under dropout, all queries are one block.
+
+  Attributes:
+    block_size: Queries of a block.
+  """
+
+  block_size: int = 512
+
+  def attend(
+    self,
+    q_BTNH: jax.Array,
+    k_BSGH: jax.Array,
+    v_BSGH: jax.Array,
+    mask: jax.Array,
+    bias_NTS: jax.Array | None,
+  ) -> jax.Array:
+    T, S, b = q_BTNH.shape[1], k_BSGH.shape[1], self.block_size
+    if T != S or T % b or b == T or (self.dropout > 0 and self.has_rng('dropout')):
+      return super().attend(q_BTNH, k_BSGH, v_BSGH, mask, bias_NTS)
+    attend = jax.checkpoint(super().attend)
+    blocks = []
+    for stop in range(b, T + b, b):
+      rows = slice(stop - b, stop)
+      bias_Nbs = None if bias_NTS is None else bias_NTS[:, rows, :stop]
+      blocks.append(
+        attend(
+          q_BTNH[:, rows], k_BSGH[:, :stop], v_BSGH[:, :stop], mask[..., rows, :stop], bias_Nbs
+        )
+      )
+    return jnp.concatenate(blocks, axis=1)
 
 
 class Attention(nn.Module):

@@ -1,0 +1,174 @@
+"""Compiling ahead: reports, saved steps, and what is refused."""
+
+import importlib.util
+import json
+
+import pytest
+
+from paxlite import aot, hlo, targets
+from paxlite.errors import UserError
+from paxlite.main import build_experiment
+from tests import runs
+
+HAS_TPU = importlib.util.find_spec('libtpu') is not None
+HAS_GPU = any(importlib.util.find_spec(f'jax_cuda{n}_plugin') for n in (12, 13))
+
+
+def compile_here(*flags: str, code: int = 0, devices: int = 1):
+  return runs.module(
+    'paxlite.tools.compile',
+    '--fdl_config=TinyGPT',
+    '--target=here',
+    *flags,
+    code=code,
+    devices=devices,
+  )
+
+
+def test_training_loads_what_was_compiled(tmp_path):
+  """Losses are those of a run that compiles, bit for bit; another step or machine is refused."""
+  decay = '--fdl.WEIGHT_DECAY=0.2'
+  step, report = tmp_path / 'step.bin', tmp_path / 'report.json'
+  page = compile_here(f'--save={step}', f'--json={report}', decay).stdout
+  assert f'The compiled step is in {step}' in page
+  written = json.loads(report.read_text())
+  assert written['parameters'] == 30_592
+  assert written['arguments'] > 3 * 4 * 30_592
+  assert step.stat().st_mode & 0o77 == 0
+
+  same = [decay, '--fdl.SUMMARY_INTERVAL_STEPS=1']
+  done = runs.run(tmp_path / 'loaded', *same, f'--compiled_step={step}')
+  assert f'Loaded the train step of {step}' in done.stdout
+  assert 'Compiled the train step' not in done.stdout
+  runs.run(tmp_path / 'compiled', *same)
+  assert runs.losses(tmp_path / 'loaded') == runs.losses(tmp_path / 'compiled')
+
+  def refused(*flags: str, **kwargs) -> str:
+    result = runs.run(tmp_path / 'refused', f'--compiled_step={step}', *flags, code=2, **kwargs)
+    assert result.stderr.count('error:') == 1
+    return result.stderr
+
+  assert 'another train step. What differs: WEIGHT_DECAY 0.2 → 0.1' in refused()
+  assert 'MAX_SEQ_LEN 32 → 16' in refused(decay, '--fdl.MAX_SEQ_LEN=16')
+  two = ['--fdl.ICI_MESH_SHAPE=[1,2,1]', '--fdl.PERCORE_BATCH_SIZE=2']
+  assert 'compiled for devices 1 and here is 2' in refused(decay, *two, devices=2)
+  step.chmod(0o622)
+  assert 'others can write' in refused(decay)
+  step.chmod(0o600)
+  data = bytearray(step.read_bytes())
+  data[-100] ^= 1
+  step.write_bytes(data)
+  assert 'is damaged' in refused(decay)
+  step.write_bytes(b'\x80\x04 something else')
+  assert 'is no compiled step' in refused(decay)
+  step.unlink()
+  assert 'No such file' in refused(decay)
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--target=v5e-9'], 'a slice of v5e has one of 1, 4, 8, 16, 32, 64, 128, 256'),
+    (['--target=v5p-12'], 'a slice of v5p has one of 8, 16'),
+    (['--target=h100x12'], 'hosts have 8 GPUs'),
+    (['--target=a100x8'], 'write v5e-256, 2xv5e-256'),
+    (['--target=here', '--fdl.ICI_MESH_SHAPE=[1,2,1]'], 'asks for 2 devices and 1 is present'),
+    (['--target=here', '--fdl.COMPILER_OPTIONS=[fast]'], "'fast' must be xla_NAME=VALUE"),
+    (['--target=here', '--fdl.COMPILER_OPTIONS=[xla_cpu_nonsense=1]'], 'xla_cpu_nonsense'),
+  ],
+)
+def test_what_cannot_be_compiled(flags, message, capsys, monkeypatch):
+  from paxlite.tools import compile as tool
+
+  monkeypatch.setattr(targets, 'prepare_environment', lambda: None)
+  with pytest.raises(UserError, match=message.replace('[', r'\[')):
+    tool.main(['--fdl_config=TinyGPT', *flags])
+
+
+def test_options_are_those_of_the_platform():
+  e = build_experiment('MaxText16B', [], {})
+  assert e.compiler_options('cpu') == {'xla_enable_async_all_gather': True}
+  assert len(e.compiler_options('tpu')) == 7
+  options = {'COMPILER_OPTIONS': '[xla_gpu_a=2, xla_cpu_b=x]'}
+  e = build_experiment('TinyGPT', [], options)
+  assert e.compiler_options('cuda') == {'xla_gpu_a': 2}
+  assert e.compiler_options('cpu') == {'xla_cpu_b': 'x'}
+
+
+def test_targets():
+  assert targets.parse('2xv5e-256').devices == 512
+  assert targets.parse('v5p-128').devices == 64
+  h100 = targets.parse('h100x256')
+  assert (h100.devices, h100.slices, h100.chip.name) == (256, 1, 'h100')
+
+
+def test_what_crosses_the_network_crosses_it_once_a_host(monkeypatch):
+  """An all-gather of 64 bytes over 4 hosts of 4: 60 are sent, 48 of them are of other hosts."""
+
+  class Device:
+    platform = 'gpu'
+
+  class Mesh:
+    axis_names = ('replica', 'data', 'mdl')
+    shape = dict(replica=1, data=16, mdl=1)
+    devices = type('', (), {'flat': [Device()]})
+
+  class Compiled:
+    as_text = staticmethod(str)
+
+  gather = hlo.Collective('all-gather', 64, ('data',), 16, 1, '')
+  monkeypatch.setattr(hlo, 'collectives', lambda *_: [gather])
+  changes = {'ICI_MESH_SHAPE': '[1,4,1]', 'DCN_MESH_SHAPE': '[1,4,1]'}
+  e = build_experiment('TinyGPT', [], changes)
+  (found,) = aot._communication(e, Compiled(), Mesh(), [])
+  assert (found.bytes, found.ici_bytes, found.dcn_bytes) == (64, 60, 48 / 4)
+
+
+SMALL = [
+  '--fdl_config=Synthetic126M',
+  '--fdl.NUM_LAYERS=2',
+  '--fdl.MODEL_DIMS=256',
+  '--fdl.NUM_HEADS=4',
+  '--fdl.MAX_SEQ_LEN=256',
+  '--fdl.USE_REPEATED_LAYER=True',
+  '--fdl.DCN_MESH_SHAPE=[1,1,1]',
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_TPU, reason='the extra tpu is not installed')
+def test_v5e_256(tmp_path):
+  flags = ['--target=v5e-256', '--fdl.ICI_MESH_SHAPE=[1,64,4]']
+  report, step = tmp_path / 'report.json', tmp_path / 'step.bin'
+  page = runs.module(
+    'paxlite.tools.compile', *SMALL, *flags, f'--json={report}', f'--save={step}'
+  ).stdout
+  r = json.loads(report.read_text())
+  assert r['fits']
+  assert page.startswith('Synthetic126M on v5e-256: fits: ')
+  assert r['mesh'] == {'replica': 1, 'data': 64, 'mdl': 4}
+  kinds = {(c['kind'], *c['axes']) for c in r['communication']}
+  assert ('all-gather', 'data') in kinds
+  assert any(k[1:] == ('mdl',) for k in kinds)
+  assert 0 < r['mfu'][0] <= r['mfu'][1] < 1
+  assert step.stat().st_size > 1 << 20
+  large = [*flags, '--fdl.PERCORE_BATCH_SIZE=4096']
+  page = runs.module('paxlite.tools.compile', *SMALL, *large).stdout
+  assert 'does not fit: ' in page.splitlines()[0]
+  assert '15.75 GiB are there' in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+def test_h100x8(tmp_path):
+  flags = ['--target=h100x8', '--fdl.ICI_MESH_SHAPE=[1,8,1]']
+  report, step = tmp_path / 'report.json', tmp_path / 'step.bin'
+  runs.module('paxlite.tools.compile', *SMALL, *flags, f'--json={report}', f'--save={step}')
+  r = json.loads(report.read_text())
+  assert r['fits']
+  kinds = {(c['kind'], *c['axes']) for c in r['communication']}
+  assert {('all-gather', 'data'), ('reduce-scatter', 'data')} <= kinds
+  assert step.stat().st_size > 1 << 16
+  large = [*flags, '--fdl.PERCORE_BATCH_SIZE=16384']
+  page = runs.module('paxlite.tools.compile', *SMALL, *large).stdout
+  assert 'does not fit: ' in page.splitlines()[0]
