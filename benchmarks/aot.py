@@ -1,0 +1,110 @@
+"""python -m benchmarks.aot [NAME…] [--table]: large models for machines that are not there.
+
+Each NAME of CASES, or all, through `paxlite.tools.compile` in a process of its own; reports go to
+benchmarks/results/aot/NAME.json. Needs the extras tpu and cuda, no device, and an hour on two
+cores. --table prints what is there as a table.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+
+RESULTS = pathlib.Path(__file__).parent / 'results' / 'aot'
+
+ON_256 = ['--fdl.ICI_MESH_SHAPE=[1,8,1]', '--fdl.DCN_MESH_SHAPE=[1,32,1]']
+ON_512 = ['--fdl.ICI_MESH_SHAPE=[1,8,1]', '--fdl.DCN_MESH_SHAPE=[1,64,1]']
+LEAN = ['--fdl.ATTENTION_BLOCK_SIZE=512', '--fdl.NUM_LOSS_CHUNKS=4']
+SMALL = ['--fdl.USE_REPEATED_LAYER=True', '--fdl.CHECKPOINT_POLICY=SAVE_NOTHING']
+SLICES = ['--fdl.DCN_MESH_SHAPE=[2,1,1]']
+
+
+def on_one_slice(devices: int) -> list[str]:
+  return [f'--fdl.ICI_MESH_SHAPE=[1,{devices},1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]']
+
+
+CASES: dict[str, list[str]] = {
+  # how compile time and bytes grow with the number of devices
+  'llama7b_h100x8': ['paxlite.experiments.llama.LLaMA7B', 'h100x8', '--fdl.PERCORE_BATCH_SIZE=2'],
+  'llama7b_h100x64': [
+    'paxlite.experiments.llama.LLaMA7B', 'h100x64', '--fdl.PERCORE_BATCH_SIZE=2',
+    '--fdl.DCN_MESH_SHAPE=[1,8,1]',
+  ],
+  'llama7b_h100x256': [
+    'paxlite.experiments.llama.LLaMA7B', 'h100x256', '--fdl.PERCORE_BATCH_SIZE=2', *ON_256[1:],
+  ],
+  'gpt126m_v5e_8': ['Synthetic126M', 'v5e-8', *SMALL, *on_one_slice(8)],
+  'gpt126m_v5e_64': ['Synthetic126M', 'v5e-64', *SMALL, *on_one_slice(64)],
+  'gpt126m_v5e_256': ['Synthetic126M', 'v5e-256', *SMALL, *on_one_slice(256)],
+  # large ones on GPUs
+  'gpt175b_h100x256': ['Synthetic175B', 'h100x256'],
+  'gpt175b_lean_h100x256': ['Synthetic175B', 'h100x256', *LEAN],
+  'gpt175b_tp8_h100x256': [
+    'Synthetic175B', 'h100x256', *LEAN,
+    '--fdl.ICI_MESH_SHAPE=[1,1,8]', '--fdl.DCN_MESH_SHAPE=[1,32,1]',
+  ],
+  'llama70b_h100x256': ['paxlite.experiments.llama.LLaMA70B', 'h100x256', *ON_256[1:], *LEAN],
+  'llama70b_h100x512': ['paxlite.experiments.llama.LLaMA70B', 'h100x512', *ON_512[1:], *LEAN],
+  'glam64b64e_h100x512': ['GLaM64B64E', 'h100x512'],
+  'glam64b64e_lean_h100x512': ['GLaM64B64E', 'h100x512', *LEAN],
+  # MaxText's table
+  'maxtext16b_v5e_256': ['MaxText16B', 'v5e-256'],
+  'maxtext32b_v5e_256': ['MaxText32B', 'v5e-256'],
+  'maxtext64b_v5e_256': ['MaxText64B', 'v5e-256'],
+  'maxtext128b_v5e_256': ['MaxText128B', 'v5e-256'],
+  'maxtext16b_2xv5e_256': ['MaxText16B', '2xv5e-256', *SLICES],
+  'maxtext32b_2xv5e_256': ['MaxText32B', '2xv5e-256', *SLICES],
+  'maxtext64b_2xv5e_256': ['MaxText64B', '2xv5e-256', *SLICES],
+  'maxtext128b_2xv5e_256': ['MaxText128B', '2xv5e-256', *SLICES],
+}  # fmt: skip
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('names', nargs='*', metavar='NAME')
+  parser.add_argument('--table', action='store_true')
+  args = parser.parse_args()
+  if args.table:
+    print(table())
+    return
+  RESULTS.mkdir(parents=True, exist_ok=True)
+  for name in args.names or CASES:
+    experiment, target, *flags = CASES[name]
+    command = [sys.executable, '-m', 'paxlite.tools.compile', f'--fdl_config={experiment}']
+    command += [f'--target={target}', f'--json={RESULTS / name}.json', *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = done.stdout if done.returncode == 0 else done.stderr[-2000:]
+    print(name, said.splitlines()[0] if done.returncode == 0 else said, flush=True)
+
+
+def table() -> str:
+  """What was compiled, in the order of CASES."""
+  lines = [
+    '| case | mesh | batch a device | verdict | arguments | temporaries | compiled in |'
+    ' sent within, between (GB) | MFU |',
+    '|---|---|---|---|---|---|---|---|---|',
+  ]
+  for name in CASES:
+    path = RESULTS / f'{name}.json'
+    if not path.is_file():
+      continue
+    r = json.loads(path.read_text())
+    mesh = ' × '.join(f'{a} {n}' for a, n in r['mesh'].items() if n > 1)
+    gib = lambda n: f'{n / 2**30:.2f}'
+    sent = '–'
+    if r['communication']:
+      within = sum(c['ici_bytes'] for c in r['communication']) / 1e9
+      between = sum(c['dcn_bytes'] for c in r['communication']) / 1e9
+      sent = f'{within:.1f}, {between:.1f}'
+    mfu = '–' if r['mfu'] is None else f'{r["mfu"][0]:.0%} to {r["mfu"][1]:.0%}'
+    lines.append(
+      f'| {name} | {mesh} | {r["batch_size"] / r["devices"]:g} | {r["verdict"]} | '
+      f'{gib(r["arguments"])} | {gib(r["temporaries"])} | {r["compile_seconds"]:.0f} s | {sent} | '
+      f'{mfu} |'
+    )
+  return '\n'.join(lines)
+
+
+if __name__ == '__main__':
+  main()
