@@ -48,6 +48,41 @@ CASES: dict[str, list[str]] = {
   'llama70b_h100x512': ['paxlite.experiments.llama.LLaMA70B', 'h100x512', *ON_512[1:], *LEAN],
   'glam64b64e_h100x512': ['GLaM64B64E', 'h100x512'],
   'glam64b64e_lean_h100x512': ['GLaM64B64E', 'h100x512', *LEAN],
+  # which mesh: the same step on several
+  'llama7b_replicas_h100x64': [
+    'paxlite.experiments.llama.LLaMA7B', 'h100x64', '--fdl.PERCORE_BATCH_SIZE=2',
+    '--fdl.DCN_MESH_SHAPE=[8,1,1]',
+  ],
+  'llama7b_tp8_h100x64': [
+    'paxlite.experiments.llama.LLaMA7B', 'h100x64', '--fdl.PERCORE_BATCH_SIZE=2',
+    '--fdl.ICI_MESH_SHAPE=[1,1,8]', '--fdl.DCN_MESH_SHAPE=[1,8,1]',
+  ],
+  'llama7b_long_h100x64': [
+    'paxlite.experiments.llama.LLaMA7B', 'h100x64', '--fdl.MAX_SEQ_LEN=32768',
+    '--fdl.PERCORE_BATCH_SIZE=0.125', '--fdl.NUM_LOSS_CHUNKS=8',
+    '--fdl.MESH_AXES=[replica,data,mdl,context]',
+    '--fdl.ICI_MESH_SHAPE=[1,1,1,8]', '--fdl.DCN_MESH_SHAPE=[1,8,1,1]',
+  ],
+  'gpt175b_pipeline_h100x256': [
+    'Synthetic175B', 'h100x256', *LEAN, '--fdl.MESH_AXES=[stage,replica,data,mdl]',
+    '--fdl.ICI_MESH_SHAPE=[1,1,1,8]', '--fdl.DCN_MESH_SHAPE=[8,1,4,1]', '--fdl.NUM_MICROBATCHES=32',
+  ],
+  'gpt175b_h100x1024': [
+    'Synthetic175B', 'h100x1024', *LEAN, '--fdl.PERCORE_BATCH_SIZE=2',
+    '--fdl.DCN_MESH_SHAPE=[1,128,1]',
+  ],
+  'gpt175b_replicas_h100x1024': [
+    'Synthetic175B', 'h100x1024', *LEAN, '--fdl.PERCORE_BATCH_SIZE=2',
+    '--fdl.DCN_MESH_SHAPE=[4,32,1]',
+  ],
+  'gpt175b_tp8_h100x1024': [
+    'Synthetic175B', 'h100x1024', *LEAN, '--fdl.PERCORE_BATCH_SIZE=2',
+    '--fdl.ICI_MESH_SHAPE=[1,1,8]', '--fdl.DCN_MESH_SHAPE=[1,128,1]',
+  ],
+  'glam64b64e_expert_h100x512': [
+    'GLaM64B64E', 'h100x512', *LEAN, '--fdl.MESH_AXES=[replica,data,mdl,expert]',
+    '--fdl.ICI_MESH_SHAPE=[1,1,1,8]', '--fdl.DCN_MESH_SHAPE=[1,64,1,1]',
+  ],
   # MaxText's table
   'maxtext16b_v5e_256': ['MaxText16B', 'v5e-256'],
   'maxtext32b_v5e_256': ['MaxText32B', 'v5e-256'],

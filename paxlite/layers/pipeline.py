@@ -58,22 +58,32 @@ class PipelinedTransformer(RepeatedTransformer):
     rng = self.make_rng('dropout') if self.has_rng('dropout') else None
     stages = jnp.arange(P)
 
-    def tick(held_PbTD: jax.Array, t: jax.Array) -> tuple[jax.Array, Any]:
-      entering = jax.lax.dynamic_index_in_dim(x_MbTD, jnp.minimum(t, M - 1), keepdims=False)
-      held_PbTD = jnp.roll(held_PbTD, 1, axis=0).at[0].set(entering)
+    # Selections by stage and not slices: a slice of a dimension that is split gathers it.
+    is_stage = lambda p: (stages == p)[:, None, None, None]
+
+    def tick(held_PbTD: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
+      entering_bTD, t = inputs
+      entering_bTD = shard(entering_bTD, 'batch', 'residual_length', 'act_embed')
+      held_PbTD = jnp.where(is_stage(0), entering_bTD, jnp.roll(held_PbTD, 1, axis=0))
       held_PbTD = shard(held_PbTD, 'layers', 'batch', 'residual_length', 'act_embed')
       microbatch_P = jnp.clip(t - stages, 0, M - 1)
       with_it = [None if a is None else a[microbatch_P] for a in beside]
       keys_P = None if rng is None else jax.random.split(jax.random.fold_in(rng, t), P)
       out_PbTD, sown = run_stages(params_Pl, held_PbTD, *with_it, keys_P)
       out_PbTD = shard(out_PbTD, 'layers', 'batch', 'residual_length', 'act_embed')
+      left_bTD = jnp.where(is_stage(P - 1), out_PbTD, 0).sum(0)
+      left_bTD = shard(left_bTD, 'batch', 'residual_length', 'act_embed')
       works_P = (t >= stages) & (t - stages < M)
-      return out_PbTD, (out_PbTD[-1], sown, works_P)
+      return out_PbTD, (left_bTD, sown, works_P)
 
+    # what enters after the last microbatch is never looked at
+    entering_tbTD = jnp.pad(x_MbTD, [(0, P - 1), (0, 0), (0, 0), (0, 0)])
     empty_PbTD = jnp.zeros((P, *x_MbTD.shape[1:]), x_BTD.dtype)
-    _, (left_tbTD, sown, works_tP) = jax.lax.scan(tick, empty_PbTD, jnp.arange(ticks))
+    _, (left_tbTD, sown, works_tP) = jax.lax.scan(
+      tick, empty_PbTD, (entering_tbTD, jnp.arange(ticks))
+    )
     self._sow(sown, works_tP, M)
-    y_MbTD = left_tbTD[P - 1 :]
+    y_MbTD = shard(left_tbTD[P - 1 :], None, 'batch', 'residual_length', 'act_embed')
     y_BTD = y_MbTD.swapaxes(0, 1).reshape(B, T, D)
     return shard(y_BTD, 'batch', 'residual_length', 'act_embed')
 
