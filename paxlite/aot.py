@@ -52,7 +52,8 @@ class Roofline:
   """Seconds a step that each resource needs by itself, at its data sheet's speed.
 
   Attributes:
-    compute: Model FLOPs, and those of recomputation where the policy keeps nothing, at the peak.
+    compute: Model FLOPs, and those of recomputation where the policy keeps nothing, at the peak;
+      stretched by the ticks in which stages of a pipeline idle.
     memory: Arguments read, results written, temporaries written and read once: a lower bound.
     ici: Bytes sent within slices or hosts.
     dcn: Bytes sent between them.
@@ -290,6 +291,7 @@ def _roofline(
   e: Any, chip: Chip, flops: float, memory: Any, found: list[Communication]
 ) -> Roofline:
   again = 4 / 3 if e.CHECKPOINT_POLICY in _RECOMPUTE_ALL else 1.0
+  again *= 1 + (e.num_stages - 1) / e.NUM_MICROBATCHES
   moved = (
     memory.argument_size_in_bytes
     + memory.output_size_in_bytes

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 
 import pytest
 
@@ -156,6 +157,16 @@ def test_v5e_256(tmp_path):
   page = runs.module('paxlite.tools.compile', *SMALL, *large).stdout
   assert 'does not fit: ' in page.splitlines()[0]
   assert '15.75 GiB are there' in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+def test_the_commands_of_the_docs():
+  page = (runs.ROOT / 'docs' / 'scaling.md').read_text()
+  for line in re.search(r'```sh aot\n(.*?)```', page, re.DOTALL)[1].splitlines():
+    words = line.split()
+    assert words[:2] == ['python', '-m']
+    runs.module(*words[2:])
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Every command in README.md and docs/ runs, and every Python example."""
 
+import itertools
 import pathlib
 import re
 import shlex
@@ -38,13 +39,16 @@ def test_commands(page, tmp_path):
     (tmp_path / (f'{name[1]}.py' if name else f'example_{i}.py')).write_text(code)
   for line in commands(page):
     words = shlex.split(line, comments=True)
+    given = itertools.takewhile(re.compile(r'[A-Z_]+=').match, words)
+    variables = dict(word.split('=', 1) for word in given)
+    words = words[len(variables) :]
     assert words[0] == 'python', line
     result = subprocess.run(
       [sys.executable, *words[1:]],
       capture_output=True,
       text=True,
       cwd=tmp_path,
-      env=runs.environment() | {'PYTHONPATH': str(tmp_path)},
+      env=runs.environment() | {'PYTHONPATH': str(tmp_path)} | variables,
       timeout=300,
       check=False,
     )
