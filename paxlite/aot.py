@@ -54,7 +54,7 @@ class Roofline:
   Attributes:
     compute: Model FLOPs, and those of recomputation where the policy keeps nothing, at the peak;
       stretched by the ticks in which stages of a pipeline idle.
-    memory: Arguments read, results written, temporaries written and read once: a lower bound.
+    memory: Arguments read, results written, temporaries written and read once: about the least.
     ici: Bytes sent within slices or hosts.
     dcn: Bytes sent between them.
   """
@@ -92,7 +92,7 @@ class Report:
   versions: dict[str, str]
   fits: bool | None
   verdict: str
-  memory_limit: int | None = None
+  chip: Chip | None = None
   arguments: int = 0
   temporaries: int = 0
   generated_code: int = 0
@@ -140,17 +140,19 @@ def compile_step(
     seq_len=e.MAX_SEQ_LEN,
     lower_seconds=seconds,
     versions=compiled_step.versions(device.platform),
-    memory_limit=None if chip is None else chip.memory,
+    chip=chip,
   )
   options = e.compiler_options(device.platform)
   before = time.perf_counter()
   try:
-    compiled = lowered.compile(compiler_options=options)
+    compiled = compiled_step.compile_lowered(lowered, options)
   except jax.errors.JaxRuntimeError as error:
     verdict = _too_large(str(error))
     if verdict is None:
       raise UserError(f'--target={target.name}: {str(error).splitlines()[0]}') from None
     spent = time.perf_counter() - before
+    if save is not None:
+      notes.append(f'Nothing is in {save}.')
     return Report(**known, compile_seconds=spent, fits=False, verdict=verdict, notes=tuple(notes))
   known['compile_seconds'] = time.perf_counter() - before
 
@@ -159,7 +161,9 @@ def compile_step(
   fits, verdict = _verdict(total, chip)
   found = _communication(e, compiled, mesh, notes)
   flops = e.flops_per_token * e.batch_size * e.MAX_SEQ_LEN
-  roofline = None if chip is None else _roofline(e, chip, flops / mesh.size, memory, found)
+  roofline = None
+  if chip is not None:
+    roofline = _roofline(e, chip, device.platform, flops / mesh.size, memory, found)
   mfu = None
   if chip is not None and roofline is not None and flops:
     ideal = flops / mesh.size / chip.peak_flops
@@ -253,6 +257,11 @@ def _verdict(total: int, chip: Chip | None) -> tuple[bool | None, str]:
   of = f'{total / 2**30:.2f} GiB of {chip.memory / 2**30:.2f} GiB, {share:.0%}'
   if share > 1:
     return False, f'does not fit: {of}'
+  if share > chip.default_share:
+    return True, (
+      f'fits: {of}, with XLA_PYTHON_CLIENT_MEM_FRACTION above {share:.2f} '
+      f'(JAX takes {chip.default_share:.0%} by default)'
+    )
   return True, f'fits: {of}'
 
 
@@ -265,12 +274,9 @@ def _communication(
   if text is None:
     notes.append('This version of the compiler cannot print its program: collectives unknown.')
     return []
-  sizes = dict(mesh.shape)
-  if mesh.devices.flat[0].platform == 'tpu':  # of several slices, the program is that of one
-    ici = dict(zip(mesh.axis_names, e.ICI_MESH_SHAPE, strict=True))
-    sizes = ici
-  else:
-    ici = dict(zip(mesh.axis_names, e.ICI_MESH_SHAPE, strict=True))
+  ici = dict(zip(mesh.axis_names, e.ICI_MESH_SHAPE, strict=True))
+  # of several slices of TPUs, the program is that of one
+  sizes = ici if mesh.devices.flat[0].platform == 'tpu' else dict(mesh.shape)
   found = []
   for kind, axes, runs, total, sent in hlo.totals(hlo.collectives(text, sizes)):
     if axes == (hlo.BETWEEN_SLICES,):
@@ -278,7 +284,7 @@ def _communication(
       continue
     members, near = 1, 1
     for axis in axes:
-      members *= mesh.shape[axis] if sizes is not ici else ici[axis]
+      members *= sizes[axis]
       near *= ici[axis]
     # Hierarchical: what is elsewhere crosses the network once a host, spread over its devices, and
     # then goes round within it.
@@ -288,14 +294,14 @@ def _communication(
 
 
 def _roofline(
-  e: Any, chip: Chip, flops: float, memory: Any, found: list[Communication]
+  e: Any, chip: Chip, platform: str, flops: float, memory: Any, found: list[Communication]
 ) -> Roofline:
   again = 4 / 3 if e.CHECKPOINT_POLICY in _RECOMPUTE_ALL else 1.0
   again *= 1 + (e.num_stages - 1) / e.NUM_MICROBATCHES
   moved = (
     memory.argument_size_in_bytes
     + memory.output_size_in_bytes
-    + 2 * min(memory.temp_size_in_bytes, chip.memory)
+    + 2 * min(memory.temp_size_in_bytes, _peak(memory, platform))
   )
   return Roofline(
     compute=flops * again / chip.peak_flops,
@@ -305,9 +311,9 @@ def _roofline(
   )
 
 
-def page(report: Report, chip: Chip | None) -> str:
+def page(report: Report) -> str:
   """The report as a page to read."""
-  r = report
+  r, chip = report, report.chip
   axes = ' × '.join(f'{a} {n}' for a, n in r.mesh.items() if n > 1) or 'one device'
   gib = lambda n: f'{n / 2**30:.2f} GiB' if n >= 1 << 30 else f'{n / 2**20:.2f} MiB'
   lines = [
@@ -328,8 +334,8 @@ def page(report: Report, chip: Chip | None) -> str:
       f'  generated code  {gib(r.generated_code):>12}',
       f'  in use at most  {gib(r.total):>12}',
     ]
-    if r.memory_limit:
-      lines.append(f'  there is        {gib(r.memory_limit):>12}')
+    if chip is not None:
+      lines.append(f'  there is        {gib(chip.memory):>12}')
   if r.communication:
     lines += ['', 'Collectives of a step', '  kind                 axes              runs']
     lines[-1] += '    array bytes   sent within    sent between'

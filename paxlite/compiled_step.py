@@ -41,6 +41,11 @@ class SavedStep:
   values: Mapping[str, Any]
   options: Mapping[str, Any]
 
+  def check(self, mesh: Mesh) -> None:
+    """Raises UserError where it is clear, before anything is traced, that it cannot be loaded."""
+    header, _ = _read(self.path)
+    _refuse_other_machine(self.path, header, machine(mesh, self.options))
+
   def load(self, lowered: Any, arguments: tuple[Any, ...], mesh: Mesh) -> Any:
     """The compiled step.
 
@@ -54,6 +59,7 @@ class SavedStep:
     """
     header, payload = _read(self.path)
     here = identity(lowered, mesh, self.values, self.options)
+    _refuse_other_machine(self.path, header, machine(mesh, self.options))
     _refuse_other(self.path, header, here)
     devices = list(mesh.devices.flat)
     try:
@@ -94,29 +100,53 @@ def save(
     unfinished.replace(path)
   except OSError as e:
     raise UserError(f'--save={path} cannot be written: {e.strerror or e}') from None
+  finally:
+    unfinished.unlink(missing_ok=True)
   return path.stat().st_size
+
+
+def compile_lowered(lowered: Any, options: Mapping[str, Any]) -> Any:
+  """The compiled program; UserError where XLA does not know an option."""
+  try:
+    return lowered.compile(compiler_options=dict(options))
+  except jax.errors.JaxRuntimeError as e:
+    message = str(e).splitlines()[0]
+    if 'compile option' in message or 'While setting option' in message:
+      raise UserError(f'COMPILER_OPTIONS={dict(options)}: {message}') from None
+    raise
 
 
 def identity(
   lowered: Any, mesh: Mesh, values: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
   """What must be the same for a compiled step to do the work of another."""
-  devices = list(mesh.devices.flat)
-  # fake devices of a CPU are counted below
-  flags = [f for f in os.environ.get('XLA_FLAGS', '').split() if 'host_platform_device' not in f]
-  return {
+  return machine(mesh, options) | {
     'format': _FORMAT,
+    'arguments': [_argument(path, x) for path, x in _arguments(lowered)],
+    'program': zlib.crc32(lowered.as_text().encode()),
+    'values': json.loads(json.dumps(dict(values))),
+  }
+
+
+def machine(mesh: Mesh, options: Mapping[str, Any]) -> dict[str, Any]:
+  """What compiles and runs a step."""
+  devices = list(mesh.devices.flat)
+  return {
     'versions': {'paxlite': __version__} | versions(devices[0].platform),
     'device': devices[0].device_kind,
     'devices': len(devices),
     'mesh': dict(mesh.shape),
     'device ids': zlib.crc32(json.dumps([d.id for d in devices]).encode()),
-    'XLA_FLAGS': sorted(flags),
+    'XLA_FLAGS': _flags('XLA_FLAGS'),
+    'LIBTPU_INIT_ARGS': _flags('LIBTPU_INIT_ARGS'),
     'COMPILER_OPTIONS': dict(options),
-    'arguments': [_argument(path, x) for path, x in _arguments(lowered)],
-    'program': zlib.crc32(lowered.as_text().encode()),
-    'values': json.loads(json.dumps(dict(values))),
   }
+
+
+def _flags(variable: str) -> list[str]:
+  """Of XLA, but for those that change no program: fake devices, which are counted, and dumps."""
+  idle = ('--xla_force_host_platform_device_count', '--xla_dump_')
+  return [f for f in os.environ.get(variable, '').split() if not f.startswith(idle)]
 
 
 def versions(platform: str) -> dict[str, str]:
@@ -143,7 +173,8 @@ def _argument(path: Any, x: Any) -> str:
 
 def _read(path: pathlib.Path) -> tuple[dict[str, Any], bytes]:
   try:
-    for p in (path, path.absolute().parent):
+    path = path.resolve()
+    for p in (path, path.parent):
       status = p.stat()
       if status.st_uid not in (os.geteuid(), 0) or (status.st_mode & 0o022 and not _sticky(p)):
         raise UserError(
@@ -171,20 +202,7 @@ def _sticky(folder: pathlib.Path) -> bool:
 
 
 def _refuse_other(path: pathlib.Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-  """Raises UserError with the first difference that explains why a step is another."""
-  for name in (
-    'versions',
-    'device',
-    'devices',
-    'mesh',
-    'XLA_FLAGS',
-    'COMPILER_OPTIONS',
-    'device ids',
-  ):
-    if saved.get(name) != here[name]:
-      raise UserError(
-        f'--compiled_step={path} was compiled for {name} {saved.get(name)} and here is {here[name]}'
-      )
+  """Raises UserError with what may explain why a step is another."""
   if saved['program'] == here['program'] and saved['arguments'] == here['arguments']:
     return
   before, now = saved['values'], here['values']
@@ -197,3 +215,13 @@ def _refuse_other(path: pathlib.Path, saved: Mapping[str, Any], here: Mapping[st
   changed += [f'the argument {a} is on one side alone' for a in others[:3]]
   reason = '; '.join(changed) or 'the code of paxlite, flax or optax'
   raise UserError(f'--compiled_step={path} is of another train step. What differs: {reason}')
+
+
+def _refuse_other_machine(
+  path: pathlib.Path, saved: Mapping[str, Any], here: Mapping[str, Any]
+) -> None:
+  for name, value in here.items():
+    if saved.get(name) != value:
+      raise UserError(
+        f'--compiled_step={path} was compiled for {name} {saved.get(name)} and here is {value}'
+      )

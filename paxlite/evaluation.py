@@ -67,10 +67,12 @@ class Evaluator:
     if pending is not None:
       mean.add(jax.device_get(pending))
     result = mean.result()
-    result['num_predictions'] = mean.weight('avg_xent')
+    count = mean.weight('fraction_of_correct_next_step_preds')
+    result['num_predictions'] = count
     bytes_per_token = getattr(getattr(data, 'source', None), 'bytes_per_token', None)
     if bytes_per_token:
-      result['bits_per_byte'] = result['avg_xent'] / math.log(2) / bytes_per_token
+      xent = result['avg_xent'] * mean.weight('avg_xent') / max(count, 1)  # of a target
+      result['bits_per_byte'] = xent / math.log(2) / bytes_per_token
     return result
 
 

@@ -202,9 +202,14 @@ class Experiment(Parameters):
     """COMPILER_OPTIONS for devices of a platform: cpu, gpu, tpu."""
     options = dict(compiler_option(text) for text in self.COMPILER_OPTIONS)
     platforms = {'cuda': 'gpu', 'rocm': 'gpu'}
-    mine = f'xla_{platforms.get(platform, platform)}_'
-    kinds = ('xla_cpu_', 'xla_gpu_', 'xla_tpu_')
-    return {k: v for k, v in options.items() if k.startswith(mine) or not k.startswith(kinds)}
+    prefixes = {
+      'cpu': ('xla_cpu_',),
+      'gpu': ('xla_gpu_',),
+      'tpu': ('xla_tpu_', 'xla_enable_async_'),
+    }
+    here = platforms.get(platform, platform)
+    others = tuple(p for kind, ps in prefixes.items() if kind != here for p in ps)
+    return {k: v for k, v in options.items() if not k.startswith(others)}
 
   @property
   def batch_shards(self) -> int:
@@ -269,7 +274,7 @@ class Experiment(Parameters):
 
 def compiler_option(text: str) -> tuple[str, Any]:
   """'xla_name=true' as ('xla_name', True); UserError where it is no such thing."""
-  name, equals, value = text.strip().lstrip('-').partition('=')
+  name, equals, value = (part.strip() for part in text.strip().lstrip('-').partition('='))
   if not equals or not name.startswith('xla_'):
     raise UserError(f'COMPILER_OPTIONS: {text!r} must be xla_NAME=VALUE')
   plain: dict[str, Any] = {'true': True, 'false': False}

@@ -91,10 +91,8 @@ def load(
   """
   tokenizer = open_tokenizer(tokenizer_path or str(tokenizer_of(source.folder) or ''))
   check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
-  decoding = dict(USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING')
-  if hasattr(experiment, 'USE_DROPLESS_MOE'):  # what a text gets must not depend on its neighbours
-    decoding |= dict(USE_DROPLESS_MOE=True)
-  unrolled = type(experiment)(**(explicit_values(experiment) | decoding))
+  values = explicit_values(experiment) | experiment.decoding_values
+  unrolled = type(experiment)(**values)
   mesh = experiment.mesh()
   task = fdl.build(unrolled.task())
   boxed = jax.eval_shape(task.init_params, jax.random.key(0))

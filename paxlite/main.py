@@ -150,6 +150,8 @@ def _run(overrides: dict[str, str]) -> None:
   if _TFDS_DATA_DIR.value is not None:
     os.environ['TFDS_DATA_DIR'] = _TFDS_DATA_DIR.value
   experiment = build_experiment(_CONFIG.value, _FIDDLERS.value, overrides)  # type: ignore[arg-type]
+  if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
+    raise UserError('--compiled_step is for training: leave it out')
   from paxlite import distributed, programs
 
   if _DRY_RUN.value:
@@ -168,7 +170,7 @@ def _run(overrides: dict[str, str]) -> None:
     folder,
     save=_SAVE.value,
     accept_changes=_ACCEPT.value,
-    compiled_step=pathlib.Path(_COMPILED_STEP.value) if _COMPILED_STEP.value else None,
+    compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
   )
   modes = {'train': programs.train, 'eval': programs.evaluate, 'decode': programs.decode}
   modes[_MODE.value](run)

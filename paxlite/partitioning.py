@@ -132,7 +132,10 @@ def device_order(ici: Sequence[int], dcn: Sequence[int], devices: Sequence[Any])
 
     slices = len({_slice(d) for d in devices})
     if slices != math.prod(dcn):
-      raise UserError(f'DCN_MESH_SHAPE={list(dcn)} must multiply to the {slices} slices of devices')
+      raise UserError(
+        f'DCN_MESH_SHAPE={list(dcn)} is for {math.prod(dcn)} slices of TPUs and the devices are in '
+        f'{slices}: its product must be {slices}'
+      )
     make = functools.partial(mesh_utils.create_device_mesh, allow_split_physical_axes=True)
     blocks = [make(ici, granule) for granule in granules]
   else:
@@ -168,7 +171,7 @@ def mesh_shape(ici: Sequence[int], dcn: Sequence[int]) -> tuple[int, ...]:
 
 
 def _full(dcn: Sequence[int], axes: int) -> Sequence[int]:
-  return [1] * axes if math.prod(dcn) == 1 else dcn
+  return [1] * axes if all(d == 1 for d in dcn) else dcn
 
 
 def check_mesh_shape(
@@ -320,6 +323,7 @@ def param(
 
 def process_rows(sharding: NamedSharding, batch_size: int) -> slice:
   """The rows of a global batch that the devices of this process hold."""
-  indices = sharding.addressable_devices_indices_map((batch_size, 1)).values()
+  rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
+  indices = rows.addressable_devices_indices_map((batch_size,)).values()
   bounds = [index[0].indices(batch_size) for index in indices if index is not None]
   return slice(min(b[0] for b in bounds), max(b[1] for b in bounds))

@@ -70,6 +70,8 @@ class Run:
     options = e.compiler_options(mesh.devices.flat[0].platform)
     step = self.compiled_step
     saved = None if step is None else SavedStep(step, e.values(), options)
+    if saved is not None:
+      saved.check(mesh)
     trainer = Trainer(
       task=states.task,
       mesh=mesh,

@@ -21,6 +21,7 @@ class Chip:
       torus, all of a GPU's NVLink.
     dcn_bandwidth: Bytes/s that it sends to other slices or hosts, its share of the host's network.
     source: Where the numbers are from.
+    default_share: Of its memory, what JAX takes unless it is told otherwise.
   """
 
   name: str
@@ -30,6 +31,7 @@ class Chip:
   ici_bandwidth: float
   dcn_bandwidth: float
   source: str
+  default_share: float = 1.0
 
 
 GIB = 1 << 30
@@ -42,7 +44,7 @@ CHIPS = {
     Chip('v6e', 918e12, int(31.25 * GIB), 1638e9, 200e9, 3.1e9, _TPU),
     Chip(
       'h100', 989e12, 84_929_347_584, 3352e9, 450e9, 50e9,
-      'NVIDIA H100 SXM data sheet; 400 Gb/s InfiniBand a GPU',
+      'NVIDIA H100 SXM data sheet; 400 Gb/s InfiniBand a GPU', default_share=0.75,
     ),
   )
 }  # fmt: skip
@@ -130,8 +132,8 @@ class Target:
     except (RuntimeError, NotImplementedError) as e:
       extra = 'cuda' if self.chip.name == 'h100' else 'tpu'
       raise UserError(
-        f'--target={self.name}: {str(e).splitlines()[0]}. Its compiler comes with '
-        f"pip install 'paxlite[{extra}]', and needs no such device"
+        f"--target={self.name} needs the compiler of pip install 'paxlite[{extra}]', and no "
+        f'such device: {str(e).splitlines()[0][:80]}'
       ) from None
     return list(found.devices)
 

@@ -77,7 +77,8 @@ class Task:
     one = jnp.ones(())
     xent = Weighted(mean(losses.xent), num_predictions)
     if self.mean_over_padding:
-      xent = Weighted((losses.xent * weights).mean(), one * weights.size)
+      positions = self._xent_weight(weights)
+      xent = Weighted((losses.xent * weights).sum() / jnp.maximum(positions, 1), positions)
     aux_loss = total_loss(sown)
     loss = xent.value + aux_loss
     return loss, {
@@ -93,7 +94,7 @@ class Task:
     """Gradients of the loss by the trainable parameters, and the metrics.
 
     Microbatches are averaged by their number of target tokens, so that their number changes the
-    result by rounding (and by dropout's masks) alone.
+    result by rounding (and by dropout's masks) alone; terms that layers add, by their number.
     """
     trainable, frozen = self.optimizer.split(params)
 
@@ -104,25 +105,39 @@ class Task:
     if self.num_microbatches == 1:
       return grad(trainable, batch, rng)
 
-    def accumulate(total, inputs):
-      i, microbatch = inputs
-      g, metrics = grad(trainable, microbatch, None if rng is None else jax.random.fold_in(rng, i))
-      weight = metrics['avg_xent'].weight
-      return jax.tree.map(lambda t, g: t + weight * g, total, g), metrics
-
     n = self.num_microbatches
     # every n-th row, so that each device's rows stay on it
     split = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1), batch)
+    whole = jnp.maximum(self._xent_weight(batch['weights']), 1e-6)
+
+    def part(trainable, microbatch, rng):
+      _, metrics = loss(trainable, microbatch, rng)
+      xent, aux_loss = metrics['avg_xent'], metrics['aux_loss']
+      return xent.value * xent.weight / whole + aux_loss.value / n, metrics
+
+    def accumulate(total, inputs):
+      i, microbatch = inputs
+      rng_i = None if rng is None else jax.random.fold_in(rng, i)
+      g, metrics = jax.grad(part, has_aux=True)(trainable, microbatch, rng_i)
+      return jax.tree.map(jnp.add, total, g), metrics
+
     zeros = jax.tree.map(jnp.zeros_like, trainable)
-    total, metrics = jax.lax.scan(accumulate, zeros, (jnp.arange(n), split))
-    weight = metrics['avg_xent'].weight.sum()
-    mean = {k: _over_microbatches(k, m, metrics['avg_xent'].weight) for k, m in metrics.items()}
-    return jax.tree.map(lambda t: t / jnp.maximum(weight, 1e-6), total), mean
+    grads, metrics = jax.lax.scan(accumulate, zeros, (jnp.arange(n), split))
+    mean = {k: _over_microbatches(k, m) for k, m in metrics.items()}
+    total = mean['avg_xent'].value + mean['aux_loss'].value
+    mean['total_loss'] = Weighted(total, mean['total_loss'].weight)
+    return grads, mean
+
+  def _xent_weight(self, weights_BT: jax.Array) -> jax.Array:
+    """What the sum of cross-entropies is divided by; rows without a target are not there."""
+    if not self.mean_over_padding:
+      return weights_BT.sum()
+    return (weights_BT.max(1) > 0).sum() * jnp.float32(weights_BT.shape[1])
 
 
-def _over_microbatches(name: str, m: Weighted, share: jax.Array) -> Weighted:
-  """One metric of a whole step from those of its microbatches [n]; losses as gradients are."""
+def _over_microbatches(name: str, m: Weighted) -> Weighted:
+  """One metric of a whole step from those of its microbatches [n]."""
   if name == 'num_predictions':  # a count of the step, not a mean of counts
     return Weighted(m.value.sum(), m.weight.mean())
-  weight = share if name in ('total_loss', 'aux_loss') else m.weight
-  return Weighted((m.value * weight).sum() / jnp.maximum(weight.sum(), 1e-6), m.weight.sum())
+  weight = m.weight.sum()
+  return Weighted((m.value * m.weight).sum() / jnp.maximum(weight, 1e-6), weight)

@@ -15,7 +15,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from paxlite import partitioning, profiling
-from paxlite.compiled_step import SavedStep
+from paxlite.compiled_step import SavedStep, compile_lowered
 from paxlite.errors import TrainingError, UserError
 from paxlite.evaluation import Evaluator, device_batches
 from paxlite.inputs.base import Input, Seekable
@@ -204,7 +204,7 @@ class Trainer:
     before = time.perf_counter()
     lowered = self.jitted_step().lower(state, batch)
     if self.saved_step is None:
-      compiled = lowered.compile(compiler_options=dict(self.compiler_options))
+      compiled = compile_lowered(lowered, self.compiler_options)
       done = 'Compiled the train step'
     else:
       compiled = self.saved_step.load(lowered, (state, batch), self.mesh)

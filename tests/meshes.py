@@ -15,6 +15,7 @@ import numpy as np
 from flax.linen import meta
 
 from paxlite import hlo, partitioning
+from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
@@ -36,6 +37,8 @@ MODELS: dict[str, Any] = {
   'gpt': (GPT126M, SMALL),
   'llama': (LLaMA, SMALL | dict(NUM_KV_HEADS=2)),
   'glam': (GLaM126M64E, GLAM),
+  # a loss that is a mean over targets, and a large term beside it
+  'moe': (MixtureOfExperts, GLAM | dict(AUX_LOSS_COEF=1.0)),
   'dropless': (GLaM126M64E, GLAM | dict(USE_DROPLESS_MOE=True)),
 }
 AXES = ['replica', 'data', 'mdl']
@@ -55,6 +58,12 @@ MESHES: dict[str, dict[str, Any]] = {
   'expert': dict(MESH_AXES=[*AXES, 'expert'], ICI_MESH_SHAPE=[1, 2, 1, 4]),
   'expert_tp': dict(MESH_AXES=[*AXES, 'expert'], ICI_MESH_SHAPE=[1, 2, 2, 2]),
   'expert_fsdp': dict(ICI_MESH_SHAPE=[1, 8, 1], EXPERT_AXIS=None),
+  'pipeline_sequence': dict(
+    MESH_AXES=['stage', *AXES],
+    ICI_MESH_SHAPE=[2, 1, 2, 2],
+    NUM_MICROBATCHES=2,
+    SEQUENCE_SHARDED_ACTIVATIONS=True,
+  ),
   'fractional': dict(ICI_MESH_SHAPE=[1, 4, 2], PERCORE_BATCH_SIZE=0.5),
 }
 

@@ -88,7 +88,7 @@ def test_what_cannot_be_compiled(flags, message, capsys, monkeypatch):
 
 def test_options_are_those_of_the_platform():
   e = build_experiment('MaxText16B', [], {})
-  assert e.compiler_options('cpu') == {'xla_enable_async_all_gather': True}
+  assert e.compiler_options('cpu') == {}
   assert len(e.compiler_options('tpu')) == 7
   options = {'COMPILER_OPTIONS': '[xla_gpu_a=2, xla_cpu_b=x]'}
   e = build_experiment('TinyGPT', [], options)
@@ -153,8 +153,9 @@ def test_v5e_256(tmp_path):
   assert any(k[1:] == ('mdl',) for k in kinds)
   assert 0 < r['mfu'][0] <= r['mfu'][1] < 1
   assert step.stat().st_size > 1 << 20
-  large = [*flags, '--fdl.PERCORE_BATCH_SIZE=4096']
-  page = runs.module('paxlite.tools.compile', *SMALL, *large).stdout
+  large = [*flags, '--fdl.PERCORE_BATCH_SIZE=4096', f'--save={tmp_path / "none.bin"}']
+  page = runs.module('paxlite.tools.compile', *SMALL, *large, code=1).stdout
+  assert f'Nothing is in {tmp_path / "none.bin"}.' in page
   assert 'does not fit: ' in page.splitlines()[0]
   assert '15.75 GiB are there' in page
 
@@ -181,5 +182,5 @@ def test_h100x8(tmp_path):
   assert {('all-gather', 'data'), ('reduce-scatter', 'data')} <= kinds
   assert step.stat().st_size > 1 << 16
   large = [*flags, '--fdl.PERCORE_BATCH_SIZE=16384']
-  page = runs.module('paxlite.tools.compile', *SMALL, *large).stdout
+  page = runs.module('paxlite.tools.compile', *SMALL, *large, code=1).stdout
   assert 'does not fit: ' in page.splitlines()[0]

@@ -32,6 +32,9 @@ MODELS = {
   'glam': GLaM126M64E(
     **SMALL | dict(NUM_LAYERS=4), NUM_EXPERTS=4, USE_DROPLESS_MOE=True, USE_REPEATED_LAYER=True
   ),
+  'pipeline': LLaMA(
+    **LLAMA, MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 1, 1]
+  ),
   'bfloat16': LLaMA(**(LLAMA | dict(FPROP_DTYPE='bfloat16')), USE_REPEATED_LAYER=False),
 }
 PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9, 10, 11, 12, 13], [4]]
@@ -43,7 +46,7 @@ def made(name: str):
   return model, params
 
 
-@pytest.mark.parametrize('name', ['gpt', 'llama', 'repeated', 'window', 'glam'])
+@pytest.mark.parametrize('name', ['gpt', 'llama', 'repeated', 'window', 'glam', 'pipeline'])
 def test_the_cache_gives_what_recomputing_gives(name):
   """Tokens of every row, in a batch of different lengths and alone."""
   model, params = made(name)

@@ -36,11 +36,11 @@ MUST = {
   'expert_tp': {'all-to-all expert', 'all-reduce mdl'},
   'expert_fsdp': {'all-gather data'},
   'fractional': {'all-gather data', 'all-reduce mdl'},
+  'pipeline_sequence': {'collective-permute stage', 'all-gather mdl'},
 }
 # Where experts lie over data, as in Pax, tokens move along it; without drops they are gathered
 MUST_OF = {
   'glam/fsdp': {'all-to-all data'},
-  'dropless/fsdp': {'all-gather data', 'reduce-scatter data'},
   'dropless/expert': {'all-gather expert', 'reduce-scatter expert'},
   'dropless/expert_tp': {'all-gather expert', 'reduce-scatter expert'},
 }
@@ -56,6 +56,7 @@ SLOW = [
   ['llama/sequence', 'llama/context', 'llama/pipeline', 'llama/pipeline_tp', 'llama/fractional'],
   ['glam/dp', 'glam/fsdp', 'glam/tp', 'glam/dp_fsdp_tp', 'glam/dcn', 'glam/sequence'],
   ['glam/expert', 'glam/expert_fsdp', 'glam/context', 'glam/pipeline', 'glam/fractional'],
+  ['gpt/pipeline_sequence', 'moe/pipeline', 'moe/dp'],
   [
     'dropless/fsdp',
     'dropless/tp',
@@ -74,7 +75,8 @@ SLOW = [
 def test_a_mesh_changes_nothing_but_rounding(cases):
   done = runs.module('tests.meshes', *cases, devices=8)
   # what XLA says where it makes an array whole on every device to split it another way
-  assert 'full rematerialization' not in done.stderr
+  whole = [x for x in done.stderr.splitlines() if 'full rematerialization' in x]
+  assert not [x for x in whole if 'fake_parameter' not in x]  # those are of its own estimates
   results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
   assert [r['case'] for r in results] == cases
   for r in results:

@@ -168,6 +168,19 @@ def test_a_token_without_a_place_gets_nothing():
   assert not groups[:, 4:].any()
 
 
+def test_rows_that_fill_a_batch_up_do_not_count():
+  """The last batch of an evaluation: rows without a target change no metric."""
+  reference = praxis.load('glam4l')
+  task = fdl.build(GLaM126M64E(**SMALL | dict(USE_DROPLESS_MOE=True)).task())
+  params = praxis.glam_tree(reference, 'params', num_heads=4)
+  batch = praxis.batch(reference)
+  filled = {k: np.concatenate([v, np.zeros_like(v)]) for k, v in batch.items()}
+  metrics, more = task.loss(params, batch)[1], task.loss(params, filled)[1]
+  for name in ('avg_xent', 'log_pplx', 'num_predictions'):
+    np.testing.assert_allclose(metrics[name].value, more[name].value, rtol=1e-6)
+    np.testing.assert_allclose(metrics[name].weight, more[name].weight)
+
+
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [

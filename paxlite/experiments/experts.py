@@ -32,9 +32,12 @@ class MixtureOfExperts(LanguageModel):
     """The mesh axis that experts are spread over; None where each device has a part of all.
 
     Pax spreads them over data, which an axis of their own leaves to the rest of their weights.
+    Without drops, that would gather all tokens of the batch on each device.
     """
     if 'expert' in self.MESH_AXES:
       return 'expert'
+    if self.USE_DROPLESS_MOE:
+      return None
     return 'data' if self.NUM_EXPERTS % self.mesh_sizes['data'] == 0 else None
 
   @property
@@ -87,6 +90,11 @@ class MixtureOfExperts(LanguageModel):
     names = ('NUM_EXPERTS_PER_TOKEN', 'EXPERT_CAPACITY_FACTOR', 'USE_DROPLESS_MOE')
     sizes |= {name: getattr(self, name) for name in ('NUM_EXPERTS', 'BLOCKS_PER_LAYER')}
     return sizes, function | {name: getattr(self, name) for name in names}
+
+  @property
+  def decoding_values(self) -> dict[str, Any]:
+    """What a text gets must not depend on its neighbours: every token finds a place."""
+    return super().decoding_values | dict(USE_DROPLESS_MOE=True)
 
   def layer(self) -> fdl.Partial:
     blocks = [self.block() for _ in range(self.BLOCKS_PER_LAYER)]

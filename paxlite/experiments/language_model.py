@@ -486,6 +486,11 @@ class LanguageModel(Decoding):
     return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
 
   @property
+  def decoding_values(self) -> dict[str, Any]:
+    """Attributes of the model that continues text with the same variables."""
+    return dict(USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING')
+
+  @property
   def matmul_params(self) -> int:
     """Weights of the blocks that a token is multiplied with."""
     return self.NUM_LAYERS * (self.attention_params + self.ffn_params)

@@ -92,6 +92,8 @@ class TransformerLm(nn.Module):
     x_BTD = self.embedding(ids_BT)
     if self.position_emb is not None:
       x_BTD = x_BTD + self.position_emb(positions_BT)
+    # one change of layout at a time, each of which XLA knows how to make
+    x_BTD = shard(x_BTD, 'batch', 'length', 'act_embed')
     x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
     x_BTD = self.dropout(x_BTD, deterministic=not self.has_rng('dropout'))
     x_BTD = self.transformer(x_BTD, positions_BT, segment_ids_BT)

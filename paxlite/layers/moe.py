@@ -76,7 +76,7 @@ def route(logits_GSE: jax.Array, is_token_GS: jax.Array, top_k: int) -> Routing:
 def load_balance_loss(routing: Routing) -> jax.Array:
   """E²·mean(mean_S(probability) · mean_S(is the first choice)): 1 where all experts are equal.
 
-  GShard's auxiliary loss, padding left out of both means.
+  GShard's auxiliary loss. Padding counts in no numerator and in both denominators, as in Pax.
   """
   E = routing.probabilities_GSE.shape[-1]
   tokens_GS1 = routing.is_token_GS[..., None]
@@ -306,10 +306,11 @@ def _sorted_experts(
   is_ours_R = (expert_R >= 0) & (expert_R < E)
   order_R = jnp.argsort(jnp.where(is_ours_R, expert_R, E), stable=True)
   sizes_E = jnp.zeros(E, jnp.int32).at[jnp.where(is_ours_R, expert_R, E)].add(1, mode='drop')
-  x_RD = x_GSD.reshape(-1, D)[order_R // K]
+  # rows after those of our experts hold nothing, nor do their gradients
+  is_held_R1 = is_ours_R[order_R, None]
+  x_RD = jnp.where(is_held_R1, x_GSD.reshape(-1, D)[order_R // K], 0)
   hidden_RF = activation(jax.lax.ragged_dot(x_RD, w_in_EDF, sizes_E))
   y_RD = jax.lax.ragged_dot(hidden_RF, w_out_EFD, sizes_E)
-  # rows after those of our experts hold nothing
   weight_R = jnp.where(is_ours_R, weights_GSK.reshape(-1), 0)[order_R]
-  y_RD = jnp.where(is_ours_R[order_R, None], y_RD, 0) * weight_R[:, None]
+  y_RD = jnp.where(is_held_R1, y_RD, 0) * weight_R[:, None]
   return jnp.zeros_like(x_GSD.reshape(-1, D)).at[order_R // K].add(y_RD).reshape(G, S, D)

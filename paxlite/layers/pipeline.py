@@ -35,7 +35,7 @@ class PipelinedTransformer(RepeatedTransformer):
   def __call__(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
-    if self.is_initializing():
+    if self.is_initializing() or self.is_mutable_collection('cache'):  # text comes token by token
       return super().__call__(x_BTD, positions_BT, segment_ids_BT)
     B, T, D = x_BTD.shape
     P = self.num_stages

@@ -5,13 +5,17 @@ fits, what it communicates and how fast it can be. --fdl.NAME=VALUE overrides an
 must be that of the target, and COMPILER_OPTIONS go to XLA. --compiled_step=step.bin makes training
 load what --save has written.
 
+Exits with 1 where the step does not fit, with 2 for wrong input.
+
 Targets: v5e-N, v5p-N, v6e-N (one slice of TPUs), Kxv5e-N (K slices), h100xN, and here. Compilers
 come with the extras tpu and cuda.
 """
 
 import argparse
 import json
+import os
 import pathlib
+import sys
 from collections.abc import Sequence
 
 from paxlite.errors import UserError
@@ -30,6 +34,11 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--save', type=pathlib.Path, help='where the compiled step goes')
   parser.add_argument('--json', type=pathlib.Path, help='where the report goes as JSON')
   args, overrides = cli.parse(parser, argv)
+  _check_output('--save', args.save)
+  _check_output('--json', args.json)
+
+  # what came out of XLA's cache cannot be saved again, and its time would be no compiler's
+  os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
 
   from paxlite import targets
 
@@ -42,13 +51,26 @@ def main(argv: Sequence[str]) -> None:
 
   experiment = build_experiment(args.fdl_config, args.fiddler, overrides)
   report = aot.compile_step(experiment, target, args.save)
-  print(aot.page(report, target.chip))
+  print(aot.page(report))
   if args.json is not None:
-    try:
-      args.json.parent.mkdir(parents=True, exist_ok=True)
-      args.json.write_text(json.dumps(report.as_json(), indent=1) + '\n')
-    except OSError as e:
-      raise UserError(f'--json={args.json} cannot be written: {e.strerror or e}') from None
+    args.json.write_text(json.dumps(report.as_json(), indent=1) + '\n')
+  if report.fits is False:
+    sys.exit(1)
+
+
+def _check_output(flag: str, path: pathlib.Path | None) -> None:
+  """Raises UserError, before hours of compiling, where a file cannot be written in the end."""
+  if path is None:
+    return
+  try:
+    if not path.name or path.is_dir():
+      raise IsADirectoryError('it names a folder')
+    path.parent.mkdir(parents=True, exist_ok=True)
+    probe = path.with_name(f'.{path.name}.writable')
+    probe.touch()
+    probe.unlink()
+  except OSError as e:
+    raise UserError(f'{flag}={path} cannot be written: {e.strerror or e}') from None
 
 
 if __name__ == '__main__':
