@@ -29,9 +29,7 @@ MODELS = {
   'llama': LLaMA(**LLAMA, USE_REPEATED_LAYER=False),
   'repeated': LLaMA(**LLAMA),
   'window': LLaMA(**LLAMA, USE_REPEATED_LAYER=False, SLIDING_WINDOW=6),
-  'glam': GLaM126M64E(
-    **SMALL | dict(NUM_LAYERS=4), NUM_EXPERTS=4, USE_DROPLESS_MOE=True, USE_REPEATED_LAYER=True
-  ),
+  'glam': GLaM126M64E(**SMALL, NUM_EXPERTS=4, USE_DROPLESS_MOE=True, USE_REPEATED_LAYER=True),
   'pipeline': LLaMA(
     **LLAMA, MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 1, 1]
   ),

@@ -6,6 +6,7 @@ reduce-scatter on GPU and TPU.
 """
 
 import json
+import re
 
 import fiddle as fdl
 import jax
@@ -46,12 +47,12 @@ MUST_OF = {
 }
 
 FAST = [
-  ['gpt/dp_fsdp_tp', 'gpt/pipeline_tp', 'gpt/sequence'],
-  ['llama/context_tp', 'glam/expert_tp', 'dropless/expert'],
+  ['gpt/pipeline_tp', 'llama/context_tp'],
+  ['glam/expert_tp', 'dropless/expert'],
 ]
 SLOW = [
   ['gpt/dp', 'gpt/fsdp', 'gpt/tp', 'gpt/dcn', 'gpt/dcn_data', 'gpt/fractional'],
-  ['gpt/tp4', 'gpt/context', 'gpt/context_tp', 'gpt/pipeline'],
+  ['gpt/tp4', 'gpt/context', 'gpt/context_tp', 'gpt/pipeline', 'gpt/dp_fsdp_tp', 'gpt/sequence'],
   ['llama/dp', 'llama/fsdp', 'llama/tp', 'llama/tp4', 'llama/dp_fsdp_tp', 'llama/dcn'],
   ['llama/sequence', 'llama/context', 'llama/pipeline', 'llama/pipeline_tp', 'llama/fractional'],
   ['glam/dp', 'glam/fsdp', 'glam/tp', 'glam/dp_fsdp_tp', 'glam/dcn', 'glam/sequence'],
@@ -87,6 +88,22 @@ def test_a_mesh_changes_nothing_but_rounding(cases):
     assert must <= r['collectives'].keys(), r
     gathered = [size for kind, size in r['collectives'].items() if kind.startswith('all-gather')]
     assert max(gathered, default=0) < r['activation'], r
+
+
+@pytest.mark.slow
+def test_the_longer_commands_of_the_docs(tmp_path):
+  page = (runs.ROOT / 'docs' / 'scaling.md').read_text()
+  lines = re.search(r'```sh slow\n(.*?)```', page, re.DOTALL)[1].splitlines()
+  assert len(lines) > 1
+  for i, line in enumerate(lines):
+    flags, python, m, module, *words = line.split()
+    assert (flags, python, m) == (
+      'XLA_FLAGS=--xla_force_host_platform_device_count=8',
+      'python',
+      '-m',
+    )
+    words = [re.sub('job_log_dir=.*', f'job_log_dir={tmp_path / str(i)}', w) for w in words]
+    runs.module(module, *words, devices=8)
 
 
 @pytest.mark.parametrize(
