@@ -74,6 +74,7 @@ class Case:
 
   model: str
   mesh: str
+  init_memory: Any = None
 
   def experiment(self):
     cls, values = MODELS[self.model]
@@ -91,7 +92,9 @@ class Case:
       lambda x: x.sharding, partitioning.sharded_shapes(boxed, mesh, e.rules)
     )
     init = jax.jit(lambda rng: meta.unbox(task.init_params(rng)), out_shardings=shardings)
-    params = init(jax.random.key(0))
+    compiled_init = init.lower(jax.random.key(0)).compile()
+    self.init_memory = compiled_init.memory_analysis()
+    params = compiled_init(jax.random.key(0))
     host = batch_of(e)
     batch = jax.device_put(host, partitioning.batch_sharding(mesh, e.rules))
 
@@ -153,6 +156,9 @@ def main(names: list[str]) -> None:
       key = f'{c.kind} {"+".join(c.axes)}'
       found[key] = max(found.get(key, 0), c.bytes)
     result = {'case': name, 'loss': loss, 'gradient': worst, 'at': path, 'collectives': found}
+    whole = sum(x.nbytes for x in jax.tree.leaves(jax.device_get(params)))
+    made = case.init_memory.output_size_in_bytes + case.init_memory.temp_size_in_bytes
+    result['init'] = made / whole  # what one device has while parameters are made
     result['activation'] = e.batch_size * e.MAX_SEQ_LEN * e.MODEL_DIMS * 4
     print(json.dumps(result), flush=True)
 

@@ -84,6 +84,8 @@ def test_a_mesh_changes_nothing_but_rounding(cases):
     assert r['loss'] < 1e-5, r
     assert r['gradient'] < 1e-5, r
     mesh = r['case'].partition('/')[2]
+    if mesh == 'fsdp':  # 8 parts: no device has the whole at any time
+      assert r['init'] < 0.5, r
     must = MUST_OF.get(r['case'], MUST[mesh])
     assert must <= r['collectives'].keys(), r
     gathered = [size for kind, size in r['collectives'].items() if kind.startswith('all-gather')]
