@@ -20,7 +20,7 @@ import jax
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
-from paxlite import __version__
+import paxlite
 from paxlite.errors import UserError
 
 _FORMAT = 'paxlite compiled step 1'
@@ -132,7 +132,7 @@ def machine(mesh: Mesh, options: Mapping[str, Any]) -> dict[str, Any]:
   """What compiles and runs a step."""
   devices = list(mesh.devices.flat)
   return {
-    'versions': {'paxlite': __version__} | versions(devices[0].platform),
+    'versions': {'paxlite': paxlite.__version__} | versions(devices[0].platform),
     'device': devices[0].device_kind,
     'devices': len(devices),
     'mesh': dict(mesh.shape),

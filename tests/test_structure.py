@@ -13,6 +13,7 @@ GROUPS = [
   {'train_state', 'task', 'optimizers', 'schedules', 'metrics'},
   {
     'checkpoints',
+    'compiled_step',
     'decoding',
     'evaluation',
     'hlo',
@@ -144,9 +145,9 @@ def test_the_library_stays_small():
   parts = {
     'data': ({'data', 'inputs'}, 3000),
     'layers': ({'layers'}, 1800),
-    'hardware that is not there': ({'aot', 'hlo', 'targets'}, 900),
+    'hardware that is not there': ({'aot', 'compiled_step', 'hlo', 'targets'}, 1100),
     'text': ({'decoding', 'eval_tasks', 'inference', 'scoring', 'zero_shot'}, 2000),
-    'sizes': ({'contrib', 'experiments'}, 2500),
+    'sizes': ({'contrib', 'experiments'}, 3000),
     'weights': ({'weights'}, 2000),
     'tools': ({'tools'}, 1500),
   }

@@ -10,7 +10,6 @@ from paxlite.errors import UserError
 from paxlite.experiment import register
 from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.gemma import Gemma2B, Gemma7B
-from paxlite.experiments.language_model import Schedule
 from paxlite.experiments.llama import (
   LLaMA3_8B,
   LLaMA7B,
@@ -19,6 +18,7 @@ from paxlite.experiments.llama import (
   Mistral7B,
   SmolLM135M,
 )
+from paxlite.experiments.optimization import Schedule
 
 
 class SFT(SftFiles):

@@ -1,16 +1,15 @@
 """From architecture, optimizer and schedule attributes to the config of a Task."""
 
 import math
-import re
 from typing import Any, Literal
 
 import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
-from paxlite import optimizers, schedules
 from paxlite.errors import UserError
 from paxlite.experiments.decoding import Decoding
+from paxlite.experiments.optimization import Optimization
 from paxlite.layers.attention import (
   Attention,
   BlockwiseAttention,
@@ -40,7 +39,6 @@ from paxlite.templates import config, template
 
 Activation = Literal['gelu', 'gelu_exact', 'relu', 'silu']
 Norm = Literal['LayerNorm', 'RmsNorm']
-Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay']
 
 _NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
 
@@ -83,7 +81,7 @@ FUNCTION = (
 )
 
 
-class LanguageModel(Decoding):
+class LanguageModel(Decoding, Optimization):
   """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
 
   # Architecture
@@ -124,31 +122,10 @@ class LanguageModel(Decoding):
   HEADS_SPAN_MODEL: bool = True
   NUM_LOSS_CHUNKS: int = 1
 
-  # Optimizer
-  LEARNING_RATE: float = 1e-3
-  ADAM_BETA1: float = 0.9
-  ADAM_BETA2: float = 0.99
-  ADAM_EPSILON: float = 1e-6
-  ADAM_EPSILON_ROOT: float = 0.0
-  ADAM_CLIP_THRESHOLD: float = 1.0
-  CLIP_GRADIENT_NORM_TO_VALUE: float = 5.0
-  WEIGHT_DECAY: float = 1e-3
-
   # LoRA: freezes everything but low-rank factors beside the weights of the chosen layers
   USE_LORA: bool = False
   LORA_RANK: int = 8
   LORA_TARGET_LAYERS: Literal['all', 'attention', 'mlp'] = 'all'
-
-  # Schedule
-  LR_SCHEDULE: Schedule = 'linear_rampup_exponential_decay'
-  LR_COS_WARMUP: int = 4000
-  LR_COS_DECAY_END: int = 300_000
-  LR_COS_MIN_RATIO: float = 0.1
-  LR_COS_MAX: float = 1.0
-  LR_LRED_WARMUP: int = 4000
-  LR_LRED_DECAY_END: int = 300_000
-  LR_LRED_MIN_RATIO: float = 0.1
-  LR_LRED_MAX: float = 1.0
 
   # A prompt to continue when training ends, where the dataset has a tokenizer
   SAMPLE_PROMPT: str | None = None
@@ -192,14 +169,6 @@ class LanguageModel(Decoding):
   def TRAINABLE_VARIABLES(self) -> list[str]:
     return [LORA_VARIABLES] if self.USE_LORA else ['.*']
 
-  @property
-  def LR_COS_DECAY_START(self) -> int:
-    return self.LR_COS_WARMUP + 1
-
-  @property
-  def LR_LRED_DECAY_START(self) -> int:
-    return self.LR_LRED_WARMUP + 1
-
   def validate(self) -> None:
     super().validate()
     for name in (
@@ -215,7 +184,7 @@ class LanguageModel(Decoding):
     ):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
-    for name in ('DROPOUT_PROB', 'EMBEDDING_DROPOUT_PROB', 'ADAM_BETA1', 'ADAM_BETA2'):
+    for name in ('DROPOUT_PROB', 'EMBEDDING_DROPOUT_PROB'):
       if not 0 <= getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name):g} must be at least 0 and below 1')
     heads = f'NUM_HEADS={self.NUM_HEADS} × DIMS_PER_HEAD={self.DIMS_PER_HEAD}'
@@ -265,23 +234,6 @@ class LanguageModel(Decoding):
       raise UserError(
         f'MAX_SEQ_LEN={self.MAX_SEQ_LEN} is not divisible by NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS}'
       )
-    for pattern in self.TRAINABLE_VARIABLES:
-      try:
-        re.compile(pattern)
-      except re.error as e:
-        raise UserError(
-          f'TRAINABLE_VARIABLES: {pattern!r} is not a regular expression: {e}'
-        ) from None
-    for kind in ('COS', 'LRED'):
-      start, end = getattr(self, f'LR_{kind}_DECAY_START'), getattr(self, f'LR_{kind}_DECAY_END')
-      used = self.LR_SCHEDULE.startswith('linear') and ('cosine' in self.LR_SCHEDULE) == (
-        kind == 'COS'
-      )
-      if used and not getattr(self, f'LR_{kind}_WARMUP') <= start < end:
-        raise UserError(
-          f'the schedule needs LR_{kind}_WARMUP={getattr(self, f"LR_{kind}_WARMUP")} ≤ '
-          f'LR_{kind}_DECAY_START={start} < LR_{kind}_DECAY_END={end}'
-        )
 
   def task(self) -> fdl.Config:
     return config(
@@ -449,35 +401,6 @@ class LanguageModel(Decoding):
       high_frequency_factor=self.ROPE_HIGH_FREQUENCY_FACTOR,
       original_length=self.ROPE_ORIGINAL_LENGTH,
       **base,
-    )
-
-  def optimizer(self) -> fdl.Config:
-    return config(
-      optimizers.adam,
-      schedule=self.schedule(),
-      b1=self.ADAM_BETA1,
-      b2=self.ADAM_BETA2,
-      epsilon=self.ADAM_EPSILON,
-      epsilon_root=self.ADAM_EPSILON_ROOT,
-      update_clip=self.ADAM_CLIP_THRESHOLD,
-      weight_decay=self.WEIGHT_DECAY,
-      clip_gradient_norm=self.CLIP_GRADIENT_NORM_TO_VALUE,
-      trainable=list(self.TRAINABLE_VARIABLES),
-    )
-
-  def schedule(self) -> fdl.Config:
-    if self.LR_SCHEDULE == 'constant':
-      return config(schedules.constant, learning_rate=self.LEARNING_RATE)
-    cosine = self.LR_SCHEDULE == 'linear_rampup_cosine_decay'
-    get = lambda name: getattr(self, f'LR_{"COS" if cosine else "LRED"}_{name}')
-    return config(
-      schedules.linear_rampup_cosine_decay if cosine else schedules.linear_rampup_exponential_decay,
-      learning_rate=self.LEARNING_RATE,
-      warmup=get('WARMUP'),
-      decay_start=get('DECAY_START'),
-      decay_end=get('DECAY_END'),
-      min_ratio=get('MIN_RATIO'),
-      peak=get('MAX'),
     )
 
   @property

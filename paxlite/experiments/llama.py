@@ -4,7 +4,8 @@ Sizes of weights that are public; `python -m paxlite.tools.import_weights` reads
 """
 
 from paxlite.experiment import register
-from paxlite.experiments.language_model import Activation, LanguageModel, Schedule
+from paxlite.experiments.language_model import Activation, LanguageModel
+from paxlite.experiments.optimization import Schedule
 
 
 class LLaMA(LanguageModel):

@@ -1,6 +1,7 @@
 """MaxText's sizes by their number of parameters, for 256 TPU v5e chips and more, without a dataset.
 
 Batch, recomputation and XLA's options are those of its v5e scripts of 2024.
+`python -m paxlite.tools.compile --fdl_config=MaxText16B --target=v5e-256` compiles one.
 """
 
 from paxlite.experiment import register
@@ -19,7 +20,7 @@ _V5E = [
 
 @register
 class MaxText16B(LLaMA):
-  """python -m paxlite.tools.compile --fdl_config=MaxText16B --target=v5e-256
+  """python -m paxlite.main --fdl_config=MaxText16B --dry_run
 
   15,831,666,688 parameters, global batch 1536 of 2048 tokens on 256 chips.
   """
@@ -44,7 +45,7 @@ class MaxText16B(LLaMA):
 
 @register
 class MaxText32B(MaxText16B):
-  """python -m paxlite.tools.compile --fdl_config=MaxText32B --target=v5e-256
+  """python -m paxlite.main --fdl_config=MaxText32B --dry_run
 
   31,663,333,376 parameters, global batch 1024 of 2048 tokens on 256 chips.
   """
@@ -56,7 +57,7 @@ class MaxText32B(MaxText16B):
 
 @register
 class MaxText64B(MaxText32B):
-  """python -m paxlite.tools.compile --fdl_config=MaxText64B --target=v5e-256
+  """python -m paxlite.main --fdl_config=MaxText64B --dry_run
 
   62,802,370,560 parameters, global batch 512 of 2048 tokens on 256 chips.
   """
@@ -67,7 +68,7 @@ class MaxText64B(MaxText32B):
 
 @register
 class MaxText128B(MaxText64B):
-  """python -m paxlite.tools.compile --fdl_config=MaxText128B --target=v5e-256
+  """python -m paxlite.main --fdl_config=MaxText128B --dry_run
 
   125,079,396,352 parameters, global batch 256 of 2048 tokens on 256 chips, FSDP 16 × TP 16.
   """
