@@ -44,7 +44,10 @@ def made(name: str):
   return model, params
 
 
-@pytest.mark.parametrize('name', ['gpt', 'llama', 'repeated', 'window', 'glam', 'pipeline'])
+@pytest.mark.parametrize(
+  'name',
+  ['gpt', 'llama', 'repeated', 'window', 'pipeline', pytest.param('glam', marks=pytest.mark.slow)],
+)
 def test_the_cache_gives_what_recomputing_gives(name):
   """Tokens of every row, in a batch of different lengths and alone."""
   model, params = made(name)

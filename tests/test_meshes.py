@@ -46,10 +46,7 @@ MUST_OF = {
   'dropless/expert_tp': {'all-gather expert', 'reduce-scatter expert'},
 }
 
-FAST = [
-  ['gpt/pipeline_tp', 'llama/context_tp'],
-  ['glam/expert_tp', 'dropless/expert'],
-]
+FAST = [['gpt/pipeline_tp', 'llama/context_tp', 'glam/expert_tp']]
 SLOW = [
   ['gpt/dp', 'gpt/fsdp', 'gpt/tp', 'gpt/dcn', 'gpt/dcn_data', 'gpt/fractional'],
   ['gpt/tp4', 'gpt/context', 'gpt/context_tp', 'gpt/pipeline', 'gpt/dp_fsdp_tp', 'gpt/sequence'],
@@ -57,7 +54,7 @@ SLOW = [
   ['llama/sequence', 'llama/context', 'llama/pipeline', 'llama/pipeline_tp', 'llama/fractional'],
   ['glam/dp', 'glam/fsdp', 'glam/tp', 'glam/dp_fsdp_tp', 'glam/dcn', 'glam/sequence'],
   ['glam/expert', 'glam/expert_fsdp', 'glam/context', 'glam/pipeline', 'glam/fractional'],
-  ['gpt/pipeline_sequence', 'moe/pipeline', 'moe/dp'],
+  ['gpt/pipeline_sequence', 'moe/pipeline', 'moe/dp', 'dropless/expert'],
   [
     'dropless/fsdp',
     'dropless/tp',
