@@ -33,6 +33,7 @@ $(VENV)/.core: pyproject.toml
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(VENV)/te transformer-engine==2.20.2
 	@touch $@
 
 clean:

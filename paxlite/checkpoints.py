@@ -68,12 +68,17 @@ class Checkpoints:
       step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
     return None if step < 0 else step
 
-  def restore(self, step: int, abstract: Any) -> tuple[Any, dict[str, Any]]:
+  def shapes(self, step: int) -> dict[str, str]:
+    """The variables of a step by name, 'opt_state/1/count': 'int32[]'."""
+    return shapes_of(self._manager.item_metadata(step)['state'].tree)
+
+  def restore(self, step: int, abstract: Any, partial: bool = False) -> tuple[Any, dict[str, Any]]:
     """Restores a step.
 
     Args:
       step: One of `steps()`.
       abstract: A tree of jax.ShapeDtypeStruct with shardings; tells shapes, dtypes and layout.
+      partial: Whether the step may hold variables that `abstract` does not have.
 
     Returns:
       The tree, and the `data` dict that was saved with it.
@@ -83,13 +88,14 @@ class Checkpoints:
     """
     import orbax.checkpoint as ocp
 
-    self._check_structure(step, abstract)
+    self._check_structure(step, abstract, partial)
     restored = self._manager.restore(
       step,
       args=ocp.args.Composite(
         state=ocp.args.PyTreeRestore(
           abstract,
           restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
+          partial_restore=partial,
         ),
         data=ocp.args.JsonRestore(),
       ),
@@ -195,11 +201,12 @@ class Checkpoints:
       log.warning('checkpoint of step %d: %s; moved to %s', step, problem, aside)
     return -1
 
-  def _check_structure(self, step: int, abstract: Any) -> None:
-    found = _shapes(self._manager.item_metadata(step)['state'].tree)
-    wanted = _shapes(abstract)
+  def _check_structure(self, step: int, abstract: Any, partial: bool) -> None:
+    found = self.shapes(step)
+    wanted = shapes_of(abstract)
     differences = [f'{n} is missing' for n in wanted.keys() - found.keys()]
-    differences += [f'{n} is not in the model' for n in found.keys() - wanted.keys()]
+    if not partial:
+      differences += [f'{n} is not in the model' for n in found.keys() - wanted.keys()]
     differences += [
       f'{n} is {found[n]} and the model has {wanted[n]}'
       for n in wanted.keys() & found.keys()
@@ -212,7 +219,8 @@ class Checkpoints:
       )
 
 
-def _shapes(tree: Any) -> dict[str, str]:
+def shapes_of(tree: Any) -> dict[str, str]:
+  """The leaves of a tree by name, as dtype and shape."""
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, 'shape'))
   return {path_name(p): f'{np.dtype(x.dtype).name}{list(x.shape)}' for p, x in leaves}
 

@@ -15,10 +15,11 @@ from paxlite.inputs.base import Input, prefetch
 from paxlite.metrics import Mean, Metrics
 from paxlite.summaries import Summaries
 from paxlite.task import Task
+from paxlite.train_state import TrainState
 
 
 class Evaluator:
-  """Evaluates parameters on inputs.
+  """Evaluates the parameters of states on inputs.
 
   Args:
     task: What gives the metrics.
@@ -34,11 +35,15 @@ class Evaluator:
     self._sharding = partitioning.batch_sharding(mesh, rules)
 
     @jax.jit
-    def step(params: Any, batch: dict[str, jax.Array]) -> Metrics:
+    def metrics(params: Any, overwritten: Any, batch: dict[str, jax.Array]) -> Metrics:
       with partitioning.activate(mesh, rules):
-        return task.loss(params, batch)[1]
+        return task.loss(params, batch, overwritten=overwritten)[1]
 
-    self._step: Callable[[Any, dict[str, jax.Array]], Metrics] = step
+    def step(state: TrainState, batch: dict[str, jax.Array]) -> Metrics:
+      with task.compiling(mesh, rules):
+        return metrics(state.params, state.overwritten, batch)
+
+    self._step: Callable[[TrainState, dict[str, jax.Array]], Metrics] = step
 
   def check(self) -> None:
     """Draws a batch of every input: one that cannot be read is better known before training."""
@@ -47,20 +52,20 @@ class Evaluator:
       next(batches, None)
       batches.close()
 
-  def report(self, params: Any, step: int, summaries: Summaries) -> None:
+  def report(self, state: TrainState, step: int, summaries: Summaries) -> None:
     """Evaluates on every input and writes what came out."""
     for name in self._inputs:
       before = time.perf_counter()
-      metrics = self(name, params)
+      metrics = self(name, state)
       summaries.evaluation(step, name, metrics, time.perf_counter() - before)
 
-  def __call__(self, name: str, params: Any) -> dict[str, float]:
+  def __call__(self, name: str, state: TrainState) -> dict[str, float]:
     """Metrics over input `name`; bits_per_byte too where the input knows its bytes."""
     data = self._inputs[name]
     mean = Mean()
     pending: Metrics | None = None
     for batch in device_batches(data, self._sharding):
-      metrics = self._step(params, batch)
+      metrics = self._step(state, batch)
       if pending is not None:  # read one batch late: the device computes meanwhile
         mean.add(jax.device_get(pending))
       pending = metrics

@@ -20,6 +20,7 @@ import fiddle as fdl
 from jax.sharding import Mesh
 
 from paxlite import partitioning
+from paxlite.backends import Backend
 from paxlite.errors import UserError
 from paxlite.params import Parameters, convert, derived
 from paxlite.restoring import Restore
@@ -127,6 +128,11 @@ class Experiment(Parameters):
   def eval_inputs(self) -> dict[str, fdl.Config]:
     """The configs of the inputs to evaluate on, by name."""
     return {}
+
+  @property
+  def backend(self) -> Backend:
+    """What computes matrix multiplications."""
+    return Backend('xla', 'nothing else was asked for')
 
   @property
   def dataset(self) -> str:

@@ -89,6 +89,7 @@ def load(
   Raises:
     UserError: no tokenizer, one of another vocabulary, or weights of another shape.
   """
+  refuse_te_layers(experiment, source)
   tokenizer = open_tokenizer(tokenizer_path or str(tokenizer_of(source.folder) or ''))
   check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
   values = explicit_values(experiment) | experiment.decoding_values
@@ -157,6 +158,15 @@ def experiment_of(source: Source) -> LanguageModel:
     raise UserError(f'{source.experiment}: {found["experiment"]} is no language model')
   known = {k: v for k, v in found['values'].items() if hasattr(cls, k)}  # others are of old
   return cls(**known)
+
+
+def refuse_te_layers(experiment: LanguageModel, source: Source) -> None:
+  """Raises UserError where the weights are those of Transformer Engine's fused layers."""
+  if experiment.USE_TE == 'layer':
+    raise UserError(
+      f"{source.folder} holds the weights of Transformer Engine's layers, which keep no keys and "
+      'values: first python -m paxlite.tools.convert_te --direction=te2fw'
+    )
 
 
 def explicit_values(experiment: LanguageModel) -> dict[str, Any]:

@@ -67,6 +67,19 @@ ALL_RULES: Rules = {
   'experts': 'expert',
   'expert_embed': 'data',
   'expert_groups': ('replica', 'data'),
+  # Transformer Engine's names for its layer
+  'nvte_batch': ('replica', 'data', 'expert'),
+  'nvte_seqlen': 'context',
+  'nvte_seqlen_tp': None,
+  'nvte_seqlen_cp': 'context',
+  'nvte_head': 'mdl',
+  'nvte_hidden': None,
+  'nvte_hidden_tp': 'mdl',
+  'nvte_joined': None,
+  'nvte_w_fsdp': 'data',
+  'nvte_w_tp': 'mdl',
+  'nvte_w_joined': None,
+  'nvte_w_no_shard': None,
 }
 
 
@@ -313,12 +326,13 @@ def param(
   init: Any,
   shape: Sequence[int],
   axes: Sequence[str | None],
+  dtype: Any = 'float32',
 ) -> jax.Array:
-  """Declares a float32 parameter of `module` together with its logical axes."""
+  """Declares a parameter of `module` together with its logical axes."""
   if len(shape) != len(axes):
     raise ValueError(f'{name}: {len(axes)} axis names {axes} for shape {shape}')
   boxed_init: Any = nn.with_logical_partitioning(init, tuple(axes))
-  return module.param(name, boxed_init, tuple(shape), 'float32')
+  return module.param(name, boxed_init, tuple(shape), dtype)
 
 
 def process_rows(sharding: NamedSharding, batch_size: int) -> slice:

@@ -127,13 +127,15 @@ def train(run: Run) -> None:
   tokenizer = run.tokenizer()
   trainer = run.trainer()
   make_folder(run.folder)
+  if jax.process_index() == 0:
+    print(f'Backend: {run.experiment.backend}', flush=True)
   state, step = trainer.states.initial()
   if trainer.states.plan is not None and jax.process_index() == 0:
     print(trainer.states.plan.table(), flush=True)
   write_configuration(run)  # not before it is known that the folder's checkpoint fits
   state = trainer.train(state, step)
-  if tokenizer is not None and jax.process_count() == 1:
-    e: Any = run.experiment
+  e: Any = run.experiment
+  if tokenizer is not None and jax.process_count() == 1 and e.USE_TE != 'layer':
     text = _sample(e, trainer, state.params, tokenizer)
     print(f'\nA sample, continuing {e.SAMPLE_PROMPT!r}:\n{text}\n')
   if jax.process_index() == 0:
@@ -160,11 +162,11 @@ def evaluate(run: Run) -> None:
   trainer = run.trainer()
   if not trainer.eval_data:
     raise UserError(f'{type(run.experiment).__name__} has no evaluation input')
-  params, step = trainer.states.last_params()
+  state, step = trainer.states.last()
   summaries = Summaries(run.folder, max_steps=step)
   try:
     evaluator = Evaluator(trainer.task, trainer.mesh, trainer.rules, trainer.eval_data)
-    evaluator.report(params, step, summaries)
+    evaluator.report(state, step, summaries)
   finally:
     summaries.close()
 
@@ -277,7 +279,14 @@ def requirements(experiment: Experiment) -> str:
 def values_text(experiment: Experiment) -> str:
   """One `NAME = value` a line."""
   name = f'{type(experiment).__module__}.{type(experiment).__qualname__}'
-  return '\n'.join([f'# {name}', *(f'{k} = {v!r}' for k, v in experiment.values().items()), ''])
+  return '\n'.join(
+    [
+      f'# {name}',
+      f'# backend {experiment.backend}',
+      *(f'{k} = {v!r}' for k, v in experiment.values().items()),
+      '',
+    ]
+  )
 
 
 def write_configuration(run: Run) -> None:
@@ -361,18 +370,20 @@ def _identity(e: Experiment) -> dict[str, Any]:
   values = e.values()
   if e.CHECKPOINT_RESTORE_PATH:  # LoRA's base is looked for there, from wherever
     values['CHECKPOINT_RESTORE_PATH'] = str(pathlib.Path(e.CHECKPOINT_RESTORE_PATH).absolute())
-  return {'experiment': f'{cls.__module__}.{cls.__qualname__}', 'values': values}
+  name = f'{cls.__module__}.{cls.__qualname__}'
+  return {'experiment': name, 'backend': str(e.backend), 'values': values}
 
 
 def _sample(e: Any, trainer: Trainer, params: Any, tokenizer: Tokenizer) -> str:
   """Continues the experiment's prompt by up to 100 tokens."""
   from paxlite.decoding import Generator, Sampling
-  from paxlite.inference import eos_ids, start_ids
+  from paxlite.experiments.backend import PLAIN_XLA
+  from paxlite.inference import eos_ids, explicit_values, start_ids
 
   start = start_ids(e, tokenizer)
   prompt = (start + tokenizer.encode(e.SAMPLE_PROMPT))[: e.MAX_SEQ_LEN - 1]
   generator = Generator(
-    trainer.task.model,
+    fdl.build(type(e)(**explicit_values(e) | PLAIN_XLA).task()).model,
     params,
     e.MAX_SEQ_LEN,
     Sampling(temperature=0.8),

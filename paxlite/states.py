@@ -12,13 +12,15 @@ from flax.linen import meta
 from jax.sharding import Mesh
 
 from paxlite import partitioning
-from paxlite.checkpoints import Checkpoints
+from paxlite.checkpoints import Checkpoints, shapes_of
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_object
 from paxlite.optimizers import path_name
 from paxlite.restoring import Plan, Restore, Source, find_source
 from paxlite.task import Task
 from paxlite.train_state import TrainState
+
+_OVERWRITTEN = 'overwritten'  # TrainState.overwritten, in names of variables
 
 
 @dataclasses.dataclass
@@ -84,18 +86,18 @@ class States:
       )
     return state, step
 
-  def last_params(self) -> tuple[Any, int]:
-    """Parameters to evaluate, and their step: of the last good checkpoint, or restored ones.
+  def last(self) -> tuple[TrainState, int]:
+    """What to evaluate, and its step: the last good checkpoint, or restored parameters.
 
     Raises:
       UserError: there are none, or they do not fit.
     """
     step = self.checkpoints.latest_good_step()
     if step is not None:
-      return self._restored(step)[0].params, step
+      return self._restored(step)[0], step
     if self.plan is None:
       raise UserError('the run holds no good checkpoint to evaluate: train first')
-    return self._new().params, 0
+    return self._new(), 0
 
   def save(self, step: int, state: TrainState, positions: list[Any] | None = None) -> None:
     """Saves in the background; `positions` of the input, one a process, where a step has none."""
@@ -104,7 +106,7 @@ class States:
       data['positions'] = positions
     if self.trainable_only and self.plan is not None:
       data['frozen'] = self.plan.source.fingerprint
-    self.checkpoints.save(step, self._saved(state), data)
+    self.checkpoints.save(step, _on_disk(self._saved(state)), data)
 
   def positions(self, step: int) -> list[Any] | None:
     """The positions that were saved with a step, or None."""
@@ -119,7 +121,9 @@ class States:
     key = jax.random.key(self.seed)
     if self.plan is None:
       shardings = jax.tree.map(lambda x: x.sharding, self.abstract)
-      return jax.jit(lambda rng: meta.unbox(self.task.init(rng)), out_shardings=shardings)(key)
+      init = jax.jit(lambda rng: meta.unbox(self.task.init(rng)), out_shardings=shardings)
+      with self.task.compiling(self.mesh, self.rules):
+        return init(key)
     plan = self.plan
     restored = lambda path: path_name(path) in plan
     unrestored = lambda tree: jax.tree_util.tree_map_with_path(
@@ -127,7 +131,9 @@ class States:
     )
     shardings = jax.tree.map(lambda x: x.sharding, unrestored(self.abstract))
     init = jax.jit(lambda rng: unrestored(meta.unbox(self.task.init(rng))), out_shardings=shardings)
-    return self._filled(init(key), restored)
+    with self.task.compiling(self.mesh, self.rules):
+      state = init(key)
+    return self._filled(state, restored)
 
   def _filled(self, state: TrainState, wanted: Callable[[Any], bool]) -> TrainState:
     """`state` with what is None and wanted read from the other checkpoint."""
@@ -137,7 +143,16 @@ class States:
     return jax.tree_util.tree_map_with_path(load, self.abstract, state)
 
   def _restored(self, step: int) -> tuple[TrainState, dict[str, Any]]:
-    state, data = self.checkpoints.restore(step, self._saved(self.abstract))
+    wanted = self._saved(self.abstract)
+    # what another backend left is of no use to this one, which starts its own anew
+    held = {k: v for k, v in self.checkpoints.shapes(step).items() if k.startswith(_OVERWRITTEN)}
+    changed = held != shapes_of({_OVERWRITTEN: wanted.overwritten})
+    if changed:
+      wanted = dataclasses.replace(wanted, overwritten={})
+    found, data = self.checkpoints.restore(step, _on_disk(wanted), partial=changed)
+    state = TrainState(**{_OVERWRITTEN: {}, **found})
+    if changed:
+      state = dataclasses.replace(state, overwritten=self._new_overwritten())
     if not self.trainable_only:
       return state, data
     trained = {path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(self._saved(state))}
@@ -146,6 +161,12 @@ class States:
     state = dataclasses.replace(state, params=traverse_util.unflatten_dict(flat))
     return self._filled(state, lambda path: path_name(path) not in trained), data
 
+  def _new_overwritten(self) -> Any:
+    shardings = jax.tree.map(lambda x: x.sharding, self.abstract.overwritten)
+    init = lambda rng: meta.unbox(self.task.init(rng)).overwritten
+    with self.task.compiling(self.mesh, self.rules):
+      return jax.jit(init, out_shardings=shardings)(jax.random.key(self.seed))
+
   def _saved(self, state: TrainState) -> TrainState:
     """The part of a state that goes to disk."""
     if not self.trainable_only:
@@ -153,3 +174,9 @@ class States:
     flat = traverse_util.flatten_dict(self.task.optimizer.split(state.params)[0])
     kept = {k: v for k, v in flat.items() if v is not None}
     return dataclasses.replace(state, params=traverse_util.unflatten_dict(kept))
+
+
+def _on_disk(state: TrainState) -> dict[str, Any]:
+  """The fields of a state by name; what is empty leaves no trace on disk."""
+  fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+  return {k: v for k, v in fields.items() if k != _OVERWRITTEN or jax.tree.leaves(v)}

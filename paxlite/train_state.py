@@ -13,6 +13,8 @@ class TrainState:
   step: Batches drawn so far, int32.
   params: The model's parameters, float32.
   opt_state: Of the trainable parameters.
+  overwritten: Collections that a step replaces by their gradients: FP8's scales and amax histories;
+    empty where there are none. Not optimised, not counted in norms, not decayed.
   skipped: Steps skipped so far because their gradient was not finite, int32.
   skipped_in_a_row: Of those, the ones since the last good step, int32.
   """
@@ -20,5 +22,6 @@ class TrainState:
   step: jax.Array
   params: Any
   opt_state: Any
+  overwritten: Any
   skipped: jax.Array
   skipped_in_a_row: jax.Array

@@ -42,7 +42,7 @@ def train_step(
     The next state, and scalars by their TensorBoard names.
   """
   rng = jax.random.fold_in(jax.random.key(seed), state.step)
-  grads, metrics = task.grads(state.params, batch, rng)
+  grads, overwritten, metrics = task.grads(state.params, batch, rng, state.overwritten)
   grad_norm = optax.tree.norm(grads)
   # past the limit nothing changes any more, so that the run can stop with its last good state
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics['total_loss'].value)
@@ -57,6 +57,9 @@ def train_step(
     step=state.step + 1,
     params=merge(optax.apply_updates(trainable, updates), frozen),
     opt_state=opt_state,
+    overwritten=jax.tree.map(
+      lambda new, old: jnp.where(valid, new, old), overwritten, state.overwritten
+    ),
     skipped=state.skipped + ~valid,
     skipped_in_a_row=jnp.where(valid, 0, state.skipped_in_a_row + 1),
   )
@@ -159,7 +162,7 @@ class Trainer:
         last = step == self.max_steps
         if step > start and (last or step % self.eval_interval == 0):
           with report.clock_stopped(state):
-            evaluate.report(state.params, step, summaries)
+            evaluate.report(state, step, summaries)
         if step > start and self.save and (last or step % self.save_interval == 0):
           with report.clock_stopped(state):
             self._save(state, step)
@@ -202,13 +205,14 @@ class Trainer:
 
   def _compile(self, state: TrainState, batch: Batch, summaries: Summaries) -> Any:
     before = time.perf_counter()
-    lowered = self.jitted_step().lower(state, batch)
-    if self.saved_step is None:
-      compiled = compile_lowered(lowered, self.compiler_options)
-      done = 'Compiled the train step'
-    else:
-      compiled = self.saved_step.load(lowered, (state, batch), self.mesh)
-      done = f'Loaded the train step of {self.saved_step.path}'
+    with self.task.compiling(self.mesh, self.rules):
+      lowered = self.jitted_step().lower(state, batch)
+      if self.saved_step is None:
+        compiled = compile_lowered(lowered, self.compiler_options)
+        done = 'Compiled the train step'
+      else:
+        compiled = self.saved_step.load(lowered, (state, batch), self.mesh)
+        done = f'Loaded the train step of {self.saved_step.path}'
     summaries.say(f'{done} in {time.perf_counter() - before:.1f} s.')
     return compiled
 

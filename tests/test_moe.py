@@ -95,7 +95,7 @@ def test_glam_is_praxis(repeated):
   )
   real = batch['segment_ids'] > 0
   np.testing.assert_allclose(logits[real], reference['logits'][real], atol=2e-5, rtol=1e-4)
-  grads, metrics = jax.jit(lambda p: task.grads(p, batch, None))(params)
+  grads, _, metrics = jax.jit(lambda p: task.grads(p, batch, None))(params)
   for name, metric in metrics.items():
     if f'metric/{name}' in reference:
       np.testing.assert_allclose(metric.value, reference[f'metric/{name}'], atol=5e-6)

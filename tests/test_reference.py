@@ -69,7 +69,7 @@ def test_logits_loss_and_every_gradient(name):
   xent = losses.xent * batch['weights']
   np.testing.assert_allclose(xent, reference['per_token_xent'], atol=2e-5, rtol=1e-4)
 
-  grads, metrics = jax.jit(lambda p: task.grads(p, batch, None))(params)
+  grads, _, metrics = jax.jit(lambda p: task.grads(p, batch, None))(params)
   for metric, value in metrics.items():
     np.testing.assert_allclose(
       value.value, reference[f'metric/{metric}'], atol=5e-6, err_msg=metric

@@ -8,7 +8,7 @@ PACKAGE = ROOT / 'paxlite'
 
 # From the bottom up. A module imports its own group and those before it.
 GROUPS = [
-  {'errors', 'partitioning', 'templates', 'data'},
+  {'errors', 'partitioning', 'templates', 'data', 'backends'},
   {'layers', 'inputs'},
   {'train_state', 'task', 'optimizers', 'schedules', 'metrics'},
   {
@@ -55,6 +55,7 @@ EXTRAS = {
   'datasets',
   'pyarrow',
   'lm_eval',
+  'qwix',
 }
 
 

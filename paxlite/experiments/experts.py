@@ -57,6 +57,11 @@ class MixtureOfExperts(LanguageModel):
     }
 
   def validate(self) -> None:
+    if self.USE_DROPLESS_MOE and self.backend.name in ('xla_fp8', 'int8'):
+      raise UserError(
+        f'{self.backend} needs experts with a capacity, whose matrix multiplications have one '
+        'shape: --fdl.USE_DROPLESS_MOE=False'
+      )
     if self.BLOCKS_PER_LAYER < 1:
       raise UserError(f'BLOCKS_PER_LAYER={self.BLOCKS_PER_LAYER} must be at least 1')
     super().validate()

@@ -8,6 +8,7 @@ from fiddle import selectors
 from flax import linen as nn
 
 from paxlite.errors import UserError
+from paxlite.experiments.backend import PLAIN_XLA, Backends
 from paxlite.experiments.decoding import Decoding
 from paxlite.experiments.optimization import Optimization
 from paxlite.layers.attention import (
@@ -81,7 +82,7 @@ FUNCTION = (
 )
 
 
-class LanguageModel(Decoding, Optimization):
+class LanguageModel(Backends, Decoding, Optimization):
   """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
 
   # Architecture
@@ -236,13 +237,15 @@ class LanguageModel(Decoding, Optimization):
       )
 
   def task(self) -> fdl.Config:
-    return config(
+    task = config(
       Task,
       model=self.model(),
       optimizer=self.optimizer(),
       num_microbatches=1 if self.num_stages > 1 else self.NUM_MICROBATCHES,
       max_skipped_steps=self.MAX_SKIPPED_STEPS,
     )
+    self.use_backend(task)
+    return task
 
   @property
   def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -411,7 +414,7 @@ class LanguageModel(Decoding, Optimization):
   @property
   def decoding_values(self) -> dict[str, Any]:
     """Attributes of the model that continues text with the same variables."""
-    return dict(USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING')
+    return PLAIN_XLA | dict(USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING')
 
   @property
   def matmul_params(self) -> int:

@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from paxlite import partitioning
+from paxlite.layers.einsum import Einsum
 from paxlite.layers.feedforward import ACTIVATIONS
 from paxlite.layers.projection import Initializer
 from paxlite.layers.sown import LOSSES, SUMMARIES
@@ -118,6 +119,7 @@ class MoeFeedForward(nn.Module):
     activation: A key of ACTIVATIONS.
     router_tpl: Chooses experts.
     w_init: Of w_in [E, D, F] and w_out [E, F, D].
+    einsum_tpl: Multiplies by experts' weights.
     dtype: Of the experts' computation.
   """
 
@@ -130,6 +132,7 @@ class MoeFeedForward(nn.Module):
   activation: str = 'relu'
   router_tpl: Template = template_field(TopKRouter)
   w_init: Initializer = _FAN_IN_BY_EXPERT
+  einsum_tpl: Template = template_field(Einsum)
   dtype: Any = jnp.float32
 
   @nn.compact
@@ -171,11 +174,13 @@ class MoeFeedForward(nn.Module):
 
     # from split by group to split by expert: the all-to-all of expert parallelism
     in_GECD = shard(in_GPD.reshape(G, E, C, D), 'expert_groups', 'experts', None, 'act_embed')
-    hidden_GECF = jnp.einsum('GECD,EDF->GECF', in_GECD, w_in_EDF)
+    einsum_in = self.einsum_tpl(equation='GECD,EDF->GECF', name='einsum_in')
+    hidden_GECF = einsum_in(in_GECD, w_in_EDF)
     hidden_GECF = checkpoint_name(hidden_GECF, 'ffn1')
     hidden_GECF = shard(hidden_GECF, 'expert_groups', 'experts', None, 'act_mlp')
     activated_GECF = ACTIVATIONS[self.activation](hidden_GECF)
-    out_GECD = jnp.einsum('GECF,EFD->GECD', activated_GECF, w_out_EFD)
+    einsum_out = self.einsum_tpl(equation='GECF,EFD->GECD', name='einsum_out')
+    out_GECD = einsum_out(activated_GECF, w_out_EFD)
     out_GECD = shard(out_GECD, 'expert_groups', 'experts', None, 'act_embed')
     out_GPD = shard(out_GECD.reshape(G, E * C, D), 'batch', None, 'act_embed')
     out_GSKD = take(out_GPD, place_GSK)

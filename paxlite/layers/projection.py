@@ -7,7 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from paxlite.layers.einsum import Einsum
 from paxlite.partitioning import param
+from paxlite.templates import Template, template_field
 
 Initializer = Callable[..., jax.Array]
 
@@ -24,6 +26,7 @@ class Projection(nn.Module):
     axes: The weight's logical axes.
     use_bias: Whether there is a bias, initialised to zero.
     w_init: Initialiser of the weight.
+    einsum_tpl: Multiplies.
     dtype: Of the computation and the output.
   """
 
@@ -32,23 +35,34 @@ class Projection(nn.Module):
   axes: tuple[str | None, ...]
   use_bias: bool = True
   w_init: Initializer = nn.initializers.normal(0.02)
+  einsum_tpl: Template = template_field(Einsum)
   dtype: Any = jnp.float32
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    w = param(self, 'w', self.w_init, self.shape, self.axes)
-    y = jnp.einsum(self.equation, x.astype(self.dtype), w.astype(self.dtype))
+    y = self.product(x)
     if not self.use_bias:
       return y
+    made = self.made_dims
+    shape, axes = [self.shape[i] for i in made], [self.axes[i] for i in made]
+    b = param(self, 'b', nn.initializers.zeros, shape, axes)
+    return y + self.like_output(b.astype(self.dtype))
+
+  def product(self, x: jax.Array) -> jax.Array:
+    """einsum(equation, x, w)."""
+    w = param(self, 'w', self.w_init, self.shape, self.axes)
+    einsum = self.einsum_tpl(equation=self.equation, name='einsum')
+    return einsum(x.astype(self.dtype), w.astype(self.dtype))
+
+  @property
+  def made_dims(self) -> list[int]:
+    """The weight's dimensions that reach the output."""
     _, weight_dims, out_dims = self.equation.replace('->', ',').split(',')
-    kept = [i for i, d in enumerate(weight_dims) if d in out_dims]
-    b = param(
-      self,
-      'b',
-      nn.initializers.zeros,
-      [self.shape[i] for i in kept],
-      [self.axes[i] for i in kept],
-    )
+    return [i for i, d in enumerate(weight_dims) if d in out_dims]
+
+  def like_output(self, values: jax.Array) -> jax.Array:
+    """One value for each of `made_dims`, in a shape that goes with the output's."""
+    _, weight_dims, out_dims = self.equation.replace('->', ',').split(',')
     # w's dimensions keep their order in the output, so only dimensions of size 1 are missing
-    sizes = {weight_dims[i]: self.shape[i] for i in kept}
-    return y + b.astype(self.dtype).reshape([sizes.get(d, 1) for d in out_dims])
+    sizes = {weight_dims[i]: self.shape[i] for i in self.made_dims}
+    return values.reshape([sizes.get(d, 1) for d in out_dims])

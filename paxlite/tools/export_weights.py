@@ -30,12 +30,13 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--base_weights', default='', help=cli.BASE_WEIGHTS)
   args = parser.parse_args(argv)
 
-  from paxlite.inference import experiment_of
+  from paxlite.inference import experiment_of, refuse_te_layers
   from paxlite.restoring import find_source, tokenizer_of
   from paxlite.weights import huggingface, lora
 
   source = find_source(args.checkpoint, args.base_weights)
   experiment = experiment_of(source)
+  refuse_te_layers(experiment, source)
   variables = source.unrolled_params()
   started = time.perf_counter()
   with cli.progress('exporting') as report:

@@ -1,0 +1,123 @@
+"""Which backend computes a model's matrix multiplications, and how it gets into the config."""
+
+import functools
+from typing import Any, Literal
+
+import fiddle as fdl
+from fiddle import selectors
+
+from paxlite import backends
+from paxlite.backends import Backend, TeRecipe
+from paxlite.errors import UserError
+from paxlite.experiment import Experiment
+from paxlite.layers.einsum import DotGeneralEinsum, Einsum
+from paxlite.layers.moe import MoeFeedForward
+from paxlite.templates import template
+
+# Attributes of the same model in plain XLA, which continues text.
+PLAIN_XLA: dict[str, Any] = dict(USE_FP8=False, USE_TE='off', TE_RECIPE='bf16', USE_INT8='off')
+
+
+class Backends(Experiment):
+  """USE_FP8, USE_TE and USE_INT8, one of which may be on.
+
+  Where USE_TE and TE_RECIPE are not set, ENABLE_TE=1 and ENABLE_FP8=1 of the environment are.
+
+  USE_TE=gemm puts Transformer Engine's matrix multiplications into the model; its parameters stay
+  as they are. USE_TE=layer has Transformer Engine's whole layers, with parameters of their own
+  (python -m paxlite.tools.convert_te).
+  """
+
+  USE_FP8: bool = False  # XLA's own
+  USE_INT8: Literal['off', 'forward', 'forward_backward'] = 'off'
+
+  @property
+  def USE_TE(self) -> Literal['off', 'gemm', 'layer']:
+    return 'gemm' if backends.environment_flag('ENABLE_TE') else 'off'
+
+  @property
+  def TE_RECIPE(self) -> TeRecipe:
+    return 'DelayedScaling' if backends.environment_flag('ENABLE_FP8') else 'bf16'
+
+  @functools.cached_property
+  def backend(self) -> Backend:
+    """What was asked for, and by what.
+
+    Raises:
+      UserError: it was asked for two things that exclude each other.
+    """
+    asked = {
+      'USE_FP8': self.USE_FP8,
+      'USE_TE': self.USE_TE != 'off',
+      'USE_INT8': self.USE_INT8 != 'off',
+    }
+    names = [name for name, on in asked.items() if on]
+    if len(names) > 1:
+      raise UserError(
+        f'{" and ".join(map(self._origin, names))} exclude each other: choose one, '
+        f'--fdl.USE_FP8=False, --fdl.USE_TE=off or --fdl.USE_INT8=off leave the others out'
+      )
+    if self.TE_RECIPE != 'bf16' and self.USE_TE == 'off':
+      raise UserError(
+        f'{self._origin("TE_RECIPE")} is for Transformer Engine, which is off: set ENABLE_TE=1 or '
+        "--fdl.USE_TE=gemm; or, for XLA's own FP8, unset ENABLE_FP8 and give --fdl.USE_FP8=True"
+      )
+    if not names:
+      return super().backend
+    if self.USE_FP8:
+      return Backend('xla_fp8', self._origin('USE_FP8'))
+    if self.USE_INT8 != 'off':
+      return Backend('int8', self._origin('USE_INT8'))
+    reason = f'{self._origin("USE_TE")}, {self._origin("TE_RECIPE")}'
+    return Backend('te' if self.TE_RECIPE == 'bf16' else 'te_fp8', reason)
+
+  def _origin(self, name: str) -> str:
+    """An attribute with its value, or the environment's variable that it follows."""
+    variable = {'USE_TE': 'ENABLE_TE', 'TE_RECIPE': 'ENABLE_FP8'}.get(name)
+    if variable is not None and name not in vars(self) and backends.environment_flag(variable):
+      return f"the environment's {variable}=1"
+    return f'{name}={getattr(self, name)}'
+
+  def validate(self) -> None:
+    super().validate()
+    if self.USE_TE == 'layer':
+      self._te_block()
+    if self.backend.name != 'xla' and self.mesh_sizes.get('stage', 1) > 1:
+      raise UserError(
+        f'{self.backend}: a pipeline (mesh axis stage) runs in plain XLA alone, for now'
+      )
+
+  def compiler_options(self, platform: str) -> dict[str, Any]:
+    options = super().compiler_options(platform)
+    if self.backend.name == 'xla_fp8' and platform in ('gpu', 'cuda'):
+      # Triton's kernels would take FP8's matrix multiplications in bfloat16; cuBLASLt has its own
+      options.setdefault('xla_gpu_enable_triton_gemm', False)
+    return options
+
+  def use_backend(self, task: fdl.Config) -> None:
+    """Puts the backend into the config of a Task."""
+    if self.USE_INT8 != 'off':
+      backward = self.USE_INT8 == 'forward_backward'
+      task.model = fdl.Config(backends.int8_model, model=task.model, backward=backward)
+    if self.USE_FP8:
+      _multiply_by(task.model, backends.fp8_dot_general)
+    if self.USE_TE == 'gemm':
+      _multiply_by(task.model, backends.te_dot_general, recipe=self.TE_RECIPE)
+      # its dot_general has no batch dimensions, which experts need
+      for experts in selectors.select(task.model, MoeFeedForward, check_nonempty=False):
+        experts.einsum_tpl = template(Einsum)
+    if self.USE_TE == 'layer':
+      task.model.transformer_tpl.layer_tpl = self._te_block()
+    if self.USE_TE != 'off':
+      task.context = template(backends.te_context, recipe=self.TE_RECIPE)
+
+  def _te_block(self) -> fdl.Partial:
+    from paxlite.experiments.te_layer import te_block  # it knows LanguageModel, which comes later
+
+    return te_block(self)  # type: ignore[arg-type]
+
+
+def _multiply_by(model: fdl.Config, dot_general: Any, **kwargs: Any) -> None:
+  for einsum in selectors.select(model, Einsum):
+    fdl.update_callable(einsum, DotGeneralEinsum)
+    einsum.dot_general_tpl = template(dot_general, **kwargs)

@@ -1,0 +1,71 @@
+"""The template of Transformer Engine's block for an experiment, and what it cannot compute."""
+
+import fiddle as fdl
+
+from paxlite.errors import UserError, listed
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.layers.te_layer import TeTransformerLayer
+from paxlite.templates import template
+
+# Attributes of which it knows these values alone.
+_ONLY = {
+  'PACKED_INPUT': (False,),
+  'ACTIVATION_CLS': ('gelu', 'relu', 'silu'),
+  'ROPE_FACTOR': (1.0,),
+  'SLIDING_WINDOW': (0,),
+  'ATTENTION_BLOCK_SIZE': (0,),
+  'USE_PER_DIM_SCALE': (False,),
+  'USE_LORA': (False,),
+}
+
+
+def te_block(e: LanguageModel) -> fdl.Partial:
+  """The template of a TeTransformerLayer that computes what e.block() does.
+
+  Raises:
+    UserError: Transformer Engine's layer has no equivalent of some attributes.
+  """
+  check_supported(e)
+  return template(
+    TeTransformerLayer,
+    model_dims=e.MODEL_DIMS,
+    hidden_dims=e.HIDDEN_DIMS,
+    num_heads=e.NUM_HEADS,
+    num_kv_heads=e.NUM_KV_HEADS,
+    activation=e.ACTIVATION_CLS,
+    gated=e.USE_GATED_ACTIVATION,
+    use_bias=e.USE_BIAS,
+    norm=e.NORM_CLS,
+    epsilon=e.LAYERNORM_EPSILON,
+    norm_offset=e.NORM_SCALE_OFFSET,
+    rotary_layout=e.ROPE_LAYOUT if e.USE_ROTARY_POSITION_EMB else None,
+    rotary_theta=e.ROPE_THETA,
+    dropout=e.DROPOUT_PROB,
+    w_init=e.weight_init(e.INIT_STD),
+  )
+
+
+def check_supported(e: LanguageModel) -> None:
+  """Raises UserError where Transformer Engine's layer cannot compute what the model's blocks do."""
+  problems = [
+    f'{name}={getattr(e, name)} (only {" or ".join(map(str, values))})'
+    for name, values in _ONLY.items()
+    if getattr(e, name) not in values
+  ]
+  offsets = (0, 1) if e.NORM_CLS == 'LayerNorm' else (0,)
+  if e.NORM_SCALE_OFFSET not in offsets:
+    problems.append(f'NORM_SCALE_OFFSET={e.NORM_SCALE_OFFSET:g} with {e.NORM_CLS}')
+  if e.ATTEN_LOGIT_CAP > 0:
+    problems.append(f'ATTEN_LOGIT_CAP={e.ATTEN_LOGIT_CAP:g} (only -1)')
+  if e.NUM_HEADS * e.DIMS_PER_HEAD != e.MODEL_DIMS:
+    problems.append('NUM_HEADS × DIMS_PER_HEAD other than MODEL_DIMS')
+  if e.USE_FFN_BIAS != e.USE_BIAS:
+    problems.append(f'USE_FFN_BIAS={e.USE_FFN_BIAS} with USE_BIAS={e.USE_BIAS}')
+  problems += [f'the mesh axis {a}' for a in ('stage', 'context') if e.mesh_sizes.get(a, 1) > 1]
+  if e.layer() != LanguageModel.block(e) or e.attention() != LanguageModel.attention(e):
+    problems.append(f'the blocks of {type(e).__name__}, which are not those of LanguageModel')
+  if problems:
+    raise UserError(
+      f"Transformer Engine's fused layer does not know: {listed(problems)}. Choose the backend "
+      'that replaces matrix multiplications alone, or none'
+    )

@@ -1,0 +1,57 @@
+"""The product of activations and a weight, as a module: what another backend puts its own in for.
+
+FP8 and Transformer Engine keep a state of their own for each product, in the collections
+OVERWRITTEN. A train step replaces these by their gradients: see flax.linen.fp8_ops.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
+
+from paxlite.templates import Template
+
+# Scales and histories of the largest absolute value: by Flax, and by Transformer Engine's layers.
+OVERWRITTEN = (OVERWRITE_WITH_GRADIENT, 'fp8_metas')
+
+
+class Einsum(nn.Module):
+  """einsum(equation, x, w) in XLA, in the dtype of both.
+
+  Attributes:
+    equation: Of the activations and the weight, with single letters and no ellipsis.
+  """
+
+  equation: str
+
+  @nn.compact
+  def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:
+    return jnp.einsum(self.equation, x, w)
+
+
+class DotGeneralEinsum(Einsum):
+  """The same by a module that is called as jax.lax.dot_general is.
+
+  The weight comes with the dimensions that are summed over first, which Transformer Engine asks
+  for, and after them those of the result.
+
+  Attributes:
+    dot_general_tpl: Takes (x, w, dimension_numbers).
+  """
+
+  dot_general_tpl: Template
+
+  @nn.compact
+  def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:
+    x_dims, w_dims, out_dims = self.equation.replace('->', ',').split(',')
+    batch = [d for d in w_dims if d in x_dims and d in out_dims]
+    summed = [d for d in x_dims if d in w_dims and d not in out_dims]
+    made = [d for d in w_dims if d not in x_dims]
+    kept = [d for d in x_dims if d not in w_dims]
+    w = w.transpose([w_dims.index(d) for d in batch + summed + made])
+    n = len(batch)
+    contracting = tuple(map(x_dims.index, summed)), tuple(range(n, n + len(summed)))
+    batching = tuple(map(x_dims.index, batch)), tuple(range(n))
+    y = self.dot_general_tpl(name='dot_general')(x, w, (contracting, batching))
+    y_dims = batch + kept + made
+    return y.transpose([y_dims.index(d) for d in out_dims])

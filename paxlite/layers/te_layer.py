@@ -1,0 +1,92 @@
+"""Transformer Engine's fused block in the place of a TransformerBlock.
+
+It fuses norms with the products that follow them and runs cuDNN's attention; under te.autocast its
+products are in FP8. Its parameters are other ones: weights.te maps them.
+"""
+
+import jax
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+from paxlite.layers.projection import Initializer
+from paxlite.partitioning import shard
+
+# What Transformer Engine calls the pairs of rotary dimensions.
+_ROTARY = {'interleaved': 'consecutive', 'half': 'alternate'}
+
+
+class TeTransformerLayer(nn.Module):
+  """transformer_engine.jax.flax.TransformerLayer as a TransformerBlock, [B, T, D] to [B, T, D].
+
+  It computes in the dtype of its input from float32 parameters. Each row is one segment that starts
+  at position 0; padding may follow it.
+
+  Attributes:
+    model_dims: D.
+    hidden_dims: F.
+    num_heads: N; a head has D / N dimensions.
+    num_kv_heads: G.
+    activation: 'gelu' (the tanh approximation), 'relu' or 'silu'.
+    gated: Whether the feed-forward layer has a gate.
+    use_bias: Whether all projections have one.
+    norm: Kind of both norms.
+    epsilon: Of both norms.
+    norm_offset: What is added to the stored scale of a norm: 0, or 1 for 'LayerNorm'.
+    rotary_layout: As RotaryEmbedding's; None for models without.
+    rotary_theta: As RotaryEmbedding's.
+    dropout: Rate on attention weights, hidden units and the output of both sublayers.
+    w_init: Initialiser of each matrix [in, out].
+  """
+
+  model_dims: int
+  hidden_dims: int
+  num_heads: int
+  num_kv_heads: int
+  activation: str = 'gelu'
+  gated: bool = False
+  use_bias: bool = True
+  norm: str = 'LayerNorm'
+  epsilon: float = 1e-5
+  norm_offset: float = 1.0
+  rotary_layout: str | None = None
+  rotary_theta: float = 10_000.0
+  dropout: float = 0.0
+  w_init: Initializer = nn.initializers.normal(0.02)
+
+  @nn.compact
+  def __call__(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+  ) -> jax.Array:
+    del positions_BT, segment_ids_BT  # see the class
+    from transformer_engine.jax.flax import TransformerLayer
+
+    layer = TransformerLayer(
+      hidden_size=self.model_dims,
+      mlp_hidden_size=self.hidden_dims,
+      num_attention_heads=self.num_heads,
+      num_gqa_groups=self.num_kv_heads,
+      self_attn_mask_type='causal',
+      scale_attn_logits=True,
+      float32_attention_logits=True,
+      enable_relative_embedding=False,
+      enable_rotary_pos_emb=self.rotary_layout is not None,
+      rotary_pos_emb_windows=(1, self.rotary_theta),
+      rotary_pos_emb_group_method=_ROTARY[self.rotary_layout or 'interleaved'],
+      layernorm_type=self.norm.lower(),
+      layernorm_epsilon=self.epsilon,
+      zero_centered_gamma=self.norm_offset == 1,
+      mlp_activations=(self.activation, 'linear') if self.gated else (self.activation,),
+      use_bias=self.use_bias,
+      hidden_dropout=self.dropout,
+      attention_dropout=self.dropout,
+      intermediate_dropout=self.dropout,
+      mha_kernel_init=self.w_init,
+      mlp_kernel_init=self.w_init,
+      scaled_query_init=False,
+      name='te',
+    )
+    # cuDNN's attention keeps what its backward pass needs only where this is False
+    deterministic = self.dropout > 0 and not self.has_rng('dropout')
+    x_BTD = layer(x_BTD, deterministic=deterministic)
+    x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
+    return checkpoint_name(x_BTD, 'transformer_layer_out')

@@ -1,0 +1,43 @@
+"""python -m paxlite.tools.convert_te --direction=fw2te --checkpoint=FOLDER --path=OUT
+
+Parameters and Adam's moments for the fused layers of Transformer Engine, and back, bit for bit.
+
+  fw2te  from paxlite's layers (any backend but USE_TE=layer) to USE_TE=layer
+  te2fw  the way back
+
+A run goes on from OUT with --fdl.CHECKPOINT_RESTORE_PATH=OUT --fdl.CHECKPOINT_RESTORE_STATE=True.
+FP8's scales and histories are of the backend that made them, and start anew.
+"""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+
+from paxlite.tools import cli
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = argparse.ArgumentParser(
+    prog='python -m paxlite.tools.convert_te',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('--direction', required=True, choices=('fw2te', 'te2fw'))
+  parser.add_argument('--checkpoint', required=True, help='a job_log_dir, or imported weights')
+  parser.add_argument('--path', required=True, type=pathlib.Path, help='the folder to make')
+  args = parser.parse_args(argv)
+
+  from paxlite.restoring import find_source
+  from paxlite.weights import te
+
+  source = find_source(args.checkpoint)
+  with cli.progress('converting') as report:
+    size, experiment = te.convert(source, args.path, args.direction == 'fw2te', report)
+  print(f'{args.path}: {size:,} bytes of {type(experiment).__name__}')
+  flags = ' '.join(f'--fdl.{k}={getattr(experiment, k)}' for k in ('USE_TE', 'PACKED_INPUT'))
+  state = ' --fdl.CHECKPOINT_RESTORE_STATE=True' if 'step' in source.variables else ''
+  print(f'Goes on with {flags} --fdl.CHECKPOINT_RESTORE_PATH={args.path}{state}')
+
+
+if __name__ == '__main__':
+  cli.run(main)
