@@ -79,6 +79,7 @@ def paxlite(size: Size, repeated: bool = False) -> Step:
   from paxlite.experiments.datasets import Synthetic
   from paxlite.experiments.gpt import GPT126M
   from paxlite.programs import Run
+  from paxlite.trainer import jitted_step
 
   class Benchmark(Synthetic, GPT126M):
     PACKED_INPUT = False
@@ -95,9 +96,9 @@ def paxlite(size: Size, repeated: bool = False) -> Step:
     PERCORE_BATCH_SIZE=size.batch,
     USE_REPEATED_LAYER=repeated,
   )
-  trainer = Run(experiment, pathlib.Path(tempfile.gettempdir()), save=False).trainer()
-  state, _ = trainer.states.initial()
-  jitted = trainer.jitted_step()
+  t = Run(experiment, pathlib.Path(tempfile.gettempdir()), save=False).trainer()
+  state, _ = t.states.initial()
+  jitted = jitted_step(t.task, t.mesh, t.rules, t.seed, t.states.abstract)
   ids = tokens(size).astype(np.int32)
   batch = {
     'ids': ids[:, :-1],

@@ -7,7 +7,7 @@ model as templates: no layer knows of it. What is optional is imported where it 
 import contextlib
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from flax import linen as nn
@@ -97,33 +97,41 @@ def int8_model(model: nn.Module, backward: bool) -> nn.Module:
 
 @contextlib.contextmanager
 def te_context(recipe: TeRecipe) -> Iterator[None]:
-  """Tells Transformer Engine the recipe of its own layers, and what our mesh axes are for."""
+  """Tells Transformer Engine the recipe of its own layers, and what our mesh axes are for.
+
+  Raises:
+    UserError: the device cannot compute the recipe.
+  """
   te = transformer_engine()
   active = active_mesh()
-  axes: dict[str, str] = {}
+  resources: dict[str, str] = {}
   with contextlib.ExitStack() as stack:
     if active is not None and active[0].size > 1:
       mesh, rules = active
+      resources = mesh_resources(mesh.shape)
       stack.enter_context(mesh)
       # its own table knows one axis of the batch, and those of ours it would leave whole
       stack.enter_context(nn.logical_axis_rules(tuple(rules.items())))
-      resources = dict(
-        dp_resource='replica', fsdp_resource='data', tp_resource='mdl', cp_resource='context'
-      )
-      axes = {k: axis for k, axis in resources.items() if mesh.shape.get(axis, 1) > 1}
     found = te_recipe(recipe)
-    stack.enter_context(
-      te.autocast(enabled=found is not None, recipe=found, mesh_resource=te.MeshResource(**axes))
-    )
+    try:
+      stack.enter_context(
+        te.autocast(
+          enabled=found is not None, recipe=found, mesh_resource=te.MeshResource(**resources)
+        )
+      )
+    except AssertionError as e:
+      raise UserError(f'TE_RECIPE={recipe}: {e}') from None
     yield
 
 
-def te_recipe(name: TeRecipe) -> Any:
-  """Transformer Engine's recipe of this name; None for bf16.
+def mesh_resources(sizes: Mapping[str, int]) -> dict[str, str]:
+  """The arguments of Transformer Engine's MeshResource: what each mesh axis of several is for."""
+  axes = dict(dp_resource='replica', fsdp_resource='data', tp_resource='mdl', cp_resource='context')
+  return {name: axis for name, axis in axes.items() if sizes.get(axis, 1) > 1}
 
-  Raises:
-    UserError: the device cannot compute it.
-  """
+
+def te_recipe(name: TeRecipe) -> Any:
+  """Transformer Engine's recipe of this name; None for bf16."""
   if name == 'bf16':
     return None
   from transformer_engine.common import recipe

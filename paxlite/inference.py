@@ -10,6 +10,9 @@ from typing import Any
 
 import fiddle as fdl
 import jax
+import jax.numpy as jnp
+from fiddle import selectors
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from paxlite import partitioning
@@ -26,6 +29,9 @@ from paxlite.inputs.tokenizer import (
   checked_messages,
   open_tokenizer,
 )
+from paxlite.layers.int8 import Int8LoraProjection, Int8Projection, quantized
+from paxlite.layers.lora import LoraProjection
+from paxlite.layers.projection import Projection
 from paxlite.optimizers import path_name
 from paxlite.params import convert, derived, parse
 from paxlite.restoring import Plan, Restore, Source, find_source, read_values, tokenizer_of
@@ -95,18 +101,51 @@ def load(
   values = explicit_values(experiment) | experiment.decoding_values
   unrolled = type(experiment)(**values)
   mesh = experiment.mesh()
-  task = fdl.build(unrolled.task())
-  boxed = jax.eval_shape(task.init_params, jax.random.key(0))
-  like = lambda x: x.update(dtype=unrolled.FPROP_DTYPE)
-  shapes = partitioning.sharded_shapes(boxed, mesh, unrolled.rules)
-  abstract = {'params': jax.tree.map(like, shapes)}
+  config = unrolled.task()
+  shapes = _shapes(config, mesh, unrolled)
+  abstract = {'params': jax.tree.map(lambda x: x.update(dtype=unrolled.FPROP_DTYPE), shapes)}
   plan = Plan(restore, abstract, source)
   missing = plan.fresh + plan.ignored
   if missing:
     raise UserError(f'{source.folder} lacks {missing[0]}, without which there is no text')
-  load_one = lambda path, like: plan.load(path_name(path), like)
-  params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
-  return Inference(unrolled, task.model, params, mesh, tokenizer, source)
+  if unrolled.INT8_WEIGHTS:
+    use_int8(config)
+    wanted = _shapes(config, mesh, unrolled)
+    params = _quantized(plan, wanted, shapes, unrolled.FPROP_DTYPE)
+  else:
+    load_one = lambda path, like: plan.load(path_name(path), like)
+    params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
+  return Inference(unrolled, fdl.build(config).model, params, mesh, tokenizer, source)
+
+
+def _shapes(task: fdl.Config, mesh: Mesh, e: LanguageModel) -> Any:
+  boxed = jax.eval_shape(fdl.build(task).init_params, jax.random.key(0))
+  return partitioning.sharded_shapes(boxed, mesh, e.rules)
+
+
+def use_int8(task: fdl.Config) -> None:
+  """Gives all projections of a model int8 weights; experts, embeddings and logits keep theirs."""
+  for projection in selectors.select(task, Projection):
+    is_lora = fdl.get_callable(projection) is LoraProjection
+    fdl.update_callable(projection, Int8LoraProjection if is_lora else Int8Projection)
+
+
+def _quantized(plan: Plan, wanted: Any, shapes: Any, dtype: str) -> Any:
+  """Parameters as `wanted`, a variable at a time, from those of `shapes`."""
+  flat_shapes, found = flatten_dict(shapes, sep='/'), {}
+  for name, like in flatten_dict(wanted, sep='/').items():
+    if name not in flat_shapes:
+      continue  # a scale, which comes with its weight
+    if like.dtype != jnp.int8:
+      found[name] = plan.load(f'params/{name}', like.update(dtype=dtype))
+      continue
+    scale_like = flatten_dict(wanted, sep='/')[f'{name}_scale']
+    summed = tuple(i for i, n in enumerate(scale_like.shape) if n != like.shape[i])
+    one = jax.jit(quantized, static_argnums=1, out_shardings=(like.sharding, scale_like.sharding))
+    found[name], found[f'{name}_scale'] = one(
+      plan.load(f'params/{name}', flat_shapes[name]), summed
+    )
+  return unflatten_dict(found, sep='/')
 
 
 def load_checkpoint(

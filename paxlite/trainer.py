@@ -199,14 +199,11 @@ class Trainer:
     if self.save and jax.process_count() == 1 and step not in self.states.checkpoints.steps():
       self._save(state, step)
 
-  def jitted_step(self) -> Any:
-    """See jitted_step below."""
-    return jitted_step(self.task, self.mesh, self.rules, self.seed, self.states.abstract)
-
   def _compile(self, state: TrainState, batch: Batch, summaries: Summaries) -> Any:
     before = time.perf_counter()
     with self.task.compiling(self.mesh, self.rules):
-      lowered = self.jitted_step().lower(state, batch)
+      step = jitted_step(self.task, self.mesh, self.rules, self.seed, self.states.abstract)
+      lowered = step.lower(state, batch)
       if self.saved_step is None:
         compiled = compile_lowered(lowered, self.compiler_options)
         done = 'Compiled the train step'

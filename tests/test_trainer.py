@@ -76,7 +76,7 @@ def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
 
 def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_path):
   t = make(tmp_path)
-  step = t.jitted_step()
+  step = trainer.jitted_step(t.task, t.mesh, t.rules, t.seed, t.states.abstract)
   state, _ = t.states.initial()
   batch = next(trainer.device_batches(t.data, partitioning.batch_sharding(t.mesh, t.rules), 0))
   state, _ = step(state, batch)

@@ -16,6 +16,7 @@ DECODING = (
   'REPETITION_PENALTY',
   'EOS_IDS',
   'CHAT_TEMPLATE',
+  'INT8_WEIGHTS',
 )
 
 
@@ -34,6 +35,7 @@ class Decoding(Experiment):
   TOP_P: float = 1.0  # 1: off
   REPETITION_PENALTY: float = 1.0  # 1: off
   CHAT_TEMPLATE: str = ''  # of Jinja; '': the one that comes with the tokenizer
+  INT8_WEIGHTS: bool = False  # of the projections, a scale for each output channel
 
   # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
   EVAL_TASKS: list[str] = []
