@@ -64,10 +64,9 @@ def losses(flags: list[str], steps: int) -> dict:
       stdout=subprocess.DEVNULL,
       stderr=subprocess.DEVNULL,
     )
-    records = [json.loads(x) for x in (pathlib.Path(folder) / 'metrics.jsonl').open()]
-  held_out = [r['avg_xent'] for r in records if r.get('kind') == 'eval']
-  train = [[r['step'], r['loss']] for r in records if 'loss' in r]
-  return {'train': train, 'held_out': held_out[-1]}
+    read = lambda name: [json.loads(line) for line in (pathlib.Path(folder) / name).open()]
+    train = [[r['step'], round(r['loss'], 5)] for r in read('metrics.jsonl')]
+    return {'train': train, 'held_out': read('eval_metrics.jsonl')[-1]['avg_xent']}
 
 
 def table(results: dict) -> str:

@@ -41,14 +41,14 @@ class Backend:
     return f'{self.name} ({self.reason})'
 
 
-def environment_flag(name: str) -> bool:
+def environment_flag(name: str, default: bool = False) -> bool:
   """Whether an environment variable is on, as Pax's scripts set ENABLE_TE: 1, 0 or not at all.
 
   Raises:
     UserError: it is something else.
   """
   text = os.environ.get(name, '')
-  values = {'': False, '0': False, 'false': False, '1': True, 'true': True}
+  values = {'': default, '0': False, 'false': False, '1': True, 'true': True}
   if text.lower() not in values:
     raise UserError(f'the environment has {name}={text}: it must be 1 or 0')
   return values[text.lower()]

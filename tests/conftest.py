@@ -1,8 +1,14 @@
-"""A compilation cache for the tests and the processes that they start: most compile the same."""
+"""What makes the tests quick, in their own and in the processes that they start.
+
+A compilation cache, as most compile the same; and programs without LLVM's optimisations, which take
+half of the time to compile and matter at larger sizes.
+"""
 
 import os
 import shutil
 import tempfile
+
+from tests import runs
 
 _CACHE = 'JAX_COMPILATION_CACHE_DIR'
 
@@ -13,6 +19,7 @@ def pytest_configure(config):
   config.compilation_cache = tempfile.mkdtemp(prefix='paxlite-tests-')
   os.environ[_CACHE] = config.compilation_cache
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.3'
+  os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {runs.QUICK_TO_COMPILE}'
 
 
 def pytest_unconfigure(config):

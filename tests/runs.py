@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
+QUICK_TO_COMPILE = '--xla_backend_optimization_level=0'
 
 
 def command(
@@ -56,7 +57,7 @@ def module(
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-  flags = f'--xla_force_host_platform_device_count={devices}'
+  flags = f'--xla_force_host_platform_device_count={devices} {QUICK_TO_COMPILE}'
   return {**os.environ, 'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
 
 

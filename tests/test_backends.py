@@ -158,7 +158,7 @@ def test_lora_needs_no_gradient_of_what_is_frozen():
   [
     ('gpt', dict(USE_REPEATED_LAYER=False, FPROP_DTYPE='bfloat16'), 0.005),
     ('llama', dict(CHECKPOINT_POLICY='SAVE_NOTHING'), 0.1),
-    ('glam', dict(NUM_MICROBATCHES=2), 0.06),
+    pytest.param('glam', dict(NUM_MICROBATCHES=2), 0.06, marks=pytest.mark.slow),
   ],
 )
 def test_fp8_learns_as_xla_does(model, values, tolerance):

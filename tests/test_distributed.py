@@ -40,6 +40,7 @@ def on_processes(folder, count: int, *flags: str, config: str) -> list[str]:
   return [stdout for stdout, _ in ended]
 
 
+@pytest.mark.slow
 def test_two_processes_are_as_one_and_go_on_as_one(tmp_path):
   config = 'tests.experiments.TinyText'
   alone, two, mixed = (tmp_path / name for name in ('alone', 'two', 'mixed'))

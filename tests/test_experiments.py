@@ -66,7 +66,13 @@ FAMILIES = [
 ]
 
 
-@pytest.mark.parametrize('name', WITHOUT_FILES + FAMILIES)
+QUICK = {'TinyGPT', 'Synthetic126M', 'SyntheticGLaM126M64E', 'LLaMA3_2_1B', 'Gemma2B'}
+
+
+@pytest.mark.parametrize(
+  'name',
+  [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in WITHOUT_FILES + FAMILIES],
+)
 def test_one_small_step(name, tmp_path):
   cls = find(name)
   if name in FAMILIES:

@@ -46,7 +46,9 @@ def test_lora_beside_int8():
   assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize('how', ['forward', 'forward_backward'])
+@pytest.mark.parametrize(
+  'how', [pytest.param('forward', marks=pytest.mark.slow), 'forward_backward']
+)
 def test_int8_learns_as_xla_does(how):
   """Within 2 % after 30 steps on one batch; through a scan with recomputation and accumulation."""
   values = dict(CHECKPOINT_POLICY='SAVE_NOTHING', NUM_MICROBATCHES=2, LEARNING_RATE=1e-3)

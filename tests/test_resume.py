@@ -86,7 +86,15 @@ def flip_a_bit(path):
 
 
 @pytest.mark.parametrize(
-  'damage', ['bit', 'truncated', 'no file', 'no manifest', 'bad manifest', 'empty manifest']
+  'damage',
+  [
+    'bit',
+    'no manifest',
+    *(
+      pytest.param(d, marks=pytest.mark.slow)
+      for d in ('truncated', 'no file', 'bad manifest', 'empty manifest')
+    ),
+  ],
 )
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(uninterrupted, tmp_path, damage):
   runs.run(tmp_path, *FLAGS, '--fdl.MAX_STEPS=7')

@@ -325,6 +325,7 @@ def test_the_tool_says_what_it_cut_and_left_out(trained, tmp_path):
   assert 'the model takes MAX_SEQ_LEN=' in result.stderr
 
 
+@pytest.mark.slow
 def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
   """13 examples, which neither a batch nor 8 devices divide."""
   words = ['and', 'it', 'came', 'to', 'pass', 'in', 'those', 'days', 'that', 'he', 'went', 'out']

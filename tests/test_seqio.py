@@ -218,6 +218,7 @@ SIZES = dict(NUM_LAYERS=1, NUM_HEADS=2, MODEL_DIMS=16, VOCAB_SIZE=8192, MAX_SEQ_
              FPROP_DTYPE='float32', ICI_MESH_SHAPE='[1,1,1]', DCN_MESH_SHAPE='[1,1,1]')  # fmt: skip
 
 
+@pytest.mark.slow
 def test_pile126m_and_lambada126m_as_pax_users_call_them(tfds, tmp_path):
   """Trained in one go, and stopped and continued; then LAMBADA with the same checkpoints."""
   sizes = [f'--fdl.{k}={v}' for k, v in SIZES.items()]

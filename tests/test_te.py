@@ -2,6 +2,8 @@
 
 import functools
 import json
+import re
+import subprocess
 import sys
 
 import pytest
@@ -74,7 +76,12 @@ def noisy(params):
   )
 
 
-@pytest.mark.parametrize('name', MODELS)
+QUICK = {'gpt', 'llama', 'gqa with bias'}
+
+
+@pytest.mark.parametrize(
+  'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
 def test_the_layer_computes_what_a_block_does(name):
   """Output and every gradient, with the parameters converted."""
   e = MODELS[name]
@@ -205,7 +212,7 @@ def test_training_through_main(tmp_path, capsys, begun, te, recipe, stack):
   flags = [f'--fdl.USE_TE={te}', f'--fdl.TE_RECIPE={recipe}', *STACKS[stack], *start[te]]
   losses = train(tmp_path, *flags)
   name = 'te' if recipe == 'bf16' else 'te_fp8'
-  assert f'Backend: {name} (USE_TE={te}, TE_RECIPE={recipe})' in capsys.readouterr().out
+  assert f'Backend: {name} (USE_TE={te}, TE_RECIPE={recipe}' in capsys.readouterr().out
   assert xla[30] < 0.85 * xla[2]
   assert losses[2] == pytest.approx(xla[2], rel=0.01)
   assert losses[30] == pytest.approx(xla[30], rel=0.02)
@@ -305,3 +312,22 @@ def test_mesh_axes_reach_transformer_engine():
   assert backends.mesh_resources(sizes) == axes
   backends.transformer_engine().MeshResource(**axes)
   assert backends.mesh_resources({'replica': 1, 'data': 1, 'mdl': 2}) == {'tp_resource': 'mdl'}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page(tmp_path):
+  (text,) = re.findall(
+    r'^```sh te\n(.*?)^```', (runs.ROOT / 'docs/backends.md').read_text(), re.M | re.S
+  )
+  for line in text.splitlines():
+    words = line.replace('paxlite.main', 'tests.te_main').split()
+    result = subprocess.run(
+      [sys.executable, *words[1:]],
+      cwd=tmp_path,
+      env=runs.environment() | {'PYTHONPATH': str(runs.ROOT)},
+      capture_output=True,
+      text=True,
+      timeout=300,
+      check=False,
+    )
+    assert result.returncode == 0, f'{line}\n{result.stderr}'

@@ -140,7 +140,13 @@ def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(tmp_path
 
 @pytest.mark.parametrize(
   ('mesh', 'percore'),
-  [('[8,1,1]', 1), ('[1,8,1]', 1), ('[2,2,2]', 1), ('[1,2,4]', 1), ('[1,1,8]', 0.5)],
+  [
+    ('[1,8,1]', 1),
+    ('[1,2,4]', 1),
+    pytest.param('[8,1,1]', 1, marks=pytest.mark.slow),
+    pytest.param('[2,2,2]', 1, marks=pytest.mark.slow),
+    pytest.param('[1,1,8]', 0.5, marks=pytest.mark.slow),
+  ],
 )
 def test_a_mesh_changes_rounding_alone(tmp_path, mesh, percore):
   """3 steps on 8 fake devices, in a process of their own, against one device."""

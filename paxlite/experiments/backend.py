@@ -69,6 +69,8 @@ class Backends(Experiment):
     if self.USE_INT8 != 'off':
       return Backend('int8', self._origin('USE_INT8'))
     reason = f'{self._origin("USE_TE")}, {self._origin("TE_RECIPE")}'
+    if self.USE_TE == 'layer':  # Transformer Engine reads it when the layer is traced
+      reason += f', NVTE_FUSED_ATTN={backends.environment_flag("NVTE_FUSED_ATTN", True):d}'
     return Backend('te' if self.TE_RECIPE == 'bf16' else 'te_fp8', reason)
 
   def _origin(self, name: str) -> str:
