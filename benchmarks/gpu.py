@@ -473,7 +473,7 @@ def compile_step(e: Any, device: Any) -> Program:
   from paxlite.trainer import jitted_step
 
   before = time.perf_counter()
-  mesh, rules, task = e.mesh([device]), e.rules, fdl.build(e.task())
+  mesh, rules, task = e.mesh([device]), e.rules, fdl.build(e.training_task())
   nowhere = Checkpoints(pathlib.Path(os.devnull), read_only=True)
   states = States(task, mesh, rules, nowhere, e.SEED, e.batch_size)
   sharding = partitioning.batch_sharding(mesh, rules)

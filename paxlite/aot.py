@@ -20,6 +20,7 @@ from paxlite.errors import UserError
 from paxlite.experiment import Experiment
 from paxlite.states import States
 from paxlite.targets import Chip, Target
+from paxlite.task import Task
 from paxlite.trainer import jitted_step
 
 # Policies that keep no activation inside a layer: its forward pass is computed twice
@@ -126,7 +127,9 @@ def compile_step(
   e, chip = experiment, target.chip
   notes: list[str] = []
   mesh = e.mesh(target.topology())
-  lowered, seconds = _timed(lambda: _lower(e, mesh, notes))
+  notes.append(f'Backend: {e.backend}')
+  task = fdl.build(e.training_task())
+  lowered, seconds = _timed(lambda: _lower(e, task, mesh, notes))
   state = lowered.args_info[0][0]
   device = mesh.devices.flat[0]
   known: dict[str, Any] = dict(
@@ -145,7 +148,8 @@ def compile_step(
   options = e.compiler_options(device.platform)
   before = time.perf_counter()
   try:
-    compiled = compiled_step.compile_lowered(lowered, options)
+    with task.compiling(mesh, e.rules):
+      compiled = compiled_step.compile_lowered(lowered, options)
   except jax.errors.JaxRuntimeError as error:
     verdict = _too_large(str(error))
     if verdict is None:
@@ -194,14 +198,14 @@ def _timed(function: Any) -> tuple[Any, float]:
   return result, time.perf_counter() - before
 
 
-def _lower(e: Experiment, mesh: Mesh, notes: list[str]) -> Any:
+def _lower(e: Experiment, task: Task, mesh: Mesh, notes: list[str]) -> Any:
   """The train step that training compiles, of arguments that are shapes and shardings alone."""
-  task = fdl.build(e.task())
   nowhere = Checkpoints(pathlib.Path('.'), max_to_keep=1, read_only=True)
   states = States(task, mesh, e.rules, nowhere, e.SEED, e.batch_size)
   batch = abstract_batch(e, mesh, notes)
   step = jitted_step(task, mesh, e.rules, e.SEED, states.abstract)
-  return step.lower(states.abstract, batch)
+  with task.compiling(mesh, e.rules):
+    return step.lower(states.abstract, batch)
 
 
 def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -41,17 +41,29 @@ class Backend:
     return f'{self.name} ({self.reason})'
 
 
-def environment_flag(name: str, default: bool = False) -> bool:
+def environment_flag(name: str) -> bool:
   """Whether an environment variable is on, as Pax's scripts set ENABLE_TE: 1, 0 or not at all.
 
   Raises:
     UserError: it is something else.
   """
   text = os.environ.get(name, '')
-  values = {'': default, '0': False, 'false': False, '1': True, 'true': True}
+  values = {'': False, '0': False, 'false': False, '1': True, 'true': True}
   if text.lower() not in values:
     raise UserError(f'the environment has {name}={text}: it must be 1 or 0')
   return values[text.lower()]
+
+
+def fused_attention() -> bool:
+  """Whether Transformer Engine may take cuDNN's attention: NVTE_FUSED_ATTN, which it reads itself.
+
+  Raises:
+    UserError: it would not understand it.
+  """
+  text = os.environ.get('NVTE_FUSED_ATTN', '1')
+  if text not in ('0', '1'):
+    raise UserError(f'the environment has NVTE_FUSED_ATTN={text}: it must be 1 or 0')
+  return text == '1'
 
 
 def fp8_dot_general(name: str | None = None) -> nn.Module:

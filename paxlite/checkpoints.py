@@ -72,13 +72,13 @@ class Checkpoints:
     """The variables of a step by name, 'opt_state/1/count': 'int32[]'."""
     return shapes_of(self._manager.item_metadata(step)['state'].tree)
 
-  def restore(self, step: int, abstract: Any, partial: bool = False) -> tuple[Any, dict[str, Any]]:
+  def restore(self, step: int, abstract: Any, surplus: str = '') -> tuple[Any, dict[str, Any]]:
     """Restores a step.
 
     Args:
       step: One of `steps()`.
       abstract: A tree of jax.ShapeDtypeStruct with shardings; tells shapes, dtypes and layout.
-      partial: Whether the step may hold variables that `abstract` does not have.
+      surplus: The step may hold variables of names that begin so and `abstract` does not have.
 
     Returns:
       The tree, and the `data` dict that was saved with it.
@@ -88,14 +88,14 @@ class Checkpoints:
     """
     import orbax.checkpoint as ocp
 
-    self._check_structure(step, abstract, partial)
+    self._check_structure(step, abstract, surplus)
     restored = self._manager.restore(
       step,
       args=ocp.args.Composite(
         state=ocp.args.PyTreeRestore(
           abstract,
           restore_args=ocp.checkpoint_utils.construct_restore_args(abstract),
-          partial_restore=partial,
+          partial_restore=bool(surplus),
         ),
         data=ocp.args.JsonRestore(),
       ),
@@ -201,12 +201,13 @@ class Checkpoints:
       log.warning('checkpoint of step %d: %s; moved to %s', step, problem, aside)
     return -1
 
-  def _check_structure(self, step: int, abstract: Any, partial: bool) -> None:
+  def _check_structure(self, step: int, abstract: Any, surplus: str) -> None:
     found = self.shapes(step)
+    if surplus:
+      found = {name: shape for name, shape in found.items() if not name.startswith(surplus)}
     wanted = shapes_of(abstract)
     differences = [f'{n} is missing' for n in wanted.keys() - found.keys()]
-    if not partial:
-      differences += [f'{n} is not in the model' for n in found.keys() - wanted.keys()]
+    differences += [f'{n} is not in the model' for n in found.keys() - wanted.keys()]
     differences += [
       f'{n} is {found[n]} and the model has {wanted[n]}'
       for n in wanted.keys() & found.keys()
@@ -215,8 +216,15 @@ class Checkpoints:
     if differences:
       raise UserError(
         f'{self.folder(step)} does not fit this experiment: {listed(differences)}. '
-        'Use the experiment that wrote it, or another --job_log_dir'
+        f'Use the experiment that wrote it, or another --job_log_dir{conversion(differences)}'
       )
+
+
+def conversion(differences: list[str]) -> str:
+  """What to do about differences that are those of Transformer Engine's layers; or nothing."""
+  if not any('/te/' in text for text in differences):
+    return ''
+  return '; between USE_TE=layer and others, python -m paxlite.tools.convert_te'
 
 
 def shapes_of(tree: Any) -> dict[str, str]:

@@ -118,6 +118,10 @@ class Experiment(Parameters):
     """The config of the task.Task to train."""
     raise UserError(f'{type(self).__name__} has no model: derive it from LanguageModel')
 
+  def training_task(self) -> fdl.Config:
+    """The config of the task on the experiment's backend."""
+    return self.task()
+
   def train_input(self) -> fdl.Config:
     """The config of the inputs.base.Input to train on."""
     raise UserError(

@@ -95,7 +95,7 @@ def load(
   Raises:
     UserError: no tokenizer, one of another vocabulary, or weights of another shape.
   """
-  refuse_te_layers(experiment, source)
+  refuse_te_layers(source)
   tokenizer = open_tokenizer(tokenizer_path or str(tokenizer_of(source.folder) or ''))
   check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
   values = explicit_values(experiment) | experiment.decoding_values
@@ -132,14 +132,15 @@ def use_int8(task: fdl.Config) -> None:
 
 def _quantized(plan: Plan, wanted: Any, shapes: Any, dtype: str) -> Any:
   """Parameters as `wanted`, a variable at a time, from those of `shapes`."""
-  flat_shapes, found = flatten_dict(shapes, sep='/'), {}
-  for name, like in flatten_dict(wanted, sep='/').items():
+  flat_shapes, flat_wanted = flatten_dict(shapes, sep='/'), flatten_dict(wanted, sep='/')
+  found = {}
+  for name, like in flat_wanted.items():
     if name not in flat_shapes:
       continue  # a scale, which comes with its weight
     if like.dtype != jnp.int8:
       found[name] = plan.load(f'params/{name}', like.update(dtype=dtype))
       continue
-    scale_like = flatten_dict(wanted, sep='/')[f'{name}_scale']
+    scale_like = flat_wanted[f'{name}_scale']
     summed = tuple(i for i, n in enumerate(scale_like.shape) if n != like.shape[i])
     one = jax.jit(quantized, static_argnums=1, out_shardings=(like.sharding, scale_like.sharding))
     found[name], found[f'{name}_scale'] = one(
@@ -199,9 +200,9 @@ def experiment_of(source: Source) -> LanguageModel:
   return cls(**known)
 
 
-def refuse_te_layers(experiment: LanguageModel, source: Source) -> None:
+def refuse_te_layers(source: Source) -> None:
   """Raises UserError where the weights are those of Transformer Engine's fused layers."""
-  if experiment.USE_TE == 'layer':
+  if source.experiment.is_file() and read_values(source)['values'].get('USE_TE') == 'layer':
     raise UserError(
       f"{source.folder} holds the weights of Transformer Engine's layers, which keep no keys and "
       'values: first python -m paxlite.tools.convert_te --direction=te2fw'

@@ -19,6 +19,7 @@ from paxlite.compiled_step import SavedStep
 from paxlite.errors import UserError
 from paxlite.evaluation import Evaluator
 from paxlite.experiment import Experiment
+from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.inputs.base import Input
 from paxlite.inputs.files import read_object
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
@@ -99,7 +100,7 @@ class Run:
   def states(self, mesh: Any, batch_size: int) -> States:
     e = self.experiment
     return States(
-      task=fdl.build(e.task()),
+      task=fdl.build(e.training_task()),
       mesh=mesh,
       rules=e.rules,
       checkpoints=self.checkpoints(),
@@ -135,7 +136,9 @@ def train(run: Run) -> None:
   write_configuration(run)  # not before it is known that the folder's checkpoint fits
   state = trainer.train(state, step)
   e: Any = run.experiment
-  if tokenizer is not None and jax.process_count() == 1 and e.USE_TE != 'layer':
+  if tokenizer is not None and getattr(e, 'USE_TE', 'off') == 'layer':
+    print("No sample: Transformer Engine's layers keep no keys and values")
+  elif tokenizer is not None and jax.process_count() == 1:
     text = _sample(e, trainer, state.params, tokenizer)
     print(f'\nA sample, continuing {e.SAMPLE_PROMPT!r}:\n{text}\n')
   if jax.process_index() == 0:
@@ -160,6 +163,7 @@ def evaluate(run: Run) -> None:
       return
   refuse_other_experiment(run)
   trainer = run.trainer()
+  print(f'Backend: {e.backend}', flush=True)
   if not trainer.eval_data:
     raise UserError(f'{type(run.experiment).__name__} has no evaluation input')
   state, step = trainer.states.last()
@@ -238,7 +242,7 @@ def dry_run(experiment: Experiment) -> str:
 
 def configs(experiment: Experiment) -> dict[str, fdl.Config]:
   """The configs of the task and of the inputs, by name; no inputs where there is no dataset."""
-  found = {'task': experiment.task()}
+  found = {'task': experiment.training_task()}
   with contextlib.suppress(UserError):
     found['train_input'] = experiment.train_input()
     found |= {f'eval_inputs.{name}': cfg for name, cfg in experiment.eval_inputs().items()}
@@ -252,7 +256,7 @@ def configs_text(experiment: Experiment) -> str:
 def requirements(experiment: Experiment) -> str:
   """Parameters, bytes per device, tokens and FLOPs of a step."""
   e = experiment
-  task = fdl.build(e.task())
+  task = fdl.build(e.training_task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   specs = partitioning.param_specs(boxed, e.rules)
   state = meta.unbox(boxed)
@@ -332,7 +336,7 @@ def refuse_other_experiment(run: Run) -> None:
   identity = _identity(run.experiment)
   new = {'experiment': identity['experiment'], **identity['values']}
   for name in new.keys() - old.keys():  # an attribute that is newer than the run
-    default = getattr(type(run.experiment), name)
+    default = PLAIN_XLA.get(name, getattr(type(run.experiment), name))
     old[name] = new[name] if isinstance(default, derived) else default
   free = set(run.experiment.RESUMABLE_CHANGES)
   missing = object()
@@ -377,13 +381,12 @@ def _identity(e: Experiment) -> dict[str, Any]:
 def _sample(e: Any, trainer: Trainer, params: Any, tokenizer: Tokenizer) -> str:
   """Continues the experiment's prompt by up to 100 tokens."""
   from paxlite.decoding import Generator, Sampling
-  from paxlite.experiments.backend import PLAIN_XLA
-  from paxlite.inference import eos_ids, explicit_values, start_ids
+  from paxlite.inference import eos_ids, start_ids
 
   start = start_ids(e, tokenizer)
   prompt = (start + tokenizer.encode(e.SAMPLE_PROMPT))[: e.MAX_SEQ_LEN - 1]
   generator = Generator(
-    fdl.build(type(e)(**explicit_values(e) | PLAIN_XLA).task()).model,
+    fdl.build(e.task()).model,
     params,
     e.MAX_SEQ_LEN,
     Sampling(temperature=0.8),

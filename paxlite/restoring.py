@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paxlite.checkpoints import CHECKSUMS, Checkpoints, damage
+from paxlite.checkpoints import CHECKSUMS, Checkpoints, conversion, damage
 from paxlite.errors import UserError, listed
 from paxlite.inputs.files import read_object
 from paxlite.inputs.tokenizer import TOKENIZERS
@@ -284,7 +284,7 @@ class Plan:
       raise UserError(
         f'{self.source.folder} does not fit the model: {listed(problems)}.{hint} '
         "Leave variables out with --fdl.CHECKPOINT_IGNORE_RULES=['REGEX'] (names after params/), "
-        'or choose the experiment that it belongs to'
+        f'or choose the experiment that it belongs to{conversion(problems)}'
       )
     for attribute, unused in (
       ('CHECKPOINT_IGNORE_RULES', rules.unused()),

@@ -145,11 +145,13 @@ class States:
   def _restored(self, step: int) -> tuple[TrainState, dict[str, Any]]:
     wanted = self._saved(self.abstract)
     # what another backend left is of no use to this one, which starts its own anew
-    held = {k: v for k, v in self.checkpoints.shapes(step).items() if k.startswith(_OVERWRITTEN)}
+    prefix = f'{_OVERWRITTEN}/'
+    held = {k: v for k, v in self.checkpoints.shapes(step).items() if k.startswith(prefix)}
     changed = held != shapes_of({_OVERWRITTEN: wanted.overwritten})
     if changed:
       wanted = dataclasses.replace(wanted, overwritten={})
-    found, data = self.checkpoints.restore(step, _on_disk(wanted), partial=changed)
+    surplus = prefix if changed else ''
+    found, data = self.checkpoints.restore(step, _on_disk(wanted), surplus)
     state = TrainState(**{_OVERWRITTEN: {}, **found})
     if changed:
       state = dataclasses.replace(state, overwritten=self._new_overwritten())

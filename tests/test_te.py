@@ -64,7 +64,7 @@ def blocks(e):
   """The two kinds of block of an experiment, and what both take."""
   (ours,) = selectors.select(e.model(), TransformerBlock)
   x = jax.random.normal(jax.random.key(1), (2, 32, 64), e.FPROP_DTYPE)
-  return fdl.build(ours)(), fdl.build(te_block(e))(), (x, jnp.arange(32)[None], None)
+  return fdl.build(ours)(), fdl.build(te_block(e, e.model()))(), (x, jnp.arange(32)[None], None)
 
 
 def noisy(params):
@@ -275,6 +275,10 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
   )
   assert 'has USE_TE=off: choose the other --direction' in wrong.stderr
   assert not (tmp_path / 'no').exists()
+  unconverted = [f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "fw"}', '--fdl.USE_TE=layer']
+  capsys.readouterr()
+  assert run(tmp_path / 'forgot', '--fdl.MAX_STEPS=12', *unconverted) == 2
+  assert 'python -m paxlite.tools.convert_te' in capsys.readouterr().err
   text = runs.module(
     'paxlite.tools.export_weights', '--to=hf', f'--checkpoint={there}', '--path=hf', code=2
   )
@@ -285,10 +289,10 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
 def test_what_is_not_installed_or_not_there(monkeypatch, te):
   e = GPT126M(**SMALL, USE_TE=te, TE_RECIPE='MXFP8')
   with pytest.raises(UserError, match=r'TE_RECIPE=MXFP8: .*compute capability'):
-    jax.eval_shape(fdl.build(e.task()).init, jax.random.key(0))
+    jax.eval_shape(fdl.build(e.training_task()).init, jax.random.key(0))
   monkeypatch.setitem(sys.modules, 'transformer_engine.jax', None)
   with pytest.raises(UserError, match=r'Transformer Engine is not installed.*docs/backends\.md'):
-    jax.eval_shape(fdl.build(e.task()).init, jax.random.key(0))
+    jax.eval_shape(fdl.build(e.training_task()).init, jax.random.key(0))
 
 
 @pytest.mark.slow

@@ -37,6 +37,8 @@ class Backends(Experiment):
 
   @property
   def TE_RECIPE(self) -> TeRecipe:
+    if vars(self).get('USE_TE') == 'off':
+      return 'bf16'
     return 'DelayedScaling' if backends.environment_flag('ENABLE_FP8') else 'bf16'
 
   @functools.cached_property
@@ -69,8 +71,8 @@ class Backends(Experiment):
     if self.USE_INT8 != 'off':
       return Backend('int8', self._origin('USE_INT8'))
     reason = f'{self._origin("USE_TE")}, {self._origin("TE_RECIPE")}'
-    if self.USE_TE == 'layer':  # Transformer Engine reads it when the layer is traced
-      reason += f', NVTE_FUSED_ATTN={backends.environment_flag("NVTE_FUSED_ATTN", True):d}'
+    if self.USE_TE == 'layer':
+      reason += f', NVTE_FUSED_ATTN={backends.fused_attention():d}'
     return Backend('te' if self.TE_RECIPE == 'bf16' else 'te_fp8', reason)
 
   def _origin(self, name: str) -> str:
@@ -83,7 +85,7 @@ class Backends(Experiment):
   def validate(self) -> None:
     super().validate()
     if self.USE_TE == 'layer':
-      self._te_block()
+      self._te_block(self.task().model)
     if self.backend.name != 'xla' and self.mesh_sizes.get('stage', 1) > 1:
       raise UserError(
         f'{self.backend}: a pipeline (mesh axis stage) runs in plain XLA alone, for now'
@@ -96,11 +98,9 @@ class Backends(Experiment):
       options.setdefault('xla_gpu_enable_triton_gemm', False)
     return options
 
-  def use_backend(self, task: fdl.Config) -> None:
-    """Puts the backend into the config of a Task."""
-    if self.USE_INT8 != 'off':
-      backward = self.USE_INT8 == 'forward_backward'
-      task.model = fdl.Config(backends.int8_model, model=task.model, backward=backward)
+  def training_task(self) -> fdl.Config:
+    """task(), whatever a subclass has made of it, with the backend in its model."""
+    task = self.task()
     if self.USE_FP8:
       _multiply_by(task.model, backends.fp8_dot_general)
     if self.USE_TE == 'gemm':
@@ -109,14 +109,18 @@ class Backends(Experiment):
       for experts in selectors.select(task.model, MoeFeedForward, check_nonempty=False):
         experts.einsum_tpl = template(Einsum)
     if self.USE_TE == 'layer':
-      task.model.transformer_tpl.layer_tpl = self._te_block()
+      task.model.transformer_tpl.layer_tpl = self._te_block(task.model)
+    if self.USE_INT8 != 'off':
+      backward = self.USE_INT8 == 'forward_backward'
+      task.model = fdl.Config(backends.int8_model, model=task.model, backward=backward)
     if self.USE_TE != 'off':
       task.context = template(backends.te_context, recipe=self.TE_RECIPE)
+    return task
 
-  def _te_block(self) -> fdl.Partial:
+  def _te_block(self, model: fdl.Config) -> fdl.Partial:
     from paxlite.experiments.te_layer import te_block  # it knows LanguageModel, which comes later
 
-    return te_block(self)  # type: ignore[arg-type]
+    return te_block(self, model)  # type: ignore[arg-type]
 
 
 def _multiply_by(model: fdl.Config, dot_general: Any, **kwargs: Any) -> None:

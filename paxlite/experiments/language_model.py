@@ -8,7 +8,7 @@ from fiddle import selectors
 from flax import linen as nn
 
 from paxlite.errors import UserError
-from paxlite.experiments.backend import PLAIN_XLA, Backends
+from paxlite.experiments.backend import Backends
 from paxlite.experiments.decoding import Decoding
 from paxlite.experiments.optimization import Optimization
 from paxlite.layers.attention import (
@@ -237,15 +237,13 @@ class LanguageModel(Backends, Decoding, Optimization):
       )
 
   def task(self) -> fdl.Config:
-    task = config(
+    return config(
       Task,
       model=self.model(),
       optimizer=self.optimizer(),
       num_microbatches=1 if self.num_stages > 1 else self.NUM_MICROBATCHES,
       max_skipped_steps=self.MAX_SKIPPED_STEPS,
     )
-    self.use_backend(task)
-    return task
 
   @property
   def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -414,7 +412,7 @@ class LanguageModel(Backends, Decoding, Optimization):
   @property
   def decoding_values(self) -> dict[str, Any]:
     """Attributes of the model that continues text with the same variables."""
-    return PLAIN_XLA | dict(USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING')
+    return dict(USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING')
 
   @property
   def matmul_params(self) -> int:

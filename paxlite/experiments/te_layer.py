@@ -19,13 +19,23 @@ _ONLY = {
 }
 
 
-def te_block(e: LanguageModel) -> fdl.Partial:
-  """The template of a TeTransformerLayer that computes what e.block() does.
+def te_block(e: LanguageModel, model: fdl.Config) -> fdl.Partial:
+  """The template of a TeTransformerLayer that computes what the blocks of e's model do.
+
+  Args:
+    e: Its numbers.
+    model: Its TransformerLm, as e.task() has it.
 
   Raises:
-    UserError: Transformer Engine's layer has no equivalent of some attributes.
+    UserError: Transformer Engine's layer has no equivalent of some attributes, or of a block that
+      the experiment has changed.
   """
   check_supported(e)
+  if model.transformer_tpl.layer_tpl != LanguageModel.model(e).transformer_tpl.layer_tpl:
+    raise UserError(
+      f"{type(e).__name__} changes its blocks, and Transformer Engine's fused layer does not know "
+      'how: --fdl.USE_TE=gemm replaces matrix multiplications alone'
+    )
   return template(
     TeTransformerLayer,
     model_dims=e.MODEL_DIMS,

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
 
   source = find_source(args.checkpoint, args.base_weights)
   experiment = experiment_of(source)
-  refuse_te_layers(experiment, source)
+  refuse_te_layers(source)
   variables = source.unrolled_params()
   started = time.perf_counter()
   with cli.progress('exporting') as report:

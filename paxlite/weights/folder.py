@@ -17,6 +17,7 @@ import numpy as np
 
 from paxlite.checkpoints import write_checksums
 from paxlite.errors import UserError, listed
+from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.tokenizer import FILES, TOKENIZERS
 from paxlite.variables import UnfinishedFolder, write_variable
@@ -84,7 +85,10 @@ def write_weights(
 def write_identity(folder: pathlib.Path, experiment: LanguageModel) -> None:
   """Which experiment the weights are of, as a run's experiment.json says it."""
   cls = type(experiment)
-  identity = {'experiment': f'{cls.__module__}.{cls.__qualname__}', 'values': experiment.values()}
+  values = experiment.values()
+  if values['USE_TE'] != 'layer':  # others have the same weights, and the environment is no matter
+    values |= PLAIN_XLA
+  identity = {'experiment': f'{cls.__module__}.{cls.__qualname__}', 'values': values}
   (folder / 'experiment.json').write_text(json.dumps(identity, indent=2) + '\n')
 
 

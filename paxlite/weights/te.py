@@ -19,6 +19,7 @@ from paxlite.errors import UserError, listed
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.te_layer import check_supported
 from paxlite.inference import experiment_of, explicit_values
+from paxlite.partitioning import MESH_AXES
 from paxlite.restoring import Source, tokenizer_of
 from paxlite.variables import UnfinishedFolder, Variable, write_variable
 from paxlite.weights.folder import copy_tokenizer, write_identity
@@ -128,7 +129,12 @@ def convert(
   if to_te_layer:
     changes |= dict(USE_TE='layer', USE_FP8=False, USE_INT8='off', PACKED_INPUT=False)
   after = type(before)(**explicit_values(before) | changes)
-  check_supported(after)
+  if before.USE_LORA:
+    raise UserError(f'{source.folder} has USE_LORA=True: its low-rank factors have no place there')
+  one_device = dict(MESH_AXES=list(MESH_AXES), ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1])
+  check_supported(type(before)(**explicit_values(after) | one_device))
+  if to.absolute().is_relative_to(source.folder.absolute()):
+    raise UserError(f'{to} lies in what is converted: choose another folder')
   variables = {k: v for k, v in source.variables.items() if not k.startswith('overwritten/')}
   size = done = 0
   with UnfinishedFolder(to) as folder:
