@@ -295,6 +295,21 @@ def test_what_is_not_installed_or_not_there(monkeypatch, te):
     jax.eval_shape(fdl.build(e.training_task()).init, jax.random.key(0))
 
 
+def test_nvte_fused_attn_is_honoured(monkeypatch):
+  """Where cuDNN has a kernel, 1 takes it, which ends where the extension is not; 0 does not."""
+  extension = sys.modules['transformer_engine_jax']
+  kernel = extension.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
+  monkeypatch.setattr(extension, 'get_fused_attn_backend', lambda *_, **__: (kernel, ''))
+  init = lambda: jax.eval_shape(
+    fdl.build(GPT126M(**SMALL, USE_TE='layer').training_task()).init, jax.random.key(0)
+  )
+  monkeypatch.setenv('NVTE_FUSED_ATTN', '0')
+  init()
+  monkeypatch.setenv('NVTE_FUSED_ATTN', '1')
+  with pytest.raises(RuntimeError, match='was called without CUDA'):
+    init()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('te', ['gemm', 'layer'])
 @pytest.mark.parametrize('recipe', ['bf16', 'DelayedScaling', 'Float8CurrentScaling'])
