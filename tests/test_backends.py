@@ -258,8 +258,7 @@ def test_a_smaller_model_loses_no_layer_in_silence(tmp_path):
   for backend in (fp8, '--fdl.USE_FP8=False'):
     smaller = [backend, '--fdl.NUM_LAYERS=1', '--fdl.MAX_STEPS=2', '--accept_changes']
     refused = runs.run(tmp_path, *smaller, code=2)
-    assert 'params/transformer/x_layers_1/' in refused.stderr
-    assert 'is not in the model' in refused.stderr
+    assert re.search(r'/x_layers_1/\S+ is not in the model', refused.stderr)
 
 
 def test_a_run_from_before_backends_does_not_change_its_own(tmp_path):
@@ -331,6 +330,7 @@ def test_evaluation_and_text_after_training_in_fp8(tmp_path):
   assert plain == pytest.approx(once, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_lora_in_fp8_continues_evaluates_and_writes(tmp_path):
   """Its checkpoints hold low-rank factors and FP8's scales, and nothing of the base."""
   config = 'tests.experiments.TinyText'
