@@ -180,7 +180,12 @@ def test_lora_needs_no_gradient_of_what_is_frozen():
 @pytest.mark.parametrize(
   ('model', 'values', 'tolerance'),
   [
-    ('gpt', dict(USE_REPEATED_LAYER=False, FPROP_DTYPE='bfloat16'), 0.005),
+    pytest.param(
+      'gpt',
+      dict(USE_REPEATED_LAYER=False, FPROP_DTYPE='bfloat16'),
+      0.005,
+      marks=pytest.mark.slow,
+    ),
     ('llama', dict(CHECKPOINT_POLICY='SAVE_NOTHING'), 0.1),
     pytest.param('glam', dict(NUM_MICROBATCHES=2), 0.06, marks=pytest.mark.slow),
   ],
@@ -352,6 +357,7 @@ def test_lora_in_fp8_continues_evaluates_and_writes(tmp_path):
   assert text.stdout.strip()
 
 
+@pytest.mark.slow
 def test_a_step_in_fp8_is_compiled_ahead_and_loaded(tmp_path):
   fp8 = ('--fdl.USE_FP8=True', f'--save={tmp_path / "step.bin"}')
   page = runs.module('paxlite.tools.compile', '--fdl_config=TinyGPT', '--target=here', *fp8).stdout
