@@ -29,7 +29,7 @@ from paxlite.variables import Variable, layer_of, stacked, stored_variables
 log = logging.getLogger('paxlite')
 
 _PARAMS = 'params'
-_OVERWRITTEN = 'overwritten'  # belongs to a backend: a run on another one has none
+OVERWRITTEN = 'overwritten'  # TrainState's field: a run on another backend has none of it
 _EXPERIMENT = 'experiment.json'
 
 
@@ -267,7 +267,7 @@ class Plan:
         continue
       wanted = f'{kind}/{renames(name)}' if name else kind
       variable = _find(stored, wanted, like.shape, used)
-      if variable is None and (kind == _OVERWRITTEN or re.fullmatch(LORA_VARIABLES, full)):
+      if variable is None and (kind == OVERWRITTEN or re.fullmatch(LORA_VARIABLES, full)):
         self.fresh.append(full)
       elif variable is None:
         problems.append(f'{wanted} is missing')

@@ -16,11 +16,9 @@ from paxlite.checkpoints import Checkpoints, shapes_of
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_object
 from paxlite.optimizers import path_name
-from paxlite.restoring import Plan, Restore, Source, find_source
+from paxlite.restoring import OVERWRITTEN, Plan, Restore, Source, find_source
 from paxlite.task import Task
 from paxlite.train_state import TrainState
-
-_OVERWRITTEN = 'overwritten'  # TrainState.overwritten, in names of variables
 
 
 @dataclasses.dataclass
@@ -145,14 +143,14 @@ class States:
   def _restored(self, step: int) -> tuple[TrainState, dict[str, Any]]:
     wanted = self._saved(self.abstract)
     # what another backend left is of no use to this one, which starts its own anew
-    prefix = f'{_OVERWRITTEN}/'
+    prefix = f'{OVERWRITTEN}/'
     held = {k: v for k, v in self.checkpoints.shapes(step).items() if k.startswith(prefix)}
-    changed = held != shapes_of({_OVERWRITTEN: wanted.overwritten})
+    changed = held != shapes_of({OVERWRITTEN: wanted.overwritten})
     if changed:
       wanted = dataclasses.replace(wanted, overwritten={})
     surplus = prefix if changed else ''
     found, data = self.checkpoints.restore(step, _on_disk(wanted), surplus)
-    state = TrainState(**{_OVERWRITTEN: {}, **found})
+    state = TrainState(**{OVERWRITTEN: {}, **found})
     if changed:
       state = dataclasses.replace(state, overwritten=self._new_overwritten())
     if not self.trainable_only:
@@ -181,4 +179,4 @@ class States:
 def _on_disk(state: TrainState) -> dict[str, Any]:
   """The fields of a state by name; what is empty leaves no trace on disk."""
   fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-  return {k: v for k, v in fields.items() if k != _OVERWRITTEN or jax.tree.leaves(v)}
+  return {k: v for k, v in fields.items() if k != OVERWRITTEN or jax.tree.leaves(v)}
