@@ -17,8 +17,9 @@ demo: $(VENV)/.core
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --durations=10
 
+# a worker for each file, as there is one Slurm
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) -m slow --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) --dist=loadfile --no-loadscope-reorder -m slow --durations=10
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

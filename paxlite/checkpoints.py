@@ -10,8 +10,11 @@ import contextlib
 import datetime
 import json
 import logging
+import math
 import os
 import pathlib
+import shutil
+import time
 import zlib
 from typing import Any
 
@@ -59,14 +62,28 @@ class Checkpoints:
     numbers = [p.name.removeprefix(f'{_PREFIX}_') for p in found]
     return sorted(int(n) for n in numbers if n.isdigit())
 
-  def latest_good_step(self) -> int | None:
+  def latest_good_step(self, below: float = math.inf) -> int | None:
     """The newest step whose files are as they were saved; damaged ones are moved aside."""
-    step = self._verified_latest() if jax.process_index() == 0 else -1
+    step = self._verified_latest(below) if jax.process_index() == 0 else -1
     if jax.process_count() > 1:
       from jax.experimental import multihost_utils
 
       step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
     return None if step < 0 else step
+
+  def roll_back(self, before: int) -> int | None:
+    """The newest good step below `before`, or None; those after it are moved aside."""
+    self.close()
+    found = self.latest_good_step(below=before)
+    if found is not None and jax.process_index() == 0:
+      for step in self.steps():
+        if step > found:
+          log.warning('checkpoint of step %d: moved to %s', step, self._aside(step, 'rolled_back'))
+    if jax.process_count() > 1:
+      from jax.experimental import multihost_utils
+
+      multihost_utils.sync_global_devices('rolled back')
+    return found
 
   def shapes(self, step: int) -> dict[str, str]:
     """The variables of a step by name, 'opt_state/1/count': 'int32[]'."""
@@ -146,18 +163,29 @@ class Checkpoints:
 
   def _note_failure(self, error: Exception) -> None:
     """Logs a failed save; the next one has a new manager, since this one repeats its error."""
-    self._failure = f'step {self._saving}: {type(error).__name__}: {error}'
+    what = f'{type(error).__name__}: {error}'.splitlines()[0]
+    self._failure = f'step {self._saving}: {what}'
     log.error('saving failed, training goes on: %s', self._failure)
-    manager, self._manager_, self._saving = self._manager_, None, None
+    manager, step = self._manager_, self._saving
+    self._manager_, self._saving = None, None
     with contextlib.suppress(Exception):
       manager.close()
+    if jax.process_index() == 0:
+      for unfinished in self._unfinished(step):
+        _remove(unfinished)
+
+  def _unfinished(self, step: int | None) -> list[pathlib.Path]:
+    """The folder of a step while it is being saved."""
+    assert step is not None
+    return list(self._directory.glob(f'{self.folder(step).name}.orbax-checkpoint-tmp*'))
 
   @property
   def _manager(self) -> Any:
     if self._manager_ is None:
       import orbax.checkpoint as ocp
 
-      logging.getLogger('absl').setLevel(logging.ERROR)  # Orbax logs dozens of lines a save
+      # Orbax logs dozens of lines a save, and hundreds where one fails, which we tell
+      logging.getLogger('absl').setLevel(logging.CRITICAL)
       # weights do not compress, and without OCDBT a variable is a plain zarr folder
       handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
       self._manager_ = ocp.CheckpointManager(
@@ -170,7 +198,8 @@ class Checkpoints:
           step_name_format=ocp.path.step.standard_name_format(
             step_prefix=_PREFIX, step_format_fixed_length=8
           ),
-          cleanup_tmp_directories=not self._read_only,
+          # what a failed save of this process left is removed already, see _note_failure
+          cleanup_tmp_directories=not self._read_only and self._failure is None,
           async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
         ),
       )
@@ -184,22 +213,25 @@ class Checkpoints:
     """Called by Orbax when every file of the step is written and its folder not yet renamed."""
     if jax.process_index() != 0:
       return
-    assert self._saving is not None
-    (folder,) = self._directory.glob(f'{self.folder(self._saving).name}.orbax-checkpoint-tmp*')
+    (folder,) = self._unfinished(self._saving)
     write_checksums(folder)
 
-  def _verified_latest(self) -> int:
-    for step in reversed(self.steps()):
+  def _verified_latest(self, below: float) -> int:
+    for step in reversed([s for s in self.steps() if s < below]):
       problem = damage(self.folder(step))
       if problem is None:
         return step
       if self._read_only:
         log.warning('checkpoint of step %d: %s', step, problem)
         continue
-      aside = _unused_name(self._directory / f'damaged_{self.folder(step).name}')
-      self.folder(step).rename(aside)
+      aside = self._aside(step, 'damaged')
       log.warning('checkpoint of step %d: %s; moved to %s', step, problem, aside)
     return -1
+
+  def _aside(self, step: int, why: str) -> pathlib.Path:
+    """Renames a step so that it is none; returns its new name."""
+    aside = _unused_name(self._directory / f'{why}_{self.folder(step).name}')
+    return self.folder(step).rename(aside)
 
   def _check_structure(self, step: int, abstract: Any, surplus: str) -> None:
     found = self.shapes(step)
@@ -281,3 +313,11 @@ def _unused_name(path: pathlib.Path) -> pathlib.Path:
   while candidate.exists():
     candidate, n = path.with_name(f'{path.name}.{n}'), n + 1
   return candidate
+
+
+def _remove(folder: pathlib.Path, patience: float = 5.0) -> None:
+  """Removes a folder to which writes that are still under way may add for some seconds."""
+  until = time.monotonic() + patience
+  while folder.exists() and time.monotonic() < until:
+    shutil.rmtree(folder, ignore_errors=True)
+    time.sleep(0.05)

@@ -1,6 +1,7 @@
 """What paxlite raises on purpose; `paxlite.main` prints it as one line."""
 
 import contextlib
+import re
 from collections.abc import Iterable, Iterator
 
 
@@ -10,9 +11,20 @@ class UserError(ValueError):
   Exit code 2, no traceback. What else escapes is a defect of paxlite and keeps its traceback.
   """
 
+  def __init__(self, message: str):
+    # names in files, and messages of packages, may have line breaks
+    super().__init__(' '.join(line.strip() for line in message.splitlines()))
+
 
 class TrainingError(RuntimeError):
   """Training cannot go on: the message says since when and why. Exit code 1."""
+
+
+class Interrupted(RuntimeError):
+  """Somebody asked the run to leave; started again, it goes on. Exit code EXIT_AGAIN."""
+
+
+EXIT_AGAIN = 75  # sysexits.h's EX_TEMPFAIL: launch scripts start the run again
 
 
 @contextlib.contextmanager
@@ -22,6 +34,14 @@ def located(place: str) -> Iterator[None]:
     yield
   except UserError as e:
     raise UserError(f'{place}: {e}') from None
+
+
+def compiled(pattern: str, place: str) -> re.Pattern[str]:
+  """A regular expression that somebody wrote; raises UserError where it is none."""
+  try:
+    return re.compile(pattern)
+  except (re.error, OverflowError, RecursionError) as e:
+    raise UserError(f'{place}: {pattern!r} is not a regular expression: {e}') from None
 
 
 def listed(problems: Iterable[str], shown: int = 8) -> str:

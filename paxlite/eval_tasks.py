@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from paxlite.errors import UserError, located
+from paxlite.errors import UserError, compiled, located
 from paxlite.inputs.files import read_object
 from paxlite.inputs.records import open_records, parsed
 
@@ -159,10 +159,7 @@ def _spec(path: pathlib.Path) -> TaskSpec:
   if values['kind'] != 'multiple_choice' and not isinstance(values['doc_to_text'], str):
     raise UserError(f'{path}: only multiple_choice has a doc_to_text for each choice')
   for name in ('generation_pattern', 'target_pattern'):
-    try:
-      re.compile(values.get(name, ''))
-    except (re.error, TypeError) as e:
-      raise UserError(f'{path}: {name} is not a regular expression: {e}') from None
+    compiled(values.get(name, ''), f'{path}: {name}')
   named = [f.startswith(('hf:', 'tfds:')) for f in _list(values['files'])]
   values['files'] = [
     f if n else str(path.parent / f) for f, n in zip(_list(values['files']), named, strict=True)

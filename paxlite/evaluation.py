@@ -3,7 +3,7 @@
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from paxlite import partitioning
-from paxlite.inputs.base import Input, prefetch
+from paxlite.errors import UserError
+from paxlite.inputs.base import Batch, Input, prefetch
 from paxlite.metrics import Mean, Metrics
 from paxlite.summaries import Summaries
 from paxlite.task import Task
@@ -26,11 +27,18 @@ class Evaluator:
     mesh: Where batches go.
     rules: Logical axes to mesh axes.
     inputs: Evaluation inputs by name.
+    progress: Called after every batch but the last.
   """
 
   def __init__(
-    self, task: Task, mesh: Mesh, rules: partitioning.Rules, inputs: Mapping[str, Input]
+    self,
+    task: Task,
+    mesh: Mesh,
+    rules: partitioning.Rules,
+    inputs: Mapping[str, Input],
+    progress: Callable[[], None] = lambda: None,
   ):
+    self._progress = progress
     self._inputs = inputs
     self._sharding = partitioning.batch_sharding(mesh, rules)
 
@@ -68,6 +76,7 @@ class Evaluator:
       metrics = self._step(state, batch)
       if pending is not None:  # read one batch late: the device computes meanwhile
         mean.add(jax.device_get(pending))
+        self._progress()
       pending = metrics
     if pending is not None:
       mean.add(jax.device_get(pending))
@@ -86,7 +95,18 @@ def device_batches(data: Input, sharding: jax.sharding.NamedSharding, start: int
   rows = partitioning.process_rows(sharding, data.batch_size)
   host = data.eval_batches(rows) if start is None else data.train_batches(start, rows)
   put = functools.partial(to_mesh, sharding=sharding, batch_size=data.batch_size)
-  return prefetch(map(put, host), size=2)
+  return prefetch(map(put, _told(data.name, host)), size=2)
+
+
+def _told(name: str, batches: Iterator[Batch]) -> Iterator[Batch]:
+  """`batches`, with UserError where a file is gone, or its disk."""
+  try:
+    yield from batches
+  except OSError as e:
+    what = f'{e.filename}: {e.strerror}' if e.filename else str(e)
+    raise UserError(
+      f'the data {name} can no longer be read ({what}): put it back and start the run again'
+    ) from None
 
 
 def to_mesh(

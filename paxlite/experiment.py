@@ -13,6 +13,7 @@ import importlib
 import inspect
 import math
 import pkgutil
+import sys
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -61,6 +62,15 @@ class Experiment(Parameters):
   EVAL_INTERVAL_STEPS: int = 100
   MAX_EVAL_BATCHES: int | None = None
   MAX_SKIPPED_STEPS: int = 100
+
+  # Faults: see docs/reliability.md. Times in seconds; 0 turns a thing off
+  STEP_TIMEOUT: float = 1800.0  # without progress the run writes its stacks and ends
+  STACK_TRACE_INTERVAL: float = 0.0  # stacks are written every so often in any case
+  LOSS_SPIKE_FACTOR: float = 0.0  # a loss above this times the mean before is rolled back
+  LOSS_SPIKE_WINDOW: int = 100  # steps of that mean
+  MAX_ROLLBACKS: int = 3
+  STOP_ON_FAILED_SAVE: bool = False
+
   PROFILER_NUM_STEPS: int = 2
   PROFILER_CAPTURE_STEP: int | None = None
 
@@ -79,6 +89,7 @@ class Experiment(Parameters):
     'SEQUENCE_SHARDED_ACTIVATIONS',
     'COMPILER_OPTIONS',
     'ATTENTION_BLOCK_SIZE',
+    'USE_FLASH_ATTENTION',
     'EXPERT_AXIS',  # this and the next follow the mesh
     'NUM_MOE_GROUPS',
     'PERCORE_BATCH_SIZE',  # the global batch is checked against the checkpoint's
@@ -93,6 +104,12 @@ class Experiment(Parameters):
     'EVAL_INTERVAL_STEPS',
     'MAX_EVAL_BATCHES',
     'MAX_SKIPPED_STEPS',
+    'STEP_TIMEOUT',
+    'STACK_TRACE_INTERVAL',
+    'LOSS_SPIKE_FACTOR',
+    'LOSS_SPIKE_WINDOW',
+    'MAX_ROLLBACKS',
+    'STOP_ON_FAILED_SAVE',
     'PROFILER_NUM_STEPS',
     'PROFILER_CAPTURE_STEP',
     'RESUMABLE_CHANGES',
@@ -234,7 +251,7 @@ class Experiment(Parameters):
       UserError: not a whole number, or not divisible over the mesh or into microbatches.
     """
     exact = self.PERCORE_BATCH_SIZE * self.num_devices
-    batch = round(exact)
+    batch = round(exact) if math.isfinite(exact) else 0
     where = f'PERCORE_BATCH_SIZE={self.PERCORE_BATCH_SIZE:g} × {self.num_devices} devices'
     if batch < 1 or abs(batch - exact) > 1e-6:
       raise UserError(f'{where} is a global batch of {exact:g}: it must be a whole number ≥ 1')
@@ -268,9 +285,17 @@ class Experiment(Parameters):
       'EVAL_INTERVAL_STEPS',
       'MAX_SKIPPED_STEPS',
       'PROFILER_NUM_STEPS',
+      'LOSS_SPIKE_WINDOW',
     ):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
+    for name in ('STEP_TIMEOUT', 'STACK_TRACE_INTERVAL', 'MAX_ROLLBACKS'):
+      if getattr(self, name) < 0:
+        raise UserError(f'{name}={getattr(self, name):g} must not be negative; 0 turns it off')
+    if self.LOSS_SPIKE_FACTOR and self.LOSS_SPIKE_FACTOR <= 1:
+      raise UserError(
+        f'LOSS_SPIKE_FACTOR={self.LOSS_SPIKE_FACTOR:g} must be above 1, or 0 for none'
+      )
     self.compiler_options('')  # raises where one is none
     self.restore  # noqa: B018 - raises where rules have nothing to apply to
     if not 0 <= self.SEED < 1 << 32:
@@ -339,6 +364,23 @@ def find(name: str) -> type[Experiment]:
   if not (isinstance(cls, type) and issubclass(cls, Experiment)):
     raise UserError(f'--fdl_config={name} is not an Experiment class')
   return cls
+
+
+def find_known(name: str) -> type[Experiment]:
+  """The experiment that a file names: one of paxlite's, or of a module that is imported already.
+
+  Checkpoints come from anywhere, and importing a module runs it.
+
+  Raises:
+    UserError: there is no such experiment, or its module is not imported.
+  """
+  module = name.rpartition('.')[0]
+  if module and not module.startswith(_PACKAGES) and module not in sys.modules:
+    raise UserError(
+      f'the checkpoint is of the experiment {name}, and no file has modules imported: if that one '
+      f'is yours, --import={module}'
+    )
+  return find(name)
 
 
 def apply_fiddler(cfg: fdl.Config, name: str) -> None:

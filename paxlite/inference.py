@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from paxlite import partitioning
 from paxlite.decoding import Generator, Sampling
 from paxlite.errors import UserError, located
-from paxlite.experiment import find
+from paxlite.experiment import find_known
 from paxlite.experiments.decoding import DECODING
 from paxlite.experiments.language_model import FUNCTION, SIZES, LanguageModel
 from paxlite.inputs.files import read_json_lines, read_object
@@ -193,7 +193,7 @@ def experiment_of(source: Source) -> LanguageModel:
     UserError: it is not known, or no language model.
   """
   found = read_values(source)
-  cls = find(found['experiment'])
+  cls = find_known(found['experiment'])
   if not issubclass(cls, LanguageModel):
     raise UserError(f'{source.experiment}: {found["experiment"]} is no language model')
   known = {k: v for k, v in found['values'].items() if hasattr(cls, k)}  # others are of old

@@ -5,15 +5,19 @@ paxlite (`python -m paxlite.tools.experiments` lists them), dotted for your own.
 overrides one of its attributes.
 """
 
+import contextlib
+import errno
 import os
 import pathlib
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from paxlite.errors import TrainingError, UserError
+from paxlite import goodput, preemption  # noqa: F401 - goodput's clock starts here
+from paxlite.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
 
 if TYPE_CHECKING:
   from paxlite.experiment import Experiment
@@ -79,13 +83,15 @@ _PROFILER_PORT = flags.DEFINE_integer(
 
 
 def main(argv: Sequence[str]) -> int:
-  """Returns the exit code: 0, 1 where training cannot go on, 2 for wrong input."""
+  """Returns the exit code: 0; 1 where training cannot go on; 2 for wrong input; 75 to go on."""
   try:
     if '--help' in argv or '-h' in argv:
       print(f'{__doc__}\nFlags:\n{_FLAGS.get_help()}\n  --fdl.NAME=VALUE: One of its attributes.')
       return 0
     overrides = _parse(argv)
-    _run(overrides)
+    # evaluating and decoding have nothing to save
+    with preemption.listening() if _MODE.value == 'train' else contextlib.nullcontext():
+      _run(overrides)
     return 0
   except UserError as e:
     print(f'error: {first_line(e)}', file=sys.stderr)
@@ -93,6 +99,14 @@ def main(argv: Sequence[str]) -> int:
   except TrainingError as e:
     print(f'stopped: {e}', file=sys.stderr)
     return 1
+  except OSError as e:
+    if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+      raise
+    print(f'stopped: {e.filename or _FOLDER.value}: {e.strerror}', file=sys.stderr)
+    return 1
+  except Interrupted as e:
+    print(f'interrupted: {e}', file=sys.stderr)
+    return EXIT_AGAIN
 
 
 def first_line(error: UserError) -> str:
@@ -115,7 +129,7 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
   try:
     _FLAGS.unparse_flags()
     rest = _FLAGS(plain)[1:]
-  except flags.Error as e:
+  except (flags.Error, ValueError) as e:  # ValueError: of --flagfile, and of --nodry_run=x
     raise UserError(f'{e}. See python -m paxlite.main --help') from None
   if rest:
     raise UserError(f'unexpected argument {rest[0]!r}: flags are written --name=value')
@@ -148,18 +162,24 @@ def build_experiment(name: str, fiddlers: Sequence[str], overrides: dict[str, st
 
 def _run(overrides: dict[str, str]) -> None:
   if _TFDS_DATA_DIR.value is not None:
-    os.environ['TFDS_DATA_DIR'] = _TFDS_DATA_DIR.value
+    try:
+      os.environ['TFDS_DATA_DIR'] = _TFDS_DATA_DIR.value
+    except ValueError as e:
+      raise UserError(f'--tfds_data_dir={_TFDS_DATA_DIR.value!r} is no folder: {e}') from None
   experiment = build_experiment(_CONFIG.value, _FIDDLERS.value, overrides)  # type: ignore[arg-type]
   if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
     raise UserError('--compiled_step is for training: leave it out')
   from paxlite import distributed, programs
+  from paxlite.peers import Peers
 
   if _DRY_RUN.value:
     print(programs.dry_run(experiment))
     return
-  distributed.join(
+  host = distributed.join(
     _SERVER_ADDR.value, _NUM_HOSTS.value, _HOST_IDX.value, required=_MULTIPROCESS.value
   )
+  if _MODE.value != 'train':  # JAX has taken the signal, and there is nothing to save
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
   if _PROFILER_PORT.value:
     import jax
 
@@ -173,7 +193,9 @@ def _run(overrides: dict[str, str]) -> None:
     compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
   )
   modes = {'train': programs.train, 'eval': programs.evaluate, 'decode': programs.decode}
-  modes[_MODE.value](run)
+  with Peers(host), distributed.leaving_together():
+    preemption.check()
+    modes[_MODE.value](run)
 
 
 if __name__ == '__main__':

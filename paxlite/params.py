@@ -20,11 +20,13 @@ import math
 import re
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from paxlite.errors import UserError
 
 _UNSET = inspect.Parameter.empty
+_types: dict[type, dict[str, Any]] = {}  # of classes, as parameter_types has found them
 
 
 class derived:
@@ -73,16 +75,18 @@ class Parameters:
     return {name: getattr(self, name) for name in sorted(parameter_types(type(self)))}
 
 
-def parameter_types(cls: type) -> dict[str, Any]:
+def parameter_types(cls: type) -> Mapping[str, Any]:
   """The parameters of a `Parameters` class with their types.
 
   Args:
     cls: A subclass of `Parameters`.
 
   Returns:
-    A dict from name to a type: bool, int, float, str, list[...], a union with None, or a Literal.
+    A type by name: bool, int, float, str, list[...], a union with None, or a Literal.
   """
-  found: dict[str, Any] = {}
+  if cls in _types:
+    return _types[cls]
+  found = _types[cls] = {}
   for base in reversed(cls.__mro__):
     hints = inspect.get_annotations(base, eval_str=True)
     for name, value in vars(base).items():
@@ -161,7 +165,7 @@ def _literal(text: str) -> Any:
   """`text` as a Python literal, or as it is where it is none."""
   try:
     return ast.literal_eval(text.strip())
-  except (ValueError, SyntaxError, MemoryError, RecursionError):
+  except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
     return text.strip()
 
 
@@ -236,6 +240,8 @@ def _convert(value: Any, expected: Any) -> Any:
   if expected is int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or int(value) != value:
       raise TypeError(value)
+    if abs(value) >= 1 << 100:  # Python does not write those of thousands of digits
+      raise OverflowError(value)
     return int(value)
   if expected is float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):

@@ -1,40 +1,46 @@
 """What `paxlite.main` does with an experiment: train, evaluate, decode, or a dry run."""
 
-import contextlib
 import dataclasses
-import json
-import math
 import os
 import pathlib
+import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import fiddle as fdl
 import jax
-from flax.linen import meta
+import numpy as np
+from jax.experimental import multihost_utils
 
-from paxlite import partitioning
+from paxlite import distributed, goodput, partitioning, preemption
 from paxlite.checkpoints import Checkpoints
 from paxlite.compiled_step import SavedStep
-from paxlite.errors import UserError
+from paxlite.configuration import (
+  configs_text,
+  refuse_other_experiment,
+  refuse_other_model,
+  requirements,
+  values_text,
+  write_configuration,
+)
+from paxlite.errors import Interrupted, UserError
 from paxlite.evaluation import Evaluator
 from paxlite.experiment import Experiment
-from paxlite.experiments.backend import PLAIN_XLA
+from paxlite.folder_lock import FolderLock
+from paxlite.goodput import Goodput
 from paxlite.inputs.base import Input
-from paxlite.inputs.files import read_object
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.optimizers import path_name
-from paxlite.params import derived
 from paxlite.restoring import Restore, find_source, tokenizer_of
+from paxlite.saving import Saver
+from paxlite.spikes import SpikeDetector
 from paxlite.states import States
-from paxlite.summaries import Summaries, versions
-from paxlite.templates import config_text
+from paxlite.summaries import Summaries, say
 from paxlite.trainer import Trainer
+from paxlite.watchdog import Watchdog
 
 if TYPE_CHECKING:
   from paxlite.inference import Inference
-
-_VALUES = 'experiment.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,10 +83,9 @@ class Run:
       task=states.task,
       mesh=mesh,
       rules=e.rules,
-      states=states,
+      saver=Saver(states, data, self.save, e.STOP_ON_FAILED_SAVE, e.MAX_ROLLBACKS),
       data=data,
       eval_data=eval_data,
-      save=self.save,
       folder=self.folder,
       seed=e.SEED,
       seq_len=e.MAX_SEQ_LEN,
@@ -89,6 +94,11 @@ class Run:
       eval_interval=e.EVAL_INTERVAL_STEPS,
       save_interval=e.CHECKPOINT_EVERY_N_STEPS,
       flops_per_token=e.flops_per_token,
+      goodput=Goodput(self.folder if jax.process_index() == 0 else None),
+      watchdog=Watchdog(self.folder, e.STEP_TIMEOUT, e.STACK_TRACE_INTERVAL),
+      spikes=(
+        SpikeDetector(e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW) if e.LOSS_SPIKE_FACTOR else None
+      ),
       profiler_step=e.PROFILER_CAPTURE_STEP,
       profiler_steps=e.PROFILER_NUM_STEPS,
       compiler_options=options,
@@ -110,6 +120,11 @@ class Run:
       trainable_only=e.saves_trainable_only,
     )
 
+  def check_folder(self) -> None:
+    """Raises UserError when the folder's checkpoints are those of a different experiment."""
+    if not self.accept_changes and self.checkpoints().steps():
+      refuse_other_experiment(self.experiment, self.folder)
+
   def checkpoints(self) -> Checkpoints:
     keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
     return Checkpoints(self.folder / 'checkpoints', keep, read_only=self.read_only)
@@ -124,25 +139,35 @@ class Run:
 
 def train(run: Run) -> None:
   """Trains to MAX_STEPS, continuing what the folder holds, and prints a sample."""
-  refuse_other_experiment(run)
+  run.check_folder()
+  lock = FolderLock(run.folder)
+  _lock(lock, run)
   tokenizer = run.tokenizer()
   trainer = run.trainer()
   make_folder(run.folder)
+  _lock(lock, run)
   if jax.process_index() == 0:
-    print(f'Backend: {run.experiment.backend}', flush=True)
-  state, step = trainer.states.initial()
+    say(f'Backend: {run.experiment.backend}')
+  with distributed.leaving_together(), trainer.goodput.spent_on('restore'):
+    state, step = trainer.states.initial()
   if trainer.states.plan is not None and jax.process_index() == 0:
-    print(trainer.states.plan.table(), flush=True)
-  write_configuration(run)  # not before it is known that the folder's checkpoint fits
-  state = trainer.train(state, step)
+    say(trainer.states.plan.table())
+  write_configuration(
+    run.experiment, run.folder
+  )  # not before it is known that the folder's checkpoint fits
+  preemption.check()
+  try:
+    state = trainer.train(state, step)
+  finally:
+    _print_goodput(run)
   e: Any = run.experiment
   if tokenizer is not None and getattr(e, 'USE_TE', 'off') == 'layer':
-    print("No sample: Transformer Engine's layers keep no keys and values")
+    say("No sample: Transformer Engine's layers keep no keys and values")
   elif tokenizer is not None and jax.process_count() == 1:
     text = _sample(e, trainer, state.params, tokenizer)
-    print(f'\nA sample, continuing {e.SAMPLE_PROMPT!r}:\n{text}\n')
+    say(f'\nA sample, continuing {e.SAMPLE_PROMPT!r}:\n{text}\n')
   if jax.process_index() == 0:
-    print(f'Logs, metrics and checkpoints are in {run.folder}', flush=True)
+    say(f'Logs, metrics and checkpoints are in {run.folder}')
 
 
 def evaluate(run: Run) -> None:
@@ -157,11 +182,12 @@ def evaluate(run: Run) -> None:
   tasks = getattr(e, 'EVAL_TASKS', [])
   make_folder(run.folder)
   if tasks:
-    _refuse_other_model(run)
+    if run.checkpoints().steps():
+      refuse_other_model(e, run.folder)
     evaluate_zero_shot(run, tasks)
     if not e.eval_inputs():
       return
-  refuse_other_experiment(run)
+  run.check_folder()
   trainer = run.trainer()
   print(f'Backend: {e.backend}', flush=True)
   if not trainer.eval_data:
@@ -223,7 +249,7 @@ def decode(run: Run) -> None:
   e: Any = run.experiment
   if not e.DECODE_FILES:
     raise UserError('--fdl.DECODE_FILES="[\'/path/to/prompts.jsonl\']" is missing')
-  refuse_other_experiment(run)
+  run.check_folder()
   loaded, step = load(run)
   prompts = inference.read_prompts(e.DECODE_FILES, loaded)
   make_folder(run.folder)
@@ -240,142 +266,34 @@ def dry_run(experiment: Experiment) -> str:
   )
 
 
-def configs(experiment: Experiment) -> dict[str, fdl.Config]:
-  """The configs of the task and of the inputs, by name; no inputs where there is no dataset."""
-  found = {'task': experiment.training_task()}
-  with contextlib.suppress(UserError):
-    found['train_input'] = experiment.train_input()
-    found |= {f'eval_inputs.{name}': cfg for name, cfg in experiment.eval_inputs().items()}
-  return found
-
-
-def configs_text(experiment: Experiment) -> str:
-  return '\n'.join(config_text(cfg, name) for name, cfg in configs(experiment).items())
-
-
-def requirements(experiment: Experiment) -> str:
-  """Parameters, bytes per device, tokens and FLOPs of a step."""
-  e = experiment
-  task = fdl.build(e.training_task())
-  boxed = jax.eval_shape(task.init, jax.random.key(0))
-  specs = partitioning.param_specs(boxed, e.rules)
-  state = meta.unbox(boxed)
-  trainable, _ = task.optimizer.split(state.params)
-  trainable_specs, _ = task.optimizer.split(specs.params)
-  sizes = e.mesh_sizes
-  count = sum(x.size for x in jax.tree.leaves(state.params))
-  trained = sum(x.size for x in jax.tree.leaves(trainable))
-  per_device = lambda tree, tree_specs: f'{_bytes_per_device(tree, tree_specs, sizes):,} bytes'
-  tokens = e.batch_size * e.MAX_SEQ_LEN
-  lines = [
-    f'parameters {count:,}',
-    f'trainable parameters {trained:,}',
-    f'mesh {sizes}: {e.num_devices:,} devices, {jax.device_count():,} present',
-    f'per device: parameters {per_device(state.params, specs.params)}',
-    f'per device: optimizer {per_device(state.opt_state, specs.opt_state)}',
-    f'per device: gradients {per_device(trainable, trainable_specs)}',
-    f'global batch {e.batch_size:,} × {e.MAX_SEQ_LEN:,} = {tokens:,} tokens per step',
-    f'model FLOPs per step {e.flops_per_token * tokens:.4g} (attention counted causally)',
-  ]
-  return '\n'.join(lines)
-
-
-def values_text(experiment: Experiment) -> str:
-  """One `NAME = value` a line."""
-  name = f'{type(experiment).__module__}.{type(experiment).__qualname__}'
-  return '\n'.join(
-    [
-      f'# {name}',
-      f'# backend {experiment.backend}',
-      *(f'{k} = {v!r}' for k, v in experiment.values().items()),
-      '',
-    ]
-  )
-
-
-def write_configuration(run: Run) -> None:
-  """Writes what the run is into its folder: values, built config, versions."""
-  if jax.process_index() != 0:
-    return
-  from fiddle.experimental import serialization
-
-  e, folder = run.experiment, run.folder
-  built = {name: json.loads(serialization.dump_json(cfg)) for name, cfg in configs(e).items()}
-  for name, text in {
-    _VALUES: json.dumps(_identity(e), indent=2),
-    'experiment.txt': values_text(e),
-    'config.txt': configs_text(e),
-    'config.json': json.dumps(built, indent=1),
-    'versions.json': json.dumps(versions(), indent=2),
-  }.items():
-    unfinished = folder / f'{name}.tmp'
-    unfinished.write_text(text.rstrip('\n') + '\n')
-    unfinished.replace(folder / name)  # a kill leaves the old file or the new one
-
-
 def make_folder(folder: pathlib.Path) -> None:
   """Makes job_log_dir; raises UserError where it cannot be made or written."""
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / '.writable').touch()
-    (folder / '.writable').unlink()
+    with tempfile.TemporaryFile(dir=folder):  # without a name that other processes could take
+      pass
   except OSError as e:
     raise UserError(f'--job_log_dir={folder} cannot be written: {e.strerror or e}') from None
 
 
-def refuse_other_experiment(run: Run) -> None:
-  """Raises UserError when the folder's checkpoints are those of a different experiment."""
-  path = run.folder / _VALUES
-  if run.accept_changes or not path.exists() or not run.checkpoints().steps():
-    return
-  try:
-    before = json.loads(path.read_text())
-    old = {'experiment': before['experiment'], **before['values']}
-  except (ValueError, KeyError, TypeError) as e:
-    raise UserError(f'{path} is damaged ({e!r}); --accept_changes goes on without it') from None
-  identity = _identity(run.experiment)
-  new = {'experiment': identity['experiment'], **identity['values']}
-  for name in new.keys() - old.keys():  # an attribute that is newer than the run
-    default = PLAIN_XLA.get(name, getattr(type(run.experiment), name))
-    old[name] = new[name] if isinstance(default, derived) else default
-  free = set(run.experiment.RESUMABLE_CHANGES)
-  missing = object()
-  changed = [
-    f'{name} {old.get(name, "unset")!r} → {new.get(name, "unset")!r}'
-    for name in sorted(old.keys() | new.keys())
-    if name not in free and old.get(name, missing) != new.get(name, missing)
-  ]
-  if changed:
-    raise UserError(
-      f'{run.folder} holds checkpoints of a different experiment: {"; ".join(changed)}. '
-      'Choose another --job_log_dir, or continue with the change: --accept_changes'
-    )
+def _lock(lock: FolderLock, run: Run) -> None:
+  """Process 0 takes the lock for all of them; all raise UserError where it cannot."""
+  problem: Exception | None = None
+  if jax.process_index() == 0:
+    try:
+      lock.acquire()
+    except (UserError, Interrupted) as e:
+      problem = e
+  if jax.process_count() > 1 and multihost_utils.broadcast_one_to_all(np.int32(bool(problem))):
+    problem = problem or UserError(f'--job_log_dir={run.folder} is in use, as process 0 says')
+  if problem is not None:
+    raise problem
 
 
-def _refuse_other_model(run: Run) -> None:
-  """Raises UserError when the folder's checkpoints are of a model that is another by its numbers.
-
-  Zero-shot tasks have experiments of their own (Lambada126M), which evaluate another's run.
-  """
-  path = run.folder / _VALUES
-  if not path.exists() or not run.checkpoints().steps():
-    return
-  before = read_object(path).get('values', {})
-  ours = {k: v for values in run.experiment.model_values for k, v in values.items()}
-  changed = [
-    f'{k} {before[k]!r} → {v!r}' for k, v in ours.items() if k in before and before[k] != v
-  ]
-  if changed:
-    raise UserError(f'{run.folder} holds checkpoints of another model: {"; ".join(changed)}')
-
-
-def _identity(e: Experiment) -> dict[str, Any]:
-  cls = type(e)
-  values = e.values()
-  if e.CHECKPOINT_RESTORE_PATH:  # LoRA's base is looked for there, from wherever
-    values['CHECKPOINT_RESTORE_PATH'] = str(pathlib.Path(e.CHECKPOINT_RESTORE_PATH).absolute())
-  name = f'{cls.__module__}.{cls.__qualname__}'
-  return {'experiment': name, 'backend': str(e.backend), 'values': values}
+def _print_goodput(run: Run) -> None:
+  report = goodput.report(run.folder)
+  if report is not None and jax.process_index() == 0:
+    say(report.line())
 
 
 def _sample(e: Any, trainer: Trainer, params: Any, tokenizer: Tokenizer) -> str:
@@ -427,12 +345,3 @@ def _check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:
       raise UserError(
         f'EVAL_BATCH_SIZE={data.batch_size} ({name}) is not divisible by {axes} = {e.batch_shards}'
       )
-
-
-def _bytes_per_device(tree: Any, specs: Any, sizes: dict[str, int]) -> int:
-  def one(x: jax.ShapeDtypeStruct, spec: jax.sharding.PartitionSpec) -> int:
-    fitted = partitioning.fitting(spec, x.shape, sizes)
-    axes = [a for entry in fitted for a in partitioning.axes_of(entry)]
-    return x.size * x.dtype.itemsize // math.prod(sizes[a] for a in axes)
-
-  return sum(jax.tree.leaves(jax.tree.map(one, tree, specs)))

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from paxlite.checkpoints import CHECKSUMS, Checkpoints, conversion, damage
-from paxlite.errors import UserError, listed
+from paxlite.errors import UserError, compiled, listed
 from paxlite.inputs.files import read_object
 from paxlite.inputs.tokenizer import TOKENIZERS
 from paxlite.layers.lora import LORA_VARIABLES
@@ -331,7 +331,7 @@ def _params(abstract: Any) -> list[Any]:
 
 class _IgnoreRules:
   def __init__(self, patterns: Sequence[str]):
-    self._patterns = [_compiled('CHECKPOINT_IGNORE_RULES', p) for p in patterns]
+    self._patterns = [compiled(p, 'CHECKPOINT_IGNORE_RULES') for p in patterns]
     self._used: set[str] = set()
 
   def match(self, name: str) -> bool:
@@ -351,7 +351,7 @@ class _RenameRules:
       if not arrow:
         raise UserError(f'CHECKPOINT_RENAME_RULES: {rule!r} must be pattern=>replacement')
       self._rules.append(
-        (_compiled('CHECKPOINT_RENAME_RULES', pattern.strip()), replacement.strip(), rule)
+        (compiled(pattern.strip(), 'CHECKPOINT_RENAME_RULES'), replacement.strip(), rule)
       )
     self._used: set[str] = set()
 
@@ -368,13 +368,6 @@ class _RenameRules:
 
   def unused(self) -> list[str]:
     return [rule for *_, rule in self._rules if rule not in self._used]
-
-
-def _compiled(attribute: str, pattern: str) -> re.Pattern[str]:
-  try:
-    return re.compile(pattern)
-  except re.error as e:
-    raise UserError(f'{attribute}: {pattern!r} is not a regular expression: {e}') from None
 
 
 def _find(

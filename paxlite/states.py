@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from flax import traverse_util
 from flax.linen import meta
 from jax.sharding import Mesh
 
-from paxlite import partitioning
+from paxlite import compiler, partitioning
 from paxlite.checkpoints import Checkpoints, shapes_of
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_object
@@ -75,7 +75,7 @@ class States:
     if step is None:
       state = self._new()
       return state, int(state.step)
-    state, data = self._restored(step)
+    state, data = self.restored(step)
     if data['batch_size'] != self.batch_size:
       raise UserError(
         f'the checkpoint of step {step} was trained with a global batch of {data["batch_size"]} '
@@ -90,48 +90,52 @@ class States:
     Raises:
       UserError: there are none, or they do not fit.
     """
-    step = self.checkpoints.latest_good_step()
-    if step is not None:
-      return self._restored(step)[0], step
+    while (step := self.checkpoints.latest_good_step()) is not None:
+      try:
+        return self.restored(step)[0], step
+      except (ValueError, OSError):
+        if step in self.checkpoints.steps():
+          raise
+        self.checkpoints.close()  # the run that is training has removed it meanwhile
     if self.plan is None:
       raise UserError('the run holds no good checkpoint to evaluate: train first')
     return self._new(), 0
 
-  def save(self, step: int, state: TrainState, positions: list[Any] | None = None) -> None:
-    """Saves in the background; `positions` of the input, one a process, where a step has none."""
-    data: dict[str, Any] = {'step': step, 'batch_size': self.batch_size}
-    if positions is not None:
-      data['positions'] = positions
+  def save(self, step: int, state: TrainState, notes: Mapping[str, Any] | None = None) -> None:
+    """Saves in the background, with what else to note of the step, as JSON has it."""
+    data: dict[str, Any] = {'step': step, 'batch_size': self.batch_size, **(notes or {})}
     if self.trainable_only and self.plan is not None:
       data['frozen'] = self.plan.source.fingerprint
     self.checkpoints.save(step, _on_disk(self._saved(state)), data)
 
-  def positions(self, step: int) -> list[Any] | None:
-    """The positions that were saved with a step, or None."""
+  def notes(self, step: int) -> dict[str, Any]:
+    """What was noted when a step was saved; empty where it is not one of the run's own."""
     path = self.checkpoints.folder(step) / 'data' / 'metadata'
-    return read_object(path).get('positions') if path.is_file() else None
+    return read_object(path) if path.is_file() else {}
 
   def _new(self) -> TrainState:
     """A new state, made sharded: it never exists whole on one device.
 
     Initial values are computed for what is not restored, and for nothing else.
     """
-    key = jax.random.key(self.seed)
     if self.plan is None:
-      shardings = jax.tree.map(lambda x: x.sharding, self.abstract)
-      init = jax.jit(lambda rng: meta.unbox(self.task.init(rng)), out_shardings=shardings)
-      with self.task.compiling(self.mesh, self.rules):
-        return init(key)
+      return self._make(lambda state: state, self.abstract)
     plan = self.plan
     restored = lambda path: path_name(path) in plan
     unrestored = lambda tree: jax.tree_util.tree_map_with_path(
       lambda path, x: None if restored(path) else x, tree
     )
-    shardings = jax.tree.map(lambda x: x.sharding, unrestored(self.abstract))
-    init = jax.jit(lambda rng: unrestored(meta.unbox(self.task.init(rng))), out_shardings=shardings)
+    return self._filled(self._make(unrestored, unrestored(self.abstract)), restored)
+
+  def _make(self, part: Callable[[TrainState], Any], like: Any) -> Any:
+    """`part` of a new state, computed alone and sharded as `like` is."""
+    init = jax.jit(
+      lambda rng: part(meta.unbox(self.task.init(rng))),
+      out_shardings=jax.tree.map(lambda x: x.sharding, like),
+      compiler_options=compiler.initial_values_options(self.mesh.devices.flat[0].platform),
+    )
     with self.task.compiling(self.mesh, self.rules):
-      state = init(key)
-    return self._filled(state, restored)
+      return init(jax.random.key(self.seed))
 
   def _filled(self, state: TrainState, wanted: Callable[[Any], bool]) -> TrainState:
     """`state` with what is None and wanted read from the other checkpoint."""
@@ -140,7 +144,8 @@ class States:
     load = lambda path, like, x: plan.load(path_name(path), like) if wanted(path) else x
     return jax.tree_util.tree_map_with_path(load, self.abstract, state)
 
-  def _restored(self, step: int) -> tuple[TrainState, dict[str, Any]]:
+  def restored(self, step: int) -> tuple[TrainState, dict[str, Any]]:
+    """The state of one of the run's checkpoints, and its notes."""
     wanted = self._saved(self.abstract)
     # what another backend left is of no use to this one, which starts its own anew
     prefix = f'{OVERWRITTEN}/'
@@ -152,7 +157,8 @@ class States:
     found, data = self.checkpoints.restore(step, _on_disk(wanted), surplus)
     state = TrainState(**{OVERWRITTEN: {}, **found})
     if changed:
-      state = dataclasses.replace(state, overwritten=self._new_overwritten())
+      new = self._make(lambda state: state.overwritten, self.abstract.overwritten)
+      state = dataclasses.replace(state, overwritten=new)
     if not self.trainable_only:
       return state, data
     trained = {path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(self._saved(state))}
@@ -160,12 +166,6 @@ class States:
     flat = traverse_util.flatten_dict(full) | traverse_util.flatten_dict(state.params)
     state = dataclasses.replace(state, params=traverse_util.unflatten_dict(flat))
     return self._filled(state, lambda path: path_name(path) not in trained), data
-
-  def _new_overwritten(self) -> Any:
-    shardings = jax.tree.map(lambda x: x.sharding, self.abstract.overwritten)
-    init = lambda rng: meta.unbox(self.task.init(rng)).overwritten
-    with self.task.compiling(self.mesh, self.rules):
-      return jax.jit(init, out_shardings=shardings)(jax.random.key(self.seed))
 
   def _saved(self, state: TrainState) -> TrainState:
     """The part of a state that goes to disk."""

@@ -1,14 +1,22 @@
 """What a run writes: a line on the terminal, metrics.jsonl, TensorBoard, and its configuration."""
 
+import contextlib
 import json
+import logging
 import math
+import os
 import pathlib
 import platform
+import re
+import socket
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+
+log = logging.getLogger('paxlite')
 
 # metrics.jsonl's names for what TensorBoard has under Pax's
 _SHORT = {'loss': 'Metrics/total_loss', 'lr': 'learning/lr', 'grad_norm': 'learning/raw_grad_norm'}
@@ -26,18 +34,25 @@ class Summaries:
     self._folder = folder
     self._purge_step: int | None = None
     self._max_steps = max_steps
-    self._boards: dict[str, Any] = {}
+    self._boards: dict[str, _Board] = {}
+    self._unwritable: set[str] = set()
     self._live: Any = None
     self._enabled = jax.process_index() == 0
     if self._enabled and sys.stdout.isatty():
       self._live = _live_line()
 
-  def drop_records_after(self, step: int) -> None:
-    """Drops records of later steps, which a run that was killed has left and this one repeats."""
+  def drop_records_after(self, step: int, evaluated: int) -> None:
+    """Drops records of later steps, which a run that was killed has left and this one repeats.
+
+    Args:
+      step: The last one that was trained.
+      evaluated: The last one whose evaluation is not repeated.
+    """
+    self._close_boards()
     self._purge_step = step + 1
     if self._enabled:
-      for name in ('metrics.jsonl', 'eval_metrics.jsonl'):
-        _drop_later_records(self._folder / name, step)
+      _drop_later_records(self._folder / 'metrics.jsonl', step)
+      _drop_later_records(self._folder / 'eval_metrics.jsonl', evaluated)
 
   def train(
     self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
@@ -53,12 +68,10 @@ class Summaries:
       return
     short = {k: scalars[v] for k, v in _SHORT.items()}
     self._append('metrics.jsonl', {'step': step, **short, **speed})
-    board = self._board('train', step)
-    board.add_scalar('loss', scalars['Metrics/total_loss'], step)
+    on_board = {'loss': scalars['Metrics/total_loss'], **scalars}
     if speed['step_seconds']:
-      board.add_scalar('Steps/sec', 1 / speed['step_seconds'], step)
-    for name, value in scalars.items():
-      board.add_scalar(name, value, step)
+      on_board['Steps/sec'] = 1 / speed['step_seconds']
+    self._show('train', step, on_board)
     self._line(_train_line(step, self._max_steps, short, speed))
 
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float], seconds: float) -> None:
@@ -78,9 +91,7 @@ class Summaries:
     if not self._enabled:
       return
     self._append('eval_metrics.jsonl', {'step': step, 'input': name, **metrics})
-    board = self._board(f'eval_{name}', step)
-    for key, value in metrics.items():
-      board.add_scalar(f'Metrics/{key}', value, step)
+    self._show(f'eval_{name}', step, {f'Metrics/{k}': v for k, v in metrics.items()})
     self.say(f'eval {name} at step {step:,}: {text}')
 
   def say(self, text: str) -> None:
@@ -89,15 +100,18 @@ class Summaries:
       if self._live is not None:
         self._live.console.print(text, highlight=False, markup=False)
       else:
-        print(text, flush=True)
+        say(text)
 
   def close(self) -> None:
-    for board in self._boards.values():
-      board.close()
-    self._boards.clear()
+    self._close_boards()
     if self._live is not None:
       self._live.stop()
       self._live = None
+
+  def _close_boards(self) -> None:
+    for board in self._boards.values():
+      board.close()
+    self._boards.clear()
 
   def _line(self, text: str) -> None:
     if self._live is not None:
@@ -105,34 +119,97 @@ class Summaries:
 
       self._live.update(Text(text), refresh=True)
     else:
-      print(text, flush=True)
+      say(text)
 
   def _append(self, name: str, record: Mapping[str, Any]) -> None:
     clean = {
       k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()
     }
-    with (self._folder / name).open('a') as f:
-      f.write(json.dumps(clean) + '\n')
+    with self._going_on(name), (self._folder / name).open('ab', buffering=0) as f:
+      end = f.tell()
+      try:
+        f.write(json.dumps(clean).encode() + b'\n')
+      except OSError:
+        f.truncate(end)  # no half of a record
+        raise
 
-  def _board(self, name: str, step: int) -> Any:
-    if name not in self._boards:
-      path = self._folder / 'summaries' / name
-      self._boards[name] = _summary_writer()(str(path), purge_step=self._purge_step)
-    return self._boards[name]
+  def _show(self, name: str, step: int, scalars: Mapping[str, float]) -> None:
+    """Writes scalars for TensorBoard into summaries/`name`; names of splits may hold anything."""
+    name = re.sub('[^A-Za-z0-9._-]', '_', name)
+    with self._going_on(f'summaries/{name}'):
+      try:
+        if name not in self._boards:
+          self._boards[name] = _Board(self._folder / 'summaries' / name, self._purge_step)
+        self._boards[name].add(step, scalars)
+      except OSError:
+        self._boards.pop(name, None)  # a reader stops at half of a record: the next is another file
+        raise
+
+  @contextlib.contextmanager
+  def _going_on(self, name: str) -> Iterator[None]:
+    """A context in which a file that cannot be written is told, once, and no reason to stop."""
+    try:
+      yield
+    except OSError as e:
+      if name not in self._unwritable:
+        log.error('%s/%s cannot be written, training goes on: %s', self._folder, name, e.strerror)
+      self._unwritable.add(name)
 
 
-def _summary_writer() -> Any:
-  """tensorboardX's SummaryWriter, without the seconds of importing torch where that is there."""
+def say(text: str) -> None:
+  """Prints a line; a reader that is gone (`… | head`) is no reason to stop."""
+  try:
+    print(text, flush=True)
+  except BrokenPipeError:
+    sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 - for as long as the process lives
+
+
+class _Board:
+  """A file of TensorBoard's events.
+
+  Args:
+    folder: Where TensorBoard looks for it.
+    purge_step: What earlier files hold from there on is no longer shown.
+  """
+
+  def __init__(self, folder: pathlib.Path, purge_step: int | None):
+    self._event, record_writer = _tensorboard()
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f'events.out.tfevents.{time.time_ns()}.{socket.gethostname()}'
+    self._records = record_writer(str(folder / name))
+    self._write(file_version='brain.Event:2', step=purge_step or 0)
+    if purge_step is not None:
+      self._write(session_log={'status': 'START'}, step=purge_step)
+
+  def add(self, step: int, scalars: Mapping[str, float]) -> None:
+    """Adds scalars by their names."""
+    values = [{'tag': k, 'simple_value': v} for k, v in scalars.items()]
+    self._write(summary={'value': values}, step=step)
+
+  def close(self) -> None:
+    self._records.close()
+
+  def _write(self, **fields: Any) -> None:
+    self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+    self._records.flush()
+
+
+def _tensorboard() -> tuple[Any, Any]:
+  """tensorboardX's Event and RecordWriter, without the seconds of importing torch where that is.
+
+  Its SummaryWriter writes in a thread that ends when a disk is full, and then waits for it.
+  """
   modules: dict[str, Any] = sys.modules
   hide = 'torch' not in modules
   if hide:
     modules['torch'] = None  # `import torch` raises ImportError, which tensorboardX expects
   try:
-    from tensorboardX import SummaryWriter
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter
   finally:
     if hide:
       del modules['torch']
-  return SummaryWriter
+  return Event, RecordWriter
 
 
 def _live_line() -> Any:
@@ -178,7 +255,7 @@ def _drop_later_records(path: pathlib.Path, start: int) -> None:
       record = json.loads(line)
     except ValueError:
       continue
-    if record['step'] <= start:
+    if isinstance(record, dict) and record.get('step', math.inf) <= start:
       kept.append(line + '\n')
   unfinished = path.with_suffix('.tmp')
   unfinished.write_text(''.join(kept))

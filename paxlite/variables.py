@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -196,7 +197,7 @@ class UnfinishedFolder:
 
   def __init__(self, path: pathlib.Path):
     self._final = path.absolute()
-    if self._final.exists():
+    if os.path.exists(self._final):
       raise UserError(f'{path} exists already: choose another folder, or remove it')
     self.path = self._final.with_name(f'.{self._final.name}.unfinished')
 

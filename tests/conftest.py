@@ -22,6 +22,13 @@ def pytest_configure(config):
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {runs.QUICK_TO_COMPILE}'
 
 
+def pytest_collection_modifyitems(items):
+  """The longest first, so that none runs alone at the end."""
+  longest = 'test_demo', 'test_slurm', 'test_smollm', 'test_faults', 'test_meshes', 'test_te'
+  order = {name: i for i, name in enumerate(longest)}
+  items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
 def pytest_unconfigure(config):
   if hasattr(config, 'compilation_cache'):
     shutil.rmtree(config.compilation_cache, ignore_errors=True)

@@ -5,8 +5,10 @@ import sys
 
 import jax
 
+from paxlite.tools import cli
+
 if __name__ == '__main__':
-  process, processes, port, module, *flags = sys.argv[1:]
+  process, processes, port, module, *sys.argv[1:] = sys.argv[1:]
   jax.config.update('jax_cpu_collectives_implementation', 'gloo')
   jax.distributed.initialize(f'127.0.0.1:{port}', int(processes), int(process))
-  importlib.import_module(module).main(flags)
+  cli.run(importlib.import_module(module).main)

@@ -1,7 +1,13 @@
 """Experiments for tests."""
 
+import os
+import time
+
+import fiddle as fdl
+
 from paxlite.experiments.datasets import DocumentFiles, EmbeddedText, Mixture
 from paxlite.experiments.demo import TinyGPT
+from paxlite.inputs.text import TextRows
 
 
 class TinyText(EmbeddedText, TinyGPT):
@@ -10,6 +16,24 @@ class TinyText(EmbeddedText, TinyGPT):
   VOCAB_SIZE = 8192
   MAX_EVAL_BATCHES = 2
   SAMPLE_PROMPT = 'In the beginning'
+
+
+class SlowRows(TextRows):
+  """Rows that take their time until Slurm has restarted the job, so that a fault finds it."""
+
+  def read(self, indices):
+    if os.environ.get('SLURM_RESTART_COUNT', '0') == '0':
+      time.sleep(0.8)
+    return super().read(indices)
+
+
+class SlowText(TinyText):
+  """TinyText from SlowRows."""
+
+  def train_input(self):
+    cfg = super().train_input()
+    fdl.update_callable(cfg.source, SlowRows)
+    return cfg
 
 
 class TinyMixture(Mixture, TinyGPT):

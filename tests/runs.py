@@ -1,5 +1,6 @@
 """Runs paxlite.main as users do: in a process of its own."""
 
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -7,7 +8,10 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).parents[1]
-QUICK_TO_COMPILE = '--xla_backend_optimization_level=0'
+IMPORT = '--import=tests.experiments'  # for tools on checkpoints of these
+QUICK_TO_COMPILE = '--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1'
+if importlib.metadata.version('jaxlib').startswith('0.10.'):  # the others do not know it
+  QUICK_TO_COMPILE += ' --xla_cpu_use_fusion_emitters=false'
 
 
 def command(

@@ -163,6 +163,7 @@ def test_every_product_is_in_fp8_forward_and_backward(model, values, products):
   assert sum(plain.values()) == sum(dots.values())
 
 
+@pytest.mark.slow
 def test_lora_needs_no_gradient_of_what_is_frozen():
   step = Step(experiment('llama', USE_FP8=True, USE_LORA=True, CHECKPOINT_POLICY='SAVE_EVERYTHING'))
   dots = step.dots()
@@ -256,6 +257,7 @@ def arrays(folder, step):
   }
 
 
+@pytest.mark.slow
 def test_a_smaller_model_loses_no_layer_in_silence(tmp_path):
   """What FP8 left may be left out, and nothing else."""
   fp8 = '--fdl.USE_FP8=True'
@@ -293,6 +295,7 @@ def test_a_run_in_fp8_continues_bit_for_bit(tmp_path):
     np.testing.assert_array_equal(one[name], two[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_on_under_another_backend(tmp_path):
   """To FP8 and back, with the same weights; not without being asked."""
   folder = tmp_path / 'run'
@@ -318,6 +321,7 @@ def test_a_checkpoint_goes_on_under_another_backend(tmp_path):
   runs.run(tmp_path / 'on', *fp8, start, state, '--fdl.MAX_STEPS=10')
 
 
+@pytest.mark.slow
 def test_evaluation_and_text_after_training_in_fp8(tmp_path):
   """Evaluation is in FP8 as training is; text comes from the same weights in plain XLA."""
   config = 'tests.experiments.TinyText'
@@ -352,7 +356,7 @@ def test_lora_in_fp8_continues_evaluates_and_writes(tmp_path):
   for name in one:
     np.testing.assert_array_equal(one[name], two[name], err_msg=name)
   text = runs.module(
-    'paxlite.tools.generate', f'--checkpoint={tmp_path / "whole"}', '--prompt=And it came to pass'
+    'paxlite.tools.generate', runs.IMPORT, f'--checkpoint={tmp_path / "whole"}', '--prompt=And it'
   )
   assert text.stdout.strip()
 

@@ -1,8 +1,11 @@
 """Compiling ahead: reports, saved steps, and what is refused."""
 
+import collections
 import importlib.util
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -184,3 +187,29 @@ def test_h100x8(tmp_path):
   large = [*flags, '--fdl.PERCORE_BATCH_SIZE=16384']
   page = runs.module('paxlite.tools.compile', *SMALL, *large, code=1).stdout
   assert 'does not fit: ' in page.splitlines()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+@pytest.mark.parametrize('mesh', ['[1,8,1]', '[1,4,2]'])
+def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
+  """Forward and backward in each layer, under packing; without it the scores are arrays."""
+  targets = {}
+  for flash in (True, False):
+    dump = tmp_path / f'{flash}'
+    env = runs.environment()
+    env['XLA_FLAGS'] += f' --xla_dump_to={dump} --xla_dump_hlo_module_re=.*step.*'
+    flags = [
+      '--target=h100x8', f'--fdl.ICI_MESH_SHAPE={mesh}', f'--fdl.USE_FLASH_ATTENTION={flash}',
+      '--fdl.FPROP_DTYPE=bfloat16', '--fdl.NUM_LAYERS=2', '--fdl.MODEL_DIMS=256',
+      '--fdl.NUM_HEADS=4', '--fdl.DIMS_PER_HEAD=64', '--fdl.PACKED_INPUT=True',
+      '--fdl.MAX_SEQ_LEN=768', '--fdl.PERCORE_BATCH_SIZE=2', f'--save={tmp_path / "step.bin"}',
+    ]  # fmt: skip
+    command = [sys.executable, '-m', 'paxlite.tools.compile', '--fdl_config=TinyGPT', *flags]
+    subprocess.run(command, env=env, cwd=runs.ROOT, check=True, capture_output=True)
+    (path,) = dump.glob('*after_optimizations.txt')
+    text = path.read_text()
+    targets[flash] = collections.Counter(re.findall('custom_call_target="(__cudnn.*?)"', text))
+    assert bool(re.search(r'\[\d+,(?!1,)\d+,768,768\]', text)) == (not flash)
+  name = '__cudnn$fmhaScaleBiasSoftmax'
+  assert targets == {True: {name: 2, f'{name}Backward': 2}, False: {}}

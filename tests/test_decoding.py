@@ -46,7 +46,8 @@ def made(name: str):
 
 @pytest.mark.parametrize(
   'name',
-  ['gpt', 'llama', 'repeated', 'window', 'pipeline', pytest.param('glam', marks=pytest.mark.slow)],
+  ['gpt', 'llama', 'window', 'pipeline']
+  + [pytest.param(name, marks=pytest.mark.slow) for name in ('repeated', 'glam')],
 )
 def test_the_cache_gives_what_recomputing_gives(name):
   """Tokens of every row, in a batch of different lengths and alone."""
@@ -224,7 +225,8 @@ def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
 
 def test_generate_streams_the_same_text(trained, tmp_path):
   runs_as = lambda *flags, code=0: subprocess.run(
-    [runs.sys.executable, '-m', 'paxlite.tools.generate', f'--checkpoint={trained}', *flags],
+    [runs.sys.executable, '-m', 'paxlite.tools.generate', f'--checkpoint={trained}', *flags,
+     '--import=tests.test_decoding'],
     capture_output=True, text=True, cwd=runs.ROOT, env=runs.environment(), check=False,
   )  # fmt: skip
   result = runs_as('--prompt=And it came to pass ', '--max_new_tokens=6')

@@ -12,6 +12,7 @@ from tests import runs
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # other tests run beside it
 def test_make_demo(tmp_path):
   left_out = '.git', '.venv*', 'logs', '__pycache__', '*.egg-info', '.*_cache'
   shutil.copytree(runs.ROOT, tmp_path, ignore=shutil.ignore_patterns(*left_out), dirs_exist_ok=True)

@@ -4,8 +4,10 @@ import json
 import math
 import socket
 import subprocess
+import sys
 
 import pytest
+import yaml
 
 from paxlite import data, distributed
 from paxlite.errors import UserError
@@ -18,22 +20,34 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def on_processes(folder, count: int, *flags: str, config: str) -> list[str]:
-  """Runs main on `count` processes of 4 / count devices; returns what each printed."""
+def start_processes(
+  folder,
+  count: int,
+  *flags: str,
+  config: str,
+  module: str = 'paxlite.main',
+  env: dict[str, str] | None = None,
+) -> list[subprocess.Popen]:
+  """Starts main on `count` processes of 4 / count devices."""
   with socket.socket() as s:
     s.bind(('127.0.0.1', 0))
     address = f'127.0.0.1:{s.getsockname()[1]}'
-  started = [
+  return [
     subprocess.Popen(
       runs.command(
         folder, *FLAGS, *flags, '--multiprocess_gpu', f'--server_addr={address}',
-        f'--num_hosts={count}', f'--host_idx={i}', config=config,
+        f'--num_hosts={count}', f'--host_idx={i}', config=config, module=module,
       ),
-      cwd=runs.ROOT, env=runs.environment(4 // count), text=True,
+      cwd=runs.ROOT, env=runs.environment(4 // count) | (env or {}), text=True,
       stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )
     for i in range(count)
   ]  # fmt: skip
+
+
+def on_processes(folder, count: int, *flags: str, config: str) -> list[str]:
+  """Runs main on `count` processes to the end; returns what each printed."""
+  started = start_processes(folder, count, *flags, config=config)
   ended = [p.communicate(timeout=300) for p in started]
   for process, (_, stderr) in zip(started, ended, strict=True):
     assert process.returncode == 0, stderr
@@ -82,6 +96,58 @@ def test_arguments_that_cannot_be(arguments, match):
     distributed.join(*arguments)
 
 
+@pytest.mark.parametrize(
+  ('environment', 'expected'),
+  [
+    ({}, None),
+    # 8 GPUs and one task, two tasks, eight; and what cannot be shared evenly
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '1(x2)', 'SLURM_LOCALID': '0'},
+     [0, 1, 2, 3, 4, 5, 6, 7]),
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '2(x2)', 'SLURM_LOCALID': '1'},
+     [4, 5, 6, 7]),
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '8', 'SLURM_LOCALID': '3'}, [3]),
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '3', 'SLURM_LOCALID': '1'}, None),
+    # --gpus-per-task=1: the task sees its own
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '8', 'SLURM_LOCALID': '3',
+      'SLURM_GPUS_PER_TASK': '1', 'CUDA_VISIBLE_DEVICES': '3'}, [0]),
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '1', 'SLURM_LOCALID': '0',
+      'JAX_LOCAL_DEVICE_IDS': '2'}, None),
+  ],
+)  # fmt: skip
+def test_the_gpus_of_a_slurm_task(environment, expected):
+  assert distributed.local_devices(environment) == expected
+
+
+@pytest.mark.parametrize(
+  ('nodes', 'host'),
+  [
+    ('n7', 'n7'),
+    ('n7,m2', 'n7'),
+    ('node[003-010,12],m1', 'node003'),
+    ('a-b[1,3]', 'a-b1'),
+    ('n[1-4]-ib', 'n1-ib'),
+    ('r[0-1]n[2-3],x', 'r0n2'),
+  ],
+)
+def test_process_0_of_a_slurm_step(nodes, host):
+  environment = {
+    'SLURM_JOB_ID': '4097', 'SLURM_STEP_NODELIST': nodes, 'SLURM_NTASKS': '8',
+    'SLURM_PROCID': '5', 'SLURM_LOCALID': '1',
+  }  # fmt: skip
+  assert distributed.slurm_step(environment) == (f'{host}:61441', 8, 5)
+  del environment['SLURM_PROCID']
+  with pytest.raises(UserError, match='lacks SLURM_PROCID: start it with srun'):
+    distributed.slurm_step(environment)
+
+
+def test_where_process_0_listens(monkeypatch):
+  assert distributed.listens_on('127.0.0.1') == '127.0.0.1'
+  assert distributed.listens_on('no.such.host.invalid') == 'no.such.host.invalid'
+  answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, '', ('127.0.1.1', 0))]
+  monkeypatch.setattr(socket, 'getaddrinfo', lambda *_: answer)
+  assert distributed.listens_on('n7') == ''
+
+
 @pytest.mark.slow
 def test_streams_of_two_processes_go_on_where_each_stood(tmp_path):
   lines = [p for p in read_text(data.TEXTS[0])[:200_000].split('\n\n') if p.strip()]
@@ -97,3 +163,42 @@ def test_streams_of_two_processes_go_on_where_each_stood(tmp_path):
   flags = [*FLAGS, *flags, '--fdl.MAX_STEPS=9']
   refused = runs.run(tmp_path / 'halves', *flags, config=config, devices=4, code=2)
   assert 'holds positions of 2 processes' in refused.stderr
+
+
+@pytest.mark.slow
+def test_the_jobset_of_the_docs(tmp_path):
+  """Its two pods as two processes of one device, at tiny sizes: Kubernetes is not to be had."""
+  page = (runs.ROOT / 'docs' / 'clusters.md').read_text()
+  jobset = yaml.safe_load(page.partition('```yaml\n')[2].partition('```')[0])
+  (job,) = jobset['spec']['replicatedJobs']
+  pods = job['template']['spec']
+  (container,) = pods['template']['spec']['containers']
+  name = jobset['metadata']['name']
+  first_pod = f'{name}-{job["name"]}-0-0.{name}'  # as JobSet's DNS has it
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    port = s.getsockname()[1]
+  here = {
+    f'{first_pod}:12345': f'127.0.0.1:{port}',
+    '/logs/126m': str(tmp_path),
+    '[8,1,1]': '[1,1,1]',
+  }
+  assert container['command'] == ['python', '-m', 'paxlite.main']
+  text = '\n'.join(container['args'])
+  assert all(text.count(old) == 1 for old in here)
+  for old, new in here.items():
+    text = text.replace(old, new)
+  tiny = '--fdl.NUM_LAYERS=1', '--fdl.MODEL_DIMS=16', '--fdl.NUM_HEADS=2', '--fdl.VOCAB_SIZE=64'
+  processes = [
+    subprocess.Popen(
+      [sys.executable, '-m', 'paxlite.main',
+       *text.replace('$(JOB_COMPLETION_INDEX)', str(i)).splitlines(), *tiny,
+       '--fdl.MAX_SEQ_LEN=16', '--fdl.MAX_STEPS=2', '--fdl.HIDDEN_DIMS=32'],
+      cwd=runs.ROOT, env=runs.environment(), text=True, stderr=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+    )
+    for i in range(pods['completions'])
+  ]  # fmt: skip
+  ended = [p.communicate(timeout=120) for p in processes]
+  assert [p.returncode for p in processes] == [0, 0], ended
+  assert (tmp_path / 'checkpoints' / 'checkpoint_00000002').is_dir()

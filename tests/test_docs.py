@@ -42,6 +42,8 @@ def test_commands(page, tmp_path):
     given = itertools.takewhile(re.compile(r'[A-Z_]+=').match, words)
     variables = dict(word.split('=', 1) for word in given)
     words = words[len(variables) :]
+    if 'XLA_FLAGS' in variables:
+      variables['XLA_FLAGS'] += f' {runs.QUICK_TO_COMPILE}'
     assert words[0] == 'python', line
     result = subprocess.run(
       [sys.executable, *words[1:]],

@@ -10,10 +10,11 @@ import sys
 import fiddle as fdl
 import pytest
 
+from paxlite.configuration import configs_text, requirements, values_text
 from paxlite.experiment import Experiment, experiments, find, register
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.gpt import GPT126M
-from paxlite.programs import Run, configs_text, requirements, values_text
+from paxlite.programs import Run
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 NAMES = list(experiments())

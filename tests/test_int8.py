@@ -11,7 +11,7 @@ from paxlite import inference
 from paxlite.decoding import Generator
 from paxlite.errors import UserError
 from paxlite.layers.int8 import quantized
-from tests import runs
+from tests import experiments, runs  # noqa: F401 - what the checkpoints name
 from tests.test_backends import Step, experiment
 
 KEEP = dict(CHECKPOINT_POLICY='SAVE_EVERYTHING')
@@ -125,6 +125,7 @@ def test_int8_weights_stay_int8_in_the_loop_over_tokens(trained):
 def test_decoding_by_the_command_line(trained):
   done = runs.module(
     'paxlite.tools.generate',
+    runs.IMPORT,
     f'--checkpoint={trained / "base"}',
     '--prompt=In the beginning',
     '--fdl.INT8_WEIGHTS=True',

@@ -15,7 +15,7 @@ from paxlite.layers.remat import CheckpointPolicy
 from paxlite.task import Task
 
 SMALL = dict(
-  NUM_LAYERS=3,
+  NUM_LAYERS=2,
   MODEL_DIMS=32,
   NUM_HEADS=4,
   VOCAB_SIZE=61,
@@ -104,7 +104,7 @@ def saved_floats(task, params, batch) -> int:
   return sum(size for pointer, size in kept.items() if pointer not in inputs)
 
 
-@pytest.mark.parametrize('repeated', [False, True])
+@pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_checkpoint_policies_keep_what_they_name(repeated):
   """More to keep, more memory: nothing < one name < two names < dots < everything."""
   size = lambda policy: saved_floats(
@@ -159,7 +159,7 @@ def test_packing_changes_no_token():
   np.testing.assert_allclose(packed[:, 5:13], apply(batch['ids'][:, 5:13]), atol=1e-5)
 
 
-@pytest.mark.parametrize('separate', [False, True])
+@pytest.mark.parametrize('separate', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_bfloat16_gradients_add_up_in_float32(separate):
   """A token that occurs often gets the gradient of float32, within bfloat16's precision."""
   task = {t: make(FPROP_DTYPE=t, SEPARATE_EMBEDDING=separate) for t in ('float32', 'bfloat16')}

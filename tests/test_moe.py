@@ -134,7 +134,7 @@ def layers(**kwargs):
   return made, params, x, paddings
 
 
-@pytest.mark.parametrize('top_k', [1, 2, 3])
+@pytest.mark.parametrize('top_k', [pytest.param(1, marks=pytest.mark.slow), 2, 3])
 def test_dropless_equals_experts_with_places_for_all(top_k):
   """Output and gradients, at a capacity that drops nothing."""
   router = lambda **kwargs: moe.TopKRouter(top_k=top_k, **kwargs)

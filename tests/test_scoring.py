@@ -277,7 +277,8 @@ def trained(tmp_path_factory):
 
 def evaluate(trained, *flags: str, devices: int = 1) -> subprocess.CompletedProcess:
   return subprocess.run(
-    [sys.executable, '-m', 'paxlite.tools.evaluate', f'--checkpoint={trained}', *flags],
+    [sys.executable, '-m', 'paxlite.tools.evaluate', f'--checkpoint={trained}', *flags,
+     '--import=tests.test_decoding'],
     capture_output=True, text=True, cwd=runs.ROOT, env=runs.environment(devices), check=False,
   )  # fmt: skip
 
@@ -364,7 +365,7 @@ def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
   processes = distributed(
     2, 'paxlite.tools.evaluate', f'--checkpoint={trained}', '--tasks', f'lambada:{lambada}',
     f'boolq:{boolq}', spec, '--fdl.ICI_MESH_SHAPE=[1,2,1]', '--batch_tokens=80',
-    f'--output={tmp_path / "distributed"}',
+    f'--output={tmp_path / "distributed"}', '--import=tests.test_decoding',
   )  # fmt: skip
   assert 'lambada: 13 examples' in processes[0].stdout
   assert 'lambada' not in processes[1].stdout

@@ -17,6 +17,7 @@ ANSWERS = {  # of generate, by checkpoint
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # a dozen commands with a real model, beside other tests
 def test_the_capital_of_france(tmp_path):
   docs = runs.ROOT / 'docs'
   for page, script in (('weights.md', 'capitals.py'), ('evaluation.md', 'questions.py')):

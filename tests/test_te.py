@@ -235,6 +235,7 @@ def test_the_environment_of_pax_users(tmp_path, monkeypatch, capsys):
   assert 'Continuing from the checkpoint of step 3.' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
   """Parameters and both moments; back again they are the same bits, and the loss goes on."""
   flags = ['--fdl.USE_REPEATED_LAYER=True', '--fdl.DROPOUT_PROB=0']
@@ -245,6 +246,7 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
   there, back = tmp_path / 'te', tmp_path / 'back'
   printed = runs.module(
     'paxlite.tools.convert_te',
+    runs.IMPORT,
     '--direction=fw2te',
     f'--checkpoint={tmp_path / "fw"}',
     f'--path={there}',
@@ -258,7 +260,11 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
     assert losses[step] == pytest.approx(whole[step], rel=0.02)
 
   runs.module(
-    'paxlite.tools.convert_te', '--direction=te2fw', f'--checkpoint={there}', f'--path={back}'
+    'paxlite.tools.convert_te',
+    runs.IMPORT,
+    '--direction=te2fw',
+    f'--checkpoint={there}',
+    f'--path={back}',
   )
   before, after = find_source(tmp_path / 'fw').variables, find_source(back).variables
   assert before.keys() == after.keys()
@@ -268,6 +274,7 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
 
   wrong = runs.module(
     'paxlite.tools.convert_te',
+    runs.IMPORT,
     '--direction=te2fw',
     f'--checkpoint={tmp_path / "fw"}',
     f'--path={tmp_path / "no"}',
@@ -280,7 +287,12 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
   assert run(tmp_path / 'forgot', '--fdl.MAX_STEPS=12', *unconverted) == 2
   assert 'python -m paxlite.tools.convert_te' in capsys.readouterr().err
   text = runs.module(
-    'paxlite.tools.export_weights', '--to=hf', f'--checkpoint={there}', '--path=hf', code=2
+    'paxlite.tools.export_weights',
+    runs.IMPORT,
+    '--to=hf',
+    f'--checkpoint={there}',
+    '--path=hf',
+    code=2,
   )
   assert '--direction=te2fw' in text.stderr
 

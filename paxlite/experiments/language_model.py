@@ -27,6 +27,7 @@ from paxlite.layers.embeddings import (
   TokenEmbedding,
 )
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
+from paxlite.layers.flash_attention import FlashAttention
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.lora import LORA_VARIABLES, LoraProjection
 from paxlite.layers.norms import LayerNorm, RmsNorm
@@ -104,6 +105,7 @@ class LanguageModel(Backends, Decoding, Optimization):
   ROPE_HIGH_FREQUENCY_FACTOR: float = 4.0
   ROPE_ORIGINAL_LENGTH: int = 8192
   ATTENTION_BLOCK_SIZE: int = 0  # queries at a time, to save memory and half the work; 0: all
+  USE_FLASH_ATTENTION: bool = True  # cuDNN's, on GPUs, where it has a kernel
   SLIDING_WINDOW: int = 0  # tokens that a query sees; 0: all before it
   USE_BIAS: bool = False
   ACTIVATION_CLS: Activation = 'relu'
@@ -386,6 +388,8 @@ class LanguageModel(Backends, Decoding, Optimization):
       window=self.SLIDING_WINDOW,
       dropout=self.DROPOUT_PROB,
     )
+    if self.USE_FLASH_ATTENTION:
+      return template(FlashAttention, block_size=self.ATTENTION_BLOCK_SIZE, **values)
     if self.ATTENTION_BLOCK_SIZE:
       return template(BlockwiseAttention, block_size=self.ATTENTION_BLOCK_SIZE, **values)
     return template(DotProductAttention, **values)

@@ -1,12 +1,11 @@
 """Optimizer and schedule attributes, and the configs they make."""
 
-import re
 from typing import Literal
 
 import fiddle as fdl
 
 from paxlite import optimizers, schedules
-from paxlite.errors import UserError
+from paxlite.errors import UserError, compiled
 from paxlite.experiment import Experiment
 from paxlite.templates import config
 
@@ -55,12 +54,7 @@ class Optimization(Experiment):
       if not 0 <= getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name):g} must be at least 0 and below 1')
     for pattern in self.TRAINABLE_VARIABLES:
-      try:
-        re.compile(pattern)
-      except re.error as e:
-        raise UserError(
-          f'TRAINABLE_VARIABLES: {pattern!r} is not a regular expression: {e}'
-        ) from None
+      compiled(pattern, 'TRAINABLE_VARIABLES')
     for kind in ('COS', 'LRED'):
       start, end = getattr(self, f'LR_{kind}_DECAY_START'), getattr(self, f'LR_{kind}_DECAY_END')
       used = self.LR_SCHEDULE.startswith('linear') and ('cosine' in self.LR_SCHEDULE) == (

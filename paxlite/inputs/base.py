@@ -59,6 +59,11 @@ class Seekable(Protocol):
     ...
 
 
+def place(data: Input, step: int) -> str:
+  """Which rows the batch of `step` holds, for messages."""
+  return data.place(step) if hasattr(data, 'place') else f'batch {step} of {data.name}'
+
+
 class Positions:
   """Where a Seekable stood before each of the last steps.
 
@@ -67,7 +72,7 @@ class Positions:
     first: Its position before step 0, a row a source; the last column says what the source is.
   """
 
-  _KEPT = 64  # of how many steps: more than are read ahead
+  _KEPT = 1024  # of how many steps: more than are read ahead, or skipped before somebody notices
 
   def __init__(self, name: str, first: np.ndarray):
     self._name = name
@@ -168,6 +173,13 @@ class RowInput:
     for e in np.unique(epoch):
       index[epoch == e] = permute(index[epoch == e], n, self.seed, int(e))
     return index
+
+  def place(self, step: int) -> str:
+    """See the function of this name."""
+    drawn = numbers(step, self.batch_size)
+    rows = self.indices(drawn).tolist()
+    shown = ', '.join(map(str, rows[:8])) + (' …' if len(rows) > 8 else '')
+    return f'rows {shown} of {len(self.source)}, epoch {drawn[0] // len(self.source)}, {self.name}'
 
   def eval_batches(self, rows: slice) -> Iterator[Batch]:
     n = len(self.source)

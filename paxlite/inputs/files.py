@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import pathlib
 import zlib
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
     UserError: it is not a readable file, or a package for its compression is missing.
   """
   file = pathlib.Path(path)
-  if not file.is_file():
+  if not os.path.isfile(path):
     raise UserError(f'{path} is not a file')
   if raw is None:
     raw = file.open('rb')
@@ -217,7 +218,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     found = json.loads(path.read_text())
   except FileNotFoundError:
     raise UserError(f'{path} is missing') from None
-  except (ValueError, OSError) as e:
+  except (ValueError, OSError, RecursionError) as e:
     raise UserError(f'{path} is damaged ({e})') from None
   if not isinstance(found, dict):
     raise UserError(f'{path} is damaged: it holds no JSON object')
@@ -245,5 +246,5 @@ def _parse_slowly(line: bytes, place: str) -> Any:
     raise UserError(f'{place} has half of a surrogate pair in it, which is no text') from None
   except UnicodeDecodeError as e:
     raise UserError(f'{place} is not UTF-8 (byte {e.start} of the line)') from None
-  except json.JSONDecodeError as e:
+  except (ValueError, RecursionError) as e:  # also of a number of thousands of digits
     raise UserError(f'{place} is not JSON: {e}') from None

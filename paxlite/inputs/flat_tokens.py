@@ -8,13 +8,15 @@
 """
 
 import collections
-import json
+import os
 import pathlib
 from typing import Any, Literal
 
 import numpy as np
 
 from paxlite.errors import UserError
+from paxlite.inputs.files import read_object
+from paxlite.inputs.records import read_errors
 from paxlite.inputs.rows import RowKind, TokenRows
 
 Format = Literal['memmap', 'seqax']
@@ -46,25 +48,28 @@ class FlatTokenRows(TokenRows):
 def open_flat_tokens(path: str, split: str) -> tuple[Any, np.ndarray, int]:
   """Returns (tokens, seq_starts, max_token_id) of a dataset; tokens is sliceable."""
   folder = pathlib.Path(path) / split
-  if not path or not folder.is_dir():
+  if not path or not os.path.isdir(folder):
     raise UserError(
       f'{folder} is not a flat-tokens dataset: there is no such folder. '
       'python -m paxlite.tools.tokenize makes one'
     )
-  if (folder / '.zgroup').exists() or (folder / 'encoded_tokens').is_dir():
-    return _open_seqax(folder)
-  return _open_memmap(folder)
+  is_seqax = (folder / '.zgroup').exists() or (folder / 'encoded_tokens').is_dir()
+  tokens, seq_starts, max_token_id = (_open_seqax if is_seqax else _open_memmap)(folder)
+  if not len(seq_starts) or int(seq_starts[-1]) != len(tokens):
+    raise UserError(
+      f'{folder} is unfinished: seq_starts does not end at its {len(tokens):,} tokens'
+    )
+  return tokens, seq_starts, max_token_id
 
 
 def _open_memmap(folder: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
   if not (folder / META).exists():
     raise UserError(f'{folder} is unfinished: {META} is missing. Tokenize it again')
-  try:
-    meta = json.loads((folder / META).read_text())
-    dtype, count, sequences = np.dtype(meta['dtype']), meta['token_count'], meta['sequences']
-    max_token_id = int(meta['max_token_id'])
-  except (ValueError, KeyError, TypeError) as e:
-    raise UserError(f'{folder / META} is damaged: {e!r}') from None
+  meta = read_object(folder / META)
+  names = ('token_count', 'sequences', 'max_token_id')
+  if meta.get('dtype') not in ('<u2', '<u4') or not all(_is_count(meta.get(n)) for n in names):
+    raise UserError(f'{folder / META} is damaged: it needs dtype <u2 or <u4, {", ".join(names)}')
+  dtype, (count, sequences, max_token_id) = np.dtype(meta['dtype']), (meta[n] for n in names)
   for name, expected in (
     ('tokens.bin', count * dtype.itemsize),
     ('seq_starts.bin', (sequences + 1) * 8),
@@ -81,25 +86,33 @@ def _open_memmap(folder: pathlib.Path) -> tuple[np.ndarray, np.ndarray, int]:
 def _open_seqax(folder: pathlib.Path) -> tuple['_ZarrTokens', np.ndarray, int]:
   import zarr
 
-  try:
-    group: Any = zarr.open_group(str(folder), mode='r')
-    max_token_id = int(group.attrs['max_token_id'])
-    tokens = _ZarrTokens(group['encoded_tokens'])
-    seq_starts = np.asarray(group['seq_starts'][:])
-  except (KeyError, ValueError, OSError) as e:
-    raise UserError(f'{folder} is not a complete seqax dataset: {e!r}') from None
-  if not len(seq_starts) or int(seq_starts[-1]) != len(tokens):
-    raise UserError(
-      f'{folder} is unfinished: seq_starts does not end at its {len(tokens):,} tokens'
-    )
-  return tokens, seq_starts, max_token_id
+  with read_errors(str(folder)):
+    group: Any = zarr.open_group(str(folder), mode='r', zarr_format=2)
+    max_token_id = group.attrs.get('max_token_id')
+    if not _is_count(max_token_id):
+      raise UserError(f'{folder} is not a complete seqax dataset: it states no max_token_id')
+    for name, dtype in (('encoded_tokens', '<u4'), ('seq_starts', '<u8')):
+      if name not in group:
+        raise UserError(f'{folder} is not a complete seqax dataset: it has no {name}')
+      array = group[name]
+      if array.ndim != 1 or array.dtype != dtype:
+        raise UserError(f'{folder / name} is {array.dtype} {array.shape} and must be {dtype} [n]')
+      # zarr reads a chunk that is not there as zeros
+      chunks = -(-array.shape[0] // array.chunks[0])
+      if (found := len(list((folder / name).glob('[0-9]*')))) != chunks:
+        raise UserError(f'{folder / name} has {found:,} of its {chunks:,} chunks: copy it again')
+    return _ZarrTokens(group['encoded_tokens'], str(folder)), group['seq_starts'][:], max_token_id
+
+
+def _is_count(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 class _ZarrTokens:
   """Token ids of a zarr array of encoded tokens, through a cache of decoded chunks (1 GiB)."""
 
-  def __init__(self, array: Any):
-    self._array = array
+  def __init__(self, array: Any, name: str):
+    self._array, self._name = array, name
     self._chunk = int(array.chunks[0])
     self._cache: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
     self._capacity = max(1, _CACHE_BYTES // (4 * self._chunk))
@@ -122,7 +135,8 @@ class _ZarrTokens:
       self._cache.move_to_end(chunk)
     else:
       start = chunk * self._chunk
-      self._cache[chunk] = self._array[start : start + self._chunk] >> 1
+      with read_errors(self._name):
+        self._cache[chunk] = self._array[start : start + self._chunk] >> 1
       if len(self._cache) > self._capacity:
         self._cache.popitem(last=False)
     return self._cache[chunk]

@@ -218,7 +218,12 @@ class Writer:
       del root[self._split]  # of a conversion that was killed
     group: Any = root.create_group(self._split)
     array = group.create_array(
-      'encoded_tokens', shape=(len(tokens),), dtype='<u4', chunks=(_CHUNK,), compressors=compressor
+      'encoded_tokens',
+      shape=(len(tokens),),
+      dtype='<u4',
+      chunks=(_CHUNK,),
+      compressors=compressor,
+      config={'write_empty_chunks': True},  # one that is missing is an error
     )
     written = 0
     for part in _parts(tokens, np.dtype('<u4')):

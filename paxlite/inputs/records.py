@@ -89,7 +89,7 @@ def open_records(name: str, tfds_data_dir: str = '') -> Records:
     return _Tfds(name, tfds_data_dir)
   if name.startswith('hf:'):
     return _HuggingFace(name)
-  if not pathlib.Path(name).is_file():
+  if not os.path.isfile(name):
     raise UserError(f'{name} is not a file')
   if kind(name) in _JSON_LINES:
     return JsonLines(name)
@@ -208,7 +208,7 @@ class _Parquet(_File):
       import pyarrow.parquet as parquet
     except ImportError:
       raise UserError(f"{name} needs the package pyarrow: pip install 'paxlite[hf]'") from None
-    with _read_errors(name):
+    with read_errors(name):
       self._file = parquet.ParquetFile(name)
     self.size = self._file.metadata.num_rows
 
@@ -217,7 +217,7 @@ class _Parquet(_File):
     for group in range(metadata.num_row_groups):
       rows = metadata.row_group(group).num_rows
       if number + rows > start:
-        with _read_errors(self.name):
+        with read_errors(self.name):
           for record in self._file.read_row_group(group).to_pylist():
             self.done = number + 1
             if number >= start:
@@ -276,7 +276,7 @@ class _Tfds(_Dataset):
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
     import tensorflow_datasets as tfds
 
-    with _read_errors(self.name):
+    with read_errors(self.name):
       split = self._split if self.num_shards == 1 else f'{self._split}[{shard}shard]'
       # one file after the other, so that a number always means the same record
       order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
@@ -298,7 +298,7 @@ class _HuggingFace(_Dataset):
         f"{name} is a Hugging Face dataset: pip install 'paxlite[hf]', or name a file"
       ) from None
     folder = pathlib.Path(self._path)
-    with _read_errors(name):
+    with read_errors(name):
       if any((folder / f).is_file() for f in ('dataset_dict.json', 'state.json')):
         saved: Any = datasets.load_from_disk(str(folder))
         if isinstance(saved, dict) and self._split not in saved:
@@ -317,7 +317,7 @@ class _HuggingFace(_Dataset):
     self.num_shards = self._dataset.num_shards
 
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
-    with _read_errors(self.name):
+    with read_errors(self.name):
       found = self._dataset.shard(num_shards=self.num_shards, index=shard)
       for number, record in enumerate(found.skip(start) if start else found, start):
         self.done += 1
@@ -325,7 +325,7 @@ class _HuggingFace(_Dataset):
 
 
 @contextlib.contextmanager
-def _read_errors(name: str):
+def read_errors(name: str) -> Iterator[None]:
   """Makes what goes wrong in a dataset's package, which has dozens of errors, a UserError."""
   try:
     yield

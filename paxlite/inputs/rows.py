@@ -48,15 +48,13 @@ class TokenRows:
     """Rows `indices` [b] as a batch.
 
     Raises:
-      UserError: a token is larger than max_token_id, so that the vocabulary was checked in vain.
+      UserError: a token is larger than max_token_id, or seq_starts are out of order.
     """
     batch = self._sequences(indices) if self.rows == 'sequences' else self._stream(indices)
-    largest = int(batch['labels'].max())
-    if largest > self.max_token_id:
-      raise UserError(
-        f'{self.name} has token id {largest} and states {self.max_token_id} as its largest: it is '
-        'damaged; tokenize it again'
-      )
+    # unsigned, as an id beyond int32 has become negative
+    largest = max(int(batch[name].view(np.uint32).max()) for name in ('ids', 'labels'))
+    stated = f'token id {largest} and states {self.max_token_id} as its largest'
+    self._check(largest <= self.max_token_id, stated)
     return self._with_segments(batch, indices) if self.rows == 'packed' else batch
 
   def _stream(self, indices: np.ndarray) -> Batch:
@@ -73,24 +71,22 @@ class TokenRows:
 
   def _with_segments(self, batch: Batch, indices: np.ndarray) -> Batch:
     T = self.seq_len
-    is_start = np.zeros((len(indices), T), bool)
+    is_start = np.tile(np.arange(T) == 0, (len(indices), 1))
     # of the same dtype as seq_starts, which NumPy would convert whole otherwise
     row_starts = (indices * T).astype(self.seq_starts.dtype)
     first = np.searchsorted(self.seq_starts, row_starts)
     last = np.searchsorted(self.seq_starts, row_starts + self.seq_starts.dtype.type(T))
     for r in range(len(indices)):
       inside = self.seq_starts[first[r] : last[r]].astype(np.int64) - int(indices[r]) * T
+      self._check(((inside >= 0) & (inside < T)).all(), 'documents in no order')
       is_start[r, inside] = True
-    is_start[:, 0] = True
     position = np.arange(T, dtype=np.int32)
-    start_position = np.maximum.accumulate(np.where(is_start, position, 0), axis=1)
-    real = batch['weights'] > 0
     return {
       'ids': np.where(is_start, 0, batch['ids']),
       'labels': batch['labels'],
       'weights': batch['weights'],
-      'segment_ids': np.cumsum(is_start, axis=1, dtype=np.int32) * real,
-      'segment_pos': (position - start_position).astype(np.int32),
+      'segment_ids': np.cumsum(is_start, axis=1, dtype=np.int32) * (batch['weights'] > 0),
+      'segment_pos': position - np.maximum.accumulate(np.where(is_start, position, 0), axis=1),
     }
 
   def _sequences(self, indices: np.ndarray) -> Batch:
@@ -99,14 +95,18 @@ class TokenRows:
     weights = np.zeros((len(indices), T), np.float32)
     for r, index in enumerate(indices):
       start, end = int(self.seq_starts[index]), int(self.seq_starts[index + 1])
+      self._check(start <= end <= len(self.tokens), 'documents in no order')
       length = min(end - start, T)
       labels[r, :length] = self.tokens[start : start + length]
       weights[r, :length] = 1
-    ids = np.pad(labels[:, :-1], ((0, 0), (1, 0)))
     return {
-      'ids': ids,
+      'ids': np.pad(labels[:, :-1], ((0, 0), (1, 0))),
       'labels': labels,
       'weights': weights,
       'segment_ids': weights.astype(np.int32),
       'segment_pos': np.broadcast_to(np.arange(T, dtype=np.int32), labels.shape),
     }
+
+  def _check(self, good: bool | np.bool, has: str) -> None:
+    if not good:
+      raise UserError(f'{self.name} has {has}: it is damaged; tokenize it again')

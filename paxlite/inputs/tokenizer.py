@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -76,12 +77,12 @@ def open_tokenizer(path: str) -> Tokenizer:
   if not path:
     raise UserError(f'there is no tokenizer: {_FLAGS}')
   file = pathlib.Path(path)
-  if file.is_dir():
+  if os.path.isdir(file):
     found = [file / name for name in TOKENIZERS if (file / name).is_file()]
     if not found:
       raise UserError(f'{path} holds no tokenizer, neither {_JSON} nor {_MODEL}: {_FLAGS}')
     file = found[0]
-  if not file.is_file():
+  if not os.path.isfile(file):
     raise UserError(f'the tokenizer {path} is not a file: {_FLAGS}')
   if file.suffix == '.json':
     return JsonTokenizer(str(file))

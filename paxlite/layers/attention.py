@@ -209,7 +209,7 @@ class BlockwiseAttention(DotProductAttention):
   cached and under dropout, all queries are one block.
 
   Attributes:
-    block_size: Queries of a block.
+    block_size: Queries of a block; 0: all.
   """
 
   block_size: int = 512
@@ -223,7 +223,7 @@ class BlockwiseAttention(DotProductAttention):
     bias_NTS: jax.Array | None,
   ) -> jax.Array:
     T, S, b = q_BTNH.shape[1], k_BSGH.shape[1], self.block_size
-    if T != S or T % b or b == T or (self.dropout > 0 and self.has_rng('dropout')):
+    if not b or T != S or T % b or b == T or (self.dropout > 0 and self.has_rng('dropout')):
       return super().attend(q_BTNH, k_BSGH, v_BSGH, mask, bias_NTS)
     attend = jax.checkpoint(super().attend)
     blocks = []

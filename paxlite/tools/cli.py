@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +13,15 @@ BASE_WEIGHTS = 'where the weights are now that LoRA was trained beside, if they 
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
-  """Calls `main` with the command line and exits: 0, 2 after a UserError, 130 after Ctrl-C."""
+  """Calls `main` with the command line and exits: 0, 2 after a UserError, 130 after Ctrl-C.
+
+  Modules of --import=MODULE are imported before: checkpoints name experiments, and none is imported
+  because a file says so.
+  """
   # what is unfinished is removed on the way out
   signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
   try:
-    main(sys.argv[1:])
+    main(_import_modules(sys.argv[1:]))
   except UserError as e:
     print(f'error: {str(e).splitlines()[0]}', file=sys.stderr)
     sys.exit(2)
@@ -25,6 +30,17 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     sys.exit(128 + signal.SIGINT)
   except BrokenPipeError:  # `… | head`
     sys.stderr.close()
+
+
+def _import_modules(argv: Sequence[str]) -> list[str]:
+  """Imports what --import=MODULE names; returns the other arguments."""
+  for argument in argv:
+    if argument.startswith('--import='):
+      try:
+        importlib.import_module(argument.removeprefix('--import='))
+      except (ImportError, ValueError) as e:
+        raise UserError(f'{argument}: {e}') from None
+  return [a for a in argv if not a.startswith('--import=')]
 
 
 def parse(

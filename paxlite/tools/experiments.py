@@ -38,8 +38,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _text(name: str, overrides: dict[str, str]) -> str:
+  from paxlite.configuration import configs_text, values_text
   from paxlite.main import build_experiment
-  from paxlite.programs import configs_text, values_text
 
   experiment = build_experiment(name, [], overrides)
   return values_text(experiment) + '\n' + configs_text(experiment)

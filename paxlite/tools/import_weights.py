@@ -10,11 +10,12 @@ that --fdl.CHECKPOINT_RESTORE_PATH and the tools' --checkpoint take.
 """
 
 import argparse
+import os
 import pathlib
 import time
 from collections.abc import Sequence
 
-from paxlite.errors import UserError
+from paxlite.errors import UserError, located
 from paxlite.tools import cli
 
 
@@ -32,9 +33,9 @@ def main(argv: Sequence[str]) -> None:
   args, overrides = cli.parse(parser, argv)
 
   path, to = pathlib.Path(args.path), pathlib.Path(args.to)
-  if not path.exists():
+  if not os.path.exists(path):
     raise UserError(f'--path={path} is not there')
-  if to.exists():
+  if os.path.exists(to):
     raise UserError(f'--to={to} exists already: choose another folder, or remove it')
   tokenizer = None if args.tokenizer is None else pathlib.Path(args.tokenizer)
   if (args.source == 'pax') != (args.fdl_config is not None):
@@ -63,7 +64,10 @@ def _import_published(
     experiment, entries, gguf_tensors = gguf_file.read_file(path)
     tensors = gguf_tensors
     if tokenizer is None:
-      finish = lambda unfinished: gguf_file.write_tokenizer(gguf_tensors.fields, unfinished)
+
+      def finish(unfinished):
+        with located(f'{path}: its tokenizer, which --tokenizer can replace'):
+          gguf_file.write_tokenizer(gguf_tensors.fields, unfinished)
   elif source == 'meta':
     experiment, entries, tensors = meta.read_folder(path)
     ignored = meta.IGNORED
@@ -74,10 +78,10 @@ def _import_published(
     check_vocabulary(open_tokenizer(str(tokenizer)), experiment.VOCAB_SIZE)
   elif path.is_dir():
     tokenizer = path
+  with located(str(path)):
+    folder.check_tensors(entries, tensors.shapes, ignored)
   with cli.progress('importing') as report:
-    size = folder.write_weights(
-      to, experiment, entries, tensors, ignored, tokenizer, report, finish
-    )
+    size = folder.write_weights(to, experiment, entries, tensors, tokenizer, report, finish)
   name = type(experiment).__name__
   lines = [f'{to}: {len(entries):,} tensors, {size:,} bytes', f'The model is a {name}.']
   if not any((to / f).exists() for f in ('tokenizer.json', 'tokenizer.model')):

@@ -16,6 +16,17 @@ from paxlite.weights.layout import HUGGING_FACE, Entry, gpt2_entries, llama_entr
 # of transformers' names for what experiments call otherwise
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu', 'gelu_new': 'gelu'}
 
+# what is calculated with
+_NUMBERS = (
+  'head_dim',
+  'hidden_size',
+  'n_embd',
+  'n_inner',
+  'num_attention_heads',
+  'num_key_value_heads',
+  'sliding_window',
+)
+
 # options of transformers' configs that change what a model computes, and what is computed here
 _NEUTRAL: dict[str, Any] = {
   'quantization_config': None,
@@ -45,17 +56,21 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
   for name, neutral in _NEUTRAL.items():
     if config.get(name) not in (None, neutral):
       raise UserError(f'{where}: {name}={config[name]!r} is not implemented')
+  for name in _NUMBERS:
+    value = config.get(name)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+      raise UserError(f'{where}: {name} must be a number, not {value!r}')
   try:
     values = _gpt2_values(config, where) if kind == 'gpt2' else _llama_values(config, kind, where)
+    values['EOS_IDS'] = _ids(config.get('eos_token_id'))
   except KeyError as e:
     raise UserError(f'{where} has no {e.args[0]}') from None
   except UserError:
     raise
-  except (TypeError, ValueError, ZeroDivisionError, AttributeError) as e:
+  except (TypeError, ValueError, ArithmeticError, AttributeError) as e:
     raise UserError(f'{where} has a value that cannot be ({e})') from None
   dtype = config.get('dtype', config.get('torch_dtype'))
   values['FPROP_DTYPE'] = 'float32' if dtype in (None, 'float32') else 'bfloat16'
-  values['EOS_IDS'] = _ids(config.get('eos_token_id'))
   with located(str(where)):
     return published(families[kind], values)
 

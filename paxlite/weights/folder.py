@@ -38,7 +38,6 @@ def write_weights(
   experiment: LanguageModel,
   entries: Sequence[Entry],
   tensors: Tensors,
-  ignored: str,
   tokenizer_from: pathlib.Path | None,
   report: Callable[[int, int], None],
   finish: Callable[[pathlib.Path], object] | None = None,
@@ -49,19 +48,14 @@ def write_weights(
     to: Must not exist.
     experiment: What it is a model of.
     entries: Every tensor that the model needs.
-    tensors: Where they come from.
-    ignored: Regular expression of names that are no weights (buffers, tied copies).
+    tensors: Where they come from; see check_tensors.
     tokenizer_from: A folder whose tokenizer files are copied, or one such file.
     report: Called with the tensors done, and all.
     finish: Adds to the unfinished folder before it gets its name.
 
   Returns:
     Bytes of the variables.
-
-  Raises:
-    UserError: tensors are missing, left over or of another shape: they are named.
   """
-  check_tensors(entries, tensors.shapes, ignored)
   by_variable: dict[str, list[Entry]] = {}
   for entry in entries:
     by_variable.setdefault(entry.ours, []).append(entry)
@@ -95,7 +89,11 @@ def write_identity(folder: pathlib.Path, experiment: LanguageModel) -> None:
 def check_tensors(
   entries: Sequence[Entry], shapes: Mapping[str, tuple[int, ...]], ignored: str
 ) -> None:
-  """Raises UserError unless `shapes` are those of the entries, and of nothing else."""
+  """Raises UserError unless `shapes` are those of the entries, and of nothing else.
+
+  Tensors that are missing, left over or of another shape are named; `ignored` is the regular
+  expression of names that are no weights (buffers, tied copies).
+  """
   wanted = {e.theirs: e.shape for e in entries}
   problems = [f'{name} is missing' for name in wanted.keys() - shapes.keys()]
   problems += [

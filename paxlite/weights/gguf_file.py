@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from paxlite.errors import UserError
+from paxlite.errors import UserError, located
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
+from paxlite.inputs.tokenizer import open_tokenizer
 from paxlite.weights.families import published
-from paxlite.weights.layout import GGUF, Entry, llama_entries
+from paxlite.weights.layout import GGUF, Entry, check_layers, llama_entries
 
 # llama.cpp's names of pre-tokenizers, as tokenizers' own configuration
 _SPLIT = (
@@ -48,22 +49,45 @@ class GgufTensors:
     except ImportError:
       raise UserError("GGUF files need the package gguf: pip install 'paxlite[weights]'") from None
 
+    class Reader(gguf.GGUFReader):
+      """Where the file has ended, the package's own reads on, up to 2**64 values of no bytes."""
+
+      def _get(self, offset, dtype, count=1, override_order=None):
+        if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
+          raise EOFError('it ends too early')
+        return super()._get(offset, dtype, count, override_order)
+
+    self._path = path
     try:
-      self._reader = gguf.GGUFReader(str(path))
-    except Exception as e:
+      reader = Reader(str(path))
+      self.fields: Mapping[str, Any] = {k: f.contents() for k, f in reader.fields.items()}
+    except Exception as e:  # the package has dozens
       raise UserError(f'{path} is no GGUF file, or is cut short ({e})') from None
+    end, alignment = int(reader.data_offset), int(reader.alignment)
+    for tensor in reader.tensors:  # llama.cpp has them one after the other too
+      if tensor.data_offset != end:
+        raise UserError(f'{path} is damaged: {tensor.name} is not where the tensor before it ends')
+      end += -(-tensor.n_bytes // alignment) * alignment
     self._dequantize = gguf.quants.dequantize
-    self._tensors = {t.name: t for t in self._reader.tensors}
+    self._tensors = {t.name: t for t in reader.tensors}
     # GGUF counts dimensions from the innermost
     self.shapes = {n: tuple(int(d) for d in t.shape[::-1]) for n, t in self._tensors.items()}
 
-  @property
-  def fields(self) -> Mapping[str, Any]:
-    return {k: f.contents() for k, f in self._reader.fields.items()}
+  def number(self, name: str, default: float | None = None) -> Any:
+    """The field of that name, an int or a float; UserError where it is no number."""
+    value = self.fields.get(name, default)
+    if value is None:
+      raise UserError(f'{self._path} has no {name}')
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+      raise UserError(f'{self._path}: {name} must be a number, not {value!r}')
+    return value
 
   def read(self, name: str) -> np.ndarray:
     tensor = self._tensors[name]
-    return self._dequantize(tensor.data, tensor.tensor_type).reshape(self.shapes[name])
+    try:
+      return self._dequantize(tensor.data, tensor.tensor_type).reshape(self.shapes[name])
+    except NotImplementedError as e:
+      raise UserError(f'{self._path}: {name} cannot be read: {e}') from None
 
 
 def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTensors]:
@@ -76,52 +100,59 @@ def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTenso
   if not path.is_file():
     raise UserError(f'{path} is not a file')
   tensors = GgufTensors(path)
-  fields = tensors.fields
+  fields, number = tensors.fields, tensors.number
   architecture = fields.get('general.architecture')
   if architecture != 'llama':
     raise UserError(f'{path}: architecture {architecture!r} is not implemented; llama is')
   if 'llama.rope.scaling.type' in fields and fields['llama.rope.scaling.type'] != 'none':
     raise UserError(f'{path}: llama.rope.scaling is not implemented')
-  try:
-    heads = int(fields['llama.attention.head_count'])
-    width = int(fields['llama.embedding_length'])
-    head_dim = int(fields.get('llama.attention.key_length', width // heads))
-    values = {
-      'NUM_LAYERS': int(fields['llama.block_count']),
-      'NUM_HEADS': heads,
-      'NUM_KV_HEADS': int(fields.get('llama.attention.head_count_kv', heads)),
-      'MODEL_DIMS': width,
-      'HIDDEN_DIMS': int(fields['llama.feed_forward_length']),
-      'DIMS_PER_HEAD': head_dim,
-      'HEADS_SPAN_MODEL': heads * head_dim == width,
-      'VOCAB_SIZE': tensors.shapes[GGUF['embedding']][0],
-      'MAX_SEQ_LEN': int(fields['llama.context_length']),
-      'LAYERNORM_EPSILON': round(float(fields['llama.attention.layer_norm_rms_epsilon']), 12),
-      'ROPE_THETA': float(fields.get('llama.rope.freq_base', 10_000.0)),
-      'SEPARATE_EMBEDDING': GGUF['head'] in tensors.shapes,
-      'FPROP_DTYPE': 'float32',
-    }
-  except KeyError as e:
-    raise UserError(f'{path} has no {e.args[0]}') from None
-  except (TypeError, ValueError, ZeroDivisionError) as e:
-    raise UserError(f'{path} has a value that cannot be ({e})') from None
+  embedding = tensors.shapes.get(GGUF['embedding'])
+  if not embedding:
+    raise UserError(f'{path} has no {GGUF["embedding"]}')
+  heads, width = number('llama.attention.head_count'), number('llama.embedding_length')
+  head_dim = number('llama.attention.key_length', width // heads if heads else 0)
+  values = {
+    'NUM_LAYERS': number('llama.block_count'),
+    'NUM_HEADS': heads,
+    'NUM_KV_HEADS': number('llama.attention.head_count_kv', heads),
+    'MODEL_DIMS': width,
+    'HIDDEN_DIMS': number('llama.feed_forward_length'),
+    'DIMS_PER_HEAD': head_dim,
+    'HEADS_SPAN_MODEL': heads * head_dim == width,
+    'VOCAB_SIZE': embedding[0],
+    'MAX_SEQ_LEN': number('llama.context_length'),
+    'LAYERNORM_EPSILON': round(number('llama.attention.layer_norm_rms_epsilon'), 12),
+    'ROPE_THETA': number('llama.rope.freq_base', 10_000.0),
+    'SEPARATE_EMBEDDING': GGUF['head'] in tensors.shapes,
+    'FPROP_DTYPE': 'float32',
+  }
   if 'rope_freqs.weight' in tensors.shapes:
     raise UserError(
       f'{path} stretches rotary positions (rope_freqs.weight): import the Hugging Face folder'
     )
   if 'tokenizer.ggml.eos_token_id' in fields:
-    values['EOS_IDS'] = [int(fields['tokenizer.ggml.eos_token_id'])]
-  experiment = published(LLaMA, values)
+    values['EOS_IDS'] = [number('tokenizer.ggml.eos_token_id')]
+  with located(str(path)):
+    experiment = published(LLaMA, values)
+    check_layers(experiment, tensors.shapes)
   return experiment, llama_entries(experiment, GGUF, 'interleaved'), tensors
 
 
 def write_tokenizer(fields: Mapping[str, Any], folder: pathlib.Path) -> bool:
-  """Writes the byte-level BPE tokenizer of a GGUF file as tokenizer.json; False for other kinds."""
-  pre_tokenizer = _PRE_TOKENIZERS.get(fields.get('tokenizer.ggml.pre', ''))
-  if fields.get('tokenizer.ggml.model') != 'gpt2' or pre_tokenizer is None:
+  """Writes the byte-level BPE tokenizer of a GGUF file as tokenizer.json; False for other kinds.
+
+  Raises:
+    UserError: it is damaged.
+  """
+  pre = fields.get('tokenizer.ggml.pre')
+  if fields.get('tokenizer.ggml.model') != 'gpt2' or pre not in list(_PRE_TOKENIZERS):
     return False
-  tokens = fields['tokenizer.ggml.tokens']
-  kinds = fields['tokenizer.ggml.token_type']
+  tokens, merges, kinds = (
+    _list(fields, f'tokenizer.ggml.{name}', of)
+    for name, of in (('tokens', str), ('merges', str), ('token_type', int))
+  )
+  if len(kinds) != len(tokens):
+    raise UserError(f'tokenizer.ggml has {len(tokens):,} tokens and {len(kinds):,} of token_type')
   special = [i for i, kind in enumerate(kinds) if kind == _CONTROL]
   added = [
     dict(id=i, content=tokens[i], special=True, lstrip=False, rstrip=False, normalized=False)
@@ -134,22 +165,35 @@ def write_tokenizer(fields: Mapping[str, Any], folder: pathlib.Path) -> bool:
     'padding': None,
     'added_tokens': added,
     'normalizer': None,
-    'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': pre_tokenizer},
+    'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': _PRE_TOKENIZERS[pre]},
     'post_processor': None,
     'decoder': _BYTE_LEVEL,
     'model': {
       'type': 'BPE',
       'vocab': {token: i for i, token in enumerate(tokens)},
-      'merges': fields['tokenizer.ggml.merges'],
-      'ignore_merges': fields['tokenizer.ggml.pre'] == 'llama-bpe',
+      'merges': merges,
+      'ignore_merges': pre == 'llama-bpe',
     },
   }
   (folder / 'tokenizer.json').write_text(json.dumps(tokenizer, ensure_ascii=False))
   config: dict[str, Any] = {}
   for name in ('bos', 'eos'):
-    if f'tokenizer.ggml.{name}_token_id' in fields:
-      config[f'{name}_token'] = tokens[int(fields[f'tokenizer.ggml.{name}_token_id'])]
+    number = fields.get(f'tokenizer.ggml.{name}_token_id')
+    if number is not None:
+      if not isinstance(number, int) or not 0 <= number < len(tokens):
+        raise UserError(
+          f'tokenizer.ggml.{name}_token_id is none of {len(tokens):,} ids: {number!r}'
+        )
+      config[f'{name}_token'] = tokens[number]
   if 'tokenizer.chat_template' in fields:
     config['chat_template'] = fields['tokenizer.chat_template']
   (folder / 'tokenizer_config.json').write_text(json.dumps(config, indent=2) + '\n')
+  open_tokenizer(str(folder))  # raises where it is none
   return True
+
+
+def _list(fields: Mapping[str, Any], name: str, of: type) -> list[Any]:
+  found = fields.get(name)
+  if not isinstance(found, list) or not all(isinstance(value, of) for value in found):
+    raise UserError(f'{name} is missing, or no list of {of.__name__}')
+  return found

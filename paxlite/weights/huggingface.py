@@ -8,13 +8,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from paxlite.errors import UserError
+from paxlite.errors import UserError, located
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.files import read_object
 from paxlite.variables import UnfinishedFolder, Variable, blocks
 from paxlite.weights.families import config_json, experiment_of, hugging_face_entries
 from paxlite.weights.folder import copy_tokenizer
-from paxlite.weights.layout import HUGGING_FACE, Entry
+from paxlite.weights.layout import HUGGING_FACE, Entry, check_layers
 
 # buffers, and copies of a tied embedding
 IGNORED = r'.*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)|lm_head\.weight'
@@ -75,11 +75,11 @@ def _opened(path: pathlib.Path) -> Any:
 def _safetensors_files(folder: pathlib.Path) -> list[pathlib.Path]:
   index = folder / _INDEX
   if index.is_file():
-    files = sorted({folder / name for name in _weight_map(index).values()})
-    missing = [f for f in files if not f.is_file()]
+    names = set(_weight_map(index).values())
+    missing = sorted(names - {p.name for p in folder.iterdir() if p.is_file()})
     if missing:
-      raise UserError(f'{missing[0]} is missing: {index.name} names it')
-    return files
+      raise UserError(f'{missing[0]} is missing: {index} names it')
+    return [folder / name for name in sorted(names)]
   files = sorted(folder.glob('*.safetensors'))
   if not files:
     raise UserError(
@@ -110,6 +110,8 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Safet
     contents |= {k: v for k, v in read_object(generation).items() if k == 'eos_token_id'}
   experiment = experiment_of(contents, config)
   tensors = Safetensors(folder)
+  with located(str(config)):
+    check_layers(experiment, tensors.shapes)
   if not experiment.SEPARATE_EMBEDDING and _HEAD in tensors.shapes:
     _check_tied(folder, tensors)
   return experiment, hugging_face_entries(experiment), tensors

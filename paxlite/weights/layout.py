@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from paxlite.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 
 Transform = Callable[[np.ndarray], np.ndarray]
@@ -82,6 +83,12 @@ GGUF = {
   'up': 'blk.{i}.ffn_up.weight',
   'down': 'blk.{i}.ffn_down.weight',
 }
+
+
+def check_layers(e: LanguageModel, shapes: Mapping[str, Any]) -> None:
+  """Raises UserError where the tensors are fewer than the layers, which may be any number."""
+  if len(shapes) < e.NUM_LAYERS:
+    raise UserError(f'{len(shapes):,} tensors are too few for NUM_LAYERS={e.NUM_LAYERS:,}')
 
 
 def llama_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> list[Entry]:

@@ -6,12 +6,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from paxlite.errors import UserError
+from paxlite.errors import UserError, located
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.inputs.files import read_object
 from paxlite.weights.families import published
-from paxlite.weights.layout import META, Entry, llama_entries
+from paxlite.weights.layout import META, Entry, check_layers, llama_entries
 
 IGNORED = r'rope\.freqs|layers\.\d+\.attention\.inner_attention\.rope\.freqs'
 
@@ -86,7 +86,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
     theta = float(params.get('rope_theta', 10_000.0))
   except KeyError as e:
     raise UserError(f'{path} has no {e.args[0]}') from None
-  except (TypeError, ValueError) as e:
+  except (TypeError, ValueError, OverflowError) as e:
     raise UserError(f'{path} has a value that cannot be ({e})') from None
   tensors = MetaTensors(folder, width)
   for name in (META['embedding'], META['gate'].format(i=0)):
@@ -112,7 +112,9 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
   if params.get('use_scaled_rope'):
     # not in the file: 32 for the small ones, Llama 3.2 1B and 3B, and 8 for Llama 3.1 and 3.3
     values['ROPE_FACTOR'] = 32.0 if width <= _WIDTH_OF_3B else 8.0
-  experiment = published(LLaMA, values)
+  with located(str(path)):
+    experiment = published(LLaMA, values)
+    check_layers(experiment, tensors.shapes)
   return experiment, llama_entries(experiment, META, 'interleaved'), tensors
 
 

@@ -32,7 +32,7 @@ class BoolQ(SeqioTask):
 
 
 class Lambada(LanguageModel):
-  """LAMBADA by `--mode=eval`, from a TFDS dataset as download_lambada.py makes it."""
+  """LAMBADA with the checkpoints of a run on the Pile: a TFDS dataset of download_lambada.py."""
 
   EVAL_TASKS: list[str] = ['lambada']
   VOCAB_PATH: str = ''
@@ -67,26 +67,17 @@ class Pile175B(Pile, GPT175B):
 
 @register
 class Lambada126M(Lambada, GPT126M):
-  """python -m paxlite.main --fdl_config=Lambada126M --mode=eval --job_log_dir=LOGS
-
-  LAMBADA with the checkpoints of a Pile126M run.
-  """
+  """python -m paxlite.main --fdl_config=Lambada126M --mode=eval --job_log_dir=LOGS"""
 
 
 @register
 class Lambada5B(Lambada, GPT5B):
-  """python -m paxlite.main --fdl_config=Lambada5B --mode=eval --job_log_dir=LOGS
-
-  LAMBADA with the checkpoints of a Pile5B run.
-  """
+  """python -m paxlite.main --fdl_config=Lambada5B --mode=eval --job_log_dir=LOGS"""
 
 
 @register
 class Lambada175B(Lambada, GPT175B):
-  """python -m paxlite.main --fdl_config=Lambada175B --mode=eval --job_log_dir=LOGS
-
-  LAMBADA with the checkpoints of a Pile175B run.
-  """
+  """python -m paxlite.main --fdl_config=Lambada175B --mode=eval --job_log_dir=LOGS"""
 
 
 @register
@@ -107,18 +98,12 @@ class PileGLaM64B64E(Pile, GLaM64B64E):
 
 @register
 class LambadaGLaM126M64E(Lambada, GLaM126M64E):
-  """python -m paxlite.main --fdl_config=LambadaGLaM126M64E --mode=eval --job_log_dir=LOGS
-
-  LAMBADA with the checkpoints of a PileGLaM126M64E run.
-  """
+  """python -m paxlite.main --fdl_config=LambadaGLaM126M64E --mode=eval --job_log_dir=LOGS"""
 
 
 @register
 class LambadaGLaM64B64E(Lambada, GLaM64B64E):
-  """python -m paxlite.main --fdl_config=LambadaGLaM64B64E --mode=eval --job_log_dir=LOGS
-
-  LAMBADA with the checkpoints of a PileGLaM64B64E run.
-  """
+  """python -m paxlite.main --fdl_config=LambadaGLaM64B64E --mode=eval --job_log_dir=LOGS"""
 
 
 @register

@@ -2,7 +2,6 @@
 
 import hashlib
 import pathlib
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -95,9 +94,12 @@ def fetched(url: str, sha256: str, folder: pathlib.Path) -> str:
     unfinished = path.with_name(f'{path.name}.unfinished')
     try:
       urllib.request.urlretrieve(url, unfinished)
-    except (urllib.error.URLError, OSError) as e:
+      check(unfinished, sha256)
+      unfinished.rename(path)
+    except OSError as e:
       raise UserError(f'{url} cannot be fetched ({e}): name a local copy with --source') from None
-    unfinished.rename(path)
+    finally:
+      unfinished.unlink(missing_ok=True)
   check(path, sha256)
   return str(path)
 

@@ -1,0 +1,45 @@
+"""python benchmarks/fuzz.py: random input for the readers; fails at one that is read wrongly.
+
+Of each target in tests/fuzzing.py: cases, right results, clear errors, seconds. The smallest case
+that violates its property is printed with what it raised.
+"""
+
+import argparse
+import logging
+import pathlib
+import sys
+import time
+import traceback
+import warnings
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+from tests import fuzzing
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--cases', type=int, default=10_000, help='of each target')
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--targets', nargs='*', choices=fuzzing.TARGETS, default=fuzzing.TARGETS)
+  args = parser.parse_args()
+  logging.disable()  # what is left out, of lines
+  warnings.simplefilter('ignore')  # of packages
+  code = 0
+  print(f'target, cases, right results, clear errors, seconds; seed {args.seed}')
+  for target in args.targets:
+    started = time.perf_counter()
+    try:
+      right, refused = fuzzing.run(target, args.cases, args.seed)
+    except Exception:  # of any kind: that is what is looked for
+      traceback.print_exc(limit=-8)
+      print(f'{target:12} violated', flush=True)
+      code = 1
+    else:
+      seconds = time.perf_counter() - started
+      print(f'{target:12}{right + refused:7}{right:7}{refused:7}{seconds:8.1f}', flush=True)
+  return code
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,142 @@
+"""python benchmarks/soak.py [--kills=200] [--seed=0] [--json=FILE]
+
+Kills a small run with SIGKILL at random moments until it was killed so often, and each time starts
+it again: while it starts, compiles, trains, evaluates and saves. Whenever it reaches its end, its
+losses, evaluations and final state have to be bit for bit those of a run that nobody killed, and it
+begins anew. Exits with 1 where they are not.
+"""
+
+import argparse
+import collections
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).parents[1]
+STEPS = 1000
+FLAGS = [
+  '--fdl_config=DemoGPT', f'--fdl.MAX_STEPS={STEPS}', '--fdl.NUM_LAYERS=1', '--fdl.MODEL_DIMS=32',
+  '--fdl.NUM_HEADS=2', '--fdl.DIMS_PER_HEAD=16', '--fdl.HIDDEN_DIMS=64', '--fdl.MAX_SEQ_LEN=32',
+  '--fdl.PERCORE_BATCH_SIZE=4', '--fdl.DROPOUT_PROB=0.1', '--fdl.SAMPLE_PROMPT=None',
+  '--fdl.CHECKPOINT_EVERY_N_STEPS=10', '--fdl.CHECKPOINT_MAX_TO_KEEP=3',
+  '--fdl.EVAL_INTERVAL_STEPS=25', '--fdl.MAX_EVAL_BATCHES=1', '--fdl.SUMMARY_INTERVAL_STEPS=1',
+]  # fmt: skip
+
+
+def start(folder: pathlib.Path) -> subprocess.Popen:
+  return subprocess.Popen(
+    [sys.executable, '-m', 'paxlite.main', f'--job_log_dir={folder}', *FLAGS],
+    cwd=ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+  )
+
+
+def outcome(folder: pathlib.Path) -> dict[str, str]:
+  """Digests of what a run has come to."""
+  losses = [
+    (r['step'], r['loss'], r['grad_norm'])
+    for r in map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines())
+  ]
+  assert [step for step, *_ in losses] == list(range(1, STEPS + 1)), 'a record of each step, once'
+  evaluations = [
+    (r['step'], r['avg_xent'])
+    for r in map(json.loads, (folder / 'eval_metrics.jsonl').read_text().splitlines())
+  ]
+  state = folder / 'checkpoints' / f'checkpoint_{STEPS:08d}' / 'state'
+  chunks = sorted(p for p in state.glob('*/*') if not p.name.startswith('.'))
+  assert len(chunks) > 20
+  digest = hashlib.sha256()
+  for chunk in chunks:
+    digest.update(chunk.relative_to(state).as_posix().encode() + chunk.read_bytes())
+  return {'losses': repr(losses), 'evaluations': repr(evaluations), 'state': digest.hexdigest()}
+
+
+def phase(printed: str, folder: pathlib.Path) -> str:
+  """What a run was at when it was killed."""
+  if list((folder / 'checkpoints').glob('*tmp*')):
+    return 'saving'
+  for text, name in (
+    ('First step', 'training'),
+    ('Continuing', 'restored, compiling'),
+    ('Backend', 'initialising or restoring'),
+  ):
+    if text in printed:
+      return name
+  return 'starting'
+
+
+def main() -> int:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--kills', type=int, default=200)
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--json', type=pathlib.Path)
+  args = parser.parse_args()
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+  rng = random.Random(args.seed)
+  kills, ends, phases = 0, 0, collections.Counter()
+  with tempfile.TemporaryDirectory() as temporary:
+    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', f'{temporary}/cache')
+    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
+    whole = pathlib.Path(temporary, 'whole')
+    for folder in (pathlib.Path(temporary, 'warm'), whole):  # the second time from the cache
+      began = time.monotonic()
+      process = start(folder)
+      while not list(folder.glob('checkpoints/checkpoint_00000010')) and process.poll() is None:
+        time.sleep(0.05)
+      within = 2 * (time.monotonic() - began)  # half of the runs are killed before they save
+      printed, _ = process.communicate()
+      assert process.returncode == 0, printed
+    expected = outcome(whole)
+    seconds = time.monotonic() - began
+    print(f'{STEPS} steps, not killed: {seconds:.1f} s; kills within {within:.1f} s', flush=True)
+    folder = pathlib.Path(temporary, 'run-0')
+    while kills < args.kills or ends == 0 or folder.exists():
+      process = start(folder)
+      # the last run is left alone once there were enough
+      moment = rng.uniform(0, within) if kills < args.kills else None
+      try:
+        printed, _ = process.communicate(timeout=moment)
+      except subprocess.TimeoutExpired:
+        process.kill()
+        printed, _ = process.communicate()
+      if process.returncode == 0:
+        found = outcome(folder)
+        different = [k for k in expected if found[k] != expected[k]]
+        ends += 1
+        starts = len(list((folder / 'goodput').glob('attempt_*.json')))
+        print(
+          f'end {ends} after {kills} kills, {starts} starts: {different or "the same"}', flush=True
+        )
+        if different:
+          return 1
+        folder = pathlib.Path(temporary, f'run-{ends}')
+        continue
+      if process.returncode != -9:
+        print(f'ended by itself with {process.returncode}:\n{printed}')
+        return 1
+      kills += 1
+      phases[phase(printed, folder)] += 1
+  result = {
+    'kills': kills,
+    'runs_to_the_end': ends,
+    'killed_while': dict(phases.most_common()),
+    'python': platform.python_version(),
+    'seed': args.seed,
+  }
+  print(json.dumps(result))
+  if args.json is not None:
+    args.json.write_text(json.dumps(result, indent=1) + '\n')
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

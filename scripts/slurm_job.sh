@@ -1,0 +1,212 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034 # those that source this use its variables
+# Sourced by the batch scripts beside it: a step of one task a GPU, which is saved and requeued
+# before the job's time is over, and whenever it lost a task.
+#
+# Environment:
+#   BASE_WORKSPACE_DIR  absolute; everything that is written is below it (required)
+#   LOG_DIR_LOCAL       below it: checkpoints and metrics (logs)
+#   OUTPUT_DIR          below it: what the tasks print (output)
+#   GPUS_PER_NODE       tasks of a node (8)
+#   PREC                bfloat16, float32 or float16 (bfloat16)
+#   ADDITIONAL_ARGS     flags of paxlite.main, split at blanks
+#   BASE_SCRIPT         below BASE_WORKSPACE_DIR: a script to run instead, with the same arguments
+#   CONTAINER           an image for pyxis; without one:
+#   VENV                an environment whose bin comes first on PATH
+#   PAXLITE_DIR         paxlite's checkout (the folder that sbatch was called in; in a container
+#                       /opt/paxlite)
+#   ENABLE_TE, ENABLE_FP8, PERCORE_BATCH_SIZE, PYTHON, BASE_XLA_FLAGS, XLA_FLAGS
+#                       as the scripts in paxlite/contrib/gpu/scripts_gpu have them
+
+SAVED=75       # paxlite's exit code for "saved: start me again"
+MAX_RESTARTS=3 # in a row that bring no newer checkpoint
+
+SIGNAL=''      # USR1 when the time is nearly over, TERM when Slurm ends the job
+INTERRUPTED='' # by a signal, since this was last emptied
+SRUN=''        # its process
+
+# fail WHAT WHERE WAY_OUT
+fail() {
+  printf 'error: %s; %s; %s\n' "$1" "$2" "$3" >&2
+  exit 2
+}
+
+say() { printf '[%(%F %T)T restart %s] %s\n' -1 "${SLURM_RESTART_COUNT:-0}" "$*"; }
+
+# check_match NAME VALUE PATTERN WAY_OUT
+check_match() {
+  [[ $2 =~ ^($3)$ ]] || fail "$1='$2' is not possible" 'the environment of sbatch' "$4"
+}
+
+# check_place NAME VALUE: a path that Slurm's patterns and pyxis' lists of mounts leave as it is.
+check_place() {
+  check_match "$1" "$2" '/[^%\\,:]*' 'give an absolute path without % \ , and :'
+  [[ -e $2 ]] || fail "$1='$2' does not exist" "on $(hostname)" 'give a path that all nodes share'
+}
+
+# require NAME WHAT
+require() {
+  [[ -n ${!1:-} ]] || fail "$1 is missing" 'the environment of sbatch' "give $2"
+}
+
+# Checks the environment, before anything is written; sets PAXLITE_DIR, SCRIPTS, LOG_DIR and MOUNTS.
+prepare_job() {
+  local name below='[^/%\\,:][^%\\,:]*'
+  [[ -n ${SLURM_JOB_ID:-} ]] || fail 'this is no job' "$0" "submit it: sbatch … $0"
+  require BASE_WORKSPACE_DIR 'an absolute path'
+  check_place BASE_WORKSPACE_DIR "$BASE_WORKSPACE_DIR"
+  LOG_DIR_LOCAL=${LOG_DIR_LOCAL:-logs}
+  OUTPUT_DIR=${OUTPUT_DIR:-output}
+  GPUS_PER_NODE=${GPUS_PER_NODE:-8}
+  PREC=${PREC:-bfloat16}
+  ADDITIONAL_ARGS=${ADDITIONAL_ARGS:-}
+  for name in LOG_DIR_LOCAL OUTPUT_DIR; do
+    check_match "$name" "${!name}" "$below" 'give a path below BASE_WORKSPACE_DIR'
+    [[ /${!name}/ != */../* ]] ||
+      fail "$name='${!name}' leads elsewhere" 'the environment of sbatch' 'leave .. out'
+  done
+  check_match GPUS_PER_NODE "$GPUS_PER_NODE" '[1-9][0-9]{0,2}' 'give a number'
+  check_match PREC "$PREC" 'bfloat16|float32|float16' 'give bfloat16, float32 or float16'
+  for name in ENABLE_TE ENABLE_FP8; do
+    check_match "$name" "${!name:-0}" '[01]' 'give 0 or 1'
+  done
+  LOG_DIR=$BASE_WORKSPACE_DIR/$LOG_DIR_LOCAL
+  MOUNTS=$BASE_WORKSPACE_DIR:$BASE_WORKSPACE_DIR
+  if [[ -n ${CONTAINER:-} ]]; then
+    PAXLITE_DIR=${PAXLITE_DIR:-/opt/paxlite}
+  else
+    PAXLITE_DIR=${PAXLITE_DIR:-$SLURM_SUBMIT_DIR}
+    if [[ -n ${VENV:-} ]]; then
+      [[ -x $VENV/bin/python3 ]] ||
+        fail "VENV='$VENV' holds no bin/python3" "on $(hostname)" 'give an environment with paxlite'
+      export PATH=$VENV/bin:$PATH
+    fi
+  fi
+  SCRIPTS=$PAXLITE_DIR/paxlite/contrib/gpu/scripts_gpu
+}
+
+# share NAME VALUE: lets a container's tasks see a path as it is outside; none and None are no path.
+share() {
+  if [[ -z $2 || ${2,,} == none ]]; then return; fi
+  check_place "$1" "$2"
+  MOUNTS+=,$2:$2
+}
+
+# run_job SCRIPT ARGUMENT…: runs SCRIPT in every task, or BASE_SCRIPT instead; does not return.
+run_job() {
+  local script=$1 output=$BASE_WORKSPACE_DIR/$OUTPUT_DIR code
+  shift
+  if [[ -n ${BASE_SCRIPT:-} ]]; then script=$BASE_WORKSPACE_DIR/$BASE_SCRIPT; fi
+  if [[ -z ${CONTAINER:-} || -n ${BASE_SCRIPT:-} ]]; then
+    [[ -r $script ]] ||
+      fail "$script is not there" "on $(hostname)" 'PAXLITE_DIR is a checkout, BASE_SCRIPT a script'
+  fi
+  mkdir -p -- "$LOG_DIR" "$output" || fail "$output cannot be made" "on $(hostname)" 'see above'
+  # a job that was submitted anew begins to count anew
+  if ((${SLURM_RESTART_COUNT:-0} == 0)); then rm -f -- "$LOG_DIR/restarts"; fi
+
+  local step=(
+    srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$((SLURM_JOB_NUM_NODES * GPUS_PER_NODE))"
+    --ntasks-per-node="$GPUS_PER_NODE" --overcommit
+    # a mistake ends all tasks with its own code, and a lost task the others with 75; what waits for
+    # one that never began is ended after a minute
+    --kill-on-bad-exit=0 --wait=60
+    --export=ALL
+    --output="$output/output-%j-%n-%t.txt" --error="$output/output-%j-%n-%t.txt"
+    --open-mode=append # a requeued job has the same number
+  )
+  if [[ -n ${CONTAINER:-} ]]; then
+    step+=(--container-image="$CONTAINER" --container-mounts="$MOUNTS")
+    step+=(--container-env="$(container_env)")
+  fi
+
+  if [[ -n $SIGNAL ]]; then decide "$SAVED"; fi # the time is over before anything has begun
+  say "runs $script in $SLURM_JOB_NUM_NODES × $GPUS_PER_NODE tasks; they print into $output"
+  "${step[@]}" bash "$script" "$@" &
+  SRUN=$!
+  if [[ $SIGNAL == USR1 ]]; then tell_step; fi # it came before SRUN was known
+  while true; do
+    INTERRUPTED=''
+    code=0
+    wait "$SRUN" || code=$?
+    [[ -n $INTERRUPTED ]] || break # a signal ends the wait, and not the step
+  done
+  decide "$code"
+}
+
+# Variables that a task finds as they are here where the image has some of the same names.
+container_env() {
+  local name names=()
+  for name in BASE_XLA_FLAGS XLA_FLAGS XLA_PYTHON_CLIENT_MEM_FRACTION ENABLE_TE ENABLE_FP8 \
+    NVTE_FUSED_ATTN PERCORE_BATCH_SIZE PYTHON; do
+    if [[ -n ${!name:-} ]]; then names+=("$name"); fi
+  done
+  local IFS=,
+  printf '%s' "${names[*]}"
+}
+
+# Passes USR1, which Slurm sends to the batch script alone, on to the tasks as TERM. They get TERM
+# from Slurm itself when it requeues or cancels the job.
+on_signal() {
+  INTERRUPTED=1
+  say "got $1"
+  if [[ $SIGNAL != TERM ]]; then SIGNAL=$1; fi
+  if [[ $1 == USR1 && -n $SRUN ]]; then tell_step; fi
+}
+
+# scancel says nothing where there is no step yet, so this waits until there is one. A task that is
+# only starting dies of TERM: a lost one.
+tell_step() {
+  while kill -0 "$SRUN" 2>/dev/null; do
+    if squeue -h -s -j "$SLURM_JOB_ID" -o %i | grep -qx "$SLURM_JOB_ID\.0"; then
+      scancel --signal=TERM "$SLURM_JOB_ID.0"
+      return 0 # within a trap, return alone gives the status of what was interrupted
+    fi
+    sleep 0.5
+  done
+}
+
+# decide CODE: requeues the job or not, says so, and exits.
+#
+# srun's exit code is the highest of its tasks'. 75 is: all have saved. Above 128 a task died by a
+# signal: its node or GPU failed, memory ran out, or srun ended it as it waited for one that never
+# began. None of these is told from a crash that would come again, so both are requeued, and what
+# makes no progress is stopped. Any other code is a mistake to be mended.
+decide() {
+  local code=$1 count
+  trap '' USR1 TERM
+  if [[ $SIGNAL == TERM ]]; then
+    # requeued, preempted or cancelled: Slurm knows which, and a cancelled job must stay cancelled
+    say "the step ended with $code after TERM; Slurm decides what becomes of the job"
+  elif ((code == 0)); then
+    rm -f -- "$LOG_DIR/restarts"
+    say 'complete'
+  elif ((code != SAVED && code <= 128)); then
+    say "failed with $code: not requeued; see the output of the tasks"
+  else
+    count=$(count_restart)
+    if ((count > MAX_RESTARTS)); then
+      say "stopped with $code: $MAX_RESTARTS restarts in a row without a newer checkpoint"
+    else # said first: Slurm ends this script soon
+      say "requeued after exit code $code: restart $count from this checkpoint"
+      scontrol requeue "$SLURM_JOB_ID" || say 'it is requeued already, or must not be'
+    fi
+  fi
+  exit "$code"
+}
+
+# Notes this restart in LOG_DIR, and prints how many there have been from the same checkpoint.
+count_restart() {
+  local newest count=0 before=''
+  newest=$(find "$LOG_DIR" -regextype posix-extended -type d -regex '.*/checkpoint_[0-9]+' \
+    -printf '%T@ %P\n' -prune | sort -n | tail -n 1)
+  if [[ -f $LOG_DIR/restarts ]]; then read -r count before <"$LOG_DIR/restarts"; fi
+  if [[ $newest != "$before" || ! $count =~ ^[0-9]+$ ]]; then count=0; fi
+  count=$((count + 1))
+  printf '%s %s\n' "$count" "$newest" >"$LOG_DIR/restarts"
+  printf '%s' "$count"
+}
+
+# at once, as they may come before there is a step: until then they end this script
+trap 'on_signal USR1' USR1
+trap 'on_signal TERM' TERM

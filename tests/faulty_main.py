@@ -1,0 +1,91 @@
+"""paxlite.main with a fault that FAULT names (for test_faults): the rest of it is real."""
+
+import os
+import signal
+import socket
+import sys
+import time
+
+import numpy as np
+
+from paxlite import checkpoints, evaluation, main, preemption, programs
+from paxlite.errors import UserError
+from paxlite.inputs import base
+
+fault, _, at = os.environ['FAULT'].partition(':')
+reached = preemption.reached
+train_batches = base.RowInput.train_batches
+
+
+def before_step(step, then):
+  """Calls `then` before the loop does that step."""
+
+  def hook(s):
+    if s == step:
+      then()
+    return reached(s)
+
+  preemption.reached = hook
+
+
+def batches_are(change):
+  """Training draws change(number, batch)."""
+
+  def changed(self, start, rows):
+    for number, batch in enumerate(train_batches(self, start, rows), start):
+      yield change(number, batch)
+
+  base.RowInput.train_batches = changed
+
+
+def hang():
+  print('hanging', flush=True)
+  time.sleep(600)
+
+
+match fault:
+  case 'sigterm':
+    before_step(int(at), lambda: os.kill(os.getpid(), signal.SIGTERM))
+  case 'die' if '--host_idx=1' in sys.argv:
+    before_step(int(at), lambda: os.kill(os.getpid(), signal.SIGKILL))
+  case 'hang' if '--host_idx=1' in sys.argv:
+    before_step(int(at), hang)
+  case 'wait':  # until the test has done what it came for
+    before_step(int(at), lambda: sys.stdin.readline())
+  case 'mistake' if '--host_idx=1' in sys.argv:
+
+    def refuse(run):
+      raise UserError('the data is not here')
+
+    programs.Run.trainer = refuse
+  case 'slow_evaluation':
+    evaluation.Evaluator.report = lambda *_: (print('evaluating', flush=True), time.sleep(100))
+  case 'slow_saves':
+    write = checkpoints.write_checksums
+    checkpoints.write_checksums = lambda folder: (time.sleep(0.5), write(folder))
+  case 'clock':  # back by a year
+    now = time.time
+    time.time = lambda: now() - 365 * 24 * 3600
+    socket.gethostname = lambda: 'elsewhere'
+  case 'noise':  # these batches are random tokens
+    noisy = {int(number) for number in at.split(',')}
+
+    def noise(number, batch):
+      if number not in noisy:
+        return batch
+      random = np.random.default_rng(number).integers(0, 8192, batch['labels'].shape)
+      return batch | {'labels': random.astype(np.int32)}
+
+    batches_are(noise)
+  case 'left_out':  # as if the batches first-last were not there
+    first, last = map(int, at.split('-'))
+
+    def left_out(self, start, rows):
+      start = start if start < first else start + last - first + 1
+      for number, batch in enumerate(train_batches(self, start, rows), start):
+        if not first <= number <= last:
+          yield batch
+
+    base.RowInput.train_batches = left_out
+
+sys.exit(main.main(sys.argv))

@@ -1,0 +1,526 @@
+"""Random and near-valid input for whatever reads what others wrote.
+
+For every case there is a right result, or one clear UserError: on one line, naming the file or the
+flag. Anything else is a violation: another exception, an exit, more than 5 s or 2 GiB, files left
+behind, or a result that the input does not say.
+"""
+
+import collections
+import contextlib
+import functools
+import gzip
+import io
+import json
+import lzma
+import os
+import pathlib
+import re
+import resource
+import signal
+import tempfile
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+from unittest import mock
+
+import gguf
+import hypothesis
+import numpy as np
+import safetensors.numpy
+import zstandard
+from hypothesis import strategies as st
+
+from paxlite import data, eval_tasks, inference, main
+from paxlite.errors import UserError
+from paxlite.experiment import find
+from paxlite.inputs import documents, flat_tokens, flat_tokens_writer, sft, streams
+from paxlite.inputs.tokenizer import open_tokenizer
+from paxlite.params import parameter_types, parse
+from paxlite.restoring import find_source
+from paxlite.tools import import_weights
+from paxlite.variables import stored_variables
+from paxlite.weights.layout import GGUF, HUGGING_FACE
+
+Files = Mapping[str, bytes]
+
+_SECONDS, _BYTES = 5, 2 << 30
+
+
+_LateError = type('_LateError', (BaseException,), {})  # which nothing catches
+
+
+@contextlib.contextmanager
+def limits() -> Iterator[None]:
+  """Makes a hang, and memory without measure, an error of the case that has it."""
+
+  def late(*_):
+    raise _LateError
+
+  pages = int(pathlib.Path('/proc/self/statm').read_text().split()[0])
+  most = resource.getrlimit(resource.RLIMIT_AS)
+  resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + _BYTES, most[1]))
+  signal.signal(signal.SIGALRM, late)
+  signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+  try:
+    yield
+  except _LateError:
+    raise AssertionError(f'more than {_SECONDS} s') from None
+  finally:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    resource.setrlimit(resource.RLIMIT_AS, most)
+
+
+def outcome(call: Callable[[], Any], *places: str) -> Any:
+  """What `call` gives, or its UserError, which must be clear and say one of `places`."""
+  try:
+    with limits():
+      return call()
+  except UserError as e:
+    check_message(str(e), *places)
+    return e
+
+
+def check_message(text: str, *places: str) -> None:
+  assert len(text.splitlines()) == 1, f'an error of several lines, or none: {text!r}'
+  assert any(p.lower() in text.lower() for p in places), f'an error without a place: {text!r}'
+
+
+_TEXT = st.text(st.characters(exclude_categories=()), max_size=20)
+_NUMBERS = (0, -1, 1, 2, 2**31, 2**63, -(2**63), 10**9, 10**12, 10**400, 0.5, -0.0, 1e300, 1e-300)
+_ODD = (
+  '', ' ', '"', "'", '[', ']', '[1,', '[,]', '"[1, 1, 1]"', '[1,1,1]', '[a,b]', '{[]: 1}', '{1}',
+  'None', 'true', '1e400', '-inf', 'nan', '0x' + 'f' * 5000, '9' * 5000, '1_000', '1e6', '1j', '..',
+  '\0', '\ud800', 'é\r\n', '../..', '/', 'x' * 300, 'a{99999999999999999999}', '(' * 3000, '(?P<a>',
+  '[' * 3000, '-' * 5000 + '1', '[' * 90 + ']' * 90, "b'x'", '*', '%s{}', '{{', '=', data.VOCAB,
+)  # fmt: skip
+_JSON = st.recursive(
+  st.none() | st.booleans() | st.sampled_from((*_NUMBERS, *_ODD)) | st.floats() | _TEXT,
+  lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+  max_leaves=4,
+)
+
+
+def typed(expected: Any) -> st.SearchStrategy:
+  """Values of a parameter's type."""
+  origin, args = typing.get_origin(expected), typing.get_args(expected)
+  if origin is Literal:
+    return st.sampled_from(args)
+  if origin in (typing.Union, types.UnionType):
+    return st.one_of(*map(typed, args))
+  if origin is list:
+    return st.lists(typed(args[0]), max_size=4)
+  integers = st.integers(-2, 66) | st.integers(1 - 2**100, 2**100 - 1)
+  finite = st.floats(allow_nan=False, allow_infinity=False) | integers.map(float)
+  known = {bool: st.booleans(), int: integers, float: finite, str: _TEXT | st.sampled_from(_ODD)}
+  return known.get(expected, st.none())
+
+
+_EXPERIMENTS = (
+  'TinyGPT', 'DemoGPT', 'LLaMA3_8BSFT', 'LLaMA3_8BLoRA', 'SyntheticGLaM126M64E', 'FlatTokens126M',
+)  # fmt: skip
+_FLAG_NAMES = (
+  'fdl_config', 'fiddler', 'mode', 'dry_run', 'nodry_run', 'tfds_data_dir', 'num_hosts', 'flagfile',
+  'jax_profiler_port', 'compiled_step', 'undefok', 'job_log_dir', 'fdl.', 'fdl.NUM_LAYER', '',
+)  # fmt: skip
+
+
+@st.composite
+def _values(draw) -> tuple[str, dict[str, Any]]:
+  experiment = draw(st.sampled_from(_EXPERIMENTS))
+  known = parameter_types(find(experiment))
+  names = draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=4, unique=True))
+  return experiment, {name: draw(typed(known[name])) for name in names}
+
+
+@st.composite
+def _arguments(draw) -> list[str]:
+  experiment, values = draw(_values())
+  texts = _TEXT | st.sampled_from(_ODD)
+  arguments = [f'--fdl.{k}={draw(st.just(repr(v)) | texts)}' for k, v in values.items()]
+  for name in draw(st.lists(st.sampled_from(_FLAG_NAMES) | _TEXT, max_size=2)):
+    arguments.append(f'--{name}' + draw(st.just('') | texts.map('={}'.format)))
+  return ['main', f'--fdl_config={experiment}', '--dry_run', *arguments]
+
+
+def check_flags(arguments: list[str]) -> bool:
+  """The command line, up to where the run would begin."""
+  said = io.StringIO()
+  run = dict.fromkeys(('Run', 'train', 'evaluate', 'decode'), mock.DEFAULT)
+  with (
+    mock.patch.multiple('paxlite.programs', dry_run=str, **run),
+    mock.patch('paxlite.distributed.join'),
+    mock.patch('jax.profiler.start_server'),
+    mock.patch.dict(os.environ),
+    contextlib.redirect_stdout(io.StringIO()),
+    contextlib.redirect_stderr(said),
+    limits(),
+  ):
+    code = main.main(arguments)
+  assert code == (2 if said.getvalue() else 0)
+  if code:
+    check_message(said.getvalue(), 'error: ')
+  return code == 0
+
+
+def check_values(case: tuple[str, dict[str, Any]]) -> bool:
+  """Values of the right types: read as they were written, and built or refused."""
+  name, values = case
+  cls = find(name)
+  for key, value in values.items():
+    found = parse(cls, key, repr(value))
+    assert (found, type(found)) == (value, type(value)), f'{key}={value!r} is read as {found!r}'
+  texts = {key: repr(value) for key, value in values.items()}
+  experiment = outcome(lambda: main.build_experiment(name, [], texts), *parameter_types(cls))
+  if isinstance(experiment, UserError):
+    return False
+  assert all(getattr(experiment, key) == value for key, value in values.items())
+  return not isinstance(outcome(experiment.training_task, *parameter_types(cls)), UserError)
+
+
+_HOW = st.sampled_from(('write', 'insert', 'cut', 'remove', 'copy', 'drop', 'json', 'json', 'json'))
+_SOME = st.binary(min_size=1, max_size=9) | st.sampled_from((b'\xff' * 8, b'\0' * 8, b'\n', b'"'))
+_AT = st.integers(0, 4000)
+_EDITS = st.lists(st.tuples(_HOW, st.integers(0, 30), _AT, _SOME, _JSON), max_size=3)
+
+
+def edited(files: Files, edits: Sequence[tuple]) -> dict[str, bytes]:
+  """The files after each edit: (kind, which file, where, bytes, a value for its JSON)."""
+  files = dict(files)
+  for kind, which, at, some, value in edits:
+    if not files:
+      break
+    names = sorted(files)
+    name = names[which % len(names)]
+    old = files.pop(name)
+    cut = at % (len(old) + 1)
+    left = {'remove': cut + len(some), 'write': cut + len(some), 'cut': len(old)}.get(kind, cut)
+    if kind == 'json':
+      files[name] = _edited_json(old, at, value)
+    elif kind == 'copy':
+      files[name] = files.get(names[at % len(names)], old)
+    elif kind != 'drop':
+      files[name] = old[:cut] + (some if kind in ('write', 'insert') else b'') + old[left:]
+  return files
+
+
+def _edited_json(old: bytes, at: int, value: Any) -> bytes:
+  """The same with one value of its JSON, or of a safetensors file's, changed, moved or removed."""
+  size = 0 if old.startswith(b'{') else int.from_bytes(old[:8], 'little')
+  try:
+    tree = json.loads(old[8 : 8 + size] if size else old)
+  except (ValueError, RecursionError):
+    return old
+  nodes = list(_nodes(tree))
+  if not nodes or at % 50 == 0:
+    tree = value
+  else:
+    where, key = nodes[at % len(nodes)]
+    other, name = nodes[at * 7 % len(nodes)]
+    if at % 5 == 0:
+      del where[key]
+    else:
+      where[key] = json.loads(json.dumps(other[name])) if at % 5 == 1 else value
+  text = json.dumps(tree).encode()
+  return len(text).to_bytes(8, 'little') + text + old[8 + size :] if size else text
+
+
+def _nodes(tree: Any) -> Iterator[tuple[Any, Any]]:
+  for key in tree if isinstance(tree, dict) else range(len(tree) if isinstance(tree, list) else 0):
+    yield tree, key
+    yield from _nodes(tree[key])
+
+
+def _write(folder: pathlib.Path, files: Files) -> None:
+  folder.mkdir(exist_ok=True)
+  for name, content in files.items():
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_bytes(content)
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[pathlib.Path]:
+  with tempfile.TemporaryDirectory(prefix='fuzz-') as folder:
+    yield pathlib.Path(folder)
+
+
+@functools.cache
+def _flat(format: str) -> Files:
+  """A dataset; seqax's in chunks of 16 tokens."""
+  with _folder() as folder, mock.patch.object(flat_tokens_writer, '_CHUNK', 16):
+    writer = flat_tokens_writer.Writer(str(folder), 'train', 1000, format)
+    for n in (5, 1, 20, 11):
+      writer.write(np.arange(n) * 31 + n, [n])
+    writer.close()
+    files = [p for p in (folder / 'train').rglob('*') if p.is_file()]
+    return {str(p.relative_to(folder / 'train')): p.read_bytes() for p in files}
+
+
+def _rows(files: Files, kind: str) -> Any:
+  """(rows, the largest id) of a dataset, or its UserError."""
+  with _folder() as folder:
+    _write(folder / 'train', files)
+
+    def read():
+      rows = flat_tokens.FlatTokenRows(str(folder), 'train', 8, kind)
+      return rows.read(np.arange(min(len(rows), 8))), rows.max_token_id
+
+    return outcome(read, folder.name)
+
+
+def check_flat_tokens(case: tuple) -> bool:
+  """Rows of a damaged dataset: other ids only where tokens, whose checksum is not read, differ."""
+  format, kind, edits = case
+  files = edited(_flat(format), edits)
+  found = _rows(files, kind)
+  if isinstance(found, UserError):
+    return False
+  rows, most = found
+  expected, _ = _rows(_flat(format), kind)
+  stored = lambda files: {k: v for k, v in files.items() if re.search(r'\.bin$|/\d+$', k)}
+  same = stored(files) == stored(_flat(format))
+  for key, value in rows.items():
+    assert (value.dtype, value.shape[1], value.min() >= 0) == (expected[key].dtype, 8, True), key
+    assert not same or np.array_equal(value, expected[key]), key
+  assert max(rows['ids'].max(), rows['labels'].max()) <= most
+  return True
+
+
+_CHAT = '{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}'
+_GOOD = st.text(min_size=1, max_size=20)
+_MESSAGES = st.lists(
+  st.fixed_dictionaries({'role': st.sampled_from(('user', 'assistant')), 'content': _GOOD})
+)
+_LINES = {
+  'documents': {'text': _GOOD},
+  'sft': {'inputs': _GOOD, 'targets': _GOOD},
+  'sft chat': {'messages': _MESSAGES},
+  'prompts': {'inputs': _GOOD},
+  'prompts chat': {'messages': _MESSAGES},
+  'lambada': {'context': _GOOD, 'continuation': _GOOD},
+  'task': {'question': _GOOD, 'a': _GOOD, 'b': _GOOD, 'label': st.sampled_from(('0', '1'))},
+}
+_SPEC = {
+  'kind': 'multiple_choice', 'files': [], 'doc_to_text': 'Q: {{question}}', 'until': [],
+  'doc_to_choice': ['{{a}}', '{{b}}'], 'doc_to_target': '{{label}}', 'target_pattern': '(.*)',
+}  # fmt: skip
+_RAW = (
+  b'{"text": ' + b'[' * 5000 + b']' * 5000 + b'}', b'{"text": "\\ud800"}', b'\xef\xbb\xbf{}',
+  b'{"text": "a", "n": ' + b'9' * 5000 + b'}', b'{"text": "a", "n": NaN}', b'{"text": "\xff"}',
+  b'{"text": "\\u0000\\n"}', b'{"a\\nb": 1}', b'{}', b'[]', b'null', b'\0', b'{"text": 1e999}',
+)  # fmt: skip
+_PACK = {'': bytes, '.gz': gzip.compress, '.xz': lzma.compress, '.zst': zstandard.compress}
+
+
+@st.composite
+def _lines(draw) -> tuple:
+  reader = draw(st.sampled_from(sorted(_LINES)))
+  good = st.fixed_dictionaries(_LINES[reader])
+  odd = st.dictionaries(st.sampled_from((*_LINES[reader], 'prediction')) | _TEXT, _JSON, max_size=3)
+  dumped = lambda record: json.dumps(record).encode()
+  raw = lambda record: json.dumps(record, ensure_ascii=False).encode('utf-8', 'surrogatepass')
+  line = good.map(dumped), good.map(raw), odd.map(raw), st.sampled_from(_RAW) | st.binary()
+  lines = st.lists(st.one_of(line[:2]), max_size=4) | st.lists(st.one_of(line), max_size=4)
+  content = draw(st.sampled_from((b'\n', b'\r\n', b'\n\n'))).join(draw(lines))
+  edits = [draw(st.just([]) | st.just([]) | _EDITS) for _ in range(2)]
+  return reader, draw(st.sampled_from(sorted(_PACK))), content, *edits
+
+
+def _records(content: bytes) -> list[dict[str, Any]] | None:
+  """The objects of JSON lines, by the package of Python; None where a line is none."""
+  try:
+    lines = [json.loads(x.decode()) for x in content.split(b'\n') if x.strip()]
+    json.dumps(lines, ensure_ascii=False).encode()
+  except (ValueError, RecursionError):
+    return None
+  return lines if all(isinstance(line, dict) for line in lines) else None
+
+
+@functools.cache
+def _model() -> inference.Inference:
+  experiment = find('DemoGPT')(MAX_SEQ_LEN=64, CHAT_TEMPLATE=_CHAT)
+  return inference.Inference(experiment, None, None, None, open_tokenizer(data.VOCAB), None)
+
+
+def _read_lines(reader: str, file: str, spec: str) -> Any:
+  """The ids of all documents, or the number of records."""
+  if reader == 'documents':
+    stream = streams.StreamInput(
+      documents.DocumentSource([file], data.VOCAB, 8192), 16, 4, shuffle=False
+    )
+    batches = list(stream.eval_batches(slice(None)))
+    return [i for b in batches for i in b['labels'][b['weights'] > 0].tolist()]
+  if reader.startswith('sft'):
+    rows = sft.SftRows([file], data.VOCAB, 64, 8192, chat_template=_CHAT, too_long='skip')
+    assert rows.read(np.arange(len(rows)))['weights'].any(1).all()
+    return rows.num_examples + rows.num_skipped
+  if reader.startswith('prompts'):
+    return len(inference.read_prompts([file], _model()))
+  (task,) = eval_tasks.read_tasks([spec if reader == 'task' else f'lambada:{file}'])
+  return len(task.examples)
+
+
+def check_lines(case: tuple) -> bool:
+  """Documents, examples, prompts and tasks."""
+  reader, suffix, content, edits, packed_edits = case
+  content = edited({'content': content}, edits).get('content', b'')
+  name = f'case.jsonl{suffix}'
+  files = {name: _PACK[suffix](content)}
+  if reader == 'task':
+    files['task.json'] = json.dumps(_SPEC | {'files': [name]}).encode()
+  changed = edited(files, packed_edits)
+  with _folder() as folder:
+    _write(folder, changed)
+    read = lambda: _read_lines(reader, str(folder / name), str(folder / 'task.json'))
+    found = outcome(read, folder.name)
+  refused, records = isinstance(found, UserError), _records(content)
+  if changed != files:
+    return not refused
+  if reader == 'documents' and records and all(isinstance(r.get('text'), str) for r in records):
+    vocabulary = _model().tokenizer
+    ids = [[*vocabulary.encode(r['text']), vocabulary.eos_id] for r in records if r['text']]
+    wanted = [i for document in ids for i in document]
+    assert found == wanted if wanted else refused
+  else:
+    assert refused or (records is not None and found == len(records))
+  return not refused
+
+
+_SHAPES = dict.fromkeys(('query', 'key', 'value', 'post', 'gate', 'up', 'down'), (8, 8))
+_SHAPES |= dict.fromkeys(('attention_norm', 'ffn_norm', 'final_norm'), (8,))
+_SHAPES |= dict.fromkeys(('embedding', 'head'), (16, 8))
+_CONFIG = {
+  'model_type': 'llama', 'hidden_size': 8, 'intermediate_size': 8, 'num_hidden_layers': 1,
+  'num_attention_heads': 2, 'num_key_value_heads': 2, 'head_dim': 4, 'vocab_size': 16,
+  'max_position_embeddings': 32, 'hidden_act': 'silu', 'rms_norm_eps': 1e-6, 'eos_token_id': 2,
+  'tie_word_embeddings': False, 'sliding_window': None, 'torch_dtype': 'float32',
+  'rope_scaling': {'rope_type': 'llama3', 'rope_theta': 1e4, 'factor': 8.0, 'low_freq_factor': 1.0,
+                   'high_freq_factor': 4.0, 'original_max_position_embeddings': 16},
+}  # fmt: skip
+_FIELDS = {
+  'llama.block_count': 1, 'llama.context_length': 32, 'llama.embedding_length': 8,
+  'llama.feed_forward_length': 8, 'llama.attention.head_count': 2, 'llama.rope.freq_base': 1e4,
+  'llama.attention.head_count_kv': 2, 'llama.attention.layer_norm_rms_epsilon': 1e-6,
+  'tokenizer.ggml.model': 'gpt2', 'tokenizer.ggml.pre': 'gpt-2', 'tokenizer.ggml.merges': ['a b'],
+  'tokenizer.ggml.tokens': ['a', 'b', 'ab', '<s>'], 'tokenizer.ggml.token_type': [1, 1, 1, 3],
+  'tokenizer.ggml.eos_token_id': 3, 'tokenizer.chat_template': _CHAT,
+}  # fmt: skip
+_FIELD = st.none() | st.booleans() | st.integers(1 - 2**63, 2**63 - 1) | st.floats() | _GOOD
+_FIELD |= st.sampled_from((0, 10**9, -1)) | st.lists(st.integers(-9, 9)) | st.lists(_GOOD)
+
+
+def _tensors(names: Mapping[str, str]) -> dict[str, np.ndarray]:
+  rng = np.random.default_rng(0)
+  return {names[k].format(i=0): rng.random(s, np.float32) for k, s in _SHAPES.items()}
+
+
+def _elements(tensors: Mapping[str, np.ndarray]) -> bytes:
+  """All of them, in an order that no layout changes."""
+  return np.sort(np.concatenate([t.view(np.uint32).ravel() for t in tensors.values()])).tobytes()
+
+
+@functools.cache
+def _hugging_face() -> Files:
+  """A folder of two shards."""
+  tensors = list(_tensors(HUGGING_FACE).items())
+  index = {name: f'{i % 2}.safetensors' for i, (name, _) in enumerate(tensors)}
+  return {
+    'config.json': json.dumps(_CONFIG).encode(),
+    'generation_config.json': b'{"eos_token_id": [2, 3]}',
+    'model.safetensors.index.json': json.dumps({'weight_map': index}).encode(),
+    '0.safetensors': safetensors.numpy.save(dict(tensors[::2])),
+    '1.safetensors': safetensors.numpy.save(dict(tensors[1::2])),
+  }
+
+
+def _gguf(changes: Mapping[str, Any]) -> bytes:
+  """A file in which some fields have other values; None leaves one out."""
+  writer, kinds = gguf.GGUFWriter(None, 'llama'), gguf.GGUFValueType
+  wide = {kinds.INT32: kinds.INT64, kinds.FLOAT32: kinds.FLOAT64}
+  for name, value in (_FIELDS | changes).items():
+    if value is not None and value != []:
+      kind = kinds.get_type(value)
+      writer.add_key_value(name, value, wide.get(kind, kind))
+  for name, tensor in _tensors(GGUF).items():
+    writer.add_tensor(name, tensor)
+  with _folder() as folder:
+    writer.write_header_to_file(folder / 'model.gguf')
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return (folder / 'model.gguf').read_bytes()
+
+
+def _imported(source: str, files: Files) -> Any:
+  """(values of the experiment, variables) of an import, or its UserError, which leaves nothing."""
+  with _folder() as folder:
+    _write(folder / 'weights', files)
+    flags = [f'--from={source}', f'--path={folder / "weights"}', f'--to={folder / "to"}']
+    with contextlib.redirect_stdout(io.StringIO()):
+      error = outcome(lambda: import_weights.main(flags), folder.name)
+    left = sorted(p.name for p in folder.iterdir())
+    assert left == (['weights'] if error else ['to', 'weights']), left
+    if error:
+      return error
+    for file in (folder / 'to').glob('tokenizer.json'):
+      open_tokenizer(str(file))
+    variables = {k: v.whole() for k, v in stored_variables(folder / 'to' / 'state').items()}
+    return inference.experiment_of(find_source(str(folder / 'to'))).values(), variables
+
+
+def check_hugging_face(edits: Sequence[tuple]) -> bool:
+  """A damaged folder; the package safetensors says what is in its files."""
+  files = edited(_hugging_face(), edits)
+  found = _imported('hf', files)
+  if isinstance(found, UserError):
+    return False
+  index = files.get('model.safetensors.index.json')
+  named = files if index is None else json.loads(index)['weight_map'].values()
+  tensors: dict[str, np.ndarray] = {}
+  for name in {n for n in named if n.endswith('.safetensors')}:
+    tensors |= safetensors.numpy.load(files[os.path.normpath(name)])
+  if not found[0]['SEPARATE_EMBEDDING']:
+    del tensors['lm_head.weight']
+  assert _elements(found[1]) == _elements(tensors)
+  return True
+
+
+def check_gguf(case: tuple) -> bool:
+  """A damaged or odd file; tensors have no checksum, so that their bytes may be any."""
+  changes, edits = case
+  whole = _gguf(changes)
+  files = edited({'f.gguf': whole}, edits)
+  found = _imported('gguf', files)
+  if isinstance(found, UserError):
+    return False
+  size, file = sum(t.nbytes for t in _tensors(GGUF).values()), files['f.gguf']
+  parts = [np.frombuffer(f, np.uint32) for f in (file[-size:], file[: len(whole)][-size:])]
+  assert _elements(found[1]) in [_elements({'': part}) for part in parts]
+  return True
+
+
+_FORMATS, _KINDS = st.sampled_from(('memmap', 'seqax')), ('stream', 'packed', 'sequences')
+_CHANGES = st.dictionaries(st.sampled_from(sorted(_FIELDS)), _FIELD, max_size=2)
+TARGETS: dict[str, tuple[st.SearchStrategy, Callable[[Any], bool]]] = {
+  'flags': (_arguments(), check_flags),
+  'values': (_values(), check_values),
+  'flat_tokens': (st.tuples(_FORMATS, st.sampled_from(_KINDS), _EDITS), check_flat_tokens),
+  'lines': (_lines(), check_lines),
+  'hugging_face': (_EDITS, check_hugging_face),
+  'gguf': (st.tuples(_CHANGES, _EDITS), check_gguf),
+}
+
+
+def run(target: str, cases: int, seed: int | None = None) -> tuple[int, int]:
+  """How many of a target's cases had right results, and how many clear errors.
+
+  Raises what the smallest case that violates the property raised; with no seed, cases are the same
+  each time.
+  """
+  strategy, check = TARGETS[target]
+  counts: collections.Counter[bool] = collections.Counter()
+  each = hypothesis.given(strategy)(lambda case: counts.update([check(case)]))
+  quiet = dict(database=None, deadline=None, suppress_health_check=list(hypothesis.HealthCheck))
+  settings = hypothesis.settings(max_examples=cases, derandomize=seed is None, **quiet)
+  settings(each if seed is None else hypothesis.seed(seed)(each))()
+  return counts[True], counts[False]
