@@ -6,7 +6,10 @@ half of the time to compile and matter at larger sizes.
 
 import os
 import shutil
+import sys
 import tempfile
+
+import pytest
 
 from tests import runs
 
@@ -27,6 +30,14 @@ def pytest_collection_modifyitems(items):
   longest = 'test_demo', 'test_slurm', 'test_smollm', 'test_faults', 'test_meshes', 'test_te'
   order = {name: i for i, name in enumerate(longest)}
   items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+@pytest.fixture(scope='module', autouse=True)
+def programs_of_a_module():
+  """Lets go of what a module has compiled: all programs of all tests take 10 GB and more."""
+  yield
+  if 'jax' in sys.modules:
+    sys.modules['jax'].clear_caches()
 
 
 def pytest_unconfigure(config):
