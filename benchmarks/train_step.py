@@ -89,7 +89,7 @@ class Worker:
       stdout=subprocess.PIPE,
       text=True,
       cwd=HERE.parent,
-      env={**os.environ, 'PYTHONPATH': str(HERE.parent)},
+      env={**os.environ, **environment(side)},
     )
     self.versions = json.loads(self._read())
     self.first_step = time.perf_counter() - started  # imports, set-up, compilation, one step
@@ -120,10 +120,19 @@ class Worker:
     self._process.wait()
 
 
+def environment(side: str) -> dict[str, str]:
+  """What a side's process has besides; paxlite's has what paxlite.main gives itself."""
+  sys.path.insert(0, str(HERE.parent))
+  from paxlite import huge_pages
+
+  pages = huge_pages.environment() if side.startswith('paxlite') or '+pages' in side else {}
+  return {'PYTHONPATH': str(HERE.parent), **pages}
+
+
 def serve(side: str, size: str) -> None:
   from peers import SIDES, SIZES
 
-  step = SIDES[side](SIZES[size])
+  step = SIDES[side.removesuffix('+pages')](SIZES[size])
   step()
   print('@' + json.dumps(versions()), flush=True)
   for line in sys.stdin:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import fiddle as fdl
 from jax.sharding import Mesh
 
-from paxlite import partitioning
+from paxlite import compiler, partitioning
 from paxlite.backends import Backend
 from paxlite.errors import UserError
 from paxlite.params import Parameters, convert, derived
@@ -226,17 +226,9 @@ class Experiment(Parameters):
     return partitioning.make_mesh(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices)
 
   def compiler_options(self, platform: str) -> dict[str, Any]:
-    """COMPILER_OPTIONS for devices of a platform: cpu, gpu, tpu."""
+    """paxlite's for devices of a platform (cpu, gpu, tpu), and COMPILER_OPTIONS over them."""
     options = dict(compiler_option(text) for text in self.COMPILER_OPTIONS)
-    platforms = {'cuda': 'gpu', 'rocm': 'gpu'}
-    prefixes = {
-      'cpu': ('xla_cpu_',),
-      'gpu': ('xla_gpu_',),
-      'tpu': ('xla_tpu_', 'xla_enable_async_'),
-    }
-    here = platforms.get(platform, platform)
-    others = tuple(p for kind, ps in prefixes.items() if kind != here for p in ps)
-    return {k: v for k, v in options.items() if not k.startswith(others)}
+    return compiler.train_step_options(platform) | compiler.of_kind(platform, options)
 
   @property
   def batch_shards(self) -> int:

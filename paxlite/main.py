@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from paxlite import goodput, preemption  # noqa: F401 - goodput's clock starts here
+from paxlite import compiler, goodput, huge_pages, preemption  # noqa: F401 - goodput's clock starts here
 from paxlite.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def _run(overrides: dict[str, str]) -> None:
       os.environ['TFDS_DATA_DIR'] = _TFDS_DATA_DIR.value
     except ValueError as e:
       raise UserError(f'--tfds_data_dir={_TFDS_DATA_DIR.value!r} is no folder: {e}') from None
+  compiler.keep_programs()
   experiment = build_experiment(_CONFIG.value, _FIDDLERS.value, overrides)  # type: ignore[arg-type]
   if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
     raise UserError('--compiled_step is for training: leave it out')
@@ -199,4 +200,5 @@ def _run(overrides: dict[str, str]) -> None:
 
 
 if __name__ == '__main__':
+  huge_pages.restart_with_them()
   sys.exit(main(sys.argv))

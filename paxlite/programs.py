@@ -148,6 +148,9 @@ def train(run: Run) -> None:
   _lock(lock, run)
   if jax.process_index() == 0:
     say(f'Backend: {run.experiment.backend}')
+    if trainer.compiler_options:
+      told = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler_options.items()))
+      say(f'XLA: {told} (COMPILER_OPTIONS)')
   with distributed.leaving_together(), trainer.goodput.spent_on('restore'):
     state, step = trainer.states.initial()
   if trainer.states.plan is not None and jax.process_index() == 0:
