@@ -1,7 +1,7 @@
 """python benchmarks/start.py: CPU seconds of `--help`, and wall seconds from start to first step.
 
-Runs both sides in turn, as whole processes: paxlite.main on a synthetic run of one step, and plain
-JAX's train step of the same size.
+Runs the sides in turn, as whole processes: paxlite.main on a synthetic run of one step, without
+programs of an earlier run and with them, and plain JAX's train step of the same size.
 """
 
 import argparse
@@ -17,11 +17,13 @@ import time
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def timed(command: list[str]) -> tuple[float, float]:
-  """(wall seconds, CPU seconds) of a command."""
+def timed(command: list[str], cache: str = '') -> tuple[float, float]:
+  """(wall seconds, CPU seconds) of a command; `cache` is where it keeps programs, if it does."""
   before = resource.getrusage(resource.RUSAGE_CHILDREN)
   started = time.perf_counter()
   env = {**os.environ, 'PYTHONPATH': f'{ROOT}:{ROOT / "benchmarks"}'}
+  kept = {'XDG_CACHE_HOME': cache} if cache else {'JAX_ENABLE_COMPILATION_CACHE': 'false'}
+  env |= kept
   subprocess.run(command, check=True, capture_output=True, env=env, cwd=ROOT)
   wall = time.perf_counter() - started
   after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -46,15 +48,19 @@ def main() -> None:
   ]
   code = f'from peers import *; plain_jax(SIZES[{args.size!r}])()'
   plain = [sys.executable, '-c', code]
-  walls: dict[str, list[float]] = {'paxlite': [], 'plain JAX': []}
-  for _ in range(args.rounds):
-    with tempfile.TemporaryDirectory() as folder:
-      walls['paxlite'].append(timed([*paxlite, f'--job_log_dir={folder}'])[0])
-    walls['plain JAX'].append(timed(plain)[0])
+  walls: dict[str, list[float]] = {'plain JAX': [], 'paxlite': [], 'paxlite, warm': []}
+  with tempfile.TemporaryDirectory() as cache:
+    for i in range(args.rounds + 1):  # the first leaves its programs
+      took = {'plain JAX': timed(plain)[0]}
+      for side, kept in {'paxlite': '', 'paxlite, warm': cache}.items():
+        with tempfile.TemporaryDirectory() as folder:
+          took[side] = timed([*paxlite, f'--job_log_dir={folder}'], kept)[0]
+      for side, seconds in took.items():
+        walls[side] += [seconds] if i else []
   medians = {side: statistics.median(w) for side, w in walls.items()}
   for side, m in medians.items():
-    print(f'{args.size} {side:10} {m:6.2f} s from start to the end of the first step')
-  print(f'ratio {medians["paxlite"] / medians["plain JAX"]:.2f}')
+    ratio = m / medians['plain JAX']
+    print(f'{args.size} {side:14} {m:6.2f} s from start to the end of the first step, {ratio:.2f}')
   cpu = [timed([sys.executable, '-m', 'paxlite.main', '--help'])[1] for _ in range(args.rounds)]
   print(f'--help: {statistics.median(cpu):.2f} s of CPU')
 

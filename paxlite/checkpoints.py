@@ -6,6 +6,7 @@ checksums.json before that rename, and restoring verifies them. A step that fail
 (nothing is deleted), reported, and the one before it is used.
 """
 
+import concurrent.futures
 import contextlib
 import datetime
 import json
@@ -16,6 +17,7 @@ import pathlib
 import shutil
 import time
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import jax
@@ -27,6 +29,7 @@ from paxlite.optimizers import path_name
 _PREFIX = 'checkpoint'
 CHECKSUMS = 'checksums.json'
 _ITEMS = ('state', 'data')
+_READERS = 8  # threads that read files to check them
 
 log = logging.getLogger('paxlite')
 
@@ -277,17 +280,24 @@ def _files(folder: pathlib.Path) -> list[str]:
 
 def _checksum(path: pathlib.Path) -> tuple[int, int]:
   size = crc = 0
-  with path.open('rb') as f:
-    while block := f.read(1 << 22):
-      size += len(block)
-      crc = zlib.crc32(block, crc)
+  block = memoryview(bytearray(1 << 20))
+  with path.open('rb', buffering=0) as f:
+    while n := f.readinto(block):
+      size += n
+      crc = zlib.crc32(block[:n], crc)
   return size, crc
+
+
+def _checksums(folder: pathlib.Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
+  """Size and CRC-32 by name; disks read several files at a time faster than one."""
+  names = list(names)
+  with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+    return dict(zip(names, pool.map(lambda n: _checksum(folder / n), names), strict=True))
 
 
 def write_checksums(folder: pathlib.Path) -> None:
   """Writes size and CRC-32 of every file of a complete step beside them."""
-  sums = {name: list(_checksum(folder / name)) for name in _files(folder)}
-  (folder / CHECKSUMS).write_text(json.dumps(sums))
+  (folder / CHECKSUMS).write_text(json.dumps(_checksums(folder, _files(folder))))
 
 
 def damage(folder: pathlib.Path) -> str | None:
@@ -302,8 +312,9 @@ def damage(folder: pathlib.Path) -> str | None:
   present = set(_files(folder))
   for name in sorted(present ^ expected.keys()):
     return f'{name} is missing' if name in expected else f'{name} is not in {CHECKSUMS}'
-  for name, (size, crc) in expected.items():
-    if _checksum(folder / name) != (size, crc):
+  actual = _checksums(folder, expected)
+  for name in expected:
+    if actual[name] != expected[name]:
       return f'{name} is damaged (size or CRC-32 differs)'
   return None
 
