@@ -1,0 +1,343 @@
+"""What benchmarks/gpu.py measures: models, variants of them, suites of both, and targets.
+
+A case is 'model/variant'. Imports no package, so that any process may read it.
+"""
+
+import dataclasses
+from typing import Any
+
+Values = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """A model, and what is done with it.
+
+  Attributes:
+    experiment: Dotted path of its class.
+    values: Attributes that differ from the class's.
+    tiny: Those of --tiny, on top.
+    kind: A key of KINDS.
+    fitted: The attribute that is lowered from its value until the model fits the memory.
+    environment: Of its processes.
+    reference: The variant, or the case, whose losses and speed the others are compared with.
+    architecture: Its name on torch.
+    compile_seconds: A guess.
+  """
+
+  experiment: str
+  values: Values
+  tiny: Values
+  kind: str = 'train'
+  fitted: str | None = None
+  environment: dict[str, str] = dataclasses.field(default_factory=dict)
+  reference: str = 'xla'
+  architecture: str | None = None
+  compile_seconds: float = 15
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+  """How a model is computed.
+
+  Attributes:
+    values: Attributes of the experiment.
+    kind: Instead of the model's.
+    options: Of a kind that knows no experiment.
+    needs: A probe that must succeed.
+    capability: The GPU's compute capability that it needs.
+    environment: Of its processes.
+  """
+
+  values: Values = dataclasses.field(default_factory=dict)
+  kind: str | None = None
+  options: Values = dataclasses.field(default_factory=dict)
+  needs: str | None = None
+  capability: float = 0.0
+  environment: dict[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """What is hoped for.
+
+  Attributes:
+    work: In words.
+    quantity: Of a case's result.
+    least: Of the best of the cases; None: it is told and not judged.
+    cases: That show it.
+  """
+
+  work: str
+  quantity: str
+  least: float | None
+  cases: tuple[str, ...]
+
+
+# The module that measures a kind of cases
+KINDS = {'train': 'gpu_train', 'decode': 'gpu_decode', 'torch': 'gpu_torch'}
+
+TINY = dict(MODEL_DIMS=64, NUM_HEADS=4, VOCAB_SIZE=512, MAX_SEQ_LEN=64)
+TINY_EXPERTS = TINY | dict(HIDDEN_DIMS=128, DIMS_PER_HEAD=16, PERCORE_BATCH_SIZE=2)
+
+
+def gpt126m(rows: int) -> Model:
+  return Model(
+    'paxlite.experiments.gpt.GPT126M',
+    dict(PERCORE_BATCH_SIZE=rows, LEARNING_RATE=6e-4),
+    TINY | dict(NUM_LAYERS=2, PERCORE_BATCH_SIZE=4),
+    architecture='gpt2',
+    compile_seconds=20,
+  )
+
+
+def llama7b(rows: int, **values: Any) -> Model:
+  return Model(
+    'paxlite.experiments.llama.LLaMA7B',
+    dict(PERCORE_BATCH_SIZE=rows, LEARNING_RATE=1e-4) | values,
+    TINY | dict(NUM_LAYERS=8, HIDDEN_DIMS=176, PERCORE_BATCH_SIZE=2),
+    fitted='NUM_LAYERS',
+    architecture='llama',
+    compile_seconds=20,
+  )
+
+
+def glam126m(cls: str, **fields: Any) -> Model:
+  """The whole model, with experts in every second block."""
+  # its attention has a bias, for which cuDNN has no kernel
+  values = dict(PERCORE_BATCH_SIZE=8, LEARNING_RATE=6e-4, ATTENTION_BLOCK_SIZE=512)
+  tiny = TINY_EXPERTS | dict(NUM_LAYERS=2, NUM_EXPERTS=8, ATTENTION_BLOCK_SIZE=32)
+  return Model(cls, values, tiny, compile_seconds=25, **fields)
+
+
+def glam64b(cls: str, **fields: Any) -> Model:
+  """One block with experts, and a vocabulary that is small beside it."""
+  values = dict(
+    NUM_LAYERS=1,
+    BLOCKS_PER_LAYER=1,
+    VOCAB_SIZE=8192,
+    PERCORE_BATCH_SIZE=16,
+    LEARNING_RATE=1e-4,
+    ATTENTION_BLOCK_SIZE=512,
+  )
+  return Model(cls, values, TINY_EXPERTS | dict(ATTENTION_BLOCK_SIZE=32), **fields)
+
+
+def llama7b_decode(rows: int) -> Model:
+  return Model(
+    'paxlite.experiments.llama.LLaMA7B',
+    dict(DECODE_BATCH_SIZE=rows),
+    TINY | dict(NUM_LAYERS=2, HIDDEN_DIMS=176, MAX_SEQ_LEN=512),
+    kind='decode',
+    compile_seconds=35,
+  )
+
+
+MODELS = {
+  'gpt126m': gpt126m(4),  # Pax's own rows a device
+  'gpt126m_b8': gpt126m(8),
+  'gpt126m_b16': gpt126m(16),
+  'gpt126m_b32': gpt126m(32),
+  # what most memory is left for: recomputes the whole forward pass
+  'llama7b_wide': llama7b(2, NUM_LOSS_CHUNKS=4),
+  # keeps what matrix products give; at most 12 layers, as more take time and are no faster
+  'llama7b_dots': llama7b(4, NUM_LAYERS=12, CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM'),
+  'llama7b_dots_b2': llama7b(2, CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM'),
+  # recomputes nothing
+  'llama7b_all': llama7b(2, CHECKPOINT_POLICY='SAVE_EVERYTHING'),
+  'gpt5b_wide': Model(
+    'paxlite.experiments.gpt.GPT5B',
+    dict(NUM_LAYERS=12),
+    TINY | dict(NUM_LAYERS=8, PERCORE_BATCH_SIZE=4),
+    fitted='NUM_LAYERS',
+    compile_seconds=20,
+  ),
+  'glam126m': glam126m('paxlite.experiments.glam.GLaM126M64E', reference='glam126m_dense/xla'),
+  'glam126m_dense': glam126m('gpu_experiments.DenseGLaM126M'),
+  'glam64b_wide': glam64b(
+    'paxlite.experiments.glam.GLaM64B64E',
+    fitted='NUM_EXPERTS',
+    reference='glam64b_wide_dense/xla',
+  ),
+  'glam64b_wide_dense': glam64b('gpu_experiments.DenseGLaM64B'),
+  'llama7b_decode': llama7b_decode(1),
+  'llama7b_decode_b8': llama7b_decode(8),
+  # the device against a CPU: the same arithmetic, in float32 throughout
+  'small': Model(
+    'paxlite.experiments.gpt.GPT126M',
+    dict(
+      NUM_LAYERS=4,
+      MODEL_DIMS=256,
+      NUM_HEADS=4,
+      VOCAB_SIZE=2048,
+      MAX_SEQ_LEN=128,
+      PERCORE_BATCH_SIZE=4,
+      FPROP_DTYPE='float32',
+      LEARNING_RATE=6e-4,
+    ),
+    TINY | dict(NUM_LAYERS=2),
+    # matrix products of float32 are otherwise computed in TF32
+    environment={'JAX_DEFAULT_MATMUL_PRECISION': 'highest'},
+    reference='cpu',
+  ),
+}
+
+
+def te(use: str, recipe: str, capability: float = 0.0) -> Variant:
+  values = dict(USE_TE=use, TE_RECIPE=recipe)
+  return Variant(values, needs='transformer_engine', capability=capability)
+
+
+VARIANTS = {
+  'cpu': Variant(environment={'JAX_PLATFORMS': 'cpu'}),
+  'xla': Variant(),
+  'xla_fp8': Variant(dict(USE_FP8=True)),
+  'xla_no_flash': Variant(dict(USE_FLASH_ATTENTION=False)),
+  'xla_dropless': Variant(dict(USE_DROPLESS_MOE=True)),
+  'xla_int8_weights': Variant(dict(INT8_WEIGHTS=True)),
+  'te_gemm': te('gemm', 'bf16'),
+  'te_layer': te('layer', 'bf16'),
+  'te_gemm_delayed': te('gemm', 'DelayedScaling'),
+  'te_layer_delayed': te('layer', 'DelayedScaling'),
+  'te_gemm_current': te('gemm', 'Float8CurrentScaling'),
+  'te_layer_current': te('layer', 'Float8CurrentScaling'),
+  'te_gemm_mxfp8': te('gemm', 'MXFP8', 10),
+  'te_layer_mxfp8': te('layer', 'MXFP8', 10),
+  'int8_forward': Variant(dict(USE_INT8='forward'), needs='qwix'),
+  'int8_forward_backward': Variant(dict(USE_INT8='forward_backward'), needs='qwix'),
+  'torch': Variant(kind='torch', options=dict(compiled=True), needs='transformers'),
+  'torch_eager': Variant(kind='torch', options=dict(compiled=False), needs='transformers'),
+}
+
+# Those first that tell the most; a reference before what is compared with it
+SUITES: dict[str, list[str]] = {
+  'all': [
+    'gpt126m_b16/xla',
+    'llama7b_dots/xla',
+    'gpt5b_wide/xla',
+    'gpt5b_wide/xla_fp8',
+    'llama7b_decode/xla',
+    'glam126m_dense/xla',
+    'glam126m/xla',
+    'gpt126m_b16/torch',
+    'llama7b_dots/torch',
+    'gpt5b_wide/te_layer_delayed',
+    'gpt126m/xla',
+    'gpt126m/xla_no_flash',
+    'gpt126m_b32/xla',
+  ],
+  'train': [
+    'gpt126m_b16/xla',
+    'llama7b_dots/xla',
+    'gpt5b_wide/xla',
+    'gpt5b_wide/xla_fp8',
+    'gpt5b_wide/te_layer_delayed',
+    'gpt126m/xla',
+    'gpt126m/xla_no_flash',
+    'gpt126m_b32/xla',
+    'gpt126m_b8/xla',
+    'llama7b_dots_b2/xla',
+    'llama7b_dots_b2/xla_no_flash',
+    'llama7b_all/xla',
+    'gpt5b_wide/te_gemm_delayed',
+    'gpt5b_wide/te_layer',
+  ],
+  'experts': [
+    'glam126m_dense/xla',
+    'glam126m/xla',
+    'glam126m/xla_dropless',
+    'glam64b_wide_dense/xla',
+    'glam64b_wide/xla',
+    'glam64b_wide/xla_dropless',
+  ],
+  'decode': [
+    'llama7b_decode/xla',
+    'llama7b_decode/xla_int8_weights',
+    'llama7b_decode_b8/xla',
+  ],
+  'peers': [
+    'gpt126m_b16/xla',
+    'gpt126m_b16/torch',
+    'llama7b_dots/xla',
+    'llama7b_dots/torch',
+    'gpt126m/xla',
+    'gpt126m/torch',
+    'gpt126m_b16/torch_eager',
+    'llama7b_wide/xla',
+    'llama7b_wide/torch',
+  ],
+  'backends': [
+    'llama7b_wide/xla',
+    'llama7b_wide/xla_fp8',
+    'llama7b_wide/te_layer_delayed',
+    'llama7b_wide/te_gemm_delayed',
+    'llama7b_wide/te_layer',
+    'llama7b_wide/te_gemm',
+    'small/cpu',
+    'small/xla',
+    'gpt126m/xla',
+    'gpt126m/te_layer',
+    'gpt126m/te_layer_delayed',
+    'gpt126m/xla_fp8',
+    'llama7b_wide/int8_forward',
+    'llama7b_wide/int8_forward_backward',
+    'llama7b_wide/te_layer_current',
+    'llama7b_wide/te_gemm_current',
+    'llama7b_wide/te_layer_mxfp8',
+    'llama7b_wide/te_gemm_mxfp8',
+    'gpt126m/te_gemm',
+    'gpt126m/te_gemm_delayed',
+    'gpt126m/int8_forward',
+    'gpt126m/int8_forward_backward',
+    'gpt126m/te_layer_current',
+    'gpt126m/te_gemm_current',
+  ],
+}
+
+_GPT126M = ('gpt126m/xla', 'gpt126m_b8/xla', 'gpt126m_b16/xla', 'gpt126m_b32/xla')
+_LLAMA7B = ('llama7b_dots/xla', 'llama7b_dots_b2/xla', 'llama7b_all/xla', 'llama7b_wide/xla')
+_FP8 = ('gpt5b_wide/xla_fp8', 'gpt5b_wide/te_layer_delayed', 'gpt5b_wide/te_gemm_delayed')
+_DECODE = ('llama7b_decode/xla',)
+_GPT_TORCH = ('gpt126m_b16/torch', 'gpt126m/torch')
+_LLAMA_TORCH = ('llama7b_dots/torch', 'llama7b_wide/torch')
+_GLAM126M = ('glam126m/xla', 'glam126m/xla_dropless')
+_GLAM64B = ('glam64b_wide/xla', 'glam64b_wide/xla_dropless')
+_NO_FLASH = ('gpt126m/xla_no_flash', 'llama7b_dots_b2/xla_no_flash')
+TARGETS = [
+  Target('GPT126M, 2048 tokens a row', 'tokens_per_second', 400_000, _GPT126M),
+  Target("LLaMA 7B's width, 4096 tokens a row", 'mfu', 0.62, _LLAMA7B),
+  Target("GPT5B's width, 2048 tokens a row", 'mfu', 0.60, ('gpt5b_wide/xla',)),
+  Target("GPT5B's width, FP8 against bf16", 'ratio', 1.35, _FP8),
+  Target('GLaM126M64E against its dense stack', 'ratio', 0.70, _GLAM126M),
+  Target("GLaM64B64E's width against its dense stack", 'ratio', 0.70, _GLAM64B),
+  Target('LLaMA7B, decoding a row, of the memory bandwidth', 'share_of_copy', 0.70, _DECODE),
+  Target("the same, of the data sheet's bandwidth", 'share_of_bandwidth', None, _DECODE),
+  Target('GPT126M, against torch', 'inverse_ratio', None, _GPT_TORCH),
+  Target("LLaMA 7B's width, against torch", 'inverse_ratio', None, _LLAMA_TORCH),
+  Target('flash attention against none', 'inverse_ratio', None, _NO_FLASH),
+]
+
+# Of one device, bytes/s by the data sheet; the first whole word that fits counts
+BANDWIDTHS = {
+  'H100 PCIe': 2.0e12,
+  'H100 NVL': 3.9e12,
+  'H100': 3.35e12,
+  'H200': 4.8e12,
+}
+
+
+def find(name: str) -> tuple[Model, Variant]:
+  model, _, variant = name.partition('/')
+  return MODELS[model], VARIANTS[variant]
+
+
+def kind(name: str) -> str:
+  model, variant = find(name)
+  return variant.kind or model.kind
+
+
+def reference_name(name: str) -> str:
+  """The case that a case is compared with."""
+  model = name.partition('/')[0]
+  found = MODELS[model].reference
+  return found if '/' in found else f'{model}/{found}'

@@ -1,0 +1,129 @@
+"""How decoding is measured: paxlite's own Generator, greedy, with random weights."""
+
+import statistics
+import time
+from typing import Any
+
+from gpu_cases import Values
+from gpu_device import Result
+from gpu_sizes import PROMPT, ROUND_TOKENS, ROUNDS, experiment
+
+
+def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
+  """Continues prompts, a round of tokens at a time; the last figures are those of a token."""
+  del most, sizes
+  import fiddle as fdl
+  import jax
+  import numpy as np
+
+  from paxlite.decoding import Generator
+  from paxlite.inference import use_int8
+
+  device = jax.devices()[0]
+  e = experiment(name, tiny)
+  e = experiment(name, tiny, **e.decoding_values)
+  mesh, config = e.mesh([device]), e.task()
+  plain = shapes(config, mesh, e)
+  if e.INT8_WEIGHTS:
+    use_int8(config)
+  params = random_params(shapes(config, mesh, e), plain, e.FPROP_DTYPE)
+  model = fdl.build(config).model
+  # as Inference.generator, but that no row ends
+  generator = Generator(
+    model,
+    params,
+    e.MAX_SEQ_LEN,
+    e.sampling,
+    vocab_size=e.VOCAB_SIZE,
+    mesh=mesh,
+    rules=e.rules,
+  )
+  shape = (e.DECODE_BATCH_SIZE, PROMPT)
+  prompts = np.random.default_rng(0).integers(0, e.VOCAB_SIZE, shape).tolist()
+  new = 1 + (ROUNDS + 1) * ROUND_TOKENS
+
+  def prefill() -> tuple[Any, float]:
+    before = time.perf_counter()
+    state = jax.block_until_ready(generator.prefill(prompts, new))
+    return state, time.perf_counter() - before
+
+  def extend(state: Any) -> tuple[Any, float]:
+    before = time.perf_counter()
+    state = jax.block_until_ready(generator.extend(state, ROUND_TOKENS))
+    return state, time.perf_counter() - before
+
+  jax.block_until_ready(params)
+  _, first_prefill = prefill()
+  state, prompt_seconds = prefill()
+  state, first_round = extend(state)
+  seconds = []
+  for _ in range(ROUNDS):
+    state, round_seconds = extend(state)
+    seconds.append(round_seconds / ROUND_TOKENS)
+  made = int(state.slot) - int(state.prompt_slots) + 1
+  if made != new:
+    raise RuntimeError(f'{made} new tokens instead of {new}')
+  low, median, high = statistics.quantiles(seconds, n=4)
+  total = sum(x.nbytes for x in jax.tree.leaves(params))
+  # a token is looked up in a table of its own, and multiplied with everything else
+  table = e.VOCAB_SIZE * e.MODEL_DIMS * np.dtype(jax.numpy.dtype(e.FPROP_DTYPE)).itemsize
+  read = total - table if e.SEPARATE_EMBEDDING else total
+  return {
+    'platform': device.platform,
+    'layers': e.NUM_LAYERS,
+    'fitted': {},
+    'batch': [e.DECODE_BATCH_SIZE, PROMPT],
+    'parameters': sum(x.size for x in jax.tree.leaves(params)),
+    'median_seconds': median,
+    'quartile_seconds': [low, high],
+    'tokens_per_second': e.DECODE_BATCH_SIZE / median,
+    'prompt_seconds': prompt_seconds,
+    'compile_seconds': first_prefill + first_round,
+    'peak_bytes': (device.memory_stats() or {}).get('peak_bytes_in_use'),
+    'compiled_bytes': total,
+    'weight_bytes': read,
+    'cache_bytes': sum(x.nbytes for x in jax.tree.leaves(state.cache)),
+    'bandwidth': read / median,
+  }
+
+
+def shapes(config: Any, mesh: Any, e: Any) -> Any:
+  """Of a task's parameters, on the mesh."""
+  import fiddle as fdl
+  import jax
+
+  from paxlite import partitioning
+
+  boxed = jax.eval_shape(fdl.build(config).init_params, jax.random.key(0))
+  return partitioning.sharded_shapes(boxed, mesh, e.rules)
+
+
+def random_params(wanted: Any, plain: Any, dtype: str) -> Any:
+  """Random weights of these shapes.
+
+  Args:
+    wanted: Shapes; integers stay what they are, and so do their scales.
+    plain: Shapes of the same model without integers, by which scales are known.
+    dtype: Of all else.
+  """
+  import jax
+  import jax.numpy as jnp
+  from flax.traverse_util import flatten_dict, unflatten_dict
+
+  flat, known = flatten_dict(wanted), flatten_dict(plain)
+  programs: dict[Any, Any] = {}
+  found = {}
+  for i, (name, like) in enumerate(flat.items()):
+    integers = jnp.issubdtype(like.dtype, jnp.integer)
+    kind = like.dtype if integers or name not in known else jnp.dtype(dtype)
+    if (like.shape, kind) not in programs:  # layers have the same shapes
+      programs[like.shape, kind] = jax.jit(
+        lambda key, shape=like.shape, kind=kind: (
+          jax.random.randint(key, shape, -127, 128, kind)
+          if jnp.issubdtype(kind, jnp.integer)
+          else 0.02 * jax.random.normal(key, shape, kind)
+        ),
+        out_shardings=like.sharding,
+      )
+    found[name] = programs[like.shape, kind](jax.random.key(i))
+  return unflatten_dict(found)

@@ -1,0 +1,152 @@
+"""What is known of the device before the cases: its name, memory, and speed; and what is installed.
+
+Each probe is asked in a process of its own, as a library may end the one that loads it.
+"""
+
+import contextlib
+import importlib
+import importlib.metadata
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpu_cases import BANDWIDTHS
+
+Result = dict[str, Any]
+
+PACKAGES = (
+  'jax',
+  'jaxlib',
+  'jax-cuda12-plugin',
+  'jax-cuda13-plugin',
+  'flax',
+  'optax',
+  'numpy',
+  'transformer_engine',
+  'qwix',
+  'torch',
+  'transformers',
+)
+TINY_MEMORY = 5_800_000  # of --tiny, so that it looks for layers that fit
+
+
+def describe(tiny: bool) -> Result:
+  """The device, the versions of everything, and how fast it multiplies and copies."""
+  import jax
+
+  from paxlite import profiling
+
+  device = jax.devices()[0]
+  capability = getattr(device, 'compute_capability', None)
+  size, flops = matmul_flops(256 if tiny else 8192)
+  return {
+    'tiny': tiny,
+    'device': device.device_kind,
+    'platform': device.platform,
+    'capability': None if capability is None else float(capability),
+    'memory': memory_limit(device, tiny),
+    'driver': driver(),
+    'python': sys.version.split()[0],
+    'versions': {p: v for p in PACKAGES if (v := version(p))},
+    'peak_flops': profiling.peak_flops(device.device_kind),
+    'peak_bandwidth': peak_bandwidth(device.device_kind),
+    'matmul': {'size': size, 'dtype': 'bfloat16', 'flops': flops},
+    'copy': copy_bandwidth(2**22 if tiny else 2**32),
+  }
+
+
+def version(package: str) -> str | None:
+  with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+    return importlib.metadata.version(package)
+  return None
+
+
+def load_transformer_engine(tiny: bool) -> Result:
+  del tiny
+  from paxlite import backends
+
+  backends.transformer_engine()
+  return {}
+
+
+def load_qwix(tiny: bool) -> Result:
+  del tiny
+  importlib.import_module('qwix')
+  return {}
+
+
+def load_transformers(tiny: bool) -> Result:
+  """Hugging Face's, on a torch that sees the GPU."""
+  import torch
+
+  if not tiny and not torch.cuda.is_available():
+    raise RuntimeError(f'torch {torch.__version__} sees no GPU')
+  importlib.import_module('transformers')
+  return {}
+
+
+PROBES: dict[str, Callable[[bool], Result]] = {
+  'device': describe,
+  'transformer_engine': load_transformer_engine,
+  'qwix': load_qwix,
+  'transformers': load_transformers,
+}
+
+
+def driver() -> str | None:
+  """The driver's version and the GPU's power limit, where nvidia-smi tells them."""
+  command = ['nvidia-smi', '--query-gpu=driver_version,power.limit', '--format=csv,noheader']
+  with contextlib.suppress(OSError, subprocess.SubprocessError):
+    told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+    return told.strip().splitlines()[0]
+  return None
+
+
+def memory_limit(device: Any, tiny: bool) -> int | None:
+  """Bytes that JAX has on the device; None where it does not know, as on a CPU."""
+  if tiny:
+    return TINY_MEMORY
+  return (device.memory_stats() or {}).get('bytes_limit')
+
+
+def peak_bandwidth(device_kind: str) -> float | None:
+  """Bytes/s of a device's memory by its data sheet, or None where it is not known."""
+  for name, found in BANDWIDTHS.items():
+    if re.search(rf'\b{name}\b', device_kind, re.IGNORECASE):
+      return found
+  return None
+
+
+def matmul_flops(size: int) -> tuple[int, float]:
+  """(size, FLOP/s) of a square bfloat16 product of random numbers: zeros would be faster."""
+  import jax
+  import jax.numpy as jnp
+
+  a, b = jax.random.normal(jax.random.key(0), (2, size, size), jnp.bfloat16)
+  return size, 2 * size**3 / median_seconds(jax.jit(jnp.dot), a, b)
+
+
+def copy_bandwidth(size: int) -> Result:
+  """Bytes/s of reading and writing an array of so many bytes; adding 1 takes no time beside."""
+  import jax
+  import jax.numpy as jnp
+
+  x = jnp.arange(size // 4, dtype=jnp.uint32)
+  return {'bytes': size, 'bandwidth': 2 * size / median_seconds(jax.jit(lambda x: x + 1), x)}
+
+
+def median_seconds(function: Callable[..., Any], *arguments: Any) -> float:
+  """Of a call, ten of which are waited for together."""
+  function(*arguments).block_until_ready()
+  seconds = []
+  for _ in range(5):
+    before = time.perf_counter()
+    for _ in range(10):
+      result = function(*arguments)
+    result.block_until_ready()
+    seconds.append((time.perf_counter() - before) / 10)
+  return statistics.median(seconds)

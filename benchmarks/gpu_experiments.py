@@ -1,0 +1,35 @@
+"""Experiments of benchmarks/gpu.py that are none of paxlite's: GLaM's stacks without experts."""
+
+from typing import Any
+
+import fiddle as fdl
+
+from paxlite.experiments.experts import MixtureOfExperts
+from paxlite.experiments.glam import GLaM64B64E, GLaM126M64E
+
+
+class Dense(MixtureOfExperts):
+  """The dense block of the stack in the place of those with experts."""
+
+  def layer(self) -> fdl.Partial:
+    return self.block()
+
+  @property
+  def blocks_per_layer(self) -> int:
+    return 1
+
+  @property
+  def num_expert_blocks(self) -> int:
+    return 0
+
+  @property
+  def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    return super(MixtureOfExperts, self).model_values
+
+
+class DenseGLaM126M(Dense, GLaM126M64E):
+  """All blocks are GLaM126M64E's dense ones."""
+
+
+class DenseGLaM64B(Dense, GLaM64B64E):
+  """All blocks are GLaM64B64E's dense ones."""

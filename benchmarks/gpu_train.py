@@ -1,0 +1,186 @@
+"""How a train step of paxlite is measured: the one that training compiles, its state donated."""
+
+import dataclasses
+import math
+import os
+import pathlib
+import re
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from gpu_cases import Values, find
+from gpu_device import Result, memory_limit
+from gpu_sizes import (
+  QUEUED,
+  STEPS,
+  WARM_UP,
+  experiment,
+  fewest,
+  unit_bytes,
+  units_to_try,
+  usable,
+)
+
+NUM_BATCHES = 4  # taken in turn
+
+# What a compiled step holds, in its HLO; the body of a loop counts once
+PATTERNS = {
+  'f8': r'custom_call_target="__cublas\$lt\$matmul\$f8"',
+  'cublasLt': r'custom_call_target="__cublas\$lt\$matmul"',
+  'cublas': r'custom_call_target="__cublas\$gemm"',
+  'triton': r'"kind":"__triton\w*gemm\w*"',
+  'cudnn': r'custom_call_target="__cudnn[^"]*"',
+  'te': r'custom_call_target="te_\w+"',
+}
+
+
+def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
+  """Trains a case and tells how that went; see fitting_step."""
+  del sizes
+  import jax
+
+  device = jax.devices()[0]
+  program = fitting_step(name, device, tiny, most)
+  e = program.experiment
+  made = batches(e)
+  data = [jax.device_put(next(made), program.sharding) for _ in range(NUM_BATCHES)]
+  state, _ = program.states.initial()
+  jax.block_until_ready((state, data))
+  losses, seconds = [], []
+  for i in range(STEPS):
+    before = time.perf_counter()
+    state, metrics = program.compiled(state, data[i % NUM_BATCHES])
+    jax.block_until_ready((state, metrics))
+    seconds.append(time.perf_counter() - before)
+    losses.append(float(metrics['Metrics/total_loss'].value))
+  before = time.perf_counter()
+  for i in range(QUEUED):
+    state, metrics = program.compiled(state, data[i % NUM_BATCHES])
+  jax.block_until_ready((state, metrics))
+  queued = (time.perf_counter() - before) / QUEUED
+  low, median, high = statistics.quantiles(seconds[WARM_UP:], n=4)
+  tokens = e.batch_size * e.MAX_SEQ_LEN / median
+  text = program.compiled.as_text()
+  fitted = find(name)[0].fitted
+  return {
+    'backend': str(e.backend),
+    'platform': device.platform,
+    'layers': e.NUM_LAYERS,
+    'experts': e.NUM_EXPERTS if getattr(e, 'num_expert_blocks', 0) else None,
+    'fitted': {fitted: getattr(e, fitted)} if fitted else {},
+    'batch': [e.batch_size, e.MAX_SEQ_LEN],
+    'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
+    'median_seconds': median,
+    'quartile_seconds': [low, high],
+    'queued_seconds': queued,
+    'tokens_per_second': tokens,
+    'model_flops': tokens * e.flops_per_token,
+    'compile_seconds': program.seconds,
+    'compiled_bytes': program.needed,
+    'peak_bytes': (device.memory_stats() or {}).get('peak_bytes_in_use'),
+    'skipped_steps': int(state.skipped),
+    'losses': losses,
+    'program': {k: n for k, p in PATTERNS.items() if (n := len(re.findall(p, text)))},
+  }
+
+
+@dataclasses.dataclass
+class Program:
+  """A compiled train step.
+
+  Attributes:
+    experiment: Whose step it is.
+    states: Makes its first state.
+    compiled: Of (state, batch); overwrites the state.
+    sharding: Of a batch.
+    seconds: That tracing and compiling took.
+    needed: Bytes of the device.
+  """
+
+  experiment: Any
+  states: Any
+  compiled: Any
+  sharding: Any
+  seconds: float
+  needed: int
+
+
+def compile_step(e: Any, device: Any) -> Program:
+  """The step that training compiles, before there is a state."""
+  import fiddle as fdl
+  import jax
+
+  from paxlite import partitioning
+  from paxlite.checkpoints import Checkpoints
+  from paxlite.compiled_step import compile_lowered
+  from paxlite.states import States
+  from paxlite.trainer import jitted_step
+
+  before = time.perf_counter()
+  mesh, rules, task = e.mesh([device]), e.rules, fdl.build(e.training_task())
+  nowhere = Checkpoints(pathlib.Path(os.devnull), read_only=True)
+  states = States(task, mesh, rules, nowhere, e.SEED, e.batch_size)
+  sharding = partitioning.batch_sharding(mesh, rules)
+  batch = {
+    k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    for k, x in next(batches(e)).items()
+  }
+  with task.compiling(mesh, rules):
+    lowered = jitted_step(task, mesh, rules, e.SEED, states.abstract).lower(states.abstract, batch)
+    compiled = compile_lowered(lowered, e.compiler_options(device.platform))
+  seconds = time.perf_counter() - before
+  return Program(e, states, compiled, sharding, seconds, needed_bytes(compiled.memory_analysis()))
+
+
+def needed_bytes(memory: Any) -> int:
+  """Of a step whose results take the place of its arguments where they can."""
+  return (
+    memory.argument_size_in_bytes
+    + memory.temp_size_in_bytes
+    + memory.output_size_in_bytes
+    - memory.alias_size_in_bytes
+    + memory.generated_code_size_in_bytes
+  )
+
+
+def fitting_step(name: str, device: Any, tiny: bool, most: int | None) -> Program:
+  """The step of a case, of a fitted model with as many layers or experts as the memory holds.
+
+  Args:
+    name: Of the case.
+    device: Where it runs.
+    tiny: See --tiny.
+    most: What to begin with; None: an estimate.
+  """
+  import jax
+
+  e, limit, fitted = experiment(name, tiny), memory_limit(device, tiny), find(name)[0].fitted
+  if limit is None or fitted is None:
+    return compile_step(e, device)
+  room, least = usable(name, limit), fewest(e, fitted)
+  units = most or units_to_try(e, fitted, room)
+  while True:
+    try:
+      program = compile_step(experiment(name, tiny, **{fitted: units}), device)
+      excess = program.needed - room
+      if excess <= 0 or units == least:
+        return program
+    except jax.errors.JaxRuntimeError as error:
+      if 'RESOURCE_EXHAUSTED' not in str(error) or units == least:
+        raise
+      excess = unit_bytes(e, fitted)
+    units = max(units - math.ceil(excess / unit_bytes(e, fitted)), least)
+
+
+def batches(e: Any) -> Iterator[dict[str, Any]]:
+  """Random tokens of which the k-th is about 1/k as frequent as the first, always the same."""
+  import numpy as np
+
+  rng = np.random.default_rng(0)
+  shape = (e.batch_size, e.MAX_SEQ_LEN + 1)
+  while True:
+    ids = (e.VOCAB_SIZE ** rng.random(shape)).astype(np.int32) - 1
+    weights = np.ones((e.batch_size, e.MAX_SEQ_LEN), np.float32)
+    yield {'ids': ids[:, :-1], 'labels': ids[:, 1:], 'weights': weights}
