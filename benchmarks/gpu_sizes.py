@@ -13,7 +13,8 @@ MEMORY_FRACTION = 0.92  # of the device's memory for JAX; libraries need some of
 USABLE, USABLE_OF_REFERENCE = 0.85, 0.8
 
 START_SECONDS, PROBE_SECONDS = 8, 10  # of a case's process until it compiles; of a probe
-STEPS, WARM_UP, QUEUED = 55, 5, 5  # waited for one by one, not timed of them, not waited for
+# Steps waited for one by one, not timed of them, and not waited for; the same of --tiny
+STEPS, TINY_STEPS = (55, 5, 5), (20, 5, 2)
 # Of an H100, as the targets have it: FLOP/s of models below this width, and from it on
 GUESSED_WIDTH, GUESSED_FLOPS = 2048, (0.35 * 989e12, 0.6 * 989e12)
 GUESSED_BANDWIDTH = 0.7 * 3.35e12
@@ -106,7 +107,7 @@ def guessed_seconds(name: str, e: Any) -> float:
   if kind(name) == 'decode':
     return before + DECODED * 2 * parameters(e) / GUESSED_BANDWIDTH
   flops = e.batch_size * e.MAX_SEQ_LEN * e.flops_per_token
-  return before + (STEPS + QUEUED) * flops / GUESSED_FLOPS[e.MODEL_DIMS >= GUESSED_WIDTH]
+  return before + (STEPS[0] + STEPS[2]) * flops / GUESSED_FLOPS[e.MODEL_DIMS >= GUESSED_WIDTH]
 
 
 # Tokens of the prompt, rounds, and tokens of each: a bucket of 256 slots, but for the first round
@@ -128,5 +129,5 @@ def torch_sizes(name: str, tiny: bool, fitted: Values) -> Values:
     'recomputes': e.CHECKPOINT_POLICY == 'SAVE_NOTHING',
     'learning_rate': e.LEARNING_RATE,
     'flops_per_token': e.flops_per_token,
-    'steps': [STEPS, WARM_UP, QUEUED],
+    'steps': TINY_STEPS if tiny else STEPS,
   }

@@ -18,6 +18,8 @@ def measure(name: str, tiny: bool, most: int | None, sizes: dict[str, Any]) -> R
 
   # --tiny is for a machine that may have no compiler of C++
   device, backend = ('cpu', 'eager') if tiny else ('cuda', 'inductor')
+  if tiny:
+    torch.set_num_threads(1)
   torch.manual_seed(0)
   torch.set_float32_matmul_precision('high')
   started = time.perf_counter()

@@ -13,9 +13,8 @@ from typing import Any
 from gpu_cases import Values, find
 from gpu_device import Result, memory_limit
 from gpu_sizes import (
-  QUEUED,
   STEPS,
-  WARM_UP,
+  TINY_STEPS,
   experiment,
   fewest,
   unit_bytes,
@@ -48,19 +47,20 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   data = [jax.device_put(next(made), program.sharding) for _ in range(NUM_BATCHES)]
   state, _ = program.states.initial()
   jax.block_until_ready((state, data))
+  steps, warm_up, queued_steps = TINY_STEPS if tiny else STEPS
   losses, seconds = [], []
-  for i in range(STEPS):
+  for i in range(steps):
     before = time.perf_counter()
     state, metrics = program.compiled(state, data[i % NUM_BATCHES])
     jax.block_until_ready((state, metrics))
     seconds.append(time.perf_counter() - before)
     losses.append(float(metrics['Metrics/total_loss'].value))
   before = time.perf_counter()
-  for i in range(QUEUED):
+  for i in range(queued_steps):
     state, metrics = program.compiled(state, data[i % NUM_BATCHES])
   jax.block_until_ready((state, metrics))
-  queued = (time.perf_counter() - before) / QUEUED
-  low, median, high = statistics.quantiles(seconds[WARM_UP:], n=4)
+  queued = (time.perf_counter() - before) / queued_steps
+  low, median, high = statistics.quantiles(seconds[warm_up:], n=4)
   tokens = e.batch_size * e.MAX_SEQ_LEN / median
   text = program.compiled.as_text()
   fitted = find(name)[0].fitted
