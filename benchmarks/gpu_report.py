@@ -147,7 +147,11 @@ def tables(result: Result) -> Iterator[str]:
       yield from (row(n, case) for n, case in cases.items())
   judged = [t for t in TARGETS if set(t.cases) & result['cases'].keys()]
   if judged:
-    yield '\ntargets\n\n| work | target | measured | | case |\n|---|---|---|---|---|'
+    yield '\ntargets\n'
+    if result['tiny']:
+      yield 'They are of the full sizes; these sizes are tiny.\n'
+    header = ['work', 'target', 'measured', '', 'of matmul', 'case']
+    yield f'| {" | ".join(header)} |\n|{"---|" * len(header)}'
     yield from (target_row(t, result) for t in judged)
 
 
@@ -178,7 +182,8 @@ def target_row(target: Target, result: Result) -> str:
   }.get(target.quantity, lambda x: f'{x:.1%}')
   least = '–' if target.least is None else f'≥ {word(target.least)}'
   what = '–' if measured is None else word(measured)
-  return f'| {target.work} | {least} | {what} | {verdict} | {name} |'
+  of_matmul = share(result['cases'][name].get('share_of_matmul'))
+  return f'| {target.work} | {least} | {what} | {verdict} | {of_matmul} | {name} |'
 
 
 def dry_run(suites: dict[str, list[str]], tiny: bool, memory: float) -> Iterator[str]:
