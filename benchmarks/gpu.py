@@ -10,6 +10,7 @@ tables of a JSON file again.
 import argparse
 import contextlib
 import fnmatch
+import functools
 import importlib
 import json
 import os
@@ -23,7 +24,7 @@ import time
 
 from gpu_cases import KINDS, SUITES, Values, find, kind, reference_name
 from gpu_device import PROBES, TINY_MEMORY, Result
-from gpu_report import DRY_MEMORY, about, dry_run, line, tables
+from gpu_report import about, dry_run, line, tables
 from gpu_sizes import MEMORY_FRACTION, torch_sizes
 
 HERE = pathlib.Path(__file__).parent
@@ -39,7 +40,9 @@ def main() -> None:
     '--json', nargs='?', const='', metavar='FILE', help='benchmarks/results/gpu_DEVICE_SUITE.json'
   )
   parser.add_argument('--tiny', action='store_true')
-  parser.add_argument('--dry_run', action='store_true')
+  parser.add_argument(
+    '--dry_run', nargs='?', const=80.0, type=float, metavar='GIB', help='of the GPU; 80'
+  )
   parser.add_argument('--report', metavar='FILE', help='prints the tables of such a JSON file')
   parser.add_argument('--serve', type=json.loads, help=argparse.SUPPRESS)
   args = parser.parse_args()
@@ -50,12 +53,13 @@ def main() -> None:
   if args.report:
     print('\n'.join(tables(json.loads(pathlib.Path(args.report).read_text()))))
     return
-  suites = chosen(args.suite, args.cases, args.dry_run)
+  suites = chosen(args.suite, args.cases, args.dry_run is not None)
   if not suites:
     known = ', '.join(n for names in chosen(args.suite, '*', False).values() for n in names)
     parser.error(f'--cases={args.cases}: none of {known}')
-  if args.dry_run:
-    print('\n'.join(dry_run(suites, args.tiny, TINY_MEMORY if args.tiny else DRY_MEMORY)))
+  if args.dry_run is not None:
+    memory = TINY_MEMORY if args.tiny else MEMORY_FRACTION * args.dry_run * 2**30
+    print('\n'.join(dry_run(suites, args.tiny, memory)))
     return
   ((suite, names),) = suites.items()
   run(suite, names, args)
@@ -169,7 +173,8 @@ def finished(
 
   What it has started goes with it: compilers of torch would hold on to pipes.
   """
-  with tempfile.TemporaryFile('w+') as out, tempfile.TemporaryFile('w+') as error:
+  file = functools.partial(tempfile.TemporaryFile, 'w+', encoding='utf-8', errors='replace')
+  with file() as out, file() as error:
     process = subprocess.Popen(
       command, stdout=out, stderr=error, env=environment, start_new_session=True
     )
@@ -181,8 +186,8 @@ def finished(
       with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
       process.wait()
-    for file in (out, error):
-      file.seek(0)
+    for written in (out, error):
+      written.seek(0)
     return code, out.read(), error.read()
 
 

@@ -7,7 +7,6 @@ from typing import Any
 from gpu_cases import KINDS, TARGETS, Target, find, kind
 from gpu_device import Result
 from gpu_sizes import (
-  MEMORY_FRACTION,
   PROBE_SECONDS,
   STATE_BYTES,
   guessed,
@@ -228,6 +227,3 @@ def dry_row(name: str, e: Any, seconds: float) -> str:
   what = ', '.join([kind(name) if kind(name) != 'train' else str(e.backend), *needs])
   state = (2 if is_decode else STATE_BYTES) * count / 2**30
   return f'{name:36} {number:>12} {count:>14,} {state:9.3g} {shape:>10} {seconds:7.0f}  {what}'
-
-
-DRY_MEMORY = MEMORY_FRACTION * (80 << 30)  # of an H100
