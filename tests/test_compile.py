@@ -3,6 +3,7 @@
 import collections
 import importlib.util
 import json
+import math
 import re
 import subprocess
 import sys
@@ -213,3 +214,29 @@ def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
     assert bool(re.search(r'\[\d+,(?!1,)\d+,768,768\]', text)) == (not flash)
   name = '__cudnn$fmhaScaleBiasSoftmax'
   assert targets == {True: {name: 2, f'{name}Backward': 2}, False: {}}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+def test_a_step_for_an_h100_moves_no_activations(tmp_path):
+  """No transpose or copy as large as [B, T, D]; the logits' own size bounds the temporaries."""
+  rows, length, width, vocabulary = 8, 768, 256, 8192
+  env = runs.environment()
+  env['XLA_FLAGS'] += f' --xla_dump_to={tmp_path} --xla_dump_hlo_module_re=.*step.*'
+  flags = [
+    '--target=h100x1', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.FPROP_DTYPE=bfloat16',
+    '--fdl.NUM_LAYERS=2', f'--fdl.MODEL_DIMS={width}', '--fdl.NUM_HEADS=4',
+    '--fdl.DIMS_PER_HEAD=64', '--fdl.PACKED_INPUT=True', f'--fdl.MAX_SEQ_LEN={length}',
+    f'--fdl.PERCORE_BATCH_SIZE={rows}', f'--fdl.VOCAB_SIZE={vocabulary}',
+    f'--json={tmp_path / "report.json"}',
+  ]  # fmt: skip
+  command = [sys.executable, '-m', 'paxlite.tools.compile', '--fdl_config=TinyGPT', *flags]
+  subprocess.run(command, env=env, cwd=runs.ROOT, check=True, capture_output=True)
+  (path,) = tmp_path.glob('*after_optimizations.txt')
+  moved = re.findall(r' = \w+\[([\d,]+)\]\S* (?:copy|transpose)\(', path.read_text())
+  sizes = [math.prod(map(int, dims.split(','))) for dims in moved]
+  assert sizes  # of weights
+  assert max(sizes) < rows * length * width
+  temporaries = json.loads((tmp_path / 'report.json').read_text())['temporaries']
+  logits = 4 * rows * length * vocabulary
+  assert temporaries < 2.5 * logits

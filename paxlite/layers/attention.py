@@ -28,15 +28,16 @@ class CombinedQkv(nn.Module):
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     shape = (3, self.model_dims, self.num_heads, self.head_dim)
-    qkv_KBTNH = self.projection_tpl(
-      equation='BTD,KDNH->KBTNH',
+    # with K before B a GPU would transpose all three, forward and twice backward
+    qkv_BTKNH = self.projection_tpl(
+      equation='BTD,KDNH->BTKNH',
       shape=shape,
       axes=('qkv', 'embed', 'heads', 'head_dim'),
       name='combined',
     )(x_BTD)
-    qkv_KBTNH = checkpoint_name(qkv_KBTNH, 'combined_qkv_proj')
-    qkv_KBTNH = shard(qkv_KBTNH, None, 'batch', 'length', 'act_heads', None)
-    return qkv_KBTNH[0], qkv_KBTNH[1], qkv_KBTNH[2]
+    qkv_BTKNH = checkpoint_name(qkv_BTKNH, 'combined_qkv_proj')
+    qkv_BTKNH = shard(qkv_BTKNH, 'batch', 'length', None, 'act_heads', None)
+    return qkv_BTKNH[:, :, 0], qkv_BTKNH[:, :, 1], qkv_BTKNH[:, :, 2]
 
 
 class SeparateQkv(nn.Module):

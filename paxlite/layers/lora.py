@@ -45,6 +45,6 @@ class LoraProjection(Projection):
     kept = x.ndim - len(read)  # batch and length; what is read comes last
     x_flat = x.astype(self.dtype).reshape(*x.shape[:kept], -1)
     k = 'k' if stacked else ''
-    hidden = jnp.einsum(f'bti,{k}ir->{k}btr', x_flat, a)
-    delta = jnp.einsum(f'{k}btr,{k}or->{k}bto', hidden, b)
+    hidden = jnp.einsum(f'bti,{k}ir->bt{k}r', x_flat, a)
+    delta = jnp.einsum(f'bt{k}r,{k}or->bt{k}o', hidden, b)
     return y + delta.reshape(y.shape)

@@ -17,7 +17,7 @@ Initializer = Callable[..., jax.Array]
 class Projection(nn.Module):
   """y = einsum(equation, x, w) + b.
 
-  The equation is the layout: 'BTD,KDNH->KBTNH' reads [B,T,D], owns w [K,D,N,H], and its bias has
+  The equation is the layout: 'BTD,KDNH->BTKNH' reads [B,T,D], owns w [K,D,N,H], and its bias has
   the dimensions of w that reach the output, b [K,N,H].
 
   Attributes:
