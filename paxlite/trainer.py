@@ -49,7 +49,7 @@ def train_step(
   # past the limit nothing changes any more, so that the run can stop with its last good state
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics['total_loss'].value)
   valid = finite & (state.skipped_in_a_row < task.max_skipped_steps)
-  grads = jax.tree.map(lambda g: jnp.where(valid, g, 0), grads)
+  grads = task.optimizer.clip(grads, grad_norm, valid)
 
   trainable, frozen = task.optimizer.split(state.params)
   updates, opt_state = task.optimizer.transformation.update(
