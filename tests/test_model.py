@@ -149,6 +149,29 @@ def test_loss_chunks_never_hold_all_logits():
   assert '4x16x61xf32' in jax.jit(make().grads).lower(params_of(make()), batch_of(), None).as_text()
 
 
+def test_repeated_layers_keep_little_of_activations_and_norms():
+  """Of [L, B, T, F] what goes into the activation and comes out, although all is to be kept."""
+  task = make(USE_REPEATED_LAYER=True, CHECKPOINT_POLICY='SAVE_EVERYTHING', HIDDEN_DIMS=48)
+  params, batch = params_of(task), batch_of()
+  jaxpr = jax.make_jaxpr(task.grads)(params, batch, None)
+  kept = [v.aval.shape for scan in scans(jaxpr.jaxpr) for v in scan.outvars]
+  assert kept.count((2, 4, 16, 48)) == 2
+  # what goes into both norms and comes out
+  assert kept.count((2, 4, 16, 32)) == 4
+
+
+def scans(jaxpr):
+  """The equations of all scans, inner ones too."""
+  for equation in jaxpr.eqns:
+    if equation.primitive.name == 'scan':
+      yield equation
+    for value in equation.params.values():
+      for inner in value if isinstance(value, tuple | list) else [value]:
+        inner = getattr(inner, 'jaxpr', inner)
+        if hasattr(inner, 'eqns'):
+          yield from scans(inner)
+
+
 def test_packing_changes_no_token():
   """Two documents in a row have the logits that each has in a row of its own."""
   task = make(USE_ROTARY_POSITION_EMB=False)

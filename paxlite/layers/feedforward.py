@@ -8,6 +8,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.layers.projection import Projection
+from paxlite.layers.remat import recomputed
 from paxlite.partitioning import shard
 from paxlite.templates import Template, template_field
 
@@ -51,7 +52,7 @@ class FeedForward(nn.Module):
     return _zero_padding(y_BTD, paddings_BT)
 
   def hidden(self, x_BTD: jax.Array) -> jax.Array:
-    return ACTIVATIONS[self.activation](self.up(x_BTD, 'ffn_layer1'))
+    return recomputed(ACTIVATIONS[self.activation])(self.up(x_BTD, 'ffn_layer1'))
 
   def up(self, x_BTD: jax.Array, name: str) -> jax.Array:
     y_BTF = self.projection_tpl(
@@ -67,8 +68,9 @@ class GatedFeedForward(FeedForward):
   """w2·(activation(w_gate·x) ⊙ (w1·x)). https://arxiv.org/abs/2002.05202"""
 
   def hidden(self, x_BTD: jax.Array) -> jax.Array:
-    gate = ACTIVATIONS[self.activation](self.up(x_BTD, 'ffn_layer1_gate'))
-    return gate * self.up(x_BTD, 'ffn_layer1')
+    gate_BTF, up_BTF = self.up(x_BTD, 'ffn_layer1_gate'), self.up(x_BTD, 'ffn_layer1')
+    activation = ACTIVATIONS[self.activation]
+    return recomputed(lambda gate, up: activation(gate) * up)(gate_BTF, up_BTF)
 
 
 def _zero_padding(x_BTX: jax.Array, paddings_BT: jax.Array | None) -> jax.Array:

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from paxlite.layers.remat import recomputed
 from paxlite.partitioning import param
 
 
@@ -24,11 +25,16 @@ class LayerNorm(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     scale = _scale(self, x, self.offset)
     bias = param(self, 'bias', nn.initializers.zeros, x.shape[-1:], ['norm'])
-    x = x.astype(jnp.float32)
-    centered = x - x.mean(-1, keepdims=True)
-    variance = jnp.square(centered).mean(-1, keepdims=True)
-    y = centered * jax.lax.rsqrt(variance + self.epsilon)
-    return (y * (self.offset + scale) + bias).astype(self.dtype)
+
+    @recomputed
+    def norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
+      x = x.astype(jnp.float32)
+      centered = x - x.mean(-1, keepdims=True)
+      variance = jnp.square(centered).mean(-1, keepdims=True)
+      y = centered * jax.lax.rsqrt(variance + self.epsilon)
+      return (y * (self.offset + scale) + bias).astype(self.dtype)
+
+    return norm(x, scale, bias)
 
 
 class RmsNorm(nn.Module):
@@ -44,9 +50,14 @@ class RmsNorm(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     scale = _scale(self, x, self.offset)
-    x = x.astype(jnp.float32)
-    y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
-    return (y * (self.offset + scale)).astype(self.dtype)
+
+    @recomputed
+    def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+      x = x.astype(jnp.float32)
+      y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
+      return (y * (self.offset + scale)).astype(self.dtype)
+
+    return norm(x, scale)
 
 
 def _scale(module: nn.Module, x: jax.Array, offset: float) -> jax.Array:

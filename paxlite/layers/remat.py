@@ -62,3 +62,12 @@ def remat(body: Callable[..., Any], policy: str, in_scan: bool) -> Callable[...,
     return body  # jax.checkpoint that keeps everything only adds barriers
   # scan's own loop keeps XLA from undoing the recomputation; outside it a barrier must
   return nn.remat(body, policy=jax_policy(policy), prevent_cse=not in_scan)
+
+
+def recomputed(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+  """`function`, of which the backward pass keeps the arguments alone.
+
+  For what is cheap to compute and has many steps, each of which repeated layers would otherwise
+  keep. In layers of their own XLA finds that the results are there, and computes nothing twice.
+  """
+  return jax.checkpoint(function, prevent_cse=False)
