@@ -56,7 +56,9 @@ def describe(tiny: bool) -> Result:
     'peak_flops': profiling.peak_flops(device.device_kind),
     'peak_bandwidth': peak_bandwidth(device.device_kind),
     'matmul': {'size': size, 'dtype': 'bfloat16', 'flops': flops},
-    'copy': copy_bandwidth(2**22 if tiny else 2**32),
+    'copy': copy_bandwidth(
+      2**22 if tiny else min(2**32, (memory_limit(device, tiny) or 2**35) // 8)
+    ),
   }
 
 

@@ -23,6 +23,8 @@ def timed(command: list[str], cache: str = '') -> tuple[float, float]:
   started = time.perf_counter()
   env = {**os.environ, 'PYTHONPATH': f'{ROOT}:{ROOT / "benchmarks"}'}
   kept = {'XDG_CACHE_HOME': cache} if cache else {'JAX_ENABLE_COMPILATION_CACHE': 'false'}
+  for name in ('JAX_COMPILATION_CACHE_DIR', 'JAX_ENABLE_COMPILATION_CACHE'):
+    env.pop(name, None)
   env |= kept
   subprocess.run(command, check=True, capture_output=True, env=env, cwd=ROOT)
   wall = time.perf_counter() - started

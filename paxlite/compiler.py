@@ -6,14 +6,14 @@ import logging
 import os
 import pathlib
 import platform as host
+import stat
 import time
 from typing import Any
 
 log = logging.getLogger('paxlite')
 
-# Of the train step, and of the program that computes initial values. LLVM's first level makes the
-# same bits of these as its last, in a third of the time, and they run once
-_TRAIN_STEP: dict[str, dict[str, Any]] = {}
+# Of the program that computes initial values, which runs once: LLVM's first level makes the same
+# bits of it as its last, in a third of the time
 _INITIAL_VALUES: dict[str, dict[str, Any]] = {'cpu': {'xla_backend_optimization_level': 1}}
 
 _PREFIXES = {
@@ -23,7 +23,7 @@ _PREFIXES = {
 }
 
 _KEPT_DAYS = 30  # since they were compiled
-_FOLDER_VARIABLE = 'JAX_COMPILATION_CACHE_DIR'
+_LEAST_SECONDS = 0.2  # of compiling, for a program to be kept
 
 
 def kind(platform: str) -> str:
@@ -37,18 +37,10 @@ def of_kind(platform: str, options: dict[str, Any]) -> dict[str, Any]:
   return {name: value for name, value in options.items() if not name.startswith(others)}
 
 
-def train_step_options(platform: str) -> dict[str, Any]:
-  """Of the train step; what XLA_FLAGS says is left to them."""
-  return _unless_flags_say(_TRAIN_STEP.get(kind(platform), {}))
-
-
 def initial_values_options(platform: str) -> dict[str, Any]:
   """Of the program that computes initial values; what XLA_FLAGS says is left to them."""
-  return _unless_flags_say(_INITIAL_VALUES.get(kind(platform), {}))
-
-
-def _unless_flags_say(options: dict[str, Any]) -> dict[str, Any]:
   flags = os.environ.get('XLA_FLAGS', '')
+  options = _INITIAL_VALUES.get(kind(platform), {})
   return {name: value for name, value in options.items() if f'--{name}=' not in flags}
 
 
@@ -57,25 +49,41 @@ def keep_programs() -> None:
 
   They are in a folder of the user's for machines of this kind, paxlite/programs in XDG_CACHE_HOME
   or ~/.cache. JAX_COMPILATION_CACHE_DIR names another one, and
-  JAX_ENABLE_COMPILATION_CACHE=false keeps nothing. To be called before JAX is imported.
+  JAX_ENABLE_COMPILATION_CACHE=false keeps nothing. To be called before anything is compiled, and by
+  a process alone: of several, which tune GPU kernels together, one that found its program would
+  leave the others waiting.
   """
-  if _FOLDER_VARIABLE in os.environ:
+  import jax
+
+  config: Any = jax.config
+  if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
     return
   try:
     folder = programs_folder()
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    status = folder.stat()
-    # a program is machine code: nobody else may put one there
-    if status.st_uid != os.getuid() or status.st_mode & 0o022:
+    for path in reversed([folder, *folder.parents]):
+      if not path.exists():
+        path.mkdir(mode=0o700)
+    folder = folder.resolve()
+    if not _only_the_user_writes(folder):  # a program is machine code
       log.warning('Compiled programs are not kept: others than the user can write to %s', folder)
       return
     remove_old(folder)
   except (OSError, RuntimeError) as e:  # a home that is missing or read-only
     log.warning('Compiled programs are not kept: %s', e)
     return
-  os.environ[_FOLDER_VARIABLE] = str(folder)
+  config.update('jax_compilation_cache_dir', str(folder))
   # JAX's own bound of a second leaves out what a small model starts with
-  os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.2')
+  config.update('jax_persistent_cache_min_compile_time_secs', _LEAST_SECONDS)
+
+
+def _only_the_user_writes(folder: pathlib.Path) -> bool:
+  """Whether nobody but the user and root can change a folder or put another one in its place."""
+  for path in (folder, *folder.parents):
+    status = path.stat()
+    open_to_others = status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX
+    if status.st_uid not in (0, os.getuid()) or open_to_others:
+      return False
+  return True
 
 
 def programs_folder() -> pathlib.Path:

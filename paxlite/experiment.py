@@ -226,9 +226,8 @@ class Experiment(Parameters):
     return partitioning.make_mesh(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices)
 
   def compiler_options(self, platform: str) -> dict[str, Any]:
-    """paxlite's for devices of a platform (cpu, gpu, tpu), and COMPILER_OPTIONS over them."""
-    options = dict(compiler_option(text) for text in self.COMPILER_OPTIONS)
-    return compiler.train_step_options(platform) | compiler.of_kind(platform, options)
+    """COMPILER_OPTIONS for devices of a platform: cpu, gpu, tpu."""
+    return compiler.of_kind(platform, dict(map(compiler_option, self.COMPILER_OPTIONS)))
 
   @property
   def batch_shards(self) -> int:

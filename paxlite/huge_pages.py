@@ -2,9 +2,10 @@
 
 XLA takes the memory of a step's temporaries from malloc for each step and gives it back, and the
 kernel then clears and maps it page by page, 100,000 pages of 4 KiB for 400 MB. With pages of 2 MiB
-a step of a GPT of 11M parameters took a quarter less of the CPU (benchmarks/README.md).
+a step of a GPT of 11M parameters took about a fifth less time (benchmarks/README.md).
 """
 
+import contextlib
 import os
 import pathlib
 import re
@@ -13,7 +14,8 @@ import sys
 _VARIABLE = 'GLIBC_TUNABLES'
 _TUNABLE = 'glibc.malloc.hugetlb'
 _SETTING = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
-_ACCELERATORS = '/dev/nvidiactl', '/dev/kfd', '/dev/accel0', '/dev/vfio/0'
+_ACCELERATORS = '/dev/nvidiactl', '/dev/kfd', '/dev/dxg', '/dev/accel0', '/dev/vfio'
+_MARK = 'paxlite_restarted'  # an option -X of Python, which nothing on the way takes away
 
 
 def environment() -> dict[str, str]:
@@ -38,12 +40,17 @@ def environment() -> dict[str, str]:
 def restart_with_them() -> None:
   """Replaces the process by one that runs the same command with environment(), where that differs.
 
-  glibc reads its tunables when a program starts.
+  glibc reads its tunables when a program starts. Only a plain `python -m paxlite.main …` is started
+  again: what else runs this module (a debugger, a profiler, a notebook) has a state of its own.
   """
-  changes = environment()
-  if changes and sys.executable:
-    sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **changes})
+  changes, command = environment(), sys.orig_argv
+  plain = command[-len(sys.argv) - 1 :] == ['-m', 'paxlite.main', *sys.argv[1:]]
+  if not changes or not plain or _MARK in sys._xoptions or sys.gettrace() or not sys.executable:
+    return
+  with contextlib.suppress(OSError):  # then it runs as it is
+    os.execve(
+      sys.executable, [sys.executable, '-X', _MARK, *command[1:]], {**os.environ, **changes}
+    )
 
 
 def _glibc() -> tuple[int, ...]:

@@ -166,7 +166,6 @@ def _run(overrides: dict[str, str]) -> None:
       os.environ['TFDS_DATA_DIR'] = _TFDS_DATA_DIR.value
     except ValueError as e:
       raise UserError(f'--tfds_data_dir={_TFDS_DATA_DIR.value!r} is no folder: {e}') from None
-  compiler.keep_programs()
   experiment = build_experiment(_CONFIG.value, _FIDDLERS.value, overrides)  # type: ignore[arg-type]
   if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
     raise UserError('--compiled_step is for training: leave it out')
@@ -179,6 +178,8 @@ def _run(overrides: dict[str, str]) -> None:
   host = distributed.join(
     _SERVER_ADDR.value, _NUM_HOSTS.value, _HOST_IDX.value, required=_MULTIPROCESS.value
   )
+  if host is None:
+    compiler.keep_programs()
   if _MODE.value != 'train':  # JAX has taken the signal, and there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
   if _PROFILER_PORT.value:

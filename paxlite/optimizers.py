@@ -149,8 +149,10 @@ class Optimizer:
 
     One product with a scalar, which XLA fuses into what reads the gradients.
     """
-    scale = self.clipped(norm) / jnp.where(norm > 0, norm, 1)
-    scale = jnp.where(norm > 0, scale, 1)
+    cap = self.clip_gradient_norm
+    if cap <= 0:
+      return jax.tree.map(lambda g: jnp.where(valid, g, 0), grads)
+    scale = jnp.where(norm > cap, cap / norm, 1)
     return jax.tree.map(lambda g: jnp.where(valid, (g * scale).astype(g.dtype), 0), grads)
 
   def learning_rate(self, opt_state: PyTree) -> jax.Array:
@@ -187,6 +189,8 @@ def adam(
   trainable: Sequence[str] = ('.*',),
 ) -> Optimizer:
   """Pax's Adam: clip the global norm, Adam, decay every trainable variable, scale by −lr.
+
+  Optimizer.clip does the first; `transformation` by itself does not.
 
   Args:
     schedule: Learning rate by update count.

@@ -60,7 +60,9 @@ class StepProfiler:
     return self._running and self._first is not None and step >= self._first + self._count
 
   def start(self) -> None:
-    jax.profiler.start_trace(self._folder, create_perfetto_trace=True)
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # its hook in every thread's calls slows and can crash a run
+    jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
     self._running = True
 
   def stop(self) -> None:

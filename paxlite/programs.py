@@ -150,7 +150,7 @@ def train(run: Run) -> None:
     say(f'Backend: {run.experiment.backend}')
     if trainer.compiler_options:
       told = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler_options.items()))
-      say(f'XLA: {told} (COMPILER_OPTIONS)')
+      say(f'XLA: {told}')
   with distributed.leaving_together(), trainer.goodput.spent_on('restore'):
     state, step = trainer.states.initial()
   if trainer.states.plan is not None and jax.process_index() == 0:

@@ -1,10 +1,15 @@
 """Compiled programs are kept from run to run, in a folder that is the user's alone."""
 
+import contextlib
 import os
 import pathlib
+import re
+import socket
 import subprocess
+import sys
 import time
 
+import jax
 import pytest
 
 from paxlite import compiler, huge_pages
@@ -16,62 +21,78 @@ TINY = ['--fdl.MAX_STEPS=2', '--noenable_checkpoint_saving']
 @pytest.fixture
 def home(tmp_path, monkeypatch):
   """A user without a cache of programs; returns where paxlite's goes."""
+  names = 'jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs'
+  before = {name: getattr(jax.config, name) for name in names}
+  jax.config.update('jax_compilation_cache_dir', None)
   monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR', raising=False)
+  monkeypatch.delenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', raising=False)
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  return compiler.programs_folder()
+  yield compiler.programs_folder()
+  for name, value in before.items():
+    jax.config.update(name, value)
 
 
-def test_the_next_run_compiles_nothing(home, tmp_path, monkeypatch):
-  assert str(home).startswith(str(tmp_path))
-  runs.run(tmp_path / 'a', *TINY)
-  kept = {p.name for p in home.iterdir()}
-  assert any('step' in name for name in kept)
+def test_the_next_run_reads_what_the_last_has_compiled(home, tmp_path, monkeypatch):
+  monkeypatch.setattr(runs, 'QUICK_TO_COMPILE', '')  # and nothing would take long enough
+  log = {
+    'JAX_DEBUG_LOG_MODULES': 'jax._src.compiler,jax._src.compilation_cache',
+    'JAX_RAISE_PERSISTENT_CACHE_ERRORS': 'true',
+  }
+  hit = r"Persistent compilation cache hit for 'jit_step'"
+  first = runs.run(tmp_path / 'a', *TINY, env=log)
+  assert not re.search(hit, first.stderr)
+  assert any('step' in p.name for p in home.iterdir())
   assert home.stat().st_mode & 0o777 == 0o700
-  first = runs.losses(tmp_path / 'a')
-  runs.run(tmp_path / 'b', *TINY)
-  assert {p.name for p in home.iterdir()} == kept
-  assert runs.losses(tmp_path / 'b') == first
-  monkeypatch.setenv('JAX_ENABLE_COMPILATION_CACHE', 'false')
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'none'))
-  runs.run(tmp_path / 'c', *TINY)
-  assert not list(compiler.programs_folder().glob('*step*'))
+  second = runs.run(tmp_path / 'b', *TINY, env=log)
+  assert re.search(hit, second.stderr)
+  assert runs.losses(tmp_path / 'b') == runs.losses(tmp_path / 'a')
+  third = runs.run(tmp_path / 'c', *TINY, env=log | {'JAX_ENABLE_COMPILATION_CACHE': 'false'})
+  assert not re.search(hit, third.stderr)
 
 
-def test_a_folder_that_others_can_write_to_is_not_used(home, caplog):
+def test_one_of_several_processes_keeps_nothing(home, tmp_path):
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    port = s.getsockname()[1]
+  alone = '--num_hosts=1', '--host_idx=0', f'--server_addr=127.0.0.1:{port}'
+  runs.run(tmp_path / 'a', *TINY, *alone)
+  assert not home.exists()
+
+
+@pytest.mark.parametrize('part', ['', '..'])
+def test_a_folder_that_others_can_change_is_not_used(home, caplog, part):
   home.mkdir(parents=True)
-  home.chmod(0o777)
+  (home / part).chmod(0o777)
   compiler.keep_programs()
   assert 'others than the user can write to' in caplog.text
-  assert 'JAX_COMPILATION_CACHE_DIR' not in os.environ
+  assert jax.config.jax_compilation_cache_dir is None
 
 
-def test_a_home_that_cannot_be_written_to_is_told(tmp_path, monkeypatch, caplog):
-  monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR', raising=False)
+def test_a_home_that_cannot_be_written_to_is_told(home, tmp_path, monkeypatch, caplog):
   (tmp_path / 'file').touch()
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
   compiler.keep_programs()
   assert 'Compiled programs are not kept' in caplog.text
-  assert 'JAX_COMPILATION_CACHE_DIR' not in os.environ
+  assert jax.config.jax_compilation_cache_dir is None
 
 
-def test_the_users_own_folder_is_left_alone(home, monkeypatch):
-  monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', '/elsewhere')
+def test_the_users_own_folder_is_left_alone(home):
+  jax.config.update('jax_compilation_cache_dir', '/elsewhere')
   compiler.keep_programs()
-  assert os.environ['JAX_COMPILATION_CACHE_DIR'] == '/elsewhere'
+  assert jax.config.jax_compilation_cache_dir == '/elsewhere'
   assert not home.exists()
 
 
-def test_old_programs_go(home, monkeypatch):
+def test_old_programs_go(home):
   home.mkdir(parents=True, mode=0o700)
   old, new = home / 'old', home / 'new'
   old.touch()
   new.touch()
   month = time.time() - 31 * 86400
   os.utime(old, (month, month))
-  monkeypatch.setenv('JAX_COMPILATION_CACHE_DIR', 'x')  # restored at the end
-  monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR')
   compiler.keep_programs()
   assert [p.name for p in home.iterdir()] == ['new']
+  assert jax.config.jax_compilation_cache_dir == str(home)
 
 
 def test_flags_of_the_environment_come_first(monkeypatch):
@@ -109,23 +130,53 @@ def test_large_pages_are_asked_for_where_the_kernel_lets_a_program_choose(tmp_pa
 
 
 @pytest.mark.skipif(not huge_pages.environment(), reason='the kernel does not leave the choice')
-def test_a_run_has_large_pages(tmp_path):
-  """Counts what the process had mapped in them, while it still runs."""
+def test_a_plain_command_is_started_again_with_large_pages_once(tmp_path, monkeypatch):
+  flags = '--noenable_checkpoint_saving', '--fdl.MAX_STEPS=1000000'
+  with running(runs.command(tmp_path / 'a', *flags)) as process:
+    wait_for(tmp_path / 'a' / 'metrics.jsonl')
+    assert 'glibc.malloc.hugetlb=1' in proc(process, 'environ')
+    assert proc(process, 'cmdline').split('\0').count('paxlite_restarted') == 1
+  # what glibc or a wrapper takes away does not make it start again and again
+  command = [sys.executable, '-X', 'paxlite_restarted', *runs.command(tmp_path / 'b', *flags)[1:]]
+  with running(command) as process:
+    wait_for(tmp_path / 'b' / 'metrics.jsonl')
+    assert 'hugetlb' not in proc(process, 'environ')
+
+
+def test_what_else_runs_main_is_not_started_again():
+  """From standard input the script would be gone, and what it did before done twice."""
+  code = (
+    'import runpy, sys\n'
+    "sys.argv = ['main', '--help']\n"
+    "try: runpy.run_module('paxlite.main', run_name='__main__')\n"
+    "except SystemExit as e: print('ended', e.code, 'GLIBC_TUNABLES' in __import__('os').environ)\n"
+  )
+  env = {k: v for k, v in runs.environment().items() if k != 'GLIBC_TUNABLES'}
+  done = subprocess.run(
+    [sys.executable, '-'], input=code, capture_output=True, text=True, env=env, cwd=runs.ROOT,
+    timeout=120, check=True,
+  )  # fmt: skip
+  assert done.stdout.splitlines()[-1] == 'ended 0 False'
+
+
+@contextlib.contextmanager
+def running(command):
   process = subprocess.Popen(
-    runs.command(tmp_path, '--noenable_checkpoint_saving', '--fdl.MAX_STEPS=1000000'),
-    cwd=runs.ROOT,
-    env=runs.environment(),
-    stdout=subprocess.DEVNULL,
+    command, cwd=runs.ROOT, env=runs.environment(), stdout=subprocess.DEVNULL
   )
   try:
-    until = time.monotonic() + 120
-    while not (tmp_path / 'metrics.jsonl').exists() and time.monotonic() < until:
-      time.sleep(0.5)
-    environ = pathlib.Path(f'/proc/{process.pid}/environ').read_bytes().decode().split('\0')
-    assert 'GLIBC_TUNABLES=glibc.malloc.hugetlb=1' in environ
-    lines = pathlib.Path(f'/proc/{process.pid}/smaps_rollup').read_text().splitlines()
-    (line,) = [x for x in lines if x.startswith('AnonHugePages')]
-    assert int(line.split()[1]) > 2048
+    yield process
   finally:
     process.kill()
     process.wait()
+
+
+def wait_for(path):
+  until = time.monotonic() + 120
+  while not path.exists():
+    assert time.monotonic() < until, f'{path} is not there'
+    time.sleep(0.2)
+
+
+def proc(process, name) -> str:
+  return pathlib.Path(f'/proc/{process.pid}/{name}').read_bytes().decode()

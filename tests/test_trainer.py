@@ -240,3 +240,44 @@ def test_any_optax_transformation_can_be_skipped():
   jax.tree.map(np.testing.assert_array_equal, same, state)
   expected, _ = optax.adamw(0.1).update(grads, state, params)
   np.testing.assert_array_equal(adam.update(grads, state, params)[0]['w'], expected['w'])
+
+
+@pytest.mark.parametrize('cap', [0.5, 6.0, 0.0])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_clipping_is_optaxs(cap, dtype):
+  grads = {'a': jnp.asarray([3.0, -4.0], dtype), 'frozen': None, 'b': jnp.zeros((2, 2), dtype)}
+  optimizer = optimizers.adam(optax.constant_schedule(1.0), clip_gradient_norm=cap)
+  clipped = optimizer.clip(grads, optax.tree.norm(grads), jnp.asarray(True))
+  expected = grads
+  if cap:
+    expected, _ = optax.clip_by_global_norm(cap).update(grads, optax.EmptyState())
+  assert jax.tree.structure(clipped) == jax.tree.structure(grads)
+  for name in ('a', 'b'):
+    assert clipped[name].dtype == dtype
+    np.testing.assert_allclose(
+      clipped[name].astype('float32'), expected[name].astype('float32'), rtol=1e-2
+    )
+  if cap != 0.5:
+    np.testing.assert_array_equal(clipped['a'], grads['a'])
+  else:
+    assert float(optax.tree.norm(clipped)) == pytest.approx(0.5, rel=1e-2)
+
+
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+def test_what_is_not_finite_is_zero_after_clipping(bad):
+  grads = {'a': jnp.asarray([1.0, bad])}
+  optimizer = optimizers.adam(optax.constant_schedule(1.0), clip_gradient_norm=1.0)
+  clipped = optimizer.clip(grads, optax.tree.norm(grads), jnp.asarray(False))
+  np.testing.assert_array_equal(clipped['a'], [0, 0])
+  zeros = {'a': jnp.zeros(2)}
+  same = optimizer.clip(zeros, optax.tree.norm(zeros), jnp.asarray(True))
+  np.testing.assert_array_equal(same['a'], [0, 0])
+
+
+def test_checkpoints_of_a_chain_that_clipped_fit():
+  params = {'w': jnp.zeros(2)}
+  optimizer = optimizers.adam(optax.constant_schedule(1.0), clip_gradient_norm=1.0)
+  before = optax.chain(optax.clip_by_global_norm(1.0), optax.identity())
+  state = optimizer.transformation.init(params)
+  assert jax.tree.structure(state[0]) == jax.tree.structure(before.init(params)[0])
+  assert len(state) == 4
