@@ -44,13 +44,26 @@ def restart_with_them() -> None:
   again: what else runs this module (a debugger, a profiler, a notebook) has a state of its own.
   """
   changes, command = environment(), sys.orig_argv
-  plain = command[-len(sys.argv) - 1 :] == ['-m', 'paxlite.main', *sys.argv[1:]]
-  if not changes or not plain or _MARK in sys._xoptions or sys.gettrace() or not sys.executable:
+  if not changes or not is_plain(command, sys.argv[1:]) or not sys.executable:
+    return
+  if _MARK in sys._xoptions or sys.gettrace():
     return
   with contextlib.suppress(OSError):  # then it runs as it is
     os.execve(
       sys.executable, [sys.executable, '-X', _MARK, *command[1:]], {**os.environ, **changes}
     )
+
+
+def is_plain(command: list[str], arguments: list[str]) -> bool:
+  """Whether a command is python, options of Python's own, -m paxlite.main and the arguments."""
+  first = len(command) - len(arguments) - 2
+  if first < 1 or command[first:] != ['-m', 'paxlite.main', *arguments]:
+    return False
+  options = command[1:first]
+  return all(
+    previous in ('-X', '-W') or (option.startswith('-') and option not in ('-m', '-c', '-'))
+    for previous, option in zip(['', *options], options, strict=False)
+  )
 
 
 def _glibc() -> tuple[int, ...]:

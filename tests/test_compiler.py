@@ -143,6 +143,24 @@ def test_a_plain_command_is_started_again_with_large_pages_once(tmp_path, monkey
     assert 'hugetlb' not in proc(process, 'environ')
 
 
+@pytest.mark.parametrize(
+  ('command', 'plain'),
+  [
+    ('python -m paxlite.main --a=1 b', True),
+    ('python3 -u -X dev -W error -m paxlite.main --a=1 b', True),
+    ('python -m cProfile -m paxlite.main --a=1 b', False),
+    ('python -m cProfile -o out -m paxlite.main --a=1 b', False),
+    ('python /bin/memray run -m paxlite.main --a=1 b', False),
+    ('python -m ipykernel_launcher -f x.json', False),
+    ('python -', False),
+    ('python run.py --a=1 b', False),
+    ('python -m paxlite.main --other', False),
+  ],
+)
+def test_which_command_is_plain(command, plain):
+  assert huge_pages.is_plain(command.split(), ['--a=1', 'b']) == plain
+
+
 def test_what_else_runs_main_is_not_started_again():
   """From standard input the script would be gone, and what it did before done twice."""
   code = (
