@@ -149,7 +149,7 @@ def test_the_first_node_is_lost(slow_job, losses):
   job.cluster.start_node('n0')
   job.end()
   assert 'requeued after exit code' not in job.said
-  assert re.search(r'Continuing from the checkpoint of step \d+0\.', job.printed)
+  assert re.search(r'Continuing from the checkpoint of step \d*[05]\.', job.printed)
   assert runs.losses(job.logs) == losses
 
 
@@ -160,7 +160,7 @@ def test_another_node_is_lost_for_a_moment(slow_job, losses):
   job.cluster.start_node('n1')
   job.end()
   assert 'requeued after exit code' in job.said
-  assert re.search(r'Continuing from the checkpoint of step \d+0\.', job.printed)
+  assert re.search(r'Continuing from the checkpoint of step \d*[05]\.', job.printed)
   assert runs.losses(job.logs) == losses
 
 
