@@ -61,8 +61,8 @@ def keep_programs() -> None:
   try:
     folder = programs_folder()
     for path in reversed([folder, *folder.parents]):
-      if not path.exists():
-        path.mkdir(mode=0o700)
+      if not path.exists():  # another process may make it now
+        path.mkdir(mode=0o700, exist_ok=True)
     folder = folder.resolve()
     if not _only_the_user_writes(folder):  # a program is machine code
       log.warning('Compiled programs are not kept: others than the user can write to %s', folder)
