@@ -9,6 +9,7 @@ import shutil
 import sys
 import tempfile
 import time
+import unittest.mock
 
 import pytest
 
@@ -46,6 +47,13 @@ def programs_of_a_module():
   yield
   if 'jax' in sys.modules:
     sys.modules['jax'].clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def environment_of_a_test():
+  """Takes back what a test changed, as tools that it calls here set variables for their process."""
+  with unittest.mock.patch.dict(os.environ):
+    yield
 
 
 def pytest_unconfigure(config):
