@@ -116,6 +116,12 @@ def compile_lowered(lowered: Any, options: Mapping[str, Any]) -> Any:
     raise
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+  """Raises UserError where XLA does not know an option; a program of one number is compiled."""
+  if options:
+    compile_lowered(jax.jit(lambda: 0).lower(), options)
+
+
 def identity(
   lowered: Any, mesh: Mesh, values: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jax.experimental import multihost_utils
 
 from paxlite import distributed, goodput, partitioning, preemption
 from paxlite.checkpoints import Checkpoints
-from paxlite.compiled_step import SavedStep
+from paxlite.compiled_step import SavedStep, check_options
 from paxlite.configuration import (
   configs_text,
   refuse_other_experiment,
@@ -75,6 +75,7 @@ class Run:
     states = self.states(mesh, data.batch_size)
     states.plan  # noqa: B018 - raises where another checkpoint does not fit
     options = e.compiler_options(mesh.devices.flat[0].platform)
+    check_options(options)
     step = self.compiled_step
     saved = None if step is None else SavedStep(step, e.values(), options)
     if saved is not None:

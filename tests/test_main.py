@@ -85,6 +85,7 @@ TINY = '--fdl_config=TinyGPT'
     (['--fdl_config=.foo'], '--fdl_config=.foo is no dotted path'),
     (['--fdl_config=..foo.Bar'], 'is no dotted path'),
     ([TINY, '--fdl.TRAINABLE_VARIABLES=["("]'], "'(' is not a regular expression"),
+    ([TINY, '--fdl.COMPILER_OPTIONS=[xla_cpu_nonsense=1]'], "No such compile option: 'xla_cpu_non"),
     ([TINY, '--mode=eval'], 'holds no checkpoint to evaluate: train first'),
   ],
 )  # fmt: skip
