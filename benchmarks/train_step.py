@@ -123,16 +123,16 @@ class Worker:
 def environment(side: str) -> dict[str, str]:
   """What a side's process has besides; paxlite's has what paxlite.main gives itself."""
   sys.path.insert(0, str(HERE.parent))
-  from paxlite import huge_pages
+  from paxlite import cpu_memory
 
-  pages = huge_pages.environment() if side.startswith('paxlite') or '+pages' in side else {}
-  return {'PYTHONPATH': str(HERE.parent), **pages}
+  memory = cpu_memory.environment() if side.startswith('paxlite') or '+memory' in side else {}
+  return {'PYTHONPATH': str(HERE.parent), **memory}
 
 
 def serve(side: str, size: str) -> None:
   from peers import SIDES, SIZES
 
-  step = SIDES[side.removesuffix('+pages')](SIZES[size])
+  step = SIDES[side.removesuffix('+memory')](SIZES[size])
   step()
   print('@' + json.dumps(versions()), flush=True)
   for line in sys.stdin:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from paxlite import compiler, goodput, huge_pages, preemption  # noqa: F401 - goodput's clock starts here
+from paxlite import compiler, cpu_memory, goodput, preemption  # noqa: F401 - goodput's clock starts here
 from paxlite.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
 
 if TYPE_CHECKING:
@@ -201,5 +201,5 @@ def _run(overrides: dict[str, str]) -> None:
 
 
 if __name__ == '__main__':
-  huge_pages.restart_with_them()
+  cpu_memory.restart_with_them()
   sys.exit(main(sys.argv))

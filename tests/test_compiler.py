@@ -12,7 +12,7 @@ import time
 import jax
 import pytest
 
-from paxlite import compiler, huge_pages
+from paxlite import compiler, cpu_memory
 from tests import runs
 
 TINY = ['--fdl.MAX_STEPS=2', '--noenable_checkpoint_saving']
@@ -103,44 +103,51 @@ def test_flags_of_the_environment_come_first(monkeypatch):
   assert compiler.initial_values_options('cpu') == {}
 
 
-def test_large_pages_are_asked_for_where_the_kernel_lets_a_program_choose(tmp_path, monkeypatch):
+def test_malloc_keeps_memory_in_large_pages_where_it_can(tmp_path, monkeypatch):
   monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
   monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
   setting = tmp_path / 'enabled'
-  monkeypatch.setattr(huge_pages, '_SETTING', setting)
-  assert huge_pages.environment() == {}  # another system
-  setting.write_text('always [madvise] never\n')
-  monkeypatch.setattr(huge_pages, '_glibc', lambda: (2, 36))
-  assert huge_pages.environment() == {'GLIBC_TUNABLES': 'glibc.malloc.hugetlb=1'}
-  monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.check=1')
-  both = 'glibc.malloc.check=1:glibc.malloc.hugetlb=1'
-  assert huge_pages.environment() == {'GLIBC_TUNABLES': both}
-  monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.hugetlb=0')
-  assert huge_pages.environment() == {}
-  monkeypatch.delenv('GLIBC_TUNABLES')
-  monkeypatch.setattr(huge_pages, '_glibc', lambda: (2, 31))
-  assert huge_pages.environment() == {}
-  monkeypatch.setattr(huge_pages, '_glibc', lambda: (2, 36))
+  monkeypatch.setattr(cpu_memory, '_SETTING', setting)
+  monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 36))
+  kept = {'mmap_max': '0', 'trim_threshold': str(1 << 40), 'arena_max': '1'}
+  large = {'hugetlb': '1'}
+  assert tunables() == kept  # another kernel
   setting.write_text('[always] madvise never\n')
-  assert huge_pages.environment() == {}
+  assert tunables() == kept
   setting.write_text('always [madvise] never\n')
+  assert tunables() == kept | large
+  monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.check=1')
+  assert tunables() == {'check': '1'} | kept | large
+  for named in ('glibc.malloc.hugetlb=0', 'glibc.malloc.mmap_max=9'):
+    monkeypatch.setenv('GLIBC_TUNABLES', named)
+    assert cpu_memory.environment() == {}
+  monkeypatch.delenv('GLIBC_TUNABLES')
+  monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 31))
+  assert cpu_memory.environment() == {}
+  monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 36))
   monkeypatch.delenv('JAX_PLATFORMS')
-  monkeypatch.setattr(huge_pages, '_ACCELERATORS', (str(setting),))
-  assert huge_pages.environment() == {}
+  monkeypatch.setattr(cpu_memory, '_ACCELERATORS', (str(setting),))
+  assert cpu_memory.environment() == {}
 
 
-@pytest.mark.skipif(not huge_pages.environment(), reason='the kernel does not leave the choice')
-def test_a_plain_command_is_started_again_with_large_pages_once(tmp_path, monkeypatch):
+def tunables() -> dict[str, str]:
+  """Of malloc, by name."""
+  pairs = cpu_memory.environment()['GLIBC_TUNABLES'].split(':')
+  return dict(pair.removeprefix('glibc.malloc.').split('=') for pair in pairs)
+
+
+@pytest.mark.skipif(not cpu_memory.environment(), reason='another C library')
+def test_a_plain_command_is_started_again_once(tmp_path, monkeypatch):
   flags = '--noenable_checkpoint_saving', '--fdl.MAX_STEPS=1000000'
   with running(runs.command(tmp_path / 'a', *flags)) as process:
     wait_for(tmp_path / 'a' / 'metrics.jsonl')
-    assert 'glibc.malloc.hugetlb=1' in proc(process, 'environ')
+    assert 'glibc.malloc.mmap_max=0' in proc(process, 'environ')
     assert proc(process, 'cmdline').split('\0').count('paxlite_restarted') == 1
   # what glibc or a wrapper takes away does not make it start again and again
   command = [sys.executable, '-X', 'paxlite_restarted', *runs.command(tmp_path / 'b', *flags)[1:]]
   with running(command) as process:
     wait_for(tmp_path / 'b' / 'metrics.jsonl')
-    assert 'hugetlb' not in proc(process, 'environ')
+    assert 'mmap_max' not in proc(process, 'environ')
 
 
 @pytest.mark.parametrize(
@@ -158,7 +165,7 @@ def test_a_plain_command_is_started_again_with_large_pages_once(tmp_path, monkey
   ],
 )
 def test_which_command_is_plain(command, plain):
-  assert huge_pages.is_plain(command.split(), ['--a=1', 'b']) == plain
+  assert cpu_memory.is_plain(command.split(), ['--a=1', 'b']) == plain
 
 
 def test_what_else_runs_main_is_not_started_again():

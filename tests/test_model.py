@@ -1,6 +1,7 @@
 """Variants of the model agree where they must."""
 
 import dataclasses
+import functools
 
 import fiddle as fdl
 import jax
@@ -12,6 +13,7 @@ from flax.linen import meta
 from paxlite.experiments.gpt import GPT126M
 from paxlite.layers.attention import BlockwiseAttention, DotProductAttention, RelativeBias
 from paxlite.layers.remat import CheckpointPolicy
+from paxlite.layers.weight_product import weight_product
 from paxlite.task import Task
 
 SMALL = dict(
@@ -297,18 +299,20 @@ def test_an_edited_child_leaves_its_siblings_and_other_configs_alone():
   assert two.model.transformer_tpl.layer_tpl.norm_tpl.epsilon == 1e-5
 
 
+@pytest.mark.parametrize(('block_size', 'T'), [(8, 32), (0, 256)])
 @pytest.mark.parametrize('case', ['plain', 'grouped', 'window', 'bias and extra logit'])
-def test_attention_by_blocks_is_attention(case):
+def test_attention_by_blocks_is_attention(case, block_size, T):
   """Output and gradients under packing; keys behind a block's last query are not computed."""
   kv_heads = 2 if case == 'grouped' else 4
   values = dict(query_scale=0.5, window=6 if case == 'window' else 0)
   if 'bias' in case:
     values |= dict(extra_logit=0.0, relative_bias_tpl=lambda name: RelativeBias(4, name=name))
-  whole, blocks = DotProductAttention(**values), BlockwiseAttention(**values, block_size=8)
+  whole = DotProductAttention(**values)
+  blocks = BlockwiseAttention(**values, block_size=block_size)
   keys = jax.random.split(jax.random.key(0), 3)
-  shapes = (2, 32, 4, 8), (2, 32, kv_heads, 8), (2, 32, kv_heads, 8)
+  shapes = (2, T, 4, 8), (2, T, kv_heads, 8), (2, T, kv_heads, 8)
   qkv = [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
-  segments = jnp.where(jnp.arange(32) < 11, 1, 2) * jnp.ones((2, 1), jnp.int32)
+  segments = jnp.where(jnp.arange(T) < T // 3, 1, 2) * jnp.ones((2, 1), jnp.int32)
   variables = whole.init(jax.random.key(1), *qkv, segments)
 
   def value(module, variables, qkv):
@@ -319,12 +323,37 @@ def test_attention_by_blocks_is_attention(case):
   (_, y), grads = grad(whole, variables, qkv)
   (_, y2), grads2 = grad(blocks, variables, qkv)
   np.testing.assert_allclose(y, y2, atol=1e-6)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), grads, grads2)
+  close = functools.partial(np.testing.assert_allclose, rtol=4e-9 * T, atol=2e-6)
+  jax.tree.map(close, grads, grads2)
   dots = lambda m: [
     v.aval.shape
     for e in jax.make_jaxpr(lambda *a: m.apply(variables, *a, segments))(*qkv).jaxpr.eqns
     for v in e.outvars
-    if v.aval.size >= 2 * 4 * 32 * 32
+    if v.aval.size >= 2 * 4 * T * T
   ]
   assert dots(whole)
   assert not dots(blocks)
+
+
+@pytest.mark.parametrize(
+  ('equation', 'x', 'w', 'first'),
+  [
+    ('BTD,DF->BTF', (2, 8, 16), (16, 64), 'x'),
+    ('BTF,FD->BTD', (2, 8, 64), (64, 16), 'y'),
+    ('BTD,KDNH->BTKNH', (2, 8, 16), (3, 16, 4, 4), 'x'),
+    ('BTNH,DNH->BTD', (2, 8, 4, 4), (16, 4, 4), 'y'),
+    ('BTD,VD->BTV', (2, 8, 16), (256, 16), 'x'),
+    ('GECD,EDF->GECF', (2, 3, 8, 16), (3, 16, 64), 'x'),
+  ],
+)
+def test_gradients_of_a_product_with_a_weight(equation, x, w, first):
+  """They are those of jnp.einsum; for the weight's the smaller factor is the one to transpose."""
+  x, w = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate((x, w)))
+  value = lambda product: lambda x, w: jnp.sin(product(equation, x, w)).sum()
+  want = jax.grad(value(jnp.einsum), (0, 1))(x, w)
+  got = jax.grad(value(weight_product), (0, 1))(x, w)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
+  y, pull = jax.vjp(lambda w: weight_product(equation, x, w), w)
+  dots = [e for e in jax.make_jaxpr(pull)(y).jaxpr.eqns if e.primitive.name == 'dot_general']
+  shapes = [[v.aval.shape for v in e.invars] for e in dots]
+  assert ([x.shape, y.shape] if first == 'x' else [y.shape, x.shape]) in shapes

@@ -10,7 +10,7 @@ from paxlite import backends
 from paxlite.backends import Backend, TeRecipe
 from paxlite.errors import UserError
 from paxlite.experiment import Experiment
-from paxlite.layers.einsum import DotGeneralEinsum, Einsum
+from paxlite.layers.einsum import DotGeneralEinsum, Einsum, JnpEinsum
 from paxlite.layers.moe import MoeFeedForward
 from paxlite.templates import template
 
@@ -111,6 +111,8 @@ class Backends(Experiment):
     if self.USE_TE == 'layer':
       task.model.transformer_tpl.layer_tpl = self._te_block(task.model)
     if self.USE_INT8 != 'off':
+      for einsum in selectors.select(task.model, Einsum):
+        fdl.update_callable(einsum, JnpEinsum)
       backward = self.USE_INT8 == 'forward_backward'
       task.model = fdl.Config(backends.int8_model, model=task.model, backward=backward)
     if self.USE_TE != 'off':

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
+from paxlite.layers.weight_product import weight_product
 from paxlite.templates import Template
 
 # Scales and histories of the largest absolute value: by Flax, and by Transformer Engine's layers.
@@ -23,6 +24,14 @@ class Einsum(nn.Module):
   """
 
   equation: str
+
+  @nn.compact
+  def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:
+    return weight_product(self.equation, x, w)
+
+
+class JnpEinsum(Einsum):
+  """The same by jnp.einsum, which qwix puts its own in for."""
 
   @nn.compact
   def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.layers.projection import Initializer
+from paxlite.layers.weight_product import weight_product
 from paxlite.partitioning import param, shard
 
 
@@ -45,7 +46,7 @@ class TokenEmbedding(nn.Module):
     x_BTD = x_BTD.astype(self.dtype)
     if self.attend_scale != 1:
       x_BTD = x_BTD * jnp.asarray(self.attend_scale, self.dtype)
-    return jnp.einsum('BTD,VD->BTV', x_BTD, self.emb_var.astype(self.dtype))
+    return weight_product('BTD,VD->BTV', x_BTD, self.emb_var.astype(self.dtype))
 
 
 def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
@@ -104,7 +105,7 @@ class LmHead(nn.Module):
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     w = param(self, 'w', self.w_init, [self.vocab_size, self.model_dims], ['vocab', 'embed'])
-    return jnp.einsum('BTD,VD->BTV', x_BTD.astype(self.dtype), w.astype(self.dtype))
+    return weight_product('BTD,VD->BTV', x_BTD.astype(self.dtype), w.astype(self.dtype))
 
 
 class LogitsBias(nn.Module):

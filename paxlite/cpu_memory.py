@@ -1,8 +1,10 @@
-"""Large pages for the memory of a run on CPUs.
+"""How malloc gives a run on CPUs its memory.
 
 XLA takes the memory of a step's temporaries from malloc for each step and gives it back, and the
-kernel then clears and maps it page by page, 100,000 pages of 4 KiB for 400 MB. With pages of 2 MiB
-a step of a GPT of 11M parameters took about a fifth less time (benchmarks/README.md).
+kernel clears and maps it each time, 240,000 pages of 4 KiB for a step of 124M parameters. A malloc
+that keeps what it is given back, in pages of 2 MiB, asks the kernel for nothing after the first
+step, which then takes about a fifth less time (benchmarks/README.md). Its price is a peak that is
+about a tenth higher, as freed memory is not all of a size that is asked for again.
 """
 
 import contextlib
@@ -12,29 +14,35 @@ import re
 import sys
 
 _VARIABLE = 'GLIBC_TUNABLES'
-_TUNABLE = 'glibc.malloc.hugetlb'
+_LARGE_PAGES = 'glibc.malloc.hugetlb'
+_KEPT = {
+  'glibc.malloc.mmap_max': 0,  # what is mapped for itself goes back to the kernel
+  'glibc.malloc.trim_threshold': 1 << 40,
+  'glibc.malloc.arena_max': 1,  # those of single threads hold 64 MB at most
+}
 _SETTING = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
 _ACCELERATORS = '/dev/nvidiactl', '/dev/kfd', '/dev/dxg', '/dev/accel0', '/dev/vfio'
 _MARK = 'paxlite_restarted'  # an option -X of Python, which nothing on the way takes away
 
 
 def environment() -> dict[str, str]:
-  """What makes malloc ask for large pages; empty where it cannot, need not or must not.
+  """What makes malloc do so; empty where it cannot or must not.
 
-  The kernel has to leave the choice to programs ([madvise]), the C library to be glibc 2.35 or
-  newer, and the machine to have no accelerator that the run is for. A GLIBC_TUNABLES that says
-  something about it is left as it is.
+  The C library has to be glibc 2.35 or newer, and the machine to have no accelerator that the run
+  is for. A GLIBC_TUNABLES that names one of these is left as it is. Large pages are asked for where
+  the kernel leaves the choice to programs ([madvise]).
   """
   tunables = os.environ.get(_VARIABLE, '')
   on_cpu = os.environ.get('JAX_PLATFORMS') == 'cpu' or not any(map(os.path.exists, _ACCELERATORS))
-  if _TUNABLE in tunables or not on_cpu or _glibc() < (2, 35):
+  named = any(name in tunables for name in (_LARGE_PAGES, *_KEPT))
+  if named or not on_cpu or _glibc() < (2, 35):
     return {}
-  try:
-    if '[madvise]' not in _SETTING.read_text():
-      return {}
-  except OSError:
-    return {}
-  return {_VARIABLE: f'{tunables}:{_TUNABLE}=1'.lstrip(':')}
+  chosen = dict(_KEPT)
+  with contextlib.suppress(OSError):
+    if '[madvise]' in _SETTING.read_text():
+      chosen[_LARGE_PAGES] = 1
+  added = [f'{name}={value}' for name, value in chosen.items()]
+  return {_VARIABLE: ':'.join([tunables, *added]).lstrip(':')}
 
 
 def restart_with_them() -> None:
