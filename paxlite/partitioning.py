@@ -231,6 +231,12 @@ def active_mesh() -> tuple[Mesh, Rules] | None:
   return _active.get()
 
 
+def active_platform() -> str:
+  """Of the active mesh's devices, or else of JAX's own: cpu, gpu, cuda, tpu."""
+  active = active_mesh()
+  return active[0].devices.flat[0].platform if active else jax.default_backend()
+
+
 def shard(x: jax.Array, *names: str | None) -> jax.Array:
   """Constrains `x` to the layout that the active rules give its logical axes.
 

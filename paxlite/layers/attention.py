@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.layers.embeddings import cap_logits
 from paxlite.layers.projection import Projection
-from paxlite.partitioning import active_mesh, num_shards, param, shard
+from paxlite.partitioning import active_mesh, active_platform, num_shards, param, shard
 from paxlite.templates import Template, template_field
 
 
@@ -249,11 +249,8 @@ class BlockwiseAttention(DotProductAttention):
 def _whole_on_cpu() -> bool:
   """Whether all queries of a sequence are on one CPU."""
   active = active_mesh()
-  if active is None:
-    return jax.default_backend() == 'cpu'
-  mesh, rules = active
-  whole = num_shards(dict(mesh.shape), rules, 'length') == 1
-  return whole and mesh.devices.flat[0].platform == 'cpu'
+  whole = active is None or num_shards(dict(active[0].shape), active[1], 'length') == 1
+  return whole and active_platform() == 'cpu'
 
 
 class Attention(nn.Module):

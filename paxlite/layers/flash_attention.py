@@ -58,8 +58,8 @@ class FlashAttention(BlockwiseAttention):
 def _fits(q_BTNH: jax.Array, k_BSGH: jax.Array) -> bool:
   """Whether cuDNN has a kernel for these shapes, here."""
   active = partitioning.active_mesh()
-  platform = active[0].devices.flat[0].platform if active else jax.default_backend()
-  if platform not in ('gpu', 'cuda') or q_BTNH.dtype not in (jnp.bfloat16, jnp.float16):
+  on_gpu = partitioning.active_platform() in ('gpu', 'cuda')
+  if not on_gpu or q_BTNH.dtype not in (jnp.bfloat16, jnp.float16):
     return False
   (T, N, H), (S, G) = q_BTNH.shape[1:], k_BSGH.shape[1:3]
   if T != S or T % 2 or H % 8 or H > 128:

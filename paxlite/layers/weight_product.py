@@ -6,10 +6,11 @@ import math
 import jax
 import jax.numpy as jnp
 
+from paxlite.partitioning import active_platform
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+
 def weight_product(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
-  """jnp.einsum of activations and a weight, with less to transpose for the weight's gradient.
+  """jnp.einsum of activations and a weight; on CPUs with less to transpose for the gradient of w.
 
   A CPU copies the first factor of a product that sums over its rows into another layout, and so
   does it with a result whose dimensions are in another order than the weight's. JAX takes the
@@ -22,6 +23,12 @@ def weight_product(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
     x: Activations.
     w: The weight.
   """
+  product = _on_cpu if active_platform() == 'cpu' else jnp.einsum
+  return product(equation, x, w)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _on_cpu(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
   return jnp.einsum(equation, x, w)
 
 
@@ -68,4 +75,4 @@ def _product(first: _Factor, second: _Factor, out: str) -> jax.Array:
   return y.transpose([made.index(d) for d in out])
 
 
-weight_product.defvjp(_forward, _backward)
+_on_cpu.defvjp(_forward, _backward)
