@@ -75,7 +75,6 @@ class Run:
     states = self.states(mesh, data.batch_size)
     states.plan  # noqa: B018 - raises where another checkpoint does not fit
     options = e.compiler_options(mesh.devices.flat[0].platform)
-    check_options(options)
     step = self.compiled_step
     saved = None if step is None else SavedStep(step, e.values(), options)
     if saved is not None:
@@ -145,6 +144,8 @@ def train(run: Run) -> None:
   _lock(lock, run)
   tokenizer = run.tokenizer()
   trainer = run.trainer()
+  if run.compiled_step is None:
+    check_options(trainer.compiler_options)
   make_folder(run.folder)
   _lock(lock, run)
   if jax.process_index() == 0:

@@ -118,10 +118,13 @@ def test_malloc_keeps_memory_in_large_pages_where_it_can(tmp_path, monkeypatch):
   assert tunables() == kept | large
   monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.check=1')
   assert tunables() == {'check': '1'} | kept | large
-  for named in ('glibc.malloc.hugetlb=0', 'glibc.malloc.mmap_max=9'):
-    monkeypatch.setenv('GLIBC_TUNABLES', named)
+  for name in ('hugetlb', 'mmap_max', 'trim_threshold', 'arena_max', 'mmap_threshold', 'top_pad'):
+    monkeypatch.setenv('GLIBC_TUNABLES', f'glibc.malloc.{name}=0')
     assert cpu_memory.environment() == {}
   monkeypatch.delenv('GLIBC_TUNABLES')
+  monkeypatch.setenv('MALLOC_ARENA_MAX', '2')
+  assert cpu_memory.environment() == {}
+  monkeypatch.delenv('MALLOC_ARENA_MAX')
   monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 31))
   assert cpu_memory.environment() == {}
   monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 36))
@@ -136,7 +139,42 @@ def tunables() -> dict[str, str]:
   return dict(pair.removeprefix('glibc.malloc.').split('=') for pair in pairs)
 
 
-@pytest.mark.skipif(not cpu_memory.environment(), reason='another C library')
+_NONE = "another C library, or the environment tells malloc's part itself"
+
+
+@pytest.mark.skipif(not cpu_memory.environment(), reason=_NONE)
+def test_memory_that_was_freed_is_used_again_without_asking_the_kernel():
+  """glibc says nothing of a tunable that it does not know."""
+  code = (
+    'import resource\n'
+    'faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n'
+    'bytearray(100_000_000); before = faults(); bytearray(100_000_000)\n'
+    'print(faults() - before)'
+  )
+  env = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
+  count = lambda **more: int(
+    subprocess.run(
+      [sys.executable, '-c', code], capture_output=True, text=True, check=True, env=env | more
+    ).stdout
+  )
+  assert count(**cpu_memory.environment()) < 10
+  assert count() > 10_000  # 100 MB in pages of 4 KiB are 24,414
+
+
+def test_children_have_the_environment_that_the_user_gave(monkeypatch):
+  monkeypatch.setattr(sys, '_xoptions', {cpu_memory._MARK: True})
+  for given in ('', 'glibc.malloc.check=1'):
+    monkeypatch.setenv('GLIBC_TUNABLES', given)
+    if not given:
+      monkeypatch.delenv('GLIBC_TUNABLES')
+    monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 36))
+    monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+    monkeypatch.setenv('GLIBC_TUNABLES', cpu_memory.environment()['GLIBC_TUNABLES'])
+    cpu_memory.restart_with_them()
+    assert os.environ.get('GLIBC_TUNABLES', '') == given
+
+
+@pytest.mark.skipif(not cpu_memory.environment(), reason=_NONE)
 def test_a_plain_command_is_started_again_once(tmp_path, monkeypatch):
   flags = '--noenable_checkpoint_saving', '--fdl.MAX_STEPS=1000000'
   with running(runs.command(tmp_path / 'a', *flags)) as process:

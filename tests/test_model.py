@@ -11,6 +11,7 @@ import pytest
 from flax.linen import meta
 
 from paxlite.experiments.gpt import GPT126M
+from paxlite.layers import attention
 from paxlite.layers.attention import BlockwiseAttention, DotProductAttention, RelativeBias
 from paxlite.layers.remat import CheckpointPolicy
 from paxlite.layers.weight_product import weight_product
@@ -333,6 +334,43 @@ def test_attention_by_blocks_is_attention(case, block_size, T):
   ]
   assert dots(whole)
   assert not dots(blocks)
+
+
+@pytest.mark.parametrize('on_cpu', [True, False])
+@pytest.mark.parametrize('extra_logit', [None, 0.7])
+def test_attention_is_what_is_written(extra_logit, on_cpu, monkeypatch):
+  """The formula in float64, with a bias and grouped heads; elsewhere the weights are divided."""
+  if not on_cpu:
+    monkeypatch.setattr(attention, 'active_platform', lambda: 'tpu')
+  module = DotProductAttention(
+    query_scale=0.5,
+    extra_logit=extra_logit,
+    relative_bias_tpl=lambda name: RelativeBias(4, name=name),
+  )
+  keys = jax.random.split(jax.random.key(0), 3)
+  shapes = (2, 9, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8)
+  q, k, v = (jax.random.normal(key, s) for key, s in zip(keys, shapes, strict=True))
+  variables = meta.unbox(module.init(jax.random.key(1), q, k, v))
+  wrb = np.array(variables['params']['relative_bias']['wrb'], np.float64)
+  distance = np.arange(9)[:, None] - np.arange(9)
+  k2, v2 = (np.repeat(np.array(x, np.float64), 2, axis=2) for x in (k, v))
+  scores = 0.5 * np.einsum('BTNH,BSNH->BNTS', np.array(q, np.float64), k2)
+  scores = np.exp(scores + wrb[:, np.maximum(distance, 0)]) * (distance >= 0)
+  total = scores.sum(-1) + (0 if extra_logit is None else np.exp(extra_logit))
+  expected = np.einsum('BNTS,BSNH->BTNH', scores / total[..., None], v2)
+  np.testing.assert_allclose(module.apply(variables, q, k, v), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize('on_cpu', [True, False])
+def test_attention_multiplies_in_the_dtype_of_its_arguments(on_cpu, monkeypatch):
+  """In the backward pass too: a product in float32 is slower by far on an accelerator."""
+  if not on_cpu:
+    monkeypatch.setattr(attention, 'active_platform', lambda: 'tpu')
+  qkv = [jnp.ones((1, 8, 2, 4), jnp.bfloat16)] * 3
+  y, pull = jax.vjp(lambda *qkv: DotProductAttention(query_scale=0.5).apply({}, *qkv), *qkv)
+  dots = [e for e in jax.make_jaxpr(pull)(y).jaxpr.eqns if e.primitive.name == 'dot_general']
+  assert len(dots) == 4
+  assert {v.aval.dtype for e in dots for v in e.invars} == {jnp.dtype(jnp.bfloat16)}
 
 
 @pytest.mark.parametrize(

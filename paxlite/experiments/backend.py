@@ -111,7 +111,7 @@ class Backends(Experiment):
     if self.USE_TE == 'layer':
       task.model.transformer_tpl.layer_tpl = self._te_block(task.model)
     if self.USE_INT8 != 'off':
-      for einsum in selectors.select(task.model, Einsum):
+      for einsum in selectors.select(task.model, Einsum, match_subclasses=False):
         fdl.update_callable(einsum, JnpEinsum)
       backward = self.USE_INT8 == 'forward_backward'
       task.model = fdl.Config(backends.int8_model, model=task.model, backward=backward)

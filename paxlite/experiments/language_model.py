@@ -15,7 +15,6 @@ from paxlite.layers.attention import (
   Attention,
   BlockwiseAttention,
   CombinedQkv,
-  DotProductAttention,
   PerDimScale,
   SeparateQkv,
 )
@@ -104,7 +103,8 @@ class LanguageModel(Backends, Decoding, Optimization):
   ROPE_LOW_FREQUENCY_FACTOR: float = 1.0
   ROPE_HIGH_FREQUENCY_FACTOR: float = 4.0
   ROPE_ORIGINAL_LENGTH: int = 8192
-  # queries at a time, to save memory and half the work; 0: all, and a quarter on CPUs
+  # queries at a time, to save memory and half the work; 0: all, on CPUs a quarter of 256 or more;
+  # MAX_SEQ_LEN: all
   ATTENTION_BLOCK_SIZE: int = 0
   USE_FLASH_ATTENTION: bool = True  # cuDNN's, on GPUs, where it has a kernel
   SLIDING_WINDOW: int = 0  # tokens that a query sees; 0: all before it
@@ -391,9 +391,7 @@ class LanguageModel(Backends, Decoding, Optimization):
     )
     if self.USE_FLASH_ATTENTION:
       return template(FlashAttention, block_size=self.ATTENTION_BLOCK_SIZE, **values)
-    if self.ATTENTION_BLOCK_SIZE:
-      return template(BlockwiseAttention, block_size=self.ATTENTION_BLOCK_SIZE, **values)
-    return template(DotProductAttention, **values)
+    return template(BlockwiseAttention, block_size=self.ATTENTION_BLOCK_SIZE, **values)
 
   def rotary(self) -> fdl.Partial:
     """The template of the rotary embedding."""
