@@ -71,6 +71,8 @@ def make_state(gigabytes: float) -> dict:
     count = 1
     for n in shape:
       count *= n
+    if count > left and not shapes:  # the table, of a small state
+      continue
     if count > left:
       break
     shapes.append(shape)
