@@ -151,7 +151,7 @@ def test_what_the_layer_does_not_know_is_refused(model, values, error):
 
 FLAGS = [
   '--fdl.LR_SCHEDULE=constant',
-  '--fdl.LEARNING_RATE=1e-2',
+  '--fdl.LEARNING_RATE=3e-3',  # at 1e-2 the loss jumps, and rounding decides how far
   '--fdl.PACKED_INPUT=False',
   '--fdl.FPROP_DTYPE=bfloat16',
   '--fdl.MODEL_DIMS=64',
@@ -207,15 +207,15 @@ FAST = {('gemm', 'DelayedScaling', 'remat'), ('layer', 'Float8CurrentScaling', '
   ],
 )
 def test_training_through_main(tmp_path, capsys, begun, te, recipe, stack):
-  """Within 2 % of XLA in bfloat16 after 30 steps on text, from the same initial values."""
+  """Within 0.5 % of XLA in bfloat16 after 30 steps on text, from the same initial values."""
   xla, start = begun(stack)
   flags = [f'--fdl.USE_TE={te}', f'--fdl.TE_RECIPE={recipe}', *STACKS[stack], *start[te]]
   losses = train(tmp_path, *flags)
   name = 'te' if recipe == 'bf16' else 'te_fp8'
   assert f'Backend: {name} (USE_TE={te}, TE_RECIPE={recipe}' in capsys.readouterr().out
   assert xla[30] < 0.85 * xla[2]
-  assert losses[2] == pytest.approx(xla[2], rel=0.01)
-  assert losses[30] == pytest.approx(xla[30], rel=0.02)
+  assert losses[2] == pytest.approx(xla[2], rel=0.002)
+  assert losses[30] == pytest.approx(xla[30], rel=0.005)
 
 
 def test_the_environment_of_pax_users(tmp_path, monkeypatch, capsys):
