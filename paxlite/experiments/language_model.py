@@ -103,7 +103,7 @@ class LanguageModel(Backends, Decoding, Optimization):
   ROPE_LOW_FREQUENCY_FACTOR: float = 1.0
   ROPE_HIGH_FREQUENCY_FACTOR: float = 4.0
   ROPE_ORIGINAL_LENGTH: int = 8192
-  # queries at a time, to save memory and half the work; 0: all, on CPUs a quarter of 256 or more;
+  # queries at a time, to save memory and half the work; 0: all, on CPUs a quarter of 512 or more;
   # MAX_SEQ_LEN: all
   ATTENTION_BLOCK_SIZE: int = 0
   USE_FLASH_ATTENTION: bool = True  # cuDNN's, on GPUs, where it has a kernel

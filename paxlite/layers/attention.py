@@ -226,7 +226,7 @@ class BlockwiseAttention(DotProductAttention):
   where keys are cached and under dropout, all queries are one block.
 
   Attributes:
-    block_size: Queries of a block. 0: all, but on a CPU, of sequences of 256 or more that are not
+    block_size: Queries of a block. 0: all, but on a CPU, of sequences of 512 or more that are not
       split over the mesh, a quarter; then 3/8 of the scores are not computed, and none twice.
   """
 
@@ -241,7 +241,7 @@ class BlockwiseAttention(DotProductAttention):
     bias_NTS: jax.Array | None,
   ) -> jax.Array:
     T, S = q_BTNH.shape[1], k_BSGH.shape[1]
-    b = self.block_size or (T // 4 if T >= 256 and _whole_on_cpu() else T)
+    b = self.block_size or (T // 4 if T >= 512 and _whole_on_cpu() else T)
     if T != S or T % b or b == T or (self.dropout > 0 and self.has_rng('dropout')):
       return super().attend(q_BTNH, k_BSGH, v_BSGH, mask, bias_NTS)
     attend = jax.checkpoint(super().attend) if self.block_size else super().attend
