@@ -17,7 +17,7 @@ import pathlib
 import shutil
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -73,6 +73,32 @@ class Checkpoints:
 
       step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
     return None if step < 0 else step
+
+  def restore_latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
+    """The newest good step and what `restore` makes of it; damaged ones are moved aside.
+
+    Files are checked while they are restored, so that the disk reads them once. With several
+    processes they are checked before, as all have to restore the same step.
+
+    Raises:
+      Exception: what `restore` raises for files that are as they were saved.
+    """
+    if jax.process_count() > 1:
+      step = self.latest_good_step()
+      return None if step is None else (step, restore(step))
+    for step in reversed(self.steps()):
+      with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        checking = pool.submit(damage, self.folder(step))
+        restored = None
+        try:
+          restored = restore(step)
+        except Exception:
+          if checking.result() is None:
+            raise
+      if self._is_good(step, checking.result()):
+        return step, restored
+      self.close()
+    return None
 
   def roll_back(self, before: int) -> int | None:
     """The newest good step below `before`, or None; those after it are moved aside."""
@@ -221,15 +247,17 @@ class Checkpoints:
 
   def _verified_latest(self, below: float) -> int:
     for step in reversed([s for s in self.steps() if s < below]):
-      problem = damage(self.folder(step))
-      if problem is None:
+      if self._is_good(step, damage(self.folder(step))):
         return step
-      if self._read_only:
-        log.warning('checkpoint of step %d: %s', step, problem)
-        continue
-      aside = self._aside(step, 'damaged')
-      log.warning('checkpoint of step %d: %s; moved to %s', step, problem, aside)
     return -1
+
+  def _is_good(self, step: int, problem: str | None) -> bool:
+    """Whether a step has no problem; else tells of it, and moves the step aside."""
+    if problem is None:
+      return True
+    moved = '' if self._read_only else f'; moved to {self._aside(step, "damaged")}'
+    log.warning('checkpoint of step %d: %s%s', step, problem, moved)
+    return False
 
   def _aside(self, step: int, why: str) -> pathlib.Path:
     """Renames a step so that it is none; returns its new name."""

@@ -71,11 +71,11 @@ class States:
     Raises:
       UserError: the checkpoint does not fit.
     """
-    step = self.checkpoints.latest_good_step()
-    if step is None:
+    found = self.checkpoints.restore_latest(self.restored)
+    if found is None:
       state = self._new()
       return state, int(state.step)
-    state, data = self.restored(step)
+    step, (state, data) = found
     if data['batch_size'] != self.batch_size:
       raise UserError(
         f'the checkpoint of step {step} was trained with a global batch of {data["batch_size"]} '
