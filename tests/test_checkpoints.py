@@ -148,3 +148,30 @@ def test_every_flipped_bit_is_found(tmp_path):
       (tmp_path / 'damaged_checkpoint_00000001').rename(step)
       path.write_bytes(good)
   assert Checkpoints(tmp_path).latest_good_step() == 1
+
+
+def test_the_newest_good_step_is_checked_while_it_is_restored(tmp_path, caplog):
+  """Whatever restoring makes of damaged files does not count; what it raises of good ones does."""
+  c = Checkpoints(tmp_path)
+  for step in (1, 2, 3):
+    c.save(step, state(float(step)), {})
+  c.close()
+  first = lambda step: max((tmp_path / f'checkpoint_{step:08}/state').rglob('0*'))
+  first(3).write_bytes(b'short')  # Orbax refuses it
+  bad = bytearray(first(2).read_bytes())
+  bad[0] ^= 1
+  first(2).write_bytes(bad)  # and takes this for another value
+  c = Checkpoints(tmp_path)
+  seen = []
+  restore = lambda step: seen.append(step) or c.restore(step, abstract(state()))
+  step, (restored, _) = c.restore_latest(restore)
+  assert (step, seen) == (1, [3, 2, 1])
+  jax.tree.map(np.testing.assert_array_equal, restored, state(1.0))
+  assert c.steps() == [1]
+  for step in (2, 3):
+    assert f'checkpoint of step {step}: ' in caplog.text
+    assert (tmp_path / f'damaged_checkpoint_{step:08}').is_dir()
+  with pytest.raises(UserError, match='does not fit'):
+    c.restore_latest(lambda step: c.restore(step, abstract({'w': jnp.zeros(3)})))
+  assert c.steps() == [1]
+  assert Checkpoints(tmp_path / 'none').restore_latest(restore) is None
