@@ -280,6 +280,7 @@ def test_a_run_from_before_backends_does_not_change_its_own(tmp_path):
   assert "USE_TE 'off' → 'gemm'" in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_run_in_fp8_continues_bit_for_bit(tmp_path):
   fp8 = (*FLAGS, '--fdl.USE_FP8=True')
   whole = runs.run(tmp_path / 'whole', *fp8, '--fdl.MAX_STEPS=6')

@@ -30,6 +30,7 @@ def compile_here(*flags: str, code: int = 0, devices: int = 1):
   )
 
 
+@pytest.mark.slow
 def test_training_loads_what_was_compiled(tmp_path):
   """Losses are those of a run that compiles, bit for bit; another step or machine is refused."""
   decay = '--fdl.WEIGHT_DECAY=0.2'

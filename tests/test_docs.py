@@ -16,6 +16,7 @@ PAGES = [
   runs.ROOT / 'benchmarks' / 'README.md',
   *sorted((runs.ROOT / 'docs').glob('*.md')),
 ]
+FAST = {'README.md', 'experiments.md', 'data.md'}
 MAKE = {'make demo', 'make test'}  # tests/test_demo.py runs the first; this is the second
 
 
@@ -28,7 +29,11 @@ def commands(page: pathlib.Path) -> list[str]:
   return [line for line in lines if line and line not in MAKE]
 
 
-@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.parent.name + '/' + p.name)
+@pytest.mark.parametrize(
+  'page',
+  [p if p.name in FAST else pytest.param(p, marks=pytest.mark.slow) for p in PAGES],
+  ids=lambda p: p.parent.name + '/' + p.name,
+)
 def test_commands(page, tmp_path):
   """In an empty folder with the package's data where a command expects it."""
   (tmp_path / 'paxlite').symlink_to(runs.ROOT / 'paxlite')

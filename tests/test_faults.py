@@ -273,6 +273,7 @@ def test_a_full_disk(tmp_path, flags, free, code):
     assert 'Continuing from the checkpoint of step 8.' in again.stdout
 
 
+@pytest.mark.slow
 def test_a_file_that_vanishes_while_it_is_read(tmp_path):
   """Of two files the second is gone when its turn comes: what was trained is saved."""
   paths = [tmp_path / f'{name}.jsonl' for name in 'ab']

@@ -54,7 +54,7 @@ def start_and_be_killed(folder, moment):
     pytest.param(['during_save:6'], [3], marks=pytest.mark.slow),
     pytest.param(['mid_save:6'], [3], marks=pytest.mark.slow),
     pytest.param(['after_save:6'], [6], marks=pytest.mark.slow),
-    (['after_save:3', 'configuration'], [3]),
+    pytest.param(['after_save:3', 'configuration'], [3], marks=pytest.mark.slow),
     # the save of step 6 runs in the background
     pytest.param(['before_step:8'], [3, 6], marks=pytest.mark.slow),
     (['before_step:4', 'during_save:6', 'before_step:9'], [3, 6]),
@@ -150,6 +150,7 @@ def test_another_global_batch_is_refused(uninterrupted):
   assert 'global batch of 4 and this run has 8' in result.stderr
 
 
+@pytest.mark.slow
 def test_evaluation_leaves_a_run_in_progress_alone(tmp_path):
   """Records after the checkpoint stay, so do an unfinished save and a damaged step."""
   config = 'tests.experiments.TinyText'

@@ -247,6 +247,7 @@ def test_pile126m_and_lambada126m_as_pax_users_call_them(tfds, tmp_path):
   assert 'holds checkpoints of another model: NUM_LAYERS 1 → 2' in other.stderr
 
 
+@pytest.mark.slow
 def test_llama7b_learns_and_evaluates_boolq_as_pax_users_call_it(tfds, tmp_path):
   sizes = SIZES | dict(HIDDEN_DIMS=32, PERCORE_BATCH_SIZE=2, MAX_STEPS=3, MAX_SEQ_LEN=128)
   flags = [f'--fdl.{k}={v}' for k, v in sizes.items()]

@@ -194,7 +194,7 @@ def begun(tmp_path_factory):
   return begin
 
 
-FAST = {('gemm', 'DelayedScaling', 'remat'), ('layer', 'Float8CurrentScaling', 'remat')}
+FAST = {('layer', 'Float8CurrentScaling', 'remat')}
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(tmp_path
 @pytest.mark.parametrize(
   ('mesh', 'percore'),
   [
-    ('[1,8,1]', 1),
+    pytest.param('[1,8,1]', 1, marks=pytest.mark.slow),
     ('[1,2,4]', 1),
     pytest.param('[8,1,1]', 1, marks=pytest.mark.slow),
     pytest.param('[2,2,2]', 1, marks=pytest.mark.slow),
