@@ -73,6 +73,7 @@ class States:
     """
     found = self.checkpoints.restore_latest(self.restored)
     if found is None:
+      vars(self).pop('plan', None)  # there was none as long as damaged checkpoints were there
       state = self._new()
       return state, int(state.step)
     step, (state, data) = found

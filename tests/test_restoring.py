@@ -60,6 +60,19 @@ def test_parameters_alone(base, tmp_path):
     np.testing.assert_array_equal(value, base[1][name])
 
 
+def test_a_run_whose_checkpoints_are_all_damaged_starts_where_it_started(base, tmp_path):
+  source = dict(CHECKPOINT_RESTORE_PATH=str(base[0]))
+  train(tmp_path, **source)
+  for checksums in tmp_path.glob('checkpoints/checkpoint_*/checksums.json'):
+    checksums.unlink()
+  states = trainer(tmp_path, **source).states  # looks for the other checkpoint, and needs none yet
+  state, step = states.initial()
+  assert step == 0
+  assert states.plan is not None
+  for name, value in flat(state.params).items():
+    np.testing.assert_array_equal(value, base[1][name])
+
+
 def test_repeated_into_unrolled_and_back(base, tmp_path):
   state, _ = restored(tmp_path, base, USE_REPEATED_LAYER=False).initial()
   for name, value in flat(state.params).items():
