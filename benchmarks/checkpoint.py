@@ -28,7 +28,7 @@ def main() -> None:
   from paxlite import cpu_memory
 
   if memory := cpu_memory.environment():
-    os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **memory})
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **memory})
   import jax
 
   state = make_state(args.gigabytes)

@@ -30,6 +30,7 @@ _PREFIX = 'checkpoint'
 CHECKSUMS = 'checksums.json'
 _ITEMS = ('state', 'data')
 _READERS = 8  # threads that read files to check them
+_DESCRIPTION = 1 << 20  # bytes; files that say what is where are smaller
 
 log = logging.getLogger('paxlite')
 
@@ -87,6 +88,9 @@ class Checkpoints:
       step = self.latest_good_step()
       return None if step is None else (step, restore(step))
     for step in reversed(self.steps()):
+      # Orbax sees no files but those of the right names and sizes, with descriptions as saved
+      if not self._is_good(step, damage(self.folder(step), _DESCRIPTION)):
+        continue
       with concurrent.futures.ThreadPoolExecutor(1) as pool:
         checking = pool.submit(damage, self.folder(step))
         restored = None
@@ -97,7 +101,7 @@ class Checkpoints:
             raise
       if self._is_good(step, checking.result()):
         return step, restored
-      self.close()
+      self._manager.reload()  # it would save no step up to the one that is moved aside
     return None
 
   def roll_back(self, before: int) -> int | None:
@@ -328,8 +332,8 @@ def write_checksums(folder: pathlib.Path) -> None:
   (folder / CHECKSUMS).write_text(json.dumps(_checksums(folder, _files(folder))))
 
 
-def damage(folder: pathlib.Path) -> str | None:
-  """What is wrong with a checkpoint's files, or None."""
+def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
+  """What is wrong with a checkpoint's files, or None; of those above `up_to` bytes, their sizes."""
   try:
     found = json.loads((folder / CHECKSUMS).read_text())
     expected = {name: (int(size), int(crc)) for name, (size, crc) in found.items()}
@@ -340,9 +344,10 @@ def damage(folder: pathlib.Path) -> str | None:
   present = set(_files(folder))
   for name in sorted(present ^ expected.keys()):
     return f'{name} is missing' if name in expected else f'{name} is not in {CHECKSUMS}'
-  actual = _checksums(folder, expected)
+  sizes = {name: (folder / name).stat().st_size for name in expected}
+  actual = _checksums(folder, [name for name in expected if sizes[name] <= up_to])
   for name in expected:
-    if actual[name] != expected[name]:
+    if sizes[name] != expected[name][0] or actual.get(name, expected[name]) != expected[name]:
       return f'{name} is damaged (size or CRC-32 differs)'
   return None
 

@@ -71,9 +71,12 @@ class States:
     Raises:
       UserError: the checkpoint does not fit.
     """
+    if self.trainable_only:
+      self.plan  # noqa: B018 - checks the same checkpoints
     found = self.checkpoints.restore_latest(self.restored)
     if found is None:
-      vars(self).pop('plan', None)  # there was none as long as damaged checkpoints were there
+      if self.plan is None:
+        del self.plan  # damaged checkpoints were there when it was made
       state = self._new()
       return state, int(state.step)
     step, (state, data) = found

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxlite import checkpoints
 from paxlite.checkpoints import Checkpoints
 from paxlite.errors import TrainingError, UserError
 
@@ -106,8 +107,6 @@ def test_another_structure_is_refused_by_name(tmp_path, change, message):
 
 def test_a_failed_save_is_logged_and_the_next_one_tried(tmp_path, monkeypatch, caplog):
   """A disk that is full for a while: nothing is raised in the middle, the end tells."""
-  from paxlite import checkpoints
-
   real = checkpoints._checksum
 
   def full(path):
@@ -150,28 +149,52 @@ def test_every_flipped_bit_is_found(tmp_path):
   assert Checkpoints(tmp_path).latest_good_step() == 1
 
 
-def test_the_newest_good_step_is_checked_while_it_is_restored(tmp_path, caplog):
+def test_the_newest_good_step_is_checked_while_it_is_restored(tmp_path, monkeypatch, caplog):
   """Whatever restoring makes of damaged files does not count; what it raises of good ones does."""
+  monkeypatch.setattr(checkpoints, '_DESCRIPTION', -1)  # as if these were all large
   c = Checkpoints(tmp_path)
-  for step in (1, 2, 3):
+  for step in (1, 2, 3, 4):
     c.save(step, state(float(step)), {})
   c.close()
-  first = lambda step: max((tmp_path / f'checkpoint_{step:08}/state').rglob('0*'))
-  first(3).write_bytes(b'short')  # Orbax refuses it
-  bad = bytearray(first(2).read_bytes())
-  bad[0] ^= 1
-  first(2).write_bytes(bad)  # and takes this for another value
+  found = lambda step, name: max((tmp_path / f'checkpoint_{step:08}/state').rglob(name))
+  flip(found(2, '0*'))  # Orbax takes this for another value
+  flip(found(3, '.zarray'))  # and refuses this
+  found(4, '0*').write_bytes(b'short')  # and does not see this
+  seen, failed = [], []
+
+  def restore(step):
+    seen.append(step)
+    try:
+      return c.restore(step, abstract(state()))
+    except Exception:
+      failed.append(step)
+      raise
+
+  reader = c = Checkpoints(tmp_path, read_only=True)
+  assert c.restore_latest(restore)[0] == 1
+  assert (reader.steps(), seen, failed) == ([1, 2, 3, 4], [3, 2, 1], [3])
+  reader.close()
+  caplog.clear()
+  seen.clear()
   c = Checkpoints(tmp_path)
-  seen = []
-  restore = lambda step: seen.append(step) or c.restore(step, abstract(state()))
   step, (restored, _) = c.restore_latest(restore)
   assert (step, seen) == (1, [3, 2, 1])
   jax.tree.map(np.testing.assert_array_equal, restored, state(1.0))
-  assert c.steps() == [1]
-  for step in (2, 3):
+  for step in (2, 3, 4):
     assert f'checkpoint of step {step}: ' in caplog.text
     assert (tmp_path / f'damaged_checkpoint_{step:08}').is_dir()
+  c.save(2, state(2.0), {})  # a step that was moved aside can be saved again
+  c.wait()
+  assert c.steps() == [1, 2]
   with pytest.raises(UserError, match='does not fit'):
     c.restore_latest(lambda step: c.restore(step, abstract({'w': jnp.zeros(3)})))
-  assert c.steps() == [1]
+  assert c.steps() == [1, 2]
+  c.close()
   assert Checkpoints(tmp_path / 'none').restore_latest(restore) is None
+
+
+def flip(path):
+  """One bit of a file's first byte."""
+  data = bytearray(path.read_bytes())
+  data[0] ^= 1
+  path.write_bytes(data)
