@@ -30,6 +30,7 @@ from paxlite.folder_lock import FolderLock
 from paxlite.goodput import Goodput
 from paxlite.inputs.base import Input
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
+from paxlite.mesh_check import check_mesh
 from paxlite.optimizers import path_name
 from paxlite.restoring import Restore, find_source, tokenizer_of
 from paxlite.saving import Saver
@@ -144,6 +145,7 @@ def train(run: Run) -> None:
   _lock(lock, run)
   tokenizer = run.tokenizer()
   trainer = run.trainer()
+  check_mesh(trainer.mesh, trainer.rules)
   if run.compiled_step is None:
     check_options(trainer.compiler_options)
   make_folder(run.folder)
@@ -194,6 +196,7 @@ def evaluate(run: Run) -> None:
       return
   run.check_folder()
   trainer = run.trainer()
+  check_mesh(trainer.mesh, trainer.rules)
   print(f'Backend: {e.backend}', flush=True)
   if not trainer.eval_data:
     raise UserError(f'{type(run.experiment).__name__} has no evaluation input')

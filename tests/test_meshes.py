@@ -7,6 +7,8 @@ reduce-scatter on GPU and TPU.
 
 import json
 import re
+import subprocess
+import sys
 
 import fiddle as fdl
 import jax
@@ -87,6 +89,74 @@ def test_a_mesh_changes_nothing_but_rounding(cases):
     assert must <= r['collectives'].keys(), r
     gathered = [size for kind, size in r['collectives'].items() if kind.startswith('all-gather')]
     assert max(gathered, default=0) < r['activation'], r
+
+
+THREE_AXES = ['2,2,2', '1,2,2/2,1,1']
+EXPERT = 'MESH_AXES=["replica","data","mdl","expert"]'
+CONTEXT = 'MESH_AXES=["replica","data","mdl","context"]'
+STAGE = 'MESH_AXES=["stage","replica","data","mdl"]'
+REPEATED = ['NUM_LAYERS=2', 'USE_REPEATED_LAYER=true', 'NUM_MICROBATCHES=2']
+GRID_SLOW = {
+  'three axes': (8, THREE_AXES),
+  'two axes': (8, ['4,2,1', '4,1,2', '2,4,1', '1,4,2', '2,1,4', '1,2,4']),
+  'one axis': (8, ['8,1,1', '1,8,1', '1,1,8']),
+  'fp8': (8, ['2,2,2', 'gpt/16/1', 'gpt/128/4/tied', 'llama/128/1', 'USE_FP8=true']),
+  'lora': (8, ['2,2,2', 'gpt/128/1', 'llama/128/4', 'USE_LORA=true']),
+  'sequence': (8, ['2,2,2', 'llama/128/4', 'SEQUENCE_SHARDED_ACTIVATIONS=true']),
+  'dropless': (8, ['2,2,2', 'moe/128/4', 'USE_DROPLESS_MOE=true']),
+  'expert': (16, ['2,2,2,2', 'moe/128/4', 'moe/16/1', 'gpt/128/1', EXPERT]),
+  'context': (16, ['2,2,2,2', 'llama/128/4', 'gpt/128/1/tied', CONTEXT]),
+  'stage': (16, ['2,2,2,2', 'llama/128/4', STAGE, *REPEATED]),
+}
+GRID = {'fast': (8, ['2,2,2', 'gpt/128/4/tied', 'moe/16/4'])}
+
+
+@pytest.mark.parametrize(
+  ('devices', 'arguments'),
+  [pytest.param(*value, id=name) for name, value in GRID.items()]
+  + [pytest.param(*value, id=name, marks=pytest.mark.slow) for name, value in GRID_SLOW.items()],
+)
+def test_no_rows_are_exchanged(devices, arguments):
+  """Widths below and above the tokens of a shard, loss chunks, embeddings tied and not."""
+  done = runs.module('tests.mesh_grid', *arguments, devices=devices)
+  results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
+  assert results
+  for r in results:
+    assert r['loss'] < 1e-5, r
+    assert r['gradient'] < 1e-5, r
+
+
+CHECK_MESH = """
+from paxlite import mesh_check, partitioning
+mesh = partitioning.make_mesh([2, 2, 2], [1, 1, 1])
+mesh_check.check_mesh(mesh, partitioning.DEFAULT_RULES)
+print('right')
+partitioning.gathers_weights = lambda: False
+try:
+  mesh_check.check_mesh(mesh, partitioning.DEFAULT_RULES)
+except partitioning.UserError as e:
+  print(e)
+"""
+
+
+def test_a_mesh_that_xla_gets_wrong_is_refused():
+  command = [sys.executable, '-c', CHECK_MESH]
+  done = subprocess.run(
+    command, capture_output=True, text=True, cwd=runs.ROOT, env=runs.environment(8), check=True
+  )
+  right, wrong = done.stdout.splitlines()
+  assert right == 'right'
+  assert 'on the mesh replica 2 × data 2 × mdl 2' in wrong
+
+
+def test_the_report_to_xla_reproduces():
+  """Where this fails, XLA exchanges no rows any more, and gather_weight may not be needed."""
+  page = (runs.ROOT / 'docs' / 'xla_row_exchange.md').read_text()
+  code = re.search(r'```python fault\n(.*?)```', page, re.DOTALL)[1]
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, env=runs.environment(), check=True
+  )
+  assert float(done.stdout) > 1
 
 
 @pytest.mark.slow

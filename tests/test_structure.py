@@ -22,6 +22,7 @@ GROUPS = [
     'goodput',
     'hlo',
     'cpu_memory',
+    'mesh_check',
     'peers',
     'preemption',
     'profiling',

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from paxlite.layers.projection import Initializer
 from paxlite.layers.weight_product import weight_product
-from paxlite.partitioning import param, shard
+from paxlite.partitioning import gather_weight, param, shard
 
 
 class TokenEmbedding(nn.Module):
@@ -46,7 +46,8 @@ class TokenEmbedding(nn.Module):
     x_BTD = x_BTD.astype(self.dtype)
     if self.attend_scale != 1:
       x_BTD = x_BTD * jnp.asarray(self.attend_scale, self.dtype)
-    return weight_product('BTD,VD->BTV', x_BTD, self.emb_var.astype(self.dtype))
+    table_VD = gather_weight(self.emb_var.astype(self.dtype), ['vocab', 'embed'])
+    return weight_product('BTD,VD->BTV', x_BTD, table_VD)
 
 
 def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
@@ -104,8 +105,9 @@ class LmHead(nn.Module):
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
-    w = param(self, 'w', self.w_init, [self.vocab_size, self.model_dims], ['vocab', 'embed'])
-    return weight_product('BTD,VD->BTV', x_BTD.astype(self.dtype), w.astype(self.dtype))
+    shape, axes = [self.vocab_size, self.model_dims], ['vocab', 'embed']
+    w_VD = gather_weight(param(self, 'w', self.w_init, shape, axes).astype(self.dtype), axes)
+    return weight_product('BTD,VD->BTV', x_BTD.astype(self.dtype), w_VD)
 
 
 class LogitsBias(nn.Module):

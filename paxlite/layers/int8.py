@@ -6,7 +6,7 @@ from flax import linen as nn
 
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
-from paxlite.partitioning import param
+from paxlite.partitioning import gather_weight, param
 
 
 class Int8Projection(Projection):
@@ -22,7 +22,7 @@ class Int8Projection(Projection):
     axes = [axis if i in made else None for i, axis in enumerate(self.axes)]
     scale = param(self, 'w_scale', nn.initializers.ones, shape, axes)
     # or else XLA moves the conversion of all weights out of the loop over tokens
-    w, x = jax.lax.optimization_barrier((w, x))
+    w, x = jax.lax.optimization_barrier((gather_weight(w, self.axes), x))
     y = jnp.einsum(
       self.equation,
       x.astype(self.dtype),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.layers.projection import Projection
-from paxlite.partitioning import param
+from paxlite.partitioning import gather_weight, param
 
 LORA_VARIABLES = r'.*/lora_[ab]'  # a regular expression for the names of what LoRA adds
 
@@ -38,7 +38,7 @@ class LoraProjection(Projection):
     def factor(name: str, init, dims: list[int]) -> jax.Array:
       shape = [*(self.shape[i] for i in stacked), math.prod(self.shape[i] for i in dims), self.rank]
       axes = [*(self.axes[i] for i in stacked), self.axes[dims[0]], 'lora_rank']
-      return param(self, name, init, shape, axes).astype(self.dtype)
+      return gather_weight(param(self, name, init, shape, axes).astype(self.dtype), axes)
 
     a = factor('lora_a', self.w_init, read)
     b = factor('lora_b', nn.initializers.zeros, made)

@@ -19,7 +19,7 @@ from paxlite.layers.einsum import Einsum
 from paxlite.layers.feedforward import ACTIVATIONS
 from paxlite.layers.projection import Initializer
 from paxlite.layers.sown import LOSSES, SUMMARIES
-from paxlite.partitioning import param, shard
+from paxlite.partitioning import gather_weight, param, shard
 from paxlite.templates import Template, template_field
 
 _FAN_IN = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform')
@@ -175,11 +175,13 @@ class MoeFeedForward(nn.Module):
     # from split by group to split by expert: the all-to-all of expert parallelism
     in_GECD = shard(in_GPD.reshape(G, E, C, D), 'expert_groups', 'experts', None, 'act_embed')
     einsum_in = self.einsum_tpl(equation='GECD,EDF->GECF', name='einsum_in')
+    w_in_EDF = gather_weight(w_in_EDF, ['experts', 'expert_embed', 'mlp'])
     hidden_GECF = einsum_in(in_GECD, w_in_EDF)
     hidden_GECF = checkpoint_name(hidden_GECF, 'ffn1')
     hidden_GECF = shard(hidden_GECF, 'expert_groups', 'experts', None, 'act_mlp')
     activated_GECF = ACTIVATIONS[self.activation](hidden_GECF)
     einsum_out = self.einsum_tpl(equation='GECF,EFD->GECD', name='einsum_out')
+    w_out_EFD = gather_weight(w_out_EFD, ['experts', 'mlp', 'expert_embed'])
     out_GECD = einsum_out(activated_GECF, w_out_EFD)
     out_GECD = shard(out_GECD, 'expert_groups', 'experts', None, 'act_embed')
     out_GPD = shard(out_GECD.reshape(G, E * C, D), 'batch', None, 'act_embed')

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.layers.einsum import Einsum
-from paxlite.partitioning import param
+from paxlite.partitioning import gather_weight, param
 from paxlite.templates import Template, template_field
 
 Initializer = Callable[..., jax.Array]
@@ -52,7 +52,7 @@ class Projection(nn.Module):
     """einsum(equation, x, w)."""
     w = param(self, 'w', self.w_init, self.shape, self.axes)
     einsum = self.einsum_tpl(equation=self.equation, name='einsum')
-    return einsum(x.astype(self.dtype), w.astype(self.dtype))
+    return einsum(x.astype(self.dtype), gather_weight(w.astype(self.dtype), self.axes))
 
   @property
   def made_dims(self) -> list[int]:
