@@ -78,7 +78,8 @@ def _largest_difference(mesh: Mesh, rules: Rules) -> float:
   )
 
   def loss(params: Any, x: jax.Array, targets: jax.Array) -> jax.Array:
-    return (probe.apply(params, x) * targets).mean()
+    logits: Any = probe.apply(params, x)
+    return (logits * targets).mean()
 
   def on_mesh(*arguments: Any) -> Any:
     with partitioning.activate(mesh, rules):

@@ -153,49 +153,6 @@ def test_one_batch_is_followed_in_6_files_and_1200_lines():
   assert sum(len((PACKAGE / f).read_text().splitlines()) for f in way) <= 1200
 
 
-def test_the_library_stays_small():
-  """Each part that is read by itself has its bound; what is in no other part is training."""
-  backends = {
-    PACKAGE / name
-    for name in (
-      'backends.py',
-      'experiments/backend.py',
-      'experiments/te_layer.py',
-      'layers/einsum.py',
-      'layers/int8.py',
-      'layers/te_layer.py',
-      'tools/convert_te.py',
-      'weights/te.py',
-    )
-  }
-  parts = {
-    'data': ({'data', 'inputs'}, 3000),
-    'layers': ({'layers'}, 1800),
-    'hardware that is not there': ({'aot', 'compiled_step', 'hlo', 'targets'}, 1050),
-    'what the machine is told': ({'compiler', 'cpu_memory'}, 240),
-    'text': ({'decoding', 'eval_tasks', 'inference', 'scoring', 'zero_shot'}, 2000),
-    'sizes': ({'contrib', 'experiments'}, 2700),
-    'weights': ({'weights'}, 2000),
-    'tools': ({'tools'}, 1500),
-    'faults': (
-      {
-        'distributed',
-        'folder_lock',
-        'goodput',
-        'peers',
-        'preemption',
-        'saving',
-        'spikes',
-        'watchdog',
-      },
-      1000,
-    ),
-  }
-  lines = {p: len(p.read_text().splitlines()) for p in FILES}
-  assert sum(lines.pop(p) for p in backends) < 900, 'backends'
-  for name, (units, most) in parts.items():
-    assert sum(n for p, n in lines.items() if unit(p) in units) < most, name
-  others = set().union(*(units for units, _ in parts.values()))
-  assert sum(n for p, n in lines.items() if unit(p) not in others) < 4500
+def test_modules_stay_small():
   long = [str(p) for p in PACKAGE.rglob('*.py') if len(p.read_text().splitlines()) > 450]
   assert long == []
