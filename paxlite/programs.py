@@ -51,7 +51,7 @@ class Run:
     experiment: Validated numbers.
     folder: job_log_dir.
     save: Whether training writes checkpoints; it continues from those that are there either way.
-    accept_changes: Whether a folder of a different experiment may be continued.
+    accept_changes: Whether a folder of a different experiment, or data, may be continued.
     read_only: Whether what the folder holds stays as it is.
     compiled_step: A file of tools.compile to load instead of compiling.
   """
@@ -83,7 +83,9 @@ class Run:
       task=states.task,
       mesh=mesh,
       rules=e.rules,
-      saver=Saver(states, data, self.save, e.STOP_ON_FAILED_SAVE, e.MAX_ROLLBACKS),
+      saver=Saver(
+        states, data, self.save, e.STOP_ON_FAILED_SAVE, e.MAX_ROLLBACKS, self.accept_changes
+      ),
       data=data,
       eval_data=eval_data,
       folder=self.folder,
@@ -155,6 +157,8 @@ def train(run: Run) -> None:
       say(f'XLA: {told}')
   with distributed.leaving_together(), trainer.goodput.spent_on('restore'):
     state, step = trainer.states.initial()
+    if step < run.experiment.MAX_STEPS:
+      trainer.saver.resume(step)
   if trainer.states.plan is not None and jax.process_index() == 0:
     say(trainer.states.plan.table())
   write_configuration(

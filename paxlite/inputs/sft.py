@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -90,6 +91,10 @@ class SftRows:
         len(self._examples),
       )
     self.max_token_id = max(int(e.ids.max()) for e in self._examples)
+    self.fingerprint = 0
+    for example in self._examples:
+      for part in (example.ids, example.is_answer):
+        self.fingerprint = zlib.crc32(part.tobytes(), self.fingerprint)
     lengths = [len(e.ids) - 1 for e in self._examples]
     self._rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
 

@@ -1,5 +1,6 @@
 """Text files, tokenized at start: for corpora that fit in memory."""
 
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Literal
 
@@ -53,6 +54,7 @@ class TextRows(TokenRows):
       max_token_id=int(tokens.max()),
       name=', '.join(files),
     )
+    self.fingerprint = zlib.crc32(self.tokens, zlib.crc32(self.seq_starts))
     self.bytes_per_token = sum(len(b.encode()) for b in blocks) / len(tokens)
 
 
