@@ -257,7 +257,7 @@ def decode(run: Run) -> None:
 
   e: Any = run.experiment
   if not e.DECODE_FILES:
-    raise UserError('--fdl.DECODE_FILES="[\'/path/to/prompts.jsonl\']" is missing')
+    raise UserError('--fdl.DECODE_FILES=/path/to/prompts.jsonl is missing')
   run.check_folder()
   loaded, step = load(run)
   prompts = inference.read_prompts(e.DECODE_FILES, loaded)

@@ -68,6 +68,13 @@ def test_a_chat_learns_every_answer_of_the_assistant(tmp_path):
   assert learned == 'good day\nfarewell\n'
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  line = json.dumps(dict(inputs='a', targets='b'))
+  path.write_bytes(f'\ufeff{line}\r\n{line}\r\n'.encode())
+  assert rows(str(path)).num_examples == 2
+
+
 def test_rows_fit_and_hold_each_example_once():
   rng = np.random.default_rng(0)
   lengths = rng.integers(1, 100, 500).tolist()

@@ -10,6 +10,7 @@ import numpy as np
 
 from paxlite.errors import UserError, located
 from paxlite.inputs.base import Batch
+from paxlite.inputs.files import expanded
 from paxlite.inputs.records import read_records
 from paxlite.inputs.tokenizer import (
   ChatFormat,
@@ -67,7 +68,8 @@ class SftRows:
     packed: bool = True,
   ):
     if not files:
-      raise UserError('no examples: --fdl.TRAIN_FILES="[\'/path/to/a.jsonl\']"')
+      raise UserError('no examples: --fdl.TRAIN_FILES=/path/to/a.jsonl')
+    files = expanded(files)
     self._seq_len = seq_len
     self._tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(self._tokenizer, vocab_size)
