@@ -28,6 +28,7 @@ from paxlite.evaluation import Evaluator
 from paxlite.experiment import Experiment
 from paxlite.folder_lock import FolderLock
 from paxlite.goodput import Goodput
+from paxlite.inputs import about
 from paxlite.inputs.base import Input
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.optimizers import path_name
@@ -152,6 +153,8 @@ def train(run: Run) -> None:
   _lock(lock, run)
   if jax.process_index() == 0:
     say(f'Backend: {run.experiment.backend}')
+    for line in about.lines(trainer.data):
+      say(line)
     if trainer.compiler_options:
       told = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler_options.items()))
       say(f'XLA: {told}')

@@ -10,7 +10,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from paxlite.errors import TrainingError, UserError
-from paxlite.inputs.base import Input, Seekable, fingerprint, place
+from paxlite.inputs.base import Input, Seekable, place
+from paxlite.inputs.fingerprints import fingerprint
 from paxlite.states import States
 from paxlite.train_state import TrainState
 

@@ -12,9 +12,10 @@ from paxlite import data, saving
 from paxlite.errors import UserError
 from paxlite.experiments.datasets import FlatTokens, SftFiles, TextFiles
 from paxlite.experiments.demo import TinyGPT
-from paxlite.inputs.base import RowInput, fingerprint
+from paxlite.inputs.base import RowInput
 from paxlite.inputs.documents import DocumentSource
 from paxlite.inputs.files import read_text
+from paxlite.inputs.fingerprints import fingerprint
 from paxlite.inputs.flat_tokens import FlatTokenRows
 from paxlite.inputs.flat_tokens_writer import Writer
 from paxlite.inputs.mixture import mixture_of

@@ -14,11 +14,16 @@ from paxlite import data
 from paxlite.errors import UserError
 from paxlite.experiments.datasets import TextFiles
 from paxlite.experiments.demo import TinyGPT
+from paxlite.inputs import about
 from paxlite.inputs import text as text_module
 from paxlite.inputs.base import RowInput, permute, prefetch
+from paxlite.inputs.documents import DocumentSource
 from paxlite.inputs.files import expanded, read_json_lines, read_text
+from paxlite.inputs.mixture import mixture_of
 from paxlite.inputs.records import open_records
 from paxlite.inputs.rows import TokenRows
+from paxlite.inputs.sft import SftRows
+from paxlite.inputs.streams import StreamInput
 from paxlite.inputs.synthetic import SyntheticRows
 from paxlite.inputs.text import TextRows, split_blocks, split_files
 from paxlite.inputs.tokenizer import open_tokenizer
@@ -267,6 +272,31 @@ def test_what_is_held_out_is_chosen(tmp_path):
   path.write_text('a')
   with pytest.raises(UserError, match=r'too little text to hold out .*EVAL_FILES.*EVAL_FRACTION=0'):
     built(make().eval_inputs()['held_out'])
+
+
+def test_what_is_said_of_the_data(tmp_path):
+  examples = tmp_path / 'a.jsonl'
+  examples.write_text('{"inputs": "one", "targets": "two"}\n' * 3)
+  sft = SftRows([str(examples)], data.VOCAB, 32, 8192)
+  assert about.lines(RowInput(sft, 8)) == [
+    f'Training data: {examples}: 3 examples, 9 tokens of which 6 are learned, in 1 row of 32; '
+    'fewer than the 8 rows of a step, so each is read 8 times'
+  ]
+  tokens = RowInput(rows(*DOCUMENTS, 4, 'packed'), 2)
+  assert about.lines(tokens) == [
+    'Training data: tokens: 3 documents, 10 tokens, in 3 rows of 4; an epoch is 1.5 steps of 2 rows'
+  ]
+  stream = StreamInput(DocumentSource([str(examples)], data.VOCAB, 8192, field='inputs'), 8, 4)
+  assert about.lines(stream) == [f'Training data: {examples}: a stream, 4 rows a step']
+  assert about.lines(mixture_of([tokens, stream], [3, 1], 8)) == [
+    f'Training data: tokens + {examples}: a mixture of 2',
+    '  75.0% tokens: 3 documents, 10 tokens, in 3 rows of 4; fewer than the 6 rows of a step, so '
+    'each is read 2 times',
+    f'  25.0% {examples}: a stream',
+  ]
+  assert about.lines(RowInput(Numbers(1000), 8)) == [
+    'Training data: numbers: 1,000 rows; an epoch is 125 steps of 8 rows'
+  ]
 
 
 def test_patterns_of_files(tmp_path, monkeypatch):

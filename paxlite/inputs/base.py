@@ -64,14 +64,6 @@ def place(data: Input, step: int) -> str:
   return data.place(step) if hasattr(data, 'place') else f'batch {step} of {data.name}'
 
 
-def fingerprint(data: Input) -> int | None:
-  """Of what an input reads: the same on every host, and another where its data changes.
-
-  None where the input does not know. Batch size, order and the length of the run are not in it.
-  """
-  return getattr(data, 'fingerprint', None)
-
-
 class Positions:
   """Where a Seekable stood before each of the last steps.
 
@@ -161,10 +153,6 @@ class RowInput:
   @property
   def name(self) -> str:
     return self.source.name
-
-  @property
-  def fingerprint(self) -> int | None:
-    return getattr(self.source, 'fingerprint', None)
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
     step = start

@@ -6,14 +6,13 @@ through its epochs at its own pace, each epoch in an order of its own.
 
 import functools
 import itertools
-import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from paxlite.errors import UserError
-from paxlite.inputs.base import Batch, Positions, RowInput, fingerprint, numbers, permute
+from paxlite.inputs.base import Batch, Positions, RowInput, numbers, permute
 from paxlite.inputs.streams import Reader, StreamInput
 
 _BLOCK = 1024
@@ -67,10 +66,6 @@ class MixtureInput:
   @property
   def name(self) -> str:
     return ' + '.join(part.name for part in self.parts)
-
-  @property
-  def fingerprint(self) -> int:
-    return zlib.crc32(repr([fingerprint(part) for part in self.parts]).encode())
 
   @functools.cached_property
   def quotas(self) -> list[int]:

@@ -25,8 +25,7 @@ class TokenRows:
 
   Attributes:
     tokens: Ids [token_count], any unsigned type; sliceable.
-    seq_starts: First index of each document, then token_count [sequences + 1]; an array, or a
-      SortedFileArray.
+    seq_starts: First index of each document, then token_count [sequences + 1]; also in a file.
     seq_len: Length T of a row.
     rows: See the module.
     max_token_id: The largest id in tokens, as the dataset states it.

@@ -70,7 +70,7 @@ class SftRows:
     if not files:
       raise UserError('no examples: --fdl.TRAIN_FILES=/path/to/a.jsonl')
     files = expanded(files)
-    self._seq_len = seq_len
+    self.seq_len = seq_len
     self._tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(self._tokenizer, vocab_size)
     self._start_id = self._tokenizer.bos_id if start_id is None else start_id
@@ -107,9 +107,16 @@ class SftRows:
   def num_examples(self) -> int:
     return len(self._examples)
 
+  @property
+  def contents(self) -> str:
+    """What there is, for messages."""
+    tokens = sum(len(e.ids) - 1 for e in self._examples)
+    learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
+    return f'{self.num_examples:,} examples, {tokens:,} tokens of which {learned:,} are learned'
+
   def read(self, indices: np.ndarray) -> Batch:
     """Rows `indices` [b] as a batch of ids, labels, weights, segment_ids, segment_pos [b, T]."""
-    shape = (len(indices), self._seq_len)
+    shape = (len(indices), self.seq_len)
     batch = {k: np.zeros(shape, np.int32) for k in ('ids', 'labels', 'segment_ids', 'segment_pos')}
     weights = np.zeros(shape, np.float32)
     for r, index in enumerate(indices):
@@ -126,7 +133,7 @@ class SftRows:
     return batch | {'weights': weights}
 
   def _add(self, example: Example, place: str, too_long: TooLong) -> None:
-    length, most = len(example.ids), self._seq_len + 1
+    length, most = len(example.ids), self.seq_len + 1
     if length > most:
       if too_long == 'error':
         raise UserError(

@@ -7,7 +7,6 @@ exactly there.
 """
 
 import itertools
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -114,10 +113,6 @@ class StreamInput:
   @property
   def max_token_id(self) -> int:
     return self.source.max_token_id
-
-  @property
-  def fingerprint(self) -> int:
-    return zlib.crc32(repr([part.fingerprint for part in self.source.parts]).encode())
 
   @property
   def first_position(self) -> np.ndarray:

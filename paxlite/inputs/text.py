@@ -83,6 +83,11 @@ class TextRows(TokenRows):
     self.fingerprint = zlib.crc32(self.tokens, zlib.crc32(self.seq_starts))
     self.bytes_per_token = sum(len(b.encode()) for b in blocks) / len(tokens)
 
+  @property
+  def contents(self) -> str:
+    """What there is, for messages."""
+    return f'{len(self.seq_starts) - 1:,} blocks of text, {len(self.tokens):,} tokens'
+
 
 def split_files(files: Sequence[str], every: int) -> list[tuple[str, bool]]:
   """The blocks of text files with whether each is held out, one of `every` (see TextRows)."""
