@@ -21,7 +21,7 @@ from paxlite.errors import UserError, located
 from paxlite.experiment import find_known
 from paxlite.experiments.decoding import DECODING
 from paxlite.experiments.language_model import FUNCTION, SIZES, LanguageModel
-from paxlite.inputs.files import read_json_lines, read_object
+from paxlite.inputs.files import expanded, read_json_lines, read_object
 from paxlite.inputs.tokenizer import (
   ChatFormat,
   Tokenizer,
@@ -250,7 +250,7 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
     UserError: a line is neither, or longer than the model takes (file and line are named).
   """
   prompts = []
-  for file in files:
+  for file in expanded(files):
     for place, record in read_json_lines(file):
       if 'prediction' in record:
         raise UserError(f'{place} has a "prediction" already, which is what is written: rename it')

@@ -50,7 +50,10 @@ _SAVE = flags.DEFINE_bool(
   'enable_checkpoint_saving', True, 'Whether training writes checkpoints.', flag_values=_FLAGS
 )
 _ACCEPT = flags.DEFINE_bool(
-  'accept_changes', False, 'Continue a folder of a different experiment.', flag_values=_FLAGS
+  'accept_changes',
+  False,
+  'Continue a folder of a different experiment, or with other data.',
+  flag_values=_FLAGS,
 )
 _COMPILED_STEP = flags.DEFINE_string(
   'compiled_step',

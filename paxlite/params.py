@@ -121,7 +121,7 @@ def parse(cls: type, name: str, text: str) -> Any:
 
   Strings may be bare or quoted (`bfloat16`, `"bfloat16"`), in lists too (`[data,mdl]`); lists may
   be quoted as Pax's scripts have them (`[8,1,1]`, `"[8, 1, 1]"`), integers may be written `1e6` or
-  `1_000_000`.
+  `1_000_000`. A list of strings needs no brackets either: `a.jsonl`, `a.jsonl,b.jsonl`.
 
   Raises:
     UserError: the class has no such parameter, or the text does not read as its type.
@@ -133,6 +133,8 @@ def parse(cls: type, name: str, text: str) -> Any:
     if re.fullmatch(r"""\[[^\[\]'"]+\]""", value.strip()):
       attempts.append([word.strip() for word in value.strip()[1:-1].split(',')])
     attempts += [_literal(value), {'true': True, 'false': False}.get(value.lower(), value)]
+    if words := _words(value):
+      attempts.append(words)
   else:
     attempts.append(text.strip())  # VOCAB_PATH=8000 is a string too
   for attempt in attempts:
@@ -167,6 +169,15 @@ def _literal(text: str) -> Any:
     return ast.literal_eval(text.strip())
   except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
     return text.strip()
+
+
+def _words(text: str) -> list[str]:
+  """The words of a list of strings without brackets; none where one is empty or a bracket opens.
+
+  A comma within brackets, as of a regular expression's {1,2}, separates nothing.
+  """
+  words = [word.strip() for word in re.split(r',(?![^\[({]*[\])}])', text)]
+  return words if all(words) and text[0] not in '[({\'"' else []
 
 
 def _type_of_parameter(cls: type, name: str) -> Any:

@@ -28,6 +28,7 @@ from paxlite.evaluation import Evaluator
 from paxlite.experiment import Experiment
 from paxlite.folder_lock import FolderLock
 from paxlite.goodput import Goodput
+from paxlite.inputs import about
 from paxlite.inputs.base import Input
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.mesh_check import check_mesh
@@ -52,7 +53,7 @@ class Run:
     experiment: Validated numbers.
     folder: job_log_dir.
     save: Whether training writes checkpoints; it continues from those that are there either way.
-    accept_changes: Whether a folder of a different experiment may be continued.
+    accept_changes: Whether a folder of a different experiment, or data, may be continued.
     read_only: Whether what the folder holds stays as it is.
     compiled_step: A file of tools.compile to load instead of compiling.
   """
@@ -84,7 +85,9 @@ class Run:
       task=states.task,
       mesh=mesh,
       rules=e.rules,
-      saver=Saver(states, data, self.save, e.STOP_ON_FAILED_SAVE, e.MAX_ROLLBACKS),
+      saver=Saver(
+        states, data, self.save, e.STOP_ON_FAILED_SAVE, e.MAX_ROLLBACKS, self.accept_changes
+      ),
       data=data,
       eval_data=eval_data,
       folder=self.folder,
@@ -152,11 +155,15 @@ def train(run: Run) -> None:
   _lock(lock, run)
   if jax.process_index() == 0:
     say(f'Backend: {run.experiment.backend}')
+    for line in about.lines(trainer.data):
+      say(line)
     if trainer.compiler_options:
       told = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler_options.items()))
       say(f'XLA: {told}')
   with distributed.leaving_together(), trainer.goodput.spent_on('restore'):
     state, step = trainer.states.initial()
+    if step < run.experiment.MAX_STEPS:
+      trainer.saver.resume(step)
   if trainer.states.plan is not None and jax.process_index() == 0:
     say(trainer.states.plan.table())
   write_configuration(
@@ -256,7 +263,7 @@ def decode(run: Run) -> None:
 
   e: Any = run.experiment
   if not e.DECODE_FILES:
-    raise UserError('--fdl.DECODE_FILES="[\'/path/to/prompts.jsonl\']" is missing')
+    raise UserError('--fdl.DECODE_FILES=/path/to/prompts.jsonl is missing')
   run.check_folder()
   loaded, step = load(run)
   prompts = inference.read_prompts(e.DECODE_FILES, loaded)

@@ -1,6 +1,8 @@
 """Saves a state together with where the data stands, and goes back to what was saved."""
 
 import dataclasses
+import functools
+import logging
 from typing import Any
 
 import jax
@@ -9,8 +11,11 @@ from jax.experimental import multihost_utils
 
 from paxlite.errors import TrainingError, UserError
 from paxlite.inputs.base import Input, Seekable, place
+from paxlite.inputs.fingerprints import fingerprint
 from paxlite.states import States
 from paxlite.train_state import TrainState
+
+log = logging.getLogger('paxlite')
 
 
 @dataclasses.dataclass
@@ -23,6 +28,7 @@ class Saver:
     enabled: Whether checkpoints are written.
     stop_on_failure: Whether one that cannot be written ends the run.
     max_rollbacks: How often a run may go back.
+    accept_changes: Whether it may go on with other data than it was trained on before.
   """
 
   states: States
@@ -30,6 +36,7 @@ class Saver:
   enabled: bool = True
   stop_on_failure: bool = False
   max_rollbacks: int = 0
+  accept_changes: bool = False
 
   def __post_init__(self):
     self._skipped_batches = 0
@@ -59,6 +66,21 @@ class Saver:
         )
       position = np.array(positions[jax.process_index()], np.int64)
       self.data.seek(self.batch_of(step), position)
+    # checkpoints from before there were fingerprints have none
+    if self._fingerprint not in (None, notes.get('fingerprint', self._fingerprint)):
+      changed = f'{self.data.name} is not what the checkpoint of step {step} was trained on'
+      if not self.accept_changes:
+        raise UserError(
+          f'{changed}: its contents have changed since, so that rows would be read twice or never. '
+          'Put them back, choose another --job_log_dir, or continue with the change: '
+          '--accept_changes'
+        )
+      if jax.process_index() == 0:
+        log.warning('%s; the run goes on with it, as --accept_changes says', changed)
+
+  @functools.cached_property
+  def _fingerprint(self) -> int | None:
+    return fingerprint(self.data)
 
   def save(self, state: TrainState, step: int, unevaluated: bool = False) -> None:
     """Saves in the background, unless the step is saved.
@@ -81,6 +103,8 @@ class Saver:
       notes['rollbacks'] = self._rollbacks
     if unevaluated:
       notes['unevaluated'] = True
+    if self._fingerprint is not None:
+      notes['fingerprint'] = self._fingerprint
     if isinstance(self.data, Seekable):
       mine = self.data.position(self.batch_of(step))
       halves = np.ascontiguousarray(mine, np.int64).view(np.int32)  # JAX would cut 64 bits off

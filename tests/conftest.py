@@ -23,6 +23,7 @@ def pytest_configure(config):
     return
   config.compilation_cache = tempfile.mkdtemp(prefix='paxlite-tests-')
   os.environ[_CACHE] = config.compilation_cache
+  os.environ['XDG_CACHE_HOME'] = config.compilation_cache
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.3'
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {runs.QUICK_TO_COMPILE}'
 

@@ -5,7 +5,7 @@ import time
 
 import fiddle as fdl
 
-from paxlite.experiments.datasets import DocumentFiles, EmbeddedText, Mixture
+from paxlite.experiments.datasets import DocumentFiles, EmbeddedText, FlatTokens, Mixture
 from paxlite.experiments.demo import TinyGPT
 from paxlite.inputs.text import TextRows
 
@@ -34,6 +34,10 @@ class SlowText(TinyText):
     cfg = super().train_input()
     fdl.update_callable(cfg.source, SlowRows)
     return cfg
+
+
+class TinyTokens(FlatTokens, TinyGPT):
+  """TinyGPT on flat tokens."""
 
 
 class TinyMixture(Mixture, TinyGPT):

@@ -68,6 +68,51 @@ def test_a_chat_learns_every_answer_of_the_assistant(tmp_path):
   assert learned == 'good day\nfarewell\n'
 
 
+QUESTION, ANSWER = dict(role='user', content='hello'), dict(role='assistant', content='good day')
+
+
+@pytest.mark.parametrize(
+  ('record', 'same'),
+  [
+    (dict(prompt='hello', completion=' you'), dict(inputs='hello', targets=' you')),
+    (
+      dict(
+        conversations=[{'from': 'human', 'value': 'hello'}, {'from': 'gpt', 'value': 'good day'}]
+      ),
+      dict(messages=[QUESTION, ANSWER]),
+    ),
+    (dict(conversations=[QUESTION, ANSWER]), dict(messages=[QUESTION, ANSWER])),
+    (dict(instruction='hello', input='', output='good day'), dict(messages=[QUESTION, ANSWER])),
+    (
+      dict(instruction='say', input='hello', output='good day', system='be short'),
+      dict(messages=[dict(role='system', content='be short'),
+                     dict(role='user', content='say\n\nhello'), ANSWER]),
+    ),
+    (dict(prompt='a topic', messages=[QUESTION, ANSWER]), dict(messages=[QUESTION, ANSWER])),
+  ],
+)  # fmt: skip
+def test_rows_of_other_formats(record, same, tmp_path):
+  read = lambda name, record: rows(
+    write(tmp_path / name, [record]), 64, chat_template=TEMPLATE
+  ).read(np.array([0]))
+  mine, other = read('a.jsonl', record), read('b.jsonl', same)
+  for key, value in mine.items():
+    np.testing.assert_array_equal(value, other[key], err_msg=key)
+
+
+def test_a_conversation_without_a_template_says_how_to_give_one(tmp_path):
+  path = write(tmp_path / 'a.jsonl', [dict(instruction='hello', output='good day')])
+  with pytest.raises(UserError, match=r'no chat template.*--fdl\.CHAT_TEMPLATE=TEMPLATE gives one'):
+    rows(path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  line = json.dumps(dict(inputs='a', targets='b'))
+  path.write_bytes(f'\ufeff{line}\r\n{line}\r\n'.encode())
+  assert rows(str(path)).num_examples == 2
+
+
 def test_rows_fit_and_hold_each_example_once():
   rng = np.random.default_rng(0)
   lengths = rng.integers(1, 100, 500).tolist()
@@ -86,6 +131,29 @@ def test_rows_fit_and_hold_each_example_once():
     (dict(messages=[]), 'a.jsonl:2: "messages" must be a list'),
     (dict(messages='a'), 'a.jsonl:2: "messages" must be a list'),
     (dict(messages=[dict(role='user', content='a')]), 'a.jsonl:2 has no answer'),
+    (dict(messages=[dict(role='bot', content='a')]), "a.jsonl:2: a message has the role 'bot'"),
+    (
+      dict(conversations=[{'from': 'bot', 'value': 'a'}]),
+      "a.jsonl:2: a message has the role 'bot'",
+    ),
+    (dict(conversations='a'), 'a.jsonl:2: "messages" must be a list'),
+    (dict(conversations=[3]), 'a.jsonl:2: "messages" must be a list'),
+    (dict(instruction='a', output=3), 'a.jsonl:2: "messages" must be a list'),
+    (dict(instruction='a', input=3, output='b'), 'a.jsonl:2: "messages" must be a list'),
+    (dict(instruction='a', output=''), 'a.jsonl:2 has no answer'),
+    (dict(prompt='a', completion=''), 'a.jsonl:2 has no answer'),
+    (
+      dict(prompt='a', response='b'),
+      'a.jsonl:2 has neither .*: rename its fields prompt, response',
+    ),
+    (
+      dict(messages=[dict(role='assistant', content=None, tool_calls=[dict(name='f')])]),
+      'a.jsonl:2: a message has tool_calls',
+    ),
+    (
+      dict(messages=[dict(role='assistant', content='a')], tools=[dict(name='f')]),
+      'a.jsonl:2: "tools" are not given',
+    ),
     (dict(inputs='word ' * 200, targets='a'), 'a.jsonl:2 has .* tokens and a row holds 33'),
   ],
 )

@@ -4,9 +4,12 @@ import gzip
 import itertools
 import json
 import lzma
+import os
+import pathlib
 import shutil
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -15,10 +18,13 @@ import zstandard
 
 from paxlite import data
 from paxlite.errors import UserError
+from paxlite.inputs import checked_files, file_array
+from paxlite.inputs.file_array import SortedFileArray
 from paxlite.inputs.flat_tokens import FlatTokenRows, open_flat_tokens
 from paxlite.inputs.flat_tokens_writer import Writer
 from paxlite.inputs.tokenizer import open_tokenizer
 from paxlite.tools import tokenize
+from tests import runs
 
 DOCUMENTS = [np.arange(1, 6), np.array([700]), np.arange(10, 30)]
 
@@ -186,7 +192,18 @@ def test_tokenize_names_bad_lines_and_leaves_no_dataset(tmp_path, content, messa
   out = tmp_path / 'out'
   with pytest.raises(UserError, match=message):
     tokenize.main([f'--vocab={data.VOCAB}', f'--output={out}', '--processes=1', str(path)])
-  assert not (out / 'train').exists()
+  assert not out.exists()
+
+
+def test_a_failed_tokenize_leaves_the_folders_that_were_there(tmp_path):
+  (tmp_path / 'a.jsonl').write_text('{')
+  (tmp_path / 'mine').mkdir()
+  for out in (tmp_path / 'mine', tmp_path / 'mine' / 'new' / 'newer'):
+    with pytest.raises(UserError, match=r'a\.jsonl:1 is not JSON'):
+      tokenize.main(
+        [f'--vocab={data.VOCAB}', f'--output={out}', '--processes=1', str(tmp_path / 'a.jsonl')]
+      )
+  assert list((tmp_path / 'mine').iterdir()) == []
 
 
 def test_an_understated_largest_id_is_found_when_read(tmp_path):
@@ -221,3 +238,152 @@ def test_tokenize_refuses_to_overwrite(tmp_path):
   tokenize.main(args)
   with pytest.raises(UserError, match='exists: choose another --output'):
     tokenize.main(args)
+
+
+@pytest.mark.parametrize('kind', ['stream', 'packed', 'sequences'])
+@pytest.mark.parametrize('file', ['tokens.bin', 'seq_starts.bin'])
+def test_a_file_that_is_cut_off_while_it_is_read(tmp_path, kind, file):
+  """In a process of its own, as a signal would end it."""
+  write(tmp_path / 'd', 'memmap', [np.arange(1, 900)] * 300)
+  program = f"""
+import os, numpy as np
+from paxlite.errors import UserError
+from paxlite.inputs import flat_tokens
+flat_tokens._STARTS_IN_MEMORY = 0
+rows = flat_tokens.FlatTokenRows({str(tmp_path / 'd')!r}, 'train', 64, {kind!r})
+rows.read(np.arange(2))
+os.truncate({str(tmp_path / 'd' / 'train' / file)!r}, 64)
+try:
+  rows.read(np.array([200]))
+  print('read')
+except UserError as e:
+  print(e)
+"""
+  result = subprocess.run(
+    [sys.executable, '-c', program], capture_output=True, text=True, cwd=runs.ROOT, check=False
+  )
+  assert result.returncode == 0, (result.returncode, result.stderr)
+  size = {'tokens.bin': 300 * 899 * 2, 'seq_starts.bin': 301 * 8}[file]
+  if file == 'seq_starts.bin':  # of which one block is all, and was read before
+    assert result.stdout == 'read\n'
+  else:
+    assert f'{file} has 64 bytes and had {size:,} when it was opened' in result.stdout
+
+
+@pytest.mark.slow
+def test_a_run_whose_tokens_are_cut_off_saves_what_it_has_trained(tmp_path):
+  write(tmp_path / 'd', 'memmap', [np.arange(1, 125)] * 400)
+  flags = [
+    f'--fdl.DATASET_PATH={tmp_path / "d"}', '--fdl.EVAL_SPLIT=None', '--fdl.MAX_STEPS=100000',
+    '--fdl.CHECKPOINT_EVERY_N_STEPS=100000', '--fdl.SUMMARY_INTERVAL_STEPS=1',
+  ]  # fmt: skip
+  run = tmp_path / 'run'
+  process = subprocess.Popen(
+    runs.command(run, *flags, config='tests.experiments.TinyTokens'),
+    env=runs.environment(),
+    cwd=runs.ROOT,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  while not (run / 'metrics.jsonl').exists() or len(runs.records(run)) < 5:
+    assert process.poll() is None, process.stderr.read()
+    time.sleep(0.1)
+  os.truncate(tmp_path / 'd' / 'train' / 'tokens.bin', 100)
+  _, stderr = process.communicate(timeout=120)
+  assert process.returncode == 2, stderr
+  assert 'tokens.bin has 100 bytes and had 99,200 when it was opened' in stderr.splitlines()[-1]
+  (saved,) = (run / 'checkpoints').glob('checkpoint_*')
+  assert int(saved.name[-8:]) >= 5
+
+
+def test_values_are_looked_up_in_a_file_as_in_memory(tmp_path, monkeypatch):
+  monkeypatch.setattr(file_array, '_BLOCK', 16)
+  values = np.sort(np.random.default_rng(0).integers(0, 5000, 1003)).astype('<u8')
+  (tmp_path / 'a').write_bytes(values.tobytes())
+  array = SortedFileArray(tmp_path / 'a', '<u8')
+  wanted = np.arange(0, 5100, dtype=np.uint64)
+  np.testing.assert_array_equal(array.searchsorted(wanted), np.searchsorted(values, wanted))
+  np.testing.assert_array_equal(array, values)
+  np.testing.assert_array_equal(array[10:700], values[10:700])
+  assert [array[i] for i in (0, 15, 16, 1002, -1)] == values[[0, 15, 16, 1002, -1]].tolist()
+
+
+def test_the_checksum_is_compared_once(tmp_path, monkeypatch):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  write(tmp_path / 'd', 'memmap')
+  opened = lambda: FlatTokenRows(str(tmp_path / 'd'), 'train', 8)
+  tokens = tmp_path / 'd' / 'train' / 'tokens.bin'
+  read = []
+  whole = checked_files._crc32c_of
+  monkeypatch.setattr(checked_files, '_crc32c_of', lambda path: read.append(path) or whole(path))
+  opened()  # the writer has just read it
+  assert read == []
+  shutil.rmtree(tmp_path / 'cache')
+  opened()
+  opened()
+  assert read == [tokens]
+  content = tokens.read_bytes()
+  tokens.write_bytes(content[:2] + b'\x09' + content[3:])  # an id of the vocabulary, too
+  for _ in range(2):
+    with pytest.raises(UserError, match=r'tokens.bin is damaged: its CRC-32C is \w{8} and .*meta'):
+      opened()
+  tokens.write_bytes(content)
+  opened()
+  (tmp_path / 'cache').rename(tmp_path / 'gone')
+  (tmp_path / 'cache').write_text('no folder')
+  opened()
+  meta = tmp_path / 'd' / 'train' / 'meta.json'
+  meta.write_text(
+    json.dumps({k: v for k, v in json.loads(meta.read_text()).items() if k != 'crc32c'})
+  )
+  tokens.write_bytes(content[:2] + b'\x09' + content[3:])
+  opened()  # of a dataset from before there was one
+
+
+def test_of_several_processes_one_compares_the_checksum(tmp_path):
+  write(tmp_path / 'd', 'memmap', [np.arange(1, 1000)] * 20_000)
+  program = f"""
+from paxlite.inputs import checked_files
+from paxlite.inputs.flat_tokens import FlatTokenRows
+whole = checked_files._crc32c_of
+checked_files._crc32c_of = lambda path: print('read') or whole(path)
+FlatTokenRows({str(tmp_path / 'd')!r}, 'train', 8)
+"""
+  environment = os.environ | {'XDG_CACHE_HOME': str(tmp_path / 'cache')}
+  processes = [
+    subprocess.Popen(
+      [sys.executable, '-c', program], stdout=subprocess.PIPE, cwd=runs.ROOT, env=environment
+    )
+    for _ in range(3)
+  ]
+  said = [process.communicate(timeout=60)[0] for process in processes]
+  assert sorted(said) == [b'', b'', b'read\n']
+
+
+@pytest.mark.parametrize('format', ['memmap', 'seqax'])
+@pytest.mark.parametrize('other', ['FIFO', 'device', 'folder'])
+def test_what_is_no_file_is_refused_and_not_read(tmp_path, format, other):
+  write(tmp_path / 'd', format)
+  folder = tmp_path / 'd' / 'train'
+  names = {
+    'memmap': ['tokens.bin', 'seq_starts.bin', 'meta.json'],
+    'seqax': ['encoded_tokens/0', 'seq_starts/0', 'encoded_tokens/.zarray', '.zattrs'],
+  }[format]
+  for name in names:
+    path = folder / name
+    path.rename(folder / 'kept')
+    replace(path, other)
+    with pytest.raises(UserError, match=f'{name} is not a file, it is a {other}'):
+      FlatTokenRows(str(tmp_path / 'd'), 'train', 8)
+    path.rmdir() if other == 'folder' else path.unlink()
+    (folder / 'kept').rename(path)
+  FlatTokenRows(str(tmp_path / 'd'), 'train', 8)
+
+
+def replace(path: pathlib.Path, other: str) -> None:
+  if other == 'FIFO':
+    os.mkfifo(path)
+  elif other == 'device':
+    path.symlink_to('/dev/zero')
+  else:
+    path.mkdir()

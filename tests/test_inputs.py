@@ -2,17 +2,30 @@
 
 import gzip
 import lzma
+import os
+import pathlib
+import socket
 
+import fiddle as fdl
 import numpy as np
 import pytest
 
 from paxlite import data
 from paxlite.errors import UserError
+from paxlite.experiments.datasets import TextFiles
+from paxlite.experiments.demo import TinyGPT
+from paxlite.inputs import about
+from paxlite.inputs import text as text_module
 from paxlite.inputs.base import RowInput, permute, prefetch
-from paxlite.inputs.files import read_text
+from paxlite.inputs.documents import DocumentSource
+from paxlite.inputs.files import expanded, read_json_lines, read_text
+from paxlite.inputs.mixture import mixture_of
+from paxlite.inputs.records import open_records
 from paxlite.inputs.rows import TokenRows
+from paxlite.inputs.sft import SftRows
+from paxlite.inputs.streams import StreamInput
 from paxlite.inputs.synthetic import SyntheticRows
-from paxlite.inputs.text import TextRows, split_blocks
+from paxlite.inputs.text import TextRows, split_blocks, split_files
 from paxlite.inputs.tokenizer import open_tokenizer
 
 ALL = slice(None)
@@ -174,6 +187,150 @@ def test_text_rows_split_hold_out_and_know_their_bytes():
   assert held_out[0][1000:3000] not in train_text
 
 
+WORDS = 'In the beginning was the word and it was a long one. '
+TEXTS = {
+  'one long line': WORDS * 200_000,
+  'single newlines': f'{WORDS}\n' * 80_000,
+  'CRLF': f'{WORDS}\r\n{WORDS}\r\n\r\n' * 10_000,
+  'CR alone': f'{WORDS}\r{WORDS}\r\r' * 10_000,
+  'no space': 'a' * 300_000,
+  'small': f'{WORDS}\n\n' * 100,
+  'smaller': f'{WORDS}\n',
+  'a byte order mark': f'\ufeff{WORDS}\n' * 10_000,
+}
+
+
+@pytest.mark.parametrize('name', TEXTS)
+def test_text_as_people_have_it(tmp_path, name):
+  text = TEXTS[name]
+  path = tmp_path / 'a.txt'
+  path.write_bytes(text.encode())
+  blocks = split_files([str(path)], 20)
+  assert ''.join(block for block, _ in blocks) == text.removeprefix('\ufeff')
+  held = sum(len(block) for block, is_held in blocks if is_held)
+  assert 0 < held / len(text) < (0.1 if len(text) > 10_000 else 0.6)
+  largest = max(len(block) for block, _ in blocks)
+  assert largest < 2.1 * text_module.BLOCK_CHARS
+  expected = {
+    'one long line': '. ', 'single newlines': '\n', 'CRLF': '\r\n\r\n', 'CR alone': '\r\r',
+    'small': '\n\n',
+  }.get(name, '')  # fmt: skip
+  assert all(block.endswith(expected.strip(' ')) or block.endswith(expected) for block, _ in blocks)
+  if len(text) < 1_000_000:
+    read = {s: TextRows([str(path)], data.VOCAB, 32, s) for s in ('all', 'train', 'held_out')}
+    tokens = {s: len(rows.tokens) for s, rows in read.items()}
+    assert tokens['all'] == tokens['train'] + tokens['held_out']
+
+
+def test_of_many_small_files_whole_ones_are_held_out(tmp_path):
+  for i in range(40):
+    (tmp_path / f'{i:02}.txt').write_text(f'file {i}\n' * 100)
+  files = sorted(map(str, tmp_path.glob('*.txt')))
+  found = split_files(files, 20)
+  assert [block.split('\n')[0] for block, held in found if held] == ['file 19', 'file 39']
+  assert len(found) == 40
+
+
+def test_texts_with_blank_lines_are_split_as_ever(tmp_path):
+  """A run that was begun before other texts were taken goes on with the same rows."""
+  found = split_files(data.TEXTS, 20)
+  assert found == [pair for path in data.TEXTS for pair in split_blocks(path)]
+  rows = TextRows(data.TEXTS, data.VOCAB, 256, 'train')
+  assert (len(rows.tokens), rows.fingerprint) == (2_382_861, 100_832_392)
+  small, large = tmp_path / 'small.txt', tmp_path / 'large.txt'
+  small.write_text(WORDS * 100)  # is not cut, as the other one is
+  large.write_text(f'{WORDS}\n\n' * 3000)
+  assert [held for _, held in split_files([str(small), str(large)], 20)] == [
+    False,
+    False,
+    False,
+    True,
+  ]
+
+
+def test_what_is_held_out_is_chosen(tmp_path):
+  path, other = tmp_path / 'a.txt', tmp_path / 'b.txt'
+  path.write_text(WORDS * 1000)
+  other.write_text(WORDS * 10)
+  cls = type('Run', (TextFiles, TinyGPT), {})
+  make = lambda **values: cls(TRAIN_FILES=[str(path)], VOCAB_PATH=data.VOCAB, **values)
+  built = lambda cfg: fdl.build(cfg).source
+  whole = len(TextRows([str(path)], data.VOCAB, 32, 'all').tokens)
+  assert make(EVAL_FRACTION=0).eval_inputs() == {}
+  assert len(built(make(EVAL_FRACTION=0).train_input()).tokens) == whole
+  apart = make(EVAL_FILES=[str(other)])
+  assert len(built(apart.train_input()).tokens) == whole
+  assert built(apart.eval_inputs()['held_out']).name == str(other)
+  half = built(make(EVAL_FRACTION=0.5).eval_inputs()['held_out'])
+  assert 0.3 < len(half.tokens) / whole < 0.7
+  for values, message in [
+    (dict(EVAL_FRACTION=0.6), 'EVAL_FRACTION=0.6 must be between 0 and 0.5'),
+    (dict(EVAL_FILES=[str(tmp_path / '*.txt')]), r'EVAL_FILES: .*a\.txt is trained on'),
+  ]:
+    with pytest.raises(UserError, match=message):
+      make(**values).validate()
+  path.write_text('a')
+  with pytest.raises(UserError, match=r'too little text to hold out .*EVAL_FILES.*EVAL_FRACTION=0'):
+    built(make().eval_inputs()['held_out'])
+
+
+def test_what_is_said_of_the_data(tmp_path):
+  examples = tmp_path / 'a.jsonl'
+  examples.write_text('{"inputs": "one", "targets": "two"}\n' * 3)
+  sft = SftRows([str(examples)], data.VOCAB, 32, 8192)
+  assert about.lines(RowInput(sft, 8)) == [
+    f'Training data: {examples}: 3 examples, 9 tokens of which 6 are learned, in 1 row of 32; '
+    'fewer than the 8 rows of a step, so each is read 8 times'
+  ]
+  tokens = RowInput(rows(*DOCUMENTS, 4, 'packed'), 2)
+  assert about.lines(tokens) == [
+    'Training data: tokens: 3 documents, 10 tokens, in 3 rows of 4; an epoch is 1.5 steps of 2 rows'
+  ]
+  stream = StreamInput(DocumentSource([str(examples)], data.VOCAB, 8192, field='inputs'), 8, 4)
+  assert about.lines(stream) == [f'Training data: {examples}: a stream, 4 rows a step']
+  assert about.lines(mixture_of([tokens, stream], [3, 1], 8)) == [
+    f'Training data: tokens + {examples}: a mixture of 2',
+    '  75.0% tokens: 3 documents, 10 tokens, in 3 rows of 4; fewer than the 6 rows of a step, so '
+    'each is read 2 times',
+    f'  25.0% {examples}: a stream',
+  ]
+  assert about.lines(RowInput(Numbers(1000), 8)) == [
+    'Training data: numbers: 1,000 rows; an epoch is 125 steps of 8 rows'
+  ]
+
+
+def test_patterns_of_files(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ('b.txt', 'a.txt', 'c[1].txt'):
+    (tmp_path / name).write_text(name)
+  assert expanded(['*.txt', 'hf:a/*', 'x.txt']) == ['a.txt', 'b.txt', 'c[1].txt', 'hf:a/*', 'x.txt']
+  assert expanded(['c[1].txt']) == ['c[1].txt']
+  for read in (lambda names: TextRows(names, data.VOCAB, 8, 'train'), expanded):
+    with pytest.raises(UserError, match=r'no/\*\.txt matches no file'):
+      read(['no/*.txt'])
+  assert expanded(['no/*.txt'], strict=False) == ['no/*.txt']
+
+
+@pytest.mark.parametrize('suffix', ['.txt', '.jsonl', '.gz', '.xz', '.zst', '.parquet'])
+@pytest.mark.parametrize('kind', ['FIFO', 'socket', 'device', 'folder'])
+def test_what_is_no_file_is_refused_and_not_read(tmp_path, monkeypatch, suffix, kind):
+  monkeypatch.chdir(tmp_path)  # names of sockets are short
+  path = pathlib.Path(f'a{suffix}')
+  match kind:
+    case 'FIFO':
+      os.mkfifo(path)
+    case 'socket':
+      with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+    case 'device':
+      path.symlink_to('/dev/zero')
+    case 'folder':
+      path.mkdir()
+  for read in (open_records, read_text, lambda name: list(read_json_lines(name))):
+    with pytest.raises(UserError, match=f'a{suffix} is not a file, it is a {kind}'):
+      read(str(path))
+
+
 @pytest.mark.parametrize('suffix', ['', '.gz', '.xz', '.zst'])
 def test_compressed_text_reads_the_same(tmp_path, suffix):
   import zstandard
@@ -194,6 +351,7 @@ def test_compressed_text_reads_the_same(tmp_path, suffix):
   ('content', 'message'),
   [
     (b'', 'a.txt is empty'),
+    (b'\xef\xbb\xbfgood line\nbad \xff byte', r'a.txt:2 is not UTF-8 \(byte 17: 0xff\)'),
     (b'good line\nbad \xff byte', r'a.txt:2 is not UTF-8 \(byte 14: 0xff\)'),
     (None, 'a.txt is not a file'),
   ],

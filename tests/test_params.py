@@ -17,6 +17,7 @@ class Base(Parameters):
   RATE: float = 1e-3
   NAME: str = 'base'
   MESH: list[int] = [1, 1, 1]
+  FILES: list[str] = []
   FLAG = False
   OPTIONAL: int | None = None
   KIND: Literal['a', 'b'] = 'a'
@@ -77,6 +78,22 @@ def test_an_annotated_near_name_is_a_new_parameter():
     ('MESH', '[8,1,1]', [8, 1, 1]),
     ('MESH', '"[8, 1, 1]"', [8, 1, 1]),
     ('MESH', '(8, 1, 1)', [8, 1, 1]),
+    ('FILES', 'a.jsonl', ['a.jsonl']),
+    ('FILES', 'a.jsonl,b c.jsonl', ['a.jsonl', 'b c.jsonl']),
+    (
+      'FILES',
+      'data/*.jsonl, tfds:c4/en:3.0.1/train[:9%]',
+      [
+        'data/*.jsonl',
+        'tfds:c4/en:3.0.1/train[:9%]',
+      ],
+    ),
+    ('FILES', 'x_layers_.{1,2}/w,emb', ['x_layers_.{1,2}/w', 'emb']),
+    ('FILES', "['a.jsonl', 'b.jsonl']", ['a.jsonl', 'b.jsonl']),
+    ('FILES', '"[\'a.jsonl\']"', ['a.jsonl']),
+    ('FILES', '[a.jsonl,b.jsonl]', ['a.jsonl', 'b.jsonl']),
+    ('FILES', "'a.jsonl','b.jsonl'", ['a.jsonl', 'b.jsonl']),
+    ('FILES', '[]', []),
     ('FLAG', 'True', True),
     ('FLAG', 'false', False),
     ('FLAG', '1', True),
@@ -101,7 +118,13 @@ def test_parse(name, text, value):
     ('FLAG', 'maybe', 'must be bool'),
     ('MESH', '[8,1', 'must be list'),
     ('MESH', '[8,1.5,1]', 'must be list'),
+    ('MESH', 'a,b', 'must be list'),
+    ('FILES', "['a.jsonl'", 'must be list'),
+    ('FILES', 'a.jsonl,', 'must be list'),
+    ('FILES', '', 'must be list'),
+    ('FILES', 'None', 'must be list'),
     ('KIND', 'c', "must be one of 'a', 'b'"),
+    ('OPTIONAL', 'x,', 'must be int or None'),
     ('OPTIONAL', 'x', 'must be int or None'),
     ('LAYER', '3', 'Base has no attribute LAYER. Did you mean LAYERS'),
     ('zzz', '3', 'no attribute zzz. See python -m paxlite.tools.experiments'),

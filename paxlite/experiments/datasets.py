@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import fiddle as fdl
@@ -12,7 +12,7 @@ from paxlite.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.base import RowInput
 from paxlite.inputs.documents import DocumentSource, check_once
-from paxlite.inputs.files import kind
+from paxlite.inputs.files import expanded, kind
 from paxlite.inputs.flat_tokens import FlatTokenRows
 from paxlite.inputs.mixture import mixture_of
 from paxlite.inputs.records import canonical
@@ -21,7 +21,7 @@ from paxlite.inputs.seqio_tasks import SeqioSource
 from paxlite.inputs.sft import SftRows, TooLong
 from paxlite.inputs.streams import StreamInput, StreamRows
 from paxlite.inputs.synthetic import SyntheticRows
-from paxlite.inputs.text import TextRows
+from paxlite.inputs.text import HELD_OUT_EVERY, Split, TextRows
 from paxlite.params import parameter_types
 from paxlite.restoring import tokenizer_of
 from paxlite.templates import config
@@ -37,10 +37,16 @@ class _Rows(LanguageModel):
     if self.EVAL_BATCH_SIZE is not None and self.EVAL_BATCH_SIZE < 1:
       raise UserError(f'EVAL_BATCH_SIZE={self.EVAL_BATCH_SIZE} must be at least 1')
 
-  def check_apart(self, name: str, train: Iterable[Any], held_out: Iterable[Any]) -> None:
-    """Raises UserError where what is trained on is evaluated on."""
-    for both in set(train) & set(held_out):
+  def check_apart(self, name: str, train: Sequence[str], held_out: Sequence[str]) -> None:
+    """Raises UserError where a file that is trained on is evaluated on."""
+    apart = [set(map(canonical, expanded(names, strict=False))) for names in (train, held_out)]
+    for both in sorted(apart[0] & apart[1]):
       raise UserError(f'{name}: {both} is trained on and evaluated on: name another, or none')
+
+  def check_splits(self, train: str, held_out: str | None) -> None:
+    """Raises UserError where the split that is trained on is evaluated on."""
+    if train == held_out:
+      raise UserError(f'EVAL_SPLIT: {train} is trained on and evaluated on: name another, or none')
 
   @property
   def row_kind(self) -> RowKind:
@@ -98,29 +104,46 @@ class Synthetic(_Rows):
 
 
 class TextFiles(_Rows):
-  """Text files (.txt, also .gz .xz .zst) with a SentencePiece model; 1 block in 20 is held out."""
+  """Text files (.txt, also .gz .xz .zst) with a tokenizer; 1 block in 20 is held out."""
 
   TRAIN_FILES: list[str] = []
+  EVAL_FILES: list[str] = []
+  EVAL_FRACTION: float = 0.05  # of the text, held out where there are no EVAL_FILES; 0: none
   VOCAB_PATH: str = ''
+
+  def validate(self) -> None:
+    super().validate()
+    if not 0 <= self.EVAL_FRACTION <= 0.5:
+      raise UserError(f'EVAL_FRACTION={self.EVAL_FRACTION:g} must be between 0 and 0.5')
+    self.check_apart('EVAL_FILES', self.TRAIN_FILES, self.EVAL_FILES)
 
   @property
   def dataset(self) -> str:
     return 'text files'
 
   def train_input(self) -> fdl.Config:
-    return self.input(self._source('train'))
+    return self.input(self._source(self.TRAIN_FILES, 'train' if self._holds_out else 'all'))
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
-    return {'held_out': self.eval_input(self._source('held_out'))}
+    if self.EVAL_FILES:
+      return {'held_out': self.eval_input(self._source(self.EVAL_FILES, 'all'))}
+    if self._holds_out:
+      return {'held_out': self.eval_input(self._source(self.TRAIN_FILES, 'held_out'))}
+    return {}
 
-  def _source(self, split: str) -> fdl.Config:
+  @property
+  def _holds_out(self) -> bool:
+    return not self.EVAL_FILES and self.EVAL_FRACTION > 0
+
+  def _source(self, files: list[str], split: Split) -> fdl.Config:
     return config(
       TextRows,
-      files=list(self.TRAIN_FILES),
+      files=list(files),
       vocab_path=self.VOCAB_PATH,
       seq_len=self.MAX_SEQ_LEN,
       split=split,
       rows=self.row_kind,
+      held_out_every=round(1 / self.EVAL_FRACTION) if self._holds_out else HELD_OUT_EVERY,
     )
 
 
@@ -147,7 +170,7 @@ class FlatTokens(_Rows):
 
   def validate(self) -> None:
     super().validate()
-    self.check_apart('EVAL_SPLIT', [self.TRAIN_SPLIT], [self.EVAL_SPLIT])
+    self.check_splits(self.TRAIN_SPLIT, self.EVAL_SPLIT)
 
   @property
   def dataset(self) -> str:
@@ -195,7 +218,7 @@ class SeqioTask(_Rows):
 
   def validate(self) -> None:
     super().validate()
-    self.check_apart('EVAL_SPLIT', [self.TRAIN_SPLIT], [self.EVAL_SPLIT])
+    self.check_splits(self.TRAIN_SPLIT, self.EVAL_SPLIT)
 
   @property
   def dataset(self) -> str:
@@ -260,8 +283,7 @@ class DocumentFiles(_Rows):
     super().validate()
     if self.HELD_OUT_EVERY < 2:
       raise UserError(f'HELD_OUT_EVERY={self.HELD_OUT_EVERY} must be at least 2')
-    apart = [map(canonical, names) for names in (self.TRAIN_SOURCES, self.EVAL_SOURCES)]
-    self.check_apart('EVAL_SOURCES', *apart)
+    self.check_apart('EVAL_SOURCES', self.TRAIN_SOURCES, self.EVAL_SOURCES)
 
   def train_input(self) -> fdl.Config:
     split = 'all' if self.EVAL_SOURCES else 'train'
@@ -299,8 +321,7 @@ class SftFiles(_Rows):
 
   def validate(self) -> None:
     super().validate()
-    apart = [map(canonical, names) for names in (self.TRAIN_FILES, self.EVAL_FILES)]
-    self.check_apart('EVAL_FILES', *apart)
+    self.check_apart('EVAL_FILES', self.TRAIN_FILES, self.EVAL_FILES)
 
   @property
   def dataset(self) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from paxlite.errors import UserError
 from paxlite.inputs.base import mix, permute
+from paxlite.inputs.files import expanded
 from paxlite.inputs.records import Raw, Records, canonical, open_records, parsed, text_of
 from paxlite.inputs.tokenizer import Tokenizer, check_vocabulary, encode_document, open_tokenizer
 
@@ -62,7 +63,8 @@ class DocumentSource:
     tfds_data_dir: str = '',
   ):
     if not names:
-      raise UserError('no documents: --fdl.TRAIN_SOURCES="[\'/path/to/a.jsonl\']"')
+      raise UserError('no documents: --fdl.TRAIN_SOURCES=/path/to/a.jsonl')
+    names = expanded(names)
     check_once(names)
     tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(tokenizer, vocab_size)

@@ -1,13 +1,15 @@
 """Reading text and JSON lines, compressed or not, with errors that name file and line."""
 
+import glob
 import gzip
 import io
 import json
 import lzma
 import os
 import pathlib
+import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any, cast
 
 import orjson
@@ -17,6 +19,58 @@ from paxlite.errors import UserError
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _BLOCK_BYTES = 1 << 19
 COMPRESSED = ('.gz', '.xz', '.zst')
+_BOM = b'\xef\xbb\xbf'  # with which Windows begins UTF-8
+_KINDS = {
+  stat.S_ISDIR: 'a folder',
+  stat.S_ISFIFO: 'a FIFO or a pipe',
+  stat.S_ISSOCK: 'a socket',
+  stat.S_ISCHR: 'a device',
+  stat.S_ISBLK: 'a device',
+}
+
+
+def check_file(path: str | pathlib.Path) -> None:
+  """Raises UserError unless `path` is a regular file: others block their reader, or never end."""
+  try:
+    mode = os.stat(path).st_mode
+  except (FileNotFoundError, NotADirectoryError, ValueError):
+    raise UserError(f'{path} is not a file: there is none') from None
+  except OSError as e:
+    raise UserError(f'{path} cannot be read: {e.strerror}') from None
+  for is_one, kind_of_file in _KINDS.items():
+    if is_one(mode):
+      hint = f'{path}/* are its files' if is_one is stat.S_ISDIR else 'copy what it gives to one'
+      raise UserError(f'{path} is not a file, it is {kind_of_file}: {hint}')
+
+
+def fingerprint_of(path: str | pathlib.Path) -> int:
+  """Of a file's first and last 64 KiB and its size: a cheap look, which another hardly passes."""
+  with open(path, 'rb') as f:
+    head = f.read(1 << 16)
+    f.seek(-min(1 << 16, f.seek(0, os.SEEK_END)), os.SEEK_END)
+    return zlib.crc32(f.read(), zlib.crc32(head + str(f.tell()).encode()))
+
+
+def expanded(names: Sequence[str], strict: bool = True) -> list[str]:
+  """File names with the patterns among them (data/*.jsonl) replaced by what they match, sorted.
+
+  Args:
+    names: Of files, or of datasets ('hf:…'), which stay as they are.
+    strict: Whether a pattern that matches nothing is an error, and not kept.
+
+  Raises:
+    UserError: a pattern matches nothing.
+  """
+  found: list[str] = []
+  for name in names:
+    if not glob.has_magic(name) or ':' in name.partition('/')[0] or os.path.exists(name):
+      found.append(name)
+      continue
+    matches = sorted(glob.glob(name, recursive=True))
+    if strict and not matches:
+      raise UserError(f'{name} matches no file')
+    found += matches or [name]
+  return found
 
 
 def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
@@ -30,10 +84,12 @@ def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
     UserError: it is not a readable file, or a package for its compression is missing.
   """
   file = pathlib.Path(path)
-  if not os.path.isfile(path):
-    raise UserError(f'{path} is not a file')
+  check_file(path)
   if raw is None:
-    raw = file.open('rb')
+    try:
+      raw = file.open('rb')
+    except OSError as e:
+      raise UserError(f'{path} cannot be read: {e.strerror}') from None
   if file.suffix == '.gz':
     return cast(IO[bytes], gzip.open(raw, 'rb'))
   if file.suffix == '.xz':
@@ -95,7 +151,7 @@ class _ZstdReader(io.RawIOBase):
 
 
 def read_text(path: str) -> str:
-  """The whole of a text file as UTF-8.
+  """The whole of a text file as UTF-8, without a byte order mark.
 
   Raises:
     UserError: the file is empty, damaged, or not UTF-8 (the byte is named).
@@ -108,10 +164,11 @@ def read_text(path: str) -> str:
   if not data:
     raise UserError(f'{path} is empty')
   try:
-    return data.decode('utf-8')
+    return data.removeprefix(_BOM).decode('utf-8')
   except UnicodeDecodeError as e:
-    line = data.count(b'\n', 0, e.start) + 1
-    raise UserError(f'{path}:{line} is not UTF-8 (byte {e.start}: 0x{data[e.start]:02x})') from None
+    at = e.start + (len(_BOM) if data.startswith(_BOM) else 0)
+    line = data.count(b'\n', 0, at) + 1
+    raise UserError(f'{path}:{line} is not UTF-8 (byte {at}: 0x{data[at]:02x})') from None
 
 
 def kind(path: str) -> str:
@@ -202,7 +259,9 @@ def line_ranges(path: str, start: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def lines_of(block: bytes, first: int) -> Iterator[tuple[int, bytes]]:
-  """The lines of a block that are not blank, numbered from `first`."""
+  """The lines of a block that are not blank, numbered from `first`; no byte order mark."""
+  if first == 0:
+    block = block.removeprefix(_BOM)
   for number, line in enumerate(block.split(b'\n'), first):
     if line and not line.isspace():
       yield number, line
@@ -214,6 +273,8 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
   Raises:
     UserError: it is missing, damaged, or holds something else.
   """
+  if os.path.exists(path):
+    check_file(path)
   try:
     found = json.loads(path.read_text())
   except FileNotFoundError:

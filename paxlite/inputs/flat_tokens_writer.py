@@ -19,8 +19,9 @@ import google_crc32c
 import numpy as np
 
 from paxlite.errors import UserError
+from paxlite.inputs import checked_files
 from paxlite.inputs.files import read_object
-from paxlite.inputs.flat_tokens import META, Format, open_flat_tokens
+from paxlite.inputs.flat_tokens import META, TOKENS, Format, open_flat_tokens
 
 _CHUNK = 1 << 20  # tokens of a zarr chunk, and of a step of a check
 _NOTE = 'progress.json'
@@ -63,9 +64,11 @@ class Writer:
     shutil.rmtree(self._done, ignore_errors=True)
     if self._final.exists() and not (self._folder / META).exists():  # or it was being converted
       raise UserError(f'{self._final} exists: choose another --output or remove it')
+    above = [self._folder.parent, *self._folder.parent.parents]
+    self._made = [folder for folder in above if not folder.exists()]  # the innermost first
     try:
       self._folder.mkdir(parents=True, exist_ok=True)
-      self._tokens = (self._folder / 'tokens.bin').open('ab')
+      self._tokens = (self._folder / TOKENS).open('ab')
       self._starts = (self._folder / 'seq_starts.bin').open('ab')
     except OSError as e:
       raise UserError(f'{self._folder} cannot be written: {e.strerror}') from None
@@ -143,6 +146,7 @@ class Writer:
     if self._format == 'memmap':
       os.rename(self._folder, self._final)
       (self._final / _NOTE).unlink(missing_ok=True)
+      checked_files.remember(self._final / TOKENS, self._crc)
       return
     self._convert()
     self._check(self._path, self._split)
@@ -156,6 +160,9 @@ class Writer:
         file.close()
     if not (self._folder / _NOTE).is_file():
       shutil.rmtree(self._folder)
+      with contextlib.suppress(OSError):  # another split is being written there
+        for folder in self._made:
+          folder.rmdir()
 
   def _go_on(self, note: Mapping[str, Any]) -> None:
     try:
@@ -228,13 +235,13 @@ class Writer:
     written = 0
     for part in _parts(tokens, np.dtype('<u4')):
       encoded = part * 2
-      first, last = np.searchsorted(starts, np.array([written, written + len(part)], starts.dtype))
+      first, last = starts.searchsorted(np.array([written, written + len(part)], starts.dtype))
       encoded[(starts[first:last] - np.uint64(written)).astype(np.int64)] += 1
       array[written : written + len(part)] = encoded
       written += len(part)
     group.create_array(
       'seq_starts',
-      data=np.asarray(starts, '<u8'),
+      data=np.asarray(starts[:], '<u8'),
       chunks=(max(1, min(len(starts), _CHUNK)),),
       filters=[numcodecs.Delta(dtype='<u8')],
       compressors=compressor,

@@ -21,6 +21,8 @@ from typing import Any, Protocol
 from paxlite.errors import UserError
 from paxlite.inputs.files import (
   COMPRESSED,
+  check_file,
+  fingerprint_of,
   kind,
   line_blocks,
   line_ranges,
@@ -89,8 +91,7 @@ def open_records(name: str, tfds_data_dir: str = '') -> Records:
     return _Tfds(name, tfds_data_dir)
   if name.startswith('hf:'):
     return _HuggingFace(name)
-  if not os.path.isfile(name):
-    raise UserError(f'{name} is not a file')
+  check_file(name)
   if kind(name) in _JSON_LINES:
     return JsonLines(name)
   if kind(name) == '.parquet':
@@ -141,10 +142,7 @@ class _File:
 
   @property
   def fingerprint(self) -> int:
-    with open(self.name, 'rb') as f:
-      head = f.read(1 << 16)
-      f.seek(-min(1 << 16, f.seek(0, os.SEEK_END)), os.SEEK_END)
-      return zlib.crc32(f.read(), zlib.crc32(head + str(f.tell()).encode()))
+    return fingerprint_of(self.name)
 
 
 class JsonLines(_File):

@@ -9,7 +9,7 @@ Row kinds:
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,19 +21,19 @@ RowKind = Literal['stream', 'packed', 'sequences']
 
 @dataclasses.dataclass
 class TokenRows:
-  """A RowSource over tokens in memory or in a memory-mapped file.
+  """A RowSource over tokens in memory or in a file.
 
   Attributes:
     tokens: Ids [token_count], any unsigned type; sliceable.
-    seq_starts: First index of each document, then token_count [sequences + 1].
+    seq_starts: First index of each document, then token_count [sequences + 1]; also in a file.
     seq_len: Length T of a row.
     rows: See the module.
     max_token_id: The largest id in tokens, as the dataset states it.
     name: Of the dataset, for messages.
   """
 
-  tokens: np.ndarray
-  seq_starts: np.ndarray
+  tokens: Any
+  seq_starts: Any
   seq_len: int
   rows: RowKind
   max_token_id: int
@@ -51,8 +51,9 @@ class TokenRows:
       UserError: a token is larger than max_token_id, or seq_starts are out of order.
     """
     batch = self._sequences(indices) if self.rows == 'sequences' else self._stream(indices)
-    # unsigned, as an id beyond int32 has become negative
-    largest = max(int(batch[name].view(np.uint32).max()) for name in ('ids', 'labels'))
+    # unsigned, as an id beyond int32 has become negative; other inputs are targets before them
+    looked_at = batch['labels'], batch['ids'][:, :1]
+    largest = max(int(part.view(np.uint32).max()) for part in looked_at)
     stated = f'token id {largest} and states {self.max_token_id} as its largest'
     self._check(largest <= self.max_token_id, stated)
     return self._with_segments(batch, indices) if self.rows == 'packed' else batch
@@ -60,13 +61,13 @@ class TokenRows:
   def _stream(self, indices: np.ndarray) -> Batch:
     T, count = self.seq_len, len(self.tokens)
     window = np.zeros((len(indices), T + 1), np.int32)  # one token of context, then the targets
-    weights = np.zeros((len(indices), T), np.float32)
-    for r, index in enumerate(indices):
-      start = int(index) * T
+    weights = np.ones((len(indices), T), np.float32)
+    for r, start in enumerate((indices * T).tolist()):
       end = min(start + T, count)
       context = min(start, 1)
       window[r, 1 - context : 1 + end - start] = self.tokens[start - context : end]
-      weights[r, : end - start] = 1
+      if end < start + T:
+        weights[r, end - start :] = 0
     return {'ids': window[:, :-1], 'labels': window[:, 1:], 'weights': weights}
 
   def _with_segments(self, batch: Batch, indices: np.ndarray) -> Batch:
@@ -74,8 +75,8 @@ class TokenRows:
     is_start = np.tile(np.arange(T) == 0, (len(indices), 1))
     # of the same dtype as seq_starts, which NumPy would convert whole otherwise
     row_starts = (indices * T).astype(self.seq_starts.dtype)
-    first = np.searchsorted(self.seq_starts, row_starts)
-    last = np.searchsorted(self.seq_starts, row_starts + self.seq_starts.dtype.type(T))
+    first = self.seq_starts.searchsorted(row_starts)
+    last = self.seq_starts.searchsorted(row_starts + self.seq_starts.dtype.type(T))
     for r in range(len(indices)):
       inside = self.seq_starts[first[r] : last[r]].astype(np.int64) - int(indices[r]) * T
       self._check(((inside >= 0) & (inside < T)).all(), 'documents in no order')

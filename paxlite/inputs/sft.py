@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from paxlite.errors import UserError, located
 from paxlite.inputs.base import Batch
+from paxlite.inputs.files import expanded
 from paxlite.inputs.records import read_records
 from paxlite.inputs.tokenizer import (
   ChatFormat,
@@ -36,7 +38,7 @@ class SftRows:
 
   A line is {"inputs": text, "targets": text}: learned are the targets and the EOS after them. Or it
   is {"messages": [{"role", "content"} …]}: learned are the assistant's messages, as the chat
-  template ends them.
+  template ends them. Rows of other formats are read as one of these: see _texts_of, _messages_of.
 
   Args:
     files: .jsonl, also .gz .xz .zst.
@@ -66,8 +68,9 @@ class SftRows:
     packed: bool = True,
   ):
     if not files:
-      raise UserError('no examples: --fdl.TRAIN_FILES="[\'/path/to/a.jsonl\']"')
-    self._seq_len = seq_len
+      raise UserError('no examples: --fdl.TRAIN_FILES=/path/to/a.jsonl')
+    files = expanded(files)
+    self.seq_len = seq_len
     self._tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(self._tokenizer, vocab_size)
     self._start_id = self._tokenizer.bos_id if start_id is None else start_id
@@ -90,6 +93,10 @@ class SftRows:
         len(self._examples),
       )
     self.max_token_id = max(int(e.ids.max()) for e in self._examples)
+    self.fingerprint = 0
+    for example in self._examples:
+      for part in (example.ids, example.is_answer):
+        self.fingerprint = zlib.crc32(part.tobytes(), self.fingerprint)
     lengths = [len(e.ids) - 1 for e in self._examples]
     self._rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
 
@@ -100,9 +107,16 @@ class SftRows:
   def num_examples(self) -> int:
     return len(self._examples)
 
+  @property
+  def contents(self) -> str:
+    """What there is, for messages."""
+    tokens = sum(len(e.ids) - 1 for e in self._examples)
+    learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
+    return f'{self.num_examples:,} examples, {tokens:,} tokens of which {learned:,} are learned'
+
   def read(self, indices: np.ndarray) -> Batch:
     """Rows `indices` [b] as a batch of ids, labels, weights, segment_ids, segment_pos [b, T]."""
-    shape = (len(indices), self._seq_len)
+    shape = (len(indices), self.seq_len)
     batch = {k: np.zeros(shape, np.int32) for k in ('ids', 'labels', 'segment_ids', 'segment_pos')}
     weights = np.zeros(shape, np.float32)
     for r, index in enumerate(indices):
@@ -119,7 +133,7 @@ class SftRows:
     return batch | {'weights': weights}
 
   def _add(self, example: Example, place: str, too_long: TooLong) -> None:
-    length, most = len(example.ids), self._seq_len + 1
+    length, most = len(example.ids), self.seq_len + 1
     if length > most:
       if too_long == 'error':
         raise UserError(
@@ -133,13 +147,19 @@ class SftRows:
     self._examples.append(example)
 
   def _example(self, place: str, record: Mapping[str, Any]) -> Example:
-    if 'messages' in record:
+    messages, (inputs, targets) = _messages_of(record), _texts_of(record)
+    if messages is not None:
       with located(place):
-        parts = list(self._chat_parts(checked_messages(record['messages'])))
+        if record.get('tools'):
+          raise UserError('"tools" are not given to the chat template: leave them or the row out')
+        parts = list(self._chat_parts(checked_messages(messages)))
     else:
-      inputs, targets = record.get('inputs'), record.get('targets')
       if not isinstance(inputs, str) or not isinstance(targets, str):
-        raise UserError(f'{place} has neither texts "inputs" and "targets" nor a list "messages"')
+        raise UserError(
+          f'{place} has neither texts "inputs" and "targets" nor a list "messages" (or prompt and '
+          'completion, instruction and output, conversations): rename its fields '
+          f'{", ".join(record)}'
+        )
       start, eos = [self._start_id], [self._tokenizer.eos_id]
       parts = [
         ((start if start[0] >= 0 else []) + self._tokenizer.encode(inputs), False),
@@ -147,14 +167,18 @@ class SftRows:
       ]
     ids = np.array([i for part, _ in parts for i in part], np.int32)
     is_answer = np.array([answer for part, answer in parts for _ in part], bool)
-    if not is_answer[1:].any() or record.get('targets') == '':
+    if not is_answer[1:].any() or (messages is None and targets == ''):
       raise UserError(f'{place} has no answer to learn')
     return Example(ids, is_answer)
 
   def _chat_parts(self, messages: Sequence[Message]) -> Iterator[tuple[list[int], bool]]:
     """Pieces of a conversation, each with whether it is learned."""
     if self._chat is None:
-      self._chat = ChatFormat(self._chat_template, self._tokenizer.path)
+      try:
+        self._chat = ChatFormat(self._chat_template, self._tokenizer.path)
+      except UserError as e:
+        hint = '' if self._chat_template else '. --fdl.CHAT_TEMPLATE=TEMPLATE gives one'
+        raise UserError(f'{e}{hint}') from None
     written = ''
     for i, message in enumerate(messages):
       if message['role'] != 'assistant':
@@ -169,6 +193,41 @@ class SftRows:
       yield self._tokenizer.encode_marked(before[len(written) :]), False
       yield self._tokenizer.encode_marked(after[len(before) :]), True
       written = after
+
+
+_TEXTS = (('inputs', 'targets'), ('prompt', 'completion'))
+_SPEAKERS = {'human': 'user', 'gpt': 'assistant'}  # of ShareGPT
+
+
+def _texts_of(record: Mapping[str, Any]) -> tuple[Any, Any]:
+  """A prompt and its answer; None, or what is no text, where there are none."""
+  names = next((names for names in _TEXTS if record.keys() >= set(names)), _TEXTS[0])
+  return record.get(names[0]), record.get(names[1])
+
+
+def _messages_of(record: Mapping[str, Any]) -> Any:
+  """A conversation, unchecked: as it is, ShareGPT's, or Alpaca's question. Texts have None.
+
+  Alpaca's input stands below its instruction, after a blank line.
+  """
+  if 'messages' in record or any(record.keys() >= set(names) for names in _TEXTS):
+    return record.get('messages')
+  if isinstance(turns := record.get('conversations'), list):
+    return [
+      {'role': _SPEAKERS.get(str(turn['from']), turn['from']), 'content': turn.get('value')}
+      if isinstance(turn, Mapping) and 'from' in turn
+      else turn
+      for turn in turns
+    ]
+  if 'instruction' in record and 'output' in record:
+    question = [text for text in (record['instruction'], record.get('input')) if text]
+    texts = {
+      'system': record.get('system'),
+      'user': '\n\n'.join(question) if all(isinstance(x, str) for x in question) else question,
+      'assistant': record['output'],
+    }
+    return [{'role': role, 'content': text} for role, text in texts.items() if text]
+  return record.get('conversations')
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:

@@ -1,6 +1,7 @@
 """Random tokens: for speed measurements and smoke tests, no file needed."""
 
 import dataclasses
+import zlib
 
 import numpy as np
 
@@ -30,6 +31,10 @@ class SyntheticRows:
   @property
   def max_token_id(self) -> int:
     return self.vocab_size - 1
+
+  @property
+  def fingerprint(self) -> int:
+    return zlib.crc32(f'{self.vocab_size} {self.num_rows} {self.seed}'.encode())
 
   def __len__(self) -> int:
     return self.num_rows

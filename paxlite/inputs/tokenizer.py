@@ -18,6 +18,7 @@ TOKENIZERS = (_JSON, _MODEL)  # in a folder, the first that is there
 FILES = (*TOKENIZERS, 'tokenizer_config.json', 'chat_template.jinja', 'special_tokens_map.json')
 
 Message = Mapping[str, str]  # role and content
+ROLES = ('system', 'user', 'assistant')
 
 _PIECE_CHARS = 1 << 16
 
@@ -100,13 +101,25 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def checked_messages(messages: Any) -> list[Message]:
-  """The messages of a conversation; raises UserError unless each has a role and a text."""
+  """The messages of a conversation; raises UserError unless each has a role of three and a text."""
+  mappings = [m for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
+  for message in mappings:
+    if message.get('tool_calls') or message.get('function_call'):
+      raise UserError(
+        'a message has tool_calls, which no template is given: write them into its content, or '
+        'leave the row out'
+      )
   good = isinstance(messages, list) and all(
     isinstance(m, Mapping) and isinstance(m.get('role'), str) and isinstance(m.get('content'), str)
     for m in messages
   )
   if not good or not messages:
     raise UserError('"messages" must be a list of {"role": text, "content": text}, at least one')
+  for message in mappings:
+    if message['role'] not in ROLES:
+      raise UserError(
+        f'a message has the role {message["role"]!r}; there are {", ".join(ROLES)}: rename it'
+      )
   return messages
 
 

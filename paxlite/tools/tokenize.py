@@ -26,7 +26,7 @@ import numpy as np
 
 from paxlite.errors import UserError
 from paxlite.inputs.documents import check_once, is_held_out
-from paxlite.inputs.files import lines_of
+from paxlite.inputs.files import expanded, lines_of
 from paxlite.inputs.flat_tokens_writer import Writer
 from paxlite.inputs.records import (
   FileRange,
@@ -175,6 +175,7 @@ def main(argv: Sequence[str]) -> None:
   every = args.held_out_every
   if (args.held_out and every is None) or (every is not None and every < 2):
     raise UserError('--held_out_every=N names one document of how many, 2 at least')
+  args.sources = expanded(args.sources)
   check_once(args.sources)
   sources = [open_records(s) for s in args.sources]
   settings = {
