@@ -12,10 +12,14 @@ from typing import IO, Any, cast
 
 import orjson
 
+from paxlite import host_memory
 from paxlite.errors import UserError
+from paxlite.inputs.zstd import ZstdReader
 
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _BLOCK_BYTES = 1 << 19
+_TEXT_BYTES = 1 << 24
+_LINE_BYTES = 1 << 28  # a longer line is no record that somebody wrote
 COMPRESSED = ('.gz', '.xz', '.zst')
 
 
@@ -45,64 +49,27 @@ def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
       raise UserError(
         f'{path}: reading .zst needs the package zstandard (pip install zstandard)'
       ) from None
-    return io.BufferedReader(_ZstdReader(raw, zstandard), 1 << 20)
+    return io.BufferedReader(ZstdReader(raw, zstandard), 1 << 20)
   return raw
-
-
-class _ZstdReader(io.RawIOBase):
-  """Decompresses frame after frame; a last frame that is cut off is an EOFError.
-
-  zstandard's own reader ends in silence there.
-  """
-
-  def __init__(self, raw: IO[bytes], zstandard: Any):
-    self._raw = raw
-    self._zstandard = zstandard
-    self._frame = self._new_frame()
-    self._compressed = b''
-    self._plain = b''
-    self._inside = False
-
-  def _new_frame(self) -> Any:
-    return self._zstandard.ZstdDecompressor().decompressobj()
-
-  def readable(self) -> bool:
-    return True
-
-  def readinto(self, buffer: Any) -> int:
-    while not self._plain:
-      self._compressed = self._compressed or self._raw.read(1 << 18)
-      if not self._compressed:
-        if self._inside:
-          raise EOFError('its last frame is cut off')
-        return 0
-      try:
-        self._plain = self._frame.decompress(self._compressed)
-      except self._zstandard.ZstdError as e:
-        raise OSError(str(e)) from None
-      self._compressed = self._frame.unused_data
-      self._inside = not self._frame.eof
-      if self._frame.eof:
-        self._frame = self._new_frame()
-    count = min(len(buffer), len(self._plain))
-    buffer[:count] = self._plain[:count]
-    self._plain = self._plain[count:]
-    return count
-
-  def close(self) -> None:
-    self._raw.close()
-    super().close()
 
 
 def read_text(path: str) -> str:
   """The whole of a text file as UTF-8.
 
   Raises:
-    UserError: the file is empty, damaged, or not UTF-8 (the byte is named).
+    UserError: the file is empty, damaged, not UTF-8 (the byte is named), or does not fit in memory.
   """
+  most = (host_memory.available() or 1 << 62) // 2  # the text lies beside its bytes
+  data = bytearray()
   try:
     with open_bytes(path) as f:
-      data = f.read()
+      while part := f.read(_TEXT_BYTES):
+        data += part
+        if len(data) > most:
+          raise UserError(
+            f'{path} holds more than {most >> 20:,} MiB of text, which is read as a whole and does '
+            'not fit in memory: cut it into JSON lines, which are read one by one'
+          )
   except _DAMAGED as e:
     raise UserError(f'{path} cannot be decompressed: {e}') from None
   if not data:
@@ -157,6 +124,7 @@ def line_blocks(path: str, raw: IO[bytes] | None = None) -> Iterator[tuple[int, 
         end = data.rfind(b'\n') + 1
         if not end:  # a long line
           rest.append(data)
+          _check_line(path, done, sum(map(len, rest)))
           continue
         block = b''.join([*rest, data[:end]])
         rest = [data[end:]]
@@ -185,6 +153,8 @@ def line_ranges(path: str, start: int) -> Iterator[tuple[int, int, int, int]]:
     while size := f.readinto(buffer):
       end = buffer.rfind(b'\n', 0, size) + 1
       after = first + buffer.count(b'\n', 0, end)
+      if not end:
+        _check_line(path, first, offset + size - begin)
       if first < start < after:
         at = 0
         for _ in range(start - first):
@@ -199,6 +169,13 @@ def line_ranges(path: str, start: int) -> Iterator[tuple[int, int, int, int]]:
     yield first, first + 1, begin, offset
   if not offset:
     raise UserError(f'{path} is empty')
+
+
+def _check_line(path: str, number: int, size: int) -> None:
+  if size > _LINE_BYTES:
+    raise UserError(
+      f'{path}:{number + 1} is a line of more than {_LINE_BYTES >> 20} MiB, which is no record'
+    )
 
 
 def lines_of(block: bytes, first: int) -> Iterator[tuple[int, bytes]]:
