@@ -1,5 +1,6 @@
 """Files that others wrote: what they may cost, and what is said of them."""
 
+import ast
 import gzip
 import io
 import lzma
@@ -14,6 +15,7 @@ from paxlite import host_memory
 from paxlite.errors import UserError
 from paxlite.inputs import files, zstd
 from paxlite.inputs.records import JsonLines
+from tests.test_security import nodes
 
 OPENERS = {
   '.gz': gzip.open,
@@ -130,3 +132,42 @@ def test_memory_that_is_there(tmp_path):
   ):
     (tmp_path / 'memory' / name).write_text(text)
   assert host_memory.available(meminfo, cgroups, tmp_path) == 600007
+
+
+DEEP = '[' * 200_000
+
+
+@pytest.mark.parametrize(
+  'text', [DEEP, DEEP + ']' * 200_000, '{"a": ' + '[' * 400 + ']' * 400 + '}', '{"a":' * 200_000]
+)
+def test_deep_json_is_an_error_of_its_file(tmp_path, text):
+  """Wherever JSON is read: who walks it later would run out of stack too."""
+  path = tmp_path / 'a.json'
+  path.write_text(text)
+  with pytest.raises(UserError, match=r'a\.json.* is damaged'):
+    files.read_object(path)
+  with pytest.raises(UserError, match=r'a\.json:1'):
+    list(files.read_json_lines(str(path)))
+  flat = '{"text": "[[[' + '[{' * 1000 + '", "list": [' + '[],' * 500 + '{}]}'
+  path.write_text(flat)
+  assert len(files.read_object(path)) == 2
+  assert len(list(files.read_json_lines(str(path)))) == 1
+
+
+def test_json_is_read_where_its_errors_are_known():
+  """Who else calls a parser has to think of RecursionError, as these do."""
+  parsers = {
+    path
+    for path, node in nodes()
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ('json.loads', 'json.load')
+  }
+  assert parsers <= {
+    'inputs/files.py',
+    'checkpoints.py',
+    'compiled_step.py',
+    'configuration.py',  # of what it has written itself
+    'folder_lock.py',
+    'goodput.py',
+    'summaries.py',
+    'variables.py',
+  }

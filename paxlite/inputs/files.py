@@ -20,6 +20,7 @@ _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _BLOCK_BYTES = 1 << 19
 _TEXT_BYTES = 1 << 24
 _LINE_BYTES = 1 << 28  # a longer line is no record that somebody wrote
+_DEPTH = 100  # of lists and objects in each other
 COMPRESSED = ('.gz', '.xz', '.zst')
 
 
@@ -192,7 +193,8 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     UserError: it is missing, damaged, or holds something else.
   """
   try:
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text(encoding='utf-8'))
+    _check_depth(found)
   except FileNotFoundError:
     raise UserError(f'{path} is missing') from None
   except (ValueError, OSError, RecursionError) as e:
@@ -210,7 +212,27 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
     record = _parse_slowly(line, place)
   if not isinstance(record, dict):
     raise UserError(f'{place} is no JSON object')
+  if line.count(b'[') + line.count(b'{') > _DEPTH:  # which it takes to be so deep
+    try:
+      _check_depth(record)
+    except ValueError as e:
+      raise UserError(f'{place}: {e}') from None
   return record
+
+
+def _check_depth(value: Any) -> None:
+  """Raises ValueError for JSON so deep that whoever walks it would run out of stack."""
+  level = [value] if isinstance(value, list | dict) else []
+  for _ in range(_DEPTH):
+    level = [
+      x
+      for inner in level
+      for x in (inner.values() if isinstance(inner, dict) else inner)
+      if isinstance(x, list | dict)
+    ]
+    if not level:
+      return
+  raise ValueError(f'lists and objects in it are more than {_DEPTH} deep')
 
 
 def _parse_slowly(line: bytes, place: str) -> Any:
