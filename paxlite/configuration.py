@@ -100,9 +100,11 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
   if not path.exists():
     return
   try:
-    before = json.loads(path.read_text())
+    before = read_object(path)
     old = {'experiment': before['experiment'], **before['values']}
-  except (ValueError, KeyError, TypeError) as error:
+  except UserError as error:
+    raise UserError(f'{error}; --accept_changes goes on without it') from None
+  except (KeyError, TypeError) as error:
     raise UserError(f'{path} is damaged ({error!r}); --accept_changes goes on without it') from None
   identity = _identity(e)
   new = {'experiment': identity['experiment'], **identity['values']}

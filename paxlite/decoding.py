@@ -75,6 +75,7 @@ class DecodeState:
   cache: What attention keeps, padded to S slots.
   tokens_BS: Prompts, padded on the left, and what came after them.
   starts_B: First slot of each prompt.
+  ends_B: Last slot of each row, int32: as many as it would have alone.
   slot: Of the latest token, int32.
   prompt_slots: Where prompts end, int32.
   done_B: Rows that have ended.
@@ -85,6 +86,7 @@ class DecodeState:
   cache: Any
   tokens_BS: jax.Array
   starts_B: jax.Array
+  ends_B: jax.Array
   slot: jax.Array
   prompt_slots: jax.Array
   done_B: jax.Array
@@ -135,7 +137,7 @@ class Generator:
     seed: int = 0,
     row_ids: Sequence[int] | None = None,
   ) -> list[list[int]]:
-    """The continuation of each prompt, its EOS left out.
+    """The continuation of each prompt, its EOS left out; its neighbours do not change it.
 
     Args:
       prompts: Token ids, at least one each.
@@ -144,17 +146,17 @@ class Generator:
       row_ids: Names rows for the sampling; 0, 1, 2 … where None.
 
     Raises:
-      UserError: a prompt is empty, or leaves no room for a new token.
+      UserError: a prompt is empty, has ids that are none, or leaves no room for a new token.
     """
-    state, room = self._start(prompts, max_new_tokens, seed, row_ids)
-    state = self._extend(self._params, state, state.prompt_slots + room - 1)
+    state, rooms = self._start(prompts, max_new_tokens, seed, row_ids)
+    state = self._extend(self._params, state, state.prompt_slots + max(rooms) - 1)
     tokens_BS = multihost_utils.process_allgather(state.tokens_BS, tiled=True)
-    rows = tokens_BS[: len(prompts), int(state.prompt_slots) :][:, :room]
-    return [self._until_eos(row) for row in rows]
+    rows = tokens_BS[: len(prompts), int(state.prompt_slots) :]
+    return [self._until_eos(row[:room]) for row, room in zip(rows, rooms, strict=True)]
 
   def stream(self, prompt: Sequence[int], max_new_tokens: int, seed: int = 0) -> Iterator[int]:
     """The tokens of one continuation as they come; see generate."""
-    state, room = self._start([prompt], max_new_tokens, seed, None)
+    state, (room,) = self._start([prompt], max_new_tokens, seed, None)
     first = int(state.prompt_slots)
     for slot in range(first, first + room):
       state = self._extend(self._params, state, slot)
@@ -179,10 +181,13 @@ class Generator:
     max_new_tokens: int,
     seed: int,
     row_ids: Sequence[int] | None,
-  ) -> tuple[DecodeState, int]:
-    """The state after the prompts, and how many tokens may follow."""
+  ) -> tuple[DecodeState, list[int]]:
+    """The state after the prompts, and how many tokens may follow each."""
     if max_new_tokens < 1:
       raise UserError(f'max_new_tokens={max_new_tokens} must be at least 1')
+    vocab_size = self._params['embedding']['emb_var'].shape[0]
+    for number, prompt in enumerate(prompts):
+      check_ids(prompt, vocab_size, f'prompt {number}')
     longest = max(map(len, prompts))
     if min(map(len, prompts)) == 0:
       raise UserError('a prompt has no token; give it a text, or START_ID to begin with')
@@ -192,13 +197,15 @@ class Generator:
         f'MAX_SEQ_LEN={self._max_len}; shorten it, or raise --fdl.MAX_SEQ_LEN where positions are '
         'rotary'
       )
-    room = min(max_new_tokens, self._max_len - longest)
+    rooms = [min(max_new_tokens, self._max_len - len(prompt)) for prompt in prompts]
     P = min(bucket(longest), self._max_len)
-    S = P + bucket(room)
+    S = P + bucket(max(rooms))
     rows = self._rows(len(prompts))
     tokens = np.zeros((rows, P), np.int32)
     starts = np.full(rows, P, np.int32)
     starts[len(prompts) :] = P - 1  # rows that fill up the mesh hold one token
+    ends = np.full(rows, P, np.int32)
+    ends[: len(prompts)] = [P + room - 1 for room in rooms]
     for r, prompt in enumerate(prompts):
       starts[r] = P - len(prompt)
       tokens[r, starts[r] :] = prompt
@@ -208,7 +215,7 @@ class Generator:
     if self._mesh is not None:
       sharding = partitioning.batch_sharding(self._mesh, self._rules, tokens.shape)
       tokens = jax.device_put(tokens, sharding)
-    return self._prefill(self._params, tokens, starts, (keys, done), S), room
+    return self._prefill(self._params, tokens, (starts, ends), (keys, done), S), rooms
 
   def _rows(self, count: int) -> int:
     """Rows of a batch of `count` prompts: what the mesh divides."""
@@ -230,12 +237,13 @@ class Generator:
 
     return traced
 
-  def _prefill_program(self, params, tokens_BP, starts_B, rows, size: int) -> DecodeState:
+  def _prefill_program(self, params, tokens_BP, slots, rows, size: int) -> DecodeState:
+    starts_B, ends_B = slots
     keys_B, done_B = rows
     B, P = tokens_BP.shape
-    slots = jnp.arange(P)
-    is_real = slots >= starts_B[:, None]
-    positions_BP = jnp.maximum(slots - starts_B[:, None], 0)
+    slots_P = jnp.arange(P)
+    is_real = slots_P >= starts_B[:, None]
+    positions_BP = jnp.maximum(slots_P - starts_B[:, None], 0)
     x_BPD, variables = self._model.apply(
       {'params': params},
       tokens_BP,
@@ -253,6 +261,7 @@ class Generator:
       cache=_padded(variables['cache'], size),
       tokens_BS=jnp.pad(tokens_BP, ((0, 0), (0, size - P))),
       starts_B=starts_B,
+      ends_B=ends_B,
       slot=jnp.int32(P - 1),
       prompt_slots=jnp.int32(P),
       done_B=done_B,
@@ -269,7 +278,7 @@ class Generator:
       x_B1D, variables = self._model.apply(
         {'params': params, 'cache': state.cache},
         token_B1,
-        (state.slot - state.starts_B)[:, None],
+        jnp.minimum(state.slot, state.ends_B)[:, None] - state.starts_B[:, None],
         jnp.ones_like(token_B1),
         method='hidden',
         mutable=['cache'],
@@ -303,7 +312,7 @@ class Generator:
     seen_BV = state.seen_BV
     if seen_BV is not None:
       seen_BV = seen_BV.at[jnp.arange(len(token_B)), token_B].set(True)
-    ended_B = jnp.isin(token_B, jnp.array(self._eos_ids, jnp.int32))
+    ended_B = jnp.isin(token_B, jnp.array(self._eos_ids, jnp.int32)) | (slot >= state.ends_B)
     return dataclasses.replace(
       state,
       tokens_BS=jax.lax.dynamic_update_slice_in_dim(
@@ -318,6 +327,24 @@ class Generator:
     tokens = [int(t) for t in row]
     ends = [i for i, t in enumerate(tokens) if t in self._eos_ids]
     return tokens[: ends[0]] if ends else tokens
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
+  """Raises UserError, which names the place, unless all are ids of a vocabulary of this size."""
+  try:
+    array = np.asarray(ids)
+  except ValueError:  # lists of several lengths
+    array = np.zeros(0, object)
+  if not len(ids):
+    return
+  if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    raise UserError(f'{what} must be a list of token ids, which are integers')
+  (wrong,) = np.nonzero((array < 0) | (array >= vocab_size))
+  if wrong.size:
+    raise UserError(
+      f'{what} has the id {array[wrong[0]]} at position {wrong[0]}: the ids of the vocabulary are '
+      f'0 to {vocab_size - 1:,}'
+    )
 
 
 def bucket(length: int) -> int:

@@ -94,5 +94,5 @@ def _described(text: str) -> tuple[str, str | None]:
     job = owner['slurm_job']
     of_job = f', Slurm job {job}' if job else ''
     return f' (process {owner["process"]} on {owner["host"]}{of_job})', job
-  except (ValueError, KeyError, TypeError):  # it is being written
+  except (ValueError, KeyError, TypeError, RecursionError):  # it is being written
     return '', None

@@ -1,14 +1,18 @@
 """Weighted metrics: a value and the weight that it was averaged over."""
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+
+from paxlite.layers.sown import is_maximum
 
 
 class Weighted(NamedTuple):
-  """A mean `value` over a total `weight`; both scalars."""
+  """A mean `value` over a total `weight`, or the largest (sown.is_maximum); both scalars."""
 
   value: jax.Array
   weight: jax.Array
@@ -17,21 +21,36 @@ class Weighted(NamedTuple):
 Metrics = dict[str, Weighted]
 
 
+def over_microbatches(name: str, m: Weighted) -> Weighted:
+  """One metric of a whole step from those of its microbatches [n]."""
+  if is_maximum(name):
+    return Weighted(m.value.max(), m.weight.sum())
+  if name == 'num_predictions':  # a count of the step, not a mean of counts
+    return Weighted(m.value.sum(), m.weight.mean())
+  weight = m.weight.sum()
+  return Weighted((m.value * m.weight).sum() / jnp.maximum(weight, 1e-6), weight)
+
+
 class Mean:
-  """Weighted means over many batches, accumulated on the host in float64."""
+  """Weighted means over many batches, and maxima, accumulated on the host in float64."""
 
   def __init__(self):
     self._sums: dict[str, float] = {}
     self._weights: dict[str, float] = {}
+    self._largest: dict[str, float] = {}
 
   def add(self, metrics: Mapping[str, Weighted]) -> None:
     for name, m in metrics.items():
       weight = float(m.weight)
+      if is_maximum(name):
+        self._largest[name] = max(self._largest.get(name, -math.inf), float(m.value))
+        continue
       self._weights[name] = self._weights.get(name, 0.0) + weight
       self._sums[name] = self._sums.get(name, 0.0) + (float(m.value) * weight if weight else 0.0)
 
   def result(self) -> dict[str, float]:
-    return {n: s / self._weights[n] if self._weights[n] else 0.0 for n, s in self._sums.items()}
+    means = {n: s / self._weights[n] if self._weights[n] else 0.0 for n, s in self._sums.items()}
+    return means | self._largest
 
   def weight(self, name: str) -> float:
     return self._weights.get(name, 0.0)

@@ -6,8 +6,8 @@ its layers from an unrolled one and the other way round. What LoRA adds may be a
 
 import dataclasses
 import functools
-import json
 import logging
+import os
 import pathlib
 import re
 import zlib
@@ -31,6 +31,8 @@ log = logging.getLogger('paxlite')
 _PARAMS = 'params'
 OVERWRITTEN = 'overwritten'  # TrainState's field: a run on another backend has none of it
 _EXPERIMENT = 'experiment.json'
+_PATHS = 'VOCAB_PATH', 'CHECKPOINT_RESTORE_PATH'
+_PATH_CHARS = 4096  # the kernel takes no longer ones
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,10 @@ class Source:
     Where a run of LoRA left the frozen variables to the checkpoint that it started from, those of
     that checkpoint are here too.
     """
+    return self._variables(())
+
+  def _variables(self, beside: tuple[pathlib.Path, ...]) -> dict[str, Variable]:
+    """`variables`, where those that were trained beside these lie in the folders `beside`."""
     own = stored_variables(self.folder / 'state')
     params = [k for k in own if k.startswith(f'{_PARAMS}/')]
     if not params or not all(re.fullmatch(LORA_VARIABLES, k) for k in params):
@@ -68,12 +74,16 @@ class Source:
         f'{self.folder} holds what LoRA trained, and its base is needed too: {e}. '
         'If that was moved: --base_weights=FOLDER'
       ) from None
-    return {k: v for k, v in base.variables.items() if k.startswith(f'{_PARAMS}/')} | own
+    beside = (*beside, self.folder.resolve())
+    if base.folder.resolve() in beside:
+      raise _circular(self.experiment)
+    found = base._variables(beside)
+    return {k: v for k, v in found.items() if k.startswith(f'{_PARAMS}/')} | own
 
   @property
   def frozen(self) -> int | None:
     """The fingerprint of the weights that LoRA was trained beside, as states.States notes it."""
-    return json.loads((self.folder / 'data' / 'metadata').read_text()).get('frozen')
+    return read_object(self.folder / 'data' / 'metadata').get('frozen')
 
   def unrolled_params(self) -> dict[str, Variable]:
     """Parameters by name ('embedding/emb_var'), those of a repeated stack layer by layer."""
@@ -125,26 +135,41 @@ def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
 
   It is beside the weights, or where the run that wrote them had it (VOCAB_PATH), or it is that of
   the checkpoint which that run started from. '' has none.
+
+  Raises:
+    UserError: what such a run wrote of itself is damaged.
   """
-  if not str(path):
-    return None
-  try:
-    folder = _checkpoint_folders(path)[0]
+  seen: set[pathlib.Path] = set()
+  while str(path):
+    try:
+      folder = _checkpoint_folders(path)[0]
+    except UserError:
+      return None
+    source = Source(folder, _experiment_file(folder))
     if any((folder / name).is_file() for name in TOKENIZERS):
       return folder
-    values = read_values(Source(folder, _experiment_file(folder)))['values']
-  except UserError:
-    return None
-  vocab, before = values.get('VOCAB_PATH'), values.get('CHECKPOINT_RESTORE_PATH')
-  if vocab and pathlib.Path(vocab).exists():
-    return pathlib.Path(vocab)
-  return tokenizer_of(before or '')
+    if not source.experiment.is_file():
+      return None
+    if folder.resolve() in seen:
+      raise _circular(source.experiment)
+    seen.add(folder.resolve())
+    values = read_values(source)['values']
+    vocab, path = values.get('VOCAB_PATH'), values.get('CHECKPOINT_RESTORE_PATH') or ''
+    if vocab and os.path.exists(vocab):
+      return pathlib.Path(vocab)
+  return None
+
+
+def _circular(experiment: pathlib.Path) -> UserError:
+  return UserError(
+    f'{experiment} is damaged: following its CHECKPOINT_RESTORE_PATH leads back to where it began'
+  )
 
 
 def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
   """The folders at `path` with state/, the newest first; nothing of them is read."""
   path = pathlib.Path(path).absolute()
-  if not path.is_dir():
+  if not os.path.isdir(path):  # False also for what cannot be a path
     raise UserError(f'{path} is not a folder: it must be a job_log_dir or imported weights')
   for folder in (path / 'checkpoints', path):
     checkpoints = Checkpoints(folder, read_only=True)
@@ -410,6 +435,11 @@ def read_values(source: Source) -> dict[str, Any]:
     )
   found = read_object(source.experiment)
   try:
-    return {'experiment': str(found['experiment']), 'values': dict(found['values'])}
+    name, values = str(found['experiment']), dict(found['values'])
   except (ValueError, KeyError, TypeError) as e:
     raise UserError(f'{source.experiment} is damaged ({e!r})') from None
+  for path in _PATHS:
+    value = values.get(path) or ''
+    if not isinstance(value, str) or len(value) > _PATH_CHARS or '\0' in value:
+      raise UserError(f'{source.experiment} is damaged: its {path} is no path')
+  return {'experiment': name, 'values': values}

@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paxlite import partitioning
+from paxlite.decoding import check_ids
 from paxlite.errors import UserError
 from paxlite.layers.language_model import TransformerLm
 
@@ -105,7 +106,8 @@ class Scorer:
       report: Called with the rows done, and all.
 
     Raises:
-      UserError: a continuation has no token, no context, or more tokens than a row.
+      UserError: a continuation has no token, no context, ids that are none, or more tokens than a
+        row.
     """
     rows = self._rows_of(continuations)
     scores: list[Score | None] = [None] * len(continuations)
@@ -125,6 +127,7 @@ class Scorer:
 
   def _rows_of(self, continuations: Sequence[Continuation]) -> list[_Row]:
     rows: dict[tuple[tuple[int, ...], int], _Row] = {}
+    vocab_size = self._params['embedding']['emb_var'].shape[0]
     for number, c in enumerate(continuations):
       if not c.context or not c.continuation:
         raise UserError(f'continuation {number} has no token before it, or none of its own')
@@ -133,6 +136,7 @@ class Scorer:
           f'a continuation of {len(c.continuation):,} tokens is longer than a row of the model, '
           f'MAX_SEQ_LEN={self._max_len:,}'
         )
+      check_ids([*c.context, *c.continuation], vocab_size, f'continuation {number}')
       whole = [*c.context, *c.continuation[:-1]]
       inputs = whole[-self._max_len :]
       n = len(c.continuation)

@@ -11,8 +11,8 @@ from jax.sharding import Mesh
 
 from paxlite.layers.einsum import OVERWRITTEN
 from paxlite.layers.language_model import TransformerLm
-from paxlite.layers.sown import SOWN, mean_summaries, total_loss
-from paxlite.metrics import Metrics, Weighted
+from paxlite.layers.sown import SOWN, over_layers, total_loss
+from paxlite.metrics import Metrics, Weighted, over_microbatches
 from paxlite.optimizers import Optimizer, merge
 from paxlite.partitioning import Rules, activate
 from paxlite.train_state import TrainState
@@ -121,7 +121,7 @@ class Task:
       'log_pplx': xent,
       'fraction_of_correct_next_step_preds': Weighted(mean(losses.correct), num_predictions),
       'num_predictions': Weighted(num_predictions, one),
-    } | {name: Weighted(value, one) for name, value in mean_summaries(sown).items()}
+    } | {name: Weighted(value, _num_tokens(batch)) for name, value in over_layers(sown).items()}
 
   def grads(
     self,
@@ -171,7 +171,7 @@ class Task:
 
     zeros = jax.tree.map(jnp.zeros_like, trainable)
     (grads, after), metrics = jax.lax.scan(accumulate, (zeros, overwritten), (jnp.arange(n), split))
-    mean = {k: _over_microbatches(k, m) for k, m in metrics.items()}
+    mean = {k: over_microbatches(k, m) for k, m in metrics.items()}
     total = mean['avg_xent'].value + mean['aux_loss'].value
     mean['total_loss'] = Weighted(total, mean['total_loss'].weight)
     return grads, after, mean
@@ -183,9 +183,9 @@ class Task:
     return (weights_BT.max(1) > 0).sum() * jnp.float32(weights_BT.shape[1])
 
 
-def _over_microbatches(name: str, m: Weighted) -> Weighted:
-  """One metric of a whole step from those of its microbatches [n]."""
-  if name == 'num_predictions':  # a count of the step, not a mean of counts
-    return Weighted(m.value.sum(), m.weight.mean())
-  weight = m.weight.sum()
-  return Weighted((m.value * m.weight).sum() / jnp.maximum(weight, 1e-6), weight)
+def _num_tokens(batch: Batch) -> jax.Array:
+  """Positions of a batch that are no padding."""
+  segment_ids_BT = batch.get('segment_ids')
+  if segment_ids_BT is None:
+    return jnp.float32(batch['ids'].size)
+  return (segment_ids_BT > 0).sum().astype(jnp.float32)

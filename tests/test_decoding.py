@@ -19,6 +19,7 @@ from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
 from paxlite.inputs.tokenizer import open_tokenizer
+from paxlite.scoring import Continuation, Scorer
 from tests import runs
 
 SMALL = dict(NUM_LAYERS=2, NUM_HEADS=4, MODEL_DIMS=32, VOCAB_SIZE=97, MAX_SEQ_LEN=64,
@@ -139,6 +140,41 @@ def test_prompts_that_cannot_be_continued(prompt, new, match):
   model, params = made('llama')
   with pytest.raises(UserError, match=match):
     Generator(model, params, 64).generate([prompt], new)
+
+
+@pytest.mark.parametrize('name', ['gpt', 'llama'])
+def test_a_batch_gives_each_prompt_what_it_gets_alone(name):
+  """However long its neighbours are: as many tokens, and the same."""
+  model, params = made(name)
+  prompts = [[7], list(range(3, 66)), list(range(10, 40)), [5, 6], list(range(63))]
+  for most in (100, 20):
+    generator = Generator(model, params, 64)
+    rows = generator.generate(prompts, most)
+    assert [len(r) for r in rows] == [min(most, 64 - len(p)) for p in prompts]
+    assert rows == [generator.generate([p], most)[0] for p in prompts]
+  sampled = Generator(model, params, 64, Sampling(1.0, top_k=9))
+  rows = sampled.generate(prompts, 100, seed=5)
+  assert rows == [sampled.generate([p], 100, 5, row_ids=[i])[0] for i, p in enumerate(prompts)]
+
+
+@pytest.mark.parametrize(
+  ('ids', 'match'),
+  [
+    ([1, 97], 'has the id 97 at position 1: the ids of the vocabulary are 0 to 96'),
+    ([1, 2, -1], 'has the id -1 at position 2'),
+    ([2**40], f'has the id {2**40} at position 0'),
+    ([1.5], 'must be a list of token ids'),
+    (['a'], 'must be a list of token ids'),
+    ([[1]], 'must be a list of token ids'),
+  ],
+)
+def test_ids_outside_the_vocabulary_are_refused(ids, match):
+  model, params = made('llama')
+  with pytest.raises(UserError, match=f'prompt 1 {match}'):
+    Generator(model, params, 64).generate([[1], ids], 3)
+  scorer = Scorer(model, params, 64)
+  with pytest.raises(UserError, match=f'continuation 1 {match}'):
+    scorer([Continuation([1], [2]), Continuation(ids, [1])])
 
 
 class Speaker(Synthetic, LLaMA):

@@ -12,7 +12,8 @@ from paxlite.errors import UserError
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.layers import moe
 from paxlite.layers.norms import RmsNorm
-from paxlite.layers.sown import SOWN
+from paxlite.layers.sown import SOWN, SUMMARIES, over_layers
+from paxlite.metrics import Mean, Weighted
 from tests import praxis
 
 SMALL = dict(
@@ -194,3 +195,78 @@ def test_rows_that_fill_a_batch_up_do_not_count():
 def test_what_cannot_be(changes, message):
   with pytest.raises(UserError, match=message):
     GLaM126M64E(**SMALL | changes).validate()
+
+
+# each row a group of its own, with places enough for few: microbatches route as the batch does
+BY_ROW = SMALL | dict(NUM_MOE_GROUPS=4, EXPERT_CAPACITY_FACTOR=0.5, PERCORE_BATCH_SIZE=4)
+
+
+def metrics_of(batch, **changes):
+  experiment = GLaM126M64E(**BY_ROW | changes)
+  task = fdl.build(experiment.task())
+  params = meta.unbox(task.init_params(jax.random.key(0)))
+  _, _, metrics = jax.jit(lambda p: task.grads(p, batch, None))(params)
+  return {k: float(m.value) for k, m in metrics.items()}
+
+
+def rows(lengths):
+  """Packed rows [b, 16] of other ids each, filled up with padding."""
+  at = np.arange(16)[None]
+  segment_ids = (at < np.array(lengths)[:, None]).astype(np.int32)
+  ids = np.random.default_rng(0).integers(1, 64, segment_ids.shape).astype(np.int32) * segment_ids
+  return dict(
+    ids=ids,
+    labels=ids,
+    weights=segment_ids.astype(np.float32),
+    segment_ids=segment_ids,
+    segment_pos=at * segment_ids,
+  )
+
+
+def test_summaries_over_microbatches_are_those_of_the_batch():
+  """Shares of tokens count tokens, not microbatches, of which some have fewer."""
+  batch = rows([16, 2, 9, 5])
+  whole, split = metrics_of(batch), metrics_of(batch, NUM_MICROBATCHES=4)
+  names = [k for k in whole if k.startswith(('dispatch', 'over_capacity'))]
+  assert len(names) == 5
+  assert whole['over_capacity_2_ratio'] > 0.1
+  for name in names:
+    assert split[name] == pytest.approx(whole[name], abs=1e-6), name
+
+
+def test_the_busiest_expert_of_microbatches_is_that_of_the_busiest():
+  batch = rows([16, 2, 9, 5])
+  each = [metrics_of({k: v[i : i + 1] for k, v in batch.items()}) for i in range(4)]
+  loads = [m['max_expert_load'] for m in each]
+  assert max(loads) > 1.1 * np.mean(loads)
+  split = metrics_of(batch, NUM_MICROBATCHES=4)['max_expert_load']
+  assert split == pytest.approx(max(loads))
+  same = {k: np.repeat(v[:1], 4, 0) for k, v in batch.items()}
+  whole, split = metrics_of(same), metrics_of(same, NUM_MICROBATCHES=4)
+  assert split['max_expert_load'] == pytest.approx(whole['max_expert_load'])
+
+
+def test_the_busiest_expert_of_layers_and_evaluation_batches_is_that_of_the_busiest():
+  sown = {SUMMARIES: {'a': {'max_x': (1.0,), 'y': (1.0,)}, 'b': {'max_x': (5.0,), 'y': (3.0,)}}}
+  found = over_layers(jax.tree.map(jnp.asarray, sown))
+  assert {k: float(v) for k, v in found.items()} == {'max_x': 5, 'y': 2}
+  mean = Mean()
+  for value, weight in ((1.0, 3.0), (5.0, 1.0)):
+    mean.add({name: Weighted(value, weight) for name in ('max_x', 'y')})
+  assert mean.result() == {'max_x': 5, 'y': 2}
+
+
+def test_summaries_of_a_pipeline_are_those_of_microbatches():
+  batch = rows([16, 2, 9, 5])
+  stages = dict(
+    USE_REPEATED_LAYER=True,
+    NUM_MICROBATCHES=4,
+    MESH_AXES=['stage', 'replica', 'data', 'mdl'],
+    DCN_MESH_SHAPE=[1, 1, 1, 1],
+    PERCORE_BATCH_SIZE=2,
+  )
+  pipeline = metrics_of(batch, **stages, ICI_MESH_SHAPE=[2, 1, 1, 1])
+  split = metrics_of(batch, NUM_MICROBATCHES=4, USE_REPEATED_LAYER=True)
+  for name in split:
+    if name.startswith(('dispatch', 'over_capacity', 'max_')):
+      assert pipeline[name] == pytest.approx(split[name], abs=1e-6), name

@@ -12,7 +12,8 @@ from paxlite.errors import UserError
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.llama import LLaMA
 from paxlite.programs import Run
-from paxlite.restoring import find_source
+from paxlite.restoring import find_source, tokenizer_of
+from paxlite.variables import write_variable
 from tests import runs
 from tests.imported import flat, run_import
 
@@ -331,3 +332,43 @@ def test_the_table_is_printed_and_the_start_is_the_others_end(base, tmp_path):
   assert 'restored     12' in result.stdout
   written = json.loads((tmp_path / 'run' / 'experiment.json').read_text())
   assert written['values']['CHECKPOINT_RESTORE_PATH'] == str(base[0])
+
+
+def of_lora(folder, **values):
+  """A folder with what LoRA has trained, which says that it was trained beside another."""
+  write_variable(folder / 'state', 'params.x.lora_a', np.zeros(2, np.float32))
+  (folder / 'data').mkdir()
+  (folder / 'data' / 'metadata').write_text('{}')
+  identity = {'experiment': 'LLaMA', 'values': values}
+  (folder / 'experiment.json').write_text(json.dumps(identity))
+  write_checksums(folder)
+  return folder
+
+
+@pytest.mark.parametrize('around', [['a'], ['a', 'b'], ['a', 'b', 'c']])
+def test_checkpoints_that_name_each_other(tmp_path, around):
+  for name, other in zip(around, [*around[1:], around[0]], strict=True):
+    (tmp_path / name).mkdir()
+    of_lora(tmp_path / name, CHECKPOINT_RESTORE_PATH=str(tmp_path / other))
+  with pytest.raises(UserError, match='CHECKPOINT_RESTORE_PATH leads back to where it began'):
+    tokenizer_of(tmp_path / 'a')
+  with pytest.raises(UserError, match='CHECKPOINT_RESTORE_PATH leads back to where it began'):
+    print(find_source(tmp_path / 'a').variables)
+
+
+@pytest.mark.parametrize('name', ['VOCAB_PATH', 'CHECKPOINT_RESTORE_PATH'])
+@pytest.mark.parametrize('value', [5, ['x'], 'x' * 5000, 'a\0b', {'a': 1}])
+def test_paths_of_a_checkpoint_that_are_none(tmp_path, name, value):
+  of_lora(tmp_path, **{name: value})
+  message = rf'experiment\.json is damaged: its {name} is no path'
+  with pytest.raises(UserError, match=message):
+    tokenizer_of(tmp_path)
+  with pytest.raises(UserError, match=message):
+    print(find_source(tmp_path).variables)
+
+
+@pytest.mark.parametrize('path', ['x' * 5000, 'a\0b', '/' + 'x/' * 5000])
+def test_what_cannot_be_a_path_is_no_folder(path):
+  assert tokenizer_of(path) is None
+  with pytest.raises(UserError, match='is not a folder'):
+    find_source(path)

@@ -8,7 +8,7 @@ PACKAGE = ROOT / 'paxlite'
 
 # From the bottom up. A module imports its own group and those before it.
 GROUPS = [
-  {'errors', 'partitioning', 'templates', 'data', 'backends'},
+  {'errors', 'host_memory', 'partitioning', 'templates', 'data', 'backends'},
   {'layers', 'inputs'},
   {'train_state', 'task', 'optimizers', 'schedules', 'metrics'},
   {

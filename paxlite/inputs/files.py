@@ -14,10 +14,15 @@ from typing import IO, Any, cast
 
 import orjson
 
+from paxlite import host_memory
 from paxlite.errors import UserError
+from paxlite.inputs.zstd import ZstdReader
 
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _BLOCK_BYTES = 1 << 19
+_TEXT_BYTES = 1 << 24
+_LINE_BYTES = 1 << 28  # a longer line is no record that somebody wrote
+_DEPTH = 100  # of lists and objects in each other
 COMPRESSED = ('.gz', '.xz', '.zst')
 _BOM = b'\xef\xbb\xbf'  # with which Windows begins UTF-8
 _KINDS = {
@@ -101,64 +106,27 @@ def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
       raise UserError(
         f'{path}: reading .zst needs the package zstandard (pip install zstandard)'
       ) from None
-    return io.BufferedReader(_ZstdReader(raw, zstandard), 1 << 20)
+    return io.BufferedReader(ZstdReader(raw, zstandard), 1 << 20)
   return raw
-
-
-class _ZstdReader(io.RawIOBase):
-  """Decompresses frame after frame; a last frame that is cut off is an EOFError.
-
-  zstandard's own reader ends in silence there.
-  """
-
-  def __init__(self, raw: IO[bytes], zstandard: Any):
-    self._raw = raw
-    self._zstandard = zstandard
-    self._frame = self._new_frame()
-    self._compressed = b''
-    self._plain = b''
-    self._inside = False
-
-  def _new_frame(self) -> Any:
-    return self._zstandard.ZstdDecompressor().decompressobj()
-
-  def readable(self) -> bool:
-    return True
-
-  def readinto(self, buffer: Any) -> int:
-    while not self._plain:
-      self._compressed = self._compressed or self._raw.read(1 << 18)
-      if not self._compressed:
-        if self._inside:
-          raise EOFError('its last frame is cut off')
-        return 0
-      try:
-        self._plain = self._frame.decompress(self._compressed)
-      except self._zstandard.ZstdError as e:
-        raise OSError(str(e)) from None
-      self._compressed = self._frame.unused_data
-      self._inside = not self._frame.eof
-      if self._frame.eof:
-        self._frame = self._new_frame()
-    count = min(len(buffer), len(self._plain))
-    buffer[:count] = self._plain[:count]
-    self._plain = self._plain[count:]
-    return count
-
-  def close(self) -> None:
-    self._raw.close()
-    super().close()
 
 
 def read_text(path: str) -> str:
   """The whole of a text file as UTF-8, without a byte order mark.
 
   Raises:
-    UserError: the file is empty, damaged, or not UTF-8 (the byte is named).
+    UserError: the file is empty, damaged, not UTF-8 (the byte is named), or does not fit in memory.
   """
+  most = (host_memory.available() or 1 << 62) // 2  # the text lies beside its bytes
+  data = bytearray()
   try:
     with open_bytes(path) as f:
-      data = f.read()
+      while part := f.read(_TEXT_BYTES):
+        data += part
+        if len(data) > most:
+          raise UserError(
+            f'{path} holds more than {most >> 20:,} MiB of text, which is read as a whole and does '
+            'not fit in memory: cut it into JSON lines, which are read one by one'
+          )
   except _DAMAGED as e:
     raise UserError(f'{path} cannot be decompressed: {e}') from None
   if not data:
@@ -214,6 +182,7 @@ def line_blocks(path: str, raw: IO[bytes] | None = None) -> Iterator[tuple[int, 
         end = data.rfind(b'\n') + 1
         if not end:  # a long line
           rest.append(data)
+          _check_line(path, done, sum(map(len, rest)))
           continue
         block = b''.join([*rest, data[:end]])
         rest = [data[end:]]
@@ -242,6 +211,8 @@ def line_ranges(path: str, start: int) -> Iterator[tuple[int, int, int, int]]:
     while size := f.readinto(buffer):
       end = buffer.rfind(b'\n', 0, size) + 1
       after = first + buffer.count(b'\n', 0, end)
+      if not end:
+        _check_line(path, first, offset + size - begin)
       if first < start < after:
         at = 0
         for _ in range(start - first):
@@ -256,6 +227,13 @@ def line_ranges(path: str, start: int) -> Iterator[tuple[int, int, int, int]]:
     yield first, first + 1, begin, offset
   if not offset:
     raise UserError(f'{path} is empty')
+
+
+def _check_line(path: str, number: int, size: int) -> None:
+  if size > _LINE_BYTES:
+    raise UserError(
+      f'{path}:{number + 1} is a line of more than {_LINE_BYTES >> 20} MiB, which is no record'
+    )
 
 
 def lines_of(block: bytes, first: int) -> Iterator[tuple[int, bytes]]:
@@ -276,7 +254,8 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
   if os.path.exists(path):
     check_file(path)
   try:
-    found = json.loads(path.read_text())
+    found = json.loads(path.read_text(encoding='utf-8'))
+    _check_depth(found)
   except FileNotFoundError:
     raise UserError(f'{path} is missing') from None
   except (ValueError, OSError, RecursionError) as e:
@@ -294,7 +273,27 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
     record = _parse_slowly(line, place)
   if not isinstance(record, dict):
     raise UserError(f'{place} is no JSON object')
+  if line.count(b'[') + line.count(b'{') > _DEPTH:  # which it takes to be so deep
+    try:
+      _check_depth(record)
+    except ValueError as e:
+      raise UserError(f'{place}: {e}') from None
   return record
+
+
+def _check_depth(value: Any) -> None:
+  """Raises ValueError for JSON so deep that whoever walks it would run out of stack."""
+  level = [value] if isinstance(value, list | dict) else []
+  for _ in range(_DEPTH):
+    level = [
+      x
+      for inner in level
+      for x in (inner.values() if isinstance(inner, dict) else inner)
+      if isinstance(x, list | dict)
+    ]
+    if not level:
+      return
+  raise ValueError(f'lists and objects in it are more than {_DEPTH} deep')
 
 
 def _parse_slowly(line: bytes, place: str) -> Any:

@@ -201,8 +201,13 @@ class JsonTokenizer:
     self.path = path
     try:
       self._tokenizer = tokenizers.Tokenizer.from_file(path)
-    except Exception as e:
-      raise UserError(f'the tokenizer {path} is not a {_JSON} ({e})') from None
+    except BaseException as e:
+      if _is_of_library(e):
+        raise UserError(f'the tokenizer {path} is not a {_JSON} ({e})') from None
+      raise
+    # the file may ask for either; texts come and go whole
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
 
   @property
   def vocab_size(self) -> int:
@@ -210,7 +215,7 @@ class JsonTokenizer:
 
   @property
   def bos_id(self) -> int:
-    framed = self._tokenizer.encode('', add_special_tokens=True).ids
+    framed = self._call('encode', '', add_special_tokens=True).ids
     return framed[0] if framed and framed[0] != self.eos_id else -1
 
   @functools.cached_property
@@ -223,18 +228,33 @@ class JsonTokenizer:
     return -1 if found is None else found
 
   def encode(self, text: str) -> list[int]:
-    return self._tokenizer.encode(text, add_special_tokens=False).ids
+    return self._call('encode', text, add_special_tokens=False).ids
 
   def encode_array(self, text: str) -> np.ndarray:
     # without the places of tokens in the text
-    (encoded,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+    (encoded,) = self._call('encode_batch_fast', [text], add_special_tokens=False)
     return np.array(encoded.ids, np.uint32)
 
   def encode_marked(self, text: str) -> list[int]:
     return self.encode(text)
 
   def decode(self, ids: Iterable[int]) -> str:
-    return self._tokenizer.decode([int(i) for i in ids])
+    return self._call('decode', [int(i) for i in ids])
+
+  def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    """A method of the library; raises UserError where the file makes it fail."""
+    try:
+      return getattr(self._tokenizer, name)(*args, **kwargs)
+    except BaseException as e:
+      if not _is_of_library(e):
+        raise
+      verb = 'decode ids' if name == 'decode' else 'encode a text'
+      raise UserError(f'the tokenizer {self.path} cannot {verb} ({e})') from None
+
+
+def _is_of_library(e: BaseException) -> bool:
+  """Whether tokenizers failed: a panic of Rust is no Exception, so that others pass it on."""
+  return isinstance(e, Exception) or type(e).__name__ == 'PanicException'
 
 
 def special_tokens(path: str) -> dict[str, str]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.layers.remat import jax_policy
-from paxlite.layers.sown import LOSSES, SOWN
+from paxlite.layers.sown import LOSSES, SOWN, is_maximum
 from paxlite.layers.transformer import REPEATED, RepeatedTransformer
 from paxlite.partitioning import active_mesh, shard
 
@@ -82,7 +82,9 @@ class PipelinedTransformer(RepeatedTransformer):
     _, (left_tbTD, sown, works_tP) = jax.lax.scan(
       tick, empty_PbTD, (entering_tbTD, jnp.arange(ticks))
     )
-    self._sow(sown, works_tP, M)
+    tokens_M = jnp.ones(M) if beside[1] is None else (beside[1] > 0).sum((1, 2))
+    microbatch_tP = jnp.clip(jnp.arange(ticks)[:, None] - stages, 0, M - 1)
+    self._sow(sown, works_tP, M, jnp.where(works_tP, tokens_M[microbatch_tP], 0))
     y_MbTD = shard(left_tbTD[P - 1 :], None, 'batch', 'residual_length', 'act_embed')
     y_BTD = y_MbTD.swapaxes(0, 1).reshape(B, T, D)
     return shard(y_BTD, 'batch', 'residual_length', 'act_embed')
@@ -112,12 +114,23 @@ class PipelinedTransformer(RepeatedTransformer):
       keys_l = jax.random.split(key, self.num_layers // self.num_stages)
     return jax.lax.scan(layer, x_bTD, (params_l, keys_l))
 
-  def _sow(self, sown: Any, works_tP: jax.Array, microbatches: int) -> None:
-    """Leaves the mean over microbatches of what was left, without that of idle stages."""
+  def _sow(self, sown: Any, works_tP: jax.Array, microbatches: int, tokens_tP: jax.Array) -> None:
+    """Leaves terms and summaries over microbatches, as task.Task.grads takes them together.
+
+    Idle stages' do not count. Terms of the loss are averaged by the number of microbatches,
+    summaries by their tokens, or their largest value is taken.
+    """
     for collection, values in sown.items():
       for path, value in jax.tree_util.tree_leaves_with_path(values):
         # [ticks, P, l]
-        works = works_tP.reshape(works_tP.shape + (1,) * (value.ndim - 2))
-        mean = jnp.where(works, value, 0).sum(0) / microbatches
+        along = lambda x_tP, ndim=value.ndim: x_tP.reshape(x_tP.shape + (1,) * (ndim - 2))
+        works = along(works_tP)
         name = '/'.join(k.key for k in path if hasattr(k, 'key'))
-        self.sow(collection, name if collection == LOSSES else name.rpartition('/')[2], mean)
+        short = name.rpartition('/')[2]
+        if collection == LOSSES:
+          self.sow(collection, name, jnp.where(works, value, 0).sum(0) / microbatches)
+        elif is_maximum(short):
+          self.sow(collection, short, jnp.where(works, value, -jnp.inf).max(0))
+        else:
+          share = along(tokens_tP / jnp.maximum(tokens_tP.sum(0), 1e-6))
+          self.sow(collection, short, (jnp.where(works, value, 0) * share).sum(0))

@@ -15,10 +15,16 @@ def total_loss(variables: Mapping[str, Any]) -> jax.Array:
   return sum((x.sum() for x in jax.tree.leaves(variables.get(LOSSES, {}))), jnp.zeros(()))
 
 
-def mean_summaries(variables: Mapping[str, Any]) -> dict[str, jax.Array]:
-  """Each summary as the mean over the layers that have it."""
+def is_maximum(summary: str) -> bool:
+  """Whether a summary stays one of the largest value wherever several become one, not of a mean."""
+  return summary.startswith('max_')
+
+
+def over_layers(variables: Mapping[str, Any]) -> dict[str, jax.Array]:
+  """Each summary over the layers that have it: the mean, or the maximum of a maximum."""
   values: dict[str, list[jax.Array]] = {}
   for path, x in jax.tree_util.tree_leaves_with_path(variables.get(SUMMARIES, {})):
     name = [k.key for k in path if hasattr(k, 'key')][-1]
     values.setdefault(name, []).append(jnp.ravel(x).astype(jnp.float32))
-  return {name: jnp.concatenate(xs).mean() for name, xs in sorted(values.items())}
+  reduce = lambda name, x: x.max() if is_maximum(name) else x.mean()
+  return {name: reduce(name, jnp.concatenate(xs)) for name, xs in sorted(values.items())}

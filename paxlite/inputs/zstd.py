@@ -1,0 +1,92 @@
+"""Reading zstd, block by block: what a few bytes of it hold may be gigabytes."""
+
+import io
+from typing import IO, Any
+
+_MAGIC = 0xFD2FB528
+_SKIPPABLE = range(0x184D2A50, 0x184D2A60)
+_RLE = 1
+
+
+class ZstdReader(io.RawIOBase):
+  """Decompresses frame after frame; one that is cut off is an EOFError.
+
+  zstandard's readers either end in silence there, or decompress all that they are given at once. So
+  frames are walked here (RFC 8878) and decompressed a block at a time, which holds at most 128 KiB.
+  Besides a block, memory holds the window, which the library bounds to 128 MiB.
+
+  Args:
+    raw: The compressed file.
+    zstandard: The package.
+  """
+
+  def __init__(self, raw: IO[bytes], zstandard: Any):
+    self._raw = raw
+    self._zstandard = zstandard
+    self._frame: Any = None  # where the reader is between frames
+    self._has_checksum = False
+    self._plain = memoryview(b'')
+
+  def readable(self) -> bool:
+    return True
+
+  def readinto(self, buffer: Any) -> int:
+    while not self._plain:
+      try:
+        if self._frame is not None:
+          self._plain = memoryview(self._block())
+        elif not self._begin():
+          return 0
+      except self._zstandard.ZstdError as e:
+        raise OSError(str(e)) from None
+    count = min(len(buffer), len(self._plain))
+    buffer[:count] = self._plain[:count]
+    self._plain = self._plain[count:]
+    return count
+
+  def close(self) -> None:
+    self._raw.close()
+    super().close()
+
+  def _begin(self) -> bool:
+    """Reads a frame's header; whether there was one."""
+    start = self._raw.read(4)
+    if not start:
+      return False
+    magic = int.from_bytes(start + self._exactly(4 - len(start)), 'little')
+    if magic in _SKIPPABLE:
+      left = int.from_bytes(self._exactly(4), 'little')
+      while left:
+        left -= len(self._exactly(min(left, 1 << 18)))
+      return True
+    if magic != _MAGIC:
+      raise OSError('what is there is no frame of zstd')
+    descriptor = self._exactly(1)
+    flags = descriptor[0]
+    is_single = bool(flags & 0x20)
+    content_size = (1 if is_single else 0, 2, 4, 8)[flags >> 6]
+    rest = self._exactly((not is_single) + (0, 1, 2, 4)[flags & 3] + content_size)
+    self._has_checksum = bool(flags & 4)
+    self._frame = self._zstandard.ZstdDecompressor().decompressobj()
+    self._frame.decompress(start + descriptor + rest)
+    return True
+
+  def _block(self) -> bytes:
+    """What the next block of the frame holds."""
+    header = self._exactly(3)
+    fields = int.from_bytes(header, 'little')
+    size = 1 if fields >> 1 & 3 == _RLE else fields >> 3
+    is_last = bool(fields & 1)
+    compressed = header + self._exactly(size + (4 if is_last and self._has_checksum else 0))
+    plain = self._frame.decompress(compressed)
+    if is_last:
+      if not self._frame.eof:
+        raise OSError('a frame goes on after its last block')
+      self._frame = None
+    return plain
+
+  def _exactly(self, count: int) -> bytes:
+    data = self._raw.read(count)
+    if len(data) < count:
+      raise EOFError('its last frame is cut off')
+    return data
