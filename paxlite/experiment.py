@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from paxlite import compiler, partitioning
 from paxlite.backends import Backend
 from paxlite.errors import UserError
-from paxlite.params import Parameters, convert, derived
+from paxlite.params import LocalPath, Parameters, convert, derived
 from paxlite.restoring import Restore
 
 _REGISTRY: dict[str, type['Experiment']] = {}
@@ -75,7 +75,7 @@ class Experiment(Parameters):
   PROFILER_CAPTURE_STEP: int | None = None
 
   # What a new run starts from: imported weights, or a job_log_dir or one checkpoint of another run
-  CHECKPOINT_RESTORE_PATH: str = ''
+  CHECKPOINT_RESTORE_PATH: LocalPath = ''
   CHECKPOINT_IGNORE_RULES: list[str] = []  # regular expressions of variables that start fresh
   CHECKPOINT_RENAME_RULES: list[str] = []  # 'name here=>name there', regular expressions
   CHECKPOINT_RESTORE_STATE: bool = False  # optimizer state and step too
@@ -311,14 +311,17 @@ def register(cls: E) -> E:
   """Makes an experiment known by its bare name.
 
   Raises:
-    TypeError: another experiment of that name is registered.
+    UserError: another experiment of that name is registered.
   """
   other = _REGISTRY.get(cls.__name__)
   if other is not None and (other.__module__, other.__qualname__) != (
     cls.__module__,
     cls.__qualname__,
   ):
-    raise TypeError(f'{cls.__name__} is registered by {other.__module__} already')
+    raise UserError(
+      f'an experiment {cls.__name__} is registered by {other.__module__} already: give the one of '
+      f'{cls.__module__} another name, or no @register'
+    )
   _REGISTRY[cls.__name__] = cls
   return cls
 
@@ -396,7 +399,8 @@ def _attribute(dotted: str, flag: str) -> Any:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as e:
     if e.name is not None and (module_name + '.').startswith(e.name + '.'):
-      raise UserError(f'{flag}={dotted}: there is no module {e.name}') from None
+      here = f'. It is {flag}={attribute} here' if attribute in experiments() else ''
+      raise UserError(f'{flag}={dotted}: there is no module {e.name}{here}') from None
     raise  # the module is there and lacks something itself
   if not hasattr(module, attribute):
     near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.5)

@@ -11,6 +11,7 @@ import fiddle as fdl
 import pytest
 
 from paxlite.configuration import configs_text, requirements, values_text
+from paxlite.errors import UserError
 from paxlite.experiment import Experiment, experiments, find, register
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.gpt import GPT126M
@@ -101,7 +102,7 @@ def test_dotted_and_bare_names_find_the_same():
 
 
 def test_two_experiments_of_one_name_are_an_error():
-  with pytest.raises(TypeError, match='GPT126M is registered by'):
+  with pytest.raises(UserError, match='GPT126M is registered by'):
     register(type('GPT126M', (Experiment,), {}))
 
 

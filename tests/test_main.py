@@ -31,6 +31,10 @@ TINY = '--fdl_config=TinyGPT'
     (['--fdl_config=Nothing'], 'List them: python -m paxlite.tools.experiments'),
     (['--fdl_config=no.such.module.X'], 'there is no module no'),
     (
+      ['--fdl_config=paxml.contrib.gpu.scripts_gpu.configs.Pile126M'],
+      'there is no module paxml. It is --fdl_config=Pile126M here',
+    ),
+    (
       ['--fdl_config=paxlite.experiments.gpt.GPT127M'],
       'paxlite.experiments.gpt has no GPT127M. Did you mean GPT126M',
     ),
@@ -100,6 +104,17 @@ def test_mistakes(capsys, tmp_path, argv, message):
   assert err.count('\n') == 1, 'one line'
   assert out == ''
   assert not folder.exists(), 'nothing is written'
+
+
+def test_a_wrong_class_of_the_user_is_one_line(capsys, tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / 'mine_with_a_typo.py').write_text(
+    'from paxlite.experiments.demo import TinyGPT\n\nclass Mine(TinyGPT):\n  num_layers = 3\n'
+  )
+  code, out, err = call(capsys, '--fdl_config=mine_with_a_typo.Mine', '--dry_run')
+  assert (code, out) == (2, '')
+  assert 'Mine has no attribute num_layers. Did you mean NUM_LAYERS? ' in err
+  assert err.count('\n') == 1
 
 
 def test_help_needs_neither_jax_nor_fiddle():

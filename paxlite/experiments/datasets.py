@@ -22,7 +22,7 @@ from paxlite.inputs.sft import SftRows, TooLong
 from paxlite.inputs.streams import StreamInput, StreamRows
 from paxlite.inputs.synthetic import SyntheticRows
 from paxlite.inputs.text import TextRows
-from paxlite.params import parameter_types
+from paxlite.params import AnyPath, LocalPath, parameter_types
 from paxlite.restoring import tokenizer_of
 from paxlite.templates import config
 
@@ -100,8 +100,8 @@ class Synthetic(_Rows):
 class TextFiles(_Rows):
   """Text files (.txt, also .gz .xz .zst) with a SentencePiece model; 1 block in 20 is held out."""
 
-  TRAIN_FILES: list[str] = []
-  VOCAB_PATH: str = ''
+  TRAIN_FILES: list[LocalPath] = []
+  VOCAB_PATH: LocalPath = ''
 
   @property
   def dataset(self) -> str:
@@ -139,11 +139,11 @@ class EmbeddedText(TextFiles):
 class FlatTokens(_Rows):
   """A tokenized dataset: paxlite's own format or seqax's (see inputs.flat_tokens)."""
 
-  DATASET_PATH: str = ''
+  DATASET_PATH: LocalPath = ''
   TRAIN_SPLIT: str = 'train'
   EVAL_SPLIT: str | None = 'validation'
   ROWS: RowKind | None = None  # None: packed or stream, by PACKED_INPUT
-  VOCAB_PATH: str = ''  # only to print a sample
+  VOCAB_PATH: LocalPath = ''  # only to print a sample
 
   def validate(self) -> None:
     super().validate()
@@ -188,8 +188,8 @@ class SeqioTask(_Rows):
   TRAIN_SPLIT: str = 'train'
   EVAL_SPLIT: str | None = 'validation'
   SEQIO_ROWS: StreamRows = 'stream'
-  VOCAB_PATH: str = ''
-  TFDS_DATA_DIR: str = ''
+  VOCAB_PATH: LocalPath = ''
+  TFDS_DATA_DIR: AnyPath = ''
 
   RESUMABLE_CHANGES = [*_Rows.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
 
@@ -235,13 +235,13 @@ class DocumentFiles(_Rows):
   is EVAL_SOURCES, or, where there are none, one document of HELD_OUT_EVERY.
   """
 
-  TRAIN_SOURCES: list[str] = []
-  EVAL_SOURCES: list[str] = []
+  TRAIN_SOURCES: list[LocalPath] = []
+  EVAL_SOURCES: list[LocalPath] = []
   HELD_OUT_EVERY: int = 200
   TEXT_FIELD: str = 'text'
   SKIP_UNREADABLE: bool = False  # records without a text; how many is logged
-  VOCAB_PATH: str = ''
-  TFDS_DATA_DIR: str = ''
+  VOCAB_PATH: LocalPath = ''
+  TFDS_DATA_DIR: AnyPath = ''
 
   # that they hold the same is checked where the run goes on
   RESUMABLE_CHANGES = [
@@ -292,9 +292,9 @@ class DocumentFiles(_Rows):
 class SftFiles(_Rows):
   """Prompts and answers in JSON lines, packed, with the loss on the answers (see inputs.sft)."""
 
-  TRAIN_FILES: list[str] = []
-  EVAL_FILES: list[str] = []
-  VOCAB_PATH: str = ''  # '': the tokenizer that goes with CHECKPOINT_RESTORE_PATH
+  TRAIN_FILES: list[LocalPath] = []
+  EVAL_FILES: list[LocalPath] = []
+  VOCAB_PATH: LocalPath = ''  # '': the tokenizer that goes with CHECKPOINT_RESTORE_PATH
   TOO_LONG: TooLong = 'error'
 
   def validate(self) -> None:
@@ -338,15 +338,15 @@ class Mixture(_Rows):
   DocumentFiles reads them. Each is held out from as it would be alone.
   """
 
-  SOURCES: list[str] = []
+  SOURCES: list[LocalPath] = []
   WEIGHTS: list[float] = []  # of the rows; their sum does not matter
   TRAIN_SPLIT: str = 'train'
   EVAL_SPLIT: str | None = 'validation'
   HELD_OUT_EVERY: int = 200
   TEXT_FIELD: str = 'text'
   SKIP_UNREADABLE: bool = False
-  VOCAB_PATH: str = ''
-  TFDS_DATA_DIR: str = ''
+  VOCAB_PATH: LocalPath = ''
+  TFDS_DATA_DIR: AnyPath = ''
   SEQIO_MODULES: list[str] = []
 
   RESUMABLE_CHANGES = [*_Rows.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
