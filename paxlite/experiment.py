@@ -360,10 +360,14 @@ def find(name: str) -> type[Experiment]:
   return cls
 
 
-def find_known(name: str) -> type[Experiment]:
+def find_known(name: str, way_out: str = '--import={}') -> type[Experiment]:
   """The experiment that a file names: one of paxlite's, or of a module that is imported already.
 
   Checkpoints come from anywhere, and importing a module runs it.
+
+  Args:
+    name: A dotted path.
+    way_out: The flag that names a module, {}, of the user's own.
 
   Raises:
     UserError: there is no such experiment, or its module is not imported.
@@ -372,7 +376,7 @@ def find_known(name: str) -> type[Experiment]:
   if module and not module.startswith(_PACKAGES) and module not in sys.modules:
     raise UserError(
       f'the checkpoint is of the experiment {name}, and no file has modules imported: if that one '
-      f'is yours, --import={module}'
+      f'is yours, {way_out.format(module)}'
     )
   return find(name)
 

@@ -82,21 +82,26 @@ ATTRIBUTES = {
   'WARMUP_STEPS': 'LR_COS_WARMUP',
 }
 
-# Flags of Pax's main.
+# Flags of Pax's main, and sentences.
 FLAGS = {
-  'enable_auto_sharding': 'shardings are by rules here: leave it out',
+  'enable_auto_sharding': 'Shardings follow rules here: leave it out',
   'eval_on_test': '--mode=eval evaluates, and --fdl.EVAL_SPLIT=test names the split',
-  'exit_after_ondemand_checkpoint': 'a job that is preempted always leaves: leave it out',
-  'exp': 'it is --fdl_config=EXPERIMENT here',
-  'globally_use_hardware_rng': 'leave it out',
-  'jax_fully_async_checkpoint': 'checkpoints are always written beside training: leave it out',
+  'exit_after_ondemand_checkpoint': 'A job that is preempted always leaves: leave it out',
+  'exp': 'It is --fdl_config=EXPERIMENT here',
+  'globally_use_hardware_rng': 'Leave it out: JAX decides',
+  'jax_fully_async_checkpoint': 'Checkpoints are always written beside training: leave it out',
   'jax_traceback_filtering_option': 'JAX_TRACEBACK_FILTERING in the environment is the same',
   'jax_xla_backend': 'JAX_PLATFORMS in the environment is the same',
-  'maybe_use_persistence_checkpointing': 'leave it out',
-  'restore_checkpoint_dir': 'it is --fdl.CHECKPOINT_RESTORE_PATH=FOLDER here',
+  'maybe_use_persistence_checkpointing': 'Leave it out: there is one way to save',
+  'restore_checkpoint_dir': 'It is --fdl.CHECKPOINT_RESTORE_PATH=FOLDER here',
   'restore_checkpoint_step': '--fdl.CHECKPOINT_RESTORE_PATH may name one checkpoint_%08d',
-  'tensorstore_use_ocdbt': 'checkpoints are plain zarr folders: leave it out',
+  'tensorstore_use_ocdbt': 'Checkpoints are plain zarr folders: leave it out',
 }
+
+
+def flag_hint(name: str) -> str:
+  """What to write instead of another library's flag, as a sentence; '' for other names."""
+  return f'{FLAGS[name]}.' if name in FLAGS else attribute_hint(name).rstrip()
 
 
 def attribute_hint(name: str) -> str:

@@ -1,6 +1,7 @@
 """Flags in messages, quoted so that they can be pasted into sh, bash and zsh."""
 
 import json
+import pathlib
 import re
 import shlex
 from collections.abc import Mapping
@@ -31,3 +32,11 @@ def _text(value: Any) -> str:
 def shortened(text: str, most: int = 80) -> str:
   """`text`, of which only the beginning is told where it is long."""
   return text if len(text) <= most else f'{text[:most]}…'
+
+
+def install(extra: str) -> str:
+  """The command that installs an extra of paxlite: of the clone that it runs from, or by name."""
+  clone = pathlib.Path(__file__).parents[1]
+  if (clone / 'pyproject.toml').is_file():
+    return f'pip install -e {shlex.quote(f"{clone}[{extra}]")}'
+  return f"pip install 'paxlite[{extra}]'"

@@ -5,7 +5,8 @@ import time
 
 import fiddle as fdl
 
-from paxlite.experiments.datasets import DocumentFiles, EmbeddedText, Mixture
+from paxlite import data
+from paxlite.experiments.datasets import DocumentFiles, EmbeddedText, Mixture, SftFiles
 from paxlite.experiments.demo import TinyGPT
 from paxlite.inputs.text import TextRows
 
@@ -34,6 +35,14 @@ class SlowText(TinyText):
     cfg = super().train_input()
     fdl.update_callable(cfg.source, SlowRows)
     return cfg
+
+
+class TinySft(SftFiles, TinyGPT):
+  """TinyGPT on prompts and answers."""
+
+  VOCAB_SIZE = 8192
+  VOCAB_PATH = data.VOCAB
+  MAX_STEPS = 2
 
 
 class TinyMixture(Mixture, TinyGPT):

@@ -7,7 +7,7 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxlite import data
+from paxlite import data, shell
 from paxlite.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.base import RowInput
@@ -23,7 +23,7 @@ from paxlite.inputs.streams import StreamInput, StreamRows
 from paxlite.inputs.synthetic import SyntheticRows
 from paxlite.inputs.text import TextRows
 from paxlite.params import AnyPath, LocalPath, parameter_types
-from paxlite.restoring import tokenizer_of
+from paxlite.restoring import check_weights, tokenizer_of
 from paxlite.templates import config
 
 
@@ -178,7 +178,7 @@ class FlatTokens(_Rows):
 
 
 class SeqioTask(_Rows):
-  """A SeqIO task or mixture over TFDS datasets (`pip install 'paxlite[seqio]'`).
+  """A SeqIO task or mixture over TFDS datasets (the extra seqio).
 
   The environment's VOCAB_PATH and TFDS_DATA_DIR serve where the attributes are empty.
   """
@@ -315,7 +315,10 @@ class SftFiles(_Rows):
   @property
   def _restored_tokenizer(self) -> str:
     path = self.CHECKPOINT_RESTORE_PATH
-    return str(tokenizer_of(path) or path)
+    found = tokenizer_of(path)
+    if path and found is None:
+      check_weights(path)  # that there are none is said before that they have no tokenizer
+    return str(found or path)
 
   def _source(self, files: list[str]) -> fdl.Config:
     return config(
@@ -359,8 +362,8 @@ class Mixture(_Rows):
     super().validate()
     if len(self.SOURCES) != len(self.WEIGHTS) or not self.SOURCES:
       raise UserError(
-        f"{len(self.SOURCES)} SOURCES have {len(self.WEIGHTS)} WEIGHTS: --fdl.SOURCES=\"['a', "
-        "'b']\" --fdl.WEIGHTS=[0.7,0.3]"
+        f'{len(self.SOURCES)} SOURCES have {len(self.WEIGHTS)} WEIGHTS: '
+        f'{shell.flags({"SOURCES": ["a", "b"], "WEIGHTS": [0.7, 0.3]})}'
       )
     check_once(self.SOURCES)
     for part in self._parts:

@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from paxlite import shell
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_json_lines
 
@@ -37,7 +38,7 @@ def build(
     import tensorflow as tf
     import tensorflow_datasets as tfds
   except ImportError as e:
-    raise UserError(f"TFDS is missing ({e}): pip install 'paxlite[seqio]'") from None
+    raise UserError(f'TFDS is missing ({e}): {shell.install("seqio")}') from None
   folder = pathlib.Path(data_dir) / name / '1.0.0'
   if folder.exists():
     raise UserError(f'{folder} exists already: remove it to build it again')
