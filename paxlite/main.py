@@ -25,6 +25,7 @@ from paxlite import (
   preemption,
 )
 from paxlite.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
+from paxlite.tools import cli
 
 if TYPE_CHECKING:
   from paxlite.experiment import Experiment
@@ -276,4 +277,7 @@ def _experiment_name(run: dict[str, Any] | None) -> str:
 
 if __name__ == '__main__':
   cpu_memory.restart_with_them()
-  sys.exit(main(sys.argv))
+  exit_code = 0  # where what reads its help has gone away
+  with cli.printing():
+    exit_code = main(sys.argv)
+  sys.exit(exit_code)

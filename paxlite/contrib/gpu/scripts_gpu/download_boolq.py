@@ -20,9 +20,9 @@ def main(argv: Sequence[str]) -> None:
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument('--tfds_data_dir', required=True, help='where the dataset is written')
+  tfds_datasets.add_data_dir(parser)
   parser.add_argument('--source', help='a local folder')
-  args = parser.parse_args(argv)
+  args = cli.parse_args(parser, argv)
   if args.source is None:
     print(_fetch(args.tfds_data_dir))
     return

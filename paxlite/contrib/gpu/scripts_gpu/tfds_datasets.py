@@ -1,6 +1,8 @@
 """TFDS datasets out of JSON lines: what the download_*.py scripts share."""
 
+import argparse
 import hashlib
+import os
 import pathlib
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,6 +13,17 @@ from paxlite.errors import UserError
 from paxlite.inputs.files import read_json_lines
 
 Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def add_data_dir(parser: argparse.ArgumentParser) -> None:
+  """Adds --tfds_data_dir, for which TFDS_DATA_DIR of the environment stands."""
+  given = os.environ.get('TFDS_DATA_DIR') or None
+  parser.add_argument(
+    '--tfds_data_dir',
+    default=given,
+    required=given is None,
+    help='where the dataset is written; TFDS_DATA_DIR is the same',
+  )
 
 
 def build(
