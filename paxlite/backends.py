@@ -13,6 +13,7 @@ from typing import Any, Literal
 from flax import linen as nn
 from flax.linen import fp8_ops
 
+from paxlite import shell
 from paxlite.errors import UserError
 from paxlite.partitioning import active_mesh
 
@@ -23,7 +24,7 @@ _INSTALL_TE = (
   'Transformer Engine is not installed, or not for this JAX and Python ({}): docs/backends.md says '
   'how. Without it: --fdl.USE_TE=off, and ENABLE_TE unset'
 )
-_INSTALL_QWIX = "USE_INT8 needs qwix: pip install 'paxlite[int8]'"
+_INSTALL_QWIX = f'USE_INT8 needs qwix: {shell.install("int8")}'
 
 
 @dataclasses.dataclass(frozen=True)

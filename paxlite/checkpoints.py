@@ -25,6 +25,7 @@ import numpy as np
 
 from paxlite.errors import TrainingError, UserError, listed
 from paxlite.optimizers import path_name
+from paxlite.save_errors import quieten, reason
 
 _PREFIX = 'checkpoint'
 CHECKSUMS = 'checksums.json'
@@ -196,8 +197,7 @@ class Checkpoints:
 
   def _note_failure(self, error: Exception) -> None:
     """Logs a failed save; the next one has a new manager, since this one repeats its error."""
-    what = f'{type(error).__name__}: {error}'.splitlines()[0]
-    self._failure = f'step {self._saving}: {what}'
+    self._failure = f'step {self._saving}: {reason(error, self._directory)}'
     log.error('saving failed, training goes on: %s', self._failure)
     manager, step = self._manager_, self._saving
     self._manager_, self._saving = None, None
@@ -219,6 +219,7 @@ class Checkpoints:
 
       # Orbax logs dozens of lines a save, and hundreds where one fails, which we tell
       logging.getLogger('absl').setLevel(logging.CRITICAL)
+      quieten()
       # weights do not compress, and without OCDBT a variable is a plain zarr folder
       handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
       self._manager_ = ocp.CheckpointManager(

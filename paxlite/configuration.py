@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import pathlib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import fiddle as fdl
@@ -15,7 +16,8 @@ from paxlite.errors import UserError
 from paxlite.experiment import Experiment
 from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.inputs.files import read_object
-from paxlite.params import derived
+from paxlite.params import derived, parameter_types
+from paxlite.restoring import Source, read_values
 from paxlite.summaries import versions
 from paxlite.templates import config_text
 
@@ -64,10 +66,9 @@ def requirements(experiment: Experiment) -> str:
 
 def values_text(experiment: Experiment) -> str:
   """One `NAME = value` a line."""
-  name = f'{type(experiment).__module__}.{type(experiment).__qualname__}'
   return '\n'.join(
     [
-      f'# {name}',
+      f'# {_name(type(experiment))}',
       f'# backend {experiment.backend}',
       *(f'{k} = {v!r}' for k, v in experiment.values().items()),
       '',
@@ -125,16 +126,52 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
     )
 
 
-def refuse_other_model(e: Experiment, folder: pathlib.Path) -> None:
+def run_values(folder: pathlib.Path) -> dict[str, Any] | None:
+  """What a run's folder says that it is: {'experiment': dotted path, 'values': {…}}; or None.
+
+  Raises:
+    UserError: the file that says so is damaged.
+  """
+  path = folder / _VALUES
+  return read_values(Source(folder, path)) if path.is_file() else None
+
+
+def stated_values(cls: type[Experiment], values: Mapping[str, Any]) -> dict[str, Any]:
+  """Of a run's values those from which the others derive, and those that were set instead.
+
+  Values of attributes that are no longer there are left out, and what may change in a run that is
+  continued is what the experiment says now.
+  """
+  known = {
+    k: v for k, v in values.items() if k in parameter_types(cls) and k != 'RESUMABLE_CHANGES'
+  }
+  stated = {k: v for k, v in known.items() if not isinstance(getattr(cls, k), derived)}
+  e = cls(**stated)
+  return stated | {k: v for k, v in known.items() if k not in stated and getattr(e, k) != v}
+
+
+def is_of(e: Experiment, folder: pathlib.Path) -> bool:
+  """Whether a folder's run is of the same experiment, with other numbers or not."""
+  found = run_values(folder)
+  return found is not None and found['experiment'] == _name(type(e))
+
+
+def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] = ()) -> None:
   """Raises UserError when a folder's checkpoints are of a model that is another by its numbers.
 
   Zero-shot tasks have experiments of their own (Lambada126M), which evaluate another's run.
+
+  Args:
+    e: What is to be evaluated.
+    folder: The run's.
+    also: Further attributes, if e has them, that must be those of the run.
   """
-  path = folder / _VALUES
-  if not path.exists():
+  found = run_values(folder)
+  if found is None:
     return
-  before = read_object(path).get('values', {})
+  before = found['values']
   ours = {k: v for values in e.model_values for k, v in values.items()}
+  ours |= {k: getattr(e, k) for k in also if hasattr(e, k)}
   changed = [
     f'{k} {before[k]!r} → {v!r}' for k, v in ours.items() if k in before and before[k] != v
   ]
@@ -143,12 +180,14 @@ def refuse_other_model(e: Experiment, folder: pathlib.Path) -> None:
 
 
 def _identity(e: Experiment) -> dict[str, Any]:
-  cls = type(e)
   values = e.values()
   if e.CHECKPOINT_RESTORE_PATH:  # LoRA's base is looked for there, from wherever
     values['CHECKPOINT_RESTORE_PATH'] = str(pathlib.Path(e.CHECKPOINT_RESTORE_PATH).absolute())
-  name = f'{cls.__module__}.{cls.__qualname__}'
-  return {'experiment': name, 'backend': str(e.backend), 'values': values}
+  return {'experiment': _name(type(e)), 'backend': str(e.backend), 'values': values}
+
+
+def _name(cls: type) -> str:
+  return f'{cls.__module__}.{cls.__qualname__}'
 
 
 def _bytes_per_device(tree: Any, specs: Any, sizes: dict[str, int]) -> int:

@@ -16,6 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from paxlite import shell
 from paxlite.errors import UserError, compiled, located
 from paxlite.inputs.files import read_object
 from paxlite.inputs.records import open_records, parsed
@@ -190,7 +191,7 @@ class Templates:
     try:
       import jinja2.sandbox
     except ImportError:
-      raise UserError("tasks need the package jinja2: pip install 'paxlite[weights]'") from None
+      raise UserError(f'tasks need the package jinja2: {shell.install("weights")}') from None
     self._environment = jinja2.sandbox.SandboxedEnvironment(
       undefined=jinja2.StrictUndefined, keep_trailing_newline=True, finalize=_not_null
     )

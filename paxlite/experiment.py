@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from paxlite import compiler, partitioning
 from paxlite.backends import Backend
 from paxlite.errors import UserError
-from paxlite.params import Parameters, convert, derived
+from paxlite.params import LocalPath, Parameters, convert, derived
 from paxlite.restoring import Restore
 
 _REGISTRY: dict[str, type['Experiment']] = {}
@@ -75,7 +75,7 @@ class Experiment(Parameters):
   PROFILER_CAPTURE_STEP: int | None = None
 
   # What a new run starts from: imported weights, or a job_log_dir or one checkpoint of another run
-  CHECKPOINT_RESTORE_PATH: str = ''
+  CHECKPOINT_RESTORE_PATH: LocalPath = ''
   CHECKPOINT_IGNORE_RULES: list[str] = []  # regular expressions of variables that start fresh
   CHECKPOINT_RENAME_RULES: list[str] = []  # 'name here=>name there', regular expressions
   CHECKPOINT_RESTORE_STATE: bool = False  # optimizer state and step too
@@ -311,14 +311,17 @@ def register(cls: E) -> E:
   """Makes an experiment known by its bare name.
 
   Raises:
-    TypeError: another experiment of that name is registered.
+    UserError: another experiment of that name is registered.
   """
   other = _REGISTRY.get(cls.__name__)
   if other is not None and (other.__module__, other.__qualname__) != (
     cls.__module__,
     cls.__qualname__,
   ):
-    raise TypeError(f'{cls.__name__} is registered by {other.__module__} already')
+    raise UserError(
+      f'an experiment {cls.__name__} is registered by {other.__module__} already: give the one of '
+      f'{cls.__module__} another name, or no @register'
+    )
   _REGISTRY[cls.__name__] = cls
   return cls
 
@@ -357,10 +360,14 @@ def find(name: str) -> type[Experiment]:
   return cls
 
 
-def find_known(name: str) -> type[Experiment]:
+def find_known(name: str, way_out: str = '--import={}') -> type[Experiment]:
   """The experiment that a file names: one of paxlite's, or of a module that is imported already.
 
   Checkpoints come from anywhere, and importing a module runs it.
+
+  Args:
+    name: A dotted path.
+    way_out: The flag that names a module, {}, of the user's own.
 
   Raises:
     UserError: there is no such experiment, or its module is not imported.
@@ -369,7 +376,7 @@ def find_known(name: str) -> type[Experiment]:
   if module and not module.startswith(_PACKAGES) and module not in sys.modules:
     raise UserError(
       f'the checkpoint is of the experiment {name}, and no file has modules imported: if that one '
-      f'is yours, --import={module}'
+      f'is yours, {way_out.format(module)}'
     )
   return find(name)
 
@@ -396,7 +403,8 @@ def _attribute(dotted: str, flag: str) -> Any:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as e:
     if e.name is not None and (module_name + '.').startswith(e.name + '.'):
-      raise UserError(f'{flag}={dotted}: there is no module {e.name}') from None
+      here = f'. It is {flag}={attribute} here' if attribute in experiments() else ''
+      raise UserError(f'{flag}={dotted}: there is no module {e.name}{here}') from None
     raise  # the module is there and lacks something itself
   if not hasattr(module, attribute):
     near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.5)

@@ -11,18 +11,32 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
-from paxlite import compiler, cpu_memory, goodput, preemption  # noqa: F401 - goodput's clock starts here
+from paxlite import (
+  compiler,
+  cpu_memory,
+  goodput,  # noqa: F401 - its clock starts here
+  other_names,
+  paths,
+  preemption,
+)
 from paxlite.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
+from paxlite.tools import cli
 
 if TYPE_CHECKING:
   from paxlite.experiment import Experiment
 
 _FLAGS = flags.FlagValues()
+_PATHS = {
+  'job_log_dir': paths.local,
+  'compiled_step': paths.local,
+  'tfds_data_dir': paths.expanded,  # TFDS reads from object stores
+}
+_HELP = {'--help', '-help', '-h', '--helpfull', '--helpshort'}
 
 _CONFIG = flags.DEFINE_string(
   'fdl_config',
@@ -61,6 +75,9 @@ _COMPILED_STEP = flags.DEFINE_string(
   'A train step that python -m paxlite.tools.compile --save has written, to load.',
   flag_values=_FLAGS,
 )
+flags.DEFINE_bool(  # Pax's scripts pass it
+  'alsologtostderr', True, 'Does nothing: logs go to stderr anyway.', flag_values=_FLAGS
+)
 _TFDS_DATA_DIR = flags.DEFINE_string(
   'tfds_data_dir', None, 'Where TFDS datasets are; TFDS_DATA_DIR is the same.', flag_values=_FLAGS
 )
@@ -88,7 +105,7 @@ _PROFILER_PORT = flags.DEFINE_integer(
 def main(argv: Sequence[str]) -> int:
   """Returns the exit code: 0; 1 where training cannot go on; 2 for wrong input; 75 to go on."""
   try:
-    if '--help' in argv or '-h' in argv:
+    if _HELP & set(argv):
       print(f'{__doc__}\nFlags:\n{_FLAGS.get_help()}\n  --fdl.NAME=VALUE: One of its attributes.')
       return 0
     overrides = _parse(argv)
@@ -132,11 +149,17 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
   try:
     _FLAGS.unparse_flags()
     rest = _FLAGS(plain)[1:]
+  except flags.UnrecognizedFlagError as e:
+    hint = other_names.flag_hint(e.flagname) or 'See python -m paxlite.main --help'
+    raise UserError(f'{e}. {hint}') from None
   except (flags.Error, ValueError) as e:  # ValueError: of --flagfile, and of --nodry_run=x
     raise UserError(f'{e}. See python -m paxlite.main --help') from None
   if rest:
-    raise UserError(f'unexpected argument {rest[0]!r}: flags are written --name=value')
-  if _CONFIG.value is None:
+    hint = other_names.attribute_hint(rest[0].partition('=')[0])
+    raise UserError(f'unexpected argument {rest[0]!r}: flags are written --name=value. {hint}')
+  for name, read in _PATHS.items():
+    _expand(name, read)
+  if _CONFIG.value is None and (_MODE.value == 'train' or not _FOLDER.value):
     raise UserError(
       '--fdl_config=EXPERIMENT is missing. List them: python -m paxlite.tools.experiments'
     )
@@ -145,8 +168,30 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
   return overrides
 
 
-def build_experiment(name: str, fiddlers: Sequence[str], overrides: dict[str, str]) -> 'Experiment':
-  """The experiment `name` after `fiddlers`, then `overrides`; validated."""
+def _expand(name: str, read: Callable[[str], str]) -> None:
+  """Makes of the text of flag `name`, if there is one, the path that it stands for."""
+  if _FLAGS[name].value is not None:
+    try:
+      _FLAGS[name].value = read(str(_FLAGS[name].value))
+    except UserError as e:
+      raise UserError(f'--{name}={e}') from None
+
+
+def build_experiment(
+  name: str,
+  fiddlers: Sequence[str],
+  overrides: Mapping[str, str],
+  run: Mapping[str, Any] | None = None,
+) -> 'Experiment':
+  """The experiment `name` after `fiddlers`, then `overrides`; validated.
+
+  Args:
+    name: A bare name or a dotted path.
+    fiddlers: Functions that edit its config.
+    overrides: Text by attribute.
+    run: configuration.run_values of a run; if it is of this experiment, its values are those of all
+      attributes that neither fiddlers nor overrides set.
+  """
   import fiddle as fdl
 
   from paxlite.experiment import apply_fiddler, find
@@ -154,8 +199,15 @@ def build_experiment(name: str, fiddlers: Sequence[str], overrides: dict[str, st
 
   cls = find(name)
   cfg: Any = cls.config()
+  before: Any = cls.config()
   for fiddler in fiddlers:
     apply_fiddler(cfg, fiddler)
+  if run is not None and run['experiment'] == f'{cls.__module__}.{cls.__qualname__}':
+    from paxlite.configuration import stated_values
+
+    for attribute, value in stated_values(cls, run['values']).items():
+      if getattr(cfg, attribute) == getattr(before, attribute):
+        setattr(cfg, attribute, value)
   for attribute, text in overrides.items():
     setattr(cfg, attribute, parse(cls, attribute, text))
   experiment = fdl.build(cfg)
@@ -169,7 +221,9 @@ def _run(overrides: dict[str, str]) -> None:
       os.environ['TFDS_DATA_DIR'] = _TFDS_DATA_DIR.value
     except ValueError as e:
       raise UserError(f'--tfds_data_dir={_TFDS_DATA_DIR.value!r} is no folder: {e}') from None
-  experiment = build_experiment(_CONFIG.value, _FIDDLERS.value, overrides)  # type: ignore[arg-type]
+  run_before = None if _MODE.value == 'train' or not _FOLDER.value else _run_before(_FOLDER.value)
+  name = _CONFIG.value or _experiment_name(run_before)
+  experiment = build_experiment(name, _FIDDLERS.value, overrides, run_before)
   if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
     raise UserError('--compiled_step is for training: leave it out')
   from paxlite import distributed, programs
@@ -203,6 +257,30 @@ def _run(overrides: dict[str, str]) -> None:
     modes[_MODE.value](run)
 
 
+def _run_before(folder: str) -> dict[str, Any] | None:
+  """What the run in a folder is that is to be evaluated, if it is one."""
+  from paxlite.configuration import run_values
+
+  return run_values(pathlib.Path(folder))
+
+
+def _experiment_name(run: dict[str, Any] | None) -> str:
+  """The experiment of a run, for who names none; no module is imported because a file names it."""
+  from paxlite.experiment import find_known
+
+  if run is None:
+    raise UserError(
+      f'--fdl_config=EXPERIMENT is missing, and --job_log_dir={_FOLDER.value} holds no '
+      'experiment.json that names one'
+    )
+  name = run['experiment']
+  find_known(name, way_out=f'--fdl_config={name}')
+  return name
+
+
 if __name__ == '__main__':
   cpu_memory.restart_with_them()
-  sys.exit(main(sys.argv))
+  exit_code = 0  # where what reads its help has gone away
+  with cli.printing():
+    exit_code = main(sys.argv)
+  sys.exit(exit_code)

@@ -14,16 +14,23 @@ This module knows neither JAX nor Fiddle.
 """
 
 import ast
+import contextlib
 import difflib
 import inspect
 import math
 import re
 import types
 import typing
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
 
+from paxlite import other_names, paths
 from paxlite.errors import UserError
+from paxlite.shell import shortened
+
+# Types of parameters that are paths; how they are read is beside them
+LocalPath = Annotated[str, paths.local]
+AnyPath = Annotated[str, paths.expanded]  # TFDS reads from object stores
 
 _UNSET = inspect.Parameter.empty
 _types: dict[type, dict[str, Any]] = {}  # of classes, as parameter_types has found them
@@ -47,28 +54,18 @@ class Parameters:
 
   def __init_subclass__(cls, **kwargs):
     super().__init_subclass__(**kwargs)
-    annotated = inspect.get_annotations(cls)
-    inherited: set[str] = set()
-    for base in cls.__mro__[1:]:
-      inherited.update(name for name in vars(base) if _is_parameter(name))
     for name, value in list(vars(cls).items()):
-      if not _is_parameter(name):
-        continue
-      if isinstance(value, property):
+      if _is_parameter(name) and isinstance(value, property):
         setattr(cls, name, derived(value.fget))
-      if name in inherited or name in annotated:
-        continue
-      near = difflib.get_close_matches(name, inherited, n=1, cutoff=0.9)
-      if near:
-        raise TypeError(
-          f'{cls.__name__}.{name} looks like a misspelling of the inherited {near[0]}. '
-          f'If it is a new parameter, annotate it: {name}: {type(value).__name__} = {value!r}'
-        )
+    _check_attributes(cls)
     cls.__signature__ = _signature(cls)
 
   def __init__(self, **overrides):
     for name, value in overrides.items():
-      setattr(self, name, convert(type(self), name, value))
+      setattr(self, name, value)
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    super().__setattr__(name, value if name.startswith('_') else convert(type(self), name, value))
 
   def values(self) -> dict[str, Any]:
     """Every parameter with its value here, derived ones included, in alphabetical order."""
@@ -108,11 +105,12 @@ def convert(cls: type, name: str, value: Any) -> Any:
   Raises:
     UserError: the class has no such parameter, or the value has another type.
   """
+  expected = _type_of_parameter(cls, name)
   try:
-    return _convert(value, _type_of_parameter(cls, name))
-  except (TypeError, ValueError, OverflowError) as e:
-    if isinstance(e, UserError):
-      raise
+    return _convert(value, expected)
+  except UserError as e:
+    raise UserError(f'{cls.__name__}.{name}: {e}') from None
+  except (TypeError, ValueError, OverflowError):
     raise UserError(_mismatch(cls, name, value)) from None
 
 
@@ -140,6 +138,8 @@ def parse(cls: type, name: str, text: str) -> Any:
   for attempt in attempts:
     try:
       return _convert(attempt, expected)
+    except UserError as e:
+      raise UserError(f'--fdl.{name}: {e}') from None
     except (TypeError, ValueError, OverflowError):
       continue
   raise UserError(_mismatch(cls, name, text))
@@ -152,6 +152,10 @@ def describe(expected: Any) -> str:
     return 'one of ' + ', '.join(repr(a) for a in typing.get_args(expected))
   if origin in (typing.Union, types.UnionType):
     return ' or '.join(describe(a) for a in typing.get_args(expected))
+  if origin is Annotated:
+    return describe(typing.get_args(expected)[0])
+  if origin is list:
+    return f'list[{", ".join(map(describe, typing.get_args(expected)))}]'
   if expected is type(None):
     return 'None'
   if origin is not None:
@@ -183,18 +187,56 @@ def _words(text: str) -> list[str]:
 def _type_of_parameter(cls: type, name: str) -> Any:
   known = parameter_types(cls)
   if name not in known:
-    near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.6)
-    hint = (
-      f'Did you mean {" or ".join(near)}?' if near else 'See python -m paxlite.tools.experiments.'
-    )
-    raise UserError(f'{cls.__name__} has no attribute {name}. {hint}')
+    way_out = 'See python -m paxlite.tools.experiments.'
+    raise UserError(_unknown(cls, name, known, way_out))
   return known[name]
+
+
+def _check_attributes(cls: type) -> None:
+  """Refuses what a class body states and no run would read: `num_layers = 3`, `LR = 0.1`.
+
+  Methods, properties, nested classes and names that begin with an underscore are the class' own.
+
+  Raises:
+    UserError: an attribute is no parameter and not annotated as a new one, or has another type.
+  """
+  plain = [base for base in cls.__mro__ if not issubclass(base, Parameters) and base is not object]
+  stated = {name for base in cls.__mro__[1:] if issubclass(base, Parameters) for name in vars(base)}
+  stated |= {name for base in plain for name in inspect.get_annotations(base)}
+  known = set(filter(_is_parameter, stated))
+  if not known:
+    return  # the first class of a family states what there is
+  for owner in [cls, *plain]:
+    annotated = inspect.get_annotations(owner)
+    for name, value in vars(owner).items():
+      if name in known:
+        if not isinstance(value, derived | property):
+          convert(cls, name, value)
+      elif _is_parameter(name):
+        if not isinstance(value, derived) and name not in annotated:
+          shown = f'{name}: {type(value).__name__} = {shortened(repr(value))}'
+          way_out = f'If it is a new parameter, annotate it: {shown}'
+          raise UserError(_unknown(cls, name, known, way_out))
+      elif not (name.startswith('_') or callable(value) or hasattr(type(value), '__get__')):
+        way_out = f'Parameters are in UPPER_CASE; what is none begins with an underscore: _{name}'
+        raise UserError(_unknown(cls, name, known, way_out))
+
+
+def _unknown(cls: type, name: str, known: Iterable[str], way_out: str) -> str:
+  """What to say of a name that is none of `known`: what was perhaps meant, or else a way out."""
+  near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.75)
+  meant = f'Did you mean {" or ".join(near)}? ' if near else ''
+  hint = other_names.attribute_hint(name) or meant
+  return f'{cls.__name__} has no attribute {name}. {hint}{way_out}'
 
 
 def _mismatch(cls: type, name: str, value: Any) -> str:
   expected = _type_of_parameter(cls, name)
-  example = getattr(cls, name, None)
-  shown = '' if isinstance(example, derived) else f', for example {example!r}'
+  shown = ''
+  for example in (vars(base)[name] for base in cls.__mro__ if name in vars(base)):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+      shown = f', for example {_convert(example, expected)!r}'
+      break
   return f'{cls.__name__}.{name} must be {describe(expected)}{shown}; got {value!r}'
 
 
@@ -236,6 +278,8 @@ def _convert(value: Any, expected: Any) -> Any:
       except (TypeError, ValueError):
         continue
     raise TypeError(value)
+  if origin is Annotated:
+    return args[1](_convert(value, args[0]))
   if expected is type(None):
     if value is not None:
       raise TypeError(value)

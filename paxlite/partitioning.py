@@ -29,6 +29,7 @@ from flax import linen as nn
 from flax.linen import meta
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from paxlite import shell
 from paxlite.errors import UserError
 
 MESH_AXES = ('replica', 'data', 'mdl')
@@ -205,15 +206,11 @@ def check_mesh_shape(
   product = math.prod(mesh_shape(ici, dcn))
   if devices is not None and product != devices:
     all_data = [devices if a == 'data' else 1 for a in axes]
+    here = shell.flags({'ICI_MESH_SHAPE': all_data, 'DCN_MESH_SHAPE': [1] * len(axes)})
     raise UserError(
       f'ICI_MESH_SHAPE={list(ici)} × DCN_MESH_SHAPE={list(dcn)} asks for {product} devices and '
-      f'{devices} {"is" if devices == 1 else "are"} present. To use what is here: '
-      f'--fdl.ICI_MESH_SHAPE={_text(all_data)} --fdl.DCN_MESH_SHAPE={_text([1] * len(axes))}'
+      f'{devices} {"is" if devices == 1 else "are"} present. To use what is here: {here}'
     )
-
-
-def _text(shape: Sequence[int]) -> str:
-  return f'[{",".join(map(str, shape))}]'
 
 
 @contextlib.contextmanager

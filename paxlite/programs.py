@@ -17,6 +17,7 @@ from paxlite.checkpoints import Checkpoints
 from paxlite.compiled_step import SavedStep, check_options
 from paxlite.configuration import (
   configs_text,
+  is_of,
   refuse_other_experiment,
   refuse_other_model,
   requirements,
@@ -26,6 +27,7 @@ from paxlite.configuration import (
 from paxlite.errors import Interrupted, UserError
 from paxlite.evaluation import Evaluator
 from paxlite.experiment import Experiment
+from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.folder_lock import FolderLock
 from paxlite.goodput import Goodput
 from paxlite.inputs import about
@@ -70,12 +72,12 @@ class Run:
     e = self.experiment
     inputs = e.train_input(), e.eval_inputs()  # configs only, but a missing dataset is said first
     mesh = e.mesh()
+    states = self.states(mesh)
     data = fdl.build(inputs[0])
+    states.batch_size = data.batch_size
     eval_data = {name: fdl.build(cfg) for name, cfg in inputs[1].items()}
     _check_vocabulary(e, {'training': data, **eval_data})
     _check_eval_batches(e, eval_data)
-    states = self.states(mesh, data.batch_size)
-    states.plan  # noqa: B018 - raises where another checkpoint does not fit
     options = e.compiler_options(mesh.devices.flat[0].platform)
     step = self.compiled_step
     saved = None if step is None else SavedStep(step, e.values(), options)
@@ -111,23 +113,52 @@ class Run:
     _check_trainable(trainer)
     return trainer
 
-  def states(self, mesh: Any, batch_size: int) -> States:
+  def states(self, mesh: Any) -> States:
+    """Raises UserError where another checkpoint, that the run starts from, does not fit."""
     e = self.experiment
-    return States(
+    states = States(
       task=fdl.build(e.training_task()),
       mesh=mesh,
       rules=e.rules,
       checkpoints=self.checkpoints(),
       seed=e.SEED,
-      batch_size=batch_size,
+      batch_size=e.batch_size,
       restore=e.restore,
       trainable_only=e.saves_trainable_only,
     )
+    states.plan  # noqa: B018 - read here, before data is, which takes its time
+    return states
+
+  def evaluator(self) -> tuple[States, Evaluator]:
+    """What evaluates the run; the data that it trains on is neither needed nor read."""
+    e = self.experiment
+    inputs = e.eval_inputs()
+    if not inputs:
+      raise UserError(
+        f'{type(e).__name__} has no evaluation input'
+        + (': --fdl.EVAL_FILES names one' if hasattr(e, 'EVAL_FILES') else '')
+      )
+    mesh = e.mesh()
+    states = self.states(mesh)
+    data = {name: fdl.build(cfg) for name, cfg in inputs.items()}
+    _check_vocabulary(e, data)
+    _check_eval_batches(e, data)
+    return states, Evaluator(states.task, mesh, e.rules, data)
 
   def check_folder(self) -> None:
     """Raises UserError when the folder's checkpoints are those of a different experiment."""
     if not self.accept_changes and self.checkpoints().steps():
       refuse_other_experiment(self.experiment, self.folder)
+
+  def check_evaluated(self) -> None:
+    """Raises UserError when the folder's checkpoints are those of another experiment or model.
+
+    Numbers that neither the model nor its backend depends on may be others than in training.
+    """
+    if not self.accept_changes and self.checkpoints().steps():
+      refuse_other_model(self.experiment, self.folder, also=PLAIN_XLA)
+      if not is_of(self.experiment, self.folder):
+        refuse_other_experiment(self.experiment, self.folder)
 
   def checkpoints(self) -> Checkpoints:
     keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
@@ -146,8 +177,8 @@ def train(run: Run) -> None:
   run.check_folder()
   lock = FolderLock(run.folder)
   _lock(lock, run)
-  tokenizer = run.tokenizer()
   trainer = run.trainer()
+  tokenizer = run.tokenizer()
   check_mesh(trainer.mesh, trainer.rules)
   if run.compiled_step is None:
     check_options(trainer.compiler_options)
@@ -194,23 +225,20 @@ def evaluate(run: Run) -> None:
       'with --fdl.CHECKPOINT_RESTORE_PATH'
     )
   tasks = getattr(e, 'EVAL_TASKS', [])
-  make_folder(run.folder)
   if tasks:
     if run.checkpoints().steps():
       refuse_other_model(e, run.folder)
     evaluate_zero_shot(run, tasks)
     if not e.eval_inputs():
       return
-  run.check_folder()
-  trainer = run.trainer()
-  check_mesh(trainer.mesh, trainer.rules)
+  run.check_evaluated()
+  states, evaluator = run.evaluator()
+  check_mesh(states.mesh, states.rules)
+  make_folder(run.folder)
   print(f'Backend: {e.backend}', flush=True)
-  if not trainer.eval_data:
-    raise UserError(f'{type(run.experiment).__name__} has no evaluation input')
-  state, step = trainer.states.last()
+  state, step = states.last()
   summaries = Summaries(run.folder, max_steps=step)
   try:
-    evaluator = Evaluator(trainer.task, trainer.mesh, trainer.rules, trainer.eval_data)
     evaluator.report(state, step, summaries)
   finally:
     summaries.close()
@@ -228,6 +256,7 @@ def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
   )
   inference, step = load(run)
   evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG)
+  make_folder(run.folder)
   summaries = Summaries(run.folder, max_steps=step or 0)
   try:
     for task in tasks:
@@ -264,7 +293,7 @@ def decode(run: Run) -> None:
   e: Any = run.experiment
   if not e.DECODE_FILES:
     raise UserError('--fdl.DECODE_FILES=/path/to/prompts.jsonl is missing')
-  run.check_folder()
+  run.check_evaluated()
   loaded, step = load(run)
   prompts = inference.read_prompts(e.DECODE_FILES, loaded)
   make_folder(run.folder)

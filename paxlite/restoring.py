@@ -10,6 +10,7 @@ import logging
 import os
 import pathlib
 import re
+import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from paxlite import paths, shell
 from paxlite.checkpoints import CHECKSUMS, Checkpoints, conversion, damage
 from paxlite.errors import UserError, compiled, listed
 from paxlite.inputs.files import read_object
@@ -33,6 +35,14 @@ OVERWRITTEN = 'overwritten'  # TrainState's field: a run on another backend has 
 _EXPERIMENT = 'experiment.json'
 _PATHS = 'VOCAB_PATH', 'CHECKPOINT_RESTORE_PATH'
 _PATH_CHARS = 4096  # the kernel takes no longer ones
+
+_HUB_NAME = r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*'
+# --from of tools.import_weights, whose weights these are, and ends of their files' names
+_OTHER_WEIGHTS = (
+  ('gguf', 'a GGUF file', ('.gguf',)),
+  ('meta', 'Meta', ('.pth',)),
+  ('hf', 'Hugging Face', ('.safetensors', '.safetensors.index.json', 'pytorch_model.bin')),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,9 +178,12 @@ def _circular(experiment: pathlib.Path) -> UserError:
 
 def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
   """The folders at `path` with state/, the newest first; nothing of them is read."""
-  path = pathlib.Path(path).absolute()
+  given = paths.local(str(path))
+  path = pathlib.Path(given).absolute()
   if not os.path.isdir(path):  # False also for what cannot be a path
-    raise UserError(f'{path} is not a folder: it must be a job_log_dir or imported weights')
+    raise UserError(
+      f'{path} is not a folder: it must be a job_log_dir or imported weights{_importing(given)}'
+    )
   for folder in (path / 'checkpoints', path):
     checkpoints = Checkpoints(folder, read_only=True)
     if steps := checkpoints.steps():
@@ -178,9 +191,32 @@ def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
   if (path / 'state').is_dir():
     return [path]
   raise UserError(
-    f'{path} holds no weights: neither checkpoints/ of a run nor state/ of imported ones. '
-    'Weights of other formats are read by python -m paxlite.tools.import_weights'
+    f'{path} holds no weights: neither checkpoints/ of a run nor state/ of imported ones'
+    f'{_importing(given)}'
   )
+
+
+def _importing(path: str) -> str:
+  """What to say of a path that holds no weights of ours: how those of others are imported."""
+  tool = 'python -m paxlite.tools.import_weights'
+  names = [path] if os.path.isfile(path) else os.listdir(path) if os.path.isdir(path) else []
+  for source, what, suffixes in _OTHER_WEIGHTS:
+    if any(name.endswith(suffixes) for name in names):
+      name = re.sub(r'\W+', '-', pathlib.Path(path).stem.lower()).strip('-') or 'imported'
+      command = f'{tool} --from={source} --path={shlex.quote(path)} --to=weights/{name}'
+      return f'. These are weights of {what}, to be imported: {command}'
+  if not names and re.fullmatch(_HUB_NAME, path):
+    return (
+      '. If it is the name of a model on the Hugging Face Hub: download that into a folder (hf '
+      f'download {path} --local-dir FOLDER), then {tool} --from=hf --path=FOLDER '
+      f'--to=weights/{path.partition("/")[2].lower()}'
+    )
+  return f'. Weights of other formats are read by {tool}' if names else ''
+
+
+def check_weights(path: str | pathlib.Path) -> None:
+  """Raises UserError where a path holds neither checkpoints nor imported weights."""
+  _checkpoint_folders(path)
 
 
 def _experiment_file(folder: pathlib.Path) -> pathlib.Path:
@@ -305,10 +341,10 @@ class Plan:
         problems.append(f'{full} is not in the model')
     if problems:
       theirs = self._differing(self._restore.sizes)
-      hint = f' The checkpoint is of a model with {_flags(theirs)}.' if theirs else ''
+      hint = f' The checkpoint is of a model with {shell.flags(theirs)}.' if theirs else ''
       raise UserError(
         f'{self.source.folder} does not fit the model: {listed(problems)}.{hint} '
-        "Leave variables out with --fdl.CHECKPOINT_IGNORE_RULES=['REGEX'] (names after params/), "
+        "Leave variables out with '--fdl.CHECKPOINT_IGNORE_RULES=[REGEX]' (names after params/), "
         f'or choose the experiment that it belongs to{conversion(problems)}'
       )
     for attribute, unused in (
@@ -333,8 +369,9 @@ class Plan:
     if theirs:
       raise UserError(
         f'{self.source.folder} is of a model that computes something else: it has '
-        f'{_flags(theirs)} and this run {_flags({k: function[k] for k in theirs})}. Give the run '
-        f'the former, or, if the change is meant, --fdl.CHECKPOINT_RESTORE_CHANGES={list(theirs)}'
+        f'{shell.flags(theirs)} and this run {shell.flags({k: function[k] for k in theirs})}. '
+        'Give the run the former, or, if the change is meant, '
+        f'{shell.flag("CHECKPOINT_RESTORE_CHANGES", list(theirs))}'
       )
 
   def _differing(self, ours: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,10 +380,6 @@ class Plan:
       return {}
     theirs = read_values(self.source)['values']
     return {k: theirs[k] for k, v in ours.items() if k in theirs and theirs[k] != v}
-
-
-def _flags(values: Mapping[str, Any]) -> str:
-  return ' '.join(f'--fdl.{k}={v}' for k, v in values.items())
 
 
 def _params(abstract: Any) -> list[Any]:

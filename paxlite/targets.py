@@ -5,6 +5,7 @@ import os
 import re
 from typing import Any
 
+from paxlite import shell
 from paxlite.errors import UserError
 
 
@@ -132,7 +133,7 @@ class Target:
     except (RuntimeError, NotImplementedError) as e:
       extra = 'cuda' if self.chip.name == 'h100' else 'tpu'
       raise UserError(
-        f"--target={self.name} needs the compiler of pip install 'paxlite[{extra}]', and no "
+        f'--target={self.name} needs the compiler of {shell.install(extra)}, and no '
         f'such device: {str(e).splitlines()[0][:80]}'
       ) from None
     return list(found.devices)

@@ -5,7 +5,14 @@ import time
 
 import fiddle as fdl
 
-from paxlite.experiments.datasets import DocumentFiles, EmbeddedText, FlatTokens, Mixture
+from paxlite import data
+from paxlite.experiments.datasets import (
+  DocumentFiles,
+  EmbeddedText,
+  FlatTokens,
+  Mixture,
+  SftFiles,
+)
 from paxlite.experiments.demo import TinyGPT
 from paxlite.inputs.text import TextRows
 
@@ -38,6 +45,14 @@ class SlowText(TinyText):
 
 class TinyTokens(FlatTokens, TinyGPT):
   """TinyGPT on flat tokens."""
+
+
+class TinySft(SftFiles, TinyGPT):
+  """TinyGPT on prompts and answers."""
+
+  VOCAB_SIZE = 8192
+  VOCAB_PATH = data.VOCAB
+  MAX_STEPS = 2
 
 
 class TinyMixture(Mixture, TinyGPT):

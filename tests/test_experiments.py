@@ -1,8 +1,9 @@
 """Every registered experiment: its golden text, and one step of it at a small size.
 
-`python -m tests.test_experiments --update` rewrites tests/golden/.
+`python -m tests.test_experiments --update` rewrites tests/golden/ and the tool's table.
 """
 
+import json
 import pathlib
 import re
 import sys
@@ -11,10 +12,12 @@ import fiddle as fdl
 import pytest
 
 from paxlite.configuration import configs_text, requirements, values_text
+from paxlite.errors import UserError
 from paxlite.experiment import Experiment, experiments, find, register
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.gpt import GPT126M
 from paxlite.programs import Run
+from paxlite.tools import experiments as tools
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 NAMES = list(experiments())
@@ -46,10 +49,21 @@ def golden_text(name: str) -> str:
   return text.replace(package, 'paxlite')
 
 
+def index_text() -> str:
+  rows = [tools.row(find(name)) for name in NAMES]
+  lines = [json.dumps(row, ensure_ascii=False) for row in rows]
+  return '[\n' + ',\n'.join(lines) + '\n]\n'
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_golden(name):
   golden = (GOLDEN / f'{name}.txt').read_text()
   assert golden == golden_text(name), 'python -m tests.test_experiments --update if this is meant'
+
+
+def test_the_table_is_that_of_the_experiments():
+  """It is read from a file, so that it is there at once."""
+  assert tools.INDEX.read_text() == index_text(), 'python -m tests.test_experiments --update'
 
 
 def test_no_golden_is_left_over():
@@ -101,7 +115,7 @@ def test_dotted_and_bare_names_find_the_same():
 
 
 def test_two_experiments_of_one_name_are_an_error():
-  with pytest.raises(TypeError, match='GPT126M is registered by'):
+  with pytest.raises(UserError, match='GPT126M is registered by'):
     register(type('GPT126M', (Experiment,), {}))
 
 
@@ -109,5 +123,6 @@ if __name__ == '__main__' and '--update' in sys.argv:
   GOLDEN.mkdir(exist_ok=True)
   for old in GOLDEN.glob('*.txt'):
     old.unlink()
+  tools.INDEX.write_text(index_text())
   for name in NAMES:
     (GOLDEN / f'{name}.txt').write_text(golden_text(name))

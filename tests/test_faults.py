@@ -273,6 +273,23 @@ def test_a_full_disk(tmp_path, flags, free, code):
     assert 'Continuing from the checkpoint of step 8.' in again.stdout
 
 
+def test_a_disk_that_is_full_from_the_start_is_a_line_a_file(tmp_path):
+  """And not hundreds of Orbax's, one for each of the files that it could not write."""
+  result = tmp_path / 'result'
+  env = {'SIZE': '300k', 'FULL': '-1', 'SAVED': '0', 'RESULT': str(result)}
+  ended = subprocess.run(
+    ['unshare', '-rm', sys.executable, '-m', 'tests.small_disk', '--fdl_config=TinyGPT'],
+    cwd=runs.ROOT, env=runs.environment() | env, capture_output=True, text=True, timeout=300,
+    check=False,
+  )  # fmt: skip
+  assert ended.returncode == 1, ended.stderr
+  lines = ended.stderr.splitlines()
+  assert len(lines) <= 6, ended.stderr
+  assert 'Traceback' not in ended.stderr
+  assert f'step 10: No space left on device ({tmp_path}/disk/run/checkpoints)' in lines[-1]
+  assert 'step 10/10' in ended.stdout
+
+
 @pytest.mark.slow
 def test_a_file_that_vanishes_while_it_is_read(tmp_path):
   """Of two files the second is gone when its turn comes: what was trained is saved."""

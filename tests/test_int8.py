@@ -63,7 +63,7 @@ def test_what_int8_cannot(monkeypatch):
   with pytest.raises(UserError, match='needs experts with a capacity'):
     experiment('dropless', USE_INT8='forward').validate()
   monkeypatch.setitem(sys.modules, 'qwix', None)
-  with pytest.raises(UserError, match=r"pip install 'paxlite\[int8\]'"):
+  with pytest.raises(UserError, match=r"pip install -e '.*\[int8\]'"):
     Step(experiment(USE_INT8='forward'))
 
 

@@ -10,7 +10,10 @@ import sys
 import pytest
 
 from paxlite import main
+from paxlite.configuration import run_values
+from paxlite.programs import Run, train
 from tests import runs
+from tests.experiments import TinySft
 
 
 def call(capsys, *argv: str) -> tuple[int, str, str]:
@@ -31,6 +34,10 @@ TINY = '--fdl_config=TinyGPT'
     (['--fdl_config=Nothing'], 'List them: python -m paxlite.tools.experiments'),
     (['--fdl_config=no.such.module.X'], 'there is no module no'),
     (
+      ['--fdl_config=paxml.contrib.gpu.scripts_gpu.configs.Pile126M'],
+      'there is no module paxml. It is --fdl_config=Pile126M here',
+    ),
+    (
       ['--fdl_config=paxlite.experiments.gpt.GPT127M'],
       'paxlite.experiments.gpt has no GPT127M. Did you mean GPT126M',
     ),
@@ -44,11 +51,28 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.NUM_LAYERS'], 'has no value: write --fdl.NUM_LAYERS=VALUE'),
     ([TINY, '--fdl.NUM_LAYERS=0'], 'NUM_LAYERS=0 must be at least 1'),
     ([TINY, '--mode=trian'], "should be one of <train|eval|decode>"),
+    ([TINY, '--exp=x'], "Unknown command line flag 'exp'. It is --fdl_config=EXPERIMENT here."),
+    ([TINY, '--per_device_batch_size=4'], 'It is PERCORE_BATCH_SIZE here.'),
+    ([TINY, 'steps=10'], 'flags are written --name=value. It is MAX_STEPS here.'),
+    (['--mode=eval'], 'is missing, and --job_log_dir='),
+    ([TINY, '--fdl.VOCAB_PATH=s3://b/x.model'], 'has no attribute VOCAB_PATH'),
+    (
+      ['--fdl_config=DemoGPT', '--fdl.VOCAB_PATH=s3://b/x.model'],
+      '--fdl.VOCAB_PATH: s3://b/x.model: object stores (s3://) are not supported yet',
+    ),
+    (
+      [TINY, '--fdl.CHECKPOINT_RESTORE_PATH=nowhere/of/this/name'],
+      'nowhere/of/this/name is not a folder: it must be a job_log_dir or imported weights',
+    ),
+    (
+      ['--fdl_config=SmolLM135MLoRA', '--fdl.CHECKPOINT_RESTORE_PATH=HuggingFaceTB/SmolLM2-135M'],
+      'then python -m paxlite.tools.import_weights --from=hf --path=FOLDER --to=weights/smollm2',
+    ),
     ([TINY, '--job_dir=x'], "Unknown command line flag 'job_dir'"),
     ([TINY, 'stray'], "unexpected argument 'stray'"),
     (
       [TINY, '--fdl.ICI_MESH_SHAPE=[8,1,1]', '--fdl.PERCORE_BATCH_SIZE=1'],
-      'asks for 8 devices and 1 is present. To use what is here: --fdl.ICI_MESH_SHAPE=[1,1,1]',
+      'asks for 8 devices and 1 is present. To use what is here: \'--fdl.ICI_MESH_SHAPE=[1,1,1]\'',
     ),
     ([TINY, '--fdl.ICI_MESH_SHAPE=[8,1]'], 'must have 3 positive sizes, for replica, data, mdl'),
     (
@@ -100,6 +124,75 @@ def test_mistakes(capsys, tmp_path, argv, message):
   assert err.count('\n') == 1, 'one line'
   assert out == ''
   assert not folder.exists(), 'nothing is written'
+
+
+def test_a_wrong_class_of_the_user_is_one_line(capsys, tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(tmp_path)
+  (tmp_path / 'mine_with_a_typo.py').write_text(
+    'from paxlite.experiments.demo import TinyGPT\n\nclass Mine(TinyGPT):\n  num_layers = 3\n'
+  )
+  code, out, err = call(capsys, '--fdl_config=mine_with_a_typo.Mine', '--dry_run')
+  assert (code, out) == (2, '')
+  assert 'Mine has no attribute num_layers. Did you mean NUM_LAYERS? ' in err
+  assert err.count('\n') == 1
+
+
+@pytest.mark.parametrize('path', ['gs://bucket/run', 's3://bucket/run', '~nobody_of_this_name/run'])
+def test_a_folder_that_is_no_path_here_is_refused(capsys, tmp_path, monkeypatch, path):
+  monkeypatch.chdir(tmp_path)
+  code, _, err = call(capsys, TINY, f'--job_log_dir={path}')
+  assert code == 2
+  assert err.startswith(f'error: --job_log_dir={path}: ')
+  assert err.count('\n') == 1
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_home_is_expanded_in_job_log_dir(capsys, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('HOME', str(tmp_path / 'home'))
+  code, _, err = call(capsys, '--mode=eval', TINY, '--job_log_dir=~/run', '--alsologtostderr')
+  assert code == 2
+  assert f'{tmp_path}/home/run holds no checkpoint to evaluate' in err
+
+
+def test_a_run_is_evaluated_as_what_it_was(capsys, tmp_path):
+  """Its own numbers hold without being said again, and what it was trained on may be gone."""
+  files = {name: tmp_path / f'{name}.jsonl' for name in ('train', 'eval')}
+  for name, path in files.items():
+    path.write_text(''.join(json.dumps(dict(inputs=name, targets=f'{i}')) + '\n' for i in range(9)))
+  folder = tmp_path / 'run'
+  changes = dict(TRAIN_FILES=[str(files['train'])], EVAL_FILES=[str(files['eval'])])
+  train(Run(TinySft(NUM_LAYERS=3, LEARNING_RATE=3e-4, **changes), folder))
+  files['train'].unlink()
+  before = runs.records(folder, 'eval_metrics.jsonl')[-1]
+  capsys.readouterr()
+
+  flags = '--mode=eval', f'--job_log_dir={folder}'
+  named = '--fdl_config=tests.experiments.TinySft'
+  for more in [[], [named], [named, '--fdl.NUM_LAYERS=3', '--fdl.LEARNING_RATE=1e-3']]:
+    code, _, err = call(capsys, *flags, *more)
+    assert (code, err) == (0, '')
+    assert runs.records(folder, 'eval_metrics.jsonl')[-1] == before, 'same numbers'
+  code, out, _ = call(capsys, *flags, '--fdl.MAX_EVAL_BATCHES=1', '--dry_run')
+  assert code == 0
+  assert 'NUM_LAYERS = 3' in out
+  assert 'MAX_EVAL_BATCHES = 1' in out
+  code, _, err = call(capsys, *flags, '--fdl.NUM_LAYERS=2')
+  assert code == 2
+  assert 'holds checkpoints of another model: NUM_LAYERS 3 → 2' in err
+  code, _, err = call(capsys, *flags, TINY)
+  assert code == 2
+  assert 'holds checkpoints of another model' in err
+  assert run_values(folder)['values']['NUM_LAYERS'] == 3
+
+
+def test_a_run_of_a_module_that_is_not_imported_asks_for_its_name(capsys, tmp_path):
+  (tmp_path / 'experiment.json').write_text(
+    json.dumps({'experiment': 'somebody.Else', 'values': {}})
+  )
+  code, _, err = call(capsys, '--mode=eval', f'--job_log_dir={tmp_path}')
+  assert code == 2
+  assert 'if that one is yours, --fdl_config=somebody.Else' in err
 
 
 def test_help_needs_neither_jax_nor_fiddle():

@@ -1,15 +1,22 @@
 """UPPER_CASE attributes: inheritance, overrides, parsing and messages."""
 
+import functools
+import shlex
 from typing import Literal
 
 import fiddle as fdl
 import jax.numpy as jnp
 import pytest
 
+from paxlite import other_names, shell
+from paxlite.contrib.gpu.scripts_gpu.configs import FlatTokens5B
 from paxlite.errors import UserError
 from paxlite.experiment import Experiment
+from paxlite.experiments.datasets import SeqioTask
+from paxlite.experiments.demo import DemoGPT
+from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
-from paxlite.params import Parameters, convert, parse
+from paxlite.params import Parameters, convert, parameter_types, parse
 
 
 class Base(Parameters):
@@ -50,7 +57,7 @@ def test_derived_values_follow_overrides_and_can_be_set():
 
 
 def test_a_misspelt_attribute_is_an_error_at_class_creation():
-  with pytest.raises(TypeError, match=r'R_COS_MIN_RATIO looks like a misspelling of .* LR_COS_MIN'):
+  with pytest.raises(UserError, match=r'no attribute R_COS_MIN_RATIO. Did you mean LR_COS_MIN_RAT'):
 
     class _(Base):
       R_COS_MIN_RATIO = 0.2
@@ -61,6 +68,138 @@ def test_an_annotated_near_name_is_a_new_parameter():
     R_COS_MIN_RATIO: float = 0.2
 
   assert New(R_COS_MIN_RATIO=0.3).R_COS_MIN_RATIO == 0.3
+
+
+@pytest.mark.parametrize(
+  ('name', 'value', 'message'),
+  [
+    ('num_layers', 3, 'has no attribute num_layers. Did you mean NUM_LAYERS'),
+    ('num_layers', '3', 'begins with an underscore: _num_layers'),
+    ('LAYERS', 3, 'has no attribute LAYERS. It is NUM_LAYERS here'),
+    ('LR', 0.1, 'It is LEARNING_RATE here. If it is a new parameter, annotate it: LR: float = 0.1'),
+    ('NUM_LAYER', 3, 'Did you mean NUM_LAYERS'),
+    ('EMBEDDING_LOOKUP_STYLE', 'matmul', 'needs no such attribute'),
+    ('TRAINABLE_PE_MAX_SEQ_LEN', 16384, 'It is MAX_SEQ_LEN here'),
+    ('EMA_DECAY', 0.9, 'nothing like it'),
+    ('USE_MQA', True, 'NUM_KV_HEADS=1 is multi-query attention'),
+    ('per_device_batch_size', 4, 'It is PERCORE_BATCH_SIZE here'),
+    ('ici_fsdp_parallelism', 4, 'ICI_MESH_SHAPE × DCN_MESH_SHAPE over MESH_AXES'),
+    ('MODEL_CLASS', int, 'task\\(\\) says which model'),
+    ('NUM_LAYERS', '3', "must be int, for example 12; got '3'"),
+    ('NUM_LAYERS', 'three', "must be int, for example 12; got 'three'"),
+    ('ICI_MESH_SHAPE', 8, 'must be list'),
+  ],
+)
+def test_a_class_attribute_that_is_no_parameter_is_refused(name, value, message):
+  with pytest.raises(UserError, match=message) as error:
+    type('Mine', (GPT126M,), {name: value})
+  assert '\n' not in str(error.value)
+  with pytest.raises(UserError, match=message):  # by way of a mixin that is no experiment
+    type('Mine', (type('Plain', (), {name: value}), GPT126M), {})
+  with pytest.raises(UserError, match=f'no attribute {name}|must be'):
+    setattr(GPT126M(), name, value)
+
+
+def test_what_a_class_may_hold_besides_parameters():
+  class Plain:
+    NEW: int = 1
+    NUM_LAYERS = 6
+
+  class Mine(Plain, GPT126M):
+    """Of its own."""
+
+    _private = 3
+    ADDED: list[int] = [1]
+
+    @property
+    def HALF(self) -> int:
+      return self.NEW // 2
+
+    @functools.cached_property
+    def cached(self):
+      return self.NEW
+
+    class Nested:
+      anything = 3
+
+    def method(self):
+      return self.cached
+
+    @staticmethod
+    def static():
+      return 4
+
+  class Child(Mine):
+    NEW = 8
+
+  assert (Child().HALF, Child().method(), Child().static(), Child().NUM_LAYERS) == (4, 8, 4, 6)
+  assert Child(NEW=2).HALF == 1
+
+
+def test_an_instance_takes_parameters_of_their_types_alone():
+  e = GPT126M()
+  e.NUM_LAYERS = 5.0
+  assert e.NUM_LAYERS == 5
+  assert isinstance(e.NUM_LAYERS, int)
+  with pytest.raises(UserError, match="NUM_LAYERS must be int, for example 12; got 'five'"):
+    e.NUM_LAYERS = 'five'
+  with pytest.raises(UserError, match=r'no attribute NUM_LAYER. Did you mean NUM_LAYERS'):
+    e.NUM_LAYER = 5
+  assert e.NUM_LAYERS == 5
+
+
+def test_hints_lead_to_what_there_is():
+  known = parameter_types(type('All', (SeqioTask, MixtureOfExperts), {}))
+  names = [n for n in other_names.ATTRIBUTES.values() if ' ' not in n]
+  assert set(names) <= known.keys()
+  assert not known.keys() & {n for n in other_names.ATTRIBUTES if n != 'SEED'}
+
+
+@pytest.mark.parametrize('name', ['VOCAB_PATH', 'DATASET_PATH', 'CHECKPOINT_RESTORE_PATH'])
+def test_paths_are_expanded_and_object_stores_refused(monkeypatch, name):
+  monkeypatch.setenv('HOME', '/home/me')
+  assert parse(FlatTokens5B, name, '~/x') == '/home/me/x'
+  assert parse(FlatTokens5B, name, '~') == '/home/me'
+  assert parse(FlatTokens5B, name, 'a/~/x') == 'a/~/x'
+  assert FlatTokens5B(**{name: '~/x'}).values()[name] == '/home/me/x'
+  message = r'gs://bucket/x: object stores \(gs://\) are not supported yet'
+  with pytest.raises(UserError, match=f'--fdl.{name}: {message}'):
+    parse(FlatTokens5B, name, 'gs://bucket/x')
+  with pytest.raises(UserError, match=f'FlatTokens5B.{name}: {message}'):
+    FlatTokens5B(**{name: 'gs://bucket/x'})
+  with pytest.raises(UserError, match='there is no user nobody_of_this_name'):
+    parse(FlatTokens5B, name, '~nobody_of_this_name/x')
+
+
+def test_paths_in_lists_are_expanded_too(monkeypatch):
+  monkeypatch.setenv('HOME', '/home/me')
+  assert parse(DemoGPT, 'TRAIN_FILES', '[~/a.txt,b.txt]') == ['/home/me/a.txt', 'b.txt']
+  assert parse(DemoGPT, 'EVAL_TASKS', "['lambada:~/a.jsonl']") == ['lambada:/home/me/a.jsonl']
+  assert parse(DemoGPT, 'EVAL_TASKS', '[lambada]') == ['lambada']
+  with pytest.raises(UserError, match=r'--fdl.TRAIN_FILES: s3://b/a.txt: object stores'):
+    parse(DemoGPT, 'TRAIN_FILES', '[s3://b/a.txt]')
+  with pytest.raises(UserError, match='TRAIN_FILES must be list\\[str\\], for example'):
+    DemoGPT(TRAIN_FILES=3)
+
+
+@pytest.mark.parametrize(
+  ('value', 'flag'),
+  [
+    (3, '--fdl.X=3'),
+    ('bfloat16', '--fdl.X=bfloat16'),
+    ([1, 2, 1], "'--fdl.X=[1,2,1]'"),
+    (['data', 'mdl'], "'--fdl.X=[data,mdl]'"),
+    (['3', 'True'], '\'--fdl.X=["3","True"]\''),
+    (['a, b', '.*/w'], '\'--fdl.X=["a, b",".*/w"]\''),
+  ],
+)
+def test_flags_in_messages_are_quoted_and_read_back(value, flag):
+  class Any(Base):
+    X: type(value) if not isinstance(value, list) else list[type(value[0])] = value
+
+  assert shell.flag('X', value) == flag
+  (word,) = shlex.split(flag)
+  assert parse(Any, 'X', word.partition('=')[2]) == value
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Runs that start from other checkpoints: rules, stacks of either kind, LoRA, and Pax's state."""
 
 import json
+import pathlib
+import re
 
 import fiddle as fdl
 import jax
@@ -10,6 +12,7 @@ import pytest
 from paxlite.checkpoints import write_checksums
 from paxlite.errors import UserError
 from paxlite.experiments.datasets import Synthetic
+from paxlite.experiments.finetuning import SFT
 from paxlite.experiments.llama import LLaMA
 from paxlite.programs import Run
 from paxlite.restoring import find_source, tokenizer_of
@@ -372,3 +375,51 @@ def test_what_cannot_be_a_path_is_no_folder(path):
   assert tokenizer_of(path) is None
   with pytest.raises(UserError, match='is not a folder'):
     find_source(path)
+
+
+@pytest.mark.parametrize(
+  ('files', 'message'),
+  [
+    ([], 'holds no weights: neither checkpoints/ of a run nor state/ of imported ones$'),
+    (['config.json', 'model.safetensors'], '--from=hf --path={} --to=weights/of-others'),
+    (['model-Q8_0.gguf'], 'weights of a GGUF file, to be imported: .* --from=gguf --path={}'),
+    (['params.json', 'consolidated.00.pth'], '--from=meta --path={}'),
+    (['notes.txt'], 'Weights of other formats are read by python -m paxlite.tools.import_weights'),
+  ],
+)
+def test_weights_that_were_not_imported_are_recognized(tmp_path, files, message):
+  folder = tmp_path / 'of others'
+  folder.mkdir()
+  for name in files:
+    (folder / name).touch()
+  for act in (find_source, lambda path: sft(path)):
+    with pytest.raises(UserError, match=message.format(f"'{re.escape(str(folder))}'")):
+      act(str(folder))
+
+
+def test_a_model_of_another_size_is_said_before_its_tokenizer(base, tmp_path):
+  """Nor is the data read before, which takes its time."""
+  with pytest.raises(UserError, match=r'does not fit the model: .* of a model with --fdl.NUM_LAY'):
+    sft(str(base[0]), TRAIN_FILES=['gone.jsonl'], VOCAB_PATH='gone.model')
+
+
+def sft(path: str, **changes):
+  """A fine-tuning run of a model that is not that of `base`."""
+  e = SmallSft(TRAIN_FILES=['x.jsonl'], CHECKPOINT_RESTORE_PATH=path)
+  for name, value in changes.items():
+    setattr(e, name, value)
+  return Run(e, pathlib.Path('never_made')).trainer()
+
+
+class SmallSft(SFT, LLaMA):
+  """A fine-tuning experiment on one device."""
+
+  NUM_LAYERS = 2
+  NUM_HEADS = 4
+  NUM_KV_HEADS = 2
+  MODEL_DIMS = 16
+  HIDDEN_DIMS = 24
+  VOCAB_SIZE = 512
+  MAX_SEQ_LEN = 16
+  ICI_MESH_SHAPE = [1, 1, 1]
+  DCN_MESH_SHAPE = [1, 1, 1]

@@ -8,7 +8,16 @@ PACKAGE = ROOT / 'paxlite'
 
 # From the bottom up. A module imports its own group and those before it.
 GROUPS = [
-  {'errors', 'host_memory', 'partitioning', 'templates', 'data', 'backends'},
+  {
+    'errors',
+    'host_memory',
+    'partitioning',
+    'paths',
+    'shell',
+    'templates',
+    'data',
+    'backends',
+  },
   {'layers', 'inputs'},
   {'train_state', 'task', 'optimizers', 'schedules', 'metrics'},
   {
@@ -28,6 +37,7 @@ GROUPS = [
     'profiling',
     'reporting',
     'restoring',
+    'save_errors',
     'saving',
     'scoring',
     'spikes',
@@ -37,13 +47,14 @@ GROUPS = [
     'variables',
     'watchdog',
   },
-  {'params', 'experiment', 'experiments'},
+  {'other_names', 'params', 'experiment', 'experiments'},
   {
     'aot',
     'configuration',
     'contrib',
     'eval_tasks',
     'inference',
+    '__main__',
     'main',
     'programs',
     'targets',

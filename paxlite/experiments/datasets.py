@@ -7,7 +7,7 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxlite import data
+from paxlite import data, shell
 from paxlite.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.base import RowInput
@@ -22,8 +22,8 @@ from paxlite.inputs.sft import SftRows, TooLong
 from paxlite.inputs.streams import StreamInput, StreamRows
 from paxlite.inputs.synthetic import SyntheticRows
 from paxlite.inputs.text import HELD_OUT_EVERY, Split, TextRows
-from paxlite.params import parameter_types
-from paxlite.restoring import tokenizer_of
+from paxlite.params import AnyPath, LocalPath, parameter_types
+from paxlite.restoring import check_weights, tokenizer_of
 from paxlite.templates import config
 
 
@@ -106,10 +106,10 @@ class Synthetic(_Rows):
 class TextFiles(_Rows):
   """Text files (.txt, also .gz .xz .zst) with a tokenizer; 1 block in 20 is held out."""
 
-  TRAIN_FILES: list[str] = []
-  EVAL_FILES: list[str] = []
+  TRAIN_FILES: list[LocalPath] = []
+  EVAL_FILES: list[LocalPath] = []
   EVAL_FRACTION: float = 0.05  # of the text, held out where there are no EVAL_FILES; 0: none
-  VOCAB_PATH: str = ''
+  VOCAB_PATH: LocalPath = ''
 
   def validate(self) -> None:
     super().validate()
@@ -162,11 +162,11 @@ class EmbeddedText(TextFiles):
 class FlatTokens(_Rows):
   """A tokenized dataset: paxlite's own format or seqax's (see inputs.flat_tokens)."""
 
-  DATASET_PATH: str = ''
+  DATASET_PATH: LocalPath = ''
   TRAIN_SPLIT: str = 'train'
   EVAL_SPLIT: str | None = 'validation'
   ROWS: RowKind | None = None  # None: packed or stream, by PACKED_INPUT
-  VOCAB_PATH: str = ''  # only to print a sample
+  VOCAB_PATH: LocalPath = ''  # only to print a sample
 
   def validate(self) -> None:
     super().validate()
@@ -201,7 +201,7 @@ class FlatTokens(_Rows):
 
 
 class SeqioTask(_Rows):
-  """A SeqIO task or mixture over TFDS datasets (`pip install 'paxlite[seqio]'`).
+  """A SeqIO task or mixture over TFDS datasets (the extra seqio).
 
   The environment's VOCAB_PATH and TFDS_DATA_DIR serve where the attributes are empty.
   """
@@ -211,8 +211,8 @@ class SeqioTask(_Rows):
   TRAIN_SPLIT: str = 'train'
   EVAL_SPLIT: str | None = 'validation'
   SEQIO_ROWS: StreamRows = 'stream'
-  VOCAB_PATH: str = ''
-  TFDS_DATA_DIR: str = ''
+  VOCAB_PATH: LocalPath = ''
+  TFDS_DATA_DIR: AnyPath = ''
 
   RESUMABLE_CHANGES = [*_Rows.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
 
@@ -258,13 +258,13 @@ class DocumentFiles(_Rows):
   is EVAL_SOURCES, or, where there are none, one document of HELD_OUT_EVERY.
   """
 
-  TRAIN_SOURCES: list[str] = []
-  EVAL_SOURCES: list[str] = []
+  TRAIN_SOURCES: list[LocalPath] = []
+  EVAL_SOURCES: list[LocalPath] = []
   HELD_OUT_EVERY: int = 200
   TEXT_FIELD: str = 'text'
   SKIP_UNREADABLE: bool = False  # records without a text; how many is logged
-  VOCAB_PATH: str = ''
-  TFDS_DATA_DIR: str = ''
+  VOCAB_PATH: LocalPath = ''
+  TFDS_DATA_DIR: AnyPath = ''
 
   # that they hold the same is checked where the run goes on
   RESUMABLE_CHANGES = [
@@ -314,9 +314,9 @@ class DocumentFiles(_Rows):
 class SftFiles(_Rows):
   """Prompts and answers in JSON lines, packed, with the loss on the answers (see inputs.sft)."""
 
-  TRAIN_FILES: list[str] = []
-  EVAL_FILES: list[str] = []
-  VOCAB_PATH: str = ''  # '': the tokenizer that goes with CHECKPOINT_RESTORE_PATH
+  TRAIN_FILES: list[LocalPath] = []
+  EVAL_FILES: list[LocalPath] = []
+  VOCAB_PATH: LocalPath = ''  # '': the tokenizer that goes with CHECKPOINT_RESTORE_PATH
   TOO_LONG: TooLong = 'error'
 
   def validate(self) -> None:
@@ -336,7 +336,10 @@ class SftFiles(_Rows):
   @property
   def _restored_tokenizer(self) -> str:
     path = self.CHECKPOINT_RESTORE_PATH
-    return str(tokenizer_of(path) or path)
+    found = tokenizer_of(path)
+    if path and found is None:
+      check_weights(path)  # that there are none is said before that they have no tokenizer
+    return str(found or path)
 
   def _source(self, files: list[str]) -> fdl.Config:
     return config(
@@ -359,15 +362,15 @@ class Mixture(_Rows):
   DocumentFiles reads them. Each is held out from as it would be alone.
   """
 
-  SOURCES: list[str] = []
+  SOURCES: list[LocalPath] = []
   WEIGHTS: list[float] = []  # of the rows; their sum does not matter
   TRAIN_SPLIT: str = 'train'
   EVAL_SPLIT: str | None = 'validation'
   HELD_OUT_EVERY: int = 200
   TEXT_FIELD: str = 'text'
   SKIP_UNREADABLE: bool = False
-  VOCAB_PATH: str = ''
-  TFDS_DATA_DIR: str = ''
+  VOCAB_PATH: LocalPath = ''
+  TFDS_DATA_DIR: AnyPath = ''
   SEQIO_MODULES: list[str] = []
 
   RESUMABLE_CHANGES = [*_Rows.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
@@ -380,8 +383,8 @@ class Mixture(_Rows):
     super().validate()
     if len(self.SOURCES) != len(self.WEIGHTS) or not self.SOURCES:
       raise UserError(
-        f"{len(self.SOURCES)} SOURCES have {len(self.WEIGHTS)} WEIGHTS: --fdl.SOURCES=\"['a', "
-        "'b']\" --fdl.WEIGHTS=[0.7,0.3]"
+        f'{len(self.SOURCES)} SOURCES have {len(self.WEIGHTS)} WEIGHTS: '
+        f'{shell.flags({"SOURCES": ["a", "b"], "WEIGHTS": [0.7, 0.3]})}'
       )
     check_once(self.SOURCES)
     for part in self._parts:

@@ -5,6 +5,7 @@ from typing import Literal
 from paxlite.decoding import Sampling
 from paxlite.errors import UserError
 from paxlite.experiment import Experiment
+from paxlite.params import LocalPath
 
 # what a decoding depends on, besides weights and prompts
 DECODING = (
@@ -27,7 +28,7 @@ class Decoding(Experiment):
   START_ID: int | None = 0
   EOS_IDS: list[int] = []  # ids that end a text; none: the tokenizer's
 
-  DECODE_FILES: list[str] = []  # JSON lines with inputs, or with chat messages
+  DECODE_FILES: list[LocalPath] = []  # JSON lines with inputs, or with chat messages
   DECODE_BATCH_SIZE: int = 8
   MAX_DECODE_STEPS: int = 128
   TEMPERATURE: float = 0.0  # 0: the likeliest token
@@ -38,7 +39,7 @@ class Decoding(Experiment):
   INT8_WEIGHTS: bool = False  # of the projections, a scale for each output channel
 
   # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
-  EVAL_TASKS: list[str] = []
+  EVAL_TASKS: list[LocalPath] = []
   EVAL_BATCH_TOKENS: int = 4096  # of a batch of such a task, about
   EVAL_TOO_LONG: Literal['truncate', 'error'] = 'truncate'  # a text that the model cannot take
   EVAL_SKIP_UNREADABLE: bool = False  # records that are none are left out, and counted

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from paxlite import shell
 from paxlite.errors import UserError
 from paxlite.inputs.files import (
   COMPRESSED,
@@ -205,7 +206,7 @@ class _Parquet(_File):
     try:
       import pyarrow.parquet as parquet
     except ImportError:
-      raise UserError(f"{name} needs the package pyarrow: pip install 'paxlite[hf]'") from None
+      raise UserError(f'{name} needs the package pyarrow: {shell.install("hf")}') from None
     with read_errors(name):
       self._file = parquet.ParquetFile(name)
     self.size = self._file.metadata.num_rows
@@ -255,7 +256,7 @@ class _Tfds(_Dataset):
       import tensorflow_datasets as tfds
     except ImportError as e:
       raise UserError(
-        f'{name} is a TFDS dataset ({e}): name a file, or pip install "paxlite[seqio]"'
+        f'{name} is a TFDS dataset ({e}): name a file, or {shell.install("seqio")}'
       ) from None
     folder = data_dir or os.environ.get('TFDS_DATA_DIR') or None
     try:
@@ -293,7 +294,7 @@ class _HuggingFace(_Dataset):
       import datasets
     except ImportError:
       raise UserError(
-        f"{name} is a Hugging Face dataset: pip install 'paxlite[hf]', or name a file"
+        f'{name} is a Hugging Face dataset: {shell.install("hf")}, or name a file'
       ) from None
     folder = pathlib.Path(self._path)
     with read_errors(name):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from paxlite import shell
 from paxlite.errors import UserError
 from paxlite.inputs.records import line_of
 from paxlite.inputs.tokenizer import open_tokenizer
@@ -125,7 +126,7 @@ def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> li
     import seqio
   except ImportError as e:
     raise UserError(
-      f"{name} is read through SeqIO, which is missing ({e}): pip install 'paxlite[seqio]'"
+      f'{name} is read through SeqIO, which is missing ({e}): {shell.install("seqio")}'
     ) from None
   folder = tfds_data_dir or os.environ.get('TFDS_DATA_DIR', '')
   if folder:
@@ -141,7 +142,7 @@ def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> li
   except ValueError:
     raise UserError(
       f'there is no SeqIO task or mixture {name!r}: paxlite has {", ".join(_BUILT_IN)}; '
-      "SEQIO_MODULES=['my.tasks'] names modules that register others"
+      "'--fdl.SEQIO_MODULES=[my.tasks]' names modules that register others"
     ) from None
   if not isinstance(found, seqio.Mixture):
     return [_part(found, split, 1.0, folder)]

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from paxlite import paths, shell
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_object
 
@@ -77,6 +78,7 @@ def open_tokenizer(path: str) -> Tokenizer:
   """
   if not path:
     raise UserError(f'there is no tokenizer: {_FLAGS}')
+  path = paths.local(path)
   file = pathlib.Path(path)
   if os.path.isdir(file):
     found = [file / name for name in TOKENIZERS if (file / name).is_file()]
@@ -195,7 +197,7 @@ class JsonTokenizer:
       import tokenizers
     except ImportError:
       raise UserError(
-        f"the tokenizer {path} needs the package tokenizers: pip install 'paxlite[weights]'"
+        f'the tokenizer {path} needs the package tokenizers: {shell.install("weights")}'
       ) from None
 
     self.path = path
@@ -280,7 +282,7 @@ class ChatFormat:
     try:
       import jinja2.sandbox
     except ImportError:
-      raise UserError("a chat needs the package jinja2: pip install 'paxlite[weights]'") from None
+      raise UserError(f'a chat needs the package jinja2: {shell.install("weights")}') from None
     template = template or _chat_template(tokenizer_path)
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
       trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols']

@@ -1,13 +1,38 @@
-"""What the tools share: overrides, a progress bar, and how they end."""
+"""What the tools share: overrides, paths, a progress bar, what is printed, and how they end."""
 
 import argparse
+import codecs
 import contextlib
 import importlib
+import io
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
-from paxlite.errors import UserError
+from paxlite import paths
+from paxlite.errors import UserError, located
+
+_SPELLINGS = str.maketrans(
+  {'×': 'x', '…': '...', '→': '->', '−': '-', '–': '-', '≤': '<=', '≥': '>=', '·': '*', '─': '-'}
+)
+# arguments of the tools that name files and folders; some are lists
+_PATHS = (
+  'base_weights',
+  'checkpoint',
+  'job_log_dir',
+  'json',
+  'output',
+  'path',
+  'save',
+  'source',
+  'sources',
+  'tasks',
+  'tfds_data_dir',
+  'to',
+  'tokenizer',
+  'vocab',
+)
 
 BASE_WEIGHTS = 'where the weights are now that LoRA was trained beside, if they were moved'
 
@@ -20,16 +45,42 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   """
   # what is unfinished is removed on the way out
   signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+  with printing():
+    try:
+      main(_import_modules(['--help' if a == '-help' else a for a in sys.argv[1:]]))
+    except UserError as e:
+      print(f'error: {str(e).splitlines()[0]}', file=sys.stderr)
+      sys.exit(2)
+    except KeyboardInterrupt:
+      print('interrupted', file=sys.stderr)
+      sys.exit(128 + signal.SIGINT)
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[None]:
+  """A context that prints to any terminal, and to readers that go away (`… | head`).
+
+  What the terminal's encoding has not is spelled in ASCII.
+  """
+  codecs.register_error('paxlite.spelled', _spelled)
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(errors='paxlite.spelled')
   try:
-    main(_import_modules(sys.argv[1:]))
-  except UserError as e:
-    print(f'error: {str(e).splitlines()[0]}', file=sys.stderr)
-    sys.exit(2)
-  except KeyboardInterrupt:
-    print('interrupted', file=sys.stderr)
-    sys.exit(128 + signal.SIGINT)
-  except BrokenPipeError:  # `… | head`
-    sys.stderr.close()
+    try:
+      yield
+    finally:
+      sys.stdout.flush()
+  except BrokenPipeError:
+    # Python would complain of what is still to be flushed when it ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+  """An error handler of codecs: 'x' for '×', and '\\xe9' for what has no such likeness."""
+  assert isinstance(error, UnicodeEncodeError)
+  text = error.object[error.start : error.end].translate(_SPELLINGS)
+  return text.encode('ascii', 'backslashreplace').decode(), error.end
 
 
 def _import_modules(argv: Sequence[str]) -> list[str]:
@@ -48,11 +99,22 @@ def parse(
 ) -> tuple[argparse.Namespace, dict[str, str]]:
   """The parsed arguments, and the text of every --fdl.NAME=text."""
   overrides = [a for a in argv if a.startswith('--fdl.')]
-  args = parser.parse_args([a for a in argv if not a.startswith('--fdl.')])
+  args = parse_args(parser, [a for a in argv if not a.startswith('--fdl.')])
   for argument in overrides:
     if '=' not in argument:
       raise UserError(f'{argument} has no value: write {argument}=VALUE')
   return args, dict(a.removeprefix('--fdl.').partition('=')[::2] for a in overrides)
+
+
+def parse_args(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+  """The parsed arguments, their paths with ~ expanded; raises UserError for object stores."""
+  args = parser.parse_args(argv)
+  for name, value in vars(args).items():
+    if name in _PATHS and value is not None:
+      with located(f'--{name}'):
+        is_list = isinstance(value, list)
+        setattr(args, name, [*map(paths.local, value)] if is_list else paths.local(value))
+  return args
 
 
 @contextlib.contextmanager

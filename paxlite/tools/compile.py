@@ -31,11 +31,11 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--fdl_config', required=True, help='the experiment')
   parser.add_argument('--fiddler', action='append', default=[], help='as of paxlite.main')
   parser.add_argument('--target', required=True, help='the machine: see above')
-  parser.add_argument('--save', type=pathlib.Path, help='where the compiled step goes')
-  parser.add_argument('--json', type=pathlib.Path, help='where the report goes as JSON')
+  parser.add_argument('--save', help='where the compiled step goes')
+  parser.add_argument('--json', help='where the report goes as JSON')
   args, overrides = cli.parse(parser, argv)
-  _check_output('--save', args.save)
-  _check_output('--json', args.json)
+  save = _checked_output('--save', args.save)
+  page = _checked_output('--json', args.json)
 
   # what came out of XLA's cache cannot be saved again, and its time would be no compiler's
   os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
@@ -50,18 +50,19 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.main import build_experiment
 
   experiment = build_experiment(args.fdl_config, args.fiddler, overrides)
-  report = aot.compile_step(experiment, target, args.save)
+  report = aot.compile_step(experiment, target, save)
   print(aot.page(report))
-  if args.json is not None:
-    args.json.write_text(json.dumps(report.as_json(), indent=1) + '\n')
+  if page is not None:
+    page.write_text(json.dumps(report.as_json(), indent=1) + '\n')
   if report.fits is False:
     sys.exit(1)
 
 
-def _check_output(flag: str, path: pathlib.Path | None) -> None:
+def _checked_output(flag: str, text: str | None) -> pathlib.Path | None:
   """Raises UserError, before hours of compiling, where a file cannot be written in the end."""
-  if path is None:
-    return
+  if text is None:
+    return None
+  path = pathlib.Path(text)
   try:
     if not path.name or path.is_dir():
       raise IsADirectoryError('it names a folder')
@@ -71,6 +72,7 @@ def _check_output(flag: str, path: pathlib.Path | None) -> None:
     probe.unlink()
   except OSError as e:
     raise UserError(f'{flag}={path} cannot be written: {e.strerror or e}') from None
+  return path
 
 
 if __name__ == '__main__':

@@ -13,6 +13,7 @@ import argparse
 import pathlib
 from collections.abc import Sequence
 
+from paxlite import shell
 from paxlite.tools import cli
 
 
@@ -24,19 +25,22 @@ def main(argv: Sequence[str]) -> None:
   )
   parser.add_argument('--direction', required=True, choices=('fw2te', 'te2fw'))
   parser.add_argument('--checkpoint', required=True, help='a job_log_dir, or imported weights')
-  parser.add_argument('--path', required=True, type=pathlib.Path, help='the folder to make')
-  args = parser.parse_args(argv)
+  parser.add_argument('--path', required=True, help='the folder to make')
+  args = cli.parse_args(parser, argv)
 
   from paxlite.restoring import find_source
   from paxlite.weights import te
 
   source = find_source(args.checkpoint)
+  path = pathlib.Path(args.path)
   with cli.progress('converting') as report:
-    size, experiment = te.convert(source, args.path, args.direction == 'fw2te', report)
+    size, experiment = te.convert(source, path, args.direction == 'fw2te', report)
   print(f'{args.path}: {size:,} bytes of {type(experiment).__name__}')
-  flags = ' '.join(f'--fdl.{k}={getattr(experiment, k)}' for k in ('USE_TE', 'PACKED_INPUT'))
-  state = ' --fdl.CHECKPOINT_RESTORE_STATE=True' if 'step' in source.variables else ''
-  print(f'Goes on with {flags} --fdl.CHECKPOINT_RESTORE_PATH={args.path}{state}')
+  values = {k: getattr(experiment, k) for k in ('USE_TE', 'PACKED_INPUT')}
+  values['CHECKPOINT_RESTORE_PATH'] = args.path
+  if 'step' in source.variables:
+    values['CHECKPOINT_RESTORE_STATE'] = True
+  print(f'Goes on with {shell.flags(values)}')
 
 
 if __name__ == '__main__':

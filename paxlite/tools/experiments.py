@@ -1,14 +1,44 @@
-"""python -m paxlite.tools.experiments [list | show NAME | diff A B] [--fdl.NAME=VALUE …]
+"""python -m paxlite.tools.experiments [list [TEXT] | show NAME | diff A B] [--fdl.NAME=VALUE …]
 
-list (or nothing) prints a table of every experiment, show the values and the built config of one,
-diff the lines in which two differ. NAME is a bare name or a dotted path.
+Prints a table of every experiment, or of those in whose name or dataset TEXT occurs (`experiments
+llama`); of one, its values, what they mean, and its built config (show); the lines in which two
+differ (diff). NAME is a bare name or a dotted path. --import=MODULE adds those of a module of yours
+to the table.
 """
 
 import argparse
 import difflib
-from collections.abc import Sequence
+import inspect
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
+from paxlite.errors import UserError
 from paxlite.tools import cli
+
+if TYPE_CHECKING:
+  from paxlite.experiment import Experiment
+
+# The table's rows of paxlite's own experiments, so that listing them imports none of them.
+# python -m tests.test_experiments --update writes it, and a test compares.
+INDEX = pathlib.Path(__file__).parents[1] / 'experiments' / 'index.json'
+
+COLUMNS = (
+  'experiment',
+  'dataset',
+  'checkpoint policy',
+  'parameters',
+  'ICI × DCN',
+  'devices',
+  'batch',
+  'sequence',
+  'steps',
+)
+_TEXTS = 3  # columns of texts; the others are numbers, and end in a line
+_COMMANDS = ('list', 'show', 'diff')
 
 
 def main(argv: Sequence[str]) -> None:
@@ -18,63 +48,112 @@ def main(argv: Sequence[str]) -> None:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   commands = parser.add_subparsers(dest='command')
-  commands.add_parser('list', help='a table of every experiment')
+  table = commands.add_parser('list', help='a table of experiments')
+  table.add_argument('text', nargs='?', default='', help='of their names or datasets')
   commands.add_parser('show', help='values and built config of one').add_argument('name')
   diff = commands.add_parser('diff', help='where two differ')
   diff.add_argument('a')
   diff.add_argument('b')
-  overrides = [a for a in argv if a.startswith('--fdl.')]
-  args = parser.parse_args([a for a in argv if a not in overrides])
-  values = dict(a.removeprefix('--fdl.').partition('=')[::2] for a in overrides)
+  if argv and argv[0] not in _COMMANDS and not argv[0].startswith('-'):
+    argv = ['list', *argv]
+  args, values = cli.parse(parser, argv)
   if args.command == 'show':
-    print(_text(args.name, values))
+    print(_text(args.name, values, explained=True))
   elif args.command == 'diff':
     a, b = _text(args.a, values).splitlines(), _text(args.b, values).splitlines()
     for line in difflib.unified_diff(a, b, args.a, args.b, lineterm='', n=0):
       if not line.startswith('@@'):
         print(line)
   else:
-    _print_table()
+    print(_table(getattr(args, 'text', '')))
 
 
-def _text(name: str, overrides: dict[str, str]) -> str:
+def row(cls: type['Experiment']) -> list[str]:
+  """What the table says of an experiment: its family, and a text for each of COLUMNS."""
+  import fiddle as fdl
+  import jax
+
+  e = fdl.build(cls.config())
+  state = jax.eval_shape(fdl.build(e.task()).init, jax.random.key(0))
+  count = sum(x.size for x in jax.tree.leaves(state.params))
+  family = (sys.modules[cls.__module__].__doc__ or cls.__module__).splitlines()[0].rstrip('.')
+  return [
+    family,
+    cls.__name__,
+    e.dataset,
+    e.CHECKPOINT_POLICY if hasattr(e, 'CHECKPOINT_POLICY') else '',
+    f'{count:,}',
+    f'{_shape(e.ICI_MESH_SHAPE)} × {_shape(e.DCN_MESH_SHAPE)}',
+    f'{e.num_devices:,}',
+    f'{e.batch_size:,}',
+    f'{e.MAX_SEQ_LEN:,}',
+    f'{e.MAX_STEPS:,}',
+  ]
+
+
+def _table(text: str) -> str:
+  """The table by family, each column as wide as what is in it."""
+  rows = [r for r in _rows() if text.lower() in ' '.join(r[1:3]).lower()]
+  if not rows:
+    raise UserError(
+      f'no experiment has {text!r} in its name or dataset: '
+      'python -m paxlite.tools.experiments lists them all'
+    )
+  widths = [max(map(len, column)) for column in zip(COLUMNS, *(r[1:] for r in rows), strict=True)]
+  lines = [_line(COLUMNS, widths), '─' * (sum(widths) + 2 * len(widths) - 2)]
+  for family in dict.fromkeys(r[0] for r in rows):
+    lines += ['', f'{family}:', *(_line(r[1:], widths) for r in rows if r[0] == family)]
+  return '\n'.join(lines)
+
+
+def _rows() -> list[list[str]]:
+  """Those of the index, and of the modules of --import=MODULE."""
+  rows = json.loads(INDEX.read_text(encoding='utf-8'))
+  if 'paxlite.experiment' in sys.modules:  # somebody's module has imported it
+    from paxlite.experiment import experiments
+
+    indexed = {r[1] for r in rows}
+    rows += [row(cls) for name, cls in experiments().items() if name not in indexed]
+  return rows
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+  texts = [c.ljust(w) for c, w in zip(cells[:_TEXTS], widths[:_TEXTS], strict=True)]
+  numbers = [c.rjust(w) for c, w in zip(cells[_TEXTS:], widths[_TEXTS:], strict=True)]
+  return '  '.join([*texts, *numbers]).rstrip()
+
+
+def _text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
   from paxlite.configuration import configs_text, values_text
   from paxlite.main import build_experiment
 
   experiment = build_experiment(name, [], overrides)
-  return values_text(experiment) + '\n' + configs_text(experiment)
+  values = values_text(experiment)
+  if explained:
+    meanings = _meanings(type(experiment).__mro__)
+    values = '\n'.join(_explained(line, meanings) for line in values.split('\n'))
+  return values + '\n' + configs_text(experiment)
 
 
-def _print_table() -> None:
-  import fiddle as fdl
-  import jax
-  import rich.box
-  from rich.console import Console
-  from rich.table import Table
+def _explained(line: str, meanings: dict[str, str]) -> str:
+  meaning = meanings.get(line.partition(' = ')[0])
+  return line if meaning is None else f'{line}  # {meaning}'
 
-  from paxlite.experiment import experiments
 
-  table = Table(box=rich.box.SIMPLE_HEAD)
-  for column in ('experiment', 'dataset', 'checkpoint policy'):
-    table.add_column(column, no_wrap=True)
-  for column in ('parameters', 'ICI × DCN', 'devices', 'batch', 'sequence', 'steps'):
-    table.add_column(column, justify='right', no_wrap=True)
-  for name, cls in experiments().items():
-    e = fdl.build(cls.config())
-    state = jax.eval_shape(fdl.build(e.task()).init, jax.random.key(0))
-    count = sum(x.size for x in jax.tree.leaves(state.params))
-    table.add_row(
-      name,
-      e.dataset,
-      e.CHECKPOINT_POLICY if hasattr(e, 'CHECKPOINT_POLICY') else '',
-      f'{count:,}',
-      f'{_shape(e.ICI_MESH_SHAPE)} × {_shape(e.DCN_MESH_SHAPE)}',
-      f'{e.num_devices:,}',
-      f'{e.batch_size:,}',
-      f'{e.MAX_SEQ_LEN:,}',
-      f'{e.MAX_STEPS:,}',
-    )
-  Console(width=max(Console().width, 150)).print(table)
+def _meanings(classes: Iterable[type]) -> dict[str, str]:
+  """Attributes that a comment where they are declared, or their property's docstring, explains."""
+  found: dict[str, str] = {}
+  for cls in classes:
+    if cls is object:
+      continue
+    for name, value in vars(cls).items():
+      if name.isupper() and (getattr(value, '__doc__', None) or '') and hasattr(value, 'fget'):
+        found.setdefault(name, value.__doc__.splitlines()[0])
+    for line in inspect.getsource(cls).splitlines():
+      match = re.match(r'  ([A-Z][A-Z0-9_]*): [^#]*  # (.*)', line)
+      if match and 'noqa' not in match[2]:
+        found.setdefault(match[1], match[2])
+  return found
 
 
 def _shape(sizes: Sequence[int]) -> str:

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
   )
   parser.add_argument('--base', default='', help='base model that a PEFT adapter names')
   parser.add_argument('--base_weights', default='', help=cli.BASE_WEIGHTS)
-  args = parser.parse_args(argv)
+  args = cli.parse_args(parser, argv)
 
   from paxlite.inference import experiment_of, refuse_te_layers
   from paxlite.restoring import find_source, tokenizer_of

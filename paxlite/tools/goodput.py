@@ -19,8 +19,8 @@ def main(argv: Sequence[str]) -> None:
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument('job_log_dir', type=pathlib.Path, help='of the run')
-  folder = parser.parse_args(argv).job_log_dir
+  parser.add_argument('job_log_dir', help='of the run')
+  folder = pathlib.Path(cli.parse_args(parser, argv).job_log_dir)
   report = goodput.report(folder)
   if report is None:
     raise UserError(f'{folder} holds no run that was trained')

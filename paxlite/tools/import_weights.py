@@ -15,6 +15,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 
+from paxlite import shell
 from paxlite.errors import UserError, located
 from paxlite.tools import cli
 
@@ -107,7 +108,7 @@ def _import_pax(
   lines = [f'{to}: {size:,} bytes of {type(experiment).__name__}']
   if step is not None:
     lines.append(
-      f'With the optimizer state of step {step:,}: --fdl.CHECKPOINT_RESTORE_PATH={to} '
+      f'With the optimizer state of step {step:,}: {shell.flag("CHECKPOINT_RESTORE_PATH", to)} '
       '--fdl.CHECKPOINT_RESTORE_STATE=True goes on from there.'
     )
   return lines

@@ -1,6 +1,6 @@
 """python -m paxlite.tools.lm_eval --model=paxlite --model_args=checkpoint=FOLDER --tasks=…
 
-EleutherAI's evaluation harness on a checkpoint (pip install 'paxlite[lm-eval]'): its own command
+EleutherAI's evaluation harness on a checkpoint (the extra lm-eval): its own command
 line, with the model 'paxlite'. In Python: lm_eval.simple_evaluate(PaxliteLM(checkpoint=…), …).
 """
 
@@ -8,13 +8,15 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
+from paxlite import shell
+
 try:
   from lm_eval.__main__ import cli_evaluate
   from lm_eval.api.model import LM
   from lm_eval.api.registry import register_model
   from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as e:
-  missing = f"the evaluation harness is missing ({e}): pip install 'paxlite[lm-eval]'"
+  missing = f'the evaluation harness is missing ({e}): {shell.install("lm-eval")}'
   if __name__ == '__main__':
     raise SystemExit(f'error: {missing}') from None
   raise ImportError(missing) from None

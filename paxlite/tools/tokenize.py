@@ -165,7 +165,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--held_out', action='store_true', help='write those instead')
   parser.add_argument('--skip_unreadable', action='store_true', help='records without text too')
   parser.add_argument('--processes', type=int, default=multiprocessing.cpu_count())
-  args = parser.parse_args(argv)
+  args = cli.parse_args(parser, argv)
 
   tokenizer = open_tokenizer(args.vocab)
   if args.append_eos and tokenizer.eos_id < 0:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paxlite import shell
 from paxlite.errors import UserError, located
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
@@ -47,7 +48,7 @@ class GgufTensors:
     try:
       import gguf
     except ImportError:
-      raise UserError("GGUF files need the package gguf: pip install 'paxlite[weights]'") from None
+      raise UserError(f'GGUF files need the package gguf: {shell.install("weights")}') from None
 
     class Reader(gguf.GGUFReader):
       """Where the file has ended, the package's own reads on, up to 2**64 values of no bytes."""

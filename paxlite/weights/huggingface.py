@@ -8,6 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from paxlite import shell
 from paxlite.errors import UserError, located
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.files import read_object
@@ -64,7 +65,7 @@ def _opened(path: pathlib.Path) -> Any:
     from safetensors import SafetensorError, safe_open
   except ImportError:
     raise UserError(
-      "safetensors files need the package safetensors: pip install 'paxlite[weights]'"
+      f'safetensors files need the package safetensors: {shell.install("weights")}'
     ) from None
   try:
     return safe_open(path, framework='np')

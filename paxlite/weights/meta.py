@@ -6,6 +6,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from paxlite import shell
 from paxlite.errors import UserError, located
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
@@ -122,7 +123,7 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
   try:
     import torch
   except ImportError:
-    raise UserError(".pth files need the package torch: pip install 'paxlite[meta]'") from None
+    raise UserError(f'.pth files need the package torch: {shell.install("meta")}') from None
   try:
     found = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
   except Exception as e:  # torch has a dozen for this

@@ -6,6 +6,7 @@ from paxlite.experiments.datasets import FlatTokens, SeqioTask, Synthetic
 from paxlite.experiments.glam import GLaM64B64E, GLaM126M64E
 from paxlite.experiments.gpt import GPT5B, GPT126M, GPT175B
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.params import AnyPath, LocalPath
 
 
 class Pile(SeqioTask):
@@ -28,15 +29,15 @@ class BoolQ(SeqioTask):
 
   SEQIO_TASK = 'boolq'
   SEQIO_ROWS = 'packed'
-  EVAL_TASKS: list[str] = ['boolq']
+  EVAL_TASKS: list[LocalPath] = ['boolq']
 
 
 class Lambada(LanguageModel):
   """LAMBADA with the checkpoints of a run on the Pile: a TFDS dataset of download_lambada.py."""
 
-  EVAL_TASKS: list[str] = ['lambada']
-  VOCAB_PATH: str = ''
-  TFDS_DATA_DIR: str = ''
+  EVAL_TASKS: list[LocalPath] = ['lambada']
+  VOCAB_PATH: LocalPath = ''
+  TFDS_DATA_DIR: AnyPath = ''
 
   RESUMABLE_CHANGES = [*LanguageModel.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
 

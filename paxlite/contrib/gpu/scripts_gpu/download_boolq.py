@@ -8,6 +8,7 @@ import argparse
 import pathlib
 from collections.abc import Sequence
 
+from paxlite import shell
 from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
 from paxlite.errors import UserError
 from paxlite.tools import cli
@@ -19,9 +20,9 @@ def main(argv: Sequence[str]) -> None:
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument('--tfds_data_dir', required=True, help='where the dataset is written')
+  tfds_datasets.add_data_dir(parser)
   parser.add_argument('--source', help='a local folder')
-  args = parser.parse_args(argv)
+  args = cli.parse_args(parser, argv)
   if args.source is None:
     print(_fetch(args.tfds_data_dir))
     return
@@ -39,7 +40,7 @@ def _fetch(data_dir: str) -> str:
   try:
     import tensorflow_datasets as tfds
   except ImportError as e:
-    raise UserError(f"TFDS is missing ({e}): pip install 'paxlite[seqio]'") from None
+    raise UserError(f'TFDS is missing ({e}): {shell.install("seqio")}') from None
   try:
     builder = tfds.builder('bool_q:1.0.0', data_dir=data_dir)
     builder.download_and_prepare()

@@ -21,9 +21,9 @@ def main(argv: Sequence[str]) -> None:
     description=__doc__,
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
-  parser.add_argument('--tfds_data_dir', required=True, help='where the dataset is written')
+  tfds_datasets.add_data_dir(parser)
   parser.add_argument('--source', help='a local copy')
-  args = parser.parse_args(argv)
+  args = cli.parse_args(parser, argv)
   downloads = pathlib.Path(args.tfds_data_dir) / 'downloads'
   file = args.source or tfds_datasets.fetched(_URL, _SHA256, downloads)
   print(tfds_datasets.build('lambada', {'text': str}, {'test': [file]}, _text, args.tfds_data_dir))

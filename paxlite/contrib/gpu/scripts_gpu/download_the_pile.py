@@ -26,9 +26,9 @@ def main(argv: Sequence[str]) -> None:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument('--source', required=True, help='folder of a mirror')
-  parser.add_argument('--tfds_data_dir', required=True, help='where the dataset is written')
+  tfds_datasets.add_data_dir(parser)
   parser.add_argument('--num_shards', type=int, help='files of a split (by its size)')
-  args = parser.parse_args(argv)
+  args = cli.parse_args(parser, argv)
   folder = pathlib.Path(args.source)
   if not folder.is_dir():
     raise UserError(

@@ -1,15 +1,29 @@
 """TFDS datasets out of JSON lines: what the download_*.py scripts share."""
 
+import argparse
 import hashlib
+import os
 import pathlib
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from paxlite import shell
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_json_lines
 
 Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
+
+
+def add_data_dir(parser: argparse.ArgumentParser) -> None:
+  """Adds --tfds_data_dir, for which TFDS_DATA_DIR of the environment stands."""
+  given = os.environ.get('TFDS_DATA_DIR') or None
+  parser.add_argument(
+    '--tfds_data_dir',
+    default=given,
+    required=given is None,
+    help='where the dataset is written; TFDS_DATA_DIR is the same',
+  )
 
 
 def build(
@@ -37,7 +51,7 @@ def build(
     import tensorflow as tf
     import tensorflow_datasets as tfds
   except ImportError as e:
-    raise UserError(f"TFDS is missing ({e}): pip install 'paxlite[seqio]'") from None
+    raise UserError(f'TFDS is missing ({e}): {shell.install("seqio")}') from None
   folder = pathlib.Path(data_dir) / name / '1.0.0'
   if folder.exists():
     raise UserError(f'{folder} exists already: remove it to build it again')

@@ -1,0 +1,34 @@
+"""python -m paxlite.tools
+
+The tools, one a line; each tells more with --help.
+"""
+
+import ast
+import pathlib
+import re
+
+from paxlite.tools import cli
+
+
+def listing() -> str:
+  """Every tool with what it does, read from the files: nothing is imported."""
+  files = sorted(pathlib.Path(__file__).parent.glob('[a-z]*.py'))
+  return '\n'.join(
+    line(f'paxlite.tools.{file.stem}', _purpose(file)) for file in files if file.stem != 'cli'
+  )
+
+
+def line(module: str, purpose: str) -> str:
+  return f'  python -m {module:<28} {purpose}'
+
+
+def _purpose(file: pathlib.Path) -> str:
+  """The first clause below the usage in a module's docstring."""
+  text = ast.get_docstring(ast.parse(file.read_text())) or ''
+  paragraph = ' '.join(text.partition('\n\n')[2].partition('\n\n')[0].split())
+  return re.split(r'[.,:;] |\.$', paragraph)[0]
+
+
+if __name__ == '__main__':
+  with cli.printing():
+    print(listing())
