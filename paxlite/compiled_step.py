@@ -22,8 +22,11 @@ from jax.sharding import Mesh
 
 import paxlite
 from paxlite.errors import UserError
+from paxlite.inputs.files import parse_line
+from paxlite.ownership import open_to_others
 
 _FORMAT = 'paxlite compiled step 1'
+_HEADER = {'crc32c': int, 'program': int, 'arguments': list, 'values': dict}
 _COMPILERS = ('libtpu', 'jax-cuda12-pjrt', 'jax-cuda13-pjrt')
 
 
@@ -179,32 +182,36 @@ def _argument(path: Any, x: Any) -> str:
 
 def _read(path: pathlib.Path) -> tuple[dict[str, Any], bytes]:
   try:
-    path = path.resolve()
-    for p in (path, path.parent):
-      status = p.stat()
-      if status.st_uid not in (os.geteuid(), 0) or (status.st_mode & 0o022 and not _sticky(p)):
-        raise UserError(
-          f'--compiled_step={path}: others can write {p}, and loading runs what is in it. '
-          'Put it into a folder of your own: chmod go-w'
-        )
+    if (others := open_to_others(path)) is not None:
+      raise UserError(
+        f'--compiled_step={path}: others can write {others}, and loading runs what is in it. '
+        'Put it into a folder of your own: chmod go-w'
+      )
     line, _, payload = path.read_bytes().partition(b'\n')
-    header = json.loads(line)
-    if header['format'] != _FORMAT:
-      raise ValueError(header['format'])
+    header = _parsed(line)
   except OSError as e:
     raise UserError(f'--compiled_step={path}: {e.strerror or e}') from None
   except UserError:
     raise
-  except (ValueError, KeyError, TypeError):
+  except ValueError:
     raise UserError(f'--compiled_step={path} is no compiled step') from None
   if google_crc32c.value(payload) != header['crc32c']:
     raise UserError(f'--compiled_step={path} is damaged: compile it again')
   return header, payload
 
 
-def _sticky(folder: pathlib.Path) -> bool:
-  """Whether others can add files and not change those of their owner, as in /tmp."""
-  return folder.is_dir() and bool(folder.stat().st_mode & 0o1000)
+def _parsed(line: bytes) -> dict[str, Any]:
+  """A header; ValueError where a part is missing or of another type."""
+  try:
+    header = parse_line(line, 'the header')
+  except UserError as e:
+    raise ValueError(e) from None
+  if header.get('format') != _FORMAT:
+    raise ValueError(header.get('format'))
+  for name, kind in _HEADER.items():
+    if not isinstance(header.get(name), kind):
+      raise ValueError(name)
+  return header
 
 
 def _refuse_other(path: pathlib.Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from paxlite import (
-  compiler,
   cpu_memory,
   goodput,  # noqa: F401 - its clock starts here
+  kept_programs,
   other_names,
   paths,
   preemption,
@@ -236,7 +236,7 @@ def _run(overrides: dict[str, str]) -> None:
     _SERVER_ADDR.value, _NUM_HOSTS.value, _HOST_IDX.value, required=_MULTIPROCESS.value
   )
   if host is None:
-    compiler.keep_programs()
+    kept_programs.keep_programs()
   if _MODE.value != 'train':  # JAX has taken the signal, and there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
   if _PROFILER_PORT.value:

@@ -14,14 +14,12 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from paxlite.errors import UserError
-
-_DTYPES = {'bfloat16': np.dtype(ml_dtypes.bfloat16)}  # what zarr v2 has no code of its own for
+from paxlite.zarr_array import ArrayDescription, read_description
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,72 +115,39 @@ def transposed(matrix: Variable) -> Variable:
 
 
 def _open(path: pathlib.Path) -> Variable:
-  try:
-    metadata = json.loads((path / '.zarray').read_text())
-    shape, chunk_shape = tuple(metadata['shape']), tuple(metadata['chunks'])
-    dtype = _DTYPES.get(metadata['dtype']) or np.dtype(metadata['dtype'])
-    separator = metadata.get('dimension_separator', '.')
-  except (ValueError, KeyError, TypeError) as e:
-    raise UserError(f'{path}/.zarray is damaged ({e!r})') from None
-  plain = metadata.get('compressor') is None and metadata.get('order', 'C') == 'C'
-  # zarr reads a chunk that is not there as zeros
-  grid = [range(math.ceil(s / c)) for s, c in zip(shape, chunk_shape, strict=True)]
-  chunks = {p: path / (separator.join(map(str, p)) or '0') for p in itertools.product(*grid)}
+  """A variable whose description and files agree; nothing of its size is allocated."""
+  array = read_description(path)
+  present = sum(len(files) for _, _, files in os.walk(path))
+  if array.num_chunks >= present:  # .zarray is among them
+    missing = array.num_chunks - present + 1
+    raise UserError(f'{path} is incomplete: {missing:,} of {array.num_chunks:,} chunks are missing')
+  chunks = {p: path / (array.separator.join(map(str, p)) or '0') for p in array.positions()}
   for chunk in chunks.values():
-    if not chunk.is_file():
-      raise UserError(f'{chunk} is missing: the variable is incomplete')
-    expected = math.prod(chunk_shape) * dtype.itemsize
-    if plain and chunk.stat().st_size != expected:
-      raise UserError(f'{chunk} has {chunk.stat().st_size:,} bytes and needs {expected:,}')
-  read = _mapped(chunks, chunk_shape, dtype) if plain else _decoded(path)
-  return Variable(shape, dtype, lambda index: read(_bounds(index, shape)))
+    array.check_chunk(chunk)
+  return Variable(array.shape, array.dtype, lambda index: _read(array, chunks, index))
 
 
-_Bounds = list[tuple[int, int]]  # first and one past the last, by dimension
-
-
-def _bounds(index: tuple[slice, ...], shape: tuple[int, ...]) -> _Bounds:
-  return [i.indices(n)[:2] for i, n in zip(index, shape, strict=True)]
-
-
-def _mapped(
-  chunks: Mapping[tuple[int, ...], pathlib.Path], chunk_shape: tuple[int, ...], dtype: np.dtype
-) -> Callable[[_Bounds], np.ndarray]:
-  """Reads out of mapped files: a layer of a stack costs that layer, not its whole chunk."""
-
-  def read(bounds: _Bounds) -> np.ndarray:
-    grid = [
-      range(start // c, math.ceil(stop / c))
-      for (start, stop), c in zip(bounds, chunk_shape, strict=True)
-    ]
-    whole = np.empty([stop - start for start, stop in bounds], dtype)
-    for position in itertools.product(*grid):
-      chunk = np.memmap(chunks[position], dtype, 'r', shape=chunk_shape)
-      here, there = [], []
-      for (start, stop), p, c in zip(bounds, position, chunk_shape, strict=True):
-        low, high = max(start, p * c), min(stop, (p + 1) * c)
-        here.append(slice(low - start, high - start))
-        there.append(slice(low - p * c, high - p * c))
-      whole[tuple(here)] = chunk[tuple(there)]
-    return whole
-
-  return read
-
-
-def _decoded(path: pathlib.Path) -> Callable[[_Bounds], np.ndarray]:
-  """Reads compressed chunks."""
-
-  def read(bounds: _Bounds) -> np.ndarray:
-    import tensorstore as ts
-
-    store: Any = {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(path)}}
-    try:
-      array = ts.open(store, read=True).result()
-      return np.asarray(array[tuple(slice(*b) for b in bounds)].read().result())
-    except (ValueError, OSError) as e:
-      raise UserError(f'{path} cannot be read: {str(e).splitlines()[0][:200]}') from None
-
-  return read
+def _read(
+  array: ArrayDescription,
+  chunks: Mapping[tuple[int, ...], pathlib.Path],
+  index: tuple[slice, ...],
+) -> np.ndarray:
+  """The part of an array at an index, out of its chunks."""
+  bounds = [i.indices(n)[:2] for i, n in zip(index, array.shape, strict=True)]
+  grid = [
+    range(start // c, math.ceil(stop / c))
+    for (start, stop), c in zip(bounds, array.chunks, strict=True)
+  ]
+  part = np.empty([stop - start for start, stop in bounds], array.dtype)
+  for position in itertools.product(*grid):
+    chunk = array.open_chunk(chunks[position])
+    here, there = [], []
+    for (start, stop), p, c in zip(bounds, position, array.chunks, strict=True):
+      low, high = max(start, p * c), min(stop, (p + 1) * c)
+      here.append(slice(low - start, high - start))
+      there.append(slice(low - p * c, high - p * c))
+    part[tuple(here)] = chunk[tuple(there)]
+  return part
 
 
 class UnfinishedFolder:

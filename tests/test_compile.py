@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from paxlite import aot, hlo, targets
+from paxlite import aot, hlo, partitioning, targets
+from paxlite.compiled_step import SavedStep
 from paxlite.errors import UserError
 from paxlite.main import build_experiment
 from tests import runs
@@ -69,6 +70,54 @@ def test_training_loads_what_was_compiled(tmp_path):
   assert 'is no compiled step' in refused(decay)
   step.unlink()
   assert 'No such file' in refused(decay)
+
+
+GOOD = {
+  'format': 'paxlite compiled step 1',
+  'crc32c': 0,
+  'program': 0,
+  'arguments': [],
+  'values': {},
+}
+
+
+@pytest.mark.parametrize(
+  'header',
+  [
+    *({k: v for k, v in GOOD.items() if k != gone} for gone in GOOD),
+    GOOD | {'crc32c': 'x'},
+    GOOD | {'arguments': None},
+    GOOD | {'values': []},
+    [GOOD],
+    'text',
+    None,
+  ],
+)
+def test_headers_of_compiled_steps_that_are_none(tmp_path, header):
+  path = tmp_path / 'step.bin'
+  path.write_text(json.dumps(header) + '\n')
+  path.chmod(0o600)
+  with pytest.raises(UserError, match='is no compiled step'):
+    SavedStep(path, {}, {}).check(partitioning.make_mesh([1, 1, 1], [1, 1, 1]))
+
+
+def test_deep_headers_of_compiled_steps(tmp_path):
+  path = tmp_path / 'step.bin'
+  path.write_text('[' * 200_000)
+  path.chmod(0o600)
+  with pytest.raises(UserError, match='is no compiled step'):
+    SavedStep(path, {}, {}).check(partitioning.make_mesh([1, 1, 1], [1, 1, 1]))
+
+
+def test_a_folder_far_above_a_compiled_step_that_others_can_write(tmp_path):
+  folder = tmp_path / 'open' / 'a' / 'b'
+  folder.mkdir(parents=True)
+  path = folder / 'step.bin'
+  path.write_text(json.dumps(GOOD) + '\n')
+  path.chmod(0o600)
+  (tmp_path / 'open').chmod(0o777)
+  with pytest.raises(UserError, match=f'others can write {tmp_path}/open, '):
+    SavedStep(path, {}, {}).check(partitioning.make_mesh([1, 1, 1], [1, 1, 1]))
 
 
 @pytest.mark.parametrize(

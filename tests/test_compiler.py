@@ -1,98 +1,18 @@
-"""Compiled programs are kept from run to run, in a folder that is the user's alone."""
+"""Options of XLA, and the memory that a CPU's run keeps."""
 
 import contextlib
 import os
 import pathlib
-import re
-import socket
 import subprocess
 import sys
 import time
 
-import jax
 import pytest
 
 from paxlite import compiler, cpu_memory
 from tests import runs
 
 TINY = ['--fdl.MAX_STEPS=2', '--noenable_checkpoint_saving']
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-  """A user without a cache of programs; returns where paxlite's goes."""
-  names = 'jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs'
-  before = {name: getattr(jax.config, name) for name in names}
-  jax.config.update('jax_compilation_cache_dir', None)
-  monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR', raising=False)
-  monkeypatch.delenv('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', raising=False)
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
-  yield compiler.programs_folder()
-  for name, value in before.items():
-    jax.config.update(name, value)
-
-
-def test_the_next_run_reads_what_the_last_has_compiled(home, tmp_path, monkeypatch):
-  monkeypatch.setattr(runs, 'QUICK_TO_COMPILE', '')  # and nothing would take long enough
-  log = {
-    'JAX_DEBUG_LOG_MODULES': 'jax._src.compiler,jax._src.compilation_cache',
-    'JAX_RAISE_PERSISTENT_CACHE_ERRORS': 'true',
-  }
-  hit = r"Persistent compilation cache hit for 'jit_step'"
-  first = runs.run(tmp_path / 'a', *TINY, env=log)
-  assert not re.search(hit, first.stderr)
-  assert any('step' in p.name for p in home.iterdir())
-  assert home.stat().st_mode & 0o777 == 0o700
-  second = runs.run(tmp_path / 'b', *TINY, env=log)
-  assert re.search(hit, second.stderr)
-  assert runs.losses(tmp_path / 'b') == runs.losses(tmp_path / 'a')
-  third = runs.run(tmp_path / 'c', *TINY, env=log | {'JAX_ENABLE_COMPILATION_CACHE': 'false'})
-  assert not re.search(hit, third.stderr)
-
-
-def test_one_of_several_processes_keeps_nothing(home, tmp_path):
-  with socket.socket() as s:
-    s.bind(('127.0.0.1', 0))
-    port = s.getsockname()[1]
-  alone = '--num_hosts=1', '--host_idx=0', f'--server_addr=127.0.0.1:{port}'
-  runs.run(tmp_path / 'a', *TINY, *alone)
-  assert not home.exists()
-
-
-@pytest.mark.parametrize('part', ['', '..'])
-def test_a_folder_that_others_can_change_is_not_used(home, caplog, part):
-  home.mkdir(parents=True)
-  (home / part).chmod(0o777)
-  compiler.keep_programs()
-  assert 'others than the user can write to' in caplog.text
-  assert jax.config.jax_compilation_cache_dir is None
-
-
-def test_a_home_that_cannot_be_written_to_is_told(home, tmp_path, monkeypatch, caplog):
-  (tmp_path / 'file').touch()
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
-  compiler.keep_programs()
-  assert 'Compiled programs are not kept' in caplog.text
-  assert jax.config.jax_compilation_cache_dir is None
-
-
-def test_the_users_own_folder_is_left_alone(home):
-  jax.config.update('jax_compilation_cache_dir', '/elsewhere')
-  compiler.keep_programs()
-  assert jax.config.jax_compilation_cache_dir == '/elsewhere'
-  assert not home.exists()
-
-
-def test_old_programs_go(home):
-  home.mkdir(parents=True, mode=0o700)
-  old, new = home / 'old', home / 'new'
-  old.touch()
-  new.touch()
-  month = time.time() - 31 * 86400
-  os.utime(old, (month, month))
-  compiler.keep_programs()
-  assert [p.name for p in home.iterdir()] == ['new']
-  assert jax.config.jax_compilation_cache_dir == str(home)
 
 
 def test_flags_of_the_environment_come_first(monkeypatch):

@@ -11,6 +11,7 @@ GROUPS = [
   {
     'errors',
     'host_memory',
+    'ownership',
     'partitioning',
     'paths',
     'shell',
@@ -31,6 +32,7 @@ GROUPS = [
     'goodput',
     'hlo',
     'cpu_memory',
+    'kept_programs',
     'mesh_check',
     'peers',
     'preemption',
@@ -46,6 +48,7 @@ GROUPS = [
     'trainer',
     'variables',
     'watchdog',
+    'zarr_array',
   },
   {'other_names', 'params', 'experiment', 'experiments'},
   {

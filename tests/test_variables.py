@@ -1,10 +1,14 @@
 """Variables on disk, read by slices."""
 
+import json
+
 import ml_dtypes
+import numcodecs
 import numpy as np
 import pytest
 import tensorstore
 
+from paxlite.errors import UserError
 from paxlite.variables import layer_of, stacked, stored_variables, transposed, write_variable
 
 VALUE = np.arange(5 * 7 * 3, dtype=np.float32).reshape(5, 7, 3)
@@ -54,3 +58,74 @@ def test_what_is_written_is_read(tmp_path):
       {'driver': 'zarr', 'kvstore': {'driver': 'file', 'path': str(tmp_path / name)}}
     ).result()
     np.testing.assert_array_equal(stored.read().result(), value)
+
+
+def described(folder, **changes):
+  """A variable [4, 6] of float32 in chunks [2, 6] whose description has changed."""
+  write_variable(folder, 'x', np.zeros((4, 6), np.float32))
+  path = folder / 'x' / '.zarray'
+  path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+  return path
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'dtype': '|O'}, r"dtype '\|O' is not one of numbers"),
+    ({'dtype': '|V8'}, 'is not one of numbers'),
+    ({'dtype': '<U4'}, 'is not one of numbers'),
+    ({'dtype': '<M8[s]'}, 'is not one of numbers'),
+    ({'dtype': [['a', '<f4']]}, 'is not one of numbers'),
+    ({'dtype': None}, 'is not one of numbers'),
+    ({'dtype': 'object'}, 'is not one of numbers'),
+    ({'shape': [10**12, 6], 'chunks': [1, 6]}, 'chunks are missing'),
+    ({'shape': [10**12, 6], 'chunks': [10**12, 6]}, 'bytes and needs'),
+    ({'shape': [10**30, 6]}, 'shape holds something else'),
+    ({'shape': [-4, 6]}, 'shape holds something else'),
+    ({'shape': [4.0, 6]}, 'shape holds something else'),
+    ({'shape': [True, 6]}, 'shape holds something else'),
+    ({'shape': '46'}, 'shape is no list'),
+    ({'shape': [1] * 40, 'chunks': [1] * 40}, 'shape is no list of at most 32'),
+    ({'chunks': [0, 6]}, 'chunks holds something else than numbers from 1'),
+    ({'chunks': [-1, 6]}, 'chunks holds something else'),
+    ({'chunks': [4]}, 'shape has 2 numbers and chunks 1'),
+    ({'chunks': [3, 6]}, 'chunks are missing'),
+    ({'order': 'K'}, 'order'),
+    ({'dimension_separator': '../'}, 'dimension_separator'),
+    ({'filters': [{'id': 'pickle'}]}, 'filters'),
+    ({'compressor': {'id': 'pickle'}}, "compressed by 'pickle'"),
+    ({'compressor': 5}, "compressed by '5'"),
+    ({'compressor': {'id': ['zstd']}}, 'are not read'),
+  ],
+)
+def test_descriptions_of_something_else_than_numbers(tmp_path, changes, message):
+  described(tmp_path, **changes)
+  with pytest.raises(UserError, match=message):
+    stored_variables(tmp_path)
+
+
+def test_descriptions_that_are_no_objects(tmp_path):
+  for i, text in enumerate(('[' * 200_000, 'x', '[]', '"x"', '\xff', '')):
+    path = described(tmp_path / str(i))
+    path.write_bytes(text.encode('latin-1'))
+    with pytest.raises(UserError, match='is damaged'):
+      stored_variables(path.parents[1])
+
+
+@pytest.mark.parametrize('name', ['zstd', 'gzip', 'zlib', 'blosc'])
+@pytest.mark.parametrize('order', ['C', 'F'])
+def test_compressed_chunks(tmp_path, name, order):
+  value = np.arange(24, dtype='<f4').reshape(4, 6)
+  path = described(tmp_path, compressor={'id': name}, order=order)
+  codecs = {'zstd': numcodecs.Zstd, 'gzip': numcodecs.GZip, 'zlib': numcodecs.Zlib}
+  codec = codecs.get(name, numcodecs.Blosc)()
+  chunk = path.with_name('0.0')
+  chunk.write_bytes(codec.encode(np.frombuffer(value.tobytes(order=order), np.uint8)))
+  np.testing.assert_array_equal(stored_variables(tmp_path)['x'].whole(), value)
+  for other in (20, 28, 1 << 24):  # a bomb: it holds more than the description says
+    chunk.write_bytes(codec.encode(np.zeros(4 * other, np.uint8)))
+    with pytest.raises(UserError, match=r'holds .* bytes'):
+      stored_variables(tmp_path)['x'].whole()
+  chunk.write_bytes(b'something else that is long enough')
+  with pytest.raises(UserError, match=r'cannot be read|holds .* bytes'):
+    stored_variables(tmp_path)['x'].whole()
