@@ -269,7 +269,7 @@ def _rows(files: Files, kind: str) -> Any:
 
 
 def check_flat_tokens(case: tuple) -> bool:
-  """Rows of a damaged dataset: other ids only where tokens, whose checksum is not read, differ."""
+  """Rows of a damaged dataset: other ids only where stored tokens, as seqax has them, differ."""
   format, kind, edits = case
   files = edited(_flat(format), edits)
   found = _rows(files, kind)

@@ -305,6 +305,8 @@ def test_patterns_of_files(tmp_path, monkeypatch):
     (tmp_path / name).write_text(name)
   assert expanded(['*.txt', 'hf:a/*', 'x.txt']) == ['a.txt', 'b.txt', 'c[1].txt', 'hf:a/*', 'x.txt']
   assert expanded(['c[1].txt']) == ['c[1].txt']
+  monkeypatch.setenv('HOME', str(tmp_path))
+  assert expanded(['~/a.txt', '~/b.*']) == [str(tmp_path / name) for name in ('a.txt', 'b.txt')]
   for read in (lambda names: TextRows(names, data.VOCAB, 8, 'train'), expanded):
     with pytest.raises(UserError, match=r'no/\*\.txt matches no file'):
       read(['no/*.txt'])

@@ -67,7 +67,7 @@ def expanded(names: Sequence[str], strict: bool = True) -> list[str]:
     UserError: a pattern matches nothing.
   """
   found: list[str] = []
-  for name in names:
+  for name in map(os.path.expanduser, names):  # shells leave the ~ of --fdl.NAME=~/a.txt
     if not glob.has_magic(name) or ':' in name.partition('/')[0] or os.path.exists(name):
       found.append(name)
       continue
