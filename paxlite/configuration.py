@@ -12,12 +12,12 @@ import jax
 from flax.linen import meta
 
 from paxlite import partitioning
+from paxlite.checkpoint_source import Source, read_values
 from paxlite.errors import UserError
 from paxlite.experiment import Experiment
 from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.inputs.files import read_object
 from paxlite.params import derived, parameter_types
-from paxlite.restoring import Source, read_values
 from paxlite.summaries import versions
 from paxlite.templates import config_text
 

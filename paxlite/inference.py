@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from paxlite import partitioning
+from paxlite.checkpoint_source import Source, find_source, read_values, tokenizer_of
 from paxlite.decoding import Generator, Sampling
 from paxlite.errors import UserError, located
 from paxlite.experiment import find_known
@@ -34,7 +35,7 @@ from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.optimizers import path_name
 from paxlite.params import convert, derived, parse
-from paxlite.restoring import Plan, Restore, Source, find_source, read_values, tokenizer_of
+from paxlite.restoring import Plan, Restore
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from paxlite import distributed, goodput, partitioning, preemption
+from paxlite.checkpoint_source import find_source, tokenizer_of
 from paxlite.checkpoints import Checkpoints
 from paxlite.compiled_step import SavedStep, check_options
 from paxlite.configuration import (
@@ -35,7 +36,7 @@ from paxlite.inputs.base import Input
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.mesh_check import check_mesh
 from paxlite.optimizers import path_name
-from paxlite.restoring import Restore, find_source, tokenizer_of
+from paxlite.restoring import Restore
 from paxlite.saving import Saver
 from paxlite.spikes import SpikeDetector
 from paxlite.states import States

@@ -12,11 +12,12 @@ from flax.linen import meta
 from jax.sharding import Mesh
 
 from paxlite import compiler, partitioning
+from paxlite.checkpoint_source import Source, find_source
 from paxlite.checkpoints import Checkpoints, shapes_of
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_object
 from paxlite.optimizers import path_name
-from paxlite.restoring import OVERWRITTEN, Plan, Restore, Source, find_source
+from paxlite.restoring import OVERWRITTEN, Plan, Restore
 from paxlite.task import Task
 from paxlite.train_state import TrainState
 

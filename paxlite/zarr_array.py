@@ -126,11 +126,11 @@ def read_description(folder: pathlib.Path) -> ArrayDescription:
   if separator not in ('.', '/') or order not in ('C', 'F'):
     raise refuse(f'dimension_separator {separator!r} or order {order!r}')
   compressor = found.get('compressor')
-  name = compressor.get('id') if isinstance(compressor, dict) else compressor
-  if name not in (None, 'zstd', 'gzip', 'zlib', 'blosc'):
-    raise UserError(f'{path}: chunks compressed by {str(name)[:40]!r} are not read')
-  kind = getattr(ml_dtypes, dtype) if dtype in _EXTENDED else dtype
-  return ArrayDescription(tuple(shape), tuple(chunks), np.dtype(kind), separator, order, name)
+  codec: Any = compressor.get('id') if isinstance(compressor, dict) else compressor
+  if codec not in (None, 'zstd', 'gzip', 'zlib', 'blosc'):
+    raise UserError(f'{path}: chunks compressed by {str(codec)[:40]!r} are not read')
+  kind: Any = getattr(ml_dtypes, dtype) if dtype in _EXTENDED else dtype
+  return ArrayDescription(tuple(shape), tuple(chunks), np.dtype(kind), separator, order, codec)
 
 
 def _held_bytes(compressor: str | None, start: bytes) -> int | None:

@@ -32,12 +32,12 @@ import zstandard
 from hypothesis import strategies as st
 
 from paxlite import data, eval_tasks, inference, main
+from paxlite.checkpoint_source import find_source
 from paxlite.errors import UserError
 from paxlite.experiment import find
 from paxlite.inputs import documents, flat_tokens, flat_tokens_writer, sft, streams
 from paxlite.inputs.tokenizer import open_tokenizer
 from paxlite.params import parameter_types, parse
-from paxlite.restoring import find_source
 from paxlite.tools import import_weights
 from paxlite.variables import stored_variables
 from paxlite.weights.layout import GGUF, HUGGING_FACE

@@ -5,9 +5,10 @@ import jax
 import numpy as np
 from flax.linen import meta
 
+from paxlite.checkpoint_source import find_source
 from paxlite.inference import experiment_of
 from paxlite.optimizers import path_name
-from paxlite.restoring import Plan, Restore, find_source
+from paxlite.restoring import Plan, Restore
 from paxlite.tools import import_weights
 
 

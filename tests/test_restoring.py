@@ -9,13 +9,13 @@ import jax
 import numpy as np
 import pytest
 
+from paxlite.checkpoint_source import find_source, tokenizer_of
 from paxlite.checkpoints import write_checksums
 from paxlite.errors import UserError
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.finetuning import SFT
 from paxlite.experiments.llama import LLaMA
 from paxlite.programs import Run
-from paxlite.restoring import find_source, tokenizer_of
 from paxlite.variables import write_variable
 from tests import runs
 from tests.imported import flat, run_import

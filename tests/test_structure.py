@@ -22,6 +22,7 @@ GROUPS = [
   {'layers', 'inputs'},
   {'train_state', 'task', 'optimizers', 'schedules', 'metrics'},
   {
+    'checkpoint_source',
     'checkpoints',
     'compiled_step',
     'compiler',

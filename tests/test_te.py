@@ -27,7 +27,7 @@ from paxlite.experiments.gpt import GPT2, GPT126M
 from paxlite.experiments.llama import LLaMA, Mistral7B
 from paxlite.experiments.te_layer import te_block
 from paxlite.layers.transformer import TransformerBlock
-from paxlite.restoring import find_source
+from paxlite.checkpoint_source import find_source
 from paxlite.tools import convert_te
 from paxlite.weights.te import block_rules, from_te, to_te
 from tests import runs

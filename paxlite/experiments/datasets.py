@@ -8,6 +8,7 @@ from typing import Any
 import fiddle as fdl
 
 from paxlite import data, shell
+from paxlite.checkpoint_source import check_weights, tokenizer_of
 from paxlite.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.base import RowInput
@@ -23,7 +24,6 @@ from paxlite.inputs.streams import StreamInput, StreamRows
 from paxlite.inputs.synthetic import SyntheticRows
 from paxlite.inputs.text import HELD_OUT_EVERY, Split, TextRows
 from paxlite.params import AnyPath, LocalPath, parameter_types
-from paxlite.restoring import check_weights, tokenizer_of
 from paxlite.templates import config
 
 

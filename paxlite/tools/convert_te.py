@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--path', required=True, help='the folder to make')
   args = cli.parse_args(parser, argv)
 
-  from paxlite.restoring import find_source
+  from paxlite.checkpoint_source import find_source
   from paxlite.weights import te
 
   source = find_source(args.checkpoint)

@@ -30,8 +30,8 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--base_weights', default='', help=cli.BASE_WEIGHTS)
   args = cli.parse_args(parser, argv)
 
+  from paxlite.checkpoint_source import find_source, tokenizer_of
   from paxlite.inference import experiment_of, refuse_te_layers
-  from paxlite.restoring import find_source, tokenizer_of
   from paxlite.weights import huggingface, lora
 
   source = find_source(args.checkpoint, args.base_weights)

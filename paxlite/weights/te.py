@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paxlite.checkpoint_source import Source, tokenizer_of
 from paxlite.checkpoints import write_checksums
 from paxlite.errors import UserError, listed
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.te_layer import check_supported
 from paxlite.inference import experiment_of, explicit_values
 from paxlite.partitioning import MESH_AXES
-from paxlite.restoring import Source, tokenizer_of
 from paxlite.variables import UnfinishedFolder, Variable, write_variable
 from paxlite.weights.folder import copy_tokenizer, write_identity
 
