@@ -12,7 +12,6 @@ import json
 import math
 import os
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import ml_dtypes
@@ -148,34 +147,3 @@ def _read(
       there.append(slice(low - p * c, high - p * c))
     part[tuple(here)] = chunk[tuple(there)]
   return part
-
-
-class UnfinishedFolder:
-  """A folder that appears under its name when it is complete, or not at all.
-
-  Args:
-    path: Must not exist.
-
-  Raises:
-    UserError: it does, or it cannot be made.
-  """
-
-  def __init__(self, path: pathlib.Path):
-    self._final = path.absolute()
-    if os.path.exists(self._final):
-      raise UserError(f'{path} exists already: choose another folder, or remove it')
-    self.path = self._final.with_name(f'.{self._final.name}.unfinished')
-
-  def __enter__(self) -> pathlib.Path:
-    try:
-      shutil.rmtree(self.path, ignore_errors=True)
-      self.path.mkdir(parents=True)
-    except OSError as e:
-      raise UserError(f'{self.path} cannot be written: {e.strerror or e}') from None
-    return self.path
-
-  def __exit__(self, kind, error, traceback) -> None:
-    if kind is None:
-      self.path.rename(self._final)
-    else:
-      shutil.rmtree(self.path, ignore_errors=True)

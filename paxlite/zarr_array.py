@@ -92,7 +92,7 @@ class ArrayDescription:
     except (OSError, ValueError, EOFError, RuntimeError, zlib.error, zstandard.ZstdError) as e:
       raise UserError(f'{path} cannot be read: {str(e).splitlines()[0][:200]}') from None
     if len(elements) != self.chunk_bytes:
-      raise UserError(f'{path} holds other than {self.chunk_bytes:,} bytes: it is damaged')
+      raise UserError(f'{path} cannot be read: it holds other than {self.chunk_bytes:,} bytes')
     return np.frombuffer(elements, self.dtype).reshape(self.chunks, order=self.order)
 
   def _check_held(self, path: pathlib.Path, held: int | None) -> None:

@@ -10,6 +10,7 @@ import tensorstore
 from paxlite.errors import UserError
 from paxlite.main import build_experiment
 from paxlite.programs import Run
+from paxlite.variables import stored_variables
 from tests import praxis
 from tests.imported import flat, loaded, run_import
 
@@ -164,13 +165,22 @@ def test_what_does_not_fit_is_named_once(real, tmp_path):
 def test_a_moment_alone_is_missed(real, tmp_path):
   name = 'opt_states_0_2.m.params.lm.final_ln.scale'
   (real[0] / 'state' / name / '.zarray').unlink()
-  with pytest.raises(UserError, match=r"Adam's m of lm\.final_ln\.scale is missing"):
-    run_import('pax', real[0], tmp_path / 'w', '--fdl_config=GPT126M', *REAL_FLAGS)
+  command = 'pax', real[0], tmp_path / 'w', '--fdl_config=GPT126M', *REAL_FLAGS
+  with pytest.raises(
+    UserError, match=r"Adam's m of lm\.final_ln\.scale is missing\. --params_only"
+  ):
+    run_import(*command)
+  run_import(*command, '--params_only')
+  stored = stored_variables(tmp_path / 'w' / 'state')
+  assert len(stored) == 26
+  assert all(name.startswith('params/') for name in stored)
+  theirs = real[1]['mdl_vars.params.lm.final_ln.scale']
+  np.testing.assert_array_equal(stored['params/final_ln/scale'].whole(), theirs)
 
 
 def test_damaged_chunks_are_named(real, tmp_path):
   chunk = real[0] / 'state' / 'mdl_vars.params.lm.final_ln.scale' / '0'
   chunk.write_bytes(chunk.read_bytes()[:20])
-  with pytest.raises(UserError, match=r'lm.final_ln.scale cannot be read'):
+  with pytest.raises(UserError, match=r'lm.final_ln.scale.0 cannot be read'):
     run_import('pax', real[0], tmp_path / 'w', '--fdl_config=GPT126M', *REAL_FLAGS)
   assert list(tmp_path.iterdir()) == [real[0]]

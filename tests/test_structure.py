@@ -47,6 +47,7 @@ GROUPS = [
     'states',
     'summaries',
     'trainer',
+    'unfinished_folder',
     'variables',
     'watchdog',
     'zarr_array',

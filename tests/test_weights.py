@@ -386,3 +386,22 @@ def test_a_pickle_is_not_run(tmp_path, capsys):
   torch.save({'a': Evil()}, folder / 'consolidated.00.pth')
   refused(tmp_path, folder, 'no file of weights alone', 'meta')
   assert 'unpickled' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ('family', 'changes', 'message'),
+  [
+    ('gemma', dict(tie_word_embeddings=False), 'tie_word_embeddings=False is not implemented'),
+    ('gemma', dict(hidden_activation='silu'), 'Hugging Face has no gemma with ACTIVATION_CLS'),
+    ('llama_mha', dict(hidden_act='gelu'), 'Hugging Face has no llama with ACTIVATION_CLS'),
+    ('gpt2', dict(activation_function='silu'), 'Hugging Face has no gpt2 with ACTIVATION_CLS'),
+  ],
+)
+def test_an_import_that_is_refused_speaks_of_an_import(family, changes, message, tmp_path):
+  cls, sizes = FAMILIES[family]
+  config = cls(**sizes | changes)
+  transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / 'hf')
+  with pytest.raises(UserError, match=message) as e:
+    run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  assert 'written' not in str(e.value)
+  assert not (tmp_path / 'w').exists()

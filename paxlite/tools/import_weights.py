@@ -31,6 +31,9 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--to', required=True, help='the folder to make')
   parser.add_argument('--tokenizer', help='tokenizer file, or folder with one, to put beside them')
   parser.add_argument('--fdl_config', help='the experiment that a Pax checkpoint is of')
+  parser.add_argument(
+    '--params_only', action='store_true', help="leave out the Adam state of Pax's checkpoint"
+  )
   args, overrides = cli.parse(parser, argv)
 
   path, to = pathlib.Path(args.path), pathlib.Path(args.to)
@@ -43,9 +46,11 @@ def main(argv: Sequence[str]) -> None:
     raise UserError('--fdl_config=EXPERIMENT is needed with --from=pax, and only there')
   if overrides and args.source != 'pax':
     raise UserError('--fdl.NAME=VALUE is for --from=pax: other weights tell what they are')
+  if args.params_only and args.source != 'pax':
+    raise UserError('--params_only is for --from=pax: other weights have no Adam state')
   started = time.perf_counter()
   if args.source == 'pax':
-    lines = _import_pax(path, to, args.fdl_config, overrides)
+    lines = _import_pax(path, to, args.fdl_config, overrides, args.params_only)
   else:
     lines = _import_published(args.source, path, to, tokenizer)
   print(f'{lines[0]} in {time.perf_counter() - started:.1f} s', *lines[1:], sep='\n')
@@ -91,7 +96,7 @@ def _import_published(
 
 
 def _import_pax(
-  path: pathlib.Path, to: pathlib.Path, name: str, overrides: dict[str, str]
+  path: pathlib.Path, to: pathlib.Path, name: str, overrides: dict[str, str], params_only: bool
 ) -> list[str]:
   import fiddle as fdl
   import jax
@@ -104,7 +109,14 @@ def _import_pax(
   task = fdl.build(experiment.task())
   abstract = boxes.unbox(jax.eval_shape(task.init, jax.random.key(0)))
   with cli.progress('importing') as report:
-    size, step = import_checkpoint(path, to, experiment, abstract, report)  # type: ignore[arg-type]
+    size, step = import_checkpoint(
+      path,
+      to,
+      experiment,  # type: ignore[arg-type]
+      abstract,
+      report,
+      params_only,
+    )
   lines = [f'{to}: {size:,} bytes of {type(experiment).__name__}']
   if step is not None:
     lines.append(

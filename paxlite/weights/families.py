@@ -137,20 +137,20 @@ def family_of(e: LanguageModel) -> str:
   for name, value in (wanted | common).items():
     if getattr(e, name) != value:
       raise UserError(
-        f'{type(e).__name__} has {name}={getattr(e, name)!r} and {kind} of Hugging Face {value!r}: '
-        'it cannot be written there'
+        f'Hugging Face has no {kind} with {name}={getattr(e, name)!r}, as {type(e).__name__} has '
+        f'it: there it is {value!r}'
       )
   for name in ('SOFTMAX_CAP_LOGITS', 'ATTEN_LOGIT_CAP'):
     if getattr(e, name) > 0:
       raise UserError(
-        f'{type(e).__name__} has {name}={getattr(e, name):g} and {kind} of Hugging Face none: '
-        'it cannot be written there'
+        f'Hugging Face has no {kind} with {name}={getattr(e, name):g}, as {type(e).__name__} has '
+        'it: there it is off'
       )
   plain = LanguageModel(**{name: getattr(e, name) for name in LanguageModel().values()})
   if plain.model() != e.model():
     raise UserError(
       f'{type(e).__name__} changes its layers beyond what attributes say (its methods model, layer '
-      f'or attention): {kind} of Hugging Face has none like them, and it cannot be written there'
+      f'or attention): Hugging Face has no {kind} like that'
     )
   return kind
 
@@ -221,6 +221,8 @@ def _special_ids(tokenizer: pathlib.Path | None) -> tuple[int | None, list[int]]
 
 
 def _llama_values(config: Mapping[str, Any], kind: str, where: pathlib.Path) -> dict[str, Any]:
+  if kind == 'gemma' and not config.get('tie_word_embeddings', True):
+    raise UserError(f'{where}: tie_word_embeddings=False is not implemented for gemma')
   activation = config.get('hidden_activation') or config['hidden_act']
   if kind == 'gemma' and not config.get('hidden_activation'):
     activation = 'gelu_pytorch_tanh'  # old files say "gelu" and mean this, as transformers has it

@@ -20,7 +20,8 @@ from paxlite.errors import UserError, listed
 from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.tokenizer import FILES, TOKENIZERS
-from paxlite.variables import UnfinishedFolder, write_variable
+from paxlite.unfinished_folder import UnfinishedFolder
+from paxlite.variables import write_variable
 from paxlite.weights.layout import Entry
 
 

@@ -12,7 +12,8 @@ from paxlite import shell
 from paxlite.errors import UserError, located
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.files import read_object
-from paxlite.variables import UnfinishedFolder, Variable, blocks
+from paxlite.unfinished_folder import UnfinishedFolder
+from paxlite.variables import Variable, blocks
 from paxlite.weights.families import config_json, experiment_of, hugging_face_entries
 from paxlite.weights.folder import copy_tokenizer
 from paxlite.weights.layout import HUGGING_FACE, Entry, check_layers

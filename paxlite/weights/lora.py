@@ -10,7 +10,8 @@ import numpy as np
 
 from paxlite.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.variables import UnfinishedFolder, Variable
+from paxlite.unfinished_folder import UnfinishedFolder
+from paxlite.variables import Variable
 from paxlite.weights.families import family_of, hugging_face_entries
 from paxlite.weights.huggingface import header
 from paxlite.weights.layout import to_halves

@@ -20,13 +20,8 @@ from paxlite.errors import UserError, listed
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.optimizers import path_name
 from paxlite.train_state import TrainState
-from paxlite.variables import (
-  UnfinishedFolder,
-  Variable,
-  stored_variables,
-  transposed,
-  write_variable,
-)
+from paxlite.unfinished_folder import UnfinishedFolder
+from paxlite.variables import Variable, stored_variables, transposed, write_variable
 from paxlite.weights.folder import write_identity
 
 _PARAMS = 'mdl_vars.params.'
@@ -73,6 +68,7 @@ def import_checkpoint(
   experiment: LanguageModel,
   abstract: TrainState,
   report: Callable[[int, int], None],
+  params_only: bool = False,
 ) -> tuple[int, int | None]:
   """Writes a Pax checkpoint as a folder of weights; on any failure nothing is left.
 
@@ -82,6 +78,7 @@ def import_checkpoint(
     experiment: The model; Pax's checkpoints do not say it.
     abstract: The shapes of a state of it.
     report: Called with the variables done, and all.
+    params_only: Whether Adam's state is left out, as where the checkpoint lacks some of it.
 
   Returns:
     Bytes, and the step where Adam's state was there too.
@@ -95,6 +92,8 @@ def import_checkpoint(
   stored = stored_variables(state, separator='.')
   found = {('', k.removeprefix(_PARAMS)): v for k, v in stored.items() if k.startswith(_PARAMS)}
   moments = {(m['kind'], m['name']): v for k, v in stored.items() if (m := _MOMENT.fullmatch(k))}
+  if params_only:
+    moments = {}
   sources = _matched(found | moments, abstract, experiment)
   scalars = _scalars(stored, abstract) if moments else {}
   size = 0
@@ -144,8 +143,10 @@ def _matched(
   problems += [f'{name} is not in the model' for kind, name in stored.keys() - used if not kind]
   if problems:
     # what lacks a parameter lacks its moments too: the parameters say enough
-    first = [p for p in problems if not p.startswith("Adam's")] or problems
-    raise UserError(f'the checkpoint is not of {type(experiment).__name__}: {listed(first)}')
+    first = [p for p in problems if not p.startswith("Adam's")]
+    way_out = '' if first else '. --params_only reads the parameters alone'
+    what = listed(first or problems)
+    raise UserError(f'the checkpoint is not of {type(experiment).__name__}: {what}{way_out}')
   return matched
 
 

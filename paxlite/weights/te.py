@@ -21,7 +21,8 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.te_layer import check_supported
 from paxlite.inference import experiment_of, explicit_values
 from paxlite.partitioning import MESH_AXES
-from paxlite.variables import UnfinishedFolder, Variable, write_variable
+from paxlite.unfinished_folder import UnfinishedFolder
+from paxlite.variables import Variable, write_variable
 from paxlite.weights.folder import copy_tokenizer, write_identity
 
 Arrays = Mapping[str, np.ndarray]
