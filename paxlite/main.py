@@ -223,10 +223,11 @@ def _run(overrides: dict[str, str]) -> None:
   experiment = build_experiment(name, _FIDDLERS.value, overrides, run_before)
   if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
     raise UserError('--compiled_step is for training: leave it out')
-  from paxlite import distributed, programs
+  from paxlite import devices, distributed, programs
   from paxlite.peers import Peers
 
   if _DRY_RUN.value:
+    devices.present()
     print(programs.dry_run(experiment))
     return
   host = distributed.join(
@@ -234,6 +235,7 @@ def _run(overrides: dict[str, str]) -> None:
   )
   if host is None:
     compiler.keep_programs()
+    devices.present()
   if _MODE.value != 'train':  # JAX has taken the signal, and there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
   if _PROFILER_PORT.value:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from paxlite import distributed, goodput, partitioning, preemption
+from paxlite import devices, distributed, goodput, partitioning, preemption
 from paxlite.checkpoints import Checkpoints
 from paxlite.compiled_step import SavedStep, check_options
 from paxlite.configuration import (
@@ -180,6 +180,7 @@ def train(run: Run) -> None:
   make_folder(run.folder)
   _lock(lock, run)
   if jax.process_index() == 0:
+    say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
     if trainer.compiler_options:
       told = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler_options.items()))
@@ -225,7 +226,7 @@ def evaluate(run: Run) -> None:
   run.check_evaluated()
   states, evaluator = run.evaluator()
   make_folder(run.folder)
-  print(f'Backend: {e.backend}', flush=True)
+  print(f'Devices: {devices.described()}\nBackend: {e.backend}', flush=True)
   state, step = states.last()
   summaries = Summaries(run.folder, max_steps=step)
   try:

@@ -8,7 +8,7 @@ PACKAGE = ROOT / 'paxlite'
 
 # From the bottom up. A module imports its own group and those before it.
 GROUPS = [
-  {'errors', 'partitioning', 'templates', 'data', 'backends', 'paths', 'shell'},
+  {'errors', 'partitioning', 'templates', 'data', 'backends', 'devices', 'paths', 'shell'},
   {'layers', 'inputs'},
   {'train_state', 'task', 'optimizers', 'schedules', 'metrics'},
   {
