@@ -280,6 +280,6 @@ def _experiment_name(run: dict[str, Any] | None) -> str:
 if __name__ == '__main__':
   cpu_memory.restart_with_them()
   exit_code = 0  # where what reads its help has gone away
-  with cli.printing():
+  with cli.printing(output_matters=False):
     exit_code = main(sys.argv)
   sys.exit(exit_code)
