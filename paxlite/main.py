@@ -279,7 +279,8 @@ def _experiment_name(run: dict[str, Any] | None) -> str:
 
 if __name__ == '__main__':
   cpu_memory.restart_with_them()
-  exit_code = 0  # where what reads its help has gone away
+  # where what reads the output has gone away (`--help | head`); training does not end by that
+  exit_code = 0 if {'--dry_run', *_HELP} & set(sys.argv) else 1
   with cli.printing(output_matters=False):
     exit_code = main(sys.argv)
   sys.exit(exit_code)

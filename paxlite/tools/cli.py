@@ -56,10 +56,9 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
       print('interrupted', file=sys.stderr)
       sys.exit(128 + signal.SIGINT)
     except OSError as e:
-      if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+      if not e.filename or e.errno not in (errno.ENOSPC, errno.EDQUOT):
         raise
-      if e.filename:  # else it is what was printed, of which printing() tells
-        print(f'error: {e.filename} cannot be written: {e.strerror}', file=sys.stderr)
+      print(f'error: {e.filename} cannot be written: {e.strerror}', file=sys.stderr)
       sys.exit(1)
 
 
@@ -76,11 +75,17 @@ def printing(output_matters: bool = True) -> Iterator[None]:
   for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):
       stream.reconfigure(errors='paxlite.spelled')
+  problem = ''
   try:
-    with contextlib.suppress(BrokenPipeError):
-      yield
+    yield
+  except BrokenPipeError:
+    pass
+  except OSError as e:
+    if e.filename or e.errno not in (errno.ENOSPC, errno.EDQUOT):  # not of what was printed
+      raise
+    problem = os.strerror(e.errno)
   finally:
-    problem = _flush()
+    problem = _flush() or problem
     if problem:
       print(f'error: what was printed is not all there: {problem}', file=sys.stderr)
   if problem and output_matters:
