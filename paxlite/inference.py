@@ -15,7 +15,7 @@ from fiddle import selectors
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
-from paxlite import partitioning
+from paxlite import devices, partitioning
 from paxlite.checkpoint_source import Source, find_source, read_values, tokenizer_of
 from paxlite.decoding import Generator, Sampling
 from paxlite.errors import UserError, located
@@ -168,7 +168,7 @@ def load_checkpoint(
   trained = experiment_of(source)
   here = dict(
     MESH_AXES=list(partitioning.MESH_AXES),
-    ICI_MESH_SHAPE=[1, 1, jax.device_count()],
+    ICI_MESH_SHAPE=[1, 1, len(devices.present())],
     DCN_MESH_SHAPE=[1, 1, 1],
   )
   cls = type(trained)

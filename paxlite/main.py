@@ -226,10 +226,11 @@ def _run(overrides: dict[str, str]) -> None:
   experiment = build_experiment(name, _FIDDLERS.value, overrides, run_before)
   if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
     raise UserError('--compiled_step is for training: leave it out')
-  from paxlite import distributed, programs
+  from paxlite import devices, distributed, programs
   from paxlite.peers import Peers
 
   if _DRY_RUN.value:
+    devices.present()
     print(programs.dry_run(experiment))
     return
   host = distributed.join(
@@ -237,6 +238,7 @@ def _run(overrides: dict[str, str]) -> None:
   )
   if host is None:
     kept_programs.keep_programs()
+    devices.present()
   if _MODE.value != 'train':  # JAX has taken the signal, and there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
   if _PROFILER_PORT.value:
@@ -280,7 +282,8 @@ def _experiment_name(run: dict[str, Any] | None) -> str:
 
 if __name__ == '__main__':
   cpu_memory.restart_with_them()
-  exit_code = 0  # where what reads its help has gone away
-  with cli.printing():
+  # where what reads the output has gone away (`--help | head`); training does not end by that
+  exit_code = 0 if {'--dry_run', *_HELP} & set(sys.argv) else 1
+  with cli.printing(output_matters=False):
     exit_code = main(sys.argv)
   sys.exit(exit_code)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from paxlite import distributed, goodput, partitioning, preemption
+from paxlite import devices, distributed, goodput, partitioning, preemption
 from paxlite.checkpoint_source import find_source, tokenizer_of
 from paxlite.checkpoints import Checkpoints
 from paxlite.compiled_step import SavedStep, check_options
@@ -186,6 +186,7 @@ def train(run: Run) -> None:
   make_folder(run.folder)
   _lock(lock, run)
   if jax.process_index() == 0:
+    say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
     for line in about.lines(trainer.data):
       say(line)
@@ -236,7 +237,7 @@ def evaluate(run: Run) -> None:
   states, evaluator = run.evaluator()
   check_mesh(states.mesh, states.rules)
   make_folder(run.folder)
-  print(f'Backend: {e.backend}', flush=True)
+  print(f'Devices: {devices.described()}\nBackend: {e.backend}', flush=True)
   state, step = states.last()
   summaries = Summaries(run.folder, max_steps=step)
   try:

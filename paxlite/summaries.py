@@ -16,6 +16,8 @@ from typing import Any
 
 import jax
 
+from paxlite import devices
+
 log = logging.getLogger('paxlite')
 
 # metrics.jsonl's names for what TensorBoard has under Pax's
@@ -273,12 +275,11 @@ def versions() -> dict[str, Any]:
       found[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
       found[package] = 'not installed as a package'
-  devices = jax.devices()
   config: Any = jax.config
   return {
     'python': platform.python_version(),
     'packages': found,
-    'devices': f'{len(devices)} × {devices[0].device_kind} ({devices[0].platform})',
+    'devices': devices.described(),
     'processes': jax.process_count(),
     'jax_threefry_partitionable': bool(config.jax_threefry_partitionable),
   }

@@ -5,7 +5,7 @@ import os
 import re
 from typing import Any
 
-from paxlite import shell
+from paxlite import devices, shell
 from paxlite.errors import UserError
 
 
@@ -110,11 +110,10 @@ class Target:
     Raises:
       UserError: the package that knows them is not installed.
     """
-    import jax
     from jax.experimental import topologies
 
     if self.chip is None:
-      return jax.devices()
+      return devices.present()
     try:
       if self.chip.name == 'h100':
         hosts = max(self.devices // _GPUS_PER_HOST, 1)
@@ -148,9 +147,7 @@ def parse(name: str) -> Target:
     UserError: there is no such machine.
   """
   if name == 'here':
-    import jax
-
-    return Target(name, None, jax.device_count())
+    return Target(name, None, len(devices.present()))
   if match := re.fullmatch(r'h100x(\d+)', name):
     count = int(match[1])
     if count < 1 or (count > _GPUS_PER_HOST and count % _GPUS_PER_HOST):

@@ -54,6 +54,27 @@ def test_readers_that_go_away(what):
   assert (result.returncode, result.stderr) == (0, b'')
 
 
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
+@pytest.mark.parametrize('argv', [['paxlite.tools.experiments'], ['paxlite.tools']])
+def test_a_file_for_what_is_printed_that_is_full(argv):
+  """Longer than the buffer, and shorter."""
+  with open('/dev/full', 'w') as full:
+    result = subprocess.run(
+      [sys.executable, '-m', *argv], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+      cwd=runs.ROOT,
+    )  # fmt: skip
+  wanted = 'error: what was printed is not all there: No space left on device\n'
+  assert (result.returncode, result.stderr) == (1, wanted)
+
+
+def test_no_stdout_at_all():
+  result = subprocess.run(
+    ['bash', '-c', f'{sys.executable} -m paxlite.tools.experiments >&-'],
+    stderr=subprocess.PIPE, text=True, check=False, cwd=runs.ROOT,
+  )  # fmt: skip
+  assert (result.returncode, result.stderr) == (0, '')
+
+
 @pytest.mark.parametrize(
   ('argv', 'wanted'),
   [

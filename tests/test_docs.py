@@ -1,5 +1,6 @@
 """Every command in README.md and docs/ runs, and every Python example."""
 
+import ast
 import itertools
 import pathlib
 import re
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from paxlite import main
 from tests import runs
 
 PAGES = [
@@ -18,6 +20,10 @@ PAGES = [
 ]
 FAST = {'README.md', 'experiments.md', 'data.md'}
 MAKE = {'make demo', 'make test'}  # tests/test_demo.py runs the first; this is the second
+# what prepares the environment that the tests run in
+PREPARING = re.compile(r"source \.venv/bin/activate|python -m pip install -e '\.\[[a-z0-9,-]+\]'")
+# what a shell takes for its own outside of quotes: zsh ends a command where [ ] ? * match no file
+SPECIAL = re.compile(r'[][*?(){}<>|&;`~]')
 
 
 def blocks(page: pathlib.Path, language: str) -> list[str]:
@@ -26,7 +32,12 @@ def blocks(page: pathlib.Path, language: str) -> list[str]:
 
 def commands(page: pathlib.Path) -> list[str]:
   lines = '\n'.join(blocks(page, 'sh')).splitlines()
-  return [line for line in lines if line and line not in MAKE]
+  return [x for x in lines if x and x not in MAKE and not PREPARING.fullmatch(x)]
+
+
+def unquoted(line: str) -> str:
+  """A command without its comment, and without what is quoted or escaped."""
+  return re.sub(r"\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\"|(?:^| )#.*", '', line)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +71,64 @@ def test_commands(page, tmp_path):
       check=False,
     )
     assert result.returncode == 0, f'{line}\n{result.stdout}\n{result.stderr}'
+  written = [p.name for p in tmp_path.iterdir() if not p.is_symlink()]
+  written = [n for n in written if not n.startswith(('example_', '__pycache__'))]
+  if written and (runs.ROOT / '.git').exists():
+    ignored = subprocess.run(
+      ['git', 'check-ignore', '--no-index', *(n + '/' * (tmp_path / n).is_dir() for n in written)],
+      cwd=runs.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert {n.rstrip('/') for n in ignored.stdout.split()} == set(written), 'for git status'
+
+
+@pytest.mark.parametrize('page', [*PAGES, runs.ROOT / 'CONTRIBUTING.md'], ids=lambda p: p.name)
+def test_commands_can_be_pasted_into_any_shell(page):
+  """Those of blocks, and those within a line."""
+  text = page.read_text()
+  lines = '\n'.join(blocks(page, r'sh[^\n]*')).splitlines()
+  lines += re.findall(r'^    (python .*|pip .*)', text, re.MULTILINE)
+  assert [x for x in lines if SPECIAL.search(unquoted(x))] == []
+  prose = re.sub(r'^```.*?^```', '', text, flags=re.DOTALL | re.MULTILINE)
+  inline = re.findall(r'`((?:python|pip|--fdl)[^`]*)`', prose)
+  assert [x for x in inline if re.search(r'=\[', unquoted(x))] == []
+
+
+def test_the_first_screen_says_how_to_install():
+  text = (runs.ROOT / 'README.md').read_text()
+  first = text[: text.index('## Train')]
+  assert first.count('\n') < 60
+  for needed in ('source .venv/bin/activate', "'.[cuda12]'", "'.[cuda13]'", "'.[tpu]'"):
+    assert needed in first
+  pages = [p.read_text() for p in PAGES]
+  sources = [p.read_text() for p in (runs.ROOT / 'paxlite').rglob('*.py') if p.name != 'shell.py']
+  assert not [x for x in pages + sources if re.search('pip install [\'"]?paxlite', x)], 'PyPI'
+
+
+def test_flags_in_messages_and_docstrings_can_be_pasted_into_any_shell():
+  """Lists are quoted: by shell.flag where they are computed, or as they are written."""
+  wrong = []
+  for path in (runs.ROOT / 'paxlite').rglob('*.py'):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.JoinedStr):
+        text = ''.join(v.value if isinstance(v, ast.Constant) else '{}' for v in node.values)
+      elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        text = node.value
+      else:
+        continue
+      wrong += [(path.name, m) for m in re.findall(r"""(?<!['"])--fdl\.[A-Z_0-9]+=[\[{].*""", text)]
+  # numbers
+  assert {(name, flag.partition('=')[0]) for name, flag in wrong} == {
+    ('programs.py', '--fdl.VOCAB_SIZE')
+  }
+
+
+def test_flags_of_an_error_can_be_pasted_and_work(tmp_path, capsys):
+  asked = ['x', '--fdl_config=TinyGPT', '--mode=eval', f'--job_log_dir={tmp_path}/run']
+  assert main.main([*asked, '--fdl.ICI_MESH_SHAPE=[8,1,1]', '--fdl.MAX_STEPS=2']) == 2
+  hint = capsys.readouterr().err.partition('To use what is here: ')[2]
+  assert not SPECIAL.search(unquoted(hint))
+  assert main.main([*asked, *shlex.split(hint)]) == 2
+  assert 'holds no checkpoint to evaluate' in capsys.readouterr().err
 
 
 def test_the_templates_example(tmp_path):

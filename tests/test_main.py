@@ -195,6 +195,21 @@ def test_a_run_of_a_module_that_is_not_imported_asks_for_its_name(capsys, tmp_pa
   assert 'if that one is yours, --fdl_config=somebody.Else' in err
 
 
+@pytest.mark.parametrize('module', ['paxlite.main', 'paxlite.tools.compile'])
+@pytest.mark.parametrize('platform', ['tpu', 'cuda', 'nonsense'])
+def test_devices_that_are_not_here_are_a_line(tmp_path, module, platform):
+  rest = ['--target=here'] if module.endswith('compile') else [f'--job_log_dir={tmp_path}/run']
+  result = subprocess.run(
+    [sys.executable, '-m', module, TINY, *rest], capture_output=True, text=True, cwd=runs.ROOT,
+    env=runs.environment() | {'JAX_PLATFORMS': platform}, check=False,
+  )  # fmt: skip
+  assert result.returncode == 2
+  (line,) = [x for x in result.stderr.splitlines() if not x.startswith(('WARNING', 'INFO'))]
+  assert line.startswith(f'error: JAX has no devices of JAX_PLATFORMS={platform} here')
+  assert (f'[{platform.replace("cuda", "cuda13")}]' in line) == (platform != 'nonsense')
+  assert not (tmp_path / 'run').exists()
+
+
 def test_help_needs_neither_jax_nor_fiddle():
   code = 'import sys; from paxlite.main import main; main(["x", "--help"]); print(*sys.modules)'
   out = subprocess.run(

@@ -43,8 +43,8 @@ def test_the_capital_of_france(tmp_path):
 
   from transformers import AutoModelForCausalLM, AutoTokenizer
 
-  tokenizer = AutoTokenizer.from_pretrained(tmp_path / 'merged')
-  model = AutoModelForCausalLM.from_pretrained(tmp_path / 'merged')
+  tokenizer = AutoTokenizer.from_pretrained(tmp_path / 'exported' / 'merged')
+  model = AutoModelForCausalLM.from_pretrained(tmp_path / 'exported' / 'merged')
   prompt = tokenizer.apply_chat_template(
     [{'role': 'user', 'content': 'What is the capital of France?'}],
     add_generation_prompt=True, return_tensors='pt', return_dict=True,

@@ -9,6 +9,7 @@ PACKAGE = ROOT / 'paxlite'
 # From the bottom up. A module imports its own group and those before it.
 GROUPS = [
   {
+    'devices',
     'errors',
     'host_memory',
     'ownership',

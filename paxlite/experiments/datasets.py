@@ -9,7 +9,7 @@ import fiddle as fdl
 
 from paxlite import data, shell
 from paxlite.checkpoint_source import check_weights, tokenizer_of
-from paxlite.errors import UserError
+from paxlite.errors import UserError, located
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.inputs.base import RowInput
 from paxlite.inputs.documents import DocumentSource, check_once
@@ -337,8 +337,9 @@ class SftFiles(_Rows):
   def _restored_tokenizer(self) -> str:
     path = self.CHECKPOINT_RESTORE_PATH
     found = tokenizer_of(path)
-    if path and found is None:
-      check_weights(path)  # that there are none is said before that they have no tokenizer
+    if path and found is None:  # that there are no weights is said before that they have none
+      with located('CHECKPOINT_RESTORE_PATH, whose tokenizer is used where VOCAB_PATH names none'):
+        check_weights(path)
     return str(found or path)
 
   def _source(self, files: list[str]) -> fdl.Config:

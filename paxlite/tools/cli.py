@@ -3,6 +3,7 @@
 import argparse
 import codecs
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -54,26 +55,54 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)
       sys.exit(128 + signal.SIGINT)
+    except OSError as e:
+      if not e.filename or e.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise
+      print(f'error: {e.filename} cannot be written: {e.strerror}', file=sys.stderr)
+      sys.exit(1)
 
 
 @contextlib.contextmanager
-def printing() -> Iterator[None]:
+def printing(output_matters: bool = True) -> Iterator[None]:
   """A context that prints to any terminal, and to readers that go away (`… | head`).
 
   What the terminal's encoding has not is spelled in ASCII.
+
+  Args:
+    output_matters: Whether output that cannot be written makes the exit code 1.
   """
   codecs.register_error('paxlite.spelled', _spelled)
   for stream in (sys.stdout, sys.stderr):
     if isinstance(stream, io.TextIOWrapper):
       stream.reconfigure(errors='paxlite.spelled')
+  problem = ''
   try:
-    try:
-      yield
-    finally:
-      sys.stdout.flush()
+    yield
   except BrokenPipeError:
-    # Python would complain of what is still to be flushed when it ends
+    pass
+  except OSError as e:
+    if e.filename or e.errno not in (errno.ENOSPC, errno.EDQUOT):  # not of what was printed
+      raise
+    problem = os.strerror(e.errno)
+  finally:
+    problem = _flush() or problem
+    if problem:
+      print(f'error: what was printed is not all there: {problem}', file=sys.stderr)
+  if problem and output_matters:
+    sys.exit(1)
+
+
+def _flush() -> str:
+  """Writes what was printed; returns why it could not be, '' also where nobody reads it."""
+  if sys.stdout is None or sys.stdout.closed:
+    return ''
+  try:
+    sys.stdout.flush()
+  except OSError as e:
+    # Python would complain again of what is still to be flushed when it ends
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return '' if isinstance(e, BrokenPipeError) else e.strerror or str(e)
+  return ''
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
