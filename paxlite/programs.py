@@ -32,10 +32,12 @@ from paxlite.inputs.base import Input
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.optimizers import path_name
 from paxlite.restoring import Restore, find_source, tokenizer_of
+from paxlite.save_times import SaveTimes
 from paxlite.saving import Saver
 from paxlite.spikes import SpikeDetector
 from paxlite.states import States
-from paxlite.summaries import Summaries, say
+from paxlite.summaries import Summaries
+from paxlite.terminal import say
 from paxlite.trainer import Trainer
 from paxlite.watchdog import Watchdog
 
@@ -92,7 +94,7 @@ class Run:
       max_steps=e.MAX_STEPS,
       summary_interval=e.SUMMARY_INTERVAL_STEPS,
       eval_interval=e.EVAL_INTERVAL_STEPS,
-      save_interval=e.CHECKPOINT_EVERY_N_STEPS,
+      save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
       flops_per_token=e.flops_per_token,
       goodput=Goodput(self.folder if jax.process_index() == 0 else None),
       watchdog=Watchdog(self.folder, e.STEP_TIMEOUT, e.STACK_TRACE_INTERVAL),
@@ -138,7 +140,17 @@ class Run:
 
 
 def train(run: Run) -> None:
-  """Trains to MAX_STEPS, continuing what the folder holds, and prints a sample."""
+  """Trains to MAX_STEPS, continuing what the folder holds, and prints a sample.
+
+  Raises:
+    Interrupted: SIGINT (Ctrl-C, or a notebook's stop), SIGTERM or SIGHUP came; what was trained is
+      saved, and the same call goes on. Handlers of the caller's are back then.
+  """
+  with preemption.listening(saves=run.save):
+    _train(run)
+
+
+def _train(run: Run) -> None:
   run.check_folder()
   lock = FolderLock(run.folder)
   _lock(lock, run)
@@ -150,6 +162,8 @@ def train(run: Run) -> None:
   _lock(lock, run)
   if jax.process_index() == 0:
     say(f'Backend: {run.experiment.backend}')
+    for remark in run.experiment.remarks:
+      say(remark)
     if trainer.compiler_options:
       told = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler_options.items()))
       say(f'XLA: {told}')
@@ -194,7 +208,7 @@ def evaluate(run: Run) -> None:
       return
   run.check_folder()
   trainer = run.trainer()
-  print(f'Backend: {e.backend}', flush=True)
+  say(f'Backend: {e.backend}')
   if not trainer.eval_data:
     raise UserError(f'{type(run.experiment).__name__} has no evaluation input')
   state, step = trainer.states.last()
@@ -261,13 +275,19 @@ def decode(run: Run) -> None:
   name = 'restored' if step is None else f'{step:08d}'
   output = run.folder / f'decoded_{name}.jsonl'
   count = inference.decode_file(loaded, prompts, output)
-  print(f'{output}: {len(prompts):,} prompts continued, {count:,} of them now', flush=True)
+  say(f'{output}: {len(prompts):,} prompts continued, {count:,} of them now')
 
 
 def dry_run(experiment: Experiment) -> str:
   """The experiment's values, its built configs, and what it needs; reads and writes no file."""
   return '\n'.join(
-    [values_text(experiment), configs_text(experiment), '', requirements(experiment)]
+    [
+      values_text(experiment),
+      configs_text(experiment),
+      '',
+      requirements(experiment),
+      *experiment.remarks,
+    ]
   )
 
 
