@@ -113,7 +113,8 @@ class Reporter:
     if in_a_row:
       self._tell_skip(step)
       self._trainer.saver.check_skipped(in_a_row, step)
-    if self._lines.seconds >= _LINE_SECONDS or not self._lines.read_once:
+    late = step > self._lines.step and self._lines.seconds >= _LINE_SECONDS
+    if late or not self._lines.read_once:
       self._summaries.progress(step, to_host(metrics), self._speed(self._lines.read(step)))
       self._goodput.write()
 
@@ -141,7 +142,12 @@ class Reporter:
 
 
 class _Clock:
-  """Time and steps from one reading to the next."""
+  """Time and steps from one reading to the next.
+
+  Attributes:
+    step: Of the last reading.
+    read_once: Whether there was one.
+  """
 
   def __init__(self) -> None:
     self.read_once = False
@@ -149,7 +155,7 @@ class _Clock:
 
   def start(self, step: int) -> None:
     """Time and steps before now count for nothing."""
-    self._step, self._time = step, time.perf_counter()
+    self.step, self._time = step, time.perf_counter()
 
   def leave_out(self, seconds: float) -> None:
     """Of the time since the last reading, so much was spent on something else."""
@@ -162,7 +168,7 @@ class _Clock:
 
   def read(self, step: int) -> float | None:
     """Seconds a step since the last reading; None where there was no step."""
-    steps = step - self._step
+    steps = step - self.step
     seconds = self.seconds / steps if steps else None
     self.start(step)
     self.read_once = True

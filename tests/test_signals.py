@@ -14,6 +14,7 @@ from paxlite import in_flight, preemption, reporting
 from paxlite.checkpoints import Checkpoints
 from paxlite.errors import EXIT_AGAIN
 from tests import runs
+from tests.test_distributed import start_processes
 from tests.test_faults import start, wait_for
 from tests.test_trainer import make
 
@@ -166,3 +167,28 @@ def test_the_host_is_at_most_two_steps_ahead(tmp_path, monkeypatch):
   t.train(*t.states.initial())
   assert max(ahead) == in_flight._MOST
   assert Checkpoints(tmp_path / 'checkpoints').steps() == [12]
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_one_of_two_makes_both_save_the_same_step(tmp_path):
+  processes = start_processes(tmp_path, 2, *FOREVER, config='TinyGPT')
+  wait_for(tmp_path / 'metrics.jsonl')
+  processes[1].send_signal(signal.SIGINT)
+  said = [p.communicate(timeout=60)[1] for p in processes]
+  assert [p.returncode for p in processes] == [EXIT_AGAIN, EXIT_AGAIN]
+  assert 'Received SIGINT: saving after a step that all processes agree on; press' in said[1]
+  assert said[0].splitlines()[-1] == said[1].splitlines()[-1]
+  (saved,) = (tmp_path / 'checkpoints').glob('checkpoint_*')
+  assert f'asked to leave at step {int(saved.name[-8:])}: ' in said[0].replace(',', '')
+
+
+@pytest.mark.slow
+def test_two_processes_save_the_same_steps_by_the_clock(tmp_path):
+  flags = '--fdl.MAX_STEPS=300', '--fdl.CHECKPOINT_EVERY_N_STEPS=1000'
+  flags += '--fdl.CHECKPOINT_EVERY_N_MINUTES=0.01', '--fdl.CHECKPOINT_MAX_TO_KEEP=1000'
+  processes = start_processes(tmp_path, 2, *flags, config='TinyGPT')
+  said = [p.communicate(timeout=120)[1] for p in processes]
+  assert [p.returncode for p in processes] == [0, 0], said
+  saved = sorted((tmp_path / 'checkpoints').glob('checkpoint_*'))
+  assert len(saved) > 2
+  assert saved[-1].name == 'checkpoint_00000300'

@@ -300,7 +300,7 @@ class FakeTime:
     (0.1, [100, 200, 300, 400]),  # by the steps alone
     (10.0, [6, 12, 18, 24, 30]),  # every minute
     (100.0, [1, 2, 3, 4]),
-    (7.0, [9, 18, 26, 35]),
+    (7.0, [9, 18, 27, 36]),
   ],
 )
 def test_saves_by_steps_and_by_the_clock(monkeypatch, step_seconds, expected):
