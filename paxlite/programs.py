@@ -146,13 +146,16 @@ def train(run: Run) -> None:
     Interrupted: SIGINT (Ctrl-C, or a notebook's stop), SIGTERM or SIGHUP came; what was trained is
       saved, and the same call goes on. Handlers of the caller's are back then.
   """
-  with preemption.listening(saves=run.save):
-    _train(run)
-
-
-def _train(run: Run) -> None:
-  run.check_folder()
   lock = FolderLock(run.folder)
+  with preemption.listening(saves=run.save):
+    try:
+      _train(run, lock)
+    finally:
+      lock.release()  # a notebook lives on
+
+
+def _train(run: Run, lock: FolderLock) -> None:
+  run.check_folder()
   _lock(lock, run)
   tokenizer = run.tokenizer()
   trainer = run.trainer()

@@ -81,7 +81,7 @@ def test_a_hangup_under_nohup_is_ignored(tmp_path):
 
 
 NOTEBOOK = """
-import os, pathlib, signal, sys, threading
+import os, pathlib, signal, subprocess, sys, threading
 from paxlite import programs, preemption
 from paxlite.errors import Interrupted
 from paxlite.experiments.demo import TinyGPT
@@ -102,8 +102,12 @@ try:
   programs.train(programs.Run(TinyGPT(MAX_STEPS=100), folder))
 except Interrupted as e:
   print('raised:', e)
+  held = e  # as a notebook keeps the last one, with all that its functions had
 assert [signal.getsignal(n) for n in numbers] == before
 assert signal.set_wakeup_fd(-1) == -1
+lock = 'import pathlib, sys; from paxlite.folder_lock import FolderLock;'
+lock += 'FolderLock(pathlib.Path(sys.argv[1])).acquire()'
+subprocess.run([sys.executable, '-c', lock, str(folder)], check=True)
 assert 'signals' not in [t.name for t in threading.enumerate()]
 print(sorted(p.name for p in (folder / 'checkpoints').iterdir()))
 """
