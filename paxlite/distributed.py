@@ -5,13 +5,13 @@ import logging
 import os
 import re
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from paxlite.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
+from paxlite.terminal import settle, warn
 
 _HEARTBEAT_SECONDS = 30  # after which a process that is gone is known to be
 _VERDICT_SECONDS = 4
@@ -112,8 +112,8 @@ def leaving_together(before: Callable[[], None] = lambda: None) -> Iterator[None
     else:
       traceback.print_exc()
       code, what = 1, f'stopped: {process} failed'
-    print(what, file=sys.stderr, flush=True)
-    sys.stdout.flush()
+    warn(what)
+    settle()
     os._exit(code)
 
 

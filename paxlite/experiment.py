@@ -57,6 +57,7 @@ class Experiment(Parameters):
   # Loop, in steps
   MAX_STEPS: int = 1_000_000
   CHECKPOINT_EVERY_N_STEPS: int = 5000
+  CHECKPOINT_EVERY_N_MINUTES: float = 10.0  # where so many steps take longer; 0: only by steps
   CHECKPOINT_MAX_TO_KEEP: int = 10
   SUMMARY_INTERVAL_STEPS: int = 100
   EVAL_INTERVAL_STEPS: int = 100
@@ -96,6 +97,7 @@ class Experiment(Parameters):
     'NUM_MICROBATCHES',
     'MAX_STEPS',
     'CHECKPOINT_EVERY_N_STEPS',
+    'CHECKPOINT_EVERY_N_MINUTES',
     'CHECKPOINT_MAX_TO_KEEP',
     'CHECKPOINT_POLICY',
     'CHECKPOINT_RESTORE_PATH',  # LoRA checks that its contents are the same
@@ -159,6 +161,11 @@ class Experiment(Parameters):
   def dataset(self) -> str:
     """What the experiment trains on, in a word."""
     return '-'
+
+  @property
+  def remarks(self) -> list[str]:
+    """What is no mistake and yet worth a line at the start, in whole sentences."""
+    return []
 
   @property
   def flops_per_token(self) -> float:
@@ -280,7 +287,12 @@ class Experiment(Parameters):
     ):
       if getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name)} must be at least 1')
-    for name in ('STEP_TIMEOUT', 'STACK_TRACE_INTERVAL', 'MAX_ROLLBACKS'):
+    for name in (
+      'CHECKPOINT_EVERY_N_MINUTES',
+      'STEP_TIMEOUT',
+      'STACK_TRACE_INTERVAL',
+      'MAX_ROLLBACKS',
+    ):
       if getattr(self, name) < 0:
         raise UserError(f'{name}={getattr(self, name):g} must not be negative; 0 turns it off')
     if self.LOSS_SPIKE_FACTOR and self.LOSS_SPIKE_FACTOR <= 1:

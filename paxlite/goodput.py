@@ -8,10 +8,13 @@ first, since the clock starts with the import.
 import contextlib
 import dataclasses
 import json
+import math
 import pathlib
 import time
 from collections.abc import Iterator
 from typing import Any
+
+from paxlite.damaged import set_aside
 
 _STARTED = time.time(), time.perf_counter()
 _FOLDER = 'goodput'
@@ -24,6 +27,7 @@ KINDS = {
   'compile': 'compiling and the first step',
   'data': 'waiting for data',
   'evaluation': 'evaluating',
+  'profile': 'profiling',
   'save': 'saving',
   'lost': 'steps done again',
   'down': 'not running',
@@ -38,7 +42,8 @@ class Goodput:
   """
 
   def __init__(self, folder: pathlib.Path | None):
-    self._path = None if folder is None else _next_path(folder / _FOLDER)
+    self._folder = None if folder is None else folder / _FOLDER
+    self._path: pathlib.Path | None = None
     self._since = _STARTED[1]
     self._kind = 'init'
     self._seconds = dict.fromkeys(KINDS, 0.0)
@@ -82,8 +87,11 @@ class Goodput:
   def write(self) -> None:
     """Writes how the attempt stands, for the report of later ones."""
     self.switch(self._kind)
-    if self._path is None:
+    if self._folder is None:
       return
+    if self._path is None:
+      _set_damaged_aside(self._folder)
+      self._path = _next_path(self._folder)
     record = {
       'started': _STARTED[0],
       'ended': _STARTED[0] + time.perf_counter() - _STARTED[1],
@@ -146,7 +154,7 @@ def report(folder: pathlib.Path) -> Report | None:
   """Of the run in job_log_dir `folder`; None where no attempt has written anything.
 
   Steps that an attempt did and a later one started before are counted as lost, at the mean time of
-  its steps. What it did after it last wrote counts as not running.
+  its steps. What it did after it last wrote counts as not running. Damaged records are left out.
   """
   attempts = [r for p in sorted((folder / _FOLDER).glob('attempt_*.json')) if (r := _read(p))]
   if not attempts:
@@ -181,8 +189,27 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
     record = json.loads(path.read_text())
     numbers = ('started', 'ended', 'first_step', 'last_step', 'lost_steps')
     return {
-      **{k: float(record[k]) for k in numbers},
-      'seconds': {k: float(record['seconds'][k]) for k in KINDS},
+      **{k: _finite(record[k]) for k in numbers},
+      # an older paxlite knew fewer kinds
+      'seconds': {k: _finite(record['seconds'].get(k, 0)) for k in KINDS},
     }
-  except (OSError, ValueError, KeyError, TypeError):
+  except (OSError, LookupError, ArithmeticError):
     return None
+  except (ValueError, TypeError, AttributeError, RecursionError):  # it holds something else
+    return None
+
+
+def _finite(number: Any) -> float:
+  if not math.isfinite(number):
+    raise ValueError(number)
+  return float(number)
+
+
+def _set_damaged_aside(folder: pathlib.Path) -> None:
+  """Renames what is no record of an attempt, so that it is told once."""
+  with contextlib.suppress(OSError):  # what cannot be renamed is left out of reports
+    if folder.exists() and not folder.is_dir():
+      set_aside(folder, 'it is no folder')
+    for path in sorted(folder.glob('attempt_*.json')):
+      if _read(path) is None:
+        set_aside(path, 'it is no record of an attempt')

@@ -25,6 +25,7 @@ from paxlite import (
   preemption,
 )
 from paxlite.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
+from paxlite.terminal import occupy_standard_files, settle, warn
 from paxlite.tools import cli
 
 if TYPE_CHECKING:
@@ -104,29 +105,33 @@ _PROFILER_PORT = flags.DEFINE_integer(
 
 def main(argv: Sequence[str]) -> int:
   """Returns the exit code: 0; 1 where training cannot go on; 2 for wrong input; 75 to go on."""
+  occupy_standard_files()
   try:
     if _HELP & set(argv):
       print(f'{__doc__}\nFlags:\n{_FLAGS.get_help()}\n  --fdl.NAME=VALUE: One of its attributes.')
       return 0
     overrides = _parse(argv)
     # evaluating and decoding have nothing to save
-    with preemption.listening() if _MODE.value == 'train' else contextlib.nullcontext():
+    asked_to_leave = preemption.listening(saves=bool(_SAVE.value), owner=True)
+    with asked_to_leave if _MODE.value == 'train' else contextlib.nullcontext():
       _run(overrides)
     return 0
   except UserError as e:
-    print(f'error: {first_line(e)}', file=sys.stderr)
+    warn(f'error: {first_line(e)}')
     return 2
   except TrainingError as e:
-    print(f'stopped: {e}', file=sys.stderr)
+    warn(f'stopped: {e}')
     return 1
   except OSError as e:
     if e.errno not in (errno.ENOSPC, errno.EDQUOT):
       raise
-    print(f'stopped: {e.filename or _FOLDER.value}: {e.strerror}', file=sys.stderr)
+    warn(f'stopped: {e.filename or "a file of the run"}: {e.strerror}')
     return 1
   except Interrupted as e:
-    print(f'interrupted: {e}', file=sys.stderr)
+    warn(f'interrupted: {e}')
     return EXIT_AGAIN
+  finally:
+    settle()
 
 
 def first_line(error: UserError) -> str:

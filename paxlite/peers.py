@@ -13,7 +13,6 @@ import os
 import secrets
 import selectors
 import socket
-import sys
 import threading
 import time
 from types import TracebackType
@@ -24,6 +23,7 @@ from jax.experimental import multihost_utils
 
 from paxlite.distributed import listens_on
 from paxlite.errors import EXIT_AGAIN
+from paxlite.terminal import settle, warn
 
 _TOKEN_BYTES = 16
 _CONNECT_SECONDS = 60
@@ -140,8 +140,8 @@ class Peers:
     if self._leaving:
       return
     process = f'process {jax.process_index()} of {jax.process_count()}'
-    print(f'stopped: {process}: process {lost} is gone', file=sys.stderr, flush=True)
-    sys.stdout.flush()
+    warn(f'stopped: {process}: process {lost} is gone')
+    settle()
     os._exit(EXIT_AGAIN)
 
 

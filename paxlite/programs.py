@@ -37,10 +37,12 @@ from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.mesh_check import check_mesh
 from paxlite.optimizers import path_name
 from paxlite.restoring import Restore
+from paxlite.save_times import SaveTimes
 from paxlite.saving import Saver
 from paxlite.spikes import SpikeDetector
 from paxlite.states import States
-from paxlite.summaries import Summaries, say
+from paxlite.summaries import Summaries
+from paxlite.terminal import say
 from paxlite.trainer import Trainer
 from paxlite.watchdog import Watchdog
 
@@ -99,7 +101,7 @@ class Run:
       max_steps=e.MAX_STEPS,
       summary_interval=e.SUMMARY_INTERVAL_STEPS,
       eval_interval=e.EVAL_INTERVAL_STEPS,
-      save_interval=e.CHECKPOINT_EVERY_N_STEPS,
+      save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
       flops_per_token=e.flops_per_token,
       goodput=Goodput(self.folder if jax.process_index() == 0 else None),
       watchdog=Watchdog(self.folder, e.STEP_TIMEOUT, e.STACK_TRACE_INTERVAL),
@@ -174,9 +176,22 @@ class Run:
 
 
 def train(run: Run) -> None:
-  """Trains to MAX_STEPS, continuing what the folder holds, and prints a sample."""
-  run.check_folder()
+  """Trains to MAX_STEPS, continuing what the folder holds, and prints a sample.
+
+  Raises:
+    Interrupted: SIGINT (Ctrl-C, or a notebook's stop), SIGTERM or SIGHUP came; what was trained is
+      saved, and the same call goes on. Handlers of the caller's are back then.
+  """
   lock = FolderLock(run.folder)
+  with preemption.listening(saves=run.save):
+    try:
+      _train(run, lock)
+    finally:
+      lock.release()  # a notebook lives on
+
+
+def _train(run: Run, lock: FolderLock) -> None:
+  run.check_folder()
   _lock(lock, run)
   trainer = run.trainer()
   tokenizer = run.tokenizer()
@@ -188,7 +203,7 @@ def train(run: Run) -> None:
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
-    for line in about.lines(trainer.data):
+    for line in (*about.lines(trainer.data), *run.experiment.remarks):
       say(line)
     if trainer.compiler_options:
       told = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler_options.items()))
@@ -237,7 +252,8 @@ def evaluate(run: Run) -> None:
   states, evaluator = run.evaluator()
   check_mesh(states.mesh, states.rules)
   make_folder(run.folder)
-  print(f'Devices: {devices.described()}\nBackend: {e.backend}', flush=True)
+  say(f'Devices: {devices.described()}')
+  say(f'Backend: {e.backend}')
   state, step = states.last()
   summaries = Summaries(run.folder, max_steps=step)
   try:
@@ -302,13 +318,19 @@ def decode(run: Run) -> None:
   name = 'restored' if step is None else f'{step:08d}'
   output = run.folder / f'decoded_{name}.jsonl'
   count = inference.decode_file(loaded, prompts, output)
-  print(f'{output}: {len(prompts):,} prompts continued, {count:,} of them now', flush=True)
+  say(f'{output}: {len(prompts):,} prompts continued, {count:,} of them now')
 
 
 def dry_run(experiment: Experiment) -> str:
   """The experiment's values, its built configs, and what it needs; reads and writes no file."""
   return '\n'.join(
-    [values_text(experiment), configs_text(experiment), '', requirements(experiment)]
+    [
+      values_text(experiment),
+      configs_text(experiment),
+      '',
+      requirements(experiment),
+      *experiment.remarks,
+    ]
   )
 
 

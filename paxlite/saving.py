@@ -126,6 +126,14 @@ class Saver:
         f'{place(self.data, self.batch_of(first))}'
       )
 
+  def check_skipped_in_all(self, skipped: int, steps: int) -> None:
+    """Raises TrainingError when most of the steps of a run that is complete were skipped."""
+    if 2 * skipped > steps:
+      raise TrainingError(
+        f'{skipped:,} of {steps:,} steps had a gradient or loss that is not finite and changed '
+        'nothing. What the others trained is saved; lower LEARNING_RATE, or look at the data'
+      )
+
   def save_last_good(self, state: TrainState, step: int) -> None:
     """Saves the state as it was before the steps that were skipped last, if it is not there.
 

@@ -11,15 +11,19 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 
 from paxlite import devices
+from paxlite.damaged import set_aside
+from paxlite.terminal import say
 
 log = logging.getLogger('paxlite')
 
+_EVENTS = 'events.out.tfevents.'
+_DIGITS = 19  # of a time in nanoseconds
 # metrics.jsonl's names for what TensorBoard has under Pax's
 _SHORT = {'loss': 'Metrics/total_loss', 'lr': 'learning/lr', 'grad_norm': 'learning/raw_grad_norm'}
 
@@ -40,7 +44,7 @@ class Summaries:
     self._unwritable: set[str] = set()
     self._live: Any = None
     self._enabled = jax.process_index() == 0
-    if self._enabled and sys.stdout.isatty():
+    if self._enabled and sys.stdout is not None and sys.stdout.isatty():
       self._live = _live_line()
 
   def drop_records_after(self, step: int, evaluated: int) -> None:
@@ -53,8 +57,9 @@ class Summaries:
     self._close_boards()
     self._purge_step = step + 1
     if self._enabled:
-      _drop_later_records(self._folder / 'metrics.jsonl', step)
-      _drop_later_records(self._folder / 'eval_metrics.jsonl', evaluated)
+      for name, last in (('metrics.jsonl', step), ('eval_metrics.jsonl', evaluated)):
+        with self._going_on(name):
+          _drop_later_records(self._folder / name, last)
 
   def train(
     self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
@@ -75,6 +80,14 @@ class Summaries:
       on_board['Steps/sec'] = 1 / speed['step_seconds']
     self._show('train', step, on_board)
     self._line(_train_line(step, self._max_steps, short, speed))
+
+  def progress(
+    self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
+  ) -> None:
+    """Shows a training step on the terminal and nowhere else; arguments as of `train`."""
+    if self._enabled:
+      short = {k: scalars[v] for k, v in _SHORT.items()}
+      self._line(_train_line(step, self._max_steps, short, speed))
 
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float], seconds: float) -> None:
     """Reports one evaluation of input `name`."""
@@ -98,17 +111,15 @@ class Summaries:
 
   def say(self, text: str) -> None:
     """Prints a line that stays."""
-    if self._enabled:
-      if self._live is not None:
-        self._live.console.print(text, highlight=False, markup=False)
-      else:
-        say(text)
+    if self._enabled and not self._on_live(
+      lambda live: live.console.print(text, highlight=False, markup=False)
+    ):
+      say(text)
 
   def close(self) -> None:
     self._close_boards()
-    if self._live is not None:
-      self._live.stop()
-      self._live = None
+    self._on_live(lambda live: live.stop())
+    self._live = None
 
   def _close_boards(self) -> None:
     for board in self._boards.values():
@@ -116,12 +127,26 @@ class Summaries:
     self._boards.clear()
 
   def _line(self, text: str) -> None:
-    if self._live is not None:
+    def renew(live: Any) -> None:
       from rich.text import Text
 
-      self._live.update(Text(text), refresh=True)
-    else:
+      live.update(Text(text), refresh=True)
+
+    if not self._on_live(renew):
       say(text)
+
+  def _on_live(self, act: Callable[[Any], None]) -> bool:
+    """Whether the line that renews itself took it; a terminal that is gone has none any more."""
+    if self._live is None:
+      return False
+    try:
+      act(self._live)
+    except (OSError, ValueError):  # ValueError: its encoding lacks a character
+      live, self._live = self._live, None
+      with contextlib.suppress(OSError, ValueError):
+        live.stop()
+      return False
+    return True
 
   def _append(self, name: str, record: Mapping[str, Any]) -> None:
     clean = {
@@ -158,14 +183,6 @@ class Summaries:
       self._unwritable.add(name)
 
 
-def say(text: str) -> None:
-  """Prints a line; a reader that is gone (`… | head`) is no reason to stop."""
-  try:
-    print(text, flush=True)
-  except BrokenPipeError:
-    sys.stdout = open(os.devnull, 'w')  # noqa: SIM115 - for as long as the process lives
-
-
 class _Board:
   """A file of TensorBoard's events.
 
@@ -177,8 +194,7 @@ class _Board:
   def __init__(self, folder: pathlib.Path, purge_step: int | None):
     self._event, record_writer = _tensorboard()
     folder.mkdir(parents=True, exist_ok=True)
-    name = f'events.out.tfevents.{time.time_ns()}.{socket.gethostname()}'
-    self._records = record_writer(str(folder / name))
+    self._records = record_writer(str(folder / _events_name(folder)))
     self._write(file_version='brain.Event:2', step=purge_step or 0)
     if purge_step is not None:
       self._write(session_log={'status': 'START'}, step=purge_step)
@@ -194,6 +210,19 @@ class _Board:
   def _write(self, **fields: Any) -> None:
     self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
     self._records.flush()
+
+
+def _events_name(folder: pathlib.Path) -> str:
+  """A name that sorts after those in the folder, whatever the clock says.
+
+  TensorBoard reads a run's files in the order of their names, and drops what came before it in that
+  order when a run goes on from an earlier step.
+  """
+  stamps = [p.name.removeprefix(_EVENTS).partition('.')[0] for p in folder.glob(f'{_EVENTS}*')]
+  newest = max((s for s in stamps if s.isascii() and s.isdigit()), default='0')
+  after = str(int(newest[:_DIGITS]) + 1)
+  stamp = max(str(time.time_ns()), after.ljust(_DIGITS, '0'))
+  return f'{_EVENTS}{stamp}.{socket.gethostname()}'
 
 
 def _tensorboard() -> tuple[Any, Any]:
@@ -248,20 +277,41 @@ def duration(seconds: float) -> str:
 
 
 def _drop_later_records(path: pathlib.Path, start: int) -> None:
-  """Removes records of steps after `start`, and a last line that was cut off."""
-  if not path.exists():
+  """Removes records of steps after `start`, and a last line that was cut off.
+
+  What holds anything else is set aside, and the lines that are good go on.
+  """
+  if not os.path.lexists(path):
     return
-  kept = []
-  for line in path.read_text().splitlines():
-    try:
-      record = json.loads(line)
-    except ValueError:
-      continue
-    if isinstance(record, dict) and record.get('step', math.inf) <= start:
-      kept.append(line + '\n')
+  if not path.is_file():
+    set_aside(path, 'it is no file')
+    return
+  content = path.read_bytes()
+  lines = list(filter(None, content.split(b'\n')))
+  if lines and not content.endswith(b'\n') and _step_of(lines[-1]) is None:
+    lines.pop()
+  steps = list(map(_step_of, lines))
   unfinished = path.with_suffix('.tmp')
-  unfinished.write_text(''.join(kept))
+  unfinished.write_bytes(
+    b''.join(
+      line + b'\n'
+      for line, step in zip(lines, steps, strict=True)
+      if step is not None and step <= start
+    )
+  )
+  if None in steps:
+    set_aside(path, f'line {steps.index(None) + 1:,} is no record; the run goes on with the others')
   unfinished.replace(path)
+
+
+def _step_of(line: bytes) -> int | None:
+  """The step of a record; None where it is none."""
+  try:
+    record = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  step = record.get('step') if isinstance(record, dict) else None
+  return step if isinstance(step, int) and not isinstance(step, bool) else None
 
 
 def versions() -> dict[str, Any]:

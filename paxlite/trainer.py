@@ -20,6 +20,7 @@ from paxlite.inputs.base import Input
 from paxlite.metrics import Metrics, Weighted
 from paxlite.optimizers import merge
 from paxlite.reporting import Reporter
+from paxlite.save_times import SaveTimes
 from paxlite.saving import Saver
 from paxlite.spikes import SpikeDetector
 from paxlite.states import States
@@ -95,7 +96,7 @@ class Trainer:
     max_steps: Where to stop.
     summary_interval: Steps between reports.
     eval_interval: Steps between evaluations; one more follows the last step.
-    save_interval: Steps between checkpoints; one more follows the last step.
+    save_times: When there is a checkpoint; one more follows the last step.
     flops_per_token: Model FLOPs, for TFLOP/s and MFU.
     goodput: Where wall time is noted.
     watchdog: What ends a run that hangs.
@@ -118,7 +119,7 @@ class Trainer:
   max_steps: int
   summary_interval: int
   eval_interval: int
-  save_interval: int
+  save_times: SaveTimes
   flops_per_token: float
   goodput: Goodput
   watchdog: Watchdog
@@ -136,8 +137,8 @@ class Trainer:
     """Runs from `state`, which `states.initial` gave with its step, to max_steps.
 
     Raises:
-      TrainingError: too many gradients in a row were not finite, or losses spiked too often.
-      Interrupted: there was a SIGTERM; the step is saved.
+      TrainingError: too many gradients were not finite, or losses spiked too often.
+      Interrupted: there was a signal; the step is saved.
     """
     summaries = Summaries(self.folder, self.max_steps)
     self.goodput.reached(step)
@@ -156,6 +157,7 @@ class Trainer:
       self.states.checkpoints.close()
       self.goodput.write()
     self.states.checkpoints.raise_failure()
+    self.saver.check_skipped_in_all(int(state.skipped), self.max_steps)
     return state
 
   def _loop(self, state: TrainState, start: int, summaries: Summaries) -> TrainState:
@@ -170,7 +172,8 @@ class Trainer:
       self.folder / 'profile', self.profiler_step, self.profiler_steps
     )
     report = Reporter(self, summaries)
-    compiled = None
+    self.save_times.restart(start)
+    compiled: Any = None
     step = start
     try:
       while True:
@@ -178,7 +181,7 @@ class Trainer:
         # the batches before n, and a resumed run draws batch n next.
         last = step == self.max_steps
         evaluates = (step > start or unevaluated) and (last or step % self.eval_interval == 0)
-        if preemption.reached(step):
+        if preemption.reached(step, self.max_steps):
           self._leave(state, step, evaluates, report)
         if evaluates:
           unevaluated = True  # until it is done
@@ -186,30 +189,27 @@ class Trainer:
           with report.clock_stopped(state, 'evaluation'):
             evaluate.report(state, step, summaries)
           unevaluated = False
-        if step > start and (last or step % self.save_interval == 0):
+        if step > start and (last or self.save_times.due(step)):
           with report.clock_stopped(state, 'save'):
             self.saver.save(state, step)
         if profiler.stops_at(step):
-          with report.clock_stopped(state, 'evaluation'):
+          with report.clock_stopped(state, 'profile'):
             profiler.stop()
         if last:
           break
         batch = report.next_batch(batches)
-        first = compiled is None
-        if compiled is None:
+        if first := compiled is None:
           self.watchdog.pause()
           self.goodput.switch('compile')
           compiled = self._compile(state, batch, summaries)
-          first_step_at = time.perf_counter()
+          dispatched_at = time.perf_counter()
         if profiler.starts_at(step):
-          with report.clock_stopped(state, 'evaluation'):
+          with report.clock_stopped(state, 'profile'):
             profiler.start()
         state, metrics = compiled(state, batch)
         step += 1
         if first:
-          jax.block_until_ready(metrics)
-          summaries.say(f'First step: {time.perf_counter() - first_step_at:.2f} s.')
-          report.start_clock(step, state)
+          report.start_clock(step, state, dispatched_at)
         self.watchdog.beat()
         report.step(step, metrics, state)
         if self.spikes is not None and self.spikes(report.last_loss):
@@ -221,6 +221,7 @@ class Trainer:
           summaries.drop_records_after(start, evaluated=start)
           summaries.say(f'The loss spiked at step {spiked:,}: back to the checkpoint of {start:,}.')
           report.roll_back(start)
+          self.save_times.restart(start)
           step = start
     except UserError:  # the data turned out to be bad; of several processes one cannot save
       if step > start and jax.process_count() == 1:

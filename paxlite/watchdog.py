@@ -4,6 +4,7 @@ No other part of a run notices a hang. A collective waits for as long as the pro
 and heartbeats go on while a main thread waits.
 """
 
+import contextlib
 import datetime
 import faulthandler
 import os
@@ -16,6 +17,7 @@ from types import TracebackType
 import jax
 
 from paxlite.errors import EXIT_AGAIN
+from paxlite.terminal import settle, warn
 
 _GRACE_SECONDS = (
   5  # the others notice at nearly the same moment: let them write before peers are gone
@@ -79,9 +81,9 @@ class Watchdog:
     reason = f'no progress for {self._timeout:g} s (STEP_TIMEOUT)'
     written = self._write_stacks(reason)
     where = f'stacks of every thread are in {self._path}' if written else 'stacks are above'
-    print(f'stopped: process {jax.process_index()}: {reason}; {where}', file=sys.stderr, flush=True)
+    warn(f'stopped: process {jax.process_index()}: {reason}; {where}')
     time.sleep(_GRACE_SECONDS)
-    sys.stdout.flush()
+    settle()
     os._exit(EXIT_AGAIN)
 
   def _write_stacks(self, reason: str) -> bool:
@@ -95,7 +97,8 @@ class Watchdog:
         faulthandler.dump_traceback(f)
         f.write('\n')
     except OSError:
-      print(head, file=sys.stderr, flush=True)
-      faulthandler.dump_traceback(sys.stderr)
+      warn(head)
+      with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # none is open
+        faulthandler.dump_traceback(sys.stderr)
       return False
     return True

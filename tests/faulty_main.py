@@ -20,10 +20,10 @@ train_batches = base.RowInput.train_batches
 def before_step(step, then):
   """Calls `then` before the loop does that step."""
 
-  def hook(s):
+  def hook(s, last):
     if s == step:
       then()
-    return reached(s)
+    return reached(s, last)
 
   preemption.reached = hook
 

@@ -22,7 +22,7 @@ subprocess.run(['mount', '-t', 'tmpfs', '-o', f'size={size}', 'tmpfs', disk], ch
 reached = preemption.reached
 
 
-def fill(step):
+def fill(step, last):
   """Leaves no block free before step `full`, and frees them where the environment says so."""
   ballast = disk / 'ballast'
   if step == full:
@@ -36,7 +36,7 @@ def fill(step):
       print('now full:', e, flush=True)
   if str(step) == os.environ.get('FREE'):
     ballast.unlink()
-  return reached(step)
+  return reached(step, last)
 
 
 preemption.reached = fill

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from paxlite import main
+from paxlite import goodput, main
 from paxlite.configuration import run_values
 from paxlite.programs import Run, train
 from tests import runs
@@ -292,6 +292,9 @@ def test_what_a_run_leaves(tmp_path):
   assert 'eval held_out at step 10: loss' in out
   assert "A sample, continuing 'In the beginning':\nIn the beginning" in out
   assert f'Logs, metrics and checkpoints are in {tmp_path}' in out
+
+  spent = goodput.report(tmp_path).seconds
+  assert min(spent['profile'], spent['evaluation']) > 0
 
   first, *rest = runs.records(tmp_path)
   expected = {'step', 'loss', 'lr', 'grad_norm', 'tokens_per_second', 'step_seconds', 'mfu'}

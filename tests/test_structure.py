@@ -9,6 +9,7 @@ PACKAGE = ROOT / 'paxlite'
 # From the bottom up. A module imports its own group and those before it.
 GROUPS = [
   {
+    'damaged',
     'devices',
     'errors',
     'host_memory',
@@ -17,6 +18,7 @@ GROUPS = [
     'paths',
     'shell',
     'templates',
+    'terminal',
     'data',
     'backends',
   },
@@ -33,6 +35,7 @@ GROUPS = [
     'folder_lock',
     'goodput',
     'hlo',
+    'in_flight',
     'cpu_memory',
     'kept_programs',
     'mesh_check',
@@ -42,6 +45,7 @@ GROUPS = [
     'reporting',
     'restoring',
     'save_errors',
+    'save_times',
     'saving',
     'scoring',
     'spikes',

@@ -10,10 +10,11 @@ import numpy as np
 import optax
 import pytest
 
-from paxlite import optimizers, partitioning, profiling, trainer
+from paxlite import optimizers, partitioning, profiling, reporting, save_times, trainer
 from paxlite.checkpoints import Checkpoints
-from paxlite.errors import TrainingError
+from paxlite.errors import TrainingError, UserError
 from paxlite.evaluation import Evaluator
+from paxlite.experiment import experiments
 from paxlite.experiments.demo import TinyGPT
 from paxlite.optimizers import path_name
 from paxlite.programs import Run
@@ -281,3 +282,136 @@ def test_checkpoints_of_a_chain_that_clipped_fit():
   state = optimizer.transformation.init(params)
   assert jax.tree.structure(state[0]) == jax.tree.structure(before.init(params)[0])
   assert len(state) == 4
+
+
+class FakeTime:
+  """A clock that the test sets."""
+
+  def __init__(self):
+    self.now = 1000.0
+
+  def monotonic(self):
+    return self.now
+
+
+@pytest.mark.parametrize(
+  ('step_seconds', 'expected'),
+  [
+    (0.1, [100, 200, 300, 400]),  # by the steps alone
+    (10.0, [6, 12, 18, 24, 30]),  # every minute
+    (100.0, [1, 2, 3, 4]),
+    (7.0, [9, 18, 27, 36]),
+  ],
+)
+def test_saves_by_steps_and_by_the_clock(monkeypatch, step_seconds, expected):
+  clock = FakeTime()
+  monkeypatch.setattr(save_times, 'time', clock)
+  times = save_times.SaveTimes(100, 60.0)
+  times.restart(0)
+  saved = []
+  for step in range(1, 500):
+    clock.now += step_seconds
+    if times.due(step):
+      saved.append(step)
+  assert saved[: len(expected)] == expected
+
+
+def test_the_clock_is_asked_at_few_steps(monkeypatch):
+  """Each time costs several processes a collective."""
+  clock, asked = FakeTime(), []
+  monkeypatch.setattr(save_times, 'time', clock)
+  ask = save_times.SaveTimes._ask
+  monkeypatch.setattr(
+    save_times.SaveTimes, '_ask', lambda self, step: (asked.append(step), ask(self, step))[1]
+  )
+  times = save_times.SaveTimes(10**6, 600.0)
+  times.restart(0)
+  for step in range(1, 10_001):
+    clock.now += 0.5
+    times.due(step)
+  assert len(asked) < 40
+
+
+def test_a_save_by_the_clock_is_a_checkpoint(tmp_path):
+  t = make(tmp_path, MAX_STEPS=6, CHECKPOINT_EVERY_N_STEPS=1000, CHECKPOINT_EVERY_N_MINUTES=1e-6)
+  t.train(*t.states.initial())
+  assert Checkpoints(tmp_path / 'checkpoints').steps() == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize(('line_seconds', 'lines'), [(1e9, [1, 8]), (0.0, [*range(1, 9)])])
+def test_a_line_at_the_latest_after_some_seconds(
+  tmp_path, capsys, monkeypatch, line_seconds, lines
+):
+  """After the first step too, whatever the interval of reports; records are as without it."""
+  monkeypatch.setattr(reporting, '_LINE_SECONDS', line_seconds)
+  t = make(tmp_path, MAX_STEPS=8, SUMMARY_INTERVAL_STEPS=8)
+  t.train(*t.states.initial())
+  said = [x for x in capsys.readouterr().out.splitlines() if x.startswith('step ')]
+  assert [int(x.split()[1].split('/')[0]) for x in said] == lines
+  assert [r['step'] for r in runs.records(tmp_path)] == [8]
+  assert all(' loss ' in x and ' lr ' in x for x in said)
+
+
+def test_skipped_steps_are_told_a_few_times(tmp_path, capsys):
+  t = make(tmp_path, SUMMARY_INTERVAL_STEPS=100)
+  t.data = Poisoned(t.data, poison={1, 3, 5, 6, 7})
+  t.train(*t.states.initial())
+  said = capsys.readouterr().out
+  assert said.count('has a gradient or loss that is not finite: it changes nothing.') == 3
+  assert 'Step 2 has a gradient' in said
+  assert 'More of such steps are counted' in said
+
+
+def test_a_run_of_which_most_steps_were_skipped_ends_with_an_error(tmp_path):
+  """Started again, too; what there is is saved."""
+  t = make(tmp_path)
+  t.data = Poisoned(t.data, poison={2, 3, 4, 6, 7, 9})
+  message = '6 of 10 steps had a gradient or loss that is not finite and changed nothing'
+  with pytest.raises(TrainingError, match=message):
+    t.train(*t.states.initial())
+  assert Checkpoints(tmp_path / 'checkpoints').steps()[-1] == 10
+  again = make(tmp_path)
+  with pytest.raises(TrainingError, match=message):
+    again.train(*again.states.initial())
+
+
+@pytest.mark.parametrize(
+  ('name', 'value', 'message'),
+  [
+    *((name, -1e-9, 'must not be negative') for name in
+      ('LEARNING_RATE', 'WEIGHT_DECAY', 'ADAM_EPSILON', 'ADAM_EPSILON_ROOT', 'LR_COS_MAX')),
+    ('LR_COS_WARMUP', -1, 'must not be negative'),
+    ('LR_COS_MIN_RATIO', -0.1, 'must be from 0 to 1'),
+    ('LR_LRED_MIN_RATIO', 1.1, 'must be from 0 to 1'),
+    ('ADAM_BETA1', -0.1, 'must be at least 0 and below 1'),
+    ('ADAM_EPSILON', 0.0, 'is not a number; one of them must be positive'),
+    ('CHECKPOINT_EVERY_N_MINUTES', -1.0, 'must not be negative'),
+  ],
+)  # fmt: skip
+def test_rates_and_decays_out_of_range_are_refused(name, value, message):
+  with pytest.raises(UserError, match=message) as told:
+    TinyGPT(**{name: value}).validate()
+  assert str(told.value).startswith(f'{name}=')
+
+
+def test_what_is_odd_and_no_mistake_is_said():
+  assert TinyGPT().remarks == []
+  assert TinyGPT(LEARNING_RATE=0.0).remarks == ['LEARNING_RATE=0: no step changes a variable.']
+  assert TinyGPT(MAX_STEPS=2).remarks == [
+    'MAX_STEPS=2 ends within the warmup (LR_COS_WARMUP=2): the learning rate never gets to '
+    'LEARNING_RATE.'
+  ]
+  assert TinyGPT(MAX_STEPS=3).remarks == [
+    'MAX_STEPS=3 ends before the learning rate decays (LR_COS_DECAY_START=3).'
+  ]
+  assert TinyGPT(MAX_STEPS=2, LR_SCHEDULE='constant').remarks == []
+
+
+def test_no_run_of_600_steps_is_without_checkpoint_and_line_for_long():
+  """Of those to fine-tune, by their steps; of all others by the clock."""
+  found = {n: c() for n, c in experiments().items()}
+  assert {n for n, e in found.items() if not 0 < e.CHECKPOINT_EVERY_N_MINUTES <= 10} == set()
+  tuned = {n: e for n, e in found.items() if n.endswith(('SFT', 'LoRA'))}
+  assert len(tuned) == 16
+  assert {e.CHECKPOINT_EVERY_N_STEPS for e in tuned.values()} == {100}
+  assert {e.SUMMARY_INTERVAL_STEPS for e in tuned.values()} == {10}

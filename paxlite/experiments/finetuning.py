@@ -30,6 +30,8 @@ class SFT(SftFiles):
   PERCORE_BATCH_SIZE = 2
   LEARNING_RATE = 1e-6
   MAX_STEPS = 1000
+  SUMMARY_INTERVAL_STEPS = 10
+  CHECKPOINT_EVERY_N_STEPS = 100
 
   def train_input(self) -> fdl.Config:
     if not self.CHECKPOINT_RESTORE_PATH:

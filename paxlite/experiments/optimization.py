@@ -12,6 +12,18 @@ from paxlite.templates import config
 Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay']
 
 
+_NOT_NEGATIVE = (
+  'LEARNING_RATE',
+  'WEIGHT_DECAY',
+  'ADAM_EPSILON',
+  'ADAM_EPSILON_ROOT',
+  'LR_COS_WARMUP',
+  'LR_LRED_WARMUP',
+  'LR_COS_MAX',
+  'LR_LRED_MAX',
+)
+
+
 class Optimization(Experiment):
   """Pax's Adam and its learning rate. Defaults are those of Pax's base class."""
 
@@ -53,18 +65,58 @@ class Optimization(Experiment):
     for name in ('ADAM_BETA1', 'ADAM_BETA2'):
       if not 0 <= getattr(self, name) < 1:
         raise UserError(f'{name}={getattr(self, name):g} must be at least 0 and below 1')
+    for name in _NOT_NEGATIVE:
+      if getattr(self, name) < 0:
+        raise UserError(f'{name}={getattr(self, name):g} must not be negative')
+    if not self.ADAM_EPSILON and not self.ADAM_EPSILON_ROOT:
+      raise UserError(
+        'ADAM_EPSILON=0 and ADAM_EPSILON_ROOT=0: the update of a variable without gradient is '
+        'not a number; one of them must be positive'
+      )
+    for name in ('LR_COS_MIN_RATIO', 'LR_LRED_MIN_RATIO'):
+      if not 0 <= getattr(self, name) <= 1:
+        raise UserError(f'{name}={getattr(self, name):g} must be from 0 to 1')
     for pattern in self.TRAINABLE_VARIABLES:
       compiled(pattern, 'TRAINABLE_VARIABLES')
-    for kind in ('COS', 'LRED'):
-      start, end = getattr(self, f'LR_{kind}_DECAY_START'), getattr(self, f'LR_{kind}_DECAY_END')
-      used = self.LR_SCHEDULE.startswith('linear') and ('cosine' in self.LR_SCHEDULE) == (
-        kind == 'COS'
-      )
-      if used and not getattr(self, f'LR_{kind}_WARMUP') <= start < end:
+    if kind := self.schedule_kind:
+      warmup, start, end = self._schedule_steps
+      if not warmup <= start < end:
         raise UserError(
-          f'the schedule needs LR_{kind}_WARMUP={getattr(self, f"LR_{kind}_WARMUP")} ≤ '
+          f'the schedule needs LR_{kind}_WARMUP={warmup} ≤ '
           f'LR_{kind}_DECAY_START={start} < LR_{kind}_DECAY_END={end}'
         )
+
+  @property
+  def schedule_kind(self) -> str:
+    """COS or LRED, as the attributes of the schedule are named; '' where it has none."""
+    kinds = {'linear_rampup_cosine_decay': 'COS', 'linear_rampup_exponential_decay': 'LRED'}
+    return kinds.get(self.LR_SCHEDULE, '')
+
+  @property
+  def _schedule_steps(self) -> tuple[int, int, int]:
+    """Where the warmup ends, the decay starts and the decay ends."""
+    names = ('WARMUP', 'DECAY_START', 'DECAY_END')
+    warmup, start, end = (getattr(self, f'LR_{self.schedule_kind}_{name}') for name in names)
+    return warmup, start, end
+
+  @property
+  def remarks(self) -> list[str]:
+    found = list(super().remarks)
+    if not self.LEARNING_RATE:
+      found.append('LEARNING_RATE=0: no step changes a variable.')
+    if kind := self.schedule_kind:
+      warmup, start, _ = self._schedule_steps
+      if warmup >= self.MAX_STEPS:
+        found.append(
+          f'MAX_STEPS={self.MAX_STEPS:,} ends within the warmup (LR_{kind}_WARMUP={warmup:,}): '
+          'the learning rate never gets to LEARNING_RATE.'
+        )
+      elif start >= self.MAX_STEPS:
+        found.append(
+          f'MAX_STEPS={self.MAX_STEPS:,} ends before the learning rate decays '
+          f'(LR_{kind}_DECAY_START={start:,}).'
+        )
+    return found
 
   def optimizer(self) -> fdl.Config:
     return config(
@@ -83,14 +135,14 @@ class Optimization(Experiment):
   def schedule(self) -> fdl.Config:
     if self.LR_SCHEDULE == 'constant':
       return config(schedules.constant, learning_rate=self.LEARNING_RATE)
-    cosine = self.LR_SCHEDULE == 'linear_rampup_cosine_decay'
-    get = lambda name: getattr(self, f'LR_{"COS" if cosine else "LRED"}_{name}')
+    get = lambda name: getattr(self, f'LR_{self.schedule_kind}_{name}')
+    warmup, start, end = self._schedule_steps
     return config(
-      schedules.linear_rampup_cosine_decay if cosine else schedules.linear_rampup_exponential_decay,
+      getattr(schedules, self.LR_SCHEDULE),
       learning_rate=self.LEARNING_RATE,
-      warmup=get('WARMUP'),
-      decay_start=get('DECAY_START'),
-      decay_end=get('DECAY_END'),
+      warmup=warmup,
+      decay_start=start,
+      decay_end=end,
       min_ratio=get('MIN_RATIO'),
       peak=get('MAX'),
     )
