@@ -18,6 +18,7 @@ from paxlite.experiment import Experiment
 from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.inputs.files import read_object
 from paxlite.params import derived, parameter_types
+from paxlite.run_files import write_file
 from paxlite.summaries import versions
 from paxlite.templates import config_text
 
@@ -90,9 +91,7 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
     'config.json': json.dumps(built, indent=1),
     'versions.json': json.dumps(versions(), indent=2),
   }.items():
-    unfinished = folder / f'{name}.tmp'
-    unfinished.write_text(text.rstrip('\n') + '\n')
-    unfinished.replace(folder / name)  # a kill leaves the old file or the new one
+    write_file(folder / name, (text.rstrip('\n') + '\n').encode())
 
 
 def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:

@@ -12,6 +12,7 @@ import time
 from typing import IO
 
 from paxlite.errors import Interrupted, UserError
+from paxlite.run_files import open_file
 
 _FILE = '.lock'
 _HELD = (errno.EACCES, errno.EAGAIN)
@@ -44,7 +45,7 @@ class FolderLock:
     if self._file is not None or not self._path.parent.is_dir():
       return
     try:
-      file = self._path.open('a+')
+      file = open_file(self._path, 'a+')
     except OSError as e:
       raise UserError(f'--job_log_dir={self._path.parent} cannot be written: {e}') from None
     end = time.monotonic() + _WAIT_SECONDS

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paxlite.damaged import set_aside
+from paxlite.run_files import write_file
 
 _STARTED = time.time(), time.perf_counter()
 _FOLDER = 'goodput'
@@ -100,11 +101,9 @@ class Goodput:
       'lost_steps': self._lost_steps,
       'seconds': {k: round(v, 3) for k, v in self._seconds.items()},
     }
-    unfinished = self._path.with_suffix('.tmp')
     with contextlib.suppress(OSError):  # a full disk: told by what matters more
       self._path.parent.mkdir(exist_ok=True)
-      unfinished.write_text(json.dumps(record))
-      unfinished.replace(self._path)
+      write_file(self._path, json.dumps(record).encode())
 
 
 @dataclasses.dataclass(frozen=True)

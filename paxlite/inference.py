@@ -36,6 +36,7 @@ from paxlite.layers.projection import Projection
 from paxlite.optimizers import path_name
 from paxlite.params import convert, derived, parse
 from paxlite.restoring import Plan, Restore
+from paxlite.run_files import open_file, write_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,7 +298,7 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
   ]
   generator = inference.generator()
   console = Console(stderr=True)
-  with partial.open('a', encoding='utf-8') as f:
+  with open_file(partial, 'a', encoding='utf-8') as f:
     for batch in track(todo_batches, 'decoding', console=console, disable=not console.is_terminal):
       padded = batch + batch[-1:] * (e.DECODE_BATCH_SIZE - len(batch))  # one program for all
       rows = generator.generate(
@@ -308,11 +309,9 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
         f.write(json.dumps({'prompt': i, 'prediction': done[i]}) + '\n')
       f.flush()
       os.fsync(f.fileno())
-  ordered = output.with_name(f'{output.name}.tmp')
-  with ordered.open('w', encoding='utf-8') as f:
-    for i, prompt in enumerate(prompts):
-      f.write(json.dumps(prompt.record | {'prediction': done[i]}, ensure_ascii=False) + '\n')
-  ordered.replace(output)
+  records = [prompt.record | {'prediction': done[i]} for i, prompt in enumerate(prompts)]
+  lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in records]
+  write_file(output, ''.join(lines).encode())
   partial.unlink()
   return len(todo)
 
@@ -328,7 +327,7 @@ def _check_settings(output: pathlib.Path, inference: Inference, prompts: Sequenc
   }
   path = output.with_name(f'{output.name}.settings')
   if not path.exists():
-    path.write_text(json.dumps(settings, indent=2) + '\n')
+    write_file(path, (json.dumps(settings, indent=2) + '\n').encode())
     return
   before = read_object(path)
   changed = [f'{k} {before.get(k)!r} → {v!r}' for k, v in settings.items() if before.get(k) != v]
@@ -346,7 +345,7 @@ def _finished(partial: pathlib.Path) -> dict[int, str]:
   data = partial.read_bytes()
   whole = data[: data.rfind(b'\n') + 1]
   if len(whole) < len(data):
-    partial.write_bytes(whole)
+    write_file(partial, whole)
   records = [record for _, record in read_json_lines(str(partial))] if whole else []
   return {int(r['prompt']): r['prediction'] for r in records}
 

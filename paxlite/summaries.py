@@ -18,6 +18,7 @@ import jax
 
 from paxlite import devices
 from paxlite.damaged import set_aside
+from paxlite.run_files import open_file
 from paxlite.terminal import say
 
 log = logging.getLogger('paxlite')
@@ -152,7 +153,7 @@ class Summaries:
     clean = {
       k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()
     }
-    with self._going_on(name), (self._folder / name).open('ab', buffering=0) as f:
+    with self._going_on(name), open_file(self._folder / name, 'ab', buffering=0) as f:
       end = f.tell()
       try:
         f.write(json.dumps(clean).encode() + b'\n')
@@ -283,22 +284,22 @@ def _drop_later_records(path: pathlib.Path, start: int) -> None:
   """
   if not os.path.lexists(path):
     return
-  if not path.is_file():
-    set_aside(path, 'it is no file')
+  if path.is_symlink() or not path.is_file():
+    set_aside(path, 'it is no file of its own')
     return
   content = path.read_bytes()
   lines = list(filter(None, content.split(b'\n')))
   if lines and not content.endswith(b'\n') and _step_of(lines[-1]) is None:
     lines.pop()
   steps = list(map(_step_of, lines))
+  kept = [
+    line + b'\n'
+    for line, step in zip(lines, steps, strict=True)
+    if step is not None and step <= start
+  ]
   unfinished = path.with_suffix('.tmp')
-  unfinished.write_bytes(
-    b''.join(
-      line + b'\n'
-      for line, step in zip(lines, steps, strict=True)
-      if step is not None and step <= start
-    )
-  )
+  with open_file(unfinished, 'wb') as f:
+    f.writelines(kept)
   if None in steps:
     set_aside(path, f'line {steps.index(None) + 1:,} is no record; the run goes on with the others')
   unfinished.replace(path)

@@ -17,6 +17,7 @@ from types import TracebackType
 import jax
 
 from paxlite.errors import EXIT_AGAIN
+from paxlite.run_files import open_file
 from paxlite.terminal import settle, warn
 
 _GRACE_SECONDS = (
@@ -91,7 +92,7 @@ class Watchdog:
     head = f'{datetime.datetime.now().astimezone().isoformat(timespec="seconds")} {reason}\n'
     try:
       self._path.parent.mkdir(exist_ok=True)
-      with self._path.open('a') as f:
+      with open_file(self._path, 'a') as f:
         f.write(head)
         f.flush()
         faulthandler.dump_traceback(f)

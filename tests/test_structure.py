@@ -16,6 +16,7 @@ GROUPS = [
     'ownership',
     'partitioning',
     'paths',
+    'run_files',
     'shell',
     'templates',
     'terminal',
