@@ -21,7 +21,7 @@ import tempfile
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from unittest import mock
 
 import gguf
@@ -92,6 +92,7 @@ _ODD = (
   '', ' ', '"', "'", '[', ']', '[1,', '[,]', '"[1, 1, 1]"', '[1,1,1]', '[a,b]', '{[]: 1}', '{1}',
   'None', 'true', '1e400', '-inf', 'nan', '0x' + 'f' * 5000, '9' * 5000, '1_000', '1e6', '1j', '..',
   '\0', '\ud800', 'é\r\n', '../..', '/', 'x' * 300, 'a{99999999999999999999}', '(' * 3000, '(?P<a>',
+  '~', '~x', 'gs://a', 'sft:~/a',
   '[' * 3000, '-' * 5000 + '1', '[' * 90 + ']' * 90, "b'x'", '*', '%s{}', '{{', '=', data.VOCAB,
 )  # fmt: skip
 _JSON = st.recursive(
@@ -108,6 +109,8 @@ def typed(expected: Any) -> st.SearchStrategy:
     return st.sampled_from(args)
   if origin in (typing.Union, types.UnionType):
     return st.one_of(*map(typed, args))
+  if origin is Annotated:  # a path: texts that are read as they are, which nearly all are
+    return typed(args[0]).filter(lambda text: not re.match(r'([a-z_]+:)?~|[^/]*://', text))
   if origin is list:
     return st.lists(typed(args[0]), max_size=4)
   integers = st.integers(-2, 66) | st.integers(1 - 2**100, 2**100 - 1)
