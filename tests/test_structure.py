@@ -175,6 +175,10 @@ def test_the_library_stays_small():
     'hardware that is not there': ({'aot', 'compiled_step', 'hlo', 'targets'}, 1050),
     'what the machine is told': ({'compiler', 'cpu_memory'}, 240),
     'text': ({'decoding', 'eval_tasks', 'inference', 'scoring', 'zero_shot'}, 2000),
+    'what a run says': (
+      {'damaged', 'in_flight', 'reporting', 'save_times', 'summaries', 'terminal'},
+      800,
+    ),
     'sizes': ({'contrib', 'experiments'}, 2800),
     'weights': ({'weights'}, 2000),
     'tools': ({'tools'}, 1500),
@@ -197,6 +201,6 @@ def test_the_library_stays_small():
   for name, (units, most) in parts.items():
     assert sum(n for p, n in lines.items() if unit(p) in units) < most, name
   others = set().union(*(units for units, _ in parts.values()))
-  assert sum(n for p, n in lines.items() if unit(p) not in others) < 4800
+  assert sum(n for p, n in lines.items() if unit(p) not in others) < 4200
   long = [str(p) for p in PACKAGE.rglob('*.py') if len(p.read_text().splitlines()) > 450]
   assert long == []
