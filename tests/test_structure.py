@@ -168,7 +168,7 @@ def test_the_library_stays_small():
     )
   }
   parts = {
-    'data': ({'data', 'inputs'}, 3400),
+    'data': ({'data', 'inputs'}, 3700),
     'layers': ({'layers'}, 1800),
     'hardware that is not there': ({'aot', 'compiled_step', 'hlo', 'targets'}, 1050),
     'what the machine is told': ({'compiler', 'cpu_memory'}, 240),
@@ -196,6 +196,6 @@ def test_the_library_stays_small():
   for name, (units, most) in parts.items():
     assert sum(n for p, n in lines.items() if unit(p) in units) < most, name
   others = set().union(*(units for units, _ in parts.values()))
-  assert sum(n for p, n in lines.items() if unit(p) not in others) < 4500
+  assert sum(n for p, n in lines.items() if unit(p) not in others) < 4700
   long = [str(p) for p in PACKAGE.rglob('*.py') if len(p.read_text().splitlines()) > 450]
   assert long == []
