@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-ALLOWANCE = 1 << 27  # characters and steps: a second or two, and at most half a gigabyte
+ALLOWANCE = 1 << 27  # characters and steps: a few seconds, and at most half a gigabyte
 
-_ELEMENT = 16  # what an element of a list costs, in characters
+_ELEMENT = 48  # what an element of a list costs, in characters
+_PIECE = 16  # a character that may become an element, or of which Python makes more than a copy
 NODE = 8  # a node of the syntax tree
 _CALL = 64  # a filter, a test or a method
 BODY = 512  # a macro or a block, besides its nodes
@@ -165,7 +166,7 @@ class Allowance:
     if name in ('center', 'ljust', 'rjust', 'zfill'):
       self.pay(max(_integers(args), default=0))
     elif name in ('partition', 'rpartition', 'rsplit', 'split', 'splitlines', 'title'):
-      self.pay(_ELEMENT * len(owner))
+      self.pay(_PIECE * len(owner))
     elif name == 'replace':
       self.replaced(owner, *args)
     elif name == 'join' and args:
@@ -200,7 +201,7 @@ def _filter(allowance: Allowance, name: str, call: Callable[..., Any]) -> Callab
     if name in ('join', 'sum') and not isinstance(value, Collection):
       value = list(value)
       args = (*args[:at], value, *args[at + 1 :])
-    allowance.pay(_CALL + allowance.size(value) * (_ELEMENT if name in _HEAVY else 1))
+    allowance.pay(_CALL + allowance.size(value) * (_PIECE if name in _HEAVY else 1))
     if len(args) > at + 1 or kwargs:
       given = [*args[at + 1 :], *kwargs.values()]
       allowance.whole(given)
