@@ -1,6 +1,7 @@
 """A trained or imported model, ready to continue text."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -79,8 +80,11 @@ class Inference:
 
   def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
     """A conversation up to where the answer begins."""
-    chat = ChatFormat(self.experiment.CHAT_TEMPLATE, self.tokenizer.path)
-    return self.tokenizer.encode_marked(chat.render(messages, prompt=True))
+    return self.tokenizer.encode_marked(self._chat.render(messages, prompt=True))
+
+  @functools.cached_property
+  def _chat(self) -> ChatFormat:
+    return ChatFormat(self.experiment.CHAT_TEMPLATE, self.tokenizer.path)
 
 
 def load(

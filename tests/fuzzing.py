@@ -28,6 +28,7 @@ import gguf
 import hypothesis
 import numpy as np
 import safetensors.numpy
+import tokenizers
 import zstandard
 from hypothesis import strategies as st
 
@@ -36,7 +37,7 @@ from paxlite.checkpoint_source import find_source
 from paxlite.errors import UserError
 from paxlite.experiment import find
 from paxlite.inputs import documents, flat_tokens, flat_tokens_writer, sft, streams
-from paxlite.inputs.tokenizer import open_tokenizer
+from paxlite.inputs.tokenizer import ChatFormat, open_tokenizer
 from paxlite.params import parameter_types, parse
 from paxlite.tools import import_weights
 from paxlite.variables import stored_variables
@@ -389,6 +390,54 @@ def check_lines(case: tuple) -> bool:
   return not refused
 
 
+@functools.cache
+def _tokenizer() -> Files:
+  """A tokenizer.json of every kind of part, and what stands beside it about chats."""
+  made = tokenizers.Tokenizer(tokenizers.models.BPE({'a': 0, 'b': 1, 'ab': 2}, [('a', 'b')]))
+  made.add_special_tokens(['<s>'])
+  made.normalizer = tokenizers.normalizers.Replace(' ', 'b')
+  made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+  made.decoder = tokenizers.decoders.ByteLevel()
+  made.post_processor = tokenizers.processors.TemplateProcessing(
+    single='<s> $A', special_tokens=[('<s>', 3)]
+  )
+  made.enable_padding(length=4)
+  made.enable_truncation(3)
+  configuration = {'bos_token': '<s>', 'eos_token': {'content': '<s>'}, 'chat_template': _CHAT}
+  return {
+    'tokenizer.json': made.to_str().encode(),
+    'tokenizer_config.json': json.dumps(configuration).encode(),
+    'chat_template.jinja': _CHAT.encode(),
+  }
+
+
+def check_tokenizer(edits: Sequence[tuple]) -> bool:
+  """A damaged tokenizer: the package tokenizers says what its file encodes."""
+  files = edited(_tokenizer(), edits)
+  with _folder() as folder:
+    _write(folder, files)
+    path = str(folder / 'tokenizer.json')
+
+    def read():
+      tokenizer = open_tokenizer(path)
+      chat = ChatFormat('', path).render([{'role': 'user', 'content': 'ab'}], True)
+      ids = tokenizer.encode('ab bab')
+      tokenizer.decode([*ids, *range(5), tokenizer.bos_id % 9, tokenizer.eos_id % 9])
+      return ids, chat
+
+    found = outcome(read, folder.name, 'the chat template')
+  if isinstance(found, UserError):
+    return False
+  ids, chat = found
+  theirs = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
+  theirs.no_padding()
+  theirs.no_truncation()
+  assert ids == theirs.encode('ab bab', add_special_tokens=False).ids
+  if files == _tokenizer():
+    assert chat == 'user: ab\n'
+  return True
+
+
 _SHAPES = dict.fromkeys(('query', 'key', 'value', 'post', 'gate', 'up', 'down'), (8, 8))
 _SHAPES |= dict.fromkeys(('attention_norm', 'ffn_norm', 'final_norm'), (8,))
 _SHAPES |= dict.fromkeys(('embedding', 'head'), (16, 8))
@@ -509,6 +558,7 @@ TARGETS: dict[str, tuple[st.SearchStrategy, Callable[[Any], bool]]] = {
   'values': (_values(), check_values),
   'flat_tokens': (st.tuples(_FORMATS, st.sampled_from(_KINDS), _EDITS), check_flat_tokens),
   'lines': (_lines(), check_lines),
+  'tokenizer': (_EDITS, check_tokenizer),
   'hugging_face': (_EDITS, check_hugging_face),
   'gguf': (st.tuples(_CHANGES, _EDITS), check_gguf),
 }

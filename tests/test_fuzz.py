@@ -2,7 +2,7 @@
 
 import pytest
 
-for package in ('gguf', 'hypothesis', 'safetensors'):
+for package in ('gguf', 'hypothesis', 'jinja2', 'safetensors', 'tokenizers'):
   pytest.importorskip(package)
 
 from tests import fuzzing  # noqa: E402

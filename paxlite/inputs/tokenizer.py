@@ -1,10 +1,10 @@
 """Tokenizers, opened with errors that say what to do: SentencePiece and Hugging Face's format."""
 
 import functools
-import json
 import os
 import pathlib
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -12,11 +12,14 @@ import numpy as np
 
 from paxlite import paths, shell
 from paxlite.errors import UserError
-from paxlite.inputs.files import read_object
+from paxlite.inputs.allowance import ALLOWANCE, Allowance
+from paxlite.inputs.chat_template import MAX_TEMPLATE_CHARS, environment
+from paxlite.inputs.files import read_object, read_text
 
 _JSON, _MODEL = 'tokenizer.json', 'tokenizer.model'
+_CONFIGURATION = 'tokenizer_config.json'
 TOKENIZERS = (_JSON, _MODEL)  # in a folder, the first that is there
-FILES = (*TOKENIZERS, 'tokenizer_config.json', 'chat_template.jinja', 'special_tokens_map.json')
+FILES = (*TOKENIZERS, _CONFIGURATION, 'chat_template.jinja', 'special_tokens_map.json')
 
 Message = Mapping[str, str]  # role and content
 ROLES = ('system', 'user', 'assistant')
@@ -280,60 +283,85 @@ class ChatFormat:
 
   def __init__(self, template: str, tokenizer_path: str):
     try:
-      import jinja2.sandbox
+      import jinja2  # noqa: F401
     except ImportError:
       raise UserError(f'a chat needs the package jinja2: {shell.install("weights")}') from None
     template = template or _chat_template(tokenizer_path)
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-      trim_blocks=True, lstrip_blocks=True, extensions=['jinja2.ext.loopcontrols']
-    )
-    environment.filters['tojson'] = lambda x, **_: json.dumps(x, ensure_ascii=False)
-    environment.globals['raise_exception'] = self._refuse
+    if len(template) > MAX_TEMPLATE_CHARS:
+      raise UserError(
+        f'the chat template has {len(template):,} characters: more than {MAX_TEMPLATE_CHARS:,} are '
+        'no template of a conversation'
+      )
+    self._allowance = Allowance()
     try:
-      self._template = environment.from_string(template)
-    except jinja2.TemplateError as e:
-      raise UserError(f'the chat template is not one of Jinja: {e}') from None
+      self._template = environment(self._allowance).from_string(template)
+    except Exception as e:  # also what Python's compiler raises, which Jinja hands its code
+      raise UserError(f'the chat template is not one of Jinja: {_described(e)}') from None
     self._tokens = special_tokens(tokenizer_path)
+    self._lock = threading.Lock()
 
   def render(self, messages: Sequence[Message], prompt: bool) -> str:
     """The conversation; `prompt` ends it where the assistant's answer begins.
 
     Raises:
-      UserError: the template refuses the messages.
+      UserError: the template refuses the messages, fails, or takes more than a conversation does
+        (chat_template.ALLOWANCE).
     """
-    import jinja2
+    values = dict(messages=list(messages), add_generation_prompt=prompt, tools=None, documents=None)
+    pieces = []
+    with self._lock:
+      self._allowance.left = ALLOWANCE
+      try:
+        for piece in self._template.generate(**values | self._tokens):
+          self._allowance.pay(len(piece))
+          pieces.append(piece)
+        text = ''.join(pieces)
+        text.encode()  # half of a surrogate pair is no text
+      except Exception as e:  # a template is a program, and may fail in every way
+        raise UserError(f'the chat template cannot write these messages: {_described(e)}') from None
+    return text
 
-    try:
-      return self._template.render(
-        messages=list(messages), add_generation_prompt=prompt, **self._tokens
-      )
-    except jinja2.TemplateError as e:
-      raise UserError(f'the chat template cannot write these messages: {e}') from None
 
-  @staticmethod
-  def _refuse(message: str) -> None:
-    import jinja2
-
-    raise jinja2.TemplateError(message)
+def _described(e: Exception) -> str:
+  """An exception of a template: of Python's own, the kind too, which often is all that is said."""
+  kind = type(e)
+  if kind.__module__ != 'builtins':
+    return str(e)
+  return f'{kind.__name__}: {e}' if str(e) else kind.__name__
 
 
 def _chat_template(tokenizer_path: str) -> str:
   beside = pathlib.Path(tokenizer_path).parent / 'chat_template.jinja'
   if beside.is_file():
-    return beside.read_text()
+    return read_text(str(beside))
   template = _configuration(tokenizer_path).get('chat_template')
+  where = f'chat_template in {pathlib.Path(tokenizer_path).parent / _CONFIGURATION}'
   if isinstance(template, list):  # several by name
-    template = {t['name']: t['template'] for t in template}.get('default')
+    good = all(
+      isinstance(t, dict) and isinstance(t.get('name'), str) and isinstance(t.get('template'), str)
+      for t in template
+    )
+    if not good:
+      raise UserError(f'{where} must be a text, or a list of {{"name": text, "template": text}}')
+    template = {t['name']: t['template'] for t in template}
+  if isinstance(template, dict):
+    if not isinstance(template.get('default'), str):
+      names = ', '.join(map(str, template)) or 'none'
+      raise UserError(
+        f'{where} has no template of the name default (its names: {names}): choose one and give '
+        'its text, --fdl.CHAT_TEMPLATE'
+      )
+    template = template['default']
   if not isinstance(template, str):
     raise UserError(
       f'{tokenizer_path} comes with no chat template: neither chat_template.jinja nor '
-      'chat_template in tokenizer_config.json stand beside it'
+      f'chat_template in {_CONFIGURATION} stand beside it'
     )
   return template
 
 
 def _configuration(tokenizer_path: str) -> dict[str, Any]:
-  path = pathlib.Path(tokenizer_path).parent / 'tokenizer_config.json'
+  path = pathlib.Path(tokenizer_path).parent / _CONFIGURATION
   if not path.is_file():
     return {}
   return read_object(path)

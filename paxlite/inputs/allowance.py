@@ -1,0 +1,293 @@
+"""What a program of a stranger's may cost: characters and steps, counted before they are taken.
+
+chat_template.py has what is counted where.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+ALLOWANCE = 1 << 27  # characters and steps: a few seconds, and at most half a gigabyte
+
+_ELEMENT = 48  # what an element of a list costs, in characters
+_PIECE = 16  # a character that may become an element, or of which Python makes more than a copy
+NODE = 8  # a node of the syntax tree
+_CALL = 64  # a filter, a test or a method
+BODY = 512  # a macro or a block, besides its nodes
+_INT_BITS = 4096
+_MAX_PRECISION = 100
+
+
+def _names(text: str) -> frozenset[str]:
+  return frozenset(text.split())
+
+
+# Methods by the type that has them; others cannot be called.
+METHODS: dict[type, frozenset[str]] = {
+  str: _names(
+    'capitalize casefold center count endswith find format format_map index isalnum isalpha isascii'
+    ' isdecimal isdigit isidentifier islower isnumeric isspace istitle isupper join ljust lower'
+    ' lstrip partition removeprefix removesuffix replace rfind rindex rjust rpartition rsplit'
+    ' rstrip split splitlines startswith strip swapcase title upper zfill'
+  ),
+  dict: _names('copy get items keys values'),
+  list: _names('copy count index'),
+  tuple: _names('count index'),
+}
+_VIEWS = _names('get items keys values')
+# Filters that hand on what they get, or what is in it.
+_BY_REFERENCE = _names('attr count d default first items last length list random reverse safe')
+_LAZY = _names('map reject rejectattr select selectattr')
+# Filters that do more with a character than to copy it.
+_HEAVY = _names(
+  'batch dictsort e escape forceescape groupby indent max min slice sort sum title truncate unique'
+  ' urlencode wordcount'
+)
+_LEFT_OUT = _names('pprint striptags urlize wordwrap xmlattr')
+_DEEP_TESTS = _names(
+  '!= < <= == > >= divisibleby eq equalto ge greaterthan gt in le lessthan lower lt ne upper'
+)
+
+
+class TooMuch(Exception):
+  """A rendering costs more than it may."""
+
+  def __init__(self, what: str = 'it computes or writes far more than a conversation'):
+    super().__init__(what)
+
+
+class Allowance:
+  """What is left of a rendering's characters and steps."""
+
+  def __init__(self):
+    self.left = ALLOWANCE
+
+  def pay(self, cost: int) -> bool:
+    """Returns True, so that a condition may begin with it."""
+    self.left -= cost
+    if self.left < 0:
+      raise TooMuch
+    return True
+
+  def whole(self, value: Any) -> Any:
+    """`value`, of which every part is going to be read, as often as it is there."""
+    self.pay(len(value) if type(value) is str else self.size(value))
+    return value
+
+  def outer(self, value: Any) -> Any:
+    """`value`, of which the elements are going to be read, and not what is in them."""
+    if isinstance(value, str):
+      self.pay(len(value))
+    elif isinstance(value, Collection):
+      self.pay(_ELEMENT * len(value))
+    return value
+
+  def searched(self, value: Any) -> Any:
+    """`value`, in which something is looked for."""
+    return value if isinstance(value, dict) else self.whole(value)
+
+  def counted(self, values: Iterable[Any]) -> Iterator[Any]:
+    """`values`, which somebody is going to look at one by one."""
+    for value in values:
+      self.pay(4 * _ELEMENT)
+      yield value
+
+  def size(self, value: Any) -> int:
+    """Characters and elements in a value, those in what it has several times counted each time."""
+    if type(value) is str:
+      return len(value)
+    if value is None or isinstance(value, bool | float):
+      return 0
+    total, todo = 0, [value]
+    while todo:
+      inner = todo.pop()
+      if isinstance(inner, str):
+        total += len(inner)
+      elif isinstance(inner, int):
+        if inner.bit_length() > _INT_BITS:
+          raise TooMuch(f'it computes with a number of more than {_INT_BITS} bits')
+      elif isinstance(inner, range):
+        total += _ELEMENT * len(inner)
+      elif isinstance(inner, Mapping):
+        total += 2 * _ELEMENT * len(inner)
+        todo += [*inner.keys(), *inner.values()]
+      elif isinstance(inner, Collection):
+        total += _ELEMENT * len(inner)
+        todo += inner
+      elif type(inner).__name__ == 'Namespace':
+        total += _ELEMENT
+        todo.append(inner._Namespace__attrs)
+      if total > self.left:
+        raise TooMuch
+    return total
+
+  def operator(self, name: str, left: Any, right: Any) -> None:
+    """Pays for `left + right`, `-`, `*`, `%` or `**`."""
+    if isinstance(left, int) and isinstance(right, int):
+      bits = left.bit_length() + right.bit_length()
+      if name == '**':
+        bits = left.bit_length() * max(right, 0)
+      if bits > _INT_BITS and name != '%':
+        raise TooMuch(f'it computes with a number of more than {_INT_BITS} bits')
+    elif name == '*':
+      for many, times in ((left, right), (right, left)):
+        if isinstance(times, int) and isinstance(many, Collection):
+          each = 1 if isinstance(many, str) else _ELEMENT
+          self.pay(each * len(many) * max(times, 0))
+    elif name == '%' and isinstance(left, str):
+      self.formatted(left, right)
+    else:
+      self.outer(left)
+      self.outer(right)
+
+  def formatted(self, form: str, arguments: Any) -> None:
+    """Pays for a text with fields, whose widths may be numbers in it, or arguments."""
+    widths = sum(min(int(digits[:18]), ALLOWANCE + 1) for digits in re.findall(r'\d+', form))
+    fields = 1 + form.count('{') + form.count('%')
+    if '*' in form or re.search(r':[^{}]*\{', form):
+      inner = arguments if isinstance(arguments, tuple | list) else [arguments]
+      widths += fields * sum(abs(x) for x in _integers(inner))
+    self.pay(len(form) + widths + fields * (_ELEMENT + self.size(arguments)))
+
+  def replaced(self, text: str, old: Any, new: Any, *_: Any) -> None:
+    self.pay(len(text))
+    self.pay(text.count(str(old)) * len(str(new)))
+
+  def method(self, owner: Any, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
+    """Pays for a method of a text, a list or a dictionary."""
+    if name in _VIEWS:
+      self.pay(_CALL)
+      return
+    self.pay(_CALL + self.size(owner))
+    if args or kwargs:
+      self.whole([args, kwargs])
+    if name in ('center', 'ljust', 'rjust', 'zfill'):
+      self.pay(max(_integers(args), default=0))
+    elif name in ('partition', 'rpartition', 'rsplit', 'split', 'splitlines', 'title'):
+      self.pay(_PIECE * len(owner))
+    elif name == 'replace':
+      self.replaced(owner, *args)
+    elif name == 'join' and args:
+      self.pay(len(owner) * (len(args[0]) if isinstance(args[0], Collection) else 0))
+    elif name in ('format', 'format_map'):
+      self.formatted(owner, [*args, *kwargs.values()])
+
+
+def _integers(values: Iterable[Any]) -> Iterator[int]:
+  for value in values:
+    if isinstance(value, int):
+      yield value
+    elif isinstance(value, Mapping):
+      yield from (x for x in value.values() if isinstance(x, int))
+
+
+def _filter(allowance: Allowance, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+  """A filter of Jinja's that pays; some take a context or an environment first."""
+  at = int(hasattr(call, 'jinja_pass_arg'))  # where its value is
+
+  def lazy(*args: Any, **kwargs: Any) -> Any:
+    allowance.pay(_CALL)
+    return call(*args[:at], allowance.counted(args[at]), *args[at + 1 :], **kwargs)
+
+  def by_reference(*args: Any, **kwargs: Any) -> Any:
+    copied = name in ('list', 'reverse') and isinstance(args[at], Collection)
+    allowance.pay(_CALL + (_ELEMENT * len(args[at]) if copied else 0))
+    return call(*args, **kwargs)
+
+  def paying(*args: Any, **kwargs: Any) -> Any:
+    value = args[at]
+    if name in ('join', 'sum') and not isinstance(value, Collection):
+      value = list(value)
+      args = (*args[:at], value, *args[at + 1 :])
+    allowance.pay(_CALL + allowance.size(value) * (_PIECE if name in _HEAVY else 1))
+    if len(args) > at + 1 or kwargs:
+      given = [*args[at + 1 :], *kwargs.values()]
+      allowance.whole(given)
+      _pay_for_growth(allowance, name, value, given)
+    elif name == 'indent':
+      _pay_for_growth(allowance, name, value, [])
+    result = call(*args, **kwargs)
+    allowance.pay(len(result) if type(result) is str else allowance.size(result))
+    return result
+
+  chosen = lazy if name in _LAZY else by_reference if name in _BY_REFERENCE else paying
+  return functools.wraps(call)(chosen)
+
+
+def _pay_for_growth(allowance: Allowance, name: str, value: Any, given: list[Any]) -> None:
+  """Pays for what a filter makes of a value by its other arguments."""
+  if name in ('batch', 'center', 'slice'):
+    allowance.pay(max(_integers(given), default=0))
+  elif name == 'format':
+    allowance.formatted(str(value), given)
+  elif name == 'indent':
+    wide = max([4, *_integers(given), *(len(x) for x in given if isinstance(x, str))])
+    allowance.pay(wide * (1 + len(str(value).splitlines())))
+  elif name == 'join':
+    between = max((len(x) for x in given if isinstance(x, str)), default=0)
+    allowance.pay(between * len(value))
+  elif name == 'replace':
+    allowance.replaced(str(value), *[*given, '', ''][:2])
+  elif name == 'round' and any(abs(x) > _MAX_PRECISION for x in _integers(given)):
+    raise TooMuch(f'it rounds to more than {_MAX_PRECISION} places')
+  elif name == 'sum' and any(isinstance(x, Collection) for x in given):
+    allowance.pay(len(value) * allowance.size(value))
+
+
+def _test(allowance: Allowance, call: Callable[..., Any]) -> Callable[..., Any]:
+  at = int(hasattr(call, 'jinja_pass_arg'))
+
+  def paying(*args: Any, **kwargs: Any) -> Any:
+    for value in (*args[at:], *kwargs.values()):
+      allowance.whole(value)
+    allowance.pay(_CALL)
+    return call(*args, **kwargs)
+
+  return functools.wraps(call)(paying)
+
+
+def _tojson(allowance: Allowance) -> Callable[..., str]:
+  """transformers' filter, which escapes nothing for HTML."""
+
+  def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
+    between = sum(map(len, separators or ()))
+    allowance.pay((4 + between) * allowance.size(x))
+    if indent is None:
+      return json.dumps(x, ensure_ascii=ensure_ascii, separators=separators, sort_keys=sort_keys)
+    wide = indent if isinstance(indent, int) else len(indent)
+    if wide > _MAX_PRECISION:
+      raise TooMuch(f'it indents by more than {_MAX_PRECISION}')
+    encoder = json.JSONEncoder(
+      ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+    pieces = []
+    for piece in encoder.iterencode(x):
+      allowance.pay(_ELEMENT + len(piece))
+      pieces.append(piece)
+    return ''.join(pieces)
+
+  return tojson
+
+
+def filters(allowance: Allowance, known: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+  """Jinja's filters, as far as chats have a use for them; and transformers' tojson."""
+  paying = {k: _filter(allowance, k, f) for k, f in known.items() if k not in _LEFT_OUT}
+  return paying | {'tojson': _tojson(allowance)}
+
+
+def tests(allowance: Allowance, known: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+  """Jinja's tests; those that look at a type alone cost nothing."""
+  return {k: _test(allowance, f) if k in _DEEP_TESTS else f for k, f in known.items()}
+
+
+def added(allowance: Allowance, first: Any, *others: Any) -> Any:
+  """first + … + last."""
+  for other in others:
+    if type(first) is type(other) is str:
+      allowance.pay(len(first) + len(other))
+    else:
+      allowance.operator('+', first, other)
+    first = first + other
+  return first
