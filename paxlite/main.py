@@ -23,6 +23,7 @@ from paxlite import (
   other_names,
   paths,
   preemption,
+  save_errors,
 )
 from paxlite.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
 from paxlite.tools import cli
@@ -67,6 +68,12 @@ _ACCEPT = flags.DEFINE_bool(
   'accept_changes',
   False,
   'Continue a folder of a different experiment, or with other data.',
+  flag_values=_FLAGS,
+)
+_START_OVER = flags.DEFINE_bool(
+  'start_over',
+  False,
+  'Begin again as a new run does where the folder holds checkpoints and none of them is good.',
   flag_values=_FLAGS,
 )
 _COMPILED_STEP = flags.DEFINE_string(
@@ -249,6 +256,7 @@ def _run(overrides: dict[str, str]) -> None:
     folder,
     save=_SAVE.value,
     accept_changes=_ACCEPT.value,
+    start_over=_START_OVER.value,
     compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
   )
   modes = {'train': programs.train, 'eval': programs.evaluate, 'decode': programs.decode}
@@ -283,4 +291,4 @@ if __name__ == '__main__':
   exit_code = 0  # where what reads its help has gone away
   with cli.printing():
     exit_code = main(sys.argv)
-  sys.exit(exit_code)
+  save_errors.end(exit_code)

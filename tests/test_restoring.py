@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from paxlite.checkpoints import write_checksums
+from paxlite.checksums import write_checksums
 from paxlite.errors import UserError
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.finetuning import SFT

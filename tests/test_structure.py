@@ -22,6 +22,7 @@ GROUPS = [
   {'train_state', 'task', 'optimizers', 'schedules', 'metrics'},
   {
     'checkpoints',
+    'checksums',
     'compiled_step',
     'compiler',
     'decoding',
