@@ -7,11 +7,11 @@ import os
 import pathlib
 import re
 import shlex
-import zlib
 from typing import Any
 
 from paxlite import paths
-from paxlite.checkpoints import CHECKSUMS, Checkpoints, damage
+from paxlite.checkpoints import Checkpoints
+from paxlite.checksums import CHECKSUMS, damage, fingerprint
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_object
 from paxlite.inputs.tokenizer import TOKENIZERS
@@ -68,7 +68,7 @@ class Source:
     if not path:
       raise UserError(f'{self.folder} holds what LoRA trained, and not what it was trained beside')
     try:
-      base = find_source(path, fingerprint=self.frozen)
+      base = find_source(path, frozen=self.frozen)
     except UserError as e:
       raise UserError(
         f'{self.folder} holds what LoRA trained, and its base is needed too: {e}. '
@@ -98,26 +98,29 @@ class Source:
         found[short] = variable
     return found
 
-  @property
+  @functools.cached_property
   def fingerprint(self) -> int:
     """Of its bytes, by their checksums."""
-    return zlib.crc32((self.folder / CHECKSUMS).read_bytes())
+    found = fingerprint(self.folder)
+    if found is None:
+      raise UserError(f'{self.folder / CHECKSUMS} is missing')
+    return found
 
 
-def find_source(path: str | pathlib.Path, base: str = '', fingerprint: int | None = None) -> Source:
+def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = None) -> Source:
   """The checkpoint at `path`: imported weights, a job_log_dir (its newest good step), or one step.
 
   Args:
     path: A folder.
     base: See Source.
-    fingerprint: Finds the checkpoint with this one, of whatever step.
+    frozen: Finds the checkpoint with this fingerprint, of whatever step.
 
   Raises:
     UserError: there is none, or it is damaged.
   """
   folders = _checkpoint_folders(path)
-  if fingerprint is not None:
-    folders = [f for f in folders if Source(f, f).fingerprint == fingerprint]
+  if frozen is not None:
+    folders = [f for f in folders if fingerprint(f) == frozen]
     if not folders:
       raise UserError(f'{path} does not hold the weights that LoRA was trained beside')
   problems = []

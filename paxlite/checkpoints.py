@@ -2,36 +2,40 @@
 
 Orbax commits a step by renaming its folder, so a killed save leaves nothing that looks like a
 checkpoint. It does not notice damaged bytes; therefore every file's size and CRC-32 go into
-checksums.json before that rename, and restoring verifies them. A step that fails is moved aside
-(nothing is deleted), reported, and the one before it is used.
+checksums.json before that rename, and restoring verifies them (checksums.py). Steps that fail are
+reported, and moved aside (nothing is deleted) once a good one before them is found and used.
 """
 
 import concurrent.futures
 import contextlib
-import datetime
-import json
 import logging
 import math
 import os
 import pathlib
 import shutil
 import time
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 
+from paxlite import save_errors
+from paxlite.checksums import (
+  ITEMS,
+  PREFIX,
+  damage,
+  folder_name,
+  step_of,
+  unreadable,
+  write_checksums,
+)
 from paxlite.errors import TrainingError, UserError, listed
 from paxlite.optimizers import path_name
-from paxlite.save_errors import quieten, reason
 
-_PREFIX = 'checkpoint'
-CHECKSUMS = 'checksums.json'
-_ITEMS = ('state', 'data')
-_READERS = 8  # threads that read files to check them
+_DAMAGED = 'damaged'  # begins the new names of checkpoints that are
 _DESCRIPTION = 1 << 20  # bytes; files that say what is where are smaller
+_PAUSES = 0.5, 1.0, 2.0  # seconds before the last save is tried again
 
 log = logging.getLogger('paxlite')
 
@@ -41,8 +45,7 @@ class Checkpoints:
 
   Args:
     directory: Created on the first save.
-    max_to_keep: Older steps are deleted, but for one every `keep_interval`.
-    keep_interval: See max_to_keep.
+    max_to_keep: Older steps are deleted.
     read_only: Nothing on disk is changed: another process may be writing there.
   """
 
@@ -50,46 +53,51 @@ class Checkpoints:
     self,
     directory: str | os.PathLike,
     max_to_keep: int = 10,
-    keep_interval: datetime.timedelta = datetime.timedelta(hours=12),
     read_only: bool = False,
   ):
     self._directory = pathlib.Path(directory).absolute()
     self._max_to_keep = max_to_keep
-    self._keep_interval = keep_interval
     self._manager_: Any = None
     self._read_only = read_only
     self._saving: int | None = None
+    self._last: tuple[int, Any, dict[str, Any]] | None = None  # what save() was given
     self._failure: str | None = None
 
   def steps(self) -> list[int]:
-    """Committed steps on disk, ascending; verified or not."""
-    found = self._directory.glob(f'{_PREFIX}_*') if self._directory.is_dir() else ()
-    numbers = [p.name.removeprefix(f'{_PREFIX}_') for p in found]
-    return sorted(int(n) for n in numbers if n.isdigit())
+    """Committed steps on disk, ascending; verified or not.
+
+    Raises:
+      UserError: the folder cannot be read.
+    """
+    return sorted(step for step in map(step_of, self._names()) if step is not None)
 
   def latest_good_step(self, below: float = math.inf) -> int | None:
-    """The newest step whose files are as they were saved; damaged ones are moved aside."""
-    step = self._verified_latest(below) if jax.process_index() == 0 else -1
-    if jax.process_count() > 1:
-      from jax.experimental import multihost_utils
+    """The newest step below `below` whose files are as they were saved.
 
-      step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
+    Damaged ones after it are moved aside; where none is good, all stay where they are.
+
+    Raises:
+      UserError: a checkpoint cannot be read, which is no damage.
+    """
+    step = self._as_process_0(lambda: self._verified_latest(below))
     return None if step < 0 else step
 
   def restore_latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
     """The newest good step and what `restore` makes of it; damaged ones are moved aside.
 
     Files are checked while they are restored, so that the disk reads them once. With several
-    processes they are checked before, as all have to restore the same step.
+    processes they are checked before, as all have to restore the same step. Where none is good, all
+    stay where they are.
 
     Raises:
+      UserError: a checkpoint cannot be read.
       Exception: what `restore` raises for files that are as they were saved.
     """
     if jax.process_count() > 1:
       step = self.latest_good_step()
       return None if step is None else (step, restore(step))
     for step in reversed(self.steps()):
-      # Orbax sees no files but those of the right names and sizes, with descriptions as saved
+      # Orbax reads no files but those of the right names and sizes, with descriptions as saved
       if not self._is_good(step, damage(self.folder(step), _DESCRIPTION)):
         continue
       with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -101,22 +109,27 @@ class Checkpoints:
           if checking.result() is None:
             raise
       if self._is_good(step, checking.result()):
+        self._set_aside(after=step)
         return step, restored
-      self._manager.reload()  # it would save no step up to the one that is moved aside
     return None
+
+  def start_over(self, accepted: bool) -> None:
+    """To be called where no step is good and the run would begin anew; moves steps aside.
+
+    Args:
+      accepted: Whether somebody said that it may.
+
+    Raises:
+      UserError: it may not, and there are steps, or damaged ones that were moved aside.
+    """
+    self._as_process_0(lambda: self._start_over(accepted))
 
   def roll_back(self, before: int) -> int | None:
     """The newest good step below `before`, or None; those after it are moved aside."""
     self.close()
     found = self.latest_good_step(below=before)
-    if found is not None and jax.process_index() == 0:
-      for step in self.steps():
-        if step > found:
-          log.warning('checkpoint of step %d: moved to %s', step, self._aside(step, 'rolled_back'))
-    if jax.process_count() > 1:
-      from jax.experimental import multihost_utils
-
-      multihost_utils.sync_global_devices('rolled back')
+    if found is not None:
+      self._as_process_0(lambda: self._set_aside(found, 'rolled_back'))
     return found
 
   def shapes(self, step: int) -> dict[str, str]:
@@ -161,13 +174,15 @@ class Checkpoints:
     """
     import orbax.checkpoint as ocp
 
-    if step in self.steps():
-      return
     self.wait()
     self._saving = step
+    self._last = step, state, data
     args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data))
     try:
-      self._manager.save(step, args=args)
+      if step in self.steps():
+        self._saving = self._failure = None
+      else:
+        self._manager.save(step, args=args)
     except Exception as e:
       self._note_failure(e)
 
@@ -177,10 +192,26 @@ class Checkpoints:
       return
     try:
       self._manager_.wait_until_finished()
-      self._failure = None if self._saving in self.steps() else self._failure
+      if self._saving in self.steps():
+        self._failure = self._last = None
     except Exception as e:
       self._note_failure(e)
     self._saving = None
+
+  def finish(self) -> None:
+    """Waits for the last save; one that failed is tried again, if what it saved is still there.
+
+    Several processes would have to agree on that, and do not try.
+    """
+    self.wait()
+    pauses = iter(_PAUSES if jax.process_count() == 1 else ())
+    while self._can_be_saved_again and (seconds := next(pauses, None)) is not None:
+      assert self._last is not None
+      time.sleep(seconds)
+      self.save(*self._last)
+      self.wait()
+      if self._failure is None:
+        log.warning('step %d was saved when it was tried again', self._last[0])
 
   def raise_failure(self) -> None:
     """Raises TrainingError when the last save failed: the run's end is not on disk."""
@@ -188,17 +219,29 @@ class Checkpoints:
       raise TrainingError(f'the last checkpoint was not written: {self._failure}')
 
   def close(self) -> None:
-    """Waits for the last save; the object can be used again."""
-    self.wait()
+    """Finishes the last save; the object can be used again."""
+    self.finish()
+    self._last = None
     if self._manager_ is not None:
       with contextlib.suppress(Exception):  # raises again what wait() has logged
         self._manager_.close()
       self._manager_ = None
 
+  @property
+  def _can_be_saved_again(self) -> bool:
+    """Whether the last save failed, and the memory of its arrays was given to no others."""
+    if self._failure is None or self._last is None:
+      return False
+    arrays = [x for x in jax.tree.leaves(self._last[1]) if isinstance(x, jax.Array)]
+    return not any(x.is_deleted() for x in arrays)
+
   def _note_failure(self, error: Exception) -> None:
     """Logs a failed save; the next one has a new manager, since this one repeats its error."""
-    self._failure = f'step {self._saving}: {reason(error, self._directory)}'
-    log.error('saving failed, training goes on: %s', self._failure)
+    save_errors.note()
+    before = self._failure
+    self._failure = f'step {self._saving}: {save_errors.reason(error, self._directory)}'
+    if self._failure != before:  # as it is where a step is tried again
+      log.error('saving failed, training goes on: %s', self._failure)
     manager, step = self._manager_, self._saving
     self._manager_, self._saving = None, None
     with contextlib.suppress(Exception):
@@ -219,18 +262,17 @@ class Checkpoints:
 
       # Orbax logs dozens of lines a save, and hundreds where one fails, which we tell
       logging.getLogger('absl').setLevel(logging.CRITICAL)
-      quieten()
+      save_errors.quieten()
       # weights do not compress, and without OCDBT a variable is a plain zarr folder
       handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
       self._manager_ = ocp.CheckpointManager(
         self._directory,
-        item_names=_ITEMS,
+        item_names=ITEMS,
         item_handlers={'state': handler, 'data': ocp.JsonCheckpointHandler()},
         options=ocp.CheckpointManagerOptions(
           max_to_keep=self._max_to_keep,
-          keep_time_interval=self._keep_interval,
           step_name_format=ocp.path.step.standard_name_format(
-            step_prefix=_PREFIX, step_format_fixed_length=8
+            step_prefix=PREFIX, step_format_fixed_length=8
           ),
           # what a failed save of this process left is removed already, see _note_failure
           cleanup_tmp_directories=not self._read_only and self._failure is None,
@@ -241,7 +283,7 @@ class Checkpoints:
 
   def folder(self, step: int) -> pathlib.Path:
     """Of one step; there or not."""
-    return self._directory / f'{_PREFIX}_{step:08d}'
+    return self._directory / folder_name(step)
 
   def _write_checksums(self) -> None:
     """Called by Orbax when every file of the step is written and its folder not yet renamed."""
@@ -250,24 +292,73 @@ class Checkpoints:
     (folder,) = self._unfinished(self._saving)
     write_checksums(folder)
 
+  def _names(self) -> list[str]:
+    """What the directory holds."""
+    try:
+      return os.listdir(self._directory)
+    except (FileNotFoundError, NotADirectoryError):
+      return []
+    except OSError as e:
+      raise unreadable(self._directory, e) from None
+
+  def _as_process_0(self, compute: Callable[[], int]) -> int:
+    """What process 0 computes; where that raises UserError, all processes do."""
+    result, error = 0, None
+    if jax.process_index() == 0:
+      try:
+        result = compute()
+      except UserError as e:
+        error = e
+    if jax.process_count() > 1:
+      from jax.experimental import multihost_utils
+
+      mine = np.array([result, error is not None], np.int32)
+      result, failed = map(int, multihost_utils.broadcast_one_to_all(mine))
+      if failed and error is None:
+        error = UserError(f'{self._directory}: process 0 says what is wrong with it')
+    if error is not None:
+      raise error
+    return result
+
   def _verified_latest(self, below: float) -> int:
     for step in reversed([s for s in self.steps() if s < below]):
       if self._is_good(step, damage(self.folder(step))):
+        self._set_aside(after=step, below=below)
         return step
     return -1
 
   def _is_good(self, step: int, problem: str | None) -> bool:
-    """Whether a step has no problem; else tells of it, and moves the step aside."""
-    if problem is None:
-      return True
-    moved = '' if self._read_only else f'; moved to {self._aside(step, "damaged")}'
-    log.warning('checkpoint of step %d: %s%s', step, problem, moved)
-    return False
+    """Whether a step has no problem, which is told."""
+    if problem is not None:
+      log.warning('checkpoint of step %d: %s', step, problem)
+    return problem is None
 
-  def _aside(self, step: int, why: str) -> pathlib.Path:
-    """Renames a step so that it is none; returns its new name."""
-    aside = _unused_name(self._directory / f'{why}_{self.folder(step).name}')
-    return self.folder(step).rename(aside)
+  def _start_over(self, accepted: bool) -> int:
+    damaged = [n for n in self._names() if n.startswith(f'{_DAMAGED}_{PREFIX}_')]
+    left = damaged + [folder_name(step) for step in self.steps()]
+    if left and not accepted:
+      raise UserError(
+        f'{self._directory} holds checkpoints of which none is good: {listed(left, shown=3)}. '
+        'Put a good one back, choose another --job_log_dir, or begin again as a new run does, '
+        'with what is there moved aside: --start_over'
+      )
+    if left:
+      log.warning('no checkpoint is good: the run begins again, as --start_over says')
+    return self._set_aside(after=-1)
+
+  def _set_aside(self, after: int, why: str = _DAMAGED, below: float = math.inf) -> int:
+    """Renames the steps between `after` and `below` so that they are none; returns how many."""
+    steps = [] if self._read_only else [s for s in self.steps() if after < s < below]
+    for step in steps:
+      aside = _unused_name(self._directory / f'{why}_{folder_name(step)}')
+      try:
+        self.folder(step).rename(aside)
+      except OSError as e:
+        raise UserError(f'{self.folder(step)} cannot be moved aside: {e.strerror}') from None
+      log.warning('checkpoint of step %d: moved to %s', step, aside)
+    if steps and self._manager_ is not None:
+      self._manager_.reload()  # it would save no step up to those that are gone
+    return len(steps)
 
   def _check_structure(self, step: int, abstract: Any, surplus: str) -> None:
     found = self.shapes(step)
@@ -299,58 +390,6 @@ def shapes_of(tree: Any) -> dict[str, str]:
   """The leaves of a tree by name, as dtype and shape."""
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, 'shape'))
   return {path_name(p): f'{np.dtype(x.dtype).name}{list(x.shape)}' for p, x in leaves}
-
-
-def _files(folder: pathlib.Path) -> list[str]:
-  """The files of a step's items, and what says of which model imported weights are.
-
-  Orbax writes its own notes beside them until the commit.
-  """
-  found = [p for item in _ITEMS for p in (folder / item).rglob('*') if p.is_file()]
-  found += folder.glob('experiment.json')
-  return sorted(p.relative_to(folder).as_posix() for p in found)
-
-
-def _checksum(path: pathlib.Path) -> tuple[int, int]:
-  size = crc = 0
-  block = memoryview(bytearray(1 << 20))
-  with path.open('rb', buffering=0) as f:
-    while n := f.readinto(block):
-      size += n
-      crc = zlib.crc32(block[:n], crc)
-  return size, crc
-
-
-def _checksums(folder: pathlib.Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-  """Size and CRC-32 by name; disks read several files at a time faster than one."""
-  names = list(names)
-  with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-    return dict(zip(names, pool.map(lambda n: _checksum(folder / n), names), strict=True))
-
-
-def write_checksums(folder: pathlib.Path) -> None:
-  """Writes size and CRC-32 of every file of a complete step beside them."""
-  (folder / CHECKSUMS).write_text(json.dumps(_checksums(folder, _files(folder))))
-
-
-def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
-  """What is wrong with a checkpoint's files, or None; of those above `up_to` bytes, their sizes."""
-  try:
-    found = json.loads((folder / CHECKSUMS).read_text())
-    expected = {name: (int(size), int(crc)) for name, (size, crc) in found.items()}
-  except FileNotFoundError:
-    return f'{CHECKSUMS} is missing'
-  except (ValueError, TypeError, AttributeError, OSError) as e:
-    return f'{CHECKSUMS} cannot be read ({e})'
-  present = set(_files(folder))
-  for name in sorted(present ^ expected.keys()):
-    return f'{name} is missing' if name in expected else f'{name} is not in {CHECKSUMS}'
-  sizes = {name: (folder / name).stat().st_size for name in expected}
-  actual = _checksums(folder, [name for name in expected if sizes[name] <= up_to])
-  for name in expected:
-    if sizes[name] != expected[name][0] or actual.get(name, expected[name]) != expected[name]:
-      return f'{name} is damaged (size or CRC-32 differs)'
-  return None
 
 
 def _unused_name(path: pathlib.Path) -> pathlib.Path:

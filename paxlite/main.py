@@ -23,6 +23,7 @@ from paxlite import (
   other_names,
   paths,
   preemption,
+  save_errors,
 )
 from paxlite.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
 from paxlite.terminal import occupy_standard_files, settle, warn
@@ -68,6 +69,12 @@ _ACCEPT = flags.DEFINE_bool(
   'accept_changes',
   False,
   'Continue a folder of a different experiment, or with other data.',
+  flag_values=_FLAGS,
+)
+_START_OVER = flags.DEFINE_bool(
+  'start_over',
+  False,
+  'Begin again as a new run does where the folder holds checkpoints and none of them is good.',
   flag_values=_FLAGS,
 )
 _COMPILED_STEP = flags.DEFINE_string(
@@ -256,6 +263,7 @@ def _run(overrides: dict[str, str]) -> None:
     folder,
     save=_SAVE.value,
     accept_changes=_ACCEPT.value,
+    start_over=_START_OVER.value,
     compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
   )
   modes = {'train': programs.train, 'eval': programs.evaluate, 'decode': programs.decode}
@@ -291,4 +299,4 @@ if __name__ == '__main__':
   exit_code = 0 if {'--dry_run', *_HELP} & set(sys.argv) else 1
   with cli.printing(output_matters=False):
     exit_code = main(sys.argv)
-  sys.exit(exit_code)
+  save_errors.end(exit_code)

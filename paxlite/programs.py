@@ -59,6 +59,7 @@ class Run:
     folder: job_log_dir.
     save: Whether training writes checkpoints; it continues from those that are there either way.
     accept_changes: Whether a folder of a different experiment, or data, may be continued.
+    start_over: Whether it may begin again where the folder's checkpoints are all damaged.
     read_only: Whether what the folder holds stays as it is.
     compiled_step: A file of tools.compile to load instead of compiling.
   """
@@ -67,6 +68,7 @@ class Run:
   folder: pathlib.Path
   save: bool = True
   accept_changes: bool = False
+  start_over: bool = False
   read_only: bool = False
   compiled_step: pathlib.Path | None = None
 
@@ -128,6 +130,7 @@ class Run:
       batch_size=e.batch_size,
       restore=e.restore,
       trainable_only=e.saves_trainable_only,
+      start_over=self.start_over,
     )
     states.plan  # noqa: B018 - read here, before data is, which takes its time
     return states

@@ -19,7 +19,7 @@ def open_file(path: pathlib.Path, mode: str, **options: Any) -> IO[Any]:
 
 
 def write_file(path: pathlib.Path, content: bytes) -> None:
-  """Makes `content` the file at `path`: a process that is killed leaves the old file or the new one.
+  """Makes `content` the file at `path`; a process that is killed leaves the old or the new one.
 
   Raises:
     OSError: it cannot be written.

@@ -1,5 +1,7 @@
 """A save that fails is told in one line, which is ours: what others print of it is left out."""
 
+import atexit
+import contextlib
 import errno
 import logging
 import os
@@ -7,6 +9,7 @@ import sys
 import warnings
 from typing import Any
 
+_noted = False
 _NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
@@ -38,3 +41,20 @@ def reason(error: Exception, folder: str | os.PathLike) -> str:
     if no_space in text:
       return f'{no_space} ({os.fspath(folder)})'
   return f'{type(error).__name__}: {text}'.splitlines()[0]
+
+
+def note() -> None:
+  """Notes that a save has failed: Orbax's threads may wait for minutes for others of theirs."""
+  global _noted
+  _noted = True
+
+
+def end(code: int) -> None:
+  """Ends the process with an exit code; where a save has failed, without waiting for threads."""
+  if not _noted:
+    sys.exit(code)
+  atexit._run_exitfuncs()
+  for stream in (sys.stdout, sys.stderr):
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, or there is none
+      stream.flush()
+  os._exit(code)

@@ -36,6 +36,7 @@ class States:
     restore: Another checkpoint that a new run starts from.
     trainable_only: Saves the parameters that are trained and no others: the frozen ones come from
       `restore` each time.
+    start_over: Whether a run may begin again where its checkpoints are all damaged.
   """
 
   task: Task
@@ -46,6 +47,7 @@ class States:
   batch_size: int
   restore: Restore | None = None
   trainable_only: bool = False
+  start_over: bool = False
 
   @functools.cached_property
   def abstract(self) -> TrainState:
@@ -64,18 +66,20 @@ class States:
       return None
     step = self.checkpoints.latest_good_step() if self.trainable_only else None
     frozen = None if step is None else Source(self.checkpoints.folder(step), pathlib.Path()).frozen
-    return Plan(self.restore, self.abstract, find_source(self.restore.path, fingerprint=frozen))
+    return Plan(self.restore, self.abstract, find_source(self.restore.path, frozen=frozen))
 
   def initial(self) -> tuple[TrainState, int]:
     """The state of the run's last good checkpoint, or a new one; and its step.
 
     Raises:
-      UserError: the checkpoint does not fit.
+      UserError: the checkpoint does not fit; or there are some and none is good, and nobody said
+        that the run may start over.
     """
     if self.trainable_only:
       self.plan  # noqa: B018 - checks the same checkpoints
     found = self.checkpoints.restore_latest(self.restored)
     if found is None:
+      self.checkpoints.start_over(self.start_over)
       if self.plan is None:
         del self.plan  # damaged checkpoints were there when it was made
       state = self._new()
@@ -102,6 +106,7 @@ class States:
         if step in self.checkpoints.steps():
           raise
         self.checkpoints.close()  # the run that is training has removed it meanwhile
+    self.checkpoints.start_over(accepted=False)
     if self.plan is None:
       raise UserError('the run holds no good checkpoint to evaluate: train first')
     return self._new(), 0

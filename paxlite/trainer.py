@@ -241,7 +241,7 @@ class Trainer:
     if report.started:
       with report.clock_stopped(state, 'save'):
         self.saver.save(state, step, unevaluated)
-        self.states.checkpoints.wait()
+        self.states.checkpoints.finish()
     saved = self.states.checkpoints.steps()
     where = f'step {saved[-1]:,} is saved' if saved else 'nothing is saved'
     raise Interrupted(f'asked to leave at step {step:,}: {where}; the same command goes on')

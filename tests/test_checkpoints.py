@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite import checkpoints
+from paxlite import checkpoints, checksums
 from paxlite.checkpoints import Checkpoints
 from paxlite.errors import TrainingError, UserError
 
@@ -54,8 +54,7 @@ def test_only_the_newest_are_kept(tmp_path):
   for step in (1, 2, 3, 4):
     c.save(step, state(step), {})
   c.close()
-  # the first of each 12 hours stays beside the newest two
-  assert c.steps() == [1, 3, 4]
+  assert c.steps() == [3, 4]
 
 
 def test_saving_a_step_twice_leaves_the_first(tmp_path):
@@ -107,7 +106,7 @@ def test_another_structure_is_refused_by_name(tmp_path, change, message):
 
 def test_a_failed_save_is_logged_and_the_next_one_tried(tmp_path, monkeypatch, caplog):
   """A disk that is full for a while: nothing is raised in the middle, the end tells."""
-  real = checkpoints._checksum
+  real = checksums._checksum
 
   def full(path):
     raise OSError(28, 'No space left on device')
@@ -115,13 +114,13 @@ def test_a_failed_save_is_logged_and_the_next_one_tried(tmp_path, monkeypatch, c
   c = Checkpoints(tmp_path)
   c.save(1, state(1.0), {})
   c.wait()
-  monkeypatch.setattr(checkpoints, '_checksum', full)
+  monkeypatch.setattr(checksums, '_checksum', full)
   c.save(2, state(2.0), {})
   c.wait()
   assert 'saving failed, training goes on: step 2: No space left on device' in caplog.text
   with pytest.raises(TrainingError, match='the last checkpoint was not written: step 2'):
     c.raise_failure()
-  monkeypatch.setattr(checkpoints, '_checksum', real)
+  monkeypatch.setattr(checksums, '_checksum', real)
   c.save(3, state(3.0), {})
   c.close()
   c.raise_failure()
@@ -144,7 +143,6 @@ def test_every_flipped_bit_is_found(tmp_path):
       bad[position] ^= 1
       path.write_bytes(bad)
       assert Checkpoints(tmp_path).latest_good_step() is None, path
-      (tmp_path / 'damaged_checkpoint_00000001').rename(step)
       path.write_bytes(good)
   assert Checkpoints(tmp_path).latest_good_step() == 1
 
@@ -191,6 +189,127 @@ def test_the_newest_good_step_is_checked_while_it_is_restored(tmp_path, monkeypa
   assert c.steps() == [1, 2]
   c.close()
   assert Checkpoints(tmp_path / 'none').restore_latest(restore) is None
+
+
+def test_none_good_is_refused_until_a_run_may_start_over(tmp_path, caplog):
+  """And nothing is moved before, so that a checkpoint that is mended counts again."""
+  c = Checkpoints(tmp_path)
+  c.start_over(accepted=False)  # a new run
+  for step in (1, 2):
+    c.save(step, state(), {'step': step})
+  c.close()
+  (tmp_path / 'checkpoint_00000002').rename(tmp_path / 'rolled_back_checkpoint_00000002')
+  manifest = tmp_path / 'checkpoint_00000001' / 'checksums.json'
+  before = manifest.read_bytes()
+  manifest.unlink()
+  for _ in range(2):
+    c = Checkpoints(tmp_path)
+    assert c.restore_latest(lambda step: 1 / 0) is None
+    assert c.latest_good_step() is None
+    with pytest.raises(UserError, match=r'none is good: checkpoint_00000001\. .* --start_over'):
+      c.start_over(accepted=False)
+    assert c.steps() == [1]
+  assert 'checkpoint of step 1: checksums.json is missing' in caplog.text
+  manifest.write_bytes(before)
+  assert c.latest_good_step() == 1
+  manifest.unlink()
+  c.start_over(accepted=True)
+  assert c.steps() == []
+  assert (tmp_path / 'damaged_checkpoint_00000001').is_dir()
+  c.close()
+  c = Checkpoints(tmp_path)
+  with pytest.raises(UserError, match=r'none is good: damaged_checkpoint_00000001\. '):
+    c.start_over(accepted=False)  # nothing was saved since
+  c.start_over(accepted=True)
+  c.save(1, state(3.0), {'step': 1})
+  c.close()
+  assert Checkpoints(tmp_path).latest_good_step() == 1
+
+
+def test_a_step_that_went_back_by_a_spike_is_not_damaged(tmp_path):
+  (tmp_path / 'rolled_back_checkpoint_00000002').mkdir()
+  Checkpoints(tmp_path).start_over(accepted=False)
+
+
+@pytest.mark.parametrize('with_restore', [False, True])
+def test_a_step_under_the_name_of_another_is_left_out(tmp_path, with_restore):
+  c = Checkpoints(tmp_path)
+  for step in (1, 2):
+    c.save(step, state(float(step)), {'step': step})
+  c.close()
+  (tmp_path / 'checkpoint_00000002').rename(tmp_path / 'checkpoint_00000010')
+  c = Checkpoints(tmp_path)
+  if with_restore:
+    step, _ = c.restore_latest(lambda step: c.restore(step, abstract(state())))
+  else:
+    step = c.latest_good_step()
+  assert step == 1
+  assert c.steps() == [1]
+  assert (tmp_path / 'damaged_checkpoint_00000010').is_dir()
+  c.save(3, state(), {'step': 3})
+  c.close()
+  assert c.steps() == [1, 3]
+
+
+def test_odd_names_are_no_steps(tmp_path):
+  c = Checkpoints(tmp_path, max_to_keep=2)
+  c.save(1, state(), {'step': 1})
+  c.close()
+  names = ['checkpoint_11', 'checkpoint_²', 'checkpoint_', 'checkpoint_0000001x', 'checkpoint_-1']
+  for name in names:
+    (tmp_path / name).mkdir()
+  c = Checkpoints(tmp_path, max_to_keep=2)
+  assert c.restore_latest(lambda step: c.restore(step, abstract(state())))[0] == 1
+  for step in (2, 3):
+    c.save(step, state(), {'step': step})
+  c.close()
+  c.raise_failure()
+  assert c.steps() == [2, 3]
+  assert all((tmp_path / name).is_dir() for name in names)
+
+
+def test_a_last_save_that_fails_once_is_tried_again(tmp_path, monkeypatch, caplog):
+  real, calls = checkpoints.write_checksums, []
+
+  def busy_once(folder):
+    calls.append(folder)
+    if len(calls) == 1:
+      raise OSError(16, 'Device or resource busy', str(folder))
+    real(folder)
+
+  monkeypatch.setattr(checkpoints, 'write_checksums', busy_once)
+  monkeypatch.setattr(checkpoints, '_PAUSES', (0.01, 0.01))
+  c = Checkpoints(tmp_path)
+  c.save(1, state(), {'step': 1})
+  c.close()
+  c.raise_failure()
+  assert len(calls) == 2
+  assert c.latest_good_step() == 1
+  assert caplog.messages.count('step 1 was saved when it was tried again') == 1
+
+
+def test_a_save_whose_state_was_overwritten_is_not_tried_again(tmp_path, monkeypatch, caplog):
+  calls = []
+
+  def full(folder):
+    calls.append(folder)
+    raise OSError(28, 'No space left on device')
+
+  monkeypatch.setattr(checkpoints, 'write_checksums', full)
+  monkeypatch.setattr(checkpoints, '_PAUSES', (0.01, 0.01))
+  c = Checkpoints(tmp_path)
+  first, second = state(), state()
+  c.save(1, first, {'step': 1})
+  jax.tree.map(lambda x: x.delete(), first)  # as the step that follows does
+  c.finish()
+  assert len(calls) == 1
+  c.save(2, second, {'step': 2})
+  c.close()
+  assert len(calls) == 1 + 3
+  assert caplog.text.count('saving failed') == 2, 'what fails in the same way is told once'
+  with pytest.raises(TrainingError, match='the last checkpoint was not written: step 2'):
+    c.raise_failure()
+  assert list(tmp_path.iterdir()) == []
 
 
 def flip(path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paxlite.checkpoint_source import find_source, tokenizer_of
-from paxlite.checkpoints import write_checksums
+from paxlite.checksums import write_checksums
 from paxlite.errors import UserError
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.finetuning import SFT

@@ -31,13 +31,13 @@ def test_a_link_in_place_of_the_lock(tmp_path):
   victim = tmp_path / 'victim'
   victim.write_text('precious')
   (tmp_path / '.lock').symlink_to(victim)
-  with pytest.raises(UserError, match='cannot be written: .*symbolic links'):
+  with pytest.raises(UserError, match=r'cannot be written: .*symbolic links'):
     FolderLock(tmp_path).acquire()
   assert victim.read_text() == 'precious'
 
 
 def test_links_in_place_of_every_file_of_a_run(tmp_path):
-  """Made where a run has written, each to a file of its own; the run goes on and spares them all."""
+  """Made where a run has written, each to a file of its own; the run goes on and spares them."""
   folder, victims = tmp_path / 'run', tmp_path / 'victims'
   runs.run(folder, '--fdl.MAX_STEPS=2')
   victims.mkdir()

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from paxlite.checkpoints import damage, write_checksums
+from paxlite.checksums import damage, write_checksums
 from paxlite.tools import import_weights
 from paxlite.variables import stacked, stored_variables, write_variable
 from paxlite.weights.huggingface import header

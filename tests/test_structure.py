@@ -28,6 +28,7 @@ GROUPS = [
   {
     'checkpoint_source',
     'checkpoints',
+    'checksums',
     'compiled_step',
     'compiler',
     'decoding',

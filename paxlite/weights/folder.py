@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from paxlite.checkpoints import write_checksums
+from paxlite.checksums import write_checksums
 from paxlite.errors import UserError, listed
 from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.experiments.language_model import LanguageModel

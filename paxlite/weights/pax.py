@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from paxlite.checkpoints import write_checksums
+from paxlite.checksums import write_checksums
 from paxlite.errors import UserError, listed
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.optimizers import path_name

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paxlite.checkpoint_source import Source, tokenizer_of
-from paxlite.checkpoints import write_checksums
+from paxlite.checksums import write_checksums
 from paxlite.errors import UserError, listed
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.te_layer import check_supported

@@ -1,0 +1,85 @@
+/* Preloaded, it lets calls on a file fail: those of FAILING_CALL (open, read, opendir, rename, mkdir)
+   on paths that hold FAILING_PATH, with FAILING_ERRNO, as often as FAILING_TIMES says. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+static atomic_int done;
+
+static int fails(const char *call, const char *path) {
+  const char *wanted = getenv("FAILING_CALL"), *part = getenv("FAILING_PATH");
+  if (!wanted || !part || !path || strcmp(call, wanted) || !strstr(path, part)) return 0;
+  if (atomic_fetch_add(&done, 1) >= atoi(getenv("FAILING_TIMES"))) return 0;
+  errno = atoi(getenv("FAILING_ERRNO"));
+  return 1;
+}
+
+#define REAL(type, name, ...) ((type(*)(__VA_ARGS__))dlsym(RTLD_NEXT, #name))
+
+#define OPEN(name)                                            \
+  int name(const char *path, int flags, ...) {                \
+    va_list rest;                                             \
+    va_start(rest, flags);                                    \
+    mode_t mode = va_arg(rest, mode_t);                       \
+    va_end(rest);                                             \
+    if (fails("open", path)) return -1;                       \
+    return REAL(int, name, const char *, int, ...)(path, flags, mode); \
+  }
+OPEN(open)
+OPEN(open64)
+
+#define OPENAT(name)                                          \
+  int name(int at, const char *path, int flags, ...) {        \
+    va_list rest;                                             \
+    va_start(rest, flags);                                    \
+    mode_t mode = va_arg(rest, mode_t);                       \
+    va_end(rest);                                             \
+    if (fails("open", path)) return -1;                       \
+    return REAL(int, name, int, const char *, int, ...)(at, path, flags, mode); \
+  }
+OPENAT(openat)
+OPENAT(openat64)
+
+static int fd_fails(int fd) {
+  char link[64], path[4096];
+  snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+  ssize_t size = readlink(link, path, sizeof path - 1);
+  if (size < 0) return 0;
+  path[size] = 0;
+  return fails("read", path);
+}
+
+ssize_t read(int fd, void *to, size_t size) {
+  if (fd_fails(fd)) return -1;
+  return REAL(ssize_t, read, int, void *, size_t)(fd, to, size);
+}
+
+ssize_t pread64(int fd, void *to, size_t size, off_t at) {
+  if (fd_fails(fd)) return -1;
+  return REAL(ssize_t, pread64, int, void *, size_t, off_t)(fd, to, size, at);
+}
+
+DIR *opendir(const char *path) {
+  if (fails("opendir", path)) return NULL;
+  return REAL(DIR *, opendir, const char *)(path);
+}
+
+int rename(const char *from, const char *to) {
+  if (fails("rename", from)) return -1;
+  return REAL(int, rename, const char *, const char *)(from, to);
+}
+
+int mkdir(const char *path, mode_t mode) {
+  if (fails("mkdir", path)) return -1;
+  return REAL(int, mkdir, const char *, mode_t)(path, mode);
+}

@@ -1,0 +1,30 @@
+"""System calls that fail, in processes of their own: failing_calls.c, compiled and preloaded."""
+
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+NEEDS_A_COMPILER = pytest.mark.skipif(shutil.which('gcc') is None, reason='needs gcc')
+
+
+def library(folder: pathlib.Path) -> str:
+  """Compiles into `folder`."""
+  path = folder / 'failing_calls.so'
+  source = pathlib.Path(__file__).with_suffix('.c')
+  subprocess.run(['gcc', '-shared', '-fPIC', '-o', path, source, '-ldl'], check=True)
+  return str(path)
+
+
+def environment(
+  library: str, call: str, path: str, number: int, times: int = 1 << 30
+) -> dict[str, str]:
+  """Of a process in which `call` on what has `path` in its name fails with errno `number`."""
+  return {
+    'LD_PRELOAD': library,
+    'FAILING_CALL': call,
+    'FAILING_PATH': path,
+    'FAILING_ERRNO': str(number),
+    'FAILING_TIMES': str(times),
+  }
