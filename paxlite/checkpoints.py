@@ -205,13 +205,16 @@ class Checkpoints:
     """
     self.wait()
     pauses = iter(_PAUSES if jax.process_count() == 1 else ())
-    while self._can_be_saved_again and (seconds := next(pauses, None)) is not None:
-      assert self._last is not None
+    while self._last is not None and self._can_be_saved_again:
+      seconds = next(pauses, None)
+      if seconds is None:
+        break
       time.sleep(seconds)
-      self.save(*self._last)
+      step, state, data = self._last
+      self.save(step, state, data)
       self.wait()
       if self._failure is None:
-        log.warning('step %d was saved when it was tried again', self._last[0])
+        log.warning('step %d was saved when it was tried again', step)
 
   def raise_failure(self) -> None:
     """Raises TrainingError when the last save failed: the run's end is not on disk."""

@@ -130,9 +130,9 @@ def main(argv: Sequence[str]) -> int:
     warn(f'stopped: {e}')
     return 1
   except OSError as e:
-    if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if not e.filename and e.errno not in (errno.ENOSPC, errno.EDQUOT):
       raise
-    warn(f'stopped: {e.filename or "a file of the run"}: {e.strerror}')
+    warn(f'stopped: {e.filename or "a file of the run"}: {e.strerror or e}')
     return 1
   except Interrupted as e:
     warn(f'interrupted: {e}')

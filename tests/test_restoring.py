@@ -31,10 +31,10 @@ class SmallLlama(Synthetic, LLaMA):
   """A LLaMA of a few thousand weights."""
 
 
-def trainer(folder, **changes):
+def trainer(folder, start_over=False, **changes):
   experiment = SmallLlama(**(SMALL | changes))
   experiment.validate()
-  return Run(experiment, folder).trainer()
+  return Run(experiment, folder, start_over=start_over).trainer()
 
 
 def train(folder, **changes):
@@ -69,7 +69,10 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_where_it_started(base, t
   train(tmp_path, **source)
   for checksums in tmp_path.glob('checkpoints/checkpoint_*/checksums.json'):
     checksums.unlink()
-  states = trainer(tmp_path, **source).states  # looks for the other checkpoint, and needs none yet
+  with pytest.raises(UserError, match=r'none is good: checkpoint_00000002\. .*--start_over'):
+    trainer(tmp_path, **source).states.initial()
+  # looks for the other checkpoint, and needs none yet
+  states = trainer(tmp_path, start_over=True, **source).states
   state, step = states.initial()
   assert step == 0
   assert states.plan is not None
