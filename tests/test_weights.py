@@ -393,7 +393,11 @@ def test_a_pickle_is_not_run(tmp_path, capsys):
   [
     ('gemma', dict(tie_word_embeddings=False), 'tie_word_embeddings=False is not implemented'),
     ('gemma', dict(hidden_activation='silu'), 'Hugging Face has no gemma with ACTIVATION_CLS'),
-    ('llama_mha', dict(hidden_act='gelu'), 'Hugging Face has no llama with ACTIVATION_CLS'),
+    (
+      'llama_mha',
+      dict(hidden_act='gelu_pytorch_tanh'),
+      'Hugging Face has no llama with ACTIVATION_CLS',
+    ),
     ('gpt2', dict(activation_function='silu'), 'Hugging Face has no gpt2 with ACTIVATION_CLS'),
   ],
 )
