@@ -46,7 +46,7 @@ def run(
 
 
 def module(
-  name: str, *arguments: str, devices: int = 1, code: int = 0
+  name: str, *arguments: str, devices: int = 1, code: int | None = 0
 ) -> subprocess.CompletedProcess:
   """Runs `python -m name` to the end and checks the exit code."""
   result = subprocess.run(
