@@ -4,18 +4,18 @@ import contextlib
 import logging
 import os
 import re
-import socket
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from paxlite.coordinator import HEARTBEAT_SECONDS, SHUTDOWN_SECONDS, Coordinator
 from paxlite.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
+from paxlite.peers import Peers
+from paxlite.rendezvous import attend, gather, listens_on
 from paxlite.terminal import settle, warn
 
-_HEARTBEAT_SECONDS = 30  # after which a process that is gone is known to be
 _VERDICT_SECONDS = 4
-_SHUTDOWN_SECONDS = 60  # for which the first to end waits for the last
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
 # what collectives and JAX's coordination service say of a peer that does not answer
 _LOST_PEER = re.compile(
@@ -30,7 +30,7 @@ log = logging.getLogger('paxlite')
 
 def join(
   server_addr: str | None, num_hosts: int | None, host_idx: int | None, required: bool = False
-) -> str | None:
+) -> Peers:
   """Joins the processes of a run, before anything asks JAX for devices.
 
   Without arguments, those of a Slurm step of several tasks; a process alone joins nothing.
@@ -42,10 +42,11 @@ def join(
     required: Whether a process alone is an error.
 
   Returns:
-    The host of process 0, or None for a process alone.
+    The other processes, watched from now on; none for a process alone.
 
   Raises:
     UserError: an argument is missing or cannot be, or the others did not come.
+    Interrupted: one of them came and is gone again.
   """
   given = {'server_addr': server_addr, 'num_hosts': num_hosts, 'host_idx': host_idx}
   missing = [f'--{name}' for name, value in given.items() if value is None]
@@ -63,23 +64,53 @@ def join(
       '--multiprocess_gpu needs --server_addr=HOST:PORT, --num_hosts and --host_idx, or Slurm'
     )
   else:
-    return None
+    return Peers()
+
+  host, _, port = str(server_addr).rpartition(':')
+  return _joined(host.strip('[]'), int(port), int(host_idx or 0), int(num_hosts or 0))
+
+
+def _joined(host: str, port: int, process: int, count: int) -> Peers:
+  coordinator = None
+  connections = {}
+  if process == 0:
+    if not listens_on(host):
+      log.warning('%s is 127.0.1.1 in /etc/hosts here: listening on all addresses', host)
+    coordinator = Coordinator(listens_on(host), count)
+    try:
+      connections = gather(host, port, count, answer=lambda: _ready(coordinator))
+    except BaseException:
+      coordinator.shutdown()
+      raise
+    service = coordinator.port
+  else:
+    connections[0], answer = attend(host, port, process, count)
+    service = int(answer)
+  peers = Peers(connections, process, count)
+  peers.watch()
 
   import jax
 
+  used = contextlib.nullcontext() if coordinator is None else coordinator.used_by_jax()
   try:
-    jax.distributed.initialize(
-      server_addr,
-      num_hosts,
-      host_idx,
-      local_device_ids=local_devices(os.environ),
-      coordinator_bind_address=_bind_address(str(server_addr)) if host_idx == 0 else None,
-      heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
-      shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
-    )
+    with used:
+      jax.distributed.initialize(
+        f'[{host}]:{service}' if ':' in host else f'{host}:{service}',
+        count,
+        process,
+        local_device_ids=local_devices(os.environ),
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+      )
   except (RuntimeError, ValueError) as e:
     raise UserError(f'the processes did not come together: {str(e).splitlines()[0]}') from None
-  return str(server_addr).rpartition(':')[0].strip('[]')  # of IPv6
+  return peers
+
+
+def _ready(coordinator: Coordinator) -> str:
+  """The port of the coordination service, when it listens there."""
+  coordinator.wait_until_ready()
+  return str(coordinator.port)
 
 
 @contextlib.contextmanager
@@ -151,29 +182,6 @@ def slurm_step(environment: Any) -> tuple[str, int, int]:
   processes, this = int(environment['SLURM_NTASKS']), int(environment['SLURM_PROCID'])
   _check(address, processes, this)
   return address, processes, this
-
-
-def listens_on(host: str) -> str:
-  """The address on which process 0 listens when others know it by this name; '' is all of them.
-
-  What asks nobody who they are had better listen on one. Debian knows a host's own name as
-  127.0.1.1, where nobody else could reach it.
-  """
-  try:
-    found = {info[4][0] for info in socket.getaddrinfo(host, None)}
-  except OSError:
-    return host
-  return '' if '127.0.1.1' in found else host
-
-
-def _bind_address(server_addr: str) -> str | None:
-  host, _, port = server_addr.rpartition(':')
-  if listens_on(host.strip('[]')):
-    return server_addr
-  log.warning(
-    '%s is 127.0.1.1 in /etc/hosts here: listening on port %s of all addresses', host, port
-  )
-  return f'[::]:{port}'
 
 
 def _check(server_addr: str, num_hosts: int, host_idx: int) -> None:

@@ -65,7 +65,8 @@ class Experiment(Parameters):
   MAX_SKIPPED_STEPS: int = 100
 
   # Faults: see docs/reliability.md. Times in seconds; 0 turns a thing off
-  STEP_TIMEOUT: float = 1800.0  # without progress the run writes its stacks and ends
+  STEP_TIMEOUT: float = 1800.0  # without a step the run writes its stacks and ends
+  PHASE_TIMEOUT: float = 14400.0  # the same for starting, restoring, compiling and the last save
   STACK_TRACE_INTERVAL: float = 0.0  # stacks are written every so often in any case
   LOSS_SPIKE_FACTOR: float = 0.0  # a loss above this times the mean before is rolled back
   LOSS_SPIKE_WINDOW: int = 100  # steps of that mean
@@ -107,6 +108,7 @@ class Experiment(Parameters):
     'MAX_EVAL_BATCHES',
     'MAX_SKIPPED_STEPS',
     'STEP_TIMEOUT',
+    'PHASE_TIMEOUT',
     'STACK_TRACE_INTERVAL',
     'LOSS_SPIKE_FACTOR',
     'LOSS_SPIKE_WINDOW',
@@ -290,6 +292,7 @@ class Experiment(Parameters):
     for name in (
       'CHECKPOINT_EVERY_N_MINUTES',
       'STEP_TIMEOUT',
+      'PHASE_TIMEOUT',
       'STACK_TRACE_INTERVAL',
       'MAX_ROLLBACKS',
     ):

@@ -69,6 +69,11 @@ class Goodput:
     before, self._kind = self._kind, kind
     return before
 
+  @property
+  def kind(self) -> str:
+    """What time is spent on now, of KINDS."""
+    return self._kind
+
   def excuse(self, seconds: float, kind: str) -> None:
     """Time that was counted as `kind` was spent on steps after all."""
     self._seconds[kind] -= seconds

@@ -239,16 +239,15 @@ def _run(overrides: dict[str, str]) -> None:
   if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
     raise UserError('--compiled_step is for training: leave it out')
   from paxlite import devices, distributed, programs
-  from paxlite.peers import Peers
 
   if _DRY_RUN.value:
     devices.present()
     print(programs.dry_run(experiment))
     return
-  host = distributed.join(
+  peers = distributed.join(
     _SERVER_ADDR.value, _NUM_HOSTS.value, _HOST_IDX.value, required=_MULTIPROCESS.value
   )
-  if host is None:
+  if peers.alone:
     kept_programs.keep_programs()
     devices.present()
   if _MODE.value != 'train':  # JAX has taken the signal, and there is nothing to save
@@ -261,13 +260,14 @@ def _run(overrides: dict[str, str]) -> None:
   run = programs.Run(
     experiment,
     folder,
+    peers=peers,
     save=_SAVE.value,
     accept_changes=_ACCEPT.value,
     start_over=_START_OVER.value,
     compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
   )
   modes = {'train': programs.train, 'eval': programs.evaluate, 'decode': programs.decode}
-  with Peers(host), distributed.leaving_together():
+  with peers, distributed.leaving_together():
     preemption.check()
     modes[_MODE.value](run)
 

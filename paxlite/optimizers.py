@@ -194,11 +194,7 @@ def adam(
 
   Args:
     schedule: Learning rate by update count.
-    b1: See scale_by_pax_adam.
-    b2: See scale_by_pax_adam.
-    epsilon: See scale_by_pax_adam.
-    epsilon_root: See scale_by_pax_adam.
-    update_clip: See scale_by_pax_adam.
+    b1, b2, epsilon, epsilon_root, update_clip: See scale_by_pax_adam.
     weight_decay: Times the variable, added to its update; biases, norms and embeddings too.
     clip_gradient_norm: Cap on the global norm of the gradients; off where ≤ 0.
     trainable: See Optimizer.

@@ -58,6 +58,11 @@ def listening(saves: bool = True, owner: bool = False) -> Iterator[None]:
     _listener = None
 
 
+def asked() -> bool:
+  """Whether there was a signal, before JAX is there to be asked anything."""
+  return _listener is not None and _listener.asked
+
+
 def check() -> None:
   """Raises Interrupted where there was a signal already and nothing is there to be saved.
 

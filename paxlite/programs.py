@@ -4,7 +4,7 @@ import dataclasses
 import os
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import fiddle as fdl
@@ -36,6 +36,7 @@ from paxlite.inputs.base import Input
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
 from paxlite.mesh_check import check_mesh
 from paxlite.optimizers import path_name
+from paxlite.peers import Peers
 from paxlite.restoring import Restore
 from paxlite.save_times import SaveTimes
 from paxlite.saving import Saver
@@ -44,7 +45,7 @@ from paxlite.states import States
 from paxlite.summaries import Summaries
 from paxlite.terminal import say
 from paxlite.trainer import Trainer
-from paxlite.watchdog import Watchdog
+from paxlite.watchdog import Limits, Watchdog
 
 if TYPE_CHECKING:
   from paxlite.inference import Inference
@@ -62,6 +63,7 @@ class Run:
     start_over: Whether it may begin again where the folder's checkpoints are all damaged.
     read_only: Whether what the folder holds stays as it is.
     compiled_step: A file of tools.compile to load instead of compiling.
+    peers: The other processes of the run.
   """
 
   experiment: Experiment
@@ -71,6 +73,7 @@ class Run:
   start_over: bool = False
   read_only: bool = False
   compiled_step: pathlib.Path | None = None
+  peers: Peers = dataclasses.field(default_factory=Peers)
 
   def trainer(self) -> Trainer:
     """Builds everything; raises UserError before a file is written or a program compiled."""
@@ -88,6 +91,7 @@ class Run:
     saved = None if step is None else SavedStep(step, e.values(), options)
     if saved is not None:
       saved.check(mesh)
+    spent = Goodput(self.folder if jax.process_index() == 0 else None)
     trainer = Trainer(
       task=states.task,
       mesh=mesh,
@@ -105,8 +109,8 @@ class Run:
       eval_interval=e.EVAL_INTERVAL_STEPS,
       save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
       flops_per_token=e.flops_per_token,
-      goodput=Goodput(self.folder if jax.process_index() == 0 else None),
-      watchdog=Watchdog(self.folder, e.STEP_TIMEOUT, e.STACK_TRACE_INTERVAL),
+      goodput=spent,
+      watchdog=self.watchdog(spent),
       spikes=(
         SpikeDetector(e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW) if e.LOSS_SPIKE_FACTOR else None
       ),
@@ -135,8 +139,12 @@ class Run:
     states.plan  # noqa: B018 - read here, before data is, which takes its time
     return states
 
-  def evaluator(self) -> tuple[States, Evaluator]:
-    """What evaluates the run; the data that it trains on is neither needed nor read."""
+  def evaluator(self, beat: Callable[[], None]) -> tuple[States, Evaluator]:
+    """What evaluates the run; the data that it trains on is neither needed nor read.
+
+    Args:
+      beat: Called after each batch.
+    """
     e = self.experiment
     inputs = e.eval_inputs()
     if not inputs:
@@ -149,7 +157,12 @@ class Run:
     data = {name: fdl.build(cfg) for name, cfg in inputs.items()}
     _check_vocabulary(e, data)
     _check_eval_batches(e, data)
-    return states, Evaluator(states.task, mesh, e.rules, data)
+    return states, Evaluator(states.task, mesh, e.rules, data, beat)
+
+  def watchdog(self, goodput: Goodput) -> Watchdog:
+    e = self.experiment
+    limits = Limits(e.STEP_TIMEOUT, e.PHASE_TIMEOUT, e.STACK_TRACE_INTERVAL)
+    return Watchdog(self.folder, limits, goodput, self.peers)
 
   def check_folder(self) -> None:
     """Raises UserError when the folder's checkpoints are those of a different experiment."""
@@ -197,6 +210,11 @@ def _train(run: Run, lock: FolderLock) -> None:
   run.check_folder()
   _lock(lock, run)
   trainer = run.trainer()
+  with trainer.watchdog:
+    _train_watched(run, lock, trainer)
+
+
+def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   tokenizer = run.tokenizer()
   check_mesh(trainer.mesh, trainer.rules)
   if run.compiled_step is None:
@@ -252,17 +270,22 @@ def evaluate(run: Run) -> None:
     if not e.eval_inputs():
       return
   run.check_evaluated()
-  states, evaluator = run.evaluator()
-  check_mesh(states.mesh, states.rules)
-  make_folder(run.folder)
-  say(f'Devices: {devices.described()}')
-  say(f'Backend: {e.backend}')
-  state, step = states.last()
-  summaries = Summaries(run.folder, max_steps=step)
-  try:
-    evaluator.report(state, step, summaries)
-  finally:
-    summaries.close()
+  spent = Goodput(None)
+  watchdog = run.watchdog(spent)
+  states, evaluator = run.evaluator(watchdog.beat)
+  with watchdog:
+    check_mesh(states.mesh, states.rules)
+    make_folder(run.folder)
+    say(f'Devices: {devices.described()}')
+    say(f'Backend: {e.backend}')
+    with spent.spent_on('restore'):
+      state, step = states.last()
+    summaries = Summaries(run.folder, max_steps=step)
+    spent.switch('evaluation')
+    try:
+      evaluator.report(state, step, summaries)
+    finally:
+      summaries.close()
 
 
 def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:

@@ -74,9 +74,9 @@ def train_step(
     'skipped_steps': new_state.skipped,
     'skipped_in_a_row': new_state.skipped_in_a_row,
   }
-  one = jnp.ones(())
   named = {f'Metrics/{k}': m for k, m in metrics.items()}
-  return new_state, named | {f'learning/{k}': Weighted(v, one) for k, v in learning.items()}
+  named |= {f'learning/{k}': Weighted(v, jnp.ones(())) for k, v in learning.items()}
+  return new_state, named
 
 
 @dataclasses.dataclass
@@ -149,10 +149,11 @@ class Trainer:
       else:
         if step:
           summaries.say(f'Continuing from the checkpoint of step {step:,}.')
-        with self.watchdog, distributed.leaving_together(before=summaries.close):
+        with distributed.leaving_together(before=summaries.close):
           state = self._loop(state, step, summaries)
     finally:
       summaries.close()
+      self.watchdog.pause()
       self.goodput.switch('save')
       self.states.checkpoints.close()
       self.goodput.write()
@@ -199,7 +200,6 @@ class Trainer:
           break
         batch = report.next_batch(batches)
         if first := compiled is None:
-          self.watchdog.pause()
           self.goodput.switch('compile')
           compiled = self._compile(state, batch, summaries)
           dispatched_at = time.perf_counter()
@@ -257,6 +257,7 @@ class Trainer:
       else:
         compiled = self.saved_step.load(lowered, (state, batch), self.mesh)
         done = f'Loaded the train step of {self.saved_step.path}'
+    self.watchdog.pause()
     summaries.say(f'{done} in {time.perf_counter() - before:.1f} s.')
     return compiled
 

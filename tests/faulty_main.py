@@ -8,7 +8,7 @@ import time
 
 import numpy as np
 
-from paxlite import checkpoints, evaluation, main, preemption, programs
+from paxlite import checkpoints, evaluation, main, preemption, programs, states, trainer
 from paxlite.errors import UserError
 from paxlite.inputs import base
 
@@ -50,6 +50,12 @@ match fault:
     before_step(int(at), lambda: os.kill(os.getpid(), signal.SIGKILL))
   case 'hang' if '--host_idx=1' in sys.argv:
     before_step(int(at), hang)
+  case 'hang_restoring' if '--host_idx=1' in sys.argv:
+    states.States.initial = lambda self: hang()
+  case 'hang_compiling' if '--host_idx=1' in sys.argv:
+    trainer.Trainer._compile = lambda *_: hang()
+  case 'hang_saving' if '--host_idx=1' in sys.argv:
+    checkpoints.Checkpoints.save = lambda *_: hang()
   case 'wait':  # until the test has done what it came for
     before_step(int(at), lambda: sys.stdin.readline())
   case 'mistake' if '--host_idx=1' in sys.argv:

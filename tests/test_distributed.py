@@ -9,7 +9,7 @@ import sys
 import pytest
 import yaml
 
-from paxlite import data, distributed
+from paxlite import data, distributed, rendezvous
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_text
 from tests import runs
@@ -141,11 +141,11 @@ def test_process_0_of_a_slurm_step(nodes, host):
 
 
 def test_where_process_0_listens(monkeypatch):
-  assert distributed.listens_on('127.0.0.1') == '127.0.0.1'
-  assert distributed.listens_on('no.such.host.invalid') == 'no.such.host.invalid'
+  assert rendezvous.listens_on('127.0.0.1') == '127.0.0.1'
+  assert rendezvous.listens_on('no.such.host.invalid') == 'no.such.host.invalid'
   answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, '', ('127.0.1.1', 0))]
   monkeypatch.setattr(socket, 'getaddrinfo', lambda *_: answer)
-  assert distributed.listens_on('n7') == ''
+  assert rendezvous.listens_on('n7') == ''
 
 
 @pytest.mark.slow

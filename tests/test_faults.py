@@ -134,6 +134,61 @@ def test_a_worker_that_dies_takes_the_others_with_it_within_15_seconds(tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('count', [2, 4])
+def test_the_others_name_process_0_when_it_dies(tmp_path, count):
+  flags = '--fdl.MAX_STEPS=1000000', '--fdl.CHECKPOINT_EVERY_N_STEPS=1000000'
+  processes = start_processes(tmp_path, count, *flags, config='TinyGPT')
+  wait_for(tmp_path / 'metrics.jsonl')
+  time.sleep(1)
+  processes[0].kill()
+  died = time.monotonic()
+  for i, process in enumerate(processes[1:], 1):
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == EXIT_AGAIN, stderr
+    assert stderr.splitlines()[-1] == f'stopped: process {i} of {count}: process 0 is gone'
+  assert time.monotonic() - died < 15
+  processes[0].communicate(timeout=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('killed', [0, 1])
+def test_a_process_that_is_killed_while_the_others_start(tmp_path, killed):
+  processes = start_processes(tmp_path, 2, config='TinyGPT')
+  for line in processes[0].stdout:  # which it writes after they have come together
+    if line.startswith('Devices:'):
+      break
+  processes[killed].kill()
+  died = time.monotonic()
+  _, stderr = processes[1 - killed].communicate(timeout=100)
+  assert processes[1 - killed].returncode == EXIT_AGAIN, stderr
+  assert f'process {1 - killed} of 2: process {killed} is gone' in stderr
+  assert time.monotonic() - died < 15
+  processes[killed].communicate(timeout=10)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('fault', 'phase', 'theirs'),
+  [
+    ('hang_restoring', 'initial values or restoring', None),
+    ('hang_compiling', 'compiling and the first step', 'compiling and the first step'),
+    ('hang_saving', 'saving', None),
+  ],
+)
+def test_every_phase_has_a_deadline_and_names_who_is_waited_for(tmp_path, fault, phase, theirs):
+  flags = '--fdl.MAX_STEPS=3', '--fdl.PHASE_TIMEOUT=12', '--fdl.STEP_TIMEOUT=12'
+  processes = start_processes(
+    tmp_path, 2, *flags, config='TinyGPT', module='tests.faulty_main', env={'FAULT': fault}
+  )
+  ended = [p.communicate(timeout=120)[1] for p in processes]
+  assert [p.returncode for p in processes] == [EXIT_AGAIN, EXIT_AGAIN], ended
+  assert f'{phase}: no progress for 12 s' in ended[0]
+  if theirs is not None:
+    assert f'waiting for process 1 ({theirs})' in ended[0]
+  assert 'in hang' in (tmp_path / 'stacks' / 'process_00001.txt').read_text()
+
+
+@pytest.mark.slow
 def test_a_worker_that_hangs_ends_the_run_and_every_process_says_where(tmp_path):
   flags = '--fdl.MAX_STEPS=100', '--fdl.STEP_TIMEOUT=6'
   processes = start_processes(
@@ -143,7 +198,9 @@ def test_a_worker_that_hangs_ends_the_run_and_every_process_says_where(tmp_path)
   assert [p.returncode for p in processes] == [EXIT_AGAIN, EXIT_AGAIN]
   for i, (_, stderr) in enumerate(ended):
     stacks = (tmp_path / 'stacks' / f'process_{i:05d}.txt').read_text()
-    assert f'process {i}: no progress for 6 s (STEP_TIMEOUT); stacks of every thread' in stderr
+    assert 'productive steps: no progress for 6 s (STEP_TIMEOUT)' in stderr
+    assert f'stopped: process {i}: ' in stderr
+    assert f'stacks of every thread are in {tmp_path}' in stderr
     assert stacks.count('Thread 0x') >= 2
     assert 'in _loop' in stacks
     assert ('in hang' in stacks) == (i == 1)

@@ -7,6 +7,7 @@ reduce-scatter on GPU and TPU.
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -165,7 +166,7 @@ def test_the_longer_commands_of_the_docs(tmp_path):
   lines = re.search(r'```sh slow\n(.*?)```', page, re.DOTALL)[1].splitlines()
   assert len(lines) > 1
   for i, line in enumerate(lines):
-    flags, python, m, module, *words = line.split()
+    flags, python, m, module, *words = shlex.split(line)
     assert (flags, python, m) == (
       'XLA_FLAGS=--xla_force_host_platform_device_count=8',
       'python',
