@@ -22,7 +22,7 @@ from typing import Any
 # that missed some, because its process was suspended, would end it with SIGABRT.
 HEARTBEAT_SECONDS = 24 * 3600
 SHUTDOWN_SECONDS = 60  # for which the first to end waits for the last
-_LINGER_SECONDS = 15.0  # after process 0 has died; the others leave within a few seconds
+_LINGER_SECONDS = 60.0  # after process 0 has died; the others leave within a few seconds
 _READY, _END = b'ready\n', b'end\n'
 
 

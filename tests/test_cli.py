@@ -1,6 +1,7 @@
 """What every tool does with its command line and its terminal."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -151,3 +152,27 @@ def test_what_cannot_be_written_is_spelled():
   with cli.printing():
     pass
   assert '8 × 1 → é'.encode('ascii', 'paxlite.spelled') == b'8 x 1 -> \\xe9'
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_library_that_swallows_signals(number):
+  """What calls Python back may drop SystemExit and KeyboardInterrupt; the tool ends anyway."""
+  code = (
+    'import time\n'
+    'from paxlite.tools import cli\n'
+    'cli._END_SECONDS = 0.5\n'
+    'def main(argv):\n'
+    '  while True:\n'
+    '    try: print("here", flush=True) or time.sleep(60)\n'
+    '    except BaseException: pass\n'
+    'cli.run(main)\n'
+  )
+  with subprocess.Popen(
+    [sys.executable, '-c', code], cwd=runs.ROOT, env=runs.environment(), text=True,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+  ) as process:  # fmt: skip
+    assert process.stdout.readline() == 'here\n'
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=20)
+  assert process.returncode == 128 + number
+  assert stderr == 'interrupted; what is unfinished is left where it is\n'

@@ -207,6 +207,9 @@ def test_scripts_name_what_is_wrong(tfds, tmp_path):
   write(tmp_path / 'train.jsonl', [dict(text='a'), dict(body='b')])
   said = build('download_the_pile', f'--source={tmp_path}', f'--tfds_data_dir={tmp_path}', code=2)
   assert 'train.jsonl:2 is not a record of this dataset' in said.stderr
+  write(tmp_path / 'train.jsonl', [dict(text='a'), dict(text=5)])
+  said = build('download_the_pile', f'--source={tmp_path}', f'--tfds_data_dir={tmp_path}', code=2)
+  assert "train.jsonl:2 is not a record of this dataset: 'text' must be text, not 5" in said.stderr
   (tmp_path / 'SHA256SUMS.txt').write_text(f'{"0" * 64}  train.jsonl\n')
   said = build('download_the_pile', f'--source={tmp_path}', f'--tfds_data_dir={tmp_path}', code=2)
   assert 'is damaged or another file' in said.stderr

@@ -9,6 +9,8 @@ import io
 import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 
 from paxlite import paths
@@ -35,6 +37,7 @@ _PATHS = (
   'vocab',
 )
 
+_END_SECONDS = 10.0  # after a signal, for what is unfinished to be removed
 BASE_WEIGHTS = 'where the weights are now that LoRA was trained beside, if they were moved'
 
 
@@ -44,8 +47,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   Modules of --import=MODULE are imported before: checkpoints name experiments, and none is imported
   because a file says so.
   """
-  # what is unfinished is removed on the way out
-  signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+  _end_by_signals()
   with printing():
     try:
       main(_import_modules(['--help' if a == '-help' else a for a in sys.argv[1:]]))
@@ -60,6 +62,27 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         raise
       print(f'error: {e.filename} cannot be written: {e.strerror}', file=sys.stderr)
       sys.exit(1)
+
+
+def _end_by_signals() -> None:
+  """SIGTERM and Ctrl-C raise SystemExit and KeyboardInterrupt: what is unfinished is removed.
+
+  A library that calls Python back may swallow these, or not return to Python for long. A thread
+  hears of the signal in any case, and ends the process some seconds later.
+  """
+  signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+  signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+  def listen() -> None:
+    while number := os.read(reader, 1)[0]:
+      if number in (signal.SIGTERM, signal.SIGINT):
+        time.sleep(_END_SECONDS)
+        print('interrupted; what is unfinished is left where it is', file=sys.stderr)
+        os._exit(128 + number)
+
+  threading.Thread(target=listen, name='signals', daemon=True).start()
 
 
 @contextlib.contextmanager

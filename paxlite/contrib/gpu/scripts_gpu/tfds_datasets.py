@@ -12,6 +12,8 @@ from paxlite import shell
 from paxlite.errors import UserError
 from paxlite.inputs.files import read_json_lines
 
+_KINDS = {str: 'text', bool: 'true or false'}
+
 Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
@@ -40,7 +42,8 @@ def build(
     name: Of the dataset.
     features: The types of its fields: str, bool.
     splits: Files of each, .jsonl, also .gz .xz .zst.
-    convert: Makes a record of the dataset from a line; KeyError and IndexError name a bad one.
+    convert: Makes a record of the dataset from a line; a field that is missing or of another type
+      names a bad one.
     data_dir: TFDS_DATA_DIR.
     num_shards: Files of a split; None: by its size. Several processes read at least one each.
 
@@ -58,14 +61,14 @@ def build(
   kinds = {str: tf.string, bool: tf.bool}
   signature = {k: tf.TensorSpec((), kinds[t]) for k, t in features.items()}
   types = {str: tfds.features.Text(), bool: tfds.features.Scalar(tf.bool)}
-  errors: list[UserError] = []  # TensorFlow makes its own of what a generator raises
+  errors: list[BaseException] = []  # TensorFlow makes its own of what a generator raises
 
   def dataset(files: Sequence[str]) -> Any:
     def records() -> Iterator[dict[str, Any]]:
       try:
         for file in files:
-          yield from _converted(file, convert)
-      except UserError as e:
+          yield from _converted(file, convert, features)
+      except (UserError, KeyboardInterrupt, SystemExit) as e:
         errors.append(e)
         raise
 
@@ -88,12 +91,21 @@ def build(
   return f'{folder}: {counts}'
 
 
-def _converted(file: str, convert: Convert) -> Iterator[dict[str, Any]]:
+def _converted(
+  file: str, convert: Convert, features: Mapping[str, type]
+) -> Iterator[dict[str, Any]]:
   for place, record in read_json_lines(file):
     try:
-      yield convert(record)
+      converted = convert(record)
     except (KeyError, IndexError, TypeError, AttributeError) as e:
       raise UserError(f'{place} is not a record of this dataset: {e!r}') from None
+    for name, kind in features.items():
+      if not isinstance(converted[name], kind):
+        raise UserError(
+          f'{place} is not a record of this dataset: {name!r} must be {_KINDS[kind]}, not '
+          f'{shell.shortened(repr(converted[name]))}'
+        )
+    yield converted
 
 
 def fetched(url: str, sha256: str, folder: pathlib.Path) -> str:
