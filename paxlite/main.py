@@ -77,6 +77,12 @@ _START_OVER = flags.DEFINE_bool(
   'Begin again as a new run does where the folder holds checkpoints and none of them is good.',
   flag_values=_FLAGS,
 )
+_CHECK_MEMORY = flags.DEFINE_bool(
+  'check_memory',
+  True,
+  'Refuse a run that needs more memory than is left, before it takes it.',
+  flag_values=_FLAGS,
+)
 _COMPILED_STEP = flags.DEFINE_string(
   'compiled_step',
   None,
@@ -264,6 +270,7 @@ def _run(overrides: dict[str, str]) -> None:
     save=_SAVE.value,
     accept_changes=_ACCEPT.value,
     start_over=_START_OVER.value,
+    check_memory=bool(_CHECK_MEMORY.value),
     compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
   )
   modes = {'train': programs.train, 'eval': programs.evaluate, 'decode': programs.decode}

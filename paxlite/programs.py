@@ -34,6 +34,7 @@ from paxlite.goodput import Goodput
 from paxlite.inputs import about
 from paxlite.inputs.base import Input
 from paxlite.inputs.tokenizer import Tokenizer, open_tokenizer
+from paxlite.memory_check import MemoryCheck
 from paxlite.mesh_check import check_mesh
 from paxlite.optimizers import path_name
 from paxlite.peers import Peers
@@ -63,6 +64,7 @@ class Run:
     start_over: Whether it may begin again where the folder's checkpoints are all damaged.
     read_only: Whether what the folder holds stays as it is.
     compiled_step: A file of tools.compile to load instead of compiling.
+    check_memory: Whether what needs more memory than there is gets refused.
     peers: The other processes of the run.
   """
 
@@ -73,6 +75,7 @@ class Run:
   start_over: bool = False
   read_only: bool = False
   compiled_step: pathlib.Path | None = None
+  check_memory: bool = True
   peers: Peers = dataclasses.field(default_factory=Peers)
 
   def trainer(self) -> Trainer:
@@ -111,6 +114,7 @@ class Run:
       flops_per_token=e.flops_per_token,
       goodput=spent,
       watchdog=self.watchdog(spent),
+      memory=MemoryCheck(mesh, self.check_memory),
       spikes=(
         SpikeDetector(e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW) if e.LOSS_SPIKE_FACTOR else None
       ),
@@ -229,6 +233,8 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     if trainer.compiler_options:
       told = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler_options.items()))
       say(f'XLA: {told}')
+  abstract = trainer.states.abstract
+  trainer.memory.state(abstract, trainer.task.optimizer.split(abstract.params)[0])
   with distributed.leaving_together(), trainer.goodput.spent_on('restore'):
     state, step = trainer.states.initial()
     if step < run.experiment.MAX_STEPS:
@@ -278,6 +284,7 @@ def evaluate(run: Run) -> None:
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
     say(f'Backend: {e.backend}')
+    MemoryCheck(states.mesh, run.check_memory).state(states.abstract, ())
     with spent.spent_on('restore'):
       state, step = states.last()
     summaries = Summaries(run.folder, max_steps=step)

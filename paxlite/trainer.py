@@ -17,6 +17,7 @@ from paxlite.errors import Interrupted, TrainingError, UserError
 from paxlite.evaluation import Evaluator, device_batches
 from paxlite.goodput import Goodput
 from paxlite.inputs.base import Input
+from paxlite.memory_check import MemoryCheck
 from paxlite.metrics import Metrics, Weighted
 from paxlite.optimizers import merge
 from paxlite.reporting import Reporter
@@ -105,6 +106,7 @@ class Trainer:
     profiler_steps: Steps of the trace.
     compiler_options: Of XLA, for the train step.
     saved_step: A compiled step to load; None compiles.
+    memory: Compares a step with the memory that is left.
   """
 
   task: Task
@@ -123,6 +125,7 @@ class Trainer:
   flops_per_token: float
   goodput: Goodput
   watchdog: Watchdog
+  memory: MemoryCheck
   spikes: SpikeDetector | None = None
   profiler_step: int | None = None
   profiler_steps: int = 2
@@ -257,6 +260,7 @@ class Trainer:
       else:
         compiled = self.saved_step.load(lowered, (state, batch), self.mesh)
         done = f'Loaded the train step of {self.saved_step.path}'
+    self.memory.step(compiled)
     self.watchdog.pause()
     summaries.say(f'{done} in {time.perf_counter() - before:.1f} s.')
     return compiled
@@ -268,10 +272,9 @@ def jitted_step(
   """train_step as a jitted function of (state, batch) that overwrites the state.
 
   Args:
-    task: See train_step.
+    task, seed: See train_step.
     mesh: Where it runs.
     rules: Logical axes to mesh axes.
-    seed: See train_step.
     abstract: The state's shapes, dtypes and shardings.
   """
 

@@ -41,6 +41,7 @@ GROUPS = [
     'in_flight',
     'cpu_memory',
     'kept_programs',
+    'memory_check',
     'mesh_check',
     'peers',
     'preemption',
