@@ -66,6 +66,8 @@ def join(
   else:
     return Peers()
 
+  if num_hosts == 1:
+    return Peers()
   host, _, port = str(server_addr).rpartition(':')
   return _joined(host.strip('[]'), int(port), int(host_idx or 0), int(num_hosts or 0))
 

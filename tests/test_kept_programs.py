@@ -4,7 +4,6 @@ import os
 import pathlib
 import random
 import re
-import socket
 import time
 
 import jax
@@ -14,6 +13,7 @@ from jax._src import compilation_cache
 from paxlite import kept_programs
 from paxlite.kept_programs import KeptPrograms
 from tests import runs
+from tests.test_distributed import on_processes
 
 TINY = ['--fdl.MAX_STEPS=2', '--noenable_checkpoint_saving']
 
@@ -51,13 +51,16 @@ def test_the_next_run_reads_what_the_last_has_compiled(home, tmp_path, monkeypat
   assert not re.search(hit, third.stderr)
 
 
+@pytest.mark.slow
 def test_one_of_several_processes_keeps_nothing(home, tmp_path):
-  with socket.socket() as s:
-    s.bind(('127.0.0.1', 0))
-    port = s.getsockname()[1]
-  alone = '--num_hosts=1', '--host_idx=0', f'--server_addr=127.0.0.1:{port}'
-  runs.run(tmp_path / 'a', *TINY, *alone)
+  on_processes(tmp_path / 'a', 2, '--fdl.MAX_STEPS=2', config='TinyGPT')
   assert not home.exists()
+
+
+def test_one_process_of_one_is_alone(home, tmp_path):
+  alone = '--num_hosts=1', '--host_idx=0', '--server_addr=127.0.0.1:1'
+  runs.run(tmp_path / 'a', *TINY, *alone)
+  assert home.exists()
 
 
 @pytest.mark.parametrize('part', ['', '..'])
