@@ -3,8 +3,8 @@
 Saves and restores a training state as training does, and writes and reads as many bytes in plain
 files of 64 MB, in turn, on the same disk: each write is followed by a sync, and before each read
 the files are dropped from the page cache. A restore includes the check of the checksums. As in
-training on CPUs, malloc keeps its memory (paxlite/cpu_memory.py); one round before those that count
-takes it from the kernel.
+training on CPUs, malloc keeps its memory (paxlite/runtime/cpu_memory.py); one round before those
+that count takes it from the kernel.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def main() -> None:
   parser.add_argument('--folder', default=tempfile.gettempdir())
   parser.add_argument('--rounds', type=int, default=3)
   args = parser.parse_args()
-  from paxlite import cpu_memory
+  from paxlite.runtime import cpu_memory
 
   if memory := cpu_memory.environment():
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **memory})
@@ -50,7 +50,7 @@ def main() -> None:
 
 def one_round(folder: pathlib.Path, state: dict, size: int) -> dict[str, float]:
   """Seconds of each kind of work, in turn."""
-  from paxlite.checkpoints import Checkpoints
+  from paxlite.checkpointing.checkpoints import Checkpoints
 
   plain, saved = folder / 'plain', folder / 'saved'
   seconds = {'plain write': timed(lambda: write_plain(plain, size))}
@@ -96,7 +96,7 @@ def restore(folder: pathlib.Path, state: dict) -> None:
   """As training starts from a checkpoint."""
   import jax
 
-  from paxlite.checkpoints import Checkpoints
+  from paxlite.checkpointing.checkpoints import Checkpoints
 
   describe = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
   checkpoints = Checkpoints(folder)

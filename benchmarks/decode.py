@@ -30,8 +30,8 @@ def main() -> None:
   import torch
   import transformers
 
-  from paxlite.decoding import Generator
-  from paxlite.inference import load_checkpoint
+  from paxlite.eval.inference import load_checkpoint
+  from paxlite.generation.decoding import Generator
   from paxlite.tools import export_weights
 
   inference = load_checkpoint(args.checkpoint, overrides={'FPROP_DTYPE': 'float32'})

@@ -12,10 +12,10 @@ import time
 
 import jax
 
-from paxlite.eval_tasks import read_tasks
-from paxlite.inference import load_checkpoint
-from paxlite.scoring import Scorer
-from paxlite.zero_shot import continuation_of
+from paxlite.eval.eval_tasks import read_tasks
+from paxlite.eval.inference import load_checkpoint
+from paxlite.eval.scoring import Scorer
+from paxlite.eval.zero_shot import continuation_of
 
 
 class PaddedScorer(Scorer):

@@ -193,7 +193,7 @@ def finished(
 
 def serve(name: str, tiny: bool, most: int | None, sizes: Values) -> None:
   """Prints the result of a case or a probe as a line of JSON after an @."""
-  from paxlite.errors import UserError
+  from paxlite.core.errors import UserError
 
   try:
     if name in PROBES:

@@ -16,8 +16,8 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   import jax
   import numpy as np
 
-  from paxlite.decoding import Generator
-  from paxlite.inference import use_int8
+  from paxlite.eval.inference import use_int8
+  from paxlite.generation.decoding import Generator
 
   device = jax.devices()[0]
   e = experiment(name, tiny)
@@ -92,7 +92,7 @@ def shapes(config: Any, mesh: Any, e: Any) -> Any:
   import fiddle as fdl
   import jax
 
-  from paxlite import partitioning
+  from paxlite.parallel import partitioning
 
   boxed = jax.eval_shape(fdl.build(config).init_params, jax.random.key(0))
   return partitioning.sharded_shapes(boxed, mesh, e.rules)

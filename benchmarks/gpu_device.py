@@ -39,7 +39,7 @@ def describe(tiny: bool) -> Result:
   """The device, the versions of everything, and how fast it multiplies and copies."""
   import jax
 
-  from paxlite import profiling
+  from paxlite.runtime import profiling
 
   device = jax.devices()[0]
   capability = getattr(device, 'compute_capability', None)
@@ -70,7 +70,7 @@ def version(package: str) -> str | None:
 
 def load_transformer_engine(tiny: bool) -> Result:
   del tiny
-  from paxlite import backends
+  from paxlite.layers import backends
 
   backends.transformer_engine()
   return {}

@@ -112,11 +112,11 @@ def compile_step(e: Any, device: Any) -> Program:
   import fiddle as fdl
   import jax
 
-  from paxlite import partitioning
-  from paxlite.checkpoints import Checkpoints
-  from paxlite.compiled_step import compile_lowered
-  from paxlite.states import States
-  from paxlite.trainer import jitted_step
+  from paxlite.checkpointing.checkpoints import Checkpoints
+  from paxlite.parallel import partitioning
+  from paxlite.runtime.compiled_step import compile_lowered
+  from paxlite.training.states import States
+  from paxlite.training.step import jitted_step
 
   before = time.perf_counter()
   mesh, rules, task = e.mesh([device]), e.rules, fdl.build(e.training_task())

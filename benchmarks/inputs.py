@@ -7,10 +7,10 @@ import time
 
 import numpy as np
 
-from paxlite.inputs.base import RowInput
-from paxlite.inputs.flat_tokens import FlatTokenRows
-from paxlite.inputs.flat_tokens_writer import Writer
-from paxlite.inputs.synthetic import SyntheticRows
+from paxlite.data.base import RowInput
+from paxlite.data.flat_tokens import FlatTokenRows
+from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.synthetic import SyntheticRows
 
 
 def main() -> None:

@@ -78,8 +78,8 @@ def paxlite(size: Size, repeated: bool = False) -> Step:
 
   from paxlite.experiments.datasets import Synthetic
   from paxlite.experiments.gpt import GPT126M
-  from paxlite.programs import Run
-  from paxlite.trainer import jitted_step
+  from paxlite.programs.run import Run
+  from paxlite.training.step import jitted_step
 
   class Benchmark(Synthetic, GPT126M):
     PACKED_INPUT = False

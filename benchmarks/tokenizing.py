@@ -17,9 +17,9 @@ import sys
 import tempfile
 import time
 
-from paxlite import data
-from paxlite.inputs.files import read_text
-from paxlite.inputs.tokenizer import open_tokenizer
+from paxlite.core.files import read_text
+from paxlite.data import packaged
+from paxlite.data.tokenizer import open_tokenizer
 
 _MINIMUM = 1_000  # characters of a document
 
@@ -28,7 +28,7 @@ def documents(megabytes: float) -> list[str]:
   """Paragraphs of the packaged texts, several in a document, over and over."""
   found: list[str] = []
   document = ''
-  for paragraph in '\n\n'.join(map(read_text, data.TEXTS)).split('\n\n'):
+  for paragraph in '\n\n'.join(map(read_text, packaged.TEXTS)).split('\n\n'):
     document += paragraph + '\n\n'
     if len(document) > _MINIMUM:
       found.append(document)
@@ -73,7 +73,7 @@ def tool_rate(vocab: str, source: str, folder: str, processes: int) -> float:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('--vocab', nargs='+', default=[data.VOCAB])
+  parser.add_argument('--vocab', nargs='+', default=[packaged.VOCAB])
   parser.add_argument('--megabytes', type=float, default=400)
   parser.add_argument('--rounds', type=int, default=3)
   parser.add_argument('--json', help='append the result to this file')

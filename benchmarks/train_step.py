@@ -123,7 +123,7 @@ class Worker:
 def environment(side: str) -> dict[str, str]:
   """What a side's process has besides; paxlite's has what paxlite.main gives itself."""
   sys.path.insert(0, str(HERE.parent))
-  from paxlite import cpu_memory
+  from paxlite.runtime import cpu_memory
 
   memory = cpu_memory.environment() if side.startswith('paxlite') or '+memory' in side else {}
   return {'PYTHONPATH': str(HERE.parent), **memory}

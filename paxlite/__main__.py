@@ -6,8 +6,8 @@ What there is to run.
 import sys
 
 import paxlite
+from paxlite.core import command_line
 from paxlite.tools import __main__ as tools
-from paxlite.tools import cli
 
 
 def main(argv: list[str]) -> int:
@@ -25,6 +25,6 @@ def main(argv: list[str]) -> int:
 
 if __name__ == '__main__':
   exit_code = 0
-  with cli.printing():
+  with command_line.printing():
     exit_code = main(sys.argv[1:])
   sys.exit(exit_code)

@@ -11,26 +11,21 @@ import os
 import pathlib
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import flags
 
-from paxlite import (
+from paxlite.checkpointing import save_errors
+from paxlite.core import command_line, other_names, paths
+from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
+from paxlite.core.terminal import occupy_standard_files, settle, warn
+from paxlite.runtime import (
   cpu_memory,
   goodput,  # noqa: F401 - its clock starts here
   kept_programs,
-  other_names,
-  paths,
   preemption,
-  save_errors,
 )
-from paxlite.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
-from paxlite.terminal import occupy_standard_files, settle, warn
-from paxlite.tools import cli
-
-if TYPE_CHECKING:
-  from paxlite.experiment import Experiment
 
 _FLAGS = flags.FlagValues()
 _PATHS = {
@@ -195,45 +190,9 @@ def _expand(name: str, read: Callable[[str], str]) -> None:
       raise UserError(f'--{name}={e}') from None
 
 
-def build_experiment(
-  name: str,
-  fiddlers: Sequence[str],
-  overrides: Mapping[str, str],
-  run: Mapping[str, Any] | None = None,
-) -> 'Experiment':
-  """The experiment `name` after `fiddlers`, then `overrides`; validated.
-
-  Args:
-    name: A bare name or a dotted path.
-    fiddlers: Functions that edit its config.
-    overrides: Text by attribute.
-    run: configuration.run_values of a run; if it is of this experiment, its values are those of all
-      attributes that neither fiddlers nor overrides set.
-  """
-  import fiddle as fdl
-
-  from paxlite.experiment import apply_fiddler, find
-  from paxlite.params import parse
-
-  cls = find(name)
-  cfg: Any = cls.config()
-  before: Any = cls.config()
-  for fiddler in fiddlers:
-    apply_fiddler(cfg, fiddler)
-  if run is not None and run['experiment'] == f'{cls.__module__}.{cls.__qualname__}':
-    from paxlite.configuration import stated_values
-
-    for attribute, value in stated_values(cls, run['values']).items():
-      if getattr(cfg, attribute) == getattr(before, attribute):
-        setattr(cfg, attribute, value)
-  for attribute, text in overrides.items():
-    setattr(cfg, attribute, parse(cls, attribute, text))
-  experiment = fdl.build(cfg)
-  experiment.validate()
-  return experiment
-
-
 def _run(overrides: dict[str, str]) -> None:
+  from paxlite.experiments.registry import build_experiment
+
   if _TFDS_DATA_DIR.value is not None:
     try:
       os.environ['TFDS_DATA_DIR'] = _TFDS_DATA_DIR.value
@@ -244,13 +203,19 @@ def _run(overrides: dict[str, str]) -> None:
   experiment = build_experiment(name, _FIDDLERS.value, overrides, run_before)
   if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
     raise UserError('--compiled_step is for training: leave it out')
-  from paxlite import devices, distributed, programs
+  from paxlite.experiments.description import dry_run
+  from paxlite.parallel import devices
+  from paxlite.programs.decoding import decode
+  from paxlite.programs.evaluation import evaluate
+  from paxlite.programs.run import Run
+  from paxlite.programs.training import train
+  from paxlite.runtime import processes
 
   if _DRY_RUN.value:
     devices.present()
-    print(programs.dry_run(experiment))
+    print(dry_run(experiment))
     return
-  peers = distributed.join(
+  peers = processes.join(
     _SERVER_ADDR.value, _NUM_HOSTS.value, _HOST_IDX.value, required=_MULTIPROCESS.value
   )
   if peers.alone:
@@ -263,7 +228,7 @@ def _run(overrides: dict[str, str]) -> None:
 
     jax.profiler.start_server(_PROFILER_PORT.value)
   folder = pathlib.Path(_FOLDER.value).absolute()  # type: ignore[arg-type]
-  run = programs.Run(
+  run = Run(
     experiment,
     folder,
     peers=peers,
@@ -273,22 +238,22 @@ def _run(overrides: dict[str, str]) -> None:
     check_memory=bool(_CHECK_MEMORY.value),
     compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
   )
-  modes = {'train': programs.train, 'eval': programs.evaluate, 'decode': programs.decode}
-  with peers, distributed.leaving_together():
+  modes = {'train': train, 'eval': evaluate, 'decode': decode}
+  with peers, processes.leaving_together():
     preemption.check()
     modes[_MODE.value](run)
 
 
 def _run_before(folder: str) -> dict[str, Any] | None:
   """What the run in a folder is that is to be evaluated, if it is one."""
-  from paxlite.configuration import run_values
+  from paxlite.experiments.identity import run_values
 
   return run_values(pathlib.Path(folder))
 
 
 def _experiment_name(run: dict[str, Any] | None) -> str:
   """The experiment of a run, for who names none; no module is imported because a file names it."""
-  from paxlite.experiment import find_known
+  from paxlite.experiments.registry import find_known
 
   if run is None:
     raise UserError(
@@ -304,6 +269,6 @@ if __name__ == '__main__':
   cpu_memory.restart_with_them()
   # where what reads the output has gone away (`--help | head`); training does not end by that
   exit_code = 0 if {'--dry_run', *_HELP} & set(sys.argv) else 1
-  with cli.printing(output_matters=False):
+  with command_line.printing(output_matters=False):
     exit_code = main(sys.argv)
   save_errors.end(exit_code)

@@ -5,7 +5,8 @@ import time
 
 import fiddle as fdl
 
-from paxlite import data
+from paxlite.data import packaged
+from paxlite.data.text import TextRows
 from paxlite.experiments.datasets import (
   DocumentFiles,
   EmbeddedText,
@@ -14,7 +15,6 @@ from paxlite.experiments.datasets import (
   SftFiles,
 )
 from paxlite.experiments.demo import TinyGPT
-from paxlite.inputs.text import TextRows
 
 
 class TinyText(EmbeddedText, TinyGPT):
@@ -51,7 +51,7 @@ class TinySft(SftFiles, TinyGPT):
   """TinyGPT on prompts and answers."""
 
   VOCAB_SIZE = 8192
-  VOCAB_PATH = data.VOCAB
+  VOCAB_PATH = packaged.VOCAB
   MAX_STEPS = 2
 
 

@@ -8,9 +8,13 @@ import time
 
 import numpy as np
 
-from paxlite import checkpoints, evaluation, main, preemption, programs, states, trainer
-from paxlite.errors import UserError
-from paxlite.inputs import base
+from paxlite import main
+from paxlite.checkpointing import checkpoints
+from paxlite.core.errors import UserError
+from paxlite.data import base
+from paxlite.programs import run
+from paxlite.runtime import preemption
+from paxlite.training import evaluation, states, trainer
 
 fault, _, at = os.environ['FAULT'].partition(':')
 reached = preemption.reached
@@ -63,7 +67,7 @@ match fault:
     def refuse(run):
       raise UserError('the data is not here')
 
-    programs.Run.trainer = refuse
+    run.Run.trainer = refuse
   case 'slow_evaluation':
     evaluation.Evaluator.report = lambda *_: (print('evaluating', flush=True), time.sleep(100))
   case 'slow_saves':

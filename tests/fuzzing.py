@@ -32,15 +32,17 @@ import tokenizers
 import zstandard
 from hypothesis import strategies as st
 
-from paxlite import data, eval_tasks, inference, main
-from paxlite.checkpoint_source import find_source
-from paxlite.errors import UserError
-from paxlite.experiment import find
-from paxlite.inputs import documents, flat_tokens, flat_tokens_writer, sft, streams
-from paxlite.inputs.tokenizer import ChatFormat, open_tokenizer
-from paxlite.params import parameter_types, parse
+from paxlite import main
+from paxlite.checkpointing.source import find_source
+from paxlite.checkpointing.variables import stored_variables
+from paxlite.core.errors import UserError
+from paxlite.core.params import parameter_types, parse
+from paxlite.data import documents, flat_tokens, flat_tokens_writer, packaged, sft, streams
+from paxlite.data.tokenizer import ChatFormat, open_tokenizer
+from paxlite.eval import eval_tasks, inference
+from paxlite.experiments import registry
+from paxlite.experiments.registry import find
 from paxlite.tools import import_weights
-from paxlite.variables import stored_variables
 from paxlite.weights.layout import GGUF, HUGGING_FACE
 
 Files = Mapping[str, bytes]
@@ -94,7 +96,7 @@ _ODD = (
   'None', 'true', '1e400', '-inf', 'nan', '0x' + 'f' * 5000, '9' * 5000, '1_000', '1e6', '1j', '..',
   '\0', '\ud800', 'é\r\n', '../..', '/', 'x' * 300, 'a{99999999999999999999}', '(' * 3000, '(?P<a>',
   '~', '~x', 'gs://a', 'sft:~/a',
-  '[' * 3000, '-' * 5000 + '1', '[' * 90 + ']' * 90, "b'x'", '*', '%s{}', '{{', '=', data.VOCAB,
+  '[' * 3000, '-' * 5000 + '1', '[' * 90 + ']' * 90, "b'x'", '*', '%s{}', '{{', '=', packaged.VOCAB,
 )  # fmt: skip
 _JSON = st.recursive(
   st.none() | st.booleans() | st.sampled_from((*_NUMBERS, *_ODD)) | st.floats() | _TEXT,
@@ -150,10 +152,13 @@ def _arguments(draw) -> list[str]:
 def check_flags(arguments: list[str]) -> bool:
   """The command line, up to where the run would begin."""
   said = io.StringIO()
-  run = dict.fromkeys(('Run', 'train', 'evaluate', 'decode'), mock.DEFAULT)
   with (
-    mock.patch.multiple('paxlite.programs', dry_run=str, **run),
-    mock.patch('paxlite.distributed.join'),
+    mock.patch('paxlite.experiments.description.dry_run', str),
+    mock.patch('paxlite.programs.run.Run'),
+    mock.patch('paxlite.programs.training.train'),
+    mock.patch('paxlite.programs.evaluation.evaluate'),
+    mock.patch('paxlite.programs.decoding.decode'),
+    mock.patch('paxlite.runtime.processes.join'),
     mock.patch('jax.profiler.start_server'),
     mock.patch.dict(os.environ),
     contextlib.redirect_stdout(io.StringIO()),
@@ -175,7 +180,7 @@ def check_values(case: tuple[str, dict[str, Any]]) -> bool:
     found = parse(cls, key, repr(value))
     assert (found, type(found)) == (value, type(value)), f'{key}={value!r} is read as {found!r}'
   texts = {key: repr(value) for key, value in values.items()}
-  experiment = outcome(lambda: main.build_experiment(name, [], texts), *parameter_types(cls))
+  experiment = outcome(lambda: registry.build_experiment(name, [], texts), *parameter_types(cls))
   if isinstance(experiment, UserError):
     return False
   assert all(getattr(experiment, key) == value for key, value in values.items())
@@ -343,19 +348,19 @@ def _records(content: bytes) -> list[dict[str, Any]] | None:
 @functools.cache
 def _model() -> inference.Inference:
   experiment = find('DemoGPT')(MAX_SEQ_LEN=64, CHAT_TEMPLATE=_CHAT)
-  return inference.Inference(experiment, None, None, None, open_tokenizer(data.VOCAB), None)
+  return inference.Inference(experiment, None, None, None, open_tokenizer(packaged.VOCAB), None)
 
 
 def _read_lines(reader: str, file: str, spec: str) -> Any:
   """The ids of all documents, or the number of records."""
   if reader == 'documents':
     stream = streams.StreamInput(
-      documents.DocumentSource([file], data.VOCAB, 8192), 16, 4, shuffle=False
+      documents.DocumentSource([file], packaged.VOCAB, 8192), 16, 4, shuffle=False
     )
     batches = list(stream.eval_batches(slice(None)))
     return [i for b in batches for i in b['labels'][b['weights'] > 0].tolist()]
   if reader.startswith('sft'):
-    rows = sft.SftRows([file], data.VOCAB, 64, 8192, chat_template=_CHAT, too_long='skip')
+    rows = sft.SftRows([file], packaged.VOCAB, 64, 8192, chat_template=_CHAT, too_long='skip')
     assert rows.read(np.arange(len(rows)))['weights'].any(1).all()
     return rows.num_examples + rows.num_skipped
   if reader.startswith('prompts'):

@@ -5,10 +5,10 @@ import jax
 import numpy as np
 from flax.linen import meta
 
-from paxlite.checkpoint_source import find_source
-from paxlite.inference import experiment_of
-from paxlite.optimizers import path_name
-from paxlite.restoring import Plan, Restore
+from paxlite.checkpointing.restore import Plan, Restore
+from paxlite.checkpointing.source import find_source
+from paxlite.core.trees import path_name
+from paxlite.eval.inference import experiment_of
 from paxlite.tools import import_weights
 
 

@@ -5,7 +5,9 @@ import pathlib
 import signal
 import sys
 
-from paxlite import checkpoints, main, profiling
+from paxlite import main
+from paxlite.checkpointing import checkpoints
+from paxlite.runtime import profiling
 
 
 def kill(*_):

@@ -3,9 +3,9 @@
 import os
 import signal
 
-from paxlite.inputs import files
-from paxlite.inputs.flat_tokens_writer import Writer
-from paxlite.tools import cli, tokenize
+from paxlite.core import command_line, files
+from paxlite.data.flat_tokens_writer import Writer
+from paxlite.tools import tokenize
 
 
 class KilledWriter(Writer):
@@ -26,4 +26,4 @@ if __name__ == '__main__':
   tokenize._SECONDS_BETWEEN_NOTES = 0.0
   files._BLOCK_BYTES = tokenize._BATCH_CHARS = 1 << 17
   tokenize.Writer = KilledWriter
-  cli.run(tokenize.main)
+  command_line.run(tokenize.main)

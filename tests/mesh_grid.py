@@ -18,10 +18,10 @@ import jax
 import numpy as np
 from flax.linen import meta
 
-from paxlite import partitioning
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
+from paxlite.parallel import partitioning
 from tests.meshes import batch_of, compiled
 
 ROWS, SEQ_LEN = 8, 16  # of the whole batch: 32 tokens a shard on the mesh 2 × 2 × 2

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax.linen import meta
 
-from paxlite import hlo, partitioning
+from paxlite.aot import hlo
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
+from paxlite.parallel import partitioning
 
 SMALL = dict(
   NUM_LAYERS=4,

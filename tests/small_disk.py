@@ -12,7 +12,8 @@ import subprocess
 import sys
 import time
 
-from paxlite import main, preemption
+from paxlite import main
+from paxlite.runtime import preemption
 
 size, result = os.environ['SIZE'], os.environ['RESULT']
 full, saved = int(os.environ['FULL']), int(os.environ['SAVED'])

@@ -12,11 +12,11 @@ import optax
 import pytest
 from flax.linen import meta
 
-from paxlite.errors import UserError
+from paxlite.core.errors import UserError
+from paxlite.core.templates import template
 from paxlite.experiments.demo import TinyGPT
 from paxlite.layers.projection import Projection
-from paxlite.templates import template
-from paxlite.trainer import train_step
+from paxlite.training.step import train_step
 from tests import runs
 from tests.meshes import MODELS, batch_of
 

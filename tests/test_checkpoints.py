@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite import checkpoints, checksums
-from paxlite.checkpoints import Checkpoints
-from paxlite.errors import TrainingError, UserError
+from paxlite.checkpointing import checkpoints, checksums
+from paxlite.checkpointing.checkpoints import Checkpoints
+from paxlite.core.errors import TrainingError, UserError
 
 
 def state(value=1.0):

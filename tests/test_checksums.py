@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from paxlite.checksums import damage, fingerprint, step_of, write_checksums
+from paxlite.checkpointing.checksums import damage, fingerprint, step_of, write_checksums
 from tests import failing_calls, runs
 
 
@@ -41,8 +41,8 @@ def folder(tmp_path):
 def test_what_cannot_be_read_is_not_damaged(folder, tmp_path, call, path):
   code = (
     'import pathlib, sys\n'
-    'from paxlite.checksums import damage\n'
-    'from paxlite.errors import UserError\n'
+    'from paxlite.checkpointing.checksums import damage\n'
+    'from paxlite.core.errors import UserError\n'
     'try: print("damaged:", damage(pathlib.Path(sys.argv[1])))\n'
     'except UserError as e: print(e)\n'
   )

@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from paxlite.errors import UserError
-from paxlite.tools import cli, experiments, export_weights, goodput, import_weights, tokenize
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
+from paxlite.tools import experiments, export_weights, goodput, import_weights, tokenize
 from tests import runs
 
 # each prints letters that ASCII has not
@@ -149,7 +150,7 @@ def test_home_is_expanded(monkeypatch):
 
 
 def test_what_cannot_be_written_is_spelled():
-  with cli.printing():
+  with command_line.printing():
     pass
   assert '8 × 1 → é'.encode('ascii', 'paxlite.spelled') == b'8 x 1 -> \\xe9'
 

@@ -10,10 +10,11 @@ import sys
 
 import pytest
 
-from paxlite import aot, hlo, partitioning, targets
-from paxlite.compiled_step import SavedStep
-from paxlite.errors import UserError
-from paxlite.main import build_experiment
+from paxlite.aot import analysis, hlo, targets
+from paxlite.core.errors import UserError
+from paxlite.experiments.registry import build_experiment
+from paxlite.parallel import mesh
+from paxlite.runtime.compiled_step import SavedStep
 from tests import runs
 
 HAS_TPU = importlib.util.find_spec('libtpu') is not None
@@ -98,7 +99,7 @@ def test_headers_of_compiled_steps_that_are_none(tmp_path, header):
   path.write_text(json.dumps(header) + '\n')
   path.chmod(0o600)
   with pytest.raises(UserError, match='is no compiled step'):
-    SavedStep(path, {}, {}).check(partitioning.make_mesh([1, 1, 1], [1, 1, 1]))
+    SavedStep(path, {}, {}).check(mesh.make_mesh([1, 1, 1], [1, 1, 1]))
 
 
 def test_deep_headers_of_compiled_steps(tmp_path):
@@ -106,7 +107,7 @@ def test_deep_headers_of_compiled_steps(tmp_path):
   path.write_text('[' * 200_000)
   path.chmod(0o600)
   with pytest.raises(UserError, match='is no compiled step'):
-    SavedStep(path, {}, {}).check(partitioning.make_mesh([1, 1, 1], [1, 1, 1]))
+    SavedStep(path, {}, {}).check(mesh.make_mesh([1, 1, 1], [1, 1, 1]))
 
 
 def test_a_folder_far_above_a_compiled_step_that_others_can_write(tmp_path):
@@ -117,7 +118,7 @@ def test_a_folder_far_above_a_compiled_step_that_others_can_write(tmp_path):
   path.chmod(0o600)
   (tmp_path / 'open').chmod(0o777)
   with pytest.raises(UserError, match=f'others can write {tmp_path}/open, '):
-    SavedStep(path, {}, {}).check(partitioning.make_mesh([1, 1, 1], [1, 1, 1]))
+    SavedStep(path, {}, {}).check(mesh.make_mesh([1, 1, 1], [1, 1, 1]))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +176,7 @@ def test_what_crosses_the_network_crosses_it_once_a_host(monkeypatch):
   monkeypatch.setattr(hlo, 'collectives', lambda *_: [gather])
   changes = {'ICI_MESH_SHAPE': '[1,4,1]', 'DCN_MESH_SHAPE': '[1,4,1]'}
   e = build_experiment('TinyGPT', [], changes)
-  (found,) = aot._communication(e, Compiled(), Mesh(), [])
+  (found,) = analysis._communication(e, Compiled(), Mesh(), [])
   assert (found.bytes, found.ici_bytes, found.dcn_bytes) == (64, 60, 48 / 4)
 
 

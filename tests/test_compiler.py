@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from paxlite import compiler, cpu_memory
+from paxlite.runtime import compiler, cpu_memory
 from tests import runs
 
 TINY = ['--fdl.MAX_STEPS=2', '--noenable_checkpoint_saving']

@@ -8,24 +8,26 @@ import shutil
 import numpy as np
 import pytest
 
-from paxlite import data, saving
-from paxlite.errors import UserError
+from paxlite.core.errors import UserError
+from paxlite.core.files import read_text
+from paxlite.data import packaged
+from paxlite.data.base import RowInput
+from paxlite.data.documents import DocumentSource
+from paxlite.data.fingerprints import fingerprint
+from paxlite.data.flat_tokens import FlatTokenRows
+from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.mixture import mixture_of
+from paxlite.data.sft import SftRows
+from paxlite.data.streams import StreamInput
+from paxlite.data.synthetic import SyntheticRows
+from paxlite.data.text import TextRows
 from paxlite.experiments.datasets import FlatTokens, SftFiles, TextFiles
 from paxlite.experiments.demo import TinyGPT
-from paxlite.inputs.base import RowInput
-from paxlite.inputs.documents import DocumentSource
-from paxlite.inputs.files import read_text
-from paxlite.inputs.fingerprints import fingerprint
-from paxlite.inputs.flat_tokens import FlatTokenRows
-from paxlite.inputs.flat_tokens_writer import Writer
-from paxlite.inputs.mixture import mixture_of
-from paxlite.inputs.sft import SftRows
-from paxlite.inputs.streams import StreamInput
-from paxlite.inputs.synthetic import SyntheticRows
-from paxlite.inputs.text import TextRows
-from paxlite.programs import Run, train
+from paxlite.programs.run import Run
+from paxlite.programs.training import train
+from paxlite.training import saving
 
-TEXT = read_text(data.TEXTS[1])[:300_000]
+TEXT = read_text(packaged.TEXTS[1])[:300_000]
 
 
 def flat(path, format='memmap', last=249):
@@ -54,14 +56,14 @@ def write(folder, kind, changed):
       source = FlatTokenRows(path, 'other' if changed else 'train', 32)
     case 'text':
       (folder / 'a.txt').write_text(('more of it' if changed else '') + TEXT)
-      source = TextRows([str(folder / 'a.txt')], data.VOCAB, 32, 'train')
+      source = TextRows([str(folder / 'a.txt')], packaged.VOCAB, 32, 'train')
     case 'sft':
       records = [dict(inputs=f'number {i} is', targets=f' {i * i}.') for i in range(20 + changed)]
       (folder / 'a.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in records))
-      source = SftRows([str(folder / 'a.jsonl')], data.VOCAB, 32, 8192)
+      source = SftRows([str(folder / 'a.jsonl')], packaged.VOCAB, 32, 8192)
     case 'documents':
       (folder / 'a.jsonl').write_text('{"text": "a b c"}\n' * (3 + changed))
-      return StreamInput(DocumentSource([str(folder / 'a.jsonl')], data.VOCAB, 8192), 32, 4)
+      return StreamInput(DocumentSource([str(folder / 'a.jsonl')], packaged.VOCAB, 8192), 32, 4)
     case 'synthetic':
       source = SyntheticRows(100 + changed, 32)
     case 'mixture':
@@ -107,9 +109,15 @@ def experiment(folder, kind, max_steps):
     case 'memmap':
       mixin, values = FlatTokens, dict(DATASET_PATH=str(folder / 'data'), EVAL_SPLIT=None)
     case 'text':
-      mixin, values = TextFiles, dict(TRAIN_FILES=[str(folder / 'a.txt')], VOCAB_PATH=data.VOCAB)
+      mixin, values = (
+        TextFiles,
+        dict(TRAIN_FILES=[str(folder / 'a.txt')], VOCAB_PATH=packaged.VOCAB),
+      )
     case 'sft':
-      mixin, values = SftFiles, dict(TRAIN_FILES=[str(folder / 'a.jsonl')], VOCAB_PATH=data.VOCAB)
+      mixin, values = (
+        SftFiles,
+        dict(TRAIN_FILES=[str(folder / 'a.jsonl')], VOCAB_PATH=packaged.VOCAB),
+      )
   cls = type(f'Tiny{mixin.__name__}', (mixin, TinyGPT), {})
   return cls(**SMALL, **values, MAX_STEPS=max_steps)
 

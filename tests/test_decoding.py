@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from flax.linen import meta
 
-from paxlite import data
-from paxlite.decoding import Generator, Sampling, bucket
-from paxlite.errors import UserError
+from paxlite.core.errors import UserError
+from paxlite.data import packaged
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.eval.scoring import Continuation, Scorer
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
-from paxlite.inputs.tokenizer import open_tokenizer
-from paxlite.scoring import Continuation, Scorer
+from paxlite.generation.decoding import Generator, Sampling, bucket
 from tests import runs
 
 SMALL = dict(NUM_LAYERS=2, NUM_HEADS=4, MODEL_DIMS=32, VOCAB_SIZE=97, MAX_SEQ_LEN=64,
@@ -186,7 +186,7 @@ class Speaker(Synthetic, LLaMA):
   MODEL_DIMS = 32
   HIDDEN_DIMS = 48
   VOCAB_SIZE = 8192
-  VOCAB_PATH: str = data.VOCAB
+  VOCAB_PATH: str = packaged.VOCAB
   MAX_SEQ_LEN = 64
   FPROP_DTYPE = 'float32'
   PACKED_INPUT = False
@@ -267,7 +267,7 @@ def test_generate_streams_the_same_text(trained, tmp_path):
   )  # fmt: skip
   result = runs_as('--prompt=And it came to pass ', '--max_new_tokens=6')
   assert result.returncode == 0, result.stderr
-  from paxlite.inference import load_checkpoint
+  from paxlite.eval.inference import load_checkpoint
 
   inference = load_checkpoint(str(trained))
   ids = inference.encode('And it came to pass ')
@@ -289,9 +289,9 @@ def test_generate_streams_the_same_text(trained, tmp_path):
 
 
 def test_a_tokenizer_of_another_model(trained, tmp_path):
-  from paxlite.inputs.tokenizer import check_vocabulary
+  from paxlite.data.tokenizer import check_vocabulary
 
-  tokenizer = open_tokenizer(data.VOCAB)
+  tokenizer = open_tokenizer(packaged.VOCAB)
   for size in (8000, 32000):
     with pytest.raises(UserError, match='it is the tokenizer of another model'):
       check_vocabulary(tokenizer, size)
@@ -319,7 +319,7 @@ def test_other_weights_do_not_mix_with_what_was_decoded(trained, tmp_path):
   ],
 )
 def test_a_bad_prompt_is_named(record, match, trained, tmp_path):
-  from paxlite.inference import load_checkpoint, read_prompts
+  from paxlite.eval.inference import load_checkpoint, read_prompts
 
   path = tmp_path / 'p.jsonl'
   path.write_text(json.dumps(dict(inputs='a', index=3)) + '\n' + json.dumps(record) + '\n')

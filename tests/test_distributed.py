@@ -9,9 +9,10 @@ import sys
 import pytest
 import yaml
 
-from paxlite import data, distributed, rendezvous
-from paxlite.errors import UserError
-from paxlite.inputs.files import read_text
+from paxlite.core.errors import UserError
+from paxlite.core.files import read_text
+from paxlite.data import packaged
+from paxlite.runtime import processes, rendezvous
 from tests import runs
 
 FLAGS = [
@@ -93,7 +94,7 @@ def test_one_saves_and_two_go_on(tmp_path):
 )
 def test_arguments_that_cannot_be(arguments, match):
   with pytest.raises(UserError, match=match):
-    distributed.join(*arguments)
+    processes.join(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_arguments_that_cannot_be(arguments, match):
   ],
 )  # fmt: skip
 def test_the_gpus_of_a_slurm_task(environment, expected):
-  assert distributed.local_devices(environment) == expected
+  assert processes.local_devices(environment) == expected
 
 
 @pytest.mark.parametrize(
@@ -134,10 +135,10 @@ def test_process_0_of_a_slurm_step(nodes, host):
     'SLURM_JOB_ID': '4097', 'SLURM_STEP_NODELIST': nodes, 'SLURM_NTASKS': '8',
     'SLURM_PROCID': '5', 'SLURM_LOCALID': '1',
   }  # fmt: skip
-  assert distributed.slurm_step(environment) == (f'{host}:61441', 8, 5)
+  assert processes.slurm_step(environment) == (f'{host}:61441', 8, 5)
   del environment['SLURM_PROCID']
   with pytest.raises(UserError, match='lacks SLURM_PROCID: start it with srun'):
-    distributed.slurm_step(environment)
+    processes.slurm_step(environment)
 
 
 def test_where_process_0_listens(monkeypatch):
@@ -150,10 +151,10 @@ def test_where_process_0_listens(monkeypatch):
 
 @pytest.mark.slow
 def test_streams_of_two_processes_go_on_where_each_stood(tmp_path):
-  lines = [p for p in read_text(data.TEXTS[0])[:200_000].split('\n\n') if p.strip()]
+  lines = [p for p in read_text(packaged.TEXTS[0])[:200_000].split('\n\n') if p.strip()]
   path = tmp_path / 'c.jsonl'
   path.write_text(''.join(json.dumps({'text': line}) + '\n' for line in lines))
-  flags = [f'--fdl.TRAIN_SOURCES={[str(path)]}', f'--fdl.VOCAB_PATH={data.VOCAB}',
+  flags = [f'--fdl.TRAIN_SOURCES={[str(path)]}', f'--fdl.VOCAB_PATH={packaged.VOCAB}',
            '--fdl.HELD_OUT_EVERY=5', '--fdl.MAX_EVAL_BATCHES=1']  # fmt: skip
   config = 'tests.experiments.TinyDocuments'
   on_processes(tmp_path / 'whole', 2, *flags, '--fdl.MAX_STEPS=6', config=config)

@@ -11,12 +11,13 @@ import sys
 import fiddle as fdl
 import pytest
 
-from paxlite.configuration import configs_text, requirements, values_text
-from paxlite.errors import UserError
-from paxlite.experiment import Experiment, experiments, find, register
+from paxlite.core.errors import UserError
+from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import Synthetic
+from paxlite.experiments.description import configs_text, requirements, values_text
 from paxlite.experiments.gpt import GPT126M
-from paxlite.programs import Run
+from paxlite.experiments.registry import experiments, find, register
+from paxlite.programs.run import Run
 from paxlite.tools import experiments as tools
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'

@@ -13,10 +13,10 @@ import time
 
 import pytest
 
-from paxlite import folder_lock, goodput
-from paxlite.errors import EXIT_AGAIN, Interrupted, UserError
-from paxlite.folder_lock import FolderLock
-from paxlite.spikes import SpikeDetector
+from paxlite.core.errors import EXIT_AGAIN, Interrupted, UserError
+from paxlite.runtime import folder_lock, goodput
+from paxlite.runtime.folder_lock import FolderLock
+from paxlite.training.spikes import SpikeDetector
 from tests import runs
 from tests.test_distributed import on_processes, start_processes
 from tests.test_resume import FLAGS, final_state
@@ -256,7 +256,7 @@ def test_a_second_run_in_a_folder_is_refused(tmp_path):
 
 def test_a_lock_of_another_process(tmp_path, monkeypatch):
   code = (
-    'import pathlib, sys; from paxlite.folder_lock import FolderLock\n'
+    'import pathlib, sys; from paxlite.runtime.folder_lock import FolderLock\n'
     'lock = FolderLock(pathlib.Path(sys.argv[1])); lock.acquire(); print("held", flush=True)\n'
     'sys.stdin.readline()'
   )
@@ -343,7 +343,8 @@ def test_a_file_that_vanishes_while_it_is_read(tmp_path):
   for path in paths:
     path.write_text(''.join(json.dumps({'text': f'{path} {i} ' * 20}) + '\n' for i in range(200)))
   flags = [
-    f'--fdl.TRAIN_SOURCES={[str(p) for p in paths]}', '--fdl.VOCAB_PATH=paxlite/data/text8k.model',
+    f'--fdl.TRAIN_SOURCES={[str(p) for p in paths]}',
+    '--fdl.VOCAB_PATH=paxlite/data/packaged/text8k.model',
     '--fdl.MAX_STEPS=3000', '--fdl.MAX_EVAL_BATCHES=1', '--fdl.HELD_OUT_EVERY=5',
   ]  # fmt: skip
   process = start(tmp_path / 'run', 'wait:3', *flags, config='tests.experiments.TinyDocuments')

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import zstandard
 
-from paxlite import host_memory
-from paxlite.errors import UserError
-from paxlite.inputs import files, zstd
-from paxlite.inputs.records import JsonLines
+from paxlite.core import files, host_memory, json_files, zstd
+from paxlite.core.errors import UserError
+from paxlite.data.records import JsonLines
 from tests.test_security import nodes
 
 OPENERS = {
@@ -145,13 +144,13 @@ def test_deep_json_is_an_error_of_its_file(tmp_path, text):
   path = tmp_path / 'a.json'
   path.write_text(text)
   with pytest.raises(UserError, match=r'a\.json.* is damaged'):
-    files.read_object(path)
+    json_files.read_object(path)
   with pytest.raises(UserError, match=r'a\.json:1'):
-    list(files.read_json_lines(str(path)))
+    list(json_files.read_json_lines(str(path)))
   flat = '{"text": "[[[' + '[{' * 1000 + '", "list": [' + '[],' * 500 + '{}]}'
   path.write_text(flat)
-  assert len(files.read_object(path)) == 2
-  assert len(list(files.read_json_lines(str(path)))) == 1
+  assert len(json_files.read_object(path)) == 2
+  assert len(list(json_files.read_json_lines(str(path)))) == 1
 
 
 def test_json_is_read_where_its_errors_are_known():
@@ -162,13 +161,13 @@ def test_json_is_read_where_its_errors_are_known():
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ('json.loads', 'json.load')
   }
   assert parsers <= {
-    'inputs/checked_files.py',
-    'inputs/files.py',
-    'checksums.py',
-    'compiled_step.py',  # of what it has written itself
-    'configuration.py',  # the same
-    'folder_lock.py',
-    'goodput.py',
-    'summaries.py',
+    'checkpointing/checksums.py',
+    'core/json_files.py',
+    'data/checked_files.py',
+    'experiments/identity.py',  # of what it has written itself
+    'runtime/compiled_step.py',  # the same
+    'runtime/folder_lock.py',
+    'runtime/goodput.py',
     'tools/experiments.py',  # a file of the package
+    'training/summaries.py',
   }

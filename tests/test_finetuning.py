@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from paxlite import data
-from paxlite.errors import UserError
+from paxlite.core.errors import UserError
+from paxlite.data import packaged
+from paxlite.data.sft import SftRows, pack
+from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.llama import LLaMA
-from paxlite.inputs.sft import SftRows, pack
-from paxlite.inputs.tokenizer import open_tokenizer
-from paxlite.programs import Run
-from paxlite.programs import train as program
+from paxlite.programs.run import Run
+from paxlite.programs.training import train as program
 from tests import runs
 from tests.imported import flat
 
@@ -28,13 +28,13 @@ def write(path, records) -> str:
 
 
 def rows(path, seq_len=32, **kwargs) -> SftRows:
-  return SftRows([path], data.VOCAB, seq_len, 8192, **kwargs)
+  return SftRows([path], packaged.VOCAB, seq_len, 8192, **kwargs)
 
 
 def test_prompts_and_answers_pack_with_the_loss_on_answers(tmp_path):
   records = [dict(inputs=f'number {i} is', targets=f' {i * i}.') for i in range(20)]
   source = rows(write(tmp_path / 'a.jsonl', records))
-  tokenizer = open_tokenizer(data.VOCAB)
+  tokenizer = open_tokenizer(packaged.VOCAB)
   batch = source.read(np.arange(len(source)))
   found = []
   for r in range(len(source)):
@@ -62,7 +62,7 @@ def test_a_chat_learns_every_answer_of_the_assistant(tmp_path):
   ]  # fmt: skip
   path = write(tmp_path / 'a.jsonl', [dict(messages=messages)])
   source = rows(path, 64, chat_template=TEMPLATE)
-  tokenizer = open_tokenizer(data.VOCAB)
+  tokenizer = open_tokenizer(packaged.VOCAB)
   batch = source.read(np.array([0]))
   learned = tokenizer.decode(batch['labels'][0][batch['weights'][0] > 0].tolist())
   assert learned == 'good day\nfarewell\n'
@@ -166,7 +166,7 @@ def test_a_bad_line_is_named(record, match, tmp_path):
 def test_a_tokenizer_of_another_model(tmp_path):
   path = write(tmp_path / 'a.jsonl', [dict(inputs='a', targets='b')])
   with pytest.raises(UserError, match='it is the tokenizer of another model'):
-    SftRows([path], data.VOCAB, 32, 49152)
+    SftRows([path], packaged.VOCAB, 32, 49152)
 
 
 def test_long_examples_are_left_out_or_cut(tmp_path, caplog):
@@ -188,7 +188,7 @@ class Squares(SftFiles, LLaMA):
   MODEL_DIMS = 64
   HIDDEN_DIMS = 128
   VOCAB_SIZE = 8192
-  VOCAB_PATH = data.VOCAB
+  VOCAB_PATH = packaged.VOCAB
   MAX_SEQ_LEN = 32
   FPROP_DTYPE = 'float32'
   PERCORE_BATCH_SIZE = 4

@@ -16,13 +16,12 @@ import pytest
 import zarr
 import zstandard
 
-from paxlite import data
-from paxlite.errors import UserError
-from paxlite.inputs import checked_files, file_array
-from paxlite.inputs.file_array import SortedFileArray
-from paxlite.inputs.flat_tokens import FlatTokenRows, open_flat_tokens
-from paxlite.inputs.flat_tokens_writer import Writer
-from paxlite.inputs.tokenizer import open_tokenizer
+from paxlite.core.errors import UserError
+from paxlite.data import checked_files, file_array, packaged
+from paxlite.data.file_array import SortedFileArray
+from paxlite.data.flat_tokens import FlatTokenRows, open_flat_tokens
+from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.tokenizer import open_tokenizer
 from paxlite.tools import tokenize
 from tests import runs
 
@@ -74,7 +73,7 @@ def test_seqax_layout_on_disk(tmp_path):
 
 
 def test_seqax_of_many_chunks(tmp_path, monkeypatch):
-  from paxlite.inputs import flat_tokens, flat_tokens_writer
+  from paxlite.data import flat_tokens, flat_tokens_writer
 
   monkeypatch.setattr(flat_tokens_writer, '_CHUNK', 100)
   monkeypatch.setattr(flat_tokens, '_CACHE_BYTES', 800)  # two chunks
@@ -148,9 +147,9 @@ def corpus(tmp_path, suffix):
 def test_tokenize_json_lines(tmp_path, suffix, capsys):
   out = tmp_path / 'out'
   file = corpus(tmp_path, suffix)
-  tokenize.main([f'--vocab={data.VOCAB}', f'--output={out}', '--processes=1', str(file)])
+  tokenize.main([f'--vocab={packaged.VOCAB}', f'--output={out}', '--processes=1', str(file)])
   tokens, starts, _ = open_flat_tokens(str(out), 'train')
-  tokenizer = open_tokenizer(data.VOCAB)
+  tokenizer = open_tokenizer(packaged.VOCAB)
   texts = [tokenizer.decode(tokens[a:b].tolist()) for a, b in itertools.pairwise(starts)]
   assert texts == [t for t in LINES if t]
   assert ': 3 documents' in capsys.readouterr().out
@@ -162,8 +161,8 @@ def test_tokenize_with_several_processes_equals_one(tmp_path):
     subprocess.run(
       [
         *(sys.executable, '-m', 'paxlite.tools.tokenize', '--append_eos'),
-        *(f'--vocab={data.VOCAB}', f'--output={tmp_path / str(processes)}'),
-        *(f'--processes={processes}', *data.TEXTS),
+        *(f'--vocab={packaged.VOCAB}', f'--output={tmp_path / str(processes)}'),
+        *(f'--processes={processes}', *packaged.TEXTS),
       ],
       check=True,
       capture_output=True,
@@ -191,7 +190,7 @@ def test_tokenize_names_bad_lines_and_leaves_no_dataset(tmp_path, content, messa
   path.write_bytes(content)
   out = tmp_path / 'out'
   with pytest.raises(UserError, match=message):
-    tokenize.main([f'--vocab={data.VOCAB}', f'--output={out}', '--processes=1', str(path)])
+    tokenize.main([f'--vocab={packaged.VOCAB}', f'--output={out}', '--processes=1', str(path)])
   assert not out.exists()
 
 
@@ -201,7 +200,7 @@ def test_a_failed_tokenize_leaves_the_folders_that_were_there(tmp_path):
   for out in (tmp_path / 'mine', tmp_path / 'mine' / 'new' / 'newer'):
     with pytest.raises(UserError, match=r'a\.jsonl:1 is not JSON'):
       tokenize.main(
-        [f'--vocab={data.VOCAB}', f'--output={out}', '--processes=1', str(tmp_path / 'a.jsonl')]
+        [f'--vocab={packaged.VOCAB}', f'--output={out}', '--processes=1', str(tmp_path / 'a.jsonl')]
       )
   assert list((tmp_path / 'mine').iterdir()) == []
 
@@ -228,12 +227,12 @@ def test_tokenize_checks_where_it_writes(tmp_path, flags, message):
   (tmp_path / 'file').write_text('mine')
   flags = [f.format(file=tmp_path / 'file', out=tmp_path / 'out') for f in flags]
   with pytest.raises(UserError, match=message):
-    tokenize.main([f'--vocab={data.VOCAB}', *flags, str(corpus(tmp_path, ''))])
+    tokenize.main([f'--vocab={packaged.VOCAB}', *flags, str(corpus(tmp_path, ''))])
   assert (tmp_path / 'file').read_text() == 'mine'
 
 
 def test_tokenize_refuses_to_overwrite(tmp_path):
-  args = [f'--vocab={data.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1']
+  args = [f'--vocab={packaged.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1']
   args.append(str(corpus(tmp_path, '')))
   tokenize.main(args)
   with pytest.raises(UserError, match='exists: choose another --output'):

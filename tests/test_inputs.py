@@ -10,23 +10,23 @@ import fiddle as fdl
 import numpy as np
 import pytest
 
-from paxlite import data
-from paxlite.errors import UserError
+from paxlite.core.errors import UserError
+from paxlite.core.files import expanded, read_text
+from paxlite.core.json_files import read_json_lines
+from paxlite.data import about, packaged
+from paxlite.data import text as text_module
+from paxlite.data.base import RowInput, permute, prefetch
+from paxlite.data.documents import DocumentSource
+from paxlite.data.mixture import mixture_of
+from paxlite.data.records import open_records
+from paxlite.data.rows import TokenRows
+from paxlite.data.sft import SftRows
+from paxlite.data.streams import StreamInput
+from paxlite.data.synthetic import SyntheticRows
+from paxlite.data.text import TextRows, split_blocks, split_files
+from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.datasets import TextFiles
 from paxlite.experiments.demo import TinyGPT
-from paxlite.inputs import about
-from paxlite.inputs import text as text_module
-from paxlite.inputs.base import RowInput, permute, prefetch
-from paxlite.inputs.documents import DocumentSource
-from paxlite.inputs.files import expanded, read_json_lines, read_text
-from paxlite.inputs.mixture import mixture_of
-from paxlite.inputs.records import open_records
-from paxlite.inputs.rows import TokenRows
-from paxlite.inputs.sft import SftRows
-from paxlite.inputs.streams import StreamInput
-from paxlite.inputs.synthetic import SyntheticRows
-from paxlite.inputs.text import TextRows, split_blocks, split_files
-from paxlite.inputs.tokenizer import open_tokenizer
 
 ALL = slice(None)
 
@@ -110,18 +110,18 @@ def take(iterator, n):
 
 
 def test_every_epoch_has_every_row_once_in_its_own_order():
-  data = RowInput(Numbers(10), batch_size=4, seed=1)
-  order = np.concatenate([b['ids'][:, 0] for b in take(data.train_batches(0, ALL), 5)])
+  packaged = RowInput(Numbers(10), batch_size=4, seed=1)
+  order = np.concatenate([b['ids'][:, 0] for b in take(packaged.train_batches(0, ALL), 5)])
   assert sorted(order[:10]) == sorted(order[10:]) == list(range(10))
   assert not np.array_equal(order[:10], order[10:])
 
 
 def test_resume_and_process_slices_read_the_same_rows():
-  data = RowInput(Numbers(1000), batch_size=8)
-  whole = [b['ids'] for b in take(data.train_batches(0, ALL), 6)]
-  resumed = [b['ids'] for b in take(data.train_batches(3, ALL), 3)]
+  packaged = RowInput(Numbers(1000), batch_size=8)
+  whole = [b['ids'] for b in take(packaged.train_batches(0, ALL), 6)]
+  resumed = [b['ids'] for b in take(packaged.train_batches(3, ALL), 3)]
   np.testing.assert_array_equal(whole[3:], resumed)
-  parts = [take(data.train_batches(0, slice(s, s + 4)), 6) for s in (0, 4)]
+  parts = [take(packaged.train_batches(0, slice(s, s + 4)), 6) for s in (0, 4)]
   for step in range(6):
     joined = np.concatenate([parts[p][step]['ids'] for p in range(2)])
     np.testing.assert_array_equal(joined, whole[step])
@@ -129,9 +129,9 @@ def test_resume_and_process_slices_read_the_same_rows():
 
 @pytest.mark.parametrize('batch_size', [1, 3, 4, 10, 16])
 def test_evaluation_counts_every_row_once(batch_size):
-  data = RowInput(Numbers(10), batch_size=batch_size)
+  packaged = RowInput(Numbers(10), batch_size=batch_size)
   seen = []
-  for batch in data.eval_batches(ALL):
+  for batch in packaged.eval_batches(ALL):
     assert batch['ids'].shape == (batch_size, 2)
     seen += batch['ids'][batch['weights'][:, 0] > 0, 0].tolist()
   assert seen == list(range(10))
@@ -164,21 +164,21 @@ def test_synthetic_rows_are_a_function_of_seed_and_row(packed):
 
 
 def test_the_tokenizer_keeps_every_character():
-  tokenizer = open_tokenizer(data.VOCAB)
+  tokenizer = open_tokenizer(packaged.VOCAB)
   assert tokenizer.vocab_size == 8192
   text = 'A line,\n  and   another.\n\nÄ ☃\ttab'
   assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_text_rows_split_hold_out_and_know_their_bytes():
-  blocks = [list(split_blocks(path)) for path in data.TEXTS]
+  blocks = [list(split_blocks(path)) for path in packaged.TEXTS]
   for file in blocks:
     held = sum(len(b) for b, h in file if h) / sum(len(b) for b, _ in file)
     assert 0.03 < held < 0.07
-  read = {s: TextRows(data.TEXTS, data.VOCAB, 256, s) for s in ('train', 'held_out')}
+  read = {s: TextRows(packaged.TEXTS, packaged.VOCAB, 256, s) for s in ('train', 'held_out')}
   held_out = [b for file in blocks for b, h in file if h]
   source = read['held_out']
-  tokenizer = open_tokenizer(data.VOCAB)
+  tokenizer = open_tokenizer(packaged.VOCAB)
   assert tokenizer.decode(source.tokens[: source.seq_starts[1] - 1].tolist()) == held_out[0]
   total = sum(len(b.encode()) for b in held_out)
   assert source.bytes_per_token == pytest.approx(total / len(source.tokens))
@@ -217,7 +217,7 @@ def test_text_as_people_have_it(tmp_path, name):
   }.get(name, '')  # fmt: skip
   assert all(block.endswith(expected.strip(' ')) or block.endswith(expected) for block, _ in blocks)
   if len(text) < 1_000_000:
-    read = {s: TextRows([str(path)], data.VOCAB, 32, s) for s in ('all', 'train', 'held_out')}
+    read = {s: TextRows([str(path)], packaged.VOCAB, 32, s) for s in ('all', 'train', 'held_out')}
     tokens = {s: len(rows.tokens) for s, rows in read.items()}
     assert tokens['all'] == tokens['train'] + tokens['held_out']
 
@@ -233,9 +233,9 @@ def test_of_many_small_files_whole_ones_are_held_out(tmp_path):
 
 def test_texts_with_blank_lines_are_split_as_ever(tmp_path):
   """A run that was begun before other texts were taken goes on with the same rows."""
-  found = split_files(data.TEXTS, 20)
-  assert found == [pair for path in data.TEXTS for pair in split_blocks(path)]
-  rows = TextRows(data.TEXTS, data.VOCAB, 256, 'train')
+  found = split_files(packaged.TEXTS, 20)
+  assert found == [pair for path in packaged.TEXTS for pair in split_blocks(path)]
+  rows = TextRows(packaged.TEXTS, packaged.VOCAB, 256, 'train')
   assert (len(rows.tokens), rows.fingerprint) == (2_382_861, 100_832_392)
   small, large = tmp_path / 'small.txt', tmp_path / 'large.txt'
   small.write_text(WORDS * 100)  # is not cut, as the other one is
@@ -253,9 +253,9 @@ def test_what_is_held_out_is_chosen(tmp_path):
   path.write_text(WORDS * 1000)
   other.write_text(WORDS * 10)
   cls = type('Run', (TextFiles, TinyGPT), {})
-  make = lambda **values: cls(TRAIN_FILES=[str(path)], VOCAB_PATH=data.VOCAB, **values)
+  make = lambda **values: cls(TRAIN_FILES=[str(path)], VOCAB_PATH=packaged.VOCAB, **values)
   built = lambda cfg: fdl.build(cfg).source
-  whole = len(TextRows([str(path)], data.VOCAB, 32, 'all').tokens)
+  whole = len(TextRows([str(path)], packaged.VOCAB, 32, 'all').tokens)
   assert make(EVAL_FRACTION=0).eval_inputs() == {}
   assert len(built(make(EVAL_FRACTION=0).train_input()).tokens) == whole
   apart = make(EVAL_FILES=[str(other)])
@@ -277,7 +277,7 @@ def test_what_is_held_out_is_chosen(tmp_path):
 def test_what_is_said_of_the_data(tmp_path):
   examples = tmp_path / 'a.jsonl'
   examples.write_text('{"inputs": "one", "targets": "two"}\n' * 3)
-  sft = SftRows([str(examples)], data.VOCAB, 32, 8192)
+  sft = SftRows([str(examples)], packaged.VOCAB, 32, 8192)
   assert about.lines(RowInput(sft, 8)) == [
     f'Training data: {examples}: 3 examples, 9 tokens of which 6 are learned, in 1 row of 32; '
     'fewer than the 8 rows of a step, so each is read 8 times'
@@ -286,7 +286,7 @@ def test_what_is_said_of_the_data(tmp_path):
   assert about.lines(tokens) == [
     'Training data: tokens: 3 documents, 10 tokens, in 3 rows of 4; an epoch is 1.5 steps of 2 rows'
   ]
-  stream = StreamInput(DocumentSource([str(examples)], data.VOCAB, 8192, field='inputs'), 8, 4)
+  stream = StreamInput(DocumentSource([str(examples)], packaged.VOCAB, 8192, field='inputs'), 8, 4)
   assert about.lines(stream) == [f'Training data: {examples}: a stream, 4 rows a step']
   assert about.lines(mixture_of([tokens, stream], [3, 1], 8)) == [
     f'Training data: tokens + {examples}: a mixture of 2',
@@ -307,7 +307,7 @@ def test_patterns_of_files(tmp_path, monkeypatch):
   assert expanded(['c[1].txt']) == ['c[1].txt']
   monkeypatch.setenv('HOME', str(tmp_path))
   assert expanded(['~/a.txt', '~/b.*']) == [str(tmp_path / name) for name in ('a.txt', 'b.txt')]
-  for read in (lambda names: TextRows(names, data.VOCAB, 8, 'train'), expanded):
+  for read in (lambda names: TextRows(names, packaged.VOCAB, 8, 'train'), expanded):
     with pytest.raises(UserError, match=r'no/\*\.txt matches no file'):
       read(['no/*.txt'])
   assert expanded(['no/*.txt'], strict=False) == ['no/*.txt']
@@ -363,7 +363,7 @@ def test_bad_text_files_are_named(tmp_path, content, message):
   if content is not None:
     path.write_bytes(content)
   with pytest.raises(UserError, match=message):
-    TextRows([str(path)], data.VOCAB, 8, 'train')
+    TextRows([str(path)], packaged.VOCAB, 8, 'train')
 
 
 @pytest.mark.parametrize('suffix', ['.gz', '.xz', '.zst'])
@@ -380,7 +380,7 @@ def test_a_damaged_archive_is_named(tmp_path, suffix, damage):
   noise = np.random.default_rng(0).integers(32, 127, 2_000_000, dtype=np.uint8).tobytes()
   path.write_bytes(compress(noise)[:-20] if damage == 'cut off' else b'no archive')
   with pytest.raises(UserError, match=f'a.txt{suffix} cannot be decompressed'):
-    TextRows([str(path)], data.VOCAB, 8, 'train')
+    TextRows([str(path)], packaged.VOCAB, 8, 'train')
 
 
 def test_zst_of_several_frames(tmp_path):

@@ -19,7 +19,12 @@ def site(tmp_path_factory):
   pytest.importorskip('setuptools.build_meta')
   folder = tmp_path_factory.mktemp('home')
   clone = folder / 'paxlite'
-  for name in ('pyproject.toml', 'README.md', 'paxlite/__init__.py', 'paxlite/data/__init__.py'):
+  for name in (
+    'pyproject.toml',
+    'README.md',
+    'paxlite/__init__.py',
+    'paxlite/data/packaged/__init__.py',
+  ):
     (clone / name).parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(runs.ROOT / name, clone / name)
   build = 'import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])'
@@ -41,8 +46,8 @@ def test_folders_that_are_called_like_a_package_are_in_nobodys_way(site, tmp_pat
   (clone / 'data' / 'mine').mkdir(parents=True, exist_ok=True)
   # -S: without the packages of this environment, which may hold paxlite too
   code = (
-    f'import site; site.addsitedir({str(packages)!r}); import paxlite, paxlite.data; '
-    'print(paxlite.__version__, paxlite.data.VOCAB)'
+    f'import site; site.addsitedir({str(packages)!r}); import paxlite, paxlite.data.packaged; '
+    'print(paxlite.__version__, paxlite.data.packaged.VOCAB)'
   )
   out = subprocess.run(
     [sys.executable, '-S', '-c', code],
@@ -53,7 +58,7 @@ def test_folders_that_are_called_like_a_package_are_in_nobodys_way(site, tmp_pat
     check=False,
   )
   assert out.returncode == 0, out.stderr
-  vocab = clone / 'paxlite' / 'data' / 'text8k.model'
+  vocab = clone / 'paxlite' / 'data' / 'packaged' / 'text8k.model'
   assert out.stdout.split() == [paxlite.__version__, str(vocab)]
 
 

@@ -7,9 +7,9 @@ import jax
 import numpy as np
 import pytest
 
-from paxlite import inference
-from paxlite.decoding import Generator
-from paxlite.errors import UserError
+from paxlite.core.errors import UserError
+from paxlite.eval import inference
+from paxlite.generation.decoding import Generator
 from paxlite.layers.int8 import quantized
 from tests import experiments, runs  # noqa: F401 - what the checkpoints name
 from tests.test_backends import Step, experiment

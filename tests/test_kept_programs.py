@@ -10,8 +10,8 @@ import jax
 import pytest
 from jax._src import compilation_cache
 
-from paxlite import kept_programs
-from paxlite.kept_programs import KeptPrograms
+from paxlite.runtime import kept_programs
+from paxlite.runtime.kept_programs import KeptPrograms
 from tests import runs
 from tests.test_distributed import on_processes
 

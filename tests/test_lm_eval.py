@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from paxlite import data
-from paxlite.inputs.files import read_text
+from paxlite.core.files import read_text
+from paxlite.data import packaged
 from tests.imported import run_import
 
 torch = pytest.importorskip('torch._dynamo') and pytest.importorskip('torch')  # see test_seqio
@@ -36,7 +36,7 @@ def folder(tmp_path_factory):
   from tokenizers import ByteLevelBPETokenizer
 
   folder = tmp_path_factory.mktemp('lm_eval')
-  text = read_text(data.TEXTS[0])[:200_000]
+  text = read_text(packaged.TEXTS[0])[:200_000]
   bpe = ByteLevelBPETokenizer()
   bpe.train_from_iterator([text], vocab_size=400, special_tokens=['<s>', '</s>'])
   torch.manual_seed(0)

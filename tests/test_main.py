@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
-from paxlite import goodput, main
-from paxlite.configuration import run_values
-from paxlite.programs import Run, train
+from paxlite import main
+from paxlite.experiments.identity import run_values
+from paxlite.programs.run import Run
+from paxlite.programs.training import train
+from paxlite.runtime import goodput
 from tests import runs
 from tests.experiments import TinySft
 

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from paxlite import host_memory
-from paxlite.errors import UserError
+from paxlite.core import host_memory
+from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
-from paxlite.memory_check import MemoryCheck
-from paxlite.programs import Run, train
+from paxlite.programs.run import Run
+from paxlite.programs.training import train
+from paxlite.training.memory_check import MemoryCheck
 from tests import runs
 
 

@@ -16,10 +16,11 @@ import jax
 import numpy as np
 import pytest
 
-from paxlite import hlo, partitioning
-from paxlite.errors import UserError
+from paxlite.aot import hlo
+from paxlite.core.errors import UserError
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
+from paxlite.parallel import mesh
 from tests import runs
 
 # What the program of a mesh must hold
@@ -220,7 +221,7 @@ def test_slices_or_processes_decide_the_order_over_dcn():
   # two processes a slice of 4 devices, two slices, in an order of no meaning
   devices = [Device(i, i // 2, i // 4) for i in (3, 6, 1, 4, 0, 7, 2, 5)]
   at = lambda mesh, attribute: np.vectorize(lambda d: getattr(d, attribute))(mesh)
-  order = partitioning.device_order
+  order = mesh.device_order
   replicas = order([1, 2, 2], [2, 1, 1], devices)
   assert at(replicas, 'slice_index').tolist() == [[[0, 0], [0, 0]], [[1, 1], [1, 1]]]
   data = order([1, 2, 2], [1, 2, 1], devices)

@@ -7,8 +7,16 @@ import pathlib
 import numpy as np
 import pytest
 
-from paxlite import data
-from paxlite.errors import UserError
+from paxlite.core.errors import UserError
+from paxlite.core.files import read_text
+from paxlite.data import documents as documents_module
+from paxlite.data import packaged
+from paxlite.data.base import RowInput
+from paxlite.data.documents import DocumentSource
+from paxlite.data.mixture import StreamMixtureInput, mixture_of
+from paxlite.data.records import read_records
+from paxlite.data.streams import StreamInput
+from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.datasets import (
   DocumentFiles,
   FlatTokens,
@@ -17,14 +25,6 @@ from paxlite.experiments.datasets import (
   SftFiles,
 )
 from paxlite.experiments.demo import TinyGPT
-from paxlite.inputs import documents as documents_module
-from paxlite.inputs.base import RowInput
-from paxlite.inputs.documents import DocumentSource
-from paxlite.inputs.files import read_text
-from paxlite.inputs.mixture import StreamMixtureInput, mixture_of
-from paxlite.inputs.records import read_records
-from paxlite.inputs.streams import StreamInput
-from paxlite.inputs.tokenizer import open_tokenizer
 from tests import runs
 
 T = 32
@@ -98,7 +98,7 @@ def test_weights_that_are_none(weights):
 
 @pytest.fixture(scope='module')
 def texts() -> list[str]:
-  text = read_text(data.TEXTS[0])[:150_000]
+  text = read_text(packaged.TEXTS[0])[:150_000]
   return [p for p in text.split('\n\n') if p.strip()]
 
 
@@ -117,7 +117,7 @@ def small_blocks(monkeypatch):
 
 
 def streamed(files, rows='stream', batch_size: int = 4, **kwargs) -> StreamInput:
-  source = DocumentSource(files, data.VOCAB, 8192, **kwargs)
+  source = DocumentSource(files, packaged.VOCAB, 8192, **kwargs)
   return StreamInput(source, T, batch_size, rows)
 
 
@@ -149,7 +149,7 @@ def test_streamed_documents_lose_and_double_nothing(rows, processes, files, text
   whole = []
   for process in range(processes):
     whole += epoch_of(streamed(files, rows, batch_size=processes), process, processes)
-  tokenizer = open_tokenizer(data.VOCAB)
+  tokenizer = open_tokenizer(packaged.VOCAB)
   ids = [[*tokenizer.encode(t), tokenizer.eos_id] for t in texts]
   limit = T if rows == 'packed' else None
   assert targets(whole) == sorted(i for x in ids for i in x[:limit])
@@ -255,7 +255,7 @@ def test_bad_data_loses_no_step_and_bad_held_out_data_no_time(tmp_path, files):
   good = pathlib.Path(files[0]).read_text()
   bad.write_text(good + good + '{"text": null}\n')
   flags = [
-    f'--fdl.TRAIN_SOURCES={[str(bad)]}', f'--fdl.VOCAB_PATH={data.VOCAB}',
+    f'--fdl.TRAIN_SOURCES={[str(bad)]}', f'--fdl.VOCAB_PATH={packaged.VOCAB}',
     '--fdl.PACKED_INPUT=False', '--fdl.CHECKPOINT_EVERY_N_STEPS=100000',
     '--fdl.MAX_STEPS=100000', '--fdl.SUMMARY_INTERVAL_STEPS=50',
   ]  # fmt: skip
@@ -294,15 +294,15 @@ def test_a_mixture_trains_and_resumes_bit_for_bit(tmp_path, files):
   from paxlite.tools import tokenize
 
   flat = str(tmp_path / 'flat')
-  flags = ['--processes=1', f'--vocab={data.VOCAB}', f'--output={flat}', '--held_out_every=10']
+  flags = ['--processes=1', f'--vocab={packaged.VOCAB}', f'--output={flat}', '--held_out_every=10']
   tokenize.main([*flags, files[0]])
   tokenize.main([*flags, '--held_out', '--split=validation', files[0]])
-  (tmp_path / 'book.txt').write_text(read_text(data.TEXTS[1])[:200_000])
+  (tmp_path / 'book.txt').write_text(read_text(packaged.TEXTS[1])[:200_000])
   saved = datasets.Dataset.from_list([dict(record) for _, record in read_records(files[2])])
   datasets.DatasetDict(train=saved).save_to_disk(str(tmp_path / 'saved'))
   sources = [flat, str(tmp_path / 'book.txt'), files[1], f'hf:{tmp_path / "saved"}/train']
   flags = [
-    f'--fdl.SOURCES={sources}', '--fdl.WEIGHTS=[2,1,1,1]', f'--fdl.VOCAB_PATH={data.VOCAB}',
+    f'--fdl.SOURCES={sources}', '--fdl.WEIGHTS=[2,1,1,1]', f'--fdl.VOCAB_PATH={packaged.VOCAB}',
     '--fdl.HELD_OUT_EVERY=9', '--fdl.CHECKPOINT_EVERY_N_STEPS=4', '--fdl.EVAL_INTERVAL_STEPS=10',
     '--fdl.SUMMARY_INTERVAL_STEPS=1',
   ]  # fmt: skip

@@ -15,7 +15,7 @@ from paxlite.layers import attention
 from paxlite.layers.attention import BlockwiseAttention, DotProductAttention, RelativeBias
 from paxlite.layers.remat import CheckpointPolicy
 from paxlite.layers.weight_product import weight_product
-from paxlite.task import Task
+from paxlite.training.task import Task
 
 SMALL = dict(
   NUM_LAYERS=2,

@@ -8,12 +8,12 @@ import pytest
 from flax import traverse_util
 from flax.linen import meta
 
-from paxlite.errors import UserError
+from paxlite.core.errors import UserError
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.layers import moe
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.sown import SOWN, SUMMARIES, over_layers
-from paxlite.metrics import Mean, Weighted
+from paxlite.training.metrics import Mean, Weighted
 from tests import praxis
 
 SMALL = dict(

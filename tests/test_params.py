@@ -8,15 +8,15 @@ import fiddle as fdl
 import jax.numpy as jnp
 import pytest
 
-from paxlite import other_names, shell
 from paxlite.contrib.gpu.scripts_gpu.configs import FlatTokens5B
-from paxlite.errors import UserError
-from paxlite.experiment import Experiment
+from paxlite.core import other_names, shell
+from paxlite.core.errors import UserError
+from paxlite.core.params import Parameters, convert, parameter_types, parse
+from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import SeqioTask
 from paxlite.experiments.demo import DemoGPT
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
-from paxlite.params import Parameters, convert, parameter_types, parse
 
 
 class Base(Parameters):

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import tensorstore
 
-from paxlite.errors import UserError
-from paxlite.main import build_experiment
-from paxlite.programs import Run
-from paxlite.variables import stored_variables
+from paxlite.checkpointing.variables import stored_variables
+from paxlite.core.errors import UserError
+from paxlite.experiments.registry import build_experiment
+from paxlite.programs.run import Run
 from tests import praxis
 from tests.imported import flat, loaded, run_import
 

@@ -13,12 +13,12 @@ import time
 import numpy as np
 import pytest
 
-from paxlite import data
-from paxlite.errors import UserError
-from paxlite.inputs.files import read_text
-from paxlite.inputs.flat_tokens import open_flat_tokens
-from paxlite.inputs.records import open_records, read_records
-from paxlite.inputs.tokenizer import open_tokenizer
+from paxlite.core.errors import UserError
+from paxlite.core.files import read_text
+from paxlite.data import packaged
+from paxlite.data.flat_tokens import open_flat_tokens
+from paxlite.data.records import open_records, read_records
+from paxlite.data.tokenizer import open_tokenizer
 from paxlite.tools import tokenize
 from tests import runs
 
@@ -26,7 +26,7 @@ from tests import runs
 @pytest.fixture(scope='module')
 def documents() -> list[str]:
   """Paragraphs of real text, one longer than the pieces that long documents are cut into."""
-  text = read_text(data.TEXTS[1])[:200_000]
+  text = read_text(packaged.TEXTS[1])[:200_000]
   return [p for p in text[:60_000].split('\n\n') if p.strip()] + [text[60_000:]]
 
 
@@ -132,9 +132,9 @@ def texts(folder: pathlib.Path, vocab: str, split: str = 'train') -> list[str]:
 def test_tokenizing_is_the_same_from_every_source(tmp_path, documents, make, monkeypatch):
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path / 'source'))
   name = make(tmp_path / f'source{SUFFIXES.get(make, "")}', documents)
-  flags = [f'--vocab={data.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1', name]
+  flags = [f'--vocab={packaged.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1', name]
   tokenize.main(flags)
-  found = texts(tmp_path / 'out', data.VOCAB)
+  found = texts(tmp_path / 'out', packaged.VOCAB)
   assert sorted(found) == sorted(documents)
 
 
@@ -145,7 +145,7 @@ def json_vocab(tmp_path_factory) -> str:
   folder = tmp_path_factory.mktemp('bpe')
   bpe = tokenizers.ByteLevelBPETokenizer()
   bpe.train_from_iterator(
-    [read_text(data.TEXTS[1])[:400_000]], vocab_size=1000, special_tokens=['<|end|>']
+    [read_text(packaged.TEXTS[1])[:400_000]], vocab_size=1000, special_tokens=['<|end|>']
   )
   bpe.save(str(folder / 'tokenizer.json'))
   (folder / 'tokenizer_config.json').write_text(json.dumps({'eos_token': '<|end|>'}))
@@ -166,10 +166,15 @@ def test_a_tokenizer_of_hugging_face_on_all_cores(tmp_path, documents, json_voca
 
 def test_held_out_documents_are_in_one_split_only(tmp_path, documents):
   source = as_json_lines(tmp_path / 'c.jsonl', documents)
-  flags = [f'--vocab={data.VOCAB}', f'--output={tmp_path / "out"}', '--held_out_every=5', source]
+  flags = [
+    f'--vocab={packaged.VOCAB}',
+    f'--output={tmp_path / "out"}',
+    '--held_out_every=5',
+    source,
+  ]
   tokenize.main(['--processes=1', *flags])
   tokenize.main(['--processes=1', '--held_out', '--split=validation', *flags])
-  train, held_out = (texts(tmp_path / 'out', data.VOCAB, s) for s in ('train', 'validation'))
+  train, held_out = (texts(tmp_path / 'out', packaged.VOCAB, s) for s in ('train', 'validation'))
   assert sorted(held_out + train) == sorted(documents)
   assert 0.15 < len(held_out) / len(documents) < 0.25
   positions = [documents.index(d) for d in held_out if len(d) > 40]
@@ -179,11 +184,16 @@ def test_held_out_documents_are_in_one_split_only(tmp_path, documents):
 def test_unreadable_records_are_skipped_only_if_asked(tmp_path, capsys):
   source = tmp_path / 'c.jsonl'
   source.write_bytes(b'{"text": "a b"}\n{"text": 3}\n{"te\n{"text": "c d"}\n')
-  flags = [f'--vocab={data.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1', str(source)]
+  flags = [
+    f'--vocab={packaged.VOCAB}',
+    f'--output={tmp_path / "out"}',
+    '--processes=1',
+    str(source),
+  ]
   with pytest.raises(UserError, match=r"c.jsonl:2: the field 'text' holds no text"):
     tokenize.main(flags)
   tokenize.main([*flags, '--skip_unreadable'])
-  assert texts(tmp_path / 'out', data.VOCAB) == ['a b', 'c d']
+  assert texts(tmp_path / 'out', packaged.VOCAB) == ['a b', 'c d']
   assert '2 unreadable records left out' in capsys.readouterr().out
 
 
@@ -204,13 +214,13 @@ def test_bad_files_are_one_clear_error(tmp_path, name, content, message):
   path = tmp_path / name
   path.write_bytes(content)
   with pytest.raises(UserError, match=message):
-    tokenize.main([f'--vocab={data.VOCAB}', f'--output={tmp_path / "out"}', str(path)])
+    tokenize.main([f'--vocab={packaged.VOCAB}', f'--output={tmp_path / "out"}', str(path)])
   assert not list((tmp_path / 'out').glob('*'))
 
 
 def test_a_source_twice_or_changed_is_refused(tmp_path, documents, monkeypatch):
   source = as_json_lines(tmp_path / 'c.jsonl', documents * 5)
-  flags = [f'--vocab={data.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1']
+  flags = [f'--vocab={packaged.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1']
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError, match=r'the source c\.jsonl stands there twice'):
     tokenize.main([*flags, source, 'c.jsonl'])
@@ -227,7 +237,7 @@ def test_a_source_twice_or_changed_is_refused(tmp_path, documents, monkeypatch):
 
 def test_a_full_disk_is_said_and_gone_on_after(tmp_path, documents):
   source = as_json_lines(tmp_path / 'c.jsonl', documents * 20)
-  flags = f'--vocab={data.VOCAB} --output={tmp_path / "out"} --processes=1 {source}'
+  flags = f'--vocab={packaged.VOCAB} --output={tmp_path / "out"} --processes=1 {source}'
   command = f'{sys.executable} -m paxlite.tools.tokenize {flags}'
   limited = subprocess.run(
     ['bash', '-c', f'ulimit -f 400; {command}'], capture_output=True, text=True, check=False,
@@ -236,7 +246,7 @@ def test_a_full_disk_is_said_and_gone_on_after(tmp_path, documents):
   assert limited.returncode == 2, limited.stderr
   assert 'cannot be written' in limited.stderr.splitlines()[-1]
   run(*flags.split())
-  assert len(texts(tmp_path / 'out', data.VOCAB)) == 20 * len(documents)
+  assert len(texts(tmp_path / 'out', packaged.VOCAB)) == 20 * len(documents)
 
 
 def killed_until_it_ends(*flags: str) -> int:
@@ -254,10 +264,16 @@ def killed_until_it_ends(*flags: str) -> int:
 
 @pytest.mark.parametrize('format', ['memmap', 'seqax'])
 def test_killed_it_goes_on_and_loses_nothing(tmp_path, format):
-  text = read_text(data.TEXTS[0])[:1_500_000]
+  text = read_text(packaged.TEXTS[0])[:1_500_000]
   lines = [p for p in text.split('\n\n') if p.strip()]
   source = as_json_lines(tmp_path / 'c.jsonl', lines)
-  flags = [f'--vocab={data.VOCAB}', '--append_eos', f'--format={format}', '--processes=2', source]
+  flags = [
+    f'--vocab={packaged.VOCAB}',
+    '--append_eos',
+    f'--format={format}',
+    '--processes=2',
+    source,
+  ]
   run(f'--output={tmp_path / "whole"}', *flags)
   assert killed_until_it_ends(f'--output={tmp_path / "killed"}', *flags) >= 3
   whole, killed = (open_flat_tokens(str(tmp_path / f), 'train') for f in ('whole', 'killed'))
@@ -268,7 +284,7 @@ def test_killed_it_goes_on_and_loses_nothing(tmp_path, format):
 
 def test_an_unfinished_split_goes_on_only_as_it_was_begun(tmp_path, documents, monkeypatch):
   source = as_json_lines(tmp_path / 'c.jsonl', documents * 20)
-  flags = [f'--vocab={data.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1', source]
+  flags = [f'--vocab={packaged.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1', source]
   monkeypatch.setattr(tokenize, '_SECONDS_BETWEEN_NOTES', 0.0)
   with monkeypatch.context() as m:
     m.setattr(tokenize, 'share_done', lambda sources: 1 / 0)  # after the first note
@@ -278,11 +294,11 @@ def test_an_unfinished_split_goes_on_only_as_it_was_begun(tmp_path, documents, m
   with pytest.raises(UserError, match='was begun with append_eos=False and now it is True'):
     tokenize.main([*flags, '--append_eos'])
   tokenize.main(flags)
-  assert len(texts(tmp_path / 'out', data.VOCAB)) == 20 * len(documents)
+  assert len(texts(tmp_path / 'out', packaged.VOCAB)) == 20 * len(documents)
 
 
 def test_two_at_once_and_a_faulty_disk_are_refused(tmp_path, documents, monkeypatch):
-  from paxlite.inputs.flat_tokens_writer import Writer
+  from paxlite.data.flat_tokens_writer import Writer
 
   path = str(tmp_path / 'out')
   writer = Writer(path, 'train', 1000)
@@ -298,9 +314,9 @@ def test_two_at_once_and_a_faulty_disk_are_refused(tmp_path, documents, monkeypa
 
 
 def test_workers_end_with_their_parent(tmp_path):
-  source = as_json_lines(tmp_path / 'c.jsonl', [read_text(data.TEXTS[0])[:400_000]] * 60)
+  source = as_json_lines(tmp_path / 'c.jsonl', [read_text(packaged.TEXTS[0])[:400_000]] * 60)
   process = subprocess.Popen(
-    [sys.executable, '-m', 'paxlite.tools.tokenize', f'--vocab={data.VOCAB}', '--processes=2',
+    [sys.executable, '-m', 'paxlite.tools.tokenize', f'--vocab={packaged.VOCAB}', '--processes=2',
      f'--output={tmp_path / "out"}', source],
     cwd=runs.ROOT, env=runs.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
   )  # fmt: skip

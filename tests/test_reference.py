@@ -9,10 +9,10 @@ import pytest
 from flax import traverse_util
 from flax.linen import meta
 
-from paxlite import optimizers, schedules
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
+from paxlite.optim import optimizers, schedules
 from tests import praxis
 
 SMALL = dict(

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from paxlite import rendezvous
-from paxlite.errors import Interrupted, UserError
-from paxlite.peers import Peers
-from paxlite.rendezvous import attend, gather
+from paxlite.core.errors import Interrupted, UserError
+from paxlite.runtime import rendezvous
+from paxlite.runtime.peers import Peers
+from paxlite.runtime.rendezvous import attend, gather
 
 HOST = '127.0.0.1'
 
@@ -168,7 +168,7 @@ def test_what_the_others_do_is_known_to_process_0():
 @pytest.mark.parametrize('process', [0, 1])
 def test_a_lost_peer_ends_the_process(process, monkeypatch, capfd):
   left = threading.Event()
-  monkeypatch.setattr('paxlite.peers._GRACE_SECONDS', 0.1)
+  monkeypatch.setattr('paxlite.runtime.peers._GRACE_SECONDS', 0.1)
   monkeypatch.setattr(os, '_exit', lambda code: (left.set(), time.sleep(60)))
   ours, theirs = pair()
   Peers({1 - process: ours}, process, 2).watch()

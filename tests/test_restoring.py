@@ -9,14 +9,14 @@ import jax
 import numpy as np
 import pytest
 
-from paxlite.checkpoint_source import find_source, tokenizer_of
-from paxlite.checksums import write_checksums
-from paxlite.errors import UserError
+from paxlite.checkpointing.checksums import write_checksums
+from paxlite.checkpointing.source import find_source, tokenizer_of
+from paxlite.checkpointing.variables import write_variable
+from paxlite.core.errors import UserError
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.finetuning import SFT
 from paxlite.experiments.llama import LLaMA
-from paxlite.programs import Run
-from paxlite.variables import write_variable
+from paxlite.programs.run import Run
 from tests import runs
 from tests.imported import flat, run_import
 
@@ -40,7 +40,7 @@ def trainer(folder, start_over=False, **changes):
 def train(folder, **changes):
   """Trains and returns the state; the folder is then one that others restore from."""
   experiment = SmallLlama(**(SMALL | changes))
-  from paxlite.programs import train as program
+  from paxlite.programs.training import train as program
 
   program(Run(experiment, folder))
   return trainer(folder, **changes).states.initial()[0]
@@ -264,7 +264,7 @@ def test_state_of_weights_that_have_none(base, tmp_path):
 @pytest.mark.parametrize('shape', [{}, dict(DIMS_PER_HEAD=8, HEADS_SPAN_MODEL=False)])
 def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
   """For grouped queries and heads that do not span the model: as W + A·Bᵀ computes it."""
-  from paxlite.variables import Variable
+  from paxlite.checkpointing.variables import Variable
   from paxlite.weights.lora import merged
 
   experiment = SmallLlama(
@@ -298,7 +298,7 @@ def test_peft_loads_the_adapter_and_agrees(tmp_path):
   import transformers
   from peft import PeftModel
 
-  from paxlite.inference import experiment_of
+  from paxlite.eval.inference import experiment_of
   from paxlite.tools import export_weights
   from tests.test_weights import their_model
 

@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from paxlite.errors import UserError
-from paxlite.folder_lock import FolderLock
-from paxlite.run_files import open_file, write_file
+from paxlite.core.errors import UserError
+from paxlite.core.run_files import open_file, write_file
+from paxlite.runtime.folder_lock import FolderLock
 from tests import runs
 
 

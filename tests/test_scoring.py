@@ -12,10 +12,10 @@ import jax
 import numpy as np
 import pytest
 
-from paxlite.errors import UserError
-from paxlite.eval_tasks import find_task, read_examples, read_tasks
-from paxlite.scoring import Continuation, Scorer, bucket
-from paxlite.zero_shot import matched
+from paxlite.core.errors import UserError
+from paxlite.eval.eval_tasks import find_task, read_examples, read_tasks
+from paxlite.eval.scoring import Continuation, Scorer, bucket
+from paxlite.eval.zero_shot import matched
 from tests import runs
 from tests.test_decoding import CONFIG, made
 

@@ -17,8 +17,8 @@ import time
 
 import pytest
 
-from paxlite import data
-from paxlite.experiment import experiments
+from paxlite.data import packaged
+from paxlite.experiments.registry import experiments
 from tests import runs
 
 SCRIPTS = runs.ROOT / 'paxlite' / 'contrib' / 'gpu' / 'scripts_gpu'
@@ -103,10 +103,15 @@ def test_help(box, script, flag):
   assert not box.calls
 
 
-PILE = ['TFDS', data.VOCAB]
+PILE = ['TFDS', packaged.VOCAB]
 MISTAKES = [
   ('run_pile_singlenode.sh', [], {}, 'TFDS_DATA_DIR is missing'),
-  ('run_pile_singlenode.sh', ['nowhere', data.VOCAB], {}, "TFDS_DATA_DIR='nowhere' is no folder"),
+  (
+    'run_pile_singlenode.sh',
+    ['nowhere', packaged.VOCAB],
+    {},
+    "TFDS_DATA_DIR='nowhere' is no folder",
+  ),
   ('run_pile_singlenode.sh', ['TFDS'], {}, 'VOCAB_PATH is missing'),
   ('run_pile_singlenode.sh', ['TFDS', 'x'], {}, "VOCAB_PATH='x' does not exist"),
   ('run_pile_singlenode.sh', [*PILE, 'bf16'], {}, "PRECISION='bf16' is not known"),
@@ -130,9 +135,14 @@ MISTAKES = [
   ('run_base_config_multinode.sh', ['TinyGPT'], {'PERCORE_BATCH_SIZE': 'a'}, "E='a' is no number"),
   ('run_base_config_multinode.sh', ['TinyGPT'], {'VOCAB_PATH': '/x'}, "VOCAB_PATH='/x' does not"),
   ('run_llama_boolq.sh', [], {}, 'VOCAB_PATH is missing'),
-  ('run_llama_boolq.sh', [], {'VOCAB_PATH': data.VOCAB}, 'TFDS_DATA_DIR is missing'),
+  ('run_llama_boolq.sh', [], {'VOCAB_PATH': packaged.VOCAB}, 'TFDS_DATA_DIR is missing'),
   *(
-    ('run_llama_boolq.sh', [], {'VOCAB_PATH': data.VOCAB, 'TFDS_DATA_DIR': '/', name: value}, said)
+    (
+      'run_llama_boolq.sh',
+      [],
+      {'VOCAB_PATH': packaged.VOCAB, 'TFDS_DATA_DIR': '/', name: value},
+      said,
+    )
     for name, value, said in [
       ('USE_LORA', 'True', "USE_LORA='True' is not known"),
       ('EVAL_ONLY', '1', 'CHECKPOINT_RESTORE_PATH is missing'),
@@ -166,18 +176,20 @@ def test_mistakes_are_one_line_and_nothing_is_written(box, script, arguments, en
 
 def test_the_pile_on_one_node(box):
   more = ['--fdl.MAX_STEPS=3', '--fdl.EVAL_TASKS=["a b"]']
-  result = box.run('run_pile_singlenode.sh', box.tfds, data.VOCAB, 'float32', '2', '1', 'l', *more)
+  result = box.run(
+    'run_pile_singlenode.sh', box.tfds, packaged.VOCAB, 'float32', '2', '1', 'l', *more
+  )
   assert result.stdout.startswith('XLA_PYTHON_CLIENT_MEM_FRACTION=0.85 XLA_FLAGS=\n')
   assert set(box.flags) == {
     '--fdl_config=Pile126M', '--job_log_dir=l', f'--tfds_data_dir={box.tfds}',
-    f'--fdl.VOCAB_PATH={data.VOCAB}', '--fdl.FPROP_DTYPE=float32', '--fdl.PERCORE_BATCH_SIZE=1',
+    f'--fdl.VOCAB_PATH={packaged.VOCAB}', '--fdl.FPROP_DTYPE=float32', '--fdl.PERCORE_BATCH_SIZE=1',
     '--fdl.ICI_MESH_SHAPE=[2,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]', *more,
   }  # fmt: skip
 
 
 def test_lambada_on_the_run_of_the_pile(box):
   (box.folder / 'test_logdir' / 'checkpoints').mkdir(parents=True)
-  box.run('run_lambada_singlenode.sh', box.tfds, data.VOCAB)
+  box.run('run_lambada_singlenode.sh', box.tfds, packaged.VOCAB)
   wanted = ['--fdl_config=Lambada126M', '--mode=eval', '--job_log_dir=test_logdir']
   assert set(wanted) < set(box.flags)
   assert '--fdl.ICI_MESH_SHAPE=[8,1,1]' in box.flags
@@ -185,7 +197,7 @@ def test_lambada_on_the_run_of_the_pile(box):
 
 def test_a_task_of_the_pile_on_two_nodes(box):
   slurm = {'SLURM_STEP_NUM_TASKS': '16', 'SLURM_JOB_NUM_NODES': '2', 'SLURM_LOCALID': '3'}
-  box.run('run_pile_multinode.sh', box.tfds, data.VOCAB, **slurm)
+  box.run('run_pile_multinode.sh', box.tfds, packaged.VOCAB, **slurm)
   wanted = ['--multiprocess_gpu', '--fdl.ICI_MESH_SHAPE=[8,1,1]', '--fdl.DCN_MESH_SHAPE=[2,1,1]']
   assert set(wanted) < set(box.flags)
 
@@ -211,7 +223,7 @@ def test_any_experiment(box):
 
 
 def test_any_experiment_with_what_the_environment_says(box):
-  given = {'TFDS_DATA_DIR': box.tfds, 'VOCAB_PATH': data.VOCAB, 'PERCORE_BATCH_SIZE': '0.5'}
+  given = {'TFDS_DATA_DIR': box.tfds, 'VOCAB_PATH': packaged.VOCAB, 'PERCORE_BATCH_SIZE': '0.5'}
   result = box.run('run_base_config_multinode.sh', 'Pile5B', XLA_FLAGS='--b', BASE_XLA_FLAGS='--a',
                    **given)  # fmt: skip
   assert result.stdout.startswith('XLA_PYTHON_CLIENT_MEM_FRACTION=0.9 XLA_FLAGS=--a --b\n')
@@ -254,7 +266,7 @@ class TestLlama:
 
   @pytest.fixture
   def run(self, box):
-    given = {'VOCAB_PATH': data.VOCAB, 'TFDS_DATA_DIR': box.tfds, 'LOG_DIR': 'logs'}
+    given = {'VOCAB_PATH': packaged.VOCAB, 'TFDS_DATA_DIR': box.tfds, 'LOG_DIR': 'logs'}
     return lambda *args, **kwargs: box.run('run_llama_boolq.sh', *args, **(given | kwargs))
 
   def test_trains_and_evaluates(self, box, run):
@@ -305,7 +317,7 @@ class TestLlama:
     text = PYTHON.replace('exit "${CODE:-0}"', 'trap "echo leaving; exit 75" TERM\n'
                           'while true; do sleep 0.05; done')  # fmt: skip
     box.stand_in('python', text)
-    env = box.env | {'VOCAB_PATH': data.VOCAB, 'TFDS_DATA_DIR': box.tfds}
+    env = box.env | {'VOCAB_PATH': packaged.VOCAB, 'TFDS_DATA_DIR': box.tfds}
     command = ['bash', str(SCRIPTS / 'run_llama_boolq.sh')]
     with subprocess.Popen(command, cwd=box.folder, env=env, stdout=subprocess.PIPE) as process:
       deadline = time.monotonic() + 20
@@ -345,7 +357,7 @@ class Batch:
       'SLURM_SUBMIT_DIR': str(runs.ROOT),
       'BASE_WORKSPACE_DIR': str(self.workspace),
       'BASE_TFDS_DATA_DIR': box.tfds,
-      'BASE_VOCAB_PATH': data.VOCAB,
+      'BASE_VOCAB_PATH': packaged.VOCAB,
       'CONFIG': 'Synthetic126M',
     }
 
@@ -380,7 +392,7 @@ def test_the_base_script_in_a_job(batch):
   assert not any('container' in flag for flag in flags)
   assert script == str(SCRIPTS / 'run_base_config_multinode.sh')
   assert arguments == [
-    'Synthetic126M', 'bfloat16', '4', f'{batch.workspace}/logs', batch.box.tfds, data.VOCAB,
+    'Synthetic126M', 'bfloat16', '4', f'{batch.workspace}/logs', batch.box.tfds, packaged.VOCAB,
     '--fdl.MAX_STEPS=1  --x',
   ]  # fmt: skip
 
@@ -389,12 +401,12 @@ def test_a_container(batch):
   batch.run(CONTAINER='image:1', BASE_TFDS_DATA_DIR=None, ENABLE_TE='1', XLA_FLAGS='--a --b',
             PYTHON=None)  # fmt: skip
   flags, (script, *arguments) = batch.command
-  mounts = ','.join(f'{p}:{p}' for p in (batch.workspace, data.VOCAB))
+  mounts = ','.join(f'{p}:{p}' for p in (batch.workspace, packaged.VOCAB))
   assert {'--container-image=image:1', f'--container-mounts={mounts}'} < set(flags)
   (kept,) = (f for f in flags if f.startswith('--container-env='))
   assert {'ENABLE_TE', 'XLA_FLAGS'} <= set(kept.partition('=')[2].split(','))
   assert script == '/opt/paxlite/paxlite/contrib/gpu/scripts_gpu/run_base_config_multinode.sh'
-  assert arguments[4:6] == ['None', data.VOCAB]
+  assert arguments[4:6] == ['None', packaged.VOCAB]
 
 
 def test_an_environment(batch):
@@ -415,7 +427,7 @@ def test_a_script_of_the_user(batch):
 def test_the_other_jobs(batch):
   batch.run('example_slurm_pile.sub', ADDITIONAL_ARGS='--a --b=[1]')
   assert batch.command[1] == [
-    str(SCRIPTS / 'run_pile_multinode.sh'), batch.box.tfds, data.VOCAB, 'bfloat16', '8', '4',
+    str(SCRIPTS / 'run_pile_multinode.sh'), batch.box.tfds, packaged.VOCAB, 'bfloat16', '8', '4',
     f'{batch.workspace}/logs', '--a', '--b=[1]',
   ]  # fmt: skip
   batch.box.calls_file.unlink()
@@ -424,7 +436,7 @@ def test_the_other_jobs(batch):
   batch.run('example_slurm_llama.sub', BASE_CHECKPOINT_DIR=batch.box.tfds, ADDITIONAL_ARGS='--a')
   script, *arguments = batch.command[1]
   assert script == str(SCRIPTS / 'run_llama_boolq.sh')
-  assert ' '.join(arguments) == f'--a {batch.box.tfds} 1{data.VOCAB} {batch.workspace}/logs'
+  assert ' '.join(arguments) == f'--a {batch.box.tfds} 1{packaged.VOCAB} {batch.workspace}/logs'
   batch.box.calls_file.unlink()
   batch.box.stand_in('srun', SRUN)
   batch.run('example_slurm_maxtext.sub', MODEL='mistral-7b', RUN_NAME='speed', CONFIG=None)

@@ -14,11 +14,11 @@ import time
 
 import pytest
 
-from paxlite import experiment
 from paxlite.contrib.gpu.scripts_gpu import download_lambada, download_the_pile, tfds_datasets
-from paxlite.errors import UserError
-from paxlite.inputs.flat_tokens_writer import Writer
-from paxlite.summaries import Summaries
+from paxlite.core.errors import UserError
+from paxlite.data.flat_tokens_writer import Writer
+from paxlite.experiments import registry
+from paxlite.training.summaries import Summaries
 from tests import runs
 from tests.test_distributed import start_processes
 from tests.test_structure import FILES, PACKAGE
@@ -62,9 +62,9 @@ def importers(*modules: str) -> set[str]:
 
 
 def test_what_could_run_code_is_in_one_place_or_none():
-  assert importers('pickle') == {'compiled_step.py'}
+  assert importers('pickle') == {'runtime/compiled_step.py'}
   assert importers('dill', 'cloudpickle', 'marshal', 'shelve', 'yaml') == set()
-  assert importers('subprocess') == {'coordinator.py'}  # Python, with a module of paxlite
+  assert importers('subprocess') == {'runtime/coordinator.py'}  # Python, with a module of paxlite
   assert importers('tarfile', 'zipfile') | calls('unpack_archive') == set()
   assert calls('eval', 'exec', 'system', 'popen') == set()
 
@@ -103,8 +103,8 @@ def test_what_a_file_names_is_not_imported(tmp_path, monkeypatch, name):
   (tmp_path / 'experiment_that_runs.py').write_text('raise SystemExit("code of a checkpoint ran")')
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(UserError, match=r'is not an Experiment class|no file has modules'):
-    experiment.find_known(name)
-  assert experiment.find_known('paxlite.experiments.demo.TinyGPT').__name__ == 'TinyGPT'
+    registry.find_known(name)
+  assert registry.find_known('paxlite.experiments.demo.TinyGPT').__name__ == 'TinyGPT'
 
 
 @pytest.mark.slow
@@ -208,7 +208,7 @@ def test_a_process_alone_listens_on_nothing(tmp_path):
   )
   script = tmp_path / 'listens.py'
   script.write_text(
-    'import sys, paxlite.programs as p\n'
+    'import sys, paxlite.programs.training as p\n'
     'train = p.train\n'
     f'p.train = lambda run: (train(run), exec({code!r}))\n'
     'from paxlite import main\n'

@@ -14,12 +14,12 @@ pytest.importorskip('torch._dynamo')
 pytest.importorskip('seqio')
 pytest.importorskip('tensorflow_datasets')
 
-from paxlite import data
-from paxlite.errors import UserError
-from paxlite.inputs.files import read_text
-from paxlite.inputs.seqio_tasks import SeqioSource
-from paxlite.inputs.streams import StreamInput
-from paxlite.inputs.tokenizer import open_tokenizer
+from paxlite.core.errors import UserError
+from paxlite.core.files import read_text
+from paxlite.data import packaged
+from paxlite.data.seqio_tasks import SeqioSource
+from paxlite.data.streams import StreamInput
+from paxlite.data.tokenizer import open_tokenizer
 from tests import runs
 
 T = 32
@@ -42,7 +42,7 @@ def build(script: str, *flags: str, code: int = 0) -> subprocess.CompletedProces
 
 @pytest.fixture(scope='module')
 def documents() -> list[str]:
-  text = read_text(data.TEXTS[0])[:120_000]
+  text = read_text(packaged.TEXTS[0])[:120_000]
   return [text[i : i + 700 + 13 * (i % 97)] for i in range(0, len(text), 2_000)]
 
 
@@ -71,14 +71,14 @@ def tfds(tmp_path_factory, documents):
 @pytest.fixture
 def pile(tfds):
   def make(split: str = 'train', batch_size: int = 4, **kwargs) -> StreamInput:
-    source = SeqioSource('the_pile_lm', split, data.VOCAB, str(tfds))
+    source = SeqioSource('the_pile_lm', split, packaged.VOCAB, str(tfds))
     return StreamInput(source, T, batch_size, **kwargs)
 
   return make
 
 
 def tokens_of(documents: list[str]) -> list[list[int]]:
-  tokenizer = open_tokenizer(data.VOCAB)
+  tokenizer = open_tokenizer(packaged.VOCAB)
   return [[*tokenizer.encode(d), tokenizer.eos_id] for d in documents]
 
 
@@ -159,7 +159,7 @@ def test_a_mixture_has_its_rates_and_goes_on(tmp_path, documents):
   """Two tasks of text files that a user has registered, 3 to 1."""
   import seqio
 
-  vocabulary = seqio.SentencePieceVocabulary(data.VOCAB)
+  vocabulary = seqio.SentencePieceVocabulary(packaged.VOCAB)
   for name, part in (('kings', documents[:4]), ('judges', documents[4:9])):
     (tmp_path / name).write_text('\n'.join(d.replace('\n', ' ') for d in part))
     seqio.TaskRegistry.add(
@@ -188,7 +188,9 @@ def test_a_mixture_has_its_rates_and_goes_on(tmp_path, documents):
 
 
 def test_wrong_names(tfds, tmp_path):
-  make = lambda task, split='train', folder=tfds: SeqioSource(task, split, data.VOCAB, str(folder))
+  make = lambda task, split='train', folder=tfds: SeqioSource(
+    task, split, packaged.VOCAB, str(folder)
+  )
   with pytest.raises(UserError, match="no SeqIO task or mixture 'nothing'"):
     make('nothing')
   with pytest.raises(UserError, match="the_pile_lm has no split 'dev'; there are train, valid"):
@@ -227,7 +229,7 @@ def test_pile126m_and_lambada126m_as_pax_users_call_them(tfds, tmp_path):
   sizes = [f'--fdl.{k}={v}' for k, v in SIZES.items()]
   numbers = dict(PERCORE_BATCH_SIZE=4, SUMMARY_INTERVAL_STEPS=1, MAX_EVAL_BATCHES=1)
   flags = [*sizes, f'--tfds_data_dir={tfds}', *(f'--fdl.{k}={v}' for k, v in numbers.items())]
-  env = {'VOCAB_PATH': data.VOCAB, 'TF_CPP_MIN_LOG_LEVEL': '3'}
+  env = {'VOCAB_PATH': packaged.VOCAB, 'TF_CPP_MIN_LOG_LEVEL': '3'}
   run = lambda folder, steps: runs.run(
     tmp_path / folder, *flags, f'--fdl.MAX_STEPS={steps}', config='Pile126M', env=env
   )
@@ -255,7 +257,7 @@ def test_llama7b_learns_and_evaluates_boolq_as_pax_users_call_it(tfds, tmp_path)
   sizes = SIZES | dict(HIDDEN_DIMS=32, PERCORE_BATCH_SIZE=2, MAX_STEPS=3, MAX_SEQ_LEN=128)
   flags = [f'--fdl.{k}={v}' for k, v in sizes.items()]
   flags.append(f'--fdl.TFDS_DATA_DIR={tfds}')
-  env = {'VOCAB_PATH': data.VOCAB, 'TF_CPP_MIN_LOG_LEVEL': '3'}
+  env = {'VOCAB_PATH': packaged.VOCAB, 'TF_CPP_MIN_LOG_LEVEL': '3'}
   run = lambda *more: runs.run(tmp_path / 'run', *flags, *more, config='LLaMA7B', env=env)
   assert 'step 3' in run('--fdl.SUMMARY_INTERVAL_STEPS=1', '--fdl.USE_LORA=True').stdout
   found = run('--mode=eval', '--fdl.USE_LORA=True').stdout

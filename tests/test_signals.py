@@ -10,9 +10,10 @@ import time
 
 import pytest
 
-from paxlite import in_flight, preemption, reporting
-from paxlite.checkpoints import Checkpoints
-from paxlite.errors import EXIT_AGAIN
+from paxlite.checkpointing.checkpoints import Checkpoints
+from paxlite.core.errors import EXIT_AGAIN
+from paxlite.runtime import preemption
+from paxlite.training import in_flight, reporting
 from tests import runs
 from tests.test_distributed import start_processes
 from tests.test_faults import start, wait_for
@@ -105,7 +106,7 @@ except Interrupted as e:
   held = e  # as a notebook keeps the last one, with all that its functions had
 assert [signal.getsignal(n) for n in numbers] == before
 assert signal.set_wakeup_fd(-1) == -1
-lock = 'import pathlib, sys; from paxlite.folder_lock import FolderLock;'
+lock = 'import pathlib, sys; from paxlite.runtime.folder_lock import FolderLock;'
 lock += 'FolderLock(pathlib.Path(sys.argv[1])).acquire()'
 subprocess.run([sys.executable, '-c', lock, str(folder)], check=True)
 assert 'signals' not in [t.name for t in threading.enumerate()]

@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from paxlite.checksums import damage, write_checksums
+from paxlite.checkpointing.checksums import damage, write_checksums
+from paxlite.checkpointing.variables import stacked, stored_variables, write_variable
 from paxlite.tools import import_weights
-from paxlite.variables import stacked, stored_variables, write_variable
 from paxlite.weights.huggingface import header
 from tests import runs
 

@@ -20,14 +20,15 @@ from fiddle import selectors
 from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paxlite import backends, main
-from paxlite.errors import UserError
+from paxlite.layers import backends
+from paxlite import main
+from paxlite.core.errors import UserError
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT2, GPT126M
 from paxlite.experiments.llama import LLaMA, Mistral7B
 from paxlite.experiments.te_layer import te_block
 from paxlite.layers.transformer import TransformerBlock
-from paxlite.checkpoint_source import find_source
+from paxlite.checkpointing.source import find_source
 from paxlite.tools import convert_te
 from paxlite.weights.te import block_rules, from_te, to_te
 from tests import runs

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from paxlite.errors import UserError
-from paxlite.inputs.tokenizer import JsonTokenizer, open_tokenizer
+from paxlite.core.errors import UserError
+from paxlite.data.tokenizer import JsonTokenizer, open_tokenizer
 
 tokenizers = pytest.importorskip('tokenizers')
 

@@ -10,14 +10,18 @@ import numpy as np
 import optax
 import pytest
 
-from paxlite import optimizers, partitioning, profiling, reporting, save_times, trainer
-from paxlite.checkpoints import Checkpoints
-from paxlite.errors import TrainingError, UserError
-from paxlite.evaluation import Evaluator
-from paxlite.experiment import experiments
+from paxlite.checkpointing.checkpoints import Checkpoints
+from paxlite.core.errors import TrainingError, UserError
+from paxlite.core.trees import path_name
 from paxlite.experiments.demo import TinyGPT
-from paxlite.optimizers import path_name
-from paxlite.programs import Run
+from paxlite.experiments.registry import experiments
+from paxlite.optim import optimizers
+from paxlite.parallel import partitioning
+from paxlite.programs.run import Run
+from paxlite.runtime import profiling
+from paxlite.training import reporting, save_times, trainer
+from paxlite.training.evaluation import Evaluator
+from paxlite.training.step import jitted_step
 from tests import runs
 
 
@@ -77,7 +81,7 @@ def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
 
 def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_path):
   t = make(tmp_path)
-  step = trainer.jitted_step(t.task, t.mesh, t.rules, t.seed, t.states.abstract)
+  step = jitted_step(t.task, t.mesh, t.rules, t.seed, t.states.abstract)
   state, _ = t.states.initial()
   batch = next(trainer.device_batches(t.data, partitioning.batch_sharding(t.mesh, t.rules), 0))
   state, _ = step(state, batch)

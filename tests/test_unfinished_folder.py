@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from paxlite.errors import UserError
-from paxlite.unfinished_folder import UnfinishedFolder
+from paxlite.core.errors import UserError
+from paxlite.core.unfinished_folder import UnfinishedFolder
 from tests import runs
 
 # writes 300 files, waits for a line, and writes 300 more

@@ -8,8 +8,14 @@ import numpy as np
 import pytest
 import tensorstore
 
-from paxlite.errors import UserError
-from paxlite.variables import layer_of, stacked, stored_variables, transposed, write_variable
+from paxlite.checkpointing.variables import (
+  layer_of,
+  stacked,
+  stored_variables,
+  transposed,
+  write_variable,
+)
+from paxlite.core.errors import UserError
 
 VALUE = np.arange(5 * 7 * 3, dtype=np.float32).reshape(5, 7, 3)
 INDICES = [

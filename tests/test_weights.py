@@ -6,11 +6,12 @@ import jax
 import numpy as np
 import pytest
 
-from paxlite import data
-from paxlite.errors import UserError
-from paxlite.experiment import Experiment, experiments
+from paxlite.core.errors import UserError
+from paxlite.data import packaged
+from paxlite.experiments.base import Experiment
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.registry import experiments
 from paxlite.tools import export_weights
 from paxlite.weights.families import config_json, family_of
 from paxlite.weights.families import experiment_of as from_config
@@ -57,7 +58,7 @@ def their_model(family: str):
 
 @pytest.mark.parametrize('family', FAMILIES)
 def test_logits_greedy_tokens_and_the_way_back(family, tmp_path):
-  from paxlite.decoding import Generator
+  from paxlite.generation.decoding import Generator
 
   theirs = their_model(family)
   theirs.save_pretrained(tmp_path / 'hf')
@@ -124,8 +125,8 @@ def test_a_folder_without_weights(tmp_path):
 def test_a_missing_and_a_truncated_shard(tmp_path):
   folder = hf_folder(tmp_path, max_shard_size='20KB')
   last = sorted(folder.glob('*.safetensors'))[-1]
-  data = last.read_bytes()
-  last.write_bytes(data[: len(data) // 2])
+  packaged = last.read_bytes()
+  last.write_bytes(packaged[: len(packaged) // 2])
   refused(tmp_path, folder, f'{last.name} is damaged or truncated')
   last.unlink()
   refused(tmp_path, folder, f'{last.name} is missing')
@@ -283,7 +284,7 @@ def test_tokenizers_go_in_and_out(tmp_path):
   written = json.loads((tmp_path / 'o' / 'config.json').read_text())
   assert (written['bos_token_id'], written['eos_token_id']) == (1, 2)
   (tmp_path / 'w').rename(tmp_path / 'before')
-  refused(tmp_path, folder, 'another model', 'hf', f'--tokenizer={data.VOCAB}')
+  refused(tmp_path, folder, 'another model', 'hf', f'--tokenizer={packaged.VOCAB}')
   file.write_text('{}')
   refused(tmp_path, folder, 'is not a tokenizer.json', 'hf', f'--tokenizer={file}')
 

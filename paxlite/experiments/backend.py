@@ -6,13 +6,13 @@ from typing import Any, Literal
 import fiddle as fdl
 from fiddle import selectors
 
-from paxlite import backends
-from paxlite.backends import Backend, TeRecipe
-from paxlite.errors import UserError
-from paxlite.experiment import Experiment
+from paxlite.core.errors import UserError
+from paxlite.core.templates import template
+from paxlite.experiments.base import Experiment
+from paxlite.layers import backends
+from paxlite.layers.backends import Backend, TeRecipe
 from paxlite.layers.einsum import DotGeneralEinsum, Einsum, JnpEinsum
 from paxlite.layers.moe import MoeFeedForward
-from paxlite.templates import template
 
 # Attributes of the same model in plain XLA, which continues text.
 PLAIN_XLA: dict[str, Any] = dict(USE_FP8=False, USE_TE='off', TE_RECIPE='bf16', USE_INT8='off')

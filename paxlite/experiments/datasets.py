@@ -7,24 +7,25 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxlite import data, shell
-from paxlite.checkpoint_source import check_weights, tokenizer_of
-from paxlite.errors import UserError, located
+from paxlite.checkpointing.source import check_weights, tokenizer_of
+from paxlite.core import shell
+from paxlite.core.errors import UserError, located
+from paxlite.core.files import expanded, kind
+from paxlite.core.params import AnyPath, LocalPath, parameter_types
+from paxlite.core.templates import config
+from paxlite.data import packaged
+from paxlite.data.base import RowInput
+from paxlite.data.documents import DocumentSource, check_once
+from paxlite.data.flat_tokens import FlatTokenRows
+from paxlite.data.mixture import mixture_of
+from paxlite.data.records import canonical
+from paxlite.data.rows import RowKind
+from paxlite.data.seqio_tasks import SeqioSource
+from paxlite.data.sft import SftRows, TooLong
+from paxlite.data.streams import StreamInput, StreamRows
+from paxlite.data.synthetic import SyntheticRows
+from paxlite.data.text import HELD_OUT_EVERY, Split, TextRows
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.inputs.base import RowInput
-from paxlite.inputs.documents import DocumentSource, check_once
-from paxlite.inputs.files import expanded, kind
-from paxlite.inputs.flat_tokens import FlatTokenRows
-from paxlite.inputs.mixture import mixture_of
-from paxlite.inputs.records import canonical
-from paxlite.inputs.rows import RowKind
-from paxlite.inputs.seqio_tasks import SeqioSource
-from paxlite.inputs.sft import SftRows, TooLong
-from paxlite.inputs.streams import StreamInput, StreamRows
-from paxlite.inputs.synthetic import SyntheticRows
-from paxlite.inputs.text import HELD_OUT_EVERY, Split, TextRows
-from paxlite.params import AnyPath, LocalPath, parameter_types
-from paxlite.templates import config
 
 
 class _Rows(LanguageModel):
@@ -150,8 +151,8 @@ class TextFiles(_Rows):
 class EmbeddedText(TextFiles):
   """The King James Bible and Shakespeare, which ship with paxlite, and their tokenizer."""
 
-  TRAIN_FILES = data.TEXTS
-  VOCAB_PATH = data.VOCAB
+  TRAIN_FILES = packaged.TEXTS
+  VOCAB_PATH = packaged.VOCAB
   VOCAB_SIZE = 8192
 
   @property

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from paxlite.decoding import Sampling
-from paxlite.errors import UserError
-from paxlite.experiment import Experiment
-from paxlite.params import LocalPath
+from paxlite.core.errors import UserError
+from paxlite.core.params import LocalPath
+from paxlite.experiments.base import Experiment
+from paxlite.generation.decoding import Sampling
 
 # what a decoding depends on, besides weights and prompts
 DECODING = (

@@ -1,8 +1,8 @@
 """Experiments that run on a laptop."""
 
-from paxlite.experiment import register
 from paxlite.experiments.datasets import EmbeddedText, Synthetic
 from paxlite.experiments.gpt import GPT126M
+from paxlite.experiments.registry import register
 
 
 @register

@@ -5,12 +5,12 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxlite import partitioning
-from paxlite.errors import UserError
+from paxlite.core.errors import UserError
+from paxlite.core.templates import template
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.moe import DroplessMoeFeedForward, MoeFeedForward, TopKRouter
 from paxlite.layers.transformer import BlockSequence
-from paxlite.templates import template
+from paxlite.parallel import partitioning
 
 
 class MixtureOfExperts(LanguageModel):

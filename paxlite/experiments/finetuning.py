@@ -6,8 +6,7 @@ python -m paxlite.main --fdl_config=LLaMA7BLoRA --job_log_dir=LOGS
 
 import fiddle as fdl
 
-from paxlite.errors import UserError
-from paxlite.experiment import register
+from paxlite.core.errors import UserError
 from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.gemma import Gemma2B, Gemma7B
 from paxlite.experiments.llama import (
@@ -19,6 +18,7 @@ from paxlite.experiments.llama import (
   SmolLM135M,
 )
 from paxlite.experiments.optimization import Schedule
+from paxlite.experiments.registry import register
 
 
 class SFT(SftFiles):

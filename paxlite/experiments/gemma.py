@@ -1,7 +1,7 @@
 """Gemma 1: LLaMA's block with GELU, norms around 1, and a tied, scaled embedding."""
 
-from paxlite.experiment import register
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.registry import register
 
 
 class Gemma(LLaMA):

@@ -6,15 +6,15 @@ import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
-from paxlite.experiment import register
+from paxlite.core.templates import template
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.language_model import Activation, Norm
+from paxlite.experiments.registry import register
 from paxlite.layers.attention import RelativeBias, SeparateQkv
 from paxlite.layers.embeddings import TokenEmbedding
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.projection import Projection
-from paxlite.templates import template
 
 _FAN_IN = dict(scale=1.0, mode='fan_in', distribution='uniform')
 

@@ -1,7 +1,7 @@
 """GPT-3-style models as in Rosetta Pax: GPT126M, GPT5B, GPT175B, without a dataset."""
 
-from paxlite.experiment import register
 from paxlite.experiments.language_model import Activation, LanguageModel, Norm
+from paxlite.experiments.registry import register
 from paxlite.layers.remat import CheckpointPolicy
 
 

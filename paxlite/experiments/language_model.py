@@ -7,7 +7,8 @@ import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
-from paxlite.errors import UserError
+from paxlite.core.errors import UserError
+from paxlite.core.templates import config, template
 from paxlite.experiments.backend import Backends
 from paxlite.experiments.decoding import Decoding
 from paxlite.experiments.optimization import Optimization
@@ -35,8 +36,7 @@ from paxlite.layers.projection import Projection
 from paxlite.layers.remat import CheckpointPolicy
 from paxlite.layers.rotary import Llama3RotaryEmbedding, RotaryEmbedding
 from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
-from paxlite.task import Task
-from paxlite.templates import config, template
+from paxlite.training.task import Task
 
 Activation = Literal['gelu', 'gelu_exact', 'relu', 'silu']
 Norm = Literal['LayerNorm', 'RmsNorm']

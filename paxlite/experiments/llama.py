@@ -3,9 +3,9 @@
 Sizes of weights that are public; `python -m paxlite.tools.import_weights` reads them.
 """
 
-from paxlite.experiment import register
 from paxlite.experiments.language_model import Activation, LanguageModel
 from paxlite.experiments.optimization import Schedule
+from paxlite.experiments.registry import register
 
 
 class LLaMA(LanguageModel):

@@ -4,8 +4,8 @@ Batch, recomputation and XLA's options are those of its v5e scripts of 2024.
 `python -m paxlite.tools.compile --fdl_config=MaxText16B --target=v5e-256` compiles one.
 """
 
-from paxlite.experiment import register
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.registry import register
 
 _V5E = [
   'xla_tpu_enable_data_parallel_all_reduce_opt=true',

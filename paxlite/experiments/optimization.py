@@ -4,10 +4,10 @@ from typing import Literal
 
 import fiddle as fdl
 
-from paxlite import optimizers, schedules
-from paxlite.errors import UserError, compiled
-from paxlite.experiment import Experiment
-from paxlite.templates import config
+from paxlite.core.errors import UserError, compiled
+from paxlite.core.templates import config
+from paxlite.experiments.base import Experiment
+from paxlite.optim import optimizers, schedules
 
 Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay']
 

@@ -12,12 +12,12 @@ import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
-from paxlite.experiment import register
+from paxlite.core.templates import template
 from paxlite.experiments.language_model import Activation, LanguageModel
+from paxlite.experiments.registry import register
 from paxlite.layers.attention import Attention, DotProductAttention, SeparateQkv
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.projection import Projection
-from paxlite.templates import template
 
 
 class Seqax(LanguageModel):

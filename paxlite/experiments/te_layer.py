@@ -2,10 +2,10 @@
 
 import fiddle as fdl
 
-from paxlite.errors import UserError, listed
+from paxlite.core.errors import UserError, listed
+from paxlite.core.templates import template
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.te_layer import TeTransformerLayer
-from paxlite.templates import template
 
 # Attributes of which it knows these values alone.
 _ONLY = {

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
+from paxlite.core.templates import Template, template_field
 from paxlite.layers.embeddings import cap_logits
 from paxlite.layers.projection import Projection
-from paxlite.partitioning import active_mesh, active_platform, num_shards, param, shard
-from paxlite.templates import Template, template_field
+from paxlite.parallel.partitioning import active_mesh, active_platform, num_shards, param, shard
 
 
 class CombinedQkv(nn.Module):

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 
+from paxlite.core.templates import Template
 from paxlite.layers.weight_product import weight_product
-from paxlite.templates import Template
 
 # Scales and histories of the largest absolute value: by Flax, and by Transformer Engine's layers.
 OVERWRITTEN = (OVERWRITE_WITH_GRADIENT, 'fp8_metas')

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from paxlite.layers.projection import Initializer
 from paxlite.layers.weight_product import weight_product
-from paxlite.partitioning import gather_weight, param, shard
+from paxlite.parallel.partitioning import gather_weight, param, shard
 
 
 class TokenEmbedding(nn.Module):

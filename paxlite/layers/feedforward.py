@@ -7,10 +7,10 @@ import jax
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
+from paxlite.core.templates import Template, template_field
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import recomputed
-from paxlite.partitioning import shard
-from paxlite.templates import Template, template_field
+from paxlite.parallel.partitioning import shard
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'gelu': functools.partial(jax.nn.gelu, approximate=True),

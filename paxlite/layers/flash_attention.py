@@ -5,8 +5,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from paxlite import partitioning
 from paxlite.layers.attention import BlockwiseAttention
+from paxlite.parallel import partitioning
 
 _Q, _KV = ('batch', 'length', 'act_heads', None), ('batch', 'kv_length', 'act_kv_heads', None)
 

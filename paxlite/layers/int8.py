@@ -6,7 +6,7 @@ from flax import linen as nn
 
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
-from paxlite.partitioning import gather_weight, param
+from paxlite.parallel.partitioning import gather_weight, param
 
 
 class Int8Projection(Projection):

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from paxlite.core.templates import Template, template_field
 from paxlite.layers.embeddings import TokenEmbedding, cap_logits
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.transformer import UnrolledTransformer
-from paxlite.partitioning import shard
-from paxlite.templates import Template, template_field
+from paxlite.parallel.partitioning import shard
 
 
 class TokenLosses(NamedTuple):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.layers.projection import Projection
-from paxlite.partitioning import gather_weight, param
+from paxlite.parallel.partitioning import gather_weight, param
 
 LORA_VARIABLES = r'.*/lora_[ab]'  # a regular expression for the names of what LoRA adds
 

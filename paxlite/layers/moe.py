@@ -14,13 +14,13 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
-from paxlite import partitioning
+from paxlite.core.templates import Template, template_field
 from paxlite.layers.einsum import Einsum
 from paxlite.layers.feedforward import ACTIVATIONS
 from paxlite.layers.projection import Initializer
 from paxlite.layers.sown import LOSSES, SUMMARIES
-from paxlite.partitioning import gather_weight, param, shard
-from paxlite.templates import Template, template_field
+from paxlite.parallel import partitioning
+from paxlite.parallel.partitioning import gather_weight, param, shard
 
 _FAN_IN = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform')
 _FAN_IN_BY_EXPERT = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform', batch_axis=0)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.layers.remat import recomputed
-from paxlite.partitioning import param
+from paxlite.parallel.partitioning import param
 
 
 class LayerNorm(nn.Module):

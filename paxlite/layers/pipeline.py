@@ -9,7 +9,7 @@ from flax import linen as nn
 from paxlite.layers.remat import jax_policy
 from paxlite.layers.sown import LOSSES, SOWN, is_maximum
 from paxlite.layers.transformer import REPEATED, RepeatedTransformer
-from paxlite.partitioning import active_mesh, shard
+from paxlite.parallel.partitioning import active_mesh, shard
 
 
 class PipelinedTransformer(RepeatedTransformer):

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from paxlite.core.templates import Template, template_field
 from paxlite.layers.einsum import Einsum
-from paxlite.partitioning import gather_weight, param
-from paxlite.templates import Template, template_field
+from paxlite.parallel.partitioning import gather_weight, param
 
 Initializer = Callable[..., jax.Array]
 

@@ -9,7 +9,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.layers.projection import Initializer
-from paxlite.partitioning import shard
+from paxlite.parallel.partitioning import shard
 
 # What Transformer Engine calls the pairs of rotary dimensions.
 _ROTARY = {'interleaved': 'consecutive', 'half': 'alternate'}

@@ -6,14 +6,14 @@ import jax
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
+from paxlite.core.templates import Template, template_field
 from paxlite.layers.attention import Attention
 from paxlite.layers.einsum import OVERWRITTEN
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.remat import remat
 from paxlite.layers.sown import SOWN
-from paxlite.partitioning import shard
-from paxlite.templates import Template, template_field
+from paxlite.parallel.partitioning import shard
 
 
 class TransformerBlock(nn.Module):

@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from paxlite.partitioning import active_platform
+from paxlite.parallel.partitioning import active_platform
 
 
 def weight_product(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import ast
 import pathlib
 import re
 
-from paxlite.tools import cli
+from paxlite.core import command_line
 
 
 def listing() -> str:
@@ -30,5 +30,5 @@ def _purpose(file: pathlib.Path) -> str:
 
 
 if __name__ == '__main__':
-  with cli.printing():
+  with command_line.printing():
     print(listing())

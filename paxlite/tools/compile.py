@@ -18,8 +18,8 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
-from paxlite.errors import UserError
-from paxlite.tools import cli
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
 
 
 def main(argv: Sequence[str]) -> None:
@@ -33,25 +33,25 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--target', required=True, help='the machine: see above')
   parser.add_argument('--save', help='where the compiled step goes')
   parser.add_argument('--json', help='where the report goes as JSON')
-  args, overrides = cli.parse(parser, argv)
+  args, overrides = command_line.parse(parser, argv)
   save = _checked_output('--save', args.save)
   page = _checked_output('--json', args.json)
 
   # what came out of XLA's cache cannot be saved again, and its time would be no compiler's
   os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
 
-  from paxlite import targets
+  from paxlite.aot import targets
 
   if args.target != 'here':
     targets.prepare_environment()
   target = targets.parse(args.target)
 
-  from paxlite import aot
-  from paxlite.main import build_experiment
+  from paxlite.aot import analysis
+  from paxlite.experiments.registry import build_experiment
 
   experiment = build_experiment(args.fdl_config, args.fiddler, overrides)
-  report = aot.compile_step(experiment, target, save)
-  print(aot.page(report))
+  report = analysis.compile_step(experiment, target, save)
+  print(analysis.page(report))
   if page is not None:
     page.write_text(json.dumps(report.as_json(), indent=1) + '\n')
   if report.fits is False:
@@ -76,4 +76,4 @@ def _checked_output(flag: str, text: str | None) -> pathlib.Path | None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

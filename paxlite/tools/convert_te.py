@@ -13,8 +13,7 @@ import argparse
 import pathlib
 from collections.abc import Sequence
 
-from paxlite import shell
-from paxlite.tools import cli
+from paxlite.core import command_line, shell
 
 
 def main(argv: Sequence[str]) -> None:
@@ -26,14 +25,14 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--direction', required=True, choices=('fw2te', 'te2fw'))
   parser.add_argument('--checkpoint', required=True, help='a job_log_dir, or imported weights')
   parser.add_argument('--path', required=True, help='the folder to make')
-  args = cli.parse_args(parser, argv)
+  args = command_line.parse_args(parser, argv)
 
-  from paxlite.checkpoint_source import find_source
+  from paxlite.checkpointing.source import find_source
   from paxlite.weights import te
 
   source = find_source(args.checkpoint)
   path = pathlib.Path(args.path)
-  with cli.progress('converting') as report:
+  with command_line.progress('converting') as report:
     size, experiment = te.convert(source, path, args.direction == 'fw2te', report)
   print(f'{args.path}: {size:,} bytes of {type(experiment).__name__}')
   values = {k: getattr(experiment, k) for k in ('USE_TE', 'PACKED_INPUT')}
@@ -44,4 +43,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

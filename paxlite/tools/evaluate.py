@@ -10,8 +10,8 @@ import json
 import pathlib
 from collections.abc import Sequence
 
-from paxlite.errors import UserError
-from paxlite.tools import cli
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
 
 
 def main(argv: Sequence[str]) -> None:
@@ -33,9 +33,9 @@ def main(argv: Sequence[str]) -> None:
   )
   parser.add_argument('--output', help='folder for results.json and the examples of each task')
   parser.add_argument('--tokenizer', default='', help='file or folder, if not beside the weights')
-  parser.add_argument('--base_weights', default='', help=cli.BASE_WEIGHTS)
+  parser.add_argument('--base_weights', default='', help=command_line.BASE_WEIGHTS)
   parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help='of weights (as trained)')
-  args, overrides = cli.parse(parser, argv)
+  args, overrides = command_line.parse(parser, argv)
   for name in ('limit', 'batch_tokens'):
     if getattr(args, name) is not None and getattr(args, name) < 1:
       raise UserError(f'--{name}={getattr(args, name)} must be at least 1')
@@ -44,9 +44,9 @@ def main(argv: Sequence[str]) -> None:
 
   import jax
 
-  from paxlite.eval_tasks import read_tasks
-  from paxlite.inference import load_checkpoint
-  from paxlite.zero_shot import ZeroShot, as_json
+  from paxlite.eval.eval_tasks import read_tasks
+  from paxlite.eval.inference import load_checkpoint
+  from paxlite.eval.zero_shot import ZeroShot, as_json
 
   tasks = read_tasks(args.tasks, args.limit, args.skip_unreadable)
   output = None if args.output is None else pathlib.Path(args.output)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
   is_first = jax.process_index() == 0  # of several processes one writes
   results = {}
   for task in tasks:
-    with cli.progress(task.name) as report:
+    with command_line.progress(task.name) as report:
       results[task.name] = evaluate(task, report)
     if not is_first:
       continue
@@ -72,4 +72,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

@@ -16,11 +16,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from paxlite.errors import UserError
-from paxlite.tools import cli
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
 
 if TYPE_CHECKING:
-  from paxlite.experiment import Experiment
+  from paxlite.experiments.base import Experiment
 
 # The table's rows of paxlite's own experiments, so that listing them imports none of them.
 # python -m tests.test_experiments --update writes it, and a test compares.
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
   diff.add_argument('b')
   if argv and argv[0] not in _COMMANDS and not argv[0].startswith('-'):
     argv = ['list', *argv]
-  args, values = cli.parse(parser, argv)
+  args, values = command_line.parse(parser, argv)
   if args.command == 'show':
     print(_text(args.name, values, explained=True))
   elif args.command == 'diff':
@@ -109,8 +109,8 @@ def _table(text: str) -> str:
 def _rows() -> list[list[str]]:
   """Those of the index, and of the modules of --import=MODULE."""
   rows = json.loads(INDEX.read_text(encoding='utf-8'))
-  if 'paxlite.experiment' in sys.modules:  # somebody's module has imported it
-    from paxlite.experiment import experiments
+  if 'paxlite.experiments.base' in sys.modules:  # somebody's module has imported it
+    from paxlite.experiments.registry import experiments
 
     indexed = {r[1] for r in rows}
     rows += [row(cls) for name, cls in experiments().items() if name not in indexed]
@@ -124,8 +124,8 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
-  from paxlite.configuration import configs_text, values_text
-  from paxlite.main import build_experiment
+  from paxlite.experiments.description import configs_text, values_text
+  from paxlite.experiments.registry import build_experiment
 
   experiment = build_experiment(name, [], overrides)
   values = values_text(experiment)
@@ -161,4 +161,4 @@ def _shape(sizes: Sequence[int]) -> str:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

@@ -11,7 +11,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from paxlite.tools import cli
+from paxlite.core import command_line
 
 
 def main(argv: Sequence[str]) -> None:
@@ -27,11 +27,11 @@ def main(argv: Sequence[str]) -> None:
     '--dtype', choices=('float32', 'bfloat16', 'float16'), help='of the tensors (as stored)'
   )
   parser.add_argument('--base', default='', help='base model that a PEFT adapter names')
-  parser.add_argument('--base_weights', default='', help=cli.BASE_WEIGHTS)
-  args = cli.parse_args(parser, argv)
+  parser.add_argument('--base_weights', default='', help=command_line.BASE_WEIGHTS)
+  args = command_line.parse_args(parser, argv)
 
-  from paxlite.checkpoint_source import find_source, tokenizer_of
-  from paxlite.inference import experiment_of, refuse_te_layers
+  from paxlite.checkpointing.source import find_source, tokenizer_of
+  from paxlite.eval.inference import experiment_of, refuse_te_layers
   from paxlite.weights import huggingface, lora
 
   source = find_source(args.checkpoint, args.base_weights)
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
   refuse_te_layers(source)
   variables = source.unrolled_params()
   started = time.perf_counter()
-  with cli.progress('exporting') as report:
+  with command_line.progress('exporting') as report:
     if args.to == 'peft':
       size = lora.write_adapter(
         pathlib.Path(args.path), experiment, variables, args.base, args.dtype or 'float32'
@@ -57,4 +57,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

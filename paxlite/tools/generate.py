@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from paxlite.errors import UserError
-from paxlite.tools import cli
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
 
 
 def main(argv: Sequence[str]) -> None:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--chat', action='store_true', help='ask and answer, by the chat template')
   parser.add_argument('--system', help='what a chat begins with')
   parser.add_argument('--tokenizer', default='', help='file or folder, if not beside the weights')
-  parser.add_argument('--base_weights', default='', help=cli.BASE_WEIGHTS)
+  parser.add_argument('--base_weights', default='', help=command_line.BASE_WEIGHTS)
   parser.add_argument('--max_new_tokens', type=int, default=256)
   parser.add_argument('--temperature', type=float, help='0 takes the likeliest token (0)')
   parser.add_argument('--top_k', type=int, help='only this many of the likeliest (0: all)')
@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--repetition_penalty', type=float, help='above 1: fewer repetitions (1)')
   parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help='of weights (as trained)')
   parser.add_argument('--seed', type=int, default=0)
-  args, overrides = cli.parse(parser, argv)
+  args, overrides = command_line.parse(parser, argv)
   if args.prompt is None and not args.chat:
     raise UserError('--prompt=TEXT is missing; or --chat, to be asked for it')
   if not 0 <= args.seed < 1 << 32:
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     if getattr(args, flag) is not None:
       overrides[name] = str(getattr(args, flag))
 
-  from paxlite.inference import load_checkpoint
+  from paxlite.eval.inference import load_checkpoint
 
   inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides, args.base_weights)
   generator = inference.generator()
@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _show(tokenizer: Any, tokens: Iterator[int]) -> str:
   """Prints text as it comes; returns all of it."""
-  from paxlite.inference import text_stream
+  from paxlite.eval.inference import text_stream
 
   pieces = []
   for piece in text_stream(tokenizer, tokens):
@@ -98,4 +98,4 @@ def _questions() -> Iterator[str]:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

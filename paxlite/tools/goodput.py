@@ -8,9 +8,9 @@ import argparse
 import pathlib
 from collections.abc import Sequence
 
-from paxlite import goodput
-from paxlite.errors import UserError
-from paxlite.tools import cli
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
+from paxlite.runtime import goodput
 
 
 def main(argv: Sequence[str]) -> None:
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> None:
     formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   parser.add_argument('job_log_dir', help='of the run')
-  folder = pathlib.Path(cli.parse_args(parser, argv).job_log_dir)
+  folder = pathlib.Path(command_line.parse_args(parser, argv).job_log_dir)
   report = goodput.report(folder)
   if report is None:
     raise UserError(f'{folder} holds no run that was trained')
@@ -28,4 +28,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

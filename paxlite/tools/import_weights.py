@@ -15,9 +15,8 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from paxlite import shell
-from paxlite.errors import UserError, located
-from paxlite.tools import cli
+from paxlite.core import command_line, shell
+from paxlite.core.errors import UserError, located
 
 
 def main(argv: Sequence[str]) -> None:
@@ -34,7 +33,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument(
     '--params_only', action='store_true', help="leave out the Adam state of Pax's checkpoint"
   )
-  args, overrides = cli.parse(parser, argv)
+  args, overrides = command_line.parse(parser, argv)
 
   path, to = pathlib.Path(args.path), pathlib.Path(args.to)
   if not os.path.exists(path):
@@ -59,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
 def _import_published(
   source: str, path: pathlib.Path, to: pathlib.Path, tokenizer: pathlib.Path | None
 ) -> list[str]:
-  from paxlite.inputs.tokenizer import check_vocabulary, open_tokenizer
+  from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
   from paxlite.weights import folder, gguf_file, huggingface, meta
   from paxlite.weights.folder import Tensors
 
@@ -86,7 +85,7 @@ def _import_published(
     tokenizer = path
   with located(str(path)):
     folder.check_tensors(entries, tensors.shapes, ignored)
-  with cli.progress('importing') as report:
+  with command_line.progress('importing') as report:
     size = folder.write_weights(to, experiment, entries, tensors, tokenizer, report, finish)
   name = type(experiment).__name__
   lines = [f'{to}: {len(entries):,} tensors, {size:,} bytes', f'The model is a {name}.']
@@ -102,13 +101,13 @@ def _import_pax(
   import jax
   from flax.linen import meta as boxes
 
-  from paxlite.main import build_experiment
+  from paxlite.experiments.registry import build_experiment
   from paxlite.weights.pax import import_checkpoint
 
   experiment = build_experiment(name, [], overrides)
   task = fdl.build(experiment.task())
   abstract = boxes.unbox(jax.eval_shape(task.init, jax.random.key(0)))
-  with cli.progress('importing') as report:
+  with command_line.progress('importing') as report:
     size, step = import_checkpoint(
       path,
       to,
@@ -127,4 +126,4 @@ def _import_pax(
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

@@ -8,7 +8,7 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-from paxlite import shell
+from paxlite.core import shell
 
 try:
   from lm_eval.__main__ import cli_evaluate
@@ -21,12 +21,12 @@ except ImportError as e:
     raise SystemExit(f'error: {missing}') from None
   raise ImportError(missing) from None
 
-from paxlite.decoding import Sampling
-from paxlite.inference import load_checkpoint, start_ids
-from paxlite.inputs.tokenizer import ChatFormat
-from paxlite.scoring import Continuation, Scorer
-from paxlite.tools import cli
-from paxlite.zero_shot import continuation_of, continued
+from paxlite.core import command_line
+from paxlite.data.tokenizer import ChatFormat
+from paxlite.eval.inference import load_checkpoint, start_ids
+from paxlite.eval.scoring import Continuation, Scorer
+from paxlite.eval.zero_shot import continuation_of, continued
+from paxlite.generation.decoding import Sampling
 
 _MAX_GEN_TOKS = 256
 
@@ -81,7 +81,7 @@ class PaxliteLM(LM):
   def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
     """(Σ ln p, whether greedy) of each (context, continuation)."""
     asked = [self._continuation(*request.args) for request in requests]
-    with cli.progress('loglikelihood') as report:
+    with command_line.progress('loglikelihood') as report:
       scores = self._scorer(asked, report)
     return [(s.log_likelihood, s.is_greedy) for s in scores]
 
@@ -105,7 +105,7 @@ class PaxliteLM(LM):
         asked.append(Continuation(context, continuation))
         owners.append(number)
     sums = [0.0] * len(requests)
-    with cli.progress('loglikelihood_rolling') as report:
+    with command_line.progress('loglikelihood_rolling') as report:
       for number, score in zip(owners, self._scorer(asked, report), strict=True):
         sums[number] += score.log_likelihood
     return sums
@@ -119,7 +119,7 @@ class PaxliteLM(LM):
     for (until, max_new_tokens, sampling), numbers in alike.items():
       texts_before = [requests[i].args[0] for i in numbers]
       prompts = [self._inference.encode(text) or self._prefix for text in texts_before]
-      with cli.progress('generate_until') as report:
+      with command_line.progress('generate_until') as report:
         found = continued(self._inference, prompts, max_new_tokens, until, sampling, report)
       for number, text in zip(numbers, found, strict=True):
         texts[number] = text
@@ -153,4 +153,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

@@ -24,11 +24,12 @@ from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
-from paxlite.errors import UserError
-from paxlite.inputs.documents import check_once, is_held_out
-from paxlite.inputs.files import expanded, lines_of
-from paxlite.inputs.flat_tokens_writer import Writer
-from paxlite.inputs.records import (
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
+from paxlite.core.files import expanded, lines_of
+from paxlite.data.documents import check_once, is_held_out
+from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.records import (
   FileRange,
   JsonLines,
   Raw,
@@ -38,8 +39,7 @@ from paxlite.inputs.records import (
   share_done,
   text_of,
 )
-from paxlite.inputs.tokenizer import Tokenizer, encode_document, open_tokenizer, pieces
-from paxlite.tools import cli
+from paxlite.data.tokenizer import Tokenizer, encode_document, open_tokenizer, pieces
 
 _BATCH_CHARS = 1 << 19  # what goes to a worker at once
 _SECONDS_BETWEEN_NOTES = 5.0
@@ -165,7 +165,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--held_out', action='store_true', help='write those instead')
   parser.add_argument('--skip_unreadable', action='store_true', help='records without text too')
   parser.add_argument('--processes', type=int, default=multiprocessing.cpu_count())
-  args = cli.parse_args(parser, argv)
+  args = command_line.parse_args(parser, argv)
 
   tokenizer = open_tokenizer(args.vocab)
   if args.append_eos and tokenizer.eos_id < 0:
@@ -383,4 +383,4 @@ def _progress(sources: Sequence[Records], start: Position) -> Iterator[Callable[
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

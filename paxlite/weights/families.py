@@ -4,13 +4,14 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paxlite.errors import UserError, located
-from paxlite.experiment import Experiment, experiments
+from paxlite.core.errors import UserError, located
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.experiments.base import Experiment
 from paxlite.experiments.gemma import Gemma
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.language_model import FUNCTION, SIZES, LanguageModel
 from paxlite.experiments.llama import LLaMA
-from paxlite.inputs.tokenizer import open_tokenizer
+from paxlite.experiments.registry import experiments
 from paxlite.weights.layout import HUGGING_FACE, Entry, gpt2_entries, llama_entries
 
 # of transformers' names for what experiments call otherwise

@@ -15,13 +15,13 @@ from typing import Protocol
 
 import numpy as np
 
-from paxlite.checksums import write_checksums
-from paxlite.errors import UserError, listed
+from paxlite.checkpointing.checksums import write_checksums
+from paxlite.checkpointing.variables import write_variable
+from paxlite.core.errors import UserError, listed
+from paxlite.core.unfinished_folder import UnfinishedFolder
+from paxlite.data.tokenizer import FILES, TOKENIZERS
 from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.inputs.tokenizer import FILES, TOKENIZERS
-from paxlite.unfinished_folder import UnfinishedFolder
-from paxlite.variables import write_variable
 from paxlite.weights.layout import Entry
 
 

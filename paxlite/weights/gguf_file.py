@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from paxlite import shell
-from paxlite.errors import UserError, located
+from paxlite.core import shell
+from paxlite.core.errors import UserError, located
+from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
-from paxlite.inputs.tokenizer import open_tokenizer
 from paxlite.weights.families import published
 from paxlite.weights.layout import GGUF, Entry, check_layers, llama_entries
 

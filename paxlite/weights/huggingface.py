@@ -8,12 +8,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from paxlite import shell
-from paxlite.errors import UserError, located
+from paxlite.checkpointing.variables import Variable, blocks
+from paxlite.core import shell
+from paxlite.core.errors import UserError, located
+from paxlite.core.json_files import read_object
+from paxlite.core.unfinished_folder import UnfinishedFolder
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.inputs.files import read_object
-from paxlite.unfinished_folder import UnfinishedFolder
-from paxlite.variables import Variable, blocks
 from paxlite.weights.families import config_json, experiment_of, hugging_face_entries
 from paxlite.weights.folder import copy_tokenizer
 from paxlite.weights.layout import HUGGING_FACE, Entry, check_layers

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from paxlite.errors import UserError
+from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 
 Transform = Callable[[np.ndarray], np.ndarray]

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
-from paxlite.errors import UserError
+from paxlite.checkpointing.variables import Variable
+from paxlite.core.errors import UserError
+from paxlite.core.unfinished_folder import UnfinishedFolder
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.unfinished_folder import UnfinishedFolder
-from paxlite.variables import Variable
 from paxlite.weights.families import family_of, hugging_face_entries
 from paxlite.weights.huggingface import header
 from paxlite.weights.layout import to_halves

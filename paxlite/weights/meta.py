@@ -6,11 +6,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from paxlite import shell
-from paxlite.errors import UserError, located
+from paxlite.core import shell
+from paxlite.core.errors import UserError, located
+from paxlite.core.json_files import read_object
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
-from paxlite.inputs.files import read_object
 from paxlite.weights.families import published
 from paxlite.weights.layout import META, Entry, check_layers, llama_entries
 

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from paxlite.checksums import write_checksums
-from paxlite.errors import UserError, listed
+from paxlite.checkpointing.checksums import write_checksums
+from paxlite.checkpointing.variables import Variable, stored_variables, transposed, write_variable
+from paxlite.core.errors import UserError, listed
+from paxlite.core.trees import path_name
+from paxlite.core.unfinished_folder import UnfinishedFolder
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.optimizers import path_name
-from paxlite.train_state import TrainState
-from paxlite.unfinished_folder import UnfinishedFolder
-from paxlite.variables import Variable, stored_variables, transposed, write_variable
+from paxlite.training.train_state import TrainState
 from paxlite.weights.folder import write_identity
 
 _PARAMS = 'mdl_vars.params.'

@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paxlite.checkpoint_source import Source, tokenizer_of
-from paxlite.checksums import write_checksums
-from paxlite.errors import UserError, listed
+from paxlite.checkpointing.checksums import write_checksums
+from paxlite.checkpointing.source import Source, tokenizer_of
+from paxlite.checkpointing.variables import Variable, write_variable
+from paxlite.core.errors import UserError, listed
+from paxlite.core.unfinished_folder import UnfinishedFolder
+from paxlite.eval.inference import experiment_of, explicit_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.te_layer import check_supported
-from paxlite.inference import experiment_of, explicit_values
-from paxlite.partitioning import MESH_AXES
-from paxlite.unfinished_folder import UnfinishedFolder
-from paxlite.variables import Variable, write_variable
+from paxlite.parallel.mesh import MESH_AXES
 from paxlite.weights.folder import copy_tokenizer, write_identity
 
 Arrays = Mapping[str, np.ndarray]

@@ -1,12 +1,12 @@
 """The experiments that Pax's GPU scripts name."""
 
-from paxlite.experiment import register
+from paxlite.core.params import AnyPath, LocalPath
 from paxlite.experiments import llama
 from paxlite.experiments.datasets import FlatTokens, SeqioTask, Synthetic
 from paxlite.experiments.glam import GLaM64B64E, GLaM126M64E
 from paxlite.experiments.gpt import GPT5B, GPT126M, GPT175B
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.params import AnyPath, LocalPath
+from paxlite.experiments.registry import register
 
 
 class Pile(SeqioTask):

@@ -8,10 +8,9 @@ import argparse
 import pathlib
 from collections.abc import Sequence
 
-from paxlite import shell
 from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
-from paxlite.errors import UserError
-from paxlite.tools import cli
+from paxlite.core import command_line, shell
+from paxlite.core.errors import UserError
 
 
 def main(argv: Sequence[str]) -> None:
@@ -22,7 +21,7 @@ def main(argv: Sequence[str]) -> None:
   )
   tfds_datasets.add_data_dir(parser)
   parser.add_argument('--source', help='a local folder')
-  args = cli.parse_args(parser, argv)
+  args = command_line.parse_args(parser, argv)
   if args.source is None:
     print(_fetch(args.tfds_data_dir))
     return
@@ -53,4 +52,4 @@ def _fetch(data_dir: str) -> str:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

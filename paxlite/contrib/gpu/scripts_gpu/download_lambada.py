@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Sequence
 
 from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
-from paxlite.tools import cli
+from paxlite.core import command_line
 
 _URL = 'https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl'
 _SHA256 = '4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226'
@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
   )
   tfds_datasets.add_data_dir(parser)
   parser.add_argument('--source', help='a local copy')
-  args = cli.parse_args(parser, argv)
+  args = command_line.parse_args(parser, argv)
   downloads = pathlib.Path(args.tfds_data_dir) / 'downloads'
   file = args.source or tfds_datasets.fetched(_URL, _SHA256, downloads)
   print(tfds_datasets.build('lambada', {'text': str}, {'test': [file]}, _text, args.tfds_data_dir))
@@ -36,4 +36,4 @@ def _text(record) -> dict[str, str]:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

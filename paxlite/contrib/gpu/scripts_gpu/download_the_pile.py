@@ -13,8 +13,8 @@ import pathlib
 from collections.abc import Sequence
 
 from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
-from paxlite.errors import UserError
-from paxlite.tools import cli
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
 
 _NAMES = {'train': ('train',), 'validation': ('val', 'validation'), 'test': ('test',)}
 
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--source', required=True, help='folder of a mirror')
   tfds_datasets.add_data_dir(parser)
   parser.add_argument('--num_shards', type=int, help='files of a split (by its size)')
-  args = cli.parse_args(parser, argv)
+  args = command_line.parse_args(parser, argv)
   folder = pathlib.Path(args.source)
   if not folder.is_dir():
     raise UserError(
@@ -57,4 +57,4 @@ def _files(folder: pathlib.Path, names: Sequence[str]) -> list[str]:
 
 
 if __name__ == '__main__':
-  cli.run(main)
+  command_line.run(main)

@@ -1,8 +1,8 @@
 """Published models on random tokens, for speed: what scripts/example_slurm_maxtext.sub names."""
 
-from paxlite.experiment import register
 from paxlite.experiments import gemma, llama
 from paxlite.experiments.datasets import Synthetic
+from paxlite.experiments.registry import register
 
 
 @register

@@ -8,9 +8,9 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from paxlite import shell
-from paxlite.errors import UserError
-from paxlite.inputs.files import read_json_lines
+from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.core.json_files import read_json_lines
 
 _KINDS = {str: 'text', bool: 'true or false'}
 

@@ -1,0 +1,183 @@
+"""Machines to compile for that need not be there: chips, their numbers, and their topologies."""
+
+import dataclasses
+import os
+import re
+from typing import Any
+
+from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.parallel import devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What one device can do; bytes and seconds.
+
+  Attributes:
+    name: As targets have it.
+    peak_flops: Dense bf16 FLOP/s.
+    memory: Bytes that programs can have.
+    memory_bandwidth: Bytes/s.
+    ici_bandwidth: Bytes/s that it sends to its neighbours along one mesh axis: two links of a TPU's
+      torus, all of a GPU's NVLink.
+    dcn_bandwidth: Bytes/s that it sends to other slices or hosts, its share of the host's network.
+    source: Where the numbers are from.
+    default_share: Of its memory, what JAX takes unless it is told otherwise.
+  """
+
+  name: str
+  peak_flops: float
+  memory: int
+  memory_bandwidth: float
+  ici_bandwidth: float
+  dcn_bandwidth: float
+  source: str
+  default_share: float = 1.0
+
+
+GIB = 1 << 30
+_TPU = 'Google Cloud TPU documentation; memory as its compiler says'
+CHIPS = {
+  chip.name: chip
+  for chip in (
+    Chip('v5e', 197e12, int(15.75 * GIB), 819e9, 100e9, 3.1e9, _TPU),
+    Chip('v5p', 459e12, int(95.74 * GIB), 2765e9, 200e9, 6.25e9, _TPU),
+    Chip('v6e', 918e12, int(31.25 * GIB), 1638e9, 200e9, 3.1e9, _TPU),
+    Chip(
+      'h100', 989e12, 84_929_347_584, 3352e9, 450e9, 50e9,
+      'NVIDIA H100 SXM data sheet; 400 Gb/s InfiniBand a GPU', default_share=0.75,
+    ),
+  )
+}  # fmt: skip
+
+# Shapes by number of chips, as they can be had
+_GRIDS = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '8x16', 256: '16x16'}
+_CUBES = {
+  4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4', 128: '4x4x8', 256: '4x8x8',
+  512: '8x8x8', 1024: '8x8x16', 2048: '8x16x16', 3072: '12x16x16',
+}  # fmt: skip
+
+_GPUS_PER_HOST = 8
+
+# XLA's description of an H100 SXM: its limits, clock and bandwidth
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: 84929347584
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 }
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 }
+runtime_version { major: 12 minor: 9 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """A machine.
+
+  Attributes:
+    name: As it was asked for.
+    chip: Of every device; None for the devices that are present.
+    devices: How many.
+    slices: Of TPUs.
+  """
+
+  name: str
+  chip: Chip | None
+  devices: int
+  slices: int = 1
+
+  def topology(self) -> list[Any]:
+    """Its devices, which programs can be compiled for and not run on.
+
+    Raises:
+      UserError: the package that knows them is not installed.
+    """
+    from jax.experimental import topologies
+
+    if self.chip is None:
+      return devices.present()
+    try:
+      if self.chip.name == 'h100':
+        hosts = max(self.devices // _GPUS_PER_HOST, 1)
+        found = topologies.get_topology_desc(
+          platform='cuda',
+          topology_name='h100',
+          target_config=_H100,
+          topology=f'1x{hosts}x{self.devices // hosts}',
+        )
+      else:
+        grid = _shapes(self.chip.name)[self.devices // self.slices]
+        slices: dict[str, Any] = {'num_slices': self.slices} if self.slices > 1 else {}
+        found = topologies.get_topology_desc(
+          platform='tpu', topology_name=f'{self.chip.name}:{grid}', **slices
+        )
+    except (RuntimeError, NotImplementedError) as e:
+      extra = 'cuda' if self.chip.name == 'h100' else 'tpu'
+      raise UserError(
+        f'--target={self.name} needs the compiler of {shell.install(extra)}, and no '
+        f'such device: {str(e).splitlines()[0][:80]}'
+      ) from None
+    return list(found.devices)
+
+
+def parse(name: str) -> Target:
+  """The target of a name: v5e-256, 2xv5e-256, v5p-128, h100x8, here.
+
+  As Google counts, v5p-128 has 128 cores, which are 64 chips and devices.
+
+  Raises:
+    UserError: there is no such machine.
+  """
+  if name == 'here':
+    return Target(name, None, len(devices.present()))
+  if match := re.fullmatch(r'h100x(\d+)', name):
+    count = int(match[1])
+    if count < 1 or (count > _GPUS_PER_HOST and count % _GPUS_PER_HOST):
+      raise UserError(f'--target={name}: hosts have {_GPUS_PER_HOST} GPUs')
+    return Target(name, CHIPS['h100'], count)
+  if match := re.fullmatch(r'(?:(\d+)x)?(v5e|v5p|v6e)-(\d+)', name):
+    slices, chip, size = int(match[1] or 1), match[2], int(match[3])
+    cores = 2 if chip == 'v5p' else 1
+    sizes = _shapes(chip)
+    if slices < 1 or size % cores or size // cores not in sizes:
+      known = ', '.join(str(n * cores) for n in sizes)
+      raise UserError(f'--target={name}: a slice of {chip} has one of {known}')
+    return Target(name, CHIPS[chip], slices * (size // cores), slices)
+  raise UserError(
+    f'--target={name}: write v5e-256, 2xv5e-256 (two slices), v5p-128, v6e-256, h100x8, h100x256, '
+    'or here for the devices that are present'
+  )
+
+
+def _shapes(chip: str) -> dict[int, str]:
+  return _CUBES if chip == 'v5p' else _GRIDS
+
+
+def prepare_environment() -> None:
+  """Before JAX is imported: no device is looked for, and several compilers may run at a time."""
+  os.environ.update(
+    JAX_PLATFORMS='cpu',
+    TPU_SKIP_MDS_QUERY='1',
+    TPU_WORKER_HOSTNAMES='localhost',
+    TPU_ACCELERATOR_TYPE='v5litepod-4',
+    ALLOW_MULTIPLE_LIBTPU_LOAD='1',
+  )

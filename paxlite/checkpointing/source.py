@@ -1,0 +1,240 @@
+"""Checkpoints and imported weights that something is restored from, and what is beside them."""
+
+import dataclasses
+import functools
+import logging
+import os
+import pathlib
+import re
+import shlex
+from typing import Any
+
+from paxlite.checkpointing.checkpoints import Checkpoints
+from paxlite.checkpointing.checksums import CHECKSUMS, damage, fingerprint
+from paxlite.checkpointing.variables import Variable, layer_of, stored_variables
+from paxlite.core import paths
+from paxlite.core.errors import UserError
+from paxlite.core.json_files import read_object
+from paxlite.data.tokenizer import TOKENIZERS
+from paxlite.layers.lora import LORA_VARIABLES
+from paxlite.layers.transformer import REPEATED
+
+log = logging.getLogger('paxlite')
+
+_PARAMS = 'params'
+_EXPERIMENT = 'experiment.json'
+_PATHS = 'VOCAB_PATH', 'CHECKPOINT_RESTORE_PATH'
+_PATH_CHARS = 4096  # the kernel takes no longer ones
+
+_HUB_NAME = r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*'
+# --from of tools.import_weights, whose weights these are, and ends of their files' names
+_OTHER_WEIGHTS = (
+  ('gguf', 'a GGUF file', ('.gguf',)),
+  ('meta', 'Meta', ('.pth',)),
+  ('hf', 'Hugging Face', ('.safetensors', '.safetensors.index.json', 'pytorch_model.bin')),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A checkpoint on disk.
+
+  Attributes:
+    folder: Holds state/ and checksums.json.
+    experiment: experiment.json of what wrote it; there may be none.
+    base: Where the weights are now that LoRA was trained beside; '': where they were.
+  """
+
+  folder: pathlib.Path
+  experiment: pathlib.Path
+  base: str = ''
+
+  @functools.cached_property
+  def variables(self) -> dict[str, Variable]:
+    """Every stored variable: 'params/embedding/emb_var', 'opt_state/1/m/…', 'step'.
+
+    Where a run of LoRA left the frozen variables to the checkpoint that it started from, those of
+    that checkpoint are here too.
+    """
+    return self._variables(())
+
+  def _variables(self, beside: tuple[pathlib.Path, ...]) -> dict[str, Variable]:
+    """`variables`, where those that were trained beside these lie in the folders `beside`."""
+    own = stored_variables(self.folder / 'state')
+    params = [k for k in own if k.startswith(f'{_PARAMS}/')]
+    if not params or not all(re.fullmatch(LORA_VARIABLES, k) for k in params):
+      return own
+    path = self.base or read_values(self)['values'].get('CHECKPOINT_RESTORE_PATH')
+    if not path:
+      raise UserError(f'{self.folder} holds what LoRA trained, and not what it was trained beside')
+    try:
+      base = find_source(path, frozen=self.frozen)
+    except UserError as e:
+      raise UserError(
+        f'{self.folder} holds what LoRA trained, and its base is needed too: {e}. '
+        'If that was moved: --base_weights=FOLDER'
+      ) from None
+    beside = (*beside, self.folder.resolve())
+    if base.folder.resolve() in beside:
+      raise _circular(self.experiment)
+    found = base._variables(beside)
+    return {k: v for k, v in found.items() if k.startswith(f'{_PARAMS}/')} | own
+
+  @property
+  def frozen(self) -> int | None:
+    """The fingerprint of the weights that LoRA was trained beside, as states.States notes it."""
+    return read_object(self.folder / 'data' / 'metadata').get('frozen')
+
+  def unrolled_params(self) -> dict[str, Variable]:
+    """Parameters by name ('embedding/emb_var'), those of a repeated stack layer by layer."""
+    found = {}
+    for name, variable in self.variables.items():
+      kind, _, short = name.partition('/')
+      before, repeated, after = short.partition(f'{REPEATED}/')
+      if kind == _PARAMS and repeated:
+        for i in range(variable.shape[0]):
+          found[f'{before}x_layers_{i}/{after}'] = layer_of(variable, i)
+      elif kind == _PARAMS:
+        found[short] = variable
+    return found
+
+  @functools.cached_property
+  def fingerprint(self) -> int:
+    """Of its bytes, by their checksums."""
+    found = fingerprint(self.folder)
+    if found is None:
+      raise UserError(f'{self.folder / CHECKSUMS} is missing')
+    return found
+
+
+def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = None) -> Source:
+  """The checkpoint at `path`: imported weights, a job_log_dir (its newest good step), or one step.
+
+  Args:
+    path: A folder.
+    base: See Source.
+    frozen: Finds the checkpoint with this fingerprint, of whatever step.
+
+  Raises:
+    UserError: there is none, or it is damaged.
+  """
+  folders = _checkpoint_folders(path)
+  if frozen is not None:
+    folders = [f for f in folders if fingerprint(f) == frozen]
+    if not folders:
+      raise UserError(f'{path} does not hold the weights that LoRA was trained beside')
+  problems = []
+  for folder in folders:
+    problem = damage(folder)
+    if problem is None:
+      return Source(folder, _experiment_file(folder), base)
+    log.warning('%s: %s', folder, problem)
+    problems.append(f'{folder}: {problem}')
+  raise UserError('; '.join(problems))
+
+
+def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
+  """The tokenizer that goes with a checkpoint, or None: a file, or a folder with one.
+
+  It is beside the weights, or where the run that wrote them had it (VOCAB_PATH), or it is that of
+  the checkpoint which that run started from. '' has none.
+
+  Raises:
+    UserError: what such a run wrote of itself is damaged.
+  """
+  seen: set[pathlib.Path] = set()
+  while str(path):
+    try:
+      folder = _checkpoint_folders(path)[0]
+    except UserError:
+      return None
+    source = Source(folder, _experiment_file(folder))
+    if any((folder / name).is_file() for name in TOKENIZERS):
+      return folder
+    if not source.experiment.is_file():
+      return None
+    if folder.resolve() in seen:
+      raise _circular(source.experiment)
+    seen.add(folder.resolve())
+    values = read_values(source)['values']
+    vocab, path = values.get('VOCAB_PATH'), values.get('CHECKPOINT_RESTORE_PATH') or ''
+    if vocab and os.path.exists(vocab):
+      return pathlib.Path(vocab)
+  return None
+
+
+def _circular(experiment: pathlib.Path) -> UserError:
+  return UserError(
+    f'{experiment} is damaged: following its CHECKPOINT_RESTORE_PATH leads back to where it began'
+  )
+
+
+def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
+  """The folders at `path` with state/, the newest first; nothing of them is read."""
+  given = paths.local(str(path))
+  path = pathlib.Path(given).absolute()
+  if not os.path.isdir(path):  # False also for what cannot be a path
+    raise UserError(
+      f'{path} is not a folder: it must be a job_log_dir or imported weights{_importing(given)}'
+    )
+  for folder in (path / 'checkpoints', path):
+    checkpoints = Checkpoints(folder, read_only=True)
+    if steps := checkpoints.steps():
+      return [checkpoints.folder(step) for step in reversed(steps)]
+  if (path / 'state').is_dir():
+    return [path]
+  raise UserError(
+    f'{path} holds no weights: neither checkpoints/ of a run nor state/ of imported ones'
+    f'{_importing(given)}'
+  )
+
+
+def _importing(path: str) -> str:
+  """What to say of a path that holds no weights of ours: how those of others are imported."""
+  tool = 'python -m paxlite.tools.import_weights'
+  names = [path] if os.path.isfile(path) else os.listdir(path) if os.path.isdir(path) else []
+  for source, what, suffixes in _OTHER_WEIGHTS:
+    if any(name.endswith(suffixes) for name in names):
+      name = re.sub(r'\W+', '-', pathlib.Path(path).stem.lower()).strip('-') or 'imported'
+      command = f'{tool} --from={source} --path={shlex.quote(path)} --to=weights/{name}'
+      return f'. These are weights of {what}, to be imported: {command}'
+  if not names and re.fullmatch(_HUB_NAME, path):
+    return (
+      '. If it is the name of a model on the Hugging Face Hub: download that into a folder (hf '
+      f'download {path} --local-dir FOLDER), then {tool} --from=hf --path=FOLDER '
+      f'--to=weights/{path.partition("/")[2].lower()}'
+    )
+  return f'. Weights of other formats are read by {tool}' if names else ''
+
+
+def check_weights(path: str | pathlib.Path) -> None:
+  """Raises UserError where a path holds neither checkpoints nor imported weights."""
+  _checkpoint_folders(path)
+
+
+def _experiment_file(folder: pathlib.Path) -> pathlib.Path:
+  """Beside imported weights; of a run, two folders above its checkpoint_00000100."""
+  of_run = folder.parent.name == 'checkpoints' and not (folder / _EXPERIMENT).exists()
+  return (folder.parents[1] if of_run else folder) / _EXPERIMENT
+
+
+def read_values(source: Source) -> dict[str, Any]:
+  """The experiment that wrote a checkpoint: {'experiment': dotted path, 'values': {…}}.
+
+  Raises:
+    UserError: it is not known, or damaged.
+  """
+  if not source.experiment.is_file():
+    raise UserError(
+      f'{source.experiment} is missing: which model {source.folder} is of is not known'
+    )
+  found = read_object(source.experiment)
+  try:
+    name, values = str(found['experiment']), dict(found['values'])
+  except (ValueError, KeyError, TypeError) as e:
+    raise UserError(f'{source.experiment} is damaged ({e!r})') from None
+  for path in _PATHS:
+    value = values.get(path) or ''
+    if not isinstance(value, str) or len(value) > _PATH_CHARS or '\0' in value:
+      raise UserError(f'{source.experiment} is damaged: its {path} is no path')
+  return {'experiment': name, 'values': values}

@@ -1,0 +1,149 @@
+"""Variables on disk: a zarr v2 folder each, as Orbax and paxml write them; read by slices.
+
+    state/params.embedding.emb_var/{.zarray, 0.0}
+    state/opt_state.1.m.embedding.emb_var/…
+
+A checkpoint of a run, a folder of imported weights and a checkpoint of Pax all look like this.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from paxlite.checkpointing.zarr_array import ArrayDescription, read_description
+from paxlite.core.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Variable:
+  """One array, on disk or made of others.
+
+  Attributes:
+    shape: Of the whole.
+    dtype: As stored.
+    read: Makes the part at an index (a tuple of slices) as a NumPy array.
+  """
+
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  read: Callable[[tuple[slice, ...]], np.ndarray]
+
+  def whole(self) -> np.ndarray:
+    return self.read((slice(None),) * len(self.shape))
+
+
+def stored_variables(folder: pathlib.Path, separator: str = '/') -> dict[str, Variable]:
+  """The variables in a folder by name, `separator` between the parts of one.
+
+  Raises:
+    UserError: a variable's description is damaged, or a part of it is missing.
+  """
+  found = {}
+  for path in sorted(folder.iterdir()):
+    if (path / '.zarray').is_file():
+      found[path.name.replace('.', separator)] = _open(path)
+  return found
+
+
+def write_variable(
+  folder: pathlib.Path, name: str, value: np.ndarray, shape: Sequence[int] | None = None
+) -> None:
+  """Writes a variable whole and uncompressed, in pieces where `value` is a view in another order.
+
+  Args:
+    folder: state/ of a checkpoint.
+    name: '.' between its parts.
+    value: The elements in their order on disk.
+    shape: On disk; None: value's.
+  """
+  shape = list(value.shape if shape is None else shape)
+  if math.prod(shape) != value.size:
+    raise ValueError(f'{name}: {value.size} elements for {shape}')
+  metadata = {
+    'chunks': shape,
+    'compressor': None,
+    'dimension_separator': '.',
+    'dtype': 'bfloat16' if value.dtype == ml_dtypes.bfloat16 else value.dtype.str,
+    'fill_value': None,
+    'filters': None,
+    'order': 'C',
+    'shape': shape,
+    'zarr_format': 2,
+  }
+  path = folder / name
+  path.mkdir(parents=True)
+  (path / '.zarray').write_text(json.dumps(metadata))
+  with (path / '.'.join('0' * max(len(shape), 1))).open('wb') as f:
+    for block in blocks(value):
+      f.write(block)
+
+
+def blocks(value: np.ndarray, size: int = 1 << 24) -> Iterator[bytes]:
+  """The elements in C order, about `size` bytes at a time: no copy of the whole is made."""
+  rows = value if value.ndim else value[None]
+  step = max(1, size * len(rows) // max(value.nbytes, 1))
+  for start in range(0, len(rows), step):
+    yield rows[start : start + step].tobytes()
+
+
+def stacked(layers: list[Variable]) -> Variable:
+  """[L, …] of L variables of one shape."""
+
+  def read(index: tuple[slice, ...]) -> np.ndarray:
+    return np.stack([layer.read(index[1:]) for layer in layers[index[0]]])
+
+  return Variable((len(layers), *layers[0].shape), layers[0].dtype, read)
+
+
+def layer_of(stack: Variable, i: int) -> Variable:
+  """Layer i of a variable [L, …]."""
+  read = lambda index: stack.read((slice(i, i + 1), *index))[0]
+  return Variable(stack.shape[1:], stack.dtype, read)
+
+
+def transposed(matrix: Variable) -> Variable:
+  """[B, A] of a variable [A, B]."""
+  return Variable(matrix.shape[::-1], matrix.dtype, lambda index: matrix.read(index[::-1]).T)
+
+
+def _open(path: pathlib.Path) -> Variable:
+  """A variable whose description and files agree; nothing of its size is allocated."""
+  array = read_description(path)
+  present = sum(len(files) for _, _, files in os.walk(path))
+  if array.num_chunks >= present:  # .zarray is among them
+    missing = array.num_chunks - present + 1
+    raise UserError(f'{path} is incomplete: {missing:,} of {array.num_chunks:,} chunks are missing')
+  chunks = {p: path / (array.separator.join(map(str, p)) or '0') for p in array.positions()}
+  for chunk in chunks.values():
+    array.check_chunk(chunk)
+  return Variable(array.shape, array.dtype, lambda index: _read(array, chunks, index))
+
+
+def _read(
+  array: ArrayDescription,
+  chunks: Mapping[tuple[int, ...], pathlib.Path],
+  index: tuple[slice, ...],
+) -> np.ndarray:
+  """The part of an array at an index, out of its chunks."""
+  bounds = [i.indices(n)[:2] for i, n in zip(index, array.shape, strict=True)]
+  grid = [
+    range(start // c, math.ceil(stop / c))
+    for (start, stop), c in zip(bounds, array.chunks, strict=True)
+  ]
+  part = np.empty([stop - start for start, stop in bounds], array.dtype)
+  for position in itertools.product(*grid):
+    chunk = array.open_chunk(chunks[position])
+    here, there = [], []
+    for (start, stop), p, c in zip(bounds, position, array.chunks, strict=True):
+      low, high = max(start, p * c), min(stop, (p + 1) * c)
+      here.append(slice(low - start, high - start))
+      there.append(slice(low - p * c, high - p * c))
+    part[tuple(here)] = chunk[tuple(there)]
+  return part

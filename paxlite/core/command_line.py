@@ -1,0 +1,181 @@
+"""What the tools share: overrides, paths, a progress bar, what is printed, and how they end."""
+
+import argparse
+import codecs
+import contextlib
+import errno
+import importlib
+import io
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from paxlite.core import paths
+from paxlite.core.errors import UserError, located
+
+_SPELLINGS = str.maketrans(
+  {'×': 'x', '…': '...', '→': '->', '−': '-', '–': '-', '≤': '<=', '≥': '>=', '·': '*', '─': '-'}
+)
+# arguments of the tools that name files and folders; some are lists
+_PATHS = (
+  'base_weights',
+  'checkpoint',
+  'job_log_dir',
+  'json',
+  'output',
+  'path',
+  'save',
+  'source',
+  'sources',
+  'tasks',
+  'tfds_data_dir',
+  'to',
+  'tokenizer',
+  'vocab',
+)
+
+_END_SECONDS = 10.0  # after a signal, for what is unfinished to be removed
+BASE_WEIGHTS = 'where the weights are now that LoRA was trained beside, if they were moved'
+
+
+def run(main: Callable[[Sequence[str]], None]) -> None:
+  """Calls `main` with the command line and exits: 0, 2 after a UserError, 130 after Ctrl-C.
+
+  Modules of --import=MODULE are imported before: checkpoints name experiments, and none is imported
+  because a file says so.
+  """
+  _end_by_signals()
+  with printing():
+    try:
+      main(_import_modules(['--help' if a == '-help' else a for a in sys.argv[1:]]))
+    except UserError as e:
+      print(f'error: {str(e).splitlines()[0]}', file=sys.stderr)
+      sys.exit(2)
+    except KeyboardInterrupt:
+      print('interrupted', file=sys.stderr)
+      sys.exit(128 + signal.SIGINT)
+    except OSError as e:
+      if not e.filename or e.errno not in (errno.ENOSPC, errno.EDQUOT):
+        raise
+      print(f'error: {e.filename} cannot be written: {e.strerror}', file=sys.stderr)
+      sys.exit(1)
+
+
+def _end_by_signals() -> None:
+  """SIGTERM and Ctrl-C raise SystemExit and KeyboardInterrupt: what is unfinished is removed.
+
+  A library that calls Python back may swallow these, or not return to Python for long. A thread
+  hears of the signal in any case, and ends the process some seconds later.
+  """
+  signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+  reader, writer = os.pipe()
+  os.set_blocking(writer, False)
+  signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+  def listen() -> None:
+    while number := os.read(reader, 1)[0]:
+      if number in (signal.SIGTERM, signal.SIGINT):
+        time.sleep(_END_SECONDS)
+        print('interrupted; what is unfinished is left where it is', file=sys.stderr)
+        os._exit(128 + number)
+
+  threading.Thread(target=listen, name='signals', daemon=True).start()
+
+
+@contextlib.contextmanager
+def printing(output_matters: bool = True) -> Iterator[None]:
+  """A context that prints to any terminal, and to readers that go away (`… | head`).
+
+  What the terminal's encoding has not is spelled in ASCII.
+
+  Args:
+    output_matters: Whether output that cannot be written makes the exit code 1.
+  """
+  codecs.register_error('paxlite.spelled', _spelled)
+  for stream in (sys.stdout, sys.stderr):
+    if isinstance(stream, io.TextIOWrapper):
+      stream.reconfigure(errors='paxlite.spelled')
+  problem = ''
+  try:
+    yield
+  except BrokenPipeError:
+    pass
+  except OSError as e:
+    if e.filename or e.errno not in (errno.ENOSPC, errno.EDQUOT):  # not of what was printed
+      raise
+    problem = os.strerror(e.errno)
+  finally:
+    problem = _flush() or problem
+    if problem:
+      print(f'error: what was printed is not all there: {problem}', file=sys.stderr)
+  if problem and output_matters:
+    sys.exit(1)
+
+
+def _flush() -> str:
+  """Writes what was printed; returns why it could not be, '' also where nobody reads it."""
+  if sys.stdout is None or sys.stdout.closed:
+    return ''
+  try:
+    sys.stdout.flush()
+  except OSError as e:
+    # Python would complain again of what is still to be flushed when it ends
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return '' if isinstance(e, BrokenPipeError) else e.strerror or str(e)
+  return ''
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+  """An error handler of codecs: 'x' for '×', and '\\xe9' for what has no such likeness."""
+  assert isinstance(error, UnicodeEncodeError)
+  text = error.object[error.start : error.end].translate(_SPELLINGS)
+  return text.encode('ascii', 'backslashreplace').decode(), error.end
+
+
+def _import_modules(argv: Sequence[str]) -> list[str]:
+  """Imports what --import=MODULE names; returns the other arguments."""
+  for argument in argv:
+    if argument.startswith('--import='):
+      try:
+        importlib.import_module(argument.removeprefix('--import='))
+      except (ImportError, ValueError) as e:
+        raise UserError(f'{argument}: {e}') from None
+  return [a for a in argv if not a.startswith('--import=')]
+
+
+def parse(
+  parser: argparse.ArgumentParser, argv: Sequence[str]
+) -> tuple[argparse.Namespace, dict[str, str]]:
+  """The parsed arguments, and the text of every --fdl.NAME=text."""
+  overrides = [a for a in argv if a.startswith('--fdl.')]
+  args = parse_args(parser, [a for a in argv if not a.startswith('--fdl.')])
+  for argument in overrides:
+    if '=' not in argument:
+      raise UserError(f'{argument} has no value: write {argument}=VALUE')
+  return args, dict(a.removeprefix('--fdl.').partition('=')[::2] for a in overrides)
+
+
+def parse_args(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+  """The parsed arguments, their paths with ~ expanded; raises UserError for object stores."""
+  args = parser.parse_args(argv)
+  for name, value in vars(args).items():
+    if name in _PATHS and value is not None:
+      with located(f'--{name}'):
+        is_list = isinstance(value, list)
+        setattr(args, name, [*map(paths.local, value)] if is_list else paths.local(value))
+  return args
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+  """A bar on a terminal, moved by the function of (done, all) that it gives."""
+  from rich.console import Console
+  from rich.progress import Progress
+
+  console = Console(stderr=True)
+  with Progress(console=console, disable=not console.is_terminal) as bar:
+    task = bar.add_task(what, total=None)
+    yield lambda done, total: bar.update(task, completed=done, total=total)

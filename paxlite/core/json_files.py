@@ -1,0 +1,90 @@
+"""Reading JSON: files that hold an object, and JSON lines."""
+
+import json
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from paxlite.core.errors import UserError
+from paxlite.core.files import check_file, lines
+
+_DEPTH = 100  # of lists and objects in each other
+
+
+def read_json_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+  """The lines of a .jsonl file as objects, each with its place 'path:line'.
+
+  Raises:
+    UserError: naming file and line, for what is not UTF-8 or no JSON object.
+  """
+  for number, line in lines(path):
+    place = f'{path}:{number + 1}'
+    yield place, parse_line(line, place)
+
+
+def read_object(path: pathlib.Path) -> dict[str, Any]:
+  """A JSON file that holds an object.
+
+  Raises:
+    UserError: it is missing, damaged, or holds something else.
+  """
+  if os.path.exists(path):
+    check_file(path)
+  try:
+    found = json.loads(path.read_text(encoding='utf-8'))
+    _check_depth(found)
+  except FileNotFoundError:
+    raise UserError(f'{path} is missing') from None
+  except (ValueError, OSError, RecursionError) as e:
+    raise UserError(f'{path} is damaged ({e})') from None
+  if not isinstance(found, dict):
+    raise UserError(f'{path} is damaged: it holds no JSON object')
+  return found
+
+
+def parse_line(line: bytes, place: str) -> dict[str, Any]:
+  """The JSON object on a line; raises UserError where it holds none."""
+  try:
+    record = orjson.loads(line)
+  except orjson.JSONDecodeError:
+    record = _parse_slowly(line, place)
+  if not isinstance(record, dict):
+    raise UserError(f'{place} is no JSON object')
+  if line.count(b'[') + line.count(b'{') > _DEPTH:  # which it takes to be so deep
+    try:
+      _check_depth(record)
+    except ValueError as e:
+      raise UserError(f'{place}: {e}') from None
+  return record
+
+
+def _check_depth(value: Any) -> None:
+  """Raises ValueError for JSON so deep that whoever walks it would run out of stack."""
+  level = [value] if isinstance(value, list | dict) else []
+  for _ in range(_DEPTH):
+    level = [
+      x
+      for inner in level
+      for x in (inner.values() if isinstance(inner, dict) else inner)
+      if isinstance(x, list | dict)
+    ]
+    if not level:
+      return
+  raise ValueError(f'lists and objects in it are more than {_DEPTH} deep')
+
+
+def _parse_slowly(line: bytes, place: str) -> Any:
+  """By the json package, which takes NaN too and says what is wrong."""
+  try:
+    record = json.loads(line.decode('utf-8'))
+    json.dumps(record, ensure_ascii=False).encode()
+    return record
+  except UnicodeEncodeError:
+    raise UserError(f'{place} has half of a surrogate pair in it, which is no text') from None
+  except UnicodeDecodeError as e:
+    raise UserError(f'{place} is not UTF-8 (byte {e.start} of the line)') from None
+  except (ValueError, RecursionError) as e:  # also of a number of thousands of digits
+    raise UserError(f'{place} is not JSON: {e}') from None

@@ -1,0 +1,318 @@
+"""UPPER_CASE class attributes as typed, overridable parameters.
+
+A `Parameters` subclass states its parameters the way Pax experiments do:
+
+    class GPT126M(LanguageModel):
+      NUM_LAYERS = 12
+      LR_COS_WARMUP: int = 636
+
+Subclassing and mixing in work as in Python. The type of a parameter is the annotation nearest to
+the top of the MRO's end, or that of its first default. A property with an UPPER_CASE name is a
+derived parameter: computed from the others until it is set itself.
+
+This module knows neither JAX nor Fiddle.
+"""
+
+import ast
+import contextlib
+import difflib
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal
+
+from paxlite.core import other_names, paths
+from paxlite.core.errors import UserError
+from paxlite.core.shell import shortened
+
+# Types of parameters that are paths; how they are read is beside them
+LocalPath = Annotated[str, paths.local]
+AnyPath = Annotated[str, paths.expanded]  # TFDS reads from object stores
+
+_UNSET = inspect.Parameter.empty
+_types: dict[type, dict[str, Any]] = {}  # of classes, as parameter_types has found them
+
+
+class derived:
+  """A property that an instance attribute of the same name overrides (a non-data descriptor)."""
+
+  def __init__(self, fget):
+    self.fget = fget
+    self.__doc__ = fget.__doc__
+
+  def __get__(self, instance, owner=None):
+    return self if instance is None else self.fget(instance)
+
+
+class Parameters:
+  """Base of classes whose UPPER_CASE attributes are keyword arguments of `__init__`."""
+
+  __signature__: inspect.Signature
+
+  def __init_subclass__(cls, **kwargs):
+    super().__init_subclass__(**kwargs)
+    for name, value in list(vars(cls).items()):
+      if _is_parameter(name) and isinstance(value, property):
+        setattr(cls, name, derived(value.fget))
+    _check_attributes(cls)
+    cls.__signature__ = _signature(cls)
+
+  def __init__(self, **overrides):
+    for name, value in overrides.items():
+      setattr(self, name, value)
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    super().__setattr__(name, value if name.startswith('_') else convert(type(self), name, value))
+
+  def values(self) -> dict[str, Any]:
+    """Every parameter with its value here, derived ones included, in alphabetical order."""
+    return {name: getattr(self, name) for name in sorted(parameter_types(type(self)))}
+
+
+def parameter_types(cls: type) -> Mapping[str, Any]:
+  """The parameters of a `Parameters` class with their types.
+
+  Args:
+    cls: A subclass of `Parameters`.
+
+  Returns:
+    A type by name: bool, int, float, str, list[...], a union with None, or a Literal.
+  """
+  if cls in _types:
+    return _types[cls]
+  found = _types[cls] = {}
+  for base in reversed(cls.__mro__):
+    hints = inspect.get_annotations(base, eval_str=True)
+    for name, value in vars(base).items():
+      if not _is_parameter(name):
+        continue
+      if name in hints:
+        found[name] = hints[name]
+      elif isinstance(value, derived):
+        hint = inspect.get_annotations(value.fget, eval_str=True).get('return', Any)
+        found.setdefault(name, hint)
+      elif name not in found:
+        found[name] = _type_of(value)
+  return found
+
+
+def convert(cls: type, name: str, value: Any) -> Any:
+  """Checks `value` (an object, not text) against the type of parameter `name`.
+
+  Raises:
+    UserError: the class has no such parameter, or the value has another type.
+  """
+  expected = _type_of_parameter(cls, name)
+  try:
+    return _convert(value, expected)
+  except UserError as e:
+    raise UserError(f'{cls.__name__}.{name}: {e}') from None
+  except (TypeError, ValueError, OverflowError):
+    raise UserError(_mismatch(cls, name, value)) from None
+
+
+def parse(cls: type, name: str, text: str) -> Any:
+  """Reads the text of `--fdl.NAME=text` as a value of the type of that parameter.
+
+  Strings may be bare or quoted (`bfloat16`, `"bfloat16"`), in lists too (`[data,mdl]`); lists may
+  be quoted as Pax's scripts have them (`[8,1,1]`, `"[8, 1, 1]"`), integers may be written `1e6` or
+  `1_000_000`. A list of strings needs no brackets either: `a.jsonl`, `a.jsonl,b.jsonl`.
+
+  Raises:
+    UserError: the class has no such parameter, or the text does not read as its type.
+  """
+  expected = _type_of_parameter(cls, name)
+  value = _literal(text)
+  attempts = [value]
+  if isinstance(value, str):  # a quoted list or number, or the shell's true
+    if re.fullmatch(r"""\[[^\[\]'"]+\]""", value.strip()):
+      attempts.append([word.strip() for word in value.strip()[1:-1].split(',')])
+    attempts += [_literal(value), {'true': True, 'false': False}.get(value.lower(), value)]
+    if words := _words(value):
+      attempts.append(words)
+  else:
+    attempts.append(text.strip())  # VOCAB_PATH=8000 is a string too
+  for attempt in attempts:
+    try:
+      return _convert(attempt, expected)
+    except UserError as e:
+      raise UserError(f'--fdl.{name}: {e}') from None
+    except (TypeError, ValueError, OverflowError):
+      continue
+  raise UserError(_mismatch(cls, name, text))
+
+
+def describe(expected: Any) -> str:
+  """A type as users read it: `int`, `list[int]`, `float or None`, `one of 'a', 'b'`."""
+  origin = typing.get_origin(expected)
+  if origin is Literal:
+    return 'one of ' + ', '.join(repr(a) for a in typing.get_args(expected))
+  if origin in (typing.Union, types.UnionType):
+    return ' or '.join(describe(a) for a in typing.get_args(expected))
+  if origin is Annotated:
+    return describe(typing.get_args(expected)[0])
+  if origin is list:
+    return f'list[{", ".join(map(describe, typing.get_args(expected)))}]'
+  if expected is type(None):
+    return 'None'
+  if origin is not None:
+    return str(expected)
+  return getattr(expected, '__name__', str(expected))
+
+
+def _is_parameter(name: str) -> bool:
+  return name.isupper() and not name.startswith('_')
+
+
+def _literal(text: str) -> Any:
+  """`text` as a Python literal, or as it is where it is none."""
+  try:
+    return ast.literal_eval(text.strip())
+  except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+    return text.strip()
+
+
+def _words(text: str) -> list[str]:
+  """The words of a list of strings without brackets; none where one is empty or a bracket opens.
+
+  A comma within brackets, as of a regular expression's {1,2}, separates nothing.
+  """
+  words = [word.strip() for word in re.split(r',(?![^\[({]*[\])}])', text)]
+  return words if all(words) and text[0] not in '[({\'"' else []
+
+
+def _type_of_parameter(cls: type, name: str) -> Any:
+  known = parameter_types(cls)
+  if name not in known:
+    way_out = 'See python -m paxlite.tools.experiments.'
+    raise UserError(_unknown(cls, name, known, way_out))
+  return known[name]
+
+
+def _check_attributes(cls: type) -> None:
+  """Refuses what a class body states and no run would read: `num_layers = 3`, `LR = 0.1`.
+
+  Methods, properties, nested classes and names that begin with an underscore are the class' own.
+
+  Raises:
+    UserError: an attribute is no parameter and not annotated as a new one, or has another type.
+  """
+  plain = [base for base in cls.__mro__ if not issubclass(base, Parameters) and base is not object]
+  stated = {name for base in cls.__mro__[1:] if issubclass(base, Parameters) for name in vars(base)}
+  stated |= {name for base in plain for name in inspect.get_annotations(base)}
+  known = set(filter(_is_parameter, stated))
+  if not known:
+    return  # the first class of a family states what there is
+  for owner in [cls, *plain]:
+    annotated = inspect.get_annotations(owner)
+    for name, value in vars(owner).items():
+      if name in known:
+        if not isinstance(value, derived | property):
+          convert(cls, name, value)
+      elif _is_parameter(name):
+        if not isinstance(value, derived) and name not in annotated:
+          shown = f'{name}: {type(value).__name__} = {shortened(repr(value))}'
+          way_out = f'If it is a new parameter, annotate it: {shown}'
+          raise UserError(_unknown(cls, name, known, way_out))
+      elif not (name.startswith('_') or callable(value) or hasattr(type(value), '__get__')):
+        way_out = f'Parameters are in UPPER_CASE; what is none begins with an underscore: _{name}'
+        raise UserError(_unknown(cls, name, known, way_out))
+
+
+def _unknown(cls: type, name: str, known: Iterable[str], way_out: str) -> str:
+  """What to say of a name that is none of `known`: what was perhaps meant, or else a way out."""
+  near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.75)
+  meant = f'Did you mean {" or ".join(near)}? ' if near else ''
+  hint = other_names.attribute_hint(name) or meant
+  return f'{cls.__name__} has no attribute {name}. {hint}{way_out}'
+
+
+def _mismatch(cls: type, name: str, value: Any) -> str:
+  expected = _type_of_parameter(cls, name)
+  shown = ''
+  for example in (vars(base)[name] for base in cls.__mro__ if name in vars(base)):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+      shown = f', for example {_convert(example, expected)!r}'
+      break
+  return f'{cls.__name__}.{name} must be {describe(expected)}{shown}; got {value!r}'
+
+
+def _signature(cls: type) -> inspect.Signature:
+  """Keyword-only arguments for every parameter, so that Fiddle sees and prints all of them."""
+  parameters = []
+  for name in sorted(parameter_types(cls)):
+    default = getattr(cls, name)
+    if isinstance(default, derived):
+      default = None  # "computed": Fiddle leaves it out of the config until it is set
+    parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default))
+  return inspect.Signature(parameters)
+
+
+def _type_of(value: Any) -> Any:
+  if value is None:
+    return Any
+  if isinstance(value, (list, tuple)):
+    kinds = {type(v) for v in value}
+    return list[kinds.pop()] if len(kinds) == 1 else list  # type: ignore[misc]
+  return type(value)
+
+
+def _convert(value: Any, expected: Any) -> Any:
+  """Returns `value` as `expected`; raises TypeError or ValueError where that loses something."""
+  origin, args = typing.get_origin(expected), typing.get_args(expected)
+  if expected is Any:
+    return value
+  if origin is Literal:
+    if hasattr(value, 'dtype'):
+      value = _as_text(value)
+    if value not in args:
+      raise ValueError(value)
+    return value
+  if origin in (typing.Union, types.UnionType):
+    for arg in sorted(args, key=lambda a: a is not type(None)):  # None first: str takes anything
+      try:
+        return _convert(value, arg)
+      except (TypeError, ValueError):
+        continue
+    raise TypeError(value)
+  if origin is Annotated:
+    return args[1](_convert(value, args[0]))
+  if expected is type(None):
+    if value is not None:
+      raise TypeError(value)
+    return None
+  if expected is list or origin is list:
+    if not isinstance(value, (list, tuple)):
+      raise TypeError(value)
+    return [_convert(v, args[0]) for v in value] if args else list(value)
+  if expected is bool:
+    if value not in (True, False):  # 0 and 1 included
+      raise TypeError(value)
+    return bool(value)
+  if expected is int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or int(value) != value:
+      raise TypeError(value)
+    if abs(value) >= 1 << 100:  # Python does not write those of thousands of digits
+      raise OverflowError(value)
+    return int(value)
+  if expected is float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+      raise TypeError(value)
+    return float(value)
+  if expected is str:
+    return _as_text(value)
+  if isinstance(expected, type) and isinstance(value, expected):
+    return value
+  raise TypeError(value)
+
+
+def _as_text(value: Any) -> str:
+  if isinstance(value, str):
+    return value
+  name = getattr(value, '__name__', None)  # jnp.bfloat16 and the like are named by their dtype
+  if name is None or not hasattr(value, 'dtype'):
+    raise TypeError(value)
+  return name

@@ -1,0 +1,41 @@
+"""Paths as users write them: `~` is expanded, and object stores are refused in one line."""
+
+import os
+import re
+
+from paxlite.core.errors import UserError
+
+# sft:~/a.jsonl and lambada:~/b.jsonl name a kind of file before its path
+_KIND = re.compile(r'((?:[a-z_]+:)?)(~.*)', re.DOTALL)
+_SCHEME = re.compile(r'(?:[a-z_]+:)?([A-Za-z][A-Za-z0-9+.-]*)://')
+
+
+def expanded(text: str) -> str:
+  """`text` with a `~` or `~user` at its beginning replaced by that home.
+
+  Raises:
+    UserError: there is no such user. A folder that is called `~` is never meant.
+  """
+  found = _KIND.fullmatch(text)
+  if found is None:
+    return text
+  kind, path = found.groups()
+  home = os.path.expanduser(path)
+  if home.startswith('~'):
+    raise UserError(f'{text}: there is no user {path.partition("/")[0][1:]}')
+  return kind + home
+
+
+def local(text: str) -> str:
+  """A path on a file system, expanded.
+
+  Raises:
+    UserError: it is the address of an object store (gs://, s3:// …), or `~` of nobody.
+  """
+  scheme = _SCHEME.match(text)
+  if scheme is not None:
+    raise UserError(
+      f'{text}: object stores ({scheme[1]}://) are not supported yet; mount the bucket, or copy '
+      'what is needed, and name a path on this machine'
+    )
+  return expanded(text)

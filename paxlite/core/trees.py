@@ -1,0 +1,9 @@
+"""Names of the leaves of trees."""
+
+from collections.abc import Sequence
+from typing import Any
+
+
+def path_name(path: Sequence[Any]) -> str:
+  """A jax key path as 'transformer/x_layers_0/qkv/w'."""
+  return '/'.join(str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))) for k in path)

@@ -1,0 +1,275 @@
+"""The input protocol, and its one implementation over sources with random access.
+
+Resuming needs the step and nothing else: row r of the endless training order is row
+permutation(seed, epoch)(r mod n) of the source, with epoch = r div n, whatever the number of
+processes or the batch size at which earlier rows were read.
+"""
+
+import dataclasses
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+
+from paxlite.core.errors import UserError
+
+Batch = dict[str, np.ndarray]
+T = TypeVar('T')
+
+
+class Input(Protocol):
+  """What the trainer needs of an input."""
+
+  @property
+  def batch_size(self) -> int:
+    """Rows of a global batch."""
+    ...
+
+  @property
+  def max_token_id(self) -> int:
+    """The largest id that can occur, checked against the vocabulary before the first step."""
+    ...
+
+  @property
+  def name(self) -> str:
+    """Of the dataset: its files or folder, for messages."""
+    ...
+
+  def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
+    """Rows `rows` of the global batches of steps start, start + 1, … without end."""
+    ...
+
+  def eval_batches(self, rows: slice) -> Iterator[Batch]:
+    """Rows `rows` of the batches of one pass; rows beyond the last example have weight 0."""
+    ...
+
+
+@runtime_checkable
+class Seekable(Protocol):
+  """An Input that cannot tell from a step alone where it stands: checkpoints keep its position."""
+
+  def position(self, step: int) -> np.ndarray:
+    """Where this process stands before the batch of `step`: int64, of the same shape always."""
+    ...
+
+  def seek(self, step: int, position: np.ndarray) -> None:
+    """Makes train_batches(step, …) go on from there."""
+    ...
+
+
+def place(data: Input, step: int) -> str:
+  """Which rows the batch of `step` holds, for messages."""
+  return data.place(step) if hasattr(data, 'place') else f'batch {step} of {data.name}'
+
+
+class Positions:
+  """Where a Seekable stood before each of the last steps.
+
+  Args:
+    name: Of the input, for messages.
+    first: Its position before step 0, a row a source; the last column says what the source is.
+  """
+
+  _KEPT = 1024  # of how many steps: more than are read ahead, or skipped before somebody notices
+
+  def __init__(self, name: str, first: np.ndarray):
+    self._name = name
+    self._start = 0, first
+    self._at: dict[int, np.ndarray] = {}
+
+  def __getitem__(self, step: int) -> np.ndarray:
+    return self._at[step]
+
+  def __setitem__(self, step: int, position: np.ndarray) -> None:
+    self._at[step] = position
+    self._at.pop(step - self._KEPT, None)
+
+  def seek(self, step: int, position: np.ndarray) -> None:
+    """Raises UserError where the position is one of other sources."""
+    if position.shape != self._start[1].shape:
+      raise UserError(
+        f'{self._name}: the checkpoint stands in {len(position)} sources and there are '
+        f'{len(self._start[1])}'
+      )
+    if (position[:, -1] != self._start[1][:, -1]).any():
+      raise UserError(
+        f'{self._name} is not what the checkpoint has read: files, their order or their contents '
+        'have changed, so that it cannot be gone on with where it stood'
+      )
+    self._start = step, position
+
+  def begin(self, start: int) -> np.ndarray:
+    """The position to read on from; raises UserError where it is not known of that step."""
+    at, position = self._start
+    if start != at:
+      raise UserError(
+        f'{self._name} stands at step {at} and cannot go to {start} without a position'
+      )
+    self._at = {start: position}
+    return position
+
+
+class RowSource(Protocol):
+  """Rows of tokens that can be read in any order."""
+
+  max_token_id: int
+  name: str
+
+  def __len__(self) -> int: ...
+
+  def read(self, indices: np.ndarray) -> Batch:
+    """Rows `indices` [b] as a batch: ids, labels, weights [b, T], packed ones with segments."""
+    ...
+
+
+@dataclasses.dataclass
+class RowInput:
+  """Shuffled endless batches, or one ordered pass, over a RowSource.
+
+  Attributes:
+    source: Where rows come from.
+    batch_size: Rows of a global batch.
+    seed: Of the shuffling.
+    shuffle: Whether training shuffles; each epoch has its own order.
+    max_eval_batches: The pass of an evaluation ends after this many; None reads all.
+  """
+
+  source: RowSource
+  batch_size: int
+  seed: int = 1234
+  shuffle: bool = True
+  max_eval_batches: int | None = None
+
+  def __post_init__(self):
+    if len(self.source) == 0:
+      raise UserError(f'{self.source.name} holds no rows')
+
+  @property
+  def max_token_id(self) -> int:
+    return self.source.max_token_id
+
+  @property
+  def name(self) -> str:
+    return self.source.name
+
+  def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
+    step = start
+    while True:
+      yield self.read(numbers(step, self.batch_size)[rows])
+      step += 1
+
+  def read(self, numbers: np.ndarray) -> Batch:
+    """Rows [b] of the endless training order."""
+    return self.source.read(self.indices(numbers))
+
+  def indices(self, numbers: np.ndarray) -> np.ndarray:
+    """The source's indices of rows [b] of the endless training order."""
+    n = len(self.source)
+    epoch, index = np.divmod(numbers, n)
+    if not self.shuffle:
+      return index
+    for e in np.unique(epoch):
+      index[epoch == e] = permute(index[epoch == e], n, self.seed, int(e))
+    return index
+
+  def place(self, step: int) -> str:
+    """See the function of this name."""
+    drawn = numbers(step, self.batch_size)
+    rows = self.indices(drawn).tolist()
+    shown = ', '.join(map(str, rows[:8])) + (' …' if len(rows) > 8 else '')
+    return f'rows {shown} of {len(self.source)}, epoch {drawn[0] // len(self.source)}, {self.name}'
+
+  def eval_batches(self, rows: slice) -> Iterator[Batch]:
+    n = len(self.source)
+    count = -(-n // self.batch_size)
+    if self.max_eval_batches is not None:
+      count = min(count, self.max_eval_batches)
+    for b in range(count):
+      index = (b * self.batch_size + np.arange(self.batch_size, dtype=np.int64))[rows]
+      batch = self.source.read(np.minimum(index, n - 1))
+      batch['weights'] = batch['weights'] * (index < n)[:, None].astype(np.float32)
+      yield batch
+
+
+def numbers(step: int, batch_size: int) -> np.ndarray:
+  """Of the rows of a step's global batch, counted from the first step on, int64 [batch_size]."""
+  return step * batch_size + np.arange(batch_size, dtype=np.int64)
+
+
+def permute(indices: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
+  """A pseudorandom permutation of range(n), evaluated at `indices` only.
+
+  A four-round Feistel network over the next even power of two, walked along its cycles until it
+  falls inside range(n) (https://doi.org/10.1007/3-540-45760-7_9): no table, any position in O(1).
+
+  Args:
+    indices: int64 [b], each in [0, n).
+    n: Size of the range.
+    seed: Chooses the permutation together with
+    epoch: the number of the pass.
+  """
+  half = np.uint64(max((int(n - 1).bit_length() + 1) // 2, 1))
+  low = (np.uint64(1) << half) - np.uint64(1)
+  keys = [mix(np.uint64((seed * 1_000_003 + epoch * 4 + r) % 2**64)) for r in range(4)]
+
+  def encrypt(x: np.ndarray) -> np.ndarray:
+    left, right = x >> half, x & low
+    for key in keys:
+      left, right = right, left ^ (mix(right ^ key) & low)
+    return (left << half) | right
+
+  out = encrypt(indices.astype(np.uint64))
+  while (outside := out >= n).any():
+    out[outside] = encrypt(out[outside])
+  return out.astype(np.int64)
+
+
+def mix(x):
+  """splitmix64's finaliser: uint64 to uint64, every bit depending on every bit."""
+  with np.errstate(over='ignore'):
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))
+
+
+def prefetch(iterator: Iterator[T], size: int) -> Iterator[T]:
+  """Runs `iterator` in a thread, up to `size` items ahead. Its exceptions surface here.
+
+  Closing the generator stops the thread.
+  """
+  items: queue.Queue = queue.Queue(maxsize=size)
+  stop = threading.Event()
+
+  def put(item) -> bool:
+    while not stop.is_set():
+      try:
+        items.put(item, timeout=0.1)
+        return True
+      except queue.Full:
+        continue
+    return False
+
+  def work() -> None:
+    try:
+      for item in iterator:
+        if not put((item, None)):
+          return
+      put((None, StopIteration()))
+    except BaseException as e:
+      put((None, e))
+
+  thread = threading.Thread(target=work, name='input', daemon=True)
+  thread.start()
+  try:
+    while True:
+      item, error = items.get()
+      if isinstance(error, StopIteration):
+        return
+      if error is not None:
+        raise error
+      yield item
+  finally:
+    stop.set()
+    thread.join()

@@ -1,0 +1,211 @@
+"""Chat templates as transformers renders them, with a bound on what a rendering may cost.
+
+A template is a program of whoever made the weights. Jinja's sandbox keeps it from the machine, and
+not from its time and memory: `'x' * 5_000_000_000` is one operation. So each rendering has an
+allowance, in characters and steps. A step of a loop, a macro or a block costs what its body is
+long. An operation that reads or makes more than a few bytes pays for that before it is done, and
+those that could make much of little (`*`, `%`, replace, join, indent …) for what they would make.
+What is not known to be of either kind cannot be called. An honest conversation takes a thousandth
+of the allowance.
+
+That is done in the process, and not by a child with limits of the kernel's: a rendering takes some
+ten microseconds, and to ask another process costs more than that. It is done by counting, and not
+by the clock, so that a template works on every machine or on none.
+"""
+
+import datetime
+import functools
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from paxlite.data import allowance as costs
+from paxlite.data.allowance import Allowance
+
+MAX_TEMPLATE_CHARS = 1 << 18
+
+
+def environment(allowance: Allowance) -> Any:
+  """Jinja's sandbox, with what transformers adds to it, where everything pays."""
+  import jinja2.ext
+  from jinja2 import nodes, runtime, sandbox, utils
+  from jinja2.compiler import CodeGenerator
+  from jinja2.exceptions import SecurityError, TemplateError
+
+  class Generation(jinja2.ext.Extension):
+    """{% generation %} … {% endgeneration %}: marks what is learned, and writes its body."""
+
+    tags = {'generation'}
+
+    def parse(self, parser):
+      line = next(parser.stream).lineno
+      body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
+      return nodes.Scope(body).set_lineno(line)
+
+  class Code(CodeGenerator):
+    """Jinja's code, with a call where something is paid for that has no call of its own."""
+
+    def paid(self, how: str, node: nodes.Node, frame: Any, visit: Callable[..., None]) -> None:
+      self.write(f'environment.allowance.{how}(')
+      visit(node, frame)
+      self.write(')')
+
+    def blockvisit(self, statements, frame):
+      if not frame.soft_frame:  # what a condition chooses is paid for with what is around it
+        self.writeline(f'environment.pay({costs.NODE * (4 + _nodes(statements))})')
+      super().blockvisit(statements, frame)
+
+    def visit_For(self, node, frame):
+      if node.test is not None:
+        cost = nodes.Const(costs.NODE * _nodes([node.test]))
+        pays = nodes.Call(nodes.EnvironmentAttribute('pay'), [cost], [], None, None)
+        node.test = nodes.And(pays.set_environment(self.environment), node.test)
+      super().visit_For(node, frame)
+
+    def visit_Call(self, node, frame, forward_caller=False):
+      if isinstance(node.node, nodes.EnvironmentAttribute):  # of visit_For
+        self.write(f'environment.pay({node.args[0].value})')
+      else:
+        super().visit_Call(node, frame, forward_caller=forward_caller)
+
+    def visit_Compare(self, node, frame):
+      operands = [node.expr, *(operand.expr for operand in node.ops)]
+      searches = any(operand.op in ('in', 'notin') for operand in node.ops)
+      if not searches and len(operands) == 2 and nodes.Const in map(type, operands):
+        self.plain_compare(node, frame)  # takes no longer than the constant is
+        return
+      self.write('(')
+      self.paid('whole', node.expr, frame, self.visit)
+      for operand in node.ops:
+        self.visit(operand, frame)
+      self.write(')')
+
+    def visit_Operand(self, node, frame):
+      how = 'searched' if node.op in ('in', 'notin') else 'whole'
+      self.write(f' {_OPERATORS[node.op]} ')
+      self.paid(how, node.expr, frame, self.visit)
+
+    def visit_Add(self, node, frame):
+      parts = [node.right]
+      while isinstance(node.left, nodes.Add):
+        node = node.left
+        parts.append(node.right)
+      self.write('environment.added(')
+      for part in (node.left, *reversed(parts)):
+        self.visit(part, frame)
+        self.write(', ')
+      self.write(')')
+
+    def plain_compare(self, node, frame):
+      (operand,) = node.ops
+      self.write('(')
+      self.visit(node.expr, frame)
+      self.write(f' {_OPERATORS[operand.op]} ')
+      self.visit(operand.expr, frame)
+      self.write(')')
+
+    def visit_Concat(self, node, frame):
+      self.write('environment.joined((')
+      for part in node.nodes:
+        self.visit(part, frame)
+        self.write(', ')
+      self.write('))')
+
+    def visit_Getitem(self, node, frame):
+      if isinstance(node.arg, nodes.Slice):
+        self.paid('outer', node, frame, super().visit_Getitem)
+      else:
+        super().visit_Getitem(node, frame)
+
+    def visit_Tuple(self, node, frame):
+      if node.ctx == 'load':  # its hash, too, reads it as a whole
+        self.paid('whole', node, frame, super().visit_Tuple)
+      else:
+        super().visit_Tuple(node, frame)
+
+    def visit_ScopedEvalContextModifier(self, node, frame):
+      self.fail('a chat is no HTML, and has no {% autoescape %}', node.lineno)
+
+  class Environment(sandbox.ImmutableSandboxedEnvironment):
+    code_generator_class = Code
+    intercepted_binops = frozenset(('-', '*', '%', '**'))
+
+    def concat(self, pieces):
+      pieces = list(pieces)
+      allowance.pay(sum(map(len, pieces)))
+      return ''.join(pieces)
+
+    def joined(self, values):
+      return ''.join([str(allowance.whole(value)) for value in values])
+
+    def call_binop(self, context, operator, left, right):
+      allowance.operator(operator, left, right)
+      return super().call_binop(context, operator, left, right)
+
+    def call(self, context, called: Any, *args: Any, **kwargs: Any):
+      given = {k: v for k, v in kwargs.items() if k not in ('_loop_vars', '_block_vars')}
+      name = getattr(called, '__name__', type(called).__name__)
+      owner = getattr(getattr(called, '__wrapped__', called), '__self__', None)
+      for kind, names in costs.METHODS.items():
+        if isinstance(owner, kind) and name in names:
+          if name == 'join' and args and not isinstance(args[0], Collection):
+            args = (list(args[0]), *args[1:])
+          allowance.method(owner, name, args, given)
+          return called(*args, **given)
+      if isinstance(owner, runtime.LoopContext | utils.Cycler) or called in known:
+        allowance.whole([args, given])
+      elif not isinstance(called, by_reference):
+        raise SecurityError(f'{name} cannot be called in a chat template')
+      allowance.pay(costs.BODY)
+      return super().call(context, called, *args, **kwargs)
+
+  def raise_exception(message):
+    raise TemplateError(message)
+
+  def strftime_now(form):
+    allowance.pay(256 * len(form))
+    return datetime.datetime.now().strftime(form)
+
+  def dictionary(*args, **kwargs):
+    return dict(*args, **kwargs)
+
+  made = Environment(
+    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, 'jinja2.ext.loopcontrols']
+  )
+  made.allowance = allowance
+  made.pay = allowance.pay
+  made.added = functools.partial(costs.added, allowance)
+  made.finalize = allowance.whole
+  made.globals |= {
+    'raise_exception': raise_exception,
+    'strftime_now': strftime_now,
+    'dict': dictionary,
+  }
+  del made.globals['lipsum']
+  known = frozenset(made.globals.values())
+  by_reference = (
+    runtime.Macro,
+    runtime.BlockReference,
+    runtime.LoopContext,
+    runtime.Undefined,
+    utils.Joiner,
+  )
+  made.filters = costs.filters(allowance, made.filters)
+  made.tests = costs.tests(allowance, made.tests)
+  return made
+
+
+_OPERATORS = {
+  'eq': '==',
+  'ne': '!=',
+  'gt': '>',
+  'gteq': '>=',
+  'lt': '<',
+  'lteq': '<=',
+  'in': 'in',
+  'notin': 'not in',
+}
+
+
+def _nodes(statements: Iterable[Any]) -> int:
+  """Of the syntax trees of these statements."""
+  return sum(1 + _nodes(statement.iter_child_nodes()) for statement in statements)

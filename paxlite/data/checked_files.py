@@ -1,0 +1,122 @@
+"""Checksums of large files, computed once: what was found good is remembered by size and time.
+
+The memory is a folder of the user's, paxlite/checked in XDG_CACHE_HOME or ~/.cache. A file that was
+written since is read again.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import time
+from collections.abc import Iterator
+
+import google_crc32c
+
+from paxlite.core.errors import UserError
+
+log = logging.getLogger('paxlite')
+
+_READ_BYTES = 1 << 22
+_SECONDS_BETWEEN_LINES = 5.0
+_KEPT_DAYS = 90  # for which a file is taken to be as it was
+
+
+def check(path: pathlib.Path, crc32c: int) -> None:
+  """Compares a file with its checksum, unless that was done before; others wait for the first.
+
+  Raises:
+    UserError: the file holds something else.
+  """
+  note = _note(path)
+  if _is_remembered(path, crc32c, note):
+    return
+  with _alone(note):
+    if _is_remembered(path, crc32c, note):  # another process did it meanwhile
+      return
+    before = _identity(path, crc32c)
+    found = _crc32c_of(path)
+    if found != crc32c:
+      raise UserError(
+        f'{path} is damaged: its CRC-32C is {found:08x} and {path.parent / "meta.json"} says '
+        f'{crc32c:08x}. Copy it again, or tokenize again'
+      )
+    _remember(note, before)
+
+
+def remember(path: pathlib.Path, crc32c: int) -> None:
+  """Notes that a file was found good, by who has just written and read it."""
+  _remember(_note(path), _identity(path, crc32c))
+
+
+def _identity(path: pathlib.Path, crc32c: int) -> dict[str, str | int]:
+  status = path.stat()
+  return {
+    'path': os.path.realpath(path),
+    'size': status.st_size,
+    'mtime_ns': status.st_mtime_ns,
+    'inode': status.st_ino,
+    'crc32c': crc32c,
+  }
+
+
+def _note(path: pathlib.Path) -> pathlib.Path | None:
+  """Where it is noted that a file is good; None where there is no home."""
+  try:
+    base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  except RuntimeError:
+    return None
+  name = hashlib.sha256(os.fsencode(os.path.realpath(path))).hexdigest()[:32]
+  return pathlib.Path(base) / 'paxlite' / 'checked' / f'{name}.json'
+
+
+def _is_remembered(path: pathlib.Path, crc32c: int, note: pathlib.Path | None) -> bool:
+  try:
+    return note is not None and json.loads(note.read_bytes()) == _identity(path, crc32c)
+  except (OSError, ValueError, RecursionError):
+    return False
+
+
+def _remember(note: pathlib.Path | None, identity: dict[str, str | int]) -> None:
+  if note is None:
+    return
+  try:
+    note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished = note.with_suffix(f'.{os.getpid()}.tmp')
+    unfinished.write_text(json.dumps(identity) + '\n')
+    unfinished.replace(note)
+    for old in note.parent.iterdir():
+      if old.stat().st_mtime < time.time() - 86400 * _KEPT_DAYS:
+        old.unlink()
+  except OSError as e:  # a home that is read-only or full: the next start reads the file again
+    log.debug('%s cannot be written: %s', note, e)
+
+
+@contextlib.contextmanager
+def _alone(note: pathlib.Path | None) -> Iterator[None]:
+  """Of several processes with one home, the others wait; where that cannot be, each checks."""
+  with contextlib.ExitStack() as stack:
+    if note is not None:
+      with contextlib.suppress(OSError):
+        note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = stack.enter_context(note.with_suffix('.lock').open('ab'))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    yield
+
+
+def _crc32c_of(path: pathlib.Path) -> int:
+  """The CRC-32C of a file; a log line every few seconds says how far it is."""
+  crc = done = 0
+  said = time.monotonic()
+  with path.open('rb', buffering=0) as f:
+    size = os.fstat(f.fileno()).st_size
+    while data := f.read(_READ_BYTES):
+      crc = google_crc32c.extend(crc, data)
+      done += len(data)
+      if time.monotonic() > said + _SECONDS_BETWEEN_LINES:
+        said = time.monotonic()
+        log.warning('Checking %s, once: %.1f of %.1f GB', path, done / 1e9, size / 1e9)
+  return crc

@@ -1,0 +1,171 @@
+"""Documents that are tokenized while training: any records with a text in one of their fields."""
+
+import dataclasses
+import logging
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import numpy as np
+
+from paxlite.core.errors import UserError
+from paxlite.core.files import expanded
+from paxlite.data.base import mix, permute
+from paxlite.data.records import Raw, Records, canonical, open_records, parsed, text_of
+from paxlite.data.tokenizer import Tokenizer, check_vocabulary, encode_document, open_tokenizer
+
+log = logging.getLogger('paxlite')
+
+Split = Literal['all', 'train', 'held_out']
+
+_BLOCK = 4096  # records in a row that are shuffled together
+
+
+@dataclasses.dataclass(frozen=True)
+class Document:
+  """Token ids [n], all of them targets."""
+
+  ids: np.ndarray
+
+  @property
+  def is_target(self) -> np.ndarray:
+    return np.ones(len(self.ids), bool)
+
+
+class DocumentSource:
+  """Documents for a StreamInput, each ended by EOS if the tokenizer has one.
+
+  Args:
+    names: What is read, as inputs.records calls it.
+    vocab_path: The tokenizer.
+    vocab_size: Of the model.
+    field: Of a record that holds the text.
+    start_id: The first input of a text; None: the tokenizer's BOS, or 0 where it has none.
+    split: 'train' leaves out one document of every `held_out_every`, 'held_out' reads those.
+    held_out_every: See there.
+    skip_unreadable: Leaves out records without a text, and says how many.
+    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
+
+  Raises:
+    UserError: there is no such source, one is there twice, or the tokenizer is another model's.
+  """
+
+  def __init__(
+    self,
+    names: Sequence[str],
+    vocab_path: str,
+    vocab_size: int,
+    field: str = 'text',
+    start_id: int | None = 0,
+    split: Split = 'all',
+    held_out_every: int = 0,
+    skip_unreadable: bool = False,
+    tfds_data_dir: str = '',
+  ):
+    if not names:
+      raise UserError('no documents: --fdl.TRAIN_SOURCES=/path/to/a.jsonl')
+    names = expanded(names)
+    check_once(names)
+    tokenizer = open_tokenizer(vocab_path)
+    check_vocabulary(tokenizer, vocab_size)
+    self.name = ', '.join(names)
+    self.max_token_id = tokenizer.vocab_size - 1
+    self.start_id = max(0, tokenizer.bos_id if start_id is None else start_id)
+    sources = [open_records(name, tfds_data_dir) for name in names]
+    self.parts = [
+      Documents(self.name, sources, tokenizer, field, split, held_out_every, skip_unreadable)
+    ]
+
+
+def check_once(names: Sequence[str]) -> None:
+  """Raises UserError where a source is there twice: what one holds out would be in the other."""
+  seen: set[str] = set()
+  for name in names:
+    if canonical(name) in seen:
+      raise UserError(f'the source {name} stands there twice')
+    seen.add(canonical(name))
+
+
+@dataclasses.dataclass
+class Documents:
+  """A Part for streams.StreamInput; see DocumentSource."""
+
+  name: str
+  sources: Sequence[Records]
+  tokenizer: Tokenizer
+  field: str
+  split: Split
+  held_out_every: int
+  skip_unreadable: bool
+  num_skipped: int = 0
+
+  rate = 1.0
+
+  @property
+  def fingerprint(self) -> int:
+    return zlib.crc32(repr([source.fingerprint for source in self.sources]).encode())
+
+  @property
+  def num_shards(self) -> int:
+    return sum(source.num_shards for source in self.sources)
+
+  def examples(
+    self, shard: int, shuffle: bool, seed: int | None, start: int
+  ) -> Iterator[tuple[int, Document]]:
+    """The documents of one shard, from number `start` on; a shuffled block has an order of its own.
+
+    Raises:
+      UserError: a record cannot be read, or has no text.
+    """
+    source, inner, offset = self._find(shard)
+    end = [self.tokenizer.eos_id] if self.tokenizer.eos_id >= 0 else []
+    first = start // _BLOCK
+    records = source.read(inner, first * _BLOCK)
+    found = next(records, None)
+    block = first
+    while found is not None:
+      raws = {}
+      while found is not None and found[0] < (block + 1) * _BLOCK:
+        raws[found[0]] = found[1]
+        found = next(records, None)
+      order = np.arange(_BLOCK, dtype=np.int64)
+      if shuffle:
+        order = permute(order, _BLOCK, (seed or 0) * 65_537 + shard, block)
+      for i, slot in enumerate(order.tolist()):
+        here, number = block * _BLOCK + i, block * _BLOCK + slot
+        if here < start or number not in raws or not self._is_wanted(offset + number):
+          continue
+        place = source.place(inner, number)
+        parts = encode_document(self.tokenizer, self._text(raws[number], place))
+        if parts:
+          yield here, Document(np.concatenate([*parts, end]).astype(np.int32))
+      block += 1
+
+  def _text(self, raw: Raw, place: str) -> str:
+    try:
+      return text_of(parsed(raw, place), self.field, place)
+    except UserError as e:
+      if not self.skip_unreadable:
+        raise UserError(f'{e} (SKIP_UNREADABLE=True leaves such records out)') from None
+      self.num_skipped += 1
+      if self.num_skipped & (self.num_skipped - 1) == 0:  # 1, 2, 4, 8 …
+        log.warning('unreadable records left out so far: %d; this one: %s', self.num_skipped, e)
+      return ''
+
+  def _find(self, shard: int) -> tuple[Records, int, int]:
+    """The source of a shard, the shard's number there, and what numbers of records begin with."""
+    for s, source in enumerate(self.sources):
+      if shard < source.num_shards:
+        return source, shard, s + shard
+      shard -= source.num_shards
+    raise IndexError(shard)
+
+  def _is_wanted(self, number: int) -> bool:
+    if self.split == 'all' or not self.held_out_every:
+      return True
+    return is_held_out(number, self.held_out_every) == (self.split == 'held_out')
+
+
+def is_held_out(number: int, every: int) -> bool:
+  """Whether the document of this number is one of those left out, one of `every` at random."""
+  return bool(mix(np.uint64(number + 1)) % np.uint64(every) == 0)

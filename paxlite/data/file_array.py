@@ -1,0 +1,109 @@
+"""One-dimensional arrays in files, of which only what is asked for is read.
+
+They are read and not mapped: a mapped file that is cut off under its reader ends the process by
+SIGBUS, without a word and with nothing saved.
+"""
+
+import bisect
+import functools
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from paxlite.core.errors import UserError
+
+_BLOCK = 4096  # values of a sorted array that are read together
+_MOST_BLOCKS = 1024  # that are kept: 32 MiB of 8 bytes a value
+
+
+class FileArray:
+  """Values [n] of a file that holds nothing else; it stays open.
+
+  Args:
+    path: The file.
+    dtype: Of the values.
+
+  Raises:
+    UserError: a part of the file is gone, when it is read.
+  """
+
+  def __init__(self, path: pathlib.Path, dtype: Any):
+    self.path, self.dtype = path, np.dtype(dtype)
+    self._file = path.open('rb', buffering=0)  # closed when nobody reads it any more
+    self._descriptor = self._file.fileno()
+    self._size = os.fstat(self._descriptor).st_size
+    self._width = self.dtype.itemsize
+    self._count = self._size // self._width
+
+  def __len__(self) -> int:
+    return self._count
+
+  def __getitem__(self, where: int | slice) -> Any:
+    """A value, or those of a slice without a step."""
+    if isinstance(where, slice):
+      start, stop, _ = where.indices(self._count)
+      return self._read(start, stop)
+    index = int(where) + (self._count if where < 0 else 0)
+    return self._read(index, index + 1)[0]
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    return self[:].astype(dtype or self.dtype)
+
+  def _read(self, start: int, stop: int) -> np.ndarray:
+    width = self._width
+    length, offset = max(0, stop - start) * width, start * width
+    data = os.pread(self._descriptor, length, offset)
+    while len(data) < length:  # the kernel reads 2 GiB at once, at most
+      part = os.pread(self._descriptor, length - len(data), offset + len(data))
+      if not part:
+        size = os.fstat(self._descriptor).st_size
+        raise UserError(
+          f'{self.path} has {size:,} bytes and had {self._size:,} when it was opened: it was '
+          'changed while it was read. Put it back and start the run again'
+        )
+      data += part
+    return np.frombuffer(data, self.dtype)
+
+
+class SortedFileArray(FileArray):
+  """Values in ascending order, which are looked up block by block."""
+
+  def __init__(self, path: pathlib.Path, dtype: Any):
+    super().__init__(path, dtype)
+    self._block = functools.lru_cache(_MOST_BLOCKS)(self._read_block)
+    self._firsts = _Firsts(self)
+
+  def __getitem__(self, where: int | slice) -> Any:
+    if isinstance(where, slice):
+      return super().__getitem__(where)
+    block, place = divmod(int(where) + (self._count if where < 0 else 0), _BLOCK)
+    return self._block(block)[place]
+
+  def searchsorted(self, values: np.ndarray) -> np.ndarray:
+    """As of a NumPy array: the index of the first that is not less than each value [b]."""
+    return np.array([self._search(value) for value in values], np.int64)
+
+  def _search(self, value: Any) -> int:
+    block = max(0, bisect.bisect_left(self._firsts, value) - 1)
+    return block * _BLOCK + int(self._block(block).searchsorted(value))
+
+  def _read_block(self, block: int) -> np.ndarray:
+    return self._read(block * _BLOCK, min((block + 1) * _BLOCK, self._count))
+
+
+class _Firsts:
+  """The first value of each block, read when it is asked for."""
+
+  def __init__(self, array: SortedFileArray):
+    self._array = array
+    self._known: dict[int, Any] = {}
+
+  def __len__(self) -> int:
+    return -(-len(self._array) // _BLOCK)
+
+  def __getitem__(self, block: int) -> Any:
+    if block not in self._known:
+      self._known[block] = FileArray.__getitem__(self._array, block * _BLOCK)
+    return self._known[block]

@@ -1,0 +1,206 @@
+"""Flat tokens: a tokenized dataset as one long array, in two formats on disk.
+
+- memmap: <path>/<split>/{tokens.bin, seq_starts.bin, meta.json}. tokens.bin is little-endian uint16
+  (uint32 where an id needs it), seq_starts.bin uint64 [sequences + 1]; meta.json is written last,
+  so a folder without it is unfinished. Its crc32c is that of tokens.bin, which is compared when a
+  dataset is first opened.
+- seqax: a zarr v2 group with <split>/encoded_tokens uint32 (id·2, +1 where a sequence starts),
+  <split>/seq_starts uint64, and the attribute max_token_id on <split>.
+"""
+
+import collections
+import json
+import os
+import pathlib
+import zlib
+from typing import Any, Literal
+
+import numpy as np
+
+from paxlite.core.errors import UserError
+from paxlite.core.files import check_file, fingerprint_of
+from paxlite.core.json_files import read_object
+from paxlite.data import checked_files
+from paxlite.data.file_array import FileArray, SortedFileArray
+from paxlite.data.records import read_errors
+from paxlite.data.rows import RowKind, TokenRows
+
+Format = Literal['memmap', 'seqax']
+
+META = 'meta.json'
+TOKENS = 'tokens.bin'
+_STARTS = 'seq_starts.bin'
+_CACHE_BYTES = 1 << 30
+_STARTS_IN_MEMORY = 1 << 20  # more are looked up where they are
+
+
+class FlatTokenRows(TokenRows):
+  """A RowSource over a flat-tokens dataset of either format; nothing is read ahead of use.
+
+  Args:
+    path: The dataset's folder.
+    split: 'train', 'validation', …
+    seq_len: Length of a row.
+    rows: Kind of row.
+
+  Raises:
+    UserError: there is no such dataset, it is unfinished, or it holds no token.
+  """
+
+  def __init__(self, path: str, split: str, seq_len: int, rows: RowKind = 'stream'):
+    tokens, seq_starts, max_token_id = open_flat_tokens(path, split)
+    super().__init__(tokens, seq_starts, seq_len, rows, max_token_id, name=f'{path}/{split}')
+    if not len(tokens):
+      raise UserError(f'{path}/{split} holds no tokens')
+    folder = pathlib.Path(path) / split
+    if isinstance(tokens, FileArray):
+      check_tokens(folder)
+    self.fingerprint = _fingerprint(folder, tokens)
+
+
+def check_tokens(folder: pathlib.Path) -> None:
+  """Compares tokens.bin with the checksum in meta.json, which old datasets lack.
+
+  Raises:
+    UserError: tokens.bin is damaged.
+  """
+  crc32c = read_object(folder / META).get('crc32c')
+  if isinstance(crc32c, int):
+    checked_files.check(folder / TOKENS, crc32c)
+
+
+def open_flat_tokens(path: str, split: str) -> tuple[Any, Any, int]:
+  """Returns (tokens, seq_starts, max_token_id) of a dataset; the first two are sliceable."""
+  folder = pathlib.Path(path) / split
+  if not path or not os.path.isdir(folder):
+    raise UserError(
+      f'{folder} is not a flat-tokens dataset: there is no such folder. '
+      'python -m paxlite.tools.tokenize makes one'
+    )
+  is_seqax = (folder / '.zgroup').exists() or (folder / 'encoded_tokens').is_dir()
+  tokens, seq_starts, max_token_id = (_open_seqax if is_seqax else _open_memmap)(folder)
+  if not len(seq_starts) or int(seq_starts[-1]) != len(tokens):
+    raise UserError(
+      f'{folder} is unfinished: seq_starts does not end at its {len(tokens):,} tokens'
+    )
+  return tokens, seq_starts, max_token_id
+
+
+def _open_memmap(folder: pathlib.Path) -> tuple[Any, Any, int]:
+  if not (folder / META).exists():
+    raise UserError(f'{folder} is unfinished: {META} is missing. Tokenize it again')
+  meta = read_object(folder / META)
+  names = ('token_count', 'sequences', 'max_token_id')
+  if meta.get('dtype') not in ('<u2', '<u4') or not all(_is_count(meta.get(n)) for n in names):
+    raise UserError(f'{folder / META} is damaged: it needs dtype <u2 or <u4, {", ".join(names)}')
+  dtype, (count, sequences, max_token_id) = np.dtype(meta['dtype']), (meta[n] for n in names)
+  for name, expected in (
+    (TOKENS, count * dtype.itemsize),
+    (_STARTS, (sequences + 1) * 8),
+  ):
+    size = 0
+    if (folder / name).exists():
+      check_file(folder / name)
+      size = (folder / name).stat().st_size
+    if size != expected:
+      raise UserError(f'{folder / name} has {size:,} bytes and {META} says {expected:,}')
+  if count == 0:
+    return np.zeros(0, dtype), np.zeros(1, np.uint64), max_token_id
+  seq_starts = SortedFileArray(folder / _STARTS, '<u8')
+  in_memory = len(seq_starts) <= _STARTS_IN_MEMORY
+  return FileArray(folder / TOKENS, dtype), seq_starts[:] if in_memory else seq_starts, max_token_id
+
+
+def _open_seqax(folder: pathlib.Path) -> tuple['_ZarrTokens', np.ndarray, int]:
+  import zarr
+
+  _check_zarr_files(folder)
+  with read_errors(str(folder)):
+    group: Any = zarr.open_group(str(folder), mode='r', zarr_format=2)
+    max_token_id = group.attrs.get('max_token_id')
+    if not _is_count(max_token_id):
+      raise UserError(f'{folder} is not a complete seqax dataset: it states no max_token_id')
+    for name, dtype in (('encoded_tokens', '<u4'), ('seq_starts', '<u8')):
+      if name not in group:
+        raise UserError(f'{folder} is not a complete seqax dataset: it has no {name}')
+      array = group[name]
+      if array.ndim != 1 or array.dtype != dtype:
+        raise UserError(f'{folder / name} is {array.dtype} {array.shape} and must be {dtype} [n]')
+      # zarr reads a chunk that is not there as zeros
+      chunks = -(-array.shape[0] // array.chunks[0])
+      if (found := len(list((folder / name).glob('[0-9]*')))) != chunks:
+        raise UserError(f'{folder / name} has {found:,} of its {chunks:,} chunks: copy it again')
+    return _ZarrTokens(group['encoded_tokens'], str(folder)), group['seq_starts'][:], max_token_id
+
+
+def _check_zarr_files(folder: pathlib.Path) -> None:
+  """Raises UserError where one is a FIFO, a device …, which zarr would read."""
+  for path in (folder, folder / 'encoded_tokens', folder / 'seq_starts'):
+    if path.is_dir():
+      with os.scandir(path) as entries:
+        for entry in entries:
+          if not entry.is_file() and path != folder:
+            check_file(entry.path)
+  for name in ('.zgroup', '.zattrs', '.zmetadata'):
+    if (folder / name).exists():
+      check_file(folder / name)
+
+
+def _fingerprint(folder: pathlib.Path, tokens: Any) -> int:
+  """Of what a dataset holds, without reading all of it."""
+  if isinstance(tokens, FileArray):
+    meta = read_object(folder / META)
+    names = ('dtype', 'token_count', 'sequences', 'max_token_id', 'crc32c')
+    stated = json.dumps([meta.get(name) for name in names])
+    looked_at = (
+      [folder / _STARTS]
+      if _is_count(meta.get('crc32c'))
+      else [
+        folder / _STARTS,
+        folder / TOKENS,
+      ]
+    )
+  else:
+    with os.scandir(folder / 'encoded_tokens') as entries:
+      chunks = sorted((entry.name, entry.stat().st_size) for entry in entries)
+    stated = json.dumps([len(tokens), chunks])
+    looked_at = [folder / 'encoded_tokens' / name for name, _ in (chunks[0], chunks[-1])]
+  return zlib.crc32(json.dumps([stated, *map(fingerprint_of, looked_at)]).encode())
+
+
+def _is_count(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+class _ZarrTokens:
+  """Token ids of a zarr array of encoded tokens, through a cache of decoded chunks (1 GiB)."""
+
+  def __init__(self, array: Any, name: str):
+    self._array, self._name = array, name
+    self._chunk = int(array.chunks[0])
+    self._cache: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
+    self._capacity = max(1, _CACHE_BYTES // (4 * self._chunk))
+
+  def __len__(self) -> int:
+    return self._array.shape[0]
+
+  def __getitem__(self, where: slice) -> np.ndarray:
+    start, stop, _ = where.indices(len(self))
+    parts = []
+    while start < stop:
+      chunk, offset = divmod(start, self._chunk)
+      part = self._decoded(chunk)[offset : offset + stop - start]
+      parts.append(part)
+      start += len(part)
+    return np.concatenate(parts) if len(parts) != 1 else parts[0]
+
+  def _decoded(self, chunk: int) -> np.ndarray:
+    if chunk in self._cache:
+      self._cache.move_to_end(chunk)
+    else:
+      start = chunk * self._chunk
+      with read_errors(self._name):
+        self._cache[chunk] = self._array[start : start + self._chunk] >> 1
+      if len(self._cache) > self._capacity:
+        self._cache.popitem(last=False)
+    return self._cache[chunk]

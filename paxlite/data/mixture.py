@@ -1,0 +1,169 @@
+"""Rows of several inputs by weights; which input a row is from is known without counting up to it.
+
+Of every 1024 rows each input has its share exactly, in an order of their own. Each input goes
+through its epochs at its own pace, each epoch in an order of its own.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from paxlite.core.errors import UserError
+from paxlite.data.base import Batch, Positions, RowInput, numbers, permute
+from paxlite.data.streams import Reader, StreamInput
+
+_BLOCK = 1024
+
+
+def mixture_of(
+  parts: Sequence[RowInput | StreamInput],
+  weights: Sequence[float],
+  batch_size: int,
+  seed: int = 1234,
+) -> 'MixtureInput':
+  """The mixture of these inputs: one whose place is a position if any part's is."""
+  streams = any(isinstance(part, StreamInput) for part in parts)
+  return (StreamMixtureInput if streams else MixtureInput)(parts, weights, batch_size, seed)
+
+
+class MixtureInput:
+  """An Input over parts with random access: a step says where it stands.
+
+  Args:
+    parts: The inputs; their batch sizes do not matter.
+    weights: Of the rows, one a part; their sum does not matter.
+    batch_size: Rows of a global batch.
+    seed: Of the order of parts.
+
+  Raises:
+    UserError: a weight is not positive, too small to have a row, or missing.
+  """
+
+  def __init__(
+    self,
+    parts: Sequence[RowInput | StreamInput],
+    weights: Sequence[float],
+    batch_size: int,
+    seed: int = 1234,
+  ):
+    if not parts or len(parts) != len(weights):
+      raise UserError(f'a mixture of {len(parts)} sources has {len(weights)} weights')
+    self.parts, self.weights, self.batch_size, self._seed = parts, weights, batch_size, seed
+    for part, weight, quota in zip(parts, weights, self.quotas, strict=True):
+      if weight <= 0 or not quota:
+        raise UserError(
+          f'{part.name} has the weight {weight:g}, less than a row of {_BLOCK}: leave it out'
+        )
+    self._has_segments = any(_has_segments(part) for part in parts)
+
+  @property
+  def max_token_id(self) -> int:
+    return max(part.max_token_id for part in self.parts)
+
+  @property
+  def name(self) -> str:
+    return ' + '.join(part.name for part in self.parts)
+
+  @functools.cached_property
+  def quotas(self) -> list[int]:
+    """Rows of each part in a block: its share, rounded so that they fill it."""
+    shares = np.maximum(self.weights, 0.0) / max(sum(self.weights), 1e-9) * _BLOCK
+    quotas = np.floor(shares).astype(int)
+    largest_rests = np.argsort(quotas - shares, kind='stable')
+    quotas[largest_rests[: _BLOCK - quotas.sum()]] += 1
+    return quotas.tolist()
+
+  def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
+    for step in itertools.count(start):
+      yield self._read(self.order(step)[rows], self.parts)
+
+  def eval_batches(self, rows: slice) -> Iterator[Batch]:
+    raise UserError(f'{self.name}: a mixture is for training; evaluate its parts one by one')
+
+  def order(self, step: int) -> np.ndarray:
+    """(part, number in the part's own order) of each row of a step, int64 [batch_size, 2]."""
+    block, inside = np.divmod(numbers(step, self.batch_size), _BLOCK)
+    found = np.empty((self.batch_size, 2), np.int64)
+    for b in np.unique(block):
+      here = block == b
+      found[here] = self._block(int(b))[inside[here]]
+    return found
+
+  def _block(self, number: int) -> np.ndarray:
+    part = np.repeat(np.arange(len(self.parts)), self.quotas)
+    part = part[permute(np.arange(_BLOCK, dtype=np.int64), _BLOCK, self._seed, number)]
+    own = np.empty(_BLOCK, np.int64)
+    for p, quota in enumerate(self.quotas):
+      own[part == p] = number * quota + np.arange(quota)
+    return np.stack([part, own], axis=1)
+
+  def _read(self, order: np.ndarray, readers: Sequence[Any]) -> Batch:
+    """The rows at (part, number) [b, 2]; a reader of each part gives them by their numbers."""
+    batch: Batch = {}
+    for p in np.unique(order[:, 0]):
+      here = order[:, 0] == p
+      found = readers[p].read(order[here, 1])
+      if self._has_segments and 'segment_ids' not in found:
+        found = found | _one_segment(found['weights'])
+      for name, value in found.items():
+        whole = batch.setdefault(name, np.zeros((len(order), *value.shape[1:]), value.dtype))
+        whole[here] = value
+    return batch
+
+
+class StreamMixtureInput(MixtureInput):
+  """A mixture in which parts are streams: it is Seekable, and goes on with as many processes."""
+
+  @functools.cached_property
+  def _streams(self) -> dict[int, StreamInput]:
+    return {p: x for p, x in enumerate(self.parts) if isinstance(x, StreamInput)}
+
+  @functools.cached_property
+  def _positions(self) -> Positions:
+    return Positions(self.name, np.concatenate([x.first_position for x in self._streams.values()]))
+
+  def position(self, step: int) -> np.ndarray:
+    """The streams' positions, one below the other."""
+    return self._positions[step]
+
+  def seek(self, step: int, position: np.ndarray) -> None:
+    self._positions.seek(step, position)
+
+  def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
+    count = rows.stop - rows.start
+    ends = np.cumsum([len(x.first_position) for x in self._streams.values()])
+    positions = np.split(self._positions.begin(start), ends[:-1])
+    opened = {
+      p: stream.open(rows.start // count, self.batch_size // count, position)
+      for (p, stream), position in zip(self._streams.items(), positions, strict=True)
+    }
+    readers = [_Next(opened[p]) if p in opened else part for p, part in enumerate(self.parts)]
+    for step in itertools.count(start):
+      batch = self._read(self.order(step)[rows], readers)
+      self._positions[step + 1] = np.concatenate([x.position for x in opened.values()])
+      yield batch
+
+
+class _Next:
+  """A stream as a reader: its next rows, whatever their numbers."""
+
+  def __init__(self, reader: Reader):
+    self._reader = reader
+
+  def read(self, numbers: np.ndarray) -> Batch:
+    return self._reader.read(len(numbers))
+
+
+def _has_segments(part: RowInput | StreamInput) -> bool:
+  if isinstance(part, StreamInput):
+    return True
+  return 'segment_ids' in part.source.read(np.zeros(1, np.int64))
+
+
+def _one_segment(weights: np.ndarray) -> Batch:
+  """A row's tokens as one segment [b, T]."""
+  positions = np.broadcast_to(np.arange(weights.shape[1], dtype=np.int32), weights.shape)
+  return {'segment_ids': (weights > 0).astype(np.int32), 'segment_pos': positions}

@@ -1,0 +1,354 @@
+"""Records of files and datasets, each with the place where it stands.
+
+    corpus.jsonl.zst                  JSON lines
+    corpus.parquet                    rows of Parquet
+    corpus.txt.xz                     one record, the whole text in the field 'text'
+    tfds:c4/en:3.0.1/train            a split of a TFDS dataset (TFDS_DATA_DIR)
+    hf:allenai/c4:en/train            a split of a Hugging Face dataset, its configuration after ':'
+    hf:/data/wiki/train               one that was saved to disk, or a folder of its files
+
+A source is read shard by shard, each in its order, from any record of it on.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.core.files import (
+  COMPRESSED,
+  check_file,
+  fingerprint_of,
+  kind,
+  line_blocks,
+  line_ranges,
+  lines_of,
+  read_text,
+)
+from paxlite.core.json_files import parse_line
+
+Record = Mapping[str, Any]
+Raw = bytes | str | Record  # a line that has yet to be parsed, a whole text, or a record
+
+
+class Records(Protocol):
+  """What a source of records gives.
+
+  Attributes:
+    name: As it was called.
+    num_shards: Parts that can be read by themselves.
+    size: Of all shards, in any unit; None: not known.
+    done: How much of `size` has been read.
+  """
+
+  name: str
+  num_shards: int
+  size: int | None
+  done: int
+
+  @property
+  def fingerprint(self) -> int:
+    """Of what is in it: a cheap look, which another source hardly passes."""
+    ...
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    """The records of a shard with their numbers, from number `start` on.
+
+    Raises:
+      UserError: what is there cannot be read.
+    """
+    ...
+
+  def place(self, shard: int, number: int) -> str:
+    """Where that record stands, for messages."""
+    ...
+
+
+_JSON_LINES = ('.jsonl', '.ndjson', '.json')
+_TEXTS = ('.txt', '.text', '.md', '.rst', '')
+
+
+def canonical(name: str) -> str:
+  """The same for every way to name a source."""
+  return name if name.startswith(('tfds:', 'hf:')) else os.path.realpath(name)
+
+
+def open_records(name: str, tfds_data_dir: str = '') -> Records:
+  """The source that is called `name`, as the module says.
+
+  Args:
+    name: See there.
+    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
+
+  Raises:
+    UserError: there is none, or the package that reads it is missing.
+  """
+  if name.startswith('tfds:'):
+    return _Tfds(name, tfds_data_dir)
+  if name.startswith('hf:'):
+    return _HuggingFace(name)
+  check_file(name)
+  if kind(name) in _JSON_LINES:
+    return JsonLines(name)
+  if kind(name) == '.parquet':
+    return _Parquet(name)
+  if kind(name) in _TEXTS:
+    return _Text(name)
+  raise UserError(f'{name} is neither .jsonl, .parquet nor .txt')
+
+
+def read_records(name: str) -> Iterator[tuple[str, Record]]:
+  """Every record of a source with its place."""
+  source = open_records(name)
+  for shard in range(source.num_shards):
+    for number, raw in source.read(shard):
+      place = source.place(shard, number)
+      yield place, parsed(raw, place)
+
+
+def parsed(raw: Raw, place: str) -> Record:
+  """The record that was read at `place`; raises UserError where a line holds none."""
+  if isinstance(raw, str):
+    return {'text': raw}
+  return parse_line(raw, place) if isinstance(raw, bytes) else raw
+
+
+def text_of(record: Record, field: str, place: str) -> str:
+  """The text in a field; raises UserError where there is none."""
+  text = record.get(field)
+  if not isinstance(text, str):
+    if field in record:
+      raise UserError(f'{place}: the field {field!r} holds no text')
+    raise UserError(f'{place} has no text field {field!r}; there are {", ".join(record)}')
+  return text
+
+
+class _File:
+  """A file, as one shard."""
+
+  num_shards = 1
+
+  def __init__(self, name: str):
+    self.name = name
+    self.size: int | None = pathlib.Path(name).stat().st_size
+    self.done = 0
+
+  def place(self, shard: int, number: int) -> str:
+    return f'{self.name}:{number + 1}'
+
+  @property
+  def fingerprint(self) -> int:
+    return fingerprint_of(self.name)
+
+
+class JsonLines(_File):
+  """Can be read in blocks of lines too, which costs next to nothing."""
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    for first, _, block in self.blocks(start):
+      yield from lines_of(block, first)
+
+  def blocks(self, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
+    """The blocks of files.line_blocks, from line `start` on."""
+    with pathlib.Path(self.name).open('rb') as raw:
+      for first, after, block in line_blocks(self.name, raw):
+        self.done = self.done if raw.closed else raw.tell()  # it is, at the last line
+        if first < start < after:
+          block, first = block.split(b'\n', start - first)[-1], start
+        if start < after:
+          yield first, after, block
+    self.done = self.size or 0
+
+  def ranges(self, start: int = 0) -> 'Iterator[tuple[int, int, bytes | FileRange]]':
+    """The same, but where they stand in the file instead of them, if it is not compressed."""
+    if pathlib.Path(self.name).suffix in COMPRESSED:
+      yield from self.blocks(start)
+      return
+    for first, after, begin, end in line_ranges(self.name, start):
+      self.done = end
+      yield first, after, FileRange(self.name, begin, end - begin)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRange:
+  """Bytes of a file, for another process to read."""
+
+  path: str
+  offset: int
+  size: int
+
+  def __len__(self) -> int:
+    return self.size
+
+  def read(self) -> bytes:
+    with open(self.path, 'rb') as f:
+      f.seek(self.offset)
+      return f.read(self.size)
+
+
+class _Text(_File):
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    if start == 0:
+      yield 0, read_text(self.name)
+      self.done = self.size or 0
+
+
+class _Parquet(_File):
+  """Row groups are read one at a time."""
+
+  def __init__(self, name: str):
+    super().__init__(name)
+    try:
+      import pyarrow.parquet as parquet
+    except ImportError:
+      raise UserError(f'{name} needs the package pyarrow: {shell.install("hf")}') from None
+    with read_errors(name):
+      self._file = parquet.ParquetFile(name)
+    self.size = self._file.metadata.num_rows
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    metadata, number = self._file.metadata, 0
+    for group in range(metadata.num_row_groups):
+      rows = metadata.row_group(group).num_rows
+      if number + rows > start:
+        with read_errors(self.name):
+          for record in self._file.read_row_group(group).to_pylist():
+            self.done = number + 1
+            if number >= start:
+              yield number, record
+            number += 1
+      else:
+        number += rows
+
+
+class _Dataset:
+  """A split of a dataset; `done` counts records."""
+
+  def __init__(self, name: str):
+    self.name = name
+    path, slash, self._split = name.partition(':')[2].rpartition('/')
+    if not slash or not path or not self._split:
+      raise UserError(f'{name} names no split: write {name.rstrip("/")}/train')
+    self._path = path
+    self.done = 0
+
+  @property
+  def fingerprint(self) -> int:
+    return zlib.crc32(f'{self._path} {self._split} {self.size} {self.num_shards}'.encode())
+
+  def place(self, shard: int, number: int) -> str:
+    return f'{self.name}[{shard}]:{number}' if self.num_shards > 1 else f'{self.name}:{number}'
+
+  num_shards = 1
+  size: int | None = None
+
+
+class _Tfds(_Dataset):
+  def __init__(self, name: str, data_dir: str):
+    super().__init__(name)
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TensorFlow greets with a dozen lines
+    try:
+      import tensorflow_datasets as tfds
+    except ImportError as e:
+      raise UserError(
+        f'{name} is a TFDS dataset ({e}): name a file, or {shell.install("seqio")}'
+      ) from None
+    folder = data_dir or os.environ.get('TFDS_DATA_DIR') or None
+    try:
+      self._builder: Any = tfds.builder(self._path, data_dir=folder)
+      splits = self._builder.info.splits
+      info = splits[self._split]
+    except Exception as e:  # TFDS has dozens
+      raise UserError(
+        f'there is no TFDS dataset {self._path} with a split {self._split} in '
+        f'{folder or "its own folder (TFDS_DATA_DIR)"} ({line_of(e)}): name a file, or make it '
+        'with a download_*.py of paxlite.contrib.gpu.scripts_gpu'
+      ) from None
+    self.num_shards = 1 if '[' in self._split else info.num_shards  # a slice is read whole
+    self.size = info.num_examples
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    import tensorflow_datasets as tfds
+
+    with read_errors(self.name):
+      split = self._split if self.num_shards == 1 else f'{self._split}[{shard}shard]'
+      # one file after the other, so that a number always means the same record
+      order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
+      found = self._builder.as_dataset(split=split, shuffle_files=False, read_config=order)
+      for number, record in enumerate(tfds.as_numpy(found.skip(start)), start):
+        self.done += 1
+        yield number, {k: _plain(v) for k, v in record.items()}
+
+
+class _HuggingFace(_Dataset):
+  """Read as a stream: nothing is downloaded whole."""
+
+  def __init__(self, name: str):
+    super().__init__(name)
+    try:
+      import datasets
+    except ImportError:
+      raise UserError(
+        f'{name} is a Hugging Face dataset: {shell.install("hf")}, or name a file'
+      ) from None
+    folder = pathlib.Path(self._path)
+    with read_errors(name):
+      if any((folder / f).is_file() for f in ('dataset_dict.json', 'state.json')):
+        saved: Any = datasets.load_from_disk(str(folder))
+        if isinstance(saved, dict) and self._split not in saved:
+          raise UserError(f'{name}: there is no such split; there are {", ".join(saved)}')
+        found = saved[self._split] if isinstance(saved, dict) else saved
+        self.size = len(found)
+        files = len(found.cache_files)
+        self._dataset: Any = found.to_iterable_dataset(num_shards=max(1, min(files, len(found))))
+      else:
+        path, _, configuration = self._path.partition(':')
+        self._dataset = datasets.load_dataset(
+          path, configuration or None, split=self._split, streaming=True
+        )
+        splits = self._dataset.info.splits or {}
+        self.size = splits[self._split].num_examples if self._split in splits else None
+    self.num_shards = self._dataset.num_shards
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    with read_errors(self.name):
+      found = self._dataset.shard(num_shards=self.num_shards, index=shard)
+      for number, record in enumerate(found.skip(start) if start else found, start):
+        self.done += 1
+        yield number, record
+
+
+@contextlib.contextmanager
+def read_errors(name: str) -> Iterator[None]:
+  """Makes what goes wrong in a dataset's package, which has dozens of errors, a UserError."""
+  try:
+    yield
+  except (UserError, GeneratorExit, KeyboardInterrupt):
+    raise
+  except Exception as e:
+    raise UserError(f'{name} cannot be read: {line_of(e)}') from None
+
+
+def line_of(error: Exception) -> str:
+  """The first line of what a package's error says."""
+  return (str(error).strip() or repr(error)).splitlines()[0][:200]
+
+
+def _plain(value: Any) -> Any:
+  """Bytes as text, NumPy's numbers as Python's."""
+  if isinstance(value, bytes):
+    return value.decode('utf-8', 'replace')
+  return value.item() if hasattr(value, 'item') and value.ndim == 0 else value
+
+
+def share_done(sources: Sequence[Records]) -> float | None:
+  """The share of all sources that has been read; None where a size is not known."""
+  sizes = [s.size for s in sources]
+  if any(size is None for size in sizes):
+    return None
+  return sum(s.done for s in sources) / max(1, sum(size or 0 for size in sizes))

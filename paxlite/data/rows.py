@@ -1,0 +1,113 @@
+"""From one long array of tokens to rows of a fixed length.
+
+Row kinds:
+- stream: tokens in a row, documents running into one another (mark their ends with EOS). The input
+  of a row's first target is the token before it.
+- packed: the same windows with segment ids and positions, so that no token sees another document.
+  The input is the row shifted right with 0 at every document start (seqax's layout).
+- sequences: one document a row, cut at the row's length or padded.
+"""
+
+import dataclasses
+from typing import Any, Literal
+
+import numpy as np
+
+from paxlite.core.errors import UserError
+from paxlite.data.base import Batch
+
+RowKind = Literal['stream', 'packed', 'sequences']
+
+
+@dataclasses.dataclass
+class TokenRows:
+  """A RowSource over tokens in memory or in a file.
+
+  Attributes:
+    tokens: Ids [token_count], any unsigned type; sliceable.
+    seq_starts: First index of each document, then token_count [sequences + 1]; also in a file.
+    seq_len: Length T of a row.
+    rows: See the module.
+    max_token_id: The largest id in tokens, as the dataset states it.
+    name: Of the dataset, for messages.
+  """
+
+  tokens: Any
+  seq_starts: Any
+  seq_len: int
+  rows: RowKind
+  max_token_id: int
+  name: str = 'tokens'
+
+  def __len__(self) -> int:
+    if self.rows == 'sequences':
+      return len(self.seq_starts) - 1
+    return -(-len(self.tokens) // self.seq_len)
+
+  def read(self, indices: np.ndarray) -> Batch:
+    """Rows `indices` [b] as a batch.
+
+    Raises:
+      UserError: a token is larger than max_token_id, or seq_starts are out of order.
+    """
+    batch = self._sequences(indices) if self.rows == 'sequences' else self._stream(indices)
+    # unsigned, as an id beyond int32 has become negative; other inputs are targets before them
+    looked_at = batch['labels'], batch['ids'][:, :1]
+    largest = max(int(part.view(np.uint32).max()) for part in looked_at)
+    stated = f'token id {largest} and states {self.max_token_id} as its largest'
+    self._check(largest <= self.max_token_id, stated)
+    return self._with_segments(batch, indices) if self.rows == 'packed' else batch
+
+  def _stream(self, indices: np.ndarray) -> Batch:
+    T, count = self.seq_len, len(self.tokens)
+    window = np.zeros((len(indices), T + 1), np.int32)  # one token of context, then the targets
+    weights = np.ones((len(indices), T), np.float32)
+    for r, start in enumerate((indices * T).tolist()):
+      end = min(start + T, count)
+      context = min(start, 1)
+      window[r, 1 - context : 1 + end - start] = self.tokens[start - context : end]
+      if end < start + T:
+        weights[r, end - start :] = 0
+    return {'ids': window[:, :-1], 'labels': window[:, 1:], 'weights': weights}
+
+  def _with_segments(self, batch: Batch, indices: np.ndarray) -> Batch:
+    T = self.seq_len
+    is_start = np.tile(np.arange(T) == 0, (len(indices), 1))
+    # of the same dtype as seq_starts, which NumPy would convert whole otherwise
+    row_starts = (indices * T).astype(self.seq_starts.dtype)
+    first = self.seq_starts.searchsorted(row_starts)
+    last = self.seq_starts.searchsorted(row_starts + self.seq_starts.dtype.type(T))
+    for r in range(len(indices)):
+      inside = self.seq_starts[first[r] : last[r]].astype(np.int64) - int(indices[r]) * T
+      self._check(((inside >= 0) & (inside < T)).all(), 'documents in no order')
+      is_start[r, inside] = True
+    position = np.arange(T, dtype=np.int32)
+    return {
+      'ids': np.where(is_start, 0, batch['ids']),
+      'labels': batch['labels'],
+      'weights': batch['weights'],
+      'segment_ids': np.cumsum(is_start, axis=1, dtype=np.int32) * (batch['weights'] > 0),
+      'segment_pos': position - np.maximum.accumulate(np.where(is_start, position, 0), axis=1),
+    }
+
+  def _sequences(self, indices: np.ndarray) -> Batch:
+    T = self.seq_len
+    labels = np.zeros((len(indices), T), np.int32)
+    weights = np.zeros((len(indices), T), np.float32)
+    for r, index in enumerate(indices):
+      start, end = int(self.seq_starts[index]), int(self.seq_starts[index + 1])
+      self._check(start <= end <= len(self.tokens), 'documents in no order')
+      length = min(end - start, T)
+      labels[r, :length] = self.tokens[start : start + length]
+      weights[r, :length] = 1
+    return {
+      'ids': np.pad(labels[:, :-1], ((0, 0), (1, 0))),
+      'labels': labels,
+      'weights': weights,
+      'segment_ids': weights.astype(np.int32),
+      'segment_pos': np.broadcast_to(np.arange(T, dtype=np.int32), labels.shape),
+    }
+
+  def _check(self, good: bool | np.bool, has: str) -> None:
+    if not good:
+      raise UserError(f'{self.name} has {has}: it is damaged; tokenize it again')

@@ -1,0 +1,216 @@
+"""SeqIO tasks by Pax's names, over TFDS datasets; and those that a user has registered."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.data.records import line_of
+from paxlite.data.tokenizer import open_tokenizer
+
+# dataset, how its records become texts, and whether those are inputs and targets or documents
+_BUILT_IN = {
+  'the_pile_lm': ('the_pile:1.0.0', lambda x: {'targets': x['text']}, False),
+  'c4': ('c4/en:3.0.1', lambda x: {'targets': x['text']}, False),
+  'lambada_eval': ('lambada:1.0.0', lambda x: _last_word(x['text']), True),
+  'boolq': ('bool_q:1.0.0', lambda x: _question(x), True),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  """Token ids [n], and which of them are targets [n]."""
+
+  ids: np.ndarray
+  is_target: np.ndarray
+
+
+class SeqioSource:
+  """A SeqIO task or mixture, for a StreamInput.
+
+  Args:
+    task: Of paxlite ('the_pile_lm', 'c4', 'lambada_eval', 'boolq'), or registered by the user.
+    split: 'train', 'validation', …
+    vocab_path: A SentencePiece model, for paxlite's tasks.
+    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
+    start_id: The first input of a text; None: the vocabulary's BOS, or 0 where it has none.
+
+  Raises:
+    UserError: seqio is missing, or there is no such task, split or dataset.
+  """
+
+  def __init__(
+    self,
+    task: str,
+    split: str,
+    vocab_path: str = '',
+    tfds_data_dir: str = '',
+    start_id: int | None = 0,
+  ):
+    self.name = f'{task}/{split}'
+    self.parts = find_parts(task, split, vocab_path, tfds_data_dir)
+    self.max_token_id = max(part.vocab_size for part in self.parts) - 1
+    if start_id is None:
+      start_id = self.parts[0].bos_id
+    self.start_id = max(0, start_id)
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """A task, alone or in a mixture.
+
+  Attributes:
+    name: Of the task.
+    task: The seqio.Task.
+    split: Which is read.
+    rate: Its share in a mixture, unnormalised.
+    num_shards: Files of the split.
+    vocab_size: Ids of its vocabulary.
+    bos_id: That of its vocabulary, −1 where there is none.
+  """
+
+  name: str
+  task: Any
+  split: str
+  rate: float
+  num_shards: int
+  vocab_size: int
+  bos_id: int
+
+  @property
+  def fingerprint(self) -> int:
+    return zlib.crc32(f'{self.name} {self.split} {self.num_shards} {self.vocab_size}'.encode())
+
+  def examples(
+    self, shard: int, shuffle: bool, seed: int | None, start: int
+  ) -> Iterator[tuple[int, Example]]:
+    """The tokenized examples of one shard with their numbers: inputs, if any, and targets.
+
+    What comes before number `start` is read, too: SeqIO knows no other way to get there.
+    """
+    import seqio
+
+    dataset = self.task.get_dataset(
+      sequence_length=None,
+      split=self.split,
+      shuffle=shuffle,
+      seed=seed,
+      shard_info=seqio.ShardInfo(shard, self.num_shards),
+      num_epochs=1,
+      use_cached=False,
+      trim_output_features=False,
+    )
+    for number, example in enumerate(dataset.skip(start).as_numpy_iterator(), start):
+      targets = np.asarray(example['targets'], np.int32)
+      inputs = np.asarray(example.get('inputs', ()), np.int32)
+      ids = np.concatenate([inputs, targets])
+      if len(ids):
+        yield number, Example(ids, np.arange(len(ids)) >= len(inputs))
+
+
+def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> list[Part]:
+  """The task of that name, or the tasks of the mixture with their rates.
+
+  Raises:
+    UserError: seqio is missing, or there is no such task, split or dataset.
+  """
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TensorFlow greets with a dozen lines
+  try:
+    import seqio
+  except ImportError as e:
+    raise UserError(
+      f'{name} is read through SeqIO, which is missing ({e}): {shell.install("seqio")}'
+    ) from None
+  folder = tfds_data_dir or os.environ.get('TFDS_DATA_DIR', '')
+  if folder:
+    if not pathlib.Path(folder).is_dir() and '://' not in folder:
+      raise UserError(f'--tfds_data_dir={folder} is not a folder')
+    seqio.set_tfds_data_dir_override(folder)
+  if name in _BUILT_IN:
+    if name in {*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()}:
+      raise UserError(f'the SeqIO task {name} is registered and is one of paxlite: rename yours')
+    return [_part(_built_in(name, vocab_path), split, 1.0, folder)]
+  try:
+    found = seqio.get_mixture_or_task(name)
+  except ValueError:
+    raise UserError(
+      f'there is no SeqIO task or mixture {name!r}: paxlite has {", ".join(_BUILT_IN)}; '
+      "'--fdl.SEQIO_MODULES=[my.tasks]' names modules that register others"
+    ) from None
+  if not isinstance(found, seqio.Mixture):
+    return [_part(found, split, 1.0, folder)]
+  return [_part(task, split, float(found.get_rate(task)), folder) for task in found.tasks]
+
+
+def _part(task: Any, split: str, rate: float, folder: str) -> Part:
+  """Raises UserError where the dataset is not there."""
+  try:
+    splits = list(task.splits)
+    shards = len(task.source.list_shards(split)) if split in splits else 0
+  except Exception as e:  # TFDS and TensorFlow have dozens
+    where = f'in {folder}' if folder else 'where TFDS looks (TFDS_DATA_DIR, --tfds_data_dir)'
+    raise UserError(
+      f'{task.name}: its dataset is not {where}: {line_of(e)}. '
+      'paxlite/contrib/gpu/scripts_gpu/download_*.py make those of paxlite'
+    ) from None
+  if split not in splits:
+    raise UserError(f'{task.name} has no split {split!r}; there are {", ".join(splits)}')
+  vocabulary = task.output_features['targets'].vocabulary
+  bos_id = getattr(vocabulary, 'bos_id', None)
+  return Part(
+    task.name,
+    task,
+    split,
+    rate,
+    shards,
+    int(vocabulary.vocab_size),
+    -1 if bos_id is None else int(bos_id),
+  )
+
+
+@functools.cache
+def _built_in(name: str, vocab_path: str) -> Any:
+  import seqio
+
+  open_tokenizer(vocab_path)  # for its errors
+  vocabulary = seqio.SentencePieceVocabulary(vocab_path)
+  dataset, texts, has_inputs = _BUILT_IN[name]
+  return seqio.Task(
+    name,
+    source=seqio.TfdsDataSource(dataset),
+    preprocessors=[
+      seqio.map_over_dataset(texts),
+      seqio.preprocessors.tokenize,
+      *([] if has_inputs else [seqio.preprocessors.append_eos]),
+    ],
+    output_features={
+      **({'inputs': seqio.Feature(vocabulary, add_eos=False)} if has_inputs else {}),
+      'targets': seqio.Feature(vocabulary, add_eos=not has_inputs),
+    },
+  )
+
+
+def _last_word(text: Any) -> dict[str, Any]:
+  """A text without its last word, and ' ' + that word."""
+  import tensorflow as tf
+
+  words = tf.strings.split(tf.strings.strip(text), ' ')
+  return {
+    'inputs': tf.strings.reduce_join(words[:-1], separator=' '),
+    'targets': tf.strings.join([' ', words[-1]]),
+  }
+
+
+def _question(x: Any) -> dict[str, Any]:
+  """A passage with its question, and ' yes' or ' no'."""
+  import tensorflow as tf
+
+  asked = [x['passage'], '\nquestion: ', x['question'], '?\nanswer:']
+  return {'inputs': tf.strings.join(asked), 'targets': tf.where(x['answer'], ' yes', ' no')}

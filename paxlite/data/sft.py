@@ -1,0 +1,250 @@
+"""Supervised fine-tuning: JSON lines of prompts and answers, packed, with the loss on answers."""
+
+import dataclasses
+import logging
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from paxlite.core.errors import UserError, located
+from paxlite.core.files import expanded
+from paxlite.data.base import Batch
+from paxlite.data.records import read_records
+from paxlite.data.tokenizer import (
+  ChatFormat,
+  Message,
+  check_vocabulary,
+  checked_messages,
+  open_tokenizer,
+)
+
+log = logging.getLogger('paxlite')
+
+TooLong = Literal['error', 'skip', 'truncate']
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  """Token ids [n], and which of them are the answer's [n]: those are learned."""
+
+  ids: np.ndarray
+  is_answer: np.ndarray
+
+
+class SftRows:
+  """A RowSource of examples; several share a row, none sees another.
+
+  A line is {"inputs": text, "targets": text}: learned are the targets and the EOS after them. Or it
+  is {"messages": [{"role", "content"} …]}: learned are the assistant's messages, as the chat
+  template ends them. Rows of other formats are read as one of these: see _texts_of, _messages_of.
+
+  Args:
+    files: .jsonl, also .gz .xz .zst.
+    vocab_path: The tokenizer.
+    seq_len: Length T of a row.
+    vocab_size: Of the model.
+    start_id: The id before each prompt; None: the tokenizer's BOS, if it has one. A chat template
+      writes its own.
+    chat_template: Of Jinja; '' takes the tokenizer's.
+    too_long: What to do with examples of more than T + 1 tokens: refuse them, leave them out, or
+      cut their end off.
+    packed: Whether examples share rows.
+
+  Raises:
+    UserError: a line that is neither, has no answer, or is too long (file and line are named).
+  """
+
+  def __init__(
+    self,
+    files: Sequence[str],
+    vocab_path: str,
+    seq_len: int,
+    vocab_size: int,
+    start_id: int | None = None,
+    chat_template: str = '',
+    too_long: TooLong = 'error',
+    packed: bool = True,
+  ):
+    if not files:
+      raise UserError('no examples: --fdl.TRAIN_FILES=/path/to/a.jsonl')
+    files = expanded(files)
+    self.seq_len = seq_len
+    self._tokenizer = open_tokenizer(vocab_path)
+    check_vocabulary(self._tokenizer, vocab_size)
+    self._start_id = self._tokenizer.bos_id if start_id is None else start_id
+    self._chat_template = chat_template
+    self._chat: ChatFormat | None = None
+    self.name = ', '.join(files)
+    self.num_skipped = 0
+    self._examples: list[Example] = []
+    for file in files:
+      for place, record in read_records(file):
+        self._add(self._example(place, record), place, too_long)
+    if not self._examples:
+      raise UserError(f'{self.name}: no example of at most {seq_len + 1} tokens')
+    if self.num_skipped:
+      log.warning(
+        '%s: %d examples of more than %d tokens are left out, %d stay',
+        self.name,
+        self.num_skipped,
+        seq_len + 1,
+        len(self._examples),
+      )
+    self.max_token_id = max(int(e.ids.max()) for e in self._examples)
+    self.fingerprint = 0
+    for example in self._examples:
+      for part in (example.ids, example.is_answer):
+        self.fingerprint = zlib.crc32(part.tobytes(), self.fingerprint)
+    lengths = [len(e.ids) - 1 for e in self._examples]
+    self._rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  @property
+  def num_examples(self) -> int:
+    return len(self._examples)
+
+  @property
+  def contents(self) -> str:
+    """What there is, for messages."""
+    tokens = sum(len(e.ids) - 1 for e in self._examples)
+    learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
+    return f'{self.num_examples:,} examples, {tokens:,} tokens of which {learned:,} are learned'
+
+  def read(self, indices: np.ndarray) -> Batch:
+    """Rows `indices` [b] as a batch of ids, labels, weights, segment_ids, segment_pos [b, T]."""
+    shape = (len(indices), self.seq_len)
+    batch = {k: np.zeros(shape, np.int32) for k in ('ids', 'labels', 'segment_ids', 'segment_pos')}
+    weights = np.zeros(shape, np.float32)
+    for r, index in enumerate(indices):
+      start = 0
+      for segment, number in enumerate(self._rows[index], 1):
+        example = self._examples[number]
+        end = start + len(example.ids) - 1
+        batch['ids'][r, start:end] = example.ids[:-1]
+        batch['labels'][r, start:end] = example.ids[1:]
+        batch['segment_ids'][r, start:end] = segment
+        batch['segment_pos'][r, start:end] = np.arange(end - start)
+        weights[r, start:end] = example.is_answer[1:]
+        start = end
+    return batch | {'weights': weights}
+
+  def _add(self, example: Example, place: str, too_long: TooLong) -> None:
+    length, most = len(example.ids), self.seq_len + 1
+    if length > most:
+      if too_long == 'error':
+        raise UserError(
+          f'{place} has {length:,} tokens and a row holds {most:,}: raise --fdl.MAX_SEQ_LEN, or '
+          '--fdl.TOO_LONG=skip or truncate'
+        )
+      if too_long == 'skip' or not example.is_answer[1:most].any():
+        self.num_skipped += 1
+        return
+      example = Example(example.ids[:most], example.is_answer[:most])
+    self._examples.append(example)
+
+  def _example(self, place: str, record: Mapping[str, Any]) -> Example:
+    messages, (inputs, targets) = _messages_of(record), _texts_of(record)
+    if messages is not None:
+      with located(place):
+        if record.get('tools'):
+          raise UserError('"tools" are not given to the chat template: leave them or the row out')
+        parts = list(self._chat_parts(checked_messages(messages)))
+    else:
+      if not isinstance(inputs, str) or not isinstance(targets, str):
+        raise UserError(
+          f'{place} has neither texts "inputs" and "targets" nor a list "messages" (or prompt and '
+          'completion, instruction and output, conversations): rename its fields '
+          f'{", ".join(record)}'
+        )
+      start, eos = [self._start_id], [self._tokenizer.eos_id]
+      parts = [
+        ((start if start[0] >= 0 else []) + self._tokenizer.encode(inputs), False),
+        (self._tokenizer.encode(targets) + (eos if eos[0] >= 0 else []), True),
+      ]
+    ids = np.array([i for part, _ in parts for i in part], np.int32)
+    is_answer = np.array([answer for part, answer in parts for _ in part], bool)
+    if not is_answer[1:].any() or (messages is None and targets == ''):
+      raise UserError(f'{place} has no answer to learn')
+    return Example(ids, is_answer)
+
+  def _chat_parts(self, messages: Sequence[Message]) -> Iterator[tuple[list[int], bool]]:
+    """Pieces of a conversation, each with whether it is learned."""
+    if self._chat is None:
+      try:
+        self._chat = ChatFormat(self._chat_template, self._tokenizer.path)
+      except UserError as e:
+        hint = '' if self._chat_template else '. --fdl.CHAT_TEMPLATE=TEMPLATE gives one'
+        raise UserError(f'{e}{hint}') from None
+    written = ''
+    for i, message in enumerate(messages):
+      if message['role'] != 'assistant':
+        continue
+      before = self._chat.render(messages[:i], prompt=True)
+      after = self._chat.render(messages[: i + 1], prompt=False)
+      if not before.startswith(written) or not after.startswith(before):
+        raise UserError(
+          'the chat template does not write the conversation message by message, so that '
+          'it cannot be told which part is the answer'
+        )
+      yield self._tokenizer.encode_marked(before[len(written) :]), False
+      yield self._tokenizer.encode_marked(after[len(before) :]), True
+      written = after
+
+
+_TEXTS = (('inputs', 'targets'), ('prompt', 'completion'))
+_SPEAKERS = {'human': 'user', 'gpt': 'assistant'}  # of ShareGPT
+
+
+def _texts_of(record: Mapping[str, Any]) -> tuple[Any, Any]:
+  """A prompt and its answer; None, or what is no text, where there are none."""
+  names = next((names for names in _TEXTS if record.keys() >= set(names)), _TEXTS[0])
+  return record.get(names[0]), record.get(names[1])
+
+
+def _messages_of(record: Mapping[str, Any]) -> Any:
+  """A conversation, unchecked: as it is, ShareGPT's, or Alpaca's question. Texts have None.
+
+  Alpaca's input stands below its instruction, after a blank line.
+  """
+  if 'messages' in record or any(record.keys() >= set(names) for names in _TEXTS):
+    return record.get('messages')
+  if isinstance(turns := record.get('conversations'), list):
+    return [
+      {'role': _SPEAKERS.get(str(turn['from']), turn['from']), 'content': turn.get('value')}
+      if isinstance(turn, Mapping) and 'from' in turn
+      else turn
+      for turn in turns
+    ]
+  if 'instruction' in record and 'output' in record:
+    question = [text for text in (record['instruction'], record.get('input')) if text]
+    texts = {
+      'system': record.get('system'),
+      'user': '\n\n'.join(question) if all(isinstance(x, str) for x in question) else question,
+      'assistant': record['output'],
+    }
+    return [{'role': role, 'content': text} for role, text in texts.items() if text]
+  return record.get('conversations')
+
+
+def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
+  """Rows of example numbers whose lengths fit into `seq_len`.
+
+  In order, each example into the first open row that takes it; a row is closed once 64 younger ones
+  are open, so that the work is linear.
+  """
+  rows: list[list[int]] = []
+  open_rows: list[tuple[int, int]] = []  # (row, room)
+  for number, length in enumerate(lengths):
+    for k, (row, room) in enumerate(open_rows):
+      if length <= room:
+        rows[row].append(number)
+        open_rows[k] = (row, room - length)
+        break
+    else:
+      rows.append([number])
+      open_rows = [*open_rows[-63:], (len(rows) - 1, seq_len - length)]
+  return rows

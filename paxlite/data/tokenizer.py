@@ -1,0 +1,368 @@
+"""Tokenizers, opened with errors that say what to do: SentencePiece and Hugging Face's format."""
+
+import functools
+import os
+import pathlib
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+from paxlite.core import paths, shell
+from paxlite.core.errors import UserError
+from paxlite.core.files import read_text
+from paxlite.core.json_files import read_object
+from paxlite.data.allowance import ALLOWANCE, Allowance
+from paxlite.data.chat_template import MAX_TEMPLATE_CHARS, environment
+
+_JSON, _MODEL = 'tokenizer.json', 'tokenizer.model'
+_CONFIGURATION = 'tokenizer_config.json'
+TOKENIZERS = (_JSON, _MODEL)  # in a folder, the first that is there
+FILES = (*TOKENIZERS, _CONFIGURATION, 'chat_template.jinja', 'special_tokens_map.json')
+
+Message = Mapping[str, str]  # role and content
+ROLES = ('system', 'user', 'assistant')
+
+_PIECE_CHARS = 1 << 16
+
+# ids that a model has beyond its tokenizer's: rounding to a multiple, at most
+_SPARE_IDS = 1024
+
+_FLAGS = f'--fdl.VOCAB_PATH, or --tokenizer of a tool, names a SentencePiece .model or a {_JSON}'
+
+
+class Tokenizer(Protocol):
+  """Text to ids and back."""
+
+  @property
+  def path(self) -> str: ...
+
+  @property
+  def vocab_size(self) -> int: ...
+
+  @property
+  def bos_id(self) -> int:
+    """The id that a text begins with, −1 where it begins with its first token."""
+    ...
+
+  @property
+  def eos_id(self) -> int:
+    """The end-of-sequence id, −1 where there is none."""
+    ...
+
+  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
+    """The id of the token that is called so, used at the ends of texts or not; −1: none is."""
+    ...
+
+  def encode(self, text: str) -> list[int]:
+    """Ids of a text, without BOS and EOS."""
+    ...
+
+  def encode_array(self, text: str) -> np.ndarray:
+    """The same as an array [n] of integers, faster."""
+    ...
+
+  def encode_marked(self, text: str) -> list[int]:
+    """Ids of a text in which special tokens are spelled out, as a chat template writes it."""
+    ...
+
+  def decode(self, ids: Iterable[int]) -> str: ...
+
+
+def open_tokenizer(path: str) -> Tokenizer:
+  """The tokenizer in a file, or in a folder that holds tokenizer.json or tokenizer.model.
+
+  Args:
+    path: `--fdl.VOCAB_PATH`; a SentencePiece .model or a tokenizer.json.
+
+  Raises:
+    UserError: there is no such file, or it is no tokenizer.
+  """
+  if not path:
+    raise UserError(f'there is no tokenizer: {_FLAGS}')
+  path = paths.local(path)
+  file = pathlib.Path(path)
+  if os.path.isdir(file):
+    found = [file / name for name in TOKENIZERS if (file / name).is_file()]
+    if not found:
+      raise UserError(f'{path} holds no tokenizer, neither {_JSON} nor {_MODEL}: {_FLAGS}')
+    file = found[0]
+  if not os.path.isfile(file):
+    raise UserError(f'the tokenizer {path} is not a file: {_FLAGS}')
+  if file.suffix == '.json':
+    return JsonTokenizer(str(file))
+  return SentencePieceTokenizer(str(file))
+
+
+def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
+  """Raises UserError where the tokenizer cannot be that of a model with `vocab_size` ids."""
+  spare = vocab_size - tokenizer.vocab_size
+  if not 0 <= spare <= max(_SPARE_IDS, vocab_size // 32):
+    raise UserError(
+      f'{tokenizer.path} has {tokenizer.vocab_size:,} ids and the model VOCAB_SIZE={vocab_size:,}: '
+      'it is the tokenizer of another model'
+    )
+
+
+def checked_messages(messages: Any) -> list[Message]:
+  """The messages of a conversation; raises UserError unless each has a role of three and a text."""
+  mappings = [m for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
+  for message in mappings:
+    if message.get('tool_calls') or message.get('function_call'):
+      raise UserError(
+        'a message has tool_calls, which no template is given: write them into its content, or '
+        'leave the row out'
+      )
+  good = isinstance(messages, list) and all(
+    isinstance(m, Mapping) and isinstance(m.get('role'), str) and isinstance(m.get('content'), str)
+    for m in messages
+  )
+  if not good or not messages:
+    raise UserError('"messages" must be a list of {"role": text, "content": text}, at least one')
+  for message in mappings:
+    if message['role'] not in ROLES:
+      raise UserError(
+        f'a message has the role {message["role"]!r}; there are {", ".join(ROLES)}: rename it'
+      )
+  return messages
+
+
+def pieces(text: str) -> Iterator[tuple[str, bool]]:
+  """A document in pieces of 64 Ki characters, up to the next line's end; whether it is the last.
+
+  A long document is encoded piece by piece: time and memory stay linear, and cores share it.
+  """
+  start = 0
+  while start < len(text):
+    end = text.find('\n', start + _PIECE_CHARS) + 1 or len(text)
+    yield text[start:end], end == len(text)
+    start = end
+
+
+def encode_document(tokenizer: Tokenizer, text: str) -> list[np.ndarray]:
+  """The ids of a document, piece by piece."""
+  if len(text) <= _PIECE_CHARS:  # as nearly all are
+    return [tokenizer.encode_array(text)] if text else []
+  return [tokenizer.encode_array(piece) for piece, _ in pieces(text)]
+
+
+class SentencePieceTokenizer:
+  """A SentencePiece model."""
+
+  def __init__(self, path: str):
+    import sentencepiece
+
+    self.path = path
+    self._model: Any = sentencepiece.SentencePieceProcessor()
+    try:
+      self._model.LoadFromFile(path)
+    except (RuntimeError, OSError) as e:
+      raise UserError(f'the tokenizer {path} is not a SentencePiece model ({e})') from None
+
+  @property
+  def vocab_size(self) -> int:
+    return self._model.GetPieceSize()
+
+  @property
+  def bos_id(self) -> int:
+    return self._model.bos_id()
+
+  @property
+  def eos_id(self) -> int:
+    return self._model.eos_id()
+
+  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
+    return self.bos_id if name == 'bos_token' else self.eos_id
+
+  def encode(self, text: str) -> list[int]:
+    return self._model.EncodeAsIds(text)
+
+  def encode_array(self, text: str) -> np.ndarray:
+    return self._model.Encode(text, return_type='numpy')
+
+  def encode_marked(self, text: str) -> list[int]:
+    marks = {self._model.IdToPiece(i): i for i in (self.bos_id, self.eos_id) if i >= 0}
+    if not marks:
+      return self.encode(text)
+    pieces = re.split(f'({"|".join(map(re.escape, marks))})', text)
+    return [i for p in pieces if p for i in ([marks[p]] if p in marks else self.encode(p))]
+
+  def decode(self, ids: Iterable[int]) -> str:
+    return self._model.DecodeIds([int(i) for i in ids])
+
+
+class JsonTokenizer:
+  """A tokenizer.json of Hugging Face's tokenizers, with the tokenizer_config.json beside it."""
+
+  def __init__(self, path: str):
+    try:
+      import tokenizers
+    except ImportError:
+      raise UserError(
+        f'the tokenizer {path} needs the package tokenizers: {shell.install("weights")}'
+      ) from None
+
+    self.path = path
+    try:
+      self._tokenizer = tokenizers.Tokenizer.from_file(path)
+    except BaseException as e:
+      if _is_of_library(e):
+        raise UserError(f'the tokenizer {path} is not a {_JSON} ({e})') from None
+      raise
+    # the file may ask for either; texts come and go whole
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
+
+  @property
+  def vocab_size(self) -> int:
+    return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+  @property
+  def bos_id(self) -> int:
+    framed = self._call('encode', '', add_special_tokens=True).ids
+    return framed[0] if framed and framed[0] != self.eos_id else -1
+
+  @functools.cached_property
+  def eos_id(self) -> int:
+    return self.special_id('eos_token')
+
+  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
+    token = special_tokens(self.path).get(name)
+    found = None if token is None else self._tokenizer.token_to_id(token)
+    return -1 if found is None else found
+
+  def encode(self, text: str) -> list[int]:
+    return self._call('encode', text, add_special_tokens=False).ids
+
+  def encode_array(self, text: str) -> np.ndarray:
+    # without the places of tokens in the text
+    (encoded,) = self._call('encode_batch_fast', [text], add_special_tokens=False)
+    return np.array(encoded.ids, np.uint32)
+
+  def encode_marked(self, text: str) -> list[int]:
+    return self.encode(text)
+
+  def decode(self, ids: Iterable[int]) -> str:
+    return self._call('decode', [int(i) for i in ids])
+
+  def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+    """A method of the library; raises UserError where the file makes it fail."""
+    try:
+      return getattr(self._tokenizer, name)(*args, **kwargs)
+    except BaseException as e:
+      if not _is_of_library(e):
+        raise
+      verb = 'decode ids' if name == 'decode' else 'encode a text'
+      raise UserError(f'the tokenizer {self.path} cannot {verb} ({e})') from None
+
+
+def _is_of_library(e: BaseException) -> bool:
+  """Whether tokenizers failed: a panic of Rust is no Exception, so that others pass it on."""
+  return isinstance(e, Exception) or type(e).__name__ == 'PanicException'
+
+
+def special_tokens(path: str) -> dict[str, str]:
+  """bos_token, eos_token … as the tokenizer's tokenizer_config.json states them."""
+  entries = _configuration(path).items()
+  texts = {k: v['content'] if isinstance(v, dict) and 'content' in v else v for k, v in entries}
+  return {k: v for k, v in texts.items() if k.endswith('_token') and isinstance(v, str)}
+
+
+class ChatFormat:
+  """A model's way to write a conversation as one text: its Jinja template.
+
+  Args:
+    template: Of Jinja; '' takes that of the tokenizer's folder (chat_template.jinja or
+      tokenizer_config.json).
+    tokenizer_path: For the template and its special tokens.
+
+  Raises:
+    UserError: there is no template, or it is not one.
+  """
+
+  def __init__(self, template: str, tokenizer_path: str):
+    try:
+      import jinja2  # noqa: F401
+    except ImportError:
+      raise UserError(f'a chat needs the package jinja2: {shell.install("weights")}') from None
+    template = template or _chat_template(tokenizer_path)
+    if len(template) > MAX_TEMPLATE_CHARS:
+      raise UserError(
+        f'the chat template has {len(template):,} characters: more than {MAX_TEMPLATE_CHARS:,} are '
+        'no template of a conversation'
+      )
+    self._allowance = Allowance()
+    try:
+      self._template = environment(self._allowance).from_string(template)
+    except Exception as e:  # also what Python's compiler raises, which Jinja hands its code
+      raise UserError(f'the chat template is not one of Jinja: {_described(e)}') from None
+    self._tokens = special_tokens(tokenizer_path)
+    self._lock = threading.Lock()
+
+  def render(self, messages: Sequence[Message], prompt: bool) -> str:
+    """The conversation; `prompt` ends it where the assistant's answer begins.
+
+    Raises:
+      UserError: the template refuses the messages, fails, or takes more than a conversation does
+        (chat_template.ALLOWANCE).
+    """
+    values = dict(messages=list(messages), add_generation_prompt=prompt, tools=None, documents=None)
+    pieces = []
+    with self._lock:
+      self._allowance.left = ALLOWANCE
+      try:
+        for piece in self._template.generate(**values | self._tokens):
+          self._allowance.pay(len(piece))
+          pieces.append(piece)
+        text = ''.join(pieces)
+        text.encode()  # half of a surrogate pair is no text
+      except Exception as e:  # a template is a program, and may fail in every way
+        raise UserError(f'the chat template cannot write these messages: {_described(e)}') from None
+    return text
+
+
+def _described(e: Exception) -> str:
+  """An exception of a template: of Python's own, the kind too, which often is all that is said."""
+  kind = type(e)
+  if kind.__module__ != 'builtins':
+    return str(e)
+  return f'{kind.__name__}: {e}' if str(e) else kind.__name__
+
+
+def _chat_template(tokenizer_path: str) -> str:
+  beside = pathlib.Path(tokenizer_path).parent / 'chat_template.jinja'
+  if beside.is_file():
+    return read_text(str(beside))
+  template = _configuration(tokenizer_path).get('chat_template')
+  where = f'chat_template in {pathlib.Path(tokenizer_path).parent / _CONFIGURATION}'
+  if isinstance(template, list):  # several by name
+    good = all(
+      isinstance(t, dict) and isinstance(t.get('name'), str) and isinstance(t.get('template'), str)
+      for t in template
+    )
+    if not good:
+      raise UserError(f'{where} must be a text, or a list of {{"name": text, "template": text}}')
+    template = {t['name']: t['template'] for t in template}
+  if isinstance(template, dict):
+    if not isinstance(template.get('default'), str):
+      names = ', '.join(map(str, template)) or 'none'
+      raise UserError(
+        f'{where} has no template of the name default (its names: {names}): choose one and give '
+        'its text, --fdl.CHAT_TEMPLATE'
+      )
+    template = template['default']
+  if not isinstance(template, str):
+    raise UserError(
+      f'{tokenizer_path} comes with no chat template: neither chat_template.jinja nor '
+      f'chat_template in {_CONFIGURATION} stand beside it'
+    )
+  return template
+
+
+def _configuration(tokenizer_path: str) -> dict[str, Any]:
+  path = pathlib.Path(tokenizer_path).parent / _CONFIGURATION
+  if not path.is_file():
+    return {}
+  return read_object(path)

@@ -1,0 +1,398 @@
+"""Zero-shot tasks: which records, and the templates that make them prompts.
+
+A task is a few lines of JSON, in the terms of EleutherAI's evaluation harness:
+
+    {"kind": "multiple_choice", "files": ["piqa.jsonl"],
+     "doc_to_text": "Question: {{goal}}\\nAnswer:", "doc_to_choice": ["{{sol1}}", "{{sol2}}"],
+     "doc_to_target": "{{label}}"}
+
+Templates are Jinja's, over the fields of a record. LAMBADA and BoolQ are built in.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from paxlite.core import shell
+from paxlite.core.errors import UserError, compiled, located
+from paxlite.core.json_files import read_object
+from paxlite.data.records import open_records, parsed
+
+Kind = Literal['cloze', 'multiple_choice', 'generate']
+_KINDS = {'cloze', 'multiple_choice', 'generate'}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSpec:
+  """What a task's file says.
+
+  Attributes:
+    kind: 'cloze' asks whether doc_to_target is what the model would write after doc_to_text, token
+      by token; 'multiple_choice' which of doc_to_choice it finds likeliest; 'generate' what it
+      writes, compared with doc_to_target.
+    files: Sources, as inputs.records calls them.
+    doc_to_text: What the model reads: a template, or the name of a field; for a choice that changes
+      it, a list of as many templates.
+    doc_to_target: cloze and generate: the right text. multiple_choice: the number of the right
+      choice, or its text or label.
+    doc_to_choice: The choices: a list of templates, or the name of a field with a list.
+    doc_to_label: Field with the choices' labels ("A", "B" …), where doc_to_target names one.
+    target_delimiter: Stands between text and target.
+    generation_pattern: A regular expression whose last match in what was written is compared (its
+      group, if it has one); '' takes the whole text.
+    target_pattern: The same for doc_to_target.
+    until: What ends a generated answer.
+    max_new_tokens: The most tokens of one.
+  """
+
+  kind: Kind
+  files: tuple[str, ...]
+  doc_to_text: str | tuple[str, ...]
+  doc_to_target: str
+  doc_to_choice: str | tuple[str, ...] = ()
+  doc_to_label: str = ''
+  target_delimiter: str = ' '
+  generation_pattern: str = ''
+  target_pattern: str = ''
+  until: tuple[str, ...] = ()
+  max_new_tokens: int = 128
+
+
+_TFDS = {'lambada': 'tfds:lambada:1.0.0/test', 'boolq': 'tfds:bool_q:1.0.0/validation'}
+
+# of each, the first whose fields a record has
+_BUILT_IN: dict[str, list[dict[str, Any]]] = {
+  'lambada': [
+    dict(
+      fields=('context', 'continuation'),
+      kind='cloze',
+      doc_to_text='{{context}}',
+      doc_to_target='{{continuation}}',
+    ),
+    dict(
+      fields=('text',),
+      kind='cloze',
+      doc_to_text="{{text.strip().rsplit(' ', 1)[0]}}",
+      doc_to_target="{{text.strip().rsplit(' ', 1)[1]}}",
+    ),
+  ],
+  'boolq': [
+    dict(
+      fields=('passage', 'question', 'answer'),
+      kind='multiple_choice',
+      doc_to_text='{{passage}}\nquestion: {{question}}?\nanswer:',
+      doc_to_choice=('no', 'yes'),
+      doc_to_target='{{answer | truth}}',
+    ),
+    dict(
+      fields=('query', 'choices', 'gold'),
+      kind='multiple_choice',
+      doc_to_text='{{query}}\nAnswer:',
+      doc_to_choice='choices',
+      doc_to_target='{{gold}}',
+    ),
+  ],
+}
+
+
+def _names(text: str) -> list[str]:
+  """Tasks between commas; what is none is one more file of the task before it."""
+  names: list[str] = []
+  for piece in text.split(','):
+    if not names or piece.partition(':')[0] in _BUILT_IN or piece.endswith('.json'):
+      names.append(piece)
+    else:
+      names[-1] += f',{piece}'
+  return names
+
+
+def find_task(text: str, tfds_data_dir: str = '') -> tuple[str, TaskSpec]:
+  """A task by what the command line says: TASK.json, or lambada:FILE[,FILE…] as built in.
+
+  Raises:
+    UserError: there is no such task or file, or the description is not one.
+  """
+  name, colon, files = text.partition(':')
+  if not colon and text.endswith('.json'):
+    path = pathlib.Path(text)
+    return path.stem, _spec(path)
+  if name not in _BUILT_IN:
+    raise UserError(
+      f'--tasks: {text!r} is neither the .json file of a task nor NAME:FILE.jsonl with a NAME of '
+      f'{", ".join(_BUILT_IN)}'
+    )
+  paths = tuple(files.split(',')) if files else (_TFDS[name],)
+  first = _first_record(paths, tfds_data_dir)
+  for variant in _BUILT_IN[name]:
+    if all(field in first for field in variant['fields']):
+      return name, TaskSpec(files=paths, **{k: v for k, v in variant.items() if k != 'fields'})
+  wanted = ' or '.join(', '.join(v['fields']) for v in _BUILT_IN[name])
+  raise UserError(f'{paths[0]}: {name} needs the fields {wanted}; there are {", ".join(first)}')
+
+
+def _first_record(paths: Sequence[str], tfds_data_dir: str) -> Mapping[str, Any]:
+  """The first record of all that is one; opens every source."""
+  for source in [open_records(path, tfds_data_dir) for path in paths]:
+    for shard in range(source.num_shards):
+      for number, raw in source.read(shard):
+        with contextlib.suppress(UserError):  # which reading them will say, or skip
+          return parsed(raw, source.place(shard, number))
+  return {}
+
+
+def _spec(path: pathlib.Path) -> TaskSpec:
+  values = read_object(path)
+  fields = {f.name: f for f in dataclasses.fields(TaskSpec)}
+  for name in values.keys() - fields.keys():
+    raise UserError(f'{path}: {name!r} is none of {", ".join(fields)}')
+  for name in ('kind', 'files', 'doc_to_text', 'doc_to_target'):
+    if name not in values:
+      raise UserError(f'{path} has no {name!r}')
+  for name, value in values.items():
+    _check_type(path, name, value)
+  if values['kind'] not in _KINDS:
+    raise UserError(f'{path}: kind {values["kind"]!r} is none of {", ".join(sorted(_KINDS))}')
+  if values['kind'] == 'multiple_choice' and not values.get('doc_to_choice'):
+    raise UserError(f'{path}: multiple_choice needs doc_to_choice')
+  if values['kind'] != 'multiple_choice' and not isinstance(values['doc_to_text'], str):
+    raise UserError(f'{path}: only multiple_choice has a doc_to_text for each choice')
+  for name in ('generation_pattern', 'target_pattern'):
+    compiled(values.get(name, ''), f'{path}: {name}')
+  named = [f.startswith(('hf:', 'tfds:')) for f in _list(values['files'])]
+  values['files'] = [
+    f if n else str(path.parent / f) for f, n in zip(_list(values['files']), named, strict=True)
+  ]
+  values['until'] = _list(values.get('until', []))
+  arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+  return TaskSpec(**arguments)
+
+
+def _check_type(path: pathlib.Path, name: str, value: Any) -> None:
+  texts = isinstance(value, list) and all(isinstance(v, str) for v in value)
+  good = isinstance(value, str)
+  if name == 'max_new_tokens':
+    good = isinstance(value, int) and not isinstance(value, bool) and value > 0
+  elif name in ('files', 'doc_to_text', 'doc_to_choice', 'until'):
+    good = good or texts
+  if not good:
+    raise UserError(f'{path}: {name} cannot be {value!r}')
+
+
+class Templates:
+  """Renders Jinja templates over records; each is compiled once.
+
+  A field that is null cannot be written.
+  """
+
+  def __init__(self) -> None:
+    try:
+      import jinja2.sandbox
+    except ImportError:
+      raise UserError(f'tasks need the package jinja2: {shell.install("weights")}') from None
+    self._environment = jinja2.sandbox.SandboxedEnvironment(
+      undefined=jinja2.StrictUndefined, keep_trailing_newline=True, finalize=_not_null
+    )
+    self._environment.filters['truth'] = _truth
+    self._compiled: dict[str, Any] = {}
+
+  def __call__(self, template: str, record: Mapping[str, Any]) -> str:
+    """Raises UserError where the template is none, or names a field that the record has not."""
+    if template in record:
+      return str(_not_null(record[template]))
+    try:
+      if template not in self._compiled:
+        self._compiled[template] = self._environment.from_string(template)
+      return self._compiled[template].render(**record)
+    except Exception as e:  # of Jinja, and of what a template calls
+      raise UserError(f'{template!r} cannot be written: {e}') from None
+
+
+def _not_null(value: Any) -> Any:
+  if value is None:
+    raise UserError('a field is null')
+  return value
+
+
+def _truth(value: Any) -> int:
+  """1 or 0 for what says yes or no."""
+  text = str(value).strip().lower()
+  if text not in ('true', 'yes', '1', 'false', 'no', '0'):
+    raise UserError(f'{value!r} says neither yes nor no')
+  return int(text in ('true', 'yes', '1'))
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  """A record as a task sees it.
+
+  Attributes:
+    texts: What the model reads: one, or one a choice.
+    choices: What may follow; one for cloze, none for generate.
+    gold: Number of the right choice.
+    target: The right text (generate).
+    place: Where the record stands, for messages.
+  """
+
+  texts: tuple[str, ...]
+  choices: tuple[str, ...]
+  gold: int
+  target: str
+  place: str
+
+  @property
+  def asked(self) -> list[tuple[str, str]]:
+    """(text, choice) of every choice."""
+    texts = self.texts * (len(self.choices) // len(self.texts))
+    return list(zip(texts, self.choices, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """A task with its records.
+
+  Attributes:
+    name: In tables and summaries.
+    spec: What is asked.
+    examples: Of whom.
+    unreadable: Records that were left out.
+  """
+
+  name: str
+  spec: TaskSpec
+  examples: list[Example]
+  unreadable: int = 0
+
+
+def read_tasks(
+  texts: Sequence[str],
+  limit: int | None = None,
+  skip_unreadable: bool = False,
+  tfds_data_dir: str = '',
+) -> list[Task]:
+  """The tasks that a command line names, 'lambada,boolq'; see find_task and read_examples."""
+  found = [find_task(name, tfds_data_dir) for text in texts for name in _names(text)]
+  names = [name for name, _ in found]
+  if len(set(names)) < len(names):
+    raise UserError(f'the task {max(names, key=names.count)} stands there twice')
+  return [
+    Task(name, spec, *read_examples(spec, limit, skip_unreadable, tfds_data_dir))
+    for name, spec in found
+  ]
+
+
+def read_examples(
+  spec: TaskSpec,
+  limit: int | None = None,
+  skip_unreadable: bool = False,
+  tfds_data_dir: str = '',
+) -> tuple[list[Example], int]:
+  """The records of a task in their order, and how many were left out.
+
+  Args:
+    spec: The task.
+    limit: The most records; None: all.
+    skip_unreadable: Leaves out what would be an error below.
+    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
+
+  Raises:
+    UserError: a record is none, lacks a field, or has an answer that is empty or none of the
+      choices (file and line named).
+  """
+  templates = Templates()
+  examples: list[Example] = []
+  unreadable = 0
+  for file in spec.files:
+    source = open_records(file, tfds_data_dir)
+    for shard in range(source.num_shards):
+      for number, raw in source.read(shard):
+        if limit is not None and len(examples) == limit:
+          return examples, unreadable
+        place = source.place(shard, number)
+        try:
+          record = parsed(raw, place)
+          with located(place):
+            examples.append(_example(spec, record, templates, place))
+        except UserError:
+          if not skip_unreadable:
+            raise
+          unreadable += 1
+  if not examples:
+    raise UserError(f'{", ".join(spec.files)}: no records')
+  return examples, unreadable
+
+
+def _example(
+  spec: TaskSpec, record: Mapping[str, Any], templates: Templates, place: str
+) -> Example:
+  texts = tuple(templates(t, record) for t in _list(spec.doc_to_text))
+  target = templates(spec.doc_to_target, record)
+  if not target.strip():
+    raise UserError(f'the answer {spec.doc_to_target!r} is empty')
+  if spec.kind == 'generate':
+    if spec.target_pattern and matched(target, spec.target_pattern) is None:
+      raise UserError(f'target_pattern {spec.target_pattern!r} is not in the answer {target!r}')
+    return Example(texts, (), 0, target, place)
+  if spec.kind == 'cloze':
+    return Example(texts, (spec.target_delimiter + target,), 0, target, place)
+  if isinstance(spec.doc_to_choice, str):
+    found = _field(record, spec.doc_to_choice)
+    if not isinstance(found, list) or not found:
+      raise UserError(f'{spec.doc_to_choice!r} holds no list of choices')
+    choices = tuple(str(_not_null(choice)) for choice in found)
+  else:
+    choices = tuple(templates(c, record) for c in spec.doc_to_choice)
+  labels = _labels(record, spec.doc_to_label, len(choices))
+  if not all(c.strip() for c in choices):
+    raise UserError(f'a choice is empty: {list(choices)}')
+  if len(texts) not in (1, len(choices)):
+    raise UserError(f'doc_to_text has {len(texts)} templates and there are {len(choices)} choices')
+  gold = _gold(target, choices, labels)
+  return Example(texts, tuple(spec.target_delimiter + c for c in choices), gold, target, place)
+
+
+def _gold(target: str, choices: Sequence[str], labels: Sequence[str]) -> int:
+  """The number of the right choice: by label, by number, or by text, whichever it is first."""
+  if target in labels:
+    return labels.index(target)
+  if re.fullmatch(r'\d{1,9}', target) and int(target) < len(choices):
+    return int(target)
+  if target not in choices:
+    raise UserError(f'the answer {target!r} is none of {len(choices)} choices, from 0, nor a label')
+  return choices.index(target)
+
+
+def _labels(record: Mapping[str, Any], field: str, count: int) -> list[str]:
+  if not field:
+    return []
+  found = _field(record, field)
+  if not isinstance(found, list) or len(found) != count:
+    raise UserError(f'{field!r} holds no list of {count} labels')
+  return [str(label) for label in found]
+
+
+def matched(text: str, pattern: str) -> str | None:
+  """The last match of a pattern (its first group that has one), stripped; None: there is none."""
+  if not pattern:
+    return text.strip()
+  matches = list(re.finditer(pattern, text))
+  if not matches:
+    return None
+  groups = [g for g in matches[-1].groups() if g is not None]
+  return (groups or [matches[-1][0]])[0].strip()
+
+
+def _field(record: Mapping[str, Any], path: str) -> Any:
+  """A field by its path, 'choices.text'."""
+  value: Any = record
+  for part in path.split('.'):
+    if not isinstance(value, Mapping) or part not in value:
+      raise UserError(f'there is no field {path!r}')
+    value = value[part]
+  return value
+
+
+def _list(value: Any) -> list[Any]:
+  return [value] if isinstance(value, str) else list(value)

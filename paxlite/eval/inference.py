@@ -1,0 +1,370 @@
+"""A trained or imported model, ready to continue text."""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+from fiddle import selectors
+from flax.traverse_util import flatten_dict, unflatten_dict
+from jax.sharding import Mesh
+
+from paxlite.checkpointing.restore import Plan, Restore
+from paxlite.checkpointing.source import Source, find_source, read_values, tokenizer_of
+from paxlite.core.errors import UserError, located
+from paxlite.core.files import expanded
+from paxlite.core.json_files import read_json_lines, read_object
+from paxlite.core.params import convert, derived, parse
+from paxlite.core.run_files import open_file, write_file
+from paxlite.core.trees import path_name
+from paxlite.data.tokenizer import (
+  ChatFormat,
+  Tokenizer,
+  check_vocabulary,
+  checked_messages,
+  open_tokenizer,
+)
+from paxlite.experiments.decoding import DECODING
+from paxlite.experiments.language_model import FUNCTION, SIZES, LanguageModel
+from paxlite.experiments.registry import find_known
+from paxlite.generation.decoding import Generator, Sampling
+from paxlite.layers.int8 import Int8LoraProjection, Int8Projection, quantized
+from paxlite.layers.lora import LoraProjection
+from paxlite.layers.projection import Projection
+from paxlite.parallel import devices, mesh, partitioning
+
+
+@dataclasses.dataclass(frozen=True)
+class Inference:
+  """A model with its tokenizer.
+
+  Attributes:
+    experiment: Its numbers, layers unrolled.
+    model: The model.
+    params: On the mesh, in the experiment's FPROP_DTYPE.
+    mesh: Where.
+    tokenizer: Text to ids and back.
+    source: Where the weights come from.
+  """
+
+  experiment: LanguageModel
+  model: Any
+  params: Any
+  mesh: Mesh
+  tokenizer: Tokenizer
+  source: Source
+
+  def generator(self, sampling: Sampling | None = None) -> Generator:
+    """What continues prompts; `sampling` None: the experiment's."""
+    e = self.experiment
+    return Generator(
+      self.model,
+      self.params,
+      e.MAX_SEQ_LEN,
+      e.sampling if sampling is None else sampling,
+      eos_ids=eos_ids(e, self.tokenizer),
+      vocab_size=self.tokenizer.vocab_size,
+      mesh=self.mesh,
+      rules=e.rules,
+    )
+
+  def encode(self, text: str) -> list[int]:
+    """A text as the model's rows begin: with its start id, if it has one."""
+    return start_ids(self.experiment, self.tokenizer) + self.tokenizer.encode(text)
+
+  def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """A conversation up to where the answer begins."""
+    return self.tokenizer.encode_marked(self._chat.render(messages, prompt=True))
+
+  @functools.cached_property
+  def _chat(self) -> ChatFormat:
+    return ChatFormat(self.experiment.CHAT_TEMPLATE, self.tokenizer.path)
+
+
+def load(
+  experiment: LanguageModel, source: Source, restore: Restore, tokenizer_path: str = ''
+) -> Inference:
+  """Loads the weights of `restore` into the experiment's model.
+
+  Args:
+    experiment: As trained; a copy of it is unrolled here, and decodes without recomputation.
+    source: Where a tokenizer may be.
+    restore: Which weights, and by which rules.
+    tokenizer_path: '' looks beside the weights and in VOCAB_PATH.
+
+  Raises:
+    UserError: no tokenizer, one of another vocabulary, or weights of another shape.
+  """
+  refuse_te_layers(source)
+  tokenizer = open_tokenizer(tokenizer_path or str(tokenizer_of(source.folder) or ''))
+  check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
+  values = explicit_values(experiment) | experiment.decoding_values
+  unrolled = type(experiment)(**values)
+  mesh = experiment.mesh()
+  config = unrolled.task()
+  shapes = _shapes(config, mesh, unrolled)
+  abstract = {'params': jax.tree.map(lambda x: x.update(dtype=unrolled.FPROP_DTYPE), shapes)}
+  plan = Plan(restore, abstract, source)
+  missing = plan.fresh + plan.ignored
+  if missing:
+    raise UserError(f'{source.folder} lacks {missing[0]}, without which there is no text')
+  if unrolled.INT8_WEIGHTS:
+    use_int8(config)
+    wanted = _shapes(config, mesh, unrolled)
+    params = _quantized(plan, wanted, shapes, unrolled.FPROP_DTYPE)
+  else:
+    load_one = lambda path, like: plan.load(path_name(path), like)
+    params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
+  return Inference(unrolled, fdl.build(config).model, params, mesh, tokenizer, source)
+
+
+def _shapes(task: fdl.Config, mesh: Mesh, e: LanguageModel) -> Any:
+  boxed = jax.eval_shape(fdl.build(task).init_params, jax.random.key(0))
+  return partitioning.sharded_shapes(boxed, mesh, e.rules)
+
+
+def use_int8(task: fdl.Config) -> None:
+  """Gives all projections of a model int8 weights; experts, embeddings and logits keep theirs."""
+  for projection in selectors.select(task, Projection):
+    is_lora = fdl.get_callable(projection) is LoraProjection
+    fdl.update_callable(projection, Int8LoraProjection if is_lora else Int8Projection)
+
+
+def _quantized(plan: Plan, wanted: Any, shapes: Any, dtype: str) -> Any:
+  """Parameters as `wanted`, a variable at a time, from those of `shapes`."""
+  flat_shapes, flat_wanted = flatten_dict(shapes, sep='/'), flatten_dict(wanted, sep='/')
+  found = {}
+  for name, like in flat_wanted.items():
+    if name not in flat_shapes:
+      continue  # a scale, which comes with its weight
+    if like.dtype != jnp.int8:
+      found[name] = plan.load(f'params/{name}', like.update(dtype=dtype))
+      continue
+    scale_like = flat_wanted[f'{name}_scale']
+    summed = tuple(i for i, n in enumerate(scale_like.shape) if n != like.shape[i])
+    one = jax.jit(quantized, static_argnums=1, out_shardings=(like.sharding, scale_like.sharding))
+    found[name], found[f'{name}_scale'] = one(
+      plan.load(f'params/{name}', flat_shapes[name]), summed
+    )
+  return unflatten_dict(found, sep='/')
+
+
+def load_checkpoint(
+  checkpoint: str,
+  tokenizer_path: str = '',
+  overrides: Mapping[str, str] | None = None,
+  base_weights: str = '',
+) -> Inference:
+  """The model of a job_log_dir or of imported weights, over all devices that are present.
+
+  Args:
+    checkpoint: See restoring.find_source.
+    tokenizer_path: See load.
+    overrides: Text of experiment attributes, as --fdl.NAME has it.
+    base_weights: Where the weights are that LoRA was trained beside, if they were moved.
+  """
+  source = find_source(checkpoint, base_weights)
+  trained = experiment_of(source)
+  here = dict(
+    MESH_AXES=list(mesh.MESH_AXES),
+    ICI_MESH_SHAPE=[1, 1, len(devices.present())],
+    DCN_MESH_SHAPE=[1, 1, 1],
+  )
+  cls = type(trained)
+  changes = {k: parse(cls, k, text) for k, text in (overrides or {}).items()}
+  without: dict[str, Any] = {
+    'CHECKPOINT_RESTORE_PATH': '',
+    'CHECKPOINT_IGNORE_RULES': [],
+    'CHECKPOINT_RENAME_RULES': [],
+    'CHECKPOINT_RESTORE_STATE': False,
+    'CHECKPOINT_RESTORE_CHANGES': [],
+  }
+  experiment = cls(
+    **(explicit_values(trained) | without | here | {'PERCORE_BATCH_SIZE': 1.0} | changes)
+  )
+  experiment.validate()
+  return load(experiment, source, Restore(checkpoint), tokenizer_path)
+
+
+def experiment_of(source: Source) -> LanguageModel:
+  """The experiment that a checkpoint is of.
+
+  Raises:
+    UserError: it is not known, or no language model.
+  """
+  found = read_values(source)
+  cls = find_known(found['experiment'])
+  if not issubclass(cls, LanguageModel):
+    raise UserError(f'{source.experiment}: {found["experiment"]} is no language model')
+  known = {k: v for k, v in found['values'].items() if hasattr(cls, k)}  # others are of old
+  return cls(**known)
+
+
+def refuse_te_layers(source: Source) -> None:
+  """Raises UserError where the weights are those of Transformer Engine's fused layers."""
+  if source.experiment.is_file() and read_values(source)['values'].get('USE_TE') == 'layer':
+    raise UserError(
+      f"{source.folder} holds the weights of Transformer Engine's layers, which keep no keys and "
+      'values: first python -m paxlite.tools.convert_te --direction=te2fw'
+    )
+
+
+def explicit_values(experiment: LanguageModel) -> dict[str, Any]:
+  """The experiment's values, those left to be derived left out."""
+  cls = type(experiment)
+  return {
+    k: convert(cls, k, v)
+    for k, v in experiment.values().items()
+    if not isinstance(getattr(cls, k), derived) or k in vars(experiment)
+  }
+
+
+def start_ids(e: Any, tokenizer: Tokenizer) -> list[int]:
+  """What a text begins with for the experiment's model."""
+  start = tokenizer.bos_id if e.START_ID is None else e.START_ID
+  return [start] if start >= 0 else []
+
+
+def eos_ids(e: Any, tokenizer: Tokenizer) -> list[int]:
+  """What a text ends with for the experiment's model: any of these."""
+  return list(e.EOS_IDS) or [i for i in (tokenizer.eos_id,) if i >= 0]
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+  """One line of a file of prompts.
+
+  Attributes:
+    record: The line.
+    ids: Its tokens.
+  """
+
+  record: dict[str, Any]
+  ids: list[int]
+
+
+def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
+  """The prompts of JSON lines: {"inputs": text} or {"messages": [{"role", "content"} …]}.
+
+  Raises:
+    UserError: a line is neither, or longer than the model takes (file and line are named).
+  """
+  prompts = []
+  for file in expanded(files):
+    for place, record in read_json_lines(file):
+      if 'prediction' in record:
+        raise UserError(f'{place} has a "prediction" already, which is what is written: rename it')
+      if 'messages' in record:
+        with located(place):
+          ids = inference.encode_chat(checked_messages(record['messages']))
+      elif isinstance(record.get('inputs'), str):
+        ids = inference.encode(record['inputs'])
+      else:
+        raise UserError(f'{place} has neither a text "inputs" nor a list "messages"')
+      if not 0 < len(ids) < inference.experiment.MAX_SEQ_LEN:
+        raise UserError(
+          f'{place}: a prompt of {len(ids):,} tokens; the model takes 1 to '
+          f'MAX_SEQ_LEN − 1 = {inference.experiment.MAX_SEQ_LEN - 1:,}'
+        )
+      prompts.append(Prompt(record, ids))
+  if not prompts:
+    raise UserError(f'{", ".join(files) or "DECODE_FILES"}: no prompts')
+  return prompts
+
+
+def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib.Path) -> int:
+  """Continues every prompt into `output`, JSON lines in their order; goes on where it was stopped.
+
+  What is done lies in OUTPUT.partial until all is. Prompts of similar length share a batch. The
+  sampling of a prompt depends on the seed and on its own place alone.
+
+  Returns:
+    How many were continued now; the others had been before.
+  """
+  from rich.console import Console
+  from rich.progress import track
+
+  e = inference.experiment
+  _check_settings(output, inference, prompts)
+  partial = output.with_name(f'{output.name}.partial')
+  if output.exists():
+    return 0
+  done = _finished(partial)
+  todo = sorted(set(range(len(prompts))) - done.keys(), key=lambda i: len(prompts[i].ids))
+  todo_batches = [
+    todo[i : i + e.DECODE_BATCH_SIZE] for i in range(0, len(todo), e.DECODE_BATCH_SIZE)
+  ]
+  generator = inference.generator()
+  console = Console(stderr=True)
+  with open_file(partial, 'a', encoding='utf-8') as f:
+    for batch in track(todo_batches, 'decoding', console=console, disable=not console.is_terminal):
+      padded = batch + batch[-1:] * (e.DECODE_BATCH_SIZE - len(batch))  # one program for all
+      rows = generator.generate(
+        [prompts[i].ids for i in padded], e.MAX_DECODE_STEPS, seed=e.SEED, row_ids=padded
+      )
+      for i, ids in zip(batch, rows, strict=False):
+        done[i] = inference.tokenizer.decode(ids)
+        f.write(json.dumps({'prompt': i, 'prediction': done[i]}) + '\n')
+      f.flush()
+      os.fsync(f.fileno())
+  records = [prompt.record | {'prediction': done[i]} for i, prompt in enumerate(prompts)]
+  lines = [json.dumps(record, ensure_ascii=False) + '\n' for record in records]
+  write_file(output, ''.join(lines).encode())
+  partial.unlink()
+  return len(todo)
+
+
+def _check_settings(output: pathlib.Path, inference: Inference, prompts: Sequence[Prompt]) -> None:
+  """Notes beside `output` what it depends on; raises UserError where it was begun otherwise."""
+  e = inference.experiment
+  names = ('DECODE_FILES', 'SEED', 'FPROP_DTYPE', 'MAX_SEQ_LEN', *DECODING, *SIZES, *FUNCTION)
+  contents = json.dumps([[p.record, p.ids] for p in prompts])
+  settings = {name: getattr(e, name) for name in names} | {
+    'weights': inference.source.fingerprint,
+    'prompts': zlib.crc32(contents.encode()),
+  }
+  path = output.with_name(f'{output.name}.settings')
+  if not path.exists():
+    write_file(path, (json.dumps(settings, indent=2) + '\n').encode())
+    return
+  before = read_object(path)
+  changed = [f'{k} {before.get(k)!r} → {v!r}' for k, v in settings.items() if before.get(k) != v]
+  if changed:
+    raise UserError(
+      f'{output} was decoded with other settings: {"; ".join(changed)}. '
+      f'Remove {path} and {output.name}* to begin anew'
+    )
+
+
+def _finished(partial: pathlib.Path) -> dict[int, str]:
+  """The predictions that an interrupted decoding has written, a torn last line cut off."""
+  if not partial.exists():
+    return {}
+  data = partial.read_bytes()
+  whole = data[: data.rfind(b'\n') + 1]
+  if len(whole) < len(data):
+    write_file(partial, whole)
+  records = [record for _, record in read_json_lines(str(partial))] if whole else []
+  return {int(r['prompt']): r['prediction'] for r in records}
+
+
+def text_stream(tokenizer: Tokenizer, ids: Iterator[int]) -> Iterator[str]:
+  """Pieces of text as tokens come; a character of several tokens waits for its last one."""
+  so_far: list[int] = []
+  shown = ''
+  for i in ids:
+    so_far.append(i)
+    text = tokenizer.decode(so_far)
+    if not text.endswith('\ufffd') and len(text) > len(shown):
+      yield text[len(shown) :]
+      shown = text
+  rest = tokenizer.decode(so_far)[len(shown) :]
+  if rest:
+    yield rest

@@ -1,0 +1,232 @@
+"""How likely a model finds continuations: what zero-shot evaluation is made of.
+
+Rows of similar length share a batch, padded to a bucket's length and not to the longest of all.
+Continuations that differ in their last token alone ("yes" or "no" after a passage) share a row.
+The vocabulary's logits are computed where a continuation is, and nowhere else.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from paxlite.core.errors import UserError
+from paxlite.generation.decoding import check_ids
+from paxlite.layers.language_model import TransformerLm
+from paxlite.parallel import partitioning
+
+_SMALLEST_BUCKET = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Continuation:
+  """Token ids: what is given, and what is asked about."""
+
+  context: Sequence[int]
+  continuation: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+  """Of one continuation.
+
+  Attributes:
+    log_likelihood: Σ ln p of its tokens, in nats.
+    is_greedy: Whether each of its tokens is the likeliest one.
+    is_truncated: Whether its context has lost its beginning.
+  """
+
+  log_likelihood: float
+  is_greedy: bool
+  is_truncated: bool
+
+
+@dataclasses.dataclass
+class _Row:
+  """One sequence of inputs, and the alternatives for its last `num_targets` tokens.
+
+  Attributes:
+    inputs: Ids.
+    num_targets: How many of the last positions are asked about.
+    targets: Alternatives, each [num_targets].
+    numbers: Which continuation each alternative is.
+    truncated: Which of those have lost the beginning of their context.
+  """
+
+  inputs: list[int]
+  num_targets: int
+  targets: list[list[int]]
+  numbers: list[int]
+  truncated: set[int]
+
+
+class Scorer:
+  """Scores continuations with a model.
+
+  Args:
+    model: The language model.
+    params: Its parameters, on the mesh.
+    max_len: The most tokens of a row; a longer context loses its beginning.
+    batch_tokens: Tokens of a batch, paddings included, about.
+    mesh: Where the batch is split; None: one device.
+    rules: Logical axes to mesh axes.
+  """
+
+  def __init__(
+    self,
+    model: TransformerLm,
+    params: Any,
+    max_len: int,
+    batch_tokens: int = 4096,
+    mesh: Mesh | None = None,
+    rules: partitioning.Rules = partitioning.DEFAULT_RULES,
+  ):
+    self._model: Any = model
+    self._params = params
+    self._max_len = max_len
+    self._batch_tokens = batch_tokens
+    self._mesh = mesh
+    self._rules = rules
+    everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
+    self._program = jax.jit(self._score, out_shardings=everywhere)
+
+  def __call__(
+    self,
+    continuations: Sequence[Continuation],
+    report: Callable[[int, int], None] = lambda done, total: None,
+  ) -> list[Score]:
+    """The score of each continuation, in their order.
+
+    Args:
+      continuations: At least one token of context and of continuation each.
+      report: Called with the rows done, and all.
+
+    Raises:
+      UserError: a continuation has no token, no context, ids that are none, or more tokens than a
+        row.
+    """
+    rows = self._rows_of(continuations)
+    scores: list[Score | None] = [None] * len(continuations)
+    done = 0
+    pending: tuple[list[_Row], Any] | None = None
+    for batch in self._batches(rows):
+      result = self._run(batch)
+      if pending is not None:  # read one batch late: the device computes meanwhile
+        _collect(*pending, scores)
+      pending = batch, result
+      done += len(batch)
+      report(done, len(rows))
+    if pending is not None:
+      _collect(*pending, scores)
+    assert all(s is not None for s in scores)
+    return [s for s in scores if s is not None]
+
+  def _rows_of(self, continuations: Sequence[Continuation]) -> list[_Row]:
+    rows: dict[tuple[tuple[int, ...], int], _Row] = {}
+    vocab_size = self._params['embedding']['emb_var'].shape[0]
+    for number, c in enumerate(continuations):
+      if not c.context or not c.continuation:
+        raise UserError(f'continuation {number} has no token before it, or none of its own')
+      if len(c.continuation) > self._max_len:
+        raise UserError(
+          f'a continuation of {len(c.continuation):,} tokens is longer than a row of the model, '
+          f'MAX_SEQ_LEN={self._max_len:,}'
+        )
+      check_ids([*c.context, *c.continuation], vocab_size, f'continuation {number}')
+      whole = [*c.context, *c.continuation[:-1]]
+      inputs = whole[-self._max_len :]
+      n = len(c.continuation)
+      row = rows.setdefault((tuple(inputs), n), _Row(inputs, n, [], [], set()))
+      row.targets.append(list(c.continuation))
+      row.numbers.append(number)
+      if len(whole) > len(inputs):
+        row.truncated.add(number)
+    return list(rows.values())
+
+  def _batches(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
+    """Rows by length, the longest first, so that memory runs out at once or never.
+
+    A batch is as long as the bucket of its longest row, and always full but for the last one:
+    a shorter row costs no more than the padding row that would stand in its place.
+    """
+    ordered = sorted(rows, key=lambda r: (len(r.inputs), r.num_targets), reverse=True)
+    start = 0
+    while start < len(ordered):
+      stop = start + self._batch_rows(self._bucket(len(ordered[start].inputs)))
+      yield ordered[start:stop]
+      start = stop
+
+  def _bucket(self, length: int) -> int:
+    return min(bucket(length), self._max_len)
+
+  def _batch_rows(self, length: int) -> int:
+    shards = (
+      1 if self._mesh is None else partitioning.num_shards(self._mesh.shape, self._rules, 'batch')
+    )
+    return max(1, self._batch_tokens // length // shards) * shards
+
+  def _run(self, batch: Sequence[_Row]) -> Any:
+    T = self._bucket(len(batch[0].inputs))
+    B = self._batch_rows(T)
+    K = _power_of_two(max(r.num_targets for r in batch))
+    C = _power_of_two(max(len(r.targets) for r in batch))
+    ids = np.zeros((B, T), np.int32)
+    places = np.zeros((B, K), np.int32)
+    targets = np.zeros((B, C, K), np.int32)
+    is_target = np.zeros((B, K), bool)
+    for r, row in enumerate(batch):
+      length, n = len(row.inputs), row.num_targets
+      ids[r, :length] = row.inputs
+      places[r, :n] = np.arange(length - n, length)
+      is_target[r, :n] = True
+      targets[r, : len(row.targets), :n] = row.targets
+    arrays = (ids, places, targets, is_target)
+    if self._mesh is not None:
+      sharding = NamedSharding(self._mesh, partitioning.spec(('batch',), self._rules))
+      rows = partitioning.process_rows(sharding, B)
+      make = jax.make_array_from_process_local_data
+      arrays = tuple(make(sharding, x[rows], x.shape) for x in arrays)
+    return self._program(self._params, *arrays)
+
+  def _score(self, params, ids_BT, places_BK, targets_BCK, is_target_BK):
+    """ln p of each alternative, and whether it is the likeliest, [B, C] each."""
+    if self._mesh is None:
+      return self._score_on_mesh(params, ids_BT, places_BK, targets_BCK, is_target_BK)
+    with partitioning.activate(self._mesh, self._rules):
+      return self._score_on_mesh(params, ids_BT, places_BK, targets_BCK, is_target_BK)
+
+  def _score_on_mesh(self, params, ids_BT, places_BK, targets_BCK, is_target_BK):
+    x_BTD = self._model.apply({'params': params}, ids_BT, None, None, method='hidden')
+    x_BKD = jnp.take_along_axis(x_BTD, places_BK[:, :, None], axis=1)
+    logits_BKV = self._model.apply({'params': params}, x_BKD, method='logits')
+    log_p_BKV = jax.nn.log_softmax(logits_BKV.astype(jnp.float32))
+    log_p_BCK = jnp.take_along_axis(log_p_BKV, targets_BCK.swapaxes(1, 2), axis=2).swapaxes(1, 2)
+    is_target_B1K = is_target_BK[:, None]
+    best_B1K = log_p_BKV.argmax(-1)[:, None]
+    is_greedy_BC = ((targets_BCK == best_B1K) | ~is_target_B1K).all(-1)
+    return jnp.where(is_target_B1K, log_p_BCK, 0).sum(-1), is_greedy_BC
+
+
+def bucket(length: int) -> int:
+  """The least of 32, 48, 64, 96, 128, 192 … that `length` fits in: at most a third is padding."""
+  size = _SMALLEST_BUCKET
+  while size < length:
+    size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
+  return size
+
+
+def _power_of_two(n: int) -> int:
+  return 1 << (n - 1).bit_length()
+
+
+def _collect(batch: Sequence[_Row], result: Any, scores: list[Score | None]) -> None:
+  log_likelihoods, greedy = jax.device_get(result)
+  for r, row in enumerate(batch):
+    for c, number in enumerate(row.numbers):
+      scores[number] = Score(
+        float(log_likelihoods[r, c]), bool(greedy[r, c]), number in row.truncated
+      )

@@ -1,0 +1,263 @@
+"""Zero-shot evaluation: examples are scored or continued, and counted once each."""
+
+import dataclasses
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from paxlite.core.errors import UserError, located
+from paxlite.eval.eval_tasks import Example, Task, TaskSpec, matched
+from paxlite.eval.inference import Inference
+from paxlite.eval.scoring import Continuation, Score, Scorer
+from paxlite.generation.decoding import Sampling
+
+TooLong = Literal['truncate', 'error']
+Found = tuple[dict[str, 'Metric'], list[dict[str, Any]]]  # metrics, and what was found of each
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+  """A mean over examples and its standard error; the latter is 0 for a single example."""
+
+  value: float
+  stderr: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """Of one task.
+
+  Attributes:
+    metrics: By name.
+    examples: What was found of each.
+    seconds: How long it took.
+    unreadable: Records that were left out.
+  """
+
+  metrics: dict[str, Metric]
+  examples: list[dict[str, Any]]
+  seconds: float
+  unreadable: int
+
+  @property
+  def truncated(self) -> int:
+    """Examples whose text has lost its beginning, for it is longer than the model takes."""
+    return sum(example['truncated'] for example in self.examples)
+
+  def line(self) -> str:
+    metrics = [f'{k} {m.value:.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
+    size = f'{len(self.examples):,} examples in {self.seconds:.1f} s'
+    return '  '.join([*metrics, size, *self.remarks])
+
+  @property
+  def remarks(self) -> list[str]:
+    """What is not as it should be."""
+    found = []
+    if self.truncated:
+      found.append(f'{self.truncated:,} texts longer than the model takes lost their beginning')
+    if self.unreadable:
+      found.append(f'{self.unreadable:,} unreadable records left out')
+    return found
+
+  def table(self, name: str) -> str:
+    n = len(self.examples)
+    lines = [f'{name}: {n:,} examples, {n / self.seconds:,.1f} a second']
+    lines += [f'  {k:22}{m.value:10.4f} ± {m.stderr:.4f}' for k, m in self.metrics.items()]
+    lines += [f'  {remark}' for remark in self.remarks]
+    return '\n'.join(lines)
+
+
+class ZeroShot:
+  """Evaluates a model on tasks.
+
+  Args:
+    inference: The model.
+    batch_tokens: Tokens of a batch, about.
+    too_long: A text that is longer than the model takes loses its beginning, or is an error.
+  """
+
+  def __init__(
+    self, inference: Inference, batch_tokens: int = 4096, too_long: TooLong = 'truncate'
+  ):
+    self._inference = inference
+    self._too_long = too_long
+    e = inference.experiment
+    self._score = Scorer(
+      inference.model, inference.params, e.MAX_SEQ_LEN, batch_tokens, inference.mesh, e.rules
+    )
+
+  def __call__(
+    self, task: Task, report: Callable[[int, int], None] = lambda done, total: None
+  ) -> Result:
+    """What came out for every example; `report` is called with what is done, and all.
+
+    Raises:
+      UserError: a text is too long (file and line named), or no context.
+    """
+    started = time.perf_counter()
+    if task.spec.kind == 'generate':
+      prompts = [self._prompt(task.spec, example) for example in task.examples]
+      metrics, found = _generated(task.spec, task.examples, prompts, self._inference, report)
+    else:
+      asked = [self._asked(example) for example in task.examples]
+      scores = iter(self._score([c for row in asked for c in row], report))
+      by_example = [[next(scores) for _ in row] for row in asked]
+      of_kind = _cloze if task.spec.kind == 'cloze' else _multiple_choice
+      metrics, found = of_kind(task.examples, by_example)
+      for entry, row in zip(found, by_example, strict=True):
+        entry['truncated'] = any(s.is_truncated for s in row)
+    return Result(metrics, found, time.perf_counter() - started, task.unreadable)
+
+  def _asked(self, example: Example) -> list[Continuation]:
+    with located(example.place):
+      asked = [continuation_of(self._inference, *x) for x in example.asked]
+      for c in asked:
+        self._check(len(c.context) + len(c.continuation) - 1, 0)
+        self._check(len(c.continuation), 0, can_be_cut=False)
+      return asked
+
+  def _prompt(self, spec: TaskSpec, example: Example) -> list[int]:
+    ids = self._inference.encode(example.texts[0])
+    with located(example.place):
+      if not ids:
+        raise UserError('the text is empty, and the model has no start token')
+      self._check(len(ids), spec.max_new_tokens, can_be_cut=spec.max_new_tokens < self._max_len)
+    return ids
+
+  @property
+  def _max_len(self) -> int:
+    return self._inference.experiment.MAX_SEQ_LEN
+
+  def _check(self, length: int, new: int, can_be_cut: bool = True) -> None:
+    most = self._max_len
+    if length + new > most and (self._too_long == 'error' or not can_be_cut):
+      answer = f' and an answer of up to {new:,}' if new else ''
+      raise UserError(f'a text of {length:,} tokens{answer}: the model takes MAX_SEQ_LEN={most:,}')
+
+
+def continuation_of(inference: Inference, text: str, continuation: str) -> Continuation:
+  """The ids of both: where a token spans the border, it belongs to the continuation.
+
+  Raises:
+    UserError: there is no text, and the model has no start token that could stand there.
+  """
+  whole, context = inference.encode(text + continuation), inference.encode(text)
+  start = len(context)
+  while start and whole[:start] != context[:start]:
+    start -= 1
+  start = min(start, len(whole) - 1)
+  if start < 1:
+    raise UserError(
+      f'{text[:40]!r} is no context: the model has no start token, and there is no text'
+    )
+  return Continuation(whole[:start], whole[start:])
+
+
+def _cloze(examples: Sequence[Example], scores: Sequence[Sequence[Score]]) -> Found:
+  right = [s.is_greedy for (s,) in scores]
+  nats = np.array([-s.log_likelihood for (s,) in scores])
+  words = np.array([max(1, len(e.target.split())) for e in examples])
+  log_perplexity = nats.sum() / words.sum()
+  perplexity = math.exp(min(log_perplexity, 700.0))
+  # of a ratio of sums, by the residuals; through exp by its derivative
+  residuals = (nats - log_perplexity * words) / words.mean()
+  return {
+    'acc': _mean(right),
+    'perplexity_per_word': Metric(perplexity, perplexity * _mean(residuals).stderr),
+  }, [dict(log_likelihood=-float(n), right=bool(r)) for n, r in zip(nats, right, strict=True)]
+
+
+def _multiple_choice(examples: Sequence[Example], scores: Sequence[Sequence[Score]]) -> Found:
+  raw, normalised, found = [], [], []
+  for example, row in zip(examples, scores, strict=True):
+    likelihoods = np.array([s.log_likelihood for s in row])
+    lengths = np.array([max(1, len(c.strip())) for c in example.choices])
+    raw.append(int(likelihoods.argmax()) == example.gold)
+    normalised.append(int((likelihoods / lengths).argmax()) == example.gold)
+    found.append(dict(log_likelihoods=likelihoods.tolist(), gold=example.gold, right=raw[-1]))
+  return {'acc': _mean(raw), 'acc_norm': _mean(normalised)}, found
+
+
+def _generated(
+  spec: TaskSpec,
+  examples: Sequence[Example],
+  prompts: Sequence[list[int]],
+  inference: Inference,
+  report: Callable[[int, int], None],
+) -> Found:
+  most = inference.experiment.MAX_SEQ_LEN - spec.max_new_tokens
+  truncated = [len(prompt) > most for prompt in prompts]
+  texts = continued(inference, prompts, spec.max_new_tokens, spec.until, report=report)
+  right, found = [], []
+  for example, text, cut in zip(examples, texts, truncated, strict=True):
+    answer = matched(text, spec.generation_pattern)
+    target = matched(example.target, spec.target_pattern)
+    right.append(answer is not None and answer == target)
+    found.append(
+      dict(prediction=text, answer=answer, target=target, right=right[-1], truncated=cut)
+    )
+  return {'exact_match': _mean(right)}, found
+
+
+def continued(
+  inference: Inference,
+  prompts: Sequence[Sequence[int]],
+  max_new_tokens: int,
+  until: Sequence[str] = (),
+  sampling: Sampling | None = None,
+  report: Callable[[int, int], None] = lambda done, total: None,
+) -> list[str]:
+  """What the model writes after each prompt, up to one of `until`.
+
+  Args:
+    inference: The model.
+    prompts: Token ids; the beginning of one that leaves no room is cut off.
+    max_new_tokens: The most tokens of each.
+    until: What ends a text.
+    sampling: None: the experiment's.
+    report: Called with what is done, and all.
+  """
+  generator = inference.generator(sampling)
+  max_new_tokens = min(max_new_tokens, inference.experiment.MAX_SEQ_LEN - 1)
+  room = inference.experiment.MAX_SEQ_LEN - max_new_tokens
+  order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+  texts = [''] * len(prompts)
+  size = inference.experiment.DECODE_BATCH_SIZE
+  for start in range(0, len(order), size):
+    batch = order[start : start + size]
+    padded = batch + batch[-1:] * (size - len(batch))  # one program for all
+    rows = generator.generate([prompts[i][-room:] for i in padded], max_new_tokens, row_ids=padded)
+    for i, ids in zip(batch, rows, strict=False):
+      texts[i] = _cut(inference.tokenizer.decode(ids), until)
+    report(start + len(batch), len(order))
+  return texts
+
+
+def _cut(text: str, until: Sequence[str]) -> str:
+  ends = [text.find(u) for u in until if u in text]
+  return text[: min(ends)] if ends else text
+
+
+def _mean(values: Sequence[Any] | np.ndarray) -> Metric:
+  x = np.asarray(values, np.float64)
+  stderr = x.std(ddof=1) / math.sqrt(len(x)) if len(x) > 1 else 0.0
+  return Metric(float(x.mean()), float(stderr))
+
+
+def as_json(results: Mapping[str, Result]) -> str:
+  """Results as JSON."""
+  found = {
+    name: {
+      'num_examples': len(result.examples),
+      'seconds': round(result.seconds, 3),
+      'truncated': result.truncated,
+      'unreadable': result.unreadable,
+      'metrics': {k: dataclasses.asdict(m) for k, m in result.metrics.items()},
+    }
+    for name, result in results.items()
+  }
+  return json.dumps(found, indent=2)

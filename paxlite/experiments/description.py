@@ -1,0 +1,88 @@
+"""What an experiment is, as text: its values, its built configs, and what it needs."""
+
+import contextlib
+import math
+from typing import Any
+
+import fiddle as fdl
+import jax
+from flax.linen import meta
+
+from paxlite.core.errors import UserError
+from paxlite.core.templates import config_text
+from paxlite.experiments.base import Experiment, full_name
+from paxlite.parallel import partitioning
+
+
+def configs(experiment: Experiment) -> dict[str, fdl.Config]:
+  """The configs of the task and of the inputs, by name; no inputs where there is no dataset."""
+  found = {'task': experiment.training_task()}
+  with contextlib.suppress(UserError):
+    found['train_input'] = experiment.train_input()
+    found |= {f'eval_inputs.{name}': cfg for name, cfg in experiment.eval_inputs().items()}
+  return found
+
+
+def configs_text(experiment: Experiment) -> str:
+  return '\n'.join(config_text(cfg, name) for name, cfg in configs(experiment).items())
+
+
+def requirements(experiment: Experiment) -> str:
+  """Parameters, bytes per device, tokens and FLOPs of a step."""
+  e = experiment
+  task = fdl.build(e.training_task())
+  boxed = jax.eval_shape(task.init, jax.random.key(0))
+  specs = partitioning.param_specs(boxed, e.rules)
+  state = meta.unbox(boxed)
+  trainable, _ = task.optimizer.split(state.params)
+  trainable_specs, _ = task.optimizer.split(specs.params)
+  sizes = e.mesh_sizes
+  count = sum(x.size for x in jax.tree.leaves(state.params))
+  trained = sum(x.size for x in jax.tree.leaves(trainable))
+  per_device = lambda tree, tree_specs: f'{_bytes_per_device(tree, tree_specs, sizes):,} bytes'
+  tokens = e.batch_size * e.MAX_SEQ_LEN
+  lines = [
+    f'parameters {count:,}',
+    f'trainable parameters {trained:,}',
+    f'mesh {sizes}: {e.num_devices:,} devices, {jax.device_count():,} present',
+    f'per device: parameters {per_device(state.params, specs.params)}',
+    f'per device: optimizer {per_device(state.opt_state, specs.opt_state)}',
+    f'per device: gradients {per_device(trainable, trainable_specs)}',
+    f'global batch {e.batch_size:,} × {e.MAX_SEQ_LEN:,} = {tokens:,} tokens per step',
+    f'model FLOPs per step {e.flops_per_token * tokens:.4g} (attention counted causally)',
+  ]
+  return '\n'.join(lines)
+
+
+def values_text(experiment: Experiment) -> str:
+  """One `NAME = value` a line."""
+  return '\n'.join(
+    [
+      f'# {full_name(type(experiment))}',
+      f'# backend {experiment.backend}',
+      *(f'{k} = {v!r}' for k, v in experiment.values().items()),
+      '',
+    ]
+  )
+
+
+def _bytes_per_device(tree: Any, specs: Any, sizes: dict[str, int]) -> int:
+  def one(x: jax.ShapeDtypeStruct, spec: jax.sharding.PartitionSpec) -> int:
+    fitted = partitioning.fitting(spec, x.shape, sizes)
+    axes = [a for entry in fitted for a in partitioning.axes_of(entry)]
+    return x.size * x.dtype.itemsize // math.prod(sizes[a] for a in axes)
+
+  return sum(jax.tree.leaves(jax.tree.map(one, tree, specs)))
+
+
+def dry_run(experiment: Experiment) -> str:
+  """The experiment's values, its built configs, and what it needs; reads and writes no file."""
+  return '\n'.join(
+    [
+      values_text(experiment),
+      configs_text(experiment),
+      '',
+      requirements(experiment),
+      *experiment.remarks,
+    ]
+  )

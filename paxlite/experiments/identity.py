@@ -1,0 +1,128 @@
+"""What a run is: shown, written into its folder, and compared with what is there."""
+
+import json
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+
+from paxlite.checkpointing.source import Source, read_values
+from paxlite.core.errors import UserError
+from paxlite.core.json_files import read_object
+from paxlite.core.params import derived, parameter_types
+from paxlite.core.run_files import write_file
+from paxlite.experiments.backend import PLAIN_XLA
+from paxlite.experiments.base import Experiment, full_name
+from paxlite.experiments.description import configs, configs_text, values_text
+from paxlite.runtime.versions import versions
+
+_VALUES = 'experiment.json'
+
+
+def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
+  """Writes what the run is into its folder: values, built config, versions."""
+  if jax.process_index() != 0:
+    return
+  from fiddle.experimental import serialization
+
+  built = {name: json.loads(serialization.dump_json(cfg)) for name, cfg in configs(e).items()}
+  for name, text in {
+    _VALUES: json.dumps(_identity(e), indent=2),
+    'experiment.txt': values_text(e),
+    'config.txt': configs_text(e),
+    'config.json': json.dumps(built, indent=1),
+    'versions.json': json.dumps(versions(), indent=2),
+  }.items():
+    write_file(folder / name, (text.rstrip('\n') + '\n').encode())
+
+
+def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
+  """Raises UserError when a folder with checkpoints is that of a different experiment."""
+  path = folder / _VALUES
+  if not path.exists():
+    return
+  try:
+    before = read_object(path)
+    old = {'experiment': before['experiment'], **before['values']}
+  except UserError as error:
+    raise UserError(f'{error}; --accept_changes goes on without it') from None
+  except (KeyError, TypeError) as error:
+    raise UserError(f'{path} is damaged ({error!r}); --accept_changes goes on without it') from None
+  identity = _identity(e)
+  new = {'experiment': identity['experiment'], **identity['values']}
+  for name in new.keys() - old.keys():  # an attribute that is newer than the run
+    default = PLAIN_XLA.get(name, getattr(type(e), name))
+    old[name] = new[name] if isinstance(default, derived) else default
+  free = set(e.RESUMABLE_CHANGES)
+  missing = object()
+  changed = [
+    f'{name} {old.get(name, "unset")!r} → {new.get(name, "unset")!r}'
+    for name in sorted(old.keys() | new.keys())
+    if name not in free and old.get(name, missing) != new.get(name, missing)
+  ]
+  if changed:
+    raise UserError(
+      f'{folder} holds checkpoints of a different experiment: {"; ".join(changed)}. '
+      'Choose another --job_log_dir, or continue with the change: --accept_changes'
+    )
+
+
+def run_values(folder: pathlib.Path) -> dict[str, Any] | None:
+  """What a run's folder says that it is: {'experiment': dotted path, 'values': {…}}; or None.
+
+  Raises:
+    UserError: the file that says so is damaged.
+  """
+  path = folder / _VALUES
+  return read_values(Source(folder, path)) if path.is_file() else None
+
+
+def stated_values(cls: type[Experiment], values: Mapping[str, Any]) -> dict[str, Any]:
+  """Of a run's values those from which the others derive, and those that were set instead.
+
+  Values of attributes that are no longer there are left out, and what may change in a run that is
+  continued is what the experiment says now.
+  """
+  known = {
+    k: v for k, v in values.items() if k in parameter_types(cls) and k != 'RESUMABLE_CHANGES'
+  }
+  stated = {k: v for k, v in known.items() if not isinstance(getattr(cls, k), derived)}
+  e = cls(**stated)
+  return stated | {k: v for k, v in known.items() if k not in stated and getattr(e, k) != v}
+
+
+def is_of(e: Experiment, folder: pathlib.Path) -> bool:
+  """Whether a folder's run is of the same experiment, with other numbers or not."""
+  found = run_values(folder)
+  return found is not None and found['experiment'] == full_name(type(e))
+
+
+def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] = ()) -> None:
+  """Raises UserError when a folder's checkpoints are of a model that is another by its numbers.
+
+  Zero-shot tasks have experiments of their own (Lambada126M), which evaluate another's run.
+
+  Args:
+    e: What is to be evaluated.
+    folder: The run's.
+    also: Further attributes, if e has them, that must be those of the run.
+  """
+  found = run_values(folder)
+  if found is None:
+    return
+  before = found['values']
+  ours = {k: v for values in e.model_values for k, v in values.items()}
+  ours |= {k: getattr(e, k) for k in also if hasattr(e, k)}
+  changed = [
+    f'{k} {before[k]!r} → {v!r}' for k, v in ours.items() if k in before and before[k] != v
+  ]
+  if changed:
+    raise UserError(f'{folder} holds checkpoints of another model: {"; ".join(changed)}')
+
+
+def _identity(e: Experiment) -> dict[str, Any]:
+  values = e.values()
+  if e.CHECKPOINT_RESTORE_PATH:  # LoRA's base is looked for there, from wherever
+    values['CHECKPOINT_RESTORE_PATH'] = str(pathlib.Path(e.CHECKPOINT_RESTORE_PATH).absolute())
+  return {'experiment': full_name(type(e)), 'backend': str(e.backend), 'values': values}

@@ -1,0 +1,163 @@
+"""Experiments by name."""
+
+import difflib
+import importlib
+import inspect
+import pkgutil
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import fiddle as fdl
+
+from paxlite.core.errors import UserError
+from paxlite.experiments.base import Experiment, full_name
+
+_REGISTRY: dict[str, type[Experiment]] = {}
+
+
+_PACKAGES = ('paxlite.experiments', 'paxlite.contrib.gpu.scripts_gpu')
+
+
+E = TypeVar('E', bound=type[Experiment])
+
+
+def register(cls: E) -> E:
+  """Makes an experiment known by its bare name.
+
+  Raises:
+    UserError: another experiment of that name is registered.
+  """
+  other = _REGISTRY.get(cls.__name__)
+  if other is not None and (other.__module__, other.__qualname__) != (
+    cls.__module__,
+    cls.__qualname__,
+  ):
+    raise UserError(
+      f'an experiment {cls.__name__} is registered by {other.__module__} already: give the one of '
+      f'{cls.__module__} another name, or no @register'
+    )
+  _REGISTRY[cls.__name__] = cls
+  return cls
+
+
+def experiments() -> dict[str, type[Experiment]]:
+  """Every registered experiment of paxlite's own packages and of modules imported so far."""
+  for package in _PACKAGES:
+    path = importlib.import_module(package).__path__
+    for module in pkgutil.iter_modules(path):
+      importlib.import_module(f'{package}.{module.name}')
+  return dict(sorted(_REGISTRY.items()))
+
+
+def find(name: str) -> type[Experiment]:
+  """The experiment of a bare registered name or a dotted path.
+
+  Only subclasses of Experiment are returned; nothing else is ever called or instantiated.
+
+  Raises:
+    UserError: there is no such experiment (the nearest names are told).
+  """
+  if '.' not in name:
+    known = experiments()
+    if name not in known:
+      near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+      hint = (
+        f'Did you mean {" or ".join(near)}?'
+        if near
+        else 'List them: python -m paxlite.tools.experiments'
+      )
+      raise UserError(f'--fdl_config={name}: no experiment of that name. {hint}')
+    return known[name]
+  cls = _attribute(name, '--fdl_config')
+  if not (isinstance(cls, type) and issubclass(cls, Experiment)):
+    raise UserError(f'--fdl_config={name} is not an Experiment class')
+  return cls
+
+
+def find_known(name: str, way_out: str = '--import={}') -> type[Experiment]:
+  """The experiment that a file names: one of paxlite's, or of a module that is imported already.
+
+  Checkpoints come from anywhere, and importing a module runs it.
+
+  Args:
+    name: A dotted path.
+    way_out: The flag that names a module, {}, of the user's own.
+
+  Raises:
+    UserError: there is no such experiment, or its module is not imported.
+  """
+  module = name.rpartition('.')[0]
+  if module and not module.startswith(_PACKAGES) and module not in sys.modules:
+    raise UserError(
+      f'the checkpoint is of the experiment {name}, and no file has modules imported: if that one '
+      f'is yours, {way_out.format(module)}'
+    )
+  return find(name)
+
+
+def apply_fiddler(cfg: fdl.Config, name: str) -> None:
+  """Calls the function at dotted path `name` (or of that name in the experiment's module) on `cfg`.
+
+  Raises:
+    UserError: there is no such function.
+  """
+  if '.' not in name:
+    name = f'{fdl.get_callable(cfg).__module__}.{name}'
+  function = _attribute(name, '--fiddler')
+  if not inspect.isfunction(function):
+    raise UserError(f'--fiddler={name} is not a function')
+  function(cfg)
+
+
+def _attribute(dotted: str, flag: str) -> Any:
+  module_name, _, attribute = dotted.rpartition('.')
+  if not all(dotted.split('.')):
+    raise UserError(f'{flag}={dotted} is no dotted path: write package.module.Name')
+  try:
+    module = importlib.import_module(module_name)
+  except ModuleNotFoundError as e:
+    if e.name is not None and (module_name + '.').startswith(e.name + '.'):
+      here = f'. It is {flag}={attribute} here' if attribute in experiments() else ''
+      raise UserError(f'{flag}={dotted}: there is no module {e.name}{here}') from None
+    raise  # the module is there and lacks something itself
+  if not hasattr(module, attribute):
+    near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.5)
+    hint = f' Did you mean {" or ".join(near)}?' if near else ''
+    raise UserError(f'{flag}={dotted}: {module_name} has no {attribute}.{hint}')
+  return getattr(module, attribute)
+
+
+def build_experiment(
+  name: str,
+  fiddlers: Sequence[str],
+  overrides: Mapping[str, str],
+  run: Mapping[str, Any] | None = None,
+) -> Experiment:
+  """The experiment `name` after `fiddlers`, then `overrides`; validated.
+
+  Args:
+    name: A bare name or a dotted path.
+    fiddlers: Functions that edit its config.
+    overrides: Text by attribute.
+    run: configuration.run_values of a run; if it is of this experiment, its values are those of all
+      attributes that neither fiddlers nor overrides set.
+  """
+  from paxlite.core.params import parse
+
+  cls = find(name)
+  cfg: Any = cls.config()
+  before: Any = cls.config()
+  for fiddler in fiddlers:
+    apply_fiddler(cfg, fiddler)
+  if run is not None and run['experiment'] == full_name(cls):
+    from paxlite.experiments.identity import stated_values
+
+    for attribute, value in stated_values(cls, run['values']).items():
+      if getattr(cfg, attribute) == getattr(before, attribute):
+        setattr(cfg, attribute, value)
+  for attribute, text in overrides.items():
+    setattr(cfg, attribute, parse(cls, attribute, text))
+  experiment = fdl.build(cfg)
+  experiment.validate()
+  return experiment

@@ -1,0 +1,366 @@
+"""Generating text: a key/value cache, sampling, and rows of different lengths in one batch.
+
+Prompts are padded on the left to a bucket's length, so that every row's next token goes to the same
+slot: rows differ in their padding alone, which is segment 0 and seen by nobody. A program is
+compiled once per (rows, bucket of prompts, bucket of cache); any lengths within them run it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
+
+from paxlite.core.errors import UserError
+from paxlite.core.trees import path_name
+from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.transformer import REPEATED
+from paxlite.parallel import partitioning
+
+_SMALLEST_BUCKET = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+  """How the next token is chosen, in this order.
+
+  Attributes:
+    repetition_penalty: Divides the positive logits of tokens that the row holds already, prompt
+      included, and multiplies the negative ones (https://arxiv.org/abs/1909.05858); 1 is off.
+    temperature: Divides the logits; 0 takes the largest.
+    top_k: Only this many of the largest stay; 0 is off.
+    top_p: Only the fewest of the largest whose probabilities reach this stay; 1 is off.
+  """
+
+  temperature: float = 0.0
+  top_k: int = 0
+  top_p: float = 1.0
+  repetition_penalty: float = 1.0
+
+  def __post_init__(self):
+    for name, good, what in (
+      ('temperature', self.temperature >= 0, 'at least 0 (0 takes the likeliest token)'),
+      ('top_k', self.top_k >= 0, 'at least 0 (0 is off)'),
+      ('top_p', 0 < self.top_p <= 1, 'above 0 and at most 1 (1 is off)'),
+      ('repetition_penalty', self.repetition_penalty > 0, 'positive (1 is off)'),
+    ):
+      if not good:
+        raise UserError(f'{name}={getattr(self, name):g} must be {what}')
+
+  def filtered(self, logits_BV: jax.Array) -> jax.Array:
+    """Logits / temperature, −inf where top_k or top_p rules a token out."""
+    logits_BV = logits_BV / self.temperature
+    if 0 < self.top_k < logits_BV.shape[-1]:
+      kth = jax.lax.top_k(logits_BV, self.top_k)[0][:, -1:]
+      logits_BV = jnp.where(logits_BV < kth, -jnp.inf, logits_BV)
+    if self.top_p < 1:
+      largest_first = jnp.sort(logits_BV, axis=-1, descending=True)
+      probabilities = jax.nn.softmax(largest_first, axis=-1)
+      before = jnp.cumsum(probabilities, axis=-1) - probabilities
+      least = jnp.where(before < self.top_p, largest_first, jnp.inf).min(-1, keepdims=True)
+      logits_BV = jnp.where(logits_BV < least, -jnp.inf, logits_BV)
+    return logits_BV
+
+
+@struct.dataclass
+class DecodeState:
+  """Attributes:
+
+  cache: What attention keeps, padded to S slots.
+  tokens_BS: Prompts, padded on the left, and what came after them.
+  starts_B: First slot of each prompt.
+  ends_B: Last slot of each row, int32: as many as it would have alone.
+  slot: Of the latest token, int32.
+  prompt_slots: Where prompts end, int32.
+  done_B: Rows that have ended.
+  seen_BV: Tokens that a row holds; None without repetition penalty.
+  keys_B: Of the sampling.
+  """
+
+  cache: Any
+  tokens_BS: jax.Array
+  starts_B: jax.Array
+  ends_B: jax.Array
+  slot: jax.Array
+  prompt_slots: jax.Array
+  done_B: jax.Array
+  seen_BV: jax.Array | None
+  keys_B: jax.Array
+
+
+class Generator:
+  """Continues prompts with a model.
+
+  Args:
+    model: Repeated or unrolled; unrolled is faster, for a scan copies every layer's weights.
+    params: Its parameters, on the mesh.
+    max_len: The most tokens of prompt and continuation: the model's positions.
+    sampling: See Sampling.
+    eos_ids: A row ends with one of them.
+    vocab_size: Ids from here on are never chosen (a vocabulary that was rounded up).
+    mesh: Where the batch is split; None: one device.
+    rules: Logical axes to mesh axes.
+  """
+
+  def __init__(
+    self,
+    model: TransformerLm,
+    params: Any,
+    max_len: int,
+    sampling: Sampling = Sampling(),
+    eos_ids: Sequence[int] = (),
+    vocab_size: int | None = None,
+    mesh: Mesh | None = None,
+    rules: partitioning.Rules = partitioning.DEFAULT_RULES,
+  ):
+    self._model: Any = model
+    self._params = params
+    self._max_len = max_len
+    self._sampling = sampling
+    self._eos_ids = tuple(eos_ids)
+    self._vocab_size = vocab_size
+    self._mesh = mesh
+    self._rules = rules
+    self._prefill = jax.jit(self._traced(self._prefill_program), static_argnums=(4,))
+    self._extend = jax.jit(self._traced(self._extend_program), donate_argnums=1)
+
+  def generate(
+    self,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    seed: int = 0,
+    row_ids: Sequence[int] | None = None,
+  ) -> list[list[int]]:
+    """The continuation of each prompt, its EOS left out; its neighbours do not change it.
+
+    Args:
+      prompts: Token ids, at least one each.
+      max_new_tokens: The most per row.
+      seed: Of the sampling; the same seed and row id give the same tokens in any batch.
+      row_ids: Names rows for the sampling; 0, 1, 2 … where None.
+
+    Raises:
+      UserError: a prompt is empty, has ids that are none, or leaves no room for a new token.
+    """
+    state, rooms = self._start(prompts, max_new_tokens, seed, row_ids)
+    state = self._extend(self._params, state, state.prompt_slots + max(rooms) - 1)
+    tokens_BS = multihost_utils.process_allgather(state.tokens_BS, tiled=True)
+    rows = tokens_BS[: len(prompts), int(state.prompt_slots) :]
+    return [self._until_eos(row[:room]) for row, room in zip(rows, rooms, strict=True)]
+
+  def stream(self, prompt: Sequence[int], max_new_tokens: int, seed: int = 0) -> Iterator[int]:
+    """The tokens of one continuation as they come; see generate."""
+    state, (room,) = self._start([prompt], max_new_tokens, seed, None)
+    first = int(state.prompt_slots)
+    for slot in range(first, first + room):
+      state = self._extend(self._params, state, slot)
+      token = int(jax.device_get(state.tokens_BS[0, slot]))
+      if token in self._eos_ids:
+        return
+      yield token
+
+  def prefill(
+    self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0
+  ) -> DecodeState:
+    """The state after the prompts, which holds the first new token of each: for measurements."""
+    return self._start(prompts, max_new_tokens, seed, None)[0]
+
+  def extend(self, state: DecodeState, new_tokens: int) -> DecodeState:
+    """`state` with `new_tokens` more slots filled; overwrites its argument."""
+    return self._extend(self._params, state, state.slot + new_tokens)
+
+  def _start(
+    self,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    seed: int,
+    row_ids: Sequence[int] | None,
+  ) -> tuple[DecodeState, list[int]]:
+    """The state after the prompts, and how many tokens may follow each."""
+    if max_new_tokens < 1:
+      raise UserError(f'max_new_tokens={max_new_tokens} must be at least 1')
+    vocab_size = self._params['embedding']['emb_var'].shape[0]
+    for number, prompt in enumerate(prompts):
+      check_ids(prompt, vocab_size, f'prompt {number}')
+    longest = max(map(len, prompts))
+    if min(map(len, prompts)) == 0:
+      raise UserError('a prompt has no token; give it a text, or START_ID to begin with')
+    if longest >= self._max_len:
+      raise UserError(
+        f'a prompt of {longest} tokens leaves no room for another: the model has '
+        f'MAX_SEQ_LEN={self._max_len}; shorten it, or raise --fdl.MAX_SEQ_LEN where positions are '
+        'rotary'
+      )
+    rooms = [min(max_new_tokens, self._max_len - len(prompt)) for prompt in prompts]
+    P = min(bucket(longest), self._max_len)
+    S = P + bucket(max(rooms))
+    rows = self._rows(len(prompts))
+    tokens = np.zeros((rows, P), np.int32)
+    starts = np.full(rows, P, np.int32)
+    starts[len(prompts) :] = P - 1  # rows that fill up the mesh hold one token
+    ends = np.full(rows, P, np.int32)
+    ends[: len(prompts)] = [P + room - 1 for room in rooms]
+    for r, prompt in enumerate(prompts):
+      starts[r] = P - len(prompt)
+      tokens[r, starts[r] :] = prompt
+    ids = np.arange(rows) if row_ids is None else np.pad(row_ids, (0, rows - len(row_ids)))
+    keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(seed), i))(ids)
+    done = np.arange(rows) >= len(prompts)
+    if self._mesh is not None:
+      sharding = partitioning.batch_sharding(self._mesh, self._rules, tokens.shape)
+      tokens = jax.device_put(tokens, sharding)
+    return self._prefill(self._params, tokens, (starts, ends), (keys, done), S), rooms
+
+  def _rows(self, count: int) -> int:
+    """Rows of a batch of `count` prompts: what the mesh divides."""
+    shards = (
+      1 if self._mesh is None else partitioning.num_shards(self._mesh.shape, self._rules, 'batch')
+    )
+    return -(-count // shards) * shards
+
+  def _traced(self, program):
+    """`program` with this mesh and these rules while it is traced."""
+    mesh = self._mesh
+    if mesh is None:
+      return program
+
+    @functools.wraps(program)
+    def traced(*args):
+      with partitioning.activate(mesh, self._rules):
+        return program(*args)
+
+    return traced
+
+  def _prefill_program(self, params, tokens_BP, slots, rows, size: int) -> DecodeState:
+    starts_B, ends_B = slots
+    keys_B, done_B = rows
+    B, P = tokens_BP.shape
+    slots_P = jnp.arange(P)
+    is_real = slots_P >= starts_B[:, None]
+    positions_BP = jnp.maximum(slots_P - starts_B[:, None], 0)
+    x_BPD, variables = self._model.apply(
+      {'params': params},
+      tokens_BP,
+      positions_BP,
+      is_real.astype(jnp.int32),
+      method='hidden',
+      mutable=['cache'],
+    )
+    seen_BV = None
+    if self._sampling.repetition_penalty != 1:
+      width = self._model.apply({'params': params}, x_BPD[:1, -1:], method='logits').shape[-1]
+      rows_B1 = jnp.arange(B)[:, None]
+      seen_BV = jnp.zeros((B, width), bool).at[rows_B1, tokens_BP].max(is_real)
+    state = DecodeState(
+      cache=_padded(variables['cache'], size),
+      tokens_BS=jnp.pad(tokens_BP, ((0, 0), (0, size - P))),
+      starts_B=starts_B,
+      ends_B=ends_B,
+      slot=jnp.int32(P - 1),
+      prompt_slots=jnp.int32(P),
+      done_B=done_B,
+      seen_BV=seen_BV,
+      keys_B=keys_B,
+    )
+    return self._append(params, state, x_BPD[:, -1:])
+
+  def _extend_program(self, params, state: DecodeState, last_slot: jax.Array) -> DecodeState:
+    """Fills slots until `last_slot` is, or every row has ended."""
+
+    def step(state: DecodeState) -> DecodeState:
+      token_B1 = jax.lax.dynamic_slice_in_dim(state.tokens_BS, state.slot, 1, axis=1)
+      x_B1D, variables = self._model.apply(
+        {'params': params, 'cache': state.cache},
+        token_B1,
+        jnp.minimum(state.slot, state.ends_B)[:, None] - state.starts_B[:, None],
+        jnp.ones_like(token_B1),
+        method='hidden',
+        mutable=['cache'],
+      )
+      return self._append(params, dataclasses.replace(state, cache=variables['cache']), x_B1D)
+
+    def goes_on(state: DecodeState) -> jax.Array:
+      return (state.slot < last_slot) & ~state.done_B.all()
+
+    return jax.lax.while_loop(goes_on, step, state)
+
+  def _append(self, params, state: DecodeState, x_B1D: jax.Array) -> DecodeState:
+    """Chooses each row's next token by its last hidden state, and puts it into the next slot."""
+    logits_BV = self._model.apply({'params': params}, x_B1D, method='logits')[:, 0]
+    if self._vocab_size is not None:
+      known = jnp.arange(logits_BV.shape[-1]) < self._vocab_size
+      logits_BV = jnp.where(known, logits_BV, -jnp.inf)
+    if state.seen_BV is not None:
+      penalty = self._sampling.repetition_penalty
+      penalised = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)
+      logits_BV = jnp.where(state.seen_BV, penalised, logits_BV)
+    slot = state.slot + 1
+    if self._sampling.temperature == 0:
+      token_B = logits_BV.argmax(-1)
+    else:
+      draw = lambda key, logits: jax.random.categorical(
+        jax.random.fold_in(key, slot - state.prompt_slots), logits
+      )
+      token_B = jax.vmap(draw)(state.keys_B, self._sampling.filtered(logits_BV))
+    token_B = jnp.where(state.done_B, 0, token_B).astype(jnp.int32)
+    seen_BV = state.seen_BV
+    if seen_BV is not None:
+      seen_BV = seen_BV.at[jnp.arange(len(token_B)), token_B].set(True)
+    ended_B = jnp.isin(token_B, jnp.array(self._eos_ids, jnp.int32)) | (slot >= state.ends_B)
+    return dataclasses.replace(
+      state,
+      tokens_BS=jax.lax.dynamic_update_slice_in_dim(
+        state.tokens_BS, token_B[:, None], slot, axis=1
+      ),
+      slot=slot,
+      done_B=state.done_B | ended_B,
+      seen_BV=seen_BV,
+    )
+
+  def _until_eos(self, row: np.ndarray) -> list[int]:
+    tokens = [int(t) for t in row]
+    ends = [i for i, t in enumerate(tokens) if t in self._eos_ids]
+    return tokens[: ends[0]] if ends else tokens
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
+  """Raises UserError, which names the place, unless all are ids of a vocabulary of this size."""
+  try:
+    array = np.asarray(ids)
+  except ValueError:  # lists of several lengths
+    array = np.zeros(0, object)
+  if not len(ids):
+    return
+  if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+    raise UserError(f'{what} must be a list of token ids, which are integers')
+  (wrong,) = np.nonzero((array < 0) | (array >= vocab_size))
+  if wrong.size:
+    raise UserError(
+      f'{what} has the id {array[wrong[0]]} at position {wrong[0]}: the ids of the vocabulary are '
+      f'0 to {vocab_size - 1:,}'
+    )
+
+
+def bucket(length: int) -> int:
+  """The power of two, at least 32, that `length` fits in."""
+  return max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
+
+
+def _padded(cache: Any, size: int) -> Any:
+  """The cache's arrays with `size` slots; those of a repeated stack have a leading layer axis."""
+
+  def one(path: Sequence[Any], x: jax.Array) -> jax.Array:
+    names = path_name(path).split('/')
+    if names[-1] == 'index':
+      return x
+    axis = 2 if REPEATED in names else 1
+    widths = [(0, size - x.shape[axis]) if i == axis else (0, 0) for i in range(x.ndim)]
+    return jnp.pad(x, widths)
+
+  return jax.tree_util.tree_map_with_path(one, cache)

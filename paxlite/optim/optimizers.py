@@ -1,0 +1,206 @@
+"""Pax's Adam as an optax transformation, and which variables it trains."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from paxlite.core.trees import path_name
+from paxlite.layers.transformer import REPEATED
+
+PyTree = Any
+
+
+class PaxAdamState(NamedTuple):
+  count: jax.Array  # type: ignore[assignment]  # int32, completed updates
+  m: PyTree
+  v: PyTree
+
+
+def scale_by_pax_adam(
+  b1: float = 0.9,
+  b2: float = 0.99,
+  epsilon: float = 1e-6,
+  epsilon_root: float = 0.0,
+  update_clip: float = 0.0,
+) -> optax.GradientTransformation:
+  """Adam in the bias-corrected-decay form that Pax has: m and v are stored already corrected.
+
+  β_t = β(1 − β^t) / (1 − β^(t+1)), t counting from 0; m = β1_t·m + (1 − β1_t)·g; the update is
+  m / (√(v + epsilon_root) + epsilon). Equal to https://arxiv.org/abs/1412.6980 in exact arithmetic.
+
+  Args:
+    b1: Decay of the first moment.
+    b2: Decay of the second moment.
+    epsilon: Added to the root.
+    epsilon_root: Added under the root.
+    update_clip: Cap on the root mean square of each variable's update; off where ≤ 0.
+  """
+
+  def init(params: PyTree) -> PaxAdamState:
+    zeros = lambda: jax.tree.map(jnp.zeros_like, params)
+    return PaxAdamState(jnp.zeros((), jnp.int32), zeros(), zeros())
+
+  def corrected(beta: float, count: jax.Array) -> jax.Array:
+    t = count.astype(jnp.float32)
+    return beta * (1 - jnp.power(beta, t)) / (1 - jnp.power(beta, t + 1))
+
+  def update(grads: PyTree, state: PaxAdamState, params: PyTree | None = None, valid=True):
+    del params
+    # a skipped update has zeros for gradients, and with decays of 1 the moments stay exactly
+    b1_t = jnp.where(valid, corrected(b1, state.count), 1)
+    b2_t = jnp.where(valid, corrected(b2, state.count), 1)
+    m = jax.tree.map(lambda g, m: b1_t * m + (1 - b1_t) * g, grads, state.m)
+    v = jax.tree.map(lambda g, v: b2_t * v + (1 - b2_t) * jnp.square(g), grads, state.v)
+
+    def step(path: Sequence[Any], m: jax.Array, v: jax.Array) -> jax.Array:
+      u = m / (jnp.sqrt(v + epsilon_root) + epsilon)
+      if update_clip > 0:
+        # each layer of a repeated stack is a variable of its own, as in Pax
+        dims = range(1 if REPEATED in path_name(path).split('/') else 0, u.ndim)
+        rms = jnp.sqrt(jnp.square(u).mean(tuple(dims), keepdims=True))
+        u = u / jnp.maximum(1.0, rms / update_clip)
+      return u
+
+    return jax.tree_util.tree_map_with_path(step, m, v), PaxAdamState(
+      state.count + jnp.asarray(valid, jnp.int32), m, v
+    )
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+class ScheduleState(NamedTuple):
+  count: jax.Array  # type: ignore[assignment]  # int32, completed updates
+
+
+def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransformation:
+  """Times −schedule(count); a skipped update is 0 and is not counted."""
+
+  def init(params: PyTree) -> ScheduleState:
+    del params
+    return ScheduleState(jnp.zeros((), jnp.int32))
+
+  def update(updates: PyTree, state: ScheduleState, params: PyTree | None = None, valid=True):
+    del params
+    learning_rate = jnp.where(valid, schedule(state.count), 0)
+    scaled = jax.tree.map(lambda u: -learning_rate * u, updates)
+    return scaled, ScheduleState(state.count + jnp.asarray(valid, jnp.int32))
+
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+def skippable(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
+  """Any optax transformation with the argument `valid` that Optimizer asks for.
+
+  Costs a pass over the updates and the state, which the two above save: they put the choice into
+  the scalars.
+  """
+
+  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, valid=True):
+    new_updates, new_state = transformation.update(updates, state, params)
+    updates = jax.tree.map(lambda u: jnp.where(valid, u, 0), new_updates)
+    return updates, jax.tree.map(lambda n, o: jnp.where(valid, n, o), new_state, state)
+
+  return optax.GradientTransformationExtraArgs(transformation.init, update)
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """An optax chain together with its schedule and the variables it trains.
+
+  Attributes:
+    transformation: Gradients to updates, the learning rate included. Its update takes `valid`, a
+      boolean scalar: where that is False, the gradients are zeros, the updates must be zeros too
+      and the state must stay. `skippable` makes such a one of any other.
+    schedule: Learning rate by update count, for the summaries.
+    trainable: Regular expressions; a variable trains when one of them matches its whole path
+      ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
+    clip_gradient_norm: Cap on the global norm of the gradients that `transformation` gets; off
+      where ≤ 0.
+  """
+
+  transformation: optax.GradientTransformation
+  schedule: optax.Schedule
+  trainable: tuple[str, ...] = ('.*',)
+  clip_gradient_norm: float = 0.0
+
+  def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
+    """(trainable, frozen): two trees like `params` with None where the other has the leaf."""
+
+    def keep(want: bool) -> PyTree:
+      def one(path, leaf):
+        name = path_name(path)
+        return leaf if any(re.fullmatch(p, name) for p in self.trainable) == want else None
+
+      return jax.tree_util.tree_map_with_path(one, params, is_leaf=_is_box)
+
+    return keep(True), keep(False)
+
+  def clipped(self, norm: jax.Array) -> jax.Array:
+    """The gradients' global norm after clipping."""
+    return jnp.minimum(norm, self.clip_gradient_norm) if self.clip_gradient_norm > 0 else norm
+
+  def clip(self, grads: PyTree, norm: jax.Array, valid: jax.Array) -> PyTree:
+    """Gradients of the global norm `norm` after clipping; zeros where `valid` is False.
+
+    One product with a scalar, which XLA fuses into what reads the gradients.
+    """
+    cap = self.clip_gradient_norm
+    if cap <= 0:
+      return jax.tree.map(lambda g: jnp.where(valid, g, 0), grads)
+    scale = jnp.where(norm > cap, cap / norm, 1)
+    return jax.tree.map(lambda g: jnp.where(valid, (g * scale).astype(g.dtype), 0), grads)
+
+  def learning_rate(self, opt_state: PyTree) -> jax.Array:
+    """The learning rate of the update that follows `opt_state`."""
+    counts = optax.tree.get_all_with_path(opt_state, 'count')
+    return self.schedule(counts[0][1])
+
+
+def merge(trainable: PyTree, frozen: PyTree) -> PyTree:
+  """The inverse of `Optimizer.split`."""
+  return jax.tree.map(
+    lambda t, f: f if t is None else t, trainable, frozen, is_leaf=lambda x: x is None
+  )
+
+
+def _is_box(x: Any) -> bool:
+  return isinstance(x, nn.meta.AxisMetadata)
+
+
+def adam(
+  schedule: optax.Schedule,
+  b1: float = 0.9,
+  b2: float = 0.99,
+  epsilon: float = 1e-6,
+  epsilon_root: float = 0.0,
+  update_clip: float = 1.0,
+  weight_decay: float = 1e-3,
+  clip_gradient_norm: float = 5.0,
+  trainable: Sequence[str] = ('.*',),
+) -> Optimizer:
+  """Pax's Adam: clip the global norm, Adam, decay every trainable variable, scale by −lr.
+
+  Optimizer.clip does the first; `transformation` by itself does not.
+
+  Args:
+    schedule: Learning rate by update count.
+    b1, b2, epsilon, epsilon_root, update_clip: See scale_by_pax_adam.
+    weight_decay: Times the variable, added to its update; biases, norms and embeddings too.
+    clip_gradient_norm: Cap on the global norm of the gradients; off where ≤ 0.
+    trainable: See Optimizer.
+  """
+  chain: list[Any] = []
+  if clip_gradient_norm > 0:
+    chain.append(optax.identity())  # checkpoints have a place for what clipped here
+  chain += [
+    scale_by_pax_adam(b1, b2, epsilon, epsilon_root, update_clip),
+    optax.add_decayed_weights(weight_decay),
+    scale_by_learning_rate(schedule),
+  ]
+  return Optimizer(optax.chain(*chain), schedule, tuple(trainable), clip_gradient_norm)

@@ -1,0 +1,280 @@
+"""The mesh, and where arrays lie on it.
+
+Code names the logical axes of an array; one table of rules maps them to mesh axes:
+
+    x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
+
+The mesh has Pax's axes (replica, data, mdl), and others where a run asks for them:
+
+    stage    splits the layers of a repeated stack (pipeline parallelism)
+    replica  copies the model and splits the batch (DP)
+    data     splits the batch and the weights (FSDP)
+    expert   splits the batch, and experts (expert parallelism)
+    context  splits the length of the activations (context parallelism)
+    mdl      splits heads, hidden units and vocabulary (TP)
+
+XLA's partitioner does the rest.
+"""
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax.linen import meta
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from paxlite.parallel.mesh import MESH_AXES
+
+Rules = Mapping[str, str | tuple[str, ...] | None]
+
+# Weights are split in two dimensions (data × mdl) and activations in batch and width, as in Pax.
+ALL_RULES: Rules = {
+  # activations
+  'batch': ('replica', 'data', 'expert'),
+  'outer_batch': ('replica', 'data', 'expert', 'stage'),  # of logits
+  'lookup_batch': ('replica', 'expert'),  # of what is looked up in a table that is split by data
+  'lookup_embed': 'data',
+  'length': 'context',
+  'residual_length': 'context',  # of what goes from one layer to the next
+  'kv_length': None,  # a query's keys are all of its sequence: gathered over context
+  'act_embed': 'mdl',
+  'act_heads': 'mdl',
+  'act_kv_heads': 'mdl',
+  'act_mlp': 'mdl',
+  'act_vocab': 'mdl',
+  # weights
+  'embed': 'data',
+  'heads': 'mdl',
+  'kv_heads': 'mdl',
+  'head_dim': None,
+  'mlp': 'mdl',
+  'vocab': 'mdl',
+  'qkv': None,
+  'norm': None,
+  'positions': None,
+  'layers': 'stage',
+  'lora_rank': None,
+  # experts: see experiments.experts
+  'experts': 'expert',
+  'expert_embed': 'data',
+  'expert_groups': ('replica', 'data'),
+  # Transformer Engine's names for its layer
+  'nvte_batch': ('replica', 'data', 'expert'),
+  'nvte_seqlen': 'context',
+  'nvte_seqlen_tp': None,
+  'nvte_seqlen_cp': 'context',
+  'nvte_head': 'mdl',
+  'nvte_hidden': None,
+  'nvte_hidden_tp': 'mdl',
+  'nvte_joined': None,
+  'nvte_w_fsdp': 'data',
+  'nvte_w_tp': 'mdl',
+  'nvte_w_joined': None,
+  'nvte_w_no_shard': None,
+}
+
+
+def rules_for(axes: Sequence[str], rules: Rules = ALL_RULES) -> Rules:
+  """`rules` without the mesh axes that are not among `axes`."""
+
+  def one(entry: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    kept = tuple(a for a in axes_of(entry) if a in axes)
+    return None if not kept else kept[0] if isinstance(entry, str) else kept
+
+  return {name: one(entry) for name, entry in rules.items()}
+
+
+def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+  """The mesh axes of one entry of a rule or a PartitionSpec."""
+  return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+DEFAULT_RULES: Rules = rules_for(MESH_AXES)
+
+_active: contextvars.ContextVar[tuple[Mesh, Rules] | None] = contextvars.ContextVar(
+  'paxlite_partitioning', default=None
+)
+
+
+@contextlib.contextmanager
+def activate(mesh: Mesh, rules: Rules = DEFAULT_RULES) -> Iterator[None]:
+  """Makes `shard` constrain arrays to `mesh` by `rules` while a program is traced."""
+  token = _active.set((mesh, rules))
+  try:
+    yield
+  finally:
+    _active.reset(token)
+
+
+def active_mesh() -> tuple[Mesh, Rules] | None:
+  """What `activate` made active."""
+  return _active.get()
+
+
+def active_platform() -> str:
+  """Of the active mesh's devices, or else of JAX's own: cpu, gpu, cuda, tpu."""
+  active = active_mesh()
+  return active[0].devices.flat[0].platform if active else jax.default_backend()
+
+
+def shard(x: jax.Array, *names: str | None) -> jax.Array:
+  """Constrains `x` to the layout that the active rules give its logical axes.
+
+  A dimension that the mesh axes do not divide stays whole.
+
+  Args:
+    x: An array with as many dimensions as there are names.
+    *names: Logical axis names; None for a dimension that is never split.
+
+  Raises:
+    ValueError: a name has no rule, or there are too many or too few names.
+  """
+  if len(names) != x.ndim:
+    raise ValueError(f'{len(names)} axis names {names} for an array of shape {x.shape}')
+  active = _active.get()
+  if active is None:
+    spec(names, DEFAULT_RULES)
+    return x
+  mesh, rules = active
+  partition = fitting(spec(names, rules), x.shape, dict(mesh.shape))
+  if mesh.size == 1:
+    return x
+  return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition))
+
+
+# The logical axes of a weight that FSDP splits over the mesh axis data.
+_FSDP_AXES = ('embed', 'expert_embed')
+
+
+def gathers_weights() -> bool:
+  """Whether `gather_weight` gathers on the active mesh: see there."""
+  active = _active.get()
+  if active is None:
+    return False
+  mesh, rules = active
+  batch = axes_of(rules['batch'])
+  sizes = dict(mesh.shape)
+  before = math.prod(sizes[a] for a in batch[: batch.index('data')])
+  return min(before, sizes['data'], sizes['mdl']) > 1
+
+
+def gather_weight(w: jax.Array, names: Sequence[str | None]) -> jax.Array:
+  """A weight for a product with activations, gathered over data where XLA must not choose.
+
+  XLA's partitioner exchanges rows of the batch when it multiplies activations that are split by
+  (replica, data) with a weight that is split by mdl in the dimension that is summed over and by
+  data in the one that remains, if the result is split by mdl there, data and mdl have the same
+  size, and a shard has fewer tokens than that dimension has entries. The rows of (replica 0,
+  data 1) and (replica 1, data 0) change places before the product and not back after it. Programs
+  for CPUs and for GPUs are wrong (jax 0.10 to 0.11), those for TPUs were not seen to be. With the
+  weight gathered by hand the program needs one exchange less, and is otherwise the same.
+
+  On meshes of which data is the first axis of the batch, or on which replica, data or mdl is 1,
+  nothing is done, so that XLA may gather piece by piece while it multiplies.
+
+  Args:
+    w: The weight, in the dtype of the product.
+    names: Its logical axes.
+  """
+  if not gathers_weights():
+    return w
+  whole = [None if name in _FSDP_AXES else name for name in names]
+
+  @jax.custom_vjp
+  def gather(w: jax.Array) -> jax.Array:
+    return shard(w, *whole)
+
+  # a constraint's own derivative would leave the gradient whole on every device
+  gather.defvjp(lambda w: (shard(w, *whole), None), lambda _, grad: (shard(grad, *names),))
+  return gather(w)
+
+
+def spec(names: Sequence[str | None], rules: Rules) -> PartitionSpec:
+  """The PartitionSpec of an array with these logical axes."""
+  unknown = [n for n in names if n is not None and n not in rules]
+  if unknown:
+    raise ValueError(f'no sharding rule for the logical axes {unknown}; known: {sorted(rules)}')
+  return PartitionSpec(*(None if n is None else rules[n] for n in names))
+
+
+def param_specs(boxed_params: Any, rules: Rules) -> Any:
+  """PartitionSpecs for a tree of (abstract) parameters as `param` below boxes them."""
+
+  def one(leaf: Any) -> PartitionSpec:
+    return spec(leaf.names, rules) if isinstance(leaf, nn.LogicallyPartitioned) else PartitionSpec()
+
+  return jax.tree.map(one, boxed_params, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned))
+
+
+def fitting(
+  partition: PartitionSpec, shape: Sequence[int], sizes: Mapping[str, int]
+) -> PartitionSpec:
+  """`partition` without the mesh axes that do not divide their dimension (a vocabulary of 50257).
+
+  Of several axes of one dimension, the first ones that do are kept.
+
+  Args:
+    partition: What the rules ask for.
+    shape: The array's shape.
+    sizes: Mesh axis sizes.
+  """
+
+  def one(entry, dim):
+    axes = axes_of(entry)
+    while dim % math.prod(sizes[a] for a in axes):
+      axes = axes[:-1]
+    return entry if axes == axes_of(entry) else axes or None
+
+  entries = tuple(partition) + (None,) * (len(shape) - len(partition))
+  return PartitionSpec(*(one(e, d) for e, d in zip(entries, shape, strict=True)))
+
+
+def sharded_shapes(boxed_params: Any, mesh: Mesh, rules: Rules) -> Any:
+  """jax.ShapeDtypeStructs of a tree of abstract parameters as `param` boxes them, on a mesh."""
+  sizes = dict(mesh.shape)
+
+  def one(x: jax.ShapeDtypeStruct, partition: PartitionSpec) -> jax.ShapeDtypeStruct:
+    sharding = NamedSharding(mesh, fitting(partition, x.shape, sizes))
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+  return jax.tree.map(one, meta.unbox(boxed_params), param_specs(boxed_params, rules))
+
+
+def batch_sharding(mesh: Mesh, rules: Rules, shape: Sequence[int] | None = None) -> NamedSharding:
+  """The layout of a batch's arrays [batch, length]; what does not divide `shape` is left out."""
+  partition = spec(('batch', 'length'), rules)
+  if shape is not None:
+    partition = fitting(partition, shape, dict(mesh.shape))
+  return NamedSharding(mesh, partition)
+
+
+def num_shards(sizes: Mapping[str, int], rules: Rules, name: str) -> int:
+  """Parts that a logical axis is split into on a mesh of these sizes by axis."""
+  return math.prod(sizes[a] for a in axes_of(rules[name]))
+
+
+def param(
+  module: nn.Module,
+  name: str,
+  init: Any,
+  shape: Sequence[int],
+  axes: Sequence[str | None],
+  dtype: Any = 'float32',
+) -> jax.Array:
+  """Declares a parameter of `module` together with its logical axes."""
+  if len(shape) != len(axes):
+    raise ValueError(f'{name}: {len(axes)} axis names {axes} for shape {shape}')
+  boxed_init: Any = nn.with_logical_partitioning(init, tuple(axes))
+  return module.param(name, boxed_init, tuple(shape), dtype)
+
+
+def process_rows(sharding: NamedSharding, batch_size: int) -> slice:
+  """The rows of a global batch that the devices of this process hold."""
+  rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
+  indices = rows.addressable_devices_indices_map((batch_size,)).values()
+  bounds = [index[0].indices(batch_size) for index in indices if index is not None]
+  return slice(min(b[0] for b in bounds), max(b[1] for b in bounds))

@@ -1,0 +1,1 @@
+"""What `paxlite.main` does with an experiment: train, evaluate, decode."""

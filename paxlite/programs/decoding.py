@@ -1,0 +1,24 @@
+"""The program that continues texts."""
+
+from typing import Any
+
+from paxlite.core.errors import UserError
+from paxlite.core.terminal import say
+from paxlite.programs.run import Run, load, make_folder
+
+
+def decode(run: Run) -> None:
+  """Continues the prompts of DECODE_FILES with the last good checkpoint, or restored weights."""
+  from paxlite.eval import inference
+
+  e: Any = run.experiment
+  if not e.DECODE_FILES:
+    raise UserError('--fdl.DECODE_FILES=/path/to/prompts.jsonl is missing')
+  run.check_evaluated()
+  loaded, step = load(run)
+  prompts = inference.read_prompts(e.DECODE_FILES, loaded)
+  make_folder(run.folder)
+  name = 'restored' if step is None else f'{step:08d}'
+  output = run.folder / f'decoded_{name}.jsonl'
+  count = inference.decode_file(loaded, prompts, output)
+  say(f'{output}: {len(prompts):,} prompts continued, {count:,} of them now')

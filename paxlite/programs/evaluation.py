@@ -1,0 +1,77 @@
+"""The program that evaluates."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from paxlite.core.errors import UserError
+from paxlite.core.terminal import say
+from paxlite.experiments.identity import (
+  refuse_other_model,
+)
+from paxlite.parallel import devices
+from paxlite.programs.run import Run, load, make_folder
+from paxlite.runtime.goodput import Goodput
+from paxlite.training.memory_check import MemoryCheck
+from paxlite.training.mesh_check import check_mesh
+from paxlite.training.summaries import Summaries
+
+
+def evaluate(run: Run) -> None:
+  """Evaluates the last good checkpoint on every evaluation input, and on EVAL_TASKS."""
+  run = dataclasses.replace(run, read_only=True)
+  e = run.experiment
+  if not run.checkpoints().steps() and e.restore is None:
+    raise UserError(
+      f'{run.folder} holds no checkpoint to evaluate: train first, or name weights '
+      'with --fdl.CHECKPOINT_RESTORE_PATH'
+    )
+  tasks = getattr(e, 'EVAL_TASKS', [])
+  if tasks:
+    if run.checkpoints().steps():
+      refuse_other_model(e, run.folder)
+    evaluate_zero_shot(run, tasks)
+    if not e.eval_inputs():
+      return
+  run.check_evaluated()
+  spent = Goodput(None)
+  watchdog = run.watchdog(spent)
+  states, evaluator = run.evaluator(watchdog.beat)
+  with watchdog:
+    check_mesh(states.mesh, states.rules)
+    make_folder(run.folder)
+    say(f'Devices: {devices.described()}')
+    say(f'Backend: {e.backend}')
+    MemoryCheck(states.mesh, run.check_memory).state(states.abstract, ())
+    with spent.spent_on('restore'):
+      state, step = states.last()
+    summaries = Summaries(run.folder, max_steps=step)
+    spent.switch('evaluation')
+    try:
+      evaluator.report(state, step, summaries)
+    finally:
+      summaries.close()
+
+
+def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
+  """Evaluates on the tasks of these names; prints tables and writes summaries."""
+  from paxlite.eval import eval_tasks, zero_shot
+
+  e: Any = run.experiment
+  tasks = eval_tasks.read_tasks(
+    names,
+    skip_unreadable=e.EVAL_SKIP_UNREADABLE,
+    tfds_data_dir=getattr(e, 'TFDS_DATA_DIR', ''),
+  )
+  inference, step = load(run)
+  evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG)
+  make_folder(run.folder)
+  summaries = Summaries(run.folder, max_steps=step or 0)
+  try:
+    for task in tasks:
+      result = evaluate(task)
+      values = {k: m.value for k, m in result.metrics.items()}
+      values |= {f'{k}_stderr': m.stderr for k, m in result.metrics.items()}
+      summaries.result(step or 0, task.name, values, result.line())
+  finally:
+    summaries.close()

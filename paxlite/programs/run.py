@@ -1,0 +1,240 @@
+"""A run: an experiment, its folder, and what is built for them."""
+
+import dataclasses
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+import fiddle as fdl
+import jax
+
+from paxlite.checkpointing.checkpoints import Checkpoints
+from paxlite.checkpointing.restore import Restore
+from paxlite.checkpointing.source import find_source, tokenizer_of
+from paxlite.core.errors import UserError
+from paxlite.data.base import Input
+from paxlite.data.tokenizer import Tokenizer, open_tokenizer
+from paxlite.eval.inference import Inference
+from paxlite.eval.inference import load as load_inference
+from paxlite.experiments.backend import PLAIN_XLA
+from paxlite.experiments.base import Experiment
+from paxlite.experiments.identity import (
+  is_of,
+  refuse_other_experiment,
+  refuse_other_model,
+)
+from paxlite.optim.optimizers import path_name
+from paxlite.parallel import partitioning
+from paxlite.runtime.compiled_step import SavedStep
+from paxlite.runtime.goodput import Goodput
+from paxlite.runtime.peers import Peers
+from paxlite.runtime.watchdog import Limits, Watchdog
+from paxlite.training.evaluation import Evaluator
+from paxlite.training.memory_check import MemoryCheck
+from paxlite.training.save_times import SaveTimes
+from paxlite.training.saving import Saver
+from paxlite.training.spikes import SpikeDetector
+from paxlite.training.states import States
+from paxlite.training.trainer import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """An experiment and where it runs.
+
+  Attributes:
+    experiment: Validated numbers.
+    folder: job_log_dir.
+    save: Whether training writes checkpoints; it continues from those that are there either way.
+    accept_changes: Whether a folder of a different experiment, or data, may be continued.
+    start_over: Whether it may begin again where the folder's checkpoints are all damaged.
+    read_only: Whether what the folder holds stays as it is.
+    compiled_step: A file of tools.compile to load instead of compiling.
+    check_memory: Whether what needs more memory than there is gets refused.
+    peers: The other processes of the run.
+  """
+
+  experiment: Experiment
+  folder: pathlib.Path
+  save: bool = True
+  accept_changes: bool = False
+  start_over: bool = False
+  read_only: bool = False
+  compiled_step: pathlib.Path | None = None
+  check_memory: bool = True
+  peers: Peers = dataclasses.field(default_factory=Peers)
+
+  def trainer(self) -> Trainer:
+    """Builds everything; raises UserError before a file is written or a program compiled."""
+    e = self.experiment
+    inputs = e.train_input(), e.eval_inputs()  # configs only, but a missing dataset is said first
+    mesh = e.mesh()
+    states = self.states(mesh)
+    data = fdl.build(inputs[0])
+    states.batch_size = data.batch_size
+    eval_data = {name: fdl.build(cfg) for name, cfg in inputs[1].items()}
+    _check_vocabulary(e, {'training': data, **eval_data})
+    _check_eval_batches(e, eval_data)
+    options = e.compiler_options(mesh.devices.flat[0].platform)
+    step = self.compiled_step
+    saved = None if step is None else SavedStep(step, e.values(), options)
+    if saved is not None:
+      saved.check(mesh)
+    spent = Goodput(self.folder if jax.process_index() == 0 else None)
+    trainer = Trainer(
+      task=states.task,
+      mesh=mesh,
+      rules=e.rules,
+      saver=Saver(
+        states, data, self.save, e.STOP_ON_FAILED_SAVE, e.MAX_ROLLBACKS, self.accept_changes
+      ),
+      data=data,
+      eval_data=eval_data,
+      folder=self.folder,
+      seed=e.SEED,
+      seq_len=e.MAX_SEQ_LEN,
+      max_steps=e.MAX_STEPS,
+      summary_interval=e.SUMMARY_INTERVAL_STEPS,
+      eval_interval=e.EVAL_INTERVAL_STEPS,
+      save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
+      flops_per_token=e.flops_per_token,
+      goodput=spent,
+      watchdog=self.watchdog(spent),
+      memory=MemoryCheck(mesh, self.check_memory),
+      spikes=(
+        SpikeDetector(e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW) if e.LOSS_SPIKE_FACTOR else None
+      ),
+      profiler_step=e.PROFILER_CAPTURE_STEP,
+      profiler_steps=e.PROFILER_NUM_STEPS,
+      compiler_options=options,
+      saved_step=saved,
+    )
+    _check_trainable(trainer)
+    return trainer
+
+  def states(self, mesh: Any) -> States:
+    """Raises UserError where another checkpoint, that the run starts from, does not fit."""
+    e = self.experiment
+    states = States(
+      task=fdl.build(e.training_task()),
+      mesh=mesh,
+      rules=e.rules,
+      checkpoints=self.checkpoints(),
+      seed=e.SEED,
+      batch_size=e.batch_size,
+      restore=e.restore,
+      trainable_only=e.saves_trainable_only,
+      start_over=self.start_over,
+    )
+    states.plan  # noqa: B018 - read here, before data is, which takes its time
+    return states
+
+  def evaluator(self, beat: Callable[[], None]) -> tuple[States, Evaluator]:
+    """What evaluates the run; the data that it trains on is neither needed nor read.
+
+    Args:
+      beat: Called after each batch.
+    """
+    e = self.experiment
+    inputs = e.eval_inputs()
+    if not inputs:
+      raise UserError(
+        f'{type(e).__name__} has no evaluation input'
+        + (': --fdl.EVAL_FILES names one' if hasattr(e, 'EVAL_FILES') else '')
+      )
+    mesh = e.mesh()
+    states = self.states(mesh)
+    data = {name: fdl.build(cfg) for name, cfg in inputs.items()}
+    _check_vocabulary(e, data)
+    _check_eval_batches(e, data)
+    return states, Evaluator(states.task, mesh, e.rules, data, beat)
+
+  def watchdog(self, goodput: Goodput) -> Watchdog:
+    e = self.experiment
+    limits = Limits(e.STEP_TIMEOUT, e.PHASE_TIMEOUT, e.STACK_TRACE_INTERVAL)
+    return Watchdog(self.folder, limits, goodput, self.peers)
+
+  def check_folder(self) -> None:
+    """Raises UserError when the folder's checkpoints are those of a different experiment."""
+    if not self.accept_changes and self.checkpoints().steps():
+      refuse_other_experiment(self.experiment, self.folder)
+
+  def check_evaluated(self) -> None:
+    """Raises UserError when the folder's checkpoints are those of another experiment or model.
+
+    Numbers that neither the model nor its backend depends on may be others than in training.
+    """
+    if not self.accept_changes and self.checkpoints().steps():
+      refuse_other_model(self.experiment, self.folder, also=PLAIN_XLA)
+      if not is_of(self.experiment, self.folder):
+        refuse_other_experiment(self.experiment, self.folder)
+
+  def checkpoints(self) -> Checkpoints:
+    keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
+    return Checkpoints(self.folder / 'checkpoints', keep, read_only=self.read_only)
+
+  def tokenizer(self) -> Tokenizer | None:
+    """What a sample at the end of training needs; None where none is asked for."""
+    if getattr(self.experiment, 'SAMPLE_PROMPT', None) is None:
+      return None
+    vocab = getattr(self.experiment, 'VOCAB_PATH', '')
+    return open_tokenizer(vocab or str(tokenizer_of(self.experiment.CHECKPOINT_RESTORE_PATH) or ''))
+
+
+def load(run: Run) -> tuple[Inference, int | None]:
+  """The model with the last good checkpoint, and its step; or with restored weights, and None."""
+  e: Any = run.experiment
+  own = bool(run.checkpoints().steps())
+  restore = Restore(str(run.folder)) if own else e.restore
+  if restore is None:
+    raise UserError(
+      f'{run.folder} holds no checkpoint: train first, or name weights '
+      'with --fdl.CHECKPOINT_RESTORE_PATH'
+    )
+  source = find_source(restore.path)
+  vocab = getattr(e, 'VOCAB_PATH', '') or os.environ.get('VOCAB_PATH', '')
+  loaded = load_inference(e, source, restore, vocab)
+  return loaded, int(source.folder.name.rpartition('_')[2]) if own else None
+
+
+def make_folder(folder: pathlib.Path) -> None:
+  """Makes job_log_dir; raises UserError where it cannot be made or written."""
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=folder):  # without a name that other processes could take
+      pass
+  except OSError as e:
+    raise UserError(f'--job_log_dir={folder} cannot be written: {e.strerror or e}') from None
+
+
+def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
+  vocab_size = getattr(e, 'VOCAB_SIZE', None)
+  for name, data in inputs.items():
+    if vocab_size is not None and data.max_token_id >= vocab_size:
+      raise UserError(
+        f'the {name} data {data.name} has token id {data.max_token_id} and VOCAB_SIZE is '
+        f'{vocab_size}: '
+        f'--fdl.VOCAB_SIZE={-(-(data.max_token_id + 1) // 128) * 128} or another dataset'
+      )
+
+
+def _check_trainable(trainer: Trainer) -> None:
+  params = trainer.states.abstract.params
+  optimizer = trainer.task.optimizer
+  if not jax.tree.leaves(optimizer.split(params)[0]):
+    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    raise UserError(
+      f'TRAINABLE_VARIABLES={list(optimizer.trainable)} matches no variable as a whole; '
+      f'there are {", ".join(names[:3])} …'
+    )
+
+
+def _check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:
+  for name, data in inputs.items():
+    if data.batch_size % e.batch_shards:
+      axes = ' × '.join(partitioning.axes_of(e.rules['batch']))
+      raise UserError(
+        f'EVAL_BATCH_SIZE={data.batch_size} ({name}) is not divisible by {axes} = {e.batch_shards}'
+      )

@@ -1,0 +1,127 @@
+"""The program that trains."""
+
+from typing import Any
+
+import fiddle as fdl
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from paxlite.core.errors import Interrupted, UserError
+from paxlite.core.terminal import say
+from paxlite.data import about
+from paxlite.data.tokenizer import Tokenizer
+from paxlite.experiments.identity import (
+  write_configuration,
+)
+from paxlite.parallel import devices
+from paxlite.programs.run import Run, make_folder
+from paxlite.runtime import goodput, preemption, processes
+from paxlite.runtime.compiled_step import check_options
+from paxlite.runtime.folder_lock import FolderLock
+from paxlite.training.mesh_check import check_mesh
+from paxlite.training.trainer import Trainer
+
+
+def train(run: Run) -> None:
+  """Trains to MAX_STEPS, continuing what the folder holds, and prints a sample.
+
+  Raises:
+    Interrupted: SIGINT (Ctrl-C, or a notebook's stop), SIGTERM or SIGHUP came; what was trained is
+      saved, and the same call goes on. Handlers of the caller's are back then.
+  """
+  lock = FolderLock(run.folder)
+  with preemption.listening(saves=run.save):
+    try:
+      _train(run, lock)
+    finally:
+      lock.release()  # a notebook lives on
+
+
+def _train(run: Run, lock: FolderLock) -> None:
+  run.check_folder()
+  _lock(lock, run)
+  trainer = run.trainer()
+  with trainer.watchdog:
+    _train_watched(run, lock, trainer)
+
+
+def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
+  tokenizer = run.tokenizer()
+  check_mesh(trainer.mesh, trainer.rules)
+  if run.compiled_step is None:
+    check_options(trainer.compiler_options)
+  make_folder(run.folder)
+  _lock(lock, run)
+  if jax.process_index() == 0:
+    say(f'Devices: {devices.described()}')
+    say(f'Backend: {run.experiment.backend}')
+    for line in (*about.lines(trainer.data), *run.experiment.remarks):
+      say(line)
+    if trainer.compiler_options:
+      told = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler_options.items()))
+      say(f'XLA: {told}')
+  abstract = trainer.states.abstract
+  trainer.memory.state(abstract, trainer.task.optimizer.split(abstract.params)[0])
+  with processes.leaving_together(), trainer.goodput.spent_on('restore'):
+    state, step = trainer.states.initial()
+    if step < run.experiment.MAX_STEPS:
+      trainer.saver.resume(step)
+  if trainer.states.plan is not None and jax.process_index() == 0:
+    say(trainer.states.plan.table())
+  write_configuration(
+    run.experiment, run.folder
+  )  # not before it is known that the folder's checkpoint fits
+  preemption.check()
+  try:
+    state = trainer.train(state, step)
+  finally:
+    _print_goodput(run)
+  e: Any = run.experiment
+  if tokenizer is not None and getattr(e, 'USE_TE', 'off') == 'layer':
+    say("No sample: Transformer Engine's layers keep no keys and values")
+  elif tokenizer is not None and jax.process_count() == 1:
+    text = _sample(e, trainer, state.params, tokenizer)
+    say(f'\nA sample, continuing {e.SAMPLE_PROMPT!r}:\n{text}\n')
+  if jax.process_index() == 0:
+    say(f'Logs, metrics and checkpoints are in {run.folder}')
+
+
+def _lock(lock: FolderLock, run: Run) -> None:
+  """Process 0 takes the lock for all of them; all raise UserError where it cannot."""
+  problem: Exception | None = None
+  if jax.process_index() == 0:
+    try:
+      lock.acquire()
+    except (UserError, Interrupted) as e:
+      problem = e
+  if jax.process_count() > 1 and multihost_utils.broadcast_one_to_all(np.int32(bool(problem))):
+    problem = problem or UserError(f'--job_log_dir={run.folder} is in use, as process 0 says')
+  if problem is not None:
+    raise problem
+
+
+def _print_goodput(run: Run) -> None:
+  report = goodput.report(run.folder)
+  if report is not None and jax.process_index() == 0:
+    say(report.line())
+
+
+def _sample(e: Any, trainer: Trainer, params: Any, tokenizer: Tokenizer) -> str:
+  """Continues the experiment's prompt by up to 100 tokens."""
+  from paxlite.eval.inference import eos_ids, start_ids
+  from paxlite.generation.decoding import Generator, Sampling
+
+  start = start_ids(e, tokenizer)
+  prompt = (start + tokenizer.encode(e.SAMPLE_PROMPT))[: e.MAX_SEQ_LEN - 1]
+  generator = Generator(
+    fdl.build(e.task()).model,
+    params,
+    e.MAX_SEQ_LEN,
+    Sampling(temperature=0.8),
+    eos_ids=eos_ids(e, tokenizer),
+    vocab_size=tokenizer.vocab_size,
+    mesh=trainer.mesh,
+    rules=trainer.rules,
+  )
+  return tokenizer.decode(prompt[len(start) :] + generator.generate([prompt], 100)[0])

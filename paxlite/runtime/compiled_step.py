@@ -1,0 +1,240 @@
+"""A compiled train step in a file, and what it was compiled for.
+
+The file is a line of JSON, which tells what must be the same where it is loaded, and JAX's
+serialized executable. That is a pickle inside, so that a file is loaded only where nobody but its
+user can have written it.
+"""
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import pathlib
+import pickle
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import google_crc32c
+import jax
+from jax.experimental import serialize_executable
+from jax.sharding import Mesh
+
+import paxlite
+from paxlite.core.errors import UserError
+from paxlite.core.json_files import parse_line
+from paxlite.core.ownership import open_to_others
+
+_FORMAT = 'paxlite compiled step 1'
+_HEADER = {'crc32c': int, 'program': int, 'arguments': list, 'values': dict}
+_COMPILERS = ('libtpu', 'jax-cuda12-pjrt', 'jax-cuda13-pjrt')
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedStep:
+  """A file that training loads instead of compiling.
+
+  Attributes:
+    path: Of the file.
+    values: The experiment's, to tell which of them differ.
+    options: Of the compiler.
+  """
+
+  path: pathlib.Path
+  values: Mapping[str, Any]
+  options: Mapping[str, Any]
+
+  def check(self, mesh: Mesh) -> None:
+    """Raises UserError where it is clear, before anything is traced, that it cannot be loaded."""
+    header, _ = _read(self.path)
+    _refuse_other_machine(self.path, header, machine(mesh, self.options))
+
+  def load(self, lowered: Any, arguments: tuple[Any, ...], mesh: Mesh) -> Any:
+    """The compiled step.
+
+    Args:
+      lowered: What would be compiled.
+      arguments: State and batch.
+      mesh: Where they lie.
+
+    Raises:
+      UserError: the file is damaged, others could have written it, or it is of another step.
+    """
+    header, payload = _read(self.path)
+    here = identity(lowered, mesh, self.values, self.options)
+    _refuse_other_machine(self.path, header, machine(mesh, self.options))
+    _refuse_other(self.path, header, here)
+    devices = list(mesh.devices.flat)
+    try:
+      return serialize_executable.deserialize_and_load(
+        payload,
+        jax.tree.structure((arguments, {})),
+        lowered.out_tree,
+        backend=devices[0].client,
+        execution_devices=devices,
+      )
+    except (jax.errors.JaxRuntimeError, ValueError, TypeError, pickle.UnpicklingError) as e:
+      raise UserError(
+        f'--compiled_step={self.path} cannot be loaded here: {str(e).splitlines()[0]}'
+      ) from None
+
+
+def save(
+  path: pathlib.Path,
+  compiled: Any,
+  lowered: Any,
+  mesh: Mesh,
+  values: Mapping[str, Any],
+  options: Mapping[str, Any],
+) -> int:
+  """Writes a compiled step; returns its bytes.
+
+  Raises:
+    UserError: it cannot be written.
+  """
+  payload, _, _ = serialize_executable.serialize(compiled)
+  header = identity(lowered, mesh, values, options)
+  header['crc32c'] = google_crc32c.value(payload)
+  unfinished = path.with_name(f'.{path.name}.unfinished')
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished.touch(mode=0o600)
+    unfinished.write_bytes(json.dumps(header).encode() + b'\n' + payload)
+    unfinished.replace(path)
+  except OSError as e:
+    raise UserError(f'--save={path} cannot be written: {e.strerror or e}') from None
+  finally:
+    unfinished.unlink(missing_ok=True)
+  return path.stat().st_size
+
+
+def compile_lowered(lowered: Any, options: Mapping[str, Any]) -> Any:
+  """The compiled program; UserError where XLA does not know an option."""
+  try:
+    return lowered.compile(compiler_options=dict(options))
+  except jax.errors.JaxRuntimeError as e:
+    message = str(e).splitlines()[0]
+    if 'compile option' in message or 'While setting option' in message:
+      raise UserError(f'COMPILER_OPTIONS={dict(options)}: {message}') from None
+    raise
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+  """Raises UserError where XLA does not know an option; a program of one number is compiled."""
+  if options:
+    compile_lowered(jax.jit(lambda: 0).lower(), options)
+
+
+def identity(
+  lowered: Any, mesh: Mesh, values: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+  """What must be the same for a compiled step to do the work of another."""
+  return machine(mesh, options) | {
+    'format': _FORMAT,
+    'arguments': [_argument(path, x) for path, x in _arguments(lowered)],
+    'program': zlib.crc32(lowered.as_text().encode()),
+    'values': json.loads(json.dumps(dict(values))),
+  }
+
+
+def machine(mesh: Mesh, options: Mapping[str, Any]) -> dict[str, Any]:
+  """What compiles and runs a step."""
+  devices = list(mesh.devices.flat)
+  return {
+    'versions': {'paxlite': paxlite.__version__} | versions(devices[0].platform),
+    'device': devices[0].device_kind,
+    'devices': len(devices),
+    'mesh': dict(mesh.shape),
+    'device ids': zlib.crc32(json.dumps([d.id for d in devices]).encode()),
+    'XLA_FLAGS': _flags('XLA_FLAGS'),
+    'LIBTPU_INIT_ARGS': _flags('LIBTPU_INIT_ARGS'),
+    'COMPILER_OPTIONS': dict(options),
+  }
+
+
+def _flags(variable: str) -> list[str]:
+  """Of XLA, but for those that change no program: fake devices, which are counted, and dumps."""
+  idle = ('--xla_force_host_platform_device_count', '--xla_dump_')
+  return [f for f in os.environ.get(variable, '').split() if not f.startswith(idle)]
+
+
+def versions(platform: str) -> dict[str, str]:
+  """What compiles for devices of a platform, and its version."""
+  names = ['jax', 'jaxlib']
+  names += [n for n in _COMPILERS if platform != 'cpu' and (n == 'libtpu') == (platform == 'tpu')]
+  found = {}
+  for name in names:
+    try:
+      found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return found
+
+
+def _arguments(lowered: Any) -> Any:
+  return jax.tree_util.tree_leaves_with_path(lowered.args_info[0])
+
+
+def _argument(path: Any, x: Any) -> str:
+  name = jax.tree_util.keystr(path, simple=True, separator='.')
+  return f'{name} {x.dtype}{list(x.shape)}'
+
+
+def _read(path: pathlib.Path) -> tuple[dict[str, Any], bytes]:
+  try:
+    if (others := open_to_others(path)) is not None:
+      raise UserError(
+        f'--compiled_step={path}: others can write {others}, and loading runs what is in it. '
+        'Put it into a folder of your own: chmod go-w'
+      )
+    line, _, payload = path.read_bytes().partition(b'\n')
+    header = _parsed(line)
+  except OSError as e:
+    raise UserError(f'--compiled_step={path}: {e.strerror or e}') from None
+  except UserError:
+    raise
+  except ValueError:
+    raise UserError(f'--compiled_step={path} is no compiled step') from None
+  if google_crc32c.value(payload) != header['crc32c']:
+    raise UserError(f'--compiled_step={path} is damaged: compile it again')
+  return header, payload
+
+
+def _parsed(line: bytes) -> dict[str, Any]:
+  """A header; ValueError where a part is missing or of another type."""
+  try:
+    header = parse_line(line, 'the header')
+  except UserError as e:
+    raise ValueError(e) from None
+  if header.get('format') != _FORMAT:
+    raise ValueError(header.get('format'))
+  for name, kind in _HEADER.items():
+    if not isinstance(header.get(name), kind):
+      raise ValueError(name)
+  return header
+
+
+def _refuse_other(path: pathlib.Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+  """Raises UserError with what may explain why a step is another."""
+  if saved['program'] == here['program'] and saved['arguments'] == here['arguments']:
+    return
+  before, now = saved['values'], here['values']
+  changed = [
+    f'{k} {before.get(k)!r} → {now.get(k)!r}'
+    for k in sorted(before.keys() | now.keys())
+    if before.get(k) != now.get(k)
+  ]
+  others = sorted(set(here['arguments']) ^ set(saved['arguments']))
+  changed += [f'the argument {a} is on one side alone' for a in others[:3]]
+  reason = '; '.join(changed) or 'the code of paxlite, flax or optax'
+  raise UserError(f'--compiled_step={path} is of another train step. What differs: {reason}')
+
+
+def _refuse_other_machine(
+  path: pathlib.Path, saved: Mapping[str, Any], here: Mapping[str, Any]
+) -> None:
+  for name, value in here.items():
+    if saved.get(name) != value:
+      raise UserError(
+        f'--compiled_step={path} was compiled for {name} {saved.get(name)} and here is {value}'
+      )

@@ -1,0 +1,219 @@
+"""Goodput: the share of a run's wall time in steps that count, over all of its restarts.
+
+Each start of a run is an attempt with a file of its own, goodput/attempt_%05d.json, which is
+written anew with every report of the loss. Nothing here needs JAX: `paxlite.main` imports this
+first, since the clock starts with the import.
+"""
+
+import contextlib
+import dataclasses
+import json
+import math
+import pathlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from paxlite.core.damaged import set_aside
+from paxlite.core.run_files import write_file
+
+_STARTED = time.time(), time.perf_counter()
+_FOLDER = 'goodput'
+
+# in the order of a report
+KINDS = {
+  'step': 'productive steps',
+  'init': 'starting and building',
+  'restore': 'initial values or restoring',
+  'compile': 'compiling and the first step',
+  'data': 'waiting for data',
+  'evaluation': 'evaluating',
+  'profile': 'profiling',
+  'save': 'saving',
+  'lost': 'steps done again',
+  'down': 'not running',
+}
+
+
+class Goodput:
+  """Keeps the time of this attempt, by kind.
+
+  Args:
+    folder: The run's job_log_dir; nothing is written where it is None.
+  """
+
+  def __init__(self, folder: pathlib.Path | None):
+    self._folder = None if folder is None else folder / _FOLDER
+    self._path: pathlib.Path | None = None
+    self._since = _STARTED[1]
+    self._kind = 'init'
+    self._seconds = dict.fromkeys(KINDS, 0.0)
+    self._first_step: int | None = None
+    self._last_step = 0
+    self._lost_steps = 0
+
+  @contextlib.contextmanager
+  def spent_on(self, kind: str) -> Iterator[None]:
+    """A context whose time is of this kind; what is inside of it and of another kind is not."""
+    before = self.switch(kind)
+    try:
+      yield
+    finally:
+      self.switch(before)
+
+  def switch(self, kind: str) -> str:
+    """From now on time is of this kind; returns the kind before."""
+    now = time.perf_counter()
+    self._seconds[self._kind] += now - self._since
+    self._since = now
+    before, self._kind = self._kind, kind
+    return before
+
+  @property
+  def kind(self) -> str:
+    """What time is spent on now, of KINDS."""
+    return self._kind
+
+  def excuse(self, seconds: float, kind: str) -> None:
+    """Time that was counted as `kind` was spent on steps after all."""
+    self._seconds[kind] -= seconds
+    self._seconds['step'] += seconds
+
+  def reached(self, step: int) -> None:
+    """The step at which the attempt starts, then each it has done."""
+    if self._first_step is None:
+      self._first_step = step
+    self._last_step = step
+
+  def roll_back(self, step: int) -> None:
+    """Steps after `step` are done again."""
+    self._lost_steps += self._last_step - step
+    self._last_step = step
+
+  def write(self) -> None:
+    """Writes how the attempt stands, for the report of later ones."""
+    self.switch(self._kind)
+    if self._folder is None:
+      return
+    if self._path is None:
+      _set_damaged_aside(self._folder)
+      self._path = _next_path(self._folder)
+    record = {
+      'started': _STARTED[0],
+      'ended': _STARTED[0] + time.perf_counter() - _STARTED[1],
+      'first_step': self._first_step or 0,
+      'last_step': self._last_step,
+      'lost_steps': self._lost_steps,
+      'seconds': {k: round(v, 3) for k, v in self._seconds.items()},
+    }
+    with contextlib.suppress(OSError):  # a full disk: told by what matters more
+      self._path.parent.mkdir(exist_ok=True)
+      write_file(self._path, json.dumps(record).encode())
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """Of all attempts.
+
+  Attributes:
+    attempts: How often the run was started.
+    seconds: Wall time by kind.
+  """
+
+  attempts: int
+  seconds: dict[str, float]
+
+  @property
+  def total(self) -> float:
+    return sum(self.seconds.values())
+
+  @property
+  def goodput(self) -> float:
+    """The share of wall time in productive steps, from 0 to 1."""
+    return self.seconds['step'] / max(self.total, 1e-9)
+
+  def line(self) -> str:
+    shares = (
+      f'{KINDS[k]} {v / max(self.total, 1e-9):.1%}'
+      for k, v in self.seconds.items()
+      if k != 'step' and v >= 0.0005 * self.total
+    )
+    starts = 'start' if self.attempts == 1 else 'starts'
+    return (
+      f'Goodput {self.goodput:.1%} of {self.total:,.0f} s in {self.attempts} {starts}: '
+      f'{", ".join(shares)}'
+    )
+
+  def table(self) -> str:
+    starts = 'start' if self.attempts == 1 else 'starts'
+    lines = [f'{self.attempts} {starts}, {self.total:,.1f} s']
+    lines += [
+      f'  {KINDS[k]:30}{v:14,.1f} s {v / max(self.total, 1e-9):7.1%}'
+      for k, v in self.seconds.items()
+    ]
+    return '\n'.join(lines)
+
+
+def report(folder: pathlib.Path) -> Report | None:
+  """Of the run in job_log_dir `folder`; None where no attempt has written anything.
+
+  Steps that an attempt did and a later one started before are counted as lost, at the mean time of
+  its steps. What it did after it last wrote counts as not running. Damaged records are left out.
+  """
+  attempts = [r for p in sorted((folder / _FOLDER).glob('attempt_*.json')) if (r := _read(p))]
+  if not attempts:
+    return None
+  total = dict.fromkeys(KINDS, 0.0)
+  for i, attempt in enumerate(attempts):
+    following = attempts[i + 1] if i + 1 < len(attempts) else None
+    seconds = dict(attempt['seconds'])
+    lost = attempt['lost_steps']
+    if following is not None:
+      resumed = min(later['first_step'] for later in attempts[i + 1 :])
+      lost += max(0, attempt['last_step'] - max(resumed, attempt['first_step']))
+      # a clock that was set back does not make time come back
+      seconds['down'] += max(0.0, following['started'] - attempt['ended'])
+    done = attempt['last_step'] - attempt['first_step'] + attempt['lost_steps']
+    again = seconds['step'] * min(1.0, lost / max(done, 1))
+    seconds['step'] -= again
+    seconds['lost'] += again
+    for kind in KINDS:
+      total[kind] += seconds[kind]
+  return Report(len(attempts), total)
+
+
+def _next_path(folder: pathlib.Path) -> pathlib.Path:
+  found = [int(p.stem[-5:]) for p in folder.glob(f'attempt_{"[0-9]" * 5}.json')]
+  return folder / f'attempt_{max(found, default=0) + 1:05d}.json'
+
+
+def _read(path: pathlib.Path) -> dict[str, Any] | None:
+  """A record, or None where it is damaged: a report is no reason to stop a run."""
+  try:
+    record = json.loads(path.read_text())
+    numbers = ('started', 'ended', 'first_step', 'last_step', 'lost_steps')
+    return {
+      **{k: _finite(record[k]) for k in numbers},
+      # an older paxlite knew fewer kinds
+      'seconds': {k: _finite(record['seconds'].get(k, 0)) for k in KINDS},
+    }
+  except (OSError, LookupError, ArithmeticError):
+    return None
+  except (ValueError, TypeError, AttributeError, RecursionError):  # it holds something else
+    return None
+
+
+def _finite(number: Any) -> float:
+  if not math.isfinite(number):
+    raise ValueError(number)
+  return float(number)
+
+
+def _set_damaged_aside(folder: pathlib.Path) -> None:
+  """Renames what is no record of an attempt, so that it is told once."""
+  with contextlib.suppress(OSError):  # what cannot be renamed is left out of reports
+    if folder.exists() and not folder.is_dir():
+      set_aside(folder, 'it is no folder')
+    for path in sorted(folder.glob('attempt_*.json')):
+      if _read(path) is None:
+        set_aside(path, 'it is no record of an attempt')

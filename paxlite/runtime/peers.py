@@ -1,0 +1,141 @@
+"""Notices at once that another process of a run is gone, and knows which of them is behind.
+
+JAX's heartbeats need half a minute for it and end the process with SIGABRT, and a collective whose
+peer is gone may wait for ever. Here every process keeps its connection to process 0 (see
+rendezvous.py), which the kernel closes when a process ends, however it ends. Process 0 leaves when
+it loses one of them, and tells the others which; they leave when they lose process 0.
+"""
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from paxlite.core.errors import EXIT_AGAIN
+from paxlite.core.terminal import settle, warn
+
+_GRACE_SECONDS = 2  # an error that all processes have is told by each, with its own exit code
+# A host that loses power closes nothing: after so many seconds of silence, and so many questions
+# that have no answer, it is gone.
+_KEEPALIVE = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 10, 'TCP_KEEPCNT': 3}
+_UNANSWERED_MS = {'TCP_USER_TIMEOUT': 40_000}
+_GOODBYE, _LOST, _AT = b'.', b'!', b'@'
+_LOST_FORMAT = struct.Struct('>I')  # the number of a process
+_AT_FORMAT = struct.Struct('>Q32s')  # how far it is, and what it does
+
+
+class Peers:
+  """A context in which the process leaves with EXIT_AGAIN when another one is gone.
+
+  Args:
+    connections: Of process 0 to all others, of another one to process 0; none in a run of one.
+    process: The number of this process.
+    count: How many there are.
+  """
+
+  def __init__(
+    self, connections: Mapping[int, socket.socket] | None = None, process: int = 0, count: int = 1
+  ):
+    self._connections = {c: i for i, c in (connections or {}).items()}
+    self._process = process
+    self._count = count
+    self._leaving = False
+    self._at: dict[int, tuple[int, str]] = {}
+    for connection in self._connections:
+      connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+      for option, value in (_KEEPALIVE | _UNANSWERED_MS).items():
+        if hasattr(socket, option):  # Linux's
+          connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+  @property
+  def alone(self) -> bool:
+    """Whether this is a run of one process."""
+    return self._count == 1
+
+  def watch(self) -> None:
+    """Begins to watch, in a thread; the context says when it is no longer needed."""
+    if self._connections:
+      threading.Thread(target=self._watch, name='peers', daemon=True).start()
+
+  def __enter__(self) -> 'Peers':
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    self._leaving = True
+    for connection in self._connections:
+      with contextlib.suppress(OSError):  # it has left before
+        connection.sendall(_GOODBYE)
+
+  def report(self, progress: int, phase: str) -> None:
+    """Tells process 0 how far this process is: a number that grows, and what it does now."""
+    if self._process != 0:
+      message = _AT + _AT_FORMAT.pack(progress, phase.encode()[:32])
+      for connection in self._connections:
+        with contextlib.suppress(OSError):
+          connection.sendall(message)
+
+  def behind(self, progress: int) -> dict[int, str]:
+    """What processes do that are not as far as this one; process 0 alone knows of the others."""
+    if self._process != 0:
+      return {}
+    found = {i: self._at.get(i, (0, 'starting')) for i in self._connections.values()}
+    return {i: phase for i, (at, phase) in sorted(found.items()) if at < progress}
+
+  def _watch(self) -> None:
+    with selectors.DefaultSelector() as selector:
+      for connection in self._connections:
+        selector.register(connection, selectors.EVENT_READ, connection)
+      while selector.get_map():
+        for key, _ in selector.select():
+          if not self._hear(key.data):
+            selector.unregister(key.data)
+
+  def _hear(self, connection: socket.socket) -> bool:
+    """Takes a message; returns whether there may be another one."""
+    process = self._connections[connection]
+    try:
+      kind = _received(connection, 1)
+      if kind == _AT:
+        at, phase = _AT_FORMAT.unpack(_received(connection, _AT_FORMAT.size))
+        self._at[process] = at, phase.rstrip(b'\0').decode(errors='replace')
+        return True
+      lost = process
+      if kind == _LOST:
+        (lost,) = _LOST_FORMAT.unpack(_received(connection, _LOST_FORMAT.size))
+    except (OSError, EOFError):
+      kind, lost = b'', process
+    if kind != _GOODBYE and not self._leaving:
+      self._leave(lost)
+    return False
+
+  def _leave(self, lost: int) -> None:
+    if self._process == 0:
+      for connection in self._connections:
+        with contextlib.suppress(OSError):
+          connection.sendall(_LOST + _LOST_FORMAT.pack(lost))
+    time.sleep(_GRACE_SECONDS)
+    if self._leaving:
+      return
+    warn(f'stopped: process {self._process} of {self._count}: process {lost} is gone')
+    settle()
+    os._exit(EXIT_AGAIN)
+
+
+def _received(connection: socket.socket, count: int) -> bytes:
+  data = b''
+  while len(data) < count:
+    more = connection.recv(count - len(data))
+    if not more:
+      raise EOFError
+    data += more
+  return data

@@ -1,0 +1,194 @@
+"""Joins this process to the others of a run, and leaves when others are gone."""
+
+import contextlib
+import logging
+import os
+import re
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
+from paxlite.core.terminal import settle, warn
+from paxlite.runtime.coordinator import HEARTBEAT_SECONDS, SHUTDOWN_SECONDS, Coordinator
+from paxlite.runtime.peers import Peers
+from paxlite.runtime.rendezvous import attend, gather, listens_on
+
+_VERDICT_SECONDS = 4
+_SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
+# what collectives and JAX's coordination service say of a peer that does not answer
+_LOST_PEER = re.compile(
+  r'gloo|nccl|connection (closed|reset|refused)|closed by peer|socket|heartbeat|unavailable|'
+  r'coordination|deadline',
+  re.IGNORECASE,
+)
+
+
+log = logging.getLogger('paxlite')
+
+
+def join(
+  server_addr: str | None, num_hosts: int | None, host_idx: int | None, required: bool = False
+) -> Peers:
+  """Joins the processes of a run, before anything asks JAX for devices.
+
+  Without arguments, those of a Slurm step of several tasks; a process alone joins nothing.
+
+  Args:
+    server_addr: host:port of process 0, which listens there and nowhere else.
+    num_hosts: How many processes.
+    host_idx: Which of them this is, from 0.
+    required: Whether a process alone is an error.
+
+  Returns:
+    The other processes, watched from now on; none for a process alone.
+
+  Raises:
+    UserError: an argument is missing or cannot be, or the others did not come.
+    Interrupted: one of them came and is gone again.
+  """
+  given = {'server_addr': server_addr, 'num_hosts': num_hosts, 'host_idx': host_idx}
+  missing = [f'--{name}' for name, value in given.items() if value is None]
+  if not missing:
+    _check(server_addr or '', num_hosts or 0, host_idx or 0)
+  elif len(missing) < len(given):
+    raise UserError(
+      f'{" and ".join(missing)} missing: one of several processes needs --server_addr, '
+      '--num_hosts and --host_idx'
+    )
+  elif int(os.environ.get('SLURM_STEP_NUM_TASKS', '1')) > 1:
+    server_addr, num_hosts, host_idx = slurm_step(os.environ)
+  elif required:
+    raise UserError(
+      '--multiprocess_gpu needs --server_addr=HOST:PORT, --num_hosts and --host_idx, or Slurm'
+    )
+  else:
+    return Peers()
+
+  if num_hosts == 1:
+    return Peers()
+  host, _, port = str(server_addr).rpartition(':')
+  return _joined(host.strip('[]'), int(port), int(host_idx or 0), int(num_hosts or 0))
+
+
+def _joined(host: str, port: int, process: int, count: int) -> Peers:
+  coordinator = None
+  connections = {}
+  if process == 0:
+    if not listens_on(host):
+      log.warning('%s is 127.0.1.1 in /etc/hosts here: listening on all addresses', host)
+    coordinator = Coordinator(listens_on(host), count)
+    try:
+      connections = gather(host, port, count, answer=lambda: _ready(coordinator))
+    except BaseException:
+      coordinator.shutdown()
+      raise
+    service = coordinator.port
+  else:
+    connections[0], answer = attend(host, port, process, count)
+    service = int(answer)
+  peers = Peers(connections, process, count)
+  peers.watch()
+
+  import jax
+
+  used = contextlib.nullcontext() if coordinator is None else coordinator.used_by_jax()
+  try:
+    with used:
+      jax.distributed.initialize(
+        f'[{host}]:{service}' if ':' in host else f'{host}:{service}',
+        count,
+        process,
+        local_device_ids=local_devices(os.environ),
+        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+        shutdown_timeout_seconds=SHUTDOWN_SECONDS,
+      )
+  except (RuntimeError, ValueError) as e:
+    raise UserError(f'the processes did not come together: {str(e).splitlines()[0]}') from None
+  return peers
+
+
+def _ready(coordinator: Coordinator) -> str:
+  """The port of the coordination service, when it listens there."""
+  coordinator.wait_until_ready()
+  return str(coordinator.port)
+
+
+@contextlib.contextmanager
+def leaving_together(before: Callable[[], None] = lambda: None) -> Iterator[None]:
+  """A context in which one of several processes that fails, or whose peers do, ends at once.
+
+  Ending as usual, it would wait for the others, and they for it in a collective. The exit code is
+  EXIT_AGAIN where others are gone, 2 for wrong input and 1 for what failed in this process. A
+  process alone ends as usual, and so do all of them for what all of them know.
+
+  Args:
+    before: Called before it ends.
+  """
+  import jax
+
+  try:
+    yield
+  except (Interrupted, TrainingError):  # which all of them have
+    raise
+  except Exception as e:
+    if jax.process_count() == 1:
+      raise
+    before()
+    process = f'process {jax.process_index()} of {jax.process_count()}'
+    if isinstance(e, UserError):
+      code, what = 2, f'error: {process}: {str(e).splitlines()[0]}'
+    elif isinstance(e, (ValueError, jax.errors.JaxRuntimeError)) and _LOST_PEER.search(str(e)):
+      time.sleep(_VERDICT_SECONDS)  # peers.py knows which one, and ends this process
+      code, what = EXIT_AGAIN, f'stopped: {process} lost another one: {str(e).splitlines()[0]}'
+    else:
+      traceback.print_exc()
+      code, what = 1, f'stopped: {process} failed'
+    warn(what)
+    settle()
+    os._exit(code)
+
+
+def local_devices(environment: Any) -> list[int] | None:
+  """The GPUs of this task among those of its node; None leaves it to JAX.
+
+  JAX takes one a task under Slurm, even where a node has one task and eight GPUs, and by its number
+  on the node, even where --gpus-per-task has hidden the others.
+  """
+  if 'JAX_LOCAL_DEVICE_IDS' in environment:
+    return None
+  if 'SLURM_GPUS_PER_TASK' in environment and environment.get('CUDA_VISIBLE_DEVICES'):
+    return list(range(environment['CUDA_VISIBLE_DEVICES'].count(',') + 1))
+  gpus = environment.get('SLURM_GPUS_ON_NODE', '')
+  tasks = re.match(r'\d+', environment.get('SLURM_STEP_TASKS_PER_NODE', ''))
+  local = environment.get('SLURM_LOCALID', '')
+  if not (gpus.isdigit() and tasks and local.isdigit()) or int(gpus) % int(tasks[0]):
+    return None
+  share = int(gpus) // int(tasks[0])
+  return list(range(int(local) * share, (int(local) + 1) * share)) or None
+
+
+def slurm_step(environment: Any) -> tuple[str, int, int]:
+  """Address of process 0, processes, and which this is, of the Slurm step that this is a task of.
+
+  The port depends on the job, so that two jobs on a node do not meet.
+  """
+  missing = [name for name in _SLURM if name not in environment]
+  if missing:
+    raise UserError(f'the environment of this Slurm task lacks {missing[0]}: start it with srun')
+  job, nodes = int(environment['SLURM_JOB_ID']), environment['SLURM_STEP_NODELIST']
+  # n1,n2 or n[1-4,7],m1 or r[0-1]n[0-3]: the first of each range
+  first = re.sub(r'\[(\d+)[^\]]*\]', r'\1', nodes).partition(',')[0]
+  address = f'{first}:{environment.get("JAX_COORDINATOR_PORT") or 61_440 + job % 4_096}'
+  processes, this = int(environment['SLURM_NTASKS']), int(environment['SLURM_PROCID'])
+  _check(address, processes, this)
+  return address, processes, this
+
+
+def _check(server_addr: str, num_hosts: int, host_idx: int) -> None:
+  host, _, port = server_addr.rpartition(':')
+  if not host or not port.isdigit():
+    raise UserError(f'--server_addr={server_addr} must be HOST:PORT')
+  if num_hosts < 1 or not 0 <= host_idx < num_hosts:
+    raise UserError(f'--host_idx={host_idx} must be from 0 to --num_hosts={num_hosts} − 1')

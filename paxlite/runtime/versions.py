@@ -1,0 +1,29 @@
+"""The versions of what a run uses."""
+
+import platform
+from typing import Any
+
+import jax
+
+from paxlite.parallel import devices
+
+
+def versions() -> dict[str, Any]:
+  """What this run runs on: packages, Python, devices."""
+  import importlib.metadata
+
+  packages = ('paxlite', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'fiddle', 'numpy')
+  found = {}
+  for package in packages:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      found[package] = 'not installed as a package'
+  config: Any = jax.config
+  return {
+    'python': platform.python_version(),
+    'packages': found,
+    'devices': devices.described(),
+    'processes': jax.process_count(),
+    'jax_threefry_partitionable': bool(config.jax_threefry_partitionable),
+  }

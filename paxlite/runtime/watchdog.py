@@ -1,0 +1,160 @@
+"""Ends a run that hangs, and says where: the stacks of every thread, in a file a process.
+
+No other part of a run notices a hang. A collective waits for as long as the processes in it live,
+and heartbeats go on while a main thread waits.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import faulthandler
+import os
+import pathlib
+import sys
+import threading
+import time
+from types import TracebackType
+
+import jax
+
+from paxlite.core.errors import EXIT_AGAIN, listed
+from paxlite.core.run_files import open_file
+from paxlite.core.terminal import settle, warn
+from paxlite.runtime.goodput import KINDS, Goodput
+from paxlite.runtime.peers import Peers
+
+_SAY_SECONDS = 60.0
+_FIRST_PHASES = 'init', 'restore', 'compile'
+_GRACE_SECONDS = (
+  5  # the others notice at nearly the same moment: let them write before peers are gone
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+  """What a Watchdog ends a run for, in seconds; 0 is no limit.
+
+  Attributes:
+    step: Without a step, or a batch of an evaluation.
+    phase: Without an end of what takes longer: starting, restoring, compiling, the first batch of
+      an evaluation, the last save.
+    stacks: Between two times that stacks are written in any case.
+  """
+
+  step: float = 0.0
+  phase: float = 0.0
+  stacks: float = 0.0
+
+
+class Watchdog:
+  """A context in which there has to be progress.
+
+  Otherwise the process writes its stacks and ends with EXIT_AGAIN. With several processes,
+  process 0 says from time to time which of them it waits for.
+
+  Args:
+    folder: Stacks go to folder/stacks/process_%05d.txt.
+    limits: See there.
+    goodput: What the process spends its time on now; another kind is progress.
+    peers: The other processes.
+  """
+
+  def __init__(
+    self, folder: pathlib.Path, limits: Limits, goodput: Goodput, peers: Peers | None = None
+  ):
+    self._path = folder / 'stacks' / f'process_{jax.process_index():05d}.txt'
+    self._limits = limits
+    self._goodput = goodput
+    self._peers = peers or Peers()
+    self._beats = 0  # as many in all processes that are equally far
+    self._in_steps = False
+    self._left = threading.Event()
+    self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
+
+  def __enter__(self) -> 'Watchdog':
+    if any(dataclasses.astuple(self._limits)) or not self._peers.alone:
+      self._thread.start()
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    self._left.set()
+
+  def beat(self) -> None:
+    """A step, or a batch of an evaluation, is done; the next one comes soon."""
+    self._beats += 1
+    self._in_steps = True
+
+  def pause(self) -> None:
+    """There is progress, and what comes until the next beat takes longer than a step."""
+    self._beats += 1
+    self._in_steps = False
+
+  def _watch(self) -> None:
+    limits = self._limits
+    shortest = min((x for x in dataclasses.astuple(limits) if x), default=_SAY_SECONDS)
+    last_stacks = last_change = said = time.monotonic()
+    seen: tuple[int, str, bool] | None = None
+    while not self._left.wait(min(1.0, shortest / 4)):
+      now = time.monotonic()
+      if limits.stacks and now - last_stacks >= limits.stacks:
+        last_stacks = now
+        self._write_stacks(f'every {limits.stacks:g} s')
+      state = self._beats, self._goodput.kind, self._in_steps
+      if state != seen:
+        seen, last_change, said = state, now, now
+        self._peers.report(self._progress, self._phase)
+      if now - said >= _SAY_SECONDS and (behind := self._behind()):
+        said = now
+        seconds = f'{now - last_change:.0f} s'
+        warn(f'{self._phase}: process {jax.process_index()} waits for {behind} ({seconds})')
+      limit, name = (limits.step, 'STEP') if self._in_steps else (limits.phase, 'PHASE')
+      if limit and now - last_change > limit:
+        self._end(f'{self._phase}: no progress for {limit:g} s ({name}_TIMEOUT)')
+
+  @property
+  def _phase(self) -> str:
+    return KINDS[self._goodput.kind]
+
+  @property
+  def _progress(self) -> int:
+    """Grows as a run goes on, and is the same in processes that are equally far."""
+    kind = self._goodput.kind
+    phase = _FIRST_PHASES.index(kind) if kind in _FIRST_PHASES else len(_FIRST_PHASES)
+    return self._beats * (len(_FIRST_PHASES) + 1) + phase
+
+  def _behind(self) -> str:
+    """Processes that are not as far as this one, and what they do."""
+    found = [f'process {i} ({phase})' for i, phase in self._peers.behind(self._progress).items()]
+    return listed(found, shown=4).replace(';', ',')
+
+  def _end(self, reason: str) -> None:
+    if behind := self._behind():
+      reason = f'{reason}; waiting for {behind}'
+    written = self._write_stacks(reason)
+    where = f'stacks of every thread are in {self._path}' if written else 'stacks are above'
+    warn(f'stopped: process {jax.process_index()}: {reason}; {where}')
+    time.sleep(_GRACE_SECONDS)
+    settle()
+    os._exit(EXIT_AGAIN)
+
+  def _write_stacks(self, reason: str) -> bool:
+    """Appends every thread's stack to the file; to stderr where that cannot be written."""
+    head = f'{datetime.datetime.now().astimezone().isoformat(timespec="seconds")} {reason}\n'
+    try:
+      self._path.parent.mkdir(exist_ok=True)
+      with open_file(self._path, 'a') as f:
+        f.write(head)
+        f.flush()
+        faulthandler.dump_traceback(f)
+        f.write('\n')
+    except OSError:
+      warn(head)
+      with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):  # none is open
+        faulthandler.dump_traceback(sys.stderr)
+      return False
+    return True

@@ -1,0 +1,88 @@
+"""One pass over an evaluation input: weighted means over every example, each counted once."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from paxlite.data.base import Input
+from paxlite.data.device_batches import device_batches
+from paxlite.parallel import partitioning
+from paxlite.training.metrics import Mean, Metrics
+from paxlite.training.summaries import Summaries
+from paxlite.training.task import Task
+from paxlite.training.train_state import TrainState
+
+
+class Evaluator:
+  """Evaluates the parameters of states on inputs.
+
+  Args:
+    task: What gives the metrics.
+    mesh: Where batches go.
+    rules: Logical axes to mesh axes.
+    inputs: Evaluation inputs by name.
+    progress: Called after every batch but the last.
+  """
+
+  def __init__(
+    self,
+    task: Task,
+    mesh: Mesh,
+    rules: partitioning.Rules,
+    inputs: Mapping[str, Input],
+    progress: Callable[[], None] = lambda: None,
+  ):
+    self._progress = progress
+    self._inputs = inputs
+    self._sharding = partitioning.batch_sharding(mesh, rules)
+
+    @jax.jit
+    def metrics(params: Any, overwritten: Any, batch: dict[str, jax.Array]) -> Metrics:
+      with partitioning.activate(mesh, rules):
+        return task.loss(params, batch, overwritten=overwritten)[1]
+
+    def step(state: TrainState, batch: dict[str, jax.Array]) -> Metrics:
+      with task.compiling(mesh, rules):
+        return metrics(state.params, state.overwritten, batch)
+
+    self._step: Callable[[TrainState, dict[str, jax.Array]], Metrics] = step
+
+  def check(self) -> None:
+    """Draws a batch of every input: one that cannot be read is better known before training."""
+    for data in self._inputs.values():
+      batches = device_batches(data, self._sharding)
+      next(batches, None)
+      batches.close()
+
+  def report(self, state: TrainState, step: int, summaries: Summaries) -> None:
+    """Evaluates on every input and writes what came out."""
+    for name in self._inputs:
+      before = time.perf_counter()
+      metrics = self(name, state)
+      summaries.evaluation(step, name, metrics, time.perf_counter() - before)
+
+  def __call__(self, name: str, state: TrainState) -> dict[str, float]:
+    """Metrics over input `name`; bits_per_byte too where the input knows its bytes."""
+    data = self._inputs[name]
+    mean = Mean()
+    pending: Metrics | None = None
+    for batch in device_batches(data, self._sharding):
+      metrics = self._step(state, batch)
+      if pending is not None:  # read one batch late: the device computes meanwhile
+        mean.add(jax.device_get(pending))
+        self._progress()
+      pending = metrics
+    if pending is not None:
+      mean.add(jax.device_get(pending))
+    result = mean.result()
+    count = mean.weight('fraction_of_correct_next_step_preds')
+    result['num_predictions'] = count
+    bytes_per_token = getattr(getattr(data, 'source', None), 'bytes_per_token', None)
+    if bytes_per_token:
+      xent = result['avg_xent'] * mean.weight('avg_xent') / max(count, 1)  # of a target
+      result['bits_per_byte'] = xent / math.log(2) / bytes_per_token
+    return result

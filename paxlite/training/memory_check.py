@@ -1,0 +1,117 @@
+"""Compares what a run needs with the memory that is there, before it is taken.
+
+The state is known before anything is computed, and the temporary arrays of a step (activations,
+gradients) when it is compiled. Without this the kernel kills the process, or the machine swaps.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from paxlite.core import host_memory
+from paxlite.core.errors import UserError
+from paxlite.core.terminal import warn
+
+_WARN = 0.8  # of what is there
+_WAY_OUT = 'To try it all the same: --nocheck_memory'
+
+
+@dataclasses.dataclass(frozen=True)
+class MemoryCheck:
+  """Warns of what needs most of the memory that is left, and refuses what needs more.
+
+  Attributes:
+    mesh: The devices of the run.
+    enabled: Whether anything is checked.
+  """
+
+  mesh: Mesh
+  enabled: bool = True
+
+  def state(self, abstract: Any, trainable: Any) -> None:
+    """Checks the state and its gradients, before they are there.
+
+    Args:
+      abstract: The state: a tree of jax.ShapeDtypeStruct with shardings.
+      trainable: The parameters in it that get gradients.
+
+    Raises:
+      UserError: they are more than what is left.
+    """
+    state, gradients = map(_bytes_per_device, (abstract, trainable))
+    self._compare(
+      state + gradients,
+      f'parameters, optimizer and gradients need {_size(state + gradients)}',
+      'Choose a smaller model, fewer parameters to train (USE_LORA, a smaller LORA_RANK), or more '
+      'devices with a larger axis data in ICI_MESH_SHAPE',
+    )
+
+  def step(self, compiled: Any) -> None:
+    """Checks a compiled step, when its state is there and before it runs.
+
+    Args:
+      compiled: As jax's lower().compile() returns it.
+
+    Raises:
+      UserError: its temporary arrays are more than what is left.
+    """
+    analysis = compiled.memory_analysis()
+    if analysis is None:  # the platform does not say
+      return
+    needed = analysis.temp_size_in_bytes
+    self._compare(
+      needed,
+      f'a step needs {_size(needed)} for activations and gradients',
+      'Choose a smaller PERCORE_BATCH_SIZE or a larger NUM_MICROBATCHES, a shorter MAX_SEQ_LEN, or '
+      'USE_REPEATED_LAYER=True with CHECKPOINT_POLICY=SAVE_NOTHING',
+    )
+
+  def _compare(self, needed: int, what: str, way_out: str) -> None:
+    """Compares bytes of one device with what is left for it."""
+    left = _left(self.mesh) if self.enabled else None
+    if left is None or needed <= _WARN * left:
+      return
+    device = 'this machine' if _on_cpu(self.mesh) else 'a device'
+    each = ' on each device' if self.mesh.size > 1 else ''
+    text = f'{what}{each}, and {_size(left)} of memory are left on {device} for it'
+    if needed > left:
+      raise UserError(f'{text}. {way_out}. {_WAY_OUT}')
+    warn(f'Little memory is left: {text}')
+
+
+def _left(mesh: Mesh) -> int | None:
+  """Bytes that one device of this process may still take; None where nobody says."""
+  local = mesh.local_devices
+  if _on_cpu(mesh):  # which share the machine's
+    available = host_memory.available()
+    return None if available is None else available // max(len(local), 1)
+  found = []
+  for device in local:
+    stats = device.memory_stats() or {}
+    if 'bytes_limit' in stats:
+      found.append(stats['bytes_limit'] - stats.get('bytes_in_use', 0))
+  return min(found, default=None)
+
+
+def _on_cpu(mesh: Mesh) -> bool:
+  return mesh.devices.flat[0].platform == 'cpu'
+
+
+def _bytes_per_device(tree: Any) -> int:
+  def one(x: jax.ShapeDtypeStruct) -> int:
+    assert x.sharding is not None
+    shape = x.sharding.shard_shape(x.shape)
+    return jax.ShapeDtypeStruct(shape, x.dtype).size * x.dtype.itemsize
+
+  return sum(map(one, jax.tree.leaves(tree)))
+
+
+def _size(count: float) -> str:
+  """Bytes as people read them: 850 MB, 18.5 GB."""
+  for unit in ('kB', 'MB', 'GB', 'TB'):
+    count /= 1000
+    if count < 999.5 or unit == 'TB':
+      break
+  return f'{count:.3g} {unit}'

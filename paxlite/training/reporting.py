@@ -1,0 +1,175 @@
+"""What the training loop says while it runs, and where its time goes."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import optax
+
+from paxlite.runtime import profiling
+from paxlite.training.in_flight import StepsInFlight
+from paxlite.training.metrics import Metrics, to_host
+from paxlite.training.summaries import Summaries
+from paxlite.training.task import Batch
+from paxlite.training.train_state import TrainState
+
+if TYPE_CHECKING:
+  from paxlite.training.trainer import Trainer
+
+_LINE_SECONDS = 10  # at most, between two lines on the terminal, unless a step takes longer
+_SKIPS_TOLD = 3  # steps without a finite gradient that have a line each
+
+
+class Reporter:
+  """Reads metrics from the device one step late, and keeps the clock of productive time."""
+
+  def __init__(self, trainer: 'Trainer', summaries: Summaries):
+    self._trainer = trainer
+    self._goodput = trainer.goodput
+    self._summaries = summaries
+    self._pending: tuple[int, Metrics, jax.Array] | None = None
+    self._in_flight = StepsInFlight(self._done)
+    self._var_norm = jax.jit(optax.tree.norm)
+    self._records = _Clock()
+    self._lines = _Clock()
+    self._skips = 0
+    self._last_loss: Any = None  # an array; jax.Array has no is_ready for type checkers
+    self._peak = profiling.peak_flops(trainer.mesh.devices.flat[0].device_kind)
+
+  @property
+  def started(self) -> bool:
+    """Whether a step was done."""
+    return self._last_loss is not None
+
+  @property
+  def last_loss(self) -> float:
+    """Of the last step; waits for it."""
+    return float(np.asarray(self._last_loss))
+
+  def next_batch(self, batches: Iterator[Batch]) -> Batch:
+    """The next batch; waiting for it counts as such where the device had nothing else to do."""
+    before = time.perf_counter()
+    with self._goodput.spent_on('data'):
+      batch = next(batches)
+    if self._last_loss is not None and not self._last_loss.is_ready():
+      self._goodput.excuse(time.perf_counter() - before, 'data')
+    return batch
+
+  def step(self, step: int, metrics: Metrics, state: TrainState) -> None:
+    """Step `step` is dispatched: waits for the one before, and reports it if that is due."""
+    self.flush()
+    self._in_flight.add(step, metrics)
+    self._goodput.reached(step)
+    self._last_loss = metrics['Metrics/total_loss'].value
+    if step % self._trainer.summary_interval == 0 or step == self._trainer.max_steps:
+      self._pending = (step, metrics, self._var_norm(state.params))
+
+  def flush(self) -> None:
+    """Reports what is pending; waits for the device to get there."""
+    if self._pending is None:
+      return
+    step, metrics, var_norm = self._pending
+    self._pending = None
+    scalars = to_host(metrics) | {'learning/var_norm': float(var_norm)}
+    self._summaries.train(step, scalars, self._speed(self._records.read(step)))
+    self._lines.read(step)  # a record has a line too
+    self._goodput.write()
+
+  def start_clock(self, step: int, state: TrainState, dispatched_at: float) -> None:
+    """Waits for the first step; time and steps before now count for nothing."""
+    jax.block_until_ready(state)
+    self._summaries.say(f'First step: {time.perf_counter() - dispatched_at:.2f} s.')
+    self._var_norm(state.params).block_until_ready()  # compiled here
+    self._goodput.switch('step')
+    self._records.start(step)
+    self._lines.start(step)
+
+  def roll_back(self, step: int) -> None:
+    """The run goes on from an earlier step."""
+    self._pending = None
+    self._goodput.roll_back(step)
+    self._records.start(step)
+    self._lines.start(step)
+
+  @contextlib.contextmanager
+  def clock_stopped(self, state: TrainState, kind: str) -> Iterator[None]:
+    """A context whose time is of a kind of goodput.KINDS; what came before is done and reported."""
+    self.flush()
+    self._in_flight.drain()
+    jax.block_until_ready(state)  # queued steps are training, not evaluation
+    before = time.perf_counter()
+    with self._goodput.spent_on(kind):
+      yield
+    seconds = time.perf_counter() - before
+    self._records.leave_out(seconds)
+    self._lines.leave_out(seconds)
+
+  def _done(self, step: int, metrics: Metrics) -> None:
+    """The device has done a step: tells what cannot wait for the next report."""
+    in_a_row = int(np.asarray(metrics['learning/skipped_in_a_row'].value))  # waits for it
+    if in_a_row:
+      self._tell_skip(step)
+      self._trainer.saver.check_skipped(in_a_row, step)
+    late = step > self._lines.step and self._lines.seconds >= _LINE_SECONDS
+    if late or not self._lines.read_once:
+      self._summaries.progress(step, to_host(metrics), self._speed(self._lines.read(step)))
+      self._goodput.write()
+
+  def _tell_skip(self, step: int) -> None:
+    self._skips += 1
+    if self._skips <= _SKIPS_TOLD:
+      self._summaries.say(
+        f'Step {step:,} has a gradient or loss that is not finite: it changes nothing.'
+      )
+    if self._skips == _SKIPS_TOLD:
+      self._summaries.say('More of such steps are counted (learning/skipped_steps) and not told.')
+
+  def _speed(self, seconds: float | None) -> dict[str, float | None]:
+    """The speed at which steps take so many seconds; None is not known."""
+    if seconds is None:
+      return dict.fromkeys(('tokens_per_second', 'step_seconds', 'model_tflops', 'mfu'))
+    tokens = self._trainer.data.batch_size * self._trainer.seq_len / seconds
+    flops = tokens * self._trainer.flops_per_token / self._trainer.mesh.size
+    return {
+      'tokens_per_second': tokens,
+      'step_seconds': seconds,
+      'model_tflops': flops / 1e12,  # per device
+      'mfu': None if self._peak is None else flops / self._peak,
+    }
+
+
+class _Clock:
+  """Time and steps from one reading to the next.
+
+  Attributes:
+    step: Of the last reading.
+    read_once: Whether there was one.
+  """
+
+  def __init__(self) -> None:
+    self.read_once = False
+    self.start(0)
+
+  def start(self, step: int) -> None:
+    """Time and steps before now count for nothing."""
+    self.step, self._time = step, time.perf_counter()
+
+  def leave_out(self, seconds: float) -> None:
+    """Of the time since the last reading, so much was spent on something else."""
+    self._time += seconds
+
+  @property
+  def seconds(self) -> float:
+    """Since the last reading."""
+    return time.perf_counter() - self._time
+
+  def read(self, step: int) -> float | None:
+    """Seconds a step since the last reading; None where there was no step."""
+    steps = step - self.step
+    seconds = self.seconds / steps if steps else None
+    self.start(step)
+    self.read_once = True
+    return seconds

@@ -1,0 +1,83 @@
+"""The train step: gradients, and one update of the state."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+
+from paxlite.optim.optimizers import merge
+from paxlite.parallel import partitioning
+from paxlite.training.metrics import Metrics, Weighted
+from paxlite.training.task import Batch, Task
+from paxlite.training.train_state import TrainState
+
+
+def train_step(
+  task: Task, seed: int, state: TrainState, batch: Batch
+) -> tuple[TrainState, Metrics]:
+  """One update; where gradient or loss is not finite, nothing changes but step and counters.
+
+  Args:
+    task: Loss, gradients and optimizer.
+    seed: Of dropout; folded with the step.
+    state: Overwritten where the jitted step donates it.
+    batch: See Task.
+
+  Returns:
+    The next state, and scalars by their TensorBoard names.
+  """
+  rng = jax.random.fold_in(jax.random.key(seed), state.step)
+  grads, overwritten, metrics = task.grads(state.params, batch, rng, state.overwritten)
+  grad_norm = optax.tree.norm(grads)
+  # past the limit nothing changes any more, so that the run can stop with its last good state
+  finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics['total_loss'].value)
+  valid = finite & (state.skipped_in_a_row < task.max_skipped_steps)
+  grads = task.optimizer.clip(grads, grad_norm, valid)
+
+  trainable, frozen = task.optimizer.split(state.params)
+  updates, opt_state = task.optimizer.transformation.update(
+    grads, state.opt_state, trainable, valid=valid
+  )
+  new_state = TrainState(
+    step=state.step + 1,
+    params=merge(optax.apply_updates(trainable, updates), frozen),
+    opt_state=opt_state,
+    overwritten=jax.tree.map(
+      lambda new, old: jnp.where(valid, new, old), overwritten, state.overwritten
+    ),
+    skipped=state.skipped + ~valid,
+    skipped_in_a_row=jnp.where(valid, 0, state.skipped_in_a_row + 1),
+  )
+  learning = {
+    'lr': task.optimizer.learning_rate(state.opt_state),
+    'raw_grad_norm': grad_norm,
+    'clipped_grad_norm': task.optimizer.clipped(grad_norm),
+    'is_valid_step': valid,
+    'skipped_steps': new_state.skipped,
+    'skipped_in_a_row': new_state.skipped_in_a_row,
+  }
+  named = {f'Metrics/{k}': m for k, m in metrics.items()}
+  named |= {f'learning/{k}': Weighted(v, jnp.ones(())) for k, v in learning.items()}
+  return new_state, named
+
+
+def jitted_step(
+  task: Task, mesh: Mesh, rules: partitioning.Rules, seed: int, abstract: TrainState
+) -> Any:
+  """train_step as a jitted function of (state, batch) that overwrites the state.
+
+  Args:
+    task, seed: See train_step.
+    mesh: Where it runs.
+    rules: Logical axes to mesh axes.
+    abstract: The state's shapes, dtypes and shardings.
+  """
+
+  def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    with partitioning.activate(mesh, rules):
+      return train_step(task, seed, state, batch)
+
+  shardings = jax.tree.map(lambda x: x.sharding, abstract)
+  return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))

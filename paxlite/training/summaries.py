@@ -1,0 +1,313 @@
+"""What a run writes: a line on the terminal, metrics.jsonl, TensorBoard, and its configuration."""
+
+import contextlib
+import json
+import logging
+import math
+import os
+import pathlib
+import re
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+
+from paxlite.core.damaged import set_aside
+from paxlite.core.run_files import open_file
+from paxlite.core.terminal import say
+
+log = logging.getLogger('paxlite')
+
+_EVENTS = 'events.out.tfevents.'
+_DIGITS = 19  # of a time in nanoseconds
+# metrics.jsonl's names for what TensorBoard has under Pax's
+_SHORT = {'loss': 'Metrics/total_loss', 'lr': 'learning/lr', 'grad_norm': 'learning/raw_grad_norm'}
+
+
+class Summaries:
+  """Writes a run's metrics. Only process 0 writes; the others' calls do nothing.
+
+  Args:
+    folder: The run's job_log_dir.
+    max_steps: For the time left.
+  """
+
+  def __init__(self, folder: pathlib.Path, max_steps: int):
+    self._folder = folder
+    self._purge_step: int | None = None
+    self._max_steps = max_steps
+    self._boards: dict[str, _Board] = {}
+    self._unwritable: set[str] = set()
+    self._live: Any = None
+    self._enabled = jax.process_index() == 0
+    if self._enabled and sys.stdout is not None and sys.stdout.isatty():
+      self._live = _live_line()
+
+  def drop_records_after(self, step: int, evaluated: int) -> None:
+    """Drops records of later steps, which a run that was killed has left and this one repeats.
+
+    Args:
+      step: The last one that was trained.
+      evaluated: The last one whose evaluation is not repeated.
+    """
+    self._close_boards()
+    self._purge_step = step + 1
+    if self._enabled:
+      for name, last in (('metrics.jsonl', step), ('eval_metrics.jsonl', evaluated)):
+        with self._going_on(name):
+          _drop_later_records(self._folder / name, last)
+
+  def train(
+    self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
+  ) -> None:
+    """Reports one training step.
+
+    Args:
+      step: Steps done, this one included.
+      scalars: By TensorBoard name.
+      speed: tokens_per_second, step_seconds, model_tflops, mfu (None where unknown).
+    """
+    if not self._enabled:
+      return
+    short = {k: scalars[v] for k, v in _SHORT.items()}
+    self._append('metrics.jsonl', {'step': step, **short, **speed})
+    on_board = {'loss': scalars['Metrics/total_loss'], **scalars}
+    if speed['step_seconds']:
+      on_board['Steps/sec'] = 1 / speed['step_seconds']
+    self._show('train', step, on_board)
+    self._line(_train_line(step, self._max_steps, short, speed))
+
+  def progress(
+    self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
+  ) -> None:
+    """Shows a training step on the terminal and nowhere else; arguments as of `train`."""
+    if self._enabled:
+      short = {k: scalars[v] for k, v in _SHORT.items()}
+      self._line(_train_line(step, self._max_steps, short, speed))
+
+  def evaluation(self, step: int, name: str, metrics: Mapping[str, float], seconds: float) -> None:
+    """Reports one evaluation of input `name`."""
+    bits = f'  {metrics["bits_per_byte"]:.3f} bits per byte' if 'bits_per_byte' in metrics else ''
+    self.result(
+      step,
+      name,
+      metrics,
+      f'loss {metrics["avg_xent"]:.4f}{bits}  '
+      f'accuracy {metrics["fraction_of_correct_next_step_preds"]:.3f}  '
+      f'{metrics["num_predictions"]:,.0f} tokens in {seconds:.1f} s',
+    )
+
+  def result(self, step: int, name: str, metrics: Mapping[str, float], text: str) -> None:
+    """Writes what an evaluation found, and says it as `text`."""
+    if not self._enabled:
+      return
+    self._append('eval_metrics.jsonl', {'step': step, 'input': name, **metrics})
+    self._show(f'eval_{name}', step, {f'Metrics/{k}': v for k, v in metrics.items()})
+    self.say(f'eval {name} at step {step:,}: {text}')
+
+  def say(self, text: str) -> None:
+    """Prints a line that stays."""
+    if self._enabled and not self._on_live(
+      lambda live: live.console.print(text, highlight=False, markup=False)
+    ):
+      say(text)
+
+  def close(self) -> None:
+    self._close_boards()
+    self._on_live(lambda live: live.stop())
+    self._live = None
+
+  def _close_boards(self) -> None:
+    for board in self._boards.values():
+      board.close()
+    self._boards.clear()
+
+  def _line(self, text: str) -> None:
+    def renew(live: Any) -> None:
+      from rich.text import Text
+
+      live.update(Text(text), refresh=True)
+
+    if not self._on_live(renew):
+      say(text)
+
+  def _on_live(self, act: Callable[[Any], None]) -> bool:
+    """Whether the line that renews itself took it; a terminal that is gone has none any more."""
+    if self._live is None:
+      return False
+    try:
+      act(self._live)
+    except (OSError, ValueError):  # ValueError: its encoding lacks a character
+      live, self._live = self._live, None
+      with contextlib.suppress(OSError, ValueError):
+        live.stop()
+      return False
+    return True
+
+  def _append(self, name: str, record: Mapping[str, Any]) -> None:
+    clean = {
+      k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()
+    }
+    with self._going_on(name), open_file(self._folder / name, 'ab', buffering=0) as f:
+      end = f.tell()
+      try:
+        f.write(json.dumps(clean).encode() + b'\n')
+      except OSError:
+        f.truncate(end)  # no half of a record
+        raise
+
+  def _show(self, name: str, step: int, scalars: Mapping[str, float]) -> None:
+    """Writes scalars for TensorBoard into summaries/`name`; names of splits may hold anything."""
+    name = re.sub('[^A-Za-z0-9._-]', '_', name)
+    with self._going_on(f'summaries/{name}'):
+      try:
+        if name not in self._boards:
+          self._boards[name] = _Board(self._folder / 'summaries' / name, self._purge_step)
+        self._boards[name].add(step, scalars)
+      except OSError:
+        self._boards.pop(name, None)  # a reader stops at half of a record: the next is another file
+        raise
+
+  @contextlib.contextmanager
+  def _going_on(self, name: str) -> Iterator[None]:
+    """A context in which a file that cannot be written is told, once, and no reason to stop."""
+    try:
+      yield
+    except OSError as e:
+      if name not in self._unwritable:
+        log.error('%s/%s cannot be written, training goes on: %s', self._folder, name, e.strerror)
+      self._unwritable.add(name)
+
+
+class _Board:
+  """A file of TensorBoard's events.
+
+  Args:
+    folder: Where TensorBoard looks for it.
+    purge_step: What earlier files hold from there on is no longer shown.
+  """
+
+  def __init__(self, folder: pathlib.Path, purge_step: int | None):
+    self._event, record_writer = _tensorboard()
+    folder.mkdir(parents=True, exist_ok=True)
+    self._records = record_writer(str(folder / _events_name(folder)))
+    self._write(file_version='brain.Event:2', step=purge_step or 0)
+    if purge_step is not None:
+      self._write(session_log={'status': 'START'}, step=purge_step)
+
+  def add(self, step: int, scalars: Mapping[str, float]) -> None:
+    """Adds scalars by their names."""
+    values = [{'tag': k, 'simple_value': v} for k, v in scalars.items()]
+    self._write(summary={'value': values}, step=step)
+
+  def close(self) -> None:
+    self._records.close()
+
+  def _write(self, **fields: Any) -> None:
+    self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
+    self._records.flush()
+
+
+def _events_name(folder: pathlib.Path) -> str:
+  """A name that sorts after those in the folder, whatever the clock says.
+
+  TensorBoard reads a run's files in the order of their names, and drops what came before it in that
+  order when a run goes on from an earlier step.
+  """
+  stamps = [p.name.removeprefix(_EVENTS).partition('.')[0] for p in folder.glob(f'{_EVENTS}*')]
+  newest = max((s for s in stamps if s.isascii() and s.isdigit()), default='0')
+  after = str(int(newest[:_DIGITS]) + 1)
+  stamp = max(str(time.time_ns()), after.ljust(_DIGITS, '0'))
+  return f'{_EVENTS}{stamp}.{socket.gethostname()}'
+
+
+def _tensorboard() -> tuple[Any, Any]:
+  """tensorboardX's Event and RecordWriter, without the seconds of importing torch where that is.
+
+  Its SummaryWriter writes in a thread that ends when a disk is full, and then waits for it.
+  """
+  modules: dict[str, Any] = sys.modules
+  hide = 'torch' not in modules
+  if hide:
+    modules['torch'] = None  # `import torch` raises ImportError, which tensorboardX expects
+  try:
+    from tensorboardX.proto.event_pb2 import Event
+    from tensorboardX.record_writer import RecordWriter
+  finally:
+    if hide:
+      del modules['torch']
+  return Event, RecordWriter
+
+
+def _live_line() -> Any:
+  from rich.live import Live
+
+  live = Live('', auto_refresh=False)
+  live.start()
+  return live
+
+
+def _train_line(
+  step: int, max_steps: int, short: Mapping[str, float], speed: Mapping[str, float | None]
+) -> str:
+  parts = [
+    f'step {step:,}/{max_steps:,}',
+    f'loss {short["loss"]:.4f}',
+    f'lr {short["lr"]:.2e}',
+    f'grad {short["grad_norm"]:.3f}',
+  ]
+  seconds = speed['step_seconds']
+  if seconds:
+    parts += [f'{speed["tokens_per_second"]:,.0f} tokens/s', f'{speed["model_tflops"]:.3g} TFLOP/s']
+    if speed['mfu'] is not None:
+      parts.append(f'MFU {speed["mfu"]:.1%}')
+    parts += [f'{seconds:.3f} s/step', f'{duration(seconds * (max_steps - step))} left']
+  return '  '.join(parts)
+
+
+def duration(seconds: float) -> str:
+  """1:02:03 or 2:03."""
+  minutes, rest = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f'{hours}:{minutes:02d}:{rest:02d}' if hours else f'{minutes}:{rest:02d}'
+
+
+def _drop_later_records(path: pathlib.Path, start: int) -> None:
+  """Removes records of steps after `start`, and a last line that was cut off.
+
+  What holds anything else is set aside, and the lines that are good go on.
+  """
+  if not os.path.lexists(path):
+    return
+  if path.is_symlink() or not path.is_file():
+    set_aside(path, 'it is no file of its own')
+    return
+  content = path.read_bytes()
+  lines = list(filter(None, content.split(b'\n')))
+  if lines and not content.endswith(b'\n') and _step_of(lines[-1]) is None:
+    lines.pop()
+  steps = list(map(_step_of, lines))
+  kept = [
+    line + b'\n'
+    for line, step in zip(lines, steps, strict=True)
+    if step is not None and step <= start
+  ]
+  unfinished = path.with_suffix('.tmp')
+  with open_file(unfinished, 'wb') as f:
+    f.writelines(kept)
+  if None in steps:
+    set_aside(path, f'line {steps.index(None) + 1:,} is no record; the run goes on with the others')
+  unfinished.replace(path)
+
+
+def _step_of(line: bytes) -> int | None:
+  """The step of a record; None where it is none."""
+  try:
+    record = json.loads(line)
+  except (ValueError, RecursionError):
+    return None
+  step = record.get('step') if isinstance(record, dict) else None
+  return step if isinstance(step, int) and not isinstance(step, bool) else None

@@ -1,0 +1,191 @@
+"""Model, loss, metrics and optimizer as pure functions of (state or params, batch, rng)."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from paxlite.layers.einsum import OVERWRITTEN
+from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.sown import SOWN, over_layers, total_loss
+from paxlite.optim.optimizers import Optimizer, merge
+from paxlite.parallel.partitioning import Rules, activate
+from paxlite.training.metrics import Metrics, Weighted, over_microbatches
+from paxlite.training.train_state import TrainState
+
+Batch = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """Next-token prediction with a language model.
+
+  A batch holds ids, labels [B, T] int32 and weights [B, T] float32; packed ones also segment_ids
+  (0 is padding) and segment_pos [B, T] int32.
+
+  Attributes:
+    model: The language model.
+    optimizer: See optimizers.Optimizer.
+    num_microbatches: The batch of a step is split into this many, one after the other.
+    mean_over_padding: Whether the loss is a mean over all positions (GLaM), not over the targets.
+    max_skipped_steps: After this many non-finite gradients in a row the state stays as it is.
+    context: Makes a context in which the model is traced, forward and backward.
+  """
+
+  model: TransformerLm
+  optimizer: Optimizer
+  num_microbatches: int = 1
+  mean_over_padding: bool = False
+  max_skipped_steps: int = 100
+  context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+
+  def init_params(self, rng: jax.Array) -> Any:
+    """Parameters, boxed with their logical axes (flax.linen.LogicallyPartitioned)."""
+    return self._init_variables(rng)['params']
+
+  def init(self, rng: jax.Array) -> TrainState:
+    """A new state; parameters and moments are boxed with their logical axes."""
+    variables = self._init_variables(rng)
+    trainable, _ = self.optimizer.split(variables['params'])
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(
+      step=zero,
+      params=variables['params'],
+      opt_state=self.optimizer.transformation.init(trainable),
+      overwritten={k: variables[k] for k in OVERWRITTEN if k in variables},
+      skipped=zero,
+      skipped_in_a_row=zero,
+    )
+
+  def _init_variables(self, rng: jax.Array) -> Mapping[str, Any]:
+    with self.context():
+      return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))
+
+  @contextlib.contextmanager
+  def compiling(self, mesh: Mesh, rules: Rules) -> Iterator[None]:
+    """A context in which programs of the model are compiled or first called.
+
+    Transformer Engine asks for the mesh once more while XLA partitions, and without it reduces the
+    largest absolute values over nothing.
+    """
+    with activate(mesh, rules), self.context():
+      yield
+
+  def loss(
+    self,
+    params: Any,
+    batch: Batch,
+    rng: jax.Array | None = None,
+    overwritten: Mapping[str, Any] | None = None,
+  ) -> tuple[jax.Array, Metrics]:
+    """The mean cross-entropy per target token in nats plus what layers add, and Pax's metrics.
+
+    Args:
+      params: Unboxed parameters.
+      batch: See the class.
+      rng: For dropout; None turns dropout off.
+      overwritten: See TrainState; unboxed.
+
+    Returns:
+      Σ(xent·w) / (Σw + 1e-6) + auxiliary losses, and the metrics.
+    """
+    with self.context():
+      (losses, sown) = self.model.apply(
+        {'params': params, **(overwritten or {})},
+        batch['ids'],
+        batch['labels'],
+        batch.get('segment_pos'),
+        batch.get('segment_ids'),
+        rngs=None if rng is None else {'dropout': rng},
+        method='losses',
+        mutable=SOWN,
+      )
+    weights = batch['weights']
+    num_predictions = weights.sum()
+    mean = lambda x: (x * weights).sum() / (num_predictions + 1e-6)
+    one = jnp.ones(())
+    xent = Weighted(mean(losses.xent), num_predictions)
+    if self.mean_over_padding:
+      positions = self._xent_weight(weights)
+      xent = Weighted((losses.xent * weights).sum() / jnp.maximum(positions, 1), positions)
+    aux_loss = total_loss(sown)
+    loss = xent.value + aux_loss
+    return loss, {
+      'total_loss': Weighted(loss, num_predictions),
+      'avg_xent': xent,
+      'aux_loss': Weighted(aux_loss, one),
+      'log_pplx': xent,
+      'fraction_of_correct_next_step_preds': Weighted(mean(losses.correct), num_predictions),
+      'num_predictions': Weighted(num_predictions, one),
+    } | {name: Weighted(value, _num_tokens(batch)) for name, value in over_layers(sown).items()}
+
+  def grads(
+    self,
+    params: Any,
+    batch: Batch,
+    rng: jax.Array | None,
+    overwritten: Mapping[str, Any] | None = None,
+  ) -> tuple[Any, Any, Metrics]:
+    """Gradients of the loss by the trainable parameters, the next `overwritten`, and the metrics.
+
+    Microbatches are averaged by their number of target tokens, so that their number changes the
+    result by rounding (and by dropout's masks, and by FP8) alone; terms that layers add, by their
+    number. What is overwritten goes from one to the next, as it does from step to step.
+    """
+    trainable, frozen = self.optimizer.split(params)
+    overwritten = dict(overwritten or {})
+
+    def loss(trainable, overwritten, batch, rng):
+      return self.loss(merge(trainable, frozen), batch, rng, overwritten)
+
+    if self.num_microbatches == 1:
+      with self.context():
+        (grads, after), metrics = jax.grad(loss, argnums=(0, 1), has_aux=True)(
+          trainable, overwritten, batch, rng
+        )
+      return grads, after, metrics
+
+    n = self.num_microbatches
+    # every n-th row, so that each device's rows stay on it
+    split = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1), batch)
+    whole = jnp.maximum(self._xent_weight(batch['weights']), 1e-6)
+
+    def part(trainable, overwritten, microbatch, rng):
+      _, metrics = loss(trainable, overwritten, microbatch, rng)
+      xent, aux_loss = metrics['avg_xent'], metrics['aux_loss']
+      return xent.value * xent.weight / whole + aux_loss.value / n, metrics
+
+    def accumulate(carry, inputs):
+      total, overwritten = carry
+      i, microbatch = inputs
+      rng_i = None if rng is None else jax.random.fold_in(rng, i)
+      with self.context():
+        (g, after), metrics = jax.grad(part, argnums=(0, 1), has_aux=True)(
+          trainable, overwritten, microbatch, rng_i
+        )
+      return (jax.tree.map(jnp.add, total, g), after), metrics
+
+    zeros = jax.tree.map(jnp.zeros_like, trainable)
+    (grads, after), metrics = jax.lax.scan(accumulate, (zeros, overwritten), (jnp.arange(n), split))
+    mean = {k: over_microbatches(k, m) for k, m in metrics.items()}
+    total = mean['avg_xent'].value + mean['aux_loss'].value
+    mean['total_loss'] = Weighted(total, mean['total_loss'].weight)
+    return grads, after, mean
+
+  def _xent_weight(self, weights_BT: jax.Array) -> jax.Array:
+    """What the sum of cross-entropies is divided by; rows without a target are not there."""
+    if not self.mean_over_padding:
+      return weights_BT.sum()
+    return (weights_BT.max(1) > 0).sum() * jnp.float32(weights_BT.shape[1])
+
+
+def _num_tokens(batch: Batch) -> jax.Array:
+  """Positions of a batch that are no padding."""
+  segment_ids_BT = batch.get('segment_ids')
+  if segment_ids_BT is None:
+    return jnp.float32(batch['ids'].size)
+  return (segment_ids_BT > 0).sum().astype(jnp.float32)
