@@ -1,6 +1,7 @@
-"""Rooms import downward only, and following one batch stays short."""
+"""Rooms import downward only, modules in no circle, and following one batch stays short."""
 
 import ast
+import graphlib
 import pathlib
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -92,6 +93,14 @@ def test_imports_go_downward():
     if module.startswith('paxlite.') and ROOMS.index(room(module)) > ROOMS.index(room(name))
   ]
   assert wrong == []
+
+
+def test_no_module_is_in_a_circle():
+  graph = {
+    name: {m for m, _ in imports(path) if m in MODULES and m != name}
+    for name, path in MODULES.items()
+  }
+  graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
 def test_who_knows_fiddle():

@@ -1,35 +1,77 @@
 """What the training loop says while it runs, and where its time goes."""
 
 import contextlib
+import dataclasses
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
 import optax
 
-from paxlite.runtime import profiling
+from paxlite.runtime.goodput import Goodput
 from paxlite.training.in_flight import StepsInFlight
 from paxlite.training.metrics import Metrics, to_host
 from paxlite.training.summaries import Summaries
 from paxlite.training.task import Batch
 from paxlite.training.train_state import TrainState
 
-if TYPE_CHECKING:
-  from paxlite.training.trainer import Trainer
-
 _LINE_SECONDS = 10  # at most, between two lines on the terminal, unless a step takes longer
 _SKIPS_TOLD = 3  # steps without a finite gradient that have a line each
 
 
-class Reporter:
-  """Reads metrics from the device one step late, and keeps the clock of productive time."""
+@dataclasses.dataclass(frozen=True)
+class Throughput:
+  """Turns seconds per step into speeds.
 
-  def __init__(self, trainer: 'Trainer', summaries: Summaries):
-    self._trainer = trainer
-    self._goodput = trainer.goodput
+  Attributes:
+    tokens: Tokens of a step, over all devices.
+    flops: Model FLOPs of a step, per device.
+    peak: FLOP/s that a device can do at most; None where that is not known.
+  """
+
+  tokens: int
+  flops: float
+  peak: float | None
+
+  def speeds(self, seconds: float | None) -> dict[str, float | None]:
+    """Speeds where a step takes so many seconds; all are None where `seconds` is."""
+    if seconds is None:
+      return dict.fromkeys(('tokens_per_second', 'step_seconds', 'model_tflops', 'mfu'))
+    flops = self.flops / seconds
+    return {
+      'tokens_per_second': self.tokens / seconds,
+      'step_seconds': seconds,
+      'model_tflops': flops / 1e12,
+      'mfu': None if self.peak is None else flops / self.peak,
+    }
+
+
+class Reporter:
+  """Reads metrics from the device one step late, and keeps the clock of productive time.
+
+  Args:
+    goodput: Records what the time is spent on.
+    summaries: Writes the metrics.
+    throughput: Computes the speed of steps.
+    is_due: Whether the metrics of a step are written.
+    on_skipped: Called with the number of skipped steps in a row, and the last of them.
+  """
+
+  def __init__(
+    self,
+    goodput: Goodput,
+    summaries: Summaries,
+    throughput: Throughput,
+    is_due: Callable[[int], bool],
+    on_skipped: Callable[[int, int], None],
+  ):
+    self._goodput = goodput
     self._summaries = summaries
+    self._throughput = throughput
+    self._is_due = is_due
+    self._on_skipped = on_skipped
     self._pending: tuple[int, Metrics, jax.Array] | None = None
     self._in_flight = StepsInFlight(self._done)
     self._var_norm = jax.jit(optax.tree.norm)
@@ -37,7 +79,6 @@ class Reporter:
     self._lines = _Clock()
     self._skips = 0
     self._last_loss: Any = None  # an array; jax.Array has no is_ready for type checkers
-    self._peak = profiling.peak_flops(trainer.mesh.devices.flat[0].device_kind)
 
   @property
   def started(self) -> bool:
@@ -64,7 +105,7 @@ class Reporter:
     self._in_flight.add(step, metrics)
     self._goodput.reached(step)
     self._last_loss = metrics['Metrics/total_loss'].value
-    if step % self._trainer.summary_interval == 0 or step == self._trainer.max_steps:
+    if self._is_due(step):
       self._pending = (step, metrics, self._var_norm(state.params))
 
   def flush(self) -> None:
@@ -74,7 +115,7 @@ class Reporter:
     step, metrics, var_norm = self._pending
     self._pending = None
     scalars = to_host(metrics) | {'learning/var_norm': float(var_norm)}
-    self._summaries.train(step, scalars, self._speed(self._records.read(step)))
+    self._summaries.train(step, scalars, self._throughput.speeds(self._records.read(step)))
     self._lines.read(step)  # a record has a line too
     self._goodput.write()
 
@@ -112,10 +153,11 @@ class Reporter:
     in_a_row = int(np.asarray(metrics['learning/skipped_in_a_row'].value))  # waits for it
     if in_a_row:
       self._tell_skip(step)
-      self._trainer.saver.check_skipped(in_a_row, step)
+      self._on_skipped(in_a_row, step)
     late = step > self._lines.step and self._lines.seconds >= _LINE_SECONDS
     if late or not self._lines.read_once:
-      self._summaries.progress(step, to_host(metrics), self._speed(self._lines.read(step)))
+      speeds = self._throughput.speeds(self._lines.read(step))
+      self._summaries.progress(step, to_host(metrics), speeds)
       self._goodput.write()
 
   def _tell_skip(self, step: int) -> None:
@@ -126,19 +168,6 @@ class Reporter:
       )
     if self._skips == _SKIPS_TOLD:
       self._summaries.say('More of such steps are counted (learning/skipped_steps) and not told.')
-
-  def _speed(self, seconds: float | None) -> dict[str, float | None]:
-    """The speed at which steps take so many seconds; None is not known."""
-    if seconds is None:
-      return dict.fromkeys(('tokens_per_second', 'step_seconds', 'model_tflops', 'mfu'))
-    tokens = self._trainer.data.batch_size * self._trainer.seq_len / seconds
-    flops = tokens * self._trainer.flops_per_token / self._trainer.mesh.size
-    return {
-      'tokens_per_second': tokens,
-      'step_seconds': seconds,
-      'model_tflops': flops / 1e12,  # per device
-      'mfu': None if self._peak is None else flops / self._peak,
-    }
 
 
 class _Clock:

@@ -19,7 +19,7 @@ from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.watchdog import Watchdog
 from paxlite.training.evaluation import Evaluator
 from paxlite.training.memory_check import MemoryCheck
-from paxlite.training.reporting import Reporter
+from paxlite.training.reporting import Reporter, Throughput
 from paxlite.training.save_times import SaveTimes
 from paxlite.training.saving import Saver
 from paxlite.training.spikes import SpikeDetector
@@ -125,7 +125,9 @@ class Trainer:
     profiler = profiling.StepProfiler(
       self.folder / 'profile', self.profiler_step, self.profiler_steps
     )
-    report = Reporter(self, summaries)
+    report = Reporter(
+      self.goodput, summaries, self._throughput, self._is_reported, self.saver.check_skipped
+    )
     self.save_times.restart(start)
     compiled: Any = None
     step = start
@@ -188,6 +190,15 @@ class Trainer:
       batches.close()
       profiler.stop()
     return state
+
+  @property
+  def _throughput(self) -> Throughput:
+    tokens = self.data.batch_size * self.seq_len
+    peak = profiling.peak_flops(self.mesh.devices.flat[0].device_kind)
+    return Throughput(tokens, tokens * self.flops_per_token / self.mesh.size, peak)
+
+  def _is_reported(self, step: int) -> bool:
+    return step % self.summary_interval == 0 or step == self.max_steps
 
   def _leave(self, state: TrainState, step: int, unevaluated: bool, report: Reporter) -> None:
     """Saves what was trained, and raises Interrupted."""
