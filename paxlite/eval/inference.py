@@ -32,8 +32,9 @@ from paxlite.data.tokenizer import (
   open_tokenizer,
 )
 from paxlite.experiments.decoding import DECODING
-from paxlite.experiments.language_model import FUNCTION, SIZES, LanguageModel
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import find_known
+from paxlite.experiments.transformer import FUNCTION, SIZES
 from paxlite.generation.decoding import Generator, Sampling
 from paxlite.layers.int8 import Int8LoraProjection, Int8Projection, quantized
 from paxlite.layers.lora import LoraProjection

@@ -8,7 +8,8 @@ from fiddle import selectors
 
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
-from paxlite.experiments.base import Experiment
+from paxlite.experiments.te_layer import te_block
+from paxlite.experiments.transformer import Transformer
 from paxlite.layers import backends
 from paxlite.layers.backends import Backend, TeRecipe
 from paxlite.layers.einsum import DotGeneralEinsum, Einsum, JnpEinsum
@@ -18,7 +19,7 @@ from paxlite.layers.moe import MoeFeedForward
 PLAIN_XLA: dict[str, Any] = dict(USE_FP8=False, USE_TE='off', TE_RECIPE='bf16', USE_INT8='off')
 
 
-class Backends(Experiment):
+class Backends(Transformer):
   """USE_FP8, USE_TE and USE_INT8, one of which may be on.
 
   Where USE_TE and TE_RECIPE are not set, ENABLE_TE=1 and ENABLE_FP8=1 of the environment are.
@@ -85,7 +86,7 @@ class Backends(Experiment):
   def validate(self) -> None:
     super().validate()
     if self.USE_TE == 'layer':
-      self._te_block(self.task().model)
+      te_block(self, self.task().model)
     if self.backend.name != 'xla' and self.mesh_sizes.get('stage', 1) > 1:
       raise UserError(
         f'{self.backend}: a pipeline (mesh axis stage) runs in plain XLA alone, for now'
@@ -109,7 +110,7 @@ class Backends(Experiment):
       for experts in selectors.select(task.model, MoeFeedForward, check_nonempty=False):
         experts.einsum_tpl = template(Einsum)
     if self.USE_TE == 'layer':
-      task.model.transformer_tpl.layer_tpl = self._te_block(task.model)
+      task.model.transformer_tpl.layer_tpl = te_block(self, task.model)
     if self.USE_INT8 != 'off':
       for einsum in selectors.select(task.model, Einsum, match_subclasses=False):
         fdl.update_callable(einsum, JnpEinsum)
@@ -118,11 +119,6 @@ class Backends(Experiment):
     if self.USE_TE != 'off':
       task.context = template(backends.te_context, recipe=self.TE_RECIPE)
     return task
-
-  def _te_block(self, model: fdl.Config) -> fdl.Partial:
-    from paxlite.experiments.te_layer import te_block  # it knows LanguageModel, which comes later
-
-    return te_block(self, model)  # type: ignore[arg-type]
 
 
 def _multiply_by(model: fdl.Config, dot_general: Any, **kwargs: Any) -> None:

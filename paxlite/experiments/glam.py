@@ -9,8 +9,8 @@ from flax import linen as nn
 from paxlite.core.templates import template
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
-from paxlite.experiments.language_model import Activation, Norm
 from paxlite.experiments.registry import register
+from paxlite.experiments.transformer import Activation, Norm
 from paxlite.layers.attention import RelativeBias, SeparateQkv
 from paxlite.layers.embeddings import TokenEmbedding
 from paxlite.layers.feedforward import FeedForward

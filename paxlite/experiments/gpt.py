@@ -1,7 +1,8 @@
 """GPT-3-style models as in Rosetta Pax: GPT126M, GPT5B, GPT175B, without a dataset."""
 
-from paxlite.experiments.language_model import Activation, LanguageModel, Norm
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import register
+from paxlite.experiments.transformer import Activation, Norm
 from paxlite.layers.remat import CheckpointPolicy
 
 

@@ -3,9 +3,10 @@
 Sizes of weights that are public; `python -m paxlite.tools.import_weights` reads them.
 """
 
-from paxlite.experiments.language_model import Activation, LanguageModel
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.optimization import Schedule
 from paxlite.experiments.registry import register
+from paxlite.experiments.transformer import Activation
 
 
 class LLaMA(LanguageModel):

@@ -13,8 +13,9 @@ from fiddle import selectors
 from flax import linen as nn
 
 from paxlite.core.templates import template
-from paxlite.experiments.language_model import Activation, LanguageModel
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import register
+from paxlite.experiments.transformer import Activation
 from paxlite.layers.attention import Attention, DotProductAttention, SeparateQkv
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.projection import Projection

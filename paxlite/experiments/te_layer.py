@@ -4,7 +4,7 @@ import fiddle as fdl
 
 from paxlite.core.errors import UserError, listed
 from paxlite.core.templates import template
-from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.transformer import Transformer
 from paxlite.layers.te_layer import TeTransformerLayer
 
 # Attributes of which it knows these values alone.
@@ -19,7 +19,7 @@ _ONLY = {
 }
 
 
-def te_block(e: LanguageModel, model: fdl.Config) -> fdl.Partial:
+def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
   """The template of a TeTransformerLayer that computes what the blocks of e's model do.
 
   Args:
@@ -31,7 +31,7 @@ def te_block(e: LanguageModel, model: fdl.Config) -> fdl.Partial:
       the experiment has changed.
   """
   check_supported(e)
-  if model.transformer_tpl.layer_tpl != LanguageModel.model(e).transformer_tpl.layer_tpl:
+  if model.transformer_tpl.layer_tpl != Transformer.model(e).transformer_tpl.layer_tpl:
     raise UserError(
       f"{type(e).__name__} changes its blocks, and Transformer Engine's fused layer does not know "
       'how: --fdl.USE_TE=gemm replaces matrix multiplications alone'
@@ -55,7 +55,7 @@ def te_block(e: LanguageModel, model: fdl.Config) -> fdl.Partial:
   )
 
 
-def check_supported(e: LanguageModel) -> None:
+def check_supported(e: Transformer) -> None:
   """Raises UserError where Transformer Engine's layer cannot compute what the model's blocks do."""
   problems = [
     f'{name}={getattr(e, name)} (only {" or ".join(map(str, values))})'
@@ -72,8 +72,8 @@ def check_supported(e: LanguageModel) -> None:
   if e.USE_FFN_BIAS != e.USE_BIAS:
     problems.append(f'USE_FFN_BIAS={e.USE_FFN_BIAS} with USE_BIAS={e.USE_BIAS}')
   problems += [f'the mesh axis {a}' for a in ('stage', 'context') if e.mesh_sizes.get(a, 1) > 1]
-  if e.layer() != LanguageModel.block(e) or e.attention() != LanguageModel.attention(e):
-    problems.append(f'the blocks of {type(e).__name__}, which are not those of LanguageModel')
+  if e.layer() != Transformer.block(e) or e.attention() != Transformer.attention(e):
+    problems.append(f'the blocks of {type(e).__name__}, which are not those of Transformer')
   if problems:
     raise UserError(
       f"Transformer Engine's fused layer does not know: {listed(problems)}. Choose the backend "

@@ -9,9 +9,10 @@ from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.gemma import Gemma
 from paxlite.experiments.gpt import GPT2
-from paxlite.experiments.language_model import FUNCTION, SIZES, LanguageModel
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import experiments
+from paxlite.experiments.transformer import FUNCTION, SIZES
 from paxlite.weights.layout import HUGGING_FACE, Entry, gpt2_entries, llama_entries
 
 # of transformers' names for what experiments call otherwise

@@ -1,0 +1,446 @@
+"""From architecture, optimizer and schedule attributes to the config of a Task."""
+
+import math
+from typing import Any, Literal
+
+import fiddle as fdl
+from fiddle import selectors
+from flax import linen as nn
+
+from paxlite.core.errors import UserError
+from paxlite.core.templates import config, template
+from paxlite.experiments.decoding import Decoding
+from paxlite.experiments.optimization import Optimization
+from paxlite.layers.attention import (
+  Attention,
+  BlockwiseAttention,
+  CombinedQkv,
+  PerDimScale,
+  SeparateQkv,
+)
+from paxlite.layers.embeddings import (
+  LearnedPositions,
+  LmHead,
+  LogitsBias,
+  SinusoidalPositions,
+  TokenEmbedding,
+)
+from paxlite.layers.feedforward import FeedForward, GatedFeedForward
+from paxlite.layers.flash_attention import FlashAttention
+from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.lora import LORA_VARIABLES, LoraProjection
+from paxlite.layers.norms import LayerNorm, RmsNorm
+from paxlite.layers.pipeline import PipelinedTransformer
+from paxlite.layers.projection import Projection
+from paxlite.layers.remat import CheckpointPolicy
+from paxlite.layers.rotary import Llama3RotaryEmbedding, RotaryEmbedding
+from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
+from paxlite.training.task import Task
+
+Activation = Literal['gelu', 'gelu_exact', 'relu', 'silu']
+Norm = Literal['LayerNorm', 'RmsNorm']
+
+_NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
+
+
+# Attributes that decide the shapes of a model's variables, and those that decide what it computes
+# from variables of the same shapes.
+SIZES = (
+  'NUM_LAYERS',
+  'NUM_HEADS',
+  'NUM_KV_HEADS',
+  'MODEL_DIMS',
+  'HIDDEN_DIMS',
+  'DIMS_PER_HEAD',
+  'VOCAB_SIZE',
+  'SEPARATE_EMBEDDING',
+  'TRAINABLE_POSITION_EMB',
+  'USE_BIAS',
+  'USE_FFN_BIAS',
+  'USE_GATED_ACTIVATION',
+  'USE_PER_DIM_SCALE',
+  'USE_SOFTMAX_BIAS',
+)
+FUNCTION = (
+  'USE_ROTARY_POSITION_EMB',
+  'ROPE_THETA',
+  'ROPE_LAYOUT',
+  'ROPE_FACTOR',
+  'ROPE_LOW_FREQUENCY_FACTOR',
+  'ROPE_HIGH_FREQUENCY_FACTOR',
+  'ROPE_ORIGINAL_LENGTH',
+  'SLIDING_WINDOW',
+  'ACTIVATION_CLS',
+  'NORM_CLS',
+  'NORM_POLICY',
+  'NORM_SCALE_OFFSET',
+  'LAYERNORM_EPSILON',
+  'SCALE_EMBEDDING',
+  'SOFTMAX_CAP_LOGITS',
+  'ATTEN_LOGIT_CAP',
+)
+
+
+class Transformer(Decoding, Optimization):
+  """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
+
+  # Architecture
+  NUM_LAYERS: int = 10
+  NUM_HEADS: int = 16
+  MODEL_DIMS: int = 2048
+  VOCAB_SIZE: int = 32000
+  FPROP_DTYPE: Literal['bfloat16', 'float32', 'float16'] = 'bfloat16'
+  PACKED_INPUT: bool = True
+  USE_REPEATED_LAYER: bool = False
+  CHECKPOINT_POLICY: CheckpointPolicy = 'SAVE_NOTHING'
+  SEPARATE_EMBEDDING: bool = False
+  TRAINABLE_POSITION_EMB: bool = False
+  USE_ROTARY_POSITION_EMB: bool = False
+  ROPE_THETA: float = 10_000.0
+  ROPE_LAYOUT: Literal['interleaved', 'half'] = 'interleaved'
+  ROPE_FACTOR: float = 1.0  # above 1: Llama 3.1's stretching, with the three below
+  ROPE_LOW_FREQUENCY_FACTOR: float = 1.0
+  ROPE_HIGH_FREQUENCY_FACTOR: float = 4.0
+  ROPE_ORIGINAL_LENGTH: int = 8192
+  # queries at a time, to save memory and half the work; 0: all, on CPUs a quarter of 512 or more;
+  # MAX_SEQ_LEN: all
+  ATTENTION_BLOCK_SIZE: int = 0
+  USE_FLASH_ATTENTION: bool = True  # cuDNN's, on GPUs, where it has a kernel
+  SLIDING_WINDOW: int = 0  # tokens that a query sees; 0: all before it
+  USE_BIAS: bool = False
+  ACTIVATION_CLS: Activation = 'relu'
+  USE_GATED_ACTIVATION: bool = False
+  NORM_CLS: Norm = 'RmsNorm'
+  NORM_POLICY: Literal['pre'] = 'pre'
+  LAYERNORM_EPSILON: float = 1e-6
+  SCALE_EMBEDDING: bool = False  # embeddings × √MODEL_DIMS
+  USE_PER_DIM_SCALE: bool = False
+  USE_SOFTMAX_BIAS: bool = False
+  SOFTMAX_CAP_LOGITS: float = 30.0
+  ATTEN_LOGIT_CAP: float = 50.0
+  DROPOUT_PROB: float = 0.0
+  EMBEDDING_DROPOUT_PROB: float = 0.0
+  WEIGHT_INIT: Literal['normal', 'xavier_uniform'] = 'normal'
+  INIT_STD: float = 0.02  # of 'normal'
+  HEADS_SPAN_MODEL: bool = True
+  NUM_LOSS_CHUNKS: int = 1
+
+  # LoRA: freezes everything but low-rank factors beside the weights of the chosen layers
+  USE_LORA: bool = False
+  LORA_RANK: int = 8
+  LORA_TARGET_LAYERS: Literal['all', 'attention', 'mlp'] = 'all'
+
+  # A prompt to continue when training ends, where the dataset has a tokenizer
+  SAMPLE_PROMPT: str | None = None
+
+  @property
+  def HIDDEN_DIMS(self) -> int:
+    return 4 * self.MODEL_DIMS
+
+  @property
+  def DIMS_PER_HEAD(self) -> int:
+    return self.MODEL_DIMS // self.NUM_HEADS
+
+  @property
+  def NUM_KV_HEADS(self) -> int:
+    return self.NUM_HEADS
+
+  @property
+  def USE_FFN_BIAS(self) -> bool:
+    return self.USE_BIAS
+
+  @property
+  def SOFTMAX_INIT_STD(self) -> float:
+    return self.INIT_STD
+
+  @property
+  def NORM_SCALE_OFFSET(self) -> float:
+    """What is added to the stored scale of a norm."""
+    return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
+
+  @property
+  def blocks_per_layer(self) -> int:
+    """Blocks in what the stack repeats."""
+    return 1
+
+  @property
+  def num_stages(self) -> int:
+    """Of the pipeline: the mesh's axis stage."""
+    return self.mesh_sizes.get('stage', 1)
+
+  @property
+  def TRAINABLE_VARIABLES(self) -> list[str]:
+    return [LORA_VARIABLES] if self.USE_LORA else ['.*']
+
+  def validate(self) -> None:
+    super().validate()
+    for name in (
+      'NUM_LAYERS',
+      'NUM_HEADS',
+      'NUM_KV_HEADS',
+      'MODEL_DIMS',
+      'HIDDEN_DIMS',
+      'VOCAB_SIZE',
+      'DIMS_PER_HEAD',
+      'NUM_LOSS_CHUNKS',
+      'LORA_RANK',
+    ):
+      if getattr(self, name) < 1:
+        raise UserError(f'{name}={getattr(self, name)} must be at least 1')
+    for name in ('DROPOUT_PROB', 'EMBEDDING_DROPOUT_PROB'):
+      if not 0 <= getattr(self, name) < 1:
+        raise UserError(f'{name}={getattr(self, name):g} must be at least 0 and below 1')
+    heads = f'NUM_HEADS={self.NUM_HEADS} × DIMS_PER_HEAD={self.DIMS_PER_HEAD}'
+    if self.HEADS_SPAN_MODEL and self.NUM_HEADS * self.DIMS_PER_HEAD != self.MODEL_DIMS:
+      raise UserError(
+        f'{heads} is {self.NUM_HEADS * self.DIMS_PER_HEAD}, not MODEL_DIMS={self.MODEL_DIMS}. '
+        'If that is meant: --fdl.HEADS_SPAN_MODEL=False'
+      )
+    if self.NUM_HEADS % self.NUM_KV_HEADS:
+      raise UserError(
+        f'NUM_HEADS={self.NUM_HEADS} is not divisible by NUM_KV_HEADS={self.NUM_KV_HEADS}'
+      )
+    block = self.ATTENTION_BLOCK_SIZE
+    if block < 0 or (block and self.MAX_SEQ_LEN % block):
+      raise UserError(
+        f'ATTENTION_BLOCK_SIZE={block} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}, or be 0'
+      )
+    if block and self.mesh_sizes.get('context', 1) > 1:
+      raise UserError(
+        'ATTENTION_BLOCK_SIZE and the mesh axis context both split queries: choose one'
+      )
+    if self.USE_ROTARY_POSITION_EMB and self.DIMS_PER_HEAD % 2:
+      raise UserError(f'rotary positions need an even DIMS_PER_HEAD, not {self.DIMS_PER_HEAD}')
+    if self.ROPE_FACTOR < 1 or not (
+      0 < self.ROPE_LOW_FREQUENCY_FACTOR < self.ROPE_HIGH_FREQUENCY_FACTOR
+    ):
+      raise UserError(
+        f'ROPE_FACTOR={self.ROPE_FACTOR:g} must be at least 1, and ROPE_LOW_FREQUENCY_FACTOR='
+        f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and below ROPE_HIGH_FREQUENCY_FACTOR='
+        f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
+      )
+    layers, rest = divmod(self.NUM_LAYERS, self.blocks_per_layer)
+    if rest:
+      raise UserError(
+        f'NUM_LAYERS={self.NUM_LAYERS} is not divisible by the {self.blocks_per_layer} blocks that '
+        'are repeated together'
+      )
+    if self.num_stages > 1:
+      if layers % self.num_stages:
+        raise UserError(
+          f'NUM_LAYERS={self.NUM_LAYERS} in {layers} repeated layers is not divisible by the '
+          f"mesh's axis stage = {self.num_stages}"
+        )
+      if not self.USE_REPEATED_LAYER:
+        raise UserError('a pipeline (mesh axis stage) needs --fdl.USE_REPEATED_LAYER=True')
+    if self.MAX_SEQ_LEN % self.NUM_LOSS_CHUNKS:
+      raise UserError(
+        f'MAX_SEQ_LEN={self.MAX_SEQ_LEN} is not divisible by NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS}'
+      )
+
+  def task(self) -> fdl.Config:
+    return config(
+      Task,
+      model=self.model(),
+      optimizer=self.optimizer(),
+      num_microbatches=1 if self.num_stages > 1 else self.NUM_MICROBATCHES,
+      max_skipped_steps=self.MAX_SKIPPED_STEPS,
+    )
+
+  @property
+  def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    sizes = {name: getattr(self, name) for name in SIZES}
+    return sizes, {name: getattr(self, name) for name in FUNCTION}
+
+  def model(self) -> fdl.Config:
+    """The config of the TransformerLm."""
+    sizes: dict[str, Any] = dict(
+      vocab_size=self.VOCAB_SIZE, model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE
+    )
+    embedding = template(
+      TokenEmbedding,
+      emb_init=self.weight_init(self.SOFTMAX_INIT_STD),
+      lookup_scale=math.sqrt(self.MODEL_DIMS) if self.SCALE_EMBEDDING else 1.0,
+      **sizes,
+    )
+    head = template(LmHead, w_init=self.weight_init(self.SOFTMAX_INIT_STD), **sizes)
+    bias = template(LogitsBias, vocab_size=self.VOCAB_SIZE)
+    lm = config(
+      TransformerLm,
+      embedding_tpl=embedding,
+      position_tpl=self.positions(),
+      transformer_tpl=self.stack(),
+      norm_tpl=self.norm(),
+      head_tpl=head if self.SEPARATE_EMBEDDING else None,
+      logits_bias_tpl=bias if self.USE_SOFTMAX_BIAS else None,
+      logit_cap=self.SOFTMAX_CAP_LOGITS,
+      embedding_dropout=self.EMBEDDING_DROPOUT_PROB,
+      num_loss_chunks=self.NUM_LOSS_CHUNKS,
+    )
+    selectors.select(lm, Projection).set(
+      use_bias=self.USE_BIAS, dtype=self.FPROP_DTYPE, w_init=self.weight_init(self.INIT_STD)
+    )
+    for ffn in selectors.select(lm, FeedForward):
+      selectors.select(ffn, Projection).set(use_bias=self.USE_FFN_BIAS)
+    if self.USE_LORA:
+      self.add_lora(lm)
+    return lm
+
+  def add_lora(self, lm: fdl.Config) -> None:
+    """Gives the projections of the targeted layers low-rank factors."""
+    layers = {'all': (Attention, FeedForward), 'attention': (Attention,), 'mlp': (FeedForward,)}
+    for layer in layers[self.LORA_TARGET_LAYERS]:
+      for target in selectors.select(lm, layer):
+        for projection in selectors.select(target, Projection):
+          fdl.update_callable(projection, LoraProjection)
+          projection.rank = self.LORA_RANK
+
+  def weight_init(self, std: float) -> fdl.Config:
+    """The initialiser of weight matrices; `std` is that of 'normal'."""
+    if self.WEIGHT_INIT == 'xavier_uniform':
+      return fdl.Config(nn.initializers.xavier_uniform)
+    return fdl.Config(nn.initializers.normal, stddev=std)
+
+  def positions(self) -> fdl.Partial | None:
+    """The template of the position embedding, or None where attention rotates."""
+    if self.USE_ROTARY_POSITION_EMB:
+      return None
+    if not self.TRAINABLE_POSITION_EMB:
+      return template(SinusoidalPositions, model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE)
+    return template(
+      LearnedPositions,
+      max_length=self.MAX_SEQ_LEN,
+      model_dims=self.MODEL_DIMS,
+      dtype=self.FPROP_DTYPE,
+      emb_init=fdl.Config(nn.initializers.normal, stddev=self.INIT_STD),
+    )
+
+  def norm(self) -> fdl.Partial:
+    """A template of a norm: a new one each time, so that an edit of one leaves the others alone."""
+    return template(
+      _NORMS[self.NORM_CLS],
+      epsilon=self.LAYERNORM_EPSILON,
+      offset=self.NORM_SCALE_OFFSET,
+      dtype=self.FPROP_DTYPE,
+    )
+
+  def stack(self) -> fdl.Partial:
+    """The template of all blocks."""
+    layers: dict[str, Any] = dict(
+      num_layers=self.NUM_LAYERS // self.blocks_per_layer,
+      checkpoint_policy=self.CHECKPOINT_POLICY,
+      layer_tpl=self.layer(),
+    )
+    if self.num_stages > 1 and self.USE_REPEATED_LAYER:
+      return template(
+        PipelinedTransformer,
+        num_stages=self.num_stages,
+        num_microbatches=self.NUM_MICROBATCHES,
+        **layers,
+      )
+    return template(
+      RepeatedTransformer if self.USE_REPEATED_LAYER else UnrolledTransformer, **layers
+    )
+
+  def layer(self) -> fdl.Partial:
+    """The template of what the stack repeats: blocks_per_layer blocks."""
+    return self.block()
+
+  def block(self) -> fdl.Partial:
+    """The template of one block."""
+    return template(
+      TransformerBlock,
+      norm_tpl=self.norm(),
+      attention_tpl=self.attention(),
+      ffn_tpl=template(
+        GatedFeedForward if self.USE_GATED_ACTIVATION else FeedForward,
+        model_dims=self.MODEL_DIMS,
+        hidden_dims=self.HIDDEN_DIMS,
+        activation=self.ACTIVATION_CLS,
+        dropout=self.DROPOUT_PROB,
+      ),
+      dropout=self.DROPOUT_PROB,
+    )
+
+  def attention(self) -> fdl.Partial:
+    """The template of the attention layer."""
+    sizes: dict[str, Any] = dict(
+      model_dims=self.MODEL_DIMS, num_heads=self.NUM_HEADS, head_dim=self.DIMS_PER_HEAD
+    )
+    if self.NUM_KV_HEADS == self.NUM_HEADS:
+      qkv = template(CombinedQkv, **sizes)
+    else:
+      qkv = template(SeparateQkv, num_kv_heads=self.NUM_KV_HEADS, **sizes)
+    return template(
+      Attention,
+      qkv_tpl=qkv,
+      query_scale_tpl=template(PerDimScale) if self.USE_PER_DIM_SCALE else None,
+      rotary_tpl=self.rotary() if self.USE_ROTARY_POSITION_EMB else None,
+      attention_tpl=self.dot_product_attention(),
+      **sizes,
+    )
+
+  def dot_product_attention(self) -> fdl.Partial:
+    """The template of the attention itself."""
+    values: dict[str, Any] = dict(
+      query_scale=1 / math.sqrt(self.DIMS_PER_HEAD),
+      logit_cap=self.ATTEN_LOGIT_CAP,
+      window=self.SLIDING_WINDOW,
+      dropout=self.DROPOUT_PROB,
+    )
+    if self.USE_FLASH_ATTENTION:
+      return template(FlashAttention, block_size=self.ATTENTION_BLOCK_SIZE, **values)
+    return template(BlockwiseAttention, block_size=self.ATTENTION_BLOCK_SIZE, **values)
+
+  def rotary(self) -> fdl.Partial:
+    """The template of the rotary embedding."""
+    base: dict[str, Any] = dict(theta=self.ROPE_THETA, layout=self.ROPE_LAYOUT)
+    if self.ROPE_FACTOR == 1:
+      return template(RotaryEmbedding, **base)
+    return template(
+      Llama3RotaryEmbedding,
+      factor=self.ROPE_FACTOR,
+      low_frequency_factor=self.ROPE_LOW_FREQUENCY_FACTOR,
+      high_frequency_factor=self.ROPE_HIGH_FREQUENCY_FACTOR,
+      original_length=self.ROPE_ORIGINAL_LENGTH,
+      **base,
+    )
+
+  @property
+  def saves_trainable_only(self) -> bool:
+    """LoRA's checkpoints hold what it trains, where the base weights lie elsewhere."""
+    return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
+
+  @property
+  def decoding_values(self) -> dict[str, Any]:
+    """Attributes of the model that continues text with the same variables."""
+    return dict(USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING')
+
+  @property
+  def matmul_params(self) -> int:
+    """Weights of the blocks that a token is multiplied with."""
+    return self.NUM_LAYERS * (self.attention_params + self.ffn_params)
+
+  @property
+  def attention_params(self) -> int:
+    """Of one block's matrix multiplications."""
+    return 2 * self.MODEL_DIMS * self.DIMS_PER_HEAD * (self.NUM_HEADS + self.NUM_KV_HEADS)
+
+  @property
+  def ffn_params(self) -> int:
+    """Of one block's matrix multiplications."""
+    return (3 if self.USE_GATED_ACTIVATION else 2) * self.MODEL_DIMS * self.HIDDEN_DIMS
+
+  @property
+  def flops_per_token(self) -> float:
+    """Model FLOPs of training per token, attention counted causally.
+
+    6 · (parameters in matrix multiplications, the vocabulary's included) + 12 · L·N·H·S, where S is
+    the mean number of keys that a query sees: T / 2, less with a sliding window. Frozen weights
+    need no gradient: 4 instead of 6 under LoRA, whose own factors are not counted.
+    """
+    matmul = self.matmul_params + self.VOCAB_SIZE * self.MODEL_DIMS
+    window = min(self.SLIDING_WINDOW or self.MAX_SEQ_LEN, self.MAX_SEQ_LEN)
+    keys = window - window**2 / (2 * self.MAX_SEQ_LEN)
+    attention = self.NUM_LAYERS * self.NUM_HEADS * self.DIMS_PER_HEAD * keys
+    return (4.0 if self.USE_LORA else 6.0) * matmul + 12.0 * attention
