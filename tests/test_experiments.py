@@ -11,12 +11,16 @@ import sys
 import fiddle as fdl
 import pytest
 
+from paxlite.core.attributes import Kind, kind_of
 from paxlite.core.errors import UserError
+from paxlite.core.params import parameter_types
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import Synthetic
+from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.description import configs_text, requirements, values_text
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.registry import experiments, find, register
+from paxlite.experiments.te_layer import check_supported
 from paxlite.programs.run import Run
 from paxlite.tools import experiments as tools
 
@@ -127,3 +131,55 @@ if __name__ == '__main__' and '--update' in sys.argv:
   tools.INDEX.write_text(index_text())
   for name in NAMES:
     (GOLDEN / f'{name}.txt').write_text(golden_text(name))
+
+
+def classes(cls: type) -> set[type]:
+  return {cls}.union(*map(classes, cls.__subclasses__()))
+
+
+def test_every_attribute_says_what_it_decides():
+  experiments()  # imports all
+  ours = {cls for cls in classes(Experiment) if cls.__module__.startswith('paxlite.')}
+  assert len(ours) > 80
+  without = {
+    (cls.__name__, name)
+    for cls in ours
+    for name, annotation in parameter_types(cls).items()
+    if kind_of(annotation) is None
+  }
+  assert without == set()
+
+
+def test_a_kind_is_inherited_and_bounds_are_checked():
+  class Mine(TinyGPT):
+    MAX_STEPS: int = 7
+    MY_OWN: int = 3
+
+  kinds = {name: kind_of(annotation) for name, annotation in parameter_types(Mine).items()}
+  assert kinds['MAX_STEPS'] is Kind.RUN
+  assert kinds['MY_OWN'] is None
+  for values, message in (
+    (dict(NUM_LAYERS=0), 'NUM_LAYERS=0 must be at least 1'),
+    (dict(DROPOUT_PROB=1.0), 'DROPOUT_PROB=1 must be at least 0 and below 1'),
+    (dict(LR_COS_MIN_RATIO=1.5), 'LR_COS_MIN_RATIO=1.5 must be from 0 to 1'),
+    (dict(STEP_TIMEOUT=-1.0), 'STEP_TIMEOUT=-1 must not be negative; 0 turns it off'),
+    (dict(MAX_EVAL_BATCHES=0), 'MAX_EVAL_BATCHES=0 must be at least 1'),
+    (dict(SEED=1 << 32), 'SEED=4294967296 must be from 0 to'),
+  ):
+    with pytest.raises(UserError, match=message):
+      Mine(**values).validate()
+
+
+def test_te_refuses_blocks_that_it_does_not_know():
+  """Also where a method deep in the block is overridden, and no attribute says so."""
+  plain = dict(ATTEN_LOGIT_CAP=-1.0, PACKED_INPUT=False)
+  check_supported(TinyGPT(**plain))
+
+  class Mine(TinyGPT):
+    def dot_product_attention(self):
+      attention = super().dot_product_attention()
+      attention.extra_logit = 0.0
+      return attention
+
+  with pytest.raises(UserError, match='the blocks of Mine, which compute something else'):
+    check_supported(Mine(**plain))

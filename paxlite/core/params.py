@@ -25,6 +25,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from paxlite.core import other_names, paths
+from paxlite.core.attributes import broken_rule, kind_of, with_kind
 from paxlite.core.errors import UserError
 from paxlite.core.shell import shortened
 
@@ -32,7 +33,6 @@ from paxlite.core.shell import shortened
 LocalPath = Annotated[str, paths.local]
 AnyPath = Annotated[str, paths.expanded]  # TFDS reads from object stores
 
-_UNSET = inspect.Parameter.empty
 _types: dict[type, dict[str, Any]] = {}  # of classes, as parameter_types has found them
 
 
@@ -67,6 +67,12 @@ class Parameters:
   def __setattr__(self, name: str, value: Any) -> None:
     super().__setattr__(name, value if name.startswith('_') else convert(type(self), name, value))
 
+  def check_bounds(self) -> None:
+    """Raises UserError where a number is out of the bounds that its annotation states."""
+    for name, annotation in parameter_types(type(self)).items():
+      if rule := broken_rule(value := getattr(self, name), annotation):
+        raise UserError(f'{name}={value:g} {rule}' if value < 1e6 else f'{name}={value} {rule}')
+
   def values(self) -> dict[str, Any]:
     """Every parameter with its value here, derived ones included, in alphabetical order."""
     return {name: getattr(self, name) for name in sorted(parameter_types(type(self)))}
@@ -90,7 +96,7 @@ def parameter_types(cls: type) -> Mapping[str, Any]:
       if not _is_parameter(name):
         continue
       if name in hints:
-        found[name] = hints[name]
+        found[name] = with_kind(hints[name], kind_of(found.get(name)))
       elif isinstance(value, derived):
         hint = inspect.get_annotations(value.fget, eval_str=True).get('return', Any)
         found.setdefault(name, hint)
@@ -279,7 +285,10 @@ def _convert(value: Any, expected: Any) -> Any:
         continue
     raise TypeError(value)
   if origin is Annotated:
-    return args[1](_convert(value, args[0]))
+    value = _convert(value, args[0])
+    for metadata in filter(callable, args[1:]):
+      value = metadata(value)
+    return value
   if expected is type(None):
     if value is not None:
       raise TypeError(value)

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from paxlite.checkpointing.restore import Plan, Restore
 from paxlite.checkpointing.source import Source, find_source, read_values, tokenizer_of
+from paxlite.core.attributes import Kind
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded
 from paxlite.core.json_files import read_json_lines, read_object
@@ -31,10 +32,8 @@ from paxlite.data.tokenizer import (
   checked_messages,
   open_tokenizer,
 )
-from paxlite.experiments.decoding import DECODING
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import find_known
-from paxlite.experiments.transformer import FUNCTION, SIZES
 from paxlite.generation.decoding import Generator, Sampling
 from paxlite.layers.int8 import Int8LoraProjection, Int8Projection, quantized
 from paxlite.layers.lora import LoraProjection
@@ -325,9 +324,10 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
 def _check_settings(output: pathlib.Path, inference: Inference, prompts: Sequence[Prompt]) -> None:
   """Notes beside `output` what it depends on; raises UserError where it was begun otherwise."""
   e = inference.experiment
-  names = ('DECODE_FILES', 'SEED', 'FPROP_DTYPE', 'MAX_SEQ_LEN', *DECODING, *SIZES, *FUNCTION)
   contents = json.dumps([[p.record, p.ids] for p in prompts])
-  settings = {name: getattr(e, name) for name in names} | {
+  names = 'DECODE_FILES', 'SEED', 'FPROP_DTYPE', 'MAX_SEQ_LEN'
+  settings = {name: getattr(e, name) for name in names}
+  settings |= e.values_of(Kind.GENERATION, Kind.SHAPE, Kind.FUNCTION) | {
     'weights': inference.source.fingerprint,
     'prompts': zlib.crc32(contents.encode()),
   }

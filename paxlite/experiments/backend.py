@@ -6,6 +6,7 @@ from typing import Any, Literal
 import fiddle as fdl
 from fiddle import selectors
 
+from paxlite.core.attributes import Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.te_layer import te_block
@@ -29,15 +30,15 @@ class Backends(Transformer):
   (python -m paxlite.tools.convert_te).
   """
 
-  USE_FP8: bool = False  # XLA's own
-  USE_INT8: Literal['off', 'forward', 'forward_backward'] = 'off'
+  USE_FP8: Training[bool] = False  # XLA's own
+  USE_INT8: Training[Literal['off', 'forward', 'forward_backward']] = 'off'
 
   @property
-  def USE_TE(self) -> Literal['off', 'gemm', 'layer']:
+  def USE_TE(self) -> Training[Literal['off', 'gemm', 'layer']]:
     return 'gemm' if backends.environment_flag('ENABLE_TE') else 'off'
 
   @property
-  def TE_RECIPE(self) -> TeRecipe:
+  def TE_RECIPE(self) -> Training[TeRecipe]:
     if vars(self).get('USE_TE') == 'off':
       return 'bf16'
     return 'DelayedScaling' if backends.environment_flag('ENABLE_FP8') else 'bf16'

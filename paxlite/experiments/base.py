@@ -17,8 +17,18 @@ import fiddle as fdl
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.restore import Restore
+from paxlite.core.attributes import (
+  Count,
+  Kind,
+  OffAtZero,
+  OffAtZeroInt,
+  Run,
+  Training,
+  Uint32,
+  names_of,
+)
 from paxlite.core.errors import UserError
-from paxlite.core.params import LocalPath, Parameters, convert, derived
+from paxlite.core.params import LocalPath, Parameters, convert, derived, parameter_types
 from paxlite.layers.backends import Backend
 from paxlite.parallel import mesh, partitioning
 from paxlite.runtime import compiler
@@ -32,90 +42,56 @@ class Experiment(Parameters):
 
   # Mesh: devices per axis within a slice or host (ICI), and copies across slices or hosts (DCN).
   # Further axes: stage (pipeline), expert, context (of the length); see partitioning
-  MESH_AXES: list[str] = ['replica', 'data', 'mdl']
-  ICI_MESH_SHAPE: list[int] = [1, 1, 1]
-  DCN_MESH_SHAPE: list[int] = [1, 1, 1]
-  SEQUENCE_SHARDED_ACTIVATIONS: bool = False  # between layers, over mdl: length and not width
+  MESH_AXES: Run[list[str]] = ['replica', 'data', 'mdl']
+  ICI_MESH_SHAPE: Run[list[int]] = [1, 1, 1]
+  DCN_MESH_SHAPE: Run[list[int]] = [1, 1, 1]
+  SEQUENCE_SHARDED_ACTIVATIONS: Run[bool] = False  # between layers, over mdl: length and not width
 
   # Options of XLA for the train step, NAME=VALUE; those of another kind of device are left out
-  COMPILER_OPTIONS: list[str] = []
+  COMPILER_OPTIONS: Run[list[str]] = []
 
   # Batch: global batch = PERCORE_BATCH_SIZE × devices, whatever the mesh; fractions are fine
-  PERCORE_BATCH_SIZE: float = 1.0
-  MAX_SEQ_LEN: int = 1024
-  NUM_MICROBATCHES: int = 1
-  SEED: int = 1234
+  PERCORE_BATCH_SIZE: Run[float] = 1.0
+  MAX_SEQ_LEN: Training[Count] = 1024
+  NUM_MICROBATCHES: Run[Count] = 1
+  SEED: Training[Uint32] = 1234
 
   # Loop, in steps
-  MAX_STEPS: int = 1_000_000
-  CHECKPOINT_EVERY_N_STEPS: int = 5000
-  CHECKPOINT_EVERY_N_MINUTES: float = 10.0  # where so many steps take longer; 0: only by steps
-  CHECKPOINT_MAX_TO_KEEP: int = 10
-  SUMMARY_INTERVAL_STEPS: int = 100
-  EVAL_INTERVAL_STEPS: int = 100
-  MAX_EVAL_BATCHES: int | None = None
-  MAX_SKIPPED_STEPS: int = 100
+  MAX_STEPS: Run[Count] = 1_000_000
+  CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000
+  CHECKPOINT_EVERY_N_MINUTES: Run[OffAtZero] = (
+    10.0  # where so many steps take longer; 0: only by steps
+  )
+  CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10
+  SUMMARY_INTERVAL_STEPS: Run[Count] = 100
+  EVAL_INTERVAL_STEPS: Run[Count] = 100
+  MAX_EVAL_BATCHES: Run[Count | None] = None
+  MAX_SKIPPED_STEPS: Run[Count] = 100
 
   # Faults: see docs/reliability.md. Times in seconds; 0 turns a thing off
-  STEP_TIMEOUT: float = 1800.0  # without a step the run writes its stacks and ends
-  PHASE_TIMEOUT: float = 14400.0  # the same for starting, restoring, compiling and the last save
-  STACK_TRACE_INTERVAL: float = 0.0  # stacks are written every so often in any case
-  LOSS_SPIKE_FACTOR: float = 0.0  # a loss above this times the mean before is rolled back
-  LOSS_SPIKE_WINDOW: int = 100  # steps of that mean
-  MAX_ROLLBACKS: int = 3
-  STOP_ON_FAILED_SAVE: bool = False
+  STEP_TIMEOUT: Run[OffAtZero] = 1800.0  # without a step the run writes its stacks and ends
+  PHASE_TIMEOUT: Run[OffAtZero] = (
+    14400.0  # the same for starting, restoring, compiling and the last save
+  )
+  STACK_TRACE_INTERVAL: Run[OffAtZero] = 0.0  # stacks are written every so often in any case
+  LOSS_SPIKE_FACTOR: Run[float] = 0.0  # a loss above this times the mean before is rolled back
+  LOSS_SPIKE_WINDOW: Run[Count] = 100  # steps of that mean
+  MAX_ROLLBACKS: Run[OffAtZeroInt] = 3
+  STOP_ON_FAILED_SAVE: Run[bool] = False
 
-  PROFILER_NUM_STEPS: int = 2
-  PROFILER_CAPTURE_STEP: int | None = None
+  PROFILER_NUM_STEPS: Run[Count] = 2
+  PROFILER_CAPTURE_STEP: Run[int | None] = None
 
   # What a new run starts from: imported weights, or a job_log_dir or one checkpoint of another run
-  CHECKPOINT_RESTORE_PATH: LocalPath = ''
-  CHECKPOINT_IGNORE_RULES: list[str] = []  # regular expressions of variables that start fresh
-  CHECKPOINT_RENAME_RULES: list[str] = []  # 'name here=>name there', regular expressions
-  CHECKPOINT_RESTORE_STATE: bool = False  # optimizer state and step too
-  CHECKPOINT_RESTORE_CHANGES: list[str] = []  # attributes of the model that may differ from there
-
-  # What may differ from the run that wrote a job_log_dir when it is continued there
-  RESUMABLE_CHANGES: list[str] = [
-    'MESH_AXES',
-    'ICI_MESH_SHAPE',
-    'DCN_MESH_SHAPE',
-    'SEQUENCE_SHARDED_ACTIVATIONS',
-    'COMPILER_OPTIONS',
-    'ATTENTION_BLOCK_SIZE',
-    'USE_FLASH_ATTENTION',
-    'EXPERT_AXIS',  # this and the next follow the mesh
-    'NUM_MOE_GROUPS',
-    'PERCORE_BATCH_SIZE',  # the global batch is checked against the checkpoint's
-    'NUM_MICROBATCHES',
-    'MAX_STEPS',
-    'CHECKPOINT_EVERY_N_STEPS',
-    'CHECKPOINT_EVERY_N_MINUTES',
-    'CHECKPOINT_MAX_TO_KEEP',
-    'CHECKPOINT_POLICY',
-    'CHECKPOINT_RESTORE_PATH',  # LoRA checks that its contents are the same
-    'NUM_LOSS_CHUNKS',
-    'SUMMARY_INTERVAL_STEPS',
-    'EVAL_INTERVAL_STEPS',
-    'MAX_EVAL_BATCHES',
-    'MAX_SKIPPED_STEPS',
-    'STEP_TIMEOUT',
-    'PHASE_TIMEOUT',
-    'STACK_TRACE_INTERVAL',
-    'LOSS_SPIKE_FACTOR',
-    'LOSS_SPIKE_WINDOW',
-    'MAX_ROLLBACKS',
-    'STOP_ON_FAILED_SAVE',
-    'PROFILER_NUM_STEPS',
-    'PROFILER_CAPTURE_STEP',
-    'RESUMABLE_CHANGES',
-    'EVAL_BATCH_SIZE',
-    'EVAL_SPLIT',
-    'SAMPLE_PROMPT',
-    'TRAIN_FILES',  # files move; what is in them is the user's word
-    'VOCAB_PATH',
-    'DATASET_PATH',
-  ]
+  CHECKPOINT_RESTORE_PATH: Run[LocalPath] = ''
+  CHECKPOINT_IGNORE_RULES: Training[
+    list[str]
+  ] = []  # regular expressions of variables that start fresh
+  CHECKPOINT_RENAME_RULES: Training[list[str]] = []  # 'name here=>name there', regular expressions
+  CHECKPOINT_RESTORE_STATE: Training[bool] = False  # optimizer state and step too
+  CHECKPOINT_RESTORE_CHANGES: Training[
+    list[str]
+  ] = []  # attributes of the model that may differ from there
 
   @classmethod
   def config(cls) -> fdl.Config:
@@ -197,7 +173,11 @@ class Experiment(Parameters):
   @property
   def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
     """Attributes that decide the shapes of the model's variables, and its function beyond them."""
-    return {}, {}
+    return self.values_of(Kind.SHAPE), self.values_of(Kind.FUNCTION)
+
+  def values_of(self, *kinds: Kind) -> dict[str, Any]:
+    """The attributes of these kinds, with their values."""
+    return {name: getattr(self, name) for name in names_of(parameter_types(type(self)), *kinds)}
 
   @property
   def saves_trainable_only(self) -> bool:
@@ -258,6 +238,7 @@ class Experiment(Parameters):
 
   def validate(self) -> None:
     """Checks what can be checked without a device; raises UserError."""
+    self.check_bounds()
     mesh.check_mesh_shape(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices=None)
     length_shards = partitioning.num_shards(self.mesh_sizes, self.rules, 'residual_length')
     if self.MAX_SEQ_LEN % length_shards:
@@ -265,41 +246,12 @@ class Experiment(Parameters):
       raise UserError(
         f'MAX_SEQ_LEN={self.MAX_SEQ_LEN} is not divisible by {axes} = {length_shards}'
       )
-    for name in (
-      'MAX_SEQ_LEN',
-      'NUM_MICROBATCHES',
-      'MAX_STEPS',
-      'CHECKPOINT_EVERY_N_STEPS',
-      'CHECKPOINT_MAX_TO_KEEP',
-      'SUMMARY_INTERVAL_STEPS',
-      'EVAL_INTERVAL_STEPS',
-      'MAX_SKIPPED_STEPS',
-      'PROFILER_NUM_STEPS',
-      'LOSS_SPIKE_WINDOW',
-    ):
-      if getattr(self, name) < 1:
-        raise UserError(f'{name}={getattr(self, name)} must be at least 1')
-    for name in (
-      'CHECKPOINT_EVERY_N_MINUTES',
-      'STEP_TIMEOUT',
-      'PHASE_TIMEOUT',
-      'STACK_TRACE_INTERVAL',
-      'MAX_ROLLBACKS',
-    ):
-      if getattr(self, name) < 0:
-        raise UserError(f'{name}={getattr(self, name):g} must not be negative; 0 turns it off')
     if self.LOSS_SPIKE_FACTOR and self.LOSS_SPIKE_FACTOR <= 1:
       raise UserError(
         f'LOSS_SPIKE_FACTOR={self.LOSS_SPIKE_FACTOR:g} must be above 1, or 0 for none'
       )
     self.compiler_options('')  # raises where one is none
     self.restore  # noqa: B018 - raises where rules have nothing to apply to
-    if not 0 <= self.SEED < 1 << 32:
-      raise UserError(f'SEED={self.SEED} must be from 0 to 2**32 - 1')
-    if self.MAX_EVAL_BATCHES is not None and self.MAX_EVAL_BATCHES < 1:
-      raise UserError(
-        f'MAX_EVAL_BATCHES={self.MAX_EVAL_BATCHES} must be at least 1, or None for all'
-      )
     self.batch_size  # noqa: B018 - raises where it does not come out even
 
 

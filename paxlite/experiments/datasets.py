@@ -9,6 +9,7 @@ import fiddle as fdl
 
 from paxlite.checkpointing.source import check_weights, tokenizer_of
 from paxlite.core import shell
+from paxlite.core.attributes import Count, Run, Training
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded, kind
 from paxlite.core.params import AnyPath, LocalPath, parameter_types
@@ -31,12 +32,9 @@ from paxlite.experiments.language_model import LanguageModel
 class _Rows(LanguageModel):
   """What datasets of token rows share."""
 
-  EVAL_BATCH_SIZE: int | None = None  # rows of a global evaluation batch; None: as in training
-
-  def validate(self) -> None:
-    super().validate()
-    if self.EVAL_BATCH_SIZE is not None and self.EVAL_BATCH_SIZE < 1:
-      raise UserError(f'EVAL_BATCH_SIZE={self.EVAL_BATCH_SIZE} must be at least 1')
+  EVAL_BATCH_SIZE: Run[Count | None] = (
+    None  # rows of a global evaluation batch; None: as in training
+  )
 
   def check_apart(self, name: str, train: Sequence[str], held_out: Sequence[str]) -> None:
     """Raises UserError where a file that is trained on is evaluated on."""
@@ -107,10 +105,12 @@ class Synthetic(_Rows):
 class TextFiles(_Rows):
   """Text files (.txt, also .gz .xz .zst) with a tokenizer; 1 block in 20 is held out."""
 
-  TRAIN_FILES: list[LocalPath] = []
-  EVAL_FILES: list[LocalPath] = []
-  EVAL_FRACTION: float = 0.05  # of the text, held out where there are no EVAL_FILES; 0: none
-  VOCAB_PATH: LocalPath = ''
+  TRAIN_FILES: Run[list[LocalPath]] = []
+  EVAL_FILES: Training[list[LocalPath]] = []
+  EVAL_FRACTION: Training[float] = (
+    0.05  # of the text, held out where there are no EVAL_FILES; 0: none
+  )
+  VOCAB_PATH: Run[LocalPath] = ''
 
   def validate(self) -> None:
     super().validate()
@@ -163,11 +163,11 @@ class EmbeddedText(TextFiles):
 class FlatTokens(_Rows):
   """A tokenized dataset: paxlite's own format or seqax's (see inputs.flat_tokens)."""
 
-  DATASET_PATH: LocalPath = ''
-  TRAIN_SPLIT: str = 'train'
-  EVAL_SPLIT: str | None = 'validation'
-  ROWS: RowKind | None = None  # None: packed or stream, by PACKED_INPUT
-  VOCAB_PATH: LocalPath = ''  # only to print a sample
+  DATASET_PATH: Run[LocalPath] = ''
+  TRAIN_SPLIT: Training[str] = 'train'
+  EVAL_SPLIT: Run[str | None] = 'validation'
+  ROWS: Training[RowKind | None] = None  # None: packed or stream, by PACKED_INPUT
+  VOCAB_PATH: Run[LocalPath] = ''  # only to print a sample
 
   def validate(self) -> None:
     super().validate()
@@ -207,15 +207,13 @@ class SeqioTask(_Rows):
   The environment's VOCAB_PATH and TFDS_DATA_DIR serve where the attributes are empty.
   """
 
-  SEQIO_TASK: str = ''
-  SEQIO_MODULES: list[str] = []  # imported first: they register tasks of your own
-  TRAIN_SPLIT: str = 'train'
-  EVAL_SPLIT: str | None = 'validation'
-  SEQIO_ROWS: StreamRows = 'stream'
-  VOCAB_PATH: LocalPath = ''
-  TFDS_DATA_DIR: AnyPath = ''
-
-  RESUMABLE_CHANGES = [*_Rows.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
+  SEQIO_TASK: Training[str] = ''
+  SEQIO_MODULES: Training[list[str]] = []  # imported first: they register tasks of your own
+  TRAIN_SPLIT: Training[str] = 'train'
+  EVAL_SPLIT: Run[str | None] = 'validation'
+  SEQIO_ROWS: Training[StreamRows] = 'stream'
+  VOCAB_PATH: Run[LocalPath] = ''
+  TFDS_DATA_DIR: Run[AnyPath] = ''
 
   def validate(self) -> None:
     super().validate()
@@ -259,22 +257,13 @@ class DocumentFiles(_Rows):
   is EVAL_SOURCES, or, where there are none, one document of HELD_OUT_EVERY.
   """
 
-  TRAIN_SOURCES: list[LocalPath] = []
-  EVAL_SOURCES: list[LocalPath] = []
-  HELD_OUT_EVERY: int = 200
-  TEXT_FIELD: str = 'text'
-  SKIP_UNREADABLE: bool = False  # records without a text; how many is logged
-  VOCAB_PATH: LocalPath = ''
-  TFDS_DATA_DIR: AnyPath = ''
-
-  # that they hold the same is checked where the run goes on
-  RESUMABLE_CHANGES = [
-    *_Rows.RESUMABLE_CHANGES,
-    'TRAIN_SOURCES',
-    'EVAL_SOURCES',
-    'SKIP_UNREADABLE',
-    'TFDS_DATA_DIR',
-  ]
+  TRAIN_SOURCES: Run[list[LocalPath]] = []
+  EVAL_SOURCES: Run[list[LocalPath]] = []
+  HELD_OUT_EVERY: Training[int] = 200
+  TEXT_FIELD: Training[str] = 'text'
+  SKIP_UNREADABLE: Run[bool] = False  # records without a text; how many is logged
+  VOCAB_PATH: Run[LocalPath] = ''
+  TFDS_DATA_DIR: Run[AnyPath] = ''
 
   @property
   def dataset(self) -> str:
@@ -315,10 +304,10 @@ class DocumentFiles(_Rows):
 class SftFiles(_Rows):
   """Prompts and answers in JSON lines, packed, with the loss on the answers (see inputs.sft)."""
 
-  TRAIN_FILES: list[LocalPath] = []
-  EVAL_FILES: list[LocalPath] = []
-  VOCAB_PATH: LocalPath = ''  # '': the tokenizer that goes with CHECKPOINT_RESTORE_PATH
-  TOO_LONG: TooLong = 'error'
+  TRAIN_FILES: Run[list[LocalPath]] = []
+  EVAL_FILES: Training[list[LocalPath]] = []
+  VOCAB_PATH: Run[LocalPath] = ''  # '': the tokenizer that goes with CHECKPOINT_RESTORE_PATH
+  TOO_LONG: Training[TooLong] = 'error'
 
   def validate(self) -> None:
     super().validate()
@@ -364,18 +353,16 @@ class Mixture(_Rows):
   DocumentFiles reads them. Each is held out from as it would be alone.
   """
 
-  SOURCES: list[LocalPath] = []
-  WEIGHTS: list[float] = []  # of the rows; their sum does not matter
-  TRAIN_SPLIT: str = 'train'
-  EVAL_SPLIT: str | None = 'validation'
-  HELD_OUT_EVERY: int = 200
-  TEXT_FIELD: str = 'text'
-  SKIP_UNREADABLE: bool = False
-  VOCAB_PATH: LocalPath = ''
-  TFDS_DATA_DIR: AnyPath = ''
-  SEQIO_MODULES: list[str] = []
-
-  RESUMABLE_CHANGES = [*_Rows.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
+  SOURCES: Training[list[LocalPath]] = []
+  WEIGHTS: Training[list[float]] = []  # of the rows; their sum does not matter
+  TRAIN_SPLIT: Training[str] = 'train'
+  EVAL_SPLIT: Run[str | None] = 'validation'
+  HELD_OUT_EVERY: Training[int] = 200
+  TEXT_FIELD: Training[str] = 'text'
+  SKIP_UNREADABLE: Training[bool] = False
+  VOCAB_PATH: Run[LocalPath] = ''
+  TFDS_DATA_DIR: Run[AnyPath] = ''
+  SEQIO_MODULES: Training[list[str]] = []
 
   @property
   def dataset(self) -> str:

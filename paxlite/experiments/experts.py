@@ -5,6 +5,7 @@ from typing import Any
 
 import fiddle as fdl
 
+from paxlite.core.attributes import Count, Function, Run, Shape, Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.language_model import LanguageModel
@@ -16,19 +17,21 @@ from paxlite.parallel import partitioning
 class MixtureOfExperts(LanguageModel):
   """A LanguageModel in which the first of every BLOCKS_PER_LAYER blocks has experts."""
 
-  BLOCKS_PER_LAYER: int = 2
-  NUM_EXPERTS: int = 64
-  NUM_EXPERTS_PER_TOKEN: int = 2
-  EXPERT_CAPACITY_FACTOR: float = 2.0
-  AUX_LOSS_COEF: float = 0.01  # of the load-balancing loss, a mean over the layers that have one
-  USE_DROPLESS_MOE: bool = False
+  BLOCKS_PER_LAYER: Shape[Count] = 2
+  NUM_EXPERTS: Shape[Count] = 64
+  NUM_EXPERTS_PER_TOKEN: Function[Count] = 2
+  EXPERT_CAPACITY_FACTOR: Function[float] = 2.0
+  AUX_LOSS_COEF: Training[float] = (
+    0.01  # of the load-balancing loss, a mean over the layers that have one
+  )
+  USE_DROPLESS_MOE: Function[bool] = False
 
   @property
   def blocks_per_layer(self) -> int:
     return self.BLOCKS_PER_LAYER
 
   @property
-  def EXPERT_AXIS(self) -> str | None:
+  def EXPERT_AXIS(self) -> Run[str | None]:
     """The mesh axis that experts are spread over; None where each device has a part of all.
 
     Pax spreads them over data, which an axis of their own leaves to the rest of their weights.
@@ -41,7 +44,7 @@ class MixtureOfExperts(LanguageModel):
     return 'data' if self.NUM_EXPERTS % self.mesh_sizes['data'] == 0 else None
 
   @property
-  def NUM_MOE_GROUPS(self) -> int:
+  def NUM_MOE_GROUPS(self) -> Run[Count]:
     """Groups of a batch's rows that share out the places of experts: one a shard of the batch."""
     return self.batch_shards
 
@@ -62,12 +65,7 @@ class MixtureOfExperts(LanguageModel):
         f'{self.backend} needs experts with a capacity, whose matrix multiplications have one '
         'shape: --fdl.USE_DROPLESS_MOE=False'
       )
-    if self.BLOCKS_PER_LAYER < 1:
-      raise UserError(f'BLOCKS_PER_LAYER={self.BLOCKS_PER_LAYER} must be at least 1')
     super().validate()
-    for name in ('NUM_EXPERTS', 'NUM_MOE_GROUPS', 'NUM_EXPERTS_PER_TOKEN'):
-      if getattr(self, name) < 1:
-        raise UserError(f'{name}={getattr(self, name)} must be at least 1')
     if self.NUM_EXPERTS_PER_TOKEN > self.NUM_EXPERTS:
       raise UserError(
         f'NUM_EXPERTS_PER_TOKEN={self.NUM_EXPERTS_PER_TOKEN} is more than '
@@ -88,13 +86,6 @@ class MixtureOfExperts(LanguageModel):
         f'NUM_EXPERTS={self.NUM_EXPERTS} is not divisible by the mesh axis {axis} = '
         f'{self.mesh_sizes[axis]}: --fdl.EXPERT_AXIS=None gives each device a part of all'
       )
-
-  @property
-  def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
-    sizes, function = super().model_values
-    names = ('NUM_EXPERTS_PER_TOKEN', 'EXPERT_CAPACITY_FACTOR', 'USE_DROPLESS_MOE')
-    sizes |= {name: getattr(self, name) for name in ('NUM_EXPERTS', 'BLOCKS_PER_LAYER')}
-    return sizes, function | {name: getattr(self, name) for name in names}
 
   @property
   def decoding_values(self) -> dict[str, Any]:

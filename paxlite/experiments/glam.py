@@ -6,6 +6,7 @@ import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
+from paxlite.core.attributes import Function, Shape
 from paxlite.core.templates import template
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
@@ -27,16 +28,16 @@ class GLaM(MixtureOfExperts):
 
   USE_BIAS = False
   USE_GATED_ACTIVATION = True
-  ACTIVATION_CLS: Activation = 'gelu'
-  NORM_CLS: Norm = 'RmsNorm'
+  ACTIVATION_CLS: Function[Activation] = 'gelu'
+  NORM_CLS: Function[Norm] = 'RmsNorm'
   LAYERNORM_EPSILON = 1e-6
   TRAINABLE_POSITION_EMB = False
   SEPARATE_EMBEDDING = False
   SOFTMAX_CAP_LOGITS = -1.0
   ATTEN_LOGIT_CAP = -1.0
   SOFTMAX_INIT_STD = 1.0
-  RELATIVE_BIAS_BUCKETS: int = 32
-  RELATIVE_BIAS_MAX_DISTANCE: int = 128
+  RELATIVE_BIAS_BUCKETS: Shape[int] = 32
+  RELATIVE_BIAS_MAX_DISTANCE: Function[int] = 128
 
   def task(self) -> fdl.Config:
     task = super().task()

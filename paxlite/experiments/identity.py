@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from paxlite.checkpointing.source import Source, read_values
+from paxlite.core.attributes import Kind
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 from paxlite.core.params import derived, parameter_types
@@ -18,6 +19,7 @@ from paxlite.experiments.description import configs, configs_text, values_text
 from paxlite.runtime.versions import versions
 
 _VALUES = 'experiment.json'
+_FORMER = ('RESUMABLE_CHANGES',)  # attributes of earlier versions that mean nothing now
 
 
 def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
@@ -54,7 +56,7 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
   for name in new.keys() - old.keys():  # an attribute that is newer than the run
     default = PLAIN_XLA.get(name, getattr(type(e), name))
     old[name] = new[name] if isinstance(default, derived) else default
-  free = set(e.RESUMABLE_CHANGES)
+  free = {*e.values_of(Kind.RUN, Kind.GENERATION), *_FORMER}
   missing = object()
   changed = [
     f'{name} {old.get(name, "unset")!r} → {new.get(name, "unset")!r}'
@@ -81,12 +83,9 @@ def run_values(folder: pathlib.Path) -> dict[str, Any] | None:
 def stated_values(cls: type[Experiment], values: Mapping[str, Any]) -> dict[str, Any]:
   """Of a run's values those from which the others derive, and those that were set instead.
 
-  Values of attributes that are no longer there are left out, and what may change in a run that is
-  continued is what the experiment says now.
+  Values of attributes that are no longer there are left out.
   """
-  known = {
-    k: v for k, v in values.items() if k in parameter_types(cls) and k != 'RESUMABLE_CHANGES'
-  }
+  known = {k: v for k, v in values.items() if k in parameter_types(cls)}
   stated = {k: v for k, v in known.items() if not isinstance(getattr(cls, k), derived)}
   e = cls(**stated)
   return stated | {k: v for k, v in known.items() if k not in stated and getattr(e, k) != v}

@@ -4,6 +4,7 @@ from typing import Literal
 
 import fiddle as fdl
 
+from paxlite.core.attributes import Below1, Fraction, NotNegative, NotNegativeInt, Training
 from paxlite.core.errors import UserError, compiled
 from paxlite.core.templates import config
 from paxlite.experiments.base import Experiment
@@ -12,70 +13,49 @@ from paxlite.optim import optimizers, schedules
 Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay']
 
 
-_NOT_NEGATIVE = (
-  'LEARNING_RATE',
-  'WEIGHT_DECAY',
-  'ADAM_EPSILON',
-  'ADAM_EPSILON_ROOT',
-  'LR_COS_WARMUP',
-  'LR_LRED_WARMUP',
-  'LR_COS_MAX',
-  'LR_LRED_MAX',
-)
-
-
 class Optimization(Experiment):
   """Pax's Adam and its learning rate. Defaults are those of Pax's base class."""
 
   # Optimizer
-  LEARNING_RATE: float = 1e-3
-  ADAM_BETA1: float = 0.9
-  ADAM_BETA2: float = 0.99
-  ADAM_EPSILON: float = 1e-6
-  ADAM_EPSILON_ROOT: float = 0.0
-  ADAM_CLIP_THRESHOLD: float = 1.0
-  CLIP_GRADIENT_NORM_TO_VALUE: float = 5.0
-  WEIGHT_DECAY: float = 1e-3
+  LEARNING_RATE: Training[NotNegative] = 1e-3
+  ADAM_BETA1: Training[Below1] = 0.9
+  ADAM_BETA2: Training[Below1] = 0.99
+  ADAM_EPSILON: Training[NotNegative] = 1e-6
+  ADAM_EPSILON_ROOT: Training[NotNegative] = 0.0
+  ADAM_CLIP_THRESHOLD: Training[float] = 1.0
+  CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = 5.0
+  WEIGHT_DECAY: Training[NotNegative] = 1e-3
 
   # Schedule
-  LR_SCHEDULE: Schedule = 'linear_rampup_exponential_decay'
-  LR_COS_WARMUP: int = 4000
-  LR_COS_DECAY_END: int = 300_000
-  LR_COS_MIN_RATIO: float = 0.1
-  LR_COS_MAX: float = 1.0
-  LR_LRED_WARMUP: int = 4000
-  LR_LRED_DECAY_END: int = 300_000
-  LR_LRED_MIN_RATIO: float = 0.1
-  LR_LRED_MAX: float = 1.0
+  LR_SCHEDULE: Training[Schedule] = 'linear_rampup_exponential_decay'
+  LR_COS_WARMUP: Training[NotNegativeInt] = 4000
+  LR_COS_DECAY_END: Training[int] = 300_000
+  LR_COS_MIN_RATIO: Training[Fraction] = 0.1
+  LR_COS_MAX: Training[NotNegative] = 1.0
+  LR_LRED_WARMUP: Training[NotNegativeInt] = 4000
+  LR_LRED_DECAY_END: Training[int] = 300_000
+  LR_LRED_MIN_RATIO: Training[Fraction] = 0.1
+  LR_LRED_MAX: Training[NotNegative] = 1.0
 
   @property
-  def TRAINABLE_VARIABLES(self) -> list[str]:
+  def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
     return ['.*']
 
   @property
-  def LR_COS_DECAY_START(self) -> int:
+  def LR_COS_DECAY_START(self) -> Training[int]:
     return self.LR_COS_WARMUP + 1
 
   @property
-  def LR_LRED_DECAY_START(self) -> int:
+  def LR_LRED_DECAY_START(self) -> Training[int]:
     return self.LR_LRED_WARMUP + 1
 
   def validate(self) -> None:
     super().validate()
-    for name in ('ADAM_BETA1', 'ADAM_BETA2'):
-      if not 0 <= getattr(self, name) < 1:
-        raise UserError(f'{name}={getattr(self, name):g} must be at least 0 and below 1')
-    for name in _NOT_NEGATIVE:
-      if getattr(self, name) < 0:
-        raise UserError(f'{name}={getattr(self, name):g} must not be negative')
     if not self.ADAM_EPSILON and not self.ADAM_EPSILON_ROOT:
       raise UserError(
         'ADAM_EPSILON=0 and ADAM_EPSILON_ROOT=0: the update of a variable without gradient is '
         'not a number; one of them must be positive'
       )
-    for name in ('LR_COS_MIN_RATIO', 'LR_LRED_MIN_RATIO'):
-      if not 0 <= getattr(self, name) <= 1:
-        raise UserError(f'{name}={getattr(self, name):g} must be from 0 to 1')
     for pattern in self.TRAINABLE_VARIABLES:
       compiled(pattern, 'TRAINABLE_VARIABLES')
     if kind := self.schedule_kind:

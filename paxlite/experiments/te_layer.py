@@ -19,6 +19,32 @@ _ONLY = {
 }
 
 
+# Attributes that the layer is given, or without which it computes the same.
+_KNOWN = (
+  'MODEL_DIMS',
+  'HIDDEN_DIMS',
+  'DIMS_PER_HEAD',
+  'NUM_HEADS',
+  'NUM_KV_HEADS',
+  'ACTIVATION_CLS',
+  'USE_GATED_ACTIVATION',
+  'USE_BIAS',
+  'USE_FFN_BIAS',
+  'NORM_CLS',
+  'LAYERNORM_EPSILON',
+  'NORM_SCALE_OFFSET',
+  'USE_ROTARY_POSITION_EMB',
+  'ROPE_LAYOUT',
+  'ROPE_THETA',
+  'DROPOUT_PROB',
+  'INIT_STD',
+  'WEIGHT_INIT',
+  'FPROP_DTYPE',
+  'ATTEN_LOGIT_CAP',
+  'USE_FLASH_ATTENTION',
+)
+
+
 def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
   """The template of a TeTransformerLayer that computes what the blocks of e's model do.
 
@@ -72,8 +98,9 @@ def check_supported(e: Transformer) -> None:
   if e.USE_FFN_BIAS != e.USE_BIAS:
     problems.append(f'USE_FFN_BIAS={e.USE_FFN_BIAS} with USE_BIAS={e.USE_BIAS}')
   problems += [f'the mesh axis {a}' for a in ('stage', 'context') if e.mesh_sizes.get(a, 1) > 1]
-  if e.layer() != Transformer.block(e) or e.attention() != Transformer.attention(e):
-    problems.append(f'the blocks of {type(e).__name__}, which are not those of Transformer')
+  known = Transformer(**{name: getattr(e, name) for name in _KNOWN})
+  if not problems and (e.layer() != e.block() or e.block() != known.block()):
+    problems.append(f'the blocks of {type(e).__name__}, which compute something else')
   if problems:
     raise UserError(
       f"Transformer Engine's fused layer does not know: {listed(problems)}. Choose the backend "

@@ -7,6 +7,7 @@ import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
+from paxlite.core.attributes import Below1, Count, Function, Run, Shape, Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config, template
 from paxlite.experiments.decoding import Decoding
@@ -43,118 +44,80 @@ Norm = Literal['LayerNorm', 'RmsNorm']
 _NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
 
 
-# Attributes that decide the shapes of a model's variables, and those that decide what it computes
-# from variables of the same shapes.
-SIZES = (
-  'NUM_LAYERS',
-  'NUM_HEADS',
-  'NUM_KV_HEADS',
-  'MODEL_DIMS',
-  'HIDDEN_DIMS',
-  'DIMS_PER_HEAD',
-  'VOCAB_SIZE',
-  'SEPARATE_EMBEDDING',
-  'TRAINABLE_POSITION_EMB',
-  'USE_BIAS',
-  'USE_FFN_BIAS',
-  'USE_GATED_ACTIVATION',
-  'USE_PER_DIM_SCALE',
-  'USE_SOFTMAX_BIAS',
-)
-FUNCTION = (
-  'USE_ROTARY_POSITION_EMB',
-  'ROPE_THETA',
-  'ROPE_LAYOUT',
-  'ROPE_FACTOR',
-  'ROPE_LOW_FREQUENCY_FACTOR',
-  'ROPE_HIGH_FREQUENCY_FACTOR',
-  'ROPE_ORIGINAL_LENGTH',
-  'SLIDING_WINDOW',
-  'ACTIVATION_CLS',
-  'NORM_CLS',
-  'NORM_POLICY',
-  'NORM_SCALE_OFFSET',
-  'LAYERNORM_EPSILON',
-  'SCALE_EMBEDDING',
-  'SOFTMAX_CAP_LOGITS',
-  'ATTEN_LOGIT_CAP',
-)
-
-
 class Transformer(Decoding, Optimization):
   """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
 
   # Architecture
-  NUM_LAYERS: int = 10
-  NUM_HEADS: int = 16
-  MODEL_DIMS: int = 2048
-  VOCAB_SIZE: int = 32000
-  FPROP_DTYPE: Literal['bfloat16', 'float32', 'float16'] = 'bfloat16'
-  PACKED_INPUT: bool = True
-  USE_REPEATED_LAYER: bool = False
-  CHECKPOINT_POLICY: CheckpointPolicy = 'SAVE_NOTHING'
-  SEPARATE_EMBEDDING: bool = False
-  TRAINABLE_POSITION_EMB: bool = False
-  USE_ROTARY_POSITION_EMB: bool = False
-  ROPE_THETA: float = 10_000.0
-  ROPE_LAYOUT: Literal['interleaved', 'half'] = 'interleaved'
-  ROPE_FACTOR: float = 1.0  # above 1: Llama 3.1's stretching, with the three below
-  ROPE_LOW_FREQUENCY_FACTOR: float = 1.0
-  ROPE_HIGH_FREQUENCY_FACTOR: float = 4.0
-  ROPE_ORIGINAL_LENGTH: int = 8192
+  NUM_LAYERS: Shape[Count] = 10
+  NUM_HEADS: Shape[Count] = 16
+  MODEL_DIMS: Shape[Count] = 2048
+  VOCAB_SIZE: Shape[Count] = 32000
+  FPROP_DTYPE: Training[Literal['bfloat16', 'float32', 'float16']] = 'bfloat16'
+  PACKED_INPUT: Training[bool] = True
+  USE_REPEATED_LAYER: Training[bool] = False
+  CHECKPOINT_POLICY: Run[CheckpointPolicy] = 'SAVE_NOTHING'
+  SEPARATE_EMBEDDING: Shape[bool] = False
+  TRAINABLE_POSITION_EMB: Shape[bool] = False
+  USE_ROTARY_POSITION_EMB: Function[bool] = False
+  ROPE_THETA: Function[float] = 10_000.0
+  ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = 'interleaved'
+  ROPE_FACTOR: Function[float] = 1.0  # above 1: Llama 3.1's stretching, with the three below
+  ROPE_LOW_FREQUENCY_FACTOR: Function[float] = 1.0
+  ROPE_HIGH_FREQUENCY_FACTOR: Function[float] = 4.0
+  ROPE_ORIGINAL_LENGTH: Function[int] = 8192
   # queries at a time, to save memory and half the work; 0: all, on CPUs a quarter of 512 or more;
   # MAX_SEQ_LEN: all
-  ATTENTION_BLOCK_SIZE: int = 0
-  USE_FLASH_ATTENTION: bool = True  # cuDNN's, on GPUs, where it has a kernel
-  SLIDING_WINDOW: int = 0  # tokens that a query sees; 0: all before it
-  USE_BIAS: bool = False
-  ACTIVATION_CLS: Activation = 'relu'
-  USE_GATED_ACTIVATION: bool = False
-  NORM_CLS: Norm = 'RmsNorm'
-  NORM_POLICY: Literal['pre'] = 'pre'
-  LAYERNORM_EPSILON: float = 1e-6
-  SCALE_EMBEDDING: bool = False  # embeddings × √MODEL_DIMS
-  USE_PER_DIM_SCALE: bool = False
-  USE_SOFTMAX_BIAS: bool = False
-  SOFTMAX_CAP_LOGITS: float = 30.0
-  ATTEN_LOGIT_CAP: float = 50.0
-  DROPOUT_PROB: float = 0.0
-  EMBEDDING_DROPOUT_PROB: float = 0.0
-  WEIGHT_INIT: Literal['normal', 'xavier_uniform'] = 'normal'
-  INIT_STD: float = 0.02  # of 'normal'
-  HEADS_SPAN_MODEL: bool = True
-  NUM_LOSS_CHUNKS: int = 1
+  ATTENTION_BLOCK_SIZE: Run[int] = 0
+  USE_FLASH_ATTENTION: Run[bool] = True  # cuDNN's, on GPUs, where it has a kernel
+  SLIDING_WINDOW: Function[int] = 0  # tokens that a query sees; 0: all before it
+  USE_BIAS: Shape[bool] = False
+  ACTIVATION_CLS: Function[Activation] = 'relu'
+  USE_GATED_ACTIVATION: Shape[bool] = False
+  NORM_CLS: Function[Norm] = 'RmsNorm'
+  NORM_POLICY: Function[Literal['pre']] = 'pre'
+  LAYERNORM_EPSILON: Function[float] = 1e-6
+  SCALE_EMBEDDING: Function[bool] = False  # embeddings × √MODEL_DIMS
+  USE_PER_DIM_SCALE: Shape[bool] = False
+  USE_SOFTMAX_BIAS: Shape[bool] = False
+  SOFTMAX_CAP_LOGITS: Function[float] = 30.0
+  ATTEN_LOGIT_CAP: Function[float] = 50.0
+  DROPOUT_PROB: Training[Below1] = 0.0
+  EMBEDDING_DROPOUT_PROB: Training[Below1] = 0.0
+  WEIGHT_INIT: Training[Literal['normal', 'xavier_uniform']] = 'normal'
+  INIT_STD: Training[float] = 0.02  # of 'normal'
+  HEADS_SPAN_MODEL: Training[bool] = True
+  NUM_LOSS_CHUNKS: Run[Count] = 1
 
   # LoRA: freezes everything but low-rank factors beside the weights of the chosen layers
-  USE_LORA: bool = False
-  LORA_RANK: int = 8
-  LORA_TARGET_LAYERS: Literal['all', 'attention', 'mlp'] = 'all'
+  USE_LORA: Training[bool] = False
+  LORA_RANK: Training[Count] = 8
+  LORA_TARGET_LAYERS: Training[Literal['all', 'attention', 'mlp']] = 'all'
 
   # A prompt to continue when training ends, where the dataset has a tokenizer
-  SAMPLE_PROMPT: str | None = None
+  SAMPLE_PROMPT: Run[str | None] = None
 
   @property
-  def HIDDEN_DIMS(self) -> int:
+  def HIDDEN_DIMS(self) -> Shape[Count]:
     return 4 * self.MODEL_DIMS
 
   @property
-  def DIMS_PER_HEAD(self) -> int:
+  def DIMS_PER_HEAD(self) -> Shape[Count]:
     return self.MODEL_DIMS // self.NUM_HEADS
 
   @property
-  def NUM_KV_HEADS(self) -> int:
+  def NUM_KV_HEADS(self) -> Shape[Count]:
     return self.NUM_HEADS
 
   @property
-  def USE_FFN_BIAS(self) -> bool:
+  def USE_FFN_BIAS(self) -> Shape[bool]:
     return self.USE_BIAS
 
   @property
-  def SOFTMAX_INIT_STD(self) -> float:
+  def SOFTMAX_INIT_STD(self) -> Training[float]:
     return self.INIT_STD
 
   @property
-  def NORM_SCALE_OFFSET(self) -> float:
+  def NORM_SCALE_OFFSET(self) -> Function[float]:
     """What is added to the stored scale of a norm."""
     return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
 
@@ -169,27 +132,11 @@ class Transformer(Decoding, Optimization):
     return self.mesh_sizes.get('stage', 1)
 
   @property
-  def TRAINABLE_VARIABLES(self) -> list[str]:
+  def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
     return [LORA_VARIABLES] if self.USE_LORA else ['.*']
 
   def validate(self) -> None:
     super().validate()
-    for name in (
-      'NUM_LAYERS',
-      'NUM_HEADS',
-      'NUM_KV_HEADS',
-      'MODEL_DIMS',
-      'HIDDEN_DIMS',
-      'VOCAB_SIZE',
-      'DIMS_PER_HEAD',
-      'NUM_LOSS_CHUNKS',
-      'LORA_RANK',
-    ):
-      if getattr(self, name) < 1:
-        raise UserError(f'{name}={getattr(self, name)} must be at least 1')
-    for name in ('DROPOUT_PROB', 'EMBEDDING_DROPOUT_PROB'):
-      if not 0 <= getattr(self, name) < 1:
-        raise UserError(f'{name}={getattr(self, name):g} must be at least 0 and below 1')
     heads = f'NUM_HEADS={self.NUM_HEADS} × DIMS_PER_HEAD={self.DIMS_PER_HEAD}'
     if self.HEADS_SPAN_MODEL and self.NUM_HEADS * self.DIMS_PER_HEAD != self.MODEL_DIMS:
       raise UserError(
@@ -246,11 +193,6 @@ class Transformer(Decoding, Optimization):
       num_microbatches=1 if self.num_stages > 1 else self.NUM_MICROBATCHES,
       max_skipped_steps=self.MAX_SKIPPED_STEPS,
     )
-
-  @property
-  def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
-    sizes = {name: getattr(self, name) for name in SIZES}
-    return sizes, {name: getattr(self, name) for name in FUNCTION}
 
   def model(self) -> fdl.Config:
     """The config of the TransformerLm."""

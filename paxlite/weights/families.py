@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paxlite.core.attributes import Kind
 from paxlite.core.errors import UserError, located
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.base import Experiment
@@ -12,7 +13,6 @@ from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import experiments
-from paxlite.experiments.transformer import FUNCTION, SIZES
 from paxlite.weights.layout import HUGGING_FACE, Entry, gpt2_entries, llama_entries
 
 # of transformers' names for what experiments call otherwise
@@ -81,7 +81,8 @@ def published(family: type[LanguageModel], values: Mapping[str, Any]) -> Languag
   """The registered experiment of these values, or the family's base class with them; validated."""
   wanted = family(**values)
   wanted.validate()
-  others = {k: v for k, v in values.items() if k not in (*SIZES, *FUNCTION, 'HEADS_SPAN_MODEL')}
+  model = {*wanted.values_of(Kind.SHAPE, Kind.FUNCTION), 'HEADS_SPAN_MODEL'}
+  others = {k: v for k, v in values.items() if k not in model}
   for cls in experiments().values():
     if issubclass(cls, family) and cls.train_input is Experiment.train_input:  # no dataset
       experiment = cls(**others)

@@ -1,5 +1,6 @@
 """The experiments that Pax's GPU scripts name."""
 
+from paxlite.core.attributes import Run
 from paxlite.core.params import AnyPath, LocalPath
 from paxlite.experiments import llama
 from paxlite.experiments.datasets import FlatTokens, SeqioTask, Synthetic
@@ -36,10 +37,8 @@ class Lambada(LanguageModel):
   """LAMBADA with the checkpoints of a run on the Pile: a TFDS dataset of download_lambada.py."""
 
   EVAL_TASKS: list[LocalPath] = ['lambada']
-  VOCAB_PATH: LocalPath = ''
-  TFDS_DATA_DIR: AnyPath = ''
-
-  RESUMABLE_CHANGES = [*LanguageModel.RESUMABLE_CHANGES, 'TFDS_DATA_DIR']
+  VOCAB_PATH: Run[LocalPath] = ''
+  TFDS_DATA_DIR: Run[AnyPath] = ''
 
 
 @register
