@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -41,8 +41,7 @@ class Restore:
       expression matches is read from the name that it is replaced by.
     whole_state: Optimizer state and step too, for a run that goes on.
     sizes: Attributes of the experiment that decide the shapes, for messages.
-    function: Attributes that decide what the model computes: the source's must be the same.
-    changes: Names of `function` that may differ.
+    check: Raises UserError where a source's model computes something else; None checks nothing.
   """
 
   path: str
@@ -50,8 +49,7 @@ class Restore:
   rename: tuple[str, ...] = ()
   whole_state: bool = False
   sizes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  function: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  changes: tuple[str, ...] = ()
+  check: Callable[[Source], None] | None = None
 
 
 class Plan:
@@ -84,7 +82,8 @@ class Plan:
         'leave --fdl.CHECKPOINT_RESTORE_STATE out'
       )
     self._match(stored, abstract)
-    self._check_function()
+    if restore.check is not None:
+      restore.check(self.source)
 
   def __contains__(self, name: str) -> bool:
     return name in self._found
@@ -160,23 +159,6 @@ class Plan:
         raise UserError(
           f'{attribute}: {unused[0]!r} matches no whole name; there are {", ".join(names[:3])} …'
         )
-
-  def _check_function(self) -> None:
-    """Raises UserError where the weights were trained for another function of the same shapes."""
-    function, changes = self._restore.function, self._restore.changes
-    for name in changes:
-      if name not in function:
-        raise UserError(
-          f'CHECKPOINT_RESTORE_CHANGES: {name!r} is none of {", ".join(function) or "nothing"}'
-        )
-    theirs = self._differing({k: v for k, v in function.items() if k not in changes})
-    if theirs:
-      raise UserError(
-        f'{self.source.folder} is of a model that computes something else: it has '
-        f'{shell.flags(theirs)} and this run {shell.flags({k: function[k] for k in theirs})}. '
-        'Give the run the former, or, if the change is meant, '
-        f'{shell.flag("CHECKPOINT_RESTORE_CHANGES", list(theirs))}'
-      )
 
   def _differing(self, ours: Mapping[str, Any]) -> dict[str, Any]:
     """The values of the source's experiment, as far as it is known, that differ from ours."""

@@ -159,15 +159,12 @@ class Experiment(Parameters):
         if getattr(self, name):
           raise UserError(f'{name} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER')
       return None
-    sizes, function = self.model_values
     return Restore(
-      self.CHECKPOINT_RESTORE_PATH,
-      tuple(self.CHECKPOINT_IGNORE_RULES),
-      tuple(self.CHECKPOINT_RENAME_RULES),
-      self.CHECKPOINT_RESTORE_STATE,
-      sizes,
-      function,
-      tuple(self.CHECKPOINT_RESTORE_CHANGES),
+      path=self.CHECKPOINT_RESTORE_PATH,
+      ignore=tuple(self.CHECKPOINT_IGNORE_RULES),
+      rename=tuple(self.CHECKPOINT_RENAME_RULES),
+      whole_state=self.CHECKPOINT_RESTORE_STATE,
+      sizes=self.values_of(Kind.SHAPE),
     )
 
   @property

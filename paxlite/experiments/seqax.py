@@ -70,7 +70,8 @@ class Seqax(LanguageModel):
   def model(self) -> fdl.Config:
     lm = super().model()
     lm.embedding_tpl.emb_init = fdl.Config(nn.initializers.normal, stddev=1.0)
-    lm.head_tpl.w_init = _fan_in(self.MODEL_DIMS)
+    if self.SEPARATE_EMBEDDING:
+      lm.head_tpl.w_init = _fan_in(self.MODEL_DIMS)
     for attention in selectors.select(lm, Attention):
       attention.qkv_tpl.query_tpl.w_init = _fan_in(self.MODEL_DIMS * self.DIMS_PER_HEAD)
       attention.qkv_tpl.key_value_tpl.w_init = _fan_in(self.MODEL_DIMS)

@@ -6,9 +6,6 @@ from typing import Any
 
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
-from paxlite.experiments.identity import (
-  refuse_other_model,
-)
 from paxlite.parallel import devices
 from paxlite.programs.run import Run, load, make_folder
 from paxlite.runtime.goodput import Goodput
@@ -29,7 +26,7 @@ def evaluate(run: Run) -> None:
   tasks = getattr(e, 'EVAL_TASKS', [])
   if tasks:
     if run.checkpoints().steps():
-      refuse_other_model(e, run.folder)
+      run.check_model()
     evaluate_zero_shot(run, tasks)
     if not e.eval_inputs():
       return

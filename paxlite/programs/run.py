@@ -1,10 +1,11 @@
 """A run: an experiment, its folder, and what is built for them."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import fiddle as fdl
@@ -12,7 +13,7 @@ import jax
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.restore import Restore
-from paxlite.checkpointing.source import find_source, tokenizer_of
+from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.core.errors import UserError
 from paxlite.data.base import Input
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
@@ -20,6 +21,7 @@ from paxlite.eval.inference import Inference
 from paxlite.eval.inference import load as load_inference
 from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.experiments.base import Experiment
+from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.identity import (
   is_of,
   refuse_other_experiment,
@@ -124,7 +126,7 @@ class Run:
       checkpoints=self.checkpoints(),
       seed=e.SEED,
       batch_size=e.batch_size,
-      restore=e.restore,
+      restore=self.restore,
       trainable_only=e.saves_trainable_only,
       start_over=self.start_over,
     )
@@ -167,9 +169,26 @@ class Run:
     Numbers that neither the model nor its backend depends on may be others than in training.
     """
     if not self.accept_changes and self.checkpoints().steps():
-      refuse_other_model(self.experiment, self.folder, also=PLAIN_XLA)
+      self.check_model(also=PLAIN_XLA)
       if not is_of(self.experiment, self.folder):
         refuse_other_experiment(self.experiment, self.folder)
+
+  def check_model(self, also: Iterable[str] = ()) -> None:
+    """Raises UserError when the folder's checkpoints are those of another model.
+
+    Args:
+      also: Further attributes, if the experiment has them, that must be those of the run.
+    """
+    refuse_other_model(self.experiment, self.folder, also)
+    check_function(self.experiment, Source(self.folder, self.folder / 'experiment.json'))
+
+  @property
+  def restore(self) -> Restore | None:
+    """What a new run starts from; weights of a model that computes something else are refused."""
+    restore = self.experiment.restore
+    if restore is None:
+      return None
+    return dataclasses.replace(restore, check=functools.partial(check_function, self.experiment))
 
   def checkpoints(self) -> Checkpoints:
     keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
@@ -187,7 +206,7 @@ def load(run: Run) -> tuple[Inference, int | None]:
   """The model with the last good checkpoint, and its step; or with restored weights, and None."""
   e: Any = run.experiment
   own = bool(run.checkpoints().steps())
-  restore = Restore(str(run.folder)) if own else e.restore
+  restore = Restore(str(run.folder)) if own else run.restore
   if restore is None:
     raise UserError(
       f'{run.folder} holds no checkpoint: train first, or name weights '

@@ -1,0 +1,107 @@
+"""Whether weights fit a model: the models that two experiments build are compared.
+
+Shapes are not enough. A query that is scaled by 1 and one that is scaled by 1/8 have variables of
+the same names and shapes, and weights that were trained for one are of no use to the other.
+"""
+
+import re
+from typing import Any
+
+import fiddle as fdl
+
+from paxlite.checkpointing.source import Source, read_values
+from paxlite.core import shell
+from paxlite.core.attributes import Kind
+from paxlite.core.errors import UserError, listed
+from paxlite.core.templates import config_text
+from paxlite.experiments.base import Experiment
+from paxlite.experiments.identity import stated_values
+from paxlite.experiments.registry import find_known
+
+# Fields of layers that do not change what is computed but for rounding: how it is initialised,
+# regularised, recomputed and split up.
+_NEUTRAL = re.compile(
+  r'(.*_init|dtype|dropout|embedding_dropout|checkpoint_policy|num_loss_chunks|block_size|rank'
+  r'|aux_loss_weight|num_groups|num_stages|num_microbatches)'
+)
+# Classes that compute the same as others.
+_SAME = {
+  'BlockwiseAttention': 'DotProductAttention',
+  'FlashAttention': 'DotProductAttention',
+  'LoraProjection': 'Projection',
+  'PipelinedTransformer': 'UnrolledTransformer',
+  'RepeatedTransformer': 'UnrolledTransformer',
+}
+_CLASS = re.compile(r'(.*: (?:template of )?)\S+\.(\w+)')
+
+
+def check_function(e: Experiment, source: Source) -> None:
+  """Compares the model of `e` with that of a checkpoint.
+
+  Attributes that CHECKPOINT_RESTORE_CHANGES names may differ. A checkpoint that does not say what
+  it is of is not compared, and one of a class that was not imported only by its attributes.
+
+  Raises:
+    UserError: the checkpoint's model computes something else.
+  """
+  function = e.values_of(Kind.FUNCTION)
+  for name in e.CHECKPOINT_RESTORE_CHANGES:
+    if name not in function:
+      raise UserError(
+        f'CHECKPOINT_RESTORE_CHANGES: {name!r} is none of {", ".join(function) or "nothing"}'
+      )
+  if not source.experiment.is_file():
+    return
+  found = read_values(source)
+  theirs = found['values']
+  differing = {
+    name: theirs[name]
+    for name, ours in function.items()
+    if name not in e.CHECKPOINT_RESTORE_CHANGES and name in theirs and theirs[name] != ours
+  }
+  if differing:
+    raise UserError(
+      f'{source.folder} is of a model that computes something else: it has '
+      f'{shell.flags(differing)} and this run {shell.flags({k: function[k] for k in differing})}. '
+      'Give the run the former, or, if the change is meant, '
+      f'{shell.flag("CHECKPOINT_RESTORE_CHANGES", list(differing))}'
+    )
+  changes = {name: function[name] for name in e.CHECKPOINT_RESTORE_CHANGES}
+  lines = _model_of(found['experiment'], theirs | changes)
+  if lines is not None and (different := differences(lines, function_lines(e.task().model))):
+    raise UserError(
+      f'{source.folder} is of {found["experiment"]}, whose model computes something else than that '
+      f'of {type(e).__name__}: {listed(different, shown=3)}. Use the former'
+    )
+
+
+def _model_of(experiment: str, values: dict[str, Any]) -> list[str] | None:
+  """function_lines of the model of an experiment with these values; None where it is not known."""
+  try:
+    cls = find_known(experiment)
+  except UserError:
+    return None
+  return function_lines(cls(**stated_values(cls, values)).task().model)
+
+
+def function_lines(model: fdl.Config) -> list[str]:
+  """The config of a model, a field a line, without what does not change what it computes."""
+  lines = []
+  for line in config_text(model, 'model').splitlines():
+    path = re.split(r'[:=]', line, maxsplit=1)[0].strip()
+    if any(_NEUTRAL.fullmatch(re.sub(r'\[\d+\]$', '', part)) for part in path.split('.')):
+      continue
+    if named := _CLASS.fullmatch(line):
+      line = named[1] + _SAME.get(named[2], named[2])
+    lines.append(line)
+  return lines
+
+
+def differences(theirs: list[str], ours: list[str]) -> list[str]:
+  """'FIELD = theirs → ours' of the lines that differ."""
+  found = []
+  for line in sorted(set(theirs) ^ set(ours)):
+    field, separator, value = re.match(r'([^:=]*)( = |: )(.*)', line).groups()  # type: ignore[union-attr]
+    side = 'there' if line in theirs else 'here'
+    found.append(f'{field}{separator}{value} {side}')
+  return found

@@ -1,0 +1,129 @@
+"""Weights of one family in the model of another: refused, or the same function."""
+
+import functools
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.linen import meta
+
+from paxlite.core.attributes import Kind
+from paxlite.core.errors import UserError
+from paxlite.core.params import parameter_types
+from paxlite.core.trees import path_name
+from paxlite.experiments.compatibility import differences, function_lines
+from paxlite.experiments.datasets import Synthetic
+from paxlite.experiments.gemma import Gemma
+from paxlite.experiments.glam import GLaM
+from paxlite.experiments.gpt import GPT2, GPT126M
+from paxlite.experiments.llama import LLaMA, LLaMA3_2_1B, Mistral7B
+from paxlite.experiments.seqax import Seqax
+from paxlite.programs.run import Run
+from paxlite.programs.training import train
+
+FAMILIES = [GPT126M, GPT2, LLaMA, LLaMA3_2_1B, Mistral7B, Gemma, Seqax, GLaM]
+SMALL = dict(
+  NUM_LAYERS=2, NUM_HEADS=2, MODEL_DIMS=16, HIDDEN_DIMS=32, DIMS_PER_HEAD=8, NUM_KV_HEADS=2,
+  VOCAB_SIZE=64, MAX_SEQ_LEN=16, FPROP_DTYPE='float32', PACKED_INPUT=False,
+  ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1],
+)  # fmt: skip
+IDS = jax.random.randint(jax.random.key(1), (2, 16), 0, 64)
+
+
+def small(family, **changes):
+  known = parameter_types(family)
+  if 'NUM_EXPERTS' in known:
+    changes = {'NUM_EXPERTS': 2} | changes
+  return family(**{k: v for k, v in (SMALL | changes).items() if k in known})
+
+
+def params_of(e):
+  """Random parameters, biases and norms among them, by name."""
+  task = fdl.build(e.task())
+  shapes = meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
+  return jax.tree_util.tree_map_with_path(
+    lambda path, x: 0.3 * jax.random.normal(jax.random.key(hash(path_name(path)) % 1000), x.shape),
+    shapes,
+  )
+
+
+def logits(e, params):
+  return fdl.build(e.task()).model.apply({'params': params}, IDS)
+
+
+def shapes(params):
+  return jax.tree.map(jnp.shape, params)
+
+
+@pytest.mark.parametrize('theirs', FAMILIES)
+def test_models_of_equal_attributes_compute_the_same_or_are_refused(theirs):
+  """Each other family with all attributes of this one, whose variables have the same shapes."""
+  their = small(theirs)
+  values = their.values_of(Kind.SHAPE, Kind.FUNCTION)
+  params = params_of(their)
+  compared = 0
+  for family in FAMILIES:
+    our = small(family, **values)
+    if shapes(params_of(our)) != shapes(params):
+      continue
+    compared += 1
+    if differences(function_lines(their.task().model), function_lines(our.task().model)):
+      continue
+    np.testing.assert_allclose(logits(our, params), logits(their, params), rtol=1e-5, atol=1e-5)
+  assert compared >= 1
+
+
+def test_the_scale_of_queries_is_seen():
+  """Seqax scales queries by 1, in code that no attribute tells of."""
+  their = small(Seqax)
+  our = small(LLaMA, **their.values_of(Kind.SHAPE, Kind.FUNCTION))
+  found = differences(function_lines(their.task().model), function_lines(our.task().model))
+  assert any('query_scale' in line for line in found)
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    dict(USE_REPEATED_LAYER=True),
+    dict(CHECKPOINT_POLICY='SAVE_DOT_ONLY'),
+    dict(DROPOUT_PROB=0.1),
+    dict(FPROP_DTYPE='bfloat16'),
+    dict(USE_FLASH_ATTENTION=False),
+    dict(NUM_LOSS_CHUNKS=2),
+    dict(ATTENTION_BLOCK_SIZE=8),
+    dict(INIT_STD=0.1),
+    dict(USE_LORA=True, LORA_RANK=3),
+  ],
+)
+def test_what_does_not_change_the_function_is_not_compared(changes):
+  lines = [function_lines(small(LLaMA, **c).task().model) for c in ({}, changes)]
+  assert differences(*lines) == []
+
+
+@functools.cache
+def mine():
+  class Scaled(Synthetic, LLaMA):
+    def attention(self):
+      attention = super().attention()
+      attention.attention_tpl.query_scale = 1.0
+      return attention
+
+  class Plain(Synthetic, LLaMA):
+    pass
+
+  globals().update(Scaled=Scaled, Plain=Plain)  # found by the name that a checkpoint has
+  Scaled.__qualname__, Plain.__qualname__ = 'Scaled', 'Plain'
+  return Scaled, Plain
+
+
+def test_a_run_refuses_weights_of_another_function(tmp_path):
+  scaled, plain = mine()
+  values = SMALL | dict(PERCORE_BATCH_SIZE=2, MAX_STEPS=1, SUMMARY_INTERVAL_STEPS=1)
+  train(Run(scaled(**values), tmp_path / 'scaled'))
+  restored = plain(**values, CHECKPOINT_RESTORE_PATH=str(tmp_path / 'scaled'))
+  with pytest.raises(UserError, match=r'Scaled, whose model computes something else .*query_scale'):
+    Run(restored, tmp_path / 'plain').trainer()
+  same = scaled(**values, CHECKPOINT_RESTORE_PATH=str(tmp_path / 'scaled'))
+  Run(same, tmp_path / 'same').trainer()
