@@ -13,7 +13,7 @@ from flax.linen import meta
 
 from paxlite import partitioning
 from paxlite.checkpoint_source import Source, read_values
-from paxlite.errors import UserError
+from paxlite.errors import UnreadableError, UserError
 from paxlite.experiment import Experiment
 from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.inputs.files import read_object
@@ -77,6 +77,19 @@ def values_text(experiment: Experiment) -> str:
   )
 
 
+def dry_run(experiment: Experiment) -> str:
+  """The experiment's values, its built configs, and what it needs; reads and writes no file."""
+  return '\n'.join(
+    [
+      values_text(experiment),
+      configs_text(experiment),
+      '',
+      requirements(experiment),
+      *experiment.remarks,
+    ]
+  )
+
+
 def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
   """Writes what the run is into its folder: values, built config, versions."""
   if jax.process_index() != 0:
@@ -102,6 +115,8 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
   try:
     before = read_object(path)
     old = {'experiment': before['experiment'], **before['values']}
+  except UnreadableError:
+    raise
   except UserError as error:
     raise UserError(f'{error}; --accept_changes goes on without it') from None
   except (KeyError, TypeError) as error:

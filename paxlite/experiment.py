@@ -298,6 +298,13 @@ class Experiment(Parameters):
     ):
       if getattr(self, name) < 0:
         raise UserError(f'{name}={getattr(self, name):g} must not be negative; 0 turns it off')
+    for name, most in (
+      ('CHECKPOINT_EVERY_N_MINUTES', 1e6),
+      ('MAX_SKIPPED_STEPS', 1e9),
+      ('LOSS_SPIKE_WINDOW', 1e6),
+    ):
+      if getattr(self, name) > most:
+        raise UserError(f'{name}={getattr(self, name):g} must be at most {most:g}')
     if self.LOSS_SPIKE_FACTOR and self.LOSS_SPIKE_FACTOR <= 1:
       raise UserError(
         f'LOSS_SPIKE_FACTOR={self.LOSS_SPIKE_FACTOR:g} must be above 1, or 0 for none'

@@ -117,7 +117,10 @@ _PROFILER_PORT = flags.DEFINE_integer(
 
 
 def main(argv: Sequence[str]) -> int:
-  """Returns the exit code: 0; 1 where training cannot go on; 2 for wrong input; 75 to go on."""
+  """Returns the exit code: 0; 1 where training cannot go on; 2 for wrong input; 75 to go on.
+
+  130 is Ctrl-C where there is nothing to save.
+  """
   occupy_standard_files()
   try:
     if _HELP & set(argv):
@@ -143,6 +146,9 @@ def main(argv: Sequence[str]) -> int:
   except Interrupted as e:
     warn(f'interrupted: {e}')
     return EXIT_AGAIN
+  except KeyboardInterrupt:  # there was nothing to save
+    warn('interrupted')
+    return 128 + signal.SIGINT
   finally:
     settle()
 
@@ -245,10 +251,11 @@ def _run(overrides: dict[str, str]) -> None:
   if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
     raise UserError('--compiled_step is for training: leave it out')
   from paxlite import devices, distributed, programs
+  from paxlite.configuration import dry_run
 
   if _DRY_RUN.value:
     devices.present()
-    print(programs.dry_run(experiment))
+    print(dry_run(experiment))
     return
   peers = distributed.join(
     _SERVER_ADDR.value, _NUM_HOSTS.value, _HOST_IDX.value, required=_MULTIPROCESS.value

@@ -17,12 +17,9 @@ from paxlite.checkpoint_source import find_source, tokenizer_of
 from paxlite.checkpoints import Checkpoints
 from paxlite.compiled_step import SavedStep, check_options
 from paxlite.configuration import (
-  configs_text,
   is_of,
   refuse_other_experiment,
   refuse_other_model,
-  requirements,
-  values_text,
   write_configuration,
 )
 from paxlite.errors import Interrupted, UserError
@@ -78,9 +75,15 @@ class Run:
   check_memory: bool = True
   peers: Peers = dataclasses.field(default_factory=Peers)
 
-  def trainer(self) -> Trainer:
-    """Builds everything; raises UserError before a file is written or a program compiled."""
+  def trainer(self, spent: Goodput | None = None, watchdog: Watchdog | None = None) -> Trainer:
+    """Builds everything; raises UserError before a file is written or a program compiled.
+
+    Args:
+      spent: Notes what time is spent on.
+      watchdog: Ends a run that hangs.
+    """
     e = self.experiment
+    spent = spent or Goodput(None)
     inputs = e.train_input(), e.eval_inputs()  # configs only, but a missing dataset is said first
     mesh = e.mesh()
     states = self.states(mesh)
@@ -94,7 +97,6 @@ class Run:
     saved = None if step is None else SavedStep(step, e.values(), options)
     if saved is not None:
       saved.check(mesh)
-    spent = Goodput(self.folder if jax.process_index() == 0 else None)
     trainer = Trainer(
       task=states.task,
       mesh=mesh,
@@ -113,7 +115,7 @@ class Run:
       save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
       flops_per_token=e.flops_per_token,
       goodput=spent,
-      watchdog=self.watchdog(spent),
+      watchdog=watchdog or self.watchdog(spent),
       memory=MemoryCheck(mesh, self.check_memory),
       spikes=(
         SpikeDetector(e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW) if e.LOSS_SPIKE_FACTOR else None
@@ -211,10 +213,12 @@ def train(run: Run) -> None:
 
 
 def _train(run: Run, lock: FolderLock) -> None:
-  run.check_folder()
-  _lock(lock, run)
-  trainer = run.trainer()
-  with trainer.watchdog:
+  spent = Goodput(run.folder if jax.process_index() == 0 else None)
+  with run.watchdog(spent) as watchdog:
+    run.check_folder()
+    _lock(lock, run)
+    trainer = run.trainer(spent, watchdog)
+    watchdog.pause()
     _train_watched(run, lock, trainer)
 
 
@@ -237,8 +241,9 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   trainer.memory.state(abstract, trainer.task.optimizer.split(abstract.params)[0])
   with distributed.leaving_together(), trainer.goodput.spent_on('restore'):
     state, step = trainer.states.initial()
-    if step < run.experiment.MAX_STEPS:
+    if step < run.experiment.MAX_STEPS or trainer.saver.evaluation_is_due(step):
       trainer.saver.resume(step)
+  trainer.watchdog.pause()
   if trainer.states.plan is not None and jax.process_index() == 0:
     say(trainer.states.plan.table())
   write_configuration(
@@ -278,8 +283,9 @@ def evaluate(run: Run) -> None:
   run.check_evaluated()
   spent = Goodput(None)
   watchdog = run.watchdog(spent)
-  states, evaluator = run.evaluator(watchdog.beat)
   with watchdog:
+    states, evaluator = run.evaluator(watchdog.beat)
+    watchdog.pause()
     check_mesh(states.mesh, states.rules)
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
@@ -352,19 +358,6 @@ def decode(run: Run) -> None:
   output = run.folder / f'decoded_{name}.jsonl'
   count = inference.decode_file(loaded, prompts, output)
   say(f'{output}: {len(prompts):,} prompts continued, {count:,} of them now')
-
-
-def dry_run(experiment: Experiment) -> str:
-  """The experiment's values, its built configs, and what it needs; reads and writes no file."""
-  return '\n'.join(
-    [
-      values_text(experiment),
-      configs_text(experiment),
-      '',
-      requirements(experiment),
-      *experiment.remarks,
-    ]
-  )
 
 
 def make_folder(folder: pathlib.Path) -> None:

@@ -152,7 +152,8 @@ def check_flags(arguments: list[str]) -> bool:
   said = io.StringIO()
   run = dict.fromkeys(('Run', 'train', 'evaluate', 'decode'), mock.DEFAULT)
   with (
-    mock.patch.multiple('paxlite.programs', dry_run=str, **run),
+    mock.patch('paxlite.configuration.dry_run', str),
+    mock.patch.multiple('paxlite.programs', **run),
     mock.patch('paxlite.distributed.join'),
     mock.patch('jax.profiler.start_server'),
     mock.patch.dict(os.environ),

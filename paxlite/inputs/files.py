@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 import orjson
 
 from paxlite import host_memory
-from paxlite.errors import UserError
+from paxlite.errors import UnreadableError, UserError, naming
 from paxlite.inputs.zstd import ZstdReader
 
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
@@ -50,7 +50,7 @@ def check_file(path: str | pathlib.Path) -> None:
 
 def fingerprint_of(path: str | pathlib.Path) -> int:
   """Of a file's first and last 64 KiB and its size: a cheap look, which another hardly passes."""
-  with open(path, 'rb') as f:
+  with naming(path), open(path, 'rb') as f:
     head = f.read(1 << 16)
     f.seek(-min(1 << 16, f.seek(0, os.SEEK_END)), os.SEEK_END)
     return zlib.crc32(f.read(), zlib.crc32(head + str(f.tell()).encode()))
@@ -249,6 +249,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
   """A JSON file that holds an object.
 
   Raises:
+    UnreadableError: it cannot be read.
     UserError: it is missing, damaged, or holds something else.
   """
   if os.path.exists(path):
@@ -258,7 +259,9 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     _check_depth(found)
   except FileNotFoundError:
     raise UserError(f'{path} is missing') from None
-  except (ValueError, OSError, RecursionError) as e:
+  except OSError as e:
+    raise UnreadableError(f'{path} cannot be read: {e.strerror or e}') from None
+  except (ValueError, RecursionError) as e:
     raise UserError(f'{path} is damaged ({e})') from None
   if not isinstance(found, dict):
     raise UserError(f'{path} is damaged: it holds no JSON object')
