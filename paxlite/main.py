@@ -112,7 +112,10 @@ _PROFILER_PORT = flags.DEFINE_integer(
 
 
 def main(argv: Sequence[str]) -> int:
-  """Returns the exit code: 0; 1 where training cannot go on; 2 for wrong input; 75 to go on."""
+  """Returns the exit code: 0; 1 where training cannot go on; 2 for wrong input; 75 to go on.
+
+  130 is Ctrl-C where there is nothing to save.
+  """
   occupy_standard_files()
   try:
     if _HELP & set(argv):
@@ -138,6 +141,9 @@ def main(argv: Sequence[str]) -> int:
   except Interrupted as e:
     warn(f'interrupted: {e}')
     return EXIT_AGAIN
+  except KeyboardInterrupt:  # there was nothing to save
+    warn('interrupted')
+    return 128 + signal.SIGINT
   finally:
     settle()
 

@@ -70,6 +70,14 @@ match fault:
     run.Run.trainer = refuse
   case 'slow_evaluation':
     evaluation.Evaluator.report = lambda *_: (print('evaluating', flush=True), time.sleep(100))
+  case 'failing_checksums' if '--host_idx=0' in sys.argv:
+
+    def fail(folder):
+      raise OSError(28, 'No space left on device', str(folder))
+
+    checkpoints.write_checksums = fail
+  case 'hang_building' if '--host_idx=1' in sys.argv:
+    run.Run.trainer = lambda *_: hang()
   case 'slow_saves':
     write = checkpoints.write_checksums
     checkpoints.write_checksums = lambda folder: (time.sleep(0.5), write(folder))

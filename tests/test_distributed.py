@@ -88,6 +88,12 @@ def test_one_saves_and_two_go_on(tmp_path):
   [
     (('h:1', 2, None), '--host_idx missing: one of several'),
     (('h', 2, 0), '--server_addr=h must be HOST:PORT'),
+    (('h:0', 2, 0), 'with a port from 1 to 65535'),
+    (('h:99999', 2, 0), 'with a port from 1 to 65535'),
+    (('h:²', 2, 0), 'with a port from 1 to 65535'),
+    (('a..b:1234', 2, 0), 'a..b is no name of a host'),
+    (('no.such.host.invalid:1234', 2, 0), 'process 0 cannot listen on no.such.host.invalid:1234'),
+    (('192.0.2.7:1234', 2, 0), 'process 0 cannot listen on 192.0.2.7:1234'),
     (('h:1', 2, 2), '--host_idx=2 must be from 0 to --num_hosts=2'),
     ((None, None, None, True), '--multiprocess_gpu needs --server_addr'),
   ],

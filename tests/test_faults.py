@@ -170,6 +170,7 @@ def test_a_process_that_is_killed_while_the_others_start(tmp_path, killed):
 @pytest.mark.parametrize(
   ('fault', 'phase', 'theirs'),
   [
+    ('hang_building', 'starting and building', 'starting and building'),
     ('hang_restoring', 'initial values or restoring', None),
     ('hang_compiling', 'compiling and the first step', 'compiling and the first step'),
     ('hang_saving', 'saving', None),
@@ -186,6 +187,37 @@ def test_every_phase_has_a_deadline_and_names_who_is_waited_for(tmp_path, fault,
   if theirs is not None:
     assert f'waiting for process 1 ({theirs})' in ended[0]
   assert 'in hang' in (tmp_path / 'stacks' / 'process_00001.txt').read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('stops', [False, True])
+def test_a_save_that_fails_in_one_of_two_is_known_to_both(tmp_path, stops):
+  flags = '--fdl.MAX_STEPS=9', '--fdl.CHECKPOINT_EVERY_N_STEPS=3'
+  processes = start_processes(
+    tmp_path, 2, *flags, f'--fdl.STOP_ON_FAILED_SAVE={stops}', config='TinyGPT',
+    module='tests.faulty_main', env={'FAULT': 'failing_checksums'},
+  )  # fmt: skip
+  ended = [p.communicate(timeout=120)[1] for p in processes]
+  assert [p.returncode for p in processes] == [1, 1], ended
+  assert 'saving failed, training goes on: step 3: No space left on device' in ended[0]
+  assert 'saving failed, training goes on: step 3: OSError: process 0 could not' in ended[1]
+  assert 'the last checkpoint was not written' in ended[0]
+  assert [*(tmp_path / 'checkpoints').glob('*')] == []
+  assert max(runs.losses(tmp_path)) == (6 if stops else 9)
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_an_evaluation_is_a_line(tmp_path):
+  runs.run(tmp_path, '--fdl.MAX_STEPS=1', config=TEXT)
+  process = start(tmp_path, 'slow_evaluation', '--mode=eval', config=TEXT)
+  for line in process.stdout:
+    if line.startswith('evaluating'):
+      break
+  process.send_signal(signal.SIGINT)
+  _, stderr = process.communicate(timeout=30)
+  assert process.returncode == 130
+  assert stderr.splitlines()[-1] == 'interrupted'
+  assert 'Traceback' not in stderr
 
 
 @pytest.mark.slow

@@ -142,6 +142,12 @@ def test_something_else_listens_there(threads):
       stranger.sendall(b'220 mail.example ESMTP\r\n' * 20)
       with pytest.raises(UserError, match='is not process 0 of this run'):
         found.result()
+    found = threads.submit(attend, HOST, port, 1, 2, 20)
+    stranger, _ = server.accept()
+    with stranger:
+      stranger.sendall(b'HTTP/1.1 400 Bad Request\r\n\r\n')  # and closes
+    with pytest.raises(UserError, match='is not process 0 of this run'):
+      found.result()
     with pytest.raises(UserError, match=f'cannot listen on {HOST}:{port}: Address already'):
       gather(HOST, port, 2, str)
 

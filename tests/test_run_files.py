@@ -48,13 +48,19 @@ def test_links_in_place_of_every_file_of_a_run(tmp_path):
     victim = victims / str(i)
     path.rename(victim)
     path.symlink_to(victim)
-  # and where it writes what becomes these
-  for name in ('metrics', 'eval_metrics', 'experiment.json', 'experiment.txt', 'config.txt'):
-    victim = victims / f'{name}.tmp'
-    victim.write_text('precious')
-    if not os.path.lexists(folder / f'{name}.tmp'):
-      (folder / f'{name}.tmp').symlink_to(victim)
   before = {p: p.read_bytes() for p in victims.iterdir()}
-  done = runs.run(folder, '--fdl.MAX_STEPS=3', code=None)
+  done = runs.run(folder, '--fdl.MAX_STEPS=3')
   assert {p: p.read_bytes() for p in victims.iterdir()} == before, done.stderr
+  assert 3 in runs.losses(folder)
+
+
+@pytest.mark.parametrize('make', [os.mkfifo, lambda path: path.symlink_to('/dev/null')])
+@pytest.mark.parametrize('name', ['experiment.json.tmp', '.lock', 'goodput/attempt_00007.json'])
+def test_what_somebody_puts_where_a_run_writes(tmp_path, name, make):
+  """The run ends with a line or goes on, and waits for nobody."""
+  (tmp_path / 'goodput').mkdir()
+  make(tmp_path / name)
+  done = runs.run(tmp_path, '--fdl.MAX_STEPS=1', code=None)
+  assert done.returncode in (0, 1, 2)
+  assert done.returncode == 0 or name in done.stderr
   assert 'Traceback' not in done.stderr

@@ -1,6 +1,7 @@
 """Variables on disk, read by slices."""
 
 import json
+import zlib
 
 import ml_dtypes
 import numcodecs
@@ -132,6 +133,19 @@ def test_compressed_chunks(tmp_path, name, order):
     chunk.write_bytes(codec.encode(np.zeros(4 * other, np.uint8)))
     with pytest.raises(UserError, match=r'holds .* bytes'):
       stored_variables(tmp_path)['x'].whole()
+  whole = codec.encode(np.frombuffer(value.tobytes(order=order), np.uint8))
+  for end in (len(whole) - 1, len(whole) // 2, 3):
+    chunk.write_bytes(whole[:end])
+    with pytest.raises(UserError, match='cannot be read'):
+      stored_variables(tmp_path)['x'].whole()
   chunk.write_bytes(b'something else that is long enough')
   with pytest.raises(UserError, match=r'cannot be read|holds .* bytes'):
+    stored_variables(tmp_path)['x'].whole()
+
+
+@pytest.mark.parametrize('name', ['zstd', 'gzip', 'zlib', 'blosc'])
+def test_chunks_that_claim_more_than_the_memory(tmp_path, name):
+  path = described(tmp_path, compressor={'id': name}, shape=[4, 6], chunks=[1 << 61, 6])
+  path.with_name('0.0').write_bytes(zlib.compress(b'x') * 20)
+  with pytest.raises(UserError, match=r'does not fit in memory|holds .* bytes'):
     stored_variables(tmp_path)['x'].whole()

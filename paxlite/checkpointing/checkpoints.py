@@ -22,6 +22,7 @@ import numpy as np
 
 from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.checksums import (
+  CHECKSUMS,
   ITEMS,
   PREFIX,
   damage,
@@ -62,6 +63,7 @@ class Checkpoints:
     self._saving: int | None = None
     self._last: tuple[int, Any, dict[str, Any]] | None = None  # what save() was given
     self._failure: str | None = None
+    self._callback_error: Exception | None = None
 
   def steps(self) -> list[int]:
     """Committed steps on disk, ascending; verified or not.
@@ -190,12 +192,17 @@ class Checkpoints:
     """Waits until what was saved is on disk, or failed, which is logged."""
     if self._manager_ is None or self._saving is None:
       return
+    error: Exception | None = None
     try:
       self._manager_.wait_until_finished()
-      if self._saving in self.steps():
-        self._failure = self._last = None
     except Exception as e:
-      self._note_failure(e)
+      error = e
+    error = self._agreed(error or self._callback_error)
+    self._callback_error = None
+    if error is not None:
+      self._note_failure(error)
+    elif self._saving in self.steps():
+      self._failure = self._last = None
     self._saving = None
 
   def finish(self) -> None:
@@ -252,6 +259,20 @@ class Checkpoints:
     if jax.process_index() == 0:
       for unfinished in self._unfinished(step):
         _remove(unfinished)
+      whole = self.folder(step) if step is not None else None
+      if whole is not None and whole.exists() and not (whole / CHECKSUMS).exists():
+        _remove(whole)  # it has no checksums, see _write_checksums
+
+  def _agreed(self, error: Exception | None) -> Exception | None:
+    """`error`, or that of another process: all go on alike."""
+    if jax.process_count() == 1:
+      return error
+    from jax.experimental import multihost_utils
+
+    failed = np.asarray(multihost_utils.process_allgather(np.int32(error is not None)))
+    if error is None and failed.any():
+      error = OSError(f'process {int(failed.argmax())} could not write it, as it says')
+    return error
 
   def _unfinished(self, step: int | None) -> list[pathlib.Path]:
     """The folder of a step while it is being saved."""
@@ -293,7 +314,12 @@ class Checkpoints:
     if jax.process_index() != 0:
       return
     (folder,) = self._unfinished(self._saving)
-    write_checksums(folder)
+    try:
+      write_checksums(folder)
+    except Exception as e:
+      if jax.process_count() == 1:
+        raise  # so that the step is not committed
+      self._callback_error = e  # the others wait for the commit; the step is removed after it
 
   def _names(self) -> list[str]:
     """What the directory holds."""

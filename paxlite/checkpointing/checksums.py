@@ -5,7 +5,6 @@ permission has to be mended, and nothing is said of the checkpoint until then.
 """
 
 import concurrent.futures
-import contextlib
 import errno
 import json
 import math
@@ -17,7 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UnreadableError, UserError, naming
 
 PREFIX = 'checkpoint'
 CHECKSUMS = 'checksums.json'
@@ -86,7 +85,7 @@ def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
 
 def unreadable(path: str | os.PathLike, error: OSError) -> UserError:
   """What to raise where something at `path` could not be read."""
-  return UserError(f'{error.filename or path} cannot be read: {error.strerror or error}')
+  return UnreadableError(f'{error.filename or path} cannot be read: {error.strerror or error}')
 
 
 def _check_files(folder: pathlib.Path, up_to: float) -> None:
@@ -114,7 +113,7 @@ def _expected(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
 def _check_step(folder: pathlib.Path) -> None:
   """Whether a folder is named after the step that it holds."""
   step = step_of(folder.name)
-  if step is None or not (folder / _NOTES).exists():  # which weights alone do not have
+  if step is None or not _is_file(folder / _NOTES):  # which weights alone do not have
     return
   inside = _json(folder, _NOTES).get('step', step)
   if type(inside) is not int:
@@ -137,17 +136,8 @@ def _json(folder: pathlib.Path, name: str) -> dict[str, Any]:
 def _read(path: pathlib.Path) -> bytes:
   if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would be waited for
     raise _DamagedError(f'{path.name} is not a file')
-  with _naming(path):
+  with naming(path):
     return path.read_bytes()
-
-
-@contextlib.contextmanager
-def _naming(path: pathlib.Path) -> Iterator[None]:
-  """A context whose errors name the file: those of opening do, those of reading do not."""
-  try:
-    yield
-  except OSError as e:
-    raise OSError(e.errno, e.strerror, os.fspath(path)) from None
 
 
 def _files(folder: pathlib.Path) -> list[str]:
@@ -157,7 +147,17 @@ def _files(folder: pathlib.Path) -> list[str]:
   """
   found = [path for item in ITEMS for path in _below(folder / item)]
   found.append(folder / 'experiment.json')
-  return sorted(p.relative_to(folder).as_posix() for p in found if p.is_file())
+  return sorted(p.relative_to(folder).as_posix() for p in found if _is_file(p))
+
+
+def _is_file(path: pathlib.Path) -> bool:
+  """Path.is_file(), but that an error of reading is one; newer Pythons take any for False."""
+  try:
+    return stat.S_ISREG(path.stat().st_mode)
+  except OSError as e:
+    if e.errno not in _ABSENT:
+      raise
+    return False
 
 
 def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
@@ -174,7 +174,7 @@ def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 def _checksum(path: pathlib.Path) -> tuple[int, int]:
   size = crc = 0
   block = memoryview(bytearray(1 << 20))
-  with _naming(path), path.open('rb', buffering=0) as f:
+  with naming(path), path.open('rb', buffering=0) as f:
     while n := f.readinto(block):
       size += n
       crc = zlib.crc32(block[:n], crc)

@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 import zstandard
 
+from paxlite.core import host_memory
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 
@@ -25,7 +26,8 @@ _MAX_RANK = 32
 # Arrays of Python objects ('|O') are pointers in memory: to read one from a file is to run it.
 _PLAIN = re.compile(r'[<>|=]?(b1|[iu][1248]|f[248])')
 _EXTENDED = ('bfloat16', 'float8_e4m3fn', 'float8_e5m2', 'float8_e4m3fnuz', 'float8_e5m2fnuz')
-_BLOSC_HEADER = 16  # bytes; 4 to 8 hold the size of what it holds
+_BLOSC_HEADER = 16  # bytes; 4 to 8 hold the size of what it holds, 12 to 16 its own
+_READ_BYTES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,12 +87,17 @@ class ArrayDescription:
     """A chunk; one that is not compressed is mapped, so that a part of it costs that part."""
     if self._is_mapped:
       return np.memmap(path, self.dtype, 'r', shape=self.chunks)
+    left = host_memory.available()
+    if left is not None and self.chunk_bytes > left:
+      raise UserError(f'{path}: a chunk of {self.chunk_bytes:,} bytes does not fit in memory')
     try:
       content = path.read_bytes()
       self._check_held(path, _held_bytes(self.compressor, content[:64]))
       elements = _decompressed(self.compressor, content, self.chunk_bytes)
     except (OSError, ValueError, EOFError, RuntimeError, zlib.error, zstandard.ZstdError) as e:
       raise UserError(f'{path} cannot be read: {str(e).splitlines()[0][:200]}') from None
+    except (MemoryError, OverflowError):
+      raise UserError(f'{path}: its {self.chunk_bytes:,} bytes do not fit in memory') from None
     if len(elements) != self.chunk_bytes:
       raise UserError(f'{path} cannot be read: it holds other than {self.chunk_bytes:,} bytes')
     return np.frombuffer(elements, self.dtype).reshape(self.chunks, order=self.order)
@@ -149,12 +156,23 @@ def _held_bytes(compressor: str | None, start: bytes) -> int | None:
 def _decompressed(compressor: str | None, content: bytes, size: int) -> bytes:
   """A chunk of `size` bytes; decompressing ends one byte further."""
   if compressor == 'zstd':
+    parts, left = [], size + 1  # as much at a time as there is, not as much as is claimed
     with zstandard.ZstdDecompressor().stream_reader(content) as reader:
-      return reader.read(size + 1)
+      while left > 0 and (part := reader.read(min(left, _READ_BYTES))):
+        parts.append(part)
+        left -= len(part)
+    return b''.join(parts)
   if compressor in ('gzip', 'zlib'):
-    return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32).decompress(content, size + 1)
+    stream = zlib.decompressobj(wbits=zlib.MAX_WBITS | 32)
+    elements = stream.decompress(content, size + 1)
+    if len(elements) <= size and not stream.eof:
+      raise ValueError('it is cut off')
+    return elements
   if compressor == 'blosc':
     import numcodecs
 
+    # the library believes the header, and reads beyond what is there
+    if len(content) < _BLOSC_HEADER or int.from_bytes(content[12:16], 'little') != len(content):
+      raise ValueError('it is cut off, or no chunk of Blosc')
     return numcodecs.Blosc().decode(content)
   return content

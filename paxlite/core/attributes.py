@@ -56,6 +56,10 @@ class Bounds:
     return self.lowest <= value <= self.highest and self.above < value < self.below
 
 
+def at_most(highest: float) -> Bounds:
+  return Bounds(f'must be at most {highest:g}', highest=highest)
+
+
 Count = Annotated[int, Bounds('must be at least 1', lowest=1)]
 NotNegative = Annotated[float, Bounds('must not be negative', lowest=0)]
 NotNegativeInt = Annotated[int, Bounds('must not be negative', lowest=0)]

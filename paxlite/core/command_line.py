@@ -7,7 +7,9 @@ import errno
 import importlib
 import io
 import os
+import select
 import signal
+import stat
 import sys
 import threading
 import time
@@ -58,9 +60,9 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
       print('interrupted', file=sys.stderr)
       sys.exit(128 + signal.SIGINT)
     except OSError as e:
-      if not e.filename or e.errno not in (errno.ENOSPC, errno.EDQUOT):
+      if e.errno not in (errno.ENOSPC, errno.EDQUOT) or _is_of_stdout(e):
         raise
-      print(f'error: {e.filename} cannot be written: {e.strerror}', file=sys.stderr)
+      print(f'error: {e.filename or "a file"} cannot be written: {e.strerror}', file=sys.stderr)
       sys.exit(1)
 
 
@@ -101,18 +103,35 @@ def printing(output_matters: bool = True) -> Iterator[None]:
   problem = ''
   try:
     yield
-  except BrokenPipeError:
-    pass
   except OSError as e:
-    if e.filename or e.errno not in (errno.ENOSPC, errno.EDQUOT):  # not of what was printed
+    if not _is_of_stdout(e):
       raise
-    problem = os.strerror(e.errno)
+    if not isinstance(e, BrokenPipeError):
+      problem = e.strerror or str(e)
   finally:
     problem = _flush() or problem
     if problem:
       print(f'error: what was printed is not all there: {problem}', file=sys.stderr)
   if problem and output_matters:
     sys.exit(1)
+
+
+def _is_of_stdout(error: OSError) -> bool:
+  """Whether an error is likely to be that of printing: such errors name no file."""
+  if error.filename or sys.stdout is None or sys.stdout.closed:
+    return False
+  try:
+    descriptor = sys.stdout.fileno()
+    if isinstance(error, BrokenPipeError):  # the kernel knows that nobody reads it any more
+      poll = select.poll()
+      poll.register(descriptor, 0)
+      return bool(poll.poll(0))
+    kind = os.fstat(descriptor).st_mode  # a disk is full, or /dev/full; terminals and pipes are not
+    return error.errno in (errno.ENOSPC, errno.EDQUOT) and (
+      stat.S_ISREG(kind) or (stat.S_ISCHR(kind) and not os.isatty(descriptor))
+    )
+  except (OSError, ValueError):
+    return False
 
 
 def _flush() -> str:
@@ -141,8 +160,8 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
     if argument.startswith('--import='):
       try:
         importlib.import_module(argument.removeprefix('--import='))
-      except (ImportError, ValueError) as e:
-        raise UserError(f'{argument}: {e}') from None
+      except Exception as e:  # whatever a module does
+        raise UserError(f'{argument}: {type(e).__name__}: {e}') from None
   return [a for a in argv if not a.startswith('--import=')]
 
 

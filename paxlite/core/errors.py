@@ -1,6 +1,7 @@
 """What paxlite raises on purpose; `paxlite.main` prints it as one line."""
 
 import contextlib
+import os
 import re
 from collections.abc import Iterable, Iterator
 
@@ -25,6 +26,19 @@ class Interrupted(RuntimeError):
 
 
 EXIT_AGAIN = 75  # sysexits.h's EX_TEMPFAIL: launch scripts start the run again
+
+
+class UnreadableError(UserError):
+  """A file cannot be read now, which says nothing of what is in it."""
+
+
+@contextlib.contextmanager
+def naming(path: str | os.PathLike) -> Iterator[None]:
+  """A context whose OSErrors name the file: those of opening do, those of reading do not."""
+  try:
+    yield
+  except OSError as e:
+    raise OSError(e.errno, e.strerror or str(e), os.fspath(path)) from None
 
 
 @contextlib.contextmanager

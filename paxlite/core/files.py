@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO, cast
 
 from paxlite.core import host_memory
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, naming
 from paxlite.core.zstd import ZstdReader
 
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
@@ -46,7 +46,7 @@ def check_file(path: str | pathlib.Path) -> None:
 
 def fingerprint_of(path: str | pathlib.Path) -> int:
   """Of a file's first and last 64 KiB and its size: a cheap look, which another hardly passes."""
-  with open(path, 'rb') as f:
+  with naming(path), open(path, 'rb') as f:
     head = f.read(1 << 16)
     f.seek(-min(1 << 16, f.seek(0, os.SEEK_END)), os.SEEK_END)
     return zlib.crc32(f.read(), zlib.crc32(head + str(f.tell()).encode()))

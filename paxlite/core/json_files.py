@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UnreadableError, UserError
 from paxlite.core.files import check_file, lines
 
 _DEPTH = 100  # of lists and objects in each other
@@ -29,6 +29,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
   """A JSON file that holds an object.
 
   Raises:
+    UnreadableError: it cannot be read.
     UserError: it is missing, damaged, or holds something else.
   """
   if os.path.exists(path):
@@ -38,7 +39,9 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
     _check_depth(found)
   except FileNotFoundError:
     raise UserError(f'{path} is missing') from None
-  except (ValueError, OSError, RecursionError) as e:
+  except OSError as e:
+    raise UnreadableError(f'{path} cannot be read: {e.strerror or e}') from None
+  except (ValueError, RecursionError) as e:
     raise UserError(f'{path} is damaged ({e})') from None
   if not isinstance(found, dict):
     raise UserError(f'{path} is damaged: it holds no JSON object')

@@ -4,16 +4,18 @@ None follows a symbolic link in its own place, or whoever can make a link there 
 the run's user overwritten. Folders may be links: people keep checkpoints on another disk.
 """
 
+import errno
 import os
 import pathlib
+import stat
 from typing import IO, Any
 
 
 def open_file(path: pathlib.Path, mode: str, **options: Any) -> IO[Any]:
-  """open(), but for a link at `path`.
+  """open(), but for a link or a FIFO at `path`.
 
   Raises:
-    OSError: as open() does, and where `path` is a link.
+    OSError: as open() does, and where `path` is something else than a file.
   """
   return open(path, mode, opener=_open, **options)
 
@@ -31,4 +33,9 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
 
 
 def _open(path: str, flags: int) -> int:
-  return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+  # a FIFO in its place would be waited for; to other files O_NONBLOCK means nothing
+  descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+  if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, 'it is no file', path)
+  return descriptor

@@ -36,7 +36,7 @@ def shortened(text: str, most: int = 80) -> str:
 
 def install(extra: str) -> str:
   """The command that installs an extra of paxlite: of the clone that it runs from, or by name."""
-  clone = pathlib.Path(__file__).parents[1]
+  clone = pathlib.Path(__file__).parents[2]
   if (clone / 'pyproject.toml').is_file():
     return f'pip install -e {shlex.quote(f"{clone}[{extra}]")}'
   return f"pip install 'paxlite[{extra}]'"

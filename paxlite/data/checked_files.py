@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 import google_crc32c
 
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, naming
 
 log = logging.getLogger('paxlite')
 
@@ -111,7 +111,7 @@ def _crc32c_of(path: pathlib.Path) -> int:
   """The CRC-32C of a file; a log line every few seconds says how far it is."""
   crc = done = 0
   said = time.monotonic()
-  with path.open('rb', buffering=0) as f:
+  with naming(path), path.open('rb', buffering=0) as f:
     size = os.fstat(f.fileno()).st_size
     while data := f.read(_READ_BYTES):
       crc = google_crc32c.extend(crc, data)

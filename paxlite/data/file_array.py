@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, naming
 
 _BLOCK = 4096  # values of a sorted array that are read together
 _MOST_BLOCKS = 1024  # that are kept: 32 MiB of 8 bytes a value
@@ -54,9 +54,11 @@ class FileArray:
   def _read(self, start: int, stop: int) -> np.ndarray:
     width = self._width
     length, offset = max(0, stop - start) * width, start * width
-    data = os.pread(self._descriptor, length, offset)
+    with naming(self.path):
+      data = os.pread(self._descriptor, length, offset)
     while len(data) < length:  # the kernel reads 2 GiB at once, at most
-      part = os.pread(self._descriptor, length - len(data), offset + len(data))
+      with naming(self.path):
+        part = os.pread(self._descriptor, length - len(data), offset + len(data))
       if not part:
         size = os.fstat(self._descriptor).st_size
         raise UserError(

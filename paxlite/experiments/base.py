@@ -11,7 +11,7 @@ return the configs of the task and of the inputs, and properties for the trainer
 import inspect
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import fiddle as fdl
 from jax.sharding import Mesh
@@ -25,6 +25,7 @@ from paxlite.core.attributes import (
   Run,
   Training,
   Uint32,
+  at_most,
   names_of,
 )
 from paxlite.core.errors import UserError
@@ -59,14 +60,14 @@ class Experiment(Parameters):
   # Loop, in steps
   MAX_STEPS: Run[Count] = 1_000_000
   CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000
-  CHECKPOINT_EVERY_N_MINUTES: Run[OffAtZero] = (
+  CHECKPOINT_EVERY_N_MINUTES: Run[Annotated[OffAtZero, at_most(1e6)]] = (
     10.0  # where so many steps take longer; 0: only by steps
   )
   CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10
   SUMMARY_INTERVAL_STEPS: Run[Count] = 100
   EVAL_INTERVAL_STEPS: Run[Count] = 100
   MAX_EVAL_BATCHES: Run[Count | None] = None
-  MAX_SKIPPED_STEPS: Run[Count] = 100
+  MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1e9)]] = 100
 
   # Faults: see docs/reliability.md. Times in seconds; 0 turns a thing off
   STEP_TIMEOUT: Run[OffAtZero] = 1800.0  # without a step the run writes its stacks and ends
@@ -75,7 +76,7 @@ class Experiment(Parameters):
   )
   STACK_TRACE_INTERVAL: Run[OffAtZero] = 0.0  # stacks are written every so often in any case
   LOSS_SPIKE_FACTOR: Run[float] = 0.0  # a loss above this times the mean before is rolled back
-  LOSS_SPIKE_WINDOW: Run[Count] = 100  # steps of that mean
+  LOSS_SPIKE_WINDOW: Run[Annotated[Count, at_most(1e6)]] = 100  # steps of that mean
   MAX_ROLLBACKS: Run[OffAtZeroInt] = 3
   STOP_ON_FAILED_SAVE: Run[bool] = False
 

@@ -114,8 +114,8 @@ class TextFiles(_Rows):
 
   def validate(self) -> None:
     super().validate()
-    if not 0 <= self.EVAL_FRACTION <= 0.5:
-      raise UserError(f'EVAL_FRACTION={self.EVAL_FRACTION:g} must be between 0 and 0.5')
+    if self.EVAL_FRACTION and not 1e-9 <= self.EVAL_FRACTION <= 0.5:
+      raise UserError(f'EVAL_FRACTION={self.EVAL_FRACTION:g} must be 0, or from 1e-9 to 0.5')
     self.check_apart('EVAL_FILES', self.TRAIN_FILES, self.EVAL_FILES)
 
   @property

@@ -9,7 +9,7 @@ import jax
 
 from paxlite.checkpointing.source import Source, read_values
 from paxlite.core.attributes import Kind
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UnreadableError, UserError
 from paxlite.core.json_files import read_object
 from paxlite.core.params import derived, parameter_types
 from paxlite.core.run_files import write_file
@@ -47,6 +47,8 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
   try:
     before = read_object(path)
     old = {'experiment': before['experiment'], **before['values']}
+  except UnreadableError:
+    raise
   except UserError as error:
     raise UserError(f'{error}; --accept_changes goes on without it') from None
   except (KeyError, TypeError) as error:

@@ -33,8 +33,9 @@ def evaluate(run: Run) -> None:
   run.check_evaluated()
   spent = Goodput(None)
   watchdog = run.watchdog(spent)
-  states, evaluator = run.evaluator(watchdog.beat)
   with watchdog:
+    states, evaluator = run.evaluator(watchdog.beat)
+    watchdog.pause()
     check_mesh(states.mesh, states.rules)
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')

@@ -68,9 +68,15 @@ class Run:
   check_memory: bool = True
   peers: Peers = dataclasses.field(default_factory=Peers)
 
-  def trainer(self) -> Trainer:
-    """Builds everything; raises UserError before a file is written or a program compiled."""
+  def trainer(self, spent: Goodput | None = None, watchdog: Watchdog | None = None) -> Trainer:
+    """Builds everything; raises UserError before a file is written or a program compiled.
+
+    Args:
+      spent: Notes what time is spent on.
+      watchdog: Ends a run that hangs.
+    """
     e = self.experiment
+    spent = spent or Goodput(None)
     inputs = e.train_input(), e.eval_inputs()  # configs only, but a missing dataset is said first
     mesh = e.mesh()
     states = self.states(mesh)
@@ -84,7 +90,6 @@ class Run:
     saved = None if step is None else SavedStep(step, e.values(), options)
     if saved is not None:
       saved.check(mesh)
-    spent = Goodput(self.folder if jax.process_index() == 0 else None)
     trainer = Trainer(
       task=states.task,
       mesh=mesh,
@@ -103,7 +108,7 @@ class Run:
       save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
       flops_per_token=e.flops_per_token,
       goodput=spent,
-      watchdog=self.watchdog(spent),
+      watchdog=watchdog or self.watchdog(spent),
       memory=MemoryCheck(mesh, self.check_memory),
       spikes=(
         SpikeDetector(e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW) if e.LOSS_SPIKE_FACTOR else None

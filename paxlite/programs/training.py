@@ -39,10 +39,12 @@ def train(run: Run) -> None:
 
 
 def _train(run: Run, lock: FolderLock) -> None:
-  run.check_folder()
-  _lock(lock, run)
-  trainer = run.trainer()
-  with trainer.watchdog:
+  spent = goodput.Goodput(run.folder if jax.process_index() == 0 else None)
+  with run.watchdog(spent) as watchdog:
+    run.check_folder()
+    _lock(lock, run)
+    trainer = run.trainer(spent, watchdog)
+    watchdog.pause()
     _train_watched(run, lock, trainer)
 
 
@@ -65,8 +67,9 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   trainer.memory.state(abstract, trainer.task.optimizer.split(abstract.params)[0])
   with processes.leaving_together(), trainer.goodput.spent_on('restore'):
     state, step = trainer.states.initial()
-    if step < run.experiment.MAX_STEPS:
+    if step < run.experiment.MAX_STEPS or trainer.saver.evaluation_is_due(step):
       trainer.saver.resume(step)
+  trainer.watchdog.pause()
   if trainer.states.plan is not None and jax.process_index() == 0:
     say(trainer.states.plan.table())
   write_configuration(

@@ -181,22 +181,24 @@ def _argument(path: Any, x: Any) -> str:
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, Any], bytes]:
+  given = path
   try:
+    path = path.resolve(strict=True)  # a link may lead elsewhere after the check
     if (others := open_to_others(path)) is not None:
       raise UserError(
-        f'--compiled_step={path}: others can write {others}, and loading runs what is in it. '
+        f'--compiled_step={given}: others can write {others}, and loading runs what is in it. '
         'Put it into a folder of your own: chmod go-w'
       )
     line, _, payload = path.read_bytes().partition(b'\n')
     header = _parsed(line)
   except OSError as e:
-    raise UserError(f'--compiled_step={path}: {e.strerror or e}') from None
+    raise UserError(f'--compiled_step={given}: {e.strerror or e}') from None
   except UserError:
     raise
   except ValueError:
-    raise UserError(f'--compiled_step={path} is no compiled step') from None
+    raise UserError(f'--compiled_step={given} is no compiled step') from None
   if google_crc32c.value(payload) != header['crc32c']:
-    raise UserError(f'--compiled_step={path} is damaged: compile it again')
+    raise UserError(f'--compiled_step={given} is damaged: compile it again')
   return header, payload
 
 

@@ -4,12 +4,13 @@ JAX runs the service in process 0. Where that one dies, all others lose the serv
 agents end them with SIGABRT within half a second, before anybody could say why. In a process of its
 own it is there until the others have left by themselves (see peers.py).
 
-    python -m paxlite.runtime.coordinator ADDRESS PROCESSES
+    python -m paxlite.runtime.coordinator HOST PROCESSES
 """
 
 import contextlib
 import os
 import pathlib
+import select
 import signal
 import socket
 import subprocess
@@ -18,12 +19,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from paxlite.core.errors import UserError
+
 # Nobody waits for heartbeats: peers.py notices who is gone, and the watchdog who hangs. An agent
 # that missed some, because its process was suspended, would end it with SIGABRT.
 HEARTBEAT_SECONDS = 24 * 3600
 SHUTDOWN_SECONDS = 60  # for which the first to end waits for the last
 _LINGER_SECONDS = 60.0  # after process 0 has died; the others leave within a few seconds
-_READY, _END = b'ready\n', b'end\n'
+_END = b'end\n'
+_START_SECONDS = 120.0
 
 
 class Coordinator:
@@ -35,18 +39,16 @@ class Coordinator:
   """
 
   def __init__(self, host: str, processes: int):
-    family = socket.AF_INET6 if ':' in host else socket.AF_INET
-    with socket.create_server((host, 0), family=family) as free:
-      self.port: int = free.getsockname()[1]
-    name = f'[{host}]' if ':' in host else host or '[::]'
-    paths = [str(pathlib.Path(__file__).parents[1]), os.environ.get('PYTHONPATH', '')]
+    self.port = 0  # when it is ready
+    _free_port(host)  # raises where it is no address of this machine
+    paths = [str(pathlib.Path(__file__).parents[2]), os.environ.get('PYTHONPATH', '')]
     self._child = subprocess.Popen(
       [
         sys.executable,
         '-P',
         '-m',
         'paxlite.runtime.coordinator',
-        f'{name}:{self.port}',
+        host,
         str(processes),
       ],
       stdin=subprocess.PIPE,
@@ -60,11 +62,15 @@ class Coordinator:
     """Returns when it listens.
 
     Raises:
-      RuntimeError: it does not.
+      UserError: it does not.
     """
     assert self._child.stdout is not None
-    if self._child.stdout.readline() != _READY:
-      raise RuntimeError(f"JAX's coordination service cannot listen on port {self.port}")
+    ready, _, _ = select.select([self._child.stdout], [], [], _START_SECONDS)
+    said = self._child.stdout.readline().strip() if ready else b''
+    if not said.isdigit():
+      ended = f'it ended with {self._child.poll()}' if ready else f'after {_START_SECONDS:.0f} s'
+      raise UserError(f"JAX's coordination service, a process of its own, did not start: {ended}")
+    self.port = int(said)
 
   def shutdown(self) -> None:
     """Ends it; called by JAX when all processes have said that they leave."""
@@ -86,18 +92,32 @@ class Coordinator:
       library.get_distributed_runtime_service = real
 
 
-def _serve(address: str, processes: int) -> None:
+def _free_port(host: str) -> int:
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  with socket.create_server((host, 0), family=family) as free:
+    return free.getsockname()[1]
+
+
+def _serve(host: str, processes: int) -> None:
   from jaxlib import _jax
 
   for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)  # process 0 says when it is over
-  service = _jax.get_distributed_runtime_service(
-    address,
-    processes,
-    heartbeat_timeout=HEARTBEAT_SECONDS,
-    shutdown_timeout=SHUTDOWN_SECONDS,
-  )
-  os.write(sys.stdout.fileno(), _READY)
+  name = f'[{host}]' if ':' in host else host or '[::]'
+  for last in (False, False, True):  # another program may take the port in between
+    port = _free_port(host)
+    try:
+      service = _jax.get_distributed_runtime_service(
+        f'{name}:{port}',
+        processes,
+        heartbeat_timeout=HEARTBEAT_SECONDS,
+        shutdown_timeout=SHUTDOWN_SECONDS,
+      )
+      break
+    except Exception:
+      if last:
+        raise
+  os.write(sys.stdout.fileno(), f'{port}\n'.encode())
   if sys.stdin.buffer.readline() == _END:
     service.shutdown()
   else:

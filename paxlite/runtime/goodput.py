@@ -95,9 +95,6 @@ class Goodput:
     self.switch(self._kind)
     if self._folder is None:
       return
-    if self._path is None:
-      _set_damaged_aside(self._folder)
-      self._path = _next_path(self._folder)
     record = {
       'started': _STARTED[0],
       'ended': _STARTED[0] + time.perf_counter() - _STARTED[1],
@@ -107,6 +104,9 @@ class Goodput:
       'seconds': {k: round(v, 3) for k, v in self._seconds.items()},
     }
     with contextlib.suppress(OSError):  # a full disk: told by what matters more
+      if self._path is None:
+        _set_damaged_aside(self._folder)
+        self._path = _next_path(self._folder)
       self._path.parent.mkdir(exist_ok=True)
       write_file(self._path, json.dumps(record).encode())
 
@@ -160,7 +160,9 @@ def report(folder: pathlib.Path) -> Report | None:
   Steps that an attempt did and a later one started before are counted as lost, at the mean time of
   its steps. What it did after it last wrote counts as not running. Damaged records are left out.
   """
-  attempts = [r for p in sorted((folder / _FOLDER).glob('attempt_*.json')) if (r := _read(p))]
+  attempts = []
+  with contextlib.suppress(OSError):
+    attempts = [r for p in sorted((folder / _FOLDER).glob('attempt_*.json')) if (r := _read(p))]
   if not attempts:
     return None
   total = dict.fromkeys(KINDS, 0.0)
@@ -190,6 +192,8 @@ def _next_path(folder: pathlib.Path) -> pathlib.Path:
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
   """A record, or None where it is damaged: a report is no reason to stop a run."""
   try:
+    if not path.is_file():  # a FIFO would be waited for
+      return None
     record = json.loads(path.read_text())
     numbers = ('started', 'ended', 'first_step', 'last_step', 'lost_steps')
     return {

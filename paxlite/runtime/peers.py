@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from types import TracebackType
 
-from paxlite.core.errors import EXIT_AGAIN
+from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError
 from paxlite.core.terminal import settle, warn
 
 _GRACE_SECONDS = 2  # an error that all processes have is told by each, with its own exit code
@@ -74,7 +74,10 @@ class Peers:
     self._leaving = True
     for connection in self._connections:
       with contextlib.suppress(OSError):  # it has left before
-        connection.sendall(_GOODBYE)
+        if kind is None or issubclass(kind, (Interrupted, TrainingError)):  # which all have
+          connection.sendall(_GOODBYE)
+        else:
+          connection.shutdown(socket.SHUT_RDWR)
 
   def report(self, progress: int, phase: str) -> None:
     """Tells process 0 how far this process is: a number that grows, and what it does now."""
@@ -88,7 +91,7 @@ class Peers:
     """What processes do that are not as far as this one; process 0 alone knows of the others."""
     if self._process != 0:
       return {}
-    found = {i: self._at.get(i, (0, 'starting')) for i in self._connections.values()}
+    found = {i: self._at.get(i, (-1, 'starting')) for i in self._connections.values()}
     return {i: phase for i, (at, phase) in sorted(found.items()) if at < progress}
 
   def _watch(self) -> None:

@@ -122,8 +122,8 @@ class _Listener:
     for number in _SECOND_AFTER:
       if number == signal.SIGTERM and _several_processes():
         continue  # JAX's service has it
-      if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
-        continue  # nohup
+      if number != signal.SIGTERM and signal.getsignal(number) == signal.SIG_IGN:
+        continue  # nohup; a script's command in the background, which Ctrl-C is not for
       self._before[number] = signal.signal(number, self._note)
 
   def __exit__(self, *error: object) -> None:

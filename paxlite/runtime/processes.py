@@ -13,7 +13,7 @@ from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserErro
 from paxlite.core.terminal import settle, warn
 from paxlite.runtime.coordinator import HEARTBEAT_SECONDS, SHUTDOWN_SECONDS, Coordinator
 from paxlite.runtime.peers import Peers
-from paxlite.runtime.rendezvous import attend, gather, listens_on
+from paxlite.runtime.rendezvous import attend, cannot_listen, gather, listens_on
 
 _VERDICT_SECONDS = 4
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
@@ -78,13 +78,16 @@ def _joined(host: str, port: int, process: int, count: int) -> Peers:
   if process == 0:
     if not listens_on(host):
       log.warning('%s is 127.0.1.1 in /etc/hosts here: listening on all addresses', host)
-    coordinator = Coordinator(listens_on(host), count)
+    try:
+      coordinator = Coordinator(listens_on(host), count)
+    except OSError as e:
+      raise cannot_listen(host, port, e) from None
     try:
       connections = gather(host, port, count, answer=lambda: _ready(coordinator))
     except BaseException:
       coordinator.shutdown()
       raise
-    service = coordinator.port
+    service = coordinator.port  # which `answer` has waited for
   else:
     connections[0], answer = attend(host, port, process, count)
     service = int(answer)
@@ -188,7 +191,11 @@ def slurm_step(environment: Any) -> tuple[str, int, int]:
 
 def _check(server_addr: str, num_hosts: int, host_idx: int) -> None:
   host, _, port = server_addr.rpartition(':')
-  if not host or not port.isdigit():
-    raise UserError(f'--server_addr={server_addr} must be HOST:PORT')
+  if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 1 << 16:
+    raise UserError(f'--server_addr={server_addr} must be HOST:PORT, with a port from 1 to 65535')
+  try:
+    host.encode('idna')
+  except UnicodeError:
+    raise UserError(f'--server_addr={server_addr}: {host} is no name of a host') from None
   if num_hosts < 1 or not 0 <= host_idx < num_hosts:
     raise UserError(f'--host_idx={host_idx} must be from 0 to --num_hosts={num_hosts} − 1')

@@ -21,7 +21,7 @@ _STRANGERS = 64  # connections that have not said who they are
 _ANSWER_BYTES = 300
 _WAIT_SECONDS = 300.0  # nodes of a large job start minutes apart
 _SAY_SECONDS = 10.0
-_YES, _NO, _GONE = b'=', b'!', b'-'
+_HERE, _YES, _NO, _GONE = b'+', b'=', b'!', b'-'  # the first of them before what comes later
 
 
 def listens_on(host: str) -> str:
@@ -35,6 +35,14 @@ def listens_on(host: str) -> str:
   except OSError:
     return host
   return '' if '127.0.1.1' in found else host
+
+
+def cannot_listen(host: str, port: int, error: OSError) -> UserError:
+  """What to raise where process 0 cannot listen."""
+  return UserError(
+    f'process 0 cannot listen on {host}:{port}: {error.strerror or error}. Its host and a free '
+    'port of it must be named'
+  )
 
 
 def gather(
@@ -60,10 +68,7 @@ def gather(
   try:
     server = socket.create_server((listens_on(host), port), family=family)
   except OSError as e:
-    raise UserError(
-      f'process 0 cannot listen on {host}:{port}: {e.strerror or e}. Its host and a free port of '
-      'it must be named'
-    ) from None
+    raise cannot_listen(host, port, e) from None
   with server, _Gathering(server, count) as gathering:
     waiting = _Waiting(seconds)
     while missing := gathering.missing:
@@ -97,43 +102,55 @@ def attend(
     Interrupted: a process came and is gone again.
   """
   waiting = _Waiting(seconds)
-  connection = None
-  while connection is None:
+  said = b''
+  while not said:
     waiting.check(f'process {process} waits for process 0 at {host}:{port}')
     try:
       connection = socket.create_connection((host, port), timeout=5)
     except OSError:  # it has not begun to listen, or its name is not known yet
       time.sleep(0.2)
-  connection.settimeout(1.0)
-  try:
-    connection.sendall(_MAGIC + process.to_bytes(4, 'big') + count.to_bytes(4, 'big'))
-    said = b''
-    while len(said) < _ANSWER_BYTES:
-      waiting.check(f'process {process} waits for the others, as process 0 does')
-      try:
-        more = connection.recv(_ANSWER_BYTES - len(said))
-      except TimeoutError:
-        continue
-      if not more:
-        raise ConnectionError
-      said += more
-  except ConnectionError:
-    connection.close()
-    raise Interrupted(f'process {process}: process 0 is gone') from None
-  except BaseException:
-    connection.close()
-    raise
+      continue
+    try:
+      said = _answer(connection, process, count, waiting)
+    except BaseException:
+      connection.close()
+      raise
+    if not said:  # it has no time for this process yet, or something else is there for a moment
+      connection.close()
+      time.sleep(0.2)
   kind, text = said[:1], said[1:].decode(errors='replace').strip()
-  if kind == _YES:
+  if kind == _YES and len(said) == _ANSWER_BYTES:
     connection.settimeout(None)
     return connection, text
   connection.close()
+  if said == _HERE:
+    raise Interrupted(f'process {process}: process 0 is gone')
   if kind == _GONE:
     raise Interrupted(f'process {process}: {text}')
   raise UserError(
     f'{host}:{port} refuses process {process}: {text}' if kind == _NO
     else f'{host}:{port} is not process 0 of this run: something else listens there'
   )  # fmt: skip
+
+
+def _answer(connection: socket.socket, process: int, count: int, waiting: '_Waiting') -> bytes:
+  """What is answered to the greeting; _HERE alone where process 0 is gone since."""
+  connection.settimeout(1.0)
+  said = b''
+  try:
+    connection.sendall(_MAGIC + process.to_bytes(4, 'big') + count.to_bytes(4, 'big'))
+    while len(said) < _ANSWER_BYTES:
+      waiting.check(f'process {process} waits for the others, as process 0 does')
+      try:
+        more = connection.recv(1 if not said else _ANSWER_BYTES - len(said))
+      except TimeoutError:
+        continue
+      if not more:
+        return said
+      said = more if said == _HERE else said + more
+  except ConnectionError:
+    pass
+  return said
 
 
 class _Waiting:
@@ -238,6 +255,8 @@ class _Gathering:
       return
     del self._greetings[connection]
     self.joined[process] = connection
+    with contextlib.suppress(OSError):  # that it is gone is seen where it is read from
+      connection.sendall(_HERE)
 
   def _check_joined(self, connection: socket.socket) -> None:
     """Raises Interrupted where a process that had come is gone."""

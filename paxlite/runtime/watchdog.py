@@ -24,7 +24,6 @@ from paxlite.runtime.goodput import KINDS, Goodput
 from paxlite.runtime.peers import Peers
 
 _SAY_SECONDS = 60.0
-_FIRST_PHASES = 'init', 'restore', 'compile'
 _GRACE_SECONDS = (
   5  # the others notice at nearly the same moment: let them write before peers are gone
 )
@@ -123,9 +122,7 @@ class Watchdog:
   @property
   def _progress(self) -> int:
     """Grows as a run goes on, and is the same in processes that are equally far."""
-    kind = self._goodput.kind
-    phase = _FIRST_PHASES.index(kind) if kind in _FIRST_PHASES else len(_FIRST_PHASES)
-    return self._beats * (len(_FIRST_PHASES) + 1) + phase
+    return self._beats
 
   def _behind(self) -> str:
     """Processes that are not as far as this one, and what they do."""

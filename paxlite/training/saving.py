@@ -42,6 +42,7 @@ class Saver:
     self._skipped_batches = 0
     self._rollbacks = 0
     self._last_rollback: int | None = None
+    self._resumed: int | None = None
 
   def batch_of(self, step: int) -> int:
     """The number of a step's batch in the order of the data."""
@@ -52,7 +53,13 @@ class Saver:
     return bool(self.states.notes(step).get('unevaluated', False))
 
   def resume(self, step: int) -> None:
-    """Puts the data where it stood at `step`; raises UserError where it cannot go on from there."""
+    """Puts the data where it stood at `step`; raises UserError where it cannot go on from there.
+
+    Done again for the same step, it does nothing.
+    """
+    if self._resumed == step:
+      return
+    self._resumed = step
     notes = self.states.notes(step)
     self._skipped_batches = int(notes.get('skipped_batches', 0))
     self._rollbacks = int(notes.get('rollbacks', 0))
