@@ -54,6 +54,7 @@ def test_links_in_place_of_every_file_of_a_run(tmp_path):
   assert 3 in runs.losses(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('make', [os.mkfifo, lambda path: path.symlink_to('/dev/null')])
 @pytest.mark.parametrize('name', ['experiment.json.tmp', '.lock', 'goodput/attempt_00007.json'])
 def test_what_somebody_puts_where_a_run_writes(tmp_path, name, make):
