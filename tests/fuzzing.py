@@ -113,7 +113,10 @@ def typed(expected: Any) -> st.SearchStrategy:
   if origin in (typing.Union, types.UnionType):
     return st.one_of(*map(typed, args))
   if origin is Annotated:  # a path: texts that are read as they are, which nearly all are
-    return typed(args[0]).filter(lambda text: not re.match(r'([a-z_]+:)?~|[^/]*://', text))
+    values = typed(args[0])
+    if not any(map(callable, args[1:])):  # only a kind or bounds
+      return values
+    return values.filter(lambda text: not re.match(r'([a-z_]+:)?~|[^/]*://', text))
   if origin is list:
     return st.lists(typed(args[0]), max_size=4)
   integers = st.integers(-2, 66) | st.integers(1 - 2**100, 2**100 - 1)

@@ -160,7 +160,7 @@ def test_a_library_that_swallows_signals(number):
   """What calls Python back may drop SystemExit and KeyboardInterrupt; the tool ends anyway."""
   code = (
     'import time\n'
-    'from paxlite.tools import cli\n'
+    'from paxlite.core import command_line as cli\n'
     'cli._END_SECONDS = 0.5\n'
     'def main(argv):\n'
     '  while True:\n'

@@ -13,6 +13,7 @@ from paxlite.layers import flash_attention
 from paxlite.layers.attention import DotProductAttention, RelativeBias
 from paxlite.layers.flash_attention import FlashAttention
 from paxlite.parallel import partitioning
+from paxlite.parallel.mesh import make_mesh
 
 SEGMENTS = jnp.where(jnp.arange(32) < 11, 1, jnp.where(jnp.arange(32) < 27, 2, 0))[None]
 
@@ -58,7 +59,7 @@ def test_cudnn_is_asked_for_the_same(asked, case, packed, mesh):
   (_, expected), grads = grad(DotProductAttention(**values))
   assert not asked
   rules = partitioning.rules_for(['replica', 'data', 'mdl'])
-  one = mesh.make_mesh([1, 1, 1], [1, 1, 1], ['replica', 'data', 'mdl'], jax.devices()[:1])
+  one = make_mesh([1, 1, 1], [1, 1, 1], ['replica', 'data', 'mdl'], jax.devices()[:1])
   with partitioning.activate(one, rules) if mesh else contextlib.nullcontext():
     (_, y), grads2 = grad(FlashAttention(**values))
   assert asked

@@ -246,8 +246,8 @@ def test_a_file_that_is_cut_off_while_it_is_read(tmp_path, kind, file):
   write(tmp_path / 'd', 'memmap', [np.arange(1, 900)] * 300)
   program = f"""
 import os, numpy as np
-from paxlite.errors import UserError
-from paxlite.inputs import flat_tokens
+from paxlite.core.errors import UserError
+from paxlite.data import flat_tokens
 flat_tokens._STARTS_IN_MEMORY = 0
 rows = flat_tokens.FlatTokenRows({str(tmp_path / 'd')!r}, 'train', 64, {kind!r})
 rows.read(np.arange(2))
@@ -342,8 +342,8 @@ def test_the_checksum_is_compared_once(tmp_path, monkeypatch):
 def test_of_several_processes_one_compares_the_checksum(tmp_path):
   write(tmp_path / 'd', 'memmap', [np.arange(1, 1000)] * 20_000)
   program = f"""
-from paxlite.inputs import checked_files
-from paxlite.inputs.flat_tokens import FlatTokenRows
+from paxlite.data import checked_files
+from paxlite.data.flat_tokens import FlatTokenRows
 whole = checked_files._crc32c_of
 checked_files._crc32c_of = lambda path: print('read') or whole(path)
 FlatTokenRows({str(tmp_path / 'd')!r}, 'train', 8)

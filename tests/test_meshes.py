@@ -129,14 +129,17 @@ def test_no_rows_are_exchanged(devices, arguments):
 
 
 CHECK_MESH = """
-from paxlite import mesh_check, partitioning
-mesh = partitioning.make_mesh([2, 2, 2], [1, 1, 1])
+from paxlite.core.errors import UserError
+from paxlite.parallel import partitioning
+from paxlite.parallel.mesh import make_mesh
+from paxlite.training import mesh_check
+mesh = make_mesh([2, 2, 2], [1, 1, 1])
 mesh_check.check_mesh(mesh, partitioning.DEFAULT_RULES)
 print('right')
 partitioning.gathers_weights = lambda: False
 try:
   mesh_check.check_mesh(mesh, partitioning.DEFAULT_RULES)
-except partitioning.UserError as e:
+except UserError as e:
   print(e)
 """
 

@@ -83,9 +83,11 @@ def test_a_hangup_under_nohup_is_ignored(tmp_path):
 
 NOTEBOOK = """
 import os, pathlib, signal, subprocess, sys, threading
-from paxlite import programs, preemption
-from paxlite.errors import Interrupted
+from paxlite.core.errors import Interrupted
 from paxlite.experiments.demo import TinyGPT
+from paxlite.programs.run import Run
+from paxlite.programs.training import train
+from paxlite.runtime import preemption
 
 def interrupted_in_the_loop():
   reached = preemption.reached
@@ -100,7 +102,7 @@ before = [signal.getsignal(n) for n in numbers]
 interrupted_in_the_loop()
 folder = pathlib.Path(sys.argv[1])
 try:
-  programs.train(programs.Run(TinyGPT(MAX_STEPS=100), folder))
+  train(Run(TinyGPT(MAX_STEPS=100), folder))
 except Interrupted as e:
   print('raised:', e)
   held = e  # as a notebook keeps the last one, with all that its functions had

@@ -13,8 +13,8 @@ from tests import runs
 # writes 300 files, waits for a line, and writes 300 more
 WRITER = """
 import pathlib, sys
-from paxlite.errors import UserError
-from paxlite.unfinished_folder import UnfinishedFolder
+from paxlite.core.errors import UserError
+from paxlite.core.unfinished_folder import UnfinishedFolder
 try:
   with UnfinishedFolder(pathlib.Path(sys.argv[1])) as folder:
     for i in range(600):
