@@ -64,7 +64,7 @@ match fault:
     before_step(int(at), lambda: sys.stdin.readline())
   case 'mistake' if '--host_idx=1' in sys.argv:
 
-    def refuse(run):
+    def refuse(*_):
       raise UserError('the data is not here')
 
     run.Run.trainer = refuse

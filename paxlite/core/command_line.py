@@ -160,6 +160,8 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
     if argument.startswith('--import='):
       try:
         importlib.import_module(argument.removeprefix('--import='))
+      except ImportError as e:
+        raise UserError(f'{argument}: {e}') from None
       except Exception as e:  # whatever a module does
         raise UserError(f'{argument}: {type(e).__name__}: {e}') from None
   return [a for a in argv if not a.startswith('--import=')]
