@@ -2,8 +2,6 @@
 
 import dataclasses
 import math
-import os
-import pathlib
 import re
 import statistics
 import time
@@ -45,7 +43,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   e = program.experiment
   made = batches(e)
   data = [jax.device_put(next(made), program.sharding) for _ in range(NUM_BATCHES)]
-  state, _ = program.states.initial()
+  state = program.task.new(lambda state: state, program.task.abstract)
   jax.block_until_ready((state, data))
   steps, warm_up, queued_steps = TINY_STEPS if tiny else STEPS
   losses, seconds = [], []
@@ -100,7 +98,7 @@ class Program:
   """
 
   experiment: Any
-  states: Any
+  task: Any
   compiled: Any
   sharding: Any
   seconds: float
@@ -112,26 +110,20 @@ def compile_step(e: Any, device: Any) -> Program:
   import fiddle as fdl
   import jax
 
-  from paxlite.checkpointing.checkpoints import Checkpoints
-  from paxlite.parallel import partitioning
   from paxlite.runtime.compiled_step import compile_lowered
-  from paxlite.training.states import States
-  from paxlite.training.step import jitted_step
+  from paxlite.training.sharded_task import ShardedTask
 
   before = time.perf_counter()
-  mesh, rules, task = e.mesh([device]), e.rules, fdl.build(e.training_task())
-  nowhere = Checkpoints(pathlib.Path(os.devnull), read_only=True)
-  states = States(task, mesh, rules, nowhere, e.SEED, e.batch_size)
-  sharding = partitioning.batch_sharding(mesh, rules)
+  task = ShardedTask(fdl.build(e.training_task()), e.mesh([device]), e.rules, e.SEED)
+  sharding = task.batch_sharding
   batch = {
     k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     for k, x in next(batches(e)).items()
   }
-  with task.compiling(mesh, rules):
-    lowered = jitted_step(task, mesh, rules, e.SEED, states.abstract).lower(states.abstract, batch)
-    compiled = compile_lowered(lowered, e.compiler_options(device.platform))
+  with task.compiling():
+    compiled = compile_lowered(task.lower_step(batch), e.compiler_options(device.platform))
   seconds = time.perf_counter() - before
-  return Program(e, states, compiled, sharding, seconds, needed_bytes(compiled.memory_analysis()))
+  return Program(e, task, compiled, sharding, seconds, needed_bytes(compiled.memory_analysis()))
 
 
 def needed_bytes(memory: Any) -> int:

@@ -79,7 +79,6 @@ def paxlite(size: Size, repeated: bool = False) -> Step:
   from paxlite.experiments.datasets import Synthetic
   from paxlite.experiments.gpt import GPT126M
   from paxlite.programs.run import Run
-  from paxlite.training.step import jitted_step
 
   class Benchmark(Synthetic, GPT126M):
     PACKED_INPUT = False
@@ -97,8 +96,8 @@ def paxlite(size: Size, repeated: bool = False) -> Step:
     USE_REPEATED_LAYER=repeated,
   )
   t = Run(experiment, pathlib.Path(tempfile.gettempdir()), save=False).trainer()
-  state, _ = t.states.initial()
-  jitted = jitted_step(t.task, t.mesh, t.rules, t.seed, t.states.abstract)
+  state, _ = t.store.initial()
+  jitted = t.store.task.jitted_step()
   ids = tokens(size).astype(np.int32)
   batch = {
     'ids': ids[:, :-1],

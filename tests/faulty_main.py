@@ -14,7 +14,7 @@ from paxlite.core.errors import UserError
 from paxlite.data import base
 from paxlite.programs import run
 from paxlite.runtime import preemption
-from paxlite.training import evaluation, states, trainer
+from paxlite.training import evaluation, state_store, trainer
 
 fault, _, at = os.environ['FAULT'].partition(':')
 reached = preemption.reached
@@ -55,7 +55,7 @@ match fault:
   case 'hang' if '--host_idx=1' in sys.argv:
     before_step(int(at), hang)
   case 'hang_restoring' if '--host_idx=1' in sys.argv:
-    states.States.initial = lambda self: hang()
+    state_store.StateStore.initial = lambda self: hang()
   case 'hang_compiling' if '--host_idx=1' in sys.argv:
     trainer.Trainer._compile = lambda *_: hang()
   case 'hang_saving' if '--host_idx=1' in sys.argv:

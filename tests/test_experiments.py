@@ -104,7 +104,7 @@ def test_one_small_step(name, tmp_path):
   experiment = fdl.build(cfg)
   experiment.validate()
   trainer = Run(experiment, tmp_path, save=False).trainer()
-  state = trainer.train(*trainer.states.initial())
+  state = trainer.train(*trainer.store.initial())
   assert int(state.step) == 1
   assert int(state.skipped) == 0
 

@@ -241,7 +241,7 @@ def test_a_tiny_llama_learns_by_sft_and_lora_leaves_it_as_it_is(tmp_path):
   assert losses[60] < 0.05 < 1 < losses[1]
   assert answers(lora, second, **changes) == [r['targets'] for r in pairs(3)]
 
-  base = flat(Run(Squares(TRAIN_FILES=[first]), sft).trainer().states.initial()[0].params)
-  tuned = flat(Run(Squares(**changes), lora).trainer().states.initial()[0].params)
+  base = flat(Run(Squares(TRAIN_FILES=[first]), sft).trainer().store.initial()[0].params)
+  tuned = flat(Run(Squares(**changes), lora).trainer().store.initial()[0].params)
   for name, value in base.items():
     np.testing.assert_array_equal(value, tuned[name])

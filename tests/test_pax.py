@@ -76,7 +76,7 @@ def state_of(folder, run_folder, experiment: str, flags: list[str]):
     'CHECKPOINT_RESTORE_PATH': str(folder),
     'CHECKPOINT_RESTORE_STATE': 'True',
   }
-  return Run(build_experiment(experiment, [], overrides), run_folder).trainer().states.initial()
+  return Run(build_experiment(experiment, [], overrides), run_folder).trainer().store.initial()
 
 
 @pytest.mark.parametrize('name', PAX_CASES)

@@ -43,7 +43,7 @@ def train(folder, **changes):
   from paxlite.programs.training import train as program
 
   program(Run(experiment, folder))
-  return trainer(folder, **changes).states.initial()[0]
+  return trainer(folder, **changes).store.initial()[0]
 
 
 @pytest.fixture(scope='module')
@@ -53,7 +53,7 @@ def base(tmp_path_factory):
 
 
 def restored(tmp_path, base, **changes):
-  return trainer(tmp_path / 'new', CHECKPOINT_RESTORE_PATH=str(base[0]), **changes).states
+  return trainer(tmp_path / 'new', CHECKPOINT_RESTORE_PATH=str(base[0]), **changes).store
 
 
 def test_parameters_alone(base, tmp_path):
@@ -70,9 +70,9 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_where_it_started(base, t
   for checksums in tmp_path.glob('checkpoints/checkpoint_*/checksums.json'):
     checksums.unlink()
   with pytest.raises(UserError, match=r'none is good: checkpoint_00000002\. .*--start_over'):
-    trainer(tmp_path, **source).states.initial()
+    trainer(tmp_path, **source).store.initial()
   # looks for the other checkpoint, and needs none yet
-  states = trainer(tmp_path, start_over=True, **source).states
+  states = trainer(tmp_path, start_over=True, **source).store
   state, step = states.initial()
   assert step == 0
   assert states.plan is not None
@@ -90,7 +90,7 @@ def test_repeated_into_unrolled_and_back(base, tmp_path):
   unrolled = (tmp_path / 'unrolled', None)
   train(unrolled[0], USE_REPEATED_LAYER=False, CHECKPOINT_RESTORE_PATH=str(base[0]), MAX_STEPS=1)
   expected = flat(
-    trainer(unrolled[0], USE_REPEATED_LAYER=False, MAX_STEPS=1).states.initial()[0].params
+    trainer(unrolled[0], USE_REPEATED_LAYER=False, MAX_STEPS=1).store.initial()[0].params
   )
   back = flat(restored(tmp_path / 'b', unrolled).initial()[0].params)
   for name, value in back.items():
@@ -218,7 +218,7 @@ def test_lora_goes_on_only_beside_the_same_weights(base, tmp_path):
   train(other, SEED=5)
   with pytest.raises(UserError, match='does not hold the weights that LoRA was trained beside'):
     trainer(tmp_path / 'one', **(changes | dict(CHECKPOINT_RESTORE_PATH=str(other)))
-    ).states.initial()  # fmt: skip
+    ).store.initial()  # fmt: skip
 
 
 def test_lora_goes_on_when_its_base_has_gone_on_or_moved(tmp_path, monkeypatch):
@@ -234,7 +234,7 @@ def test_lora_goes_on_when_its_base_has_gone_on_or_moved(tmp_path, monkeypatch):
   train(tmp_path / 'lora', **LORA, CHECKPOINT_RESTORE_PATH='base', MAX_STEPS=3)
   _, step = trainer(
     tmp_path / 'lora', **LORA, CHECKPOINT_RESTORE_PATH='base', MAX_STEPS=3
-  ).states.initial()
+  ).store.initial()
   assert step == 3
   monkeypatch.chdir('/')
   after = find_source(tmp_path / 'lora').unrolled_params()

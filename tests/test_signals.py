@@ -171,7 +171,7 @@ def test_the_host_is_at_most_two_steps_ahead(tmp_path, monkeypatch):
     step(self, number, metrics, state)
 
   monkeypatch.setattr(reporting.Reporter, 'step', counted)
-  t.train(*t.states.initial())
+  t.train(*t.store.initial())
   assert max(ahead) == in_flight._MOST
   assert Checkpoints(tmp_path / 'checkpoints').steps() == [12]
 

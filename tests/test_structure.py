@@ -121,19 +121,25 @@ def test_extras_are_imported_inside_functions():
   assert set(wrong) == {'paxlite.tools.lm_eval'}
 
 
-def test_one_batch_is_followed_in_8_files_and_1250_lines():
-  """From the file to the parameter update, the model apart: what a reader opens."""
+def test_one_batch_passes_14_files():
+  """From a file of text to the update of the parameters, with the model: what a reader opens."""
   way = [
-    'data/base.py',
+    'data/text.py',
     'data/rows.py',
+    'data/base.py',
     'data/device_batches.py',
-    'training/evaluation.py',
+    'training/train_data.py',
     'training/trainer.py',
+    'training/sharded_task.py',
     'training/step.py',
     'training/task.py',
+    'layers/language_model.py',
+    'layers/transformer.py',
+    'layers/attention.py',
+    'layers/feedforward.py',
     'optim/optimizers.py',
   ]
-  assert sum(len((PACKAGE / f).read_text().splitlines()) for f in way) <= 1250
+  assert sum(len((PACKAGE / f).read_text().splitlines()) for f in way) <= 2400
 
 
 def test_modules_stay_small():

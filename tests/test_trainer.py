@@ -13,6 +13,7 @@ import pytest
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import TrainingError, UserError
 from paxlite.core.trees import path_name
+from paxlite.data.base import Positions
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.registry import experiments
 from paxlite.optim import optimizers
@@ -21,7 +22,7 @@ from paxlite.programs.run import Run
 from paxlite.runtime import profiling
 from paxlite.training import reporting, save_times, trainer
 from paxlite.training.evaluation import Evaluator
-from paxlite.training.step import jitted_step
+from paxlite.training.train_data import TrainData
 from tests import runs
 
 
@@ -55,35 +56,24 @@ def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
   monkeypatch.setattr(
     Checkpoints, 'save', lambda self, step, state, data: events.append(f'save {step}')
   )
-  evaluate = Evaluator.__call__
+  draw = reporting.Reporter.next_batch
   monkeypatch.setattr(
-    Evaluator, '__call__', lambda self, *a: (events.append('evaluate'), evaluate(self, *a))[1]
+    reporting.Reporter, 'next_batch', lambda *a: (events.append('draw'), draw(*a))[1]
   )
-  draw = trainer.device_batches
-
-  def recorded(*args, **kwargs):
-    stream = draw(*args, **kwargs)
-    try:
-      for i, batch in enumerate(stream):
-        events.append(f'draw {i}')
-        yield batch
-    finally:
-      stream.close()
-
-  monkeypatch.setattr(trainer, 'device_batches', recorded)
   t = make(tmp_path, MAX_STEPS=4, EVAL_INTERVAL_STEPS=2, CHECKPOINT_EVERY_N_STEPS=2)
-  t.eval_data = {'e': Poisoned(t.data)}
-  t.train(*t.states.initial())
+  t.evaluator = Evaluator(t.store.task, {})
+  monkeypatch.setattr(t.evaluator, 'report', lambda *_: events.append('evaluate'))
+  t.train(*t.store.initial())
   assert events == [
-    'draw 0', 'draw 1', 'evaluate', 'save 2', 'draw 2', 'draw 3', 'evaluate', 'save 4',
+    'draw', 'draw', 'evaluate', 'save 2', 'draw', 'draw', 'evaluate', 'save 4',
   ]  # fmt: skip
 
 
 def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_path):
   t = make(tmp_path)
-  step = jitted_step(t.task, t.mesh, t.rules, t.seed, t.states.abstract)
-  state, _ = t.states.initial()
-  batch = next(trainer.device_batches(t.data, partitioning.batch_sharding(t.mesh, t.rules), 0))
+  step = t.store.task.jitted_step()
+  state, _ = t.store.initial()
+  batch = next(t.data.batches(0, t.store.task.batch_sharding))
   state, _ = step(state, batch)
   before = jax.device_get(state)
   bad = {**batch, 'weights': batch['weights'] * np.float32('nan')}
@@ -104,7 +94,7 @@ def test_frozen_variables_stay_and_have_no_optimizer_state(tmp_path, repeated):
   t = make(
     tmp_path, USE_REPEATED_LAYER=repeated, TRAINABLE_VARIABLES=[f'{layer}/.*qkv.*', 'final_ln/.*']
   )
-  state, _ = t.states.initial()
+  state, _ = t.store.initial()
   before = jax.device_get(state.params)
   after = jax.device_get(t.train(state, 0).params)
   changed = {
@@ -116,16 +106,27 @@ def test_frozen_variables_stay_and_have_no_optimizer_state(tmp_path, repeated):
   }
   qkv = f'{layer}/self_attention/qkv/combined'
   assert changed == {f'{qkv}/w', f'{qkv}/b', 'final_ln/scale', 'final_ln/bias'}
-  moments = next(s for s in t.states.abstract.opt_state if hasattr(s, 'm'))
+  moments = next(s for s in t.store.task.abstract.opt_state if hasattr(s, 'm'))
   assert len(jax.tree.leaves(moments.m)) == 4
 
 
 def test_skipped_steps_are_counted_and_training_goes_on(tmp_path):
   t = make(tmp_path, MAX_SKIPPED_STEPS=3)
-  t.data = Poisoned(t.data, poison={3, 4, 6})
-  state = t.train(*t.states.initial())
+  t.data = TrainData(Poisoned(t.data.input, poison={3, 4, 6}))
+  state = t.train(*t.store.initial())
   assert (int(state.skipped), int(state.step)) == (3, 10)
   assert runs.records(tmp_path)[-1]['loss'] > 0
+
+
+def test_positions_are_kept_for_as_many_steps_as_may_be_skipped():
+  """The last good state is saved with the position before the steps that were skipped."""
+  with pytest.raises(UserError, match='MAX_SKIPPED_STEPS=1001 must be at most 1000'):
+    TinyGPT(MAX_SKIPPED_STEPS=1001).validate()
+  positions = Positions('data', np.zeros((1, 6), np.int64))
+  ahead = 10  # steps that are drawn before anybody knows that one was skipped
+  for step in range(1000 + ahead):
+    positions[step] = np.full((1, 6), step)
+  assert positions[0].max() == 0
 
 
 @pytest.mark.parametrize('summary_interval', [1, 7, 100])
@@ -137,13 +138,13 @@ def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(tmp_path
     SUMMARY_INTERVAL_STEPS=summary_interval,
     CHECKPOINT_EVERY_N_STEPS=100,
   )
-  t.data = Poisoned(t.data, poison={5, 6, 7})  # good batches follow
+  t.data = TrainData(Poisoned(t.data.input, poison={5, 6, 7}))  # good batches follow
   with pytest.raises(TrainingError, match='had a gradient that is not finite, from step 5 on'):
-    t.train(*t.states.initial())
+    t.train(*t.store.initial())
   assert Checkpoints(tmp_path / 'checkpoints').steps() == [5]
-  state, _ = t.states.restored(5)
+  state, _ = t.store.restored(5)
   other = make(tmp_path / 'other', MAX_STEPS=5, CHECKPOINT_EVERY_N_STEPS=100)
-  expected = other.train(*other.states.initial())
+  expected = other.train(*other.store.initial())
   jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(expected))
 
 
@@ -187,7 +188,7 @@ def test_evaluation_and_saves_do_not_count_as_training_time(tmp_path, monkeypatc
   monkeypatch.setattr(Evaluator, 'report', lambda *_: later.append(1))
   block = jax.block_until_ready
   monkeypatch.setattr(jax, 'block_until_ready', lambda x: (waited.append(1), block(x))[1])
-  t.train(*t.states.initial())
+  t.train(*t.store.initial())
   assert len(waited) >= 6, 'the device is waited for before the clock stops'
   reported = [r['step_seconds'] for r in runs.records(tmp_path)]
   assert len(reported) == 2
@@ -338,7 +339,7 @@ def test_the_clock_is_asked_at_few_steps(monkeypatch):
 
 def test_a_save_by_the_clock_is_a_checkpoint(tmp_path):
   t = make(tmp_path, MAX_STEPS=6, CHECKPOINT_EVERY_N_STEPS=1000, CHECKPOINT_EVERY_N_MINUTES=1e-6)
-  t.train(*t.states.initial())
+  t.train(*t.store.initial())
   assert Checkpoints(tmp_path / 'checkpoints').steps() == [1, 2, 3, 4, 5, 6]
 
 
@@ -349,7 +350,7 @@ def test_a_line_at_the_latest_after_some_seconds(
   """After the first step too, whatever the interval of reports; records are as without it."""
   monkeypatch.setattr(reporting, '_LINE_SECONDS', line_seconds)
   t = make(tmp_path, MAX_STEPS=8, SUMMARY_INTERVAL_STEPS=8)
-  t.train(*t.states.initial())
+  t.train(*t.store.initial())
   said = [x for x in capsys.readouterr().out.splitlines() if x.startswith('step ')]
   assert [int(x.split()[1].split('/')[0]) for x in said] == lines
   assert [r['step'] for r in runs.records(tmp_path)] == [8]
@@ -358,8 +359,8 @@ def test_a_line_at_the_latest_after_some_seconds(
 
 def test_skipped_steps_are_told_a_few_times(tmp_path, capsys):
   t = make(tmp_path, SUMMARY_INTERVAL_STEPS=100)
-  t.data = Poisoned(t.data, poison={1, 3, 5, 6, 7})
-  t.train(*t.states.initial())
+  t.data = TrainData(Poisoned(t.data.input, poison={1, 3, 5, 6, 7}))
+  t.train(*t.store.initial())
   said = capsys.readouterr().out
   assert said.count('has a gradient or loss that is not finite: it changes nothing.') == 3
   assert 'Step 2 has a gradient' in said
@@ -369,14 +370,14 @@ def test_skipped_steps_are_told_a_few_times(tmp_path, capsys):
 def test_a_run_of_which_most_steps_were_skipped_ends_with_an_error(tmp_path):
   """Started again, too; what there is is saved."""
   t = make(tmp_path)
-  t.data = Poisoned(t.data, poison={2, 3, 4, 6, 7, 9})
+  t.data = TrainData(Poisoned(t.data.input, poison={2, 3, 4, 6, 7, 9}))
   message = '6 of 10 steps had a gradient or loss that is not finite and changed nothing'
   with pytest.raises(TrainingError, match=message):
-    t.train(*t.states.initial())
+    t.train(*t.store.initial())
   assert Checkpoints(tmp_path / 'checkpoints').steps()[-1] == 10
   again = make(tmp_path)
   with pytest.raises(TrainingError, match=message):
-    again.train(*again.states.initial())
+    again.train(*again.store.initial())
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,11 @@ from jax.sharding import Mesh
 
 from paxlite.aot import hlo
 from paxlite.aot.targets import Chip, Target
-from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
 from paxlite.runtime import compiled_step
-from paxlite.training.states import States
-from paxlite.training.step import jitted_step
-from paxlite.training.task import Task
+from paxlite.training.sharded_task import ShardedTask
 
 # Policies that keep no activation inside a layer: its forward pass is computed twice
 _RECOMPUTE_ALL = ('SAVE_NOTHING', 'SAVE_ITERATION_INPUT', 'SAVE_TRANSFORMER_LAYER_OUTPUT')
@@ -130,8 +127,8 @@ def compile_step(
   notes: list[str] = []
   mesh = e.mesh(target.topology())
   notes.append(f'Backend: {e.backend}')
-  task = fdl.build(e.training_task())
-  lowered, seconds = _timed(lambda: _lower(e, task, mesh, notes))
+  task = ShardedTask(fdl.build(e.training_task()), mesh, e.rules, e.SEED)
+  lowered, seconds = _timed(lambda: task.lower_step(abstract_batch(e, mesh, notes)))
   state = lowered.args_info[0][0]
   device = mesh.devices.flat[0]
   known: dict[str, Any] = dict(
@@ -150,7 +147,7 @@ def compile_step(
   options = e.compiler_options(device.platform)
   before = time.perf_counter()
   try:
-    with task.compiling(mesh, e.rules):
+    with task.compiling():
       compiled = compiled_step.compile_lowered(lowered, options)
   except jax.errors.JaxRuntimeError as error:
     verdict = _too_large(str(error))
@@ -198,16 +195,6 @@ def _timed(function: Any) -> tuple[Any, float]:
   before = time.perf_counter()
   result = function()
   return result, time.perf_counter() - before
-
-
-def _lower(e: Experiment, task: Task, mesh: Mesh, notes: list[str]) -> Any:
-  """The train step that training compiles, of arguments that are shapes and shardings alone."""
-  nowhere = Checkpoints(pathlib.Path('.'), max_to_keep=1, read_only=True)
-  states = States(task, mesh, e.rules, nowhere, e.SEED, e.batch_size)
-  batch = abstract_batch(e, mesh, notes)
-  step = jitted_step(task, mesh, e.rules, e.SEED, states.abstract)
-  with task.compiling(mesh, e.rules):
-    return step.lower(states.abstract, batch)
 
 
 def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -8,7 +8,7 @@ processes or the batch size at which earlier rows were read.
 import dataclasses
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -234,7 +234,7 @@ def mix(x):
   return x ^ (x >> np.uint64(31))
 
 
-def prefetch(iterator: Iterator[T], size: int) -> Iterator[T]:
+def prefetch(iterator: Iterator[T], size: int) -> Generator[T, None, None]:
   """Runs `iterator` in a thread, up to `size` items ahead. Its exceptions surface here.
 
   Closing the generator stops the thread.

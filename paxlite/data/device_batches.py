@@ -12,15 +12,42 @@ from paxlite.data.base import Batch, Input, prefetch
 from paxlite.parallel import partitioning
 
 
-def device_batches(data: Input, sharding: jax.sharding.NamedSharding, start: int | None = None):
-  """Global batches on the mesh, made two ahead in a thread: from step `start`, or one eval pass."""
-  rows = partitioning.process_rows(sharding, data.batch_size)
-  host = data.eval_batches(rows) if start is None else data.train_batches(start, rows)
-  put = functools.partial(to_mesh, sharding=sharding, batch_size=data.batch_size)
-  return prefetch(map(put, _told(data.name, host)), size=2)
+class DeviceBatches:
+  """Global batches on a mesh, two of which are prepared ahead in a thread.
+
+  Args:
+    data: Where the batches come from.
+    sharding: The sharding of their arrays [B, T].
+    start: The first batch in the order of training; None: one pass of an evaluation.
+  """
+
+  def __init__(self, data: Input, sharding: jax.sharding.NamedSharding, start: int | None = None):
+    rows = partitioning.process_rows(sharding, data.batch_size)
+    host = data.eval_batches(rows) if start is None else data.train_batches(start, rows)
+    put = functools.partial(to_mesh, sharding=sharding, batch_size=data.batch_size)
+    self._batches = prefetch(map(put, _readable(data.name, host)), size=2)
+    self._first: dict[str, jax.Array] | None = None
+
+  def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes, dtypes and shardings of the next batch, which stays the next one."""
+    self._first = next(self)
+    return {
+      k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for k, x in self._first.items()
+    }
+
+  def __iter__(self) -> 'DeviceBatches':
+    return self
+
+  def __next__(self) -> dict[str, jax.Array]:
+    first, self._first = self._first, None
+    return next(self._batches) if first is None else first
+
+  def close(self) -> None:
+    """Stops the thread."""
+    self._batches.close()
 
 
-def _told(name: str, batches: Iterator[Batch]) -> Iterator[Batch]:
+def _readable(name: str, batches: Iterator[Batch]) -> Iterator[Batch]:
   """`batches`, with UserError where a file is gone, or its disk."""
   try:
     yield from batches

@@ -67,7 +67,8 @@ class Experiment(Parameters):
   SUMMARY_INTERVAL_STEPS: Run[Count] = 100
   EVAL_INTERVAL_STEPS: Run[Count] = 100
   MAX_EVAL_BATCHES: Run[Count | None] = None
-  MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1e9)]] = 100
+  # at most 1000: streams remember their positions before the last 1024 steps (data/base.py)
+  MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1000)]] = 100
 
   # Faults: see docs/reliability.md. Times in seconds; 0 turns a thing off
   STEP_TIMEOUT: Run[OffAtZero] = 1800.0  # without a step the run writes its stacks and ends

@@ -34,15 +34,15 @@ def evaluate(run: Run) -> None:
   spent = Goodput(None)
   watchdog = run.watchdog(spent)
   with watchdog:
-    states, evaluator = run.evaluator(watchdog.beat)
+    store, evaluator = run.evaluator(watchdog.beat)
     watchdog.pause()
-    check_mesh(states.mesh, states.rules)
+    check_mesh(store.task.mesh, store.task.rules)
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
     say(f'Backend: {e.backend}')
-    MemoryCheck(states.mesh, run.check_memory).state(states.abstract, ())
+    MemoryCheck(store.task.mesh, run.check_memory).state(store.task.abstract, ())
     with spent.spent_on('restore'):
-      state, step = states.last()
+      state, step = store.last()
     summaries = Summaries(run.folder, max_steps=step)
     spent.switch('evaluation')
     try:

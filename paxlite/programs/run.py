@@ -10,11 +10,13 @@ from typing import Any
 
 import fiddle as fdl
 import jax
+from jax.sharding import Mesh
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.restore import Restore
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.core.errors import UserError
+from paxlite.core.trees import path_name
 from paxlite.data.base import Input
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
 from paxlite.eval.inference import Inference
@@ -27,19 +29,21 @@ from paxlite.experiments.identity import (
   refuse_other_experiment,
   refuse_other_model,
 )
-from paxlite.optim.optimizers import path_name
 from paxlite.parallel import partitioning
 from paxlite.runtime.compiled_step import SavedStep
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.peers import Peers
+from paxlite.runtime.profiling import StepProfiler, peak_flops
 from paxlite.runtime.watchdog import Limits, Watchdog
 from paxlite.training.evaluation import Evaluator
 from paxlite.training.memory_check import MemoryCheck
+from paxlite.training.reporting import Throughput
 from paxlite.training.save_times import SaveTimes
-from paxlite.training.saving import Saver
-from paxlite.training.spikes import SpikeDetector
-from paxlite.training.states import States
-from paxlite.training.trainer import Trainer
+from paxlite.training.sharded_task import ShardedTask
+from paxlite.training.spikes import Rollbacks, SpikeDetector
+from paxlite.training.state_store import StateStore
+from paxlite.training.train_data import TrainData
+from paxlite.training.trainer import Schedule, StepCompiler, Trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,68 +82,79 @@ class Run:
     e = self.experiment
     spent = spent or Goodput(None)
     inputs = e.train_input(), e.eval_inputs()  # configs only, but a missing dataset is said first
-    mesh = e.mesh()
-    states = self.states(mesh)
+    store = self.store()
     data = fdl.build(inputs[0])
-    states.batch_size = data.batch_size
+    store.batch_size = data.batch_size
     eval_data = {name: fdl.build(cfg) for name, cfg in inputs[1].items()}
     _check_vocabulary(e, {'training': data, **eval_data})
     _check_eval_batches(e, eval_data)
-    options = e.compiler_options(mesh.devices.flat[0].platform)
-    step = self.compiled_step
-    saved = None if step is None else SavedStep(step, e.values(), options)
-    if saved is not None:
-      saved.check(mesh)
-    trainer = Trainer(
-      task=states.task,
-      mesh=mesh,
-      rules=e.rules,
-      saver=Saver(
-        states, data, self.save, e.STOP_ON_FAILED_SAVE, e.MAX_ROLLBACKS, self.accept_changes
-      ),
-      data=data,
-      eval_data=eval_data,
+    _check_trainable(store.task)
+    watchdog = watchdog or self.watchdog(spent)
+    return Trainer(
+      store=store,
+      data=TrainData(data, self.accept_changes),
+      evaluator=Evaluator(store.task, eval_data, watchdog.beat),
+      schedule=self._schedule(),
+      compiler=self._compiler(store.task.mesh),
       folder=self.folder,
-      seed=e.SEED,
-      seq_len=e.MAX_SEQ_LEN,
-      max_steps=e.MAX_STEPS,
-      summary_interval=e.SUMMARY_INTERVAL_STEPS,
-      eval_interval=e.EVAL_INTERVAL_STEPS,
-      save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
-      flops_per_token=e.flops_per_token,
+      throughput=self._throughput(store.task.mesh, data.batch_size),
       goodput=spent,
-      watchdog=watchdog or self.watchdog(spent),
-      memory=MemoryCheck(mesh, self.check_memory),
+      watchdog=watchdog,
+      profiler=StepProfiler(
+        self.folder / 'profile', e.PROFILER_CAPTURE_STEP, e.PROFILER_NUM_STEPS, e.MAX_STEPS
+      ),
+      rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
       spikes=(
         SpikeDetector(e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW) if e.LOSS_SPIKE_FACTOR else None
       ),
-      profiler_step=e.PROFILER_CAPTURE_STEP,
-      profiler_steps=e.PROFILER_NUM_STEPS,
-      compiler_options=options,
-      saved_step=saved,
     )
-    _check_trainable(trainer)
-    return trainer
 
-  def states(self, mesh: Any) -> States:
-    """Raises UserError where another checkpoint, that the run starts from, does not fit."""
+  def _schedule(self) -> Schedule:
     e = self.experiment
-    states = States(
-      task=fdl.build(e.training_task()),
-      mesh=mesh,
-      rules=e.rules,
+    return Schedule(
+      max_steps=e.MAX_STEPS,
+      report_every=e.SUMMARY_INTERVAL_STEPS,
+      evaluate_every=e.EVAL_INTERVAL_STEPS,
+      save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
+    )
+
+  def _compiler(self, mesh: Mesh) -> StepCompiler:
+    """Raises UserError where the compiled step is one of another mesh or machine."""
+    e = self.experiment
+    options = e.compiler_options(mesh.devices.flat[0].platform)
+    memory = MemoryCheck(mesh, self.check_memory)
+    if self.compiled_step is None:
+      return StepCompiler(memory, options)
+    saved = SavedStep(self.compiled_step, e.values(), options)
+    saved.check(mesh)
+    return StepCompiler(memory, options, saved)
+
+  def _throughput(self, mesh: Mesh, batch_size: int) -> Throughput:
+    tokens = batch_size * self.experiment.MAX_SEQ_LEN
+    flops = tokens * self.experiment.flops_per_token / mesh.size
+    return Throughput(tokens, flops, peak_flops(mesh.devices.flat[0].device_kind))
+
+  def store(self) -> StateStore:
+    """The states of the run, checked before data is read, which takes its time.
+
+    Raises:
+      UserError: Another checkpoint that the run starts from does not fit.
+    """
+    e = self.experiment
+    task = ShardedTask(fdl.build(e.training_task()), e.mesh(), e.rules, e.SEED)
+    return StateStore(
+      task=task,
       checkpoints=self.checkpoints(),
-      seed=e.SEED,
       batch_size=e.batch_size,
       restore=self.restore,
       trainable_only=e.saves_trainable_only,
       start_over=self.start_over,
+      writes=self.save,
+      stop_on_failure=e.STOP_ON_FAILED_SAVE,
     )
-    states.plan  # noqa: B018 - read here, before data is, which takes its time
-    return states
 
-  def evaluator(self, beat: Callable[[], None]) -> tuple[States, Evaluator]:
-    """What evaluates the run; the data that it trains on is neither needed nor read.
+  def evaluator(self, beat: Callable[[], None]) -> tuple[StateStore, Evaluator]:
+    """The states of the run, and an evaluator; training data is neither needed nor read.
 
     Args:
       beat: Called after each batch.
@@ -151,12 +166,11 @@ class Run:
         f'{type(e).__name__} has no evaluation input'
         + (': --fdl.EVAL_FILES names one' if hasattr(e, 'EVAL_FILES') else '')
       )
-    mesh = e.mesh()
-    states = self.states(mesh)
+    store = self.store()
     data = {name: fdl.build(cfg) for name, cfg in inputs.items()}
     _check_vocabulary(e, data)
     _check_eval_batches(e, data)
-    return states, Evaluator(states.task, mesh, e.rules, data, beat)
+    return store, Evaluator(store.task, data, beat)
 
   def watchdog(self, goodput: Goodput) -> Watchdog:
     e = self.experiment
@@ -244,9 +258,9 @@ def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
       )
 
 
-def _check_trainable(trainer: Trainer) -> None:
-  params = trainer.states.abstract.params
-  optimizer = trainer.task.optimizer
+def _check_trainable(task: ShardedTask) -> None:
+  params = task.abstract.params
+  optimizer = task.task.optimizer
   if not jax.tree.leaves(optimizer.split(params)[0]):
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     raise UserError(

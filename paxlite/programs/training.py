@@ -50,31 +50,31 @@ def _train(run: Run, lock: FolderLock) -> None:
 
 def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   tokenizer = run.tokenizer()
-  check_mesh(trainer.mesh, trainer.rules)
+  task = trainer.store.task
+  check_mesh(task.mesh, task.rules)
   if run.compiled_step is None:
-    check_options(trainer.compiler_options)
+    check_options(trainer.compiler.options)
   make_folder(run.folder)
   _lock(lock, run)
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
-    for line in (*about.lines(trainer.data), *run.experiment.remarks):
+    for line in (*about.lines(trainer.data.input), *run.experiment.remarks):
       say(line)
-    if trainer.compiler_options:
-      told = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler_options.items()))
-      say(f'XLA: {told}')
-  abstract = trainer.states.abstract
-  trainer.memory.state(abstract, trainer.task.optimizer.split(abstract.params)[0])
+    if trainer.compiler.options:
+      options = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler.options.items()))
+      say(f'XLA: {options}')
+  trainable, _ = task.task.optimizer.split(task.abstract.params)
+  trainer.compiler.memory.state(task.abstract, trainable)
   with processes.leaving_together(), trainer.goodput.spent_on('restore'):
-    state, step = trainer.states.initial()
-    if step < run.experiment.MAX_STEPS or trainer.saver.evaluation_is_due(step):
-      trainer.saver.resume(step)
+    state, step = trainer.store.initial()
+    if not trainer.is_complete(step):
+      trainer.resume(step)
   trainer.watchdog.pause()
-  if trainer.states.plan is not None and jax.process_index() == 0:
-    say(trainer.states.plan.table())
-  write_configuration(
-    run.experiment, run.folder
-  )  # not before it is known that the folder's checkpoint fits
+  if trainer.store.plan is not None and jax.process_index() == 0:
+    say(trainer.store.plan.table())
+  # not before it is known that the folder's checkpoint fits
+  write_configuration(run.experiment, run.folder)
   preemption.check()
   try:
     state = trainer.train(state, step)
@@ -124,7 +124,7 @@ def _sample(e: Any, trainer: Trainer, params: Any, tokenizer: Tokenizer) -> str:
     Sampling(temperature=0.8),
     eos_ids=eos_ids(e, tokenizer),
     vocab_size=tokenizer.vocab_size,
-    mesh=trainer.mesh,
-    rules=trainer.rules,
+    mesh=trainer.store.task.mesh,
+    rules=trainer.store.task.rules,
   )
   return tokenizer.decode(prompt[len(start) :] + generator.generate([prompt], 100)[0])

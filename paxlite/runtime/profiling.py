@@ -37,29 +37,32 @@ def peak_flops(device_kind: str) -> float | None:
 class StepProfiler:
   """Traces steps [first, first + count) into `folder`, for Perfetto and xprof.
 
-  The caller waits for the device before `start` and `stop`, so that the trace holds these steps.
+  The caller waits for the device before `switch`, so that the trace holds these steps.
 
   Args:
     folder: The trace goes to folder/plugins/profile/….
     first: The first step to trace, or None for none.
     count: Number of steps.
+    last: The last step of the run, after which no trace starts.
   """
 
-  def __init__(self, folder: pathlib.Path, first: int | None, count: int):
+  def __init__(self, folder: pathlib.Path, first: int | None, count: int, last: int):
     self._folder = folder
-    self._first = first
+    self._first = first if jax.process_index() == 0 and first != last else None
     self._count = count
     self._running = False
 
-  def starts_at(self, step: int) -> bool:
-    """Whether the trace starts when `step` steps are done."""
-    return step == self._first and jax.process_index() == 0
+  def is_due(self, step: int) -> bool:
+    """Whether the trace starts or stops when `step` steps are done."""
+    if self._first is None:
+      return False
+    return step >= self._first + self._count if self._running else step == self._first
 
-  def stops_at(self, step: int) -> bool:
-    """Whether the trace stops when `step` steps are done."""
-    return self._running and self._first is not None and step >= self._first + self._count
-
-  def start(self) -> None:
+  def switch(self) -> None:
+    """Starts or stops the trace."""
+    if self._running:
+      self.stop()
+      return
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # its hook in every thread's calls slows and can crash a run
     jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)

@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from paxlite.data.base import Input
-from paxlite.data.device_batches import device_batches
+from paxlite.data.device_batches import DeviceBatches
 from paxlite.parallel import partitioning
 from paxlite.training.metrics import Mean, Metrics
+from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.summaries import Summaries
-from paxlite.training.task import Task
 from paxlite.training.train_state import TrainState
 
 
@@ -21,32 +20,28 @@ class Evaluator:
   """Evaluates the parameters of states on inputs.
 
   Args:
-    task: What gives the metrics.
-    mesh: Where batches go.
-    rules: Logical axes to mesh axes.
+    task: Computes the metrics, on its mesh.
     inputs: Evaluation inputs by name.
     progress: Called after every batch but the last.
   """
 
   def __init__(
     self,
-    task: Task,
-    mesh: Mesh,
-    rules: partitioning.Rules,
+    task: ShardedTask,
     inputs: Mapping[str, Input],
     progress: Callable[[], None] = lambda: None,
   ):
     self._progress = progress
     self._inputs = inputs
-    self._sharding = partitioning.batch_sharding(mesh, rules)
+    self._sharding = task.batch_sharding
 
     @jax.jit
     def metrics(params: Any, overwritten: Any, batch: dict[str, jax.Array]) -> Metrics:
-      with partitioning.activate(mesh, rules):
-        return task.loss(params, batch, overwritten=overwritten)[1]
+      with partitioning.activate(task.mesh, task.rules):
+        return task.task.loss(params, batch, overwritten=overwritten)[1]
 
     def step(state: TrainState, batch: dict[str, jax.Array]) -> Metrics:
-      with task.compiling(mesh, rules):
+      with task.compiling():
         return metrics(state.params, state.overwritten, batch)
 
     self._step: Callable[[TrainState, dict[str, jax.Array]], Metrics] = step
@@ -54,7 +49,7 @@ class Evaluator:
   def check(self) -> None:
     """Draws a batch of every input: one that cannot be read is better known before training."""
     for data in self._inputs.values():
-      batches = device_batches(data, self._sharding)
+      batches = DeviceBatches(data, self._sharding)
       next(batches, None)
       batches.close()
 
@@ -70,7 +65,7 @@ class Evaluator:
     data = self._inputs[name]
     mean = Mean()
     pending: Metrics | None = None
-    for batch in device_batches(data, self._sharding):
+    for batch in DeviceBatches(data, self._sharding):
       metrics = self._step(state, batch)
       if pending is not None:  # read one batch late: the device computes meanwhile
         mean.add(jax.device_get(pending))

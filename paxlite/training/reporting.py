@@ -53,7 +53,7 @@ class Reporter:
 
   Args:
     goodput: Records what the time is spent on.
-    summaries: Writes the metrics.
+    summaries: Writes the metrics; also an attribute.
     throughput: Computes the speed of steps.
     is_due: Whether the metrics of a step are written.
     on_skipped: Called with the number of skipped steps in a row, and the last of them.
@@ -68,7 +68,7 @@ class Reporter:
     on_skipped: Callable[[int, int], None],
   ):
     self._goodput = goodput
-    self._summaries = summaries
+    self.summaries = summaries
     self._throughput = throughput
     self._is_due = is_due
     self._on_skipped = on_skipped
@@ -78,6 +78,7 @@ class Reporter:
     self._records = _Clock()
     self._lines = _Clock()
     self._skips = 0
+    self._drawn_at = 0.0
     self._last_loss: Any = None  # an array; jax.Array has no is_ready for type checkers
 
   @property
@@ -95,12 +96,15 @@ class Reporter:
     before = time.perf_counter()
     with self._goodput.spent_on('data'):
       batch = next(batches)
+    self._drawn_at = time.perf_counter()
     if self._last_loss is not None and not self._last_loss.is_ready():
-      self._goodput.excuse(time.perf_counter() - before, 'data')
+      self._goodput.excuse(self._drawn_at - before, 'data')
     return batch
 
   def step(self, step: int, metrics: Metrics, state: TrainState) -> None:
     """Step `step` is dispatched: waits for the one before, and reports it if that is due."""
+    if not self.started:
+      self._start_clock(step, state)
     self.flush()
     self._in_flight.add(step, metrics)
     self._goodput.reached(step)
@@ -115,21 +119,23 @@ class Reporter:
     step, metrics, var_norm = self._pending
     self._pending = None
     scalars = to_host(metrics) | {'learning/var_norm': float(var_norm)}
-    self._summaries.train(step, scalars, self._throughput.speeds(self._records.read(step)))
+    self.summaries.train(step, scalars, self._throughput.speeds(self._records.read(step)))
     self._lines.read(step)  # a record has a line too
     self._goodput.write()
 
-  def start_clock(self, step: int, state: TrainState, dispatched_at: float) -> None:
+  def _start_clock(self, step: int, state: TrainState) -> None:
     """Waits for the first step; time and steps before now count for nothing."""
     jax.block_until_ready(state)
-    self._summaries.say(f'First step: {time.perf_counter() - dispatched_at:.2f} s.')
+    self.summaries.say(f'First step: {time.perf_counter() - self._drawn_at:.2f} s.')
     self._var_norm(state.params).block_until_ready()  # compiled here
     self._goodput.switch('step')
     self._records.start(step)
     self._lines.start(step)
 
-  def roll_back(self, step: int) -> None:
-    """The run goes on from an earlier step."""
+  def roll_back(self, spiked: int, step: int) -> None:
+    """The run continues from `step`, as the loss of step `spiked` was a spike."""
+    self.summaries.drop_records_after(step, evaluated=step)
+    self.summaries.say(f'The loss spiked at step {spiked:,}: back to the checkpoint of {step:,}.')
     self._pending = None
     self._goodput.roll_back(step)
     self._records.start(step)
@@ -157,17 +163,17 @@ class Reporter:
     late = step > self._lines.step and self._lines.seconds >= _LINE_SECONDS
     if late or not self._lines.read_once:
       speeds = self._throughput.speeds(self._lines.read(step))
-      self._summaries.progress(step, to_host(metrics), speeds)
+      self.summaries.progress(step, to_host(metrics), speeds)
       self._goodput.write()
 
   def _tell_skip(self, step: int) -> None:
     self._skips += 1
     if self._skips <= _SKIPS_TOLD:
-      self._summaries.say(
+      self.summaries.say(
         f'Step {step:,} has a gradient or loss that is not finite: it changes nothing.'
       )
     if self._skips == _SKIPS_TOLD:
-      self._summaries.say('More of such steps are counted (learning/skipped_steps) and not told.')
+      self.summaries.say('More of such steps are counted (learning/skipped_steps) and not told.')
 
 
 class _Clock:

@@ -1,15 +1,18 @@
-"""Loss spikes."""
+"""Loss spikes: which losses are spikes, and which checkpoint a run rolls back to."""
 
 import collections
 import math
 
+from paxlite.checkpointing.checkpoints import Checkpoints
+from paxlite.core.errors import TrainingError
+
 
 class SpikeDetector:
-  """Tells a loss that is far above those before it.
+  """Finds losses that are far above those before them.
 
   Args:
-    factor: A loss above `factor` times the mean of the last `window` ones is a spike.
-    window: Before so many losses nothing is one.
+    factor: A loss above `factor` times the mean of the last `window` losses is a spike.
+    window: Before so many losses, none is a spike.
   """
 
   def __init__(self, factor: float, window: int):
@@ -17,9 +20,9 @@ class SpikeDetector:
     self._losses: collections.deque[float] = collections.deque(maxlen=window)
 
   def __call__(self, loss: float) -> bool:
-    """Whether `loss` is a spike; if not, it counts for those that follow.
+    """Whether `loss` is a spike. If not, it counts for the losses that follow.
 
-    One that is not finite is neither: its step is skipped.
+    A loss that is not finite neither is a spike nor counts: its step is skipped.
     """
     if not math.isfinite(loss):
       return False
@@ -29,3 +32,52 @@ class SpikeDetector:
       return True
     self._losses.append(loss)
     return False
+
+
+class Rollbacks:
+  """Chooses the checkpoint that a run continues from after a loss spike.
+
+  Args:
+    checkpoints: The checkpoints of the run.
+    limit: How often a run may roll back (MAX_ROLLBACKS).
+
+  Attributes:
+    count: How often it did.
+  """
+
+  def __init__(self, checkpoints: Checkpoints, limit: int):
+    self._checkpoints = checkpoints
+    self._limit = limit
+    self._last: int | None = None
+    self.count = 0
+
+  def step_before(self, step: int, rows: str) -> int:
+    """The last good checkpoint before the spike at `step`.
+
+    Where no checkpoint was saved since the last rollback, it is the one before, if there is one.
+    Later checkpoints are moved aside.
+
+    Args:
+      step: The step whose loss spiked.
+      rows: The rows of its batch, for messages.
+
+    Raises:
+      TrainingError: There is no checkpoint, or the run rolled back too often.
+    """
+    self._checkpoints.wait()
+    where = f'the loss spiked at step {step:,}'
+    hint = f'lower LEARNING_RATE, or look at {rows}'
+    if self.count >= self._limit:
+      raise TrainingError(
+        f'{where}, after {self.count} rollbacks (MAX_ROLLBACKS={self._limit}): {hint}'
+      )
+    found = None
+    if self._last is not None and self._checkpoints.steps()[-1:] == [self._last]:
+      found = self._checkpoints.roll_back(self._last)
+    if found is None:
+      found = self._checkpoints.roll_back(step)
+    if found is None:
+      raise TrainingError(f'{where}, and there is no checkpoint to roll back to: {hint}')
+    self.count += 1
+    self._last = found
+    return found

@@ -1,14 +1,10 @@
 """The train step: gradients, and one update of the state."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
-from jax.sharding import Mesh
 
 from paxlite.optim.optimizers import merge
-from paxlite.parallel import partitioning
 from paxlite.training.metrics import Metrics, Weighted
 from paxlite.training.task import Batch, Task
 from paxlite.training.train_state import TrainState
@@ -61,23 +57,3 @@ def train_step(
   named = {f'Metrics/{k}': m for k, m in metrics.items()}
   named |= {f'learning/{k}': Weighted(v, jnp.ones(())) for k, v in learning.items()}
   return new_state, named
-
-
-def jitted_step(
-  task: Task, mesh: Mesh, rules: partitioning.Rules, seed: int, abstract: TrainState
-) -> Any:
-  """train_step as a jitted function of (state, batch) that overwrites the state.
-
-  Args:
-    task, seed: See train_step.
-    mesh: Where it runs.
-    rules: Logical axes to mesh axes.
-    abstract: The state's shapes, dtypes and shardings.
-  """
-
-  def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-    with partitioning.activate(mesh, rules):
-      return train_step(task, seed, state, batch)
-
-  shardings = jax.tree.map(lambda x: x.sharding, abstract)
-  return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))

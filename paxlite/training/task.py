@@ -2,18 +2,16 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from paxlite.layers.einsum import OVERWRITTEN
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN, over_layers, total_loss
 from paxlite.optim.optimizers import Optimizer, merge
-from paxlite.parallel.partitioning import Rules, activate
 from paxlite.training.metrics import Metrics, Weighted, over_microbatches
 from paxlite.training.train_state import TrainState
 
@@ -64,16 +62,6 @@ class Task:
   def _init_variables(self, rng: jax.Array) -> Mapping[str, Any]:
     with self.context():
       return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))
-
-  @contextlib.contextmanager
-  def compiling(self, mesh: Mesh, rules: Rules) -> Iterator[None]:
-    """A context in which programs of the model are compiled or first called.
-
-    Transformer Engine asks for the mesh once more while XLA partitions, and without it reduces the
-    largest absolute values over nothing.
-    """
-    with activate(mesh, rules), self.context():
-      yield
 
   def loss(
     self,

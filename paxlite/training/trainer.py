@@ -1,227 +1,321 @@
-"""The train step, and the loop around it."""
+"""The training loop: evaluate, save, draw a batch, train on it, report."""
 
+import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 
 from paxlite.core.errors import Interrupted, TrainingError, UserError
-from paxlite.data.base import Input
-from paxlite.data.device_batches import device_batches
-from paxlite.parallel import partitioning
-from paxlite.runtime import preemption, processes, profiling
+from paxlite.data.device_batches import DeviceBatches
+from paxlite.runtime import preemption, processes
 from paxlite.runtime.compiled_step import SavedStep, compile_lowered
 from paxlite.runtime.goodput import Goodput
+from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Watchdog
 from paxlite.training.evaluation import Evaluator
 from paxlite.training.memory_check import MemoryCheck
 from paxlite.training.reporting import Reporter, Throughput
 from paxlite.training.save_times import SaveTimes
-from paxlite.training.saving import Saver
-from paxlite.training.spikes import SpikeDetector
-from paxlite.training.states import States
-from paxlite.training.step import jitted_step
+from paxlite.training.skipped_steps import SkippedSteps, last_good
+from paxlite.training.spikes import Rollbacks, SpikeDetector
+from paxlite.training.state_store import StateStore
 from paxlite.training.summaries import Summaries
-from paxlite.training.task import Batch, Task
+from paxlite.training.train_data import TrainData
 from paxlite.training.train_state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """The steps after which something is due.
+
+  Attributes:
+    max_steps: Training ends after this step.
+    report_every: Steps between two records of metrics.
+    evaluate_every: Steps between two evaluations.
+    save_times: The steps after which to save. The last one is saved in any case.
+  """
+
+  max_steps: int
+  report_every: int
+  evaluate_every: int
+  save_times: SaveTimes
+
+  def reports(self, step: int) -> bool:
+    return step % self.report_every == 0 or step == self.max_steps
+
+  def evaluates(self, step: int) -> bool:
+    return step % self.evaluate_every == 0 or step == self.max_steps
+
+  def saves(self, step: int) -> bool:
+    """To be asked once after each step, by every process."""
+    return step == self.max_steps or self.save_times.due(step)
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCompiler:
+  """Compiles the train step, or loads a compiled one.
+
+  Attributes:
+    memory: Compares what the step needs with the memory that is left.
+    options: Options of XLA.
+    saved_step: A compiled step to load.
+  """
+
+  memory: MemoryCheck
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  saved_step: SavedStep | None = None
+
+  def __call__(self, lowered: Any, arguments: tuple[Any, Any]) -> tuple[Any, str]:
+    """The executable, and what was done in words.
+
+    Raises:
+      UserError: The step needs more memory than is left, or the saved step is another one.
+    """
+    if self.saved_step is None:
+      compiled = compile_lowered(lowered, self.options)
+      done = 'Compiled the train step'
+    else:
+      compiled = self.saved_step.load(lowered, arguments, self.memory.mesh)
+      done = f'Loaded the train step of {self.saved_step.path}'
+    self.memory.step(compiled)
+    return compiled, done
 
 
 @dataclasses.dataclass
 class Trainer:
-  """Trains a task on a mesh.
+  """Attributes:
 
-  Attributes:
-    task: What to train.
-    mesh: Where.
-    rules: Logical axes to mesh axes.
-    saver: Where its state comes from and is saved to, with where the data stands.
-    data: Training input.
-    eval_data: Evaluation inputs by name.
-    folder: The run's job_log_dir.
-    seed: Of dropout.
-    seq_len: Tokens of a row.
-    max_steps: Where to stop.
-    summary_interval: Steps between reports.
-    eval_interval: Steps between evaluations; one more follows the last step.
-    save_times: When there is a checkpoint; one more follows the last step.
-    flops_per_token: Model FLOPs, for TFLOP/s and MFU.
-    goodput: Where wall time is noted.
-    watchdog: What ends a run that hangs.
-    spikes: What tells loss spikes, from which the run goes back to a checkpoint; None tells none.
-    profiler_step: Step at which a trace starts, or None.
-    profiler_steps: Steps of the trace.
-    compiler_options: Of XLA, for the train step.
-    saved_step: A compiled step to load; None compiles.
-    memory: Compares a step with the memory that is left.
+  store: The states of the run.
+  data: The training data.
+  evaluator: Evaluates on the evaluation inputs.
+  schedule: The steps after which something is due.
+  compiler: Compiles the train step.
+  folder: The run's job_log_dir.
+  throughput: Turns seconds per step into speeds.
+  goodput: Records what wall time is spent on.
+  watchdog: Ends a run that hangs.
+  profiler: Traces some steps.
+  rollbacks: Chooses the checkpoint to continue from after a loss spike.
+  spikes: Finds loss spikes; None finds none.
   """
 
-  task: Task
-  mesh: Mesh
-  rules: partitioning.Rules
-  saver: Saver
-  data: Input
-  eval_data: Mapping[str, Input]
+  store: StateStore
+  data: TrainData
+  evaluator: Evaluator
+  schedule: Schedule
+  compiler: StepCompiler
   folder: pathlib.Path
-  seed: int
-  seq_len: int
-  max_steps: int
-  summary_interval: int
-  eval_interval: int
-  save_times: SaveTimes
-  flops_per_token: float
+  throughput: Throughput
   goodput: Goodput
   watchdog: Watchdog
-  memory: MemoryCheck
+  profiler: StepProfiler
+  rollbacks: Rollbacks
   spikes: SpikeDetector | None = None
-  profiler_step: int | None = None
-  profiler_steps: int = 2
-  compiler_options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  saved_step: SavedStep | None = None
 
-  @property
-  def states(self) -> States:
-    return self.saver.states
-
-  def train(self, state: TrainState, step: int) -> TrainState:
-    """Runs from `state`, which `states.initial` gave with its step, to max_steps.
+  def resume(self, step: int) -> None:
+    """Puts the data to the batch of `step`; the second time for the same step it does nothing.
 
     Raises:
-      TrainingError: too many gradients were not finite, or losses spiked too often.
-      Interrupted: there was a signal; the step is saved.
+      UserError: The data cannot be read from there, or is not what the run was trained on.
     """
-    summaries = Summaries(self.folder, self.max_steps)
+    notes = self.store.notes(step)
+    self.data.resume(step, notes)
+    self.rollbacks.count = int(notes.get('rollbacks', 0))
+
+  def is_complete(self, step: int) -> bool:
+    """Whether a run that continues from `step` has nothing left to do."""
+    return step >= self.schedule.max_steps and not self._evaluation_is_due(step)
+
+  def train(self, state: TrainState, step: int) -> TrainState:
+    """Runs from `state`, which `store.initial` gave with its step, to the last step.
+
+    Raises:
+      TrainingError: Too many gradients were not finite, or losses spiked too often.
+      Interrupted: There was a signal. What was trained is saved.
+    """
+    summaries = Summaries(self.folder, self.schedule.max_steps)
     self.goodput.reached(step)
     self.goodput.write()
     try:
-      if step >= self.max_steps and not self.saver.evaluation_is_due(step):
-        summaries.say(f'Training is complete: step {step:,} of {self.max_steps:,}.')
+      if self.is_complete(step):
+        summaries.say(f'Training is complete: step {step:,} of {self.schedule.max_steps:,}.')
       else:
         if step:
           summaries.say(f'Continuing from the checkpoint of step {step:,}.')
         with processes.leaving_together(before=summaries.close):
-          state = self._loop(state, step, summaries)
+          state = self._train(state, step, summaries)
     finally:
       summaries.close()
       self.watchdog.pause()
       self.goodput.switch('save')
-      self.states.checkpoints.close()
+      self.store.checkpoints.close()
       self.goodput.write()
-    self.states.checkpoints.raise_failure()
-    self.saver.check_skipped_in_all(int(state.skipped), self.max_steps)
+    self.store.checkpoints.raise_failure()
+    self._skipped_steps.check_all(int(state.skipped), self.schedule.max_steps)
     return state
 
-  def _loop(self, state: TrainState, start: int, summaries: Summaries) -> TrainState:
-    self.saver.resume(start)
-    unevaluated = self.saver.evaluation_is_due(start)
-    summaries.drop_records_after(start, evaluated=start - 1 if unevaluated else start)
-    evaluate = Evaluator(self.task, self.mesh, self.rules, self.eval_data, self.watchdog.beat)
-    evaluate.check()
-    sharding = partitioning.batch_sharding(self.mesh, self.rules)
-    batches = device_batches(self.data, sharding, start=self.saver.batch_of(start))
-    profiler = profiling.StepProfiler(
-      self.folder / 'profile', self.profiler_step, self.profiler_steps
+  def _train(self, state: TrainState, start: int, summaries: Summaries) -> TrainState:
+    self.resume(start)
+    due = self._evaluation_is_due(start)
+    summaries.drop_records_after(start, evaluated=start - 1 if due else start)
+    self.evaluator.check()
+    reporter = Reporter(
+      self.goodput, summaries, self.throughput, self.schedule.reports, self._skipped_steps.check
     )
-    report = Reporter(
-      self.goodput, summaries, self._throughput, self._is_reported, self.saver.check_skipped
-    )
-    self.save_times.restart(start)
-    compiled: Any = None
-    step = start
+    batches = self.data.batches(start, self.store.task.batch_sharding)
     try:
-      while True:
-        # Evaluate, save, then draw the batch: what a checkpoint of step n holds has seen exactly
-        # the batches before n, and a resumed run draws batch n next.
-        last = step == self.max_steps
-        evaluates = (step > start or unevaluated) and (last or step % self.eval_interval == 0)
-        if preemption.reached(step, self.max_steps):
-          self._leave(state, step, evaluates, report)
-        if evaluates:
-          unevaluated = True  # until it is done
-          self.watchdog.pause()
-          with report.clock_stopped(state, 'evaluation'):
-            evaluate.report(state, step, summaries)
-          unevaluated = False
-        if step > start and (last or self.save_times.due(step)):
-          with report.clock_stopped(state, 'save'):
-            self.saver.save(state, step)
-        if profiler.stops_at(step):
-          with report.clock_stopped(state, 'profile'):
-            profiler.stop()
-        if last:
-          break
-        batch = report.next_batch(batches)
-        if first := compiled is None:
-          self.goodput.switch('compile')
-          compiled = self._compile(state, batch, summaries)
-          dispatched_at = time.perf_counter()
-        if profiler.starts_at(step):
-          with report.clock_stopped(state, 'profile'):
-            profiler.start()
-        state, metrics = compiled(state, batch)
-        step += 1
-        if first:
-          report.start_clock(step, state, dispatched_at)
-        self.watchdog.beat()
-        report.step(step, metrics, state)
-        if self.spikes is not None and self.spikes(report.last_loss):
-          spiked = step
-          with report.clock_stopped(state, 'restore'):
-            jax.tree.map(lambda x: x.delete(), state)  # there may be no room for two
-            step = start  # until then there is nothing to be saved
-            state, start = self.saver.roll_back(spiked)
-          summaries.drop_records_after(start, evaluated=start)
-          summaries.say(f'The loss spiked at step {spiked:,}: back to the checkpoint of {start:,}.')
-          report.roll_back(start)
-          self.save_times.restart(start)
-          step = start
-    except UserError:  # the data turned out to be bad; of several processes one cannot save
-      if step > start and jax.process_count() == 1:
-        self.saver.save(state, step, unevaluated)
-      raise
-    except TrainingError:  # which all processes have
-      if step > start:
-        self.saver.save_last_good(state, step)
-      raise
+      compiled = None
+      if start < self.schedule.max_steps:
+        compiled = self._compile(batches, summaries)
+      return self._loop(state, start, due, compiled, batches, reporter)
     finally:
       batches.close()
-      profiler.stop()
-    return state
+      self.profiler.stop()
 
-  @property
-  def _throughput(self) -> Throughput:
-    tokens = self.data.batch_size * self.seq_len
-    peak = profiling.peak_flops(self.mesh.devices.flat[0].device_kind)
-    return Throughput(tokens, tokens * self.flops_per_token / self.mesh.size, peak)
-
-  def _is_reported(self, step: int) -> bool:
-    return step % self.summary_interval == 0 or step == self.max_steps
-
-  def _leave(self, state: TrainState, step: int, unevaluated: bool, report: Reporter) -> None:
-    """Saves what was trained, and raises Interrupted."""
-    if report.started:
-      with report.clock_stopped(state, 'save'):
-        self.saver.save(state, step, unevaluated)
-        self.states.checkpoints.finish()
-    saved = self.states.checkpoints.steps()
-    where = f'step {saved[-1]:,} is saved' if saved else 'nothing is saved'
-    raise Interrupted(f'asked to leave at step {step:,}: {where}; the same command goes on')
-
-  def _compile(self, state: TrainState, batch: Batch, summaries: Summaries) -> Any:
+  def _compile(self, batches: DeviceBatches, summaries: Summaries) -> Any:
+    """The executable of the train step, for batches of the shapes of the first one."""
+    with self.goodput.spent_on('data'):
+      shapes = batches.shapes()
+    self.goodput.switch('compile')
     before = time.perf_counter()
-    with self.task.compiling(self.mesh, self.rules):
-      step = jitted_step(self.task, self.mesh, self.rules, self.seed, self.states.abstract)
-      lowered = step.lower(state, batch)
-      if self.saved_step is None:
-        compiled = compile_lowered(lowered, self.compiler_options)
-        done = 'Compiled the train step'
-      else:
-        compiled = self.saved_step.load(lowered, (state, batch), self.mesh)
-        done = f'Loaded the train step of {self.saved_step.path}'
-    self.memory.step(compiled)
+    with self.store.task.compiling():
+      lowered = self.store.task.lower_step(shapes)
+      compiled, done = self.compiler(lowered, (self.store.task.abstract, shapes))
     self.watchdog.pause()
     summaries.say(f'{done} in {time.perf_counter() - before:.1f} s.')
     return compiled
+
+  def _loop(
+    self,
+    state: TrainState,
+    start: int,
+    evaluates: bool,
+    compiled: Any,
+    batches: DeviceBatches,
+    reporter: Reporter,
+  ) -> TrainState:
+    """Steps until the last one.
+
+    A checkpoint of step n is written before batch n is drawn. The state in it has seen exactly the
+    batches before n, and a run that continues from it draws batch n next.
+    """
+    schedule, step = self.schedule, start
+    schedule.save_times.restart(start)
+    while True:
+      try:
+        if step > start:
+          evaluates = schedule.evaluates(step)
+        if preemption.reached(step, schedule.max_steps):
+          self._leave(state, step, evaluates, reporter)
+        if evaluates:
+          self._evaluate(state, step, reporter)
+        if step > start and schedule.saves(step):
+          with reporter.clock_stopped(state, 'save'):
+            self._save(state, step)
+        if self.profiler.is_due(step):
+          with reporter.clock_stopped(state, 'profile'):
+            self.profiler.switch()
+        if step == schedule.max_steps:
+          return state
+        with self._saved_on_bad_data(state, step):
+          batch = reporter.next_batch(batches)
+        state, metrics = compiled(state, batch)
+        step += 1
+        self.watchdog.beat()
+        reporter.step(step, metrics, state)
+        if self.spikes is not None and self.spikes(reporter.last_loss):
+          state, step = self._roll_back(state, step, reporter)
+          start, evaluates = step, False
+      except TrainingError:
+        self._save_last_good(state, step)
+        raise
+
+  def _evaluation_is_due(self, step: int) -> bool:
+    """Whether the run that saved `step` left before it could evaluate it."""
+    return bool(self.store.notes(step).get('unevaluated', False))
+
+  def _evaluate(self, state: TrainState, step: int, reporter: Reporter) -> None:
+    self.watchdog.pause()
+    with (
+      self._saved_on_bad_data(state, step, unevaluated=True),
+      reporter.clock_stopped(state, 'evaluation'),
+    ):
+      self.evaluator.report(state, step, reporter.summaries)
+
+  def _save(self, state: TrainState, step: int, unevaluated: bool = False) -> None:
+    """Saves a state in the background.
+
+    Args:
+      state: The state after `step` steps.
+      step: The data stands before the batch of this step.
+      unevaluated: Whether an evaluation is due that the run which continues from here has to do.
+
+    Raises:
+      TrainingError: Too many steps before were skipped, or the last save failed.
+    """
+    self._skipped_steps.check(int(state.skipped_in_a_row), step)
+    if not self.store.writes:
+      return
+    notes = self.data.notes(step)
+    if self.rollbacks.count:
+      notes['rollbacks'] = self.rollbacks.count
+    if unevaluated:
+      notes['unevaluated'] = True
+    self.store.save(state, step, notes)
+
+  @contextlib.contextmanager
+  def _saved_on_bad_data(
+    self, state: TrainState, step: int, unevaluated: bool = False
+  ) -> Iterator[None]:
+    """A context in which data that cannot be read ends the run after what it trained is saved.
+
+    Only a process that is alone can save: the others of a run do not know of the error.
+    """
+    try:
+      yield
+    except UserError:
+      if step and jax.process_count() == 1:
+        self._save(state, step, unevaluated)
+      raise
+
+  def _save_last_good(self, state: TrainState, step: int) -> None:
+    """Saves the state before the last skipped steps, if there is no checkpoint of it."""
+    in_a_row = int(state.skipped_in_a_row)
+    newest = max(self.store.checkpoints.steps(), default=-1)
+    if in_a_row and newest < step - in_a_row:
+      self._save(last_good(state), step - in_a_row)
+
+  def _leave(self, state: TrainState, step: int, unevaluated: bool, reporter: Reporter) -> None:
+    """Saves what was trained, and raises Interrupted."""
+    if reporter.started:
+      with reporter.clock_stopped(state, 'save'):
+        self._save(state, step, unevaluated)
+        self.store.checkpoints.finish()
+    saved = self.store.checkpoints.steps()
+    where = f'step {saved[-1]:,} is saved' if saved else 'nothing is saved'
+    raise Interrupted(f'asked to leave at step {step:,}: {where}; the same command goes on')
+
+  def _roll_back(
+    self, state: TrainState, spiked: int, reporter: Reporter
+  ) -> tuple[TrainState, int]:
+    """The last good checkpoint before a loss spike, and its step. The data is read on.
+
+    Raises:
+      TrainingError: There is no checkpoint, or the run rolled back too often.
+    """
+    with reporter.clock_stopped(state, 'restore'):
+      step = self.rollbacks.step_before(spiked, self.data.rows(spiked - 1))
+      jax.tree.map(lambda x: x.delete(), state)  # there may be no room for two
+      state, _ = self.store.restored(step)
+      self.data.skip(spiked - step)
+    reporter.roll_back(spiked, step)
+    self.schedule.save_times.restart(step)
+    return state, step
+
+  @property
+  def _skipped_steps(self) -> SkippedSteps:
+    return SkippedSteps(self.store.task.task.max_skipped_steps, self.data.rows)

@@ -1,0 +1,48 @@
+"""Steps without a finite gradient or loss, which change nothing: how many a run accepts."""
+
+import dataclasses
+from collections.abc import Callable
+
+from paxlite.core.errors import TrainingError
+from paxlite.training.train_state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class SkippedSteps:
+  """Attributes:
+
+  limit: So many skipped steps in a row end the run (MAX_SKIPPED_STEPS).
+  rows: Gives the rows of a step's batch, for messages.
+  """
+
+  limit: int
+  rows: Callable[[int], str]
+
+  def check(self, in_a_row: int, step: int) -> None:
+    """Raises TrainingError where `in_a_row` steps, `step` the last of them, are the limit."""
+    if in_a_row >= self.limit:
+      first = step - in_a_row
+      raise TrainingError(
+        f'{in_a_row} steps in a row had a gradient that is not finite, from step {first} on '
+        f'(MAX_SKIPPED_STEPS={self.limit}). The last good state is that of step {first}; lower '
+        f'LEARNING_RATE, or look at the data that came then: {self.rows(first)}'
+      )
+
+  def check_all(self, skipped: int, steps: int) -> None:
+    """Raises TrainingError where most of the steps of a complete run were skipped."""
+    if 2 * skipped > steps:
+      raise TrainingError(
+        f'{skipped:,} of {steps:,} steps had a gradient or loss that is not finite and changed '
+        'nothing. What the others trained is saved; lower LEARNING_RATE, or look at the data'
+      )
+
+
+def last_good(state: TrainState) -> TrainState:
+  """The state before the last skipped steps, which have changed nothing but counters."""
+  in_a_row = state.skipped_in_a_row
+  return dataclasses.replace(
+    state,
+    step=state.step - in_a_row,
+    skipped=state.skipped - in_a_row,
+    skipped_in_a_row=in_a_row * 0,
+  )

@@ -1,0 +1,178 @@
+"""The train states of a run: new, restored from its checkpoints, and saved."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+from flax import traverse_util
+
+from paxlite.checkpointing.checkpoints import Checkpoints, shapes_of
+from paxlite.checkpointing.restore import OVERWRITTEN, Plan, Restore
+from paxlite.checkpointing.source import Source, find_source
+from paxlite.core.errors import UserError
+from paxlite.core.json_files import read_object
+from paxlite.core.trees import path_name
+from paxlite.training.sharded_task import ShardedTask
+from paxlite.training.train_state import TrainState
+
+
+@dataclasses.dataclass
+class StateStore:
+  """Makes, restores and saves the train states of a run.
+
+  Attributes:
+    task: Says what a state is, and where it lies.
+    checkpoints: The checkpoints of the run.
+    batch_size: Rows of a global batch. A checkpoint of another batch size is refused.
+    restore: Another checkpoint that a new run starts from.
+    trainable_only: Whether checkpoints hold the trainable parameters alone. The frozen ones are
+      read from `restore` each time.
+    start_over: Whether the run may begin again where all of its checkpoints are damaged.
+    writes: Whether checkpoints are written.
+    stop_on_failure: Whether a checkpoint that cannot be written ends the run.
+    plan: Where variables come from that are not in the run's own checkpoints. It is made with the
+      store, which raises UserError where the other checkpoint does not fit.
+  """
+
+  task: ShardedTask
+  checkpoints: Checkpoints
+  batch_size: int
+  restore: Restore | None = None
+  trainable_only: bool = False
+  start_over: bool = False
+  writes: bool = True
+  stop_on_failure: bool = False
+  plan: Plan | None = dataclasses.field(init=False)
+
+  def __post_init__(self):
+    self.plan = self._make_plan()
+
+  def _make_plan(self) -> Plan | None:
+    if self.restore is None or (self.checkpoints.steps() and not self.trainable_only):
+      return None
+    step = self.checkpoints.latest_good_step() if self.trainable_only else None
+    frozen = None if step is None else Source(self.checkpoints.folder(step), pathlib.Path()).frozen
+    return Plan(self.restore, self.task.abstract, find_source(self.restore.path, frozen=frozen))
+
+  def initial(self) -> tuple[TrainState, int]:
+    """The state of the run's last good checkpoint, or a new one; and its step.
+
+    Raises:
+      UserError: The checkpoint does not fit; or there are checkpoints, none of them is good, and
+        the run may not start over.
+    """
+    found = self.checkpoints.restore_latest(self.restored)
+    if found is None:
+      self.checkpoints.start_over(self.start_over)
+      self.plan = self.plan or self._make_plan()  # damaged checkpoints were counted before
+      state = self._new()
+      return state, int(state.step)
+    step, (state, notes) = found
+    if notes['batch_size'] != self.batch_size:
+      raise UserError(
+        f'the checkpoint of step {step} was trained with a global batch of {notes["batch_size"]} '
+        f'and this run has {self.batch_size}: the data would be read twice or left out. '
+        'Choose PERCORE_BATCH_SIZE so that PERCORE_BATCH_SIZE × devices is the same'
+      )
+    return state, step
+
+  def last(self) -> tuple[TrainState, int]:
+    """The state to evaluate, and its step: the last good checkpoint, or restored parameters.
+
+    Raises:
+      UserError: There are none, or they do not fit.
+    """
+    while (step := self.checkpoints.latest_good_step()) is not None:
+      try:
+        return self.restored(step)[0], step
+      except (ValueError, OSError):
+        if step in self.checkpoints.steps():
+          raise
+        self.checkpoints.close()  # the run that is training has removed it in the meantime
+    self.checkpoints.start_over(accepted=False)
+    if self.plan is None:
+      raise UserError('the run holds no good checkpoint to evaluate: train first')
+    return self._new(), 0
+
+  def save(self, state: TrainState, step: int, notes: Mapping[str, Any]) -> None:
+    """Saves a state in the background, unless there is a checkpoint of the step.
+
+    Args:
+      state: The state after `step` steps.
+      step: The step.
+      notes: What else the checkpoint says of the step, as JSON has it.
+
+    Raises:
+      TrainingError: The checkpoint before could not be written, and that ends the run.
+    """
+    if not self.writes:
+      return
+    described: dict[str, Any] = {'step': step, 'batch_size': self.batch_size, **notes}
+    if self.trainable_only and self.plan is not None:
+      described['frozen'] = self.plan.source.fingerprint
+    self.checkpoints.save(step, _on_disk(self._saved(state)), described)
+    if self.stop_on_failure:
+      self.checkpoints.raise_failure()
+
+  def notes(self, step: int) -> dict[str, Any]:
+    """The notes of a checkpoint; empty where the step is not one of the run's own."""
+    path = self.checkpoints.folder(step) / 'data' / 'metadata'
+    return read_object(path) if path.is_file() else {}
+
+  def restored(self, step: int) -> tuple[TrainState, dict[str, Any]]:
+    """The state of one of the run's checkpoints, and its notes."""
+    wanted = self._saved(self.task.abstract)
+    # another backend's FP8 statistics are of no use to this one, which starts with its own
+    prefix = f'{OVERWRITTEN}/'
+    held = {k: v for k, v in self.checkpoints.shapes(step).items() if k.startswith(prefix)}
+    changed = held != shapes_of({OVERWRITTEN: wanted.overwritten})
+    if changed:
+      wanted = dataclasses.replace(wanted, overwritten={})
+    surplus = prefix if changed else ''
+    found, notes = self.checkpoints.restore(step, _on_disk(wanted), surplus)
+    state = TrainState(**{OVERWRITTEN: {}, **found})
+    if changed:
+      new = self.task.new(lambda state: state.overwritten, self.task.abstract.overwritten)
+      state = dataclasses.replace(state, overwritten=new)
+    if not self.trainable_only:
+      return state, notes
+    trained = {path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(self._saved(state))}
+    full = jax.tree_util.tree_map(lambda _: None, self.task.abstract.params)
+    flat = traverse_util.flatten_dict(full) | traverse_util.flatten_dict(state.params)
+    state = dataclasses.replace(state, params=traverse_util.unflatten_dict(flat))
+    return self._filled(state, lambda path: path_name(path) not in trained), notes
+
+  def _new(self) -> TrainState:
+    """A new state. Initial values are computed for what is not restored, and for nothing else."""
+    if self.plan is None:
+      return self.task.new(lambda state: state, self.task.abstract)
+    plan = self.plan
+    restored = lambda path: path_name(path) in plan
+    unrestored = lambda tree: jax.tree_util.tree_map_with_path(
+      lambda path, x: None if restored(path) else x, tree
+    )
+    new = self.task.new(unrestored, unrestored(self.task.abstract))
+    return self._filled(new, restored)
+
+  def _filled(self, state: TrainState, wanted: Callable[[Any], bool]) -> TrainState:
+    """`state` with what is None and wanted read from the other checkpoint."""
+    assert self.plan is not None
+    plan = self.plan
+    load = lambda path, like, x: plan.load(path_name(path), like) if wanted(path) else x
+    return jax.tree_util.tree_map_with_path(load, self.task.abstract, state)
+
+  def _saved(self, state: TrainState) -> TrainState:
+    """The part of a state that goes to disk."""
+    if not self.trainable_only:
+      return state
+    flat = traverse_util.flatten_dict(self.task.task.optimizer.split(state.params)[0])
+    kept = {k: v for k, v in flat.items() if v is not None}
+    return dataclasses.replace(state, params=traverse_util.unflatten_dict(kept))
+
+
+def _on_disk(state: TrainState) -> dict[str, Any]:
+  """The fields of a state by name, without those that are empty."""
+  fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+  return {k: v for k, v in fields.items() if k != OVERWRITTEN or jax.tree.leaves(v)}

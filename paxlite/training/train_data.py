@@ -1,0 +1,106 @@
+"""The training data of a run: which batch a step trains on, and where reading resumes."""
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+
+from paxlite.core.errors import UserError
+from paxlite.data.base import Input, Seekable, place
+from paxlite.data.device_batches import DeviceBatches
+from paxlite.data.fingerprints import fingerprint
+
+log = logging.getLogger('paxlite')
+
+
+class TrainData:
+  """The training input, and its position in the notes of checkpoints.
+
+  Step s trains on batch s, until a loss spike makes the run roll back: the batches up to the spike
+  are not read again then.
+
+  Args:
+    input: The training input.
+    accept_changes: Whether a run may continue with data other than it was trained on before.
+  """
+
+  def __init__(self, input: Input, accept_changes: bool = False):
+    self.input = input
+    self._accept_changes = accept_changes
+    self._skipped_batches = 0
+    self._resumed: int | None = None
+
+  def batches(self, step: int, sharding: NamedSharding) -> DeviceBatches:
+    """The batches of `step` and of all steps after it; to be closed."""
+    return DeviceBatches(self.input, sharding, start=self._batch_of(step))
+
+  def rows(self, step: int) -> str:
+    """The rows of a step's batch, for messages."""
+    return place(self.input, self._batch_of(step))
+
+  def skip(self, batches: int) -> None:
+    """Steps from now on train on batches that come so many later."""
+    self._skipped_batches += batches
+
+  def notes(self, step: int) -> dict[str, Any]:
+    """What a checkpoint says of the data before the batch of `step`. Every process calls this."""
+    notes: dict[str, Any] = {}
+    if self._skipped_batches:
+      notes['skipped_batches'] = self._skipped_batches
+    if self._fingerprint is not None:
+      notes['fingerprint'] = self._fingerprint
+    if isinstance(self.input, Seekable):
+      mine = self.input.position(self._batch_of(step))
+      halves = np.ascontiguousarray(mine, np.int64).view(np.int32)  # JAX would cut 64 bits off
+      gathered = np.asarray(multihost_utils.process_allgather(halves)).reshape(-1, *halves.shape)
+      notes['positions'] = gathered.view(np.int64).tolist()
+    return notes
+
+  def resume(self, step: int, notes: Mapping[str, Any]) -> None:
+    """Puts the data to the batch of `step`; the second time for the same step it does nothing.
+
+    Args:
+      step: The step that the run continues from.
+      notes: The notes of its checkpoint.
+
+    Raises:
+      UserError: The data cannot be read from there, or is not what the run was trained on.
+    """
+    if self._resumed == step:
+      return
+    self._resumed = step
+    self._skipped_batches = int(notes.get('skipped_batches', 0))
+    if isinstance(self.input, Seekable) and step:
+      self._seek(self.input, step, notes.get('positions'))
+    # checkpoints from before there were fingerprints have none
+    if self._fingerprint not in (None, notes.get('fingerprint', self._fingerprint)):
+      changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
+      if not self._accept_changes:
+        raise UserError(
+          f'{changed}: its contents have changed since, so that rows would be read twice or never. '
+          'Put them back, choose another --job_log_dir, or continue with the change: '
+          '--accept_changes'
+        )
+      if jax.process_index() == 0:
+        log.warning('%s; the run continues with it, because of --accept_changes', changed)
+
+  def _seek(self, data: Seekable, step: int, positions: list[Any] | None) -> None:
+    if positions is None or len(positions) != jax.process_count():
+      held = 'no position' if positions is None else f'positions of {len(positions)} processes'
+      raise UserError(
+        f'{self.input.name}: the checkpoint of step {step} holds {held} of the data, and '
+        f'{jax.process_count()} read it: continue with as many processes as before'
+      )
+    data.seek(self._batch_of(step), np.array(positions[jax.process_index()], np.int64))
+
+  def _batch_of(self, step: int) -> int:
+    return step + self._skipped_batches
+
+  @functools.cached_property
+  def _fingerprint(self) -> int | None:
+    return fingerprint(self.input)
