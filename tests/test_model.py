@@ -11,8 +11,9 @@ import pytest
 from flax.linen import meta
 
 from paxlite.experiments.gpt import GPT126M
-from paxlite.layers import attention
-from paxlite.layers.attention import BlockwiseAttention, DotProductAttention, RelativeBias
+from paxlite.layers import attention_kernel, cpu_attention
+from paxlite.layers.attention import DotProductAttention, RelativeBias
+from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.remat import CheckpointPolicy
 from paxlite.layers.weight_product import weight_product
 from paxlite.training.task import Task
@@ -308,8 +309,8 @@ def test_attention_by_blocks_is_attention(case, block_size, T):
   values = dict(query_scale=0.5, window=6 if case == 'window' else 0)
   if 'bias' in case:
     values |= dict(extra_logit=0.0, relative_bias_tpl=lambda name: RelativeBias(4, name=name))
-  whole = DotProductAttention(**values)
-  blocks = BlockwiseAttention(**values, block_size=block_size)
+  whole = DotProductAttention(**values, kernel_tpl=lambda: cpu_attention.attend)
+  blocks = DotProductAttention(**values, kernel_tpl=lambda: AttentionKernel(block_size))
   keys = jax.random.split(jax.random.key(0), 3)
   shapes = (2, T, 4, 8), (2, T, kv_heads, 8), (2, T, kv_heads, 8)
   qkv = [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
@@ -341,7 +342,7 @@ def test_attention_by_blocks_is_attention(case, block_size, T):
 def test_attention_is_what_is_written(extra_logit, on_cpu, monkeypatch):
   """The formula in float64, with a bias and grouped heads; elsewhere the weights are divided."""
   if not on_cpu:
-    monkeypatch.setattr(attention, 'active_platform', lambda: 'tpu')
+    monkeypatch.setattr(attention_kernel, 'active_platform', lambda: 'tpu')
   module = DotProductAttention(
     query_scale=0.5,
     extra_logit=extra_logit,
@@ -365,7 +366,7 @@ def test_attention_is_what_is_written(extra_logit, on_cpu, monkeypatch):
 def test_attention_multiplies_in_the_dtype_of_its_arguments(on_cpu, monkeypatch):
   """In the backward pass too: a product in float32 is slower by far on an accelerator."""
   if not on_cpu:
-    monkeypatch.setattr(attention, 'active_platform', lambda: 'tpu')
+    monkeypatch.setattr(attention_kernel, 'active_platform', lambda: 'tpu')
   qkv = [jnp.ones((1, 8, 2, 4), jnp.bfloat16)] * 3
   y, pull = jax.vjp(lambda *qkv: DotProductAttention(query_scale=0.5).apply({}, *qkv), *qkv)
   dots = [e for e in jax.make_jaxpr(pull)(y).jaxpr.eqns if e.primitive.name == 'dot_general']
@@ -378,10 +379,10 @@ def test_attention_multiplies_in_the_dtype_of_its_arguments(on_cpu, monkeypatch)
   [
     ('BTD,DF->BTF', (2, 8, 16), (16, 64), 'x'),
     ('BTF,FD->BTD', (2, 8, 64), (64, 16), 'y'),
-    ('BTD,KDNH->BTKNH', (2, 8, 16), (3, 16, 4, 4), 'x'),
+    ('BTD,ADNH->BTANH', (2, 8, 16), (3, 16, 4, 4), 'x'),
     ('BTNH,DNH->BTD', (2, 8, 4, 4), (16, 4, 4), 'y'),
     ('BTD,VD->BTV', (2, 8, 16), (256, 16), 'x'),
-    ('GECD,EDF->GECF', (2, 3, 8, 16), (3, 16, 64), 'x'),
+    ('JECD,EDF->JECF', (2, 3, 8, 16), (3, 16, 64), 'x'),
   ],
 )
 def test_gradients_of_a_product_with_a_weight(equation, x, w, first):

@@ -3,6 +3,9 @@
 import ast
 import graphlib
 import pathlib
+import re
+
+from paxlite import layers
 
 ROOT = pathlib.Path(__file__).parents[1]
 PACKAGE = ROOT / 'paxlite'
@@ -140,6 +143,22 @@ def test_one_batch_passes_14_files():
     'optim/optimizers.py',
   ]
   assert sum(len((PACKAGE / f).read_text().splitlines()) for f in way) <= 2400
+
+
+def test_shape_letters_are_those_of_the_legend():
+  """Of names like q_BTNH; the factors A and B of LoRA are the one exception."""
+  legend = set(re.findall(r'(?<![A-Za-z])([A-Z]) [a-z]', layers.__doc__))
+  assert len(legend) >= 20
+  wrong = {
+    f'{path.relative_to(PACKAGE)}: {name}'
+    for path in PACKAGE.rglob('*.py')
+    if path.name not in ('lora.py', 'chat_template.py')
+    for name, letters in re.findall(
+      r'\b([a-z][a-z0-9_]*_([A-Za-z]*[A-Z][A-Za-z0-9]*))\b', path.read_text()
+    )
+    if len(letters) <= 6 and set(filter(str.isupper, letters)) - legend
+  }
+  assert wrong == set()
 
 
 def test_modules_stay_small():

@@ -192,23 +192,23 @@ class Scorer:
       arrays = tuple(make(sharding, x[rows], x.shape) for x in arrays)
     return self._program(self._params, *arrays)
 
-  def _score(self, params, ids_BT, places_BK, targets_BCK, is_target_BK):
+  def _score(self, params, ids_BT, places_BU, targets_BWU, is_target_BU):
     """ln p of each alternative, and whether it is the likeliest, [B, C] each."""
     if self._mesh is None:
-      return self._score_on_mesh(params, ids_BT, places_BK, targets_BCK, is_target_BK)
+      return self._score_on_mesh(params, ids_BT, places_BU, targets_BWU, is_target_BU)
     with partitioning.activate(self._mesh, self._rules):
-      return self._score_on_mesh(params, ids_BT, places_BK, targets_BCK, is_target_BK)
+      return self._score_on_mesh(params, ids_BT, places_BU, targets_BWU, is_target_BU)
 
-  def _score_on_mesh(self, params, ids_BT, places_BK, targets_BCK, is_target_BK):
+  def _score_on_mesh(self, params, ids_BT, places_BU, targets_BWU, is_target_BU):
     x_BTD = self._model.apply({'params': params}, ids_BT, None, None, method='hidden')
-    x_BKD = jnp.take_along_axis(x_BTD, places_BK[:, :, None], axis=1)
-    logits_BKV = self._model.apply({'params': params}, x_BKD, method='logits')
-    log_p_BKV = jax.nn.log_softmax(logits_BKV.astype(jnp.float32))
-    log_p_BCK = jnp.take_along_axis(log_p_BKV, targets_BCK.swapaxes(1, 2), axis=2).swapaxes(1, 2)
-    is_target_B1K = is_target_BK[:, None]
-    best_B1K = log_p_BKV.argmax(-1)[:, None]
-    is_greedy_BC = ((targets_BCK == best_B1K) | ~is_target_B1K).all(-1)
-    return jnp.where(is_target_B1K, log_p_BCK, 0).sum(-1), is_greedy_BC
+    x_BUD = jnp.take_along_axis(x_BTD, places_BU[:, :, None], axis=1)
+    logits_BUV = self._model.apply({'params': params}, x_BUD, method='logits')
+    log_p_BUV = jax.nn.log_softmax(logits_BUV.astype(jnp.float32))
+    log_p_BWU = jnp.take_along_axis(log_p_BUV, targets_BWU.swapaxes(1, 2), axis=2).swapaxes(1, 2)
+    is_target_B1U = is_target_BU[:, None]
+    best_B1U = log_p_BUV.argmax(-1)[:, None]
+    is_greedy_BW = ((targets_BWU == best_B1U) | ~is_target_B1U).all(-1)
+    return jnp.where(is_target_B1U, log_p_BWU, 0).sum(-1), is_greedy_BW
 
 
 def bucket(length: int) -> int:

@@ -21,13 +21,11 @@ from paxlite.experiments.registry import find_known
 # Fields of layers that do not change what is computed but for rounding: how it is initialised,
 # regularised, recomputed and split up.
 _NEUTRAL = re.compile(
-  r'(.*_init|dtype|dropout|embedding_dropout|checkpoint_policy|num_loss_chunks|block_size|rank'
+  r'(.*_init|dtype|dropout|embedding_dropout|checkpoint_policy|num_loss_chunks|kernel_tpl|rank'
   r'|aux_loss_weight|num_groups|num_stages|num_microbatches)'
 )
 # Classes that compute the same as others.
 _SAME = {
-  'BlockwiseAttention': 'DotProductAttention',
-  'FlashAttention': 'DotProductAttention',
   'LoraProjection': 'Projection',
   'PipelinedTransformer': 'UnrolledTransformer',
   'RepeatedTransformer': 'UnrolledTransformer',

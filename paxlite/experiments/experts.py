@@ -9,7 +9,7 @@ from paxlite.core.attributes import Count, Function, Run, Shape, Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.layers.moe import DroplessMoeFeedForward, MoeFeedForward, TopKRouter
+from paxlite.layers.moe import CapacityDispatch, DroplessDispatch, MoeFeedForward, TopKRouter
 from paxlite.layers.transformer import BlockSequence
 from paxlite.parallel import partitioning
 
@@ -100,14 +100,18 @@ class MixtureOfExperts(LanguageModel):
   def experts(self) -> fdl.Partial:
     """The template of a feed-forward layer with experts."""
     return template(
-      DroplessMoeFeedForward if self.USE_DROPLESS_MOE else MoeFeedForward,
+      MoeFeedForward,
       model_dims=self.MODEL_DIMS,
       hidden_dims=self.HIDDEN_DIMS,
       num_experts=self.NUM_EXPERTS,
       num_groups=self.NUM_MOE_GROUPS,
-      capacity_factor=self.EXPERT_CAPACITY_FACTOR,
       aux_loss_weight=self.AUX_LOSS_COEF / self.num_expert_blocks,
       router_tpl=template(TopKRouter, top_k=self.NUM_EXPERTS_PER_TOKEN),
+      dispatch_tpl=(
+        template(DroplessDispatch)
+        if self.USE_DROPLESS_MOE
+        else template(CapacityDispatch, capacity_factor=self.EXPERT_CAPACITY_FACTOR)
+      ),
       dtype=self.FPROP_DTYPE,
     )
 

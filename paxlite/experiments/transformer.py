@@ -14,11 +14,12 @@ from paxlite.experiments.decoding import Decoding
 from paxlite.experiments.optimization import Optimization
 from paxlite.layers.attention import (
   Attention,
-  BlockwiseAttention,
   CombinedQkv,
+  DotProductAttention,
   PerDimScale,
   SeparateQkv,
 )
+from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.embeddings import (
   LearnedPositions,
   LmHead,
@@ -27,7 +28,6 @@ from paxlite.layers.embeddings import (
   TokenEmbedding,
 )
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
-from paxlite.layers.flash_attention import FlashAttention
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.lora import LORA_VARIABLES, LoraProjection
 from paxlite.layers.norms import LayerNorm, RmsNorm
@@ -324,15 +324,18 @@ class Transformer(Decoding, Optimization):
 
   def dot_product_attention(self) -> fdl.Partial:
     """The template of the attention itself."""
-    values: dict[str, Any] = dict(
+    return template(
+      DotProductAttention,
       query_scale=1 / math.sqrt(self.DIMS_PER_HEAD),
       logit_cap=self.ATTEN_LOGIT_CAP,
       window=self.SLIDING_WINDOW,
       dropout=self.DROPOUT_PROB,
+      kernel_tpl=template(
+        AttentionKernel,
+        block_size=self.ATTENTION_BLOCK_SIZE,
+        use_cudnn=self.USE_FLASH_ATTENTION,
+      ),
     )
-    if self.USE_FLASH_ATTENTION:
-      return template(FlashAttention, block_size=self.ATTENTION_BLOCK_SIZE, **values)
-    return template(BlockwiseAttention, block_size=self.ATTENTION_BLOCK_SIZE, **values)
 
   def rotary(self) -> fdl.Partial:
     """The template of the rotary embedding."""

@@ -237,38 +237,38 @@ class Generator:
 
     return traced
 
-  def _prefill_program(self, params, tokens_BP, slots, rows, size: int) -> DecodeState:
+  def _prefill_program(self, params, tokens_BT, slots, rows, size: int) -> DecodeState:
     starts_B, ends_B = slots
     keys_B, done_B = rows
-    B, P = tokens_BP.shape
-    slots_P = jnp.arange(P)
-    is_real = slots_P >= starts_B[:, None]
-    positions_BP = jnp.maximum(slots_P - starts_B[:, None], 0)
-    x_BPD, variables = self._model.apply(
+    B, T = tokens_BT.shape
+    slots_T = jnp.arange(T)
+    is_real = slots_T >= starts_B[:, None]
+    positions_BT = jnp.maximum(slots_T - starts_B[:, None], 0)
+    x_BTD, variables = self._model.apply(
       {'params': params},
-      tokens_BP,
-      positions_BP,
+      tokens_BT,
+      positions_BT,
       is_real.astype(jnp.int32),
       method='hidden',
       mutable=['cache'],
     )
     seen_BV = None
     if self._sampling.repetition_penalty != 1:
-      width = self._model.apply({'params': params}, x_BPD[:1, -1:], method='logits').shape[-1]
+      width = self._model.apply({'params': params}, x_BTD[:1, -1:], method='logits').shape[-1]
       rows_B1 = jnp.arange(B)[:, None]
-      seen_BV = jnp.zeros((B, width), bool).at[rows_B1, tokens_BP].max(is_real)
+      seen_BV = jnp.zeros((B, width), bool).at[rows_B1, tokens_BT].max(is_real)
     state = DecodeState(
       cache=_padded(variables['cache'], size),
-      tokens_BS=jnp.pad(tokens_BP, ((0, 0), (0, size - P))),
+      tokens_BS=jnp.pad(tokens_BT, ((0, 0), (0, size - T))),
       starts_B=starts_B,
       ends_B=ends_B,
-      slot=jnp.int32(P - 1),
-      prompt_slots=jnp.int32(P),
+      slot=jnp.int32(T - 1),
+      prompt_slots=jnp.int32(T),
       done_B=done_B,
       seen_BV=seen_BV,
       keys_B=keys_B,
     )
-    return self._append(params, state, x_BPD[:, -1:])
+    return self._append(params, state, x_BTD[:, -1:])
 
   def _extend_program(self, params, state: DecodeState, last_slot: jax.Array) -> DecodeState:
     """Fills slots until `last_slot` is, or every row has ended."""

@@ -1,8 +1,18 @@
 """Flax Linen layers, composed through templates.
 
-Shape letters, in every file here: B batch, T length (S: that of the keys), D model width, N heads,
-G key/value heads, H head dimension, F hidden width, V vocabulary, K the 3 of combined QKV, L
-layers.
+Shape letters, in every file of paxlite (a test holds names to them):
+
+    B rows of a batch        T length                  S length of the keys
+    D width of the model     F hidden width            V vocabulary
+    N query heads, K · G     K key/value heads         G query heads of a key/value head
+    H width of a head        A the three arrays of combined queries, keys and values
+    L layers                 Z stages of a pipeline    I parts that are computed in turn
+    E experts                C places of an expert     P places of all experts, E · C
+    J groups of tokens       M tokens of a group       X experts of a token
+    R rows, one for each expert of a token
+    U positions that are scored                        W continuations that are compared
+
+A small letter is a part of the dimension: b rows of a microbatch. A pipeline's t counts its ticks.
 
 Parameters are float32; activations have the module's `dtype`. Norms, softmax and loss compute in
 float32. Dropout is on exactly when the caller passes a 'dropout' RNG.

@@ -12,9 +12,10 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.core.templates import Template, template_field
-from paxlite.layers.embeddings import cap_logits
+from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.projection import Projection
-from paxlite.parallel.partitioning import active_mesh, active_platform, num_shards, param, shard
+from paxlite.layers.softmax_attention import Softmax
+from paxlite.parallel.partitioning import param, shard
 
 
 class CombinedQkv(nn.Module):
@@ -28,20 +29,20 @@ class CombinedQkv(nn.Module):
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     shape = (3, self.model_dims, self.num_heads, self.head_dim)
-    # with K before B a GPU would transpose all three, forward and twice backward
-    qkv_BTKNH = self.projection_tpl(
-      equation='BTD,KDNH->BTKNH',
+    # with A before B a GPU would transpose all three, forward and twice backward
+    qkv_BTANH = self.projection_tpl(
+      equation='BTD,ADNH->BTANH',
       shape=shape,
       axes=('qkv', 'embed', 'heads', 'head_dim'),
       name='combined',
     )(x_BTD)
-    qkv_BTKNH = checkpoint_name(qkv_BTKNH, 'combined_qkv_proj')
-    qkv_BTKNH = shard(qkv_BTKNH, 'batch', 'length', None, 'act_heads', None)
-    return qkv_BTKNH[:, :, 0], qkv_BTKNH[:, :, 1], qkv_BTKNH[:, :, 2]
+    qkv_BTANH = checkpoint_name(qkv_BTANH, 'combined_qkv_proj')
+    qkv_BTANH = shard(qkv_BTANH, 'batch', 'length', None, 'act_heads', None)
+    return qkv_BTANH[:, :, 0], qkv_BTANH[:, :, 1], qkv_BTANH[:, :, 2]
 
 
 class SeparateQkv(nn.Module):
-  """Queries [B, T, N, H], keys and values [B, T, G, H] by three weights (grouped queries)."""
+  """Queries [B, T, N, H], keys and values [B, T, K, H] by three weights (grouped queries)."""
 
   model_dims: int
   num_heads: int
@@ -113,7 +114,7 @@ class RelativeBias(nn.Module):
 
 
 class DotProductAttention(nn.Module):
-  """softmax(cap(q·k) + bias + mask)·v in plain XLA, with the softmax in float32.
+  """softmax(cap(q·k) + bias + mask)·v, with the softmax in float32.
 
   Attributes:
     query_scale: Multiplies the queries.
@@ -121,8 +122,9 @@ class DotProductAttention(nn.Module):
     window: A query sees this many of the latest keys, its own included; all where ≤ 0.
     relative_bias_tpl: Takes query − key positions [T, S] to a bias [N, T, S]; None for models
       without.
-    extra_logit: Of one more key, whose value is 0; None for models without.
+    extra_logit: The logit of a virtual key whose value is 0; None for models without.
     dropout: Rate on the attention weights.
+    kernel_tpl: How it is computed: see attention_kernel.
   """
 
   query_scale: float
@@ -131,13 +133,14 @@ class DotProductAttention(nn.Module):
   relative_bias_tpl: Template | None = None
   extra_logit: float | None = None
   dropout: float = 0.0
+  kernel_tpl: Template = template_field(AttentionKernel)
 
   @nn.compact
   def __call__(
     self,
     q_BTNH: jax.Array,
-    k_BSGH: jax.Array,
-    v_BSGH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
     segment_ids_BT: jax.Array | None = None,
     key_segment_ids_BS: jax.Array | None = None,
     start: jax.Array | int = 0,
@@ -146,122 +149,32 @@ class DotProductAttention(nn.Module):
 
     Args:
       q_BTNH: Queries.
-      k_BSGH: Keys, for N // G neighbouring query heads each.
-      v_BSGH: Values.
-      segment_ids_BT: Of the queries.
-      key_segment_ids_BS: Of the keys; None where they are the queries' own.
-      start: Index among the keys of the first query.
+      k_BSKH: Keys, each for N / K neighbouring query heads.
+      v_BSKH: Values.
+      segment_ids_BT: Segments of the queries.
+      key_segment_ids_BS: Segments of the keys; None where they are those of the queries.
+      start: Index of the first query among the keys.
     """
-    T, S = q_BTNH.shape[1], k_BSGH.shape[1]
-    distance = start + jnp.arange(T)[:, None] - jnp.arange(S)
-    mask = distance >= 0
+    T, S = q_BTNH.shape[1], k_BSKH.shape[1]
+    distance_TS = start + jnp.arange(T)[:, None] - jnp.arange(S)
+    mask = distance_TS >= 0
     if self.window > 0:
-      mask &= distance < self.window
+      mask &= distance_TS < self.window
     if segment_ids_BT is not None:
-      keys = segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS
-      mask = (mask & (segment_ids_BT[:, :, None] == keys[:, None, :]))[:, None]
-    bias = None
+      keys_BS = segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS
+      mask = (mask & (segment_ids_BT[:, :, None] == keys_BS[:, None, :]))[:, None]
+    bias_NTS = None
     if self.relative_bias_tpl is not None:
-      bias = self.relative_bias_tpl(name='relative_bias')(distance)
-    return self.attend(q_BTNH, k_BSGH, v_BSGH, mask, bias)
-
-  def attend(
-    self,
-    q_BTNH: jax.Array,
-    k_BSGH: jax.Array,
-    v_BSGH: jax.Array,
-    mask: jax.Array,
-    bias_NTS: jax.Array | None,
-  ) -> jax.Array:
-    """The context [B, T, N, H] under a mask [T, S] or [B, 1, T, S] and a bias of the logits."""
-    B, T, N, H = q_BTNH.shape
-    S, G = k_BSGH.shape[1:3]
-    q_BTNH = q_BTNH * self.query_scale
-    if G == N:
-      scores_BNTS = jnp.einsum('BTNH,BSNH->BNTS', q_BTNH, k_BSGH)
-    else:  # each key head serves N // G neighbouring queries; K counts them
-      q_BTGKH = q_BTNH.reshape(B, T, G, N // G, H)
-      scores_BNTS = jnp.einsum('BTGKH,BSGH->BGKTS', q_BTGKH, k_BSGH).reshape(B, N, T, S)
-    scores_BNTS = cap_logits(scores_BNTS.astype(jnp.float32), self.logit_cap)
-    if bias_NTS is not None:
-      scores_BNTS += bias_NTS
-    scores_BNTS = jnp.where(mask, scores_BNTS, -1e30)
-    # a CPU spends a third of the time on dividing the weights, of which there are more than context
-    divides_context = active_platform() == 'cpu'
-    if self.extra_logit is None and not divides_context:
-      weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
-    else:
-      weights_BNTS, total_BNT = self._exponentials(scores_BNTS)
-      if not divides_context:
-        weights_BNTS /= total_BNT[..., None]
-    dropout = nn.Dropout(self.dropout, deterministic=not self.has_rng('dropout'))
-    weights_BNTS = dropout(weights_BNTS.astype(v_BSGH.dtype))
-    if G == N:
-      context_BTNH = jnp.einsum('BNTS,BSNH->BTNH', weights_BNTS, v_BSGH)
-    else:
-      weights_BGKTS = weights_BNTS.reshape(B, G, N // G, T, S)
-      context_BTNH = jnp.einsum('BGKTS,BSGH->BTGKH', weights_BGKTS, v_BSGH).reshape(B, T, N, H)
-    if not divides_context:
-      return context_BTNH
-    return (context_BTNH / total_BNT.swapaxes(1, 2)[..., None]).astype(v_BSGH.dtype)
-
-  def _exponentials(self, scores_BNTS: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """exp(scores − the largest of a query), and their sums [B, N, T] with the extra logit's."""
-    largest_BNT = scores_BNTS.max(-1)
-    if self.extra_logit is not None:
-      largest_BNT = jnp.maximum(largest_BNT, self.extra_logit)
-    largest_BNT = jax.lax.stop_gradient(largest_BNT)
-    weights_BNTS = jnp.exp(scores_BNTS - largest_BNT[..., None])
-    total_BNT = weights_BNTS.sum(-1)
-    if self.extra_logit is not None:
-      total_BNT += jnp.exp(self.extra_logit - largest_BNT)
-    return weights_BNTS, total_BNT
-
-
-class BlockwiseAttention(DotProductAttention):
-  """The same by blocks of queries, each of which sees the keys up to its own last.
-
-  With many blocks half of the scores are never computed, and those of one block exist at a time, in
-  the backward pass too, which computes them again. Where a sequence does not divide into blocks,
-  where keys are cached and under dropout, all queries are one block.
-
-  Attributes:
-    block_size: Queries of a block. 0: all, but on a CPU, of sequences of 512 or more that are not
-      split over the mesh, a quarter; then 3/8 of the scores are not computed, and none twice.
-  """
-
-  block_size: int = 512
-
-  def attend(
-    self,
-    q_BTNH: jax.Array,
-    k_BSGH: jax.Array,
-    v_BSGH: jax.Array,
-    mask: jax.Array,
-    bias_NTS: jax.Array | None,
-  ) -> jax.Array:
-    T, S = q_BTNH.shape[1], k_BSGH.shape[1]
-    b = self.block_size or (T // 4 if T >= 512 and _whole_on_cpu() else T)
-    if T != S or T % b or b == T or (self.dropout > 0 and self.has_rng('dropout')):
-      return super().attend(q_BTNH, k_BSGH, v_BSGH, mask, bias_NTS)
-    attend = jax.checkpoint(super().attend) if self.block_size else super().attend
-    blocks = []
-    for stop in range(b, T + b, b):
-      rows = slice(stop - b, stop)
-      bias_Nbs = None if bias_NTS is None else bias_NTS[:, rows, :stop]
-      blocks.append(
-        attend(
-          q_BTNH[:, rows], k_BSGH[:, :stop], v_BSGH[:, :stop], mask[..., rows, :stop], bias_Nbs
-        )
-      )
-    return jnp.concatenate(blocks, axis=1)
-
-
-def _whole_on_cpu() -> bool:
-  """Whether all queries of a row are on one device, which is a CPU."""
-  active = active_mesh()
-  whole = active is None or num_shards(dict(active[0].shape), active[1], 'length') == 1
-  return whole and active_platform() == 'cpu'
+      bias_NTS = self.relative_bias_tpl(name='relative_bias')(distance_TS)
+    drops = self.dropout > 0 and self.has_rng('dropout')
+    softmax = Softmax(
+      self.query_scale,
+      self.logit_cap,
+      self.window,
+      self.extra_logit,
+      nn.Dropout(self.dropout, deterministic=False) if drops else None,
+    )
+    return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax)
 
 
 class Attention(nn.Module):
@@ -319,7 +232,7 @@ class Attention(nn.Module):
     return checkpoint_name(out_BTD, 'out_proj')
 
   def _append_to_cache(
-    self, key_BTGH: jax.Array, value_BTGH: jax.Array, segment_ids_BT: jax.Array | None
+    self, key_BTKH: jax.Array, value_BTKH: jax.Array, segment_ids_BT: jax.Array | None
   ) -> tuple[jax.Array, ...]:
     """Keys, values and segment ids of all tokens so far, and the index of the first new one."""
     assert segment_ids_BT is not None
@@ -333,6 +246,6 @@ class Attention(nn.Module):
         cached.value = jax.lax.dynamic_update_slice_in_dim(cached.value, new, start, axis=1)
       return cached.value
 
-    index.value = start + key_BTGH.shape[1]
-    new = {'key': key_BTGH, 'value': value_BTGH, 'segment_ids': segment_ids_BT}
+    index.value = start + key_BTKH.shape[1]
+    new = {'key': key_BTKH, 'value': value_BTKH, 'segment_ids': segment_ids_BT}
     return *(append(name, x) for name, x in new.items()), start

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import jax
 from flax import linen as nn
-from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.core.templates import Template, template_field
 from paxlite.layers.projection import Projection
@@ -48,20 +47,19 @@ class FeedForward(nn.Module):
       axes=('mlp', 'embed'),
       name='ffn_layer2',
     )(hidden_BTF)
-    y_BTD = checkpoint_name(shard(y_BTD, 'batch', 'residual_length', 'act_embed'), 'ffn2')
+    y_BTD = shard(y_BTD, 'batch', 'residual_length', 'act_embed')
     return _zero_padding(y_BTD, paddings_BT)
 
   def hidden(self, x_BTD: jax.Array) -> jax.Array:
     return recomputed(ACTIVATIONS[self.activation])(self.up(x_BTD, 'ffn_layer1'))
 
   def up(self, x_BTD: jax.Array, name: str) -> jax.Array:
-    y_BTF = self.projection_tpl(
+    return self.projection_tpl(
       equation='BTD,DF->BTF',
       shape=(self.model_dims, self.hidden_dims),
       axes=('embed', 'mlp'),
       name=name,
     )(x_BTD)
-    return checkpoint_name(y_BTF, 'ffn1')
 
 
 class GatedFeedForward(FeedForward):
@@ -73,5 +71,5 @@ class GatedFeedForward(FeedForward):
     return recomputed(lambda gate, up: activation(gate) * up)(gate_BTF, up_BTF)
 
 
-def _zero_padding(x_BTX: jax.Array, paddings_BT: jax.Array | None) -> jax.Array:
-  return x_BTX if paddings_BT is None else x_BTX * (1 - paddings_BT[..., None]).astype(x_BTX.dtype)
+def _zero_padding(x: jax.Array, paddings_BT: jax.Array | None) -> jax.Array:
+  return x if paddings_BT is None else x * (1 - paddings_BT[..., None]).astype(x.dtype)

@@ -109,9 +109,9 @@ class TransformerLm(nn.Module):
 
   def _chunked_losses(self, x_BTD: jax.Array, labels_BT: jax.Array) -> TokenLosses:
     B, T, D = x_BTD.shape
-    C = self.num_loss_chunks
-    x_CBtD = x_BTD.reshape(B, C, T // C, D).swapaxes(0, 1)
-    labels_CBt = labels_BT.reshape(B, C, T // C).swapaxes(0, 1)
+    I = self.num_loss_chunks
+    x_IBtD = x_BTD.reshape(B, I, T // I, D).swapaxes(0, 1)
+    labels_IBt = labels_BT.reshape(B, I, T // I).swapaxes(0, 1)
 
     def chunk(lm: 'TransformerLm', _: None, chunk: tuple[jax.Array, jax.Array]):
       return None, cross_entropy(lm.logits(chunk[0]), chunk[1])
@@ -119,8 +119,8 @@ class TransformerLm(nn.Module):
     scan = nn.scan(
       nn.remat(chunk, prevent_cse=False), variable_broadcast='params', split_rngs={'params': False}
     )
-    _, losses = scan(self, None, (x_CBtD, labels_CBt))
-    return jax.tree.map(lambda y_CBt: y_CBt.swapaxes(0, 1).reshape(B, T), losses)
+    _, losses = scan(self, None, (x_IBtD, labels_IBt))
+    return jax.tree.map(lambda y_IBt: y_IBt.swapaxes(0, 1).reshape(B, T), losses)
 
 
 def cross_entropy(logits_BTV: jax.Array, labels_BT: jax.Array) -> TokenLosses:

@@ -16,16 +16,16 @@ class PipelinedTransformer(RepeatedTransformer):
   """RepeatedTransformer with its layers in stages, which work at different microbatches at a time.
 
   GPipe's schedule (https://arxiv.org/abs/1811.06965) in the form of GSPMD
-  (https://arxiv.org/abs/2105.04663, section 3.3): at each of M + P − 1 ticks every stage applies
+  (https://arxiv.org/abs/2105.04663, section 3.3): at each of I + Z − 1 ticks every stage applies
   its layers to what it holds, and all pass that on to the next stage. A stage idles, that is
-  computes on zeros, in a share (P − 1) / (M + P − 1) of the ticks.
+  computes on zeros, in a share (Z − 1) / (I + Z − 1) of the ticks.
 
   Parameters are those of RepeatedTransformer [L, …], so that a checkpoint runs in any number of
-  stages. Shape letters: P stages, M microbatches of b rows, l layers a stage.
+  stages. Shape letters: Z stages, I microbatches of b rows, l layers a stage.
 
   Attributes:
-    num_stages: P; the mesh axis 'stage' has this size.
-    num_microbatches: M; a batch that does not divide so goes through whole.
+    num_stages: Z; the mesh axis 'stage' has this size.
+    num_microbatches: I; a batch that does not divide so goes through whole.
   """
 
   num_stages: int = 1
@@ -38,55 +38,55 @@ class PipelinedTransformer(RepeatedTransformer):
     if self.is_initializing() or self.is_mutable_collection('cache'):  # text comes token by token
       return super().__call__(x_BTD, positions_BT, segment_ids_BT)
     B, T, D = x_BTD.shape
-    P = self.num_stages
-    M = self.num_microbatches if B % self.num_microbatches == 0 else 1
-    ticks = M + P - 1
+    Z = self.num_stages
+    I = self.num_microbatches if B % self.num_microbatches == 0 else 1
+    ticks = I + Z - 1
 
-    # every M-th row, so that each device's rows stay on it
-    split = lambda x: x.reshape(B // M, M, *x.shape[1:]).swapaxes(0, 1)
-    x_MbTD = shard(split(x_BTD), None, 'batch', 'residual_length', 'act_embed')
+    # every I-th row, so that each device's rows stay on it
+    split = lambda x: x.reshape(B // I, I, *x.shape[1:]).swapaxes(0, 1)
+    x_IbTD = shard(split(x_BTD), None, 'batch', 'residual_length', 'act_embed')
     beside = [
       None if a is None else split(jnp.broadcast_to(a, (B, T)))
       for a in (positions_BT, segment_ids_BT)
     ]
-    params_Pl = jax.tree.map(
-      lambda w: w.reshape(P, -1, *w.shape[1:]), self.get_variable('params', REPEATED)
+    params_Zl = jax.tree.map(
+      lambda w: w.reshape(Z, -1, *w.shape[1:]), self.get_variable('params', REPEATED)
     )
     active = active_mesh()
     on_stages = 'stage' if active is not None and 'stage' in active[0].shape else None
     run_stages: Any = jax.vmap(self._stage, spmd_axis_name=on_stages)
     rng = self.make_rng('dropout') if self.has_rng('dropout') else None
-    stages = jnp.arange(P)
+    stages = jnp.arange(Z)
 
     # Selections by stage and not slices: a slice of a dimension that is split gathers it.
     is_stage = lambda p: (stages == p)[:, None, None, None]
 
-    def tick(held_PbTD: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
+    def tick(held_ZbTD: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
       entering_bTD, t = inputs
       entering_bTD = shard(entering_bTD, 'batch', 'residual_length', 'act_embed')
-      held_PbTD = jnp.where(is_stage(0), entering_bTD, jnp.roll(held_PbTD, 1, axis=0))
-      held_PbTD = shard(held_PbTD, 'layers', 'batch', 'residual_length', 'act_embed')
-      microbatch_P = jnp.clip(t - stages, 0, M - 1)
-      with_it = [None if a is None else a[microbatch_P] for a in beside]
-      keys_P = None if rng is None else jax.random.split(jax.random.fold_in(rng, t), P)
-      out_PbTD, sown = run_stages(params_Pl, held_PbTD, *with_it, keys_P)
-      out_PbTD = shard(out_PbTD, 'layers', 'batch', 'residual_length', 'act_embed')
-      left_bTD = jnp.where(is_stage(P - 1), out_PbTD, 0).sum(0)
+      held_ZbTD = jnp.where(is_stage(0), entering_bTD, jnp.roll(held_ZbTD, 1, axis=0))
+      held_ZbTD = shard(held_ZbTD, 'layers', 'batch', 'residual_length', 'act_embed')
+      microbatch_Z = jnp.clip(t - stages, 0, I - 1)
+      with_it = [None if a is None else a[microbatch_Z] for a in beside]
+      keys_Z = None if rng is None else jax.random.split(jax.random.fold_in(rng, t), Z)
+      out_ZbTD, sown = run_stages(params_Zl, held_ZbTD, *with_it, keys_Z)
+      out_ZbTD = shard(out_ZbTD, 'layers', 'batch', 'residual_length', 'act_embed')
+      left_bTD = jnp.where(is_stage(Z - 1), out_ZbTD, 0).sum(0)
       left_bTD = shard(left_bTD, 'batch', 'residual_length', 'act_embed')
-      works_P = (t >= stages) & (t - stages < M)
-      return out_PbTD, (left_bTD, sown, works_P)
+      works_Z = (t >= stages) & (t - stages < I)
+      return out_ZbTD, (left_bTD, sown, works_Z)
 
     # what enters after the last microbatch is never looked at
-    entering_tbTD = jnp.pad(x_MbTD, [(0, P - 1), (0, 0), (0, 0), (0, 0)])
-    empty_PbTD = jnp.zeros((P, *x_MbTD.shape[1:]), x_BTD.dtype)
-    _, (left_tbTD, sown, works_tP) = jax.lax.scan(
-      tick, empty_PbTD, (entering_tbTD, jnp.arange(ticks))
+    entering_tbTD = jnp.pad(x_IbTD, [(0, Z - 1), (0, 0), (0, 0), (0, 0)])
+    empty_ZbTD = jnp.zeros((Z, *x_IbTD.shape[1:]), x_BTD.dtype)
+    _, (left_tbTD, sown, works_tZ) = jax.lax.scan(
+      tick, empty_ZbTD, (entering_tbTD, jnp.arange(ticks))
     )
-    tokens_M = jnp.ones(M) if beside[1] is None else (beside[1] > 0).sum((1, 2))
-    microbatch_tP = jnp.clip(jnp.arange(ticks)[:, None] - stages, 0, M - 1)
-    self._sow(sown, works_tP, M, jnp.where(works_tP, tokens_M[microbatch_tP], 0))
-    y_MbTD = shard(left_tbTD[P - 1 :], None, 'batch', 'residual_length', 'act_embed')
-    y_BTD = y_MbTD.swapaxes(0, 1).reshape(B, T, D)
+    tokens_I = jnp.ones(I) if beside[1] is None else (beside[1] > 0).sum((1, 2))
+    microbatch_tZ = jnp.clip(jnp.arange(ticks)[:, None] - stages, 0, I - 1)
+    self._sow(sown, works_tZ, I, jnp.where(works_tZ, tokens_I[microbatch_tZ], 0))
+    y_IbTD = shard(left_tbTD[Z - 1 :], None, 'batch', 'residual_length', 'act_embed')
+    y_BTD = y_IbTD.swapaxes(0, 1).reshape(B, T, D)
     return shard(y_BTD, 'batch', 'residual_length', 'act_embed')
 
   def _stage(
@@ -114,7 +114,7 @@ class PipelinedTransformer(RepeatedTransformer):
       keys_l = jax.random.split(key, self.num_layers // self.num_stages)
     return jax.lax.scan(layer, x_bTD, (params_l, keys_l))
 
-  def _sow(self, sown: Any, works_tP: jax.Array, microbatches: int, tokens_tP: jax.Array) -> None:
+  def _sow(self, sown: Any, works_tZ: jax.Array, microbatches: int, tokens_tZ: jax.Array) -> None:
     """Leaves terms and summaries over microbatches, as task.Task.grads takes them together.
 
     Idle stages' do not count. Terms of the loss are averaged by the number of microbatches,
@@ -122,9 +122,9 @@ class PipelinedTransformer(RepeatedTransformer):
     """
     for collection, values in sown.items():
       for path, value in jax.tree_util.tree_leaves_with_path(values):
-        # [ticks, P, l]
-        along = lambda x_tP, ndim=value.ndim: x_tP.reshape(x_tP.shape + (1,) * (ndim - 2))
-        works = along(works_tP)
+        # [ticks, Z, l]
+        along = lambda x_tZ, ndim=value.ndim: x_tZ.reshape(x_tZ.shape + (1,) * (ndim - 2))
+        works = along(works_tZ)
         name = '/'.join(k.key for k in path if hasattr(k, 'key'))
         short = name.rpartition('/')[2]
         if collection == LOSSES:
@@ -132,5 +132,5 @@ class PipelinedTransformer(RepeatedTransformer):
         elif is_maximum(short):
           self.sow(collection, short, jnp.where(works, value, -jnp.inf).max(0))
         else:
-          share = along(tokens_tP / jnp.maximum(tokens_tP.sum(0), 1e-6))
+          share = along(tokens_tZ / jnp.maximum(tokens_tZ.sum(0), 1e-6))
           self.sow(collection, short, (jnp.where(works, value, 0) * share).sum(0))

@@ -17,8 +17,8 @@ Initializer = Callable[..., jax.Array]
 class Projection(nn.Module):
   """y = einsum(equation, x, w) + b.
 
-  The equation is the layout: 'BTD,KDNH->BTKNH' reads [B,T,D], owns w [K,D,N,H], and its bias has
-  the dimensions of w that reach the output, b [K,N,H].
+  The equation is the layout: 'BTD,ADNH->BTANH' reads [B,T,D], owns w [A,D,N,H], and its bias has
+  the dimensions of w that reach the output, b [A,N,H].
 
   Attributes:
     equation: Of the input and the weight, with single letters and no ellipsis.

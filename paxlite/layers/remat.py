@@ -34,10 +34,12 @@ _NAMES: dict[str, tuple[str, ...]] = {
   'SAVE_CONTEXT': ('context',),
   'SAVE_CONTEXT_AND_OUT_PROJ': ('context', 'out_proj'),
   'SAVE_QKV_CONTEXT_OUT_PROJ': (*_QKV, 'context', 'out_proj'),
-  'SAVE_DOT_FOR_MLPERF_200B': (*_QKV, 'context', 'out_proj'),
   'SAVE_ITERATION_INPUT': ('iteration_input',),
   'SAVE_TRANSFORMER_LAYER_OUTPUT': ('transformer_layer_out',),
 }
+
+
+_NAMES['SAVE_DOT_FOR_MLPERF_200B'] = _NAMES['SAVE_QKV_CONTEXT_OUT_PROJ']  # Pax has both names
 
 
 def jax_policy(policy: str) -> Callable[..., Any]:

@@ -9,12 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.layers import flash_attention
+from paxlite.layers import cudnn_attention
 from paxlite.layers.attention import DotProductAttention, RelativeBias
-from paxlite.layers.flash_attention import FlashAttention
+from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
 
+CUDNN = functools.partial(AttentionKernel, use_cudnn=True)
 SEGMENTS = jnp.where(jnp.arange(32) < 11, 1, jnp.where(jnp.arange(32) < 27, 2, 0))[None]
 
 
@@ -36,7 +37,7 @@ def asked(monkeypatch):
     return compute(*args, implementation='xla', **kwargs)
 
   monkeypatch.setattr(jax.nn, 'dot_product_attention', answer)
-  monkeypatch.setattr(flash_attention, '_fits', lambda q, k: True)
+  monkeypatch.setattr(cudnn_attention, '_has_kernel', lambda q, k: True)
   return found
 
 
@@ -61,7 +62,7 @@ def test_cudnn_is_asked_for_the_same(asked, case, packed, mesh):
   rules = partitioning.rules_for(['replica', 'data', 'mdl'])
   one = make_mesh([1, 1, 1], [1, 1, 1], ['replica', 'data', 'mdl'], jax.devices()[:1])
   with partitioning.activate(one, rules) if mesh else contextlib.nullcontext():
-    (_, y), grads2 = grad(FlashAttention(**values))
+    (_, y), grads2 = grad(DotProductAttention(**values, kernel_tpl=CUDNN))
   assert asked
   assert all(a['is_causal'] and (a['mask'] is not None) == packed for a in asked)
   np.testing.assert_allclose(y, expected, atol=1e-6)
@@ -80,7 +81,10 @@ def test_cudnn_is_asked_for_the_same(asked, case, packed, mesh):
 )
 def test_cudnn_is_not_asked_for_what_it_has_not(asked, values):
   arrays = qkv()
-  both = [cls(query_scale=0.5, **values) for cls in (DotProductAttention, FlashAttention)]
+  both = [
+    DotProductAttention(query_scale=0.5, kernel_tpl=kernel, **values)
+    for kernel in (AttentionKernel, CUDNN)
+  ]
   rngs = {'dropout': jax.random.key(2)}
   variables = both[0].init({'params': jax.random.key(1), **rngs}, *arrays)
   expected, found = (m.apply(variables, *arrays, rngs=rngs) for m in both)
@@ -98,7 +102,7 @@ def test_where_there_is_a_kernel(monkeypatch):
     mesh = types.SimpleNamespace(devices=np.array([device]), shape=shape)
     monkeypatch.setattr(partitioning, 'active_mesh', lambda: (mesh, rules))
     abstract = lambda *shape: jax.ShapeDtypeStruct(shape, dtype)
-    return flash_attention._fits(abstract(2, T, N, H), abstract(2, S, G, H))
+    return cudnn_attention._has_kernel(abstract(2, T, N, H), abstract(2, S, G, H))
 
   assert fits()
   assert fits(dtype=jnp.float16, data=4, mdl=4)

@@ -1,0 +1,82 @@
+"""Which kernel computes attention. This is the only place that decides it."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from paxlite.layers import cpu_attention, cudnn_attention, softmax_attention
+from paxlite.layers.softmax_attention import Softmax
+from paxlite.parallel.partitioning import active_mesh, active_platform, num_shards
+
+Kernel = Callable[
+  [jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None, Softmax], jax.Array
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionKernel:
+  """The kernel for a platform and shapes.
+
+  Attributes:
+    block_size: Queries of a block, where attention is computed by blocks; 0 chooses.
+    use_cudnn: Whether cuDNN computes what it can on NVIDIA GPUs.
+  """
+
+  block_size: int = 0
+  use_cudnn: bool = False
+
+  def __call__(
+    self,
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    mask: jax.Array,
+    bias_NTS: jax.Array | None,
+    softmax: Softmax,
+  ) -> jax.Array:
+    if self.use_cudnn and cudnn_attention.computes(q_BTNH, k_BSKH, bias_NTS, softmax):
+      return cudnn_attention.attend(q_BTNH, k_BSKH, v_BSKH, mask, softmax)
+    T, S = q_BTNH.shape[1], k_BSKH.shape[1]
+    on_cpu = active_platform() == 'cpu'
+    kernel: Kernel = cpu_attention.attend if on_cpu else softmax_attention.attend
+    block_size = self.block_size or (cpu_attention.block_size(T) if on_cpu and _unsplit() else T)
+    if T != S or T % block_size or block_size == T or softmax.dropout is not None:
+      return kernel(q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax)
+    if self.block_size:
+      kernel = jax.checkpoint(kernel, static_argnums=5)
+    return by_blocks(kernel, block_size, q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax)
+
+
+def _unsplit() -> bool:
+  """Whether all queries of a row are on one device."""
+  active = active_mesh()
+  return active is None or num_shards(dict(active[0].shape), active[1], 'length') == 1
+
+
+def by_blocks(
+  kernel: Kernel,
+  block_size: int,
+  q_BTNH: jax.Array,
+  k_BSKH: jax.Array,
+  v_BSKH: jax.Array,
+  mask: jax.Array,
+  bias_NTS: jax.Array | None,
+  softmax: Softmax,
+) -> jax.Array:
+  """`kernel` on blocks of queries, each of which sees the keys up to its own last query.
+
+  With many blocks half of the scores are never computed, and the scores of one block exist at a
+  time: in the backward pass too, if `kernel` recomputes them there.
+  """
+  contexts = []
+  for stop in range(block_size, q_BTNH.shape[1] + block_size, block_size):
+    rows = slice(stop - block_size, stop)
+    bias = None if bias_NTS is None else bias_NTS[:, rows, :stop]
+    contexts.append(
+      kernel(
+        q_BTNH[:, rows], k_BSKH[:, :stop], v_BSKH[:, :stop], mask[..., rows, :stop], bias, softmax
+      )
+    )
+  return jnp.concatenate(contexts, axis=1)
