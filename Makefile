@@ -15,7 +15,7 @@ demo: $(VENV)/.core
 	$(BIN)/python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=$(LOGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --durations=10
+	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --durations=25
 
 # a worker for each file, as there is one Slurm
 test-slow: $(VENV)/.dev

@@ -2,7 +2,7 @@
 
 The loss of DemoGPT on its text under each backend: same data, same seed, in bfloat16. Transformer
 Engine is taken as it is installed; where it is not, its Python computes on the CPU
-(tests/te_cpu.py), which has its numbers and not its kernels.
+(tests/support/te_cpu.py), which has its numbers and not its kernels.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def main() -> None:
 def losses(flags: list[str], steps: int) -> dict:
   """{'train': [[step, loss] …], 'held_out': loss} of one run."""
   has_te = importlib.util.find_spec('transformer_engine_jax') is not None
-  module = 'paxlite.main' if has_te or flags[:1] != ['USE_TE=gemm'] else 'tests.te_main'
+  module = 'paxlite.main' if has_te or flags[:1] != ['USE_TE=gemm'] else 'tests.support.te_main'
   values = [f'MAX_STEPS={steps}', f'LR_COS_DECAY_END={steps}', 'FPROP_DTYPE=bfloat16']
   values += [f'EVAL_INTERVAL_STEPS={steps}', 'SUMMARY_INTERVAL_STEPS=10', 'SAMPLE_PROMPT=None']
   with tempfile.TemporaryDirectory() as folder:

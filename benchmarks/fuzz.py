@@ -1,7 +1,7 @@
 """python benchmarks/fuzz.py: random input for the readers; fails at one that is read wrongly.
 
-Of each target in tests/fuzzing.py: cases, right results, clear errors, seconds. The smallest case
-that violates its property is printed with what it raised.
+Of each target in tests/support/fuzzing.py: cases, right results, clear errors, seconds. The
+smallest case that violates its property is printed with what it raised.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import warnings
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-from tests import fuzzing
+from tests.support import fuzzing
 
 
 def main() -> int:

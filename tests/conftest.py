@@ -6,6 +6,7 @@ half of the time to compile and matter at larger sizes.
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -13,12 +14,13 @@ import unittest.mock
 
 import pytest
 
-from tests import runs
+from tests.support import runs
 
 _CACHE = 'JAX_COMPILATION_CACHE_DIR'
 
 
 def pytest_configure(config):
+  signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for `make test &`
   if hasattr(config, 'workerinput'):  # a worker of xdist has its starter's environment
     return
   config.compilation_cache = tempfile.mkdtemp(prefix='paxlite-tests-')

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
   from paxlite.experiments.base import Experiment
 
 # The table's rows of paxlite's own experiments, so that listing them imports none of them.
-# python -m tests.test_experiments --update writes it, and a test compares.
+# python -m tests.unit.experiments.test_experiments --update writes it, and a test compares.
 INDEX = pathlib.Path(__file__).parents[1] / 'experiments' / 'index.json'
 
 COLUMNS = (

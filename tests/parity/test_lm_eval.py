@@ -1,0 +1,123 @@
+"""EleutherAI's harness itself on our weights and, through its own class, on transformers'."""
+
+import json
+import math
+
+import pytest
+
+from paxlite.core.files import read_text
+from paxlite.data import packaged
+from tests.support.imported import run_import
+
+torch = pytest.importorskip('torch._dynamo') and pytest.importorskip('torch')  # see test_seqio
+transformers = pytest.importorskip('transformers')
+pytest.importorskip('lm_eval')
+
+TASKS = {
+  'choose': dict(
+    output_type='multiple_choice', doc_to_text='{{context}}', doc_to_choice='{{options}}',
+    doc_to_target='{{answer}}', metric_list=[dict(metric='acc'), dict(metric='acc_norm')],
+  ),
+  'whole': dict(
+    output_type='loglikelihood_rolling', doc_to_text='', doc_to_target='{{text}}',
+    metric_list=[dict(metric='word_perplexity'), dict(metric='bits_per_byte')],
+  ),
+  'write': dict(
+    output_type='generate_until', doc_to_text='{{context}}', doc_to_target='{{next}}',
+    generation_kwargs=dict(until=['\n\n'], max_gen_toks=12, do_sample=False),
+    metric_list=[dict(metric='exact_match', aggregation='mean', higher_is_better=True)],
+  ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A tiny Llama of random weights with a tokenizer, a data file and three tasks of it."""
+  from tokenizers import ByteLevelBPETokenizer
+
+  folder = tmp_path_factory.mktemp('lm_eval')
+  text = read_text(packaged.TEXTS[0])[:200_000]
+  bpe = ByteLevelBPETokenizer()
+  bpe.train_from_iterator([text], vocab_size=400, special_tokens=['<s>', '</s>'])
+  torch.manual_seed(0)
+  config = transformers.LlamaConfig(
+    vocab_size=400, hidden_size=32, intermediate_size=56, num_hidden_layers=2,
+    num_attention_heads=4, max_position_embeddings=64, bos_token_id=0, eos_token_id=1,
+    initializer_range=0.3,
+  )  # fmt: skip
+  transformers.LlamaForCausalLM(config).save_pretrained(folder / 'hf')
+  bpe.save(str(folder / 'hf' / 'tokenizer.json'))
+  names = dict(tokenizer_class='PreTrainedTokenizerFast', eos_token='</s>')
+  (folder / 'hf' / 'tokenizer_config.json').write_text(json.dumps(names))
+  run_import('hf', folder / 'hf', folder / 'w')
+
+  words = text.split()
+  records = []
+  for i in range(7):
+    part = words[40 * i : 40 * i + 40]
+    options = [' '.join(part[12:n]) for n in (13, 15, 18)]
+    records.append(
+      dict(context=' '.join(part[:12]), options=options, answer=i % 3, next=part[12],
+           text=' '.join(part * (1 + i % 2)))
+    )  # fmt: skip
+  (folder / 'records.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in records))
+  for name, fields in TASKS.items():
+    task = dict(
+      task=name, dataset_path='json', test_split='test', **fields,
+      dataset_kwargs=dict(data_files=dict(test=str(folder / 'records.jsonl'))),
+    )  # fmt: skip
+    (folder / f'{name}.yaml').write_text(json.dumps(task))
+  return folder
+
+
+@pytest.fixture(scope='module')
+def both(folder, tmp_path_factory):
+  """What the harness finds of our weights, and of the same ones by transformers."""
+  import datasets
+  import lm_eval
+  from lm_eval.models.huggingface import HFLM
+  from lm_eval.tasks import TaskManager
+
+  from paxlite.tools.lm_eval import PaxliteLM
+
+  datasets.config.HF_DATASETS_CACHE = tmp_path_factory.mktemp('cache')
+  ours = PaxliteLM(checkpoint=str(folder / 'w'), batch_tokens=256, DECODE_BATCH_SIZE=4)
+  theirs = HFLM(pretrained=str(folder / 'hf'), device='cpu', dtype='float32', max_length=64)
+  manager = TaskManager(include_path=str(folder), include_defaults=False)
+  run = lambda model: lm_eval.simple_evaluate(
+    model, tasks=list(TASKS), task_manager=manager, log_samples=True, bootstrap_iters=0
+  )
+  return run(ours), run(theirs)
+
+
+def responses(found, task: str) -> list:
+  samples = sorted(found['samples'][task], key=lambda s: s['doc_id'])
+  return [s['filtered_resps'] for s in samples]
+
+
+def test_log_likelihoods_are_theirs(both):
+  ours, theirs = (responses(found, 'choose') for found in both)
+  assert len(ours) == 7
+  for a, b in zip(ours, theirs, strict=True):
+    for (log_p, greedy), (their_log_p, their_greedy) in zip(a, b, strict=True):
+      assert math.isclose(log_p, their_log_p, abs_tol=1e-3)
+      assert greedy == their_greedy
+
+
+def test_whole_texts_are_as_likely_as_theirs(both):
+  for a, b in zip(*(responses(found, 'whole') for found in both), strict=True):
+    assert math.isclose(a[0], b[0], rel_tol=1e-4)
+
+
+def test_greedy_texts_are_theirs(both):
+  ours, theirs = (responses(found, 'write') for found in both)
+  assert ours == theirs
+  assert any(text.strip() for (text,) in ours)
+
+
+def test_metrics_are_theirs(both):
+  ours, theirs = (found['results'] for found in both)
+  for task, metrics in theirs.items():
+    for name, value in metrics.items():
+      if isinstance(value, float):
+        assert math.isclose(ours[task][name], value, rel_tol=1e-4), (task, name)

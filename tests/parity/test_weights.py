@@ -1,0 +1,412 @@
+"""Weights of others: in, out again bit for bit, and the same logits as transformers has."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.data import packaged
+from paxlite.experiments.base import Experiment
+from paxlite.experiments.gpt import GPT2
+from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.registry import experiments
+from paxlite.tools import export_weights
+from paxlite.weights.families import config_json, family_of
+from paxlite.weights.families import experiment_of as from_config
+from tests.support.imported import loaded, run_import
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers')
+
+SIZES = dict(vocab_size=96, bos_token_id=1, eos_token_id=2)
+BLOCK = SIZES | dict(
+  hidden_size=32, intermediate_size=56, num_hidden_layers=2, num_attention_heads=4,
+  max_position_embeddings=64,
+)  # fmt: skip
+ROPE = dict(
+  rope_type='llama3', rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+  original_max_position_embeddings=16,
+)  # fmt: skip
+FAMILIES = {
+  'llama_mha': (transformers.LlamaConfig, BLOCK),
+  'llama_gqa_tied': (
+    transformers.LlamaConfig,
+    BLOCK | dict(num_key_value_heads=2, tie_word_embeddings=True),
+  ),
+  'llama3_scaled': (
+    transformers.LlamaConfig, BLOCK | dict(num_key_value_heads=2, rope_parameters=ROPE)
+  ),
+  'mistral_window': (
+    transformers.MistralConfig, BLOCK | dict(num_key_value_heads=2, sliding_window=5)
+  ),
+  'gemma': (transformers.GemmaConfig, BLOCK | dict(num_key_value_heads=1, head_dim=16)),
+  'gpt2': (transformers.GPT2Config, SIZES | dict(n_embd=32, n_head=4, n_layer=2, n_positions=64)),
+}  # fmt: skip
+
+
+def their_model(family: str):
+  torch.manual_seed(0)
+  cls, sizes = FAMILIES[family]
+  model = transformers.AutoModelForCausalLM.from_config(cls(**sizes)).eval()
+  with torch.no_grad():
+    for parameter in model.parameters():  # norms and biases too shall matter
+      parameter.add_(torch.randn_like(parameter) * 0.1)
+  return model
+
+
+@pytest.mark.parametrize('family', FAMILIES)
+def test_logits_greedy_tokens_and_the_way_back(family, tmp_path):
+  from paxlite.generation.decoding import Generator
+
+  theirs = their_model(family)
+  theirs.save_pretrained(tmp_path / 'hf')
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  experiment, model, params = loaded(tmp_path / 'w')
+  ids = np.random.default_rng(0).integers(3, 96, (2, 24))
+  with torch.no_grad():
+    expected = theirs(torch.tensor(ids)).logits.numpy()
+  with jax.default_matmul_precision('highest'):
+    logits = model.apply({'params': params}, ids)
+  np.testing.assert_allclose(logits, expected, atol=2e-5, rtol=1e-4)
+
+  generator = Generator(model, params, experiment.MAX_SEQ_LEN, eos_ids=experiment.EOS_IDS)
+  with torch.no_grad():
+    whole = theirs.generate(torch.tensor(ids), max_new_tokens=12, do_sample=False, pad_token_id=0)
+  for row, ours in zip(whole[:, 24:].tolist(), generator.generate(ids.tolist(), 12), strict=True):
+    assert (row[: row.index(2)] if 2 in row else row) == ours
+
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
+  back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'back')
+  assert type(back) is type(theirs)
+  before = theirs.state_dict()
+  assert before.keys() == back.state_dict().keys()
+  for name, tensor in back.state_dict().items():
+    assert torch.equal(tensor, before[name]), name
+  with torch.no_grad():
+    assert torch.equal(back(torch.tensor(ids)).logits, theirs(torch.tensor(ids)).logits)
+
+
+def test_bfloat16_in_shards_goes_both_ways(tmp_path):
+  theirs = their_model('llama_gqa_tied').to(torch.bfloat16)
+  theirs.save_pretrained(tmp_path / 'hf', max_shard_size='20KB')
+  assert len(list((tmp_path / 'hf').glob('*.safetensors'))) > 1
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
+  back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'back', dtype='auto')
+  assert back.dtype == torch.bfloat16
+  for name, tensor in back.state_dict().items():
+    assert torch.equal(tensor, theirs.state_dict()[name]), name
+
+
+def hf_folder(tmp_path, **kwargs):
+  their_model('llama_gqa_tied').save_pretrained(tmp_path / 'hf', **kwargs)
+  return tmp_path / 'hf'
+
+
+def refused(tmp_path, path, match: str, source: str = 'hf', *flags: str) -> None:
+  """The import ends in one clear error and leaves nothing."""
+  before = {p.name for p in tmp_path.iterdir()}
+  with pytest.raises(UserError, match=match):
+    run_import(source, path, tmp_path / 'w', *flags)
+  assert {p.name for p in tmp_path.iterdir()} == before
+
+
+def test_a_folder_without_weights(tmp_path):
+  folder = hf_folder(tmp_path)
+  (folder / 'model.safetensors').unlink()
+  refused(tmp_path, folder, 'holds no .safetensors')
+  (folder / 'config.json').unlink()
+  refused(tmp_path, folder, 'config.json is missing')
+  refused(tmp_path, tmp_path / 'nowhere', 'is not there')
+
+
+def test_a_missing_and_a_truncated_shard(tmp_path):
+  folder = hf_folder(tmp_path, max_shard_size='20KB')
+  last = sorted(folder.glob('*.safetensors'))[-1]
+  packaged = last.read_bytes()
+  last.write_bytes(packaged[: len(packaged) // 2])
+  refused(tmp_path, folder, f'{last.name} is damaged or truncated')
+  last.unlink()
+  refused(tmp_path, folder, f'{last.name} is missing')
+
+
+def test_missing_extra_and_misshapen_tensors_are_named(tmp_path):
+  from safetensors.torch import load_file, save_file
+
+  folder = hf_folder(tmp_path)
+  file = folder / 'model.safetensors'
+  tensors = load_file(file)
+  del tensors['model.norm.weight']
+  tensors['more'] = torch.zeros(3)
+  tensors['model.layers.0.mlp.up_proj.weight'] = torch.zeros(7, 32)
+  save_file(tensors, file)
+  refused(
+    tmp_path,
+    folder,
+    r'up_proj.weight is \[7, 32\] and the model has \[56, 32\]; model.norm.weight is missing; '
+    r'more \[3\] is not in the model',
+  )
+
+
+def test_options_that_are_not_implemented(tmp_path):
+  folder = hf_folder(tmp_path)
+  config = json.loads((folder / 'config.json').read_text())
+  for change, match in (
+    (dict(model_type='falcon'), "model_type 'falcon' is none of"),
+    (dict(attention_bias=True), 'attention_bias=True is not implemented'),
+    (dict(rope_parameters=dict(rope_type='yarn', rope_theta=1e4)), "rope_type 'yarn'"),
+    (dict(hidden_act='relu'), "activation 'relu' is none of"),
+    (dict(quantization_config=dict(quant_method='gptq')), 'quantization_config=.* is not impl'),
+    (dict(partial_rotary_factor=0.5), 'partial_rotary_factor=0.5 is not implemented'),
+    (dict(num_attention_heads=0), 'config.json: NUM_HEADS=0 must be at least 1'),
+    (dict(hidden_size=None), 'MODEL_DIMS must be int'),
+    (dict(rope_parameters='linear'), 'has a value that cannot be'),
+    (dict(model_type=['llama']), r"model_type \['llama'\] is none of"),
+  ):
+    (folder / 'config.json').write_text(json.dumps(config | change))
+    refused(tmp_path, folder, match)
+
+
+INDEX = 'model.safetensors.index.json'
+
+
+@pytest.mark.parametrize('name', ['config.json', 'generation_config.json', INDEX])
+@pytest.mark.parametrize('contents', ['[1, 2]', 'null', '{'])
+def test_damaged_json(name, contents, tmp_path):
+  folder = hf_folder(tmp_path)
+  (folder / name).write_text(contents)
+  refused(tmp_path, folder, f'{name} is damaged')
+  if name == INDEX:
+    (folder / name).write_text('{"weight_map": [1]}')
+    refused(tmp_path, folder, 'is damaged: it has no weight_map')
+
+
+@pytest.mark.parametrize('dtype', [torch.int8, torch.float64, torch.bool, torch.float8_e4m3fn])
+def test_tensors_that_are_no_plain_weights(dtype, tmp_path):
+  from safetensors.torch import load_file, save_file
+
+  folder = hf_folder(tmp_path)
+  tensors = load_file(folder / 'model.safetensors')
+  tensors['model.norm.weight'] = tensors['model.norm.weight'].to(dtype)
+  save_file(tensors, folder / 'model.safetensors')
+  refused(tmp_path, folder, 'model.norm.weight is .*: dequantize them first')
+
+
+def test_a_head_that_is_no_copy_of_the_embedding(tmp_path):
+  """As where Llama's weights come with the config of a family that ties them."""
+  from safetensors.torch import load_file, save_file
+
+  folder = hf_folder(tmp_path)
+  file = folder / 'model.safetensors'
+  tensors = load_file(file)
+  save_file(tensors | {'lm_head.weight': tensors['model.embed_tokens.weight'].clone()}, file)
+  run_import('hf', folder, tmp_path / 'good')
+  save_file(tensors | {'lm_head.weight': tensors['model.embed_tokens.weight'] * 2}, file)
+  refused(tmp_path, folder, 'lm_head.weight is not model.embed_tokens.weight')
+
+
+def published_sizes() -> list[type]:
+  return [
+    c for c in experiments().values()
+    if issubclass(c, (LLaMA, GPT2)) and c.train_input is Experiment.train_input
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize('cls', published_sizes(), ids=lambda c: c.__name__)
+def test_a_published_size_is_known_by_its_config(cls, tmp_path):
+  config = config_json(cls(), 'bfloat16', None)
+  found = from_config(config, tmp_path / 'config.json')
+  assert type(found) is cls
+  assert found.model_values == cls().model_values
+  other = from_config(config | {'vocab_size': 12345}, tmp_path / 'config.json')
+  assert other.VOCAB_SIZE == 12345
+  if cls is not GPT2:
+    assert from_config(config | {'rope_theta': 7.0}, tmp_path / 'config.json').ROPE_THETA == 7.0
+
+
+def test_what_no_family_has_is_not_exported(tmp_path):
+  """seqax does not scale its queries; an attribute does not say so."""
+  from paxlite.experiments.seqax import Seqax84M
+
+  for heads in ({}, dict(NUM_KV_HEADS=1)):
+    experiment = Seqax84M(**heads, SOFTMAX_CAP_LOGITS=-1.0, ATTEN_LOGIT_CAP=-1.0)
+    with pytest.raises(UserError, match='Seqax84M'):
+      family_of(experiment)
+  with pytest.raises(UserError, match='changes its layers beyond what attributes say'):
+    family_of(Scaled())
+
+
+class Scaled(LLaMA):
+  """LLaMA whose method changes what its attributes describe."""
+
+  NUM_LAYERS = 1
+  NUM_HEADS = 2
+  MODEL_DIMS = 8
+
+  def attention(self):
+    attention = super().attention()
+    attention.attention_tpl.query_scale = 1.0
+    return attention
+
+
+def test_an_edited_experiment_file_is_noticed(tmp_path):
+  run_import('hf', hf_folder(tmp_path), tmp_path / 'w')
+  path = tmp_path / 'w' / 'experiment.json'
+  path.write_text(path.read_text().replace('"NUM_LAYERS": 2', '"NUM_LAYERS": 2 '))
+  with pytest.raises(UserError, match=r'experiment\.json is damaged'):
+    export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "o"}'])
+  path.unlink()
+  with pytest.raises(UserError, match=r'experiment\.json is missing'):
+    export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "o"}'])
+
+
+def test_tokenizers_go_in_and_out(tmp_path):
+  """With what stands beside them; one of another vocabulary, or none at all, is refused."""
+  folder = hf_folder(tmp_path)
+  config = json.loads((folder / 'config.json').read_text())
+  tokenizer = tmp_path / 'tokenizer'
+  tokenizer.mkdir()
+  words = {f'w{i}': i for i in range(config['vocab_size'])}
+  model = dict(type='WordLevel', vocab=words, unk_token='w0')
+  empty = dict.fromkeys(('truncation', 'padding', 'normalizer', 'post_processor', 'decoder'))
+  file = tokenizer / 'tokenizer.json'
+  file.write_text(json.dumps(dict(
+    version='1.0', added_tokens=[], pre_tokenizer=dict(type='Whitespace'), model=model, **empty
+  )))  # fmt: skip
+  special = json.dumps(dict(bos_token='w1', eos_token='w2'))
+  (tokenizer / 'tokenizer_config.json').write_text(special)
+  run_import('hf', folder, tmp_path / 'w', f'--tokenizer={file}')
+  assert (tmp_path / 'w' / 'tokenizer_config.json').read_text() == special
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "o"}'])
+  assert (tmp_path / 'o' / 'tokenizer.json').read_text() == file.read_text()
+  written = json.loads((tmp_path / 'o' / 'config.json').read_text())
+  assert (written['bos_token_id'], written['eos_token_id']) == (1, 2)
+  (tmp_path / 'w').rename(tmp_path / 'before')
+  refused(tmp_path, folder, 'another model', 'hf', f'--tokenizer={packaged.VOCAB}')
+  file.write_text('{}')
+  refused(tmp_path, folder, 'is not a tokenizer.json', 'hf', f'--tokenizer={file}')
+
+
+def test_gguf(tmp_path):
+  """A file as llama.cpp's converter writes it: interleaved rotary pairs."""
+  import gguf
+
+  from paxlite.weights.layout import GGUF, HUGGING_FACE
+
+  theirs = their_model('llama_gqa_tied')
+  state = theirs.state_dict()
+  path = tmp_path / 'model.gguf'
+  writer = gguf.GGUFWriter(str(path), 'llama')
+  writer.add_block_count(2)
+  writer.add_context_length(64)
+  writer.add_embedding_length(32)
+  writer.add_feed_forward_length(56)
+  writer.add_head_count(4)
+  writer.add_head_count_kv(2)
+  writer.add_layer_norm_rms_eps(1e-6)
+  for role, name in GGUF.items():
+    for i in range(2) if '{i}' in name else [None]:
+      if role == 'head':
+        continue
+      tensor = state[HUGGING_FACE[role].format(i=i)].numpy()
+      if role in ('query', 'key'):
+        heads = 4 if role == 'query' else 2
+        tensor = tensor.reshape(heads, 2, 4, 32).swapaxes(1, 2).reshape(tensor.shape)
+      writer.add_tensor(name.format(i=i), np.ascontiguousarray(tensor))
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
+  run_import('gguf', path, tmp_path / 'w')
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
+  back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'back')
+  for name, tensor in back.state_dict().items():
+    assert torch.equal(tensor, state[name]), name
+  whole = path.read_bytes()
+  path.write_bytes(whole[: len(whole) // 2])
+  (tmp_path / 'w').rename(tmp_path / 'before')
+  refused(tmp_path, path, 'is no GGUF file, or is cut short', 'gguf')
+
+
+@pytest.mark.parametrize('shards', [1, 2])
+def test_meta_shards(shards, tmp_path):
+  """A folder as Meta has it: interleaved rotary pairs, split over two files."""
+  from paxlite.weights.layout import HUGGING_FACE, META
+
+  theirs = their_model('llama_mha')
+  state = theirs.state_dict()
+  meta = {META['embedding']: state['model.embed_tokens.weight'], 'rope.freqs': torch.zeros(4)}
+  meta |= {META['final_norm']: state['model.norm.weight'], META['head']: state['lm_head.weight']}
+  for i in range(2):
+    for role, name in META.items():
+      if '{i}' in name:
+        tensor = state[HUGGING_FACE[role].format(i=i)]
+        if role in ('query', 'key'):
+          tensor = tensor.reshape(4, 2, 4, 32).transpose(1, 2).reshape(32, 32)
+        meta[name.format(i=i)] = tensor
+  folder = tmp_path / 'meta'
+  folder.mkdir()
+  (folder / 'params.json').write_text(
+    json.dumps(dict(dim=32, n_layers=2, n_heads=4, norm_eps=1e-6, vocab_size=-1))
+  )
+  for shard in range(shards):
+    part = {}
+    for name, tensor in meta.items():
+      split = 1 if name.endswith(('wo.weight', 'w2.weight', 'tok_embeddings.weight')) else 0
+      whole = tensor.ndim == 1
+      part[name] = tensor.clone() if whole else tensor.chunk(shards, split)[shard].clone()
+    torch.save(part, folder / f'consolidated.{shard:02d}.pth')
+  if shards == 2:
+    last = folder / 'consolidated.01.pth'
+    last.rename(tmp_path / 'elsewhere')
+    refused(tmp_path, folder, r'hold 16 of 32 rows .* not all consolidated', 'meta')
+    (tmp_path / 'elsewhere').rename(last)
+  (folder / 'params.json').rename(tmp_path / 'params.json')
+  refused(tmp_path, folder, 'params.json is missing', 'meta')
+  (folder / 'params.json').write_text('[]')
+  refused(tmp_path, folder, 'params.json is damaged', 'meta')
+  (tmp_path / 'params.json').rename(folder / 'params.json')
+  run_import('meta', folder, tmp_path / 'w')
+  export_weights.main(['--to=hf', f'--checkpoint={tmp_path / "w"}', f'--path={tmp_path / "back"}'])
+  back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / 'back')
+  for name, tensor in back.state_dict().items():
+    assert torch.equal(tensor, state[name]), name
+
+
+class Evil:
+  def __reduce__(self):
+    return print, ('unpickled',)
+
+
+def test_a_pickle_is_not_run(tmp_path, capsys):
+  folder = tmp_path / 'meta'
+  folder.mkdir()
+  (folder / 'params.json').write_text(json.dumps(dict(dim=8, n_layers=1, n_heads=1, norm_eps=1.0)))
+  torch.save({'a': Evil()}, folder / 'consolidated.00.pth')
+  refused(tmp_path, folder, 'no file of weights alone', 'meta')
+  assert 'unpickled' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ('family', 'changes', 'message'),
+  [
+    ('gemma', dict(tie_word_embeddings=False), 'tie_word_embeddings=False is not implemented'),
+    ('gemma', dict(hidden_activation='silu'), 'Hugging Face has no gemma with ACTIVATION_CLS'),
+    (
+      'llama_mha',
+      dict(hidden_act='gelu_pytorch_tanh'),
+      'Hugging Face has no llama with ACTIVATION_CLS',
+    ),
+    ('gpt2', dict(activation_function='silu'), 'Hugging Face has no gpt2 with ACTIVATION_CLS'),
+  ],
+)
+def test_an_import_that_is_refused_speaks_of_an_import(family, changes, message, tmp_path):
+  cls, sizes = FAMILIES[family]
+  config = cls(**sizes | changes)
+  transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / 'hf')
+  with pytest.raises(UserError, match=message) as e:
+    run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  assert 'written' not in str(e.value)
+  assert not (tmp_path / 'w').exists()

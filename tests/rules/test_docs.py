@@ -1,0 +1,158 @@
+"""Every command in README.md and docs/ runs, and every Python example."""
+
+import ast
+import itertools
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+from paxlite import main
+from tests.support import runs
+
+PAGES = [
+  runs.ROOT / 'README.md',
+  runs.ROOT / 'benchmarks' / 'README.md',
+  *sorted((runs.ROOT / 'docs').glob('*.md')),
+]
+FAST = {'README.md', 'experiments.md', 'data.md'}
+MAKE = {'make demo', 'make test'}  # tests/runs/test_demo.py runs the first; this is the second
+# what prepares the environment that the tests run in
+PREPARING = re.compile(r"source \.venv/bin/activate|python -m pip install -e '\.\[[a-z0-9,-]+\]'")
+# what a shell takes for its own outside of quotes: zsh ends a command where [ ] ? * match no file
+SPECIAL = re.compile(r'[][*?(){}<>|&;`~]')
+
+
+def blocks(page: pathlib.Path, language: str) -> list[str]:
+  return re.findall(rf'^```{language}\n(.*?)^```', page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def commands(page: pathlib.Path) -> list[str]:
+  lines = '\n'.join(blocks(page, 'sh')).splitlines()
+  return [x for x in lines if x and x not in MAKE and not PREPARING.fullmatch(x)]
+
+
+def unquoted(line: str) -> str:
+  """A command without its comment, and without what is quoted or escaped."""
+  return re.sub(r"\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\"|(?:^| )#.*", '', line)
+
+
+@pytest.mark.parametrize(
+  'page',
+  [p if p.name in FAST else pytest.param(p, marks=pytest.mark.slow) for p in PAGES],
+  ids=lambda p: p.parent.name + '/' + p.name,
+)
+def test_commands(page, tmp_path):
+  """In an empty folder with the package's data where a command expects it."""
+  (tmp_path / 'paxlite').symlink_to(runs.ROOT / 'paxlite')
+  for name in ('README.md', 'benchmarks'):
+    (tmp_path / name).symlink_to(runs.ROOT / name)
+  for i, code in enumerate(blocks(page, 'python')):
+    name = re.match(r'# (\w+)\.py', code)
+    (tmp_path / (f'{name[1]}.py' if name else f'example_{i}.py')).write_text(code)
+  for line in commands(page):
+    words = shlex.split(line, comments=True)
+    given = itertools.takewhile(re.compile(r'[A-Z_]+=').match, words)
+    variables = dict(word.split('=', 1) for word in given)
+    words = words[len(variables) :]
+    if 'XLA_FLAGS' in variables:
+      variables['XLA_FLAGS'] += f' {runs.QUICK_TO_COMPILE}'
+    assert words[0] == 'python', line
+    result = subprocess.run(
+      [sys.executable, *words[1:]],
+      capture_output=True,
+      text=True,
+      cwd=tmp_path,
+      env=runs.environment() | {'PYTHONPATH': str(tmp_path)} | variables,
+      timeout=300,
+      check=False,
+    )
+    assert result.returncode == 0, f'{line}\n{result.stdout}\n{result.stderr}'
+  written = [p.name for p in tmp_path.iterdir() if not p.is_symlink()]
+  written = [n for n in written if not n.startswith(('example_', '__pycache__'))]
+  if written and (runs.ROOT / '.git').exists():
+    ignored = subprocess.run(
+      ['git', 'check-ignore', '--no-index', *(n + '/' * (tmp_path / n).is_dir() for n in written)],
+      cwd=runs.ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert {n.rstrip('/') for n in ignored.stdout.split()} == set(written), 'for git status'
+
+
+@pytest.mark.parametrize('page', [*PAGES, runs.ROOT / 'CONTRIBUTING.md'], ids=lambda p: p.name)
+def test_commands_can_be_pasted_into_any_shell(page):
+  """Those of blocks, and those within a line."""
+  text = page.read_text()
+  lines = '\n'.join(blocks(page, r'sh[^\n]*')).splitlines()
+  lines += re.findall(r'^    (python .*|pip .*)', text, re.MULTILINE)
+  assert [x for x in lines if SPECIAL.search(unquoted(x))] == []
+  prose = re.sub(r'^```.*?^```', '', text, flags=re.DOTALL | re.MULTILINE)
+  inline = re.findall(r'`((?:python|pip|--fdl)[^`]*)`', prose)
+  assert [x for x in inline if re.search(r'=\[', unquoted(x))] == []
+
+
+def test_the_first_screen_says_how_to_install():
+  text = (runs.ROOT / 'README.md').read_text()
+  first = text[: text.index('## Train')]
+  assert first.count('\n') < 60
+  for needed in ('source .venv/bin/activate', "'.[cuda12]'", "'.[cuda13]'", "'.[tpu]'"):
+    assert needed in first
+  pages = [p.read_text() for p in PAGES]
+  sources = [p.read_text() for p in (runs.ROOT / 'paxlite').rglob('*.py') if p.name != 'shell.py']
+  assert not [x for x in pages + sources if re.search('pip install [\'"]?paxlite', x)], 'PyPI'
+
+
+def test_flags_in_messages_and_docstrings_can_be_pasted_into_any_shell():
+  """Lists are quoted: by shell.flag where they are computed, or as they are written."""
+  wrong = []
+  for path in (runs.ROOT / 'paxlite').rglob('*.py'):
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.JoinedStr):
+        text = ''.join(v.value if isinstance(v, ast.Constant) else '{}' for v in node.values)
+      elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        text = node.value
+      else:
+        continue
+      wrong += [(path.name, m) for m in re.findall(r"""(?<!['"])--fdl\.[A-Z_0-9]+=[\[{].*""", text)]
+  # numbers
+  assert {(name, flag.partition('=')[0]) for name, flag in wrong} == {
+    ('run.py', '--fdl.VOCAB_SIZE')
+  }
+
+
+def test_flags_of_an_error_can_be_pasted_and_work(tmp_path, capsys):
+  asked = ['x', '--fdl_config=TinyGPT', '--mode=eval', f'--job_log_dir={tmp_path}/run']
+  assert main.main([*asked, '--fdl.ICI_MESH_SHAPE=[8,1,1]', '--fdl.MAX_STEPS=2']) == 2
+  hint = capsys.readouterr().err.partition('To use what is here: ')[2]
+  assert not SPECIAL.search(unquoted(hint))
+  assert main.main([*asked, *shlex.split(hint)]) == 2
+  assert 'holds no checkpoint to evaluate' in capsys.readouterr().err
+
+
+def test_the_templates_example(tmp_path):
+  """docs/experiments.md's class builds and does what its text says."""
+  import fiddle as fdl
+
+  code = next(c for c in blocks(runs.ROOT / 'docs' / 'experiments.md', 'python') if 'Gated' in c)
+  scope: dict = {'__name__': 'example'}
+  exec(compile(code, 'example', 'exec'), scope)
+  task = scope['Gated']().task()
+  layer = task.model.transformer_tpl.layer_tpl
+  assert layer.attention_tpl.attention_tpl.logit_cap == 30.0
+  built = fdl.build(layer.ffn_tpl)
+  assert built.func.__name__ == 'GatedFeedForward'
+
+
+def test_links_lead_somewhere():
+  for page in PAGES:
+    for target in re.findall(r'\]\(([^)#:]+)\)', page.read_text()):
+      assert (page.parent / target).exists(), f'{page.name}: {target}'
+
+
+def test_the_tree_in_the_readme_is_the_tree():
+  text = (runs.ROOT / 'README.md').read_text()
+  tree = text.split('```\npaxlite/\n')[1].split('```')[0]
+  for name in re.findall(r'\b[\w/]+(?:\.py|/)', tree):
+    assert (runs.ROOT / 'paxlite' / name).exists(), name

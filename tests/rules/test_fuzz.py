@@ -1,0 +1,15 @@
+"""A little of benchmarks/fuzz.py: random input is read rightly or refused clearly."""
+
+import pytest
+
+for package in ('gguf', 'hypothesis', 'jinja2', 'safetensors', 'tokenizers'):
+  pytest.importorskip(package)
+
+from tests.support import fuzzing  # noqa: E402
+
+
+@pytest.mark.parametrize('target', fuzzing.TARGETS)
+def test_right_results_or_clear_errors(target):
+  right, refused = fuzzing.run(target, cases=150)
+  assert right
+  assert refused

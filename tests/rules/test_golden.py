@@ -1,0 +1,105 @@
+"""What every experiment is, as text: a change of an experiment is a change of a file that is read.
+
+`python -m tests.rules.test_golden --update` rewrites rules/golden/ and the table of the tool.
+A family's first class is there as a whole, every other one as its difference from the class that it
+derives from.
+"""
+
+import json
+import pathlib
+import sys
+
+import fiddle as fdl
+
+from paxlite.core.templates import config_text
+from paxlite.experiments.base import Experiment
+from paxlite.experiments.description import configs_text, requirements, values_text
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.registry import experiments
+from paxlite.tools import experiments as tools
+from tests.support import runs
+
+GOLDEN = pathlib.Path(__file__).parent / 'golden'
+_NEEDS: dict[tuple, list[str]] = {}
+UPDATE = 'python -m tests.rules.test_golden --update, if this is meant'
+
+
+def parent(cls: type[Experiment]) -> type[Experiment] | None:
+  """The class whose model `cls` changes; None for the first of a family."""
+  sizes = lambda c: set(c.__mro__) - set(LanguageModel.__mro__)
+  models = (c for c in cls.__mro__[1:] if any('MODEL_DIMS' in vars(b) for b in sizes(c)))
+  return next(models, None)
+
+
+def text_of(cls: type[Experiment]) -> list[str]:
+  experiment = fdl.build(cls.config())
+  text = '\n'.join([values_text(experiment), configs_text(experiment), *needs_of(experiment)])
+  return text.replace(str(runs.ROOT / 'paxlite'), 'paxlite').splitlines()
+
+
+def needs_of(experiment: Experiment) -> list[str]:
+  """Parameters, memory and FLOPs; computed once for experiments that differ in their data."""
+  e = experiment
+  key = config_text(e.task()), str(e.mesh_sizes), e.batch_size, e.MAX_SEQ_LEN
+  if key not in _NEEDS:
+    wanted = ('parameters', 'per device', 'global batch', 'model FLOPs')
+    _NEEDS[key] = [x for x in requirements(e).splitlines() if x.startswith(wanted)]
+  return _NEEDS[key]
+
+
+def difference(old: list[str], new: list[str]) -> list[str]:
+  """Lines that are gone and lines that are new; a line has its attribute's name or its path."""
+  gone, added = set(old) - set(new), set(new) - set(old)
+  return [f'- {x}' for x in old if x in gone] + [f'+ {x}' for x in new if x in added]
+
+
+def golden_texts() -> dict[str, str]:
+  """The text of each family, by the name of its first class."""
+  classes = list(experiments().values())
+  for cls in classes:  # and those that they derive from
+    if (base := parent(cls)) and base not in classes:
+      classes.append(base)
+  whole = {cls: text_of(cls) for cls in classes}
+  families: dict[str, dict[str, list[str]]] = {}
+  for cls, lines in whole.items():
+    name, base = f'{cls.__module__}.{cls.__qualname__}', parent(cls)
+    first = cls
+    while above := parent(first):
+      first = above
+    if base is not None:
+      name += f' (from {base.__module__}.{base.__qualname__})'
+      lines = difference(whole[base], lines)
+    families.setdefault(first.__name__, {})[name] = lines
+  return {
+    family: '\n'.join(
+      f'== {name}\n' + ''.join(f'{x}\n' for x in lines) for name, lines in sorted(members.items())
+    )
+    for family, members in families.items()
+  }
+
+
+def index_text() -> str:
+  lines = [json.dumps(tools.row(cls), ensure_ascii=False) for cls in experiments().values()]
+  return '[\n' + ',\n'.join(lines) + '\n]\n'
+
+
+def test_every_experiment_is_what_it_was():
+  found = {path.stem: path.read_text() for path in GOLDEN.glob('*.txt')}
+  texts = golden_texts()
+  assert texts.keys() == found.keys(), UPDATE
+  changes = [x for f in texts for x in difference(found[f].splitlines(), texts[f].splitlines())]
+  assert changes == [], UPDATE
+  assert texts == found, UPDATE
+
+
+def test_the_table_is_that_of_the_experiments():
+  """It is read from a file, so that it is there at once."""
+  assert tools.INDEX.read_text() == index_text(), UPDATE
+
+
+if __name__ == '__main__' and '--update' in sys.argv:
+  for old in GOLDEN.glob('*.txt'):
+    old.unlink()
+  tools.INDEX.write_text(index_text())
+  for family, text in golden_texts().items():
+    (GOLDEN / f'{family}.txt').write_text(text)

@@ -1,0 +1,166 @@
+"""Rooms import downward only, modules in no circle, and following one batch stays short."""
+
+import ast
+import graphlib
+import pathlib
+import re
+
+from paxlite import layers
+
+ROOT = pathlib.Path(__file__).parents[2]
+PACKAGE = ROOT / 'paxlite'
+
+# From the bottom up. A module imports from its own room and from those before it.
+ROOMS = [
+  'core',
+  'parallel',
+  'layers',
+  'data',
+  'optim',
+  'runtime',
+  'checkpointing',
+  'generation',
+  'training',
+  'experiments',
+  'eval',
+  'weights',
+  'aot',
+  'programs',
+  'main',
+  'tools',
+  'contrib',
+  '__main__',
+]
+KNOW_FIDDLE = {'experiments', 'eval', 'weights', 'aot', 'programs', 'tools', 'contrib'}
+EXTRAS = {
+  'tensorflow',
+  'seqio',
+  'torch',
+  'transformers',
+  'transformer_engine',
+  'tensorflow_datasets',
+  'safetensors',
+  'gguf',
+  'tokenizers',
+  'jinja2',
+  'datasets',
+  'pyarrow',
+  'lm_eval',
+  'qwix',
+}
+
+
+def module_name(path: pathlib.Path) -> str:
+  return '.'.join(path.relative_to(ROOT).with_suffix('').parts).removesuffix('.__init__')
+
+
+MODULES = {module_name(p): p for p in PACKAGE.rglob('*.py')}
+FILES = list(MODULES.values())
+
+
+def room(module: str) -> str:
+  return module.split('.')[1]
+
+
+def imports(path: pathlib.Path):
+  """(module, is inside a function) of every import, those for type checkers too."""
+  tree = ast.parse(path.read_text())
+  inside = {
+    id(n)
+    for f in ast.walk(tree)
+    if isinstance(f, ast.FunctionDef)
+    for n in ast.walk(f)
+    if isinstance(n, ast.Import | ast.ImportFrom)
+  }
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Import):
+      for alias in node.names:
+        yield alias.name, id(node) in inside
+    elif isinstance(node, ast.ImportFrom) and node.module:
+      for alias in node.names:
+        whole = f'{node.module}.{alias.name}'
+        yield (whole if whole in MODULES else node.module), id(node) in inside
+
+
+def test_the_rooms():
+  assert {room(m) for m in MODULES if m != 'paxlite'} == set(ROOMS)
+  entries = [p for p in PACKAGE.iterdir() if p.name != '__pycache__']
+  assert len(entries) <= 20, 'what a newcomer sees first'
+
+
+def test_imports_go_downward():
+  wrong = [
+    f'{name} imports {module}'
+    for name, path in MODULES.items()
+    for module, _ in imports(path)
+    if module.startswith('paxlite.') and ROOMS.index(room(module)) > ROOMS.index(room(name))
+  ]
+  assert wrong == []
+
+
+def test_no_module_is_in_a_circle():
+  graph = {
+    name: {m for m, _ in imports(path) if m in MODULES and m != name}
+    for name, path in MODULES.items()
+  }
+  graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_who_knows_fiddle():
+  knowing = {
+    m for m, p in MODULES.items() if any(i.split('.')[0] == 'fiddle' for i, _ in imports(p))
+  }
+  assert {m for m in knowing if room(m) not in KNOW_FIDDLE} == {'paxlite.core.templates'}
+
+
+def test_extras_are_imported_inside_functions():
+  wrong = [
+    name
+    for name, path in MODULES.items()
+    for module, inside in imports(path)
+    if module.split('.')[0] in EXTRAS and not inside
+  ]
+  # a model of the harness is a subclass of its class; nothing imports that module
+  assert set(wrong) == {'paxlite.tools.lm_eval'}
+
+
+def test_one_batch_passes_14_files():
+  """From a file of text to the update of the parameters, with the model: what a reader opens."""
+  way = [
+    'data/text.py',
+    'data/rows.py',
+    'data/base.py',
+    'data/device_batches.py',
+    'training/train_data.py',
+    'training/trainer.py',
+    'training/sharded_task.py',
+    'training/step.py',
+    'training/task.py',
+    'layers/language_model.py',
+    'layers/transformer.py',
+    'layers/attention.py',
+    'layers/feedforward.py',
+    'optim/optimizers.py',
+  ]
+  assert sum(len((PACKAGE / f).read_text().splitlines()) for f in way) <= 2400
+
+
+def test_shape_letters_are_those_of_the_legend():
+  """Of names like q_BTNH; the factors A and B of LoRA are the one exception."""
+  legend = set(re.findall(r'(?<![A-Za-z])([A-Z]) [a-z]', layers.__doc__))
+  assert len(legend) >= 20
+  wrong = {
+    f'{path.relative_to(PACKAGE)}: {name}'
+    for path in PACKAGE.rglob('*.py')
+    if path.name not in ('lora.py', 'chat_template.py')
+    for name, letters in re.findall(
+      r'\b([a-z][a-z0-9_]*_([A-Za-z]*[A-Z][A-Za-z0-9]*))\b', path.read_text()
+    )
+    if len(letters) <= 6 and set(filter(str.isupper, letters)) - legend
+  }
+  assert wrong == set()
+
+
+def test_modules_stay_small():
+  long = [str(p) for p in PACKAGE.rglob('*.py') if len(p.read_text().splitlines()) > 450]
+  assert long == []

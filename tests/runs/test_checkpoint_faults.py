@@ -1,0 +1,94 @@
+"""Disks that fail a run: in real processes, nothing is lost and nobody waits for long."""
+
+import errno
+import os
+import pathlib
+import time
+
+import pytest
+
+from tests.support import failing_calls, runs
+
+pytestmark = [pytest.mark.slow, failing_calls.NEEDS_A_COMPILER]
+TEXT = 'tests.support.experiments.TinyText'
+FLAGS = '--fdl.MAX_STEPS=4', '--fdl.CHECKPOINT_EVERY_N_STEPS=2'
+
+
+def contents(folder: pathlib.Path) -> dict[str, bytes]:
+  """Of what a run keeps: its checkpoints and its metrics."""
+  kept = [*folder.glob('checkpoints/**/*'), folder / 'metrics.jsonl']
+  return {str(p.relative_to(folder)): p.read_bytes() for p in kept if p.is_file()}
+
+
+@pytest.mark.parametrize(
+  ('call', 'path'),
+  [('open', 'checksums.json'), ('read', 'state/params'), ('opendir', 'checkpoint_00000004/data')],
+)
+def test_a_disk_that_cannot_be_read_changes_nothing(tmp_path, call, path):
+  folder, library = tmp_path / 'run', failing_calls.library(tmp_path)
+  runs.run(folder, *FLAGS)
+  before = contents(folder)
+  more = '--fdl.MAX_STEPS=6', FLAGS[1]
+  for number in (errno.EIO, errno.ESTALE, errno.EACCES):
+    env = failing_calls.environment(library, call, path, number)
+    told = runs.run(folder, *more, env=env, code=2).stderr.splitlines()[-1]
+    assert told.startswith(f'error: {folder}/checkpoints/checkpoint_0000000')
+    assert told.endswith(f'cannot be read: {os.strerror(number)}')
+    assert contents(folder) == before
+  done = runs.run(folder, *more)
+  assert 'Continuing from the checkpoint of step 4.' in done.stdout
+  assert list(runs.losses(folder)) == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_run_begins_again_only_when_it_is_told_to(tmp_path):
+  runs.run(tmp_path, *FLAGS, config=TEXT)
+  for manifest in tmp_path.glob('checkpoints/*/checksums.json'):
+    manifest.unlink()
+  before = contents(tmp_path)
+  for mode in ('train', 'train', 'eval'):
+    refused = runs.run(tmp_path, *FLAGS, f'--mode={mode}', config=TEXT, code=2)
+    assert 'holds checkpoints of which none is good' in refused.stderr
+    assert contents(tmp_path) == before
+  done = runs.run(tmp_path, '--fdl.MAX_STEPS=2', '--start_over', config=TEXT)
+  assert 'Continuing' not in done.stdout
+  assert list(runs.losses(tmp_path)) == [1, 2]
+  names = sorted(p.name for p in tmp_path.glob('checkpoints/*'))
+  assert names == [
+    'checkpoint_00000002', 'damaged_checkpoint_00000002', 'damaged_checkpoint_00000004',
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize('number', [errno.ENOSPC, errno.EROFS, errno.EACCES])
+def test_a_run_that_cannot_save_leaves_at_once(tmp_path, number):
+  """Threads of Orbax would wait five minutes for a folder that is not there."""
+  env = failing_calls.environment(
+    failing_calls.library(tmp_path), 'mkdir', 'checkpoints/checkpoint_', number
+  )
+  began = time.monotonic()
+  done = runs.run(tmp_path / 'run', *FLAGS, env=env, code=1)
+  assert time.monotonic() - began < 120
+  assert 'stopped: the last checkpoint was not written: step 4: ' in done.stderr
+  assert os.strerror(number) in done.stderr
+  assert 'Traceback' not in done.stderr
+
+
+def test_a_file_in_the_place_of_the_checkpoints(tmp_path):
+  (tmp_path / 'checkpoints').write_text('')
+  began = time.monotonic()
+  done = runs.run(tmp_path, *FLAGS, code=None)
+  assert time.monotonic() - began < 120
+  assert done.returncode in (1, 2)
+  assert 'Traceback' not in done.stderr
+
+
+def test_the_last_save_fails_once_and_is_tried_again(tmp_path):
+  env = failing_calls.environment(
+    failing_calls.library(tmp_path), 'rename', 'checkpoint_00000003', errno.EBUSY, times=1
+  )
+  done = runs.run(tmp_path / 'run', '--fdl.MAX_STEPS=3', env=env)
+  assert 'saving failed, training goes on: step 3: ' in done.stderr
+  assert 'step 3 was saved when it was tried again' in done.stderr
+  assert (
+    'Continuing from the checkpoint of step 3.'
+    in runs.run(tmp_path / 'run', '--fdl.MAX_STEPS=4').stdout
+  )

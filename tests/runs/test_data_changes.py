@@ -1,0 +1,156 @@
+"""A run goes on with the data that it was trained on, and with no other unless it is told to."""
+
+import dataclasses
+import json
+import logging
+import shutil
+
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.core.files import read_text
+from paxlite.data import packaged
+from paxlite.data.base import RowInput
+from paxlite.data.documents import DocumentSource
+from paxlite.data.fingerprints import fingerprint
+from paxlite.data.flat_tokens import FlatTokenRows
+from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.mixture import mixture_of
+from paxlite.data.sft import SftRows
+from paxlite.data.streams import StreamInput
+from paxlite.data.synthetic import SyntheticRows
+from paxlite.data.text import TextRows
+from paxlite.experiments.datasets import FlatTokens, SftFiles, TextFiles
+from paxlite.experiments.demo import TinyGPT
+from paxlite.programs.run import Run
+from paxlite.programs.training import train
+from paxlite.training import train_data
+
+TEXT = read_text(packaged.TEXTS[1])[:300_000]
+
+
+def flat(path, format='memmap', last=249):
+  shutil.rmtree(path, ignore_errors=True)
+  writer = Writer(str(path), 'train', 8192, format)
+  for document in [np.arange(1, 250)] * 99 + [np.arange(1, last + 1)]:
+    writer.write(document, [len(document)])
+  writer.close()
+
+
+def write(folder, kind, changed):
+  """Writes or changes the data of a kind; returns its input."""
+  path = str(folder / 'data')
+  match kind:
+    case 'memmap' | 'seqax':
+      flat(path, kind, 250 if changed else 249)
+      source = FlatTokenRows(path, 'train', 32)
+    case 'same size':
+      flat(path)
+      if changed:
+        flat(path, last=248)
+        writer = Writer(path, 'other', 8192)
+        ids = np.concatenate([np.arange(1, 250)] * 100)[::-1]
+        writer.write(ids, range(249, len(ids) + 1, 249))
+        writer.close()
+      source = FlatTokenRows(path, 'other' if changed else 'train', 32)
+    case 'text':
+      (folder / 'a.txt').write_text(('more of it' if changed else '') + TEXT)
+      source = TextRows([str(folder / 'a.txt')], packaged.VOCAB, 32, 'train')
+    case 'sft':
+      records = [dict(inputs=f'number {i} is', targets=f' {i * i}.') for i in range(20 + changed)]
+      (folder / 'a.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in records))
+      source = SftRows([str(folder / 'a.jsonl')], packaged.VOCAB, 32, 8192)
+    case 'documents':
+      (folder / 'a.jsonl').write_text('{"text": "a b c"}\n' * (3 + changed))
+      return StreamInput(DocumentSource([str(folder / 'a.jsonl')], packaged.VOCAB, 8192), 32, 4)
+    case 'synthetic':
+      source = SyntheticRows(100 + changed, 32)
+    case 'mixture':
+      parts = [write(folder, part, changed) for part in ('text', 'documents')]
+      return mixture_of([write(folder, 'synthetic', False), *parts], [1, 1, 1], 4)
+  return RowInput(source, batch_size=4 + changed)
+
+
+KINDS = ['memmap', 'seqax', 'same size', 'text', 'sft', 'documents', 'synthetic', 'mixture']
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_every_kind_of_input_knows_its_data(tmp_path, kind):
+  (tmp_path / 'elsewhere').mkdir()
+  one = fingerprint(write(tmp_path, kind, changed=False))
+  assert one is not None
+  assert fingerprint(write(tmp_path / 'elsewhere', kind, changed=False)) == one
+  assert fingerprint(write(tmp_path, kind, changed=True)) != one
+
+
+class Unknown:
+  """A source of a user's own."""
+
+  max_token_id = 1
+  name = 'of my own'
+
+  def __len__(self):
+    return 1
+
+
+def test_an_input_of_ones_own_needs_no_fingerprint():
+  assert fingerprint(RowInput(Unknown(), 1)) is None
+
+
+SMALL = dict(
+  VOCAB_SIZE=8192, MAX_SEQ_LEN=32, NUM_LAYERS=1, MODEL_DIMS=16, PERCORE_BATCH_SIZE=2,
+  MAX_EVAL_BATCHES=1,
+)  # fmt: skip
+
+
+def experiment(folder, kind, max_steps):
+  match kind:
+    case 'memmap':
+      mixin, values = FlatTokens, dict(DATASET_PATH=str(folder / 'data'), EVAL_SPLIT=None)
+    case 'text':
+      mixin, values = (
+        TextFiles,
+        dict(TRAIN_FILES=[str(folder / 'a.txt')], VOCAB_PATH=packaged.VOCAB),
+      )
+    case 'sft':
+      mixin, values = (
+        SftFiles,
+        dict(TRAIN_FILES=[str(folder / 'a.jsonl')], VOCAB_PATH=packaged.VOCAB),
+      )
+  cls = type(f'Tiny{mixin.__name__}', (mixin, TinyGPT), {})
+  return cls(**SMALL, **values, MAX_STEPS=max_steps)
+
+
+@pytest.mark.parametrize(
+  'kind', ['memmap', *(pytest.param(k, marks=pytest.mark.slow) for k in ('text', 'sft'))]
+)
+def test_a_run_refuses_other_data_unless_told_to_take_it(tmp_path, kind, caplog):
+  write(tmp_path, kind, changed=False)
+  run = Run(experiment(tmp_path, kind, 2), tmp_path / 'run')
+  train(run)
+  longer = dataclasses.replace(run, experiment=experiment(tmp_path, kind, 4))
+  write(tmp_path, kind, changed=True)
+  before = {p: p.stat().st_mtime_ns for p in (tmp_path / 'run').rglob('*') if p.is_file()}
+  with pytest.raises(UserError, match=r'is not what the checkpoint of step 2 .*accept_changes'):
+    train(longer)
+  after = {p: p.stat().st_mtime_ns for p in (tmp_path / 'run').rglob('*') if p.is_file()}
+  assert {p.name for p in before if before[p] != after.get(p)} <= {'.lock'}
+  train(run)  # is complete, whatever the data
+  with caplog.at_level(logging.WARNING):
+    train(dataclasses.replace(longer, accept_changes=True))
+  assert 'the run goes on with it, as --accept_changes says' in caplog.text
+  assert (tmp_path / 'run' / 'checkpoints' / 'checkpoint_00000004').is_dir()
+  train(dataclasses.replace(run, experiment=experiment(tmp_path, kind, 5)))  # it is the data now
+
+
+def test_a_checkpoint_from_before_there_were_fingerprints_goes_on(tmp_path, monkeypatch):
+  write(tmp_path, 'memmap', changed=False)
+  run = Run(experiment(tmp_path, 'memmap', 2), tmp_path / 'run')
+  with monkeypatch.context() as m:
+    m.setattr(train_data, 'fingerprint', lambda _: None)
+    train(run)
+  notes = tmp_path / 'run' / 'checkpoints' / 'checkpoint_00000002' / 'data' / 'metadata'
+  assert 'fingerprint' not in notes.read_text()
+  write(tmp_path, 'memmap', changed=True)
+  train(dataclasses.replace(run, experiment=experiment(tmp_path, 'memmap', 3)))

@@ -1,0 +1,173 @@
+"""Several processes through main: the same losses as one, also saved by few and gone on by many."""
+
+import json
+import math
+import socket
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from paxlite.core.errors import UserError
+from paxlite.core.files import read_text
+from paxlite.data import packaged
+from paxlite.runtime import processes, rendezvous
+from tests.support import runs
+from tests.support.processes import MESH, on_processes
+
+
+@pytest.mark.slow
+def test_two_processes_are_as_one_and_go_on_as_one(tmp_path):
+  config = 'tests.support.experiments.TinyText'
+  alone, two, mixed = (tmp_path / name for name in ('alone', 'two', 'mixed'))
+  runs.run(alone, *MESH, '--fdl.MAX_STEPS=6', config=config, devices=4)
+  printed = on_processes(two, 2, '--fdl.MAX_STEPS=6', config=config)
+  assert 'step 6' in printed[0]
+  assert 'step 6' not in printed[1]
+  on_processes(mixed, 2, '--fdl.MAX_STEPS=3', config=config)
+  runs.run(mixed, *MESH, '--fdl.MAX_STEPS=6', config=config, devices=4)
+  expected = runs.losses(alone)
+  assert len(expected) == 6
+  for folder in (two, mixed):
+    found = runs.losses(folder)
+    assert found.keys() == expected.keys()
+    assert all(math.isclose(found[s], expected[s], rel_tol=1e-5) for s in expected)
+
+
+@pytest.mark.slow
+def test_one_saves_and_two_go_on(tmp_path):
+  alone, mixed = tmp_path / 'alone', tmp_path / 'mixed'
+  runs.run(alone, *MESH, '--fdl.MAX_STEPS=6', devices=4)
+  runs.run(mixed, *MESH, '--fdl.MAX_STEPS=3', devices=4)
+  on_processes(mixed, 2, '--fdl.MAX_STEPS=6', config='TinyGPT')
+  expected, found = runs.losses(alone), runs.losses(mixed)
+  assert all(math.isclose(found[s], expected[s], rel_tol=1e-5) for s in range(1, 7))
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'match'),
+  [
+    (('h:1', 2, None), '--host_idx missing: one of several'),
+    (('h', 2, 0), '--server_addr=h must be HOST:PORT'),
+    (('h:0', 2, 0), 'with a port from 1 to 65535'),
+    (('h:99999', 2, 0), 'with a port from 1 to 65535'),
+    (('h:²', 2, 0), 'with a port from 1 to 65535'),
+    (('a..b:1234', 2, 0), 'a..b is no name of a host'),
+    (('no.such.host.invalid:1234', 2, 0), 'process 0 cannot listen on no.such.host.invalid:1234'),
+    (('192.0.2.7:1234', 2, 0), 'process 0 cannot listen on 192.0.2.7:1234'),
+    (('h:1', 2, 2), '--host_idx=2 must be from 0 to --num_hosts=2'),
+    ((None, None, None, True), '--multiprocess_gpu needs --server_addr'),
+  ],
+)
+def test_arguments_that_cannot_be(arguments, match):
+  with pytest.raises(UserError, match=match):
+    processes.join(*arguments)
+
+
+@pytest.mark.parametrize(
+  ('environment', 'expected'),
+  [
+    ({}, None),
+    # 8 GPUs and one task, two tasks, eight; and what cannot be shared evenly
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '1(x2)', 'SLURM_LOCALID': '0'},
+     [0, 1, 2, 3, 4, 5, 6, 7]),
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '2(x2)', 'SLURM_LOCALID': '1'},
+     [4, 5, 6, 7]),
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '8', 'SLURM_LOCALID': '3'}, [3]),
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '3', 'SLURM_LOCALID': '1'}, None),
+    # --gpus-per-task=1: the task sees its own
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '8', 'SLURM_LOCALID': '3',
+      'SLURM_GPUS_PER_TASK': '1', 'CUDA_VISIBLE_DEVICES': '3'}, [0]),
+    ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '1', 'SLURM_LOCALID': '0',
+      'JAX_LOCAL_DEVICE_IDS': '2'}, None),
+  ],
+)  # fmt: skip
+def test_the_gpus_of_a_slurm_task(environment, expected):
+  assert processes.local_devices(environment) == expected
+
+
+@pytest.mark.parametrize(
+  ('nodes', 'host'),
+  [
+    ('n7', 'n7'),
+    ('n7,m2', 'n7'),
+    ('node[003-010,12],m1', 'node003'),
+    ('a-b[1,3]', 'a-b1'),
+    ('n[1-4]-ib', 'n1-ib'),
+    ('r[0-1]n[2-3],x', 'r0n2'),
+  ],
+)
+def test_process_0_of_a_slurm_step(nodes, host):
+  environment = {
+    'SLURM_JOB_ID': '4097', 'SLURM_STEP_NODELIST': nodes, 'SLURM_NTASKS': '8',
+    'SLURM_PROCID': '5', 'SLURM_LOCALID': '1',
+  }  # fmt: skip
+  assert processes.slurm_step(environment) == (f'{host}:61441', 8, 5)
+  del environment['SLURM_PROCID']
+  with pytest.raises(UserError, match='lacks SLURM_PROCID: start it with srun'):
+    processes.slurm_step(environment)
+
+
+def test_where_process_0_listens(monkeypatch):
+  assert rendezvous.listens_on('127.0.0.1') == '127.0.0.1'
+  assert rendezvous.listens_on('no.such.host.invalid') == 'no.such.host.invalid'
+  answer = [(socket.AF_INET, socket.SOCK_STREAM, 6, '', ('127.0.1.1', 0))]
+  monkeypatch.setattr(socket, 'getaddrinfo', lambda *_: answer)
+  assert rendezvous.listens_on('n7') == ''
+
+
+@pytest.mark.slow
+def test_streams_of_two_processes_go_on_where_each_stood(tmp_path):
+  lines = [p for p in read_text(packaged.TEXTS[0])[:200_000].split('\n\n') if p.strip()]
+  path = tmp_path / 'c.jsonl'
+  path.write_text(''.join(json.dumps({'text': line}) + '\n' for line in lines))
+  flags = [f'--fdl.TRAIN_SOURCES={[str(path)]}', f'--fdl.VOCAB_PATH={packaged.VOCAB}',
+           '--fdl.HELD_OUT_EVERY=5', '--fdl.MAX_EVAL_BATCHES=1']  # fmt: skip
+  config = 'tests.support.experiments.TinyDocuments'
+  on_processes(tmp_path / 'whole', 2, *flags, '--fdl.MAX_STEPS=6', config=config)
+  on_processes(tmp_path / 'halves', 2, *flags, '--fdl.MAX_STEPS=3', config=config)
+  on_processes(tmp_path / 'halves', 2, *flags, '--fdl.MAX_STEPS=6', config=config)
+  assert runs.losses(tmp_path / 'whole') == runs.losses(tmp_path / 'halves')
+  flags = [*MESH, *flags, '--fdl.MAX_STEPS=9']
+  refused = runs.run(tmp_path / 'halves', *flags, config=config, devices=4, code=2)
+  assert 'holds positions of 2 processes' in refused.stderr
+
+
+@pytest.mark.slow
+def test_the_jobset_of_the_docs(tmp_path):
+  """Its two pods as two processes of one device, at tiny sizes: Kubernetes is not to be had."""
+  page = (runs.ROOT / 'docs' / 'clusters.md').read_text()
+  jobset = yaml.safe_load(page.partition('```yaml\n')[2].partition('```')[0])
+  (job,) = jobset['spec']['replicatedJobs']
+  pods = job['template']['spec']
+  (container,) = pods['template']['spec']['containers']
+  name = jobset['metadata']['name']
+  first_pod = f'{name}-{job["name"]}-0-0.{name}'  # as JobSet's DNS has it
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    port = s.getsockname()[1]
+  here = {
+    f'{first_pod}:12345': f'127.0.0.1:{port}',
+    '/logs/126m': str(tmp_path),
+    '[8,1,1]': '[1,1,1]',
+  }
+  assert container['command'] == ['python', '-m', 'paxlite.main']
+  text = '\n'.join(container['args'])
+  assert all(text.count(old) == 1 for old in here)
+  for old, new in here.items():
+    text = text.replace(old, new)
+  tiny = '--fdl.NUM_LAYERS=1', '--fdl.MODEL_DIMS=16', '--fdl.NUM_HEADS=2', '--fdl.VOCAB_SIZE=64'
+  processes = [
+    subprocess.Popen(
+      [sys.executable, '-m', 'paxlite.main',
+       *text.replace('$(JOB_COMPLETION_INDEX)', str(i)).splitlines(), *tiny,
+       '--fdl.MAX_SEQ_LEN=16', '--fdl.MAX_STEPS=2', '--fdl.HIDDEN_DIMS=32'],
+      cwd=runs.ROOT, env=runs.environment(), text=True, stderr=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+    )
+    for i in range(pods['completions'])
+  ]  # fmt: skip
+  ended = [p.communicate(timeout=120) for p in processes]
+  assert [p.returncode for p in processes] == [0, 0], ended
+  assert (tmp_path / 'checkpoints' / 'checkpoint_00000002').is_dir()

@@ -1,0 +1,339 @@
+"""benchmarks/gpu.py with tiny sizes on a CPU: its tables, its JSON, and what cannot run."""
+
+import argparse
+import importlib
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support import runs
+
+HAS_TE = importlib.util.find_spec('transformer_engine') is not None
+
+
+def benchmark(*flags: str, code: int = 0, env: dict[str, str] | None = None) -> str:
+  result = subprocess.run(
+    [sys.executable, str(runs.ROOT / 'benchmarks' / 'gpu.py'), *flags],
+    capture_output=True,
+    text=True,
+    cwd=runs.ROOT,
+    env=runs.environment() | (env or {}),
+    timeout=300,
+    check=False,
+  )
+  assert result.returncode == code, result.stdout + result.stderr
+  return result.stdout if code == 0 else result.stderr
+
+
+def rows(printed: str) -> dict[str, list[str]]:
+  """Cells of the tables' lines by case, or work."""
+  lines = [line.strip('| ').split(' | ') for line in printed.splitlines() if line[:2] == '| ']
+  return {cells[0]: cells[1:] for cells in lines if cells[0] not in ('case', 'work')}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(HAS_TE, reason='Transformer Engine is installed')
+def test_every_kind(tmp_path):
+  """A reference, another backend, one that is not there, torch beside it, experts, and decoding."""
+  path = tmp_path / 'result.json'
+  cases = ['llama7b_wide/xla*', 'llama7b_wide/te_layer_delayed', 'llama7b_wide/torch']
+  cases += ['llama7b_decode/xla']
+  printed = benchmark('--tiny', f'--cases={",".join(cases)}', f'--json={path}')
+  written = json.loads(path.read_text())
+  assert (written['suite'], written['platform'], written['tiny']) == ('cases', 'cpu', True)
+  assert {'jax', 'jaxlib', 'flax'} <= written['versions'].keys()
+  assert written['matmul']['flops'] > 0
+  assert written['copy']['bandwidth'] > 0
+  found = written['cases']
+  assert set(found) <= rows(printed).keys()
+  for kind in ('train', 'decode', 'torch', 'targets'):
+    assert printed.count(f'\n{kind}\n') == 1
+  assert printed.endswith(benchmark(f'--report={path}'))
+
+  xla, fp8 = found['llama7b_wide/xla'], found['llama7b_wide/xla_fp8']
+  assert xla['status'] == fp8['status'] == 'ok'
+  assert (xla['backend'], fp8['backend']) == (
+    'xla (nothing else was asked for)',
+    'xla_fp8 (USE_FP8=True)',
+  )
+  # fewer than there are, as the memory is small; others take those of the reference
+  assert 1 <= xla['layers'] == fp8['layers'] < 8
+  assert xla['fitted'] == {'NUM_LAYERS': xla['layers']}
+  assert xla['compiled_bytes'] <= 0.8 * written['memory']
+  low, high = xla['quartile_seconds']
+  assert 0 < low <= xla['median_seconds'] <= high
+  assert len(xla['losses']) == 20
+  assert xla['losses'][-1] < xla['losses'][0]
+  assert xla['skipped_steps'] == 0
+  assert xla['ratio'] == 1
+  assert 0 < fp8['loss_differences'][-1] < 0.02
+
+  te = found['llama7b_wide/te_layer_delayed']
+  assert te['status'] == 'skipped'
+  assert te['reason'].startswith('Transformer Engine is not installed')
+  (cell,) = rows(printed)['llama7b_wide/te_layer_delayed']
+  assert cell.startswith('skipped: Transformer Engine is not installed')
+
+  torch = found['llama7b_wide/torch']
+  assert torch['status'] == 'ok', torch
+  assert (torch['layers'], torch['batch']) == (xla['layers'], xla['batch'])
+  assert torch['parameters'] == xla['parameters']
+  assert torch['recomputes']
+  assert torch['losses'][-1] < torch['losses'][0]
+  assert torch['ratio'] == pytest.approx(xla['median_seconds'] / torch['median_seconds'])
+  assert 'loss_differences' not in torch
+
+  decode = found['llama7b_decode/xla']
+  assert decode['status'] == 'ok', decode
+  # in bfloat16; the table of embeddings is not read
+  assert decode['weight_bytes'] == 2 * (decode['parameters'] - 512 * 64)
+  assert decode['bandwidth'] == decode['weight_bytes'] / decode['median_seconds']
+  assert decode['share_of_copy'] == decode['bandwidth'] / written['copy']['bandwidth']
+  *_, verdict, _, case = rows(printed)['LLaMA7B, decoding a row, of the memory bandwidth']
+  assert verdict == ('met' if decode['share_of_copy'] >= 0.7 else 'NOT met')
+  assert case == 'llama7b_decode/xla'
+
+
+@pytest.mark.slow
+def test_experts_and_float32(tmp_path):
+  """Stacks with experts beside dense ones, and the CPU's own losses."""
+  path = tmp_path / 'result.json'
+  benchmark('--tiny', '--cases=glam*,small/*', f'--json={path}')
+  found = json.loads(path.read_text())['cases']
+  assert {case['status'] for case in found.values()} == {'ok'}
+  assert max(found['small/xla']['loss_differences']) < 1e-5
+  for name in ('glam126m', 'glam64b_wide'):
+    dense = found[f'{name}_dense/xla']
+    assert dense['experts'] is None
+    for variant in ('xla', 'xla_dropless'):
+      case = found[f'{name}/{variant}']
+      assert case['experts'] >= 2
+      assert case['layers'] == dense['layers']
+      assert case['parameters'] > dense['parameters']
+      assert case['ratio'] == case['model_flops'] / dense['model_flops']
+      assert 'loss_differences' not in case
+
+
+def test_the_time_is_kept(gpu, capsys):
+  """What there is no time for is told, without a device; so is a case that takes too long."""
+  refused = benchmark('--tiny', '--minutes=0', code=1)
+  assert refused.strip() == 'no device: the time was over'
+  case = gpu.ask('gpt126m/xla', True, time.monotonic() + 60, limit=0.2)
+  assert case == {
+    'status': 'not run',
+    'reason': 'the time of a case was over, 0 s after its start',
+  }
+
+
+def test_the_rest_goes_on(gpu, monkeypatch, capsys, tmp_path):
+  """After cases that fail or have no time; each of them is written and told."""
+  device = dict(DEVICE, status='ok')
+  answers = {
+    'device': device,
+    'gpt126m/xla': {'status': 'failed', 'reason': 'RESOURCE_EXHAUSTED: Out of memory'},
+    'gpt126m_b16/xla': {'status': 'not run', 'reason': 'the time was over'},
+    'gpt126m_b8/xla': TRAINED | {'tokens_per_second': 5e5},
+  }
+  monkeypatch.setattr(gpu, 'ask', lambda name, *_, **__: dict(answers[name]))
+  names = ['gpt126m/xla', 'gpt126m/torch', 'gpt126m_b16/xla', 'gpt126m_b8/xla']
+  answers['transformers'] = {'status': 'failed', 'reason': 'No module named torch'}
+  args = argparse.Namespace(
+    minutes=9.0, case_minutes=3.0, tiny=True, json=str(tmp_path / 'result.json')
+  )
+  gpu.run('train', names, args)
+  printed = rows(capsys.readouterr().out)
+  assert printed['gpt126m/xla'] == ['failed: RESOURCE_EXHAUSTED: Out of memory']
+  assert printed['gpt126m/torch'] == ['skipped: No module named torch']
+  assert printed['gpt126m_b16/xla'] == ['not run: the time was over']
+  assert printed['gpt126m_b8/xla'][5] == '500,000'
+  *_, verdict, _, case = printed['GPT126M, 2048 tokens a row']
+  assert (verdict, case) == ('met', 'gpt126m_b8/xla')
+  written = json.loads((tmp_path / 'result.json').read_text())['cases']
+  assert list(written) == names
+
+
+DEVICE = {
+  'tiny': True,
+  'device': 'NVIDIA H100 80GB HBM3',
+  'platform': 'gpu',
+  'capability': 9.0,
+  'memory': 80 << 30,
+  'driver': None,
+  'python': '3.11',
+  'versions': {},
+  'peak_flops': 989e12,
+  'peak_bandwidth': 3.35e12,
+  'matmul': {'size': 8192, 'dtype': 'bfloat16', 'flops': 700e12},
+  'copy': {'bytes': 2**32, 'bandwidth': 3.0e12},
+  'missing': {},
+}
+TRAINED = {
+  'status': 'ok',
+  'backend': 'xla',
+  'platform': 'gpu',
+  'layers': 12,
+  'experts': None,
+  'fitted': {},
+  'batch': [4, 2048],
+  'median_seconds': 0.02,
+  'quartile_seconds': [0.019, 0.021],
+  'queued_seconds': 0.02,
+  'tokens_per_second': 300_000.0,
+  'model_flops': 500e12,
+  'compile_seconds': 10.0,
+  'compiled_bytes': 1 << 30,
+  'peak_bytes': None,
+  'skipped_steps': 0,
+  'losses': [5.0, 4.0],
+  'program': {},
+}
+DECODED = {
+  'status': 'ok',
+  'platform': 'gpu',
+  'layers': 32,
+  'fitted': {},
+  'batch': [1, 128],
+  'median_seconds': 0.006,
+  'quartile_seconds': [0.006, 0.006],
+  'tokens_per_second': 166.0,
+  'prompt_seconds': 0.02,
+  'compile_seconds': 30.0,
+  'compiled_bytes': 13 << 30,
+  'peak_bytes': None,
+  'weight_bytes': 13.2e9,
+  'cache_bytes': 0.2e9,
+  'bandwidth': 2.2e12,
+}
+
+
+def test_targets(gpu):
+  """Of the best case, met or not; and what was not measured."""
+  result = DEVICE | {
+    'cases': {
+      'gpt126m/xla': TRAINED | {'tokens_per_second': 399_999.0},
+      'gpt126m_b16/xla': TRAINED | {'tokens_per_second': 410_000.0},
+      'gpt126m/xla_no_flash': TRAINED | {'model_flops': 250e12},
+      'llama7b_dots/xla': TRAINED | {'model_flops': 0.63 * 989e12},
+      'gpt5b_wide/xla': TRAINED | {'model_flops': 0.59 * 989e12},
+      'gpt5b_wide/xla_fp8': TRAINED | {'model_flops': 0.75 * 989e12},
+      'gpt5b_wide/te_layer_delayed': TRAINED | {'model_flops': 0.80 * 989e12},
+      'glam126m_dense/xla': TRAINED | {'model_flops': 400e12},
+      'glam126m/xla': TRAINED | {'model_flops': 279e12},
+      'glam64b_wide/xla': {'status': 'failed', 'reason': 'Out of memory'},
+      'llama7b_decode/xla': dict(DECODED),
+    }
+  }
+  for name in result['cases']:
+    gpu.compare(name, result)
+  printed = rows('\n'.join(gpu.tables(result)))
+  assert printed['GPT126M, 2048 tokens a row'] == [
+    '≥ 400,000 tokens/s',
+    '410,000 tokens/s',
+    'met',
+    '71.4%',
+    'gpt126m_b16/xla',
+  ]
+  mfu = {k: printed[f"{k}'s width, {n} tokens a row"] for k, n in MFU.items()}
+  assert mfu['LLaMA 7B'] == ['≥ 62.0%', '63.0%', 'met', '89.0%', 'llama7b_dots/xla']
+  assert mfu['GPT5B'] == ['≥ 60.0%', '59.0%', 'NOT met', '83.4%', 'gpt5b_wide/xla']
+  fp8 = ['≥ 1.35 ×', '1.36 ×', 'met', '113.0%', 'gpt5b_wide/te_layer_delayed']
+  assert printed["GPT5B's width, FP8 against bf16"] == fp8
+  experts = ['≥ 0.70 ×', '0.70 ×', 'NOT met', '39.9%', 'glam126m/xla']  # 0.6975
+  assert printed['GLaM126M64E against its dense stack'] == experts
+  failed = ['≥ 0.70 ×', '–', 'not measured: failed', '–', 'glam64b_wide/xla']
+  assert printed["GLaM64B64E's width against its dense stack"] == failed
+  decode = ['≥ 70.0%', '73.3%', 'met', '–', 'llama7b_decode/xla']
+  assert printed['LLaMA7B, decoding a row, of the memory bandwidth'] == decode
+  sheet = ['–', '65.7%', 'no target', '–', 'llama7b_decode/xla']
+  assert printed["the same, of the data sheet's bandwidth"] == sheet
+  flash = ['–', '2.00 ×', 'no target', '35.7%', 'gpt126m/xla_no_flash']
+  assert printed['flash attention against none'] == flash
+  assert 'GPT126M, against torch' not in printed  # no such case was chosen
+
+
+MFU = {'LLaMA 7B': 4096, 'GPT5B': 2048}
+
+
+def test_dry_run():
+  """Every suite; and what knows sizes alone looks for no device, whose memory it would take."""
+  printed = benchmark('--dry_run', env={'JAX_PLATFORMS': 'none'})
+  for suite in ('all', 'train', 'experts', 'decode', 'peers', 'backends'):
+    assert f'\n{suite}\n' in printed
+  for case in ('gpt126m/xla', 'llama7b_wide/te_gemm_mxfp8', 'small/cpu', 'glam64b_wide/xla'):
+    assert f'\n{case} ' in printed
+  assert 'needs transformer_engine, compute capability 10' in printed
+  assert 'none of gpt126m_b16/xla' in benchmark('--dry_run', '--cases=nothing', code=2)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+  monkeypatch.syspath_prepend(runs.ROOT / 'benchmarks')
+  return importlib.import_module('gpu')
+
+
+def test_what_the_device_rules_out(gpu):
+  h100 = {'missing': {'qwix': 'No module named qwix'}, 'capability': 9.0, 'cases': {}}
+  assert gpu.skipped('gpt126m/te_layer_delayed', h100) is None
+  assert gpu.skipped('gpt126m/int8_forward', h100)['reason'] == 'No module named qwix'
+  mxfp8 = gpu.skipped('llama7b_wide/te_gemm_mxfp8', h100)
+  assert mxfp8 == {'status': 'skipped', 'reason': 'needs compute capability 10, this is 9'}
+  assert gpu.skipped('gpt126m/torch', h100) is None
+  torch = gpu.skipped('llama7b_wide/torch', h100)
+  assert torch['reason'] == 'NUM_LAYERS is that of llama7b_wide/xla, which there is no result of'
+
+
+def test_a_case_that_fails_is_told(gpu, monkeypatch, capsys):
+  def fail(*_):
+    raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory\nand more')
+
+  monkeypatch.setattr(importlib.import_module('gpu_train'), 'measure', fail)
+  gpu.serve('gpt126m/xla', tiny=True, most=None, sizes={})
+  case = json.loads(capsys.readouterr().out.removeprefix('@'))
+  assert case == {
+    'status': 'failed',
+    'reason': 'RuntimeError: RESOURCE_EXHAUSTED: Out of memory',
+  }
+  assert importlib.import_module('gpu_report').row('gpt126m/xla', case) == (
+    '| gpt126m/xla | failed: RuntimeError: RESOURCE_EXHAUSTED: Out of memory |'
+  )
+
+
+def test_every_case_is_an_experiment(gpu):
+  """Of both sizes, with its backend and no other; and its reference runs before it."""
+  sizes = importlib.import_module('gpu_sizes')
+  for cases in gpu.SUITES.values():
+    assert len(set(cases)) == len(cases)
+    for i, name in enumerate(cases):
+      assert gpu.reference_name(name) in cases[: i + 1]
+  for name in {name: None for cases in gpu.SUITES.values() for name in cases}:
+    for tiny in (True, False):
+      e = sizes.experiment(name, tiny)
+      if gpu.kind(name) == 'train':
+        variant = name.partition('/')[2]
+        assert e.backend.name.partition('_')[0] == variant.replace('cpu', 'xla').partition('_')[0]
+      assert e.num_devices == 1
+
+
+def test_every_target_is_of_cases(gpu):
+  cases = importlib.import_module('gpu_cases')
+  known = {name for names in cases.SUITES.values() for name in names}
+  for target in cases.TARGETS:
+    assert set(target.cases) <= known
+    assert set(target.cases) & set(cases.SUITES['all']) or 'GLaM64B' in target.work
+
+
+def test_parameters(gpu):
+  """What is guessed of sizes is what the model has, but for vectors and positions."""
+  import fiddle as fdl
+  import jax
+
+  sizes = importlib.import_module('gpu_sizes')
+  for name in ('glam126m/xla', 'glam64b_wide/xla', 'glam64b_wide_dense/xla', 'llama7b_wide/xla'):
+    e = sizes.experiment(name, tiny=True)
+    init = fdl.build(e.training_task()).init_params
+    made = sum(x.size for x in jax.tree.leaves(jax.eval_shape(init, jax.random.key(0))))
+    assert sizes.parameters(e) == pytest.approx(made, rel=0.02)

@@ -1,0 +1,116 @@
+"""Starts processes quickly: forks of one in which JAX and its companions are imported already.
+
+A process of paxlite spends more than a second on imports. What is imported here is not paxlite's
+own, and no device of JAX is there before a fork, so that a child is what `python -m` would be. What
+a variable of the environment changes at import is the same in all of them: see `serves`.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+
+_AT_IMPORT = ('JAX_', 'PYTHON', 'LD_', 'GLIBC_', 'MALLOC_')
+
+
+def serves(environment: dict[str, str], ours: dict[str, str]) -> bool:
+  """Whether variables that are read at import, or before, are those of the server."""
+  chosen = lambda e: {k: v for k, v in e.items() if k.startswith(_AT_IMPORT)}
+  return chosen(environment) == chosen(ours)
+
+
+class ForkServer:
+  """A server, and the environment that it was started in."""
+
+  def __init__(self, environment: dict[str, str]):
+    self.environment = environment
+    self._folder = tempfile.TemporaryDirectory(prefix='paxlite-fork-')
+    self._socket, theirs = socket.socketpair()
+    self._process = subprocess.Popen(
+      [sys.executable, '-m', 'tests.support.fork_server', str(theirs.fileno())],
+      env=environment, pass_fds=[theirs.fileno()],
+      cwd=pathlib.Path(__file__).parents[2],
+    )  # fmt: skip
+    theirs.close()
+    self._answers = self._socket.makefile('r')
+
+  def run(
+    self, command: list[str], environment: dict[str, str], cwd: str, timeout: float
+  ) -> subprocess.CompletedProcess:
+    """As subprocess.run(capture_output=True, text=True) of [python, '-m', module, …]."""
+    folder = pathlib.Path(self._folder.name)
+    request = {'argv': command[2:], 'env': environment, 'cwd': str(cwd), 'folder': str(folder)}
+    self._socket.sendall(json.dumps(request).encode() + b'\n')
+    pid = json.loads(self._answers.readline())
+    self._socket.settimeout(timeout)
+    try:
+      status = json.loads(self._answers.readline())
+    except TimeoutError:
+      os.kill(pid, signal.SIGKILL)
+      raise subprocess.TimeoutExpired(command, timeout) from None
+    finally:
+      self._socket.settimeout(None)
+    code = os.waitstatus_to_exitcode(status)
+    stdout, stderr = ((folder / name).read_text() for name in ('stdout', 'stderr'))
+    return subprocess.CompletedProcess(command, code, stdout, stderr)
+
+  def close(self) -> None:
+    self._answers.close()
+    self._socket.close()
+    self._process.wait(10)
+    self._folder.cleanup()
+
+
+def _serve(connection: socket.socket) -> dict | None:
+  """Answers requests; in a child, returns its own."""
+  import absl.app  # noqa: F401
+  import fiddle.printing
+  import fiddle.selectors  # noqa: F401
+  import flax.linen  # noqa: F401
+  import jax.experimental.multihost_utils  # noqa: F401
+  import numpy.random  # noqa: F401
+  import optax  # noqa: F401
+  import orbax.checkpoint  # noqa: F401
+  import rich.live  # noqa: F401
+  import tensorstore  # noqa: F401
+
+  requests = connection.makefile('r')
+  while line := requests.readline():
+    request = json.loads(line)
+    pid = os.fork()
+    if pid == 0:
+      return request
+    connection.sendall(f'{pid}\n'.encode())
+    _, status = os.waitpid(pid, 0)
+    with contextlib.suppress(BrokenPipeError):
+      connection.sendall(f'{status}\n'.encode())
+  return None
+
+
+def _become(request: dict) -> str:
+  """Makes this process that of a request; returns its module."""
+  os.environ.clear()
+  os.environ.update(request['env'])
+  os.chdir(request['cwd'])
+  for number, name in ((0, None), (1, 'stdout'), (2, 'stderr')):
+    path = os.devnull if name is None else os.path.join(request['folder'], name)
+    fd = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if name else 0), 0o600)
+    os.dup2(fd, number)
+    os.close(fd)
+  module, *flags = request['argv']
+  sys.argv = sys.orig_argv = [module, *flags]
+  return module
+
+
+if __name__ == '__main__':
+  with socket.socket(fileno=int(sys.argv[1])) as connection:
+    request = _serve(connection)
+  if request is not None:
+    name = _become(request)
+    runpy.run_module(name, run_name='__main__', alter_sys=True)

@@ -1,0 +1,171 @@
+"""python -m tests.support.meshes [CASE…]: meshes of 8 devices against one device.
+
+Compares losses and gradients.
+
+Prints a JSON line a case: the largest relative differences, and the collectives of its program.
+"""
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.linen import meta
+
+from paxlite.aot import hlo
+from paxlite.experiments.experts import MixtureOfExperts
+from paxlite.experiments.glam import GLaM126M64E
+from paxlite.experiments.gpt import GPT126M
+from paxlite.experiments.llama import LLaMA
+from paxlite.parallel import partitioning
+
+SMALL = dict(
+  NUM_LAYERS=4,
+  MODEL_DIMS=32,
+  NUM_HEADS=4,
+  HIDDEN_DIMS=64,
+  VOCAB_SIZE=128,
+  MAX_SEQ_LEN=64,
+  FPROP_DTYPE='float32',
+  USE_REPEATED_LAYER=True,
+  PERCORE_BATCH_SIZE=2,
+  DCN_MESH_SHAPE=[1, 1, 1],
+)
+GLAM = SMALL | dict(NUM_EXPERTS=8, NUM_MOE_GROUPS=8)
+MODELS: dict[str, Any] = {
+  'gpt': (GPT126M, SMALL),
+  'llama': (LLaMA, SMALL | dict(NUM_KV_HEADS=2)),
+  'glam': (GLaM126M64E, GLAM),
+  # a loss that is a mean over targets, and a large term beside it
+  'moe': (MixtureOfExperts, GLAM | dict(AUX_LOSS_COEF=1.0)),
+  'dropless': (GLaM126M64E, GLAM | dict(USE_DROPLESS_MOE=True)),
+}
+AXES = ['replica', 'data', 'mdl']
+MESHES: dict[str, dict[str, Any]] = {
+  'dp': dict(ICI_MESH_SHAPE=[8, 1, 1]),
+  'fsdp': dict(ICI_MESH_SHAPE=[1, 8, 1]),
+  'tp': dict(ICI_MESH_SHAPE=[1, 4, 2]),
+  'tp4': dict(ICI_MESH_SHAPE=[1, 2, 4]),
+  'dp_fsdp_tp': dict(ICI_MESH_SHAPE=[2, 2, 2]),
+  'dcn': dict(ICI_MESH_SHAPE=[1, 2, 2], DCN_MESH_SHAPE=[2, 1, 1]),
+  'dcn_data': dict(ICI_MESH_SHAPE=[1, 2, 2], DCN_MESH_SHAPE=[1, 2, 1]),
+  'sequence': dict(ICI_MESH_SHAPE=[1, 4, 2], SEQUENCE_SHARDED_ACTIVATIONS=True),
+  'context': dict(MESH_AXES=[*AXES, 'context'], ICI_MESH_SHAPE=[1, 2, 1, 4]),
+  'context_tp': dict(MESH_AXES=[*AXES, 'context'], ICI_MESH_SHAPE=[1, 2, 2, 2]),
+  'pipeline': dict(MESH_AXES=['stage', *AXES], ICI_MESH_SHAPE=[2, 1, 4, 1], NUM_MICROBATCHES=4),
+  'pipeline_tp': dict(MESH_AXES=['stage', *AXES], ICI_MESH_SHAPE=[2, 1, 2, 2], NUM_MICROBATCHES=2),
+  'expert': dict(MESH_AXES=[*AXES, 'expert'], ICI_MESH_SHAPE=[1, 2, 1, 4]),
+  'expert_tp': dict(MESH_AXES=[*AXES, 'expert'], ICI_MESH_SHAPE=[1, 2, 2, 2]),
+  'expert_fsdp': dict(ICI_MESH_SHAPE=[1, 8, 1], EXPERT_AXIS=None),
+  'pipeline_sequence': dict(
+    MESH_AXES=['stage', *AXES],
+    ICI_MESH_SHAPE=[2, 1, 2, 2],
+    NUM_MICROBATCHES=2,
+    SEQUENCE_SHARDED_ACTIVATIONS=True,
+  ),
+  'fractional': dict(ICI_MESH_SHAPE=[1, 4, 2], PERCORE_BATCH_SIZE=0.5),
+}
+
+
+@dataclasses.dataclass
+class Case:
+  """One model on one mesh."""
+
+  model: str
+  mesh: str
+  init_memory: Any = None
+
+  def experiment(self):
+    cls, values = MODELS[self.model]
+    axes = ['replica', 'data', 'mdl']
+    experiment = cls(**(values | dict(MESH_AXES=axes) | MESHES[self.mesh]))
+    experiment.validate()
+    return experiment
+
+  def program(self):
+    """(compiled gradients on the mesh, sharded parameters, sharded batch, the same on the host)."""
+    e = self.experiment()
+    mesh, task = e.mesh(), fdl.build(e.task())
+    boxed = jax.eval_shape(task.init_params, jax.random.key(0))
+    shardings = jax.tree.map(
+      lambda x: x.sharding, partitioning.sharded_shapes(boxed, mesh, e.rules)
+    )
+    init = jax.jit(lambda rng: meta.unbox(task.init_params(rng)), out_shardings=shardings)
+    compiled_init = init.lower(jax.random.key(0)).compile()
+    self.init_memory = compiled_init.memory_analysis()
+    params = compiled_init(jax.random.key(0))
+    host = batch_of(e)
+    batch = jax.device_put(host, partitioning.batch_sharding(mesh, e.rules))
+
+    @jax.jit
+    def grads(params, batch):
+      with partitioning.activate(mesh, e.rules):
+        return task.grads(params, batch, None)[::2]
+
+    return compiled(grads, params, batch), params, batch, host
+
+  def one_device(self, params, batch):
+    """Gradients without a mesh, without a pipeline."""
+    cls, values = MODELS[self.model]
+    kept = ('PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES')
+    changes = {k: v for k, v in MESHES[self.mesh].items() if k in kept}
+    task = fdl.build(cls(**values | changes | dict(ICI_MESH_SHAPE=[1, 1, 1])).task())
+    grads = jax.jit(lambda params, batch: task.grads(params, batch, None)[::2])
+    return compiled(grads, params, batch)(params, batch)
+
+
+def compiled(function: Any, *args: Any) -> Any:
+  """Compiled without LLVM's optimisations, which take most of the time and change nothing here."""
+  return function.lower(*args).compile({'xla_backend_optimization_level': 0})
+
+
+def batch_of(e) -> dict[str, np.ndarray]:
+  """Packed rows: two segments, and padding at the end of every second row."""
+  rng = np.random.default_rng(0)
+  B, T = e.batch_size, e.MAX_SEQ_LEN
+  ids = rng.integers(0, e.VOCAB_SIZE, (B, T + 1)).astype(np.int32)
+  cut = T // 3
+  segments = np.broadcast_to(np.where(np.arange(T) < cut, 1, 2), (B, T)).astype(np.int32).copy()
+  segments[::2, -T // 4 :] = 0
+  positions = np.where(np.arange(T) < cut, np.arange(T), np.arange(T) - cut)
+  return {
+    'ids': ids[:, :-1],
+    'labels': ids[:, 1:],
+    'weights': (segments > 0).astype(np.float32),
+    'segment_ids': segments,
+    'segment_pos': np.broadcast_to(positions, (B, T)).astype(np.int32),
+  }
+
+
+def main(names: list[str]) -> None:
+  for name in names:
+    case = Case(*name.split('/'))
+    program, params, batch, host = case.program()
+    grads, metrics = program(params, batch)
+    expected, one = case.one_device(jax.device_get(params), host)
+    difference = lambda a, b: float(
+      np.max(np.abs(np.asarray(a) - np.asarray(b))) / (np.max(np.abs(np.asarray(b))) + 1e-30)
+    )
+    worst = jax.tree.map(difference, jax.device_get(grads), jax.device_get(expected))
+    worst, path = max((v, jax.tree_util.keystr(p)) for p, v in jax.tree.leaves_with_path(worst))
+    loss = difference(metrics['total_loss'].value, one['total_loss'].value)
+    e = case.experiment()
+    found: dict[str, int] = {}
+    for c in hlo.collectives(program.as_text(), e.mesh_sizes):
+      key = f'{c.kind} {"+".join(c.axes)}'
+      found[key] = max(found.get(key, 0), c.bytes)
+    result = {'case': name, 'loss': loss, 'gradient': worst, 'at': path, 'collectives': found}
+    whole = sum(x.nbytes for x in jax.tree.leaves(jax.device_get(params)))
+    made = case.init_memory.output_size_in_bytes + case.init_memory.temp_size_in_bytes
+    result['init'] = made / whole  # what one device has while parameters are made
+    result['activation'] = e.batch_size * e.MAX_SEQ_LEN * e.MODEL_DIMS * 4
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == '__main__':
+  jnp.zeros(())
+  main(sys.argv[1:])

@@ -1,0 +1,86 @@
+"""Starts runs as processes that a test stops, kills, or gives a fault; and several for one run."""
+
+import pathlib
+import socket
+import subprocess
+import time
+
+import zarr
+
+from tests.support import runs
+
+MESH = [
+  '--fdl.ICI_MESH_SHAPE=[2,2,1]', '--fdl.PERCORE_BATCH_SIZE=1', '--fdl.SUMMARY_INTERVAL_STEPS=1',
+  '--fdl.CHECKPOINT_EVERY_N_STEPS=3', '--fdl.EVAL_INTERVAL_STEPS=3', '--fdl.PACKED_INPUT=False',
+]  # fmt: skip
+
+
+def start_processes(
+  folder,
+  count: int,
+  *flags: str,
+  config: str,
+  module: str = 'paxlite.main',
+  env: dict[str, str] | None = None,
+) -> list[subprocess.Popen]:
+  """Starts main on `count` processes of 4 / count devices."""
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{s.getsockname()[1]}'
+  return [
+    subprocess.Popen(
+      runs.command(
+        folder, *MESH, *flags, '--multiprocess_gpu', f'--server_addr={address}',
+        f'--num_hosts={count}', f'--host_idx={i}', config=config, module=module,
+      ),
+      cwd=runs.ROOT, env=runs.environment(4 // count) | (env or {}), text=True,
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )
+    for i in range(count)
+  ]  # fmt: skip
+
+
+def on_processes(folder, count: int, *flags: str, config: str) -> list[str]:
+  """Runs main on `count` processes to the end; returns what each printed."""
+  started = start_processes(folder, count, *flags, config=config)
+  ended = [p.communicate(timeout=300) for p in started]
+  for process, (_, stderr) in zip(started, ended, strict=True):
+    assert process.returncode == 0, stderr
+  return [stdout for stdout, _ in ended]
+
+
+# a short run with two checkpoints
+SHORT = (
+  '--fdl.DROPOUT_PROB=0.1',
+  '--fdl.CHECKPOINT_EVERY_N_STEPS=3',
+  '--fdl.MAX_STEPS=10',
+  '--fdl.NUM_MICROBATCHES=2',
+  '--fdl.NUM_LAYERS=1',
+)
+
+
+def faulty(folder, fault: str, *flags: str, code: int = 0, **kwargs):
+  env = {'FAULT': fault}
+  return runs.run(folder, *flags, module='tests.support.faulty_main', env=env, code=code, **kwargs)
+
+
+def start(folder, fault: str, *flags: str, config: str = 'TinyGPT') -> subprocess.Popen:
+  return subprocess.Popen(
+    runs.command(folder, *flags, config=config, module='tests.support.faulty_main'),
+    cwd=runs.ROOT, env=runs.environment() | {'FAULT': fault}, text=True,
+    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+  )  # fmt: skip
+
+
+def wait_for(path: pathlib.Path, seconds: float = 60) -> None:
+  end = time.monotonic() + seconds
+  while not path.exists():
+    assert time.monotonic() < end, f'{path} did not appear'
+    time.sleep(0.02)
+
+
+def final_state(folder):
+  state = folder / 'checkpoints' / 'checkpoint_00000010' / 'state'
+  return {
+    p.name: zarr.open(str(p), mode='r')[...] for p in state.iterdir() if (p / '.zarray').exists()
+  }

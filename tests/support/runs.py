@@ -1,0 +1,87 @@
+"""Runs paxlite.main as users do: in a process of its own."""
+
+import atexit
+import functools
+import importlib.metadata
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+from tests.support.fork_server import ForkServer, serves
+
+ROOT = pathlib.Path(__file__).parents[2]
+IMPORT = '--import=tests.support.experiments'  # for tools on checkpoints of these
+QUICK_TO_COMPILE = '--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1'
+if importlib.metadata.version('jaxlib').startswith('0.10.'):  # the others do not know it
+  QUICK_TO_COMPILE += ' --xla_cpu_use_fusion_emitters=false'
+
+
+def command(
+  folder, *flags: str, config: str = 'TinyGPT', module: str = 'paxlite.main'
+) -> list[str]:
+  return [sys.executable, '-m', module, f'--fdl_config={config}', f'--job_log_dir={folder}', *flags]
+
+
+def run(
+  folder,
+  *flags: str,
+  config: str = 'TinyGPT',
+  devices: int = 1,
+  module: str = 'paxlite.main',
+  code: int | None = 0,
+  env: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess:
+  """Runs to the end and checks the exit code; `devices` CPU devices."""
+  return _finished(
+    command(folder, *flags, config=config, module=module),
+    environment(devices) | (env or {}),
+    300,
+    code,
+  )
+
+
+def module(
+  name: str, *arguments: str, devices: int = 1, code: int | None = 0
+) -> subprocess.CompletedProcess:
+  """Runs `python -m name` to the end and checks the exit code."""
+  return _finished([sys.executable, '-m', name, *arguments], environment(devices), 600, code)
+
+
+def _finished(
+  command: list[str], environment: dict[str, str], timeout: float, code: int | None
+) -> subprocess.CompletedProcess:
+  server = _fork_server()
+  if serves(environment, server.environment):
+    result = server.run(command, environment, str(ROOT), timeout)
+  else:
+    result = subprocess.run(
+      command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=timeout,
+      check=False,
+    )  # fmt: skip
+  assert code is None or result.returncode == code, (
+    f'{result.returncode}\n{result.stdout}\n{result.stderr}'
+  )
+  return result
+
+
+@functools.cache
+def _fork_server() -> ForkServer:
+  server = ForkServer(environment())
+  atexit.register(server.close)
+  return server
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+  flags = f'--xla_force_host_platform_device_count={devices} {QUICK_TO_COMPILE}'
+  return {**os.environ, 'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
+
+
+def records(folder, name: str = 'metrics.jsonl') -> list[dict]:
+  return [json.loads(line) for line in (pathlib.Path(folder) / name).read_text().splitlines()]
+
+
+def losses(folder) -> dict[int, float]:
+  """Loss by step."""
+  return {r['step']: r['loss'] for r in records(folder)}

@@ -1,0 +1,293 @@
+"""Compiling ahead: reports, saved steps, and what is refused."""
+
+import collections
+import importlib.util
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pytest
+
+from paxlite.aot import analysis, hlo, targets
+from paxlite.core.errors import UserError
+from paxlite.experiments.registry import build_experiment
+from paxlite.parallel import mesh
+from paxlite.runtime.compiled_step import SavedStep
+from tests.support import runs
+
+HAS_TPU = importlib.util.find_spec('libtpu') is not None
+HAS_GPU = any(importlib.util.find_spec(f'jax_cuda{n}_plugin') for n in (12, 13))
+
+
+def compile_here(*flags: str, code: int = 0, devices: int = 1):
+  return runs.module(
+    'paxlite.tools.compile',
+    '--fdl_config=TinyGPT',
+    '--target=here',
+    *flags,
+    code=code,
+    devices=devices,
+  )
+
+
+@pytest.mark.slow
+def test_training_loads_what_was_compiled(tmp_path):
+  """Losses are those of a run that compiles, bit for bit; another step or machine is refused."""
+  decay = '--fdl.WEIGHT_DECAY=0.2'
+  step, report = tmp_path / 'step.bin', tmp_path / 'report.json'
+  page = compile_here(f'--save={step}', f'--json={report}', decay).stdout
+  assert f'The compiled step is in {step}' in page
+  written = json.loads(report.read_text())
+  assert written['parameters'] == 30_592
+  assert written['arguments'] > 3 * 4 * 30_592
+  assert step.stat().st_mode & 0o77 == 0
+
+  same = [decay, '--fdl.SUMMARY_INTERVAL_STEPS=1']
+  done = runs.run(tmp_path / 'loaded', *same, f'--compiled_step={step}')
+  assert f'Loaded the train step of {step}' in done.stdout
+  assert 'Compiled the train step' not in done.stdout
+  runs.run(tmp_path / 'compiled', *same)
+  assert runs.losses(tmp_path / 'loaded') == runs.losses(tmp_path / 'compiled')
+
+  def refused(*flags: str, **kwargs) -> str:
+    result = runs.run(tmp_path / 'refused', f'--compiled_step={step}', *flags, code=2, **kwargs)
+    assert result.stderr.count('error:') == 1
+    return result.stderr
+
+  assert 'another train step. What differs: WEIGHT_DECAY 0.2 → 0.1' in refused()
+  assert 'MAX_SEQ_LEN 32 → 16' in refused(decay, '--fdl.MAX_SEQ_LEN=16')
+  two = ['--fdl.ICI_MESH_SHAPE=[1,2,1]', '--fdl.PERCORE_BATCH_SIZE=2']
+  assert 'compiled for devices 1 and here is 2' in refused(decay, *two, devices=2)
+  step.chmod(0o622)
+  assert 'others can write' in refused(decay)
+  step.chmod(0o600)
+  data = bytearray(step.read_bytes())
+  data[-100] ^= 1
+  step.write_bytes(data)
+  assert 'is damaged' in refused(decay)
+  step.write_bytes(b'\x80\x04 something else')
+  assert 'is no compiled step' in refused(decay)
+  step.unlink()
+  assert 'No such file' in refused(decay)
+
+
+GOOD = {
+  'format': 'paxlite compiled step 1',
+  'crc32c': 0,
+  'program': 0,
+  'arguments': [],
+  'values': {},
+}
+
+
+@pytest.mark.parametrize(
+  'header',
+  [
+    *({k: v for k, v in GOOD.items() if k != gone} for gone in GOOD),
+    GOOD | {'crc32c': 'x'},
+    GOOD | {'arguments': None},
+    GOOD | {'values': []},
+    [GOOD],
+    'text',
+    None,
+  ],
+)
+def test_headers_of_compiled_steps_that_are_none(tmp_path, header):
+  path = tmp_path / 'step.bin'
+  path.write_text(json.dumps(header) + '\n')
+  path.chmod(0o600)
+  with pytest.raises(UserError, match='is no compiled step'):
+    SavedStep(path, {}, {}).check(mesh.make_mesh([1, 1, 1], [1, 1, 1]))
+
+
+def test_deep_headers_of_compiled_steps(tmp_path):
+  path = tmp_path / 'step.bin'
+  path.write_text('[' * 200_000)
+  path.chmod(0o600)
+  with pytest.raises(UserError, match='is no compiled step'):
+    SavedStep(path, {}, {}).check(mesh.make_mesh([1, 1, 1], [1, 1, 1]))
+
+
+def test_a_folder_far_above_a_compiled_step_that_others_can_write(tmp_path):
+  folder = tmp_path / 'open' / 'a' / 'b'
+  folder.mkdir(parents=True)
+  path = folder / 'step.bin'
+  path.write_text(json.dumps(GOOD) + '\n')
+  path.chmod(0o600)
+  (tmp_path / 'open').chmod(0o777)
+  with pytest.raises(UserError, match=f'others can write {tmp_path}/open, '):
+    SavedStep(path, {}, {}).check(mesh.make_mesh([1, 1, 1], [1, 1, 1]))
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--target=v5e-9'], 'a slice of v5e has one of 1, 4, 8, 16, 32, 64, 128, 256'),
+    (['--target=v5p-12'], 'a slice of v5p has one of 8, 16'),
+    (['--target=h100x12'], 'hosts have 8 GPUs'),
+    (['--target=a100x8'], 'write v5e-256, 2xv5e-256'),
+    (['--target=here', '--fdl.ICI_MESH_SHAPE=[1,2,1]'], 'asks for 2 devices and 1 is present'),
+    (['--target=here', '--fdl.COMPILER_OPTIONS=[fast]'], "'fast' must be xla_NAME=VALUE"),
+    (['--target=here', '--fdl.COMPILER_OPTIONS=[xla_cpu_nonsense=1]'], 'xla_cpu_nonsense'),
+  ],
+)
+def test_what_cannot_be_compiled(flags, message, capsys, monkeypatch):
+  from paxlite.tools import compile as tool
+
+  monkeypatch.setattr(targets, 'prepare_environment', lambda: None)
+  with pytest.raises(UserError, match=message.replace('[', r'\[')):
+    tool.main(['--fdl_config=TinyGPT', *flags])
+
+
+def test_options_are_those_of_the_platform():
+  e = build_experiment('MaxText16B', [], {})
+  assert e.compiler_options('cpu') == {}
+  assert len(e.compiler_options('tpu')) == 7
+  options = {'COMPILER_OPTIONS': '[xla_gpu_a=2, xla_cpu_b=x]'}
+  e = build_experiment('TinyGPT', [], options)
+  assert e.compiler_options('cuda') == {'xla_gpu_a': 2}
+  assert e.compiler_options('cpu') == {'xla_cpu_b': 'x'}
+
+
+def test_targets():
+  assert targets.parse('2xv5e-256').devices == 512
+  assert targets.parse('v5p-128').devices == 64
+  h100 = targets.parse('h100x256')
+  assert (h100.devices, h100.slices, h100.chip.name) == (256, 1, 'h100')
+
+
+def test_what_crosses_the_network_crosses_it_once_a_host(monkeypatch):
+  """An all-gather of 64 bytes over 4 hosts of 4: 60 are sent, 48 of them are of other hosts."""
+
+  class Device:
+    platform = 'gpu'
+
+  class Mesh:
+    axis_names = ('replica', 'data', 'mdl')
+    shape = dict(replica=1, data=16, mdl=1)
+    devices = type('', (), {'flat': [Device()]})
+
+  class Compiled:
+    as_text = staticmethod(str)
+
+  gather = hlo.Collective('all-gather', 64, ('data',), 16, 1, '')
+  monkeypatch.setattr(hlo, 'collectives', lambda *_: [gather])
+  changes = {'ICI_MESH_SHAPE': '[1,4,1]', 'DCN_MESH_SHAPE': '[1,4,1]'}
+  e = build_experiment('TinyGPT', [], changes)
+  (found,) = analysis._communication(e, Compiled(), Mesh(), [])
+  assert (found.bytes, found.ici_bytes, found.dcn_bytes) == (64, 60, 48 / 4)
+
+
+SMALL = [
+  '--fdl_config=Synthetic126M',
+  '--fdl.NUM_LAYERS=2',
+  '--fdl.MODEL_DIMS=256',
+  '--fdl.NUM_HEADS=4',
+  '--fdl.MAX_SEQ_LEN=256',
+  '--fdl.USE_REPEATED_LAYER=True',
+  '--fdl.DCN_MESH_SHAPE=[1,1,1]',
+]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_TPU, reason='the extra tpu is not installed')
+def test_v5e_256(tmp_path):
+  flags = ['--target=v5e-256', '--fdl.ICI_MESH_SHAPE=[1,64,4]']
+  report, step = tmp_path / 'report.json', tmp_path / 'step.bin'
+  page = runs.module(
+    'paxlite.tools.compile', *SMALL, *flags, f'--json={report}', f'--save={step}'
+  ).stdout
+  r = json.loads(report.read_text())
+  assert r['fits']
+  assert page.startswith('Synthetic126M on v5e-256: fits: ')
+  assert r['mesh'] == {'replica': 1, 'data': 64, 'mdl': 4}
+  kinds = {(c['kind'], *c['axes']) for c in r['communication']}
+  assert ('all-gather', 'data') in kinds
+  assert any(k[1:] == ('mdl',) for k in kinds)
+  assert 0 < r['mfu'][0] <= r['mfu'][1] < 1
+  assert step.stat().st_size > 1 << 20
+  large = [*flags, '--fdl.PERCORE_BATCH_SIZE=4096', f'--save={tmp_path / "none.bin"}']
+  page = runs.module('paxlite.tools.compile', *SMALL, *large, code=1).stdout
+  assert f'Nothing is in {tmp_path / "none.bin"}.' in page
+  assert 'does not fit: ' in page.splitlines()[0]
+  assert '15.75 GiB are there' in page
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+def test_the_commands_of_the_docs():
+  page = (runs.ROOT / 'docs' / 'scaling.md').read_text()
+  for line in re.search(r'```sh aot\n(.*?)```', page, re.DOTALL)[1].splitlines():
+    words = line.split()
+    assert words[:2] == ['python', '-m']
+    runs.module(*words[2:])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+def test_h100x8(tmp_path):
+  flags = ['--target=h100x8', '--fdl.ICI_MESH_SHAPE=[1,8,1]']
+  report, step = tmp_path / 'report.json', tmp_path / 'step.bin'
+  runs.module('paxlite.tools.compile', *SMALL, *flags, f'--json={report}', f'--save={step}')
+  r = json.loads(report.read_text())
+  assert r['fits']
+  kinds = {(c['kind'], *c['axes']) for c in r['communication']}
+  assert {('all-gather', 'data'), ('reduce-scatter', 'data')} <= kinds
+  assert step.stat().st_size > 1 << 16
+  large = [*flags, '--fdl.PERCORE_BATCH_SIZE=16384']
+  page = runs.module('paxlite.tools.compile', *SMALL, *large, code=1).stdout
+  assert 'does not fit: ' in page.splitlines()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+@pytest.mark.parametrize('mesh', ['[1,8,1]', '[1,4,2]'])
+def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
+  """Forward and backward in each layer, under packing; without it the scores are arrays."""
+  targets = {}
+  for flash in (True, False):
+    dump = tmp_path / f'{flash}'
+    env = runs.environment()
+    env['XLA_FLAGS'] += f' --xla_dump_to={dump} --xla_dump_hlo_module_re=.*step.*'
+    flags = [
+      '--target=h100x8', f'--fdl.ICI_MESH_SHAPE={mesh}', f'--fdl.USE_FLASH_ATTENTION={flash}',
+      '--fdl.FPROP_DTYPE=bfloat16', '--fdl.NUM_LAYERS=2', '--fdl.MODEL_DIMS=256',
+      '--fdl.NUM_HEADS=4', '--fdl.DIMS_PER_HEAD=64', '--fdl.PACKED_INPUT=True',
+      '--fdl.MAX_SEQ_LEN=768', '--fdl.PERCORE_BATCH_SIZE=2', f'--save={tmp_path / "step.bin"}',
+    ]  # fmt: skip
+    command = [sys.executable, '-m', 'paxlite.tools.compile', '--fdl_config=TinyGPT', *flags]
+    subprocess.run(command, env=env, cwd=runs.ROOT, check=True, capture_output=True)
+    (path,) = dump.glob('*after_optimizations.txt')
+    text = path.read_text()
+    targets[flash] = collections.Counter(re.findall('custom_call_target="(__cudnn.*?)"', text))
+    assert bool(re.search(r'\[\d+,(?!1,)\d+,768,768\]', text)) == (not flash)
+  name = '__cudnn$fmhaScaleBiasSoftmax'
+  assert targets == {True: {name: 2, f'{name}Backward': 2}, False: {}}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+def test_a_step_for_an_h100_moves_no_activations(tmp_path):
+  """No transpose or copy as large as [B, T, D]; the logits' own size bounds the temporaries."""
+  rows, length, width, vocabulary = 8, 768, 256, 8192
+  env = runs.environment()
+  env['XLA_FLAGS'] += f' --xla_dump_to={tmp_path} --xla_dump_hlo_module_re=.*step.*'
+  flags = [
+    '--target=h100x1', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.FPROP_DTYPE=bfloat16',
+    '--fdl.NUM_LAYERS=2', f'--fdl.MODEL_DIMS={width}', '--fdl.NUM_HEADS=4',
+    '--fdl.DIMS_PER_HEAD=64', '--fdl.PACKED_INPUT=True', f'--fdl.MAX_SEQ_LEN={length}',
+    f'--fdl.PERCORE_BATCH_SIZE={rows}', f'--fdl.VOCAB_SIZE={vocabulary}',
+    f'--json={tmp_path / "report.json"}',
+  ]  # fmt: skip
+  command = [sys.executable, '-m', 'paxlite.tools.compile', '--fdl_config=TinyGPT', *flags]
+  subprocess.run(command, env=env, cwd=runs.ROOT, check=True, capture_output=True)
+  (path,) = tmp_path.glob('*after_optimizations.txt')
+  moved = re.findall(r' = \w+\[([\d,]+)\]\S* (?:copy|transpose)\(', path.read_text())
+  sizes = [math.prod(map(int, dims.split(','))) for dims in moved]
+  assert sizes  # of weights
+  assert max(sizes) < rows * length * width
+  temporaries = json.loads((tmp_path / 'report.json').read_text())['temporaries']
+  logits = 4 * rows * length * vocabulary
+  assert temporaries < 2.5 * logits

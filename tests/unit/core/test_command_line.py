@@ -1,0 +1,179 @@
+"""What every tool does with its command line and its terminal."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
+from paxlite.tools import experiments, export_weights, goodput, import_weights, tokenize
+from tests.support import runs
+
+# each prints letters that ASCII has not
+PRINTING = {
+  'help': ['paxlite.main', '--help'],
+  'dry run': ['paxlite.main', '--fdl_config=TinyGPT', '--dry_run'],
+  'experiments': ['paxlite.tools.experiments'],
+  'show': ['paxlite.tools.experiments', 'show', 'Synthetic126M'],
+  'a tool': ['paxlite.tools.generate', '--help'],
+}
+
+
+def environment(**variables: str) -> dict[str, str]:
+  """Without what makes Python write UTF-8 where the locale does not say so."""
+  return runs.environment() | {'LC_ALL': 'C', 'PYTHONCOERCECLOCALE': '0'} | variables
+
+
+@pytest.mark.parametrize('what', PRINTING)
+def test_terminals_that_know_ascii_alone(what):
+  result = subprocess.run(
+    [sys.executable, '-m', *PRINTING[what]],
+    capture_output=True,
+    cwd=runs.ROOT,
+    env=environment(PYTHONIOENCODING='ascii', PYTHONUTF8='0'),
+    check=False,
+  )
+  assert (result.returncode, result.stderr) == (0, b'')
+  text = result.stdout.decode('ascii')
+  assert text
+  if what == 'experiments':
+    assert '[8,1,1] x [8,1,1]' in text
+
+
+@pytest.mark.parametrize('what', PRINTING)
+def test_readers_that_go_away(what):
+  command = ' '.join([sys.executable, '-m', *PRINTING[what]])
+  result = subprocess.run(
+    ['bash', '-c', f'{command} | head -c 1; exit ${{PIPESTATUS[0]}}'],
+    capture_output=True,
+    cwd=runs.ROOT,
+    env=runs.environment(),
+    check=False,
+  )
+  assert (result.returncode, result.stderr) == (0, b'')
+
+
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
+@pytest.mark.parametrize('argv', [['paxlite.tools.experiments'], ['paxlite.tools']])
+def test_a_file_for_what_is_printed_that_is_full(argv):
+  """Longer than the buffer, and shorter."""
+  with open('/dev/full', 'w') as full:
+    result = subprocess.run(
+      [sys.executable, '-m', *argv], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+      cwd=runs.ROOT,
+    )  # fmt: skip
+  wanted = 'error: what was printed is not all there: No space left on device\n'
+  assert (result.returncode, result.stderr) == (1, wanted)
+
+
+def test_no_stdout_at_all():
+  result = subprocess.run(
+    ['bash', '-c', f'{sys.executable} -m paxlite.tools.experiments >&-'],
+    stderr=subprocess.PIPE, text=True, check=False, cwd=runs.ROOT,
+  )  # fmt: skip
+  assert (result.returncode, result.stderr) == (0, '')
+
+
+@pytest.mark.parametrize(
+  ('argv', 'wanted'),
+  [
+    (['paxlite'], 'python -m paxlite.tools.tokenize       Turns text into a flat-tokens dataset'),
+    (['paxlite', '--version'], 'paxlite 0.'),
+    (['paxlite', '-help'], 'python -m paxlite.main'),
+    (['paxlite.tools'], 'python -m paxlite.tools.experiments'),
+    (['paxlite.main', '-help'], '--job_log_dir'),
+    (['paxlite.main', '--helpfull'], '--job_log_dir'),
+    (['paxlite.tools.experiments', '-help'], 'usage: python -m paxlite.tools.experiments'),
+  ],
+)
+def test_ways_to_ask_what_there_is(argv, wanted):
+  result = subprocess.run(
+    [sys.executable, '-X', 'importtime', '-m', *argv], capture_output=True, text=True, check=False,
+    cwd=runs.ROOT, env=os.environ,
+  )  # fmt: skip
+  assert result.returncode == 0, result.stderr
+  assert wanted in result.stdout
+  assert ' jax\n' not in result.stderr, 'that would take seconds'
+
+
+def test_the_table_needs_no_import_and_shortens_nothing(capsys):
+  code = (
+    'import sys; from paxlite.tools.experiments import main; main([]); '
+    'print(*{"jax", "flax", "fiddle", "numpy", "rich"} & set(sys.modules))'
+  )
+  out = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=runs.ROOT
+  ).stdout
+  assert out.endswith('\n\n'), 'none of them'
+  assert '…' not in out
+  assert 'SAVE_DOT_WITH_NO_BATCH_DIM' in out
+  assert '600,000' in out
+  experiments.main(['mistral'])
+  lines = capsys.readouterr().out.splitlines()
+  assert {x.split()[0] for x in lines if 'B' in x and '[' in x} == {
+    'Mistral7B', 'Mistral7BLoRA', 'Mistral7BSFT', 'SyntheticMistral7B',
+  }  # fmt: skip
+  with pytest.raises(UserError, match="no experiment has 'nothing' in its name or dataset"):
+    experiments.main(['list', 'nothing'])
+
+
+def test_show_says_what_values_mean(capsys):
+  experiments.main(['show', 'TinyGPT'])
+  out = capsys.readouterr().out
+  assert 'SAMPLE_PROMPT = None\n' in out
+  assert 'LOSS_SPIKE_WINDOW = 100  # steps of that mean\n' in out
+  assert 'NORM_SCALE_OFFSET = 1.0  # What is added to the stored scale of a norm.\n' in out
+
+
+@pytest.mark.parametrize(
+  ('main', 'argv', 'flag'),
+  [
+    (goodput.main, ['gs://b/run'], '--job_log_dir'),
+    (import_weights.main, ['--from=hf', '--path=x', '--to=gs://b/w'], '--to'),
+    (export_weights.main, ['--to=hf', '--path=x', '--checkpoint=gs://b/w'], '--checkpoint'),
+    (tokenize.main, ['--vocab=x', '--output=gs://b/w', 'a.txt'], '--output'),
+    (tokenize.main, ['--vocab=x', '--output=o', 'a.txt', 'gs://b/w'], '--sources'),
+  ],
+)
+def test_object_stores_are_refused(main, argv, flag):
+  with pytest.raises(UserError, match=f'{flag}: gs://b/.*: object stores'):
+    main(argv)
+
+
+def test_home_is_expanded(monkeypatch):
+  monkeypatch.setenv('HOME', '/home/me')
+  with pytest.raises(UserError, match='/home/me/run holds no run'):
+    goodput.main(['~/run'])
+
+
+def test_what_cannot_be_written_is_spelled():
+  with command_line.printing():
+    pass
+  assert '8 × 1 → é'.encode('ascii', 'paxlite.spelled') == b'8 x 1 -> \\xe9'
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_library_that_swallows_signals(number):
+  """What calls Python back may drop SystemExit and KeyboardInterrupt; the tool ends anyway."""
+  code = (
+    'import time\n'
+    'from paxlite.core import command_line as cli\n'
+    'cli._END_SECONDS = 0.5\n'
+    'def main(argv):\n'
+    '  while True:\n'
+    '    try: print("here", flush=True) or time.sleep(60)\n'
+    '    except BaseException: pass\n'
+    'cli.run(main)\n'
+  )
+  with subprocess.Popen(
+    [sys.executable, '-c', code], cwd=runs.ROOT, env=runs.environment(), text=True,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+  ) as process:  # fmt: skip
+    assert process.stdout.readline() == 'here\n'
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=20)
+  assert process.returncode == 128 + number
+  assert stderr == 'interrupted; what is unfinished is left where it is\n'

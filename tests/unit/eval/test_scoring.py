@@ -1,0 +1,387 @@
+"""Log-likelihoods are those of recomputing alone; each continuation is counted once."""
+
+import dataclasses
+import functools
+import json
+import math
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.eval.eval_tasks import find_task, read_examples, read_tasks
+from paxlite.eval.scoring import Continuation, Scorer, bucket
+from paxlite.eval.zero_shot import matched
+from tests.support import runs
+from tests.unit.generation.test_decoding import CONFIG, made
+
+
+def some(count: int, seed: int = 0) -> list[Continuation]:
+  """Of many lengths; every third one shares its context with its neighbour."""
+  rng = np.random.default_rng(seed)
+  found: list[Continuation] = []
+  for i in range(count):
+    context = found[-1].context if i % 3 == 2 else rng.integers(0, 97, rng.integers(1, 60)).tolist()
+    found.append(Continuation(context, rng.integers(0, 97, 1 + i % 2 * 3).tolist()))
+  return found
+
+
+@functools.cache
+def logits_of(name: str):
+  """The logits [64, V] of ids [64], compiled once."""
+  model, params = made(name)
+  program = jax.jit(lambda ids: model.apply({'params': params}, ids[None])[0])
+  return lambda ids: np.asarray(program(ids), np.float64)
+
+
+def alone(name: str, c: Continuation, max_len: int = 64) -> tuple[float, bool]:
+  """By one pass over the whole, alone in a row of 64, in float64 from the logits on.
+
+  What stands after the inputs is seen by none of them.
+  """
+  ids = [*c.context, *c.continuation]
+  inputs, n = ids[:-1][-max_len:], len(c.continuation)
+  row = np.zeros(max_len, np.int32)
+  row[: len(inputs)] = inputs
+  logits = logits_of(name)(row)[len(inputs) - n : len(inputs)]
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  targets = np.array(c.continuation)
+  return log_p[np.arange(n), targets].sum(), bool((log_p.argmax(-1) == targets).all())
+
+
+@pytest.mark.parametrize('name', ['gpt', 'llama', 'window'])
+@pytest.mark.parametrize(('count', 'batch_tokens'), [(1, 64), (37, 64), (50, 1000)])
+def test_scores_in_batches_are_those_alone(name, count, batch_tokens):
+  model, params = made(name)
+  asked = some(count)
+  # the likeliest token too, so that some are greedy
+  logits = model.apply({'params': params}, np.array([asked[0].context]))
+  asked.append(Continuation(asked[0].context, [int(logits[0, -1].argmax())]))
+  scores = Scorer(model, params, 64, batch_tokens)(asked)
+  assert len(scores) == len(asked)
+  for c, score in zip(asked, scores, strict=True):
+    log_likelihood, is_greedy = alone(name, c)
+    assert abs(score.log_likelihood - log_likelihood) < 2e-5 * max(1, abs(log_likelihood))
+    assert score.is_greedy == is_greedy
+  assert scores[-1].is_greedy
+
+
+def test_a_long_context_loses_its_beginning():
+  model, params = made('llama')
+  c = Continuation(list(range(90)), [3, 4])
+  (score,) = Scorer(model, params, 64)([c])
+  assert math.isclose(score.log_likelihood, alone('llama', c)[0], rel_tol=1e-5)
+  (cut,) = Scorer(model, params, 64)([Continuation(list(range(27, 90)), [3, 4])])
+  assert dataclasses.replace(cut, is_truncated=True) == score
+  assert not cut.is_truncated
+  with pytest.raises(UserError, match='a continuation of 65 tokens is longer than a row'):
+    Scorer(model, params, 64)([Continuation([1], [2] * 65)])
+
+
+def test_alternatives_of_one_context_share_a_row():
+  model, params = made('llama')
+  scorer = Scorer(model, params, 64)
+  rows = []
+  scorer([Continuation([1, 2, 3], [i]) for i in range(5)], lambda done, total: rows.append(total))
+  assert rows == [1]
+
+
+def test_buckets_pad_a_third_at_most():
+  sizes = sorted({bucket(n) for n in range(1, 2000)})
+  assert sizes[:6] == [32, 48, 64, 96, 128, 192]
+  assert all(bucket(n) * 2 / 3 < n <= bucket(n) for n in range(32, 2000))
+
+
+def write(path, records) -> str:
+  path.write_text(''.join(json.dumps(r) + '\n' for r in records))
+  return str(path)
+
+
+def task(tmp_path, **changes) -> str:
+  path = tmp_path / 'task.json'
+  path.write_text(json.dumps(changes))
+  return str(path)
+
+
+def test_tasks_by_naming_fields(tmp_path):
+  """The records of well-known sets, each in its own form."""
+  piqa = dict(goal='Boil water', sol1='use a pot', sol2='use a hat', label=0)
+  arc = dict(question='What is hot?', answerKey='C',
+             choices=dict(text=['ice', 'snow', 'fire'], label=['A', 'B', 'C']))  # fmt: skip
+  winogrande = dict(sentence='The cup fell off the table because _ was tilted.', option1='the cup',
+                    option2='the table', answer='2')  # fmt: skip
+  for name, record, spec, texts, choices, gold in (
+    ('piqa', piqa,
+     dict(doc_to_text='Question: {{goal}}\nAnswer:', doc_to_choice=['{{sol1}}', '{{sol2}}'],
+          doc_to_target='{{label}}'),
+     ('Question: Boil water\nAnswer:',), (' use a pot', ' use a hat'), 0),
+    ('arc', arc,
+     dict(doc_to_text='Question: {{question}}\nAnswer:', doc_to_choice='choices.text',
+          doc_to_label='choices.label', doc_to_target='{{answerKey}}'),
+     ('Question: What is hot?\nAnswer:',), (' ice', ' snow', ' fire'), 2),
+    ('winogrande', winogrande,
+     dict(doc_to_text=["{{sentence.split('_')[0]}}{{option1}}",
+                       "{{sentence.split('_')[0]}}{{option2}}"],
+          doc_to_choice=["{{sentence.split('_')[1].strip()}}"] * 2,
+          doc_to_target='{{answer | int - 1}}'),
+     ('The cup fell off the table because the cup', 'The cup fell off the table because the table'),
+     (' was tilted.', ' was tilted.'), 1),
+  ):  # fmt: skip
+    write(tmp_path / f'{name}.jsonl', [record])
+    path = task(tmp_path, kind='multiple_choice', files=f'{name}.jsonl', **spec)
+    ((example,), _) = read_examples(find_task(path)[1])
+    assert (example.texts, example.choices, example.gold) == (texts, choices, gold)
+
+
+def test_built_in_tasks_know_the_forms_of_their_records(tmp_path):
+  given = write(tmp_path / 'a.jsonl', [dict(context='He said', continuation='no')])
+  text = write(tmp_path / 'b.jsonl', [dict(text='He said no')])
+  for path in (given, text):
+    ((example,), _) = read_examples(find_task(f'lambada:{path}')[1])
+    assert (example.texts, example.choices) == (('He said',), (' no',))
+  paxs = write(tmp_path / 'c.jsonl', [dict(passage='Ice is cold.', question='is it', answer=True)])
+  ((example,), _) = read_examples(find_task(f'boolq:{paxs}')[1])
+  assert example.texts == ('Ice is cold.\nquestion: is it?\nanswer:',)
+  assert (example.choices, example.gold) == ((' no', ' yes'), 1)
+
+
+def test_patterns():
+  assert matched('so 3 + 4 is\n#### 7', r'#### (-?\d+)') == '7'
+  assert matched('first 3, then 12.', r'-?\d+') == '12'
+  assert matched(' yes ', '') == 'yes'
+  assert matched('none', r'\d+') is None
+  assert matched('P', '(x)|(P)') == 'P'
+
+
+GOOD = dict(kind='cloze', files='a.jsonl', doc_to_text='{{a}}', doc_to_target='{{b}}')
+
+
+@pytest.mark.parametrize(
+  ('record', 'spec', 'match'),
+  [
+    (dict(a='x'), GOOD, r"a.jsonl:1: '{{b}}' cannot be written: 'b' is undefined"),
+    (dict(a='x', b='y'), GOOD | dict(kind='guess'), "kind 'guess' is none of"),
+    (dict(a='x', b='y'), GOOD | dict(more=1), "'more' is none of kind, files"),
+    (dict(a='x', b='y'), {'kind': 'cloze', 'files': 'a.jsonl'}, "has no 'doc_to_text'"),
+    (dict(a='x', b='y'), GOOD | dict(files='gone.jsonl'), r'gone\.jsonl is not a file'),
+    (dict(a='x', b='y'), GOOD | dict(kind='multiple_choice'), 'needs doc_to_choice'),
+    (dict(a='x', b='7'), GOOD | dict(kind='multiple_choice', doc_to_choice=['{{a}}']),
+     "a.jsonl:1: the answer '7' is none of 1 choices"),
+    (dict(a='x', b='0'), GOOD | dict(kind='multiple_choice', doc_to_choice='c.d'),
+     "a.jsonl:1: there is no field 'c.d'"),
+    (dict(a='x', b='y'), GOOD | dict(doc_to_text='{{a'), 'a.jsonl:1: .* cannot be written'),
+    (dict(a='x', b='y'), GOOD | dict(target_pattern='('), 'is not a regular expression'),
+    (dict(a='x', b=' '), GOOD, "a.jsonl:1: the answer '{{b}}' is empty"),
+    (dict(a='x', b='0', c=['', 'z']), GOOD | dict(kind='multiple_choice', doc_to_choice='c'),
+     'a.jsonl:1: a choice is empty'),
+    (dict(a='x', b=None), GOOD, r"a.jsonl:1: '{{b}}' cannot be written: a field is null"),
+    (dict(a='x', b='0', c=['y', None]), GOOD | dict(kind='multiple_choice', doc_to_choice='c'),
+     'a.jsonl:1: a field is null'),
+    (dict(a='x', b='D', c=['y', 'z'], l=['A', 'B', 'C', 'D']),
+     GOOD | dict(kind='multiple_choice', doc_to_choice='c', doc_to_label='l'),
+     "a.jsonl:1: 'l' holds no list of 2 labels"),
+    (dict(a='x', b='y'), GOOD | dict(kind='generate', target_pattern='#'),
+     "a.jsonl:1: target_pattern '#' is not in the answer"),
+    (dict(a='x', b='y'), GOOD | dict(doc_to_text=['{{a}}']), 'only multiple_choice has'),
+    (dict(a='x', b='y'), GOOD | dict(doc_to_text=None), 'doc_to_text cannot be None'),
+    (dict(a='x', b='y'), GOOD | dict(files=[3]), r'files cannot be \[3\]'),
+    (dict(a='x', b='y'), GOOD | dict(max_new_tokens='5'), "max_new_tokens cannot be '5'"),
+    (dict(a='x', b='y'), GOOD | dict(files='hf:/no/such/train'), 'hf:/no/such/train cannot'),
+    (dict(a='x', b='y'), GOOD | dict(doc_to_text='{{range(10**9) | list}}'), 'a.jsonl:1: '),
+  ],
+)  # fmt: skip
+def test_bad_tasks_are_named(record, spec, match, tmp_path):
+  write(tmp_path / 'a.jsonl', [record])
+  with pytest.raises(UserError, match=match):
+    read_examples(find_task(task(tmp_path, **spec))[1])
+
+
+@pytest.mark.parametrize(
+  ('text', 'match'),
+  [
+    ('hellaswag', 'is neither'),
+    ('lambada', 'there is no TFDS dataset lambada'),
+    ('boolq:a.jsonl', 'needs the'),
+  ],
+)
+def test_tasks_that_are_none(text, match, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  write(tmp_path / 'a.jsonl', [dict(x=1)])
+  with pytest.raises(UserError, match=match):
+    find_task(text)
+
+
+@pytest.mark.parametrize(('target', 'gold'), [(1, 1), ('1', 1), ('3', 1), ('9', None), ('B', 2)])
+def test_the_right_choice_by_label_number_or_text(target, gold, tmp_path):
+  """As the harness reads it: a number is one, also where choices are numbers."""
+  write(tmp_path / 'a.jsonl', [dict(a='x', b=target, c=['1', '3', '0'], l=['X', 'Y', 'B'])])
+  spec = GOOD | dict(kind='multiple_choice', doc_to_choice='c', doc_to_label='l')
+  spec = find_task(task(tmp_path, **spec))[1]
+  if gold is None:
+    with pytest.raises(UserError, match="the answer '9' is none of 3 choices"):
+      read_examples(spec)
+  else:
+    assert read_examples(spec)[0][0].gold == gold
+
+
+def test_names_of_fields_and_a_single_end(tmp_path):
+  write(tmp_path / 'a.jsonl', [dict(a='{{x}}', b=7)])
+  spec = GOOD | dict(kind='generate', doc_to_text='a', doc_to_target='b', until='Question:')
+  spec = find_task(task(tmp_path, **spec))[1]
+  (example,), _ = read_examples(spec)
+  assert (example.texts, example.target, spec.until) == (('{{x}}',), '7', ('Question:',))
+
+
+@pytest.mark.parametrize(('answer', 'gold'), [(True, 1), ('True', 1), ('no', 0), (0, 0)])
+def test_boolq_answers(answer, gold, tmp_path):
+  path = write(tmp_path / 'b.jsonl', [dict(passage='p', question='q', answer=answer)])
+  assert read_examples(find_task(f'boolq:{path}')[1])[0][0].gold == gold
+  path = write(tmp_path / 'b.jsonl', [dict(passage='p', question='q', answer='perhaps')])
+  with pytest.raises(UserError, match=r"b.jsonl:1: .*'perhaps' says neither yes nor no"):
+    read_examples(find_task(f'boolq:{path}')[1])
+
+
+def test_unreadable_records_are_left_out_only_if_asked_and_counted(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"a": "x", "b": "y"}\n{"a": "x"}\n{"a"\n{"a": "z", "b": "y"}\n')
+  spec = find_task(task(tmp_path, **GOOD))[1]
+  with pytest.raises(UserError, match=r'a\.jsonl:2: '):
+    read_examples(spec)
+  examples, unreadable = read_examples(spec, skip_unreadable=True)
+  assert ([e.texts[0] for e in examples], unreadable) == (['x', 'z'], 2)
+
+
+def test_tasks_between_commas(tmp_path):
+  a = write(tmp_path / 'a.jsonl', [dict(text='one two')])
+  b = write(tmp_path / 'b.jsonl', [dict(passage='p', question='q', answer=True)])
+  found = read_tasks(
+    [
+      f'lambada:{a},{a},boolq:{b}',
+      task(tmp_path, **GOOD | dict(doc_to_target='{{text}}', doc_to_text='', files='a.jsonl')),
+    ]
+  )
+  assert [(t.name, len(t.examples)) for t in found] == [('lambada', 2), ('boolq', 1), ('task', 1)]
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('speaker')
+  runs.run(folder, config=CONFIG)
+  return folder
+
+
+def evaluate(trained, *flags: str, devices: int = 1) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    [sys.executable, '-m', 'paxlite.tools.evaluate', f'--checkpoint={trained}', *flags,
+     '--import=tests.unit.generation.test_decoding'],
+    capture_output=True, text=True, cwd=runs.ROOT, env=runs.environment(devices), check=False,
+  )  # fmt: skip
+
+
+def distributed(count: int, module: str, *flags: str) -> list[subprocess.CompletedProcess]:
+  """The tool on `count` processes of one device each."""
+  with socket.socket() as s:
+    s.bind(('127.0.0.1', 0))
+    port = s.getsockname()[1]
+  started = [
+    subprocess.Popen(
+      [
+        sys.executable, '-m', 'tests.support.distributed',
+        str(i), str(count), str(port), module, *flags,
+      ],
+      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=runs.ROOT,
+      env=runs.environment(),
+    )
+    for i in range(count)
+  ]  # fmt: skip
+  ended = [p.communicate(timeout=300) for p in started]
+  for process, (_, stderr) in zip(started, ended, strict=True):
+    assert process.returncode == 0, stderr
+  return [
+    subprocess.CompletedProcess(p.args, p.returncode, *out)
+    for p, out in zip(started, ended, strict=True)
+  ]
+
+
+def test_the_tool_says_what_it_cut_and_left_out(trained, tmp_path):
+  long = ' '.join(['in those days it came to pass'] * 30)
+  path = write(tmp_path / 'l.jsonl', [
+    dict(context=long, continuation='that'), dict(context='it', continuation='came'), dict(x=1),
+  ])  # fmt: skip
+  flags = ['--tasks', f'lambada:{path}']
+  assert "l.jsonl:3: '{{context}}' cannot be written" in evaluate(trained, *flags).stderr
+  flags.append('--skip_unreadable')
+  result = evaluate(trained, *flags, f'--output={tmp_path / "out"}')
+  assert '1 texts longer than the model takes lost their beginning' in result.stdout
+  assert '1 unreadable records left out' in result.stdout
+  found = json.loads((tmp_path / 'out' / 'results.json').read_text())['lambada']
+  assert (found['num_examples'], found['truncated'], found['unreadable']) == (2, 1, 1)
+  (tmp_path / 'l.jsonl').write_text('no\n' + (tmp_path / 'l.jsonl').read_text())  # the first one
+  result = evaluate(trained, *flags)
+  assert '2 unreadable records left out' in result.stdout
+  result = evaluate(trained, *flags, '--too_long=error')
+  assert 'l.jsonl:2: a text of ' in result.stderr
+  assert 'the model takes MAX_SEQ_LEN=' in result.stderr
+
+
+@pytest.mark.slow
+def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
+  """13 examples, which neither a batch nor 8 devices divide."""
+  words = ['and', 'it', 'came', 'to', 'pass', 'in', 'those', 'days', 'that', 'he', 'went', 'out']
+  lambada = write(tmp_path / 'l.jsonl', [
+    dict(context=' '.join(words[: i % 7 + 2]), continuation=words[i % 7 + 2]) for i in range(13)
+  ])  # fmt: skip
+  boolq = write(tmp_path / 'b.jsonl', [
+    dict(passage=' '.join(words[:i]), question='is it so', answer=bool(i % 2)) for i in range(1, 6)
+  ])  # fmt: skip
+  spec = task(
+    tmp_path, kind='generate', files='l.jsonl', doc_to_text='{{context}}',
+    doc_to_target='{{continuation}}', generation_pattern=r'\w+', max_new_tokens=4,
+  )  # fmt: skip
+  found = {}
+  for devices, tokens in ((1, 4096), (1, 40), (8, 640)):
+    mesh = '--fdl.ICI_MESH_SHAPE=[2,4,1]' if devices == 8 else '--fdl.ICI_MESH_SHAPE=[1,1,1]'
+    out = tmp_path / f'{devices}_{tokens}'
+    result = evaluate(
+      trained, '--tasks', f'lambada:{lambada}', f'boolq:{boolq}', spec, mesh,
+      f'--batch_tokens={tokens}', f'--output={out}', devices=devices,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    found[out] = json.loads((out / 'results.json').read_text())
+    assert len((out / 'lambada.jsonl').read_text().splitlines()) == 13
+    assert 'lambada: 13 examples' in result.stdout
+  first = next(iter(found.values()))
+  assert {k: v['num_examples'] for k, v in first.items()} == dict(lambada=13, boolq=5, task=13)
+  assert first['lambada']['metrics'].keys() == {'acc', 'perplexity_per_word'}
+  assert first['boolq']['metrics'].keys() == {'acc', 'acc_norm'}
+  for other in found.values():
+    for name, result in first.items():
+      for metric, m in result['metrics'].items():
+        assert math.isclose(m['value'], other[name]['metrics'][metric]['value'], rel_tol=1e-4)
+  result = evaluate(trained, '--tasks', f'lambada:{lambada}', '--limit=3')
+  assert 'lambada: 3 examples' in result.stdout
+  processes = distributed(
+    2, 'paxlite.tools.evaluate', f'--checkpoint={trained}', '--tasks', f'lambada:{lambada}',
+    f'boolq:{boolq}', spec, '--fdl.ICI_MESH_SHAPE=[1,2,1]', '--batch_tokens=80',
+    f'--output={tmp_path / "distributed"}', '--import=tests.unit.generation.test_decoding',
+  )  # fmt: skip
+  assert 'lambada: 13 examples' in processes[0].stdout
+  assert 'lambada' not in processes[1].stdout
+  other = json.loads((tmp_path / 'distributed' / 'results.json').read_text())
+  for name, result in first.items():
+    assert other[name]['num_examples'] == result['num_examples']
+    for metric, m in result['metrics'].items():
+      assert math.isclose(m['value'], other[name]['metrics'][metric]['value'], rel_tol=1e-4)
+  for flags, message in (
+    (['--tasks', 'x'], 'error: --tasks: '),
+    (['--tasks', f'lambada:{lambada}', '--limit=0'], 'error: --limit=0'),
+    (['--tasks', f'lambada:{lambada}', f'lambada:{lambada}'], 'stands there twice'),
+  ):
+    result = evaluate(trained, *flags)
+    assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
+    assert message in result.stderr

@@ -1,0 +1,393 @@
+"""Backends: which one is chosen, and XLA's FP8 in training, on disk and lowered for CUDA."""
+
+import collections
+import json
+import re
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.linen import meta
+
+from paxlite.core.errors import UserError
+from paxlite.core.templates import template
+from paxlite.experiments.demo import TinyGPT
+from paxlite.layers.projection import Projection
+from paxlite.training.step import train_step
+from tests.support import runs
+from tests.support.meshes import MODELS, batch_of
+
+LEARNING = dict(LR_SCHEDULE='constant', LEARNING_RATE=1e-2)
+
+
+def experiment(model='gpt', **values):
+  cls, small = MODELS[model]
+  return cls(**small | dict(ICI_MESH_SHAPE=[1, 1, 1]) | LEARNING | values)
+
+
+class Step:
+  """A jitted train step of an experiment, its first state, and a batch."""
+
+  def __init__(self, e):
+    e.validate()
+    self.task = fdl.build(e.training_task())
+    self.state = jax.jit(lambda key: meta.unbox(self.task.init(key)))(jax.random.key(0))
+    self.batch = {k: jnp.asarray(v) for k, v in batch_of(e).items()}
+    self.jitted = jax.jit(lambda state, batch: train_step(self.task, 0, state, batch))
+
+  def train(self, steps):
+    """Losses of steps on one batch; `state` is the last one's."""
+    losses = []
+    for _ in range(steps):
+      self.state, metrics = self.jitted(self.state, self.batch)
+      losses.append(float(metrics['Metrics/total_loss'].value))
+    return losses
+
+  def dots(self):
+    """How often each pair of dtypes is multiplied in the step as it is lowered for CUDA."""
+    lowered = self.jitted.trace(self.state, self.batch).lower(lowering_platforms=('cuda',))
+    of_tensor = r'tensor<[\dx]*x([a-z]\w*)>'
+    dots = rf'stablehlo\.dot_general .*: \({of_tensor}, {of_tensor}\)'
+    return collections.Counter(re.findall(dots, lowered.as_text()))
+
+
+PAX = {'ENABLE_TE': '1', 'ENABLE_FP8': '1'}
+
+
+@pytest.mark.parametrize(
+  ('environment', 'values', 'expected'),
+  [
+    ({}, {}, 'xla (nothing else was asked for)'),
+    ({}, dict(USE_FP8=True), 'xla_fp8 (USE_FP8=True)'),
+    ({}, dict(USE_INT8='forward'), 'int8 (USE_INT8=forward)'),
+    ({}, dict(USE_TE='gemm'), 'te (USE_TE=gemm, TE_RECIPE=bf16)'),
+    ({'ENABLE_TE': '0', 'ENABLE_FP8': ''}, {}, 'xla (nothing else was asked for)'),
+    ({'ENABLE_TE': '1'}, {}, "te (the environment's ENABLE_TE=1, TE_RECIPE=bf16)"),
+    ({'ENABLE_TE': '1'}, dict(USE_TE='off'), 'xla (nothing else was asked for)'),
+    ({'ENABLE_TE': '1', 'ENABLE_FP8': '1'}, dict(USE_TE='off'), 'xla (nothing else was asked for)'),
+    (
+      {'ENABLE_TE': '1', 'ENABLE_FP8': '1'},
+      dict(USE_TE='off', USE_FP8=True),
+      'xla_fp8 (USE_FP8=True)',
+    ),
+    (
+      {'NVTE_FUSED_ATTN': '0'},
+      dict(USE_TE='layer', PACKED_INPUT=False),
+      'te (USE_TE=layer, TE_RECIPE=bf16, NVTE_FUSED_ATTN=0)',
+    ),
+    (
+      {'ENABLE_TE': 'true', 'ENABLE_FP8': '1'},
+      {},
+      "te_fp8 (the environment's ENABLE_TE=1, the environment's ENABLE_FP8=1)",
+    ),
+    (
+      {'ENABLE_TE': '1', 'ENABLE_FP8': '1'},
+      dict(TE_RECIPE='Float8CurrentScaling'),
+      "te_fp8 (the environment's ENABLE_TE=1, TE_RECIPE=Float8CurrentScaling)",
+    ),
+  ],
+)
+def test_what_is_chosen(monkeypatch, environment, values, expected):
+  for name in ('ENABLE_TE', 'ENABLE_FP8'):
+    monkeypatch.delenv(name, raising=False)
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
+  assert str(TinyGPT(**values).backend) == expected
+
+
+@pytest.mark.parametrize(
+  ('environment', 'values', 'error'),
+  [
+    ({'ENABLE_TE': '1'}, dict(USE_FP8=True), r"USE_FP8=True and the environment's ENABLE_TE=1 ex"),
+    ({}, dict(USE_FP8=True, USE_TE='gemm'), 'USE_FP8=True and USE_TE=gemm exclude each other'),
+    ({}, dict(USE_INT8='forward', USE_FP8=True), 'USE_FP8=True and USE_INT8=forward exclude'),
+    ({'ENABLE_FP8': '1'}, {}, "the environment's ENABLE_FP8=1 is for Transformer Engine, which is"),
+    ({}, dict(TE_RECIPE='MXFP8'), 'TE_RECIPE=MXFP8 is for Transformer Engine'),
+    ({'ENABLE_TE': 'yes'}, {}, 'ENABLE_TE=yes: it must be 1 or 0'),
+    ({'NVTE_FUSED_ATTN': 'true'}, dict(USE_TE='layer'), 'NVTE_FUSED_ATTN=true: it must be 1 or 0'),
+    ({}, dict(USE_TE='maybe'), "USE_TE must be one of 'off', 'gemm', 'layer'"),
+    (
+      {},
+      dict(
+        USE_FP8=True,
+        USE_REPEATED_LAYER=True,
+        MESH_AXES=['stage', 'replica', 'data', 'mdl'],
+        ICI_MESH_SHAPE=[2, 1, 1, 1],
+        DCN_MESH_SHAPE=[1, 1, 1, 1],
+      ),
+      r'xla_fp8 \(USE_FP8=True\): a pipeline',
+    ),
+  ],
+)
+def test_what_cannot_be(monkeypatch, environment, values, error):
+  for name in ('ENABLE_TE', 'ENABLE_FP8'):
+    monkeypatch.delenv(name, raising=False)
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
+  with pytest.raises(UserError, match=error):
+    TinyGPT(**values).validate()
+
+
+def test_recomputed_products_are_in_fp8_too():
+  """All of a block's but its last, which nothing in the backward pass asks for."""
+  dots = Step(experiment('llama', USE_FP8=True, CHECKPOINT_POLICY='SAVE_NOTHING')).dots()
+  assert dots['f8E4M3FN', 'f8E4M3FN'] in (7 + 6, 7 + 7)
+  assert dots['f8E5M2', 'f8E4M3FN'] == 2 * 7
+
+
+def test_fp8_needs_experts_of_one_shape():
+  with pytest.raises(UserError, match='needs experts with a capacity'):
+    experiment('dropless', USE_FP8=True).validate()
+
+
+# Matrix multiplications of a block: queries, keys and values, output, feed-forward.
+@pytest.mark.parametrize(
+  ('model', 'values', 'products'),
+  [
+    ('gpt', dict(USE_REPEATED_LAYER=False, NUM_LAYERS=2), 2 * (1 + 1 + 2)),
+    ('gpt', dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'), 1 + 1 + 2),
+    ('llama', dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'), 3 + 1 + 3),
+    # a block with experts and one without
+    ('glam', dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'), (3 + 1 + 2) + (3 + 1 + 3)),
+  ],
+)
+def test_every_product_is_in_fp8_forward_and_backward(model, values, products):
+  """Counted in what JAX hands to XLA for CUDA; the attention, the router and the logits are not."""
+  dots = Step(experiment(model, USE_FP8=True, **values)).dots()
+  fp8 = {pair: n for pair, n in dots.items() if pair[0].startswith('f8')}
+  assert fp8 == {('f8E4M3FN', 'f8E4M3FN'): products, ('f8E5M2', 'f8E4M3FN'): 2 * products}
+  plain = Step(experiment(model, **values)).dots()
+  assert sum(plain.values()) == sum(dots.values())
+
+
+@pytest.mark.slow
+def test_lora_needs_no_gradient_of_what_is_frozen():
+  step = Step(experiment('llama', USE_FP8=True, USE_LORA=True, CHECKPOINT_POLICY='SAVE_EVERYTHING'))
+  dots = step.dots()
+  assert dots['f8E4M3FN', 'f8E4M3FN'] == 7
+  assert dots['f8E5M2', 'f8E4M3FN'] == 7  # by the activations alone
+  frozen = jax.tree.leaves(step.task.optimizer.split(step.state.params)[1])
+  before = step.state.overwritten
+  losses = step.train(20)
+  assert losses[-1] < losses[0]
+  after = jax.tree.leaves(step.task.optimizer.split(step.state.params)[1])
+  jax.tree.map(np.testing.assert_array_equal, frozen, after)
+  assert not np.array_equal(jax.tree.leaves(before)[0], jax.tree.leaves(step.state.overwritten)[0])
+
+
+@pytest.mark.parametrize(
+  ('model', 'values', 'tolerance'),
+  [
+    pytest.param(
+      'gpt',
+      dict(USE_REPEATED_LAYER=False, FPROP_DTYPE='bfloat16'),
+      0.005,
+      marks=pytest.mark.slow,
+    ),
+    ('llama', dict(CHECKPOINT_POLICY='SAVE_NOTHING'), 0.1),
+    pytest.param('glam', dict(NUM_MICROBATCHES=2), 0.06, marks=pytest.mark.slow),
+  ],
+)
+def test_fp8_learns_as_xla_does(model, values, tolerance):
+  """30 steps on one batch, which they come to know by heart.
+
+  FP8 keeps 3 bits, and a width of 32 averages over few: benchmarks/convergence.py has a model of
+  some width on text.
+  """
+  values = values | dict(LEARNING_RATE=1e-3)
+  fp8 = Step(experiment(model, USE_FP8=True, **values)).train(30)
+  xla = Step(experiment(model, **values)).train(30)
+  assert xla[-1] < 0.8 * xla[0]
+  assert fp8[-1] == pytest.approx(xla[-1], rel=tolerance)
+  assert fp8[-1] != xla[-1]
+
+
+def test_histories_are_replaced_and_not_optimised():
+  """A step puts the largest weight in front, whatever decay, clipping and the learning rate do."""
+  step = Step(experiment(USE_FP8=True, WEIGHT_DECAY=0.5, CLIP_GRADIENT_NORM_TO_VALUE=0.1))
+  before = step.state
+  step.train(1)
+  block = ('transformer', 'repeat', 'ff_layer', 'ffn_layer1')
+  fp8, w = step.state.overwritten['_overwrite_with_gradient'], before.params
+  for name in block:
+    fp8, w = fp8[name], w[name]
+  history = fp8['einsum']['dot_general']['kernel_amax_history']
+  assert history.shape == (4, 1024)
+  np.testing.assert_array_equal(history[:, 0], np.abs(w['w']).max((1, 2)))
+  assert not history[:, 1:].any()
+
+  # neither the optimizer's state nor the reported norm knows of them
+  moments = jax.tree.leaves(step.state.opt_state)
+  assert len(moments) == 2 * len(jax.tree.leaves(before.params)) + 2
+  loss = lambda params: step.task.loss(params, step.batch, None, before.overwritten)[0]
+  norm = optax.tree.norm(jax.jit(jax.grad(loss))(before.params))
+  _, metrics = step.jitted(before, step.batch)
+  assert float(metrics['learning/raw_grad_norm'].value) == pytest.approx(float(norm), rel=1e-5)
+
+
+def test_a_skipped_step_leaves_histories_alone():
+  step = Step(experiment(USE_FP8=True))
+  step.train(1)
+  before = step.state
+  params = jax.tree.map(lambda x: x, before.params)
+  params['final_ln']['scale'] = params['final_ln']['scale'].at[0].set(jnp.nan)
+  after, metrics = step.jitted(step.state.replace(params=params), step.batch)
+  assert not metrics['learning/is_valid_step'].value
+  jax.tree.map(np.testing.assert_array_equal, before.overwritten, after.overwritten)
+
+
+FLAGS = (
+  '--fdl.USE_REPEATED_LAYER=True',
+  '--fdl.NUM_MICROBATCHES=2',
+  '--fdl.PERCORE_BATCH_SIZE=2',
+  '--fdl.DROPOUT_PROB=0.1',
+  '--fdl.CHECKPOINT_EVERY_N_STEPS=3',
+)
+
+
+def arrays(folder, step):
+  import zarr
+
+  state = folder / 'checkpoints' / f'checkpoint_{step:08d}' / 'state'
+  return {
+    p.name: zarr.open(str(p), mode='r')[...] for p in state.iterdir() if (p / '.zarray').exists()
+  }
+
+
+@pytest.mark.slow
+def test_a_smaller_model_loses_no_layer_in_silence(tmp_path):
+  """What FP8 left may be left out, and nothing else."""
+  fp8 = '--fdl.USE_FP8=True'
+  runs.run(tmp_path, fp8, '--fdl.MAX_STEPS=1')
+  for backend in (fp8, '--fdl.USE_FP8=False'):
+    smaller = [backend, '--fdl.NUM_LAYERS=1', '--fdl.MAX_STEPS=2', '--accept_changes']
+    refused = runs.run(tmp_path, *smaller, code=2)
+    assert re.search(r'/x_layers_1/\S+ is not in the model', refused.stderr)
+
+
+def test_a_run_from_before_backends_does_not_change_its_own(tmp_path):
+  """One whose experiment.json knows no USE_TE, continued where ENABLE_TE=1 is set."""
+  runs.run(tmp_path, '--fdl.MAX_STEPS=1')
+  path = tmp_path / 'experiment.json'
+  written = json.loads(path.read_text())
+  for name in ('USE_TE', 'TE_RECIPE', 'USE_FP8', 'USE_INT8'):
+    del written['values'][name]
+  path.write_text(json.dumps(written))
+  refused = runs.run(tmp_path, '--fdl.MAX_STEPS=2', env={'ENABLE_TE': '1'}, code=2)
+  assert "USE_TE 'off' → 'gemm'" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_run_in_fp8_continues_bit_for_bit(tmp_path):
+  fp8 = (*FLAGS, '--fdl.USE_FP8=True')
+  whole = runs.run(tmp_path / 'whole', *fp8, '--fdl.MAX_STEPS=6')
+  assert 'Backend: xla_fp8 (USE_FP8=True)' in whole.stdout
+  written = json.loads((tmp_path / 'whole' / 'experiment.json').read_text())
+  assert written['backend'] == 'xla_fp8 (USE_FP8=True)'
+  runs.run(tmp_path / 'parts', *fp8, '--fdl.MAX_STEPS=3')
+  runs.run(tmp_path / 'parts', *fp8, '--fdl.MAX_STEPS=6')
+  one, two = arrays(tmp_path / 'whole', 6), arrays(tmp_path / 'parts', 6)
+  assert sum('amax_history' in name for name in one) == 3 * 4
+  assert one.keys() == two.keys()
+  for name in one:
+    np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_goes_on_under_another_backend(tmp_path):
+  """To FP8 and back, with the same weights; not without being asked."""
+  folder = tmp_path / 'run'
+  runs.run(folder, *FLAGS, '--fdl.MAX_STEPS=3')
+  fp8 = (*FLAGS, '--fdl.USE_FP8=True')
+  refused = runs.run(folder, *fp8, '--fdl.MAX_STEPS=6', code=2)
+  assert 'USE_FP8 False → True' in refused.stderr
+  done = runs.run(folder, *fp8, '--fdl.MAX_STEPS=6', '--accept_changes')
+  assert 'Continuing from the checkpoint of step 3.' in done.stdout
+  assert any('amax_history' in name for name in arrays(folder, 6))
+  runs.run(folder, *FLAGS, '--fdl.MAX_STEPS=9', '--accept_changes')
+  assert not any('amax_history' in name for name in arrays(folder, 9))
+  losses = runs.losses(folder)
+  assert losses.keys() == set(range(1, 10))
+  smaller = runs.run(
+    folder, *fp8, '--fdl.NUM_LAYERS=1', '--fdl.MAX_STEPS=10', '--accept_changes', code=2
+  )
+  assert 'repeat' in smaller.stderr
+  # as a new run's start, weights alone and with the optimizer's state
+  start = f'--fdl.CHECKPOINT_RESTORE_PATH={folder}'
+  runs.run(tmp_path / 'new', *fp8, start, '--fdl.MAX_STEPS=1')
+  state = '--fdl.CHECKPOINT_RESTORE_STATE=True'
+  runs.run(tmp_path / 'on', *fp8, start, state, '--fdl.MAX_STEPS=10')
+
+
+@pytest.mark.slow
+def test_evaluation_and_text_after_training_in_fp8(tmp_path):
+  """Evaluation is in FP8 as training is; text comes from the same weights in plain XLA."""
+  config = 'tests.support.experiments.TinyText'
+  flags = ['--fdl.USE_FP8=True', '--fdl.MAX_STEPS=4']
+  done = runs.run(tmp_path / 'fp8', *flags, config=config)
+  assert "A sample, continuing 'In the beginning'" in done.stdout
+  again = runs.run(tmp_path / 'fp8', *flags, '--mode=eval', config=config)
+  assert 'Backend: xla_fp8 (USE_FP8=True)' in again.stdout
+  once, twice = (r['avg_xent'] for r in runs.records(tmp_path / 'fp8', 'eval_metrics.jsonl'))
+  assert once == twice
+  start = f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "fp8"}'
+  runs.run(tmp_path / 'xla', start, '--mode=eval', config=config)
+  (plain,) = (r['avg_xent'] for r in runs.records(tmp_path / 'xla', 'eval_metrics.jsonl'))
+  assert plain != once
+  assert plain == pytest.approx(once, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_lora_in_fp8_continues_evaluates_and_writes(tmp_path):
+  """Its checkpoints hold low-rank factors and FP8's scales, and nothing of the base."""
+  config = 'tests.support.experiments.TinyText'
+  runs.run(tmp_path / 'base', '--fdl.MAX_STEPS=1', config=config)
+  flags = ['--fdl.USE_FP8=True', '--fdl.USE_LORA=True', '--fdl.CHECKPOINT_EVERY_N_STEPS=2']
+  flags += [f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "base"}']
+  runs.run(tmp_path / 'whole', *flags, '--fdl.MAX_STEPS=4', config=config)
+  runs.run(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=2', config=config)
+  runs.run(tmp_path / 'parts', *flags, '--fdl.MAX_STEPS=4', config=config)
+  one, two = arrays(tmp_path / 'whole', 4), arrays(tmp_path / 'parts', 4)
+  assert {n.split('.')[-1] for n in one if n.startswith('params.')} == {'lora_a', 'lora_b'}
+  assert any('amax_history' in name for name in one)
+  assert one.keys() == two.keys()
+  for name in one:
+    np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+  text = runs.module(
+    'paxlite.tools.generate', runs.IMPORT, f'--checkpoint={tmp_path / "whole"}', '--prompt=And it'
+  )
+  assert text.stdout.strip()
+
+
+@pytest.mark.slow
+def test_a_step_in_fp8_is_compiled_ahead_and_loaded(tmp_path):
+  fp8 = ('--fdl.USE_FP8=True', f'--save={tmp_path / "step.bin"}')
+  page = runs.module('paxlite.tools.compile', '--fdl_config=TinyGPT', '--target=here', *fp8).stdout
+  assert 'Backend: xla_fp8 (USE_FP8=True)' in page
+  step = f'--compiled_step={tmp_path / "step.bin"}'
+  done = runs.run(tmp_path / 'run', fp8[0], step, '--fdl.MAX_STEPS=10')
+  assert 'Loaded the train step' in done.stdout
+  assert 'USE_FP8 True → False' in runs.run(tmp_path / 'other', step, code=2).stderr
+
+
+class Halved(TinyGPT):
+  """Edits its task after the fact, as docs/experiments.md has it."""
+
+  def task(self):
+    task = super().task()
+    task.model.transformer_tpl.layer_tpl.ffn_tpl.projection_tpl = template(
+      Projection, use_bias=True, dtype='float32'
+    )
+    return task
+
+
+def test_an_edited_task_is_on_the_backend_too():
+  step = Step(Halved(USE_FP8=True, **LEARNING))
+  assert step.dots()['f8E4M3FN', 'f8E4M3FN'] == 2 * 4
+  step = Step(Halved(USE_INT8='forward', **LEARNING))
+  assert step.dots()['i8', 'i8'] == 2 * 4
+  with pytest.raises(UserError, match='Halved changes its blocks'):
+    Halved(USE_TE='layer', PACKED_INPUT=False).validate()

@@ -1,0 +1,136 @@
+"""Every registered experiment: one step of it at a small size, and what its attributes say."""
+
+import re
+
+import fiddle as fdl
+import pytest
+
+from paxlite.core.attributes import Kind, kind_of
+from paxlite.core.errors import UserError
+from paxlite.core.params import parameter_types
+from paxlite.experiments.base import Experiment
+from paxlite.experiments.datasets import Synthetic
+from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.gpt import GPT126M
+from paxlite.experiments.registry import experiments, find, register
+from paxlite.experiments.te_layer import check_supported
+from paxlite.programs.run import Run
+
+NAMES = list(experiments())
+
+SHRUNK = dict(
+  NUM_LAYERS=1,
+  NUM_HEADS=2,
+  NUM_KV_HEADS=2,
+  MODEL_DIMS=16,
+  DIMS_PER_HEAD=8,
+  HIDDEN_DIMS=32,
+  MAX_SEQ_LEN=16,
+  ICI_MESH_SHAPE=[1, 1, 1],
+  DCN_MESH_SHAPE=[1, 1, 1],
+  PERCORE_BATCH_SIZE=2,
+  MAX_STEPS=1,
+  MAX_EVAL_BATCHES=1,
+  SUMMARY_INTERVAL_STEPS=1,
+)
+
+
+WITHOUT_FILES = [n for n in NAMES if re.match('Synthetic|Demo|Tiny', n)]
+FAMILIES = [
+  'GPT2',
+  'paxlite.experiments.llama.LLaMA7B',
+  'LLaMA3_2_1B',
+  'Mistral7B',
+  'Gemma2B',
+  'Seqax84M',
+]
+
+
+QUICK = {'TinyGPT', 'Synthetic126M', 'SyntheticGLaM126M64E', 'LLaMA3_2_1B', 'Gemma2B'}
+
+
+@pytest.mark.parametrize(
+  'name',
+  [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in WITHOUT_FILES + FAMILIES],
+)
+def test_one_small_step(name, tmp_path):
+  cls = find(name)
+  if name in FAMILIES:
+    cls = type(f'Synthetic{cls.__name__}', (Synthetic, cls), {})
+  cfg = cls.config()
+  experts = dict(NUM_LAYERS=2, NUM_EXPERTS=4) if hasattr(cls, 'NUM_EXPERTS') else {}
+  for attribute, value in (SHRUNK | experts).items():
+    setattr(cfg, attribute, value)
+  experiment = fdl.build(cfg)
+  experiment.validate()
+  trainer = Run(experiment, tmp_path, save=False).trainer()
+  state = trainer.train(*trainer.store.initial())
+  assert int(state.step) == 1
+  assert int(state.skipped) == 0
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_the_docstring_starts_with_the_command(name):
+  first = find(name).__doc__.splitlines()[0]
+  assert first.startswith(f'python -m paxlite.main --fdl_config={name} ')
+
+
+def test_dotted_and_bare_names_find_the_same():
+  assert find('GPT126M') is find('paxlite.experiments.gpt.GPT126M') is GPT126M
+
+
+def test_two_experiments_of_one_name_are_an_error():
+  with pytest.raises(UserError, match='GPT126M is registered by'):
+    register(type('GPT126M', (Experiment,), {}))
+
+
+def classes(cls: type) -> set[type]:
+  return {cls}.union(*map(classes, cls.__subclasses__()))
+
+
+def test_every_attribute_says_what_it_decides():
+  experiments()  # imports all
+  ours = {cls for cls in classes(Experiment) if cls.__module__.startswith('paxlite.')}
+  assert len(ours) > 80
+  without = {
+    (cls.__name__, name)
+    for cls in ours
+    for name, annotation in parameter_types(cls).items()
+    if kind_of(annotation) is None
+  }
+  assert without == set()
+
+
+def test_a_kind_is_inherited_and_bounds_are_checked():
+  class Mine(TinyGPT):
+    MAX_STEPS: int = 7
+    MY_OWN: int = 3
+
+  kinds = {name: kind_of(annotation) for name, annotation in parameter_types(Mine).items()}
+  assert kinds['MAX_STEPS'] is Kind.RUN
+  assert kinds['MY_OWN'] is None
+  for values, message in (
+    (dict(NUM_LAYERS=0), 'NUM_LAYERS=0 must be at least 1'),
+    (dict(DROPOUT_PROB=1.0), 'DROPOUT_PROB=1 must be at least 0 and below 1'),
+    (dict(LR_COS_MIN_RATIO=1.5), 'LR_COS_MIN_RATIO=1.5 must be from 0 to 1'),
+    (dict(STEP_TIMEOUT=-1.0), 'STEP_TIMEOUT=-1 must not be negative; 0 turns it off'),
+    (dict(MAX_EVAL_BATCHES=0), 'MAX_EVAL_BATCHES=0 must be at least 1'),
+    (dict(SEED=1 << 32), 'SEED=4294967296 must be from 0 to'),
+  ):
+    with pytest.raises(UserError, match=message):
+      Mine(**values).validate()
+
+
+def test_te_refuses_blocks_that_it_does_not_know():
+  """Also where a method deep in the block is overridden, and no attribute says so."""
+  plain = dict(ATTEN_LOGIT_CAP=-1.0, PACKED_INPUT=False)
+  check_supported(TinyGPT(**plain))
+
+  class Mine(TinyGPT):
+    def dot_product_attention(self):
+      attention = super().dot_product_attention()
+      attention.extra_logit = 0.0
+      return attention
+
+  with pytest.raises(UserError, match='the blocks of Mine, which compute something else'):
+    check_supported(Mine(**plain))

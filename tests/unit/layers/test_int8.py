@@ -1,0 +1,133 @@
+"""int8: in training by qwix, and as weights of a model that continues text."""
+
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.eval import inference
+from paxlite.generation.decoding import Generator
+from paxlite.layers.int8 import quantized
+from tests.support import experiments, runs  # noqa: F401 - what the checkpoints name
+from tests.unit.experiments.test_backends import Step, experiment
+
+KEEP = dict(CHECKPOINT_POLICY='SAVE_EVERYTHING')
+
+
+def int8_dots(step):
+  dots = step.dots()
+  assert all(pair in (('i8', 'i8'), ('f32', 'f32')) for pair in dots)
+  return dots['i8', 'i8']
+
+
+@pytest.mark.parametrize(
+  ('model', 'values', 'products'),
+  [
+    ('gpt', dict(USE_REPEATED_LAYER=False, NUM_LAYERS=2), 2 * 4),
+    ('llama', KEEP, 7),
+    ('glam', KEEP, (3 + 1 + 2) + (3 + 1 + 3)),
+  ],
+)
+def test_every_product_is_in_int8(model, values, products):
+  """Forward, or forward and both of the backward pass; the rest stays as it is."""
+  forward = Step(experiment(model, USE_INT8='forward', **values))
+  assert int8_dots(forward) == products
+  both = Step(experiment(model, USE_INT8='forward_backward', **values))
+  assert int8_dots(both) == 3 * products
+
+
+def test_lora_beside_int8():
+  step = Step(experiment('llama', USE_INT8='forward_backward', USE_LORA=True, **KEEP))
+  assert int8_dots(step) == 2 * 7  # nothing is frozen that needs a gradient of its own
+  losses = step.train(10)
+  assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+  'how', [pytest.param('forward', marks=pytest.mark.slow), 'forward_backward']
+)
+def test_int8_learns_as_xla_does(how):
+  """Within 2 % after 30 steps on one batch; through a scan with recomputation and accumulation."""
+  values = dict(CHECKPOINT_POLICY='SAVE_NOTHING', NUM_MICROBATCHES=2, LEARNING_RATE=1e-3)
+  int8 = Step(experiment('llama', USE_INT8=how, **values)).train(30)
+  xla = Step(experiment('llama', **values)).train(30)
+  assert xla[-1] < 0.75 * xla[0]
+  assert int8[-1] == pytest.approx(xla[-1], rel=0.02)
+  assert int8[-1] != xla[-1]
+
+
+def test_what_int8_cannot(monkeypatch):
+  with pytest.raises(UserError, match='needs experts with a capacity'):
+    experiment('dropless', USE_INT8='forward').validate()
+  monkeypatch.setitem(sys.modules, 'qwix', None)
+  with pytest.raises(UserError, match=r"pip install -e '.*\[int8\]'"):
+    Step(experiment(USE_INT8='forward'))
+
+
+def test_rounding_is_to_the_nearest_of_255_by_channel():
+  w = np.random.default_rng(0).standard_normal((3, 16, 4, 8)).astype(np.float32)
+  w[0, :, 1, 2] = 0
+  values, scale = jax.device_get(quantized(w, (1,)))
+  assert values.dtype == np.int8
+  assert scale.shape == (3, 1, 4, 8)
+  np.testing.assert_allclose(values * scale, w, atol=float(scale.max()) / 2 * 1.0001)
+  largest = np.abs(values).max(1)
+  assert largest[0, 1, 2] == 0
+  assert (np.delete(largest.ravel(), 1 * 8 + 2) == 127).all()
+
+
+@pytest.fixture(scope='module')
+def trained(tmp_path_factory):
+  """A run of LoRA beside a run of a small GPT, and that run."""
+  folder = tmp_path_factory.mktemp('trained')
+  flags = ['--fdl.MODEL_DIMS=64', '--fdl.MAX_STEPS=60', '--fdl.LR_COS_DECAY_END=60']
+  flags += ['--fdl.LEARNING_RATE=1e-2', '--fdl.EVAL_INTERVAL_STEPS=60']
+  runs.run(folder / 'base', *flags, config='tests.support.experiments.TinyText')
+  lora = [*flags, '--fdl.USE_LORA=True', f'--fdl.CHECKPOINT_RESTORE_PATH={folder / "base"}']
+  runs.run(folder / 'lora', *lora, config='tests.support.experiments.TinyText')
+  return folder
+
+
+@pytest.mark.parametrize('run', ['base', 'lora'])
+def test_a_model_with_int8_weights_is_near_and_small(trained, run):
+  path = str(trained / run)
+  plain = inference.load_checkpoint(path)
+  small = inference.load_checkpoint(path, overrides={'INT8_WEIGHTS': 'True'})
+  ids = np.array([plain.encode('In the beginning God created the heaven and the earth.')])
+  logits = [m.model.apply({'params': m.params}, ids) for m in (plain, small)]
+  error = np.linalg.norm(logits[1] - logits[0]) / np.linalg.norm(logits[0])
+  assert 0 < error < 0.02
+  agree = (logits[1].argmax(-1) == logits[0].argmax(-1)).mean()
+  assert agree > 0.9
+
+  def bytes_of(m):
+    blocks = m.params['transformer']
+    return sum(x.nbytes for x in jax.tree.leaves(blocks) if x.ndim > 1)
+
+  if run == 'base':  # float32 to int8, and a float32 scale for 64 values or more
+    assert bytes_of(small) < 0.3 * bytes_of(plain)
+  assert len(small.generator().generate([ids[0].tolist()], 8)[0]) <= 8
+
+
+def test_int8_weights_stay_int8_in_the_loop_over_tokens(trained):
+  """XLA would rather convert them all before it; the loop carries each projection as s8."""
+  m = inference.load_checkpoint(str(trained / 'base'), overrides={'INT8_WEIGHTS': 'True'})
+  generator = Generator(m.model, m.params, 32)
+  state = generator.prefill([[1, 2, 3]], 8)
+  text = generator._extend.lower(m.params, state, 8).compile().as_text()
+  (loop,) = re.findall(r'= \((.*)\) while\(', text)
+  assert loop.count('s8[') == 2 * 4
+
+
+def test_decoding_by_the_command_line(trained):
+  done = runs.module(
+    'paxlite.tools.generate',
+    runs.IMPORT,
+    f'--checkpoint={trained / "base"}',
+    '--prompt=In the beginning',
+    '--fdl.INT8_WEIGHTS=True',
+  )
+  assert done.stdout.strip()

@@ -1,0 +1,165 @@
+"""Options of XLA, and the memory that a CPU's run keeps."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from paxlite.runtime import compiler, cpu_memory
+from tests.support import runs
+
+TINY = ['--fdl.MAX_STEPS=2', '--noenable_checkpoint_saving']
+
+
+def test_flags_of_the_environment_come_first(monkeypatch):
+  monkeypatch.delenv('XLA_FLAGS', raising=False)
+  assert compiler.initial_values_options('cpu') == {'xla_backend_optimization_level': 1}
+  assert compiler.initial_values_options('cuda') == {}
+  monkeypatch.setenv('XLA_FLAGS', '--xla_backend_optimization_level=3')
+  assert compiler.initial_values_options('cpu') == {}
+
+
+def test_malloc_keeps_memory_in_large_pages_where_it_can(tmp_path, monkeypatch):
+  monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+  monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
+  setting = tmp_path / 'enabled'
+  monkeypatch.setattr(cpu_memory, '_SETTING', setting)
+  monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 36))
+  kept = {'mmap_max': '0', 'trim_threshold': str(1 << 40), 'arena_max': '1'}
+  large = {'hugetlb': '1'}
+  assert tunables() == kept  # another kernel
+  setting.write_text('[always] madvise never\n')
+  assert tunables() == kept
+  setting.write_text('always [madvise] never\n')
+  assert tunables() == kept | large
+  monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.check=1')
+  assert tunables() == {'check': '1'} | kept | large
+  for name in ('hugetlb', 'mmap_max', 'trim_threshold', 'arena_max', 'mmap_threshold', 'top_pad'):
+    monkeypatch.setenv('GLIBC_TUNABLES', f'glibc.malloc.{name}=0')
+    assert cpu_memory.environment() == {}
+  monkeypatch.delenv('GLIBC_TUNABLES')
+  monkeypatch.setenv('MALLOC_ARENA_MAX', '2')
+  assert cpu_memory.environment() == {}
+  monkeypatch.delenv('MALLOC_ARENA_MAX')
+  monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 31))
+  assert cpu_memory.environment() == {}
+  monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 36))
+  monkeypatch.delenv('JAX_PLATFORMS')
+  monkeypatch.setattr(cpu_memory, '_ACCELERATORS', (str(setting),))
+  assert cpu_memory.environment() == {}
+
+
+def tunables() -> dict[str, str]:
+  """Of malloc, by name."""
+  pairs = cpu_memory.environment()['GLIBC_TUNABLES'].split(':')
+  return dict(pair.removeprefix('glibc.malloc.').split('=') for pair in pairs)
+
+
+_NONE = "another C library, or the environment tells malloc's part itself"
+
+
+@pytest.mark.skipif(not cpu_memory.environment(), reason=_NONE)
+def test_memory_that_was_freed_is_used_again_without_asking_the_kernel():
+  """glibc says nothing of a tunable that it does not know."""
+  code = (
+    'import resource\n'
+    'faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n'
+    'bytearray(100_000_000); before = faults(); bytearray(100_000_000)\n'
+    'print(faults() - before)'
+  )
+  env = {k: v for k, v in os.environ.items() if k != 'GLIBC_TUNABLES'}
+  count = lambda **more: int(
+    subprocess.run(
+      [sys.executable, '-c', code], capture_output=True, text=True, check=True, env=env | more
+    ).stdout
+  )
+  assert count(**cpu_memory.environment()) < 10
+  assert count() > 10_000  # 100 MB in pages of 4 KiB are 24,414
+
+
+def test_children_have_the_environment_that_the_user_gave(monkeypatch):
+  monkeypatch.setattr(sys, '_xoptions', {cpu_memory._MARK: True})
+  for given in ('', 'glibc.malloc.check=1'):
+    monkeypatch.setenv('GLIBC_TUNABLES', given)
+    if not given:
+      monkeypatch.delenv('GLIBC_TUNABLES')
+    monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 36))
+    monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
+    monkeypatch.setenv('GLIBC_TUNABLES', cpu_memory.environment()['GLIBC_TUNABLES'])
+    cpu_memory.restart_with_them()
+    assert os.environ.get('GLIBC_TUNABLES', '') == given
+
+
+@pytest.mark.skipif(not cpu_memory.environment(), reason=_NONE)
+def test_a_plain_command_is_started_again_once(tmp_path, monkeypatch):
+  flags = '--noenable_checkpoint_saving', '--fdl.MAX_STEPS=1000000'
+  with running(runs.command(tmp_path / 'a', *flags)) as process:
+    wait_for(tmp_path / 'a' / 'metrics.jsonl')
+    assert 'glibc.malloc.mmap_max=0' in proc(process, 'environ')
+    assert proc(process, 'cmdline').split('\0').count('paxlite_restarted') == 1
+  # what glibc or a wrapper takes away does not make it start again and again
+  command = [sys.executable, '-X', 'paxlite_restarted', *runs.command(tmp_path / 'b', *flags)[1:]]
+  with running(command) as process:
+    wait_for(tmp_path / 'b' / 'metrics.jsonl')
+    assert 'mmap_max' not in proc(process, 'environ')
+
+
+@pytest.mark.parametrize(
+  ('command', 'plain'),
+  [
+    ('python -m paxlite.main --a=1 b', True),
+    ('python3 -u -X dev -W error -m paxlite.main --a=1 b', True),
+    ('python -m cProfile -m paxlite.main --a=1 b', False),
+    ('python -m cProfile -o out -m paxlite.main --a=1 b', False),
+    ('python /bin/memray run -m paxlite.main --a=1 b', False),
+    ('python -m ipykernel_launcher -f x.json', False),
+    ('python -', False),
+    ('python run.py --a=1 b', False),
+    ('python -m paxlite.main --other', False),
+  ],
+)
+def test_which_command_is_plain(command, plain):
+  assert cpu_memory.is_plain(command.split(), ['--a=1', 'b']) == plain
+
+
+def test_what_else_runs_main_is_not_started_again():
+  """From standard input the script would be gone, and what it did before done twice."""
+  code = (
+    'import runpy, sys\n'
+    "sys.argv = ['main', '--help']\n"
+    "try: runpy.run_module('paxlite.main', run_name='__main__')\n"
+    "except SystemExit as e: print('ended', e.code, 'GLIBC_TUNABLES' in __import__('os').environ)\n"
+  )
+  env = {k: v for k, v in runs.environment().items() if k != 'GLIBC_TUNABLES'}
+  done = subprocess.run(
+    [sys.executable, '-'], input=code, capture_output=True, text=True, env=env, cwd=runs.ROOT,
+    timeout=120, check=True,
+  )  # fmt: skip
+  assert done.stdout.splitlines()[-1] == 'ended 0 False'
+
+
+@contextlib.contextmanager
+def running(command):
+  process = subprocess.Popen(
+    command, cwd=runs.ROOT, env=runs.environment(), stdout=subprocess.DEVNULL
+  )
+  try:
+    yield process
+  finally:
+    process.kill()
+    process.wait()
+
+
+def wait_for(path):
+  until = time.monotonic() + 120
+  while not path.exists():
+    assert time.monotonic() < until, f'{path} is not there'
+    time.sleep(0.2)
+
+
+def proc(process, name) -> str:
+  return pathlib.Path(f'/proc/{process.pid}/{name}').read_bytes().decode()
