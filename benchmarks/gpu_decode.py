@@ -33,7 +33,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
     model,
     params,
     e.MAX_SEQ_LEN,
-    e.sampling,
+    e.sampling(),
     vocab_size=e.VOCAB_SIZE,
     mesh=mesh,
     rules=e.rules,

@@ -22,9 +22,6 @@ from paxlite.parallel import partitioning
 from paxlite.runtime import compiled_step
 from paxlite.training.sharded_task import ShardedTask
 
-# Policies that keep no activation inside a layer: its forward pass is computed twice
-_RECOMPUTE_ALL = ('SAVE_NOTHING', 'SAVE_ITERATION_INPUT', 'SAVE_TRANSFORMER_LAYER_OUTPUT')
-
 
 @dataclasses.dataclass(frozen=True)
 class Communication:
@@ -201,7 +198,7 @@ def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax
   """Shapes and shardings of a batch: as the data has them, or as packed data has them."""
   sharding = partitioning.batch_sharding(mesh, e.rules)
   packed = dict(ids='int32', labels='int32', weights='float32')
-  if getattr(e, 'PACKED_INPUT', False):
+  if e.packed:
     packed |= dict(segment_ids='int32', segment_pos='int32')
   found = {k: jnp.dtype(v) for k, v in packed.items()}
   try:
@@ -287,17 +284,15 @@ def _communication(
 
 
 def _roofline(
-  e: Any, chip: Chip, platform: str, flops: float, memory: Any, found: list[Communication]
+  e: Experiment, chip: Chip, platform: str, flops: float, memory: Any, found: list[Communication]
 ) -> Roofline:
-  again = 4 / 3 if e.CHECKPOINT_POLICY in _RECOMPUTE_ALL else 1.0
-  again *= 1 + (e.num_stages - 1) / e.NUM_MICROBATCHES
   moved = (
     memory.argument_size_in_bytes
     + memory.output_size_in_bytes
     + 2 * min(memory.temp_size_in_bytes, _peak(memory, platform))
   )
   return Roofline(
-    compute=flops * again / chip.peak_flops,
+    compute=flops * e.recomputed / chip.peak_flops,
     memory=moved / chip.memory_bandwidth,
     ici=sum(c.ici_bytes for c in found) / chip.ici_bandwidth,
     dcn=sum(c.dcn_bytes for c in found) / chip.dcn_bandwidth,

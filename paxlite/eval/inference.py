@@ -68,7 +68,7 @@ class Inference:
       self.model,
       self.params,
       e.MAX_SEQ_LEN,
-      e.sampling if sampling is None else sampling,
+      e.sampling() if sampling is None else sampling,
       eos_ids=eos_ids(e, self.tokenizer),
       vocab_size=self.tokenizer.vocab_size,
       mesh=self.mesh,
@@ -226,13 +226,13 @@ def explicit_values(experiment: LanguageModel) -> dict[str, Any]:
   }
 
 
-def start_ids(e: Any, tokenizer: Tokenizer) -> list[int]:
+def start_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
   """What a text begins with for the experiment's model."""
   start = tokenizer.bos_id if e.START_ID is None else e.START_ID
   return [start] if start >= 0 else []
 
 
-def eos_ids(e: Any, tokenizer: Tokenizer) -> list[int]:
+def eos_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
   """What a text ends with for the experiment's model: any of these."""
   return list(e.EOS_IDS) or [i for i in (tokenizer.eos_id,) if i >= 0]
 

@@ -16,9 +16,6 @@ from paxlite.layers.backends import Backend, TeRecipe
 from paxlite.layers.einsum import DotGeneralEinsum, Einsum, JnpEinsum
 from paxlite.layers.moe import MoeFeedForward
 
-# Attributes of the same model in plain XLA, which continues text.
-PLAIN_XLA: dict[str, Any] = dict(USE_FP8=False, USE_TE='off', TE_RECIPE='bf16', USE_INT8='off')
-
 
 class Backends(Transformer):
   """USE_FP8, USE_TE and USE_INT8, one of which may be on.
@@ -42,6 +39,14 @@ class Backends(Transformer):
     if vars(self).get('USE_TE') == 'off':
       return 'bf16'
     return 'DelayedScaling' if backends.environment_flag('ENABLE_FP8') else 'bf16'
+
+  @property
+  def plain_backend(self) -> dict[str, Any]:
+    return dict(USE_FP8=False, USE_TE='off', TE_RECIPE='bf16', USE_INT8='off')
+
+  @property
+  def continues_text(self) -> bool:
+    return self.USE_TE != 'layer'
 
   @functools.cached_property
   def backend(self) -> Backend:

@@ -135,6 +135,46 @@ class Experiment(Parameters):
     return '-'
 
   @property
+  def vocab_size(self) -> int | None:
+    """How many token ids the model knows; None where it has no vocabulary."""
+    return None
+
+  @property
+  def packed(self) -> bool:
+    """Whether a row of the data may hold several documents."""
+    return False
+
+  @property
+  def tokenizer_path(self) -> str:
+    """The tokenizer of the data; '' where the data has none."""
+    return ''
+
+  @property
+  def tfds_data_dir(self) -> str:
+    """The folder of TFDS datasets; '' where nothing names one."""
+    return ''
+
+  @property
+  def sample_prompt(self) -> str | None:
+    """The text that the trained model continues at the end; None where it continues none."""
+    return None
+
+  @property
+  def eval_tasks(self) -> list[str]:
+    """The zero-shot tasks of --mode=eval."""
+    return []
+
+  @property
+  def recomputed(self) -> float:
+    """FLOPs of a step as a multiple of the model's: what is recomputed, and stages that idle."""
+    return 1.0
+
+  @property
+  def plain_backend(self) -> dict[str, Any]:
+    """The values of the attributes that choose a backend, of the same model in plain XLA."""
+    return {}
+
+  @property
   def remarks(self) -> list[str]:
     """What is no mistake and yet worth a line at the start, in whole sentences."""
     return []
@@ -146,20 +186,8 @@ class Experiment(Parameters):
 
   @property
   def restore(self) -> Restore | None:
-    """What a new run starts from instead of initial values alone.
-
-    Raises:
-      UserError: there are rules and no checkpoint that they could apply to.
-    """
+    """What a new run starts from instead of initial values alone."""
     if not self.CHECKPOINT_RESTORE_PATH:
-      for name in (
-        'CHECKPOINT_IGNORE_RULES',
-        'CHECKPOINT_RENAME_RULES',
-        'CHECKPOINT_RESTORE_STATE',
-        'CHECKPOINT_RESTORE_CHANGES',
-      ):
-        if getattr(self, name):
-          raise UserError(f'{name} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER')
       return None
     return Restore(
       path=self.CHECKPOINT_RESTORE_PATH,
@@ -216,13 +244,25 @@ class Experiment(Parameters):
 
   @property
   def batch_size(self) -> int:
-    """Rows of a global batch.
-
-    Raises:
-      UserError: not a whole number, or not divisible over the mesh or into microbatches.
-    """
+    """Rows of a global batch."""
     exact = self.PERCORE_BATCH_SIZE * self.num_devices
-    batch = round(exact) if math.isfinite(exact) else 0
+    return round(exact) if math.isfinite(exact) else 0
+
+  def check_restore(self) -> None:
+    """Raises UserError where there are rules and no checkpoint that they could apply to."""
+    rules = {
+      'CHECKPOINT_IGNORE_RULES': self.CHECKPOINT_IGNORE_RULES,
+      'CHECKPOINT_RENAME_RULES': self.CHECKPOINT_RENAME_RULES,
+      'CHECKPOINT_RESTORE_STATE': self.CHECKPOINT_RESTORE_STATE,
+      'CHECKPOINT_RESTORE_CHANGES': self.CHECKPOINT_RESTORE_CHANGES,
+    }
+    for name, given in rules.items():
+      if given and not self.CHECKPOINT_RESTORE_PATH:
+        raise UserError(f'{name} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER')
+
+  def check_batch_size(self) -> None:
+    """Raises UserError where the global batch is no whole number, or cannot be split."""
+    exact, batch = self.PERCORE_BATCH_SIZE * self.num_devices, self.batch_size
     where = f'PERCORE_BATCH_SIZE={self.PERCORE_BATCH_SIZE:g} × {self.num_devices} devices'
     if batch < 1 or abs(batch - exact) > 1e-6:
       raise UserError(f'{where} is a global batch of {exact:g}: it must be a whole number ≥ 1')
@@ -233,7 +273,6 @@ class Experiment(Parameters):
       raise UserError(
         f'{where} is a global batch of {batch}, not divisible by {axes} = {shards}{micro}'
       )
-    return batch
 
   def validate(self) -> None:
     """Checks what can be checked without a device; raises UserError."""
@@ -250,8 +289,8 @@ class Experiment(Parameters):
         f'LOSS_SPIKE_FACTOR={self.LOSS_SPIKE_FACTOR:g} must be above 1, or 0 for none'
       )
     self.compiler_options('')  # raises where one is none
-    self.restore  # noqa: B018 - raises where rules have nothing to apply to
-    self.batch_size  # noqa: B018 - raises where it does not come out even
+    self.check_restore()
+    self.check_batch_size()
 
 
 def compiler_option(text: str) -> tuple[str, Any]:

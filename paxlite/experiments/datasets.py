@@ -26,6 +26,7 @@ from paxlite.data.sft import SftRows, TooLong
 from paxlite.data.streams import StreamInput, StreamRows
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import HELD_OUT_EVERY, Split, TextRows
+from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 
 
@@ -102,7 +103,27 @@ class Synthetic(_Rows):
     )
 
 
-class TextFiles(_Rows):
+class Tokenized(Experiment):
+  """Data of text, which has a tokenizer."""
+
+  VOCAB_PATH: Run[LocalPath] = ''
+
+  @property
+  def tokenizer_path(self) -> str:
+    return self.VOCAB_PATH
+
+
+class FromTfds(Tokenized):
+  """Text that may come from TFDS datasets."""
+
+  TFDS_DATA_DIR: Run[AnyPath] = ''
+
+  @property
+  def tfds_data_dir(self) -> str:
+    return self.TFDS_DATA_DIR
+
+
+class TextFiles(Tokenized, _Rows):
   """Text files (.txt, also .gz .xz .zst) with a tokenizer; 1 block in 20 is held out."""
 
   TRAIN_FILES: Run[list[LocalPath]] = []
@@ -110,7 +131,6 @@ class TextFiles(_Rows):
   EVAL_FRACTION: Training[float] = (
     0.05  # of the text, held out where there are no EVAL_FILES; 0: none
   )
-  VOCAB_PATH: Run[LocalPath] = ''
 
   def validate(self) -> None:
     super().validate()
@@ -160,7 +180,7 @@ class EmbeddedText(TextFiles):
     return 'embedded text'
 
 
-class FlatTokens(_Rows):
+class FlatTokens(Tokenized, _Rows):
   """A tokenized dataset: paxlite's own format or seqax's (see inputs.flat_tokens)."""
 
   DATASET_PATH: Run[LocalPath] = ''
@@ -201,7 +221,7 @@ class FlatTokens(_Rows):
     )
 
 
-class SeqioTask(_Rows):
+class SeqioTask(FromTfds, _Rows):
   """A SeqIO task or mixture over TFDS datasets (the extra seqio).
 
   The environment's VOCAB_PATH and TFDS_DATA_DIR serve where the attributes are empty.
@@ -212,8 +232,6 @@ class SeqioTask(_Rows):
   TRAIN_SPLIT: Training[str] = 'train'
   EVAL_SPLIT: Run[str | None] = 'validation'
   SEQIO_ROWS: Training[StreamRows] = 'stream'
-  VOCAB_PATH: Run[LocalPath] = ''
-  TFDS_DATA_DIR: Run[AnyPath] = ''
 
   def validate(self) -> None:
     super().validate()
@@ -250,7 +268,7 @@ class SeqioTask(_Rows):
     return self.stream(source, self.SEQIO_ROWS, batch_size)
 
 
-class DocumentFiles(_Rows):
+class DocumentFiles(FromTfds, _Rows):
   """Documents, tokenized while training: JSON lines, Parquet, TFDS, Hugging Face datasets.
 
   TRAIN_SOURCES are files, tfds:NAME:VERSION/SPLIT and hf:NAME:CONFIGURATION/SPLIT. What is held out
@@ -262,8 +280,6 @@ class DocumentFiles(_Rows):
   HELD_OUT_EVERY: Training[int] = 200
   TEXT_FIELD: Training[str] = 'text'
   SKIP_UNREADABLE: Run[bool] = False  # records without a text; how many is logged
-  VOCAB_PATH: Run[LocalPath] = ''
-  TFDS_DATA_DIR: Run[AnyPath] = ''
 
   @property
   def dataset(self) -> str:
@@ -301,7 +317,7 @@ class DocumentFiles(_Rows):
     return self.stream(source, self.stream_rows, batch_size)
 
 
-class SftFiles(_Rows):
+class SftFiles(Tokenized, _Rows):
   """Prompts and answers in JSON lines, packed, with the loss on the answers (see inputs.sft)."""
 
   TRAIN_FILES: Run[list[LocalPath]] = []
@@ -346,7 +362,7 @@ class SftFiles(_Rows):
     )
 
 
-class Mixture(_Rows):
+class Mixture(FromTfds, _Rows):
   """Several datasets by weights.
 
   A source is a flat-tokens folder; text (.txt); seqio:TASK; sft:FILE.jsonl; or documents, as
@@ -360,8 +376,6 @@ class Mixture(_Rows):
   HELD_OUT_EVERY: Training[int] = 200
   TEXT_FIELD: Training[str] = 'text'
   SKIP_UNREADABLE: Training[bool] = False
-  VOCAB_PATH: Run[LocalPath] = ''
-  TFDS_DATA_DIR: Run[AnyPath] = ''
   SEQIO_MODULES: Training[list[str]] = []
 
   @property

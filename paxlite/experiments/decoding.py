@@ -31,10 +31,19 @@ class Decoding(Experiment):
   EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = 'truncate'  # a text that the model cannot take
   EVAL_SKIP_UNREADABLE: Run[bool] = False  # records that are none are left out, and counted
 
-  def validate(self) -> None:
-    super().validate()
-    self.sampling  # noqa: B018 - raises where a number is out of range
+  @property
+  def continues_text(self) -> bool:
+    """Whether the model that is trained continues text: its layers keep keys and values."""
+    return True
 
   @property
+  def eval_tasks(self) -> list[str]:
+    return self.EVAL_TASKS
+
+  def validate(self) -> None:
+    super().validate()
+    self.sampling()
+
   def sampling(self) -> Sampling:
+    """How the next token is chosen; UserError where a number is out of range."""
     return Sampling(self.TEMPERATURE, self.TOP_K, self.TOP_P, self.REPETITION_PENALTY)

@@ -13,7 +13,6 @@ from paxlite.core.errors import UnreadableError, UserError
 from paxlite.core.json_files import read_object
 from paxlite.core.params import derived, parameter_types
 from paxlite.core.run_files import write_file
-from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs, configs_text, values_text
 from paxlite.runtime.versions import versions
@@ -56,7 +55,7 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
   identity = _identity(e)
   new = {'experiment': identity['experiment'], **identity['values']}
   for name in new.keys() - old.keys():  # an attribute that is newer than the run
-    default = PLAIN_XLA.get(name, getattr(type(e), name))
+    default = e.plain_backend.get(name, getattr(type(e), name))
     old[name] = new[name] if isinstance(default, derived) else default
   free = {*e.values_of(Kind.RUN, Kind.GENERATION), *_FORMER}
   missing = object()
@@ -114,7 +113,7 @@ def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] 
     return
   before = found['values']
   ours = {k: v for values in e.model_values for k, v in values.items()}
-  ours |= {k: getattr(e, k) for k in also if hasattr(e, k)}
+  ours |= {k: v for k, v in e.values().items() if k in also}
   changed = [
     f'{k} {before[k]!r} → {v!r}' for k, v in ours.items() if k in before and before[k] != v
   ]

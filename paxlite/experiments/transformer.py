@@ -33,7 +33,7 @@ from paxlite.layers.lora import LORA_VARIABLES, LoraProjection
 from paxlite.layers.norms import LayerNorm, RmsNorm
 from paxlite.layers.pipeline import PipelinedTransformer
 from paxlite.layers.projection import Projection
-from paxlite.layers.remat import CheckpointPolicy
+from paxlite.layers.remat import CheckpointPolicy, keeps_nothing
 from paxlite.layers.rotary import Llama3RotaryEmbedding, RotaryEmbedding
 from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
 from paxlite.training.task import Task
@@ -128,8 +128,25 @@ class Transformer(Decoding, Optimization):
 
   @property
   def num_stages(self) -> int:
-    """Of the pipeline: the mesh's axis stage."""
+    """Stages of the pipeline: the mesh's axis stage."""
     return self.mesh_sizes.get('stage', 1)
+
+  @property
+  def vocab_size(self) -> int | None:
+    return self.VOCAB_SIZE
+
+  @property
+  def packed(self) -> bool:
+    return self.PACKED_INPUT
+
+  @property
+  def sample_prompt(self) -> str | None:
+    return self.SAMPLE_PROMPT
+
+  @property
+  def recomputed(self) -> float:
+    forward_twice = 4 / 3 if keeps_nothing(self.CHECKPOINT_POLICY) else 1.0
+    return forward_twice * (1 + (self.num_stages - 1) / self.NUM_MICROBATCHES)
 
   @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:

@@ -1,7 +1,7 @@
 """The product of activations and a weight, as a module: what another backend puts its own in for.
 
 FP8 and Transformer Engine keep a state of their own for each product, in the collections
-OVERWRITTEN. A train step replaces these by their gradients: see flax.linen.fp8_ops.
+FP8_COLLECTIONS. A train step replaces these by their gradients: see flax.linen.fp8_ops.
 """
 
 import jax
@@ -13,7 +13,7 @@ from paxlite.core.templates import Template
 from paxlite.layers.weight_product import weight_product
 
 # Scales and histories of the largest absolute value: by Flax, and by Transformer Engine's layers.
-OVERWRITTEN = (OVERWRITE_WITH_GRADIENT, 'fp8_metas')
+FP8_COLLECTIONS = (OVERWRITE_WITH_GRADIENT, 'fp8_metas')
 
 
 class Einsum(nn.Module):

@@ -58,6 +58,11 @@ def jax_policy(policy: str) -> Callable[..., Any]:
   return policies.save_only_these_names(*_NAMES[policy])
 
 
+def keeps_nothing(policy: str) -> bool:
+  """Whether a policy keeps no activation inside a layer: its forward pass is computed twice."""
+  return policy in ('SAVE_NOTHING', 'SAVE_ITERATION_INPUT', 'SAVE_TRANSFORMER_LAYER_OUTPUT')
+
+
 def remat(body: Callable[..., Any], policy: str, in_scan: bool) -> Callable[..., Any]:
   """`body(module, …)` so that its backward pass recomputes what `policy` does not keep."""
   if policy == 'SAVE_EVERYTHING':

@@ -8,7 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.core.templates import Template, template_field
 from paxlite.layers.attention import Attention
-from paxlite.layers.einsum import OVERWRITTEN
+from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.remat import remat
@@ -115,7 +115,7 @@ class RepeatedTransformer(nn.Module):
 
     scan = nn.scan(
       step,
-      variable_axes=dict.fromkeys(['params', 'cache', *OVERWRITTEN, *SOWN], 0),
+      variable_axes=dict.fromkeys(['params', 'cache', *FP8_COLLECTIONS, *SOWN], 0),
       split_rngs={'params': True, 'dropout': True},
       length=self.num_layers,
       metadata_params={nn.PARTITION_NAME: 'layers'},

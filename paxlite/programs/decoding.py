@@ -1,7 +1,5 @@
 """The program that continues texts."""
 
-from typing import Any
-
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
 from paxlite.programs.run import Run, load, make_folder
@@ -11,7 +9,7 @@ def decode(run: Run) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint, or restored weights."""
   from paxlite.eval import inference
 
-  e: Any = run.experiment
+  e = run.decoding
   if not e.DECODE_FILES:
     raise UserError('--fdl.DECODE_FILES=/path/to/prompts.jsonl is missing')
   run.check_evaluated()

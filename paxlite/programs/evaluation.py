@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
@@ -23,7 +22,7 @@ def evaluate(run: Run) -> None:
       f'{run.folder} holds no checkpoint to evaluate: train first, or name weights '
       'with --fdl.CHECKPOINT_RESTORE_PATH'
     )
-  tasks = getattr(e, 'EVAL_TASKS', [])
+  tasks = e.eval_tasks
   if tasks:
     if run.checkpoints().steps():
       run.check_model()
@@ -55,11 +54,11 @@ def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
   """Evaluates on the tasks of these names; prints tables and writes summaries."""
   from paxlite.eval import eval_tasks, zero_shot
 
-  e: Any = run.experiment
+  e = run.decoding
   tasks = eval_tasks.read_tasks(
     names,
     skip_unreadable=e.EVAL_SKIP_UNREADABLE,
-    tfds_data_dir=getattr(e, 'TFDS_DATA_DIR', ''),
+    tfds_data_dir=e.tfds_data_dir,
   )
   inference, step = load(run)
   evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG)

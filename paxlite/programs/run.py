@@ -6,7 +6,6 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import fiddle as fdl
 import jax
@@ -21,7 +20,6 @@ from paxlite.data.base import Input
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
 from paxlite.eval.inference import Inference
 from paxlite.eval.inference import load as load_inference
-from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.identity import (
@@ -29,6 +27,7 @@ from paxlite.experiments.identity import (
   refuse_other_experiment,
   refuse_other_model,
 )
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import partitioning
 from paxlite.runtime.compiled_step import SavedStep
 from paxlite.runtime.goodput import Goodput
@@ -164,7 +163,7 @@ class Run:
     if not inputs:
       raise UserError(
         f'{type(e).__name__} has no evaluation input'
-        + (': --fdl.EVAL_FILES names one' if hasattr(e, 'EVAL_FILES') else '')
+        + (': --fdl.EVAL_FILES names one' if 'EVAL_FILES' in e.values() else '')
       )
     store = self.store()
     data = {name: fdl.build(cfg) for name, cfg in inputs.items()}
@@ -188,7 +187,7 @@ class Run:
     Numbers that neither the model nor its backend depends on may be others than in training.
     """
     if not self.accept_changes and self.checkpoints().steps():
-      self.check_model(also=PLAIN_XLA)
+      self.check_model(also=self.experiment.plain_backend)
       if not is_of(self.experiment, self.folder):
         refuse_other_experiment(self.experiment, self.folder)
 
@@ -215,15 +214,23 @@ class Run:
 
   def tokenizer(self) -> Tokenizer | None:
     """What a sample at the end of training needs; None where none is asked for."""
-    if getattr(self.experiment, 'SAMPLE_PROMPT', None) is None:
+    e = self.experiment
+    if e.sample_prompt is None:
       return None
-    vocab = getattr(self.experiment, 'VOCAB_PATH', '')
-    return open_tokenizer(vocab or str(tokenizer_of(self.experiment.CHECKPOINT_RESTORE_PATH) or ''))
+    restored = tokenizer_of(e.CHECKPOINT_RESTORE_PATH)
+    return open_tokenizer(e.tokenizer_path or str(restored or ''))
+
+  @property
+  def decoding(self) -> LanguageModel:
+    """The experiment; UserError where its model is no language model."""
+    if not isinstance(self.experiment, LanguageModel):
+      raise UserError(f'{type(self.experiment).__name__} is no language model')
+    return self.experiment
 
 
 def load(run: Run) -> tuple[Inference, int | None]:
   """The model with the last good checkpoint, and its step; or with restored weights, and None."""
-  e: Any = run.experiment
+  e = run.decoding
   own = bool(run.checkpoints().steps())
   restore = Restore(str(run.folder)) if own else run.restore
   if restore is None:
@@ -232,7 +239,7 @@ def load(run: Run) -> tuple[Inference, int | None]:
       'with --fdl.CHECKPOINT_RESTORE_PATH'
     )
   source = find_source(restore.path)
-  vocab = getattr(e, 'VOCAB_PATH', '') or os.environ.get('VOCAB_PATH', '')
+  vocab = e.tokenizer_path or os.environ.get('VOCAB_PATH', '')
   loaded = load_inference(e, source, restore, vocab)
   return loaded, int(source.folder.name.rpartition('_')[2]) if own else None
 
@@ -248,7 +255,7 @@ def make_folder(folder: pathlib.Path) -> None:
 
 
 def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
-  vocab_size = getattr(e, 'VOCAB_SIZE', None)
+  vocab_size = e.vocab_size
   for name, data in inputs.items():
     if vocab_size is not None and data.max_token_id >= vocab_size:
       raise UserError(

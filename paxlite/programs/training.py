@@ -14,6 +14,7 @@ from paxlite.data.tokenizer import Tokenizer
 from paxlite.experiments.identity import (
   write_configuration,
 )
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import devices
 from paxlite.programs.run import Run, make_folder
 from paxlite.runtime import goodput, preemption, processes
@@ -80,12 +81,13 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     state = trainer.train(state, step)
   finally:
     _print_goodput(run)
-  e: Any = run.experiment
-  if tokenizer is not None and getattr(e, 'USE_TE', 'off') == 'layer':
-    say("No sample: Transformer Engine's layers keep no keys and values")
-  elif tokenizer is not None and jax.process_count() == 1:
-    text = _sample(e, trainer, state.params, tokenizer)
-    say(f'\nA sample, continuing {e.SAMPLE_PROMPT!r}:\n{text}\n')
+  if tokenizer is not None and jax.process_count() == 1:
+    e = run.decoding
+    if e.continues_text:
+      text = _sample(e, trainer, state.params, tokenizer)
+      say(f'\nA sample, continuing {e.sample_prompt!r}:\n{text}\n')
+    else:
+      say("No sample: Transformer Engine's layers keep no keys and values")
   if jax.process_index() == 0:
     say(f'Logs, metrics and checkpoints are in {run.folder}')
 
@@ -110,13 +112,13 @@ def _print_goodput(run: Run) -> None:
     say(report.line())
 
 
-def _sample(e: Any, trainer: Trainer, params: Any, tokenizer: Tokenizer) -> str:
+def _sample(e: LanguageModel, trainer: Trainer, params: Any, tokenizer: Tokenizer) -> str:
   """Continues the experiment's prompt by up to 100 tokens."""
   from paxlite.eval.inference import eos_ids, start_ids
   from paxlite.generation.decoding import Generator, Sampling
 
   start = start_ids(e, tokenizer)
-  prompt = (start + tokenizer.encode(e.SAMPLE_PROMPT))[: e.MAX_SEQ_LEN - 1]
+  prompt = (start + tokenizer.encode(e.sample_prompt or ''))[: e.MAX_SEQ_LEN - 1]
   generator = Generator(
     fdl.build(e.task()).model,
     params,

@@ -81,7 +81,7 @@ def row(cls: type['Experiment']) -> list[str]:
     family,
     cls.__name__,
     e.dataset,
-    e.CHECKPOINT_POLICY if hasattr(e, 'CHECKPOINT_POLICY') else '',
+    e.values().get('CHECKPOINT_POLICY', ''),
     f'{count:,}',
     f'{_shape(e.ICI_MESH_SHAPE)} × {_shape(e.DCN_MESH_SHAPE)}',
     f'{e.num_devices:,}',

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paxlite.layers.einsum import OVERWRITTEN
+from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN, over_layers, total_loss
 from paxlite.optim.optimizers import Optimizer, merge
@@ -54,7 +54,7 @@ class Task:
       step=zero,
       params=variables['params'],
       opt_state=self.optimizer.transformation.init(trainable),
-      overwritten={k: variables[k] for k in OVERWRITTEN if k in variables},
+      overwritten={k: variables[k] for k in FP8_COLLECTIONS if k in variables},
       skipped=zero,
       skipped_in_a_row=zero,
     )

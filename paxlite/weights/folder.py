@@ -20,7 +20,6 @@ from paxlite.checkpointing.variables import write_variable
 from paxlite.core.errors import UserError, listed
 from paxlite.core.unfinished_folder import UnfinishedFolder
 from paxlite.data.tokenizer import FILES, TOKENIZERS
-from paxlite.experiments.backend import PLAIN_XLA
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.layout import Entry
 
@@ -82,7 +81,7 @@ def write_identity(folder: pathlib.Path, experiment: LanguageModel) -> None:
   cls = type(experiment)
   values = experiment.values()
   if values['USE_TE'] != 'layer':  # others have the same weights, and the environment is no matter
-    values |= PLAIN_XLA
+    values |= experiment.plain_backend
   identity = {'experiment': f'{cls.__module__}.{cls.__qualname__}', 'values': values}
   (folder / 'experiment.json').write_text(json.dumps(identity, indent=2) + '\n')
 

@@ -1,9 +1,8 @@
 """The experiments that Pax's GPU scripts name."""
 
-from paxlite.core.attributes import Run
-from paxlite.core.params import AnyPath, LocalPath
+from paxlite.core.params import LocalPath
 from paxlite.experiments import llama
-from paxlite.experiments.datasets import FlatTokens, SeqioTask, Synthetic
+from paxlite.experiments.datasets import FlatTokens, FromTfds, SeqioTask, Synthetic
 from paxlite.experiments.glam import GLaM64B64E, GLaM126M64E
 from paxlite.experiments.gpt import GPT5B, GPT126M, GPT175B
 from paxlite.experiments.language_model import LanguageModel
@@ -33,12 +32,10 @@ class BoolQ(SeqioTask):
   EVAL_TASKS: list[LocalPath] = ['boolq']
 
 
-class Lambada(LanguageModel):
+class Lambada(FromTfds, LanguageModel):
   """LAMBADA with the checkpoints of a run on the Pile: a TFDS dataset of download_lambada.py."""
 
   EVAL_TASKS: list[LocalPath] = ['lambada']
-  VOCAB_PATH: Run[LocalPath] = ''
-  TFDS_DATA_DIR: Run[AnyPath] = ''
 
 
 @register
