@@ -71,24 +71,30 @@ def main(argv: Sequence[str]) -> None:
 def row(cls: type['Experiment']) -> list[str]:
   """What the table says of an experiment: its family, and a text for each of COLUMNS."""
   import fiddle as fdl
-  import jax
 
   e = fdl.build(cls.config())
-  state = jax.eval_shape(fdl.build(e.task()).init, jax.random.key(0))
-  count = sum(x.size for x in jax.tree.leaves(state.params))
   family = (sys.modules[cls.__module__].__doc__ or cls.__module__).splitlines()[0].rstrip('.')
   return [
     family,
     cls.__name__,
     e.dataset,
     e.values().get('CHECKPOINT_POLICY', ''),
-    f'{count:,}',
+    f'{num_parameters(e):,}',
     f'{_shape(e.ICI_MESH_SHAPE)} × {_shape(e.DCN_MESH_SHAPE)}',
     f'{e.num_devices:,}',
     f'{e.batch_size:,}',
     f'{e.MAX_SEQ_LEN:,}',
     f'{e.MAX_STEPS:,}',
   ]
+
+
+def num_parameters(experiment: 'Experiment') -> int:
+  """The number of parameters of an experiment's model."""
+  import fiddle as fdl
+  import jax
+
+  state = jax.eval_shape(fdl.build(experiment.task()).init, jax.random.key(0))
+  return sum(x.size for x in jax.tree.leaves(state.params))
 
 
 def _table(text: str) -> str:

@@ -18,7 +18,7 @@ PAGES = [
   runs.ROOT / 'benchmarks' / 'README.md',
   *sorted((runs.ROOT / 'docs').glob('*.md')),
 ]
-FAST = {'README.md', 'experiments.md', 'data.md'}
+FAST = {'README.md'}
 MAKE = {'make demo', 'make test'}  # tests/runs/test_demo.py runs the first; this is the second
 # what prepares the environment that the tests run in
 PREPARING = re.compile(r"source \.venv/bin/activate|python -m pip install -e '\.\[[a-z0-9,-]+\]'")
@@ -61,15 +61,8 @@ def test_commands(page, tmp_path):
     if 'XLA_FLAGS' in variables:
       variables['XLA_FLAGS'] += f' {runs.QUICK_TO_COMPILE}'
     assert words[0] == 'python', line
-    result = subprocess.run(
-      [sys.executable, *words[1:]],
-      capture_output=True,
-      text=True,
-      cwd=tmp_path,
-      env=runs.environment() | {'PYTHONPATH': str(tmp_path)} | variables,
-      timeout=300,
-      check=False,
-    )
+    environment = runs.environment() | {'PYTHONPATH': str(tmp_path)} | variables
+    result = runs.ended([sys.executable, *words[1:]], environment, cwd=tmp_path)
     assert result.returncode == 0, f'{line}\n{result.stdout}\n{result.stderr}'
   written = [p.name for p in tmp_path.iterdir() if not p.is_symlink()]
   written = [n for n in written if not n.startswith(('example_', '__pycache__'))]

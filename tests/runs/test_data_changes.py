@@ -139,7 +139,7 @@ def test_a_run_refuses_other_data_unless_told_to_take_it(tmp_path, kind, caplog)
   train(run)  # is complete, whatever the data
   with caplog.at_level(logging.WARNING):
     train(dataclasses.replace(longer, accept_changes=True))
-  assert 'the run goes on with it, as --accept_changes says' in caplog.text
+  assert 'the run continues with it, because of --accept_changes' in caplog.text
   assert (tmp_path / 'run' / 'checkpoints' / 'checkpoint_00000004').is_dir()
   train(dataclasses.replace(run, experiment=experiment(tmp_path, kind, 5)))  # it is the data now
 

@@ -344,6 +344,7 @@ def test_a_full_disk(tmp_path, flags, free, code):
     assert 'Continuing from the checkpoint of step 8.' in again.stdout
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_from_the_start_is_a_line_a_file(tmp_path):
   """And not hundreds of Orbax's, one for each of the files that it could not write."""
   result = tmp_path / 'result'

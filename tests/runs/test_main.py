@@ -197,8 +197,20 @@ def test_a_run_of_a_module_that_is_not_imported_asks_for_its_name(capsys, tmp_pa
   assert 'if that one is yours, --fdl_config=somebody.Else' in err
 
 
-@pytest.mark.parametrize('module', ['paxlite.main', 'paxlite.tools.compile'])
-@pytest.mark.parametrize('platform', ['tpu', 'cuda', 'nonsense'])
+@pytest.mark.parametrize(
+  ('platform', 'module'),
+  [
+    ('cuda', 'paxlite.main'),
+    *(
+      pytest.param(*case, marks=pytest.mark.slow)
+      for case in (
+        ('tpu', 'paxlite.main'),
+        ('nonsense', 'paxlite.main'),
+        ('tpu', 'paxlite.tools.compile'),
+      )
+    ),
+  ],
+)
 def test_devices_that_are_not_here_are_a_line(tmp_path, module, platform):
   rest = ['--target=here'] if module.endswith('compile') else [f'--job_log_dir={tmp_path}/run']
   result = subprocess.run(

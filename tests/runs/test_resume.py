@@ -35,7 +35,7 @@ def start_and_be_killed(folder, moment):
   ('moments', 'resumed_at'),
   [
     pytest.param(['before_step:2'], [None], marks=pytest.mark.slow),
-    (['during_save:3'], [None]),
+    pytest.param(['during_save:3'], [None], marks=pytest.mark.slow),
     pytest.param(['during_save:6'], [3], marks=pytest.mark.slow),
     pytest.param(['mid_save:6'], [3], marks=pytest.mark.slow),
     pytest.param(['after_save:6'], [6], marks=pytest.mark.slow),
@@ -74,10 +74,9 @@ def flip_a_bit(path):
   'damage',
   [
     'bit',
-    'no manifest',
     *(
       pytest.param(d, marks=pytest.mark.slow)
-      for d in ('truncated', 'no file', 'bad manifest', 'empty manifest')
+      for d in ('no manifest', 'truncated', 'no file', 'bad manifest', 'empty manifest')
     ),
   ],
 )

@@ -125,6 +125,7 @@ def test_an_interrupt_of_a_notebook_saves_and_handlers_are_back(tmp_path):
   assert ended.stdout.splitlines()[-1] == "['checkpoint_00000004']"
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_of_a_notebook_raises_keyboard_interrupt():
   """Once, in the main thread; the process lives on."""
 

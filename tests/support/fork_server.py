@@ -17,12 +17,13 @@ import sys
 import tempfile
 
 _AT_IMPORT = ('JAX_', 'PYTHON', 'LD_', 'GLIBC_', 'MALLOC_')
+_LATER = 'PYTHONPATH'  # a child puts it into sys.path
 
 
-def serves(environment: dict[str, str], ours: dict[str, str]) -> bool:
-  """Whether variables that are read at import, or before, are those of the server."""
-  chosen = lambda e: {k: v for k, v in e.items() if k.startswith(_AT_IMPORT)}
-  return chosen(environment) == chosen(ours)
+def serves(command: list[str], environment: dict[str, str], ours: dict[str, str]) -> bool:
+  """Whether a command is a module, with variables of the server where these are read at import."""
+  chosen = lambda e: {k: v for k, v in e.items() if k.startswith(_AT_IMPORT) and k != _LATER}
+  return command[1] == '-m' and chosen(environment) == chosen(ours)
 
 
 class ForkServer:
@@ -105,6 +106,8 @@ def _become(request: dict) -> str:
     os.close(fd)
   module, *flags = request['argv']
   sys.argv = sys.orig_argv = [module, *flags]
+  paths = os.environ.get(_LATER, '').split(os.pathsep)
+  sys.path[:1] = [request['cwd'], *filter(None, paths)]
   return module
 
 

@@ -16,10 +16,8 @@ def kill(*_):
 
 moment, _, step = os.environ['KILL_AT'].partition(':')
 if moment == 'before_step':
-  starts_at = profiling.StepProfiler.starts_at  # asked before each step
-  profiling.StepProfiler.starts_at = lambda self, s: (
-    kill() if s == int(step) else starts_at(self, s)
-  )
+  is_due = profiling.StepProfiler.is_due  # asked before each step
+  profiling.StepProfiler.is_due = lambda self, s: kill() if s == int(step) else is_due(self, s)
 elif moment == 'mid_save':  # its files are being written
   save = checkpoints.Checkpoints.save
 

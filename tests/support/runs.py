@@ -52,18 +52,26 @@ def module(
 def _finished(
   command: list[str], environment: dict[str, str], timeout: float, code: int | None
 ) -> subprocess.CompletedProcess:
-  server = _fork_server()
-  if serves(environment, server.environment):
-    result = server.run(command, environment, str(ROOT), timeout)
-  else:
-    result = subprocess.run(
-      command, capture_output=True, text=True, cwd=ROOT, env=environment, timeout=timeout,
-      check=False,
-    )  # fmt: skip
+  result = ended(command, environment, timeout)
   assert code is None or result.returncode == code, (
     f'{result.returncode}\n{result.stdout}\n{result.stderr}'
   )
   return result
+
+
+def ended(
+  command: list[str],
+  environment: dict[str, str],
+  timeout: float = 300,
+  cwd: str | pathlib.Path = ROOT,
+) -> subprocess.CompletedProcess:
+  """Runs [python, '-m', module, …] to its end, as a fork where that is the same."""
+  server = _fork_server()
+  if serves(command, environment, server.environment):
+    return server.run(command, environment, str(cwd), timeout)
+  return subprocess.run(
+    command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout, check=False
+  )
 
 
 @functools.cache

@@ -221,6 +221,7 @@ def test_lora_goes_on_only_beside_the_same_weights(base, tmp_path):
     ).store.initial()  # fmt: skip
 
 
+@pytest.mark.slow
 def test_lora_goes_on_when_its_base_has_gone_on_or_moved(tmp_path, monkeypatch):
   """Named by a relative path; the checkpoint that was frozen is looked for among all of them."""
   from paxlite.tools import export_weights
@@ -261,7 +262,9 @@ def test_state_of_weights_that_have_none(base, tmp_path):
 
 
 @pytest.mark.parametrize('target', ['all', 'attention', 'mlp'])
-@pytest.mark.parametrize('shape', [{}, dict(DIMS_PER_HEAD=8, HEADS_SPAN_MODEL=False)])
+@pytest.mark.parametrize(
+  'shape', [pytest.param({}, marks=pytest.mark.slow), dict(DIMS_PER_HEAD=8, HEADS_SPAN_MODEL=False)]
+)
 def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
   """For grouped queries and heads that do not span the model: as W + A·Bᵀ computes it."""
   from paxlite.checkpointing.variables import Variable

@@ -250,6 +250,7 @@ def test_unreadable_documents_are_left_out_only_if_asked(tmp_path, caplog):
   assert 'unreadable records left out so far: 1' in caplog.text
 
 
+@pytest.mark.slow
 def test_bad_data_loses_no_step_and_bad_held_out_data_no_time(tmp_path, files):
   bad = tmp_path / 'bad.jsonl'
   good = pathlib.Path(files[0]).read_text()

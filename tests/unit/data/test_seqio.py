@@ -102,6 +102,7 @@ def targets(found: list) -> list[int]:
   return sorted(int(x) for b in found for x in b['labels'][b['weights'] > 0])
 
 
+@pytest.mark.slow
 def test_one_pass_holds_every_token_once(pile, documents):
   found = list(pile('validation', shuffle=False).eval_batches(slice(0, 4)))
   expected = tokens_of(documents[:7])
@@ -113,6 +114,7 @@ def test_one_pass_holds_every_token_once(pile, documents):
 
 @pytest.mark.parametrize('rows', ['stream', 'packed'])
 @pytest.mark.parametrize('processes', [1, 2, 4])
+@pytest.mark.slow
 def test_an_epoch_over_processes_loses_and_doubles_nothing(rows, processes, pile, documents):
   """2 processes split the three shards, 4 share their rows."""
   source = pile(rows=rows, batch_size=processes)
@@ -131,6 +133,7 @@ def test_an_epoch_over_processes_loses_and_doubles_nothing(rows, processes, pile
   assert targets(whole) == sorted(expected)
 
 
+@pytest.mark.slow
 def test_packed_examples_do_not_see_one_another(pile):
   (batch,) = batches(pile(rows='packed', batch_size=8), 1)
   for r in range(8):
@@ -142,6 +145,7 @@ def test_packed_examples_do_not_see_one_another(pile):
 
 
 @pytest.mark.parametrize('processes', [1, 2])
+@pytest.mark.slow
 def test_a_seed_fixes_the_order_and_a_position_goes_on_in_it(processes, pile):
   for process in range(processes):
     whole = batches(pile(), 90, process=process, processes=processes)
@@ -155,6 +159,7 @@ def test_a_seed_fixes_the_order_and_a_position_goes_on_in_it(processes, pile):
   assert not equal(whole[:5], batches(pile(seed=5), 5))
 
 
+@pytest.mark.slow
 def test_a_mixture_has_its_rates_and_goes_on(tmp_path, documents):
   """Two tasks of text files that a user has registered, 3 to 1."""
   import seqio
@@ -203,6 +208,7 @@ def test_wrong_names(tfds, tmp_path):
     SeqioSource('the_pile_lm', 'train', tfds_data_dir=str(tfds))
 
 
+@pytest.mark.slow
 def test_scripts_name_what_is_wrong(tfds, tmp_path):
   said = build('download_the_pile', f'--source={tmp_path}', f'--tfds_data_dir={tmp_path}', code=2)
   assert 'holds neither train.jsonl' in said.stderr

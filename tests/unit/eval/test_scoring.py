@@ -53,7 +53,9 @@ def alone(name: str, c: Continuation, max_len: int = 64) -> tuple[float, bool]:
   return log_p[np.arange(n), targets].sum(), bool((log_p.argmax(-1) == targets).all())
 
 
-@pytest.mark.parametrize('name', ['gpt', 'llama', 'window'])
+@pytest.mark.parametrize(
+  'name', ['llama', *(pytest.param(n, marks=pytest.mark.slow) for n in ('gpt', 'window'))]
+)
 @pytest.mark.parametrize(('count', 'batch_tokens'), [(1, 64), (37, 64), (50, 1000)])
 def test_scores_in_batches_are_those_alone(name, count, batch_tokens):
   model, params = made(name)
@@ -308,6 +310,7 @@ def distributed(count: int, module: str, *flags: str) -> list[subprocess.Complet
   ]
 
 
+@pytest.mark.slow
 def test_the_tool_says_what_it_cut_and_left_out(trained, tmp_path):
   long = ' '.join(['in those days it came to pass'] * 30)
   path = write(tmp_path / 'l.jsonl', [

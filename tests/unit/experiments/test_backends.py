@@ -151,7 +151,12 @@ def test_fp8_needs_experts_of_one_shape():
     ('gpt', dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'), 1 + 1 + 2),
     ('llama', dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'), 3 + 1 + 3),
     # a block with experts and one without
-    ('glam', dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'), (3 + 1 + 2) + (3 + 1 + 3)),
+    pytest.param(
+      'glam',
+      dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'),
+      (3 + 1 + 2) + (3 + 1 + 3),
+      marks=pytest.mark.slow,
+    ),
   ],
 )
 def test_every_product_is_in_fp8_forward_and_backward(model, values, products):

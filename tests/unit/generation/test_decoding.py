@@ -47,8 +47,8 @@ def made(name: str):
 
 @pytest.mark.parametrize(
   'name',
-  ['gpt', 'llama', 'window', 'pipeline']
-  + [pytest.param(name, marks=pytest.mark.slow) for name in ('repeated', 'glam')],
+  ['gpt', 'window']
+  + [pytest.param(n, marks=pytest.mark.slow) for n in ('llama', 'pipeline', 'repeated', 'glam')],
 )
 def test_the_cache_gives_what_recomputing_gives(name):
   """Tokens of every row, in a batch of different lengths and alone."""
@@ -62,6 +62,7 @@ def test_the_cache_gives_what_recomputing_gives(name):
   assert list(generator.stream(PROMPTS[1], 16)) == rows[1]
 
 
+@pytest.mark.slow
 def test_bfloat16_takes_the_likeliest_but_for_rounding():
   """Recomputed without a cache, each token's logit is the largest, or 2 of its last bits below."""
   model, params = made('bfloat16')
@@ -142,7 +143,7 @@ def test_prompts_that_cannot_be_continued(prompt, new, match):
     Generator(model, params, 64).generate([prompt], new)
 
 
-@pytest.mark.parametrize('name', ['gpt', 'llama'])
+@pytest.mark.parametrize('name', [pytest.param('gpt', marks=pytest.mark.slow), 'llama'])
 def test_a_batch_gives_each_prompt_what_it_gets_alone(name):
   """However long its neighbours are: as many tokens, and the same."""
   model, params = made(name)
@@ -259,6 +260,7 @@ def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
   assert (folder / 'decoded_00000001.jsonl').read_text() == whole
 
 
+@pytest.mark.slow
 def test_generate_streams_the_same_text(trained, tmp_path):
   runs_as = lambda *flags, code=0: subprocess.run(
     [runs.sys.executable, '-m', 'paxlite.tools.generate', f'--checkpoint={trained}', *flags,

@@ -92,6 +92,7 @@ def trained(tmp_path_factory):
 
 
 @pytest.mark.parametrize('run', ['base', 'lora'])
+@pytest.mark.slow
 def test_a_model_with_int8_weights_is_near_and_small(trained, run):
   path = str(trained / run)
   plain = inference.load_checkpoint(path)

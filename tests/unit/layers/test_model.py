@@ -87,12 +87,27 @@ def test_repeated_equals_unrolled(packed):
   assert_trees_close(stacked(grads_u), grads_r, atol=1e-6, rtol=1e-5)
 
 
+@pytest.fixture(scope='module')
+def plain():
+  """Parameters, a batch, loss and gradients of the plain model."""
+  params, batch = params_of(make()), batch_of()
+  return params, batch, *grads_of(make(), params, batch)
+
+
+ONE_A_KIND = {'SAVE_NOTHING', 'SAVE_DOT_ONLY', 'SAVE_CONTEXT_AND_OUT_PROJ'}
+
+
 @pytest.mark.parametrize('repeated', [False, True])
-@pytest.mark.parametrize('policy', CheckpointPolicy.__args__)
-def test_checkpoint_policies_change_no_gradient(policy, repeated):
-  reference, task = make(), make(USE_REPEATED_LAYER=repeated, CHECKPOINT_POLICY=policy)
-  params, batch = params_of(reference), batch_of()
-  loss, grads = grads_of(reference, params, batch)
+@pytest.mark.parametrize(
+  'policy',
+  [
+    p if p in ONE_A_KIND else pytest.param(p, marks=pytest.mark.slow)
+    for p in CheckpointPolicy.__args__
+  ],
+)
+def test_checkpoint_policies_change_no_gradient(plain, policy, repeated):
+  task = make(USE_REPEATED_LAYER=repeated, CHECKPOINT_POLICY=policy)
+  params, batch, loss, grads = plain
   if repeated:
     params, grads = stacked(params), stacked(grads)
   loss_p, grads_p = grads_of(task, params, batch)
@@ -218,7 +233,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize('repeated', [False, True])
+@pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize('name', VARIANTS)
 def test_variants_have_finite_gradients_for_every_parameter(name, repeated):
   task = make(**VARIANTS[name], USE_REPEATED_LAYER=repeated)
@@ -301,7 +316,9 @@ def test_an_edited_child_leaves_its_siblings_and_other_configs_alone():
   assert two.model.transformer_tpl.layer_tpl.norm_tpl.epsilon == 1e-5
 
 
-@pytest.mark.parametrize(('block_size', 'T'), [(8, 32), (0, 512)])
+@pytest.mark.parametrize(
+  ('block_size', 'T'), [(8, 32), pytest.param(0, 512, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize('case', ['plain', 'grouped', 'window', 'bias and extra logit'])
 def test_attention_by_blocks_is_attention(case, block_size, T):
   """Output and gradients under packing; keys behind a block's last query are not computed."""

@@ -235,6 +235,7 @@ def test_summaries_over_microbatches_are_those_of_the_batch():
     assert split[name] == pytest.approx(whole[name], abs=1e-6), name
 
 
+@pytest.mark.slow
 def test_the_busiest_expert_of_microbatches_is_that_of_the_busiest():
   batch = rows([16, 2, 9, 5])
   each = [metrics_of({k: v[i : i + 1] for k, v in batch.items()}) for i in range(4)]
@@ -257,6 +258,7 @@ def test_the_busiest_expert_of_layers_and_evaluation_batches_is_that_of_the_busi
   assert mean.result() == {'max_x': 5, 'y': 2}
 
 
+@pytest.mark.slow
 def test_summaries_of_a_pipeline_are_those_of_microbatches():
   batch = rows([16, 2, 9, 5])
   stages = dict(

@@ -105,6 +105,7 @@ def flip(path: pathlib.Path, bit: int) -> None:
   path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_a_damaged_program_is_removed_and_compiled_again(home, tmp_path, monkeypatch):
   """The very bits of which some crashed a run and others changed its losses."""
   monkeypatch.setattr(runs, 'QUICK_TO_COMPILE', '')
