@@ -50,8 +50,8 @@ MUST_OF = {
   'dropless/expert_tp': {'all-gather expert', 'reduce-scatter expert'},
 }
 
-FAST = [['gpt/pipeline_tp', 'llama/context_tp', 'glam/expert_tp']]
-SLOW = [
+CASES = [
+  ['gpt/pipeline_tp', 'llama/context_tp', 'glam/expert_tp'],
   ['gpt/dp', 'gpt/fsdp', 'gpt/tp', 'gpt/dcn', 'gpt/dcn_data', 'gpt/fractional'],
   ['gpt/tp4', 'gpt/context', 'gpt/context_tp', 'gpt/pipeline', 'gpt/dp_fsdp_tp', 'gpt/sequence'],
   ['llama/dp', 'llama/fsdp', 'llama/tp', 'llama/tp4', 'llama/dp_fsdp_tp', 'llama/dcn'],
@@ -69,11 +69,8 @@ SLOW = [
 ]
 
 
-@pytest.mark.parametrize(
-  'cases',
-  [pytest.param(c, id=c[0]) for c in FAST]
-  + [pytest.param(c, id=c[0], marks=pytest.mark.slow) for c in SLOW],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('cases', CASES, ids=lambda c: c[0])
 def test_a_mesh_changes_nothing_but_rounding(cases):
   done = runs.module('tests.support.meshes', *cases, devices=8)
   # what XLA says where it makes an array whole on every device to split it another way

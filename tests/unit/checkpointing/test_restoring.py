@@ -207,6 +207,7 @@ def test_lora_trains_its_factors_alone(base, tmp_path):
   assert stored == {f'params.{n.replace("/", ".")}' for n in lora}
 
 
+@pytest.mark.slow
 def test_lora_goes_on_only_beside_the_same_weights(base, tmp_path):
   changes = LORA | dict(CHECKPOINT_RESTORE_PATH=str(base[0]))
   two = flat(train(tmp_path / 'two', **changes).params)

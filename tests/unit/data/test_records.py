@@ -77,7 +77,13 @@ def as_tfds(path: pathlib.Path, documents) -> str:
   return 'tfds:the_pile:1.0.0/train'
 
 
-MAKERS = [as_json_lines, as_parquet, as_saved_dataset, as_folder_of_files, as_tfds]
+MAKERS = [
+  as_json_lines,
+  as_parquet,
+  as_saved_dataset,
+  as_folder_of_files,
+  pytest.param(as_tfds, marks=pytest.mark.slow),
+]
 SUFFIXES = {as_json_lines: '.jsonl', as_parquet: '.parquet'}
 
 

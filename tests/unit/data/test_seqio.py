@@ -192,6 +192,7 @@ def test_a_mixture_has_its_rates_and_goes_on(tmp_path, documents):
   assert equal(whole[21:], batches(resumed, 29, 21))
 
 
+@pytest.mark.slow
 def test_wrong_names(tfds, tmp_path):
   make = lambda task, split='train', folder=tfds: SeqioSource(
     task, split, packaged.VOCAB, str(folder)

@@ -214,6 +214,7 @@ def prompts(tmp_path, count: int = 7) -> str:
   return f"--fdl.DECODE_FILES=['{path}']"
 
 
+@pytest.mark.slow
 def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
   """Killed while it decodes; what had been written is not decoded again. Also on 8 devices."""
   import shutil

@@ -113,6 +113,7 @@ def test_a_model_with_int8_weights_is_near_and_small(trained, run):
   assert len(small.generator().generate([ids[0].tolist()], 8)[0]) <= 8
 
 
+@pytest.mark.slow
 def test_int8_weights_stay_int8_in_the_loop_over_tokens(trained):
   """XLA would rather convert them all before it; the loop carries each projection as s8."""
   m = inference.load_checkpoint(str(trained / 'base'), overrides={'INT8_WEIGHTS': 'True'})
@@ -123,6 +124,7 @@ def test_int8_weights_stay_int8_in_the_loop_over_tokens(trained):
   assert loop.count('s8[') == 2 * 4
 
 
+@pytest.mark.slow
 def test_decoding_by_the_command_line(trained):
   done = runs.module(
     'paxlite.tools.generate',

@@ -33,6 +33,7 @@ def home(tmp_path, monkeypatch):
     jax.config.update(name, value)
 
 
+@pytest.mark.slow
 def test_the_next_run_reads_what_the_last_has_compiled(home, tmp_path, monkeypatch):
   monkeypatch.setattr(runs, 'QUICK_TO_COMPILE', '')  # and nothing would take long enough
   log = {
