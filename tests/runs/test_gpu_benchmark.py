@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py with tiny sizes on a CPU: its tables, its JSON, and what cannot run."""
+"""python -m benchmarks.gpu with tiny sizes on a CPU: its tables, its JSON, and what cannot run."""
 
 import argparse
 import importlib
@@ -17,7 +17,7 @@ HAS_TE = importlib.util.find_spec('transformer_engine') is not None
 
 def benchmark(*flags: str, code: int = 0, env: dict[str, str] | None = None) -> str:
   result = subprocess.run(
-    [sys.executable, str(runs.ROOT / 'benchmarks' / 'gpu.py'), *flags],
+    [sys.executable, '-m', 'benchmarks.gpu', *flags],
     capture_output=True,
     text=True,
     cwd=runs.ROOT,

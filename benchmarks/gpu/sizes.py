@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from gpu_cases import Values, find, kind, reference_name
+from benchmarks.gpu.cases import Values, find, kind, reference_name
 
 # Of a parameter in float32, two moments and a gradient; of repeated layers with what XLA copies
 STATE_BYTES, REPEATED_BYTES = 16, 20
