@@ -48,7 +48,7 @@ def unquoted(line: str) -> str:
 def test_commands(page, tmp_path):
   """In an empty folder with the package's data where a command expects it."""
   (tmp_path / 'paxlite').symlink_to(runs.ROOT / 'paxlite')
-  for name in ('README.md', 'benchmarks'):
+  for name in ('README.md', 'benchmarks', 'tests'):
     (tmp_path / name).symlink_to(runs.ROOT / name)
   for i, code in enumerate(blocks(page, 'python')):
     name = re.match(r'# (\w+)\.py', code)

@@ -1,4 +1,4 @@
-"""A little of benchmarks/fuzz.py: random input is read rightly or refused clearly."""
+"""A little of tests.support.fuzz: random input is read rightly or refused clearly."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""benchmarks/gpu.py with tiny sizes on a CPU: its tables, its JSON, and what cannot run."""
+"""python -m benchmarks.gpu with tiny sizes on a CPU: its tables, its JSON, and what cannot run."""
 
 import argparse
 import importlib
@@ -17,7 +17,7 @@ HAS_TE = importlib.util.find_spec('transformer_engine') is not None
 
 def benchmark(*flags: str, code: int = 0, env: dict[str, str] | None = None) -> str:
   result = subprocess.run(
-    [sys.executable, str(runs.ROOT / 'benchmarks' / 'gpu.py'), *flags],
+    [sys.executable, '-m', 'benchmarks.gpu', *flags],
     capture_output=True,
     text=True,
     cwd=runs.ROOT,
@@ -270,9 +270,8 @@ def test_dry_run():
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-  monkeypatch.syspath_prepend(runs.ROOT / 'benchmarks')
-  return importlib.import_module('gpu')
+def gpu():
+  return importlib.import_module('benchmarks.gpu.__main__')
 
 
 def test_what_the_device_rules_out(gpu):
@@ -290,21 +289,21 @@ def test_a_case_that_fails_is_told(gpu, monkeypatch, capsys):
   def fail(*_):
     raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory\nand more')
 
-  monkeypatch.setattr(importlib.import_module('gpu_train'), 'measure', fail)
+  monkeypatch.setattr(importlib.import_module('benchmarks.gpu.train'), 'measure', fail)
   gpu.serve('gpt126m/xla', tiny=True, most=None, sizes={})
   case = json.loads(capsys.readouterr().out.removeprefix('@'))
   assert case == {
     'status': 'failed',
     'reason': 'RuntimeError: RESOURCE_EXHAUSTED: Out of memory',
   }
-  assert importlib.import_module('gpu_report').row('gpt126m/xla', case) == (
+  assert importlib.import_module('benchmarks.gpu.report').row('gpt126m/xla', case) == (
     '| gpt126m/xla | failed: RuntimeError: RESOURCE_EXHAUSTED: Out of memory |'
   )
 
 
 def test_every_case_is_an_experiment(gpu):
   """Of both sizes, with its backend and no other; and its reference runs before it."""
-  sizes = importlib.import_module('gpu_sizes')
+  sizes = importlib.import_module('benchmarks.gpu.sizes')
   for cases in gpu.SUITES.values():
     assert len(set(cases)) == len(cases)
     for i, name in enumerate(cases):
@@ -319,7 +318,7 @@ def test_every_case_is_an_experiment(gpu):
 
 
 def test_every_target_is_of_cases(gpu):
-  cases = importlib.import_module('gpu_cases')
+  cases = importlib.import_module('benchmarks.gpu.cases')
   known = {name for names in cases.SUITES.values() for name in names}
   for target in cases.TARGETS:
     assert set(target.cases) <= known
@@ -331,7 +330,7 @@ def test_parameters(gpu):
   import fiddle as fdl
   import jax
 
-  sizes = importlib.import_module('gpu_sizes')
+  sizes = importlib.import_module('benchmarks.gpu.sizes')
   for name in ('glam126m/xla', 'glam64b_wide/xla', 'glam64b_wide_dense/xla', 'llama7b_wide/xla'):
     e = sizes.experiment(name, tiny=True)
     init = fdl.build(e.training_task()).init_params

@@ -1,12 +1,12 @@
-"""What benchmarks/gpu.py prints: the device, a table for each kind of cases, and targets."""
+"""What -m benchmarks.gpu prints: the device, a table for each kind of cases, and targets."""
 
 import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from gpu_cases import KINDS, TARGETS, Target, find, kind
-from gpu_device import Result
-from gpu_sizes import (
+from benchmarks.gpu.cases import KINDS, TARGETS, Target, find, kind
+from benchmarks.gpu.device import Result
+from benchmarks.gpu.sizes import (
   PROBE_SECONDS,
   STATE_BYTES,
   guessed,

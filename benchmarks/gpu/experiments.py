@@ -1,4 +1,4 @@
-"""Experiments of benchmarks/gpu.py that are none of paxlite's: GLaM's stacks without experts."""
+"""Experiments of -m benchmarks.gpu that are none of paxlite's: GLaM's stacks without experts."""
 
 from typing import Any
 

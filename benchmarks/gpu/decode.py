@@ -4,9 +4,9 @@ import statistics
 import time
 from typing import Any
 
-from gpu_cases import Values
-from gpu_device import Result
-from gpu_sizes import PROMPT, ROUND_TOKENS, ROUNDS, experiment
+from benchmarks.gpu.cases import Values
+from benchmarks.gpu.device import Result
+from benchmarks.gpu.sizes import PROMPT, ROUND_TOKENS, ROUNDS, experiment
 
 
 def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:

@@ -1,4 +1,4 @@
-"""python benchmarks/fuzz.py: random input for the readers; fails at one that is read wrongly.
+"""python -m tests.support.fuzz: random input for the readers; fails at one that is read wrongly.
 
 Of each target in tests/support/fuzzing.py: cases, right results, clear errors, seconds. The
 smallest case that violates its property is printed with what it raised.
@@ -6,13 +6,10 @@ smallest case that violates its property is printed with what it raised.
 
 import argparse
 import logging
-import pathlib
 import sys
 import time
 import traceback
 import warnings
-
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 from tests.support import fuzzing
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_cases import Values, find
-from gpu_device import Result, memory_limit
-from gpu_sizes import (
+from benchmarks.gpu.cases import Values, find
+from benchmarks.gpu.device import Result, memory_limit
+from benchmarks.gpu.sizes import (
   STEPS,
   TINY_STEPS,
   experiment,

@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from gpu_cases import Values, find, kind, reference_name
+from benchmarks.gpu.cases import Values, find, kind, reference_name
 
 # Of a parameter in float32, two moments and a gradient; of repeated layers with what XLA copies
 STATE_BYTES, REPEATED_BYTES = 16, 20
@@ -20,20 +20,20 @@ GUESSED_WIDTH, GUESSED_FLOPS = 2048, (0.35 * 989e12, 0.6 * 989e12)
 GUESSED_BANDWIDTH = 0.7 * 3.35e12
 
 
-def experiment(name: str, tiny: bool, **changes: Any) -> Any:
+def experiment(case: str, tiny: bool, **changes: Any) -> Any:
   """The experiment of a case, for one device."""
-  from paxlite.experiments.backend import PLAIN_XLA
-
-  model, variant = find(name)
-  module, _, cls = model.experiment.rpartition('.')
+  model, variant = find(case)
+  module, _, name = model.experiment.rpartition('.')
   one = dict(
     ICI_MESH_SHAPE=[1, 1, 1],
     DCN_MESH_SHAPE=[1, 1, 1],
     PACKED_INPUT=False,  # Transformer Engine's layers know no other
     LR_SCHEDULE='constant',
   )
-  values = PLAIN_XLA | one | model.values | (model.tiny if tiny else {}) | variant.values | changes
-  found = getattr(importlib.import_module(module), cls)(**values)
+  cls = getattr(importlib.import_module(module), name)
+  values = cls().plain_backend | one | model.values | (model.tiny if tiny else {})
+  values |= variant.values | changes
+  found = cls(**values)
   found.validate()
   return found
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpu_cases import BANDWIDTHS
+from benchmarks.gpu.cases import BANDWIDTHS
 
 Result = dict[str, Any]
 

@@ -12,7 +12,7 @@ Result = dict[str, Any]
 
 
 def measure(name: str, tiny: bool, most: int | None, sizes: dict[str, Any]) -> Result:
-  """Trains the model of `sizes` (gpu_sizes.torch_sizes) and tells how that went."""
+  """Trains the model of `sizes` (sizes.torch_sizes) and tells how that went."""
   del name, most
   import torch
 

@@ -1,4 +1,4 @@
-"""python benchmarks/gpu.py [--suite=all] [--cases='gpt126m/*'] [--minutes=9] [--json]
+"""python -m benchmarks.gpu [--suite=all] [--cases='gpt126m/*'] [--minutes=9] [--json]
 
 Trains and decodes with models on one GPU, a process for each case, and prints a line as soon as a
 case is done; at the end a table for each kind of cases, and targets beside what was measured. What
@@ -22,12 +22,12 @@ import sys
 import tempfile
 import time
 
-from gpu_cases import KINDS, SUITES, Values, find, kind, reference_name
-from gpu_device import PROBES, TINY_MEMORY, Result
-from gpu_report import about, dry_run, line, tables
-from gpu_sizes import MEMORY_FRACTION, torch_sizes
+from benchmarks.gpu.cases import KINDS, SUITES, Values, find, kind, reference_name
+from benchmarks.gpu.device import PROBES, TINY_MEMORY, Result
+from benchmarks.gpu.report import about, dry_run, line, tables
+from benchmarks.gpu.sizes import MEMORY_FRACTION, torch_sizes
 
-HERE = pathlib.Path(__file__).parent
+BENCHMARKS = pathlib.Path(__file__).parents[1]
 
 
 def main() -> None:
@@ -46,7 +46,6 @@ def main() -> None:
   parser.add_argument('--report', metavar='FILE', help='prints the tables of such a JSON file')
   parser.add_argument('--serve', type=json.loads, help=argparse.SUPPRESS)
   args = parser.parse_args()
-  sys.path.insert(0, str(HERE.parent))
   if args.serve:
     serve(**args.serve)
     return
@@ -154,7 +153,9 @@ def ask(
   if left <= 0:
     return {'status': 'not run', 'reason': 'the time was over'}
   code, out, error = finished(
-    [sys.executable, __file__, f'--serve={json.dumps(task)}'], environment, min(left, limit)
+    [sys.executable, '-m', 'benchmarks.gpu', f'--serve={json.dumps(task)}'],
+    environment,
+    min(left, limit),
   )
   for told in out.splitlines():
     if told.startswith('@'):
@@ -261,7 +262,7 @@ def same_device(one: Result, other: Result) -> bool:
 
 def write(path: str, result: Result) -> None:
   device = re.sub(r'\W+', '_', result['device']).strip('_')
-  default = HERE / 'results' / f'gpu_{device}_{result["suite"]}.json'
+  default = BENCHMARKS / 'results' / f'gpu_{device}_{result["suite"]}.json'
   pathlib.Path(path or default).write_text(json.dumps(result, indent=1) + '\n')
 
 

@@ -1,9 +1,9 @@
-"""python benchmarks/soak.py [--kills=200] [--seed=0] [--json=FILE]
+"""python -m tests.support.soak [--kills=200] [--seed=0] [--json=FILE]
 
 Kills a small run with SIGKILL at random moments until it was killed so often, and each time starts
 it again: while it starts, compiles, trains, evaluates and saves. Whenever it reaches its end, its
 losses, evaluations and final state have to be bit for bit those of a run that nobody killed, and it
-begins anew. Exits with 1 where they are not.
+begins again. Exits with 1 where they are not.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 1000
 FLAGS = [
   '--fdl_config=DemoGPT', f'--fdl.MAX_STEPS={STEPS}', '--fdl.NUM_LAYERS=1', '--fdl.MODEL_DIMS=32',

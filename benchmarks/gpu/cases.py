@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.py measures: models, variants of them, suites of both, and targets.
+"""What -m benchmarks.gpu measures: models, variants of them, suites of both, and targets.
 
 A case is 'model/variant'. Imports no package, so that any process may read it.
 """
@@ -75,7 +75,11 @@ class Target:
 
 
 # The module that measures a kind of cases
-KINDS = {'train': 'gpu_train', 'decode': 'gpu_decode', 'torch': 'gpu_torch'}
+KINDS = {
+  'train': 'benchmarks.gpu.train',
+  'decode': 'benchmarks.gpu.decode',
+  'torch': 'benchmarks.gpu.pytorch',
+}
 
 TINY = dict(MODEL_DIMS=64, NUM_HEADS=4, VOCAB_SIZE=512, MAX_SEQ_LEN=64)
 TINY_EXPERTS = TINY | dict(HIDDEN_DIMS=128, DIMS_PER_HEAD=16, PERCORE_BATCH_SIZE=2)
@@ -153,13 +157,13 @@ MODELS = {
     compile_seconds=20,
   ),
   'glam126m': glam126m('paxlite.experiments.glam.GLaM126M64E', reference='glam126m_dense/xla'),
-  'glam126m_dense': glam126m('gpu_experiments.DenseGLaM126M'),
+  'glam126m_dense': glam126m('benchmarks.gpu.experiments.DenseGLaM126M'),
   'glam64b_wide': glam64b(
     'paxlite.experiments.glam.GLaM64B64E',
     fitted='NUM_EXPERTS',
     reference='glam64b_wide_dense/xla',
   ),
-  'glam64b_wide_dense': glam64b('gpu_experiments.DenseGLaM64B'),
+  'glam64b_wide_dense': glam64b('benchmarks.gpu.experiments.DenseGLaM64B'),
   'llama7b_decode': llama7b_decode(1),
   'llama7b_decode_b8': llama7b_decode(8),
   # the device against a CPU: the same arithmetic, in float32 throughout

@@ -1,0 +1,131 @@
+"""python -m tests.support.seeded_faults [--count=60] [--seed=0]: do the tests notice faults?
+
+Puts one small fault after the other into the library of this folder, chosen by the seed: another
+comparison, sign, constant, condition. Runs the tests of the fault's room each time, prints a line,
+and takes the fault out again. Use a clone: files are written while it runs. Some faults change
+nothing that could be noticed, so two versions of the tests are compared by the same faults.
+"""
+
+import argparse
+import ast
+import pathlib
+import random
+import subprocess
+import sys
+import time
+
+from tests.support import runs
+
+PACKAGE = runs.ROOT / 'paxlite'
+# rooms whose tests are not in tests/unit/ROOM alone
+TESTS = {
+  'core': ['unit/core', 'runs/test_main.py'],
+  'parallel': ['runs/test_meshes.py', 'unit/training', 'unit/aot'],
+  'layers': ['unit/layers', 'parity/test_reference.py'],
+  'optim': ['parity/test_reference.py', 'unit/training'],
+  'runtime': ['unit/runtime', 'runs'],
+  'checkpointing': ['unit/checkpointing', 'runs'],
+  'training': ['unit/training', 'unit/experiments', 'parity/test_reference.py', 'runs'],
+  'experiments': ['unit/experiments', 'rules/test_golden.py', 'unit/layers', 'runs/test_main.py'],
+  'generation': ['unit/generation', 'unit/eval'],
+  'weights': ['parity', 'unit/checkpointing'],
+  'programs': ['runs', 'unit/checkpointing'],
+  'tools': ['unit/core', 'unit/data', 'unit/generation', 'unit/eval', 'parity', 'runs'],
+}
+_COMPARISONS = {
+  ast.Lt: '<=', ast.LtE: '<', ast.Gt: '>=', ast.GtE: '>', ast.Eq: '!=', ast.NotEq: '==',
+  ast.Is: 'is not', ast.IsNot: 'is', ast.In: 'not in', ast.NotIn: 'in',
+}  # fmt: skip
+_OPERATORS = {ast.Add: '-', ast.Sub: '+', ast.Mult: '+', ast.FloorDiv: '*', ast.Div: '*'}
+
+
+def changes(tree: ast.AST, source: str) -> list[tuple[ast.expr, str]]:
+  """Expressions, and the text that takes their place."""
+  text = lambda node: f'({ast.get_source_segment(source, node)})'
+  found: list[tuple[ast.expr, str]] = []
+  for node in ast.walk(tree):
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+      operator = _COMPARISONS[type(node.ops[0])]
+      found.append((node, f'{text(node.left)} {operator} {text(node.comparators[0])}'))
+    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+      if not any(isinstance(x, ast.JoinedStr | ast.Constant) for x in (node.left, node.right)):
+        operator = _OPERATORS[type(node.op)]
+        found.append((node, f'{text(node.left)} {operator} {text(node.right)}'))
+    elif isinstance(node, ast.BoolOp):
+      operator = ' or ' if isinstance(node.op, ast.And) else ' and '
+      found.append((node, operator.join(map(text, node.values))))
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+      found.append((node, text(node.operand)))
+    elif isinstance(node, ast.IfExp):
+      swapped = f'{text(node.orelse)} if {text(node.test)} else {text(node.body)}'
+      found.append((node, swapped))
+  return [(node, f'({new})') for node, new in found]
+
+
+def faults(count: int, seed: int) -> list[tuple[pathlib.Path, int, str]]:
+  """Files, lines, and the whole sources with a fault."""
+  chosen = []
+  candidates = []
+  for path in sorted(PACKAGE.rglob('*.py')):
+    source = path.read_text()
+    lines = source.splitlines(keepends=True)
+    starts = [sum(map(len, lines[:i])) for i in range(len(lines))]
+    column = lambda row, offset, lines=lines: len(lines[row].encode()[:offset].decode())
+    for node, new in changes(ast.parse(source), source):
+      first = starts[node.lineno - 1] + column(node.lineno - 1, node.col_offset)
+      last = starts[node.end_lineno - 1] + column(node.end_lineno - 1, node.end_col_offset)
+      changed = source[:first] + new.replace('\n', ' ') + source[last:]
+      candidates.append((path, node.lineno, changed))
+  random.Random(seed).shuffle(candidates)
+  for path, line, changed in candidates:
+    try:
+      ast.parse(changed)
+    except SyntaxError:  # in an f-string, say
+      continue
+    chosen.append((path, line, changed))
+    if len(chosen) == count:
+      break
+  return chosen
+
+
+def notice(path: pathlib.Path, seconds: float) -> str:
+  """What the tests of a file's room say: 'caught', 'missed', or 'caught: too slow'."""
+  room = path.relative_to(PACKAGE).parts[0].removesuffix('.py')
+  folders = TESTS.get(room, [f'unit/{room}'])
+  tests = [f'tests/{f}' for f in folders if (runs.ROOT / 'tests' / f).exists()]
+  command = [sys.executable, '-m', 'pytest', '-x', '-q', '-p', 'no:cacheprovider', *tests]
+  try:
+    done = subprocess.run(
+      command, cwd=runs.ROOT, capture_output=True, timeout=seconds, check=False, text=True
+    )
+  except subprocess.TimeoutExpired:
+    return 'caught: too slow'
+  if done.returncode == 0:
+    return 'missed'
+  failed = [x for x in done.stdout.splitlines() if x.startswith(('FAILED', 'ERROR'))]
+  return f'caught: {failed[0].split(" - ")[0] if failed else done.stdout[-200:]}'
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--count', type=int, default=60)
+  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--first', type=int, default=0, help='leaves out those before it')
+  parser.add_argument('--every', type=int, default=1, help='for several clones at once')
+  parser.add_argument('--seconds', type=float, default=900)
+  args = parser.parse_args()
+  for i, (path, line, changed) in enumerate(faults(args.count, args.seed)):
+    if i < args.first or (i - args.first) % args.every:
+      continue
+    source, before = path.read_text(), time.monotonic()
+    path.write_text(changed)
+    try:
+      result = notice(path, args.seconds)
+    finally:
+      path.write_text(source)
+    where = f'{path.relative_to(runs.ROOT)}:{line}'
+    print(f'{i:3d} {where:60} {time.monotonic() - before:5.0f} s  {result}', flush=True)
+
+
+if __name__ == '__main__':
+  main()
