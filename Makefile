@@ -1,5 +1,5 @@
 # make demo     installs paxlite with its core dependencies and trains a small GPT on real text
-# make test     installs the test extra and runs the tests (at most 12 minutes on 2 cores)
+# make test     installs the test extra and runs the tests (about 4 minutes on 2 cores)
 # make test-slow the tests that take longer
 # make check    ruff and mypy
 

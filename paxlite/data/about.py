@@ -1,4 +1,4 @@
-"""What a run says of its training data before its first step."""
+"""The lines with which a run describes its training data before its first step."""
 
 from typing import Any
 
@@ -6,11 +6,11 @@ from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.rows import TokenRows
 
-_MOST_CHARS = 120  # of a name: of many files the first are enough
+_MOST_CHARS = 120  # of a name; a long list of files is cut
 
 
 def lines(data: Input) -> list[str]:
-  """One line of an input, and one more of each part of a mixture."""
+  """Returns a line that describes an input, and one more for each part of a mixture."""
   name = f'Training data: {_shortened(data.name)}'
   if isinstance(data, RowInput):
     return [f'{name}: {_rows(data.source, data.batch_size)}']
@@ -29,7 +29,7 @@ def _part(part: Any, rows_a_step: float) -> str:
 
 
 def _rows(source: Any, rows_a_step: float) -> str:
-  """What a RowSource holds, as far as it knows, and how long that lasts."""
+  """Describes the contents of a RowSource, as far as it knows them, and how long they last."""
   count, length = len(source), getattr(source, 'seq_len', None)
   contents = getattr(source, 'contents', '')
   if not contents and isinstance(source, TokenRows):

@@ -1,6 +1,7 @@
-"""What a program of a stranger's may cost: characters and steps, counted before they are taken.
+"""Limits what an untrusted chat template may cost.
 
-chat_template.py has what is counted where.
+The cost is in characters and steps, and is counted before each operation is done. The docstring of
+chat_template.py says what is counted where.
 """
 
 import functools
@@ -11,11 +12,11 @@ from typing import Any
 
 ALLOWANCE = 1 << 27  # characters and steps: a few seconds, and at most half a gigabyte
 
-_ELEMENT = 48  # what an element of a list costs, in characters
-_PIECE = 16  # a character that may become an element, or of which Python makes more than a copy
-NODE = 8  # a node of the syntax tree
-_CALL = 64  # a filter, a test or a method
-BODY = 512  # a macro or a block, besides its nodes
+_ELEMENT = 48  # cost of an element of a list, in characters
+_PIECE = 16  # a character that may become an element, or that Python does more with than copy
+NODE = 8  # cost of a node of the syntax tree
+_CALL = 64  # cost of a call of a filter, a test or a method
+BODY = 512  # cost of a macro or a block, in addition to its nodes
 _INT_BITS = 4096
 _MAX_PRECISION = 100
 
@@ -24,7 +25,7 @@ def _names(text: str) -> frozenset[str]:
   return frozenset(text.split())
 
 
-# Methods by the type that has them; others cannot be called.
+# The methods that can be called, by the type that has them.
 METHODS: dict[type, frozenset[str]] = {
   str: _names(
     'capitalize casefold center count endswith find format format_map index isalnum isalpha isascii'
@@ -37,10 +38,10 @@ METHODS: dict[type, frozenset[str]] = {
   tuple: _names('count index'),
 }
 _VIEWS = _names('get items keys values')
-# Filters that hand on what they get, or what is in it.
+# Filters that do not copy the contents of their value.
 _BY_REFERENCE = _names('attr count d default first items last length list random reverse safe')
 _LAZY = _names('map reject rejectattr select selectattr')
-# Filters that do more with a character than to copy it.
+# Filters that do more with a character than copy it.
 _HEAVY = _names(
   'batch dictsort e escape forceescape groupby indent max min slice sort sum title truncate unique'
   ' urlencode wordcount'
@@ -52,32 +53,32 @@ _DEEP_TESTS = _names(
 
 
 class TooMuch(Exception):
-  """A rendering costs more than it may."""
+  """Raised when a rendering costs more than its allowance."""
 
   def __init__(self, what: str = 'it computes or writes far more than a conversation'):
     super().__init__(what)
 
 
 class Allowance:
-  """What is left of a rendering's characters and steps."""
+  """The characters and steps that a rendering has left."""
 
   def __init__(self):
     self.left = ALLOWANCE
 
   def pay(self, cost: int) -> bool:
-    """Returns True, so that a condition may begin with it."""
+    """Subtracts `cost`; returns True, so that a condition can begin with this call."""
     self.left -= cost
     if self.left < 0:
       raise TooMuch
     return True
 
   def whole(self, value: Any) -> Any:
-    """`value`, of which every part is going to be read, as often as it is there."""
+    """Pays for reading every part of `value`, as often as the part occurs; returns `value`."""
     self.pay(len(value) if type(value) is str else self.size(value))
     return value
 
   def outer(self, value: Any) -> Any:
-    """`value`, of which the elements are going to be read, and not what is in them."""
+    """Pays for reading the elements of `value`, but not their contents; returns `value`."""
     if isinstance(value, str):
       self.pay(len(value))
     elif isinstance(value, Collection):
@@ -85,17 +86,20 @@ class Allowance:
     return value
 
   def searched(self, value: Any) -> Any:
-    """`value`, in which something is looked for."""
+    """Pays for a search in `value`; returns `value`. A search in a dictionary is free."""
     return value if isinstance(value, dict) else self.whole(value)
 
   def counted(self, values: Iterable[Any]) -> Iterator[Any]:
-    """`values`, which somebody is going to look at one by one."""
+    """Yields `values` and pays for each one as it is read."""
     for value in values:
       self.pay(4 * _ELEMENT)
       yield value
 
   def size(self, value: Any) -> int:
-    """Characters and elements in a value, those in what it has several times counted each time."""
+    """Returns the cost of the characters and elements in a value.
+
+    Contents that the value has several times are counted each time.
+    """
     if type(value) is str:
       return len(value)
     if value is None or isinstance(value, bool | float):
@@ -143,7 +147,7 @@ class Allowance:
       self.outer(right)
 
   def formatted(self, form: str, arguments: Any) -> None:
-    """Pays for a text with fields, whose widths may be numbers in it, or arguments."""
+    """Pays for formatting a text; widths of its fields may be numbers in it or arguments."""
     widths = sum(min(int(digits[:18]), ALLOWANCE + 1) for digits in re.findall(r'\d+', form))
     fields = 1 + form.count('{') + form.count('%')
     if '*' in form or re.search(r':[^{}]*\{', form):
@@ -184,8 +188,11 @@ def _integers(values: Iterable[Any]) -> Iterator[int]:
 
 
 def _filter(allowance: Allowance, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-  """A filter of Jinja's that pays; some take a context or an environment first."""
-  at = int(hasattr(call, 'jinja_pass_arg'))  # where its value is
+  """Wraps a filter of Jinja's so that it pays for its cost.
+
+  Some filters take a context or an environment as their first argument.
+  """
+  at = int(hasattr(call, 'jinja_pass_arg'))  # position of the value among the arguments
 
   def lazy(*args: Any, **kwargs: Any) -> Any:
     allowance.pay(_CALL)
@@ -217,7 +224,7 @@ def _filter(allowance: Allowance, name: str, call: Callable[..., Any]) -> Callab
 
 
 def _pay_for_growth(allowance: Allowance, name: str, value: Any, given: list[Any]) -> None:
-  """Pays for what a filter makes of a value by its other arguments."""
+  """Pays for the output that a filter's other arguments add to its value."""
   if name in ('batch', 'center', 'slice'):
     allowance.pay(max(_integers(given), default=0))
   elif name == 'format':
@@ -249,7 +256,7 @@ def _test(allowance: Allowance, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _tojson(allowance: Allowance) -> Callable[..., str]:
-  """transformers' filter, which escapes nothing for HTML."""
+  """Returns the tojson filter of transformers, which escapes nothing for HTML."""
 
   def tojson(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False):
     between = sum(map(len, separators or ()))
@@ -272,18 +279,18 @@ def _tojson(allowance: Allowance) -> Callable[..., str]:
 
 
 def filters(allowance: Allowance, known: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-  """Jinja's filters, as far as chats have a use for them; and transformers' tojson."""
+  """Returns those of Jinja's filters that chats can use, and the tojson of transformers."""
   paying = {k: _filter(allowance, k, f) for k, f in known.items() if k not in _LEFT_OUT}
   return paying | {'tojson': _tojson(allowance)}
 
 
 def tests(allowance: Allowance, known: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-  """Jinja's tests; those that look at a type alone cost nothing."""
+  """Returns Jinja's tests; those that only look at a type cost nothing."""
   return {k: _test(allowance, f) if k in _DEEP_TESTS else f for k, f in known.items()}
 
 
 def added(allowance: Allowance, first: Any, *others: Any) -> Any:
-  """first + … + last."""
+  """Pays for first + … + last and returns it."""
   for other in others:
     if type(first) is type(other) is str:
       allowance.pay(len(first) + len(other))

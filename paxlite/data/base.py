@@ -1,8 +1,8 @@
-"""The input protocol, and its one implementation over sources with random access.
+"""The input protocol, and RowInput, which implements it for sources with random access.
 
-Resuming needs the step and nothing else: row r of the endless training order is row
-permutation(seed, epoch)(r mod n) of the source, with epoch = r div n, whatever the number of
-processes or the batch size at which earlier rows were read.
+Resuming a RowInput needs only the step: row r of the endless training order is row
+permutation(seed, epoch)(r mod n) of the source, with epoch = r div n. This depends neither on the
+number of processes nor on the batch size at which earlier rows were read.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ T = TypeVar('T')
 
 
 class Input(Protocol):
-  """What the trainer needs of an input."""
+  """The interface through which the trainer reads its data."""
 
   @property
   def batch_size(self) -> int:
@@ -34,45 +34,46 @@ class Input(Protocol):
 
   @property
   def name(self) -> str:
-    """Of the dataset: its files or folder, for messages."""
+    """Name of the dataset (its files or folder), for messages."""
     ...
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
-    """Rows `rows` of the global batches of steps start, start + 1, … without end."""
+    """Yields rows `rows` of the global batches of steps start, start + 1, … without end."""
     ...
 
   def eval_batches(self, rows: slice) -> Iterator[Batch]:
-    """Rows `rows` of the batches of one pass; rows beyond the last example have weight 0."""
+    """Yields rows `rows` of the batches of one pass; rows beyond the last one have weight 0."""
     ...
 
 
 @runtime_checkable
 class Seekable(Protocol):
-  """An Input that cannot tell from a step alone where it stands: checkpoints keep its position."""
+  """An Input whose position does not follow from the step alone, so checkpoints hold it."""
 
   def position(self, step: int) -> np.ndarray:
-    """Where this process stands before the batch of `step`: int64, of the same shape always."""
+    """Returns this process's position before the batch of `step`, int64, always of one shape."""
     ...
 
   def seek(self, step: int, position: np.ndarray) -> None:
-    """Makes train_batches(step, …) go on from there."""
+    """Makes train_batches(step, …) resume at that position."""
     ...
 
 
 def place(data: Input, step: int) -> str:
-  """Which rows the batch of `step` holds, for messages."""
+  """Says which rows the batch of `step` holds, for messages."""
   return data.place(step) if hasattr(data, 'place') else f'batch {step} of {data.name}'
 
 
 class Positions:
-  """Where a Seekable stood before each of the last steps.
+  """The positions of a Seekable before each of the last steps.
 
   Args:
-    name: Of the input, for messages.
-    first: Its position before step 0, a row a source; the last column says what the source is.
+    name: Name of the input, for messages.
+    first: Position before step 0, with one row per source. The last column is the source's
+      fingerprint.
   """
 
-  _KEPT = 1024  # of how many steps: more than are read ahead, or skipped before somebody notices
+  _KEPT = 1024  # steps kept: more than are read ahead, or skipped before it is noticed
 
   def __init__(self, name: str, first: np.ndarray):
     self._name = name
@@ -87,7 +88,10 @@ class Positions:
     self._at.pop(step - self._KEPT, None)
 
   def seek(self, step: int, position: np.ndarray) -> None:
-    """Raises UserError where the position is one of other sources."""
+    """Makes `begin` start at a position.
+
+    Raises UserError if the position belongs to other sources.
+    """
     if position.shape != self._start[1].shape:
       raise UserError(
         f'{self._name}: the checkpoint stands in {len(position)} sources and there are '
@@ -101,7 +105,7 @@ class Positions:
     self._start = step, position
 
   def begin(self, start: int) -> np.ndarray:
-    """The position to read on from; raises UserError where it is not known of that step."""
+    """Returns the position to read from; raises UserError if it is not known for that step."""
     at, position = self._start
     if start != at:
       raise UserError(
@@ -120,7 +124,10 @@ class RowSource(Protocol):
   def __len__(self) -> int: ...
 
   def read(self, indices: np.ndarray) -> Batch:
-    """Rows `indices` [b] as a batch: ids, labels, weights [b, T], packed ones with segments."""
+    """Returns rows `indices` [b] as a batch of ids, labels and weights [b, T].
+
+    A batch of packed rows also has segment_ids and segment_pos [b, T].
+    """
     ...
 
 
@@ -129,11 +136,11 @@ class RowInput:
   """Shuffled endless batches, or one ordered pass, over a RowSource.
 
   Attributes:
-    source: Where rows come from.
+    source: The source of the rows.
     batch_size: Rows of a global batch.
-    seed: Of the shuffling.
+    seed: Seed of the shuffling.
     shuffle: Whether training shuffles; each epoch has its own order.
-    max_eval_batches: The pass of an evaluation ends after this many; None reads all.
+    max_eval_batches: An evaluation ends after this many batches; None reads all.
   """
 
   source: RowSource
@@ -161,11 +168,11 @@ class RowInput:
       step += 1
 
   def read(self, numbers: np.ndarray) -> Batch:
-    """Rows [b] of the endless training order."""
+    """Returns the rows with these numbers [b] in the endless training order."""
     return self.source.read(self.indices(numbers))
 
   def indices(self, numbers: np.ndarray) -> np.ndarray:
-    """The source's indices of rows [b] of the endless training order."""
+    """Returns the source's indices of these rows [b] of the endless training order."""
     n = len(self.source)
     epoch, index = np.divmod(numbers, n)
     if not self.shuffle:
@@ -175,7 +182,7 @@ class RowInput:
     return index
 
   def place(self, step: int) -> str:
-    """See the function of this name."""
+    """Says which rows the batch of `step` holds, for messages."""
     drawn = numbers(step, self.batch_size)
     rows = self.indices(drawn).tolist()
     shown = ', '.join(map(str, rows[:8])) + (' …' if len(rows) > 8 else '')
@@ -194,21 +201,22 @@ class RowInput:
 
 
 def numbers(step: int, batch_size: int) -> np.ndarray:
-  """Of the rows of a step's global batch, counted from the first step on, int64 [batch_size]."""
+  """Returns the numbers of the rows of a step's batch, counted from step 0, int64 [batch_size]."""
   return step * batch_size + np.arange(batch_size, dtype=np.int64)
 
 
 def permute(indices: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
-  """A pseudorandom permutation of range(n), evaluated at `indices` only.
+  """Evaluates a pseudorandom permutation of range(n), at `indices` only.
 
-  A four-round Feistel network over the next even power of two, walked along its cycles until it
-  falls inside range(n) (https://doi.org/10.1007/3-540-45760-7_9): no table, any position in O(1).
+  It is a four-round Feistel network over a power of two with an even exponent that is at least n.
+  A result outside range(n) is encrypted again until it falls inside
+  (https://doi.org/10.1007/3-540-45760-7_9). This needs no table, and any index takes O(1).
 
   Args:
     indices: int64 [b], each in [0, n).
     n: Size of the range.
-    seed: Chooses the permutation together with
-    epoch: the number of the pass.
+    seed: Seed that, together with `epoch`, chooses the permutation.
+    epoch: Number of the pass.
   """
   half = np.uint64(max((int(n - 1).bit_length() + 1) // 2, 1))
   low = (np.uint64(1) << half) - np.uint64(1)
@@ -227,7 +235,7 @@ def permute(indices: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def mix(x):
-  """splitmix64's finaliser: uint64 to uint64, every bit depending on every bit."""
+  """The finaliser of splitmix64: maps uint64 to uint64; each bit depends on every input bit."""
   with np.errstate(over='ignore'):
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -235,7 +243,7 @@ def mix(x):
 
 
 def prefetch(iterator: Iterator[T], size: int) -> Generator[T, None, None]:
-  """Runs `iterator` in a thread, up to `size` items ahead. Its exceptions surface here.
+  """Runs `iterator` in a thread, up to `size` items ahead, and raises its exceptions here.
 
   Closing the generator stops the thread.
   """

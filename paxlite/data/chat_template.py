@@ -1,16 +1,16 @@
 """Chat templates as transformers renders them, with a bound on what a rendering may cost.
 
-A template is a program of whoever made the weights. Jinja's sandbox keeps it from the machine, and
-not from its time and memory: `'x' * 5_000_000_000` is one operation. So each rendering has an
-allowance, in characters and steps. A step of a loop, a macro or a block costs what its body is
-long. An operation that reads or makes more than a few bytes pays for that before it is done, and
-those that could make much of little (`*`, `%`, replace, join, indent …) for what they would make.
-What is not known to be of either kind cannot be called. An honest conversation takes a thousandth
-of the allowance.
+A template is a program written by whoever made the weights. Jinja's sandbox denies it access to the
+machine, but does not limit its time and memory: `'x' * 5_000_000_000` is one operation. So each
+rendering has an allowance, in characters and steps. A step of a loop, a macro or a block costs the
+length of its body. An operation that reads or makes more than a few bytes pays for them before it
+is done. An operation with an output that can be much larger than its input (`*`, `%`, replace,
+join, indent …) pays for its output. Functions of unknown cost cannot be called. An honest
+conversation takes a thousandth of the allowance.
 
-That is done in the process, and not by a child with limits of the kernel's: a rendering takes some
-ten microseconds, and to ask another process costs more than that. It is done by counting, and not
-by the clock, so that a template works on every machine or on none.
+The limit is kept within the process, not by a child process with kernel limits, because a rendering
+takes some ten microseconds and asking another process costs more. It counts operations instead of
+measuring time, so that a template works on every machine or on none.
 """
 
 import datetime
@@ -25,14 +25,14 @@ MAX_TEMPLATE_CHARS = 1 << 18
 
 
 def environment(allowance: Allowance) -> Any:
-  """Jinja's sandbox, with what transformers adds to it, where everything pays."""
+  """Returns Jinja's sandbox with the additions of transformers; every operation in it pays."""
   import jinja2.ext
   from jinja2 import nodes, runtime, sandbox, utils
   from jinja2.compiler import CodeGenerator
   from jinja2.exceptions import SecurityError, TemplateError
 
   class Generation(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %}: marks what is learned, and writes its body."""
+    """{% generation %} … {% endgeneration %}: marks learned text, and writes its body."""
 
     tags = {'generation'}
 
@@ -42,7 +42,7 @@ def environment(allowance: Allowance) -> Any:
       return nodes.Scope(body).set_lineno(line)
 
   class Code(CodeGenerator):
-    """Jinja's code, with a call where something is paid for that has no call of its own."""
+    """Generates Jinja's code, and adds a call that pays where an operation has no call itself."""
 
     def paid(self, how: str, node: nodes.Node, frame: Any, visit: Callable[..., None]) -> None:
       self.write(f'environment.allowance.{how}(')
@@ -50,7 +50,7 @@ def environment(allowance: Allowance) -> Any:
       self.write(')')
 
     def blockvisit(self, statements, frame):
-      if not frame.soft_frame:  # what a condition chooses is paid for with what is around it
+      if not frame.soft_frame:  # the branch of a condition is paid for with the code around it
         self.writeline(f'environment.pay({costs.NODE * (4 + _nodes(statements))})')
       super().blockvisit(statements, frame)
 
@@ -62,7 +62,7 @@ def environment(allowance: Allowance) -> Any:
       super().visit_For(node, frame)
 
     def visit_Call(self, node, frame, forward_caller=False):
-      if isinstance(node.node, nodes.EnvironmentAttribute):  # of visit_For
+      if isinstance(node.node, nodes.EnvironmentAttribute):  # made by visit_For
         self.write(f'environment.pay({node.args[0].value})')
       else:
         super().visit_Call(node, frame, forward_caller=forward_caller)
@@ -71,7 +71,7 @@ def environment(allowance: Allowance) -> Any:
       operands = [node.expr, *(operand.expr for operand in node.ops)]
       searches = any(operand.op in ('in', 'notin') for operand in node.ops)
       if not searches and len(operands) == 2 and nodes.Const in map(type, operands):
-        self.plain_compare(node, frame)  # takes no longer than the constant is
+        self.plain_compare(node, frame)  # its cost is bounded by the constant's length
         return
       self.write('(')
       self.paid('whole', node.expr, frame, self.visit)
@@ -117,7 +117,7 @@ def environment(allowance: Allowance) -> Any:
         super().visit_Getitem(node, frame)
 
     def visit_Tuple(self, node, frame):
-      if node.ctx == 'load':  # its hash, too, reads it as a whole
+      if node.ctx == 'load':  # its hash, too, reads all of it
         self.paid('whole', node, frame, super().visit_Tuple)
       else:
         super().visit_Tuple(node, frame)
@@ -207,5 +207,5 @@ _OPERATORS = {
 
 
 def _nodes(statements: Iterable[Any]) -> int:
-  """Of the syntax trees of these statements."""
+  """Returns the number of nodes in the syntax trees of these statements."""
   return sum(1 + _nodes(statement.iter_child_nodes()) for statement in statements)

@@ -1,7 +1,8 @@
-"""Checksums of large files, computed once: what was found good is remembered by size and time.
+"""Checksums of large files, computed only once per file.
 
-The memory is a folder of the user's, paxlite/checked in XDG_CACHE_HOME or ~/.cache. A file that was
-written since is read again.
+A file that was found good is remembered by its path, size, inode and modification time, in the
+user's folder paxlite/checked in XDG_CACHE_HOME or ~/.cache. A file that has been written since is
+read again.
 """
 
 import contextlib
@@ -22,20 +23,22 @@ log = logging.getLogger('paxlite')
 
 _READ_BYTES = 1 << 22
 _SECONDS_BETWEEN_LINES = 5.0
-_KEPT_DAYS = 90  # for which a file is taken to be as it was
+_KEPT_DAYS = 90  # for which a file is remembered as good
 
 
 def check(path: pathlib.Path, crc32c: int) -> None:
-  """Compares a file with its checksum, unless that was done before; others wait for the first.
+  """Compares a file with its checksum, unless that was done before.
+
+  Other processes that check the file wait for the first one.
 
   Raises:
-    UserError: the file holds something else.
+    UserError: The file is damaged: it has another checksum.
   """
   note = _note(path)
   if _is_remembered(path, crc32c, note):
     return
   with _alone(note):
-    if _is_remembered(path, crc32c, note):  # another process did it meanwhile
+    if _is_remembered(path, crc32c, note):  # another process has checked it meanwhile
       return
     before = _identity(path, crc32c)
     found = _crc32c_of(path)
@@ -48,7 +51,7 @@ def check(path: pathlib.Path, crc32c: int) -> None:
 
 
 def remember(path: pathlib.Path, crc32c: int) -> None:
-  """Notes that a file was found good, by who has just written and read it."""
+  """Remembers a file as good; for callers that have just written the file and read it back."""
   _remember(_note(path), _identity(path, crc32c))
 
 
@@ -64,7 +67,7 @@ def _identity(path: pathlib.Path, crc32c: int) -> dict[str, str | int]:
 
 
 def _note(path: pathlib.Path) -> pathlib.Path | None:
-  """Where it is noted that a file is good; None where there is no home."""
+  """Returns the path of the note that a file is good; None if there is no home folder."""
   try:
     base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
   except RuntimeError:
@@ -91,13 +94,16 @@ def _remember(note: pathlib.Path | None, identity: dict[str, str | int]) -> None
     for old in note.parent.iterdir():
       if old.stat().st_mtime < time.time() - 86400 * _KEPT_DAYS:
         old.unlink()
-  except OSError as e:  # a home that is read-only or full: the next start reads the file again
+  except OSError as e:  # the home is read-only or full: the next start reads the file again
     log.debug('%s cannot be written: %s', note, e)
 
 
 @contextlib.contextmanager
 def _alone(note: pathlib.Path | None) -> Iterator[None]:
-  """Of several processes with one home, the others wait; where that cannot be, each checks."""
+  """Makes processes that share a home folder check a file one at a time.
+
+  If the file cannot be locked, each process checks it.
+  """
   with contextlib.ExitStack() as stack:
     if note is not None:
       with contextlib.suppress(OSError):
@@ -108,7 +114,7 @@ def _alone(note: pathlib.Path | None) -> Iterator[None]:
 
 
 def _crc32c_of(path: pathlib.Path) -> int:
-  """The CRC-32C of a file; a log line every few seconds says how far it is."""
+  """Returns the CRC-32C of a file, and logs its progress every few seconds."""
   crc = done = 0
   said = time.monotonic()
   with naming(path), path.open('rb', buffering=0) as f:

@@ -13,12 +13,12 @@ from paxlite.parallel import partitioning
 
 
 class DeviceBatches:
-  """Global batches on a mesh, two of which are prepared ahead in a thread.
+  """Iterates over global batches on a mesh; a thread prepares two of them ahead.
 
   Args:
-    data: Where the batches come from.
-    sharding: The sharding of their arrays [B, T].
-    start: The first batch in the order of training; None: one pass of an evaluation.
+    data: The input that yields the batches.
+    sharding: The sharding of the batches' arrays [B, T].
+    start: The step of the first training batch; None: one pass of an evaluation.
   """
 
   def __init__(self, data: Input, sharding: jax.sharding.NamedSharding, start: int | None = None):
@@ -29,7 +29,7 @@ class DeviceBatches:
     self._first: dict[str, jax.Array] | None = None
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes, dtypes and shardings of the next batch, which stays the next one."""
+    """Returns the shapes, dtypes and shardings of the next batch, without consuming it."""
     self._first = next(self)
     return {
       k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for k, x in self._first.items()
@@ -48,7 +48,7 @@ class DeviceBatches:
 
 
 def _readable(name: str, batches: Iterator[Batch]) -> Iterator[Batch]:
-  """`batches`, with UserError where a file is gone, or its disk."""
+  """Yields `batches`; raises UserError if a file, or its disk, can no longer be read."""
   try:
     yield from batches
   except OSError as e:
@@ -61,7 +61,7 @@ def _readable(name: str, batches: Iterator[Batch]) -> Iterator[Batch]:
 def to_mesh(
   batch: Mapping[str, np.ndarray], sharding: jax.sharding.NamedSharding, batch_size: int
 ) -> dict[str, jax.Array]:
-  """This process's rows of a batch as global arrays [batch_size, T]."""
+  """Makes global arrays [batch_size, T] of this process's rows of a batch."""
   first = partitioning.process_rows(sharding, batch_size).start
 
   def make(rows: np.ndarray) -> jax.Array:

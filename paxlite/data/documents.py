@@ -1,4 +1,4 @@
-"""Documents that are tokenized while training: any records with a text in one of their fields."""
+"""Documents that are tokenized during training: records with a text in one of their fields."""
 
 import dataclasses
 import logging
@@ -18,12 +18,12 @@ log = logging.getLogger('paxlite')
 
 Split = Literal['all', 'train', 'held_out']
 
-_BLOCK = 4096  # records in a row that are shuffled together
+_BLOCK = 4096  # consecutive records that are shuffled together
 
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-  """Token ids [n], all of them targets."""
+  """Token ids [n], which are all targets."""
 
   ids: np.ndarray
 
@@ -33,21 +33,22 @@ class Document:
 
 
 class DocumentSource:
-  """Documents for a StreamInput, each ended by EOS if the tokenizer has one.
+  """A Source of documents for a StreamInput; each ends with EOS if the tokenizer has it.
 
   Args:
-    names: What is read, as inputs.records calls it.
-    vocab_path: The tokenizer.
-    vocab_size: Of the model.
-    field: Of a record that holds the text.
-    start_id: The first input of a text; None: the tokenizer's BOS, or 0 where it has none.
-    split: 'train' leaves out one document of every `held_out_every`, 'held_out' reads those.
-    held_out_every: See there.
-    skip_unreadable: Leaves out records without a text, and says how many.
-    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
+    names: Names of the files and datasets, as in the docstring of paxlite.data.records.
+    vocab_path: Path of the tokenizer.
+    vocab_size: Vocabulary size of the model.
+    field: The field of a record that holds the text.
+    start_id: The first input id of a text; None: the tokenizer's BOS, or 0 if it has none.
+    split: 'train' leaves out the documents that are held out, 'held_out' reads only those, and
+      'all' reads every document.
+    held_out_every: On average, one document of this many is held out; 0: all are read.
+    skip_unreadable: Whether records without a text are left out, with a warning that counts them.
+    tfds_data_dir: Folder of the TFDS datasets; '': TFDS_DATA_DIR, or TFDS' own default.
 
   Raises:
-    UserError: there is no such source, one is there twice, or the tokenizer is another model's.
+    UserError: A source does not exist or is listed twice, or the tokenizer is another model's.
   """
 
   def __init__(
@@ -78,7 +79,10 @@ class DocumentSource:
 
 
 def check_once(names: Sequence[str]) -> None:
-  """Raises UserError where a source is there twice: what one holds out would be in the other."""
+  """Raises UserError if a source is listed twice.
+
+  The documents that one copy holds out would be trained on in the other.
+  """
   seen: set[str] = set()
   for name in names:
     if canonical(name) in seen:
@@ -112,10 +116,10 @@ class Documents:
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int
   ) -> Iterator[tuple[int, Document]]:
-    """The documents of one shard, from number `start` on; a shuffled block has an order of its own.
+    """Yields the documents of one shard from number `start` on; each block is shuffled by itself.
 
     Raises:
-      UserError: a record cannot be read, or has no text.
+      UserError: A record cannot be read, or has no text.
     """
     source, inner, offset = self._find(shard)
     end = [self.tokenizer.eos_id] if self.tokenizer.eos_id >= 0 else []
@@ -153,7 +157,7 @@ class Documents:
       return ''
 
   def _find(self, shard: int) -> tuple[Records, int, int]:
-    """The source of a shard, the shard's number there, and what numbers of records begin with."""
+    """Returns a shard's source, its number in the source, and an offset for record numbers."""
     for s, source in enumerate(self.sources):
       if shard < source.num_shards:
         return source, shard, s + shard
@@ -167,5 +171,5 @@ class Documents:
 
 
 def is_held_out(number: int, every: int) -> bool:
-  """Whether the document of this number is one of those left out, one of `every` at random."""
+  """Whether the document of this number is held out, as one of `every` is at random."""
   return bool(mix(np.uint64(number + 1)) % np.uint64(every) == 0)

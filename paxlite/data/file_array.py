@@ -1,7 +1,7 @@
-"""One-dimensional arrays in files, of which only what is asked for is read.
+"""One-dimensional arrays in files, of which only the requested values are read.
 
-They are read and not mapped: a mapped file that is cut off under its reader ends the process by
-SIGBUS, without a word and with nothing saved.
+The files are read and not memory-mapped. If a mapped file is truncated while it is read, SIGBUS
+ends the process without a message and with nothing saved.
 """
 
 import bisect
@@ -15,23 +15,23 @@ import numpy as np
 from paxlite.core.errors import UserError, naming
 
 _BLOCK = 4096  # values of a sorted array that are read together
-_MOST_BLOCKS = 1024  # that are kept: 32 MiB of 8 bytes a value
+_MOST_BLOCKS = 1024  # blocks in the cache: 32 MiB with 8 bytes a value
 
 
 class FileArray:
-  """Values [n] of a file that holds nothing else; it stays open.
+  """The values [n] of a file that holds nothing else; the file stays open.
 
   Args:
-    path: The file.
-    dtype: Of the values.
+    path: Path of the file.
+    dtype: Data type of the values.
 
   Raises:
-    UserError: a part of the file is gone, when it is read.
+    UserError: The file has become shorter; raised when the missing part is read.
   """
 
   def __init__(self, path: pathlib.Path, dtype: Any):
     self.path, self.dtype = path, np.dtype(dtype)
-    self._file = path.open('rb', buffering=0)  # closed when nobody reads it any more
+    self._file = path.open('rb', buffering=0)  # closed when this object is deleted
     self._descriptor = self._file.fileno()
     self._size = os.fstat(self._descriptor).st_size
     self._width = self.dtype.itemsize
@@ -41,7 +41,7 @@ class FileArray:
     return self._count
 
   def __getitem__(self, where: int | slice) -> Any:
-    """A value, or those of a slice without a step."""
+    """Returns one value, or the values of a slice without a step."""
     if isinstance(where, slice):
       start, stop, _ = where.indices(self._count)
       return self._read(start, stop)
@@ -56,7 +56,7 @@ class FileArray:
     length, offset = max(0, stop - start) * width, start * width
     with naming(self.path):
       data = os.pread(self._descriptor, length, offset)
-    while len(data) < length:  # the kernel reads 2 GiB at once, at most
+    while len(data) < length:  # the kernel reads at most 2 GiB at once
       with naming(self.path):
         part = os.pread(self._descriptor, length - len(data), offset + len(data))
       if not part:
@@ -70,7 +70,7 @@ class FileArray:
 
 
 class SortedFileArray(FileArray):
-  """Values in ascending order, which are looked up block by block."""
+  """A FileArray with ascending values; single values and searches read one block at a time."""
 
   def __init__(self, path: pathlib.Path, dtype: Any):
     super().__init__(path, dtype)
@@ -84,7 +84,7 @@ class SortedFileArray(FileArray):
     return self._block(block)[place]
 
   def searchsorted(self, values: np.ndarray) -> np.ndarray:
-    """As of a NumPy array: the index of the first that is not less than each value [b]."""
+    """Returns the index of the first element that is not less than each value [b], as in NumPy."""
     return np.array([self._search(value) for value in values], np.int64)
 
   def _search(self, value: Any) -> int:
@@ -96,7 +96,7 @@ class SortedFileArray(FileArray):
 
 
 class _Firsts:
-  """The first value of each block, read when it is asked for."""
+  """A sequence of the first value of each block; each is read on first use, then kept."""
 
   def __init__(self, array: SortedFileArray):
     self._array = array

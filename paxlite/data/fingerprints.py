@@ -1,4 +1,4 @@
-"""What an input reads, as one number that is kept with checkpoints."""
+"""Identifies the data of an input by one number, which is saved with checkpoints."""
 
 import zlib
 
@@ -8,10 +8,11 @@ from paxlite.data.streams import StreamInput
 
 
 def fingerprint(data: Input) -> int | None:
-  """The same on every host, and another where the data changes; None where it is not known.
+  """Returns the fingerprint of an input's data; None if it is not known.
 
-  Batch size, order and the length of the run are not in it. Sources and inputs of one's own have
-  it as an attribute, or have none.
+  It is the same on every host, and changes when the data changes. It does not depend on the batch
+  size, the order or the length of the run. User-defined sources and inputs may have it as the
+  attribute `fingerprint`.
   """
   if isinstance(data, RowInput):
     return getattr(data.source, 'fingerprint', None)

@@ -1,9 +1,9 @@
-"""Flat tokens: a tokenized dataset as one long array, in two formats on disk.
+"""Flat tokens: a tokenized dataset stored as one long array, in one of two formats.
 
 - memmap: <path>/<split>/{tokens.bin, seq_starts.bin, meta.json}. tokens.bin is little-endian uint16
-  (uint32 where an id needs it), seq_starts.bin uint64 [sequences + 1]; meta.json is written last,
-  so a folder without it is unfinished. Its crc32c is that of tokens.bin, which is compared when a
-  dataset is first opened.
+  (uint32 if an id needs it), and seq_starts.bin is uint64 [sequences + 1]. meta.json is written
+  last, so a folder without it is unfinished. It holds the CRC-32C of tokens.bin, which is checked
+  when a dataset is first opened.
 - seqax: a zarr v2 group with <split>/encoded_tokens uint32 (id·2, +1 where a sequence starts),
   <split>/seq_starts uint64, and the attribute max_token_id on <split>.
 """
@@ -31,11 +31,11 @@ META = 'meta.json'
 TOKENS = 'tokens.bin'
 _STARTS = 'seq_starts.bin'
 _CACHE_BYTES = 1 << 30
-_STARTS_IN_MEMORY = 1 << 20  # more are looked up where they are
+_STARTS_IN_MEMORY = 1 << 20  # more are not read into memory but looked up in the file
 
 
 class FlatTokenRows(TokenRows):
-  """A RowSource over a flat-tokens dataset of either format; nothing is read ahead of use.
+  """A RowSource over a flat-tokens dataset of either format; tokens are read only when needed.
 
   Args:
     path: The dataset's folder.
@@ -44,7 +44,7 @@ class FlatTokenRows(TokenRows):
     rows: Kind of row.
 
   Raises:
-    UserError: there is no such dataset, it is unfinished, or it holds no token.
+    UserError: The dataset does not exist, is unfinished, holds no tokens, or is damaged.
   """
 
   def __init__(self, path: str, split: str, seq_len: int, rows: RowKind = 'stream'):
@@ -59,10 +59,10 @@ class FlatTokenRows(TokenRows):
 
 
 def check_tokens(folder: pathlib.Path) -> None:
-  """Compares tokens.bin with the checksum in meta.json, which old datasets lack.
+  """Compares tokens.bin with the checksum in meta.json, if there is one; old datasets lack it.
 
   Raises:
-    UserError: tokens.bin is damaged.
+    UserError: The file tokens.bin is damaged.
   """
   crc32c = read_object(folder / META).get('crc32c')
   if isinstance(crc32c, int):
@@ -126,7 +126,7 @@ def _open_seqax(folder: pathlib.Path) -> tuple['_ZarrTokens', np.ndarray, int]:
       array = group[name]
       if array.ndim != 1 or array.dtype != dtype:
         raise UserError(f'{folder / name} is {array.dtype} {array.shape} and must be {dtype} [n]')
-      # zarr reads a chunk that is not there as zeros
+      # zarr reads a missing chunk as zeros, without an error
       chunks = -(-array.shape[0] // array.chunks[0])
       if (found := len(list((folder / name).glob('[0-9]*')))) != chunks:
         raise UserError(f'{folder / name} has {found:,} of its {chunks:,} chunks: copy it again')
@@ -134,7 +134,7 @@ def _open_seqax(folder: pathlib.Path) -> tuple['_ZarrTokens', np.ndarray, int]:
 
 
 def _check_zarr_files(folder: pathlib.Path) -> None:
-  """Raises UserError where one is a FIFO, a device …, which zarr would read."""
+  """Raises UserError if a file is a FIFO, a device …, because zarr would read that."""
   for path in (folder, folder / 'encoded_tokens', folder / 'seq_starts'):
     if path.is_dir():
       with os.scandir(path) as entries:
@@ -147,7 +147,7 @@ def _check_zarr_files(folder: pathlib.Path) -> None:
 
 
 def _fingerprint(folder: pathlib.Path, tokens: Any) -> int:
-  """Of what a dataset holds, without reading all of it."""
+  """Returns a fingerprint of the contents of a dataset, without reading all of them."""
   if isinstance(tokens, FileArray):
     meta = read_object(folder / META)
     names = ('dtype', 'token_count', 'sequences', 'max_token_id', 'crc32c')
@@ -173,7 +173,7 @@ def _is_count(value: Any) -> bool:
 
 
 class _ZarrTokens:
-  """Token ids of a zarr array of encoded tokens, through a cache of decoded chunks (1 GiB)."""
+  """The token ids in a zarr array of encoded tokens, with a cache of 1 GiB of decoded chunks."""
 
   def __init__(self, array: Any, name: str):
     self._array, self._name = array, name

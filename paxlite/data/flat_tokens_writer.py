@@ -1,8 +1,9 @@
-"""Writes a split of flat tokens (see flat_tokens), so that a killed writer goes on where it was.
+"""Writes a split of flat tokens (see flat_tokens), so that a killed writer can resume.
 
-Tokens are appended in a folder of their own, <path>/.<split>.unfinished; a note in it says how many
-of them count, and whatever the writer's caller needs to go on. `close` checks what is on disk and
-gives the folder its name: a split that is there is complete.
+Tokens are appended to files in a separate folder, <path>/.<split>.unfinished. A note in it says how
+many of them are valid, and holds the position at which the caller resumes. `close` checks the files
+on disk and then renames the folder to <split> or converts it, so that a split that exists is
+complete.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from paxlite.core.json_files import read_object
 from paxlite.data import checked_files
 from paxlite.data.flat_tokens import META, TOKENS, Format, open_flat_tokens
 
-_CHUNK = 1 << 20  # tokens of a zarr chunk, and of a step of a check
+_CHUNK = 1 << 20  # tokens in a zarr chunk, and in each step of a check
 _NOTE = 'progress.json'
 
 
@@ -33,17 +34,18 @@ class Writer:
   Args:
     path: The dataset's folder.
     split: Name of the split.
-    vocab_size: Chooses uint16 or uint32.
-    format: Of the finished split.
-    settings: What an unfinished split must have been begun with, to be gone on with.
+    vocab_size: Size of the vocabulary, which decides between uint16 and uint32.
+    format: Format of the finished split.
+    settings: Settings of the caller. An unfinished split is resumed only if it was begun with the
+      same ones.
 
   Attributes:
-    token_count: Tokens so far, the unfinished document's included.
-    sequences: Documents so far.
-    position: What `note` was last given, or None where the split is new.
+    token_count: Number of tokens so far, including those of the unfinished document.
+    sequences: Number of documents so far.
+    position: The position that `note` was last given; None if the split is new.
 
   Raises:
-    UserError: the split is there, another process writes it, it was begun with other settings, or
+    UserError: The split exists, another process writes it, it was begun with other settings, or
       its folder cannot be made.
   """
 
@@ -62,7 +64,8 @@ class Writer:
     self._folder = pathlib.Path(path) / f'.{split}.unfinished'
     self._done = pathlib.Path(path) / f'.{split}.done'  # to be removed
     shutil.rmtree(self._done, ignore_errors=True)
-    if self._final.exists() and not (self._folder / META).exists():  # or it was being converted
+    # If both exist, a conversion to seqax was interrupted, and it is done again.
+    if self._final.exists() and not (self._folder / META).exists():
       raise UserError(f'{self._final} exists: choose another --output or remove it')
     above = [self._folder.parent, *self._folder.parent.parents]
     self._made = [folder for folder in above if not folder.exists()]  # the innermost first
@@ -90,9 +93,9 @@ class Writer:
       self._append_starts(np.zeros(1, np.int64))
 
   def write(self, tokens: np.ndarray, ends: Sequence[int] | np.ndarray) -> None:
-    """Appends ids [n]; documents end before the indices `ends` of them, the last one may go on.
+    """Appends ids [n]; documents end before the indices `ends`, and the last one may be unfinished.
 
-    A document without a token is left out.
+    A document without tokens is left out.
     """
     ends = self.token_count + np.asarray(ends, np.int64)
     ends = ends[np.diff(ends, prepend=self._ended) > 0]
@@ -107,7 +110,10 @@ class Writer:
       self.sequences += len(ends)
 
   def note(self, position: Any) -> None:
-    """What is written so far counts, and `position` says where to go on; no document is half."""
+    """Saves what is written so far, with the position at which the caller resumes.
+
+    No document may be unfinished.
+    """
     assert self._ended == self.token_count
     self.position = position
     for file in (self._tokens, self._starts):
@@ -129,7 +135,7 @@ class Writer:
     """Completes the split.
 
     Raises:
-      UserError: what is on the disk is not what was written.
+      UserError: The files on disk are not what was written.
     """
     self._tokens.close()
     self._starts.close()
@@ -154,13 +160,13 @@ class Writer:
     shutil.rmtree(self._done)
 
   def abort(self) -> None:
-    """Leaves what can be gone on with, and removes what cannot."""
+    """Closes the files; removes the folder if it has no note from which the split can resume."""
     for file in (self._tokens, self._starts):
-      with contextlib.suppress(OSError):  # of a full disk
+      with contextlib.suppress(OSError):  # if the disk is full
         file.close()
     if not (self._folder / _NOTE).is_file():
       shutil.rmtree(self._folder)
-      with contextlib.suppress(OSError):  # another split is being written there
+      with contextlib.suppress(OSError):  # if another split is being written there
         for folder in self._made:
           folder.rmdir()
 
@@ -197,7 +203,7 @@ class Writer:
     self._ended = int(starts[-1])
 
   def _check(self, path: str, split: str) -> None:
-    """Reads the split and compares it with what was written."""
+    """Reads the split and compares it with what was written; raises UserError if they differ."""
     tokens, starts, largest = open_flat_tokens(path, split)
     crc = found = 0
     for part in _parts(tokens, self.dtype):
@@ -214,7 +220,10 @@ class Writer:
       )
 
   def _convert(self) -> None:
-    """Writes the split as seqax has it; the attribute max_token_id, which completes it, is last."""
+    """Writes the split in seqax's format.
+
+    The attribute max_token_id is written last and marks the split as complete.
+    """
     import numcodecs
     import zarr
 
@@ -222,7 +231,7 @@ class Writer:
     compressor = numcodecs.Blosc(cname='lz4', clevel=5, shuffle=numcodecs.Blosc.BITSHUFFLE)
     root: Any = zarr.open_group(self._path, mode='a', zarr_format=2)
     with contextlib.suppress(KeyError):
-      del root[self._split]  # of a conversion that was killed
+      del root[self._split]  # left by a conversion that was killed
     group: Any = root.create_group(self._split)
     array = group.create_array(
       'encoded_tokens',
@@ -230,7 +239,7 @@ class Writer:
       dtype='<u4',
       chunks=(_CHUNK,),
       compressors=compressor,
-      config={'write_empty_chunks': True},  # one that is missing is an error
+      config={'write_empty_chunks': True},  # because a missing chunk is an error
     )
     written = 0
     for part in _parts(tokens, np.dtype('<u4')):

@@ -1,7 +1,7 @@
-"""Rows of several inputs by weights; which input a row is from is known without counting up to it.
+"""Rows of several inputs by weights; the input of each row is computed from the row's number.
 
-Of every 1024 rows each input has its share exactly, in an order of their own. Each input goes
-through its epochs at its own pace, each epoch in an order of its own.
+In every block of 1024 rows each input has exactly its share, and each block has its own order of
+inputs. Each input goes through its epochs at its own pace, and each epoch has its own order.
 """
 
 import functools
@@ -24,22 +24,22 @@ def mixture_of(
   batch_size: int,
   seed: int = 1234,
 ) -> 'MixtureInput':
-  """The mixture of these inputs: one whose place is a position if any part's is."""
+  """Returns the mixture of these inputs, which is Seekable if any part is a stream."""
   streams = any(isinstance(part, StreamInput) for part in parts)
   return (StreamMixtureInput if streams else MixtureInput)(parts, weights, batch_size, seed)
 
 
 class MixtureInput:
-  """An Input over parts with random access: a step says where it stands.
+  """An Input over parts with random access; its position follows from the step.
 
   Args:
     parts: The inputs; their batch sizes do not matter.
-    weights: Of the rows, one a part; their sum does not matter.
+    weights: Weight of each part's rows; their sum does not matter.
     batch_size: Rows of a global batch.
-    seed: Of the order of parts.
+    seed: Seed of the order of parts.
 
   Raises:
-    UserError: a weight is not positive, too small to have a row, or missing.
+    UserError: A weight is missing, not positive, or too small for one row in a block.
   """
 
   def __init__(
@@ -69,7 +69,7 @@ class MixtureInput:
 
   @functools.cached_property
   def quotas(self) -> list[int]:
-    """Rows of each part in a block: its share, rounded so that they fill it."""
+    """The number of rows of each part in a block: its share, rounded so that the sum is a block."""
     shares = np.maximum(self.weights, 0.0) / max(sum(self.weights), 1e-9) * _BLOCK
     quotas = np.floor(shares).astype(int)
     largest_rests = np.argsort(quotas - shares, kind='stable')
@@ -84,7 +84,7 @@ class MixtureInput:
     raise UserError(f'{self.name}: a mixture is for training; evaluate its parts one by one')
 
   def order(self, step: int) -> np.ndarray:
-    """(part, number in the part's own order) of each row of a step, int64 [batch_size, 2]."""
+    """Returns (part, number in the part's order) of each row of a step, int64 [batch_size, 2]."""
     block, inside = np.divmod(numbers(step, self.batch_size), _BLOCK)
     found = np.empty((self.batch_size, 2), np.int64)
     for b in np.unique(block):
@@ -101,7 +101,7 @@ class MixtureInput:
     return np.stack([part, own], axis=1)
 
   def _read(self, order: np.ndarray, readers: Sequence[Any]) -> Batch:
-    """The rows at (part, number) [b, 2]; a reader of each part gives them by their numbers."""
+    """Returns the rows at (part, number) [b, 2], each read by the reader of its part."""
     batch: Batch = {}
     for p in np.unique(order[:, 0]):
       here = order[:, 0] == p
@@ -115,7 +115,10 @@ class MixtureInput:
 
 
 class StreamMixtureInput(MixtureInput):
-  """A mixture in which parts are streams: it is Seekable, and goes on with as many processes."""
+  """A mixture in which some parts are streams, so that it is Seekable.
+
+  A run can resume only with the same number of processes.
+  """
 
   @functools.cached_property
   def _streams(self) -> dict[int, StreamInput]:
@@ -126,7 +129,7 @@ class StreamMixtureInput(MixtureInput):
     return Positions(self.name, np.concatenate([x.first_position for x in self._streams.values()]))
 
   def position(self, step: int) -> np.ndarray:
-    """The streams' positions, one below the other."""
+    """Returns the positions of all streams, concatenated by rows."""
     return self._positions[step]
 
   def seek(self, step: int, position: np.ndarray) -> None:
@@ -148,7 +151,7 @@ class StreamMixtureInput(MixtureInput):
 
 
 class _Next:
-  """A stream as a reader: its next rows, whatever their numbers."""
+  """A reader of a stream: it returns the next rows, whatever their numbers."""
 
   def __init__(self, reader: Reader):
     self._reader = reader
@@ -164,6 +167,6 @@ def _has_segments(part: RowInput | StreamInput) -> bool:
 
 
 def _one_segment(weights: np.ndarray) -> Batch:
-  """A row's tokens as one segment [b, T]."""
+  """Returns segment_ids and segment_pos [b, T] that make each row one segment."""
   positions = np.broadcast_to(np.arange(weights.shape[1], dtype=np.int32), weights.shape)
   return {'segment_ids': (weights > 0).astype(np.int32), 'segment_pos': positions}

@@ -1,4 +1,4 @@
-"""Records of files and datasets, each with the place where it stands.
+"""Records of files and datasets, each with its location for error messages.
 
     corpus.jsonl.zst                  JSON lines
     corpus.parquet                    rows of Parquet
@@ -7,7 +7,8 @@
     hf:allenai/c4:en/train            a split of a Hugging Face dataset, its configuration after ':'
     hf:/data/wiki/train               one that was saved to disk, or a folder of its files
 
-A source is read shard by shard, each in its order, from any record of it on.
+A source is read shard by shard. The records of a shard have a fixed order, and reading can start at
+any of them.
 """
 
 import contextlib
@@ -33,17 +34,17 @@ from paxlite.core.files import (
 from paxlite.core.json_files import parse_line
 
 Record = Mapping[str, Any]
-Raw = bytes | str | Record  # a line that has yet to be parsed, a whole text, or a record
+Raw = bytes | str | Record  # an unparsed line, the text of a file, or a record
 
 
 class Records(Protocol):
-  """What a source of records gives.
+  """A source of records.
 
   Attributes:
-    name: As it was called.
-    num_shards: Parts that can be read by themselves.
-    size: Of all shards, in any unit; None: not known.
-    done: How much of `size` has been read.
+    name: Name by which the user calls the source.
+    num_shards: Number of shards, each of which can be read alone.
+    size: Size of all shards together, in any unit; None: not known.
+    done: How much of `size` has been read, in the same unit.
   """
 
   name: str
@@ -53,19 +54,19 @@ class Records(Protocol):
 
   @property
   def fingerprint(self) -> int:
-    """Of what is in it: a cheap look, which another source hardly passes."""
+    """A cheap checksum of the contents; other contents nearly always have another one."""
     ...
 
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
-    """The records of a shard with their numbers, from number `start` on.
+    """Yields the numbers and records of a shard, from record `start` on.
 
     Raises:
-      UserError: what is there cannot be read.
+      UserError: The source cannot be read.
     """
     ...
 
   def place(self, shard: int, number: int) -> str:
-    """Where that record stands, for messages."""
+    """Returns the location of a record, for error messages."""
     ...
 
 
@@ -74,19 +75,19 @@ _TEXTS = ('.txt', '.text', '.md', '.rst', '')
 
 
 def canonical(name: str) -> str:
-  """The same for every way to name a source."""
+  """Returns one name for a source, whichever of its names is given."""
   return name if name.startswith(('tfds:', 'hf:')) else os.path.realpath(name)
 
 
 def open_records(name: str, tfds_data_dir: str = '') -> Records:
-  """The source that is called `name`, as the module says.
+  """Opens the source called `name`.
 
   Args:
-    name: See there.
-    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
+    name: A file, or a dataset named as in the module's docstring.
+    tfds_data_dir: Folder of the TFDS datasets; '': TFDS_DATA_DIR, or TFDS' own default.
 
   Raises:
-    UserError: there is none, or the package that reads it is missing.
+    UserError: The source does not exist, or the package that reads it is missing.
   """
   if name.startswith('tfds:'):
     return _Tfds(name, tfds_data_dir)
@@ -103,7 +104,7 @@ def open_records(name: str, tfds_data_dir: str = '') -> Records:
 
 
 def read_records(name: str) -> Iterator[tuple[str, Record]]:
-  """Every record of a source with its place."""
+  """Yields the location and the record of every record of a source."""
   source = open_records(name)
   for shard in range(source.num_shards):
     for number, raw in source.read(shard):
@@ -112,14 +113,14 @@ def read_records(name: str) -> Iterator[tuple[str, Record]]:
 
 
 def parsed(raw: Raw, place: str) -> Record:
-  """The record that was read at `place`; raises UserError where a line holds none."""
+  """Returns the record that was read at `place`; raises UserError if a line holds no record."""
   if isinstance(raw, str):
     return {'text': raw}
   return parse_line(raw, place) if isinstance(raw, bytes) else raw
 
 
 def text_of(record: Record, field: str, place: str) -> str:
-  """The text in a field; raises UserError where there is none."""
+  """Returns the text in a field; raises UserError if the field is missing or holds no text."""
   text = record.get(field)
   if not isinstance(text, str):
     if field in record:
@@ -129,7 +130,7 @@ def text_of(record: Record, field: str, place: str) -> str:
 
 
 class _File:
-  """A file, as one shard."""
+  """A source that is one file, which is one shard."""
 
   num_shards = 1
 
@@ -147,17 +148,17 @@ class _File:
 
 
 class JsonLines(_File):
-  """Can be read in blocks of lines too, which costs next to nothing."""
+  """A file of JSON lines. Reading it in blocks of unparsed lines is very cheap."""
 
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
     for first, _, block in self.blocks(start):
       yield from lines_of(block, first)
 
   def blocks(self, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
-    """The blocks of files.line_blocks, from line `start` on."""
+    """Yields the blocks of files.line_blocks, from line `start` on."""
     with pathlib.Path(self.name).open('rb') as raw:
       for first, after, block in line_blocks(self.name, raw):
-        self.done = self.done if raw.closed else raw.tell()  # it is, at the last line
+        self.done = self.done if raw.closed else raw.tell()  # it is closed when the last line comes
         if first < start < after:
           block, first = block.split(b'\n', start - first)[-1], start
         if start < after:
@@ -165,7 +166,10 @@ class JsonLines(_File):
     self.done = self.size or 0
 
   def ranges(self, start: int = 0) -> 'Iterator[tuple[int, int, bytes | FileRange]]':
-    """The same, but where they stand in the file instead of them, if it is not compressed."""
+    """Yields the blocks from line `start` on as ranges of the file.
+
+    A compressed file has no such ranges, so its blocks are yielded themselves, as by `blocks`.
+    """
     if pathlib.Path(self.name).suffix in COMPRESSED:
       yield from self.blocks(start)
       return
@@ -176,7 +180,7 @@ class JsonLines(_File):
 
 @dataclasses.dataclass(frozen=True)
 class FileRange:
-  """Bytes of a file, for another process to read."""
+  """A range of bytes of a file, which another process can read."""
 
   path: str
   offset: int
@@ -199,7 +203,7 @@ class _Text(_File):
 
 
 class _Parquet(_File):
-  """Row groups are read one at a time."""
+  """A Parquet file, read one row group at a time."""
 
   def __init__(self, name: str):
     super().__init__(name)
@@ -227,7 +231,7 @@ class _Parquet(_File):
 
 
 class _Dataset:
-  """A split of a dataset; `done` counts records."""
+  """A source that is a split of a dataset; `done` counts records."""
 
   def __init__(self, name: str):
     self.name = name
@@ -251,7 +255,7 @@ class _Dataset:
 class _Tfds(_Dataset):
   def __init__(self, name: str, data_dir: str):
     super().__init__(name)
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TensorFlow greets with a dozen lines
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # silences TensorFlow's dozen lines
     try:
       import tensorflow_datasets as tfds
     except ImportError as e:
@@ -263,13 +267,13 @@ class _Tfds(_Dataset):
       self._builder: Any = tfds.builder(self._path, data_dir=folder)
       splits = self._builder.info.splits
       info = splits[self._split]
-    except Exception as e:  # TFDS has dozens
+    except Exception as e:  # TFDS has dozens of exception classes
       raise UserError(
         f'there is no TFDS dataset {self._path} with a split {self._split} in '
         f'{folder or "its own folder (TFDS_DATA_DIR)"} ({line_of(e)}): name a file, or make it '
         'with a download_*.py of paxlite.contrib.gpu.scripts_gpu'
       ) from None
-    self.num_shards = 1 if '[' in self._split else info.num_shards  # a slice is read whole
+    self.num_shards = 1 if '[' in self._split else info.num_shards  # a slice is read as one shard
     self.size = info.num_examples
 
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
@@ -277,7 +281,7 @@ class _Tfds(_Dataset):
 
     with read_errors(self.name):
       split = self._split if self.num_shards == 1 else f'{self._split}[{shard}shard]'
-      # one file after the other, so that a number always means the same record
+      # Files are read one after the other, so that a number always means the same record.
       order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False)
       found = self._builder.as_dataset(split=split, shuffle_files=False, read_config=order)
       for number, record in enumerate(tfds.as_numpy(found.skip(start)), start):
@@ -286,7 +290,7 @@ class _Tfds(_Dataset):
 
 
 class _HuggingFace(_Dataset):
-  """Read as a stream: nothing is downloaded whole."""
+  """A split of a Hugging Face dataset, read as a stream without downloading all of it."""
 
   def __init__(self, name: str):
     super().__init__(name)
@@ -325,7 +329,7 @@ class _HuggingFace(_Dataset):
 
 @contextlib.contextmanager
 def read_errors(name: str) -> Iterator[None]:
-  """Makes what goes wrong in a dataset's package, which has dozens of errors, a UserError."""
+  """Turns any exception of a dataset package, which has dozens of them, into a UserError."""
   try:
     yield
   except (UserError, GeneratorExit, KeyboardInterrupt):
@@ -335,19 +339,19 @@ def read_errors(name: str) -> Iterator[None]:
 
 
 def line_of(error: Exception) -> str:
-  """The first line of what a package's error says."""
+  """Returns the first line of an exception's message, at most 200 characters."""
   return (str(error).strip() or repr(error)).splitlines()[0][:200]
 
 
 def _plain(value: Any) -> Any:
-  """Bytes as text, NumPy's numbers as Python's."""
+  """Converts bytes to text and NumPy numbers to Python numbers."""
   if isinstance(value, bytes):
     return value.decode('utf-8', 'replace')
   return value.item() if hasattr(value, 'item') and value.ndim == 0 else value
 
 
 def share_done(sources: Sequence[Records]) -> float | None:
-  """The share of all sources that has been read; None where a size is not known."""
+  """The fraction of all sources that has been read; None if a size is not known."""
   sizes = [s.size for s in sources]
   if any(size is None for size in sizes):
     return None

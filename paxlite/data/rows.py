@@ -1,11 +1,11 @@
-"""From one long array of tokens to rows of a fixed length.
+"""Cuts one long array of tokens into rows of a fixed length.
 
 Row kinds:
-- stream: tokens in a row, documents running into one another (mark their ends with EOS). The input
-  of a row's first target is the token before it.
-- packed: the same windows with segment ids and positions, so that no token sees another document.
-  The input is the row shifted right with 0 at every document start (seqax's layout).
-- sequences: one document a row, cut at the row's length or padded.
+- stream: consecutive windows of the tokens, so that documents follow each other without padding
+  (mark their ends with EOS). The input of a row's first target is the token before it.
+- packed: the same windows with segment ids and positions, so that no token attends to another
+  document. The input is the row shifted right, with 0 at every document start (seqax's layout).
+- sequences: one document a row, truncated or padded to the row's length.
 """
 
 import dataclasses
@@ -24,12 +24,13 @@ class TokenRows:
   """A RowSource over tokens in memory or in a file.
 
   Attributes:
-    tokens: Ids [token_count], any unsigned type; sliceable.
-    seq_starts: First index of each document, then token_count [sequences + 1]; also in a file.
+    tokens: Ids [token_count] of any unsigned type, as an array or another sliceable object.
+    seq_starts: First index of each document, then token_count [sequences + 1]; an array, or a
+      SortedFileArray.
     seq_len: Length T of a row.
-    rows: See the module.
+    rows: Kind of row; the module's docstring describes the kinds.
     max_token_id: The largest id in tokens, as the dataset states it.
-    name: Of the dataset, for messages.
+    name: Name of the dataset, for messages.
   """
 
   tokens: Any
@@ -45,13 +46,14 @@ class TokenRows:
     return -(-len(self.tokens) // self.seq_len)
 
   def read(self, indices: np.ndarray) -> Batch:
-    """Rows `indices` [b] as a batch.
+    """Returns rows `indices` [b] as a batch.
 
     Raises:
-      UserError: a token is larger than max_token_id, or seq_starts are out of order.
+      UserError: A token is larger than max_token_id, or seq_starts are out of order.
     """
     batch = self._sequences(indices) if self.rows == 'sequences' else self._stream(indices)
-    # unsigned, as an id beyond int32 has become negative; other inputs are targets before them
+    # Compared as unsigned, because an id beyond int32 has become negative. Inputs after the first
+    # need no check, because they are also targets.
     looked_at = batch['labels'], batch['ids'][:, :1]
     largest = max(int(part.view(np.uint32).max()) for part in looked_at)
     stated = f'token id {largest} and states {self.max_token_id} as its largest'
@@ -73,7 +75,7 @@ class TokenRows:
   def _with_segments(self, batch: Batch, indices: np.ndarray) -> Batch:
     T = self.seq_len
     is_start = np.tile(np.arange(T) == 0, (len(indices), 1))
-    # of the same dtype as seq_starts, which NumPy would convert whole otherwise
+    # With another dtype than that of seq_starts, NumPy would convert all of seq_starts.
     row_starts = (indices * T).astype(self.seq_starts.dtype)
     first = self.seq_starts.searchsorted(row_starts)
     last = self.seq_starts.searchsorted(row_starts + self.seq_starts.dtype.type(T))

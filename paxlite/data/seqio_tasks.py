@@ -1,4 +1,4 @@
-"""SeqIO tasks by Pax's names, over TFDS datasets; and those that a user has registered."""
+"""SeqIO tasks: those named as in Pax, over TFDS datasets, and those that a user registered."""
 
 import dataclasses
 import functools
@@ -15,7 +15,8 @@ from paxlite.core.errors import UserError
 from paxlite.data.records import line_of
 from paxlite.data.tokenizer import open_tokenizer
 
-# dataset, how its records become texts, and whether those are inputs and targets or documents
+# The dataset, the function from a record to texts, and whether the texts are inputs and targets
+# (True) or documents (False).
 _BUILT_IN = {
   'the_pile_lm': ('the_pile:1.0.0', lambda x: {'targets': x['text']}, False),
   'c4': ('c4/en:3.0.1', lambda x: {'targets': x['text']}, False),
@@ -26,7 +27,7 @@ _BUILT_IN = {
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-  """Token ids [n], and which of them are targets [n]."""
+  """Token ids [n] and a mask of those that are targets [n]."""
 
   ids: np.ndarray
   is_target: np.ndarray
@@ -36,14 +37,15 @@ class SeqioSource:
   """A SeqIO task or mixture, for a StreamInput.
 
   Args:
-    task: Of paxlite ('the_pile_lm', 'c4', 'lambada_eval', 'boolq'), or registered by the user.
+    task: Name of a task of paxlite ('the_pile_lm', 'c4', 'lambada_eval', 'boolq'), or of one that
+      the user registered.
     split: 'train', 'validation', …
-    vocab_path: A SentencePiece model, for paxlite's tasks.
-    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
-    start_id: The first input of a text; None: the vocabulary's BOS, or 0 where it has none.
+    vocab_path: Path of the SentencePiece model, for paxlite's tasks.
+    tfds_data_dir: Folder of the TFDS datasets; '': TFDS_DATA_DIR, or TFDS' own default.
+    start_id: The first input id of a text; None: the vocabulary's BOS, or 0 if it has none.
 
   Raises:
-    UserError: seqio is missing, or there is no such task, split or dataset.
+    UserError: The package seqio is missing, or the task, split or dataset does not exist.
   """
 
   def __init__(
@@ -67,13 +69,13 @@ class Part:
   """A task, alone or in a mixture.
 
   Attributes:
-    name: Of the task.
+    name: Name of the task.
     task: The seqio.Task.
-    split: Which is read.
-    rate: Its share in a mixture, unnormalised.
-    num_shards: Files of the split.
-    vocab_size: Ids of its vocabulary.
-    bos_id: That of its vocabulary, −1 where there is none.
+    split: The split that is read.
+    rate: The task's share of a mixture, unnormalised.
+    num_shards: Number of files of the split.
+    vocab_size: Number of ids in the task's vocabulary.
+    bos_id: BOS id of the task's vocabulary; −1 if it has none.
   """
 
   name: str
@@ -91,9 +93,9 @@ class Part:
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int
   ) -> Iterator[tuple[int, Example]]:
-    """The tokenized examples of one shard with their numbers: inputs, if any, and targets.
+    """Yields the numbers and tokenized examples of one shard: inputs, if any, and targets.
 
-    What comes before number `start` is read, too: SeqIO knows no other way to get there.
+    Examples before number `start` are read too, because SeqIO cannot skip them otherwise.
     """
     import seqio
 
@@ -116,12 +118,12 @@ class Part:
 
 
 def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> list[Part]:
-  """The task of that name, or the tasks of the mixture with their rates.
+  """Returns the task called `name`, or the tasks of that mixture with their rates.
 
   Raises:
-    UserError: seqio is missing, or there is no such task, split or dataset.
+    UserError: The package seqio is missing, or the task, split or dataset does not exist.
   """
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # TensorFlow greets with a dozen lines
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # silences TensorFlow's dozen lines
   try:
     import seqio
   except ImportError as e:
@@ -150,11 +152,11 @@ def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> li
 
 
 def _part(task: Any, split: str, rate: float, folder: str) -> Part:
-  """Raises UserError where the dataset is not there."""
+  """Makes a Part of a task; raises UserError if its dataset or the split does not exist."""
   try:
     splits = list(task.splits)
     shards = len(task.source.list_shards(split)) if split in splits else 0
-  except Exception as e:  # TFDS and TensorFlow have dozens
+  except Exception as e:  # TFDS and TensorFlow have dozens of classes
     where = f'in {folder}' if folder else 'where TFDS looks (TFDS_DATA_DIR, --tfds_data_dir)'
     raise UserError(
       f'{task.name}: its dataset is not {where}: {line_of(e)}. '
@@ -179,7 +181,7 @@ def _part(task: Any, split: str, rate: float, folder: str) -> Part:
 def _built_in(name: str, vocab_path: str) -> Any:
   import seqio
 
-  open_tokenizer(vocab_path)  # for its errors
+  open_tokenizer(vocab_path)  # raises clear errors if the file is not a tokenizer
   vocabulary = seqio.SentencePieceVocabulary(vocab_path)
   dataset, texts, has_inputs = _BUILT_IN[name]
   return seqio.Task(
@@ -198,7 +200,7 @@ def _built_in(name: str, vocab_path: str) -> Any:
 
 
 def _last_word(text: Any) -> dict[str, Any]:
-  """A text without its last word, and ' ' + that word."""
+  """Splits a text into the text before its last word, and ' ' + that word."""
   import tensorflow as tf
 
   words = tf.strings.split(tf.strings.strip(text), ' ')
@@ -209,7 +211,7 @@ def _last_word(text: Any) -> dict[str, Any]:
 
 
 def _question(x: Any) -> dict[str, Any]:
-  """A passage with its question, and ' yes' or ' no'."""
+  """Returns a passage with its question as inputs, and ' yes' or ' no' as targets."""
   import tensorflow as tf
 
   asked = [x['passage'], '\nquestion: ', x['question'], '?\nanswer:']

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: JSON lines of prompts and answers, packed, with the loss on answers."""
+"""Supervised fine-tuning: packed prompts and answers, with the loss on the answers."""
 
 import dataclasses
 import logging
@@ -27,33 +27,36 @@ TooLong = Literal['error', 'skip', 'truncate']
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-  """Token ids [n], and which of them are the answer's [n]: those are learned."""
+  """Token ids [n] and a mask [n] of those in the answer, which are learned."""
 
   ids: np.ndarray
   is_answer: np.ndarray
 
 
 class SftRows:
-  """A RowSource of examples; several share a row, none sees another.
+  """A RowSource of examples; several share a row, and no token attends to another example.
 
-  A line is {"inputs": text, "targets": text}: learned are the targets and the EOS after them. Or it
-  is {"messages": [{"role", "content"} …]}: learned are the assistant's messages, as the chat
-  template ends them. Rows of other formats are read as one of these: see _texts_of, _messages_of.
+  A record is in one of two forms. With {"inputs": text, "targets": text}, the model learns the
+  targets and the EOS after them. With {"messages": [{"role", "content"} …]}, the model learns the
+  assistant's messages, ended as the chat template ends them. _texts_of and _messages_of convert
+  records in other formats to one of these two.
 
   Args:
-    files: .jsonl, also .gz .xz .zst.
-    vocab_path: The tokenizer.
+    files: JSON lines (.jsonl, also compressed .gz .xz .zst), or other sources that the module
+      records can read.
+    vocab_path: Path of the tokenizer.
     seq_len: Length T of a row.
-    vocab_size: Of the model.
-    start_id: The id before each prompt; None: the tokenizer's BOS, if it has one. A chat template
-      writes its own.
-    chat_template: Of Jinja; '' takes the tokenizer's.
+    vocab_size: Vocabulary size of the model.
+    start_id: The id before each prompt; None: the tokenizer's BOS, if it has one. Conversations do
+      not use it, because a chat template writes its own.
+    chat_template: The Jinja template; '' takes the tokenizer's.
     too_long: What to do with examples of more than T + 1 tokens: refuse them, leave them out, or
-      cut their end off.
+      cut off their end.
     packed: Whether examples share rows.
 
   Raises:
-    UserError: a line that is neither, has no answer, or is too long (file and line are named).
+    UserError: A record has neither form, has no answer, or is too long. The message names the file
+      and the line.
   """
 
   def __init__(
@@ -109,13 +112,13 @@ class SftRows:
 
   @property
   def contents(self) -> str:
-    """What there is, for messages."""
+    """Numbers of examples and tokens, for messages."""
     tokens = sum(len(e.ids) - 1 for e in self._examples)
     learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
     return f'{self.num_examples:,} examples, {tokens:,} tokens of which {learned:,} are learned'
 
   def read(self, indices: np.ndarray) -> Batch:
-    """Rows `indices` [b] as a batch of ids, labels, weights, segment_ids, segment_pos [b, T]."""
+    """Returns rows `indices` [b]: ids, labels, weights, segment_ids and segment_pos [b, T]."""
     shape = (len(indices), self.seq_len)
     batch = {k: np.zeros(shape, np.int32) for k in ('ids', 'labels', 'segment_ids', 'segment_pos')}
     weights = np.zeros(shape, np.float32)
@@ -172,7 +175,7 @@ class SftRows:
     return Example(ids, is_answer)
 
   def _chat_parts(self, messages: Sequence[Message]) -> Iterator[tuple[list[int], bool]]:
-    """Pieces of a conversation, each with whether it is learned."""
+    """Yields the ids of each piece of a conversation, and whether the piece is learned."""
     if self._chat is None:
       try:
         self._chat = ChatFormat(self._chat_template, self._tokenizer.path)
@@ -196,19 +199,20 @@ class SftRows:
 
 
 _TEXTS = (('inputs', 'targets'), ('prompt', 'completion'))
-_SPEAKERS = {'human': 'user', 'gpt': 'assistant'}  # of ShareGPT
+_SPEAKERS = {'human': 'user', 'gpt': 'assistant'}  # names in ShareGPT's format
 
 
 def _texts_of(record: Mapping[str, Any]) -> tuple[Any, Any]:
-  """A prompt and its answer; None, or what is no text, where there are none."""
+  """Returns a prompt and its answer; each is unchecked, and None if the record lacks it."""
   names = next((names for names in _TEXTS if record.keys() >= set(names)), _TEXTS[0])
   return record.get(names[0]), record.get(names[1])
 
 
 def _messages_of(record: Mapping[str, Any]) -> Any:
-  """A conversation, unchecked: as it is, ShareGPT's, or Alpaca's question. Texts have None.
+  """Returns the unchecked messages of a conversation; None for a record of texts.
 
-  Alpaca's input stands below its instruction, after a blank line.
+  The record has "messages" or is in the format of ShareGPT or Alpaca. Alpaca's input is put below
+  its instruction, after a blank line.
   """
   if 'messages' in record or any(record.keys() >= set(names) for names in _TEXTS):
     return record.get('messages')
@@ -231,13 +235,13 @@ def _messages_of(record: Mapping[str, Any]) -> Any:
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:
-  """Rows of example numbers whose lengths fit into `seq_len`.
+  """Packs examples into rows of at most `seq_len`; returns the example numbers of each row.
 
-  In order, each example into the first open row that takes it; a row is closed once 64 younger ones
-  are open, so that the work is linear.
+  Each example, in order, goes into the first open row with room for it. A row is closed once 64
+  younger rows are open, so that the work is linear.
   """
   rows: list[list[int]] = []
-  open_rows: list[tuple[int, int]] = []  # (row, room)
+  open_rows: list[tuple[int, int]] = []  # (row, remaining room)
   for number, length in enumerate(lengths):
     for k, (row, room) in enumerate(open_rows):
       if length <= room:

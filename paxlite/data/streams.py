@@ -1,9 +1,9 @@
-"""Rows from sources that can only be read from their beginning: SeqIO tasks, datasets of documents.
+"""Rows from sources that can only be read in sequence: SeqIO tasks and datasets of documents.
 
-A pass over a shard is a unit: its examples come in an order that the seed, the epoch and the shard
-fix, and are made into rows. Where a process stands in a part is (epoch, unit, example, its tokens
-that are used, rows in all, the part's fingerprint); checkpoints keep that, so that a run goes on
-exactly there.
+A unit is one pass over a shard. Its examples come in an order that the seed, the epoch and the
+shard determine, and rows are made of them. The position of a process in a part is (epoch, unit,
+example, tokens of the example that are used, rows in all, the part's fingerprint). Checkpoints hold
+the positions, so that a run resumes exactly where it was.
 """
 
 import itertools
@@ -19,7 +19,7 @@ StreamRows = Literal['stream', 'packed']
 
 
 class Example(Protocol):
-  """Token ids [n], and which of them are targets [n]."""
+  """Token ids [n] and a mask of those that are targets [n]."""
 
   @property
   def ids(self) -> np.ndarray: ...
@@ -32,10 +32,10 @@ class Part(Protocol):
   """A dataset, alone or in a mixture.
 
   Attributes:
-    name: Of the dataset.
-    rate: Its share of the rows, unnormalised.
-    num_shards: Parts of it that can be read by themselves.
-    fingerprint: Of what is in it.
+    name: Name of the dataset.
+    rate: The dataset's share of the rows, unnormalised.
+    num_shards: Number of shards, each of which can be read alone.
+    fingerprint: A number that identifies the contents of the dataset.
   """
 
   @property
@@ -53,18 +53,18 @@ class Part(Protocol):
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int
   ) -> Iterator[tuple[int, Any]]:
-    """The Examples of a shard with their numbers, from number `start` on."""
+    """Yields the numbers and Examples of a shard, from number `start` on."""
     ...
 
 
 class Source(Protocol):
-  """What a StreamInput reads.
+  """The data that a StreamInput reads.
 
   Attributes:
-    name: For messages.
+    name: Name of the source, for messages.
     max_token_id: The largest id that can occur.
-    start_id: The first input of a text.
-    parts: Datasets.
+    start_id: The first input id of a text.
+    parts: The datasets.
   """
 
   name: str
@@ -77,14 +77,15 @@ class StreamInput:
   """An Input over a Source.
 
   Args:
-    source: What is read.
+    source: The source that is read.
     seq_len: Length T of a row.
     batch_size: Rows of a global batch.
-    rows: 'stream': examples one after the other, cut at T, as Pax trains on the Pile. 'packed':
-      whole examples, cut at T, several a row, none sees another.
-    seed: Of the order.
+    rows: 'stream': examples are concatenated and cut every T tokens, as Pax trains on the Pile.
+      'packed': a row holds several examples, each truncated to T tokens, and no token attends to
+      another example.
+    seed: Seed of the order of examples.
     shuffle: Whether training shuffles.
-    max_eval_batches: The pass of an evaluation ends after this many; None reads all.
+    max_eval_batches: An evaluation ends after this many batches; None reads all.
   """
 
   def __init__(
@@ -116,26 +117,30 @@ class StreamInput:
 
   @property
   def first_position(self) -> np.ndarray:
-    """Before the first row [parts, 6], see the module."""
+    """The position before the first row [parts, 6]; the module docstring lists the columns."""
     return np.array([[0, 0, 0, 0, 0, part.fingerprint] for part in self.source.parts], np.int64)
 
   def position(self, step: int) -> np.ndarray:
-    """Where this process stands before the batch of `step`, if the one before it was drawn."""
+    """Returns this process's position before the batch of `step`.
+
+    The batch of the step before it must have been drawn.
+    """
     return self._positions[step]
 
   def seek(self, step: int, position: np.ndarray) -> None:
-    """Makes train_batches(step, …) go on from what `position(step)` gave.
+    """Makes train_batches(step, …) resume at a position that `position(step)` returned.
 
     Raises:
-      UserError: it is of another number of parts.
+      UserError: The position belongs to other data, or to another number of parts.
     """
     self._positions.seek(step, position)
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
-    """Rows `rows` of the global batches of steps start, start + 1, … without end.
+    """Yields rows `rows` of the global batches of steps start, start + 1, … without end.
 
     Raises:
-      UserError: `start` is neither 0 nor a step that was sought, or processes share rows in part.
+      UserError: `start` is not the step that `seek` was given (0 without a seek), or the rows of
+        two processes overlap in part.
     """
     count = rows.stop - rows.start
     if rows.start % count or self.batch_size % count:
@@ -151,11 +156,14 @@ class StreamInput:
       yield batch
 
   def open(self, process: int, processes: int, position: np.ndarray) -> 'Reader':
-    """The rows of one process of several, from a position on."""
+    """Returns a reader of one process's rows, from a position on."""
     return Reader(self, process, processes, position)
 
   def eval_batches(self, rows: slice) -> Iterator[Batch]:
-    """Rows `rows` of the batches of one pass, read by every process; beyond the last weigh 0."""
+    """Yields rows `rows` of the batches of one pass, which every process reads in full.
+
+    Rows beyond the last one have weight 0.
+    """
     found = (
       row
       for part in self.source.parts
@@ -175,9 +183,9 @@ class StreamInput:
   def rows_of(
     self, part: Part, unit: int, epoch: int | None, example: int = 0, offset: int = 0
   ) -> Iterator['_Row']:
-    """The rows of one shard in the order of an epoch, from token `offset` of an example on.
+    """Returns the rows of one shard in the order of an epoch, from token `offset` of an example on.
 
-    With epoch None, in the order in which it is stored.
+    With epoch None, the rows are in the order in which they are stored.
     """
     shuffled = self._shuffle and epoch is not None
     seed = None if epoch is None else (self._seed + epoch * 7919) % 2**31
@@ -194,7 +202,7 @@ class StreamInput:
 
 
 class Reader:
-  """The endless rows of a StreamInput on one process; each part has its share of them."""
+  """The endless rows of a StreamInput on one process; each part gets its share of the rows."""
 
   def __init__(self, data: StreamInput, process: int, processes: int, position: np.ndarray):
     parts = data.source.parts
@@ -214,10 +222,10 @@ class Reader:
     return np.concatenate([np.array(found, np.int64), self._fingerprints], axis=1)
 
   def read(self, count: int) -> Batch:
-    """The next `count` rows."""
+    """Returns a batch of the next `count` rows."""
     drawn = []
     for _ in range(count):
-      # the part that is furthest behind its share
+      # Choose the part that is furthest behind its share.
       chosen = int(np.argmax(self._shares * (self._counts.sum() + 1) - self._counts))
       drawn.append(next(self._streams[chosen]))
       self._counts[chosen] += 1
@@ -239,7 +247,7 @@ class _Stream:
     offset: int,
   ):
     self._data, self._part = data, part
-    # with fewer shards than processes all read all, and each keeps its share of the rows
+    # With fewer shards than processes, every process reads all and keeps its share of the rows.
     by_shard = part.num_shards >= processes
     shards = list(range(part.num_shards))
     self._units = shards[process::processes] if by_shard else shards
@@ -269,18 +277,18 @@ class _Stream:
     epoch, unit, example, offset = self.position
     number = self._data.unit_order(self._units, epoch)[unit]
     rows = self._data.rows_of(self._part, number, epoch, example, offset)
-    # after a row of this process come those of the others
+    # The rows after one of this process are those of the other processes.
     skipped = self._step - 1 if example or offset else self._first
     return itertools.islice(rows, skipped, None, self._step)
 
 
-_Row = tuple[Batch, tuple[int, int]]  # and the example that comes next, with its token
+_Row = tuple[Batch, tuple[int, int]]  # the row; then the next example and its next token
 
 
 def _stream_rows(
   examples: Iterator[tuple[int, Example]], seq_len: int, start_id: int, offset: int
 ) -> Iterator[_Row]:
-  """Targets one after the other, cut every `seq_len`; the last row is padded."""
+  """Yields rows of concatenated examples, cut every `seq_len` tokens; the last row is padded."""
   pending: list[np.ndarray] = []
   length = number = 0
   for number, example in examples:
@@ -291,7 +299,7 @@ def _stream_rows(
     if length >= seq_len:
       tokens = np.concatenate(pending)
       for end in range(seq_len, length + 1, seq_len):
-        left = length - end  # all of it is this example's
+        left = length - end  # these tokens all belong to this example
         after = (number, len(example.ids) - left) if left else (number + 1, 0)
         yield _row([tokens[end - seq_len : end]], seq_len, start_id), after
       pending = [tokens[length // seq_len * seq_len :]]
@@ -303,7 +311,7 @@ def _stream_rows(
 def _packed_rows(
   examples: Iterator[tuple[int, Example]], seq_len: int, start_id: int
 ) -> Iterator[_Row]:
-  """Whole examples, as many as fit in the order in which they come."""
+  """Yields rows of as many examples as fit, in the order in which they come."""
   segments: list[tuple[np.ndarray, np.ndarray]] = []
   length = number = 0
   packed = lambda: _row([s[0] for s in segments], seq_len, start_id, [s[1] for s in segments])
@@ -324,7 +332,7 @@ def _row(
   start_id: int,
   is_target: Sequence[np.ndarray] | None = None,
 ) -> Batch:
-  """A row [T] of segments; the first input of each is `start_id`."""
+  """Returns a row [T] of segments; the first input of each segment is `start_id`."""
   row = {k: np.zeros(seq_len, np.int32) for k in ('ids', 'labels', 'segment_ids', 'segment_pos')}
   weights = np.zeros(seq_len, np.float32)
   start = 0

@@ -1,4 +1,4 @@
-"""Random tokens: for speed measurements and smoke tests, no file needed."""
+"""Random tokens, for speed measurements and smoke tests without files."""
 
 import dataclasses
 import zlib
@@ -10,14 +10,14 @@ from paxlite.data.base import Batch
 
 @dataclasses.dataclass
 class SyntheticRows:
-  """A RowSource of uniform random tokens, a pure function of (seed, row).
+  """A RowSource of uniform random tokens; each row is a pure function of (seed, row).
 
   Attributes:
-    vocab_size: Ids are in [0, vocab_size).
+    vocab_size: The ids are in [0, vocab_size).
     seq_len: Length of a row.
-    num_rows: Rows of an epoch.
-    packed: Two segments a row instead of one.
-    seed: Of the tokens.
+    num_rows: Number of rows in an epoch.
+    packed: Whether a row has two segments instead of one.
+    seed: Seed of the tokens.
   """
 
   vocab_size: int

@@ -1,4 +1,4 @@
-"""Text files, tokenized at start: for corpora that fit in memory."""
+"""Text files that are tokenized at the start of a run, for corpora that fit in memory."""
 
 import re
 import zlib
@@ -16,10 +16,10 @@ Split = Literal['all', 'train', 'held_out']
 
 BLOCK_CHARS = 65_536
 HELD_OUT_EVERY = 20
-_LEAST_CHARS = 512  # of a block of a small text
+_LEAST_CHARS = 512  # minimum size of a block of a small text
 
-# Where a text without blank lines is cut, the first that a block has: after a blank line, whatever
-# ends its lines, at the end of a line, of a sentence, of a word.
+# Positions at which `_cut` may cut a text, best first: after a blank line (with any line endings),
+# and at the end of a line, a sentence or a word. The first kind that a block has is used.
 _ENDS = [
   re.compile(pattern)
   for pattern in (r'\n[ \t]*\r?\n|\r\r', r'\n|\r(?!\n)', r'[.!?]\s|[。！？]', r'\s')
@@ -29,24 +29,25 @@ _ENDS = [
 class TextRows(TokenRows):
   """A RowSource over text files: blocks of whole paragraphs, each ended by EOS.
 
-  Of every 20 blocks of a file (64 Ki characters, up to the next blank line) one is held out of
-  training. Files of fewer blocks than 20 hold out their last one. Where that holds out nothing, as
-  no file has two blocks, it is one file of 20, or files are cut as `_cut` does.
+  A block has 64 Ki characters and the text up to the next blank line. One of every 20 blocks of a
+  file is held out of training, or the last block of a file with fewer than 20. If this holds out
+  nothing, because no file has two blocks, one of every 20 files is held out. With fewer than 20
+  files, each file is cut into smaller blocks by `_cut`.
 
   Args:
-    files: Their names, or patterns of them.
-    vocab_path: The tokenizer.
+    files: Names of the files, or patterns of names.
+    vocab_path: Path of the tokenizer.
     seq_len: Length of a row.
     split: 'train' leaves out what 'held_out' reads; 'all' reads everything.
     rows: Kind of row.
-    held_out_every: Of how many blocks one is held out.
+    held_out_every: One of this many blocks is held out (20 above).
 
   Attributes beyond TokenRows':
     bytes_per_token: UTF-8 bytes per target token, for bits per byte.
-    fingerprint: Of the tokens.
+    fingerprint: A checksum of the tokens and of seq_starts.
 
   Raises:
-    UserError: a file cannot be read, or there is too little text to hold out a part of it.
+    UserError: A file cannot be read, or there is too little text to hold out a part of it.
   """
 
   def __init__(
@@ -85,23 +86,23 @@ class TextRows(TokenRows):
 
   @property
   def contents(self) -> str:
-    """What there is, for messages."""
+    """Numbers of blocks and tokens, for messages."""
     return f'{len(self.seq_starts) - 1:,} blocks of text, {len(self.tokens):,} tokens'
 
 
 def split_files(files: Sequence[str], every: int) -> list[tuple[str, bool]]:
-  """The blocks of text files with whether each is held out, one of `every` (see TextRows)."""
+  """Returns the blocks of text files, and whether each is held out, as TextRows describes."""
   found = [pair for file in files for pair in split_blocks(file, every)]
   if any(held for _, held in found):
     return found
-  # one block a file
+  # Here every file is one block.
   if len(files) >= every:
     return [(text, _is_held_out(i, len(found), every)) for i, (text, _) in enumerate(found)]
   return [pair for text, _ in found for pair in _marked(_cut(text, every), every)]
 
 
 def split_blocks(path: str, every: int = HELD_OUT_EVERY) -> Iterator[tuple[str, bool]]:
-  """The blocks of a text file, cut at blank lines alone, with whether each is held out."""
+  """Yields the blocks of a text file, cut only at blank lines, and whether each is held out."""
   return _marked(_blocks(path), every)
 
 
@@ -127,9 +128,9 @@ def _blocks(path: str) -> list[str]:
 
 
 def _cut(text: str, every: int) -> list[str]:
-  """A text as blocks of about the same size, `every` of them or more where it is long enough.
+  """Cuts a text into blocks of about one size, `every` or more of them if it is long enough.
 
-  Each ends where it best can (see _ENDS) between its size and twice that.
+  Each block ends at the best position (see _ENDS) between that size and twice that size.
   """
   size = max(1, min(BLOCK_CHARS, max(_LEAST_CHARS, -(-len(text) // every)), len(text) // 2))
   least = max(1, size // 2)  # of the last block

@@ -1,4 +1,7 @@
-"""Tokenizers, opened with errors that say what to do: SentencePiece and Hugging Face's format."""
+"""SentencePiece and Hugging Face tokenizers.
+
+Errors on opening a tokenizer say what the user should do.
+"""
 
 import functools
 import os
@@ -19,7 +22,7 @@ from paxlite.data.chat_template import MAX_TEMPLATE_CHARS, environment
 
 _JSON, _MODEL = 'tokenizer.json', 'tokenizer.model'
 _CONFIGURATION = 'tokenizer_config.json'
-TOKENIZERS = (_JSON, _MODEL)  # in a folder, the first that is there
+TOKENIZERS = (_JSON, _MODEL)  # a folder's tokenizer is the first of these that exists
 FILES = (*TOKENIZERS, _CONFIGURATION, 'chat_template.jinja', 'special_tokens_map.json')
 
 Message = Mapping[str, str]  # role and content
@@ -27,14 +30,15 @@ ROLES = ('system', 'user', 'assistant')
 
 _PIECE_CHARS = 1 << 16
 
-# ids that a model has beyond its tokenizer's: rounding to a multiple, at most
+# A model may have this many more ids than its tokenizer, or a 32nd of its ids where that is more,
+# because vocabulary sizes are rounded up to a multiple.
 _SPARE_IDS = 1024
 
 _FLAGS = f'--fdl.VOCAB_PATH, or --tokenizer of a tool, names a SentencePiece .model or a {_JSON}'
 
 
 class Tokenizer(Protocol):
-  """Text to ids and back."""
+  """Encodes text as token ids and decodes ids to text."""
 
   @property
   def path(self) -> str: ...
@@ -44,41 +48,42 @@ class Tokenizer(Protocol):
 
   @property
   def bos_id(self) -> int:
-    """The id that a text begins with, −1 where it begins with its first token."""
+    """The id that is put before the first token of a text; −1: there is none."""
     ...
 
   @property
   def eos_id(self) -> int:
-    """The end-of-sequence id, −1 where there is none."""
+    """The end-of-sequence id; −1: the tokenizer has none."""
     ...
 
   def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
-    """The id of the token that is called so, used at the ends of texts or not; −1: none is."""
+    """The id of the special token `name`, even if texts do not use it; −1: there is none."""
     ...
 
   def encode(self, text: str) -> list[int]:
-    """Ids of a text, without BOS and EOS."""
+    """Returns the ids of a text, without BOS and EOS."""
     ...
 
   def encode_array(self, text: str) -> np.ndarray:
-    """The same as an array [n] of integers, faster."""
+    """Returns the ids of `encode` as an integer array [n]; this is faster."""
     ...
 
   def encode_marked(self, text: str) -> list[int]:
-    """Ids of a text in which special tokens are spelled out, as a chat template writes it."""
+    """Returns the ids of a chat template's text, in which special tokens are spelled out."""
     ...
 
   def decode(self, ids: Iterable[int]) -> str: ...
 
 
 def open_tokenizer(path: str) -> Tokenizer:
-  """The tokenizer in a file, or in a folder that holds tokenizer.json or tokenizer.model.
+  """Opens the tokenizer in a file, or in a folder with tokenizer.json or tokenizer.model.
 
   Args:
-    path: `--fdl.VOCAB_PATH`; a SentencePiece .model or a tokenizer.json.
+    path: Value of `--fdl.VOCAB_PATH`: a SentencePiece .model, a tokenizer.json or the folder of
+      one.
 
   Raises:
-    UserError: there is no such file, or it is no tokenizer.
+    UserError: The file does not exist, or it is not a tokenizer.
   """
   if not path:
     raise UserError(f'there is no tokenizer: {_FLAGS}')
@@ -97,7 +102,7 @@ def open_tokenizer(path: str) -> Tokenizer:
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-  """Raises UserError where the tokenizer cannot be that of a model with `vocab_size` ids."""
+  """Raises UserError if the tokenizer cannot belong to a model with `vocab_size` ids."""
   spare = vocab_size - tokenizer.vocab_size
   if not 0 <= spare <= max(_SPARE_IDS, vocab_size // 32):
     raise UserError(
@@ -107,7 +112,7 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 def checked_messages(messages: Any) -> list[Message]:
-  """The messages of a conversation; raises UserError unless each has a role of three and a text."""
+  """Returns `messages`; raises UserError unless each has one of the three roles and a text."""
   mappings = [m for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
   for message in mappings:
     if message.get('tool_calls') or message.get('function_call'):
@@ -130,9 +135,10 @@ def checked_messages(messages: Any) -> list[Message]:
 
 
 def pieces(text: str) -> Iterator[tuple[str, bool]]:
-  """A document in pieces of 64 Ki characters, up to the next line's end; whether it is the last.
+  """Cuts a document into pieces; yields each piece, and whether it is the last.
 
-  A long document is encoded piece by piece: time and memory stay linear, and cores share it.
+  A piece has 64 Ki characters and the rest of its last line. A long document is encoded piece by
+  piece, so that time and memory stay linear and several cores can share the work.
   """
   start = 0
   while start < len(text):
@@ -142,14 +148,14 @@ def pieces(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def encode_document(tokenizer: Tokenizer, text: str) -> list[np.ndarray]:
-  """The ids of a document, piece by piece."""
-  if len(text) <= _PIECE_CHARS:  # as nearly all are
+  """Returns the ids of a document, one array for each of its pieces."""
+  if len(text) <= _PIECE_CHARS:  # true of nearly all documents
     return [tokenizer.encode_array(text)] if text else []
   return [tokenizer.encode_array(piece) for piece, _ in pieces(text)]
 
 
 class SentencePieceTokenizer:
-  """A SentencePiece model."""
+  """A Tokenizer that is a SentencePiece model."""
 
   def __init__(self, path: str):
     import sentencepiece
@@ -194,7 +200,7 @@ class SentencePieceTokenizer:
 
 
 class JsonTokenizer:
-  """A tokenizer.json of Hugging Face's tokenizers, with the tokenizer_config.json beside it."""
+  """A Tokenizer from a Hugging Face tokenizer.json and the tokenizer_config.json next to it."""
 
   def __init__(self, path: str):
     try:
@@ -211,7 +217,7 @@ class JsonTokenizer:
       if _is_of_library(e):
         raise UserError(f'the tokenizer {path} is not a {_JSON} ({e})') from None
       raise
-    # the file may ask for either; texts come and go whole
+    # The file may enable truncation or padding, but texts must be encoded in full and unpadded.
     self._tokenizer.no_truncation()
     self._tokenizer.no_padding()
 
@@ -237,7 +243,7 @@ class JsonTokenizer:
     return self._call('encode', text, add_special_tokens=False).ids
 
   def encode_array(self, text: str) -> np.ndarray:
-    # without the places of tokens in the text
+    # Faster, because it does not compute where in the text each token is.
     (encoded,) = self._call('encode_batch_fast', [text], add_special_tokens=False)
     return np.array(encoded.ids, np.uint32)
 
@@ -248,7 +254,7 @@ class JsonTokenizer:
     return self._call('decode', [int(i) for i in ids])
 
   def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-    """A method of the library; raises UserError where the file makes it fail."""
+    """Calls a method of the library; raises UserError if the tokenizer file makes it fail."""
     try:
       return getattr(self._tokenizer, name)(*args, **kwargs)
     except BaseException as e:
@@ -259,27 +265,31 @@ class JsonTokenizer:
 
 
 def _is_of_library(e: BaseException) -> bool:
-  """Whether tokenizers failed: a panic of Rust is no Exception, so that others pass it on."""
+  """Whether the exception is one that the library tokenizers raised.
+
+  A panic in its Rust code is a BaseException but not an Exception, so it is recognised by its name.
+  Other such exceptions, as KeyboardInterrupt, are not the library's.
+  """
   return isinstance(e, Exception) or type(e).__name__ == 'PanicException'
 
 
 def special_tokens(path: str) -> dict[str, str]:
-  """bos_token, eos_token … as the tokenizer's tokenizer_config.json states them."""
+  """Returns bos_token, eos_token … from the tokenizer's tokenizer_config.json."""
   entries = _configuration(path).items()
   texts = {k: v['content'] if isinstance(v, dict) and 'content' in v else v for k, v in entries}
   return {k: v for k, v in texts.items() if k.endswith('_token') and isinstance(v, str)}
 
 
 class ChatFormat:
-  """A model's way to write a conversation as one text: its Jinja template.
+  """Writes a conversation as one text, with the Jinja template of a model.
 
   Args:
-    template: Of Jinja; '' takes that of the tokenizer's folder (chat_template.jinja or
-      tokenizer_config.json).
-    tokenizer_path: For the template and its special tokens.
+    template: The Jinja template; '' takes the one in the tokenizer's folder (chat_template.jinja
+      or tokenizer_config.json).
+    tokenizer_path: The tokenizer file. Its folder holds the template and the special tokens.
 
   Raises:
-    UserError: there is no template, or it is not one.
+    UserError: There is no template, or it is not a Jinja template.
   """
 
   def __init__(self, template: str, tokenizer_path: str):
@@ -296,17 +306,19 @@ class ChatFormat:
     self._allowance = Allowance()
     try:
       self._template = environment(self._allowance).from_string(template)
-    except Exception as e:  # also what Python's compiler raises, which Jinja hands its code
+    except Exception as e:  # Jinja compiles to Python code, so Python's compiler may raise too
       raise UserError(f'the chat template is not one of Jinja: {_described(e)}') from None
     self._tokens = special_tokens(tokenizer_path)
     self._lock = threading.Lock()
 
   def render(self, messages: Sequence[Message], prompt: bool) -> str:
-    """The conversation; `prompt` ends it where the assistant's answer begins.
+    """Returns the text of the conversation.
+
+    With `prompt`, the text ends where the assistant's answer begins.
 
     Raises:
-      UserError: the template refuses the messages, fails, or takes more than a conversation does
-        (chat_template.ALLOWANCE).
+      UserError: The template refuses the messages, fails, or uses up its allowance
+        (allowance.ALLOWANCE), which is far more than a conversation needs.
     """
     values = dict(messages=list(messages), add_generation_prompt=prompt, tools=None, documents=None)
     pieces = []
@@ -317,14 +329,17 @@ class ChatFormat:
           self._allowance.pay(len(piece))
           pieces.append(piece)
         text = ''.join(pieces)
-        text.encode()  # half of a surrogate pair is no text
-      except Exception as e:  # a template is a program, and may fail in every way
+        text.encode()  # fails if the text has half of a surrogate pair
+      except Exception as e:  # a template is a program, which may fail in any way
         raise UserError(f'the chat template cannot write these messages: {_described(e)}') from None
     return text
 
 
 def _described(e: Exception) -> str:
-  """An exception of a template: of Python's own, the kind too, which often is all that is said."""
+  """Describes an exception of a template.
+
+  A built-in exception of Python is described with its class, because it often has no message.
+  """
   kind = type(e)
   if kind.__module__ != 'builtins':
     return str(e)
@@ -337,7 +352,7 @@ def _chat_template(tokenizer_path: str) -> str:
     return read_text(str(beside))
   template = _configuration(tokenizer_path).get('chat_template')
   where = f'chat_template in {pathlib.Path(tokenizer_path).parent / _CONFIGURATION}'
-  if isinstance(template, list):  # several by name
+  if isinstance(template, list):  # several templates, each with a name
     good = all(
       isinstance(t, dict) and isinstance(t.get('name'), str) and isinstance(t.get('template'), str)
       for t in template

@@ -1,4 +1,4 @@
-"""Trains text8k.model anew: `python -m paxlite.data.packaged.build OUT.model`."""
+"""Trains text8k.model again: `python -m paxlite.data.packaged.build OUT.model`."""
 
 import sys
 
