@@ -9,7 +9,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import unittest.mock
 
 import pytest
@@ -35,13 +34,6 @@ def pytest_collection_modifyitems(items):
   longest = 'test_demo', 'test_slurm', 'test_smollm', 'test_faults', 'test_meshes', 'test_te'
   order = {name: i for i, name in enumerate(longest)}
   items.sort(key=lambda item: order.get(item.path.stem, len(order)))
-
-
-def pytest_runtest_setup(item):
-  """A machine that is much slower than usual says which tests it had no time for."""
-  until = float(os.environ.get('PAXLITE_TESTS_UNTIL', 'inf'))
-  if time.time() > until:
-    pytest.skip('the time was over (PAXLITE_TESTS_UNTIL)')
 
 
 @pytest.fixture(scope='module', autouse=True)

@@ -50,7 +50,7 @@ def scale_by_pax_adam(
     t = count.astype(jnp.float32)
     return beta * (1 - jnp.power(beta, t)) / (1 - jnp.power(beta, t + 1))
 
-  def update(grads: PyTree, state: PaxAdamState, params: PyTree | None = None, valid=True):
+  def update(grads: PyTree, state: Any, params: PyTree | None = None, valid=True):
     del params
     # a skipped update has zeros for gradients, and with decays of 1 the moments stay exactly
     b1_t = jnp.where(valid, corrected(b1, state.count), 1)
@@ -85,7 +85,7 @@ def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransforma
     del params
     return ScheduleState(jnp.zeros((), jnp.int32))
 
-  def update(updates: PyTree, state: ScheduleState, params: PyTree | None = None, valid=True):
+  def update(updates: PyTree, state: Any, params: PyTree | None = None, valid=True):
     del params
     learning_rate = jnp.where(valid, schedule(state.count), 0)
     scaled = jax.tree.map(lambda u: -learning_rate * u, updates)
@@ -124,7 +124,7 @@ class Optimizer:
       where ≤ 0.
   """
 
-  transformation: optax.GradientTransformation
+  transformation: optax.GradientTransformationExtraArgs
   schedule: optax.Schedule
   trainable: tuple[str, ...] = ('.*',)
   clip_gradient_norm: float = 0.0
@@ -159,7 +159,7 @@ class Optimizer:
   def learning_rate(self, opt_state: PyTree) -> jax.Array:
     """The learning rate of the update that follows `opt_state`."""
     counts = optax.tree.get_all_with_path(opt_state, 'count')
-    return self.schedule(counts[0][1])
+    return jnp.asarray(self.schedule(counts[0][1]))
 
 
 def merge(trainable: PyTree, frozen: PyTree) -> PyTree:
