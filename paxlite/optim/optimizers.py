@@ -50,7 +50,8 @@ def scale_by_pax_adam(
     t = count.astype(jnp.float32)
     return beta * (1 - jnp.power(beta, t)) / (1 - jnp.power(beta, t + 1))
 
-  def update(grads: PyTree, state: Any, params: PyTree | None = None, valid=True):
+  def update(updates: PyTree, state: Any, params: PyTree | None = None, valid=True):
+    grads = updates
     del params
     # a skipped update has zeros for gradients, and with decays of 1 the moments stay exactly
     b1_t = jnp.where(valid, corrected(b1, state.count), 1)
