@@ -251,7 +251,7 @@ class Checkpoints:
     before = self._failure
     self._failure = f'step {self._saving}: {save_errors.reason(error, self._directory)}'
     if self._failure != before:  # as it is where a step is tried again
-      log.error('saving failed, training goes on: %s', self._failure)
+      log.error('saving failed, training continues: %s', self._failure)
     manager, step = self._manager_, self._saving
     self._manager_, self._saving = None, None
     with contextlib.suppress(Exception):
@@ -367,7 +367,7 @@ class Checkpoints:
     left = damaged + [folder_name(step) for step in self.steps()]
     if left and not accepted:
       raise UserError(
-        f'{self._directory} holds checkpoints of which none is good: {listed(left, shown=3)}. '
+        f'{self._directory} holds checkpoints, and none of them is good: {listed(left, shown=3)}. '
         'Put a good one back, choose another --job_log_dir, or begin again as a new run does, '
         'with what is there moved aside: --start_over'
       )

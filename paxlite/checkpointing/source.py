@@ -66,7 +66,9 @@ class Source:
       return own
     path = self.base or read_values(self)['values'].get('CHECKPOINT_RESTORE_PATH')
     if not path:
-      raise UserError(f'{self.folder} holds what LoRA trained, and not what it was trained beside')
+      raise UserError(
+        f'{self.folder} holds the factors of LoRA, and not the weights that they belong to'
+      )
     try:
       base = find_source(path, frozen=self.frozen)
     except UserError as e:
@@ -122,7 +124,7 @@ def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = N
   if frozen is not None:
     folders = [f for f in folders if fingerprint(f) == frozen]
     if not folders:
-      raise UserError(f'{path} does not hold the weights that LoRA was trained beside')
+      raise UserError(f'{path} does not hold the weights that the factors of LoRA belong to')
   problems = []
   for folder in folders:
     problem = damage(folder)

@@ -40,7 +40,7 @@ _PATHS = (
 )
 
 _END_SECONDS = 10.0  # after a signal, for what is unfinished to be removed
-BASE_WEIGHTS = 'where the weights are now that LoRA was trained beside, if they were moved'
+BASE_WEIGHTS = 'folder of the weights that the factors of LoRA belong to, if they were moved'
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:

@@ -89,7 +89,7 @@ FLAGS = {
   'exit_after_ondemand_checkpoint': 'A job that is preempted always leaves: leave it out',
   'exp': 'It is --fdl_config=EXPERIMENT here',
   'globally_use_hardware_rng': 'Leave it out: JAX decides',
-  'jax_fully_async_checkpoint': 'Checkpoints are always written beside training: leave it out',
+  'jax_fully_async_checkpoint': 'Checkpoints are always written in the background: leave it out',
   'jax_traceback_filtering_option': 'JAX_TRACEBACK_FILTERING in the environment is the same',
   'jax_xla_backend': 'JAX_PLATFORMS in the environment is the same',
   'maybe_use_persistence_checkpointing': 'Leave it out: there is one way to save',

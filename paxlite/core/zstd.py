@@ -81,7 +81,7 @@ class ZstdReader(io.RawIOBase):
     plain = self._frame.decompress(compressed)
     if is_last:
       if not self._frame.eof:
-        raise OSError('a frame goes on after its last block')
+        raise OSError('a frame continues after its last block')
       self._frame = None
     return plain
 

@@ -94,13 +94,13 @@ class Positions:
     """
     if position.shape != self._start[1].shape:
       raise UserError(
-        f'{self._name}: the checkpoint stands in {len(position)} sources and there are '
+        f'{self._name}: the checkpoint has positions in {len(position)} sources and there are '
         f'{len(self._start[1])}'
       )
     if (position[:, -1] != self._start[1][:, -1]).any():
       raise UserError(
         f'{self._name} is not what the checkpoint has read: files, their order or their contents '
-        'have changed, so that it cannot be gone on with where it stood'
+        'have changed, so that reading cannot continue from its position'
       )
     self._start = step, position
 
@@ -108,9 +108,7 @@ class Positions:
     """Returns the position to read from; raises UserError if it is not known for that step."""
     at, position = self._start
     if start != at:
-      raise UserError(
-        f'{self._name} stands at step {at} and cannot go to {start} without a position'
-      )
+      raise UserError(f'{self._name} is at step {at} and cannot go to {start} without a position')
     self._at = {start: position}
     return position
 

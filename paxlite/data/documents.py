@@ -86,7 +86,7 @@ def check_once(names: Sequence[str]) -> None:
   seen: set[str] = set()
   for name in names:
     if canonical(name) in seen:
-      raise UserError(f'the source {name} stands there twice')
+      raise UserError(f'the source {name} is there twice')
     seen.add(canonical(name))
 
 

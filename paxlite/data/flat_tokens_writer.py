@@ -183,7 +183,7 @@ class Writer:
       if self._settings.get(name) != theirs.get(name):
         raise UserError(
           f'{self._folder} was begun with {name}={theirs.get(name)} and now it is '
-          f'{self._settings.get(name)}: call it as before to go on, or remove the folder'
+          f'{self._settings.get(name)}: use the command of before to continue, or remove the folder'
         )
     for file, size in (
       (self._tokens, self.token_count * self.dtype.itemsize),

@@ -115,7 +115,7 @@ class SftRows:
     """Numbers of examples and tokens, for messages."""
     tokens = sum(len(e.ids) - 1 for e in self._examples)
     learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
-    return f'{self.num_examples:,} examples, {tokens:,} tokens of which {learned:,} are learned'
+    return f'{self.num_examples:,} examples, {tokens:,} tokens, {learned:,} of them learned'
 
   def read(self, indices: np.ndarray) -> Batch:
     """Returns rows `indices` [b]: ids, labels, weights, segment_ids and segment_pos [b, T]."""
@@ -191,7 +191,7 @@ class SftRows:
       if not before.startswith(written) or not after.startswith(before):
         raise UserError(
           'the chat template does not write the conversation message by message, so that '
-          'it cannot be told which part is the answer'
+          'nothing says which part is the answer'
         )
       yield self._tokenizer.encode_marked(before[len(written) :]), False
       yield self._tokenizer.encode_marked(after[len(before) :]), True

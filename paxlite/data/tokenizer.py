@@ -371,7 +371,7 @@ def _chat_template(tokenizer_path: str) -> str:
   if not isinstance(template, str):
     raise UserError(
       f'{tokenizer_path} comes with no chat template: neither chat_template.jinja nor '
-      f'chat_template in {_CONFIGURATION} stand beside it'
+      f'chat_template in {_CONFIGURATION} are next to it'
     )
   return template
 

@@ -276,7 +276,7 @@ def read_tasks(
   found = [find_task(name, tfds_data_dir) for text in texts for name in _names(text)]
   names = [name for name, _ in found]
   if len(set(names)) < len(names):
-    raise UserError(f'the task {max(names, key=names.count)} stands there twice')
+    raise UserError(f'the task {max(names, key=names.count)} is there twice')
   return [
     Task(name, spec, *read_examples(spec, limit, skip_unreadable, tfds_data_dir))
     for name, spec in found

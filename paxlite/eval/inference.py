@@ -340,7 +340,7 @@ def _check_settings(output: pathlib.Path, inference: Inference, prompts: Sequenc
   if changed:
     raise UserError(
       f'{output} was decoded with other settings: {"; ".join(changed)}. '
-      f'Remove {path} and {output.name}* to begin anew'
+      f'Remove {path} and {output.name}* to begin again'
     )
 
 

@@ -49,9 +49,11 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
   except UnreadableError:
     raise
   except UserError as error:
-    raise UserError(f'{error}; --accept_changes goes on without it') from None
+    raise UserError(f'{error}; --accept_changes continues without it') from None
   except (KeyError, TypeError) as error:
-    raise UserError(f'{path} is damaged ({error!r}); --accept_changes goes on without it') from None
+    raise UserError(
+      f'{path} is damaged ({error!r}); --accept_changes continues without it'
+    ) from None
   identity = _identity(e)
   new = {'experiment': identity['experiment'], **identity['values']}
   for name in new.keys() - old.keys():  # an attribute that is newer than the run

@@ -32,7 +32,9 @@ def main(argv: Sequence[str]) -> None:
     help='what to do with a text that the model cannot take: cut its beginning off (and say so)',
   )
   parser.add_argument('--output', help='folder for results.json and the examples of each task')
-  parser.add_argument('--tokenizer', default='', help='file or folder, if not beside the weights')
+  parser.add_argument(
+    '--tokenizer', default='', help='file or folder, if it is not next to the weights'
+  )
   parser.add_argument('--base_weights', default='', help=command_line.BASE_WEIGHTS)
   parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help='of weights (as trained)')
   args, overrides = command_line.parse(parser, argv)

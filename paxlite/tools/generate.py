@@ -23,7 +23,9 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--prompt', help='the text to continue, or to answer')
   parser.add_argument('--chat', action='store_true', help='ask and answer, by the chat template')
   parser.add_argument('--system', help='what a chat begins with')
-  parser.add_argument('--tokenizer', default='', help='file or folder, if not beside the weights')
+  parser.add_argument(
+    '--tokenizer', default='', help='file or folder, if it is not next to the weights'
+  )
   parser.add_argument('--base_weights', default='', help=command_line.BASE_WEIGHTS)
   parser.add_argument('--max_new_tokens', type=int, default=256)
   parser.add_argument('--temperature', type=float, help='0 takes the likeliest token (0)')

@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--from', dest='source', required=True, choices=('hf', 'meta', 'gguf', 'pax'))
   parser.add_argument('--path', required=True, help='the weights to read')
   parser.add_argument('--to', required=True, help='the folder to make')
-  parser.add_argument('--tokenizer', help='tokenizer file, or folder with one, to put beside them')
+  parser.add_argument('--tokenizer', help='tokenizer file, or folder with one, to put next to them')
   parser.add_argument('--fdl_config', help='the experiment that a Pax checkpoint is of')
   parser.add_argument(
     '--params_only', action='store_true', help="leave out the Adam state of Pax's checkpoint"
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
   if (args.source == 'pax') != (args.fdl_config is not None):
     raise UserError('--fdl_config=EXPERIMENT is needed with --from=pax, and only there')
   if overrides and args.source != 'pax':
-    raise UserError('--fdl.NAME=VALUE is for --from=pax: other weights tell what they are')
+    raise UserError('--fdl.NAME=VALUE is for --from=pax: other weights say what they are')
   if args.params_only and args.source != 'pax':
     raise UserError('--params_only is for --from=pax: other weights have no Adam state')
   started = time.perf_counter()
@@ -120,7 +120,7 @@ def _import_pax(
   if step is not None:
     lines.append(
       f'With the optimizer state of step {step:,}: {shell.flag("CHECKPOINT_RESTORE_PATH", to)} '
-      '--fdl.CHECKPOINT_RESTORE_STATE=True goes on from there.'
+      '--fdl.CHECKPOINT_RESTORE_STATE=True continues from there.'
     )
   return lines
 

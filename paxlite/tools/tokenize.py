@@ -203,7 +203,9 @@ def main(argv: Sequence[str]) -> None:
     writer.close()
   except OSError as e:  # of writing; those of reading name their file
     writer.abort()
-    raise UserError(f'{args.output} cannot be written ({e}): call it again to go on') from None
+    raise UserError(
+      f'{args.output} cannot be written ({e}): run the command again to continue'
+    ) from None
   except BaseException:
     writer.abort()
     raise
@@ -223,7 +225,7 @@ def _tokenize(
   """Writes what is left of the sources; returns where they end."""
   position = Position(**(writer.position or {}))
   if writer.position:
-    print(f'goes on after {writer.sequences:,} documents, {writer.token_count:,} tokens')
+    print(f'continues after {writer.sequences:,} documents, {writer.token_count:,} tokens')
   noted = time.monotonic()
   with _progress(sources, position) as report, _workers(encoder, processes) as encode:
     for encoded, end in encode(_batches(_pieces(sources, position, encoder))):
@@ -303,8 +305,8 @@ def _workers(encoder: Encoder, processes: int):
     yield lambda batches: _in_order(executor, batches, 4 * processes)
   except BrokenProcessPool:
     raise UserError(
-      'a worker was killed, perhaps for want of memory: call it again to go on, with fewer '
-      '--processes'
+      'a worker was killed, perhaps for want of memory: run the command again to continue, with '
+      'fewer --processes'
     ) from None
   finally:
     executor.shutdown(cancel_futures=True)

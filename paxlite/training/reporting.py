@@ -173,7 +173,7 @@ class Reporter:
         f'Step {step:,} has a gradient or loss that is not finite: it changes nothing.'
       )
     if self._skips == _SKIPS_TOLD:
-      self.summaries.say('More of such steps are counted (learning/skipped_steps) and not told.')
+      self.summaries.say('More of such steps are counted (learning/skipped_steps) and not printed.')
 
 
 class _Clock:

@@ -178,7 +178,7 @@ class Summaries:
       yield
     except OSError as e:
       if name not in self._unwritable:
-        log.error('%s/%s cannot be written, training goes on: %s', self._folder, name, e.strerror)
+        log.error('%s/%s cannot be written, training continues: %s', self._folder, name, e.strerror)
       self._unwritable.add(name)
 
 
@@ -299,7 +299,8 @@ def _drop_later_records(path: pathlib.Path, start: int) -> None:
   with open_file(unfinished, 'wb') as f:
     f.writelines(kept)
   if None in steps:
-    set_aside(path, f'line {steps.index(None) + 1:,} is no record; the run goes on with the others')
+    first = steps.index(None) + 1
+    set_aside(path, f'line {first:,} is no record; the run continues with the others')
   unfinished.replace(path)
 
 

@@ -297,7 +297,7 @@ class Trainer:
         self.store.checkpoints.finish()
     saved = self.store.checkpoints.steps()
     where = f'step {saved[-1]:,} is saved' if saved else 'nothing is saved'
-    raise Interrupted(f'asked to leave at step {step:,}: {where}; the same command goes on')
+    raise Interrupted(f'asked to leave at step {step:,}: {where}; the same command continues')
 
   def _roll_back(
     self, state: TrainState, spiked: int, reporter: Reporter

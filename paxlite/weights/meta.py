@@ -47,7 +47,7 @@ class MetaTensors:
     try:
       numbers = [int(p.name.split('.')[1]) for p in paths]
     except ValueError:
-      raise UserError(f'{folder} holds {paths[-1].name}: a number must stand there') from None
+      raise UserError(f'{folder} holds {paths[-1].name}: a number must be there') from None
     absent = sorted(set(range(max(numbers) + 1)) - set(numbers))
     if absent:
       raise UserError(f'{folder}/consolidated.{absent[0]:02d}.pth is missing')

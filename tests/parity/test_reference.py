@@ -47,6 +47,7 @@ def highest_precision():
     yield
 
 
+@pytest.mark.usefixtures('platform')
 @pytest.mark.parametrize('name', CASES)
 def test_logits_loss_and_every_gradient(name):
   reference = praxis.load(name)

@@ -56,6 +56,7 @@ def their_model(family: str):
   return model
 
 
+@pytest.mark.usefixtures('platform')
 @pytest.mark.parametrize('family', FAMILIES)
 def test_logits_greedy_tokens_and_the_way_back(family, tmp_path):
   from paxlite.generation.decoding import Generator

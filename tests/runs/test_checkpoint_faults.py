@@ -47,7 +47,7 @@ def test_a_run_begins_again_only_when_it_is_told_to(tmp_path):
   before = contents(tmp_path)
   for mode in ('train', 'train', 'eval'):
     refused = runs.run(tmp_path, *FLAGS, f'--mode={mode}', config=TEXT, code=2)
-    assert 'holds checkpoints of which none is good' in refused.stderr
+    assert 'holds checkpoints, and none of them is good' in refused.stderr
     assert contents(tmp_path) == before
   done = runs.run(tmp_path, '--fdl.MAX_STEPS=2', '--start_over', config=TEXT)
   assert 'Continuing' not in done.stdout
@@ -86,7 +86,7 @@ def test_the_last_save_fails_once_and_is_tried_again(tmp_path):
     failing_calls.library(tmp_path), 'rename', 'checkpoint_00000003', errno.EBUSY, times=1
   )
   done = runs.run(tmp_path / 'run', '--fdl.MAX_STEPS=3', env=env)
-  assert 'saving failed, training goes on: step 3: ' in done.stderr
+  assert 'saving failed, training continues: step 3: ' in done.stderr
   assert 'step 3 was saved when it was tried again' in done.stderr
   assert (
     'Continuing from the checkpoint of step 3.'

@@ -41,7 +41,7 @@ def test_sigterm_saves_and_leaves_with_75_and_nothing_is_lost(tmp_path):
   runs.run(whole, *flags, config=TEXT)
   left = faulty(halves, 'sigterm:6', *flags, config=TEXT, code=EXIT_AGAIN)
   assert left.stderr.splitlines()[-1] == (
-    'interrupted: asked to leave at step 6: step 6 is saved; the same command goes on'
+    'interrupted: asked to leave at step 6: step 6 is saved; the same command continues'
   )
   assert evaluations(halves)[-1][0] == 3
   assert 'Continuing from the checkpoint of step 6.' in runs.run(halves, *flags, config=TEXT).stdout
@@ -185,8 +185,8 @@ def test_a_save_that_fails_in_one_of_two_is_known_to_both(tmp_path, stops):
   )  # fmt: skip
   ended = [p.communicate(timeout=120)[1] for p in processes]
   assert [p.returncode for p in processes] == [1, 1], ended
-  assert 'saving failed, training goes on: step 3: No space left on device' in ended[0]
-  assert 'saving failed, training goes on: step 3: OSError: process 0 could not' in ended[1]
+  assert 'saving failed, training continues: step 3: No space left on device' in ended[0]
+  assert 'saving failed, training continues: step 3: OSError: process 0 could not' in ended[1]
   assert 'the last checkpoint was not written' in ended[0]
   assert [*(tmp_path / 'checkpoints').glob('*')] == []
   assert max(runs.losses(tmp_path)) == (6 if stops else 9)
@@ -328,7 +328,7 @@ def test_a_full_disk(tmp_path, flags, free, code):
   )  # fmt: skip
   assert ended.returncode == code, ended.stderr
   assert 'now full' in ended.stdout
-  assert 'saving failed, training goes on: step 12: ' in ended.stderr
+  assert 'saving failed, training continues: step 12: ' in ended.stderr
   assert 'No space left on device' in ended.stderr
   saved = {
     int(p.name[-8:]) for p in (tmp_path / 'result' / 'checkpoints').glob('checkpoint_*[0-9]')

@@ -46,7 +46,7 @@ def test_a_signal_is_told_at_once_and_saves(tmp_path, number, again):
   _, stderr = process.communicate('\n', timeout=60)
   assert process.returncode == EXIT_AGAIN
   assert re.fullmatch(
-    r'interrupted: asked to leave at step (\d): step \1 is saved; the same command goes on',
+    r'interrupted: asked to leave at step (\d): step \1 is saved; the same command continues',
     stderr.splitlines()[-1],
   )
 

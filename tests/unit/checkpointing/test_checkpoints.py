@@ -117,7 +117,7 @@ def test_a_failed_save_is_logged_and_the_next_one_tried(tmp_path, monkeypatch, c
   monkeypatch.setattr(checksums, '_checksum', full)
   c.save(2, state(2.0), {})
   c.wait()
-  assert 'saving failed, training goes on: step 2: No space left on device' in caplog.text
+  assert 'saving failed, training continues: step 2: No space left on device' in caplog.text
   with pytest.raises(TrainingError, match='the last checkpoint was not written: step 2'):
     c.raise_failure()
   monkeypatch.setattr(checksums, '_checksum', real)

@@ -45,7 +45,7 @@ def test_a_bad_line_is_set_aside_and_the_good_ones_go_on(tmp_path, caplog, name,
   assert (tmp_path / f'{name}.damaged').read_bytes() == content
   (told,) = caplog.messages
   assert told == (
-    f'{tmp_path / name} is damaged (line 3 is no record; the run goes on with the others): '
+    f'{tmp_path / name} is damaged (line 3 is no record; the run continues with the others): '
     f'moved to {name}.damaged'
   )
 
@@ -70,7 +70,7 @@ def test_a_log_that_cannot_be_rewritten_is_told(tmp_path, caplog):
   (tmp_path / 'metrics.jsonl').write_bytes(lines_of(GOOD))
   (tmp_path / 'metrics.tmp').mkdir()
   Summaries(tmp_path, 10).drop_records_after(2, evaluated=2)
-  assert 'metrics.jsonl cannot be written, training goes on' in caplog.text
+  assert 'metrics.jsonl cannot be written, training continues' in caplog.text
   assert runs.records(tmp_path) == GOOD
 
 
