@@ -279,7 +279,7 @@ def test_what_is_said_of_the_data(tmp_path):
   examples.write_text('{"inputs": "one", "targets": "two"}\n' * 3)
   sft = SftRows([str(examples)], packaged.VOCAB, 32, 8192)
   assert about.lines(RowInput(sft, 8)) == [
-    f'Training data: {examples}: 3 examples, 9 tokens of which 6 are learned, in 1 row of 32; '
+    f'Training data: {examples}: 3 examples, 9 tokens, 6 of them learned, in 1 row of 32; '
     'fewer than the 8 rows of a step, so each is read 8 times'
   ]
   tokens = RowInput(rows(*DOCUMENTS, 4, 'packed'), 2)
