@@ -29,6 +29,8 @@ TESTS = {
   'experiments': ['unit/experiments', 'rules/test_golden.py', 'unit/layers', 'runs/test_main.py'],
   'generation': ['unit/generation', 'unit/eval'],
   'weights': ['parity', 'unit/checkpointing'],
+  'contrib': ['runs/test_scripts.py', 'rules/test_golden.py', 'unit/data'],
+  'main': ['runs/test_main.py'],
   'programs': ['runs', 'unit/checkpointing'],
   'tools': ['unit/core', 'unit/data', 'unit/generation', 'unit/eval', 'parity', 'runs'],
 }
@@ -92,7 +94,7 @@ def notice(path: pathlib.Path, seconds: float) -> str:
   """What the tests of a file's room say: 'caught', 'missed', or 'caught: too slow'."""
   room = path.relative_to(PACKAGE).parts[0].removesuffix('.py')
   folders = TESTS.get(room, [f'unit/{room}'])
-  tests = [f'tests/{f}' for f in folders if (runs.ROOT / 'tests' / f).exists()]
+  tests = [f'tests/{f}' for f in folders]
   command = [sys.executable, '-m', 'pytest', '-x', '-q', '-p', 'no:cacheprovider', *tests]
   try:
     done = subprocess.run(
