@@ -112,7 +112,7 @@ _PROFILER_PORT = flags.DEFINE_integer(
 
 
 def main(argv: Sequence[str]) -> int:
-  """Returns the exit code: 0; 1 where training cannot go on; 2 for wrong input; 75 to go on.
+  """Returns the exit code: 0; 1 where training cannot continue; 2 for wrong input; 75: start again.
 
   130 is Ctrl-C where there is nothing to save.
   """
@@ -188,7 +188,7 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
 
 
 def _expand(name: str, read: Callable[[str], str]) -> None:
-  """Makes of the text of flag `name`, if there is one, the path that it stands for."""
+  """Turns the text of the flag `name`, if there is one, into a path."""
   if _FLAGS[name].value is not None:
     try:
       _FLAGS[name].value = read(str(_FLAGS[name].value))
@@ -251,7 +251,7 @@ def _run(overrides: dict[str, str]) -> None:
 
 
 def _run_before(folder: str) -> dict[str, Any] | None:
-  """What the run in a folder is that is to be evaluated, if it is one."""
+  """The experiment of the run in a folder, which is to be evaluated; None where there is no run."""
   from paxlite.experiments.identity import run_values
 
   return run_values(pathlib.Path(folder))

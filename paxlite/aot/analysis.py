@@ -28,10 +28,10 @@ class Communication:
   """All collectives of one kind along the same mesh axes, in one step of one device.
 
   Attributes:
-    kind: See hlo.KINDS.
+    kind: One of hlo.KINDS.
     axes: Mesh axes.
     runs: How many.
-    bytes: Of the arrays that they are about.
+    bytes: Bytes of the arrays.
     ici_bytes: Sent within a slice or host.
     dcn_bytes: Sent to other slices or hosts.
   """
@@ -74,7 +74,7 @@ class Roofline:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """What was compiled; bytes are those of one device."""
+  """The report of a compiled step; bytes are those of one device."""
 
   experiment: str
   target: str
@@ -114,8 +114,8 @@ def compile_step(
 
   Args:
     experiment: Validated; its mesh is that of the target.
-    target: See targets.parse.
-    save: Where the compiled step goes, for --compiled_step.
+    target: The target, from targets.parse.
+    save: The file for the compiled step, which --compiled_step loads.
 
   Raises:
     UserError: mesh and target differ, the target's compiler is missing, or it refuses the program.
@@ -219,7 +219,7 @@ def _shapes(tree: Any) -> Any:
 
 
 def _too_large(error: str) -> str | None:
-  """What a compiler says that finds too little memory, as a verdict."""
+  """The error of a compiler that finds too little memory, as a verdict; None for other errors."""
   if 'RESOURCE_EXHAUSTED' not in error:
     return None
   sizes = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)', error)
@@ -276,7 +276,7 @@ def _communication(
     for axis in axes:
       members *= sizes[axis]
       near *= ici[axis]
-    # Hierarchical: what is elsewhere crosses the network once a host, spread over its devices, and
+    # Hierarchical: data of other hosts crosses the network once a host, split over its devices, and
     # then goes round within it.
     far = sent * (members - near) / (members - 1) / near if members > near else 0.0
     found.append(Communication(kind, axes, runs, total, sent if near > 1 else 0.0, far))

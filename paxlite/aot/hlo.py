@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, read off its HLO text.
+"""The collectives of a compiled program, read from its HLO text.
 
 XLA's own cost analysis counts the body of a loop once and knows nothing of the mesh; this counts
 each collective as often as it runs, and says along which mesh axes.
@@ -28,7 +28,7 @@ KINDS = (
   'collective-permute',
   'collective-broadcast',
 )
-BETWEEN_SLICES = 'dcn'  # stands for the axes of what TPU slices send each other through hosts
+BETWEEN_SLICES = 'dcn'  # the name for traffic between TPU slices, which goes through hosts
 
 _COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{$')
 _COLLECTIVE = re.compile(rf'^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ({"|".join(KINDS)})(-start)?\(')
@@ -50,7 +50,7 @@ class Collective:
     axes: Mesh axes along which devices take part together.
     size: How many do.
     count: How often it runs in one call of the program.
-    shape: Of its result, as the program has it.
+    shape: Shape of the result, as the program has it.
   """
 
   kind: str
@@ -62,7 +62,7 @@ class Collective:
 
   @property
   def sent_bytes(self) -> float:
-    """What one device sends in all runs, by the usual ring algorithms."""
+    """Bytes that one device sends in all runs, by the usual ring algorithms."""
     share = (self.size - 1) / self.size if self.size else 1.0
     factor = {'all-reduce': 2 * share, 'collective-permute': 1.0, 'collective-broadcast': 1.0}
     return self.bytes * self.count * factor.get(self.kind, share)
@@ -157,7 +157,7 @@ def _instructions(
 
 
 def _trips(line: str, computations: Mapping[str, list[str]]) -> int:
-  """How often a while loop runs; 1 where that is not known."""
+  """The trip count of a while loop; 1 where it is not known."""
   if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line):
     return int(known[1])
   condition = re.search(r'condition=%?([\w.\-]+)', line)

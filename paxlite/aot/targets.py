@@ -12,18 +12,18 @@ from paxlite.parallel import devices
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """What one device can do; bytes and seconds.
+  """The figures of one device, in bytes and seconds.
 
   Attributes:
-    name: As targets have it.
+    name: The name in a target.
     peak_flops: Dense bf16 FLOP/s.
     memory: Bytes that programs can have.
     memory_bandwidth: Bytes/s.
     ici_bandwidth: Bytes/s that it sends to its neighbours along one mesh axis: two links of a TPU's
       torus, all of a GPU's NVLink.
     dcn_bandwidth: Bytes/s that it sends to other slices or hosts, its share of the host's network.
-    source: Where the numbers are from.
-    default_share: Of its memory, what JAX takes unless it is told otherwise.
+    source: The source of the numbers.
+    default_share: The share of its memory that JAX takes by default.
   """
 
   name: str
@@ -94,10 +94,10 @@ class Target:
   """A machine.
 
   Attributes:
-    name: As it was asked for.
-    chip: Of every device; None for the devices that are present.
+    name: The name that was given.
+    chip: The chip of every device; None for the devices that are present.
     devices: How many.
-    slices: Of TPUs.
+    slices: Number of TPU slices.
   """
 
   name: str
@@ -106,7 +106,7 @@ class Target:
   slices: int = 1
 
   def topology(self) -> list[Any]:
-    """Its devices, which programs can be compiled for and not run on.
+    """The devices of the target. Programs can be compiled for them, but not run.
 
     Raises:
       UserError: the package that knows them is not installed.

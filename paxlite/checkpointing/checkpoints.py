@@ -116,7 +116,7 @@ class Checkpoints:
     return None
 
   def start_over(self, accepted: bool) -> None:
-    """To be called where no step is good and the run would begin anew; moves steps aside.
+    """Moves all steps aside, where none is good and the run begins again.
 
     Args:
       accepted: Whether somebody said that it may.
@@ -143,7 +143,7 @@ class Checkpoints:
 
     Args:
       step: One of `steps()`.
-      abstract: A tree of jax.ShapeDtypeStruct with shardings; tells shapes, dtypes and layout.
+      abstract: A tree of jax.ShapeDtypeStruct with shardings: shapes, dtypes and layout.
       surplus: The step may hold variables of names that begin so and `abstract` does not have.
 
     Returns:
@@ -172,7 +172,7 @@ class Checkpoints:
     """Saves in the background; returns once the arrays may be overwritten.
 
     An earlier save that is still being written is waited for first; if it failed, that is logged
-    and this one is tried. A step that is there already is left as it is.
+    and this one is tried. A step that exists already is not changed.
     """
     import orbax.checkpoint as ocp
 
@@ -250,7 +250,7 @@ class Checkpoints:
     save_errors.note()
     before = self._failure
     self._failure = f'step {self._saving}: {save_errors.reason(error, self._directory)}'
-    if self._failure != before:  # as it is where a step is tried again
+    if self._failure != before:  # it is the same where a step is tried again
       log.error('saving failed, training continues: %s', self._failure)
     manager, step = self._manager_, self._saving
     self._manager_, self._saving = None, None
@@ -264,7 +264,7 @@ class Checkpoints:
         _remove(whole)  # it has no checksums, see _write_checksums
 
   def _agreed(self, error: Exception | None) -> Exception | None:
-    """`error`, or that of another process: all go on alike."""
+    """`error`, or that of another process, so that all processes do the same."""
     if jax.process_count() == 1:
       return error
     from jax.experimental import multihost_utils
@@ -284,7 +284,7 @@ class Checkpoints:
     if self._manager_ is None:
       import orbax.checkpoint as ocp
 
-      # Orbax logs dozens of lines a save, and hundreds where one fails, which we tell
+      # Orbax logs dozens of lines a save, and hundreds where one fails, which we log ourselves
       logging.getLogger('absl').setLevel(logging.CRITICAL)
       save_errors.quieten()
       # weights do not compress, and without OCDBT a variable is a plain zarr folder
@@ -306,7 +306,7 @@ class Checkpoints:
     return self._manager_
 
   def folder(self, step: int) -> pathlib.Path:
-    """Of one step; there or not."""
+    """The folder of a step, whether it exists or not."""
     return self._directory / folder_name(step)
 
   def _write_checksums(self) -> None:
@@ -322,7 +322,7 @@ class Checkpoints:
       self._callback_error = e  # the others wait for the commit; the step is removed after it
 
   def _names(self) -> list[str]:
-    """What the directory holds."""
+    """The names in the directory."""
     try:
       return os.listdir(self._directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -331,7 +331,7 @@ class Checkpoints:
       raise unreadable(self._directory, e) from None
 
   def _as_process_0(self, compute: Callable[[], int]) -> int:
-    """What process 0 computes; where that raises UserError, all processes do."""
+    """The result of process 0 in all processes; they all raise UserError where it does."""
     result, error = 0, None
     if jax.process_index() == 0:
       try:
@@ -357,7 +357,7 @@ class Checkpoints:
     return -1
 
   def _is_good(self, step: int, problem: str | None) -> bool:
-    """Whether a step has no problem, which is told."""
+    """Whether a step has no problem. A problem is logged."""
     if problem is not None:
       log.warning('checkpoint of step %d: %s', step, problem)
     return problem is None

@@ -1,4 +1,4 @@
-"""What tells whether a checkpoint is as it was saved: size and CRC-32 of its files, and its step.
+"""Detects checkpoints that are not as they were saved, by sizes and CRC-32 sums, and their step.
 
 Only what was read and is wrong is damaged. What cannot be read may be whole: a disk, a server or a
 permission has to be mended, and nothing is said of the checkpoint until then.
@@ -28,7 +28,7 @@ _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 class _DamagedError(Exception):
-  """What was read is not what was saved."""
+  """The bytes that were read are not the bytes that were saved."""
 
 
 def step_of(name: str) -> int | None:
@@ -43,7 +43,7 @@ def folder_name(step: int) -> str:
 
 
 def write_checksums(folder: pathlib.Path) -> None:
-  """Writes size and CRC-32 of every file of a complete step beside them."""
+  """Writes size and CRC-32 of every file of a complete step into the step."""
   (folder / CHECKSUMS).write_text(json.dumps(_checksums(folder, _files(folder))))
 
 
@@ -84,7 +84,7 @@ def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
 
 
 def unreadable(path: str | os.PathLike, error: OSError) -> UserError:
-  """What to raise where something at `path` could not be read."""
+  """The error to raise where something at `path` could not be read."""
   return UnreadableError(f'{error.filename or path} cannot be read: {error.strerror or error}')
 
 
@@ -141,9 +141,9 @@ def _read(path: pathlib.Path) -> bytes:
 
 
 def _files(folder: pathlib.Path) -> list[str]:
-  """The files of a step's items, and what says of which model imported weights are.
+  """The files of a step's items, and the file that names the model of imported weights.
 
-  Orbax writes its own notes beside them until the commit.
+  Orbax adds its own notes to them until the commit.
   """
   found = [path for item in ITEMS for path in _below(folder / item)]
   found.append(folder / 'experiment.json')
@@ -161,7 +161,7 @@ def _is_file(path: pathlib.Path) -> bool:
 
 
 def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """What a folder holds but folders; pathlib would leave out those that it cannot read."""
+  """The files of a folder. pathlib would leave out those that it cannot read."""
 
   def fail(error: OSError) -> None:
     if error.errno not in _ABSENT:

@@ -31,15 +31,15 @@ OVERWRITTEN = 'overwritten'  # TrainState's field: a run on another backend has 
 
 @dataclasses.dataclass(frozen=True)
 class Restore:
-  """What to take from another checkpoint.
+  """Which variables to take from another checkpoint.
 
   Attributes:
-    path: See find_source.
+    path: A folder of weights, a job_log_dir or one checkpoint.
     ignore: Regular expressions of whole names. The model's variables of these names keep their
       initial values, and the checkpoint's are left out.
     rename: 'pattern=>replacement' pairs; the model's variable whose whole name the regular
       expression matches is read from the name that it is replaced by.
-    whole_state: Optimizer state and step too, for a run that goes on.
+    whole_state: Whether optimizer state and step are restored too, to continue a run.
     sizes: Attributes of the experiment that decide the shapes, for messages.
     check: Raises UserError where a source's model computes something else; None checks nothing.
   """
@@ -53,7 +53,7 @@ class Restore:
 
 
 class Plan:
-  """Where each variable of a state comes from; made before anything is compiled or written.
+  """The source of each variable of a state, found before anything is compiled or written.
 
   Args:
     restore: What is asked for.
@@ -104,7 +104,7 @@ class Plan:
     return jax.make_array_from_callback(like.shape, like.sharding, read)
 
   def table(self) -> str:
-    """What was restored, ignored and freshly initialised, in a few lines."""
+    """The variables that are restored, ignored and initialised, in a few lines."""
     lines = [f'Restored from {self.source.folder}:']
     for what, names in (
       ('restored', list(self._found)),
@@ -161,7 +161,7 @@ class Plan:
         )
 
   def _differing(self, ours: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the source's experiment, as far as it is known, that differ from ours."""
+    """The values of the source's experiment that differ from ours, as far as they are known."""
     if not self.source.experiment.is_file():
       return {}
     theirs = read_values(self.source)['values']
@@ -232,7 +232,7 @@ def _find(
   if layer is None or (stack := f'{layer[1]}/{REPEATED}/{layer[3]}') not in stored:
     return None
   i, repeats = int(layer[2]), stored[stack].shape[0]
-  if i == repeats - 1:  # a model of fewer layers leaves some over, which is told
+  if i == repeats - 1:  # a model of fewer layers leaves some over, which is printed
     used.add(stack)
   return layer_of(stored[stack], i) if i < repeats else None
 

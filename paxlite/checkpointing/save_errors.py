@@ -1,4 +1,4 @@
-"""A save that fails is told in one line, which is ours: what others print of it is left out."""
+"""A save that fails is logged in one line of our own; the lines of libraries are left out."""
 
 import atexit
 import contextlib

@@ -1,4 +1,4 @@
-"""Checkpoints and imported weights that something is restored from, and what is beside them."""
+"""Checkpoints and imported weights to restore from, and the files next to them."""
 
 import dataclasses
 import functools
@@ -42,7 +42,7 @@ class Source:
   Attributes:
     folder: Holds state/ and checksums.json.
     experiment: experiment.json of what wrote it; there may be none.
-    base: Where the weights are now that LoRA was trained beside; '': where they were.
+    base: Folder of the weights that the factors of LoRA belong to; '': where they were.
   """
 
   folder: pathlib.Path
@@ -59,7 +59,7 @@ class Source:
     return self._variables(())
 
   def _variables(self, beside: tuple[pathlib.Path, ...]) -> dict[str, Variable]:
-    """`variables`, where those that were trained beside these lie in the folders `beside`."""
+    """`variables`; those that the factors of LoRA belong to are in the folders `beside`."""
     own = stored_variables(self.folder / 'state')
     params = [k for k in own if k.startswith(f'{_PARAMS}/')]
     if not params or not all(re.fullmatch(LORA_VARIABLES, k) for k in params):
@@ -84,7 +84,7 @@ class Source:
 
   @property
   def frozen(self) -> int | None:
-    """The fingerprint of the weights that LoRA was trained beside, as states.States notes it."""
+    """The fingerprint of the weights that the factors of LoRA belong to (StateStore notes it)."""
     return read_object(self.folder / 'data' / 'metadata').get('frozen')
 
   def unrolled_params(self) -> dict[str, Variable]:
@@ -102,7 +102,7 @@ class Source:
 
   @functools.cached_property
   def fingerprint(self) -> int:
-    """Of its bytes, by their checksums."""
+    """A fingerprint of the bytes of the checkpoint, by their checksums."""
     found = fingerprint(self.folder)
     if found is None:
       raise UserError(f'{self.folder / CHECKSUMS} is missing')
@@ -114,7 +114,7 @@ def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = N
 
   Args:
     path: A folder.
-    base: See Source.
+    base: Folder of the weights that the factors of LoRA belong to, if they were moved.
     frozen: Finds the checkpoint with this fingerprint, of whatever step.
 
   Raises:
@@ -138,7 +138,7 @@ def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = N
 def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
   """The tokenizer that goes with a checkpoint, or None: a file, or a folder with one.
 
-  It is beside the weights, or where the run that wrote them had it (VOCAB_PATH), or it is that of
+  It is next to the weights, or where the run that wrote them had it (VOCAB_PATH), or it is that of
   the checkpoint which that run started from. '' has none.
 
   Raises:
@@ -192,7 +192,7 @@ def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
 
 
 def _importing(path: str) -> str:
-  """What to say of a path that holds no weights of ours: how those of others are imported."""
+  """The message for a path without weights of paxlite: how other weights are imported."""
   tool = 'python -m paxlite.tools.import_weights'
   names = [path] if os.path.isfile(path) else os.listdir(path) if os.path.isdir(path) else []
   for source, what, suffixes in _OTHER_WEIGHTS:

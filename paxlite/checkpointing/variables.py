@@ -26,8 +26,8 @@ class Variable:
   """One array, on disk or made of others.
 
   Attributes:
-    shape: Of the whole.
-    dtype: As stored.
+    shape: Shape of the whole array.
+    dtype: The stored dtype.
     read: Makes the part at an index (a tuple of slices) as a NumPy array.
   """
 
@@ -61,7 +61,7 @@ def write_variable(
     folder: state/ of a checkpoint.
     name: '.' between its parts.
     value: The elements in their order on disk.
-    shape: On disk; None: value's.
+    shape: The shape on disk; None for that of `value`.
   """
   shape = list(value.shape if shape is None else shape)
   if math.prod(shape) != value.size:

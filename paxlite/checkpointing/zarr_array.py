@@ -35,9 +35,9 @@ class ArrayDescription:
   """An array in chunks, a file each.
 
   Attributes:
-    shape: Of the whole.
+    shape: Shape of the whole array.
     chunks: Shape of a chunk; those at the end are as large, and padded.
-    dtype: Of numbers or booleans.
+    dtype: A dtype of numbers or booleans.
     separator: Between a chunk's numbers in its file's name.
     order: 'C' or 'F', of the elements in a chunk.
     compressor: None, 'zstd', 'gzip', 'zlib' or 'blosc'.
@@ -61,7 +61,7 @@ class ArrayDescription:
 
   @property
   def chunk_bytes(self) -> int:
-    """Of a chunk that is not compressed."""
+    """Bytes of a chunk that is not compressed."""
     return math.prod(self.chunks) * self.dtype.itemsize
 
   @property
@@ -69,7 +69,7 @@ class ArrayDescription:
     return self.compressor is None and self.order == 'C'
 
   def positions(self) -> Iterator[tuple[int, ...]]:
-    """Of the chunks in the grid."""
+    """Number of chunks in the grid."""
     return itertools.product(*map(range, self.grid))
 
   def check_chunk(self, path: pathlib.Path) -> None:
@@ -141,7 +141,7 @@ def read_description(folder: pathlib.Path) -> ArrayDescription:
 
 
 def _held_bytes(compressor: str | None, start: bytes) -> int | None:
-  """What a compressed chunk says of its own size in its first 64 bytes, if it does."""
+  """The size that a compressed chunk states in its first 64 bytes; None where it states none."""
   if compressor == 'zstd':
     try:
       held = zstandard.frame_content_size(start)

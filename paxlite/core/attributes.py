@@ -1,4 +1,4 @@
-"""What an attribute of an experiment decides, and within which bounds: said in its annotation.
+"""Annotations of an experiment's attributes: what each one decides, and its bounds.
 
     NUM_LAYERS: Shape[Count] = 12
     DROPOUT_PROB: Training[Below1] = 0.0

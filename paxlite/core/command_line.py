@@ -1,4 +1,4 @@
-"""What the tools share: overrides, paths, a progress bar, what is printed, and how they end."""
+"""What all tools share: overrides, paths, a progress bar, printing, and how they end."""
 
 import argparse
 import codecs

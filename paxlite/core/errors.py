@@ -1,4 +1,4 @@
-"""What paxlite raises on purpose; `paxlite.main` prints it as one line."""
+"""The errors that paxlite raises on purpose. `paxlite.main` prints them as one line."""
 
 import contextlib
 import os
@@ -18,11 +18,11 @@ class UserError(ValueError):
 
 
 class TrainingError(RuntimeError):
-  """Training cannot go on: the message says since when and why. Exit code 1."""
+  """Training cannot continue: the message says since when and why. Exit code 1."""
 
 
 class Interrupted(RuntimeError):
-  """Somebody asked the run to leave; started again, it goes on. Exit code EXIT_AGAIN."""
+  """A signal asked the run to end; started again, it continues. Exit code EXIT_AGAIN."""
 
 
 EXIT_AGAIN = 75  # sysexits.h's EX_TEMPFAIL: launch scripts start the run again

@@ -45,7 +45,7 @@ def check_file(path: str | pathlib.Path) -> None:
 
 
 def fingerprint_of(path: str | pathlib.Path) -> int:
-  """Of a file's first and last 64 KiB and its size: a cheap look, which another hardly passes."""
+  """A checksum of a file's first and last 64 KiB and its size. Other files hardly have the same."""
   with naming(path), open(path, 'rb') as f:
     head = f.read(1 << 16)
     f.seek(-min(1 << 16, f.seek(0, os.SEEK_END)), os.SEEK_END)
@@ -56,7 +56,7 @@ def expanded(names: Sequence[str], strict: bool = True) -> list[str]:
   """File names with the patterns among them (data/*.jsonl) replaced by what they match, sorted.
 
   Args:
-    names: Of files, or of datasets ('hf:…'), which stay as they are.
+    names: Names of files, or of datasets ('hf:…'), which are returned unchanged.
     strict: Whether a pattern that matches nothing is an error, and not kept.
 
   Raises:
@@ -112,7 +112,7 @@ def read_text(path: str) -> str:
   Raises:
     UserError: the file is empty, damaged, not UTF-8 (the byte is named), or does not fit in memory.
   """
-  most = (host_memory.available() or 1 << 62) // 2  # the text lies beside its bytes
+  most = (host_memory.available() or 1 << 62) // 2  # the text and its bytes are in memory at once
   data = bytearray()
   try:
     with open_bytes(path) as f:

@@ -1,4 +1,4 @@
-"""How much memory the machine has left for this process: the kernel's word and the cgroup's."""
+"""The memory that is left for this process, by the kernel and by the limits of its cgroup."""
 
 import pathlib
 
@@ -15,7 +15,7 @@ def available(
   Args:
     meminfo: The kernel's table of memory.
     cgroups: The cgroups that the process is in, of version 1 or 2.
-    mount: Where cgroups are mounted.
+    mount: The folder that cgroups are mounted at.
   """
   free = [_free(meminfo), *(_left(folder) for folder in _folders(cgroups, mount))]
   known = [x for x in free if x is not None]
@@ -31,7 +31,7 @@ def _free(meminfo: pathlib.Path) -> int | None:
 
 
 def _folders(cgroups: pathlib.Path, mount: pathlib.Path) -> list[pathlib.Path]:
-  """Of the cgroup and all above it, each of which may have a limit.
+  """The least memory left in the cgroup and in all above it, each of which may have a limit.
 
   A container often sees its own cgroup as the root, whatever /proc says it is called.
   """

@@ -80,7 +80,7 @@ def _check_depth(value: Any) -> None:
 
 
 def _parse_slowly(line: bytes, place: str) -> Any:
-  """By the json package, which takes NaN too and says what is wrong."""
+  """Decodes by the json package, which accepts NaN and reports the position of an error."""
   try:
     record = json.loads(line.decode('utf-8'))
     json.dumps(record, ensure_ascii=False).encode()

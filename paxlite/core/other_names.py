@@ -100,12 +100,12 @@ FLAGS = {
 
 
 def flag_hint(name: str) -> str:
-  """What to write instead of another library's flag, as a sentence; '' for other names."""
+  """A sentence with the name that replaces a flag of another library; '' for other names."""
   return f'{FLAGS[name]}.' if name in FLAGS else attribute_hint(name).rstrip()
 
 
 def attribute_hint(name: str) -> str:
-  """What to write instead of another library's attribute, as a sentence; '' for other names."""
+  """A sentence with the name that replaces an attribute of another library; '' for others."""
   upper = name.upper()
   if upper.startswith(('ICI_', 'DCN_')) and upper.endswith('_PARALLELISM'):
     return f'{_MESH}. '

@@ -1,4 +1,4 @@
-"""Who can change a file: programs are loaded only where nobody but their user can have written."""
+"""Checks who can change a file: programs are loaded only where the user alone can have written."""
 
 import os
 import pathlib

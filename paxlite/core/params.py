@@ -29,7 +29,7 @@ from paxlite.core.attributes import broken_rule, kind_of, with_kind
 from paxlite.core.errors import UserError
 from paxlite.core.shell import shortened
 
-# Types of parameters that are paths; how they are read is beside them
+# Types of parameters that are paths, and the functions that read them
 LocalPath = Annotated[str, paths.local]
 AnyPath = Annotated[str, paths.expanded]  # TFDS reads from object stores
 
@@ -174,7 +174,7 @@ def _is_parameter(name: str) -> bool:
 
 
 def _literal(text: str) -> Any:
-  """`text` as a Python literal, or as it is where it is none."""
+  """`text` as a Python literal, or unchanged where it is none."""
   try:
     return ast.literal_eval(text.strip())
   except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
@@ -229,7 +229,7 @@ def _check_attributes(cls: type) -> None:
 
 
 def _unknown(cls: type, name: str, known: Iterable[str], way_out: str) -> str:
-  """What to say of a name that is none of `known`: what was perhaps meant, or else a way out."""
+  """The message for a name that is not in `known`: the nearest names, or another way out."""
   near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.75)
   meant = f'Did you mean {" or ".join(near)}? ' if near else ''
   hint = other_names.attribute_hint(name) or meant

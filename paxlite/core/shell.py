@@ -30,7 +30,7 @@ def _text(value: Any) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-  """`text`, of which only the beginning is told where it is long."""
+  """`text`, cut to its beginning where it is long."""
   return text if len(text) <= most else f'{text[:most]}…'
 
 

@@ -12,7 +12,7 @@ from paxlite.core.errors import UserError
 class UnfinishedFolder:
   """Makes a folder under another name, and gives it its own at the end of the context.
 
-  A lock beside it keeps a second process from writing the same folder. The kernel releases the lock
+  A lock file keeps a second process from writing the same folder. The kernel releases the lock
   when a process ends, so that what a killed one left is removed and made again.
 
   Args:

@@ -72,7 +72,7 @@ class ZstdReader(io.RawIOBase):
     return True
 
   def _block(self) -> bytes:
-    """What the next block of the frame holds."""
+    """The contents of the next block of the frame."""
     header = self._exactly(3)
     fields = int.from_bytes(header, 'little')
     size = 1 if fields >> 1 & 3 == _RLE else fields >> 3

@@ -1,4 +1,4 @@
-"""One-dimensional arrays in files, of which only the requested values are read.
+"""One-dimensional arrays in files. Only the requested values are read.
 
 The files are read and not memory-mapped. If a mapped file is truncated while it is read, SIGBUS
 ends the process without a message and with nothing saved.

@@ -27,7 +27,7 @@ _KINDS = {'cloze', 'multiple_choice', 'generate'}
 
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
-  """What a task's file says.
+  """The contents of the file of a task.
 
   Attributes:
     kind: 'cloze' asks whether doc_to_target is what the model would write after doc_to_text, token
@@ -233,7 +233,7 @@ class Example:
     choices: What may follow; one for cloze, none for generate.
     gold: Number of the right choice.
     target: The right text (generate).
-    place: Where the record stands, for messages.
+    place: File and line of the record, for messages.
   """
 
   texts: tuple[str, ...]
@@ -254,9 +254,9 @@ class Task:
   """A task with its records.
 
   Attributes:
-    name: In tables and summaries.
+    name: The name in tables and summaries.
     spec: What is asked.
-    examples: Of whom.
+    examples: The examples.
     unreadable: Records that were left out.
   """
 
@@ -295,7 +295,7 @@ def read_examples(
     spec: The task.
     limit: The most records; None: all.
     skip_unreadable: Leaves out what would be an error below.
-    tfds_data_dir: Where TFDS datasets are; '': TFDS_DATA_DIR, or TFDS' own default.
+    tfds_data_dir: Folder of TFDS datasets; '': TFDS_DATA_DIR, or TFDS' own default.
 
   Raises:
     UserError: a record is none, lacks a field, or has an answer that is empty or none of the

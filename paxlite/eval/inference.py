@@ -46,12 +46,12 @@ class Inference:
   """A model with its tokenizer.
 
   Attributes:
-    experiment: Its numbers, layers unrolled.
+    experiment: The experiment, with unrolled layers.
     model: The model.
-    params: On the mesh, in the experiment's FPROP_DTYPE.
+    params: The parameters on the mesh, in the experiment's FPROP_DTYPE.
     mesh: Where.
     tokenizer: Text to ids and back.
-    source: Where the weights come from.
+    source: The checkpoint of the weights.
   """
 
   experiment: LanguageModel
@@ -62,7 +62,7 @@ class Inference:
   source: Source
 
   def generator(self, sampling: Sampling | None = None) -> Generator:
-    """What continues prompts; `sampling` None: the experiment's."""
+    """A generator; `sampling` None: the experiment's."""
     e = self.experiment
     return Generator(
       self.model,
@@ -95,9 +95,9 @@ def load(
 
   Args:
     experiment: As trained; a copy of it is unrolled here, and decodes without recomputation.
-    source: Where a tokenizer may be.
+    source: A checkpoint that may have a tokenizer.
     restore: Which weights, and by which rules.
-    tokenizer_path: '' looks beside the weights and in VOCAB_PATH.
+    tokenizer_path: File or folder; '' looks next to the weights and in VOCAB_PATH.
 
   Raises:
     UserError: no tokenizer, one of another vocabulary, or weights of another shape.
@@ -166,9 +166,9 @@ def load_checkpoint(
 
   Args:
     checkpoint: See restoring.find_source.
-    tokenizer_path: See load.
+    tokenizer_path: File or folder of a tokenizer; '': the one of the weights.
     overrides: Text of experiment attributes, as --fdl.NAME has it.
-    base_weights: Where the weights are that LoRA was trained beside, if they were moved.
+    base_weights: Folder of the weights that the factors of LoRA belong to, if they were moved.
   """
   source = find_source(checkpoint, base_weights)
   trained = experiment_of(source)
@@ -227,13 +227,13 @@ def explicit_values(experiment: LanguageModel) -> dict[str, Any]:
 
 
 def start_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
-  """What a text begins with for the experiment's model."""
+  """The token that a text begins with for the experiment's model, if there is one."""
   start = tokenizer.bos_id if e.START_ID is None else e.START_ID
   return [start] if start >= 0 else []
 
 
 def eos_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
-  """What a text ends with for the experiment's model: any of these."""
+  """The tokens that end a text for the experiment's model."""
   return list(e.EOS_IDS) or [i for i in (tokenizer.eos_id,) if i >= 0]
 
 
@@ -243,7 +243,7 @@ class Prompt:
 
   Attributes:
     record: The line.
-    ids: Its tokens.
+    ids: The tokens of the prompt.
   """
 
   record: dict[str, Any]
@@ -280,7 +280,7 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
 
 
 def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib.Path) -> int:
-  """Continues every prompt into `output`, JSON lines in their order; goes on where it was stopped.
+  """Continues every prompt into `output`, JSON lines in their order; continues an unfinished file.
 
   What is done lies in OUTPUT.partial until all is. Prompts of similar length share a batch. The
   sampling of a prompt depends on the seed and on its own place alone.
@@ -322,7 +322,7 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
 
 
 def _check_settings(output: pathlib.Path, inference: Inference, prompts: Sequence[Prompt]) -> None:
-  """Notes beside `output` what it depends on; raises UserError where it was begun otherwise."""
+  """Writes next to `output` what it depends on; UserError where it was begun with other values."""
   e = inference.experiment
   contents = json.dumps([[p.record, p.ids] for p in prompts])
   names = 'DECODE_FILES', 'SEED', 'FPROP_DTYPE', 'MAX_SEQ_LEN'

@@ -1,4 +1,4 @@
-"""How likely a model finds continuations: what zero-shot evaluation is made of.
+"""The likelihood of continuations, which zero-shot evaluation is made of.
 
 Rows of similar length share a batch, padded to a bucket's length and not to the longest of all.
 Continuations that differ in their last token alone ("yes" or "no" after a passage) share a row.
@@ -32,7 +32,7 @@ class Continuation:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-  """Of one continuation.
+  """The score of one continuation.
 
   Attributes:
     log_likelihood: Σ ln p of its tokens, in nats.
@@ -69,10 +69,10 @@ class Scorer:
 
   Args:
     model: The language model.
-    params: Its parameters, on the mesh.
+    params: The parameters of the model, on the mesh.
     max_len: The most tokens of a row; a longer context loses its beginning.
     batch_tokens: Tokens of a batch, paddings included, about.
-    mesh: Where the batch is split; None: one device.
+    mesh: The mesh that the batch is split over; None for one device.
     rules: Logical axes to mesh axes.
   """
 
@@ -151,7 +151,7 @@ class Scorer:
     """Rows by length, the longest first, so that memory runs out at once or never.
 
     A batch is as long as the bucket of its longest row, and always full but for the last one:
-    a shorter row costs no more than the padding row that would stand in its place.
+    a shorter row costs no more than the padding row that it replaces.
     """
     ordered = sorted(rows, key=lambda r: (len(r.inputs), r.num_targets), reverse=True)
     start = 0

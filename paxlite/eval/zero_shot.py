@@ -29,10 +29,10 @@ class Metric:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """Of one task.
+  """The result of one task.
 
   Attributes:
-    metrics: By name.
+    metrics: Metrics by name.
     examples: What was found of each.
     seconds: How long it took.
     unreadable: Records that were left out.
@@ -55,7 +55,7 @@ class Result:
 
   @property
   def remarks(self) -> list[str]:
-    """What is not as it should be."""
+    """Notes about examples that were cut or left out."""
     found = []
     if self.truncated:
       found.append(f'{self.truncated:,} texts longer than the model takes lost their beginning')
@@ -143,7 +143,7 @@ def continuation_of(inference: Inference, text: str, continuation: str) -> Conti
   """The ids of both: where a token spans the border, it belongs to the continuation.
 
   Raises:
-    UserError: there is no text, and the model has no start token that could stand there.
+    UserError: There is no text, and the model has no start token to begin with.
   """
   whole, context = inference.encode(text + continuation), inference.encode(text)
   start = len(context)
@@ -211,7 +211,7 @@ def continued(
   sampling: Sampling | None = None,
   report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
-  """What the model writes after each prompt, up to one of `until`.
+  """The text that the model writes after each prompt, up to one of `until`.
 
   Args:
     inference: The model.

@@ -18,7 +18,7 @@ from paxlite.layers.moe import MoeFeedForward
 
 
 class Backends(Transformer):
-  """USE_FP8, USE_TE and USE_INT8, one of which may be on.
+  """USE_FP8, USE_TE and USE_INT8. At most one of them is on.
 
   Where USE_TE and TE_RECIPE are not set, ENABLE_TE=1 and ENABLE_FP8=1 of the environment are.
 
@@ -50,7 +50,7 @@ class Backends(Transformer):
 
   @functools.cached_property
   def backend(self) -> Backend:
-    """What was asked for, and by what.
+    """The backend, and the attribute or variable that asked for it.
 
     Raises:
       UserError: it was asked for two things that exclude each other.

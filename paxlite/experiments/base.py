@@ -126,12 +126,12 @@ class Experiment(Parameters):
 
   @property
   def backend(self) -> Backend:
-    """What computes matrix multiplications."""
+    """The backend that computes matrix multiplications."""
     return Backend('xla', 'nothing else was asked for')
 
   @property
   def dataset(self) -> str:
-    """What the experiment trains on, in a word."""
+    """The data that the experiment trains on, in a word."""
     return '-'
 
   @property
@@ -176,7 +176,7 @@ class Experiment(Parameters):
 
   @property
   def remarks(self) -> list[str]:
-    """What is no mistake and yet worth a line at the start, in whole sentences."""
+    """Sentences to print at the start about values that are no mistake and yet unusual."""
     return []
 
   @property
@@ -186,7 +186,7 @@ class Experiment(Parameters):
 
   @property
   def restore(self) -> Restore | None:
-    """What a new run starts from instead of initial values alone."""
+    """The checkpoint that a new run starts from; None for initial values alone."""
     if not self.CHECKPOINT_RESTORE_PATH:
       return None
     return Restore(
@@ -208,7 +208,7 @@ class Experiment(Parameters):
 
   @property
   def saves_trainable_only(self) -> bool:
-    """Whether checkpoints leave out frozen variables, which `restore` gives each time."""
+    """Whether checkpoints leave out frozen variables, which are read from `restore` each time."""
     return False
 
   @property

@@ -31,7 +31,7 @@ from paxlite.experiments.language_model import LanguageModel
 
 
 class _Rows(LanguageModel):
-  """What datasets of token rows share."""
+  """The attributes that datasets of token rows share."""
 
   EVAL_BATCH_SIZE: Run[Count | None] = (
     None  # rows of a global evaluation batch; None: as in training

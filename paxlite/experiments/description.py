@@ -1,4 +1,4 @@
-"""What an experiment is, as text: its values, its built configs, and what it needs."""
+"""Descriptions of an experiment as text: its values, its built configs, and its needs."""
 
 import contextlib
 import math

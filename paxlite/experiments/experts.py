@@ -32,7 +32,7 @@ class MixtureOfExperts(LanguageModel):
 
   @property
   def EXPERT_AXIS(self) -> Run[str | None]:
-    """The mesh axis that experts are spread over; None where each device has a part of all.
+    """The mesh axis that experts are sharded over; None where each device has a part of all.
 
     Pax spreads them over data, which an axis of their own leaves to the rest of their weights.
     Without drops, that would gather all tokens of the batch on each device.
@@ -89,7 +89,7 @@ class MixtureOfExperts(LanguageModel):
 
   @property
   def decoding_values(self) -> dict[str, Any]:
-    """What a text gets must not depend on its neighbours: every token finds a place."""
+    """Every token finds a place, so that a text does not depend on its neighbours in the batch."""
     return super().decoding_values | dict(USE_DROPLESS_MOE=True)
 
   def layer(self) -> fdl.Partial:

@@ -66,7 +66,7 @@ class LLaMA7BSFT(SFT, LLaMA7B):
 class LLaMA7BLoRA(LoRA, LLaMA7B):
   """python -m paxlite.main --fdl_config=LLaMA7BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA7B, low-rank factors beside its frozen weights, on prompts and answers.
+  LLaMA7B, low-rank factors with its weights frozen, on prompts and answers.
   """
 
 
@@ -82,7 +82,7 @@ class LLaMA13BSFT(SFT, LLaMA13B):
 class LLaMA13BLoRA(LoRA, LLaMA13B):
   """python -m paxlite.main --fdl_config=LLaMA13BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA13B, low-rank factors beside its frozen weights, on prompts and answers.
+  LLaMA13B, low-rank factors with its weights frozen, on prompts and answers.
   """
 
 
@@ -98,7 +98,7 @@ class LLaMA70BSFT(SFT, LLaMA70B):
 class LLaMA70BLoRA(LoRA, LLaMA70B):
   """python -m paxlite.main --fdl_config=LLaMA70BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA70B, low-rank factors beside its frozen weights, on prompts and answers.
+  LLaMA70B, low-rank factors with its weights frozen, on prompts and answers.
   """
 
   ICI_MESH_SHAPE = [1, 8, 1]  # the weights do not fit one device
@@ -116,7 +116,7 @@ class LLaMA3_8BSFT(SFT, LLaMA3_8B):
 class LLaMA3_8BLoRA(LoRA, LLaMA3_8B):
   """python -m paxlite.main --fdl_config=LLaMA3_8BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA3_8B, low-rank factors beside its frozen weights, on prompts and answers.
+  LLaMA3_8B, low-rank factors with its weights frozen, on prompts and answers.
   """
 
 
@@ -132,7 +132,7 @@ class Mistral7BSFT(SFT, Mistral7B):
 class Mistral7BLoRA(LoRA, Mistral7B):
   """python -m paxlite.main --fdl_config=Mistral7BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  Mistral7B, low-rank factors beside its frozen weights, on prompts and answers.
+  Mistral7B, low-rank factors with its weights frozen, on prompts and answers.
   """
 
 
@@ -148,7 +148,7 @@ class Gemma2BSFT(SFT, Gemma2B):
 class Gemma2BLoRA(LoRA, Gemma2B):
   """python -m paxlite.main --fdl_config=Gemma2BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  Gemma2B, low-rank factors beside its frozen weights, on prompts and answers.
+  Gemma2B, low-rank factors with its weights frozen, on prompts and answers.
   """
 
 
@@ -164,7 +164,7 @@ class Gemma7BSFT(SFT, Gemma7B):
 class Gemma7BLoRA(LoRA, Gemma7B):
   """python -m paxlite.main --fdl_config=Gemma7BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  Gemma7B, low-rank factors beside its frozen weights, on prompts and answers.
+  Gemma7B, low-rank factors with its weights frozen, on prompts and answers.
   """
 
 
@@ -186,7 +186,7 @@ class SmolLM135MSFT(SFT, SmolLM135M):
 class SmolLM135MLoRA(LoRA, SmolLM135M):
   """python -m paxlite.main --fdl_config=SmolLM135MLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  SmolLM135M, low-rank factors beside its frozen weights, on prompts and answers; on one device.
+  SmolLM135M, low-rank factors with its weights frozen, on prompts and answers; on one device.
   """
 
   MAX_SEQ_LEN = 512

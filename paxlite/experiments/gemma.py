@@ -5,7 +5,7 @@ from paxlite.experiments.registry import register
 
 
 class Gemma(LLaMA):
-  """What the sizes share."""
+  """The architecture that all sizes share."""
 
   VOCAB_SIZE = 256_128
   MAX_SEQ_LEN = 8192

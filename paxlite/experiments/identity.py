@@ -1,4 +1,4 @@
-"""What a run is: shown, written into its folder, and compared with what is there."""
+"""The identity of a run: printed, written into its folder, and compared with the folder."""
 
 import json
 import pathlib
@@ -74,7 +74,7 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
 
 
 def run_values(folder: pathlib.Path) -> dict[str, Any] | None:
-  """What a run's folder says that it is: {'experiment': dotted path, 'values': {…}}; or None.
+  """The identity in the folder of a run: {'experiment': dotted path, 'values': {…}}; or None.
 
   Raises:
     UserError: the file that says so is damaged.
@@ -84,7 +84,7 @@ def run_values(folder: pathlib.Path) -> dict[str, Any] | None:
 
 
 def stated_values(cls: type[Experiment], values: Mapping[str, Any]) -> dict[str, Any]:
-  """Of a run's values those from which the others derive, and those that were set instead.
+  """The values of a run that were set, without those that derive from them.
 
   Values of attributes that are no longer there are left out.
   """
@@ -95,7 +95,7 @@ def stated_values(cls: type[Experiment], values: Mapping[str, Any]) -> dict[str,
 
 
 def is_of(e: Experiment, folder: pathlib.Path) -> bool:
-  """Whether a folder's run is of the same experiment, with other numbers or not."""
+  """Whether the run in a folder is of the same experiment class."""
   found = run_values(folder)
   return found is not None and found['experiment'] == full_name(type(e))
 

@@ -10,7 +10,7 @@ from paxlite.experiments.transformer import Activation
 
 
 class LLaMA(LanguageModel):
-  """What the family shares: RMSNorm, rotary positions, SiLU-gated feed-forward, no biases.
+  """The family: RMSNorm, rotary positions, SiLU-gated feed-forward layers, no biases.
 
   The numbers of training are Rosetta Pax's for fine-tuning: AdamW at 1e-6 with a cosine.
   """

@@ -74,7 +74,7 @@ class Optimization(Experiment):
 
   @property
   def _schedule_steps(self) -> tuple[int, int, int]:
-    """Where the warmup ends, the decay starts and the decay ends."""
+    """The steps at which the warmup ends, the decay starts and the decay ends."""
     names = ('WARMUP', 'DECAY_START', 'DECAY_END')
     warmup, start, end = (getattr(self, f'LR_{self.schedule_kind}_{name}') for name in names)
     return warmup, start, end

@@ -56,7 +56,7 @@ def find(name: str) -> type[Experiment]:
   Only subclasses of Experiment are returned; nothing else is ever called or instantiated.
 
   Raises:
-    UserError: there is no such experiment (the nearest names are told).
+    UserError: There is no such experiment; the message has the nearest names.
   """
   if '.' not in name:
     known = experiments()

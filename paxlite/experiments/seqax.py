@@ -22,7 +22,7 @@ from paxlite.layers.projection import Projection
 
 
 class Seqax(LanguageModel):
-  """What the sizes share."""
+  """The architecture that all sizes share."""
 
   NUM_LAYERS = 8
   DIMS_PER_HEAD = 128

@@ -7,7 +7,7 @@ from paxlite.core.templates import template
 from paxlite.experiments.transformer import Transformer
 from paxlite.layers.te_layer import TeTransformerLayer
 
-# Attributes of which it knows these values alone.
+# Attributes with the only values that it knows.
 _ONLY = {
   'PACKED_INPUT': (False,),
   'ACTIVATION_CLS': ('gelu', 'relu', 'silu'),
@@ -49,8 +49,8 @@ def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
   """The template of a TeTransformerLayer that computes what the blocks of e's model do.
 
   Args:
-    e: Its numbers.
-    model: Its TransformerLm, as e.task() has it.
+    e: The experiment.
+    model: The config of its TransformerLm, from e.task().
 
   Raises:
     UserError: Transformer Engine's layer has no equivalent of some attributes, or of a block that

@@ -1,4 +1,4 @@
-"""From architecture, optimizer and schedule attributes to the config of a Task."""
+"""Makes the config of a Task from the attributes of architecture, optimizer and schedule."""
 
 import math
 from typing import Any, Literal
@@ -88,7 +88,7 @@ class Transformer(Decoding, Optimization):
   HEADS_SPAN_MODEL: Training[bool] = True
   NUM_LOSS_CHUNKS: Run[Count] = 1
 
-  # LoRA: freezes everything but low-rank factors beside the weights of the chosen layers
+  # LoRA: trains low-rank factors of the weights of the chosen layers, and freezes all else
   USE_LORA: Training[bool] = False
   LORA_RANK: Training[Count] = 8
   LORA_TARGET_LAYERS: Training[Literal['all', 'attention', 'mlp']] = 'all'
@@ -118,7 +118,7 @@ class Transformer(Decoding, Optimization):
 
   @property
   def NORM_SCALE_OFFSET(self) -> Function[float]:
-    """What is added to the stored scale of a norm."""
+    """The number that is added to the stored scale of a norm."""
     return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
 
   @property
@@ -385,12 +385,12 @@ class Transformer(Decoding, Optimization):
 
   @property
   def attention_params(self) -> int:
-    """Of one block's matrix multiplications."""
+    """Parameters of the matrix multiplications of one block."""
     return 2 * self.MODEL_DIMS * self.DIMS_PER_HEAD * (self.NUM_HEADS + self.NUM_KV_HEADS)
 
   @property
   def ffn_params(self) -> int:
-    """Of one block's matrix multiplications."""
+    """Parameters of the matrix multiplications of one block."""
     return (3 if self.USE_GATED_ACTIVATION else 2) * self.MODEL_DIMS * self.HIDDEN_DIMS
 
   @property

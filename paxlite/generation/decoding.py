@@ -28,7 +28,7 @@ _SMALLEST_BUCKET = 32
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How the next token is chosen, in this order.
+  """How the next token is chosen. The attributes apply in this order.
 
   Attributes:
     repetition_penalty: Divides the positive logits of tokens that the row holds already, prompt
@@ -76,8 +76,8 @@ class DecodeState:
   tokens_BS: Prompts, padded on the left, and what came after them.
   starts_B: First slot of each prompt.
   ends_B: Last slot of each row, int32: as many as it would have alone.
-  slot: Of the latest token, int32.
-  prompt_slots: Where prompts end, int32.
+  slot: Slot of the latest token, int32.
+  prompt_slots: Slots of the prompts, int32.
   done_B: Rows that have ended.
   seen_BV: Tokens that a row holds; None without repetition penalty.
   keys_B: Of the sampling.
@@ -99,12 +99,12 @@ class Generator:
 
   Args:
     model: Repeated or unrolled; unrolled is faster, for a scan copies every layer's weights.
-    params: Its parameters, on the mesh.
+    params: The parameters of the model, on the mesh.
     max_len: The most tokens of prompt and continuation: the model's positions.
-    sampling: See Sampling.
+    sampling: How the next token is chosen.
     eos_ids: A row ends with one of them.
     vocab_size: Ids from here on are never chosen (a vocabulary that was rounded up).
-    mesh: Where the batch is split; None: one device.
+    mesh: The mesh that the batch is split over; None for one device.
     rules: Logical axes to mesh axes.
   """
 
@@ -142,7 +142,7 @@ class Generator:
     Args:
       prompts: Token ids, at least one each.
       max_new_tokens: The most per row.
-      seed: Of the sampling; the same seed and row id give the same tokens in any batch.
+      seed: Seed of the sampling; the same seed and row id give the same tokens in any batch.
       row_ids: Names rows for the sampling; 0, 1, 2 … where None.
 
     Raises:

@@ -88,8 +88,8 @@ class RelativeBias(nn.Module):
 
   Attributes:
     num_heads: N.
-    num_buckets: Of wrb [N, buckets].
-    max_distance: From here on distances share the last bucket.
+    num_buckets: Number of columns of wrb [N, buckets].
+    max_distance: Distances from this one on share the last bucket.
   """
 
   num_heads: int

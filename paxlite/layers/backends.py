@@ -1,4 +1,4 @@
-"""What computes a model's matrix multiplications: XLA as it is, FP8, Transformer Engine, or int8.
+"""The backends of a model's matrix multiplications: plain XLA, FP8, Transformer Engine, or int8.
 
 A backend is chosen once, when an experiment is built (see experiments.backend), and reaches the
 model as templates: no layer knows of it. What is optional is imported where it is used.
@@ -85,7 +85,7 @@ def int8_model(model: nn.Module, backward: bool) -> nn.Module:
   """`model` with int8 × int8 → int32 where it multiplies by the weights of its blocks.
 
   Values are scaled by the largest of each token's activations and each output channel of a weight,
-  at every step anew; the gradient of a weight by the largest of each channel over the whole batch.
+  at every step; the gradient of a weight by the largest of each channel over the whole batch.
   Parameters stay as they are, and so do checkpoints.
 
   Args:
@@ -166,6 +166,6 @@ def transformer_engine() -> Any:
   try:
     import transformer_engine.jax as te
     import transformer_engine.jax.flax  # noqa: F401
-  except Exception as e:  # a library that does not load raises whatever it likes
+  except Exception as e:  # a library that does not load may raise any error
     raise UserError(_INSTALL_TE.format(f'{type(e).__name__}: {e}'.splitlines()[0])) from None
   return te

@@ -20,7 +20,7 @@ class Einsum(nn.Module):
   """einsum(equation, x, w) in XLA, in the dtype of both.
 
   Attributes:
-    equation: Of the activations and the weight, with single letters and no ellipsis.
+    equation: Einsum equation of activations and weight, with single letters and no ellipsis.
   """
 
   equation: str

@@ -33,7 +33,7 @@ class Int8Projection(Projection):
 
 
 class Int8LoraProjection(LoraProjection, Int8Projection):
-  """LoraProjection beside int8 weights; the low-rank factors stay as they are."""
+  """LoraProjection with int8 weights; the low-rank factors keep their dtype."""
 
 
 def quantized(w: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:

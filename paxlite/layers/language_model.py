@@ -92,7 +92,7 @@ class TransformerLm(nn.Module):
     x_BTD = self.embedding(ids_BT)
     if self.position_emb is not None:
       x_BTD = x_BTD + self.position_emb(positions_BT)
-    # one change of layout at a time, each of which XLA knows how to make
+    # one change of layout at a time: XLA knows how to make each of them
     x_BTD = shard(x_BTD, 'batch', 'length', 'act_embed')
     x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
     x_BTD = self.dropout(x_BTD, deterministic=not self.has_rng('dropout'))
@@ -100,7 +100,7 @@ class TransformerLm(nn.Module):
     return self.final_ln(shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed'))
 
   def logits(self, x_BTD: jax.Array) -> jax.Array:
-    """What `hidden` gave, [B, T, D], to float32 logits [B, T, V]."""
+    """The result of `hidden`, [B, T, D], to float32 logits [B, T, V]."""
     logits = self.embedding.attend(x_BTD) if self.softmax is None else self.softmax(x_BTD)
     if self.logits_bias is not None:
       logits = self.logits_bias(logits)
@@ -126,7 +126,7 @@ class TransformerLm(nn.Module):
 def cross_entropy(logits_BTV: jax.Array, labels_BT: jax.Array) -> TokenLosses:
   """−log softmax(logits)[label] in float32, and whether the label has the largest logit.
 
-  The maximum that log-sum-exp needs anyway tells whether the label wins: a maximum or argmax of its
+  The maximum that log-sum-exp needs anyway shows whether the label wins: a maximum or argmax of its
   own is one more pass over [B, T, V], 8 % of a 124M step on CPU. Two equal largest logits both
   count as right.
   """

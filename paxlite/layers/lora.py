@@ -22,7 +22,7 @@ class LoraProjection(Projection):
   values have A [3, D, rank] and B [3, N·H, rank]. No alpha, as in Pax.
 
   Attributes:
-    rank: Of ΔW.
+    rank: Rank of ΔW.
   """
 
   rank: int = 8

@@ -1,4 +1,4 @@
-"""Mixtures of experts: feed-forward layers of which each token passes through a few.
+"""Mixtures of experts: each token passes through a few of many feed-forward layers.
 
 A router chooses the experts of each token. A dispatch moves tokens to their experts and back: by
 capacity, where an expert takes a limited number of tokens, or without drops.
@@ -28,7 +28,7 @@ _FAN_IN_BY_EXPERT = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform', b
 
 
 class Routing(NamedTuple):
-  """Where tokens go: their X experts, the likeliest first."""
+  """The experts of each token: X of them, the likeliest first."""
 
   experts_JMX: jax.Array  # int32
   weights_JMX: jax.Array  # float32; they sum to 1, and are 0 for padding
@@ -52,7 +52,7 @@ class TopKRouter(nn.Module):
   Attributes:
     num_experts: E.
     top_k: X.
-    w_init: Of gate [D, E].
+    w_init: Initialiser of gate [D, E].
   """
 
   num_experts: int
@@ -106,7 +106,7 @@ def assign_places(routing: Routing, capacity: int) -> Places:
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-  """What the experts compute: w_out·activation(w_in·x).
+  """The function of the experts: w_out·activation(w_in·x).
 
   Attributes:
     w_in_EDF: The first weights.

@@ -14,7 +14,7 @@ class LayerNorm(nn.Module):
   """(offset + scale) · (x − mean) / √(var + epsilon) + bias, [..., D] to [..., D].
 
   https://arxiv.org/abs/1607.06450. Scale starts at 1 − offset: Pax stores it as a difference to 1,
-  GPT-2 as it is (offset 0).
+  GPT-2 itself (offset 0).
   """
 
   epsilon: float = 1e-5

@@ -97,7 +97,7 @@ class PipelinedTransformer(RepeatedTransformer):
     segment_ids_bT: jax.Array | None,
     key: jax.Array | None,
   ) -> tuple[jax.Array, Any]:
-    """One stage's layers, one after the other; and what they leave beside [l, …]."""
+    """One stage's layers, one after the other; and the values that they sow [l, …]."""
     block = self.layer_tpl(parent=None)
 
     def layer(x: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, Any]:

@@ -21,13 +21,13 @@ class Projection(nn.Module):
   the dimensions of w that reach the output, b [A,N,H].
 
   Attributes:
-    equation: Of the input and the weight, with single letters and no ellipsis.
+    equation: Einsum equation of the input and the weight, with single letters and no ellipsis.
     shape: The weight's shape.
     axes: The weight's logical axes.
     use_bias: Whether there is a bias, initialised to zero.
     w_init: Initialiser of the weight.
     einsum_tpl: Multiplies.
-    dtype: Of the computation and the output.
+    dtype: Dtype of the computation and the output.
   """
 
   equation: str

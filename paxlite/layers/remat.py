@@ -72,9 +72,9 @@ def remat(body: Callable[..., Any], policy: str, in_scan: bool) -> Callable[...,
 
 
 def recomputed(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-  """`function`, of which the backward pass keeps the arguments alone.
+  """`function`, recomputed in the backward pass, which keeps its arguments alone.
 
-  For what is cheap to compute and has many steps, each of which repeated layers would otherwise
-  keep. In layers of their own XLA finds that the results are there, and computes nothing twice.
+  For functions that are cheap and have many steps: repeated layers would otherwise keep each step.
+  In unrolled layers XLA finds that the results are there, and computes nothing twice.
   """
   return jax.checkpoint(function, prevent_cse=False)

@@ -54,9 +54,9 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
   factor 8.
 
   Attributes:
-    factor: Of the long wavelengths.
-    low_frequency_factor: See above.
-    high_frequency_factor: See above.
+    factor: Divides the frequencies of long wavelengths.
+    low_frequency_factor: Bounds the long wavelengths, as in the formula above.
+    high_frequency_factor: Bounds the short wavelengths, as in the formula above.
     original_length: Sequence length before stretching.
   """
 

@@ -1,4 +1,4 @@
-"""What layers leave beside their result, by flax's `sow`: terms of the loss, and summaries."""
+"""Values that layers return next to their result, by flax's `sow`: loss terms and summaries."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +16,7 @@ def total_loss(variables: Mapping[str, Any]) -> jax.Array:
 
 
 def is_maximum(summary: str) -> bool:
-  """Whether a summary stays one of the largest value wherever several become one, not of a mean."""
+  """Whether several values of a summary are combined by their maximum, and not by their mean."""
   return summary.startswith('max_')
 
 

@@ -30,10 +30,10 @@ class TeTransformerLayer(nn.Module):
     gated: Whether the feed-forward layer has a gate.
     use_bias: Whether all projections have one.
     norm: Kind of both norms.
-    epsilon: Of both norms.
+    epsilon: Epsilon of both norms.
     norm_offset: What is added to the stored scale of a norm: 0, or 1 for 'LayerNorm'.
-    rotary_layout: As RotaryEmbedding's; None for models without.
-    rotary_theta: As RotaryEmbedding's.
+    rotary_layout: Layout of RotaryEmbedding; None for models without.
+    rotary_theta: Theta of RotaryEmbedding.
     dropout: Rate on attention weights, hidden units and the output of both sublayers.
     w_init: Initialiser of each matrix [in, out].
   """

@@ -20,7 +20,7 @@ class TransformerBlock(nn.Module):
   """x += attention(norm(x)); x += ffn(norm(x)). [B, T, D] to [B, T, D].
 
   Attributes:
-    norm_tpl: Of both norms.
+    norm_tpl: Template of both norms.
     attention_tpl: Takes (x, positions, segment_ids).
     ffn_tpl: Takes (x, paddings).
     dropout: Rate on the output of both sublayers.

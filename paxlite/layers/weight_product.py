@@ -20,7 +20,7 @@ def weight_product(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
   derivative (jax.jvp).
 
   Args:
-    equation: Of x and w, with single letters, no space and no ellipsis.
+    equation: Einsum equation of x and w, with single letters, no space and no ellipsis.
     x: Activations.
     w: The weight.
   """
@@ -60,7 +60,7 @@ def _dims(first: str, second: str, out: str) -> tuple[list[str], list[str]]:
 
 
 def _copied(first: _Factor, second: _Factor, out: str) -> float:
-  """How many numbers _product copies to another layout, those of a result at half the cost."""
+  """Numbers that _product copies to another layout; those of a result count half."""
   size = dict(zip(first[0] + second[0], first[1].shape + second[1].shape, strict=True))
   made, _ = _dims(first[0], second[0], out)
   result = 0 if made == list(out) else 0.5 * math.prod(size[d] for d in out)

@@ -194,7 +194,7 @@ def adam(
     b1, b2, epsilon, epsilon_root, update_clip: See scale_by_pax_adam.
     weight_decay: Times the variable, added to its update; biases, norms and embeddings too.
     clip_gradient_norm: Cap on the global norm of the gradients; off where ≤ 0.
-    trainable: See Optimizer.
+    trainable: Regular expressions of the trainable variables: see Optimizer.
   """
   chain: list[Any] = []
   if clip_gradient_norm > 0:

@@ -45,7 +45,7 @@ def linear_rampup_exponential_decay(
   min_ratio: float = 0.1,
   peak: float = 1.0,
 ) -> optax.Schedule:
-  """As above, with peak · min_ratio^progress in place of the cosine."""
+  """The schedule above, with peak · min_ratio^progress in place of the cosine."""
 
   def decay(progress: jax.Array) -> jax.Array:
     return min_ratio**progress

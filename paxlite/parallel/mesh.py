@@ -29,7 +29,7 @@ def make_mesh(
   Args:
     ici: Devices per axis within a slice or host (ICI, NVLink).
     dcn: Copies of that per axis across slices or hosts (DCN).
-    axes: Of KNOWN_AXES, in the order of both shapes.
+    axes: Names from KNOWN_AXES, in the order of both shapes.
     devices: All that are present where None.
 
   Raises:

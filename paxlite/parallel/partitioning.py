@@ -111,12 +111,12 @@ def activate(mesh: Mesh, rules: Rules = DEFAULT_RULES) -> Iterator[None]:
 
 
 def active_mesh() -> tuple[Mesh, Rules] | None:
-  """What `activate` made active."""
+  """The mesh and the rules that `activate` made active."""
   return _active.get()
 
 
 def active_platform() -> str:
-  """Of the active mesh's devices, or else of JAX's own: cpu, gpu, cuda, tpu."""
+  """The platform of the active mesh, or else JAX's own: cpu, gpu, cuda, tpu."""
   active = active_mesh()
   return active[0].devices.flat[0].platform if active else jax.default_backend()
 
@@ -151,7 +151,7 @@ _FSDP_AXES = ('embed', 'expert_embed')
 
 
 def gathers_weights() -> bool:
-  """Whether `gather_weight` gathers on the active mesh: see there."""
+  """Whether `gather_weight` gathers on the active mesh."""
   active = _active.get()
   if active is None:
     return False
@@ -173,12 +173,12 @@ def gather_weight(w: jax.Array, names: Sequence[str | None]) -> jax.Array:
   for CPUs and for GPUs are wrong (jax 0.10 to 0.11), those for TPUs were not seen to be. With the
   weight gathered by hand the program needs one exchange less, and is otherwise the same.
 
-  On meshes of which data is the first axis of the batch, or on which replica, data or mdl is 1,
+  On meshes with data as the first axis of the batch, or with replica, data or mdl of size 1,
   nothing is done, so that XLA may gather piece by piece while it multiplies.
 
   Args:
     w: The weight, in the dtype of the product.
-    names: Its logical axes.
+    names: The logical axes of the array.
   """
   if not gathers_weights():
     return w

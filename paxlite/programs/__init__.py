@@ -1,1 +1,1 @@
-"""What `paxlite.main` does with an experiment: train, evaluate, decode."""
+"""The programs of `paxlite.main`: train, evaluate, decode."""

@@ -55,7 +55,7 @@ class Run:
     save: Whether training writes checkpoints; it continues from those that are there either way.
     accept_changes: Whether a folder of a different experiment, or data, may be continued.
     start_over: Whether it may begin again where the folder's checkpoints are all damaged.
-    read_only: Whether what the folder holds stays as it is.
+    read_only: Whether nothing in the folder is changed.
     compiled_step: A file of tools.compile to load instead of compiling.
     check_memory: Whether what needs more memory than there is gets refused.
     peers: The other processes of the run.
@@ -202,7 +202,7 @@ class Run:
 
   @property
   def restore(self) -> Restore | None:
-    """What a new run starts from; weights of a model that computes something else are refused."""
+    """The checkpoint that a new run starts from. A model of another function is refused."""
     restore = self.experiment.restore
     if restore is None:
       return None
@@ -213,7 +213,7 @@ class Run:
     return Checkpoints(self.folder / 'checkpoints', keep, read_only=self.read_only)
 
   def tokenizer(self) -> Tokenizer | None:
-    """What a sample at the end of training needs; None where none is asked for."""
+    """The tokenizer for the sample at the end of training; None where no sample is wanted."""
     e = self.experiment
     if e.sample_prompt is None:
       return None

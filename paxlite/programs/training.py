@@ -29,7 +29,7 @@ def train(run: Run) -> None:
 
   Raises:
     Interrupted: SIGINT (Ctrl-C, or a notebook's stop), SIGTERM or SIGHUP came; what was trained is
-      saved, and the same call goes on. Handlers of the caller's are back then.
+      saved, and the same call continues. The handlers of the caller are restored then.
   """
   lock = FolderLock(run.folder)
   with preemption.listening(saves=run.save):

@@ -1,6 +1,6 @@
 """A compiled train step in a file, and what it was compiled for.
 
-The file is a line of JSON, which tells what must be the same where it is loaded, and JAX's
+The file is a line of JSON, with what must be equal where it is loaded, and JAX's
 serialized executable. That is a pickle inside, so that a file is loaded only where nobody but its
 user can have written it.
 """
@@ -35,9 +35,9 @@ class SavedStep:
   """A file that training loads instead of compiling.
 
   Attributes:
-    path: Of the file.
-    values: The experiment's, to tell which of them differ.
-    options: Of the compiler.
+    path: The file.
+    values: The values of the experiment, to say which of them differ.
+    options: Options of the compiler.
   """
 
   path: pathlib.Path
@@ -55,7 +55,7 @@ class SavedStep:
     Args:
       lowered: What would be compiled.
       arguments: State and batch.
-      mesh: Where they lie.
+      mesh: The mesh that they are on.
 
     Raises:
       UserError: the file is damaged, others could have written it, or it is of another step.
@@ -128,7 +128,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 def identity(
   lowered: Any, mesh: Mesh, values: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """What must be the same for a compiled step to do the work of another."""
+  """The values that must be equal for a compiled step to take the place of another."""
   return machine(mesh, options) | {
     'format': _FORMAT,
     'arguments': [_argument(path, x) for path, x in _arguments(lowered)],
@@ -138,7 +138,7 @@ def identity(
 
 
 def machine(mesh: Mesh, options: Mapping[str, Any]) -> dict[str, Any]:
-  """What compiles and runs a step."""
+  """The machine that compiles and runs a step."""
   devices = list(mesh.devices.flat)
   return {
     'versions': {'paxlite': paxlite.__version__} | versions(devices[0].platform),
@@ -153,13 +153,13 @@ def machine(mesh: Mesh, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flags(variable: str) -> list[str]:
-  """Of XLA, but for those that change no program: fake devices, which are counted, and dumps."""
+  """The flags of XLA without those that change no program: numbers of fake devices, and dumps."""
   idle = ('--xla_force_host_platform_device_count', '--xla_dump_')
   return [f for f in os.environ.get(variable, '').split() if not f.startswith(idle)]
 
 
 def versions(platform: str) -> dict[str, str]:
-  """What compiles for devices of a platform, and its version."""
+  """The packages that compile for devices of a platform, and their versions."""
   names = ['jax', 'jaxlib']
   names += [n for n in _COMPILERS if platform != 'cpu' and (n == 'libtpu') == (platform == 'tpu')]
   found = {}

@@ -26,7 +26,7 @@ def of_kind(platform: str, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def initial_values_options(platform: str) -> dict[str, Any]:
-  """Of the program that computes initial values; what XLA_FLAGS says is left to them."""
+  """Options for the program that computes initial values; those of XLA_FLAGS are left out."""
   flags = os.environ.get('XLA_FLAGS', '')
   options = _INITIAL_VALUES.get(kind(platform), {})
   return {name: value for name, value in options.items() if f'--{name}=' not in flags}

@@ -29,10 +29,10 @@ _MARK = 'paxlite_restarted'  # an option -X of Python, which nothing on the way 
 
 
 def environment() -> dict[str, str]:
-  """What makes malloc do so; empty where it cannot or must not.
+  """The variables that make malloc keep its memory; empty where it cannot or must not.
 
   The C library has to be glibc 2.35 or newer, and the machine to have no accelerator that the run
-  is for. Where GLIBC_TUNABLES or a variable MALLOC_… names one of these, all is left as it is.
+  is for. Where GLIBC_TUNABLES or a variable MALLOC_… names one of these, nothing is changed.
   Large pages are asked for where the kernel leaves the choice to programs ([madvise]).
   """
   tunables = os.environ.get(_VARIABLE, '')
@@ -63,7 +63,7 @@ def restart_with_them() -> None:
     return
   if sys.gettrace():
     return
-  with contextlib.suppress(OSError):  # then it runs as it is
+  with contextlib.suppress(OSError):  # then it runs without them
     os.execve(
       sys.executable, [sys.executable, '-X', _MARK, *command[1:]], {**os.environ, **changes}
     )

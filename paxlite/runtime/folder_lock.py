@@ -67,7 +67,7 @@ class FolderLock:
     job = os.environ.get('SLURM_JOB_ID')
     holder = {'host': socket.gethostname(), 'process': os.getpid(), 'slurm_job': job}
     self._file = file
-    with contextlib.suppress(OSError):  # a full disk is told by what needs it
+    with contextlib.suppress(OSError):  # a full disk is reported by what needs it
       file.write(json.dumps(holder))
       file.flush()
 
@@ -89,7 +89,7 @@ class FolderLock:
 
 
 def _described(text: str) -> tuple[str, str | None]:
-  """Who holds a lock, for a message, and its Slurm job."""
+  """The holder of a lock, for a message, and its Slurm job."""
   try:
     owner = json.loads(text)
     job = owner['slurm_job']

@@ -1,7 +1,7 @@
 """Goodput: the share of a run's wall time in steps that count, over all of its restarts.
 
 Each start of a run is an attempt with a file of its own, goodput/attempt_%05d.json, which is
-written anew with every report of the loss. Nothing here needs JAX: `paxlite.main` imports this
+written again with every report of the loss. Nothing here needs JAX: `paxlite.main` imports this
 first, since the clock starts with the import.
 """
 
@@ -62,7 +62,7 @@ class Goodput:
       self.switch(before)
 
   def switch(self, kind: str) -> str:
-    """From now on time is of this kind; returns the kind before."""
+    """Books the time from now on as this kind; returns the kind before."""
     now = time.perf_counter()
     self._seconds[self._kind] += now - self._since
     self._since = now
@@ -71,7 +71,7 @@ class Goodput:
 
   @property
   def kind(self) -> str:
-    """What time is spent on now, of KINDS."""
+    """The kind that time is booked as now, one of KINDS."""
     return self._kind
 
   def excuse(self, seconds: float, kind: str) -> None:
@@ -91,7 +91,7 @@ class Goodput:
     self._last_step = step
 
   def write(self) -> None:
-    """Writes how the attempt stands, for the report of later ones."""
+    """Writes the times of the attempt, for the reports of later ones."""
     self.switch(self._kind)
     if self._folder is None:
       return
@@ -103,7 +103,7 @@ class Goodput:
       'lost_steps': self._lost_steps,
       'seconds': {k: round(v, 3) for k, v in self._seconds.items()},
     }
-    with contextlib.suppress(OSError):  # a full disk: told by what matters more
+    with contextlib.suppress(OSError):  # a full disk is reported by what matters more
       if self._path is None:
         _set_damaged_aside(self._folder)
         self._path = _next_path(self._folder)
@@ -113,7 +113,7 @@ class Goodput:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """Of all attempts.
+  """The time of all attempts of a run.
 
   Attributes:
     attempts: How often the run was started.
@@ -155,7 +155,7 @@ class Report:
 
 
 def report(folder: pathlib.Path) -> Report | None:
-  """Of the run in job_log_dir `folder`; None where no attempt has written anything.
+  """The report of the run in job_log_dir `folder`; None where no attempt has written anything.
 
   Steps that an attempt did and a later one started before are counted as lost, at the mean time of
   its steps. What it did after it last wrote counts as not running. Damaged records are left out.
@@ -214,7 +214,7 @@ def _finite(number: Any) -> float:
 
 
 def _set_damaged_aside(folder: pathlib.Path) -> None:
-  """Renames what is no record of an attempt, so that it is told once."""
+  """Renames a file that is no record of an attempt, so that it is reported once."""
   with contextlib.suppress(OSError):  # what cannot be renamed is left out of reports
     if folder.exists() and not folder.is_dir():
       set_aside(folder, 'it is no folder')

@@ -110,13 +110,13 @@ class KeptPrograms:
 
 
 def _checksum(key: str, program: bytes) -> bytes:
-  """Of the key too, so that two files that change places are noticed."""
+  """The checksum of a program and its key, so that two files that are exchanged are noticed."""
   crc = google_crc32c.extend(google_crc32c.value(key.encode()), program)
   return int(crc).to_bytes(4, 'big')
 
 
 def programs_folder() -> pathlib.Path:
-  """Where the programs of machines like this one are kept."""
+  """The folder of the compiled programs of machines like this one."""
   base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
   return pathlib.Path(base) / 'paxlite' / 'programs' / _machine()
 

@@ -3,7 +3,7 @@
 JAX's heartbeats need half a minute for it and end the process with SIGABRT, and a collective whose
 peer is gone may wait for ever. Here every process keeps its connection to process 0 (see
 rendezvous.py), which the kernel closes when a process ends, however it ends. Process 0 leaves when
-it loses one of them, and tells the others which; they leave when they lose process 0.
+it loses one of them, and sends the others its number; they leave when they lose process 0.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from types import TracebackType
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError
 from paxlite.core.terminal import settle, warn
 
-_GRACE_SECONDS = 2  # an error that all processes have is told by each, with its own exit code
+_GRACE_SECONDS = 2  # an error that all processes have is printed by each, with its own exit code
 # A host that loses power closes nothing: after so many seconds of silence, and so many questions
 # that have no answer, it is gone.
 _KEEPALIVE = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 10, 'TCP_KEEPCNT': 3}
@@ -33,7 +33,7 @@ class Peers:
   """A context in which the process leaves with EXIT_AGAIN when another one is gone.
 
   Args:
-    connections: Of process 0 to all others, of another one to process 0; none in a run of one.
+    connections: From process 0 to all others, or from another process to process 0.
     process: The number of this process.
     count: How many there are.
   """
@@ -88,7 +88,7 @@ class Peers:
           connection.sendall(message)
 
   def behind(self, progress: int) -> dict[int, str]:
-    """What processes do that are not as far as this one; process 0 alone knows of the others."""
+    """The phases of the processes that are behind this one. Process 0 alone knows the others."""
     if self._process != 0:
       return {}
     found = {i: self._at.get(i, (-1, 'starting')) for i in self._connections.values()}

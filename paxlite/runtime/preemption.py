@@ -2,7 +2,7 @@
 
 SIGTERM comes from Slurm before a time limit, from Kubernetes and from the host of a spot instance;
 SIGINT is Ctrl-C; SIGHUP says that the terminal is gone. A run of one process notes them here. JAX's
-preemption service notes SIGTERM for several, and tells all of them to leave before the same step,
+preemption service notes SIGTERM for several, and makes all of them leave before the same step,
 whichever was asked; the other two are passed on to it.
 
 Python calls its handlers between two instructions of the main thread, which may wait for the device
@@ -59,7 +59,7 @@ def listening(saves: bool = True, owner: bool = False) -> Iterator[None]:
 
 
 def asked() -> bool:
-  """Whether there was a signal, before JAX is there to be asked anything."""
+  """Whether there was a signal. It needs no JAX, which may not be imported yet."""
   return _listener is not None and _listener.asked
 
 
@@ -80,7 +80,7 @@ def check() -> None:
 
 
 def reached(step: int, last: int) -> bool:
-  """Whether to save and leave before `step`; to be asked before each one, by every process.
+  """Whether to save and leave before `step`; every process calls this before each step.
 
   Args:
     step: Steps that were started.
@@ -183,10 +183,10 @@ class _Listener:
       return
     if sys.stdout is not None and sys.stdout.isatty():
       say(_SHOW_CURSOR)
-    os._exit(128 + number)  # as a shell tells of it
+    os._exit(128 + number)  # as a shell reports it
 
 
 def _several_processes() -> bool:
-  """Whether this is one of several; not asked of JAX before it is imported."""
+  """Whether this process is one of several. It does not import JAX."""
   distributed = getattr(sys.modules.get('jax'), 'distributed', None)
   return distributed is not None and distributed.is_initialized()

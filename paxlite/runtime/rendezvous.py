@@ -1,7 +1,7 @@
 """How the processes of a run come together: each connects to process 0, and stays connected.
 
 Process 0 listens on the address that all of them know. Whoever waits says for whom, and how long.
-When all are there, process 0 tells the others where JAX's coordination service is.
+When all are there, process 0 sends the others the address of JAX's coordination service.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ def listens_on(host: str) -> str:
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> UserError:
-  """What to raise where process 0 cannot listen."""
+  """The error to raise where process 0 cannot listen."""
   return UserError(
     f'process 0 cannot listen on {host}:{port}: {error.strerror or error}. Its host and a free '
     'port of it must be named'
@@ -51,10 +51,10 @@ def gather(
   """Waits, as process 0, for all others.
 
   Args:
-    host: Where the others look for this process.
-    port: See host.
+    host: The host that the others connect to.
+    port: The port of process 0.
     count: How many processes there are, this one included.
-    answer: Called when all are there; what it returns is told to each of them.
+    answer: Called when all are there; its result is sent to each of them.
     seconds: How long to wait.
 
   Returns:
@@ -74,11 +74,11 @@ def gather(
     while missing := gathering.missing:
       waiting.check(f'process 0 waits for {_named(missing)} to come to {host}:{port}')
       gathering.step()
-    told = answer().encode()
+    reply = answer().encode()
     for connection in gathering.joined.values():
       connection.setblocking(True)
       with contextlib.suppress(OSError):  # whoever watches the connections will notice
-        connection.sendall(_YES + told.ljust(_ANSWER_BYTES - 1))
+        connection.sendall(_YES + reply.ljust(_ANSWER_BYTES - 1))
     return gathering.release()
 
 
@@ -88,8 +88,8 @@ def attend(
   """Connects to process 0 and waits until all others have.
 
   Args:
-    host: Where process 0 listens.
-    port: See host.
+    host: The host of process 0.
+    port: The port of process 0.
     process: Which process this is.
     count: How many processes there are.
     seconds: How long to wait.
@@ -134,7 +134,7 @@ def attend(
 
 
 def _answer(connection: socket.socket, process: int, count: int, waiting: '_Waiting') -> bytes:
-  """What is answered to the greeting; _HERE alone where process 0 is gone since."""
+  """The answer to the greeting; _HERE alone where process 0 has ended in the meantime."""
   connection.settimeout(1.0)
   said = b''
   try:

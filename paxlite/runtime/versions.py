@@ -9,7 +9,7 @@ from paxlite.parallel import devices
 
 
 def versions() -> dict[str, Any]:
-  """What this run runs on: packages, Python, devices."""
+  """The versions of packages and of Python, and the devices of this run."""
   import importlib.metadata
 
   packages = ('paxlite', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'fiddle', 'numpy')

@@ -1,7 +1,7 @@
 """Ends a run that hangs, and says where: the stacks of every thread, in a file a process.
 
 No other part of a run notices a hang. A collective waits for as long as the processes in it live,
-and heartbeats go on while a main thread waits.
+and heartbeats continue while a main thread waits.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ _GRACE_SECONDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """What a Watchdog ends a run for, in seconds; 0 is no limit.
+  """The limits of a Watchdog, in seconds; 0 is no limit.
 
   Attributes:
     step: Without a step, or a batch of an evaluation.
@@ -69,7 +69,7 @@ class Watchdog:
 
   Args:
     folder: Stacks go to folder/stacks/process_%05d.txt.
-    limits: See there.
+    limits: How long the run may be without progress.
     goodput: What the process spends its time on now; another kind is progress.
     peers: The other processes.
   """
@@ -137,7 +137,7 @@ class Watchdog:
 
   @property
   def _progress(self) -> int:
-    """Grows as a run goes on, and is the same in processes that are equally far."""
+    """Grows with a run, and is the same in processes that are equally far."""
     return self._beats
 
   def _behind(self) -> str:

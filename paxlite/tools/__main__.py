@@ -1,6 +1,6 @@
 """python -m paxlite.tools
 
-The tools, one a line; each tells more with --help.
+The tools, one a line; each has --help.
 """
 
 import ast

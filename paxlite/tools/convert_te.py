@@ -5,8 +5,8 @@ Parameters and Adam's moments for the fused layers of Transformer Engine, and ba
   fw2te  from paxlite's layers (any backend but USE_TE=layer) to USE_TE=layer
   te2fw  the way back
 
-A run goes on from OUT with --fdl.CHECKPOINT_RESTORE_PATH=OUT --fdl.CHECKPOINT_RESTORE_STATE=True.
-FP8's scales and histories are of the backend that made them, and start anew.
+A run continues from OUT with --fdl.CHECKPOINT_RESTORE_PATH=OUT --fdl.CHECKPOINT_RESTORE_STATE=True.
+FP8's scales and histories belong to the backend that made them, and start again.
 """
 
 import argparse

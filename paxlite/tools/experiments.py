@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def row(cls: type['Experiment']) -> list[str]:
-  """What the table says of an experiment: its family, and a text for each of COLUMNS."""
+  """The row of an experiment in the table: its family, and a text for each of COLUMNS."""
   import fiddle as fdl
 
   e = fdl.build(cls.config())

@@ -3,7 +3,7 @@
 Writes the weights of a run, or imported ones, for Hugging Face, tensor by tensor.
 
   hf    a folder that transformers loads: Llama, Mistral, Gemma, GPT-2; LoRA is merged into them
-  peft  what LoRA trained, as a folder that peft loads beside the base model
+  peft  the factors of LoRA, as a folder that peft loads with the base model
 """
 
 import argparse

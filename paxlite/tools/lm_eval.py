@@ -39,12 +39,12 @@ class PaxliteLM(LM):
 
   Args:
     checkpoint: The folder.
-    tokenizer: File or folder, if not beside the weights.
-    base_weights: Where the weights are now that LoRA was trained beside, if they were moved.
+    tokenizer: File or folder, if it is not next to the weights.
+    base_weights: Folder of the weights that the factors of LoRA belong to, if they were moved.
     dtype: float32 or bfloat16; None: as trained.
     batch_tokens: Tokens of a batch of log-likelihoods, about.
     batch_size, max_batch_size, device: Of the harness; not used.
-    attributes: Of the experiment, such as DECODE_BATCH_SIZE=32.
+    attributes: Attributes of the experiment, such as DECODE_BATCH_SIZE=32.
 
   Raises:
     UserError: see inference.load_checkpoint.
@@ -74,7 +74,7 @@ class PaxliteLM(LM):
 
   @property
   def _prefix(self) -> list[int]:
-    """What stands before a text that has nothing before it: the start id, or EOS."""
+    """The token before a text that has nothing before it: the start id, or EOS."""
     tokenizer = self._inference.tokenizer
     return start_ids(self._inference.experiment, tokenizer) or [max(0, tokenizer.eos_id)]
 
@@ -111,7 +111,7 @@ class PaxliteLM(LM):
     return sums
 
   def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-    """What the model writes after each context."""
+    """The text that the model writes after each context."""
     alike: dict[tuple, list[int]] = collections.defaultdict(list)
     for number, request in enumerate(requests):
       alike[_generation(request.args[1])].append(number)
@@ -132,7 +132,7 @@ class PaxliteLM(LM):
 
   @property
   def tokenizer_name(self) -> str:
-    """For the harness' caches."""
+    """The name of the tokenizer, for the caches of the harness."""
     return self._inference.tokenizer.path.replace('/', '__')
 
 

@@ -3,7 +3,7 @@
 Turns text into a flat-tokens dataset, on all cores. A source is a file (.txt, .jsonl, .parquet; the
 first two also .gz .xz .zst), a TFDS dataset (tfds:c4/en:3.0.1/train) or a Hugging Face dataset
 (hf:allenai/c4:en/train). A .txt file is one document; elsewhere each record is one, in its field
---field. Killed, it goes on where it was when it is called again.
+--field. Where it was killed, the same command continues.
 """
 
 import argparse
@@ -63,8 +63,8 @@ class Piece:
 
   Attributes:
     raw: See above.
-    place: Where the record stands, or the file of the lines.
-    number: Of the record, or of the first line.
+    place: Position of the record for messages, or the file of the lines.
+    number: Number of the record, or of the first line.
     shift: What is added to numbers where they decide what is held out.
     is_last: Whether the document ends here.
   """
@@ -315,7 +315,7 @@ def _workers(encoder: Encoder, processes: int):
 def _in_order(
   executor: concurrent.futures.Executor, batches: Iterator[Batch], ahead: int
 ) -> Iterator[tuple[Encoded, Position | None]]:
-  """Results in the order of batches, of which at most `ahead` are read before they are taken."""
+  """Results in the order of batches. At most `ahead` batches are read before they are needed."""
   submit = lambda n: [
     (executor.submit(_encode, batch), after) for batch, after in itertools.islice(batches, n)
   ]
@@ -360,7 +360,7 @@ def _progress(sources: Sequence[Records], start: Position) -> Iterator[Callable[
                 disable=not console.is_terminal) as bar:  # fmt: skip
     task = bar.add_task('tokenizing', total=1.0)
     started = said = time.monotonic()
-    first: tuple[float, int] | None = None  # of a run that goes on: where it began
+    first: tuple[float, int] | None = None  # where a run that continues began
 
     def report(num_bytes: int, tokens: int) -> None:
       nonlocal said, first

@@ -1,4 +1,4 @@
-"""How far the host may be ahead of the device."""
+"""How many steps the host may be ahead of the device."""
 
 import collections
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _MOST = 2
 
 
 class StepsInFlight:
-  """The steps that are dispatched and of which nobody knows yet that the device has done them.
+  """The steps that are dispatched and may not be finished.
 
   Args:
     done: Called with a step and its metrics, in order; waits for the device.

@@ -52,7 +52,7 @@ class MemoryCheck:
     """Checks a compiled step, when its state is there and before it runs.
 
     Args:
-      compiled: As jax's lower().compile() returns it.
+      compiled: The executable, from jax's lower().compile().
 
     Raises:
       UserError: its temporary arrays are more than what is left.

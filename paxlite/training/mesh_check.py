@@ -100,6 +100,6 @@ def _largest_difference(mesh: Mesh, rules: Rules) -> float:
 
 
 def _difference(got: jax.Array, expected: np.ndarray) -> float:
-  """Of the parts that are here."""
+  """The largest difference in the shards of this process."""
   parts = [np.abs(np.asarray(s.data) - expected[s.index]).max() for s in got.addressable_shards]
   return float(max(parts) / np.abs(expected).max())

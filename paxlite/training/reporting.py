@@ -1,4 +1,4 @@
-"""What the training loop says while it runs, and where its time goes."""
+"""Reports of the training loop while it runs, and the clock of productive time."""
 
 import contextlib
 import dataclasses
@@ -18,7 +18,7 @@ from paxlite.training.task import Batch
 from paxlite.training.train_state import TrainState
 
 _LINE_SECONDS = 10  # at most, between two lines on the terminal, unless a step takes longer
-_SKIPS_TOLD = 3  # steps without a finite gradient that have a line each
+_SKIPS_SHOWN = 3  # steps without a finite gradient that have a line each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,12 +83,12 @@ class Reporter:
 
   @property
   def started(self) -> bool:
-    """Whether a step was done."""
+    """Whether a step was trained."""
     return self._last_loss is not None
 
   @property
   def last_loss(self) -> float:
-    """Of the last step; waits for it."""
+    """The loss of the last step; waits for the device."""
     return float(np.asarray(self._last_loss))
 
   def next_batch(self, batches: Iterator[Batch]) -> Batch:
@@ -155,10 +155,10 @@ class Reporter:
     self._lines.leave_out(seconds)
 
   def _done(self, step: int, metrics: Metrics) -> None:
-    """The device has done a step: tells what cannot wait for the next report."""
+    """The device has finished a step: reports what cannot wait for the next record."""
     in_a_row = int(np.asarray(metrics['learning/skipped_in_a_row'].value))  # waits for it
     if in_a_row:
-      self._tell_skip(step)
+      self._report_skip(step)
       self._on_skipped(in_a_row, step)
     late = step > self._lines.step and self._lines.seconds >= _LINE_SECONDS
     if late or not self._lines.read_once:
@@ -166,13 +166,13 @@ class Reporter:
       self.summaries.progress(step, to_host(metrics), speeds)
       self._goodput.write()
 
-  def _tell_skip(self, step: int) -> None:
+  def _report_skip(self, step: int) -> None:
     self._skips += 1
-    if self._skips <= _SKIPS_TOLD:
+    if self._skips <= _SKIPS_SHOWN:
       self.summaries.say(
         f'Step {step:,} has a gradient or loss that is not finite: it changes nothing.'
       )
-    if self._skips == _SKIPS_TOLD:
+    if self._skips == _SKIPS_SHOWN:
       self.summaries.say('More of such steps are counted (learning/skipped_steps) and not printed.')
 
 
@@ -180,7 +180,7 @@ class _Clock:
   """Time and steps from one reading to the next.
 
   Attributes:
-    step: Of the last reading.
+    step: The step of the last reading.
     read_once: Whether there was one.
   """
 
@@ -193,7 +193,7 @@ class _Clock:
     self.step, self._time = step, time.perf_counter()
 
   def leave_out(self, seconds: float) -> None:
-    """Of the time since the last reading, so much was spent on something else."""
+    """Leaves out seconds that were spent on something else since the last reading."""
     self._time += seconds
 
   @property

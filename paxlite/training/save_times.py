@@ -8,14 +8,14 @@ from jax.experimental import multihost_utils
 
 
 class SaveTimes:
-  """Tells the steps after which to save, the same ones to every process.
+  """Decides after which steps to save, in the same way in every process.
 
   The clock is process 0's. It is asked at few steps, since asking costs a collective, and says each
   time at which step it wants to be asked next, from how long the steps take.
 
   Args:
     steps: Between two saves.
-    seconds: Of wall time from one save to the next, to half a step; 0 for no limit.
+    seconds: Wall time from one save to the next, to half a step; 0 for no limit.
   """
 
   def __init__(self, steps: int, seconds: float):
@@ -24,13 +24,13 @@ class SaveTimes:
     self.restart(0)
 
   def restart(self, step: int) -> None:
-    """The run goes on from `step`, which is saved or the first one."""
+    """The run continues from `step`, which is saved or the first one."""
     self._saved_at = time.monotonic()
     self._asked = step, self._saved_at
     self._next = step + 1
 
   def due(self, step: int) -> bool:
-    """Whether to save after `step`; to be asked once after each one, by every process."""
+    """Whether to save after `step`. Every process calls this once after each step."""
     due = bool(self._seconds) and step >= self._next and self._ask(step)
     if due or step % self._steps == 0:
       self._saved_at = time.monotonic()

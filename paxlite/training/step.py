@@ -17,9 +17,9 @@ def train_step(
 
   Args:
     task: Loss, gradients and optimizer.
-    seed: Of dropout; folded with the step.
+    seed: Seed of dropout; it is folded with the step.
     state: Overwritten where the jitted step donates it.
-    batch: See Task.
+    batch: A batch as Task describes it.
 
   Returns:
     The next state, and scalars by their TensorBoard names.

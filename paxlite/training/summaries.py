@@ -1,4 +1,4 @@
-"""What a run writes: a line on the terminal, metrics.jsonl, TensorBoard, and its configuration."""
+"""Writes the metrics of a run: lines on the terminal, metrics.jsonl, TensorBoard."""
 
 import contextlib
 import json
@@ -32,7 +32,7 @@ class Summaries:
 
   Args:
     folder: The run's job_log_dir.
-    max_steps: For the time left.
+    max_steps: The last step, for the time left.
   """
 
   def __init__(self, folder: pathlib.Path, max_steps: int):
@@ -67,7 +67,7 @@ class Summaries:
 
     Args:
       step: Steps done, this one included.
-      scalars: By TensorBoard name.
+      scalars: Values by their TensorBoard names.
       speed: tokens_per_second, step_seconds, model_tflops, mfu (None where unknown).
     """
     if not self._enabled:
@@ -135,7 +135,7 @@ class Summaries:
       say(text)
 
   def _on_live(self, act: Callable[[Any], None]) -> bool:
-    """Whether the line that renews itself took it; a terminal that is gone has none any more."""
+    """Whether the live line showed the text. A terminal that is gone has no live line."""
     if self._live is None:
       return False
     try:
@@ -173,7 +173,7 @@ class Summaries:
 
   @contextlib.contextmanager
   def _going_on(self, name: str) -> Iterator[None]:
-    """A context in which a file that cannot be written is told, once, and no reason to stop."""
+    """A context in which a file that cannot be written is reported once, and training continues."""
     try:
       yield
     except OSError as e:
@@ -186,7 +186,7 @@ class _Board:
   """A file of TensorBoard's events.
 
   Args:
-    folder: Where TensorBoard looks for it.
+    folder: The folder that TensorBoard reads.
     purge_step: What earlier files hold from there on is no longer shown.
   """
 
@@ -215,7 +215,7 @@ def _events_name(folder: pathlib.Path) -> str:
   """A name that sorts after those in the folder, whatever the clock says.
 
   TensorBoard reads a run's files in the order of their names, and drops what came before it in that
-  order when a run goes on from an earlier step.
+  order when a run continues from an earlier step.
   """
   stamps = [p.name.removeprefix(_EVENTS).partition('.')[0] for p in folder.glob(f'{_EVENTS}*')]
   newest = max((s for s in stamps if s.isascii() and s.isdigit()), default='0')
@@ -278,7 +278,7 @@ def duration(seconds: float) -> str:
 def _drop_later_records(path: pathlib.Path, start: int) -> None:
   """Removes records of steps after `start`, and a last line that was cut off.
 
-  What holds anything else is set aside, and the lines that are good go on.
+  A file with anything else is set aside, and the good lines are kept.
   """
   if not os.path.lexists(path):
     return

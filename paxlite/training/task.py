@@ -27,10 +27,10 @@ class Task:
 
   Attributes:
     model: The language model.
-    optimizer: See optimizers.Optimizer.
+    optimizer: The optimizer, with its schedule and the names of trainable variables.
     num_microbatches: The batch of a step is split into this many, one after the other.
     mean_over_padding: Whether the loss is a mean over all positions (GLaM), not over the targets.
-    max_skipped_steps: After this many non-finite gradients in a row the state stays as it is.
+    max_skipped_steps: After this many non-finite gradients in a row the state no longer changes.
     context: Makes a context in which the model is traced, forward and backward.
   """
 
@@ -74,9 +74,9 @@ class Task:
 
     Args:
       params: Unboxed parameters.
-      batch: See the class.
-      rng: For dropout; None turns dropout off.
-      overwritten: See TrainState; unboxed.
+      batch: A batch as the class describes it.
+      rng: Random key of dropout; None turns dropout off.
+      overwritten: Statistics of FP8, as TrainState has them; unboxed.
 
     Returns:
       Σ(xent·w) / (Σw + 1e-6) + auxiliary losses, and the metrics.
@@ -165,7 +165,7 @@ class Task:
     return grads, after, mean
 
   def _xent_weight(self, weights_BT: jax.Array) -> jax.Array:
-    """What the sum of cross-entropies is divided by; rows without a target are not there."""
+    """The divisor of the sum of cross-entropies. Rows without a target do not count."""
     if not self.mean_over_padding:
       return weights_BT.sum()
     return (weights_BT.max(1) > 0).sum() * jnp.float32(weights_BT.shape[1])

@@ -1,4 +1,4 @@
-"""What a train step maps to its successor: arrays and nothing else."""
+"""The train state: arrays alone, which a train step maps to the next state."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ class TrainState:
 
   step: Batches drawn so far, int32.
   params: The model's parameters, float32.
-  opt_state: Of the trainable parameters.
+  opt_state: The optimizer's state of the trainable parameters.
   overwritten: Collections that a step replaces by their gradients: FP8's scales and amax histories;
     empty where there are none. Not optimised, not counted in norms, not decayed.
   skipped: Steps skipped so far because their gradient was not finite, int32.
-  skipped_in_a_row: Of those, the ones since the last good step, int32.
+  skipped_in_a_row: Steps skipped since the last good step, int32.
   """
 
   step: jax.Array

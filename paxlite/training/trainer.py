@@ -51,7 +51,7 @@ class Schedule:
     return step % self.evaluate_every == 0 or step == self.max_steps
 
   def saves(self, step: int) -> bool:
-    """To be asked once after each step, by every process."""
+    """Whether to save after `step`. Every process calls this once after each step."""
     return step == self.max_steps or self.save_times.due(step)
 
 
@@ -251,7 +251,7 @@ class Trainer:
 
     Args:
       state: The state after `step` steps.
-      step: The data stands before the batch of this step.
+      step: The step; the data is at its batch.
       unevaluated: Whether an evaluation is due that the run which continues from here has to do.
 
     Raises:

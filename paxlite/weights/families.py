@@ -45,7 +45,7 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
   """The experiment of a Hugging Face config.json.
 
   Args:
-    config: Its contents.
+    config: The contents of config.json.
     where: The file, for messages.
 
   Raises:

@@ -48,7 +48,7 @@ def write_weights(
     to: Must not exist.
     experiment: What it is a model of.
     entries: Every tensor that the model needs.
-    tensors: Where they come from; see check_tensors.
+    tensors: The tensors of the source.
     tokenizer_from: A folder whose tokenizer files are copied, or one such file.
     report: Called with the tensors done, and all.
     finish: Adds to the unfinished folder before it gets its name.
@@ -77,7 +77,7 @@ def write_weights(
 
 
 def write_identity(folder: pathlib.Path, experiment: LanguageModel) -> None:
-  """Which experiment the weights are of, as a run's experiment.json says it."""
+  """Writes the experiment of the weights, as experiment.json of a run has it."""
   cls = type(experiment)
   values = experiment.values()
   if values['USE_TE'] != 'layer':  # others have the same weights, and the environment is no matter
@@ -129,10 +129,10 @@ def _variable(parts: Sequence[Entry], tensors: Tensors) -> tuple[np.ndarray, tup
 
 
 def copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
-  """Copies a tokenizer, and what stands beside it about chats and special tokens.
+  """Copies a tokenizer, and the files next to it about chats and special tokens.
 
   Args:
-    source: Its file, or a folder that may have one.
+    source: The file of a tokenizer, or a folder that may have one.
     folder: Gets it under its usual name.
   """
   if source is None:

@@ -55,7 +55,7 @@ class Safetensors:
       raise UserError(f'{folder / _INDEX} names {missing[0]}, which is in none of its files')
 
   def read(self, name: str) -> np.ndarray:
-    # opened anew each time: the pages of one tensor do not stay mapped while the next is read
+    # opened again each time: the pages of one tensor do not stay mapped while the next is read
     with _opened(self._files[name]) as f:
       full = name if name in f.keys() else f'transformer.{name}'  # noqa: SIM118 - not a dict
       return f.get_tensor(full)
@@ -145,9 +145,9 @@ def write_folder(
   Args:
     to: Must not exist.
     experiment: What the variables are of.
-    variables: By name, layers unrolled.
-    dtype: Of the tensors; None keeps what is stored.
-    tokenizer: Its file, or the folder of it.
+    variables: Variables by name, with layers unrolled.
+    dtype: Dtype of the tensors; None keeps the stored one.
+    tokenizer: The file of a tokenizer, or its folder.
     report: Called with the tensors done, and all.
     shard_bytes: Size from which a file is not continued.
   """
@@ -187,7 +187,7 @@ def write_folder(
 
 
 def header(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> bytes:
-  """What a safetensors file begins with: the length of a JSON table of contents, and the table.
+  """The beginning of a safetensors file: the length of a JSON table of contents, and the table.
 
   https://huggingface.co/docs/safetensors. The package writes tensors that are in memory; this lets
   them follow one by one.

@@ -22,8 +22,8 @@ class Entry:
   """One tensor.
 
   Attributes:
-    theirs: Its name there.
-    shape: Its shape there.
+    theirs: The name of the tensor.
+    shape: The shape of the tensor.
     ours: The variable here.
     our_shape: The variable's shape.
     to_ours: Makes a view of theirs whose elements are in the order of ours.

@@ -1,4 +1,4 @@
-"""What LoRA trained: merged into the weights, or as an adapter of Hugging Face's peft."""
+"""The factors of LoRA: merged into the weights, or as an adapter of Hugging Face's peft."""
 
 import json
 import pathlib

@@ -37,7 +37,7 @@ class MetaTensors:
 
   Args:
     folder: Holds them.
-    model_dims: D, which tells how the embedding is split.
+    model_dims: D, which shows how the embedding is split.
   """
 
   def __init__(self, folder: pathlib.Path, model_dims: int):

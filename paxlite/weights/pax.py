@@ -1,4 +1,4 @@
-"""Pax's own checkpoints, parameters and Adam's state: a Pax user's run goes on here.
+"""Pax's own checkpoints, parameters and Adam's state: a run of Pax continues here.
 
     checkpoint_00001000/state/mdl_vars.params.lm.transformer.x_layers_0.…/{.zarray, 0.0}
     checkpoint_00001000/state/opt_states_0_2.m.params.lm.…
@@ -41,7 +41,7 @@ _RULES = [
   (r'(/ffn_layer\d(?:_gate)?)/(w|lora_a|lora_b)$', r'\1/linear/\2'),
   (r'/qkv/combined/', '/combined_qkv/'),
   (r'/qkv/', '/'),
-  # Pax adds A·Bᵀ to post's w [D, N, H] as it is, so that its A is what writes D: our B
+  # Pax adds A·Bᵀ to post's w [D, N, H] directly, so that its A writes D: it is our B
   (r'/post/lora_a$', '/post/lora_swapped'),
   (r'/post/lora_b$', '/post/lora_a'),
   (r'/post/lora_swapped$', '/post/lora_b'),
@@ -49,10 +49,10 @@ _RULES = [
 
 
 def pax_name(ours: str, tied: bool) -> str:
-  """What Pax calls a variable: 'lm.transformer.x_layers_0.self_attention.post.w'.
+  """The name of a variable in Pax: 'lm.transformer.x_layers_0.self_attention.post.w'.
 
   Args:
-    ours: Its name here, '/' between the parts.
+    ours: The name of the variable in paxlite, with '/' between its parts.
     tied: Whether the model has no head of its own.
   """
   if tied and ours == 'embedding/emb_var':
@@ -151,7 +151,7 @@ def _matched(
 
 
 def _scalars(stored: Mapping[str, Variable], abstract: TrainState) -> dict[str, int]:
-  """Step and counts of a state: Pax counts Adam's updates beside its moments."""
+  """Step and counts of a state: Pax counts Adam's updates next to its moments."""
   number = lambda name: int(stored[name].whole().flat[0])
   step = number('step')
   adam = {f'{m["state"]}.count' for k in stored if (m := _MOMENT.fullmatch(k))}

@@ -30,7 +30,7 @@ Transform = Callable[[np.ndarray], np.ndarray]
 
 
 class Layout(NamedTuple):
-  """How one of our arrays lies there, and the way back."""
+  """The layout of one of our arrays in Transformer Engine, and the way back."""
 
   to_theirs: Transform
   to_ours: Transform
@@ -157,7 +157,7 @@ _BLOCK = re.compile(r'(?P<block>.*/transformer/(?:x_layers_\d+|repeat))/(?P<name
 def _converted(
   variables: Mapping[str, Variable], rules: Sequence[Rule], to_te_layer: bool
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Every variable by its new name: blocks converted, the rest as it is."""
+  """Every variable by its new name: blocks converted, the rest unchanged."""
   blocks: dict[str, dict[str, Variable]] = {}
   for full, variable in variables.items():
     match = _BLOCK.fullmatch(full)

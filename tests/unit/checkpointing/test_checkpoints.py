@@ -206,7 +206,7 @@ def test_none_good_is_refused_until_a_run_may_start_over(tmp_path, caplog):
     c = Checkpoints(tmp_path)
     assert c.restore_latest(lambda step: 1 / 0) is None
     assert c.latest_good_step() is None
-    with pytest.raises(UserError, match=r'none of them is good: checkpoint_00000001\. .* --start_over'):
+    with pytest.raises(UserError, match=r'them is good: checkpoint_00000001\. .* --start_over'):
       c.start_over(accepted=False)
     assert c.steps() == [1]
   assert 'checkpoint of step 1: checksums.json is missing' in caplog.text
@@ -218,7 +218,7 @@ def test_none_good_is_refused_until_a_run_may_start_over(tmp_path, caplog):
   assert (tmp_path / 'damaged_checkpoint_00000001').is_dir()
   c.close()
   c = Checkpoints(tmp_path)
-  with pytest.raises(UserError, match=r'none of them is good: damaged_checkpoint_00000001\. '):
+  with pytest.raises(UserError, match=r'them is good: damaged_checkpoint_00000001\. '):
     c.start_over(accepted=False)  # nothing was saved since
   c.start_over(accepted=True)
   c.save(1, state(3.0), {'step': 1})

@@ -18,7 +18,7 @@ Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def add_data_dir(parser: argparse.ArgumentParser) -> None:
-  """Adds --tfds_data_dir, for which TFDS_DATA_DIR of the environment stands."""
+  """Adds --tfds_data_dir; the variable TFDS_DATA_DIR is the same."""
   given = os.environ.get('TFDS_DATA_DIR') or None
   parser.add_argument(
     '--tfds_data_dir',
