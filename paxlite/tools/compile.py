@@ -13,7 +13,6 @@ come with the extras tpu and cuda.
 
 import argparse
 import json
-import os
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -37,14 +36,16 @@ def main(argv: Sequence[str]) -> None:
   save = _checked_output('--save', args.save)
   page = _checked_output('--json', args.json)
 
-  # what came out of XLA's cache cannot be saved again, and its time would be no compiler's
-  os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
-
   from paxlite.aot import targets
 
   if args.target != 'here':
     targets.prepare_environment()
   target = targets.parse(args.target)
+
+  import jax
+
+  # a program from JAX's cache cannot be saved again, and its time would not be the compiler's
+  jax.config.update('jax_enable_compilation_cache', False)
 
   from paxlite.aot import analysis
   from paxlite.experiments.registry import build_experiment

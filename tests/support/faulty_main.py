@@ -57,7 +57,7 @@ match fault:
   case 'hang_restoring' if '--host_idx=1' in sys.argv:
     state_store.StateStore.initial = lambda self: hang()
   case 'hang_compiling' if '--host_idx=1' in sys.argv:
-    trainer.Trainer._compile = lambda *_: hang()
+    trainer.StepCompiler.__call__ = lambda *_: hang()
   case 'hang_saving' if '--host_idx=1' in sys.argv:
     checkpoints.Checkpoints.save = lambda *_: hang()
   case 'wait':  # until the test has done what it came for
