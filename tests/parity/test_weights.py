@@ -57,6 +57,9 @@ def their_model(family: str):
 
 
 @pytest.mark.usefixtures('platform')
+@pytest.mark.parametrize(
+  'platform', ['cpu', pytest.param('accelerator', marks=pytest.mark.slow)], indirect=True
+)
 @pytest.mark.parametrize('family', FAMILIES)
 def test_logits_greedy_tokens_and_the_way_back(family, tmp_path):
   from paxlite.generation.decoding import Generator

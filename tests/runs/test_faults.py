@@ -71,6 +71,7 @@ def test_sigterm_where_nothing_can_be_saved(tmp_path, step, flags):
   assert not (tmp_path / 'checkpoints').exists()
 
 
+@pytest.mark.slow
 def test_a_second_sigterm_ends_at_once(tmp_path):
   """Ctrl-C is in test_signals."""
   process = start(tmp_path, 'wait:2')
@@ -261,6 +262,7 @@ def test_another_clock_and_another_host_name_do_no_harm(tmp_path):
   assert all(v >= 0 for v in report.seconds.values())
 
 
+@pytest.mark.slow
 def test_a_second_run_in_a_folder_is_refused(tmp_path):
   written = lambda: {p: p.stat().st_mtime_ns for p in tmp_path.rglob('*')}
   first = start(tmp_path, 'wait:3')
@@ -311,7 +313,7 @@ def test_a_lock_of_another_process(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ('flags', 'free', 'code'),
   [
-    ((), '14', 0),
+    pytest.param((), '14', 0, marks=pytest.mark.slow),
     pytest.param((), '', 1, marks=pytest.mark.slow),
     pytest.param(('--fdl.STOP_ON_FAILED_SAVE=True',), '', 1, marks=pytest.mark.slow),
   ],

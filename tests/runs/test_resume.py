@@ -152,6 +152,7 @@ def test_evaluation_leaves_a_run_in_progress_alone(tmp_path):
   assert runs.records(tmp_path) == before[1]
 
 
+@pytest.mark.slow
 def test_without_saving_a_run_still_continues(tmp_path):
   runs.run(tmp_path, *SHORT)
   out = runs.run(tmp_path, *SHORT, '--fdl.MAX_STEPS=11', '--noenable_checkpoint_saving').stdout

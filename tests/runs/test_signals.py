@@ -115,6 +115,7 @@ print(sorted(p.name for p in (folder / 'checkpoints').iterdir()))
 """
 
 
+@pytest.mark.slow
 def test_an_interrupt_of_a_notebook_saves_and_handlers_are_back(tmp_path):
   ended = subprocess.run(
     [sys.executable, '-c', NOTEBOOK, str(tmp_path)], cwd=runs.ROOT, env=runs.environment(),

@@ -125,7 +125,9 @@ def test_show_says_what_values_mean(capsys):
   out = capsys.readouterr().out
   assert 'SAMPLE_PROMPT = None\n' in out
   assert 'LOSS_SPIKE_WINDOW = 100  # steps of that mean\n' in out
-  assert 'NORM_SCALE_OFFSET = 1.0  # What is added to the stored scale of a norm.\n' in out
+  assert (
+    'NORM_SCALE_OFFSET = 1.0  # The number that is added to the stored scale of a norm.\n' in out
+  )
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,7 @@ def test_a_tokenizer_of_another_model(trained, tmp_path):
   check_vocabulary(tokenizer, 8320)
 
 
+@pytest.mark.slow
 def test_other_weights_do_not_mix_with_what_was_decoded(trained, tmp_path):
   flags = [prompts(tmp_path, 2), f'--fdl.CHECKPOINT_RESTORE_PATH={trained}']
   runs.run(tmp_path / 'run', '--mode=decode', *flags, config=CONFIG)

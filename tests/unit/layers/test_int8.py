@@ -28,7 +28,7 @@ def int8_dots(step):
   [
     ('gpt', dict(USE_REPEATED_LAYER=False, NUM_LAYERS=2), 2 * 4),
     ('llama', KEEP, 7),
-    ('glam', KEEP, (3 + 1 + 2) + (3 + 1 + 3)),
+    pytest.param('glam', KEEP, (3 + 1 + 2) + (3 + 1 + 3), marks=pytest.mark.slow),
   ],
 )
 def test_every_product_is_in_int8(model, values, products):

@@ -97,7 +97,7 @@ def plain():
 ONE_A_KIND = {'SAVE_NOTHING', 'SAVE_DOT_ONLY', 'SAVE_CONTEXT_AND_OUT_PROJ'}
 
 
-@pytest.mark.parametrize('repeated', [False, True])
+@pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
   'policy',
   [

@@ -76,7 +76,10 @@ def test_layer_is_praxis():
     np.testing.assert_allclose(found, reference[f'summ/{name}_scalar'], atol=1e-6, err_msg=name)
 
 
-@pytest.mark.parametrize('repeated', [False, True], ids=['unrolled', 'repeated'])
+@pytest.mark.parametrize(
+  'repeated',
+  [pytest.param(False, marks=pytest.mark.slow, id='unrolled'), pytest.param(True, id='repeated')],
+)
 def test_glam_is_praxis(repeated):
   """Logits of real tokens, losses and every gradient; praxis' logits of padding differ."""
   reference = praxis.load('glam4l')
@@ -136,7 +139,7 @@ def layers(capacity_factor=2.0, **kwargs):
   return made, params, x, paddings
 
 
-@pytest.mark.parametrize('top_k', [pytest.param(1, marks=pytest.mark.slow), 2, 3])
+@pytest.mark.parametrize('top_k', [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 3)), 2])
 def test_dropless_equals_experts_with_places_for_all(top_k):
   """Output and gradients, at a capacity that drops nothing."""
   router = lambda **kwargs: moe.TopKRouter(top_k=top_k, **kwargs)

@@ -152,7 +152,7 @@ def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(tmp_path
   ('mesh', 'percore'),
   [
     pytest.param('[1,8,1]', 1, marks=pytest.mark.slow),
-    ('[1,2,4]', 1),
+    pytest.param('[1,2,4]', 1, marks=pytest.mark.slow),
     pytest.param('[8,1,1]', 1, marks=pytest.mark.slow),
     pytest.param('[2,2,2]', 1, marks=pytest.mark.slow),
     pytest.param('[1,1,8]', 0.5, marks=pytest.mark.slow),
