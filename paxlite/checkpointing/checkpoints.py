@@ -32,7 +32,7 @@ from paxlite.checkpointing.checksums import (
   write_checksums,
 )
 from paxlite.core.errors import TrainingError, UserError, listed
-from paxlite.core.trees import path_name
+from paxlite.core.variable_names import path_name
 
 _DAMAGED = 'damaged'  # begins the new names of checkpoints that are
 _DESCRIPTION = 1 << 20  # bytes; files that say what is where are smaller

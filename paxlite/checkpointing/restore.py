@@ -19,7 +19,7 @@ from paxlite.checkpointing.source import Source, find_source, read_values
 from paxlite.checkpointing.variables import Variable, layer_of, stacked
 from paxlite.core import shell
 from paxlite.core.errors import UserError, compiled, listed
-from paxlite.core.trees import path_name
+from paxlite.core.variable_names import path_name
 from paxlite.layers.lora import LORA_VARIABLES
 from paxlite.layers.transformer import REPEATED
 

@@ -24,7 +24,7 @@ from paxlite.core.files import expanded
 from paxlite.core.json_files import read_json_lines, read_object
 from paxlite.core.params import convert, derived, parse
 from paxlite.core.run_files import open_file, write_file
-from paxlite.core.trees import path_name
+from paxlite.core.variable_names import path_name
 from paxlite.data.tokenizer import (
   ChatFormat,
   Tokenizer,

@@ -18,7 +18,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from paxlite.core.errors import UserError
-from paxlite.core.trees import path_name
+from paxlite.core.variable_names import path_name
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.transformer import REPEATED
 from paxlite.parallel import partitioning

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from paxlite.core.trees import path_name
+from paxlite.core.variable_names import path_name
 from paxlite.layers.transformer import REPEATED
 
 PyTree = Any

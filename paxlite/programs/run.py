@@ -15,7 +15,7 @@ from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.restore import Restore
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.core.errors import UserError
-from paxlite.core.trees import path_name
+from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
 from paxlite.eval.inference import Inference

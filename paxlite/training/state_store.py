@@ -13,7 +13,7 @@ from paxlite.checkpointing.restore import OVERWRITTEN, Plan, Restore
 from paxlite.checkpointing.source import Source, find_source
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
-from paxlite.core.trees import path_name
+from paxlite.core.variable_names import path_name
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.train_state import TrainState
 

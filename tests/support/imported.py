@@ -7,7 +7,7 @@ from flax.linen import meta
 
 from paxlite.checkpointing.restore import Plan, Restore
 from paxlite.checkpointing.source import find_source
-from paxlite.core.trees import path_name
+from paxlite.core.variable_names import path_name
 from paxlite.eval.inference import experiment_of
 from paxlite.tools import import_weights
 

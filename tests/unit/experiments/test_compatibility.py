@@ -13,7 +13,7 @@ from flax.linen import meta
 from paxlite.core.attributes import Kind
 from paxlite.core.errors import UserError
 from paxlite.core.params import parameter_types
-from paxlite.core.trees import path_name
+from paxlite.core.variable_names import path_name
 from paxlite.experiments.compatibility import differences, function_lines
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.gemma import Gemma

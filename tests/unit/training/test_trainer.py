@@ -12,7 +12,7 @@ import pytest
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import TrainingError, UserError
-from paxlite.core.trees import path_name
+from paxlite.core.variable_names import path_name
 from paxlite.data.base import Positions
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.registry import experiments

@@ -1,4 +1,4 @@
-"""Names of the leaves of trees."""
+"""Names of variables: the `name=` of modules along the path, joined by slashes."""
 
 from collections.abc import Sequence
 from typing import Any
