@@ -1,12 +1,12 @@
-"""Zero-shot tasks: which records, and the templates that make them prompts.
+"""Zero-shot tasks: their records, and the templates that turn records into prompts.
 
-A task is a few lines of JSON, in the terms of EleutherAI's evaluation harness:
+A task is described by a few lines of JSON, with the names of EleutherAI's evaluation harness:
 
     {"kind": "multiple_choice", "files": ["piqa.jsonl"],
      "doc_to_text": "Question: {{goal}}\\nAnswer:", "doc_to_choice": ["{{sol1}}", "{{sol2}}"],
      "doc_to_target": "{{label}}"}
 
-Templates are Jinja's, over the fields of a record. LAMBADA and BoolQ are built in.
+Templates are Jinja templates over the fields of a record. LAMBADA and BoolQ are built in.
 """
 
 import contextlib
@@ -27,25 +27,26 @@ _KINDS = {'cloze', 'multiple_choice', 'generate'}
 
 @dataclasses.dataclass(frozen=True)
 class TaskSpec:
-  """The contents of the file of a task.
+  """The description of a task.
 
   Attributes:
-    kind: 'cloze' asks whether doc_to_target is what the model would write after doc_to_text, token
-      by token; 'multiple_choice' which of doc_to_choice it finds likeliest; 'generate' what it
-      writes, compared with doc_to_target.
-    files: Sources, as inputs.records calls them.
-    doc_to_text: What the model reads: a template, or the name of a field; for a choice that changes
-      it, a list of as many templates.
-    doc_to_target: cloze and generate: the right text. multiple_choice: the number of the right
-      choice, or its text or label.
-    doc_to_choice: The choices: a list of templates, or the name of a field with a list.
-    doc_to_label: Field with the choices' labels ("A", "B" …), where doc_to_target names one.
-    target_delimiter: Stands between text and target.
-    generation_pattern: A regular expression whose last match in what was written is compared (its
-      group, if it has one); '' takes the whole text.
+    kind: 'cloze' asks whether the model would write doc_to_target after doc_to_text, token by
+      token. 'multiple_choice' asks which of doc_to_choice the model finds likeliest. 'generate'
+      compares the text that the model writes with doc_to_target.
+    files: Sources of the records, named as in data.records.
+    doc_to_text: The text that the model reads: a template, or the name of a field. Where each
+      choice has a text of its own, it is a list with one template for each choice.
+    doc_to_target: For cloze and generate, the right text. For multiple_choice, the number of the
+      right choice, or its text or label.
+    doc_to_choice: The choices: a list of templates, or the name of a field that holds a list.
+    doc_to_label: Name of the field with the choices' labels ("A", "B" …), if doc_to_target is a
+      label.
+    target_delimiter: The text between the text and the target.
+    generation_pattern: A regular expression. Its last match in the generated text is compared (its
+      group, if it has one); '' compares the entire text.
     target_pattern: The same for doc_to_target.
-    until: What ends a generated answer.
-    max_new_tokens: The most tokens of one.
+    until: Texts that end a generated answer.
+    max_new_tokens: Largest number of tokens of a generated answer.
   """
 
   kind: Kind
@@ -63,7 +64,7 @@ class TaskSpec:
 
 _TFDS = {'lambada': 'tfds:lambada:1.0.0/test', 'boolq': 'tfds:bool_q:1.0.0/validation'}
 
-# of each, the first whose fields a record has
+# The first variant of a task whose fields are all in the first record is used.
 _BUILT_IN: dict[str, list[dict[str, Any]]] = {
   'lambada': [
     dict(
@@ -99,7 +100,10 @@ _BUILT_IN: dict[str, list[dict[str, Any]]] = {
 
 
 def _names(text: str) -> list[str]:
-  """Tasks between commas; what is none is one more file of the task before it."""
+  """Splits a text at commas into tasks.
+
+  A part that does not name a task is another file of the task before it.
+  """
   names: list[str] = []
   for piece in text.split(','):
     if not names or piece.partition(':')[0] in _BUILT_IN or piece.endswith('.json'):
@@ -110,10 +114,12 @@ def _names(text: str) -> list[str]:
 
 
 def find_task(text: str, tfds_data_dir: str = '') -> tuple[str, TaskSpec]:
-  """A task by what the command line says: TASK.json, or lambada:FILE[,FILE…] as built in.
+  """Returns the name and description of a task that the command line names.
+
+  The task is TASK.json, or a built-in one: lambada:FILE[,FILE…].
 
   Raises:
-    UserError: there is no such task or file, or the description is not one.
+    UserError: There is no such task or file, or the description is not valid.
   """
   name, colon, files = text.partition(':')
   if not colon and text.endswith('.json'):
@@ -134,11 +140,11 @@ def find_task(text: str, tfds_data_dir: str = '') -> tuple[str, TaskSpec]:
 
 
 def _first_record(paths: Sequence[str], tfds_data_dir: str) -> Mapping[str, Any]:
-  """The first record of all that is one; opens every source."""
+  """Returns the first record that can be read, or {} if there is none; opens every source."""
   for source in [open_records(path, tfds_data_dir) for path in paths]:
     for shard in range(source.num_shards):
       for number, raw in source.read(shard):
-        with contextlib.suppress(UserError):  # which reading them will say, or skip
+        with contextlib.suppress(UserError):  # read_examples will report or skip it
           return parsed(raw, source.place(shard, number))
   return {}
 
@@ -182,9 +188,9 @@ def _check_type(path: pathlib.Path, name: str, value: Any) -> None:
 
 
 class Templates:
-  """Renders Jinja templates over records; each is compiled once.
+  """Renders Jinja templates over records; each template is compiled once.
 
-  A field that is null cannot be written.
+  A field that is null cannot be rendered.
   """
 
   def __init__(self) -> None:
@@ -199,14 +205,18 @@ class Templates:
     self._compiled: dict[str, Any] = {}
 
   def __call__(self, template: str, record: Mapping[str, Any]) -> str:
-    """Raises UserError where the template is none, or names a field that the record has not."""
+    """Returns the rendered template, or the field of the record that `template` names.
+
+    Raises:
+      UserError: The template is not valid, or it names a field that is null or missing.
+    """
     if template in record:
       return str(_not_null(record[template]))
     try:
       if template not in self._compiled:
         self._compiled[template] = self._environment.from_string(template)
       return self._compiled[template].render(**record)
-    except Exception as e:  # of Jinja, and of what a template calls
+    except Exception as e:  # Jinja raises many types, and so does the code that a template calls
       raise UserError(f'{template!r} cannot be written: {e}') from None
 
 
@@ -217,7 +227,7 @@ def _not_null(value: Any) -> Any:
 
 
 def _truth(value: Any) -> int:
-  """1 or 0 for what says yes or no."""
+  """Returns 1 for a value that says yes and 0 for one that says no."""
   text = str(value).strip().lower()
   if text not in ('true', 'yes', '1', 'false', 'no', '0'):
     raise UserError(f'{value!r} says neither yes nor no')
@@ -226,14 +236,14 @@ def _truth(value: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-  """A record as a task sees it.
+  """A record rendered with the templates of a task.
 
   Attributes:
-    texts: What the model reads: one, or one a choice.
-    choices: What may follow; one for cloze, none for generate.
+    texts: Texts that the model reads: one, or one for each choice.
+    choices: Continuations that may follow; one for cloze, none for generate.
     gold: Number of the right choice.
-    target: The right text (generate).
-    place: File and line of the record, for messages.
+    target: The rendered doc_to_target; for generate, the right text.
+    place: Location of the record, for messages.
   """
 
   texts: tuple[str, ...]
@@ -244,7 +254,7 @@ class Example:
 
   @property
   def asked(self) -> list[tuple[str, str]]:
-    """(text, choice) of every choice."""
+    """The pair (text, choice) of every choice."""
     texts = self.texts * (len(self.choices) // len(self.texts))
     return list(zip(texts, self.choices, strict=True))
 
@@ -254,10 +264,10 @@ class Task:
   """A task with its records.
 
   Attributes:
-    name: The name in tables and summaries.
-    spec: What is asked.
-    examples: The examples.
-    unreadable: Records that were left out.
+    name: Name of the task in tables and summaries.
+    spec: Description of the task.
+    examples: The records, rendered.
+    unreadable: Number of records that were left out.
   """
 
   name: str
@@ -272,7 +282,7 @@ def read_tasks(
   skip_unreadable: bool = False,
   tfds_data_dir: str = '',
 ) -> list[Task]:
-  """The tasks that a command line names, 'lambada,boolq'; see find_task and read_examples."""
+  """Reads the tasks that a command line names ('lambada,boolq'); see find_task, read_examples."""
   found = [find_task(name, tfds_data_dir) for text in texts for name in _names(text)]
   names = [name for name, _ in found]
   if len(set(names)) < len(names):
@@ -289,17 +299,17 @@ def read_examples(
   skip_unreadable: bool = False,
   tfds_data_dir: str = '',
 ) -> tuple[list[Example], int]:
-  """The records of a task in their order, and how many were left out.
+  """Returns the examples of a task in their order, and how many records were left out.
 
   Args:
-    spec: The task.
-    limit: The most records; None: all.
-    skip_unreadable: Leaves out what would be an error below.
-    tfds_data_dir: Folder of TFDS datasets; '': TFDS_DATA_DIR, or TFDS' own default.
+    spec: Description of the task.
+    limit: Largest number of examples; None: all.
+    skip_unreadable: Whether unreadable records are left out instead of raising UserError.
+    tfds_data_dir: Folder of the TFDS datasets; '': TFDS_DATA_DIR, or TFDS' own default.
 
   Raises:
-    UserError: a record is none, lacks a field, or has an answer that is empty or none of the
-      choices (file and line named).
+    UserError: A record cannot be read, lacks a field, or has an answer that is empty or is not one
+      of the choices (the message names the file and line); or there are no records.
   """
   templates = Templates()
   examples: list[Example] = []
@@ -354,7 +364,10 @@ def _example(
 
 
 def _gold(target: str, choices: Sequence[str], labels: Sequence[str]) -> int:
-  """The number of the right choice: by label, by number, or by text, whichever it is first."""
+  """Returns the number of the right choice: `target` is a label, a number or a text.
+
+  Labels are tried first, then numbers, then texts.
+  """
   if target in labels:
     return labels.index(target)
   if re.fullmatch(r'\d{1,9}', target) and int(target) < len(choices):
@@ -374,7 +387,10 @@ def _labels(record: Mapping[str, Any], field: str, count: int) -> list[str]:
 
 
 def matched(text: str, pattern: str) -> str | None:
-  """The last match of a pattern (its first group that has one), stripped; None: there is none."""
+  """Returns the last match of a pattern (its first group that matched), stripped, or None.
+
+  An empty pattern matches the entire text.
+  """
   if not pattern:
     return text.strip()
   matches = list(re.finditer(pattern, text))
@@ -385,7 +401,7 @@ def matched(text: str, pattern: str) -> str | None:
 
 
 def _field(record: Mapping[str, Any], path: str) -> Any:
-  """A field by its path, 'choices.text'."""
+  """Returns the field at a path such as 'choices.text'."""
   value: Any = record
   for part in path.split('.'):
     if not isinstance(value, Mapping) or part not in value:

@@ -1,4 +1,4 @@
-"""A trained or imported model, ready to continue text."""
+"""A trained or imported model that continues text."""
 
 import dataclasses
 import functools
@@ -46,12 +46,12 @@ class Inference:
   """A model with its tokenizer.
 
   Attributes:
-    experiment: The experiment, with unrolled layers.
+    experiment: The experiment of the model, with unrolled layers.
     model: The model.
-    params: The parameters on the mesh, in the experiment's FPROP_DTYPE.
-    mesh: Where.
-    tokenizer: Text to ids and back.
-    source: The checkpoint of the weights.
+    params: The model's parameters on the mesh, in the experiment's FPROP_DTYPE.
+    mesh: The mesh of the devices that hold the parameters.
+    tokenizer: The tokenizer, which converts text to ids and back.
+    source: The checkpoint or imported weights that the parameters come from.
   """
 
   experiment: LanguageModel
@@ -62,7 +62,7 @@ class Inference:
   source: Source
 
   def generator(self, sampling: Sampling | None = None) -> Generator:
-    """A generator; `sampling` None: the experiment's."""
+    """Returns a generator that continues prompts; `sampling` None takes the experiment's."""
     e = self.experiment
     return Generator(
       self.model,
@@ -76,11 +76,11 @@ class Inference:
     )
 
   def encode(self, text: str) -> list[int]:
-    """A text as the model's rows begin: with its start id, if it has one."""
+    """Returns the ids of a text, after the model's start id if it has one."""
     return start_ids(self.experiment, self.tokenizer) + self.tokenizer.encode(text)
 
   def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-    """A conversation up to where the answer begins."""
+    """Returns the ids of a conversation, up to where the answer begins."""
     return self.tokenizer.encode_marked(self._chat.render(messages, prompt=True))
 
   @functools.cached_property
@@ -94,13 +94,15 @@ def load(
   """Loads the weights of `restore` into the experiment's model.
 
   Args:
-    experiment: As trained; a copy of it is unrolled here, and decodes without recomputation.
-    source: A checkpoint that may have a tokenizer.
-    restore: Which weights, and by which rules.
-    tokenizer_path: File or folder; '' looks next to the weights and in VOCAB_PATH.
+    experiment: The experiment as it was trained. The model is built from a copy with unrolled
+      layers, which decodes without recomputation.
+    source: The checkpoint, whose tokenizer is used where `tokenizer_path` is ''.
+    restore: The path of the weights and the rules by which they are restored.
+    tokenizer_path: A tokenizer file or its folder; '' looks next to the weights and in VOCAB_PATH.
 
   Raises:
-    UserError: no tokenizer, one of another vocabulary, or weights of another shape.
+    UserError: There is no tokenizer, its vocabulary is another one, or the weights have another
+      shape.
   """
   refuse_te_layers(source)
   tokenizer = open_tokenizer(tokenizer_path or str(tokenizer_of(source.folder) or ''))
@@ -131,19 +133,26 @@ def _shapes(task: fdl.Config, mesh: Mesh, e: LanguageModel) -> Any:
 
 
 def use_int8(task: fdl.Config) -> None:
-  """Gives all projections of a model int8 weights; experts, embeddings and logits keep theirs."""
+  """Gives all projections of a model int8 weights.
+
+  Experts, embeddings and logits keep the dtype of their weights.
+  """
   for projection in selectors.select(task, Projection):
     is_lora = fdl.get_callable(projection) is LoraProjection
     fdl.update_callable(projection, Int8LoraProjection if is_lora else Int8Projection)
 
 
 def _quantized(plan: Plan, wanted: Any, shapes: Any, dtype: str) -> Any:
-  """Parameters as `wanted`, a variable at a time, from those of `shapes`."""
+  """Loads and quantises parameters, one variable at a time.
+
+  `wanted` describes the parameters after the quantisation, and `shapes` before it. Variables that
+  are not quantised get `dtype`.
+  """
   flat_shapes, flat_wanted = flatten_dict(shapes, sep='/'), flatten_dict(wanted, sep='/')
   found = {}
   for name, like in flat_wanted.items():
     if name not in flat_shapes:
-      continue  # a scale, which comes with its weight
+      continue  # a scale, which is computed with its weight
     if like.dtype != jnp.int8:
       found[name] = plan.load(f'params/{name}', like.update(dtype=dtype))
       continue
@@ -162,13 +171,13 @@ def load_checkpoint(
   overrides: Mapping[str, str] | None = None,
   base_weights: str = '',
 ) -> Inference:
-  """The model of a job_log_dir or of imported weights, over all devices that are present.
+  """Loads the model of a job_log_dir or of imported weights, sharded over all devices of the run.
 
   Args:
-    checkpoint: See restoring.find_source.
-    tokenizer_path: File or folder of a tokenizer; '': the one of the weights.
-    overrides: Text of experiment attributes, as --fdl.NAME has it.
-    base_weights: Folder of the weights that the factors of LoRA belong to, if they were moved.
+    checkpoint: The folder of the checkpoint; see source.find_source.
+    tokenizer_path: A tokenizer file or its folder; '' looks next to the weights and in VOCAB_PATH.
+    overrides: Values of experiment attributes as text, as in --fdl.NAME=VALUE.
+    base_weights: The folder of the base weights of a LoRA run, if they were moved.
   """
   source = find_source(checkpoint, base_weights)
   trained = experiment_of(source)
@@ -194,21 +203,22 @@ def load_checkpoint(
 
 
 def experiment_of(source: Source) -> LanguageModel:
-  """The experiment that a checkpoint is of.
+  """Returns the experiment that a checkpoint was trained with.
 
   Raises:
-    UserError: it is not known, or no language model.
+    UserError: The experiment is not known, or it is not a language model.
   """
   found = read_values(source)
   cls = find_known(found['experiment'])
   if not issubclass(cls, LanguageModel):
     raise UserError(f'{source.experiment}: {found["experiment"]} is no language model')
-  known = {k: v for k, v in found['values'].items() if hasattr(cls, k)}  # others are of old
+  # A checkpoint of an older paxlite may have attributes that no longer exist.
+  known = {k: v for k, v in found['values'].items() if hasattr(cls, k)}
   return cls(**known)
 
 
 def refuse_te_layers(source: Source) -> None:
-  """Raises UserError where the weights are those of Transformer Engine's fused layers."""
+  """Raises UserError if the weights belong to the fused layers of Transformer Engine."""
   if source.experiment.is_file() and read_values(source)['values'].get('USE_TE') == 'layer':
     raise UserError(
       f"{source.folder} holds the weights of Transformer Engine's layers, which keep no keys and "
@@ -217,7 +227,7 @@ def refuse_te_layers(source: Source) -> None:
 
 
 def explicit_values(experiment: LanguageModel) -> dict[str, Any]:
-  """The experiment's values, those left to be derived left out."""
+  """Returns the experiment's values without those that are derived from others."""
   cls = type(experiment)
   return {
     k: convert(cls, k, v)
@@ -227,13 +237,13 @@ def explicit_values(experiment: LanguageModel) -> dict[str, Any]:
 
 
 def start_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
-  """The token that a text begins with for the experiment's model, if there is one."""
+  """Returns the ids that every text of the experiment's model begins with: one, or none."""
   start = tokenizer.bos_id if e.START_ID is None else e.START_ID
   return [start] if start >= 0 else []
 
 
 def eos_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
-  """The tokens that end a text for the experiment's model."""
+  """Returns the ids that end a text of the experiment's model; any one of them ends it."""
   return list(e.EOS_IDS) or [i for i in (tokenizer.eos_id,) if i >= 0]
 
 
@@ -242,8 +252,8 @@ class Prompt:
   """One line of a file of prompts.
 
   Attributes:
-    record: The line.
-    ids: The tokens of the prompt.
+    record: The JSON object of the line.
+    ids: Token ids of the prompt.
   """
 
   record: dict[str, Any]
@@ -251,10 +261,11 @@ class Prompt:
 
 
 def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
-  """The prompts of JSON lines: {"inputs": text} or {"messages": [{"role", "content"} …]}.
+  """Reads prompts from JSON lines: {"inputs": text} or {"messages": [{"role", "content"} …]}.
 
   Raises:
-    UserError: a line is neither, or longer than the model takes (file and line are named).
+    UserError: A line is neither of these, already has a "prediction", or is longer than the model
+      takes (the message names the file and line); or there are no prompts.
   """
   prompts = []
   for file in expanded(files):
@@ -280,13 +291,14 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
 
 
 def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib.Path) -> int:
-  """Continues every prompt into `output`, JSON lines in their order; continues an unfinished file.
+  """Continues every prompt and writes `output`; resumes an interrupted call.
 
-  What is done lies in OUTPUT.partial until all is. Prompts of similar length share a batch. The
-  sampling of a prompt depends on the seed and on its own place alone.
+  `output` has the prompts as JSON lines in their order. OUTPUT.partial holds the predictions until
+  all prompts are done. Prompts of similar length share a batch. The sampling of a prompt depends
+  only on the seed and on the prompt's position among the prompts.
 
   Returns:
-    How many were continued now; the others had been before.
+    Number of prompts continued by this call; earlier calls continued the others.
   """
   from rich.console import Console
   from rich.progress import track
@@ -322,7 +334,11 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
 
 
 def _check_settings(output: pathlib.Path, inference: Inference, prompts: Sequence[Prompt]) -> None:
-  """Writes next to `output` what it depends on; UserError where it was begun with other values."""
+  """Saves the settings that `output` depends on next to it, in OUTPUT.settings.
+
+  Raises:
+    UserError: `output` was begun with other settings.
+  """
   e = inference.experiment
   contents = json.dumps([[p.record, p.ids] for p in prompts])
   names = 'DECODE_FILES', 'SEED', 'FPROP_DTYPE', 'MAX_SEQ_LEN'
@@ -345,7 +361,7 @@ def _check_settings(output: pathlib.Path, inference: Inference, prompts: Sequenc
 
 
 def _finished(partial: pathlib.Path) -> dict[int, str]:
-  """The predictions that an interrupted decoding has written, a torn last line cut off."""
+  """Returns the predictions that an interrupted decoding wrote, and cuts off a torn last line."""
   if not partial.exists():
     return {}
   data = partial.read_bytes()
@@ -357,7 +373,10 @@ def _finished(partial: pathlib.Path) -> dict[int, str]:
 
 
 def text_stream(tokenizer: Tokenizer, ids: Iterator[int]) -> Iterator[str]:
-  """Pieces of text as tokens come; a character of several tokens waits for its last one."""
+  """Yields pieces of text as tokens arrive.
+
+  A character made of several tokens is yielded with its last token.
+  """
   so_far: list[int] = []
   shown = ''
   for i in ids:

@@ -1,8 +1,9 @@
-"""The likelihood of continuations, which zero-shot evaluation is made of.
+"""Scores how likely a model finds continuations, which is the basis of zero-shot evaluation.
 
-Rows of similar length share a batch, padded to a bucket's length and not to the longest of all.
-Continuations that differ in their last token alone ("yes" or "no" after a passage) share a row.
-The vocabulary's logits are computed where a continuation is, and nowhere else.
+Rows of similar length share a batch, which is padded to the length of a bucket and not to the
+longest row of all. Continuations that differ only in their last token ("yes" or "no" after a
+passage) share a row. The logits of the vocabulary are computed only at the positions of
+continuations.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ _SMALLEST_BUCKET = 32
 
 @dataclasses.dataclass(frozen=True)
 class Continuation:
-  """Token ids: what is given, and what is asked about."""
+  """Token ids of a context, and of the continuation whose likelihood is wanted."""
 
   context: Sequence[int]
   continuation: Sequence[int]
@@ -35,9 +36,9 @@ class Score:
   """The score of one continuation.
 
   Attributes:
-    log_likelihood: Σ ln p of its tokens, in nats.
-    is_greedy: Whether each of its tokens is the likeliest one.
-    is_truncated: Whether its context has lost its beginning.
+    log_likelihood: Σ ln p of the continuation's tokens, in nats.
+    is_greedy: Whether each token of the continuation is the likeliest one.
+    is_truncated: Whether the context has lost its beginning.
   """
 
   log_likelihood: float
@@ -50,11 +51,11 @@ class _Row:
   """One sequence of inputs, and the alternatives for its last `num_targets` tokens.
 
   Attributes:
-    inputs: Ids.
-    num_targets: How many of the last positions are asked about.
-    targets: Alternatives, each [num_targets].
-    numbers: Which continuation each alternative is.
-    truncated: Which of those have lost the beginning of their context.
+    inputs: Token ids of the row.
+    num_targets: Number of positions at the end of the row that are scored.
+    targets: Token ids of the alternatives, each [num_targets].
+    numbers: Number of the continuation that each alternative belongs to.
+    truncated: Numbers of the continuations whose context has lost its beginning.
   """
 
   inputs: list[int]
@@ -69,11 +70,11 @@ class Scorer:
 
   Args:
     model: The language model.
-    params: The parameters of the model, on the mesh.
-    max_len: The most tokens of a row; a longer context loses its beginning.
-    batch_tokens: Tokens of a batch, paddings included, about.
-    mesh: The mesh that the batch is split over; None for one device.
-    rules: Logical axes to mesh axes.
+    params: The model's parameters, on the mesh.
+    max_len: Largest number of tokens in a row; a longer context loses its beginning.
+    batch_tokens: Approximate number of tokens in a batch, padding included.
+    mesh: The mesh over which the batch is sharded; None: one device.
+    rules: The mapping from logical axes to mesh axes.
   """
 
   def __init__(
@@ -99,15 +100,15 @@ class Scorer:
     continuations: Sequence[Continuation],
     report: Callable[[int, int], None] = lambda done, total: None,
   ) -> list[Score]:
-    """The score of each continuation, in their order.
+    """Returns the score of each continuation, in their order.
 
     Args:
-      continuations: At least one token of context and of continuation each.
-      report: Called with the rows done, and all.
+      continuations: Continuations, each with at least one token and one token of context.
+      report: Called with the number of rows done and the number of all rows.
 
     Raises:
-      UserError: a continuation has no token, no context, ids that are none, or more tokens than a
-        row.
+      UserError: A continuation has no token, no context, ids outside the vocabulary, or more
+        tokens than a row.
     """
     rows = self._rows_of(continuations)
     scores: list[Score | None] = [None] * len(continuations)
@@ -115,7 +116,7 @@ class Scorer:
     pending: tuple[list[_Row], Any] | None = None
     for batch in self._batches(rows):
       result = self._run(batch)
-      if pending is not None:  # read one batch late: the device computes meanwhile
+      if pending is not None:  # one batch late, so that the device computes meanwhile
         _collect(*pending, scores)
       pending = batch, result
       done += len(batch)
@@ -148,10 +149,11 @@ class Scorer:
     return list(rows.values())
 
   def _batches(self, rows: Sequence[_Row]) -> Iterator[list[_Row]]:
-    """Rows by length, the longest first, so that memory runs out at once or never.
+    """Yields batches of rows sorted by length, the longest first.
 
-    A batch is as long as the bucket of its longest row, and always full but for the last one:
-    a shorter row costs no more than the padding row that it replaces.
+    With this order, memory runs out in the first batch or never. A batch is as long as the bucket
+    of its longest row. All batches but the last one are full, because a shorter row costs no more
+    than the padding row that it replaces.
     """
     ordered = sorted(rows, key=lambda r: (len(r.inputs), r.num_targets), reverse=True)
     start = 0
@@ -193,7 +195,7 @@ class Scorer:
     return self._program(self._params, *arrays)
 
   def _score(self, params, ids_BT, places_BU, targets_BWU, is_target_BU):
-    """ln p of each alternative, and whether it is the likeliest, [B, C] each."""
+    """Returns ln p of each alternative, and whether its tokens are the likeliest; [B, W] each."""
     if self._mesh is None:
       return self._score_on_mesh(params, ids_BT, places_BU, targets_BWU, is_target_BU)
     with partitioning.activate(self._mesh, self._rules):
@@ -212,7 +214,10 @@ class Scorer:
 
 
 def bucket(length: int) -> int:
-  """The least of 32, 48, 64, 96, 128, 192 … that `length` fits in: at most a third is padding."""
+  """Returns the smallest of 32, 48, 64, 96, 128, 192 … that is at least `length`.
+
+  Above 32, at most a third of a row is padding.
+  """
   size = _SMALLEST_BUCKET
   while size < length:
     size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3

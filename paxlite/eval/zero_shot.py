@@ -1,4 +1,4 @@
-"""Zero-shot evaluation: examples are scored or continued, and counted once each."""
+"""Zero-shot evaluation: each example is scored or continued, and counts once."""
 
 import dataclasses
 import json
@@ -16,12 +16,12 @@ from paxlite.eval.scoring import Continuation, Score, Scorer
 from paxlite.generation.decoding import Sampling
 
 TooLong = Literal['truncate', 'error']
-Found = tuple[dict[str, 'Metric'], list[dict[str, Any]]]  # metrics, and what was found of each
+Found = tuple[dict[str, 'Metric'], list[dict[str, Any]]]  # metrics, and findings of each example
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-  """A mean over examples and its standard error; the latter is 0 for a single example."""
+  """A metric of all examples and its standard error, which is 0 for a single example."""
 
   value: float
   stderr: float
@@ -33,9 +33,9 @@ class Result:
 
   Attributes:
     metrics: Metrics by name.
-    examples: What was found of each.
-    seconds: How long it took.
-    unreadable: Records that were left out.
+    examples: Findings of each example, such as its log-likelihood and whether it is right.
+    seconds: Duration of the evaluation.
+    unreadable: Number of records that were left out.
   """
 
   metrics: dict[str, Metric]
@@ -45,7 +45,7 @@ class Result:
 
   @property
   def truncated(self) -> int:
-    """Examples whose text has lost its beginning, for it is longer than the model takes."""
+    """Number of examples whose text was too long for the model and lost its beginning."""
     return sum(example['truncated'] for example in self.examples)
 
   def line(self) -> str:
@@ -55,7 +55,7 @@ class Result:
 
   @property
   def remarks(self) -> list[str]:
-    """Notes about examples that were cut or left out."""
+    """Remarks on texts that were cut off and on records that were left out."""
     found = []
     if self.truncated:
       found.append(f'{self.truncated:,} texts longer than the model takes lost their beginning')
@@ -76,8 +76,9 @@ class ZeroShot:
 
   Args:
     inference: The model.
-    batch_tokens: Tokens of a batch, about.
-    too_long: A text that is longer than the model takes loses its beginning, or is an error.
+    batch_tokens: Approximate number of tokens in a batch.
+    too_long: What happens to a text that is longer than the model takes: 'truncate' cuts off its
+      beginning, 'error' raises UserError.
   """
 
   def __init__(
@@ -93,10 +94,12 @@ class ZeroShot:
   def __call__(
     self, task: Task, report: Callable[[int, int], None] = lambda done, total: None
   ) -> Result:
-    """What came out for every example; `report` is called with what is done, and all.
+    """Evaluates a task.
+
+    `report` is called with the number of rows or prompts done, and the number of all of them.
 
     Raises:
-      UserError: a text is too long (file and line named), or no context.
+      UserError: A text is too long or gives no context (the message names the file and line).
     """
     started = time.perf_counter()
     if task.spec.kind == 'generate':
@@ -140,10 +143,10 @@ class ZeroShot:
 
 
 def continuation_of(inference: Inference, text: str, continuation: str) -> Continuation:
-  """The ids of both: where a token spans the border, it belongs to the continuation.
+  """Returns the ids of both texts; a token that spans the border belongs to the continuation.
 
   Raises:
-    UserError: There is no text, and the model has no start token to begin with.
+    UserError: There is no text, and the model has no start token that could replace it.
   """
   whole, context = inference.encode(text + continuation), inference.encode(text)
   start = len(context)
@@ -163,7 +166,8 @@ def _cloze(examples: Sequence[Example], scores: Sequence[Sequence[Score]]) -> Fo
   words = np.array([max(1, len(e.target.split())) for e in examples])
   log_perplexity = nats.sum() / words.sum()
   perplexity = math.exp(min(log_perplexity, 700.0))
-  # of a ratio of sums, by the residuals; through exp by its derivative
+  # The standard error of a ratio of sums comes from the residuals; exp multiplies it by its
+  # derivative.
   residuals = (nats - log_perplexity * words) / words.mean()
   return {
     'acc': _mean(right),
@@ -211,15 +215,15 @@ def continued(
   sampling: Sampling | None = None,
   report: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
-  """The text that the model writes after each prompt, up to one of `until`.
+  """Returns the text that the model writes after each prompt, up to one of `until`.
 
   Args:
     inference: The model.
-    prompts: Token ids; the beginning of one that leaves no room is cut off.
-    max_new_tokens: The most tokens of each.
-    until: What ends a text.
-    sampling: None: the experiment's.
-    report: Called with what is done, and all.
+    prompts: Token ids of the prompts. A prompt that leaves no room loses its beginning.
+    max_new_tokens: Largest number of new tokens for each prompt.
+    until: Texts that end the generated text.
+    sampling: How tokens are sampled; None: as the experiment says.
+    report: Called with the number of prompts done and the number of all prompts.
   """
   generator = inference.generator(sampling)
   max_new_tokens = min(max_new_tokens, inference.experiment.MAX_SEQ_LEN - 1)
@@ -249,7 +253,7 @@ def _mean(values: Sequence[Any] | np.ndarray) -> Metric:
 
 
 def as_json(results: Mapping[str, Result]) -> str:
-  """Results as JSON."""
+  """Returns the results as JSON."""
   found = {
     name: {
       'num_examples': len(result.examples),

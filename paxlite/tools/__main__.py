@@ -1,6 +1,6 @@
 """python -m paxlite.tools
 
-The tools, one a line; each has --help.
+Prints the tools, one per line. Each tool explains its flags with --help.
 """
 
 import ast
@@ -11,7 +11,7 @@ from paxlite.core import command_line
 
 
 def listing() -> str:
-  """Every tool with what it does, read from the files: nothing is imported."""
+  """Returns every tool with its purpose, read from the files so that nothing is imported."""
   files = sorted(pathlib.Path(__file__).parent.glob('[a-z]*.py'))
   return '\n'.join(
     line(f'paxlite.tools.{file.stem}', _purpose(file)) for file in files if file.stem != 'cli'
@@ -23,7 +23,7 @@ def line(module: str, purpose: str) -> str:
 
 
 def _purpose(file: pathlib.Path) -> str:
-  """The first clause below the usage in a module's docstring."""
+  """Returns the first clause below the usage in a module's docstring."""
   text = ast.get_docstring(ast.parse(file.read_text())) or ''
   paragraph = ' '.join(text.partition('\n\n')[2].partition('\n\n')[0].split())
   return re.split(r'[.,:;] |\.$', paragraph)[0]

@@ -1,14 +1,14 @@
 """python -m paxlite.tools.compile --fdl_config=EXPERIMENT --target=v5e-256 [--save=step.bin] …
 
-Compiles the train step of an experiment for a machine that need not be there, and says whether it
-fits, what it communicates and how fast it can be. --fdl.NAME=VALUE overrides an attribute; the mesh
-must be that of the target, and COMPILER_OPTIONS go to XLA. --compiled_step=step.bin makes training
-load what --save has written.
+Compiles the train step of an experiment for a machine that need not be there, and reports whether
+the step fits, what it communicates and how fast it can be. --fdl.NAME=VALUE overrides an attribute.
+The mesh must match the target. COMPILER_OPTIONS are passed to XLA.
+--compiled_step=step.bin makes training load the step that --save has written.
 
-Exits with 1 where the step does not fit, with 2 for wrong input.
+Exits with 1 if the step does not fit, and with 2 for wrong input.
 
-Targets: v5e-N, v5p-N, v6e-N (one slice of TPUs), Kxv5e-N (K slices), h100xN, and here. Compilers
-come with the extras tpu and cuda.
+The targets are v5e-N, v5p-N, v6e-N (one slice of TPUs), Kxv5e-N (K slices), h100xN, and here. The
+extras tpu and cuda install the compilers.
 """
 
 import argparse
@@ -60,7 +60,11 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _checked_output(flag: str, text: str | None) -> pathlib.Path | None:
-  """Raises UserError, before hours of compiling, where a file cannot be written in the end."""
+  """Returns the path of an output file; None if there is none.
+
+  Raises:
+    UserError: The file cannot be written. It is checked here, before hours of compiling.
+  """
   if text is None:
     return None
   path = pathlib.Path(text)

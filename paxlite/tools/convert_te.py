@@ -1,12 +1,14 @@
 """python -m paxlite.tools.convert_te --direction=fw2te --checkpoint=FOLDER --path=OUT
 
-Parameters and Adam's moments for the fused layers of Transformer Engine, and back, bit for bit.
+Converts a checkpoint to the fused layers of Transformer Engine or back. The parameters and Adam's
+moments are converted bit for bit.
 
   fw2te  from paxlite's layers (any backend but USE_TE=layer) to USE_TE=layer
-  te2fw  the way back
+  te2fw  from USE_TE=layer to paxlite's layers
 
 A run continues from OUT with --fdl.CHECKPOINT_RESTORE_PATH=OUT --fdl.CHECKPOINT_RESTORE_STATE=True.
-FP8's scales and histories belong to the backend that made them, and start again.
+FP8's scales and histories are not converted, because they belong to the backend that made them:
+they start again.
 """
 
 import argparse

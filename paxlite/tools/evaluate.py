@@ -1,8 +1,8 @@
 """python -m paxlite.tools.evaluate --checkpoint=FOLDER --tasks=lambada:FILE.jsonl[,TASK.json …]
 
-Zero-shot evaluation of a job_log_dir or of imported weights: a table with standard errors, and
-JSON with --output. A task is lambada:FILE or boolq:FILE, or a .json file that names the fields of
-records (docs/evaluation.md).
+Zero-shot evaluation of a job_log_dir or of imported weights. Prints a table with standard errors,
+and writes JSON with --output. A task is lambada:FILE or boolq:FILE, or a .json file that names the
+fields of its records (docs/evaluation.md).
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
       raise UserError(f'--output={output} cannot be written: {e.strerror or e}') from None
   inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides, args.base_weights)
   evaluate = ZeroShot(inference, args.batch_tokens, args.too_long)
-  is_first = jax.process_index() == 0  # of several processes one writes
+  is_first = jax.process_index() == 0  # only one of several processes prints and writes
   results = {}
   for task in tasks:
     with command_line.progress(task.name) as report:

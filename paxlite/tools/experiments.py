@@ -1,9 +1,9 @@
 """python -m paxlite.tools.experiments [list [TEXT] | show NAME | diff A B] [--fdl.NAME=VALUE …]
 
-Prints a table of every experiment, or of those in whose name or dataset TEXT occurs (`experiments
-llama`); of one, its values, what they mean, and its built config (show); the lines in which two
-differ (diff). NAME is a bare name or a dotted path. --import=MODULE adds those of a module of yours
-to the table.
+Prints a table of every experiment, or of those with TEXT in their name or dataset (`experiments
+llama`). `show` prints the values of one experiment, their meanings, and its built config. `diff`
+prints the lines in which two experiments differ. NAME is a bare name or a dotted path.
+--import=MODULE adds the experiments of your own module to the table.
 """
 
 import argparse
@@ -22,8 +22,8 @@ from paxlite.core.errors import UserError
 if TYPE_CHECKING:
   from paxlite.experiments.base import Experiment
 
-# The table's rows of paxlite's own experiments, so that listing them imports none of them.
-# python -m tests.unit.experiments.test_experiments --update writes it, and a test compares.
+# The table's rows for paxlite's own experiments, so that listing them imports none of them.
+# python -m tests.unit.experiments.test_experiments --update writes the file, and a test checks it.
 INDEX = pathlib.Path(__file__).parents[1] / 'experiments' / 'index.json'
 
 COLUMNS = (
@@ -37,7 +37,7 @@ COLUMNS = (
   'sequence',
   'steps',
 )
-_TEXTS = 3  # columns of texts; the others are numbers, and end in a line
+_TEXTS = 3  # columns of texts, aligned left; the other ones are numbers, aligned right
 _COMMANDS = ('list', 'show', 'diff')
 
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def row(cls: type['Experiment']) -> list[str]:
-  """The row of an experiment in the table: its family, and a text for each of COLUMNS."""
+  """Returns an experiment's row of the table: its family, and a text for each of COLUMNS."""
   import fiddle as fdl
 
   e = fdl.build(cls.config())
@@ -98,7 +98,7 @@ def num_parameters(experiment: 'Experiment') -> int:
 
 
 def _table(text: str) -> str:
-  """The table by family, each column as wide as what is in it."""
+  """Returns the table by family; each column is as wide as its longest cell."""
   rows = [r for r in _rows() if text.lower() in ' '.join(r[1:3]).lower()]
   if not rows:
     raise UserError(
@@ -113,9 +113,9 @@ def _table(text: str) -> str:
 
 
 def _rows() -> list[list[str]]:
-  """Those of the index, and of the modules of --import=MODULE."""
+  """Returns the rows of the index, and of the modules of --import=MODULE."""
   rows = json.loads(INDEX.read_text(encoding='utf-8'))
-  if 'paxlite.experiments.base' in sys.modules:  # somebody's module has imported it
+  if 'paxlite.experiments.base' in sys.modules:  # the module of --import has imported it
     from paxlite.experiments.registry import experiments
 
     indexed = {r[1] for r in rows}
@@ -147,7 +147,11 @@ def _explained(line: str, meanings: dict[str, str]) -> str:
 
 
 def _meanings(classes: Iterable[type]) -> dict[str, str]:
-  """Attributes that a comment where they are declared, or their property's docstring, explains."""
+  """Returns the meanings of attributes by name.
+
+  A meaning is the comment at the attribute's declaration, or the first line of the docstring of its
+  property.
+  """
   found: dict[str, str] = {}
   for cls in classes:
     if cls is object:

@@ -1,9 +1,9 @@
 """python -m paxlite.tools.export_weights --to=hf|peft --checkpoint=FOLDER --path=OUT
 
-Writes the weights of a run, or imported ones, for Hugging Face, tensor by tensor.
+Writes the weights of a run, or imported weights, for Hugging Face, tensor by tensor.
 
-  hf    a folder that transformers loads: Llama, Mistral, Gemma, GPT-2; LoRA is merged into them
-  peft  the factors of LoRA, as a folder that peft loads with the base model
+  hf    a folder that transformers loads: Llama, Mistral, Gemma, GPT-2; LoRA factors are merged
+  peft  the LoRA factors, as a folder that peft loads in addition to the base model
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """python -m paxlite.tools.generate --checkpoint=FOLDER --prompt=TEXT [--chat] [--fdl.NAME=VALUE …]
 
-Continues a text, or answers in a chat, and shows it as it comes. The checkpoint is a job_log_dir or
-a folder of imported weights. With --chat and no prompt it asks for one, again and again.
+Continues a text, or answers in a chat, and prints the text while it is generated. The checkpoint is
+a job_log_dir or a folder of imported weights. With --chat and no --prompt, it asks for one message
+after another.
 """
 
 import argparse
@@ -71,13 +72,13 @@ def main(argv: Sequence[str]) -> None:
     except UserError as e:
       if args.prompt is not None:
         raise
-      print(f'error: {e}', file=sys.stderr)  # the conversation so far stays
+      print(f'error: {e}', file=sys.stderr)  # the conversation so far is kept
       continue
     messages = [*asked, {'role': 'assistant', 'content': answer}]
 
 
 def _show(tokenizer: Any, tokens: Iterator[int]) -> str:
-  """Prints text as it comes; returns all of it."""
+  """Prints text while it is generated, and returns all of it."""
   from paxlite.eval.inference import text_stream
 
   pieces = []
@@ -89,7 +90,7 @@ def _show(tokenizer: Any, tokens: Iterator[int]) -> str:
 
 
 def _questions() -> Iterator[str]:
-  """Lines from the terminal until it ends."""
+  """Yields the lines of the standard input that are not empty, until it ends."""
   while True:
     try:
       text = input('> ' if sys.stdin.isatty() else '')

@@ -1,7 +1,7 @@
 """python -m paxlite.tools.goodput JOB_LOG_DIR
 
-The share of a run's wall time in steps that count, over all of its restarts; and where the rest
-went.
+The share of a run's wall time spent in steps that count, over all restarts. The table also shows
+where the rest of the time went.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """python -m paxlite.tools.import_weights --from=hf|meta|gguf|pax --path=WEIGHTS --to=FOLDER
 
-Reads published weights, or a checkpoint of Pax with its Adam state, tensor by tensor into a folder
-that --fdl.CHECKPOINT_RESTORE_PATH and the tools' --checkpoint take.
+Imports published weights, or a Pax checkpoint with its Adam state, tensor by tensor. It writes a
+folder for --fdl.CHECKPOINT_RESTORE_PATH and for the tools' --checkpoint.
 
   hf    a Hugging Face folder (config.json, *.safetensors): Llama, Mistral, Gemma, GPT-2
-  meta  a folder of Meta (params.json, consolidated.*.pth): LLaMA
-  gguf  a GGUF file of a LLaMA model, or a folder with one in it; dequantized
+  meta  a folder in Meta's format (params.json, consolidated.*.pth): LLaMA
+  gguf  a GGUF file of a LLaMA model, or a folder with one such file; it is dequantised
   pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and --fdl.NAME=VALUE) names its model
 """
 

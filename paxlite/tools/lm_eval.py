@@ -1,7 +1,8 @@
 """python -m paxlite.tools.lm_eval --model=paxlite --model_args=checkpoint=FOLDER --tasks=…
 
-EleutherAI's evaluation harness on a checkpoint (the extra lm-eval): its own command
-line, with the model 'paxlite'. In Python: lm_eval.simple_evaluate(PaxliteLM(checkpoint=…), …).
+EleutherAI's evaluation harness on a checkpoint (the extra lm-eval). The command line is the
+harness' own, with the model 'paxlite'. In Python, the call is
+lm_eval.simple_evaluate(PaxliteLM(checkpoint=…), …).
 """
 
 import collections
@@ -33,21 +34,21 @@ _MAX_GEN_TOKS = 256
 
 @register_model('paxlite')
 class PaxliteLM(LM):
-  """A job_log_dir or imported weights, as the harness asks for a model.
+  """The model of a job_log_dir or of imported weights, with the interface of the harness.
 
   A text that is longer than the model takes loses its beginning, as with the harness' own models.
 
   Args:
-    checkpoint: The folder.
-    tokenizer: File or folder, if it is not next to the weights.
-    base_weights: Folder of the weights that the factors of LoRA belong to, if they were moved.
-    dtype: float32 or bfloat16; None: as trained.
-    batch_tokens: Tokens of a batch of log-likelihoods, about.
-    batch_size, max_batch_size, device: Of the harness; not used.
+    checkpoint: The folder of the checkpoint.
+    tokenizer: The tokenizer's file or folder, if it is not next to the weights.
+    base_weights: The folder of the base weights of a LoRA run, if they were moved.
+    dtype: Dtype of the weights, float32 or bfloat16; None: as trained.
+    batch_tokens: Approximate number of tokens in a batch of log-likelihoods.
+    batch_size, max_batch_size, device: Arguments that the harness passes; they are not used.
     attributes: Attributes of the experiment, such as DECODE_BATCH_SIZE=32.
 
   Raises:
-    UserError: see inference.load_checkpoint.
+    UserError: The checkpoint, the tokenizer or an attribute cannot be used.
   """
 
   def __init__(
@@ -74,12 +75,12 @@ class PaxliteLM(LM):
 
   @property
   def _prefix(self) -> list[int]:
-    """The token before a text that has nothing before it: the start id, or EOS."""
+    """The ids that replace an empty context: the start id, or EOS if there is none."""
     tokenizer = self._inference.tokenizer
     return start_ids(self._inference.experiment, tokenizer) or [max(0, tokenizer.eos_id)]
 
   def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-    """(Σ ln p, whether greedy) of each (context, continuation)."""
+    """Returns Σ ln p of each continuation, and whether its tokens are the likeliest."""
     asked = [self._continuation(*request.args) for request in requests]
     with command_line.progress('loglikelihood') as report:
       scores = self._scorer(asked, report)
@@ -91,7 +92,7 @@ class PaxliteLM(LM):
     return continuation_of(self._inference, context, continuation)
 
   def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-    """Σ ln p of each whole text, in windows that see as much as the model takes."""
+    """Returns Σ ln p of each text, in windows as long as the model takes."""
     asked: list[Continuation] = []
     owners: list[int] = []
     for number, request in enumerate(requests):
@@ -111,7 +112,7 @@ class PaxliteLM(LM):
     return sums
 
   def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-    """The text that the model writes after each context."""
+    """Returns the text that the model writes after each context."""
     alike: dict[tuple, list[int]] = collections.defaultdict(list)
     for number, request in enumerate(requests):
       alike[_generation(request.args[1])].append(number)
@@ -126,18 +127,18 @@ class PaxliteLM(LM):
     return texts
 
   def apply_chat_template(self, chat_history, add_generation_prompt: bool = True) -> str:
-    """The conversation as the tokenizer's template writes it, without the model's start id."""
+    """Returns the text that the chat template makes of a conversation, without the start id."""
     e, tokenizer = self._inference.experiment, self._inference.tokenizer
     return ChatFormat(e.CHAT_TEMPLATE, tokenizer.path).render(chat_history, add_generation_prompt)
 
   @property
   def tokenizer_name(self) -> str:
-    """The name of the tokenizer, for the caches of the harness."""
+    """Name of the tokenizer, which the harness uses for its caches."""
     return self._inference.tokenizer.path.replace('/', '__')
 
 
 def _generation(arguments) -> tuple[tuple[str, ...], int, Sampling]:
-  """(until, most tokens, sampling) of a request's arguments."""
+  """Returns `until`, the largest number of tokens and the sampling of a request."""
   until = arguments.get('until') or []
   until = [until] if isinstance(until, str) else until
   most = arguments.get('max_gen_toks', arguments.get('max_new_tokens', _MAX_GEN_TOKS))

@@ -2,8 +2,8 @@
 
 Turns text into a flat-tokens dataset, on all cores. A source is a file (.txt, .jsonl, .parquet; the
 first two also .gz .xz .zst), a TFDS dataset (tfds:c4/en:3.0.1/train) or a Hugging Face dataset
-(hf:allenai/c4:en/train). A .txt file is one document; elsewhere each record is one, in its field
---field. Where it was killed, the same command continues.
+(hf:allenai/c4:en/train). A .txt file is one document. In other sources, each record is a document,
+whose text is in the field --field. After an interruption, the same command resumes the work.
 """
 
 import argparse
@@ -41,14 +41,18 @@ from paxlite.data.records import (
 )
 from paxlite.data.tokenizer import Tokenizer, encode_document, open_tokenizer, pieces
 
-_BATCH_CHARS = 1 << 19  # what goes to a worker at once
+_BATCH_CHARS = 1 << 19  # of the pieces that a worker is given at once
 _SECONDS_BETWEEN_NOTES = 5.0
 _SECONDS_BETWEEN_LINES = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-  """What is done: records before `number` of `shard` of source `source`, and all before that."""
+  """The position in the sources up to which the records are done.
+
+  These are the records before `number` in `shard` of source `source`, and all earlier shards and
+  sources.
+  """
 
   source: int = 0
   shard: int = 0
@@ -59,14 +63,14 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-  """A document or a part of one: text, or a record; or a block of lines, each a document.
+  """A document, a part of a document, or a block of lines that are a document each.
 
   Attributes:
-    raw: See above.
-    place: Position of the record for messages, or the file of the lines.
+    raw: The text, the record, or the block of lines.
+    place: Location of the record, or the file of the lines.
     number: Number of the record, or of the first line.
-    shift: What is added to numbers where they decide what is held out.
-    is_last: Whether the document ends here.
+    shift: Number that is added to `number` to decide whether a document is held out.
+    is_last: Whether the document ends with this piece.
   """
 
   raw: Raw | FileRange
@@ -78,7 +82,11 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-  """Ids [n] of a batch, where its documents end in them, bytes of text, and unreadable records."""
+  """The encoded documents of a batch.
+
+  It holds token ids [n], the indices in them at which documents end, the number of bytes of text,
+  and the number of unreadable records.
+  """
 
   tokens: np.ndarray
   ends: np.ndarray
@@ -88,7 +96,7 @@ class Encoded:
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-  """What is made of documents."""
+  """Encodes batches of documents."""
 
   vocab: str
   field: str
@@ -121,13 +129,13 @@ class Encoder:
     )
 
   def is_wanted(self, number: int) -> bool:
-    """Whether the document of this number belongs to the split that is written."""
+    """Returns whether the document with this number belongs to the split that is written."""
     if not self.held_out_every:
       return True
     return is_held_out(number, self.held_out_every) == self.held_out
 
   def _texts(self, batch: Sequence[Piece]) -> Iterator[tuple[str | None, bool]]:
-    """Every text with whether its document ends there; None for what cannot be read."""
+    """Yields each text, or None if it cannot be read, and whether its document ends there."""
     for piece in batch:
       if isinstance(piece.raw, str):
         yield piece.raw, piece.is_last
@@ -201,7 +209,7 @@ def main(argv: Sequence[str]) -> None:
     if writer.token_count == 0:
       raise UserError(f'{", ".join(args.sources)}: no text to tokenize')
     writer.close()
-  except OSError as e:  # of writing; those of reading name their file
+  except OSError as e:  # raised by writing; errors of reading name their file
     writer.abort()
     raise UserError(
       f'{args.output} cannot be written ({e}): run the command again to continue'
@@ -222,7 +230,7 @@ def _tokenize(
   encoder: Encoder,
   processes: int,
 ) -> Position:
-  """Writes what is left of the sources; returns where they end."""
+  """Writes the documents that are not yet done; returns the position at the end."""
   position = Position(**(writer.position or {}))
   if writer.position:
     print(f'continues after {writer.sequences:,} documents, {writer.token_count:,} tokens')
@@ -248,7 +256,10 @@ def _tokenize(
 def _pieces(
   sources: Sequence[Records], start: Position, encoder: Encoder
 ) -> Iterator[tuple[Piece, Position | None]]:
-  """What is left of the sources, each piece with the position after it where one ends there."""
+  """Yields the pieces after `start`, each with the position after it.
+
+  The position is None where a document continues in the next piece.
+  """
   for s, source in enumerate(sources):
     if s < start.source:
       source.done = source.size or 0
@@ -277,7 +288,7 @@ Batch = tuple[list[Piece], Position | None]
 
 
 def _batches(found: Iterable[tuple[Piece, Position | None]]) -> Iterator[Batch]:
-  """Pieces in groups of about _BATCH_CHARS characters, with the position after each."""
+  """Yields groups of pieces of about _BATCH_CHARS characters, with the position after each."""
   batch: list[Piece] = []
   chars, after = 0, None
   for piece, after in found:
@@ -292,12 +303,12 @@ def _batches(found: Iterable[tuple[Piece, Position | None]]) -> Iterator[Batch]:
 
 @contextlib.contextmanager
 def _workers(encoder: Encoder, processes: int):
-  """A function from batches to what they encode to, in order, on so many processes."""
+  """Yields a function that encodes batches, in their order, on this number of processes."""
   if processes == 1:
     tokenizer = open_tokenizer(encoder.vocab)
     yield lambda batches: ((encoder(tokenizer, batch), after) for batch, after in batches)
     return
-  os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the cores are taken
+  os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers use all cores
   executor = concurrent.futures.ProcessPoolExecutor(
     processes, multiprocessing.get_context('spawn'), _start_worker, (encoder,)
   )
@@ -315,7 +326,7 @@ def _workers(encoder: Encoder, processes: int):
 def _in_order(
   executor: concurrent.futures.Executor, batches: Iterator[Batch], ahead: int
 ) -> Iterator[tuple[Encoded, Position | None]]:
-  """Results in the order of batches. At most `ahead` batches are read before they are needed."""
+  """Yields the results in the order of the batches; reads at most `ahead` batches in advance."""
   submit = lambda n: [
     (executor.submit(_encode, batch), after) for batch, after in itertools.islice(batches, n)
   ]
@@ -337,7 +348,7 @@ def _start_worker(encoder: Encoder) -> None:
 
 
 def _end_with_parent() -> None:
-  """A parent that was killed leaves its workers waiting for ever."""
+  """Ends a worker with its parent; without this, workers of a killed parent wait for ever."""
   parent = multiprocessing.parent_process()
   assert parent is not None
   parent.join()
@@ -350,7 +361,10 @@ def _encode(batch: Sequence[Piece]) -> Encoded:
 
 @contextlib.contextmanager
 def _progress(sources: Sequence[Records], start: Position) -> Iterator[Callable[[int, int], None]]:
-  """A bar on a terminal, a line a minute elsewhere; moved by bytes and tokens done."""
+  """Yields a function that reports the progress, called with the bytes and tokens done.
+
+  The progress is a bar on a terminal, and one line a minute elsewhere.
+  """
   from rich.console import Console
   from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -360,7 +374,7 @@ def _progress(sources: Sequence[Records], start: Position) -> Iterator[Callable[
                 disable=not console.is_terminal) as bar:  # fmt: skip
     task = bar.add_task('tokenizing', total=1.0)
     started = said = time.monotonic()
-    first: tuple[float, int] | None = None  # where a run that continues began
+    first: tuple[float, int] | None = None  # share and tokens at the first report
 
     def report(num_bytes: int, tokens: int) -> None:
       nonlocal said, first

@@ -1,1 +1,1 @@
-"""Weights in the formats of others: Hugging Face, Meta, GGUF and Pax."""
+"""Weights in other projects' formats: Hugging Face, Meta, GGUF and Pax."""

@@ -1,4 +1,4 @@
-"""The published families, and how their configurations read as experiments."""
+"""The published model families, and the conversion of their configurations to experiments."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,10 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import experiments
 from paxlite.weights.layout import HUGGING_FACE, Entry, gpt2_entries, llama_entries
 
-# of transformers' names for what experiments call otherwise
+# Names of activations in transformers, and in experiments.
 _ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu', 'gelu_new': 'gelu'}
 
-# what is calculated with
+# Options that must be numbers, because they are calculated with.
 _NUMBERS = (
   'head_dim',
   'hidden_size',
@@ -29,7 +29,8 @@ _NUMBERS = (
   'sliding_window',
 )
 
-# options of transformers' configs that change what a model computes, and what is computed here
+# Options of transformers' configs that change what a model computes. paxlite implements only the
+# given value of each.
 _NEUTRAL: dict[str, Any] = {
   'quantization_config': None,
   'partial_rotary_factor': 1.0,
@@ -42,14 +43,15 @@ _NEUTRAL: dict[str, Any] = {
 
 
 def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageModel:
-  """The experiment of a Hugging Face config.json.
+  """Returns the experiment of a Hugging Face config.json.
 
   Args:
     config: The contents of config.json.
-    where: The file, for messages.
+    where: The path of the file, for messages.
 
   Raises:
-    UserError: the architecture is another, or has an option that is not implemented.
+    UserError: The architecture or one of its options is not implemented, or a value is missing or
+      not valid.
   """
   families = {'llama': LLaMA, 'mistral': LLaMA, 'gemma': Gemma, 'gpt2': GPT2}
   kind = config.get('model_type')
@@ -78,7 +80,10 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
 
 
 def published(family: type[LanguageModel], values: Mapping[str, Any]) -> LanguageModel:
-  """The registered experiment of these values, or the family's base class with them; validated."""
+  """Returns the registered experiment with these values, validated.
+
+  If there is none, returns the family's base class with these values.
+  """
   wanted = family(**values)
   wanted.validate()
   model = {*wanted.values_of(Kind.SHAPE, Kind.FUNCTION), 'HEADS_SPAN_MODEL'}
@@ -92,19 +97,19 @@ def published(family: type[LanguageModel], values: Mapping[str, Any]) -> Languag
 
 
 def hugging_face_entries(e: LanguageModel) -> list[Entry]:
-  """The tensors of an experiment's model in a Hugging Face folder.
+  """Returns the entries of the tensors of an experiment's model in a Hugging Face folder.
 
   Raises:
-    UserError: the experiment is of no family that Hugging Face has.
+    UserError: The experiment belongs to no family that Hugging Face has.
   """
   return gpt2_entries(e) if family_of(e) == 'gpt2' else llama_entries(e, HUGGING_FACE, 'half')
 
 
 def family_of(e: LanguageModel) -> str:
-  """transformers' model_type for an experiment.
+  """Returns transformers' model_type for an experiment.
 
   Raises:
-    UserError: there is none; the attribute that does not fit is named.
+    UserError: There is none; the message names the attribute that does not fit.
   """
   gemma = dict(SCALE_EMBEDDING=True, NORM_SCALE_OFFSET=1.0, SEPARATE_EMBEDDING=False)
   llama = dict(SCALE_EMBEDDING=False, NORM_SCALE_OFFSET=0.0)
@@ -159,7 +164,7 @@ def family_of(e: LanguageModel) -> str:
 
 
 def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) -> dict[str, Any]:
-  """The config.json that transformers reads for an experiment's model."""
+  """Returns the contents of config.json with which transformers reads an experiment's model."""
   kind = family_of(e)
   bos, eos = _special_ids(tokenizer)
   end = list(e.EOS_IDS) or eos
@@ -212,7 +217,7 @@ def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) ->
 
 
 def _special_ids(tokenizer: pathlib.Path | None) -> tuple[int | None, list[int]]:
-  """The ids of bos_token and eos_token, where the tokenizer has them."""
+  """Returns the ids of bos_token and eos_token; None and [] if the tokenizer has none."""
   if tokenizer is None:
     return None, []
   try:
@@ -228,7 +233,7 @@ def _llama_values(config: Mapping[str, Any], kind: str, where: pathlib.Path) -> 
     raise UserError(f'{where}: tie_word_embeddings=False is not implemented for gemma')
   activation = config.get('hidden_activation') or config['hidden_act']
   if kind == 'gemma' and not config.get('hidden_activation'):
-    activation = 'gelu_pytorch_tanh'  # old files say "gelu" and mean this, as transformers has it
+    activation = 'gelu_pytorch_tanh'  # old files say "gelu" but mean this, as in transformers
   heads = config['num_attention_heads']
   head_dim = config.get('head_dim') or config['hidden_size'] // heads
   return {

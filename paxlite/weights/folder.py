@@ -1,7 +1,7 @@
-"""A folder of imported weights: what a checkpoint holds, without a run around it.
+"""Writes a folder of imported weights: the contents of a checkpoint, without a run.
 
 TO/state/params.embedding.emb_var/…   every variable, in the dtype of its source
-TO/experiment.json                    the experiment that it is a model of
+TO/experiment.json                    the experiment of the model
 TO/checksums.json
 TO/tokenizer.json …                   the tokenizer, where there is one
 """
@@ -42,16 +42,16 @@ def write_weights(
   report: Callable[[int, int], None],
   finish: Callable[[pathlib.Path], object] | None = None,
 ) -> int:
-  """Writes the folder, tensor by tensor; on any failure nothing is left.
+  """Writes the folder, tensor by tensor; a failure leaves no folder behind.
 
   Args:
-    to: Must not exist.
-    experiment: What it is a model of.
-    entries: Every tensor that the model needs.
-    tensors: The tensors of the source.
+    to: The folder to write, which must not exist.
+    experiment: The experiment of the model.
+    entries: Entries of all tensors that the model needs.
+    tensors: The tensors of the source, which check_tensors must have accepted.
     tokenizer_from: A folder whose tokenizer files are copied, or one such file.
-    report: Called with the tensors done, and all.
-    finish: Adds to the unfinished folder before it gets its name.
+    report: Called with the number of tensors done and the number of all tensors.
+    finish: Adds files to the unfinished folder before it is renamed to `to`.
 
   Returns:
     Bytes of the variables.
@@ -77,10 +77,11 @@ def write_weights(
 
 
 def write_identity(folder: pathlib.Path, experiment: LanguageModel) -> None:
-  """Writes the experiment of the weights, as experiment.json of a run has it."""
+  """Writes experiment.json, which names the experiment of the weights as in a run."""
   cls = type(experiment)
   values = experiment.values()
-  if values['USE_TE'] != 'layer':  # others have the same weights, and the environment is no matter
+  # All backends but USE_TE=layer have the same weights, whichever backend the environment chose.
+  if values['USE_TE'] != 'layer':
     values |= experiment.plain_backend
   identity = {'experiment': f'{cls.__module__}.{cls.__qualname__}', 'values': values}
   (folder / 'experiment.json').write_text(json.dumps(identity, indent=2) + '\n')
@@ -89,10 +90,10 @@ def write_identity(folder: pathlib.Path, experiment: LanguageModel) -> None:
 def check_tensors(
   entries: Sequence[Entry], shapes: Mapping[str, tuple[int, ...]], ignored: str
 ) -> None:
-  """Raises UserError unless `shapes` are those of the entries, and of nothing else.
+  """Raises UserError unless `shapes` are exactly the shapes of the entries' tensors.
 
-  Tensors that are missing, left over or of another shape are named; `ignored` is the regular
-  expression of names that are no weights (buffers, tied copies).
+  The message names tensors that are missing, left over or of another shape. `ignored` is a regular
+  expression for the names of tensors that are not weights (buffers, tied copies).
   """
   wanted = {e.theirs: e.shape for e in entries}
   problems = [f'{name} is missing' for name in wanted.keys() - shapes.keys()]
@@ -111,7 +112,7 @@ def check_tensors(
 
 
 def _variable(parts: Sequence[Entry], tensors: Tensors) -> tuple[np.ndarray, tuple[int, ...]]:
-  """A variable's elements in order, and its shape."""
+  """Returns the elements of a variable in its order, and the variable's shape."""
   first = parts[0]
   if first.part is None:
     return first.to_ours(tensors.read(first.theirs)), first.our_shape
@@ -129,11 +130,11 @@ def _variable(parts: Sequence[Entry], tensors: Tensors) -> tuple[np.ndarray, tup
 
 
 def copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
-  """Copies a tokenizer, and the files next to it about chats and special tokens.
+  """Copies a tokenizer, with the files next to it for chats and special tokens.
 
   Args:
-    source: The file of a tokenizer, or a folder that may have one.
-    folder: Gets it under its usual name.
+    source: A tokenizer's file, or a folder that may hold a tokenizer; None copies nothing.
+    folder: The folder that receives the tokenizer under its usual name.
   """
   if source is None:
     return

@@ -1,4 +1,4 @@
-"""GGUF files of LLaMA models, dequantized by the package gguf, and the tokenizer in them."""
+"""GGUF files of LLaMA models, which the package gguf dequantises, and the tokenizer in them."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.weights.families import published
 from paxlite.weights.layout import GGUF, Entry, check_layers, llama_entries
 
-# llama.cpp's names of pre-tokenizers, as tokenizers' own configuration
+# llama.cpp's names of pre-tokenizers, with their configuration for the package tokenizers.
 _SPLIT = (
   r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
   r'|\s*[\r\n]+|\s+(?!\S)|\s+'
@@ -34,14 +34,14 @@ _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
     _BYTE_LEVEL | {'use_regex': False},
   ],
 }
-_CONTROL = 3  # gguf's type of tokens that are no text
+_CONTROL = 3  # gguf's type of control tokens, which are not text
 
 
 class GgufTensors:
-  """The tensors of a GGUF file in float32; no more than one is in memory.
+  """The tensors of a GGUF file in float32; only one tensor is in memory at a time.
 
   Raises:
-    UserError: it is no GGUF file, or is cut short.
+    UserError: The file is not a GGUF file, is damaged or is truncated.
   """
 
   def __init__(self, path: pathlib.Path):
@@ -51,7 +51,10 @@ class GgufTensors:
       raise UserError(f'GGUF files need the package gguf: {shell.install("weights")}') from None
 
     class Reader(gguf.GGUFReader):
-      """Where the file has ended, the package's own reads on, up to 2**64 values of no bytes."""
+      """A reader that raises EOFError at the end of the file.
+
+      The reader of the package continues there, with up to 2**64 values without bytes.
+      """
 
       def _get(self, offset, dtype, count=1, override_order=None):
         if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
@@ -62,20 +65,20 @@ class GgufTensors:
     try:
       reader = Reader(str(path))
       self.fields: Mapping[str, Any] = {k: f.contents() for k, f in reader.fields.items()}
-    except Exception as e:  # the package has dozens
+    except Exception as e:  # the package raises dozens of types
       raise UserError(f'{path} is no GGUF file, or is cut short ({e})') from None
     end, alignment = int(reader.data_offset), int(reader.alignment)
-    for tensor in reader.tensors:  # llama.cpp has them one after the other too
+    for tensor in reader.tensors:  # llama.cpp also stores them without gaps
       if tensor.data_offset != end:
         raise UserError(f'{path} is damaged: {tensor.name} is not where the tensor before it ends')
       end += -(-tensor.n_bytes // alignment) * alignment
     self._dequantize = gguf.quants.dequantize
     self._tensors = {t.name: t for t in reader.tensors}
-    # GGUF counts dimensions from the innermost
+    # GGUF lists the innermost dimension first.
     self.shapes = {n: tuple(int(d) for d in t.shape[::-1]) for n, t in self._tensors.items()}
 
   def number(self, name: str, default: float | None = None) -> Any:
-    """The field of that name, an int or a float; UserError where it is no number."""
+    """Returns a field, an int or a float; raises UserError if it is missing or not a number."""
     value = self.fields.get(name, default)
     if value is None:
       raise UserError(f'{self._path} has no {name}')
@@ -92,7 +95,7 @@ class GgufTensors:
 
 
 def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTensors]:
-  """A GGUF file's experiment, the tensors that it must have, and those that it has."""
+  """Returns a GGUF file's experiment, the entries of the tensors it needs, and its tensors."""
   if path.is_dir():
     found = sorted(path.rglob('*.gguf'))
     if len(found) != 1:
@@ -140,10 +143,13 @@ def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTenso
 
 
 def write_tokenizer(fields: Mapping[str, Any], folder: pathlib.Path) -> bool:
-  """Writes the byte-level BPE tokenizer of a GGUF file as tokenizer.json; False for other kinds.
+  """Writes the byte-level BPE tokenizer of a GGUF file as tokenizer.json.
+
+  Returns:
+    False, with nothing written, if the tokenizer is of another kind.
 
   Raises:
-    UserError: it is damaged.
+    UserError: The tokenizer is damaged.
   """
   pre = fields.get('tokenizer.ggml.pre')
   if fields.get('tokenizer.ggml.model') != 'gpt2' or pre not in list(_PRE_TOKENIZERS):
@@ -189,7 +195,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: pathlib.Path) -> bool:
   if 'tokenizer.chat_template' in fields:
     config['chat_template'] = fields['tokenizer.chat_template']
   (folder / 'tokenizer_config.json').write_text(json.dumps(config, indent=2) + '\n')
-  open_tokenizer(str(folder))  # raises where it is none
+  open_tokenizer(str(folder))  # raises UserError if the tokenizer is not valid
   return True
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face folders: config.json and safetensors, read and written tensor by tensor."""
+"""Reads and writes Hugging Face folders (config.json and safetensors), tensor by tensor."""
 
 import json
 import pathlib
@@ -18,7 +18,7 @@ from paxlite.weights.families import config_json, experiment_of, hugging_face_en
 from paxlite.weights.folder import copy_tokenizer
 from paxlite.weights.layout import HUGGING_FACE, Entry, check_layers
 
-# buffers, and copies of a tied embedding
+# Names of tensors that are not weights: buffers, and copies of a tied embedding.
 IGNORED = r'.*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)|lm_head\.weight'
 
 _HEAD = 'lm_head.weight'
@@ -28,10 +28,11 @@ _NAMES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
 
 
 class Safetensors:
-  """The tensors of a folder of .safetensors files; no more than one is in memory.
+  """The tensors of a folder of .safetensors files; only one tensor is in memory at a time.
 
   Raises:
-    UserError: a file is missing, truncated or no safetensors file.
+    UserError: A file is missing, truncated or not a safetensors file; or a tensor is not float32,
+      bfloat16 or float16.
   """
 
   def __init__(self, folder: pathlib.Path):
@@ -40,7 +41,7 @@ class Safetensors:
     for path in _safetensors_files(folder):
       with _opened(path) as f:
         for name in f.keys():  # noqa: SIM118 - not a dict
-          short = name.removeprefix('transformer.')  # GPT-2 has it in some files
+          short = name.removeprefix('transformer.')  # the prefix of some files of GPT-2
           described = f.get_slice(name)
           if described.get_dtype() not in _NAMES.values():
             raise UserError(
@@ -55,7 +56,8 @@ class Safetensors:
       raise UserError(f'{folder / _INDEX} names {missing[0]}, which is in none of its files')
 
   def read(self, name: str) -> np.ndarray:
-    # opened again each time: the pages of one tensor do not stay mapped while the next is read
+    # The file is opened again each time, so that the pages of one tensor do not stay mapped while
+    # the next one is read.
     with _opened(self._files[name]) as f:
       full = name if name in f.keys() else f'transformer.{name}'  # noqa: SIM118 - not a dict
       return f.get_tensor(full)
@@ -92,7 +94,7 @@ def _safetensors_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _weight_map(index: pathlib.Path) -> dict[str, str]:
-  """File by tensor; empty where there is no index."""
+  """Returns the file name of each tensor; empty if there is no index."""
   if not index.is_file():
     return {}
   found = read_object(index).get('weight_map')
@@ -102,13 +104,13 @@ def _weight_map(index: pathlib.Path) -> dict[str, str]:
 
 
 def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Safetensors]:
-  """A Hugging Face folder's experiment, the tensors that it must have, and those that it has."""
+  """Returns a folder's experiment, the entries of the tensors it needs, and its tensors."""
   config = folder / 'config.json'
   if not config.is_file():
     raise UserError(f'{config} is missing: --path must be a Hugging Face folder')
   contents = read_object(config)
   generation = folder / 'generation_config.json'
-  if generation.is_file():  # its list of EOS ids is the fuller one
+  if generation.is_file():  # its list of EOS ids is more complete
     contents |= {k: v for k, v in read_object(generation).items() if k == 'eos_token_id'}
   experiment = experiment_of(contents, config)
   tensors = Safetensors(folder)
@@ -120,7 +122,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Safet
 
 
 def _check_tied(folder: pathlib.Path, tensors: Safetensors) -> None:
-  """Raises UserError where the head is no copy of the embedding that config.json has it tied to."""
+  """Raises UserError if the head is not a copy of the embedding, though config.json ties them."""
   name = next((n for n in _EMBEDDINGS if n in tensors.shapes), None)
   if name is not None and not np.array_equal(
     tensors.read(_HEAD).view(np.uint8), tensors.read(name).view(np.uint8)
@@ -143,13 +145,13 @@ def write_folder(
   """Writes config.json, safetensors and the tokenizer; returns the bytes of the tensors.
 
   Args:
-    to: Must not exist.
-    experiment: What the variables are of.
-    variables: Variables by name, with layers unrolled.
-    dtype: Dtype of the tensors; None keeps the stored one.
-    tokenizer: The file of a tokenizer, or its folder.
-    report: Called with the tensors done, and all.
-    shard_bytes: Size from which a file is not continued.
+    to: The folder to write, which must not exist.
+    experiment: The experiment of the variables.
+    variables: The variables by name, with unrolled layers.
+    dtype: Dtype of the written tensors; None keeps the stored dtypes.
+    tokenizer: The tokenizer's file or folder; None: no tokenizer is written.
+    report: Called with the number of tensors done and the number of all tensors.
+    shard_bytes: Largest size of a file in bytes, unless it has only one tensor.
   """
   entries = hugging_face_entries(experiment)
   prefix = 'transformer.' if entries[0].theirs == 'wte.weight' else ''
@@ -167,7 +169,7 @@ def write_folder(
       with (folder / name).open('wb') as f:
         f.write(header(tensors))
         for entry in shard:
-          if entry.ours != held:  # queries, keys and values are parts of one
+          if entry.ours != held:  # queries, keys and values are parts of one variable
             whole, held = variables[entry.ours].whole(), entry.ours
           value = whole if entry.part is None else whole[entry.part]
           view = entry.to_theirs(value)
@@ -187,10 +189,10 @@ def write_folder(
 
 
 def header(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> bytes:
-  """The beginning of a safetensors file: the length of a JSON table of contents, and the table.
+  """Returns the start of a safetensors file: the length of a JSON table of contents, and the table.
 
-  https://huggingface.co/docs/safetensors. The package writes tensors that are in memory; this lets
-  them follow one by one.
+  The format is that of https://huggingface.co/docs/safetensors. The package can only write tensors
+  that are all in memory. After this header, they can be written one by one.
   """
   table: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
   offset = 0

@@ -1,7 +1,7 @@
-"""Which tensor of a published model is which variable here, and how its elements lie.
+"""The variable that each tensor of a published model becomes, and the order of its elements.
 
-One table a family serves both directions. Transforms give views, so that a tensor is never copied
-whole on its way (see variables.blocks).
+One table for each family serves both directions. The transforms return views, so that a tensor is
+never copied as one array on its way (see variables.blocks).
 """
 
 import dataclasses
@@ -19,16 +19,17 @@ Transform = Callable[[np.ndarray], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """One tensor.
+  """One tensor of a published model, and the variable of paxlite that it becomes.
 
   Attributes:
-    theirs: The name of the tensor.
-    shape: The shape of the tensor.
-    ours: The variable here.
-    our_shape: The variable's shape.
-    to_ours: Makes a view of theirs whose elements are in the order of ours.
-    to_theirs: The other way round; takes ours in its own shape.
-    part: Which of the variable's first dimension it is, of combined queries, keys and values.
+    theirs: Name of the tensor.
+    shape: Shape of the tensor.
+    ours: Name of the variable.
+    our_shape: Shape of the variable.
+    to_ours: Returns a view of the tensor with its elements in the order of the variable's.
+    to_theirs: The reverse of to_ours, for a variable in its own shape.
+    part: Index of the tensor in the first dimension of a variable that combines queries, keys and
+      values; None: the tensor is the entire variable.
   """
 
   theirs: str
@@ -40,7 +41,7 @@ class Entry:
   part: int | None = None
 
 
-# Names by role; {i} is the layer.
+# Names of tensors by role; {i} is the layer's number.
 HUGGING_FACE = {
   'embedding': 'model.embed_tokens.weight',
   'final_norm': 'model.norm.weight',
@@ -86,18 +87,21 @@ GGUF = {
 
 
 def check_layers(e: LanguageModel, shapes: Mapping[str, Any]) -> None:
-  """Raises UserError where the tensors are fewer than the layers, which may be any number."""
+  """Raises UserError if there are fewer tensors than layers.
+
+  NUM_LAYERS comes from a file and may be any number.
+  """
   if len(shapes) < e.NUM_LAYERS:
     raise UserError(f'{len(shapes):,} tensors are too few for NUM_LAYERS={e.NUM_LAYERS:,}')
 
 
 def llama_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> list[Entry]:
-  """LLaMA, Mistral and Gemma: linear layers [out, in], no biases.
+  """Returns the entries of LLaMA, Mistral and Gemma: linear layers [out, in] without biases.
 
   Args:
     e: The experiment.
-    names: One of the tables above.
-    rotary: Which head dimensions of queries and keys form a pair there; see RotaryEmbedding.
+    names: Names of the tensors by role: one of the tables above.
+    rotary: Layout of the rotary pairs in the published queries and keys; see RotaryEmbedding.
   """
   D, F, V = e.MODEL_DIMS, e.HIDDEN_DIMS, e.VOCAB_SIZE
   N, G, H = e.NUM_HEADS, e.NUM_KV_HEADS, e.DIMS_PER_HEAD
@@ -141,7 +145,10 @@ def llama_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> li
 
 
 def gpt2_entries(e: LanguageModel) -> list[Entry]:
-  """GPT-2 of Hugging Face: layers [in, out] with biases, queries, keys and values in one."""
+  """Returns the entries of Hugging Face's GPT-2.
+
+  Its layers are [in, out] with biases. Queries, keys and values are one tensor.
+  """
   D, F, N, H = e.MODEL_DIMS, e.HIDDEN_DIMS, e.NUM_HEADS, e.DIMS_PER_HEAD
   entries = [
     _same('wte.weight', (e.VOCAB_SIZE, D), 'embedding/emb_var'),
@@ -185,13 +192,16 @@ def gpt2_entries(e: LanguageModel) -> list[Entry]:
 
 
 def to_halves(x: np.ndarray, axis: int) -> np.ndarray:
-  """Interleaved rotary pairs (2i, 2i+1) as (i, i + H/2): dimension `axis`, H, becomes [2, H/2]."""
+  """Reorders interleaved rotary pairs (2i, 2i+1) as (i, i + H/2).
+
+  Dimension `axis`, H, becomes [2, H/2].
+  """
   shape = (*x.shape[:axis], x.shape[axis] // 2, 2, *x.shape[axis + 1 :])
   return x.reshape(shape).swapaxes(axis, axis + 1)
 
 
 def to_pairs(x: np.ndarray, axis: int) -> np.ndarray:
-  """The inverse of to_halves: dimension `axis`, H, becomes [H/2, 2]."""
+  """Reverses to_halves: dimension `axis`, H, becomes [H/2, 2]."""
   shape = (*x.shape[:axis], 2, x.shape[axis] // 2, *x.shape[axis + 1 :])
   return x.reshape(shape).swapaxes(axis, axis + 1)
 
@@ -209,7 +219,10 @@ def _transposed(theirs: str, shape: tuple[int, ...], ours: str) -> Entry:
 
 
 def _heads(heads: int, head_dim: int, ours: Any) -> tuple[Transform, Transform]:
-  """[heads·H, D] ↔ [D, heads, H], rotary pairs converted to layout `ours` unless that is None."""
+  """Returns the transforms [heads·H, D] → [D, heads, H] and back.
+
+  They convert rotary pairs to layout `ours` and back, unless `ours` is None.
+  """
   into = {'interleaved': to_pairs, 'half': to_halves}.get(ours)
   out_of = {'interleaved': to_halves, 'half': to_pairs}.get(ours)
 

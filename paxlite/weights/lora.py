@@ -1,4 +1,4 @@
-"""The factors of LoRA: merged into the weights, or as an adapter of Hugging Face's peft."""
+"""Exports LoRA factors: merged into the weights, or as an adapter of Hugging Face's peft."""
 
 import json
 import pathlib
@@ -18,7 +18,10 @@ from paxlite.weights.layout import to_halves
 
 
 def merged(variables: Mapping[str, Variable]) -> dict[str, Variable]:
-  """Weights + A·Bᵀ without LoRA's own variables; the sum is float32 in what is stored."""
+  """Returns weights + A·Bᵀ, without the variables of LoRA.
+
+  The sum is computed in float32 and has the dtype of the stored weights.
+  """
   plain = {k: v for k, v in variables.items() if not re.search(r'/lora_[ab]$', k)}
   for name in variables:
     if name.endswith('/lora_a'):
@@ -38,10 +41,11 @@ def write_adapter(
 ) -> int:
   """Writes adapter_config.json and adapter_model.safetensors; returns the bytes of the tensors.
 
-  peft computes W + (alpha / r)·B·A; alpha = r is what was trained here.
+  peft computes W + (alpha / r)·B·A. paxlite trains without alpha, which is the same as alpha = r.
 
   Raises:
-    UserError: there is nothing of LoRA, or the family has no separate queries, keys and values.
+    UserError: There are no variables of LoRA, or the family does not have separate queries, keys
+      and values.
   """
   ranks = {v.shape[-1] for k, v in variables.items() if k.endswith('/lora_a')}
   if not ranks:
@@ -91,7 +95,7 @@ def _sum(w: Variable, a: Variable, b: Variable, is_post: bool) -> Variable:
   def read(index: tuple[slice, ...]) -> np.ndarray:
     factors = a.whole().astype(np.float32), b.whole().astype(np.float32)
     delta = np.einsum('...ir,...or->...io', *factors)
-    if is_post:  # w [D, N, H] reads N·H and makes D
+    if is_post:  # w [D, N, H] has the inputs N·H and the outputs D
       delta = delta.T
     whole = w.whole().astype(np.float32) + delta.reshape(w.shape)
     return whole[index].astype(w.dtype)

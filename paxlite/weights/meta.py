@@ -1,4 +1,4 @@
-"""Meta's LLaMA checkpoints: params.json and consolidated.*.pth, split over shards."""
+"""Meta's LLaMA checkpoints: params.json, and consolidated.*.pth, one file for each shard."""
 
 import pathlib
 from typing import Any
@@ -16,7 +16,8 @@ from paxlite.weights.layout import META, Entry, check_layers, llama_entries
 
 IGNORED = r'rope\.freqs|layers\.\d+\.attention\.inner_attention\.rope\.freqs'
 
-# the dimension that shards split, by the last two parts of a name; norms are whole in each
+# The dimension that is split over the shards, by the last two parts of a tensor's name. Norms are
+# not split: every shard holds all of them.
 _SPLIT = {
   'wq.weight': 0,
   'wk.weight': 0,
@@ -33,11 +34,13 @@ _WIDTH_OF_3B = 3072
 
 
 class MetaTensors:
-  """The tensors of consolidated.*.pth, their shards joined; files are mapped, not read whole.
+  """The tensors of consolidated.*.pth, with their shards joined.
+
+  The files are mapped into memory, so that only the tensors in use are read.
 
   Args:
-    folder: Holds them.
-    model_dims: D, which shows how the embedding is split.
+    folder: The folder that holds the files.
+    model_dims: D, the width of the model, which shows how the embedding is split.
   """
 
   def __init__(self, folder: pathlib.Path, model_dims: int):
@@ -71,13 +74,13 @@ class MetaTensors:
     return np.concatenate([_numpy(s[name]) for s in self._shards], axis)
 
   def _axis(self, name: str) -> int | None:
-    if name == META['embedding']:  # Llama 3 splits the vocabulary, its predecessors the width
+    if name == META['embedding']:  # Llama 3 splits the vocabulary, older ones D
       return 0 if self._shards[0][name].shape[1] == self._model_dims else 1
     return _SPLIT.get('.'.join(name.split('.')[-2:]))
 
 
 def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaTensors]:
-  """A Meta folder's experiment, the tensors that it must have, and those that it has."""
+  """Returns a Meta folder's experiment, the entries of the tensors it needs, and its tensors."""
   path = folder / 'params.json'
   params = read_object(path)
   try:
@@ -111,7 +114,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
     'SEPARATE_EMBEDDING': META['head'] in tensors.shapes,
   }
   if params.get('use_scaled_rope'):
-    # not in the file: 32 for the small ones, Llama 3.2 1B and 3B, and 8 for Llama 3.1 and 3.3
+    # The file does not say it: 32 for the small models (Llama 3.2 1B and 3B), 8 for Llama 3.1, 3.3.
     values['ROPE_FACTOR'] = 32.0 if width <= _WIDTH_OF_3B else 8.0
   with located(str(path)):
     experiment = published(LLaMA, values)
@@ -126,7 +129,7 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
     raise UserError(f'.pth files need the package torch: {shell.install("meta")}') from None
   try:
     found = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
-  except Exception as e:  # torch has a dozen for this
+  except Exception as e:  # torch raises a dozen types for this
     raise UserError(f'{path} is damaged, or no file of weights alone: {_line(e)}') from None
   if not isinstance(found, dict):
     raise UserError(f'{path} holds no tensors by name')

@@ -1,11 +1,12 @@
-"""Pax's own checkpoints, parameters and Adam's state: a run of Pax continues here.
+"""Imports Pax's checkpoints with Adam's state, so that a Pax run can be resumed in paxlite.
 
     checkpoint_00001000/state/mdl_vars.params.lm.transformer.x_layers_0.…/{.zarray, 0.0}
     checkpoint_00001000/state/opt_states_0_2.m.params.lm.…
     checkpoint_00001000/state/step
 
-Repeated stacks keep repeat.sub.x_layers_0 with a leading layer axis, and their moments under
-opt_states_0.p_<repeats>_i-1_2 with the others' under opt_states_0.no_prefix_2.
+A repeated stack has the name repeat.sub.x_layers_0 and a leading layer axis. Its moments are under
+opt_states_0.p_<repeats>_i-1_2, and the moments of the other parameters are then under
+opt_states_0.no_prefix_2.
 """
 
 import pathlib
@@ -25,12 +26,12 @@ from paxlite.training.train_state import TrainState
 from paxlite.weights.folder import write_identity
 
 _PARAMS = 'mdl_vars.params.'
-_HEAD = 'lm.softmax.logits_ffn.linear.w'  # [D, V], ours is [V, D]
+_HEAD = 'lm.softmax.logits_ffn.linear.w'  # [D, V] in Pax, [V, D] in paxlite
 _MOMENT = re.compile(
   r'(?P<state>opt_states_0(?:\.(?:no_prefix|p_[^.]*))?_\d+)\.(?P<kind>[mv])\.params\.(?P<name>.+)'
 )
 
-# our name → Pax's, in order
+# Replacements, applied in this order, that turn paxlite's name into Pax's.
 _RULES = [
   (r'^transformer/repeat/', 'transformer/repeat/sub/x_layers_0/'),
   (r'^embedding/emb_var$', 'embedding_lookup/emb_var'),
@@ -41,7 +42,8 @@ _RULES = [
   (r'(/ffn_layer\d(?:_gate)?)/(w|lora_a|lora_b)$', r'\1/linear/\2'),
   (r'/qkv/combined/', '/combined_qkv/'),
   (r'/qkv/', '/'),
-  # Pax adds A·Bᵀ to post's w [D, N, H] directly, so that its A writes D: it is our B
+  # Pax adds A·Bᵀ to post's w [D, N, H] without a transposition. Pax's A therefore has dimension D,
+  # as B has in paxlite.
   (r'/post/lora_a$', '/post/lora_swapped'),
   (r'/post/lora_b$', '/post/lora_a'),
   (r'/post/lora_swapped$', '/post/lora_b'),
@@ -49,11 +51,11 @@ _RULES = [
 
 
 def pax_name(ours: str, tied: bool) -> str:
-  """The name of a variable in Pax: 'lm.transformer.x_layers_0.self_attention.post.w'.
+  """Returns Pax's name of a variable: 'lm.transformer.x_layers_0.self_attention.post.w'.
 
   Args:
-    ours: The name of the variable in paxlite, with '/' between its parts.
-    tied: Whether the model has no head of its own.
+    ours: paxlite's name of the variable, with '/' between the parts.
+    tied: Whether the embedding is also the model's head.
   """
   if tied and ours == 'embedding/emb_var':
     return _HEAD
@@ -70,21 +72,21 @@ def import_checkpoint(
   report: Callable[[int, int], None],
   params_only: bool = False,
 ) -> tuple[int, int | None]:
-  """Writes a Pax checkpoint as a folder of weights; on any failure nothing is left.
+  """Writes a Pax checkpoint as a folder of weights; a failure leaves no folder behind.
 
   Args:
-    path: checkpoint_%08d of Pax.
-    to: Must not exist.
-    experiment: The model; Pax's checkpoints do not say it.
-    abstract: The shapes of a state of it.
-    report: Called with the variables done, and all.
-    params_only: Whether Adam's state is left out, as where the checkpoint lacks some of it.
+    path: The folder checkpoint_%08d of Pax.
+    to: The folder to write, which must not exist.
+    experiment: The experiment of the model, which Pax's checkpoints do not name.
+    abstract: The shapes of a train state of the experiment.
+    report: Called with the number of variables done and the number of all variables.
+    params_only: Whether Adam's state is left out, for instance if the checkpoint lacks parts of it.
 
   Returns:
-    Bytes, and the step where Adam's state was there too.
+    Bytes of the variables, and the step, or None if Adam's state was not imported.
 
   Raises:
-    UserError: variables are missing, left over or of another shape: they are named.
+    UserError: Variables are missing, left over or of another shape; the message names them.
   """
   state = path / 'state'
   if not state.is_dir():
@@ -113,12 +115,12 @@ def import_checkpoint(
 def _matched(
   stored: Mapping[tuple[str, str], Variable], abstract: TrainState, experiment: LanguageModel
 ) -> dict[str, Variable]:
-  """The variables of a state by our names ('params/…', 'opt_state/1/m/…'), laid out as ours.
+  """Returns Pax's variables by paxlite's names ('params/…', 'opt_state/1/m/…') and layout.
 
   Args:
-    stored: By kind ('' for parameters, 'm', 'v') and Pax's name.
-    abstract: The state.
-    experiment: What it is of.
+    stored: Pax's variables by kind ('' for parameters, 'm', 'v') and Pax's name.
+    abstract: The shapes of a train state.
+    experiment: The experiment of the train state.
   """
   with_moments = any(kind for kind, _ in stored)
   matched: dict[str, Variable] = {}
@@ -142,7 +144,7 @@ def _matched(
       matched[ours] = transposed(theirs) if name == _HEAD else theirs
   problems += [f'{name} is not in the model' for kind, name in stored.keys() - used if not kind]
   if problems:
-    # what lacks a parameter lacks its moments too: the parameters say enough
+    # A parameter that is missing has no moments either, so that naming the parameters is enough.
     first = [p for p in problems if not p.startswith("Adam's")]
     way_out = '' if first else '. --params_only reads the parameters alone'
     what = listed(first or problems)
@@ -151,7 +153,10 @@ def _matched(
 
 
 def _scalars(stored: Mapping[str, Variable], abstract: TrainState) -> dict[str, int]:
-  """Step and counts of a state: Pax counts Adam's updates next to its moments."""
+  """Returns the step and the counts of a train state.
+
+  Pax stores the number of Adam's updates next to the moments.
+  """
   number = lambda name: int(stored[name].whole().flat[0])
   step = number('step')
   adam = {f'{m["state"]}.count' for k in stored if (m := _MOMENT.fullmatch(k))}

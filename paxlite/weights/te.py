@@ -1,9 +1,10 @@
-"""Parameters and Adam's moments as Transformer Engine's layers have them, and back, bit for bit.
+"""Converts parameters and Adam's moments to Transformer Engine's layers and back, bit for bit.
 
     self_attention/qkv/combined/w [3, D, N, H] ↔ attention/qkv/kernel [D, 3, N·H]
 
-A table of rules serves both directions. Dimensions are counted from the last, so that the
-parameters of a repeated stack, [L, …], convert as those of one block do; so do Adam's moments.
+One table of rules serves both directions. Dimensions are counted from the last one, so that the
+rules for one block also convert the parameters [L, …] of a repeated stack. Adam's moments are
+converted in the same way.
 """
 
 import dataclasses
@@ -30,7 +31,7 @@ Transform = Callable[[np.ndarray], np.ndarray]
 
 
 class Layout(NamedTuple):
-  """The layout of one of our arrays in Transformer Engine, and the way back."""
+  """The conversion of a paxlite array to Transformer Engine's layout, and the reverse."""
 
   to_theirs: Transform
   to_ours: Transform
@@ -47,7 +48,7 @@ PARTS_INSIDE = Layout(lambda x: x.swapaxes(-2, -3), lambda y: y.swapaxes(-2, -3)
 
 
 def heads_joined(heads: int, head_dim: int) -> Layout:
-  """[…, N, H] ↔ […, N·H]."""
+  """Returns the layout […, N, H] ↔ […, N·H]."""
   return Layout(
     lambda x: x.reshape(*x.shape[:-2], heads * head_dim),
     lambda y: y.reshape(*y.shape[:-1], heads, head_dim),
@@ -56,13 +57,13 @@ def heads_joined(heads: int, head_dim: int) -> Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """One parameter there.
+  """The conversion of one parameter of Transformer Engine.
 
   Attributes:
-    theirs: Its name.
-    ours: The parameters here that it is made of.
-    layout: Of each of them.
-    stacked: Whether it holds them side by side, […, len(ours), X].
+    theirs: Name of Transformer Engine's parameter.
+    ours: Names of the paxlite parameters that it consists of.
+    layout: Layout of each of these parameters.
+    stacked: Whether Transformer Engine's parameter stacks them, […, len(ours), X].
   """
 
   theirs: str
@@ -81,25 +82,25 @@ class Rule:
 
 
 def block_rules(e: LanguageModel) -> list[Rule]:
-  """The rules of one block of an experiment."""
+  """Returns the rules for one block of an experiment."""
   return [*_attention_rules(e), *_ffn_rules(e)]
 
 
 def to_te(params: Arrays, rules: Sequence[Rule]) -> Iterator[tuple[str, np.ndarray]]:
-  """One block's parameters by name, as Transformer Engine has them, one after the other.
+  """Yields the names and values of a block's parameters in Transformer Engine's layout.
 
   Raises:
-    UserError: they are not those that the rules speak of.
+    UserError: The parameters are not those of the rules.
   """
   _check_names(params, [name for rule in rules for name in rule.ours])
   return ((rule.theirs, rule.to_theirs(params)) for rule in rules)
 
 
 def from_te(params: Arrays, rules: Sequence[Rule]) -> Iterator[tuple[str, np.ndarray]]:
-  """The inverse of to_te.
+  """Reverses to_te.
 
   Raises:
-    UserError: they are not those that the rules speak of.
+    UserError: The parameters are not those of the rules.
   """
   _check_names(params, [rule.theirs for rule in rules])
   return (pair for rule in rules for pair in rule.to_ours(params).items())
@@ -108,20 +109,20 @@ def from_te(params: Arrays, rules: Sequence[Rule]) -> Iterator[tuple[str, np.nda
 def convert(
   source: Source, to: pathlib.Path, to_te_layer: bool, report: Callable[[int, int], None]
 ) -> tuple[int, LanguageModel]:
-  """Writes a checkpoint for the other kind of block, one variable after the other.
+  """Writes a checkpoint for the other kind of block, variable by variable.
 
   Args:
     source: A checkpoint or imported weights.
-    to: A folder that must not exist.
-    to_te_layer: For USE_TE=layer; or from there.
-    report: Called with the variables read, and all.
+    to: The folder to write, which must not exist.
+    to_te_layer: Whether to convert to USE_TE=layer, or else from it.
+    report: Called with the number of variables written and the number of variables in the source.
 
   Returns:
-    Bytes of the variables, and the experiment that the new ones are of.
+    Bytes of the variables, and the experiment of the new checkpoint.
 
   Raises:
-    UserError: the source is of the other kind, or Transformer Engine has no such block; nothing is
-      left.
+    UserError: The source already has the wanted kind of block, or Transformer Engine has no such
+      block. No folder is left behind.
   """
   before = experiment_of(source)
   if (before.USE_TE == 'layer') == to_te_layer:
@@ -157,7 +158,7 @@ _BLOCK = re.compile(r'(?P<block>.*/transformer/(?:x_layers_\d+|repeat))/(?P<name
 def _converted(
   variables: Mapping[str, Variable], rules: Sequence[Rule], to_te_layer: bool
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Every variable by its new name: blocks converted, the rest unchanged."""
+  """Yields every variable with its new name; only the variables of blocks are converted."""
   blocks: dict[str, dict[str, Variable]] = {}
   for full, variable in variables.items():
     match = _BLOCK.fullmatch(full)
@@ -172,11 +173,11 @@ def _converted(
       yield f'{block}/{_INNER if to_te_layer else ""}{name}', value
 
 
-_INNER = 'te/'  # what TeTransformerLayer calls the layer inside
+_INNER = 'te/'  # TeTransformerLayer's name of Transformer Engine's layer
 
 
 class _Read(Mapping[str, np.ndarray]):
-  """Variables as arrays that are read when they are asked for."""
+  """Variables as NumPy arrays, each of which is read when it is used."""
 
   def __init__(self, variables: Mapping[str, Variable]):
     self._variables = variables
