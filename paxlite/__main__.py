@@ -1,6 +1,6 @@
 """python -m paxlite [--version]
 
-What there is to run.
+Lists the commands of paxlite.
 """
 
 import sys

@@ -1,8 +1,8 @@
 """python -m paxlite.main --fdl_config=EXPERIMENT --job_log_dir=FOLDER [--fdl.NAME=VALUE …]
 
-Trains, evaluates or describes an experiment. An experiment is named by its class: bare for those of
-paxlite (`python -m paxlite.tools.experiments` lists them), dotted for your own. --fdl.NAME=VALUE
-overrides one of its attributes.
+Trains, evaluates, decodes or describes an experiment. EXPERIMENT is the name of its class: the bare
+name for experiments of paxlite (`python -m paxlite.tools.experiments` lists them), the dotted name
+for your own. --fdl.NAME=VALUE overrides one of its attributes.
 """
 
 import contextlib
@@ -112,9 +112,10 @@ _PROFILER_PORT = flags.DEFINE_integer(
 
 
 def main(argv: Sequence[str]) -> int:
-  """Returns the exit code: 0; 1 where training cannot continue; 2 for wrong input; 75: start again.
+  """Returns the exit code.
 
-  130 is Ctrl-C where there is nothing to save.
+  0 is success. 1 means that training cannot continue, 2 that the input is wrong, and 75 that the
+  run continues when it is started again. 130 is Ctrl-C where there is nothing to save.
   """
   occupy_standard_files()
   try:
@@ -171,7 +172,7 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
   except flags.UnrecognizedFlagError as e:
     hint = other_names.flag_hint(e.flagname) or 'See python -m paxlite.main --help'
     raise UserError(f'{e}. {hint}') from None
-  except (flags.Error, ValueError) as e:  # ValueError: of --flagfile, and of --nodry_run=x
+  except (flags.Error, ValueError) as e:  # ValueError comes from --flagfile and --nodry_run=x
     raise UserError(f'{e}. See python -m paxlite.main --help') from None
   if rest:
     hint = other_names.attribute_hint(rest[0].partition('=')[0])
@@ -188,7 +189,7 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
 
 
 def _expand(name: str, read: Callable[[str], str]) -> None:
-  """Turns the text of the flag `name`, if there is one, into a path."""
+  """Turns the value of the flag `name` into a path, if it has a value."""
   if _FLAGS[name].value is not None:
     try:
       _FLAGS[name].value = read(str(_FLAGS[name].value))
@@ -227,7 +228,7 @@ def _run(overrides: dict[str, str]) -> None:
   if peers.alone:
     kept_programs.keep_programs()
     devices.present()
-  if _MODE.value != 'train':  # JAX has taken the signal, and there is nothing to save
+  if _MODE.value != 'train':  # undoes JAX's handler: there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
   if _PROFILER_PORT.value:
     import jax
@@ -251,14 +252,17 @@ def _run(overrides: dict[str, str]) -> None:
 
 
 def _run_before(folder: str) -> dict[str, Any] | None:
-  """The experiment of the run in a folder, which is to be evaluated; None where there is no run."""
+  """The experiment of the run in a folder, and its values; None where the folder holds no run."""
   from paxlite.experiments.identity import run_values
 
   return run_values(pathlib.Path(folder))
 
 
 def _experiment_name(run: dict[str, Any] | None) -> str:
-  """The experiment of a run, for who names none; no module is imported because a file names it."""
+  """The name of the experiment of a run, used where --fdl_config is missing.
+
+  No module is imported because a file names it.
+  """
   from paxlite.experiments.registry import find_known
 
   if run is None:
@@ -273,7 +277,7 @@ def _experiment_name(run: dict[str, Any] | None) -> str:
 
 if __name__ == '__main__':
   cpu_memory.restart_with_them()
-  # where what reads the output has gone away (`--help | head`); training does not end by that
+  # the exit code if the reader of the output is gone (`--help | head`), which does not end training
   exit_code = 0 if {'--dry_run', *_HELP} & set(sys.argv) else 1
   with command_line.printing(output_matters=False):
     exit_code = main(sys.argv)

@@ -1,5 +1,5 @@
-"""Compiles the train step of an experiment for a machine that need not be there, and reads off it
-what it needs: memory, communication, and the time that physics allows.
+"""Compiles the train step of an experiment for a machine that need not be present, and reports what
+the step needs: memory, communication, and the least time that the hardware allows.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ class Communication:
 
   Attributes:
     kind: One of hlo.KINDS.
-    axes: Mesh axes.
-    runs: How many.
-    bytes: Bytes of the arrays.
-    ici_bytes: Sent within a slice or host.
-    dcn_bytes: Sent to other slices or hosts.
+    axes: Mesh axes along which devices communicate.
+    runs: Number of runs in a step.
+    bytes: Bytes of the arrays, of all runs together.
+    ici_bytes: Bytes sent within a slice or host.
+    dcn_bytes: Bytes sent to other slices or hosts.
   """
 
   kind: str
@@ -46,14 +46,15 @@ class Communication:
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-  """Seconds a step that each resource needs by itself, at its data sheet's speed.
+  """Seconds per step that each resource needs by itself, at the speed of its data sheet.
 
   Attributes:
-    compute: Model FLOPs, and those of recomputation where the policy keeps nothing, at the peak;
-      stretched by the ticks in which stages of a pipeline idle.
-    memory: Arguments read, results written, temporaries written and read once: about the least.
-    ici: Bytes sent within slices or hosts.
-    dcn: Bytes sent between them.
+    compute: Seconds for the model's FLOPs at the peak, and for those of recomputation where the
+      policy keeps nothing; extended by the ticks in which stages of a pipeline idle.
+    memory: Seconds to read the arguments, to write the results, and to write and read the
+      temporaries once: about the least.
+    ici: Seconds to send the bytes within slices or hosts.
+    dcn: Seconds to send the bytes between slices or hosts.
   """
 
   compute: float
@@ -63,12 +64,12 @@ class Roofline:
 
   @property
   def overlapped(self) -> float:
-    """A step in which all four happen at once."""
+    """Seconds of a step in which all four happen at the same time."""
     return max(self.compute, self.memory, self.ici, self.dcn)
 
   @property
   def in_turn(self) -> float:
-    """A step that computes, and then communicates."""
+    """Seconds of a step that computes first and then communicates."""
     return max(self.compute, self.memory) + self.ici + self.dcn
 
 
@@ -113,12 +114,13 @@ def compile_step(
   """Compiles `experiment`'s train step for `target`.
 
   Args:
-    experiment: Validated; its mesh is that of the target.
+    experiment: A validated experiment; its mesh is that of the target.
     target: The target, from targets.parse.
     save: The file for the compiled step, which --compiled_step loads.
 
   Raises:
-    UserError: mesh and target differ, the target's compiler is missing, or it refuses the program.
+    UserError: The mesh and the target differ, or the target's compiler is missing or refuses the
+      program.
   """
   e, chip = experiment, target.chip
   notes: list[str] = []
@@ -195,7 +197,7 @@ def _timed(function: Any) -> tuple[Any, float]:
 
 
 def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax.ShapeDtypeStruct]:
-  """Shapes and shardings of a batch: as the data has them, or as packed data has them."""
+  """The shapes, dtypes and shardings of a batch: from the data or, where it is missing, assumed."""
   sharding = partitioning.batch_sharding(mesh, e.rules)
   packed = dict(ids='int32', labels='int32', weights='float32')
   if e.packed:
@@ -219,7 +221,7 @@ def _shapes(tree: Any) -> Any:
 
 
 def _too_large(error: str) -> str | None:
-  """The error of a compiler that finds too little memory, as a verdict; None for other errors."""
+  """Turns a compiler's error about too little memory into a verdict; None for other errors."""
   if 'RESOURCE_EXHAUSTED' not in error:
     return None
   sizes = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)', error)
@@ -229,9 +231,10 @@ def _too_large(error: str) -> str | None:
 
 
 def _peak(memory: Any, platform: str) -> int:
-  """The most that is in use at a time.
+  """The most bytes that are in use at a time.
 
-  A TPU's own sum of temporaries counts what shares a place; its compiler refuses what does not fit.
+  On a TPU, the sum of temporaries counts shared memory once for each buffer that shares it. The TPU
+  compiler itself refuses programs that do not fit.
   """
   code = memory.generated_code_size_in_bytes
   peak = getattr(memory, 'peak_memory_in_bytes', 0)
@@ -265,7 +268,7 @@ def _communication(
     notes.append('This version of the compiler cannot print its program: collectives unknown.')
     return []
   ici = dict(zip(mesh.axis_names, e.ICI_MESH_SHAPE, strict=True))
-  # of several slices of TPUs, the program is that of one
+  # with several slices of TPUs, the program is that of one slice
   sizes = ici if mesh.devices.flat[0].platform == 'tpu' else dict(mesh.shape)
   found = []
   for kind, axes, runs, total, sent in hlo.totals(hlo.collectives(text, sizes)):
@@ -276,8 +279,8 @@ def _communication(
     for axis in axes:
       members *= sizes[axis]
       near *= ici[axis]
-    # Hierarchical: data of other hosts crosses the network once a host, split over its devices, and
-    # then goes round within it.
+    # Hierarchical: data of other hosts crosses the network once per host, split over its devices,
+    # and then goes round within the host.
     far = sent * (members - near) / (members - 1) / near if members > near else 0.0
     found.append(Communication(kind, axes, runs, total, sent if near > 1 else 0.0, far))
   return found
@@ -300,7 +303,7 @@ def _roofline(
 
 
 def page(report: Report) -> str:
-  """The report as a page to read."""
+  """The report as a page of text."""
   r, chip = report, report.chip
   axes = ' × '.join(f'{a} {n}' for a, n in r.mesh.items() if n > 1) or 'one device'
   gib = lambda n: f'{n / 2**30:.2f} GiB' if n >= 1 << 30 else f'{n / 2**20:.2f} MiB'

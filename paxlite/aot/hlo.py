@@ -1,7 +1,7 @@
 """The collectives of a compiled program, read from its HLO text.
 
-XLA's own cost analysis counts the body of a loop once and knows nothing of the mesh; this counts
-each collective as often as it runs, and says along which mesh axes.
+XLA's own cost analysis counts the body of a loop once and knows nothing of the mesh. This module
+counts each collective as often as it runs, and finds the mesh axes along which it runs.
 """
 
 import collections
@@ -41,16 +41,16 @@ _SHAPE = re.compile(r'\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]')
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """One instruction.
+  """One collective instruction.
 
   Attributes:
     kind: One of KINDS.
-    bytes: Of the whole on one device: what an all-gather ends with, what a reduce-scatter begins
-      with.
+    bytes: Bytes of the complete array on one device: the result of an all-gather, the operand of a
+      reduce-scatter.
     axes: Mesh axes along which devices take part together.
-    size: How many do.
-    count: How often it runs in one call of the program.
-    shape: Shape of the result, as the program has it.
+    size: Number of devices that take part together.
+    count: Number of runs in one call of the program.
+    shape: Shape of the result, in the text of the program.
   """
 
   kind: str
@@ -72,7 +72,7 @@ def collectives(text: str, mesh_sizes: Mapping[str, int]) -> list[Collective]:
   """The collectives of `compiled.as_text()`.
 
   Args:
-    text: Optimized HLO, of CPU, GPU or TPU.
+    text: Optimized HLO of a program for CPU, GPU or TPU.
     mesh_sizes: Sizes by axis of the mesh that the program was compiled for.
   """
   computations, entry = _computations(text)
@@ -86,7 +86,7 @@ def collectives(text: str, mesh_sizes: Mapping[str, int]) -> list[Collective]:
     if not (match := _COLLECTIVE.match(line)):
       continue
     channel = re.search(r'channel_id=(\d+)', line)
-    if in_fusion and channel:  # TPU repeats one in the fusions that it overlaps with
+    if in_fusion and channel:  # a TPU repeats a collective in fusions that it overlaps with
       if channel[1] in seen:
         continue
       seen.add(channel[1])
@@ -107,7 +107,7 @@ def collectives(text: str, mesh_sizes: Mapping[str, int]) -> list[Collective]:
 
 
 def totals(found: Sequence[Collective]) -> list[tuple[str, tuple[str, ...], int, int, float]]:
-  """(kind, axes, runs, bytes, sent bytes) of collectives by kind and axes, the largest first."""
+  """(kind, axes, runs, bytes, sent bytes) of collectives by kind and axes, the most sent first."""
   groups = collections.defaultdict(list)
   for c in found:
     groups[c.kind, c.axes].append(c)
@@ -125,7 +125,7 @@ def totals(found: Sequence[Collective]) -> list[tuple[str, tuple[str, ...], int,
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-  """Lines by computation, and the name of the first to run."""
+  """The lines of each computation, and the name of the computation that runs first."""
   found: dict[str, list[str]] = {}
   entry, current = '', None
   for line in text.splitlines():
@@ -142,7 +142,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 def _instructions(
   computations: Mapping[str, list[str]], entry: str
 ) -> Iterator[tuple[str, int, bool, str]]:
-  """(line, runs, whether in a fusion, computation) of all that `entry` reaches."""
+  """(line, runs, whether in a fusion, computation) of all instructions that `entry` reaches."""
   waiting = [(entry, 1, False)]
   while waiting:
     name, count, in_fusion = waiting.pop()
@@ -157,7 +157,7 @@ def _instructions(
 
 
 def _trips(line: str, computations: Mapping[str, list[str]]) -> int:
-  """The trip count of a while loop; 1 where it is not known."""
+  """The number of iterations of a while loop; 1 where it is not known."""
   if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line):
     return int(known[1])
   condition = re.search(r'condition=%?([\w.\-]+)', line)
@@ -188,7 +188,7 @@ def _elements(shape: str) -> list[str]:
 
 
 def _groups(line: str) -> np.ndarray | None:
-  """Positions of devices in the mesh [groups, size], of the first group at least."""
+  """The positions of devices in the mesh, [groups, size]; at least those of the first group."""
   if match := re.search(r'source_target_pairs=\{\{(.*?)\}\}', line):
     return np.array([_integers(pair) for pair in match[1].split('},{')])
   if match := re.search(r'replica_groups=\{\{(.*?)\}', line):
@@ -205,14 +205,14 @@ def _integers(text: str) -> list[int]:
 
 
 def _iota(text: str) -> np.ndarray:
-  """'<=[2,4]T(1,0)': 0 to 7 as [2, 4], transposed, flat."""
+  """The numbers of an iota: '<=[2,4]T(1,0)' is 0 to 7 as [2, 4], transposed and flattened."""
   dims, _, order = text.partition('T')
   numbers = np.arange(math.prod(_integers(dims))).reshape(_integers(dims))
   return (numbers.transpose(_integers(order)) if order else numbers).reshape(-1)
 
 
 def _mesh_groups(axes: str, ids: str | None, along: str) -> np.ndarray:
-  """Groups of "mesh['a'=2,'b'=4] {'b'}", whose axes may be split: {'b':(1)2} is b's major half."""
+  """The groups of "mesh['a'=2,'b'=4] {'b'}". Axes may be split: {'b':(1)2} is b's major half."""
   sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", axes)}
   wanted = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", along)
   shape: list[int] = []
@@ -237,14 +237,14 @@ def _mesh_groups(axes: str, ids: str | None, along: str) -> np.ndarray:
 
 
 def _axes(groups: np.ndarray | None, mesh_sizes: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
-  """Mesh axes along which the members of a group differ, and how many members there are."""
+  """The mesh axes along which the members of a group differ, and the number of members."""
   shape = list(mesh_sizes.values())
   total = math.prod(shape)
   if groups is None or not groups.size:
     groups = np.arange(total)[None]
   if groups.max() >= total:
     return (), groups.shape[1]
-  # a pair of a permutation may go round, so that each is looked at
+  # a pair of a permutation may wrap around, so every pair is examined
   places = np.stack(np.unravel_index(groups, shape))
   differ = (places != places[:, :, :1]).any((1, 2))
   return tuple(a for a, d in zip(mesh_sizes, differ, strict=True) if d), groups.shape[1]

@@ -1,4 +1,4 @@
-"""Machines to compile for that need not be there: chips, their numbers, and their topologies."""
+"""Machines to compile for, which need not be present: chips, their figures and topologies."""
 
 import dataclasses
 import os
@@ -17,7 +17,7 @@ class Chip:
   Attributes:
     name: The name in a target.
     peak_flops: Dense bf16 FLOP/s.
-    memory: Bytes that programs can have.
+    memory: Bytes that programs can use.
     memory_bandwidth: Bytes/s.
     ici_bandwidth: Bytes/s that it sends to its neighbours along one mesh axis: two links of a TPU's
       torus, all of a GPU's NVLink.
@@ -51,7 +51,7 @@ CHIPS = {
   )
 }  # fmt: skip
 
-# Shapes by number of chips, as they can be had
+# The shapes that are offered, by number of chips
 _GRIDS = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '8x16', 256: '16x16'}
 _CUBES = {
   4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4', 128: '4x4x8', 256: '4x8x8',
@@ -91,12 +91,12 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """A machine.
+  """A machine to compile for.
 
   Attributes:
     name: The name that was given.
     chip: The chip of every device; None for the devices that are present.
-    devices: How many.
+    devices: Number of devices.
     slices: Number of TPU slices.
   """
 
@@ -106,10 +106,10 @@ class Target:
   slices: int = 1
 
   def topology(self) -> list[Any]:
-    """The devices of the target. Programs can be compiled for them, but not run.
+    """The devices of the target. They run programs only where they are present (`here`).
 
     Raises:
-      UserError: the package that knows them is not installed.
+      UserError: The package that knows the devices is not installed.
     """
     from jax.experimental import topologies
 
@@ -140,12 +140,12 @@ class Target:
 
 
 def parse(name: str) -> Target:
-  """The target of a name: v5e-256, 2xv5e-256, v5p-128, h100x8, here.
+  """The target with a name such as v5e-256, 2xv5e-256, v5p-128, h100x8 or here.
 
   As Google counts, v5p-128 has 128 cores, which are 64 chips and devices.
 
   Raises:
-    UserError: there is no such machine.
+    UserError: There is no such machine.
   """
   if name == 'here':
     return Target(name, None, len(devices.present()))
@@ -173,7 +173,10 @@ def _shapes(chip: str) -> dict[int, str]:
 
 
 def prepare_environment() -> None:
-  """Before JAX is imported: no device is looked for, and several compilers may run at a time."""
+  """Sets variables so that JAX looks for no device and several compilers may run at a time.
+
+  They take effect only if they are set before JAX is imported.
+  """
   os.environ.update(
     JAX_PLATFORMS='cpu',
     TPU_SKIP_MDS_QUERY='1',

@@ -3,8 +3,8 @@
     NUM_LAYERS: Shape[Count] = 12
     DROPOUT_PROB: Training[Below1] = 0.0
 
-The kind says which checks a change of the attribute has to pass; every list of attributes is
-derived from it.
+The kind says which checks a change of the attribute must pass. Every list of attributes is derived
+from the kinds.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from typing import Annotated, Any, TypeVar
 
 
 class Kind(enum.Enum):
-  """What an attribute decides."""
+  """The part of an experiment that an attribute decides."""
 
   SHAPE = "the shapes of the model's variables"
   FUNCTION = 'what the model computes from variables of these shapes'
@@ -39,11 +39,11 @@ class Bounds:
   """The numbers that an attribute may have.
 
   Attributes:
-    rule: Completes a message: 'must be at least 1'.
-    lowest: The smallest of them.
-    highest: The largest of them.
-    below: They are smaller than this.
-    above: They are larger than this.
+    rule: The end of a message about other numbers: 'must be at least 1'.
+    lowest: The smallest number.
+    highest: The largest number.
+    below: All numbers are smaller than this one.
+    above: All numbers are larger than this one.
   """
 
   rule: str
@@ -63,7 +63,7 @@ def at_most(highest: float) -> Bounds:
 Count = Annotated[int, Bounds('must be at least 1', lowest=1)]
 NotNegative = Annotated[float, Bounds('must not be negative', lowest=0)]
 NotNegativeInt = Annotated[int, Bounds('must not be negative', lowest=0)]
-# of what 0 turns off
+# for attributes that 0 turns off
 OffAtZero = Annotated[float, Bounds('must not be negative; 0 turns it off', lowest=0)]
 OffAtZeroInt = Annotated[int, Bounds('must not be negative; 0 turns it off', lowest=0)]
 Uint32 = Annotated[int, Bounds('must be from 0 to 2**32 - 1', lowest=0, highest=2**32 - 1)]
@@ -78,19 +78,19 @@ def kind_of(annotation: Any) -> Kind | None:
 
 
 def with_kind(annotation: Any, kind: Kind | None) -> Any:
-  """`annotation`, of this kind where it names none itself."""
+  """Returns `annotation`, with `kind` added where it names no kind."""
   if kind is None or kind_of(annotation) is not None:
     return annotation
   return Annotated[annotation, kind]
 
 
 def names_of(annotations: Mapping[str, Any], *kinds: Kind) -> list[str]:
-  """The attributes of these kinds."""
+  """The names of the attributes of these kinds."""
   return [name for name, annotation in annotations.items() if kind_of(annotation) in kinds]
 
 
 def broken_rule(value: Any, annotation: Any) -> str:
-  """The rule of the bounds in `annotation` that a value of its type breaks; '' where it is none."""
+  """Returns the rule in `annotation` that a value of its type breaks; '' where it breaks none."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if origin is Annotated:
     rules = (m.rule for m in args[1:] if isinstance(m, Bounds) and not m.allow(value))

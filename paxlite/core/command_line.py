@@ -1,4 +1,4 @@
-"""What all tools share: overrides, paths, a progress bar, printing, and how they end."""
+"""The code that all tools share: overrides, paths, a progress bar, printing, and exit codes."""
 
 import argparse
 import codecs
@@ -39,15 +39,17 @@ _PATHS = (
   'vocab',
 )
 
-_END_SECONDS = 10.0  # after a signal, for what is unfinished to be removed
+_END_SECONDS = 10.0  # the time after a signal in which unfinished files are removed
 BASE_WEIGHTS = 'folder of the weights that the factors of LoRA belong to, if they were moved'
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
-  """Calls `main` with the command line and exits: 0, 2 after a UserError, 130 after Ctrl-C.
+  """Calls `main` with the command line.
 
-  Modules of --import=MODULE are imported before: checkpoints name experiments, and none is imported
-  because a file says so.
+  The exit code is 0, 1 where a disk is full, 2 after a UserError, and 130 after Ctrl-C.
+
+  The modules of --import=MODULE are imported first. Checkpoints name experiments, and no module is
+  imported because a file names it.
   """
   _end_by_signals()
   with printing():
@@ -67,10 +69,10 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
 
 
 def _end_by_signals() -> None:
-  """SIGTERM and Ctrl-C raise SystemExit and KeyboardInterrupt: what is unfinished is removed.
+  """Lets SIGTERM raise SystemExit, as Ctrl-C raises KeyboardInterrupt, to remove unfinished files.
 
-  A library that calls Python back may swallow these, or not return to Python for long. A thread
-  hears of the signal in any case, and ends the process some seconds later.
+  A library that calls Python back may swallow these exceptions, or not return to Python for long. A
+  thread therefore receives the signal too, and ends the process _END_SECONDS later.
   """
   signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
   reader, writer = os.pipe()
@@ -89,9 +91,9 @@ def _end_by_signals() -> None:
 
 @contextlib.contextmanager
 def printing(output_matters: bool = True) -> Iterator[None]:
-  """A context that prints to any terminal, and to readers that go away (`… | head`).
+  """A context that prints to any terminal, and to readers that end early (`… | head`).
 
-  What the terminal's encoding has not is spelled in ASCII.
+  Characters that the terminal's encoding lacks are printed in ASCII.
 
   Args:
     output_matters: Whether output that cannot be written makes the exit code 1.
@@ -117,16 +119,16 @@ def printing(output_matters: bool = True) -> Iterator[None]:
 
 
 def _is_of_stdout(error: OSError) -> bool:
-  """Whether an error is likely to be that of printing: such errors name no file."""
+  """Whether an error probably comes from printing: such errors name no file."""
   if error.filename or sys.stdout is None or sys.stdout.closed:
     return False
   try:
     descriptor = sys.stdout.fileno()
-    if isinstance(error, BrokenPipeError):  # the kernel knows that nobody reads it any more
+    if isinstance(error, BrokenPipeError):  # the kernel knows whether the pipe has a reader
       poll = select.poll()
       poll.register(descriptor, 0)
       return bool(poll.poll(0))
-    kind = os.fstat(descriptor).st_mode  # a disk is full, or /dev/full; terminals and pipes are not
+    kind = os.fstat(descriptor).st_mode  # terminals and pipes are never full
     return error.errno in (errno.ENOSPC, errno.EDQUOT) and (
       stat.S_ISREG(kind) or (stat.S_ISCHR(kind) and not os.isatty(descriptor))
     )
@@ -135,34 +137,34 @@ def _is_of_stdout(error: OSError) -> bool:
 
 
 def _flush() -> str:
-  """Writes what was printed; returns why it could not be, '' also where nobody reads it."""
+  """Flushes standard output; returns the error, or '' on success and where the reader is gone."""
   if sys.stdout is None or sys.stdout.closed:
     return ''
   try:
     sys.stdout.flush()
   except OSError as e:
-    # Python would complain again of what is still to be flushed when it ends
+    # otherwise Python reports the unflushed output again when it ends
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return '' if isinstance(e, BrokenPipeError) else e.strerror or str(e)
   return ''
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
-  """An error handler of codecs: 'x' for '×', and '\\xe9' for what has no such likeness."""
+  """An error handler of codecs: 'x' for '×', and '\\xe9' for a character without a likeness."""
   assert isinstance(error, UnicodeEncodeError)
   text = error.object[error.start : error.end].translate(_SPELLINGS)
   return text.encode('ascii', 'backslashreplace').decode(), error.end
 
 
 def _import_modules(argv: Sequence[str]) -> list[str]:
-  """Imports what --import=MODULE names; returns the other arguments."""
+  """Imports the modules of --import=MODULE; returns the other arguments."""
   for argument in argv:
     if argument.startswith('--import='):
       try:
         importlib.import_module(argument.removeprefix('--import='))
       except ImportError as e:
         raise UserError(f'{argument}: {e}') from None
-      except Exception as e:  # whatever a module does
+      except Exception as e:  # the code of a module may raise anything
         raise UserError(f'{argument}: {type(e).__name__}: {e}') from None
   return [a for a in argv if not a.startswith('--import=')]
 
@@ -180,7 +182,7 @@ def parse(
 
 
 def parse_args(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
-  """The parsed arguments, their paths with ~ expanded; raises UserError for object stores."""
+  """The parsed arguments, with ~ expanded in paths; raises UserError for object stores."""
   args = parser.parse_args(argv)
   for name, value in vars(args).items():
     if name in _PATHS and value is not None:
@@ -192,7 +194,7 @@ def parse_args(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-  """A bar on a terminal, moved by the function of (done, all) that it gives."""
+  """A context with a progress bar on a terminal; yields a function (done, total) to move it."""
   from rich.console import Console
   from rich.progress import Progress
 

@@ -1,4 +1,4 @@
-"""Files of a run that are not what it wrote, and that are no reason to stop it."""
+"""Sets damaged files of a run aside, so that the run can continue without them."""
 
 import logging
 import os
@@ -8,10 +8,10 @@ log = logging.getLogger('paxlite')
 
 
 def set_aside(path: pathlib.Path, reason: str) -> None:
-  """Renames a file or folder to a name that nobody reads, and says so; nothing is deleted.
+  """Renames a file or folder to a name that nobody reads, and logs it; nothing is deleted.
 
   Raises:
-    OSError: it cannot be renamed.
+    OSError: The file or folder cannot be renamed.
   """
   aside, n = path.with_name(f'{path.name}.damaged'), 1
   while os.path.lexists(aside):

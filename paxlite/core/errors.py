@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator
 
 
 class UserError(ValueError):
-  """Wrong input: the message says what is wrong, where, and the way out, on one line.
+  """Wrong input. The message says on one line what is wrong, where, and how to correct it.
 
-  Exit code 2, no traceback. What else escapes is a defect of paxlite and keeps its traceback.
+  The exit code is 2 and there is no traceback. An unexpected exception is a defect of paxlite and
+  keeps its traceback.
   """
 
   def __init__(self, message: str):
@@ -18,23 +19,23 @@ class UserError(ValueError):
 
 
 class TrainingError(RuntimeError):
-  """Training cannot continue: the message says since when and why. Exit code 1."""
+  """Training cannot continue: the message says since when and why. The exit code is 1."""
 
 
 class Interrupted(RuntimeError):
-  """A signal asked the run to end; started again, it continues. Exit code EXIT_AGAIN."""
+  """The run was asked to end; started again, it continues. The exit code is EXIT_AGAIN."""
 
 
 EXIT_AGAIN = 75  # sysexits.h's EX_TEMPFAIL: launch scripts start the run again
 
 
 class UnreadableError(UserError):
-  """A file cannot be read now, which says nothing of what is in it."""
+  """A file cannot be read now; its contents may still be good."""
 
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-  """A context whose OSErrors name the file: those of opening do, those of reading do not."""
+  """A context whose OSErrors name the file: opening a file does so itself, reading does not."""
   try:
     yield
   except OSError as e:
@@ -43,7 +44,7 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
 
 @contextlib.contextmanager
 def located(place: str) -> Iterator[None]:
-  """Puts the place before the message of a UserError that comes out of the block."""
+  """Puts `place` (a file, line or flag) before the message of a UserError from the block."""
   try:
     yield
   except UserError as e:
@@ -51,7 +52,7 @@ def located(place: str) -> Iterator[None]:
 
 
 def compiled(pattern: str, place: str) -> re.Pattern[str]:
-  """A regular expression that somebody wrote; raises UserError where it is none."""
+  """Compiles a regular expression that a user wrote; raises UserError where it is not valid."""
   try:
     return re.compile(pattern)
   except (re.error, OverflowError, RecursionError) as e:
@@ -59,7 +60,7 @@ def compiled(pattern: str, place: str) -> re.Pattern[str]:
 
 
 def listed(problems: Iterable[str], shown: int = 8) -> str:
-  """Problems, sorted, on one line: the first `shown`, and how many more there are."""
+  """Lists problems, sorted, on one line: the first `shown`, and the number of the others."""
   ordered = sorted(problems)
   more = f'; and {len(ordered) - shown} more' if len(ordered) > shown else ''
   return '; '.join(ordered[:shown]) + more

@@ -18,9 +18,9 @@ from paxlite.core.zstd import ZstdReader
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _BLOCK_BYTES = 1 << 19
 _TEXT_BYTES = 1 << 24
-_LINE_BYTES = 1 << 28  # a longer line is no record that somebody wrote
+_LINE_BYTES = 1 << 28  # no record of a dataset is longer
 COMPRESSED = ('.gz', '.xz', '.zst')
-_BOM = b'\xef\xbb\xbf'  # with which Windows begins UTF-8
+_BOM = b'\xef\xbb\xbf'  # Windows begins UTF-8 files with it
 _KINDS = {
   stat.S_ISDIR: 'a folder',
   stat.S_ISFIFO: 'a FIFO or a pipe',
@@ -31,7 +31,7 @@ _KINDS = {
 
 
 def check_file(path: str | pathlib.Path) -> None:
-  """Raises UserError unless `path` is a regular file: others block their reader, or never end."""
+  """Raises UserError unless `path` is a regular file: others may block the reader or never end."""
   try:
     mode = os.stat(path).st_mode
   except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -45,7 +45,7 @@ def check_file(path: str | pathlib.Path) -> None:
 
 
 def fingerprint_of(path: str | pathlib.Path) -> int:
-  """A checksum of a file's first and last 64 KiB and its size. Other files hardly have the same."""
+  """A checksum of a file's first and last 64 KiB and its size: cheap, and rarely the same twice."""
   with naming(path), open(path, 'rb') as f:
     head = f.read(1 << 16)
     f.seek(-min(1 << 16, f.seek(0, os.SEEK_END)), os.SEEK_END)
@@ -53,17 +53,17 @@ def fingerprint_of(path: str | pathlib.Path) -> int:
 
 
 def expanded(names: Sequence[str], strict: bool = True) -> list[str]:
-  """File names with the patterns among them (data/*.jsonl) replaced by what they match, sorted.
+  """File names with the patterns among them (data/*.jsonl) replaced by their matches, sorted.
 
   Args:
     names: Names of files, or of datasets ('hf:…'), which are returned unchanged.
-    strict: Whether a pattern that matches nothing is an error, and not kept.
+    strict: Whether a pattern that matches nothing is an error; otherwise it is kept.
 
   Raises:
-    UserError: a pattern matches nothing.
+    UserError: A pattern matches nothing, and `strict` is set.
   """
   found: list[str] = []
-  for name in map(os.path.expanduser, names):  # shells leave the ~ of --fdl.NAME=~/a.txt
+  for name in map(os.path.expanduser, names):  # shells do not expand --fdl.NAME=~/a.txt
     if not glob.has_magic(name) or ':' in name.partition('/')[0] or os.path.exists(name):
       found.append(name)
       continue
@@ -79,10 +79,10 @@ def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
 
   Args:
     path: The file.
-    raw: The same file, open already, for who wants to see how far it has been read.
+    raw: The same file, already open, for a caller that watches how far it has been read.
 
   Raises:
-    UserError: it is not a readable file, or a package for its compression is missing.
+    UserError: The path is no readable file, or a package for its compression is missing.
   """
   file = pathlib.Path(path)
   check_file(path)
@@ -107,10 +107,10 @@ def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
 
 
 def read_text(path: str) -> str:
-  """The whole of a text file as UTF-8, without a byte order mark.
+  """The entire text of a UTF-8 file, without a byte order mark.
 
   Raises:
-    UserError: the file is empty, damaged, not UTF-8 (the byte is named), or does not fit in memory.
+    UserError: The file is empty, damaged, not UTF-8 (the byte is named), or does not fit in memory.
   """
   most = (host_memory.available() or 1 << 62) // 2  # the text and its bytes are in memory at once
   data = bytearray()
@@ -136,7 +136,7 @@ def read_text(path: str) -> str:
 
 
 def kind(path: str) -> str:
-  """'.txt' for corpus.txt.xz: the suffix that says what is inside."""
+  """The suffix that says what a file holds: '.txt' for corpus.txt.xz."""
   suffixes = [s.lower() for s in pathlib.Path(path).suffixes if s not in COMPRESSED]
   return suffixes[-1] if suffixes else ''
 
@@ -145,19 +145,20 @@ def lines(path: str) -> Iterator[tuple[int, bytes]]:
   """The lines of a file that are not blank, numbered from 0.
 
   Raises:
-    UserError: the file is empty or damaged.
+    UserError: The file is empty or damaged.
   """
   for first, _, block in line_blocks(path):
     yield from lines_of(block, first)
 
 
 def line_blocks(path: str, raw: IO[bytes] | None = None) -> Iterator[tuple[int, int, bytes]]:
-  """A file in blocks of about half a megabyte that end with a line; `raw` as for open_bytes.
+  """Splits a file into blocks of about half a megabyte, each of which ends at the end of a line.
 
-  Each comes with the number of its first line, and that of the first one after it.
+  Yields the number of a block's first line, the number of the first line after it, and the block.
+  `raw` has the same meaning as for open_bytes.
 
   Raises:
-    UserError: the file is empty or damaged.
+    UserError: The file is empty or damaged.
   """
   done = 0
   rest: list[bytes] = []
@@ -165,7 +166,7 @@ def line_blocks(path: str, raw: IO[bytes] | None = None) -> Iterator[tuple[int, 
     with open_bytes(path, raw) as f:
       while data := f.read(_BLOCK_BYTES):
         end = data.rfind(b'\n') + 1
-        if not end:  # a long line
+        if not end:  # a line that is longer than a block
           rest.append(data)
           _check_line(path, done, sum(map(len, rest)))
           continue
@@ -183,12 +184,13 @@ def line_blocks(path: str, raw: IO[bytes] | None = None) -> Iterator[tuple[int, 
 
 
 def line_ranges(path: str, start: int) -> Iterator[tuple[int, int, int, int]]:
-  """The blocks of an uncompressed file from line `start` on, without their bytes.
+  """Finds the blocks of an uncompressed file from line `start` on, without returning their bytes.
 
-  Each is the number of its first line, that of the first one after it, and its range in the file.
+  Yields the number of a block's first line, the number of the first line after it, and the byte
+  positions in the file at which the block begins and ends.
 
   Raises:
-    UserError: the file is empty.
+    UserError: The file is empty.
   """
   buffer = bytearray(_BLOCK_BYTES)
   first = begin = offset = 0
@@ -222,7 +224,7 @@ def _check_line(path: str, number: int, size: int) -> None:
 
 
 def lines_of(block: bytes, first: int) -> Iterator[tuple[int, bytes]]:
-  """The lines of a block that are not blank, numbered from `first`; no byte order mark."""
+  """The lines of a block that are not blank, numbered from `first`, without a byte order mark."""
   if first == 0:
     block = block.removeprefix(_BOM)
   for number, line in enumerate(block.split(b'\n'), first):

@@ -1,4 +1,4 @@
-"""The memory that is left for this process, by the kernel and by the limits of its cgroup."""
+"""The memory that is left for this process, by the kernel and by the limits of its cgroups."""
 
 import pathlib
 
@@ -10,7 +10,7 @@ _MOUNT = pathlib.Path('/sys/fs/cgroup')
 def available(
   meminfo: pathlib.Path = _MEMINFO, cgroups: pathlib.Path = _CGROUPS, mount: pathlib.Path = _MOUNT
 ) -> int | None:
-  """Bytes that can still be taken without swapping or being killed; None where nobody says.
+  """The bytes that can still be used without swapping or being killed; None where unknown.
 
   Args:
     meminfo: The kernel's table of memory.
@@ -31,9 +31,9 @@ def _free(meminfo: pathlib.Path) -> int | None:
 
 
 def _folders(cgroups: pathlib.Path, mount: pathlib.Path) -> list[pathlib.Path]:
-  """The least memory left in the cgroup and in all above it, each of which may have a limit.
+  """The folders of the process's cgroups and of all above them. Each may have a limit.
 
-  A container often sees its own cgroup as the root, whatever /proc says it is called.
+  A container often sees its own cgroup as the root, under whatever name /proc lists it.
   """
   try:
     lines = cgroups.read_text().splitlines()
@@ -52,7 +52,10 @@ def _folders(cgroups: pathlib.Path, mount: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _left(folder: pathlib.Path) -> int | None:
-  """Below the limit of a cgroup; what it caches of files is given back when it is needed."""
+  """The bytes left below the limit of a cgroup; None where it has no limit.
+
+  Memory that caches files counts as left, because the kernel frees it when it is needed.
+  """
   for limit, usage, cached in (
     ('memory.max', 'memory.current', 'inactive_file'),
     ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file'),
@@ -62,7 +65,7 @@ def _left(folder: pathlib.Path) -> int | None:
       used = int((folder / usage).read_text())
       entries = (line.split() for line in (folder / 'memory.stat').read_text().splitlines())
       reclaimable = sum(int(entry[1]) for entry in entries if entry[0] == cached)
-    except (OSError, ValueError, IndexError):  # there is none, or it is 'max'
+    except (OSError, ValueError, IndexError):  # there is no such file, or it holds 'max'
       continue
     return max(most - used + reclaimable, 0)
   return None

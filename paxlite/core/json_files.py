@@ -11,14 +11,14 @@ import orjson
 from paxlite.core.errors import UnreadableError, UserError
 from paxlite.core.files import check_file, lines
 
-_DEPTH = 100  # of lists and objects in each other
+_DEPTH = 100  # levels of nested lists and objects
 
 
 def read_json_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-  """The lines of a .jsonl file as objects, each with its place 'path:line'.
+  """The lines of a .jsonl file as objects, each with its position 'path:line'.
 
   Raises:
-    UserError: naming file and line, for what is not UTF-8 or no JSON object.
+    UserError: A line is not UTF-8 or no JSON object; the message names the file and the line.
   """
   for number, line in lines(path):
     place = f'{path}:{number + 1}'
@@ -26,11 +26,11 @@ def read_json_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_object(path: pathlib.Path) -> dict[str, Any]:
-  """A JSON file that holds an object.
+  """Reads a JSON file that holds an object.
 
   Raises:
-    UnreadableError: it cannot be read.
-    UserError: it is missing, damaged, or holds something else.
+    UnreadableError: The file cannot be read.
+    UserError: The file is missing or damaged, or holds something else.
   """
   if os.path.exists(path):
     check_file(path)
@@ -49,14 +49,14 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
 
 
 def parse_line(line: bytes, place: str) -> dict[str, Any]:
-  """The JSON object on a line; raises UserError where it holds none."""
+  """Returns the JSON object on a line; raises UserError where the line holds none."""
   try:
     record = orjson.loads(line)
   except orjson.JSONDecodeError:
     record = _parse_slowly(line, place)
   if not isinstance(record, dict):
     raise UserError(f'{place} is no JSON object')
-  if line.count(b'[') + line.count(b'{') > _DEPTH:  # which it takes to be so deep
+  if line.count(b'[') + line.count(b'{') > _DEPTH:  # deep nesting needs as many
     try:
       _check_depth(record)
     except ValueError as e:
@@ -65,7 +65,7 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
 
 
 def _check_depth(value: Any) -> None:
-  """Raises ValueError for JSON so deep that whoever walks it would run out of stack."""
+  """Raises ValueError for JSON nested so deeply that code which walks it would run out of stack."""
   level = [value] if isinstance(value, list | dict) else []
   for _ in range(_DEPTH):
     level = [
@@ -80,7 +80,7 @@ def _check_depth(value: Any) -> None:
 
 
 def _parse_slowly(line: bytes, place: str) -> Any:
-  """Decodes by the json package, which accepts NaN and reports the position of an error."""
+  """Parses a line by the json package, which accepts NaN and reports the position of an error."""
   try:
     record = json.loads(line.decode('utf-8'))
     json.dumps(record, ensure_ascii=False).encode()
@@ -89,5 +89,5 @@ def _parse_slowly(line: bytes, place: str) -> Any:
     raise UserError(f'{place} has half of a surrogate pair in it, which is no text') from None
   except UnicodeDecodeError as e:
     raise UserError(f'{place} is not UTF-8 (byte {e.start} of the line)') from None
-  except (ValueError, RecursionError) as e:  # also of a number of thousands of digits
+  except (ValueError, RecursionError) as e:  # numbers with thousands of digits raise it too
     raise UserError(f'{place} is not JSON: {e}') from None

@@ -1,13 +1,14 @@
-"""Attributes and flags of Pax, MaxText and Hugging Face's Trainer, and what they are called here.
+"""Attributes and flags of Pax, MaxText and Hugging Face's Trainer, and their names in paxlite.
 
-For messages alone: a name of another library is not taken for ours, it is answered with ours.
+They are used in messages only. paxlite does not accept the name of another library: the message
+says which name paxlite has for it.
 """
 
 _MESH = 'The mesh is ICI_MESH_SHAPE × DCN_MESH_SHAPE over MESH_AXES'
 _NEEDLESS = 'paxlite needs no such attribute: leave it out'
 _UNSUPPORTED = 'paxlite has nothing like it'
 
-# A name in capitals to one of paxlite's attributes, or to a sentence with a space in it.
+# Maps a name in capitals to an attribute of paxlite, or to a sentence, which has a space in it.
 ATTRIBUTES = {
   # Pax
   'BATCH_SIZE': 'PERCORE_BATCH_SIZE',
@@ -82,7 +83,7 @@ ATTRIBUTES = {
   'WARMUP_STEPS': 'LR_COS_WARMUP',
 }
 
-# Flags of Pax's main, and sentences.
+# Maps a flag of Pax's main to a sentence.
 FLAGS = {
   'enable_auto_sharding': 'Shardings follow rules here: leave it out',
   'eval_on_test': '--mode=eval evaluates, and --fdl.EVAL_SPLIT=test names the split',

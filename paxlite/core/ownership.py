@@ -1,4 +1,4 @@
-"""Checks who can change a file: programs are loaded only where the user alone can have written."""
+"""Checks who can change a file: programs are loaded only where no other user can have written."""
 
 import os
 import pathlib
@@ -6,15 +6,18 @@ import stat
 
 
 def open_to_others(path: pathlib.Path) -> pathlib.Path | None:
-  """The file or folder, of `path` and all above it, that others than its user and root can change.
+  """Finds whether users other than this one and root can change `path` or a folder above it.
 
-  Where a folder is sticky, as /tmp is, others can add files and not replace those of the user.
+  In a sticky folder such as /tmp, other users can add files but cannot replace those of this user.
 
   Args:
-    path: Exists; links are followed.
+    path: An existing file or folder; links are followed.
+
+  Returns:
+    The first of them that other users can change; None where there is none.
 
   Raises:
-    OSError: one of them cannot be looked at.
+    OSError: The permissions of one of them cannot be read.
   """
   path = path.resolve()
   for p in (path, *path.parents):

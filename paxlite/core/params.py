@@ -1,16 +1,16 @@
 """UPPER_CASE class attributes as typed, overridable parameters.
 
-A `Parameters` subclass states its parameters the way Pax experiments do:
+A `Parameters` subclass declares its parameters the way Pax experiments do:
 
     class GPT126M(LanguageModel):
       NUM_LAYERS = 12
       LR_COS_WARMUP: int = 636
 
-Subclassing and mixing in work as in Python. The type of a parameter is the annotation nearest to
-the top of the MRO's end, or that of its first default. A property with an UPPER_CASE name is a
-derived parameter: computed from the others until it is set itself.
+Subclasses and mixins work as in Python. The type of a parameter is its annotation in the most
+derived class that has one, or else the type of its default in the most basic class. A property with
+an UPPER_CASE name is a derived parameter: it is computed from the others until it is set itself.
 
-This module knows neither JAX nor Fiddle.
+This module imports neither JAX nor Fiddle.
 """
 
 import ast
@@ -33,7 +33,7 @@ from paxlite.core.shell import shortened
 LocalPath = Annotated[str, paths.local]
 AnyPath = Annotated[str, paths.expanded]  # TFDS reads from object stores
 
-_types: dict[type, dict[str, Any]] = {}  # of classes, as parameter_types has found them
+_types: dict[type, dict[str, Any]] = {}  # the results of parameter_types
 
 
 class derived:
@@ -48,7 +48,7 @@ class derived:
 
 
 class Parameters:
-  """Base of classes whose UPPER_CASE attributes are keyword arguments of `__init__`."""
+  """Base class of classes whose UPPER_CASE attributes are keyword arguments of `__init__`."""
 
   __signature__: inspect.Signature
 
@@ -68,13 +68,13 @@ class Parameters:
     super().__setattr__(name, value if name.startswith('_') else convert(type(self), name, value))
 
   def check_bounds(self) -> None:
-    """Raises UserError where a number is out of the bounds that its annotation states."""
+    """Raises UserError where a number is outside the bounds of its annotation."""
     for name, annotation in parameter_types(type(self)).items():
       if rule := broken_rule(value := getattr(self, name), annotation):
         raise UserError(f'{name}={value:g} {rule}' if value < 1e6 else f'{name}={value} {rule}')
 
   def values(self) -> dict[str, Any]:
-    """Every parameter with its value here, derived ones included, in alphabetical order."""
+    """Every parameter and its value in this object, derived ones included, sorted by name."""
     return {name: getattr(self, name) for name in sorted(parameter_types(type(self)))}
 
 
@@ -85,7 +85,8 @@ def parameter_types(cls: type) -> Mapping[str, Any]:
     cls: A subclass of `Parameters`.
 
   Returns:
-    A type by name: bool, int, float, str, list[...], a union with None, or a Literal.
+    The types by name: bool, int, float, str, list[...], a union with None, or a Literal. A type may
+    be Annotated with a kind, bounds and a function that reads the value.
   """
   if cls in _types:
     return _types[cls]
@@ -106,10 +107,10 @@ def parameter_types(cls: type) -> Mapping[str, Any]:
 
 
 def convert(cls: type, name: str, value: Any) -> Any:
-  """Checks `value` (an object, not text) against the type of parameter `name`.
+  """Returns `value` (an object, not text) as the type of the parameter `name`.
 
   Raises:
-    UserError: the class has no such parameter, or the value has another type.
+    UserError: The class has no such parameter, or the value has another type.
   """
   expected = _type_of_parameter(cls, name)
   try:
@@ -123,12 +124,12 @@ def convert(cls: type, name: str, value: Any) -> Any:
 def parse(cls: type, name: str, text: str) -> Any:
   """Reads the text of `--fdl.NAME=text` as a value of the type of that parameter.
 
-  Strings may be bare or quoted (`bfloat16`, `"bfloat16"`), in lists too (`[data,mdl]`); lists may
-  be quoted as Pax's scripts have them (`[8,1,1]`, `"[8, 1, 1]"`), integers may be written `1e6` or
-  `1_000_000`. A list of strings needs no brackets either: `a.jsonl`, `a.jsonl,b.jsonl`.
+  Strings may be bare or quoted (`bfloat16`, `"bfloat16"`), also in lists (`[data,mdl]`). Lists may
+  be quoted as in Pax's scripts (`[8,1,1]`, `"[8, 1, 1]"`). Integers may be written `1e6` or
+  `1_000_000`. A list of strings needs no brackets: `a.jsonl`, `a.jsonl,b.jsonl`.
 
   Raises:
-    UserError: the class has no such parameter, or the text does not read as its type.
+    UserError: The class has no such parameter, or the text is not a value of its type.
   """
   expected = _type_of_parameter(cls, name)
   value = _literal(text)
@@ -182,9 +183,10 @@ def _literal(text: str) -> Any:
 
 
 def _words(text: str) -> list[str]:
-  """The words of a list of strings without brackets; none where one is empty or a bracket opens.
+  """Splits a list of strings without brackets into its words.
 
-  A comma within brackets, as of a regular expression's {1,2}, separates nothing.
+  There are none where a word is empty, or where the text begins with a bracket or a quote. A comma
+  within brackets, such as that of {1,2} in a regular expression, separates nothing.
   """
   words = [word.strip() for word in re.split(r',(?![^\[({]*[\])}])', text)]
   return words if all(words) and text[0] not in '[({\'"' else []
@@ -199,19 +201,19 @@ def _type_of_parameter(cls: type, name: str) -> Any:
 
 
 def _check_attributes(cls: type) -> None:
-  """Refuses what a class body states and no run would read: `num_layers = 3`, `LR = 0.1`.
+  """Refuses attributes of a class body that no run would read: `num_layers = 3`, `LR = 0.1`.
 
-  Methods, properties, nested classes and names that begin with an underscore are the class' own.
+  Methods, properties, nested classes and names that begin with an underscore are allowed.
 
   Raises:
-    UserError: an attribute is no parameter and not annotated as a new one, or has another type.
+    UserError: An attribute is neither a parameter nor annotated as a new one, or has another type.
   """
   plain = [base for base in cls.__mro__ if not issubclass(base, Parameters) and base is not object]
   stated = {name for base in cls.__mro__[1:] if issubclass(base, Parameters) for name in vars(base)}
   stated |= {name for base in plain for name in inspect.get_annotations(base)}
   known = set(filter(_is_parameter, stated))
   if not known:
-    return  # the first class of a family states what there is
+    return  # the first class of a family declares the parameters
   for owner in [cls, *plain]:
     annotated = inspect.get_annotations(owner)
     for name, value in vars(owner).items():
@@ -229,7 +231,7 @@ def _check_attributes(cls: type) -> None:
 
 
 def _unknown(cls: type, name: str, known: Iterable[str], way_out: str) -> str:
-  """The message for a name that is not in `known`: the nearest names, or another way out."""
+  """The message for a name that is not in `known`, with the nearest known names and a way out."""
   near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.75)
   meant = f'Did you mean {" or ".join(near)}? ' if near else ''
   hint = other_names.attribute_hint(name) or meant
@@ -267,7 +269,10 @@ def _type_of(value: Any) -> Any:
 
 
 def _convert(value: Any, expected: Any) -> Any:
-  """Returns `value` as `expected`; raises TypeError or ValueError where that loses something."""
+  """Returns `value` as `expected`.
+
+  Raises TypeError, ValueError or OverflowError where that is impossible or loses something.
+  """
   origin, args = typing.get_origin(expected), typing.get_args(expected)
   if expected is Any:
     return value
@@ -298,13 +303,13 @@ def _convert(value: Any, expected: Any) -> Any:
       raise TypeError(value)
     return [_convert(v, args[0]) for v in value] if args else list(value)
   if expected is bool:
-    if value not in (True, False):  # 0 and 1 included
+    if value not in (True, False):  # 0 and 1 are allowed
       raise TypeError(value)
     return bool(value)
   if expected is int:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or int(value) != value:
       raise TypeError(value)
-    if abs(value) >= 1 << 100:  # Python does not write those of thousands of digits
+    if abs(value) >= 1 << 100:  # Python does not print integers of thousands of digits
       raise OverflowError(value)
     return int(value)
   if expected is float:
@@ -321,7 +326,7 @@ def _convert(value: Any, expected: Any) -> Any:
 def _as_text(value: Any) -> str:
   if isinstance(value, str):
     return value
-  name = getattr(value, '__name__', None)  # jnp.bfloat16 and the like are named by their dtype
+  name = getattr(value, '__name__', None)  # jnp.bfloat16 and similar types have a name and a dtype
   if name is None or not hasattr(value, 'dtype'):
     raise TypeError(value)
   return name

@@ -11,10 +11,10 @@ _SCHEME = re.compile(r'(?:[a-z_]+:)?([A-Za-z][A-Za-z0-9+.-]*)://')
 
 
 def expanded(text: str) -> str:
-  """`text` with a `~` or `~user` at its beginning replaced by that home.
+  """`text` with a `~` or `~user` at the beginning of its path replaced by the home folder.
 
   Raises:
-    UserError: there is no such user. A folder that is called `~` is never meant.
+    UserError: There is no such user. A folder that is called `~` is never meant.
   """
   found = _KIND.fullmatch(text)
   if found is None:
@@ -27,10 +27,10 @@ def expanded(text: str) -> str:
 
 
 def local(text: str) -> str:
-  """A path on a file system, expanded.
+  """Returns `text`, a path on a file system, with `~` expanded.
 
   Raises:
-    UserError: it is the address of an object store (gs://, s3:// …), or `~` of nobody.
+    UserError: It is the address of an object store (gs://, s3:// …), or names an unknown user.
   """
   scheme = _SCHEME.match(text)
   if scheme is not None:

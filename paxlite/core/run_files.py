@@ -1,7 +1,8 @@
-"""Files that a run writes into its folder, which others may be able to write to as well.
+"""Writes files of a run into its folder, in which other users may be able to write too.
 
-None follows a symbolic link in its own place, or whoever can make a link there could have a file of
-the run's user overwritten. Folders may be links: people keep checkpoints on another disk.
+No file is written through a symbolic link at its path. Otherwise someone who can make a link there
+could let the run overwrite another file of its user. Folders may be links: people keep checkpoints
+on another disk.
 """
 
 import errno
@@ -12,28 +13,28 @@ from typing import IO, Any
 
 
 def open_file(path: pathlib.Path, mode: str, **options: Any) -> IO[Any]:
-  """open(), but for a link or a FIFO at `path`.
+  """Opens a file as open() does, but refuses a link, a FIFO or another special file at `path`.
 
   Raises:
-    OSError: as open() does, and where `path` is something else than a file.
+    OSError: The file cannot be opened, or `path` is not a regular file.
   """
   return open(path, mode, opener=_open, **options)
 
 
 def write_file(path: pathlib.Path, content: bytes) -> None:
-  """Makes `content` the file at `path`; a process that is killed leaves the old or the new one.
+  """Writes `content` to the file at `path`. A killed process leaves the old file or the new one.
 
   Raises:
-    OSError: it cannot be written.
+    OSError: The file cannot be written.
   """
   unfinished = path.with_name(f'{path.name}.tmp')
   with open_file(unfinished, 'wb') as f:
     f.write(content)
-  unfinished.replace(path)  # a link in its place is replaced, and what it points to is left alone
+  unfinished.replace(path)  # replaces a link at `path`, and leaves the link's target unchanged
 
 
 def _open(path: str, flags: int) -> int:
-  # a FIFO in its place would be waited for; to other files O_NONBLOCK means nothing
+  # opening a FIFO would wait for its other end; for regular files O_NONBLOCK means nothing
   descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
   if not stat.S_ISREG(os.fstat(descriptor).st_mode):
     os.close(descriptor)

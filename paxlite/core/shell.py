@@ -11,17 +11,17 @@ _BARE = re.compile(r'(?!(?:True|False|None)$)[A-Za-z_./][A-Za-z0-9_./+=>^$*-]*')
 
 
 def flag(name: str, value: Any) -> str:
-  """`--fdl.NAME=VALUE`, in single quotes where a shell would take a part of it for its own."""
+  """Returns `--fdl.NAME=VALUE`, in single quotes where a shell would interpret a part of it."""
   return shlex.quote(f'--fdl.{name}={_text(value)}')
 
 
 def flags(values: Mapping[str, Any]) -> str:
-  """Several of them."""
+  """Returns several flags, separated by spaces."""
   return ' '.join(flag(name, value) for name, value in values.items())
 
 
 def _text(value: Any) -> str:
-  """A value as params.parse reads it; strings in a list are bare, or in double quotes."""
+  """The text of a value, as params.parse reads it; strings in a list are bare or double-quoted."""
   if not isinstance(value, list | tuple):
     return str(value)
   bare = all(isinstance(v, str) and _BARE.fullmatch(v) for v in value)
@@ -30,12 +30,12 @@ def _text(value: Any) -> str:
 
 
 def shortened(text: str, most: int = 80) -> str:
-  """`text`, cut to its beginning where it is long."""
+  """Returns `text`, cut after `most` characters where it is longer."""
   return text if len(text) <= most else f'{text[:most]}…'
 
 
 def install(extra: str) -> str:
-  """The command that installs an extra of paxlite: of the clone that it runs from, or by name."""
+  """The command that installs an extra of paxlite, from the clone in use or else by name."""
   clone = pathlib.Path(__file__).parents[2]
   if (clone / 'pyproject.toml').is_file():
     return f'pip install -e {shlex.quote(f"{clone}[{extra}]")}'

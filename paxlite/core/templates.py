@@ -13,8 +13,9 @@ A module names its children as fields that hold templates, and calls a template 
 edited (`cfg.ffn_tpl.hidden = 99`) or swapped (`cfg.ffn_tpl = template(GatedFeedForward)`). Without
 Fiddle, `Block()` works as well: the default of a template field is a plain `functools.partial`.
 
-Why templates and not built children: a built child used in a loop would share its parameters
-between the uses in silence, and a class as default would let an edit of one config change all.
+Children are templates for two reasons. A child that is already built and used in a loop would
+silently share its parameters between the uses. If the default were a class, an edit of one config
+would change all configs.
 """
 
 import dataclasses
@@ -30,27 +31,27 @@ _METADATA_KEY = 'paxlite_template'
 
 
 def template_field(cls: Callable[..., Any]) -> Any:
-  """A dataclass field that holds a template; by default one of `cls` with its own defaults."""
+  """A dataclass field that holds a template, by default a template of `cls` with its defaults."""
   return dataclasses.field(
     default_factory=lambda: functools.partial(cls), metadata={_METADATA_KEY: cls}
   )
 
 
 def template(cls: Callable[..., Any], **kwargs: Any) -> fdl.Partial:
-  """A Fiddle template of `cls`: builds to a callable that makes a new `cls` at each call."""
+  """A Fiddle template of `cls`. It builds to a callable that makes a new `cls` at each call."""
   return _with_children(fdl.Partial(cls, **kwargs), cls)
 
 
 def config(cls: Callable[..., Any], **kwargs: Any) -> fdl.Config:
-  """A Fiddle config of `cls` in which the default children are there to be edited."""
+  """A Fiddle config of `cls` that contains the default children, so that they can be edited."""
   return _with_children(fdl.Config(cls, **kwargs), cls)
 
 
 def config_text(cfg: fdl.Buildable, root: str = 'task') -> str:
-  """One `path = value` a line, classes included, in the order of their arguments' names.
+  """A config as text: one `path = value` per line, classes included, sorted by argument names.
 
-  What a run writes, and what two experiments are compared by. Fiddle's own flattened print leaves
-  out which class a template makes.
+  A run writes this text, and two experiments are compared by it. Fiddle's own flattened print
+  leaves out the class that a template makes.
   """
   lines = []
 
@@ -73,7 +74,7 @@ def config_text(cfg: fdl.Buildable, root: str = 'task') -> str:
 
 
 def _with_children(cfg: Any, cls: Callable[..., Any]) -> Any:
-  """Sets what is left to defaults, children as templates, so that a printed config is complete."""
+  """Sets arguments to their defaults, children as templates, so a printed config is complete."""
   if not dataclasses.is_dataclass(cls):
     return cfg
   for field in dataclasses.fields(cls):

@@ -1,4 +1,4 @@
-"""Lines for whoever looks on. One that cannot be printed is dropped: that stops no run."""
+"""Prints lines for the user. A line that cannot be printed is dropped and does not stop the run."""
 
 import contextlib
 import io
@@ -17,9 +17,10 @@ def warn(text: str) -> None:
 
 
 def occupy_standard_files() -> None:
-  """Puts /dev/null where a standard file was closed (`>&-`).
+  """Opens /dev/null for each standard file that is closed (`>&-`).
 
-  The next file that is opened would have its number, and whatever libraries print would go there.
+  Otherwise the next file that is opened would get its number, and all that libraries print would go
+  into that file.
   """
   for number in range(3):
     try:
@@ -30,11 +31,11 @@ def occupy_standard_files() -> None:
 
 
 def settle() -> None:
-  """Drops what others could not print: otherwise Python ends with 120 and not the exit code."""
+  """Drops output that could not be printed; otherwise Python would replace the exit code by 120."""
   for name in ('stdout', 'stderr'):
     try:
       getattr(sys, name).flush()
-    except (AttributeError, ValueError):  # there is none, or it is closed
+    except (AttributeError, ValueError):  # the stream is missing or closed
       pass
     except OSError:
       _renew(name)
@@ -50,12 +51,12 @@ def _print(name: str, text: str) -> None:
     _print(name, text.encode(e.encoding, 'replace').decode(e.encoding))
   except ValueError:  # it is closed
     pass
-  except OSError:  # a disk is full, or a reader or terminal gone; that may pass
+  except OSError:  # a disk is full, or the reader is gone; later lines may be printed
     _renew(name)
 
 
 def _renew(name: str) -> None:
-  """Takes a stream that holds nothing: the old one would try again to write what it could not."""
+  """Replaces a stream by an empty one: the old one would retry to write what it still holds."""
   stream = getattr(sys, name)
   with contextlib.suppress(OSError, ValueError, AttributeError):
     file = io.FileIO(stream.fileno(), 'w', closefd=False)

@@ -10,16 +10,16 @@ from paxlite.core.errors import UserError
 
 
 class UnfinishedFolder:
-  """Makes a folder under another name, and gives it its own at the end of the context.
+  """Makes a folder under a temporary name, and renames it to `path` at the end of the context.
 
   A lock file keeps a second process from writing the same folder. The kernel releases the lock
-  when a process ends, so that what a killed one left is removed and made again.
+  when a process ends. The folder that a killed process left is removed and made again.
 
   Args:
-    path: Must not exist.
+    path: The final path, which must not exist.
 
   Raises:
-    UserError: it exists, another process is writing it, or it cannot be made.
+    UserError: The path exists, another process is writing it, or it cannot be made.
   """
 
   def __init__(self, path: pathlib.Path):
@@ -33,7 +33,7 @@ class UnfinishedFolder:
     try:
       self._final.parent.mkdir(parents=True, exist_ok=True)
       self._take_lock()
-      self._refuse_existing()  # the one that had the lock may have made it
+      self._refuse_existing()  # the last owner of the lock may have made it
       shutil.rmtree(self.path, ignore_errors=True)
       self.path.mkdir()
     except OSError as e:
@@ -68,7 +68,7 @@ class UnfinishedFolder:
           f'{self._final} is being written by another process: wait for it, or choose another '
           'folder'
         ) from None
-      with contextlib.suppress(FileNotFoundError):  # its last owner has removed it meanwhile
+      with contextlib.suppress(FileNotFoundError):  # its last owner may have removed it
         if os.path.samestat(os.fstat(self._lock), self._lock_path.stat()):
           return
       os.close(self._lock)
@@ -76,7 +76,7 @@ class UnfinishedFolder:
   def _release(self, remove: bool = False) -> None:
     if self._lock < 0:
       return
-    if remove:  # while it is held, or another's would go
+    if remove:  # while the lock is held: later it may be another process's
       self._lock_path.unlink(missing_ok=True)
     os.close(self._lock)
     self._lock = -1

@@ -1,4 +1,4 @@
-"""Reading zstd, block by block: what a few bytes of it hold may be gigabytes."""
+"""Reads zstd block by block, because a few compressed bytes may hold gigabytes."""
 
 import io
 from typing import IO, Any
@@ -9,21 +9,22 @@ _RLE = 1
 
 
 class ZstdReader(io.RawIOBase):
-  """Decompresses frame after frame; one that is cut off is an EOFError.
+  """Decompresses frame after frame; a frame that is cut off raises an EOFError.
 
-  zstandard's readers either end in silence there, or decompress all that they are given at once. So
-  frames are walked here (RFC 8878) and decompressed a block at a time, which holds at most 128 KiB.
-  Besides a block, memory holds the window, which the library bounds to 128 MiB.
+  zstandard's readers either end silently at such a frame, or decompress all their input at once.
+  This reader therefore walks the frames itself (RFC 8878) and decompresses one block at a time,
+  which holds at most 128 KiB. In addition to a block, memory holds the window, which the library
+  limits to 128 MiB.
 
   Args:
     raw: The compressed file.
-    zstandard: The package.
+    zstandard: The package zstandard.
   """
 
   def __init__(self, raw: IO[bytes], zstandard: Any):
     self._raw = raw
     self._zstandard = zstandard
-    self._frame: Any = None  # where the reader is between frames
+    self._frame: Any = None  # None between frames
     self._has_checksum = False
     self._plain = memoryview(b'')
 
@@ -49,7 +50,7 @@ class ZstdReader(io.RawIOBase):
     super().close()
 
   def _begin(self) -> bool:
-    """Reads a frame's header; whether there was one."""
+    """Reads the header of a frame; returns whether there was a frame."""
     start = self._raw.read(4)
     if not start:
       return False
@@ -72,7 +73,7 @@ class ZstdReader(io.RawIOBase):
     return True
 
   def _block(self) -> bytes:
-    """The contents of the next block of the frame."""
+    """The decompressed contents of the next block of the frame."""
     header = self._exactly(3)
     fields = int.from_bytes(header, 'little')
     size = 1 if fields >> 1 & 3 == _RLE else fields >> 3

@@ -1,4 +1,4 @@
-"""Pax's Adam as an optax transformation, and which variables it trains."""
+"""Pax's Adam as an optax transformation, and the choice of the variables that it trains."""
 
 import dataclasses
 import re
@@ -29,7 +29,7 @@ def scale_by_pax_adam(
   epsilon_root: float = 0.0,
   update_clip: float = 0.0,
 ) -> optax.GradientTransformation:
-  """Adam in the bias-corrected-decay form that Pax has: m and v are stored already corrected.
+  """Adam in Pax's form, in which the decays are bias-corrected: m and v are stored corrected.
 
   β_t = β(1 − β^t) / (1 − β^(t+1)), t counting from 0; m = β1_t·m + (1 − β1_t)·g; the update is
   m / (√(v + epsilon_root) + epsilon). Equal to https://arxiv.org/abs/1412.6980 in exact arithmetic.
@@ -37,8 +37,8 @@ def scale_by_pax_adam(
   Args:
     b1: Decay of the first moment.
     b2: Decay of the second moment.
-    epsilon: Added to the root.
-    epsilon_root: Added under the root.
+    epsilon: Number added to the square root.
+    epsilon_root: Number added under the square root.
     update_clip: Cap on the root mean square of each variable's update; off where ≤ 0.
   """
 
@@ -53,7 +53,7 @@ def scale_by_pax_adam(
   def update(updates: PyTree, state: Any, params: PyTree | None = None, valid=True):
     grads = updates
     del params
-    # a skipped update has zeros for gradients, and with decays of 1 the moments stay exactly
+    # the gradients of a skipped update are zeros, and decays of 1 keep the moments exactly the same
     b1_t = jnp.where(valid, corrected(b1, state.count), 1)
     b2_t = jnp.where(valid, corrected(b2, state.count), 1)
     m = jax.tree.map(lambda g, m: b1_t * m + (1 - b1_t) * g, grads, state.m)
@@ -62,7 +62,7 @@ def scale_by_pax_adam(
     def step(path: Sequence[Any], m: jax.Array, v: jax.Array) -> jax.Array:
       u = m / (jnp.sqrt(v + epsilon_root) + epsilon)
       if update_clip > 0:
-        # each layer of a repeated stack is a variable of its own, as in Pax
+        # each layer of a repeated stack counts as a separate variable, as in Pax
         dims = range(1 if REPEATED in path_name(path).split('/') else 0, u.ndim)
         rms = jnp.sqrt(jnp.square(u).mean(tuple(dims), keepdims=True))
         u = u / jnp.maximum(1.0, rms / update_clip)
@@ -80,7 +80,7 @@ class ScheduleState(NamedTuple):
 
 
 def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransformation:
-  """Times −schedule(count); a skipped update is 0 and is not counted."""
+  """Multiplies updates by −schedule(count); a skipped update is 0 and is not counted."""
 
   def init(params: PyTree) -> ScheduleState:
     del params
@@ -96,10 +96,10 @@ def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransforma
 
 
 def skippable(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Any optax transformation with the argument `valid` that Optimizer asks for.
+  """Adds the argument `valid`, which Optimizer needs, to any optax transformation.
 
-  Costs a pass over the updates and the state, which the two above save: they put the choice into
-  the scalars.
+  This costs a pass over the updates and the state. The two transformations above avoid that pass:
+  they put the choice into their scalars.
   """
 
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, valid=True):
@@ -115,11 +115,11 @@ class Optimizer:
   """An optax chain together with its schedule and the variables it trains.
 
   Attributes:
-    transformation: Gradients to updates, the learning rate included. Its update takes `valid`, a
-      boolean scalar: where that is False, the gradients are zeros, the updates must be zeros too
-      and the state must stay. `skippable` makes such a one of any other.
+    transformation: Turns gradients into updates, the learning rate included. Its update takes
+      `valid`, a boolean scalar. Where it is False, the gradients are zeros, the updates must be
+      zeros too, and the state must not change. `skippable` adds `valid` to other transformations.
     schedule: Learning rate by update count, for the summaries.
-    trainable: Regular expressions; a variable trains when one of them matches its whole path
+    trainable: Regular expressions; a variable trains when one of them matches its full path
       ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
     clip_gradient_norm: Cap on the global norm of the gradients that `transformation` gets; off
       where ≤ 0.
@@ -131,7 +131,7 @@ class Optimizer:
   clip_gradient_norm: float = 0.0
 
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
-    """(trainable, frozen): two trees like `params` with None where the other has the leaf."""
+    """Returns (trainable, frozen): trees like `params`, with None where the other has the leaf."""
 
     def keep(want: bool) -> PyTree:
       def one(path, leaf):
@@ -147,9 +147,9 @@ class Optimizer:
     return jnp.minimum(norm, self.clip_gradient_norm) if self.clip_gradient_norm > 0 else norm
 
   def clip(self, grads: PyTree, norm: jax.Array, valid: jax.Array) -> PyTree:
-    """Gradients of the global norm `norm` after clipping; zeros where `valid` is False.
+    """Clips gradients, whose global norm is `norm`; returns zeros where `valid` is False.
 
-    One product with a scalar, which XLA fuses into what reads the gradients.
+    This is one product with a scalar, which XLA fuses into the code that reads the gradients.
     """
     cap = self.clip_gradient_norm
     if cap <= 0:
@@ -187,18 +187,19 @@ def adam(
 ) -> Optimizer:
   """Pax's Adam: clip the global norm, Adam, decay every trainable variable, scale by −lr.
 
-  Optimizer.clip does the first; `transformation` by itself does not.
+  Optimizer.clip does the clipping; `transformation` by itself does not clip.
 
   Args:
     schedule: Learning rate by update count.
-    b1, b2, epsilon, epsilon_root, update_clip: See scale_by_pax_adam.
-    weight_decay: Times the variable, added to its update; biases, norms and embeddings too.
+    b1, b2, epsilon, epsilon_root, update_clip: The arguments of scale_by_pax_adam.
+    weight_decay: This factor times a variable is added to its update, also for biases, norms and
+      embeddings.
     clip_gradient_norm: Cap on the global norm of the gradients; off where ≤ 0.
     trainable: Regular expressions of the trainable variables: see Optimizer.
   """
   chain: list[Any] = []
   if clip_gradient_norm > 0:
-    chain.append(optax.identity())  # checkpoints have a place for what clipped here
+    chain.append(optax.identity())  # checkpoints have an entry for the clipping
   chain += [
     scale_by_pax_adam(b1, b2, epsilon, epsilon_root, update_clip),
     optax.add_decayed_weights(weight_decay),

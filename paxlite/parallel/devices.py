@@ -13,13 +13,13 @@ def present() -> list[Any]:
   """All devices of the run.
 
   Raises:
-    UserError: JAX_PLATFORMS asks for some that are not here, or whose package is not.
+    UserError: JAX_PLATFORMS asks for devices that are not present, or whose package is missing.
   """
   import jax
 
   try:
     return jax.devices()
-  except (RuntimeError, AssertionError) as e:  # an assertion of JAX, where its plugin is missing
+  except (RuntimeError, AssertionError) as e:  # JAX asserts where its plugin is missing
     asked = os.environ.get('JAX_PLATFORMS', '')
     if not asked:
       raise
@@ -32,6 +32,6 @@ def present() -> list[Any]:
 
 
 def described() -> str:
-  """'8 × NVIDIA H100 80GB HBM3 (gpu)'."""
+  """The devices as text: '8 × NVIDIA H100 80GB HBM3 (gpu)'."""
   found = present()
   return f'{len(found)} × {found[0].device_kind} ({found[0].platform})'

@@ -1,4 +1,4 @@
-"""The device mesh: its axes, its shape, and which device is where."""
+"""The device mesh: its axes, its shape, and the positions of the devices."""
 
 import functools
 import math
@@ -28,12 +28,12 @@ def make_mesh(
 
   Args:
     ici: Devices per axis within a slice or host (ICI, NVLink).
-    dcn: Copies of that per axis across slices or hosts (DCN).
+    dcn: Copies of the `ici` mesh per axis, across slices or hosts (DCN).
     axes: Names from KNOWN_AXES, in the order of both shapes.
-    devices: All that are present where None.
+    devices: The devices of the mesh; None for all that are present.
 
   Raises:
-    UserError: the product is not the number of devices.
+    UserError: The shapes do not fit the axes, or their product is not the number of devices.
   """
   devices = jax.devices() if devices is None else devices
   check_mesh_shape(ici, dcn, axes, len(devices))
@@ -45,14 +45,14 @@ def make_mesh(
 
 
 def device_order(ici: Sequence[int], dcn: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
-  """The devices as an array of shape ici × dcn, each copy over DCN from one slice or host.
+  """The devices as an array of shape ici × dcn. Each copy over DCN is from one slice or host.
 
   Raises:
-    UserError: they are several slices of TPUs, and `dcn` is for another number.
+    UserError: The devices are TPUs, and `dcn` is for another number of slices.
   """
   granules = _granules(devices, math.prod(dcn))
-  # Within a slice of TPUs jax knows which neighbours make a good ring; elsewhere any order is as
-  # good as another.
+  # Within a slice of TPUs, JAX knows which neighbours make a good ring. Elsewhere all orders are
+  # equally good.
   if devices[0].platform == 'tpu':
     from jax.experimental import mesh_utils
 
@@ -74,7 +74,7 @@ def device_order(ici: Sequence[int], dcn: Sequence[int], devices: Sequence[Any])
 
 
 def _granules(devices: Sequence[Any], count: int) -> list[list[Any]]:
-  """`count` groups of devices that are near each other: slices, or else processes, or parts."""
+  """`count` groups of devices that are near each other: slices, else processes, else neighbours."""
   ordered = sorted(devices, key=lambda d: (_slice(d), d.process_index, d.id))
   for key in (_slice, lambda d: d.process_index):
     groups: dict[int, list[Any]] = {}
@@ -82,7 +82,7 @@ def _granules(devices: Sequence[Any], count: int) -> list[list[Any]]:
       groups.setdefault(key(d), []).append(d)
     if len(groups) == count and len({len(g) for g in groups.values()}) == 1:
       return [groups[k] for k in sorted(groups)]
-  # a process a GPU, say: neighbours in the order of their processes share a host
+  # for example with one process per GPU: processes with neighbouring numbers share a host
   size = len(ordered) // count
   return [ordered[i * size : (i + 1) * size] for i in range(count)]
 
@@ -92,7 +92,7 @@ def _slice(device: Any) -> int:
 
 
 def mesh_shape(ici: Sequence[int], dcn: Sequence[int]) -> tuple[int, ...]:
-  """Devices per axis; a `dcn` of ones is one of any length."""
+  """The number of devices per axis; a `dcn` of ones may have any length."""
   return tuple(i * d for i, d in zip(ici, _full(dcn, len(ici)), strict=True))
 
 

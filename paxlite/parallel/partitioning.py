@@ -1,4 +1,4 @@
-"""The mesh, and where arrays lie on it.
+"""How arrays are sharded over the mesh.
 
 Code names the logical axes of an array; one table of rules maps them to mesh axes:
 
@@ -35,12 +35,12 @@ Rules = Mapping[str, str | tuple[str, ...] | None]
 ALL_RULES: Rules = {
   # activations
   'batch': ('replica', 'data', 'expert'),
-  'outer_batch': ('replica', 'data', 'expert', 'stage'),  # of logits
-  'lookup_batch': ('replica', 'expert'),  # of what is looked up in a table that is split by data
+  'outer_batch': ('replica', 'data', 'expert', 'stage'),  # of the final norm and the logits
+  'lookup_batch': ('replica', 'expert'),  # rows looked up in a table that is split by data
   'lookup_embed': 'data',
   'length': 'context',
-  'residual_length': 'context',  # of what goes from one layer to the next
-  'kv_length': None,  # a query's keys are all of its sequence: gathered over context
+  'residual_length': 'context',  # of the activations between two layers
+  'kv_length': None,  # a query needs the keys of its full sequence: gathered over context
   'act_embed': 'mdl',
   'act_heads': 'mdl',
   'act_kv_heads': 'mdl',
@@ -116,7 +116,7 @@ def active_mesh() -> tuple[Mesh, Rules] | None:
 
 
 def active_platform() -> str:
-  """The platform of the active mesh, or else JAX's own: cpu, gpu, cuda, tpu."""
+  """The platform of the active mesh, or else JAX's default one: cpu, gpu, cuda, tpu."""
   active = active_mesh()
   return active[0].devices.flat[0].platform if active else jax.default_backend()
 
@@ -124,14 +124,14 @@ def active_platform() -> str:
 def shard(x: jax.Array, *names: str | None) -> jax.Array:
   """Constrains `x` to the layout that the active rules give its logical axes.
 
-  A dimension that the mesh axes do not divide stays whole.
+  A dimension is not sharded over mesh axes that do not divide it: see `fitting`.
 
   Args:
     x: An array with as many dimensions as there are names.
     *names: Logical axis names; None for a dimension that is never split.
 
   Raises:
-    ValueError: a name has no rule, or there are too many or too few names.
+    ValueError: A name has no rule, or there are too many or too few names.
   """
   if len(names) != x.ndim:
     raise ValueError(f'{len(names)} axis names {names} for an array of shape {x.shape}')
@@ -163,22 +163,23 @@ def gathers_weights() -> bool:
 
 
 def gather_weight(w: jax.Array, names: Sequence[str | None]) -> jax.Array:
-  """A weight for a product with activations, gathered over data where XLA must not choose.
+  """Returns a weight for a product with activations, gathered over data where XLA must not choose.
 
-  XLA's partitioner exchanges rows of the batch when it multiplies activations that are split by
-  (replica, data) with a weight that is split by mdl in the dimension that is summed over and by
-  data in the one that remains, if the result is split by mdl there, data and mdl have the same
-  size, and a shard has fewer tokens than that dimension has entries. The rows of (replica 0,
-  data 1) and (replica 1, data 0) change places before the product and not back after it. Programs
-  for CPUs and for GPUs are wrong (jax 0.10 to 0.11), those for TPUs were not seen to be. With the
-  weight gathered by hand the program needs one exchange less, and is otherwise the same.
+  XLA's partitioner exchanges rows of the batch in such a product: The activations are split by
+  (replica, data). The weight is split by mdl in the dimension that is summed over, and by data in
+  the dimension that remains, in which the result is split by mdl. Data and mdl have the same size,
+  and a shard has fewer tokens than the remaining dimension has entries. Then the rows of
+  (replica 0, data 1) and of (replica 1, data 0) are swapped before the product and are not swapped
+  back after it. Programs for CPUs and for GPUs are wrong (jax 0.10 to 0.11); no wrong program for
+  TPUs was seen. With the weight gathered by hand, the program needs one exchange less and is
+  otherwise the same.
 
   On meshes with data as the first axis of the batch, or with replica, data or mdl of size 1,
   nothing is done, so that XLA may gather piece by piece while it multiplies.
 
   Args:
     w: The weight, in the dtype of the product.
-    names: The logical axes of the array.
+    names: The logical axes of the weight.
   """
   if not gathers_weights():
     return w
@@ -188,7 +189,7 @@ def gather_weight(w: jax.Array, names: Sequence[str | None]) -> jax.Array:
   def gather(w: jax.Array) -> jax.Array:
     return shard(w, *whole)
 
-  # a constraint's own derivative would leave the gradient whole on every device
+  # a constraint's own derivative would leave the gradient unsharded on every device
   gather.defvjp(lambda w: (shard(w, *whole), None), lambda _, grad: (shard(grad, *names),))
   return gather(w)
 
@@ -202,7 +203,7 @@ def spec(names: Sequence[str | None], rules: Rules) -> PartitionSpec:
 
 
 def param_specs(boxed_params: Any, rules: Rules) -> Any:
-  """PartitionSpecs for a tree of (abstract) parameters as `param` below boxes them."""
+  """PartitionSpecs for a tree of (abstract) parameters that `param` below has boxed."""
 
   def one(leaf: Any) -> PartitionSpec:
     return spec(leaf.names, rules) if isinstance(leaf, nn.LogicallyPartitioned) else PartitionSpec()
@@ -215,12 +216,13 @@ def fitting(
 ) -> PartitionSpec:
   """`partition` without the mesh axes that do not divide their dimension (a vocabulary of 50257).
 
-  Of several axes of one dimension, the first ones that do are kept.
+  Where a dimension has several mesh axes, the first ones are kept as far as their product divides
+  it.
 
   Args:
-    partition: What the rules ask for.
+    partition: The PartitionSpec that the rules ask for.
     shape: The array's shape.
-    sizes: Mesh axis sizes.
+    sizes: The sizes of the mesh axes.
   """
 
   def one(entry, dim):
@@ -234,7 +236,7 @@ def fitting(
 
 
 def sharded_shapes(boxed_params: Any, mesh: Mesh, rules: Rules) -> Any:
-  """jax.ShapeDtypeStructs of a tree of abstract parameters as `param` boxes them, on a mesh."""
+  """jax.ShapeDtypeStructs, sharded over a mesh, of abstract parameters that `param` has boxed."""
   sizes = dict(mesh.shape)
 
   def one(x: jax.ShapeDtypeStruct, partition: PartitionSpec) -> jax.ShapeDtypeStruct:
@@ -245,7 +247,7 @@ def sharded_shapes(boxed_params: Any, mesh: Mesh, rules: Rules) -> Any:
 
 
 def batch_sharding(mesh: Mesh, rules: Rules, shape: Sequence[int] | None = None) -> NamedSharding:
-  """The layout of a batch's arrays [batch, length]; what does not divide `shape` is left out."""
+  """The sharding of a batch's arrays [batch, length], over mesh axes that divide `shape`."""
   partition = spec(('batch', 'length'), rules)
   if shape is not None:
     partition = fitting(partition, shape, dict(mesh.shape))
@@ -253,7 +255,7 @@ def batch_sharding(mesh: Mesh, rules: Rules, shape: Sequence[int] | None = None)
 
 
 def num_shards(sizes: Mapping[str, int], rules: Rules, name: str) -> int:
-  """Parts that a logical axis is split into on a mesh of these sizes by axis."""
+  """The number of shards of a logical axis on a mesh with these axis sizes."""
   return math.prod(sizes[a] for a in axes_of(rules[name]))
 
 
