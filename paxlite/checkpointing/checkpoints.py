@@ -1,9 +1,9 @@
-"""Checkpoints: Orbax behind one class, with checksums.
+"""Saves and restores checkpoints with Orbax, and protects them with checksums.
 
 Orbax commits a step by renaming its folder, so a killed save leaves nothing that looks like a
-checkpoint. It does not notice damaged bytes; therefore every file's size and CRC-32 go into
-checksums.json before that rename, and restoring verifies them (checksums.py). Steps that fail are
-reported, and moved aside (nothing is deleted) once a good one before them is found and used.
+checkpoint. Orbax does not detect damaged bytes. Therefore the size and CRC-32 of every file are
+written to checksums.json before that rename, and verified on restore (checksums.py). A damaged step
+is reported. It is moved aside (not deleted) when an earlier good step is found and used.
 """
 
 import concurrent.futures
@@ -34,9 +34,9 @@ from paxlite.checkpointing.checksums import (
 from paxlite.core.errors import TrainingError, UserError, listed
 from paxlite.core.variable_names import path_name
 
-_DAMAGED = 'damaged'  # begins the new names of checkpoints that are
-_DESCRIPTION = 1 << 20  # bytes; files that say what is where are smaller
-_PAUSES = 0.5, 1.0, 2.0  # seconds before the last save is tried again
+_DAMAGED = 'damaged'  # prefix of the names of damaged checkpoints that were moved aside
+_DESCRIPTION = 1 << 20  # bytes; files that describe the arrays are smaller
+_PAUSES = 0.5, 1.0, 2.0  # seconds before each new attempt of the last save
 
 log = logging.getLogger('paxlite')
 
@@ -45,9 +45,9 @@ class Checkpoints:
   """The checkpoints of one run, in `directory`/checkpoint_%08d.
 
   Args:
-    directory: Created on the first save.
-    max_to_keep: Older steps are deleted.
-    read_only: Nothing on disk is changed: another process may be writing there.
+    directory: Folder of the checkpoints; it is created on the first save.
+    max_to_keep: Number of checkpoints to keep; older ones are deleted.
+    read_only: If True, nothing on disk is changed, because another process may be writing there.
   """
 
   def __init__(
@@ -61,45 +61,51 @@ class Checkpoints:
     self._manager_: Any = None
     self._read_only = read_only
     self._saving: int | None = None
-    self._last: tuple[int, Any, dict[str, Any]] | None = None  # what save() was given
+    self._last: tuple[int, Any, dict[str, Any]] | None = None  # the arguments of the last save()
     self._failure: str | None = None
     self._callback_error: Exception | None = None
 
   def steps(self) -> list[int]:
-    """Committed steps on disk, ascending; verified or not.
+    """Returns the committed steps on disk in ascending order; they may be damaged.
 
     Raises:
-      UserError: the folder cannot be read.
+      UserError: The folder cannot be read.
     """
     return sorted(step for step in map(step_of, self._names()) if step is not None)
 
   def latest_good_step(self, below: float = math.inf) -> int | None:
-    """The newest step below `below` whose files are as they were saved.
+    """Returns the newest undamaged step below `below`, or None if there is no such step.
 
-    Damaged ones after it are moved aside; where none is good, all stay where they are.
+    Damaged steps after it are moved aside. If no step is good, none is moved.
 
     Raises:
-      UserError: a checkpoint cannot be read, which is no damage.
+      UserError: A checkpoint cannot be read, which does not count as damage.
     """
     step = self._as_process_0(lambda: self._verified_latest(below))
     return None if step < 0 else step
 
   def restore_latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
-    """The newest good step and what `restore` makes of it; damaged ones are moved aside.
+    """Restores the newest good step and moves damaged ones after it aside.
 
-    Files are checked while they are restored, so that the disk reads them once. With several
-    processes they are checked before, as all have to restore the same step. Where none is good, all
-    stay where they are.
+    The files are checked while they are restored, so that the disk reads them only once. With
+    several processes they are checked first, because all processes must restore the same step. If
+    no step is good, none is moved.
+
+    Args:
+      restore: Function that restores a step.
+
+    Returns:
+      The step and the result of `restore`, or None if no step is good.
 
     Raises:
-      UserError: a checkpoint cannot be read.
-      Exception: what `restore` raises for files that are as they were saved.
+      UserError: A checkpoint cannot be read.
+      Exception: Any error that `restore` raises for undamaged files.
     """
     if jax.process_count() > 1:
       step = self.latest_good_step()
       return None if step is None else (step, restore(step))
     for step in reversed(self.steps()):
-      # Orbax reads no files but those of the right names and sizes, with descriptions as saved
+      # This way Orbax reads only files with the right names and sizes, and undamaged descriptions.
       if not self._is_good(step, damage(self.folder(step), _DESCRIPTION)):
         continue
       with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -116,18 +122,19 @@ class Checkpoints:
     return None
 
   def start_over(self, accepted: bool) -> None:
-    """Moves all steps aside, where none is good and the run begins again.
+    """Moves all steps aside; called if no step is good, before the run starts from the beginning.
 
     Args:
-      accepted: Whether somebody said that it may.
+      accepted: Whether the user allowed this with --start_over.
 
     Raises:
-      UserError: it may not, and there are steps, or damaged ones that were moved aside.
+      UserError: The user did not allow it, and there are steps, or damaged ones that were moved
+        aside before.
     """
     self._as_process_0(lambda: self._start_over(accepted))
 
   def roll_back(self, before: int) -> int | None:
-    """The newest good step below `before`, or None; those after it are moved aside."""
+    """Returns the newest good step below `before`, or None; later steps are moved aside."""
     self.close()
     found = self.latest_good_step(below=before)
     if found is not None:
@@ -135,7 +142,7 @@ class Checkpoints:
     return found
 
   def shapes(self, step: int) -> dict[str, str]:
-    """The variables of a step by name, 'opt_state/1/count': 'int32[]'."""
+    """Returns dtype and shape of a step's variables by name, 'opt_state/1/count': 'int32[]'."""
     return shapes_of(self._manager.item_metadata(step)['state'].tree)
 
   def restore(self, step: int, abstract: Any, surplus: str = '') -> tuple[Any, dict[str, Any]]:
@@ -143,14 +150,15 @@ class Checkpoints:
 
     Args:
       step: One of `steps()`.
-      abstract: A tree of jax.ShapeDtypeStruct with shardings: shapes, dtypes and layout.
-      surplus: The step may hold variables of names that begin so and `abstract` does not have.
+      abstract: A tree of jax.ShapeDtypeStruct that gives the shapes, dtypes and shardings.
+      surplus: Prefix of variable names that the step may hold although `abstract` lacks them.
 
     Returns:
-      The tree, and the `data` dict that was saved with it.
+      The restored tree, and the `data` dict that was saved with it.
 
     Raises:
-      UserError: variables are missing, extra, or have another shape or dtype (they are named).
+      UserError: Variables are missing, extra, or have another shape or dtype (the message names
+        them).
     """
     import orbax.checkpoint as ocp
 
@@ -169,10 +177,10 @@ class Checkpoints:
     return restored['state'], restored['data']
 
   def save(self, step: int, state: Any, data: dict[str, Any]) -> None:
-    """Saves in the background; returns once the arrays may be overwritten.
+    """Saves a step in the background; returns when the arrays may be overwritten.
 
-    An earlier save that is still being written is waited for first; if it failed, that is logged
-    and this one is tried. A step that exists already is not changed.
+    It first waits for an earlier save that is still being written. If that one failed, this is
+    logged, and the new save is tried. A step that exists already is not overwritten.
     """
     import orbax.checkpoint as ocp
 
@@ -189,7 +197,7 @@ class Checkpoints:
       self._note_failure(e)
 
   def wait(self) -> None:
-    """Waits until what was saved is on disk, or failed, which is logged."""
+    """Waits until the last save is on disk or has failed; a failure is logged."""
     if self._manager_ is None or self._saving is None:
       return
     error: Exception | None = None
@@ -206,9 +214,9 @@ class Checkpoints:
     self._saving = None
 
   def finish(self) -> None:
-    """Waits for the last save; one that failed is tried again, if what it saved is still there.
+    """Waits for the last save; a failed one is tried again if its arrays still exist.
 
-    Several processes would have to agree on that, and do not try.
+    With several processes it is not tried again, because all would have to agree on that.
     """
     self.wait()
     pauses = iter(_PAUSES if jax.process_count() == 1 else ())
@@ -224,34 +232,34 @@ class Checkpoints:
         log.warning('step %d was saved when it was tried again', step)
 
   def raise_failure(self) -> None:
-    """Raises TrainingError when the last save failed: the run's end is not on disk."""
+    """Raises TrainingError if the last save failed: the final state is not on disk."""
     if self._failure is not None:
       raise TrainingError(f'the last checkpoint was not written: {self._failure}')
 
   def close(self) -> None:
-    """Finishes the last save; the object can be used again."""
+    """Finishes the last save; the object can be used again afterwards."""
     self.finish()
     self._last = None
     if self._manager_ is not None:
-      with contextlib.suppress(Exception):  # raises again what wait() has logged
+      with contextlib.suppress(Exception):  # This raises the error that wait() has logged.
         self._manager_.close()
       self._manager_ = None
 
   @property
   def _can_be_saved_again(self) -> bool:
-    """Whether the last save failed, and the memory of its arrays was given to no others."""
+    """Whether the last save failed, and its arrays were not deleted or donated since."""
     if self._failure is None or self._last is None:
       return False
     arrays = [x for x in jax.tree.leaves(self._last[1]) if isinstance(x, jax.Array)]
     return not any(x.is_deleted() for x in arrays)
 
   def _note_failure(self, error: Exception) -> None:
-    """Logs a failed save; the next one has a new manager, since this one repeats its error."""
+    """Logs a failed save; the next save gets a new manager, as the old one repeats its error."""
     save_errors.note()
     before = self._failure
     self._failure = f'step {self._saving}: {save_errors.reason(error, self._directory)}'
-    if self._failure != before:  # it is the same where a step is tried again
-      log.error('saving failed, training continues: %s', self._failure)
+    if self._failure != before:  # It is equal when the same step is tried again.
+      log.error('saving failed, training goes on: %s', self._failure)
     manager, step = self._manager_, self._saving
     self._manager_, self._saving = None, None
     with contextlib.suppress(Exception):
@@ -261,10 +269,10 @@ class Checkpoints:
         _remove(unfinished)
       whole = self.folder(step) if step is not None else None
       if whole is not None and whole.exists() and not (whole / CHECKSUMS).exists():
-        _remove(whole)  # it has no checksums, see _write_checksums
+        _remove(whole)  # A step without checksums is incomplete, see _write_checksums.
 
   def _agreed(self, error: Exception | None) -> Exception | None:
-    """`error`, or that of another process, so that all processes do the same."""
+    """Returns `error`, or one for a failure of another process, so that all processes agree."""
     if jax.process_count() == 1:
       return error
     from jax.experimental import multihost_utils
@@ -275,7 +283,7 @@ class Checkpoints:
     return error
 
   def _unfinished(self, step: int | None) -> list[pathlib.Path]:
-    """The folder of a step while it is being saved."""
+    """Returns the temporary folders of a step that is being saved."""
     assert step is not None
     return list(self._directory.glob(f'{self.folder(step).name}.orbax-checkpoint-tmp*'))
 
@@ -284,10 +292,10 @@ class Checkpoints:
     if self._manager_ is None:
       import orbax.checkpoint as ocp
 
-      # Orbax logs dozens of lines a save, and hundreds where one fails, which we log ourselves
+      # Orbax logs dozens of lines per save, and hundreds for a failed one, which we log ourselves.
       logging.getLogger('absl').setLevel(logging.CRITICAL)
       save_errors.quieten()
-      # weights do not compress, and without OCDBT a variable is a plain zarr folder
+      # Weights do not compress, and without OCDBT a variable is a plain zarr folder.
       handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
       self._manager_ = ocp.CheckpointManager(
         self._directory,
@@ -298,7 +306,7 @@ class Checkpoints:
           step_name_format=ocp.path.step.standard_name_format(
             step_prefix=PREFIX, step_format_fixed_length=8
           ),
-          # what a failed save of this process left is removed already, see _note_failure
+          # The files of a failed save of this process are removed already, see _note_failure.
           cleanup_tmp_directories=not self._read_only and self._failure is None,
           async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
         ),
@@ -306,11 +314,11 @@ class Checkpoints:
     return self._manager_
 
   def folder(self, step: int) -> pathlib.Path:
-    """The folder of a step, whether it exists or not."""
+    """Returns the folder of a step, which may not exist."""
     return self._directory / folder_name(step)
 
   def _write_checksums(self) -> None:
-    """Called by Orbax when every file of the step is written and its folder not yet renamed."""
+    """Called by Orbax when all files of a step are written, before its folder is renamed."""
     if jax.process_index() != 0:
       return
     (folder,) = self._unfinished(self._saving)
@@ -318,11 +326,11 @@ class Checkpoints:
       write_checksums(folder)
     except Exception as e:
       if jax.process_count() == 1:
-        raise  # so that the step is not committed
-      self._callback_error = e  # the others wait for the commit; the step is removed after it
+        raise  # Then the step is not committed.
+      self._callback_error = e  # The others wait for the commit; wait() removes the step after it.
 
   def _names(self) -> list[str]:
-    """The names in the directory."""
+    """Returns the names of the entries in the directory."""
     try:
       return os.listdir(self._directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -331,7 +339,7 @@ class Checkpoints:
       raise unreadable(self._directory, e) from None
 
   def _as_process_0(self, compute: Callable[[], int]) -> int:
-    """The result of process 0 in all processes; they all raise UserError where it does."""
+    """Returns the result of process 0; if it raises UserError there, all processes raise it."""
     result, error = 0, None
     if jax.process_index() == 0:
       try:
@@ -357,7 +365,7 @@ class Checkpoints:
     return -1
 
   def _is_good(self, step: int, problem: str | None) -> bool:
-    """Whether a step has no problem. A problem is logged."""
+    """Returns whether a step has no problem; a problem is logged."""
     if problem is not None:
       log.warning('checkpoint of step %d: %s', step, problem)
     return problem is None
@@ -376,7 +384,10 @@ class Checkpoints:
     return self._set_aside(after=-1)
 
   def _set_aside(self, after: int, why: str = _DAMAGED, below: float = math.inf) -> int:
-    """Renames the steps between `after` and `below` so that they are none; returns how many."""
+    """Renames the steps between `after` and `below`, so that they no longer count as steps.
+
+    Returns the number of renamed steps.
+    """
     steps = [] if self._read_only else [s for s in self.steps() if after < s < below]
     for step in steps:
       aside = _unused_name(self._directory / f'{why}_{folder_name(step)}')
@@ -386,7 +397,7 @@ class Checkpoints:
         raise UserError(f'{self.folder(step)} cannot be moved aside: {e.strerror}') from None
       log.warning('checkpoint of step %d: moved to %s', step, aside)
     if steps and self._manager_ is not None:
-      self._manager_.reload()  # it would save no step up to those that are gone
+      self._manager_.reload()  # Otherwise it would refuse to save steps up to the removed ones.
     return len(steps)
 
   def _check_structure(self, step: int, abstract: Any, surplus: str) -> None:
@@ -409,14 +420,14 @@ class Checkpoints:
 
 
 def conversion(differences: list[str]) -> str:
-  """What to do about differences that are those of Transformer Engine's layers; or nothing."""
+  """Returns a hint for differences caused by Transformer Engine's layers, or ''."""
   if not any('/te/' in text for text in differences):
     return ''
   return '; between USE_TE=layer and others, python -m paxlite.tools.convert_te'
 
 
 def shapes_of(tree: Any) -> dict[str, str]:
-  """The leaves of a tree by name, as dtype and shape."""
+  """Returns dtype and shape of the leaves of a tree, by name."""
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, 'shape'))
   return {path_name(p): f'{np.dtype(x.dtype).name}{list(x.shape)}' for p, x in leaves}
 
@@ -429,7 +440,7 @@ def _unused_name(path: pathlib.Path) -> pathlib.Path:
 
 
 def _remove(folder: pathlib.Path, patience: float = 5.0) -> None:
-  """Removes a folder to which writes that are still under way may add for some seconds."""
+  """Removes a folder, repeatedly, since pending writes may add files for some seconds."""
   until = time.monotonic() + patience
   while folder.exists() and time.monotonic() < until:
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Detects checkpoints that are not as they were saved, by sizes and CRC-32 sums, and their step.
+"""Detects damaged checkpoints by the sizes and CRC-32 sums of their files, and by their step.
 
-Only what was read and is wrong is damaged. What cannot be read may be whole: a disk, a server or a
-permission has to be mended, and nothing is said of the checkpoint until then.
+A checkpoint counts as damaged only if its bytes were read and are wrong. A checkpoint that cannot
+be read may be good: a disk, a server or a permission must be repaired before it can be judged.
 """
 
 import concurrent.futures
@@ -23,16 +23,16 @@ CHECKSUMS = 'checksums.json'
 ITEMS = ('state', 'data')
 _NOTES = 'data/metadata'
 _READERS = 8  # threads that read files to check them
-# errors that say what is there, and not that it could not be read
+# errors that mean that a file is absent, not that it could not be read
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 class _DamagedError(Exception):
-  """The bytes that were read are not the bytes that were saved."""
+  """The bytes that were read differ from the bytes that were saved."""
 
 
 def step_of(name: str) -> int | None:
-  """The step that a folder's name says it is of; None where it is no name of a checkpoint."""
+  """Returns the step in a folder's name, or None if it is not the name of a checkpoint."""
   found = re.fullmatch(rf'{PREFIX}_(\d{{8,18}})', name, re.ASCII)
   step = None if found is None else int(found[1])
   return step if step is not None and name == folder_name(step) else None
@@ -43,15 +43,15 @@ def folder_name(step: int) -> str:
 
 
 def write_checksums(folder: pathlib.Path) -> None:
-  """Writes size and CRC-32 of every file of a complete step into the step."""
+  """Writes checksums.json, the size and CRC-32 of every file of a step, into its folder."""
   (folder / CHECKSUMS).write_text(json.dumps(_checksums(folder, _files(folder))))
 
 
 def fingerprint(folder: pathlib.Path) -> int | None:
-  """Of a checkpoint's bytes, by their checksums; None where there are none.
+  """Returns a CRC-32 of a checkpoint's checksums.json, or None if there is no such file.
 
   Raises:
-    UserError: they cannot be read.
+    UserError: The file cannot be read.
   """
   try:
     return zlib.crc32(_read(folder / CHECKSUMS))
@@ -64,10 +64,10 @@ def fingerprint(folder: pathlib.Path) -> int | None:
 
 
 def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
-  """What is wrong with a checkpoint, or None; of files above `up_to` bytes, only with their sizes.
+  """Returns what is wrong with a checkpoint, or None; above `up_to` bytes only sizes are checked.
 
   Raises:
-    UserError: it cannot be read, so that nobody can say.
+    UserError: The checkpoint cannot be read, so it is not known whether it is damaged.
   """
   try:
     _check_files(folder, up_to)
@@ -84,7 +84,7 @@ def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
 
 
 def unreadable(path: str | os.PathLike, error: OSError) -> UserError:
-  """The error to raise where something at `path` could not be read."""
+  """Returns the error to raise if something at `path` could not be read."""
   return UnreadableError(f'{error.filename or path} cannot be read: {error.strerror or error}')
 
 
@@ -111,9 +111,9 @@ def _expected(folder: pathlib.Path) -> dict[str, tuple[int, int]]:
 
 
 def _check_step(folder: pathlib.Path) -> None:
-  """Whether a folder is named after the step that it holds."""
+  """Raises _DamagedError unless a folder is named after the step that it holds."""
   step = step_of(folder.name)
-  if step is None or not _is_file(folder / _NOTES):  # which weights alone do not have
+  if step is None or not _is_file(folder / _NOTES):  # Weights without a run have no notes.
     return
   inside = _json(folder, _NOTES).get('step', step)
   if type(inside) is not int:
@@ -134,16 +134,16 @@ def _json(folder: pathlib.Path, name: str) -> dict[str, Any]:
 
 
 def _read(path: pathlib.Path) -> bytes:
-  if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would be waited for
+  if not stat.S_ISREG(path.stat().st_mode):  # Reading a FIFO would block.
     raise _DamagedError(f'{path.name} is not a file')
   with naming(path):
     return path.read_bytes()
 
 
 def _files(folder: pathlib.Path) -> list[str]:
-  """The files of a step's items, and the file that names the model of imported weights.
+  """Returns the files of a step's items, and experiment.json, which imported weights have.
 
-  Orbax adds its own notes to them until the commit.
+  Other files are left out: Orbax writes its own notes next to them until the commit.
   """
   found = [path for item in ITEMS for path in _below(folder / item)]
   found.append(folder / 'experiment.json')
@@ -151,7 +151,7 @@ def _files(folder: pathlib.Path) -> list[str]:
 
 
 def _is_file(path: pathlib.Path) -> bool:
-  """Path.is_file(), but that an error of reading is one; newer Pythons take any for False."""
+  """Path.is_file(), but it raises errors of reading; newer Pythons return False on any error."""
   try:
     return stat.S_ISREG(path.stat().st_mode)
   except OSError as e:
@@ -161,7 +161,7 @@ def _is_file(path: pathlib.Path) -> bool:
 
 
 def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """The files of a folder. pathlib would leave out those that it cannot read."""
+  """Yields all files below a folder; pathlib would skip subfolders that it cannot read."""
 
   def fail(error: OSError) -> None:
     if error.errno not in _ABSENT:
@@ -182,7 +182,7 @@ def _checksum(path: pathlib.Path) -> tuple[int, int]:
 
 
 def _checksums(folder: pathlib.Path, names: Iterable[str]) -> dict[str, tuple[int, int]]:
-  """Size and CRC-32 by name; disks read several files at a time faster than one."""
+  """Returns size and CRC-32 by name; several files are read in parallel, which is faster."""
   names = list(names)
   with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
     return dict(zip(names, pool.map(lambda n: _checksum(folder / n), names), strict=True))

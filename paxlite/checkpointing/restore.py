@@ -1,7 +1,8 @@
-"""Parameters from another checkpoint: which of its variables go where, and the table that says so.
+"""Restores parameters from another checkpoint, and reports which variables were restored.
 
-Names are those of the model's variables ('transformer/x_layers_0/qkv/w'). A repeated stack takes
-its layers from an unrolled one and the other way round. What LoRA adds may be absent.
+Variables have the names of the model ('transformer/x_layers_0/qkv/w'). A repeated stack can be
+restored from unrolled layers, and unrolled layers from a repeated stack. The parameters that LoRA
+adds may be missing in the checkpoint.
 """
 
 import dataclasses
@@ -26,22 +27,23 @@ from paxlite.layers.transformer import REPEATED
 log = logging.getLogger('paxlite')
 
 _PARAMS = 'params'
-OVERWRITTEN = 'overwritten'  # TrainState's field: a run on another backend has none of it
+OVERWRITTEN = 'overwritten'  # FP8's field of TrainState, which runs on other backends lack
 
 
 @dataclasses.dataclass(frozen=True)
 class Restore:
-  """Which variables to take from another checkpoint.
+  """Which checkpoint to restore from, and which of its variables.
 
   Attributes:
-    path: A folder of weights, a job_log_dir or one checkpoint.
-    ignore: Regular expressions of whole names. The model's variables of these names keep their
-      initial values, and the checkpoint's are left out.
-    rename: 'pattern=>replacement' pairs; the model's variable whose whole name the regular
-      expression matches is read from the name that it is replaced by.
-    whole_state: Whether optimizer state and step are restored too, to continue a run.
-    sizes: Attributes of the experiment that decide the shapes, for messages.
-    check: Raises UserError where a source's model computes something else; None checks nothing.
+    path: Folder of imported weights, a job_log_dir, or one checkpoint.
+    ignore: Regular expressions that must match a complete name. Variables of the model with these
+      names keep their initial values, and those of the checkpoint are not used.
+    rename: 'pattern=>replacement' pairs. If the regular expression matches the complete name of a
+      variable of the model, the variable is read under the replacement's name.
+    whole_state: Whether to restore the optimizer state and the step too, to continue a run.
+    sizes: Attributes of the experiment that determine the shapes, for messages.
+    check: Function that raises UserError if the model of a source computes something else; None
+      checks nothing.
   """
 
   path: str
@@ -53,16 +55,18 @@ class Restore:
 
 
 class Plan:
-  """The source of each variable of a state, found before anything is compiled or written.
+  """Says from where each variable of a state is restored.
+
+  The plan is made before anything is compiled or written, so that errors are found early.
 
   Args:
-    restore: What is asked for.
-    abstract: The state to fill: jax.ShapeDtypeStructs.
-    source: The checkpoint at restore.path, where it was found already.
+    restore: Which checkpoint and variables to restore.
+    abstract: The state to fill, a tree of jax.ShapeDtypeStruct.
+    source: The checkpoint at restore.path, if it was found already.
 
   Raises:
-    UserError: variables are missing, left over or of another shape (they are named), a rule
-      matches nothing, or the checkpoint is of a model that computes something else.
+    UserError: Variables are missing, left over or of another shape (the message names them), a
+      rule matches nothing, or the checkpoint's model computes something else.
   """
 
   def __init__(self, restore: Restore, abstract: Any, source: Source | None = None):
@@ -89,7 +93,10 @@ class Plan:
     return name in self._found
 
   def load(self, name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """Variable `name` as `like` is shaped, typed and sharded; each device's part is read alone."""
+    """Restores variable `name` with the shape, dtype and sharding of `like`.
+
+    Only the shards of this process's devices are read, each one separately.
+    """
     variable = self._found[name]
 
     @functools.cache
@@ -104,7 +111,7 @@ class Plan:
     return jax.make_array_from_callback(like.shape, like.sharding, read)
 
   def table(self) -> str:
-    """The variables that are restored, ignored and initialised, in a few lines."""
+    """Returns a short table of the restored, ignored and newly initialised variables."""
     lines = [f'Restored from {self.source.folder}:']
     for what, names in (
       ('restored', list(self._found)),
@@ -161,7 +168,7 @@ class Plan:
         )
 
   def _differing(self, ours: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of the source's experiment that differ from ours, as far as they are known."""
+    """Returns the values of the source's experiment that differ from `ours`; {} if unknown."""
     if not self.source.experiment.is_file():
       return {}
     theirs = read_values(self.source)['values']
@@ -217,7 +224,7 @@ class _RenameRules:
 def _find(
   stored: Mapping[str, Variable], name: str, shape: Sequence[int], used: set[str]
 ) -> Variable | None:
-  """The variable `name`, from a stack of the other kind if need be; notes what is used."""
+  """Returns the variable `name`, if necessary from a stack of the other kind; updates `used`."""
   if name in stored:
     used.add(name)
     return stored[name]
@@ -232,11 +239,11 @@ def _find(
   if layer is None or (stack := f'{layer[1]}/{REPEATED}/{layer[3]}') not in stored:
     return None
   i, repeats = int(layer[2]), stored[stack].shape[0]
-  if i == repeats - 1:  # a model of fewer layers leaves some over, which is printed
+  if i == repeats - 1:  # If the model has fewer layers, the stack is reported as left over.
     used.add(stack)
   return layer_of(stored[stack], i) if i < repeats else None
 
 
 def _grouped(names: Sequence[str]) -> list[str]:
-  """Names with layer numbers as *, each once."""
+  """Returns the names with layer numbers replaced by *, each name once."""
   return list(dict.fromkeys(re.sub(r'x_layers_\d+', 'x_layers_*', n) for n in names))

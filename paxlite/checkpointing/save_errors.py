@@ -1,4 +1,4 @@
-"""A save that fails is logged in one line of our own; the lines of libraries are left out."""
+"""Reports a failed save in one line, and suppresses what libraries print about it."""
 
 import atexit
 import contextlib
@@ -14,10 +14,10 @@ _NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 def quieten() -> None:
-  """Keeps what Orbax leaves behind when a save fails off the terminal.
+  """Keeps the errors that Orbax leaves behind after a failed save off the terminal.
 
-  It closes its event loop while TensorStore still has results for it. Each of hundreds of
-  them would print a traceback, as would each write that nobody waits for any more.
+  Orbax closes its event loop while TensorStore still has results for it. Each of these hundreds of
+  results would print a traceback, and so would each write that is no longer awaited.
   """
   logging.getLogger('asyncio').setLevel(logging.CRITICAL)
   before = sys.unraisablehook
@@ -35,7 +35,7 @@ def quieten() -> None:
 
 
 def reason(error: Exception, folder: str | os.PathLike) -> str:
-  """Why a save below `folder` failed, in a line; without the names of a dozen files inside."""
+  """Returns in one line why a save below `folder` failed, without the names of all its files."""
   text = str(error)
   for no_space in _NO_SPACE:
     if no_space in text:
@@ -44,17 +44,17 @@ def reason(error: Exception, folder: str | os.PathLike) -> str:
 
 
 def note() -> None:
-  """Notes that a save has failed: Orbax's threads may wait for minutes for others of theirs."""
+  """Notes that a save failed; Orbax's threads may then wait for each other for minutes."""
   global _noted
   _noted = True
 
 
 def end(code: int) -> None:
-  """Ends the process with an exit code; where a save has failed, without waiting for threads."""
+  """Ends the process with an exit code; after a failed save, without waiting for threads."""
   if not _noted:
     sys.exit(code)
   atexit._run_exitfuncs()
   for stream in (sys.stdout, sys.stderr):
-    with contextlib.suppress(OSError, ValueError, AttributeError):  # it is closed, or there is none
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # It is closed or None.
       stream.flush()
   os._exit(code)

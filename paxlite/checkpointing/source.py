@@ -24,10 +24,10 @@ log = logging.getLogger('paxlite')
 _PARAMS = 'params'
 _EXPERIMENT = 'experiment.json'
 _PATHS = 'VOCAB_PATH', 'CHECKPOINT_RESTORE_PATH'
-_PATH_CHARS = 4096  # the kernel takes no longer ones
+_PATH_CHARS = 4096  # The kernel accepts no longer paths.
 
 _HUB_NAME = r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*'
-# --from of tools.import_weights, whose weights these are, and ends of their files' names
+# value of --from of tools.import_weights, origin of the weights, endings of their file names
 _OTHER_WEIGHTS = (
   ('gguf', 'a GGUF file', ('.gguf',)),
   ('meta', 'Meta', ('.pth',)),
@@ -40,9 +40,10 @@ class Source:
   """A checkpoint on disk.
 
   Attributes:
-    folder: Holds state/ and checksums.json.
-    experiment: experiment.json of what wrote it; there may be none.
-    base: Folder of the weights that the factors of LoRA belong to; '': where they were.
+    folder: Folder with state/ and checksums.json.
+    experiment: Path of the experiment.json of the run or tool that wrote it; it may not exist.
+    base: Folder of the frozen base weights of a LoRA checkpoint, if they were moved; '' means the
+      CHECKPOINT_RESTORE_PATH of its experiment.
   """
 
   folder: pathlib.Path
@@ -51,15 +52,15 @@ class Source:
 
   @functools.cached_property
   def variables(self) -> dict[str, Variable]:
-    """Every stored variable: 'params/embedding/emb_var', 'opt_state/1/m/…', 'step'.
+    """All stored variables by name: 'params/embedding/emb_var', 'opt_state/1/m/…', 'step'.
 
-    Where a run of LoRA left the frozen variables to the checkpoint that it started from, those of
-    that checkpoint are here too.
+    A LoRA run saves only the parameters that it trains. In this case the frozen parameters of its
+    base checkpoint are included here too.
     """
     return self._variables(())
 
   def _variables(self, beside: tuple[pathlib.Path, ...]) -> dict[str, Variable]:
-    """`variables`; those that the factors of LoRA belong to are in the folders `beside`."""
+    """Returns `variables`; `beside` are the folders of the LoRA checkpoints that led here."""
     own = stored_variables(self.folder / 'state')
     params = [k for k in own if k.startswith(f'{_PARAMS}/')]
     if not params or not all(re.fullmatch(LORA_VARIABLES, k) for k in params):
@@ -84,11 +85,11 @@ class Source:
 
   @property
   def frozen(self) -> int | None:
-    """The fingerprint of the weights that the factors of LoRA belong to (StateStore notes it)."""
+    """The fingerprint of LoRA's frozen base weights, as StateStore writes it."""
     return read_object(self.folder / 'data' / 'metadata').get('frozen')
 
   def unrolled_params(self) -> dict[str, Variable]:
-    """Parameters by name ('embedding/emb_var'), those of a repeated stack layer by layer."""
+    """Returns the parameters by name ('embedding/emb_var'), a repeated stack as single layers."""
     found = {}
     for name, variable in self.variables.items():
       kind, _, short = name.partition('/')
@@ -102,7 +103,7 @@ class Source:
 
   @functools.cached_property
   def fingerprint(self) -> int:
-    """A fingerprint of the bytes of the checkpoint, by their checksums."""
+    """The fingerprint of the checkpoint, computed from its checksums."""
     found = fingerprint(self.folder)
     if found is None:
       raise UserError(f'{self.folder / CHECKSUMS} is missing')
@@ -110,15 +111,15 @@ class Source:
 
 
 def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = None) -> Source:
-  """The checkpoint at `path`: imported weights, a job_log_dir (its newest good step), or one step.
+  """Returns the checkpoint at `path`.
 
   Args:
-    path: A folder.
-    base: Folder of the weights that the factors of LoRA belong to, if they were moved.
-    frozen: Finds the checkpoint with this fingerprint, of whatever step.
+    path: Folder of imported weights, a job_log_dir (its newest good step is used), or one step.
+    base: Folder of the frozen base weights of a LoRA checkpoint, if they were moved.
+    frozen: Fingerprint of the checkpoint to find, at any step; None finds the newest good one.
 
   Raises:
-    UserError: there is none, or it is damaged.
+    UserError: There is no such checkpoint, or it is damaged.
   """
   folders = _checkpoint_folders(path)
   if frozen is not None:
@@ -136,13 +137,13 @@ def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = N
 
 
 def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
-  """The tokenizer that goes with a checkpoint, or None: a file, or a folder with one.
+  """Returns the tokenizer of a checkpoint (a file, or a folder that contains one), or None.
 
-  It is next to the weights, or where the run that wrote them had it (VOCAB_PATH), or it is that of
-  the checkpoint which that run started from. '' has none.
+  The function looks next to the weights, then at the VOCAB_PATH of the run that wrote them,
+  then in the same way for the checkpoint from which that run started. For '' it is None.
 
   Raises:
-    UserError: what such a run wrote of itself is damaged.
+    UserError: The experiment.json of such a run is damaged.
   """
   seen: set[pathlib.Path] = set()
   while str(path):
@@ -172,10 +173,10 @@ def _circular(experiment: pathlib.Path) -> UserError:
 
 
 def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
-  """The folders at `path` with state/, the newest first; nothing of them is read."""
+  """Returns the checkpoint folders at `path`, the newest first, without reading their files."""
   given = paths.local(str(path))
   path = pathlib.Path(given).absolute()
-  if not os.path.isdir(path):  # False also for what cannot be a path
+  if not os.path.isdir(path):  # False also for strings that cannot be a path
     raise UserError(
       f'{path} is not a folder: it must be a job_log_dir or imported weights{_importing(given)}'
     )
@@ -192,7 +193,7 @@ def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
 
 
 def _importing(path: str) -> str:
-  """The message for a path without weights of paxlite: how other weights are imported."""
+  """Returns a hint for a path without paxlite weights: how to import weights of others."""
   tool = 'python -m paxlite.tools.import_weights'
   names = [path] if os.path.isfile(path) else os.listdir(path) if os.path.isdir(path) else []
   for source, what, suffixes in _OTHER_WEIGHTS:
@@ -210,21 +211,24 @@ def _importing(path: str) -> str:
 
 
 def check_weights(path: str | pathlib.Path) -> None:
-  """Raises UserError where a path holds neither checkpoints nor imported weights."""
+  """Raises UserError if a path holds neither checkpoints nor imported weights."""
   _checkpoint_folders(path)
 
 
 def _experiment_file(folder: pathlib.Path) -> pathlib.Path:
-  """Beside imported weights; of a run, two folders above its checkpoint_00000100."""
+  """Returns the path of experiment.json.
+
+  It is next to imported weights. A run has it two folders above its checkpoint_00000100.
+  """
   of_run = folder.parent.name == 'checkpoints' and not (folder / _EXPERIMENT).exists()
   return (folder.parents[1] if of_run else folder) / _EXPERIMENT
 
 
 def read_values(source: Source) -> dict[str, Any]:
-  """The experiment that wrote a checkpoint: {'experiment': dotted path, 'values': {…}}.
+  """Returns the experiment that wrote a checkpoint: {'experiment': dotted path, 'values': {…}}.
 
   Raises:
-    UserError: it is not known, or damaged.
+    UserError: The file experiment.json is missing or damaged.
   """
   if not source.experiment.is_file():
     raise UserError(

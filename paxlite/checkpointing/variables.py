@@ -1,9 +1,9 @@
-"""Variables on disk: a zarr v2 folder each, as Orbax and paxml write them; read by slices.
+"""Variables on disk: one zarr v2 folder each, as Orbax and paxml write them; read by slices.
 
     state/params.embedding.emb_var/{.zarray, 0.0}
     state/opt_state.1.m.embedding.emb_var/…
 
-A checkpoint of a run, a folder of imported weights and a checkpoint of Pax all look like this.
+A checkpoint of a run, a folder of imported weights and a Pax checkpoint all have this layout.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from paxlite.core.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Variable:
-  """One array, on disk or made of others.
+  """One array, stored on disk or computed from other variables.
 
   Attributes:
-    shape: Shape of the whole array.
-    dtype: The stored dtype.
-    read: Makes the part at an index (a tuple of slices) as a NumPy array.
+    shape: Shape of the full array.
+    dtype: Dtype on disk.
+    read: Function that reads the part at an index (a tuple of slices) as a NumPy array.
   """
 
   shape: tuple[int, ...]
@@ -40,10 +40,10 @@ class Variable:
 
 
 def stored_variables(folder: pathlib.Path, separator: str = '/') -> dict[str, Variable]:
-  """The variables in a folder by name, `separator` between the parts of one.
+  """Returns the variables in a folder by name; `separator` joins the parts of a name.
 
   Raises:
-    UserError: a variable's description is damaged, or a part of it is missing.
+    UserError: A variable's description is damaged, or a chunk is missing or has a wrong size.
   """
   found = {}
   for path in sorted(folder.iterdir()):
@@ -55,13 +55,15 @@ def stored_variables(folder: pathlib.Path, separator: str = '/') -> dict[str, Va
 def write_variable(
   folder: pathlib.Path, name: str, value: np.ndarray, shape: Sequence[int] | None = None
 ) -> None:
-  """Writes a variable whole and uncompressed, in pieces where `value` is a view in another order.
+  """Writes a variable as one uncompressed chunk.
+
+  The chunk is written in blocks, so that a transposed view is never copied completely.
 
   Args:
-    folder: state/ of a checkpoint.
-    name: '.' between its parts.
-    value: The elements in their order on disk.
-    shape: The shape on disk; None for that of `value`.
+    folder: The folder state/ of a checkpoint.
+    name: The name, with '.' between its parts.
+    value: The elements in the order that they have on disk.
+    shape: The shape on disk; None means the shape of `value`.
   """
   shape = list(value.shape if shape is None else shape)
   if math.prod(shape) != value.size:
@@ -86,7 +88,7 @@ def write_variable(
 
 
 def blocks(value: np.ndarray, size: int = 1 << 24) -> Iterator[bytes]:
-  """The elements in C order, about `size` bytes at a time: no copy of the whole is made."""
+  """Yields the elements in C order, about `size` bytes at a time, without a full copy."""
   rows = value if value.ndim else value[None]
   step = max(1, size * len(rows) // max(value.nbytes, 1))
   for start in range(0, len(rows), step):
@@ -94,7 +96,7 @@ def blocks(value: np.ndarray, size: int = 1 << 24) -> Iterator[bytes]:
 
 
 def stacked(layers: list[Variable]) -> Variable:
-  """[L, …] of L variables of one shape."""
+  """Returns one variable [L, …] of L variables with equal shapes."""
 
   def read(index: tuple[slice, ...]) -> np.ndarray:
     return np.stack([layer.read(index[1:]) for layer in layers[index[0]]])
@@ -103,21 +105,21 @@ def stacked(layers: list[Variable]) -> Variable:
 
 
 def layer_of(stack: Variable, i: int) -> Variable:
-  """Layer i of a variable [L, …]."""
+  """Returns layer i of a variable [L, …]."""
   read = lambda index: stack.read((slice(i, i + 1), *index))[0]
   return Variable(stack.shape[1:], stack.dtype, read)
 
 
 def transposed(matrix: Variable) -> Variable:
-  """[B, A] of a variable [A, B]."""
+  """Returns the transpose [B, A] of a variable [A, B]."""
   return Variable(matrix.shape[::-1], matrix.dtype, lambda index: matrix.read(index[::-1]).T)
 
 
 def _open(path: pathlib.Path) -> Variable:
-  """A variable whose description and files agree; nothing of its size is allocated."""
+  """Returns a variable after checking its files against its description; reads no elements."""
   array = read_description(path)
   present = sum(len(files) for _, _, files in os.walk(path))
-  if array.num_chunks >= present:  # .zarray is among them
+  if array.num_chunks >= present:  # .zarray is counted too.
     missing = array.num_chunks - present + 1
     raise UserError(f'{path} is incomplete: {missing:,} of {array.num_chunks:,} chunks are missing')
   chunks = {p: path / (array.separator.join(map(str, p)) or '0') for p in array.positions()}
@@ -131,7 +133,7 @@ def _read(
   chunks: Mapping[tuple[int, ...], pathlib.Path],
   index: tuple[slice, ...],
 ) -> np.ndarray:
-  """The part of an array at an index, out of its chunks."""
+  """Reads the part of an array at an index from its chunks."""
   bounds = [i.indices(n)[:2] for i, n in zip(index, array.shape, strict=True)]
   grid = [
     range(start // c, math.ceil(stop / c))

@@ -1,8 +1,8 @@
-"""What the description of an array on disk (.zarray of zarr v2) says, and its chunks.
+"""Reads the description of an array on disk (.zarray of zarr v2), and its chunks.
 
-A checkpoint may come from somebody else. So its description is taken for what it may be, numbers in
-a grid of files of the right sizes, before anything is allocated; and a compressed chunk is
-decompressed up to the size that the description gives it, and no further.
+A checkpoint may come from an untrusted source. Before anything is allocated, its description must
+prove to be a grid of files that hold numbers and have the right sizes. A compressed chunk is
+decompressed only up to the size in the description.
 """
 
 import dataclasses
@@ -23,23 +23,23 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 
 _MAX_RANK = 32
-# Arrays of Python objects ('|O') are pointers in memory: to read one from a file is to run it.
+# Arrays of Python objects ('|O') are not allowed: reading one from a file can execute code.
 _PLAIN = re.compile(r'[<>|=]?(b1|[iu][1248]|f[248])')
 _EXTENDED = ('bfloat16', 'float8_e4m3fn', 'float8_e5m2', 'float8_e4m3fnuz', 'float8_e5m2fnuz')
-_BLOSC_HEADER = 16  # bytes; 4 to 8 hold the size of what it holds, 12 to 16 its own
+_BLOSC_HEADER = 16  # bytes; 4 to 8 hold the decompressed size, 12 to 16 the compressed one
 _READ_BYTES = 1 << 24
 
 
 @dataclasses.dataclass(frozen=True)
 class ArrayDescription:
-  """An array in chunks, a file each.
+  """An array that is stored in chunks, one file per chunk.
 
   Attributes:
-    shape: Shape of the whole array.
-    chunks: Shape of a chunk; those at the end are as large, and padded.
-    dtype: A dtype of numbers or booleans.
-    separator: Between a chunk's numbers in its file's name.
-    order: 'C' or 'F', of the elements in a chunk.
+    shape: Shape of the full array.
+    chunks: Shape of a chunk; the last chunks have the same shape and are padded.
+    dtype: Dtype of the elements, numbers or booleans.
+    separator: Character between the numbers of a chunk in the name of its file.
+    order: Order of the elements in a chunk, 'C' or 'F'.
     compressor: None, 'zstd', 'gzip', 'zlib' or 'blosc'.
   """
 
@@ -52,7 +52,7 @@ class ArrayDescription:
 
   @property
   def grid(self) -> list[int]:
-    """Chunks by dimension."""
+    """Number of chunks along each dimension."""
     return [-(-s // c) for s, c in zip(self.shape, self.chunks, strict=True)]
 
   @property
@@ -61,7 +61,7 @@ class ArrayDescription:
 
   @property
   def chunk_bytes(self) -> int:
-    """Bytes of a chunk that is not compressed."""
+    """Size of an uncompressed chunk in bytes."""
     return math.prod(self.chunks) * self.dtype.itemsize
 
   @property
@@ -69,12 +69,12 @@ class ArrayDescription:
     return self.compressor is None and self.order == 'C'
 
   def positions(self) -> Iterator[tuple[int, ...]]:
-    """Number of chunks in the grid."""
+    """Yields the position of each chunk in the grid."""
     return itertools.product(*map(range, self.grid))
 
   def check_chunk(self, path: pathlib.Path) -> None:
-    """Raises UserError where a chunk is missing, or its size is not what the description says."""
-    if not path.is_file():  # which zarr reads as zeros
+    """Raises UserError if a chunk is missing, or its size differs from the description."""
+    if not path.is_file():  # zarr would read a missing chunk as zeros.
       raise UserError(f'{path} is missing: the variable is incomplete')
     size = path.stat().st_size
     if self.compressor is None and size != self.chunk_bytes:
@@ -84,7 +84,7 @@ class ArrayDescription:
         self._check_held(path, _held_bytes(self.compressor, f.read(64)))
 
   def open_chunk(self, path: pathlib.Path) -> np.ndarray:
-    """A chunk; one that is not compressed is mapped, so that a part of it costs that part."""
+    """Returns a chunk; an uncompressed one in C order is mapped, so only used parts are read."""
     if self._is_mapped:
       return np.memmap(path, self.dtype, 'r', shape=self.chunks)
     left = host_memory.available()
@@ -108,10 +108,11 @@ class ArrayDescription:
 
 
 def read_description(folder: pathlib.Path) -> ArrayDescription:
-  """Reads .zarray of a variable's folder.
+  """Reads the .zarray file in a variable's folder.
 
   Raises:
-    UserError: it is missing or damaged, or describes something else than numbers.
+    UserError: The file is missing or damaged, or describes an array that is not of numbers or is
+      encoded in a way that is not supported.
   """
   path = folder / '.zarray'
   found: Any = read_object(path)
@@ -141,12 +142,12 @@ def read_description(folder: pathlib.Path) -> ArrayDescription:
 
 
 def _held_bytes(compressor: str | None, start: bytes) -> int | None:
-  """The size that a compressed chunk states in its first 64 bytes; None where it states none."""
+  """Returns the decompressed size that a chunk states in its first 64 bytes, or None."""
   if compressor == 'zstd':
     try:
       held = zstandard.frame_content_size(start)
     except zstandard.ZstdError:
-      return None  # decompressing says what is wrong
+      return None  # Decompressing will report what is wrong.
     return None if held < 0 else held
   if compressor == 'blosc' and len(start) >= _BLOSC_HEADER:
     return int.from_bytes(start[4:8], 'little')
@@ -154,9 +155,9 @@ def _held_bytes(compressor: str | None, start: bytes) -> int | None:
 
 
 def _decompressed(compressor: str | None, content: bytes, size: int) -> bytes:
-  """A chunk of `size` bytes; decompressing ends one byte further."""
+  """Returns a decompressed chunk; zstd, gzip and zlib stop after `size` + 1 bytes."""
   if compressor == 'zstd':
-    parts, left = [], size + 1  # as much at a time as there is, not as much as is claimed
+    parts, left = [], size + 1  # It allocates for the data that is there, not for the claimed size.
     with zstandard.ZstdDecompressor().stream_reader(content) as reader:
       while left > 0 and (part := reader.read(min(left, _READ_BYTES))):
         parts.append(part)
@@ -171,7 +172,7 @@ def _decompressed(compressor: str | None, content: bytes, size: int) -> bytes:
   if compressor == 'blosc':
     import numcodecs
 
-    # the library believes the header, and reads beyond what is there
+    # The library trusts the header, and would read beyond the end of the content.
     if len(content) < _BLOSC_HEADER or int.from_bytes(content[12:16], 'little') != len(content):
       raise ValueError('it is cut off, or no chunk of Blosc')
     return numcodecs.Blosc().decode(content)

@@ -1,8 +1,9 @@
-"""Generating text: a key/value cache, sampling, and rows of different lengths in one batch.
+"""Generates text with a key/value cache, sampling, and rows of different lengths in one batch.
 
-Prompts are padded on the left to a bucket's length, so that every row's next token goes to the same
-slot: rows differ in their padding alone, which is segment 0 and seen by nobody. A program is
-compiled once per (rows, bucket of prompts, bucket of cache); any lengths within them run it.
+Prompts are padded on the left to the length of a bucket, so that the next token of every row goes
+to the same slot. Rows differ only in their padding, which is segment 0 and is not attended to. A
+program is compiled once per (rows, bucket of prompts, bucket of cache), and serves all lengths that
+fit in these buckets.
 """
 
 import dataclasses
@@ -28,14 +29,16 @@ _SMALLEST_BUCKET = 32
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How the next token is chosen. The attributes apply in this order.
+  """How the next token is chosen; the attributes are applied in this order.
 
   Attributes:
-    repetition_penalty: Divides the positive logits of tokens that the row holds already, prompt
-      included, and multiplies the negative ones (https://arxiv.org/abs/1909.05858); 1 is off.
-    temperature: Divides the logits; 0 takes the largest.
-    top_k: Only this many of the largest stay; 0 is off.
-    top_p: Only the fewest of the largest whose probabilities reach this stay; 1 is off.
+    repetition_penalty: Divides the positive logits of tokens that the row already contains,
+      including the prompt, and multiplies the negative ones (https://arxiv.org/abs/1909.05858);
+      1 is off.
+    temperature: Divides the logits; 0 always takes the token with the largest logit.
+    top_k: Keeps only this many of the largest logits; 0 is off.
+    top_p: Keeps only the smallest set of largest logits whose probabilities sum up to at least
+      this; 1 is off.
   """
 
   temperature: float = 0.0
@@ -54,7 +57,7 @@ class Sampling:
         raise UserError(f'{name}={getattr(self, name):g} must be {what}')
 
   def filtered(self, logits_BV: jax.Array) -> jax.Array:
-    """Logits / temperature, −inf where top_k or top_p rules a token out."""
+    """Returns logits / temperature, with −inf for tokens that top_k or top_p excludes."""
     logits_BV = logits_BV / self.temperature
     if 0 < self.top_k < logits_BV.shape[-1]:
       kth = jax.lax.top_k(logits_BV, self.top_k)[0][:, -1:]
@@ -70,17 +73,18 @@ class Sampling:
 
 @struct.dataclass
 class DecodeState:
-  """Attributes:
+  """The state of a batch of B rows while it is decoded.
 
-  cache: What attention keeps, padded to S slots.
-  tokens_BS: Prompts, padded on the left, and what came after them.
-  starts_B: First slot of each prompt.
-  ends_B: Last slot of each row, int32: as many as it would have alone.
-  slot: Slot of the latest token, int32.
-  prompt_slots: Slots of the prompts, int32.
-  done_B: Rows that have ended.
-  seen_BV: Tokens that a row holds; None without repetition penalty.
-  keys_B: Of the sampling.
+  Attributes:
+    cache: The key/value cache of attention, padded to S slots.
+    tokens_BS: The prompts, padded on the left, and the tokens generated after them.
+    starts_B: First slot of each prompt.
+    ends_B: Last slot of each row, int32. A row gets as many slots as it would get alone.
+    slot: Slot of the latest token, int32.
+    prompt_slots: Number of slots that the padded prompts fill, int32.
+    done_B: Whether each row has ended.
+    seen_BV: Whether each row contains each token; None without repetition penalty.
+    keys_B: Random key of each row for the sampling.
   """
 
   cache: Any
@@ -98,14 +102,15 @@ class Generator:
   """Continues prompts with a model.
 
   Args:
-    model: Repeated or unrolled; unrolled is faster, for a scan copies every layer's weights.
-    params: The parameters of the model, on the mesh.
-    max_len: The most tokens of prompt and continuation: the model's positions.
+    model: The model, repeated or unrolled. An unrolled one is faster, because a scan copies the
+      weights of every layer.
+    params: Parameters of the model, on the mesh.
+    max_len: Maximum number of tokens in prompt and continuation: the model's number of positions.
     sampling: How the next token is chosen.
-    eos_ids: A row ends with one of them.
-    vocab_size: Ids from here on are never chosen (a vocabulary that was rounded up).
-    mesh: The mesh that the batch is split over; None for one device.
-    rules: Logical axes to mesh axes.
+    eos_ids: Token ids that end a row.
+    vocab_size: Ids from this number on are never chosen (for a vocabulary that was rounded up).
+    mesh: Mesh over which the batch is sharded; None means one device.
+    rules: Mapping of logical axes to mesh axes.
   """
 
   def __init__(
@@ -137,16 +142,17 @@ class Generator:
     seed: int = 0,
     row_ids: Sequence[int] | None = None,
   ) -> list[list[int]]:
-    """The continuation of each prompt, its EOS left out; its neighbours do not change it.
+    """Returns the continuation of each prompt without EOS; other rows do not influence it.
 
     Args:
-      prompts: Token ids, at least one each.
-      max_new_tokens: The most per row.
+      prompts: Token ids of each prompt, at least one per prompt.
+      max_new_tokens: Maximum number of new tokens per row.
       seed: Seed of the sampling; the same seed and row id give the same tokens in any batch.
-      row_ids: Names rows for the sampling; 0, 1, 2 … where None.
+      row_ids: Row ids for the sampling; None means 0, 1, 2 ….
 
     Raises:
-      UserError: a prompt is empty, has ids that are none, or leaves no room for a new token.
+      UserError: A prompt is empty, contains invalid ids, or leaves no room for a new token, or
+        max_new_tokens is less than 1.
     """
     state, rooms = self._start(prompts, max_new_tokens, seed, row_ids)
     state = self._extend(self._params, state, state.prompt_slots + max(rooms) - 1)
@@ -155,7 +161,7 @@ class Generator:
     return [self._until_eos(row[:room]) for row, room in zip(rows, rooms, strict=True)]
 
   def stream(self, prompt: Sequence[int], max_new_tokens: int, seed: int = 0) -> Iterator[int]:
-    """The tokens of one continuation as they come; see generate."""
+    """Yields the tokens of one continuation as they are generated; see generate."""
     state, (room,) = self._start([prompt], max_new_tokens, seed, None)
     first = int(state.prompt_slots)
     for slot in range(first, first + room):
@@ -168,11 +174,11 @@ class Generator:
   def prefill(
     self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int = 0
   ) -> DecodeState:
-    """The state after the prompts, which holds the first new token of each: for measurements."""
+    """Returns the state after the prompts and the first new token of each, for benchmarks."""
     return self._start(prompts, max_new_tokens, seed, None)[0]
 
   def extend(self, state: DecodeState, new_tokens: int) -> DecodeState:
-    """`state` with `new_tokens` more slots filled; overwrites its argument."""
+    """Fills up to `new_tokens` more slots of `state`, and overwrites the argument."""
     return self._extend(self._params, state, state.slot + new_tokens)
 
   def _start(
@@ -182,7 +188,7 @@ class Generator:
     seed: int,
     row_ids: Sequence[int] | None,
   ) -> tuple[DecodeState, list[int]]:
-    """The state after the prompts, and how many tokens may follow each."""
+    """Returns the state after the prompts, and the maximum number of new tokens of each."""
     if max_new_tokens < 1:
       raise UserError(f'max_new_tokens={max_new_tokens} must be at least 1')
     vocab_size = self._params['embedding']['emb_var'].shape[0]
@@ -203,7 +209,7 @@ class Generator:
     rows = self._rows(len(prompts))
     tokens = np.zeros((rows, P), np.int32)
     starts = np.full(rows, P, np.int32)
-    starts[len(prompts) :] = P - 1  # rows that fill up the mesh hold one token
+    starts[len(prompts) :] = P - 1  # Rows that only fill up the mesh hold one token.
     ends = np.full(rows, P, np.int32)
     ends[: len(prompts)] = [P + room - 1 for room in rooms]
     for r, prompt in enumerate(prompts):
@@ -218,14 +224,14 @@ class Generator:
     return self._prefill(self._params, tokens, (starts, ends), (keys, done), S), rooms
 
   def _rows(self, count: int) -> int:
-    """Rows of a batch of `count` prompts: what the mesh divides."""
+    """Returns `count` rounded up to a number of rows that the mesh can divide evenly."""
     shards = (
       1 if self._mesh is None else partitioning.num_shards(self._mesh.shape, self._rules, 'batch')
     )
     return -(-count // shards) * shards
 
   def _traced(self, program):
-    """`program` with this mesh and these rules while it is traced."""
+    """Wraps `program` so that the mesh and the rules are active while it is traced."""
     mesh = self._mesh
     if mesh is None:
       return program
@@ -271,7 +277,7 @@ class Generator:
     return self._append(params, state, x_BTD[:, -1:])
 
   def _extend_program(self, params, state: DecodeState, last_slot: jax.Array) -> DecodeState:
-    """Fills slots until `last_slot` is, or every row has ended."""
+    """Fills slots until `last_slot` is filled, or every row has ended."""
 
     def step(state: DecodeState) -> DecodeState:
       token_B1 = jax.lax.dynamic_slice_in_dim(state.tokens_BS, state.slot, 1, axis=1)
@@ -291,7 +297,7 @@ class Generator:
     return jax.lax.while_loop(goes_on, step, state)
 
   def _append(self, params, state: DecodeState, x_B1D: jax.Array) -> DecodeState:
-    """Chooses each row's next token by its last hidden state, and puts it into the next slot."""
+    """Chooses each row's next token from its last hidden state, and puts it in the next slot."""
     logits_BV = self._model.apply({'params': params}, x_B1D, method='logits')[:, 0]
     if self._vocab_size is not None:
       known = jnp.arange(logits_BV.shape[-1]) < self._vocab_size
@@ -330,10 +336,10 @@ class Generator:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
-  """Raises UserError, which names the place, unless all are ids of a vocabulary of this size."""
+  """Raises UserError, with the wrong id and its position, unless all ids are in the vocabulary."""
   try:
     array = np.asarray(ids)
-  except ValueError:  # lists of several lengths
+  except ValueError:  # a list of lists of different lengths
     array = np.zeros(0, object)
   if not len(ids):
     return
@@ -348,12 +354,12 @@ def check_ids(ids: Sequence[int], vocab_size: int, what: str) -> None:
 
 
 def bucket(length: int) -> int:
-  """The power of two, at least 32, that `length` fits in."""
+  """Returns the smallest power of two, at least 32, that is not below `length`."""
   return max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
 
 
 def _padded(cache: Any, size: int) -> Any:
-  """The cache's arrays with `size` slots; those of a repeated stack have a leading layer axis."""
+  """Pads the cache's arrays to `size` slots; in a repeated stack, axis 0 is the layer axis."""
 
   def one(path: Sequence[Any], x: jax.Array) -> jax.Array:
     names = path_name(path).split('/')

@@ -1,8 +1,8 @@
-"""A compiled train step in a file, and what it was compiled for.
+"""A file with a compiled train step and a description of what it was compiled for.
 
-The file is a line of JSON, with what must be equal where it is loaded, and JAX's
-serialized executable. That is a pickle inside, so that a file is loaded only where nobody but its
-user can have written it.
+The file holds one line of JSON and JAX's serialised executable. The JSON lists what must be equal
+where the step is loaded. The executable contains a pickle, so a file is loaded only if nobody but
+the user can have written it.
 """
 
 import dataclasses
@@ -35,8 +35,8 @@ class SavedStep:
   """A file that training loads instead of compiling.
 
   Attributes:
-    path: The file.
-    values: The values of the experiment, to say which of them differ.
+    path: Path of the file.
+    values: Values of the experiment, to report which of them differ.
     options: Options of the compiler.
   """
 
@@ -45,20 +45,21 @@ class SavedStep:
   options: Mapping[str, Any]
 
   def check(self, mesh: Mesh) -> None:
-    """Raises UserError where it is clear, before anything is traced, that it cannot be loaded."""
+    """Raises UserError if the file cannot be loaded here; called before anything is traced."""
     header, _ = _read(self.path)
     _refuse_other_machine(self.path, header, machine(mesh, self.options))
 
   def load(self, lowered: Any, arguments: tuple[Any, ...], mesh: Mesh) -> Any:
-    """The compiled step.
+    """Returns the compiled step.
 
     Args:
-      lowered: What would be compiled.
-      arguments: State and batch.
-      mesh: The mesh that they are on.
+      lowered: The lowered step that would otherwise be compiled.
+      arguments: The arguments of the step: state and batch.
+      mesh: The mesh of the arguments.
 
     Raises:
-      UserError: the file is damaged, others could have written it, or it is of another step.
+      UserError: The file is damaged, could have been written by others, holds another step, or was
+        compiled for another machine.
     """
     header, payload = _read(self.path)
     here = identity(lowered, mesh, self.values, self.options)
@@ -87,10 +88,10 @@ def save(
   values: Mapping[str, Any],
   options: Mapping[str, Any],
 ) -> int:
-  """Writes a compiled step; returns its bytes.
+  """Writes a compiled step to a file; returns the size of the file in bytes.
 
   Raises:
-    UserError: it cannot be written.
+    UserError: The file cannot be written.
   """
   payload, _, _ = serialize_executable.serialize(compiled)
   header = identity(lowered, mesh, values, options)
@@ -109,7 +110,7 @@ def save(
 
 
 def compile_lowered(lowered: Any, options: Mapping[str, Any]) -> Any:
-  """The compiled program; UserError where XLA does not know an option."""
+  """Returns the compiled program; raises UserError if XLA does not know an option."""
   try:
     return lowered.compile(compiler_options=dict(options))
   except jax.errors.JaxRuntimeError as e:
@@ -120,7 +121,7 @@ def compile_lowered(lowered: Any, options: Mapping[str, Any]) -> Any:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-  """Raises UserError where XLA does not know an option; a program of one number is compiled."""
+  """Raises UserError if XLA does not know an option; compiles a trivial program to find out."""
   if options:
     compile_lowered(jax.jit(lambda: 0).lower(), options)
 
@@ -128,7 +129,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 def identity(
   lowered: Any, mesh: Mesh, values: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """The values that must be equal for a compiled step to take the place of another."""
+  """Describes a step: what must be equal for a compiled step to be used in its place."""
   return machine(mesh, options) | {
     'format': _FORMAT,
     'arguments': [_argument(path, x) for path, x in _arguments(lowered)],
@@ -138,7 +139,7 @@ def identity(
 
 
 def machine(mesh: Mesh, options: Mapping[str, Any]) -> dict[str, Any]:
-  """The machine that compiles and runs a step."""
+  """Describes the software versions, devices and flags that compile and run a step."""
   devices = list(mesh.devices.flat)
   return {
     'versions': {'paxlite': paxlite.__version__} | versions(devices[0].platform),
@@ -153,13 +154,16 @@ def machine(mesh: Mesh, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flags(variable: str) -> list[str]:
-  """The flags of XLA without those that change no program: numbers of fake devices, and dumps."""
+  """Returns the XLA flags of a variable, except those that change no program.
+
+  Those set dumps, or the number of fake devices, which machine() counts.
+  """
   idle = ('--xla_force_host_platform_device_count', '--xla_dump_')
   return [f for f in os.environ.get(variable, '').split() if not f.startswith(idle)]
 
 
 def versions(platform: str) -> dict[str, str]:
-  """The packages that compile for devices of a platform, and their versions."""
+  """Returns the versions of the packages that compile for devices of a platform."""
   names = ['jax', 'jaxlib']
   names += [n for n in _COMPILERS if platform != 'cpu' and (n == 'libtpu') == (platform == 'tpu')]
   found = {}
@@ -183,7 +187,7 @@ def _argument(path: Any, x: Any) -> str:
 def _read(path: pathlib.Path) -> tuple[dict[str, Any], bytes]:
   given = path
   try:
-    path = path.resolve(strict=True)  # a link may lead elsewhere after the check
+    path = path.resolve(strict=True)  # A link could be changed after the check.
     if (others := open_to_others(path)) is not None:
       raise UserError(
         f'--compiled_step={given}: others can write {others}, and loading runs what is in it. '
@@ -203,7 +207,7 @@ def _read(path: pathlib.Path) -> tuple[dict[str, Any], bytes]:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-  """A header; ValueError where a part is missing or of another type."""
+  """Returns the parsed header; raises ValueError if a part is missing or of another type."""
   try:
     header = parse_line(line, 'the header')
   except UserError as e:
@@ -217,7 +221,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _refuse_other(path: pathlib.Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-  """Raises UserError with what may explain why a step is another."""
+  """Raises UserError if a step differs, with the values that may explain why."""
   if saved['program'] == here['program'] and saved['arguments'] == here['arguments']:
     return
   before, now = saved['values'], here['values']

@@ -1,8 +1,8 @@
-"""JAX's coordination service in a process of its own, which outlives process 0.
+"""JAX's coordination service in a separate process, which outlives process 0.
 
-JAX runs the service in process 0. Where that one dies, all others lose the service, and their
-agents end them with SIGABRT within half a second, before anybody could say why. In a process of its
-own it is there until the others have left by themselves (see peers.py).
+JAX runs the service in process 0. If process 0 dies, all others lose the service, and their agents
+end them with SIGABRT within half a second, before they could log the reason. In a separate process
+the service stays until the others have left by themselves (see peers.py).
 
     python -m paxlite.runtime.coordinator HOST PROCESSES
 """
@@ -21,11 +21,11 @@ from typing import Any
 
 from paxlite.core.errors import UserError
 
-# Nobody waits for heartbeats: peers.py notices who is gone, and the watchdog who hangs. An agent
-# that missed some, because its process was suspended, would end it with SIGABRT.
+# Heartbeats are not needed: peers.py detects a process that is gone, and the watchdog one that
+# hangs. A suspended process misses heartbeats, and its agent would then end it with SIGABRT.
 HEARTBEAT_SECONDS = 24 * 3600
-SHUTDOWN_SECONDS = 60  # for which the first to end waits for the last
-_LINGER_SECONDS = 60.0  # after process 0 has died; the others leave within a few seconds
+SHUTDOWN_SECONDS = 60  # the time that the first process to end waits for the last
+_LINGER_SECONDS = 60.0  # after process 0 died; the others leave within a few seconds
 _END = b'end\n'
 _START_SECONDS = 120.0
 
@@ -34,13 +34,13 @@ class Coordinator:
   """A coordination service that has been started, or is starting.
 
   Args:
-    host: The address on which it listens; '' is all of them.
-    processes: How many will connect.
+    host: The address on which it listens; '' means all addresses.
+    processes: The number of processes that will connect.
   """
 
   def __init__(self, host: str, processes: int):
-    self.port = 0  # when it is ready
-    _free_port(host)  # raises where it is no address of this machine
+    self.port = 0  # set when the service is ready
+    _free_port(host)  # Raises OSError if it is not an address of this machine.
     paths = [str(pathlib.Path(__file__).parents[2]), os.environ.get('PYTHONPATH', '')]
     self._child = subprocess.Popen(
       [
@@ -53,16 +53,16 @@ class Coordinator:
       ],
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL,  # lines of gRPC about processes that leave
+      stderr=subprocess.DEVNULL,  # gRPC logs every process that leaves.
       env=os.environ | {'PYTHONPATH': os.pathsep.join(filter(None, paths))},
-      start_new_session=True,  # Ctrl-C is not for it
+      start_new_session=True,  # Ctrl-C must not reach it.
     )
 
   def wait_until_ready(self) -> None:
-    """Returns when it listens.
+    """Returns when the service listens.
 
     Raises:
-      UserError: it does not.
+      UserError: The service did not start.
     """
     assert self._child.stdout is not None
     ready, _, _ = select.select([self._child.stdout], [], [], _START_SECONDS)
@@ -73,14 +73,14 @@ class Coordinator:
     self.port = int(said)
 
   def shutdown(self) -> None:
-    """Ends it; called by JAX when all processes have said that they leave."""
+    """Ends the service; JAX calls this when all processes have announced that they leave."""
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
       self._child.communicate(_END, timeout=5)
     self._child.kill()
 
   @contextlib.contextmanager
   def used_by_jax(self) -> Iterator[None]:
-    """A context in which JAX, as process 0, takes this for the service that it would start."""
+    """A context in which JAX, in process 0, uses this service instead of starting its own."""
     from jax._src import distributed
 
     library: Any = distributed._jax
@@ -102,9 +102,9 @@ def _serve(host: str, processes: int) -> None:
   from jaxlib import _jax
 
   for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-    signal.signal(number, signal.SIG_IGN)  # process 0 says when it is over
+    signal.signal(number, signal.SIG_IGN)  # Process 0 decides when the service ends.
   name = f'[{host}]' if ':' in host else host or '[::]'
-  for last in (False, False, True):  # another program may take the port in between
+  for last in (False, False, True):  # Another program may take the port in between.
     port = _free_port(host)
     try:
       service = _jax.get_distributed_runtime_service(

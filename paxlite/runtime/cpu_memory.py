@@ -1,10 +1,10 @@
-"""How malloc gives a run on CPUs its memory.
+"""Settings of malloc that make runs on CPUs faster.
 
-XLA takes the memory of a step's temporaries from malloc for each step and gives it back, and the
-kernel clears and maps it each time, 240,000 pages of 4 KiB for a step of 124M parameters. A malloc
-that keeps what it is given back, in pages of 2 MiB, soon asks the kernel for next to nothing
-(benchmarks/README.md). Its price is memory: what was freed is not always of a size that is asked
-for again, and what compiling or restoring took once stays with the process.
+In every step XLA allocates the memory of the temporaries with malloc and frees it again. The kernel
+then clears and maps this memory each time: 240,000 pages of 4 KiB for a step of 124M parameters. A
+malloc that keeps freed memory, in pages of 2 MiB, soon asks the kernel for almost nothing
+(benchmarks/README.md). The price is memory: freed blocks do not always have a size that is needed
+again, and the memory that compiling or restoring used once stays with the process.
 """
 
 import contextlib
@@ -16,24 +16,25 @@ import sys
 _VARIABLE = 'GLIBC_TUNABLES'
 _LARGE_PAGES = 'glibc.malloc.hugetlb'
 _KEPT = {
-  'glibc.malloc.mmap_max': 0,  # what is mapped for itself goes back to the kernel
+  'glibc.malloc.mmap_max': 0,  # Blocks with their own mapping would go back to the kernel.
   'glibc.malloc.trim_threshold': 1 << 40,
-  'glibc.malloc.arena_max': 1,  # those of other threads map what is above 64 MB
+  'glibc.malloc.arena_max': 1,  # Arenas of other threads map blocks above 64 MB separately.
 }
-# what users bound memory with
+# settings with which users limit memory
 _OTHERS = 'glibc.malloc.mmap_threshold', 'glibc.malloc.top_pad'
 _OLD_NAMES = 'ARENA_MAX', 'TRIM_THRESHOLD_', 'MMAP_MAX_', 'MMAP_THRESHOLD_', 'TOP_PAD_'
 _SETTING = pathlib.Path('/sys/kernel/mm/transparent_hugepage/enabled')
 _ACCELERATORS = '/dev/nvidiactl', '/dev/kfd', '/dev/dxg', '/dev/accel0', '/dev/vfio'
-_MARK = 'paxlite_restarted'  # an option -X of Python, which nothing on the way takes away
+_MARK = 'paxlite_restarted'  # an option -X of Python, which nothing in between removes
 
 
 def environment() -> dict[str, str]:
-  """The variables that make malloc keep its memory; empty where it cannot or must not.
+  """Returns the environment variables that make malloc keep memory; empty if it cannot or must not.
 
-  The C library has to be glibc 2.35 or newer, and the machine to have no accelerator that the run
-  is for. Where GLIBC_TUNABLES or a variable MALLOC_… names one of these, nothing is changed.
-  Large pages are asked for where the kernel leaves the choice to programs ([madvise]).
+  The C library must be glibc 2.35 or newer. The machine must have no accelerator, unless
+  JAX_PLATFORMS is cpu. If GLIBC_TUNABLES or a variable MALLOC_… already has one of these settings,
+  nothing is changed. Large pages are requested if the kernel leaves the choice to programs
+  ([madvise]).
   """
   tunables = os.environ.get(_VARIABLE, '')
   on_cpu = os.environ.get('JAX_PLATFORMS') == 'cpu' or not any(map(os.path.exists, _ACCELERATORS))
@@ -50,10 +51,11 @@ def environment() -> dict[str, str]:
 
 
 def restart_with_them() -> None:
-  """Replaces the process by one that runs the same command with environment(), where that differs.
+  """Replaces the process by one that runs the same command with the variables of environment().
 
-  glibc reads its tunables when a program starts. Only a plain `python -m paxlite.main …` is started
-  again: what else runs this module (a debugger, a profiler, a notebook) has a state of its own.
+  This is needed because glibc reads its tunables when a program starts. It does nothing if there
+  are no variables to set. Only a plain `python -m paxlite.main …` is restarted: a debugger, a
+  profiler or a notebook that runs this module has state that would be lost.
   """
   if _MARK in sys._xoptions:
     _leave_to_children_what_was_there()
@@ -63,14 +65,14 @@ def restart_with_them() -> None:
     return
   if sys.gettrace():
     return
-  with contextlib.suppress(OSError):  # then it runs without them
+  with contextlib.suppress(OSError):  # If this fails, the run continues without them.
     os.execve(
       sys.executable, [sys.executable, '-X', _MARK, *command[1:]], {**os.environ, **changes}
     )
 
 
 def _leave_to_children_what_was_there() -> None:
-  """Takes our tunables, which glibc has read, out of the environment."""
+  """Removes our tunables, which glibc has read, from the environment."""
   ours = {f'{name}={value}' for name, value in (_KEPT | {_LARGE_PAGES: 1}).items()}
   left = [t for t in os.environ.get(_VARIABLE, '').split(':') if t and t not in ours]
   if left:
@@ -80,7 +82,7 @@ def _leave_to_children_what_was_there() -> None:
 
 
 def is_plain(command: list[str], arguments: list[str]) -> bool:
-  """Whether a command is python, options of Python's own, -m paxlite.main and the arguments."""
+  """Returns whether a command is python, Python's options, -m paxlite.main and the arguments."""
   first = len(command) - len(arguments) - 2
   if first < 1 or command[first:] != ['-m', 'paxlite.main', *arguments]:
     return False
@@ -94,7 +96,7 @@ def is_plain(command: list[str], arguments: list[str]) -> bool:
 def _glibc() -> tuple[int, ...]:
   try:
     version = os.confstr('CS_GNU_LIBC_VERSION') or ''
-  except (AttributeError, ValueError, OSError):  # another system
+  except (AttributeError, ValueError, OSError):  # not a system with glibc
     return (0,)
   found = re.fullmatch(r'glibc (\d+)\.(\d+).*', version)
   return tuple(map(int, found.groups())) if found else (0,)

@@ -1,4 +1,4 @@
-"""One run at a time in a job_log_dir."""
+"""A lock that allows only one run at a time in a job_log_dir."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from paxlite.core.run_files import open_file
 
 _FILE = '.lock'
 _HELD = (errno.EACCES, errno.EAGAIN)
-_WAIT_SECONDS = 120  # for a lock of the same job: a file system knows late that a node is lost
+_WAIT_SECONDS = 120  # for a lock of the same job: a file system detects a lost node late
 
 log = logging.getLogger('paxlite')
 
@@ -24,8 +24,9 @@ log = logging.getLogger('paxlite')
 class FolderLock:
   """A lock on a folder that the kernel releases when the process ends, however it ends.
 
-  It is a POSIX lock, which also holds between hosts on NFS and Lustre, is not inherited by children
-  and knows neither clocks nor host names. The file says who holds it, for the message alone.
+  It is a POSIX lock. Such a lock also works between hosts on NFS and Lustre, is not inherited by
+  child processes and depends neither on clocks nor on host names. The file names the holder of the
+  lock, but only for the error message.
 
   Args:
     folder: The run's job_log_dir.
@@ -36,11 +37,12 @@ class FolderLock:
     self._file: IO[str] | None = None
 
   def acquire(self) -> None:
-    """Takes the lock; does nothing where it is held, or where the folder is not there yet.
+    """Takes the lock; does nothing if this object holds it, or if the folder does not exist yet.
 
     Raises:
-      UserError: another process has it.
-      Interrupted: it is one of the same Slurm job, on a node that Slurm has given up.
+      UserError: Another run holds the lock, or the file cannot be opened.
+      Interrupted: A process of the same Slurm job, on a node that Slurm has given up, still holds
+        the lock after _WAIT_SECONDS.
     """
     if self._file is not None or not self._path.parent.is_dir():
       return
@@ -67,12 +69,15 @@ class FolderLock:
     job = os.environ.get('SLURM_JOB_ID')
     holder = {'host': socket.gethostname(), 'process': os.getpid(), 'slurm_job': job}
     self._file = file
-    with contextlib.suppress(OSError):  # a full disk is reported by what needs it
+    with contextlib.suppress(OSError):  # A full disk is reported where a checkpoint is written.
       file.write(json.dumps(holder))
       file.flush()
 
   def _locked(self, file: IO[str]) -> bool:
-    """Whether the lock could be taken, or the file system has none."""
+    """Tries to take the lock; returns False if another process holds it.
+
+    Returns True, with a warning, if the file system has no locks.
+    """
     try:
       fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as e:
@@ -82,18 +87,18 @@ class FolderLock:
     return True
 
   def release(self) -> None:
-    """Lets others in; does nothing where it is not held."""
+    """Releases the lock; does nothing if it is not held."""
     if self._file is not None:
       self._file.close()
       self._file = None
 
 
 def _described(text: str) -> tuple[str, str | None]:
-  """The holder of a lock, for a message, and its Slurm job."""
+  """Returns a text that names the holder of a lock, for a message, and the holder's Slurm job."""
   try:
     owner = json.loads(text)
     job = owner['slurm_job']
     of_job = f', Slurm job {job}' if job else ''
     return f' (process {owner["process"]} on {owner["host"]}{of_job})', job
-  except (ValueError, KeyError, TypeError, RecursionError):  # it is being written
+  except (ValueError, KeyError, TypeError, RecursionError):  # The file is just being written.
     return '', None

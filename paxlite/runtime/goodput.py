@@ -1,8 +1,8 @@
-"""Goodput: the share of a run's wall time in steps that count, over all of its restarts.
+"""Goodput: the share of a run's wall time in productive steps, over all of its restarts.
 
-Each start of a run is an attempt with a file of its own, goodput/attempt_%05d.json, which is
-written again with every report of the loss. Nothing here needs JAX: `paxlite.main` imports this
-first, since the clock starts with the import.
+Each start of a run is an attempt with its own file, goodput/attempt_%05d.json, which is rewritten
+with every report of the loss. This module does not need JAX. `paxlite.main` imports it first,
+because the clock starts with the import.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from paxlite.core.run_files import write_file
 _STARTED = time.time(), time.perf_counter()
 _FOLDER = 'goodput'
 
-# in the order of a report
+# in the order of the report
 KINDS = {
   'step': 'productive steps',
   'init': 'starting and building',
@@ -36,10 +36,10 @@ KINDS = {
 
 
 class Goodput:
-  """Keeps the time of this attempt, by kind.
+  """Measures the time of this attempt, by kind.
 
   Args:
-    folder: The run's job_log_dir; nothing is written where it is None.
+    folder: The run's job_log_dir; if None, nothing is written.
   """
 
   def __init__(self, folder: pathlib.Path | None):
@@ -54,7 +54,7 @@ class Goodput:
 
   @contextlib.contextmanager
   def spent_on(self, kind: str) -> Iterator[None]:
-    """A context whose time is of this kind; what is inside of it and of another kind is not."""
+    """A context whose time counts as this kind, except for inner contexts of other kinds."""
     before = self.switch(kind)
     try:
       yield
@@ -62,7 +62,7 @@ class Goodput:
       self.switch(before)
 
   def switch(self, kind: str) -> str:
-    """Books the time from now on as this kind; returns the kind before."""
+    """Counts the time from now on as this kind; returns the previous kind."""
     now = time.perf_counter()
     self._seconds[self._kind] += now - self._since
     self._since = now
@@ -71,27 +71,27 @@ class Goodput:
 
   @property
   def kind(self) -> str:
-    """The kind that time is booked as now, one of KINDS."""
+    """The kind, one of KINDS, that time is spent on now."""
     return self._kind
 
   def excuse(self, seconds: float, kind: str) -> None:
-    """Time that was counted as `kind` was spent on steps after all."""
+    """Moves time that was counted as `kind` to the productive steps."""
     self._seconds[kind] -= seconds
     self._seconds['step'] += seconds
 
   def reached(self, step: int) -> None:
-    """The step at which the attempt starts, then each it has done."""
+    """Notes the step at which the attempt starts (first call), then each of its steps."""
     if self._first_step is None:
       self._first_step = step
     self._last_step = step
 
   def roll_back(self, step: int) -> None:
-    """Steps after `step` are done again."""
+    """Counts the steps after `step` as lost, because they are done again."""
     self._lost_steps += self._last_step - step
     self._last_step = step
 
   def write(self) -> None:
-    """Writes the times of the attempt, for the reports of later ones."""
+    """Writes the record of this attempt to its file, for the reports of later attempts."""
     self.switch(self._kind)
     if self._folder is None:
       return
@@ -103,7 +103,7 @@ class Goodput:
       'lost_steps': self._lost_steps,
       'seconds': {k: round(v, 3) for k, v in self._seconds.items()},
     }
-    with contextlib.suppress(OSError):  # a full disk is reported by what matters more
+    with contextlib.suppress(OSError):  # A full disk is reported where checkpoints are written.
       if self._path is None:
         _set_damaged_aside(self._folder)
         self._path = _next_path(self._folder)
@@ -113,11 +113,11 @@ class Goodput:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """The time of all attempts of a run.
+  """The goodput of all attempts of a run.
 
   Attributes:
-    attempts: How often the run was started.
-    seconds: Wall time by kind.
+    attempts: Number of times that the run was started.
+    seconds: Wall time by kind, in seconds.
   """
 
   attempts: int
@@ -155,10 +155,11 @@ class Report:
 
 
 def report(folder: pathlib.Path) -> Report | None:
-  """The report of the run in job_log_dir `folder`; None where no attempt has written anything.
+  """Returns the report of the run in job_log_dir `folder`, or None if there are no records.
 
-  Steps that an attempt did and a later one started before are counted as lost, at the mean time of
-  its steps. What it did after it last wrote counts as not running. Damaged records are left out.
+  If a later attempt resumed from an earlier step, the steps in between count as lost, at the mean
+  time per step of the attempt that did them first. The time after an attempt's last record counts
+  as not running. Damaged records are left out.
   """
   attempts = []
   with contextlib.suppress(OSError):
@@ -173,7 +174,7 @@ def report(folder: pathlib.Path) -> Report | None:
     if following is not None:
       resumed = min(later['first_step'] for later in attempts[i + 1 :])
       lost += max(0, attempt['last_step'] - max(resumed, attempt['first_step']))
-      # a clock that was set back does not make time come back
+      # A clock that was set back must not give negative time.
       seconds['down'] += max(0.0, following['started'] - attempt['ended'])
     done = attempt['last_step'] - attempt['first_step'] + attempt['lost_steps']
     again = seconds['step'] * min(1.0, lost / max(done, 1))
@@ -190,20 +191,20 @@ def _next_path(folder: pathlib.Path) -> pathlib.Path:
 
 
 def _read(path: pathlib.Path) -> dict[str, Any] | None:
-  """A record, or None where it is damaged: a report is no reason to stop a run."""
+  """Returns a record, or None if it is damaged: a report must not stop a run."""
   try:
-    if not path.is_file():  # a FIFO would be waited for
+    if not path.is_file():  # Reading a FIFO would block.
       return None
     record = json.loads(path.read_text())
     numbers = ('started', 'ended', 'first_step', 'last_step', 'lost_steps')
     return {
       **{k: _finite(record[k]) for k in numbers},
-      # an older paxlite knew fewer kinds
+      # Older versions of paxlite had fewer kinds.
       'seconds': {k: _finite(record['seconds'].get(k, 0)) for k in KINDS},
     }
   except (OSError, LookupError, ArithmeticError):
     return None
-  except (ValueError, TypeError, AttributeError, RecursionError):  # it holds something else
+  except (ValueError, TypeError, AttributeError, RecursionError):  # The file holds something else.
     return None
 
 
@@ -214,8 +215,8 @@ def _finite(number: Any) -> float:
 
 
 def _set_damaged_aside(folder: pathlib.Path) -> None:
-  """Renames a file that is no record of an attempt, so that it is reported once."""
-  with contextlib.suppress(OSError):  # what cannot be renamed is left out of reports
+  """Renames files that are not valid records, so that each is reported only once."""
+  with contextlib.suppress(OSError):  # A file that cannot be renamed is left out of reports.
     if folder.exists() and not folder.is_dir():
       set_aside(folder, 'it is no folder')
     for path in sorted(folder.glob('attempt_*.json')):

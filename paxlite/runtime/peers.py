@@ -1,9 +1,10 @@
-"""Notices at once that another process of a run is gone, and knows which of them is behind.
+"""Detects at once that another process of a run is gone, and knows which process is behind.
 
-JAX's heartbeats need half a minute for it and end the process with SIGABRT, and a collective whose
-peer is gone may wait for ever. Here every process keeps its connection to process 0 (see
-rendezvous.py), which the kernel closes when a process ends, however it ends. Process 0 leaves when
-it loses one of them, and sends the others its number; they leave when they lose process 0.
+JAX's heartbeats need half a minute for that and end the process with SIGABRT, and a collective
+whose peer is gone may wait for ever. Here every process keeps its connection to process 0 (see
+rendezvous.py), and the kernel closes it when a process ends, however it ends. When process 0 loses
+a connection, it sends the number of the lost process to the others and leaves. The others leave
+when they get this message or lose process 0.
 """
 
 import contextlib
@@ -19,23 +20,24 @@ from types import TracebackType
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError
 from paxlite.core.terminal import settle, warn
 
-_GRACE_SECONDS = 2  # an error that all processes have is printed by each, with its own exit code
-# A host that loses power closes nothing: after so many seconds of silence, and so many questions
-# that have no answer, it is gone.
+_GRACE_SECONDS = 2  # If all processes fail alike, each reports its error and exit code.
+# A host that loses power closes no connection: it counts as gone after this many seconds of silence
+# and this many unanswered probes.
 _KEEPALIVE = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 10, 'TCP_KEEPCNT': 3}
 _UNANSWERED_MS = {'TCP_USER_TIMEOUT': 40_000}
 _GOODBYE, _LOST, _AT = b'.', b'!', b'@'
 _LOST_FORMAT = struct.Struct('>I')  # the number of a process
-_AT_FORMAT = struct.Struct('>Q32s')  # how far it is, and what it does
+_AT_FORMAT = struct.Struct('>Q32s')  # the progress of a process, and its phase
 
 
 class Peers:
   """A context in which the process leaves with EXIT_AGAIN when another one is gone.
 
   Args:
-    connections: From process 0 to all others, or from another process to process 0.
+    connections: Connections by process number: process 0 has one to each other process, and any
+      other process has one to process 0. There are none in a run of one process.
     process: The number of this process.
-    count: How many there are.
+    count: The number of processes.
   """
 
   def __init__(
@@ -49,7 +51,7 @@ class Peers:
     for connection in self._connections:
       connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
       for option, value in (_KEEPALIVE | _UNANSWERED_MS).items():
-        if hasattr(socket, option):  # Linux's
+        if hasattr(socket, option):  # only on Linux
           connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
   @property
@@ -58,7 +60,7 @@ class Peers:
     return self._count == 1
 
   def watch(self) -> None:
-    """Begins to watch, in a thread; the context says when it is no longer needed."""
+    """Starts to watch in a thread, until the context ends."""
     if self._connections:
       threading.Thread(target=self._watch, name='peers', daemon=True).start()
 
@@ -73,14 +75,14 @@ class Peers:
   ) -> None:
     self._leaving = True
     for connection in self._connections:
-      with contextlib.suppress(OSError):  # it has left before
-        if kind is None or issubclass(kind, (Interrupted, TrainingError)):  # which all have
+      with contextlib.suppress(OSError):  # The other process has left already.
+        if kind is None or issubclass(kind, (Interrupted, TrainingError)):  # all have these
           connection.sendall(_GOODBYE)
         else:
           connection.shutdown(socket.SHUT_RDWR)
 
   def report(self, progress: int, phase: str) -> None:
-    """Tells process 0 how far this process is: a number that grows, and what it does now."""
+    """Sends the progress of this process (a growing number) and its phase to process 0."""
     if self._process != 0:
       message = _AT + _AT_FORMAT.pack(progress, phase.encode()[:32])
       for connection in self._connections:
@@ -88,7 +90,7 @@ class Peers:
           connection.sendall(message)
 
   def behind(self, progress: int) -> dict[int, str]:
-    """The phases of the processes that are behind this one. Process 0 alone knows the others."""
+    """Returns the phases of the processes behind this one; only process 0 knows them."""
     if self._process != 0:
       return {}
     found = {i: self._at.get(i, (-1, 'starting')) for i in self._connections.values()}
@@ -104,7 +106,7 @@ class Peers:
             selector.unregister(key.data)
 
   def _hear(self, connection: socket.socket) -> bool:
-    """Takes a message; returns whether there may be another one."""
+    """Receives a message; returns whether there may be another one."""
     process = self._connections[connection]
     try:
       kind = _received(connection, 1)

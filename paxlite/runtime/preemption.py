@@ -1,13 +1,14 @@
 """Signals that ask a run to leave: SIGTERM, SIGINT and SIGHUP.
 
-SIGTERM comes from Slurm before a time limit, from Kubernetes and from the host of a spot instance;
-SIGINT is Ctrl-C; SIGHUP says that the terminal is gone. A run of one process notes them here. JAX's
-preemption service notes SIGTERM for several, and makes all of them leave before the same step,
-whichever was asked; the other two are passed on to it.
+SIGTERM comes from Slurm before a time limit, from Kubernetes and from the host of a spot instance.
+SIGINT is Ctrl-C. SIGHUP says that the terminal is gone. A run of one process handles them here.
+With several processes, JAX's preemption service handles SIGTERM: it makes all processes leave
+before the same step, whichever of them received the signal. The other two signals are passed on to
+it as SIGTERM.
 
 Python calls its handlers between two instructions of the main thread, which may wait for the device
-for a whole step. A thread therefore hears the signal at once, says so, and ends the process where a
-second one asks for that.
+for a full step. Therefore a separate thread receives the signal at once, logs it, and ends the
+process on a second signal.
 """
 
 import _thread
@@ -23,27 +24,28 @@ from typing import Any
 from paxlite.core.errors import EXIT_AGAIN, Interrupted
 from paxlite.core.terminal import say, warn
 
-# Seconds after the first signal from which another one is a second one. Two presses of a hand are
-# at least 0.1 s apart; a process group, `timeout` or a child that was forked repeat a signal within
+# Seconds after the first signal from which another signal counts as the second one. Two key presses
+# are at least 0.1 s apart; a process group, `timeout` or a forked child repeats a signal within
 # milliseconds. Slurm sends SIGTERM twice at a time limit, and a session that ends sends SIGHUP to
-# whatever is left of it.
+# all of its remaining processes.
 _SECOND_AFTER = {signal.SIGINT: 0.1, signal.SIGTERM: 2.0, signal.SIGHUP: float('inf')}
 _STOP = 0  # no signal has this number
-_SHOW_CURSOR = '\x1b[?25h'  # a line that renews itself has hidden it
+_SHOW_CURSOR = '\x1b[?25h'  # A progress line that is redrawn has hidden the cursor.
 
 _listener: '_Listener | None' = None
 
 
 @contextlib.contextmanager
 def listening(saves: bool = True, owner: bool = False) -> Iterator[None]:
-  """A context in which a first signal is noted; a second one ends the process at once.
+  """A context in which a first signal is noted, and a second one ends the process at once.
 
-  Handlers are as before when it ends. It does nothing inside of another one, and outside of the
-  main thread, which alone can have handlers.
+  The previous handlers are restored when the context ends. A context inside another one does
+  nothing, and neither does one outside the main thread, because only the main thread can have
+  handlers.
 
   Args:
-    saves: Whether the run writes a checkpoint when it leaves, for the words.
-    owner: Whether the process has nothing else to do. Where it has (a notebook), a second Ctrl-C
+    saves: Whether the run writes a checkpoint when it leaves, for the messages.
+    owner: Whether the process does nothing but this run. If False (a notebook), a second Ctrl-C
       raises KeyboardInterrupt instead.
   """
   global _listener
@@ -59,14 +61,15 @@ def listening(saves: bool = True, owner: bool = False) -> Iterator[None]:
 
 
 def asked() -> bool:
-  """Whether there was a signal. It needs no JAX, which may not be imported yet."""
+  """Returns whether there was a signal; can be called before JAX is initialised."""
   return _listener is not None and _listener.asked
 
 
 def check() -> None:
-  """Raises Interrupted where there was a signal already and nothing is there to be saved.
+  """Raises Interrupted if there was a signal before the first step, when nothing can be saved.
 
-  One of several processes ends at once: the others do not know, until they notice that.
+  One of several processes ends at once instead; the others do not know of the signal, and leave
+  when they notice that this process is gone.
   """
   import jax
 
@@ -80,11 +83,11 @@ def check() -> None:
 
 
 def reached(step: int, last: int) -> bool:
-  """Whether to save and leave before `step`; every process calls this before each step.
+  """Returns whether to save and leave now; every process calls this before each step.
 
   Args:
-    step: Steps that were started.
-    last: Steps of the whole run, for the words.
+    step: Number of steps that were started.
+    last: Number of steps of the complete run, for the messages.
   """
   import jax
   from jax.experimental import multihost_utils
@@ -97,11 +100,11 @@ def reached(step: int, last: int) -> bool:
 
 
 class _Listener:
-  """Hears signals in a thread of its own, by the file that Python's C handler writes to.
+  """Receives signals in a separate thread, from the pipe that Python's C handler writes to.
 
   Attributes:
-    asked: Whether a signal came.
-    step: The step after which the run would leave; None before it trains.
+    asked: Whether a signal was received.
+    step: The step after which the run would leave; None before training starts.
   """
 
   def __init__(self, saves: bool, owner: bool):
@@ -121,9 +124,9 @@ class _Listener:
     self._thread.start()
     for number in _SECOND_AFTER:
       if number == signal.SIGTERM and _several_processes():
-        continue  # JAX's service has it
+        continue  # JAX's preemption service handles it.
       if number != signal.SIGTERM and signal.getsignal(number) == signal.SIG_IGN:
-        continue  # nohup; a script's command in the background, which Ctrl-C is not for
+        continue  # Ignored under nohup, and Ctrl-C in a script's background commands.
       self._before[number] = signal.signal(number, self._note)
 
   def __exit__(self, *error: object) -> None:
@@ -136,10 +139,10 @@ class _Listener:
     os.close(self._writer)
 
   def _note(self, number: int, frame: Any) -> None:
-    """Python's handler, in the main thread: what it notes is known to its next instruction."""
+    """Python's handler in the main thread, whose next instruction sees what is noted here."""
     self.asked = True
     if self._interrupted:
-      self._interrupted = False  # once; what then saves or closes is not disturbed
+      self._interrupted = False  # Only once: saving and closing afterwards is not disturbed.
       raise KeyboardInterrupt
 
   def _listen(self) -> None:
@@ -179,14 +182,14 @@ class _Listener:
   def _leave(self, number: signal.Signals) -> None:
     if number == signal.SIGINT and not self._owner:
       self._interrupted = True
-      _thread.interrupt_main(number)  # which calls the handler once more
+      _thread.interrupt_main(number)  # This calls the handler once more.
       return
     if sys.stdout is not None and sys.stdout.isatty():
       say(_SHOW_CURSOR)
-    os._exit(128 + number)  # as a shell reports it
+    os._exit(128 + number)  # the exit code by which a shell reports a signal
 
 
 def _several_processes() -> bool:
-  """Whether this process is one of several. It does not import JAX."""
+  """Returns whether this is one of several processes, without importing JAX for it."""
   distributed = getattr(sys.modules.get('jax'), 'distributed', None)
   return distributed is not None and distributed.is_initialized()

@@ -1,4 +1,4 @@
-"""Joins this process to the others of a run, and leaves when others are gone."""
+"""Joins this process to the others of a run, and ends it when others are gone."""
 
 import contextlib
 import logging
@@ -17,7 +17,7 @@ from paxlite.runtime.rendezvous import attend, cannot_listen, gather, listens_on
 
 _VERDICT_SECONDS = 4
 _SLURM = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_NTASKS', 'SLURM_PROCID', 'SLURM_LOCALID')
-# what collectives and JAX's coordination service say of a peer that does not answer
+# words in the errors of collectives and JAX's coordination service for a peer that does not answer
 _LOST_PEER = re.compile(
   r'gloo|nccl|connection (closed|reset|refused)|closed by peer|socket|heartbeat|unavailable|'
   r'coordination|deadline',
@@ -31,22 +31,24 @@ log = logging.getLogger('paxlite')
 def join(
   server_addr: str | None, num_hosts: int | None, host_idx: int | None, required: bool = False
 ) -> Peers:
-  """Joins the processes of a run, before anything asks JAX for devices.
+  """Joins the processes of a run; must be called before anything asks JAX for devices.
 
-  Without arguments, those of a Slurm step of several tasks; a process alone joins nothing.
+  Without arguments, it joins the tasks of the Slurm step, if there are several. A single process
+  joins nothing.
 
   Args:
-    server_addr: host:port of process 0, which listens there and nowhere else.
-    num_hosts: How many processes.
-    host_idx: Which of them this is, from 0.
-    required: Whether a process alone is an error.
+    server_addr: host:port of process 0, which listens only there. It listens on all addresses if
+      its own host resolves to 127.0.1.1.
+    num_hosts: The number of processes.
+    host_idx: The number of this process, from 0.
+    required: Whether a single process is an error.
 
   Returns:
-    The other processes, watched from now on; none for a process alone.
+    The other processes, watched from now on; none for a single process.
 
   Raises:
-    UserError: an argument is missing or cannot be, or the others did not come.
-    Interrupted: one of them came and is gone again.
+    UserError: An argument is missing or not valid, or the other processes did not connect.
+    Interrupted: A process connected and was lost again, or a signal asked this process to leave.
   """
   given = {'server_addr': server_addr, 'num_hosts': num_hosts, 'host_idx': host_idx}
   missing = [f'--{name}' for name, value in given.items() if value is None]
@@ -87,7 +89,7 @@ def _joined(host: str, port: int, process: int, count: int) -> Peers:
     except BaseException:
       coordinator.shutdown()
       raise
-    service = coordinator.port  # which `answer` has waited for
+    service = coordinator.port  # `answer` has waited for it.
   else:
     connections[0], answer = attend(host, port, process, count)
     service = int(answer)
@@ -113,27 +115,28 @@ def _joined(host: str, port: int, process: int, count: int) -> Peers:
 
 
 def _ready(coordinator: Coordinator) -> str:
-  """The port of the coordination service, when it listens there."""
+  """Waits until the coordination service listens; returns its port."""
   coordinator.wait_until_ready()
   return str(coordinator.port)
 
 
 @contextlib.contextmanager
 def leaving_together(before: Callable[[], None] = lambda: None) -> Iterator[None]:
-  """A context in which one of several processes that fails, or whose peers do, ends at once.
+  """A context that ends one of several processes at once when it fails or loses another process.
 
-  Ending as usual, it would wait for the others, and they for it in a collective. The exit code is
-  EXIT_AGAIN where others are gone, 2 for wrong input and 1 for what failed in this process. A
-  process alone ends as usual, and so do all of them for what all of them know.
+  If the process ended as usual, it would wait for the others, while they wait for it in a
+  collective. The exit code is EXIT_AGAIN if others are gone, 2 for wrong input and 1 for any other
+  failure in this process. A single process ends as usual, and so does every process on an error
+  that all processes have (Interrupted, TrainingError).
 
   Args:
-    before: Called before it ends.
+    before: Called before the process ends.
   """
   import jax
 
   try:
     yield
-  except (Interrupted, TrainingError):  # which all of them have
+  except (Interrupted, TrainingError):  # All processes have these.
     raise
   except Exception as e:
     if jax.process_count() == 1:
@@ -143,7 +146,7 @@ def leaving_together(before: Callable[[], None] = lambda: None) -> Iterator[None
     if isinstance(e, UserError):
       code, what = 2, f'error: {process}: {str(e).splitlines()[0]}'
     elif isinstance(e, (ValueError, jax.errors.JaxRuntimeError)) and _LOST_PEER.search(str(e)):
-      time.sleep(_VERDICT_SECONDS)  # peers.py knows which one, and ends this process
+      time.sleep(_VERDICT_SECONDS)  # Meanwhile peers.py names the lost process, and ends this one.
       code, what = EXIT_AGAIN, f'stopped: {process} lost another one: {str(e).splitlines()[0]}'
     else:
       traceback.print_exc()
@@ -154,10 +157,10 @@ def leaving_together(before: Callable[[], None] = lambda: None) -> Iterator[None
 
 
 def local_devices(environment: Any) -> list[int] | None:
-  """The GPUs of this task among those of its node; None leaves it to JAX.
+  """Returns the ids of this task's GPUs on its node; None leaves the choice to JAX.
 
-  JAX takes one a task under Slurm, even where a node has one task and eight GPUs, and by its number
-  on the node, even where --gpus-per-task has hidden the others.
+  Under Slurm, JAX takes one GPU per task, even if a node has one task and eight GPUs. It also takes
+  the GPU with the task's number on the node, even if --gpus-per-task has hidden the others.
   """
   if 'JAX_LOCAL_DEVICE_IDS' in environment:
     return None
@@ -173,15 +176,16 @@ def local_devices(environment: Any) -> list[int] | None:
 
 
 def slurm_step(environment: Any) -> tuple[str, int, int]:
-  """Address of process 0, processes, and which this is, of the Slurm step that this is a task of.
+  """Returns the address of process 0, the number of processes and the number of this process.
 
-  The port depends on the job, so that two jobs on a node do not meet.
+  They are read from the variables of the Slurm step. The port depends on the job, so that two jobs
+  on one node do not use the same port.
   """
   missing = [name for name in _SLURM if name not in environment]
   if missing:
     raise UserError(f'the environment of this Slurm task lacks {missing[0]}: start it with srun')
   job, nodes = int(environment['SLURM_JOB_ID']), environment['SLURM_STEP_NODELIST']
-  # n1,n2 or n[1-4,7],m1 or r[0-1]n[0-3]: the first of each range
+  # The list is like n1,n2 or n[1-4,7],m1 or r[0-1]n[0-3]: take the first of each range.
   first = re.sub(r'\[(\d+)[^\]]*\]', r'\1', nodes).partition(',')[0]
   address = f'{first}:{environment.get("JAX_COORDINATOR_PORT") or 61_440 + job % 4_096}'
   processes, this = int(environment['SLURM_NTASKS']), int(environment['SLURM_PROCID'])

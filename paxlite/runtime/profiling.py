@@ -1,11 +1,12 @@
-"""Peaks of known devices, and traces."""
+"""Peak FLOP/s of known devices, and profiler traces of steps."""
 
 import pathlib
 import re
 
 import jax
 
-# Dense bf16 FLOP/s per device from the vendors' data sheets; the first whole word that fits counts
+# Dense bf16 FLOP/s per device from the vendors' data sheets. The first name that occurs in the
+# device's kind, as complete words, counts.
 _PEAK_FLOPS = {
   'A100': 312e12,
   'H100 PCIe': 756e12,
@@ -27,7 +28,7 @@ _PEAK_FLOPS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-  """Dense bf16 peak of a device by jax's device_kind, or None where it is not known (CPUs)."""
+  """Returns the dense bf16 peak in FLOP/s of JAX's device_kind, or None if unknown (CPUs)."""
   for name, flops in _PEAK_FLOPS.items():
     if re.search(rf'\b{name}\b', device_kind, re.IGNORECASE):
       return flops
@@ -37,12 +38,13 @@ def peak_flops(device_kind: str) -> float | None:
 class StepProfiler:
   """Traces steps [first, first + count) into `folder`, for Perfetto and xprof.
 
-  The caller waits for the device before `switch`, so that the trace holds these steps.
+  The caller must wait for the device before `switch`, so that the trace holds exactly these steps.
+  Only process 0 writes a trace.
 
   Args:
-    folder: The trace goes to folder/plugins/profile/….
-    first: The first step to trace, or None for none.
-    count: Number of steps.
+    folder: The trace is written to folder/plugins/profile/….
+    first: The first step to trace; None traces nothing.
+    count: Number of steps to trace.
     last: The last step of the run, after which no trace starts.
   """
 
@@ -53,7 +55,7 @@ class StepProfiler:
     self._running = False
 
   def is_due(self, step: int) -> bool:
-    """Whether the trace starts or stops when `step` steps are done."""
+    """Returns whether the trace starts or stops when `step` steps are done."""
     if self._first is None:
       return False
     return step >= self._first + self._count if self._running else step == self._first
@@ -64,12 +66,12 @@ class StepProfiler:
       self.stop()
       return
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # its hook in every thread's calls slows and can crash a run
+    options.python_tracer_level = 0  # Its hook in all calls slows a run and can crash it.
     jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
     self._running = True
 
   def stop(self) -> None:
-    """Does nothing where no trace runs."""
+    """Stops the trace, if one is running."""
     if self._running:
       jax.profiler.stop_trace()
       self._running = False

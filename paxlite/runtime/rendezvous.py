@@ -1,7 +1,8 @@
-"""How the processes of a run come together: each connects to process 0, and stays connected.
+"""Connects the processes of a run: each one connects to process 0 and stays connected.
 
-Process 0 listens on the address that all of them know. Whoever waits says for whom, and how long.
-When all are there, process 0 sends the others the address of JAX's coordination service.
+Process 0 listens on the address that all processes know. A waiting process logs which processes it
+waits for, and for how long. When all are connected, process 0 sends the others the port of JAX's
+coordination service.
 """
 
 import contextlib
@@ -15,20 +16,20 @@ from paxlite.core.terminal import warn
 from paxlite.runtime import preemption
 
 _MAGIC = b'paxlite1'
-_GREETING_BYTES = len(_MAGIC) + 8  # then the number of the process, and of processes
-_GREETING_SECONDS = 5.0  # a stranger who says nothing is hung up on
-_STRANGERS = 64  # connections that have not said who they are
+_GREETING_BYTES = len(_MAGIC) + 8  # followed by the process number and the number of processes
+_GREETING_SECONDS = 5.0  # A connection that sends no greeting is closed after this time.
+_STRANGERS = 64  # maximum number of connections without a complete greeting
 _ANSWER_BYTES = 300
-_WAIT_SECONDS = 300.0  # nodes of a large job start minutes apart
+_WAIT_SECONDS = 300.0  # The nodes of a large job start minutes apart.
 _SAY_SECONDS = 10.0
-_HERE, _YES, _NO, _GONE = b'+', b'=', b'!', b'-'  # the first of them before what comes later
+_HERE, _YES, _NO, _GONE = b'+', b'=', b'!', b'-'  # _HERE is sent first, one of the others later.
 
 
 def listens_on(host: str) -> str:
-  """The address on which process 0 listens when others know it by this name; '' is all of them.
+  """Returns the address on which process 0 listens for a host name; '' means all addresses.
 
-  What asks nobody who they are had better listen on one. Debian knows a host's own name as
-  127.0.1.1, where nobody else could reach it.
+  The services authenticate nobody, so it is safer to listen on one address. But Debian resolves a
+  host's own name to 127.0.1.1, which other hosts cannot reach; then process 0 listens on all.
   """
   try:
     found = {info[4][0] for info in socket.getaddrinfo(host, None)}
@@ -38,7 +39,7 @@ def listens_on(host: str) -> str:
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> UserError:
-  """The error to raise where process 0 cannot listen."""
+  """Returns the error to raise if process 0 cannot listen."""
   return UserError(
     f'process 0 cannot listen on {host}:{port}: {error.strerror or error}. Its host and a free '
     'port of it must be named'
@@ -48,21 +49,21 @@ def cannot_listen(host: str, port: int, error: OSError) -> UserError:
 def gather(
   host: str, port: int, count: int, answer: Callable[[], str], seconds: float = _WAIT_SECONDS
 ) -> dict[int, socket.socket]:
-  """Waits, as process 0, for all others.
+  """Waits in process 0 until all other processes have connected.
 
   Args:
-    host: The host that the others connect to.
-    port: The port of process 0.
-    count: How many processes there are, this one included.
-    answer: Called when all are there; its result is sent to each of them.
-    seconds: How long to wait.
+    host: The host name or address by which the others reach this process.
+    port: The port by which the others reach this process.
+    count: The number of processes, including this one.
+    answer: Called when all are connected; the text that it returns is sent to each process.
+    seconds: The longest time to wait.
 
   Returns:
-    The connections, by the number of the process.
+    The connections by process number.
 
   Raises:
-    UserError: the port is in use, or not all of them came.
-    Interrupted: one of them came and is gone again.
+    UserError: Process 0 cannot listen on the port, or not all processes connected in time.
+    Interrupted: A process connected and was lost again, or a signal asked this process to leave.
   """
   family = socket.AF_INET6 if ':' in host else socket.AF_INET
   try:
@@ -77,29 +78,30 @@ def gather(
     reply = answer().encode()
     for connection in gathering.joined.values():
       connection.setblocking(True)
-      with contextlib.suppress(OSError):  # whoever watches the connections will notice
-        connection.sendall(_YES + reply.ljust(_ANSWER_BYTES - 1))
+      with contextlib.suppress(OSError):  # peers.py will detect the lost connection.
+        connection.sendall(_YES + told.ljust(_ANSWER_BYTES - 1))
     return gathering.release()
 
 
 def attend(
   host: str, port: int, process: int, count: int, seconds: float = _WAIT_SECONDS
 ) -> tuple[socket.socket, str]:
-  """Connects to process 0 and waits until all others have.
+  """Connects to process 0 and waits until all other processes have connected too.
 
   Args:
-    host: The host of process 0.
+    host: The host name or address of process 0.
     port: The port of process 0.
-    process: Which process this is.
-    count: How many processes there are.
-    seconds: How long to wait.
+    process: The number of this process.
+    count: The number of processes.
+    seconds: The longest time to wait.
 
   Returns:
     The connection, and the answer of process 0.
 
   Raises:
-    UserError: process 0 is not there, knows another number of processes, or has this one already.
-    Interrupted: a process came and is gone again.
+    UserError: Process 0 cannot be reached, expects another number of processes, or has a process of
+      this number already.
+    Interrupted: A process connected and was lost again, or a signal asked this process to leave.
   """
   waiting = _Waiting(seconds)
   said = b''
@@ -107,7 +109,7 @@ def attend(
     waiting.check(f'process {process} waits for process 0 at {host}:{port}')
     try:
       connection = socket.create_connection((host, port), timeout=5)
-    except OSError:  # it has not begun to listen, or its name is not known yet
+    except OSError:  # Process 0 does not listen yet, or its name does not resolve yet.
       time.sleep(0.2)
       continue
     try:
@@ -115,7 +117,7 @@ def attend(
     except BaseException:
       connection.close()
       raise
-    if not said:  # it has no time for this process yet, or something else is there for a moment
+    if not said:  # Process 0 is too busy, or another program listens for a moment.
       connection.close()
       time.sleep(0.2)
   kind, text = said[:1], said[1:].decode(errors='replace').strip()
@@ -134,7 +136,7 @@ def attend(
 
 
 def _answer(connection: socket.socket, process: int, count: int, waiting: '_Waiting') -> bytes:
-  """The answer to the greeting; _HERE alone where process 0 has ended in the meantime."""
+  """Returns the answer to the greeting; only _HERE if process 0 was lost after that."""
   connection.settimeout(1.0)
   said = b''
   try:
@@ -154,14 +156,14 @@ def _answer(connection: socket.socket, process: int, count: int, waiting: '_Wait
 
 
 class _Waiting:
-  """Says every few seconds what is waited for, and when that has taken too long."""
+  """Logs regularly what a process waits for, and ends the wait when it takes too long."""
 
   def __init__(self, seconds: float):
     self._began = self._said = time.monotonic()
     self._seconds = seconds
 
   def check(self, what: str) -> None:
-    """Raises UserError when the time is over, and Interrupted when there was a signal."""
+    """Raises UserError if the time is over, and Interrupted if there was a signal."""
     if preemption.asked():
       raise Interrupted('asked to leave before the processes had come together: nothing was lost')
     now = time.monotonic()
@@ -173,7 +175,7 @@ class _Waiting:
 
 
 class _Gathering:
-  """The connections to process 0 while the processes come together."""
+  """The connections to process 0 until all processes have connected."""
 
   def __init__(self, server: socket.socket, count: int):
     self.joined: dict[int, socket.socket] = {}
@@ -193,7 +195,7 @@ class _Gathering:
       connection.close()
 
   def release(self) -> dict[int, socket.socket]:
-    """The connections of the processes, which are left open."""
+    """Returns the connections of the processes, which stay open when the context ends."""
     joined, self.joined = self.joined, {}
     return joined
 
@@ -202,7 +204,7 @@ class _Gathering:
     return [i for i in range(1, self._count) if i not in self.joined]
 
   def step(self) -> None:
-    """Takes what has come within a second."""
+    """Handles the connections and data that arrive within a second."""
     for key, _ in self._selector.select(1.0):
       connection = key.fileobj
       assert isinstance(connection, socket.socket)
@@ -255,18 +257,18 @@ class _Gathering:
       return
     del self._greetings[connection]
     self.joined[process] = connection
-    with contextlib.suppress(OSError):  # that it is gone is seen where it is read from
+    with contextlib.suppress(OSError):  # A lost connection is detected when it is read.
       connection.sendall(_HERE)
 
   def _check_joined(self, connection: socket.socket) -> None:
-    """Raises Interrupted where a process that had come is gone."""
+    """Raises Interrupted if a process that had connected is gone."""
     with contextlib.suppress(BlockingIOError):
       try:
         said = connection.recv(1)
       except ConnectionError:
         said = b''
       process = next(i for i, c in self.joined.items() if c is connection)
-      if said:  # it has nothing to say now
+      if said:  # A process has nothing to send at this point.
         return
       gone = f'process {process} is gone'
       for other in self.joined.values():

@@ -1,4 +1,4 @@
-"""The versions of what a run uses."""
+"""The versions of the software and the devices that a run uses."""
 
 import platform
 from typing import Any
@@ -9,7 +9,7 @@ from paxlite.parallel import devices
 
 
 def versions() -> dict[str, Any]:
-  """The versions of packages and of Python, and the devices of this run."""
+  """Describes the environment of this run: Python, packages and devices."""
   import importlib.metadata
 
   packages = ('paxlite', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'fiddle', 'numpy')

@@ -1,7 +1,7 @@
-"""Ends a run that hangs, and says where: the stacks of every thread, in a file a process.
+"""Ends a run that hangs, and writes the stacks of every thread to one file per process.
 
-No other part of a run notices a hang. A collective waits for as long as the processes in it live,
-and heartbeats continue while a main thread waits.
+No other part of a run notices a hang. A collective waits for as long as its processes live, and
+heartbeats continue while a main thread waits.
 """
 
 import dataclasses
@@ -24,19 +24,19 @@ from paxlite.runtime.peers import Peers
 
 _SAY_SECONDS = 60.0
 _GRACE_SECONDS = (
-  5  # the others notice at nearly the same moment: let them write before peers are gone
+  5  # The other processes notice at nearly the same moment: this lets them write their stacks.
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """The limits of a Watchdog, in seconds; 0 is no limit.
+  """The time limits of a Watchdog, in seconds; 0 means no limit.
 
   Attributes:
-    step: Without a step, or a batch of an evaluation.
-    phase: Without an end of what takes longer: starting, restoring, compiling, the first batch of
-      an evaluation, the last save.
-    stacks: Between two times that stacks are written in any case.
+    step: Longest time for one step, or one batch of an evaluation, before the run is ended.
+    phase: Longest time for a longer phase before the run is ended: starting, restoring, compiling,
+      the first batch of an evaluation, the last save.
+    stacks: Interval at which the stacks are written, even where nothing hangs.
   """
 
   step: float = 0.0
@@ -45,10 +45,11 @@ class Limits:
 
 
 def stacks_of_threads() -> str:
-  """Every thread's stack, innermost call first, without lines of source, which would be read.
+  """Returns the stack of every thread, innermost call first.
 
-  Not by faulthandler: it follows frames of threads that JAX's runtime made without holding on to
-  them, which has ended one run in two with a segmentation fault (Python 3.11).
+  The lines of source are left out, because they would have to be read from disk. faulthandler is
+  not used: it follows frames of threads that JAX's runtime made, without holding a reference to
+  them, and this ended one run in two with a segmentation fault (Python 3.11).
   """
   names = {thread.ident: thread.name for thread in threading.enumerate()}
   lines = []
@@ -62,15 +63,15 @@ def stacks_of_threads() -> str:
 
 
 class Watchdog:
-  """A context in which there has to be progress.
+  """A context in which the run must make progress.
 
-  Otherwise the process writes its stacks and ends with EXIT_AGAIN. With several processes,
-  process 0 says from time to time which of them it waits for.
+  Without progress the process writes its stacks and ends with EXIT_AGAIN. With several processes,
+  process 0 reports from time to time which of them it waits for.
 
   Args:
-    folder: Stacks go to folder/stacks/process_%05d.txt.
-    limits: How long the run may be without progress.
-    goodput: What the process spends its time on now; another kind is progress.
+    folder: The stacks are written to folder/stacks/process_%05d.txt.
+    limits: The time limits.
+    goodput: Knows what the process spends its time on; a change of the kind counts as progress.
     peers: The other processes.
   """
 
@@ -81,7 +82,7 @@ class Watchdog:
     self._limits = limits
     self._goodput = goodput
     self._peers = peers or Peers()
-    self._beats = 0  # as many in all processes that are equally far
+    self._beats = 0  # equal in all processes that are equally far
     self._in_steps = False
     self._left = threading.Event()
     self._thread = threading.Thread(target=self._watch, name='watchdog', daemon=True)
@@ -100,12 +101,12 @@ class Watchdog:
     self._left.set()
 
   def beat(self) -> None:
-    """A step, or a batch of an evaluation, is done; the next one comes soon."""
+    """Notes that a step, or a batch of an evaluation, is done; the next one must follow soon."""
     self._beats += 1
     self._in_steps = True
 
   def pause(self) -> None:
-    """There is progress, and what comes until the next beat takes longer than a step."""
+    """Notes progress; what follows until the next beat may take longer than a step."""
     self._beats += 1
     self._in_steps = False
 
@@ -137,11 +138,11 @@ class Watchdog:
 
   @property
   def _progress(self) -> int:
-    """Grows with a run, and is the same in processes that are equally far."""
+    """A number that grows during a run, and is the same in processes that are equally far."""
     return self._beats
 
   def _behind(self) -> str:
-    """Processes that are not as far as this one, and what they do."""
+    """Names the processes that are not as far as this one, and what they do."""
     found = [f'process {i} ({phase})' for i, phase in self._peers.behind(self._progress).items()]
     return listed(found, shown=4).replace(';', ',')
 
@@ -156,7 +157,10 @@ class Watchdog:
     os._exit(EXIT_AGAIN)
 
   def _write_stacks(self, reason: str) -> bool:
-    """Appends every thread's stack to the file; to stderr where that cannot be written."""
+    """Appends the stack of every thread to the file, or to stderr if the file cannot be written.
+
+    Returns whether the file was written.
+    """
     head = f'{datetime.datetime.now().astimezone().isoformat(timespec="seconds")} {reason}\n'
     try:
       self._path.parent.mkdir(exist_ok=True)
