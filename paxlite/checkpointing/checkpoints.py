@@ -259,7 +259,7 @@ class Checkpoints:
     before = self._failure
     self._failure = f'step {self._saving}: {save_errors.reason(error, self._directory)}'
     if self._failure != before:  # It is equal when the same step is tried again.
-      log.error('saving failed, training goes on: %s', self._failure)
+      log.error('saving failed, training continues: %s', self._failure)
     manager, step = self._manager_, self._saving
     self._manager_, self._saving = None, None
     with contextlib.suppress(Exception):

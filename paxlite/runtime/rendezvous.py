@@ -79,7 +79,7 @@ def gather(
     for connection in gathering.joined.values():
       connection.setblocking(True)
       with contextlib.suppress(OSError):  # peers.py will detect the lost connection.
-        connection.sendall(_YES + told.ljust(_ANSWER_BYTES - 1))
+        connection.sendall(_YES + reply.ljust(_ANSWER_BYTES - 1))
     return gathering.release()
 
 
