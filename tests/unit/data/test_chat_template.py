@@ -254,3 +254,13 @@ def test_a_long_conversation_is_far_within_the_allowance(tmp_path):
     made = chat(tmp_path, HONEST[name])
     made.render(MESSAGES, True)
     assert made._allowance.left > allowance.ALLOWANCE * 0.999, name
+
+
+def test_what_values_cost():
+  """Characters one each, elements _ELEMENT each, dictionaries twice that; nested ones add up."""
+  size, element = allowance.Allowance().size, allowance._ELEMENT
+  assert size('abc') == 3
+  assert size(None) == size(True) == size(1.5) == 0
+  assert size(range(1000)) == 1000 * element
+  assert size(['ab', 'c']) == 2 * element + 3
+  assert size({'key': ['ab']}) == 2 * element + len('key') + element + len('ab')
