@@ -126,7 +126,7 @@ def compile_step(
   notes: list[str] = []
   mesh = e.mesh(target.topology())
   notes.append(f'Backend: {e.backend}')
-  task = ShardedTask(fdl.build(e.training_task()), mesh, e.rules, e.SEED)
+  task = ShardedTask(fdl.build(e.task()), mesh, e.rules, e.SEED)
   lowered, seconds = _timed(lambda: task.lower_step(abstract_batch(e, mesh, notes)))
   state = lowered.args_info[0][0]
   device = mesh.devices.flat[0]

@@ -22,7 +22,7 @@ import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from paxlite.core import other_names, paths
 from paxlite.core.attributes import broken_rule, kind_of, with_kind
@@ -72,6 +72,16 @@ class Parameters:
     for name, annotation in parameter_types(type(self)).items():
       if rule := broken_rule(value := getattr(self, name), annotation):
         raise UserError(f'{name}={value:g} {rule}' if value < 1e6 else f'{name}={value} {rule}')
+
+  def replaced(self, **changes: Any) -> Self:
+    """A copy with these changes; parameters that are derived from others follow them."""
+    cls = type(self)
+    kept = {
+      name: value
+      for name, value in self.values().items()
+      if name in vars(self) or not isinstance(getattr(cls, name), derived)
+    }
+    return cls(**kept | changes)
 
   def values(self) -> dict[str, Any]:
     """Every parameter and its value in this object, derived ones included, sorted by name."""

@@ -22,7 +22,7 @@ from paxlite.core.attributes import Kind
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded
 from paxlite.core.json_files import read_json_lines, read_object
-from paxlite.core.params import convert, derived, parse
+from paxlite.core.params import parse
 from paxlite.core.run_files import open_file, write_file
 from paxlite.core.variable_names import path_name
 from paxlite.data.tokenizer import (
@@ -107,8 +107,7 @@ def load(
   refuse_te_layers(source)
   tokenizer = open_tokenizer(tokenizer_path or str(tokenizer_of(source.folder) or ''))
   check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
-  values = explicit_values(experiment) | experiment.decoding_values
-  unrolled = type(experiment)(**values)
+  unrolled = experiment.plain.replaced(**experiment.decoding_values)
   mesh = experiment.mesh()
   config = unrolled.task()
   shapes = _shapes(config, mesh, unrolled)
@@ -195,9 +194,7 @@ def load_checkpoint(
     'CHECKPOINT_RESTORE_STATE': False,
     'CHECKPOINT_RESTORE_CHANGES': [],
   }
-  experiment = cls(
-    **(explicit_values(trained) | without | here | {'PERCORE_BATCH_SIZE': 1.0} | changes)
-  )
+  experiment = trained.replaced(**(without | here | {'PERCORE_BATCH_SIZE': 1.0} | changes))
   experiment.validate()
   return load(experiment, source, Restore(checkpoint), tokenizer_path)
 
@@ -224,16 +221,6 @@ def refuse_te_layers(source: Source) -> None:
       f"{source.folder} holds the weights of Transformer Engine's layers, which keep no keys and "
       'values: first python -m paxlite.tools.convert_te --direction=te2fw'
     )
-
-
-def explicit_values(experiment: LanguageModel) -> dict[str, Any]:
-  """Returns the experiment's values without those that are derived from others."""
-  cls = type(experiment)
-  return {
-    k: convert(cls, k, v)
-    for k, v in experiment.values().items()
-    if not isinstance(getattr(cls, k), derived) or k in vars(experiment)
-  }
 
 
 def start_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:

@@ -92,7 +92,7 @@ class Backends(Transformer):
   def validate(self) -> None:
     super().validate()
     if self.USE_TE == 'layer':
-      te_block(self, self.task().model)
+      self.task()
     if self.backend.name != 'xla' and self.mesh_sizes.get('stage', 1) > 1:
       raise UserError(
         f'{self.backend}: a pipeline (mesh axis stage) runs in plain XLA alone, for now'
@@ -105,9 +105,7 @@ class Backends(Transformer):
       options.setdefault('xla_gpu_enable_triton_gemm', False)
     return options
 
-  def training_task(self) -> fdl.Config:
-    """task(), whatever a subclass has made of it, with the backend in its model."""
-    task = self.task()
+  def put_on_backend(self, task: fdl.Config) -> None:
     if self.USE_FP8:
       _multiply_by(task.model, backends.fp8_dot_general)
     if self.USE_TE == 'gemm':
@@ -124,7 +122,6 @@ class Backends(Transformer):
       task.model = fdl.Config(backends.int8_model, model=task.model, backward=backward)
     if self.USE_TE != 'off':
       task.context = template(backends.te_context, recipe=self.TE_RECIPE)
-    return task
 
 
 def _multiply_by(model: fdl.Config, dot_general: Any, **kwargs: Any) -> None:

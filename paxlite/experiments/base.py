@@ -8,10 +8,11 @@
 return the configs of the task and of the inputs, and properties for the trainer's numbers.
 """
 
+import functools
 import inspect
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Self
 
 import fiddle as fdl
 from jax.sharding import Mesh
@@ -105,13 +106,22 @@ class Experiment(Parameters):
         setattr(cfg, name, convert(cls, name, value))
     return cfg
 
+  def __init_subclass__(cls, **kwargs: Any):
+    super().__init_subclass__(**kwargs)
+    bases = (base for base in cls.__mro__[1:] if issubclass(base, Experiment))
+    if all(vars(base).get('task') is not cls.task for base in bases):  # not inherited
+      cls.task = _with_backend(cls.task)  # type: ignore
+
   def task(self) -> fdl.Config:
-    """The config of the task.Task to train."""
+    """The config of the task.Task to train, on the experiment's backend.
+
+    A subclass overrides this method and edits what super().task() returns, which is the model in
+    plain XLA. The backend is put into the result, so that it reaches the edits too.
+    """
     raise UserError(f'{type(self).__name__} has no model: derive it from LanguageModel')
 
-  def training_task(self) -> fdl.Config:
-    """The config of the task on the experiment's backend."""
-    return self.task()
+  def put_on_backend(self, task: fdl.Config) -> None:
+    """Edits the config of a task in plain XLA so that it computes on the experiment's backend."""
 
   def train_input(self) -> fdl.Config:
     """The config of the inputs.base.Input to train on."""
@@ -171,8 +181,13 @@ class Experiment(Parameters):
 
   @property
   def plain_backend(self) -> dict[str, Any]:
-    """The values of the attributes that choose a backend, of the same model in plain XLA."""
+    """The values with which the attributes that choose a backend choose plain XLA."""
     return {}
+
+  @property
+  def plain(self) -> Self:
+    """The same experiment in plain XLA."""
+    return self.replaced(**self.plain_backend)
 
   @property
   def remarks(self) -> list[str]:
@@ -291,6 +306,19 @@ class Experiment(Parameters):
     self.compiler_options('')  # raises where one is none
     self.check_restore()
     self.check_batch_size()
+
+
+def _with_backend(task: Callable[[Any], fdl.Config]) -> Callable[[Any], fdl.Config]:
+  """Experiment.task of a class, with the backend put into what the most derived class returns."""
+
+  @functools.wraps(task)
+  def with_backend(self: Experiment) -> fdl.Config:
+    config = task(self)
+    if type(self).task is with_backend:  # and not super().task() of a subclass
+      self.put_on_backend(config)
+    return config
+
+  return with_backend
 
 
 def compiler_option(text: str) -> tuple[str, Any]:

@@ -66,7 +66,7 @@ def check_function(e: Experiment, source: Source) -> None:
     )
   changes = {name: function[name] for name in e.CHECKPOINT_RESTORE_CHANGES}
   lines = _model_of(found['experiment'], theirs | changes)
-  if lines is not None and (different := differences(lines, function_lines(e.task().model))):
+  if lines is not None and (different := differences(lines, function_lines(e.plain.task().model))):
     raise UserError(
       f'{source.folder} is of {found["experiment"]}, whose model computes something else than that '
       f'of {type(e).__name__}: {listed(different, shown=3)}. Use the former'
@@ -79,7 +79,7 @@ def _model_of(experiment: str, values: dict[str, Any]) -> list[str] | None:
     cls = find_known(experiment)
   except UserError:
     return None
-  return function_lines(cls(**stated_values(cls, values)).task().model)
+  return function_lines(cls(**stated_values(cls, values)).plain.task().model)
 
 
 def function_lines(model: fdl.Config) -> list[str]:

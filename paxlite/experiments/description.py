@@ -16,7 +16,7 @@ from paxlite.parallel import partitioning
 
 def configs(experiment: Experiment) -> dict[str, fdl.Config]:
   """The configs of the task and of the inputs, by name; no inputs where there is no dataset."""
-  found = {'task': experiment.training_task()}
+  found = {'task': experiment.task()}
   with contextlib.suppress(UserError):
     found['train_input'] = experiment.train_input()
     found |= {f'eval_inputs.{name}': cfg for name, cfg in experiment.eval_inputs().items()}
@@ -30,7 +30,7 @@ def configs_text(experiment: Experiment) -> str:
 def requirements(experiment: Experiment) -> str:
   """Parameters, bytes per device, tokens and FLOPs of a step."""
   e = experiment
-  task = fdl.build(e.training_task())
+  task = fdl.build(e.task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   specs = partitioning.param_specs(boxed, e.rules)
   state = meta.unbox(boxed)

@@ -50,7 +50,7 @@ def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
 
   Args:
     e: The experiment.
-    model: The config of its TransformerLm, from e.task().
+    model: The config of its TransformerLm, in plain XLA.
 
   Raises:
     UserError: Transformer Engine's layer has no equivalent of some attributes, or of a block that

@@ -140,7 +140,7 @@ class Run:
       UserError: Another checkpoint that the run starts from does not fit.
     """
     e = self.experiment
-    task = ShardedTask(fdl.build(e.training_task()), e.mesh(), e.rules, e.SEED)
+    task = ShardedTask(fdl.build(e.task()), e.mesh(), e.rules, e.SEED)
     return StateStore(
       task=task,
       checkpoints=self.checkpoints(),

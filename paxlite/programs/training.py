@@ -120,7 +120,7 @@ def _sample(e: LanguageModel, trainer: Trainer, params: Any, tokenizer: Tokenize
   start = start_ids(e, tokenizer)
   prompt = (start + tokenizer.encode(e.sample_prompt or ''))[: e.MAX_SEQ_LEN - 1]
   generator = Generator(
-    fdl.build(e.task()).model,
+    fdl.build(e.plain.task()).model,
     params,
     e.MAX_SEQ_LEN,
     Sampling(temperature=0.8),

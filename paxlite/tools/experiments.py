@@ -93,7 +93,7 @@ def num_parameters(experiment: 'Experiment') -> int:
   import fiddle as fdl
   import jax
 
-  state = jax.eval_shape(fdl.build(experiment.task()).init, jax.random.key(0))
+  state = jax.eval_shape(fdl.build(experiment.plain.task()).init, jax.random.key(0))
   return sum(x.size for x in jax.tree.leaves(state.params))
 
 

@@ -105,7 +105,7 @@ def _import_pax(
   from paxlite.weights.pax import import_checkpoint
 
   experiment = build_experiment(name, [], overrides)
-  task = fdl.build(experiment.task())
+  task = fdl.build(experiment.plain.task())
   abstract = boxes.unbox(jax.eval_shape(task.init, jax.random.key(0)))
   with command_line.progress('importing') as report:
     size, step = import_checkpoint(

@@ -20,7 +20,7 @@ from paxlite.checkpointing.source import Source, tokenizer_of
 from paxlite.checkpointing.variables import Variable, write_variable
 from paxlite.core.errors import UserError, listed
 from paxlite.core.unfinished_folder import UnfinishedFolder
-from paxlite.eval.inference import experiment_of, explicit_values
+from paxlite.eval.inference import experiment_of
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.te_layer import check_supported
 from paxlite.parallel.mesh import MESH_AXES
@@ -130,11 +130,11 @@ def convert(
   changes: dict[str, Any] = dict(USE_TE='off', TE_RECIPE='bf16')
   if to_te_layer:
     changes |= dict(USE_TE='layer', USE_FP8=False, USE_INT8='off', PACKED_INPUT=False)
-  after = type(before)(**explicit_values(before) | changes)
+  after = before.replaced(**changes)
   if before.USE_LORA:
     raise UserError(f'{source.folder} has USE_LORA=True: its low-rank factors have no place there')
   one_device = dict(MESH_AXES=list(MESH_AXES), ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1])
-  check_supported(type(before)(**explicit_values(after) | one_device))
+  check_supported(after.replaced(**one_device))
   if to.absolute().is_relative_to(source.folder.absolute()):
     raise UserError(f'{to} lies in what is converted: choose another folder')
   variables = {k: v for k, v in source.variables.items() if not k.startswith('overwritten/')}

@@ -187,7 +187,7 @@ def check_values(case: tuple[str, dict[str, Any]]) -> bool:
   if isinstance(experiment, UserError):
     return False
   assert all(getattr(experiment, key) == value for key, value in values.items())
-  return not isinstance(outcome(experiment.training_task, *parameter_types(cls)), UserError)
+  return not isinstance(outcome(experiment.task, *parameter_types(cls)), UserError)
 
 
 _HOW = st.sampled_from(('write', 'insert', 'cut', 'remove', 'copy', 'drop', 'json', 'json', 'json'))

@@ -55,7 +55,7 @@ def one_device(model: str, width: int, tied: bool, changes: tuple[tuple[str, Any
   of_meshes = ('MESH_AXES', 'SEQUENCE_SHARDED_ACTIVATIONS', 'NUM_MICROBATCHES')
   kept = {k: v for k, v in changes if k not in of_meshes}
   e = experiment(model, width, 1, tied, **mesh | kept)
-  task = fdl.build(e.training_task())
+  task = fdl.build(e.task())
   state = jax.jit(lambda rng: meta.unbox(task.init(rng)))(jax.random.key(0))
   return jax.device_get((state, gradients(task, None)(state, batch_of(e))))
 
@@ -80,7 +80,7 @@ def check(ici: list[int], dcn: list[int], case: str, changes: dict[str, Any]) ->
   mesh_values = dict(ICI_MESH_SHAPE=ici, DCN_MESH_SHAPE=dcn, PERCORE_BATCH_SIZE=rows_a_device)
   e = experiment(model, int(width), int(chunks), bool(tied), **mesh_values | changes)
   e.validate()
-  mesh, task = e.mesh(), fdl.build(e.training_task())
+  mesh, task = e.mesh(), fdl.build(e.task())
   hashable = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in changes.items())
   state, (expected, metrics) = one_device(model, int(width), bool(tied), hashable)
   boxed = jax.eval_shape(task.init, jax.random.key(0))

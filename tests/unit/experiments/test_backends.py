@@ -13,7 +13,7 @@ import pytest
 from flax.linen import meta
 
 from paxlite.core.errors import UserError
-from paxlite.core.templates import template
+from paxlite.core.templates import config_text, template
 from paxlite.experiments.demo import TinyGPT
 from paxlite.layers.projection import Projection
 from paxlite.training.step import train_step
@@ -33,7 +33,7 @@ class Step:
 
   def __init__(self, e):
     e.validate()
-    self.task = fdl.build(e.training_task())
+    self.task = fdl.build(e.task())
     self.state = jax.jit(lambda key: meta.unbox(self.task.init(key)))(jax.random.key(0))
     self.batch = {k: jnp.asarray(v) for k, v in batch_of(e).items()}
     self.jitted = jax.jit(lambda state, batch: train_step(self.task, 0, state, batch))
@@ -396,3 +396,32 @@ def test_an_edited_task_is_on_the_backend_too():
   assert step.dots()['i8', 'i8'] == 2 * 4
   with pytest.raises(UserError, match='Halved changes its blocks'):
     Halved(USE_TE='layer', PACKED_INPUT=False).validate()
+
+
+class Edit:
+  """A mixin that is no experiment and edits the task."""
+
+  def task(self):
+    task = super().task()
+    task.model.logit_cap = 7.0
+    return task
+
+
+def test_the_task_is_on_the_backend_whoever_overrides_it():
+  class Below(Halved):
+    def task(self):
+      task = super().task()
+      task.model.logit_cap = 7.0
+      return task
+
+  class Mixed(Edit, TinyGPT):
+    pass
+
+  class BelowMixed(Mixed):
+    pass
+
+  for cls in (TinyGPT, Below, Mixed, BelowMixed):
+    e = cls(USE_FP8=True)
+    assert 'DotGeneralEinsum' in config_text(e.task()), cls
+    assert 'DotGeneralEinsum' not in config_text(e.plain.task()), cls
+    assert (e.task().model.logit_cap == 7.0) == (cls is not TinyGPT), cls
