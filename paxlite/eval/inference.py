@@ -18,11 +18,11 @@ from jax.sharding import Mesh
 
 from paxlite.checkpointing.restore import Plan, Restore
 from paxlite.checkpointing.source import Source, find_source, read_values, tokenizer_of
-from paxlite.core.attributes import Kind
+from paxlite.core.attribute_kinds import Kind
+from paxlite.core.attributes import parse
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded
 from paxlite.core.json_files import read_json_lines, read_object
-from paxlite.core.params import parse
 from paxlite.core.run_files import open_file, write_file
 from paxlite.core.variable_names import path_name
 from paxlite.data.tokenizer import (

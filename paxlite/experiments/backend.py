@@ -6,7 +6,7 @@ from typing import Any, Literal
 import fiddle as fdl
 from fiddle import selectors
 
-from paxlite.core.attributes import Training
+from paxlite.core.attribute_kinds import Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.te_layer import te_block

@@ -18,7 +18,7 @@ import fiddle as fdl
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.restore import Restore
-from paxlite.core.attributes import (
+from paxlite.core.attribute_kinds import (
   Count,
   Kind,
   OffAtZero,
@@ -29,14 +29,14 @@ from paxlite.core.attributes import (
   at_most,
   names_of,
 )
+from paxlite.core.attributes import Attributes, LocalPath, attribute_types, convert, derived
 from paxlite.core.errors import UserError
-from paxlite.core.params import LocalPath, Parameters, convert, derived, parameter_types
 from paxlite.layers.backends import Backend
 from paxlite.parallel import mesh, partitioning
 from paxlite.runtime import compiler
 
 
-class Experiment(Parameters):
+class Experiment(Attributes):
   """Mesh, batch and loop; subclasses add a model and data.
 
   Sizes are per the whole run unless a name says otherwise.
@@ -219,7 +219,7 @@ class Experiment(Parameters):
 
   def values_of(self, *kinds: Kind) -> dict[str, Any]:
     """The attributes of these kinds, with their values."""
-    return {name: getattr(self, name) for name in names_of(parameter_types(type(self)), *kinds)}
+    return {name: getattr(self, name) for name in names_of(attribute_types(type(self)), *kinds)}
 
   @property
   def saves_trainable_only(self) -> bool:

@@ -11,7 +11,7 @@ import fiddle as fdl
 
 from paxlite.checkpointing.source import Source, read_values
 from paxlite.core import shell
-from paxlite.core.attributes import Kind
+from paxlite.core.attribute_kinds import Kind
 from paxlite.core.errors import UserError, listed
 from paxlite.core.templates import config_text
 from paxlite.experiments.base import Experiment

@@ -9,10 +9,10 @@ import fiddle as fdl
 
 from paxlite.checkpointing.source import check_weights, tokenizer_of
 from paxlite.core import shell
-from paxlite.core.attributes import Count, Run, Training
+from paxlite.core.attribute_kinds import Count, Run, Training
+from paxlite.core.attributes import AnyPath, LocalPath, attribute_types
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded, kind
-from paxlite.core.params import AnyPath, LocalPath, parameter_types
 from paxlite.core.templates import config
 from paxlite.data import packaged
 from paxlite.data.base import RowInput
@@ -418,7 +418,7 @@ class Mixture(FromTfds, _Rows):
     if dataset is SeqioTask:
       attributes['SEQIO_ROWS'] = self.stream_rows
     mine = self.values()
-    shared = {name: mine[name] for name in parameter_types(dataset).keys() & mine.keys()}
+    shared = {name: mine[name] for name in attribute_types(dataset).keys() & mine.keys()}
     return dataset(**shared | attributes)
 
 

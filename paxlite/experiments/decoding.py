@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-from paxlite.core.attributes import Count, Generation, Run, Training
-from paxlite.core.params import LocalPath
+from paxlite.core.attribute_kinds import Count, Generation, Run, Training
+from paxlite.core.attributes import LocalPath
 from paxlite.experiments.base import Experiment
 from paxlite.generation.decoding import Sampling
 

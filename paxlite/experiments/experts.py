@@ -5,7 +5,7 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxlite.core.attributes import Count, Function, Run, Shape, Training
+from paxlite.core.attribute_kinds import Count, Function, Run, Shape, Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.language_model import LanguageModel

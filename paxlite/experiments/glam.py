@@ -6,7 +6,7 @@ import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
-from paxlite.core.attributes import Function, Shape
+from paxlite.core.attribute_kinds import Function, Shape
 from paxlite.core.templates import template
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M

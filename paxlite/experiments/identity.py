@@ -8,10 +8,10 @@ from typing import Any
 import jax
 
 from paxlite.checkpointing.source import Source, read_values
-from paxlite.core.attributes import Kind
+from paxlite.core.attribute_kinds import Kind
+from paxlite.core.attributes import attribute_types, derived
 from paxlite.core.errors import UnreadableError, UserError
 from paxlite.core.json_files import read_object
-from paxlite.core.params import derived, parameter_types
 from paxlite.core.run_files import write_file
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs, configs_text, values_text
@@ -88,7 +88,7 @@ def stated_values(cls: type[Experiment], values: Mapping[str, Any]) -> dict[str,
 
   Values of attributes that are no longer there are left out.
   """
-  known = {k: v for k, v in values.items() if k in parameter_types(cls)}
+  known = {k: v for k, v in values.items() if k in attribute_types(cls)}
   stated = {k: v for k, v in known.items() if not isinstance(getattr(cls, k), derived)}
   e = cls(**stated)
   return stated | {k: v for k, v in known.items() if k not in stated and getattr(e, k) != v}

@@ -4,7 +4,7 @@ from typing import Literal
 
 import fiddle as fdl
 
-from paxlite.core.attributes import Below1, Fraction, NotNegative, NotNegativeInt, Training
+from paxlite.core.attribute_kinds import Below1, Fraction, NotNegative, NotNegativeInt, Training
 from paxlite.core.errors import UserError, compiled
 from paxlite.core.templates import config
 from paxlite.experiments.base import Experiment

@@ -143,7 +143,7 @@ def build_experiment(
     run: configuration.run_values of a run; if it is of this experiment, its values are those of all
       attributes that neither fiddlers nor overrides set.
   """
-  from paxlite.core.params import parse
+  from paxlite.core.attributes import parse
 
   cls = find(name)
   cfg: Any = cls.config()

@@ -7,7 +7,7 @@ import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
-from paxlite.core.attributes import Below1, Count, Function, Run, Shape, Training
+from paxlite.core.attribute_kinds import Below1, Count, Function, Run, Shape, Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config, template
 from paxlite.experiments.decoding import Decoding

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paxlite.core.attributes import Kind
+from paxlite.core.attribute_kinds import Kind
 from paxlite.core.errors import UserError, located
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.base import Experiment

@@ -35,8 +35,8 @@ from hypothesis import strategies as st
 from paxlite import main
 from paxlite.checkpointing.source import find_source
 from paxlite.checkpointing.variables import stored_variables
+from paxlite.core.attributes import attribute_types, parse
 from paxlite.core.errors import UserError
-from paxlite.core.params import parameter_types, parse
 from paxlite.data import documents, flat_tokens, flat_tokens_writer, packaged, sft, streams
 from paxlite.data.tokenizer import ChatFormat, open_tokenizer
 from paxlite.eval import eval_tasks, inference
@@ -137,7 +137,7 @@ _FLAG_NAMES = (
 @st.composite
 def _values(draw) -> tuple[str, dict[str, Any]]:
   experiment = draw(st.sampled_from(_EXPERIMENTS))
-  known = parameter_types(find(experiment))
+  known = attribute_types(find(experiment))
   names = draw(st.lists(st.sampled_from(sorted(known)), min_size=1, max_size=4, unique=True))
   return experiment, {name: draw(typed(known[name])) for name in names}
 
@@ -183,11 +183,11 @@ def check_values(case: tuple[str, dict[str, Any]]) -> bool:
     found = parse(cls, key, repr(value))
     assert (found, type(found)) == (value, type(value)), f'{key}={value!r} is read as {found!r}'
   texts = {key: repr(value) for key, value in values.items()}
-  experiment = outcome(lambda: registry.build_experiment(name, [], texts), *parameter_types(cls))
+  experiment = outcome(lambda: registry.build_experiment(name, [], texts), *attribute_types(cls))
   if isinstance(experiment, UserError):
     return False
   assert all(getattr(experiment, key) == value for key, value in values.items())
-  return not isinstance(outcome(experiment.task, *parameter_types(cls)), UserError)
+  return not isinstance(outcome(experiment.task, *attribute_types(cls)), UserError)
 
 
 _HOW = st.sampled_from(('write', 'insert', 'cut', 'remove', 'copy', 'drop', 'json', 'json', 'json'))

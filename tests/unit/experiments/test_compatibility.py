@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from flax.linen import meta
 
-from paxlite.core.attributes import Kind
+from paxlite.core.attribute_kinds import Kind
+from paxlite.core.attributes import attribute_types
 from paxlite.core.errors import UserError
-from paxlite.core.params import parameter_types
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.compatibility import differences, function_lines
 from paxlite.experiments.datasets import Synthetic
@@ -34,7 +34,7 @@ IDS = jax.random.randint(jax.random.key(1), (2, 16), 0, 64)
 
 
 def small(family, **changes):
-  known = parameter_types(family)
+  known = attribute_types(family)
   if 'NUM_EXPERTS' in known:
     changes = {'NUM_EXPERTS': 2} | changes
   return family(**{k: v for k, v in (SMALL | changes).items() if k in known})

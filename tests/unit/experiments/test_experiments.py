@@ -5,9 +5,9 @@ import re
 import fiddle as fdl
 import pytest
 
-from paxlite.core.attributes import Kind, kind_of
+from paxlite.core.attribute_kinds import Kind, kind_of
+from paxlite.core.attributes import attribute_types
 from paxlite.core.errors import UserError
-from paxlite.core.params import parameter_types
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.demo import TinyGPT
@@ -95,7 +95,7 @@ def test_every_attribute_says_what_it_decides():
   without = {
     (cls.__name__, name)
     for cls in ours
-    for name, annotation in parameter_types(cls).items()
+    for name, annotation in attribute_types(cls).items()
     if kind_of(annotation) is None
   }
   assert without == set()
@@ -106,7 +106,7 @@ def test_a_kind_is_inherited_and_bounds_are_checked():
     MAX_STEPS: int = 7
     MY_OWN: int = 3
 
-  kinds = {name: kind_of(annotation) for name, annotation in parameter_types(Mine).items()}
+  kinds = {name: kind_of(annotation) for name, annotation in attribute_types(Mine).items()}
   assert kinds['MAX_STEPS'] is Kind.RUN
   assert kinds['MY_OWN'] is None
   for values, message in (

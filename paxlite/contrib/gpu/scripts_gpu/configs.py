@@ -1,6 +1,6 @@
 """The experiments that Pax's GPU scripts name."""
 
-from paxlite.core.params import LocalPath
+from paxlite.core.attributes import LocalPath
 from paxlite.experiments import llama
 from paxlite.experiments.datasets import FlatTokens, FromTfds, SeqioTask, Synthetic
 from paxlite.experiments.glam import GLaM64B64E, GLaM126M64E

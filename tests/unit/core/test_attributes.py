@@ -10,8 +10,8 @@ import pytest
 
 from paxlite.contrib.gpu.scripts_gpu.configs import FlatTokens5B
 from paxlite.core import other_names, shell
+from paxlite.core.attributes import Attributes, attribute_types, convert, parse
 from paxlite.core.errors import UserError
-from paxlite.core.params import Parameters, convert, parameter_types, parse
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import SeqioTask
 from paxlite.experiments.demo import DemoGPT
@@ -19,7 +19,7 @@ from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
 
 
-class Base(Parameters):
+class Base(Attributes):
   LAYERS = 12
   RATE: float = 1e-3
   NAME: str = 'base'
@@ -63,7 +63,7 @@ def test_a_misspelt_attribute_is_an_error_at_class_creation():
       R_COS_MIN_RATIO = 0.2
 
 
-def test_an_annotated_near_name_is_a_new_parameter():
+def test_an_annotated_near_name_is_a_new_attribute():
   class New(Base):
     R_COS_MIN_RATIO: float = 0.2
 
@@ -76,7 +76,7 @@ def test_an_annotated_near_name_is_a_new_parameter():
     ('num_layers', 3, 'has no attribute num_layers. Did you mean NUM_LAYERS'),
     ('num_layers', '3', 'begins with an underscore: _num_layers'),
     ('LAYERS', 3, 'has no attribute LAYERS. It is NUM_LAYERS here'),
-    ('LR', 0.1, 'It is LEARNING_RATE here. If it is a new parameter, annotate it: LR: float = 0.1'),
+    ('LR', 0.1, 'It is LEARNING_RATE here. If it is a new attribute, annotate it: LR: float = 0.1'),
     ('NUM_LAYER', 3, 'Did you mean NUM_LAYERS'),
     ('EMBEDDING_LOOKUP_STYLE', 'matmul', 'needs no such attribute'),
     ('TRAINABLE_PE_MAX_SEQ_LEN', 16384, 'It is MAX_SEQ_LEN here'),
@@ -90,7 +90,7 @@ def test_an_annotated_near_name_is_a_new_parameter():
     ('ICI_MESH_SHAPE', 8, 'must be list'),
   ],
 )
-def test_a_class_attribute_that_is_no_parameter_is_refused(name, value, message):
+def test_a_class_attribute_that_is_no_attribute_is_refused(name, value, message):
   with pytest.raises(UserError, match=message) as error:
     type('Mine', (GPT126M,), {name: value})
   assert '\n' not in str(error.value)
@@ -100,7 +100,7 @@ def test_a_class_attribute_that_is_no_parameter_is_refused(name, value, message)
     setattr(GPT126M(), name, value)
 
 
-def test_what_a_class_may_hold_besides_parameters():
+def test_what_a_class_may_hold_besides_attributes():
   class Plain:
     NEW: int = 1
     NUM_LAYERS = 6
@@ -136,7 +136,7 @@ def test_what_a_class_may_hold_besides_parameters():
   assert Child(NEW=2).HALF == 1
 
 
-def test_an_instance_takes_parameters_of_their_types_alone():
+def test_an_instance_takes_attributes_of_their_types_alone():
   e = GPT126M()
   e.NUM_LAYERS = 5.0
   assert e.NUM_LAYERS == 5
@@ -149,7 +149,7 @@ def test_an_instance_takes_parameters_of_their_types_alone():
 
 
 def test_hints_lead_to_what_there_is():
-  known = parameter_types(type('All', (SeqioTask, MixtureOfExperts), {}))
+  known = attribute_types(type('All', (SeqioTask, MixtureOfExperts), {}))
   names = [n for n in other_names.ATTRIBUTES.values() if ' ' not in n]
   assert set(names) <= known.keys()
   assert not known.keys() & {n for n in other_names.ATTRIBUTES if n != 'SEED'}
