@@ -216,7 +216,7 @@ def _check_attributes(cls: type) -> None:
   Methods, properties, nested classes and names that begin with an underscore are allowed.
 
   Raises:
-    UserError: A name is neither a known attribute nor annotated as a new one, or it has another type.
+    UserError: A name is unknown and not annotated as new, or a value has another type.
   """
   plain = [base for base in cls.__mro__ if not issubclass(base, Attributes) and base is not object]
   stated = {name for base in cls.__mro__[1:] if issubclass(base, Attributes) for name in vars(base)}

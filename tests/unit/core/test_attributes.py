@@ -74,7 +74,7 @@ def test_an_annotated_near_name_is_a_new_attribute():
   ('name', 'value', 'message'),
   [
     ('num_layers', 3, 'has no attribute num_layers. Did you mean NUM_LAYERS'),
-    ('num_layers', '3', 'begins with an underscore: _num_layers'),
+    ('num_layers', '3', 'begin with an underscore: _num_layers'),
     ('LAYERS', 3, 'has no attribute LAYERS. It is NUM_LAYERS here'),
     ('LR', 0.1, 'It is LEARNING_RATE here. If it is a new attribute, annotate it: LR: float = 0.1'),
     ('NUM_LAYER', 3, 'Did you mean NUM_LAYERS'),
