@@ -7,12 +7,14 @@ prints the lines in which two experiments differ. NAME is a bare name or a dotte
 """
 
 import argparse
+import ast
 import difflib
 import inspect
 import json
 import pathlib
 import re
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -159,10 +161,12 @@ def _meanings(classes: Iterable[type]) -> dict[str, str]:
     for name, value in vars(cls).items():
       if name.isupper() and (getattr(value, '__doc__', None) or '') and hasattr(value, 'fget'):
         found.setdefault(name, value.__doc__.splitlines()[0])
-    for line in inspect.getsource(cls).splitlines():
-      match = re.match(r'  ([A-Z][A-Z0-9_]*): [^#]*  # (.*)', line)
-      if match and 'noqa' not in match[2]:
-        found.setdefault(match[1], match[2])
+    source = textwrap.dedent(inspect.getsource(cls))
+    for node in ast.walk(ast.parse(source)):
+      if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
+        if comment := re.search(r'  # (?!noqa)(.*)', '\n'.join(lines)):
+          found.setdefault(node.target.id, comment[1])
   return found
 
 
