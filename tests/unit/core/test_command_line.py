@@ -1,6 +1,7 @@
 """What every tool does with its command line and its terminal."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
