@@ -1,4 +1,5 @@
-# make demo     installs paxlite with its core dependencies and trains a small GPT on real text
+# make demo     installs paxlite with its core dependencies and trains a small GPT on real text;
+#               FLAGS=--fdl.MAX_STEPS=100 and the like are passed on
 # make test     installs the test extra and runs the tests (about 4 minutes on 2 cores)
 # make test-slow the tests that take longer
 # make check    ruff and mypy
@@ -12,7 +13,7 @@ WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 .PHONY: demo test test-slow check clean
 
 demo: $(VENV)/.core
-	$(BIN)/python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=$(LOGS)
+	$(BIN)/python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=$(LOGS) $(FLAGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --durations=25
