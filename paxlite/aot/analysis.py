@@ -14,63 +14,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from paxlite.aot import hlo
+from paxlite.aot.costs import Platform
+from paxlite.aot.roofline import Links, ProgramCosts, costs_of
+from paxlite.aot.roofline import lines as cost_lines
 from paxlite.aot.targets import Chip, Target
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
 from paxlite.runtime import compiled_step
 from paxlite.training.sharded_task import ShardedTask
-
-
-@dataclasses.dataclass(frozen=True)
-class Communication:
-  """All collectives of one kind along the same mesh axes, in one step of one device.
-
-  Attributes:
-    kind: One of hlo.KINDS.
-    axes: Mesh axes along which devices communicate.
-    runs: Number of runs in a step.
-    bytes: Bytes of the arrays, of all runs together.
-    ici_bytes: Bytes sent within a slice or host.
-    dcn_bytes: Bytes sent to other slices or hosts.
-  """
-
-  kind: str
-  axes: tuple[str, ...]
-  runs: int
-  bytes: int
-  ici_bytes: float
-  dcn_bytes: float
-
-
-@dataclasses.dataclass(frozen=True)
-class Roofline:
-  """Seconds per step that each resource needs by itself, at the speed of its data sheet.
-
-  Attributes:
-    compute: Seconds for the model's FLOPs at the peak, and for those of recomputation where the
-      policy keeps nothing; extended by the ticks in which stages of a pipeline idle.
-    memory: Seconds to read the arguments, to write the results, and to write and read the
-      temporaries once: about the least.
-    ici: Seconds to send the bytes within slices or hosts.
-    dcn: Seconds to send the bytes between slices or hosts.
-  """
-
-  compute: float
-  memory: float
-  ici: float
-  dcn: float
-
-  @property
-  def overlapped(self) -> float:
-    """Seconds of a step in which all four happen at the same time."""
-    return max(self.compute, self.memory, self.ici, self.dcn)
-
-  @property
-  def in_turn(self) -> float:
-    """Seconds of a step that computes first and then communicates."""
-    return max(self.compute, self.memory) + self.ici + self.dcn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +48,7 @@ class Report:
   generated_code: int = 0
   total: int = 0
   model_flops: float = 0.0
-  communication: tuple[Communication, ...] = ()
-  roofline: Roofline | None = None
+  costs: ProgramCosts | None = None
   mfu: tuple[float, float] | None = None
   saved: str | None = None
   notes: tuple[str, ...] = ()
@@ -110,6 +61,7 @@ def compile_step(
   experiment: Experiment,
   target: Target,
   save: pathlib.Path | None = None,
+  write_hlo: pathlib.Path | None = None,
 ) -> Report:
   """Compiles `experiment`'s train step for `target`.
 
@@ -117,6 +69,7 @@ def compile_step(
     experiment: A validated experiment; its mesh is that of the target.
     target: The target, from targets.parse.
     save: The file for the compiled step, which --compiled_step loads.
+    write_hlo: The file for the text of the compiled program.
 
   Raises:
     UserError: The mesh and the target differ, or the target's compiler is missing or refuses the
@@ -161,15 +114,16 @@ def compile_step(
   memory = compiled.memory_analysis()
   total = _peak(memory, device.platform)
   fits, verdict = _verdict(total, chip)
-  found = _communication(e, compiled, mesh, notes)
   flops = e.flops_per_token * e.batch_size * e.MAX_SEQ_LEN
-  roofline = None
-  if chip is not None:
-    roofline = _roofline(e, chip, device.platform, flops / mesh.size, memory, found)
+  text = _text(compiled, notes)
+  if write_hlo is not None and text:
+    write_hlo.write_text(text)
+    notes.append(f'The program is in {write_hlo}.')
+  costs = costs_of(text, _platform(device), _links(e, mesh), chip) if text else None
   mfu = None
-  if chip is not None and roofline is not None and flops:
-    ideal = flops / mesh.size / chip.peak_flops
-    mfu = (ideal / roofline.in_turn, ideal / roofline.overlapped)
+  if chip is not None and costs is not None and costs.roofline is not None and flops:
+    ideal = flops / mesh.size / _peak_flops(costs, chip)
+    mfu = (ideal / costs.roofline.step, ideal / costs.roofline.least)
   if save is not None:
     size = compiled_step.save(save, compiled, lowered, mesh, e.values(), options)
     notes.append(f'The compiled step is in {save}: {size:,} bytes.')
@@ -182,8 +136,7 @@ def compile_step(
     generated_code=memory.generated_code_size_in_bytes,
     total=total,
     model_flops=flops,
-    communication=tuple(found),
-    roofline=roofline,
+    costs=costs,
     mfu=mfu,
     saved=None if save is None else str(save),
     notes=tuple(notes),
@@ -258,48 +211,29 @@ def _verdict(total: int, chip: Chip | None) -> tuple[bool | None, str]:
   return True, f'fits: {of}'
 
 
-def _communication(
-  e: Experiment, compiled: Any, mesh: Mesh, notes: list[str]
-) -> list[Communication]:
-  text = None
+def _text(compiled: Any, notes: list[str]) -> str | None:
+  """The text of a compiled program; None where this version of the compiler cannot print it."""
   with contextlib.suppress(jax.errors.JaxRuntimeError):
-    text = compiled.as_text()
-  if text is None:
-    notes.append('This version of the compiler cannot print its program: collectives unknown.')
-    return []
-  ici = dict(zip(mesh.axis_names, e.ICI_MESH_SHAPE, strict=True))
+    return compiled.as_text()
+  notes.append('This version of the compiler cannot print its program: its costs are unknown.')
+  return None
+
+
+def _platform(device: Any) -> Platform:
+  return {'cpu': 'cpu', 'tpu': 'tpu'}.get(device.platform, 'gpu')  # type: ignore[return-value]
+
+
+def _links(e: Experiment, mesh: Mesh) -> Links:
+  near = dict(zip(mesh.axis_names, e.ICI_MESH_SHAPE, strict=True))
   # with several slices of TPUs, the program is that of one slice
-  sizes = ici if mesh.devices.flat[0].platform == 'tpu' else dict(mesh.shape)
-  found = []
-  for kind, axes, runs, total, sent in hlo.totals(hlo.collectives(text, sizes)):
-    if axes == (hlo.BETWEEN_SLICES,):
-      found.append(Communication(kind, axes, runs, total, 0.0, float(total)))
-      continue
-    members, near = 1, 1
-    for axis in axes:
-      members *= sizes[axis]
-      near *= ici[axis]
-    # Hierarchical: data of other hosts crosses the network once per host, split over its devices,
-    # and then goes round within the host.
-    far = sent * (members - near) / (members - 1) / near if members > near else 0.0
-    found.append(Communication(kind, axes, runs, total, sent if near > 1 else 0.0, far))
-  return found
+  return Links(near if mesh.devices.flat[0].platform == 'tpu' else dict(mesh.shape), near)
 
 
-def _roofline(
-  e: Experiment, chip: Chip, platform: str, flops: float, memory: Any, found: list[Communication]
-) -> Roofline:
-  moved = (
-    memory.argument_size_in_bytes
-    + memory.output_size_in_bytes
-    + 2 * min(memory.temp_size_in_bytes, _peak(memory, platform))
-  )
-  return Roofline(
-    compute=flops * e.recomputed / chip.peak_flops,
-    memory=moved / chip.memory_bandwidth,
-    ici=sum(c.ici_bytes for c in found) / chip.ici_bandwidth,
-    dcn=sum(c.dcn_bytes for c in found) / chip.dcn_bandwidth,
-  )
+def _peak_flops(costs: ProgramCosts, chip: Chip) -> float:
+  """The peak for the type of operands that most FLOPs have."""
+  peaks = chip.flops_by_type
+  most = max(costs.flops, key=lambda dtype: costs.flops[dtype], default='')
+  return max(peaks.get(most, 0.0), chip.peak_flops)
 
 
 def page(report: Report) -> str:
@@ -327,30 +261,13 @@ def page(report: Report) -> str:
     ]
     if chip is not None:
       lines.append(f'  there is        {gib(chip.memory):>12}')
-  if r.communication:
-    lines += ['', 'Collectives of a step', '  kind                 axes              runs']
-    lines[-1] += '    array bytes   sent within    sent between'
-    for c in r.communication:
-      lines.append(
-        f'  {c.kind:20} {"+".join(c.axes):16} {c.runs:5,} {c.bytes:14,} {c.ici_bytes:13,.0f} '
-        f'{c.dcn_bytes:15,.0f}'
-      )
-    lines.append('  within and between slices or hosts, by one device, in rings')
-  if r.roofline is not None and chip is not None:
-    t = r.roofline
-    lines += [
-      '',
-      f'Model FLOPs of a step: {r.model_flops:.4g} (attention counted causally)',
-      f'Seconds of a step at the numbers of its data sheet ({chip.source})',
-      f'  compute  {t.compute:9.4f}   at {chip.peak_flops / 1e12:,.0f} TFLOP/s',
-      f'  memory   {t.memory:9.4f}   at {chip.memory_bandwidth / 1e9:,.0f} GB/s, at least',
-      f'  within   {t.ici:9.4f}   at {chip.ici_bandwidth / 1e9:,.0f} GB/s a device and axis',
-      f'  between  {t.dcn:9.4f}   at {chip.dcn_bandwidth / 1e9:,.1f} GB/s a device',
-    ]
-    if r.mfu is not None:
-      low, high = r.mfu
-      lines.append(
-        f'  a step   {t.overlapped:9.4f} to {t.in_turn:.4f}: MFU {low:.0%} to {high:.0%}, '
-        'communication in turn or overlapped'
-      )
+  if r.model_flops:
+    lines += ['', f'Model FLOPs of a step: {r.model_flops:.4g} (attention counted causally)']
+  if r.costs is not None:
+    lines += ['', *cost_lines(r.costs, chip)]
+  if r.mfu is not None:
+    low, high = r.mfu
+    lines.append(
+      f'  MFU is at most {low:.0%}; {high:.0%} if computing, memory and collectives all overlapped.'
+    )
   return '\n'.join([*lines, *([''] if r.notes else []), *r.notes])

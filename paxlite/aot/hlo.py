@@ -1,250 +1,403 @@
-"""The collectives of a compiled program, read from its HLO text.
+"""The text of a compiled program (optimized HLO) as computations and instructions.
 
-XLA's own cost analysis counts the body of a loop once and knows nothing of the mesh. This module
-counts each collective as often as it runs, and finds the mesh axes along which it runs.
+The text comes from `compiled.as_text()` or from a file that XLA dumped. It does not say how often
+the body of a loop runs, except where the compiler has noted it; `Program.trips` finds that out from
+the loop's counter.
 """
 
-import collections
 import dataclasses
-import itertools
+import functools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
-import numpy as np
-
-_BYTES = {
-  'pred': 1, 's4': 1, 'u4': 1, 's8': 1, 'u8': 1, 's16': 2, 'u16': 2, 'bf16': 2, 'f16': 2,
-  's32': 4, 'u32': 4, 'f32': 4, 's64': 8, 'u64': 8, 'f64': 8, 'c64': 8,
-  'f8e4m3': 1, 'f8e4m3fn': 1, 'f8e5m2': 1, 'f8e4m3b11fnuz': 1, 'f8e8m0fnu': 1,
+_BITS = {
+  'pred': 8, 's2': 2, 'u2': 2, 's4': 4, 'u4': 4, 's8': 8, 'u8': 8, 's16': 16, 'u16': 16,
+  'bf16': 16, 'f16': 16, 's32': 32, 'u32': 32, 'f32': 32, 's64': 64, 'u64': 64, 'f64': 64,
+  'c64': 64, 'c128': 128, 'f4e2m1fn': 4, 'f8e4m3': 8, 'f8e4m3fn': 8, 'f8e5m2': 8,
+  'f8e4m3b11fnuz': 8, 'f8e4m3fnuz': 8, 'f8e5m2fnuz': 8, 'f8e8m0fnu': 8,
 }  # fmt: skip
 
-KINDS = (
-  'all-gather',
-  'all-reduce',
-  'reduce-scatter',
-  'all-to-all',
-  'ragged-all-to-all',
-  'collective-permute',
-  'collective-broadcast',
-)
-BETWEEN_SLICES = 'dcn'  # the name for traffic between TPU slices, which goes through hosts
-
-_COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+) \(.*\{$')
-_COLLECTIVE = re.compile(rf'^\s+(?:ROOT )?%?[\w.\-]+ = (.*?) ({"|".join(KINDS)})(-start)?\(')
-_BETWEEN_SLICES = re.compile(r' = (.*?) send\(.*_xla_megascale_transfer_type="(\w+)"')
-_CALL = re.compile(
-  r' (?:call|async-start|conditional)\(.*(?:to_apply=|calls=|branch_computations=\{)%?([\w.\-]+)'
-)
-_SHAPE = re.compile(r'\b([a-z]+\d*[a-z0-9]*)\[([\d,]*)\]')
+_COMPUTATION = re.compile(r'^(ENTRY )?%?([\w.\-]+)(?: \(.*)? \{$')
+_INSTRUCTION = re.compile(r'^\s+(ROOT )?%?([\w.\-]+) = (.*)$', re.S)
+_ARRAY = re.compile(r'\b([a-z]+\d*[a-z0-9]*)\[([\d,<=]*)\](\{[^{}]*\})?')
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*"|[()\[\]{}]', re.S)
+# Instructions that pass on what they are given, as far as the value of a counter goes.
+_SAME_VALUE = ('copy', 'bitcast', 'convert', 'reshape', 'copy-done', 'opt-barrier', 'broadcast')
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective:
-  """One collective instruction.
+class Array:
+  """The shape of an array.
 
   Attributes:
-    kind: One of KINDS.
-    bytes: Bytes of the complete array on one device: the result of an all-gather, the operand of a
-      reduce-scatter.
-    axes: Mesh axes along which devices take part together.
-    size: Number of devices that take part together.
-    count: Number of runs in one call of the program.
-    shape: Shape of the result, in the text of the program.
+    dtype: The type of an element, in HLO's words.
+    dims: The dimensions.
+    space: The memory that the array is in. 0 is the device's main memory.
   """
 
-  kind: str
-  bytes: int
-  axes: tuple[str, ...]
-  size: int
-  count: int
-  shape: str
+  dtype: str
+  dims: tuple[int, ...]
+  space: int
 
   @property
-  def sent_bytes(self) -> float:
-    """Bytes that one device sends in all runs, by the usual ring algorithms."""
-    share = (self.size - 1) / self.size if self.size else 1.0
-    factor = {'all-reduce': 2 * share, 'collective-permute': 1.0, 'collective-broadcast': 1.0}
-    return self.bytes * self.count * factor.get(self.kind, share)
+  def size(self) -> int:
+    return math.prod(self.dims)
+
+  @property
+  def bytes(self) -> int:
+    return (self.size * _BITS.get(self.dtype, 0) + 7) // 8
 
 
-def collectives(text: str, mesh_sizes: Mapping[str, int]) -> list[Collective]:
-  """The collectives of `compiled.as_text()`.
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """One instruction.
 
-  Args:
-    text: Optimized HLO of a program for CPU, GPU or TPU.
-    mesh_sizes: Sizes by axis of the mesh that the program was compiled for.
+  Attributes:
+    name: The name, which is unique in the computation.
+    opcode: The operation, such as fusion or all-gather-start.
+    shape: The shape of the result in the text of the program.
+    operands: Names of the operands.
+    attributes: The text after the operands.
   """
-  computations, entry = _computations(text)
-  found: list[Collective] = []
-  seen: set[str] = set()
-  for line, count, in_fusion, name in _instructions(computations, entry):
-    if megascale := _BETWEEN_SLICES.search(line):
-      kind = megascale[2].lower().replace('_', '-')
-      size = _bytes(megascale[1])
-      found.append(Collective(kind, size, (BETWEEN_SLICES,), 2, count, megascale[1]))
-    if not (match := _COLLECTIVE.match(line)):
-      continue
-    channel = re.search(r'channel_id=(\d+)', line)
-    if in_fusion and channel:  # a TPU repeats a collective in fusions that it overlaps with
-      if channel[1] in seen:
-        continue
-      seen.add(channel[1])
-    shape, kind = match[1], match[2]
-    if match[3] and kind != 'all-reduce':  # (operands, results, …)
-      shape = _elements(shape)[1]
-    groups = _groups(line)
-    axes, size = _axes(groups, mesh_sizes)
-    if size == 1:
-      continue
-    total = _bytes(shape)
-    if kind == 'all-reduce' and name.startswith('all-reduce-scatter'):
-      kind = 'reduce-scatter'
-    elif kind == 'reduce-scatter':
-      total *= size
-    found.append(Collective(kind, total, axes, size, count, shape))
-  return found
+
+  name: str
+  opcode: str
+  shape: str
+  operands: tuple[str, ...]
+  attributes: str
+
+  @functools.cached_property
+  def arrays(self) -> tuple[Array, ...]:
+    """The arrays of the result, those of nested tuples in turn."""
+    return arrays_of(self.shape)
+
+  @property
+  def bytes(self) -> int:
+    return sum(a.bytes for a in self.arrays)
+
+  def attribute(self, name: str) -> str | None:
+    """The text of an attribute up to the next comma or bracket: a name or a number."""
+    found = re.search(rf'\b{name}=%?([\w.\-]+)', self.attributes)
+    return found[1] if found else None
+
+  def quoted(self, name: str) -> str:
+    """The text of an attribute in quotation marks; '' where it is absent."""
+    found = re.search(rf'\b{name}="((?:[^"\\]|\\.)*)"', self.attributes)
+    return found[1] if found else ''
+
+  @property
+  def index(self) -> int:
+    """The position that a get-tuple-element or a parameter names."""
+    return int(self.attribute('index') or 0)
+
+  @property
+  def source(self) -> str:
+    """The path of JAX and Flax scopes that the instruction comes from."""
+    return self.quoted('op_name')
+
+  @functools.cached_property
+  def called(self) -> tuple[str, ...]:
+    """Names of the computations that the instruction runs, a loop's condition left out."""
+    if self.opcode == 'while':
+      return (self.attribute('body') or '',)
+    if branches := re.search(r'branch_computations=\{(.*?)\}', self.attributes):
+      return tuple(re.findall(r'[\w.\-]+', branches[1]))
+    if self.opcode == 'conditional':
+      names = (self.attribute('true_computation'), self.attribute('false_computation'))
+    elif self.opcode in ('call', 'async-start', 'fusion'):
+      names = (self.attribute('calls') or self.attribute('to_apply'), None)
+    else:  # the to_apply of a reduction is part of it
+      names = (None, None)
+    return tuple(name for name in names if name)
 
 
-def totals(found: Sequence[Collective]) -> list[tuple[str, tuple[str, ...], int, int, float]]:
-  """(kind, axes, runs, bytes, sent bytes) of collectives by kind and axes, the most sent first."""
-  groups = collections.defaultdict(list)
-  for c in found:
-    groups[c.kind, c.axes].append(c)
-  rows = [
-    (
-      kind,
-      axes,
-      sum(c.count for c in group),
-      sum(c.bytes * c.count for c in group),
-      sum(c.sent_bytes for c in group),
+_UNKNOWN = Instruction('', 'unknown', '', (), '')
+
+
+@dataclasses.dataclass(frozen=True)
+class Computation:
+  """A computation: its instructions in the order of the schedule, by name."""
+
+  name: str
+  instructions: dict[str, Instruction]
+  root: Instruction
+
+  def __iter__(self) -> Iterator[Instruction]:
+    return iter(self.instructions.values())
+
+  @functools.cached_property
+  def parameters(self) -> list[Instruction]:
+    """The parameters, in their order."""
+    found = (i for i in self if i.opcode == 'parameter')
+    return sorted(found, key=lambda i: int(i.operands[0]))
+
+  @functools.cached_property
+  def users(self) -> dict[str, list[Instruction]]:
+    """The instructions that use the result of an instruction, by its name."""
+    found: dict[str, list[Instruction]] = {}
+    for instruction in self:
+      for name in dict.fromkeys(instruction.operands):
+        found.setdefault(name, []).append(instruction)
+    return found
+
+  def get(self, name: str) -> Instruction:
+    """The instruction with this name; one of opcode 'unknown' where there is none."""
+    return self.instructions.get(name, _UNKNOWN)
+
+  def arrays(self, operand: str) -> tuple[Array, ...]:
+    """The arrays of an operand."""
+    return self.get(operand).arrays
+
+  def operand_bytes(self, instruction: Instruction, which: int) -> int:
+    """The bytes of one operand of an instruction."""
+    if which >= len(instruction.operands):
+      return 0
+    return sum(a.bytes for a in self.arrays(instruction.operands[which]))
+
+
+class Program:
+  """A program: its computations by name, and the one that runs first."""
+
+  def __init__(self, text: str):
+    """Reads the text of optimized HLO.
+
+    Raises:
+      ValueError: The text holds no entry computation.
+    """
+    self.computations: dict[str, Computation] = {}
+    entry = None
+    for name, is_entry, lines in _computations(text):
+      instructions = {}
+      root = None
+      for line in lines:
+        if instruction := _instruction(line):
+          instructions[instruction.name] = instruction
+          if root is None or re.match(r'\s+ROOT ', line):
+            root = instruction
+      if root is not None:
+        self.computations[name] = Computation(name, instructions, root)
+        entry = name if is_entry else entry
+    if entry is None:
+      raise ValueError('the text holds no entry computation of optimized HLO')
+    self.entry = self.computations[entry]
+    self.scheduled = 'is_scheduled=true' in text[:10_000]
+
+  def called(self, instruction: Instruction) -> list[Computation]:
+    """The computations that an instruction runs."""
+    return [self.computations[n] for n in instruction.called if n in self.computations]
+
+  def trips(self, within: Computation, loop: Instruction) -> int:
+    """How often the body of a while loop runs; 1 where that is not known."""
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes):
+      return int(known[1])
+    condition = self.computations.get(loop.attribute('condition') or '')
+    bodies = self.called(loop)
+    if condition is None or not bodies:
+      return 1
+    test = self._comparison(condition)
+    if test is None:
+      return 1
+    counter, direction, bound = test
+    step = self._step(bodies[0], counter)
+    start = self._start(within, loop, counter)
+    if not step or start is None:
+      return 1
+    distance = {'LT': bound - start, 'LE': bound - start + 1, 'NE': bound - start}
+    distance |= {'GT': start - bound, 'GE': start - bound + 1}
+    return max(-(-distance.get(direction, 1) // abs(step)), 0)
+
+  def _comparison(self, condition: Computation) -> tuple[int, str, int] | None:
+    """(position of the counter, direction, bound) of a loop's condition."""
+    test = condition.root
+    inside, values = condition, dict[str, str]()
+    if test.opcode in ('fusion', 'call') and (called := self.called(test)):
+      inside = called[0]
+      values = {p.name: o for p, o in zip(inside.parameters, test.operands, strict=False)}
+      test = inside.root
+    if test.opcode != 'compare' or len(test.operands) != 2:
+      return None
+    left, right = (self._origin(inside, name) for name in test.operands)
+    left, right = (
+      self._origin(condition, values[i.name]) if i.name in values else i for i in (left, right)
     )
-    for (kind, axes), group in groups.items()
-  ]
-  return sorted(rows, key=lambda row: -row[4])
+    direction = test.attribute('direction') or ''
+    if left.opcode == 'constant':
+      left, right = right, left
+      direction = {'LT': 'GT', 'GT': 'LT', 'LE': 'GE', 'GE': 'LE'}.get(direction, direction)
+    bound = _constant(right)
+    if bound is None or left.opcode != 'get-tuple-element':
+      return None
+    return left.index, direction, bound
+
+  def _step(self, body: Computation, counter: int) -> int | None:
+    """What the body of a loop adds to its counter."""
+    if body.root.opcode != 'tuple' or counter >= len(body.root.operands):
+      return None
+    added = self._origin(body, body.root.operands[counter])
+    total, inside, values = 0, body, dict[str, str]()
+    if added.opcode in ('fusion', 'call') and (called := self.called(added)):
+      inside = called[0]
+      values = {p.name: o for p, o in zip(inside.parameters, added.operands, strict=False)}
+      added = self._origin(inside, inside.root.name)
+    for _ in range(8):  # i + 1 + 1 is two instructions
+      if added.name in values:
+        added, inside, values = self._origin(body, values[added.name]), body, {}
+      if added.opcode == 'get-tuple-element':
+        return total if added.index == counter else None
+      if added.opcode not in ('add', 'subtract'):
+        return None
+      one, other = (self._origin(inside, name) for name in added.operands)
+      amounts = [
+        _constant(self._origin(body, values[i.name]) if i.name in values else i)
+        for i in (one, other)
+      ]
+      if amounts[1] is not None:
+        total += amounts[1] if added.opcode == 'add' else -amounts[1]
+        added = one
+      elif amounts[0] is not None and added.opcode == 'add':
+        total += amounts[0]
+        added = other
+      else:
+        return None
+    return None
+
+  def _start(self, within: Computation, loop: Instruction, counter: int) -> int | None:
+    """The first value of a loop's counter."""
+    state = self._origin(within, loop.operands[0])
+    if state.opcode != 'tuple':
+      return None
+    return _constant(self._origin(within, state.operands[counter]))
+
+  def _origin(self, computation: Computation, name: str) -> Instruction:
+    """The instruction that a value comes from, past copies and loops that do not change it."""
+    instruction = computation.get(name)
+    while True:
+      if instruction.opcode in _SAME_VALUE:
+        operand = instruction.operands[0]
+        if instruction.opcode == 'copy-done':
+          operand = computation.get(operand).operands[0]
+      elif instruction.opcode == 'get-tuple-element':
+        made = computation.get(instruction.operands[0])
+        if made.opcode == 'tuple':
+          operand = made.operands[instruction.index]
+        elif made.opcode == 'while' and (bodies := self.called(made)):
+          kept = bodies[0].root
+          value = kept.opcode == 'tuple' and bodies[0].get(kept.operands[instruction.index])
+          unchanged = (
+            value and value.opcode == 'get-tuple-element' and value.index == instruction.index
+          )
+          state = computation.get(made.operands[0])
+          if not unchanged or state.opcode != 'tuple':
+            return instruction
+          operand = state.operands[instruction.index]
+        else:
+          return instruction
+      else:
+        return instruction
+      instruction = computation.get(operand)
 
 
-def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-  """The lines of each computation, and the name of the computation that runs first."""
-  found: dict[str, list[str]] = {}
-  entry, current = '', None
-  for line in text.splitlines():
-    if match := _COMPUTATION.match(line):
-      current = found.setdefault(match[2], [])
-      entry = match[2] if match[1] else entry
-    elif line.startswith('}'):
-      current = None
-    elif current is not None:
-      current.append(line)
-  return found, entry
+def _constant(instruction: Instruction) -> int | None:
+  if instruction.opcode != 'constant' or not instruction.operands:
+    return None
+  return int(instruction.operands[0]) if re.fullmatch(r'-?\d+', instruction.operands[0]) else None
 
 
-def _instructions(
-  computations: Mapping[str, list[str]], entry: str
-) -> Iterator[tuple[str, int, bool, str]]:
-  """(line, runs, whether in a fusion, computation) of all instructions that `entry` reaches."""
-  waiting = [(entry, 1, False)]
-  while waiting:
-    name, count, in_fusion = waiting.pop()
-    for line in computations.get(name, ()):
-      yield line, count, in_fusion, name
-      if match := re.search(r' while\(.*body=%?([\w.\-]+)', line):
-        waiting.append((match[1], count * _trips(line, computations), False))
-      elif match := re.search(r' fusion\(.*calls=%?([\w.\-]+)', line):
-        waiting.append((match[1], count, True))
-      elif match := _CALL.search(line):
-        waiting.append((match[1], count, in_fusion))
-
-
-def _trips(line: str, computations: Mapping[str, list[str]]) -> int:
-  """The number of iterations of a while loop; 1 where it is not known."""
-  if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line):
-    return int(known[1])
-  condition = re.search(r'condition=%?([\w.\-]+)', line)
-  body = '\n'.join(computations.get(condition[1], ())) if condition else ''
-  limit = re.search(r'compare\([^,]+, %?([\w.\-]+)\), direction=LT', body)
-  value = limit and re.search(rf'%?{re.escape(limit[1])} = \S+ constant\((\d+)\)', body)
-  return int(value[1]) if value else 1
-
-
-def _bytes(shape: str) -> int:
-  return sum(
-    _BYTES[kind] * math.prod(int(n) for n in dims.split(',') if n)
-    for kind, dims in _SHAPE.findall(shape)
-    if kind in _BYTES
+def arrays_of(shape: str) -> tuple[Array, ...]:
+  """The arrays of a shape's text, those of nested tuples in turn."""
+  return tuple(
+    Array(
+      dtype,
+      tuple(int(n.lstrip('<=')) for n in dims.split(',') if n),
+      int(space[1]) if layout and (space := re.search(r'S\((\d+)\)', layout)) else 0,
+    )
+    for dtype, dims, layout in _ARRAY.findall(shape)
+    if dtype in _BITS
   )
 
 
-def _elements(shape: str) -> list[str]:
-  """The elements of a tuple's shape."""
-  depth, parts = 0, ['']
-  for c in re.sub(r'/\*.*?\*/', '', shape.strip())[1:-1]:
-    depth += (c in '([{') - (c in ')]}')
+def elements(shape: str) -> list[str]:
+  """The elements of a tuple's shape, each as text."""
+  return split(re.sub(r'/\*.*?\*/', '', shape.strip())[1:-1])
+
+
+def split(text: str) -> list[str]:
+  """Parts of a text between commas that are in no brackets."""
+  parts, start, depth = [], 0, 0
+  for match in re.finditer(r'"(?:[^"\\]|\\.)*"|[()\[\]{},]', text):
+    c = match[0]
     if c == ',' and depth == 0:
-      parts.append('')
+      parts.append(text[start : match.start()])
+      start = match.end()
+    elif c in '([{':
+      depth += 1
+    elif c in ')]}':
+      depth -= 1
+  return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+
+
+def _computations(text: str) -> Iterator[tuple[str, bool, list[str]]]:
+  """(name, whether it is the entry, its instructions as text) of every computation.
+
+  An instruction may take several lines: kernels of Pallas carry their own program as an attribute.
+  """
+  lines: list[str] | None = None
+  name, is_entry, pending, depth = '', False, '', 0
+  for line in text.splitlines():
+    if lines is None:
+      if match := _COMPUTATION.match(line):
+        name, is_entry, lines = match[2], bool(match[1]), []
+      continue
+    if not pending and line.startswith('}'):
+      yield name, is_entry, lines
+      lines = None
+      continue
+    pending = f'{pending}\n{line}' if pending else line
+    if line.count('"') % 2 == 0 and line.count('{') == line.count('}') and '\n' not in pending:
+      depth = 0
     else:
-      parts[-1] += c
-  return parts
+      depth = _open_brackets(pending)
+    if depth == 0:
+      lines.append(pending)
+      pending = ''
 
 
-def _groups(line: str) -> np.ndarray | None:
-  """The positions of devices in the mesh, [groups, size]; at least those of the first group."""
-  if match := re.search(r'source_target_pairs=\{\{(.*?)\}\}', line):
-    return np.array([_integers(pair) for pair in match[1].split('},{')])
-  if match := re.search(r'replica_groups=\{\{(.*?)\}', line):
-    return np.array([_integers(match[1])])
-  if match := re.search(r'replica_groups=\[([\d,]+)\](<=\[[\d,]+\](?:T\([\d,]+\))?)', line):
-    return _iota(match[2]).reshape(_integers(match[1]))
-  if match := re.search(r'replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}', line):
-    return _mesh_groups(*match.groups())
-  return None
+def _open_brackets(text: str) -> int:
+  """Brackets that are opened and not closed; 1 within a text in quotation marks."""
+  depth, end = 0, 0
+  for match in _BRACKETS.finditer(text):
+    end = match.end()
+    depth += (match[0] in '([{') - (match[0] in ')]}')
+  return depth or int('"' in text[end:])
 
 
-def _integers(text: str) -> list[int]:
-  return [int(n) for n in re.findall(r'\d+', text)]
-
-
-def _iota(text: str) -> np.ndarray:
-  """The numbers of an iota: '<=[2,4]T(1,0)' is 0 to 7 as [2, 4], transposed and flattened."""
-  dims, _, order = text.partition('T')
-  numbers = np.arange(math.prod(_integers(dims))).reshape(_integers(dims))
-  return (numbers.transpose(_integers(order)) if order else numbers).reshape(-1)
-
-
-def _mesh_groups(axes: str, ids: str | None, along: str) -> np.ndarray:
-  """The groups of "mesh['a'=2,'b'=4] {'b'}". Axes may be split: {'b':(1)2} is b's major half."""
-  sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", axes)}
-  wanted = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", along)
-  shape: list[int] = []
-  kept: list[int] = []
-  for name, size in sizes.items():
-    cuts = {1, size}
-    parts = [(int(before or 1), int(n or size)) for axis, before, n in wanted if axis == name]
-    cuts |= {edge for before, n in parts for edge in (before, before * n)}
-    edges = sorted(cuts)
-    for low, high in itertools.pairwise(edges):
-      if any(before <= low and high <= before * n for before, n in parts):
-        kept.append(len(shape))
-      shape.append(high // low)
-  count = math.prod(shape)
-  if ids is None:
-    order = np.arange(count)
+def _instruction(line: str) -> Instruction | None:
+  match = _INSTRUCTION.match(line)
+  if match is None:
+    return None
+  rest = match[3]
+  end = _closing(rest, 0) + 1 if rest.startswith('(') else rest.index(' ')
+  shape = rest[:end]
+  called = re.match(r'\s*([\w\-]+)\(', rest[end:])
+  if called is None:
+    return None
+  opening = end + called.end() - 1
+  closing = _closing(rest, opening)
+  inside = rest[opening + 1 : closing]
+  if called[1] in ('constant', 'parameter'):
+    operands: tuple[str, ...] = (inside.strip(),)
   else:
-    order = _iota('<=' + ids) if ids.startswith('[') else np.array(_integers(ids))
-  others = [i for i in range(len(shape)) if i not in kept]
-  members = math.prod(shape[i] for i in kept)
-  return order.reshape(shape).transpose(others + kept).reshape(-1, members)
+    parts = split(re.sub(r'/\*.*?\*/', '', inside))
+    operands = tuple(part.split()[-1].lstrip('%') for part in parts)
+  return Instruction(match[2], called[1], shape, operands, rest[closing + 1 :])
 
 
-def _axes(groups: np.ndarray | None, mesh_sizes: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
-  """The mesh axes along which the members of a group differ, and the number of members."""
-  shape = list(mesh_sizes.values())
-  total = math.prod(shape)
-  if groups is None or not groups.size:
-    groups = np.arange(total)[None]
-  if groups.max() >= total:
-    return (), groups.shape[1]
-  # a pair of a permutation may wrap around, so every pair is examined
-  places = np.stack(np.unravel_index(groups, shape))
-  differ = (places != places[:, :, :1]).any((1, 2))
-  return tuple(a for a, d in zip(mesh_sizes, differ, strict=True) if d), groups.shape[1]
+def _closing(text: str, opening: int) -> int:
+  """The position of the bracket that closes the one at `opening`."""
+  depth = 0
+  for match in _BRACKETS.finditer(text, opening):
+    depth += (match[0] in '([{') - (match[0] in ')]}')
+    if depth == 0:
+      return match.start()
+  raise ValueError(f'a bracket of the program is never closed: {text[opening : opening + 80]!r}')

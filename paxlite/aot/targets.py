@@ -3,7 +3,8 @@
 import dataclasses
 import os
 import re
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
@@ -17,6 +18,8 @@ class Chip:
   Attributes:
     name: The name in a target.
     peak_flops: Dense bf16 FLOP/s.
+    peak_flops_8bit: The same with operands of 8 bits, by their types in HLO; empty where such
+      operands are no faster.
     memory: Bytes that programs can use.
     memory_bandwidth: Bytes/s.
     ici_bandwidth: Bytes/s that it sends to its neighbours along one mesh axis: two links of a TPU's
@@ -34,6 +37,17 @@ class Chip:
   dcn_bandwidth: float
   source: str
   default_share: float = 1.0
+  peak_flops_8bit: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+  @property
+  def platform(self) -> Literal['gpu', 'tpu']:
+    return 'gpu' if self.name == 'h100' else 'tpu'
+
+  @property
+  def flops_by_type(self) -> dict[str, float]:
+    """Peak FLOP/s by the type of the operands; '' is every other type."""
+    float32 = {'f32': self.peak_flops / 2} if self.platform == 'gpu' else {}  # TF32
+    return {'': self.peak_flops, **float32, **self.peak_flops_8bit}
 
 
 GIB = 1 << 30
@@ -41,12 +55,13 @@ _TPU = 'Google Cloud TPU documentation; memory as its compiler says'
 CHIPS = {
   chip.name: chip
   for chip in (
-    Chip('v5e', 197e12, int(15.75 * GIB), 819e9, 100e9, 3.1e9, _TPU),
-    Chip('v5p', 459e12, int(95.74 * GIB), 2765e9, 200e9, 6.25e9, _TPU),
-    Chip('v6e', 918e12, int(31.25 * GIB), 1638e9, 200e9, 3.1e9, _TPU),
+    Chip('v5e', 197e12, int(15.75 * GIB), 819e9, 100e9, 3.1e9, _TPU, 1.0, {'s8': 394e12}),
+    Chip('v5p', 459e12, int(95.74 * GIB), 2765e9, 200e9, 6.25e9, _TPU, 1.0, {'s8': 918e12}),
+    Chip('v6e', 918e12, int(31.25 * GIB), 1638e9, 200e9, 3.1e9, _TPU, 1.0, {'s8': 1836e12}),
     Chip(
       'h100', 989e12, 84_929_347_584, 3352e9, 450e9, 50e9,
       'NVIDIA H100 SXM data sheet; 400 Gb/s InfiniBand a GPU', default_share=0.75,
+      peak_flops_8bit=dict.fromkeys(('f8e4m3fn', 'f8e5m2', 's8'), 1979e12),
     ),
   )
 }  # fmt: skip

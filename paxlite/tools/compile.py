@@ -32,9 +32,11 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--target', required=True, help='the machine: see above')
   parser.add_argument('--save', help='where the compiled step goes')
   parser.add_argument('--json', help='where the report goes as JSON')
+  parser.add_argument('--write_hlo', help='where the text of the compiled program goes')
   args, overrides = command_line.parse(parser, argv)
   save = _checked_output('--save', args.save)
   page = _checked_output('--json', args.json)
+  text = _checked_output('--write_hlo', args.write_hlo)
 
   from paxlite.aot import targets
 
@@ -51,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.experiments.registry import build_experiment
 
   experiment = build_experiment(args.fdl_config, args.fiddler, overrides)
-  report = analysis.compile_step(experiment, target, save)
+  report = analysis.compile_step(experiment, target, save, text)
   print(analysis.page(report))
   if page is not None:
     page.write_text(json.dumps(report.as_json(), indent=1) + '\n')

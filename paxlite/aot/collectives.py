@@ -1,0 +1,198 @@
+"""The collectives of a compiled program: how often each one runs, and along which mesh axes."""
+
+import collections
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from paxlite.aot.hlo import Computation, Instruction, Program, arrays_of, elements
+
+KINDS = (
+  'all-gather',
+  'all-reduce',
+  'reduce-scatter',
+  'all-to-all',
+  'ragged-all-to-all',
+  'collective-permute',
+  'collective-broadcast',
+)
+BETWEEN_SLICES = 'dcn'  # the name for traffic between TPU slices, which goes through hosts
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """One collective instruction.
+
+  Attributes:
+    kind: One of KINDS.
+    bytes: Bytes of the complete array on one device: the result of an all-gather, the operand of a
+      reduce-scatter.
+    axes: Mesh axes along which devices take part together.
+    size: Number of devices that take part together.
+    count: Number of runs in one call of the program.
+    shape: Shape of the result, in the text of the program.
+  """
+
+  kind: str
+  bytes: int
+  axes: tuple[str, ...]
+  size: int
+  count: int
+  shape: str
+
+  @property
+  def sent_bytes(self) -> float:
+    """Bytes that one device sends in all runs, by the usual ring algorithms."""
+    share = (self.size - 1) / self.size if self.size else 1.0
+    factor = {'all-reduce': 2 * share, 'collective-permute': 1.0, 'collective-broadcast': 1.0}
+    return self.bytes * self.count * factor.get(self.kind, share)
+
+
+def collectives(program: Program, mesh_sizes: Mapping[str, int]) -> list[Collective]:
+  """The collectives of a program for CPU, GPU or TPU.
+
+  Args:
+    program: The compiled program.
+    mesh_sizes: Sizes by axis of the mesh that the program was compiled for.
+  """
+  found: list[Collective] = []
+  seen: set[str] = set()
+  for computation, instruction, count, in_fusion in _instructions(program):
+    one = collective(computation, instruction, mesh_sizes, count)
+    if one is None:
+      continue
+    if in_fusion and (channel := instruction.attribute('channel_id')):
+      # a TPU repeats a collective in every fusion that it overlaps with
+      if channel in seen:
+        continue
+      seen.add(channel)
+    found.append(one)
+  return found
+
+
+def collective(
+  computation: Computation,
+  instruction: Instruction,
+  mesh_sizes: Mapping[str, int],
+  count: int = 1,
+) -> Collective | None:
+  """The collective that an instruction is or starts; None for other instructions."""
+  transfer = instruction.opcode == 'send' and re.search(
+    r'_xla_megascale_transfer_type="(\w+)"', instruction.attributes
+  )
+  if transfer:
+    kind = transfer[1].lower().replace('_', '-')
+    size = instruction.bytes
+    return Collective(kind, size, (BETWEEN_SLICES,), 2, count, instruction.shape)
+  kind = instruction.opcode.removesuffix('-start')
+  if kind not in KINDS:
+    return None
+  shape = instruction.shape
+  if kind != instruction.opcode and kind != 'all-reduce':  # (operands, results, …)
+    shape = elements(shape)[1]
+  axes, size = _axes(_groups(instruction.attributes), mesh_sizes)
+  if size == 1:
+    return None
+  total = sum(a.bytes for a in arrays_of(shape))
+  if kind == 'all-reduce' and computation.name.startswith('all-reduce-scatter'):
+    kind = 'reduce-scatter'
+  elif kind == 'reduce-scatter':
+    total *= size
+  return Collective(kind, total, axes, size, count, shape)
+
+
+def totals(found: Sequence[Collective]) -> list[tuple[str, tuple[str, ...], int, int, float]]:
+  """(kind, axes, runs, bytes, sent bytes) of collectives by kind and axes, the most sent first."""
+  groups = collections.defaultdict(list)
+  for c in found:
+    groups[c.kind, c.axes].append(c)
+  rows = [
+    (
+      kind,
+      axes,
+      sum(c.count for c in group),
+      sum(c.bytes * c.count for c in group),
+      sum(c.sent_bytes for c in group),
+    )
+    for (kind, axes), group in groups.items()
+  ]
+  return sorted(rows, key=lambda row: -row[4])
+
+
+def _instructions(program: Program) -> Iterator[tuple[Computation, Instruction, int, bool]]:
+  """(computation, instruction, runs, whether in a fusion) of all that the program runs."""
+  waiting = [(program.entry, 1, False)]
+  while waiting:
+    computation, count, in_fusion = waiting.pop()
+    for instruction in computation:
+      yield computation, instruction, count, in_fusion
+      trips = program.trips(computation, instruction) if instruction.opcode == 'while' else 1
+      fused = instruction.opcode == 'fusion' or (in_fusion and instruction.opcode != 'while')
+      waiting += [(c, count * trips, fused) for c in program.called(instruction)]
+
+
+def _groups(line: str) -> np.ndarray | None:
+  """The positions of devices in the mesh, [groups, size]; at least those of the first group."""
+  if match := re.search(r'source_target_pairs=\{\{(.*?)\}\}', line):
+    return np.array([_integers(pair) for pair in match[1].split('},{')])
+  if match := re.search(r'replica_groups=\{\{(.*?)\}', line):
+    return np.array([_integers(match[1])])
+  if match := re.search(r'replica_groups=\[([\d,]+)\](<=\[[\d,]+\](?:T\([\d,]+\))?)', line):
+    return _iota(match[2]).reshape(_integers(match[1]))
+  if match := re.search(r'replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?)\))? \{(.*?)\}', line):
+    return _mesh_groups(*match.groups())
+  return None
+
+
+def _integers(text: str) -> list[int]:
+  return [int(n) for n in re.findall(r'\d+', text)]
+
+
+def _iota(text: str) -> np.ndarray:
+  """The numbers of an iota: '<=[2,4]T(1,0)' is 0 to 7 as [2, 4], transposed and flattened."""
+  dims, _, order = text.partition('T')
+  numbers = np.arange(math.prod(_integers(dims))).reshape(_integers(dims))
+  return (numbers.transpose(_integers(order)) if order else numbers).reshape(-1)
+
+
+def _mesh_groups(axes: str, ids: str | None, along: str) -> np.ndarray:
+  """The groups of "mesh['a'=2,'b'=4] {'b'}". Axes may be split: {'b':(1)2} is b's major half."""
+  sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", axes)}
+  wanted = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", along)
+  shape: list[int] = []
+  kept: list[int] = []
+  for name, size in sizes.items():
+    cuts = {1, size}
+    parts = [(int(before or 1), int(n or size)) for axis, before, n in wanted if axis == name]
+    cuts |= {edge for before, n in parts for edge in (before, before * n)}
+    edges = sorted(cuts)
+    for low, high in itertools.pairwise(edges):
+      if any(before <= low and high <= before * n for before, n in parts):
+        kept.append(len(shape))
+      shape.append(high // low)
+  count = math.prod(shape)
+  if ids is None:
+    order = np.arange(count)
+  else:
+    order = _iota('<=' + ids) if ids.startswith('[') else np.array(_integers(ids))
+  others = [i for i in range(len(shape)) if i not in kept]
+  members = math.prod(shape[i] for i in kept)
+  return order.reshape(shape).transpose(others + kept).reshape(-1, members)
+
+
+def _axes(groups: np.ndarray | None, mesh_sizes: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
+  """The mesh axes along which the members of a group differ, and the number of members."""
+  shape = list(mesh_sizes.values())
+  total = math.prod(shape)
+  if groups is None or not groups.size:
+    groups = np.arange(total)[None]
+  if groups.max() >= total:
+    return (), groups.shape[1]
+  # a pair of a permutation may wrap around, so every pair is examined
+  places = np.stack(np.unravel_index(groups, shape))
+  differ = (places != places[:, :, :1]).any((1, 2))
+  return tuple(a for a, d in zip(mesh_sizes, differ, strict=True) if d), groups.shape[1]

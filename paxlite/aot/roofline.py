@@ -1,0 +1,213 @@
+"""What bounds a compiled step: its costs, read from its program, at the speeds of a chip."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from paxlite.aot import collectives
+from paxlite.aot.collectives import Collective
+from paxlite.aot.costs import Costs, Platform, Speed
+from paxlite.aot.hlo import Program
+from paxlite.aot.targets import Chip
+
+
+@dataclasses.dataclass(frozen=True)
+class Links:
+  """The mesh of a program, and which of its devices are near each other.
+
+  Attributes:
+    sizes: Devices by mesh axis.
+    near: Of these, the devices within one slice or host.
+  """
+
+  sizes: Mapping[str, int]
+  near: Mapping[str, int]
+
+  def split(self, axes: tuple[str, ...], sent: float) -> tuple[float, float]:
+    """(bytes within, bytes between slices or hosts) that one device sends along mesh axes.
+
+    Collectives are hierarchical: data of other hosts crosses the network once per host, split over
+    its devices, and then goes round within the host.
+    """
+    if axes == (collectives.BETWEEN_SLICES,):
+      return 0.0, sent
+    members, near = 1, 1
+    for axis in axes:
+      members *= self.sizes[axis]
+      near *= self.near[axis]
+    far = sent * (members - near) / (members - 1) / near if members > near else 0.0
+    return (sent if near > 1 else 0.0), far
+
+
+@dataclasses.dataclass(frozen=True)
+class Communication:
+  """All collectives of one kind along the same mesh axes, in one step of one device.
+
+  Attributes:
+    kind: One of collectives.KINDS.
+    axes: Mesh axes along which devices communicate.
+    runs: Number of runs in a step.
+    bytes: Bytes of the arrays, of all runs together.
+    ici_bytes: Bytes sent within a slice or host.
+    dcn_bytes: Bytes sent to other slices or hosts.
+  """
+
+  kind: str
+  axes: tuple[str, ...]
+  runs: int
+  bytes: int
+  ici_bytes: float
+  dcn_bytes: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Roofline:
+  """Seconds of a step at the speeds of a chip's data sheet.
+
+  The first four are those of each resource by itself. The last three are the parts of the schedule,
+  one after the other.
+
+  Attributes:
+    compute: Seconds for the FLOPs of the program, recomputation and padding included.
+    memory: Seconds for its traffic to and from main memory.
+    ici: Seconds to send the bytes within slices or hosts.
+    dcn: Seconds to send the bytes between slices or hosts.
+    compute_bound: Seconds of kernels whose FLOPs take longer than their traffic.
+    memory_bound: Seconds of the other kernels.
+    exposed: Seconds in which only collectives run.
+  """
+
+  compute: float
+  memory: float
+  ici: float
+  dcn: float
+  compute_bound: float
+  memory_bound: float
+  exposed: float
+
+  @property
+  def step(self) -> float:
+    """Seconds of the schedule: the least that this program takes."""
+    return self.compute_bound + self.memory_bound + self.exposed
+
+  @property
+  def least(self) -> float:
+    """Seconds of a program that used all resources at the same time."""
+    return max(self.compute, self.memory, self.ici, self.dcn)
+
+  @property
+  def bound(self) -> str:
+    """What most of the step waits for."""
+    parts = {
+      'matrix multiplications': self.compute_bound,
+      'memory traffic': self.memory_bound,
+      'collectives': self.exposed,
+    }
+    return max(parts, key=lambda name: parts[name])
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramCosts:
+  """What one run of a program does on one device.
+
+  Attributes:
+    flops: FLOPs of matrix multiplications by the type of their operands.
+    traffic: Bytes that are read from and written to main memory.
+    traffic_by_part: The same by the part of the model, most first.
+    kernels: Number of kernels that run.
+    communication: Collectives by kind and mesh axes.
+    roofline: Seconds; None where the chip is not known.
+  """
+
+  flops: dict[str, float]
+  traffic: int
+  traffic_by_part: dict[str, int]
+  kernels: int
+  communication: tuple[Communication, ...]
+  roofline: Roofline | None
+
+
+def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> ProgramCosts:
+  """Reads the costs of a program.
+
+  Args:
+    text: Optimized HLO, from `compiled.as_text()` or a file that XLA has dumped.
+    platform: The kind of device that it was compiled for.
+    links: The mesh that it was compiled for.
+    chip: The chip whose speeds are taken.
+
+  Raises:
+    ValueError: The text is no program.
+  """
+  program = Program(text)
+  costs = Costs(program, platform, links.sizes)
+  found = []
+  for kind, axes, runs, total, sent in collectives.totals(
+    collectives.collectives(program, links.sizes)
+  ):
+    found.append(Communication(kind, axes, runs, total, *links.split(axes, sent)))
+  flops, traffic = costs.flops(), costs.traffic()
+  roofline = None
+  if chip is not None:
+
+    def seconds(one: Collective) -> float:
+      near, far = links.split(one.axes, one.sent_bytes)
+      return near / chip.ici_bandwidth + far / chip.dcn_bandwidth
+
+    speed = Speed(chip.flops_by_type, chip.memory_bandwidth, seconds)
+    line = costs.timeline(speed)
+    roofline = Roofline(
+      compute=speed.compute(flops),
+      memory=traffic / chip.memory_bandwidth,
+      ici=sum(c.ici_bytes for c in found) / chip.ici_bandwidth,
+      dcn=sum(c.dcn_bytes for c in found) / chip.dcn_bandwidth,
+      compute_bound=line.compute_bound,
+      memory_bound=line.memory_bound,
+      exposed=line.exposed,
+    )
+  count = sum(n for _, n in costs.kernels())
+  return ProgramCosts(flops, traffic, costs.traffic_by_source(), count, tuple(found), roofline)
+
+
+def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
+  """The costs as lines of text, with the parts of the model that move most."""
+  flops = ', '.join(f'{n:.4g} {dtype}' for dtype, n in costs.flops.items()) or 'none'
+  found = [
+    'What the program does in a step, on one device',
+    f'  FLOPs           {flops}, of matrix multiplications',
+    f'  memory traffic  {costs.traffic / 1e9:,.2f} GB by {costs.kernels:,} kernels:',
+  ]
+  shown = list(costs.traffic_by_part.items())[:parts]
+  found += [f'    {moved / 1e9:10,.2f} GB  {name}' for name, moved in shown]
+  rest = costs.traffic - sum(moved for _, moved in shown)
+  if rest > 0:
+    found.append(f'    {rest / 1e9:10,.2f} GB  in {len(costs.traffic_by_part) - parts} other parts')
+  if costs.communication:
+    found += ['', 'Collectives of a step', '  kind                 axes              runs']
+    found[-1] += '    array bytes   sent within    sent between'
+    for c in costs.communication:
+      found.append(
+        f'  {c.kind:20} {"+".join(c.axes):16} {c.runs:5,} {c.bytes:14,} {c.ici_bytes:13,.0f} '
+        f'{c.dcn_bytes:15,.0f}'
+      )
+    found.append('  within and between slices or hosts, by one device, in rings')
+  if (t := costs.roofline) is not None and chip is not None:
+    found += [
+      '',
+      f'Seconds of a step at the numbers of its data sheet ({chip.source})',
+      f'  compute  {t.compute:9.4f}   at {_peaks(costs, chip)} TFLOP/s',
+      f'  memory   {t.memory:9.4f}   at {chip.memory_bandwidth / 1e9:,.0f} GB/s',
+      f'  within   {t.ici:9.4f}   at {chip.ici_bandwidth / 1e9:,.0f} GB/s a device and axis',
+      f'  between  {t.dcn:9.4f}   at {chip.dcn_bandwidth / 1e9:,.1f} GB/s a device',
+      f'  a step   {t.step:9.4f}   in the order of the schedule: {t.compute_bound:.4f} of matrix '
+      'multiplications,',
+      f'                       {t.memory_bound:.4f} of kernels that wait for memory, '
+      f'{t.exposed:.4f} of collectives that nothing hides',
+      f'  Most of the step is {t.bound}.',
+    ]
+  return found
+
+
+def _peaks(costs: ProgramCosts, chip: Chip) -> str:
+  peaks = chip.flops_by_type
+  used = {peaks.get(dtype, peaks['']) for dtype in costs.flops} or {chip.peak_flops}
+  return ' and '.join(f'{peak / 1e12:,.0f}' for peak in sorted(used))
