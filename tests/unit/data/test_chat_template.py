@@ -257,7 +257,7 @@ def test_a_long_conversation_is_far_within_the_allowance(tmp_path):
 
 
 def test_what_values_cost():
-  """A character costs 1, an element _ELEMENT, a dictionary entry 2 _ELEMENT; nested values add up."""
+  """A character costs 1, a list element _ELEMENT, a dictionary entry 2 _ELEMENT; costs add up."""
   size, element = allowance.Allowance().size, allowance._ELEMENT
   assert size('abc') == 3
   assert size(None) == size(True) == size(1.5) == 0

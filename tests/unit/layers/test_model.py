@@ -125,7 +125,7 @@ def saved_floats(task, params, batch) -> int:
 
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_checkpoint_policies_keep_what_they_name(repeated):
-  """Policies that keep more take more memory: nothing < one name < two names < dots < everything."""
+  """A policy that keeps more needs more memory: nothing < 1 name < 2 names < dots < everything."""
   size = lambda policy: saved_floats(
     make(USE_REPEATED_LAYER=repeated, CHECKPOINT_POLICY=policy, NUM_LAYERS=6), params, batch
   )
