@@ -256,7 +256,7 @@ def compare(name: str, result: Result) -> None:
 
 
 def same_device(one: Result, other: Result) -> bool:
-  """Whether both ran on the GPU or both on the CPU. JAX may call the GPU gpu or cuda."""
+  """Returns whether both ran on the GPU or both on the CPU. JAX may call the GPU gpu or cuda."""
   return (one['platform'] == 'cpu') == (other['platform'] == 'cpu')
 
 

@@ -65,7 +65,7 @@ class Target:
     work: A description of the work.
     quantity: A key of a case's result.
     least: The smallest value that meets the target; None: it is reported only.
-    cases: The cases of which the best one counts.
+    cases: The cases; the best one counts.
   """
 
   work: str

@@ -107,7 +107,7 @@ class Experiment(Parameters):
     return cfg
 
   def task(self) -> fdl.Config:
-    """Returns the config of the task.Task to train."""
+    """Returns the config of the training.task.Task to train."""
     raise UserError(f'{type(self).__name__} has no model: derive it from LanguageModel')
 
   def training_task(self) -> fdl.Config:
@@ -115,7 +115,7 @@ class Experiment(Parameters):
     return self.task()
 
   def train_input(self) -> fdl.Config:
-    """Returns the config of the inputs.base.Input to train on."""
+    """Returns the config of the data.base.Input to train on."""
     raise UserError(
       f'{type(self).__name__} has no dataset: mix one in, such as '
       'paxlite.experiments.datasets.Synthetic'

@@ -181,7 +181,7 @@ class EmbeddedText(TextFiles):
 
 
 class FlatTokens(Tokenized, _Rows):
-  """A tokenized dataset in paxlite's format or seqax's format (see inputs.flat_tokens)."""
+  """A tokenized dataset in paxlite's format or seqax's format (see data.flat_tokens)."""
 
   DATASET_PATH: Run[LocalPath] = ''
   TRAIN_SPLIT: Training[str] = 'train'
@@ -318,11 +318,11 @@ class DocumentFiles(FromTfds, _Rows):
 
 
 class SftFiles(Tokenized, _Rows):
-  """Prompts and answers in JSON lines, packed, with loss only on the answers (see inputs.sft)."""
+  """Prompts and answers in JSON lines, packed, with loss only on the answers (see data.sft)."""
 
   TRAIN_FILES: Run[list[LocalPath]] = []
   EVAL_FILES: Training[list[LocalPath]] = []
-  VOCAB_PATH: Run[LocalPath] = ''  # '': the tokenizer beside CHECKPOINT_RESTORE_PATH
+  VOCAB_PATH: Run[LocalPath] = ''  # '': the tokenizer of CHECKPOINT_RESTORE_PATH
   TOO_LONG: Training[TooLong] = 'error'
 
   def validate(self) -> None:

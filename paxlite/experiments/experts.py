@@ -35,7 +35,7 @@ class MixtureOfExperts(LanguageModel):
     """The mesh axis that shards the experts; None if each device has a part of every expert.
 
     Pax shards experts over data. With an axis of their own, data shards their other dimensions.
-    Dropless experts have no axis by default, because it would gather all tokens on each device.
+    Dropless experts are not sharded over data, as that would gather all tokens on each device.
     """
     if 'expert' in self.MESH_AXES:
       return 'expert'

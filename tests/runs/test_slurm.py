@@ -108,7 +108,7 @@ def saved_at(printed: str) -> int:
 
 @pytest.fixture
 def slow_job(cluster, losses, tmp_path) -> Callable[..., Job]:
-  """Starts a job that is slow at its 8th step, so that a fault can interrupt it, and then fast."""
+  """Starts a slow job and waits for its 8th step; the job is fast after a restart by Slurm."""
 
   def start(*flags: str) -> Job:
     config = 'tests.support.experiments.SlowText'

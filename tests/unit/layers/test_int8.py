@@ -11,7 +11,7 @@ from paxlite.core.errors import UserError
 from paxlite.eval import inference
 from paxlite.generation.decoding import Generator
 from paxlite.layers.int8 import quantized
-from tests.support import experiments, runs  # noqa: F401 - what the checkpoints name
+from tests.support import experiments, runs  # noqa: F401 - named in checkpoints
 from tests.unit.experiments.test_backends import Step, experiment
 
 KEEP = dict(CHECKPOINT_POLICY='SAVE_EVERYTHING')

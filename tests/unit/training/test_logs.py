@@ -189,7 +189,7 @@ def test_files_do_not_get_the_numbers_of_closed_streams():
   assert ended.returncode == 0
 
 
-@pytest.mark.parametrize('stream', [None, open(os.devnull)])  # noqa: SIM115 - that takes no lines
+@pytest.mark.parametrize('stream', [None, open(os.devnull)])  # noqa: SIM115 - accepts no lines
 def test_any_stream_will_do(monkeypatch, stream):
   monkeypatch.setattr(sys, 'stdout', stream)
   terminal.say('x')
