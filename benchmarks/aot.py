@@ -1,8 +1,8 @@
-"""python -m benchmarks.aot [NAME…] [--table]: large models for machines that are not there.
+"""python -m benchmarks.aot [NAME…] [--table]: compiles large models for machines that are absent.
 
-Each NAME of CASES, or all, through `paxlite.tools.compile` in a process of its own; reports go to
-benchmarks/results/aot/NAME.json. Needs the extras tpu and cuda, no device, and an hour on two
-cores. --table prints what is there as a table.
+Compiles each NAME of CASES, or all of them, with `paxlite.tools.compile` in a separate process.
+Reports go to benchmarks/results/aot/NAME.json. Needs the extras tpu and cuda, no device, and an
+hour on two cores. --table prints the existing reports as a table.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def on_one_slice(devices: int) -> list[str]:
 
 
 CASES: dict[str, list[str]] = {
-  # how compile time and bytes grow with the number of devices
+  # How compile time and bytes grow with the number of devices.
   'llama7b_h100x8': ['paxlite.experiments.llama.LLaMA7B', 'h100x8', '--fdl.PERCORE_BATCH_SIZE=2'],
   'llama7b_h100x64': [
     'paxlite.experiments.llama.LLaMA7B', 'h100x64', '--fdl.PERCORE_BATCH_SIZE=2',
@@ -37,7 +37,7 @@ CASES: dict[str, list[str]] = {
   'gpt126m_v5e_8': ['Synthetic126M', 'v5e-8', *SMALL, *on_one_slice(8)],
   'gpt126m_v5e_64': ['Synthetic126M', 'v5e-64', *SMALL, *on_one_slice(64)],
   'gpt126m_v5e_256': ['Synthetic126M', 'v5e-256', *SMALL, *on_one_slice(256)],
-  # large ones on GPUs
+  # Large models on GPUs.
   'gpt175b_h100x256': ['Synthetic175B', 'h100x256'],
   'gpt175b_lean_h100x256': ['Synthetic175B', 'h100x256', *LEAN],
   'gpt175b_tp8_h100x256': [
@@ -48,7 +48,7 @@ CASES: dict[str, list[str]] = {
   'llama70b_h100x512': ['paxlite.experiments.llama.LLaMA70B', 'h100x512', *ON_512[1:], *LEAN],
   'glam64b64e_h100x512': ['GLaM64B64E', 'h100x512'],
   'glam64b64e_lean_h100x512': ['GLaM64B64E', 'h100x512', *LEAN],
-  # which mesh: the same step on several
+  # The same step on several meshes.
   'llama7b_replicas_h100x64': [
     'paxlite.experiments.llama.LLaMA7B', 'h100x64', '--fdl.PERCORE_BATCH_SIZE=2',
     '--fdl.DCN_MESH_SHAPE=[8,1,1]',
@@ -83,7 +83,7 @@ CASES: dict[str, list[str]] = {
     'GLaM64B64E', 'h100x512', *LEAN, '--fdl.MESH_AXES=[replica,data,mdl,expert]',
     '--fdl.ICI_MESH_SHAPE=[1,1,1,8]', '--fdl.DCN_MESH_SHAPE=[1,64,1,1]',
   ],
-  # MaxText's table
+  # The models in MaxText's table.
   'maxtext16b_v5e_256': ['MaxText16B', 'v5e-256'],
   'maxtext32b_v5e_256': ['MaxText32B', 'v5e-256'],
   'maxtext64b_v5e_256': ['MaxText64B', 'v5e-256'],
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def table() -> str:
-  """What was compiled, in the order of CASES."""
+  """Returns a table of the existing reports, in the order of CASES."""
   lines = [
     '| case | mesh | batch a device | verdict | arguments | temporaries | compiled in |'
     ' sent within, between (GB) | MFU |',

@@ -1,10 +1,10 @@
 """python benchmarks/checkpoint.py [--gigabytes=1.5] [--folder=/where/checkpoints/go] [--rounds=3]
 
-Saves and restores a training state as training does, and writes and reads as many bytes in plain
-files of 64 MB, in turn, on the same disk: each write is followed by a sync, and before each read
-the files are dropped from the page cache. A restore includes the check of the checksums. As in
-training on CPUs, malloc keeps its memory (paxlite/runtime/cpu_memory.py); one round before those
-that count takes it from the kernel.
+Saves and restores a training state as training does. In turn, writes and reads the same number of
+bytes in plain files of 64 MB on the same disk. Each write is followed by a sync, and before each
+read the files are dropped from the page cache. A restore includes the check of the checksums. As
+in training on CPUs, malloc keeps its memory (paxlite/runtime/cpu_memory.py). An extra first round,
+which does not count, takes that memory from the kernel.
 """
 
 import argparse
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def one_round(folder: pathlib.Path, state: dict, size: int) -> dict[str, float]:
-  """Seconds of each kind of work, in turn."""
+  """Returns the seconds of each kind of work, done in turn."""
   from paxlite.checkpointing.checkpoints import Checkpoints
 
   plain, saved = folder / 'plain', folder / 'saved'
@@ -68,7 +68,7 @@ def one_round(folder: pathlib.Path, state: dict, size: int) -> dict[str, float]:
 
 
 def make_state(gigabytes: float) -> dict:
-  """Arrays like those of a GPT of 768 wide with AdamW's moments: mostly of 9 MB, one of 154."""
+  """Returns arrays like those of a 768-wide GPT with AdamW: mostly of 9 MB, one of 154 MB."""
   import jax
   import jax.numpy as jnp
 
@@ -78,7 +78,7 @@ def make_state(gigabytes: float) -> dict:
     count = 1
     for n in shape:
       count *= n
-    if count > left and not shapes:  # the table, of a small state
+    if count > left and not shapes:  # omits the embedding table if the state is small
       continue
     if count > left:
       break
@@ -93,7 +93,7 @@ def make_state(gigabytes: float) -> dict:
 
 
 def restore(folder: pathlib.Path, state: dict) -> None:
-  """As training starts from a checkpoint."""
+  """Restores as training does at its start."""
   import jax
 
   from paxlite.checkpointing.checkpoints import Checkpoints
@@ -121,7 +121,7 @@ def read_plain(folder: pathlib.Path) -> None:
 
 
 def forget(folder: pathlib.Path) -> None:
-  """Drops files from the page cache; they have to be on disk for that."""
+  """Drops files from the page cache, after writing them to disk."""
   os.sync()
   for path in folder.rglob('*'):
     if path.is_file():

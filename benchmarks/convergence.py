@@ -1,8 +1,8 @@
 """python benchmarks/convergence.py [--steps=300] [--json=FILE] [--svg=FILE] [--only=NAME,…]
 
-The loss of DemoGPT on its text under each backend: same data, same seed, in bfloat16. Transformer
-Engine is taken as it is installed; where it is not, its Python computes on the CPU
-(tests/support/te_cpu.py), which has its numbers and not its kernels.
+Trains DemoGPT on its text with each backend in bfloat16, with the same data and seed, and compares
+the losses. If Transformer Engine is not installed, its Python code computes on the CPU
+(tests/support/te_cpu.py). This gives its numbers, but does not use its kernels.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def losses(flags: list[str], steps: int) -> dict:
-  """{'train': [[step, loss] …], 'held_out': loss} of one run."""
+  """Returns {'train': [[step, loss] …], 'held_out': loss} of one run."""
   has_te = importlib.util.find_spec('transformer_engine_jax') is not None
   module = 'paxlite.main' if has_te or flags[:1] != ['USE_TE=gemm'] else 'tests.support.te_main'
   values = [f'MAX_STEPS={steps}', f'LR_COS_DECAY_END={steps}', 'FPROP_DTYPE=bfloat16']
@@ -70,7 +70,7 @@ def losses(flags: list[str], steps: int) -> dict:
 
 
 def table(results: dict) -> str:
-  """As Markdown: the mean loss of the last tenth of the steps, and of held-out text."""
+  """Returns a Markdown table: mean loss of the last tenth of the steps, and of held-out text."""
   last = {}
   for name, r in results.items():
     tail = [loss for _, loss in r['train']][-max(len(r['train']) // 10, 1) :]
@@ -86,7 +86,7 @@ def table(results: dict) -> str:
 
 
 def svg(curves: dict, width: int = 640, height: int = 360) -> str:
-  """Loss by step, a line a backend."""
+  """Returns a plot of loss by step, with one line per backend."""
   points = [p for curve in curves.values() for p in curve]
   last, low, high = max(p[0] for p in points), min(p[1] for p in points), max(p[1] for p in points)
   x = lambda step: 40 + (width - 60) * step / last

@@ -1,8 +1,8 @@
 """python benchmarks/decode.py --checkpoint=weights/smollm [--rounds=3]
 
-Prefill and decode against transformers' generate on torch, float32, greedy, in turn: prompts of
-128 tokens and 128 new ones, batch 1 and 8. The checkpoint is of a model that Hugging Face has too;
-it is exported for the other side. Prints medians and ratios.
+Compares prefill and decoding with transformers' generate on torch, in float32, greedy, in turn.
+Prompts have 128 tokens and 128 tokens are generated, for batches of 1 and 8. The checkpoint must be
+of a model that Hugging Face has too; it is exported for transformers. Prints medians and ratios.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
     path = f'{folder}/hf'
     export_weights.main(['--to=hf', f'--checkpoint={args.checkpoint}', f'--path={path}'])
     theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-  # neither side stops early
+  # So that neither side stops early.
   theirs.generation_config.eos_token_id = None
   generator = Generator(inference.model, inference.params, e.MAX_SEQ_LEN)
 

@@ -1,7 +1,8 @@
 """python benchmarks/evaluate.py --checkpoint=weights/smollm --tasks lambada:FILE.jsonl
 
-Zero-shot examples a second: rows in buckets of lengths, against rows padded to the longest one of
-the task and to MAX_SEQ_LEN, in turn, with as many tokens in a batch. Compilation is left out.
+Measures zero-shot examples per second. Compares rows in buckets of lengths with rows that are
+padded to the longest row of the task and to MAX_SEQ_LEN, in turn, with the same number of tokens
+per batch. Compilation is not counted.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from paxlite.eval.zero_shot import continuation_of
 
 
 class PaddedScorer(Scorer):
-  """Every row has the same length."""
+  """A Scorer whose rows all have the same length."""
 
   length = 0
 

@@ -1,4 +1,4 @@
-"""python benchmarks/inputs.py: tokens per second of the inputs, shuffled, page cache warm."""
+"""python benchmarks/inputs.py: tokens per second of the shuffled inputs with a warm page cache."""
 
 import argparse
 import pathlib
@@ -35,7 +35,7 @@ def main() -> None:
     for name, source in sources.items():
       batches = RowInput(source, batch_size=64).train_batches(0, slice(None))
       for _ in range(2 * len(source) // 64 if len(source) < 1 << 18 else 10):
-        next(batches)  # warm: the page cache, and seqax's decoded chunks
+        next(batches)  # warms the page cache, and seqax's decoded chunks
       count, started = 0, time.perf_counter()
       while time.perf_counter() - started < args.seconds:
         count += next(batches)['ids'].size

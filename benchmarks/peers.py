@@ -1,7 +1,7 @@
-"""The sides that benchmarks/train_step.py compares: each one a train step at the same sizes.
+"""The sides that benchmarks/train_step.py compares: train steps of the same sizes.
 
-A side is a function of a Size that returns a function running one step and waiting for it. All use
-float32, AdamW, global-norm clipping at 1, the same shapes, random tokens, and the same two sizes.
+A side is a function of a Size. It returns a function that runs one step and waits for it. All sides
+use float32, AdamW, global-norm clipping at 1, the same shapes and random tokens.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """A GPT and its batch."""
+  """The sizes of a GPT and its batch."""
 
   layers: int
   model: int
@@ -27,7 +27,7 @@ class Size:
 
   @property
   def flops(self) -> float:
-    """Model FLOPs of a step, attention counted causally."""
+    """Model FLOPs of a step, with causal attention."""
     matmul = self.layers * 12 * self.model**2 + self.vocab * self.model
     return self.tokens * (6.0 * matmul + 6.0 * self.layers * self.model * self.length)
 
@@ -45,7 +45,7 @@ def tokens(size: Size) -> np.ndarray:
 
 
 def plain_jax(size: Size) -> Step:
-  """benchmarks/plain_jax.py."""
+  """Returns the step of benchmarks/plain_jax.py."""
   import jax
   import plain_jax as plain
 
@@ -70,7 +70,7 @@ def plain_jax(size: Size) -> Step:
 
 
 def paxlite(size: Size, repeated: bool = False) -> Step:
-  """The jitted step that paxlite's Trainer runs, all of its metrics included."""
+  """Returns the jitted step that paxlite's Trainer runs, with all of its metrics."""
   import pathlib
   import tempfile
 
@@ -119,7 +119,7 @@ def paxlite_repeated(size: Size) -> Step:
 
 
 def torch_gpt2(size: Size, compiled: bool = False) -> Step:
-  """Hugging Face's GPT-2 with torch's AdamW."""
+  """Returns a step of Hugging Face's GPT-2 with torch's AdamW."""
   import torch
   from transformers import GPT2Config, GPT2LMHeadModel
 

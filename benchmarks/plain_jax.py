@@ -1,8 +1,8 @@
-"""The peer that needs no library: GPT's train step in plain JAX, one parameter per layer.
+"""A peer without libraries: GPT's train step in plain JAX, with one parameter per layer.
 
-The math is paxlite's GPT (pre-norm blocks, learned positions, tied embedding, tanh GELU, AdamW with
-global-norm clipping), written as a user would write it by hand, so that the difference in time is
-what paxlite's structure costs. Shape letters: B batch, T length, D model, N heads, H head dim,
+The math is that of paxlite's GPT (pre-norm blocks, learned positions, tied embedding, tanh GELU,
+AdamW with global-norm clipping), written by hand as a user would. So the difference in time is the
+cost of paxlite's structure. Shape letters: B batch, T length, D model, N heads, H head dim,
 F hidden, V vocabulary.
 """
 

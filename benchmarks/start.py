@@ -1,7 +1,7 @@
 """python benchmarks/start.py: CPU seconds of `--help`, and wall seconds from start to first step.
 
-Runs the sides in turn, as whole processes: paxlite.main on a synthetic run of one step, without
-programs of an earlier run and with them, and plain JAX's train step of the same size.
+Runs whole processes in turn: paxlite.main on a synthetic run of one step, with and without the
+compiled programs of an earlier run, and plain JAX's train step of the same size.
 """
 
 import argparse
@@ -18,7 +18,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def timed(command: list[str], cache: str = '') -> tuple[float, float]:
-  """(wall seconds, CPU seconds) of a command; `cache` is where it keeps programs, if it does."""
+  """Returns (wall seconds, CPU seconds) of a command; `cache` is its folder of programs, if any."""
   before = resource.getrusage(resource.RUSAGE_CHILDREN)
   started = time.perf_counter()
   env = {**os.environ, 'PYTHONPATH': f'{ROOT}:{ROOT / "benchmarks"}'}
@@ -52,7 +52,7 @@ def main() -> None:
   plain = [sys.executable, '-c', code]
   walls: dict[str, list[float]] = {'plain JAX': [], 'paxlite': [], 'paxlite, warm': []}
   with tempfile.TemporaryDirectory() as cache:
-    for i in range(args.rounds + 1):  # the first leaves its programs
+    for i in range(args.rounds + 1):  # the first round only fills the cache
       took = {'plain JAX': timed(plain)[0]}
       for side, kept in {'paxlite': '', 'paxlite, warm': cache}.items():
         with tempfile.TemporaryDirectory() as folder:

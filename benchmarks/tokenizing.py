@@ -1,8 +1,8 @@
 """python benchmarks/tokenizing.py [--vocab=x.model …] [--megabytes=400] [--rounds=3]
 
-The tokenize tool as a whole process on all cores, against the tokenizer alone: as many processes,
-each of which encodes the same documents from memory, one by one, and drops the ids. In turn; prints
-medians of tokens a second and core, and their ratio.
+Compares the tokenize tool, as a whole process on all cores, with the tokenizer alone: the same
+number of processes, each of which encodes the same documents from memory, one by one, and drops the
+ids. They run in turn. Prints the medians of tokens per second and core, and their ratio.
 """
 
 import argparse
@@ -21,11 +21,11 @@ from paxlite.core.files import read_text
 from paxlite.data import packaged
 from paxlite.data.tokenizer import open_tokenizer
 
-_MINIMUM = 1_000  # characters of a document
+_MINIMUM = 1_000  # characters per document
 
 
 def documents(megabytes: float) -> list[str]:
-  """Paragraphs of the packaged texts, several in a document, over and over."""
+  """Returns documents of several paragraphs of the packaged texts, which are repeated."""
   found: list[str] = []
   document = ''
   for paragraph in '\n\n'.join(map(read_text, packaged.TEXTS)).split('\n\n'):
@@ -47,7 +47,7 @@ def raw(vocab: str, texts: list[str], barrier, rates) -> None:
 
 
 def raw_rate(vocab: str, texts: list[str], processes: int) -> float:
-  """Tokens a second of one process of several, the mean."""
+  """Returns the mean number of tokens per second of one of several processes."""
   context = multiprocessing.get_context('fork')
   barrier, rates = context.Barrier(processes), context.Queue()
   arguments = (vocab, texts, barrier, rates)
@@ -61,7 +61,7 @@ def raw_rate(vocab: str, texts: list[str], processes: int) -> float:
 
 
 def tool_rate(vocab: str, source: str, folder: str, processes: int) -> float:
-  """Tokens a second and process, from the command's start to its end."""
+  """Returns tokens per second and process, from the start of the command to its end."""
   command = [sys.executable, '-m', 'paxlite.tools.tokenize', f'--vocab={vocab}',
              f'--output={folder}', f'--processes={processes}', source]  # fmt: skip
   started = time.perf_counter()

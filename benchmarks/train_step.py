@@ -1,8 +1,8 @@
 """python benchmarks/train_step.py [--size=11M] [--sides='paxlite,plain JAX'] [--rounds=10]
 
-Times train steps of several sides in turn, each side in a process of its own: round by round every
-side runs one step while the others sleep, so that a machine whose speed drifts slows all of them
-alike. Prints medians and their ratios to the first side, and the share of a large matmul's speed.
+Times the train steps of several sides, each in its own process. In each round every side runs one
+step while the others sleep, so a change of the machine's speed affects all sides alike. Prints
+medians, their ratios to the first side, and the share of a large matmul's speed.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 class Worker:
-  """A side in a process of its own that runs a step when told to."""
+  """A process of one side that runs a step on request."""
 
   def __init__(self, side: str, size: str):
     started = time.perf_counter()
@@ -121,7 +121,7 @@ class Worker:
 
 
 def environment(side: str) -> dict[str, str]:
-  """What a side's process has besides; paxlite's has what paxlite.main gives itself."""
+  """Returns the environment of a side's process; paxlite's has the variables of paxlite.main."""
   sys.path.insert(0, str(HERE.parent))
   from paxlite.runtime import cpu_memory
 
@@ -145,7 +145,7 @@ def serve(side: str, size: str) -> None:
 
 
 def matmul_flops() -> float:
-  """FLOP/s of a 2048³ float32 matrix product in JAX."""
+  """Returns the FLOP/s of a 2048³ float32 matrix product in JAX."""
   import jax
   import jax.numpy as jnp
 

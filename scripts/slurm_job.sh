@@ -1,29 +1,29 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034 # those that source this use its variables
-# Sourced by the batch scripts beside it: a step of one task a GPU, which is saved and requeued
-# before the job's time is over, and whenever it lost a task.
+# shellcheck disable=SC2034 # the scripts that source this file use its variables
+# Sourced by the batch scripts in this folder. Runs a step with one task per GPU. Saves and requeues
+# the job before its time is over. Also requeues it after the loss of a task.
 #
 # Environment:
-#   BASE_WORKSPACE_DIR  absolute; everything that is written is below it (required)
-#   LOG_DIR_LOCAL       below it: checkpoints and metrics (logs)
-#   OUTPUT_DIR          below it: what the tasks print (output)
-#   GPUS_PER_NODE       tasks of a node (8)
+#   BASE_WORKSPACE_DIR  absolute path; all output is written below it (required)
+#   LOG_DIR_LOCAL       folder below it for checkpoints and metrics (logs)
+#   OUTPUT_DIR          folder below it for the output of the tasks (output)
+#   GPUS_PER_NODE       number of tasks per node (8)
 #   PREC                bfloat16, float32 or float16 (bfloat16)
-#   ADDITIONAL_ARGS     flags of paxlite.main, split at blanks
-#   BASE_SCRIPT         below BASE_WORKSPACE_DIR: a script to run instead, with the same arguments
-#   CONTAINER           an image for pyxis; without one:
+#   ADDITIONAL_ARGS     flags of paxlite.main, separated by blanks
+#   BASE_SCRIPT         another script to run, below BASE_WORKSPACE_DIR, with the same arguments
+#   CONTAINER           an image for pyxis; without it:
 #   VENV                an environment whose bin comes first on PATH
-#   PAXLITE_DIR         paxlite's checkout (the folder that sbatch was called in; in a container
+#   PAXLITE_DIR         paxlite's checkout (the folder where sbatch was called; in a container
 #                       /opt/paxlite)
 #   ENABLE_TE, ENABLE_FP8, PERCORE_BATCH_SIZE, PYTHON, BASE_XLA_FLAGS, XLA_FLAGS
-#                       as the scripts in paxlite/contrib/gpu/scripts_gpu have them
+#                       as in the scripts in paxlite/contrib/gpu/scripts_gpu
 
 SAVED=75       # paxlite's exit code for "saved: start me again"
-MAX_RESTARTS=3 # in a row that bring no newer checkpoint
+MAX_RESTARTS=3 # restarts in a row without a newer checkpoint
 
 SIGNAL=''      # USR1 when the time is nearly over, TERM when Slurm ends the job
-INTERRUPTED='' # by a signal, since this was last emptied
-SRUN=''        # its process
+INTERRUPTED='' # not empty after a signal, until it is emptied again
+SRUN=''        # the process id of srun
 
 # fail WHAT WHERE WAY_OUT
 fail() {
@@ -38,7 +38,7 @@ check_match() {
   [[ $2 =~ ^($3)$ ]] || fail "$1='$2' is not possible" 'the environment of sbatch' "$4"
 }
 
-# check_place NAME VALUE: a path that Slurm's patterns and pyxis' lists of mounts leave as it is.
+# check_place NAME VALUE: checks for characters with a meaning in Slurm's patterns or pyxis' mounts.
 check_place() {
   check_match "$1" "$2" '/[^%\\,:]*' 'give an absolute path without % \ , and :'
   [[ -e $2 ]] || fail "$1='$2' does not exist" "on $(hostname)" 'give a path that all nodes share'
@@ -49,7 +49,7 @@ require() {
   [[ -n ${!1:-} ]] || fail "$1 is missing" 'the environment of sbatch' "give $2"
 }
 
-# Checks the environment, before anything is written; sets PAXLITE_DIR, SCRIPTS, LOG_DIR and MOUNTS.
+# Checks the environment before anything is written; sets PAXLITE_DIR, SCRIPTS, LOG_DIR and MOUNTS.
 prepare_job() {
   local name below='[^/%\\,:][^%\\,:]*'
   [[ -n ${SLURM_JOB_ID:-} ]] || fail 'this is no job' "$0" "submit it: sbatch … $0"
@@ -85,14 +85,14 @@ prepare_job() {
   SCRIPTS=$PAXLITE_DIR/paxlite/contrib/gpu/scripts_gpu
 }
 
-# share NAME VALUE: lets a container's tasks see a path as it is outside; none and None are no path.
+# share NAME VALUE: mounts a path into the container under the same name; none and None are no path.
 share() {
   if [[ -z $2 || ${2,,} == none ]]; then return; fi
   check_place "$1" "$2"
   MOUNTS+=,$2:$2
 }
 
-# run_job SCRIPT ARGUMENT…: runs SCRIPT in every task, or BASE_SCRIPT instead; does not return.
+# run_job SCRIPT ARGUMENT…: runs SCRIPT, or BASE_SCRIPT if given, in every task; does not return.
 run_job() {
   local script=$1 output=$BASE_WORKSPACE_DIR/$OUTPUT_DIR code
   shift
@@ -102,14 +102,14 @@ run_job() {
       fail "$script is not there" "on $(hostname)" 'PAXLITE_DIR is a checkout, BASE_SCRIPT a script'
   fi
   mkdir -p -- "$LOG_DIR" "$output" || fail "$output cannot be made" "on $(hostname)" 'see above'
-  # a job that was submitted anew begins to count anew
+  # A newly submitted job counts its restarts from zero.
   if ((${SLURM_RESTART_COUNT:-0} == 0)); then rm -f -- "$LOG_DIR/restarts"; fi
 
   local step=(
     srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$((SLURM_JOB_NUM_NODES * GPUS_PER_NODE))"
     --ntasks-per-node="$GPUS_PER_NODE" --overcommit
-    # a mistake ends all tasks with its own code, and a lost task the others with 75; what waits for
-    # one that never began is ended after a minute
+    # An error of the user ends all tasks with its own exit code. A lost task ends the others with
+    # 75. Tasks that wait for one that never began are ended after a minute.
     --kill-on-bad-exit=0 --wait=60
     --export=ALL
     --output="$output/output-%j-%n-%t.txt" --error="$output/output-%j-%n-%t.txt"
@@ -124,17 +124,17 @@ run_job() {
   say "runs $script in $SLURM_JOB_NUM_NODES × $GPUS_PER_NODE tasks; they print into $output"
   "${step[@]}" bash "$script" "$@" &
   SRUN=$!
-  if [[ $SIGNAL == USR1 ]]; then tell_step; fi # it came before SRUN was known
+  if [[ $SIGNAL == USR1 ]]; then tell_step; fi # the signal came before SRUN was known
   while true; do
     INTERRUPTED=''
     code=0
     wait "$SRUN" || code=$?
-    [[ -n $INTERRUPTED ]] || break # a signal ends the wait, and not the step
+    [[ -n $INTERRUPTED ]] || break # a signal ends the wait, but not the step
   done
   decide "$code"
 }
 
-# Variables that a task finds as they are here where the image has some of the same names.
+# Prints the variables that keep this environment's values although the image sets them too.
 container_env() {
   local name names=()
   for name in BASE_XLA_FLAGS XLA_FLAGS XLA_PYTHON_CLIENT_MEM_FRACTION ENABLE_TE ENABLE_FP8 \
@@ -145,8 +145,8 @@ container_env() {
   printf '%s' "${names[*]}"
 }
 
-# Passes USR1, which Slurm sends to the batch script alone, on to the tasks as TERM. They get TERM
-# from Slurm itself when it requeues or cancels the job.
+# Slurm sends USR1 only to the batch script; this passes it on to the tasks as TERM. Slurm itself
+# sends TERM to the tasks when it requeues or cancels the job.
 on_signal() {
   INTERRUPTED=1
   say "got $1"
@@ -154,29 +154,29 @@ on_signal() {
   if [[ $1 == USR1 && -n $SRUN ]]; then tell_step; fi
 }
 
-# scancel says nothing where there is no step yet, so this waits until there is one. A task that is
-# only starting dies of TERM: a lost one.
+# Without a step, scancel has no effect and reports no error, so this waits for the step. A task
+# that is only starting dies from TERM, and counts as lost.
 tell_step() {
   while kill -0 "$SRUN" 2>/dev/null; do
     if squeue -h -s -j "$SLURM_JOB_ID" -o %i | grep -qx "$SLURM_JOB_ID\.0"; then
       scancel --signal=TERM "$SLURM_JOB_ID.0"
-      return 0 # within a trap, return alone gives the status of what was interrupted
+      return 0 # in a trap, a plain return gives the status of the interrupted command
     fi
     sleep 0.5
   done
 }
 
-# decide CODE: requeues the job or not, says so, and exits.
+# decide CODE: requeues the job or not, prints the decision, and exits.
 #
-# srun's exit code is the highest of its tasks'. 75 is: all have saved. Above 128 a task died by a
-# signal: its node or GPU failed, memory ran out, or srun ended it as it waited for one that never
-# began. None of these is told from a crash that would come again, so both are requeued, and what
-# makes no progress is stopped. Any other code is a mistake to be mended.
+# srun's exit code is the highest of its tasks. 75 means that all tasks have saved. A code above 128
+# means that a signal killed a task: its node or GPU failed, memory ran out, or srun ended it
+# because it waited for a task that never began. A crash that would happen again looks the same, so
+# both are requeued, and a job without progress is stopped. Any other code needs the user.
 decide() {
   local code=$1 count
   trap '' USR1 TERM
   if [[ $SIGNAL == TERM ]]; then
-    # requeued, preempted or cancelled: Slurm knows which, and a cancelled job must stay cancelled
+    # Only Slurm knows if it requeues, preempts or cancels. A canceled job must stay canceled.
     say "the step ended with $code after TERM; Slurm decides what becomes of the job"
   elif ((code == 0)); then
     rm -f -- "$LOG_DIR/restarts"
@@ -187,7 +187,7 @@ decide() {
     count=$(count_restart)
     if ((count > MAX_RESTARTS)); then
       say "stopped with $code: $MAX_RESTARTS restarts in a row without a newer checkpoint"
-    else # said first: Slurm ends this script soon
+    else # printed first, because Slurm ends this script soon
       say "requeued after exit code $code: restart $count from this checkpoint"
       scontrol requeue "$SLURM_JOB_ID" || say 'it is requeued already, or must not be'
     fi
@@ -195,7 +195,7 @@ decide() {
   exit "$code"
 }
 
-# Notes this restart in LOG_DIR, and prints how many there have been from the same checkpoint.
+# Records this restart in LOG_DIR, and prints the number of restarts from the same checkpoint.
 count_restart() {
   local newest count=0 before=''
   newest=$(find "$LOG_DIR" -regextype posix-extended -type d -regex '.*/checkpoint_[0-9]+' \
@@ -207,6 +207,6 @@ count_restart() {
   printf '%s' "$count"
 }
 
-# at once, as they may come before there is a step: until then they end this script
+# Signals may come before there is a step. Without traps they would end this script.
 trap 'on_signal USR1' USR1
 trap 'on_signal TERM' TERM

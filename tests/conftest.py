@@ -1,7 +1,7 @@
-"""What makes the tests quick, in their own and in the processes that they start.
+"""Makes the tests quick, in their own process and in the processes that they start.
 
-A compilation cache, as most compile the same; and programs without LLVM's optimisations, which take
-half of the time to compile and matter at larger sizes.
+The processes share a compilation cache, because most of them compile the same programs. XLA
+compiles without LLVM's optimizations, which take half of the time and only matter at larger sizes.
 """
 
 import os
@@ -19,8 +19,8 @@ _CACHE = 'JAX_COMPILATION_CACHE_DIR'
 
 
 def pytest_configure(config):
-  signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it for `make test &`
-  if hasattr(config, 'workerinput'):  # a worker of xdist has its starter's environment
+  signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for `make test &`
+  if hasattr(config, 'workerinput'):  # a worker of xdist inherits the environment
     return
   config.compilation_cache = tempfile.mkdtemp(prefix='paxlite-tests-')
   os.environ[_CACHE] = config.compilation_cache
@@ -30,7 +30,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-  """The longest first, so that none runs alone at the end."""
+  """Runs the longest tests first, so that none of them runs alone at the end."""
   longest = 'test_demo', 'test_slurm', 'test_smollm', 'test_faults', 'test_meshes', 'test_te'
   order = {name: i for i, name in enumerate(longest)}
   items.sort(key=lambda item: order.get(item.path.stem, len(order)))
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope='module', autouse=True)
 def programs_of_a_module():
-  """Lets go of what a module has compiled: all programs of all tests take 10 GB and more."""
+  """Frees the compiled programs of a module, because those of all tests take 10 GB or more."""
   yield
   if 'jax' in sys.modules:
     sys.modules['jax'].clear_caches()
@@ -46,7 +46,7 @@ def programs_of_a_module():
 
 @pytest.fixture(autouse=True)
 def environment_of_a_test():
-  """Takes back what a test changed, as tools that it calls here set variables for their process."""
+  """Restores the environment after a test, because tools set variables for their process."""
   with unittest.mock.patch.dict(os.environ):
     yield
 

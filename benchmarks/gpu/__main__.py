@@ -1,10 +1,10 @@
 """python -m benchmarks.gpu [--suite=all] [--cases='gpt126m/*'] [--minutes=9] [--json]
 
-Trains and decodes with models on one GPU, a process for each case, and prints a line as soon as a
-case is done; at the end a table for each kind of cases, and targets beside what was measured. What
-is not installed, fails, or does not fit into --minutes is told, and the rest goes on. --dry_run
-lists the cases; --tiny runs the same code with small sizes, on a CPU too; --report prints the
-tables of a JSON file again.
+Trains and decodes with models on one GPU, in one process per case. Prints a line after each case,
+and at the end one table per kind of case and the targets with the measured values. Cases that are
+not installed, fail, or exceed --minutes are reported, and the others still run. --dry_run lists the
+cases. --tiny runs the same code with small sizes, also on a CPU. --report prints the tables of a
+JSON file again.
 """
 
 import argparse
@@ -65,12 +65,12 @@ def main() -> None:
 
 
 def chosen(suite: str | None, patterns: str, every: bool) -> dict[str, list[str]]:
-  """The names of cases by suite.
+  """Returns the names of cases by suite.
 
   Args:
-    suite: One of them; None: 'all', or with patterns the cases of any, as one suite 'cases'.
-    patterns: Of names; '' is all.
-    every: Whether None is every suite, each by itself.
+    suite: The name of a suite. None: 'all', or with patterns all matching cases as suite 'cases'.
+    patterns: Patterns of case names; '' matches all.
+    every: Whether None means every suite separately.
   """
   if suite:
     found = {suite: SUITES[suite]}
@@ -85,8 +85,8 @@ def chosen(suite: str | None, patterns: str, every: bool) -> dict[str, list[str]
 
 
 def run(suite: str, names: list[str], args: argparse.Namespace) -> None:
-  """Runs the cases, and writes what is known after each of them: the next may never end."""
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # through `finally`
+  """Runs the cases, and writes the results after each one, because the next may never end."""
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` runs
   start = time.monotonic()
   deadline, limit = start + 60 * args.minutes, 60 * args.case_minutes
   device = ask('device', args.tiny, deadline, limit)
@@ -109,12 +109,12 @@ def run(suite: str, names: list[str], args: argparse.Namespace) -> None:
       print(line(name, case, time.monotonic() - start), flush=True)
       if args.json is not None:
         write(args.json, result)
-  finally:  # whoever stops it sees what there is
+  finally:  # a user who stops the program sees the results so far
     print('\n'.join(tables(result)), flush=True)
 
 
 def parts(name: str, result: Result, tiny: bool) -> Values:
-  """What a case takes over from the one that it is compared with: its layers, or experts."""
+  """Returns the sizes that a case takes from its reference: its layers or experts."""
   of_reference = reference(name, result).get('fitted', {})
   if kind(name) == 'torch':
     return {'sizes': torch_sizes(name, tiny, of_reference) | find(name)[1].options}
@@ -129,24 +129,24 @@ def ask(
   most: int | None = None,
   sizes: Values | None = None,
 ) -> Result:
-  """What a process of its own finds out about a case, or what PROBES does.
+  """Returns the result of a case, or of one of PROBES, from a separate process.
 
   Args:
-    name: Of a case or a probe.
+    name: Name of a case or a probe.
     tiny: See --tiny.
-    deadline: When it must be done.
-    limit: Seconds that it may take.
-    most: At most so many of what is fitted.
-    sizes: Of a model that is no experiment.
+    deadline: Time at which it must be done.
+    limit: Largest number of seconds.
+    most: Largest value of the fitted attribute.
+    sizes: Sizes of a model that is not an experiment.
 
   Returns:
-    Whose status is ok; or skipped, failed or not run, with a reason.
+    A result whose status is ok, or else skipped, failed or not run, with a reason.
   """
   environment = dict(os.environ)
   if name not in PROBES:
     model, variant = find(name)
     environment |= model.environment | variant.environment
-  if 'XLA_CLIENT_MEM_FRACTION' not in environment:  # its newer name; JAX refuses both
+  if 'XLA_CLIENT_MEM_FRACTION' not in environment:  # its newer name; JAX refuses both at once
     environment.setdefault('XLA_PYTHON_CLIENT_MEM_FRACTION', str(MEMORY_FRACTION))
   task = {'name': name, 'tiny': tiny, 'most': most, 'sizes': sizes or {}}
   left = deadline - time.monotonic()
@@ -170,9 +170,9 @@ def ask(
 def finished(
   command: list[str], environment: dict[str, str], seconds: float
 ) -> tuple[int | None, str, str]:
-  """(exit code, stdout, stderr) of a command, which after so many seconds is ended: None.
+  """Returns (exit code, stdout, stderr) of a command; the code is None if it took too long.
 
-  What it has started goes with it: compilers of torch would hold on to pipes.
+  Its child processes are ended too, because torch's compilers would keep the pipes open.
   """
   file = functools.partial(tempfile.TemporaryFile, 'w+', encoding='utf-8', errors='replace')
   with file() as out, file() as error:
@@ -193,7 +193,7 @@ def finished(
 
 
 def serve(name: str, tiny: bool, most: int | None, sizes: Values) -> None:
-  """Prints the result of a case or a probe as a line of JSON after an @."""
+  """Prints the result of a case or probe as a JSON line after an @."""
   from paxlite.core.errors import UserError
 
   try:
@@ -204,20 +204,20 @@ def serve(name: str, tiny: bool, most: int | None, sizes: Values) -> None:
     result['status'] = 'ok'
   except UserError as e:
     result = {'status': 'skipped', 'reason': str(e)}
-  except Exception as e:  # out of memory, refused by a compiler, …: the next case goes on
+  except Exception as e:  # out of memory or a compiler error: other cases still run
     first = (str(e).strip().splitlines() or [''])[0]
     result = {'status': 'failed', 'reason': f'{type(e).__name__}: {first[:300]}'}
   print('@' + json.dumps(result), flush=True)
 
 
 def reference(name: str, result: Result) -> Result:
-  """What was measured of the case that a case is compared with; empty where that did not run."""
+  """Returns the result of a case's reference; empty if the reference did not run."""
   found = result['cases'].get(reference_name(name), {})
   return found if found.get('status') == 'ok' else {}
 
 
 def skipped(name: str, result: Result) -> Result | None:
-  """The result of a case that the device, what is installed, or an earlier case rules out."""
+  """Returns a result if the device, missing packages, or an earlier case rule the case out."""
   model, variant = find(name)
   reason = result['missing'].get(variant.needs)
   capability = result['capability'] or 0.0
@@ -229,9 +229,9 @@ def skipped(name: str, result: Result) -> Result | None:
 
 
 def compare(name: str, result: Result) -> None:
-  """Adds to a case how it stands to its reference and to what the device can do, where these ran.
+  """Adds to a case its ratios to its reference and to the device's limits, if these are known.
 
-  Speed is that of model FLOPs: with the same layers the ratio is that of tokens.
+  Speed is in model FLOPs; with the same layers, the ratio equals that of tokens.
   """
   case, other = result['cases'][name], reference(name, result)
   if case['status'] != 'ok':
@@ -256,7 +256,7 @@ def compare(name: str, result: Result) -> None:
 
 
 def same_device(one: Result, other: Result) -> bool:
-  """Whether both ran on the GPU, or both on the CPU: JAX may call cuda what torch does, or gpu."""
+  """Returns whether both ran on the GPU or both on the CPU. JAX may call the GPU gpu or cuda."""
   return (one['platform'] == 'cpu') == (other['platform'] == 'cpu')
 
 

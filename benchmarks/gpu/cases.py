@@ -1,6 +1,6 @@
-"""What -m benchmarks.gpu measures: models, variants of them, suites of both, and targets.
+"""The cases of -m benchmarks.gpu: models, their variants, suites of both, and targets.
 
-A case is 'model/variant'. Imports no package, so that any process may read it.
+A case is 'model/variant'. This module imports no package, so that any process can read it.
 """
 
 import dataclasses
@@ -11,18 +11,18 @@ Values = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """A model, and what is done with it.
+  """A model and the work that is measured with it.
 
   Attributes:
     experiment: Dotted path of its class.
     values: Attributes that differ from the class's.
-    tiny: Those of --tiny, on top.
+    tiny: Further attributes for --tiny.
     kind: A key of KINDS.
-    fitted: The attribute that is lowered from its value until the model fits the memory.
-    environment: Of its processes.
-    reference: The variant, or the case, whose losses and speed the others are compared with.
-    architecture: Its name on torch.
-    compile_seconds: A guess.
+    fitted: The attribute that is lowered from its value until the model fits into memory.
+    environment: Environment variables of its processes.
+    reference: The variant or case with whose losses and speed the others are compared.
+    architecture: The name of its architecture on torch.
+    compile_seconds: An estimate.
   """
 
   experiment: str
@@ -38,15 +38,15 @@ class Model:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-  """How a model is computed.
+  """A way to compute a model.
 
   Attributes:
     values: Attributes of the experiment.
-    kind: Instead of the model's.
-    options: Of a kind that knows no experiment.
+    kind: A kind that replaces the model's.
+    options: Options of a kind without experiments.
     needs: A probe that must succeed.
-    capability: The GPU's compute capability that it needs.
-    environment: Of its processes.
+    capability: The smallest compute capability of the GPU.
+    environment: Environment variables of its processes.
   """
 
   values: Values = dataclasses.field(default_factory=dict)
@@ -59,13 +59,13 @@ class Variant:
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """What is hoped for.
+  """A goal for a measured quantity.
 
   Attributes:
-    work: In words.
-    quantity: Of a case's result.
-    least: Of the best of the cases; None: it is told and not judged.
-    cases: That show it.
+    work: A description of the work.
+    quantity: A key of a case's result.
+    least: The smallest value that meets the target; None: it is reported only.
+    cases: The cases; the best one counts.
   """
 
   work: str
@@ -74,7 +74,7 @@ class Target:
   cases: tuple[str, ...]
 
 
-# The module that measures a kind of cases
+# The module that measures each kind of case.
 KINDS = {
   'train': 'benchmarks.gpu.train',
   'decode': 'benchmarks.gpu.decode',
@@ -107,15 +107,15 @@ def llama7b(rows: int, **values: Any) -> Model:
 
 
 def glam126m(cls: str, **fields: Any) -> Model:
-  """The whole model, with experts in every second block."""
-  # its attention has a bias, for which cuDNN has no kernel
+  """Returns the whole model, with experts in every second block."""
+  # Its attention has a bias, for which cuDNN has no kernel.
   values = dict(PERCORE_BATCH_SIZE=8, LEARNING_RATE=6e-4, ATTENTION_BLOCK_SIZE=512)
   tiny = TINY_EXPERTS | dict(NUM_LAYERS=2, NUM_EXPERTS=8, ATTENTION_BLOCK_SIZE=32)
   return Model(cls, values, tiny, compile_seconds=25, **fields)
 
 
 def glam64b(cls: str, **fields: Any) -> Model:
-  """One block with experts, and a vocabulary that is small beside it."""
+  """Returns a model with one block of experts, and a vocabulary that is small beside it."""
   values = dict(
     NUM_LAYERS=1,
     BLOCKS_PER_LAYER=1,
@@ -138,16 +138,16 @@ def llama7b_decode(rows: int) -> Model:
 
 
 MODELS = {
-  'gpt126m': gpt126m(4),  # Pax's own rows a device
+  'gpt126m': gpt126m(4),  # Pax's number of rows per device
   'gpt126m_b8': gpt126m(8),
   'gpt126m_b16': gpt126m(16),
   'gpt126m_b32': gpt126m(32),
-  # what most memory is left for: recomputes the whole forward pass
+  # Needs the least memory: recomputes the whole forward pass.
   'llama7b_wide': llama7b(2, NUM_LOSS_CHUNKS=4),
-  # keeps what matrix products give; at most 12 layers, as more take time and are no faster
+  # Keeps the matrix products. At most 12 layers, because more take time and are no faster.
   'llama7b_dots': llama7b(4, NUM_LAYERS=12, CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM'),
   'llama7b_dots_b2': llama7b(2, CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM'),
-  # recomputes nothing
+  # Recomputes nothing.
   'llama7b_all': llama7b(2, CHECKPOINT_POLICY='SAVE_EVERYTHING'),
   'gpt5b_wide': Model(
     'paxlite.experiments.gpt.GPT5B',
@@ -166,7 +166,7 @@ MODELS = {
   'glam64b_wide_dense': glam64b('benchmarks.gpu.experiments.DenseGLaM64B'),
   'llama7b_decode': llama7b_decode(1),
   'llama7b_decode_b8': llama7b_decode(8),
-  # the device against a CPU: the same arithmetic, in float32 throughout
+  # Compares the device with a CPU: the same arithmetic, all in float32.
   'small': Model(
     'paxlite.experiments.gpt.GPT126M',
     dict(
@@ -180,7 +180,7 @@ MODELS = {
       LEARNING_RATE=6e-4,
     ),
     TINY | dict(NUM_LAYERS=2),
-    # matrix products of float32 are otherwise computed in TF32
+    # Otherwise float32 matrix products are computed in TF32.
     environment={'JAX_DEFAULT_MATMUL_PRECISION': 'highest'},
     reference='cpu',
   ),
@@ -213,7 +213,7 @@ VARIANTS = {
   'torch_eager': Variant(kind='torch', options=dict(compiled=False), needs='transformers'),
 }
 
-# Those first that tell the most; a reference before what is compared with it
+# The most informative cases first, and each reference before the cases compared with it.
 SUITES: dict[str, list[str]] = {
   'all': [
     'gpt126m_b16/xla',
@@ -321,7 +321,7 @@ TARGETS = [
   Target('flash attention against none', 'inverse_ratio', None, _NO_FLASH),
 ]
 
-# Of one device, bytes/s by the data sheet; the first whole word that fits counts
+# Bytes/s of one device by its data sheet; the first entry that matches whole words counts.
 BANDWIDTHS = {
   'H100 PCIe': 2.0e12,
   'H100 NVL': 3.9e12,
@@ -341,7 +341,7 @@ def kind(name: str) -> str:
 
 
 def reference_name(name: str) -> str:
-  """The case that a case is compared with."""
+  """Returns the name of the case that a case is compared with."""
   model = name.partition('/')[0]
   found = MODELS[model].reference
   return found if '/' in found else f'{model}/{found}'

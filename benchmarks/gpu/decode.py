@@ -1,4 +1,4 @@
-"""How decoding is measured: paxlite's own Generator, greedy, with random weights."""
+"""Measures decoding with paxlite's Generator, greedy, with random weights."""
 
 import statistics
 import time
@@ -10,7 +10,7 @@ from benchmarks.gpu.sizes import PROMPT, ROUND_TOKENS, ROUNDS, experiment
 
 
 def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
-  """Continues prompts, a round of tokens at a time; the last figures are those of a token."""
+  """Continues prompts in rounds of tokens; the final figures are per token."""
   del most, sizes
   import fiddle as fdl
   import jax
@@ -28,7 +28,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
     use_int8(config)
   params = random_params(shapes(config, mesh, e), plain, e.FPROP_DTYPE)
   model = fdl.build(config).model
-  # as Inference.generator, but that no row ends
+  # Like Inference.generator, but without end tokens.
   generator = Generator(
     model,
     params,
@@ -65,7 +65,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
     raise RuntimeError(f'{made} new tokens instead of {new}')
   low, median, high = statistics.quantiles(seconds, n=4)
   total = sum(x.nbytes for x in jax.tree.leaves(params))
-  # a token is looked up in a table of its own, and multiplied with everything else
+  # A token needs one row of the embedding table, and all other weights.
   table = e.VOCAB_SIZE * e.MODEL_DIMS * np.dtype(jax.numpy.dtype(e.FPROP_DTYPE)).itemsize
   read = total - table if e.SEPARATE_EMBEDDING else total
   return {
@@ -88,7 +88,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
 
 
 def shapes(config: Any, mesh: Any, e: Any) -> Any:
-  """Of a task's parameters, on the mesh."""
+  """Returns the shapes of a task's parameters on the mesh."""
   import fiddle as fdl
   import jax
 
@@ -99,12 +99,12 @@ def shapes(config: Any, mesh: Any, e: Any) -> Any:
 
 
 def random_params(wanted: Any, plain: Any, dtype: str) -> Any:
-  """Random weights of these shapes.
+  """Returns random weights of these shapes.
 
   Args:
-    wanted: Shapes; integers stay what they are, and so do their scales.
-    plain: Shapes of the same model without integers, by which scales are known.
-    dtype: Of all else.
+    wanted: The shapes; integers and their scales keep their dtypes.
+    plain: Shapes of the same model without integers; variables that are not in it are scales.
+    dtype: The dtype of all other weights.
   """
   import jax
   import jax.numpy as jnp
@@ -116,7 +116,7 @@ def random_params(wanted: Any, plain: Any, dtype: str) -> Any:
   for i, (name, like) in enumerate(flat.items()):
     integers = jnp.issubdtype(like.dtype, jnp.integer)
     kind = like.dtype if integers or name not in known else jnp.dtype(dtype)
-    if (like.shape, kind) not in programs:  # layers have the same shapes
+    if (like.shape, kind) not in programs:  # layers share their shapes
       programs[like.shape, kind] = jax.jit(
         lambda key, shape=like.shape, kind=kind: (
           jax.random.randint(key, shape, -127, 128, kind)

@@ -1,6 +1,6 @@
-"""What is known of the device before the cases: its name, memory, and speed; and what is installed.
+"""Describes the device before the cases: its name, memory and speed, and the installed packages.
 
-Each probe is asked in a process of its own, as a library may end the one that loads it.
+Each probe runs in a separate process, because a library may crash the process that loads it.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ PACKAGES = (
   'torch',
   'transformers',
 )
-TINY_MEMORY = 5_800_000  # of --tiny, so that it looks for layers that fit
+TINY_MEMORY = 5_800_000  # for --tiny, small enough that it must search for a number of layers
 
 
 def describe(tiny: bool) -> Result:
-  """The device, the versions of everything, and how fast it multiplies and copies."""
+  """Returns the device, the versions of all packages, and the speed of products and copies."""
   import jax
 
   from paxlite.runtime import profiling
@@ -83,7 +83,7 @@ def load_qwix(tiny: bool) -> Result:
 
 
 def find_transformers(tiny: bool) -> Result:
-  """Hugging Face's, and torch; loading both would take long."""
+  """Finds transformers and torch without loading them, which would take long."""
   del tiny
   for module in ('torch', 'transformers'):
     if importlib.util.find_spec(module) is None:
@@ -100,7 +100,7 @@ PROBES: dict[str, Callable[[bool], Result]] = {
 
 
 def driver() -> str | None:
-  """The driver's version and the GPU's power limit, where nvidia-smi tells them."""
+  """Returns the driver's version and the GPU's power limit, if nvidia-smi reports them."""
   command = ['nvidia-smi', '--query-gpu=driver_version,power.limit', '--format=csv,noheader']
   with contextlib.suppress(OSError, subprocess.SubprocessError):
     told = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
@@ -109,14 +109,14 @@ def driver() -> str | None:
 
 
 def memory_limit(device: Any, tiny: bool) -> int | None:
-  """Bytes that JAX has on the device; None where it does not know, as on a CPU."""
+  """Returns the bytes that JAX may use on the device; None if unknown, as on a CPU."""
   if tiny:
     return TINY_MEMORY
   return (device.memory_stats() or {}).get('bytes_limit')
 
 
 def peak_bandwidth(device_kind: str) -> float | None:
-  """Bytes/s of a device's memory by its data sheet, or None where it is not known."""
+  """Returns the bytes/s of a device's memory by its data sheet; None if unknown."""
   for name, found in BANDWIDTHS.items():
     if re.search(rf'\b{name}\b', device_kind, re.IGNORECASE):
       return found
@@ -124,7 +124,7 @@ def peak_bandwidth(device_kind: str) -> float | None:
 
 
 def matmul_flops(size: int) -> tuple[int, float]:
-  """(size, FLOP/s) of a square bfloat16 product of random numbers: zeros would be faster."""
+  """Returns (size, FLOP/s) of a square bfloat16 product of random numbers; zeros are faster."""
   import jax
   import jax.numpy as jnp
 
@@ -133,7 +133,7 @@ def matmul_flops(size: int) -> tuple[int, float]:
 
 
 def copy_bandwidth(size: int) -> Result:
-  """Bytes/s of reading and writing an array of so many bytes; adding 1 takes no time beside."""
+  """Returns the bytes/s of reading and writing an array of `size` bytes; adding 1 costs no time."""
   import jax
   import jax.numpy as jnp
 
@@ -142,7 +142,7 @@ def copy_bandwidth(size: int) -> Result:
 
 
 def median_seconds(function: Callable[..., Any], *arguments: Any) -> float:
-  """Of a call, ten of which are waited for together."""
+  """Returns the median seconds of a call; ten calls are waited for together."""
   function(*arguments).block_until_ready()
   seconds = []
   for _ in range(5):

@@ -1,4 +1,4 @@
-"""Experiments of -m benchmarks.gpu that are none of paxlite's: GLaM's stacks without experts."""
+"""Experiments that only -m benchmarks.gpu has: GLaM's stacks without experts."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from paxlite.experiments.glam import GLaM64B64E, GLaM126M64E
 
 
 class Dense(MixtureOfExperts):
-  """The dense block of the stack in the place of those with experts."""
+  """A stack in which dense blocks replace the blocks with experts."""
 
   def layer(self) -> fdl.Partial:
     return self.block()

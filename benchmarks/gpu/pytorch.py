@@ -1,7 +1,7 @@
-"""How Hugging Face's models are trained on torch beside paxlite's: knows torch and no paxlite.
+"""Measures the training of Hugging Face's models on torch; imports torch and not paxlite.
 
-float32 weights under bfloat16 autocast, attention by torch's scaled_dot_product_attention (its
-flash kernel on GPUs), fused AdamW, global-norm clipping at 1, torch.compile around model and loss.
+float32 weights with bfloat16 autocast, torch's scaled_dot_product_attention (its flash kernel on
+GPUs), fused AdamW, global-norm clipping at 1, torch.compile for model and loss.
 """
 
 import statistics
@@ -12,11 +12,11 @@ Result = dict[str, Any]
 
 
 def measure(name: str, tiny: bool, most: int | None, sizes: dict[str, Any]) -> Result:
-  """Trains the model of `sizes` (sizes.torch_sizes) and tells how that went."""
+  """Trains the model of `sizes` (sizes.torch_sizes) and returns the measurements."""
   del name, most
   import torch
 
-  # --tiny is for a machine that may have no compiler of C++
+  # --tiny must run on machines without a C++ compiler.
   device, backend = ('cpu', 'eager') if tiny else ('cuda', 'inductor')
   if tiny:
     torch.set_num_threads(1)
@@ -85,7 +85,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: dict[str, Any]) -> R
 
 
 def build(sizes: dict[str, Any], device: str) -> Any:
-  """A GPT-2 or a Llama of these sizes with random weights, made on the device."""
+  """Returns a GPT-2 or Llama of these sizes with random weights, created on the device."""
   import torch
   import transformers
 
@@ -132,9 +132,9 @@ def causal_attention(
   scaling: float | None = None,
   **others: Any,
 ) -> tuple[Any, None]:
-  """torch's attention without a mask, with which it would have no flash kernel.
+  """Computes torch's attention without a mask, because its flash kernel takes none.
 
-  Some versions of transformers make one under torch.compile for their own `sdpa`.
+  Some versions of transformers make a mask under torch.compile for their own `sdpa`.
   """
   del module, others
   import torch
@@ -159,7 +159,7 @@ def loss_function(model: Any, device: str) -> Any:
 
 
 def tokens(sizes: dict[str, Any], device: str) -> Any:
-  """Random tokens of which the k-th is about 1/k as frequent as the first."""
+  """Returns random tokens; the k-th token is about 1/k as frequent as the first."""
   import torch
 
   rows, length = sizes['batch']

@@ -1,4 +1,4 @@
-"""What -m benchmarks.gpu prints: the device, a table for each kind of cases, and targets."""
+"""The output of -m benchmarks.gpu: the device, one table per kind of case, and targets."""
 
 import textwrap
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def about(result: Result) -> Iterator[str]:
-  """What stands above the tables."""
+  """Yields the lines above the tables."""
   versions = {'driver': result['driver'], 'Python': result['python'], **result['versions']}
   yield ', '.join([result['device'], *(f'{k} {v}' for k, v in versions.items() if v)])
   matmul, peak = result['matmul'], result['peak_flops']
@@ -45,7 +45,7 @@ def about(result: Result) -> Iterator[str]:
 
 
 def line(name: str, case: Result, seconds: float) -> str:
-  """A case in a few words, as soon as it is done."""
+  """Returns a short line about a case, for printing when it is done."""
   if case['status'] != 'ok':
     return f'{seconds:4.0f} s  {name}: {told(case)}'
   words = [
@@ -91,7 +91,7 @@ def against_reference(case: Result) -> str:
   return f'{found[-1]:.1e}' if found else '–'
 
 
-# The columns of a kind's table: each a name and what it says of a case
+# The columns of each kind's table: a name, and a function of the case.
 _STEP = [
   ('layers', layers),
   ('batch', batch),
@@ -129,7 +129,7 @@ COLUMNS: dict[str, list[tuple[str, Callable[[Result], Any]]]] = {
 
 
 def row(name: str, case: Result) -> str:
-  """A case as a line of its kind's table."""
+  """Returns a case as a line of its kind's table."""
   if case['status'] != 'ok':
     return f'| {name} | {told(case)} |'
   cells = [name, *(cell(case) for _, cell in COLUMNS[kind(name)])]
@@ -137,7 +137,7 @@ def row(name: str, case: Result) -> str:
 
 
 def tables(result: Result) -> Iterator[str]:
-  """A table for each kind that has cases, and the targets."""
+  """Yields a table for each kind that has cases, and the targets."""
   for one in KINDS:
     cases = {n: case for n, case in result['cases'].items() if kind(n) == one}
     if cases:
@@ -155,7 +155,7 @@ def tables(result: Result) -> Iterator[str]:
 
 
 def judge(target: Target, result: Result) -> tuple[str, str, float | None]:
-  """What became of a target: a word, the case that shows it best, and what was measured there."""
+  """Returns the verdict on a target, the best case for it, and the value measured there."""
   cases = {n: result['cases'][n] for n in target.cases if n in result['cases']}
   found = {
     n: case[target.quantity]
@@ -186,12 +186,12 @@ def target_row(target: Target, result: Result) -> str:
 
 
 def dry_run(suites: dict[str, list[str]], tiny: bool, memory: float) -> Iterator[str]:
-  """The cases of suites with their sizes and guesses of memory and time; looks for no device.
+  """Yields the cases of suites with their sizes and estimates of memory and time, without a device.
 
   Args:
-    suites: Names of cases.
+    suites: Names of cases by suite.
     tiny: See --tiny.
-    memory: Bytes for JAX.
+    memory: Bytes that JAX may use.
   """
   for suite, names in suites.items():
     yield (

@@ -1,33 +1,33 @@
-"""The experiment of a case, its numbers, and guesses of what it needs, without a device."""
+"""The experiment of a case, its sizes, and estimates of its needs; no device is used."""
 
 import importlib
 from typing import Any
 
 from benchmarks.gpu.cases import Values, find, kind, reference_name
 
-# Of a parameter in float32, two moments and a gradient; of repeated layers with what XLA copies
+# Bytes per parameter: float32, two moments, a gradient; for repeated layers, also XLA's copies.
 STATE_BYTES, REPEATED_BYTES = 16, 20
-MEMORY_FRACTION = 0.92  # of the device's memory for JAX; libraries need some of their own
-# Of JAX's memory: with more, XLA recomputes to save some, which would be timed. The reference
-# leaves room, so that others, which need more, get its layers too
+MEMORY_FRACTION = 0.92  # of the device's memory, for JAX; libraries need some too
+# Shares of JAX's memory. With more, XLA would recompute to save memory, which would be timed. The
+# reference leaves room, so that variants that need more memory still get the same layers.
 USABLE, USABLE_OF_REFERENCE = 0.85, 0.8
 
-START_SECONDS, PROBE_SECONDS = 8, 10  # of a case's process until it compiles; of a probe
-# Steps waited for one by one, not timed of them, and not waited for; the same of --tiny
+START_SECONDS, PROBE_SECONDS = 8, 10  # of a case's process before it compiles, and of a probe
+# Steps waited for one by one, how many of them warm up, and steps waited for together.
 STEPS, TINY_STEPS = (55, 5, 5), (20, 5, 2)
-# Of an H100, as the targets have it: FLOP/s of models below this width, and from it on
+# Of an H100, according to the targets: FLOP/s of models below this width, and of wider models.
 GUESSED_WIDTH, GUESSED_FLOPS = 2048, (0.35 * 989e12, 0.6 * 989e12)
 GUESSED_BANDWIDTH = 0.7 * 3.35e12
 
 
 def experiment(case: str, tiny: bool, **changes: Any) -> Any:
-  """The experiment of a case, for one device."""
+  """Returns the experiment of a case, for one device."""
   model, variant = find(case)
   module, _, name = model.experiment.rpartition('.')
   one = dict(
     ICI_MESH_SHAPE=[1, 1, 1],
     DCN_MESH_SHAPE=[1, 1, 1],
-    PACKED_INPUT=False,  # Transformer Engine's layers know no other
+    PACKED_INPUT=False,  # Transformer Engine's layers support nothing else
     LR_SCHEDULE='constant',
   )
   cls = getattr(importlib.import_module(module), name)
@@ -39,7 +39,7 @@ def experiment(case: str, tiny: bool, **changes: Any) -> Any:
 
 
 def parameters(e: Any) -> int:
-  """Of all matrices, all experts' included."""
+  """Returns the number of parameters in all matrices, including all experts."""
   embeddings = (2 if e.SEPARATE_EMBEDDING else 1) * e.VOCAB_SIZE * e.MODEL_DIMS
   blocks = getattr(e, 'num_expert_blocks', 0)
   idle = e.NUM_EXPERTS - e.NUM_EXPERTS_PER_TOKEN if blocks else 0
@@ -51,7 +51,7 @@ def expert_parameters(e: Any) -> int:
 
 
 def kept_bytes(e: Any) -> float:
-  """What a block keeps for its backward pass, about, by the widths of its matrix products."""
+  """Estimates the bytes that a block keeps for its backward pass, from its matrix products."""
   hidden = (2 if e.USE_GATED_ACTIVATION else 1) * e.HIDDEN_DIMS
   heads = (e.NUM_HEADS + 2 * e.NUM_KV_HEADS) * e.DIMS_PER_HEAD
   kept = {
@@ -63,7 +63,7 @@ def kept_bytes(e: Any) -> float:
 
 
 def unit_bytes(e: Any, fitted: str) -> float:
-  """What one more layer, or one more expert in all of them, needs."""
+  """Returns the bytes for one more layer, or for one more expert in all layers."""
   if fitted == 'NUM_EXPERTS':
     return REPEATED_BYTES * e.num_expert_blocks * expert_parameters(e)
   return REPEATED_BYTES * e.matmul_params / e.NUM_LAYERS + kept_bytes(e)
@@ -74,26 +74,26 @@ def fewest(e: Any, fitted: str) -> int:
 
 
 def units_to_try(e: Any, fitted: str, memory: float) -> int:
-  """About how many layers, or experts, fit beside all else."""
+  """Estimates how many layers, or experts, fit into memory."""
   embeddings = STATE_BYTES * (parameters(e) - e.matmul_params)
   if fitted == 'NUM_EXPERTS':
     active = e.matmul_params - e.NUM_EXPERTS_PER_TOKEN * e.num_expert_blocks * expert_parameters(e)
     embeddings = STATE_BYTES * e.VOCAB_SIZE * e.MODEL_DIMS + REPEATED_BYTES * active
   tokens = e.batch_size * e.MAX_SEQ_LEN
-  logits = 10 * tokens * e.VOCAB_SIZE / e.NUM_LOSS_CHUNKS  # in float32, bfloat16, and a gradient
-  # of one layer; cuDNN keeps none
+  logits = 10 * tokens * e.VOCAB_SIZE / e.NUM_LOSS_CHUNKS  # in float32 and bfloat16, and a gradient
+  # The scores of one layer; cuDNN keeps none.
   scores = 0 if e.USE_FLASH_ATTENTION else 10 * tokens * e.NUM_HEADS * e.MAX_SEQ_LEN
   room = memory - embeddings - max(logits, scores)
   return max(min(int(room / unit_bytes(e, fitted)), getattr(e, fitted)), fewest(e, fitted))
 
 
 def usable(name: str, memory: float) -> float:
-  """Bytes that the step of a case may need."""
+  """Returns the number of bytes that the step of a case may need."""
   return memory * (USABLE_OF_REFERENCE if name == reference_name(name) else USABLE)
 
 
 def guessed(name: str, tiny: bool, memory: float) -> Any:
-  """The experiment of a case with about as many layers or experts as fit."""
+  """Returns the experiment of a case with about as many layers or experts as fit."""
   e, fitted = experiment(name, tiny), find(name)[0].fitted
   if fitted is None:
     return e
@@ -102,7 +102,7 @@ def guessed(name: str, tiny: bool, memory: float) -> Any:
 
 
 def guessed_seconds(name: str, e: Any) -> float:
-  """What a case takes on an H100, from the start of its process to its end."""
+  """Estimates the seconds of a case on an H100, from the start of its process to its end."""
   before = START_SECONDS + find(name)[0].compile_seconds
   if kind(name) == 'decode':
     return before + DECODED * 2 * parameters(e) / GUESSED_BANDWIDTH
@@ -110,13 +110,13 @@ def guessed_seconds(name: str, e: Any) -> float:
   return before + (STEPS[0] + STEPS[2]) * flops / GUESSED_FLOPS[e.MODEL_DIMS >= GUESSED_WIDTH]
 
 
-# Tokens of the prompt, rounds, and tokens of each: a bucket of 256 slots, but for the first round
+# Tokens of the prompt, rounds, and tokens per round. All rounds but the first use 256 slots.
 PROMPT, ROUNDS, ROUND_TOKENS = 128, 10, 23
 DECODED = (ROUNDS + 1) * ROUND_TOKENS
 
 
 def torch_sizes(name: str, tiny: bool, fitted: Values) -> Values:
-  """What a process that knows no experiment builds of a case on torch."""
+  """Returns sizes for a process that builds the case on torch without an experiment."""
   e = experiment(name, tiny, **fitted)
   return {
     'architecture': find(name)[0].architecture,

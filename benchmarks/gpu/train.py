@@ -1,4 +1,4 @@
-"""How a train step of paxlite is measured: the one that training compiles, its state donated."""
+"""Measures a train step of paxlite: the step that training compiles, with a donated state."""
 
 import dataclasses
 import math
@@ -20,9 +20,9 @@ from benchmarks.gpu.sizes import (
   usable,
 )
 
-NUM_BATCHES = 4  # taken in turn
+NUM_BATCHES = 4  # used in turn
 
-# What a compiled step holds, in its HLO; the body of a loop counts once
+# Operations to count in a compiled step's HLO; the body of a loop counts once.
 PATTERNS = {
   'f8': r'custom_call_target="__cublas\$lt\$matmul\$f8"',
   'cublasLt': r'custom_call_target="__cublas\$lt\$matmul"',
@@ -34,7 +34,7 @@ PATTERNS = {
 
 
 def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
-  """Trains a case and tells how that went; see fitting_step."""
+  """Trains a case and returns the measurements; see fitting_step."""
   del sizes
   import jax
 
@@ -89,12 +89,12 @@ class Program:
   """A compiled train step.
 
   Attributes:
-    experiment: Whose step it is.
-    states: Makes its first state.
-    compiled: Of (state, batch); overwrites the state.
-    sharding: Of a batch.
-    seconds: That tracing and compiling took.
-    needed: Bytes of the device.
+    experiment: The experiment of the step.
+    states: Makes its initial state.
+    compiled: The program for (state, batch); it overwrites the state.
+    sharding: The sharding of a batch.
+    seconds: Seconds of tracing and compilation.
+    needed: Bytes of device memory.
   """
 
   experiment: Any
@@ -106,7 +106,7 @@ class Program:
 
 
 def compile_step(e: Any, device: Any) -> Program:
-  """The step that training compiles, before there is a state."""
+  """Returns the step that training compiles, before there is a state."""
   import fiddle as fdl
   import jax
 
@@ -127,7 +127,7 @@ def compile_step(e: Any, device: Any) -> Program:
 
 
 def needed_bytes(memory: Any) -> int:
-  """Of a step whose results take the place of its arguments where they can."""
+  """Returns the bytes of a step whose results replace its arguments where possible."""
   return (
     memory.argument_size_in_bytes
     + memory.temp_size_in_bytes
@@ -138,13 +138,13 @@ def needed_bytes(memory: Any) -> int:
 
 
 def fitting_step(name: str, device: Any, tiny: bool, most: int | None) -> Program:
-  """The step of a case, of a fitted model with as many layers or experts as the memory holds.
+  """Returns the step of a case; a fitted model has the layers or experts that fit into memory.
 
   Args:
-    name: Of the case.
-    device: Where it runs.
+    name: Name of the case.
+    device: The device that it runs on.
     tiny: See --tiny.
-    most: What to begin with; None: an estimate.
+    most: The number to start with; None: an estimate.
   """
   import jax
 
@@ -167,7 +167,7 @@ def fitting_step(name: str, device: Any, tiny: bool, most: int | None) -> Progra
 
 
 def batches(e: Any) -> Iterator[dict[str, Any]]:
-  """Random tokens of which the k-th is about 1/k as frequent as the first, always the same."""
+  """Yields random tokens, always the same; the k-th is about 1/k as frequent as the first."""
   import numpy as np
 
   rng = np.random.default_rng(0)

@@ -1,1 +1,1 @@
-"""Experiments by family, and the datasets that mix into them."""
+"""Experiments by family, and datasets as mixins for them."""

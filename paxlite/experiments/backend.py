@@ -1,4 +1,4 @@
-"""Which backend computes a model's matrix multiplications, and how it gets into the config."""
+"""The backend that computes a model's matrix multiplications, and how it enters the config."""
 
 import functools
 from typing import Any, Literal
@@ -18,16 +18,16 @@ from paxlite.layers.moe import MoeFeedForward
 
 
 class Backends(Transformer):
-  """USE_FP8, USE_TE and USE_INT8. At most one of them is on.
+  """Adds USE_FP8, USE_TE and USE_INT8. At most one of them may be on.
 
-  Where USE_TE and TE_RECIPE are not set, ENABLE_TE=1 and ENABLE_FP8=1 of the environment are.
+  If USE_TE or TE_RECIPE is not set, it follows the environment's ENABLE_TE=1 or ENABLE_FP8=1.
 
-  USE_TE=gemm puts Transformer Engine's matrix multiplications into the model; its parameters stay
-  as they are. USE_TE=layer has Transformer Engine's whole layers, with parameters of their own
-  (python -m paxlite.tools.convert_te).
+  USE_TE=gemm uses Transformer Engine's matrix multiplications; the model's parameters stay the
+  same. USE_TE=layer uses Transformer Engine's whole layers, which have other parameters
+  (python -m paxlite.tools.convert_te converts them).
   """
 
-  USE_FP8: Training[bool] = False  # XLA's own
+  USE_FP8: Training[bool] = False  # XLA's own FP8
   USE_INT8: Training[Literal['off', 'forward', 'forward_backward']] = 'off'
 
   @property
@@ -50,10 +50,10 @@ class Backends(Transformer):
 
   @functools.cached_property
   def backend(self) -> Backend:
-    """The backend, and the attribute or variable that asked for it.
+    """The backend, and the attribute or environment variable that chose it.
 
     Raises:
-      UserError: it was asked for two things that exclude each other.
+      UserError: Two backends that exclude each other were chosen.
     """
     asked = {
       'USE_FP8': self.USE_FP8,
@@ -83,7 +83,7 @@ class Backends(Transformer):
     return Backend('te' if self.TE_RECIPE == 'bf16' else 'te_fp8', reason)
 
   def _origin(self, name: str) -> str:
-    """An attribute with its value, or the environment's variable that it follows."""
+    """Returns an attribute with its value, or the environment variable that it follows."""
     variable = {'USE_TE': 'ENABLE_TE', 'TE_RECIPE': 'ENABLE_FP8'}.get(name)
     if variable is not None and name not in vars(self) and backends.environment_flag(variable):
       return f"the environment's {variable}=1"
@@ -101,7 +101,7 @@ class Backends(Transformer):
   def compiler_options(self, platform: str) -> dict[str, Any]:
     options = super().compiler_options(platform)
     if self.backend.name == 'xla_fp8' and platform in ('gpu', 'cuda'):
-      # Triton's kernels would take FP8's matrix multiplications in bfloat16; cuBLASLt has its own
+      # Triton's kernels would multiply FP8 matrices in bfloat16; cuBLASLt has FP8 kernels.
       options.setdefault('xla_gpu_enable_triton_gemm', False)
     return options
 
@@ -110,7 +110,7 @@ class Backends(Transformer):
       _multiply_by(task.model, backends.fp8_dot_general)
     if self.USE_TE == 'gemm':
       _multiply_by(task.model, backends.te_dot_general, recipe=self.TE_RECIPE)
-      # its dot_general has no batch dimensions, which experts need
+      # Transformer Engine's dot_general has no batch dimensions, which experts need.
       for experts in selectors.select(task.model, MoeFeedForward, check_nonempty=False):
         experts.einsum_tpl = template(Einsum)
     if self.USE_TE == 'layer':

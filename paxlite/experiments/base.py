@@ -1,11 +1,12 @@
-"""The experiment: a class that states numbers and returns Fiddle configs.
+"""The experiment: a class whose attributes are numbers and whose methods return Fiddle configs.
 
     @register
     class MyGPT(Synthetic, GPT126M):
       NUM_LAYERS = 24
 
-`MyGPT.config()` is an `fdl.Config` of the class with every value explicit; built, its methods
-return the configs of the task and of the inputs, and properties for the trainer's numbers.
+`MyGPT.config()` is an `fdl.Config` of the class in which every value is explicit. The methods of
+the built object return the configs of the task and of the inputs. Its properties are the numbers
+that the trainer needs.
 """
 
 import functools
@@ -37,68 +38,68 @@ from paxlite.runtime import compiler
 
 
 class Experiment(Attributes):
-  """Mesh, batch and loop; subclasses add a model and data.
+  """Mesh, batch and training loop; subclasses add a model and data.
 
-  Sizes are per the whole run unless a name says otherwise.
+  Sizes are those of the whole run unless the attribute's name says otherwise.
   """
 
   # Mesh: devices per axis within a slice or host (ICI), and copies across slices or hosts (DCN).
-  # Further axes: stage (pipeline), expert, context (of the length); see partitioning
+  # Further axes: stage (pipeline), expert, context (splits the sequence); see partitioning.
   MESH_AXES: Run[list[str]] = ['replica', 'data', 'mdl']
   ICI_MESH_SHAPE: Run[list[int]] = [1, 1, 1]
   DCN_MESH_SHAPE: Run[list[int]] = [1, 1, 1]
-  SEQUENCE_SHARDED_ACTIVATIONS: Run[bool] = False  # between layers, over mdl: length and not width
+  SEQUENCE_SHARDED_ACTIVATIONS: Run[bool] = False  # over mdl, by length instead of width
 
-  # Options of XLA for the train step, NAME=VALUE; those of another kind of device are left out
+  # XLA options of the train step as NAME=VALUE. Options of other kinds of device are ignored.
   COMPILER_OPTIONS: Run[list[str]] = []
 
-  # Batch: global batch = PERCORE_BATCH_SIZE × devices, whatever the mesh; fractions are fine
+  # Batch: global batch = PERCORE_BATCH_SIZE × devices, for every mesh. Fractions are allowed.
   PERCORE_BATCH_SIZE: Run[float] = 1.0
   MAX_SEQ_LEN: Training[Count] = 1024
   NUM_MICROBATCHES: Run[Count] = 1
   SEED: Training[Uint32] = 1234
 
-  # Loop, in steps
+  # Training loop; intervals are in steps.
   MAX_STEPS: Run[Count] = 1_000_000
   CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000
   CHECKPOINT_EVERY_N_MINUTES: Run[Annotated[OffAtZero, at_most(1e6)]] = (
-    10.0  # where so many steps take longer; 0: only by steps
+    10.0  # also saves after so many minutes if the steps take longer; 0: only by steps
   )
   CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10
   SUMMARY_INTERVAL_STEPS: Run[Count] = 100
   EVAL_INTERVAL_STEPS: Run[Count] = 100
   MAX_EVAL_BATCHES: Run[Count | None] = None
-  # at most 1000: streams remember their positions before the last 1024 steps (data/base.py)
+  # At most 1000: streams remember their positions before the last 1024 steps (data/base.py).
   MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1000)]] = 100
 
-  # Faults: see docs/reliability.md. Times in seconds; 0 turns a thing off
-  STEP_TIMEOUT: Run[OffAtZero] = 1800.0  # without a step the run writes its stacks and ends
+  # Faults: see docs/reliability.md. Times are in seconds; 0 turns a check off.
+  STEP_TIMEOUT: Run[OffAtZero] = 1800.0  # a run without a step for so long writes stacks and ends
   PHASE_TIMEOUT: Run[OffAtZero] = (
     14400.0  # the same for starting, restoring, compiling and the last save
   )
-  STACK_TRACE_INTERVAL: Run[OffAtZero] = 0.0  # stacks are written every so often in any case
-  LOSS_SPIKE_FACTOR: Run[float] = 0.0  # a loss above this times the mean before is rolled back
-  LOSS_SPIKE_WINDOW: Run[Annotated[Count, at_most(1e6)]] = 100  # steps of that mean
+  STACK_TRACE_INTERVAL: Run[OffAtZero] = 0.0  # seconds between stack traces, even without a hang
+  LOSS_SPIKE_FACTOR: Run[float] = 0.0  # rolls back at a loss above so many times the recent mean
+  LOSS_SPIKE_WINDOW: Run[Annotated[Count, at_most(1e6)]] = 100  # number of steps in that mean
   MAX_ROLLBACKS: Run[OffAtZeroInt] = 3
   STOP_ON_FAILED_SAVE: Run[bool] = False
 
   PROFILER_NUM_STEPS: Run[Count] = 2
   PROFILER_CAPTURE_STEP: Run[int | None] = None
 
-  # What a new run starts from: imported weights, or a job_log_dir or one checkpoint of another run
+  # Start of a new run: imported weights, or a job_log_dir or one checkpoint of another run.
   CHECKPOINT_RESTORE_PATH: Run[LocalPath] = ''
   CHECKPOINT_IGNORE_RULES: Training[
     list[str]
-  ] = []  # regular expressions of variables that start fresh
+  ] = []  # regular expressions; matching variables keep their initial values
   CHECKPOINT_RENAME_RULES: Training[list[str]] = []  # 'name here=>name there', regular expressions
-  CHECKPOINT_RESTORE_STATE: Training[bool] = False  # optimizer state and step too
+  CHECKPOINT_RESTORE_STATE: Training[bool] = False  # also restores optimizer state and step
   CHECKPOINT_RESTORE_CHANGES: Training[
     list[str]
-  ] = []  # attributes of the model that may differ from there
+  ] = []  # attributes of the model that may differ from that checkpoint
 
   @classmethod
   def config(cls) -> fdl.Config:
-    """An fdl.Config of this class with every attribute set but the derived ones."""
+    """Returns an fdl.Config of this class with every attribute set except the derived ones."""
     cfg: Any = fdl.Config(cls)
     for name in inspect.signature(cls).parameters:
       value = getattr(cls, name)
@@ -113,7 +114,7 @@ class Experiment(Attributes):
       cls.task = _with_backend(cls.task)  # type: ignore
 
   def task(self) -> fdl.Config:
-    """The config of the task.Task to train, on the experiment's backend.
+    """Returns the config of the training.task.Task to train, on the experiment's backend.
 
     A subclass overrides this method and edits what super().task() returns, which is the model in
     plain XLA. The backend is put into the result, so that it reaches the edits too.
@@ -124,14 +125,14 @@ class Experiment(Attributes):
     """Edits the config of a task in plain XLA so that it computes on the experiment's backend."""
 
   def train_input(self) -> fdl.Config:
-    """The config of the inputs.base.Input to train on."""
+    """Returns the config of the data.base.Input to train on."""
     raise UserError(
       f'{type(self).__name__} has no dataset: mix one in, such as '
       'paxlite.experiments.datasets.Synthetic'
     )
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
-    """The configs of the inputs to evaluate on, by name."""
+    """Returns the configs of the inputs to evaluate on, by name."""
     return {}
 
   @property
@@ -141,12 +142,12 @@ class Experiment(Attributes):
 
   @property
   def dataset(self) -> str:
-    """The data that the experiment trains on, in a word."""
+    """A short name of the data that the experiment trains on."""
     return '-'
 
   @property
   def vocab_size(self) -> int | None:
-    """How many token ids the model knows; None where it has no vocabulary."""
+    """The number of token ids that the model knows; None if it has no vocabulary."""
     return None
 
   @property
@@ -156,27 +157,27 @@ class Experiment(Attributes):
 
   @property
   def tokenizer_path(self) -> str:
-    """The tokenizer of the data; '' where the data has none."""
+    """The path of the data's tokenizer; '' if the data has none."""
     return ''
 
   @property
   def tfds_data_dir(self) -> str:
-    """The folder of TFDS datasets; '' where nothing names one."""
+    """The folder of TFDS datasets; '' if none is given."""
     return ''
 
   @property
   def sample_prompt(self) -> str | None:
-    """The text that the trained model continues at the end; None where it continues none."""
+    """The text that the trained model continues at the end; None if there is no such text."""
     return None
 
   @property
   def eval_tasks(self) -> list[str]:
-    """The zero-shot tasks of --mode=eval."""
+    """The zero-shot tasks for --mode=eval."""
     return []
 
   @property
   def recomputed(self) -> float:
-    """FLOPs of a step as a multiple of the model's: what is recomputed, and stages that idle."""
+    """FLOPs of a step divided by model FLOPs; counts recomputation and idle pipeline stages."""
     return 1.0
 
   @property
@@ -191,17 +192,17 @@ class Experiment(Attributes):
 
   @property
   def remarks(self) -> list[str]:
-    """Sentences to print at the start about values that are no mistake and yet unusual."""
+    """Sentences to print at the start about values that are valid but unusual."""
     return []
 
   @property
   def flops_per_token(self) -> float:
-    """Model FLOPs of training per token; 0 where they are not known."""
+    """Model FLOPs of training per token; 0 if unknown."""
     return 0.0
 
   @property
   def restore(self) -> Restore | None:
-    """The checkpoint that a new run starts from; None for initial values alone."""
+    """The checkpoint that a new run starts from; None if it starts from initial values."""
     if not self.CHECKPOINT_RESTORE_PATH:
       return None
     return Restore(
@@ -214,21 +215,21 @@ class Experiment(Attributes):
 
   @property
   def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Attributes that decide the shapes of the model's variables, and its function beyond them."""
+    """Attributes that decide the variables' shapes, and others that decide the function."""
     return self.values_of(Kind.SHAPE), self.values_of(Kind.FUNCTION)
 
   def values_of(self, *kinds: Kind) -> dict[str, Any]:
-    """The attributes of these kinds, with their values."""
+    """Returns the attributes of these kinds, with their values."""
     return {name: getattr(self, name) for name in names_of(attribute_types(type(self)), *kinds)}
 
   @property
   def saves_trainable_only(self) -> bool:
-    """Whether checkpoints leave out frozen variables, which are read from `restore` each time."""
+    """Whether checkpoints omit frozen variables, which are read from `restore` each time."""
     return False
 
   @property
   def rules(self) -> partitioning.Rules:
-    """Logical axis → mesh axes."""
+    """The mesh axes of each logical axis."""
     rules = dict(partitioning.ALL_RULES)
     if self.SEQUENCE_SHARDED_ACTIVATIONS:
       rules |= {'residual_length': ('context', 'mdl'), 'act_embed': None}
@@ -236,7 +237,7 @@ class Experiment(Attributes):
 
   @property
   def mesh_sizes(self) -> dict[str, int]:
-    """Devices by mesh axis."""
+    """The number of devices by mesh axis."""
     shape = mesh.mesh_shape(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE)
     return dict(zip(self.MESH_AXES, shape, strict=True))
 
@@ -245,26 +246,26 @@ class Experiment(Attributes):
     return math.prod(self.mesh_sizes.values())
 
   def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh over all devices that are present, or over `devices`; UserError if they differ."""
+    """Returns the mesh over `devices`, or all devices; UserError if their number does not fit."""
     return mesh.make_mesh(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices)
 
   def compiler_options(self, platform: str) -> dict[str, Any]:
-    """COMPILER_OPTIONS for devices of a platform: cpu, gpu, tpu."""
+    """Returns COMPILER_OPTIONS for the devices of a platform: cpu, gpu, tpu."""
     return compiler.of_kind(platform, dict(map(compiler_option, self.COMPILER_OPTIONS)))
 
   @property
   def batch_shards(self) -> int:
-    """Parts that a batch's rows are split into."""
+    """The number of parts that the rows of a batch are split into."""
     return partitioning.num_shards(self.mesh_sizes, self.rules, 'batch')
 
   @property
   def batch_size(self) -> int:
-    """Rows of a global batch."""
+    """The number of rows in a global batch."""
     exact = self.PERCORE_BATCH_SIZE * self.num_devices
     return round(exact) if math.isfinite(exact) else 0
 
   def check_restore(self) -> None:
-    """Raises UserError where there are rules and no checkpoint that they could apply to."""
+    """Raises UserError if there are restore rules but no checkpoint to apply them to."""
     rules = {
       'CHECKPOINT_IGNORE_RULES': self.CHECKPOINT_IGNORE_RULES,
       'CHECKPOINT_RENAME_RULES': self.CHECKPOINT_RENAME_RULES,
@@ -276,7 +277,7 @@ class Experiment(Attributes):
         raise UserError(f'{name} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER')
 
   def check_batch_size(self) -> None:
-    """Raises UserError where the global batch is no whole number, or cannot be split."""
+    """Raises UserError if the global batch is not a whole number or cannot be split."""
     exact, batch = self.PERCORE_BATCH_SIZE * self.num_devices, self.batch_size
     where = f'PERCORE_BATCH_SIZE={self.PERCORE_BATCH_SIZE:g} × {self.num_devices} devices'
     if batch < 1 or abs(batch - exact) > 1e-6:
@@ -290,7 +291,7 @@ class Experiment(Attributes):
       )
 
   def validate(self) -> None:
-    """Checks what can be checked without a device; raises UserError."""
+    """Checks everything that can be checked without a device; raises UserError."""
     self.check_bounds()
     mesh.check_mesh_shape(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices=None)
     length_shards = partitioning.num_shards(self.mesh_sizes, self.rules, 'residual_length')
@@ -303,7 +304,7 @@ class Experiment(Attributes):
       raise UserError(
         f'LOSS_SPIKE_FACTOR={self.LOSS_SPIKE_FACTOR:g} must be above 1, or 0 for none'
       )
-    self.compiler_options('')  # raises where one is none
+    self.compiler_options('')  # raises UserError for an invalid option
     self.check_restore()
     self.check_batch_size()
 
@@ -322,7 +323,7 @@ def _with_backend(task: Callable[[Any], fdl.Config]) -> Callable[[Any], fdl.Conf
 
 
 def compiler_option(text: str) -> tuple[str, Any]:
-  """'xla_name=true' as ('xla_name', True); UserError where it is no such thing."""
+  """Parses 'xla_name=true' into ('xla_name', True); raises UserError for any other form."""
   name, equals, value = (part.strip() for part in text.strip().lstrip('-').partition('='))
   if not equals or not name.startswith('xla_'):
     raise UserError(f'COMPILER_OPTIONS: {text!r} must be xla_NAME=VALUE')
@@ -331,5 +332,5 @@ def compiler_option(text: str) -> tuple[str, Any]:
 
 
 def full_name(cls: type) -> str:
-  """The dotted path of a class, as files name it."""
+  """Returns the dotted path of a class, which is its name in files."""
   return f'{cls.__module__}.{cls.__qualname__}'

@@ -1,7 +1,7 @@
-"""Whether weights fit a model: the models that two experiments build are compared.
+"""Checks whether weights fit a model, by comparing the models that two experiments build.
 
-Shapes are not enough. A query that is scaled by 1 and one that is scaled by 1/8 have variables of
-the same names and shapes, and weights that were trained for one are of no use to the other.
+Shapes are not enough. A query that is scaled by 1 and a query that is scaled by 1/8 have variables
+with the same names and shapes. But weights that were trained for one are useless for the other.
 """
 
 import re
@@ -18,13 +18,13 @@ from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.registry import find_known
 
-# Fields of layers that do not change what is computed but for rounding: how it is initialised,
-# regularised, recomputed and split up.
+# Fields of layers that change the result only by rounding: how a layer is initialized,
+# regularized, recomputed and split up.
 _NEUTRAL = re.compile(
   r'(.*_init|dtype|dropout|embedding_dropout|checkpoint_policy|num_loss_chunks|kernel_tpl|rank'
   r'|aux_loss_weight|num_groups|num_stages|num_microbatches)'
 )
-# Classes that compute the same as others.
+# Classes that compute the same as other classes.
 _SAME = {
   'LoraProjection': 'Projection',
   'PipelinedTransformer': 'UnrolledTransformer',
@@ -34,13 +34,13 @@ _CLASS = re.compile(r'(.*: (?:template of )?)\S+\.(\w+)')
 
 
 def check_function(e: Experiment, source: Source) -> None:
-  """Compares the model of `e` with that of a checkpoint.
+  """Compares the model of `e` with the model of a checkpoint.
 
-  Attributes that CHECKPOINT_RESTORE_CHANGES names may differ. A checkpoint that does not say what
-  it is of is not compared, and one of a class that was not imported only by its attributes.
+  Attributes that CHECKPOINT_RESTORE_CHANGES names may differ. A checkpoint that does not name its
+  experiment is not compared. If its class was not imported, only the attributes are compared.
 
   Raises:
-    UserError: the checkpoint's model computes something else.
+    UserError: The checkpoint's model computes a different function.
   """
   function = e.values_of(Kind.FUNCTION)
   for name in e.CHECKPOINT_RESTORE_CHANGES:
@@ -74,7 +74,7 @@ def check_function(e: Experiment, source: Source) -> None:
 
 
 def _model_of(experiment: str, values: dict[str, Any]) -> list[str] | None:
-  """function_lines of the model of an experiment with these values; None where it is not known."""
+  """Returns function_lines of an experiment's model with these values; None if it is unknown."""
   try:
     cls = find_known(experiment)
   except UserError:
@@ -83,7 +83,7 @@ def _model_of(experiment: str, values: dict[str, Any]) -> list[str] | None:
 
 
 def function_lines(model: fdl.Config) -> list[str]:
-  """The config of a model, a field a line, without what does not change what it computes."""
+  """Returns a model's config, one line per field, without fields that its function ignores."""
   lines = []
   for line in config_text(model, 'model').splitlines():
     path = re.split(r'[:=]', line, maxsplit=1)[0].strip()
@@ -96,7 +96,7 @@ def function_lines(model: fdl.Config) -> list[str]:
 
 
 def differences(theirs: list[str], ours: list[str]) -> list[str]:
-  """'FIELD = theirs → ours' of the lines that differ."""
+  """Returns the lines that differ, each ending in 'there' (theirs) or 'here' (ours)."""
   found = []
   for line in sorted(set(theirs) ^ set(ours)):
     field, separator, value = re.match(r'([^:=]*)( = |: )(.*)', line).groups()  # type: ignore[union-attr]

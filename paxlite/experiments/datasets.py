@@ -31,20 +31,20 @@ from paxlite.experiments.language_model import LanguageModel
 
 
 class _Rows(LanguageModel):
-  """The attributes that datasets of token rows share."""
+  """Attributes that all datasets of token rows share."""
 
   EVAL_BATCH_SIZE: Run[Count | None] = (
     None  # rows of a global evaluation batch; None: as in training
   )
 
   def check_apart(self, name: str, train: Sequence[str], held_out: Sequence[str]) -> None:
-    """Raises UserError where a file that is trained on is evaluated on."""
+    """Raises UserError if a file is used both for training and for evaluation."""
     apart = [set(map(canonical, expanded(names, strict=False))) for names in (train, held_out)]
     for both in sorted(apart[0] & apart[1]):
       raise UserError(f'{name}: {both} is trained on and evaluated on: name another, or none')
 
   def check_splits(self, train: str, held_out: str | None) -> None:
-    """Raises UserError where the split that is trained on is evaluated on."""
+    """Raises UserError if the same split is used for training and for evaluation."""
     if train == held_out:
       raise UserError(f'EVAL_SPLIT: {train} is trained on and evaluated on: name another, or none')
 
@@ -73,7 +73,7 @@ class _Rows(LanguageModel):
     return self.batch_size if self.EVAL_BATCH_SIZE is None else self.EVAL_BATCH_SIZE
 
   def stream(self, source: fdl.Config, rows: StreamRows, batch_size: int) -> fdl.Config:
-    """The input of a source that is read from its beginning."""
+    """Returns the config of an input whose source is read from its beginning."""
     return config(
       StreamInput,
       source=source,
@@ -86,7 +86,7 @@ class _Rows(LanguageModel):
 
 
 class Synthetic(_Rows):
-  """Random tokens. The loss stays at ln VOCAB_SIZE; speed and memory are the real ones."""
+  """Random tokens. The loss stays at ln VOCAB_SIZE, but speed and memory are realistic."""
 
   @property
   def dataset(self) -> str:
@@ -104,7 +104,7 @@ class Synthetic(_Rows):
 
 
 class Tokenized(Experiment):
-  """Data of text, which has a tokenizer."""
+  """Text data, which has a tokenizer."""
 
   VOCAB_PATH: Run[LocalPath] = ''
 
@@ -129,7 +129,7 @@ class TextFiles(Tokenized, _Rows):
   TRAIN_FILES: Run[list[LocalPath]] = []
   EVAL_FILES: Training[list[LocalPath]] = []
   EVAL_FRACTION: Training[float] = (
-    0.05  # of the text, held out where there are no EVAL_FILES; 0: none
+    0.05  # fraction of the text to hold out if there are no EVAL_FILES; 0: none
   )
 
   def validate(self) -> None:
@@ -181,13 +181,13 @@ class EmbeddedText(TextFiles):
 
 
 class FlatTokens(Tokenized, _Rows):
-  """A tokenized dataset: paxlite's own format or seqax's (see inputs.flat_tokens)."""
+  """A tokenized dataset in paxlite's format or seqax's format (see data.flat_tokens)."""
 
   DATASET_PATH: Run[LocalPath] = ''
   TRAIN_SPLIT: Training[str] = 'train'
   EVAL_SPLIT: Run[str | None] = 'validation'
-  ROWS: Training[RowKind | None] = None  # None: packed or stream, by PACKED_INPUT
-  VOCAB_PATH: Run[LocalPath] = ''  # only to print a sample
+  ROWS: Training[RowKind | None] = None  # None: packed or stream, as PACKED_INPUT says
+  VOCAB_PATH: Run[LocalPath] = ''  # only for printing a sample
 
   def validate(self) -> None:
     super().validate()
@@ -222,13 +222,13 @@ class FlatTokens(Tokenized, _Rows):
 
 
 class SeqioTask(FromTfds, _Rows):
-  """A SeqIO task or mixture over TFDS datasets (the extra seqio).
+  """A SeqIO task or mixture over TFDS datasets (needs the extra seqio).
 
-  The environment's VOCAB_PATH and TFDS_DATA_DIR serve where the attributes are empty.
+  If the attributes are empty, the environment's VOCAB_PATH and TFDS_DATA_DIR are used.
   """
 
   SEQIO_TASK: Training[str] = ''
-  SEQIO_MODULES: Training[list[str]] = []  # imported first: they register tasks of your own
+  SEQIO_MODULES: Training[list[str]] = []  # imported first: they register your own tasks
   TRAIN_SPLIT: Training[str] = 'train'
   EVAL_SPLIT: Run[str | None] = 'validation'
   SEQIO_ROWS: Training[StreamRows] = 'stream'
@@ -269,17 +269,17 @@ class SeqioTask(FromTfds, _Rows):
 
 
 class DocumentFiles(FromTfds, _Rows):
-  """Documents, tokenized while training: JSON lines, Parquet, TFDS, Hugging Face datasets.
+  """Documents that are tokenized during training: JSON lines, Parquet, TFDS, Hugging Face datasets.
 
-  TRAIN_SOURCES are files, tfds:NAME:VERSION/SPLIT and hf:NAME:CONFIGURATION/SPLIT. What is held out
-  is EVAL_SOURCES, or, where there are none, one document of HELD_OUT_EVERY.
+  TRAIN_SOURCES are files, tfds:NAME:VERSION/SPLIT and hf:NAME:CONFIGURATION/SPLIT. EVAL_SOURCES are
+  held out. If there are none, one document out of HELD_OUT_EVERY is held out.
   """
 
   TRAIN_SOURCES: Run[list[LocalPath]] = []
   EVAL_SOURCES: Run[list[LocalPath]] = []
   HELD_OUT_EVERY: Training[int] = 200
   TEXT_FIELD: Training[str] = 'text'
-  SKIP_UNREADABLE: Run[bool] = False  # records without a text; how many is logged
+  SKIP_UNREADABLE: Run[bool] = False  # skips records without text and logs their number
 
   @property
   def dataset(self) -> str:
@@ -318,11 +318,11 @@ class DocumentFiles(FromTfds, _Rows):
 
 
 class SftFiles(Tokenized, _Rows):
-  """Prompts and answers in JSON lines, packed, with the loss on the answers (see inputs.sft)."""
+  """Prompts and answers in JSON lines, packed, with loss only on the answers (see data.sft)."""
 
   TRAIN_FILES: Run[list[LocalPath]] = []
   EVAL_FILES: Training[list[LocalPath]] = []
-  VOCAB_PATH: Run[LocalPath] = ''  # '': the tokenizer that goes with CHECKPOINT_RESTORE_PATH
+  VOCAB_PATH: Run[LocalPath] = ''  # '': the tokenizer of CHECKPOINT_RESTORE_PATH
   TOO_LONG: Training[TooLong] = 'error'
 
   def validate(self) -> None:
@@ -343,7 +343,7 @@ class SftFiles(Tokenized, _Rows):
   def _restored_tokenizer(self) -> str:
     path = self.CHECKPOINT_RESTORE_PATH
     found = tokenizer_of(path)
-    if path and found is None:  # that there are no weights is said before that they have none
+    if path and found is None:  # missing weights are reported before a missing tokenizer
       with located('CHECKPOINT_RESTORE_PATH, whose tokenizer is used where VOCAB_PATH names none'):
         check_weights(path)
     return str(found or path)
@@ -363,14 +363,14 @@ class SftFiles(Tokenized, _Rows):
 
 
 class Mixture(FromTfds, _Rows):
-  """Several datasets by weights.
+  """A mixture of several datasets with weights.
 
-  A source is a flat-tokens folder; text (.txt); seqio:TASK; sft:FILE.jsonl; or documents, as
-  DocumentFiles reads them. Each is held out from as it would be alone.
+  A source is a flat-tokens folder, text (.txt), seqio:TASK, sft:FILE.jsonl, or documents as in
+  DocumentFiles. Each source holds out the same data as it would alone.
   """
 
   SOURCES: Training[list[LocalPath]] = []
-  WEIGHTS: Training[list[float]] = []  # of the rows; their sum does not matter
+  WEIGHTS: Training[list[float]] = []  # weights of the rows; their sum does not matter
   TRAIN_SPLIT: Training[str] = 'train'
   EVAL_SPLIT: Run[str | None] = 'validation'
   HELD_OUT_EVERY: Training[int] = 200
@@ -423,7 +423,7 @@ class Mixture(FromTfds, _Rows):
 
 
 def _dataset_of(source: str) -> tuple[type[_Rows], dict[str, Any]]:
-  """The mixin that reads a source, and what says so to it."""
+  """Returns the mixin that reads a source, and the attributes that name the source."""
   name = source.partition(':')[2]
   if source.startswith('seqio:'):
     return SeqioTask, {'SEQIO_TASK': name}

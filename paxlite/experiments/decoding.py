@@ -1,4 +1,4 @@
-"""How an experiment's model continues text."""
+"""Attributes that decide how an experiment's model continues text."""
 
 from typing import Literal
 
@@ -9,31 +9,31 @@ from paxlite.generation.decoding import Sampling
 
 
 class Decoding(Experiment):
-  """Attributes of `--mode=decode` and of zero-shot evaluation, of every language model."""
+  """Attributes of every language model for `--mode=decode` and zero-shot evaluation."""
 
-  # The id that text begins with for the model; None: what its tokenizer begins with
+  # The token id at the start of every text; None: the one that the tokenizer adds
   START_ID: Training[int | None] = 0
-  EOS_IDS: Generation[list[int]] = []  # ids that end a text; none: the tokenizer's
+  EOS_IDS: Generation[list[int]] = []  # token ids that end a text; empty: the tokenizer's
 
-  DECODE_FILES: Run[list[LocalPath]] = []  # JSON lines with inputs, or with chat messages
+  DECODE_FILES: Run[list[LocalPath]] = []  # JSON lines with inputs or chat messages
   DECODE_BATCH_SIZE: Generation[Count] = 8
   MAX_DECODE_STEPS: Generation[Count] = 128
-  TEMPERATURE: Generation[float] = 0.0  # 0: the likeliest token
+  TEMPERATURE: Generation[float] = 0.0  # 0: the most likely token
   TOP_K: Generation[int] = 0  # 0: off
   TOP_P: Generation[float] = 1.0  # 1: off
   REPETITION_PENALTY: Generation[float] = 1.0  # 1: off
-  CHAT_TEMPLATE: Generation[str] = ''  # of Jinja; '': the one that comes with the tokenizer
-  INT8_WEIGHTS: Generation[bool] = False  # of the projections, a scale for each output channel
+  CHAT_TEMPLATE: Generation[str] = ''  # a Jinja template; '': the tokenizer's
+  INT8_WEIGHTS: Generation[bool] = False  # quantizes projections, with one scale per output channel
 
   # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
   EVAL_TASKS: Run[list[LocalPath]] = []
-  EVAL_BATCH_TOKENS: Run[Count] = 4096  # of a batch of such a task, about
-  EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = 'truncate'  # a text that the model cannot take
-  EVAL_SKIP_UNREADABLE: Run[bool] = False  # records that are none are left out, and counted
+  EVAL_BATCH_TOKENS: Run[Count] = 4096  # approximate number of tokens per batch
+  EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = 'truncate'  # texts too long for the model
+  EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips invalid records and counts them
 
   @property
   def continues_text(self) -> bool:
-    """Whether the model that is trained continues text: its layers keep keys and values."""
+    """Whether the trained model can continue text, because its layers keep keys and values."""
     return True
 
   @property
@@ -45,5 +45,5 @@ class Decoding(Experiment):
     self.sampling()
 
   def sampling(self) -> Sampling:
-    """How the next token is chosen; UserError where a number is out of range."""
+    """Returns how the next token is chosen; raises UserError if a number is out of range."""
     return Sampling(self.TEMPERATURE, self.TOP_K, self.TOP_P, self.REPETITION_PENALTY)

@@ -1,4 +1,4 @@
-"""Descriptions of an experiment as text: its values, its built configs, and its needs."""
+"""Describes an experiment as text: its values, its built configs, and its requirements."""
 
 import contextlib
 import math
@@ -28,7 +28,7 @@ def configs_text(experiment: Experiment) -> str:
 
 
 def requirements(experiment: Experiment) -> str:
-  """Parameters, bytes per device, tokens and FLOPs of a step."""
+  """Returns the parameters, the bytes per device, and the tokens and FLOPs of a step."""
   e = experiment
   task = fdl.build(e.task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
@@ -55,7 +55,7 @@ def requirements(experiment: Experiment) -> str:
 
 
 def values_text(experiment: Experiment) -> str:
-  """One `NAME = value` a line."""
+  """Returns one line `NAME = value` per attribute."""
   return '\n'.join(
     [
       f'# {full_name(type(experiment))}',
@@ -76,7 +76,7 @@ def _bytes_per_device(tree: Any, specs: Any, sizes: dict[str, int]) -> int:
 
 
 def dry_run(experiment: Experiment) -> str:
-  """The experiment's values, its built configs, and what it needs; reads and writes no file."""
+  """Returns the values, built configs and requirements; reads and writes no file."""
   return '\n'.join(
     [
       values_text(experiment),

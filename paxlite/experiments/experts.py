@@ -1,4 +1,4 @@
-"""Mixture-of-experts models: which blocks have experts, and how they lie on the mesh."""
+"""Mixture-of-experts models: which blocks have experts, and how the mesh shards the experts."""
 
 import math
 from typing import Any
@@ -22,7 +22,7 @@ class MixtureOfExperts(LanguageModel):
   NUM_EXPERTS_PER_TOKEN: Function[Count] = 2
   EXPERT_CAPACITY_FACTOR: Function[float] = 2.0
   AUX_LOSS_COEF: Training[float] = (
-    0.01  # of the load-balancing loss, a mean over the layers that have one
+    0.01  # weight of the load-balancing loss, which is a mean over the layers with experts
   )
   USE_DROPLESS_MOE: Function[bool] = False
 
@@ -32,10 +32,10 @@ class MixtureOfExperts(LanguageModel):
 
   @property
   def EXPERT_AXIS(self) -> Run[str | None]:
-    """The mesh axis that experts are sharded over; None where each device has a part of all.
+    """The mesh axis that shards the experts; None if each device has a part of every expert.
 
-    Pax spreads them over data, which an axis of their own leaves to the rest of their weights.
-    Without drops, that would gather all tokens of the batch on each device.
+    Pax shards experts over data. With an axis of their own, data shards their other dimensions.
+    Dropless experts are not sharded over data, as that would gather all tokens on each device.
     """
     if 'expert' in self.MESH_AXES:
       return 'expert'
@@ -45,7 +45,7 @@ class MixtureOfExperts(LanguageModel):
 
   @property
   def NUM_MOE_GROUPS(self) -> Run[Count]:
-    """Groups of a batch's rows that share out the places of experts: one a shard of the batch."""
+    """Groups of rows that share the capacity of experts; by default one per shard of the batch."""
     return self.batch_shards
 
   @property
@@ -89,7 +89,7 @@ class MixtureOfExperts(LanguageModel):
 
   @property
   def decoding_values(self) -> dict[str, Any]:
-    """Every token finds a place, so that a text does not depend on its neighbours in the batch."""
+    """Dropless experts, so that a text does not depend on its neighbors in the batch."""
     return super().decoding_values | dict(USE_DROPLESS_MOE=True)
 
   def layer(self) -> fdl.Partial:
@@ -98,7 +98,7 @@ class MixtureOfExperts(LanguageModel):
     return template(BlockSequence, block_tpls=blocks)
 
   def experts(self) -> fdl.Partial:
-    """The template of a feed-forward layer with experts."""
+    """Returns the template of a feed-forward layer with experts."""
     return template(
       MoeFeedForward,
       model_dims=self.MODEL_DIMS,

@@ -22,7 +22,7 @@ from paxlite.experiments.registry import register
 
 
 class SFT(SftFiles):
-  """Rosetta Pax's numbers: 1e-6 with a cosine after 500 steps of warmup, 1000 steps."""
+  """Rosetta Pax's values: learning rate 1e-6, 500 warmup steps, cosine decay, 1000 steps in all."""
 
   MAX_SEQ_LEN = 4096
   ICI_MESH_SHAPE = [1, 8, 1]
@@ -43,7 +43,7 @@ class SFT(SftFiles):
 
 
 class LoRA(SFT):
-  """Rosetta Pax's numbers: rank 32, 1e-4, 600 steps."""
+  """Rosetta Pax's values: rank 32, learning rate 1e-4, 600 steps."""
 
   USE_LORA = True
   LORA_RANK = 32
@@ -58,7 +58,7 @@ class LoRA(SFT):
 class LLaMA7BSFT(SFT, LLaMA7B):
   """python -m paxlite.main --fdl_config=LLaMA7BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA7B, all weights, on prompts and answers.
+  Fine-tunes all weights of LLaMA7B on prompts and answers.
   """
 
 
@@ -66,7 +66,7 @@ class LLaMA7BSFT(SFT, LLaMA7B):
 class LLaMA7BLoRA(LoRA, LLaMA7B):
   """python -m paxlite.main --fdl_config=LLaMA7BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA7B, low-rank factors with its weights frozen, on prompts and answers.
+  Fine-tunes low-rank factors of LLaMA7B on prompts and answers. Its weights are frozen.
   """
 
 
@@ -74,7 +74,7 @@ class LLaMA7BLoRA(LoRA, LLaMA7B):
 class LLaMA13BSFT(SFT, LLaMA13B):
   """python -m paxlite.main --fdl_config=LLaMA13BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA13B, all weights, on prompts and answers.
+  Fine-tunes all weights of LLaMA13B on prompts and answers.
   """
 
 
@@ -82,7 +82,7 @@ class LLaMA13BSFT(SFT, LLaMA13B):
 class LLaMA13BLoRA(LoRA, LLaMA13B):
   """python -m paxlite.main --fdl_config=LLaMA13BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA13B, low-rank factors with its weights frozen, on prompts and answers.
+  Fine-tunes low-rank factors of LLaMA13B on prompts and answers. Its weights are frozen.
   """
 
 
@@ -90,7 +90,7 @@ class LLaMA13BLoRA(LoRA, LLaMA13B):
 class LLaMA70BSFT(SFT, LLaMA70B):
   """python -m paxlite.main --fdl_config=LLaMA70BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA70B, all weights, on prompts and answers.
+  Fine-tunes all weights of LLaMA70B on prompts and answers.
   """
 
 
@@ -98,17 +98,17 @@ class LLaMA70BSFT(SFT, LLaMA70B):
 class LLaMA70BLoRA(LoRA, LLaMA70B):
   """python -m paxlite.main --fdl_config=LLaMA70BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA70B, low-rank factors with its weights frozen, on prompts and answers.
+  Fine-tunes low-rank factors of LLaMA70B on prompts and answers. Its weights are frozen.
   """
 
-  ICI_MESH_SHAPE = [1, 8, 1]  # the weights do not fit one device
+  ICI_MESH_SHAPE = [1, 8, 1]  # the weights do not fit on one device
 
 
 @register
 class LLaMA3_8BSFT(SFT, LLaMA3_8B):
   """python -m paxlite.main --fdl_config=LLaMA3_8BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA3_8B, all weights, on prompts and answers.
+  Fine-tunes all weights of LLaMA3_8B on prompts and answers.
   """
 
 
@@ -116,7 +116,7 @@ class LLaMA3_8BSFT(SFT, LLaMA3_8B):
 class LLaMA3_8BLoRA(LoRA, LLaMA3_8B):
   """python -m paxlite.main --fdl_config=LLaMA3_8BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  LLaMA3_8B, low-rank factors with its weights frozen, on prompts and answers.
+  Fine-tunes low-rank factors of LLaMA3_8B on prompts and answers. Its weights are frozen.
   """
 
 
@@ -124,7 +124,7 @@ class LLaMA3_8BLoRA(LoRA, LLaMA3_8B):
 class Mistral7BSFT(SFT, Mistral7B):
   """python -m paxlite.main --fdl_config=Mistral7BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  Mistral7B, all weights, on prompts and answers.
+  Fine-tunes all weights of Mistral7B on prompts and answers.
   """
 
 
@@ -132,7 +132,7 @@ class Mistral7BSFT(SFT, Mistral7B):
 class Mistral7BLoRA(LoRA, Mistral7B):
   """python -m paxlite.main --fdl_config=Mistral7BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  Mistral7B, low-rank factors with its weights frozen, on prompts and answers.
+  Fine-tunes low-rank factors of Mistral7B on prompts and answers. Its weights are frozen.
   """
 
 
@@ -140,7 +140,7 @@ class Mistral7BLoRA(LoRA, Mistral7B):
 class Gemma2BSFT(SFT, Gemma2B):
   """python -m paxlite.main --fdl_config=Gemma2BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  Gemma2B, all weights, on prompts and answers.
+  Fine-tunes all weights of Gemma2B on prompts and answers.
   """
 
 
@@ -148,7 +148,7 @@ class Gemma2BSFT(SFT, Gemma2B):
 class Gemma2BLoRA(LoRA, Gemma2B):
   """python -m paxlite.main --fdl_config=Gemma2BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  Gemma2B, low-rank factors with its weights frozen, on prompts and answers.
+  Fine-tunes low-rank factors of Gemma2B on prompts and answers. Its weights are frozen.
   """
 
 
@@ -156,7 +156,7 @@ class Gemma2BLoRA(LoRA, Gemma2B):
 class Gemma7BSFT(SFT, Gemma7B):
   """python -m paxlite.main --fdl_config=Gemma7BSFT --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  Gemma7B, all weights, on prompts and answers.
+  Fine-tunes all weights of Gemma7B on prompts and answers.
   """
 
 
@@ -164,7 +164,7 @@ class Gemma7BSFT(SFT, Gemma7B):
 class Gemma7BLoRA(LoRA, Gemma7B):
   """python -m paxlite.main --fdl_config=Gemma7BLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  Gemma7B, low-rank factors with its weights frozen, on prompts and answers.
+  Fine-tunes low-rank factors of Gemma7B on prompts and answers. Its weights are frozen.
   """
 
 
@@ -172,7 +172,7 @@ class Gemma7BLoRA(LoRA, Gemma7B):
 class SmolLM135MSFT(SFT, SmolLM135M):
   """python -m paxlite.main --fdl_config=SmolLM135MSFT --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  SmolLM135M, all weights, on prompts and answers; on one device.
+  Fine-tunes all weights of SmolLM135M on prompts and answers. For one device.
   """
 
   MAX_SEQ_LEN = 512
@@ -186,7 +186,8 @@ class SmolLM135MSFT(SFT, SmolLM135M):
 class SmolLM135MLoRA(LoRA, SmolLM135M):
   """python -m paxlite.main --fdl_config=SmolLM135MLoRA --fdl.TRAIN_FILES="['x.jsonl']" …
 
-  SmolLM135M, low-rank factors with its weights frozen, on prompts and answers; on one device.
+  Fine-tunes low-rank factors of SmolLM135M on prompts and answers. Its weights are frozen. For one
+  device.
   """
 
   MAX_SEQ_LEN = 512

@@ -5,7 +5,7 @@ from paxlite.experiments.registry import register
 
 
 class Gemma(LLaMA):
-  """The architecture that all sizes share."""
+  """The architecture of all sizes."""
 
   VOCAB_SIZE = 256_128
   MAX_SEQ_LEN = 8192
@@ -23,10 +23,10 @@ class Gemma(LLaMA):
 class Gemma2B(Gemma):
   """python -m paxlite.main --fdl_config=Gemma2B --dry_run
 
-  2,506,434,560 parameters, one head of keys and values.
+  2,506,434,560 parameters, one key-value head.
 
-  The vocabulary is Gemma's own of 256,128 rows; Hugging Face's files have 256,000, and what is
-  imported from there says so.
+  The vocabulary is Gemma's original one of 256,128 rows. Files from Hugging Face have 256,000 rows,
+  and weights imported from them record that number.
   """
 
   NUM_LAYERS = 18
@@ -43,7 +43,7 @@ class Gemma2B(Gemma):
 class Gemma7B(Gemma):
   """python -m paxlite.main --fdl_config=Gemma7B --dry_run
 
-  8,538,074,112 parameters; its 16 heads of 256 span more than the model's 3072 dimensions.
+  8,538,074,112 parameters; its 16 heads of 256 dimensions are wider than the model's 3072.
   """
 
   NUM_LAYERS = 28

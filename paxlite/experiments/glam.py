@@ -21,9 +21,9 @@ _FAN_IN = dict(scale=1.0, mode='fan_in', distribution='uniform')
 
 
 class GLaM(MixtureOfExperts):
-  """GLaM's blocks in pairs: experts of w_out·relu(w_in·x), and a GELU-gated feed-forward layer.
+  """GLaM's pairs of blocks: experts w_out·relu(w_in·x), then a GELU-gated feed-forward layer.
 
-  RMSNorm, no biases, T5's relative positions, an embedding that is also the output.
+  It has RMSNorm, no biases, T5's relative positions, and an embedding tied to the output.
   """
 
   USE_BIAS = False
@@ -49,7 +49,7 @@ class GLaM(MixtureOfExperts):
     normal = lambda variance: fdl.Config(nn.initializers.normal, stddev=variance**-0.5)
     lm = super().model()
     selectors.select(lm, TokenEmbedding).set(attend_scale=1 / math.sqrt(D))
-    selectors.select(lm, Projection).set(w_init=normal(N * H))  # of the attention's output
+    selectors.select(lm, Projection).set(w_init=normal(N * H))  # the attention's output projection
     for qkv in selectors.select(lm, SeparateQkv):
       qkv.query_tpl.w_init = normal(D * H)
       qkv.key_value_tpl.w_init = normal(D)
@@ -58,7 +58,7 @@ class GLaM(MixtureOfExperts):
     return lm
 
   def positions(self) -> None:
-    """None: its attention knows distances."""
+    """Returns None, because the attention has relative positions."""
 
   def attention(self) -> fdl.Partial:
     attention = super().attention()
@@ -84,7 +84,7 @@ class GLaM(MixtureOfExperts):
 class GLaM126M64E(GLaM, GPT126M):
   """python -m paxlite.main --fdl_config=GLaM126M64E --dry_run
 
-  1,921,670,400 parameters: GPT126M's sizes, 64 experts in every second block.
+  1,921,670,400 parameters: GPT126M's sizes, with 64 experts in every second block.
   """
 
   ICI_MESH_SHAPE = [1, 64, 1]
@@ -95,7 +95,7 @@ class GLaM126M64E(GLaM, GPT126M):
 class GLaM64B64E(GLaM126M64E):
   """python -m paxlite.main --fdl_config=GLaM64B64E --dry_run
 
-  1,142,891,356,160 parameters in repeated pairs of blocks; 512 devices.
+  1,142,891,356,160 parameters in repeated pairs of blocks, for 512 devices.
   """
 
   NUM_LAYERS = 64

@@ -12,8 +12,8 @@ class GPT126M(LanguageModel):
 
   125,262,336 parameters, tied embedding, learned positions, LayerNorm, GELU.
 
-  Pax applies no checkpoint policy to unrolled layers; here one applies to any stack, so this model
-  states what Pax in effect does: SAVE_EVERYTHING.
+  Pax applies no checkpoint policy to unrolled layers, but paxlite applies one to every stack.
+  Therefore this model sets SAVE_EVERYTHING, which has the same effect.
   """
 
   NUM_LAYERS = 12
@@ -56,7 +56,7 @@ class GPT126M(LanguageModel):
 class GPT5B(GPT126M):
   """python -m paxlite.main --fdl_config=GPT5B --dry_run
 
-  5,047,558,144 parameters in repeated layers. Mixes with a dataset: Synthetic5B, FlatTokens5B.
+  5,047,558,144 parameters in repeated layers. With datasets: Synthetic5B, FlatTokens5B.
   """
 
   NUM_LAYERS = 24
@@ -82,7 +82,7 @@ class GPT5B(GPT126M):
 class GPT175B(GPT126M):
   """python -m paxlite.main --fdl_config=GPT175B --dry_run
 
-  174,604,259,328 parameters in repeated layers. Mixes with a dataset: Synthetic175B.
+  174,604,259,328 parameters in repeated layers. With a dataset: Synthetic175B.
   """
 
   NUM_LAYERS = 96
@@ -109,8 +109,8 @@ class GPT175B(GPT126M):
 class GPT2(GPT126M):
   """python -m paxlite.main --fdl_config=GPT2 --dry_run
 
-  124,439,808 parameters: OpenAI's GPT-2 small, whose weights import_weights reads; the larger
-  sizes by --fdl.NUM_LAYERS, --fdl.NUM_HEADS and --fdl.MODEL_DIMS.
+  124,439,808 parameters: OpenAI's GPT-2 small. tools.import_weights reads its weights. The larger
+  sizes need --fdl.NUM_LAYERS, --fdl.NUM_HEADS and --fdl.MODEL_DIMS.
   """
 
   VOCAB_SIZE = 50257

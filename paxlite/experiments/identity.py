@@ -1,4 +1,4 @@
-"""The identity of a run: printed, written into its folder, and compared with the folder."""
+"""The identity of a run, which is printed, written into its folder, and compared with it."""
 
 import json
 import pathlib
@@ -18,11 +18,11 @@ from paxlite.experiments.description import configs, configs_text, values_text
 from paxlite.runtime.versions import versions
 
 _VALUES = 'experiment.json'
-_FORMER = ('RESUMABLE_CHANGES',)  # attributes of earlier versions that mean nothing now
+_FORMER = ('RESUMABLE_CHANGES',)  # attributes of earlier versions without a meaning today
 
 
 def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
-  """Writes what the run is into its folder: values, built config, versions."""
+  """Writes the identity of the run into its folder: values, built config, versions."""
   if jax.process_index() != 0:
     return
   from fiddle.experimental import serialization
@@ -39,7 +39,7 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
 
 
 def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
-  """Raises UserError when a folder with checkpoints is that of a different experiment."""
+  """Raises UserError if a folder has checkpoints of a different experiment."""
   path = folder / _VALUES
   if not path.exists():
     return
@@ -56,7 +56,7 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
     ) from None
   identity = _identity(e)
   new = {'experiment': identity['experiment'], **identity['values']}
-  for name in new.keys() - old.keys():  # an attribute that is newer than the run
+  for name in new.keys() - old.keys():  # the attribute is newer than the run
     default = e.plain_backend.get(name, getattr(type(e), name))
     old[name] = new[name] if isinstance(default, derived) else default
   free = {*e.values_of(Kind.RUN, Kind.GENERATION), *_FORMER}
@@ -74,19 +74,19 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
 
 
 def run_values(folder: pathlib.Path) -> dict[str, Any] | None:
-  """The identity in the folder of a run: {'experiment': dotted path, 'values': {…}}; or None.
+  """Returns the identity in a run's folder, {'experiment': dotted path, 'values': {…}}, or None.
 
   Raises:
-    UserError: the file that says so is damaged.
+    UserError: The file that holds it is damaged.
   """
   path = folder / _VALUES
   return read_values(Source(folder, path)) if path.is_file() else None
 
 
 def stated_values(cls: type[Experiment], values: Mapping[str, Any]) -> dict[str, Any]:
-  """The values of a run that were set, without those that derive from them.
+  """Returns the values of a run that were set, without the values that derive from them.
 
-  Values of attributes that are no longer there are left out.
+  Attributes that no longer exist are omitted.
   """
   known = {k: v for k, v in values.items() if k in attribute_types(cls)}
   stated = {k: v for k, v in known.items() if not isinstance(getattr(cls, k), derived)}
@@ -95,20 +95,20 @@ def stated_values(cls: type[Experiment], values: Mapping[str, Any]) -> dict[str,
 
 
 def is_of(e: Experiment, folder: pathlib.Path) -> bool:
-  """Whether the run in a folder is of the same experiment class."""
+  """Returns whether the run in a folder has the same experiment class."""
   found = run_values(folder)
   return found is not None and found['experiment'] == full_name(type(e))
 
 
 def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] = ()) -> None:
-  """Raises UserError when a folder's checkpoints are of a model that is another by its numbers.
+  """Raises UserError if a folder has checkpoints of a model with other values.
 
-  Zero-shot tasks have experiments of their own (Lambada126M), which evaluate another's run.
+  Zero-shot tasks have their own experiments (Lambada126M), which evaluate another experiment's run.
 
   Args:
-    e: What is to be evaluated.
-    folder: The run's.
-    also: Further attributes, if e has them, that must be those of the run.
+    e: The experiment to evaluate.
+    folder: The folder of the run.
+    also: Further attributes that must equal the run's, if e has them.
   """
   found = run_values(folder)
   if found is None:
@@ -125,6 +125,6 @@ def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] 
 
 def _identity(e: Experiment) -> dict[str, Any]:
   values = e.values()
-  if e.CHECKPOINT_RESTORE_PATH:  # LoRA's base is looked for there, from wherever
+  if e.CHECKPOINT_RESTORE_PATH:  # LoRA reads its base weights there, from any folder
     values['CHECKPOINT_RESTORE_PATH'] = str(pathlib.Path(e.CHECKPOINT_RESTORE_PATH).absolute())
   return {'experiment': full_name(type(e)), 'backend': str(e.backend), 'values': values}

@@ -1,4 +1,4 @@
-"""The class that experiments with a language model derive from."""
+"""The base class of experiments with a language model."""
 
 from paxlite.experiments.backend import Backends
 

@@ -1,6 +1,6 @@
 """LLaMA, Llama 3, Mistral and SmolLM: one family, without a dataset.
 
-Sizes of weights that are public; `python -m paxlite.tools.import_weights` reads them.
+The sizes are those of published weights, which `python -m paxlite.tools.import_weights` reads.
 """
 
 from paxlite.experiments.language_model import LanguageModel
@@ -10,9 +10,9 @@ from paxlite.experiments.transformer import Activation
 
 
 class LLaMA(LanguageModel):
-  """The family: RMSNorm, rotary positions, SiLU-gated feed-forward layers, no biases.
+  """The architecture: RMSNorm, rotary positions, SiLU-gated feed-forward layers, no biases.
 
-  The numbers of training are Rosetta Pax's for fine-tuning: AdamW at 1e-6 with a cosine.
+  The training values are Rosetta Pax's for fine-tuning: AdamW, learning rate 1e-6, cosine decay.
   """
 
   MAX_SEQ_LEN = 4096
@@ -45,7 +45,7 @@ class LLaMA(LanguageModel):
 
 
 class LLaMA7B(LLaMA):
-  """6,738,415,616 parameters: LLaMA and Llama 2 of this size."""
+  """6,738,415,616 parameters: LLaMA 7B and Llama 2 7B."""
 
   NUM_LAYERS = 32
   NUM_HEADS = 32
@@ -57,7 +57,7 @@ class LLaMA7B(LLaMA):
 
 
 class LLaMA13B(LLaMA):
-  """13,015,864,320 parameters: LLaMA and Llama 2 of this size."""
+  """13,015,864,320 parameters: LLaMA 13B and Llama 2 13B."""
 
   NUM_LAYERS = 40
   NUM_HEADS = 40
@@ -69,7 +69,7 @@ class LLaMA13B(LLaMA):
 
 
 class LLaMA70B(LLaMA):
-  """68,976,648,192 parameters: Llama 2 of this size, with 8 heads of keys and values."""
+  """68,976,648,192 parameters: Llama 2 70B, with 8 key-value heads."""
 
   NUM_LAYERS = 80
   NUM_HEADS = 64
@@ -106,7 +106,7 @@ class LLaMA3_8B(LLaMA):
 class LLaMA3_1_8B(LLaMA3_8B):
   """python -m paxlite.main --fdl_config=LLaMA3_1_8B --dry_run
 
-  Llama-3.1-8B: Llama 3 with rotary positions stretched by 8, for up to 131,072 tokens.
+  Llama-3.1-8B: Llama 3 whose rotary positions are stretched by 8, for up to 131,072 tokens.
   """
 
   ROPE_FACTOR = 8.0
@@ -116,7 +116,7 @@ class LLaMA3_1_8B(LLaMA3_8B):
 class LLaMA3_2_1B(LLaMA):
   """python -m paxlite.main --fdl_config=LLaMA3_2_1B --dry_run
 
-  1,235,814,400 parameters: Llama-3.2-1B, tied embedding, rotary positions stretched by 32.
+  1,235,814,400 parameters: Llama-3.2-1B, with tied embedding and rotary positions stretched by 32.
   """
 
   NUM_LAYERS = 16
@@ -139,8 +139,8 @@ class Mistral7B(LLaMA):
 
   7,241,732,096 parameters: Mistral-7B-v0.1 with its sliding window of 4096 tokens.
 
-  v0.2 and v0.3 have none and a theta of 1e6: --fdl.SLIDING_WINDOW=0 --fdl.ROPE_THETA=1e6, and v0.3
-  a vocabulary of 32768.
+  v0.2 and v0.3 have no window and a theta of 1e6: --fdl.SLIDING_WINDOW=0 --fdl.ROPE_THETA=1e6. v0.3
+  also has a vocabulary of 32768.
   """
 
   NUM_LAYERS = 32
@@ -159,7 +159,7 @@ class Mistral7B(LLaMA):
 class SmolLM135M(LLaMA):
   """python -m paxlite.main --fdl_config=SmolLM135M --dry_run
 
-  134,515,008 parameters: SmolLM2-135M, tied embedding, 3 heads of keys and values. For one device.
+  134,515,008 parameters: SmolLM2-135M, tied embedding, 3 key-value heads, for one device.
   """
 
   NUM_LAYERS = 30

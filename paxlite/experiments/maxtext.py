@@ -1,6 +1,6 @@
 """MaxText's sizes by their number of parameters, for 256 TPU v5e chips and more, without a dataset.
 
-Batch, recomputation and XLA's options are those of its v5e scripts of 2024.
+Batch, recomputation and XLA options are those of MaxText's v5e scripts of 2024.
 `python -m paxlite.tools.compile --fdl_config=MaxText16B --target=v5e-256` compiles one.
 """
 
@@ -84,8 +84,8 @@ class MaxText128B(MaxText64B):
 class MaxText256B(MaxText128B):
   """python -m paxlite.main --fdl_config=MaxText256B --dry_run
 
-  250,158,792,704 parameters, for several slices. MaxText names no batch and no mesh for it: those
-  here are ours.
+  250,158,792,704 parameters, for several slices. MaxText gives no batch and no mesh for this size;
+  both are paxlite's own.
   """
 
   MODEL_DIMS = 16384

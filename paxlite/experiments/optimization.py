@@ -1,4 +1,4 @@
-"""Optimizer and schedule attributes, and the configs they make."""
+"""Attributes of the optimizer and the schedule, and the configs that they make."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_expo
 
 
 class Optimization(Experiment):
-  """Pax's Adam and its learning rate. Defaults are those of Pax's base class."""
+  """Pax's Adam and its learning rate schedule. The defaults are those of Pax's base class."""
 
   # Optimizer
   LEARNING_RATE: Training[NotNegative] = 1e-3
@@ -68,7 +68,7 @@ class Optimization(Experiment):
 
   @property
   def schedule_kind(self) -> str:
-    """COS or LRED, as the attributes of the schedule are named; '' where it has none."""
+    """COS or LRED, the word in the names of the schedule's attributes; '' for a constant rate."""
     kinds = {'linear_rampup_cosine_decay': 'COS', 'linear_rampup_exponential_decay': 'LRED'}
     return kinds.get(self.LR_SCHEDULE, '')
 

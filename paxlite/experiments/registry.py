@@ -1,4 +1,4 @@
-"""Experiments by name."""
+"""Finds experiments by name."""
 
 import difflib
 import importlib
@@ -23,10 +23,10 @@ E = TypeVar('E', bound=type[Experiment])
 
 
 def register(cls: E) -> E:
-  """Makes an experiment known by its bare name.
+  """Registers an experiment under its bare name.
 
   Raises:
-    UserError: another experiment of that name is registered.
+    UserError: Another experiment of that name is registered.
   """
   other = _REGISTRY.get(cls.__name__)
   if other is not None and (other.__module__, other.__qualname__) != (
@@ -42,7 +42,7 @@ def register(cls: E) -> E:
 
 
 def experiments() -> dict[str, type[Experiment]]:
-  """Every registered experiment of paxlite's own packages and of modules imported so far."""
+  """Returns all registered experiments of paxlite and of the modules imported so far."""
   for package in _PACKAGES:
     path = importlib.import_module(package).__path__
     for module in pkgutil.iter_modules(path):
@@ -51,12 +51,12 @@ def experiments() -> dict[str, type[Experiment]]:
 
 
 def find(name: str) -> type[Experiment]:
-  """The experiment of a bare registered name or a dotted path.
+  """Returns the experiment with a bare registered name or a dotted path.
 
   Only subclasses of Experiment are returned; nothing else is ever called or instantiated.
 
   Raises:
-    UserError: There is no such experiment; the message has the nearest names.
+    UserError: There is no such experiment; the message suggests similar names.
   """
   if '.' not in name:
     known = experiments()
@@ -76,16 +76,16 @@ def find(name: str) -> type[Experiment]:
 
 
 def find_known(name: str, way_out: str = '--import={}') -> type[Experiment]:
-  """The experiment that a file names: one of paxlite's, or of a module that is imported already.
+  """Returns the experiment that a file names, from paxlite or a module that is imported already.
 
-  Checkpoints come from anywhere, and importing a module runs it.
+  Checkpoints may come from untrusted sources, and importing a module runs its code.
 
   Args:
     name: A dotted path.
-    way_out: The flag that names a module, {}, of the user's own.
+    way_out: The flag with which the user imports a module; {} stands for the module's name.
 
   Raises:
-    UserError: there is no such experiment, or its module is not imported.
+    UserError: There is no such experiment, or its module is not imported.
   """
   module = name.rpartition('.')[0]
   if module and not module.startswith(_PACKAGES) and module not in sys.modules:
@@ -97,10 +97,10 @@ def find_known(name: str, way_out: str = '--import={}') -> type[Experiment]:
 
 
 def apply_fiddler(cfg: fdl.Config, name: str) -> None:
-  """Calls the function at dotted path `name` (or of that name in the experiment's module) on `cfg`.
+  """Calls on `cfg` the function `name`: a dotted path or a name in the experiment's module.
 
   Raises:
-    UserError: there is no such function.
+    UserError: There is no such function.
   """
   if '.' not in name:
     name = f'{fdl.get_callable(cfg).__module__}.{name}'
@@ -120,7 +120,7 @@ def _attribute(dotted: str, flag: str) -> Any:
     if e.name is not None and (module_name + '.').startswith(e.name + '.'):
       here = f'. It is {flag}={attribute} here' if attribute in experiments() else ''
       raise UserError(f'{flag}={dotted}: there is no module {e.name}{here}') from None
-    raise  # the module is there and lacks something itself
+    raise  # the module exists, but one of its own imports is missing
   if not hasattr(module, attribute):
     near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.5)
     hint = f' Did you mean {" or ".join(near)}?' if near else ''
@@ -134,14 +134,14 @@ def build_experiment(
   overrides: Mapping[str, str],
   run: Mapping[str, Any] | None = None,
 ) -> Experiment:
-  """The experiment `name` after `fiddlers`, then `overrides`; validated.
+  """Returns the experiment `name` after `fiddlers` and then `overrides` were applied; validated.
 
   Args:
     name: A bare name or a dotted path.
-    fiddlers: Functions that edit its config.
-    overrides: Text by attribute.
-    run: configuration.run_values of a run; if it is of this experiment, its values are those of all
-      attributes that neither fiddlers nor overrides set.
+    fiddlers: Names of functions that edit its config.
+    overrides: Values as text, by attribute.
+    run: identity.run_values of a run. If the run has the same experiment, it gives the values of
+      all attributes that neither fiddlers nor overrides set.
   """
   from paxlite.core.attributes import parse
 

@@ -1,8 +1,9 @@
 """The sizes that seqax trains on C4, 84M to 2B, without a dataset.
 
-As there: rotary pairs of (i, i + H/2), queries scaled by their initial values instead of 1/√H, all
-weights from a truncated normal of variance 1 / fan-in, the embedding from N(0, 1). seqax names
-sizes by what is left without (part of) the vocabulary; the counts here are complete.
+As in seqax, rotary positions rotate pairs (i, i + H/2), and queries are scaled by their initial
+values instead of 1/√H. All weights come from a truncated normal of variance 1 / fan-in, and the
+embedding from N(0, 1). seqax names a size by its parameters without (part of) the vocabulary; the
+counts here are complete.
 """
 
 import math
@@ -22,7 +23,7 @@ from paxlite.layers.projection import Projection
 
 
 class Seqax(LanguageModel):
-  """The architecture that all sizes share."""
+  """The architecture of all sizes."""
 
   NUM_LAYERS = 8
   DIMS_PER_HEAD = 128
@@ -95,12 +96,12 @@ class Seqax(LanguageModel):
     return attention
 
 
-# a standard normal, cut off at ±2, has this standard deviation
+# A standard normal that is truncated at ±2 has this standard deviation.
 _TRUNCATED_STD = 0.87962566103423978
 
 
 def _fan_in(size: int) -> Any:
-  """A truncated normal of variance 1 / size."""
+  """Returns the config of a truncated normal of variance 1 / size."""
   return fdl.Config(nn.initializers.truncated_normal, stddev=1 / math.sqrt(size) / _TRUNCATED_STD)
 
 

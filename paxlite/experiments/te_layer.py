@@ -1,4 +1,4 @@
-"""The template of Transformer Engine's block for an experiment, and what it cannot compute."""
+"""The template of Transformer Engine's block for an experiment, and the block's limits."""
 
 import fiddle as fdl
 
@@ -7,7 +7,7 @@ from paxlite.core.templates import template
 from paxlite.experiments.transformer import Transformer
 from paxlite.layers.te_layer import TeTransformerLayer
 
-# Attributes with the only values that it knows.
+# Attributes, with the only values that Transformer Engine's layer supports.
 _ONLY = {
   'PACKED_INPUT': (False,),
   'ACTIVATION_CLS': ('gelu', 'relu', 'silu'),
@@ -19,7 +19,7 @@ _ONLY = {
 }
 
 
-# Attributes that the layer is given, or without which it computes the same.
+# Attributes that are passed to the layer, or that do not change its result.
 _KNOWN = (
   'MODEL_DIMS',
   'HIDDEN_DIMS',
@@ -46,7 +46,7 @@ _KNOWN = (
 
 
 def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
-  """The template of a TeTransformerLayer that computes what the blocks of e's model do.
+  """Returns the template of a TeTransformerLayer that computes the same as e's blocks.
 
   Args:
     e: The experiment.
@@ -82,7 +82,7 @@ def te_block(e: Transformer, model: fdl.Config) -> fdl.Partial:
 
 
 def check_supported(e: Transformer) -> None:
-  """Raises UserError where Transformer Engine's layer cannot compute what the model's blocks do."""
+  """Raises UserError if Transformer Engine's layer cannot compute what the model's blocks do."""
   problems = [
     f'{name}={getattr(e, name)} (only {" or ".join(map(str, values))})'
     for name, values in _ONLY.items()

@@ -61,15 +61,15 @@ class Transformer(Decoding, Optimization):
   USE_ROTARY_POSITION_EMB: Function[bool] = False
   ROPE_THETA: Function[float] = 10_000.0
   ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = 'interleaved'
-  ROPE_FACTOR: Function[float] = 1.0  # above 1: Llama 3.1's stretching, with the three below
+  ROPE_FACTOR: Function[float] = 1.0  # above 1: Llama 3.1's stretching, with the three values below
   ROPE_LOW_FREQUENCY_FACTOR: Function[float] = 1.0
   ROPE_HIGH_FREQUENCY_FACTOR: Function[float] = 4.0
   ROPE_ORIGINAL_LENGTH: Function[int] = 8192
-  # queries at a time, to save memory and half the work; 0: all, on CPUs a quarter of 512 or more;
-  # MAX_SEQ_LEN: all
+  # The number of queries that are computed at a time, which saves memory and half of the work.
+  # MAX_SEQ_LEN: all. 0: all, but on CPUs a quarter if the sequence has 512 tokens or more.
   ATTENTION_BLOCK_SIZE: Run[int] = 0
-  USE_FLASH_ATTENTION: Run[bool] = True  # cuDNN's, on GPUs, where it has a kernel
-  SLIDING_WINDOW: Function[int] = 0  # tokens that a query sees; 0: all before it
+  USE_FLASH_ATTENTION: Run[bool] = True  # uses cuDNN's kernel on GPUs, if there is one
+  SLIDING_WINDOW: Function[int] = 0  # tokens that a query sees; 0: all previous ones
   USE_BIAS: Shape[bool] = False
   ACTIVATION_CLS: Function[Activation] = 'relu'
   USE_GATED_ACTIVATION: Shape[bool] = False
@@ -84,16 +84,16 @@ class Transformer(Decoding, Optimization):
   DROPOUT_PROB: Training[Below1] = 0.0
   EMBEDDING_DROPOUT_PROB: Training[Below1] = 0.0
   WEIGHT_INIT: Training[Literal['normal', 'xavier_uniform']] = 'normal'
-  INIT_STD: Training[float] = 0.02  # of 'normal'
+  INIT_STD: Training[float] = 0.02  # standard deviation for 'normal'
   HEADS_SPAN_MODEL: Training[bool] = True
   NUM_LOSS_CHUNKS: Run[Count] = 1
 
-  # LoRA: trains low-rank factors of the weights of the chosen layers, and freezes all else
+  # LoRA: trains low-rank factors of the chosen layers' weights, and freezes all other weights
   USE_LORA: Training[bool] = False
   LORA_RANK: Training[Count] = 8
   LORA_TARGET_LAYERS: Training[Literal['all', 'attention', 'mlp']] = 'all'
 
-  # A prompt to continue when training ends, where the dataset has a tokenizer
+  # A prompt to continue when training ends, if the dataset has a tokenizer
   SAMPLE_PROMPT: Run[str | None] = None
 
   @property
@@ -123,12 +123,12 @@ class Transformer(Decoding, Optimization):
 
   @property
   def blocks_per_layer(self) -> int:
-    """Blocks in what the stack repeats."""
+    """The number of blocks in the unit that the stack repeats."""
     return 1
 
   @property
   def num_stages(self) -> int:
-    """Stages of the pipeline: the mesh's axis stage."""
+    """The number of pipeline stages, which is the size of the mesh axis stage."""
     return self.mesh_sizes.get('stage', 1)
 
   @property
@@ -212,7 +212,7 @@ class Transformer(Decoding, Optimization):
     )
 
   def model(self) -> fdl.Config:
-    """The config of the TransformerLm."""
+    """Returns the config of the TransformerLm."""
     sizes: dict[str, Any] = dict(
       vocab_size=self.VOCAB_SIZE, model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE
     )
@@ -246,7 +246,7 @@ class Transformer(Decoding, Optimization):
     return lm
 
   def add_lora(self, lm: fdl.Config) -> None:
-    """Gives the projections of the targeted layers low-rank factors."""
+    """Adds low-rank factors to the projections of the targeted layers."""
     layers = {'all': (Attention, FeedForward), 'attention': (Attention,), 'mlp': (FeedForward,)}
     for layer in layers[self.LORA_TARGET_LAYERS]:
       for target in selectors.select(lm, layer):
@@ -255,13 +255,13 @@ class Transformer(Decoding, Optimization):
           projection.rank = self.LORA_RANK
 
   def weight_init(self, std: float) -> fdl.Config:
-    """The initialiser of weight matrices; `std` is that of 'normal'."""
+    """Returns the initializer of weight matrices; `std` is the standard deviation of 'normal'."""
     if self.WEIGHT_INIT == 'xavier_uniform':
       return fdl.Config(nn.initializers.xavier_uniform)
     return fdl.Config(nn.initializers.normal, stddev=std)
 
   def positions(self) -> fdl.Partial | None:
-    """The template of the position embedding, or None where attention rotates."""
+    """Returns the template of the position embedding, or None if positions are rotary."""
     if self.USE_ROTARY_POSITION_EMB:
       return None
     if not self.TRAINABLE_POSITION_EMB:
@@ -275,7 +275,7 @@ class Transformer(Decoding, Optimization):
     )
 
   def norm(self) -> fdl.Partial:
-    """A template of a norm: a new one each time, so that an edit of one leaves the others alone."""
+    """Returns a new template of a norm, so that an edit of one norm leaves the others unchanged."""
     return template(
       _NORMS[self.NORM_CLS],
       epsilon=self.LAYERNORM_EPSILON,
@@ -284,7 +284,7 @@ class Transformer(Decoding, Optimization):
     )
 
   def stack(self) -> fdl.Partial:
-    """The template of all blocks."""
+    """Returns the template of all blocks."""
     layers: dict[str, Any] = dict(
       num_layers=self.NUM_LAYERS // self.blocks_per_layer,
       checkpoint_policy=self.CHECKPOINT_POLICY,
@@ -302,11 +302,11 @@ class Transformer(Decoding, Optimization):
     )
 
   def layer(self) -> fdl.Partial:
-    """The template of what the stack repeats: blocks_per_layer blocks."""
+    """Returns the template of the unit that the stack repeats: blocks_per_layer blocks."""
     return self.block()
 
   def block(self) -> fdl.Partial:
-    """The template of one block."""
+    """Returns the template of one block."""
     return template(
       TransformerBlock,
       norm_tpl=self.norm(),
@@ -322,7 +322,7 @@ class Transformer(Decoding, Optimization):
     )
 
   def attention(self) -> fdl.Partial:
-    """The template of the attention layer."""
+    """Returns the template of the attention layer."""
     sizes: dict[str, Any] = dict(
       model_dims=self.MODEL_DIMS, num_heads=self.NUM_HEADS, head_dim=self.DIMS_PER_HEAD
     )
@@ -340,7 +340,7 @@ class Transformer(Decoding, Optimization):
     )
 
   def dot_product_attention(self) -> fdl.Partial:
-    """The template of the attention itself."""
+    """Returns the template of the attention itself, without its projections."""
     return template(
       DotProductAttention,
       query_scale=1 / math.sqrt(self.DIMS_PER_HEAD),
@@ -355,7 +355,7 @@ class Transformer(Decoding, Optimization):
     )
 
   def rotary(self) -> fdl.Partial:
-    """The template of the rotary embedding."""
+    """Returns the template of the rotary embedding."""
     base: dict[str, Any] = dict(theta=self.ROPE_THETA, layout=self.ROPE_LAYOUT)
     if self.ROPE_FACTOR == 1:
       return template(RotaryEmbedding, **base)
@@ -370,36 +370,36 @@ class Transformer(Decoding, Optimization):
 
   @property
   def saves_trainable_only(self) -> bool:
-    """LoRA's checkpoints hold what it trains, where the base weights lie elsewhere."""
+    """Whether LoRA's checkpoints hold only its factors, because the base weights are elsewhere."""
     return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
 
   @property
   def decoding_values(self) -> dict[str, Any]:
-    """Attributes of the model that continues text with the same variables."""
+    """Attributes with which a model of the same variables continues text."""
     return dict(USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING')
 
   @property
   def matmul_params(self) -> int:
-    """Weights of the blocks that a token is multiplied with."""
+    """The number of weights of the blocks that one token is multiplied with."""
     return self.NUM_LAYERS * (self.attention_params + self.ffn_params)
 
   @property
   def attention_params(self) -> int:
-    """Parameters of the matrix multiplications of one block."""
+    """The number of parameters in the matrix multiplications of one attention layer."""
     return 2 * self.MODEL_DIMS * self.DIMS_PER_HEAD * (self.NUM_HEADS + self.NUM_KV_HEADS)
 
   @property
   def ffn_params(self) -> int:
-    """Parameters of the matrix multiplications of one block."""
+    """The number of parameters in the matrix multiplications of one feed-forward layer."""
     return (3 if self.USE_GATED_ACTIVATION else 2) * self.MODEL_DIMS * self.HIDDEN_DIMS
 
   @property
   def flops_per_token(self) -> float:
-    """Model FLOPs of training per token, attention counted causally.
+    """Model FLOPs of training per token, with causal attention.
 
     6 · (parameters in matrix multiplications, the vocabulary's included) + 12 · L·N·H·S, where S is
-    the mean number of keys that a query sees: T / 2, less with a sliding window. Frozen weights
-    need no gradient: 4 instead of 6 under LoRA, whose own factors are not counted.
+    the mean number of keys that a query sees: T / 2, or less with a sliding window. Frozen weights
+    need no gradient, so LoRA has 4 instead of 6; its own factors are not counted.
     """
     matmul = self.matmul_params + self.VOCAB_SIZE * self.MODEL_DIMS
     window = min(self.SLIDING_WINDOW or self.MAX_SEQ_LEN, self.MAX_SEQ_LEN)

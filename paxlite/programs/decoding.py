@@ -1,4 +1,4 @@
-"""The program that continues texts."""
+"""Runs --mode=decode, which continues texts."""
 
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
@@ -6,7 +6,7 @@ from paxlite.programs.run import Run, load, make_folder
 
 
 def decode(run: Run) -> None:
-  """Continues the prompts of DECODE_FILES with the last good checkpoint, or restored weights."""
+  """Continues the prompts of DECODE_FILES with the last good checkpoint or restored weights."""
   from paxlite.eval import inference
 
   e = run.decoding

@@ -1,4 +1,4 @@
-"""The program that evaluates."""
+"""Runs --mode=eval, which evaluates a checkpoint."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from paxlite.training.summaries import Summaries
 
 
 def evaluate(run: Run) -> None:
-  """Evaluates the last good checkpoint on every evaluation input, and on EVAL_TASKS."""
+  """Evaluates the last good checkpoint, or restored weights, on all inputs and on EVAL_TASKS."""
   run = dataclasses.replace(run, read_only=True)
   e = run.experiment
   if not run.checkpoints().steps() and e.restore is None:
@@ -51,7 +51,7 @@ def evaluate(run: Run) -> None:
 
 
 def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
-  """Evaluates on the tasks of these names; prints tables and writes summaries."""
+  """Evaluates the tasks of these names; prints tables and writes summaries."""
   from paxlite.eval import eval_tasks, zero_shot
 
   e = run.decoding

@@ -1,4 +1,4 @@
-"""A run: an experiment, its folder, and what is built for them."""
+"""A run: an experiment, its folder, and the objects that are built from them."""
 
 import dataclasses
 import functools
@@ -47,17 +47,17 @@ from paxlite.training.trainer import Schedule, StepCompiler, Trainer
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """An experiment and where it runs.
+  """An experiment and the folder that it runs in.
 
   Attributes:
-    experiment: Validated numbers.
-    folder: job_log_dir.
-    save: Whether training writes checkpoints; it continues from those that are there either way.
-    accept_changes: Whether a folder of a different experiment, or data, may be continued.
-    start_over: Whether it may begin again where the folder's checkpoints are all damaged.
-    read_only: Whether nothing in the folder is changed.
+    experiment: The experiment, validated.
+    folder: The folder job_log_dir.
+    save: Whether training writes checkpoints; it continues from existing ones in both cases.
+    accept_changes: Whether the folder of another experiment, or of other data, may be continued.
+    start_over: Whether training may start from the beginning if all checkpoints are damaged.
+    read_only: Whether the folder must stay unchanged.
     compiled_step: A file of tools.compile to load instead of compiling.
-    check_memory: Whether what needs more memory than there is gets refused.
+    check_memory: Whether to refuse a program that needs more memory than the devices have.
     peers: The other processes of the run.
   """
 
@@ -72,15 +72,15 @@ class Run:
   peers: Peers = dataclasses.field(default_factory=Peers)
 
   def trainer(self, spent: Goodput | None = None, watchdog: Watchdog | None = None) -> Trainer:
-    """Builds everything; raises UserError before a file is written or a program compiled.
+    """Builds the trainer; raises UserError before a file is written or a program is compiled.
 
     Args:
-      spent: Notes what time is spent on.
+      spent: Records how the time is spent.
       watchdog: Ends a run that hangs.
     """
     e = self.experiment
     spent = spent or Goodput(None)
-    inputs = e.train_input(), e.eval_inputs()  # configs only, but a missing dataset is said first
+    inputs = e.train_input(), e.eval_inputs()  # only configs, to report a missing dataset first
     store = self.store()
     data = fdl.build(inputs[0])
     store.batch_size = data.batch_size
@@ -118,7 +118,7 @@ class Run:
     )
 
   def _compiler(self, mesh: Mesh) -> StepCompiler:
-    """Raises UserError where the compiled step is one of another mesh or machine."""
+    """Returns the compiler; UserError if the compiled step is for another mesh or machine."""
     e = self.experiment
     options = e.compiler_options(mesh.devices.flat[0].platform)
     memory = MemoryCheck(mesh, self.check_memory)
@@ -134,10 +134,10 @@ class Run:
     return Throughput(tokens, flops, peak_flops(mesh.devices.flat[0].device_kind))
 
   def store(self) -> StateStore:
-    """The states of the run, checked before data is read, which takes its time.
+    """Returns the states of the run. They are checked early, because reading data takes time.
 
     Raises:
-      UserError: Another checkpoint that the run starts from does not fit.
+      UserError: The checkpoint that the run starts from does not fit the model.
     """
     e = self.experiment
     task = ShardedTask(fdl.build(e.task()), e.mesh(), e.rules, e.SEED)
@@ -153,7 +153,7 @@ class Run:
     )
 
   def evaluator(self, beat: Callable[[], None]) -> tuple[StateStore, Evaluator]:
-    """The states of the run, and an evaluator; training data is neither needed nor read.
+    """Returns the states of the run and an evaluator; training data is not read.
 
     Args:
       beat: Called after each batch.
@@ -177,14 +177,14 @@ class Run:
     return Watchdog(self.folder, limits, goodput, self.peers)
 
   def check_folder(self) -> None:
-    """Raises UserError when the folder's checkpoints are those of a different experiment."""
+    """Raises UserError if the folder's checkpoints are those of another experiment."""
     if not self.accept_changes and self.checkpoints().steps():
       refuse_other_experiment(self.experiment, self.folder)
 
   def check_evaluated(self) -> None:
-    """Raises UserError when the folder's checkpoints are those of another experiment or model.
+    """Raises UserError if the folder's checkpoints are those of another experiment or model.
 
-    Numbers that neither the model nor its backend depends on may be others than in training.
+    Attributes that affect neither the model nor its backend may differ from those of training.
     """
     if not self.accept_changes and self.checkpoints().steps():
       self.check_model(also=self.experiment.plain_backend)
@@ -192,17 +192,17 @@ class Run:
         refuse_other_experiment(self.experiment, self.folder)
 
   def check_model(self, also: Iterable[str] = ()) -> None:
-    """Raises UserError when the folder's checkpoints are those of another model.
+    """Raises UserError if the folder's checkpoints are those of another model.
 
     Args:
-      also: Further attributes, if the experiment has them, that must be those of the run.
+      also: Further attributes that must equal the run's, if the experiment has them.
     """
     refuse_other_model(self.experiment, self.folder, also)
     check_function(self.experiment, Source(self.folder, self.folder / 'experiment.json'))
 
   @property
   def restore(self) -> Restore | None:
-    """The checkpoint that a new run starts from. A model of another function is refused."""
+    """The checkpoint that a new run starts from. A model with another function is refused."""
     restore = self.experiment.restore
     if restore is None:
       return None
@@ -213,7 +213,7 @@ class Run:
     return Checkpoints(self.folder / 'checkpoints', keep, read_only=self.read_only)
 
   def tokenizer(self) -> Tokenizer | None:
-    """The tokenizer for the sample at the end of training; None where no sample is wanted."""
+    """Returns the tokenizer for the sample after training; None if no sample is wanted."""
     e = self.experiment
     if e.sample_prompt is None:
       return None
@@ -222,14 +222,14 @@ class Run:
 
   @property
   def decoding(self) -> LanguageModel:
-    """The experiment; UserError where its model is no language model."""
+    """The experiment; UserError if its model is not a language model."""
     if not isinstance(self.experiment, LanguageModel):
       raise UserError(f'{type(self.experiment).__name__} is no language model')
     return self.experiment
 
 
 def load(run: Run) -> tuple[Inference, int | None]:
-  """The model with the last good checkpoint, and its step; or with restored weights, and None."""
+  """Returns the model of the last good checkpoint and its step, or of restored weights and None."""
   e = run.decoding
   own = bool(run.checkpoints().steps())
   restore = Restore(str(run.folder)) if own else run.restore
@@ -245,10 +245,10 @@ def load(run: Run) -> tuple[Inference, int | None]:
 
 
 def make_folder(folder: pathlib.Path) -> None:
-  """Makes job_log_dir; raises UserError where it cannot be made or written."""
+  """Makes job_log_dir; raises UserError if it cannot be made or written."""
   try:
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):  # without a name that other processes could take
+    with tempfile.TemporaryFile(dir=folder):  # has no name, so that processes do not collide
       pass
   except OSError as e:
     raise UserError(f'--job_log_dir={folder} cannot be written: {e.strerror or e}') from None

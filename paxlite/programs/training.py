@@ -1,4 +1,4 @@
-"""The program that trains."""
+"""Runs --mode=train."""
 
 from typing import Any
 
@@ -25,18 +25,18 @@ from paxlite.training.trainer import Trainer
 
 
 def train(run: Run) -> None:
-  """Trains to MAX_STEPS, continuing what the folder holds, and prints a sample.
+  """Trains to MAX_STEPS, from the folder's checkpoint if there is one, and prints a sample.
 
   Raises:
-    Interrupted: SIGINT (Ctrl-C, or a notebook's stop), SIGTERM or SIGHUP came; what was trained is
-      saved, and the same call continues. The handlers of the caller are restored then.
+    Interrupted: SIGINT (Ctrl-C, or a notebook's stop), SIGTERM or SIGHUP arrived. The state is
+      saved, and the same call continues the run. The caller's signal handlers are restored.
   """
   lock = FolderLock(run.folder)
   with preemption.listening(saves=run.save):
     try:
       _train(run, lock)
     finally:
-      lock.release()  # a notebook lives on
+      lock.release()  # the process of a notebook does not end here
 
 
 def _train(run: Run, lock: FolderLock) -> None:
@@ -74,7 +74,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   trainer.watchdog.pause()
   if trainer.store.plan is not None and jax.process_index() == 0:
     say(trainer.store.plan.table())
-  # not before it is known that the folder's checkpoint fits
+  # Only now is it known that the folder's checkpoint fits.
   write_configuration(run.experiment, run.folder)
   preemption.check()
   try:
@@ -93,7 +93,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
 
 
 def _lock(lock: FolderLock, run: Run) -> None:
-  """Process 0 takes the lock for all of them; all raise UserError where it cannot."""
+  """Takes the lock in process 0 for all processes; all raise UserError if that fails."""
   problem: Exception | None = None
   if jax.process_index() == 0:
     try:
@@ -113,7 +113,7 @@ def _print_goodput(run: Run) -> None:
 
 
 def _sample(e: LanguageModel, trainer: Trainer, params: Any, tokenizer: Tokenizer) -> str:
-  """Continues the experiment's prompt by up to 100 tokens."""
+  """Returns a continuation of the experiment's prompt by up to 100 tokens."""
   from paxlite.eval.inference import eos_ids, start_ids
   from paxlite.generation.decoding import Generator, Sampling
 

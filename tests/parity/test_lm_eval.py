@@ -1,4 +1,4 @@
-"""EleutherAI's harness itself on our weights and, through its own class, on transformers'."""
+"""EleutherAI's harness on paxlite's weights and, through its own class, on transformers'."""
 
 import json
 import math
@@ -32,7 +32,7 @@ TASKS = {
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """A tiny Llama of random weights with a tokenizer, a data file and three tasks of it."""
+  """A tiny Llama of random weights with a tokenizer, a data file and three tasks for it."""
   from tokenizers import ByteLevelBPETokenizer
 
   folder = tmp_path_factory.mktemp('lm_eval')
@@ -72,7 +72,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def both(folder, tmp_path_factory):
-  """What the harness finds of our weights, and of the same ones by transformers."""
+  """The harness's results for paxlite's weights, and for the same weights in transformers."""
   import datasets
   import lm_eval
   from lm_eval.models.huggingface import HFLM

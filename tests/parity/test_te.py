@@ -1,4 +1,4 @@
-"""Transformer Engine's own Python, on CPU: products, whole layers, and parameters converted."""
+"""Transformer Engine's Python code on CPU: products, whole layers, and converted parameters."""
 
 import functools
 import json
@@ -62,14 +62,14 @@ MODELS = {
 
 
 def blocks(e):
-  """The two kinds of block of an experiment, and what both take."""
+  """Returns both kinds of block of an experiment, and the arguments that both take."""
   (ours,) = selectors.select(e.model(), TransformerBlock)
   x = jax.random.normal(jax.random.key(1), (2, 32, 64), e.FPROP_DTYPE)
   return fdl.build(ours)(), fdl.build(te_block(e, e.model()))(), (x, jnp.arange(32)[None], None)
 
 
 def noisy(params):
-  """Norms and biases other than their initial values."""
+  """Returns parameters whose norms and biases differ from their initial values."""
   leaves, tree = jax.tree.flatten(params)
   keys = jax.random.split(jax.random.key(3), len(leaves))
   return tree.unflatten(
@@ -84,7 +84,7 @@ QUICK = {'gpt', 'llama', 'gqa with bias'}
   'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in MODELS]
 )
 def test_the_layer_computes_what_a_block_does(name):
-  """Output and every gradient, with the parameters converted."""
+  """Compares the output and all gradients; parameters are converted."""
   e = MODELS[name]
   ours, theirs, (x, *rest) = blocks(e)
   params = noisy(meta.unbox(ours.init(jax.random.key(0), x, *rest))['params'])
@@ -169,7 +169,7 @@ STACKS = {
 
 
 def train(folder, *flags, steps=30):
-  """Through paxlite.main, in this process, which Transformer Engine is loaded in."""
+  """Runs paxlite.main in this process, in which Transformer Engine is loaded."""
   steps = f'--fdl.MAX_STEPS={steps}'
   assert main.main(['main', TEXT, f'--job_log_dir={folder}', *FLAGS, steps, *flags]) == 0
   return runs.losses(folder)
@@ -177,7 +177,7 @@ def train(folder, *flags, steps=30):
 
 @pytest.fixture(scope='module')
 def begun(tmp_path_factory):
-  """By kind of stack: losses of XLA, and the flags with which others go on after its first step."""
+  """By kind of stack: XLA's losses, and the flags that continue its run after the first step."""
 
   @functools.cache
   def begin(stack):
@@ -206,7 +206,7 @@ def begun(tmp_path_factory):
 )
 @pytest.mark.slow
 def test_training_through_main(tmp_path, capsys, begun, te, recipe, stack):
-  """Within 0.5 % of XLA in bfloat16 after 30 steps on text, from the same initial values."""
+  """After 30 bfloat16 steps from the same initial values, losses are within 0.5 % of XLA's."""
   xla, start = begun(stack)
   flags = [f'--fdl.USE_TE={te}', f'--fdl.TE_RECIPE={recipe}', *STACKS[stack], *start[te]]
   losses = train(tmp_path, *flags)
@@ -218,7 +218,7 @@ def test_training_through_main(tmp_path, capsys, begun, te, recipe, stack):
 
 
 def test_the_environment_of_pax_users(tmp_path, monkeypatch, capsys):
-  """ENABLE_TE=1 ENABLE_FP8=1; a checkpoint of it goes on in XLA with the same parameters."""
+  """They set ENABLE_TE=1 ENABLE_FP8=1. XLA continues the checkpoint with the same parameters."""
   monkeypatch.setenv('ENABLE_TE', '1')
   monkeypatch.setenv('ENABLE_FP8', '1')
   base = ['main', '--fdl_config=TinyGPT', f'--job_log_dir={tmp_path}']
@@ -236,7 +236,7 @@ def test_the_environment_of_pax_users(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
-  """Parameters and both moments; back again they are the same bits, and the loss goes on."""
+  """Parameters and both moments are converted, and back to the same bits; the loss continues."""
   flags = ['--fdl.USE_REPEATED_LAYER=True', '--fdl.DROPOUT_PROB=0']
   first = [*FLAGS, *flags]
   run = lambda folder, *more: main.main(['main', TEXT, f'--job_log_dir={folder}', *first, *more])
@@ -255,7 +255,7 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
   assert run(tmp_path / 'on', '--fdl.MAX_STEPS=12', *goes_on) == 0
   losses, whole = runs.losses(tmp_path / 'on'), runs.losses(tmp_path / 'whole')
   assert min(losses) == 7
-  for step in range(7, 13):  # in bfloat16, whose roundings differ
+  for step in range(7, 13):  # in bfloat16, with different rounding
     assert losses[step] == pytest.approx(whole[step], rel=0.005)
 
   runs.module(
@@ -307,7 +307,7 @@ def test_what_is_not_installed_or_not_there(monkeypatch, te):
 
 
 def test_nvte_fused_attn_is_honoured(monkeypatch):
-  """Where cuDNN has a kernel, 1 takes it, which ends where the extension is not; 0 does not."""
+  """If cuDNN has a kernel, 1 uses it, which fails without the real extension; 0 does not use it."""
   extension = sys.modules['transformer_engine_jax']
   kernel = extension.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
   monkeypatch.setattr(extension, 'get_fused_attn_backend', lambda *_, **__: (kernel, ''))
@@ -326,7 +326,7 @@ def test_nvte_fused_attn_is_honoured(monkeypatch):
   ('te', 'recipe'), [('gemm', 'DelayedScaling'), ('layer', 'Float8CurrentScaling')]
 )
 def test_on_a_mesh(tmp_path, te, recipe):
-  """Loss on 2 × 2 devices is that of one, to rounding; in a process that has four."""
+  """The loss on 2 × 2 devices equals that of one, up to rounding; the process has four."""
   flags = [*FLAGS, f'--fdl.USE_TE={te}', f'--fdl.TE_RECIPE={recipe}', '--fdl.MAX_STEPS=3']
   mesh = ['--fdl.ICI_MESH_SHAPE=[2,2,1]', '--fdl.PERCORE_BATCH_SIZE=1']
   runs.run(tmp_path / 'four', *flags, *mesh, devices=4, module='tests.support.te_main')

@@ -1,4 +1,4 @@
-"""Weights of others: in, out again bit for bit, and the same logits as transformers has."""
+"""Foreign weights: import, bit-for-bit export, and the same logits as transformers."""
 
 import json
 
@@ -51,7 +51,7 @@ def their_model(family: str):
   cls, sizes = FAMILIES[family]
   model = transformers.AutoModelForCausalLM.from_config(cls(**sizes)).eval()
   with torch.no_grad():
-    for parameter in model.parameters():  # norms and biases too shall matter
+    for parameter in model.parameters():  # so that an error in norms or biases changes the logits
       parameter.add_(torch.randn_like(parameter) * 0.1)
   return model
 
@@ -110,7 +110,7 @@ def hf_folder(tmp_path, **kwargs):
 
 
 def refused(tmp_path, path, match: str, source: str = 'hf', *flags: str) -> None:
-  """The import ends in one clear error and leaves nothing."""
+  """Checks that the import ends with one clear error and leaves no files."""
   before = {p.name for p in tmp_path.iterdir()}
   with pytest.raises(UserError, match=match):
     run_import(source, path, tmp_path / 'w', *flags)
@@ -199,7 +199,7 @@ def test_tensors_that_are_no_plain_weights(dtype, tmp_path):
 
 
 def test_a_head_that_is_no_copy_of_the_embedding(tmp_path):
-  """As where Llama's weights come with the config of a family that ties them."""
+  """This happens if Llama's weights come with the config of a family that ties them."""
   from safetensors.torch import load_file, save_file
 
   folder = hf_folder(tmp_path)
@@ -231,7 +231,7 @@ def test_a_published_size_is_known_by_its_config(cls, tmp_path):
 
 
 def test_what_no_family_has_is_not_exported(tmp_path):
-  """seqax does not scale its queries; an attribute does not say so."""
+  """seqax does not scale its queries, and no attribute describes that."""
   from paxlite.experiments.seqax import Seqax84M
 
   for heads in ({}, dict(NUM_KV_HEADS=1)):
@@ -243,7 +243,7 @@ def test_what_no_family_has_is_not_exported(tmp_path):
 
 
 class Scaled(LLaMA):
-  """LLaMA whose method changes what its attributes describe."""
+  """A LLaMA with a method that changes what its attributes describe."""
 
   NUM_LAYERS = 1
   NUM_HEADS = 2
@@ -267,7 +267,7 @@ def test_an_edited_experiment_file_is_noticed(tmp_path):
 
 
 def test_tokenizers_go_in_and_out(tmp_path):
-  """With what stands beside them; one of another vocabulary, or none at all, is refused."""
+  """The files beside them go along. A tokenizer with another vocabulary, or none, is refused."""
   folder = hf_folder(tmp_path)
   config = json.loads((folder / 'config.json').read_text())
   tokenizer = tmp_path / 'tokenizer'
@@ -294,7 +294,7 @@ def test_tokenizers_go_in_and_out(tmp_path):
 
 
 def test_gguf(tmp_path):
-  """A file as llama.cpp's converter writes it: interleaved rotary pairs."""
+  """The file is as llama.cpp's converter writes it, with interleaved rotary pairs."""
   import gguf
 
   from paxlite.weights.layout import GGUF, HUGGING_FACE
@@ -336,7 +336,7 @@ def test_gguf(tmp_path):
 
 @pytest.mark.parametrize('shards', [1, 2])
 def test_meta_shards(shards, tmp_path):
-  """A folder as Meta has it: interleaved rotary pairs, split over two files."""
+  """The folder is like Meta's, with interleaved rotary pairs, and split into two files."""
   from paxlite.weights.layout import HUGGING_FACE, META
 
   theirs = their_model('llama_mha')

@@ -1,4 +1,4 @@
-"""Every command in README.md and docs/ runs, and every Python example."""
+"""Checks that every command and every Python example in README.md and docs/ runs."""
 
 import ast
 import itertools
@@ -19,10 +19,10 @@ PAGES = [
   *sorted((runs.ROOT / 'docs').glob('*.md')),
 ]
 FAST = {'README.md'}
-MAKE = {'make demo', 'make test'}  # tests/runs/test_demo.py runs the first; this is the second
-# what prepares the environment that the tests run in
+MAKE = {'make demo', 'make test'}  # tests/runs/test_demo.py runs the first
+# Commands that prepare the environment that the tests run in.
 PREPARING = re.compile(r"source \.venv/bin/activate|python -m pip install -e '\.\[[a-z0-9,-]+\]'")
-# what a shell takes for its own outside of quotes: zsh ends a command where [ ] ? * match no file
+# Characters with a meaning outside of quotes: zsh fails if [ ] ? * match no file.
 SPECIAL = re.compile(r'[][*?(){}<>|&;`~]')
 
 
@@ -36,7 +36,7 @@ def commands(page: pathlib.Path) -> list[str]:
 
 
 def unquoted(line: str) -> str:
-  """A command without its comment, and without what is quoted or escaped."""
+  """Returns a command without its comment and without quoted or escaped text."""
   return re.sub(r"\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\"|(?:^| )#.*", '', line)
 
 
@@ -46,7 +46,7 @@ def unquoted(line: str) -> str:
   ids=lambda p: p.parent.name + '/' + p.name,
 )
 def test_commands(page, tmp_path):
-  """In an empty folder with the package's data where a command expects it."""
+  """Runs in an empty folder, with the package's data where a command expects it."""
   (tmp_path / 'paxlite').symlink_to(runs.ROOT / 'paxlite')
   for name in ('README.md', 'benchmarks', 'tests'):
     (tmp_path / name).symlink_to(runs.ROOT / name)
@@ -76,7 +76,7 @@ def test_commands(page, tmp_path):
 
 @pytest.mark.parametrize('page', [*PAGES, runs.ROOT / 'CONTRIBUTING.md'], ids=lambda p: p.name)
 def test_commands_can_be_pasted_into_any_shell(page):
-  """Those of blocks, and those within a line."""
+  """Checks commands in blocks and commands within a line."""
   text = page.read_text()
   lines = '\n'.join(blocks(page, r'sh[^\n]*')).splitlines()
   lines += re.findall(r'^    (python .*|pip .*)', text, re.MULTILINE)
@@ -98,7 +98,7 @@ def test_the_first_screen_says_how_to_install():
 
 
 def test_flags_in_messages_and_docstrings_can_be_pasted_into_any_shell():
-  """Lists are quoted: by shell.flag where they are computed, or as they are written."""
+  """Lists must be quoted, by shell.flag if they are computed, otherwise in the text."""
   wrong = []
   for path in (runs.ROOT / 'paxlite').rglob('*.py'):
     for node in ast.walk(ast.parse(path.read_text())):
@@ -125,7 +125,7 @@ def test_flags_of_an_error_can_be_pasted_and_work(tmp_path, capsys):
 
 
 def test_the_templates_example(tmp_path):
-  """docs/experiments.md's class builds and does what its text says."""
+  """The class in docs/experiments.md builds, and does what the page says."""
   import fiddle as fdl
 
   code = next(c for c in blocks(runs.ROOT / 'docs' / 'experiments.md', 'python') if 'Gated' in c)

@@ -1,4 +1,4 @@
-"""A little of tests.support.fuzz: random input is read rightly or refused clearly."""
+"""Runs a few cases of tests.support.fuzz: random input is read rightly or refused clearly."""
 
 import pytest
 

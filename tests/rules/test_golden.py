@@ -1,8 +1,8 @@
-"""What every experiment is, as text: a change of an experiment is a change of a file that is read.
+"""Compares every experiment, as text, with a golden file, so that a change of one is reviewed.
 
 `python -m tests.rules.test_golden --update` rewrites rules/golden/ and the table of the tool.
-A family's first class is there as a whole, every other one as its difference from the class that it
-derives from.
+The first class of a family is written in full. Each other class is written as its difference from
+its parent.
 """
 
 import json
@@ -25,7 +25,7 @@ UPDATE = 'python -m tests.rules.test_golden --update, if this is meant'
 
 
 def parent(cls: type[Experiment]) -> type[Experiment] | None:
-  """The class whose model `cls` changes; None for the first of a family."""
+  """Returns the class whose model `cls` changes; None for the first class of a family."""
   sizes = lambda c: set(c.__mro__) - set(LanguageModel.__mro__)
   models = (c for c in cls.__mro__[1:] if any('MODEL_DIMS' in vars(b) for b in sizes(c)))
   return next(models, None)
@@ -38,7 +38,7 @@ def text_of(cls: type[Experiment]) -> list[str]:
 
 
 def needs_of(experiment: Experiment) -> list[str]:
-  """Parameters, memory and FLOPs; computed once for experiments that differ in their data."""
+  """Returns parameters, memory and FLOPs; experiments that differ only in data share one result."""
   e = experiment
   key = config_text(e.task()), str(e.mesh_sizes), e.batch_size, e.MAX_SEQ_LEN
   if key not in _NEEDS:
@@ -48,15 +48,15 @@ def needs_of(experiment: Experiment) -> list[str]:
 
 
 def difference(old: list[str], new: list[str]) -> list[str]:
-  """Lines that are gone and lines that are new; a line has its attribute's name or its path."""
+  """Returns removed and added lines; each has the name or path of its attribute."""
   gone, added = set(old) - set(new), set(new) - set(old)
   return [f'- {x}' for x in old if x in gone] + [f'+ {x}' for x in new if x in added]
 
 
 def golden_texts() -> dict[str, str]:
-  """The text of each family, by the name of its first class."""
+  """Returns the text of each family, by the name of its first class."""
   classes = list(experiments().values())
-  for cls in classes:  # and those that they derive from
+  for cls in classes:  # and their parent classes
     if (base := parent(cls)) and base not in classes:
       classes.append(base)
   whole = {cls: text_of(cls) for cls in classes}
@@ -93,7 +93,7 @@ def test_every_experiment_is_what_it_was():
 
 
 def test_the_table_is_that_of_the_experiments(monkeypatch):
-  """It is read from a file, so that it is there at once."""
+  """The table is read from a file, so that it is printed immediately."""
   counted: dict[str, int] = {}
   count = tools.num_parameters
 

@@ -1,4 +1,4 @@
-"""What must not be possible, item by item of docs/reliability.md's table."""
+"""Checks what must be impossible, for each row of the table in docs/reliability.md."""
 
 import ast
 import functools
@@ -28,7 +28,7 @@ SECRET = 'hunter2-of-the-environment'
 
 @functools.cache
 def nodes() -> list[tuple[str, ast.AST]]:
-  """Every module with every node of it."""
+  """Returns each node of each module, with the module's name."""
   return [
     (path.relative_to(PACKAGE).as_posix(), node)
     for path in FILES
@@ -37,7 +37,7 @@ def nodes() -> list[tuple[str, ast.AST]]:
 
 
 def calls(*names: str) -> set[str]:
-  """The modules that call something of these names."""
+  """Returns the modules that call something with one of these names."""
   return {
     path
     for path, node in nodes()
@@ -64,7 +64,7 @@ def importers(*modules: str) -> set[str]:
 def test_what_could_run_code_is_in_one_place_or_none():
   assert importers('pickle') == {'runtime/compiled_step.py'}
   assert importers('dill', 'cloudpickle', 'marshal', 'shelve', 'yaml') == set()
-  assert importers('subprocess') == {'runtime/coordinator.py'}  # Python, with a module of paxlite
+  assert importers('subprocess') == {'runtime/coordinator.py'}  # runs a module of paxlite
   assert importers('tarfile', 'zipfile') | calls('unpack_archive') == set()
   assert calls('eval', 'exec', 'system', 'popen') == set()
 
@@ -78,7 +78,7 @@ def test_torch_and_numpy_load_data_alone():
 
 
 def test_nothing_that_a_run_writes_is_a_pickle(tmp_path):
-  """And nothing of the environment is in it but what configures the run."""
+  """The files also hold no variables of the environment, except those that configure the run."""
   result = runs.run(
     tmp_path, '--fdl.MAX_STEPS=5', '--fdl.PROFILER_CAPTURE_STEP=2', '--fdl.STACK_TRACE_INTERVAL=1',
     config='tests.support.experiments.TinyText', env={'A_TOKEN': SECRET, 'XLA_UNUSED': SECRET},
@@ -89,9 +89,9 @@ def test_nothing_that_a_run_writes_is_a_pickle(tmp_path):
   for path in files:
     data = path.read_bytes()
     assert SECRET.encode() not in data, path
-    # a pickle of protocol 2 or above begins so
+    # A pickle of protocol 2 or above begins with these bytes.
     if data[:1] == b'\x80' and data[1:2] in b'\x02\x03\x04\x05':
-      with pytest.raises(ValueError):  # noqa: PT011 - of whatever kind
+      with pytest.raises(ValueError):  # noqa: PT011 - any ValueError
         list(pickletools.genops(data))
 
 
@@ -99,7 +99,7 @@ def test_nothing_that_a_run_writes_is_a_pickle(tmp_path):
   'name', ['subprocess.getoutput', 'os.system', 'builtins.eval', 'experiment_that_runs.Code']
 )
 def test_what_a_file_names_is_not_imported(tmp_path, monkeypatch, name):
-  """A checkpoint's experiment.json may say anything; a module beside it is not run."""
+  """A checkpoint's experiment.json may name any module, but a module beside it is not run."""
   (tmp_path / 'experiment_that_runs.py').write_text('raise SystemExit("code of a checkpoint ran")')
   monkeypatch.syspath_prepend(tmp_path)
   with pytest.raises(UserError, match=r'is not an Experiment class|no file has modules'):
@@ -166,7 +166,7 @@ def test_downloads_are_encrypted():
 
 
 def listening(pid: int) -> set[str]:
-  """The addresses on which a process listens, from /proc: hex as the kernel writes them."""
+  """Returns the addresses on which a process listens, in /proc's hexadecimal form."""
   inodes = set()
   for fd in pathlib.Path(f'/proc/{pid}/fd').iterdir():
     try:
@@ -184,7 +184,7 @@ def listening(pid: int) -> set[str]:
 
 @pytest.mark.slow
 def test_processes_listen_on_their_own_address_alone(tmp_path):
-  """The coordinator, gloo, and no profiler. A stranger's connection changes nothing."""
+  """Only the coordinator and gloo listen; no profiler does. Foreign connections change nothing."""
   flags = '--fdl.MAX_STEPS=1000000', '--fdl.CHECKPOINT_EVERY_N_STEPS=1000000'
   processes = start_processes(tmp_path, 2, *flags, config='TinyGPT')
   try:

@@ -1,4 +1,4 @@
-"""Rooms import downward only, modules in no circle, and following one batch stays short."""
+"""Checks that rooms import only downward, modules have no cycles, and a batch's path is short."""
 
 import ast
 import graphlib
@@ -10,7 +10,7 @@ from paxlite import layers
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / 'paxlite'
 
-# From the bottom up. A module imports from its own room and from those before it.
+# From the bottom up: a module imports only from its own room and from rooms before it.
 ROOMS = [
   'core',
   'parallel',
@@ -63,7 +63,7 @@ def room(module: str) -> str:
 
 
 def imports(path: pathlib.Path):
-  """(module, is inside a function) of every import, those for type checkers too."""
+  """Returns (module, is inside a function) of every import, including those for type checkers."""
   tree = ast.parse(path.read_text())
   inside = {
     id(n)
@@ -120,12 +120,12 @@ def test_extras_are_imported_inside_functions():
     for module, inside in imports(path)
     if module.split('.')[0] in EXTRAS and not inside
   ]
-  # a model of the harness is a subclass of its class; nothing imports that module
+  # A model of the harness is a subclass of the harness's class. No module imports it.
   assert set(wrong) == {'paxlite.tools.lm_eval'}
 
 
 def test_one_batch_passes_14_files():
-  """From a file of text to the update of the parameters, with the model: what a reader opens."""
+  """A reader opens these files to follow a batch from a text file to the parameter update."""
   way = [
     'data/text.py',
     'data/rows.py',
@@ -146,7 +146,7 @@ def test_one_batch_passes_14_files():
 
 
 def test_shape_letters_are_those_of_the_legend():
-  """Of names like q_BTNH; the factors A and B of LoRA are the one exception."""
+  """This holds for names like q_BTNH; the factors A and B of LoRA are the only exception."""
   legend = set(re.findall(r'(?<![A-Za-z])([A-Z]) [a-z]', layers.__doc__))
   assert len(legend) >= 20
   wrong = {

@@ -1,4 +1,4 @@
-"""Disks that fail a run: in real processes, nothing is lost and nobody waits for long."""
+"""Runs on disks that fail: real processes lose no data, and no process waits for long."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ FLAGS = '--fdl.MAX_STEPS=4', '--fdl.CHECKPOINT_EVERY_N_STEPS=2'
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
-  """Of what a run keeps: its checkpoints and its metrics."""
+  """Returns the contents of the files that a run keeps: its checkpoints and its metrics."""
   kept = [*folder.glob('checkpoints/**/*'), folder / 'metrics.jsonl']
   return {str(p.relative_to(folder)): p.read_bytes() for p in kept if p.is_file()}
 
@@ -60,7 +60,7 @@ def test_a_run_begins_again_only_when_it_is_told_to(tmp_path):
 
 @pytest.mark.parametrize('number', [errno.ENOSPC, errno.EROFS, errno.EACCES])
 def test_a_run_that_cannot_save_leaves_at_once(tmp_path, number):
-  """Threads of Orbax would wait five minutes for a folder that is not there."""
+  """Without a check, threads of Orbax would wait five minutes for a missing folder."""
   env = failing_calls.environment(
     failing_calls.library(tmp_path), 'mkdir', 'checkpoints/checkpoint_', number
   )

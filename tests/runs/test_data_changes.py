@@ -1,4 +1,4 @@
-"""A run goes on with the data that it was trained on, and with no other unless it is told to."""
+"""A run continues with the data that it was trained on, and with other data only if allowed."""
 
 import dataclasses
 import json
@@ -85,7 +85,7 @@ def test_every_kind_of_input_knows_its_data(tmp_path, kind):
 
 
 class Unknown:
-  """A source of a user's own."""
+  """A source that a user defines."""
 
   max_token_id = 1
   name = 'of my own'
@@ -136,12 +136,12 @@ def test_a_run_refuses_other_data_unless_told_to_take_it(tmp_path, kind, caplog)
     train(longer)
   after = {p: p.stat().st_mtime_ns for p in (tmp_path / 'run').rglob('*') if p.is_file()}
   assert {p.name for p in before if before[p] != after.get(p)} <= {'.lock'}
-  train(run)  # is complete, whatever the data
+  train(run)  # the run is complete, so its data does not matter
   with caplog.at_level(logging.WARNING):
     train(dataclasses.replace(longer, accept_changes=True))
   assert 'the run continues with it, because of --accept_changes' in caplog.text
   assert (tmp_path / 'run' / 'checkpoints' / 'checkpoint_00000004').is_dir()
-  train(dataclasses.replace(run, experiment=experiment(tmp_path, kind, 5)))  # it is the data now
+  train(dataclasses.replace(run, experiment=experiment(tmp_path, kind, 5)))  # the data is accepted
 
 
 def test_a_checkpoint_from_before_there_were_fingerprints_goes_on(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""`make demo` as on a fresh machine: a copy of the files, a new environment, twice."""
+"""Runs `make demo` twice as on a fresh machine: a copy of the files and a new environment."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from tests.support import runs
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # other tests run beside it
+@pytest.mark.timeout(1800)  # other tests run at the same time
 def test_make_demo(tmp_path):
   left_out = '.git', '.venv*', 'logs', '__pycache__', '*.egg-info', '.*_cache'
   shutil.copytree(runs.ROOT, tmp_path, ignore=shutil.ignore_patterns(*left_out), dirs_exist_ok=True)

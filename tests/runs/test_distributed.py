@@ -1,4 +1,4 @@
-"""Several processes through main: the same losses as one, also saved by few and gone on by many."""
+"""Several processes give the same losses as one, also if their number changes at a restart."""
 
 import json
 import math
@@ -69,14 +69,14 @@ def test_arguments_that_cannot_be(arguments, match):
   ('environment', 'expected'),
   [
     ({}, None),
-    # 8 GPUs and one task, two tasks, eight; and what cannot be shared evenly
+    # 8 GPUs with one task, two tasks and eight tasks; then tasks that cannot share them evenly
     ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '1(x2)', 'SLURM_LOCALID': '0'},
      [0, 1, 2, 3, 4, 5, 6, 7]),
     ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '2(x2)', 'SLURM_LOCALID': '1'},
      [4, 5, 6, 7]),
     ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '8', 'SLURM_LOCALID': '3'}, [3]),
     ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '3', 'SLURM_LOCALID': '1'}, None),
-    # --gpus-per-task=1: the task sees its own
+    # --gpus-per-task=1: the task sees only its own GPU
     ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '8', 'SLURM_LOCALID': '3',
       'SLURM_GPUS_PER_TASK': '1', 'CUDA_VISIBLE_DEVICES': '3'}, [0]),
     ({'SLURM_GPUS_ON_NODE': '8', 'SLURM_STEP_TASKS_PER_NODE': '1', 'SLURM_LOCALID': '0',
@@ -136,14 +136,14 @@ def test_streams_of_two_processes_go_on_where_each_stood(tmp_path):
 
 @pytest.mark.slow
 def test_the_jobset_of_the_docs(tmp_path):
-  """Its two pods as two processes of one device, at tiny sizes: Kubernetes is not to be had."""
+  """Runs its two pods as two processes of one device at tiny sizes, without Kubernetes."""
   page = (runs.ROOT / 'docs' / 'clusters.md').read_text()
   jobset = yaml.safe_load(page.partition('```yaml\n')[2].partition('```')[0])
   (job,) = jobset['spec']['replicatedJobs']
   pods = job['template']['spec']
   (container,) = pods['template']['spec']['containers']
   name = jobset['metadata']['name']
-  first_pod = f'{name}-{job["name"]}-0-0.{name}'  # as JobSet's DNS has it
+  first_pod = f'{name}-{job["name"]}-0-0.{name}'  # the form of JobSet's DNS names
   with socket.socket() as s:
     s.bind(('127.0.0.1', 0))
     port = s.getsockname()[1]

@@ -1,6 +1,7 @@
-"""Faults of real processes: what a run loses, what it says, and how it ends.
+"""Faults of real processes: what a run loses, what it prints, and how it ends.
 
-Kills during and between saves and damaged checkpoints are in test_resume, Slurm's in test_slurm.
+test_resume has kills during and between saves, and damaged checkpoints. test_slurm has Slurm's
+faults.
 """
 
 import json
@@ -35,7 +36,7 @@ def evaluations(folder) -> list[tuple[int, float]]:
 
 
 def test_sigterm_saves_and_leaves_with_75_and_nothing_is_lost(tmp_path):
-  """At a step whose evaluation is due, which the run that goes on does instead."""
+  """The step is due for evaluation, which the continued run does instead."""
   flags = '--fdl.EVAL_INTERVAL_STEPS=3', '--fdl.CHECKPOINT_EVERY_N_STEPS=4', '--fdl.MAX_STEPS=8'
   whole, halves = tmp_path / 'whole', tmp_path / 'halves'
   runs.run(whole, *flags, config=TEXT)
@@ -73,7 +74,7 @@ def test_sigterm_where_nothing_can_be_saved(tmp_path, step, flags):
 
 @pytest.mark.slow
 def test_a_second_sigterm_ends_at_once(tmp_path):
-  """Ctrl-C is in test_signals."""
+  """test_signals has the same test for Ctrl-C."""
   process = start(tmp_path, 'wait:2')
   wait_for(tmp_path / 'metrics.jsonl')
   for _ in range(2):
@@ -141,7 +142,7 @@ def test_the_others_name_process_0_when_it_dies(tmp_path, count):
 @pytest.mark.parametrize('killed', [0, 1])
 def test_a_process_that_is_killed_while_the_others_start(tmp_path, killed):
   processes = start_processes(tmp_path, 2, config='TinyGPT')
-  for line in processes[0].stdout:  # which it writes after they have come together
+  for line in processes[0].stdout:  # process 0 prints this line after all processes have met
     if line.startswith('Devices:'):
       break
   processes[killed].kill()
@@ -231,7 +232,7 @@ def test_a_worker_that_hangs_ends_the_run_and_every_process_says_where(tmp_path)
 
 
 def test_stacks_on_request(tmp_path):
-  """As often as this ended every other run with a segmentation fault when faulthandler did it."""
+  """At this rate, stacks by faulthandler ended every second run with a segmentation fault."""
   runs.run(tmp_path, '--fdl.STACK_TRACE_INTERVAL=0.002', '--fdl.MAX_STEPS=30')
   stacks = (tmp_path / 'stacks' / 'process_00000.txt').read_text()
   assert stacks.count(' every 0.002 s\n') >= 50
@@ -241,7 +242,7 @@ def test_stacks_on_request(tmp_path):
 
 @pytest.mark.slow
 def test_a_full_queue_of_saves_is_waited_for(tmp_path):
-  """Saves that take longer than the steps between them."""
+  """The saves take longer than the steps between them."""
   flags = '--fdl.CHECKPOINT_EVERY_N_STEPS=1', '--fdl.MAX_STEPS=5'
   faulty(tmp_path, 'slow_saves', *flags)
   saved = sorted(p.name for p in (tmp_path / 'checkpoints').iterdir())
@@ -268,7 +269,7 @@ def test_a_second_run_in_a_folder_is_refused(tmp_path):
   first = start(tmp_path, 'wait:3')
   wait_for(tmp_path / 'metrics.jsonl')
   before = {}
-  while before != (before := written()):  # until the first one waits
+  while before != (before := written()):  # until the first process waits
     time.sleep(1)
   second = runs.run(tmp_path, code=2)
   assert f'is in use by another run (process {first.pid} on ' in second.stderr
@@ -276,7 +277,7 @@ def test_a_second_run_in_a_folder_is_refused(tmp_path):
   assert before == written()
   first.kill()
   first.wait()
-  lock = FolderLock(tmp_path)  # the kernel has released it
+  lock = FolderLock(tmp_path)  # the kernel has released the lock
   lock.acquire()
   lock.release()
 
@@ -319,7 +320,7 @@ def test_a_lock_of_another_process(tmp_path, monkeypatch):
   ],
 )
 def test_a_full_disk(tmp_path, flags, free, code):
-  """From step 10 on, and until step `free`; checkpoints are saved every 4 steps of 20."""
+  """The disk is full from step 10 until step `free`. Of 20 steps, every 4th one is saved."""
   result = tmp_path / 'result'
   env = {'SIZE': '16m', 'FULL': '10', 'SAVED': '8', 'FREE': free, 'RESULT': str(result)}
   ended = subprocess.run(
@@ -348,7 +349,7 @@ def test_a_full_disk(tmp_path, flags, free, code):
 
 @pytest.mark.slow
 def test_a_disk_that_is_full_from_the_start_is_a_line_a_file(tmp_path):
-  """And not hundreds of Orbax's, one for each of the files that it could not write."""
+  """Orbax alone would print hundreds of lines, one for each file that it could not write."""
   result = tmp_path / 'result'
   env = {'SIZE': '300k', 'FULL': '-1', 'SAVED': '0', 'RESULT': str(result)}
   ended = subprocess.run(
@@ -366,7 +367,7 @@ def test_a_disk_that_is_full_from_the_start_is_a_line_a_file(tmp_path):
 
 @pytest.mark.slow
 def test_a_file_that_vanishes_while_it_is_read(tmp_path):
-  """Of two files the second is gone when its turn comes: what was trained is saved."""
+  """When the reader reaches the second of two files, it is gone. The trained state is saved."""
   paths = [tmp_path / f'{name}.jsonl' for name in 'ab']
   for path in paths:
     path.write_text(''.join(json.dumps({'text': f'{path} {i} ' * 20}) + '\n' for i in range(200)))
@@ -404,7 +405,7 @@ SPIKE = (
 
 @pytest.mark.slow
 def test_a_loss_spike_is_rolled_back_and_its_data_left_out(tmp_path):
-  """As if the batches from the checkpoint to the spike had not been there, also after a restart."""
+  """The run, also after a restart, equals one without the batches from checkpoint to spike."""
   factor = '--fdl.LOSS_SPIKE_FACTOR=1.15'
   spike, clean = tmp_path / 'spike', tmp_path / 'clean'
   out = faulty(spike, 'noise:33', *SPIKE, factor, '--fdl.MAX_STEPS=36', config=TEXT).stdout
@@ -419,7 +420,7 @@ def test_a_loss_spike_is_rolled_back_and_its_data_left_out(tmp_path):
 
 @pytest.mark.slow
 def test_a_second_spike_goes_further_back_where_that_can_be(tmp_path):
-  """Two spikes with no checkpoint in between: to 30, then 20; and with 30 alone, to that again."""
+  """Two spikes with no checkpoint between them go back to 30, then 20; without 20, to 30 twice."""
   flags = [*SPIKE, '--fdl.LOSS_SPIKE_FACTOR=1.15', '--fdl.LOSS_SPIKE_WINDOW=3']
   out = faulty(tmp_path / 'a', 'noise:33,38', *flags, config=TEXT).stdout
   assert 'spiked at step 34: back to the checkpoint of 30.' in out
@@ -434,7 +435,7 @@ def test_a_second_spike_goes_further_back_where_that_can_be(tmp_path):
 
 @pytest.mark.slow
 def test_rollbacks_end(tmp_path):
-  """With the checkpoint before the spike, and the place of the data."""
+  """The checkpoint before the spike remains, and the message says where the data is."""
   flags = '--fdl.LOSS_SPIKE_FACTOR=1.15', '--fdl.MAX_ROLLBACKS=0'
   ended = faulty(tmp_path, 'noise:33', *SPIKE, *flags, config=TEXT, code=1)
   assert 'the loss spiked at step 34, after 0 rollbacks (MAX_ROLLBACKS=0)' in ended.stderr
@@ -456,7 +457,7 @@ def test_a_reader_of_stdout_that_is_gone_stops_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_mistake_of_one_process_ends_the_others_at_once(tmp_path):
-  """A folder that only one host lacks: 2 there, 75 elsewhere."""
+  """A folder is missing on one host only, so its exit code is 2 and that of the others is 75."""
   began = time.monotonic()
   processes = start_processes(
     tmp_path, 2, '--fdl.MAX_STEPS=3', config=TEXT, module='tests.support.faulty_main',
@@ -495,7 +496,7 @@ def test_what_a_spike_is():
   spike = SpikeDetector(2.0, 3)
   assert [spike(x) for x in (1.0, 9.0, 1.0)] == [False] * 3, 'no three losses yet'
   assert not spike(float('nan'))
-  assert not spike(7.0)  # the mean is 11/3
+  assert not spike(7.0)  # the mean of the losses before it is 11/3
   assert spike(12.0)
   assert not spike(99.0), 'it starts anew'
 
@@ -507,7 +508,7 @@ def test_goodput_over_restarts(tmp_path):
   attempts = [
     {'started': 0, 'ended': 100, 'first_step': 0, 'last_step': 40, 'lost_steps': 0,
      'seconds': seconds | {'init': 20, 'step': 80}},
-    # started 50 s later at step 30: ten steps of two seconds are lost; five more by a rollback
+    # Starts 50 s later at step 30, so ten steps of two seconds are lost; a rollback loses five.
     {'started': 150, 'ended': 250, 'first_step': 30, 'last_step': 75, 'lost_steps': 5,
      'seconds': seconds | {'init': 50, 'step': 50}},
   ]  # fmt: skip
@@ -552,7 +553,7 @@ def test_goodput_adds_up_to_the_wall_time(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('config', ['TinyGPT', TEXT])
 def test_elastic_restart(tmp_path, config):
-  """20 steps on 4 devices; and on 4, then 2, then 1, of another mesh each."""
+  """20 steps on 4 devices equal a run on 4, then 2, then 1 devices, each with its own mesh."""
 
   def train(folder, steps, devices, mesh):
     flags = f'--fdl.MAX_STEPS={steps}', '--fdl.EVAL_INTERVAL_STEPS=100'

@@ -1,4 +1,4 @@
-"""SFT inputs, and a tiny LLaMA that learns a task by SFT and by LoRA."""
+"""SFT inputs, and a tiny LLaMA that learns a task with SFT and with LoRA."""
 
 import json
 
@@ -52,7 +52,7 @@ def test_prompts_and_answers_pack_with_the_loss_on_answers(tmp_path):
   assert sorted(t.strip() for t, _ in found) == sorted(t for t, _ in expected)
   assert sorted(a for _, a in found) == sorted(a for _, a in expected)
   assert not batch['weights'][batch['segment_ids'] == 0].any()
-  assert len(source) < 20  # packed
+  assert len(source) < 20  # rows are packed
 
 
 def test_a_chat_learns_every_answer_of_the_assistant(tmp_path):
@@ -180,7 +180,7 @@ def test_long_examples_are_left_out_or_cut(tmp_path, caplog):
 
 
 class Squares(SftFiles, LLaMA):
-  """Answers 'x' with what follows it in the alphabet: to be learned by heart."""
+  """The answer to 'x' is the next letter of the alphabet, which a model can memorize."""
 
   NUM_LAYERS = 2
   NUM_HEADS = 4

@@ -1,4 +1,4 @@
-"""python -m benchmarks.gpu with tiny sizes on a CPU: its tables, its JSON, and what cannot run."""
+"""Runs benchmarks.gpu at tiny sizes on a CPU: its tables, its JSON, and cases that cannot run."""
 
 import argparse
 import importlib
@@ -30,7 +30,7 @@ def benchmark(*flags: str, code: int = 0, env: dict[str, str] | None = None) -> 
 
 
 def rows(printed: str) -> dict[str, list[str]]:
-  """Cells of the tables' lines by case, or work."""
+  """Returns the cells of the tables' lines by case or by target."""
   lines = [line.strip('| ').split(' | ') for line in printed.splitlines() if line[:2] == '| ']
   return {cells[0]: cells[1:] for cells in lines if cells[0] not in ('case', 'work')}
 
@@ -38,7 +38,7 @@ def rows(printed: str) -> dict[str, list[str]]:
 @pytest.mark.slow
 @pytest.mark.skipif(HAS_TE, reason='Transformer Engine is installed')
 def test_every_kind(tmp_path):
-  """A reference, another backend, one that is not there, torch beside it, experts, and decoding."""
+  """A reference, another backend, a missing backend, torch, and decoding."""
   path = tmp_path / 'result.json'
   cases = ['llama7b_wide/xla*', 'llama7b_wide/te_layer_delayed', 'llama7b_wide/torch']
   cases += ['llama7b_decode/xla']
@@ -60,7 +60,7 @@ def test_every_kind(tmp_path):
     'xla (nothing else was asked for)',
     'xla_fp8 (USE_FP8=True)',
   )
-  # fewer than there are, as the memory is small; others take those of the reference
+  # Fewer layers than the model has, because memory is small; other cases use the same number.
   assert 1 <= xla['layers'] == fp8['layers'] < 8
   assert xla['fitted'] == {'NUM_LAYERS': xla['layers']}
   assert xla['compiled_bytes'] <= 0.8 * written['memory']
@@ -89,7 +89,7 @@ def test_every_kind(tmp_path):
 
   decode = found['llama7b_decode/xla']
   assert decode['status'] == 'ok', decode
-  # in bfloat16; the table of embeddings is not read
+  # In bfloat16; the embedding table is not read.
   assert decode['weight_bytes'] == 2 * (decode['parameters'] - 512 * 64)
   assert decode['bandwidth'] == decode['weight_bytes'] / decode['median_seconds']
   assert decode['share_of_copy'] == decode['bandwidth'] / written['copy']['bandwidth']
@@ -100,7 +100,7 @@ def test_every_kind(tmp_path):
 
 @pytest.mark.slow
 def test_experts_and_float32(tmp_path):
-  """Stacks with experts beside dense ones, and the CPU's own losses."""
+  """Stacks with experts and their dense references, and the losses on the CPU."""
   path = tmp_path / 'result.json'
   benchmark('--tiny', '--cases=glam*,small/*', f'--json={path}')
   found = json.loads(path.read_text())['cases']
@@ -119,7 +119,7 @@ def test_experts_and_float32(tmp_path):
 
 
 def test_the_time_is_kept(gpu, capsys):
-  """What there is no time for is told, without a device; so is a case that takes too long."""
+  """A run without time left says so without a device; a case that takes too long is stopped."""
   refused = benchmark('--tiny', '--minutes=0', code=1)
   assert refused.strip() == 'no device: the time was over'
   case = gpu.ask('gpt126m/xla', True, time.monotonic() + 60, limit=0.2)
@@ -130,7 +130,7 @@ def test_the_time_is_kept(gpu, capsys):
 
 
 def test_the_rest_goes_on(gpu, monkeypatch, capsys, tmp_path):
-  """After cases that fail or have no time; each of them is written and told."""
+  """Cases that failed or had no time are written and printed, and the others still run."""
   device = dict(DEVICE, status='ok')
   answers = {
     'device': device,
@@ -211,7 +211,7 @@ DECODED = {
 
 
 def test_targets(gpu):
-  """Of the best case, met or not; and what was not measured."""
+  """The best case decides if a target is met; targets without a result are not measured."""
   result = DEVICE | {
     'cases': {
       'gpt126m/xla': TRAINED | {'tokens_per_second': 399_999.0},
@@ -252,14 +252,14 @@ def test_targets(gpu):
   assert printed["the same, of the data sheet's bandwidth"] == sheet
   flash = ['–', '2.00 ×', 'no target', '35.7%', 'gpt126m/xla_no_flash']
   assert printed['flash attention against none'] == flash
-  assert 'GPT126M, against torch' not in printed  # no such case was chosen
+  assert 'GPT126M, against torch' not in printed  # no such case was run
 
 
 MFU = {'LLaMA 7B': 4096, 'GPT5B': 2048}
 
 
 def test_dry_run():
-  """Every suite; and what knows sizes alone looks for no device, whose memory it would take."""
+  """All suites; only sizes are computed, so no device is opened and no device memory is taken."""
   printed = benchmark('--dry_run', env={'JAX_PLATFORMS': 'none'})
   for suite in ('all', 'train', 'experts', 'decode', 'peers', 'backends'):
     assert f'\n{suite}\n' in printed
@@ -302,7 +302,7 @@ def test_a_case_that_fails_is_told(gpu, monkeypatch, capsys):
 
 
 def test_every_case_is_an_experiment(gpu):
-  """Of both sizes, with its backend and no other; and its reference runs before it."""
+  """This holds for both sizes; each has its own backend, and its reference runs before it."""
   sizes = importlib.import_module('benchmarks.gpu.sizes')
   for cases in gpu.SUITES.values():
     assert len(set(cases)) == len(cases)
@@ -326,7 +326,7 @@ def test_every_target_is_of_cases(gpu):
 
 
 def test_parameters(gpu):
-  """What is guessed of sizes is what the model has, but for vectors and positions."""
+  """The estimate from sizes equals the model's count, except for vectors and positions."""
   import fiddle as fdl
   import jax
 

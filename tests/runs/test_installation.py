@@ -1,4 +1,4 @@
-"""`pip install -e .`, from wherever paxlite is then imported."""
+"""`pip install -e .` works for any folder from which paxlite is imported."""
 
 import pathlib
 import shutil
@@ -15,7 +15,7 @@ from tests.support import runs
 
 @pytest.fixture(scope='module')
 def site(tmp_path_factory):
-  """What an editable installation of a clone puts into site-packages; and the clone."""
+  """The files that an editable installation of a clone puts into site-packages, and the clone."""
   pytest.importorskip('setuptools.build_meta')
   folder = tmp_path_factory.mktemp('home')
   clone = folder / 'paxlite'
@@ -44,7 +44,7 @@ def test_folders_that_are_called_like_a_package_are_in_nobodys_way(site, tmp_pat
   folder = {'above the clone': clone.parent, 'in the clone': clone, 'elsewhere': tmp_path}[where]
   (folder / 'data' / 'mine').mkdir(parents=True, exist_ok=True)
   (clone / 'data' / 'mine').mkdir(parents=True, exist_ok=True)
-  # -S: without the packages of this environment, which may hold paxlite too
+  # -S ignores the packages of this environment, which may contain paxlite too.
   code = (
     f'import site; site.addsitedir({str(packages)!r}); import paxlite, paxlite.data.packaged; '
     'print(paxlite.__version__, paxlite.data.packaged.VOCAB)'

@@ -1,4 +1,4 @@
-"""The command line: what a run leaves, and every mistake as one clear line with exit code 2."""
+"""The command line: the files of a run, and every user error as one clear line with exit code 2."""
 
 import gzip
 import json
@@ -158,7 +158,7 @@ def test_home_is_expanded_in_job_log_dir(capsys, tmp_path, monkeypatch):
 
 
 def test_a_run_is_evaluated_as_what_it_was(capsys, tmp_path):
-  """Its own numbers hold without being said again, and what it was trained on may be gone."""
+  """Its own values apply without flags, and its training data may be gone."""
   files = {name: tmp_path / f'{name}.jsonl' for name in ('train', 'eval')}
   for name, path in files.items():
     path.write_text(''.join(json.dumps(dict(inputs=name, targets=f'{i}')) + '\n' for i in range(9)))
@@ -235,7 +235,7 @@ def test_help_needs_neither_jax_nor_fiddle():
 
 
 def test_a_synthetic_run_imports_neither_tensorflow_nor_torch(tmp_path):
-  """Both are there to be imported, as empty modules, so that one that tries would succeed."""
+  """Both exist as empty modules, so an attempt to import them would succeed."""
   for name in ('tensorflow', 'torch', 'seqio', 'transformers'):
     (tmp_path / f'{name}.py').write_text('')
   code = (
@@ -265,14 +265,14 @@ def test_dry_run(capsys, name, parameters):
 
 
 def test_dry_run_counts_bytes_per_device(capsys):
-  """GPT5B over 256 devices: 4 bytes a parameter and 8 of Adam, split by FSDP."""
+  """GPT5B on 256 devices: 4 bytes per parameter and 8 bytes for Adam, split by FSDP."""
   _, out, _ = call(capsys, '--fdl_config=GPT5B', '--dry_run')
   lines = dict(
     line.rsplit(' ', 2)[:2] for line in out.splitlines() if line.startswith('per device')
   )
   parameters, optimizer, gradients = (int(v.replace(',', '')) for v in lines.values())
   whole = 4 * 5_047_558_144
-  assert whole / 256 <= parameters < 1.1 * whole / 256  # biases are on every device
+  assert whole / 256 <= parameters < 1.1 * whole / 256  # biases are copied to every device
   assert gradients == parameters
   assert optimizer == pytest.approx(2 * parameters, abs=16)
   assert 'global batch 2,048 × 2,048 = 4,194,304 tokens per step' in out
@@ -337,7 +337,7 @@ def test_what_a_run_leaves(tmp_path):
 
 
 def tensorboard_tags(folder) -> set[str]:
-  """Tags of the event files, read record by record: [length, crc, data, crc]."""
+  """Returns the tags of the event files, read record by record: [length, crc, data, crc]."""
   from tensorboardX.proto.event_pb2 import Event
 
   tags = set()
@@ -357,7 +357,7 @@ def test_no_checkpoints_where_they_are_off(tmp_path):
 
 
 def test_a_live_line_on_a_terminal(tmp_path):
-  """rich rewrites one line on a real (pseudo) terminal; what stays are the other lines."""
+  """rich rewrites one line on a real (pseudo) terminal; only the other lines stay."""
   leader, follower = pty.openpty()
   process = subprocess.Popen(
     runs.command(tmp_path, '--noenable_checkpoint_saving'),
@@ -371,7 +371,7 @@ def test_a_live_line_on_a_terminal(tmp_path):
   try:
     while chunk := os.read(leader, 65536):
       shown += chunk
-  except OSError:  # the terminal's end of file
+  except OSError:  # end of file on a terminal
     pass
   assert process.wait(timeout=60) == 0
   text = shown.decode()

@@ -1,8 +1,8 @@
-"""Every way of spreading a model over 8 devices gives the loss and gradients of one device.
+"""Every sharding of a model over 8 devices gives the loss and gradients of one device.
 
-In float32, to 1e-5 of each gradient's largest entry. The programs hold the collectives that the
-way should have, and gather no activation whole. XLA's CPU compiler makes an all-reduce of what is a
-reduce-scatter on GPU and TPU.
+The comparison is in float32, to 1e-5 of each gradient's largest entry. The programs must contain
+the collectives of their sharding, and must not gather a whole activation. Where GPU and TPU have a
+reduce-scatter, XLA's CPU compiler makes an all-reduce.
 """
 
 import json
@@ -23,7 +23,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.parallel import mesh
 from tests.support import runs
 
-# What the program of a mesh must hold
+# The collectives that the program of a mesh must contain.
 MUST = {
   'dp': {'all-reduce replica'},
   'fsdp': {'all-gather data', 'all-reduce data'},
@@ -43,7 +43,7 @@ MUST = {
   'fractional': {'all-gather data', 'all-reduce mdl'},
   'pipeline_sequence': {'collective-permute stage', 'all-gather mdl'},
 }
-# Where experts lie over data, as in Pax, tokens move along it; without drops they are gathered
+# If experts are sharded over data, as in Pax, tokens move along data. Dropless models gather them.
 MUST_OF = {
   'glam/fsdp': {'all-to-all data'},
   'dropless/expert': {'all-gather expert', 'reduce-scatter expert'},
@@ -73,16 +73,16 @@ CASES = [
 @pytest.mark.parametrize('cases', CASES, ids=lambda c: c[0])
 def test_a_mesh_changes_nothing_but_rounding(cases):
   done = runs.module('tests.support.meshes', *cases, devices=8)
-  # what XLA says where it makes an array whole on every device to split it another way
+  # XLA reports this if it replicates an array on every device in order to split it another way.
   whole = [x for x in done.stderr.splitlines() if 'full rematerialization' in x]
-  assert not [x for x in whole if 'fake_parameter' not in x]  # those are of its own estimates
+  assert not [x for x in whole if 'fake_parameter' not in x]  # only in XLA's estimates
   results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
   assert [r['case'] for r in results] == cases
   for r in results:
     assert r['loss'] < 1e-5, r
     assert r['gradient'] < 1e-5, r
     mesh = r['case'].partition('/')[2]
-    if mesh == 'fsdp':  # 8 parts: no device has the whole at any time
+    if mesh == 'fsdp':  # 8 shards: no device ever holds all parameters
       assert r['init'] < 0.5, r
     must = MUST_OF.get(r['case'], MUST[mesh])
     assert must <= r['collectives'].keys(), r
@@ -116,7 +116,7 @@ GRID = {'fast': (8, ['2,2,2', 'gpt/128/4/tied', 'moe/16/4'])}
   + [pytest.param(*value, id=name, marks=pytest.mark.slow) for name, value in GRID_SLOW.items()],
 )
 def test_no_rows_are_exchanged(devices, arguments):
-  """Widths below and above the tokens of a shard, loss chunks, embeddings tied and not."""
+  """The widths are below and above the tokens of a shard; embeddings are tied or not."""
   done = runs.module('tests.support.mesh_grid', *arguments, devices=devices)
   results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
   assert results
@@ -152,7 +152,7 @@ def test_a_mesh_that_xla_gets_wrong_is_refused():
 
 
 def test_the_report_to_xla_reproduces():
-  """Where this fails, XLA exchanges no rows any more, and gather_weight may not be needed."""
+  """If this fails, XLA no longer exchanges rows, and gather_weight may be unnecessary."""
   page = (runs.ROOT / 'docs' / 'xla_row_exchange.md').read_text()
   code = re.search(r'```python fault\n(.*?)```', page, re.DOTALL)[1]
   done = subprocess.run(
@@ -210,7 +210,7 @@ def test_what_cannot_be(changes, message):
 
 
 def test_slices_or_processes_decide_the_order_over_dcn():
-  """Each copy over DCN is one slice, or else one process, wherever its axis stands."""
+  """Each copy over DCN is one slice, or otherwise one process, for any position of its axis."""
 
   class Device:
     platform = 'gpu'
@@ -218,7 +218,7 @@ def test_slices_or_processes_decide_the_order_over_dcn():
     def __init__(self, id, process_index, slice_index):
       self.id, self.process_index, self.slice_index = id, process_index, slice_index
 
-  # two processes a slice of 4 devices, two slices, in an order of no meaning
+  # Two slices of 4 devices with two processes each, in an arbitrary order.
   devices = [Device(i, i // 2, i // 4) for i in (3, 6, 1, 4, 0, 7, 2, 5)]
   at = lambda mesh, attribute: np.vectorize(lambda d: getattr(d, attribute))(mesh)
   order = mesh.device_order
@@ -228,7 +228,7 @@ def test_slices_or_processes_decide_the_order_over_dcn():
   assert at(data, 'slice_index').tolist() == [[[0, 0], [0, 0], [1, 1], [1, 1]]]
   four = order([1, 1, 2], [1, 4, 1], devices)
   assert at(four, 'process_index').tolist() == [[[0, 0], [1, 1], [2, 2], [3, 3]]]
-  # a process a device: neighbours in the order of processes
+  # One process per device: neighbors in the order of processes.
   single = [Device(i, i, 0) for i in range(8)]
   assert at(order([1, 1, 4], [1, 2, 1], single), 'id').tolist() == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
 
@@ -272,7 +272,7 @@ def test_collectives_are_read_off_hlo():
   gathers = by_kind['all-gather']
   assert [(c.bytes, c.axes, c.size) for c in gathers] == [(512, ('mdl',), 2)] * 2
   assert sorted(c.count for c in gathers) == [3, 5]
-  scatter = by_kind['reduce-scatter'][0]  # 4 members: the whole is 4 times the result
+  scatter = by_kind['reduce-scatter'][0]  # 4 members: the whole array is 4 times the result
   assert (scatter.bytes, scatter.axes, scatter.size) == ((16 + 8) * 4, ('data',), 4)
   permute = by_kind['collective-permute'][0]
   assert (permute.bytes, permute.axes) == (8, ('data',))

@@ -1,4 +1,4 @@
-"""A run that is killed and started again equals one that was not, bit for bit."""
+"""A run that is killed and started again equals an undisturbed run bit for bit."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def start_and_be_killed(folder, moment):
     pytest.param(['mid_save:6'], [3], marks=pytest.mark.slow),
     pytest.param(['after_save:6'], [6], marks=pytest.mark.slow),
     pytest.param(['after_save:3', 'configuration'], [3], marks=pytest.mark.slow),
-    # the save of step 6 runs in the background
+    # The save of step 6 runs in the background.
     pytest.param(['before_step:8'], [3, 6], marks=pytest.mark.slow),
     (['before_step:4', 'during_save:6', 'before_step:9'], [3, 6]),
   ],
@@ -136,7 +136,7 @@ def test_another_global_batch_is_refused(uninterrupted):
 
 @pytest.mark.slow
 def test_evaluation_leaves_a_run_in_progress_alone(tmp_path):
-  """Records after the checkpoint stay, so do an unfinished save and a damaged step."""
+  """Records after the checkpoint stay, and so do an unfinished save and a damaged step."""
   config = 'tests.support.experiments.TinyText'
   runs.run(tmp_path, '--fdl.CHECKPOINT_EVERY_N_STEPS=4', config=config)
   saves = tmp_path / 'checkpoints'

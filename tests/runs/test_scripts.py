@@ -1,8 +1,8 @@
-"""The scripts for users: what they check, and what they call.
+"""The scripts for users: their checks and the commands that they call.
 
-Stand-ins on PATH take the place of Python, srun and other commands and note their arguments. For
-containers that is all there is: pyxis is a plugin of a cluster's Slurm, and cannot be had here.
-tests/runs/test_slurm.py has a real Slurm.
+Stand-ins on PATH replace Python, srun and other commands, and record their arguments. Containers
+are tested only with stand-ins, because pyxis is a plugin of a cluster's Slurm.
+tests/runs/test_slurm.py uses a real Slurm.
 """
 
 import os
@@ -26,7 +26,7 @@ RUN = sorted(p.name for p in SCRIPTS.glob('run_*.sh'))
 BATCH = sorted((runs.ROOT / 'scripts').glob('*.sub'))
 ALL = [*SCRIPTS.glob('*.sh'), *(runs.ROOT / 'scripts').iterdir()]
 
-# `python -c` is the check that paxlite can be imported
+# `python -c` is the check that paxlite can be imported.
 PYTHON = """#!/bin/bash
 if [[ $1 == -c ]]; then exit 0; fi
 printf '%q ' "$@" >>"$CALLS"
@@ -37,7 +37,7 @@ exit "${CODE:-0}"
 
 
 class Sandbox:
-  """An empty folder to run scripts in, and stand-ins beside it."""
+  """An empty folder to run scripts in, and a folder with stand-ins."""
 
   def __init__(self, folder: pathlib.Path):
     self.folder = folder / 'here'
@@ -75,14 +75,14 @@ class Sandbox:
 
   @property
   def calls(self) -> list[list[str]]:
-    """The arguments of every call of the stand-in that notes them."""
+    """The arguments of each call of a stand-in that records them."""
     if not self.calls_file.exists():
       return []
     return [shlex.split(line) for line in self.calls_file.read_text().splitlines()]
 
   @property
   def flags(self) -> list[str]:
-    """Of the one call of paxlite.main."""
+    """The flags of the only call of paxlite.main."""
     ((unbuffered, option, module, *flags),) = self.calls
     assert (unbuffered, option, module) == ('-u', '-m', 'paxlite.main')
     return flags
@@ -210,7 +210,7 @@ def test_fewer_tasks_than_gpus_share_them(box):
 
 
 def test_any_experiment(box):
-  (box.folder / 'm=1').touch()  # what a careless shell would make of --fdl.X=[m]=1 or *
+  (box.folder / 'm=1').touch()  # without quotes, a shell expands --fdl.X=[m]=1 or * to this
   additional = '--fdl.DCN_MESH_SHAPE=[1,1,1]  *\t--x=$(touch y) m=[1]\n--last'
   box.run('run_base_config_multinode.sh', 'Synthetic5B', 'float16', '8', 'a b', '', '', additional,
           "--fdl.EVAL_TASKS=['c d']")  # fmt: skip
@@ -343,7 +343,7 @@ exit "${CODE:-0}"
 
 
 class Batch:
-  """A batch script as Slurm would run it: a copy, elsewhere."""
+  """A copy of a batch script in another folder, as Slurm runs it."""
 
   def __init__(self, box: Sandbox):
     self.box = box
@@ -370,7 +370,7 @@ class Batch:
 
   @property
   def command(self) -> tuple[list[str], list[str]]:
-    """srun's flags, and what it was to run."""
+    """srun's flags, and the command that srun was to run."""
     (words,) = self.box.calls
     at = words.index('bash')
     return words[:at], words[at + 1 :]
@@ -502,9 +502,9 @@ def test_restarts_without_a_newer_checkpoint_end(batch):
     return 'scontrol requeue' in printed
 
   assert all(attempt(i) for i in range(3))
-  assert all(attempt(3 + i, checkpoint=10 * i) for i in range(4))  # each brings one
+  assert all(attempt(3 + i, checkpoint=10 * i) for i in range(4))  # each has a newer checkpoint
   assert [attempt(7 + i) for i in range(3)] == [True, True, False]
-  assert attempt(0)  # submitted anew
+  assert attempt(0)  # the job was submitted again
 
 
 def test_a_signal_before_there_is_a_step(batch):
@@ -514,7 +514,7 @@ def test_a_signal_before_there_is_a_step(batch):
 
 
 def test_a_signal_while_the_step_begins(batch):
-  """squeue does not know it yet at first, and scancel would say nothing of that."""
+  """At first squeue does not list the step, and scancel would report no error."""
   batch.box.stand_in('srun', SRUN.replace('printf', 'kill -USR1 "$PPID"\nprintf', 1))
   batch.box.stand_in('squeue', '#!/bin/bash\nif [[ -e asked ]]; then echo 7.0; fi\ntouch asked\n')
   batch.box.stand_in('scancel', '#!/bin/bash\n[[ -e asked ]] && touch told\necho "scancel $*"\n')
@@ -557,6 +557,6 @@ def test_headers(path):
 
 
 def test_the_scripts_are_installed():
-  """They are data of the package."""
+  """They are data files of the package."""
   text = (runs.ROOT / 'pyproject.toml').read_text()
   assert '"paxlite.contrib.gpu.scripts_gpu" = ["*.sh"]' in text

@@ -1,4 +1,4 @@
-"""Signals to real processes, and what they say."""
+"""Signals to real processes, and the messages that they cause."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def line_of(stream, beginning: str) -> str:
   ],
 )
 def test_a_signal_is_told_at_once_and_saves(tmp_path, number, again):
-  """While the main thread waits, as it does for the device."""
+  """The signal arrives while the main thread waits, as it does for the device."""
   process = start(tmp_path, 'wait:2', *FOREVER)
   wait_for(tmp_path / 'metrics.jsonl')
   process.send_signal(number)
@@ -55,7 +55,7 @@ def test_a_second_ctrl_c_after_a_moment_leaves_without_saving(tmp_path):
   process = start(tmp_path, 'wait:2', *FOREVER)
   wait_for(tmp_path / 'metrics.jsonl')
   process.send_signal(signal.SIGINT)
-  process.send_signal(signal.SIGINT)  # as a process group repeats it
+  process.send_signal(signal.SIGINT)  # a process group repeats the signal
   line_of(process.stderr, 'Received SIGINT: ')
   assert process.poll() is None
   time.sleep(0.2)
@@ -128,7 +128,7 @@ def test_an_interrupt_of_a_notebook_saves_and_handlers_are_back(tmp_path):
 
 @pytest.mark.slow
 def test_a_second_interrupt_of_a_notebook_raises_keyboard_interrupt():
-  """Once, in the main thread; the process lives on."""
+  """It is raised once, in the main thread, and the process continues."""
 
   def interrupt_twice():
     with preemption.listening():
@@ -158,7 +158,7 @@ def test_listening_in_another_thread_does_nothing():
 
 
 def test_the_host_is_at_most_two_steps_ahead(tmp_path, monkeypatch):
-  """However seldom it reports: a signal would be answered so many steps later."""
+  """This holds for any report interval; otherwise a signal would be answered many steps later."""
   t = make(
     tmp_path, MAX_STEPS=12, SUMMARY_INTERVAL_STEPS=1000, CHECKPOINT_EVERY_N_STEPS=1000,
     MODEL_DIMS=256, MAX_SEQ_LEN=256, PERCORE_BATCH_SIZE=8,

@@ -1,4 +1,4 @@
-"""The batch scripts on a real Slurm of two virtual nodes, with one task each."""
+"""Runs the batch scripts on a real Slurm of two virtual nodes, with one task each."""
 
 import pathlib
 import re
@@ -24,7 +24,7 @@ LONG = (
 
 
 class Job:
-  """A job of launch_base_script.sub, or of another one of scripts/."""
+  """A job of launch_base_script.sub, or of another script in scripts/."""
 
   def __init__(self, cluster: slurm.Cluster, workspace: pathlib.Path, *flags: str, **env: str):
     self.cluster = cluster
@@ -53,7 +53,7 @@ class Job:
 
   def wait_for_step(self, step: int) -> None:
     deadline = time.monotonic() + 120
-    metrics = self.logs / 'metrics.jsonl'  # a line a step
+    metrics = self.logs / 'metrics.jsonl'  # one line per step
     while not metrics.exists() or metrics.read_text().count('\n') < step:
       assert time.monotonic() < deadline, self.said
       time.sleep(0.2)
@@ -64,12 +64,12 @@ class Job:
 
   @property
   def said(self) -> str:
-    """What the batch script said."""
+    """The output of the batch script."""
     return (self.workspace / 'batch.txt').read_text()
 
   @property
   def printed(self) -> str:
-    """What the first task printed."""
+    """The output of the first task."""
     return (self.workspace / 'output' / f'output-{self.number}-0-0.txt').read_text()
 
 
@@ -81,7 +81,7 @@ def cluster():
 
 @pytest.fixture(scope='module')
 def losses(cluster, tmp_path_factory) -> dict[int, float]:
-  """Of a job on text that nothing disturbs."""
+  """The losses of an undisturbed job on text."""
   workspace = tmp_path_factory.mktemp('undisturbed')
   job = Job(cluster, workspace, CONFIG='tests.support.experiments.TinyText', ADDITIONAL_ARGS=LONG)
   job.end()
@@ -102,13 +102,13 @@ def test_the_recipe_of_pax(cluster, tmp_path):
 
 
 def saved_at(printed: str) -> int:
-  """The step at which the first SIGTERM was answered."""
+  """Returns the step at which the first SIGTERM was answered."""
   return int(re.search(r'step ([\d,]+) is saved', printed)[1].replace(',', ''))
 
 
 @pytest.fixture
 def slow_job(cluster, losses, tmp_path) -> Callable[..., Job]:
-  """Starts a job that is at its 8th step and has time for a fault, and is fast after it."""
+  """Starts a slow job and waits for its 8th step; the job is fast after a restart by Slurm."""
 
   def start(*flags: str) -> Job:
     config = 'tests.support.experiments.SlowText'
@@ -120,7 +120,7 @@ def slow_job(cluster, losses, tmp_path) -> Callable[..., Job]:
 
 
 def test_the_time_limit(slow_job, losses):
-  """Slurm sends the signal 15 to 45 seconds after the start: it looks every 30."""
+  """Slurm sends the signal 15 to 45 seconds after the start, because it checks every 30 seconds."""
   job = slow_job('-t', '2', '--signal=B:USR1@75')
   job.cluster.wait(job.number, lambda found: found['Restarts'] == '1')
   job.cluster.run('scontrol', 'update', f'JobId={job.number}', 'TimeLimit=30')
@@ -142,7 +142,7 @@ def test_requeued_from_outside(slow_job, losses):
 
 
 def test_the_first_node_is_lost(slow_job, losses):
-  """The batch script with it: Slurm requeues the job by itself."""
+  """The batch script is lost too, so Slurm itself requeues the job."""
   job = slow_job()
   job.cluster.kill_node('n0')
   job.cluster.wait(job.number, lambda found: found['JobState'] != 'RUNNING')
@@ -154,7 +154,7 @@ def test_the_first_node_is_lost(slow_job, losses):
 
 
 def test_another_node_is_lost_for_a_moment(slow_job, losses):
-  """The batch script has to see that its tasks are gone: Slurm has not missed the node."""
+  """Slurm has not noticed the loss, so the batch script must see that its tasks are gone."""
   job = slow_job()
   job.cluster.kill_node('n1')
   job.cluster.start_node('n1')

@@ -26,7 +26,7 @@ class TinyText(EmbeddedText, TinyGPT):
 
 
 class SlowRows(TextRows):
-  """Rows that take their time until Slurm has restarted the job, so that a fault finds it."""
+  """Rows that arrive slowly until Slurm has restarted the job, so that a fault can interrupt it."""
 
   def read(self, indices):
     if os.environ.get('SLURM_RESTART_COUNT', '0') == '0':
@@ -35,7 +35,7 @@ class SlowRows(TextRows):
 
 
 class SlowText(TinyText):
-  """TinyText from SlowRows."""
+  """TinyText with SlowRows."""
 
   def train_input(self):
     cfg = super().train_input()

@@ -1,5 +1,5 @@
-/* Preloaded, it lets calls on a file fail: those of FAILING_CALL (open, read, opendir, rename, mkdir)
-   on paths that hold FAILING_PATH, with FAILING_ERRNO, as often as FAILING_TIMES says. */
+/* A preloaded library that makes calls on files fail. FAILING_CALL (open, read, opendir, rename,
+   mkdir) fails on paths that contain FAILING_PATH, with FAILING_ERRNO, FAILING_TIMES times. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <dlfcn.h>

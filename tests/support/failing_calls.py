@@ -1,4 +1,4 @@
-"""System calls that fail, in processes of their own: failing_calls.c, compiled and preloaded."""
+"""Makes system calls fail in child processes: failing_calls.c is compiled and preloaded."""
 
 import pathlib
 import shutil
@@ -10,7 +10,7 @@ NEEDS_A_COMPILER = pytest.mark.skipif(shutil.which('gcc') is None, reason='needs
 
 
 def library(folder: pathlib.Path) -> str:
-  """Compiles into `folder`."""
+  """Compiles the library into `folder` and returns its path."""
   path = folder / 'failing_calls.so'
   source = pathlib.Path(__file__).with_suffix('.c')
   subprocess.run(['gcc', '-shared', '-fPIC', '-o', path, source, '-ldl'], check=True)
@@ -20,7 +20,7 @@ def library(folder: pathlib.Path) -> str:
 def environment(
   library: str, call: str, path: str, number: int, times: int = 1 << 30
 ) -> dict[str, str]:
-  """Of a process in which `call` on what has `path` in its name fails with errno `number`."""
+  """Returns an environment in which `call` fails with errno `number` if a path contains `path`."""
   return {
     'LD_PRELOAD': library,
     'FAILING_CALL': call,

@@ -1,4 +1,4 @@
-"""paxlite.main with a fault that FAULT names (for test_faults): the rest of it is real."""
+"""Runs the real paxlite.main with one fault, which FAULT names (for test_faults)."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ train_batches = base.RowInput.train_batches
 
 
 def before_step(step, then):
-  """Calls `then` before the loop does that step."""
+  """Calls `then` before the training loop executes that step."""
 
   def hook(s, last):
     if s == step:
@@ -33,7 +33,7 @@ def before_step(step, then):
 
 
 def batches_are(change):
-  """Training draws change(number, batch)."""
+  """Makes training read change(number, batch) instead of each batch."""
 
   def changed(self, start, rows):
     for number, batch in enumerate(train_batches(self, start, rows), start):
@@ -60,7 +60,7 @@ match fault:
     trainer.StepCompiler.__call__ = lambda *_: hang()
   case 'hang_saving' if '--host_idx=1' in sys.argv:
     checkpoints.Checkpoints.save = lambda *_: hang()
-  case 'wait':  # until the test has done what it came for
+  case 'wait':  # until the test writes a line
     before_step(int(at), lambda: sys.stdin.readline())
   case 'mistake' if '--host_idx=1' in sys.argv:
 
@@ -81,11 +81,11 @@ match fault:
   case 'slow_saves':
     write = checkpoints.write_checksums
     checkpoints.write_checksums = lambda folder: (time.sleep(0.5), write(folder))
-  case 'clock':  # back by a year
+  case 'clock':  # the clock is a year behind
     now = time.time
     time.time = lambda: now() - 365 * 24 * 3600
     socket.gethostname = lambda: 'elsewhere'
-  case 'noise':  # these batches are random tokens
+  case 'noise':  # replaces these batches by random tokens
     noisy = {int(number) for number in at.split(',')}
 
     def noise(number, batch):
@@ -95,7 +95,7 @@ match fault:
       return batch | {'labels': random.astype(np.int32)}
 
     batches_are(noise)
-  case 'left_out':  # as if the batches first-last were not there
+  case 'left_out':  # trains as if the batches first-last did not exist
     first, last = map(int, at.split('-'))
 
     def left_out(self, start, rows):

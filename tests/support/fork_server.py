@@ -1,8 +1,8 @@
-"""Starts processes quickly: forks of one in which JAX and its companions are imported already.
+"""Starts processes quickly, as forks of a process that has imported JAX and other packages.
 
-A process of paxlite spends more than a second on imports. What is imported here is not paxlite's
-own, and no device of JAX is there before a fork, so that a child is what `python -m` would be. What
-a variable of the environment changes at import is the same in all of them: see `serves`.
+A process of paxlite spends more than a second on imports. The server imports no module of paxlite,
+and JAX has no device before a fork, so a child behaves like `python -m`. Variables that are read at
+import must have the same values in server and child: see `serves`.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ import sys
 import tempfile
 
 _AT_IMPORT = ('JAX_', 'PYTHON', 'LD_', 'GLIBC_', 'MALLOC_')
-_LATER = 'PYTHONPATH'  # a child puts it into sys.path
+_LATER = 'PYTHONPATH'  # a child adds it to sys.path
 
 
 def serves(command: list[str], environment: dict[str, str], ours: dict[str, str]) -> bool:
-  """Whether a command is a module, with variables of the server where these are read at import."""
+  """Returns whether a fork can run a command: a module, with the same variables at import."""
   chosen = lambda e: {k: v for k, v in e.items() if k.startswith(_AT_IMPORT) and k != _LATER}
   return command[1] == '-m' and chosen(environment) == chosen(ours)
 
 
 class ForkServer:
-  """A server, and the environment that it was started in."""
+  """A running server, and the environment that it was started in."""
 
   def __init__(self, environment: dict[str, str]):
     self.environment = environment
@@ -44,7 +44,7 @@ class ForkServer:
   def run(
     self, command: list[str], environment: dict[str, str], cwd: str, timeout: float
   ) -> subprocess.CompletedProcess:
-    """As subprocess.run(capture_output=True, text=True) of [python, '-m', module, …]."""
+    """Works like subprocess.run(capture_output=True, text=True) for [python, '-m', module, …]."""
     folder = pathlib.Path(self._folder.name)
     request = {'argv': command[2:], 'env': environment, 'cwd': str(cwd), 'folder': str(folder)}
     self._socket.sendall(json.dumps(request).encode() + b'\n')
@@ -69,7 +69,7 @@ class ForkServer:
 
 
 def _serve(connection: socket.socket) -> dict | None:
-  """Answers requests; in a child, returns its own."""
+  """Answers requests; returns None, or in a child its own request."""
   import absl.app  # noqa: F401
   import fiddle.printing
   import fiddle.selectors  # noqa: F401
@@ -95,7 +95,7 @@ def _serve(connection: socket.socket) -> dict | None:
 
 
 def _become(request: dict) -> str:
-  """Makes this process that of a request; returns its module."""
+  """Gives this process a request's environment, folder, files and arguments; returns its module."""
   os.environ.clear()
   os.environ.update(request['env'])
   os.chdir(request['cwd'])

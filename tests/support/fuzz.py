@@ -1,7 +1,7 @@
-"""python -m tests.support.fuzz: random input for the readers; fails at one that is read wrongly.
+"""python -m tests.support.fuzz: gives readers random input; fails if one reads it wrongly.
 
-Of each target in tests/support/fuzzing.py: cases, right results, clear errors, seconds. The
-smallest case that violates its property is printed with what it raised.
+Prints for each target of tests/support/fuzzing.py: cases, right results, clear errors, seconds. The
+smallest case that violates its property is printed with the exception that it raised.
 """
 
 import argparse
@@ -20,15 +20,15 @@ def main() -> int:
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--targets', nargs='*', choices=fuzzing.TARGETS, default=fuzzing.TARGETS)
   args = parser.parse_args()
-  logging.disable()  # what is left out, of lines
-  warnings.simplefilter('ignore')  # of packages
+  logging.disable()  # hides warnings about skipped lines
+  warnings.simplefilter('ignore')  # hides warnings of packages
   code = 0
   print(f'target, cases, right results, clear errors, seconds; seed {args.seed}')
   for target in args.targets:
     started = time.perf_counter()
     try:
       right, refused = fuzzing.run(target, args.cases, args.seed)
-    except Exception:  # of any kind: that is what is looked for
+    except Exception:  # any exception is a finding
       traceback.print_exc(limit=-8)
       print(f'{target:12} violated', flush=True)
       code = 1

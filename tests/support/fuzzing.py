@@ -1,8 +1,8 @@
-"""Random and near-valid input for whatever reads what others wrote.
+"""Random and nearly valid input for all code that reads foreign files and flags.
 
-For every case there is a right result, or one clear UserError: on one line, naming the file or the
-flag. Anything else is a violation: another exception, an exit, more than 5 s or 2 GiB, files left
-behind, or a result that the input does not say.
+Every case must give the right result or one clear UserError, on one line, with the name of the file
+or flag. Everything else is a violation: another exception, an exit, more than 5 s or 2 GiB, files
+left behind, or a result that does not follow from the input.
 """
 
 import collections
@@ -50,12 +50,12 @@ Files = Mapping[str, bytes]
 _SECONDS, _BYTES = 5, 2 << 30
 
 
-_LateError = type('_LateError', (BaseException,), {})  # which nothing catches
+_LateError = type('_LateError', (BaseException,), {})  # no code catches it
 
 
 @contextlib.contextmanager
 def limits() -> Iterator[None]:
-  """Makes a hang, and memory without measure, an error of the case that has it."""
+  """Turns a hang or excessive memory into an error of the case that causes it."""
 
   def late(*_):
     raise _LateError
@@ -75,7 +75,7 @@ def limits() -> Iterator[None]:
 
 
 def outcome(call: Callable[[], Any], *places: str) -> Any:
-  """What `call` gives, or its UserError, which must be clear and say one of `places`."""
+  """Returns the result of `call`, or its UserError, which must clearly name one of `places`."""
   try:
     with limits():
       return call()
@@ -106,13 +106,13 @@ _JSON = st.recursive(
 
 
 def typed(expected: Any) -> st.SearchStrategy:
-  """Values of a parameter's type."""
+  """Returns a strategy for values of a parameter's type."""
   origin, args = typing.get_origin(expected), typing.get_args(expected)
   if origin is Literal:
     return st.sampled_from(args)
   if origin in (typing.Union, types.UnionType):
     return st.one_of(*map(typed, args))
-  if origin is Annotated:  # a path: texts that are read as they are, which nearly all are
+  if origin is Annotated:  # a path; keeps only texts that are read unchanged
     values = typed(args[0])
     if not any(map(callable, args[1:])):  # only a kind or bounds
       return values
@@ -153,7 +153,7 @@ def _arguments(draw) -> list[str]:
 
 
 def check_flags(arguments: list[str]) -> bool:
-  """The command line, up to where the run would begin."""
+  """Parses the command line, up to the point where the run would begin."""
   said = io.StringIO()
   with (
     mock.patch('paxlite.experiments.description.dry_run', str),
@@ -176,7 +176,7 @@ def check_flags(arguments: list[str]) -> bool:
 
 
 def check_values(case: tuple[str, dict[str, Any]]) -> bool:
-  """Values of the right types: read as they were written, and built or refused."""
+  """Checks that values of the right types are read as written, and then built or refused."""
   name, values = case
   cls = find(name)
   for key, value in values.items():
@@ -197,7 +197,7 @@ _EDITS = st.lists(st.tuples(_HOW, st.integers(0, 30), _AT, _SOME, _JSON), max_si
 
 
 def edited(files: Files, edits: Sequence[tuple]) -> dict[str, bytes]:
-  """The files after each edit: (kind, which file, where, bytes, a value for its JSON)."""
+  """Returns the files after the edits: (kind, which file, where, bytes, a value for its JSON)."""
   files = dict(files)
   for kind, which, at, some, value in edits:
     if not files:
@@ -217,7 +217,7 @@ def edited(files: Files, edits: Sequence[tuple]) -> dict[str, bytes]:
 
 
 def _edited_json(old: bytes, at: int, value: Any) -> bytes:
-  """The same with one value of its JSON, or of a safetensors file's, changed, moved or removed."""
+  """Returns a JSON or safetensors file with one JSON value changed, moved or removed."""
   size = 0 if old.startswith(b'{') else int.from_bytes(old[:8], 'little')
   try:
     tree = json.loads(old[8 : 8 + size] if size else old)
@@ -258,7 +258,7 @@ def _folder() -> Iterator[pathlib.Path]:
 
 @functools.cache
 def _flat(format: str) -> Files:
-  """A dataset; seqax's in chunks of 16 tokens."""
+  """Returns the files of a dataset; seqax's format has chunks of 16 tokens."""
   with _folder() as folder, mock.patch.object(flat_tokens_writer, '_CHUNK', 16):
     writer = flat_tokens_writer.Writer(str(folder), 'train', 1000, format)
     for n in (5, 1, 20, 11):
@@ -269,7 +269,7 @@ def _flat(format: str) -> Files:
 
 
 def _rows(files: Files, kind: str) -> Any:
-  """(rows, the largest id) of a dataset, or its UserError."""
+  """Returns (rows, the largest id) of a dataset, or its UserError."""
   with _folder() as folder:
     _write(folder / 'train', files)
 
@@ -281,7 +281,7 @@ def _rows(files: Files, kind: str) -> Any:
 
 
 def check_flat_tokens(case: tuple) -> bool:
-  """Rows of a damaged dataset: other ids only where stored tokens, as seqax has them, differ."""
+  """Reads rows of a damaged dataset; ids may differ only if stored tokens differ, as in seqax's."""
   format, kind, edits = case
   files = edited(_flat(format), edits)
   found = _rows(files, kind)
@@ -339,7 +339,7 @@ def _lines(draw) -> tuple:
 
 
 def _records(content: bytes) -> list[dict[str, Any]] | None:
-  """The objects of JSON lines, by the package of Python; None where a line is none."""
+  """Returns the objects in JSON lines, read by Python's json; None if a line is not an object."""
   try:
     lines = [json.loads(x.decode()) for x in content.split(b'\n') if x.strip()]
     json.dumps(lines, ensure_ascii=False).encode()
@@ -355,7 +355,7 @@ def _model() -> inference.Inference:
 
 
 def _read_lines(reader: str, file: str, spec: str) -> Any:
-  """The ids of all documents, or the number of records."""
+  """Returns the ids of all documents, or the number of records."""
   if reader == 'documents':
     stream = streams.StreamInput(
       documents.DocumentSource([file], packaged.VOCAB, 8192), 16, 4, shuffle=False
@@ -373,7 +373,7 @@ def _read_lines(reader: str, file: str, spec: str) -> Any:
 
 
 def check_lines(case: tuple) -> bool:
-  """Documents, examples, prompts and tasks."""
+  """Reads documents, examples, prompts and tasks."""
   reader, suffix, content, edits, packed_edits = case
   content = edited({'content': content}, edits).get('content', b'')
   name = f'case.jsonl{suffix}'
@@ -400,7 +400,7 @@ def check_lines(case: tuple) -> bool:
 
 @functools.cache
 def _tokenizer() -> Files:
-  """A tokenizer.json of every kind of part, and what stands beside it about chats."""
+  """Returns a tokenizer.json with every kind of part, and a chat configuration for it."""
   made = tokenizers.Tokenizer(tokenizers.models.BPE({'a': 0, 'b': 1, 'ab': 2}, [('a', 'b')]))
   made.add_special_tokens(['<s>'])
   made.normalizer = tokenizers.normalizers.Replace(' ', 'b')
@@ -420,7 +420,7 @@ def _tokenizer() -> Files:
 
 
 def check_tokenizer(edits: Sequence[tuple]) -> bool:
-  """A damaged tokenizer: the package tokenizers says what its file encodes."""
+  """Reads a damaged tokenizer; the package tokenizers gives the expected encoding."""
   files = edited(_tokenizer(), edits)
   with _folder() as folder:
     _write(folder, files)
@@ -475,13 +475,13 @@ def _tensors(names: Mapping[str, str]) -> dict[str, np.ndarray]:
 
 
 def _elements(tensors: Mapping[str, np.ndarray]) -> bytes:
-  """All of them, in an order that no layout changes."""
+  """Returns all elements of the tensors in an order that does not depend on their layout."""
   return np.sort(np.concatenate([t.view(np.uint32).ravel() for t in tensors.values()])).tobytes()
 
 
 @functools.cache
 def _hugging_face() -> Files:
-  """A folder of two shards."""
+  """Returns the files of a folder with two shards."""
   tensors = list(_tensors(HUGGING_FACE).items())
   index = {name: f'{i % 2}.safetensors' for i, (name, _) in enumerate(tensors)}
   return {
@@ -494,7 +494,7 @@ def _hugging_face() -> Files:
 
 
 def _gguf(changes: Mapping[str, Any]) -> bytes:
-  """A file in which some fields have other values; None leaves one out."""
+  """Returns a file in which `changes` replaces the values of fields; None omits a field."""
   writer, kinds = gguf.GGUFWriter(None, 'llama'), gguf.GGUFValueType
   wide = {kinds.INT32: kinds.INT64, kinds.FLOAT32: kinds.FLOAT64}
   for name, value in (_FIELDS | changes).items():
@@ -512,7 +512,7 @@ def _gguf(changes: Mapping[str, Any]) -> bytes:
 
 
 def _imported(source: str, files: Files) -> Any:
-  """(values of the experiment, variables) of an import, or its UserError, which leaves nothing."""
+  """Returns (values of the experiment, variables) of an import, or its UserError."""
   with _folder() as folder:
     _write(folder / 'weights', files)
     flags = [f'--from={source}', f'--path={folder / "weights"}', f'--to={folder / "to"}']
@@ -529,7 +529,7 @@ def _imported(source: str, files: Files) -> Any:
 
 
 def check_hugging_face(edits: Sequence[tuple]) -> bool:
-  """A damaged folder; the package safetensors says what is in its files."""
+  """Reads a damaged folder; the package safetensors gives the expected tensors."""
   files = edited(_hugging_face(), edits)
   found = _imported('hf', files)
   if isinstance(found, UserError):
@@ -546,7 +546,7 @@ def check_hugging_face(edits: Sequence[tuple]) -> bool:
 
 
 def check_gguf(case: tuple) -> bool:
-  """A damaged or odd file; tensors have no checksum, so that their bytes may be any."""
+  """Reads a damaged or unusual file; tensors have no checksum, so their bytes may be anything."""
   changes, edits = case
   whole = _gguf(changes)
   files = edited({'f.gguf': whole}, edits)
@@ -573,10 +573,10 @@ TARGETS: dict[str, tuple[st.SearchStrategy, Callable[[Any], bool]]] = {
 
 
 def run(target: str, cases: int, seed: int | None = None) -> tuple[int, int]:
-  """How many of a target's cases had right results, and how many clear errors.
+  """Returns how many of a target's cases had right results, and how many had clear errors.
 
-  Raises what the smallest case that violates the property raised; with no seed, cases are the same
-  each time.
+  Raises the exception of the smallest case that violates the property. Without a seed, the cases
+  are the same each time.
   """
   strategy, check = TARGETS[target]
   counts: collections.Counter[bool] = collections.Counter()

@@ -1,4 +1,4 @@
-"""Weights through the tool, and back as parameters."""
+"""Imports weights with the tool, and loads them as parameters."""
 
 import fiddle as fdl
 import jax
@@ -17,7 +17,7 @@ def run_import(source: str, path, to, *flags: str) -> None:
 
 
 def loaded(folder):
-  """The model of a folder of weights and its parameters."""
+  """Returns the model and the parameters of a folder with weights."""
   source = find_source(folder)
   experiment = experiment_of(source)
   model = fdl.build(type(experiment)(**experiment.values()).task()).model
@@ -31,6 +31,6 @@ def loaded(folder):
 
 
 def flat(tree) -> dict[str, np.ndarray]:
-  """The leaves of a tree by name."""
+  """Returns the leaves of a tree by name."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return {path_name(p): np.asarray(x) for p, x in leaves}

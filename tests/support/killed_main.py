@@ -1,4 +1,4 @@
-"""paxlite.main, killed with SIGKILL at a moment that KILL_AT names (for test_resume)."""
+"""Runs paxlite.main and kills it with SIGKILL at the moment in KILL_AT (for test_resume)."""
 
 import os
 import pathlib
@@ -16,9 +16,9 @@ def kill(*_):
 
 moment, _, step = os.environ['KILL_AT'].partition(':')
 if moment == 'before_step':
-  is_due = profiling.StepProfiler.is_due  # asked before each step
+  is_due = profiling.StepProfiler.is_due  # called before each step
   profiling.StepProfiler.is_due = lambda self, s: kill() if s == int(step) else is_due(self, s)
-elif moment == 'mid_save':  # its files are being written
+elif moment == 'mid_save':  # while its files are being written
   save = checkpoints.Checkpoints.save
 
   def save_and_die(self, s, *args):
@@ -36,7 +36,7 @@ elif moment == 'configuration':  # between the files of write_configuration
     return replace(self, target)
 
   pathlib.Path.replace = replace_or_die
-elif moment == 'during_save':  # its files are written and its folder is not yet renamed
+elif moment == 'during_save':  # its files are written, but its folder is not renamed yet
   write = checkpoints.Checkpoints._write_checksums
 
   def write_and_die(self):

@@ -1,4 +1,4 @@
-"""The tokenize tool, killed by SIGKILL when tokens beyond its second note are on the disk."""
+"""Runs the tokenize tool, and kills it with SIGKILL after it wrote tokens past its second note."""
 
 import os
 import signal

@@ -1,8 +1,8 @@
-"""python -m tests.support.mesh_grid ICI… [CASE…] [NAME=VALUE…]: meshes against one device.
+"""python -m tests.support.mesh_grid ICI… [CASE…] [NAME=VALUE…]: compares meshes with one device.
 
-A mesh shape is '2,2,2', or with a shape over DCN '1,2,2/2,1,1'. A case is model/width/loss chunks,
-with '/tied' where the embeddings are; without any, all of them. Prints a JSON line a case with the
-largest relative differences of the loss and of any gradient.
+A mesh shape is '2,2,2', or '1,2,2/2,1,1' with a shape over DCN. A case is model/width/loss chunks,
+with '/tied' for tied embeddings; without a case, all of them run. Prints one JSON line per case
+with the largest relative differences of the loss and of any gradient.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from paxlite.experiments.llama import LLaMA
 from paxlite.parallel import partitioning
 from tests.support.meshes import batch_of, compiled
 
-ROWS, SEQ_LEN = 8, 16  # of the whole batch: 32 tokens a shard on the mesh 2 × 2 × 2
+ROWS, SEQ_LEN = 8, 16  # of the whole batch: 32 tokens per shard on the mesh 2 × 2 × 2
 BASE = dict(
   NUM_LAYERS=1,
   NUM_HEADS=8,
@@ -38,7 +38,7 @@ MODELS: dict[str, Any] = {
   'llama': (LLaMA, {}),
   'moe': (MixtureOfExperts, dict(NUM_LAYERS=2, NUM_EXPERTS=8, NUM_MOE_GROUPS=8)),
 }
-WIDTHS = (16, 128)  # below and above the tokens of a shard
+WIDTHS = (16, 128)  # smaller and larger than the number of tokens of a shard
 CHUNKS = (1, 4)
 
 
@@ -50,7 +50,7 @@ def experiment(model: str, width: int, chunks: int, tied: bool, **changes: Any) 
 
 @functools.cache
 def one_device(model: str, width: int, tied: bool, changes: tuple[tuple[str, Any], ...]) -> Any:
-  """A state, and (gradients, metrics) with it on one device."""
+  """Returns a state, and (gradients, metrics) for it on one device."""
   mesh = dict(ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1], PERCORE_BATCH_SIZE=ROWS)
   of_meshes = ('MESH_AXES', 'SEQUENCE_SHARDED_ACTIVATIONS', 'NUM_MICROBATCHES')
   kept = {k: v for k, v in changes if k not in of_meshes}
@@ -61,7 +61,7 @@ def one_device(model: str, width: int, tied: bool, changes: tuple[tuple[str, Any
 
 
 def gradients(task: Any, where: tuple[Any, Any] | None) -> Any:
-  """A compiled function of a state and a batch, on a mesh with its rules or on one device."""
+  """Returns a compiled function of a state and a batch, on a mesh with its rules or one device."""
 
   def grads(state: Any, batch: Any) -> Any:
     with partitioning.activate(*where) if where else contextlib.nullcontext():

@@ -1,8 +1,7 @@
-"""python -m tests.support.meshes [CASE…]: meshes of 8 devices against one device.
+"""python -m tests.support.meshes [CASE…]: compares meshes of 8 devices with one device.
 
-Compares losses and gradients.
-
-Prints a JSON line a case: the largest relative differences, and the collectives of its program.
+Prints one JSON line per case: the largest relative differences of the loss and of the gradients,
+and the collectives of the mesh's program.
 """
 
 import dataclasses
@@ -40,7 +39,7 @@ MODELS: dict[str, Any] = {
   'gpt': (GPT126M, SMALL),
   'llama': (LLaMA, SMALL | dict(NUM_KV_HEADS=2)),
   'glam': (GLaM126M64E, GLAM),
-  # a loss that is a mean over targets, and a large term beside it
+  # This loss is a mean over targets plus a large auxiliary term.
   'moe': (MixtureOfExperts, GLAM | dict(AUX_LOSS_COEF=1.0)),
   'dropless': (GLaM126M64E, GLAM | dict(USE_DROPLESS_MOE=True)),
 }
@@ -87,7 +86,7 @@ class Case:
     return experiment
 
   def program(self):
-    """(compiled gradients on the mesh, sharded parameters, sharded batch, the same on the host)."""
+    """Returns (compiled gradients on the mesh, sharded parameters, sharded batch, host copies)."""
     e = self.experiment()
     mesh, task = e.mesh(), fdl.build(e.task())
     boxed = jax.eval_shape(task.init_params, jax.random.key(0))
@@ -109,7 +108,7 @@ class Case:
     return compiled(grads, params, batch), params, batch, host
 
   def one_device(self, params, batch):
-    """Gradients without a mesh, without a pipeline."""
+    """Returns the gradients without a mesh and without a pipeline."""
     cls, values = MODELS[self.model]
     kept = ('PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES')
     changes = {k: v for k, v in MESHES[self.mesh].items() if k in kept}
@@ -119,12 +118,12 @@ class Case:
 
 
 def compiled(function: Any, *args: Any) -> Any:
-  """Compiled without LLVM's optimisations, which take most of the time and change nothing here."""
+  """Compiles without LLVM's optimizations, which take most of the time and change nothing here."""
   return function.lower(*args).compile({'xla_backend_optimization_level': 0})
 
 
 def batch_of(e) -> dict[str, np.ndarray]:
-  """Packed rows: two segments, and padding at the end of every second row."""
+  """Returns packed rows: two segments each, and padding at the end of every second row."""
   rng = np.random.default_rng(0)
   B, T = e.batch_size, e.MAX_SEQ_LEN
   ids = rng.integers(0, e.VOCAB_SIZE, (B, T + 1)).astype(np.int32)
@@ -161,7 +160,7 @@ def main(names: list[str]) -> None:
     result = {'case': name, 'loss': loss, 'gradient': worst, 'at': path, 'collectives': found}
     whole = sum(x.nbytes for x in jax.tree.leaves(jax.device_get(params)))
     made = case.init_memory.output_size_in_bytes + case.init_memory.temp_size_in_bytes
-    result['init'] = made / whole  # what one device has while parameters are made
+    result['init'] = made / whole  # memory of one device while parameters are initialized
     result['activation'] = e.batch_size * e.MAX_SEQ_LEN * e.MODEL_DIMS * 4
     print(json.dumps(result), flush=True)
 

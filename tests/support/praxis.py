@@ -1,6 +1,7 @@
-"""Reads tests/parity/reference/*.npz, numbers that praxis computed, as paxlite's trees.
+"""Reads tests/parity/reference/*.npz, which praxis computed, as trees of paxlite.
 
-fp32 on CPU at matmul precision 'highest'; every parameter is its initial value + 0.05·N(0, 1).
+Computed in fp32 on CPU with matmul precision 'highest'. Every parameter is its initial value +
+0.05·N(0, 1).
 """
 
 import json
@@ -20,7 +21,7 @@ _RULES = [
   (r'lm/', ''),
   (r'ff_layer/layer_norm/', 'ff_layer_norm/'),
   (r'/(linear|bias)/(w|b|lora_a|lora_b)$', r'/\2'),
-  # praxis adds A·Bᵀ to post's w [D, N, H] as it is, so that its A is what writes D: our B
+  # praxis adds A·Bᵀ to post's w [D, N, H] without transposing, so its A gives D, as our B does.
   (r'post/lora_a$', 'post/lora_swapped'),
   (r'post/lora_b$', 'post/lora_a'),
   (r'post/lora_swapped$', 'post/lora_b'),
@@ -28,7 +29,7 @@ _RULES = [
 ]
 
 
-# GLaM's names, whose layers are pairs here
+# The names of GLaM, whose layers are pairs in paxlite.
 _GLAM_RULES = [
   (r'^lm/softmax/embedding/w$', 'embedding/emb_var'),
   (r'^lm/', ''),
@@ -50,14 +51,14 @@ def glam_path(path: str) -> str:
 
 
 def glam_tree(reference: dict[str, np.ndarray], kind: str, num_heads: int) -> dict:
-  """As `tree`; weights of the attention get the dimensions of heads."""
+  """Does the same as `tree`, and gives attention weights the dimensions of heads."""
   ours = {}
   for path, value in reference.items():
     if not path.startswith(f'{kind}/'):
       continue
     name = glam_path(path.removeprefix(f'{kind}/'))
     if name.endswith('post/w'):
-      value = value.T  # [N·H, D] there, [D, N, H] here
+      value = value.T  # [N·H, D] in praxis, [D, N, H] in paxlite
     if '/qkv/' in name or name.endswith('post/w'):
       value = value.reshape(value.shape[0], num_heads, -1)
     ours[name] = value
@@ -82,13 +83,13 @@ def our_path(path: str, tied: bool) -> str:
 
 
 def tree(reference: dict[str, np.ndarray], kind: str) -> dict:
-  """'params' or 'grads' of a reference as a nested dict with paxlite's names and layouts."""
+  """Returns 'params' or 'grads' of a reference as a nested dict in paxlite's names and layouts."""
   flat = {k.removeprefix(f'{kind}/'): v for k, v in reference.items() if k.startswith(f'{kind}/')}
   tied = 'lm/embedding_lookup/emb_var' not in flat
   ours = {}
   for path, value in flat.items():
     if path == 'lm/softmax/logits_ffn/linear/w':
-      value = value.T  # [D, V] there, [V, D] here
+      value = value.T  # [D, V] in praxis, [V, D] in paxlite
     ours[our_path(path, tied)] = value
   return traverse_util.unflatten_dict(ours, sep='/')
 

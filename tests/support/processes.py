@@ -1,4 +1,4 @@
-"""Starts runs as processes that a test stops, kills, or gives a fault; and several for one run."""
+"""Starts runs as one or several processes, which a test can stop, kill or disturb with a fault."""
 
 import pathlib
 import socket
@@ -41,7 +41,7 @@ def start_processes(
 
 
 def on_processes(folder, count: int, *flags: str, config: str) -> list[str]:
-  """Runs main on `count` processes to the end; returns what each printed."""
+  """Runs main on `count` processes to the end; returns the output of each."""
   started = start_processes(folder, count, *flags, config=config)
   ended = [p.communicate(timeout=300) for p in started]
   for process, (_, stderr) in zip(started, ended, strict=True):
@@ -49,7 +49,7 @@ def on_processes(folder, count: int, *flags: str, config: str) -> list[str]:
   return [stdout for stdout, _ in ended]
 
 
-# a short run with two checkpoints
+# A short run with two checkpoints.
 SHORT = (
   '--fdl.DROPOUT_PROB=0.1',
   '--fdl.CHECKPOINT_EVERY_N_STEPS=3',

@@ -1,4 +1,4 @@
-"""Runs paxlite.main as users do: in a process of its own."""
+"""Runs paxlite.main as users do, in its own process."""
 
 import atexit
 import functools
@@ -12,9 +12,9 @@ import sys
 from tests.support.fork_server import ForkServer, serves
 
 ROOT = pathlib.Path(__file__).parents[2]
-IMPORT = '--import=tests.support.experiments'  # for tools on checkpoints of these
+IMPORT = '--import=tests.support.experiments'  # for tools that read checkpoints of tests
 QUICK_TO_COMPILE = '--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1'
-if importlib.metadata.version('jaxlib').startswith('0.10.'):  # the others do not know it
+if importlib.metadata.version('jaxlib').startswith('0.10.'):  # other versions do not know the flag
   QUICK_TO_COMPILE += ' --xla_cpu_use_fusion_emitters=false'
 
 
@@ -33,7 +33,7 @@ def run(
   code: int | None = 0,
   env: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess:
-  """Runs to the end and checks the exit code; `devices` CPU devices."""
+  """Runs on `devices` CPU devices to the end and checks the exit code."""
   return _finished(
     command(folder, *flags, config=config, module=module),
     environment(devices) | (env or {}),
@@ -65,7 +65,7 @@ def ended(
   timeout: float = 300,
   cwd: str | pathlib.Path = ROOT,
 ) -> subprocess.CompletedProcess:
-  """Runs [python, '-m', module, …] to its end, as a fork where that is the same."""
+  """Runs [python, '-m', module, …] to its end, in a fork if that gives the same result."""
   server = _fork_server()
   if serves(command, environment, server.environment):
     return server.run(command, environment, str(cwd), timeout)
@@ -91,5 +91,5 @@ def records(folder, name: str = 'metrics.jsonl') -> list[dict]:
 
 
 def losses(folder) -> dict[int, float]:
-  """Loss by step."""
+  """Returns the loss by step."""
   return {r['step']: r['loss'] for r in records(folder)}

@@ -1,9 +1,9 @@
 """python -m tests.support.seeded_faults [--count=60] [--seed=0]: do the tests notice faults?
 
-Puts one small fault after the other into the library of this folder, chosen by the seed: another
-comparison, sign, constant, condition. Runs the tests of the fault's room each time, prints a line,
-and takes the fault out again. Use a clone: files are written while it runs. Some faults change
-nothing that could be noticed, so two versions of the tests are compared by the same faults.
+Puts small faults into the library of this folder, one at a time, chosen by the seed: another
+comparison, sign, constant or condition. Runs the tests of the fault's room, prints a line, and
+removes the fault. Use a clone, because files are changed during the run. Some faults change nothing
+that tests could notice, so two versions of the tests should be compared with the same faults.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import time
 from tests.support import runs
 
 PACKAGE = runs.ROOT / 'paxlite'
-# rooms whose tests are not in tests/unit/ROOM alone
+# Rooms that have tests outside tests/unit/ROOM.
 TESTS = {
   'core': ['unit/core', 'runs/test_main.py'],
   'parallel': ['runs/test_meshes.py', 'unit/training', 'unit/aot'],
@@ -42,7 +42,7 @@ _OPERATORS = {ast.Add: '-', ast.Sub: '+', ast.Mult: '+', ast.FloorDiv: '*', ast.
 
 
 def changes(tree: ast.AST, source: str) -> list[tuple[ast.expr, str]]:
-  """Expressions, and the text that takes their place."""
+  """Returns expressions, each with the text that replaces it."""
   text = lambda node: f'({ast.get_source_segment(source, node)})'
   found: list[tuple[ast.expr, str]] = []
   for node in ast.walk(tree):
@@ -65,7 +65,7 @@ def changes(tree: ast.AST, source: str) -> list[tuple[ast.expr, str]]:
 
 
 def faults(count: int, seed: int) -> list[tuple[pathlib.Path, int, str]]:
-  """Files, lines, and the whole sources with a fault."""
+  """Returns files, line numbers, and the whole source with each fault."""
   chosen = []
   candidates = []
   for path in sorted(PACKAGE.rglob('*.py')):
@@ -82,7 +82,7 @@ def faults(count: int, seed: int) -> list[tuple[pathlib.Path, int, str]]:
   for path, line, changed in candidates:
     try:
       ast.parse(changed)
-    except SyntaxError:  # in an f-string, say
+    except SyntaxError:  # for example in an f-string
       continue
     chosen.append((path, line, changed))
     if len(chosen) == count:
@@ -91,7 +91,7 @@ def faults(count: int, seed: int) -> list[tuple[pathlib.Path, int, str]]:
 
 
 def notice(path: pathlib.Path, seconds: float) -> str:
-  """What the tests of a file's room say: 'caught', 'missed', or 'caught: too slow'."""
+  """Returns the result of the tests of a file's room: 'caught', 'missed', or 'caught: too slow'."""
   room = path.relative_to(PACKAGE).parts[0].removesuffix('.py')
   folders = TESTS.get(room, [f'unit/{room}'])
   tests = [f'tests/{f}' for f in folders]

@@ -1,7 +1,7 @@
-"""A Slurm of virtual nodes on this machine: real daemons, in a folder and on ports of their own.
+"""Runs a Slurm of virtual nodes on this machine, with real daemons in a temporary folder.
 
-Each slurmd runs in a mount namespace of its own, where the nodes' names lead to loopback; so all
-that a node has started is what shares that namespace. Nothing is killed but these processes.
+Each slurmd runs in its own mount namespace, in which the names of the nodes resolve to loopback. So
+the processes of a node are those in its namespace. Only these processes are killed.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 _PROGRAMS = ('slurmctld', 'slurmd', 'munged', 'sbatch', 'unshare')
 _PATH = f'{os.environ["PATH"]}:/usr/sbin:/sbin'
 
-# FirstJobId: the port that paxlite's processes meet at follows the job's number
+# FirstJobId: paxlite's processes derive the port where they meet from the job's number.
 _CONFIGURATION = """
 ClusterName=tests
 SlurmctldHost={host}(127.0.0.1)
@@ -63,11 +63,11 @@ _NODE = (
 _PARTITION = 'PartitionName=main Nodes={names} Default=YES MaxTime=INFINITE State=UP\n'
 
 _ENDS = ('COMPLETED', 'FAILED', 'CANCELLED', 'TIMEOUT', 'NODE_FAIL')
-_REQUEUE_SECONDS = 3  # a job that starts in the second of its requeue fails: its credential is old
+_REQUEUE_SECONDS = 3  # in the second of its requeue, a job's credential is too old to start it
 
 
 def missing() -> str:
-  """Why there can be no Slurm here; empty where there can."""
+  """Returns the reason why Slurm cannot run here; empty if it can."""
   programs = [p for p in _PROGRAMS if shutil.which(p, path=_PATH) is None]
   if programs:
     return f'{", ".join(programs)} not installed'
@@ -78,14 +78,14 @@ class Cluster:
   """Running daemons; see `cluster`.
 
   Attributes:
-    folder: Everything that they write.
-    env: The environment that leads Slurm's commands here.
+    folder: The folder that they write to.
+    env: An environment in which Slurm's commands use this cluster.
   """
 
   def __init__(self, folder: pathlib.Path, num_nodes: int):
     self.folder = folder
     self.names = [f'n{i}' for i in range(num_nodes)]
-    # what runs on the nodes inherits what they are started with
+    # The processes on the nodes inherit this environment.
     self.env = {**os.environ, 'SLURM_CONF': str(folder / 'slurm.conf'), 'PATH': _PATH}
     self._processes: dict[str, subprocess.Popen] = {}
 
@@ -109,7 +109,7 @@ class Cluster:
       **{f'{n}-file': self.folder / 'munge' / n for n in ('pid', 'log', 'seed')},
       'socket': self.folder / 'munge' / 'socket',
     }
-    # --force: it would refuse a folder under /tmp
+    # --force: munged would refuse a folder under /tmp.
     options = [f'--{name}={path}' for name, path in munge.items()]
     self._daemon('munged', 'munged', '--foreground', '--force', *options)
     _until((self.folder / 'munge' / 'socket').exists)
@@ -124,7 +124,7 @@ class Cluster:
     self._daemon(name, 'unshare', '--mount', 'bash', '-c', script)
 
   def kill_node(self, name: str) -> None:
-    """As when its power is cut: the daemon, and whatever it has started."""
+    """Kills the daemon of a node and all processes that it started, like a power failure."""
     daemon = self._processes.pop(name)
     for pid in _sharing_namespace(daemon.pid):
       with contextlib.suppress(ProcessLookupError):
@@ -148,7 +148,7 @@ class Cluster:
     _until(lambda: self.run('sinfo', '-h', '-N', '-o', '%T').split() == ['idle'] * len(self.names))
 
   def run(self, *command: str, env: dict[str, str] | None = None, cwd: object = None) -> str:
-    """What a command of Slurm prints."""
+    """Returns the output of a command of Slurm."""
     result = subprocess.run(
       command, capture_output=True, text=True, env=self.env | (env or {}), cwd=cwd, check=False
     )
@@ -156,11 +156,11 @@ class Cluster:
     return result.stdout
 
   def submit(self, script: pathlib.Path, *flags: str, env: dict[str, str], cwd: object) -> str:
-    """The number of a new job."""
+    """Submits a job and returns its number."""
     return self.run('sbatch', '--parsable', *flags, str(script), env=env, cwd=cwd).strip()
 
   def job(self, number: str) -> dict[str, str]:
-    """The fields that scontrol shows of a job."""
+    """Returns the fields that scontrol shows for a job."""
     shown = self.run('scontrol', 'show', 'job', '--oneliner', number)
     return dict(word.split('=', 1) for word in shown.split() if '=' in word)
 
@@ -170,7 +170,7 @@ class Cluster:
     until: Callable[[dict[str, str]], bool] = lambda job: job['JobState'] in _ENDS,
     timeout: float = 240,
   ) -> dict[str, str]:
-    """The job's fields when it has ended; one that was requeued does not wait its two minutes."""
+    """Returns the job's fields when it has ended; a requeued job does not wait for two minutes."""
     waiting_since = None
     deadline = time.monotonic() + timeout
     while not until(job := self.job(number)):
@@ -197,7 +197,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def cluster(num_nodes: int = 2) -> Iterator[Cluster]:
-  """A Slurm for the time of the context."""
+  """Runs a Slurm for the duration of the context."""
   folder = pathlib.Path(tempfile.mkdtemp(prefix='slurm-'))
   found = Cluster(folder, num_nodes)
   try:

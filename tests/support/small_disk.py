@@ -1,8 +1,7 @@
-"""Runs paxlite.main on a disk of SIZE that is full from step FULL on, as soon as the checkpoint of
-step SAVED is there (for test_faults).
+"""Runs paxlite.main on a disk of SIZE, which becomes full at step FULL (for test_faults).
 
-In a mount namespace of its own: the disk is a tmpfs that nobody else sees, and that goes with the
-process. What is on it at the end is copied to RESULT.
+Step FULL first waits for the checkpoint of step SAVED. The disk is a tmpfs in a mount namespace of
+this process, so nobody else sees it, and it ends with the process. Its files are copied to RESULT.
 """
 
 import os
@@ -24,7 +23,7 @@ reached = preemption.reached
 
 
 def fill(step, last):
-  """Leaves no block free before step `full`, and frees them where the environment says so."""
+  """Fills the disk before step `full`, and frees it before the step that FREE names."""
   ballast = disk / 'ballast'
   if step == full:
     while not (disk / 'run' / 'checkpoints' / f'checkpoint_{saved:08d}').is_dir():

@@ -1,9 +1,9 @@
 """python -m tests.support.soak [--kills=200] [--seed=0] [--json=FILE]
 
-Kills a small run with SIGKILL at random moments until it was killed so often, and each time starts
-it again: while it starts, compiles, trains, evaluates and saves. Whenever it reaches its end, its
-losses, evaluations and final state have to be bit for bit those of a run that nobody killed, and it
-begins again. Exits with 1 where they are not.
+Kills a small run with SIGKILL at random moments, and starts it again after each kill, until there
+were enough kills. The moments fall into start, compilation, training, evaluation and saving. When a
+run reaches its end, its losses, evaluations and final state must equal those of an undisturbed run
+bit for bit, and a new run begins. The exit code is 1 if they differ.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def start(folder: pathlib.Path) -> subprocess.Popen:
 
 
 def outcome(folder: pathlib.Path) -> dict[str, str]:
-  """Digests of what a run has come to."""
+  """Returns digests of the results of a run."""
   losses = [
     (r['step'], r['loss'], r['grad_norm'])
     for r in map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines())
@@ -61,7 +61,7 @@ def outcome(folder: pathlib.Path) -> dict[str, str]:
 
 
 def phase(printed: str, folder: pathlib.Path) -> str:
-  """What a run was at when it was killed."""
+  """Returns the phase in which a run was killed."""
   if list((folder / 'checkpoints').glob('*tmp*')):
     return 'saving'
   for text, name in (
@@ -87,12 +87,12 @@ def main() -> int:
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', f'{temporary}/cache')
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
     whole = pathlib.Path(temporary, 'whole')
-    for folder in (pathlib.Path(temporary, 'warm'), whole):  # the second time from the cache
+    for folder in (pathlib.Path(temporary, 'warm'), whole):  # the second uses the cache
       began = time.monotonic()
       process = start(folder)
       while not list(folder.glob('checkpoints/checkpoint_00000010')) and process.poll() is None:
         time.sleep(0.05)
-      within = 2 * (time.monotonic() - began)  # half of the runs are killed before they save
+      within = 2 * (time.monotonic() - began)  # so that half of the runs are killed before a save
       printed, _ = process.communicate()
       assert process.returncode == 0, printed
     expected = outcome(whole)
@@ -101,7 +101,7 @@ def main() -> int:
     folder = pathlib.Path(temporary, 'run-0')
     while kills < args.kills or ends == 0 or folder.exists():
       process = start(folder)
-      # the last run is left alone once there were enough
+      # The last run is not killed once there were enough kills.
       moment = rng.uniform(0, within) if kills < args.kills else None
       try:
         printed, _ = process.communicate(timeout=moment)

@@ -1,12 +1,12 @@
-"""Transformer Engine's own Python with no CUDA: `import tests.support.te_cpu` before it.
+"""Transformer Engine's Python code without CUDA; import tests.support.te_cpu before it.
 
-transformer_engine.jax computes everything in plain JAX where its custom calls are off, but imports
-a compiled extension all the same, of which it needs names of enumerations then. These are here;
-whatever else is asked of the extension fails. This tests how paxlite uses Transformer Engine, its
-FP8 states and its numbers, not its kernels.
+transformer_engine.jax computes everything in plain JAX if its custom calls are off. It still
+imports a compiled extension, for the names of enumerations. These names are here; all other uses of
+the extension fail. This tests how paxlite uses Transformer Engine, with its FP8 states and numbers,
+but not its kernels.
 
-It is looked for in the folder te of the environment, where `make test` puts it: a package installed
-without its libraries would stop others that only look whether it is there.
+The package is expected in the folder te of the environment, where `make test` installs it. An
+ordinary installation without its libraries would stop programs that only check whether it exists.
 """
 
 import enum
@@ -100,7 +100,7 @@ _ENUMS = {
   },
 }
 
-# Versions as of a machine with an H100 and CUDA 13, and no kernel for attention.
+# Versions of a machine with an H100 and CUDA 13, but without a kernel for attention.
 _ANSWERS = {
   'registrations': {},
   'get_cudnn_version': 92800,
@@ -141,7 +141,7 @@ def _install() -> None:
   os.environ['NVTE_JAX_CUSTOM_CALLS'] = 'false'
   os.environ['NVTE_FUSED_ATTN'] = '0'
   sys.modules['transformer_engine_jax'] = _extension()
-  # Transformer Engine does not look for its libraries while it is being built itself
+  # During its own build, Transformer Engine does not look for its libraries.
   os.environ['NVTE_PROJECT_BUILDING'] = '1'
   import transformer_engine.common
 

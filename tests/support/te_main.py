@@ -1,4 +1,4 @@
-"""paxlite.main with Transformer Engine on CPU."""
+"""Runs paxlite.main with Transformer Engine on CPU."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Compiling ahead: reports, saved steps, and what is refused."""
+"""Compiling ahead of time: reports, saved steps, and steps that are refused."""
 
 import collections
 import importlib.util
@@ -34,7 +34,7 @@ def compile_here(*flags: str, code: int = 0, devices: int = 1):
 
 @pytest.mark.slow
 def test_training_loads_what_was_compiled(tmp_path):
-  """Losses are those of a run that compiles, bit for bit; another step or machine is refused."""
+  """The losses equal those of a run that compiles, bit for bit; other steps and machines fail."""
   decay = '--fdl.WEIGHT_DECAY=0.2'
   step, report = tmp_path / 'step.bin', tmp_path / 'report.json'
   page = compile_here(f'--save={step}', f'--json={report}', decay).stdout
@@ -159,7 +159,7 @@ def test_targets():
 
 
 def test_what_crosses_the_network_crosses_it_once_a_host(monkeypatch):
-  """An all-gather of 64 bytes over 4 hosts of 4: 60 are sent, 48 of them are of other hosts."""
+  """An all-gather of 64 bytes over 4 hosts of 4 devices: 60 are sent, 48 of them between hosts."""
 
   class Device:
     platform = 'gpu'
@@ -245,7 +245,7 @@ def test_h100x8(tmp_path):
 @pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
 @pytest.mark.parametrize('mesh', ['[1,8,1]', '[1,4,2]'])
 def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
-  """Forward and backward in each layer, under packing; without it the scores are arrays."""
+  """cuDNN computes forward and backward of each layer, under packing; XLA alone stores scores."""
   targets = {}
   for flash in (True, False):
     dump = tmp_path / f'{flash}'
@@ -270,7 +270,7 @@ def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
 def test_a_step_for_an_h100_moves_no_activations(tmp_path):
-  """No transpose or copy as large as [B, T, D]; the logits' own size bounds the temporaries."""
+  """No transpose or copy is as large as [B, T, D]; temporaries are bounded by the logits' size."""
   rows, length, width, vocabulary = 8, 768, 256, 8192
   env = runs.environment()
   env['XLA_FLAGS'] += f' --xla_dump_to={tmp_path} --xla_dump_hlo_module_re=.*step.*'
@@ -286,7 +286,7 @@ def test_a_step_for_an_h100_moves_no_activations(tmp_path):
   (path,) = tmp_path.glob('*after_optimizations.txt')
   moved = re.findall(r' = \w+\[([\d,]+)\]\S* (?:copy|transpose)\(', path.read_text())
   sizes = [math.prod(map(int, dims.split(','))) for dims in moved]
-  assert sizes  # of weights
+  assert sizes  # transposes and copies of weights
   assert max(sizes) < rows * length * width
   temporaries = json.loads((tmp_path / 'report.json').read_text())['temporaries']
   logits = 4 * rows * length * vocabulary

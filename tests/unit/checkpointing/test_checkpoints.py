@@ -1,4 +1,4 @@
-"""Save, restore, retention, structure checks; killed runs are in test_resume."""
+"""Save, restore, retention and structure checks; test_resume has killed runs."""
 
 import jax
 import jax.numpy as jnp
@@ -105,7 +105,7 @@ def test_another_structure_is_refused_by_name(tmp_path, change, message):
 
 
 def test_a_failed_save_is_logged_and_the_next_one_tried(tmp_path, monkeypatch, caplog):
-  """A disk that is full for a while: nothing is raised in the middle, the end tells."""
+  """A disk is full for a while. No error is raised during training; the end reports it."""
   real = checksums._checksum
 
   def full(path):
@@ -129,7 +129,7 @@ def test_a_failed_save_is_logged_and_the_next_one_tried(tmp_path, monkeypatch, c
 
 
 def test_every_flipped_bit_is_found(tmp_path):
-  """In every file of the items, at three places each."""
+  """Bits flip in every file of the items, at three places in each."""
   c = Checkpoints(tmp_path)
   c.save(1, state(), {'step': 1})
   c.close()
@@ -148,16 +148,16 @@ def test_every_flipped_bit_is_found(tmp_path):
 
 
 def test_the_newest_good_step_is_checked_while_it_is_restored(tmp_path, monkeypatch, caplog):
-  """Whatever restoring makes of damaged files does not count; what it raises of good ones does."""
-  monkeypatch.setattr(checkpoints, '_DESCRIPTION', -1)  # as if these were all large
+  """Results and errors of restoring count only for undamaged files."""
+  monkeypatch.setattr(checkpoints, '_DESCRIPTION', -1)  # treats these descriptions as large files
   c = Checkpoints(tmp_path)
   for step in (1, 2, 3, 4):
     c.save(step, state(float(step)), {})
   c.close()
   found = lambda step, name: max((tmp_path / f'checkpoint_{step:08}/state').rglob(name))
-  flip(found(2, '0*'))  # Orbax takes this for another value
-  flip(found(3, '.zarray'))  # and refuses this
-  found(4, '0*').write_bytes(b'short')  # and does not see this
+  flip(found(2, '0*'))  # Orbax reads another value
+  flip(found(3, '.zarray'))  # Orbax raises an error
+  found(4, '0*').write_bytes(b'short')  # Orbax does not notice
   seen, failed = [], []
 
   def restore(step):
@@ -192,9 +192,9 @@ def test_the_newest_good_step_is_checked_while_it_is_restored(tmp_path, monkeypa
 
 
 def test_none_good_is_refused_until_a_run_may_start_over(tmp_path, caplog):
-  """And nothing is moved before, so that a checkpoint that is mended counts again."""
+  """Nothing is moved before that, so a repaired checkpoint is found again."""
   c = Checkpoints(tmp_path)
-  c.start_over(accepted=False)  # a new run
+  c.start_over(accepted=False)  # the run is new
   for step in (1, 2):
     c.save(step, state(), {'step': step})
   c.close()
@@ -219,7 +219,7 @@ def test_none_good_is_refused_until_a_run_may_start_over(tmp_path, caplog):
   c.close()
   c = Checkpoints(tmp_path)
   with pytest.raises(UserError, match=r'them is good: damaged_checkpoint_00000001\. '):
-    c.start_over(accepted=False)  # nothing was saved since
+    c.start_over(accepted=False)  # nothing was saved since then
   c.start_over(accepted=True)
   c.save(1, state(3.0), {'step': 1})
   c.close()
@@ -300,7 +300,7 @@ def test_a_save_whose_state_was_overwritten_is_not_tried_again(tmp_path, monkeyp
   c = Checkpoints(tmp_path)
   first, second = state(), state()
   c.save(1, first, {'step': 1})
-  jax.tree.map(lambda x: x.delete(), first)  # as the step that follows does
+  jax.tree.map(lambda x: x.delete(), first)  # as the next step does
   c.finish()
   assert len(calls) == 1
   c.save(2, second, {'step': 2})
@@ -313,7 +313,7 @@ def test_a_save_whose_state_was_overwritten_is_not_tried_again(tmp_path, monkeyp
 
 
 def flip(path):
-  """One bit of a file's first byte."""
+  """Flips one bit of a file's first byte."""
   data = bytearray(path.read_bytes())
   data[0] ^= 1
   path.write_bytes(data)

@@ -1,4 +1,4 @@
-"""What damage is, and what is none: a disk that cannot be read says nothing of a checkpoint."""
+"""What counts as damage and what does not: a disk that cannot be read proves no damage."""
 
 import errno
 import json

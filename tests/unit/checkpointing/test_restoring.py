@@ -1,4 +1,4 @@
-"""Runs that start from other checkpoints: rules, stacks of either kind, LoRA, and Pax's state."""
+"""Runs that start from other checkpoints: rules, stacked and unrolled layers, LoRA, Pax's state."""
 
 import json
 import pathlib
@@ -28,7 +28,7 @@ SMALL = dict(
 
 
 class SmallLlama(Synthetic, LLaMA):
-  """A LLaMA of a few thousand weights."""
+  """A LLaMA with a few thousand weights."""
 
 
 def trainer(folder, start_over=False, **changes):
@@ -38,7 +38,7 @@ def trainer(folder, start_over=False, **changes):
 
 
 def train(folder, **changes):
-  """Trains and returns the state; the folder is then one that others restore from."""
+  """Trains and returns the state; other runs can then restore from the folder."""
   experiment = SmallLlama(**(SMALL | changes))
   from paxlite.programs.training import train as program
 
@@ -71,7 +71,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_where_it_started(base, t
     checksums.unlink()
   with pytest.raises(UserError, match=r'them is good: checkpoint_00000002\. .*--start_over'):
     trainer(tmp_path, **source).store.initial()
-  # looks for the other checkpoint, and needs none yet
+  # This run looks for the other checkpoint, but does not need it yet.
   states = trainer(tmp_path, start_over=True, **source).store
   state, step = states.initial()
   assert step == 0
@@ -187,7 +187,7 @@ LORA = dict(USE_LORA=True, LORA_RANK=2)
 
 
 def test_lora_trains_its_factors_alone(base, tmp_path):
-  """The base stays bit for bit; optimizer state and checkpoint hold LoRA's variables alone."""
+  """The base does not change; the optimizer state and the checkpoint hold only LoRA's variables."""
   states = restored(tmp_path, base, **LORA)
   fresh = set(states.plan.fresh)
   assert fresh
@@ -224,7 +224,7 @@ def test_lora_goes_on_only_beside_the_same_weights(base, tmp_path):
 
 @pytest.mark.slow
 def test_lora_goes_on_when_its_base_has_gone_on_or_moved(tmp_path, monkeypatch):
-  """Named by a relative path; the checkpoint that was frozen is looked for among all of them."""
+  """The path is relative, and the frozen checkpoint is found among all checkpoints of the base."""
   from paxlite.tools import export_weights
 
   monkeypatch.chdir(tmp_path)
@@ -267,7 +267,7 @@ def test_state_of_weights_that_have_none(base, tmp_path):
   'shape', [pytest.param({}, marks=pytest.mark.slow), dict(DIMS_PER_HEAD=8, HEADS_SPAN_MODEL=False)]
 )
 def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
-  """For grouped queries and heads that do not span the model: as W + A·Bᵀ computes it."""
+  """For grouped queries and heads that do not span the model, the result equals W + A·Bᵀ."""
   from paxlite.checkpointing.variables import Variable
   from paxlite.weights.lora import merged
 
@@ -331,7 +331,7 @@ def test_peft_loads_the_adapter_and_agrees(tmp_path):
 
 
 def test_the_table_is_printed_and_the_start_is_the_others_end(base, tmp_path):
-  """Through main, on 8 devices."""
+  """The run goes through main, on 8 devices."""
   flags = [f'--fdl.{k}={v}' for k, v in SMALL.items()]
   result = runs.run(
     tmp_path / 'run', *flags, f'--fdl.CHECKPOINT_RESTORE_PATH={base[0]}',
@@ -345,7 +345,7 @@ def test_the_table_is_printed_and_the_start_is_the_others_end(base, tmp_path):
 
 
 def of_lora(folder, **values):
-  """A folder with what LoRA has trained, which says that it was trained beside another."""
+  """Returns a folder with LoRA's variables and an identity with these values."""
   write_variable(folder / 'state', 'params.x.lora_a', np.zeros(2, np.float32))
   (folder / 'data').mkdir()
   (folder / 'data' / 'metadata').write_text('{}')
@@ -405,13 +405,13 @@ def test_weights_that_were_not_imported_are_recognized(tmp_path, files, message)
 
 
 def test_a_model_of_another_size_is_said_before_its_tokenizer(base, tmp_path):
-  """Nor is the data read before, which takes its time."""
+  """The data is not read before that either, because reading takes time."""
   with pytest.raises(UserError, match=r'does not fit the model: .* of a model with --fdl.NUM_LAY'):
     sft(str(base[0]), TRAIN_FILES=['gone.jsonl'], VOCAB_PATH='gone.model')
 
 
 def sft(path: str, **changes):
-  """A fine-tuning run of a model that is not that of `base`."""
+  """Returns a fine-tuning run whose model differs from that of `base`."""
   e = SmallSft(TRAIN_FILES=['x.jsonl'], CHECKPOINT_RESTORE_PATH=path)
   for name, value in changes.items():
     setattr(e, name, value)

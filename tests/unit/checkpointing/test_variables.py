@@ -1,4 +1,4 @@
-"""Variables on disk, read by slices."""
+"""Variables on disk, which are read in slices."""
 
 import json
 import zlib
@@ -68,7 +68,7 @@ def test_what_is_written_is_read(tmp_path):
 
 
 def described(folder, **changes):
-  """A variable [4, 6] of float32 in chunks [2, 6] whose description has changed."""
+  """Returns a float32 variable [4, 6] in chunks [2, 6] whose description was changed."""
   write_variable(folder, 'x', np.zeros((4, 6), np.float32))
   path = folder / 'x' / '.zarray'
   path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -129,7 +129,7 @@ def test_compressed_chunks(tmp_path, name, order):
   chunk = path.with_name('0.0')
   chunk.write_bytes(codec.encode(np.frombuffer(value.tobytes(order=order), np.uint8)))
   np.testing.assert_array_equal(stored_variables(tmp_path)['x'].whole(), value)
-  for other in (20, 28, 1 << 24):  # a bomb: it holds more than the description says
+  for other in (20, 28, 1 << 24):  # a bomb: the chunk holds more than the description says
     chunk.write_bytes(codec.encode(np.zeros(4 * other, np.uint8)))
     with pytest.raises(UserError, match=r'holds .* bytes'):
       stored_variables(tmp_path)['x'].whole()

@@ -94,7 +94,7 @@ def test_a_class_attribute_that_is_no_attribute_is_refused(name, value, message)
   with pytest.raises(UserError, match=message) as error:
     type('Mine', (GPT126M,), {name: value})
   assert '\n' not in str(error.value)
-  with pytest.raises(UserError, match=message):  # by way of a mixin that is no experiment
+  with pytest.raises(UserError, match=message):  # through a mixin that is not an experiment
     type('Mine', (type('Plain', (), {name: value}), GPT126M), {})
   with pytest.raises(UserError, match=f'no attribute {name}|must be'):
     setattr(GPT126M(), name, value)

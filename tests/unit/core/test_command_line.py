@@ -1,4 +1,4 @@
-"""What every tool does with its command line and its terminal."""
+"""How every tool treats its command line and its terminal."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from paxlite.core.errors import UserError
 from paxlite.tools import experiments, export_weights, goodput, import_weights, tokenize
 from tests.support import runs
 
-# each prints letters that ASCII has not
+# Each command prints letters that ASCII does not have.
 PRINTING = {
   'help': ['paxlite.main', '--help'],
   'dry run': ['paxlite.main', '--fdl_config=TinyGPT', '--dry_run'],
@@ -24,7 +24,7 @@ PRINTING = {
 
 
 def environment(**variables: str) -> dict[str, str]:
-  """Without what makes Python write UTF-8 where the locale does not say so."""
+  """Returns an environment without the settings that make Python write UTF-8 in any locale."""
   return runs.environment() | {'LC_ALL': 'C', 'PYTHONCOERCECLOCALE': '0'} | variables
 
 
@@ -60,7 +60,7 @@ def test_readers_that_go_away(what):
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
 @pytest.mark.parametrize('argv', [['paxlite.tools.experiments'], ['paxlite.tools']])
 def test_a_file_for_what_is_printed_that_is_full(argv):
-  """Longer than the buffer, and shorter."""
+  """The output is longer than the buffer in one case, and shorter in the other."""
   with open('/dev/full', 'w') as full:
     result = subprocess.run(
       [sys.executable, '-m', *argv], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
@@ -161,7 +161,7 @@ def test_what_cannot_be_written_is_spelled():
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 def test_a_library_that_swallows_signals(number):
-  """What calls Python back may drop SystemExit and KeyboardInterrupt; the tool ends anyway."""
+  """A library that calls Python may drop SystemExit and KeyboardInterrupt; the tool ends anyway."""
   code = (
     'import time\n'
     'from paxlite.core import command_line as cli\n'

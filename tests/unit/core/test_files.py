@@ -1,4 +1,4 @@
-"""Files that others wrote: what they may cost, and what is said of them."""
+"""Foreign files: the memory and time that they may cost, and the errors about them."""
 
 import ast
 import gzip
@@ -38,7 +38,7 @@ def refusal(call) -> str:
 
 
 def peak_of(call) -> tuple[int, object]:
-  """The most bytes that `call` held at once, and what it gave."""
+  """Returns the largest number of bytes that `call` held at once, and its result."""
   tracemalloc.start()
   try:
     result = call()
@@ -54,11 +54,11 @@ def test_a_few_bytes_that_hold_much_text_are_read_in_little_memory(tmp_path, suf
   assert pathlib.Path(path).stat().st_size < MIB
   peak, count = peak_of(lambda: sum(b.count(b'\n') for *_, b in files.line_blocks(path)))
   assert count == 4096 * 128
-  assert peak < 16 * MIB  # of 33; xz has a window of 8
+  assert peak < 16 * MIB  # of 33 MiB; xz has a window of 8 MiB
 
 
 def test_no_byte_of_zst_is_copied_again_for_every_read(tmp_path):
-  """What is decompressed at once is a block; so reads take time in proportion to their bytes."""
+  """Data is decompressed in blocks, so reading takes time in proportion to the bytes."""
   path = pathlib.Path(write(tmp_path / 'a.zst', bytes(MIB), 64))
   reader, held = zstd.ZstdReader(path.open('rb'), zstandard), []
   while reader.readinto(memoryview(bytearray(1000))):
@@ -140,7 +140,7 @@ DEEP = '[' * 200_000
   'text', [DEEP, DEEP + ']' * 200_000, '{"a": ' + '[' * 400 + ']' * 400 + '}', '{"a":' * 200_000]
 )
 def test_deep_json_is_an_error_of_its_file(tmp_path, text):
-  """Wherever JSON is read: who walks it later would run out of stack too."""
+  """The parser raises the error, because code that walks the value would exceed its stack too."""
   path = tmp_path / 'a.json'
   path.write_text(text)
   with pytest.raises(UserError, match=r'a\.json.* is damaged'):
@@ -154,7 +154,7 @@ def test_deep_json_is_an_error_of_its_file(tmp_path, text):
 
 
 def test_json_is_read_where_its_errors_are_known():
-  """Who else calls a parser has to think of RecursionError, as these do."""
+  """Every other caller of a parser would have to handle RecursionError, as these modules do."""
   parsers = {
     path
     for path, node in nodes()
@@ -164,10 +164,10 @@ def test_json_is_read_where_its_errors_are_known():
     'checkpointing/checksums.py',
     'core/json_files.py',
     'data/checked_files.py',
-    'experiments/identity.py',  # of what it has written itself
-    'runtime/compiled_step.py',  # the same
+    'experiments/identity.py',  # reads its own files
+    'runtime/compiled_step.py',  # reads its own files
     'runtime/folder_lock.py',
     'runtime/goodput.py',
-    'tools/experiments.py',  # a file of the package
+    'tools/experiments.py',  # reads a file of the package
     'training/summaries.py',
   }

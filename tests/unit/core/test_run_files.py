@@ -1,4 +1,4 @@
-"""What a run writes goes into its own folder, and not through links that somebody put there."""
+"""A run writes into its own folder, and not through links that somebody put there."""
 
 import os
 
@@ -37,7 +37,7 @@ def test_a_link_in_place_of_the_lock(tmp_path):
 
 
 def test_links_in_place_of_every_file_of_a_run(tmp_path):
-  """Made where a run has written, each to a file of its own; the run goes on and spares them."""
+  """Each file of a run becomes a link to another file. The run continues and changes no target."""
   folder, victims = tmp_path / 'run', tmp_path / 'victims'
   runs.run(folder, '--fdl.MAX_STEPS=2')
   victims.mkdir()
@@ -58,7 +58,7 @@ def test_links_in_place_of_every_file_of_a_run(tmp_path):
 @pytest.mark.parametrize('make', [os.mkfifo, lambda path: path.symlink_to('/dev/null')])
 @pytest.mark.parametrize('name', ['experiment.json.tmp', '.lock', 'goodput/attempt_00007.json'])
 def test_what_somebody_puts_where_a_run_writes(tmp_path, name, make):
-  """The run ends with a line or goes on, and waits for nobody."""
+  """The run ends with a message or continues, and waits for nothing."""
   (tmp_path / 'goodput').mkdir()
   make(tmp_path / name)
   done = runs.run(tmp_path, '--fdl.MAX_STEPS=1', code=None)

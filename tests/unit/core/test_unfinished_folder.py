@@ -1,4 +1,4 @@
-"""Folders that are complete or not there, with one process at a time that writes them."""
+"""A folder is complete or absent, and only one process at a time writes it."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.unfinished_folder import UnfinishedFolder
 from tests.support import runs
 
-# writes 300 files, waits for a line, and writes 300 more
+# Writes 300 files, waits for a line, and writes 300 more.
 WRITER = """
 import pathlib, sys
 from paxlite.core.errors import UserError

@@ -1,4 +1,4 @@
-"""Chat templates: transformers' texts, and what a template of anybody's may cost."""
+"""Chat templates: the same texts as transformers, and the limits of what a template may cost."""
 
 import json
 import re
@@ -96,7 +96,7 @@ def test_texts_are_those_of_transformers(tmp_path, name, prompt):
 
 
 def test_a_list_of_templates_has_a_default(tmp_path):
-  """The form in which transformers 4 wrote several."""
+  """transformers 4 wrote several templates in this form."""
   named = [{'name': 'tool_use', 'template': 'tools'}, {'name': 'default', 'template': 'plain'}]
   assert chat(tmp_path, named).render(MESSAGES, False) == 'plain'
   assert chat(tmp_path, {'default': 'plain'}).render(MESSAGES, False) == 'plain'
@@ -235,7 +235,7 @@ def test_whatever_a_template_raises_is_one_clear_error(tmp_path, template):
 
 @pytest.mark.parametrize('template', COSTLY)
 def test_a_template_costs_no_more_than_its_allowance(tmp_path, template, monkeypatch):
-  """Memory is measured; time is counted, in steps and characters, and a hang would be seen."""
+  """Memory is measured; time is counted in steps and characters, so that a hang is noticed."""
   monkeypatch.setattr('paxlite.data.tokenizer.ALLOWANCE', allowance.ALLOWANCE // 8)
   monkeypatch.setattr(allowance, 'ALLOWANCE', allowance.ALLOWANCE // 8)
   made = chat(tmp_path, template)
@@ -245,7 +245,7 @@ def test_a_template_costs_no_more_than_its_allowance(tmp_path, template, monkeyp
 
 
 def test_a_long_conversation_is_far_within_the_allowance(tmp_path):
-  """A thousand messages of 2,000 characters, with every kind of work that templates do."""
+  """It has a thousand messages of 2,000 characters, and every kind of work that templates do."""
   made = chat(tmp_path, HONEST['macros'])
   conversation = [{'role': 'user', 'content': 'word ' * 400}] * 1000
   assert len(made.render(conversation, True)) > 2_000_000
@@ -257,7 +257,7 @@ def test_a_long_conversation_is_far_within_the_allowance(tmp_path):
 
 
 def test_what_values_cost():
-  """Characters one each, elements _ELEMENT each, dictionaries twice that; nested ones add up."""
+  """A character costs 1, a list element _ELEMENT, a dictionary entry 2 _ELEMENT; costs add up."""
   size, element = allowance.Allowance().size, allowance._ELEMENT
   assert size('abc') == 3
   assert size(None) == size(True) == size(1.5) == 0

@@ -1,4 +1,4 @@
-"""Flat tokens in both formats, the tokenize tool, and its errors."""
+"""Flat tokens in both formats, the tokenize tool, and its error messages."""
 
 import gzip
 import itertools
@@ -58,7 +58,7 @@ def test_both_formats_give_the_same_rows(tmp_path):
 
 
 def test_seqax_layout_on_disk(tmp_path):
-  """What facts of the format say: id·2 + start, uint64 starts, zarr v2, max_token_id."""
+  """The format has id·2 + start, uint64 starts, zarr v2, and max_token_id."""
   write(tmp_path / 'd', 'seqax')
   group = zarr.open_group(str(tmp_path / 'd' / 'train'), mode='r')
   assert group.metadata.zarr_format == 2
@@ -156,7 +156,7 @@ def test_tokenize_json_lines(tmp_path, suffix, capsys):
 
 
 def test_tokenize_with_several_processes_equals_one(tmp_path):
-  """The real texts, through the command line."""
+  """The tool tokenizes the real texts through the command line."""
   for processes in (1, 3):
     subprocess.run(
       [
@@ -242,7 +242,7 @@ def test_tokenize_refuses_to_overwrite(tmp_path):
 @pytest.mark.parametrize('kind', ['stream', 'packed', 'sequences'])
 @pytest.mark.parametrize('file', ['tokens.bin', 'seq_starts.bin'])
 def test_a_file_that_is_cut_off_while_it_is_read(tmp_path, kind, file):
-  """In a process of its own, as a signal would end it."""
+  """It runs in its own process, because a signal would end it."""
   write(tmp_path / 'd', 'memmap', [np.arange(1, 900)] * 300)
   program = f"""
 import os, numpy as np
@@ -263,7 +263,7 @@ except UserError as e:
   )
   assert result.returncode == 0, (result.returncode, result.stderr)
   size = {'tokens.bin': 300 * 899 * 2, 'seq_starts.bin': 301 * 8}[file]
-  if file == 'seq_starts.bin':  # of which one block is all, and was read before
+  if file == 'seq_starts.bin':  # the file has only one block, which was read before
     assert result.stdout == 'read\n'
   else:
     assert f'{file} has 64 bytes and had {size:,} when it was opened' in result.stdout
@@ -315,14 +315,14 @@ def test_the_checksum_is_compared_once(tmp_path, monkeypatch):
   read = []
   whole = checked_files._crc32c_of
   monkeypatch.setattr(checked_files, '_crc32c_of', lambda path: read.append(path) or whole(path))
-  opened()  # the writer has just read it
+  opened()  # the writer has just read the file
   assert read == []
   shutil.rmtree(tmp_path / 'cache')
   opened()
   opened()
   assert read == [tokens]
   content = tokens.read_bytes()
-  tokens.write_bytes(content[:2] + b'\x09' + content[3:])  # an id of the vocabulary, too
+  tokens.write_bytes(content[:2] + b'\x09' + content[3:])  # this id is in the vocabulary too
   for _ in range(2):
     with pytest.raises(UserError, match=r'tokens.bin is damaged: its CRC-32C is \w{8} and .*meta'):
       opened()
@@ -336,7 +336,7 @@ def test_the_checksum_is_compared_once(tmp_path, monkeypatch):
     json.dumps({k: v for k, v in json.loads(meta.read_text()).items() if k != 'crc32c'})
   )
   tokens.write_bytes(content[:2] + b'\x09' + content[3:])
-  opened()  # of a dataset from before there was one
+  opened()  # an older dataset has no checksum
 
 
 def test_of_several_processes_one_compares_the_checksum(tmp_path):

@@ -1,4 +1,4 @@
-"""Rows, order, packing, synthetic tokens and text files."""
+"""Rows, their order, packing, synthetic tokens and text files."""
 
 import gzip
 import lzma
@@ -42,7 +42,7 @@ def test_permute_is_a_permutation_and_differs_by_epoch_and_seed(n):
 
 
 def test_permute_spreads_neighbours():
-  """Consecutive positions go far apart: their mean distance is that of a random order, n/3."""
+  """The mean distance of consecutive positions is that of a random order, n/3."""
   n = 10_000
   distance = np.abs(np.diff(permute(np.arange(n), n, 3, 0))).mean()
   assert 0.9 * n / 3 < distance < 1.1 * n / 3
@@ -89,7 +89,7 @@ def test_sequence_rows_hold_one_document():
 
 
 class Numbers:
-  """A source whose row i holds i."""
+  """A source whose row i contains i."""
 
   max_token_id = 10**6
   name = 'numbers'
@@ -232,13 +232,13 @@ def test_of_many_small_files_whole_ones_are_held_out(tmp_path):
 
 
 def test_texts_with_blank_lines_are_split_as_ever(tmp_path):
-  """A run that was begun before other texts were taken goes on with the same rows."""
+  """A run that was started by an older version continues with the same rows."""
   found = split_files(packaged.TEXTS, 20)
   assert found == [pair for path in packaged.TEXTS for pair in split_blocks(path)]
   rows = TextRows(packaged.TEXTS, packaged.VOCAB, 256, 'train')
   assert (len(rows.tokens), rows.fingerprint) == (2_382_861, 100_832_392)
   small, large = tmp_path / 'small.txt', tmp_path / 'large.txt'
-  small.write_text(WORDS * 100)  # is not cut, as the other one is
+  small.write_text(WORDS * 100)  # is not cut, unlike the other file
   large.write_text(f'{WORDS}\n\n' * 3000)
   assert [held for _, held in split_files([str(small), str(large)], 20)] == [
     False,
@@ -316,7 +316,7 @@ def test_patterns_of_files(tmp_path, monkeypatch):
 @pytest.mark.parametrize('suffix', ['.txt', '.jsonl', '.gz', '.xz', '.zst', '.parquet'])
 @pytest.mark.parametrize('kind', ['FIFO', 'socket', 'device', 'folder'])
 def test_what_is_no_file_is_refused_and_not_read(tmp_path, monkeypatch, suffix, kind):
-  monkeypatch.chdir(tmp_path)  # names of sockets are short
+  monkeypatch.chdir(tmp_path)  # names of sockets must be short
   path = pathlib.Path(f'a{suffix}')
   match kind:
     case 'FIFO':

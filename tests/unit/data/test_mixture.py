@@ -1,4 +1,4 @@
-"""Mixtures and streamed documents: shares, epochs, exact going on, held-out text kept apart."""
+"""Mixtures and streamed documents: shares, epochs, exact continuation, separate held-out text."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ T = 32
 
 
 class Numbered:
-  """A RowSource whose row i holds `first` + i everywhere."""
+  """A RowSource whose row i has `first` + i in all places."""
 
   def __init__(self, first: int, num_rows: int, segments: bool = False):
     self.name, self.first, self.num_rows, self.segments = f'from {first}', first, num_rows, segments
@@ -55,7 +55,7 @@ def two(batch_size: int = 8, segments: bool = False):
 
 
 def rows_of(source, count: int, start: int = 0, rows=None) -> np.ndarray:
-  """First token of each row, in order."""
+  """Returns the first token of each row, in order."""
   rows = rows or slice(0, source.batch_size)
   found = itertools.islice(source.train_batches(start, rows), count)
   return np.concatenate([b['ids'][:, 0] for b in found])
@@ -128,7 +128,7 @@ def same(a, b) -> bool:
 
 
 def epoch_of(source, process: int, processes: int) -> list:
-  """One pass of a process, its rows one at a time."""
+  """Returns the rows of one epoch of a process, one at a time."""
   found = []
   stream = source.train_batches(0, slice(process, process + 1))
   for step in itertools.count():
@@ -192,7 +192,7 @@ def test_held_out_documents_are_never_trained_on(files, texts, small_blocks):
     x for b in epoch_of(streamed(files, 'packed', batch_size=1), 0, 1) for x in segments_of(b)
   }
   assert trained | evaluated == whole
-  assert not {x for x in trained & evaluated if len(x) > 20}  # short ones repeat in the text itself
+  assert not {x for x in trained & evaluated if len(x) > 20}  # the text repeats short ones
   assert len(evaluated) > len(whole) / 10
 
 
@@ -290,7 +290,7 @@ def test_a_mixture_with_a_stream_goes_on_where_it_stood(files, small_blocks):
 
 @pytest.mark.slow
 def test_a_mixture_trains_and_resumes_bit_for_bit(tmp_path, files):
-  """Through main: flat tokens, text, and documents of a file and of a Hugging Face dataset."""
+  """The run goes through main: flat tokens, text, and documents of a file and of Hugging Face."""
   datasets = pytest.importorskip('datasets')
   from paxlite.tools import tokenize
 

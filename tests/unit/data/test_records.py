@@ -1,4 +1,4 @@
-"""Records of every kind of source, and tokenizing them: the same tokens, also after a kill."""
+"""Records of every kind of source, and their tokens, which are the same after a kill."""
 
 import gzip
 import itertools
@@ -25,7 +25,7 @@ from tests.support import runs
 
 @pytest.fixture(scope='module')
 def documents() -> list[str]:
-  """Paragraphs of real text, one longer than the pieces that long documents are cut into."""
+  """Paragraphs of real text; one is longer than the pieces that long documents are cut into."""
   text = read_text(packaged.TEXTS[1])[:200_000]
   return [p for p in text[:60_000].split('\n\n') if p.strip()] + [text[60_000:]]
 
@@ -53,7 +53,7 @@ def as_saved_dataset(path: pathlib.Path, documents) -> str:
 
 
 def as_folder_of_files(path: pathlib.Path, documents) -> str:
-  """What load_dataset finds in a folder, read as a stream."""
+  """Writes a folder that load_dataset finds and reads as a stream."""
   (path / 'train').mkdir(parents=True)
   half = len(documents) // 2
   pa, parquet = pytest.importorskip('pyarrow'), pytest.importorskip('pyarrow.parquet')
@@ -146,7 +146,7 @@ def test_tokenizing_is_the_same_from_every_source(tmp_path, documents, make, mon
 
 @pytest.fixture(scope='module')
 def json_vocab(tmp_path_factory) -> str:
-  """A byte-level BPE of Hugging Face's tokenizers, trained on the text."""
+  """A byte-level BPE of Hugging Face's tokenizers that is trained on the text."""
   tokenizers = pytest.importorskip('tokenizers')
   folder = tmp_path_factory.mktemp('bpe')
   bpe = tokenizers.ByteLevelBPETokenizer()
@@ -165,7 +165,7 @@ def test_a_tokenizer_of_hugging_face_on_all_cores(tmp_path, documents, json_voca
         f'--processes={processes}', source)  # fmt: skip
   one, two = (tmp_path / p / 'train' / 'tokens.bin' for p in '12')
   assert one.read_bytes() == two.read_bytes()
-  assert texts(tmp_path / '1', json_vocab) == documents  # the end is no text
+  assert texts(tmp_path / '1', json_vocab) == documents  # the end token is not part of the text
   tokens, starts, _ = open_flat_tokens(str(tmp_path / '1'), 'train')
   assert set(tokens[:][starts[1:].astype(int) - 1]) == {open_tokenizer(json_vocab).eos_id}
 
@@ -236,7 +236,7 @@ def test_a_source_twice_or_changed_is_refused(tmp_path, documents, monkeypatch):
     with pytest.raises(ZeroDivisionError):
       tokenize.main([*flags, source])
   text = pathlib.Path(source).read_text()
-  pathlib.Path(source).write_text(text.replace('KING', 'LORD'))  # of the same size
+  pathlib.Path(source).write_text(text.replace('KING', 'LORD'))  # has the same size
   with pytest.raises(UserError, match='was begun with sources='):
     tokenize.main([*flags, source])
 
@@ -256,7 +256,7 @@ def test_a_full_disk_is_said_and_gone_on_after(tmp_path, documents):
 
 
 def killed_until_it_ends(*flags: str) -> int:
-  """Calls the tool until it has ended; returns how often it was killed."""
+  """Calls the tool until it completes; returns the number of kills."""
   for kills in range(20):
     process = subprocess.run(
       [sys.executable, '-m', 'tests.support.killed_tokenize', *flags], check=False, cwd=runs.ROOT,
@@ -293,7 +293,7 @@ def test_an_unfinished_split_goes_on_only_as_it_was_begun(tmp_path, documents, m
   flags = [f'--vocab={packaged.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1', source]
   monkeypatch.setattr(tokenize, '_SECONDS_BETWEEN_NOTES', 0.0)
   with monkeypatch.context() as m:
-    m.setattr(tokenize, 'share_done', lambda sources: 1 / 0)  # after the first note
+    m.setattr(tokenize, 'share_done', lambda sources: 1 / 0)  # fails after the first note
     with pytest.raises(ZeroDivisionError):
       tokenize.main(flags)
   assert not (tmp_path / 'out' / 'train').exists()

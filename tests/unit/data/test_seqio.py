@@ -1,4 +1,4 @@
-"""SeqIO over real TFDS datasets of real text: nothing lost, nothing doubled, resumed exactly."""
+"""SeqIO on real TFDS datasets of real text: no loss, no duplicates, exact continuation."""
 
 import itertools
 import json
@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-# Triton (in torch's CUDA builds) and TensorFlow each carry an LLVM; the process ends when Triton's
-# is loaded second, and transformers loads it in other tests of this process.
+# Triton (in torch's CUDA builds) and TensorFlow each contain an LLVM. The process crashes if
+# Triton's is loaded second, and transformers loads it in other tests of this process.
 pytest.importorskip('torch._dynamo')
 pytest.importorskip('seqio')
 pytest.importorskip('tensorflow_datasets')
@@ -48,7 +48,7 @@ def documents() -> list[str]:
 
 @pytest.fixture(scope='module')
 def tfds(tmp_path_factory, documents):
-  """TFDS datasets, built from local files by the scripts that users call."""
+  """TFDS datasets that the scripts for users build from local files."""
   folder = tmp_path_factory.mktemp('tfds')
   mirror = folder / 'mirror'
   half = len(documents) // 2
@@ -116,14 +116,14 @@ def test_one_pass_holds_every_token_once(pile, documents):
 @pytest.mark.parametrize('processes', [1, 2, 4])
 @pytest.mark.slow
 def test_an_epoch_over_processes_loses_and_doubles_nothing(rows, processes, pile, documents):
-  """2 processes split the three shards, 4 share their rows."""
+  """2 processes split the three shards; 4 processes split their rows."""
   source = pile(rows=rows, batch_size=processes)
   whole = []
   for process in range(processes):
     stream = source.train_batches(0, slice(process, process + 1))
     for step in itertools.count():
       batch = next(stream)
-      # a pass is over when the position says so; the row that says it is of the next
+      # The position shows the end of an epoch. This row belongs to the next one.
       if source.position(step + 1)[0, 0] > 0:
         break
       whole.append(batch)
@@ -161,7 +161,7 @@ def test_a_seed_fixes_the_order_and_a_position_goes_on_in_it(processes, pile):
 
 @pytest.mark.slow
 def test_a_mixture_has_its_rates_and_goes_on(tmp_path, documents):
-  """Two tasks of text files that a user has registered, 3 to 1."""
+  """A user registered two tasks of text files; their rates are 3 to 1."""
   import seqio
 
   vocabulary = seqio.SentencePieceVocabulary(packaged.VOCAB)
@@ -232,7 +232,7 @@ SIZES = dict(NUM_LAYERS=1, NUM_HEADS=2, MODEL_DIMS=16, VOCAB_SIZE=8192, MAX_SEQ_
 
 @pytest.mark.slow
 def test_pile126m_and_lambada126m_as_pax_users_call_them(tfds, tmp_path):
-  """Trained in one go, and stopped and continued; then LAMBADA with the same checkpoints."""
+  """The run is trained at once, and also stopped and continued; LAMBADA uses its checkpoints."""
   sizes = [f'--fdl.{k}={v}' for k, v in SIZES.items()]
   numbers = dict(PERCORE_BATCH_SIZE=4, SUMMARY_INTERVAL_STEPS=1, MAX_EVAL_BATCHES=1)
   flags = [*sizes, f'--tfds_data_dir={tfds}', *(f'--fdl.{k}={v}' for k, v in numbers.items())]

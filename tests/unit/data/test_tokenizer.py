@@ -1,4 +1,4 @@
-"""Files of tokenizers that others wrote: right results, or one clear error."""
+"""Tokenizer files from others give right results or one clear error."""
 
 import json
 
@@ -11,7 +11,7 @@ tokenizers = pytest.importorskip('tokenizers')
 
 
 def bpe() -> dict:
-  """A tokenizer.json of three tokens and <s>, which begins a text."""
+  """Returns a tokenizer.json with three tokens and <s>, which starts a text."""
   made = tokenizers.Tokenizer(tokenizers.models.BPE({'a': 0, 'b': 1, 'ab': 2}, [('a', 'b')]))
   made.add_special_tokens(['<s>'])
   made.post_processor = tokenizers.processors.TemplateProcessing(
@@ -36,7 +36,7 @@ def written(folder, tree) -> str:
   ],
 )
 def test_a_tokenizer_that_cannot_be_opened(tmp_path, where, value):
-  """The first two are panics of the Rust library, which are no Exceptions."""
+  """The first two cause panics of the Rust library, which are not Exceptions."""
   tree = bpe()
   inner = tree
   for key in where[:-1]:
@@ -75,7 +75,7 @@ def test_texts_and_ids_that_a_tokenizer_does_not_know(tmp_path):
 
 
 def test_a_text_is_neither_cut_off_nor_padded(tmp_path):
-  """Whatever the file asks for; as in transformers, where nobody does."""
+  """This holds for all settings in the file, as in transformers without an explicit request."""
   tree = bpe()
   tree['truncation'] = {'max_length': 2, 'strategy': 'LongestFirst', 'stride': 0}
   tree['truncation'] |= {'direction': 'Right'}

@@ -1,4 +1,4 @@
-"""Log-likelihoods are those of recomputing alone; each continuation is counted once."""
+"""Log-likelihoods equal those of separate computation; each continuation is counted once."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from tests.unit.generation.test_decoding import CONFIG, made
 
 
 def some(count: int, seed: int = 0) -> list[Continuation]:
-  """Of many lengths; every third one shares its context with its neighbour."""
+  """Returns continuations of many lengths; every third one has its neighbor's context."""
   rng = np.random.default_rng(seed)
   found: list[Continuation] = []
   for i in range(count):
@@ -32,16 +32,17 @@ def some(count: int, seed: int = 0) -> list[Continuation]:
 
 @functools.cache
 def logits_of(name: str):
-  """The logits [64, V] of ids [64], compiled once."""
+  """Returns a function from ids [64] to logits [64, V], compiled once."""
   model, params = made(name)
   program = jax.jit(lambda ids: model.apply({'params': params}, ids[None])[0])
   return lambda ids: np.asarray(program(ids), np.float64)
 
 
 def alone(name: str, c: Continuation, max_len: int = 64) -> tuple[float, bool]:
-  """By one pass over the whole, alone in a row of 64, in float64 from the logits on.
+  """Returns the sum of log-likelihoods, and whether greedy decoding gives the continuation.
 
-  What stands after the inputs is seen by none of them.
+  The continuation is alone in a row of `max_len`; everything after the logits is in float64. No
+  input sees the padding behind it.
   """
   ids = [*c.context, *c.continuation]
   inputs, n = ids[:-1][-max_len:], len(c.continuation)
@@ -60,7 +61,7 @@ def alone(name: str, c: Continuation, max_len: int = 64) -> tuple[float, bool]:
 def test_scores_in_batches_are_those_alone(name, count, batch_tokens):
   model, params = made(name)
   asked = some(count)
-  # the likeliest token too, so that some are greedy
+  # Also the most likely token, so that some continuations are greedy.
   logits = model.apply({'params': params}, np.array([asked[0].context]))
   asked.append(Continuation(asked[0].context, [int(logits[0, -1].argmax())]))
   scores = Scorer(model, params, 64, batch_tokens)(asked)
@@ -110,7 +111,7 @@ def task(tmp_path, **changes) -> str:
 
 
 def test_tasks_by_naming_fields(tmp_path):
-  """The records of well-known sets, each in its own form."""
+  """The records of well-known datasets have different forms."""
   piqa = dict(goal='Boil water', sol1='use a pot', sol2='use a hat', label=0)
   arc = dict(question='What is hot?', answerKey='C',
              choices=dict(text=['ice', 'snow', 'fire'], label=['A', 'B', 'C']))  # fmt: skip
@@ -220,7 +221,7 @@ def test_tasks_that_are_none(text, match, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(('target', 'gold'), [(1, 1), ('1', 1), ('3', 1), ('9', None), ('B', 2)])
 def test_the_right_choice_by_label_number_or_text(target, gold, tmp_path):
-  """As the harness reads it: a number is one, also where choices are numbers."""
+  """A number means a number, as in the harness, even if the choices are numbers too."""
   write(tmp_path / 'a.jsonl', [dict(a='x', b=target, c=['1', '3', '0'], l=['X', 'Y', 'B'])])
   spec = GOOD | dict(kind='multiple_choice', doc_to_choice='c', doc_to_label='l')
   spec = find_task(task(tmp_path, **spec))[1]
@@ -286,7 +287,7 @@ def evaluate(trained, *flags: str, devices: int = 1) -> subprocess.CompletedProc
 
 
 def distributed(count: int, module: str, *flags: str) -> list[subprocess.CompletedProcess]:
-  """The tool on `count` processes of one device each."""
+  """Runs the tool on `count` processes of one device each."""
   with socket.socket() as s:
     s.bind(('127.0.0.1', 0))
     port = s.getsockname()[1]
@@ -324,7 +325,7 @@ def test_the_tool_says_what_it_cut_and_left_out(trained, tmp_path):
   assert '1 unreadable records left out' in result.stdout
   found = json.loads((tmp_path / 'out' / 'results.json').read_text())['lambada']
   assert (found['num_examples'], found['truncated'], found['unreadable']) == (2, 1, 1)
-  (tmp_path / 'l.jsonl').write_text('no\n' + (tmp_path / 'l.jsonl').read_text())  # the first one
+  (tmp_path / 'l.jsonl').write_text('no\n' + (tmp_path / 'l.jsonl').read_text())  # invalid
   result = evaluate(trained, *flags)
   assert '2 unreadable records left out' in result.stdout
   result = evaluate(trained, *flags, '--too_long=error')
@@ -334,7 +335,7 @@ def test_the_tool_says_what_it_cut_and_left_out(trained, tmp_path):
 
 @pytest.mark.slow
 def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
-  """13 examples, which neither a batch nor 8 devices divide."""
+  """There are 13 examples, which neither a batch nor 8 devices divide."""
   words = ['and', 'it', 'came', 'to', 'pass', 'in', 'those', 'days', 'that', 'he', 'went', 'out']
   lambada = write(tmp_path / 'l.jsonl', [
     dict(context=' '.join(words[: i % 7 + 2]), continuation=words[i % 7 + 2]) for i in range(13)

@@ -29,7 +29,7 @@ def experiment(model='gpt', **values):
 
 
 class Step:
-  """A jitted train step of an experiment, its first state, and a batch."""
+  """A jitted train step of an experiment, its initial state, and a batch."""
 
   def __init__(self, e):
     e.validate()
@@ -39,7 +39,7 @@ class Step:
     self.jitted = jax.jit(lambda state, batch: train_step(self.task, 0, state, batch))
 
   def train(self, steps):
-    """Losses of steps on one batch; `state` is the last one's."""
+    """Returns the losses of steps on one batch; `state` is that of the last step."""
     losses = []
     for _ in range(steps):
       self.state, metrics = self.jitted(self.state, self.batch)
@@ -47,7 +47,7 @@ class Step:
     return losses
 
   def dots(self):
-    """How often each pair of dtypes is multiplied in the step as it is lowered for CUDA."""
+    """Counts the matrix multiplications of the lowered CUDA step by pair of dtypes."""
     lowered = self.jitted.trace(self.state, self.batch).lower(lowering_platforms=('cuda',))
     of_tensor = r'tensor<[\dx]*x([a-z]\w*)>'
     dots = rf'stablehlo\.dot_general .*: \({of_tensor}, {of_tensor}\)'
@@ -132,7 +132,7 @@ def test_what_cannot_be(monkeypatch, environment, values, error):
 
 
 def test_recomputed_products_are_in_fp8_too():
-  """All of a block's but its last, which nothing in the backward pass asks for."""
+  """All products of a block are, except its last, which the backward pass does not use."""
   dots = Step(experiment('llama', USE_FP8=True, CHECKPOINT_POLICY='SAVE_NOTHING')).dots()
   assert dots['f8E4M3FN', 'f8E4M3FN'] in (7 + 6, 7 + 7)
   assert dots['f8E5M2', 'f8E4M3FN'] == 2 * 7
@@ -150,7 +150,7 @@ def test_fp8_needs_experts_of_one_shape():
     ('gpt', dict(USE_REPEATED_LAYER=False, NUM_LAYERS=2), 2 * (1 + 1 + 2)),
     ('gpt', dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'), 1 + 1 + 2),
     ('llama', dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'), 3 + 1 + 3),
-    # a block with experts and one without
+    # One block with experts and one without.
     pytest.param(
       'glam',
       dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'),
@@ -160,7 +160,7 @@ def test_fp8_needs_experts_of_one_shape():
   ],
 )
 def test_every_product_is_in_fp8_forward_and_backward(model, values, products):
-  """Counted in what JAX hands to XLA for CUDA; the attention, the router and the logits are not."""
+  """Counted in JAX's program for CUDA; attention, router and logits are not in FP8."""
   dots = Step(experiment(model, USE_FP8=True, **values)).dots()
   fp8 = {pair: n for pair, n in dots.items() if pair[0].startswith('f8')}
   assert fp8 == {('f8E4M3FN', 'f8E4M3FN'): products, ('f8E5M2', 'f8E4M3FN'): 2 * products}
@@ -173,7 +173,7 @@ def test_lora_needs_no_gradient_of_what_is_frozen():
   step = Step(experiment('llama', USE_FP8=True, USE_LORA=True, CHECKPOINT_POLICY='SAVE_EVERYTHING'))
   dots = step.dots()
   assert dots['f8E4M3FN', 'f8E4M3FN'] == 7
-  assert dots['f8E5M2', 'f8E4M3FN'] == 7  # by the activations alone
+  assert dots['f8E5M2', 'f8E4M3FN'] == 7  # only for the gradients of activations
   frozen = jax.tree.leaves(step.task.optimizer.split(step.state.params)[1])
   before = step.state.overwritten
   losses = step.train(20)
@@ -197,10 +197,10 @@ def test_lora_needs_no_gradient_of_what_is_frozen():
   ],
 )
 def test_fp8_learns_as_xla_does(model, values, tolerance):
-  """30 steps on one batch, which they come to know by heart.
+  """Takes 30 steps on one batch, which the models memorize.
 
-  FP8 keeps 3 bits, and a width of 32 averages over few: benchmarks/convergence.py has a model of
-  some width on text.
+  FP8 keeps 3 bits of mantissa, and a width of 32 averages over few values.
+  benchmarks/convergence.py trains a wider model on text.
   """
   values = values | dict(LEARNING_RATE=1e-3)
   fp8 = Step(experiment(model, USE_FP8=True, **values)).train(30)
@@ -211,7 +211,7 @@ def test_fp8_learns_as_xla_does(model, values, tolerance):
 
 
 def test_histories_are_replaced_and_not_optimised():
-  """A step puts the largest weight in front, whatever decay, clipping and the learning rate do."""
+  """A step puts the largest weight at the front, without decay, clipping or learning rate."""
   step = Step(experiment(USE_FP8=True, WEIGHT_DECAY=0.5, CLIP_GRADIENT_NORM_TO_VALUE=0.1))
   before = step.state
   step.train(1)
@@ -224,7 +224,7 @@ def test_histories_are_replaced_and_not_optimised():
   np.testing.assert_array_equal(history[:, 0], np.abs(w['w']).max((1, 2)))
   assert not history[:, 1:].any()
 
-  # neither the optimizer's state nor the reported norm knows of them
+  # Neither the optimizer's state nor the reported norm includes the histories.
   moments = jax.tree.leaves(step.state.opt_state)
   assert len(moments) == 2 * len(jax.tree.leaves(before.params)) + 2
   loss = lambda params: step.task.loss(params, step.batch, None, before.overwritten)[0]
@@ -264,7 +264,7 @@ def arrays(folder, step):
 
 @pytest.mark.slow
 def test_a_smaller_model_loses_no_layer_in_silence(tmp_path):
-  """What FP8 left may be left out, and nothing else."""
+  """Only FP8's variables may be omitted."""
   fp8 = '--fdl.USE_FP8=True'
   runs.run(tmp_path, fp8, '--fdl.MAX_STEPS=1')
   for backend in (fp8, '--fdl.USE_FP8=False'):
@@ -274,7 +274,7 @@ def test_a_smaller_model_loses_no_layer_in_silence(tmp_path):
 
 
 def test_a_run_from_before_backends_does_not_change_its_own(tmp_path):
-  """One whose experiment.json knows no USE_TE, continued where ENABLE_TE=1 is set."""
+  """Its experiment.json has no USE_TE, and it continues with ENABLE_TE=1 in the environment."""
   runs.run(tmp_path, '--fdl.MAX_STEPS=1')
   path = tmp_path / 'experiment.json'
   written = json.loads(path.read_text())
@@ -303,7 +303,7 @@ def test_a_run_in_fp8_continues_bit_for_bit(tmp_path):
 
 @pytest.mark.slow
 def test_a_checkpoint_goes_on_under_another_backend(tmp_path):
-  """To FP8 and back, with the same weights; not without being asked."""
+  """It continues in FP8 and back with the same weights, but only with --accept_changes."""
   folder = tmp_path / 'run'
   runs.run(folder, *FLAGS, '--fdl.MAX_STEPS=3')
   fp8 = (*FLAGS, '--fdl.USE_FP8=True')
@@ -320,7 +320,7 @@ def test_a_checkpoint_goes_on_under_another_backend(tmp_path):
     folder, *fp8, '--fdl.NUM_LAYERS=1', '--fdl.MAX_STEPS=10', '--accept_changes', code=2
   )
   assert 'repeat' in smaller.stderr
-  # as a new run's start, weights alone and with the optimizer's state
+  # As the start of a new run, with weights alone and with the optimizer's state.
   start = f'--fdl.CHECKPOINT_RESTORE_PATH={folder}'
   runs.run(tmp_path / 'new', *fp8, start, '--fdl.MAX_STEPS=1')
   state = '--fdl.CHECKPOINT_RESTORE_STATE=True'
@@ -329,7 +329,7 @@ def test_a_checkpoint_goes_on_under_another_backend(tmp_path):
 
 @pytest.mark.slow
 def test_evaluation_and_text_after_training_in_fp8(tmp_path):
-  """Evaluation is in FP8 as training is; text comes from the same weights in plain XLA."""
+  """Evaluation is in FP8, as in training; text comes from the same weights in plain XLA."""
   config = 'tests.support.experiments.TinyText'
   flags = ['--fdl.USE_FP8=True', '--fdl.MAX_STEPS=4']
   done = runs.run(tmp_path / 'fp8', *flags, config=config)
@@ -347,7 +347,7 @@ def test_evaluation_and_text_after_training_in_fp8(tmp_path):
 
 @pytest.mark.slow
 def test_lora_in_fp8_continues_evaluates_and_writes(tmp_path):
-  """Its checkpoints hold low-rank factors and FP8's scales, and nothing of the base."""
+  """Its checkpoints hold low-rank factors and FP8's scales, but no weights of the base."""
   config = 'tests.support.experiments.TinyText'
   runs.run(tmp_path / 'base', '--fdl.MAX_STEPS=1', config=config)
   flags = ['--fdl.USE_FP8=True', '--fdl.USE_LORA=True', '--fdl.CHECKPOINT_EVERY_N_STEPS=2']
@@ -379,7 +379,7 @@ def test_a_step_in_fp8_is_compiled_ahead_and_loaded(tmp_path):
 
 
 class Halved(TinyGPT):
-  """Edits its task after the fact, as docs/experiments.md has it."""
+  """Edits its task at the end, as in docs/experiments.md."""
 
   def task(self):
     task = super().task()

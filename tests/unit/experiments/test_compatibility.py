@@ -1,4 +1,4 @@
-"""Weights of one family in the model of another: refused, or the same function."""
+"""Weights of one family in a model of another are refused, or the function is the same."""
 
 import functools
 import zlib
@@ -41,7 +41,7 @@ def small(family, **changes):
 
 
 def params_of(e):
-  """Random parameters, biases and norms among them, by name."""
+  """Returns random parameters by name, including biases and norms."""
   task = fdl.build(e.task())
   abstract = meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
   seed = lambda path: zlib.crc32(path_name(path).encode())
@@ -66,7 +66,7 @@ def shapes(params):
 
 @pytest.mark.parametrize('theirs', FAMILIES)
 def test_models_of_equal_attributes_compute_the_same_or_are_refused(theirs):
-  """Each other family with all attributes of this one, whose variables have the same shapes."""
+  """Each other family gets all attributes of this one; the variables have the same shapes."""
   their = small(theirs)
   values = their.values_of(Kind.SHAPE, Kind.FUNCTION)
   params = params_of(their)
@@ -83,7 +83,7 @@ def test_models_of_equal_attributes_compute_the_same_or_are_refused(theirs):
 
 
 def test_the_scale_of_queries_is_seen():
-  """Seqax scales queries by 1, in code that no attribute tells of."""
+  """Seqax scales queries by 1, in code that no attribute describes."""
   their = small(Seqax)
   our = small(LLaMA, **their.values_of(Kind.SHAPE, Kind.FUNCTION))
   found = differences(function_lines(their.task().model), function_lines(our.task().model))
@@ -120,7 +120,7 @@ def mine():
   class Plain(Synthetic, LLaMA):
     pass
 
-  globals().update(Scaled=Scaled, Plain=Plain)  # found by the name that a checkpoint has
+  globals().update(Scaled=Scaled, Plain=Plain)  # a checkpoint finds them by these names
   Scaled.__qualname__, Plain.__qualname__ = 'Scaled', 'Plain'
   return Scaled, Plain
 

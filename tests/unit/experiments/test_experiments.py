@@ -1,4 +1,4 @@
-"""Every registered experiment: one step of it at a small size, and what its attributes say."""
+"""Runs one step of each registered experiment at a small size, and checks its attributes."""
 
 import re
 
@@ -89,7 +89,7 @@ def classes(cls: type) -> set[type]:
 
 
 def test_every_attribute_says_what_it_decides():
-  experiments()  # imports all
+  experiments()  # imports all experiments
   ours = {cls for cls in classes(Experiment) if cls.__module__.startswith('paxlite.')}
   assert len(ours) > 80
   without = {
@@ -122,7 +122,7 @@ def test_a_kind_is_inherited_and_bounds_are_checked():
 
 
 def test_te_refuses_blocks_that_it_does_not_know():
-  """Also where a method deep in the block is overridden, and no attribute says so."""
+  """It also refuses a method that is overridden deep in the block, where no attribute differs."""
   plain = dict(ATTEN_LOGIT_CAP=-1.0, PACKED_INPUT=False)
   check_supported(TinyGPT(**plain))
 

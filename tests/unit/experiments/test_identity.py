@@ -1,4 +1,4 @@
-"""What a run's folder says that it is."""
+"""The identity of a run in its folder."""
 
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.gpt import GPT126M

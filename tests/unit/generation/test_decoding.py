@@ -1,4 +1,4 @@
-"""Cached decoding is what recomputing gives; sampling, stopping, and decoding files of prompts."""
+"""Cached decoding equals recomputation; sampling, stopping, and files of prompts."""
 
 import json
 import signal
@@ -51,7 +51,7 @@ def made(name: str):
   + [pytest.param(n, marks=pytest.mark.slow) for n in ('llama', 'pipeline', 'repeated', 'glam')],
 )
 def test_the_cache_gives_what_recomputing_gives(name):
-  """Tokens of every row, in a batch of different lengths and alone."""
+  """The tokens of every row are equal, in a batch of different lengths and alone."""
   model, params = made(name)
   generator = Generator(model, params, 64)
   rows = generator.generate(PROMPTS, 16)
@@ -64,7 +64,7 @@ def test_the_cache_gives_what_recomputing_gives(name):
 
 @pytest.mark.slow
 def test_bfloat16_takes_the_likeliest_but_for_rounding():
-  """Recomputed without a cache, each token's logit is the largest, or 2 of its last bits below."""
+  """Without a cache, each token's logit is the largest, or below it by 2 of its last bits."""
   model, params = made('bfloat16')
   rows = Generator(model, params, 64).generate(PROMPTS, 8)
   for prompt, row in zip(PROMPTS, rows, strict=True):
@@ -145,7 +145,7 @@ def test_prompts_that_cannot_be_continued(prompt, new, match):
 
 @pytest.mark.parametrize('name', [pytest.param('gpt', marks=pytest.mark.slow), 'llama'])
 def test_a_batch_gives_each_prompt_what_it_gets_alone(name):
-  """However long its neighbours are: as many tokens, and the same."""
+  """For all lengths of neighbors, the number of tokens and the tokens are the same."""
   model, params = made(name)
   prompts = [[7], list(range(3, 66)), list(range(10, 40)), [5, 6], list(range(63))]
   for most in (100, 20):
@@ -179,7 +179,7 @@ def test_ids_outside_the_vocabulary_are_refused(ids, match):
 
 
 class Speaker(Synthetic, LLaMA):
-  """Random weights with a tokenizer: what is decoded is nonsense, but always the same."""
+  """Random weights with a tokenizer; the text is nonsense, but always the same."""
 
   NUM_LAYERS = 2
   NUM_HEADS = 4
@@ -216,7 +216,7 @@ def prompts(tmp_path, count: int = 7) -> str:
 
 @pytest.mark.slow
 def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
-  """Killed while it decodes; what had been written is not decoded again. Also on 8 devices."""
+  """Finished prompts are not decoded again after a kill. The same holds on 8 devices."""
   import shutil
 
   folder = tmp_path / 'run'
@@ -240,7 +240,7 @@ def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
   process.wait()
   if partial.exists():
     with partial.open('a') as f:
-      f.write('{"prompt": 5, "predi')  # as a kill within a write leaves it
+      f.write('{"prompt": 5, "predi')  # like a kill during a write
   result = runs.run(folder, '--mode=decode', flag, config=CONFIG)
   assert (folder / 'decoded_00000001.jsonl').read_text() == whole
   assert '7 prompts continued' in result.stdout

@@ -1,4 +1,4 @@
-"""Attention by cuDNN: what it is asked for, computed by XLA; and where it is not asked."""
+"""Attention by cuDNN: its requests, computed by XLA, and the cases without a request."""
 
 import contextlib
 import functools
@@ -27,7 +27,7 @@ def qkv(kv_heads: int = 4, length: int = 32):
 
 @pytest.fixture
 def asked(monkeypatch):
-  """XLA computes what cuDNN is asked for, and each question is noted."""
+  """Records each request to cuDNN, and lets XLA compute it."""
   found = []
   compute = jax.nn.dot_product_attention
 
@@ -45,7 +45,7 @@ def asked(monkeypatch):
 @pytest.mark.parametrize('packed', [False, True])
 @pytest.mark.parametrize('case', ['plain', 'grouped', 'window'])
 def test_cudnn_is_asked_for_the_same(asked, case, packed, mesh):
-  """Output and gradients, with and without the shard_map of a mesh."""
+  """Compares output and gradients, with and without the shard_map of a mesh."""
   values = dict(query_scale=0.5, window=6 if case == 'window' else 0)
   arrays = qkv(2 if case == 'grouped' else 4)
   segments = SEGMENTS.repeat(2, 0) if packed else None
@@ -93,7 +93,7 @@ def test_cudnn_is_not_asked_for_what_it_has_not(asked, values):
 
 
 def test_where_there_is_a_kernel(monkeypatch):
-  """On GPUs, in 16 bits, whole sequences, and heads that stay with their keys."""
+  """There is one on GPUs, for 16 bits, whole sequences, and heads that stay with their keys."""
   rules = partitioning.rules_for(['replica', 'data', 'mdl', 'context'])
 
   def fits(T=64, S=64, N=8, G=8, H=64, dtype=jnp.bfloat16, platform='cuda', **sizes):

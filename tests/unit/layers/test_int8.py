@@ -1,4 +1,4 @@
-"""int8: in training by qwix, and as weights of a model that continues text."""
+"""int8: qwix in training, and int8 weights of a model that continues text."""
 
 import re
 import sys
@@ -11,7 +11,7 @@ from paxlite.core.errors import UserError
 from paxlite.eval import inference
 from paxlite.generation.decoding import Generator
 from paxlite.layers.int8 import quantized
-from tests.support import experiments, runs  # noqa: F401 - what the checkpoints name
+from tests.support import experiments, runs  # noqa: F401 - named in checkpoints
 from tests.unit.experiments.test_backends import Step, experiment
 
 KEEP = dict(CHECKPOINT_POLICY='SAVE_EVERYTHING')
@@ -32,7 +32,7 @@ def int8_dots(step):
   ],
 )
 def test_every_product_is_in_int8(model, values, products):
-  """Forward, or forward and both of the backward pass; the rest stays as it is."""
+  """This holds forward, or forward and for both backward products; all else is unchanged."""
   forward = Step(experiment(model, USE_INT8='forward', **values))
   assert int8_dots(forward) == products
   both = Step(experiment(model, USE_INT8='forward_backward', **values))
@@ -41,7 +41,7 @@ def test_every_product_is_in_int8(model, values, products):
 
 def test_lora_beside_int8():
   step = Step(experiment('llama', USE_INT8='forward_backward', USE_LORA=True, **KEEP))
-  assert int8_dots(step) == 2 * 7  # nothing is frozen that needs a gradient of its own
+  assert int8_dots(step) == 2 * 7  # frozen weights need no gradient
   losses = step.train(10)
   assert losses[-1] < losses[0]
 
@@ -50,7 +50,7 @@ def test_lora_beside_int8():
   'how', [pytest.param('forward', marks=pytest.mark.slow), 'forward_backward']
 )
 def test_int8_learns_as_xla_does(how):
-  """Within 2 % after 30 steps on one batch; through a scan with recomputation and accumulation."""
+  """Losses differ by at most 2 % after 30 steps on a batch, with scan and microbatches."""
   values = dict(CHECKPOINT_POLICY='SAVE_NOTHING', NUM_MICROBATCHES=2, LEARNING_RATE=1e-3)
   int8 = Step(experiment('llama', USE_INT8=how, **values)).train(30)
   xla = Step(experiment('llama', **values)).train(30)
@@ -81,7 +81,7 @@ def test_rounding_is_to_the_nearest_of_255_by_channel():
 
 @pytest.fixture(scope='module')
 def trained(tmp_path_factory):
-  """A run of LoRA beside a run of a small GPT, and that run."""
+  """A LoRA run that is based on a run of a small GPT, and that base."""
   folder = tmp_path_factory.mktemp('trained')
   flags = ['--fdl.MODEL_DIMS=64', '--fdl.MAX_STEPS=60', '--fdl.LR_COS_DECAY_END=60']
   flags += ['--fdl.LEARNING_RATE=1e-2', '--fdl.EVAL_INTERVAL_STEPS=60']
@@ -108,14 +108,14 @@ def test_a_model_with_int8_weights_is_near_and_small(trained, run):
     blocks = m.params['transformer']
     return sum(x.nbytes for x in jax.tree.leaves(blocks) if x.ndim > 1)
 
-  if run == 'base':  # float32 to int8, and a float32 scale for 64 values or more
+  if run == 'base':  # float32 becomes int8, with a float32 scale for 64 values or more
     assert bytes_of(small) < 0.3 * bytes_of(plain)
   assert len(small.generator().generate([ids[0].tolist()], 8)[0]) <= 8
 
 
 @pytest.mark.slow
 def test_int8_weights_stay_int8_in_the_loop_over_tokens(trained):
-  """XLA would rather convert them all before it; the loop carries each projection as s8."""
+  """XLA would convert all of them before the loop, but the loop carries each projection as s8."""
   m = inference.load_checkpoint(str(trained / 'base'), overrides={'INT8_WEIGHTS': 'True'})
   generator = Generator(m.model, m.params, 32)
   state = generator.prefill([[1, 2, 3]], 8)

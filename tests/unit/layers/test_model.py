@@ -1,4 +1,4 @@
-"""Variants of the model agree where they must."""
+"""Variants of the model that must agree."""
 
 import dataclasses
 import functools
@@ -37,7 +37,7 @@ def make(**overrides) -> Task:
 
 
 def params_of(task, seed=0):
-  """Random parameters: initial biases and scales are zero and would hide mistakes."""
+  """Returns random parameters, because initial biases and scales of zero would hide errors."""
   params = meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
   leaves, tree = jax.tree.flatten(params)
   keys = jax.random.split(jax.random.key(seed), len(leaves))
@@ -71,7 +71,7 @@ def assert_trees_close(a, b, **tolerance):
 
 
 def stacked(params):
-  """Unrolled parameters as RepeatedTransformer has them."""
+  """Returns unrolled parameters in the layout of RepeatedTransformer."""
   layers = params['transformer']
   blocks = [layers[f'x_layers_{i}'] for i in range(len(layers))]
   return {**params, 'transformer': {'repeat': jax.tree.map(lambda *x: jnp.stack(x), *blocks)}}
@@ -89,7 +89,7 @@ def test_repeated_equals_unrolled(packed):
 
 @pytest.fixture(scope='module')
 def plain():
-  """Parameters, a batch, loss and gradients of the plain model."""
+  """Parameters, a batch, the loss and the gradients of the plain model."""
   params, batch = params_of(make()), batch_of()
   return params, batch, *grads_of(make(), params, batch)
 
@@ -116,7 +116,7 @@ def test_checkpoint_policies_change_no_gradient(plain, policy, repeated):
 
 
 def saved_floats(task, params, batch) -> int:
-  """Bytes of what the forward pass keeps for the backward pass, parameters and batch aside."""
+  """Returns the bytes that the forward pass keeps for the backward pass, besides its arguments."""
   _, vjp = jax.vjp(lambda p: task.loss(p, batch)[0], params)
   inputs = {x.unsafe_buffer_pointer() for x in jax.tree.leaves((params, batch))}
   kept = {x.unsafe_buffer_pointer(): x.size for x in jax.tree.leaves(vjp) if hasattr(x, 'size')}
@@ -125,7 +125,7 @@ def saved_floats(task, params, batch) -> int:
 
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_checkpoint_policies_keep_what_they_name(repeated):
-  """More to keep, more memory: nothing < one name < two names < dots < everything."""
+  """A policy that keeps more needs more memory: nothing < 1 name < 2 names < dots < everything."""
   size = lambda policy: saved_floats(
     make(USE_REPEATED_LAYER=repeated, CHECKPOINT_POLICY=policy, NUM_LAYERS=6), params, batch
   )
@@ -169,18 +169,18 @@ def test_loss_chunks_never_hold_all_logits():
 
 
 def test_repeated_layers_keep_little_of_activations_and_norms():
-  """Of [L, B, T, F] what goes into the activation and comes out, although all is to be kept."""
+  """Of [L, B, T, F], SAVE_EVERYTHING keeps only the input and the output of the activation."""
   task = make(USE_REPEATED_LAYER=True, CHECKPOINT_POLICY='SAVE_EVERYTHING', HIDDEN_DIMS=48)
   params, batch = params_of(task), batch_of()
   jaxpr = jax.make_jaxpr(task.grads)(params, batch, None)
   kept = [v.aval.shape for scan in scans(jaxpr.jaxpr) for v in scan.outvars]
   assert kept.count((2, 4, 16, 48)) == 2
-  # what goes into both norms and comes out
+  # The inputs and the outputs of both norms.
   assert kept.count((2, 4, 16, 32)) == 4
 
 
 def scans(jaxpr):
-  """The equations of all scans, inner ones too."""
+  """Yields the equations of all scans, including inner ones."""
   for equation in jaxpr.eqns:
     if equation.primitive.name == 'scan':
       yield equation
@@ -192,7 +192,7 @@ def scans(jaxpr):
 
 
 def test_packing_changes_no_token():
-  """Two documents in a row have the logits that each has in a row of its own."""
+  """Two documents in one row have the same logits as each in its own row."""
   task = make(USE_ROTARY_POSITION_EMB=False)
   params, batch = params_of(task), batch_of(packed=True)
   apply = lambda ids, pos=None, seg=None: task.model.apply({'params': params}, ids, pos, seg)
@@ -203,7 +203,7 @@ def test_packing_changes_no_token():
 
 @pytest.mark.parametrize('separate', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_bfloat16_gradients_add_up_in_float32(separate):
-  """A token that occurs often gets the gradient of float32, within bfloat16's precision."""
+  """The gradient of a frequent token equals that of float32, within bfloat16's precision."""
   task = {t: make(FPROP_DTYPE=t, SEPARATE_EMBEDDING=separate) for t in ('float32', 'bfloat16')}
   params, batch = params_of(task['float32']), batch_of(batch_size=256)
   often = np.random.default_rng(1).random(batch['ids'].shape) < 0.5
@@ -257,7 +257,7 @@ def test_causality(name):
 
 
 def test_grouped_heads_equal_repeated_keys():
-  """GQA with each key/value head copied to its group is full attention."""
+  """GQA equals full attention if each key/value head is copied to its group."""
   grouped, full = make(NUM_KV_HEADS=2, USE_BIAS=False), make(USE_BIAS=False)
   params = params_of(grouped)
   copied = jax.tree.map(lambda x: x, params)
@@ -321,7 +321,7 @@ def test_an_edited_child_leaves_its_siblings_and_other_configs_alone():
 )
 @pytest.mark.parametrize('case', ['plain', 'grouped', 'window', 'bias and extra logit'])
 def test_attention_by_blocks_is_attention(case, block_size, T):
-  """Output and gradients under packing; keys behind a block's last query are not computed."""
+  """Compares output and gradients under packing; keys after a block's last query are skipped."""
   kv_heads = 2 if case == 'grouped' else 4
   values = dict(query_scale=0.5, window=6 if case == 'window' else 0)
   if 'bias' in case:
@@ -357,7 +357,7 @@ def test_attention_by_blocks_is_attention(case, block_size, T):
 @pytest.mark.parametrize('on_cpu', [True, False])
 @pytest.mark.parametrize('extra_logit', [None, 0.7])
 def test_attention_is_what_is_written(extra_logit, on_cpu, monkeypatch):
-  """The formula in float64, with a bias and grouped heads; elsewhere the weights are divided."""
+  """Compares with the formula in float64, with a bias and grouped heads, on CPU and elsewhere."""
   if not on_cpu:
     monkeypatch.setattr(attention_kernel, 'active_platform', lambda: 'tpu')
   module = DotProductAttention(
@@ -381,7 +381,7 @@ def test_attention_is_what_is_written(extra_logit, on_cpu, monkeypatch):
 
 @pytest.mark.parametrize('on_cpu', [True, False])
 def test_attention_multiplies_in_the_dtype_of_its_arguments(on_cpu, monkeypatch):
-  """In the backward pass too: a product in float32 is slower by far on an accelerator."""
+  """This includes the backward pass; on an accelerator, float32 products are far slower."""
   if not on_cpu:
     monkeypatch.setattr(attention_kernel, 'active_platform', lambda: 'tpu')
   qkv = [jnp.ones((1, 8, 2, 4), jnp.bfloat16)] * 3
@@ -403,7 +403,7 @@ def test_attention_multiplies_in_the_dtype_of_its_arguments(on_cpu, monkeypatch)
   ],
 )
 def test_gradients_of_a_product_with_a_weight(equation, x, w, first):
-  """They are those of jnp.einsum; for the weight's the smaller factor is the one to transpose."""
+  """They equal those of jnp.einsum; for the weight's gradient the smaller factor is transposed."""
   x, w = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate((x, w)))
   value = lambda product: lambda x, w: jnp.sin(product(equation, x, w)).sum()
   want = jax.grad(value(jnp.einsum), (0, 1))(x, w)

@@ -1,4 +1,4 @@
-"""Experts: praxis' numbers, capacity and drops, and the variant without drops."""
+"""Experts: the numbers of praxis, capacity and drops, and the dropless variant."""
 
 import fiddle as fdl
 import jax
@@ -56,7 +56,7 @@ def test_gating_is_praxis():
 
 
 def test_layer_is_praxis():
-  """Its output, auxiliary loss and summaries; praxis' layer includes norm and residual."""
+  """Compares output, auxiliary loss and summaries; praxis' layer includes norm and residual."""
   reference = praxis.load('moe_top2')
   layer = moe.MoeFeedForward(16, 32, num_experts=4, num_groups=2)
   params = {
@@ -81,7 +81,7 @@ def test_layer_is_praxis():
   [pytest.param(False, marks=pytest.mark.slow, id='unrolled'), pytest.param(True, id='repeated')],
 )
 def test_glam_is_praxis(repeated):
-  """Logits of real tokens, losses and every gradient; praxis' logits of padding differ."""
+  """Compares logits of real tokens, losses and all gradients; praxis' logits of padding differ."""
   reference = praxis.load('glam4l')
   task = fdl.build(GLaM126M64E(**SMALL, USE_REPEATED_LAYER=repeated).task())
   batch = praxis.batch(reference)
@@ -141,7 +141,7 @@ def layers(capacity_factor=2.0, **kwargs):
 
 @pytest.mark.parametrize('top_k', [*(pytest.param(k, marks=pytest.mark.slow) for k in (1, 3)), 2])
 def test_dropless_equals_experts_with_places_for_all(top_k):
-  """Output and gradients, at a capacity that drops nothing."""
+  """Compares output and gradients, at a capacity that drops nothing."""
   router = lambda **kwargs: moe.TopKRouter(top_k=top_k, **kwargs)
   (limited, dropless), params, x, paddings = layers(capacity_factor=4.0, router_tpl=router)
 
@@ -159,11 +159,11 @@ def test_dropless_equals_experts_with_places_for_all(top_k):
 
 
 def test_a_token_without_a_place_gets_nothing():
-  (layer, _), params, x, _ = layers(capacity_factor=0.1)  # 4 places of 16 tokens × 2 / 4 experts
+  (layer, _), params, x, _ = layers(capacity_factor=0.1)  # 4 places for 16 tokens × 2 / 4 experts
   params['router']['gate'] = jnp.zeros((16, 4)).at[:, 0].set(0)
   y, sown = layer.apply({'params': params}, x, mutable=SOWN)
   summaries = {k: float(v[0]) for k, v in sown['summaries'].items()}
-  # without a preference all choose experts 0 and 1: the first 4 of a group find a place
+  # Without a preference, all tokens choose experts 0 and 1. The first 4 of a group get a place.
   assert summaries['dispatch_0'] == 0.75
   assert summaries['dispatch_2'] == 0.25
   assert summaries['over_capacity_1_ratio'] == 0.75
@@ -174,7 +174,7 @@ def test_a_token_without_a_place_gets_nothing():
 
 
 def test_rows_that_fill_a_batch_up_do_not_count():
-  """The last batch of an evaluation: rows without a target change no metric."""
+  """In the last batch of an evaluation, rows without a target change no metric."""
   reference = praxis.load('glam4l')
   task = fdl.build(GLaM126M64E(**SMALL | dict(USE_DROPLESS_MOE=True)).task())
   params = praxis.glam_tree(reference, 'params', num_heads=4)
@@ -201,7 +201,7 @@ def test_what_cannot_be(changes, message):
     GLaM126M64E(**SMALL | changes).validate()
 
 
-# each row a group of its own, with places enough for few: microbatches route as the batch does
+# Each row is its own group, and few tokens have a place, so microbatches route as the batch does.
 BY_ROW = SMALL | dict(NUM_MOE_GROUPS=4, EXPERT_CAPACITY_FACTOR=0.5, PERCORE_BATCH_SIZE=4)
 
 
@@ -214,7 +214,7 @@ def metrics_of(batch, **changes):
 
 
 def rows(lengths):
-  """Packed rows [b, 16] of other ids each, filled up with padding."""
+  """Returns packed rows [b, 16] with different ids, filled with padding."""
   at = np.arange(16)[None]
   segment_ids = (at < np.array(lengths)[:, None]).astype(np.int32)
   ids = np.random.default_rng(0).integers(1, 64, segment_ids.shape).astype(np.int32) * segment_ids
@@ -228,7 +228,7 @@ def rows(lengths):
 
 
 def test_summaries_over_microbatches_are_those_of_the_batch():
-  """Shares of tokens count tokens, not microbatches, of which some have fewer."""
+  """Shares of tokens weight microbatches by their tokens, because some have fewer."""
   batch = rows([16, 2, 9, 5])
   whole, split = metrics_of(batch), metrics_of(batch, NUM_MICROBATCHES=4)
   names = [k for k in whole if k.startswith(('dispatch', 'over_capacity'))]

@@ -1,4 +1,4 @@
-"""Options of XLA, and the memory that a CPU's run keeps."""
+"""Options of XLA, and the memory that a run keeps on CPU."""
 
 import contextlib
 import os
@@ -31,7 +31,7 @@ def test_malloc_keeps_memory_in_large_pages_where_it_can(tmp_path, monkeypatch):
   monkeypatch.setattr(cpu_memory, '_glibc', lambda: (2, 36))
   kept = {'mmap_max': '0', 'trim_threshold': str(1 << 40), 'arena_max': '1'}
   large = {'hugetlb': '1'}
-  assert tunables() == kept  # another kernel
+  assert tunables() == kept  # a different kernel
   setting.write_text('[always] madvise never\n')
   assert tunables() == kept
   setting.write_text('always [madvise] never\n')
@@ -54,7 +54,7 @@ def test_malloc_keeps_memory_in_large_pages_where_it_can(tmp_path, monkeypatch):
 
 
 def tunables() -> dict[str, str]:
-  """Of malloc, by name."""
+  """Returns malloc's tunables by name."""
   pairs = cpu_memory.environment()['GLIBC_TUNABLES'].split(':')
   return dict(pair.removeprefix('glibc.malloc.').split('=') for pair in pairs)
 
@@ -64,7 +64,7 @@ _NONE = "another C library, or the environment tells malloc's part itself"
 
 @pytest.mark.skipif(not cpu_memory.environment(), reason=_NONE)
 def test_memory_that_was_freed_is_used_again_without_asking_the_kernel():
-  """glibc says nothing of a tunable that it does not know."""
+  """The test is necessary because glibc silently ignores unknown tunables."""
   code = (
     'import resource\n'
     'faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n'
@@ -78,7 +78,7 @@ def test_memory_that_was_freed_is_used_again_without_asking_the_kernel():
     ).stdout
   )
   assert count(**cpu_memory.environment()) < 10
-  assert count() > 10_000  # 100 MB in pages of 4 KiB are 24,414
+  assert count() > 10_000  # 100 MB in pages of 4 KiB are 24,414 faults
 
 
 def test_children_have_the_environment_that_the_user_gave(monkeypatch):
@@ -101,7 +101,7 @@ def test_a_plain_command_is_started_again_once(tmp_path, monkeypatch):
     wait_for(tmp_path / 'a' / 'metrics.jsonl')
     assert 'glibc.malloc.mmap_max=0' in proc(process, 'environ')
     assert proc(process, 'cmdline').split('\0').count('paxlite_restarted') == 1
-  # what glibc or a wrapper takes away does not make it start again and again
+  # If glibc or a wrapper removes the variable, the process must not restart repeatedly.
   command = [sys.executable, '-X', 'paxlite_restarted', *runs.command(tmp_path / 'b', *flags)[1:]]
   with running(command) as process:
     wait_for(tmp_path / 'b' / 'metrics.jsonl')
@@ -127,7 +127,7 @@ def test_which_command_is_plain(command, plain):
 
 
 def test_what_else_runs_main_is_not_started_again():
-  """From standard input the script would be gone, and what it did before done twice."""
+  """Standard input cannot be read again, and the script's earlier work would be repeated."""
   code = (
     'import runpy, sys\n'
     "sys.argv = ['main', '--help']\n"

@@ -1,4 +1,4 @@
-"""Compiled programs are kept from run to run, whole, in a folder that is the user's alone."""
+"""Compiled programs are kept between runs, undamaged, in a folder that only the user can access."""
 
 import os
 import pathlib
@@ -20,7 +20,7 @@ TINY = ['--fdl.MAX_STEPS=2', '--noenable_checkpoint_saving']
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-  """A user without a cache of programs; returns where paxlite's goes."""
+  """A user without a program cache; returns the folder where paxlite's cache goes."""
   names = 'jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs'
   before = {name: getattr(jax.config, name) for name in names}
   monkeypatch.setattr(compilation_cache, 'get_file_cache', compilation_cache.get_file_cache)
@@ -35,7 +35,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_next_run_reads_what_the_last_has_compiled(home, tmp_path, monkeypatch):
-  monkeypatch.setattr(runs, 'QUICK_TO_COMPILE', '')  # and nothing would take long enough
+  monkeypatch.setattr(runs, 'QUICK_TO_COMPILE', '')  # else compilation is too quick to be kept
   log = {
     'JAX_DEBUG_LOG_MODULES': 'jax._src.compiler,jax._src.compilation_cache',
     'JAX_RAISE_PERSISTENT_CACHE_ERRORS': 'true',
@@ -108,7 +108,7 @@ def flip(path: pathlib.Path, bit: int) -> None:
 
 @pytest.mark.slow
 def test_a_damaged_program_is_removed_and_compiled_again(home, tmp_path, monkeypatch):
-  """The very bits of which some crashed a run and others changed its losses."""
+  """These bits include some that crashed a run and some that changed its losses."""
   monkeypatch.setattr(runs, 'QUICK_TO_COMPILE', '')
   runs.run(tmp_path / 'a', *TINY)
   (program,) = (p for p in home.iterdir() if 'jit_step' in p.name)
@@ -136,7 +136,7 @@ def test_every_flipped_bit_is_noticed(tmp_path, caplog):
   for content in (b'', program, program[:100], bytes(5000)):
     path.write_bytes(content)
     assert kept.get('key') is None
-  assert kept.get('key') is None  # it is not there: nothing is said
+  assert kept.get('key') is None  # a missing program causes no message
   assert caplog.text.count('is damaged') == 306
 
 

@@ -1,4 +1,4 @@
-"""How processes come together and notice each other, with the real sockets of threads."""
+"""How processes meet and notice the loss of others, with real sockets between threads."""
 
 import concurrent.futures
 import contextlib
@@ -34,7 +34,7 @@ def greeting(process: int, count: int) -> bytes:
 
 
 def connected(port: int) -> socket.socket:
-  """A connection to who will listen there."""
+  """Connects to the process that will listen at the port."""
   end = time.monotonic() + 10
   while True:
     try:
@@ -145,7 +145,7 @@ def test_something_else_listens_there(threads):
     found = threads.submit(attend, HOST, port, 1, 2, 20)
     stranger, _ = server.accept()
     with stranger:
-      stranger.sendall(b'HTTP/1.1 400 Bad Request\r\n\r\n')  # and closes
+      stranger.sendall(b'HTTP/1.1 400 Bad Request\r\n\r\n')  # then closes the connection
     with pytest.raises(UserError, match='is not process 0 of this run'):
       found.result()
     with pytest.raises(UserError, match=f'cannot listen on {HOST}:{port}: Address already'):
@@ -166,7 +166,7 @@ def test_what_the_others_do_is_known_to_process_0():
   assert first.behind(4) == {}
   assert second.behind(100) == {}
   with second, first:
-    pass  # both say goodbye, and nobody is lost
+    pass  # both say goodbye, so no process is lost
   for s in (ours, theirs):
     s.close()
 

@@ -1,4 +1,4 @@
-"""What a run writes beside its checkpoints, damaged or not writable: no reason to stop it."""
+"""Logs that are damaged or cannot be written do not stop a run."""
 
 import json
 import os
@@ -106,7 +106,7 @@ def test_records_of_an_older_paxlite_have_fewer_kinds(tmp_path):
 
 
 def points(folder) -> list[tuple[int, float]]:
-  """What TensorBoard shows: files in the order of their names, purged where a run went on."""
+  """Returns what TensorBoard shows: files by name, and no points after a step that was repeated."""
   found: list[tuple[int, float]] = []
   for path in sorted(folder.glob('events.*')):
     data = path.read_bytes()
@@ -122,7 +122,7 @@ def points(folder) -> list[tuple[int, float]]:
 
 @pytest.mark.parametrize('foreign', [None, '1700000000', '1999999999999999999999'])
 def test_tensorboard_after_a_clock_that_went_back(tmp_path, monkeypatch, foreign):
-  """The run goes on from step 2 and does steps 3 and 4 again, a year earlier."""
+  """The run continues from step 2 and repeats steps 3 and 4, a year earlier."""
   folder = tmp_path / 'summaries' / 'train'
   scalars = dict.fromkeys(
     ('Metrics/total_loss', 'learning/lr', 'learning/raw_grad_norm'), 0.0
@@ -162,7 +162,7 @@ def test_a_run_whose_lines_cannot_be_printed(tmp_path, redirection):
 
 
 def test_a_line_that_could_not_be_printed_does_not_come_later():
-  """The disk was full for a moment; the exit code is the program's own."""
+  """The disk was full for a moment; the exit code is that of the program."""
   code = (
     'import os; from paxlite.core.terminal import say, settle\n'
     'say("dropped"); log = os.open("/dev/null", os.O_WRONLY); import sys\n'
@@ -189,7 +189,7 @@ def test_files_do_not_get_the_numbers_of_closed_streams():
   assert ended.returncode == 0
 
 
-@pytest.mark.parametrize('stream', [None, open(os.devnull)])  # noqa: SIM115 - that takes no lines
+@pytest.mark.parametrize('stream', [None, open(os.devnull)])  # noqa: SIM115 - accepts no lines
 def test_any_stream_will_do(monkeypatch, stream):
   monkeypatch.setattr(sys, 'stdout', stream)
   terminal.say('x')

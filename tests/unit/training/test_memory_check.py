@@ -1,4 +1,4 @@
-"""What needs more memory than there is, is refused before it takes it."""
+"""A program that needs more memory than there is is refused before it takes the memory."""
 
 import time
 
@@ -22,12 +22,12 @@ def mesh():
 
 @pytest.fixture
 def left(monkeypatch):
-  """Sets the bytes that are left on the machine."""
+  """Sets the number of free bytes on the machine."""
   return lambda count: monkeypatch.setattr(host_memory, 'available', lambda: count)
 
 
 def sharded(*shape):
-  """An array of which each of two devices has half."""
+  """Returns an array of which each of two devices has half."""
   axes = jax.sharding.AbstractMesh((2,), ('data',))
   sharding = jax.sharding.NamedSharding(axes, jax.sharding.PartitionSpec('data'))
   return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
@@ -48,7 +48,7 @@ def test_a_state_that_does_not_fit(mesh, left, capfd):
   with pytest.raises(UserError, match=r'need 4 kB, and 4 kB .* --nocheck_memory'):
     check.state(state, trainable)
   MemoryCheck(mesh, enabled=False).state(state, trainable)
-  left(None)  # where nobody says
+  left(None)  # where the free memory is unknown
   check.state(state, trainable)
 
 
@@ -68,7 +68,7 @@ def test_a_run_is_refused_before_it_takes_the_memory(tmp_path, left):
   left(10_000)
   with pytest.raises(UserError, match='parameters, optimizer and gradients need'):
     train(Run(TinyGPT(MAX_STEPS=2), tmp_path / 'state'))
-  left(3_000_000)  # its state fits
+  left(3_000_000)  # the state fits
   with pytest.raises(UserError, match=r'a step needs .* for activations and gradients'):
     train(Run(TinyGPT(MAX_STEPS=2, PERCORE_BATCH_SIZE=64), tmp_path / 'step'))
   assert not (tmp_path / 'step' / 'checkpoints').exists()
@@ -87,7 +87,7 @@ def test_an_ordinary_mistake_ends_in_seconds(tmp_path):
 
 @pytest.mark.slow
 def test_rows_that_are_too_long_end_in_seconds(tmp_path):
-  """The attention of 65,536 tokens: hundreds of GB, of which nothing is taken."""
+  """Attention over 65,536 tokens needs hundreds of GB; none of it is allocated."""
   sizes = '--fdl.MAX_SEQ_LEN=65536', '--fdl.NUM_HEADS=8', '--fdl.NUM_LAYERS=2'
   began = time.monotonic()
   refused = runs.run(tmp_path, *sizes, '--fdl.MODEL_DIMS=64', code=2).stderr.splitlines()[-1]

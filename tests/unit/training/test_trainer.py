@@ -1,4 +1,4 @@
-"""The loop's order, skipped steps, meshes."""
+"""The order of the loop, skipped steps, and meshes."""
 
 import pathlib
 import time
@@ -34,7 +34,7 @@ def make(folder: pathlib.Path, **overrides) -> trainer.Trainer:
 
 
 class Poisoned:
-  """An input whose weights are NaN at some steps."""
+  """An input whose weights are NaN in some steps."""
 
   def __init__(self, inner, poison=()):
     self.inner, self.poison = inner, poison
@@ -51,7 +51,7 @@ class Poisoned:
 
 
 def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
-  """And a checkpoint of step n is saved before batch n is drawn."""
+  """A checkpoint of step n is saved before batch n is drawn."""
   events = []
   monkeypatch.setattr(
     Checkpoints, 'save', lambda self, step, state, data: events.append(f'save {step}')
@@ -119,11 +119,11 @@ def test_skipped_steps_are_counted_and_training_goes_on(tmp_path):
 
 
 def test_positions_are_kept_for_as_many_steps_as_may_be_skipped():
-  """The last good state is saved with the position before the steps that were skipped."""
+  """The last good state is saved with the position before the skipped steps."""
   with pytest.raises(UserError, match='MAX_SKIPPED_STEPS=1001 must be at most 1000'):
     TinyGPT(MAX_SKIPPED_STEPS=1001).validate()
   positions = Positions('data', np.zeros((1, 6), np.int64))
-  ahead = 10  # steps that are drawn before anybody knows that one was skipped
+  ahead = 10  # steps that are drawn before the first skipped step is known
   for step in range(1000 + ahead):
     positions[step] = np.full((1, 6), step)
   assert positions[0].max() == 0
@@ -159,7 +159,7 @@ def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(tmp_path
   ],
 )
 def test_a_mesh_changes_rounding_alone(tmp_path, mesh, percore):
-  """3 steps on 8 fake devices, in a process of their own, against one device."""
+  """Compares 3 steps on 8 fake devices, in another process, with one device."""
   size = int(percore * 8)
   flags = '--fdl.MAX_STEPS=3', '--fdl.NUM_HEADS=8', '--fdl.MODEL_DIMS=64', '--fdl.DIMS_PER_HEAD=8'
   flags += ('--noenable_checkpoint_saving',)
@@ -179,8 +179,8 @@ def test_a_mesh_changes_rounding_alone(tmp_path, mesh, percore):
 
 
 def test_evaluation_and_saves_do_not_count_as_training_time(tmp_path, monkeypatch):
-  """An evaluation of 100 s between two reports leaves seconds per step as they are; steps that were
-  queued before it are training."""
+  """An evaluation of 100 s between two reports does not change the reported seconds per step. Steps
+  that were queued before it count as training."""
   t = make(tmp_path, MAX_STEPS=40, SUMMARY_INTERVAL_STEPS=20, EVAL_INTERVAL_STEPS=7)
   waited = []
   clock, later = time.perf_counter, []
@@ -192,12 +192,12 @@ def test_evaluation_and_saves_do_not_count_as_training_time(tmp_path, monkeypatc
   assert len(waited) >= 6, 'the device is waited for before the clock stops'
   reported = [r['step_seconds'] for r in runs.records(tmp_path)]
   assert len(reported) == 2
-  # 2 or 3 evaluations fell between reports; counted in, a step would take at least 10 s more
+  # 2 or 3 evaluations were between reports; with them, a step would take at least 10 s more.
   assert max(reported) < 5
 
 
 def test_weights_and_moments_are_split_over_the_mesh():
-  """Abstractly, on a mesh of fake sizes: FSDP × TP halves what it can of every large weight."""
+  """Computed abstractly on a fake mesh: FSDP × TP halves every large weight along both axes."""
   experiment = TinyGPT(ICI_MESH_SHAPE=[1, 2, 2])
   task = fdl.build(experiment.task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
@@ -290,7 +290,7 @@ def test_checkpoints_of_a_chain_that_clipped_fit():
 
 
 class FakeTime:
-  """A clock that the test sets."""
+  """A clock that the test controls."""
 
   def __init__(self):
     self.now = 1000.0
@@ -302,7 +302,7 @@ class FakeTime:
 @pytest.mark.parametrize(
   ('step_seconds', 'expected'),
   [
-    (0.1, [100, 200, 300, 400]),  # by the steps alone
+    (0.1, [100, 200, 300, 400]),  # only by steps
     (10.0, [6, 12, 18, 24, 30]),  # every minute
     (100.0, [1, 2, 3, 4]),
     (7.0, [9, 18, 27, 36]),
@@ -322,7 +322,7 @@ def test_saves_by_steps_and_by_the_clock(monkeypatch, step_seconds, expected):
 
 
 def test_the_clock_is_asked_at_few_steps(monkeypatch):
-  """Each time costs several processes a collective."""
+  """With several processes, each query of the clock costs a collective."""
   clock, asked = FakeTime(), []
   monkeypatch.setattr(save_times, 'time', clock)
   ask = save_times.SaveTimes._ask
@@ -347,7 +347,7 @@ def test_a_save_by_the_clock_is_a_checkpoint(tmp_path):
 def test_a_line_at_the_latest_after_some_seconds(
   tmp_path, capsys, monkeypatch, line_seconds, lines
 ):
-  """After the first step too, whatever the interval of reports; records are as without it."""
+  """The first step has a line too, for any interval of reports; the records do not change."""
   monkeypatch.setattr(reporting, '_LINE_SECONDS', line_seconds)
   t = make(tmp_path, MAX_STEPS=8, SUMMARY_INTERVAL_STEPS=8)
   t.train(*t.store.initial())
@@ -368,7 +368,7 @@ def test_skipped_steps_are_told_a_few_times(tmp_path, capsys):
 
 
 def test_a_run_of_which_most_steps_were_skipped_ends_with_an_error(tmp_path):
-  """Started again, too; what there is is saved."""
+  """The same holds after a restart, and the state is saved."""
   t = make(tmp_path)
   t.data = TrainData(Poisoned(t.data.input, poison={2, 3, 4, 6, 7, 9}))
   message = '6 of 10 steps had a gradient or loss that is not finite and changed nothing'
@@ -413,7 +413,7 @@ def test_what_is_odd_and_no_mistake_is_said():
 
 
 def test_no_run_of_600_steps_is_without_checkpoint_and_line_for_long():
-  """Of those to fine-tune, by their steps; of all others by the clock."""
+  """Fine-tuning experiments save by steps; all others save by the clock."""
   found = {n: c() for n, c in experiments().items()}
   assert {n for n, e in found.items() if not 0 < e.CHECKPOINT_EVERY_N_MINUTES <= 10} == set()
   tuned = {n: e for n, e in found.items() if n.endswith(('SFT', 'LoRA'))}

@@ -1,4 +1,4 @@
-"""Weights are streamed: memory does not grow with their number, and a stop leaves nothing."""
+"""Weights are streamed: memory does not grow with their number, and a stop leaves no files."""
 
 import json
 import shutil
@@ -29,7 +29,7 @@ print('peak', int(status.split('VmHWM:')[1].split()[0]) * 1024)
 
 
 def write_llama(folder, layers: int) -> None:
-  """A Hugging Face folder of zeros in float32."""
+  """Writes a Hugging Face folder of float32 zeros."""
   folder.mkdir()
   config = dict(
     model_type='llama', vocab_size=16000, hidden_size=512, intermediate_size=1536,
@@ -60,7 +60,7 @@ def peak(tool: str, *flags: str) -> int:
 
 
 def write_stacked(folder, to) -> None:
-  """The weights of `folder` as a run with repeated layers saves them: a stack of all layers."""
+  """Writes the weights of `folder` as a run with repeated layers does, in a stack of all layers."""
   shutil.copytree(folder, to)
   for first in sorted((to / 'state').glob('*.x_layers_0.*')):
     layers = [first.name.replace('x_layers_0', f'x_layers_{i}') for i in range(LAYERS)]
@@ -94,7 +94,7 @@ def test_peak_memory_does_not_grow_with_the_layers(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_an_import_that_is_stopped(number, tmp_path):
-  """There is no folder of that name; what a SIGKILL leaves does not stand in the way."""
+  """The destination does not exist afterwards; files that a SIGKILL leaves do not cause errors."""
   write_llama(tmp_path / 'hf', LAYERS)
   flags = ['--from=hf', f'--path={tmp_path / "hf"}', f'--to={tmp_path / "w"}']
   command = [sys.executable, '-m', 'paxlite.tools.import_weights', *flags]

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034 # those that source this use its variables
-# Sourced by the scripts beside it: checks, XLA's flags, and the call of paxlite.main.
+# shellcheck disable=SC2034 # the scripts that source this file use its variables
+# Sourced by the scripts in this folder: checks, XLA's flags, and the call of paxlite.main.
 
 SCRIPT=$(basename -- "$0")
 PYTHON=${PYTHON:-python3}
@@ -18,7 +18,7 @@ help_if_asked() {
   fi
 }
 
-# Each check takes the name of what it checks, and its value.
+# Each check takes the name of a variable or argument, and its value.
 
 check_given() {
   [[ -n $2 ]] || fail "$1 is missing" "$SCRIPT needs it" "see $SCRIPT --help"
@@ -59,7 +59,7 @@ check_folder() {
   [[ -d $2 ]] || fail "$1='$2' is no folder" "on $(hostname)" "give one that exists"
 }
 
-# A folder that can be written, or made where it is not there.
+# Checks a folder that exists and can be written, or that can be made.
 check_writable() {
   local there
   check_given "$1" "$2"
@@ -69,7 +69,7 @@ check_writable() {
     fail "$1='$2' cannot be written" "$there on $(hostname)" "give a folder that can"
 }
 
-# The paxlite that Python knows, or else the one that these scripts are part of.
+# Uses the paxlite that Python finds; otherwise the checkout that contains these scripts.
 check_python() {
   local root
   command -v -- "$PYTHON" >/dev/null ||
@@ -81,7 +81,7 @@ check_python() {
     fail "$PYTHON cannot import paxlite" "on $(hostname)" "give the Python of its environment"
 }
 
-# check_slurm NUM_GPUS: that this is a task of a step whose tasks share the GPUs of a node evenly.
+# check_slurm NUM_GPUS: checks that this task's Slurm step shares each node's GPUs evenly.
 check_slurm() {
   local num_gpus=$1 tasks share first
   [[ -n ${SLURM_STEP_NUM_TASKS:-} && -n ${SLURM_JOB_NUM_NODES:-} ]] ||
@@ -91,14 +91,14 @@ check_slurm() {
     fail "$SLURM_STEP_NUM_TASKS tasks do not share $num_gpus GPUs a node evenly" \
       "$SLURM_JOB_NUM_NODES nodes" "give srun --ntasks-per-node=$num_gpus"
   share=$((num_gpus / tasks))
-  if ((share > 1)); then # JAX gives a task of Slurm one GPU
+  if ((share > 1)); then # otherwise JAX gives a task of Slurm one GPU
     first=$((SLURM_LOCALID * share))
     JAX_LOCAL_DEVICE_IDS=$(seq -s, "$first" "$((first + share - 1))")
     export JAX_LOCAL_DEVICE_IDS
   fi
 }
 
-# Sets MULTIPROCESS: that there are others is demanded of a task unless it is the only one.
+# Sets MULTIPROCESS. Other processes are required unless this is the only task.
 set_multiprocess() {
   MULTIPROCESS=()
   if ((${SLURM_STEP_NUM_TASKS:-1} > 1 || ${SLURM_JOB_NUM_NODES:-1} > 1)); then
@@ -110,20 +110,20 @@ device() {
   if [[ $(nvidia-smi -L 2>/dev/null) == GPU* ]]; then echo gpu; else echo cpu; fi
 }
 
-# xla_flags CONFIG DEVICE: Pax's, as far as XLA still knows them (an unknown one ends JAX). Its
-# xla_gpu_graph_level=0 is an empty xla_gpu_enable_command_buffer now, and its switches that make
-# single collectives asynchronous and turn a fusion of Triton's off are gone.
+# xla_flags CONFIG DEVICE: Pax's flags, as far as XLA still knows them (an unknown flag ends JAX).
+# Today an empty xla_gpu_enable_command_buffer replaces xla_gpu_graph_level=0. The flags that made
+# single collectives asynchronous and disabled a Triton fusion no longer exist.
 xla_flags() {
   local combined=51200
   [[ $2 == gpu ]] || return 0
-  # all gradients of a small model in few messages; of a large one as soon as they are there
+  # A small model combines all gradients in few messages. A large one sends each when it is ready.
   if [[ $1 == *126M* ]]; then combined=33554432; fi
   printf '%s ' --xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_enable_triton_gemm=false \
     --xla_gpu_enable_highest_priority_async_stream=true --xla_gpu_enable_command_buffer=
   printf '%s' "--xla_gpu_all_reduce_combine_threshold_bytes=$combined"
 }
 
-# set_xla CONFIG MEM_FRACTION: the environment of XLA, which is printed.
+# set_xla CONFIG MEM_FRACTION: sets and prints the environment of XLA.
 set_xla() {
   local base=${BASE_XLA_FLAGS-$(xla_flags "$1" "$(device)")}
   export XLA_FLAGS=$base${XLA_FLAGS:+${base:+ }$XLA_FLAGS}
@@ -132,7 +132,7 @@ set_xla() {
     "$XLA_PYTHON_CLIENT_MEM_FRACTION" "$XLA_FLAGS"
 }
 
-# What the scripts of the Pile and LAMBADA share. Sets the variables of their arguments, and FLAGS.
+# Reads the arguments of the scripts for the Pile and LAMBADA. Sets their variables, and FLAGS.
 read_pile_arguments() {
   help_if_asked "$@"
   TFDS_DATA_DIR=${1:-}
@@ -183,5 +183,5 @@ Environment:
 TEXT
 }
 
-# becomes Python: a signal reaches it, and its exit code is the script's
+# exec replaces the shell, so that Python gets the signals and its exit code is the script's.
 exec_main() { exec "$PYTHON" -u -m paxlite.main "$@"; }

@@ -10,7 +10,7 @@ from paxlite.experiments.registry import register
 
 
 class Pile(SeqioTask):
-  """The Pile through SeqIO, from a TFDS dataset as download_the_pile.py makes it."""
+  """The Pile through SeqIO, from the TFDS dataset that download_the_pile.py makes."""
 
   SEQIO_TASK = 'the_pile_lm'
 
@@ -22,9 +22,9 @@ class C4(SeqioTask):
 
 
 class BoolQ(SeqioTask):
-  """BoolQ through SeqIO, from a TFDS dataset as download_boolq.py makes it.
+  """BoolQ through SeqIO, from the TFDS dataset that download_boolq.py makes.
 
-  Trained on are the answers; `--mode=eval` evaluates zero-shot.
+  Training has its loss on the answers; `--mode=eval` evaluates zero-shot.
   """
 
   SEQIO_TASK = 'boolq'
@@ -33,7 +33,7 @@ class BoolQ(SeqioTask):
 
 
 class Lambada(FromTfds, LanguageModel):
-  """LAMBADA with the checkpoints of a run on the Pile: a TFDS dataset of download_lambada.py."""
+  """LAMBADA, from download_lambada.py, for the checkpoints of a run on the Pile."""
 
   EVAL_TASKS: list[LocalPath] = ['lambada']
 
@@ -131,8 +131,8 @@ class C4GPT175B(C4, GPT175B):
 class LLaMA7B(BoolQ, llama.LLaMA7B):
   """python -m paxlite.main --fdl_config=LLaMA7B --fdl.CHECKPOINT_RESTORE_PATH=WEIGHTS …
 
-  6,738,415,616 parameters: LLaMA and Llama 2 of this size. Fine-tuned, or with
-  --mode=eval evaluated, on BoolQ.
+  6,738,415,616 parameters: LLaMA 7B and Llama 2 7B. Fine-tunes on BoolQ, or evaluates on it with
+  --mode=eval.
   """
 
 
@@ -140,8 +140,8 @@ class LLaMA7B(BoolQ, llama.LLaMA7B):
 class LLaMA13B(BoolQ, llama.LLaMA13B):
   """python -m paxlite.main --fdl_config=LLaMA13B --fdl.CHECKPOINT_RESTORE_PATH=WEIGHTS …
 
-  13,015,864,320 parameters: LLaMA and Llama 2 of this size. Fine-tuned, or with
-  --mode=eval evaluated, on BoolQ.
+  13,015,864,320 parameters: LLaMA 13B and Llama 2 13B. Fine-tunes on BoolQ, or evaluates on it with
+  --mode=eval.
   """
 
 
@@ -149,8 +149,8 @@ class LLaMA13B(BoolQ, llama.LLaMA13B):
 class LLaMA70B(BoolQ, llama.LLaMA70B):
   """python -m paxlite.main --fdl_config=LLaMA70B --fdl.CHECKPOINT_RESTORE_PATH=WEIGHTS …
 
-  68,976,648,192 parameters: Llama 2 of this size, 8 heads of keys and values. Fine-tuned, or with
-  --mode=eval evaluated, on BoolQ.
+  68,976,648,192 parameters: Llama 2 70B, with 8 key-value heads. Fine-tunes on BoolQ, or evaluates
+  on it with --mode=eval.
   """
 
 
@@ -158,7 +158,7 @@ class LLaMA70B(BoolQ, llama.LLaMA70B):
 class SyntheticGLaM126M64E(Synthetic, GLaM126M64E):
   """python -m paxlite.main --fdl_config=SyntheticGLaM126M64E --job_log_dir=LOGS
 
-  GLaM126M64E on random tokens, for speed: no file needed.
+  GLaM126M64E on random tokens, to measure speed. It needs no files.
   """
 
 
@@ -166,7 +166,7 @@ class SyntheticGLaM126M64E(Synthetic, GLaM126M64E):
 class Synthetic126M(Synthetic, GPT126M):
   """python -m paxlite.main --fdl_config=Synthetic126M --job_log_dir=LOGS
 
-  GPT126M on random tokens, for speed: no file needed.
+  GPT126M on random tokens, to measure speed. It needs no files.
   """
 
 
@@ -174,7 +174,7 @@ class Synthetic126M(Synthetic, GPT126M):
 class Synthetic5B(Synthetic, GPT5B):
   """python -m paxlite.main --fdl_config=Synthetic5B --job_log_dir=LOGS
 
-  GPT5B on random tokens, for speed: no file needed.
+  GPT5B on random tokens, to measure speed. It needs no files.
   """
 
 
@@ -182,7 +182,7 @@ class Synthetic5B(Synthetic, GPT5B):
 class Synthetic175B(Synthetic, GPT175B):
   """python -m paxlite.main --fdl_config=Synthetic175B --job_log_dir=LOGS
 
-  GPT175B on random tokens, for speed: no file needed.
+  GPT175B on random tokens, to measure speed. It needs no files.
   """
 
 

@@ -1,7 +1,7 @@
 """python -m paxlite.contrib.gpu.scripts_gpu.download_boolq --tfds_data_dir=DIR [--source=FOLDER]
 
-Builds the TFDS dataset `bool_q`. TFDS itself fetches and verifies it; or it is made from a local
-folder with train.jsonl and dev.jsonl, in lines of "question", "passage" and "answer".
+Builds the TFDS dataset `bool_q`. TFDS downloads and verifies it. With --source it is made from a
+local folder with train.jsonl and dev.jsonl, whose lines have "question", "passage" and "answer".
 """
 
 import argparse
@@ -43,7 +43,7 @@ def _fetch(data_dir: str) -> str:
   try:
     builder = tfds.builder('bool_q:1.0.0', data_dir=data_dir)
     builder.download_and_prepare()
-  except Exception as e:  # of the network, and of TFDS
+  except Exception as e:  # the network and TFDS raise many types
     raise UserError(
       f'bool_q cannot be fetched ({str(e).strip().splitlines()[0]}): name a local folder with '
       '--source'

@@ -1,7 +1,7 @@
 """python -m paxlite.contrib.gpu.scripts_gpu.download_lambada --tfds_data_dir=DIR [--source=FILE]
 
-Builds the TFDS dataset `lambada` that the Lambada experiments read: OpenAI's form of LAMBADA's test
-set. It is fetched, or read from a local copy in JSON lines with a field "text".
+Builds the TFDS dataset `lambada` that the Lambada experiments read: OpenAI's version of LAMBADA's
+test set. It is downloaded, or read from a local copy in JSON lines with a field "text".
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """python -m paxlite.contrib.gpu.scripts_gpu.download_the_pile --source=FOLDER --tfds_data_dir=DIR
 
-Builds the TFDS dataset `the_pile` that the Pile experiments read. The Pile is no longer public: its
-files come from a mirror of your own, in JSON lines with a field "text", also .zst, .gz or .xz:
+Builds the TFDS dataset `the_pile` that the Pile experiments read. The Pile is no longer public. Its
+files come from your own mirror, in JSON lines with a field "text", also as .zst, .gz or .xz:
 
   FOLDER/train/*.jsonl.zst  FOLDER/val.jsonl.zst  FOLDER/test.jsonl.zst
 
-A SHA256SUMS.txt in the folder is verified first.
+If the folder has a SHA256SUMS.txt, the files are verified first.
 """
 
 import argparse

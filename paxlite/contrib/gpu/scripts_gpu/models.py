@@ -1,4 +1,4 @@
-"""Published models on random tokens, for speed: what scripts/example_slurm_maxtext.sub names."""
+"""Published models on random tokens, to measure speed, for scripts/example_slurm_maxtext.sub."""
 
 from paxlite.experiments import gemma, llama
 from paxlite.experiments.datasets import Synthetic

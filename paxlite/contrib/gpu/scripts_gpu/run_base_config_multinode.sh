@@ -51,7 +51,7 @@ if [[ ${TFDS_DATA_DIR,,} != none ]]; then
   check_folder TFDS_DATA_DIR "$TFDS_DATA_DIR"
   flags+=(--tfds_data_dir="$TFDS_DATA_DIR")
 fi
-# no flag: an experiment without a tokenizer has no such attribute
+# There is no flag, because an experiment without a tokenizer does not have this attribute.
 if [[ ${VOCAB_PATH,,} == none ]]; then
   unset VOCAB_PATH
 else
@@ -62,7 +62,7 @@ if [[ -n ${PERCORE_BATCH_SIZE:-} ]]; then
   check_number PERCORE_BATCH_SIZE "$PERCORE_BATCH_SIZE"
   flags+=(--fdl.PERCORE_BATCH_SIZE="$PERCORE_BATCH_SIZE")
 fi
-read -r -d '' -a additional <<<"$ADDITIONAL_ARGS" || true # it never finds its delimiter
+read -r -d '' -a additional <<<"$ADDITIONAL_ARGS" || true # read finds no delimiter and fails
 if [[ -n ${SLURM_STEP_NUM_TASKS:-} ]]; then check_slurm "$NUM_GPUS"; fi
 check_python
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fine-tunes a LLaMA on BoolQ and evaluates it, or evaluates alone; see --help.
+# Fine-tunes a LLaMA on BoolQ and evaluates it, or only evaluates it; see --help.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR
 source "$(dirname -- "${BASH_SOURCE[0]}")/common.sh"
@@ -143,17 +143,17 @@ run_main() {
   local main signal='' code
   "$PYTHON" -u -m paxlite.main "$@" &
   main=$!
-  # in a step of Slurm every process gets a signal by itself
+  # In a step of Slurm, every process gets the signal from Slurm.
   trap 'signal=1; [[ -n ${SLURM_STEP_ID:-} ]] || kill -TERM "$main"' TERM INT
   while true; do
     signal=''
     code=0
     wait "$main" || code=$?
-    [[ -n $signal ]] || return "$code" # a signal ends the wait, and not what is waited for
+    [[ -n $signal ]] || return "$code" # a signal ends the wait, but not the process
   done
 }
 
-# Log-likelihoods of the answers alone: whoever wants the loss too has it from training.
+# Computes only the log-likelihoods of the answers; training has reported the loss already.
 evaluate() {
   run_main --mode=eval --fdl.EVAL_SPLIT=None "$@"
 }
@@ -163,7 +163,7 @@ log=$LOG_DIR/$run.log
 if ((${SLURM_PROCID:-0} > 0)); then log=$LOG_DIR/$run.$SLURM_PROCID.log; fi
 exec > >(trap '' INT TERM && exec tee -a -- "$log") 2>&1
 tee=$!
-trap 'exec >&- 2>&-; wait "$tee" || true' EXIT # so that its last lines are on disk
+trap 'exec >&- 2>&-; wait "$tee" || true' EXIT # so that its last lines are written
 
 set_xla "$CONFIG" 0.85
 if [[ $EVAL_ONLY == 0 ]]; then

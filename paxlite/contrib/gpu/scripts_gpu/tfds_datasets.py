@@ -1,4 +1,4 @@
-"""TFDS datasets out of JSON lines: what the download_*.py scripts share."""
+"""Makes TFDS datasets from JSON lines; shared by the download_*.py scripts."""
 
 import argparse
 import hashlib
@@ -18,7 +18,7 @@ Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def add_data_dir(parser: argparse.ArgumentParser) -> None:
-  """Adds --tfds_data_dir; the variable TFDS_DATA_DIR is the same."""
+  """Adds --tfds_data_dir, whose default is the environment variable TFDS_DATA_DIR."""
   given = os.environ.get('TFDS_DATA_DIR') or None
   parser.add_argument(
     '--tfds_data_dir',
@@ -36,19 +36,19 @@ def build(
   data_dir: str,
   num_shards: int | None = None,
 ) -> str:
-  """Writes `data_dir`/name/1.0.0 from JSON lines; returns a line that says what is there.
+  """Writes `data_dir`/name/1.0.0 from JSON lines; returns a line that describes the dataset.
 
   Args:
-    name: Of the dataset.
+    name: Name of the dataset.
     features: The types of its fields: str, bool.
-    splits: Files of each, .jsonl, also .gz .xz .zst.
-    convert: Makes a record of the dataset from a line; a field that is missing or of another type
-      names a bad one.
+    splits: The files of each split, .jsonl, also .gz .xz .zst.
+    convert: Makes a record of the dataset from a line. If a field is missing or has another type,
+      the error names the line.
     data_dir: TFDS_DATA_DIR.
-    num_shards: Files of a split; None: by its size. Several processes read at least one each.
+    num_shards: Number of files per split; None: by size. Each process of a run needs at least one.
 
   Raises:
-    UserError: TFDS is missing, a line is bad, or the dataset is there already.
+    UserError: TFDS is missing, a line is invalid, or the dataset exists already.
   """
   try:
     import tensorflow as tf
@@ -61,7 +61,7 @@ def build(
   kinds = {str: tf.string, bool: tf.bool}
   signature = {k: tf.TensorSpec((), kinds[t]) for k, t in features.items()}
   types = {str: tfds.features.Text(), bool: tfds.features.Scalar(tf.bool)}
-  errors: list[BaseException] = []  # TensorFlow makes its own of what a generator raises
+  errors: list[BaseException] = []  # TensorFlow replaces errors of a generator by its own
 
   def dataset(files: Sequence[str]) -> Any:
     def records() -> Iterator[dict[str, Any]]:
@@ -109,10 +109,10 @@ def _converted(
 
 
 def fetched(url: str, sha256: str, folder: pathlib.Path) -> str:
-  """The file behind a URL, fetched into a folder unless it is there; its checksum is verified.
+  """Returns the file at a URL, downloaded into a folder unless present; verifies its checksum.
 
   Raises:
-    UserError: there is no network, or what came is not what it should be.
+    UserError: There is no network, or the file is not the expected one.
   """
   path = folder / url.rsplit('/', 1)[-1]
   if not path.exists():
@@ -131,7 +131,7 @@ def fetched(url: str, sha256: str, folder: pathlib.Path) -> str:
 
 
 def check(path: pathlib.Path, sha256: str) -> None:
-  """Raises UserError where a file is not the one with this SHA-256."""
+  """Raises UserError if a file does not have this SHA-256."""
   found = hashlib.sha256()
   with path.open('rb') as f:
     while block := f.read(1 << 22):
@@ -141,7 +141,7 @@ def check(path: pathlib.Path, sha256: str) -> None:
 
 
 def check_sums(folder: pathlib.Path) -> int:
-  """Verifies the files that a SHA256SUMS* file of the folder lists; returns how many."""
+  """Verifies the files that the folder's SHA256SUMS* files list; returns their number."""
   count = 0
   for sums in sorted(folder.glob('SHA256SUMS*')):
     for number, line in enumerate(sums.read_text().splitlines(), 1):
