@@ -128,9 +128,9 @@ def table() -> str:
     mesh = ' × '.join(f'{a} {n}' for a, n in r['mesh'].items() if n > 1)
     gib = lambda n: f'{n / 2**30:.2f}'
     sent = '–'
-    if r['communication']:
-      within = sum(c['ici_bytes'] for c in r['communication']) / 1e9
-      between = sum(c['dcn_bytes'] for c in r['communication']) / 1e9
+    if r['costs']['communication']:
+      within = sum(c['ici_bytes'] for c in r['costs']['communication']) / 1e9
+      between = sum(c['dcn_bytes'] for c in r['costs']['communication']) / 1e9
       sent = f'{within:.1f}, {between:.1f}'
     mfu = '–' if r['mfu'] is None else f'{r["mfu"][0]:.0%} to {r["mfu"][1]:.0%}'
     lines.append(

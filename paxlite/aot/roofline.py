@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 from paxlite.aot import collectives
 from paxlite.aot.collectives import Collective
-from paxlite.aot.costs import Costs, Platform, Speed
+from paxlite.aot.costs import Costs, Platform
 from paxlite.aot.hlo import Program
+from paxlite.aot.schedule import Schedule, Speed
 from paxlite.aot.targets import Chip
 
 
@@ -139,7 +140,7 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
     ValueError: The text is no program.
   """
   program = Program(text)
-  costs = Costs(program, platform, links.sizes)
+  costs = Costs(program, platform)
   found = []
   for kind, axes, runs, total, sent in collectives.totals(
     collectives.collectives(program, links.sizes)
@@ -154,7 +155,7 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
       return near / chip.ici_bandwidth + far / chip.dcn_bandwidth
 
     speed = Speed(chip.flops_by_type, chip.memory_bandwidth, seconds)
-    line = costs.timeline(speed)
+    line = Schedule(costs, speed, links.sizes).timeline(program.entry)
     roofline = Roofline(
       compute=speed.compute(flops),
       memory=traffic / chip.memory_bandwidth,

@@ -16,7 +16,6 @@ import jax
 import numpy as np
 import pytest
 
-from paxlite.aot import hlo
 from paxlite.core.errors import UserError
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
@@ -241,44 +240,3 @@ def test_parameters_of_a_pipeline_are_those_of_repeated_layers():
   two = fdl.build(LLaMA(**values, **mesh).task())
   key = jax.random.key(0)
   jax.tree.map(np.testing.assert_array_equal, one.init_params(key), two.init_params(key))
-
-
-HLO = """
-%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {
-  %ag = f32[8,16]{1,0} all-gather(%x), channel_id=1, replica_groups=[4,2]<=[8]
-  %rs = (f32[4]{0}, bf16[2,2]{1,0}) reduce-scatter(%y, %z), replica_groups={{0,2,4,6},{1,3,5,7}}
-  %cp = (f32[2]{0}, f32[2]{0}) collective-permute-start(%w), source_target_pairs={{0,2},{2,4}}
-}
-
-%condition (p: (s32[], f32[8])) -> pred[] {
-  %limit = s32[]{:T(128)} constant(5)
-  ROOT %less = pred[] compare(%i, %limit), direction=LT
-}
-
-ENTRY %main (a: f32[8]) -> f32[8] {
-  %loop = (s32[], f32[8]) while(%init), condition=%condition, body=%body
-  %3 = (s32[]) while(%i), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"3"}}
-  %ar = bf16[10]{0} all-reduce(%b), replica_groups=mesh['a'=2,'b'=4] {'b':(1)2}, to_apply=%add
-  %both = f32[10]{0} all-reduce(%b), channel_id=5, replica_groups={}, to_apply=%add
-}
-"""
-
-
-def test_collectives_are_read_off_hlo():
-  found = hlo.collectives(HLO, {'data': 4, 'mdl': 2})
-  by_kind = {}
-  for c in found:
-    by_kind.setdefault(c.kind, []).append(c)
-  gathers = by_kind['all-gather']
-  assert [(c.bytes, c.axes, c.size) for c in gathers] == [(512, ('mdl',), 2)] * 2
-  assert sorted(c.count for c in gathers) == [3, 5]
-  scatter = by_kind['reduce-scatter'][0]  # 4 members: the whole array is 4 times the result
-  assert (scatter.bytes, scatter.axes, scatter.size) == ((16 + 8) * 4, ('data',), 4)
-  permute = by_kind['collective-permute'][0]
-  assert (permute.bytes, permute.axes) == (8, ('data',))
-  half, whole = by_kind['all-reduce']
-  assert (half.bytes, half.axes, half.size, half.count) == (20, ('data',), 2, 1)
-  assert (whole.axes, whole.size) == (('data', 'mdl'), 8)
-  assert whole.sent_bytes == 2 * 40 * 7 / 8
-  kind, axes, runs, total, sent = hlo.totals(gathers)[0]
-  assert (kind, axes, runs, total, sent) == ('all-gather', ('mdl',), 8, 8 * 512, 8 * 256)

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax.linen import meta
 
-from paxlite.aot import hlo
+from paxlite.aot.collectives import collectives
+from paxlite.aot.hlo import Program
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
@@ -154,7 +155,7 @@ def main(names: list[str]) -> None:
     loss = difference(metrics['total_loss'].value, one['total_loss'].value)
     e = case.experiment()
     found: dict[str, int] = {}
-    for c in hlo.collectives(program.as_text(), e.mesh_sizes):
+    for c in collectives(Program(program.as_text()), e.mesh_sizes):
       key = f'{c.kind} {"+".join(c.axes)}'
       found[key] = max(found.get(key, 0), c.bytes)
     result = {'case': name, 'loss': loss, 'gradient': worst, 'at': path, 'collectives': found}

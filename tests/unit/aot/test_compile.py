@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from paxlite.aot import analysis, hlo, targets
+from paxlite.aot import roofline, targets
 from paxlite.core.errors import UserError
 from paxlite.experiments.registry import build_experiment
 from paxlite.parallel import mesh
@@ -158,26 +158,13 @@ def test_targets():
   assert (h100.devices, h100.slices, h100.chip.name) == (256, 1, 'h100')
 
 
-def test_what_crosses_the_network_crosses_it_once_a_host(monkeypatch):
-  """An all-gather of 64 bytes over 4 hosts of 4 devices: 60 are sent, 48 of them between hosts."""
-
-  class Device:
-    platform = 'gpu'
-
-  class Mesh:
-    axis_names = ('replica', 'data', 'mdl')
-    shape = dict(replica=1, data=16, mdl=1)
-    devices = type('', (), {'flat': [Device()]})
-
-  class Compiled:
-    as_text = staticmethod(str)
-
-  gather = hlo.Collective('all-gather', 64, ('data',), 16, 1, '')
-  monkeypatch.setattr(hlo, 'collectives', lambda *_: [gather])
-  changes = {'ICI_MESH_SHAPE': '[1,4,1]', 'DCN_MESH_SHAPE': '[1,4,1]'}
-  e = build_experiment('TinyGPT', [], changes)
-  (found,) = analysis._communication(e, Compiled(), Mesh(), [])
-  assert (found.bytes, found.ici_bytes, found.dcn_bytes) == (64, 60, 48 / 4)
+def test_data_of_other_hosts_crosses_the_network_once_a_host():
+  """An all-gather of 64 bytes over 4 hosts of 4: 60 are sent, 48 of them are of other hosts."""
+  axes = dict(replica=1, data=16, mdl=1)
+  links = roofline.Links(axes, axes | dict(data=4))
+  assert links.split(('data',), 60.0) == (60, 48 / 4)
+  assert roofline.Links(axes, axes).split(('data',), 60.0) == (60, 0)
+  assert links.split(('dcn',), 60.0) == (0, 60)
 
 
 SMALL = [
@@ -203,7 +190,7 @@ def test_v5e_256(tmp_path):
   assert r['fits']
   assert page.startswith('Synthetic126M on v5e-256: fits: ')
   assert r['mesh'] == {'replica': 1, 'data': 64, 'mdl': 4}
-  kinds = {(c['kind'], *c['axes']) for c in r['communication']}
+  kinds = {(c['kind'], *c['axes']) for c in r['costs']['communication']}
   assert ('all-gather', 'data') in kinds
   assert any(k[1:] == ('mdl',) for k in kinds)
   assert 0 < r['mfu'][0] <= r['mfu'][1] < 1
@@ -233,7 +220,7 @@ def test_h100x8(tmp_path):
   runs.module('paxlite.tools.compile', *SMALL, *flags, f'--json={report}', f'--save={step}')
   r = json.loads(report.read_text())
   assert r['fits']
-  kinds = {(c['kind'], *c['axes']) for c in r['communication']}
+  kinds = {(c['kind'], *c['axes']) for c in r['costs']['communication']}
   assert {('all-gather', 'data'), ('reduce-scatter', 'data')} <= kinds
   assert step.stat().st_size > 1 << 16
   large = [*flags, '--fdl.PERCORE_BATCH_SIZE=16384']

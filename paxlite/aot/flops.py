@@ -1,0 +1,123 @@
+"""FLOPs of the matrix multiplications of a compiled program, whatever their form."""
+
+import collections
+import json
+import math
+import re
+
+from paxlite.aot.hlo import Array, Computation, Instruction, Program
+
+
+def flops_of(
+  program: Program, computation: Computation, instruction: Instruction, tpu: bool
+) -> dict[str, float]:
+  """FLOPs of one run of an instruction by the type of its operands, such as bf16.
+
+  On a TPU, float32 at the highest precision is computed as six products of bfloat16.
+  """
+  if instruction.opcode == 'fusion':
+    found: collections.Counter[str] = collections.Counter()
+    for inner in program.called(instruction):
+      for i in inner:
+        found.update(flops_of(program, inner, i, tpu))
+    return dict(found)
+  operands = [a for name in instruction.operands for a in computation.arrays(name)]
+  if instruction.opcode == 'dot':
+    n = _dot_flops(instruction, operands[0])
+  elif instruction.opcode == 'convolution':
+    n = convolution_flops(instruction, operands[0], operands[1])
+  elif instruction.opcode == 'ragged-dot':
+    n = 2.0 * instruction.arrays[0].size * operands[0].dims[-1]
+  elif instruction.opcode == 'custom-call':
+    n = _custom_call_flops(instruction, operands)
+  else:
+    return {}
+  if not n:
+    return {}
+  passes = 6 if tpu and 'highest' in instruction.attributes else 1
+  dtype = min(operands[:2], key=lambda a: a.bytes / max(a.size, 1)).dtype
+  return {dtype: n * passes}
+
+
+def _dot_flops(dot: Instruction, left: Array) -> float:
+  contracted = re.search(r'lhs_contracting_dims=\{([\d,]*)\}', dot.attributes)
+  dims = [int(n) for n in contracted[1].split(',') if n] if contracted else []
+  return 2.0 * dot.arrays[0].size * math.prod(left.dims[d] for d in dims)
+
+
+def convolution_flops(convolution: Instruction, left: Array, right: Array) -> float:
+  """FLOPs of a convolution, with products of padding and of holes left out.
+
+  A TPU's matrix multiplications are convolutions: a batch dimension is a spatial one whose window
+  meets one element at a time, so the size of the window alone says nothing.
+  """
+  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', convolution.attributes)
+  if labels is None:
+    return 0.0
+  of = lambda dims, names: dict(zip(names, dims, strict=True))
+  inputs, kernel = of(left.dims, labels[1]), of(right.dims, labels[2])
+  output = of(convolution.arrays[0].dims, labels[3])
+  window = re.search(r'window=\{(.*?)\}', convolution.attributes)
+  fields = dict(part.split('=') for part in window[1].split()) if window else {}
+  split = lambda key: fields[key].split('x') if key in fields else []
+  groups = int(convolution.attribute('feature_group_count') or 1)
+  batches = int(convolution.attribute('batch_group_count') or 1)
+  total: float = 2.0 * inputs['b'] / batches * inputs['f'] / groups * output['f']
+  for i, axis in enumerate(sorted(c for c in labels[1] if c.isdigit())):
+    at = lambda key, default, i=i: int(split(key)[i]) if split(key) else default
+    low = int(split('pad')[i].split('_')[0]) if split('pad') else 0
+    total *= _meetings(
+      inputs[axis], kernel[axis], output[axis], at('stride', 1), low,
+      at('lhs_dilate', 1), at('rhs_dilate', 1),
+    )  # fmt: skip
+  return total
+
+
+def _meetings(
+  size: int, kernel: int, output: int, stride: int, low: int, dilation: int, window_dilation: int
+) -> int:
+  """Pairs of an output and an element of the window that meet an element of the input."""
+  count = 0
+  end = (size - 1) * dilation
+  for k in range(kernel):
+    first = k * window_dilation - low
+    for o in range(output) if dilation > 1 else ():
+      position = first + o * stride
+      count += 0 <= position <= end and position % dilation == 0
+    if dilation == 1:  # outputs o with 0 ≤ first + o·stride ≤ end
+      least = max(-(first // stride), 0) if first < 0 else 0
+      most = min((end - first) // stride, output - 1)
+      count += max(most - least + 1, 0)
+  return count
+
+
+def _custom_call_flops(call: Instruction, operands: list[Array]) -> float:
+  target = call.quoted('custom_call_target')
+  if 'fmha' in target:
+    return _attention_flops(call, operands, 10 if 'Backward' in target else 4)
+  if target.startswith('__cublas'):
+    contracted = re.search(r'"lhs_contracting_dimensions":\["?(\d+)', call.attributes)
+    inner = operands[0].dims[int(contracted[1])] if contracted else 0
+    return 2.0 * call.arrays[0].size * inner
+  if stated := re.search(
+    r'\\?"cost_estimate\\?":\s*\{[^}]*\\?"flops\\?":\s*"?(\d+)', call.attributes
+  ):
+    return float(stated[1])
+  return 0.0
+
+
+_STATED_COST = re.compile(r'\\?"cost_estimate\\?":\s*\{[^}]*\\?"flops\\?":\s*\\?"?(\d+)')
+_SCORES = re.compile(r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*(\[.*?\])')
+
+
+def _attention_flops(call: Instruction, operands: list[Array], products: int) -> float:
+  """FLOPs of cuDNN's attention; a causal mask leaves out half."""
+  scores = re.search(
+    r'"intermediate_tensor_shape":\s*(\{.*?"dimensions":\s*(\[.*?\]))', call.attributes
+  )
+  if scores is None:
+    return 0.0
+  dims = [int(n) for n in json.loads(scores[2])]
+  causal = re.search(r'"mask_type":\s*"(\w+)"', call.attributes)
+  share = 0.5 if causal and 'CAUSAL' in causal[1] else 1.0
+  return products * share * math.prod(dims) * operands[0].dims[-1]

@@ -1,0 +1,179 @@
+"""The schedule of a compiled program, played at the speeds of a chip.
+
+Instructions run in the order of the text. A kernel takes the longer of its FLOPs at the peak and
+its memory traffic at the bandwidth. A collective takes its bytes at the bandwidth of its links. The
+time between its start and its end that no kernel fills is exposed.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+
+from paxlite.aot.collectives import Collective, collective
+from paxlite.aot.costs import Costs, Kernel
+from paxlite.aot.hlo import Computation, Instruction
+
+
+@dataclasses.dataclass(frozen=True)
+class Speed:
+  """What the device does in a second.
+
+  Attributes:
+    flops: FLOP/s at the peak by the type of the operands; '' is the type that is not listed.
+    memory: Bytes/s of main memory.
+    link: Seconds that a collective takes.
+  """
+
+  flops: Mapping[str, float]
+  memory: float
+  link: Callable[[Collective], float]
+
+  def compute(self, flops: Mapping[str, float]) -> float:
+    """Seconds for FLOPs at the peak."""
+    return sum(n / self.flops.get(dtype, self.flops['']) for dtype, n in flops.items())
+
+  def kernel(self, kernel: Kernel) -> float:
+    """Seconds of one run of a kernel."""
+    return max(self.compute(kernel.flops), kernel.bytes / self.memory)
+
+
+@dataclasses.dataclass
+class Timeline:
+  """Seconds of a program, or of a part of it.
+
+  Attributes:
+    compute_bound: Seconds of kernels whose FLOPs take longer than their memory traffic.
+    memory_bound: Seconds of the other kernels.
+    exposed: Seconds in which only collectives run.
+    collectives: Seconds of all collectives, hidden or exposed.
+  """
+
+  compute_bound: float = 0.0
+  memory_bound: float = 0.0
+  exposed: float = 0.0
+  collectives: float = 0.0
+
+  @property
+  def kernels(self) -> float:
+    return self.compute_bound + self.memory_bound
+
+  @property
+  def seconds(self) -> float:
+    return self.kernels + self.exposed
+
+  def add(self, other: 'Timeline', times: int = 1) -> None:
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name) + times * getattr(other, field.name)
+      setattr(self, field.name, value)
+
+
+class Schedule:
+  """The schedule of a program."""
+
+  def __init__(self, costs: Costs, speed: Speed, mesh_sizes: Mapping[str, int]):
+    """Plays nothing yet.
+
+    Args:
+      costs: The costs of the program.
+      speed: The speeds of the device.
+      mesh_sizes: Sizes by axis of the mesh that the program was compiled for.
+    """
+    self._costs = costs
+    self._speed = speed
+    self._mesh_sizes = mesh_sizes
+
+  def timeline(self, computation: Computation) -> Timeline:
+    """The timeline of one run of a computation."""
+    speed = self._speed
+    line = Timeline()
+    clock = link_free = 0.0
+    ends: dict[str, float] = {}  # of collectives that are under way, by instruction or channel
+    for instruction in computation:
+      if instruction.opcode in ('while', 'call', 'conditional', 'async-start'):
+        is_branch = instruction.opcode == 'conditional'
+        called = (
+          self._costs.dearest_branch(instruction)
+          if is_branch
+          else self._costs.program.called(instruction)
+        )
+        for inner in (self.timeline(c) for c in called):
+          trips = self._costs.trips(computation, instruction)
+          line.add(inner, trips)
+          clock += inner.seconds * trips
+        continue
+      waited_for = self._end_of(computation, instruction)
+      if waited_for in ends:
+        end = ends.pop(waited_for)
+        line.exposed += max(end - clock, 0.0)
+        clock = max(clock, end)
+        continue
+      if kernel := self._costs.kernel(computation, instruction):
+        seconds = speed.kernel(kernel)
+        if speed.compute(kernel.flops) >= kernel.bytes / speed.memory:
+          line.compute_bound += seconds
+        else:
+          line.memory_bound += seconds
+        clock += seconds
+      for key, one, is_async in self._started(computation, instruction):
+        if key in ends:
+          continue
+        seconds = speed.link(one)
+        line.collectives += seconds
+        end = link_free = max(clock, link_free) + seconds
+        if is_async:
+          ends[key] = end
+        else:
+          line.exposed += end - clock
+          clock = end
+    if ends:
+      line.exposed += max(max(ends.values()) - clock, 0.0)
+    return line
+
+  def _started(
+    self, computation: Computation, instruction: Instruction
+  ) -> Iterator[tuple[str, Collective, bool]]:
+    """(key of the end, collective, whether others run meanwhile) of what an instruction starts."""
+    if one := collective(computation, instruction, self._mesh_sizes):
+      starts = instruction.opcode.endswith('-start') or instruction.opcode == 'send'
+      yield instruction.name, one, starts
+    if instruction.opcode != 'fusion':
+      return
+    # a TPU starts a collective in a fusion and repeats it in those that run meanwhile
+    for inner in self._inside(instruction):
+      for i in inner:
+        if one := collective(inner, i, self._mesh_sizes):
+          has = {j.quoted('custom_call_target') for j in inner}
+          if 'AsyncCollectiveStart' in has or 'AsyncCollectiveDone' not in has:
+            is_async = 'AsyncCollectiveStart' in has or self._has_start(computation, i)
+            if 'AsyncCollectiveStart' in has or not is_async:
+              yield f'channel {i.attribute("channel_id")}', one, is_async
+
+  def _has_start(self, computation: Computation, instruction: Instruction) -> bool:
+    """Whether another fusion of the computation starts the collective of a fusion."""
+    channel = instruction.attribute('channel_id')
+    for other in computation:
+      if other.opcode == 'fusion':
+        for inner in self._inside(other):
+          if any(j.quoted('custom_call_target') == 'AsyncCollectiveStart' for j in inner) and any(
+            j.attribute('channel_id') == channel for j in inner
+          ):
+            return True
+    return False
+
+  def _end_of(self, computation: Computation, instruction: Instruction) -> str | None:
+    """The key of the collective that an instruction waits for."""
+    if instruction.opcode.endswith('-done') and instruction.operands:
+      return instruction.operands[0]
+    if instruction.opcode == 'fusion':
+      for inner in self._inside(instruction):
+        if any(i.quoted('custom_call_target') == 'AsyncCollectiveDone' for i in inner):
+          for i in inner:
+            if channel := i.attribute('channel_id'):
+              return f'channel {channel}'
+    return None
+
+  def _inside(self, fusion: Instruction) -> list[Computation]:
+    """The computations of a fusion, with those of fusions in it."""
+    found = self._costs.program.called(fusion)
+    for inner in found:
+      found = found + [c for i in inner if i.opcode == 'fusion' for c in self._inside(i)]
+    return found

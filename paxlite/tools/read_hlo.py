@@ -1,0 +1,77 @@
+"""python -m paxlite.tools.read_hlo FILE --target=v5e-16 [--mesh=data=16,mdl=1] [--json=FILE]
+
+Reads the text of a compiled program and prints its FLOPs, its memory traffic, its collectives and
+what bounds it on the target's chip. The program may be anybody's: `compiled.as_text()` of JAX, a
+file `*after_optimizations.txt` of XLA_FLAGS=--xla_dump_to=FOLDER, or a file that
+`python -m paxlite.tools.compile --write_hlo=FILE` has written.
+
+--mesh names the mesh axes of the program with their sizes, the slowest first; all devices of the
+target are one axis by default. --near names the devices of each axis within a slice or host, where
+these are fewer.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = argparse.ArgumentParser(
+    prog='python -m paxlite.tools.read_hlo',
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+  )
+  parser.add_argument('file', metavar='FILE', help='the text of a compiled program')
+  parser.add_argument('--target', required=True, help='the machine, as of tools.compile')
+  parser.add_argument('--mesh', help='NAME=SIZE,… of the mesh; default: all devices as one axis')
+  parser.add_argument('--near', help='NAME=SIZE,… within a slice or host; default: as --mesh')
+  parser.add_argument('--json', help='where the figures go as JSON')
+  args = parser.parse_args(argv)
+
+  from paxlite.aot import roofline, targets
+
+  target = targets.parse(args.target)
+  if target.chip is None:
+    raise UserError('--target=here has no data sheet: name a chip, such as --target=v5e-4')
+  devices = target.devices // target.slices
+  sizes = _sizes('--mesh', args.mesh) if args.mesh else {'devices': devices}
+  near = sizes | (_sizes('--near', args.near) if args.near else {})
+  if math.prod(sizes.values()) != devices:
+    raise UserError(f'--mesh={args.mesh} has {math.prod(sizes.values())} devices, not {devices}')
+  if near.keys() != sizes.keys() or any(sizes[name] % near[name] for name in sizes):
+    raise UserError(f'--near={args.near} does not divide the axes of --mesh={args.mesh}')
+  path = pathlib.Path(args.file)
+  try:
+    text = path.read_text()
+    links = roofline.Links(sizes, near)
+    costs = roofline.costs_of(text, target.chip.platform, links, target.chip)
+  except (OSError, ValueError) as error:
+    raise UserError(f'{path} is not the text of a compiled program: {error}') from None
+  print('\n'.join(roofline.lines(costs, target.chip)))
+  if args.json:
+    pathlib.Path(args.json).write_text(json.dumps(dataclasses.asdict(costs), indent=1) + '\n')
+
+
+def _sizes(flag: str, text: str) -> dict[str, int]:
+  """'data=16,mdl=1' as a dictionary.
+
+  Raises:
+    UserError: The text has another form.
+  """
+  sizes = {}
+  for part in text.split(','):
+    name, _, number = part.partition('=')
+    if not name.strip() or not number.strip().isdigit() or int(number) < 1:
+      raise UserError(f'{flag}={text}: write NAME=SIZE,NAME=SIZE, such as data=16,mdl=1')
+    sizes[name.strip()] = int(number)
+  return sizes
+
+
+if __name__ == '__main__':
+  command_line.run(main)

@@ -1,0 +1,172 @@
+"""What programs do is read from their text: eight small ones, counted by hand.
+
+The programs are those of XLA for one v5e, eight v5e, one H100 and eight H100s (jax 0.10.2), without
+their metadata.
+"""
+
+import json
+import pathlib
+
+import pytest
+
+from paxlite.aot import collectives
+from paxlite.aot.costs import Costs, part_of
+from paxlite.aot.flops import convolution_flops
+from paxlite.aot.hlo import Array, Instruction, Program
+from paxlite.aot.schedule import Schedule, Speed, Timeline
+from paxlite.core.errors import UserError
+from paxlite.tools import read_hlo
+
+PROGRAMS = pathlib.Path(__file__).parent / 'programs'
+MIB = 1 << 20
+
+
+def costs(name: str) -> Costs:
+  text = (PROGRAMS / f'{name}.hlo').read_text()
+  return Costs(Program(text), name.split('_')[0])
+
+
+def timeline(found: Costs, speed: Speed) -> Timeline:
+  return Schedule(found, speed, {'data': 8}).timeline(found.program.entry)
+
+
+MATMUL = 2 * 512 * 1024 * 256  # [512, 1024] × [1024, 256]
+SCAN = 8 * 2 * 1024**3  # relu(x w) with 8 weights, all [1024, 1024]
+GRADIENT = 3 * 8 * 2 * 4096 * 2048**2  # with 8 weights [2048, 2048] for x [4096, 2048]
+GATHERED = 2 * 1024 * 4096 * 4096  # a device's eighth of the rows with the whole weight
+ATTENTION = 4 * 2 * 8 * 1024**2 * 64 // 2  # 2 rows, 8 heads of 64, 1024 causal positions
+
+# name, FLOPs by type, bytes
+COUNTED = [
+  # every array once
+  ('tpu_matmul', {'bf16': MATMUL}, 2 * (512 * 1024 + 1024 * 256 + 512 * 256)),
+  # the first x, all weights and the last x; what lies between stays in VMEM
+  ('tpu_scan', {'bf16': SCAN}, 2 * MIB + 8 * 2 * MIB + 2 * MIB),
+  # x in and the gradients out; forward: a weight, and x and the mask to keep; backward: x, a
+  # weight, and the mask for both products. x is 16 MiB, a mask and a weight are 8 MiB
+  ('tpu_scan_gradient', {'bf16': GRADIENT}, (16 + 64 + 8 * 72) * MIB),
+  # split along the contracted dimension: eight partial sums in float32 are written and read
+  ('gpu_matmul', {'bf16': MATMUL}, 2 * (512 * 1024 + 1024 * 256 + 512 * 256) + 2 * 4 * MIB),
+  ('gpu_fp8', {'f8e4m3fn': MATMUL}, 512 * 1024 + 1024 * 256 + 2 * 512 * 256 + 2 * 4 * MIB),
+  # four times: a slice of 4 MiB is copied, gathered to 32 MiB, and multiplied with 8 MiB of x; the
+  # result is copied. x is copied once before
+  ('gpu_gathered_scan', {'bf16': 4 * GATHERED}, (4 * (8 + 36 + 48 + 16) + 16) * MIB),
+  ('gpu_attention', {'bf16': ATTENTION}, 4 * 2 * MIB),  # q, k, v and the output
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('name', 'flops', 'moved'), COUNTED, ids=lambda x: str(x)[:20])
+def test_counted_by_hand(name, flops, moved):
+  found = costs(name)
+  assert found.flops() == flops
+  assert 0 <= found.traffic() - moved < 1024  # counters of loops
+
+
+def test_a_gather_in_a_loop_that_steps_by_two():
+  """A weight's eighth of 4 MiB goes both ways round: four permutes in each of two trips."""
+  found = costs('tpu_gathered')
+  (loop,) = (i for i in found.program.entry if i.opcode == 'while')
+  assert found.program.trips(found.program.entry, loop) == 2
+  assert found.flops() == {'bf16': GATHERED}
+  permutes = collectives.collectives(found.program, {'data': 8})
+  assert {(c.kind, c.bytes, c.axes) for c in permutes} == {
+    ('collective-permute', 4 * MIB, ('data',))
+  }
+  assert sum(c.count for c in permutes) == 9
+
+
+def test_what_nothing_hides_is_exposed():
+  """The GPU waits for each gather; of the TPU's nine permutes products hide some."""
+  speed = Speed({'': 1e12}, 1e12, lambda c: c.sent_bytes / 1e11)
+  found = costs('gpu_gathered_scan')
+  line = timeline(found, speed)
+  gathers = 4 * 7 / 8 * 32 * MIB / 1e11
+  assert line.exposed == line.collectives == pytest.approx(gathers)
+  assert line.compute_bound == pytest.approx(4 * GATHERED / 1e12)
+  others = (4 * (8 + 36 + 16) + 16) * MIB / 1e12
+  assert line.memory_bound == pytest.approx(others, rel=1e-4)
+  assert line.seconds == pytest.approx(gathers + 4 * GATHERED / 1e12 + others, rel=1e-4)
+
+  line = timeline(costs('tpu_gathered'), speed)
+  assert line.collectives == pytest.approx(9 * 4 * MIB / 1e11)
+  assert 0 < line.exposed < line.collectives / 2
+
+
+def test_eight_bits_have_a_peak_of_their_own():
+  speed = Speed({'': 1e12, 'f8e4m3fn': 2e12}, 1e15, lambda _: 0.0)
+  assert timeline(costs('gpu_fp8'), speed).compute_bound == pytest.approx(MATMUL / 2e12)
+  assert timeline(costs('gpu_matmul'), speed).compute_bound == pytest.approx(MATMUL / 1e12)
+
+
+def convolution(attributes: str, *dims: tuple[int, ...]) -> float:
+  left, right, output = (Array('bf16', d, 0) for d in dims)
+  shape = f'bf16[{",".join(map(str, output.dims))}]'
+  return convolution_flops(Instruction('', 'convolution', shape, (), attributes), left, right)
+
+
+def test_a_batch_dimension_as_a_dimension_of_space():
+  """q kᵀ of 4 rows and 32 heads on a TPU: a window meets one element of a dilated input."""
+  flops = convolution(
+    'window={size=4x32 stride=3x31 lhs_dilate=4x32}, dim_labels=0b1f_0o1i->01bf',
+    (4, 2048, 32, 128), (4, 2048, 32, 128), (4, 32, 2048, 2048),
+  )  # fmt: skip
+  assert flops == 2 * 4 * 32 * 2048 * 2048 * 128
+
+
+def test_a_contracted_dimension_as_a_window():
+  """[4, 2048, 32·128] × [32·128, 512]: the window covers the heads."""
+  flops = convolution(
+    'window={size=1x2x32 pad=0_0x1_1x0_0 rhs_reversal=0x1x0}, dim_labels=0b2f1_1o2i0->0b1f2',
+    (4, 2048, 32, 128, 1), (2, 256, 32, 128, 1), (4, 2048, 2, 256, 1),
+  )  # fmt: skip
+  assert flops == 2 * 4 * 2048 * 32 * 128 * 512
+
+
+def test_padding_and_strides_are_left_out():
+  flops = convolution(
+    'window={size=3 stride=2 pad=1_1}, dim_labels=b0f_0io->b0f', (1, 8, 1), (3, 1, 1), (1, 4, 1)
+  )
+  assert flops == 2 * (3 * 4 - 1)  # the first window begins before the input
+
+
+def test_parts_of_a_model():
+  path = 'jit(step)/jvp(TransformerLm.losses)/TransformerLm.hidden/transformer/while/body/'
+  path += 'closed_call/repeat.step/repeat/self_attention/rotary/mul'
+  assert part_of(path) == 'self_attention/rotary'
+  assert part_of('jit(step)/mul') == 'elsewhere'
+
+
+def test_anybodys_program_is_read(capsys, tmp_path):
+  program = str(PROGRAMS / 'gpu_gathered_scan.hlo')
+  read_hlo.main([program, '--target=h100x8', f'--json={tmp_path / "costs.json"}'])
+  page = capsys.readouterr().out
+  assert 'FLOPs           1.374e+11 bf16, of matrix multiplications' in page
+  assert 'all-gather           devices              4    134,217,728   117,440,512' in page
+  assert 'Most of the step is collectives.' in page
+  found = json.loads((tmp_path / 'costs.json').read_text())
+  assert found['flops'] == {'bf16': 4 * GATHERED}
+  read_hlo.main([program, '--target=h100x8', '--mesh=data=8', '--near=data=4'])
+  sent = 7 * 4 * 4 * MIB  # of it half crosses the network, split over the 4 devices of a host
+  assert f'{sent:,} {sent * 4 / 7 / 4:15,.0f}' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    (['--target=here'], 'has no data sheet'),
+    (['--target=h100x8', '--mesh=data'], 'write NAME=SIZE'),
+    (['--target=h100x8', '--mesh=data=4'], 'has 4 devices, not 8'),
+    (['--target=h100x8', '--mesh=data=8', '--near=data=3'], 'does not divide'),
+    (['--target=h100x8', '--near=mdl=1'], 'does not divide'),
+  ],
+)
+def test_a_wrong_machine_is_one_line(flags, message):
+  with pytest.raises(UserError, match=message):
+    read_hlo.main([str(PROGRAMS / 'gpu_matmul.hlo'), *flags])
+
+
+def test_what_is_no_program_is_one_line(tmp_path):
+  (tmp_path / 'text').write_text('module @jit_step {}')
+  for name in ('text', 'nothing'):
+    with pytest.raises(UserError, match='is not the text of a compiled program'):
+      read_hlo.main([str(tmp_path / name), '--target=h100x1'])

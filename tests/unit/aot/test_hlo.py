@@ -1,0 +1,107 @@
+"""The text of programs: loops, attributes of several lines, shapes."""
+
+import pytest
+
+from paxlite.aot.hlo import Program, arrays_of, elements
+
+
+def loop(start: str, body: str, condition: str) -> str:
+  return f"""HloModule test, is_scheduled=true
+
+%body (p: (s32[], f32[8])) -> (s32[], f32[8]) {{
+  %p = (s32[], f32[8]) parameter(0)
+  %x = f32[8] get-tuple-element(%p), index=1
+  %i = s32[] get-tuple-element(%p), index=0
+  %step = s32[] constant(2)
+  {body}
+  ROOT %next = (s32[], f32[8]) tuple(%j, %x)
+}}
+
+%condition (p: (s32[], f32[8])) -> pred[] {{
+  %p = (s32[], f32[8]) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %limit = s32[] constant(9)
+  ROOT %go = pred[] {condition}
+}}
+
+ENTRY %main (a: f32[8]) -> f32[8] {{
+  %a = f32[8] parameter(0)
+  %zero = s32[] constant({start})
+  %copy = s32[] copy(%zero)
+  %init = (s32[], f32[8]) tuple(%copy, %a)
+  %loop = (s32[], f32[8]) while(%init), condition=%condition, body=%body
+  ROOT %out = f32[8] get-tuple-element(%loop), index=1
+}}
+"""
+
+
+@pytest.mark.parametrize(
+  ('start', 'body', 'condition', 'trips'),
+  [
+    ('0', '%j = s32[] add(%i, %step)', 'compare(%i, %limit), direction=LT', 5),
+    ('1', '%j = s32[] add(%step, %i)', 'compare(%i, %limit), direction=LT', 4),
+    ('1', '%j = s32[] add(%i, %step)', 'compare(%i, %limit), direction=LE', 5),
+    ('0', '%j = s32[] add(%i, %step)', 'compare(%limit, %i), direction=GT', 5),
+    ('19', '%j = s32[] subtract(%i, %step)', 'compare(%i, %limit), direction=GT', 5),
+    ('9', '%j = s32[] add(%i, %step)', 'compare(%i, %limit), direction=LT', 0),
+    ('0', '%j = s32[] multiply(%i, %step)', 'compare(%i, %limit), direction=LT', 1),  # not known
+    ('0', '%k = s32[] add(%i, %step)\n  %j = s32[] add(%k, %step)',
+     'compare(%i, %limit), direction=LT', 3),
+  ],
+)  # fmt: skip
+def test_trips(start, body, condition, trips):
+  program = Program(loop(start, body, condition))
+  assert program.trips(program.entry, program.entry.instructions['loop']) == trips
+
+
+def test_trips_that_the_compiler_has_noted():
+  text = loop('0', '%j = s32[] add(%i, %step)', 'compare(%i, %limit), direction=LT')
+  text = text.replace(', body=%body', ', body=%body, backend_config={"known_trip_count":{"n":"7"}}')
+  program = Program(text)
+  assert program.trips(program.entry, program.entry.instructions['loop']) == 7
+
+
+KERNEL = """HloModule test
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0:T(256)S(1)} parameter(0)
+  %kernel = (f32[8]{0}, bf16[2,4]{1,0:T(2,128)(2,1)}) custom-call(%a), custom_call_target="tpu", \
+backend_config={"config": {"body": "
+}
+%not a computation (x) {
+  %nor = f32[8] an-instruction(%a)
+}", "n": [1,
+2]
+}}, frontend_attributes={x="{"}
+  ROOT %out = f32[8] get-tuple-element(%kernel), index=0
+}
+"""
+
+
+def test_attributes_of_several_lines():
+  program = Program(KERNEL)
+  assert [i.name for i in program.entry] == ['a', 'kernel', 'out']
+  assert program.entry.root.name == 'out'
+  kernel = program.entry.instructions['kernel']
+  assert (kernel.opcode, kernel.operands) == ('custom-call', ('a',))
+  assert [(a.dtype, a.dims, a.space) for a in kernel.arrays] == [
+    ('f32', (8,), 0), ('bf16', (2, 4), 0)
+  ]  # fmt: skip
+  assert program.entry.instructions['a'].arrays[0].space == 1
+
+
+def test_what_is_no_program_is_refused():
+  with pytest.raises(ValueError, match='no entry computation'):
+    Program('module @jit_step { }')
+
+
+def test_shapes():
+  assert [a.bytes for a in arrays_of('(f32[2,3]{1,0}, (s4[3]{0}, pred[]), u8[0]{0})')] == [
+    24,
+    2,
+    1,
+    0,
+  ]
+  assert elements('(f32[2]{0:T(8,128)}, (s32[], s32[]), /*index=2*/bf16[1])') == [
+    'f32[2]{0:T(8,128)}', '(s32[], s32[])', 'bf16[1]'
+  ]  # fmt: skip
