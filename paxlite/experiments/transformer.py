@@ -350,7 +350,7 @@ class Transformer(Decoding, Optimization):
       kernel_tpl=template(
         AttentionKernel,
         block_size=self.ATTENTION_BLOCK_SIZE,
-        use_cudnn=self.USE_FLASH_ATTENTION,
+        fused=self.USE_FLASH_ATTENTION,
       ),
     )
 

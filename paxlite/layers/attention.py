@@ -160,8 +160,10 @@ class DotProductAttention(nn.Module):
     mask = distance_TS >= 0
     if self.window > 0:
       mask &= distance_TS < self.window
+    segments = None
     if segment_ids_BT is not None:
       keys_BS = segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS
+      segments = segment_ids_BT, keys_BS
       mask = (mask & (segment_ids_BT[:, :, None] == keys_BS[:, None, :]))[:, None]
     bias_NTS = None
     if self.relative_bias_tpl is not None:
@@ -174,7 +176,7 @@ class DotProductAttention(nn.Module):
       self.extra_logit,
       nn.Dropout(self.dropout, deterministic=False) if drops else None,
     )
-    return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax)
+    return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax, segments)
 
 
 class Attention(nn.Module):

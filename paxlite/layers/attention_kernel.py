@@ -6,7 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from paxlite.layers import cpu_attention, cudnn_attention, softmax_attention
+from paxlite.layers import cpu_attention, cudnn_attention, softmax_attention, splash_attention
 from paxlite.layers.softmax_attention import Softmax
 from paxlite.parallel.partitioning import active_mesh, active_platform, num_shards
 
@@ -21,11 +21,11 @@ class AttentionKernel:
 
   Attributes:
     block_size: Queries of a block, where attention is computed by blocks; 0 chooses.
-    use_cudnn: Whether cuDNN computes what it can on NVIDIA GPUs.
+    fused: Whether fused kernels compute what they can: cuDNN's on NVIDIA GPUs, splash on TPUs.
   """
 
   block_size: int = 0
-  use_cudnn: bool = False
+  fused: bool = False
 
   def __call__(
     self,
@@ -35,9 +35,12 @@ class AttentionKernel:
     mask: jax.Array,
     bias_NTS: jax.Array | None,
     softmax: Softmax,
+    segments: tuple[jax.Array, jax.Array] | None = None,
   ) -> jax.Array:
-    if self.use_cudnn and cudnn_attention.computes(q_BTNH, k_BSKH, bias_NTS, softmax):
+    if self.fused and cudnn_attention.computes(q_BTNH, k_BSKH, bias_NTS, softmax):
       return cudnn_attention.attend(q_BTNH, k_BSKH, v_BSKH, mask, softmax)
+    if self.fused and splash_attention.computes(q_BTNH, k_BSKH, bias_NTS, softmax):
+      return splash_attention.attend(q_BTNH, k_BSKH, v_BSKH, segments, softmax)
     T, S = q_BTNH.shape[1], k_BSKH.shape[1]
     on_cpu = active_platform() == 'cpu'
     kernel: Kernel = cpu_attention.attend if on_cpu else softmax_attention.attend

@@ -15,7 +15,7 @@ from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
 
-CUDNN = functools.partial(AttentionKernel, use_cudnn=True)
+CUDNN = functools.partial(AttentionKernel, fused=True)
 SEGMENTS = jnp.where(jnp.arange(32) < 11, 1, jnp.where(jnp.arange(32) < 27, 2, 0))[None]
 
 

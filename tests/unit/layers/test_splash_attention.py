@@ -1,0 +1,127 @@
+"""Attention by splash, in Pallas' interpreter: output and gradients are those of plain XLA."""
+
+import contextlib
+import functools
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paxlite.layers import splash_attention
+from paxlite.layers.attention import DotProductAttention, RelativeBias
+from paxlite.layers.attention_kernel import AttentionKernel
+from paxlite.parallel import partitioning
+from paxlite.parallel.mesh import make_mesh
+
+SPLASH = functools.partial(AttentionKernel, fused=True)
+T = 256
+SEGMENTS = jnp.where(jnp.arange(T) < 100, 1, jnp.where(jnp.arange(T) < 230, 2, 0))[None]
+
+
+def qkv(kv_heads: int = 4, rows: int = 2):
+  keys = jax.random.split(jax.random.key(0), 3)
+  shapes = (rows, T, 4, 64), (rows, T, kv_heads, 64), (rows, T, kv_heads, 64)
+  return [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
+
+
+@pytest.fixture
+def asked(monkeypatch):
+  """Counts the calls of splash, which is taken on this CPU too."""
+  found = []
+  attend = splash_attention._attend
+
+  def counted(*args, **kwargs):
+    found.append(args)
+    return attend(*args, **kwargs)
+
+  monkeypatch.setattr(splash_attention, '_attend', counted)
+  monkeypatch.setattr(splash_attention, '_has_kernel', lambda q, k: True)
+  return found
+
+
+CASES = {
+  'plain': {},
+  'window': dict(window=60),
+  'cap': dict(logit_cap=3.0),
+  'extra logit': dict(extra_logit=0.7),
+  'all': dict(window=130, logit_cap=3.0, extra_logit=0.0),
+}
+
+
+@pytest.mark.parametrize(
+  ('case', 'kv_heads', 'packed', 'mesh'),
+  [
+    ('plain', 4, False, False),
+    ('plain', 2, True, True),
+    ('window', 4, True, False),
+    ('cap', 1, False, False),
+    ('extra logit', 4, True, False),
+    ('all', 2, True, True),
+  ],
+)
+def test_splash_computes_the_same(asked, case, kv_heads, packed, mesh):
+  values = dict(query_scale=0.125, **CASES[case])
+  arrays = qkv(kv_heads)
+  segments = SEGMENTS.repeat(2, 0) if packed else None
+
+  def grad(module):
+    def value(arrays):
+      y = module.apply({}, *arrays, segments)
+      return jnp.sin(y).sum(), y
+
+    return jax.jit(jax.value_and_grad(value, has_aux=True))(arrays)
+
+  (_, expected), grads = grad(DotProductAttention(**values))
+  assert not asked
+  axes = ['replica', 'data', 'mdl']
+  one = make_mesh([1, 1, 1], [1, 1, 1], axes, jax.devices()[:1])
+  active = partitioning.activate(one, partitioning.rules_for(axes))
+  with active if mesh else contextlib.nullcontext():
+    (_, y), grads2 = grad(DotProductAttention(**values, kernel_tpl=SPLASH))
+  assert asked
+  np.testing.assert_allclose(y, expected, atol=2e-6)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=1e-5), grads, grads2)
+
+
+@pytest.mark.parametrize(
+  'values',
+  [dict(relative_bias_tpl=lambda name: RelativeBias(4, name=name)), dict(dropout=0.1)],
+  ids=lambda v: next(iter(v)),
+)
+def test_splash_is_not_asked_for_what_it_has_not(asked, values):
+  arrays = qkv(rows=1)
+  both = [
+    DotProductAttention(query_scale=0.5, kernel_tpl=kernel, **values)
+    for kernel in (AttentionKernel, SPLASH)
+  ]
+  rngs = {'dropout': jax.random.key(2)}
+  variables = both[0].init({'params': jax.random.key(1), **rngs}, *arrays)
+  expected, found = (m.apply(variables, *arrays, rngs=rngs) for m in both)
+  assert not asked
+  np.testing.assert_array_equal(found, expected)
+
+
+def test_where_there_is_a_kernel(monkeypatch):
+  """There is one on TPUs, for whole sequences of full blocks; heads stay with their keys."""
+  rules = partitioning.rules_for(['replica', 'data', 'mdl', 'context'])
+
+  def fits(T=256, S=256, N=8, K=8, H=64, platform='tpu', **sizes):
+    device = types.SimpleNamespace(platform=platform)
+    shape = dict(replica=1, data=1, mdl=1, context=1) | sizes
+    mesh = types.SimpleNamespace(devices=np.array([device]), shape=shape)
+    monkeypatch.setattr(partitioning, 'active_mesh', lambda: (mesh, rules))
+    abstract = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+    return splash_attention._has_kernel(abstract(2, T, N, H), abstract(2, S, K, H))
+
+  assert fits()
+  assert fits(H=256, data=4, mdl=4)
+  assert fits(K=2, mdl=2)
+  assert not fits(platform='cpu')
+  assert not fits(platform='cuda')
+  assert not fits(T=1)
+  assert not fits(T=192, S=192)
+  assert not fits(K=2, mdl=4)
+  assert not fits(context=2)
+  assert not fits(stage=2)
