@@ -6,7 +6,12 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
+
+from paxlite.parallel.partitioning import active_platform
+
+Layout = Literal['interleaved', 'half']
 
 # how pairs are taken apart into all first and all second members, and put together again
 _LAYOUTS: dict[str, tuple[Callable, Callable]] = {
@@ -26,23 +31,73 @@ class RotaryEmbedding(nn.Module):
   """
 
   theta: float = 10_000.0
-  layout: Literal['interleaved', 'half'] = 'interleaved'
+  layout: Layout = 'interleaved'
 
   @nn.compact
   def __call__(self, x_BTNH: jax.Array, positions_BT: jax.Array) -> jax.Array:
     half = x_BTNH.shape[-1] // 2
     positions = positions_BT[..., None, None].astype(jnp.float32)
-    angles = positions * self.rates(half)  # [B or 1, T, 1, H/2]
-    sin, cos = jnp.sin(angles), jnp.cos(angles)
-    x = x_BTNH.astype(jnp.float32)
-    split, join = _LAYOUTS[self.layout]
-    first, second = split(x)
-    y = join((first * cos - second * sin, second * cos + first * sin))
-    return y.reshape(x.shape).astype(x_BTNH.dtype)
+    rotate = _by_product if active_platform() == 'tpu' else _by_pair
+    return rotate(x_BTNH, positions, self.rates(half), self.layout)
 
   def rates(self, half: int) -> jax.Array:
     """Radians per position of each pair, [half]."""
     return self.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+
+
+def _by_pair(
+  x_BTNH: jax.Array, positions_BT11: jax.Array, rates: jax.Array, layout: Layout
+) -> jax.Array:
+  """Takes the pairs apart, rotates each, and puts them together again."""
+  angles = positions_BT11 * rates  # [B or 1, T, 1, H/2]
+  sin, cos = jnp.sin(angles), jnp.cos(angles)
+  split, join = _LAYOUTS[layout]
+  first, second = split(x_BTNH.astype(jnp.float32))
+  y = join((first * cos - second * sin, second * cos + first * sin))
+  return y.reshape(x_BTNH.shape).astype(x_BTNH.dtype)
+
+
+def _by_product(
+  x_BTNH: jax.Array, positions_BT11: jax.Array, rates: jax.Array, layout: Layout
+) -> jax.Array:
+  """The same on a TPU, whose rows of 128 elements must be copied to take pairs apart.
+
+  Each dimension's partner is put in its place by a matrix multiplication. That is exact, as each of
+  its sums has one term.
+  """
+  H = x_BTNH.shape[-1]
+  first, second = np.arange(H).reshape(2, -1) if layout == 'half' else np.arange(H).reshape(-1, 2).T
+  exchange = np.zeros((H, H), np.float32)
+  exchange[second, first], exchange[first, second] = -1, 1
+  angles = positions_BT11 * jnp.zeros(H).at[first].set(rates).at[second].set(rates)
+  return _exchanged(x_BTNH, jnp.cos(angles), jnp.sin(angles), jnp.asarray(exchange, x_BTNH.dtype))
+
+
+@jax.custom_vjp
+def _exchanged(
+  x_BTNH: jax.Array, cos: jax.Array, sin: jax.Array, exchange_HH: jax.Array
+) -> jax.Array:
+  """x cos + (x · exchange) sin, with the arithmetic in float32 and one rounding."""
+  partners = jnp.matmul(
+    x_BTNH,
+    exchange_HH,
+    precision=jax.lax.Precision.HIGHEST if x_BTNH.dtype == jnp.float32 else None,
+    preferred_element_type=jnp.float32,
+  )
+  return (x_BTNH.astype(jnp.float32) * cos + partners * sin).astype(x_BTNH.dtype)
+
+
+def _exchanged_forward(x_BTNH, cos, sin, exchange_HH):
+  return _exchanged(x_BTNH, cos, sin, exchange_HH), (cos, sin, exchange_HH)
+
+
+def _exchanged_backward(kept, gradient_BTNH):
+  """The transpose of a rotation is the rotation by the opposite angle."""
+  cos, sin, exchange_HH = kept
+  return _exchanged(gradient_BTNH, cos, -sin, exchange_HH), None, None, None
+
+
+_exchanged.defvjp(_exchanged_forward, _exchanged_backward)
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):
