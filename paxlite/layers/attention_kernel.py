@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers import cpu_attention, cudnn_attention, softmax_attention, splash_attention
-from paxlite.layers.softmax_attention import Softmax
+from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel.partitioning import active_mesh, active_platform, num_shards
 
-Kernel = Callable[
-  [jax.Array, jax.Array, jax.Array, jax.Array, jax.Array | None, Softmax], jax.Array
-]
+Kernel = Callable[..., jax.Array]  # see softmax_attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +33,7 @@ class AttentionKernel:
     mask: jax.Array,
     bias_NTS: jax.Array | None,
     softmax: Softmax,
-    segments: tuple[jax.Array, jax.Array] | None = None,
+    segments: Segments | None = None,
   ) -> jax.Array:
     if self.fused and cudnn_attention.computes(q_BTNH, k_BSKH, bias_NTS, softmax):
       return cudnn_attention.attend(q_BTNH, k_BSKH, v_BSKH, mask, softmax)

@@ -3,6 +3,7 @@
 import jax
 
 from paxlite.layers.softmax_attention import (
+  Segments,
   Softmax,
   exponentials,
   masked_scores,
@@ -17,6 +18,7 @@ def attend(
   mask: jax.Array,
   bias_NTS: jax.Array | None,
   softmax: Softmax,
+  segments: Segments | None = None,
 ) -> jax.Array:
   """A kernel that divides the context by the sums of the softmax, and not the weights.
 

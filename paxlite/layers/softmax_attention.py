@@ -1,7 +1,8 @@
 """Attention in plain XLA, and the parts of it that other kernels share.
 
-A kernel is a function (q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax) → context [B, T, N, H].
-Its mask is [T, S] or [B, 1, T, S]; its bias may be None.
+A kernel is a function (q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax, segments) → context
+[B, T, N, H]. Its mask is [T, S] or [B, 1, T, S]; its bias may be None. The segments, which the mask
+contains, are for kernels that compute the mask themselves.
 """
 
 import dataclasses
@@ -11,6 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.embeddings import cap_logits
+
+Segments = tuple[jax.Array, jax.Array]  # ids of the queries [B, T] and of the keys [B, S]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,7 @@ def attend(
   mask: jax.Array,
   bias_NTS: jax.Array | None,
   softmax: Softmax,
+  segments: Segments | None = None,
 ) -> jax.Array:
   """The kernel in plain XLA."""
   scores_BNTS = masked_scores(q_BTNH, k_BSKH, mask, bias_NTS, softmax)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paxlite.layers.softmax_attention import Softmax
+from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
 _Q, _KV = ('batch', 'length', 'act_heads', None), ('batch', 'kv_length', 'act_kv_heads', None)
@@ -23,7 +23,7 @@ def attend(
   q_BTNH: jax.Array,
   k_BSKH: jax.Array,
   v_BSKH: jax.Array,
-  segments: tuple[jax.Array, jax.Array] | None,
+  segments: Segments | None,
   softmax: Softmax,
 ) -> jax.Array:
   """Causal attention, [B, T, N, H].
