@@ -1,7 +1,8 @@
 """Checkpoint policies: which activations of a layer are kept for its backward pass.
 
 The named ones keep what the layers mark with `checkpoint_name`; everything else is recomputed.
-The names are those of praxis' AutodiffCheckpointType.
+The names are those of praxis' AutodiffCheckpointType, and two that keep what fused kernels of
+attention compute.
 """
 
 from collections.abc import Callable
@@ -24,6 +25,8 @@ CheckpointPolicy = Literal[
   'SAVE_DOT_FOR_MLPERF_200B',
   'SAVE_ITERATION_INPUT',
   'SAVE_TRANSFORMER_LAYER_OUTPUT',
+  'SAVE_ATTENTION',
+  'SAVE_DOT_AND_ATTENTION',
 ]
 
 _QKV = ('combined_qkv_proj', 'query_proj', 'key_proj', 'value_proj')
@@ -53,9 +56,25 @@ def jax_policy(policy: str) -> Callable[..., Any]:
   }
   if policy in plain:
     return plain[policy]
+  if policy == 'SAVE_ATTENTION':
+    return attention_saveable
+  if policy == 'SAVE_DOT_AND_ATTENTION':
+    no_batch = policies.dots_with_no_batch_dims_saveable
+    return policies.save_from_both_policies(no_batch, attention_saveable)
   if policy not in _NAMES:
     raise ValueError(f'unknown checkpoint policy {policy!r}; known: {get_args(CheckpointPolicy)}')
   return policies.save_only_these_names(*_NAMES[policy])
+
+
+def attention_saveable(primitive: Any, *_: Any, **params: Any) -> bool:
+  """Keeps the results of fused kernels of attention: the context and the sums of the softmax.
+
+  The backward kernels read both. Where the context alone is kept, the forward kernel runs again.
+  Attention in plain XLA has no such results, and nothing of it is kept.
+  """
+  kernel = str(params.get('name', params.get('name_and_src_info', '')))
+  fused = primitive.name == 'pallas_call' and 'splash' in kernel
+  return fused or primitive.name.startswith('dot_product_attention_fwd')
 
 
 def keeps_nothing(policy: str) -> bool:

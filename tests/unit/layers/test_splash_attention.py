@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.layers import splash_attention
+from paxlite.layers import remat, splash_attention
 from paxlite.layers.attention import DotProductAttention, RelativeBias
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.parallel import partitioning
@@ -125,3 +125,15 @@ def test_where_there_is_a_kernel(monkeypatch):
   assert not fits(K=2, mdl=4)
   assert not fits(context=2)
   assert not fits(stage=2)
+
+
+@pytest.mark.parametrize(('policy', 'runs'), [('SAVE_NOTHING', 2), ('SAVE_ATTENTION', 1)])
+def test_a_policy_keeps_what_the_backward_kernels_read(asked, policy, runs):
+  """Else the forward kernel runs once more in the backward pass."""
+  module = DotProductAttention(query_scale=0.125, kernel_tpl=SPLASH)
+  value = jax.checkpoint(
+    lambda arrays: module.apply({}, *arrays).sum(), policy=remat.jax_policy(policy)
+  )
+  program = str(jax.make_jaxpr(jax.grad(value))(qkv()))
+  assert program.count('name=splash_mha_fwd') == runs
+  assert program.count('name=splash_mha_dkv') == 1
