@@ -111,4 +111,6 @@ def part_of(source: str) -> str:
   """
   parts = [p for p in source.split('/')[:-1] if p and not _SCOPE.match(p) and '.' not in p]
   names = [p for p in parts if re.fullmatch(r'[a-z_][\w]*', p)]
+  if not names:  # methods of the model itself, such as TransformerLm.losses
+    names = [p.rpartition('.')[2] for p in re.findall(r'[A-Z]\w*\.\w+', source)][-1:]
   return '/'.join(names[-2:]) or 'elsewhere'

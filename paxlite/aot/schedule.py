@@ -80,6 +80,7 @@ class Schedule:
     self._costs = costs
     self._speed = speed
     self._mesh_sizes = mesh_sizes
+    self._begun = self._channels_begun()
 
   def timeline(self, computation: Computation) -> Timeline:
     """The timeline of one run of a computation."""
@@ -137,27 +138,24 @@ class Schedule:
       yield instruction.name, one, starts
     if instruction.opcode != 'fusion':
       return
-    # a TPU starts a collective in a fusion and repeats it in those that run meanwhile
+    # a TPU starts a collective in one fusion, and fusions that run meanwhile repeat it
     for inner in self._inside(instruction):
+      starts = _calls(inner, 'AsyncCollectiveStart')
       for i in inner:
-        if one := collective(inner, i, self._mesh_sizes):
-          has = {j.quoted('custom_call_target') for j in inner}
-          if 'AsyncCollectiveStart' in has or 'AsyncCollectiveDone' not in has:
-            is_async = 'AsyncCollectiveStart' in has or self._has_start(computation, i)
-            if 'AsyncCollectiveStart' in has or not is_async:
-              yield f'channel {i.attribute("channel_id")}', one, is_async
+        channel = i.attribute('channel_id')
+        if starts or channel not in self._begun:
+          if one := collective(inner, i, self._mesh_sizes):
+            yield f'channel {channel}', one, starts
 
-  def _has_start(self, computation: Computation, instruction: Instruction) -> bool:
-    """Whether another fusion of the computation starts the collective of a fusion."""
-    channel = instruction.attribute('channel_id')
-    for other in computation:
-      if other.opcode == 'fusion':
-        for inner in self._inside(other):
-          if any(j.quoted('custom_call_target') == 'AsyncCollectiveStart' for j in inner) and any(
-            j.attribute('channel_id') == channel for j in inner
-          ):
-            return True
-    return False
+  def _channels_begun(self) -> set[str | None]:
+    """Channels of the collectives that one fusion of the program starts and another ends."""
+    return {
+      i.attribute('channel_id')
+      for computation in self._costs.program.computations.values()
+      if _calls(computation, 'AsyncCollectiveStart')
+      for i in computation
+      if i.attribute('channel_id')
+    }
 
   def _end_of(self, computation: Computation, instruction: Instruction) -> str | None:
     """The key of the collective that an instruction waits for."""
@@ -165,7 +163,7 @@ class Schedule:
       return instruction.operands[0]
     if instruction.opcode == 'fusion':
       for inner in self._inside(instruction):
-        if any(i.quoted('custom_call_target') == 'AsyncCollectiveDone' for i in inner):
+        if _calls(inner, 'AsyncCollectiveDone'):
           for i in inner:
             if channel := i.attribute('channel_id'):
               return f'channel {channel}'
@@ -177,3 +175,7 @@ class Schedule:
     for inner in found:
       found = found + [c for i in inner if i.opcode == 'fusion' for c in self._inside(i)]
     return found
+
+
+def _calls(computation: Computation, target: str) -> bool:
+  return any(i.quoted('custom_call_target') == target for i in computation)

@@ -133,6 +133,7 @@ def test_parts_of_a_model():
   path = 'jit(step)/jvp(TransformerLm.losses)/TransformerLm.hidden/transformer/while/body/'
   path += 'closed_call/repeat.step/repeat/self_attention/rotary/mul'
   assert part_of(path) == 'self_attention/rotary'
+  assert part_of('jit(step)/transpose(jvp(TransformerLm.losses))/mul') == 'losses'
   assert part_of('jit(step)/mul') == 'elsewhere'
 
 
