@@ -122,6 +122,22 @@ def test_a_contracted_dimension_as_a_window():
   assert flops == 2 * 4 * 2048 * 32 * 128 * 512
 
 
+@pytest.mark.parametrize(('kernel', 'products'), [('fwd', 2), ('dq', 3), ('dkv', 4)])
+def test_splash_states_no_cost(kernel, products):
+  """Two rows, 8 heads of 64 with 2 heads of keys, 1024 causal positions."""
+  text = f"""HloModule test
+
+ENTRY %main (q: bf16[2,8,1024,64], k: bf16[2,2,1024,64], m: s8[1,2,2]) -> bf16[2,8,1024,64] {{
+  %q = bf16[2,8,1024,64] parameter(0)
+  %k = bf16[2,2,1024,64] parameter(1)
+  %m = s8[1,2,2] parameter(2)
+  ROOT %splash_mha_{kernel}_segmented.1 = bf16[2,8,1024,64] custom-call(%m, %m, %q, %k, %k)
+}}
+"""
+  half = 2 * 8 * 1024 * 1024 * 64
+  assert Costs(Program(text), 'tpu').flops() == {'bf16': products * half}
+
+
 def test_padding_and_strides_are_left_out():
   flops = convolution(
     'window={size=3 stride=2 pad=1_1}, dim_labels=b0f_0io->b0f', (1, 8, 1), (3, 1, 1), (1, 4, 1)
