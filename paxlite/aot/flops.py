@@ -108,8 +108,8 @@ def _custom_call_flops(call: Instruction, operands: list[Array]) -> float:
   return float(stated[1]) if stated else 0.0
 
 
-# Splash's kernels do not state their cost. Their matrix multiplications are q kᵀ and p v; for dq the
-# scores again, do vᵀ and ds k; for dk and dv these and two more.
+# Splash's kernels do not state their cost. The forward kernel multiplies q kᵀ and p v. That of dq
+# multiplies q kᵀ, do vᵀ and ds k, and that of dk and dv the first two, pᵀ do and dsᵀ q.
 _SPLASH = re.compile(r'^splash_m[hq]a_(fwd|dq|dkv)_')
 _SPLASH_PRODUCTS = {'fwd': 2, 'dq': 3, 'dkv': 4}
 _STATED_COST = re.compile(r'\\?"cost_estimate\\?":\s*\{[^}]*\\?"flops\\?":\s*\\?"?(\d+)')

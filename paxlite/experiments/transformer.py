@@ -68,7 +68,7 @@ class Transformer(Decoding, Optimization):
   # The number of queries that are computed at a time, which saves memory and half of the work.
   # MAX_SEQ_LEN: all. 0: all, but on CPUs a quarter if the sequence has 512 tokens or more.
   ATTENTION_BLOCK_SIZE: Run[int] = 0
-  USE_FLASH_ATTENTION: Run[bool] = True  # uses cuDNN's kernel on GPUs, if there is one
+  USE_FLASH_ATTENTION: Run[bool] = True  # uses fused kernels if there are: cuDNN, splash
   SLIDING_WINDOW: Function[int] = 0  # tokens that a query sees; 0: all previous ones
   USE_BIAS: Shape[bool] = False
   ACTIVATION_CLS: Function[Activation] = 'relu'
