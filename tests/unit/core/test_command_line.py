@@ -125,7 +125,7 @@ def test_show_says_what_values_mean(capsys):
   experiments.main(['show', 'TinyGPT'])
   out = capsys.readouterr().out
   assert 'SAMPLE_PROMPT = None\n' in out
-  assert 'LOSS_SPIKE_WINDOW = 100  # steps of that mean\n' in out
+  assert 'LOSS_SPIKE_WINDOW = 100  # number of steps in that mean\n' in out
   assert re.search(r'^CHECKPOINT_IGNORE_RULES = \[\]  # .', out, re.M)  # declared over three lines
   assert (
     'NORM_SCALE_OFFSET = 1.0  # The number that is added to the stored scale of a norm.\n' in out
