@@ -204,7 +204,7 @@ def _run(overrides: dict[str, str]) -> None:
     try:
       os.environ['TFDS_DATA_DIR'] = _TFDS_DATA_DIR.value
     except ValueError as e:
-      raise UserError(f'--tfds_data_dir={_TFDS_DATA_DIR.value!r} is no folder: {e}') from None
+      raise UserError(f'--tfds_data_dir={_TFDS_DATA_DIR.value!r} is not a folder: {e}') from None
   run_before = None if _MODE.value == 'train' or not _FOLDER.value else _run_before(_FOLDER.value)
   name = _CONFIG.value or _experiment_name(run_before)
   experiment = build_experiment(name, _FIDDLERS.value, overrides, run_before)

@@ -19,7 +19,7 @@ class Chip:
     peak_flops: Dense bf16 FLOP/s.
     memory: Bytes that programs can use.
     memory_bandwidth: Bytes/s.
-    ici_bandwidth: Bytes/s that it sends to its neighbours along one mesh axis: two links of a TPU's
+    ici_bandwidth: Bytes/s that it sends to its neighbors along one mesh axis: two links of a TPU's
       torus, all of a GPU's NVLink.
     dcn_bandwidth: Bytes/s that it sends to other slices or hosts, its share of the host's network.
     source: The source of the numbers.

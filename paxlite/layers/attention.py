@@ -149,7 +149,7 @@ class DotProductAttention(nn.Module):
 
     Args:
       q_BTNH: Queries.
-      k_BSKH: Keys, each for N / K neighbouring query heads.
+      k_BSKH: Keys, each for N / K neighboring query heads.
       v_BSKH: Values.
       segment_ids_BT: Segments of the queries.
       key_segment_ids_BS: Segments of the keys; None where they are those of the queries.

@@ -15,7 +15,7 @@ LORA_VARIABLES = r'.*/lora_[ab]'  # a regular expression for the names of what L
 class LoraProjection(Projection):
   """y = einsum(equation, x, w + ΔW) + b with ΔW = A·Bᵀ, never formed.
 
-  A is lora_a [in, rank], initialised as w is, and B is lora_b [out, rank], starting at 0, where
+  A is lora_a [in, rank], initialized as w is, and B is lora_b [out, rank], starting at 0, where
   `in` and `out` are the weight's dimensions that the input has and those that it has not, each
   flattened: w [D, N, H] of queries has A [D, rank] and B [N·H, rank]; w [D, N, H] of the output
   projection, which reads [.., N, H], has A [N·H, rank] and B [D, rank]. Combined queries, keys and

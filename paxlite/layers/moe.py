@@ -46,13 +46,13 @@ class Places(NamedTuple):
 class TopKRouter(nn.Module):
   """softmax(x·gate) in float32, and the X likeliest experts of each token.
 
-  Their probabilities are renormalised to sum to 1, whether or not the experts have a place left, as
+  Their probabilities are renormalized to sum to 1, whether or not the experts have a place left, as
   in GShard (https://arxiv.org/abs/2006.16668) and GLaM (https://arxiv.org/abs/2112.06905).
 
   Attributes:
     num_experts: E.
     top_k: X.
-    w_init: Initialiser of gate [D, E].
+    w_init: Initializer of gate [D, E].
   """
 
   num_experts: int
@@ -299,7 +299,7 @@ class MoeFeedForward(nn.Module):
     activation: A key of ACTIVATIONS.
     router_tpl: Chooses experts.
     dispatch_tpl: Moves tokens to experts and back: CapacityDispatch or DroplessDispatch.
-    w_init: Initialiser of w_in [E, D, F] and w_out [E, F, D].
+    w_init: Initializer of w_in [E, D, F] and w_out [E, F, D].
     einsum_tpl: Multiplies by the experts' weights.
     dtype: The dtype of the experts' computation.
   """

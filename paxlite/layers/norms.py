@@ -1,4 +1,4 @@
-"""Normalisation, in float32 whatever the activations' dtype."""
+"""Normalization, in float32 whatever the activations' dtype."""
 
 from typing import Any
 

@@ -24,8 +24,8 @@ class Projection(nn.Module):
     equation: Einsum equation of the input and the weight, with single letters and no ellipsis.
     shape: The weight's shape.
     axes: The weight's logical axes.
-    use_bias: Whether there is a bias, initialised to zero.
-    w_init: Initialiser of the weight.
+    use_bias: Whether there is a bias, initialized to zero.
+    w_init: Initializer of the weight.
     einsum_tpl: Multiplies.
     dtype: Dtype of the computation and the output.
   """

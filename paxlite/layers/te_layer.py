@@ -35,7 +35,7 @@ class TeTransformerLayer(nn.Module):
     rotary_layout: Layout of RotaryEmbedding; None for models without.
     rotary_theta: Theta of RotaryEmbedding.
     dropout: Rate on attention weights, hidden units and the output of both sublayers.
-    w_init: Initialiser of each matrix [in, out].
+    w_init: Initializer of each matrix [in, out].
   """
 
   model_dims: int

@@ -283,7 +283,7 @@ def _drop_later_records(path: pathlib.Path, start: int) -> None:
   if not os.path.lexists(path):
     return
   if path.is_symlink() or not path.is_file():
-    set_aside(path, 'it is no file of its own')
+    set_aside(path, 'it is not a file of its own')
     return
   content = path.read_bytes()
   lines = list(filter(None, content.split(b'\n')))

@@ -14,7 +14,7 @@ class TrainState:
   params: The model's parameters, float32.
   opt_state: The optimizer's state of the trainable parameters.
   overwritten: Collections that a step replaces by their gradients: FP8's scales and amax histories;
-    empty where there are none. Not optimised, not counted in norms, not decayed.
+    empty where there are none. Not optimized, not counted in norms, not decayed.
   skipped: Steps skipped so far because their gradient was not finite, int32.
   skipped_in_a_row: Steps skipped since the last good step, int32.
   """

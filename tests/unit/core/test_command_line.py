@@ -59,7 +59,7 @@ def test_readers_that_go_away(what):
 
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
 @pytest.mark.parametrize('argv', [['paxlite.tools.experiments'], ['paxlite.tools']])
-def test_a_file_for_what_is_printed_that_is_full(argv):
+def test_a_full_disk_under_printed_output(argv):
   """The output is longer than the buffer in one case, and shorter in the other."""
   with open('/dev/full', 'w') as full:
     result = subprocess.run(

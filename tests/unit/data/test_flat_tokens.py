@@ -361,7 +361,7 @@ FlatTokenRows({str(tmp_path / 'd')!r}, 'train', 8)
 
 @pytest.mark.parametrize('format', ['memmap', 'seqax'])
 @pytest.mark.parametrize('other', ['FIFO', 'device', 'folder'])
-def test_what_is_no_file_is_refused_and_not_read(tmp_path, format, other):
+def test_a_path_that_is_not_a_file_is_refused_and_not_read(tmp_path, format, other):
   write(tmp_path / 'd', format)
   folder = tmp_path / 'd' / 'train'
   names = {
