@@ -152,7 +152,9 @@ def test_tokenize_json_lines(tmp_path, suffix, capsys):
   tokenizer = open_tokenizer(packaged.VOCAB)
   texts = [tokenizer.decode(tokens[a:b].tolist()) for a, b in itertools.pairwise(starts)]
   assert texts == [t for t in LINES if t]
-  assert ': 3 documents' in capsys.readouterr().out
+  size = sum(len(text.encode()) for text in LINES)
+  assert size > sum(map(len, LINES))  # some are not ASCII
+  assert f': 3 documents, {size:,} bytes' in capsys.readouterr().out
 
 
 def test_tokenize_with_several_processes_equals_one(tmp_path):
