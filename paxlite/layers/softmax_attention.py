@@ -1,7 +1,7 @@
-"""Attention in plain XLA, and the parts of it that other kernels share.
+"""Attention in plain XLA, and the parts of it that other kernels use too.
 
 A kernel is a function (q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax) → context [B, T, N, H].
-Its mask is [T, S] or [B, 1, T, S]; its bias may be None.
+The mask is [T, S] or [B, 1, T, S], and the bias may be None.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ class Softmax:
   """softmax(cap(q·k) + bias + mask), with the softmax in float32.
 
   Attributes:
-    query_scale: Multiplies the queries.
-    logit_cap: cap · tanh(logits / cap) before the softmax; off where ≤ 0.
-    window: A query sees this many of the latest keys, its own included; all where ≤ 0. The mask
-      says so too.
-    extra_logit: The logit of a virtual key whose value is 0; None for models without.
-    dropout: Drops out attention weights; None where nothing is dropped.
+    query_scale: Factor of the queries.
+    logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
+    window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys. The
+      mask already contains the window.
+    extra_logit: The logit of a virtual key whose value is 0; None means no virtual key.
+    dropout: Applies dropout to the attention weights; None means no dropout.
   """
 
   query_scale: float
@@ -41,7 +41,7 @@ def attend(
   bias_NTS: jax.Array | None,
   softmax: Softmax,
 ) -> jax.Array:
-  """The kernel in plain XLA."""
+  """Computes attention in plain XLA."""
   scores_BNTS = masked_scores(q_BTNH, k_BSKH, mask, bias_NTS, softmax)
   if softmax.extra_logit is None:
     weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
@@ -58,7 +58,7 @@ def masked_scores(
   bias_NTS: jax.Array | None,
   softmax: Softmax,
 ) -> jax.Array:
-  """The arguments of the softmax, [B, N, T, S] float32."""
+  """Returns the arguments of the softmax, [B, N, T, S] float32."""
   B, T, N, H = q_BTNH.shape
   S, K = k_BSKH.shape[1:3]
   q_BTNH = q_BTNH * softmax.query_scale
@@ -74,7 +74,10 @@ def masked_scores(
 
 
 def exponentials(scores_BNTS: jax.Array, extra_logit: float | None) -> tuple[jax.Array, jax.Array]:
-  """exp(scores − the largest of a query), and their sums [B, N, T] with the extra logit's."""
+  """Returns exp(scores − each query's largest score), and their sums over keys [B, N, T].
+
+  The virtual key of the extra logit is included in the largest score and in the sum.
+  """
   largest_BNT = scores_BNTS.max(-1)
   if extra_logit is not None:
     largest_BNT = jnp.maximum(largest_BNT, extra_logit)
@@ -87,7 +90,7 @@ def exponentials(scores_BNTS: jax.Array, extra_logit: float | None) -> tuple[jax
 
 
 def weighted_values(weights_BNTS: jax.Array, v_BSKH: jax.Array, softmax: Softmax) -> jax.Array:
-  """The sum of the values by attention weights, [B, T, N, H]; dropout comes before."""
+  """Applies dropout to the weights; returns the weighted sum of the values, [B, T, N, H]."""
   B, N, T, S = weights_BNTS.shape
   K, H = v_BSKH.shape[2:]
   weights_BNTS = weights_BNTS.astype(v_BSKH.dtype)
