@@ -151,7 +151,7 @@ class StreamMixtureInput(MixtureInput):
 
 
 class _Next:
-  """A reader of a stream: it returns the next rows, whatever their numbers."""
+  """A reader of a stream, which returns the next rows and ignores the requested numbers."""
 
   def __init__(self, reader: Reader):
     self._reader = reader

@@ -190,7 +190,7 @@ class _Board:
 
   Args:
     folder: The folder that TensorBoard reads.
-    purge_step: TensorBoard no longer shows earlier files' events from this step on. None: no limit.
+    purge_step: TensorBoard hides earlier files' events from this step on; None hides nothing.
   """
 
   def __init__(self, folder: pathlib.Path, purge_step: int | None):
