@@ -230,8 +230,8 @@ def _events_name(folder: pathlib.Path) -> str:
 def _tensorboard() -> tuple[Any, Any]:
   """Returns tensorboardX's Event and RecordWriter, without importing torch, which takes seconds.
 
-  tensorboardX's SummaryWriter is not used: its thread ends when the disk is full, and the writer
-  then waits for this thread forever.
+  tensorboardX's SummaryWriter is not used: its thread ends when the disk is full, and adding events
+  to its full queue then blocks forever.
   """
   modules: dict[str, Any] = sys.modules
   hide = 'torch' not in modules
