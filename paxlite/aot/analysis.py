@@ -1,5 +1,6 @@
-"""Compiles the train step of an experiment for a machine that need not be present, and reports what
-the step needs: memory, communication, and the least time that the hardware allows.
+"""Compiles a train step for a machine that need not be present, and reports what the step needs.
+
+The report has the memory, the communication, and the shortest time that the hardware allows.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ class Communication:
     kind: One of hlo.KINDS.
     axes: Mesh axes along which devices communicate.
     runs: Number of runs in a step.
-    bytes: Bytes of the arrays, of all runs together.
+    bytes: Bytes of the arrays, summed over all runs.
     ici_bytes: Bytes sent within a slice or host.
     dcn_bytes: Bytes sent to other slices or hosts.
   """
@@ -49,10 +50,10 @@ class Roofline:
   """Seconds per step that each resource needs by itself, at the speed of its data sheet.
 
   Attributes:
-    compute: Seconds for the model's FLOPs at the peak, and for those of recomputation where the
-      policy keeps nothing; extended by the ticks in which stages of a pipeline idle.
+    compute: Seconds for the model's FLOPs at the peak, including recomputation if the checkpoint
+      policy keeps nothing, and including the ticks in which stages of a pipeline are idle.
     memory: Seconds to read the arguments, to write the results, and to write and read the
-      temporaries once: about the least.
+      temporaries once, which is roughly the minimum.
     ici: Seconds to send the bytes within slices or hosts.
     dcn: Seconds to send the bytes between slices or hosts.
   """
@@ -64,12 +65,12 @@ class Roofline:
 
   @property
   def overlapped(self) -> float:
-    """Seconds of a step in which all four happen at the same time."""
+    """Seconds of a step that uses all four resources at the same time."""
     return max(self.compute, self.memory, self.ici, self.dcn)
 
   @property
   def in_turn(self) -> float:
-    """Seconds of a step that computes first and then communicates."""
+    """Seconds of a step in which computation and communication do not overlap."""
     return max(self.compute, self.memory) + self.ici + self.dcn
 
 
@@ -114,9 +115,9 @@ def compile_step(
   """Compiles `experiment`'s train step for `target`.
 
   Args:
-    experiment: A validated experiment; its mesh is that of the target.
+    experiment: A validated experiment, whose mesh must have the devices of the target.
     target: The target, from targets.parse.
-    save: The file for the compiled step, which --compiled_step loads.
+    save: File to which the compiled step is saved, for --compiled_step; None saves nothing.
 
   Raises:
     UserError: The mesh and the target differ, or the target's compiler is missing or refuses the
@@ -197,7 +198,10 @@ def _timed(function: Any) -> tuple[Any, float]:
 
 
 def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax.ShapeDtypeStruct]:
-  """The shapes, dtypes and shardings of a batch: from the data or, where it is missing, assumed."""
+  """Returns the shapes, dtypes and shardings of a batch; they are assumed if the data is missing.
+
+  In that case a note is added to `notes`.
+  """
   sharding = partitioning.batch_sharding(mesh, e.rules)
   packed = dict(ids='int32', labels='int32', weights='float32')
   if e.packed:
@@ -231,7 +235,7 @@ def _too_large(error: str) -> str | None:
 
 
 def _peak(memory: Any, platform: str) -> int:
-  """The most bytes that are in use at a time.
+  """Returns the peak number of bytes in use.
 
   On a TPU, the sum of temporaries counts shared memory once for each buffer that shares it. The TPU
   compiler itself refuses programs that do not fit.
@@ -268,7 +272,7 @@ def _communication(
     notes.append('This version of the compiler cannot print its program: collectives unknown.')
     return []
   ici = dict(zip(mesh.axis_names, e.ICI_MESH_SHAPE, strict=True))
-  # with several slices of TPUs, the program is that of one slice
+  # with several TPU slices, the compiled program is the program of one slice
   sizes = ici if mesh.devices.flat[0].platform == 'tpu' else dict(mesh.shape)
   found = []
   for kind, axes, runs, total, sent in hlo.totals(hlo.collectives(text, sizes)):
@@ -279,8 +283,8 @@ def _communication(
     for axis in axes:
       members *= sizes[axis]
       near *= ici[axis]
-    # Hierarchical: data of other hosts crosses the network once per host, split over its devices,
-    # and then goes round within the host.
+    # A hierarchical algorithm is assumed: data of other hosts crosses the network once per host,
+    # split over the host's devices. Then it is exchanged within the host.
     far = sent * (members - near) / (members - 1) / near if members > near else 0.0
     found.append(Communication(kind, axes, runs, total, sent if near > 1 else 0.0, far))
   return found
@@ -303,7 +307,7 @@ def _roofline(
 
 
 def page(report: Report) -> str:
-  """The report as a page of text."""
+  """Returns the report as a page of text."""
   r, chip = report, report.chip
   axes = ' × '.join(f'{a} {n}' for a, n in r.mesh.items() if n > 1) or 'one device'
   gib = lambda n: f'{n / 2**30:.2f} GiB' if n >= 1 << 30 else f'{n / 2**20:.2f} MiB'

@@ -1,6 +1,6 @@
-"""The collectives of a compiled program, read from its HLO text.
+"""Finds the collectives of a compiled program in its HLO text.
 
-XLA's own cost analysis counts the body of a loop once and knows nothing of the mesh. This module
+XLA's own cost analysis counts the body of a loop only once, and does not know the mesh. This module
 counts each collective as often as it runs, and finds the mesh axes along which it runs.
 """
 
@@ -45,12 +45,12 @@ class Collective:
 
   Attributes:
     kind: One of KINDS.
-    bytes: Bytes of the complete array on one device: the result of an all-gather, the operand of a
-      reduce-scatter.
-    axes: Mesh axes along which devices take part together.
-    size: Number of devices that take part together.
+    bytes: Bytes of the complete array on one device, which is the result of an all-gather and the
+      operand of a reduce-scatter.
+    axes: Mesh axes along which devices communicate.
+    size: Number of devices in a group that communicates.
     count: Number of runs in one call of the program.
-    shape: Shape of the result, in the text of the program.
+    shape: Shape of the result, as the text of the program has it.
   """
 
   kind: str
@@ -62,18 +62,18 @@ class Collective:
 
   @property
   def sent_bytes(self) -> float:
-    """Bytes that one device sends in all runs, by the usual ring algorithms."""
+    """Bytes that one device sends in all runs, with the usual ring algorithms."""
     share = (self.size - 1) / self.size if self.size else 1.0
     factor = {'all-reduce': 2 * share, 'collective-permute': 1.0, 'collective-broadcast': 1.0}
     return self.bytes * self.count * factor.get(self.kind, share)
 
 
 def collectives(text: str, mesh_sizes: Mapping[str, int]) -> list[Collective]:
-  """The collectives of `compiled.as_text()`.
+  """Returns the collectives of a program.
 
   Args:
-    text: Optimized HLO of a program for CPU, GPU or TPU.
-    mesh_sizes: Sizes by axis of the mesh that the program was compiled for.
+    text: Optimized HLO for CPU, GPU or TPU, from `compiled.as_text()`.
+    mesh_sizes: Size of each axis of the mesh that the program was compiled for.
   """
   computations, entry = _computations(text)
   found: list[Collective] = []
@@ -86,12 +86,12 @@ def collectives(text: str, mesh_sizes: Mapping[str, int]) -> list[Collective]:
     if not (match := _COLLECTIVE.match(line)):
       continue
     channel = re.search(r'channel_id=(\d+)', line)
-    if in_fusion and channel:  # a TPU repeats a collective in fusions that it overlaps with
+    if in_fusion and channel:  # for TPUs, a collective is repeated in fusions that overlap with it
       if channel[1] in seen:
         continue
       seen.add(channel[1])
     shape, kind = match[1], match[2]
-    if match[3] and kind != 'all-reduce':  # (operands, results, …)
+    if match[3] and kind != 'all-reduce':  # the shape is a tuple (operands, results, …)
       shape = _elements(shape)[1]
     groups = _groups(line)
     axes, size = _axes(groups, mesh_sizes)
@@ -107,7 +107,7 @@ def collectives(text: str, mesh_sizes: Mapping[str, int]) -> list[Collective]:
 
 
 def totals(found: Sequence[Collective]) -> list[tuple[str, tuple[str, ...], int, int, float]]:
-  """(kind, axes, runs, bytes, sent bytes) of collectives by kind and axes, the most sent first."""
+  """Returns (kind, axes, runs, bytes, sent bytes) by kind and axes, with the most sent first."""
   groups = collections.defaultdict(list)
   for c in found:
     groups[c.kind, c.axes].append(c)
@@ -125,7 +125,7 @@ def totals(found: Sequence[Collective]) -> list[tuple[str, tuple[str, ...], int,
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:
-  """The lines of each computation, and the name of the computation that runs first."""
+  """Returns the lines of each computation, and the name of the computation that runs first."""
   found: dict[str, list[str]] = {}
   entry, current = '', None
   for line in text.splitlines():
@@ -142,7 +142,7 @@ def _computations(text: str) -> tuple[dict[str, list[str]], str]:
 def _instructions(
   computations: Mapping[str, list[str]], entry: str
 ) -> Iterator[tuple[str, int, bool, str]]:
-  """(line, runs, whether in a fusion, computation) of all instructions that `entry` reaches."""
+  """Yields (line, runs, whether in a fusion, computation) of all instructions `entry` reaches."""
   waiting = [(entry, 1, False)]
   while waiting:
     name, count, in_fusion = waiting.pop()
@@ -157,7 +157,7 @@ def _instructions(
 
 
 def _trips(line: str, computations: Mapping[str, list[str]]) -> int:
-  """The number of iterations of a while loop; 1 where it is not known."""
+  """Returns the number of iterations of a while loop, or 1 if it is unknown."""
   if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', line):
     return int(known[1])
   condition = re.search(r'condition=%?([\w.\-]+)', line)
@@ -176,7 +176,7 @@ def _bytes(shape: str) -> int:
 
 
 def _elements(shape: str) -> list[str]:
-  """The elements of a tuple's shape."""
+  """Returns the shapes of the elements of a tuple."""
   depth, parts = 0, ['']
   for c in re.sub(r'/\*.*?\*/', '', shape.strip())[1:-1]:
     depth += (c in '([{') - (c in ')]}')
@@ -188,7 +188,7 @@ def _elements(shape: str) -> list[str]:
 
 
 def _groups(line: str) -> np.ndarray | None:
-  """The positions of devices in the mesh, [groups, size]; at least those of the first group."""
+  """Returns positions of devices in the mesh, [groups, size]; at least those of the first group."""
   if match := re.search(r'source_target_pairs=\{\{(.*?)\}\}', line):
     return np.array([_integers(pair) for pair in match[1].split('},{')])
   if match := re.search(r'replica_groups=\{\{(.*?)\}', line):
@@ -205,14 +205,17 @@ def _integers(text: str) -> list[int]:
 
 
 def _iota(text: str) -> np.ndarray:
-  """The numbers of an iota: '<=[2,4]T(1,0)' is 0 to 7 as [2, 4], transposed and flattened."""
+  """Returns the numbers of an iota: <=[2,4]T(1,0) is 0 … 7 as [2, 4], transposed and flattened."""
   dims, _, order = text.partition('T')
   numbers = np.arange(math.prod(_integers(dims))).reshape(_integers(dims))
   return (numbers.transpose(_integers(order)) if order else numbers).reshape(-1)
 
 
 def _mesh_groups(axes: str, ids: str | None, along: str) -> np.ndarray:
-  """The groups of "mesh['a'=2,'b'=4] {'b'}". Axes may be split: {'b':(1)2} is b's major half."""
+  """Returns the groups of "mesh['a'=2,'b'=4] {'b'}".
+
+  Axes may be split: {'b':(1)2} is the major part of b, of size 2.
+  """
   sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", axes)}
   wanted = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", along)
   shape: list[int] = []
@@ -237,14 +240,14 @@ def _mesh_groups(axes: str, ids: str | None, along: str) -> np.ndarray:
 
 
 def _axes(groups: np.ndarray | None, mesh_sizes: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
-  """The mesh axes along which the members of a group differ, and the number of members."""
+  """Returns the mesh axes along which the members of a group differ, and the number of members."""
   shape = list(mesh_sizes.values())
   total = math.prod(shape)
   if groups is None or not groups.size:
     groups = np.arange(total)[None]
   if groups.max() >= total:
     return (), groups.shape[1]
-  # a pair of a permutation may wrap around, so every pair is examined
+  # every group is examined, because the pairs of a permutation may wrap around
   places = np.stack(np.unravel_index(groups, shape))
   differ = (places != places[:, :, :1]).any((1, 2))
   return tuple(a for a, d in zip(mesh_sizes, differ, strict=True) if d), groups.shape[1]

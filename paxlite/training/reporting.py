@@ -92,7 +92,7 @@ class Reporter:
     return float(np.asarray(self._last_loss))
 
   def next_batch(self, batches: Iterator[Batch]) -> Batch:
-    """Returns the next batch; the wait counts as waiting for data only if the device was idle."""
+    """Returns the next batch; the wait counts as waiting for data only if the device ran idle."""
     before = time.perf_counter()
     with self._goodput.spent_on('data'):
       batch = next(batches)

@@ -1,4 +1,4 @@
-"""A task on a mesh: the shardings of its states and batches, and its compiled train step."""
+"""A task on a mesh, with the shardings of its states and batches and its jitted train step."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Limits for skipped steps: a step whose gradient or loss is not finite does not change weights."""
+"""Limits the number of skipped steps, whose gradient or loss is not finite."""
 
 import dataclasses
 from collections.abc import Callable

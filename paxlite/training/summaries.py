@@ -190,7 +190,7 @@ class _Board:
 
   Args:
     folder: The folder that TensorBoard reads.
-    purge_step: TensorBoard no longer shows earlier files' events from this step on. None: no limit.
+    purge_step: TensorBoard hides earlier files' events from this step on; None hides nothing.
   """
 
   def __init__(self, folder: pathlib.Path, purge_step: int | None):
@@ -230,8 +230,8 @@ def _events_name(folder: pathlib.Path) -> str:
 def _tensorboard() -> tuple[Any, Any]:
   """Returns tensorboardX's Event and RecordWriter, without importing torch, which takes seconds.
 
-  tensorboardX's SummaryWriter is not used: its thread ends when the disk is full, and the writer
-  then waits for this thread forever.
+  tensorboardX's SummaryWriter is not used: its thread ends when the disk is full, and adding events
+  to its full queue then blocks forever.
   """
   modules: dict[str, Any] = sys.modules
   hide = 'torch' not in modules

@@ -28,7 +28,7 @@ class Task:
   Attributes:
     model: The language model.
     optimizer: The optimizer, with its schedule and the names of the trainable variables.
-    num_microbatches: A step's batch is split into this many parts, computed one after another.
+    num_microbatches: Number of parts of a step's batch that are computed one after another.
     mean_over_padding: Whether the loss is the mean over all positions (GLaM), padding included,
       and not over the targets. Rows without any target do not count.
     max_skipped_steps: After this many skipped steps in a row the state no longer changes.
