@@ -14,23 +14,17 @@ from paxlite.parallel import devices
 class Chip:
   """The capacity and speed of one device, in bytes and seconds.
 
-    Attributes:
-      name: The name in a target.
-      peak_flops: Peak bf16 FLOP/s of dense matrices.
-      memory: Bytes that programs can use.
-      memory_bandwidth: Bytes/s.
-  <<<<<<< HEAD
-      ici_bandwidth: Bytes/s that it sends to its neighbors along one mesh axis: two links of a TPU's
-        torus, all of a GPU's NVLink.
-      dcn_bandwidth: Bytes/s that it sends to other slices or hosts, its share of the host's network.
-  =======
-      ici_bandwidth: Bytes/s that a device sends to its neighbors along one mesh axis, over two links
-        of a TPU's torus or the whole NVLink of a GPU.
-      dcn_bandwidth: Bytes/s that a device sends to other slices or hosts, as its share of the host's
-        network.
-  >>>>>>> code-english
-      source: The source of the numbers.
-      default_share: The share of the device's memory that JAX allocates by default.
+  Attributes:
+    name: The name in a target.
+    peak_flops: Peak bf16 FLOP/s of dense matrices.
+    memory: Bytes that programs can use.
+    memory_bandwidth: Bytes/s.
+    ici_bandwidth: Bytes/s that a device sends to its neighbors along one mesh axis, over two links
+      of a TPU's torus or the whole NVLink of a GPU.
+    dcn_bandwidth: Bytes/s that a device sends to other slices or hosts, as its share of the host's
+      network.
+    source: The source of the numbers.
+    default_share: The share of the device's memory that JAX allocates by default.
   """
 
   name: str

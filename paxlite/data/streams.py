@@ -31,15 +31,11 @@ class Example(Protocol):
 class Part(Protocol):
   """A dataset, alone or in a mixture.
 
-    Attributes:
-      name: Name of the dataset.
-  <<<<<<< HEAD
-      rate: The dataset's share of the rows, unnormalized.
-  =======
-      rate: The dataset's share of the rows, not normalized.
-  >>>>>>> code-english
-      num_shards: Number of shards, each of which can be read alone.
-      fingerprint: A number that identifies the contents of the dataset.
+  Attributes:
+    name: Name of the dataset.
+    rate: The dataset's share of the rows, not normalized.
+    num_shards: Number of shards, each of which can be read alone.
+    fingerprint: A number that identifies the contents of the dataset.
   """
 
   @property
