@@ -116,9 +116,9 @@ def main() -> None:
 def table() -> str:
   """Returns a table of the existing reports, in the order of CASES."""
   lines = [
-    '| case | mesh | batch a device | verdict | arguments | temporaries | compiled in |'
-    ' sent within, between (GB) | MFU |',
-    '|---|---|---|---|---|---|---|---|---|',
+    '| case | mesh | batch a device | verdict | traffic (GB) | sent within, between (GB) |'
+    ' compute | memory | exposed | step | MFU at most |',
+    '|---|---|---|---|---|---|---|---|---|---|---|',
   ]
   for name in CASES:
     path = RESULTS / f'{name}.json'
@@ -126,17 +126,16 @@ def table() -> str:
       continue
     r = json.loads(path.read_text())
     mesh = ' × '.join(f'{a} {n}' for a, n in r['mesh'].items() if n > 1)
-    gib = lambda n: f'{n / 2**30:.2f}'
-    sent = '–'
-    if r['costs']['communication']:
-      within = sum(c['ici_bytes'] for c in r['costs']['communication']) / 1e9
-      between = sum(c['dcn_bytes'] for c in r['costs']['communication']) / 1e9
-      sent = f'{within:.1f}, {between:.1f}'
-    mfu = '–' if r['mfu'] is None else f'{r["mfu"][0]:.0%} to {r["mfu"][1]:.0%}'
+    costs = r['costs']
+    within = sum(c['ici_bytes'] for c in costs['communication']) / 1e9
+    between = sum(c['dcn_bytes'] for c in costs['communication']) / 1e9
+    t = costs['roofline']
+    step = t['compute_bound'] + t['memory_bound'] + t['exposed']
+    verdict = r['verdict'].split(', with')[0].replace(' of ', ' / ')
     lines.append(
-      f'| {name} | {mesh} | {r["batch_size"] / r["devices"]:g} | {r["verdict"]} | '
-      f'{gib(r["arguments"])} | {gib(r["temporaries"])} | {r["compile_seconds"]:.0f} s | {sent} | '
-      f'{mfu} |'
+      f'| {name} | {mesh} | {r["batch_size"] / r["devices"]:g} | {verdict} | '
+      f'{costs["traffic"] / 1e9:,.0f} | {within:,.1f}, {between:,.1f} | {t["compute"]:.3f} | '
+      f'{t["memory"]:.3f} | {t["exposed"]:.3f} | {step:.3f} | {r["mfu"][0]:.0%} |'
     )
   return '\n'.join(lines)
 

@@ -23,7 +23,7 @@ BACKENDS = {
   'int8 forward': ['USE_INT8=forward'],
   'int8': ['USE_INT8=forward_backward'],
 }
-COLOURS = ('#000000', '#1f77b4', '#2ca02c', '#98df8a', '#ff7f0e', '#d62728')
+COLORS = ('#000000', '#1f77b4', '#2ca02c', '#98df8a', '#ff7f0e', '#d62728')
 
 
 def main() -> None:
@@ -101,10 +101,10 @@ def svg(curves: dict, width: int = 640, height: int = 360) -> str:
     parts.append(f'<text x="4" y="{y(loss) + 4:.0f}">{loss:.2f}</text>')
     step = last * i // 4
     parts.append(f'<text x="{x(step) - 8:.0f}" y="{height - 8}">{step}</text>')
-  for i, ((name, curve), colour) in enumerate(zip(curves.items(), COLOURS, strict=False)):
+  for i, ((name, curve), color) in enumerate(zip(curves.items(), COLORS, strict=False)):
     line = ' '.join(f'{x(s):.1f},{y(v):.1f}' for s, v in curve)
-    parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
-    parts.append(f'<text x="{width - 150}" y="{24 + 16 * i}" fill="{colour}">{name}</text>')
+    parts.append(f'<polyline points="{line}" fill="none" stroke="{color}"/>')
+    parts.append(f'<text x="{width - 150}" y="{24 + 16 * i}" fill="{color}">{name}</text>')
   return '\n'.join([*parts, '</svg>', ''])
 
 

@@ -114,8 +114,8 @@ _PROFILER_PORT = flags.DEFINE_integer(
 def main(argv: Sequence[str]) -> int:
   """Returns the exit code.
 
-  0 is success. 1 means that training cannot continue, 2 that the input is wrong, and 75 that the
-  run continues when it is started again. 130 is Ctrl-C where there is nothing to save.
+  0 means success, 1 that training cannot continue, 2 that the input is wrong, and 75 that the run
+  continues when it is started again. 130 means Ctrl-C at a time when there was nothing to save.
   """
   occupy_standard_files()
   try:
@@ -150,7 +150,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def first_line(error: UserError) -> str:
-  """The message without the lines that Fiddle adds about where it was building."""
+  """Returns the message without the lines in which Fiddle says what it was building."""
   return str(error).splitlines()[0]
 
 
@@ -204,7 +204,7 @@ def _run(overrides: dict[str, str]) -> None:
     try:
       os.environ['TFDS_DATA_DIR'] = _TFDS_DATA_DIR.value
     except ValueError as e:
-      raise UserError(f'--tfds_data_dir={_TFDS_DATA_DIR.value!r} is no folder: {e}') from None
+      raise UserError(f'--tfds_data_dir={_TFDS_DATA_DIR.value!r} is not a folder: {e}') from None
   run_before = None if _MODE.value == 'train' or not _FOLDER.value else _run_before(_FOLDER.value)
   name = _CONFIG.value or _experiment_name(run_before)
   experiment = build_experiment(name, _FIDDLERS.value, overrides, run_before)
@@ -228,7 +228,7 @@ def _run(overrides: dict[str, str]) -> None:
   if peers.alone:
     kept_programs.keep_programs()
     devices.present()
-  if _MODE.value != 'train':  # undoes JAX's handler: there is nothing to save
+  if _MODE.value != 'train':  # replaces JAX's handler, because there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
   if _PROFILER_PORT.value:
     import jax
@@ -252,16 +252,16 @@ def _run(overrides: dict[str, str]) -> None:
 
 
 def _run_before(folder: str) -> dict[str, Any] | None:
-  """The experiment of the run in a folder, and its values; None where the folder holds no run."""
+  """Returns the experiment of the run in a folder and its values, or None if there is no run."""
   from paxlite.experiments.identity import run_values
 
   return run_values(pathlib.Path(folder))
 
 
 def _experiment_name(run: dict[str, Any] | None) -> str:
-  """The name of the experiment of a run, used where --fdl_config is missing.
+  """Returns the name of a run's experiment, which is used if --fdl_config is missing.
 
-  No module is imported because a file names it.
+  The name must be a known experiment: a name in a file must not cause the import of a module.
   """
   from paxlite.experiments.registry import find_known
 

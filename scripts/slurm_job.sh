@@ -52,7 +52,7 @@ require() {
 # Checks the environment before anything is written; sets PAXLITE_DIR, SCRIPTS, LOG_DIR and MOUNTS.
 prepare_job() {
   local name below='[^/%\\,:][^%\\,:]*'
-  [[ -n ${SLURM_JOB_ID:-} ]] || fail 'this is no job' "$0" "submit it: sbatch … $0"
+  [[ -n ${SLURM_JOB_ID:-} ]] || fail 'this is not a job' "$0" "submit it: sbatch … $0"
   require BASE_WORKSPACE_DIR 'an absolute path'
   check_place BASE_WORKSPACE_DIR "$BASE_WORKSPACE_DIR"
   LOG_DIR_LOCAL=${LOG_DIR_LOCAL:-logs}

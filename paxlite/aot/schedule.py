@@ -143,9 +143,9 @@ class Schedule:
       starts = _calls(inner, 'AsyncCollectiveStart')
       for i in inner:
         channel = i.attribute('channel_id')
-        if starts or channel not in self._begun:
-          if one := collective(inner, i, self._mesh_sizes):
-            yield f'channel {channel}', one, starts
+        one = collective(inner, i, self._mesh_sizes)
+        if one and (starts or channel not in self._begun):
+          yield f'channel {channel}', one, starts
 
   def _channels_begun(self) -> set[str | None]:
     """Channels of the collectives that one fusion of the program starts and another ends."""

@@ -1,4 +1,4 @@
-"""Machines to compile for, which need not be present: chips, their figures and topologies."""
+"""Machines to compile for, which need not be present, with data of their chips and topologies."""
 
 import dataclasses
 import os
@@ -13,20 +13,21 @@ from paxlite.parallel import devices
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """The figures of one device, in bytes and seconds.
+  """The capacity and speed of one device, in bytes and seconds.
 
   Attributes:
     name: The name in a target.
-    peak_flops: Dense bf16 FLOP/s.
+    peak_flops: Peak bf16 FLOP/s of dense matrices.
     peak_flops_8bit: The same with operands of 8 bits, by their types in HLO; empty where such
       operands are no faster.
     memory: Bytes that programs can use.
     memory_bandwidth: Bytes/s.
-    ici_bandwidth: Bytes/s that it sends to its neighbours along one mesh axis: two links of a TPU's
-      torus, all of a GPU's NVLink.
-    dcn_bandwidth: Bytes/s that it sends to other slices or hosts, its share of the host's network.
+    ici_bandwidth: Bytes/s that a device sends to its neighbors along one mesh axis, over two links
+      of a TPU's torus or the whole NVLink of a GPU.
+    dcn_bandwidth: Bytes/s that a device sends to other slices or hosts, as its share of the host's
+      network.
     source: The source of the numbers.
-    default_share: The share of its memory that JAX takes by default.
+    default_share: The share of the device's memory that JAX allocates by default.
   """
 
   name: str
@@ -66,7 +67,7 @@ CHIPS = {
   )
 }  # fmt: skip
 
-# The shapes that are offered, by number of chips
+# the available shapes of a slice, by number of chips
 _GRIDS = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '8x16', 256: '16x16'}
 _CUBES = {
   4: '2x2x1', 8: '2x2x2', 16: '2x2x4', 32: '2x4x4', 64: '4x4x4', 128: '4x4x8', 256: '4x8x8',
@@ -75,7 +76,7 @@ _CUBES = {
 
 _GPUS_PER_HOST = 8
 
-# XLA's description of an H100 SXM: its limits, clock and bandwidth
+# description of an H100 SXM for XLA, with its limits, clock rate and bandwidth
 _H100 = """
 gpu_device_info {
   threads_per_block_limit: 1024
@@ -109,8 +110,8 @@ class Target:
   """A machine to compile for.
 
   Attributes:
-    name: The name that was given.
-    chip: The chip of every device; None for the devices that are present.
+    name: The name that the user wrote.
+    chip: The chip of every device; None means the devices of this machine.
     devices: Number of devices.
     slices: Number of TPU slices.
   """
@@ -121,10 +122,10 @@ class Target:
   slices: int = 1
 
   def topology(self) -> list[Any]:
-    """The devices of the target. They run programs only where they are present (`here`).
+    """Returns the devices of the target; only the devices of `here` can run programs.
 
     Raises:
-      UserError: The package that knows the devices is not installed.
+      UserError: The package with the compiler for the devices is not installed.
     """
     from jax.experimental import topologies
 
@@ -155,9 +156,9 @@ class Target:
 
 
 def parse(name: str) -> Target:
-  """The target with a name such as v5e-256, 2xv5e-256, v5p-128, h100x8 or here.
+  """Returns the target called `name`, such as v5e-256, 2xv5e-256, v5p-128, h100x8 or here.
 
-  As Google counts, v5p-128 has 128 cores, which are 64 chips and devices.
+  Google counts cores for v5p: v5p-128 has 128 cores, which are 64 chips and devices.
 
   Raises:
     UserError: There is no such machine.
@@ -188,7 +189,7 @@ def _shapes(chip: str) -> dict[int, str]:
 
 
 def prepare_environment() -> None:
-  """Sets variables so that JAX looks for no device and several compilers may run at a time.
+  """Sets environment variables for compiling without devices, and with several compilers at a time.
 
   They take effect only if they are set before JAX is imported.
   """

@@ -117,7 +117,7 @@ def _check_step(folder: pathlib.Path) -> None:
     return
   inside = _json(folder, _NOTES).get('step', step)
   if type(inside) is not int:
-    raise _DamagedError(f'{_NOTES} is damaged (its step is no number)')
+    raise _DamagedError(f'{_NOTES} is damaged (its step is not a number)')
   if inside != step:
     raise _DamagedError(f'it is of step {inside}, as {_NOTES} says')
 

@@ -111,7 +111,7 @@ class Plan:
     return jax.make_array_from_callback(like.shape, like.sharding, read)
 
   def table(self) -> str:
-    """Returns a short table of the restored, ignored and newly initialised variables."""
+    """Returns a short table of the restored, ignored and newly initialized variables."""
     lines = [f'Restored from {self.source.folder}:']
     for what, names in (
       ('restored', list(self._found)),

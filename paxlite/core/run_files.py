@@ -38,5 +38,5 @@ def _open(path: str, flags: int) -> int:
   descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
   if not stat.S_ISREG(os.fstat(descriptor).st_mode):
     os.close(descriptor)
-    raise OSError(errno.EINVAL, 'it is no file', path)
+    raise OSError(errno.EINVAL, 'it is not a file', path)
   return descriptor

@@ -233,7 +233,7 @@ def permute(indices: np.ndarray, n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def mix(x):
-  """The finaliser of splitmix64: maps uint64 to uint64; each bit depends on every input bit."""
+  """The finalizer of splitmix64: maps uint64 to uint64; each bit depends on every input bit."""
   with np.errstate(over='ignore'):
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -69,7 +69,7 @@ class MixtureInput:
 
   @functools.cached_property
   def quotas(self) -> list[int]:
-    """The number of rows of each part in a block: its share, rounded so that the sum is a block."""
+    """The number of rows of each part in a block, rounded so that the sum is a block."""
     shares = np.maximum(self.weights, 0.0) / max(sum(self.weights), 1e-9) * _BLOCK
     quotas = np.floor(shares).astype(int)
     largest_rests = np.argsort(quotas - shares, kind='stable')
@@ -151,7 +151,7 @@ class StreamMixtureInput(MixtureInput):
 
 
 class _Next:
-  """A reader of a stream: it returns the next rows, whatever their numbers."""
+  """A reader of a stream, which returns the next rows and ignores the requested numbers."""
 
   def __init__(self, reader: Reader):
     self._reader = reader

@@ -5,7 +5,7 @@
     corpus.txt.xz                     one record, the whole text in the field 'text'
     tfds:c4/en:3.0.1/train            a split of a TFDS dataset (TFDS_DATA_DIR)
     hf:allenai/c4:en/train            a split of a Hugging Face dataset, its configuration after ':'
-    hf:/data/wiki/train               one that was saved to disk, or a folder of its files
+    hf:/data/wiki/train               a dataset that was saved to disk, or a folder of its files
 
 A source is read shard by shard. The records of a shard have a fixed order, and reading can start at
 any of them.

@@ -5,7 +5,7 @@ Row kinds:
   (mark their ends with EOS). The input of a row's first target is the token before it.
 - packed: the same windows with segment ids and positions, so that no token attends to another
   document. The input is the row shifted right, with 0 at every document start (seqax's layout).
-- sequences: one document a row, truncated or padded to the row's length.
+- sequences: one document per row, truncated or padded to the row's length.
 """
 
 import dataclasses

@@ -72,7 +72,7 @@ class Part:
     name: Name of the task.
     task: The seqio.Task.
     split: The split that is read.
-    rate: The task's share of a mixture, unnormalised.
+    rate: The task's share of a mixture, not normalized.
     num_shards: Number of files of the split.
     vocab_size: Number of ids in the task's vocabulary.
     bos_id: BOS id of the task's vocabulary; −1 if it has none.

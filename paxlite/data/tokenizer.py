@@ -265,10 +265,10 @@ class JsonTokenizer:
 
 
 def _is_of_library(e: BaseException) -> bool:
-  """Whether the exception is one that the library tokenizers raised.
+  """Returns whether the library tokenizers raised the exception.
 
-  A panic in its Rust code is a BaseException but not an Exception, so it is recognised by its name.
-  Other such exceptions, as KeyboardInterrupt, are not the library's.
+  A panic in its Rust code is a BaseException but not an Exception, so it is recognized by its name.
+  Other exceptions of this kind, such as KeyboardInterrupt, do not come from the library.
   """
   return isinstance(e, Exception) or type(e).__name__ == 'PanicException'
 

@@ -208,7 +208,7 @@ def experiment_of(source: Source) -> LanguageModel:
   found = read_values(source)
   cls = find_known(found['experiment'])
   if not issubclass(cls, LanguageModel):
-    raise UserError(f'{source.experiment}: {found["experiment"]} is no language model')
+    raise UserError(f'{source.experiment}: {found["experiment"]} is not a language model')
   # A checkpoint of an older paxlite may have attributes that no longer exist.
   known = {k: v for k, v in found['values'].items() if hasattr(cls, k)}
   return cls(**known)

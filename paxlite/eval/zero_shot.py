@@ -176,14 +176,14 @@ def _cloze(examples: Sequence[Example], scores: Sequence[Sequence[Score]]) -> Fo
 
 
 def _multiple_choice(examples: Sequence[Example], scores: Sequence[Sequence[Score]]) -> Found:
-  raw, normalised, found = [], [], []
+  raw, normalized, found = [], [], []
   for example, row in zip(examples, scores, strict=True):
     likelihoods = np.array([s.log_likelihood for s in row])
     lengths = np.array([max(1, len(c.strip())) for c in example.choices])
     raw.append(int(likelihoods.argmax()) == example.gold)
-    normalised.append(int((likelihoods / lengths).argmax()) == example.gold)
+    normalized.append(int((likelihoods / lengths).argmax()) == example.gold)
     found.append(dict(log_likelihoods=likelihoods.tolist(), gold=example.gold, right=raw[-1]))
-  return {'acc': _mean(raw), 'acc_norm': _mean(normalised)}, found
+  return {'acc': _mean(raw), 'acc_norm': _mean(normalized)}, found
 
 
 def _generated(

@@ -94,9 +94,7 @@ class Backends(Transformer):
     if self.USE_TE == 'layer':
       self.task()
     if self.backend.name != 'xla' and self.mesh_sizes.get('stage', 1) > 1:
-      raise UserError(
-        f'{self.backend}: a pipeline (mesh axis stage) runs in plain XLA alone, for now'
-      )
+      raise UserError(f'{self.backend}: a pipeline (mesh axis stage) runs in plain XLA only')
 
   def compiler_options(self, platform: str) -> dict[str, Any]:
     options = super().compiler_options(platform)

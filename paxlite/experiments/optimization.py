@@ -89,7 +89,7 @@ class Optimization(Experiment):
       if warmup >= self.MAX_STEPS:
         found.append(
           f'MAX_STEPS={self.MAX_STEPS:,} ends within the warmup (LR_{kind}_WARMUP={warmup:,}): '
-          'the learning rate never gets to LEARNING_RATE.'
+          'the learning rate never reaches LEARNING_RATE.'
         )
       elif start >= self.MAX_STEPS:
         found.append(

@@ -113,7 +113,7 @@ def apply_fiddler(cfg: fdl.Config, name: str) -> None:
 def _attribute(dotted: str, flag: str) -> Any:
   module_name, _, attribute = dotted.rpartition('.')
   if not all(dotted.split('.')):
-    raise UserError(f'{flag}={dotted} is no dotted path: write package.module.Name')
+    raise UserError(f'{flag}={dotted} is not a dotted path: write package.module.Name')
   try:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as e:

@@ -1,6 +1,6 @@
-"""Flax Linen layers, composed through templates.
+"""Flax Linen layers, which are composed with templates.
 
-Shape letters, in every file of paxlite (a test holds names to them):
+Shape letters in the names of arrays, in every file of paxlite (a test checks the names):
 
     B rows of a batch        T length                  S length of the keys
     D width of the model     F hidden width            V vocabulary
@@ -12,8 +12,9 @@ Shape letters, in every file of paxlite (a test holds names to them):
     R rows, one for each expert of a token
     U positions that are scored                        W continuations that are compared
 
-A small letter is a part of the dimension: b rows of a microbatch. A pipeline's t counts its ticks.
+A small letter is a part of a dimension: b is the rows of a microbatch. In a pipeline, t counts
+its ticks.
 
-Parameters are float32; activations have the module's `dtype`. Norms, softmax and loss compute in
-float32. Dropout is on exactly when the caller passes a 'dropout' RNG.
+Parameters are float32; activations have the module's `dtype`. Norms, softmax and loss are computed
+in float32. Dropout is on if and only if the caller passes a 'dropout' RNG.
 """

@@ -1,6 +1,6 @@
-"""Causal self-attention: projections to queries, keys and values, the attention itself, and out.
+"""Causal self-attention, with its projections to queries, keys and values and to the output.
 
-With a mutable collection 'cache' attention also keeps keys and values for the tokens to come; see
+If the collection 'cache' is mutable, attention also keeps keys and values for later tokens; see
 Attention.
 """
 
@@ -19,7 +19,7 @@ from paxlite.parallel.partitioning import param, shard
 
 
 class CombinedQkv(nn.Module):
-  """Queries, keys and values by one weight [3, D, N, H]: [B, T, D] to three of [B, T, N, H]."""
+  """Queries, keys and values by one weight [3, D, N, H], [B, T, D] to three times [B, T, N, H]."""
 
   model_dims: int
   num_heads: int
@@ -29,7 +29,7 @@ class CombinedQkv(nn.Module):
   @nn.compact
   def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     shape = (3, self.model_dims, self.num_heads, self.head_dim)
-    # with A before B a GPU would transpose all three, forward and twice backward
+    # if A came before B, GPUs would transpose all three, once forward and twice backward
     qkv_BTANH = self.projection_tpl(
       equation='BTD,ADNH->BTANH',
       shape=shape,
@@ -42,7 +42,7 @@ class CombinedQkv(nn.Module):
 
 
 class SeparateQkv(nn.Module):
-  """Queries [B, T, N, H], keys and values [B, T, K, H] by three weights (grouped queries)."""
+  """Queries [B, T, N, H], and keys and values [B, T, K, H], by three weights (grouped queries)."""
 
   model_dims: int
   num_heads: int
@@ -69,9 +69,9 @@ class SeparateQkv(nn.Module):
 
 
 class PerDimScale(nn.Module):
-  """Queries × softplus(per_dim_scale) / ln 2, per_dim_scale [H] starting at 0 (a factor of 1).
+  """Queries · softplus(per_dim_scale) / ln 2, [B, T, N, H] to [B, T, N, H].
 
-  Pax's base class of language models learns this scale; [B, T, N, H] to the same.
+  per_dim_scale [H] starts at 0, a factor of 1. Pax's base class of language models learns it.
   """
 
   @nn.compact
@@ -81,14 +81,15 @@ class PerDimScale(nn.Module):
 
 
 class RelativeBias(nn.Module):
-  """A bias of the attention's logits that is learned by head and distance, [N, T, S].
+  """A bias of the attention logits [N, T, S], learned for each head and bucket of distances.
 
-  T5's, for causal attention (https://arxiv.org/abs/1910.10683, section 2.1): half of the buckets
-  are single distances from 0 on, the others grow by a constant factor up to max_distance.
+  This is T5's bias, for causal attention (https://arxiv.org/abs/1910.10683, section 2.1). Half of
+  the buckets hold one distance each, from 0 on. The sizes of the others grow by a constant factor
+  up to max_distance.
 
   Attributes:
     num_heads: N.
-    num_buckets: Number of columns of wrb [N, buckets].
+    num_buckets: Number of columns of the weight wrb [N, buckets].
     max_distance: Distances from this one on share the last bucket.
   """
 
@@ -117,14 +118,13 @@ class DotProductAttention(nn.Module):
   """softmax(cap(q·k) + bias + mask)·v, with the softmax in float32.
 
   Attributes:
-    query_scale: Multiplies the queries.
-    logit_cap: cap · tanh(logits / cap) before the softmax; off where ≤ 0.
-    window: A query sees this many of the latest keys, its own included; all where ≤ 0.
-    relative_bias_tpl: Takes query − key positions [T, S] to a bias [N, T, S]; None for models
-      without.
-    extra_logit: The logit of a virtual key whose value is 0; None for models without.
-    dropout: Rate on the attention weights.
-    kernel_tpl: How it is computed: see attention_kernel.
+    query_scale: Factor of the queries.
+    logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
+    window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
+    relative_bias_tpl: Maps query − key positions [T, S] to a bias [N, T, S]; None means no bias.
+    extra_logit: The logit of a virtual key whose value is 0; None means no virtual key.
+    dropout: Dropout rate of the attention weights.
+    kernel_tpl: Computes the attention; see attention_kernel.
   """
 
   query_scale: float
@@ -145,14 +145,14 @@ class DotProductAttention(nn.Module):
     key_segment_ids_BS: jax.Array | None = None,
     start: jax.Array | int = 0,
   ) -> jax.Array:
-    """Returns the context [B, T, N, H]; a query sees earlier keys of its own segment alone.
+    """Returns the context [B, T, N, H]; a query sees only its own key and earlier keys.
 
     Args:
       q_BTNH: Queries.
-      k_BSKH: Keys, each for N / K neighbouring query heads.
+      k_BSKH: Keys; N / K neighboring query heads share a key head.
       v_BSKH: Values.
-      segment_ids_BT: Segments of the queries.
-      key_segment_ids_BS: Segments of the keys; None where they are those of the queries.
+      segment_ids_BT: Segments of the queries; a query sees only keys of its own segment.
+      key_segment_ids_BS: Segments of the keys; None means those of the queries.
       start: Index of the first query among the keys.
     """
     T, S = q_BTNH.shape[1], k_BSKH.shape[1]
@@ -182,18 +182,19 @@ class DotProductAttention(nn.Module):
 class Attention(nn.Module):
   """Multi-head causal self-attention, [B, T, D] to [B, T, D].
 
-  Where the caller makes the collection 'cache' mutable, the first call leaves keys, values and
-  segment ids of its T tokens there, and later calls append theirs at `index` and attend to all:
-  the caller pads those arrays along their length to what is to fit in. segment_ids are needed.
+  If the caller makes the collection 'cache' mutable, the first call stores keys, values and segment
+  ids of its T tokens there. Before the second call, the caller pads these arrays along their length
+  to make room for later tokens. Later calls write their own at `index` and attend to all of them.
+  This needs segment_ids.
 
   Attributes:
     model_dims: D.
     num_heads: N.
     head_dim: H.
-    qkv_tpl: Makes queries, keys and values.
-    query_scale_tpl: A learned scale of the queries; None for models without.
-    rotary_tpl: Rotates queries and keys by their position; None for models without.
-    attention_tpl: The attention itself.
+    qkv_tpl: Computes queries, keys and values.
+    query_scale_tpl: A learned scale of the queries; None means no scale.
+    rotary_tpl: Rotates queries and keys by their positions; None means no rotation.
+    attention_tpl: Computes the context from queries, keys and values.
     post_tpl: The output projection, w [D, N, H].
   """
 
@@ -236,7 +237,7 @@ class Attention(nn.Module):
   def _append_to_cache(
     self, key_BTKH: jax.Array, value_BTKH: jax.Array, segment_ids_BT: jax.Array | None
   ) -> tuple[jax.Array, ...]:
-    """Keys, values and segment ids of all tokens so far, and the index of the first new one."""
+    """Returns keys, values and segment ids of all tokens so far, and the index of the first new."""
     assert segment_ids_BT is not None
     is_first = not self.has_variable('cache', 'index')
     index = self.variable('cache', 'index', lambda: jnp.zeros((), jnp.int32))

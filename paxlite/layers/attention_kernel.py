@@ -1,4 +1,4 @@
-"""Which kernel computes attention. This is the only place that decides it."""
+"""Chooses the kernel that computes attention. No other module makes this choice."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,10 +15,10 @@ Kernel = Callable[..., jax.Array]  # see softmax_attention
 
 @dataclasses.dataclass(frozen=True)
 class AttentionKernel:
-  """The kernel for a platform and shapes.
+  """Attention by the kernel that fits the platform and the shapes.
 
   Attributes:
-    block_size: Queries of a block, where attention is computed by blocks; 0 chooses.
+    block_size: Queries per block, if attention is computed block by block; 0 chooses a size.
     fused: Whether fused kernels compute what they can: cuDNN's on NVIDIA GPUs, splash on TPUs.
   """
 
@@ -51,7 +51,7 @@ class AttentionKernel:
 
 
 def _unsplit() -> bool:
-  """Whether all queries of a row are on one device."""
+  """Returns whether all queries of a row are on one device."""
   active = active_mesh()
   return active is None or num_shards(dict(active[0].shape), active[1], 'length') == 1
 
@@ -66,10 +66,10 @@ def by_blocks(
   bias_NTS: jax.Array | None,
   softmax: Softmax,
 ) -> jax.Array:
-  """`kernel` on blocks of queries, each of which sees the keys up to its own last query.
+  """Applies `kernel` to blocks of queries, each with the keys up to the block's last query.
 
-  With many blocks half of the scores are never computed, and the scores of one block exist at a
-  time: in the backward pass too, if `kernel` recomputes them there.
+  With many blocks, half of the scores are never computed. Only the scores of one block exist at a
+  time. This holds in the backward pass too, if `kernel` recomputes the scores there.
   """
   contexts = []
   for stop in range(block_size, q_BTNH.shape[1] + block_size, block_size):

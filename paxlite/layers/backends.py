@@ -1,7 +1,8 @@
 """The backends of a model's matrix multiplications: plain XLA, FP8, Transformer Engine, or int8.
 
-A backend is chosen once, when an experiment is built (see experiments.backend), and reaches the
-model as templates: no layer knows of it. What is optional is imported where it is used.
+A backend is chosen once, when an experiment is built (see experiments.backend). It reaches the
+model as templates, so that layers do not depend on it. Optional packages are imported where they
+are used.
 """
 
 import contextlib
@@ -29,10 +30,11 @@ _INSTALL_QWIX = f'USE_INT8 needs qwix: {shell.install("int8")}'
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-  """Attributes:
+  """A backend, and why it was chosen.
 
-  name: What it is.
-  reason: What asked for it, in the words of who did.
+  Attributes:
+    name: The name of the backend.
+    reason: The attributes or environment variables that chose it, for messages.
   """
 
   name: BackendName
@@ -43,10 +45,10 @@ class Backend:
 
 
 def environment_flag(name: str) -> bool:
-  """Whether an environment variable is on, as Pax's scripts set ENABLE_TE: 1, 0 or not at all.
+  """Returns whether an environment variable is on; Pax's scripts set ENABLE_TE to 1 or 0, or not.
 
   Raises:
-    UserError: it is something else.
+    UserError: It has another value.
   """
   text = os.environ.get(name, '')
   values = {'': False, '0': False, 'false': False, '1': True, 'true': True}
@@ -56,10 +58,12 @@ def environment_flag(name: str) -> bool:
 
 
 def fused_attention() -> bool:
-  """Whether Transformer Engine may take cuDNN's attention: NVTE_FUSED_ATTN, which it reads itself.
+  """Returns whether Transformer Engine may use cuDNN's attention.
+
+  The environment variable NVTE_FUSED_ATTN decides it. Transformer Engine reads it too.
 
   Raises:
-    UserError: it would not understand it.
+    UserError: NVTE_FUSED_ATTN is neither 0 nor 1.
   """
   text = os.environ.get('NVTE_FUSED_ATTN', '1')
   if text not in ('0', '1'):
@@ -68,28 +72,28 @@ def fused_attention() -> bool:
 
 
 def fp8_dot_general(name: str | None = None) -> nn.Module:
-  """dot_general in FP8: e4m3 forward, e5m2 gradients, delayed scaling over 1024 steps.
+  """Returns dot_general in FP8: e4m3 forward, e5m2 gradients, delayed scaling over 1024 steps.
 
-  XLA turns it into cuBLASLt's FP8 matmuls on GPUs that have them, and computes it elsewhere too.
+  On GPUs with FP8, XLA turns it into cuBLASLt's FP8 matmuls. On other devices XLA emulates it.
   """
   return fp8_ops.Fp8DirectDotGeneralOp(name=name)
 
 
 def te_dot_general(recipe: TeRecipe, name: str | None = None) -> nn.Module:
-  """dot_general by Transformer Engine's GEMMs; parameters stay the model's own."""
+  """Returns dot_general by Transformer Engine's GEMMs; the parameters remain in the model."""
   te = transformer_engine()
   return te.flax.make_dot_general_cls(te_recipe(recipe))(name=name)
 
 
 def int8_model(model: nn.Module, backward: bool) -> nn.Module:
-  """`model` with int8 × int8 → int32 where it multiplies by the weights of its blocks.
+  """Returns `model` with int8 × int8 → int32 in the products with the weights of its blocks.
 
-  Values are scaled by the largest of each token's activations and each output channel of a weight,
-  at every step; the gradient of a weight by the largest of each channel over the whole batch.
-  Parameters stay as they are, and so do checkpoints.
+  At every step, activations are scaled by the largest absolute value of each token, and weights by
+  that of each output channel. For the gradient of a weight, the largest absolute value of each
+  channel is taken over the whole batch. Parameters and checkpoints do not change.
 
   Args:
-    model: Whose method `hidden` holds all of its blocks.
+    model: The model; its method `hidden` must apply all of its blocks.
     backward: Whether both products of the backward pass are in int8 too.
 
   Raises:
@@ -110,10 +114,10 @@ def int8_model(model: nn.Module, backward: bool) -> nn.Module:
 
 @contextlib.contextmanager
 def te_context(recipe: TeRecipe) -> Iterator[None]:
-  """Tells Transformer Engine the recipe of its own layers, and what our mesh axes are for.
+  """A context in which Transformer Engine knows the recipe and the purposes of the mesh axes.
 
   Raises:
-    UserError: the device cannot compute the recipe.
+    UserError: The device does not support the recipe.
   """
   te = transformer_engine()
   active = active_mesh()
@@ -123,7 +127,8 @@ def te_context(recipe: TeRecipe) -> Iterator[None]:
       mesh, rules = active
       resources = mesh_resources(mesh.shape)
       stack.enter_context(mesh)
-      # its own table knows one axis of the batch, and those of ours it would leave whole
+      # Transformer Engine's own table would split the batch over only one of our mesh axes, and
+      # arrays with our logical axes not at all.
       stack.enter_context(nn.logical_axis_rules(tuple(rules.items())))
     found = te_recipe(recipe)
     try:
@@ -138,13 +143,13 @@ def te_context(recipe: TeRecipe) -> Iterator[None]:
 
 
 def mesh_resources(sizes: Mapping[str, int]) -> dict[str, str]:
-  """The arguments of Transformer Engine's MeshResource: what each mesh axis of several is for."""
+  """Returns the arguments of Transformer Engine's MeshResource for the mesh axes larger than 1."""
   axes = dict(dp_resource='replica', fsdp_resource='data', tp_resource='mdl', cp_resource='context')
   return {name: axis for name, axis in axes.items() if sizes.get(axis, 1) > 1}
 
 
 def te_recipe(name: TeRecipe) -> Any:
-  """Transformer Engine's recipe of this name; None for bf16."""
+  """Returns Transformer Engine's recipe of this name, or None for bf16."""
   if name == 'bf16':
     return None
   from transformer_engine.common import recipe
@@ -158,14 +163,14 @@ def te_recipe(name: TeRecipe) -> Any:
 
 
 def transformer_engine() -> Any:
-  """The module transformer_engine.jax.
+  """Returns the module transformer_engine.jax.
 
   Raises:
-    UserError: it cannot be imported.
+    UserError: It cannot be imported.
   """
   try:
     import transformer_engine.jax as te
     import transformer_engine.jax.flax  # noqa: F401
-  except Exception as e:  # a library that does not load may raise any error
+  except Exception as e:  # a library that cannot be loaded may raise any error
     raise UserError(_INSTALL_TE.format(f'{type(e).__name__}: {e}'.splitlines()[0])) from None
   return te

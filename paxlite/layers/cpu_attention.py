@@ -1,4 +1,4 @@
-"""Attention on CPUs, where arithmetic costs more than memory."""
+"""Attention for CPUs, where arithmetic costs more than memory."""
 
 import jax
 
@@ -20,9 +20,9 @@ def attend(
   softmax: Softmax,
   segments: Segments | None = None,
 ) -> jax.Array:
-  """A kernel that divides the context by the sums of the softmax, and not the weights.
+  """Computes attention, dividing the context instead of the weights by the sums of the softmax.
 
-  The context has fewer elements. Dividing the weights takes a third of the time of attention.
+  The context has fewer elements. Dividing the weights would take a third of the attention's time.
   """
   scores_BNTS = masked_scores(q_BTNH, k_BSKH, mask, bias_NTS, softmax)
   weights_BNTS, total_BNT = exponentials(scores_BNTS, softmax.extra_logit)
@@ -31,8 +31,8 @@ def attend(
 
 
 def block_size(length: int) -> int:
-  """Queries of a block: a quarter of a sequence of 512 tokens or more.
+  """Returns the number of queries per block: a quarter of the sequence, from 512 tokens on.
 
-  Then 3/8 of the scores are not computed, and no score is computed twice.
+  With four blocks, 3/8 of the scores are not computed, and no score is computed twice.
   """
   return length // 4 if length >= 512 else length

@@ -1,4 +1,4 @@
-"""Attention by cuDNN's fused kernels, where there are NVIDIA GPUs to run them."""
+"""Attention by cuDNN's fused kernels, for NVIDIA GPUs."""
 
 import functools
 
@@ -14,9 +14,9 @@ _Q, _KV = ('batch', 'length', 'act_heads', None), ('batch', 'kv_length', 'act_kv
 def attend(
   q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: jax.Array, softmax: Softmax
 ) -> jax.Array:
-  """cuDNN's kernel, which never writes the scores to memory.
+  """Computes attention by cuDNN's kernel, which never writes the scores to memory.
 
-  Segments become a bias of 0 and −∞, the only array of [B, T, T].
+  JAX turns a mask of segments into a bias of 0 and −∞, which is the only array [B, T, T].
   """
   kernel = functools.partial(
     jax.nn.dot_product_attention,
@@ -25,7 +25,7 @@ def attend(
     local_window_size=(softmax.window - 1, 0) if softmax.window > 0 else None,
     implementation='cudnn',
   )
-  segments = [mask] if mask.ndim == 4 else []  # causality and the window are the kernel's own
+  segments = [mask] if mask.ndim == 4 else []  # the kernel itself masks later keys and the window
   active = partitioning.active_mesh()
   if active is None:
     return kernel(q_BTNH, k_BSKH, v_BSKH, mask=segments[0] if segments else None)
@@ -35,7 +35,7 @@ def attend(
   )
   specs = [fitting(_Q, q_BTNH), fitting(_KV, k_BSKH), fitting(_KV, v_BSKH)]
   specs += [fitting(('batch', None, 'length', 'kv_length'), m) for m in segments]
-  # a compiled step with cuDNN's calls can be saved in a shard_map alone
+  # a compiled step with calls of cuDNN can be saved only if the calls are in a shard_map
   local = lambda q, k, v, *m: kernel(q, k, v, mask=m[0] if m else None)
   sharded = jax.shard_map(
     local, mesh=mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False
@@ -46,18 +46,19 @@ def attend(
 def computes(
   q_BTNH: jax.Array, k_BSKH: jax.Array, bias_NTS: jax.Array | None, softmax: Softmax
 ) -> bool:
-  """Whether cuDNN has a kernel for this attention, here.
+  """Returns whether cuDNN has a kernel for this attention on this platform and mesh.
 
-  It has none for capped logits, a bias, an extra logit and dropout.
+  It has no kernel for capped logits, a bias, an extra logit or dropout.
   """
   plain = softmax.logit_cap <= 0 and softmax.extra_logit is None and softmax.dropout is None
   return plain and bias_NTS is None and _has_kernel(q_BTNH, k_BSKH)
 
 
 def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:
-  """Whether cuDNN has a kernel for these shapes, here.
+  """Returns whether cuDNN has a kernel for these shapes on this platform and mesh.
 
-  It has none for float32, heads wider than 128, cached keys, and queries split over the mesh.
+  It has no kernel for float32, head widths above 128 or not divisible by 8, odd lengths, and cached
+  keys. Neither is it used if a sequence or the layers are split over the mesh.
   """
   active = partitioning.active_mesh()
   on_gpu = partitioning.active_platform() in ('gpu', 'cuda')
@@ -71,5 +72,5 @@ def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:
   mesh, rules = active
   shards = functools.partial(partitioning.num_shards, dict(mesh.shape), rules)
   whole = shards('length') == 1 and mesh.shape.get('stage', 1) == 1
-  # each device has the keys of its own queries
+  # each device must hold the keys of its own query heads
   return whole and all(n % shards('act_heads') == 0 for n in (N, K))

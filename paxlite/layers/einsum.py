@@ -1,7 +1,7 @@
-"""The product of activations and a weight, as a module: what another backend puts its own in for.
+"""The product of activations and a weight as a module, which other backends replace.
 
-FP8 and Transformer Engine keep a state of their own for each product, in the collections
-FP8_COLLECTIONS. A train step replaces these by their gradients: see flax.linen.fp8_ops.
+FP8 and Transformer Engine keep a state for each product, in the collections FP8_COLLECTIONS. A
+train step replaces these collections by their gradients; see flax.linen.fp8_ops.
 """
 
 import jax
@@ -12,12 +12,12 @@ from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
 from paxlite.core.templates import Template
 from paxlite.layers.weight_product import weight_product
 
-# Scales and histories of the largest absolute value: by Flax, and by Transformer Engine's layers.
+# scales and histories of largest absolute values, from Flax and from Transformer Engine's layers
 FP8_COLLECTIONS = (OVERWRITE_WITH_GRADIENT, 'fp8_metas')
 
 
 class Einsum(nn.Module):
-  """einsum(equation, x, w) in XLA, in the dtype of both.
+  """einsum(equation, x, w) in XLA, in the common dtype of x and w.
 
   Attributes:
     equation: Einsum equation of activations and weight, with single letters and no ellipsis.
@@ -31,7 +31,7 @@ class Einsum(nn.Module):
 
 
 class JnpEinsum(Einsum):
-  """The same by jnp.einsum, which qwix puts its own in for."""
+  """The same product by jnp.einsum, which qwix replaces by its own function."""
 
   @nn.compact
   def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -39,13 +39,13 @@ class JnpEinsum(Einsum):
 
 
 class DotGeneralEinsum(Einsum):
-  """The same by a module that is called as jax.lax.dot_general is.
+  """The same product by a module that takes the arguments of jax.lax.dot_general.
 
-  The weight comes with the dimensions that are summed over first, which Transformer Engine asks
-  for, and after them those of the result.
+  The weight is transposed: batch dimensions come first, then the dimensions that are summed over,
+  then those of the result. Transformer Engine needs this order.
 
   Attributes:
-    dot_general_tpl: Takes (x, w, dimension_numbers).
+    dot_general_tpl: A module that is called with (x, w, dimension_numbers).
   """
 
   dot_general_tpl: Template

@@ -13,13 +13,13 @@ from paxlite.parallel.partitioning import gather_weight, param, shard
 
 
 class TokenEmbedding(nn.Module):
-  """A table [V, D]: looked up by id on the way in, multiplied with on the way out when tied.
+  """An embedding table [V, D], which also computes the logits if embedding and head are tied.
 
-  What is looked up is multiplied by `lookup_scale` (Gemma: √D), what is multiplied with the table
-  by `attend_scale` (GLaM: 1/√D).
+  Embeddings are multiplied by `lookup_scale` (Gemma: √D). The activations from which logits are
+  computed are multiplied by `attend_scale` (GLaM: 1/√D).
 
-  The table is stored [V, D] and not Pax's [D, V]: on CPU the step of a small model takes 1.25 to
-  1.5 times as long with columns to gather (measured, jax 0.10).
+  The table is stored as [V, D], and not as Pax's [D, V]: gathering columns makes a step of a small
+  model on CPU 1.25 to 1.5 times as long (measured, jax 0.10).
   """
 
   vocab_size: int
@@ -35,14 +35,14 @@ class TokenEmbedding(nn.Module):
     )
 
   def __call__(self, ids_BT: jax.Array) -> jax.Array:
-    """Ids [B, T] to embeddings [B, T, D]."""
-    # cast after the lookup: the gradient's scatter then adds in float32
+    """Maps ids [B, T] to embeddings [B, T, D]."""
+    # the cast comes after the lookup, so that the gradient's scatter adds in float32
     x_BTD = _lookup(self.emb_var, ids_BT).astype(self.dtype)
-    # the scale in the activations' dtype, as Gemma's weights were trained with
+    # the scale is rounded to the activations' dtype, as in the training of Gemma's weights
     return x_BTD if self.lookup_scale == 1 else x_BTD * jnp.asarray(self.lookup_scale, self.dtype)
 
   def attend(self, x_BTD: jax.Array) -> jax.Array:
-    """Activations [B, T, D] to logits [B, T, V]."""
+    """Maps activations [B, T, D] to logits [B, T, V]."""
     x_BTD = x_BTD.astype(self.dtype)
     if self.attend_scale != 1:
       x_BTD = x_BTD * jnp.asarray(self.attend_scale, self.dtype)
@@ -51,17 +51,18 @@ class TokenEmbedding(nn.Module):
 
 
 def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
-  """Rows of a table, [B, T, D].
+  """Returns rows of a table, [B, T, D].
 
-  Every device looks up its part of D for the tokens of its data group, and these exchange parts. Of
-  a table that is split by rows too, each would look up all tokens of the batch.
+  Each device looks up its part of D for the tokens of all devices along the mesh axis data. Then
+  these devices exchange their parts. If the rows of the table were split as well, each device
+  would have to look up all tokens of the batch.
   """
   x_BTD = shard(table_VD, None, 'lookup_embed')[ids_BT]
   return shard(x_BTD, 'lookup_batch', 'length', 'lookup_embed')
 
 
 class LearnedPositions(nn.Module):
-  """A table [max_length, D] indexed by position. Returns [B or 1, T, D]."""
+  """Learned embeddings of positions, a table [max_length, D]; [B or 1, T] to [B or 1, T, D]."""
 
   max_length: int
   model_dims: int
@@ -77,9 +78,10 @@ class LearnedPositions(nn.Module):
 
 
 class SinusoidalPositions(nn.Module):
-  """Fixed sines and cosines, [B or 1, T, D]. https://arxiv.org/abs/1706.03762, section 3.5.
+  """Fixed sines and cosines of positions, [B or 1, T] to [B or 1, T, D].
 
-  Sines fill the first half of D and cosines the second, wavelengths 2π to 2π·max_timescale.
+  Sines fill the first half of D and cosines the second half. The wavelengths range from 2π to
+  2π·max_timescale (https://arxiv.org/abs/1706.03762, section 3.5).
   """
 
   model_dims: int
@@ -96,7 +98,7 @@ class SinusoidalPositions(nn.Module):
 
 
 class LmHead(nn.Module):
-  """A separate projection to the vocabulary, w [V, D], no bias. [B, T, D] to [B, T, V]."""
+  """A separate projection to the vocabulary, w [V, D] without bias, [B, T, D] to [B, T, V]."""
 
   vocab_size: int
   model_dims: int
@@ -111,7 +113,7 @@ class LmHead(nn.Module):
 
 
 class LogitsBias(nn.Module):
-  """logits + b, b [V] starting at 0: Pax's base class of language models has one."""
+  """logits + b, where b [V] starts at 0; Pax's base class of language models has this bias."""
 
   vocab_size: int
 
@@ -122,5 +124,5 @@ class LogitsBias(nn.Module):
 
 
 def cap_logits(logits: jax.Array, cap: float) -> jax.Array:
-  """cap · tanh(logits / cap), or the logits as they are where cap ≤ 0."""
+  """Returns cap · tanh(logits / cap), or the unchanged logits if cap ≤ 0."""
   return cap * jnp.tanh(logits / cap) if cap > 0 else logits

@@ -1,4 +1,4 @@
-"""Feed-forward layers, [B, T, D] to [B, T, D] through F hidden units."""
+"""Feed-forward layers with F hidden units, [B, T, D] to [B, T, D]."""
 
 import functools
 from collections.abc import Callable
@@ -20,14 +20,14 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class FeedForward(nn.Module):
-  """w2·activation(w1·x + b1) + b2; padded positions give 0, as in Pax.
+  """w2·activation(w1·x + b1) + b2; the output of padded positions is 0, as in Pax.
 
   Attributes:
     model_dims: D.
     hidden_dims: F.
     activation: A key of ACTIVATIONS; 'gelu' is the tanh approximation.
     projection_tpl: Template of both matrix multiplications.
-    dropout: Rate on the hidden units.
+    dropout: Dropout rate of the hidden units.
   """
 
   model_dims: int
@@ -63,7 +63,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(FeedForward):
-  """w2·(activation(w_gate·x) ⊙ (w1·x)). https://arxiv.org/abs/2002.05202"""
+  """w2·(activation(w_gate·x) ⊙ (w1·x)), https://arxiv.org/abs/2002.05202."""
 
   def hidden(self, x_BTD: jax.Array) -> jax.Array:
     gate_BTF, up_BTF = self.up(x_BTD, 'ffn_layer1_gate'), self.up(x_BTD, 'ffn_layer1')

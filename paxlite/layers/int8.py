@@ -1,4 +1,4 @@
-"""Projections with int8 weights, for decoding: a quarter of float32's memory to read a token."""
+"""Projections with int8 weights, for decoding: a token reads a quarter of float32's bytes."""
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,10 @@ from paxlite.parallel.partitioning import gather_weight, param
 
 
 class Int8Projection(Projection):
-  """y = einsum(equation, x, w)·w_scale + b; w is int8, w_scale float32 for each output channel.
+  """y = einsum(equation, x, w)·w_scale + b, for decoding only.
 
-  int8 values are exact in bfloat16 and float16, so that the scale alone rounds. Not for training.
+  w is int8, and w_scale has a float32 for each output channel. bfloat16 and float16 represent int8
+  values exactly, so that the conversion to `dtype` does not round.
   """
 
   def product(self, x: jax.Array) -> jax.Array:
@@ -21,13 +22,13 @@ class Int8Projection(Projection):
     shape = [n if i in made else 1 for i, n in enumerate(self.shape)]
     axes = [axis if i in made else None for i, axis in enumerate(self.axes)]
     scale = param(self, 'w_scale', nn.initializers.ones, shape, axes)
-    # or else XLA moves the conversion of all weights out of the loop over tokens
+    # without the barrier XLA moves the conversion of all weights out of the loop over tokens
     w, x = jax.lax.optimization_barrier((gather_weight(w, self.axes), x))
     y = jnp.einsum(
       self.equation,
       x.astype(self.dtype),
       w.astype(self.dtype),
-      preferred_element_type=jnp.float32,  # without the scale float16 would overflow
+      preferred_element_type=jnp.float32,  # float16 would overflow before the scale is applied
     )
     return (y * self.like_output(scale)).astype(self.dtype)
 
@@ -37,7 +38,11 @@ class Int8LoraProjection(LoraProjection, Int8Projection):
 
 
 def quantized(w: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-  """w as int8 and its float32 scale, by the largest absolute value over `axes`, which stay as 1."""
+  """Returns w as int8, and its float32 scale.
+
+  The scale is the largest absolute value over the dimensions `axes`, divided by 127. These
+  dimensions have size 1 in the scale.
+  """
   w = w.astype(jnp.float32)
   largest = jnp.abs(w).max(axes, keepdims=True)
   scale = jnp.where(largest > 0, largest, 1) / 127

@@ -1,4 +1,4 @@
-"""The decoder-only language model, and its loss over the vocabulary."""
+"""The decoder-only language model, and its loss for each token."""
 
 import functools
 from typing import NamedTuple
@@ -15,26 +15,26 @@ from paxlite.parallel.partitioning import shard
 
 
 class TokenLosses(NamedTuple):
-  """Per target token, [B, T]."""
+  """The loss of each target token, and whether it was predicted, both [B, T]."""
 
   xent: jax.Array  # float32, nats
   correct: jax.Array  # bool: the target has the largest logit
 
 
 class TransformerLm(nn.Module):
-  """Embeddings, a stack of blocks, a final norm and logits.
+  """A language model: embeddings, a stack of blocks, a final norm and logits.
 
   Attributes:
-    embedding_tpl: Token table; also gives the logits where head_tpl is None (tied).
-    position_tpl: Adds an embedding of the position; None where attention is rotary.
+    embedding_tpl: The token embedding. If head_tpl is None (tied), it also computes the logits.
+    position_tpl: An embedding of the position that is added; None if attention is rotary.
     transformer_tpl: The stack of blocks.
     norm_tpl: The final norm.
     head_tpl: A separate projection to the vocabulary, or None.
-    logits_bias_tpl: Added to the logits, or None.
-    logit_cap: cap · tanh(logits / cap); off where ≤ 0.
-    embedding_dropout: Rate on the sum of the embeddings.
-    num_loss_chunks: The loss is computed in this many pieces along the length, each recomputed in
-      the backward pass, so that [B, T, V] never exists whole.
+    logits_bias_tpl: A bias that is added to the logits, or None.
+    logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
+    embedding_dropout: Dropout rate of the sum of the embeddings.
+    num_loss_chunks: The loss is computed in this many chunks along the length. Each chunk is
+      recomputed in the backward pass, so that the full logits [B, T, V] never exist.
   """
 
   embedding_tpl: Template = template_field(TokenEmbedding)
@@ -62,12 +62,13 @@ class TransformerLm(nn.Module):
     positions_BT: jax.Array | None = None,
     segment_ids_BT: jax.Array | None = None,
   ) -> jax.Array:
-    """Token ids [B, T] to float32 logits [B, T, V].
+    """Maps token ids [B, T] to float32 logits [B, T, V].
 
     Args:
       ids_BT: Token ids.
-      positions_BT: Position of each token in its segment; 0, 1, 2 … where None.
-      segment_ids_BT: Tokens see their own segment alone; 0 is padding. None: one segment.
+      positions_BT: Position of each token in its segment; None means 0, 1, 2 …
+      segment_ids_BT: Segment of each token; 0 is padding. A token sees only its own segment. None
+        means one segment per row.
     """
     return self.logits(self.hidden(ids_BT, positions_BT, segment_ids_BT))
 
@@ -78,7 +79,7 @@ class TransformerLm(nn.Module):
     positions_BT: jax.Array | None = None,
     segment_ids_BT: jax.Array | None = None,
   ) -> TokenLosses:
-    """Cross-entropy of each label; arguments as above."""
+    """Returns the cross-entropy of each label; the other arguments are those of __call__."""
     x_BTD = self.hidden(ids_BT, positions_BT, segment_ids_BT)
     if self.num_loss_chunks == 1:
       return cross_entropy(self._uncapped_logits(x_BTD), labels_BT, self.logit_cap)
@@ -87,13 +88,13 @@ class TransformerLm(nn.Module):
   def hidden(
     self, ids_BT: jax.Array, positions_BT: jax.Array | None, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
-    """Everything up to the final norm, [B, T, D]."""
+    """Returns the output of the final norm, [B, T, D]."""
     if positions_BT is None:
       positions_BT = jnp.arange(ids_BT.shape[1])[None]
     x_BTD = self.embedding(ids_BT)
     if self.position_emb is not None:
       x_BTD = x_BTD + self.position_emb(positions_BT)
-    # one change of layout at a time: XLA knows how to make each of them
+    # two constraints in a row, because XLA handles each of the two resharding steps efficiently
     x_BTD = shard(x_BTD, 'batch', 'length', 'act_embed')
     x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
     x_BTD = self.dropout(x_BTD, deterministic=not self.has_rng('dropout'))
@@ -101,7 +102,7 @@ class TransformerLm(nn.Module):
     return self.final_ln(shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed'))
 
   def logits(self, x_BTD: jax.Array) -> jax.Array:
-    """The result of `hidden`, [B, T, D], to float32 logits [B, T, V]."""
+    """Maps the result of `hidden`, [B, T, D], to float32 logits [B, T, V]."""
     return cap_logits(self._uncapped_logits(x_BTD).astype(jnp.float32), self.logit_cap)
 
   def _uncapped_logits(self, x_BTD: jax.Array) -> jax.Array:
@@ -128,19 +129,19 @@ class TransformerLm(nn.Module):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def cross_entropy(logits_BTV: jax.Array, labels_BT: jax.Array, logit_cap: float) -> TokenLosses:
-  """−log softmax(cap(logits))[label] in float32, and whether the label has the largest logit.
+  """Returns −log softmax(cap(logits))[label] in float32, and whether that logit is the largest.
 
-  The maximum that log-sum-exp needs anyway shows whether the label wins: a maximum or argmax of its
-  own is one more pass over [B, T, V], 8 % of a 124M step on CPU. Two equal largest logits both
-  count as right.
+  The label's logit is compared with the maximum that log-sum-exp needs anyway. A separate argmax
+  would be one more pass over [B, T, V], 8 % of a 124M model's step on CPU. If two logits are the
+  largest, both labels count as correct.
 
-  The gradient is softmax − one-hot in one pass over the logits in their own type. The derivative of
-  a gather would write an array of float32 first, [B, T, V], and scatter into it.
+  The gradient is softmax − one-hot, computed in one pass over the logits in their own type. JAX's
+  derivative of a gather would first write a float32 array [B, T, V] and scatter into it.
 
   Args:
     logits_BTV: Logits before the cap, in the type of the model's matrix multiplications.
     labels_BT: Token ids.
-    logit_cap: cap · tanh(logits / cap); off where ≤ 0.
+    logit_cap: cap · tanh(logits / cap); off if ≤ 0.
   """
   losses, _ = _cross_entropy_forward(logits_BTV, labels_BT, logit_cap)
   return losses

@@ -1,4 +1,4 @@
-"""Low-rank adaptation, https://arxiv.org/abs/2106.09685: a projection that trains few weights."""
+"""Low-rank adaptation (https://arxiv.org/abs/2106.09685), a projection that trains few weights."""
 
 import math
 
@@ -9,17 +9,17 @@ from flax import linen as nn
 from paxlite.layers.projection import Projection
 from paxlite.parallel.partitioning import gather_weight, param
 
-LORA_VARIABLES = r'.*/lora_[ab]'  # a regular expression for the names of what LoRA adds
+LORA_VARIABLES = r'.*/lora_[ab]'  # a regular expression that matches the variables of LoRA
 
 
 class LoraProjection(Projection):
-  """y = einsum(equation, x, w + ΔW) + b with ΔW = A·Bᵀ, never formed.
+  """y = einsum(equation, x, w + ΔW) + b with ΔW = A·Bᵀ, which is never computed itself.
 
-  A is lora_a [in, rank], initialised as w is, and B is lora_b [out, rank], starting at 0, where
-  `in` and `out` are the weight's dimensions that the input has and those that it has not, each
-  flattened: w [D, N, H] of queries has A [D, rank] and B [N·H, rank]; w [D, N, H] of the output
-  projection, which reads [.., N, H], has A [N·H, rank] and B [D, rank]. Combined queries, keys and
-  values have A [3, D, rank] and B [3, N·H, rank]. No alpha, as in Pax.
+  A is lora_a [in, rank], initialized like w. B is lora_b [out, rank], and starts at 0. `in` is the
+  product of the weight's dimensions that the input has, and `out` the product of the others. For
+  queries, w [D, N, H] has A [D, rank] and B [N·H, rank]. For the output projection, whose input
+  ends in [N, H], w [D, N, H] has A [N·H, rank] and B [D, rank]. Combined queries, keys and values
+  have A [3, D, rank] and B [3, N·H, rank]. There is no alpha, as in Pax.
 
   Attributes:
     rank: Rank of ΔW.
@@ -42,7 +42,7 @@ class LoraProjection(Projection):
 
     a = factor('lora_a', self.w_init, read)
     b = factor('lora_b', nn.initializers.zeros, made)
-    kept = x.ndim - len(read)  # batch and length; what is read comes last
+    kept = x.ndim - len(read)  # batch and length; the dimensions that are summed over come last
     x_flat = x.astype(self.dtype).reshape(*x.shape[:kept], -1)
     k = 'k' if stacked else ''
     hidden = jnp.einsum(f'bti,{k}ir->bt{k}r', x_flat, a)

@@ -1,7 +1,7 @@
-"""Mixtures of experts: each token passes through a few of many feed-forward layers.
+"""Mixtures of experts, in which each token passes through a few of many feed-forward layers.
 
-A router chooses the experts of each token. A dispatch moves tokens to their experts and back: by
-capacity, where an expert takes a limited number of tokens, or without drops.
+A router chooses the experts of each token. A dispatch moves tokens to their experts and back. There
+are two: with a capacity, which limits the number of tokens of an expert, and dropless.
 """
 
 import dataclasses
@@ -28,31 +28,31 @@ _FAN_IN_BY_EXPERT = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform', b
 
 
 class Routing(NamedTuple):
-  """The experts of each token: X of them, the likeliest first."""
+  """The X experts of each token, starting with the one of highest probability."""
 
   experts_JMX: jax.Array  # int32
-  weights_JMX: jax.Array  # float32; they sum to 1, and are 0 for padding
+  weights_JMX: jax.Array  # float32; they sum to 1 for each token, and are 0 for padding
   probabilities_JME: jax.Array  # float32
   is_token_JM: jax.Array  # bool; False for padding
 
 
 class Places(NamedTuple):
-  """A token's place with each of its experts, while there are any."""
+  """Each token's place with each of its experts, and whether it has that place."""
 
   places_JMX: jax.Array  # int32
   has_place_JMX: jax.Array  # bool
 
 
 class TopKRouter(nn.Module):
-  """softmax(x·gate) in float32, and the X likeliest experts of each token.
+  """Chooses the X experts of highest probability for each token, by softmax(x·gate) in float32.
 
-  Their probabilities are renormalised to sum to 1, whether or not the experts have a place left, as
-  in GShard (https://arxiv.org/abs/2006.16668) and GLaM (https://arxiv.org/abs/2112.06905).
+  Their probabilities are renormalized to sum to 1, even if an expert has no place left, as in
+  GShard (https://arxiv.org/abs/2006.16668) and GLaM (https://arxiv.org/abs/2112.06905).
 
   Attributes:
     num_experts: E.
     top_k: X.
-    w_init: Initialiser of gate [D, E].
+    w_init: Initializer of gate [D, E].
   """
 
   num_experts: int
@@ -68,7 +68,7 @@ class TopKRouter(nn.Module):
 
 
 def route(logits_JME: jax.Array, is_token_JM: jax.Array, top_k: int) -> Routing:
-  """The routing that float32 logits ask for."""
+  """Returns the routing to the experts with the `top_k` largest logits, which are float32."""
   probabilities_JME = jax.nn.softmax(logits_JME, axis=-1)
   values_JMX, experts_JMX = jax.lax.top_k(probabilities_JME, top_k)
   weights_JMX = values_JMX / (values_JMX.sum(-1, keepdims=True) + 1e-9)
@@ -76,9 +76,10 @@ def route(logits_JME: jax.Array, is_token_JM: jax.Array, top_k: int) -> Routing:
 
 
 def load_balance_loss(routing: Routing) -> jax.Array:
-  """E²·mean(mean_M(probability) · mean_M(is the first choice)): 1 where all experts are equal.
+  """Returns E²·mean(mean_M(probability) · mean_M(is the first choice)), GShard's auxiliary loss.
 
-  GShard's auxiliary loss. Padding counts in no numerator and in both denominators, as in Pax.
+  It is 1 if all experts have equal load and probability. As in Pax, padding counts in the
+  denominators of both inner means, but not in their numerators.
   """
   E = routing.probabilities_JME.shape[-1]
   tokens_JM1 = routing.is_token_JM[..., None]
@@ -88,7 +89,7 @@ def load_balance_loss(routing: Routing) -> jax.Array:
 
 
 def assign_places(routing: Routing, capacity: int) -> Places:
-  """First come, first served: all first choices in order, then all second choices, and so on."""
+  """Assigns places in the order of tokens, to all first choices, then to all second choices …"""
   E = routing.probabilities_JME.shape[-1]
   taken_JE: Any = 0
   places = []
@@ -109,11 +110,11 @@ class Experts:
   """The function of the experts: w_out·activation(w_in·x).
 
   Attributes:
-    w_in_EDF: The first weights.
-    w_out_EFD: The second weights.
+    w_in_EDF: The input weights.
+    w_out_EFD: The output weights.
     activation: The activation function.
-    einsum_in: Multiplies by the first weights, 'JECD,EDF->JECF'.
-    einsum_out: Multiplies by the second weights, 'JECF,EFD->JECD'.
+    einsum_in: Multiplies by the input weights, 'JECD,EDF->JECF'.
+    einsum_out: Multiplies by the output weights, 'JECF,EFD->JECD'.
   """
 
   w_in_EDF: jax.Array
@@ -125,12 +126,12 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True)
 class CapacityDispatch:
-  """Gives an expert a limited number of places for the tokens of a group.
+  """A dispatch in which each expert has a limited number of places for the tokens of a group.
 
-  A token that finds no place gets nothing from that expert.
+  A token without a place gets no output from that expert.
 
   Attributes:
-    capacity_factor: An expert has this times M / E places in a group.
+    capacity_factor: An expert has M / E times this many places in a group; see `capacity`.
   """
 
   capacity_factor: float = 2.0
@@ -138,14 +139,14 @@ class CapacityDispatch:
   def __call__(
     self, x_JMD: jax.Array, routing: Routing, experts: Experts
   ) -> tuple[jax.Array, jax.Array]:
-    """Σ weight · expert(x) [J, M, D], and which choices had a place [J, M, X]."""
+    """Returns Σ weight · expert(x) [J, M, D], and which choices had a place [J, M, X]."""
     J, M, D = x_JMD.shape
     E, X = routing.probabilities_JME.shape[-1], routing.experts_JMX.shape[-1]
     C = capacity(M, E, self.capacity_factor)
     places_JMX, kept_JMX = assign_places(routing, C)
 
-    # Tokens move by index: as a matrix multiplication with a mask [M, E·C], as GShard has it, the
-    # move would cost a good part of the experts' own work. Place E·C is where drops go.
+    # Tokens are moved by index. GShard multiplies by a mask [M, E·C] instead, which would cost a
+    # large part of the experts' own computation. Dropped tokens go to the extra place E·C.
     place_JMX = jnp.where(kept_JMX, routing.experts_JMX * C + places_JMX, E * C)
     token_JMX = jnp.broadcast_to(jnp.arange(M)[:, None], (J, M, X))
     put = jax.vmap(lambda place, token: jnp.full(E * C + 1, M).at[place].set(token))
@@ -153,7 +154,7 @@ class CapacityDispatch:
     take = jax.vmap(lambda rows, index: rows.at[index].get(mode='fill', fill_value=0))
     in_JPD = shard(take(x_JMD, token_JP), 'batch', None, 'act_embed')
 
-    # from split by group to split by expert: the all-to-all of expert parallelism
+    # from sharding by group to sharding by expert, the all-to-all of expert parallelism
     in_JECD = shard(in_JPD.reshape(J, E, C, D), 'expert_groups', 'experts', None, 'act_embed')
     w_in_EDF = gather_weight(experts.w_in_EDF, ['experts', 'expert_embed', 'mlp'])
     hidden_JECF = experts.einsum_in(in_JECD, w_in_EDF)
@@ -168,23 +169,23 @@ class CapacityDispatch:
 
 
 def capacity(group_size: int, num_experts: int, factor: float) -> int:
-  """Places of an expert for the tokens of one group: a multiple of 4, and at least 4."""
+  """Returns the number of an expert's places for one group: a multiple of 4, and at least 4."""
   return max(-(-int(group_size * factor / num_experts) // 4) * 4, 4)
 
 
 @dataclasses.dataclass(frozen=True)
 class DroplessDispatch:
-  """Gives every token a place with each of its experts, by jax.lax.ragged_dot.
+  """A dispatch that gives every token a place with each of its experts, by jax.lax.ragged_dot.
 
-  Tokens are sorted by expert. Where experts are sharded over devices, each device gathers the
-  tokens of the others and computes what its own experts add to them. On CPU, XLA computes every
-  expert for every token and masks: right, and slow.
+  Tokens are sorted by expert. If experts are sharded over devices, each device gathers the tokens
+  of the other devices and computes the output of its own experts for them. On CPU, XLA computes
+  every expert for every token and masks the result, which is correct but slow.
   """
 
   def __call__(
     self, x_JMD: jax.Array, routing: Routing, experts: Experts
   ) -> tuple[jax.Array, jax.Array]:
-    """Σ weight · expert(x) [J, M, D], and which choices had a place [J, M, X]: those of tokens."""
+    """Returns Σ weight · expert(x) [J, M, D], and which choices are not of padding [J, M, X]."""
     kept_JMX = jnp.broadcast_to(routing.is_token_JM[..., None], routing.experts_JMX.shape)
     w_in_EDF, activation = experts.w_in_EDF, experts.activation
     weights_JMX = routing.weights_JMX.astype(x_JMD.dtype)
@@ -232,18 +233,18 @@ def _sharded_experts(
   tokens_differ: bool,
   hidden_axis: str | None,
 ) -> jax.Array:
-  """_sorted_experts on one device, which holds some groups, some experts, and part of F.
+  """Computes _sorted_experts on one device, which holds some groups, some experts, and part of F.
 
   Args:
     x_JMD: The tokens of this device.
-    experts_JMX: Their experts, from 0 to the number of all experts − 1.
-    weights_JMX: The weights of these.
-    w_in_EDF: The first weights of this device's experts, a part of F.
-    w_out_EFD: Their second weights.
+    experts_JMX: Their experts, numbered from 0 over the experts of all devices.
+    weights_JMX: The weights of these experts.
+    w_in_EDF: The input weights of this device's experts, for its part of F.
+    w_out_EFD: The output weights of this device's experts, for its part of F.
     activation: The activation function.
-    expert_axis: The mesh axis that experts are sharded over, or None.
-    tokens_differ: Whether tokens are sharded over it too.
-    hidden_axis: The mesh axis that F is sharded over, or None.
+    expert_axis: The mesh axis over which experts are sharded, or None.
+    tokens_differ: Whether tokens are sharded over expert_axis too.
+    hidden_axis: The mesh axis over which F is sharded, or None.
   """
   if tokens_differ:
     gather = lambda x: jax.lax.all_gather(x, expert_axis, tiled=True)
@@ -268,14 +269,14 @@ def _sorted_experts(
   w_out_EFD: jax.Array,
   activation: Any,
 ) -> jax.Array:
-  """Σ weight · expert(x) over the local experts 0 … E − 1; other experts contribute zero."""
+  """Returns Σ weight · expert(x) over the local experts 0 … E − 1; other experts contribute 0."""
   J, M, D = x_JMD.shape
   E, X = w_in_EDF.shape[0], experts_JMX.shape[-1]
   expert_R = experts_JMX.reshape(-1)  # R = J·M·X
   is_ours_R = (expert_R >= 0) & (expert_R < E)
   order_R = jnp.argsort(jnp.where(is_ours_R, expert_R, E), stable=True)
   sizes_E = jnp.zeros(E, jnp.int32).at[jnp.where(is_ours_R, expert_R, E)].add(1, mode='drop')
-  # ragged_dot leaves rows beyond sum(sizes) undefined: mask them and their gradients
+  # ragged_dot leaves rows after sum(sizes) undefined, so that they and their gradients are masked
   is_held_R1 = is_ours_R[order_R, None]
   x_RD = jnp.where(is_held_R1, x_JMD.reshape(-1, D)[order_R // X], 0)
   hidden_RF = activation(jax.lax.ragged_dot(x_RD, w_in_EDF, sizes_E))
@@ -288,18 +289,18 @@ def _sorted_experts(
 class MoeFeedForward(nn.Module):
   """y = Σ weight · expert(x) over the X experts of a token, [B, T, D] to [B, T, D].
 
-  Adds a load-balancing loss, and summaries of load and drops.
+  It adds a load-balancing loss to the loss, and writes summaries of load and dropped tokens.
 
   Attributes:
     model_dims: D.
     hidden_dims: F of each expert.
     num_experts: E.
-    num_groups: J: as many as there are shards of the batch, or one where rows do not divide so.
+    num_groups: The number of groups J is the greatest common divisor of this and of the rows B.
     aux_loss_weight: Weight of the load-balancing loss.
     activation: A key of ACTIVATIONS.
-    router_tpl: Chooses experts.
-    dispatch_tpl: Moves tokens to experts and back: CapacityDispatch or DroplessDispatch.
-    w_init: Initialiser of w_in [E, D, F] and w_out [E, F, D].
+    router_tpl: Chooses the experts of each token.
+    dispatch_tpl: CapacityDispatch or DroplessDispatch, which moves tokens to experts and back.
+    w_init: Initializer of w_in [E, D, F] and w_out [E, F, D].
     einsum_tpl: Multiplies by the experts' weights.
     dtype: The dtype of the experts' computation.
   """
@@ -343,9 +344,11 @@ class MoeFeedForward(nn.Module):
     )
 
   def _sow_load(self, routing: Routing, kept_JMX: jax.Array) -> None:
-    """Summaries: the share of tokens with so many experts, and that were over an expert's capacity.
+    """Writes the summaries of load and dropped tokens.
 
-    Also max_expert_load: the load of the busiest expert, as a multiple of the mean.
+    dispatch_k is the share of tokens that had a place with exactly k experts. over_capacity_k_ratio
+    is the share of tokens whose k-th choice had no place. max_expert_load is the load of the
+    busiest expert, as a multiple of the mean load.
     """
     X = kept_JMX.shape[-1]
     tokens = jnp.maximum(routing.is_token_JM.sum(), 1)

@@ -1,4 +1,4 @@
-"""Normalisation, in float32 whatever the activations' dtype."""
+"""Normalization, which is computed in float32 for any dtype of the activations."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from paxlite.parallel.partitioning import param
 class LayerNorm(nn.Module):
   """(offset + scale) · (x − mean) / √(var + epsilon) + bias, [..., D] to [..., D].
 
-  https://arxiv.org/abs/1607.06450. Scale starts at 1 − offset: Pax stores it as a difference to 1,
-  GPT-2 itself (offset 0).
+  See https://arxiv.org/abs/1607.06450. The scale starts at 1 − offset. Pax stores the scale minus 1
+  (offset 1), and GPT-2 stores the scale (offset 0).
   """
 
   epsilon: float = 1e-5
@@ -40,7 +40,7 @@ class LayerNorm(nn.Module):
 class RmsNorm(nn.Module):
   """(offset + scale) · x / √(mean(x²) + epsilon), [..., D] to [..., D].
 
-  https://arxiv.org/abs/1910.07467. Scale starts at 1 − offset; LLaMA has offset 0, Gemma 1.
+  See https://arxiv.org/abs/1910.07467. The scale starts at 1 − offset. LLaMA has offset 0, Gemma 1.
   """
 
   epsilon: float = 1e-6

@@ -1,4 +1,4 @@
-"""A repeated stack as a pipeline: each stage of the mesh holds a part of the layers."""
+"""A repeated stack as a pipeline, in which each stage of the mesh holds a part of the layers."""
 
 from typing import Any
 
@@ -13,19 +13,19 @@ from paxlite.parallel.partitioning import active_mesh, shard
 
 
 class PipelinedTransformer(RepeatedTransformer):
-  """RepeatedTransformer with its layers in stages, which work at different microbatches at a time.
+  """A RepeatedTransformer whose stages of layers work on different microbatches at the same time.
 
-  GPipe's schedule (https://arxiv.org/abs/1811.06965) in the form of GSPMD
-  (https://arxiv.org/abs/2105.04663, section 3.3): at each of I + Z − 1 ticks every stage applies
-  its layers to what it holds, and all pass that on to the next stage. A stage idles, that is
-  computes on zeros, in a share (Z − 1) / (I + Z − 1) of the ticks.
+  It follows GPipe's schedule (https://arxiv.org/abs/1811.06965), as GSPMD implements it
+  (https://arxiv.org/abs/2105.04663, section 3.3). There are I + Z − 1 ticks. At each tick every
+  stage applies its layers to the activations that it holds, and passes them to the next stage. For
+  a share (Z − 1) / (I + Z − 1) of the ticks a stage is idle: its results are not used.
 
-  Parameters are those of RepeatedTransformer [L, …], so that a checkpoint runs in any number of
-  stages. Shape letters: Z stages, I microbatches of b rows, l layers a stage.
+  Parameters are those of RepeatedTransformer [L, …], so that a checkpoint fits any number of
+  stages. Shape letters: Z stages, I microbatches of b rows, l layers per stage.
 
   Attributes:
-    num_stages: Z; the mesh axis 'stage' has this size.
-    num_microbatches: I; a batch that does not divide so goes through whole.
+    num_stages: Z, the size of the mesh axis 'stage'.
+    num_microbatches: I. If it does not divide the rows of a batch, the batch is not split.
   """
 
   num_stages: int = 1
@@ -35,14 +35,15 @@ class PipelinedTransformer(RepeatedTransformer):
   def __call__(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
-    if self.is_initializing() or self.is_mutable_collection('cache'):  # text comes token by token
+    # text is generated token by token, for which the pipeline is not used
+    if self.is_initializing() or self.is_mutable_collection('cache'):
       return super().__call__(x_BTD, positions_BT, segment_ids_BT)
     B, T, D = x_BTD.shape
     Z = self.num_stages
     I = self.num_microbatches if B % self.num_microbatches == 0 else 1
     ticks = I + Z - 1
 
-    # every I-th row, so that each device's rows stay on it
+    # a microbatch takes every I-th row, so that rows stay on their devices
     split = lambda x: x.reshape(B // I, I, *x.shape[1:]).swapaxes(0, 1)
     x_IbTD = shard(split(x_BTD), None, 'batch', 'residual_length', 'act_embed')
     beside = [
@@ -58,7 +59,7 @@ class PipelinedTransformer(RepeatedTransformer):
     rng = self.make_rng('dropout') if self.has_rng('dropout') else None
     stages = jnp.arange(Z)
 
-    # Selections by stage and not slices: a slice of a dimension that is split gathers it.
+    # stages are selected by a mask, because slicing a sharded dimension would gather it
     is_stage = lambda p: (stages == p)[:, None, None, None]
 
     def tick(held_ZbTD: jax.Array, inputs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, Any]:
@@ -76,7 +77,7 @@ class PipelinedTransformer(RepeatedTransformer):
       works_Z = (t >= stages) & (t - stages < I)
       return out_ZbTD, (left_bTD, sown, works_Z)
 
-    # what enters after the last microbatch is never looked at
+    # the zeros that enter after the last microbatch do not reach the result
     entering_tbTD = jnp.pad(x_IbTD, [(0, Z - 1), (0, 0), (0, 0), (0, 0)])
     empty_ZbTD = jnp.zeros((Z, *x_IbTD.shape[1:]), x_BTD.dtype)
     _, (left_tbTD, sown, works_tZ) = jax.lax.scan(
@@ -97,7 +98,7 @@ class PipelinedTransformer(RepeatedTransformer):
     segment_ids_bT: jax.Array | None,
     key: jax.Array | None,
   ) -> tuple[jax.Array, Any]:
-    """One stage's layers, one after the other; and the values that they sow [l, …]."""
+    """Applies the layers of one stage; returns its output, and the values that they sow [l, …]."""
     block = self.layer_tpl(parent=None)
 
     def layer(x: jax.Array, inputs: tuple[Any, Any]) -> tuple[jax.Array, Any]:
@@ -115,10 +116,10 @@ class PipelinedTransformer(RepeatedTransformer):
     return jax.lax.scan(layer, x_bTD, (params_l, keys_l))
 
   def _sow(self, sown: Any, works_tZ: jax.Array, microbatches: int, tokens_tZ: jax.Array) -> None:
-    """Leaves terms and summaries over microbatches, as task.Task.grads takes them together.
+    """Sows loss terms and summaries over all microbatches, combined as in task.Task.grads.
 
-    Idle stages' do not count. Terms of the loss are averaged by the number of microbatches,
-    summaries by their tokens, or their largest value is taken.
+    Values of idle stages do not count. Loss terms are averaged over the microbatches. Summaries are
+    averaged with the microbatches' tokens as weights, or their maximum is taken.
     """
     for collection, values in sown.items():
       for path, value in jax.tree_util.tree_leaves_with_path(values):

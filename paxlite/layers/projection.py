@@ -1,4 +1,4 @@
-"""Every matrix multiplication with a weight, as one module."""
+"""The module for all matrix multiplications with a weight."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,17 +17,17 @@ Initializer = Callable[..., jax.Array]
 class Projection(nn.Module):
   """y = einsum(equation, x, w) + b.
 
-  The equation is the layout: 'BTD,ADNH->BTANH' reads [B,T,D], owns w [A,D,N,H], and its bias has
-  the dimensions of w that reach the output, b [A,N,H].
+  The equation determines all shapes: 'BTD,ADNH->BTANH' has the input [B,T,D] and the weight
+  w [A,D,N,H]. The bias has the dimensions of w that are in the output, b [A,N,H].
 
   Attributes:
     equation: Einsum equation of the input and the weight, with single letters and no ellipsis.
     shape: The weight's shape.
     axes: The weight's logical axes.
-    use_bias: Whether there is a bias, initialised to zero.
-    w_init: Initialiser of the weight.
-    einsum_tpl: Multiplies.
-    dtype: Dtype of the computation and the output.
+    use_bias: Whether there is a bias, which is initialized to zero.
+    w_init: Initializer of the weight.
+    einsum_tpl: Computes the product.
+    dtype: Dtype of the computation and of the output.
   """
 
   equation: str
@@ -49,20 +49,20 @@ class Projection(nn.Module):
     return y + self.like_output(b.astype(self.dtype))
 
   def product(self, x: jax.Array) -> jax.Array:
-    """einsum(equation, x, w)."""
+    """Returns einsum(equation, x, w)."""
     w = param(self, 'w', self.w_init, self.shape, self.axes)
     einsum = self.einsum_tpl(equation=self.equation, name='einsum')
     return einsum(x.astype(self.dtype), gather_weight(w.astype(self.dtype), self.axes))
 
   @property
   def made_dims(self) -> list[int]:
-    """The weight's dimensions that reach the output."""
+    """The indices of the weight's dimensions that are in the output."""
     _, weight_dims, out_dims = self.equation.replace('->', ',').split(',')
     return [i for i, d in enumerate(weight_dims) if d in out_dims]
 
   def like_output(self, values: jax.Array) -> jax.Array:
-    """One value for each of `made_dims`, in a shape that goes with the output's."""
+    """Reshapes `values`, with the dimensions `made_dims`, to broadcast against the output."""
     _, weight_dims, out_dims = self.equation.replace('->', ',').split(',')
-    # w's dimensions keep their order in the output, so only dimensions of size 1 are missing
+    # w's dimensions have the same order in the output, so that a reshape is enough
     sizes = {weight_dims[i]: self.shape[i] for i in self.made_dims}
     return values.reshape([sizes.get(d, 1) for d in out_dims])

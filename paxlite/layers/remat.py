@@ -1,8 +1,8 @@
-"""Checkpoint policies: which activations of a layer are kept for its backward pass.
+"""Checkpoint policies, which choose the activations of a layer to keep for its backward pass.
 
-The named ones keep what the layers mark with `checkpoint_name`; everything else is recomputed.
-The names are those of praxis' AutodiffCheckpointType, and two that keep what fused kernels of
-attention compute.
+The policies in _NAMES keep the activations that layers mark with `checkpoint_name`, and recompute
+all others. The names of the policies are those of praxis' AutodiffCheckpointType, and two that keep
+what fused kernels of attention compute.
 """
 
 from collections.abc import Callable
@@ -42,11 +42,15 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
-_NAMES['SAVE_DOT_FOR_MLPERF_200B'] = _NAMES['SAVE_QKV_CONTEXT_OUT_PROJ']  # Pax has both names
+_NAMES['SAVE_DOT_FOR_MLPERF_200B'] = _NAMES['SAVE_QKV_CONTEXT_OUT_PROJ']  # both are names in Pax
 
 
 def jax_policy(policy: str) -> Callable[..., Any]:
-  """The jax checkpoint policy of a CheckpointPolicy name."""
+  """Returns the jax checkpoint policy for the name of a CheckpointPolicy.
+
+  Raises:
+    ValueError: The name is unknown.
+  """
   policies = jax.checkpoint_policies
   plain = {
     'SAVE_NOTHING': policies.nothing_saveable,
@@ -78,22 +82,22 @@ def attention_saveable(primitive: Any, *_: Any, **params: Any) -> bool:
 
 
 def keeps_nothing(policy: str) -> bool:
-  """Whether a policy keeps no activation inside a layer: its forward pass is computed twice."""
+  """Returns whether a policy keeps no activation inside a layer, whose forward pass runs twice."""
   return policy in ('SAVE_NOTHING', 'SAVE_ITERATION_INPUT', 'SAVE_TRANSFORMER_LAYER_OUTPUT')
 
 
 def remat(body: Callable[..., Any], policy: str, in_scan: bool) -> Callable[..., Any]:
-  """`body(module, …)` so that its backward pass recomputes what `policy` does not keep."""
+  """Returns `body(module, …)` with a backward pass that recomputes what `policy` does not keep."""
   if policy == 'SAVE_EVERYTHING':
-    return body  # jax.checkpoint that keeps everything only adds barriers
-  # scan's own loop keeps XLA from undoing the recomputation; outside it a barrier must
+    return body  # a jax.checkpoint that keeps everything would only add barriers
+  # in a scan the loop prevents XLA from undoing the recomputation; elsewhere a barrier is needed
   return nn.remat(body, policy=jax_policy(policy), prevent_cse=not in_scan)
 
 
 def recomputed(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-  """`function`, recomputed in the backward pass, which keeps its arguments alone.
+  """Returns `function` with a backward pass that keeps only its arguments and recomputes the rest.
 
-  For functions that are cheap and have many steps: repeated layers would otherwise keep each step.
-  In unrolled layers XLA finds that the results are there, and computes nothing twice.
+  This is for cheap functions of many operations: repeated layers would otherwise keep the result
+  of each operation. In unrolled layers XLA reuses the results, and computes nothing twice.
   """
   return jax.checkpoint(function, prevent_cse=False)

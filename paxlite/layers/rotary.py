@@ -13,7 +13,7 @@ from paxlite.parallel.partitioning import active_platform
 
 Layout = Literal['interleaved', 'half']
 
-# how pairs are taken apart into all first and all second members, and put together again
+# functions that split pairs into all first and all second members, and that join them again
 _LAYOUTS: dict[str, tuple[Callable, Callable]] = {
   'interleaved': (lambda x: (x[..., 0::2], x[..., 1::2]), lambda xs: jnp.stack(xs, axis=-1)),
   'half': (lambda x: jnp.split(x, 2, axis=-1), lambda xs: jnp.concatenate(xs, axis=-1)),
@@ -21,13 +21,13 @@ _LAYOUTS: dict[str, tuple[Callable, Callable]] = {
 
 
 class RotaryEmbedding(nn.Module):
-  """Rotates pairs of head dimensions by position · theta^(−2i/H).
+  """Rotates pairs of head dimensions by the angle position · theta^(−2i/H), in radians.
 
   Attributes:
     theta: Base of the wavelengths.
-    layout: Which dimensions form a pair. 'interleaved' pairs (2i, 2i+1) as Pax, Meta and GGUF have
-      it; 'half' pairs (i, i + H/2) as Hugging Face has it. A model's query and key weights fit one
-      of them only.
+    layout: Which dimensions form a pair. 'interleaved' pairs (2i, 2i+1), as in Pax, Meta's code and
+      GGUF. 'half' pairs (i, i + H/2), as in Hugging Face. A model's query and key weights fit only
+      one of the two.
   """
 
   theta: float = 10_000.0
@@ -41,7 +41,7 @@ class RotaryEmbedding(nn.Module):
     return rotate(x_BTNH, positions, self.rates(half), self.layout)
 
   def rates(self, half: int) -> jax.Array:
-    """Radians per position of each pair, [half]."""
+    """Returns the radians per position of each pair, [half]."""
     return self.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
 
 
@@ -101,18 +101,18 @@ _exchanged.defvjp(_exchanged_forward, _exchanged_backward)
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):
-  """Llama 3.1's stretching of a model to longer sequences than it was first trained on.
+  """Llama 3.1's rotary embedding for longer sequences than a model was first trained on.
 
-  Wavelengths longer than original_length / low_frequency_factor are stretched by `factor`, those
-  shorter than original_length / high_frequency_factor stay, and between the two the rates are
-  interpolated. As rope_type "llama3" in Hugging Face's configs; Meta's `use_scaled_rope` has
-  factor 8.
+  Wavelengths longer than original_length / low_frequency_factor are multiplied by `factor`.
+  Wavelengths shorter than original_length / high_frequency_factor do not change. Between the two,
+  the rates are interpolated. This is rope_type "llama3" in Hugging Face's configs; Meta's
+  `use_scaled_rope` has factor 8.
 
   Attributes:
-    factor: Divides the frequencies of long wavelengths.
-    low_frequency_factor: Bounds the long wavelengths, as in the formula above.
-    high_frequency_factor: Bounds the short wavelengths, as in the formula above.
-    original_length: Sequence length before stretching.
+    factor: Multiplies the long wavelengths.
+    low_frequency_factor: Sets the lower bound of the long wavelengths, as described above.
+    high_frequency_factor: Sets the upper bound of the short wavelengths, as described above.
+    original_length: Sequence length of the first training.
   """
 
   factor: float = 8.0
@@ -122,7 +122,7 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
 
   def rates(self, half: int) -> jax.Array:
     rates = super().rates(half)
-    turns = self.original_length * rates / (2 * math.pi)  # over the original length
+    turns = self.original_length * rates / (2 * math.pi)  # full rotations over the original length
     low, high = self.low_frequency_factor, self.high_frequency_factor
     kept = jnp.clip((turns - low) / (high - low), 0, 1)
     return rates * (kept + (1 - kept) / self.factor)

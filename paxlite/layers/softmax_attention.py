@@ -1,8 +1,8 @@
-"""Attention in plain XLA, and the parts of it that other kernels share.
+"""Attention in plain XLA, and the parts of it that other kernels use too.
 
 A kernel is a function (q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax, segments) → context
-[B, T, N, H]. Its mask is [T, S] or [B, 1, T, S]; its bias may be None. The segments, which the mask
-contains, are for kernels that compute the mask themselves.
+[B, T, N, H]. The mask is [T, S] or [B, 1, T, S], and the bias may be None. The segments, which the
+mask contains, are for kernels that compute the mask themselves.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ class Softmax:
   """softmax(cap(q·k) + bias + mask), with the softmax in float32.
 
   Attributes:
-    query_scale: Multiplies the queries.
-    logit_cap: cap · tanh(logits / cap) before the softmax; off where ≤ 0.
-    window: A query sees this many of the latest keys, its own included; all where ≤ 0. The mask
-      says so too.
-    extra_logit: The logit of a virtual key whose value is 0; None for models without.
-    dropout: Drops out attention weights; None where nothing is dropped.
+    query_scale: Factor of the queries.
+    logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
+    window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys. The
+      mask already contains the window.
+    extra_logit: The logit of a virtual key whose value is 0; None means no virtual key.
+    dropout: Applies dropout to the attention weights; None means no dropout.
   """
 
   query_scale: float
@@ -45,7 +45,7 @@ def attend(
   softmax: Softmax,
   segments: Segments | None = None,
 ) -> jax.Array:
-  """The kernel in plain XLA."""
+  """Computes attention in plain XLA."""
   scores_BNTS = masked_scores(q_BTNH, k_BSKH, mask, bias_NTS, softmax)
   if softmax.extra_logit is None:
     weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
@@ -62,7 +62,7 @@ def masked_scores(
   bias_NTS: jax.Array | None,
   softmax: Softmax,
 ) -> jax.Array:
-  """The arguments of the softmax, [B, N, T, S] float32."""
+  """Returns the arguments of the softmax, [B, N, T, S] float32."""
   B, T, N, H = q_BTNH.shape
   S, K = k_BSKH.shape[1:3]
   q_BTNH = q_BTNH * softmax.query_scale
@@ -78,7 +78,10 @@ def masked_scores(
 
 
 def exponentials(scores_BNTS: jax.Array, extra_logit: float | None) -> tuple[jax.Array, jax.Array]:
-  """exp(scores − the largest of a query), and their sums [B, N, T] with the extra logit's."""
+  """Returns exp(scores − each query's largest score), and their sums over keys [B, N, T].
+
+  The virtual key of the extra logit is included in the largest score and in the sum.
+  """
   largest_BNT = scores_BNTS.max(-1)
   if extra_logit is not None:
     largest_BNT = jnp.maximum(largest_BNT, extra_logit)
@@ -91,7 +94,7 @@ def exponentials(scores_BNTS: jax.Array, extra_logit: float | None) -> tuple[jax
 
 
 def weighted_values(weights_BNTS: jax.Array, v_BSKH: jax.Array, softmax: Softmax) -> jax.Array:
-  """The sum of the values by attention weights, [B, T, N, H]; dropout comes before."""
+  """Applies dropout to the weights; returns the weighted sum of the values, [B, T, N, H]."""
   B, N, T, S = weights_BNTS.shape
   K, H = v_BSKH.shape[2:]
   weights_BNTS = weights_BNTS.astype(v_BSKH.dtype)

@@ -1,4 +1,4 @@
-"""Values that layers return next to their result, by flax's `sow`: loss terms and summaries."""
+"""Loss terms and summaries, which layers return in addition to their result by Flax's `sow`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,17 +11,17 @@ SOWN = (LOSSES, SUMMARIES)
 
 
 def total_loss(variables: Mapping[str, Any]) -> jax.Array:
-  """The sum of all terms of all layers; 0 where there are none."""
+  """Returns the sum of all loss terms of all layers, or 0 if there are none."""
   return sum((x.sum() for x in jax.tree.leaves(variables.get(LOSSES, {}))), jnp.zeros(()))
 
 
 def is_maximum(summary: str) -> bool:
-  """Whether several values of a summary are combined by their maximum, and not by their mean."""
+  """Returns whether values of a summary are combined by their maximum instead of their mean."""
   return summary.startswith('max_')
 
 
 def over_layers(variables: Mapping[str, Any]) -> dict[str, jax.Array]:
-  """Each summary over the layers that have it: the mean, or the maximum of a maximum."""
+  """Returns each summary's mean over the layers that have it, or its maximum (see is_maximum)."""
   values: dict[str, list[jax.Array]] = {}
   for path, x in jax.tree_util.tree_leaves_with_path(variables.get(SUMMARIES, {})):
     name = [k.key for k in path if hasattr(k, 'key')][-1]

@@ -1,7 +1,7 @@
-"""Transformer Engine's fused block in the place of a TransformerBlock.
+"""Transformer Engine's fused block, which replaces a TransformerBlock.
 
-It fuses norms with the products that follow them and runs cuDNN's attention; under te.autocast its
-products are in FP8. Its parameters are other ones: weights.te maps them.
+It fuses norms with the products that follow them, and uses cuDNN's attention. Under te.autocast its
+products are in FP8. It has other parameters than a TransformerBlock; weights.te converts them.
 """
 
 import jax
@@ -11,31 +11,31 @@ from jax.ad_checkpoint import checkpoint_name
 from paxlite.layers.projection import Initializer
 from paxlite.parallel.partitioning import shard
 
-# What Transformer Engine calls the pairs of rotary dimensions.
+# Transformer Engine's names of the layouts of RotaryEmbedding
 _ROTARY = {'interleaved': 'consecutive', 'half': 'alternate'}
 
 
 class TeTransformerLayer(nn.Module):
   """transformer_engine.jax.flax.TransformerLayer as a TransformerBlock, [B, T, D] to [B, T, D].
 
-  It computes in the dtype of its input from float32 parameters. Each row is one segment that starts
-  at position 0; padding may follow it.
+  It computes in the dtype of its input, with float32 parameters. Each row must be one segment that
+  starts at position 0; padding may follow it.
 
   Attributes:
     model_dims: D.
     hidden_dims: F.
     num_heads: N; a head has D / N dimensions.
-    num_kv_heads: G.
+    num_kv_heads: K.
     activation: 'gelu' (the tanh approximation), 'relu' or 'silu'.
     gated: Whether the feed-forward layer has a gate.
-    use_bias: Whether all projections have one.
+    use_bias: Whether all projections have a bias.
     norm: Kind of both norms.
     epsilon: Epsilon of both norms.
-    norm_offset: What is added to the stored scale of a norm: 0, or 1 for 'LayerNorm'.
-    rotary_layout: Layout of RotaryEmbedding; None for models without.
+    norm_offset: Number that is added to the stored scale of a norm: 0, or 1 for 'LayerNorm'.
+    rotary_layout: Layout of RotaryEmbedding; None means no rotary embedding.
     rotary_theta: Theta of RotaryEmbedding.
-    dropout: Rate on attention weights, hidden units and the output of both sublayers.
-    w_init: Initialiser of each matrix [in, out].
+    dropout: Dropout rate of attention weights, hidden units and the output of both sublayers.
+    w_init: Initializer of each matrix [in, out].
   """
 
   model_dims: int
@@ -57,7 +57,7 @@ class TeTransformerLayer(nn.Module):
   def __call__(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
-    del positions_BT, segment_ids_BT  # see the class
+    del positions_BT, segment_ids_BT  # each row is one segment that starts at position 0
     from transformer_engine.jax.flax import TransformerLayer
 
     layer = TransformerLayer(
@@ -85,7 +85,7 @@ class TeTransformerLayer(nn.Module):
       scaled_query_init=False,
       name='te',
     )
-    # cuDNN's attention keeps what its backward pass needs only where this is False
+    # only if this is False, cuDNN's attention keeps the values that its backward pass needs
     deterministic = self.dropout > 0 and not self.has_rng('dropout')
     x_BTD = layer(x_BTD, deterministic=deterministic)
     x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')

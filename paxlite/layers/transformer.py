@@ -1,4 +1,4 @@
-"""The pre-norm block, and stacks of it: unrolled, or repeated by a scan."""
+"""The pre-norm block, and stacks of blocks, which are unrolled or repeated by a scan."""
 
 from collections.abc import Sequence
 
@@ -17,13 +17,13 @@ from paxlite.parallel.partitioning import shard
 
 
 class TransformerBlock(nn.Module):
-  """x += attention(norm(x)); x += ffn(norm(x)). [B, T, D] to [B, T, D].
+  """x += attention(norm(x)), then x += ffn(norm(x)), [B, T, D] to [B, T, D].
 
   Attributes:
     norm_tpl: Template of both norms.
-    attention_tpl: Takes (x, positions, segment_ids).
-    ffn_tpl: Takes (x, paddings).
-    dropout: Rate on the output of both sublayers.
+    attention_tpl: Attention, which is called with (x, positions, segment_ids).
+    ffn_tpl: Feed-forward layer, which is called with (x, paddings).
+    dropout: Dropout rate of the output of both sublayers.
   """
 
   norm_tpl: Template = template_field(LayerNorm)
@@ -50,12 +50,12 @@ class TransformerBlock(nn.Module):
 
 
 class BlockSequence(nn.Module):
-  """Blocks of several kinds in a row, as one layer of a stack that repeats all of them.
+  """A sequence of different blocks, which a stack repeats as one layer.
 
-  GLaM's layers are such pairs, a block with experts and one without.
+  A layer of GLaM, for example, is a block with experts followed by a block without.
 
   Attributes:
-    block_tpls: A template each; their parameters are x_layers_0, x_layers_1 …
+    block_tpls: Templates of the blocks, whose parameters are x_layers_0, x_layers_1 …
   """
 
   block_tpls: Sequence[Template]
@@ -77,7 +77,7 @@ def _apply_block(block: nn.Module, x_BTD: jax.Array, *args: jax.Array | None) ->
 
 
 class UnrolledTransformer(nn.Module):
-  """`num_layers` blocks x_layers_0 … with parameters of their own each."""
+  """A stack of `num_layers` blocks x_layers_0, x_layers_1 …, each with its own parameters."""
 
   num_layers: int
   layer_tpl: Template = template_field(TransformerBlock)
@@ -95,9 +95,9 @@ class UnrolledTransformer(nn.Module):
 
 
 class RepeatedTransformer(nn.Module):
-  """The same block `num_layers` times by a scan: parameters carry a leading axis [L, …].
+  """A stack that scans one block over parameters with a leading dimension [L, …].
 
-  Compiles in a time that does not depend on the number of layers.
+  Its compile time does not depend on the number of layers.
   """
 
   num_layers: int

@@ -29,9 +29,9 @@ def scale_by_pax_adam(
   epsilon_root: float = 0.0,
   update_clip: float = 0.0,
 ) -> optax.GradientTransformation:
-  """Adam in Pax's form, in which the decays are bias-corrected: m and v are stored corrected.
+  """Returns Adam in Pax's form, which corrects the decays, so that m and v are stored corrected.
 
-  β_t = β(1 − β^t) / (1 − β^(t+1)), t counting from 0; m = β1_t·m + (1 − β1_t)·g; the update is
+  β_t = β(1 − β^t) / (1 − β^(t+1)), where t counts from 0; m = β1_t·m + (1 − β1_t)·g; the update is
   m / (√(v + epsilon_root) + epsilon). Equal to https://arxiv.org/abs/1412.6980 in exact arithmetic.
 
   Args:
@@ -39,7 +39,7 @@ def scale_by_pax_adam(
     b2: Decay of the second moment.
     epsilon: Number added to the square root.
     epsilon_root: Number added under the square root.
-    update_clip: Cap on the root mean square of each variable's update; off where ≤ 0.
+    update_clip: Cap on the root mean square of each variable's update; ≤ 0 means no cap.
   """
 
   def init(params: PyTree) -> PaxAdamState:
@@ -115,14 +115,14 @@ class Optimizer:
   """An optax chain together with its schedule and the variables it trains.
 
   Attributes:
-    transformation: Turns gradients into updates, the learning rate included. Its update takes
-      `valid`, a boolean scalar. Where it is False, the gradients are zeros, the updates must be
-      zeros too, and the state must not change. `skippable` adds `valid` to other transformations.
+    transformation: Turns gradients into updates, including the learning rate. Its update takes
+      `valid`, a boolean scalar. If it is False, the gradients are zeros, the updates must be zeros
+      too, and the state must not change. `skippable` adds `valid` to other transformations.
     schedule: Learning rate by update count, for the summaries.
     trainable: Regular expressions; a variable trains when one of them matches its full path
       ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
-    clip_gradient_norm: Cap on the global norm of the gradients that `transformation` gets; off
-      where ≤ 0.
+    clip_gradient_norm: Cap on the global norm of the gradients that `transformation` gets; ≤ 0
+      means no cap.
   """
 
   transformation: optax.GradientTransformationExtraArgs
@@ -143,7 +143,7 @@ class Optimizer:
     return keep(True), keep(False)
 
   def clipped(self, norm: jax.Array) -> jax.Array:
-    """The gradients' global norm after clipping."""
+    """Returns the gradients' global norm after clipping."""
     return jnp.minimum(norm, self.clip_gradient_norm) if self.clip_gradient_norm > 0 else norm
 
   def clip(self, grads: PyTree, norm: jax.Array, valid: jax.Array) -> PyTree:
@@ -158,13 +158,13 @@ class Optimizer:
     return jax.tree.map(lambda g: jnp.where(valid, (g * scale).astype(g.dtype), 0), grads)
 
   def learning_rate(self, opt_state: PyTree) -> jax.Array:
-    """The learning rate of the update that follows `opt_state`."""
+    """Returns the learning rate of the update that follows `opt_state`."""
     counts = optax.tree.get_all_with_path(opt_state, 'count')
     return jnp.asarray(self.schedule(counts[0][1]))
 
 
 def merge(trainable: PyTree, frozen: PyTree) -> PyTree:
-  """The inverse of `Optimizer.split`."""
+  """Returns the parameters that `Optimizer.split` split into trainable and frozen ones."""
   return jax.tree.map(
     lambda t, f: f if t is None else t, trainable, frozen, is_leaf=lambda x: x is None
   )
@@ -185,7 +185,7 @@ def adam(
   clip_gradient_norm: float = 5.0,
   trainable: Sequence[str] = ('.*',),
 ) -> Optimizer:
-  """Pax's Adam: clip the global norm, Adam, decay every trainable variable, scale by −lr.
+  """Returns Pax's Adam: clip the global norm, Adam, decay all trainable variables, scale by −lr.
 
   Optimizer.clip does the clipping; `transformation` by itself does not clip.
 
@@ -194,7 +194,7 @@ def adam(
     b1, b2, epsilon, epsilon_root, update_clip: The arguments of scale_by_pax_adam.
     weight_decay: This factor times a variable is added to its update, also for biases, norms and
       embeddings.
-    clip_gradient_norm: Cap on the global norm of the gradients; off where ≤ 0.
+    clip_gradient_norm: Cap on the global norm of the gradients; ≤ 0 means no cap.
     trainable: Regular expressions of the trainable variables: see Optimizer.
   """
   chain: list[Any] = []

@@ -20,15 +20,15 @@ def linear_rampup_cosine_decay(
   min_ratio: float = 0.1,
   peak: float = 1.0,
 ) -> optax.Schedule:
-  """Linear from 0 to `peak` at `warmup`, flat to `decay_start`, then a half cosine to `min_ratio`.
+  """Returns a schedule that ramps up linearly, holds, and decays with a half cosine.
 
   Args:
-    learning_rate: Multiplies the schedule.
-    warmup: Updates until the ramp-up ends; update 0 has learning rate 0.
+    learning_rate: Factor of the whole schedule.
+    warmup: Update at which the linear ramp from 0 reaches `peak`; update 0 has learning rate 0.
     decay_start: Update at which the cosine starts, ≥ warmup.
-    decay_end: Update from which the multiplier stays min_ratio · peak.
+    decay_end: Update from which the multiplier stays at min_ratio · peak.
     min_ratio: Share of `peak` that remains at the end.
-    peak: Multiplier at the top.
+    peak: Largest multiplier.
   """
 
   def decay(progress: jax.Array) -> jax.Array:
@@ -45,7 +45,7 @@ def linear_rampup_exponential_decay(
   min_ratio: float = 0.1,
   peak: float = 1.0,
 ) -> optax.Schedule:
-  """As linear_rampup_cosine_decay, with peak · min_ratio^progress instead of the cosine."""
+  """Like linear_rampup_cosine_decay, with peak · min_ratio^progress instead of the cosine."""
 
   def decay(progress: jax.Array) -> jax.Array:
     return min_ratio**progress
@@ -61,7 +61,7 @@ def _linear_rampup(
   peak: float,
   decay: Callable[[jax.Array], jax.Array],
 ) -> optax.Schedule:
-  """Ramps up, holds, then multiplies by decay(progress), where progress runs from 0 to 1."""
+  """Ramps up, holds, then multiplies by decay(progress), where progress goes from 0 to 1."""
 
   def schedule(count: Any) -> jax.Array:
     count = jnp.asarray(count, jnp.float32)

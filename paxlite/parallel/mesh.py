@@ -51,7 +51,7 @@ def device_order(ici: Sequence[int], dcn: Sequence[int], devices: Sequence[Any])
     UserError: The devices are TPUs, and `dcn` is for another number of slices.
   """
   granules = _granules(devices, math.prod(dcn))
-  # Within a slice of TPUs, JAX knows which neighbours make a good ring. Elsewhere all orders are
+  # Within a slice of TPUs, JAX knows which neighbors make a good ring. Elsewhere all orders are
   # equally good.
   if devices[0].platform == 'tpu':
     from jax.experimental import mesh_utils
@@ -74,7 +74,7 @@ def device_order(ici: Sequence[int], dcn: Sequence[int], devices: Sequence[Any])
 
 
 def _granules(devices: Sequence[Any], count: int) -> list[list[Any]]:
-  """`count` groups of devices that are near each other: slices, else processes, else neighbours."""
+  """`count` groups of devices that are near each other: slices, else processes, else neighbors."""
   ordered = sorted(devices, key=lambda d: (_slice(d), d.process_index, d.id))
   for key in (_slice, lambda d: d.process_index):
     groups: dict[int, list[Any]] = {}
@@ -82,7 +82,7 @@ def _granules(devices: Sequence[Any], count: int) -> list[list[Any]]:
       groups.setdefault(key(d), []).append(d)
     if len(groups) == count and len({len(g) for g in groups.values()}) == 1:
       return [groups[k] for k in sorted(groups)]
-  # for example with one process per GPU: processes with neighbouring numbers share a host
+  # for example with one process per GPU: processes with neighboring numbers share a host
   size = len(ordered) // count
   return [ordered[i * size : (i + 1) * size] for i in range(count)]
 

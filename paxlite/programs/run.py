@@ -224,7 +224,7 @@ class Run:
   def decoding(self) -> LanguageModel:
     """The experiment; UserError if its model is not a language model."""
     if not isinstance(self.experiment, LanguageModel):
-      raise UserError(f'{type(self.experiment).__name__} is no language model')
+      raise UserError(f'{type(self.experiment).__name__} is not a language model')
     return self.experiment
 
 

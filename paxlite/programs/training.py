@@ -101,7 +101,7 @@ def _lock(lock: FolderLock, run: Run) -> None:
     except (UserError, Interrupted) as e:
       problem = e
   if jax.process_count() > 1 and multihost_utils.broadcast_one_to_all(np.int32(bool(problem))):
-    problem = problem or UserError(f'--job_log_dir={run.folder} is in use, as process 0 says')
+    problem = problem or UserError(f'--job_log_dir={run.folder} is in use, as process 0 reports')
   if problem is not None:
     raise problem
 

@@ -1,6 +1,6 @@
 """A file with a compiled train step and a description of what it was compiled for.
 
-The file holds one line of JSON and JAX's serialised executable. The JSON lists what must be equal
+The file holds one line of JSON and JAX's serialized executable. The JSON lists what must be equal
 where the step is loaded. The executable contains a pickle, so a file is loaded only if nobody but
 the user can have written it.
 """

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-# Options for the program that computes initial values, which runs once. LLVM's first optimisation
+# Options for the program that computes initial values, which runs once. LLVM's first optimization
 # level gives bit-identical values to its last one, in a third of the time.
 _INITIAL_VALUES: dict[str, dict[str, Any]] = {'cpu': {'xla_backend_optimization_level': 1}}
 

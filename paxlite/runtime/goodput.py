@@ -218,7 +218,7 @@ def _set_damaged_aside(folder: pathlib.Path) -> None:
   """Renames files that are not valid records, so that each is reported only once."""
   with contextlib.suppress(OSError):  # A file that cannot be renamed is left out of reports.
     if folder.exists() and not folder.is_dir():
-      set_aside(folder, 'it is no folder')
+      set_aside(folder, 'it is not a folder')
     for path in sorted(folder.glob('attempt_*.json')):
       if _read(path) is None:
         set_aside(path, 'it is no record of an attempt')

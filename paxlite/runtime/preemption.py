@@ -61,7 +61,7 @@ def listening(saves: bool = True, owner: bool = False) -> Iterator[None]:
 
 
 def asked() -> bool:
-  """Returns whether there was a signal; can be called before JAX is initialised."""
+  """Returns whether there was a signal; can be called before JAX is initialized."""
   return _listener is not None and _listener.asked
 
 

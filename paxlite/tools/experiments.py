@@ -25,7 +25,7 @@ if TYPE_CHECKING:
   from paxlite.experiments.base import Experiment
 
 # The table's rows for paxlite's own experiments, so that listing them imports none of them.
-# python -m tests.unit.experiments.test_experiments --update writes the file, and a test checks it.
+# python -m tests.rules.test_golden --update writes the file, and a test checks it.
 INDEX = pathlib.Path(__file__).parents[1] / 'experiments' / 'index.json'
 
 COLUMNS = (

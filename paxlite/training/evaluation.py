@@ -1,4 +1,4 @@
-"""One pass over an evaluation input: weighted means over every example, each counted once."""
+"""Evaluation on complete inputs: weighted means in which every example counts exactly once."""
 
 import math
 import time
@@ -17,12 +17,12 @@ from paxlite.training.train_state import TrainState
 
 
 class Evaluator:
-  """Evaluates the parameters of states on inputs.
+  """Evaluates the parameters of train states on inputs.
 
   Args:
     task: Computes the metrics, on its mesh.
     inputs: Evaluation inputs by name.
-    progress: Called after every batch but the last.
+    progress: Called after every batch except the last.
   """
 
   def __init__(
@@ -47,27 +47,30 @@ class Evaluator:
     self._step: Callable[[TrainState, dict[str, jax.Array]], Metrics] = step
 
   def check(self) -> None:
-    """Draws a batch of every input: one that cannot be read is better known before training."""
+    """Draws one batch of every input, so that an unreadable input is found before training."""
     for data in self._inputs.values():
       batches = DeviceBatches(data, self._sharding)
       next(batches, None)
       batches.close()
 
   def report(self, state: TrainState, step: int, summaries: Summaries) -> None:
-    """Evaluates on every input and writes what came out."""
+    """Evaluates `state` on every input and writes the metrics."""
     for name in self._inputs:
       before = time.perf_counter()
       metrics = self(name, state)
       summaries.evaluation(step, name, metrics, time.perf_counter() - before)
 
   def __call__(self, name: str, state: TrainState) -> dict[str, float]:
-    """Metrics over input `name`; bits_per_byte too where the input knows its bytes."""
+    """Returns the metrics over input `name`.
+
+    They include bits_per_byte if the input's source knows its number of bytes per token.
+    """
     data = self._inputs[name]
     mean = Mean()
     pending: Metrics | None = None
     for batch in DeviceBatches(data, self._sharding):
       metrics = self._step(state, batch)
-      if pending is not None:  # read one batch late: the device computes meanwhile
+      if pending is not None:  # metrics are read one batch late, so that the device keeps computing
         mean.add(jax.device_get(pending))
         self._progress()
       pending = metrics
@@ -78,6 +81,6 @@ class Evaluator:
     result['num_predictions'] = count
     bytes_per_token = getattr(getattr(data, 'source', None), 'bytes_per_token', None)
     if bytes_per_token:
-      xent = result['avg_xent'] * mean.weight('avg_xent') / max(count, 1)  # of a target
+      xent = result['avg_xent'] * mean.weight('avg_xent') / max(count, 1)  # per target
       result['bits_per_byte'] = xent / math.log(2) / bytes_per_token
     return result

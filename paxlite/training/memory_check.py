@@ -1,7 +1,8 @@
-"""Compares what a run needs with the memory that is there, before it is taken.
+"""Compares the memory that a run needs with the available memory, before it is allocated.
 
-The state is known before anything is computed, and the temporary arrays of a step (activations,
-gradients) when it is compiled. Without this the kernel kills the process, or the machine swaps.
+The size of the state is known before anything is computed. The size of a step's temporary arrays
+(activations, gradients) is known when the step is compiled. Without these checks a run with too
+little memory would be killed by the kernel, or would make the machine swap.
 """
 
 import dataclasses
@@ -14,13 +15,13 @@ from paxlite.core import host_memory
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import warn
 
-_WARN = 0.8  # of what is there
+_WARN = 0.8  # share of the memory left
 _WAY_OUT = 'To try it all the same: --nocheck_memory'
 
 
 @dataclasses.dataclass(frozen=True)
 class MemoryCheck:
-  """Warns of what needs most of the memory that is left, and refuses what needs more.
+  """Warns if a run needs most of the memory left, and refuses it if it needs more than that.
 
   Attributes:
     mesh: The devices of the run.
@@ -31,14 +32,14 @@ class MemoryCheck:
   enabled: bool = True
 
   def state(self, abstract: Any, trainable: Any) -> None:
-    """Checks the state and its gradients, before they are there.
+    """Checks the size of the state and its gradients, before they are allocated.
 
     Args:
-      abstract: The state: a tree of jax.ShapeDtypeStruct with shardings.
+      abstract: The state, as a tree of jax.ShapeDtypeStruct with shardings.
       trainable: The parameters in it that get gradients.
 
     Raises:
-      UserError: they are more than what is left.
+      UserError: They need more memory than is left.
     """
     state, gradients = map(_bytes_per_device, (abstract, trainable))
     self._compare(
@@ -49,16 +50,16 @@ class MemoryCheck:
     )
 
   def step(self, compiled: Any) -> None:
-    """Checks a compiled step, when its state is there and before it runs.
+    """Checks a compiled step, after its state is allocated and before the step runs.
 
     Args:
       compiled: The executable, from jax's lower().compile().
 
     Raises:
-      UserError: its temporary arrays are more than what is left.
+      UserError: Its temporary arrays need more memory than is left.
     """
     analysis = compiled.memory_analysis()
-    if analysis is None:  # the platform does not say
+    if analysis is None:  # not every platform provides it
       return
     needed = analysis.temp_size_in_bytes
     self._compare(
@@ -69,7 +70,7 @@ class MemoryCheck:
     )
 
   def _compare(self, needed: int, what: str, way_out: str) -> None:
-    """Compares bytes of one device with what is left for it."""
+    """Compares the bytes needed on one device with the bytes left for that device."""
     left = _left(self.mesh) if self.enabled else None
     if left is None or needed <= _WARN * left:
       return
@@ -82,9 +83,9 @@ class MemoryCheck:
 
 
 def _left(mesh: Mesh) -> int | None:
-  """Bytes that one device of this process may still take; None where nobody says."""
+  """Returns the bytes that one device of this process may still allocate; None if unknown."""
   local = mesh.local_devices
-  if _on_cpu(mesh):  # which share the machine's
+  if _on_cpu(mesh):  # CPU devices share the memory of the machine
     available = host_memory.available()
     return None if available is None else available // max(len(local), 1)
   found = []
@@ -109,7 +110,7 @@ def _bytes_per_device(tree: Any) -> int:
 
 
 def _size(count: float) -> str:
-  """Bytes as people read them: 850 MB, 18.5 GB."""
+  """Returns a readable number of bytes, such as '850 MB' or '18.5 GB'."""
   for unit in ('kB', 'MB', 'GB', 'TB'):
     count /= 1000
     if count < 999.5 or unit == 'TB':

@@ -1,7 +1,8 @@
-"""Compares a small program on the run's mesh with one device, before anything is trained.
+"""Compares a small program on the run's mesh with the same program on one device, before training.
 
-XLA's partitioner was seen to exchange rows of a batch on meshes with replica, data and mdl above 1
-(see partitioning.gather_weight). A version of XLA that does so elsewhere must not train in silence.
+XLA's partitioner was seen to exchange rows of a batch on meshes in which the axes replica, data and
+mdl are all larger than 1 (see partitioning.gather_weight). If a version of XLA does this in other
+places too, the run must stop instead of training with wrong gradients.
 """
 
 import math
@@ -19,11 +20,11 @@ from paxlite.layers.feedforward import FeedForward
 from paxlite.parallel import partitioning
 from paxlite.parallel.partitioning import Rules, shard
 
-_TOLERANCE = 1e-3  # of the largest entry; rows that change places are wrong by 1
+_TOLERANCE = 1e-3  # relative to the largest entry; exchanged rows give a difference of about 1
 
 
 class _Probe(nn.Module):
-  """A feed-forward layer, and the product with a table of embeddings. [B, T, D] to [B, T, V]."""
+  """A feed-forward layer and the product with an embedding table, [B, T, D] to [B, T, V]."""
 
   model_dims: int
 
@@ -37,12 +38,12 @@ class _Probe(nn.Module):
 
 
 def check_mesh(mesh: Mesh, rules: Rules) -> None:
-  """Compares loss and gradients of a small model; on a mesh of fewer than three axes above 1, none.
+  """Compares loss and gradients of a small model on the mesh with those on one device.
 
-  Every process has to call this.
+  A mesh with fewer than three axes larger than 1 is not checked. Every process has to call this.
 
   Raises:
-    UserError: they differ, so that training would go wrong in silence.
+    UserError: They differ, so that training would use wrong gradients without any error.
   """
   if sum(size > 1 for size in mesh.shape.values()) < 3:
     return
@@ -61,7 +62,10 @@ def check_mesh(mesh: Mesh, rules: Rules) -> None:
 
 
 def _largest_difference(mesh: Mesh, rules: Rules) -> float:
-  """Between the mesh and one device, relative to the largest entry of each result."""
+  """Returns the largest difference between the mesh and one device.
+
+  It is relative to the largest entry of each result.
+  """
   sizes = dict(mesh.shape)
   rows = partitioning.num_shards(sizes, rules, 'outer_batch')
   length = 2 * partitioning.num_shards(sizes, rules, 'residual_length')
@@ -100,6 +104,6 @@ def _largest_difference(mesh: Mesh, rules: Rules) -> float:
 
 
 def _difference(got: jax.Array, expected: np.ndarray) -> float:
-  """The largest difference in the shards of this process."""
+  """Returns the largest relative difference in this process's shards of one result."""
   parts = [np.abs(np.asarray(s.data) - expected[s.index]).max() for s in got.addressable_shards]
   return float(max(parts) / np.abs(expected).max())

@@ -1,4 +1,4 @@
-"""Weighted metrics: a value and the weight that it was averaged over."""
+"""Metrics, each of which is a value together with the weight that it was averaged over."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from paxlite.layers.sown import is_maximum
 
 
 class Weighted(NamedTuple):
-  """A mean `value` over a total `weight`, or the largest (sown.is_maximum); both scalars."""
+  """A mean `value` over a total `weight`, or a maximum (sown.is_maximum); both are scalars."""
 
   value: jax.Array
   weight: jax.Array
@@ -22,7 +22,7 @@ Metrics = dict[str, Weighted]
 
 
 def over_microbatches(name: str, m: Weighted) -> Weighted:
-  """One metric of a whole step from those of its microbatches [n]."""
+  """Returns one metric of a step from its values and weights [n] over n microbatches."""
   if is_maximum(name):
     return Weighted(m.value.max(), m.weight.sum())
   if name == 'num_predictions':  # a count of the step, not a mean of counts
@@ -32,7 +32,7 @@ def over_microbatches(name: str, m: Weighted) -> Weighted:
 
 
 class Mean:
-  """Weighted means over many batches, and maxima, accumulated on the host in float64."""
+  """Weighted means and maxima over many batches, accumulated on the host in float64."""
 
   def __init__(self):
     self._sums: dict[str, float] = {}
@@ -57,5 +57,5 @@ class Mean:
 
 
 def to_host(metrics: Metrics) -> dict[str, float]:
-  """The values alone, as floats; waits for the device."""
+  """Returns the values as floats, without their weights; waits for the device."""
   return {name: float(np.asarray(m.value)) for name, m in jax.device_get(metrics).items()}

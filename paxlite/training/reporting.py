@@ -1,4 +1,4 @@
-"""Reports of the training loop while it runs, and the clock of productive time."""
+"""Reports from the running training loop, and the clock of productive time."""
 
 import contextlib
 import dataclasses
@@ -17,8 +17,8 @@ from paxlite.training.summaries import Summaries
 from paxlite.training.task import Batch
 from paxlite.training.train_state import TrainState
 
-_LINE_SECONDS = 10  # at most, between two lines on the terminal, unless a step takes longer
-_SKIPS_SHOWN = 3  # steps without a finite gradient that have a line each
+_LINE_SECONDS = 10  # longest time between two lines on the terminal, unless a step takes longer
+_SKIPS_SHOWN = 3  # number of skipped steps that are reported with a line each
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Throughput:
   """Turns seconds per step into speeds.
 
   Attributes:
-    tokens: Tokens of a step, over all devices.
-    flops: Model FLOPs of a step, per device.
-    peak: FLOP/s that a device can do at most; None where that is not known.
+    tokens: Tokens per step, over all devices.
+    flops: Model FLOPs per step and device.
+    peak: Peak FLOP/s of a device; None if it is unknown.
   """
 
   tokens: int
@@ -36,7 +36,7 @@ class Throughput:
   peak: float | None
 
   def speeds(self, seconds: float | None) -> dict[str, float | None]:
-    """Speeds where a step takes so many seconds; all are None where `seconds` is."""
+    """Returns the speeds for `seconds` per step; all are None if `seconds` is None."""
     if seconds is None:
       return dict.fromkeys(('tokens_per_second', 'step_seconds', 'model_tflops', 'mfu'))
     flops = self.flops / seconds
@@ -53,10 +53,10 @@ class Reporter:
 
   Args:
     goodput: Records what the time is spent on.
-    summaries: Writes the metrics; also an attribute.
+    summaries: Writes the metrics. It is also an attribute.
     throughput: Computes the speed of steps.
     is_due: Whether the metrics of a step are written.
-    on_skipped: Called with the number of skipped steps in a row, and the last of them.
+    on_skipped: Called with the number of skipped steps in a row, and with the last of these steps.
   """
 
   def __init__(
@@ -83,16 +83,16 @@ class Reporter:
 
   @property
   def started(self) -> bool:
-    """Whether a step was trained."""
+    """Whether at least one step was dispatched."""
     return self._last_loss is not None
 
   @property
   def last_loss(self) -> float:
-    """The loss of the last step; waits for the device."""
+    """The loss of the last dispatched step; waits for the device."""
     return float(np.asarray(self._last_loss))
 
   def next_batch(self, batches: Iterator[Batch]) -> Batch:
-    """The next batch; waiting for it counts as such where the device had nothing else to do."""
+    """Returns the next batch; the wait counts as waiting for data only if the device ran idle."""
     before = time.perf_counter()
     with self._goodput.spent_on('data'):
       batch = next(batches)
@@ -102,7 +102,7 @@ class Reporter:
     return batch
 
   def step(self, step: int, metrics: Metrics, state: TrainState) -> None:
-    """Step `step` is dispatched: waits for the one before, and reports it if that is due."""
+    """Notes that `step` is dispatched; waits for the step before, and reports it if that is due."""
     if not self.started:
       self._start_clock(step, state)
     self.flush()
@@ -113,27 +113,27 @@ class Reporter:
       self._pending = (step, metrics, self._var_norm(state.params))
 
   def flush(self) -> None:
-    """Reports what is pending; waits for the device to get there."""
+    """Reports the step whose metrics are pending; waits until the device has finished it."""
     if self._pending is None:
       return
     step, metrics, var_norm = self._pending
     self._pending = None
     scalars = to_host(metrics) | {'learning/var_norm': float(var_norm)}
     self.summaries.train(step, scalars, self._throughput.speeds(self._records.read(step)))
-    self._lines.read(step)  # a record has a line too
+    self._lines.read(step)  # writing a record also prints a line
     self._goodput.write()
 
   def _start_clock(self, step: int, state: TrainState) -> None:
-    """Waits for the first step; time and steps before now count for nothing."""
+    """Waits for the end of the first step, which is not measured, and starts the clocks."""
     jax.block_until_ready(state)
     self.summaries.say(f'First step: {time.perf_counter() - self._drawn_at:.2f} s.')
-    self._var_norm(state.params).block_until_ready()  # compiled here
+    self._var_norm(state.params).block_until_ready()  # to compile it before the clocks start
     self._goodput.switch('step')
     self._records.start(step)
     self._lines.start(step)
 
   def roll_back(self, spiked: int, step: int) -> None:
-    """The run continues from `step`, as the loss of step `spiked` was a spike."""
+    """Notes that the run continues from `step`, because the loss of step `spiked` was a spike."""
     self.summaries.drop_records_after(step, evaluated=step)
     self.summaries.say(f'The loss spiked at step {spiked:,}: back to the checkpoint of {step:,}.')
     self._pending = None
@@ -143,10 +143,13 @@ class Reporter:
 
   @contextlib.contextmanager
   def clock_stopped(self, state: TrainState, kind: str) -> Iterator[None]:
-    """A context whose time is of a kind of goodput.KINDS; what came before is done and reported."""
+    """A context whose time counts as `kind`, one of goodput.KINDS, and not as training.
+
+    All steps before it are first finished and reported.
+    """
     self.flush()
     self._in_flight.drain()
-    jax.block_until_ready(state)  # queued steps are training, not evaluation
+    jax.block_until_ready(state)  # the time of queued steps counts as training
     before = time.perf_counter()
     with self._goodput.spent_on(kind):
       yield
@@ -155,8 +158,8 @@ class Reporter:
     self._lines.leave_out(seconds)
 
   def _done(self, step: int, metrics: Metrics) -> None:
-    """The device has finished a step: reports what cannot wait for the next record."""
-    in_a_row = int(np.asarray(metrics['learning/skipped_in_a_row'].value))  # waits for it
+    """Waits until the device has finished a step; reports what cannot wait for the next record."""
+    in_a_row = int(np.asarray(metrics['learning/skipped_in_a_row'].value))
     if in_a_row:
       self._report_skip(step)
       self._on_skipped(in_a_row, step)
@@ -177,11 +180,11 @@ class Reporter:
 
 
 class _Clock:
-  """Time and steps from one reading to the next.
+  """A clock that measures time and steps from one reading to the next.
 
   Attributes:
     step: The step of the last reading.
-    read_once: Whether there was one.
+    read_once: Whether the clock has been read.
   """
 
   def __init__(self) -> None:
@@ -189,20 +192,20 @@ class _Clock:
     self.start(0)
 
   def start(self, step: int) -> None:
-    """Time and steps before now count for nothing."""
+    """Starts the clock at `step`; earlier time and steps are not counted."""
     self.step, self._time = step, time.perf_counter()
 
   def leave_out(self, seconds: float) -> None:
-    """Leaves out seconds that were spent on something else since the last reading."""
+    """Subtracts seconds that were spent on something else since the last reading."""
     self._time += seconds
 
   @property
   def seconds(self) -> float:
-    """Since the last reading."""
+    """Seconds since the last reading."""
     return time.perf_counter() - self._time
 
   def read(self, step: int) -> float | None:
-    """Seconds a step since the last reading; None where there was no step."""
+    """Returns the seconds per step since the last reading, or None if there was no step."""
     steps = step - self.step
     seconds = self.seconds / steps if steps else None
     self.start(step)

@@ -1,4 +1,4 @@
-"""When a run saves: after every so many steps, and where these take long, by the clock."""
+"""Decides when a run saves: after a number of steps, or earlier if the steps take long."""
 
 import time
 
@@ -8,14 +8,14 @@ from jax.experimental import multihost_utils
 
 
 class SaveTimes:
-  """Decides after which steps to save, in the same way in every process.
+  """Decides after which steps to save; all processes decide the same.
 
-  The clock is process 0's. It is asked at few steps, since asking costs a collective, and says each
-  time at which step it wants to be asked next, from how long the steps take.
+  Only the clock of process 0 is used. The processes ask it at few steps, because asking needs a
+  collective. From the time per step, process 0 also computes the step at which to ask next.
 
   Args:
-    steps: Between two saves.
-    seconds: Wall time from one save to the next, to half a step; 0 for no limit.
+    steps: Number of steps between two saves.
+    seconds: Wall time between two saves, accurate to half a step; 0 means no limit.
   """
 
   def __init__(self, steps: int, seconds: float):
@@ -24,13 +24,13 @@ class SaveTimes:
     self.restart(0)
 
   def restart(self, step: int) -> None:
-    """The run continues from `step`, which is saved or the first one."""
+    """Notes that the run continues from `step`, which is saved or is the first step."""
     self._saved_at = time.monotonic()
     self._asked = step, self._saved_at
     self._next = step + 1
 
   def due(self, step: int) -> bool:
-    """Whether to save after `step`. Every process calls this once after each step."""
+    """Returns whether to save after `step`. Every process calls this once after each step."""
     due = bool(self._seconds) and step >= self._next and self._ask(step)
     if due or step % self._steps == 0:
       self._saved_at = time.monotonic()
@@ -44,7 +44,7 @@ class SaveTimes:
     left = self._seconds - (now - self._saved_at)
     due = left < step_seconds / 2
     wanted = (self._seconds if due else left) / step_seconds
-    # twice as far as the last time at most: the first steps may not be like the others
+    # at most twice as many steps as last time, because the first steps may take longer or shorter
     answer = np.array([due, max(1, min(round(wanted), 2 * done))], np.int32)
     if jax.process_count() > 1:
       answer = np.asarray(multihost_utils.broadcast_one_to_all(answer))

@@ -1,4 +1,4 @@
-"""A task on a mesh: where its states and batches lie, and its train step as a program."""
+"""A task on a mesh, with the shardings of its states and batches and its jitted train step."""
 
 import contextlib
 import dataclasses
@@ -20,12 +20,13 @@ from paxlite.training.train_state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class ShardedTask:
-  """Attributes:
+  """A task whose states and batches are sharded over a mesh.
 
-  task: The model, its loss and its optimizer.
-  mesh: The devices.
-  rules: Maps logical axes to mesh axes.
-  seed: Seed of initial values and of dropout.
+  Attributes:
+    task: The model, its loss and its optimizer.
+    mesh: The devices.
+    rules: Maps logical axes to mesh axes.
+    seed: Seed of the initial values and of dropout.
   """
 
   task: Task
@@ -35,7 +36,7 @@ class ShardedTask:
 
   @functools.cached_property
   def abstract(self) -> TrainState:
-    """Shapes, dtypes and shardings of the train state."""
+    """The shapes, dtypes and shardings of the train state."""
     boxed = jax.eval_shape(self.task.init, jax.random.key(0))
     return partitioning.sharded_shapes(boxed, self.mesh, self.rules)
 
@@ -46,18 +47,18 @@ class ShardedTask:
 
   @contextlib.contextmanager
   def compiling(self) -> Iterator[None]:
-    """A context in which programs of the model are compiled or first called.
+    """A context in which programs of the model are compiled, or called for the first time.
 
-    Transformer Engine asks for the mesh again while XLA partitions. Without it, the largest
-    absolute values would be reduced over no axis.
+    Transformer Engine reads the active mesh once more while XLA partitions the program. Without an
+    active mesh it would not reduce the largest absolute values over any mesh axis.
     """
     with partitioning.activate(self.mesh, self.rules), self.task.context():
       yield
 
   def new(self, part: Callable[[TrainState], Any], like: Any) -> Any:
-    """Computes `part` of a new state, and nothing else, sharded as `like` is.
+    """Computes only `part` of a new state, with the shardings of `like`.
 
-    No array is ever unsharded on one device.
+    No device ever holds the unsharded arrays.
     """
     init = jax.jit(
       lambda rng: part(meta.unbox(self.task.init(rng))),
@@ -68,7 +69,7 @@ class ShardedTask:
       return init(jax.random.key(self.seed))
 
   def jitted_step(self) -> Any:
-    """train_step as a jitted function of (state, batch); it donates the state."""
+    """Returns train_step as a jitted function of (state, batch), which donates the state."""
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
       with partitioning.activate(self.mesh, self.rules):
@@ -78,6 +79,6 @@ class ShardedTask:
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
   def lower_step(self, batch: Any) -> Any:
-    """The train step, traced and lowered for a batch, or for the shapes and shardings of one."""
+    """Returns the train step lowered for `batch`, which may be its shapes and shardings alone."""
     with self.compiling():
       return self.jitted_step().lower(self.abstract, batch)

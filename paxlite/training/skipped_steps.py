@@ -1,4 +1,4 @@
-"""Steps without a finite gradient or loss, which change nothing: how many a run accepts."""
+"""Limits the number of skipped steps, whose gradient or loss is not finite."""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,17 +9,18 @@ from paxlite.training.train_state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class SkippedSteps:
-  """Attributes:
+  """Ends a run that skips too many steps.
 
-  limit: So many skipped steps in a row end the run (MAX_SKIPPED_STEPS).
-  rows: Gives the rows of a step's batch, for messages.
+  Attributes:
+    limit: Number of skipped steps in a row that ends the run (MAX_SKIPPED_STEPS).
+    rows: Describes the rows of a step's batch, for messages.
   """
 
   limit: int
   rows: Callable[[int], str]
 
   def check(self, in_a_row: int, step: int) -> None:
-    """Raises TrainingError where `in_a_row` steps, `step` the last of them, are the limit."""
+    """Raises TrainingError if the last `in_a_row` steps, up to `step`, reach the limit."""
     if in_a_row >= self.limit:
       first = step - in_a_row
       raise TrainingError(
@@ -29,7 +30,7 @@ class SkippedSteps:
       )
 
   def check_all(self, skipped: int, steps: int) -> None:
-    """Raises TrainingError where most of the steps of a complete run were skipped."""
+    """Raises TrainingError if more than half of the steps of a complete run were skipped."""
     if 2 * skipped > steps:
       raise TrainingError(
         f'{skipped:,} of {steps:,} steps had a gradient or loss that is not finite and changed '
@@ -38,7 +39,7 @@ class SkippedSteps:
 
 
 def last_good(state: TrainState) -> TrainState:
-  """The state before the last skipped steps, which have changed nothing but counters."""
+  """Returns the state before the last skipped steps, which changed only its counters."""
   in_a_row = state.skipped_in_a_row
   return dataclasses.replace(
     state,

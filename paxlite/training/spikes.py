@@ -1,4 +1,4 @@
-"""Loss spikes: which losses are spikes, and which checkpoint a run rolls back to."""
+"""Detects loss spikes, and chooses the checkpoint that a run rolls back to."""
 
 import collections
 import math
@@ -8,11 +8,11 @@ from paxlite.core.errors import TrainingError
 
 
 class SpikeDetector:
-  """Finds losses that are far above those before them.
+  """Finds losses that are far above the losses before them.
 
   Args:
     factor: A loss above `factor` times the mean of the last `window` losses is a spike.
-    window: Before so many losses, none is a spike.
+    window: Number of losses in that mean. No loss is a spike until there are this many.
   """
 
   def __init__(self, factor: float, window: int):
@@ -20,9 +20,9 @@ class SpikeDetector:
     self._losses: collections.deque[float] = collections.deque(maxlen=window)
 
   def __call__(self, loss: float) -> bool:
-    """Whether `loss` is a spike. If not, it counts for the losses that follow.
+    """Returns whether `loss` is a spike; if it is not, it enters the mean for later losses.
 
-    A loss that is not finite neither is a spike nor counts: its step is skipped.
+    A loss that is not finite is not a spike and does not enter the mean, as its step is skipped.
     """
     if not math.isfinite(loss):
       return False
@@ -39,10 +39,10 @@ class Rollbacks:
 
   Args:
     checkpoints: The checkpoints of the run.
-    limit: How often a run may roll back (MAX_ROLLBACKS).
+    limit: Maximum number of rollbacks of a run (MAX_ROLLBACKS).
 
   Attributes:
-    count: How often it did.
+    count: Number of rollbacks so far.
   """
 
   def __init__(self, checkpoints: Checkpoints, limit: int):
@@ -52,17 +52,17 @@ class Rollbacks:
     self.count = 0
 
   def step_before(self, step: int, rows: str) -> int:
-    """The last good checkpoint before the spike at `step`.
+    """Returns the step of the last good checkpoint before the spike at `step`.
 
-    Where no checkpoint was saved since the last rollback, it is the one before, if there is one.
-    Later checkpoints are moved aside.
+    If no checkpoint was saved since the last rollback, the checkpoint before the one that it used
+    is chosen, if it exists. Later checkpoints are moved aside.
 
     Args:
       step: The step whose loss spiked.
       rows: The rows of its batch, for messages.
 
     Raises:
-      TrainingError: There is no checkpoint, or the run rolled back too often.
+      TrainingError: There is no checkpoint, or the run has rolled back too often.
     """
     self._checkpoints.wait()
     where = f'the loss spiked at step {step:,}'

@@ -1,4 +1,4 @@
-"""The train states of a run: new, restored from its checkpoints, and saved."""
+"""Initializes, restores and saves the train states of a run."""
 
 import dataclasses
 import pathlib
@@ -20,20 +20,20 @@ from paxlite.training.train_state import TrainState
 
 @dataclasses.dataclass
 class StateStore:
-  """Makes, restores and saves the train states of a run.
+  """Initializes, restores and saves the train states of a run.
 
   Attributes:
-    task: Says what a state is, and where it lies.
+    task: Defines the structure and the shardings of a state.
     checkpoints: The checkpoints of the run.
     batch_size: Rows of a global batch. A checkpoint of another batch size is refused.
     restore: Another checkpoint that a new run starts from.
-    trainable_only: Whether checkpoints hold the trainable parameters alone. The frozen ones are
-      read from `restore` each time.
-    start_over: Whether the run may begin again where all of its checkpoints are damaged.
+    trainable_only: Whether checkpoints hold only the trainable parameters. The frozen parameters
+      are read from `restore` at each start.
+    start_over: Whether the run may begin again if all of its checkpoints are damaged.
     writes: Whether checkpoints are written.
     stop_on_failure: Whether a checkpoint that cannot be written ends the run.
-    plan: Where variables come from that are not in the run's own checkpoints. It is made with the
-      store, which raises UserError where the other checkpoint does not fit.
+    plan: Says where to read the variables that are not in the run's own checkpoints. It is made
+      when the store is made, and raises UserError if the other checkpoint does not fit.
   """
 
   task: ShardedTask
@@ -57,16 +57,17 @@ class StateStore:
     return Plan(self.restore, self.task.abstract, find_source(self.restore.path, frozen=frozen))
 
   def initial(self) -> tuple[TrainState, int]:
-    """The state of the run's last good checkpoint, or a new one; and its step.
+    """Returns the state of the run's last good checkpoint, or a new state, and its step.
 
     Raises:
-      UserError: The checkpoint does not fit; or there are checkpoints, none of them is good, and
-        the run may not start over.
+      UserError: The checkpoint does not fit. Or all checkpoints are damaged, and the run may not
+        start over.
     """
     found = self.checkpoints.restore_latest(self.restored)
     if found is None:
       self.checkpoints.start_over(self.start_over)
-      self.plan = self.plan or self._make_plan()  # damaged checkpoints were counted before
+      # no plan was made if the run had checkpoints, even if they have turned out to be damaged
+      self.plan = self.plan or self._make_plan()
       state = self._new()
       return state, int(state.step)
     step, (state, notes) = found
@@ -79,10 +80,13 @@ class StateStore:
     return state, step
 
   def last(self) -> tuple[TrainState, int]:
-    """The state to evaluate, and its step: the last good checkpoint, or restored parameters.
+    """Returns the state to evaluate, and its step.
+
+    It is the state of the last good checkpoint. Without checkpoints it is a new state with the
+    parameters of `restore`, and the step is 0.
 
     Raises:
-      UserError: There are none, or they do not fit.
+      UserError: There is neither, or the checkpoint does not fit.
     """
     while (step := self.checkpoints.latest_good_step()) is not None:
       try:
@@ -90,7 +94,7 @@ class StateStore:
       except (ValueError, OSError):
         if step in self.checkpoints.steps():
           raise
-        self.checkpoints.close()  # the run that is training has removed it in the meantime
+        self.checkpoints.close()  # a training run has deleted this checkpoint in the meantime
     self.checkpoints.start_over(accepted=False)
     if self.plan is None:
       raise UserError('the run holds no good checkpoint to evaluate: train first')
@@ -102,10 +106,10 @@ class StateStore:
     Args:
       state: The state after `step` steps.
       step: The step.
-      notes: What else the checkpoint says of the step, as JSON has it.
+      notes: Further values to store in the checkpoint; they must be valid JSON.
 
     Raises:
-      TrainingError: The checkpoint before could not be written, and that ends the run.
+      TrainingError: A checkpoint could not be written, and stop_on_failure is set.
     """
     if not self.writes:
       return
@@ -117,14 +121,14 @@ class StateStore:
       self.checkpoints.raise_failure()
 
   def notes(self, step: int) -> dict[str, Any]:
-    """The notes of a checkpoint; empty where the step is not one of the run's own."""
+    """Returns the notes of a checkpoint; they are empty if the run has no checkpoint of `step`."""
     path = self.checkpoints.folder(step) / 'data' / 'metadata'
     return read_object(path) if path.is_file() else {}
 
   def restored(self, step: int) -> tuple[TrainState, dict[str, Any]]:
-    """The state of one of the run's checkpoints, and its notes."""
+    """Returns the state of one of the run's checkpoints, and its notes."""
     wanted = self._saved(self.task.abstract)
-    # another backend's FP8 statistics are of no use to this one, which starts with its own
+    # this backend cannot use the FP8 statistics of another backend: it starts with new ones
     prefix = f'{OVERWRITTEN}/'
     held = {k: v for k, v in self.checkpoints.shapes(step).items() if k.startswith(prefix)}
     changed = held != shapes_of({OVERWRITTEN: wanted.overwritten})
@@ -145,7 +149,7 @@ class StateStore:
     return self._filled(state, lambda path: path_name(path) not in trained), notes
 
   def _new(self) -> TrainState:
-    """A new state. Initial values are computed for what is not restored, and for nothing else."""
+    """Returns a new state; initial values are computed only for variables that are not restored."""
     if self.plan is None:
       return self.task.new(lambda state: state, self.task.abstract)
     plan = self.plan
@@ -157,14 +161,14 @@ class StateStore:
     return self._filled(new, restored)
 
   def _filled(self, state: TrainState, wanted: Callable[[Any], bool]) -> TrainState:
-    """`state` with what is None and wanted read from the other checkpoint."""
+    """Returns `state` with the variables that `wanted` selects read from the other checkpoint."""
     assert self.plan is not None
     plan = self.plan
     load = lambda path, like, x: plan.load(path_name(path), like) if wanted(path) else x
     return jax.tree_util.tree_map_with_path(load, self.task.abstract, state)
 
   def _saved(self, state: TrainState) -> TrainState:
-    """The part of a state that goes to disk."""
+    """Returns the part of a state that is written to disk."""
     if not self.trainable_only:
       return state
     flat = traverse_util.flatten_dict(self.task.task.optimizer.split(state.params)[0])
@@ -173,6 +177,6 @@ class StateStore:
 
 
 def _on_disk(state: TrainState) -> dict[str, Any]:
-  """The fields of a state by name, without those that are empty."""
+  """Returns the fields of a state by name, without FP8's field if that is empty."""
   fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
   return {k: v for k, v in fields.items() if k != OVERWRITTEN or jax.tree.leaves(v)}

@@ -1,4 +1,4 @@
-"""The train step: gradients, and one update of the state."""
+"""The train step, which computes gradients and updates the state once."""
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,14 @@ from paxlite.training.train_state import TrainState
 def train_step(
   task: Task, seed: int, state: TrainState, batch: Batch
 ) -> tuple[TrainState, Metrics]:
-  """One update; where gradient or loss is not finite, nothing changes but step and counters.
+  """Updates the state once.
+
+  If the gradient or the loss is not finite, only the step and the counters change.
 
   Args:
-    task: Loss, gradients and optimizer.
-    seed: Seed of dropout; it is folded with the step.
-    state: Overwritten where the jitted step donates it.
+    task: Computes loss and gradients, and has the optimizer.
+    seed: Seed of dropout; it is combined with the step.
+    state: The state before the step. If the jitted step donates it, it is overwritten.
     batch: A batch as Task describes it.
 
   Returns:
@@ -27,7 +29,7 @@ def train_step(
   rng = jax.random.fold_in(jax.random.key(seed), state.step)
   grads, overwritten, metrics = task.grads(state.params, batch, rng, state.overwritten)
   grad_norm = optax.tree.norm(grads)
-  # past the limit nothing changes any more, so that the run can stop with its last good state
+  # after the limit the state stays as it is, so that the run can stop with its last good state
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics['total_loss'].value)
   valid = finite & (state.skipped_in_a_row < task.max_skipped_steps)
   grads = task.optimizer.clip(grads, grad_norm, valid)

@@ -1,4 +1,4 @@
-"""Writes the metrics of a run: lines on the terminal, metrics.jsonl, TensorBoard."""
+"""Writes the metrics of a run to the terminal, to metrics.jsonl and to TensorBoard."""
 
 import contextlib
 import json
@@ -22,17 +22,17 @@ from paxlite.core.terminal import say
 log = logging.getLogger('paxlite')
 
 _EVENTS = 'events.out.tfevents.'
-_DIGITS = 19  # of a time in nanoseconds
-# metrics.jsonl's names for what TensorBoard has under Pax's
+_DIGITS = 19  # number of digits of a time in nanoseconds
+# names in metrics.jsonl, and Pax's names of the same values, which TensorBoard has
 _SHORT = {'loss': 'Metrics/total_loss', 'lr': 'learning/lr', 'grad_norm': 'learning/raw_grad_norm'}
 
 
 class Summaries:
-  """Writes a run's metrics. Only process 0 writes; the others' calls do nothing.
+  """Writes a run's metrics. Only process 0 writes; calls in other processes do nothing.
 
   Args:
     folder: The run's job_log_dir.
-    max_steps: The last step, for the time left.
+    max_steps: The last step, from which the remaining time is computed.
   """
 
   def __init__(self, folder: pathlib.Path, max_steps: int):
@@ -47,11 +47,13 @@ class Summaries:
       self._live = _live_line()
 
   def drop_records_after(self, step: int, evaluated: int) -> None:
-    """Drops records of later steps, which a run that was killed has left and this one repeats.
+    """Drops the records of later steps, because the run does these steps again.
+
+    Such records are left over if a run was killed, and after a rollback.
 
     Args:
-      step: The last one that was trained.
-      evaluated: The last one whose evaluation is not repeated.
+      step: The last step that is not repeated.
+      evaluated: The last step whose evaluation is not repeated.
     """
     self._close_boards()
     self._purge_step = step + 1
@@ -66,9 +68,9 @@ class Summaries:
     """Reports one training step.
 
     Args:
-      step: Steps done, this one included.
+      step: Number of steps done, including this one.
       scalars: Values by their TensorBoard names.
-      speed: tokens_per_second, step_seconds, model_tflops, mfu (None where unknown).
+      speed: tokens_per_second, step_seconds, model_tflops and mfu; unknown values are None.
     """
     if not self._enabled:
       return
@@ -83,7 +85,7 @@ class Summaries:
   def progress(
     self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
   ) -> None:
-    """Shows a training step on the terminal and nowhere else; arguments as of `train`."""
+    """Shows a training step on the terminal only; the arguments are those of `train`."""
     if self._enabled:
       short = {k: scalars[v] for k, v in _SHORT.items()}
       self._line(_train_line(step, self._max_steps, short, speed))
@@ -101,7 +103,7 @@ class Summaries:
     )
 
   def result(self, step: int, name: str, metrics: Mapping[str, float], text: str) -> None:
-    """Writes what an evaluation found, and says it as `text`."""
+    """Writes the metrics of an evaluation of input `name`, and prints `text` on the terminal."""
     if not self._enabled:
       return
     self._append('eval_metrics.jsonl', {'step': step, 'input': name, **metrics})
@@ -109,7 +111,7 @@ class Summaries:
     self.say(f'eval {name} at step {step:,}: {text}')
 
   def say(self, text: str) -> None:
-    """Prints a line that stays."""
+    """Prints a line that later lines do not replace."""
     if self._enabled and not self._on_live(
       lambda live: live.console.print(text, highlight=False, markup=False)
     ):
@@ -135,12 +137,12 @@ class Summaries:
       say(text)
 
   def _on_live(self, act: Callable[[Any], None]) -> bool:
-    """Whether the live line showed the text. A terminal that is gone has no live line."""
+    """Applies `act` to the live line; returns False if there is none, or if it has just failed."""
     if self._live is None:
       return False
     try:
       act(self._live)
-    except (OSError, ValueError):  # ValueError: its encoding lacks a character
+    except (OSError, ValueError):  # ValueError: the terminal's encoding lacks a character
       live, self._live = self._live, None
       with contextlib.suppress(OSError, ValueError):
         live.stop()
@@ -156,11 +158,11 @@ class Summaries:
       try:
         f.write(json.dumps(clean).encode() + b'\n')
       except OSError:
-        f.truncate(end)  # no half of a record
+        f.truncate(end)  # removes an incomplete record
         raise
 
   def _show(self, name: str, step: int, scalars: Mapping[str, float]) -> None:
-    """Writes scalars for TensorBoard into summaries/`name`; names of splits may hold anything."""
+    """Writes scalars for TensorBoard into summaries/`name`, with unusual characters replaced."""
     name = re.sub('[^A-Za-z0-9._-]', '_', name)
     with self._going_on(f'summaries/{name}'):
       try:
@@ -168,12 +170,13 @@ class Summaries:
           self._boards[name] = _Board(self._folder / 'summaries' / name, self._purge_step)
         self._boards[name].add(step, scalars)
       except OSError:
-        self._boards.pop(name, None)  # a reader stops at half of a record: the next is another file
+        # readers stop at an incomplete record, so the next record goes to a new file
+        self._boards.pop(name, None)
         raise
 
   @contextlib.contextmanager
   def _going_on(self, name: str) -> Iterator[None]:
-    """A context in which a file that cannot be written is reported once, and training continues."""
+    """A context that reports a file that cannot be written, once, and lets training continue."""
     try:
       yield
     except OSError as e:
@@ -183,11 +186,11 @@ class Summaries:
 
 
 class _Board:
-  """A file of TensorBoard's events.
+  """One file of TensorBoard events.
 
   Args:
     folder: The folder that TensorBoard reads.
-    purge_step: What earlier files hold from there on is no longer shown.
+    purge_step: TensorBoard hides earlier files' events from this step on; None hides nothing.
   """
 
   def __init__(self, folder: pathlib.Path, purge_step: int | None):
@@ -212,10 +215,10 @@ class _Board:
 
 
 def _events_name(folder: pathlib.Path) -> str:
-  """A name that sorts after those in the folder, whatever the clock says.
+  """Returns a file name that sorts after those in the folder, even if the clock was set back.
 
-  TensorBoard reads a run's files in the order of their names, and drops what came before it in that
-  order when a run continues from an earlier step.
+  TensorBoard reads a run's files in the order of their names. When a run continues from an earlier
+  step, TensorBoard drops the later steps only from files that come before the new file.
   """
   stamps = [p.name.removeprefix(_EVENTS).partition('.')[0] for p in folder.glob(f'{_EVENTS}*')]
   newest = max((s for s in stamps if s.isascii() and s.isdigit()), default='0')
@@ -225,9 +228,10 @@ def _events_name(folder: pathlib.Path) -> str:
 
 
 def _tensorboard() -> tuple[Any, Any]:
-  """tensorboardX's Event and RecordWriter, without the seconds of importing torch where that is.
+  """Returns tensorboardX's Event and RecordWriter, without importing torch, which takes seconds.
 
-  Its SummaryWriter writes in a thread that ends when a disk is full, and then waits for it.
+  tensorboardX's SummaryWriter is not used: its thread ends when the disk is full, and adding events
+  to its full queue then blocks forever.
   """
   modules: dict[str, Any] = sys.modules
   hide = 'torch' not in modules
@@ -269,21 +273,21 @@ def _train_line(
 
 
 def duration(seconds: float) -> str:
-  """1:02:03 or 2:03."""
+  """Returns a duration as text, such as '1:02:03' or '2:03'."""
   minutes, rest = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
   return f'{hours}:{minutes:02d}:{rest:02d}' if hours else f'{minutes}:{rest:02d}'
 
 
 def _drop_later_records(path: pathlib.Path, start: int) -> None:
-  """Removes records of steps after `start`, and a last line that was cut off.
+  """Removes the records of steps after `start`, and an incomplete last line.
 
-  A file with anything else is set aside, and the good lines are kept.
+  If other lines are not records, the file is set aside, and a new one gets the good lines.
   """
   if not os.path.lexists(path):
     return
   if path.is_symlink() or not path.is_file():
-    set_aside(path, 'it is no file of its own')
+    set_aside(path, 'it is not a file of its own')
     return
   content = path.read_bytes()
   lines = list(filter(None, content.split(b'\n')))
@@ -305,7 +309,7 @@ def _drop_later_records(path: pathlib.Path, start: int) -> None:
 
 
 def _step_of(line: bytes) -> int | None:
-  """The step of a record; None where it is none."""
+  """Returns the step of a record, or None if the line is not a record."""
   try:
     record = json.loads(line)
   except (ValueError, RecursionError):

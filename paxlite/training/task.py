@@ -1,4 +1,4 @@
-"""Model, loss, metrics and optimizer as pure functions of (state or params, batch, rng)."""
+"""Model, loss, metrics and gradients as pure functions of (state or params, batch, rng)."""
 
 import contextlib
 import dataclasses
@@ -22,16 +22,17 @@ Batch = dict[str, jax.Array]
 class Task:
   """Next-token prediction with a language model.
 
-  A batch holds ids, labels [B, T] int32 and weights [B, T] float32; packed ones also segment_ids
-  (0 is padding) and segment_pos [B, T] int32.
+  A batch holds ids and labels [B, T] int32, and weights [B, T] float32. A packed batch also holds
+  segment_ids (0 is padding) and segment_pos, both [B, T] int32.
 
   Attributes:
     model: The language model.
-    optimizer: The optimizer, with its schedule and the names of trainable variables.
-    num_microbatches: The batch of a step is split into this many, one after the other.
-    mean_over_padding: Whether the loss is a mean over all positions (GLaM), not over the targets.
-    max_skipped_steps: After this many non-finite gradients in a row the state no longer changes.
-    context: Makes a context in which the model is traced, forward and backward.
+    optimizer: The optimizer, with its schedule and the names of the trainable variables.
+    num_microbatches: Number of parts of a step's batch that are computed one after another.
+    mean_over_padding: Whether the loss is the mean over all positions (GLaM), padding included,
+      and not over the targets. Rows without any target do not count.
+    max_skipped_steps: After this many skipped steps in a row the state no longer changes.
+    context: Returns a context in which the model is traced, forward and backward.
   """
 
   model: TransformerLm
@@ -42,11 +43,11 @@ class Task:
   context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
 
   def init_params(self, rng: jax.Array) -> Any:
-    """Parameters, boxed with their logical axes (flax.linen.LogicallyPartitioned)."""
+    """Returns new parameters, boxed with their logical axes (flax.linen.LogicallyPartitioned)."""
     return self._init_variables(rng)['params']
 
   def init(self, rng: jax.Array) -> TrainState:
-    """A new state; parameters and moments are boxed with their logical axes."""
+    """Returns a new state; parameters and moments are boxed with their logical axes."""
     variables = self._init_variables(rng)
     trainable, _ = self.optimizer.split(variables['params'])
     zero = jnp.zeros((), jnp.int32)
@@ -70,16 +71,17 @@ class Task:
     rng: jax.Array | None = None,
     overwritten: Mapping[str, Any] | None = None,
   ) -> tuple[jax.Array, Metrics]:
-    """The mean cross-entropy per target token in nats plus what layers add, and Pax's metrics.
+    """Returns the loss and Pax's metrics.
+
+    The loss is the mean cross-entropy per target token in nats, plus the auxiliary losses of the
+    layers: Σ(xent·w) / (Σw + 1e-6) + Σ auxiliary. With mean_over_padding the divisor is the number
+    of positions in rows that have a target.
 
     Args:
       params: Unboxed parameters.
       batch: A batch as the class describes it.
       rng: Random key of dropout; None turns dropout off.
-      overwritten: Statistics of FP8, as TrainState has them; unboxed.
-
-    Returns:
-      Σ(xent·w) / (Σw + 1e-6) + auxiliary losses, and the metrics.
+      overwritten: FP8 statistics as in TrainState, unboxed.
     """
     with self.context():
       (losses, sown) = self.model.apply(
@@ -118,11 +120,12 @@ class Task:
     rng: jax.Array | None,
     overwritten: Mapping[str, Any] | None = None,
   ) -> tuple[Any, Any, Metrics]:
-    """Gradients of the loss by the trainable parameters, the next `overwritten`, and the metrics.
+    """Returns the gradients for the trainable parameters, the next `overwritten`, and the metrics.
 
-    Microbatches are averaged by their number of target tokens, so that their number changes the
-    result by rounding (and by dropout's masks, and by FP8) alone; terms that layers add, by their
-    number. What is overwritten goes from one to the next, as it does from step to step.
+    The cross-entropy of a microbatch is weighted by its number of target tokens. Therefore the
+    number of microbatches changes the result only by rounding, dropout masks and FP8. Auxiliary
+    losses are averaged over the microbatches. Each microbatch passes `overwritten` on to the next,
+    as each step does.
     """
     trainable, frozen = self.optimizer.split(params)
     overwritten = dict(overwritten or {})
@@ -138,7 +141,7 @@ class Task:
       return grads, after, metrics
 
     n = self.num_microbatches
-    # every n-th row, so that each device's rows stay on it
+    # a microbatch takes every n-th row, so that rows stay on their devices
     split = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1), batch)
     whole = jnp.maximum(self._xent_weight(batch['weights']), 1e-6)
 
@@ -165,14 +168,14 @@ class Task:
     return grads, after, mean
 
   def _xent_weight(self, weights_BT: jax.Array) -> jax.Array:
-    """The divisor of the sum of cross-entropies. Rows without a target do not count."""
+    """Returns the divisor of the sum of cross-entropies."""
     if not self.mean_over_padding:
       return weights_BT.sum()
     return (weights_BT.max(1) > 0).sum() * jnp.float32(weights_BT.shape[1])
 
 
 def _num_tokens(batch: Batch) -> jax.Array:
-  """Positions of a batch that are no padding."""
+  """Returns the number of positions of a batch that are not padding."""
   segment_ids_BT = batch.get('segment_ids')
   if segment_ids_BT is None:
     return jnp.float32(batch['ids'].size)

@@ -1,4 +1,4 @@
-"""The training data of a run: which batch a step trains on, and where reading resumes."""
+"""Assigns batches of the training data to the steps of a run, and resumes reading the data."""
 
 import functools
 import logging
@@ -19,14 +19,14 @@ log = logging.getLogger('paxlite')
 
 
 class TrainData:
-  """The training input, and its position in the notes of checkpoints.
+  """The training input, and its position, which is stored in the notes of checkpoints.
 
-  Step s trains on batch s, until a loss spike makes the run roll back: the batches up to the spike
-  are not read again then.
+  Step s trains on batch s. After a rollback the batches up to the loss spike are not used again,
+  and all later steps train on correspondingly later batches.
 
   Args:
     input: The training input.
-    accept_changes: Whether a run may continue with data other than it was trained on before.
+    accept_changes: Whether a run may continue although its data has changed.
   """
 
   def __init__(self, input: Input, accept_changes: bool = False):
@@ -36,19 +36,22 @@ class TrainData:
     self._resumed: int | None = None
 
   def batches(self, step: int, sharding: NamedSharding) -> DeviceBatches:
-    """The batches of `step` and of all steps after it; to be closed."""
+    """Returns the batches of `step` and of all later steps; the caller must close them."""
     return DeviceBatches(self.input, sharding, start=self._batch_of(step))
 
   def rows(self, step: int) -> str:
-    """The rows of a step's batch, for messages."""
+    """Describes the rows of a step's batch, for messages."""
     return place(self.input, self._batch_of(step))
 
   def skip(self, batches: int) -> None:
-    """Steps from now on train on batches that come so many later."""
+    """Makes all later steps train on batches that come `batches` later in the data."""
     self._skipped_batches += batches
 
   def notes(self, step: int) -> dict[str, Any]:
-    """What a checkpoint says of the data before the batch of `step`. Every process calls this."""
+    """Returns the notes from which reading resumes at the batch of `step`.
+
+    Every process must call this.
+    """
     notes: dict[str, Any] = {}
     if self._skipped_batches:
       notes['skipped_batches'] = self._skipped_batches
@@ -56,20 +59,20 @@ class TrainData:
       notes['fingerprint'] = self._fingerprint
     if isinstance(self.input, Seekable):
       mine = self.input.position(self._batch_of(step))
-      halves = np.ascontiguousarray(mine, np.int64).view(np.int32)  # JAX would cut 64 bits off
+      halves = np.ascontiguousarray(mine, np.int64).view(np.int32)  # JAX truncates int64
       gathered = np.asarray(multihost_utils.process_allgather(halves)).reshape(-1, *halves.shape)
       notes['positions'] = gathered.view(np.int64).tolist()
     return notes
 
   def resume(self, step: int, notes: Mapping[str, Any]) -> None:
-    """Puts the data to the batch of `step`; the second time for the same step it does nothing.
+    """Moves the data to the batch of `step`; a second call for the same step does nothing.
 
     Args:
       step: The step that the run continues from.
       notes: The notes of its checkpoint.
 
     Raises:
-      UserError: The data cannot be read from there, or is not what the run was trained on.
+      UserError: The data cannot be read from there, or is not the data the run was trained on.
     """
     if self._resumed == step:
       return
@@ -77,7 +80,7 @@ class TrainData:
     self._skipped_batches = int(notes.get('skipped_batches', 0))
     if isinstance(self.input, Seekable) and step:
       self._seek(self.input, step, notes.get('positions'))
-    # checkpoints from before there were fingerprints have none
+    # old checkpoints have no fingerprint, and are accepted
     if self._fingerprint not in (None, notes.get('fingerprint', self._fingerprint)):
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
       if not self._accept_changes:

@@ -1,4 +1,4 @@
-"""The train state: arrays alone, which a train step maps to the next state."""
+"""The train state, a tree of arrays that a train step maps to the next state."""
 
 from typing import Any
 
@@ -8,15 +8,16 @@ from flax import struct
 
 @struct.dataclass
 class TrainState:
-  """Attributes:
+  """The state of a training run after a step.
 
-  step: Batches drawn so far, int32.
-  params: The model's parameters, float32.
-  opt_state: The optimizer's state of the trainable parameters.
-  overwritten: Collections that a step replaces by their gradients: FP8's scales and amax histories;
-    empty where there are none. Not optimised, not counted in norms, not decayed.
-  skipped: Steps skipped so far because their gradient was not finite, int32.
-  skipped_in_a_row: Steps skipped since the last good step, int32.
+  Attributes:
+    step: Number of steps done so far, including skipped steps, int32.
+    params: The model's parameters, float32.
+    opt_state: The optimizer's state for the trainable parameters.
+    overwritten: Collections that a step replaces by their gradients: FP8's scales and amax
+      histories. Empty without FP8. They are not optimized or decayed, and not counted in norms.
+    skipped: Number of steps skipped so far because gradient or loss was not finite, int32.
+    skipped_in_a_row: Number of steps skipped since the last good step, int32.
   """
 
   step: jax.Array

@@ -1,4 +1,4 @@
-"""The training loop: evaluate, save, draw a batch, train on it, report."""
+"""The training loop, which evaluates, saves, draws a batch, trains on it and reports."""
 
 import contextlib
 import dataclasses
@@ -30,13 +30,13 @@ from paxlite.training.train_state import TrainState
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """The steps after which something is due.
+  """The steps after which the loop reports, evaluates and saves.
 
   Attributes:
     max_steps: Training ends after this step.
     report_every: Steps between two records of metrics.
     evaluate_every: Steps between two evaluations.
-    save_times: The steps after which to save. The last one is saved in any case.
+    save_times: Decides after which steps to save. The last step is always saved.
   """
 
   max_steps: int
@@ -51,18 +51,18 @@ class Schedule:
     return step % self.evaluate_every == 0 or step == self.max_steps
 
   def saves(self, step: int) -> bool:
-    """Whether to save after `step`. Every process calls this once after each step."""
+    """Returns whether to save after `step`. Every process calls this once after each step."""
     return step == self.max_steps or self.save_times.due(step)
 
 
 @dataclasses.dataclass(frozen=True)
 class StepCompiler:
-  """Compiles the train step, or loads a compiled one.
+  """Compiles the train step, or loads a compiled step.
 
   Attributes:
-    memory: Compares what the step needs with the memory that is left.
-    options: Options of XLA.
-    saved_step: A compiled step to load.
+    memory: Compares the memory that the step needs with the memory left.
+    options: XLA compiler options.
+    saved_step: A compiled step to load; None compiles the step.
   """
 
   memory: MemoryCheck
@@ -70,10 +70,10 @@ class StepCompiler:
   saved_step: SavedStep | None = None
 
   def __call__(self, lowered: Any, arguments: tuple[Any, Any]) -> tuple[Any, str]:
-    """The executable, and what was done in words.
+    """Returns the executable, and a text that says whether it was compiled or loaded.
 
     Raises:
-      UserError: The step needs more memory than is left, or the saved step is another one.
+      UserError: The step needs more memory than is left, or the saved step does not fit this run.
     """
     if self.saved_step is None:
       compiled = compile_lowered(lowered, self.options)
@@ -87,20 +87,21 @@ class StepCompiler:
 
 @dataclasses.dataclass
 class Trainer:
-  """Attributes:
+  """Trains a run from a state to its last step.
 
-  store: The states of the run.
-  data: The training data.
-  evaluator: Evaluates on the evaluation inputs.
-  schedule: The steps after which something is due.
-  compiler: Compiles the train step.
-  folder: The run's job_log_dir.
-  throughput: Turns seconds per step into speeds.
-  goodput: Records what wall time is spent on.
-  watchdog: Ends a run that hangs.
-  profiler: Traces some steps.
-  rollbacks: Chooses the checkpoint to continue from after a loss spike.
-  spikes: Finds loss spikes; None finds none.
+  Attributes:
+    store: The states of the run.
+    data: The training data.
+    evaluator: Evaluates on the evaluation inputs.
+    schedule: The steps after which the loop reports, evaluates and saves.
+    compiler: Compiles the train step.
+    folder: The run's job_log_dir.
+    throughput: Turns seconds per step into speeds.
+    goodput: Records what wall time is spent on.
+    watchdog: Ends a run that hangs.
+    profiler: Traces some steps.
+    rollbacks: Chooses the checkpoint to continue from after a loss spike.
+    spikes: Finds loss spikes; None turns this off.
   """
 
   store: StateStore
@@ -117,25 +118,25 @@ class Trainer:
   spikes: SpikeDetector | None = None
 
   def resume(self, step: int) -> None:
-    """Puts the data to the batch of `step`; the second time for the same step it does nothing.
+    """Moves the data to the batch of `step`; a second call for the same step changes nothing.
 
     Raises:
-      UserError: The data cannot be read from there, or is not what the run was trained on.
+      UserError: The data cannot be read from there, or is not the data the run was trained on.
     """
     notes = self.store.notes(step)
     self.data.resume(step, notes)
     self.rollbacks.count = int(notes.get('rollbacks', 0))
 
   def is_complete(self, step: int) -> bool:
-    """Whether a run that continues from `step` has nothing left to do."""
+    """Returns whether a run that continues from `step` has nothing left to do."""
     return step >= self.schedule.max_steps and not self._evaluation_is_due(step)
 
   def train(self, state: TrainState, step: int) -> TrainState:
-    """Runs from `state`, which `store.initial` gave with its step, to the last step.
+    """Trains from `state` after step `step`, as `store.initial` returns them, to the last step.
 
     Raises:
-      TrainingError: Too many gradients were not finite, or losses spiked too often.
-      Interrupted: There was a signal. What was trained is saved.
+      TrainingError: Too many steps were skipped, the loss spiked too often, or a save failed.
+      Interrupted: There was a signal. The trained state is saved.
     """
     summaries = Summaries(self.folder, self.schedule.max_steps)
     self.goodput.reached(step)
@@ -177,7 +178,7 @@ class Trainer:
       self.profiler.stop()
 
   def _compile(self, batches: DeviceBatches, summaries: Summaries) -> Any:
-    """The executable of the train step, for batches of the shapes of the first one."""
+    """Returns the executable of the train step, for batches shaped like the first one."""
     with self.goodput.spent_on('data'):
       shapes = batches.shapes()
     self.goodput.switch('compile')
@@ -198,10 +199,10 @@ class Trainer:
     batches: DeviceBatches,
     reporter: Reporter,
   ) -> TrainState:
-    """Steps until the last one.
+    """Trains until the last step.
 
-    A checkpoint of step n is written before batch n is drawn. The state in it has seen exactly the
-    batches before n, and a run that continues from it draws batch n next.
+    The checkpoint of step n is written before batch n is drawn. Its state has been trained on
+    exactly the batches before n, and a run that resumes from it draws batch n next.
     """
     schedule, step = self.schedule, start
     schedule.save_times.restart(start)
@@ -235,7 +236,7 @@ class Trainer:
         raise
 
   def _evaluation_is_due(self, step: int) -> bool:
-    """Whether the run that saved `step` left before it could evaluate it."""
+    """Returns whether the run that saved `step` ended before it could evaluate this step."""
     return bool(self.store.notes(step).get('unevaluated', False))
 
   def _evaluate(self, state: TrainState, step: int, reporter: Reporter) -> None:
@@ -251,11 +252,11 @@ class Trainer:
 
     Args:
       state: The state after `step` steps.
-      step: The step; the data is at its batch.
-      unevaluated: Whether an evaluation is due that the run which continues from here has to do.
+      step: The step; its batch is the next one to be drawn.
+      unevaluated: Whether a run that resumes from this checkpoint must first evaluate it.
 
     Raises:
-      TrainingError: Too many steps before were skipped, or the last save failed.
+      TrainingError: Too many steps in a row were skipped, or a save failed.
     """
     self._skipped_steps.check(int(state.skipped_in_a_row), step)
     if not self.store.writes:
@@ -271,9 +272,9 @@ class Trainer:
   def _saved_on_bad_data(
     self, state: TrainState, step: int, unevaluated: bool = False
   ) -> Iterator[None]:
-    """A context in which data that cannot be read ends the run after what it trained is saved.
+    """A context in which the state is saved before unreadable data ends the run.
 
-    Only a process that is alone can save: the others of a run do not know of the error.
+    A run of several processes saves nothing, because only one process knows of the error.
     """
     try:
       yield
@@ -283,14 +284,14 @@ class Trainer:
       raise
 
   def _save_last_good(self, state: TrainState, step: int) -> None:
-    """Saves the state before the last skipped steps, if there is no checkpoint of it."""
+    """Saves the state before the last skipped steps, if it is newer than all checkpoints."""
     in_a_row = int(state.skipped_in_a_row)
     newest = max(self.store.checkpoints.steps(), default=-1)
     if in_a_row and newest < step - in_a_row:
       self._save(last_good(state), step - in_a_row)
 
   def _leave(self, state: TrainState, step: int, unevaluated: bool, reporter: Reporter) -> None:
-    """Saves what was trained, and raises Interrupted."""
+    """Saves the trained state, and raises Interrupted."""
     if reporter.started:
       with reporter.clock_stopped(state, 'save'):
         self._save(state, step, unevaluated)
@@ -302,14 +303,16 @@ class Trainer:
   def _roll_back(
     self, state: TrainState, spiked: int, reporter: Reporter
   ) -> tuple[TrainState, int]:
-    """The last good checkpoint before a loss spike, and its step. The data is read on.
+    """Returns the state of the last good checkpoint before a loss spike, and its step.
+
+    The data is not rolled back: its next batch is the one after the spike.
 
     Raises:
-      TrainingError: There is no checkpoint, or the run rolled back too often.
+      TrainingError: There is no checkpoint, or the run has rolled back too often.
     """
     with reporter.clock_stopped(state, 'restore'):
       step = self.rollbacks.step_before(spiked, self.data.rows(spiked - 1))
-      jax.tree.map(lambda x: x.delete(), state)  # there may be no room for two
+      jax.tree.map(lambda x: x.delete(), state)  # there may be no memory for two states
       state, _ = self.store.restored(step)
       self.data.skip(spiked - step)
     reporter.roll_back(spiked, step)

@@ -306,7 +306,7 @@ def test_what_is_not_installed_or_not_there(monkeypatch, te):
     jax.eval_shape(fdl.build(e.task()).init, jax.random.key(0))
 
 
-def test_nvte_fused_attn_is_honoured(monkeypatch):
+def test_nvte_fused_attn_is_honored(monkeypatch):
   """If cuDNN has a kernel, 1 uses it, which fails without the real extension; 0 does not use it."""
   extension = sys.modules['transformer_engine_jax']
   kernel = extension.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen

@@ -348,7 +348,7 @@ def test_a_full_disk(tmp_path, flags, free, code):
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_from_the_start_is_a_line_a_file(tmp_path):
+def test_a_disk_that_is_full_from_the_start_prints_one_line_for_each_file(tmp_path):
   """Orbax alone would print hundreds of lines, one for each file that it could not write."""
   result = tmp_path / 'result'
   env = {'SIZE': '300k', 'FULL': '-1', 'SAVED': '0', 'RESULT': str(result)}

@@ -36,7 +36,7 @@ def line_of(stream, beginning: str) -> str:
     pytest.param(signal.SIGHUP, '', marks=pytest.mark.slow),
   ],
 )
-def test_a_signal_is_told_at_once_and_saves(tmp_path, number, again):
+def test_a_signal_is_reported_at_once_and_saves(tmp_path, number, again):
   """The signal arrives while the main thread waits, as it does for the device."""
   process = start(tmp_path, 'wait:2', *FOREVER)
   wait_for(tmp_path / 'metrics.jsonl')

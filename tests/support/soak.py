@@ -67,7 +67,7 @@ def phase(printed: str, folder: pathlib.Path) -> str:
   for text, name in (
     ('First step', 'training'),
     ('Continuing', 'restored, compiling'),
-    ('Backend', 'initialising or restoring'),
+    ('Backend', 'initializing or restoring'),
   ):
     if text in printed:
       return name

@@ -191,7 +191,7 @@ def test_the_newest_good_step_is_checked_while_it_is_restored(tmp_path, monkeypa
   assert Checkpoints(tmp_path / 'none').restore_latest(restore) is None
 
 
-def test_none_good_is_refused_until_a_run_may_start_over(tmp_path, caplog):
+def test_damaged_checkpoints_are_refused_until_a_run_may_start_over(tmp_path, caplog):
   """Nothing is moved before that, so a repaired checkpoint is found again."""
   c = Checkpoints(tmp_path)
   c.start_over(accepted=False)  # the run is new

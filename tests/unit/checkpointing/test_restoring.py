@@ -223,7 +223,7 @@ def test_lora_goes_on_only_beside_the_same_weights(base, tmp_path):
 
 
 @pytest.mark.slow
-def test_lora_goes_on_when_its_base_has_gone_on_or_moved(tmp_path, monkeypatch):
+def test_lora_continues_when_its_base_continued_or_moved(tmp_path, monkeypatch):
   """The path is relative, and the frozen checkpoint is found among all checkpoints of the base."""
   from paxlite.tools import export_weights
 

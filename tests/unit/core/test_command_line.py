@@ -59,7 +59,7 @@ def test_readers_that_go_away(what):
 
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
 @pytest.mark.parametrize('argv', [['paxlite.tools.experiments'], ['paxlite.tools']])
-def test_a_file_for_what_is_printed_that_is_full(argv):
+def test_a_full_disk_under_printed_output(argv):
   """The output is longer than the buffer in one case, and shorter in the other."""
   with open('/dev/full', 'w') as full:
     result = subprocess.run(
@@ -125,7 +125,7 @@ def test_show_says_what_values_mean(capsys):
   experiments.main(['show', 'TinyGPT'])
   out = capsys.readouterr().out
   assert 'SAMPLE_PROMPT = None\n' in out
-  assert 'LOSS_SPIKE_WINDOW = 100  # steps of that mean\n' in out
+  assert 'LOSS_SPIKE_WINDOW = 100  # number of steps in that mean\n' in out
   assert re.search(r'^CHECKPOINT_IGNORE_RULES = \[\]  # .', out, re.M)  # declared over three lines
   assert (
     'NORM_SCALE_OFFSET = 1.0  # The number that is added to the stored scale of a norm.\n' in out

@@ -57,7 +57,7 @@ def test_links_in_place_of_every_file_of_a_run(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('make', [os.mkfifo, lambda path: path.symlink_to('/dev/null')])
 @pytest.mark.parametrize('name', ['experiment.json.tmp', '.lock', 'goodput/attempt_00007.json'])
-def test_what_somebody_puts_where_a_run_writes(tmp_path, name, make):
+def test_files_that_somebody_puts_where_a_run_writes(tmp_path, name, make):
   """The run ends with a message or continues, and waits for nothing."""
   (tmp_path / 'goodput').mkdir()
   make(tmp_path / name)

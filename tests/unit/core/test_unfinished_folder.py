@@ -38,7 +38,7 @@ def start(folder, name):
   )
 
 
-def test_of_two_processes_one_writes_and_the_other_is_told(tmp_path):
+def test_of_two_processes_one_writes_and_the_other_reports_it(tmp_path):
   folder = tmp_path / 'new' / 'weights'
   first = start(folder, 'a')
   assert first.stdout.readline() == 'half\n'

@@ -152,7 +152,9 @@ def test_tokenize_json_lines(tmp_path, suffix, capsys):
   tokenizer = open_tokenizer(packaged.VOCAB)
   texts = [tokenizer.decode(tokens[a:b].tolist()) for a, b in itertools.pairwise(starts)]
   assert texts == [t for t in LINES if t]
-  assert ': 3 documents' in capsys.readouterr().out
+  size = sum(len(text.encode()) for text in LINES)
+  assert size > sum(map(len, LINES))  # some are not ASCII
+  assert f': 3 documents, {size:,} bytes' in capsys.readouterr().out
 
 
 def test_tokenize_with_several_processes_equals_one(tmp_path):
@@ -361,7 +363,7 @@ FlatTokenRows({str(tmp_path / 'd')!r}, 'train', 8)
 
 @pytest.mark.parametrize('format', ['memmap', 'seqax'])
 @pytest.mark.parametrize('other', ['FIFO', 'device', 'folder'])
-def test_what_is_no_file_is_refused_and_not_read(tmp_path, format, other):
+def test_a_path_that_is_not_a_file_is_refused_and_not_read(tmp_path, format, other):
   write(tmp_path / 'd', format)
   folder = tmp_path / 'd' / 'train'
   names = {

@@ -41,7 +41,7 @@ def test_permute_is_a_permutation_and_differs_by_epoch_and_seed(n):
     assert not np.array_equal(orders[0], orders[2])
 
 
-def test_permute_spreads_neighbours():
+def test_permute_spreads_neighbors():
   """The mean distance of consecutive positions is that of a random order, n/3."""
   n = 10_000
   distance = np.abs(np.diff(permute(np.arange(n), n, 3, 0))).mean()
@@ -315,7 +315,7 @@ def test_patterns_of_files(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('suffix', ['.txt', '.jsonl', '.gz', '.xz', '.zst', '.parquet'])
 @pytest.mark.parametrize('kind', ['FIFO', 'socket', 'device', 'folder'])
-def test_what_is_no_file_is_refused_and_not_read(tmp_path, monkeypatch, suffix, kind):
+def test_a_path_that_is_not_a_file_is_refused_and_not_read(tmp_path, monkeypatch, suffix, kind):
   monkeypatch.chdir(tmp_path)  # names of sockets must be short
   path = pathlib.Path(f'a{suffix}')
   match kind:

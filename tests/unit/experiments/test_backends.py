@@ -210,7 +210,7 @@ def test_fp8_learns_as_xla_does(model, values, tolerance):
   assert fp8[-1] != xla[-1]
 
 
-def test_histories_are_replaced_and_not_optimised():
+def test_histories_are_replaced_and_not_optimized():
   """A step puts the largest weight at the front, without decay, clipping or learning rate."""
   step = Step(experiment(USE_FP8=True, WEIGHT_DECAY=0.5, CLIP_GRADIENT_NORM_TO_VALUE=0.1))
   before = step.state

@@ -60,6 +60,9 @@ def test_the_cache_gives_what_recomputing_gives(name):
     logits = model.apply({'params': params}, whole)
     assert logits[0, len(prompt) - 1 : -1].argmax(-1).tolist() == row
   assert list(generator.stream(PROMPTS[1], 16)) == rows[1]
+  state = generator.prefill(PROMPTS, 16)
+  slot = int(state.slot)
+  assert int(generator.extend(state, 5).slot) == slot + 5
 
 
 @pytest.mark.slow

@@ -367,7 +367,7 @@ def test_skipped_steps_are_told_a_few_times(tmp_path, capsys):
   assert 'More of such steps are counted' in said
 
 
-def test_a_run_of_which_most_steps_were_skipped_ends_with_an_error(tmp_path):
+def test_a_run_that_skipped_most_steps_ends_with_an_error(tmp_path):
   """The same holds after a restart, and the state is saved."""
   t = make(tmp_path)
   t.data = TrainData(Poisoned(t.data.input, poison={2, 3, 4, 6, 7, 9}))
@@ -403,7 +403,7 @@ def test_what_is_odd_and_no_mistake_is_said():
   assert TinyGPT().remarks == []
   assert TinyGPT(LEARNING_RATE=0.0).remarks == ['LEARNING_RATE=0: no step changes a variable.']
   assert TinyGPT(MAX_STEPS=2).remarks == [
-    'MAX_STEPS=2 ends within the warmup (LR_COS_WARMUP=2): the learning rate never gets to '
+    'MAX_STEPS=2 ends within the warmup (LR_COS_WARMUP=2): the learning rate never reaches '
     'LEARNING_RATE.'
   ]
   assert TinyGPT(MAX_STEPS=3).remarks == [
@@ -412,7 +412,7 @@ def test_what_is_odd_and_no_mistake_is_said():
   assert TinyGPT(MAX_STEPS=2, LR_SCHEDULE='constant').remarks == []
 
 
-def test_no_run_of_600_steps_is_without_checkpoint_and_line_for_long():
+def test_a_run_of_600_steps_saves_and_prints_often():
   """Fine-tuning experiments save by steps; all others save by the clock."""
   found = {n: c() for n, c in experiments().items()}
   assert {n for n, e in found.items() if not 0 < e.CHECKPOINT_EVERY_N_MINUTES <= 10} == set()

@@ -25,13 +25,13 @@ check_given() {
 }
 
 check_count() {
-  [[ $2 =~ ^[1-9][0-9]{0,8}$ ]] || fail "$1='$2' is no number" "$SCRIPT" "give 1, 2, 3 …"
+  [[ $2 =~ ^[1-9][0-9]{0,8}$ ]] || fail "$1='$2' is not a number" "$SCRIPT" "give 1, 2, 3 …"
 }
 
 check_number() {
   local number='^([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?$'
   [[ $2 =~ $number && ${2%%[eE]*} == *[1-9]* ]] ||
-    fail "$1='$2' is no number above 0" "$SCRIPT" "give one such as 4, 0.5 or 1e-4"
+    fail "$1='$2' is not a number above 0" "$SCRIPT" "give one such as 4, 0.5 or 1e-4"
 }
 
 # check_one_of NAME VALUE CHOICE…
@@ -48,7 +48,7 @@ check_precision() { check_one_of "$1" "$2" bfloat16 float32 float16; }
 
 check_shape() {
   [[ $2 =~ ^\[\ *[1-9][0-9]*(\ *,\ *[1-9][0-9]*)*\ *\]$ ]] ||
-    fail "$1='$2' is no shape of a mesh" "$SCRIPT" "give sizes of axes such as [1,8,1]"
+    fail "$1='$2' is not the shape of a mesh" "$SCRIPT" "give sizes of axes such as [1,8,1]"
 }
 
 check_path() {
@@ -56,7 +56,7 @@ check_path() {
 }
 
 check_folder() {
-  [[ -d $2 ]] || fail "$1='$2' is no folder" "on $(hostname)" "give one that exists"
+  [[ -d $2 ]] || fail "$1='$2' is not a folder" "on $(hostname)" "give one that exists"
 }
 
 # Checks a folder that exists and can be written, or that can be made.
