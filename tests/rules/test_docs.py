@@ -18,7 +18,6 @@ PAGES = [
   runs.ROOT / 'benchmarks' / 'README.md',
   *sorted((runs.ROOT / 'docs').glob('*.md')),
 ]
-FAST = {'README.md'}
 MAKE = {'make demo', 'make test'}  # tests/runs/test_demo.py runs the first
 # Commands that prepare the environment that the tests run in.
 PREPARING = re.compile(r"source \.venv/bin/activate|python -m pip install -e '\.\[[a-z0-9,-]+\]'")
@@ -40,11 +39,8 @@ def unquoted(line: str) -> str:
   return re.sub(r"\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\"|(?:^| )#.*", '', line)
 
 
-@pytest.mark.parametrize(
-  'page',
-  [p if p.name in FAST else pytest.param(p, marks=pytest.mark.slow) for p in PAGES],
-  ids=lambda p: p.parent.name + '/' + p.name,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.parent.name + '/' + p.name)
 def test_commands(page, tmp_path):
   """Runs in an empty folder, with the package's data where a command expects it."""
   (tmp_path / 'paxlite').symlink_to(runs.ROOT / 'paxlite')
