@@ -1,7 +1,6 @@
 """FLOPs of the matrix multiplications of a compiled program, whatever their form."""
 
 import collections
-import json
 import math
 import re
 
