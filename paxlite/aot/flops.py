@@ -112,7 +112,6 @@ def _custom_call_flops(call: Instruction, operands: list[Array]) -> float:
 _SPLASH = re.compile(r'^splash_m[hq]a_(fwd|dq|dkv)_')
 _SPLASH_PRODUCTS = {'fwd': 2, 'dq': 3, 'dkv': 4}
 _STATED_COST = re.compile(r'\\?"cost_estimate\\?":\s*\{[^}]*\\?"flops\\?":\s*\\?"?(\d+)')
-_SCORES = re.compile(r'"intermediate_tensor_shape":\s*\{.*?"dimensions":\s*(\[.*?\])')
 
 
 def _attention_flops(call: Instruction, operands: list[Array], products: int) -> float:
@@ -122,7 +121,7 @@ def _attention_flops(call: Instruction, operands: list[Array], products: int) ->
   )
   if scores is None:
     return 0.0
-  dims = [int(n) for n in json.loads(scores[2])]
+  dims = [int(n) for n in re.findall(r'\d+', scores[2])]
   causal = re.search(r'"mask_type":\s*"(\w+)"', call.attributes)
   share = 0.5 if causal and 'CAUSAL' in causal[1] else 1.0
   return products * share * math.prod(dims) * operands[0].dims[-1]
