@@ -206,15 +206,19 @@ def begun(tmp_path_factory):
 )
 @pytest.mark.slow
 def test_training_through_main(tmp_path, capsys, begun, te, recipe, stack):
-  """After 30 bfloat16 steps from the same initial values, losses are within 0.5 % of XLA's."""
+  """From the same initial values, 24 bfloat16 losses are each within 0.1 % of XLA's.
+
+  In the last steps of 30, FP8 may have a spike that XLA has not: the learning rate is high.
+  """
   xla, start = begun(stack)
   flags = [f'--fdl.USE_TE={te}', f'--fdl.TE_RECIPE={recipe}', *STACKS[stack], *start[te]]
   losses = train(tmp_path, *flags)
   name = 'te' if recipe == 'bf16' else 'te_fp8'
   assert f'Backend: {name} (USE_TE={te}, TE_RECIPE={recipe}' in capsys.readouterr().out
   assert xla[30] < 0.85 * xla[2]
-  assert losses[2] == pytest.approx(xla[2], rel=0.002)
-  assert losses[30] == pytest.approx(xla[30], rel=0.005)
+  assert losses[30] < 0.85 * losses[2]
+  for step in range(2, 26):
+    assert losses[step] == pytest.approx(xla[step], rel=0.001), step
 
 
 def test_the_environment_of_pax_users(tmp_path, monkeypatch, capsys):
