@@ -4,7 +4,9 @@ The processes share a compilation cache, because most of them compile the same p
 compiles without LLVM's optimizations, which take half of the time and only matter at larger sizes.
 """
 
+import gc
 import os
+import pathlib
 import shutil
 import signal
 import sys
@@ -16,10 +18,17 @@ import pytest
 from tests.support import runs
 
 _CACHE = 'JAX_COMPILATION_CACHE_DIR'
+_MOST_BYTES = 3 << 30  # of the memory of a worker, before its compiled programs are freed
+
+
+def _resident_bytes() -> int:
+  pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
+  return pages * os.sysconf('SC_PAGE_SIZE')
 
 
 def pytest_configure(config):
   signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for `make test &`
+  gc.set_threshold(200_000, 50, 100)  # tracing makes many objects, of which few are cycles
   if hasattr(config, 'workerinput'):  # a worker of xdist inherits the environment
     return
   config.compilation_cache = tempfile.mkdtemp(prefix='paxlite-tests-')
@@ -37,10 +46,13 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(scope='module', autouse=True)
-def programs_of_a_module():
-  """Frees the compiled programs of a module, because those of all tests take 10 GB or more."""
+def programs_of_modules():
+  """Frees the compiled programs once they fill memory, because those of all tests take 10 GB.
+
+  Programs of single operations are shared by many modules, so that they are kept until then.
+  """
   yield
-  if 'jax' in sys.modules:
+  if 'jax' in sys.modules and _resident_bytes() > _MOST_BYTES:
     sys.modules['jax'].clear_caches()
 
 

@@ -72,7 +72,7 @@ def test_logits_greedy_tokens_and_the_way_back(family, tmp_path):
   with torch.no_grad():
     expected = theirs(torch.tensor(ids)).logits.numpy()
   with jax.default_matmul_precision('highest'):
-    logits = model.apply({'params': params}, ids)
+    logits = jax.jit(model.apply)({'params': params}, ids)
   np.testing.assert_allclose(logits, expected, atol=2e-5, rtol=1e-4)
 
   generator = Generator(model, params, experiment.MAX_SEQ_LEN, eos_ids=experiment.EOS_IDS)

@@ -292,8 +292,9 @@ def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
   together = {n: v.whole() for n, v in merged(variables).items()}
   ids = rng.integers(0, 64, (2, 9))
   with jax.default_matmul_precision('highest'):
-    expected = model.apply({'params': noisy}, ids)
-    logits = plain_model.apply({'params': traverse_util.unflatten_dict(together, sep='/')}, ids)
+    expected = jax.jit(model.apply)({'params': noisy}, ids)
+    unflat = traverse_util.unflatten_dict(together, sep='/')
+    logits = jax.jit(plain_model.apply)({'params': unflat}, ids)
   np.testing.assert_allclose(logits, expected, atol=2e-5)
 
 

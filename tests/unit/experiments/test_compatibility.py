@@ -52,7 +52,7 @@ def params_of(e):
 
 
 def logits(e, params):
-  return fdl.build(e.task()).model.apply({'params': params}, IDS)
+  return jax.jit(fdl.build(e.task()).model.apply)({'params': params}, IDS)
 
 
 def shapes_of(e):

@@ -39,10 +39,8 @@ def make(**overrides) -> Task:
 def params_of(task, seed=0):
   """Returns random parameters, because initial biases and scales of zero would hide errors."""
   params = meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
-  leaves, tree = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(seed), len(leaves))
-  values = [0.1 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
-  return jax.tree.unflatten(tree, values)
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda x: jnp.asarray(0.1 * rng.normal(size=x.shape), x.dtype), params)
 
 
 def batch_of(batch_size=4, length=16, vocab=61, packed=False, seed=0):
@@ -195,7 +193,7 @@ def test_packing_changes_no_token():
   """Two documents in one row have the same logits as each in its own row."""
   task = make(USE_ROTARY_POSITION_EMB=False)
   params, batch = params_of(task), batch_of(packed=True)
-  apply = lambda ids, pos=None, seg=None: task.model.apply({'params': params}, ids, pos, seg)
+  apply = jax.jit(lambda ids, *packing: task.model.apply({'params': params}, ids, *packing))
   packed = apply(batch['ids'], batch['segment_pos'], batch['segment_ids'])
   np.testing.assert_allclose(packed[:, :5], apply(batch['ids'][:, :5]), atol=1e-5)
   np.testing.assert_allclose(packed[:, 5:13], apply(batch['ids'][:, 5:13]), atol=1e-5)
@@ -251,7 +249,8 @@ def test_causality(name):
   task = make(**VARIANTS[name])
   params, ids = params_of(task), batch_of()['ids']
   changed = ids.at[:, 9:].set((ids[:, 9:] + 1) % 61)
-  a, b = (task.model.apply({'params': params}, x) for x in (ids, changed))
+  apply = jax.jit(task.model.apply)
+  a, b = (apply({'params': params}, x) for x in (ids, changed))
   np.testing.assert_array_equal(a[:, :9], b[:, :9])
   assert np.abs(a[:, 9:] - b[:, 9:]).max() > 1e-3
 
@@ -332,13 +331,13 @@ def test_attention_by_blocks_is_attention(case, block_size, T):
   shapes = (2, T, 4, 8), (2, T, kv_heads, 8), (2, T, kv_heads, 8)
   qkv = [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
   segments = jnp.where(jnp.arange(T) < T // 3, 1, 2) * jnp.ones((2, 1), jnp.int32)
-  variables = whole.init(jax.random.key(1), *qkv, segments)
+  variables = jax.jit(whole.init)(jax.random.key(1), *qkv, segments)
 
   def value(module, variables, qkv):
     y = module.apply(variables, *qkv, segments)
     return jnp.sin(y).sum(), y
 
-  grad = jax.value_and_grad(value, argnums=(1, 2), has_aux=True)
+  grad = jax.jit(jax.value_and_grad(value, (1, 2), has_aux=True), static_argnums=0)
   (_, y), grads = grad(whole, variables, qkv)
   (_, y2), grads2 = grad(blocks, variables, qkv)
   np.testing.assert_allclose(y, y2, atol=1e-6)

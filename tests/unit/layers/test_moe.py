@@ -95,7 +95,7 @@ def test_glam_is_praxis(repeated):
       return tree | {'transformer': {'repeat': stacked}}
 
   params = stack(read('params'))
-  logits = task.model.apply(
+  logits = jax.jit(task.model.apply)(
     {'params': params}, batch['ids'], batch['segment_pos'], batch['segment_ids']
   )
   real = batch['segment_ids'] > 0
@@ -114,7 +114,7 @@ def test_glam_is_praxis(repeated):
 
 def test_initial_values_are_praxis():
   task = fdl.build(GLaM126M64E(**SMALL).task())
-  params = flat(meta.unbox(task.init_params(jax.random.key(0))))
+  params = flat(meta.unbox(jax.jit(task.init_params)(jax.random.key(0))))
   stats = praxis.init_stats('glam4l')
   assert len(stats) == len(params)
   for path, (shape, mean, std) in stats.items():
@@ -135,7 +135,7 @@ def layers(capacity_factor=2.0, **kwargs):
   ]
   x = jax.random.normal(jax.random.key(1), (4, 8, 16))
   paddings = jnp.zeros((4, 8)).at[1, 5:].set(1)
-  params = meta.unbox(made[0].init(jax.random.key(0), x, paddings))['params']
+  params = meta.unbox(jax.jit(made[0].init)(jax.random.key(0), x, paddings))['params']
   return made, params, x, paddings
 
 
@@ -149,8 +149,9 @@ def test_dropless_equals_experts_with_places_for_all(top_k):
     y, sown = layer.apply({'params': params}, x, paddings, mutable=SOWN)
     return jnp.sin(y).sum() + sown['losses']['load_balance'][0], (y, sown['summaries'])
 
-  (_, (y, load)), grads = jax.value_and_grad(loss, has_aux=True)(params, limited)
-  (_, (y2, load2)), grads2 = jax.value_and_grad(loss, has_aux=True)(params, dropless)
+  grad = jax.jit(jax.value_and_grad(loss, has_aux=True), static_argnums=1)
+  (_, (y, load)), grads = grad(params, limited)
+  (_, (y2, load2)), grads2 = grad(params, dropless)
   assert float(load[f'dispatch_{top_k}'][0]) == 1
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), load, load2)
   np.testing.assert_allclose(y, y2, atol=1e-5)
@@ -180,7 +181,8 @@ def test_rows_that_fill_a_batch_up_do_not_count():
   params = praxis.glam_tree(reference, 'params', num_heads=4)
   batch = praxis.batch(reference)
   filled = {k: np.concatenate([v, np.zeros_like(v)]) for k, v in batch.items()}
-  metrics, more = task.loss(params, batch)[1], task.loss(params, filled)[1]
+  loss = jax.jit(task.loss)
+  metrics, more = loss(params, batch)[1], loss(params, filled)[1]
   for name in ('avg_xent', 'log_pplx', 'num_predictions'):
     np.testing.assert_allclose(metrics[name].value, more[name].value, rtol=1e-6)
     np.testing.assert_allclose(metrics[name].weight, more[name].weight)

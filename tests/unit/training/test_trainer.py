@@ -129,8 +129,16 @@ def test_positions_are_kept_for_as_many_steps_as_may_be_skipped():
   assert positions[0].max() == 0
 
 
+@pytest.fixture(scope='module')
+def after_five_steps(tmp_path_factory):
+  other = make(tmp_path_factory.mktemp('other'), MAX_STEPS=5, CHECKPOINT_EVERY_N_STEPS=100)
+  return jax.device_get(other.train(*other.store.initial()))
+
+
 @pytest.mark.parametrize('summary_interval', [1, 7, 100])
-def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(tmp_path, summary_interval):
+def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(
+  tmp_path, summary_interval, after_five_steps
+):
   t = make(
     tmp_path,
     MAX_SKIPPED_STEPS=3,
@@ -143,9 +151,7 @@ def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(tmp_path
     t.train(*t.store.initial())
   assert Checkpoints(tmp_path / 'checkpoints').steps() == [5]
   state, _ = t.store.restored(5)
-  other = make(tmp_path / 'other', MAX_STEPS=5, CHECKPOINT_EVERY_N_STEPS=100)
-  expected = other.train(*other.store.initial())
-  jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), jax.device_get(expected))
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(state), after_five_steps)
 
 
 @pytest.mark.parametrize(
