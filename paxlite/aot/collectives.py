@@ -98,6 +98,9 @@ def collective(
   if size == 1:
     return None
   total = sum(a.bytes for a in arrays_of(shape))
+  if kind == 'ragged-all-to-all':  # either side has room for more than travels
+    given = computation.arrays(instruction.operands[0])
+    total = min(total, sum(a.bytes for a in given))
   if kind == 'all-reduce' and computation.name.startswith('all-reduce-scatter'):
     kind = 'reduce-scatter'
   elif kind == 'reduce-scatter':

@@ -103,8 +103,24 @@ def _custom_call_flops(call: Instruction, operands: list[Array]) -> float:
     q, k = [a for a in operands if a.dtype in ('bf16', 'f32') and len(a.dims) >= 3][:2]
     # a causal mask leaves out half of the blocks; of a window's nothing is known here
     return _SPLASH_PRODUCTS[splash[1]] * q.size * k.dims[-2]
+  if rows := grouped_rows(call):
+    of_groups = [a for a in (*operands, *call.arrays) if len(a.dims) == 3]
+    return 2.0 * rows[0] * math.prod(of_groups[0].dims[1:])
   stated = _STATED_COST.search(call.attributes)
   return float(stated[1]) if stated else 0.0
+
+
+_GROUPED_ROWS = re.compile(r'\brows_(\d+)_of_(\d+)\b')
+
+
+def grouped_rows(call: Instruction) -> tuple[int, int] | None:
+  """The rows that a grouped product multiplies at equal load, and those that it has room for.
+
+  paxlite.layers.dropless writes them into the name; None for other calls.
+  """
+  is_kernel = call.quoted('custom_call_target') in ('tpu_custom_call', '__gpu$xla.gpu.triton')
+  found = _GROUPED_ROWS.search(call.source) if is_kernel else None
+  return (int(found[1]), int(found[2])) if found else None
 
 
 # Splash's kernels do not state their cost. The forward kernel multiplies q kᵀ and p v. That of dq

@@ -2,9 +2,11 @@
 
 A fusion reads its operands once and writes its results once. A slice reads the slice alone, an
 update in place writes the update alone. What is in a memory on the chip (VMEM, SMEM) is left out.
+A grouped product reads and writes the rows of an equal load, not all that it has room for.
 """
 
 from paxlite.aot.collectives import collective
+from paxlite.aot.flops import grouped_rows
 from paxlite.aot.hlo import Array, Computation, Instruction, Program
 
 # Instructions that move nothing.
@@ -50,6 +52,10 @@ class Traffic:
 
   def _moved(self, computation: Computation, instruction: Instruction) -> int:
     opcode = instruction.opcode
+    if rows := grouped_rows(instruction):
+      used = [a for name in instruction.operands for a in computation.arrays(name)]
+      share = lambda a: rows[0] / rows[1] if rows[1] in a.dims else 1
+      return round(sum(self._in_memory(a) * share(a) for a in (*used, *instruction.arrays)))
     bytes_of = lambda name: sum(map(self._in_memory, computation.arrays(name)))
     results = sum(map(self._in_memory, instruction.arrays))
     if opcode == 'fusion':

@@ -292,8 +292,8 @@ class Experiment(Attributes):
 
   def validate(self) -> None:
     """Checks everything that can be checked without a device; raises UserError."""
-    self.check_bounds()
     mesh.check_mesh_shape(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices=None)
+    self.check_bounds()  # of properties that depend on the mesh, too
     length_shards = partitioning.num_shards(self.mesh_sizes, self.rules, 'residual_length')
     if self.MAX_SEQ_LEN % length_shards:
       axes = ' × '.join(partitioning.axes_of(self.rules['residual_length']))

@@ -5,11 +5,12 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Count, Function, Run, Shape, Training
+from paxlite.core.attribute_kinds import Count, Function, OffAtZero, Run, Shape, Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.layers.moe import CapacityDispatch, DroplessDispatch, MoeFeedForward, TopKRouter
+from paxlite.layers.dropless import DroplessDispatch
+from paxlite.layers.moe import CapacityDispatch, MoeFeedForward, TopKRouter
 from paxlite.layers.transformer import BlockSequence
 from paxlite.parallel import partitioning
 
@@ -25,6 +26,9 @@ class MixtureOfExperts(LanguageModel):
     0.01  # weight of the load-balancing loss, which is a mean over the layers with experts
   )
   USE_DROPLESS_MOE: Function[bool] = False
+  # Dropless experts that are sharded over devices: a device has room for this many times the mean
+  # number of tokens; 0 is room for all tokens. Room costs memory and time.
+  DROPLESS_ROOM: Function[OffAtZero] = 0.0
 
   @property
   def blocks_per_layer(self) -> int:
@@ -35,7 +39,7 @@ class MixtureOfExperts(LanguageModel):
     """The mesh axis that shards the experts; None if each device has a part of every expert.
 
     Pax shards experts over data. With an axis of their own, data shards their other dimensions.
-    Dropless experts are not sharded over data, as that would gather all tokens on each device.
+    Dropless experts are not sharded over data, as each device would need room for all tokens.
     """
     if 'expert' in self.MESH_AXES:
       return 'expert'
@@ -108,7 +112,7 @@ class MixtureOfExperts(LanguageModel):
       aux_loss_weight=self.AUX_LOSS_COEF / self.num_expert_blocks,
       router_tpl=template(TopKRouter, top_k=self.NUM_EXPERTS_PER_TOKEN),
       dispatch_tpl=(
-        template(DroplessDispatch)
+        template(DroplessDispatch, room=self.DROPLESS_ROOM)
         if self.USE_DROPLESS_MOE
         else template(CapacityDispatch, capacity_factor=self.EXPERT_CAPACITY_FACTOR)
       ),

@@ -1,11 +1,10 @@
 """Mixtures of experts, in which each token passes through a few of many feed-forward layers.
 
 A router chooses the experts of each token. A dispatch moves tokens to their experts and back. There
-are two: with a capacity, which limits the number of tokens of an expert, and dropless.
+are two: CapacityDispatch, which limits the number of tokens of an expert, and the dropless one.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,14 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.sharding import PartitionSpec
 
 from paxlite.core.templates import Template, template_field
 from paxlite.layers.einsum import Einsum
 from paxlite.layers.feedforward import ACTIVATIONS
 from paxlite.layers.projection import Initializer
 from paxlite.layers.sown import LOSSES, SUMMARIES
-from paxlite.parallel import partitioning
 from paxlite.parallel.partitioning import gather_weight, param, shard
 
 _FAN_IN = nn.initializers.variance_scaling(1.0, 'fan_in', 'uniform')
@@ -173,119 +170,6 @@ def capacity(group_size: int, num_experts: int, factor: float) -> int:
   return max(-(-int(group_size * factor / num_experts) // 4) * 4, 4)
 
 
-@dataclasses.dataclass(frozen=True)
-class DroplessDispatch:
-  """A dispatch that gives every token a place with each of its experts, by jax.lax.ragged_dot.
-
-  Tokens are sorted by expert. If experts are sharded over devices, each device gathers the tokens
-  of the other devices and computes the output of its own experts for them. On CPU, XLA computes
-  every expert for every token and masks the result, which is correct but slow.
-  """
-
-  def __call__(
-    self, x_JMD: jax.Array, routing: Routing, experts: Experts
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns Σ weight · expert(x) [J, M, D], and which choices are not of padding [J, M, X]."""
-    kept_JMX = jnp.broadcast_to(routing.is_token_JM[..., None], routing.experts_JMX.shape)
-    w_in_EDF, activation = experts.w_in_EDF, experts.activation
-    weights_JMX = routing.weights_JMX.astype(x_JMD.dtype)
-    arguments = x_JMD, routing.experts_JMX, weights_JMX, w_in_EDF, experts.w_out_EFD
-    active = partitioning.active_mesh()
-    if active is None or active[0].size == 1:
-      return _sorted_experts(*arguments, activation=activation), kept_JMX
-    mesh, rules = active
-    fitted = lambda names, shape: partitioning.fitting(
-      partitioning.spec(names, rules), shape, dict(mesh.shape)
-    )
-    tokens = fitted(('batch', None, None), x_JMD.shape)
-    over, hidden = fitted(('experts', 'mlp'), w_in_EDF.shape[::2])
-    body = functools.partial(
-      _sharded_experts,
-      activation=activation,
-      expert_axis=over,
-      tokens_differ=over in partitioning.axes_of(tokens[0]),
-      hidden_axis=hidden,
-    )
-    sharded = jax.shard_map(
-      body,
-      mesh=mesh,
-      in_specs=(
-        tokens,
-        tokens,
-        tokens,
-        PartitionSpec(over, None, hidden),
-        PartitionSpec(over, hidden, None),
-      ),
-      out_specs=tokens,
-      check_vma=False,
-    )
-    return sharded(*arguments), kept_JMX
-
-
-def _sharded_experts(
-  x_JMD: jax.Array,
-  experts_JMX: jax.Array,
-  weights_JMX: jax.Array,
-  w_in_EDF: jax.Array,
-  w_out_EFD: jax.Array,
-  activation: Any,
-  expert_axis: str | None,
-  tokens_differ: bool,
-  hidden_axis: str | None,
-) -> jax.Array:
-  """Computes _sorted_experts on one device, which holds some groups, some experts, and part of F.
-
-  Args:
-    x_JMD: The tokens of this device.
-    experts_JMX: Their experts, numbered from 0 over the experts of all devices.
-    weights_JMX: The weights of these experts.
-    w_in_EDF: The input weights of this device's experts, for its part of F.
-    w_out_EFD: The output weights of this device's experts, for its part of F.
-    activation: The activation function.
-    expert_axis: The mesh axis over which experts are sharded, or None.
-    tokens_differ: Whether tokens are sharded over expert_axis too.
-    hidden_axis: The mesh axis over which F is sharded, or None.
-  """
-  if tokens_differ:
-    gather = lambda x: jax.lax.all_gather(x, expert_axis, tiled=True)
-    x_JMD, experts_JMX, weights_JMX = gather(x_JMD), gather(experts_JMX), gather(weights_JMX)
-  if expert_axis is not None:
-    experts_JMX = experts_JMX - jax.lax.axis_index(expert_axis) * w_in_EDF.shape[0]
-  y_JMD = _sorted_experts(x_JMD, experts_JMX, weights_JMX, w_in_EDF, w_out_EFD, activation)
-  if hidden_axis is not None:
-    y_JMD = jax.lax.psum(y_JMD, hidden_axis)
-  if tokens_differ:
-    y_JMD = jax.lax.psum_scatter(y_JMD, expert_axis, tiled=True)
-  elif expert_axis is not None:
-    y_JMD = jax.lax.psum(y_JMD, expert_axis)
-  return y_JMD
-
-
-def _sorted_experts(
-  x_JMD: jax.Array,
-  experts_JMX: jax.Array,
-  weights_JMX: jax.Array,
-  w_in_EDF: jax.Array,
-  w_out_EFD: jax.Array,
-  activation: Any,
-) -> jax.Array:
-  """Returns Σ weight · expert(x) over the local experts 0 … E − 1; other experts contribute 0."""
-  J, M, D = x_JMD.shape
-  E, X = w_in_EDF.shape[0], experts_JMX.shape[-1]
-  expert_R = experts_JMX.reshape(-1)  # R = J·M·X
-  is_ours_R = (expert_R >= 0) & (expert_R < E)
-  order_R = jnp.argsort(jnp.where(is_ours_R, expert_R, E), stable=True)
-  sizes_E = jnp.zeros(E, jnp.int32).at[jnp.where(is_ours_R, expert_R, E)].add(1, mode='drop')
-  # ragged_dot leaves rows after sum(sizes) undefined, so that they and their gradients are masked
-  is_held_R1 = is_ours_R[order_R, None]
-  x_RD = jnp.where(is_held_R1, x_JMD.reshape(-1, D)[order_R // X], 0)
-  hidden_RF = activation(jax.lax.ragged_dot(x_RD, w_in_EDF, sizes_E))
-  y_RD = jax.lax.ragged_dot(hidden_RF, w_out_EFD, sizes_E)
-  weight_R = jnp.where(is_ours_R, weights_JMX.reshape(-1), 0)[order_R]
-  y_RD = jnp.where(is_held_R1, y_RD, 0) * weight_R[:, None]
-  return jnp.zeros_like(x_JMD.reshape(-1, D)).at[order_R // X].add(y_RD).reshape(J, M, D)
-
-
 class MoeFeedForward(nn.Module):
   """y = Σ weight · expert(x) over the X experts of a token, [B, T, D] to [B, T, D].
 
@@ -299,7 +183,7 @@ class MoeFeedForward(nn.Module):
     aux_loss_weight: Weight of the load-balancing loss.
     activation: A key of ACTIVATIONS.
     router_tpl: Chooses the experts of each token.
-    dispatch_tpl: CapacityDispatch or DroplessDispatch, which moves tokens to experts and back.
+    dispatch_tpl: Moves tokens to experts and back: CapacityDispatch or dropless.DroplessDispatch.
     w_init: Initializer of w_in [E, D, F] and w_out [E, F, D].
     einsum_tpl: Multiplies by the experts' weights.
     dtype: The dtype of the experts' computation.

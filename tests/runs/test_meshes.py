@@ -150,6 +150,46 @@ def test_a_mesh_that_xla_gets_wrong_is_refused():
   assert 'on the mesh replica 2 × data 2 × mdl 2' in wrong
 
 
+LIMITED_ROOM = """
+import jax, jax.numpy as jnp
+from flax.linen import meta
+from paxlite.experiments.glam import GLaM126M64E
+from paxlite.layers import dropless, moe
+from paxlite.parallel import partitioning
+e = GLaM126M64E(
+  MESH_AXES=['replica', 'data', 'mdl', 'expert'], ICI_MESH_SHAPE=[1, 1, 1, 4],
+  DCN_MESH_SHAPE=[1, 1, 1, 1], NUM_EXPERTS=8,
+)
+make = lambda room: moe.MoeFeedForward(
+  16, 32, num_experts=8, num_groups=4, dispatch_tpl=lambda: dropless.DroplessDispatch(room)
+)
+x = jax.random.normal(jax.random.key(1), (4, 8, 16))
+params = meta.unbox(jax.jit(make(0).init)(jax.random.key(0), x))['params']
+params['router']['gate'] = jnp.zeros((16, 8)).at[:, 0].set(5)  # half choose expert 0 first
+logits = jnp.einsum('JMD,DE->JME', x, params['router']['gate'])
+routing = moe.route(logits, jnp.ones((4, 8), bool), 2)
+experts = moe.Experts(params['w_in'], params['w_out'], jax.nn.relu, None, None)
+for room in (0, 1, 2):
+  with partitioning.activate(e.mesh(), e.rules):
+    y, kept = jax.jit(lambda x: dropless.DroplessDispatch(room)(x, routing, experts))(x)
+  part = routing._replace(weights_JMX=routing.weights_JMX * kept)
+  expected, _ = jax.jit(lambda x: dropless.DroplessDispatch()(x, part, experts))(x)
+  print(int(kept.sum()), bool(jnp.abs(y - expected).max() < 1e-5))
+"""
+
+
+def test_choices_without_room_get_nothing_and_all_others_what_they_get_alone():
+  """Of 64 choices, a device has room for 16 (the mean), 32, or all; half choose one device."""
+  done = subprocess.run(
+    [sys.executable, '-c', LIMITED_ROOM],
+    capture_output=True, text=True, cwd=runs.ROOT, env=runs.environment(4), check=True,
+  )  # fmt: skip
+  assert [line.split()[1] for line in done.stdout.splitlines()] == ['True'] * 3
+  kept = [int(line.split()[0]) for line in done.stdout.splitlines()]
+  assert kept[0] == 64
+  assert 16 <= kept[1] < kept[2] < 64
+
+
 def test_the_report_to_xla_reproduces():
   """If this fails, XLA no longer exchanges rows, and gather_weight may be unnecessary."""
   page = (runs.ROOT / 'docs' / 'xla_row_exchange.md').read_text()

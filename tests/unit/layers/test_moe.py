@@ -11,6 +11,7 @@ from flax.linen import meta
 from paxlite.core.errors import UserError
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.layers import moe
+from paxlite.layers.dropless import DroplessDispatch
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.sown import SOWN, SUMMARIES, over_layers
 from paxlite.training.metrics import Mean, Weighted
@@ -131,7 +132,7 @@ def test_initial_values_are_praxis():
 def layers(capacity_factor=2.0, **kwargs):
   made = [
     moe.MoeFeedForward(16, 32, num_experts=4, num_groups=2, dispatch_tpl=dispatch, **kwargs)
-    for dispatch in (lambda: moe.CapacityDispatch(capacity_factor), moe.DroplessDispatch)
+    for dispatch in (lambda: moe.CapacityDispatch(capacity_factor), DroplessDispatch)
   ]
   x = jax.random.normal(jax.random.key(1), (4, 8, 16))
   paddings = jnp.zeros((4, 8)).at[1, 5:].set(1)
@@ -196,6 +197,8 @@ def test_rows_that_fill_a_batch_up_do_not_count():
     (dict(EXPERT_CAPACITY_FACTOR=0.0), 'USE_DROPLESS_MOE=True'),
     (dict(EXPERT_AXIS='expert'), 'EXPERT_AXIS=expert must be None, data, or expert where'),
     (dict(EXPERT_AXIS='data', ICI_MESH_SHAPE=[1, 3, 1]), 'mesh axis data = 3'),
+    (dict(ICI_MESH_SHAPE=[1, 1, 1, 8]), 'ICI_MESH_SHAPE=.* 3 positive sizes'),
+    (dict(DROPLESS_ROOM=-1.0), 'DROPLESS_ROOM=-1 must not be negative; 0 turns it off'),
   ],
 )
 def test_what_cannot_be(changes, message):

@@ -1,0 +1,146 @@
+"""Products of groups of rows with a matrix each, by Triton kernels for NVIDIA GPUs.
+
+XLA's own lowering of jax.lax.ragged_dot on GPUs multiplies every row by the matrices of all groups.
+These kernels multiply it by that of its group alone. A group's rows start at a multiple of ROWS, so
+that a block of rows belongs to one group, and no kernel needs to mask rows.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+ROWS = 128  # a block of rows; a group's number of rows is a multiple of it
+_DEPTH = 64  # what a step of the sum takes of the contracted dimension
+_COLUMNS = (256, 128, 64)  # the first that divides a matrix is the width of a block
+
+
+def computes(w_EDF: jax.Array) -> bool:
+  """Returns whether the kernels multiply by matrices of this shape and type."""
+  return (
+    w_EDF.shape[1] % _COLUMNS[-1] == 0
+    and w_EDF.shape[2] % _COLUMNS[-1] == 0
+    and w_EDF.dtype in (jnp.bfloat16, jnp.float16, jnp.float32)
+  )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def product(
+  x_PD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, interpret: bool = False
+) -> jax.Array:
+  """Returns y[p] = x[p]·w[e], [P, F], where e is the group of row p.
+
+  Sums are in float32.
+
+  Args:
+    x_PD: Rows, sorted by group; P is a multiple of ROWS.
+    w_EDF: A matrix for each group.
+    sizes_E: The number of rows of each group, multiples of ROWS. Rows after their sum give 0.
+    interpret: Whether the kernels run as plain JAX, on any platform.
+  """
+  return _rows_times_matrices(x_PD, w_EDF, sizes_E, transposed=False, interpret=interpret)
+
+
+def _forward(
+  x_PD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, interpret: bool
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+  return product(x_PD, w_EDF, sizes_E, interpret), (x_PD, w_EDF, sizes_E)
+
+
+def _backward(
+  interpret: bool, kept: tuple[jax.Array, ...], dy_PF: jax.Array
+) -> tuple[jax.Array, jax.Array, None]:
+  x_PD, w_EDF, sizes_E = kept
+  dx_PD = _rows_times_matrices(dy_PF, w_EDF, sizes_E, transposed=True, interpret=interpret)
+  return dx_PD, _columns_times_rows(x_PD, dy_PF, sizes_E, interpret), None
+
+
+product.defvjp(_forward, _backward)
+
+
+def _rows_times_matrices(
+  x_PD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, transposed: bool, interpret: bool
+) -> jax.Array:
+  """Returns x[p]·w[e], or x[p]·w[e]ᵀ if `transposed`; D is what is contracted."""
+  P, D = x_PD.shape
+  E, F = w_EDF.shape[0], w_EDF.shape[1 if transposed else 2]
+  columns = _width(F)
+  blocks = P // ROWS
+  # the group of each block of rows; E for blocks after the last group
+  group_B = jnp.searchsorted(
+    jnp.cumsum(sizes_E) // ROWS, jnp.arange(blocks), side='right', method='compare_all'
+  )
+
+  def kernel(group_ref: Any, x_ref: Any, w_ref: Any, y_ref: Any) -> None:
+    group = group_ref[pl.program_id(0)]
+    column = pl.ds(pl.program_id(1) * columns, columns)
+
+    def step(i: Any, sum_PF: jax.Array) -> jax.Array:
+      depth = pl.ds(i * _DEPTH, _DEPTH)
+      w = w_ref[group, column, depth] if transposed else w_ref[group, depth, column]
+      return sum_PF + plgpu.dot(x_ref[:, depth], w, trans_b=transposed)
+
+    steps = jnp.where(group < E, jnp.int32(D // _DEPTH), jnp.int32(0))
+    sum_PF = jax.lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros((ROWS, columns), jnp.float32))
+    y_ref[...] = sum_PF.astype(y_ref.dtype)
+
+  return pl.pallas_call(
+    kernel,
+    grid=(blocks, F // columns),
+    in_specs=[
+      pl.BlockSpec((blocks,), lambda i, j: (0,)),
+      pl.BlockSpec((ROWS, D), lambda i, j: (i, 0)),
+      pl.BlockSpec(w_EDF.shape, lambda i, j: (0, 0, 0)),
+    ],
+    out_specs=pl.BlockSpec((ROWS, columns), lambda i, j: (i, j)),
+    out_shape=jax.ShapeDtypeStruct((P, F), x_PD.dtype),
+    compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=3),
+    interpret=interpret,
+    name='rows_times_matrices',
+  )(group_B.astype(jnp.int32), x_PD, w_EDF)
+
+
+def _columns_times_rows(
+  x_PD: jax.Array, dy_PF: jax.Array, sizes_E: jax.Array, interpret: bool
+) -> jax.Array:
+  """Returns Σ x[p]ᵀ·dy[p] over the rows of each group, [E, D, F]."""
+  D, F, E = x_PD.shape[1], dy_PF.shape[1], sizes_E.shape[0]
+  rows, columns = min(_width(D), 128), _width(F)
+  stop_E = jnp.cumsum(sizes_E).astype(jnp.int32)
+  start_E = stop_E - sizes_E.astype(jnp.int32)
+
+  def kernel(start_ref: Any, stop_ref: Any, x_ref: Any, dy_ref: Any, dw_ref: Any) -> None:
+    group = pl.program_id(0)
+
+    def step(i: Any, sum_DF: jax.Array) -> jax.Array:
+      depth = pl.ds(i * _DEPTH, _DEPTH)
+      return sum_DF + plgpu.dot(x_ref[depth, :], dy_ref[depth, :], trans_a=True)
+
+    first = jax.lax.div(start_ref[group], jnp.int32(_DEPTH))
+    last = jax.lax.div(stop_ref[group], jnp.int32(_DEPTH))
+    sum_DF = jax.lax.fori_loop(first, last, step, jnp.zeros((rows, columns), jnp.float32))
+    dw_ref[...] = sum_DF.astype(dw_ref.dtype)
+
+  P = x_PD.shape[0]
+  return pl.pallas_call(
+    kernel,
+    grid=(E, D // rows, F // columns),
+    in_specs=[
+      pl.BlockSpec((E,), lambda e, i, j: (0,)),
+      pl.BlockSpec((E,), lambda e, i, j: (0,)),
+      pl.BlockSpec((P, rows), lambda e, i, j: (0, i)),
+      pl.BlockSpec((P, columns), lambda e, i, j: (0, j)),
+    ],
+    out_specs=pl.BlockSpec((None, rows, columns), lambda e, i, j: (e, i, j)),
+    out_shape=jax.ShapeDtypeStruct((E, D, F), x_PD.dtype),
+    compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=3),
+    interpret=interpret,
+    name='columns_times_rows',
+  )(start_E, stop_E, x_PD, dy_PF)
+
+
+def _width(size: int) -> int:
+  return next(width for width in _COLUMNS if size % width == 0)

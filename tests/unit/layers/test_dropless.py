@@ -1,0 +1,95 @@
+"""Dropless experts: products of groups of rows, places, and the way between devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paxlite.layers import dropless, megablox_product, moe, triton_product
+
+
+@pytest.fixture(autouse=True)
+def highest_precision():
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+SIZES = jnp.array([128, 0, 256])  # the last 128 of 512 rows have no group
+
+
+@pytest.mark.parametrize('kernels', [triton_product, megablox_product])
+def test_kernels_compute_what_ragged_dot_does(kernels):
+  """Compares results and both gradients, with an empty group, and rows without a group."""
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(512, 128)), jnp.float32)
+  w = jnp.asarray(0.1 * rng.normal(size=(3, 128, 128)), jnp.float32)
+  assert kernels.computes(w)
+  is_grouped = (jnp.arange(512) < SIZES.sum())[:, None]
+
+  def value(product, x, w):
+    y = jnp.where(is_grouped, product(x, w, SIZES), 0)
+    return jnp.sin(y).sum(), y
+
+  grad = jax.jit(jax.value_and_grad(value, (1, 2), has_aux=True), static_argnums=0)
+  (_, y), (dx, dw) = grad(functools.partial(kernels.product, interpret=True), x, w)
+  (_, y2), (dx2, dw2) = grad(jax.lax.ragged_dot, x, w)
+  np.testing.assert_allclose(y, y2, atol=2e-6)
+  np.testing.assert_allclose(jnp.where(is_grouped, dx, 0), dx2, atol=2e-6)
+  np.testing.assert_allclose(dw, dw2, atol=5e-5)
+  np.testing.assert_array_equal(dw[1], 0)
+
+
+@pytest.mark.parametrize('shape', [(3, 100, 128), (3, 128, 100)])
+def test_kernels_refuse_what_they_do_not_divide(shape):
+  w = jnp.zeros(shape)
+  assert not triton_product.computes(w)
+  assert not megablox_product.computes(w)
+
+
+def output_and_gradients(layer, params, x, paddings):
+  def value(params, x):
+    y = layer.apply({'params': params}, x, paddings, mutable=['losses', 'summaries'])[0]
+    return jnp.sin(y).sum(), y
+
+  (_, y), grads = jax.jit(jax.value_and_grad(value, (0, 1), has_aux=True))(params, x)
+  return y, grads
+
+
+def test_groups_of_multiples_give_the_same(monkeypatch):
+  """Accelerators pad groups to multiples; what kernels leave in other rows reaches nothing."""
+  layer = moe.MoeFeedForward(16, 32, num_experts=4, dispatch_tpl=dropless.DroplessDispatch)
+  x = jax.random.normal(jax.random.key(1), (4, 8, 16))
+  paddings = jnp.zeros((4, 8)).at[1, 5:].set(1)
+  params = jax.jit(layer.init)(jax.random.key(0), x, paddings)['params']
+  params = jax.tree.map(lambda p: p.value if hasattr(p, 'value') else p, params)
+  expected = output_and_gradients(layer, params, x, paddings)
+  shapes_seen = []
+
+  @jax.custom_vjp
+  def dirty(x_PD, sizes_E):
+    return jnp.where(jnp.arange(len(x_PD))[:, None] < sizes_E.sum(), x_PD, jnp.nan)
+
+  dirty.defvjp(lambda x, sizes: (dirty(x, sizes), sizes), lambda s, dy: (dirty(dy, s), None))
+
+  def product(x_PD, w_EDF, sizes_E):
+    shapes_seen.append(x_PD.shape)
+    clean = jnp.where(jnp.arange(len(x_PD))[:, None] < sizes_E.sum(), x_PD, 0)
+    return dirty(jax.lax.ragged_dot(clean, w_EDF, sizes_E), sizes_E)
+
+  monkeypatch.setattr(dropless, 'alignment', lambda w: 8)
+  monkeypatch.setattr(dropless, 'grouped_product', product)
+  found = output_and_gradients(layer, params, x, paddings)
+  assert shapes_seen[0][0] == 96  # 64 choices, and 7 more places for each of 4 experts
+  close = functools.partial(np.testing.assert_allclose, atol=2e-6)
+  jax.tree.map(close, found, expected)
+
+
+def test_places_are_in_the_order_of_experts_and_of_tokens():
+  choice, counts = dropless._sorted(jnp.array([2, 0, 5, 2, -1, 0]), 3)
+  assert counts.tolist() == [2, 0, 2]
+  places = dropless._places(choice, counts, jnp.array([4, 0, 4]), num_places=12)
+  assert places.place_R.tolist() == [4, 0, 12, 5, 12, 1]
+  none = 6
+  assert places.choice_P.tolist() == [1, 5, none, none, 0, 3, none, none] + [none] * 4
