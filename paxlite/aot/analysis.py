@@ -40,6 +40,7 @@ class Report:
   lower_seconds: float
   compile_seconds: float
   versions: dict[str, str]
+  options: dict[str, Any]
   fits: bool | None
   verdict: str
   chip: Chip | None = None
@@ -83,6 +84,7 @@ def compile_step(
   lowered, seconds = _timed(lambda: task.lower_step(abstract_batch(e, mesh, notes)))
   state = lowered.args_info[0][0]
   device = mesh.devices.flat[0]
+  options = e.compiler_options(device.platform)
   known: dict[str, Any] = dict(
     experiment=type(e).__name__,
     target=target.name,
@@ -94,9 +96,9 @@ def compile_step(
     seq_len=e.MAX_SEQ_LEN,
     lower_seconds=seconds,
     versions=compiled_step.versions(device.platform),
+    options=options,
     chip=chip,
   )
-  options = e.compiler_options(device.platform)
   before = time.perf_counter()
   try:
     with task.compiling():
@@ -249,6 +251,7 @@ def page(report: Report) -> str:
     f'  batch       {r.batch_size:,} × {r.seq_len:,} tokens',
     f'  compiled    in {r.compile_seconds:.1f} s, after {r.lower_seconds:.1f} s of tracing',
     '  versions    ' + ', '.join(f'{k} {v}' for k, v in r.versions.items()),
+    *(f'  {"" if i else "options":<12}{k}={v}' for i, (k, v) in enumerate(r.options.items())),
   ]
   if r.total:
     lines += [

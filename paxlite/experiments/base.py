@@ -250,8 +250,12 @@ class Experiment(Attributes):
     return mesh.make_mesh(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices)
 
   def compiler_options(self, platform: str) -> dict[str, Any]:
-    """Returns COMPILER_OPTIONS for the devices of a platform: cpu, gpu, tpu."""
-    return compiler.of_kind(platform, dict(map(compiler_option, self.COMPILER_OPTIONS)))
+    """Returns the options of the train step for the devices of a platform: cpu, gpu, tpu.
+
+    They are those of COMPILER_OPTIONS and, for several GPUs, paxlite's own.
+    """
+    given = compiler.of_kind(platform, dict(map(compiler_option, self.COMPILER_OPTIONS)))
+    return compiler.step_options(platform, self.num_devices, given)
 
   @property
   def batch_shards(self) -> int:

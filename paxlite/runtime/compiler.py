@@ -1,11 +1,26 @@
 """The options with which XLA compiles a run's programs, by kind of device."""
 
+import functools
 import os
 from typing import Any
 
 # Options for the program that computes initial values, which runs once. LLVM's first optimization
 # level gives bit-identical values to its last one, in a third of the time.
 _INITIAL_VALUES: dict[str, dict[str, Any]] = {'cpu': {'xla_backend_optimization_level': 1}}
+
+# Options for programs that run on several GPUs: the next layer's weights are gathered and the last
+# one's gradients are reduced while a layer is computed, and a loop over layers does not copy what
+# it carries. Each option has a (name, value) for each generation of XLA, the newest first.
+_SEVERAL_GPUS: tuple[tuple[tuple[str, Any], ...], ...] = (
+  *(
+    (
+      (f'xla_gpu_pipeline_{kind}', 'COLLECTIVE_PIPELINING_MODE_ON'),
+      (f'xla_gpu_enable_pipelined_{kind}', True),
+    )
+    for kind in ('all_gather', 'reduce_scatter', 'all_reduce')
+  ),
+  (('xla_gpu_enable_while_loop_double_buffering', True),),
+)
 
 _PREFIXES = {
   'cpu': ('xla_cpu_',),
@@ -23,6 +38,38 @@ def of_kind(platform: str, options: dict[str, Any]) -> dict[str, Any]:
   """Returns `options` without those for other kinds of device."""
   others = tuple(p for k, ps in _PREFIXES.items() if k != kind(platform) for p in ps)
   return {name: value for name, value in options.items() if not name.startswith(others)}
+
+
+def step_options(platform: str, num_devices: int, given: dict[str, Any]) -> dict[str, Any]:
+  """Returns the options of a train step: paxlite's own for this platform, and those given.
+
+  An option is left out if it is given under one of its names, here or in XLA_FLAGS, or if this XLA
+  does not know it.
+
+  Args:
+    platform: JAX's name of the platform.
+    num_devices: The number of devices of the mesh.
+    given: The options that a user gives.
+  """
+  own: dict[str, Any] = {}
+  flags = os.environ.get('XLA_FLAGS', '')
+  for names in _SEVERAL_GPUS if kind(platform) == 'gpu' and num_devices > 1 else ():
+    if any(name in given or f'--{name}=' in flags for name, _ in names):
+      continue
+    own |= dict([option for option in names if _is_known(*option)][:1])
+  return own | given
+
+
+@functools.cache
+def _is_known(name: str, value: Any) -> bool:
+  """Returns whether XLA takes an option; a trivial program is compiled to find out."""
+  import jax
+
+  try:
+    jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
+  except jax.errors.JaxRuntimeError:
+    return False
+  return True
 
 
 def initial_values_options(platform: str) -> dict[str, Any]:

@@ -23,6 +23,32 @@ def test_flags_of_the_environment_come_first(monkeypatch):
   assert compiler.initial_values_options('cpu') == {}
 
 
+def test_options_for_several_gpus_come_after_those_given(monkeypatch):
+  monkeypatch.delenv('XLA_FLAGS', raising=False)
+  monkeypatch.setattr(compiler, '_is_known', lambda name, value: 'xla_gpu_pipeline' not in name)
+  pipelined = {
+    f'xla_gpu_enable_pipelined_{kind}': True
+    for kind in ('all_gather', 'reduce_scatter', 'all_reduce')
+  }
+  buffering = {'xla_gpu_enable_while_loop_double_buffering': True}
+  assert compiler.step_options('cuda', 8, {}) == pipelined | buffering
+  assert compiler.step_options('cuda', 1, {'xla_gpu_a': 1}) == {'xla_gpu_a': 1}
+  assert compiler.step_options('tpu', 8, {}) == {}
+  given = {'xla_gpu_pipeline_all_gather': 'COLLECTIVE_PIPELINING_MODE_OFF'}
+  own = {k: v for k, v in pipelined.items() if 'all_gather' not in k}
+  assert compiler.step_options('gpu', 8, given) == own | buffering | given
+  monkeypatch.setenv('XLA_FLAGS', '--xla_gpu_enable_while_loop_double_buffering=false')
+  assert compiler.step_options('gpu', 8, {}) == pipelined
+
+
+def test_this_xla_knows_the_options_for_several_gpus():
+  known = [
+    [name for name in names if compiler._is_known(*name)] for names in compiler._SEVERAL_GPUS
+  ]
+  assert all(known)
+  assert not compiler._is_known('xla_gpu_nonsense', True)
+
+
 def test_malloc_keeps_memory_in_large_pages_where_it_can(tmp_path, monkeypatch):
   monkeypatch.setenv('JAX_PLATFORMS', 'cpu')
   monkeypatch.delenv('GLIBC_TUNABLES', raising=False)
