@@ -133,6 +133,7 @@ class Target:
       return devices.present()
     try:
       if self.chip.name == 'h100':
+        _tell_jax_that_gpus_are_hopper()
         hosts = max(self.devices // _GPUS_PER_HOST, 1)
         found = topologies.get_topology_desc(
           platform='cuda',
@@ -186,6 +187,16 @@ def parse(name: str) -> Target:
 
 def _shapes(chip: str) -> dict[int, str]:
   return _CUBES if chip == 'v5p' else _GRIDS
+
+
+def _tell_jax_that_gpus_are_hopper() -> None:
+  """Makes JAX trace cuDNN's attention for the target: it asks the local device what it can do."""
+  import jax
+  from jax._src.cudnn import fused_attention_stablehlo as attention
+
+  if jax.default_backend() == 'cpu':
+    is_hopper: Any = lambda capability: tuple(map(int, capability.split('.'))) <= (9, 0)
+    attention.check_compute_capability = is_hopper
 
 
 def prepare_environment() -> None:

@@ -57,15 +57,16 @@ def computes(
 def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:
   """Returns whether cuDNN has a kernel for these shapes on this platform and mesh.
 
-  It has no kernel for float32, head widths above 128 or not divisible by 8, odd lengths, and cached
-  keys. Neither is it used if a sequence or the layers are split over the mesh.
+  It has no kernel for float32, head widths above the largest or not divisible by 8, odd lengths,
+  and cached keys. Neither is it used if a sequence or the layers are split over the mesh.
   """
   active = partitioning.active_mesh()
   on_gpu = partitioning.active_platform() in ('gpu', 'cuda')
   if not on_gpu or q_BTNH.dtype not in (jnp.bfloat16, jnp.float16):
     return False
   (T, N, H), (S, K) = q_BTNH.shape[1:], k_BSKH.shape[1:3]
-  if T != S or T % 2 or H % 8 or H > 128:
+  is_narrow = _largest_width() >= H
+  if T != S or T % 2 or H % 8 or not is_narrow:
     return False
   if active is None:
     return True
@@ -74,3 +75,10 @@ def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:
   whole = shards('length') == 1 and mesh.shape.get('stage', 1) == 1
   # each device must hold the keys of its own query heads
   return whole and all(n % shards('act_heads') == 0 for n in (N, K))
+
+
+def _largest_width() -> int:
+  """Returns the largest width of a head that the kernels compute: 256 from Hopper on, else 128."""
+  active = partitioning.active_mesh()
+  device = active[0].devices.flat[0] if active else jax.devices()[0]
+  return 256 if float(getattr(device, 'compute_capability', 0)) >= 9 else 128

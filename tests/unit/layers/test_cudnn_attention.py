@@ -96,8 +96,10 @@ def test_where_there_is_a_kernel(monkeypatch):
   """There is one on GPUs, for 16 bits, whole sequences, and heads that stay with their keys."""
   rules = partitioning.rules_for(['replica', 'data', 'mdl', 'context'])
 
-  def fits(T=64, S=64, N=8, G=8, H=64, dtype=jnp.bfloat16, platform='cuda', **sizes):
-    device = types.SimpleNamespace(platform=platform)
+  def fits(
+    T=64, S=64, N=8, G=8, H=64, dtype=jnp.bfloat16, platform='cuda', capability='8.0', **sizes
+  ):
+    device = types.SimpleNamespace(platform=platform, compute_capability=capability)
     shape = dict(replica=1, data=1, mdl=1, context=1) | sizes
     mesh = types.SimpleNamespace(devices=np.array([device]), shape=shape)
     monkeypatch.setattr(partitioning, 'active_mesh', lambda: (mesh, rules))
@@ -114,6 +116,9 @@ def test_where_there_is_a_kernel(monkeypatch):
   assert not fits(T=33, S=33)
   assert not fits(H=60)
   assert not fits(H=256)
+  assert fits(H=256, capability='9.0')
+  assert fits(H=256, capability='10.3')
+  assert not fits(H=264, capability='9.0')
   assert not fits(G=2, mdl=4)
   assert not fits(context=2)
   assert not fits(stage=2)
