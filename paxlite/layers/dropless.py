@@ -341,14 +341,17 @@ def _ragged_all_to_all(x_RD: jax.Array, slices: Slices, num_rows: int, axis: str
   output_PD = jnp.zeros((num_rows, x_RD.shape[1]), x_RD.dtype)
   if partitioning.active_platform() != 'cpu':
     return jax.lax.ragged_all_to_all(x_RD, output_PD, *slices, axis_name=axis)
-  # XLA has no ragged all-to-all on CPU: a device gets all rows of all devices, and keeps its own
+  # XLA has no ragged all-to-all on CPU. Each device sends each other as many rows as it may need.
+  devices, most = jax.lax.axis_size(axis), min(x_RD.shape[0], num_rows)
   row_RE = jnp.arange(x_RD.shape[0])[:, None] - slices.from_E
   is_in_RE = (row_RE >= 0) & (row_RE < slices.sent_E)
-  place_R = jnp.where(is_in_RE, row_RE + slices.to_E, 0).sum(1)
-  experts = slices.from_E.shape[0] // jax.lax.axis_size(axis)
-  device_R = jnp.where(is_in_RE.any(1), is_in_RE.argmax(1) // experts, -1)
-  gather = lambda x: jax.lax.all_gather(x, axis, tiled=True)
-  is_mine_S = gather(device_R) == jax.lax.axis_index(axis)
-  return output_PD.at[jnp.where(is_mine_S, gather(place_R), num_rows)].set(
-    gather(x_RD), mode='drop'
+  to_R = jnp.where(is_in_RE, row_RE + slices.to_E, 0).sum(1)
+  device_R = is_in_RE.argmax(1) // (slices.from_E.shape[0] // devices)
+  is_to_RS = is_in_RE.any(1, keepdims=True) & (device_R[:, None] == jnp.arange(devices))
+  rank_R = (jnp.where(is_to_RS, jnp.cumsum(is_to_RS, axis=0), 0)).sum(1) - 1
+  at_R = jnp.where(rank_R < 0, devices * most, device_R * most + rank_R)
+  send = lambda rows, x: jax.lax.all_to_all(
+    rows.at[at_R].set(x, mode='drop'), axis, 0, 0, tiled=True
   )
+  rows = send(jnp.zeros((devices * most, x_RD.shape[1]), x_RD.dtype), x_RD)
+  return output_PD.at[send(jnp.full(devices * most, num_rows), to_R)].set(rows, mode='drop')

@@ -198,10 +198,11 @@ def begun(tmp_path_factory):
 @pytest.mark.parametrize(
   ('te', 'recipe', 'stack'),
   [
-    (te, recipe, stack)
-    for te in ('gemm', 'layer')
-    for recipe in ('bf16', 'DelayedScaling', 'Float8CurrentScaling')
-    for stack in STACKS
+    *(('gemm', 'bf16', stack) for stack in STACKS),
+    *(('layer', recipe, 'remat') for recipe in ('bf16', 'DelayedScaling', 'Float8CurrentScaling')),
+    ('gemm', 'DelayedScaling', 'remat'),
+    ('gemm', 'Float8CurrentScaling', 'scan'),
+    ('layer', 'DelayedScaling', 'unrolled'),
   ],
 )
 @pytest.mark.slow

@@ -42,20 +42,18 @@ MUST = {
   'fractional': {'all-gather data', 'all-reduce mdl'},
   'pipeline_sequence': {'collective-permute stage', 'all-gather mdl'},
 }
-# If experts are sharded over data, as in Pax, tokens move along data. Dropless models gather them.
+# If experts are sharded over data, as in Pax, tokens move along data.
 MUST_OF = {
   'glam/fsdp': {'all-to-all data'},
-  'dropless/expert': {'all-gather expert', 'reduce-scatter expert'},
-  'dropless/expert_tp': {'all-gather expert', 'reduce-scatter expert'},
 }
 
 CASES = [
   ['gpt/pipeline_tp', 'llama/context_tp', 'glam/expert_tp'],
-  ['gpt/dp', 'gpt/fsdp', 'gpt/tp', 'gpt/dcn', 'gpt/dcn_data', 'gpt/fractional'],
+  ['gpt/fsdp', 'gpt/tp', 'gpt/dcn', 'gpt/dcn_data', 'gpt/fractional'],
   ['gpt/tp4', 'gpt/context', 'gpt/context_tp', 'gpt/pipeline', 'gpt/dp_fsdp_tp', 'gpt/sequence'],
-  ['llama/dp', 'llama/fsdp', 'llama/tp', 'llama/tp4', 'llama/dp_fsdp_tp', 'llama/dcn'],
-  ['llama/sequence', 'llama/context', 'llama/pipeline', 'llama/pipeline_tp', 'llama/fractional'],
-  ['glam/dp', 'glam/fsdp', 'glam/tp', 'glam/dp_fsdp_tp', 'glam/dcn', 'glam/sequence'],
+  ['llama/fsdp', 'llama/tp4', 'llama/dp_fsdp_tp'],
+  ['llama/sequence', 'llama/context', 'llama/pipeline', 'llama/pipeline_tp'],
+  ['glam/dp', 'glam/fsdp', 'glam/tp', 'glam/dp_fsdp_tp', 'glam/sequence'],
   ['glam/expert', 'glam/expert_fsdp', 'glam/context', 'glam/pipeline', 'glam/fractional'],
   ['gpt/pipeline_sequence', 'moe/pipeline', 'moe/dp', 'dropless/expert'],
   [

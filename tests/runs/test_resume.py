@@ -34,11 +34,9 @@ def start_and_be_killed(folder, moment):
 @pytest.mark.parametrize(
   ('moments', 'resumed_at'),
   [
-    pytest.param(['before_step:2'], [None], marks=pytest.mark.slow),
     pytest.param(['during_save:3'], [None], marks=pytest.mark.slow),
     (['during_save:6'], [3]),
     pytest.param(['mid_save:6'], [3], marks=pytest.mark.slow),
-    pytest.param(['after_save:6'], [6], marks=pytest.mark.slow),
     pytest.param(['after_save:3', 'configuration'], [3], marks=pytest.mark.slow),
     # The save of step 6 runs in the background.
     pytest.param(['before_step:8'], [3, 6], marks=pytest.mark.slow),
