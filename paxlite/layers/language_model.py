@@ -150,8 +150,10 @@ def cross_entropy(logits_BTV: jax.Array, labels_BT: jax.Array, logit_cap: float)
 def _cross_entropy_forward(
   logits_BTV: jax.Array, labels_BT: jax.Array, logit_cap: float
 ) -> tuple[TokenLosses, tuple[jax.Array, ...]]:
+  # XLA on TPUs writes what a gather reads: taking from float32 would write [B, T, V] in float32
+  label_logits = jnp.take_along_axis(logits_BTV, labels_BT[..., None], axis=-1)[..., 0]
+  label_logits = cap_logits(label_logits.astype(jnp.float32), logit_cap)
   capped_BTV = cap_logits(logits_BTV.astype(jnp.float32), logit_cap)
-  label_logits = jnp.take_along_axis(capped_BTV, labels_BT[..., None], axis=-1)[..., 0]
   largest = capped_BTV.max(-1)
   log_z = largest + jnp.log(jnp.exp(capped_BTV - largest[..., None]).sum(-1))
   losses = TokenLosses(log_z - label_logits, label_logits >= largest)
