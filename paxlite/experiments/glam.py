@@ -12,10 +12,11 @@ from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.registry import register
 from paxlite.experiments.transformer import Activation, Norm
-from paxlite.layers.attention import RelativeBias, SeparateQkv
+from paxlite.layers.attention import SeparateQkv
 from paxlite.layers.embeddings import TokenEmbedding
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.projection import Projection
+from paxlite.layers.relative_bias import RelativeBias
 
 _FAN_IN = dict(scale=1.0, mode='fan_in', distribution='uniform')
 

@@ -80,40 +80,6 @@ class PerDimScale(nn.Module):
     return q_BTNH * (jax.nn.softplus(w) / math.log(2)).astype(q_BTNH.dtype)
 
 
-class RelativeBias(nn.Module):
-  """A bias of the attention logits [N, T, S], learned for each head and bucket of distances.
-
-  This is T5's bias, for causal attention (https://arxiv.org/abs/1910.10683, section 2.1). Half of
-  the buckets hold one distance each, from 0 on. The sizes of the others grow by a constant factor
-  up to max_distance.
-
-  Attributes:
-    num_heads: N.
-    num_buckets: Number of columns of the weight wrb [N, buckets].
-    max_distance: Distances from this one on share the last bucket.
-  """
-
-  num_heads: int
-  num_buckets: int = 32
-  max_distance: int = 128
-
-  @nn.compact
-  def __call__(self, distance_TS: jax.Array) -> jax.Array:
-    shape = [self.num_heads, self.num_buckets]
-    init = nn.initializers.normal(1 / math.sqrt(math.prod(shape)))
-    wrb = param(self, 'wrb', init, shape, ['heads', None])
-    single = self.num_buckets // 2
-    distance_TS = jnp.maximum(distance_TS, 0)
-    share = jnp.log(jnp.maximum(distance_TS, single) / single) / math.log(
-      self.max_distance / single
-    )
-    large = single + (share * (self.num_buckets - single)).astype(jnp.int32)
-    bucket_TS = jnp.where(
-      distance_TS < single, distance_TS, jnp.minimum(large, self.num_buckets - 1)
-    )
-    return wrb[:, bucket_TS]
-
-
 class DotProductAttention(nn.Module):
   """softmax(cap(q·k) + bias + mask)·v, with the softmax in float32.
 
@@ -121,7 +87,8 @@ class DotProductAttention(nn.Module):
     query_scale: Factor of the queries.
     logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
     window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
-    relative_bias_tpl: Maps query − key positions [T, S] to a bias [N, T, S]; None means no bias.
+    relative_bias_tpl: A bias of the logits, such as RelativeBias, which is called with (B, T, S,
+      start); None means no bias.
     extra_logit: The logit of a virtual key whose value is 0; None means no virtual key.
     dropout: Dropout rate of the attention weights.
     kernel_tpl: Computes the attention; see attention_kernel.
@@ -155,7 +122,7 @@ class DotProductAttention(nn.Module):
       key_segment_ids_BS: Segments of the keys; None means those of the queries.
       start: Index of the first query among the keys.
     """
-    T, S = q_BTNH.shape[1], k_BSKH.shape[1]
+    B, T, S = *q_BTNH.shape[:2], k_BSKH.shape[1]
     distance_TS = start + jnp.arange(T)[:, None] - jnp.arange(S)
     mask = distance_TS >= 0
     if self.window > 0:
@@ -165,9 +132,9 @@ class DotProductAttention(nn.Module):
       keys_BS = segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS
       segments = segment_ids_BT, keys_BS
       mask = (mask & (segment_ids_BT[:, :, None] == keys_BS[:, None, :]))[:, None]
-    bias_NTS = None
+    bias_JNTS = None
     if self.relative_bias_tpl is not None:
-      bias_NTS = self.relative_bias_tpl(name='relative_bias')(distance_TS)
+      bias_JNTS = self.relative_bias_tpl(name='relative_bias')(B, T, S, start)
     drops = self.dropout > 0 and self.has_rng('dropout')
     softmax = Softmax(
       self.query_scale,
@@ -176,7 +143,7 @@ class DotProductAttention(nn.Module):
       self.extra_logit,
       nn.Dropout(self.dropout, deterministic=False) if drops else None,
     )
-    return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax, segments)
+    return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS, softmax, segments)
 
 
 class Attention(nn.Module):

@@ -31,23 +31,23 @@ class AttentionKernel:
     k_BSKH: jax.Array,
     v_BSKH: jax.Array,
     mask: jax.Array,
-    bias_NTS: jax.Array | None,
+    bias_JNTS: jax.Array | None,
     softmax: Softmax,
     segments: Segments | None = None,
   ) -> jax.Array:
-    if self.fused and cudnn_attention.computes(q_BTNH, k_BSKH, bias_NTS, softmax):
+    if self.fused and cudnn_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
       return cudnn_attention.attend(q_BTNH, k_BSKH, v_BSKH, mask, softmax)
-    if self.fused and splash_attention.computes(q_BTNH, k_BSKH, bias_NTS, softmax):
+    if self.fused and splash_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
       return splash_attention.attend(q_BTNH, k_BSKH, v_BSKH, segments, softmax)
     T, S = q_BTNH.shape[1], k_BSKH.shape[1]
     on_cpu = active_platform() == 'cpu'
     kernel: Kernel = cpu_attention.attend if on_cpu else softmax_attention.attend
     block_size = self.block_size or (cpu_attention.block_size(T) if on_cpu and _unsplit() else T)
     if T != S or T % block_size or block_size == T or softmax.dropout is not None:
-      return kernel(q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax)
+      return kernel(q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS, softmax)
     if self.block_size:
       kernel = jax.checkpoint(kernel, static_argnums=5)
-    return by_blocks(kernel, block_size, q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax)
+    return by_blocks(kernel, block_size, q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS, softmax)
 
 
 def _unsplit() -> bool:
@@ -63,7 +63,7 @@ def by_blocks(
   k_BSKH: jax.Array,
   v_BSKH: jax.Array,
   mask: jax.Array,
-  bias_NTS: jax.Array | None,
+  bias_JNTS: jax.Array | None,
   softmax: Softmax,
 ) -> jax.Array:
   """Applies `kernel` to blocks of queries, each with the keys up to the block's last query.
@@ -74,7 +74,7 @@ def by_blocks(
   contexts = []
   for stop in range(block_size, q_BTNH.shape[1] + block_size, block_size):
     rows = slice(stop - block_size, stop)
-    bias = None if bias_NTS is None else bias_NTS[:, rows, :stop]
+    bias = None if bias_JNTS is None else bias_JNTS[..., rows, :stop]
     contexts.append(
       kernel(
         q_BTNH[:, rows], k_BSKH[:, :stop], v_BSKH[:, :stop], mask[..., rows, :stop], bias, softmax

@@ -44,14 +44,14 @@ def attend(
 
 
 def computes(
-  q_BTNH: jax.Array, k_BSKH: jax.Array, bias_NTS: jax.Array | None, softmax: Softmax
+  q_BTNH: jax.Array, k_BSKH: jax.Array, bias_JNTS: jax.Array | None, softmax: Softmax
 ) -> bool:
   """Returns whether cuDNN has a kernel for this attention on this platform and mesh.
 
   It has no kernel for capped logits, a bias, an extra logit or dropout.
   """
   plain = softmax.logit_cap <= 0 and softmax.extra_logit is None and softmax.dropout is None
-  return plain and bias_NTS is None and _has_kernel(q_BTNH, k_BSKH)
+  return plain and bias_JNTS is None and _has_kernel(q_BTNH, k_BSKH)
 
 
 def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:

@@ -1,8 +1,9 @@
 """Attention in plain XLA, and the parts of it that other kernels use too.
 
-A kernel is a function (q_BTNH, k_BSKH, v_BSKH, mask, bias_NTS, softmax, segments) → context
-[B, T, N, H]. The mask is [T, S] or [B, 1, T, S], and the bias may be None. The segments, which the
-mask contains, are for kernels that compute the mask themselves.
+A kernel is a function (q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS, softmax, segments) → context
+[B, T, N, H]. The mask is [T, S] or [B, 1, T, S]. The bias may be None; otherwise each of J groups
+of B / J neighboring rows has its own. The segments, which the mask contains, are for kernels that
+compute the mask themselves.
 """
 
 import dataclasses
@@ -41,12 +42,12 @@ def attend(
   k_BSKH: jax.Array,
   v_BSKH: jax.Array,
   mask: jax.Array,
-  bias_NTS: jax.Array | None,
+  bias_JNTS: jax.Array | None,
   softmax: Softmax,
   segments: Segments | None = None,
 ) -> jax.Array:
   """Computes attention in plain XLA."""
-  scores_BNTS = masked_scores(q_BTNH, k_BSKH, mask, bias_NTS, softmax)
+  scores_BNTS = masked_scores(q_BTNH, k_BSKH, mask, bias_JNTS, softmax)
   if softmax.extra_logit is None:
     weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
   else:
@@ -59,7 +60,7 @@ def masked_scores(
   q_BTNH: jax.Array,
   k_BSKH: jax.Array,
   mask: jax.Array,
-  bias_NTS: jax.Array | None,
+  bias_JNTS: jax.Array | None,
   softmax: Softmax,
 ) -> jax.Array:
   """Returns the arguments of the softmax, [B, N, T, S] float32."""
@@ -72,8 +73,10 @@ def masked_scores(
     q_BTKGH = q_BTNH.reshape(B, T, K, N // K, H)
     scores_BNTS = jnp.einsum('BTKGH,BSKH->BKGTS', q_BTKGH, k_BSKH).reshape(B, N, T, S)
   scores_BNTS = cap_logits(scores_BNTS.astype(jnp.float32), softmax.logit_cap)
-  if bias_NTS is not None:
-    scores_BNTS += bias_NTS
+  if bias_JNTS is not None:
+    J = bias_JNTS.shape[0]
+    scores_JbNTS = scores_BNTS.reshape(J, B // J, N, T, S) + bias_JNTS[:, None]
+    scores_BNTS = scores_JbNTS.reshape(B, N, T, S)
   return jnp.where(mask, scores_BNTS, -1e30)
 
 

@@ -54,13 +54,13 @@ def attend(
 
 
 def computes(
-  q_BTNH: jax.Array, k_BSKH: jax.Array, bias_NTS: jax.Array | None, softmax: Softmax
+  q_BTNH: jax.Array, k_BSKH: jax.Array, bias_JNTS: jax.Array | None, softmax: Softmax
 ) -> bool:
   """Whether the kernels compute this attention, here.
 
   They know neither a bias nor dropout, and take whole rows of a multiple of 128 tokens.
   """
-  return bias_NTS is None and softmax.dropout is None and _has_kernel(q_BTNH, k_BSKH)
+  return bias_JNTS is None and softmax.dropout is None and _has_kernel(q_BTNH, k_BSKH)
 
 
 def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:

@@ -259,6 +259,17 @@ def num_shards(sizes: Mapping[str, int], rules: Rules, name: str) -> int:
   return math.prod(sizes[a] for a in axes_of(rules[name]))
 
 
+def shards_of(name: str, size: int) -> int:
+  """The number of shards of a dimension of this size and logical axis on the active mesh."""
+  active = _active.get()
+  if active is None:
+    return 1
+  mesh, rules = active
+  sizes = dict(mesh.shape)
+  (entry,) = fitting(spec([name], rules), [size], sizes)
+  return math.prod(sizes[a] for a in axes_of(entry))
+
+
 def param(
   module: nn.Module,
   name: str,

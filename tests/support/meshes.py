@@ -6,6 +6,7 @@ and the collectives of the mesh's program.
 
 import dataclasses
 import json
+import re
 import sys
 from typing import Any
 
@@ -162,6 +163,9 @@ def main(names: list[str]) -> None:
     whole = sum(x.nbytes for x in jax.tree.leaves(jax.device_get(params)))
     made = case.init_memory.output_size_in_bytes + case.init_memory.temp_size_in_bytes
     result['init'] = made / whole  # memory of one device while parameters are initialized
+    T = e.MAX_SEQ_LEN
+    sums = re.findall(r'= (.*) (?:all-reduce|reduce-scatter)', program.as_text())
+    result['sums of scores'] = [x for x in sums if f'{T},{T}]' in x]
     result['activation'] = e.batch_size * e.MAX_SEQ_LEN * e.MODEL_DIMS * 4
     print(json.dumps(result), flush=True)
 

@@ -12,8 +12,9 @@ from flax.linen import meta
 
 from paxlite.experiments.gpt import GPT126M
 from paxlite.layers import attention_kernel, cpu_attention
-from paxlite.layers.attention import DotProductAttention, RelativeBias
+from paxlite.layers.attention import DotProductAttention
 from paxlite.layers.attention_kernel import AttentionKernel
+from paxlite.layers.relative_bias import RelativeBias
 from paxlite.layers.remat import CheckpointPolicy
 from paxlite.layers.weight_product import weight_product
 from paxlite.training.task import Task

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from paxlite.layers import remat, splash_attention
-from paxlite.layers.attention import DotProductAttention, RelativeBias
+from paxlite.layers.attention import DotProductAttention
 from paxlite.layers.attention_kernel import AttentionKernel
+from paxlite.layers.relative_bias import RelativeBias
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
 
