@@ -18,7 +18,7 @@ def test_make_demo(tmp_path):
   shutil.copytree(runs.ROOT, tmp_path, ignore=shutil.ignore_patterns(*left_out), dirs_exist_ok=True)
 
   def make() -> str:
-    command = ['make', 'demo', f'PYTHON={sys.executable}', 'FLAGS=--fdl.MAX_STEPS=250']
+    command = ['make', 'demo', f'PYTHON={sys.executable}', 'FLAGS=--fdl.MAX_STEPS=120']
     result = subprocess.run(
       command,
       cwd=tmp_path,
@@ -35,7 +35,7 @@ def test_make_demo(tmp_path):
   assert 'Logs, metrics and checkpoints are in' in output
   records = (tmp_path / 'logs' / 'demo' / 'eval_metrics.jsonl').read_text().splitlines()
   last = json.loads(records[-1])
-  assert last['bits_per_byte'] < 2.4  # 1.9 after all 750 steps
+  assert last['bits_per_byte'] < 2.5  # 1.9 after all 750 steps
   packages = subprocess.run(
     [tmp_path / '.venv' / 'bin' / 'python', '-m', 'pip', 'list', '--format=freeze'],
     capture_output=True,

@@ -95,8 +95,8 @@ STAGE = 'MESH_AXES=["stage","replica","data","mdl"]'
 REPEATED = ['NUM_LAYERS=2', 'USE_REPEATED_LAYER=true', 'NUM_MICROBATCHES=2']
 GRID_SLOW = {
   'three axes': (8, THREE_AXES),
-  'two axes': (8, ['4,2,1', '2,1,4', '1,4,2']),
-  'one axis': (8, ['1,8,1']),
+  'two axes': (8, ['4,2,1', '2,1,4', '1,4,2', 'gpt/128/4/tied', 'llama/128/1', 'moe/16/4']),
+  'one axis': (8, ['1,8,1', 'gpt/128/4/tied', 'llama/128/1', 'moe/16/4']),
   'fp8': (8, ['2,2,2', 'gpt/16/1', 'gpt/128/4/tied', 'llama/128/1', 'USE_FP8=true']),
   'lora': (8, ['2,2,2', 'gpt/128/1', 'llama/128/4', 'USE_LORA=true']),
   'sequence': (8, ['2,2,2', 'llama/128/4', 'SEQUENCE_SHARDED_ACTIVATIONS=true']),
