@@ -18,9 +18,10 @@ demo: $(VENV)/.core
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --durations=25
 
-# a worker for each file, as there is one Slurm
+# A worker for each file, as there is one Slurm; one worker more than cores, as many tests wait for
+# other processes.
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist=loadfile --no-loadscope-reorder -m slow --durations=10
+	$(BIN)/python -m pytest -n $$(($(WORKERS) + 1)) --dist=loadfile --no-loadscope-reorder -m slow --durations=10
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
