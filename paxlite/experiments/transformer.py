@@ -86,7 +86,7 @@ class Transformer(Decoding, Optimization):
   WEIGHT_INIT: Training[Literal['normal', 'xavier_uniform']] = 'normal'
   INIT_STD: Training[float] = 0.02  # standard deviation for 'normal'
   HEADS_SPAN_MODEL: Training[bool] = True
-  NUM_LOSS_CHUNKS: Run[Count] = 1
+  NUM_LOSS_CHUNKS: Run[Count] = 1  # parts of the vocabulary whose logits are held at a time
 
   # LoRA: trains low-rank factors of the chosen layers' weights, and freezes all other weights
   USE_LORA: Training[bool] = False
@@ -197,10 +197,6 @@ class Transformer(Decoding, Optimization):
         )
       if not self.USE_REPEATED_LAYER:
         raise UserError('a pipeline (mesh axis stage) needs --fdl.USE_REPEATED_LAYER=True')
-    if self.MAX_SEQ_LEN % self.NUM_LOSS_CHUNKS:
-      raise UserError(
-        f'MAX_SEQ_LEN={self.MAX_SEQ_LEN} is not divisible by NUM_LOSS_CHUNKS={self.NUM_LOSS_CHUNKS}'
-      )
 
   def task(self) -> fdl.Config:
     return config(

@@ -43,11 +43,14 @@ class TokenEmbedding(nn.Module):
 
   def attend(self, x_BTD: jax.Array) -> jax.Array:
     """Maps activations [B, T, D] to logits [B, T, V]."""
+    return weight_product('BTD,VD->BTV', *self.factors(x_BTD))
+
+  def factors(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the two arrays whose product the logits are, [B, T, D] and [V, D]."""
     x_BTD = x_BTD.astype(self.dtype)
     if self.attend_scale != 1:
       x_BTD = x_BTD * jnp.asarray(self.attend_scale, self.dtype)
-    table_VD = gather_weight(self.emb_var.astype(self.dtype), ['vocab', 'embed'])
-    return weight_product('BTD,VD->BTV', x_BTD, table_VD)
+    return x_BTD, gather_weight(self.emb_var.astype(self.dtype), ['vocab', 'embed'])
 
 
 def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
@@ -98,18 +101,23 @@ class SinusoidalPositions(nn.Module):
 
 
 class LmHead(nn.Module):
-  """A separate projection to the vocabulary, w [V, D] without bias, [B, T, D] to [B, T, V]."""
+  """A separate projection to the vocabulary, w [V, D] without bias."""
 
   vocab_size: int
   model_dims: int
   w_init: Initializer = nn.initializers.normal(0.02)
   dtype: Any = jnp.float32
 
+  def attend(self, x_BTD: jax.Array) -> jax.Array:
+    """Maps activations [B, T, D] to logits [B, T, V]."""
+    return weight_product('BTD,VD->BTV', *self.factors(x_BTD))
+
   @nn.compact
-  def __call__(self, x_BTD: jax.Array) -> jax.Array:
+  def factors(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the two arrays whose product the logits are, [B, T, D] and [V, D]."""
     shape, axes = [self.vocab_size, self.model_dims], ['vocab', 'embed']
-    w_VD = gather_weight(param(self, 'w', self.w_init, shape, axes).astype(self.dtype), axes)
-    return weight_product('BTD,VD->BTV', x_BTD.astype(self.dtype), w_VD)
+    w_VD = param(self, 'w', self.w_init, shape, axes).astype(self.dtype)
+    return x_BTD.astype(self.dtype), gather_weight(w_VD, axes)
 
 
 class LogitsBias(nn.Module):
@@ -117,12 +125,8 @@ class LogitsBias(nn.Module):
 
   vocab_size: int
 
-  @nn.compact
+  def setup(self):
+    self.b = param(self, 'b', nn.initializers.zeros, [self.vocab_size], ['vocab'])
+
   def __call__(self, logits_BTV: jax.Array) -> jax.Array:
-    b = param(self, 'b', nn.initializers.zeros, [self.vocab_size], ['vocab'])
-    return logits_BTV + b.astype(logits_BTV.dtype)
-
-
-def cap_logits(logits: jax.Array, cap: float) -> jax.Array:
-  """Returns cap · tanh(logits / cap), or the unchanged logits if cap ≤ 0."""
-  return cap * jnp.tanh(logits / cap) if cap > 0 else logits
+    return logits_BTV + self.b.astype(logits_BTV.dtype)

@@ -1,24 +1,20 @@
 """The decoder-only language model, and its loss for each token."""
 
-import functools
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.core.templates import Template, template_field
-from paxlite.layers.embeddings import TokenEmbedding, cap_logits
+from paxlite.layers.cross_entropy import (
+  TokenLosses,
+  cap_logits,
+  chunked_cross_entropy,
+  cross_entropy,
+)
+from paxlite.layers.embeddings import LmHead, LogitsBias, TokenEmbedding
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.transformer import UnrolledTransformer
 from paxlite.parallel.partitioning import shard
-
-
-class TokenLosses(NamedTuple):
-  """The loss of each target token, and whether it was predicted, both [B, T]."""
-
-  xent: jax.Array  # float32, nats
-  correct: jax.Array  # bool: the target has the largest logit
 
 
 class TransformerLm(nn.Module):
@@ -33,8 +29,8 @@ class TransformerLm(nn.Module):
     logits_bias_tpl: A bias that is added to the logits, or None.
     logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
     embedding_dropout: Dropout rate of the sum of the embeddings.
-    num_loss_chunks: The loss is computed in this many chunks along the length. Each chunk is
-      recomputed in the backward pass, so that the full logits [B, T, V] never exist.
+    num_loss_chunks: The loss is computed in this many chunks, so that all logits [B, T, V] never
+      exist.
   """
 
   embedding_tpl: Template = template_field(TokenEmbedding)
@@ -53,7 +49,9 @@ class TransformerLm(nn.Module):
     self.transformer = self.transformer_tpl()
     self.final_ln = self.norm_tpl()
     self.softmax = None if self.head_tpl is None else self.head_tpl()
-    self.logits_bias = None if self.logits_bias_tpl is None else self.logits_bias_tpl()
+    self.logits_bias: LogitsBias | None = (
+      None if self.logits_bias_tpl is None else self.logits_bias_tpl()
+    )
     self.dropout = nn.Dropout(self.embedding_dropout)
 
   def __call__(
@@ -83,7 +81,9 @@ class TransformerLm(nn.Module):
     x_BTD = self.hidden(ids_BT, positions_BT, segment_ids_BT)
     if self.num_loss_chunks == 1:
       return cross_entropy(self._uncapped_logits(x_BTD), labels_BT, self.logit_cap)
-    return self._chunked_losses(x_BTD, labels_BT)
+    x_BTD, w_VD = self._head.factors(x_BTD)
+    b_V = None if self.logits_bias is None else self.logits_bias.b.astype(x_BTD.dtype)
+    return chunked_cross_entropy(x_BTD, w_VD, b_V, labels_BT, self.logit_cap, self.num_loss_chunks)
 
   def hidden(
     self, ids_BT: jax.Array, positions_BT: jax.Array | None, segment_ids_BT: jax.Array | None
@@ -106,72 +106,11 @@ class TransformerLm(nn.Module):
     return cap_logits(self._uncapped_logits(x_BTD).astype(jnp.float32), self.logit_cap)
 
   def _uncapped_logits(self, x_BTD: jax.Array) -> jax.Array:
-    logits = self.embedding.attend(x_BTD) if self.softmax is None else self.softmax(x_BTD)
+    logits = self._head.attend(x_BTD)
     if self.logits_bias is not None:
       logits = self.logits_bias(logits)
     return shard(logits, 'outer_batch', 'length', 'act_vocab')
 
-  def _chunked_losses(self, x_BTD: jax.Array, labels_BT: jax.Array) -> TokenLosses:
-    B, T, D = x_BTD.shape
-    I = self.num_loss_chunks
-    x_IBtD = x_BTD.reshape(B, I, T // I, D).swapaxes(0, 1)
-    labels_IBt = labels_BT.reshape(B, I, T // I).swapaxes(0, 1)
-
-    def chunk(lm: 'TransformerLm', _: None, chunk: tuple[jax.Array, jax.Array]):
-      return None, cross_entropy(lm._uncapped_logits(chunk[0]), chunk[1], lm.logit_cap)
-
-    scan = nn.scan(
-      nn.remat(chunk, prevent_cse=False), variable_broadcast='params', split_rngs={'params': False}
-    )
-    _, losses = scan(self, None, (x_IBtD, labels_IBt))
-    return jax.tree.map(lambda y_IBt: y_IBt.swapaxes(0, 1).reshape(B, T), losses)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def cross_entropy(logits_BTV: jax.Array, labels_BT: jax.Array, logit_cap: float) -> TokenLosses:
-  """Returns −log softmax(cap(logits))[label] in float32, and whether that logit is the largest.
-
-  The label's logit is compared with the maximum that log-sum-exp needs anyway. A separate argmax
-  would be one more pass over [B, T, V], 8 % of a 124M model's step on CPU. If two logits are the
-  largest, both labels count as correct.
-
-  The gradient is softmax − one-hot, computed in one pass over the logits in their own type. JAX's
-  derivative of a gather would first write a float32 array [B, T, V] and scatter into it.
-
-  Args:
-    logits_BTV: Logits before the cap, in the type of the model's matrix multiplications.
-    labels_BT: Token ids.
-    logit_cap: cap · tanh(logits / cap); off if ≤ 0.
-  """
-  losses, _ = _cross_entropy_forward(logits_BTV, labels_BT, logit_cap)
-  return losses
-
-
-def _cross_entropy_forward(
-  logits_BTV: jax.Array, labels_BT: jax.Array, logit_cap: float
-) -> tuple[TokenLosses, tuple[jax.Array, ...]]:
-  # XLA on TPUs writes what a gather reads: taking from float32 would write [B, T, V] in float32
-  label_logits = jnp.take_along_axis(logits_BTV, labels_BT[..., None], axis=-1)[..., 0]
-  label_logits = cap_logits(label_logits.astype(jnp.float32), logit_cap)
-  capped_BTV = cap_logits(logits_BTV.astype(jnp.float32), logit_cap)
-  largest = capped_BTV.max(-1)
-  log_z = largest + jnp.log(jnp.exp(capped_BTV - largest[..., None]).sum(-1))
-  losses = TokenLosses(log_z - label_logits, label_logits >= largest)
-  return losses, (logits_BTV, labels_BT, log_z)
-
-
-def _cross_entropy_backward(
-  logit_cap: float, kept: tuple[jax.Array, ...], gradients: TokenLosses
-) -> tuple[jax.Array, None]:
-  logits_BTV, labels_BT, log_z_BT = kept
-  capped_BTV = cap_logits(logits_BTV.astype(jnp.float32), logit_cap)
-  is_label_BTV = labels_BT[..., None] == jnp.arange(logits_BTV.shape[-1], dtype=labels_BT.dtype)
-  gradient_BTV = jnp.exp(capped_BTV - log_z_BT[..., None]) - is_label_BTV
-  gradient_BTV *= gradients.xent[..., None]
-  if logit_cap > 0:
-    gradient_BTV *= 1 - (capped_BTV / logit_cap) ** 2
-  gradient_BTV = gradient_BTV.astype(logits_BTV.dtype)
-  return shard(gradient_BTV, 'outer_batch', 'length', 'act_vocab'), None
-
-
-cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
+  @property
+  def _head(self) -> TokenEmbedding | LmHead:
+    return self.embedding if self.softmax is None else self.softmax

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from paxlite.layers.embeddings import cap_logits
+from paxlite.layers.cross_entropy import cap_logits
 
 Segments = tuple[jax.Array, jax.Array]  # ids of the queries [B, T] and of the keys [B, S]
 

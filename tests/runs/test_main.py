@@ -85,7 +85,6 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.NUM_MICROBATCHES=3'], 'replica × data = 1 × NUM_MICROBATCHES=3'),
     ([TINY, '--fdl.NUM_HEADS=5'], 'NUM_HEADS=5 × DIMS_PER_HEAD=6 is 30, not MODEL_DIMS=32'),
     ([TINY, '--fdl.NUM_KV_HEADS=3'], 'NUM_HEADS=4 is not divisible by NUM_KV_HEADS=3'),
-    ([TINY, '--fdl.NUM_LOSS_CHUNKS=5'], 'MAX_SEQ_LEN=32 is not divisible by NUM_LOSS_CHUNKS=5'),
     ([TINY, '--fdl.LR_COS_DECAY_END=2'], 'LR_COS_DECAY_START=3 < LR_COS_DECAY_END=2'),
     (['--fdl_config=Pile126M', '--fdl.ICI_MESH_SHAPE=[1,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
      'there is no tokenizer: --fdl.VOCAB_PATH'),
