@@ -174,6 +174,15 @@ def test_loss_chunks_never_hold_all_logits():
   assert '4x16x61xf32' in jax.jit(make().grads).lower(params_of(make()), batch_of(), None).as_text()
 
 
+def test_a_loss_chunk_reads_its_part_of_the_head_alone():
+  """FSDP would gather all that it reads, and reduce the gradient of all of it, in each chunk."""
+  task = make(NUM_LOSS_CHUNKS=4)
+  jaxpr = jax.make_jaxpr(task.grads)(params_of(task), batch_of(), None)
+  read = [v.shape for scan in scans(jaxpr.jaxpr) for v in scan.params['jaxpr'].in_avals]
+  assert read.count((1, 16, 32)) == 2  # forward and backward; 61 ids of width 32
+  assert not {(61, 32), (64, 32), (1, 64, 32), (4, 1, 16, 32)} & set(read)
+
+
 def test_repeated_layers_keep_little_of_activations_and_norms():
   """Of [L, B, T, F], SAVE_EVERYTHING keeps only the input and the output of the activation."""
   task = make(USE_REPEATED_LAYER=True, CHECKPOINT_POLICY='SAVE_EVERYTHING', HIDDEN_DIMS=48)
