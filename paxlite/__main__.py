@@ -1,30 +1,46 @@
-"""python -m paxlite [--version]
+"""paxlite COMMAND [ARGUMENTS]
 
-Lists the commands of paxlite.
+Trains language models. `paxlite COMMAND --help` explains a command, `paxlite --version` prints the
+version, and `python -m paxlite COMMAND` is the same as `paxlite COMMAND`.
 """
 
+import difflib
 import sys
+from collections.abc import Sequence
 
 import paxlite
 from paxlite.core import command_line
-from paxlite.tools import __main__ as tools
+from paxlite.core.errors import UserError
+from paxlite.tools.commands import COMMANDS, RUNS, listing
+
+_EXAMPLES = """
+Examples:
+  paxlite train TinyGPT --folder=logs/tiny NUM_LAYERS=6
+  paxlite eval logs/tiny
+  paxlite list llama
+"""
 
 
-def main(argv: list[str]) -> int:
-  if '--version' in argv:
+def main() -> None:
+  """Runs the command that the command line names, and ends the process with its exit code."""
+  if sys.argv[1:] and sys.argv[1] in RUNS:  # paxlite.main has its own signals and exit codes
+    COMMANDS[sys.argv[1]].run(sys.argv[2:])
+  else:
+    command_line.run(_run)
+
+
+def _run(argv: Sequence[str]) -> None:
+  if '--version' in argv[:1]:
     print(f'paxlite {paxlite.__version__}')
-    return 0
-  if {*argv} - {'-h', '--help', '-help'}:
-    print(f'error: {argv[0]!r} is no way to run paxlite: see python -m paxlite', file=sys.stderr)
-    return 2
-  print(f'{paxlite.__doc__}\n')
-  print(tools.line('paxlite.main', 'trains, evaluates and decodes; --help lists its flags'))
-  print(tools.listing())
-  return 0
+  elif not argv or argv[0] in ('-h', '--help', 'help'):
+    print(f'{__doc__.strip()}\n\n{listing()}\n{_EXAMPLES.rstrip()}')
+  elif argv[0] in COMMANDS:
+    COMMANDS[argv[0]].run(argv[1:])
+  else:
+    near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+    hint = f'did you mean paxlite {near[0]}? ' if near else ''
+    raise UserError(f'{argv[0]!r} is not a command: {hint}paxlite --help lists the commands')
 
 
 if __name__ == '__main__':
-  exit_code = 0
-  with command_line.printing():
-    exit_code = main(sys.argv[1:])
-  sys.exit(exit_code)
+  main()

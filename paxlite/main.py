@@ -1,7 +1,7 @@
 """python -m paxlite.main --fdl_config=EXPERIMENT --job_log_dir=FOLDER [--fdl.NAME=VALUE …]
 
 Trains, evaluates, decodes or describes an experiment. EXPERIMENT is the name of its class: the bare
-name for experiments of paxlite (`python -m paxlite.tools.experiments` lists them), the dotted name
+name for experiments of paxlite (`paxlite list` lists them), the dotted name
 for your own. --fdl.NAME=VALUE overrides one of its attributes.
 """
 
@@ -12,7 +12,7 @@ import pathlib
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from absl import flags
 
@@ -81,7 +81,7 @@ _CHECK_MEMORY = flags.DEFINE_bool(
 _COMPILED_STEP = flags.DEFINE_string(
   'compiled_step',
   None,
-  'A train step that python -m paxlite.tools.compile --save has written, to load.',
+  'A train step that paxlite compile --save has written, to load.',
   flag_values=_FLAGS,
 )
 flags.DEFINE_bool(  # Pax's scripts pass it
@@ -140,7 +140,7 @@ def main(argv: Sequence[str]) -> int:
     warn(f'stopped: {e.filename or "a file of the run"}: {e.strerror or e}')
     return 1
   except Interrupted as e:
-    warn(f'interrupted: {e}')
+    warn(f'interrupted: {e}. Continue with:\n{command_line.this_command()}')
     return EXIT_AGAIN
   except KeyboardInterrupt:  # there was nothing to save
     warn('interrupted')
@@ -180,9 +180,7 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
   for name, read in _PATHS.items():
     _expand(name, read)
   if _CONFIG.value is None and (_MODE.value == 'train' or not _FOLDER.value):
-    raise UserError(
-      '--fdl_config=EXPERIMENT is missing. List them: python -m paxlite.tools.experiments'
-    )
+    raise UserError('--fdl_config=EXPERIMENT is missing. List them: paxlite list')
   if not _FOLDER.value and not _DRY_RUN.value:
     raise UserError('--job_log_dir=FOLDER is missing')
   return overrides
@@ -275,10 +273,21 @@ def _experiment_name(run: dict[str, Any] | None) -> str:
   return name
 
 
-if __name__ == '__main__':
+def takes_next_word(argument: str) -> bool:
+  """Returns whether the word after this flag is its value, as after `--mode`."""
+  name, equals, _ = argument.lstrip('-').partition('=')
+  return not equals and name in _FLAGS and not _FLAGS[name].boolean
+
+
+def run(arguments: Sequence[str]) -> NoReturn:
+  """Runs the program with these flags, and ends the process with its exit code."""
   cpu_memory.restart_with_them()
   # the exit code if the reader of the output is gone (`--help | head`), which does not end training
-  exit_code = 0 if {'--dry_run', *_HELP} & set(sys.argv) else 1
+  exit_code = 0 if {'--dry_run', *_HELP} & set(arguments) else 1
   with command_line.printing(output_matters=False):
-    exit_code = main(sys.argv)
+    exit_code = main([sys.argv[0], *arguments])
   save_errors.end(exit_code)
+
+
+if __name__ == '__main__':
+  run(sys.argv[1:])

@@ -423,7 +423,7 @@ def conversion(differences: list[str]) -> str:
   """Returns a hint for differences caused by Transformer Engine's layers, or ''."""
   if not any('/te/' in text for text in differences):
     return ''
-  return '; between USE_TE=layer and others, python -m paxlite.tools.convert_te'
+  return '; between USE_TE=layer and others, paxlite convert-te'
 
 
 def shapes_of(tree: Any) -> dict[str, str]:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from typing import Any
+from typing import Any, NoReturn
 
 _noted = False
 _NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
@@ -49,7 +49,7 @@ def note() -> None:
   _noted = True
 
 
-def end(code: int) -> None:
+def end(code: int) -> NoReturn:
   """Ends the process with an exit code; after a failed save, without waiting for threads."""
   if not _noted:
     sys.exit(code)

@@ -27,7 +27,7 @@ _PATHS = 'VOCAB_PATH', 'CHECKPOINT_RESTORE_PATH'
 _PATH_CHARS = 4096  # The kernel accepts no longer paths.
 
 _HUB_NAME = r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*'
-# value of --from of tools.import_weights, origin of the weights, endings of their file names
+# value of --from of paxlite import, origin of the weights, endings of their file names
 _OTHER_WEIGHTS = (
   ('gguf', 'a GGUF file', ('.gguf',)),
   ('meta', 'Meta', ('.pth',)),
@@ -194,7 +194,7 @@ def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
 
 def _importing(path: str) -> str:
   """Returns a hint for a path without paxlite weights: how to import weights of others."""
-  tool = 'python -m paxlite.tools.import_weights'
+  tool = 'paxlite import'
   names = [path] if os.path.isfile(path) else os.listdir(path) if os.path.isdir(path) else []
   for source, what, suffixes in _OTHER_WEIGHTS:
     if any(name.endswith(suffixes) for name in names):

@@ -205,7 +205,7 @@ def _words(text: str) -> list[str]:
 def _type_of_attribute(cls: type, name: str) -> Any:
   known = attribute_types(cls)
   if name not in known:
-    way_out = 'See python -m paxlite.tools.experiments.'
+    way_out = 'See paxlite list.'
     raise UserError(_unknown(cls, name, known, way_out))
   return known[name]
 

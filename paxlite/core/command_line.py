@@ -7,7 +7,9 @@ import errno
 import importlib
 import io
 import os
+import re
 import select
+import shlex
 import signal
 import stat
 import sys
@@ -41,6 +43,13 @@ _PATHS = (
 
 _END_SECONDS = 10.0  # the time after a signal in which unfinished files are removed
 BASE_WEIGHTS = 'folder of the weights that the factors of LoRA belong to, if they were moved'
+
+
+def this_command() -> str:
+  """Returns the command that started this process, so that it can be pasted into a shell."""
+  is_script = os.path.basename(sys.argv[0]) in ('paxlite', '__main__.py')
+  program = 'paxlite' if is_script else 'python -m paxlite.main'
+  return f'{program} {shlex.join(sys.argv[1:])}'
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
@@ -169,21 +178,63 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
   return [a for a in argv if not a.startswith('--import=')]
 
 
-def parse(
-  parser: argparse.ArgumentParser, argv: Sequence[str]
-) -> tuple[argparse.Namespace, dict[str, str]]:
-  """The parsed arguments, and the text of every --fdl.NAME=text."""
-  overrides = [a for a in argv if a.startswith('--fdl.')]
-  args = parse_args(parser, [a for a in argv if not a.startswith('--fdl.')])
+class Parser(argparse.ArgumentParser):
+  """The parser of a command's arguments.
+
+  Args:
+    doc: The docstring of the command's module: its usage, an empty line, and its description.
+  """
+
+  def __init__(self, doc: str):
+    usage, _, description = doc.partition('\n\n')
+    super().__init__(
+      prog=' '.join(usage.split()[: 2 if usage.startswith('paxlite') else 3]),
+      usage=usage,
+      description=description,
+      formatter_class=_Formatter,
+      allow_abbrev=False,
+    )
+    self._words: dict[str, str] = {}
+
+  def word(self, name: str, metavar: str, help: str, required: bool = True) -> None:
+    """Adds an argument without a flag. --name=VALUE is the same."""
+    self.add_argument(name, nargs='?', default=argparse.SUPPRESS, metavar=metavar, help=help)
+    self.add_argument(f'--{name}', default=None, help=argparse.SUPPRESS)
+    if required:
+      self._words[name] = metavar
+
+  def parsed(self, argv: Sequence[str]) -> argparse.Namespace:
+    """Returns the arguments, in which words and flags may come in any order."""
+    args = self.parse_intermixed_args(argv)
+    for name, metavar in self._words.items():
+      if getattr(args, name) is None:
+        raise UserError(f'{metavar} is missing: {self.usage}')
+    return args
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+  """Writes an option and its help on one line where they fit."""
+
+  def __init__(self, prog: str):
+    super().__init__(prog, max_help_position=32, width=100)
+
+
+_OVERRIDE = re.compile(r'(?:--fdl\.|(?=[A-Z][A-Z0-9_]*=))')
+
+
+def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, str]]:
+  """The parsed arguments, and the text of every NAME=text or --fdl.NAME=text."""
+  overrides = [a for a in argv if _OVERRIDE.match(a)]
+  args = parse_args(parser, [a for a in argv if not _OVERRIDE.match(a)])
   for argument in overrides:
     if '=' not in argument:
       raise UserError(f'{argument} has no value: write {argument}=VALUE')
   return args, dict(a.removeprefix('--fdl.').partition('=')[::2] for a in overrides)
 
 
-def parse_args(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:
+def parse_args(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
   """The parsed arguments, with ~ expanded in paths; raises UserError for object stores."""
-  args = parser.parse_args(argv)
+  args = parser.parsed(argv)
   for name, value in vars(args).items():
     if name in _PATHS and value is not None:
       with located(f'--{name}'):

@@ -74,8 +74,7 @@ def open_flat_tokens(path: str, split: str) -> tuple[Any, Any, int]:
   folder = pathlib.Path(path) / split
   if not path or not os.path.isdir(folder):
     raise UserError(
-      f'{folder} is not a flat-tokens dataset: there is no such folder. '
-      'python -m paxlite.tools.tokenize makes one'
+      f'{folder} is not a flat-tokens dataset: there is no such folder. paxlite tokenize makes one'
     )
   is_seqax = (folder / '.zgroup').exists() or (folder / 'encoded_tokens').is_dir()
   tokens, seq_starts, max_token_id = (_open_seqax if is_seqax else _open_memmap)(folder)

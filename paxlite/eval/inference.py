@@ -219,7 +219,7 @@ def refuse_te_layers(source: Source) -> None:
   if source.experiment.is_file() and read_values(source)['values'].get('USE_TE') == 'layer':
     raise UserError(
       f"{source.folder} holds the weights of Transformer Engine's layers, which keep no keys and "
-      'values: first python -m paxlite.tools.convert_te --direction=te2fw'
+      'values: first paxlite convert-te --direction=te2fw'
     )
 
 

@@ -24,18 +24,20 @@ class Backends(Transformer):
 
   USE_TE=gemm uses Transformer Engine's matrix multiplications; the model's parameters stay the
   same. USE_TE=layer uses Transformer Engine's whole layers, which have other parameters
-  (python -m paxlite.tools.convert_te converts them).
+  (paxlite convert-te converts them).
   """
 
   USE_FP8: Training[bool] = False  # XLA's own FP8
-  USE_INT8: Training[Literal['off', 'forward', 'forward_backward']] = 'off'
+  USE_INT8: Training[Literal['off', 'forward', 'forward_backward']] = 'off'  # products in int8
 
   @property
   def USE_TE(self) -> Training[Literal['off', 'gemm', 'layer']]:
+    """Whether Transformer Engine computes the products, or whole layers."""
     return 'gemm' if backends.environment_flag('ENABLE_TE') else 'off'
 
   @property
   def TE_RECIPE(self) -> Training[TeRecipe]:
+    """How Transformer Engine scales numbers in FP8."""
     if vars(self).get('USE_TE') == 'off':
       return 'bf16'
     return 'DelayedScaling' if backends.environment_flag('ENABLE_FP8') else 'bf16'

@@ -45,32 +45,32 @@ class Experiment(Attributes):
 
   # Mesh: devices per axis within a slice or host (ICI), and copies across slices or hosts (DCN).
   # Further axes: stage (pipeline), expert, context (splits the sequence); see partitioning.
-  MESH_AXES: Run[list[str]] = ['replica', 'data', 'mdl']
-  ICI_MESH_SHAPE: Run[list[int]] = [1, 1, 1]
-  DCN_MESH_SHAPE: Run[list[int]] = [1, 1, 1]
+  MESH_AXES: Run[list[str]] = ['replica', 'data', 'mdl']  # the mesh axes, the slowest first
+  ICI_MESH_SHAPE: Run[list[int]] = [1, 1, 1]  # sizes of the mesh axes within a host or slice
+  DCN_MESH_SHAPE: Run[list[int]] = [1, 1, 1]  # the same between hosts or slices
   SEQUENCE_SHARDED_ACTIVATIONS: Run[bool] = False  # over mdl, by length instead of width
 
   # XLA options of the train step as NAME=VALUE. Options of other kinds of device are ignored.
-  COMPILER_OPTIONS: Run[list[str]] = []
+  COMPILER_OPTIONS: Run[list[str]] = []  # options of XLA, as 'name=value'
 
   # Batch: global batch = PERCORE_BATCH_SIZE × devices, for every mesh. Fractions are allowed.
-  PERCORE_BATCH_SIZE: Run[float] = 1.0
-  MAX_SEQ_LEN: Training[Count] = 1024
-  NUM_MICROBATCHES: Run[Count] = 1
-  SEED: Training[Uint32] = 1234
+  PERCORE_BATCH_SIZE: Run[float] = 1.0  # rows of a batch per device
+  MAX_SEQ_LEN: Training[Count] = 1024  # tokens of a row
+  NUM_MICROBATCHES: Run[Count] = 1  # parts of a batch, whose gradients are added up
+  SEED: Training[Uint32] = 1234  # of initial values, of dropout and of the order of data
 
   # Training loop; intervals are in steps.
-  MAX_STEPS: Run[Count] = 1_000_000
-  CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000
+  MAX_STEPS: Run[Count] = 1_000_000  # training ends after this step
+  CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000  # steps between two checkpoints
   CHECKPOINT_EVERY_N_MINUTES: Run[Annotated[OffAtZero, at_most(1e6)]] = (
     10.0  # also saves after so many minutes if the steps take longer; 0: only by steps
   )
-  CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10
-  SUMMARY_INTERVAL_STEPS: Run[Count] = 100
-  EVAL_INTERVAL_STEPS: Run[Count] = 100
-  MAX_EVAL_BATCHES: Run[Count | None] = None
+  CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10  # older checkpoints are deleted
+  SUMMARY_INTERVAL_STEPS: Run[Count] = 100  # steps between two records of metrics
+  EVAL_INTERVAL_STEPS: Run[Count] = 100  # steps between two evaluations
+  MAX_EVAL_BATCHES: Run[Count | None] = None  # of an evaluation; None: all
   # At most 1000: streams remember their positions before the last 1024 steps (data/base.py).
-  MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1000)]] = 100
+  MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1000)]] = 100  # in a row; then a run ends
 
   # Faults: see docs/reliability.md. Times are in seconds; 0 turns a check off.
   STEP_TIMEOUT: Run[OffAtZero] = 1800.0  # a run without a step for so long writes stacks and ends
@@ -80,14 +80,14 @@ class Experiment(Attributes):
   STACK_TRACE_INTERVAL: Run[OffAtZero] = 0.0  # seconds between stack traces, even without a hang
   LOSS_SPIKE_FACTOR: Run[float] = 0.0  # rolls back at a loss above so many times the recent mean
   LOSS_SPIKE_WINDOW: Run[Annotated[Count, at_most(1e6)]] = 100  # number of steps in that mean
-  MAX_ROLLBACKS: Run[OffAtZeroInt] = 3
-  STOP_ON_FAILED_SAVE: Run[bool] = False
+  MAX_ROLLBACKS: Run[OffAtZeroInt] = 3  # a run ends after so many loss spikes
+  STOP_ON_FAILED_SAVE: Run[bool] = False  # ends a run that cannot save, at the next save
 
-  PROFILER_NUM_STEPS: Run[Count] = 2
-  PROFILER_CAPTURE_STEP: Run[int | None] = None
+  PROFILER_NUM_STEPS: Run[Count] = 2  # steps that are traced
+  PROFILER_CAPTURE_STEP: Run[int | None] = None  # the step before the first one that is traced
 
   # Start of a new run: imported weights, or a job_log_dir or one checkpoint of another run.
-  CHECKPOINT_RESTORE_PATH: Run[LocalPath] = ''
+  CHECKPOINT_RESTORE_PATH: Run[LocalPath] = ''  # weights, or a run, that a new run starts from
   CHECKPOINT_IGNORE_RULES: Training[
     list[str]
   ] = []  # regular expressions; matching variables keep their initial values

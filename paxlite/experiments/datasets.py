@@ -106,7 +106,7 @@ class Synthetic(_Rows):
 class Tokenized(Experiment):
   """Text data, which has a tokenizer."""
 
-  VOCAB_PATH: Run[LocalPath] = ''
+  VOCAB_PATH: Run[LocalPath] = ''  # the tokenizer: a file, or a folder of Hugging Face
 
   @property
   def tokenizer_path(self) -> str:
@@ -116,7 +116,7 @@ class Tokenized(Experiment):
 class FromTfds(Tokenized):
   """Text that may come from TFDS datasets."""
 
-  TFDS_DATA_DIR: Run[AnyPath] = ''
+  TFDS_DATA_DIR: Run[AnyPath] = ''  # where TFDS datasets are
 
   @property
   def tfds_data_dir(self) -> str:
@@ -126,8 +126,8 @@ class FromTfds(Tokenized):
 class TextFiles(Tokenized, _Rows):
   """Text files (.txt, also .gz .xz .zst) with a tokenizer; 1 block in 20 is held out."""
 
-  TRAIN_FILES: Run[list[LocalPath]] = []
-  EVAL_FILES: Training[list[LocalPath]] = []
+  TRAIN_FILES: Run[list[LocalPath]] = []  # files or patterns such as data/*.jsonl
+  EVAL_FILES: Training[list[LocalPath]] = []  # the same for evaluation
   EVAL_FRACTION: Training[float] = (
     0.05  # fraction of the text to hold out if there are no EVAL_FILES; 0: none
   )
@@ -183,9 +183,9 @@ class EmbeddedText(TextFiles):
 class FlatTokens(Tokenized, _Rows):
   """A tokenized dataset in paxlite's format or seqax's format (see data.flat_tokens)."""
 
-  DATASET_PATH: Run[LocalPath] = ''
-  TRAIN_SPLIT: Training[str] = 'train'
-  EVAL_SPLIT: Run[str | None] = 'validation'
+  DATASET_PATH: Run[LocalPath] = ''  # folder that paxlite tokenize has written
+  TRAIN_SPLIT: Training[str] = 'train'  # the split to train on
+  EVAL_SPLIT: Run[str | None] = 'validation'  # the split to evaluate on; None: no evaluation
   ROWS: Training[RowKind | None] = None  # None: packed or stream, as PACKED_INPUT says
   VOCAB_PATH: Run[LocalPath] = ''  # only for printing a sample
 
@@ -227,11 +227,11 @@ class SeqioTask(FromTfds, _Rows):
   If the attributes are empty, the environment's VOCAB_PATH and TFDS_DATA_DIR are used.
   """
 
-  SEQIO_TASK: Training[str] = ''
+  SEQIO_TASK: Training[str] = ''  # name of a SeqIO task or mixture
   SEQIO_MODULES: Training[list[str]] = []  # imported first: they register your own tasks
-  TRAIN_SPLIT: Training[str] = 'train'
-  EVAL_SPLIT: Run[str | None] = 'validation'
-  SEQIO_ROWS: Training[StreamRows] = 'stream'
+  TRAIN_SPLIT: Training[str] = 'train'  # the split to train on
+  EVAL_SPLIT: Run[str | None] = 'validation'  # the split to evaluate on; None: no evaluation
+  SEQIO_ROWS: Training[StreamRows] = 'stream'  # how texts become rows
 
   def validate(self) -> None:
     super().validate()
@@ -275,10 +275,10 @@ class DocumentFiles(FromTfds, _Rows):
   held out. If there are none, one document out of HELD_OUT_EVERY is held out.
   """
 
-  TRAIN_SOURCES: Run[list[LocalPath]] = []
-  EVAL_SOURCES: Run[list[LocalPath]] = []
-  HELD_OUT_EVERY: Training[int] = 200
-  TEXT_FIELD: Training[str] = 'text'
+  TRAIN_SOURCES: Run[list[LocalPath]] = []  # files, tfds: and hf: datasets
+  EVAL_SOURCES: Run[list[LocalPath]] = []  # the same for evaluation
+  HELD_OUT_EVERY: Training[int] = 200  # one of so many documents is held out; 0: none
+  TEXT_FIELD: Training[str] = 'text'  # the field of a record that holds the text
   SKIP_UNREADABLE: Run[bool] = False  # skips records without text and logs their number
 
   @property
@@ -320,10 +320,10 @@ class DocumentFiles(FromTfds, _Rows):
 class SftFiles(Tokenized, _Rows):
   """Prompts and answers in JSON lines, packed, with loss only on the answers (see data.sft)."""
 
-  TRAIN_FILES: Run[list[LocalPath]] = []
-  EVAL_FILES: Training[list[LocalPath]] = []
+  TRAIN_FILES: Run[list[LocalPath]] = []  # files or patterns such as data/*.jsonl
+  EVAL_FILES: Training[list[LocalPath]] = []  # the same for evaluation
   VOCAB_PATH: Run[LocalPath] = ''  # '': the tokenizer of CHECKPOINT_RESTORE_PATH
-  TOO_LONG: Training[TooLong] = 'error'
+  TOO_LONG: Training[TooLong] = 'error'  # what happens to examples longer than a row
 
   def validate(self) -> None:
     super().validate()
@@ -369,14 +369,14 @@ class Mixture(FromTfds, _Rows):
   DocumentFiles. Each source holds out the same data as it would alone.
   """
 
-  SOURCES: Training[list[LocalPath]] = []
+  SOURCES: Training[list[LocalPath]] = []  # the datasets to mix
   WEIGHTS: Training[list[float]] = []  # weights of the rows; their sum does not matter
-  TRAIN_SPLIT: Training[str] = 'train'
-  EVAL_SPLIT: Run[str | None] = 'validation'
-  HELD_OUT_EVERY: Training[int] = 200
-  TEXT_FIELD: Training[str] = 'text'
-  SKIP_UNREADABLE: Training[bool] = False
-  SEQIO_MODULES: Training[list[str]] = []
+  TRAIN_SPLIT: Training[str] = 'train'  # the split to train on
+  EVAL_SPLIT: Run[str | None] = 'validation'  # the split to evaluate on; None: no evaluation
+  HELD_OUT_EVERY: Training[int] = 200  # one of so many documents is held out; 0: none
+  TEXT_FIELD: Training[str] = 'text'  # the field of a record that holds the text
+  SKIP_UNREADABLE: Training[bool] = False  # leaves out invalid records and counts them
+  SEQIO_MODULES: Training[list[str]] = []  # imported first: they register your own tasks
 
   @property
   def dataset(self) -> str:

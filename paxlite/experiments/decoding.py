@@ -12,12 +12,12 @@ class Decoding(Experiment):
   """Attributes of every language model for `--mode=decode` and zero-shot evaluation."""
 
   # The token id at the start of every text; None: the one that the tokenizer adds
-  START_ID: Training[int | None] = 0
+  START_ID: Training[int | None] = 0  # token id that a text begins with; None: nothing
   EOS_IDS: Generation[list[int]] = []  # token ids that end a text; empty: the tokenizer's
 
   DECODE_FILES: Run[list[LocalPath]] = []  # JSON lines with inputs or chat messages
-  DECODE_BATCH_SIZE: Generation[Count] = 8
-  MAX_DECODE_STEPS: Generation[Count] = 128
+  DECODE_BATCH_SIZE: Generation[Count] = 8  # prompts that are continued at a time
+  MAX_DECODE_STEPS: Generation[Count] = 128  # tokens that are generated at most
   TEMPERATURE: Generation[float] = 0.0  # 0: the most likely token
   TOP_K: Generation[int] = 0  # 0: off
   TOP_P: Generation[float] = 1.0  # 1: off
@@ -26,7 +26,7 @@ class Decoding(Experiment):
   INT8_WEIGHTS: Generation[bool] = False  # quantizes projections, with one scale per output channel
 
   # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
-  EVAL_TASKS: Run[list[LocalPath]] = []
+  EVAL_TASKS: Run[list[LocalPath]] = []  # zero-shot tasks of --mode=eval
   EVAL_BATCH_TOKENS: Run[Count] = 4096  # approximate number of tokens per batch
   EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = 'truncate'  # texts too long for the model
   EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips invalid records and counts them

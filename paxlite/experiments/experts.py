@@ -18,17 +18,17 @@ from paxlite.parallel import partitioning
 class MixtureOfExperts(LanguageModel):
   """A LanguageModel in which the first of every BLOCKS_PER_LAYER blocks has experts."""
 
-  BLOCKS_PER_LAYER: Shape[Count] = 2
-  NUM_EXPERTS: Shape[Count] = 64
-  NUM_EXPERTS_PER_TOKEN: Function[Count] = 2
-  EXPERT_CAPACITY_FACTOR: Function[float] = 2.0
+  BLOCKS_PER_LAYER: Shape[Count] = 2  # blocks of a layer, of which the first has the experts
+  NUM_EXPERTS: Shape[Count] = 64  # of a layer with experts
+  NUM_EXPERTS_PER_TOKEN: Function[Count] = 2  # that a router chooses
+  EXPERT_CAPACITY_FACTOR: Function[float] = 2.0  # places of an expert, times the mean load
   AUX_LOSS_COEF: Training[float] = (
     0.01  # weight of the load-balancing loss, which is a mean over the layers with experts
   )
-  USE_DROPLESS_MOE: Function[bool] = False
+  USE_DROPLESS_MOE: Function[bool] = False  # gives every token its place, without a capacity
   # Dropless experts that are sharded over devices: a device has room for this many times the mean
   # number of tokens; 0 is room for all tokens. Room costs memory and time.
-  DROPLESS_ROOM: Function[OffAtZero] = 0.0
+  DROPLESS_ROOM: Function[OffAtZero] = 0.0  # places of a device, times the mean; 0: for all
 
   @property
   def blocks_per_layer(self) -> int:

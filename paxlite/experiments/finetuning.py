@@ -37,7 +37,7 @@ class SFT(SftFiles):
     if not self.CHECKPOINT_RESTORE_PATH:
       raise UserError(
         '--fdl.CHECKPOINT_RESTORE_PATH=FOLDER is missing: the weights to fine-tune, as '
-        'python -m paxlite.tools.import_weights makes them'
+        'paxlite import makes them'
       )
     return super().train_input()
 

@@ -37,8 +37,8 @@ class GLaM(MixtureOfExperts):
   SOFTMAX_CAP_LOGITS = -1.0
   ATTEN_LOGIT_CAP = -1.0
   SOFTMAX_INIT_STD = 1.0
-  RELATIVE_BIAS_BUCKETS: Shape[int] = 32
-  RELATIVE_BIAS_MAX_DISTANCE: Function[int] = 128
+  RELATIVE_BIAS_BUCKETS: Shape[int] = 32  # of distances, in T5's bias
+  RELATIVE_BIAS_MAX_DISTANCE: Function[int] = 128  # distances from here on share a bucket
 
   def task(self) -> fdl.Config:
     task = super().task()

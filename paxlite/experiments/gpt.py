@@ -109,7 +109,7 @@ class GPT175B(GPT126M):
 class GPT2(GPT126M):
   """python -m paxlite.main --fdl_config=GPT2 --dry_run
 
-  124,439,808 parameters: OpenAI's GPT-2 small. tools.import_weights reads its weights. The larger
+  124,439,808 parameters: OpenAI's GPT-2 small. `paxlite import` reads its weights. The larger
   sizes need --fdl.NUM_LAYERS, --fdl.NUM_HEADS and --fdl.MODEL_DIMS.
   """
 

@@ -1,6 +1,6 @@
 """LLaMA, Llama 3, Mistral and SmolLM: one family, without a dataset.
 
-The sizes are those of published weights, which `python -m paxlite.tools.import_weights` reads.
+The sizes are those of published weights, which `paxlite import` reads.
 """
 
 from paxlite.experiments.language_model import LanguageModel

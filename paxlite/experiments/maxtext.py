@@ -1,7 +1,7 @@
 """MaxText's sizes by their number of parameters, for 256 TPU v5e chips and more, without a dataset.
 
 Batch, recomputation and XLA options are those of MaxText's v5e scripts of 2024.
-`python -m paxlite.tools.compile --fdl_config=MaxText16B --target=v5e-256` compiles one.
+`paxlite compile --fdl_config=MaxText16B --target=v5e-256` compiles one.
 """
 
 from paxlite.experiments.llama import LLaMA

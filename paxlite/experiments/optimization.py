@@ -17,36 +17,39 @@ class Optimization(Experiment):
   """Pax's Adam and its learning rate schedule. The defaults are those of Pax's base class."""
 
   # Optimizer
-  LEARNING_RATE: Training[NotNegative] = 1e-3
-  ADAM_BETA1: Training[Below1] = 0.9
-  ADAM_BETA2: Training[Below1] = 0.99
-  ADAM_EPSILON: Training[NotNegative] = 1e-6
-  ADAM_EPSILON_ROOT: Training[NotNegative] = 0.0
-  ADAM_CLIP_THRESHOLD: Training[float] = 1.0
-  CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = 5.0
-  WEIGHT_DECAY: Training[NotNegative] = 1e-3
+  LEARNING_RATE: Training[NotNegative] = 1e-3  # its schedule is multiplied by this
+  ADAM_BETA1: Training[Below1] = 0.9  # decay of the mean gradient
+  ADAM_BETA2: Training[Below1] = 0.99  # decay of the mean squared gradient
+  ADAM_EPSILON: Training[NotNegative] = 1e-6  # added to the root of the mean squared gradient
+  ADAM_EPSILON_ROOT: Training[NotNegative] = 0.0  # added below that root
+  ADAM_CLIP_THRESHOLD: Training[float] = 1.0  # largest RMS of a variable's update; below 0: off
+  CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = 5.0  # largest norm of all gradients; 0: off
+  WEIGHT_DECAY: Training[NotNegative] = 1e-3  # decoupled, times the learning rate
 
   # Schedule
-  LR_SCHEDULE: Training[Schedule] = 'linear_rampup_exponential_decay'
-  LR_COS_WARMUP: Training[NotNegativeInt] = 4000
-  LR_COS_DECAY_END: Training[int] = 300_000
-  LR_COS_MIN_RATIO: Training[Fraction] = 0.1
-  LR_COS_MAX: Training[NotNegative] = 1.0
-  LR_LRED_WARMUP: Training[NotNegativeInt] = 4000
-  LR_LRED_DECAY_END: Training[int] = 300_000
-  LR_LRED_MIN_RATIO: Training[Fraction] = 0.1
-  LR_LRED_MAX: Training[NotNegative] = 1.0
+  LR_SCHEDULE: Training[Schedule] = 'linear_rampup_exponential_decay'  # of the learning rate
+  LR_COS_WARMUP: Training[NotNegativeInt] = 4000  # steps of the rise, for the cosine schedule
+  LR_COS_DECAY_END: Training[int] = 300_000  # step at which the fall ends
+  LR_COS_MIN_RATIO: Training[Fraction] = 0.1  # last value in multiples of the largest
+  LR_COS_MAX: Training[NotNegative] = 1.0  # largest value, times LEARNING_RATE
+  LR_LRED_WARMUP: Training[NotNegativeInt] = 4000  # steps of the rise, for the exponential schedule
+  LR_LRED_DECAY_END: Training[int] = 300_000  # step at which the fall ends
+  LR_LRED_MIN_RATIO: Training[Fraction] = 0.1  # last value in multiples of the largest
+  LR_LRED_MAX: Training[NotNegative] = 1.0  # largest value, times LEARNING_RATE
 
   @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
+    """Regular expressions; variables whose whole names match one of them are trained."""
     return ['.*']
 
   @property
   def LR_COS_DECAY_START(self) -> Training[int]:
+    """The step at which the cosine schedule begins to fall."""
     return self.LR_COS_WARMUP + 1
 
   @property
   def LR_LRED_DECAY_START(self) -> Training[int]:
+    """The step at which the exponential schedule begins to fall."""
     return self.LR_LRED_WARMUP + 1
 
   def validate(self) -> None:

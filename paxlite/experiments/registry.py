@@ -62,11 +62,7 @@ def find(name: str) -> type[Experiment]:
     known = experiments()
     if name not in known:
       near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-      hint = (
-        f'Did you mean {" or ".join(near)}?'
-        if near
-        else 'List them: python -m paxlite.tools.experiments'
-      )
+      hint = f'Did you mean {" or ".join(near)}?' if near else 'List them: paxlite list'
       raise UserError(f'--fdl_config={name}: no experiment of that name. {hint}')
     return known[name]
   cls = _attribute(name, '--fdl_config')

@@ -48,72 +48,77 @@ class Transformer(Decoding, Optimization):
   """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
 
   # Architecture
-  NUM_LAYERS: Shape[Count] = 10
-  NUM_HEADS: Shape[Count] = 16
-  MODEL_DIMS: Shape[Count] = 2048
-  VOCAB_SIZE: Shape[Count] = 32000
-  FPROP_DTYPE: Training[Literal['bfloat16', 'float32', 'float16']] = 'bfloat16'
-  PACKED_INPUT: Training[bool] = True
-  USE_REPEATED_LAYER: Training[bool] = False
-  CHECKPOINT_POLICY: Run[CheckpointPolicy] = 'SAVE_NOTHING'
-  SEPARATE_EMBEDDING: Shape[bool] = False
-  TRAINABLE_POSITION_EMB: Shape[bool] = False
-  USE_ROTARY_POSITION_EMB: Function[bool] = False
-  ROPE_THETA: Function[float] = 10_000.0
-  ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = 'interleaved'
+  NUM_LAYERS: Shape[Count] = 10  # transformer blocks
+  NUM_HEADS: Shape[Count] = 16  # heads of attention
+  MODEL_DIMS: Shape[Count] = 2048  # width of the activations between blocks
+  VOCAB_SIZE: Shape[Count] = 32000  # rows of the embedding
+  FPROP_DTYPE: Training[Literal['bfloat16', 'float32', 'float16']] = 'bfloat16'  # of activations
+  PACKED_INPUT: Training[bool] = True  # rows hold several texts, which do not see each other
+  USE_REPEATED_LAYER: Training[bool] = False  # one compiled block is applied NUM_LAYERS times
+  CHECKPOINT_POLICY: Run[CheckpointPolicy] = 'SAVE_NOTHING'  # what is not recomputed
+  SEPARATE_EMBEDDING: Shape[bool] = False  # logits have a weight of their own
+  TRAINABLE_POSITION_EMB: Shape[bool] = False  # learned embeddings of positions are added
+  USE_ROTARY_POSITION_EMB: Function[bool] = False  # queries and keys are rotated by position
+  ROPE_THETA: Function[float] = 10_000.0  # base of the wavelengths of that rotation
+  ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = 'interleaved'  # pairs that rotate
   ROPE_FACTOR: Function[float] = 1.0  # above 1: Llama 3.1's stretching, with the three values below
-  ROPE_LOW_FREQUENCY_FACTOR: Function[float] = 1.0
-  ROPE_HIGH_FREQUENCY_FACTOR: Function[float] = 4.0
-  ROPE_ORIGINAL_LENGTH: Function[int] = 8192
+  ROPE_LOW_FREQUENCY_FACTOR: Function[float] = 1.0  # longer waves are stretched by ROPE_FACTOR
+  ROPE_HIGH_FREQUENCY_FACTOR: Function[float] = 4.0  # shorter waves are kept
+  ROPE_ORIGINAL_LENGTH: Function[int] = 8192  # tokens to which these two refer
   # The number of queries that are computed at a time, which saves memory and half of the work.
   # MAX_SEQ_LEN: all. 0: all, but on CPUs a quarter if the sequence has 512 tokens or more.
-  ATTENTION_BLOCK_SIZE: Run[int] = 0
+  ATTENTION_BLOCK_SIZE: Run[int] = 0  # queries per block; 0: the kernel chooses
   USE_FLASH_ATTENTION: Run[bool] = True  # uses fused kernels if there are: cuDNN, splash
   SLIDING_WINDOW: Function[int] = 0  # tokens that a query sees; 0: all previous ones
-  USE_BIAS: Shape[bool] = False
-  ACTIVATION_CLS: Function[Activation] = 'relu'
-  USE_GATED_ACTIVATION: Shape[bool] = False
-  NORM_CLS: Function[Norm] = 'RmsNorm'
-  NORM_POLICY: Function[Literal['pre']] = 'pre'
-  LAYERNORM_EPSILON: Function[float] = 1e-6
+  USE_BIAS: Shape[bool] = False  # of projections and feed-forward layers
+  ACTIVATION_CLS: Function[Activation] = 'relu'  # of the feed-forward layer
+  USE_GATED_ACTIVATION: Shape[bool] = False  # the activation is multiplied by a second projection
+  NORM_CLS: Function[Norm] = 'RmsNorm'  # the kind of norm
+  NORM_POLICY: Function[Literal['pre']] = 'pre'  # norms are before attention and feed-forward
+  LAYERNORM_EPSILON: Function[float] = 1e-6  # added to the variance
   SCALE_EMBEDDING: Function[bool] = False  # embeddings × √MODEL_DIMS
-  USE_PER_DIM_SCALE: Shape[bool] = False
-  USE_SOFTMAX_BIAS: Shape[bool] = False
-  SOFTMAX_CAP_LOGITS: Function[float] = 30.0
-  ATTEN_LOGIT_CAP: Function[float] = 50.0
-  DROPOUT_PROB: Training[Below1] = 0.0
-  EMBEDDING_DROPOUT_PROB: Training[Below1] = 0.0
-  WEIGHT_INIT: Training[Literal['normal', 'xavier_uniform']] = 'normal'
+  USE_PER_DIM_SCALE: Shape[bool] = False  # learned scales of the dimensions of queries
+  USE_SOFTMAX_BIAS: Shape[bool] = False  # a bias is added to the logits
+  SOFTMAX_CAP_LOGITS: Function[float] = 30.0  # cap of logits, cap · tanh(logits / cap); 0: off
+  ATTEN_LOGIT_CAP: Function[float] = 50.0  # the same for the scores of attention
+  DROPOUT_PROB: Training[Below1] = 0.0  # of attention, feed-forward and residual branches
+  EMBEDDING_DROPOUT_PROB: Training[Below1] = 0.0  # of the embeddings
+  WEIGHT_INIT: Training[Literal['normal', 'xavier_uniform']] = 'normal'  # of initial values
   INIT_STD: Training[float] = 0.02  # standard deviation for 'normal'
-  HEADS_SPAN_MODEL: Training[bool] = True
+  HEADS_SPAN_MODEL: Training[bool] = True  # NUM_HEADS × DIMS_PER_HEAD must equal MODEL_DIMS
   NUM_LOSS_CHUNKS: Run[Count] = 1  # parts of the vocabulary whose logits are held at a time
 
   # LoRA: trains low-rank factors of the chosen layers' weights, and freezes all other weights
-  USE_LORA: Training[bool] = False
-  LORA_RANK: Training[Count] = 8
-  LORA_TARGET_LAYERS: Training[Literal['all', 'attention', 'mlp']] = 'all'
+  USE_LORA: Training[bool] = False  # trains low-rank factors alone
+  LORA_RANK: Training[Count] = 8  # rank of the factors
+  LORA_TARGET_LAYERS: Training[Literal['all', 'attention', 'mlp']] = 'all'  # layers with factors
 
   # A prompt to continue when training ends, if the dataset has a tokenizer
-  SAMPLE_PROMPT: Run[str | None] = None
+  SAMPLE_PROMPT: Run[str | None] = None  # text that is continued after training; None: no sample
 
   @property
   def HIDDEN_DIMS(self) -> Shape[Count]:
+    """The width inside a feed-forward layer."""
     return 4 * self.MODEL_DIMS
 
   @property
   def DIMS_PER_HEAD(self) -> Shape[Count]:
+    """The width of a head of attention."""
     return self.MODEL_DIMS // self.NUM_HEADS
 
   @property
   def NUM_KV_HEADS(self) -> Shape[Count]:
+    """Heads of keys and values, each of which several heads of queries share."""
     return self.NUM_HEADS
 
   @property
   def USE_FFN_BIAS(self) -> Shape[bool]:
+    """Whether feed-forward layers have biases."""
     return self.USE_BIAS
 
   @property
   def SOFTMAX_INIT_STD(self) -> Training[float]:
+    """The standard deviation of initial embeddings and of the weight of the logits."""
     return self.INIT_STD
 
   @property

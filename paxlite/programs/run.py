@@ -56,7 +56,7 @@ class Run:
     accept_changes: Whether the folder of another experiment, or of other data, may be continued.
     start_over: Whether training may start from the beginning if all checkpoints are damaged.
     read_only: Whether the folder must stay unchanged.
-    compiled_step: A file of tools.compile to load instead of compiling.
+    compiled_step: A file of `paxlite compile` to load instead of compiling.
     check_memory: Whether to refuse a program that needs more memory than the devices have.
     peers: The other processes of the run.
   """

@@ -54,21 +54,17 @@ def restart_with_them() -> None:
   """Replaces the process by one that runs the same command with the variables of environment().
 
   This is needed because glibc reads its tunables when a program starts. It does nothing if there
-  are no variables to set. Only a plain `python -m paxlite.main …` is restarted: a debugger, a
-  profiler or a notebook that runs this module has state that would be lost.
+  are no variables to set. Only a plain `paxlite …` or `python -m paxlite.main …` is restarted: a
+  debugger, a profiler or a notebook that runs this module has state that would be lost.
   """
   if _MARK in sys._xoptions:
     _leave_to_children_what_was_there()
     return
-  changes, command = environment(), sys.orig_argv
-  if not changes or not is_plain(command, sys.argv[1:]) or not sys.executable:
-    return
-  if sys.gettrace():
+  changes, plain = environment(), plain_command(sys.orig_argv, sys.argv[1:])
+  if not changes or plain is None or not sys.executable or sys.gettrace():
     return
   with contextlib.suppress(OSError):  # If this fails, the run continues without them.
-    os.execve(
-      sys.executable, [sys.executable, '-X', _MARK, *command[1:]], {**os.environ, **changes}
-    )
+    os.execve(sys.executable, [sys.executable, '-X', _MARK, *plain], {**os.environ, **changes})
 
 
 def _leave_to_children_what_was_there() -> None:
@@ -81,16 +77,30 @@ def _leave_to_children_what_was_there() -> None:
     os.environ.pop(_VARIABLE, None)
 
 
-def is_plain(command: list[str], arguments: list[str]) -> bool:
-  """Returns whether a command is python, Python's options, -m paxlite.main and the arguments."""
-  first = len(command) - len(arguments) - 2
-  if first < 1 or command[first:] != ['-m', 'paxlite.main', *arguments]:
-    return False
-  options = command[1:first]
-  return all(
+def plain_command(command: list[str], arguments: list[str]) -> list[str] | None:
+  """Returns what follows `python` in a command that runs paxlite; None if it runs something else.
+
+  It is Python's options, -m paxlite or -m paxlite.main, and the arguments.
+
+  Args:
+    command: The whole command, as in sys.orig_argv.
+    arguments: The arguments of the program, as in sys.argv[1:].
+  """
+  first = len(command) - len(arguments)
+  before, after = command[:first], command[first:]
+  if after != arguments:
+    return None
+  if before[-2:] in (['-m', 'paxlite'], ['-m', 'paxlite.main']):
+    options, module = before[1:-2], before[-1]
+  elif len(before) > 1 and os.path.basename(before[-1]) == 'paxlite':  # the installed script
+    options, module = before[1:-1], 'paxlite'
+  else:
+    return None
+  are_options = all(
     previous in ('-X', '-W') or (option.startswith('-') and option not in ('-m', '-c', '-'))
     for previous, option in zip(['', *options], options, strict=False)
   )
+  return [*options, '-m', module, *arguments] if are_options else None
 
 
 def _glibc() -> tuple[int, ...]:

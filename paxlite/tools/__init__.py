@@ -1,1 +1,1 @@
-"""Command-line tools: `python -m paxlite.tools.NAME --help`."""
+"""The commands of `paxlite`, a module each; commands.py lists them."""

@@ -1,7 +1,7 @@
-"""python -m paxlite.tools.compile --fdl_config=EXPERIMENT --target=v5e-256 [--save=step.bin] …
+"""paxlite compile EXPERIMENT --target=v5e-256 [NAME=VALUE …] [--save=step.bin]
 
 Compiles the train step of an experiment for a machine that need not be there, and reports whether
-the step fits, what it communicates and how fast it can be. --fdl.NAME=VALUE overrides an attribute.
+the step fits, what it communicates and how fast it can be. NAME=VALUE sets an attribute of it.
 The mesh must match the target. COMPILER_OPTIONS are passed to XLA.
 --compiled_step=step.bin makes training load the step that --save has written.
 
@@ -11,7 +11,6 @@ The targets are v5e-N, v5p-N, v6e-N (one slice of TPUs), Kxv5e-N (K slices), h10
 extras tpu and cuda install the compilers.
 """
 
-import argparse
 import json
 import pathlib
 import sys
@@ -22,13 +21,11 @@ from paxlite.core.errors import UserError
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.tools.compile',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
+  parser = command_line.Parser(__doc__)
+  parser.word('fdl_config', 'EXPERIMENT', 'the experiment')
+  parser.add_argument(
+    '--fiddler', action='append', default=[], help='a function that edits the config'
   )
-  parser.add_argument('--fdl_config', required=True, help='the experiment')
-  parser.add_argument('--fiddler', action='append', default=[], help='as of paxlite.main')
   parser.add_argument('--target', required=True, help='the machine: see above')
   parser.add_argument('--save', help='where the compiled step goes')
   parser.add_argument('--json', help='where the report goes as JSON')

@@ -1,4 +1,4 @@
-"""python -m paxlite.tools.convert_te --direction=fw2te --checkpoint=FOLDER --path=OUT
+"""paxlite convert-te CHECKPOINT --direction=fw2te --path=OUT
 
 Converts a checkpoint to the fused layers of Transformer Engine or back. The parameters and Adam's
 moments are converted bit for bit.
@@ -11,7 +11,6 @@ FP8's scales and histories are not converted, because they belong to the backend
 they start again.
 """
 
-import argparse
 import pathlib
 from collections.abc import Sequence
 
@@ -19,13 +18,9 @@ from paxlite.core import command_line, shell
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.tools.convert_te',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_line.Parser(__doc__)
   parser.add_argument('--direction', required=True, choices=('fw2te', 'te2fw'))
-  parser.add_argument('--checkpoint', required=True, help='a job_log_dir, or imported weights')
+  parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
   parser.add_argument('--path', required=True, help='the folder to make')
   args = command_line.parse_args(parser, argv)
 

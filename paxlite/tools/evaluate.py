@@ -1,11 +1,10 @@
-"""python -m paxlite.tools.evaluate --checkpoint=FOLDER --tasks=lambada:FILE.jsonl[,TASK.json …]
+"""paxlite zero-shot CHECKPOINT --tasks=lambada:FILE.jsonl[,TASK.json …]
 
 Zero-shot evaluation of a job_log_dir or of imported weights. Prints a table with standard errors,
 and writes JSON with --output. A task is lambada:FILE or boolq:FILE, or a .json file that names the
 fields of its records (docs/evaluation.md).
 """
 
-import argparse
 import json
 import pathlib
 from collections.abc import Sequence
@@ -15,12 +14,8 @@ from paxlite.core.errors import UserError
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.tools.evaluate',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument('--checkpoint', required=True, help='a job_log_dir, or imported weights')
+  parser = command_line.Parser(__doc__)
+  parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
   parser.add_argument('--tasks', required=True, nargs='+', help='what to evaluate')
   parser.add_argument('--limit', type=int, help='only the first examples of each task')
   parser.add_argument('--batch_tokens', type=int, default=4096, help='tokens of a batch (4096)')

@@ -1,21 +1,16 @@
-"""python -m paxlite.tools.experiments [list [TEXT] | show NAME | diff A B] [--fdl.NAME=VALUE …]
+"""paxlite list [TEXT] [--import=MODULE]
 
-Prints a table of every experiment, or of those with TEXT in their name or dataset (`experiments
-llama`). `show` prints the values of one experiment, their meanings, and its built config. `diff`
-prints the lines in which two experiments differ. NAME is a bare name or a dotted path.
---import=MODULE adds the experiments of your own module to the table.
+Prints a table of all experiments, or of those with TEXT in their name or dataset (`paxlite list
+llama`). --import=MODULE adds the experiments of your own module. A narrow screen shows fewer
+columns; `paxlite show NAME` prints all values of one experiment.
 """
 
-import argparse
-import ast
-import difflib
-import inspect
 import json
 import pathlib
-import re
+import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paxlite.core import command_line
@@ -40,34 +35,16 @@ COLUMNS = (
   'steps',
 )
 _TEXTS = 3  # columns of texts, aligned left; the other ones are numbers, aligned right
-_COMMANDS = ('list', 'show', 'diff')
+_LEFT_OUT_FIRST = ('checkpoint policy', 'ICI × DCN', 'dataset', 'steps')
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.tools.experiments',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  commands = parser.add_subparsers(dest='command')
-  table = commands.add_parser('list', help='a table of experiments')
-  table.add_argument('text', nargs='?', default='', help='of their names or datasets')
-  commands.add_parser('show', help='values and built config of one').add_argument('name')
-  diff = commands.add_parser('diff', help='where two differ')
-  diff.add_argument('a')
-  diff.add_argument('b')
-  if argv and argv[0] not in _COMMANDS and not argv[0].startswith('-'):
-    argv = ['list', *argv]
-  args, values = command_line.parse(parser, argv)
-  if args.command == 'show':
-    print(_text(args.name, values, explained=True))
-  elif args.command == 'diff':
-    a, b = _text(args.a, values).splitlines(), _text(args.b, values).splitlines()
-    for line in difflib.unified_diff(a, b, args.a, args.b, lineterm='', n=0):
-      if not line.startswith('@@'):
-        print(line)
-  else:
-    print(_table(getattr(args, 'text', '')))
+  parser = command_line.Parser(__doc__)
+  parser.word('text', 'TEXT', 'a part of names or datasets', required=False)
+  text = command_line.parse_args(parser, argv).text or ''
+  on_terminal = sys.stdout is not None and sys.stdout.isatty()
+  width = shutil.get_terminal_size().columns if on_terminal else None
+  print(table(text, width))
 
 
 def row(cls: type['Experiment']) -> list[str]:
@@ -99,18 +76,27 @@ def num_parameters(experiment: 'Experiment') -> int:
   return sum(x.size for x in jax.tree.leaves(state.params))
 
 
-def _table(text: str) -> str:
-  """Returns the table by family; each column is as wide as its longest cell."""
+def table(text: str, screen: int | None) -> str:
+  """Returns the table by family; each column is as wide as its longest cell.
+
+  Args:
+    text: A part of the names or datasets to list.
+    screen: Number of characters of a line, for which columns are left out; None for all columns.
+  """
   rows = [r for r in _rows() if text.lower() in ' '.join(r[1:3]).lower()]
   if not rows:
     raise UserError(
-      f'no experiment has {text!r} in its name or dataset: '
-      'python -m paxlite.tools.experiments lists them all'
+      f'no experiment has {text!r} in its name or dataset: paxlite list shows them all'
     )
-  widths = [max(map(len, column)) for column in zip(COLUMNS, *(r[1:] for r in rows), strict=True)]
-  lines = [_line(COLUMNS, widths), '─' * (sum(widths) + 2 * len(widths) - 2)]
+  cells = [COLUMNS, *(tuple(r[1:]) for r in rows)]
+  widths = dict(zip(COLUMNS, (max(map(len, c)) for c in zip(*cells, strict=True)), strict=True))
+  for column in _LEFT_OUT_FIRST:
+    if screen is not None and sum(widths.values()) + 2 * len(widths) - 2 > screen:
+      del widths[column]
+  lines = [_line(COLUMNS, widths), '─' * (sum(widths.values()) + 2 * len(widths) - 2)]
   for family in dict.fromkeys(r[0] for r in rows):
-    lines += ['', f'{family}:', *(_line(r[1:], widths) for r in rows if r[0] == family)]
+    lines += ['', *textwrap.wrap(f'{family}:', screen or len(family) + 1)]
+    lines += [_line(r[1:], widths) for r in rows if r[0] == family]
   return '\n'.join(lines)
 
 
@@ -125,49 +111,14 @@ def _rows() -> list[list[str]]:
   return rows
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-  texts = [c.ljust(w) for c, w in zip(cells[:_TEXTS], widths[:_TEXTS], strict=True)]
-  numbers = [c.rjust(w) for c, w in zip(cells[_TEXTS:], widths[_TEXTS:], strict=True)]
-  return '  '.join([*texts, *numbers]).rstrip()
-
-
-def _text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
-  from paxlite.experiments.description import configs_text, values_text
-  from paxlite.experiments.registry import build_experiment
-
-  experiment = build_experiment(name, [], overrides)
-  values = values_text(experiment)
-  if explained:
-    meanings = _meanings(type(experiment).__mro__)
-    values = '\n'.join(_explained(line, meanings) for line in values.split('\n'))
-  return values + '\n' + configs_text(experiment)
-
-
-def _explained(line: str, meanings: dict[str, str]) -> str:
-  meaning = meanings.get(line.partition(' = ')[0])
-  return line if meaning is None else f'{line}  # {meaning}'
-
-
-def _meanings(classes: Iterable[type]) -> dict[str, str]:
-  """Returns the meanings of attributes by name.
-
-  A meaning is the comment at the attribute's declaration, or the first line of the docstring of its
-  property.
-  """
-  found: dict[str, str] = {}
-  for cls in classes:
-    if cls is object:
-      continue
-    for name, value in vars(cls).items():
-      if name.isupper() and (getattr(value, '__doc__', None) or '') and hasattr(value, 'fget'):
-        found.setdefault(name, value.__doc__.splitlines()[0])
-    source = textwrap.dedent(inspect.getsource(cls))
-    for node in ast.walk(ast.parse(source)):
-      if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
-        if comment := re.search(r'  # (?!noqa)(.*)', '\n'.join(lines)):
-          found.setdefault(node.target.id, comment[1])
-  return found
+def _line(cells: Sequence[str], widths: dict[str, int]) -> str:
+  """Returns the cells of the columns in `widths`, each as wide as stated there."""
+  aligned = [
+    cell.ljust(widths[column]) if column in COLUMNS[:_TEXTS] else cell.rjust(widths[column])
+    for column, cell in zip(COLUMNS, cells, strict=True)
+    if column in widths
+  ]
+  return '  '.join(aligned).rstrip()
 
 
 def _shape(sizes: Sequence[int]) -> str:

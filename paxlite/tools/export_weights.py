@@ -1,4 +1,4 @@
-"""python -m paxlite.tools.export_weights --to=hf|peft --checkpoint=FOLDER --path=OUT
+"""paxlite export CHECKPOINT --to=hf|peft --path=OUT
 
 Writes the weights of a run, or imported weights, for Hugging Face, tensor by tensor.
 
@@ -6,7 +6,6 @@ Writes the weights of a run, or imported weights, for Hugging Face, tensor by te
   peft  the LoRA factors, as a folder that peft loads in addition to the base model
 """
 
-import argparse
 import pathlib
 import time
 from collections.abc import Sequence
@@ -15,13 +14,9 @@ from paxlite.core import command_line
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.tools.export_weights',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_line.Parser(__doc__)
   parser.add_argument('--to', required=True, choices=('hf', 'peft'))
-  parser.add_argument('--checkpoint', required=True, help='a job_log_dir, or imported weights')
+  parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
   parser.add_argument('--path', required=True, help='the folder to make')
   parser.add_argument(
     '--dtype', choices=('float32', 'bfloat16', 'float16'), help='of the tensors (as stored)'

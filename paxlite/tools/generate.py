@@ -1,11 +1,10 @@
-"""python -m paxlite.tools.generate --checkpoint=FOLDER --prompt=TEXT [--chat] [--fdl.NAME=VALUE …]
+"""paxlite generate CHECKPOINT PROMPT [--chat] [NAME=VALUE …]
 
 Continues a text, or answers in a chat, and prints the text while it is generated. The checkpoint is
 a job_log_dir or a folder of imported weights. With --chat and no --prompt, it asks for one message
 after another.
 """
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,13 +14,9 @@ from paxlite.core.errors import UserError
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.tools.generate',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
-  parser.add_argument('--checkpoint', required=True, help='a job_log_dir, or imported weights')
-  parser.add_argument('--prompt', help='the text to continue, or to answer')
+  parser = command_line.Parser(__doc__)
+  parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
+  parser.word('prompt', 'PROMPT', 'the text to continue, or to answer', required=False)
   parser.add_argument('--chat', action='store_true', help='ask and answer, by the chat template')
   parser.add_argument('--system', help='what a chat begins with')
   parser.add_argument(
@@ -37,7 +32,9 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--seed', type=int, default=0)
   args, overrides = command_line.parse(parser, argv)
   if args.prompt is None and not args.chat:
-    raise UserError('--prompt=TEXT is missing; or --chat, to be asked for it')
+    raise UserError(
+      'PROMPT is missing: paxlite generate CHECKPOINT PROMPT. With --chat you are asked for it'
+    )
   if not 0 <= args.seed < 1 << 32:
     raise UserError(f'--seed={args.seed} must be from 0 to 2**32 - 1')
   if args.system is not None and not args.chat:

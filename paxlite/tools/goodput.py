@@ -1,10 +1,9 @@
-"""python -m paxlite.tools.goodput JOB_LOG_DIR
+"""paxlite goodput RUN
 
 The share of a run's wall time spent in steps that count, over all restarts. The table also shows
 where the rest of the time went.
 """
 
-import argparse
 import pathlib
 from collections.abc import Sequence
 
@@ -14,11 +13,7 @@ from paxlite.runtime import goodput
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.tools.goodput',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_line.Parser(__doc__)
   parser.add_argument('job_log_dir', help='of the run')
   folder = pathlib.Path(command_line.parse_args(parser, argv).job_log_dir)
   report = goodput.report(folder)

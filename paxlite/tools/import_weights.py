@@ -1,4 +1,4 @@
-"""python -m paxlite.tools.import_weights --from=hf|meta|gguf|pax --path=WEIGHTS --to=FOLDER
+"""paxlite import WEIGHTS --from=hf|meta|gguf|pax --to=FOLDER
 
 Imports published weights, or a Pax checkpoint with its Adam state, tensor by tensor. It writes a
 folder for --fdl.CHECKPOINT_RESTORE_PATH and for the tools' --checkpoint.
@@ -9,7 +9,6 @@ folder for --fdl.CHECKPOINT_RESTORE_PATH and for the tools' --checkpoint.
   pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and --fdl.NAME=VALUE) names its model
 """
 
-import argparse
 import os
 import pathlib
 import time
@@ -20,13 +19,9 @@ from paxlite.core.errors import UserError, located
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.tools.import_weights',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_line.Parser(__doc__)
   parser.add_argument('--from', dest='source', required=True, choices=('hf', 'meta', 'gguf', 'pax'))
-  parser.add_argument('--path', required=True, help='the weights to read')
+  parser.word('path', 'WEIGHTS', 'the weights to read')
   parser.add_argument('--to', required=True, help='the folder to make')
   parser.add_argument('--tokenizer', help='tokenizer file, or folder with one, to put next to them')
   parser.add_argument('--fdl_config', help='the experiment that a Pax checkpoint is of')

@@ -1,16 +1,15 @@
-"""python -m paxlite.tools.read_hlo FILE --target=v5e-16 [--mesh=data=16,mdl=1] [--json=FILE]
+"""paxlite read-hlo FILE --target=v5e-16 [--mesh=data=16,mdl=1] [--json=FILE]
 
 Reads the text of a compiled program and prints its FLOPs, its memory traffic, its collectives and
 what bounds it on the target's chip. The program may be anybody's: `compiled.as_text()` of JAX, a
 file `*after_optimizations.txt` of XLA_FLAGS=--xla_dump_to=FOLDER, or a file that
-`python -m paxlite.tools.compile --write_hlo=FILE` has written.
+`paxlite compile --write_hlo=FILE` has written.
 
 --mesh names the mesh axes of the program with their sizes, the slowest first; all devices of the
 target are one axis by default. --near names the devices of each axis within a slice or host, where
 these are fewer.
 """
 
-import argparse
 import dataclasses
 import json
 import math
@@ -22,13 +21,9 @@ from paxlite.core.errors import UserError
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.tools.read_hlo',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_line.Parser(__doc__)
   parser.add_argument('file', metavar='FILE', help='the text of a compiled program')
-  parser.add_argument('--target', required=True, help='the machine, as of tools.compile')
+  parser.add_argument('--target', required=True, help='the machine, as of paxlite compile')
   parser.add_argument('--mesh', help='NAME=SIZE,… of the mesh; default: all devices as one axis')
   parser.add_argument('--near', help='NAME=SIZE,… within a slice or host; default: as --mesh')
   parser.add_argument('--json', help='where the figures go as JSON')

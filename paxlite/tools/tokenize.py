@@ -1,4 +1,4 @@
-"""python -m paxlite.tools.tokenize --vocab=TOKENIZER --output=FOLDER SOURCES…
+"""paxlite tokenize SOURCES… --vocab=TOKENIZER --output=FOLDER
 
 Turns text into a flat-tokens dataset, on all cores. A source is a file (.txt, .jsonl, .parquet; the
 first two also .gz .xz .zst), a TFDS dataset (tfds:c4/en:3.0.1/train) or a Hugging Face dataset
@@ -6,7 +6,6 @@ first two also .gz .xz .zst), a TFDS dataset (tfds:c4/en:3.0.1/train) or a Huggi
 whose text is in the field --field. After an interruption, the same command resumes the work.
 """
 
-import argparse
 import collections
 import concurrent.futures
 import contextlib
@@ -157,11 +156,7 @@ class Encoder:
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.tools.tokenize',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_line.Parser(__doc__)
   parser.add_argument('sources', nargs='+', help='files and datasets')
   parser.add_argument('--vocab', required=True, help='a SentencePiece .model or a tokenizer.json')
   parser.add_argument('--output', required=True, help='folder of the dataset')

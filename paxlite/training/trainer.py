@@ -298,7 +298,7 @@ class Trainer:
         self.store.checkpoints.finish()
     saved = self.store.checkpoints.steps()
     where = f'step {saved[-1]:,} is saved' if saved else 'nothing is saved'
-    raise Interrupted(f'asked to leave at step {step:,}: {where}; the same command continues')
+    raise Interrupted(f'asked to leave at step {step:,}: {where}')
 
   def _roll_back(
     self, state: TrainState, spiked: int, reporter: Reporter

@@ -289,7 +289,7 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
   unconverted = [f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "fw"}', '--fdl.USE_TE=layer']
   capsys.readouterr()
   assert run(tmp_path / 'forgot', '--fdl.MAX_STEPS=12', *unconverted) == 2
-  assert 'python -m paxlite.tools.convert_te' in capsys.readouterr().err
+  assert 'paxlite convert-te' in capsys.readouterr().err
   text = runs.module(
     'paxlite.tools.export_weights',
     runs.IMPORT,

@@ -12,14 +12,17 @@ import sys
 import fiddle as fdl
 
 from paxlite.core.templates import config_text
+from paxlite.experiments import datasets
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.description import configs_text, requirements, values_text
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import experiments
+from paxlite.tools import attributes
 from paxlite.tools import experiments as tools
 from tests.support import runs
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
+ATTRIBUTES_PAGE = runs.ROOT / 'docs' / 'attributes.md'
 _NEEDS: dict[tuple, list[str]] = {}
 UPDATE = 'python -m tests.rules.test_golden --update, if this is meant'
 
@@ -83,6 +86,25 @@ def index_text() -> str:
   return '[\n' + ',\n'.join(lines) + '\n]\n'
 
 
+def is_source(value: object) -> bool:
+  """Returns whether a value is a class of experiments that reads a kind of dataset."""
+  return (
+    isinstance(value, type) and value.__module__ == datasets.__name__ and hasattr(value, 'dataset')
+  )
+
+
+def attributes_text() -> str:
+  sources = filter(is_source, vars(datasets).values())
+  rows = attributes.describe([*experiments().values(), *sources])
+  return '[\n' + ',\n'.join(json.dumps(row, ensure_ascii=False) for row in rows) + '\n]\n'
+
+
+def test_every_attribute_is_described():
+  assert attributes.INDEX.read_text() == attributes_text(), UPDATE
+  assert ATTRIBUTES_PAGE.read_text() == attributes.page(attributes.described()), UPDATE
+  assert [row['name'] for row in attributes.described() if not row['meaning']] == []
+
+
 def test_every_experiment_is_what_it_was():
   found = {path.stem: path.read_text() for path in GOLDEN.glob('*.txt')}
   texts = golden_texts()
@@ -110,5 +132,7 @@ if __name__ == '__main__' and '--update' in sys.argv:
   for old in GOLDEN.glob('*.txt'):
     old.unlink()
   tools.INDEX.write_text(index_text())
+  attributes.INDEX.write_text(attributes_text())
+  ATTRIBUTES_PAGE.write_text(attributes.page(attributes.described()))
   for family, text in golden_texts().items():
     (GOLDEN / f'{family}.txt').write_text(text)

@@ -41,9 +41,10 @@ def test_sigterm_saves_and_leaves_with_75_and_nothing_is_lost(tmp_path):
   whole, halves = tmp_path / 'whole', tmp_path / 'halves'
   runs.run(whole, *flags, config=TEXT)
   left = faulty(halves, 'sigterm:6', *flags, config=TEXT, code=EXIT_AGAIN)
-  assert left.stderr.splitlines()[-1] == (
-    'interrupted: asked to leave at step 6: step 6 is saved; the same command continues'
-  )
+  *_, said, command = left.stderr.splitlines()
+  assert said == 'interrupted: asked to leave at step 6: step 6 is saved. Continue with:'
+  assert command.startswith('python -m paxlite.main ')
+  assert f'--job_log_dir={halves}' in command
   assert evaluations(halves)[-1][0] == 3
   assert 'Continuing from the checkpoint of step 6.' in runs.run(halves, *flags, config=TEXT).stdout
   assert runs.losses(halves) == runs.losses(whole)

@@ -33,7 +33,7 @@ TINY = '--fdl_config=TinyGPT'
     ([], '--fdl_config=EXPERIMENT is missing'),
     ([TINY], '--job_log_dir=FOLDER is missing'),
     (['--fdl_config=TinyGTP'], 'no experiment of that name. Did you mean TinyGPT'),
-    (['--fdl_config=Nothing'], 'List them: python -m paxlite.tools.experiments'),
+    (['--fdl_config=Nothing'], 'List them: paxlite list'),
     (['--fdl_config=no.such.module.X'], 'there is no module no'),
     (
       ['--fdl_config=paxml.contrib.gpu.scripts_gpu.configs.Pile126M'],
@@ -68,7 +68,7 @@ TINY = '--fdl_config=TinyGPT'
     ),
     (
       ['--fdl_config=SmolLM135MLoRA', '--fdl.CHECKPOINT_RESTORE_PATH=HuggingFaceTB/SmolLM2-135M'],
-      'then python -m paxlite.tools.import_weights --from=hf --path=FOLDER --to=weights/smollm2',
+      'then paxlite import --from=hf --path=FOLDER --to=weights/smollm2',
     ),
     ([TINY, '--job_dir=x'], "Unknown command line flag 'job_dir'"),
     ([TINY, 'stray'], "unexpected argument 'stray'"),

@@ -46,9 +46,10 @@ def test_a_signal_is_reported_at_once_and_saves(tmp_path, number, again):
   _, stderr = process.communicate('\n', timeout=60)
   assert process.returncode == EXIT_AGAIN
   assert re.fullmatch(
-    r'interrupted: asked to leave at step (\d): step \1 is saved; the same command continues',
-    stderr.splitlines()[-1],
+    r'interrupted: asked to leave at step (\d): step \1 is saved. Continue with:',
+    stderr.splitlines()[-2],
   )
+  assert f'--job_log_dir={tmp_path}' in stderr.splitlines()[-1]
 
 
 def test_a_second_ctrl_c_after_a_moment_leaves_without_saving(tmp_path):

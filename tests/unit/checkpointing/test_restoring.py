@@ -392,7 +392,7 @@ def test_what_cannot_be_a_path_is_no_folder(path):
     (['config.json', 'model.safetensors'], '--from=hf --path={} --to=weights/of-others'),
     (['model-Q8_0.gguf'], 'weights of a GGUF file, to be imported: .* --from=gguf --path={}'),
     (['params.json', 'consolidated.00.pth'], '--from=meta --path={}'),
-    (['notes.txt'], 'Weights of other formats are read by python -m paxlite.tools.import_weights'),
+    (['notes.txt'], 'Weights of other formats are read by paxlite import'),
   ],
 )
 def test_weights_that_were_not_imported_are_recognized(tmp_path, files, message):

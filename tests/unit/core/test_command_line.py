@@ -10,16 +10,16 @@ import pytest
 
 from paxlite.core import command_line
 from paxlite.core.errors import UserError
-from paxlite.tools import experiments, export_weights, goodput, import_weights, tokenize
+from paxlite.tools import experiments, export_weights, goodput, import_weights, show, tokenize
 from tests.support import runs
 
 # Each command prints letters that ASCII does not have.
 PRINTING = {
   'help': ['paxlite.main', '--help'],
   'dry run': ['paxlite.main', '--fdl_config=TinyGPT', '--dry_run'],
-  'experiments': ['paxlite.tools.experiments'],
-  'show': ['paxlite.tools.experiments', 'show', 'Synthetic126M'],
-  'a tool': ['paxlite.tools.generate', '--help'],
+  'experiments': ['paxlite', 'list'],
+  'show': ['paxlite', 'show', 'Synthetic126M'],
+  'a command': ['paxlite', 'generate', '--help'],
 }
 
 
@@ -58,7 +58,7 @@ def test_readers_that_go_away(what):
 
 
 @pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
-@pytest.mark.parametrize('argv', [['paxlite.tools.experiments'], ['paxlite.tools']])
+@pytest.mark.parametrize('argv', [['paxlite', 'list'], ['paxlite']])
 def test_a_full_disk_under_printed_output(argv):
   """The output is longer than the buffer in one case, and shorter in the other."""
   with open('/dev/full', 'w') as full:
@@ -72,7 +72,7 @@ def test_a_full_disk_under_printed_output(argv):
 
 def test_no_stdout_at_all():
   result = subprocess.run(
-    ['bash', '-c', f'{sys.executable} -m paxlite.tools.experiments >&-'],
+    ['bash', '-c', f'{sys.executable} -m paxlite list >&-'],
     stderr=subprocess.PIPE, text=True, check=False, cwd=runs.ROOT,
   )  # fmt: skip
   assert (result.returncode, result.stderr) == (0, '')
@@ -81,13 +81,17 @@ def test_no_stdout_at_all():
 @pytest.mark.parametrize(
   ('argv', 'wanted'),
   [
-    (['paxlite'], 'python -m paxlite.tools.tokenize       Turns text into a flat-tokens dataset'),
+    (['paxlite'], 'tokenize    turn text into a dataset of tokens'),
     (['paxlite', '--version'], 'paxlite 0.'),
-    (['paxlite', '-help'], 'python -m paxlite.main'),
-    (['paxlite.tools'], 'python -m paxlite.tools.experiments'),
+    (['paxlite', '-help'], 'tokenize    turn text into a dataset of tokens'),
+    (['paxlite', 'train', '--help'], 'paxlite train EXPERIMENT'),
+    (['paxlite', 'list', '-help'], 'usage: paxlite list'),
+    (['paxlite', 'attributes', 'learning_rate'], 'LEARNING_RATE: float = 0.001\n'),
+    (['paxlite', 'completion', 'words', 'train', 'TinyG'], 'TinyGPT\n'),
+    (['paxlite', 'completion', 'words', 'train', 'TinyGPT', 'NUM_LAY'], 'NUM_LAYERS=\n'),
     (['paxlite.main', '-help'], '--job_log_dir'),
     (['paxlite.main', '--helpfull'], '--job_log_dir'),
-    (['paxlite.tools.experiments', '-help'], 'usage: python -m paxlite.tools.experiments'),
+    (['paxlite.tools.experiments', '-help'], 'usage: paxlite list'),
   ],
 )
 def test_ways_to_ask_what_there_is(argv, wanted):
@@ -118,13 +122,15 @@ def test_the_table_needs_no_import_and_shortens_nothing(capsys):
     'Mistral7B', 'Mistral7BLoRA', 'Mistral7BSFT', 'SyntheticMistral7B',
   }  # fmt: skip
   with pytest.raises(UserError, match="no experiment has 'nothing' in its name or dataset"):
-    experiments.main(['list', 'nothing'])
+    experiments.main(['nothing'])
+  for screen in (100, 80):
+    assert max(map(len, experiments.table('', screen).splitlines())) <= screen
 
 
 def test_show_says_what_values_mean(capsys):
-  experiments.main(['show', 'TinyGPT'])
+  show.main(['TinyGPT'])
   out = capsys.readouterr().out
-  assert 'SAMPLE_PROMPT = None\n' in out
+  assert 'SAMPLE_PROMPT = None  # text that is continued' in out
   assert 'LOSS_SPIKE_WINDOW = 100  # number of steps in that mean\n' in out
   assert re.search(r'^CHECKPOINT_IGNORE_RULES = \[\]  # .', out, re.M)  # declared over three lines
   assert (

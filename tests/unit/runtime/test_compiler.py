@@ -137,19 +137,25 @@ def test_a_plain_command_is_started_again_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ('command', 'plain'),
   [
-    ('python -m paxlite.main --a=1 b', True),
-    ('python3 -u -X dev -W error -m paxlite.main --a=1 b', True),
-    ('python -m cProfile -m paxlite.main --a=1 b', False),
-    ('python -m cProfile -o out -m paxlite.main --a=1 b', False),
-    ('python /bin/memray run -m paxlite.main --a=1 b', False),
-    ('python -m ipykernel_launcher -f x.json', False),
-    ('python -', False),
-    ('python run.py --a=1 b', False),
-    ('python -m paxlite.main --other', False),
+    ('python -m paxlite.main --a=1 b', '-m paxlite.main --a=1 b'),
+    ('python -m paxlite --a=1 b', '-m paxlite --a=1 b'),
+    ('python /venv/bin/paxlite --a=1 b', '-m paxlite --a=1 b'),
+    (
+      'python -u -X dev -W error -m paxlite.main --a=1 b',
+      '-u -X dev -W error -m paxlite.main --a=1 b',
+    ),
+    ('python -m cProfile -m paxlite.main --a=1 b', None),
+    ('python -m cProfile -o out -m paxlite.main --a=1 b', None),
+    ('python /bin/memray run -m paxlite.main --a=1 b', None),
+    ('python -m ipykernel_launcher -f x.json', None),
+    ('python -', None),
+    ('python run.py --a=1 b', None),
+    ('python -m paxlite.main --other', None),
   ],
 )
 def test_which_command_is_plain(command, plain):
-  assert cpu_memory.is_plain(command.split(), ['--a=1', 'b']) == plain
+  wanted = None if plain is None else plain.split()
+  assert cpu_memory.plain_command(command.split(), ['--a=1', 'b']) == wanted
 
 
 def test_what_else_runs_main_is_not_started_again():

@@ -190,7 +190,7 @@ class Synthetic175B(Synthetic, GPT175B):
 class FlatTokens126M(FlatTokens, GPT126M):
   """python -m paxlite.main --fdl_config=FlatTokens126M --fdl.DATASET_PATH=DATA --job_log_dir=LOGS
 
-  GPT126M on a dataset that `python -m paxlite.tools.tokenize` or seqax wrote.
+  GPT126M on a dataset that `paxlite tokenize` or seqax wrote.
   """
 
 
@@ -198,7 +198,7 @@ class FlatTokens126M(FlatTokens, GPT126M):
 class FlatTokens5B(FlatTokens, GPT5B):
   """python -m paxlite.main --fdl_config=FlatTokens5B --fdl.DATASET_PATH=DATA --job_log_dir=LOGS
 
-  GPT5B on a dataset that `python -m paxlite.tools.tokenize` or seqax wrote.
+  GPT5B on a dataset that `paxlite tokenize` or seqax wrote.
   """
 
 
@@ -206,5 +206,5 @@ class FlatTokens5B(FlatTokens, GPT5B):
 class FlatTokens175B(FlatTokens, GPT175B):
   """python -m paxlite.main --fdl_config=FlatTokens175B --fdl.DATASET_PATH=DATA --job_log_dir=LOGS
 
-  GPT175B on a dataset that `python -m paxlite.tools.tokenize` or seqax wrote.
+  GPT175B on a dataset that `paxlite tokenize` or seqax wrote.
   """

@@ -4,7 +4,6 @@ Builds the TFDS dataset `bool_q`. TFDS downloads and verifies it. With --source 
 local folder with train.jsonl and dev.jsonl, whose lines have "question", "passage" and "answer".
 """
 
-import argparse
 import pathlib
 from collections.abc import Sequence
 
@@ -14,11 +13,7 @@ from paxlite.core.errors import UserError
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.contrib.gpu.scripts_gpu.download_boolq',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_line.Parser(__doc__)
   tfds_datasets.add_data_dir(parser)
   parser.add_argument('--source', help='a local folder')
   args = command_line.parse_args(parser, argv)

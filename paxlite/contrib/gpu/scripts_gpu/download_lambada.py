@@ -4,7 +4,6 @@ Builds the TFDS dataset `lambada` that the Lambada experiments read: OpenAI's ve
 test set. It is downloaded, or read from a local copy in JSON lines with a field "text".
 """
 
-import argparse
 import pathlib
 from collections.abc import Sequence
 
@@ -16,11 +15,7 @@ _SHA256 = '4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226'
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.contrib.gpu.scripts_gpu.download_lambada',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_line.Parser(__doc__)
   tfds_datasets.add_data_dir(parser)
   parser.add_argument('--source', help='a local copy')
   args = command_line.parse_args(parser, argv)

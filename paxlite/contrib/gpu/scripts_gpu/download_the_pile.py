@@ -8,7 +8,6 @@ files come from your own mirror, in JSON lines with a field "text", also as .zst
 If the folder has a SHA256SUMS.txt, the files are verified first.
 """
 
-import argparse
 import pathlib
 from collections.abc import Sequence
 
@@ -20,11 +19,7 @@ _NAMES = {'train': ('train',), 'validation': ('val', 'validation'), 'test': ('te
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = argparse.ArgumentParser(
-    prog='python -m paxlite.contrib.gpu.scripts_gpu.download_the_pile',
-    description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-  )
+  parser = command_line.Parser(__doc__)
   parser.add_argument('--source', required=True, help='folder of a mirror')
   tfds_datasets.add_data_dir(parser)
   parser.add_argument('--num_shards', type=int, help='files of a split (by its size)')

@@ -1,0 +1,118 @@
+"""paxlite attributes [TEXT]
+
+Prints the attributes of experiments with TEXT in their names or meanings: the type, the default and
+the meaning of each. `paxlite show EXPERIMENT` prints the values of one experiment.
+"""
+
+import json
+import pathlib
+import types
+import typing
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal
+
+from paxlite.core import attribute_kinds, command_line
+from paxlite.core.errors import UserError
+from paxlite.tools import show
+
+# All attributes of paxlite's own experiments, so that printing them imports none of them.
+# python -m tests.rules.test_golden --update writes the file, and a test checks it.
+INDEX = pathlib.Path(__file__).parents[1] / 'experiments' / 'attributes.json'
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = command_line.Parser(__doc__)
+  parser.word('text', 'TEXT', 'a part of names or meanings', required=False)
+  text = (command_line.parse_args(parser, argv).text or '').lower()
+  found = [a for a in described() if text in f'{a["name"]} {a["meaning"]}'.lower()]
+  if not found:
+    raise UserError(f'no attribute has {text!r} in its name or meaning')
+  for attribute in found:
+    print(f'{attribute["name"]}: {attribute["type"]} = {attribute["default"]}')
+    print(f'    {attribute["meaning"]}')
+
+
+def described() -> list[dict[str, str]]:
+  """Returns the attributes of all experiments of paxlite, each as a table of texts."""
+  return json.loads(INDEX.read_text(encoding='utf-8'))
+
+
+def describe(classes: Iterable[type]) -> list[dict[str, str]]:
+  """Describes the attributes of experiment classes: name, room, type, default, kind, meaning.
+
+  The default is that of the class that declares the attribute; `where` is the class.
+  """
+  rows: dict[str, dict[str, str]] = {}
+  for cls in classes:
+    meanings = show.meanings(cls.__mro__)
+    for owner in reversed(cls.__mro__):
+      for name, annotation in _declared(owner).items():
+        if name in rows:
+          continue
+        kind = attribute_kinds.kind_of(annotation)
+        rows[name] = {
+          'name': name,
+          'where': f'{owner.__module__}.{owner.__qualname__}',
+          'type': type_text(annotation),
+          'default': _default(vars(owner).get(name)),
+          'decides': '' if kind is None else kind.value,
+          'meaning': meanings.get(name, ''),
+        }
+  return sorted(rows.values(), key=lambda row: row['name'])
+
+
+def _declared(cls: type) -> dict[str, Any]:
+  """Returns the annotations of attributes that a class itself declares or computes."""
+  hints = {
+    name: hint
+    for name, hint in typing.get_type_hints(cls, include_extras=True).items()
+    if name.isupper() and name in vars(cls).get('__annotations__', {})
+  }
+  for name, value in vars(cls).items():
+    getter = getattr(value, 'fget', None)
+    if name.isupper() and getter is not None:
+      hints[name] = typing.get_type_hints(getter, include_extras=True)['return']
+  return hints
+
+
+def _default(value: Any) -> str:
+  return 'from other attributes' if hasattr(value, 'fget') else repr(value)
+
+
+def type_text(annotation: Any) -> str:
+  """Returns the type of an annotation as text: int, list of str, 'a' or 'b', int or None."""
+  origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+  if origin is Annotated:
+    return type_text(arguments[0])
+  if origin is Literal:
+    return ' or '.join(map(repr, arguments))
+  if origin in (typing.Union, types.UnionType):
+    return ' or '.join(map(type_text, arguments))
+  if origin is list:
+    return f'list of {type_text(arguments[0])}'
+  return 'None' if annotation is type(None) else getattr(annotation, '__name__', str(annotation))
+
+
+def page(rows: Sequence[dict[str, str]]) -> str:
+  """Returns docs/attributes.md."""
+  lines = [
+    '# Attributes',
+    '',
+    'Every attribute of the experiments, from their declarations. `NAME=VALUE` sets one on the',
+    'command line of `paxlite`, and `--fdl.NAME=VALUE` on that of `python -m paxlite.main`.',
+    '"May change" says whether a run can be continued after a change.',
+    '',
+    '| attribute | type | default | meaning | may change |',
+    '|---|---|---|---|---|',
+  ]
+  free = {attribute_kinds.Kind.RUN.value, attribute_kinds.Kind.GENERATION.value}
+  for row in rows:
+    kind, default = row['type'], row['default']
+    changes = 'yes' if row['decides'] in free else 'no'
+    cells = [f'`{row["name"]}`', kind, f'`{default}`', row['meaning'], changes]
+    lines.append('| ' + ' | '.join(c.replace('|', '\\|') for c in cells) + ' |')
+  return '\n'.join(lines) + '\n'
+
+
+if __name__ == '__main__':
+  command_line.run(main)

@@ -1,0 +1,71 @@
+"""The commands of `paxlite`, and the modules that run them."""
+
+import dataclasses
+import importlib
+from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+  """One command of `paxlite`.
+
+  Attributes:
+    name: Its name on the command line.
+    purpose: What it does, as a line of the list of commands.
+    module: The module whose function `main` runs it. Its docstring is the command's help.
+    first: Arguments that come before those of the user.
+  """
+
+  name: str
+  purpose: str
+  module: str
+  first: tuple[str, ...] = ()
+
+  def run(self, arguments: Sequence[str]) -> None:
+    """Runs the command; errors of the user are raised."""
+    importlib.import_module(f'paxlite.tools.{self.module}').main([*self.first, *arguments])
+
+
+GROUPS: dict[str, tuple[Command, ...]] = {
+  'Runs': (
+    Command('train', 'train an experiment, or continue its run', 'runs', ('train',)),
+    Command('eval', 'evaluate the last checkpoint of a run', 'runs', ('eval',)),
+    Command('decode', 'continue the prompts of an experiment', 'runs', ('decode',)),
+    Command('goodput', "what a run's time was spent on, over all restarts", 'goodput'),
+  ),
+  'Experiments': (
+    Command('list', 'all experiments, with their sizes', 'experiments'),
+    Command('show', 'the values of an experiment and what they mean', 'show'),
+    Command('diff', 'where two experiments differ', 'diff'),
+    Command('attributes', 'what every attribute means', 'attributes'),
+    Command('new', 'write a file with an experiment of your own', 'new'),
+  ),
+  'Models': (
+    Command('generate', 'continue a text', 'generate'),
+    Command('chat', 'talk with a model that was trained on chats', 'generate', ('--chat',)),
+    Command('zero-shot', 'evaluate on LAMBADA, BoolQ and tasks of your own', 'evaluate'),
+    Command('lm-eval', "evaluate by EleutherAI's harness", 'lm_eval'),
+    Command('import', 'read weights of Hugging Face, Meta, GGUF or Pax', 'import_weights'),
+    Command('export', 'write weights for Hugging Face', 'export_weights'),
+    Command('convert-te', "to and from Transformer Engine's layers", 'convert_te'),
+  ),
+  'Data': (Command('tokenize', 'turn text into a dataset of tokens', 'tokenize'),),
+  'Machines': (
+    Command('doctor', 'what is installed, what is missing, and what to do', 'doctor'),
+    Command('compile', 'does it fit, and how fast, on a machine that is not here', 'compile'),
+    Command('read-hlo', 'the costs of any compiled program', 'read_hlo'),
+    Command('completion', 'complete commands and names in bash, zsh or fish', 'completion'),
+  ),
+}
+RUNS = ('train', 'eval', 'decode')
+COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
+
+
+def listing() -> str:
+  """Returns the list of commands by group."""
+  width = max(map(len, COMMANDS))
+  blocks = [
+    '\n'.join([f'{group}:', *(f'  {c.name:<{width}}  {c.purpose}' for c in commands)])
+    for group, commands in GROUPS.items()
+  ]
+  return '\n'.join(blocks)

@@ -1,0 +1,72 @@
+"""paxlite completion bash|zsh|fish
+
+Prints a script that completes commands, experiments, attributes and files. To use it:
+
+  bash   eval "$(paxlite completion bash)"        in ~/.bashrc
+  zsh    eval "$(paxlite completion zsh)"         in ~/.zshrc, after compinit
+  fish   paxlite completion fish | source         in ~/.config/fish/config.fish
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+
+from paxlite.core import command_line
+from paxlite.tools import attributes, experiments
+from paxlite.tools.commands import COMMANDS
+
+_SCRIPTS = {
+  'bash': """_paxlite() {
+  local word=${COMP_WORDS[COMP_CWORD]}
+  COMPREPLY=($(compgen -W "$(paxlite completion words "${COMP_WORDS[@]:1:COMP_CWORD}")" -- "$word"))
+  [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace
+}
+complete -o default -F _paxlite paxlite""",
+  'zsh': """_paxlite() {
+  local -a found
+  found=(${(f)"$(paxlite completion words "${(@)words[2,CURRENT]}")"})
+  compadd -S '' -a found
+  _files
+}
+compdef _paxlite paxlite""",
+  'fish': """function __paxlite_words
+  paxlite completion words (commandline -opc)[2..-1] (commandline -ct)
+end
+complete -c paxlite -a '(__paxlite_words)'""",
+}
+# commands whose words name experiments
+_OF_EXPERIMENTS = ('train', 'eval', 'decode', 'show', 'diff', 'compile')
+
+
+def main(argv: Sequence[str]) -> None:
+  if argv[:1] == ['words']:
+    print('\n'.join(words(argv[1:])))
+    return
+  parser = command_line.Parser(__doc__)
+  parser.add_argument('shell', choices=tuple(_SCRIPTS), help='the shell to complete in')
+  print(_SCRIPTS[parser.parsed(argv).shell])
+
+
+def words(typed: Sequence[str]) -> list[str]:
+  """Returns what the last of the typed words may become; the first one is the command."""
+  *before, last = typed or ['']
+  if not before:
+    return _beginning(last, [*COMMANDS, '--help', '--version'])
+  if before[0] not in _OF_EXPERIMENTS:
+    return []
+  if last.startswith('--fdl.'):
+    return [f'--fdl.{name}' for name in _attributes(last.removeprefix('--fdl.'))]
+  names = [row[1] for row in json.loads(experiments.INDEX.read_text(encoding='utf-8'))]
+  return _beginning(last, names) + (_attributes(last) if len(before) > 1 else [])
+
+
+def _attributes(text: str) -> list[str]:
+  """Returns NAME= for the attributes that begin with a text."""
+  return [f'{name}=' for name in _beginning(text, (a['name'] for a in attributes.described()))]
+
+
+def _beginning(text: str, candidates: Iterable[str]) -> list[str]:
+  return [c for c in candidates if c.startswith(text)]
+
+
+if __name__ == '__main__':
+  command_line.run(main)

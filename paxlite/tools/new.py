@@ -1,0 +1,61 @@
+"""paxlite new FILE [--base=EXPERIMENT]
+
+Writes a Python file with an experiment of your own, which begins as a copy of EXPERIMENT (TinyGPT).
+The command that trains it is printed.
+"""
+
+import keyword
+import pathlib
+from collections.abc import Sequence
+
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
+
+_TEXT = '''"""An experiment of my own."""
+
+from paxlite.experiments.registry import register
+from {module} import {base}
+
+
+@register
+class {name}({base}):
+  """{command}"""
+
+  # `paxlite show {path}` prints all attributes with their meanings.
+{attributes}
+'''
+_SHOWN = ('NUM_LAYERS', 'MODEL_DIMS', 'LEARNING_RATE', 'MAX_STEPS')
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = command_line.Parser(__doc__)
+  parser.word('output', 'FILE', 'the file to write, such as my_experiments.py')
+  parser.add_argument('--base', default='TinyGPT', help='the experiment to begin with (TinyGPT)')
+  args = command_line.parse_args(parser, argv)
+  path = pathlib.Path(args.output)
+  if path.suffix != '.py' or not path.stem.isidentifier() or keyword.iskeyword(path.stem):
+    raise UserError(f'{path} must have the name of a Python module, such as my_experiments.py')
+  if path.exists():
+    raise UserError(f'{path} exists: choose another name')
+  from paxlite.experiments.registry import build_experiment
+
+  base = build_experiment(args.base, [], {})
+  cls = type(base)
+  name = f'My{cls.__name__}'
+  command = f'paxlite train {path.stem}.{name}'
+  values = base.values()
+  attributes = '\n'.join(f'  {a} = {values[a]!r}' for a in _SHOWN if a in values)
+  text = _TEXT.format(
+    module=cls.__module__, base=cls.__name__, name=name, command=command,
+    path=f'{path.stem}.{name}', attributes=attributes,
+  )  # fmt: skip
+  try:
+    path.write_text(text, encoding='utf-8')
+  except OSError as e:
+    raise UserError(f'{path} cannot be written: {e.strerror}') from None
+  where = '' if path.parent == pathlib.Path('.') else f' in the folder {path.parent}'
+  print(f'{path} has the experiment {name}. To train it{where}:\n  {command}')
+
+
+if __name__ == '__main__':
+  command_line.run(main)

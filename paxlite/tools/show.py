@@ -1,0 +1,64 @@
+"""paxlite show EXPERIMENT [NAME=VALUE …]
+
+Prints the values of an experiment with their meanings, and the config that is built from them.
+EXPERIMENT is a bare name or a dotted path.
+"""
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from paxlite.core import command_line
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = command_line.Parser(__doc__)
+  parser.word('fdl_config', 'EXPERIMENT', 'bare name or dotted path')
+  args, overrides = command_line.parse(parser, argv)
+  print(text(args.fdl_config, overrides, explained=True))
+
+
+def text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
+  """Returns the values of an experiment and its built config, one on each line."""
+  from paxlite.experiments.description import configs_text, values_text
+  from paxlite.experiments.registry import build_experiment
+
+  experiment = build_experiment(name, [], overrides)
+  values = values_text(experiment)
+  if explained:
+    known = meanings(type(experiment).__mro__)
+    values = '\n'.join(_explained(line, known) for line in values.split('\n'))
+  return values + '\n' + configs_text(experiment)
+
+
+def _explained(line: str, meanings: dict[str, str]) -> str:
+  meaning = meanings.get(line.partition(' = ')[0])
+  return line if meaning is None else f'{line}  # {meaning}'
+
+
+def meanings(classes: Iterable[type]) -> dict[str, str]:
+  """Returns the meanings of attributes by name.
+
+  A meaning is the comment at the attribute's declaration, or the first line of the docstring of its
+  property.
+  """
+  found: dict[str, str] = {}
+  for cls in classes:
+    if cls is object:
+      continue
+    for name, value in vars(cls).items():
+      if name.isupper() and (getattr(value, '__doc__', None) or '') and hasattr(value, 'fget'):
+        found.setdefault(name, value.__doc__.splitlines()[0])
+    source = textwrap.dedent(inspect.getsource(cls))
+    for node in ast.walk(ast.parse(source)):
+      if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
+        if comment := re.search(r'  # (?!noqa)(.*)', '\n'.join(lines)):
+          found.setdefault(node.target.id, comment[1])
+  return found
+
+
+if __name__ == '__main__':
+  command_line.run(main)
