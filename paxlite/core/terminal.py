@@ -5,10 +5,13 @@ import io
 import os
 import sys
 
+from paxlite.core import live_line
+
 
 def say(text: str) -> None:
-  """Prints a line on standard output."""
-  _print('stdout', text)
+  """Prints a line on standard output, above the live line if there is one."""
+  if not live_line.print_above(text):
+    _print('stdout', text)
 
 
 def warn(text: str) -> None:

@@ -13,7 +13,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import fiddle as fdl
 from jax.sharding import Mesh
@@ -68,6 +68,7 @@ class Experiment(Attributes):
   CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10  # older checkpoints are deleted
   SUMMARY_INTERVAL_STEPS: Run[Count] = 100  # steps between two records of metrics
   EVAL_INTERVAL_STEPS: Run[Count] = 100  # steps between two evaluations
+  TRACKERS: Run[list[Literal['wandb', 'mlflow', 'trackio']]] = []  # services that compare runs
   MAX_EVAL_BATCHES: Run[Count | None] = None  # of an evaluation; None: all
   # At most 1000: streams remember their positions before the last 1024 steps (data/base.py).
   MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1000)]] = 100  # in a row; then a run ends

@@ -41,6 +41,7 @@ from paxlite.training.save_times import SaveTimes
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.spikes import Rollbacks, SpikeDetector
 from paxlite.training.state_store import StateStore
+from paxlite.training.trackers import trackers
 from paxlite.training.train_data import TrainData
 from paxlite.training.trainer import Schedule, StepCompiler, Trainer
 
@@ -103,6 +104,7 @@ class Run:
         self.folder / 'profile', e.PROFILER_CAPTURE_STEP, e.PROFILER_NUM_STEPS, e.MAX_STEPS
       ),
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
+      trackers=trackers(e.TRACKERS, self.folder, type(e).__name__, e.values()),
       spikes=(
         SpikeDetector(e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW) if e.LOSS_SPIKE_FACTOR else None
       ),

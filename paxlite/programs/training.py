@@ -7,6 +7,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from paxlite.core import live_line
 from paxlite.core.errors import Interrupted, UserError
 from paxlite.core.terminal import say
 from paxlite.data import about
@@ -44,7 +45,8 @@ def _train(run: Run, lock: FolderLock) -> None:
   with run.watchdog(spent) as watchdog:
     run.check_folder()
     _lock(lock, run)
-    trainer = run.trainer(spent, watchdog)
+    with live_line.working('Reading the training data', _say):
+      trainer = run.trainer(spent, watchdog)
     watchdog.pause()
     _train_watched(run, lock, trainer)
 
@@ -67,7 +69,11 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
       say(f'XLA: {options}')
   trainable, _ = task.task.optimizer.split(task.abstract.params)
   trainer.compiler.memory.state(task.abstract, trainable)
-  with processes.leaving_together(), trainer.goodput.spent_on('restore'):
+  with (
+    processes.leaving_together(),
+    trainer.goodput.spent_on('restore'),
+    live_line.working('Restoring, or making initial values', _say),
+  ):
     state, step = trainer.store.initial()
     if not trainer.is_complete(step):
       trainer.resume(step)
@@ -90,6 +96,11 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
       say("No sample: Transformer Engine's layers keep no keys and values")
   if jax.process_index() == 0:
     say(f'Logs, metrics and checkpoints are in {run.folder}')
+
+
+def _say(text: str) -> None:
+  if jax.process_index() == 0:
+    say(text)
 
 
 def _lock(lock: FolderLock, run: Run) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from paxlite.core import live_line
 from paxlite.data.base import Input
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.parallel import partitioning
@@ -57,22 +58,31 @@ class Evaluator:
     """Evaluates `state` on every input and writes the metrics."""
     for name in self._inputs:
       before = time.perf_counter()
-      metrics = self(name, state)
+      with live_line.working(f'Evaluating {name} at step {step:,}', summaries.say) as progress:
+        metrics = self(name, state, progress)
       summaries.evaluation(step, name, metrics, time.perf_counter() - before)
 
-  def __call__(self, name: str, state: TrainState) -> dict[str, float]:
+  def __call__(
+    self, name: str, state: TrainState, progress: Callable[[str], None] = lambda text: None
+  ) -> dict[str, float]:
     """Returns the metrics over input `name`.
 
     They include bits_per_byte if the input's source knows its number of bytes per token.
+
+    Args:
+      name: Name of the input.
+      state: Its parameters are evaluated.
+      progress: Called after every batch with a text that says which one.
     """
     data = self._inputs[name]
     mean = Mean()
     pending: Metrics | None = None
-    for batch in DeviceBatches(data, self._sharding):
+    for number, batch in enumerate(DeviceBatches(data, self._sharding)):
       metrics = self._step(state, batch)
       if pending is not None:  # metrics are read one batch late, so that the device keeps computing
         mean.add(jax.device_get(pending))
         self._progress()
+        progress(f'batch {number:,}')
       pending = metrics
     if pending is not None:
       mean.add(jax.device_get(pending))

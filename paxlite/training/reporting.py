@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import optax
 
+from paxlite.core import live_line
 from paxlite.runtime.goodput import Goodput
 from paxlite.training.in_flight import StepsInFlight
 from paxlite.training.metrics import Metrics, to_host
@@ -17,7 +18,8 @@ from paxlite.training.summaries import Summaries
 from paxlite.training.task import Batch
 from paxlite.training.train_state import TrainState
 
-_LINE_SECONDS = 10  # longest time between two lines on the terminal, unless a step takes longer
+# longest time between two lines in a log, and between two changes of the line on a terminal
+_LOG_SECONDS, _LIVE_SECONDS = 10.0, 1.0
 _SKIPS_SHOWN = 3  # number of skipped steps that are reported with a line each
 
 
@@ -163,7 +165,8 @@ class Reporter:
     if in_a_row:
       self._report_skip(step)
       self._on_skipped(in_a_row, step)
-    late = step > self._lines.step and self._lines.seconds >= _LINE_SECONDS
+    wait = _LIVE_SECONDS if live_line.is_possible() else _LOG_SECONDS
+    late = step > self._lines.step and self._lines.seconds >= wait
     if late or not self._lines.read_once:
       speeds = self._throughput.speeds(self._lines.read(step))
       self.summaries.progress(step, to_host(metrics), speeds)

@@ -19,7 +19,7 @@ class SaveTimes:
   """
 
   def __init__(self, steps: int, seconds: float):
-    self._steps = steps
+    self.steps = steps
     self._seconds = seconds
     self.restart(0)
 
@@ -32,7 +32,7 @@ class SaveTimes:
   def due(self, step: int) -> bool:
     """Returns whether to save after `step`. Every process calls this once after each step."""
     due = bool(self._seconds) and step >= self._next and self._ask(step)
-    if due or step % self._steps == 0:
+    if due or step % self.steps == 0:
       self._saved_at = time.monotonic()
       return True
     return False

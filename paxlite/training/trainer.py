@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
+from paxlite.core import live_line
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.runtime import preemption, processes
@@ -26,6 +27,7 @@ from paxlite.training.state_store import StateStore
 from paxlite.training.summaries import Summaries
 from paxlite.training.train_data import TrainData
 from paxlite.training.train_state import TrainState
+from paxlite.training.writers import Writer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +51,11 @@ class Schedule:
 
   def evaluates(self, step: int) -> bool:
     return step % self.evaluate_every == 0 or step == self.max_steps
+
+  def ahead(self, step: int) -> str:
+    """Returns what comes next after a step, for the terminal: 'eval at 200, save at 500'."""
+    after = lambda every: min((step // every + 1) * every, self.max_steps)
+    return f'eval at {after(self.evaluate_every):,}, save at {after(self.save_times.steps):,}'
 
   def saves(self, step: int) -> bool:
     """Returns whether to save after `step`. Every process calls this once after each step."""
@@ -102,6 +109,7 @@ class Trainer:
     profiler: Traces some steps.
     rollbacks: Chooses the checkpoint to continue from after a loss spike.
     spikes: Finds loss spikes; None turns this off.
+    trackers: Receive the metrics, besides the files, TensorBoard and the terminal.
   """
 
   store: StateStore
@@ -116,6 +124,7 @@ class Trainer:
   profiler: StepProfiler
   rollbacks: Rollbacks
   spikes: SpikeDetector | None = None
+  trackers: Sequence[Writer] = ()
 
   def resume(self, step: int) -> None:
     """Moves the data to the batch of `step`; a second call for the same step changes nothing.
@@ -138,7 +147,7 @@ class Trainer:
       TrainingError: Too many steps were skipped, the loss spiked too often, or a save failed.
       Interrupted: There was a signal. The trained state is saved.
     """
-    summaries = Summaries(self.folder, self.schedule.max_steps)
+    summaries = Summaries(self.folder, self.schedule.max_steps, self.schedule.ahead, self.trackers)
     self.goodput.reached(step)
     self.goodput.write()
     try:
@@ -183,7 +192,10 @@ class Trainer:
       shapes = batches.shapes()
     self.goodput.switch('compile')
     before = time.perf_counter()
-    with self.store.task.compiling():
+    with (
+      self.store.task.compiling(),
+      live_line.working('Compiling the train step', summaries.say),
+    ):
       lowered = self.store.task.lower_step(shapes)
       compiled, done = self.compiler(lowered, (self.store.task.abstract, shapes))
     self.watchdog.pause()

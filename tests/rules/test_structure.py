@@ -47,6 +47,9 @@ EXTRAS = {
   'pyarrow',
   'lm_eval',
   'qwix',
+  'wandb',
+  'mlflow',
+  'trackio',
 }
 
 

@@ -171,5 +171,5 @@ def test_json_is_read_where_its_errors_are_known():
     'tools/attributes.py',  # reads a file of the package
     'tools/completion.py',  # reads a file of the package
     'tools/experiments.py',  # reads a file of the package
-    'training/summaries.py',
+    'training/writers.py',
   }

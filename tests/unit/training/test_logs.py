@@ -12,7 +12,7 @@ from tensorboardX.record_writer import RecordWriter
 
 from paxlite.core import terminal
 from paxlite.runtime import goodput
-from paxlite.training import summaries
+from paxlite.training import tensorboard
 from paxlite.training.summaries import Summaries
 from tests.support import runs
 
@@ -138,7 +138,7 @@ def test_tensorboard_after_a_clock_that_went_back(tmp_path, monkeypatch, foreign
       board.train(step, {**scalars, 'Metrics/total_loss': float(10 * attempt + step)}, speed)
     board.close()
     now = time.time_ns
-    monkeypatch.setattr(summaries.time, 'time_ns', lambda now=now: now() - 365 * 86400 * 10**9)
+    monkeypatch.setattr(tensorboard.time, 'time_ns', lambda now=now: now() - 365 * 86400 * 10**9)
   assert points(folder) == [(1, 1), (2, 2), (3, 13), (4, 14), (5, 15)]
   if foreign:
     assert min(folder.iterdir()).name.split('.')[3] == foreign

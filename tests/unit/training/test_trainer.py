@@ -354,7 +354,7 @@ def test_a_line_at_the_latest_after_some_seconds(
   tmp_path, capsys, monkeypatch, line_seconds, lines
 ):
   """The first step has a line too, for any interval of reports; the records do not change."""
-  monkeypatch.setattr(reporting, '_LINE_SECONDS', line_seconds)
+  monkeypatch.setattr(reporting, '_LOG_SECONDS', line_seconds)
   t = make(tmp_path, MAX_STEPS=8, SUMMARY_INTERVAL_STEPS=8)
   t.train(*t.store.initial())
   said = [x for x in capsys.readouterr().out.splitlines() if x.startswith('step ')]
