@@ -35,6 +35,7 @@ from paxlite.core.errors import UserError
 from paxlite.layers.backends import Backend
 from paxlite.parallel import mesh, partitioning
 from paxlite.runtime import compiler
+from paxlite.training.callbacks import Callback
 
 
 class Experiment(Attributes):
@@ -69,6 +70,9 @@ class Experiment(Attributes):
   SUMMARY_INTERVAL_STEPS: Run[Count] = 100  # steps between two records of metrics
   EVAL_INTERVAL_STEPS: Run[Count] = 100  # steps between two evaluations
   TRACKERS: Run[list[Literal['wandb', 'mlflow', 'trackio']]] = []  # services that compare runs
+  KEEP_BEST: Run[bool] = False  # keeps the checkpoint of the best evaluation, in best/
+  BEST_METRIC: Run[str] = 'avg_xent'  # of the first evaluation input, by which it is the best
+  EARLY_STOPPING_PATIENCE: Run[OffAtZeroInt] = 0  # ends after so many evaluations without a best
   MAX_EVAL_BATCHES: Run[Count | None] = None  # of an evaluation; None: all
   # At most 1000: streams remember their positions before the last 1024 steps (data/base.py).
   MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1000)]] = 100  # in a row; then a run ends
@@ -170,6 +174,15 @@ class Experiment(Attributes):
   def sample_prompt(self) -> str | None:
     """The text that the trained model continues at the end; None if there is no such text."""
     return None
+
+  @property
+  def sample_prompts(self) -> list[str]:
+    """The texts that the model continues at each evaluation."""
+    return []
+
+  def callbacks(self) -> list[Callback]:
+    """Returns what the training loop calls while a run goes; a subclass may add its own."""
+    return []
 
   @property
   def eval_tasks(self) -> list[str]:

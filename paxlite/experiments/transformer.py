@@ -94,6 +94,7 @@ class Transformer(Decoding, Optimization):
   LORA_TARGET_LAYERS: Training[Literal['all', 'attention', 'mlp']] = 'all'  # layers with factors
 
   # A prompt to continue when training ends, if the dataset has a tokenizer
+  SAMPLE_PROMPTS: Run[list[str]] = []  # texts that are continued at each evaluation
   SAMPLE_PROMPT: Run[str | None] = None  # text that is continued after training; None: no sample
 
   @property
@@ -147,6 +148,10 @@ class Transformer(Decoding, Optimization):
   @property
   def sample_prompt(self) -> str | None:
     return self.SAMPLE_PROMPT
+
+  @property
+  def sample_prompts(self) -> list[str]:
+    return self.SAMPLE_PROMPTS
 
   @property
   def recomputed(self) -> float:

@@ -125,7 +125,7 @@ class Generator:
     rules: partitioning.Rules = partitioning.DEFAULT_RULES,
   ):
     self._model: Any = model
-    self._params = params
+    self.params = params
     self._max_len = max_len
     self._sampling = sampling
     self._eos_ids = tuple(eos_ids)
@@ -155,7 +155,7 @@ class Generator:
         max_new_tokens is less than 1.
     """
     state, rooms = self._start(prompts, max_new_tokens, seed, row_ids)
-    state = self._extend(self._params, state, state.prompt_slots + max(rooms) - 1)
+    state = self._extend(self.params, state, state.prompt_slots + max(rooms) - 1)
     tokens_BS = multihost_utils.process_allgather(state.tokens_BS, tiled=True)
     rows = tokens_BS[: len(prompts), int(state.prompt_slots) :]
     return [self._until_eos(row[:room]) for row, room in zip(rows, rooms, strict=True)]
@@ -165,7 +165,7 @@ class Generator:
     state, (room,) = self._start([prompt], max_new_tokens, seed, None)
     first = int(state.prompt_slots)
     for slot in range(first, first + room):
-      state = self._extend(self._params, state, slot)
+      state = self._extend(self.params, state, slot)
       token = int(jax.device_get(state.tokens_BS[0, slot]))
       if token in self._eos_ids:
         return
@@ -179,7 +179,7 @@ class Generator:
 
   def extend(self, state: DecodeState, new_tokens: int) -> DecodeState:
     """Fills up to `new_tokens` more slots of `state`, and overwrites the argument."""
-    return self._extend(self._params, state, state.slot + new_tokens)
+    return self._extend(self.params, state, state.slot + new_tokens)
 
   def _start(
     self,
@@ -191,7 +191,7 @@ class Generator:
     """Returns the state after the prompts, and the maximum number of new tokens of each."""
     if max_new_tokens < 1:
       raise UserError(f'max_new_tokens={max_new_tokens} must be at least 1')
-    vocab_size = self._params['embedding']['emb_var'].shape[0]
+    vocab_size = self.params['embedding']['emb_var'].shape[0]
     for number, prompt in enumerate(prompts):
       check_ids(prompt, vocab_size, f'prompt {number}')
     longest = max(map(len, prompts))
@@ -221,7 +221,7 @@ class Generator:
     if self._mesh is not None:
       sharding = partitioning.batch_sharding(self._mesh, self._rules, tokens.shape)
       tokens = jax.device_put(tokens, sharding)
-    return self._prefill(self._params, tokens, (starts, ends), (keys, done), S), rooms
+    return self._prefill(self.params, tokens, (starts, ends), (keys, done), S), rooms
 
   def _rows(self, count: int) -> int:
     """Returns `count` rounded up to a number of rows that the mesh can divide evenly."""

@@ -5,7 +5,7 @@ import functools
 import os
 import pathlib
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import fiddle as fdl
 import jax
@@ -17,7 +17,7 @@ from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input
-from paxlite.data.tokenizer import Tokenizer, open_tokenizer
+from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import Inference
 from paxlite.eval.inference import load as load_inference
 from paxlite.experiments.base import Experiment
@@ -29,11 +29,13 @@ from paxlite.experiments.identity import (
 )
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import partitioning
+from paxlite.programs.sampler import Sampler
 from paxlite.runtime.compiled_step import SavedStep
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.peers import Peers
 from paxlite.runtime.profiling import StepProfiler, peak_flops
 from paxlite.runtime.watchdog import Limits, Watchdog
+from paxlite.training.best import Best
 from paxlite.training.evaluation import Evaluator
 from paxlite.training.memory_check import MemoryCheck
 from paxlite.training.reporting import Throughput
@@ -105,10 +107,25 @@ class Run:
       ),
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
       trackers=trackers(e.TRACKERS, self.folder, type(e).__name__, e.values()),
+      callbacks=e.callbacks(),
+      best=self._best(eval_data),
       spikes=(
         SpikeDetector(e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW) if e.LOSS_SPIKE_FACTOR else None
       ),
     )
+
+  def _best(self, eval_data: Mapping[str, Input]) -> Best | None:
+    """Returns what keeps the best checkpoint; UserError if there is nothing to evaluate."""
+    e = self.experiment
+    if not e.KEEP_BEST and not e.EARLY_STOPPING_PATIENCE:
+      return None
+    if not eval_data:
+      raise UserError(
+        f'{type(e).__name__} has no evaluation input: without one, KEEP_BEST and '
+        'EARLY_STOPPING_PATIENCE have nothing to compare'
+      )
+    patience = e.EARLY_STOPPING_PATIENCE
+    return Best(self.folder, next(iter(eval_data)), e.BEST_METRIC, e.KEEP_BEST, patience)
 
   def _schedule(self) -> Schedule:
     e = self.experiment
@@ -214,13 +231,19 @@ class Run:
     keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
     return Checkpoints(self.folder / 'checkpoints', keep, read_only=self.read_only)
 
-  def tokenizer(self) -> Tokenizer | None:
-    """Returns the tokenizer for the sample after training; None if no sample is wanted."""
+  def sampler(self, task: ShardedTask) -> Sampler | None:
+    """Returns what continues the prompts of the experiment; None if there are none, or it cannot.
+
+    Raises:
+      UserError: There is no tokenizer.
+    """
     e = self.experiment
-    if e.sample_prompt is None:
+    if e.sample_prompt is None and not e.sample_prompts:
       return None
     restored = tokenizer_of(e.CHECKPOINT_RESTORE_PATH)
-    return open_tokenizer(e.tokenizer_path or str(restored or ''))
+    tokenizer = open_tokenizer(e.tokenizer_path or str(restored or ''))
+    e = self.decoding
+    return Sampler(e, task, tokenizer, e.sample_prompts) if e.continues_text else None
 
   @property
   def decoding(self) -> LanguageModel:

@@ -1,8 +1,5 @@
 """Runs --mode=train."""
 
-from typing import Any
-
-import fiddle as fdl
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -11,11 +8,9 @@ from paxlite.core import live_line
 from paxlite.core.errors import Interrupted, UserError
 from paxlite.core.terminal import say
 from paxlite.data import about
-from paxlite.data.tokenizer import Tokenizer
 from paxlite.experiments.identity import (
   write_configuration,
 )
-from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import devices
 from paxlite.programs.run import Run, make_folder
 from paxlite.runtime import goodput, preemption, processes
@@ -52,9 +47,11 @@ def _train(run: Run, lock: FolderLock) -> None:
 
 
 def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
-  tokenizer = run.tokenizer()
+  sampler = run.sampler(trainer.store.task)
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
+  if sampler is not None and run.experiment.sample_prompts and jax.process_count() == 1:
+    trainer.callbacks = [*trainer.callbacks, sampler]
   if run.compiled_step is None:
     check_options(trainer.compiler.options)
   make_folder(run.folder)
@@ -87,11 +84,10 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     state = trainer.train(state, step)
   finally:
     _print_goodput(run)
-  if tokenizer is not None and jax.process_count() == 1:
-    e = run.decoding
-    if e.continues_text:
-      text = _sample(e, trainer, state.params, tokenizer)
-      say(f'\nA sample, continuing {e.sample_prompt!r}:\n{text}\n')
+  if run.experiment.sample_prompt is not None and jax.process_count() == 1:
+    if sampler is not None:
+      text = sampler(state.params, run.experiment.sample_prompt)
+      say(f'\nA sample, continuing {run.experiment.sample_prompt!r}:\n{text}\n')
     else:
       say("No sample: Transformer Engine's layers keep no keys and values")
   if jax.process_index() == 0:
@@ -121,23 +117,3 @@ def _print_goodput(run: Run) -> None:
   report = goodput.report(run.folder)
   if report is not None and jax.process_index() == 0:
     say(report.line())
-
-
-def _sample(e: LanguageModel, trainer: Trainer, params: Any, tokenizer: Tokenizer) -> str:
-  """Returns a continuation of the experiment's prompt by up to 100 tokens."""
-  from paxlite.eval.inference import eos_ids, start_ids
-  from paxlite.generation.decoding import Generator, Sampling
-
-  start = start_ids(e, tokenizer)
-  prompt = (start + tokenizer.encode(e.sample_prompt or ''))[: e.MAX_SEQ_LEN - 1]
-  generator = Generator(
-    fdl.build(e.plain.task()).model,
-    params,
-    e.MAX_SEQ_LEN,
-    Sampling(temperature=0.8),
-    eos_ids=eos_ids(e, tokenizer),
-    vocab_size=tokenizer.vocab_size,
-    mesh=trainer.store.task.mesh,
-    rules=trainer.store.task.rules,
-  )
-  return tokenizer.decode(prompt[len(start) :] + generator.generate([prompt], 100)[0])

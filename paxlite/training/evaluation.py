@@ -54,13 +54,16 @@ class Evaluator:
       next(batches, None)
       batches.close()
 
-  def report(self, state: TrainState, step: int, summaries: Summaries) -> None:
-    """Evaluates `state` on every input and writes the metrics."""
+  def report(self, state: TrainState, step: int, summaries: Summaries) -> dict[str, Any]:
+    """Evaluates `state` on every input, writes the metrics and returns them by input."""
+    found = {}
     for name in self._inputs:
       before = time.perf_counter()
       with live_line.working(f'Evaluating {name} at step {step:,}', summaries.say) as progress:
         metrics = self(name, state, progress)
       summaries.evaluation(step, name, metrics, time.perf_counter() - before)
+      found[name] = metrics
+    return found
 
   def __call__(
     self, name: str, state: TrainState, progress: Callable[[str], None] = lambda text: None

@@ -100,13 +100,20 @@ class StateStore:
       raise UserError('the run holds no good checkpoint to evaluate: train first')
     return self._new(), 0
 
-  def save(self, state: TrainState, step: int, notes: Mapping[str, Any]) -> None:
+  def save(
+    self,
+    state: TrainState,
+    step: int,
+    notes: Mapping[str, Any],
+    to: Checkpoints | None = None,
+  ) -> None:
     """Saves a state in the background, unless there is a checkpoint of the step.
 
     Args:
       state: The state after `step` steps.
       step: The step.
       notes: Further values to store in the checkpoint; they must be valid JSON.
+      to: Checkpoints to add it to; None for those of the run.
 
     Raises:
       TrainingError: A checkpoint could not be written, and stop_on_failure is set.
@@ -116,9 +123,10 @@ class StateStore:
     described: dict[str, Any] = {'step': step, 'batch_size': self.batch_size, **notes}
     if self.trainable_only and self.plan is not None:
       described['frozen'] = self.plan.source.fingerprint
-    self.checkpoints.save(step, _on_disk(self._saved(state)), described)
+    checkpoints = to or self.checkpoints
+    checkpoints.save(step, _on_disk(self._saved(state)), described)
     if self.stop_on_failure:
-      self.checkpoints.raise_failure()
+      checkpoints.raise_failure()
 
   def notes(self, step: int) -> dict[str, Any]:
     """Returns the notes of a checkpoint; they are empty if the run has no checkpoint of `step`."""

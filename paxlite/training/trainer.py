@@ -17,6 +17,8 @@ from paxlite.runtime.compiled_step import SavedStep, compile_lowered
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Watchdog
+from paxlite.training.best import Best
+from paxlite.training.callbacks import Callback
 from paxlite.training.evaluation import Evaluator
 from paxlite.training.memory_check import MemoryCheck
 from paxlite.training.reporting import Reporter, Throughput
@@ -110,6 +112,8 @@ class Trainer:
     rollbacks: Chooses the checkpoint to continue from after a loss spike.
     spikes: Finds loss spikes; None turns this off.
     trackers: Receive the metrics, besides the files, TensorBoard and the terminal.
+    callbacks: Are called after evaluations.
+    best: Keeps the best checkpoint and may end training early; None turns this off.
   """
 
   store: StateStore
@@ -125,6 +129,8 @@ class Trainer:
   rollbacks: Rollbacks
   spikes: SpikeDetector | None = None
   trackers: Sequence[Writer] = ()
+  callbacks: Sequence[Callback] = ()
+  best: Best | None = None
 
   def resume(self, step: int) -> None:
     """Moves the data to the batch of `step`; a second call for the same step changes nothing.
@@ -135,10 +141,13 @@ class Trainer:
     notes = self.store.notes(step)
     self.data.resume(step, notes)
     self.rollbacks.count = int(notes.get('rollbacks', 0))
+    if self.best is not None:
+      self.best.resume(step)
 
   def is_complete(self, step: int) -> bool:
     """Returns whether a run that continues from `step` has nothing left to do."""
-    return step >= self.schedule.max_steps and not self._evaluation_is_due(step)
+    ended = step >= self.schedule.max_steps or (self.best is not None and self.best.is_over)
+    return ended and not self._evaluation_is_due(step)
 
   def train(self, state: TrainState, step: int) -> TrainState:
     """Trains from `state` after step `step`, as `store.initial` returns them, to the last step.
@@ -163,6 +172,8 @@ class Trainer:
       self.watchdog.pause()
       self.goodput.switch('save')
       self.store.checkpoints.close()
+      if self.best is not None:
+        self.best.close()
       self.goodput.write()
     self.store.checkpoints.raise_failure()
     self._skipped_steps.check_all(int(state.skipped), self.schedule.max_steps)
@@ -226,13 +237,14 @@ class Trainer:
           self._leave(state, step, evaluates, reporter)
         if evaluates:
           self._evaluate(state, step, reporter)
-        if step > start and schedule.saves(step):
+        ends = step == schedule.max_steps or (self.best is not None and self.best.is_over)
+        if step > start and (schedule.saves(step) or ends):
           with reporter.clock_stopped(state, 'save'):
             self._save(state, step)
         if self.profiler.is_due(step):
           with reporter.clock_stopped(state, 'profile'):
             self.profiler.switch()
-        if step == schedule.max_steps:
+        if ends:
           return state
         with self._saved_on_bad_data(state, step):
           batch = reporter.next_batch(batches)
@@ -257,7 +269,12 @@ class Trainer:
       self._saved_on_bad_data(state, step, unevaluated=True),
       reporter.clock_stopped(state, 'evaluation'),
     ):
-      self.evaluator.report(state, step, reporter.summaries)
+      evaluations = self.evaluator.report(state, step, reporter.summaries)
+      if self.best is not None:
+        for line in self.best.evaluated(self.store, state, step, evaluations):
+          reporter.summaries.say(line)
+      for callback in self.callbacks:
+        callback.on_evaluation(state, step, evaluations, reporter.summaries)
 
   def _save(self, state: TrainState, step: int, unevaluated: bool = False) -> None:
     """Saves a state in the background.

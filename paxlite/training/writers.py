@@ -5,7 +5,7 @@ import math
 import os
 import pathlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from paxlite.core import live_line
@@ -84,6 +84,16 @@ class EvalRecords(Writer):
 
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
     _append(self._path, {'step': step, 'input': name, **metrics})
+
+  def records(self) -> Iterator[dict[str, Any]]:
+    """Yields the records that can be read; each has a step."""
+    try:
+      lines = self._path.read_bytes().split(b'\n')
+    except OSError:
+      return
+    for line in lines:
+      if _step_of(line) is not None:
+        yield json.loads(line)
 
 
 class Samples(Writer):

@@ -1,0 +1,68 @@
+"""Continues texts with the parameters of a run that is being trained."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import fiddle as fdl
+
+from paxlite.data.tokenizer import Tokenizer
+from paxlite.eval.inference import eos_ids, start_ids
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.generation.decoding import Generator, Sampling
+from paxlite.training.callbacks import Callback, Evaluations
+from paxlite.training.sharded_task import ShardedTask
+from paxlite.training.summaries import Summaries
+from paxlite.training.train_state import TrainState
+
+_TEMPERATURE = 0.8
+_MOST_TOKENS = 100
+
+
+class Sampler(Callback):
+  """Continues prompts by up to 100 tokens.
+
+  Args:
+    experiment: The experiment of the run.
+    task: Its task, on its mesh.
+    tokenizer: The tokenizer of its data.
+    prompts: The texts to continue at each evaluation.
+  """
+
+  def __init__(
+    self,
+    experiment: LanguageModel,
+    task: ShardedTask,
+    tokenizer: Tokenizer,
+    prompts: Sequence[str] = (),
+  ):
+    self._experiment = experiment
+    self._tokenizer = tokenizer
+    self._prompts = prompts
+    self._generator = Generator(
+      fdl.build(experiment.plain.task()).model,
+      None,
+      experiment.MAX_SEQ_LEN,
+      Sampling(temperature=_TEMPERATURE),
+      eos_ids=eos_ids(experiment, tokenizer),
+      vocab_size=tokenizer.vocab_size,
+      mesh=task.mesh,
+      rules=task.rules,
+    )
+
+  def __call__(self, params: Any, prompt: str) -> str:
+    """Returns `prompt` and its continuation."""
+    start = start_ids(self._experiment, self._tokenizer)
+    ids = (start + self._tokenizer.encode(prompt))[: self._experiment.MAX_SEQ_LEN - 1]
+    self._generator.params = params
+    try:
+      return self._tokenizer.decode(
+        ids[len(start) :] + self._generator.generate([ids], _MOST_TOKENS)[0]
+      )
+    finally:
+      self._generator.params = None  # the next step overwrites them
+
+  def on_evaluation(
+    self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries
+  ) -> None:
+    texts = {prompt: self(state.params, prompt) for prompt in self._prompts}
+    summaries.samples(step, texts)

@@ -1,0 +1,110 @@
+"""Keeps the best checkpoint of a run, and ends a run that does not get better any more."""
+
+import dataclasses
+import math
+import pathlib
+import shutil
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from paxlite.checkpointing.checkpoints import Checkpoints
+from paxlite.core.errors import UserError
+from paxlite.training.callbacks import Evaluations
+from paxlite.training.state_store import StateStore
+from paxlite.training.train_state import TrainState
+from paxlite.training.writers import EvalRecords
+
+_LARGER_IS_BETTER = ('fraction_of_correct_next_step_preds',)
+_OF_RUN = 'experiment.json', 'experiment.txt', 'config.json', 'config.txt'
+
+
+@dataclasses.dataclass
+class Best:
+  """The best evaluation of a run so far.
+
+  Attributes:
+    folder: The run's job_log_dir. The state is in best/checkpoints, and the run's experiment.json
+      in best/, so that best/ can be evaluated and exported as a run.
+    input: Name of the evaluation input.
+    metric: Name of the metric.
+    keeps: Whether the state is saved.
+    patience: Training ends after so many evaluations in a row that were not better; 0: never.
+    value: The best value so far; NaN before the first evaluation.
+    step: The step of this value.
+    worse: Number of evaluations since.
+  """
+
+  folder: pathlib.Path
+  input: str
+  metric: str
+  keeps: bool
+  patience: int
+  value: float = math.nan
+  step: int = 0
+  worse: int = 0
+
+  def __post_init__(self) -> None:
+    self._checkpoints = Checkpoints(self.folder / 'best' / 'checkpoints', max_to_keep=1)
+
+  @property
+  def is_over(self) -> bool:
+    """Whether training ends, because it does not get better any more."""
+    return 0 < self.patience <= self.worse
+
+  def resume(self, step: int) -> None:
+    """Notes the evaluations up to `step` of a run that continues from there."""
+    self.value, self.step, self.worse = math.nan, 0, 0
+    if jax.process_index() == 0:
+      for record in EvalRecords(self.folder).records():
+        value = record.get(self.metric)
+        if record.get('input') == self.input and record['step'] <= step and value is not None:
+          self._note(record['step'], value)
+    if jax.process_count() > 1:
+      noted = np.array([self.value, self.step, self.worse], np.float64).view(np.uint32)
+      noted = np.asarray(multihost_utils.broadcast_one_to_all(noted)).view(np.float64)
+      self.value, self.step, self.worse = float(noted[0]), int(noted[1]), int(noted[2])
+
+  def evaluated(
+    self, store: StateStore, state: TrainState, step: int, evaluations: Evaluations
+  ) -> list[str]:
+    """Notes an evaluation and saves the state if it is the best; returns lines for the user.
+
+    Raises:
+      UserError: There is no such metric.
+    """
+    metrics = evaluations[self.input]
+    if self.metric not in metrics:
+      raise UserError(
+        f'BEST_METRIC={self.metric} is not a metric of the evaluation of {self.input}: '
+        f'{", ".join(sorted(metrics))}'
+      )
+    if self._note(step, metrics[self.metric]):
+      if not self.keeps:
+        return []
+      store.save(state, step, {}, self._checkpoints)
+      return [f'best so far: {self.metric} {self.value:.4f} at step {step:,}, kept in best/']
+    if not self.is_over:
+      return []
+    return [
+      f'Training ends early at step {step:,}: no evaluation was better than that of step '
+      f'{self.step:,} ({self.metric} {self.value:.4f}) in {self.worse} (EARLY_STOPPING_PATIENCE)'
+    ]
+
+  def close(self) -> None:
+    """Waits until the best state is written."""
+    self._checkpoints.close()
+    if self.keeps and jax.process_index() == 0 and self._checkpoints.steps():
+      for name in _OF_RUN:
+        if (self.folder / name).is_file():
+          shutil.copyfile(self.folder / name, self.folder / 'best' / name)
+
+  def _note(self, step: int, value: float) -> bool:
+    """Notes a value; returns whether it is the best."""
+    sign = -1 if self.metric in _LARGER_IS_BETTER else 1
+    is_better = math.isnan(self.value) or sign * value < sign * self.value
+    if is_better:
+      self.value, self.step = value, step
+    self.worse = 0 if is_better else self.worse + 1
+    return is_better
