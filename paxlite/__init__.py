@@ -1,3 +1,64 @@
-"""paxlite: Pax's way of training language models on today's JAX."""
+"""paxlite: Pax's way of training language models on today's JAX.
+
+    import paxlite
+
+    experiment = paxlite.get('DemoGPT')(MAX_STEPS=100)
+    run = paxlite.train(experiment, 'runs/demo')
+    run.metrics['loss']
+    run.generate('And it came to pass')
+
+The names below are the public interface. Importing paxlite imports none of them, and no JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from paxlite.core.errors import Interrupted, TrainingError, UserError
+  from paxlite.experiments.base import Experiment
+  from paxlite.experiments.registry import experiments, register
+  from paxlite.generation.decoding import Sampling
+  from paxlite.programs.library import TrainedModel, get, load, train
+  from paxlite.training.callbacks import Callback
 
 __version__ = '0.1.0'
+
+_WHERE = {
+  'Callback': 'paxlite.training.callbacks',
+  'Experiment': 'paxlite.experiments.base',
+  'Interrupted': 'paxlite.core.errors',
+  'Sampling': 'paxlite.generation.decoding',
+  'TrainedModel': 'paxlite.programs.library',
+  'TrainingError': 'paxlite.core.errors',
+  'UserError': 'paxlite.core.errors',
+  'experiments': 'paxlite.experiments.registry',
+  'get': 'paxlite.programs.library',
+  'load': 'paxlite.programs.library',
+  'register': 'paxlite.experiments.registry',
+  'train': 'paxlite.programs.library',
+}
+
+__all__ = [
+  'Callback',
+  'Experiment',
+  'Interrupted',
+  'Sampling',
+  'TrainedModel',
+  'TrainingError',
+  'UserError',
+  'experiments',
+  'get',
+  'load',
+  'register',
+  'train',
+]
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _WHERE:
+    raise AttributeError(f'module paxlite has no attribute {name!r}')
+  return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+  return [*__all__, '__version__']

@@ -67,6 +67,10 @@ class Attributes:
   def __setattr__(self, name: str, value: Any) -> None:
     super().__setattr__(name, value if name.startswith('_') else convert(type(self), name, value))
 
+  def __repr__(self) -> str:
+    set_here = [f'{k}={v!r}' for k, v in vars(self).items() if not k.startswith('_')]
+    return f'{type(self).__name__}({", ".join(set_here)})'
+
   def check_bounds(self) -> None:
     """Raises UserError where a number is outside the bounds of its annotation."""
     for name, annotation in attribute_types(type(self)).items():

@@ -1,0 +1,156 @@
+"""paxlite from Python: train an experiment, and use what was trained."""
+
+import functools
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paxlite.core.errors import UserError
+from paxlite.eval.inference import Inference, load_checkpoint
+from paxlite.experiments import registry
+from paxlite.experiments.base import Experiment
+from paxlite.generation.decoding import Sampling
+from paxlite.programs import training
+from paxlite.programs.run import Run
+
+
+def get(name: str) -> type[Experiment]:
+  """Returns an experiment class: get('TinyGPT')(NUM_LAYERS=6) is an experiment of that size.
+
+  Args:
+    name: The bare name of one of paxlite's experiments, or a dotted path.
+
+  Raises:
+    UserError: There is no such experiment; the message suggests similar names.
+  """
+  return registry.find(name)
+
+
+def train(
+  experiment: Experiment, folder: str | os.PathLike, accept_changes: bool = False
+) -> 'TrainedModel':
+  """Trains to MAX_STEPS and returns what was trained.
+
+  If the folder holds a run of this experiment that is not complete, training continues from its
+  last checkpoint. Ctrl-C, or a notebook's stop, saves the state first.
+
+  Args:
+    experiment: The experiment, such as get('TinyGPT')().
+    folder: Folder for checkpoints and metrics.
+    accept_changes: Whether to continue a run that began with other values or data.
+
+  Raises:
+    UserError: The experiment, its data or the folder cannot be used.
+    Interrupted: Training was stopped. The same call continues it.
+  """
+  experiment.validate()
+  folder = pathlib.Path(folder).expanduser().absolute()
+  training.train(Run(experiment, folder, accept_changes=accept_changes))
+  return TrainedModel(folder)
+
+
+def load(folder: str | os.PathLike, **values: Any) -> 'TrainedModel':
+  """Returns the model of a run, or of weights that `paxlite import` has written.
+
+  Args:
+    folder: The folder of the run or of the weights.
+    **values: Attributes of the experiment to change, such as FPROP_DTYPE='float32'.
+
+  Raises:
+    UserError: The folder holds neither.
+  """
+  folder = pathlib.Path(folder).expanduser().absolute()
+  if not folder.is_dir():
+    raise UserError(f'{folder} is not a folder')
+  return TrainedModel(folder, values)
+
+
+class TrainedModel:
+  """A run, or imported weights: its records, and its model, which is loaded when it is used.
+
+  Attributes:
+    folder: Where it is.
+  """
+
+  def __init__(self, folder: pathlib.Path, values: Mapping[str, Any] | None = None):
+    self.folder = folder
+    self._values = dict(values or {})
+
+  def __repr__(self) -> str:
+    return f'<TrainedModel of {self.folder}>'
+
+  @property
+  def metrics(self) -> dict[str, np.ndarray]:
+    """The recorded training steps as columns: step, loss, lr, grad_norm, tokens_per_second, …
+
+    pandas.DataFrame(run.metrics) and plt.plot(run.metrics['step'], run.metrics['loss']) take it.
+    """
+    return _columns(self.folder / 'metrics.jsonl')
+
+  @property
+  def evaluations(self) -> dict[str, np.ndarray]:
+    """The evaluations as columns: step, input, avg_xent, …"""
+    return _columns(self.folder / 'eval_metrics.jsonl')
+
+  @functools.cached_property
+  def inference(self) -> Inference:
+    """The model with its parameters and its tokenizer."""
+    return load_checkpoint(str(self.folder), overrides={k: str(v) for k, v in self._values.items()})
+
+  @property
+  def experiment(self) -> Experiment:
+    """The experiment that the model was trained with, with unrolled layers."""
+    return self.inference.experiment
+
+  @property
+  def params(self) -> Any:
+    """The parameters, a tree of arrays."""
+    return self.inference.params
+
+  def logits(self, text: str | Sequence[int]) -> jax.Array:
+    """Returns the float32 logits [T, V] of a text, or of token ids.
+
+    Row t has the logits of the token after token t. The model's start id comes first if it has one.
+    """
+    ids = self.inference.encode(text) if isinstance(text, str) else list(text)
+    return self._logits(self.params, jnp.asarray([ids]))[0]
+
+  @functools.cached_property
+  def _logits(self) -> Any:
+    return jax.jit(lambda params, ids_BT: self.inference.model.apply({'params': params}, ids_BT))
+
+  def generate(
+    self, prompt: str, max_new_tokens: int = 128, sampling: Sampling | None = None, seed: int = 0
+  ) -> str:
+    """Returns the continuation of a text.
+
+    Args:
+      prompt: The text.
+      max_new_tokens: The most tokens to generate.
+      sampling: How tokens are chosen; None takes the attributes TEMPERATURE, TOP_K and so on.
+      seed: Seed of the choice.
+    """
+    inference = self.inference
+    generator = inference.generator(sampling)
+    (ids,) = generator.generate([inference.encode(prompt)], max_new_tokens, seed=seed)
+    return inference.tokenizer.decode(ids)
+
+
+def _columns(path: pathlib.Path) -> dict[str, np.ndarray]:
+  """Returns the records of a file as columns; a number that a record lacks is NaN."""
+  if not path.is_file():
+    return {}
+  records = [json.loads(line) for line in path.read_text().splitlines()]
+  names = dict.fromkeys(name for record in records for name in record)
+  columns = {}
+  for name in names:
+    values = [record.get(name) for record in records]
+    is_text = any(isinstance(v, str) for v in values)
+    columns[name] = np.array(values if is_text else [np.nan if v is None else v for v in values])
+  return columns
