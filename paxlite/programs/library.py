@@ -1,7 +1,6 @@
 """paxlite from Python: train an experiment, and use what was trained."""
 
 import functools
-import json
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from paxlite.experiments.base import Experiment
 from paxlite.generation.decoding import Sampling
 from paxlite.programs import training
 from paxlite.programs.run import Run
+from paxlite.training.writers import read_records
 
 
 def get(name: str) -> type[Experiment]:
@@ -144,9 +144,7 @@ class TrainedModel:
 
 def _columns(path: pathlib.Path) -> dict[str, np.ndarray]:
   """Returns the records of a file as columns; a number that a record lacks is NaN."""
-  if not path.is_file():
-    return {}
-  records = [json.loads(line) for line in path.read_text().splitlines()]
+  records = list(read_records(path))
   names = dict.fromkeys(name for record in records for name in record)
   columns = {}
   for name in names:

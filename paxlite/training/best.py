@@ -14,7 +14,7 @@ from paxlite.core.errors import UserError
 from paxlite.training.callbacks import Evaluations
 from paxlite.training.state_store import StateStore
 from paxlite.training.train_state import TrainState
-from paxlite.training.writers import EvalRecords
+from paxlite.training.writers import EvalRecords, read_records
 
 _LARGER_IS_BETTER = ('fraction_of_correct_next_step_preds',)
 _OF_RUN = 'experiment.json', 'experiment.txt', 'config.json', 'config.txt'
@@ -57,7 +57,7 @@ class Best:
     """Notes the evaluations up to `step` of a run that continues from there."""
     self.value, self.step, self.worse = math.nan, 0, 0
     if jax.process_index() == 0:
-      for record in EvalRecords(self.folder).records():
+      for record in read_records(self.folder / EvalRecords.name):
         value = record.get(self.metric)
         if record.get('input') == self.input and record['step'] <= step and value is not None:
           self._note(record['step'], value)

@@ -85,16 +85,6 @@ class EvalRecords(Writer):
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
     _append(self._path, {'step': step, 'input': name, **metrics})
 
-  def records(self) -> Iterator[dict[str, Any]]:
-    """Yields the records that can be read; each has a step."""
-    try:
-      lines = self._path.read_bytes().split(b'\n')
-    except OSError:
-      return
-    for line in lines:
-      if _step_of(line) is not None:
-        yield json.loads(line)
-
 
 class Samples(Writer):
   """samples.jsonl: one JSON object for each text that the model has generated."""
@@ -181,6 +171,17 @@ def _append(path: pathlib.Path, record: Mapping[str, Any]) -> None:
     except OSError:
       f.truncate(end)  # removes an incomplete record
       raise
+
+
+def read_records(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Yields the records of a file that can be read; each has a step."""
+  try:
+    lines = path.read_bytes().split(b'\n')
+  except OSError:
+    return
+  for line in lines:
+    if _step_of(line) is not None:
+      yield json.loads(line)
 
 
 def drop_later_records(path: pathlib.Path, start: int) -> None:
