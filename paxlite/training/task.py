@@ -50,14 +50,14 @@ class Task:
     """Returns a new state; parameters and moments are boxed with their logical axes."""
     variables = self._init_variables(rng)
     trainable, _ = self.optimizer.split(variables['params'])
-    zero = jnp.zeros((), jnp.int32)
+    zero = lambda: jnp.zeros((), jnp.int32)  # arrays of their own, which a step can overwrite
     return TrainState(
-      step=zero,
+      step=zero(),
       params=variables['params'],
       opt_state=self.optimizer.transformation.init(trainable),
       overwritten={k: variables[k] for k in FP8_COLLECTIONS if k in variables},
-      skipped=zero,
-      skipped_in_a_row=zero,
+      skipped=zero(),
+      skipped_in_a_row=zero(),
     )
 
   def _init_variables(self, rng: jax.Array) -> Mapping[str, Any]:
