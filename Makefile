@@ -2,6 +2,7 @@
 #               FLAGS=--fdl.MAX_STEPS=100 and the like are passed on
 # make test     installs the test extra and runs the tests (about 4 minutes on 2 cores)
 # make test-slow the tests that take longer
+# make site     builds the pages in docs/ into build/site
 # make check    ruff and mypy
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 LOGS ?= logs/demo
 WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 
-.PHONY: demo test test-slow check clean
+.PHONY: demo test test-slow site check clean
 
 demo: $(VENV)/.core
 	$(BIN)/python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=$(LOGS) $(FLAGS)
@@ -22,6 +23,9 @@ test: $(VENV)/.dev
 # other processes.
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $$(($(WORKERS) + 1)) --dist=loadfile --no-loadscope-reorder -m slow --durations=10
+
+site: $(VENV)/.dev
+	$(BIN)/python -m sphinx -W --keep-going -q docs build/site
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .

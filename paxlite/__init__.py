@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
   from paxlite.core.errors import Interrupted, TrainingError, UserError
   from paxlite.experiments.base import Experiment
-  from paxlite.experiments.registry import experiments, register
+  from paxlite.experiments.registry import register
   from paxlite.generation.decoding import Sampling
-  from paxlite.programs.library import TrainedModel, get, load, train
+  from paxlite.programs.library import TrainedModel, get, list_experiments, load, train
   from paxlite.training.callbacks import Callback
 
 __version__ = '0.1.0'
@@ -31,8 +31,8 @@ _WHERE = {
   'TrainedModel': 'paxlite.programs.library',
   'TrainingError': 'paxlite.core.errors',
   'UserError': 'paxlite.core.errors',
-  'experiments': 'paxlite.experiments.registry',
   'get': 'paxlite.programs.library',
+  'list_experiments': 'paxlite.programs.library',
   'load': 'paxlite.programs.library',
   'register': 'paxlite.experiments.registry',
   'train': 'paxlite.programs.library',
@@ -46,8 +46,8 @@ __all__ = [
   'TrainedModel',
   'TrainingError',
   'UserError',
-  'experiments',
   'get',
+  'list_experiments',
   'load',
   'register',
   'train',

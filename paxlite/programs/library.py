@@ -32,6 +32,11 @@ def get(name: str) -> type[Experiment]:
   return registry.find(name)
 
 
+def list_experiments() -> list[str]:
+  """Returns the names of all experiments, of paxlite and of the modules imported so far."""
+  return list(registry.experiments())
+
+
 def train(
   experiment: Experiment, folder: str | os.PathLike, accept_changes: bool = False
 ) -> 'TrainedModel':

@@ -16,7 +16,7 @@ from tests.support import runs
 PAGES = [
   runs.ROOT / 'README.md',
   runs.ROOT / 'benchmarks' / 'README.md',
-  *sorted((runs.ROOT / 'docs').glob('*.md')),
+  *sorted((runs.ROOT / 'docs').rglob('*.md')),
 ]
 MAKE = {'make demo', 'make test'}  # tests/runs/test_demo.py runs the first
 # Commands that prepare the environment that the tests run in.

@@ -5,6 +5,9 @@ The first class of a family is written in full. Each other class is written as i
 its parent.
 """
 
+import ast
+import contextlib
+import io
 import json
 import pathlib
 import sys
@@ -19,10 +22,13 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import experiments
 from paxlite.tools import attributes
 from paxlite.tools import experiments as tools
+from paxlite.tools.commands import COMMANDS, GROUPS, Command
 from tests.support import runs
 
 GOLDEN = pathlib.Path(__file__).parent / 'golden'
 ATTRIBUTES_PAGE = runs.ROOT / 'docs' / 'attributes.md'
+COMMANDS_PAGE = runs.ROOT / 'docs' / 'commands.md'
+PACKAGE = runs.ROOT / 'paxlite'
 _NEEDS: dict[tuple, list[str]] = {}
 UPDATE = 'python -m tests.rules.test_golden --update, if this is meant'
 
@@ -99,6 +105,31 @@ def attributes_text() -> str:
   return '[\n' + ',\n'.join(json.dumps(row, ensure_ascii=False) for row in rows) + '\n]\n'
 
 
+def commands_text() -> str:
+  """Returns docs/commands.md: what every command prints with --help."""
+  parts = ['# Commands', '', '`paxlite COMMAND --help` prints the same.']
+  for group, commands in GROUPS.items():
+    parts += ['', f'## {group}']
+    for command in commands:
+      parts += ['', f'### paxlite {command.name}', '', '```text', help_of(command), '```']
+  return '\n'.join(parts) + '\n'
+
+
+def help_of(command: Command) -> str:
+  if command.name == 'lm-eval':  # the harness has its own options
+    return ast.get_docstring(ast.parse((PACKAGE / 'tools' / 'lm_eval.py').read_text()))
+  printed = io.StringIO()
+  with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+    command.run(['--help'])
+  return printed.getvalue().strip().removeprefix('usage: ')
+
+
+def test_every_command_is_described():
+  assert COMMANDS_PAGE.read_text() == commands_text(), UPDATE
+  for command in COMMANDS.values():
+    assert len(help_of(command).splitlines()) <= 42, f'{command.name}: more than a screen'
+
+
 def test_every_attribute_is_described():
   assert attributes.INDEX.read_text() == attributes_text(), UPDATE
   assert ATTRIBUTES_PAGE.read_text() == attributes.page(attributes.described()), UPDATE
@@ -133,6 +164,7 @@ if __name__ == '__main__' and '--update' in sys.argv:
     old.unlink()
   tools.INDEX.write_text(index_text())
   attributes.INDEX.write_text(attributes_text())
+  COMMANDS_PAGE.write_text(commands_text())
   ATTRIBUTES_PAGE.write_text(attributes.page(attributes.described()))
   for family, text in golden_texts().items():
     (GOLDEN / f'{family}.txt').write_text(text)
