@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -145,6 +146,14 @@ def main(argv: Sequence[str]) -> int:
   except KeyboardInterrupt:  # there was nothing to save
     warn('interrupted')
     return 128 + signal.SIGINT
+  except Exception:
+    traceback.print_exc()
+    folder = f', and experiment.txt and versions.json in {_FOLDER.value}' if _FOLDER.value else ''
+    warn(
+      'This error is a defect of paxlite, or of your own code if its last lines are there. '
+      f'To report it, add the lines above, what `paxlite doctor` prints{folder}.'
+    )
+    return 1
   finally:
     settle()
 
