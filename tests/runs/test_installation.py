@@ -68,3 +68,56 @@ def test_the_extras_of_accelerators():
   assert extras['cuda12'] == extras['cuda'] == ['jax[cuda12]']
   assert extras['cuda13'] == ['jax[cuda13]']
   assert extras['tpu'] == ['jax[tpu]']
+
+
+@pytest.mark.slow
+def test_a_wheel_holds_all_it_needs_and_nothing_else(tmp_path):
+  """The wheel is installed into an environment of its own, beside the packages that it needs."""
+  pytest.importorskip('setuptools.build_meta')
+  clone = tmp_path / 'clone'
+  clone.mkdir()
+  tracked = ('git', 'archive', 'HEAD')
+  archive = subprocess.run(tracked, cwd=runs.ROOT, capture_output=True, check=True).stdout
+  subprocess.run(['tar', '-x', '-C', str(clone)], input=archive, check=True)
+  for kind in ('wheel', 'sdist'):
+    code = f'import sys; from setuptools import build_meta; build_meta.build_{kind}(sys.argv[1])'
+    subprocess.run(
+      [sys.executable, '-c', code, str(tmp_path)], cwd=clone, check=True, capture_output=True
+    )
+  (wheel,) = tmp_path.glob('*.whl')
+  with zipfile.ZipFile(wheel) as file:
+    names = {n for n in file.namelist() if '.dist-info/' not in n}
+  package = clone / 'paxlite'
+  wanted = {str(p.relative_to(clone)) for p in package.rglob('*') if p.is_file()}
+  assert names == {n for n in wanted if '__pycache__' not in n and '.egg-info' not in n}
+  (sdist,) = tmp_path.glob('*.tar.gz')
+  held = subprocess.run(['tar', '-tzf', str(sdist)], capture_output=True, text=True, check=True)
+  inside = {n.partition('/')[2] for n in held.stdout.split()}
+  assert {'pyproject.toml', 'README.md', 'LICENSE', *names} <= inside
+
+  subprocess.run([sys.executable, '-m', 'venv', str(tmp_path / 'venv')], check=True)
+  python = tmp_path / 'venv' / 'bin' / 'python'
+  subprocess.run(
+    [python, '-m', 'pip', 'install', '--quiet', '--no-deps', '--no-index', wheel], check=True
+  )
+  site = next((tmp_path / 'venv' / 'lib').glob('python*/site-packages'))
+  packages = pathlib.Path(pytest.__file__).parents[1]
+  (site / 'zz_packages.pth').write_text(f'{packages}\n')
+  elsewhere = tmp_path / 'elsewhere'
+  elsewhere.mkdir()
+  (elsewhere / 'mine.py').write_text(
+    'from paxlite.experiments.demo import TinyGPT\n\n\nclass Mine(TinyGPT):\n  MAX_STEPS = 2\n'
+  )
+  environment = {k: v for k, v in runs.environment().items() if k != 'PYTHONPATH'}
+  for arguments, said in (
+    (['--version'], f'paxlite {paxlite.__version__}'),
+    (['list', 'tiny'], 'TinyGPT'),
+    (['train', 'mine.Mine', '--folder=run'], 'step 2/2'),
+    (['train', 'mine.Mine', '--folder=run'], 'Training is complete'),
+  ):
+    done = subprocess.run(
+      [tmp_path / 'venv' / 'bin' / 'paxlite', *arguments],
+      cwd=elsewhere, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert said in done.stdout
