@@ -2,6 +2,9 @@
 
 Prints the attributes of experiments with TEXT in their names or meanings: the type, the default and
 the meaning of each. `paxlite show EXPERIMENT` prints the values of one experiment.
+
+Example:
+  paxlite attributes checkpoint
 """
 
 import json

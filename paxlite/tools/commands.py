@@ -42,7 +42,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
   ),
   'Models': (
     Command('generate', 'continue a text', 'generate'),
-    Command('chat', 'talk with a model that was trained on chats', 'generate', ('--chat',)),
+    Command('chat', 'talk with a model that was trained on chats', 'chat'),
     Command('zero-shot', 'evaluate on LAMBADA, BoolQ and tasks of your own', 'evaluate'),
     Command('lm-eval', "evaluate by EleutherAI's harness", 'lm_eval'),
     Command('import', 'read weights of Hugging Face, Meta, GGUF or Pax', 'import_weights'),

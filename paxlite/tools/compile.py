@@ -9,6 +9,10 @@ Exits with 1 if the step does not fit, and with 2 for wrong input.
 
 The targets are v5e-N, v5p-N, v6e-N (one slice of TPUs), Kxv5e-N (K slices), h100xN, and here. The
 extras tpu and cuda install the compilers.
+
+Examples:
+  paxlite compile TinyGPT --target=here
+  paxlite compile LLaMA3_8B --target=h100x64 'ICI_MESH_SHAPE=[1,8,1]' 'DCN_MESH_SHAPE=[1,8,1]'
 """
 
 import json

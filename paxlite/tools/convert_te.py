@@ -9,6 +9,9 @@ moments are converted bit for bit.
 A run continues from OUT with --fdl.CHECKPOINT_RESTORE_PATH=OUT --fdl.CHECKPOINT_RESTORE_STATE=True.
 FP8's scales and histories are not converted, because they belong to the backend that made them:
 they start again.
+
+Example:
+  paxlite convert-te runs/llama --direction=fw2te --path=runs/llama-te
 """
 
 import pathlib

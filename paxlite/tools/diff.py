@@ -2,6 +2,9 @@
 
 Prints the lines in which two experiments differ: their values, and the configs that are built from
 them. NAME=VALUE sets an attribute of both.
+
+Example:
+  paxlite diff GPT126M GPT5B
 """
 
 import difflib

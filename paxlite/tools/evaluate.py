@@ -3,6 +3,9 @@
 Zero-shot evaluation of a job_log_dir or of imported weights. Prints a table with standard errors,
 and writes JSON with --output. A task is lambada:FILE or boolq:FILE, or a .json file that names the
 fields of its records (docs/evaluation.md).
+
+Example:
+  paxlite zero-shot runs/llama --tasks=lambada:lambada.jsonl,boolq:boolq.jsonl --output=scores
 """
 
 import json

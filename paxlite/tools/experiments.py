@@ -3,6 +3,10 @@
 Prints a table of all experiments, or of those with TEXT in their name or dataset (`paxlite list
 llama`). --import=MODULE adds the experiments of your own module. A narrow screen shows fewer
 columns; `paxlite show NAME` prints all values of one experiment.
+
+Examples:
+  paxlite list llama
+  paxlite list --import=my_experiments
 """
 
 import json

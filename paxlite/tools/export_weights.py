@@ -4,6 +4,9 @@ Writes the weights of a run, or imported weights, for Hugging Face, tensor by te
 
   hf    a folder that transformers loads: Llama, Mistral, Gemma, GPT-2; LoRA factors are merged
   peft  the LoRA factors, as a folder that peft loads in addition to the base model
+
+Example:
+  paxlite export runs/zed --to=hf --path=exported/zed
 """
 
 import pathlib

@@ -1,8 +1,10 @@
 """paxlite generate CHECKPOINT PROMPT [--chat] [NAME=VALUE …]
 
-Continues a text, or answers in a chat, and prints the text while it is generated. The checkpoint is
-a job_log_dir or a folder of imported weights. With --chat and no --prompt, it asks for one message
-after another.
+Continues a text and prints it while it is generated. CHECKPOINT is the folder of a run or of
+imported weights. With --chat, the text is a question of a chat.
+
+Example:
+  paxlite generate runs/demo "And it came to pass" --temperature=0.8
 """
 
 import sys
@@ -13,8 +15,8 @@ from paxlite.core import command_line
 from paxlite.core.errors import UserError
 
 
-def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
+def main(argv: Sequence[str], doc: str = __doc__) -> None:
+  parser = command_line.Parser(doc)
   parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
   parser.word('prompt', 'PROMPT', 'the text to continue, or to answer', required=False)
   parser.add_argument('--chat', action='store_true', help='ask and answer, by the chat template')

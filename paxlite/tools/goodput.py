@@ -2,6 +2,9 @@
 
 The share of a run's wall time spent in steps that count, over all restarts. The table also shows
 where the rest of the time went.
+
+Example:
+  paxlite goodput runs/demo
 """
 
 import pathlib

@@ -1,12 +1,15 @@
 """paxlite import WEIGHTS --from=hf|meta|gguf|pax --to=FOLDER
 
 Imports published weights, or a Pax checkpoint with its Adam state, tensor by tensor. It writes a
-folder for --fdl.CHECKPOINT_RESTORE_PATH and for the tools' --checkpoint.
+folder for CHECKPOINT_RESTORE_PATH and for all commands that take a CHECKPOINT.
 
   hf    a Hugging Face folder (config.json, *.safetensors): Llama, Mistral, Gemma, GPT-2
   meta  a folder in Meta's format (params.json, consolidated.*.pth): LLaMA
   gguf  a GGUF file of a LLaMA model, or a folder with one such file; it is dequantised
-  pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and --fdl.NAME=VALUE) names its model
+  pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and NAME=VALUE) names its model
+
+Example:
+  paxlite import downloads/Mistral-7B-v0.1 --from=hf --to=weights/mistral
 """
 
 import os

@@ -2,6 +2,9 @@
 
 Writes a Python file with an experiment of your own, which begins as a copy of EXPERIMENT (TinyGPT).
 The command that trains it is printed.
+
+Example:
+  paxlite new my_experiments.py --base=DemoGPT
 """
 
 import keyword

@@ -8,6 +8,9 @@ file `*after_optimizations.txt` of XLA_FLAGS=--xla_dump_to=FOLDER, or a file tha
 --mesh names the mesh axes of the program with their sizes, the slowest first; all devices of the
 target are one axis by default. --near names the devices of each axis within a slice or host, where
 these are fewer.
+
+Example:
+  paxlite read-hlo step.hlo --target=h100x8 --mesh=replica=1,data=8,mdl=1
 """
 
 import dataclasses

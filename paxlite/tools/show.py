@@ -2,6 +2,9 @@
 
 Prints the values of an experiment with their meanings, and the config that is built from them.
 EXPERIMENT is a bare name or a dotted path.
+
+Example:
+  paxlite show GPT126M NUM_LAYERS=24
 """
 
 import ast

@@ -4,6 +4,10 @@ Turns text into a flat-tokens dataset, on all cores. A source is a file (.txt, .
 first two also .gz .xz .zst), a TFDS dataset (tfds:c4/en:3.0.1/train) or a Hugging Face dataset
 (hf:allenai/c4:en/train). A .txt file is one document. In other sources, each record is a document,
 whose text is in the field --field. After an interruption, the same command resumes the work.
+
+Examples:
+  paxlite tokenize books/*.txt.gz --vocab=tokenizer.json --output=data/books
+  paxlite tokenize hf:allenai/c4:en/train --vocab=tokenizer.model --output=data/c4
 """
 
 import collections

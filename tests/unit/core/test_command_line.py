@@ -104,6 +104,20 @@ def test_ways_to_ask_what_there_is(argv, wanted):
   assert ' jax\n' not in result.stderr, 'that would take seconds'
 
 
+def test_bash_completes():
+  """compopt complains outside of a real completion, which a test is not."""
+  script = f"""
+paxlite() {{ {sys.executable} -m paxlite "$@"; }}
+eval "$(paxlite completion bash)"
+COMP_WORDS=(paxlite tra); COMP_CWORD=1; _paxlite; echo "${{COMPREPLY[@]}}"
+COMP_WORDS=(paxlite train TinyGPT NUM_L); COMP_CWORD=3; _paxlite; echo "${{COMPREPLY[@]}}"
+"""
+  done = subprocess.run(
+    ['bash', '-c', script], capture_output=True, text=True, check=True, cwd=runs.ROOT
+  )
+  assert done.stdout.splitlines() == ['train', 'NUM_LAYERS= NUM_LOSS_CHUNKS=']
+
+
 def test_the_table_needs_no_import_and_shortens_nothing(capsys):
   code = (
     'import sys; from paxlite.tools.experiments import main; main([]); '
