@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Mapping
 from typing import Any
 
 # Options for the program that computes initial values, which runs once. LLVM's first optimization
@@ -58,6 +59,12 @@ def step_options(platform: str, num_devices: int, given: dict[str, Any]) -> dict
       continue
     own |= dict([option for option in names if _is_known(*option)][:1])
   return own | given
+
+
+def without_pipelining(options: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns options without those that pipeline collectives, which need more memory."""
+  pipelining = {name for names in _SEVERAL_GPUS for name, _ in names if 'pipeline' in name}
+  return {name: value for name, value in options.items() if name not in pipelining}
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.runtime import preemption, processes
 from paxlite.runtime.compiled_step import SavedStep, compile_lowered
+from paxlite.runtime.compiler import without_pipelining
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Watchdog
@@ -84,14 +85,22 @@ class StepCompiler:
     Raises:
       UserError: The step needs more memory than is left, or the saved step does not fit this run.
     """
-    if self.saved_step is None:
-      compiled = compile_lowered(lowered, self.options)
-      done = 'Compiled the train step'
-    else:
+    if self.saved_step is not None:
       compiled = self.saved_step.load(lowered, arguments, self.memory.mesh)
-      done = f'Loaded the train step of {self.saved_step.path}'
+      self.memory.step(compiled)
+      return compiled, f'Loaded the train step of {self.saved_step.path}'
+    compiled = compile_lowered(lowered, self.options)
+    smaller = without_pipelining(self.options)
+    try:
+      self.memory.step(compiled)
+    except UserError:
+      if smaller == self.options:
+        raise
+    else:
+      return compiled, 'Compiled the train step'
+    compiled = compile_lowered(lowered, smaller)
     self.memory.step(compiled)
-    return compiled, done
+    return compiled, 'Compiled the train step again, without pipelined collectives, to save memory,'
 
 
 @dataclasses.dataclass

@@ -11,6 +11,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
+from paxlite.training import trainer
 from paxlite.training.memory_check import MemoryCheck
 from tests.support import runs
 
@@ -62,6 +63,34 @@ def test_a_step_that_does_not_fit(mesh, left):
   left(needed - 1)
   with pytest.raises(UserError, match=r'for activations and gradients, .* CHECKPOINT_POLICY'):
     MemoryCheck(mesh).step(compiled)
+
+
+def test_pipelined_collectives_are_given_up_for_memory(monkeypatch):
+  """What is given up is only what paxlite has chosen to save time."""
+  compiled = []
+
+  class Memory:
+    def step(self, options):
+      if 'xla_gpu_pipeline_all_gather' in options:
+        raise UserError('too little memory')
+
+  def compile_lowered(lowered, options):
+    compiled.append(dict(options))
+    return options
+
+  monkeypatch.setattr(trainer, 'compile_lowered', compile_lowered)
+  pipelined = {
+    'xla_gpu_pipeline_all_gather': 'COLLECTIVE_PIPELINING_MODE_ON',
+    'xla_gpu_enable_while_loop_double_buffering': True,
+  }
+  kept, done = trainer.StepCompiler(Memory(), pipelined)(None, (None, None))
+  assert kept == {'xla_gpu_enable_while_loop_double_buffering': True}
+  assert compiled == [pipelined, kept]
+  assert 'without pipelined collectives' in done
+  monkeypatch.setattr(Memory, 'step', lambda *_: (_ for _ in ()).throw(UserError('too little')))
+  with pytest.raises(UserError, match='too little'):
+    trainer.StepCompiler(Memory(), kept)(None, (None, None))
+  assert len(compiled) == 3, 'there is nothing to give up'
 
 
 def test_a_run_is_refused_before_it_takes_the_memory(tmp_path, left):
