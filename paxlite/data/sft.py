@@ -3,22 +3,18 @@
 import dataclasses
 import logging
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded
 from paxlite.data.base import Batch
-from paxlite.data.records import read_records
-from paxlite.data.tokenizer import (
-  ChatFormat,
-  Message,
-  check_vocabulary,
-  checked_messages,
-  open_tokenizer,
-)
+from paxlite.data.chat_format import ChatFormat, Conversation
+from paxlite.data.records import Record, read_records
+from paxlite.data.sft_formats import Pair, contents_of
+from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 
 log = logging.getLogger('paxlite')
 
@@ -36,10 +32,9 @@ class Example:
 class SftRows:
   """A RowSource of examples; several share a row, and no token attends to another example.
 
-  A record is in one of two forms. With {"inputs": text, "targets": text}, the model learns the
-  targets and the EOS after them. With {"messages": [{"role", "content"} …]}, the model learns the
-  assistant's messages, ended as the chat template ends them. _texts_of and _messages_of convert
-  records in other formats to one of these two.
+  The module sft_formats reads a record as two texts or as a conversation. Of two texts, the model
+  learns the second and the EOS after it. Of a conversation, the model learns the assistant's
+  messages and tool calls, ended as the chat template ends them.
 
   Args:
     files: JSON lines (.jsonl, also compressed .gz .xz .zst), or other sources that the module
@@ -55,8 +50,8 @@ class SftRows:
     packed: Whether examples share rows.
 
   Raises:
-    UserError: A record has neither form, has no answer, or is too long. The message names the file
-      and the line.
+    UserError: A record is in no known format, has no answer, or is too long. The message names the
+      file and the line.
   """
 
   def __init__(
@@ -149,32 +144,27 @@ class SftRows:
       example = Example(example.ids[:most], example.is_answer[:most])
     self._examples.append(example)
 
-  def _example(self, place: str, record: Mapping[str, Any]) -> Example:
-    messages, (inputs, targets) = _messages_of(record), _texts_of(record)
-    if messages is not None:
-      with located(place):
-        if record.get('tools'):
-          raise UserError('"tools" are not given to the chat template: leave them or the row out')
-        parts = list(self._chat_parts(checked_messages(messages)))
-    else:
-      if not isinstance(inputs, str) or not isinstance(targets, str):
-        raise UserError(
-          f'{place} has neither texts "inputs" and "targets" nor a list "messages" (or prompt and '
-          'completion, instruction and output, conversations): rename its fields '
-          f'{", ".join(record)}'
-        )
-      start, eos = [self._start_id], [self._tokenizer.eos_id]
-      parts = [
-        ((start if start[0] >= 0 else []) + self._tokenizer.encode(inputs), False),
-        (self._tokenizer.encode(targets) + (eos if eos[0] >= 0 else []), True),
-      ]
+  def _example(self, place: str, record: Record) -> Example:
+    with located(place):
+      contents = contents_of(record)
+      if isinstance(contents, Pair):
+        parts = list(self._pair_parts(contents))
+      else:
+        parts = list(self._chat_parts(contents))
     ids = np.array([i for part, _ in parts for i in part], np.int32)
     is_answer = np.array([answer for part, answer in parts for _ in part], bool)
-    if not is_answer[1:].any() or (messages is None and targets == ''):
+    empty = isinstance(contents, Pair) and not contents.targets  # of which EOS would be learned
+    if empty or not is_answer[1:].any():
       raise UserError(f'{place} has no answer to learn')
     return Example(ids, is_answer)
 
-  def _chat_parts(self, messages: Sequence[Message]) -> Iterator[tuple[list[int], bool]]:
+  def _pair_parts(self, pair: Pair) -> Iterator[tuple[list[int], bool]]:
+    """Yields the ids of both texts, and whether they are learned."""
+    encode, eos_id = self._tokenizer.encode, self._tokenizer.eos_id
+    yield ([self._start_id] if self._start_id >= 0 else []) + encode(pair.inputs), False
+    yield encode(pair.targets) + ([eos_id] if eos_id >= 0 else []), True
+
+  def _chat_parts(self, chat: Conversation) -> Iterator[tuple[list[int], bool]]:
     """Yields the ids of each piece of a conversation, and whether the piece is learned."""
     if self._chat is None:
       try:
@@ -182,12 +172,14 @@ class SftRows:
       except UserError as e:
         hint = '' if self._chat_template else '. --fdl.CHAT_TEMPLATE=TEMPLATE gives one'
         raise UserError(f'{e}{hint}') from None
+    self._chat.check_tools(chat)
+    messages, tools = chat.messages, chat.tools
     written = ''
     for i, message in enumerate(messages):
-      if message['role'] != 'assistant':
+      if message['role'] != 'assistant' or i < chat.first_learned:
         continue
-      before = self._chat.render(messages[:i], prompt=True)
-      after = self._chat.render(messages[: i + 1], prompt=False)
+      before = self._chat.render(messages[:i], True, tools)
+      after = self._chat.render(messages[: i + 1], False, tools)
       if not before.startswith(written) or not after.startswith(before):
         raise UserError(
           'the chat template does not write the conversation message by message, so that '
@@ -196,42 +188,6 @@ class SftRows:
       yield self._tokenizer.encode_marked(before[len(written) :]), False
       yield self._tokenizer.encode_marked(after[len(before) :]), True
       written = after
-
-
-_TEXTS = (('inputs', 'targets'), ('prompt', 'completion'))
-_SPEAKERS = {'human': 'user', 'gpt': 'assistant'}  # names in ShareGPT's format
-
-
-def _texts_of(record: Mapping[str, Any]) -> tuple[Any, Any]:
-  """Returns a prompt and its answer; each is unchecked, and None if the record lacks it."""
-  names = next((names for names in _TEXTS if record.keys() >= set(names)), _TEXTS[0])
-  return record.get(names[0]), record.get(names[1])
-
-
-def _messages_of(record: Mapping[str, Any]) -> Any:
-  """Returns the unchecked messages of a conversation; None for a record of texts.
-
-  The record has "messages" or is in the format of ShareGPT or Alpaca. Alpaca's input is put below
-  its instruction, after a blank line.
-  """
-  if 'messages' in record or any(record.keys() >= set(names) for names in _TEXTS):
-    return record.get('messages')
-  if isinstance(turns := record.get('conversations'), list):
-    return [
-      {'role': _SPEAKERS.get(str(turn['from']), turn['from']), 'content': turn.get('value')}
-      if isinstance(turn, Mapping) and 'from' in turn
-      else turn
-      for turn in turns
-    ]
-  if 'instruction' in record and 'output' in record:
-    question = [text for text in (record['instruction'], record.get('input')) if text]
-    texts = {
-      'system': record.get('system'),
-      'user': '\n\n'.join(question) if all(isinstance(x, str) for x in question) else question,
-      'assistant': record['output'],
-    }
-    return [{'role': role, 'content': text} for role, text in texts.items() if text]
-  return record.get('conversations')
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:

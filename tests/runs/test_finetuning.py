@@ -125,8 +125,8 @@ def test_rows_fit_and_hold_each_example_once():
 @pytest.mark.parametrize(
   ('record', 'match'),
   [
-    (dict(text='a'), 'a.jsonl:2 has neither texts'),
-    (dict(inputs='a', targets=3), 'a.jsonl:2 has neither texts'),
+    (dict(text='a'), r'a.jsonl:2: the keys of this record \(text\) are those of no format'),
+    (dict(inputs='a', targets=3), "a.jsonl:2: 'targets' must be a text"),
     (dict(inputs='a', targets=''), 'a.jsonl:2 has no answer'),
     (dict(messages=[]), 'a.jsonl:2: "messages" must be a list'),
     (dict(messages='a'), 'a.jsonl:2: "messages" must be a list'),
@@ -138,21 +138,21 @@ def test_rows_fit_and_hold_each_example_once():
     ),
     (dict(conversations='a'), 'a.jsonl:2: "messages" must be a list'),
     (dict(conversations=[3]), 'a.jsonl:2: "messages" must be a list'),
-    (dict(instruction='a', output=3), 'a.jsonl:2: "messages" must be a list'),
-    (dict(instruction='a', input=3, output='b'), 'a.jsonl:2: "messages" must be a list'),
+    (dict(instruction='a', output=3), "a.jsonl:2: 'output' must be a text"),
+    (dict(instruction='a', input=3, output='b'), "a.jsonl:2: 'input' must be a text"),
     (dict(instruction='a', output=''), 'a.jsonl:2 has no answer'),
     (dict(prompt='a', completion=''), 'a.jsonl:2 has no answer'),
     (
       dict(prompt='a', response='b'),
-      'a.jsonl:2 has neither .*: rename its fields prompt, response',
+      r'a.jsonl:2: .* \(prompt, response\) .* no format .*: rename them to messages .*Alpaca',
     ),
     (
       dict(messages=[dict(role='assistant', content=None, tool_calls=[dict(name='f')])]),
-      'a.jsonl:2: a message has tool_calls',
+      r'a.jsonl:2: the chat template leaves out the call of f \(message 1\)',
     ),
     (
       dict(messages=[dict(role='assistant', content='a')], tools=[dict(name='f')]),
-      'a.jsonl:2: "tools" are not given',
+      'a.jsonl:2: the chat template leaves out the tool f',
     ),
     (dict(inputs='word ' * 200, targets='a'), 'a.jsonl:2 has .* tokens and a row holds 33'),
   ],
