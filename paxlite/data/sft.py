@@ -12,7 +12,8 @@ from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded
 from paxlite.data.base import Batch
 from paxlite.data.chat_format import ChatFormat, Conversation
-from paxlite.data.records import Record, read_records
+from paxlite.data.record_files import Record
+from paxlite.data.records import read_records
 from paxlite.data.sft_formats import Pair, contents_of
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 
@@ -37,8 +38,7 @@ class SftRows:
   messages and tool calls, ended as the chat template ends them.
 
   Args:
-    files: JSON lines (.jsonl, also compressed .gz .xz .zst), or other sources that the module
-      records can read.
+    files: Files of records, or other sources that the module records can read.
     vocab_path: Path of the tokenizer.
     seq_len: Length T of a row.
     vocab_size: Vocabulary size of the model.

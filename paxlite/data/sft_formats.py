@@ -58,7 +58,7 @@ def contents_of(record: Record) -> Conversation | Pair:
 
 
 def _messages(record: Record) -> Conversation:
-  return conversation(record['messages'], record.get('tools'))
+  return conversation(_parsed(record, 'messages'), record.get('tools'))
 
 
 def _pair(inputs: str, targets: str) -> Callable[[Record], Pair]:
@@ -80,7 +80,7 @@ _SPEAKERS = {'human': 'user', 'gpt': 'assistant', 'observation': 'tool'}
 
 def _sharegpt(record: Record) -> Conversation:
   """Reads turns {"from": speaker, "value": text}, or messages under the key of ShareGPT."""
-  turns = record['conversations']
+  turns = _parsed(record, 'conversations')
   messages = [_message_of_turn(t) for t in turns] if isinstance(turns, list) else turns
   if messages and isinstance(messages, list) and (system := _optional(record, 'system')):
     first = messages[0]
@@ -116,6 +116,14 @@ def _alpaca(record: Record) -> Conversation:
     'assistant': _text(record, 'output'),
   }
   return conversation([{'role': role, 'content': text} for role, text in texts.items() if text])
+
+
+def _parsed(record: Record, key: str) -> Any:
+  """Returns a list, which a table may have as JSON text."""
+  try:
+    return orjson.loads(record[key]) if isinstance(record[key], str) else record[key]
+  except orjson.JSONDecodeError as e:
+    raise UserError(f'{key!r} is a text that is not JSON: {e}') from None
 
 
 def _text(record: Record, key: str) -> str:

@@ -19,6 +19,7 @@ from paxlite.data.base import RowInput
 from paxlite.data.documents import DocumentSource, check_once
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.mixture import mixture_of
+from paxlite.data.record_files import OF_RECORDS
 from paxlite.data.records import canonical
 from paxlite.data.rows import RowKind
 from paxlite.data.seqio_tasks import SeqioSource
@@ -269,7 +270,7 @@ class SeqioTask(FromTfds, _Rows):
 
 
 class DocumentFiles(FromTfds, _Rows):
-  """Documents that are tokenized during training: JSON lines, Parquet, TFDS, Hugging Face datasets.
+  """Documents that are tokenized during training: JSON, CSV, Parquet, TFDS, Hugging Face datasets.
 
   TRAIN_SOURCES are files, tfds:NAME:VERSION/SPLIT and hf:NAME:CONFIGURATION/SPLIT. EVAL_SOURCES are
   held out. If there are none, one document out of HELD_OUT_EVERY is held out.
@@ -318,7 +319,7 @@ class DocumentFiles(FromTfds, _Rows):
 
 
 class SftFiles(Tokenized, _Rows):
-  """Prompts and answers in JSON lines, packed, with loss only on the answers (see data.sft)."""
+  """Prompts and answers, packed, with loss only on the answers (see data.sft and sft_formats)."""
 
   TRAIN_FILES: Run[list[LocalPath]] = []
   EVAL_FILES: Training[list[LocalPath]] = []
@@ -429,7 +430,7 @@ def _dataset_of(source: str) -> tuple[type[_Rows], dict[str, Any]]:
     return SeqioTask, {'SEQIO_TASK': name}
   if source.startswith('sft:'):
     return SftFiles, {'TRAIN_FILES': [name]}
-  if source.startswith(('hf:', 'tfds:')) or kind(source) in ('.jsonl', '.json', '.parquet'):
+  if source.startswith(('hf:', 'tfds:')) or kind(source) in OF_RECORDS:
     return DocumentFiles, {'TRAIN_SOURCES': [source]}
   if kind(source) == '.txt':
     return TextFiles, {'TRAIN_FILES': [source]}
