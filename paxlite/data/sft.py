@@ -1,5 +1,6 @@
 """Supervised fine-tuning: packed prompts and answers, with the loss on the answers."""
 
+import collections
 import dataclasses
 import logging
 import zlib
@@ -14,7 +15,7 @@ from paxlite.data.base import Batch
 from paxlite.data.chat_format import ChatFormat, Conversation
 from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
-from paxlite.data.sft_formats import Pair, contents_of
+from paxlite.data.sft_formats import Pair, format_of
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 
 log = logging.getLogger('paxlite')
@@ -46,8 +47,17 @@ class SftRows:
       not use it, because a chat template writes its own.
     chat_template: The Jinja template; '' takes the tokenizer's.
     too_long: What to do with examples of more than T + 1 tokens: refuse them, leave them out, or
-      cut off their end.
+      cut off their end. A cut example without an answer is left out.
     packed: Whether examples share rows.
+
+  Attributes beyond RowSource's:
+    tokenizer: The tokenizer.
+    lengths: Number of tokens of each example, without the first, which is no target [n].
+    num_learned: Number of tokens that are learned.
+    num_cut: Number of examples that are cut.
+    num_skipped: Number of examples that are left out.
+    first_long: Says which example is the first that is too long; '' if there is none.
+    formats: Number of records by the keys of their format.
 
   Raises:
     UserError: A record is in no known format, has no answer, or is too long. The message names the
@@ -69,13 +79,15 @@ class SftRows:
       raise UserError('no examples: --fdl.TRAIN_FILES=/path/to/a.jsonl')
     files = expanded(files)
     self.seq_len = seq_len
-    self._tokenizer = open_tokenizer(vocab_path)
-    check_vocabulary(self._tokenizer, vocab_size)
-    self._start_id = self._tokenizer.bos_id if start_id is None else start_id
+    self.tokenizer = open_tokenizer(vocab_path)
+    check_vocabulary(self.tokenizer, vocab_size)
+    self._start_id = self.tokenizer.bos_id if start_id is None else start_id
     self._chat_template = chat_template
     self._chat: ChatFormat | None = None
     self.name = ', '.join(files)
-    self.num_skipped = 0
+    self.num_cut = self.num_skipped = 0
+    self.first_long = ''
+    self.formats: collections.Counter[str] = collections.Counter()
     self._examples: list[Example] = []
     for file in files:
       for place, record in read_records(file):
@@ -95,7 +107,9 @@ class SftRows:
     for example in self._examples:
       for part in (example.ids, example.is_answer):
         self.fingerprint = zlib.crc32(part.tobytes(), self.fingerprint)
-    lengths = [len(e.ids) - 1 for e in self._examples]
+    self.lengths = np.array([len(e.ids) - 1 for e in self._examples])
+    self.num_learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
+    lengths = self.lengths.tolist()
     self._rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
 
   def __len__(self) -> int:
@@ -105,12 +119,8 @@ class SftRows:
   def num_examples(self) -> int:
     return len(self._examples)
 
-  @property
-  def contents(self) -> str:
-    """Numbers of examples and tokens, for messages."""
-    tokens = sum(len(e.ids) - 1 for e in self._examples)
-    learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
-    return f'{self.num_examples:,} examples, {tokens:,} tokens, {learned:,} of them learned'
+  def example(self, number: int) -> Example:
+    return self._examples[number]
 
   def read(self, indices: np.ndarray) -> Batch:
     """Returns rows `indices` [b]: ids, labels, weights, segment_ids and segment_pos [b, T]."""
@@ -133,20 +143,22 @@ class SftRows:
   def _add(self, example: Example, place: str, too_long: TooLong) -> None:
     length, most = len(example.ids), self.seq_len + 1
     if length > most:
+      long = f'{place} has {length:,} tokens and a row holds {most:,}'
+      self.first_long = self.first_long or long
       if too_long == 'error':
-        raise UserError(
-          f'{place} has {length:,} tokens and a row holds {most:,}: raise --fdl.MAX_SEQ_LEN, or '
-          '--fdl.TOO_LONG=skip or truncate'
-        )
+        raise UserError(f'{long}: raise --fdl.MAX_SEQ_LEN, or --fdl.TOO_LONG=skip or truncate')
       if too_long == 'skip' or not example.is_answer[1:most].any():
         self.num_skipped += 1
         return
+      self.num_cut += 1
       example = Example(example.ids[:most], example.is_answer[:most])
     self._examples.append(example)
 
   def _example(self, place: str, record: Record) -> Example:
     with located(place):
-      contents = contents_of(record)
+      found = format_of(record)
+      contents = found.read(record)
+      self.formats[' and '.join(found.keys)] += 1
       if isinstance(contents, Pair):
         parts = list(self._pair_parts(contents))
       else:
@@ -160,7 +172,7 @@ class SftRows:
 
   def _pair_parts(self, pair: Pair) -> Iterator[tuple[list[int], bool]]:
     """Yields the ids of both texts, and whether they are learned."""
-    encode, eos_id = self._tokenizer.encode, self._tokenizer.eos_id
+    encode, eos_id = self.tokenizer.encode, self.tokenizer.eos_id
     yield ([self._start_id] if self._start_id >= 0 else []) + encode(pair.inputs), False
     yield encode(pair.targets) + ([eos_id] if eos_id >= 0 else []), True
 
@@ -168,7 +180,7 @@ class SftRows:
     """Yields the ids of each piece of a conversation, and whether the piece is learned."""
     if self._chat is None:
       try:
-        self._chat = ChatFormat(self._chat_template, self._tokenizer.path)
+        self._chat = ChatFormat(self._chat_template, self.tokenizer.path)
       except UserError as e:
         hint = '' if self._chat_template else '. --fdl.CHAT_TEMPLATE=TEMPLATE gives one'
         raise UserError(f'{e}{hint}') from None
@@ -185,8 +197,8 @@ class SftRows:
           'the chat template does not write the conversation message by message, so that '
           'nothing says which part is the answer'
         )
-      yield self._tokenizer.encode_marked(before[len(written) :]), False
-      yield self._tokenizer.encode_marked(after[len(before) :]), True
+      yield self.tokenizer.encode_marked(before[len(written) :]), False
+      yield self.tokenizer.encode_marked(after[len(before) :]), True
       written = after
 
 

@@ -24,7 +24,8 @@ class Format(NamedTuple):
   Attributes:
     name: Its name, for messages.
     keys: A record with all of these keys has this format.
-    read: Returns the contents of a record of this format.
+    read: Returns the contents of a record of this format; raises UserError if its values are not
+      what they must be.
   """
 
   name: str
@@ -32,29 +33,23 @@ class Format(NamedTuple):
   read: Callable[[Record], Conversation | Pair]
 
 
-def format_of(record: Record) -> Format | None:
-  """Returns the format of a record; None if it is in none of FORMATS.
+def format_of(record: Record) -> Format:
+  """Returns the format of a record.
 
   A key without a value (JSON's null, or a missing value of Parquet) does not count.
-  """
-  return next((f for f in FORMATS if all(record.get(key) is not None for key in f.keys)), None)
-
-
-def contents_of(record: Record) -> Conversation | Pair:
-  """Returns the contents of a record in any of FORMATS.
 
   Raises:
-    UserError: The record has none of the formats, or its values are not what they must be.
+    UserError: The record has none of FORMATS; the message names its keys.
   """
-  found = format_of(record)
-  if found is None:
-    known = '; '.join(' and '.join(f.keys) + f.name.join((' (', ')')) for f in FORMATS)
-    keys = ', '.join(k for k, v in record.items() if v is not None) or 'none'
-    raise UserError(
-      f'the keys of this record ({keys}) are those of no format for fine-tuning: rename them to '
-      f'{known}'
-    )
-  return found.read(record)
+  for found in FORMATS:
+    if all(record.get(key) is not None for key in found.keys):
+      return found
+  known = '; '.join(f'{" and ".join(f.keys)} ({f.name})' for f in FORMATS)
+  keys = ', '.join(k for k, v in record.items() if v is not None) or 'none'
+  raise UserError(
+    f'the keys of this record ({keys}) are those of no format for fine-tuning: rename them to '
+    f'{known}'
+  )
 
 
 def _messages(record: Record) -> Conversation:

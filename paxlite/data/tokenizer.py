@@ -4,6 +4,7 @@ Errors on opening a tokenizer say what the user should do.
 """
 
 import functools
+import itertools
 import os
 import pathlib
 import re
@@ -66,6 +67,10 @@ class Tokenizer(Protocol):
     ...
 
   def decode(self, ids: Iterable[int]) -> str: ...
+
+  def decode_marked(self, ids: Iterable[int]) -> str:
+    """Returns the text of ids, in which special tokens are spelled out."""
+    ...
 
 
 def open_tokenizer(path: str) -> Tokenizer:
@@ -168,6 +173,11 @@ class SentencePieceTokenizer:
   def decode(self, ids: Iterable[int]) -> str:
     return self._model.DecodeIds([int(i) for i in ids])
 
+  def decode_marked(self, ids: Iterable[int]) -> str:
+    parts = itertools.groupby((int(i) for i in ids), self._model.IsControl)
+    spelled = lambda part: ''.join(map(self._model.IdToPiece, part))
+    return ''.join(spelled(part) if mark else self.decode(part) for mark, part in parts)
+
 
 class JsonTokenizer:
   """A Tokenizer from a Hugging Face tokenizer.json and the tokenizer_config.json next to it."""
@@ -222,6 +232,9 @@ class JsonTokenizer:
 
   def decode(self, ids: Iterable[int]) -> str:
     return self._call('decode', [int(i) for i in ids])
+
+  def decode_marked(self, ids: Iterable[int]) -> str:
+    return self._call('decode', [int(i) for i in ids], skip_special_tokens=False)
 
   def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
     """Calls a method of the library; raises UserError if the tokenizer file makes it fail."""

@@ -9,7 +9,7 @@ from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.data.chat_format import ChatFormat, Conversation
 from paxlite.data.sft import SftRows
-from paxlite.data.sft_formats import FORMATS, Pair, contents_of, format_of
+from paxlite.data.sft_formats import FORMATS, Pair, format_of
 from paxlite.data.tokenizer import open_tokenizer
 
 pytest.importorskip('jinja2')
@@ -88,15 +88,14 @@ def turns(*pairs):
   ],
 )  # fmt: skip
 def test_each_format_is_found_by_its_keys(record, contents):
-  assert contents_of(record) == contents
+  assert format_of(record).read(record) == contents
 
 
 def test_a_record_of_no_format_names_its_keys_and_all_formats():
   with pytest.raises(UserError, match=r'\(question, answer\)') as e:
-    contents_of({'question': 'a', 'answer': 'b', 'messages': None})
+    format_of({'question': 'a', 'answer': 'b', 'messages': None})
   for found in FORMATS:
     assert ' and '.join(found.keys) in str(e.value)
-  assert format_of({'text': 'a'}) is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_a_record_of_no_format_names_its_keys_and_all_formats():
 )  # fmt: skip
 def test_a_bad_record_is_refused(record, match):
   with pytest.raises(UserError, match=match):
-    contents_of(record)
+    format_of(record).read(record)
 
 
 @pytest.mark.parametrize('tools', [None, WRAPPED])
