@@ -46,7 +46,7 @@ def _rows(source: Any, rows_a_step: float) -> str:
   contents = getattr(source, 'contents', '')
   rows = f'{_counted(count, "row")}' + (f' of {length:,}' if length else '')
   if isinstance(source, SftRows):
-    contents = _examples(source)
+    contents = examples(source)
     rows += f', {_share_filled(source):.0%} full'
   elif not contents and isinstance(source, TokenRows):
     contents = f'{len(source.seq_starts) - 1:,} documents, {len(source.tokens):,} tokens'
@@ -63,7 +63,8 @@ def epoch(rows: int, rows_a_step: float) -> str:
   return f'an epoch is {_counted(rows / rows_a_step, "step")} of {step}'
 
 
-def _examples(source: SftRows) -> str:
+def examples(source: SftRows) -> str:
+  """Returns the numbers of examples and tokens, and of what is too long."""
   parts = [
     f'{_counted(source.num_examples, "example")}, {source.lengths.sum():,} tokens',
     f'{source.num_learned:,} of them learned',
@@ -115,7 +116,9 @@ def contents_of(data: RowInput | StreamInput) -> Contents:
   if source.rows == 'sequences':
     fill = float(np.minimum(np.diff(starts), source.seq_len).mean() / source.seq_len)
   is_whole = count <= _MOST_DOCUMENTS
-  return Contents('document', np.diff(starts), tokens, len(source), fill, is_whole)
+  return Contents(
+    getattr(source, 'noun', 'document'), np.diff(starts), tokens, len(source), fill, is_whole
+  )
 
 
 def _contents_of_stream(data: StreamInput) -> Contents:
@@ -204,7 +207,7 @@ def histogram(lengths: np.ndarray) -> list[str]:
   width = max(map(len, ranges))
   bars = ['#' * math.ceil(_BAR * int(count) / int(counts.max())) for count in counts]
   return [
-    f'{name:>{width}}  {bar} {count:,}'
+    f'{name:>{width}}  {bar}{" " * bool(bar)}{count:,}'
     for name, bar, count in zip(ranges, bars, counts, strict=True)
   ]
 

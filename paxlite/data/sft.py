@@ -11,7 +11,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded
-from paxlite.data.base import Batch
+from paxlite.data.base import Batch, mix
 from paxlite.data.chat_format import ChatFormat, Conversation
 from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
@@ -21,6 +21,7 @@ from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 log = logging.getLogger('paxlite')
 
 TooLong = Literal['error', 'skip', 'truncate']
+Split = Literal['all', 'train', 'held_out']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Example:
 
   ids: np.ndarray
   is_answer: np.ndarray
+  is_cut: bool = False
 
 
 class SftRows:
@@ -49,15 +51,17 @@ class SftRows:
     too_long: What to do with examples of more than T + 1 tokens: refuse them, leave them out, or
       cut off their end. A cut example without an answer is left out.
     packed: Whether examples share rows.
+    split: 'train' leaves out the examples that 'held_out' reads; 'all' reads every example.
+    held_out_share: Share of the examples that is held out, at least one; see held_out.
 
   Attributes beyond RowSource's:
     tokenizer: The tokenizer.
     lengths: Number of tokens of each example, without the first, which is no target [n].
     num_learned: Number of tokens that are learned.
     num_cut: Number of examples that are cut.
-    num_skipped: Number of examples that are left out.
+    num_skipped: Number of examples of all splits that are left out.
     first_long: Says which example is the first that is too long; '' if there is none.
-    formats: Number of records by the keys of their format.
+    formats: Number of records of all splits by the keys of their format.
 
   Raises:
     UserError: A record is in no known format, has no answer, or is too long. The message names the
@@ -74,6 +78,8 @@ class SftRows:
     chat_template: str = '',
     too_long: TooLong = 'error',
     packed: bool = True,
+    split: Split = 'all',
+    held_out_share: float = 0.0,
   ):
     if not files:
       raise UserError('no examples: --fdl.TRAIN_FILES=/path/to/a.jsonl')
@@ -85,13 +91,15 @@ class SftRows:
     self._chat_template = chat_template
     self._chat: ChatFormat | None = None
     self.name = ', '.join(files)
-    self.num_cut = self.num_skipped = 0
+    self.num_skipped = 0
     self.first_long = ''
     self.formats: collections.Counter[str] = collections.Counter()
     self._examples: list[Example] = []
     for file in files:
       for place, record in read_records(file):
         self._add(self._example(place, record), place, too_long)
+    if self._examples and split != 'all':
+      self._keep(split, held_out_share)
     if not self._examples:
       raise UserError(f'{self.name}: no example of at most {seq_len + 1} tokens')
     if self.num_skipped:
@@ -108,6 +116,7 @@ class SftRows:
       for part in (example.ids, example.is_answer):
         self.fingerprint = zlib.crc32(part.tobytes(), self.fingerprint)
     self.lengths = np.array([len(e.ids) - 1 for e in self._examples])
+    self.num_cut = sum(e.is_cut for e in self._examples)
     self.num_learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
     lengths = self.lengths.tolist()
     self._rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
@@ -150,9 +159,18 @@ class SftRows:
       if too_long == 'skip' or not example.is_answer[1:most].any():
         self.num_skipped += 1
         return
-      self.num_cut += 1
-      example = Example(example.ids[:most], example.is_answer[:most])
+      example = Example(example.ids[:most], example.is_answer[:most], is_cut=True)
     self._examples.append(example)
+
+  def _keep(self, split: Split, share: float) -> None:
+    """Keeps the examples of a split; raises UserError if there is none."""
+    here = held_out([e.ids for e in self._examples], share) == (split == 'held_out')
+    if here.all() or not here.any():
+      raise UserError(
+        f'{self.name}: {len(here):,} examples are too few, or too much the same, to hold out '
+        f'{share:.1%} of them: --fdl.EVAL_FILES=/path/to/b.jsonl names others'
+      )
+    self._examples = [e for e, is_here in zip(self._examples, here, strict=True) if is_here]
 
   def _example(self, place: str, record: Record) -> Example:
     with located(place):
@@ -200,6 +218,18 @@ class SftRows:
       yield self.tokenizer.encode_marked(before[len(written) :]), False
       yield self.tokenizer.encode_marked(after[len(before) :]), True
       written = after
+
+
+def held_out(examples: Sequence[np.ndarray], share: float) -> np.ndarray:
+  """Returns whether each example [n] is held out: those with the smallest hashes of their ids.
+
+  So the choice depends on neither the order of examples nor a seed, examples that are the same are
+  on one side, and few examples change sides where others are added.
+  """
+  hashes = np.array([zlib.crc32(ids.astype(np.int32).tobytes()) for ids in examples], np.uint64)
+  mixed = mix(hashes + np.uint64(1))
+  count = max(1, round(share * len(mixed)))
+  return mixed <= np.sort(mixed)[count - 1]
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:

@@ -31,6 +31,12 @@ from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 
 
+def check_fraction(fraction: float) -> None:
+  """Raises UserError if EVAL_FRACTION is not a fraction of data that can be held out."""
+  if fraction and not 1e-9 <= fraction <= 0.5:
+    raise UserError(f'EVAL_FRACTION={fraction:g} must be 0, or from 1e-9 to 0.5')
+
+
 class _Rows(LanguageModel):
   """Attributes that all datasets of token rows share."""
 
@@ -135,8 +141,7 @@ class TextFiles(Tokenized, _Rows):
 
   def validate(self) -> None:
     super().validate()
-    if self.EVAL_FRACTION and not 1e-9 <= self.EVAL_FRACTION <= 0.5:
-      raise UserError(f'EVAL_FRACTION={self.EVAL_FRACTION:g} must be 0, or from 1e-9 to 0.5')
+    check_fraction(self.EVAL_FRACTION)
     self.check_apart('EVAL_FILES', self.TRAIN_FILES, self.EVAL_FILES)
 
   @property
@@ -323,22 +328,32 @@ class SftFiles(Tokenized, _Rows):
 
   TRAIN_FILES: Run[list[LocalPath]] = []
   EVAL_FILES: Training[list[LocalPath]] = []
+  EVAL_FRACTION: Training[float] = 0.0  # fraction of the examples to hold out; 0: none
   VOCAB_PATH: Run[LocalPath] = ''  # '': the tokenizer of CHECKPOINT_RESTORE_PATH
   TOO_LONG: Training[TooLong] = 'error'
 
   def validate(self) -> None:
     super().validate()
+    check_fraction(self.EVAL_FRACTION)
+    if self.EVAL_FRACTION and self.EVAL_FILES:
+      raise UserError('EVAL_FRACTION holds out a part of TRAIN_FILES, and EVAL_FILES names others: '
+                      'leave one of them out')  # fmt: skip
     self.check_apart('EVAL_FILES', self.TRAIN_FILES, self.EVAL_FILES)
 
   @property
   def dataset(self) -> str:
-    return 'JSON lines'
+    return 'prompts and answers'
 
   def train_input(self) -> fdl.Config:
-    return self.input(self._source(self.TRAIN_FILES))
+    split: Split = 'train' if self.EVAL_FRACTION else 'all'
+    return self.input(self._source(self.TRAIN_FILES, split))
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
-    return {'eval': self.eval_input(self._source(self.EVAL_FILES))} if self.EVAL_FILES else {}
+    if self.EVAL_FRACTION:
+      return {'held_out': self.eval_input(self._source(self.TRAIN_FILES, 'held_out'))}
+    if self.EVAL_FILES:
+      return {'eval': self.eval_input(self._source(self.EVAL_FILES, 'all'))}
+    return {}
 
   @property
   def _restored_tokenizer(self) -> str:
@@ -349,7 +364,7 @@ class SftFiles(Tokenized, _Rows):
         check_weights(path)
     return str(found or path)
 
-  def _source(self, files: list[str]) -> fdl.Config:
+  def _source(self, files: list[str], split: Split) -> fdl.Config:
     return config(
       SftRows,
       files=list(files),
@@ -360,6 +375,8 @@ class SftFiles(Tokenized, _Rows):
       chat_template=self.CHAT_TEMPLATE,
       too_long=self.TOO_LONG,
       packed=self.PACKED_INPUT,
+      split=split,
+      held_out_share=self.EVAL_FRACTION,
     )
 
 

@@ -128,9 +128,8 @@ def _inputs(e: Any) -> list[Any]:
   from paxlite.experiments.datasets import SftFiles
 
   if isinstance(e, SftFiles):
-    # Fine-tuning asks for weights here, which the data do not need. Long examples are shown, too.
-    shown = e.replaced(TOO_LONG='skip') if e.TOO_LONG == 'error' else e
-    data = fdl.build(SftFiles.train_input(shown))
+    # Fine-tuning asks for weights here, which the data do not need.
+    data = fdl.build(SftFiles.train_input(_tolerant(e)))
   else:
     data = fdl.build(e.train_input())
   parts = list(data.parts) if isinstance(data, MixtureInput) else [data]
@@ -143,7 +142,14 @@ def _inputs(e: Any) -> list[Any]:
   return parts
 
 
+def _tolerant(e: Any) -> Any:
+  """Returns an experiment that leaves out long examples, where a run would refuse them."""
+  return e.replaced(TOO_LONG='skip') if e.TOO_LONG == 'error' else e
+
+
 def _show(data: Any, e: Any) -> None:
+  import fiddle as fdl
+
   from paxlite.data import about
   from paxlite.data.sft import SftRows
 
@@ -154,8 +160,13 @@ def _show(data: Any, e: Any) -> None:
     print(f'Format    {"; ".join(formats)}')
   for line in about.report(data):
     print(line)
-  if isinstance(source, SftRows) and source.num_skipped and e.TOO_LONG == 'error':
-    print('          TOO_LONG=error: a run refuses these data; skip and truncate are other values')
+  if isinstance(source, SftRows):
+    if source.num_skipped and e.TOO_LONG == 'error':
+      print(
+        '          TOO_LONG=error: a run refuses these data; skip and truncate are other values'
+      )
+    for cfg in _tolerant(e).eval_inputs().values():
+      print(f'Held out  {about.examples(fdl.build(cfg).source)}')
   color = sys.stdout.isatty() and not os.environ.get('NO_COLOR')
   text = _example(data, e, color)
   if text:

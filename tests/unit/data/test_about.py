@@ -58,6 +58,13 @@ def test_examples_that_are_too_long(tmp_path, capsys, too_long, expected, refuse
   assert ('a run refuses these data' in found) == refused
 
 
+def test_what_is_held_out(tmp_path, capsys):
+  path = write(tmp_path / 'a.jsonl', [*EXAMPLES, LONG])
+  found = shown(capsys, path, VOCAB, '--fdl.MAX_SEQ_LEN=64', '--fdl.EVAL_FRACTION=0.1')
+  assert found['Contents'].startswith('18 examples')
+  assert found['Held'].startswith('out  2 examples')
+
+
 def test_an_experiment_of_fine_tuning_needs_no_weights_for_it(tmp_path, capsys):
   path = write(tmp_path / 'a.jsonl', EXAMPLES)
   found = shown(capsys, path, '--fdl_config=SmolLM135MLoRA', VOCAB, '--fdl.VOCAB_SIZE=8192')
