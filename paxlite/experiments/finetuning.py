@@ -6,6 +6,7 @@ python -m paxlite.main --fdl_config=LLaMA7BLoRA --job_log_dir=LOGS
 
 import fiddle as fdl
 
+from paxlite.core.attributes import derived
 from paxlite.core.errors import UserError
 from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.gemma import Gemma2B, Gemma7B
@@ -22,7 +23,10 @@ from paxlite.experiments.registry import register
 
 
 class SFT(SftFiles):
-  """Rosetta Pax's values: learning rate 1e-6, 500 warmup steps, cosine decay, 1000 steps in all."""
+  """Rosetta Pax's values: learning rate 1e-6, 500 warmup steps, cosine decay, 1000 steps in all.
+
+  With NUM_EPOCHS, the decay ends with the run, and the warmup is at most half of it.
+  """
 
   MAX_SEQ_LEN = 4096
   ICI_MESH_SHAPE = [1, 8, 1]
@@ -32,6 +36,18 @@ class SFT(SftFiles):
   MAX_STEPS = 1000
   SUMMARY_INTERVAL_STEPS = 10
   CHECKPOINT_EVERY_N_STEPS = 100
+
+  def _warmup(self) -> int:
+    stated = super().LR_COS_WARMUP
+    return stated if self.NUM_EPOCHS is None else min(stated, self.MAX_STEPS // 2)
+
+  def _decay_end(self) -> int:
+    if self.NUM_EPOCHS is None:
+      return super().LR_COS_DECAY_END
+    return max(self.MAX_STEPS, self.LR_COS_DECAY_START + 1)
+
+  LR_COS_WARMUP: int = derived(lambda self: self._warmup())  # type: ignore[assignment]
+  LR_COS_DECAY_END: int = derived(lambda self: self._decay_end())  # type: ignore[assignment]
 
   def train_input(self) -> fdl.Config:
     if not self.CHECKPOINT_RESTORE_PATH:
@@ -179,7 +195,9 @@ class SmolLM135MSFT(SFT, SmolLM135M):
   ICI_MESH_SHAPE = [1, 1, 1]
   DCN_MESH_SHAPE = [1, 1, 1]
   LEARNING_RATE = 1e-5
-  LR_COS_WARMUP = 50
+
+  def _warmup(self) -> int:
+    return min(50, super()._warmup())
 
 
 @register

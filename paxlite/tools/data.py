@@ -152,6 +152,7 @@ def _show(data: Any, e: Any) -> None:
 
   from paxlite.data import about
   from paxlite.data.sft import SftRows
+  from paxlite.experiments.epochs import max_steps
 
   source = data.source
   print(f'Data      {data.name}')
@@ -160,6 +161,8 @@ def _show(data: Any, e: Any) -> None:
     print(f'Format    {"; ".join(formats)}')
   for line in about.report(data):
     print(line)
+  if e.NUM_EPOCHS is not None:
+    print(f'          NUM_EPOCHS={e.NUM_EPOCHS:g} is {max_steps(e, data):,} steps')
   if isinstance(source, SftRows):
     if source.num_skipped and e.TOO_LONG == 'error':
       print(
