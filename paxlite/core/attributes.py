@@ -155,7 +155,9 @@ def parse(cls: type, name: str, text: str) -> Any:
     if words := _words(value):
       attempts.append(words)
   else:
-    attempts.append(text.strip())  # VOCAB_PATH=8000 is a string too
+    attempts.append(text.strip())  # VOCAB_PATH=8000 is a string too, and TRAIN_FILES=8000 a list
+    if (words := _words(text.strip())) and not isinstance(value, bool | None):
+      attempts.append(words)
   for attempt in attempts:
     try:
       return _convert(attempt, expected)

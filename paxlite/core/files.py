@@ -20,7 +20,7 @@ _BLOCK_BYTES = 1 << 19
 _TEXT_BYTES = 1 << 24
 _LINE_BYTES = 1 << 28  # no record of a dataset is longer
 COMPRESSED = ('.gz', '.xz', '.zst')
-_BOM = b'\xef\xbb\xbf'  # Windows begins UTF-8 files with it
+BOM = b'\xef\xbb\xbf'  # Windows begins UTF-8 files with it
 _KINDS = {
   stat.S_ISDIR: 'a folder',
   stat.S_ISFIFO: 'a FIFO or a pipe',
@@ -106,6 +106,19 @@ def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
   return raw
 
 
+def head_of(path: str, size: int) -> bytes:
+  """The first `size` bytes of a file, decompressed and without a byte order mark.
+
+  Raises:
+    UserError: The file cannot be read.
+  """
+  try:
+    with open_bytes(path) as f:
+      return f.read(size).removeprefix(BOM)
+  except _DAMAGED as e:
+    raise UserError(f'{path} cannot be read: {e}') from None
+
+
 def read_text(path: str) -> str:
   """The entire text of a UTF-8 file, without a byte order mark.
 
@@ -128,9 +141,9 @@ def read_text(path: str) -> str:
   if not data:
     raise UserError(f'{path} is empty')
   try:
-    return data.removeprefix(_BOM).decode('utf-8')
+    return data.removeprefix(BOM).decode('utf-8')
   except UnicodeDecodeError as e:
-    at = e.start + (len(_BOM) if data.startswith(_BOM) else 0)
+    at = e.start + (len(BOM) if data.startswith(BOM) else 0)
     line = data.count(b'\n', 0, at) + 1
     raise UserError(f'{path}:{line} is not UTF-8 (byte {at}: 0x{data[at]:02x})') from None
 
@@ -226,7 +239,7 @@ def _check_line(path: str, number: int, size: int) -> None:
 def lines_of(block: bytes, first: int) -> Iterator[tuple[int, bytes]]:
   """The lines of a block that are not blank, numbered from `first`, without a byte order mark."""
   if first == 0:
-    block = block.removeprefix(_BOM)
+    block = block.removeprefix(BOM)
   for number, line in enumerate(block.split(b'\n'), first):
     if line and not line.isspace():
       yield number, line

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from paxlite.core.errors import UnreadableError, UserError
 from paxlite.core.files import check_file, lines
 
 _DEPTH = 100  # levels of nested lists and objects
+_SPACE = re.compile(r'[ \t\r\n]*')
 
 
 def read_json_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -62,6 +64,65 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
     except ValueError as e:
       raise UserError(f'{place}: {e}') from None
   return record
+
+
+def is_json(line: bytes) -> bool:
+  """Whether a line holds a whole value of JSON."""
+  try:
+    orjson.loads(line)
+  except orjson.JSONDecodeError:
+    return False
+  return True
+
+
+def parse_objects(text: str, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Yields the objects of a JSON list, or objects that follow each other, over any lines.
+
+  Yields the number from 0 of the line in which each object begins, and the object.
+
+  Raises:
+    UserError: The text is neither; the message names `path` and the line.
+  """
+  after = lambda i: _SPACE.match(text, i).end()  # type: ignore[union-attr]
+  at, line, counted = after(0), 0, 0
+  in_list = text.startswith('[', at)
+  at = after(at + in_list)
+  if in_list and text.startswith(']', at):
+    return
+  while at < len(text) or in_list:
+    line, counted = line + text.count('\n', counted, at), at
+    value, at = _parse_at(text, at, path, line)
+    yield line, value
+    at = after(at)
+    if in_list:
+      mark = text[at : at + 1]
+      if mark not in (',', ']') or (mark == ']' and after(at + 1) < len(text)):
+        line += text.count('\n', counted, at)
+        raise UserError(
+          f'{path}:{line + 1} is not JSON: after an object, "," or the end of the list'
+        )
+      if mark == ']':
+        return
+      at = after(at + 1)
+
+
+def _parse_at(text: str, start: int, path: str, line: int) -> tuple[dict[str, Any], int]:
+  """Returns the object that begins at `start`, and where it ends."""
+  place = f'{path}:{line + 1}'
+  try:
+    value, end = json.JSONDecoder().raw_decode(text, start)
+    _check_depth(value)
+    if '\\u' in text[start:end]:
+      json.dumps(value, ensure_ascii=False).encode()
+  except UnicodeEncodeError:
+    raise UserError(f'{place} has half of a surrogate pair in it, which is no text') from None
+  except json.JSONDecodeError as e:
+    raise UserError(f'{path}:{e.lineno} is not JSON: {e.msg}') from None
+  except (ValueError, RecursionError) as e:
+    raise UserError(f'{place} is not JSON: {e}') from None
+  if not isinstance(value, dict):
+    raise UserError(f'{place} is no JSON object')
+  return value, end
 
 
 def _check_depth(value: Any) -> None:

@@ -1,12 +1,24 @@
-"""The lines with which a run describes its training data before its first step."""
+"""What a run sees of its data: in lines that it prints first, and at length for tools.data."""
 
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import numpy as np
 
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
+from paxlite.data.records import share_done
 from paxlite.data.rows import TokenRows
+from paxlite.data.sft import SftRows
+from paxlite.data.streams import StreamInput
+from paxlite.data.tokenizer import Tokenizer
 
 _MOST_CHARS = 120  # of a name; a long list of files is cut
+_MOST_DOCUMENTS = 100_000  # of a stream, or of a large file of tokens, that are looked at
+_BUCKETS = 10
+_BAR = 40  # characters of the longest bar
 
 
 def lines(data: Input) -> list[str]:
@@ -32,15 +44,200 @@ def _rows(source: Any, rows_a_step: float) -> str:
   """Describes the contents of a RowSource, as far as it knows them, and how long they last."""
   count, length = len(source), getattr(source, 'seq_len', None)
   contents = getattr(source, 'contents', '')
-  if not contents and isinstance(source, TokenRows):
+  rows = f'{_counted(count, "row")}' + (f' of {length:,}' if length else '')
+  if isinstance(source, SftRows):
+    contents = examples(source)
+    rows += f', {_share_filled(source):.0%} full'
+  elif not contents and isinstance(source, TokenRows):
     contents = f'{len(source.seq_starts) - 1:,} documents, {len(source.tokens):,} tokens'
-  rows = f'{count:,} row{"s" if count != 1 else ""}' + (f' of {length:,}' if length else '')
   held = f'{contents}, in {rows}' if contents else rows
-  step = f'{_short(rows_a_step)} rows'
-  if count < rows_a_step:
-    times = _short(rows_a_step / count)
-    return f'{held}; fewer than the {step} of a step, so each is read {times} times'
-  return f'{held}; an epoch is {_short(count / rows_a_step)} steps of {step}'
+  return f'{held}; {epoch(count, rows_a_step)}'
+
+
+def epoch(rows: int, rows_a_step: float) -> str:
+  """Says how many steps an epoch has, or how often a row is read in a step."""
+  step = _counted(rows_a_step, 'row')
+  if rows < rows_a_step:
+    times = _short(rows_a_step / rows)
+    return f'fewer than the {step} of a step, so each is read {times} times'
+  return f'an epoch is {_counted(rows / rows_a_step, "step")} of {step}'
+
+
+def examples(source: SftRows) -> str:
+  """Returns the numbers of examples and tokens, and of what is too long."""
+  parts = [
+    f'{_counted(source.num_examples, "example")}, {source.lengths.sum():,} tokens',
+    f'{source.num_learned:,} of them learned',
+    f'the longest {source.lengths.max():,}',
+  ]
+  parts += [f'{source.num_cut:,} cut'] if source.num_cut else []
+  parts += [f'{source.num_skipped:,} left out'] if source.num_skipped else []
+  return ', '.join(parts)
+
+
+def _share_filled(source: SftRows) -> float:
+  return source.lengths.sum() / (len(source) * source.seq_len)
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+  """The documents or examples of an input, and the rows that they fill.
+
+  Attributes:
+    noun: What they are called, in the singular.
+    lengths: Number of tokens of each [n].
+    num_learned: Number of tokens that are learned.
+    num_rows: Number of rows.
+    fill: Share of the rows' tokens that are targets.
+    is_whole: Whether this is all of the input.
+    share: How much of the input this is, roughly; None: not known.
+  """
+
+  noun: str
+  lengths: np.ndarray
+  num_learned: int
+  num_rows: int
+  fill: float
+  is_whole: bool = True
+  share: float | None = 1.0
+
+
+def contents_of(data: RowInput | StreamInput) -> Contents:
+  """Returns the contents of an input. Of a long stream, only the first documents are read."""
+  if isinstance(data, StreamInput):
+    return _contents_of_stream(data)
+  source: Any = data.source
+  if isinstance(source, SftRows):
+    lengths, learned = source.lengths, source.num_learned
+    return Contents('example', lengths, learned, len(source), _share_filled(source))
+  starts = np.asarray(source.seq_starts[: _MOST_DOCUMENTS + 1]).astype(np.int64)
+  count, tokens = len(source.seq_starts) - 1, len(source.tokens)
+  fill = tokens / (len(source) * source.seq_len)
+  if source.rows == 'sequences':
+    fill = float(np.minimum(np.diff(starts), source.seq_len).mean() / source.seq_len)
+  is_whole = count <= _MOST_DOCUMENTS
+  return Contents(
+    getattr(source, 'noun', 'document'), np.diff(starts), tokens, len(source), fill, is_whole
+  )
+
+
+def _contents_of_stream(data: StreamInput) -> Contents:
+  lengths: list[int] = []
+  num_rows = num_targets = num_learned = 0
+  parts = data.source.parts
+  units = [(part, unit) for part in parts for unit in range(part.num_shards)]
+  for part, unit in units:
+    measuring: Any = _Measuring(part, lengths)
+    for row, _ in data.rows_of(measuring, unit, epoch=None):
+      num_rows += 1
+      num_targets += int((row['segment_ids'] > 0).sum())
+      num_learned += int((row['weights'] > 0).sum())
+      if len(lengths) >= _MOST_DOCUMENTS:
+        sources = [source for p in parts for source in getattr(p, 'sources', ())]
+        share = share_done(sources) if sources else None
+        fill = num_targets / (num_rows * data.seq_len)
+        return Contents('document', np.array(lengths), num_learned, num_rows, fill, False, share)
+  fill = num_targets / max(1, num_rows * data.seq_len)
+  return Contents('document', np.array(lengths), num_learned, num_rows, fill)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Measuring:
+  """A part of a stream that notes the lengths of its examples."""
+
+  part: Any
+  lengths: list[int]
+
+  def examples(self, *args: Any) -> Iterator[tuple[int, Any]]:
+    for number, example in self.part.examples(*args):
+      self.lengths.append(len(example.ids))
+      yield number, example
+
+
+def report(data: RowInput | StreamInput) -> list[str]:
+  """Returns lines on the lengths of examples or documents, on rows, and on what is left out."""
+  found = contents_of(data)
+  first = '' if found.is_whole else 'the first '
+  if not len(found.lengths):
+    return ['Contents  nothing']
+  total, low, high = found.lengths.sum(), found.lengths.min(), found.lengths.max()
+  half, most = np.quantile(found.lengths, [0.5, 0.9], method='higher')
+  learned = f', {found.num_learned:,} learned ({found.num_learned / max(1, total):.0%})'
+  told = [
+    f'Contents  {first}{_counted(len(found.lengths), found.noun)}, {total:,} tokens'
+    + (learned if found.is_whole else ''),
+    f'Lengths   from {low:,} to {high:,} tokens; half up to {half:,}, nine of ten up to {most:,}',
+    *(f'          {line}' for line in histogram(found.lengths)),
+  ]
+  is_stream = isinstance(data, StreamInput)
+  layout: Any = data if is_stream else data.source
+  rows = f'{_counted(found.num_rows, "row")} of {layout.seq_len:,} tokens, {found.fill:.0%} full'
+  told.append(f'Rows      {first if is_stream else ""}{rows}')
+  cut = int((found.lengths > layout.seq_len).sum())
+  if isinstance(layout, SftRows):
+    told += _left_out(layout)
+  elif cut and layout.rows == ('packed' if is_stream else 'sequences'):
+    told.append(f'Cut       {_counted(cut, "document")} of more than {layout.seq_len:,} tokens')
+  if found.share:
+    num_rows = round(found.num_rows / found.share) if is_stream else found.num_rows
+    roughly = 'about: ' if is_stream and not found.is_whole else ''
+    told.append(f'Epoch     {roughly}{epoch(num_rows, data.batch_size)}')
+  return told
+
+
+def _left_out(source: SftRows) -> list[str]:
+  """Says which examples are too long, and what becomes of them."""
+  told = []
+  if source.num_cut:
+    told.append(f'Cut       {_counted(source.num_cut, "example")}, too long')
+  if source.num_skipped:
+    told.append(f'Left out  {_counted(source.num_skipped, "example")}, too long')
+  return [*told, f'          the first: {source.first_long}'] if told else told
+
+
+def histogram(lengths: np.ndarray) -> list[str]:
+  """Returns a line with a bar for each range of lengths; the last takes the longest 1%."""
+  low, high = int(lengths.min()), int(np.quantile(lengths, 0.99, method='higher'))
+  step = _round_step((high - low + 1) / _BUCKETS)
+  edges = list(range(low // step * step, high + 1, step))
+  counts = np.bincount(np.searchsorted(edges, lengths, side='right') - 1, minlength=len(edges))
+  ranges = [f'{edge:,} to {edge + step - 1:,}' if step > 1 else f'{edge:,}' for edge in edges]
+  if lengths.max() >= edges[-1] + step:
+    ranges[-1] = f'{edges[-1]:,} and more'
+  width = max(map(len, ranges))
+  bars = ['#' * math.ceil(_BAR * int(count) / int(counts.max())) for count in counts]
+  return [
+    f'{name:>{width}}  {bar}{" " * bool(bar)}{count:,}'
+    for name, bar, count in zip(ranges, bars, counts, strict=True)
+  ]
+
+
+def _round_step(least: float) -> int:
+  """Returns the smallest of 1, 2, 5, 10, 20, 50 … that is at least `least`."""
+  power = 10 ** max(0, math.floor(math.log10(max(1.0, least))))
+  return next(power * k for k in (1, 2, 5, 10) if power * k >= least)
+
+
+def masked_text(
+  tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray, is_learned: np.ndarray, color: bool
+) -> str:
+  """Returns the text of ids [n], with what is learned in green, or in [[ ]] without color.
+
+  Special tokens are spelled out, and control characters, which could change a terminal, escaped.
+  """
+  before, after = ('\x1b[32m', '\x1b[0m') if color else ('[[', ']]')
+  ends = np.flatnonzero(np.diff(is_learned)) + 1
+  pieces = zip(np.split(np.asarray(ids), ends), np.split(is_learned, ends), strict=True)
+  texts = [(_escaped(tokenizer.decode_marked(part.tolist())), here[0]) for part, here in pieces]
+  return ''.join(f'{before}{text}{after}' if here else text for text, here in texts)
+
+
+def _escaped(text: str) -> str:
+  return ''.join(c if c.isprintable() or c == '\n' else repr(c)[1:-1] for c in text)
+
+
+def _counted(count: float, noun: str) -> str:
+  return f'{_short(count)} {noun}{"s" if count != 1 else ""}'
 
 
 def _short(number: float) -> str:

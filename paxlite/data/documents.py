@@ -11,7 +11,8 @@ import numpy as np
 from paxlite.core.errors import UserError
 from paxlite.core.files import expanded
 from paxlite.data.base import mix, permute
-from paxlite.data.records import Raw, Records, canonical, open_records, parsed, text_of
+from paxlite.data.record_files import Raw
+from paxlite.data.records import Records, canonical, open_records, parsed, text_of
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, encode_document, open_tokenizer
 
 log = logging.getLogger('paxlite')

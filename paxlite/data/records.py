@@ -1,6 +1,8 @@
 """Records of files and datasets, each with its location for error messages.
 
     corpus.jsonl.zst                  JSON lines
+    corpus.json                       the same, a list of objects, or objects over several lines
+    corpus.csv                        rows below a header, also .tsv
     corpus.parquet                    rows of Parquet
     corpus.txt.xz                     one record, the whole text in the field 'text'
     tfds:c4/en:3.0.1/train            a split of a TFDS dataset (TFDS_DATA_DIR)
@@ -11,30 +13,16 @@ A source is read shard by shard. The records of a shard have a fixed order, and 
 any of them.
 """
 
-import contextlib
-import dataclasses
 import os
 import pathlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.files import (
-  COMPRESSED,
-  check_file,
-  fingerprint_of,
-  kind,
-  line_blocks,
-  line_ranges,
-  lines_of,
-  read_text,
-)
 from paxlite.core.json_files import parse_line
-
-Record = Mapping[str, Any]
-Raw = bytes | str | Record  # an unparsed line, the text of a file, or a record
+from paxlite.data.record_files import Raw, Record, line_of, open_file, read_errors
 
 
 class Records(Protocol):
@@ -70,10 +58,6 @@ class Records(Protocol):
     ...
 
 
-_JSON_LINES = ('.jsonl', '.ndjson', '.json')
-_TEXTS = ('.txt', '.text', '.md', '.rst', '')
-
-
 def canonical(name: str) -> str:
   """Returns one name for a source, whichever of its names is given."""
   return name if name.startswith(('tfds:', 'hf:')) else os.path.realpath(name)
@@ -93,14 +77,7 @@ def open_records(name: str, tfds_data_dir: str = '') -> Records:
     return _Tfds(name, tfds_data_dir)
   if name.startswith('hf:'):
     return _HuggingFace(name)
-  check_file(name)
-  if kind(name) in _JSON_LINES:
-    return JsonLines(name)
-  if kind(name) == '.parquet':
-    return _Parquet(name)
-  if kind(name) in _TEXTS:
-    return _Text(name)
-  raise UserError(f'{name} is neither .jsonl, .parquet nor .txt')
+  return open_file(name)
 
 
 def read_records(name: str) -> Iterator[tuple[str, Record]]:
@@ -127,107 +104,6 @@ def text_of(record: Record, field: str, place: str) -> str:
       raise UserError(f'{place}: the field {field!r} holds no text')
     raise UserError(f'{place} has no text field {field!r}; there are {", ".join(record)}')
   return text
-
-
-class _File:
-  """A source that is one file, which is one shard."""
-
-  num_shards = 1
-
-  def __init__(self, name: str):
-    self.name = name
-    self.size: int | None = pathlib.Path(name).stat().st_size
-    self.done = 0
-
-  def place(self, shard: int, number: int) -> str:
-    return f'{self.name}:{number + 1}'
-
-  @property
-  def fingerprint(self) -> int:
-    return fingerprint_of(self.name)
-
-
-class JsonLines(_File):
-  """A file of JSON lines. Reading it in blocks of unparsed lines is very cheap."""
-
-  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
-    for first, _, block in self.blocks(start):
-      yield from lines_of(block, first)
-
-  def blocks(self, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
-    """Yields the blocks of files.line_blocks, from line `start` on."""
-    with pathlib.Path(self.name).open('rb') as raw:
-      for first, after, block in line_blocks(self.name, raw):
-        self.done = self.done if raw.closed else raw.tell()  # it is closed when the last line comes
-        if first < start < after:
-          block, first = block.split(b'\n', start - first)[-1], start
-        if start < after:
-          yield first, after, block
-    self.done = self.size or 0
-
-  def ranges(self, start: int = 0) -> 'Iterator[tuple[int, int, bytes | FileRange]]':
-    """Yields the blocks from line `start` on as ranges of the file.
-
-    A compressed file has no such ranges, so its blocks are yielded themselves, as by `blocks`.
-    """
-    if pathlib.Path(self.name).suffix in COMPRESSED:
-      yield from self.blocks(start)
-      return
-    for first, after, begin, end in line_ranges(self.name, start):
-      self.done = end
-      yield first, after, FileRange(self.name, begin, end - begin)
-
-
-@dataclasses.dataclass(frozen=True)
-class FileRange:
-  """A range of bytes of a file, which another process can read."""
-
-  path: str
-  offset: int
-  size: int
-
-  def __len__(self) -> int:
-    return self.size
-
-  def read(self) -> bytes:
-    with open(self.path, 'rb') as f:
-      f.seek(self.offset)
-      return f.read(self.size)
-
-
-class _Text(_File):
-  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
-    if start == 0:
-      yield 0, read_text(self.name)
-      self.done = self.size or 0
-
-
-class _Parquet(_File):
-  """A Parquet file, read one row group at a time."""
-
-  def __init__(self, name: str):
-    super().__init__(name)
-    try:
-      import pyarrow.parquet as parquet
-    except ImportError:
-      raise UserError(f'{name} needs the package pyarrow: {shell.install("hf")}') from None
-    with read_errors(name):
-      self._file = parquet.ParquetFile(name)
-    self.size = self._file.metadata.num_rows
-
-  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
-    metadata, number = self._file.metadata, 0
-    for group in range(metadata.num_row_groups):
-      rows = metadata.row_group(group).num_rows
-      if number + rows > start:
-        with read_errors(self.name):
-          for record in self._file.read_row_group(group).to_pylist():
-            self.done = number + 1
-            if number >= start:
-              yield number, record
-            number += 1
-      else:
-        number += rows
 
 
 class _Dataset:
@@ -325,22 +201,6 @@ class _HuggingFace(_Dataset):
       for number, record in enumerate(found.skip(start) if start else found, start):
         self.done += 1
         yield number, record
-
-
-@contextlib.contextmanager
-def read_errors(name: str) -> Iterator[None]:
-  """Turns any exception of a dataset package, which has dozens of them, into a UserError."""
-  try:
-    yield
-  except (UserError, GeneratorExit, KeyboardInterrupt):
-    raise
-  except Exception as e:
-    raise UserError(f'{name} cannot be read: {line_of(e)}') from None
-
-
-def line_of(error: Exception) -> str:
-  """Returns the first line of an exception's message, at most 200 characters."""
-  return (str(error).strip() or repr(error)).splitlines()[0][:200]
 
 
 def _plain(value: Any) -> Any:

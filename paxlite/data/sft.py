@@ -1,28 +1,27 @@
 """Supervised fine-tuning: packed prompts and answers, with the loss on the answers."""
 
+import collections
 import dataclasses
 import logging
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded
-from paxlite.data.base import Batch
+from paxlite.data.base import Batch, mix
+from paxlite.data.chat_format import ChatFormat, Conversation
+from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
-from paxlite.data.tokenizer import (
-  ChatFormat,
-  Message,
-  check_vocabulary,
-  checked_messages,
-  open_tokenizer,
-)
+from paxlite.data.sft_formats import Pair, format_of
+from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 
 log = logging.getLogger('paxlite')
 
 TooLong = Literal['error', 'skip', 'truncate']
+Split = Literal['all', 'train', 'held_out']
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,19 +30,18 @@ class Example:
 
   ids: np.ndarray
   is_answer: np.ndarray
+  is_cut: bool = False
 
 
 class SftRows:
   """A RowSource of examples; several share a row, and no token attends to another example.
 
-  A record is in one of two forms. With {"inputs": text, "targets": text}, the model learns the
-  targets and the EOS after them. With {"messages": [{"role", "content"} …]}, the model learns the
-  assistant's messages, ended as the chat template ends them. _texts_of and _messages_of convert
-  records in other formats to one of these two.
+  The module sft_formats reads a record as two texts or as a conversation. Of two texts, the model
+  learns the second and the EOS after it. Of a conversation, the model learns the assistant's
+  messages and tool calls, ended as the chat template ends them.
 
   Args:
-    files: JSON lines (.jsonl, also compressed .gz .xz .zst), or other sources that the module
-      records can read.
+    files: Files of records, or other sources that the module records can read.
     vocab_path: Path of the tokenizer.
     seq_len: Length T of a row.
     vocab_size: Vocabulary size of the model.
@@ -51,12 +49,23 @@ class SftRows:
       not use it, because a chat template writes its own.
     chat_template: The Jinja template; '' takes the tokenizer's.
     too_long: What to do with examples of more than T + 1 tokens: refuse them, leave them out, or
-      cut off their end.
+      cut off their end. A cut example without an answer is left out.
     packed: Whether examples share rows.
+    split: 'train' leaves out the examples that 'held_out' reads; 'all' reads every example.
+    held_out_share: Share of the examples that is held out, at least one; see held_out.
+
+  Attributes beyond RowSource's:
+    tokenizer: The tokenizer.
+    lengths: Number of tokens of each example, without the first, which is no target [n].
+    num_learned: Number of tokens that are learned.
+    num_cut: Number of examples that are cut.
+    num_skipped: Number of examples of all splits that are left out.
+    first_long: Says which example is the first that is too long; '' if there is none.
+    formats: Number of records of all splits by the keys of their format.
 
   Raises:
-    UserError: A record has neither form, has no answer, or is too long. The message names the file
-      and the line.
+    UserError: A record is in no known format, has no answer, or is too long. The message names the
+      file and the line.
   """
 
   def __init__(
@@ -69,22 +78,28 @@ class SftRows:
     chat_template: str = '',
     too_long: TooLong = 'error',
     packed: bool = True,
+    split: Split = 'all',
+    held_out_share: float = 0.0,
   ):
     if not files:
       raise UserError('no examples: --fdl.TRAIN_FILES=/path/to/a.jsonl')
     files = expanded(files)
     self.seq_len = seq_len
-    self._tokenizer = open_tokenizer(vocab_path)
-    check_vocabulary(self._tokenizer, vocab_size)
-    self._start_id = self._tokenizer.bos_id if start_id is None else start_id
+    self.tokenizer = open_tokenizer(vocab_path)
+    check_vocabulary(self.tokenizer, vocab_size)
+    self._start_id = self.tokenizer.bos_id if start_id is None else start_id
     self._chat_template = chat_template
     self._chat: ChatFormat | None = None
     self.name = ', '.join(files)
     self.num_skipped = 0
+    self.first_long = ''
+    self.formats: collections.Counter[str] = collections.Counter()
     self._examples: list[Example] = []
     for file in files:
       for place, record in read_records(file):
         self._add(self._example(place, record), place, too_long)
+    if self._examples and split != 'all':
+      self._keep(split, held_out_share)
     if not self._examples:
       raise UserError(f'{self.name}: no example of at most {seq_len + 1} tokens')
     if self.num_skipped:
@@ -100,7 +115,10 @@ class SftRows:
     for example in self._examples:
       for part in (example.ids, example.is_answer):
         self.fingerprint = zlib.crc32(part.tobytes(), self.fingerprint)
-    lengths = [len(e.ids) - 1 for e in self._examples]
+    self.lengths = np.array([len(e.ids) - 1 for e in self._examples])
+    self.num_cut = sum(e.is_cut for e in self._examples)
+    self.num_learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
+    lengths = self.lengths.tolist()
     self._rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
 
   def __len__(self) -> int:
@@ -110,12 +128,8 @@ class SftRows:
   def num_examples(self) -> int:
     return len(self._examples)
 
-  @property
-  def contents(self) -> str:
-    """Numbers of examples and tokens, for messages."""
-    tokens = sum(len(e.ids) - 1 for e in self._examples)
-    learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
-    return f'{self.num_examples:,} examples, {tokens:,} tokens, {learned:,} of them learned'
+  def example(self, number: int) -> Example:
+    return self._examples[number]
 
   def read(self, indices: np.ndarray) -> Batch:
     """Returns rows `indices` [b]: ids, labels, weights, segment_ids and segment_pos [b, T]."""
@@ -138,100 +152,84 @@ class SftRows:
   def _add(self, example: Example, place: str, too_long: TooLong) -> None:
     length, most = len(example.ids), self.seq_len + 1
     if length > most:
+      long = f'{place} has {length:,} tokens and a row holds {most:,}'
+      self.first_long = self.first_long or long
       if too_long == 'error':
-        raise UserError(
-          f'{place} has {length:,} tokens and a row holds {most:,}: raise --fdl.MAX_SEQ_LEN, or '
-          '--fdl.TOO_LONG=skip or truncate'
-        )
+        raise UserError(f'{long}: raise --fdl.MAX_SEQ_LEN, or --fdl.TOO_LONG=skip or truncate')
       if too_long == 'skip' or not example.is_answer[1:most].any():
         self.num_skipped += 1
         return
-      example = Example(example.ids[:most], example.is_answer[:most])
+      example = Example(example.ids[:most], example.is_answer[:most], is_cut=True)
     self._examples.append(example)
 
-  def _example(self, place: str, record: Mapping[str, Any]) -> Example:
-    messages, (inputs, targets) = _messages_of(record), _texts_of(record)
-    if messages is not None:
-      with located(place):
-        if record.get('tools'):
-          raise UserError('"tools" are not given to the chat template: leave them or the row out')
-        parts = list(self._chat_parts(checked_messages(messages)))
-    else:
-      if not isinstance(inputs, str) or not isinstance(targets, str):
-        raise UserError(
-          f'{place} has neither texts "inputs" and "targets" nor a list "messages" (or prompt and '
-          'completion, instruction and output, conversations): rename its fields '
-          f'{", ".join(record)}'
-        )
-      start, eos = [self._start_id], [self._tokenizer.eos_id]
-      parts = [
-        ((start if start[0] >= 0 else []) + self._tokenizer.encode(inputs), False),
-        (self._tokenizer.encode(targets) + (eos if eos[0] >= 0 else []), True),
-      ]
+  def _keep(self, split: Split, share: float) -> None:
+    """Keeps the examples of a split; raises UserError if there is none."""
+    here = held_out([e.ids for e in self._examples], share) == (split == 'held_out')
+    if here.all() or not here.any():
+      raise UserError(
+        f'{self.name}: {len(here):,} examples are too few, or too much the same, to hold out '
+        f'{share:.1%} of them: --fdl.EVAL_FILES=/path/to/b.jsonl names others'
+      )
+    self._examples = [e for e, is_here in zip(self._examples, here, strict=True) if is_here]
+
+  def _example(self, place: str, record: Record) -> Example:
+    with located(place):
+      found = format_of(record)
+      contents = found.read(record)
+      self.formats[' and '.join(found.keys)] += 1
+      if isinstance(contents, Pair):
+        parts = list(self._pair_parts(contents))
+      else:
+        parts = list(self._chat_parts(contents))
     ids = np.array([i for part, _ in parts for i in part], np.int32)
     is_answer = np.array([answer for part, answer in parts for _ in part], bool)
-    if not is_answer[1:].any() or (messages is None and targets == ''):
+    empty = isinstance(contents, Pair) and not contents.targets  # of which EOS would be learned
+    if empty or not is_answer[1:].any():
       raise UserError(f'{place} has no answer to learn')
     return Example(ids, is_answer)
 
-  def _chat_parts(self, messages: Sequence[Message]) -> Iterator[tuple[list[int], bool]]:
+  def _pair_parts(self, pair: Pair) -> Iterator[tuple[list[int], bool]]:
+    """Yields the ids of both texts, and whether they are learned."""
+    encode, eos_id = self.tokenizer.encode, self.tokenizer.eos_id
+    yield ([self._start_id] if self._start_id >= 0 else []) + encode(pair.inputs), False
+    yield encode(pair.targets) + ([eos_id] if eos_id >= 0 else []), True
+
+  def _chat_parts(self, chat: Conversation) -> Iterator[tuple[list[int], bool]]:
     """Yields the ids of each piece of a conversation, and whether the piece is learned."""
     if self._chat is None:
       try:
-        self._chat = ChatFormat(self._chat_template, self._tokenizer.path)
+        self._chat = ChatFormat(self._chat_template, self.tokenizer.path)
       except UserError as e:
         hint = '' if self._chat_template else '. --fdl.CHAT_TEMPLATE=TEMPLATE gives one'
         raise UserError(f'{e}{hint}') from None
+    self._chat.check_tools(chat)
+    messages, tools = chat.messages, chat.tools
     written = ''
     for i, message in enumerate(messages):
-      if message['role'] != 'assistant':
+      if message['role'] != 'assistant' or i < chat.first_learned:
         continue
-      before = self._chat.render(messages[:i], prompt=True)
-      after = self._chat.render(messages[: i + 1], prompt=False)
+      before = self._chat.render(messages[:i], True, tools)
+      after = self._chat.render(messages[: i + 1], False, tools)
       if not before.startswith(written) or not after.startswith(before):
         raise UserError(
           'the chat template does not write the conversation message by message, so that '
           'nothing says which part is the answer'
         )
-      yield self._tokenizer.encode_marked(before[len(written) :]), False
-      yield self._tokenizer.encode_marked(after[len(before) :]), True
+      yield self.tokenizer.encode_marked(before[len(written) :]), False
+      yield self.tokenizer.encode_marked(after[len(before) :]), True
       written = after
 
 
-_TEXTS = (('inputs', 'targets'), ('prompt', 'completion'))
-_SPEAKERS = {'human': 'user', 'gpt': 'assistant'}  # names in ShareGPT's format
+def held_out(examples: Sequence[np.ndarray], share: float) -> np.ndarray:
+  """Returns whether each example [n] is held out: those with the smallest hashes of their ids.
 
-
-def _texts_of(record: Mapping[str, Any]) -> tuple[Any, Any]:
-  """Returns a prompt and its answer; each is unchecked, and None if the record lacks it."""
-  names = next((names for names in _TEXTS if record.keys() >= set(names)), _TEXTS[0])
-  return record.get(names[0]), record.get(names[1])
-
-
-def _messages_of(record: Mapping[str, Any]) -> Any:
-  """Returns the unchecked messages of a conversation; None for a record of texts.
-
-  The record has "messages" or is in the format of ShareGPT or Alpaca. Alpaca's input is put below
-  its instruction, after a blank line.
+  So the choice depends on neither the order of examples nor a seed, examples that are the same are
+  on one side, and few examples change sides where others are added.
   """
-  if 'messages' in record or any(record.keys() >= set(names) for names in _TEXTS):
-    return record.get('messages')
-  if isinstance(turns := record.get('conversations'), list):
-    return [
-      {'role': _SPEAKERS.get(str(turn['from']), turn['from']), 'content': turn.get('value')}
-      if isinstance(turn, Mapping) and 'from' in turn
-      else turn
-      for turn in turns
-    ]
-  if 'instruction' in record and 'output' in record:
-    question = [text for text in (record['instruction'], record.get('input')) if text]
-    texts = {
-      'system': record.get('system'),
-      'user': '\n\n'.join(question) if all(isinstance(x, str) for x in question) else question,
-      'assistant': record['output'],
-    }
-    return [{'role': role, 'content': text} for role, text in texts.items() if text]
-  return record.get('conversations')
+  hashes = np.array([zlib.crc32(ids.astype(np.int32).tobytes()) for ids in examples], np.uint64)
+  mixed = mix(hashes + np.uint64(1))
+  count = max(1, round(share * len(mixed)))
+  return mixed <= np.sort(mixed)[count - 1]
 
 
 def pack(lengths: Sequence[int], seq_len: int) -> list[list[int]]:

@@ -100,8 +100,8 @@ class StreamInput:
   ):
     self.source = source
     self.batch_size = batch_size
-    self._seq_len = seq_len
-    self._rows = rows
+    self.seq_len = seq_len
+    self.rows = rows
     self._seed = seed
     self._shuffle = shuffle
     self._max_eval_batches = max_eval_batches
@@ -190,9 +190,9 @@ class StreamInput:
     shuffled = self._shuffle and epoch is not None
     seed = None if epoch is None else (self._seed + epoch * 7919) % 2**31
     examples = part.examples(unit, shuffled, seed, example)
-    if self._rows == 'stream':
-      return _stream_rows(examples, self._seq_len, self.source.start_id, offset)
-    return _packed_rows(examples, self._seq_len, self.source.start_id)
+    if self.rows == 'stream':
+      return _stream_rows(examples, self.seq_len, self.source.start_id, offset)
+    return _packed_rows(examples, self.seq_len, self.source.start_id)
 
   def unit_order(self, units: Sequence[int], epoch: int) -> list[int]:
     if not self._shuffle or len(units) == 1:

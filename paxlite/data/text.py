@@ -84,6 +84,8 @@ class TextRows(TokenRows):
     self.fingerprint = zlib.crc32(self.tokens, zlib.crc32(self.seq_starts))
     self.bytes_per_token = sum(len(b.encode()) for b in blocks) / len(tokens)
 
+  noun = 'block'
+
   @property
   def contents(self) -> str:
     """Numbers of blocks and tokens, for messages."""

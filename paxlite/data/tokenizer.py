@@ -4,29 +4,23 @@ Errors on opening a tokenizer say what the user should do.
 """
 
 import functools
+import itertools
 import os
 import pathlib
 import re
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from paxlite.core import paths, shell
 from paxlite.core.errors import UserError
-from paxlite.core.files import read_text
 from paxlite.core.json_files import read_object
-from paxlite.data.allowance import ALLOWANCE, Allowance
-from paxlite.data.chat_template import MAX_TEMPLATE_CHARS, environment
 
 _JSON, _MODEL = 'tokenizer.json', 'tokenizer.model'
-_CONFIGURATION = 'tokenizer_config.json'
+CONFIGURATION = 'tokenizer_config.json'
 TOKENIZERS = (_JSON, _MODEL)  # a folder's tokenizer is the first of these that exists
-FILES = (*TOKENIZERS, _CONFIGURATION, 'chat_template.jinja', 'special_tokens_map.json')
-
-Message = Mapping[str, str]  # role and content
-ROLES = ('system', 'user', 'assistant')
+FILES = (*TOKENIZERS, CONFIGURATION, 'chat_template.jinja', 'special_tokens_map.json')
 
 _PIECE_CHARS = 1 << 16
 
@@ -74,6 +68,10 @@ class Tokenizer(Protocol):
 
   def decode(self, ids: Iterable[int]) -> str: ...
 
+  def decode_marked(self, ids: Iterable[int]) -> str:
+    """Returns the text of ids, in which special tokens are spelled out."""
+    ...
+
 
 def open_tokenizer(path: str) -> Tokenizer:
   """Opens the tokenizer in a file, or in a folder with tokenizer.json or tokenizer.model.
@@ -109,29 +107,6 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
       f'{tokenizer.path} has {tokenizer.vocab_size:,} ids and the model VOCAB_SIZE={vocab_size:,}: '
       'it is the tokenizer of another model'
     )
-
-
-def checked_messages(messages: Any) -> list[Message]:
-  """Returns `messages`; raises UserError unless each has one of the three roles and a text."""
-  mappings = [m for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
-  for message in mappings:
-    if message.get('tool_calls') or message.get('function_call'):
-      raise UserError(
-        'a message has tool_calls, which no template is given: write them into its content, or '
-        'leave the row out'
-      )
-  good = isinstance(messages, list) and all(
-    isinstance(m, Mapping) and isinstance(m.get('role'), str) and isinstance(m.get('content'), str)
-    for m in messages
-  )
-  if not good or not messages:
-    raise UserError('"messages" must be a list of {"role": text, "content": text}, at least one')
-  for message in mappings:
-    if message['role'] not in ROLES:
-      raise UserError(
-        f'a message has the role {message["role"]!r}; there are {", ".join(ROLES)}: rename it'
-      )
-  return messages
 
 
 def pieces(text: str) -> Iterator[tuple[str, bool]]:
@@ -198,6 +173,11 @@ class SentencePieceTokenizer:
   def decode(self, ids: Iterable[int]) -> str:
     return self._model.DecodeIds([int(i) for i in ids])
 
+  def decode_marked(self, ids: Iterable[int]) -> str:
+    parts = itertools.groupby((int(i) for i in ids), self._model.IsControl)
+    spelled = lambda part: ''.join(map(self._model.IdToPiece, part))
+    return ''.join(spelled(part) if mark else self.decode(part) for mark, part in parts)
+
 
 class JsonTokenizer:
   """A Tokenizer from a Hugging Face tokenizer.json and the tokenizer_config.json next to it."""
@@ -253,6 +233,9 @@ class JsonTokenizer:
   def decode(self, ids: Iterable[int]) -> str:
     return self._call('decode', [int(i) for i in ids])
 
+  def decode_marked(self, ids: Iterable[int]) -> str:
+    return self._call('decode', [int(i) for i in ids], skip_special_tokens=False)
+
   def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
     """Calls a method of the library; raises UserError if the tokenizer file makes it fail."""
     try:
@@ -275,109 +258,14 @@ def _is_of_library(e: BaseException) -> bool:
 
 def special_tokens(path: str) -> dict[str, str]:
   """Returns bos_token, eos_token … from the tokenizer's tokenizer_config.json."""
-  entries = _configuration(path).items()
+  entries = configuration(path).items()
   texts = {k: v['content'] if isinstance(v, dict) and 'content' in v else v for k, v in entries}
   return {k: v for k, v in texts.items() if k.endswith('_token') and isinstance(v, str)}
 
 
-class ChatFormat:
-  """Writes a conversation as one text, with the Jinja template of a model.
-
-  Args:
-    template: The Jinja template; '' takes the one in the tokenizer's folder (chat_template.jinja
-      or tokenizer_config.json).
-    tokenizer_path: The tokenizer file. Its folder holds the template and the special tokens.
-
-  Raises:
-    UserError: There is no template, or it is not a Jinja template.
-  """
-
-  def __init__(self, template: str, tokenizer_path: str):
-    try:
-      import jinja2  # noqa: F401
-    except ImportError:
-      raise UserError(f'a chat needs the package jinja2: {shell.install("weights")}') from None
-    template = template or _chat_template(tokenizer_path)
-    if len(template) > MAX_TEMPLATE_CHARS:
-      raise UserError(
-        f'the chat template has {len(template):,} characters: more than {MAX_TEMPLATE_CHARS:,} are '
-        'no template of a conversation'
-      )
-    self._allowance = Allowance()
-    try:
-      self._template = environment(self._allowance).from_string(template)
-    except Exception as e:  # Jinja compiles to Python code, so Python's compiler may raise too
-      raise UserError(f'the chat template is not one of Jinja: {_described(e)}') from None
-    self._tokens = special_tokens(tokenizer_path)
-    self._lock = threading.Lock()
-
-  def render(self, messages: Sequence[Message], prompt: bool) -> str:
-    """Returns the text of the conversation.
-
-    With `prompt`, the text ends where the assistant's answer begins.
-
-    Raises:
-      UserError: The template refuses the messages, fails, or uses up its allowance
-        (allowance.ALLOWANCE), which is far more than a conversation needs.
-    """
-    values = dict(messages=list(messages), add_generation_prompt=prompt, tools=None, documents=None)
-    pieces = []
-    with self._lock:
-      self._allowance.left = ALLOWANCE
-      try:
-        for piece in self._template.generate(**values | self._tokens):
-          self._allowance.pay(len(piece))
-          pieces.append(piece)
-        text = ''.join(pieces)
-        text.encode()  # fails if the text has half of a surrogate pair
-      except Exception as e:  # a template is a program, which may fail in any way
-        raise UserError(f'the chat template cannot write these messages: {_described(e)}') from None
-    return text
-
-
-def _described(e: Exception) -> str:
-  """Describes an exception of a template.
-
-  A built-in exception of Python is described with its class, because it often has no message.
-  """
-  kind = type(e)
-  if kind.__module__ != 'builtins':
-    return str(e)
-  return f'{kind.__name__}: {e}' if str(e) else kind.__name__
-
-
-def _chat_template(tokenizer_path: str) -> str:
-  beside = pathlib.Path(tokenizer_path).parent / 'chat_template.jinja'
-  if beside.is_file():
-    return read_text(str(beside))
-  template = _configuration(tokenizer_path).get('chat_template')
-  where = f'chat_template in {pathlib.Path(tokenizer_path).parent / _CONFIGURATION}'
-  if isinstance(template, list):  # several templates, each with a name
-    good = all(
-      isinstance(t, dict) and isinstance(t.get('name'), str) and isinstance(t.get('template'), str)
-      for t in template
-    )
-    if not good:
-      raise UserError(f'{where} must be a text, or a list of {{"name": text, "template": text}}')
-    template = {t['name']: t['template'] for t in template}
-  if isinstance(template, dict):
-    if not isinstance(template.get('default'), str):
-      names = ', '.join(map(str, template)) or 'none'
-      raise UserError(
-        f'{where} has no template of the name default (its names: {names}): choose one and give '
-        'its text, --fdl.CHAT_TEMPLATE'
-      )
-    template = template['default']
-  if not isinstance(template, str):
-    raise UserError(
-      f'{tokenizer_path} comes with no chat template: neither chat_template.jinja nor '
-      f'chat_template in {_CONFIGURATION} are next to it'
-    )
-  return template
-
-
-def _configuration(tokenizer_path: str) -> dict[str, Any]:
-  path = pathlib.Path(tokenizer_path).parent / _CONFIGURATION
+def configuration(tokenizer_path: str) -> dict[str, Any]:
+  """Returns the tokenizer_config.json next to a tokenizer; {} if there is none."""
+  path = pathlib.Path(tokenizer_path).parent / CONFIGURATION
   if not path.is_file():
     return {}
   return read_object(path)

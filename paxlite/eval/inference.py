@@ -25,13 +25,8 @@ from paxlite.core.files import expanded
 from paxlite.core.json_files import read_json_lines, read_object
 from paxlite.core.run_files import open_file, write_file
 from paxlite.core.variable_names import path_name
-from paxlite.data.tokenizer import (
-  ChatFormat,
-  Tokenizer,
-  check_vocabulary,
-  checked_messages,
-  open_tokenizer,
-)
+from paxlite.data.chat_format import ChatFormat, Conversation, Message, Tool, conversation
+from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import find_known
 from paxlite.generation.decoding import Generator, Sampling
@@ -79,9 +74,12 @@ class Inference:
     """Returns the ids of a text, after the model's start id if it has one."""
     return start_ids(self.experiment, self.tokenizer) + self.tokenizer.encode(text)
 
-  def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+  def encode_chat(
+    self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
+  ) -> list[int]:
     """Returns the ids of a conversation, up to where the answer begins."""
-    return self.tokenizer.encode_marked(self._chat.render(messages, prompt=True))
+    self._chat.check_tools(Conversation(messages, tools))
+    return self.tokenizer.encode_marked(self._chat.render(messages, True, tools))
 
   @functools.cached_property
   def _chat(self) -> ChatFormat:
@@ -261,7 +259,8 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
         raise UserError(f'{place} has a "prediction" already, which is what is written: rename it')
       if 'messages' in record:
         with located(place):
-          ids = inference.encode_chat(checked_messages(record['messages']))
+          chat = conversation(record['messages'], record.get('tools'))
+          ids = inference.encode_chat(chat.messages, chat.tools)
       elif isinstance(record.get('inputs'), str):
         ids = inference.encode(record['inputs'])
       else:

@@ -20,6 +20,7 @@ from jax.sharding import Mesh
 
 from paxlite.checkpointing.restore import Restore
 from paxlite.core.attribute_kinds import (
+  Bounds,
   Count,
   Kind,
   OffAtZero,
@@ -62,6 +63,9 @@ class Experiment(Attributes):
 
   # Training loop; intervals are in steps.
   MAX_STEPS: Run[Count] = 1_000_000  # training ends after this step
+  NUM_EPOCHS: Run[Annotated[float, Bounds('must be above 0', above=0)] | None] = (
+    None  # passes over the data, which then decide MAX_STEPS when a run starts
+  )
   CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000  # steps between two checkpoints
   CHECKPOINT_EVERY_N_MINUTES: Run[Annotated[OffAtZero, at_most(1e6)]] = (
     10.0  # also saves after so many minutes if the steps take longer; 0: only by steps

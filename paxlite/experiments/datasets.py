@@ -2,90 +2,32 @@
 
 import importlib
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import fiddle as fdl
 
 from paxlite.checkpointing.source import check_weights, tokenizer_of
 from paxlite.core import shell
-from paxlite.core.attribute_kinds import Count, Run, Training
-from paxlite.core.attributes import AnyPath, LocalPath, attribute_types
+from paxlite.core.attribute_kinds import Run, Training
+from paxlite.core.attributes import LocalPath, attribute_types
 from paxlite.core.errors import UserError, located
-from paxlite.core.files import expanded, kind
+from paxlite.core.files import kind
 from paxlite.core.templates import config
 from paxlite.data import packaged
-from paxlite.data.base import RowInput
 from paxlite.data.documents import DocumentSource, check_once
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.mixture import mixture_of
-from paxlite.data.records import canonical
+from paxlite.data.record_files import OF_RECORDS
 from paxlite.data.rows import RowKind
 from paxlite.data.seqio_tasks import SeqioSource
 from paxlite.data.sft import SftRows, TooLong
-from paxlite.data.streams import StreamInput, StreamRows
+from paxlite.data.streams import StreamRows
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import HELD_OUT_EVERY, Split, TextRows
-from paxlite.experiments.base import Experiment
-from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.rows import FromTfds, Rows, Tokenized, check_fraction
 
 
-class _Rows(LanguageModel):
-  """Attributes that all datasets of token rows share."""
-
-  EVAL_BATCH_SIZE: Run[Count | None] = (
-    None  # rows of a global evaluation batch; None: as in training
-  )
-
-  def check_apart(self, name: str, train: Sequence[str], held_out: Sequence[str]) -> None:
-    """Raises UserError if a file is used both for training and for evaluation."""
-    apart = [set(map(canonical, expanded(names, strict=False))) for names in (train, held_out)]
-    for both in sorted(apart[0] & apart[1]):
-      raise UserError(f'{name}: {both} is trained on and evaluated on: name another, or none')
-
-  def check_splits(self, train: str, held_out: str | None) -> None:
-    """Raises UserError if the same split is used for training and for evaluation."""
-    if train == held_out:
-      raise UserError(f'EVAL_SPLIT: {train} is trained on and evaluated on: name another, or none')
-
-  @property
-  def row_kind(self) -> RowKind:
-    return self.stream_rows
-
-  @property
-  def stream_rows(self) -> StreamRows:
-    return 'packed' if self.PACKED_INPUT else 'stream'
-
-  def input(self, source: fdl.Config) -> fdl.Config:
-    return config(RowInput, source=source, batch_size=self.batch_size, seed=self.SEED)
-
-  def eval_input(self, source: fdl.Config) -> fdl.Config:
-    return config(
-      RowInput,
-      source=source,
-      batch_size=self.eval_batch_size,
-      seed=self.SEED,
-      max_eval_batches=self.MAX_EVAL_BATCHES,
-    )
-
-  @property
-  def eval_batch_size(self) -> int:
-    return self.batch_size if self.EVAL_BATCH_SIZE is None else self.EVAL_BATCH_SIZE
-
-  def stream(self, source: fdl.Config, rows: StreamRows, batch_size: int) -> fdl.Config:
-    """Returns the config of an input whose source is read from its beginning."""
-    return config(
-      StreamInput,
-      source=source,
-      seq_len=self.MAX_SEQ_LEN,
-      batch_size=batch_size,
-      rows=rows,
-      seed=self.SEED,
-      max_eval_batches=self.MAX_EVAL_BATCHES,
-    )
-
-
-class Synthetic(_Rows):
+class Synthetic(Rows):
   """Random tokens. The loss stays at ln VOCAB_SIZE, but speed and memory are realistic."""
 
   @property
@@ -103,27 +45,7 @@ class Synthetic(_Rows):
     )
 
 
-class Tokenized(Experiment):
-  """Text data, which has a tokenizer."""
-
-  VOCAB_PATH: Run[LocalPath] = ''  # the tokenizer: a file, or a folder of Hugging Face
-
-  @property
-  def tokenizer_path(self) -> str:
-    return self.VOCAB_PATH
-
-
-class FromTfds(Tokenized):
-  """Text that may come from TFDS datasets."""
-
-  TFDS_DATA_DIR: Run[AnyPath] = ''  # where TFDS datasets are
-
-  @property
-  def tfds_data_dir(self) -> str:
-    return self.TFDS_DATA_DIR
-
-
-class TextFiles(Tokenized, _Rows):
+class TextFiles(Tokenized, Rows):
   """Text files (.txt, also .gz .xz .zst) with a tokenizer; 1 block in 20 is held out."""
 
   TRAIN_FILES: Run[list[LocalPath]] = []  # files or patterns such as data/*.jsonl
@@ -134,8 +56,7 @@ class TextFiles(Tokenized, _Rows):
 
   def validate(self) -> None:
     super().validate()
-    if self.EVAL_FRACTION and not 1e-9 <= self.EVAL_FRACTION <= 0.5:
-      raise UserError(f'EVAL_FRACTION={self.EVAL_FRACTION:g} must be 0, or from 1e-9 to 0.5')
+    check_fraction(self.EVAL_FRACTION)
     self.check_apart('EVAL_FILES', self.TRAIN_FILES, self.EVAL_FILES)
 
   @property
@@ -180,7 +101,7 @@ class EmbeddedText(TextFiles):
     return 'embedded text'
 
 
-class FlatTokens(Tokenized, _Rows):
+class FlatTokens(Tokenized, Rows):
   """A tokenized dataset in paxlite's format or seqax's format (see data.flat_tokens)."""
 
   DATASET_PATH: Run[LocalPath] = ''  # folder that paxlite tokenize has written
@@ -221,7 +142,7 @@ class FlatTokens(Tokenized, _Rows):
     )
 
 
-class SeqioTask(FromTfds, _Rows):
+class SeqioTask(FromTfds, Rows):
   """A SeqIO task or mixture over TFDS datasets (needs the extra seqio).
 
   If the attributes are empty, the environment's VOCAB_PATH and TFDS_DATA_DIR are used.
@@ -268,8 +189,8 @@ class SeqioTask(FromTfds, _Rows):
     return self.stream(source, self.SEQIO_ROWS, batch_size)
 
 
-class DocumentFiles(FromTfds, _Rows):
-  """Documents that are tokenized during training: JSON lines, Parquet, TFDS, Hugging Face datasets.
+class DocumentFiles(FromTfds, Rows):
+  """Documents that are tokenized during training: JSON, CSV, Parquet, TFDS, Hugging Face datasets.
 
   TRAIN_SOURCES are files, tfds:NAME:VERSION/SPLIT and hf:NAME:CONFIGURATION/SPLIT. EVAL_SOURCES are
   held out. If there are none, one document out of HELD_OUT_EVERY is held out.
@@ -317,27 +238,37 @@ class DocumentFiles(FromTfds, _Rows):
     return self.stream(source, self.stream_rows, batch_size)
 
 
-class SftFiles(Tokenized, _Rows):
-  """Prompts and answers in JSON lines, packed, with loss only on the answers (see data.sft)."""
+class SftFiles(Tokenized, Rows):
+  """Prompts and answers, packed, with loss only on the answers (see data.sft and sft_formats)."""
 
   TRAIN_FILES: Run[list[LocalPath]] = []  # files or patterns such as data/*.jsonl
   EVAL_FILES: Training[list[LocalPath]] = []  # the same for evaluation
+  EVAL_FRACTION: Training[float] = 0.0  # fraction of the examples to hold out; 0: none
   VOCAB_PATH: Run[LocalPath] = ''  # '': the tokenizer of CHECKPOINT_RESTORE_PATH
   TOO_LONG: Training[TooLong] = 'error'  # what happens to examples longer than a row
 
   def validate(self) -> None:
     super().validate()
+    check_fraction(self.EVAL_FRACTION)
+    if self.EVAL_FRACTION and self.EVAL_FILES:
+      raise UserError('EVAL_FRACTION holds out a part of TRAIN_FILES, and EVAL_FILES names others: '
+                      'leave one of them out')  # fmt: skip
     self.check_apart('EVAL_FILES', self.TRAIN_FILES, self.EVAL_FILES)
 
   @property
   def dataset(self) -> str:
-    return 'JSON lines'
+    return 'prompts and answers'
 
   def train_input(self) -> fdl.Config:
-    return self.input(self._source(self.TRAIN_FILES))
+    split: Split = 'train' if self.EVAL_FRACTION else 'all'
+    return self.input(self._source(self.TRAIN_FILES, split))
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
-    return {'eval': self.eval_input(self._source(self.EVAL_FILES))} if self.EVAL_FILES else {}
+    if self.EVAL_FRACTION:
+      return {'held_out': self.eval_input(self._source(self.TRAIN_FILES, 'held_out'))}
+    if self.EVAL_FILES:
+      return {'eval': self.eval_input(self._source(self.EVAL_FILES, 'all'))}
+    return {}
 
   @property
   def _restored_tokenizer(self) -> str:
@@ -348,7 +279,7 @@ class SftFiles(Tokenized, _Rows):
         check_weights(path)
     return str(found or path)
 
-  def _source(self, files: list[str]) -> fdl.Config:
+  def _source(self, files: list[str], split: Split) -> fdl.Config:
     return config(
       SftRows,
       files=list(files),
@@ -359,10 +290,12 @@ class SftFiles(Tokenized, _Rows):
       chat_template=self.CHAT_TEMPLATE,
       too_long=self.TOO_LONG,
       packed=self.PACKED_INPUT,
+      split=split,
+      held_out_share=self.EVAL_FRACTION,
     )
 
 
-class Mixture(FromTfds, _Rows):
+class Mixture(FromTfds, Rows):
   """A mixture of several datasets with weights.
 
   A source is a flat-tokens folder, text (.txt), seqio:TASK, sft:FILE.jsonl, or documents as in
@@ -410,10 +343,10 @@ class Mixture(FromTfds, _Rows):
     }
 
   @property
-  def _parts(self) -> list[_Rows]:
+  def _parts(self) -> list[Rows]:
     return [self._part(source) for source in self.SOURCES]
 
-  def _part(self, source: str) -> _Rows:
+  def _part(self, source: str) -> Rows:
     dataset, attributes = _dataset_of(source)
     if dataset is SeqioTask:
       attributes['SEQIO_ROWS'] = self.stream_rows
@@ -422,14 +355,14 @@ class Mixture(FromTfds, _Rows):
     return dataset(**shared | attributes)
 
 
-def _dataset_of(source: str) -> tuple[type[_Rows], dict[str, Any]]:
+def _dataset_of(source: str) -> tuple[type[Rows], dict[str, Any]]:
   """Returns the mixin that reads a source, and the attributes that name the source."""
   name = source.partition(':')[2]
   if source.startswith('seqio:'):
     return SeqioTask, {'SEQIO_TASK': name}
   if source.startswith('sft:'):
     return SftFiles, {'TRAIN_FILES': [name]}
-  if source.startswith(('hf:', 'tfds:')) or kind(source) in ('.jsonl', '.json', '.parquet'):
+  if source.startswith(('hf:', 'tfds:')) or kind(source) in OF_RECORDS:
     return DocumentFiles, {'TRAIN_SOURCES': [source]}
   if kind(source) == '.txt':
     return TextFiles, {'TRAIN_FILES': [source]}

@@ -75,6 +75,13 @@ def _bytes_per_device(tree: Any, specs: Any, sizes: dict[str, int]) -> int:
   return sum(jax.tree.leaves(jax.tree.map(one, tree, specs)))
 
 
+def _on_epochs(experiment: Experiment) -> list[str]:
+  if experiment.NUM_EPOCHS is None:
+    return []
+  stated = f'NUM_EPOCHS={experiment.NUM_EPOCHS:g} replaces MAX_STEPS={experiment.MAX_STEPS:,}'
+  return [f'{stated} when a run has counted its data, and values that derive from it follow.']
+
+
 def dry_run(experiment: Experiment) -> str:
   """Returns the values, built configs and requirements; reads and writes no file."""
   return '\n'.join(
@@ -83,6 +90,7 @@ def dry_run(experiment: Experiment) -> str:
       configs_text(experiment),
       '',
       requirements(experiment),
+      *_on_epochs(experiment),
       *experiment.remarks,
     ]
   )

@@ -154,6 +154,11 @@ def build_experiment(
         setattr(cfg, attribute, value)
   for attribute, text in overrides.items():
     setattr(cfg, attribute, parse(cls, attribute, text))
+  if 'MAX_STEPS' in overrides and cfg.NUM_EPOCHS is not None:
+    raise UserError(
+      f'MAX_STEPS={cfg.MAX_STEPS} and NUM_EPOCHS={cfg.NUM_EPOCHS:g} both say when training ends: '
+      'leave one of them out (--fdl.NUM_EPOCHS=None, if the experiment states it)'
+    )
   experiment = fdl.build(cfg)
   experiment.validate()
   return experiment

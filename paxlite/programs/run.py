@@ -22,10 +22,12 @@ from paxlite.eval.inference import Inference
 from paxlite.eval.inference import load as load_inference
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.compatibility import check_function
+from paxlite.experiments.epochs import max_steps
 from paxlite.experiments.identity import (
   is_of,
   refuse_other_experiment,
   refuse_other_model,
+  run_values,
 )
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import partitioning
@@ -62,6 +64,7 @@ class Run:
     compiled_step: A file of `paxlite compile` to load instead of compiling.
     check_memory: Whether to refuse a program that needs more memory than the devices have.
     peers: The other processes of the run.
+    data: The training data, if they have been read already.
   """
 
   experiment: Experiment
@@ -73,6 +76,28 @@ class Run:
   compiled_step: pathlib.Path | None = None
   check_memory: bool = True
   peers: Peers = dataclasses.field(default_factory=Peers)
+  data: Input | None = None
+
+  def in_steps(self) -> 'Run':
+    """Returns the run with the MAX_STEPS that NUM_EPOCHS means, and so with its whole schedule.
+
+    A run that continues keeps the number that it began with. Otherwise the training data are read,
+    before anything is written or compiled. Without NUM_EPOCHS, the run is returned as it is.
+
+    Raises:
+      UserError: The number of rows is not known.
+    """
+    e = self.experiment
+    if e.NUM_EPOCHS is None:
+      return self
+    before = run_values(self.folder) if self.checkpoints().steps() else None
+    values = before['values'] if before else {}
+    if values.get('NUM_EPOCHS') == e.NUM_EPOCHS and 'MAX_STEPS' in values:
+      return dataclasses.replace(self, experiment=e.replaced(MAX_STEPS=values['MAX_STEPS']))
+    data = fdl.build(e.train_input())
+    counted = e.replaced(MAX_STEPS=max_steps(e, data))
+    counted.validate()
+    return dataclasses.replace(self, experiment=counted, data=data)
 
   def trainer(self, spent: Goodput | None = None, watchdog: Watchdog | None = None) -> Trainer:
     """Builds the trainer; raises UserError before a file is written or a program is compiled.
@@ -85,7 +110,7 @@ class Run:
     spent = spent or Goodput(None)
     inputs = e.train_input(), e.eval_inputs()  # only configs, to report a missing dataset first
     store = self.store()
-    data = fdl.build(inputs[0])
+    data = fdl.build(inputs[0]) if self.data is None else self.data
     store.batch_size = data.batch_size
     eval_data = {name: fdl.build(cfg) for name, cfg in inputs[1].items()}
     _check_vocabulary(e, {'training': data, **eval_data})

@@ -21,7 +21,9 @@ from paxlite.training.trainer import Trainer
 
 
 def train(run: Run) -> None:
-  """Trains to MAX_STEPS, from the folder's checkpoint if there is one, and prints a sample.
+  """Trains from the folder's checkpoint, if there is one, to MAX_STEPS, and prints a sample.
+
+  NUM_EPOCHS of the experiment replaces MAX_STEPS.
 
   Raises:
     Interrupted: SIGINT (Ctrl-C, or a notebook's stop), SIGTERM or SIGHUP arrived. The state is
@@ -38,6 +40,7 @@ def train(run: Run) -> None:
 def _train(run: Run, lock: FolderLock) -> None:
   spent = goodput.Goodput(run.folder if jax.process_index() == 0 else None)
   with run.watchdog(spent) as watchdog:
+    run = run.in_steps()
     run.check_folder()
     _lock(lock, run)
     with live_line.working('Reading the training data', _say):
@@ -61,6 +64,9 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     say(f'Backend: {run.experiment.backend}')
     for line in (*about.lines(trainer.data.input), *run.experiment.remarks):
       say(line)
+    if run.experiment.NUM_EPOCHS is not None:
+      steps = run.experiment.MAX_STEPS
+      say(f'NUM_EPOCHS={run.experiment.NUM_EPOCHS:g}: training ends with step {steps:,}')
     if trainer.compiler.options:
       options = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler.options.items()))
       say(f'XLA: {options}')

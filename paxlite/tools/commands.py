@@ -49,7 +49,11 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     Command('export', 'write weights for Hugging Face', 'export_weights'),
     Command('convert-te', "to and from Transformer Engine's layers", 'convert_te'),
   ),
-  'Data': (Command('tokenize', 'turn text into a dataset of tokens', 'tokenize'),),
+  'Data': (
+    Command('data', 'what a run would see of its data', 'data'),
+    Command('tokenize', 'turn text into a dataset of tokens', 'tokenize'),
+    Command('train-tokenizer', 'make a tokenizer of your own text', 'train_tokenizer'),
+  ),
   'Machines': (
     Command('doctor', 'what is installed, what is missing, and what to do', 'doctor'),
     Command('compile', 'does it fit, and how fast, on a machine that is not here', 'compile'),

@@ -54,6 +54,11 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.experiments.registry import build_experiment
 
   experiment = build_experiment(args.fdl_config, args.fiddler, overrides)
+  if experiment.NUM_EPOCHS is not None:
+    raise UserError(
+      f'NUM_EPOCHS={experiment.NUM_EPOCHS:g} depends on data, which are not read here: '
+      '--fdl.NUM_EPOCHS=None and --fdl.MAX_STEPS=N'
+    )
   report = analysis.compile_step(experiment, target, save, text)
   print(analysis.page(report))
   if page is not None:

@@ -23,7 +23,7 @@ except ImportError as e:
   raise ImportError(missing) from None
 
 from paxlite.core import command_line
-from paxlite.data.tokenizer import ChatFormat
+from paxlite.data.chat_format import ChatFormat
 from paxlite.eval.inference import load_checkpoint, start_ids
 from paxlite.eval.scoring import Continuation, Scorer
 from paxlite.eval.zero_shot import continuation_of, continued

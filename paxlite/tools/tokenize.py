@@ -1,7 +1,7 @@
 """paxlite tokenize SOURCES… --vocab=TOKENIZER --output=FOLDER
 
-Turns text into a flat-tokens dataset, on all cores. A source is a file (.txt, .jsonl, .parquet; the
-first two also .gz .xz .zst), a TFDS dataset (tfds:c4/en:3.0.1/train) or a Hugging Face dataset
+Turns text into a flat-tokens dataset, on all cores. A source is a file (.txt, .jsonl, .json, .csv,
+also .gz .xz .zst; .parquet), a TFDS dataset (tfds:c4/en:3.0.1/train) or a Hugging Face dataset
 (hf:allenai/c4:en/train). A .txt file is one document. In other sources, each record is a document,
 whose text is in the field --field. After an interruption, the same command resumes the work.
 
@@ -32,16 +32,8 @@ from paxlite.core.errors import UserError
 from paxlite.core.files import expanded, lines_of
 from paxlite.data.documents import check_once, is_held_out
 from paxlite.data.flat_tokens_writer import Writer
-from paxlite.data.records import (
-  FileRange,
-  JsonLines,
-  Raw,
-  Records,
-  open_records,
-  parsed,
-  share_done,
-  text_of,
-)
+from paxlite.data.record_files import FileRange, JsonLines, Raw
+from paxlite.data.records import Records, open_records, parsed, share_done, text_of
 from paxlite.data.tokenizer import Tokenizer, encode_document, open_tokenizer, pieces
 
 _BATCH_CHARS = 1 << 19  # of the pieces that a worker is given at once

@@ -2,12 +2,13 @@
 
 import json
 
+import fiddle as fdl
 import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
-from paxlite.data.sft import SftRows, pack
+from paxlite.data.sft import SftRows, held_out, pack
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.llama import LLaMA
@@ -125,34 +126,34 @@ def test_rows_fit_and_hold_each_example_once():
 @pytest.mark.parametrize(
   ('record', 'match'),
   [
-    (dict(text='a'), 'a.jsonl:2 has neither texts'),
-    (dict(inputs='a', targets=3), 'a.jsonl:2 has neither texts'),
+    (dict(text='a'), r'a.jsonl:2: the keys of this record \(text\) are those of no format'),
+    (dict(inputs='a', targets=3), "a.jsonl:2: 'targets' must be a text"),
     (dict(inputs='a', targets=''), 'a.jsonl:2 has no answer'),
     (dict(messages=[]), 'a.jsonl:2: "messages" must be a list'),
-    (dict(messages='a'), 'a.jsonl:2: "messages" must be a list'),
+    (dict(messages='a'), "a.jsonl:2: 'messages' is a text that is not JSON"),
     (dict(messages=[dict(role='user', content='a')]), 'a.jsonl:2 has no answer'),
     (dict(messages=[dict(role='bot', content='a')]), "a.jsonl:2: a message has the role 'bot'"),
     (
       dict(conversations=[{'from': 'bot', 'value': 'a'}]),
       "a.jsonl:2: a message has the role 'bot'",
     ),
-    (dict(conversations='a'), 'a.jsonl:2: "messages" must be a list'),
+    (dict(conversations='a'), "a.jsonl:2: 'conversations' is a text that is not JSON"),
     (dict(conversations=[3]), 'a.jsonl:2: "messages" must be a list'),
-    (dict(instruction='a', output=3), 'a.jsonl:2: "messages" must be a list'),
-    (dict(instruction='a', input=3, output='b'), 'a.jsonl:2: "messages" must be a list'),
+    (dict(instruction='a', output=3), "a.jsonl:2: 'output' must be a text"),
+    (dict(instruction='a', input=3, output='b'), "a.jsonl:2: 'input' must be a text"),
     (dict(instruction='a', output=''), 'a.jsonl:2 has no answer'),
     (dict(prompt='a', completion=''), 'a.jsonl:2 has no answer'),
     (
       dict(prompt='a', response='b'),
-      'a.jsonl:2 has neither .*: rename its fields prompt, response',
+      r'a.jsonl:2: .* \(prompt, response\) .* no format .*: rename them to messages .*Alpaca',
     ),
     (
       dict(messages=[dict(role='assistant', content=None, tool_calls=[dict(name='f')])]),
-      'a.jsonl:2: a message has tool_calls',
+      r'a.jsonl:2: the chat template leaves out the call of f \(message 1\)',
     ),
     (
       dict(messages=[dict(role='assistant', content='a')], tools=[dict(name='f')]),
-      'a.jsonl:2: "tools" are not given',
+      'a.jsonl:2: the chat template leaves out the tool f',
     ),
     (dict(inputs='word ' * 200, targets='a'), 'a.jsonl:2 has .* tokens and a row holds 33'),
   ],
@@ -177,6 +178,53 @@ def test_long_examples_are_left_out_or_cut(tmp_path, caplog):
   assert '1 examples of more than 33 tokens are left out, 1 stay' in caplog.text
   assert (cut.num_examples, cut.num_skipped) == (2, 0)
   assert cut.read(np.arange(len(cut)))['weights'].sum() > 30
+
+
+def examples(source) -> set[bytes]:
+  return {source.example(i).ids.tobytes() for i in range(source.num_examples)}
+
+
+def test_a_share_is_held_out_and_stays_so(tmp_path):
+  records = [dict(inputs=f'number {i} is', targets=f' {i * i}.') for i in range(100)]
+  path = write(tmp_path / 'a.jsonl', records)
+  split = lambda split, path=path: rows(path, split=split, held_out_share=0.1)
+  train, apart = split('train'), split('held_out')
+  assert (train.num_examples, apart.num_examples) == (90, 10)
+  assert not examples(train) & examples(apart)
+  assert examples(train) | examples(apart) == examples(rows(path))
+  mixed = write(tmp_path / 'b.jsonl', [*records[50:], *records[:50]])
+  assert examples(split('held_out', mixed)) == examples(apart)
+  more = write(
+    tmp_path / 'c.jsonl', [*records, *[dict(inputs='x', targets=str(i)) for i in range(9)]]
+  )
+  assert len(examples(split('held_out', more)) & examples(apart)) >= 8
+  twice = write(tmp_path / 'd.jsonl', records * 2)
+  assert examples(split('held_out', twice)) == examples(apart)
+  assert split('held_out', twice).num_examples == 20
+  assert split('train').fingerprint == train.fingerprint
+
+
+def test_of_few_examples_one_is_held_out(tmp_path):
+  same = write(tmp_path / 'a.jsonl', [dict(inputs='a', targets='b')] * 9)
+  with pytest.raises(
+    UserError, match=r'9 examples are too few, or too much the same, .*EVAL_FILES'
+  ):
+    rows(same, split='train', held_out_share=0.1)
+  assert held_out([np.arange(n) for n in range(3)], 0.01).sum() == 1
+
+
+def test_a_held_out_share_is_an_attribute(tmp_path):
+  path = write(tmp_path / 'a.jsonl', [dict(inputs=f'{i} is', targets='b') for i in range(40)])
+  e = Squares(TRAIN_FILES=[path], EVAL_FRACTION=0.05)
+  e.validate()
+  assert fdl.build(e.train_input()).source.num_examples == 38
+  assert fdl.build(e.eval_inputs()['held_out']).source.num_examples == 2
+  for values, match in [
+    (dict(EVAL_FILES=['b.jsonl'], EVAL_FRACTION=0.1), 'leave one of them out'),
+    (dict(EVAL_FRACTION=0.9), 'EVAL_FRACTION=0.9 must be 0, or'),
+  ]:
+    with pytest.raises(UserError, match=match):
+      Squares(TRAIN_FILES=[path], **values).validate()
 
 
 class Squares(SftFiles, LLaMA):

@@ -38,7 +38,8 @@ from paxlite.checkpointing.variables import stored_variables
 from paxlite.core.attributes import attribute_types, parse
 from paxlite.core.errors import UserError
 from paxlite.data import documents, flat_tokens, flat_tokens_writer, packaged, sft, streams
-from paxlite.data.tokenizer import ChatFormat, open_tokenizer
+from paxlite.data.chat_format import ChatFormat
+from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval import eval_tasks, inference
 from paxlite.experiments import registry
 from paxlite.experiments.registry import find

@@ -13,7 +13,7 @@ import zstandard
 
 from paxlite.core import files, host_memory, json_files, zstd
 from paxlite.core.errors import UserError
-from paxlite.data.records import JsonLines
+from paxlite.data.record_files import JsonLines
 from tests.rules.test_security import nodes
 
 OPENERS = {

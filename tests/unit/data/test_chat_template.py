@@ -8,7 +8,7 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import allowance
-from paxlite.data.tokenizer import ChatFormat
+from paxlite.data.chat_format import ChatFormat
 from tests.support.fuzzing import limits
 
 pytest.importorskip('jinja2')
@@ -240,7 +240,7 @@ def test_whatever_a_template_raises_is_one_clear_error(tmp_path, template):
 @pytest.mark.parametrize('template', COSTLY)
 def test_a_template_costs_no_more_than_its_allowance(tmp_path, template, monkeypatch):
   """Memory is measured; time is counted in steps and characters, so that a hang is noticed."""
-  monkeypatch.setattr('paxlite.data.tokenizer.ALLOWANCE', allowance.ALLOWANCE // 8)
+  monkeypatch.setattr('paxlite.data.chat_format.ALLOWANCE', allowance.ALLOWANCE // 8)
   monkeypatch.setattr(allowance, 'ALLOWANCE', allowance.ALLOWANCE // 8)
   made = chat(tmp_path, template)
   with limits(), pytest.raises(UserError, match='cannot write these messages: it ') as error:

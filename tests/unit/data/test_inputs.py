@@ -279,8 +279,8 @@ def test_what_is_said_of_the_data(tmp_path):
   examples.write_text('{"inputs": "one", "targets": "two"}\n' * 3)
   sft = SftRows([str(examples)], packaged.VOCAB, 32, 8192)
   assert about.lines(RowInput(sft, 8)) == [
-    f'Training data: {examples}: 3 examples, 9 tokens, 6 of them learned, in 1 row of 32; '
-    'fewer than the 8 rows of a step, so each is read 8 times'
+    f'Training data: {examples}: 3 examples, 9 tokens, 6 of them learned, the longest 3, in 1 row '
+    'of 32, 28% full; fewer than the 8 rows of a step, so each is read 8 times'
   ]
   tokens = RowInput(rows(*DOCUMENTS, 4, 'packed'), 2)
   assert about.lines(tokens) == [

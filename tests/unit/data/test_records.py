@@ -207,7 +207,7 @@ def test_unreadable_records_are_skipped_only_if_asked(tmp_path, capsys):
   ('name', 'content', 'message'),
   [
     ('c.jsonl', b'{"text": "a \\ud800 b"}\n', 'c.jsonl:1 has half of a surrogate pair'),
-    ('c.csv', b'text\na b\n', r'c.csv is neither .jsonl, .parquet nor .txt'),
+    ('c.doc', b'text\na b\n', r'c.doc is neither .jsonl, .*, .csv, .tsv, .parquet nor .txt'),
     (
       'c.jsonl.gz',
       gzip.compress(os.urandom(200_000))[:100_000] + b'\0' * 100_000,

@@ -1,0 +1,272 @@
+"""Conversations, and the text that the chat template of a model writes for them."""
+
+import dataclasses
+import pathlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import orjson
+
+from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.core.files import read_text
+from paxlite.data.allowance import ALLOWANCE, Allowance
+from paxlite.data.chat_template import MAX_TEMPLATE_CHARS, environment
+from paxlite.data.tokenizer import CONFIGURATION, configuration, special_tokens
+
+Message = Mapping[str, Any]  # role and content, and perhaps tool_calls
+Tool = Mapping[str, Any]
+ROLES = ('system', 'user', 'assistant', 'tool')
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+  """Messages in the form that chat templates expect.
+
+  Attributes:
+    messages: The messages. Each has a role of ROLES and a text as its content. The tool_calls of an
+      assistant are [{"type": "function", "function": {"name": text, "arguments": object}} …].
+    tools: Descriptions of the functions that the assistant may call; None if there are none.
+    first_learned: Number of the first message that may be learned.
+  """
+
+  messages: Sequence[Message]
+  tools: Sequence[Tool] | None = None
+  first_learned: int = 0
+
+  @property
+  def has_tools(self) -> bool:
+    return bool(self.tools) or any(m['role'] == 'tool' or 'tool_calls' in m for m in self.messages)
+
+
+def conversation(messages: Any, tools: Any = None, first_learned: int = 0) -> Conversation:
+  """Returns messages and tools as a file has them in the form that chat templates expect.
+
+  A message may have tool_calls, or a function_call as OpenAI had it before. Calls and tools may
+  lack the outer {"type": "function", "function": …}. Arguments, and the list of tools, may be JSON
+  text. The role `function` is read as `tool`.
+
+  Raises:
+    UserError: They are not messages, or have a role that is not in ROLES.
+  """
+  good = isinstance(messages, list | tuple) and all(
+    isinstance(m, Mapping) and isinstance(m.get('role'), str) for m in messages
+  )
+  if not good or not messages:
+    raise UserError('"messages" must be a list of {"role": text, "content": text}, at least one')
+  return Conversation([_message(m) for m in messages], _tools(tools), first_learned)
+
+
+def _message(given: Mapping[str, Any]) -> Message:
+  message = {k: v for k, v in given.items() if v is not None}  # Parquet has None for what is absent
+  message['role'] = {'function': 'tool'}.get(message['role'], message['role'])
+  if message['role'] not in ROLES:
+    raise UserError(
+      f'a message has the role {message["role"]!r}; there are {", ".join(ROLES)}: rename it'
+    )
+  call = message.pop('function_call', None)
+  calls = message.pop('tool_calls', None) or ([] if not call else [call])
+  if calls:
+    if not isinstance(calls, list | tuple) or message['role'] != 'assistant':
+      raise UserError('"tool_calls" must be a list, in a message of the assistant')
+    message['tool_calls'] = [_tool_call(call) for call in calls]
+    message.setdefault('content', '')
+  if not isinstance(message.get('content'), str):
+    raise UserError(f'the message of the {message["role"]} has no text "content"')
+  return message
+
+
+def _tool_call(given: Any) -> dict[str, Any]:
+  """Returns a call as {"type": "function", "function": …}; other keys, such as its id, are kept."""
+  call = {k: v for k, v in given.items() if v is not None} if isinstance(given, Mapping) else {}
+  function = call.pop('function', call)
+  name = function.get('name') if isinstance(function, Mapping) else None
+  arguments = function.get('arguments') if isinstance(name, str) else None
+  if isinstance(arguments, str) and arguments.strip():
+    arguments = _parsed(arguments, f'"arguments" of the call of {name}')
+  if not isinstance(name, str) or not isinstance(arguments or {}, Mapping):
+    raise UserError(
+      'a tool call must be {"name": text, "arguments": object}, alone or in {"function": …}'
+    )
+  outer = {k: v for k, v in call.items() if k not in ('name', 'arguments')}
+  return outer | {'type': 'function', 'function': {'name': name, 'arguments': arguments or {}}}
+
+
+def _tools(given: Any) -> list[Tool] | None:
+  if isinstance(given, str) and given.strip():
+    given = _parsed(given, '"tools"')
+  if not given or isinstance(given, str):
+    return None
+  found = list(given) if isinstance(given, list | tuple) else []
+  if not found or not all(isinstance(t, Mapping) and _name_of_tool(t) for t in found):
+    raise UserError('"tools" must be a list of {"name": text, "parameters": object, …}, or of '
+                    '{"type": "function", "function": …}')  # fmt: skip
+  return [t if 'function' in t else {'type': 'function', 'function': t} for t in found]
+
+
+def _name_of_tool(tool: Tool) -> str:
+  function = tool.get('function', tool)
+  name = function.get('name') if isinstance(function, Mapping) else None
+  return name if isinstance(name, str) else ''
+
+
+def _parsed(text: str, what: str) -> Any:
+  try:
+    return orjson.loads(text)
+  except orjson.JSONDecodeError as e:
+    raise UserError(f'{what} is a text that is not JSON: {e}') from None
+
+
+class ChatFormat:
+  """Writes a conversation as one text, with the Jinja template of a model.
+
+  Args:
+    template: The Jinja template; '' takes the one in the tokenizer's folder (chat_template.jinja
+      or tokenizer_config.json). Of several templates, `tool_use` writes conversations with tools
+      and `default` the others, as in transformers.
+    tokenizer_path: The tokenizer file. Its folder holds the template and the special tokens.
+
+  Raises:
+    UserError: There is no template, or it is not a Jinja template.
+  """
+
+  def __init__(self, template: str, tokenizer_path: str):
+    try:
+      import jinja2  # noqa: F401
+    except ImportError:
+      raise UserError(f'a chat needs the package jinja2: {shell.install("weights")}') from None
+    self._allowance = Allowance()
+    texts = {'default': template} if template else _chat_templates(tokenizer_path)
+    self._templates = {name: self._compiled(text) for name, text in texts.items()}
+    self._tokens = special_tokens(tokenizer_path)
+    self._lock = threading.Lock()
+
+  def _compiled(self, template: str) -> Any:
+    if len(template) > MAX_TEMPLATE_CHARS:
+      raise UserError(
+        f'the chat template has {len(template):,} characters: more than {MAX_TEMPLATE_CHARS:,} are '
+        'no template of a conversation'
+      )
+    try:
+      return environment(self._allowance).from_string(template)
+    except Exception as e:  # Jinja compiles to Python code, so Python's compiler may raise too
+      raise UserError(f'the chat template is not one of Jinja: {_described(e)}') from None
+
+  def render(
+    self, messages: Sequence[Message], prompt: bool, tools: Sequence[Tool] | None = None
+  ) -> str:
+    """Returns the text of the conversation.
+
+    With `prompt`, the text ends where the assistant's answer begins.
+
+    Raises:
+      UserError: The template refuses the messages, fails, or uses up its allowance
+        (allowance.ALLOWANCE), which is far more than a conversation needs.
+    """
+    values = dict(
+      messages=list(messages), add_generation_prompt=prompt, tools=tools, documents=None
+    )
+    default = self._templates['default']
+    template = self._templates.get('tool_use', default) if tools else default
+    pieces = []
+    with self._lock:
+      self._allowance.left = ALLOWANCE
+      try:
+        for piece in template.generate(**values | self._tokens):
+          self._allowance.pay(len(piece))
+          pieces.append(piece)
+        text = ''.join(pieces)
+        text.encode()  # fails if the text has half of a surrogate pair
+      except Exception as e:  # a template is a program, which may fail in any way
+        raise UserError(f'the chat template cannot write these messages: {_described(e)}') from None
+    return text
+
+  def check_tools(self, chat: Conversation) -> None:
+    """Raises UserError if the template leaves out a call, the result of a call, or a tool.
+
+    Many templates do so without a word. It is found by writing the conversation once more, with a
+    mark in place of each of these.
+    """
+    if not chat.has_tools:
+      return
+    marks: list[str] = []
+
+    def mark(what: str) -> str:
+      marks.append(what)
+      return f'Mark{len(marks) - 1}ed'
+
+    messages = [_marked(m, n, mark) for n, m in enumerate(chat.messages, 1)]
+    tools = [
+      {**tool, 'function': {**tool['function'], 'name': mark(f'the tool {_name_of_tool(tool)}')}}
+      for tool in chat.tools or ()
+    ]
+    text = self.render(messages, False, tools or None)
+    for number, what in enumerate(marks):
+      if f'Mark{number}ed' not in text:
+        raise UserError(
+          f'the chat template leaves out {what}: --fdl.CHAT_TEMPLATE=TEMPLATE gives one that '
+          'writes it; otherwise leave the row out'
+        )
+
+
+def _marked(message: Message, number: int, mark: Callable[[str], str]) -> Message:
+  """Returns a message in which the names of calls, and texts beside or from tools, are marked."""
+  if message['role'] == 'tool':
+    return {**message, 'content': mark(f'the result of a tool (message {number})')}
+  if 'tool_calls' not in message:
+    return message
+  calls = [
+    {
+      **call,
+      'function': {**call['function'], 'name': mark(f'the call of {name} (message {number})')},
+    }
+    for call in message['tool_calls']
+    for name in [call['function']['name']]
+  ]
+  content = message['content']
+  if content.strip():
+    content = mark(f'the text beside a tool call (message {number})')
+  return {**message, 'content': content, 'tool_calls': calls}
+
+
+def _described(e: Exception) -> str:
+  """Describes an exception of a template.
+
+  A built-in exception of Python is described with its class, because it often has no message.
+  """
+  kind = type(e)
+  if kind.__module__ != 'builtins':
+    return str(e)
+  return f'{kind.__name__}: {e}' if str(e) else kind.__name__
+
+
+def _chat_templates(tokenizer_path: str) -> dict[str, str]:
+  """Returns the templates that come with a tokenizer, by name; one of them is `default`."""
+  beside = pathlib.Path(tokenizer_path).parent / 'chat_template.jinja'
+  if beside.is_file():
+    return {'default': read_text(str(beside))}
+  template = configuration(tokenizer_path).get('chat_template')
+  where = f'chat_template in {pathlib.Path(tokenizer_path).parent / CONFIGURATION}'
+  if isinstance(template, list):  # several templates, each with a name
+    good = all(
+      isinstance(t, dict) and isinstance(t.get('name'), str) and isinstance(t.get('template'), str)
+      for t in template
+    )
+    if not good:
+      raise UserError(f'{where} must be a text, or a list of {{"name": text, "template": text}}')
+    template = {t['name']: t['template'] for t in template}
+  if isinstance(template, dict):
+    if not isinstance(template.get('default'), str):
+      names = ', '.join(map(str, template)) or 'none'
+      raise UserError(
+        f'{where} has no template of the name default (its names: {names}): choose one and give '
+        'its text, --fdl.CHAT_TEMPLATE'
+      )
+    return {k: v for k, v in template.items() if k in ('default', 'tool_use')}
+  if not isinstance(template, str):
+    raise UserError(
+      f'{tokenizer_path} comes with no chat template: neither chat_template.jinja nor '
+      f'chat_template in {CONFIGURATION} are next to it'
+    )
+  return {'default': template}

@@ -1,0 +1,256 @@
+"""Records of files. The module records names the kinds of files."""
+
+import array
+import contextlib
+import csv
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.core.files import (
+  BOM,
+  COMPRESSED,
+  check_file,
+  fingerprint_of,
+  head_of,
+  kind,
+  line_blocks,
+  line_ranges,
+  lines_of,
+  read_text,
+)
+from paxlite.core.json_files import is_json, parse_objects
+
+Record = Mapping[str, Any]
+Raw = bytes | str | Record  # an unparsed line, the text of a file, or a record
+
+_JSON_LINES = ('.jsonl', '.ndjson')
+_TABLES = ('.csv', '.tsv')
+_TEXTS = ('.txt', '.text', '.md', '.rst', '')
+OF_RECORDS = (*_JSON_LINES, '.json', *_TABLES, '.parquet')
+_CELL_CHARS = 1 << 28
+
+
+def open_file(name: str) -> 'File':
+  """Opens the file called `name`; its suffix, and for .json its first line, say what it holds.
+
+  Raises:
+    UserError: There is no such file, or none of that kind can be read.
+  """
+  check_file(name)
+  if kind(name) in _JSON_LINES:
+    return JsonLines(name)
+  if kind(name) == '.json':
+    return JsonLines(name) if _holds_lines(name) else Json(name)
+  if kind(name) in _TABLES:
+    return Table(name)
+  if kind(name) == '.parquet':
+    return Parquet(name)
+  if kind(name) in _TEXTS:
+    return Text(name)
+  raise UserError(f'{name} is neither {", ".join(OF_RECORDS)} nor .txt')
+
+
+class File:
+  """A source that is one file, which is one shard."""
+
+  num_shards = 1
+
+  def __init__(self, name: str):
+    self.name = name
+    self.size: int | None = pathlib.Path(name).stat().st_size
+    self.done = 0
+
+  def place(self, shard: int, number: int) -> str:
+    return f'{self.name}:{number + 1}'
+
+  @property
+  def fingerprint(self) -> int:
+    return fingerprint_of(self.name)
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    """Yields the numbers and records from record `start` on; see records.Records."""
+    raise NotImplementedError
+
+
+class JsonLines(File):
+  """A file of JSON lines. Reading it in blocks of unparsed lines is very cheap."""
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    for first, _, block in self.blocks(start):
+      yield from lines_of(block, first)
+
+  def blocks(self, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
+    """Yields the blocks of files.line_blocks, from line `start` on."""
+    with pathlib.Path(self.name).open('rb') as raw:
+      for first, after, block in line_blocks(self.name, raw):
+        self.done = self.done if raw.closed else raw.tell()  # it is closed when the last line comes
+        if first < start < after:
+          block, first = block.split(b'\n', start - first)[-1], start
+        if start < after:
+          yield first, after, block
+    self.done = self.size or 0
+
+  def ranges(self, start: int = 0) -> 'Iterator[tuple[int, int, bytes | FileRange]]':
+    """Yields the blocks from line `start` on as ranges of the file.
+
+    A compressed file has no such ranges, so its blocks are yielded themselves, as by `blocks`.
+    """
+    if pathlib.Path(self.name).suffix in COMPRESSED:
+      yield from self.blocks(start)
+      return
+    for first, after, begin, end in line_ranges(self.name, start):
+      self.done = end
+      yield first, after, FileRange(self.name, begin, end - begin)
+
+
+@dataclasses.dataclass(frozen=True)
+class FileRange:
+  """A range of bytes of a file, which another process can read."""
+
+  path: str
+  offset: int
+  size: int
+
+  def __len__(self) -> int:
+    return self.size
+
+  def read(self) -> bytes:
+    with open(self.path, 'rb') as f:
+      f.seek(self.offset)
+      return f.read(self.size)
+
+
+class Text(File):
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    if start == 0:
+      yield 0, read_text(self.name)
+      self.done = self.size or 0
+
+
+class Parquet(File):
+  """A Parquet file, read one row group at a time."""
+
+  def __init__(self, name: str):
+    super().__init__(name)
+    try:
+      import pyarrow.parquet as parquet
+    except ImportError:
+      raise UserError(f'{name} needs the package pyarrow: {shell.install("hf")}') from None
+    with read_errors(name):
+      self._file = parquet.ParquetFile(name)
+    self.size = self._file.metadata.num_rows
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    metadata, number = self._file.metadata, 0
+    for group in range(metadata.num_row_groups):
+      rows = metadata.row_group(group).num_rows
+      if number + rows > start:
+        with read_errors(self.name):
+          for record in self._file.read_row_group(group).to_pylist():
+            self.done = number + 1
+            if number >= start:
+              yield number, record
+            number += 1
+      else:
+        number += rows
+
+
+class _Parsed(File):
+  """A file whose records may take several lines, so that a record is located by its first line."""
+
+  def __init__(self, name: str):
+    super().__init__(name)
+    self._lines = array.array('q')  # of the records that have been read
+
+  def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
+    for number, (line, record) in enumerate(self._parsed()):
+      if number == len(self._lines):
+        self._lines.append(line)
+      if number >= start:
+        yield number, record
+    self.done = self.size or 0
+
+  def place(self, shard: int, number: int) -> str:
+    return f'{self.name}:{self._lines[number] + 1}'
+
+  def _parsed(self) -> Iterator[tuple[int, Record]]:
+    """Yields the records, and the number from 0 of the line in which each begins."""
+    raise NotImplementedError
+
+
+class Json(_Parsed):
+  """A list of objects, or one object after another. It is read as a whole."""
+
+  def _parsed(self) -> Iterator[tuple[int, Record]]:
+    yield from parse_objects(read_text(self.name), self.name)
+
+
+class Table(_Parsed):
+  """A CSV file, whose first line has the names of the columns.
+
+  Columns are separated by commas, semicolons or tabs, whichever the first line has most of.
+  """
+
+  def _parsed(self) -> Iterator[tuple[int, Record]]:
+    csv.field_size_limit(_CELL_CHARS)  # Python's own limit is 128 Ki characters
+    lines, line = self._decoded(), 0
+    first = next(lines)
+    separator = max(',;\t', key=first.count)
+    try:
+      (names,) = csv.reader([first], delimiter=separator, strict=True)
+      if len(set(names)) != len(names) or not all(names):
+        raise UserError(f'{self.name}:1 must name the columns, each with another name: {names}')
+      line, rows = 1, csv.reader(lines, delimiter=separator, strict=True)
+      for row in rows:
+        if row and len(row) != len(names):
+          raise UserError(
+            f'{self.name}:{line + 1} has {len(row)} columns and the first line names '
+            f'{len(names)}: put texts with separators or line breaks into quotes'
+          )
+        if row:  # it is empty where a line is blank
+          yield line, dict(zip(names, row, strict=True))
+        line = rows.line_num + 1
+    except csv.Error as e:
+      raise UserError(f'{self.name}:{line + 1} is not CSV: {e}') from None
+
+  def _decoded(self) -> Iterator[str]:
+    """Yields the lines with their ends."""
+    with open(self.name, 'rb') as raw:
+      for first, _, block in line_blocks(self.name, raw):
+        self.done = self.done if raw.closed else raw.tell()
+        start = BOM if first == 0 else b''
+        for number, line in enumerate(block.removeprefix(start).splitlines(keepends=True), first):
+          try:
+            yield line.decode('utf-8')
+          except UnicodeDecodeError as e:
+            raise UserError(
+              f'{self.name}:{number + 1} is not UTF-8 (byte {e.start} of the line): save the table '
+              'as "CSV UTF-8"'
+            ) from None
+
+
+def _holds_lines(name: str) -> bool:
+  """Whether a .json file holds JSON lines, and neither a list nor objects over several lines."""
+  head = head_of(name, 1 << 16).lstrip()
+  first, newline, _ = head.partition(b'\n')
+  return not head.startswith(b'[') and (not newline or is_json(first))
+
+
+@contextlib.contextmanager
+def read_errors(name: str) -> Iterator[None]:
+  """Turns any exception of a dataset package, which has dozens of them, into a UserError."""
+  try:
+    yield
+  except (UserError, GeneratorExit, KeyboardInterrupt):
+    raise
+  except Exception as e:
+    raise UserError(f'{name} cannot be read: {line_of(e)}') from None
+
+
+def line_of(error: Exception) -> str:
+  """Returns the first line of an exception's message, at most 200 characters."""
+  return (str(error).strip() or repr(error)).splitlines()[0][:200]

@@ -1,0 +1,140 @@
+"""The formats of records for fine-tuning, each found by the keys of a record."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from paxlite.core.errors import UserError
+from paxlite.data.chat_format import Conversation, conversation
+
+Record = Mapping[str, Any]
+
+
+class Pair(NamedTuple):
+  """A text and the text that continues it, which is learned."""
+
+  inputs: str
+  targets: str
+
+
+class Format(NamedTuple):
+  """A format of records.
+
+  Attributes:
+    name: Its name, for messages.
+    keys: A record with all of these keys has this format.
+    read: Returns the contents of a record of this format; raises UserError if its values are not
+      what they must be.
+  """
+
+  name: str
+  keys: tuple[str, ...]
+  read: Callable[[Record], Conversation | Pair]
+
+
+def format_of(record: Record) -> Format:
+  """Returns the format of a record.
+
+  A key without a value (JSON's null, or a missing value of Parquet) does not count.
+
+  Raises:
+    UserError: The record has none of FORMATS; the message names its keys.
+  """
+  for found in FORMATS:
+    if all(record.get(key) is not None for key in found.keys):
+      return found
+  known = '; '.join(f'{" and ".join(f.keys)} ({f.name})' for f in FORMATS)
+  keys = ', '.join(k for k, v in record.items() if v is not None) or 'none'
+  raise UserError(
+    f'the keys of this record ({keys}) are those of no format for fine-tuning: rename them to '
+    f'{known}'
+  )
+
+
+def _messages(record: Record) -> Conversation:
+  return conversation(_parsed(record, 'messages'), record.get('tools'))
+
+
+def _pair(inputs: str, targets: str) -> Callable[[Record], Pair]:
+  return lambda record: Pair(_text(record, inputs), _text(record, targets))
+
+
+def _prompt_and_completion(record: Record) -> Conversation | Pair:
+  """Reads two texts, or two lists of messages; answers within the prompt are not learned."""
+  prompt, completion = record['prompt'], record['completion']
+  if isinstance(prompt, list) and isinstance(completion, list):
+    return conversation([*prompt, *completion], record.get('tools'), len(prompt))
+  if not isinstance(prompt, str) or not isinstance(completion, str):
+    raise UserError('"prompt" and "completion" must be two texts, or two lists of messages')
+  return Pair(prompt, completion)
+
+
+_SPEAKERS = {'human': 'user', 'gpt': 'assistant', 'observation': 'tool'}
+
+
+def _sharegpt(record: Record) -> Conversation:
+  """Reads turns {"from": speaker, "value": text}, or messages under the key of ShareGPT."""
+  turns = _parsed(record, 'conversations')
+  messages = [_message_of_turn(t) for t in turns] if isinstance(turns, list) else turns
+  if messages and isinstance(messages, list) and (system := _optional(record, 'system')):
+    first = messages[0]
+    if not isinstance(first, Mapping) or first.get('role') != 'system':
+      messages = [{'role': 'system', 'content': system}, *messages]
+  return conversation(messages, record.get('tools'))
+
+
+def _message_of_turn(turn: Any) -> Any:
+  if not isinstance(turn, Mapping) or 'from' not in turn:
+    return turn
+  speaker, value = turn['from'], turn.get('value')
+  if speaker != 'function_call':
+    return {'role': _SPEAKERS.get(str(speaker), speaker), 'content': value}
+  try:
+    calls = orjson.loads(value or '')
+  except (orjson.JSONDecodeError, TypeError):
+    raise UserError(
+      'the value of a turn from function_call must be the JSON text of {"name", "arguments"}, or '
+      'of a list of these'
+    ) from None
+  return {'role': 'assistant', 'tool_calls': calls if isinstance(calls, list) else [calls]}
+
+
+def _alpaca(record: Record) -> Conversation:
+  """Reads an instruction and its output; an input is put below the instruction."""
+  if record.get('history'):
+    raise UserError('"history" is not read: write the conversation as messages')
+  question = [text for key in ('instruction', 'input') if (text := _optional(record, key))]
+  texts = {
+    'system': _optional(record, 'system'),
+    'user': '\n\n'.join(question),
+    'assistant': _text(record, 'output'),
+  }
+  return conversation([{'role': role, 'content': text} for role, text in texts.items() if text])
+
+
+def _parsed(record: Record, key: str) -> Any:
+  """Returns a list, which a table may have as JSON text."""
+  try:
+    return orjson.loads(record[key]) if isinstance(record[key], str) else record[key]
+  except orjson.JSONDecodeError as e:
+    raise UserError(f'{key!r} is a text that is not JSON: {e}') from None
+
+
+def _text(record: Record, key: str) -> str:
+  if not isinstance(record[key], str):
+    raise UserError(f'{key!r} must be a text')
+  return record[key]
+
+
+def _optional(record: Record, key: str) -> str:
+  return _text(record, key) if record.get(key) is not None else ''
+
+
+FORMATS = (
+  Format('a chat', ('messages',), _messages),
+  Format('texts', ('inputs', 'targets'), _pair('inputs', 'targets')),
+  Format('texts or messages', ('prompt', 'completion'), _prompt_and_completion),
+  Format('ShareGPT', ('conversations',), _sharegpt),
+  Format('Alpaca', ('instruction', 'output'), _alpaca),
+)

@@ -1,0 +1,98 @@
+"""What the datasets of experiments share: rows of tokens, a tokenizer, and what is held out."""
+
+from collections.abc import Sequence
+
+import fiddle as fdl
+
+from paxlite.core.attribute_kinds import Count, Run
+from paxlite.core.attributes import AnyPath, LocalPath
+from paxlite.core.errors import UserError
+from paxlite.core.files import expanded
+from paxlite.core.templates import config
+from paxlite.data.base import RowInput
+from paxlite.data.records import canonical
+from paxlite.data.rows import RowKind
+from paxlite.data.streams import StreamInput, StreamRows
+from paxlite.experiments.base import Experiment
+from paxlite.experiments.language_model import LanguageModel
+
+
+def check_fraction(fraction: float) -> None:
+  """Raises UserError if EVAL_FRACTION is not a fraction of data that can be held out."""
+  if fraction and not 1e-9 <= fraction <= 0.5:
+    raise UserError(f'EVAL_FRACTION={fraction:g} must be 0, or from 1e-9 to 0.5')
+
+
+class Rows(LanguageModel):
+  """Rows of tokens, and batches of them for training and evaluation."""
+
+  EVAL_BATCH_SIZE: Run[Count | None] = (
+    None  # rows of a global evaluation batch; None: as in training
+  )
+
+  def check_apart(self, name: str, train: Sequence[str], held_out: Sequence[str]) -> None:
+    """Raises UserError if a file is used both for training and for evaluation."""
+    apart = [set(map(canonical, expanded(names, strict=False))) for names in (train, held_out)]
+    for both in sorted(apart[0] & apart[1]):
+      raise UserError(f'{name}: {both} is trained on and evaluated on: name another, or none')
+
+  def check_splits(self, train: str, held_out: str | None) -> None:
+    """Raises UserError if the same split is used for training and for evaluation."""
+    if train == held_out:
+      raise UserError(f'EVAL_SPLIT: {train} is trained on and evaluated on: name another, or none')
+
+  @property
+  def row_kind(self) -> RowKind:
+    return self.stream_rows
+
+  @property
+  def stream_rows(self) -> StreamRows:
+    return 'packed' if self.PACKED_INPUT else 'stream'
+
+  def input(self, source: fdl.Config) -> fdl.Config:
+    return config(RowInput, source=source, batch_size=self.batch_size, seed=self.SEED)
+
+  def eval_input(self, source: fdl.Config) -> fdl.Config:
+    return config(
+      RowInput,
+      source=source,
+      batch_size=self.eval_batch_size,
+      seed=self.SEED,
+      max_eval_batches=self.MAX_EVAL_BATCHES,
+    )
+
+  @property
+  def eval_batch_size(self) -> int:
+    return self.batch_size if self.EVAL_BATCH_SIZE is None else self.EVAL_BATCH_SIZE
+
+  def stream(self, source: fdl.Config, rows: StreamRows, batch_size: int) -> fdl.Config:
+    """Returns the config of an input whose source is read from its beginning."""
+    return config(
+      StreamInput,
+      source=source,
+      seq_len=self.MAX_SEQ_LEN,
+      batch_size=batch_size,
+      rows=rows,
+      seed=self.SEED,
+      max_eval_batches=self.MAX_EVAL_BATCHES,
+    )
+
+
+class Tokenized(Experiment):
+  """Text data, which has a tokenizer."""
+
+  VOCAB_PATH: Run[LocalPath] = ''  # the tokenizer: a file, or a folder of Hugging Face
+
+  @property
+  def tokenizer_path(self) -> str:
+    return self.VOCAB_PATH
+
+
+class FromTfds(Tokenized):
+  """Text that may come from TFDS datasets."""
+
+  TFDS_DATA_DIR: Run[AnyPath] = ''  # where TFDS datasets are
+
+  @property
+  def tfds_data_dir(self) -> str:
+    return self.TFDS_DATA_DIR

@@ -1,0 +1,207 @@
+"""paxlite data [FILES…] [--fdl_config=EXPERIMENT] [--vocab=FILE] [NAME=VALUE …]
+
+Shows what a run would see of its data: the format, examples and tokens, a histogram of lengths, how
+full rows are, what is cut or left out, the steps of an epoch, and one example, in which the learned
+text is green, or in [[ ]] where there is no color. Without FILES, the data are those of the
+experiment. Without an experiment, rows have MAX_SEQ_LEN tokens, and a step has PERCORE_BATCH_SIZE
+rows. Nothing is written.
+
+Example:
+  paxlite data chats.jsonl --fdl_config=SmolLM135MLoRA CHECKPOINT_RESTORE_PATH=weights/smollm
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
+
+_MOST_TOKENS = 1000  # of the example
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = command_line.Parser(__doc__)
+  parser.add_argument('files', nargs='*', help='files, or other sources of docs/data.md')
+  parser.add_argument('--fdl_config', help='the experiment that would train on them')
+  parser.add_argument('--vocab', help="a tokenizer; without it, the experiment's")
+  parser.add_argument('--chat_template', help='a file with a Jinja template, or its text')
+  args, overrides = command_line.parse(parser, argv)
+  if not args.files and not args.fdl_config:
+    raise UserError('name FILES, or an experiment with --fdl_config=EXPERIMENT')
+
+  experiment = _experiment(args, overrides)
+  for data in _inputs(experiment):
+    _show(data, experiment)
+
+
+def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> Any:
+  """Returns the experiment whose data are shown, with what the arguments change."""
+  from paxlite.core.files import read_text
+  from paxlite.experiments.registry import build_experiment, find
+
+  changes: dict[str, Any] = {}
+  if args.vocab:
+    changes['VOCAB_PATH'] = args.vocab
+  if args.chat_template:
+    is_file = os.path.isfile(args.chat_template)
+    changes['CHAT_TEMPLATE'] = read_text(args.chat_template) if is_file else args.chat_template
+  if args.fdl_config:
+    named = _files_of(find(args.fdl_config), args.files) if args.files else {}
+    texts = {
+      name: value if isinstance(value, str) else repr(value) for name, value in named.items()
+    }
+    e: Any = build_experiment(args.fdl_config, [], {**overrides, **texts})
+  else:
+    e = _plain(args.files, overrides, args.vocab)
+  e = e.replaced(**changes)
+  e.validate()
+  return e
+
+
+def _files_of(cls: type, files: Sequence[str]) -> dict[str, Any]:
+  """Returns the attribute of an experiment that names its files, with these files."""
+  from paxlite.core.attributes import attribute_types
+
+  known = attribute_types(cls)
+  for name in ('TRAIN_FILES', 'TRAIN_SOURCES', 'SOURCES'):
+    if name in known:
+      return {name: list(files)}
+  if 'DATASET_PATH' in known and len(files) == 1:
+    return {'DATASET_PATH': files[0]}
+  raise UserError(f'{cls.__name__} reads no files: leave FILES or --fdl_config out')
+
+
+def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None) -> Any:
+  """Returns an experiment without a model that reads these files."""
+  from paxlite.core.attributes import parse
+  from paxlite.data.tokenizer import open_tokenizer
+  from paxlite.experiments import datasets
+
+  cls = _dataset_of(files)
+  values = {name: parse(cls, name, text) for name, text in overrides.items()}
+  vocab = vocab or values.get('VOCAB_PATH')
+  if not vocab:
+    raise UserError('--vocab=TOKENIZER is missing: a SentencePiece .model or a tokenizer.json')
+  needed: dict[str, Any] = {'VOCAB_SIZE': open_tokenizer(vocab).vocab_size, 'START_ID': None}
+  if cls is datasets.TextFiles:
+    needed['EVAL_FRACTION'] = 0.0
+  return cls(**needed | values | _files_of(cls, files))
+
+
+def _dataset_of(files: Sequence[str]) -> type:
+  """Returns the dataset that reads files of this kind, by the first record of the first file."""
+  from paxlite.core.files import expanded
+  from paxlite.data.record_files import File, Text
+  from paxlite.data.records import open_records, read_records
+  from paxlite.data.sft_formats import format_of
+  from paxlite.experiments import datasets
+
+  first = expanded(files)[0]
+  source = open_records(first)
+  if isinstance(source, Text):
+    return datasets.TextFiles
+  place, record = next(read_records(first), ('', {}))
+  if not record:
+    raise UserError(f'{first} holds no record')
+  if isinstance(record.get('text'), str) or not isinstance(source, File):
+    return datasets.DocumentFiles
+  try:
+    format_of(record)
+  except UserError as e:
+    raise UserError(f'{place}: {e}; or to text, for pretraining') from None
+  return datasets.SftFiles
+
+
+def _inputs(e: Any) -> list[Any]:
+  """Returns the training data of an experiment; the parts of a mixture, one by one."""
+  import fiddle as fdl
+
+  from paxlite.data.base import RowInput
+  from paxlite.data.mixture import MixtureInput
+  from paxlite.data.rows import TokenRows
+  from paxlite.data.sft import SftRows
+  from paxlite.data.streams import StreamInput
+  from paxlite.experiments.datasets import SftFiles
+
+  if isinstance(e, SftFiles):
+    # Fine-tuning asks for weights here, which the data do not need.
+    data = fdl.build(SftFiles.train_input(_tolerant(e)))
+  else:
+    data = fdl.build(e.train_input())
+  parts = list(data.parts) if isinstance(data, MixtureInput) else [data]
+  for part in parts:
+    rows = isinstance(part, RowInput) and isinstance(part.source, SftRows | TokenRows)
+    if not rows and not isinstance(part, StreamInput):
+      raise UserError(
+        f'{type(e).__name__} trains on {e.dataset}, of which there is nothing to show'
+      )
+  return parts
+
+
+def _tolerant(e: Any) -> Any:
+  """Returns an experiment that leaves out long examples, where a run would refuse them."""
+  return e.replaced(TOO_LONG='skip') if e.TOO_LONG == 'error' else e
+
+
+def _show(data: Any, e: Any) -> None:
+  import fiddle as fdl
+
+  from paxlite.data import about
+  from paxlite.data.sft import SftRows
+  from paxlite.experiments.epochs import max_steps
+
+  source = data.source
+  print(f'Data      {data.name}')
+  if isinstance(source, SftRows):
+    formats = (f'{keys} ({count:,})' for keys, count in source.formats.most_common())
+    print(f'Format    {"; ".join(formats)}')
+  for line in about.report(data):
+    print(line)
+  if e.NUM_EPOCHS is not None:
+    print(f'          NUM_EPOCHS={e.NUM_EPOCHS:g} is {max_steps(e, data):,} steps')
+  if isinstance(source, SftRows):
+    if source.num_skipped and e.TOO_LONG == 'error':
+      print(
+        '          TOO_LONG=error: a run refuses these data; skip and truncate are other values'
+      )
+    for cfg in _tolerant(e).eval_inputs().values():
+      print(f'Held out  {about.examples(fdl.build(cfg).source)}')
+  color = sys.stdout.isatty() and not os.environ.get('NO_COLOR')
+  text = _example(data, e, color)
+  if text:
+    print(f'\nExample, {"in green" if color else "in [[ ]]"} what is learned:\n{text}')
+
+
+def _example(data: Any, e: Any, color: bool) -> str:
+  """Returns the text of the first example, or of the first row of other data."""
+  import numpy as np
+
+  from paxlite.data import about
+  from paxlite.data.base import RowInput
+  from paxlite.data.sft import SftRows
+  from paxlite.data.tokenizer import open_tokenizer
+
+  if isinstance(data, RowInput) and isinstance(data.source, SftRows):
+    example = data.source.example(0)
+    tokenizer, ids, learned = data.source.tokenizer, example.ids, example.is_answer
+  else:
+    path = e.tokenizer_path or os.environ.get('VOCAB_PATH', '')
+    if not path:
+      return ''
+    batch = next(data.eval_batches(slice(0, 1)))
+    here = batch['weights'][0] > 0
+    tokenizer, ids, learned = (
+      open_tokenizer(path),
+      batch['labels'][0][here],
+      np.ones(here.sum(), bool),
+    )
+  end = '' if len(ids) <= _MOST_TOKENS else ' …'
+  shown = slice(0, _MOST_TOKENS)
+  return about.masked_text(tokenizer, ids[shown], learned[shown], color) + end
+
+
+if __name__ == '__main__':
+  command_line.run(main)

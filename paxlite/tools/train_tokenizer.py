@@ -1,0 +1,91 @@
+"""paxlite train-tokenizer SOURCES… --vocab_size=8192 --output=tok.model
+
+Trains a SentencePiece tokenizer on text. Sources are those of `paxlite tokenize`. Of more than
+--sample_chars characters, a random sample is used, which is always the same. Training takes about
+25 bytes of memory for each of them. White space is kept, and characters without an id of their own
+are encoded as bytes, so that decoding always gives the text back.
+
+Example:
+  paxlite train-tokenizer books/*.txt --vocab_size=16384 --output=books.model
+"""
+
+import argparse
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from paxlite.core import command_line, shell
+from paxlite.core.errors import UserError
+from paxlite.core.files import BOM, expanded, line_blocks
+from paxlite.core.run_files import write_file
+
+_SAMPLE_CHARS = 20_000_000
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = command_line.Parser(__doc__)
+  parser.add_argument('sources', nargs='+', help='files and datasets')
+  parser.add_argument('--vocab_size', type=int, required=True, help='number of ids')
+  parser.add_argument('--output', required=True, help='the file to write: NAME.model')
+  parser.add_argument('--field', default='text', help='field of a record (text)')
+  parser.add_argument('--model_type', choices=('unigram', 'bpe'), default='unigram')
+  parser.add_argument('--sample_chars', type=int, default=_SAMPLE_CHARS, help='(20 million)')
+  parser.add_argument(
+    '--character_coverage', type=float, default=0.9995, help='share of characters with ids (0.9995)'
+  )
+  args = command_line.parse_args(parser, argv)
+  output = pathlib.Path(args.output)
+  _check(args, output)
+
+  from paxlite.data.tokenizer import open_tokenizer
+  from paxlite.data.tokenizer_training import sample, train
+
+  pieces, num_chars = sample(_texts(expanded(args.sources), args.field), args.sample_chars)
+  model = train(pieces, args.vocab_size, args.model_type, args.character_coverage)
+  write_file(output, model)
+  tokenizer = open_tokenizer(str(output))
+  num_bytes = sum(len(piece.encode()) for piece in pieces)
+  num_tokens = sum(len(tokenizer.encode_array(piece)) for piece in pieces)
+  used = sum(map(len, pieces))
+  part = f'{used:,} of {num_chars:,}' if used < num_chars else f'all {num_chars:,}'
+  print(
+    f'{output}: {tokenizer.vocab_size:,} ids, trained on {part} characters, on which a token has '
+    f'{num_bytes / num_tokens:.2f} bytes'
+  )
+  flags = shell.flags({'VOCAB_PATH': str(output), 'VOCAB_SIZE': tokenizer.vocab_size})
+  print(f'Use it with {flags}, or with --vocab of a tool')
+
+
+def _check(args: argparse.Namespace, output: pathlib.Path) -> None:
+  """Raises UserError for arguments that would fail after all text is read."""
+  if output.exists():
+    raise UserError(f'--output={output} exists: choose another name, or remove it')
+  if output.suffix == '.json' or not output.parent.is_dir():
+    raise UserError(f'--output={output} must be NAME.model in a folder that exists')
+  for name, least in (('vocab_size', 300), ('sample_chars', 1000)):
+    if getattr(args, name) < least:
+      raise UserError(f'--{name}={getattr(args, name)} must be at least {least}')
+  if not 0.9 <= args.character_coverage <= 1:
+    raise UserError(f'--character_coverage={args.character_coverage:g} must be from 0.9 to 1')
+
+
+def _texts(sources: Sequence[str], field: str) -> Iterator[str]:
+  """Yields the texts of the sources; a text file is read block by block."""
+  from paxlite.data.documents import check_once
+  from paxlite.data.record_files import Text
+  from paxlite.data.records import open_records, read_records, text_of
+
+  check_once(sources)
+  for source in sources:
+    if not isinstance(open_records(source), Text):
+      yield from (text_of(record, field, place) for place, record in read_records(source))
+      continue
+    for first, _, block in line_blocks(source):
+      try:
+        yield block.removeprefix(BOM if first == 0 else b'').decode('utf-8')
+      except UnicodeDecodeError as e:
+        line = first + block.count(b'\n', 0, e.start) + 1
+        raise UserError(f'{source}:{line} is not UTF-8 (0x{block[e.start]:02x})') from None
+
+
+if __name__ == '__main__':
+  command_line.run(main)

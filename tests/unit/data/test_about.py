@@ -1,0 +1,153 @@
+"""What paxlite data shows of data, and what a run says of them first."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.data import about, packaged
+from paxlite.data.base import RowInput
+from paxlite.data.sft import SftRows
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.tools import data as tool
+
+VOCAB = f'--vocab={packaged.VOCAB}'
+EXAMPLES = [{'prompt': f'{i} times {i}?', 'completion': ' word' * (i + 1)} for i in range(20)]
+LONG = {'prompt': 'a', 'completion': ' word' * 300}
+
+
+def write(path, records) -> str:
+  path.write_text(''.join(json.dumps(r) + '\n' for r in records))
+  return str(path)
+
+
+def shown(capsys, *argv: str) -> dict[str, str]:
+  """Returns what the tool prints, by the first word of a line; the example is under `text`."""
+  tool.main(list(argv))
+  out, _, text = capsys.readouterr().out.partition('\n\nExample')
+  lines = [line for line in out.splitlines() if not line.startswith(' ')]
+  return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines} | {'text': text, 'out': out}
+
+
+def test_examples_and_what_is_learned_of_one(tmp_path, capsys):
+  path = write(tmp_path / 'a.jsonl', EXAMPLES)
+  found = shown(capsys, path, VOCAB, '--fdl.MAX_SEQ_LEN=64', '--fdl.PERCORE_BATCH_SIZE=2')
+  source = SftRows([path], packaged.VOCAB, 64, 8192)
+  weights = source.read(np.arange(len(source)))['weights']
+  tokens, learned = source.lengths.sum(), int(weights.sum())
+  assert found['Format'] == 'prompt and completion (20)'
+  assert found['Contents'].startswith(f'20 examples, {tokens:,} tokens, {learned:,} learned (')
+  assert found['Rows'] == f'{len(source)} rows of 64 tokens, {tokens / weights.size:.0%} full'
+  assert f'{len(source) / 2:g} steps of 2 rows' in found['Epoch']
+  assert found['text'] == ', in [[ ]] what is learned:\n<s>0 times 0?[[ word</s>]]\n'
+  counts = [int(line.split()[-1]) for line in found['out'].splitlines() if line.startswith(' ')]
+  assert sum(counts) == 20
+
+
+@pytest.mark.parametrize(
+  ('too_long', 'expected', 'refused'),
+  [('error', 'Left out', True), ('skip', 'Left out', False), ('truncate', 'Cut', False)],
+)
+def test_examples_that_are_too_long(tmp_path, capsys, too_long, expected, refused):
+  path = write(tmp_path / 'a.jsonl', [*EXAMPLES, LONG, LONG])
+  found = shown(capsys, path, VOCAB, '--fdl.MAX_SEQ_LEN=64', f'--fdl.TOO_LONG={too_long}')['out']
+  assert re.search(rf'^{expected} +2 examples, too long$', found, re.MULTILINE)
+  assert 'the first: ' + path + ':21 has ' in found
+  assert ('a run refuses these data' in found) == refused
+
+
+def test_what_is_held_out(tmp_path, capsys):
+  path = write(tmp_path / 'a.jsonl', [*EXAMPLES, LONG])
+  found = shown(capsys, path, VOCAB, '--fdl.MAX_SEQ_LEN=64', '--fdl.EVAL_FRACTION=0.1')
+  assert found['Contents'].startswith('18 examples')
+  assert found['Held'].startswith('out  2 examples')
+
+
+def test_an_experiment_of_fine_tuning_needs_no_weights_for_it(tmp_path, capsys):
+  path = write(tmp_path / 'a.jsonl', EXAMPLES)
+  found = shown(capsys, path, '--fdl_config=SmolLM135MLoRA', VOCAB, '--fdl.VOCAB_SIZE=8192')
+  assert '1 row of 512 tokens' in found['Rows']
+
+
+def test_text_documents_and_mixtures(tmp_path, capsys):
+  documents = write(tmp_path / 'a.jsonl', [{'text': f'number {i} ' * 20} for i in range(9)])
+  (tmp_path / 'a.txt').write_text('One sentence of a text. ' * 400)
+  found = shown(capsys, documents, VOCAB, '--fdl.MAX_SEQ_LEN=32', '--fdl.HELD_OUT_EVERY=1000')
+  assert found['Contents'].startswith('9 documents, ')
+  assert found['Cut'] == '9 documents of more than 32 tokens'
+  assert found['text'].startswith(', in [[ ]] what is learned:\n[[number ')
+  found = shown(capsys, str(tmp_path / 'a.txt'), VOCAB, '--fdl.MAX_SEQ_LEN=32')
+  assert '% full' in found['Rows']
+  assert 'Cut' not in found
+  config = '--fdl_config=tests.support.experiments.TinyMixture'
+  out = shown(capsys, documents, str(tmp_path / 'a.txt'), config, VOCAB, '--fdl.WEIGHTS=[1,2]')[
+    'out'
+  ]
+  assert out.count('Rows ') == 1  # and another one after the first example
+
+
+def test_a_long_stream_is_shown_in_part(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(about, '_MOST_DOCUMENTS', 10)
+  documents = write(tmp_path / 'a.jsonl', [{'text': f'number {i} ' * 20} for i in range(50)])
+  found = shown(capsys, documents, VOCAB)
+  assert found['Contents'].startswith('the first 24 documents, ')
+  assert found['Epoch'].startswith('about: ')
+
+
+@pytest.mark.parametrize(
+  ('argv', 'match'),
+  [
+    ([], 'name FILES, or an experiment'),
+    (['a.jsonl'], '--vocab=TOKENIZER is missing'),
+    (['b.jsonl', VOCAB], r'b.jsonl:1: the keys of this record \(question\) .*; or to text'),
+    (['a.jsonl', VOCAB, '--fdl_config=TinyGPT'], 'TinyGPT reads no files'),
+    (['--fdl_config=TinyGPT'], 'trains on synthetic, of which there is nothing to show'),
+    (['none.jsonl', VOCAB], 'none.jsonl is not a file'),
+  ],
+)
+def test_what_cannot_be_shown(tmp_path, monkeypatch, argv, match):
+  monkeypatch.chdir(tmp_path)
+  write(tmp_path / 'a.jsonl', EXAMPLES)
+  write(tmp_path / 'b.jsonl', [{'question': 'a'}])
+  with pytest.raises(UserError, match=match):
+    tool.main(argv)
+
+
+def test_what_is_learned_is_green_on_a_terminal_and_the_text_cannot_change_it():
+  tokenizer = open_tokenizer(packaged.VOCAB)
+  ids = [
+    tokenizer.bos_id,
+    *tokenizer.encode('a \x1b[31m'),
+    *tokenizer.encode('b'),
+    tokenizer.eos_id,
+  ]
+  learned = np.arange(len(ids)) >= len(ids) - 2
+  text = about.masked_text(tokenizer, ids, learned, color=True)
+  assert text == '<s>a \\x1b[31m\x1b[32mb</s>\x1b[0m'
+
+
+def test_special_tokens_of_a_json_tokenizer_are_shown(tmp_path):
+  tokenizers = pytest.importorskip('tokenizers')
+  bpe = tokenizers.ByteLevelBPETokenizer()
+  bpe.train_from_iterator(['a b'], vocab_size=260, special_tokens=['<|end|>'])
+  bpe.save(str(tmp_path / 'tokenizer.json'))
+  tokenizer = open_tokenizer(str(tmp_path))
+  ids = tokenizer.encode_marked('a b<|end|>')
+  assert tokenizer.decode(ids) == 'a b'
+  assert tokenizer.decode_marked(ids) == 'a b<|end|>'
+
+
+@pytest.mark.parametrize('lengths', [[1], [7] * 5, [1, 2, 3], [*range(1, 1000), 10**6]])
+def test_a_histogram_counts_everything_once(lengths):
+  lines = about.histogram(np.array(lengths))
+  assert sum(int(line.split()[-1].replace(',', '')) for line in lines) == len(lengths)
+  assert len(lines) <= 13
+
+
+def test_a_run_says_what_is_cut_and_left_out(tmp_path):
+  path = write(tmp_path / 'a.jsonl', [*EXAMPLES, LONG])
+  line = lambda **how: about.lines(RowInput(SftRows([path], packaged.VOCAB, 64, 8192, **how), 4))[0]
+  assert 'the longest 26, 1 left out, in ' in line(too_long='skip')
+  assert 'the longest 64, 1 cut, in ' in line(too_long='truncate')

@@ -1,0 +1,148 @@
+"""Files of records as people have them: JSON in several layouts, tables, and marks of Windows."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import zstandard
+
+from paxlite.core.attributes import parse
+from paxlite.core.errors import UserError
+from paxlite.data import packaged
+from paxlite.data.documents import DocumentSource
+from paxlite.data.records import open_records, read_records
+from paxlite.data.sft import SftRows
+from paxlite.data.streams import StreamInput
+from paxlite.experiments.datasets import SftFiles
+
+RECORDS = [{'inputs': f'a, "{i}"\n\nß;', 'targets': f' {i}\t.'} for i in range(3)]
+PRETTY = [json.dumps(r, indent=2, ensure_ascii=False) for r in RECORDS]
+
+
+def cells(*row: str) -> str:
+  return ','.join('"' + cell.replace('"', '""') + '"' for cell in row)
+
+
+TABLE = 'inputs,targets\r\n' + '\r\n'.join(cells(*r.values()) for r in RECORDS) + '\r\n\r\n'
+CONTENTS = {
+  'lines.json': '\n'.join(map(json.dumps, RECORDS)),
+  'lines.jsonl': '\r\n'.join(map(json.dumps, RECORDS)) + '\r\n',
+  'one_line.json': json.dumps(RECORDS),
+  'list.json': ' \n' + json.dumps(RECORDS, indent=1) + '\n',
+  'objects.json': '\n'.join(PRETTY) + '\n',
+  'objects_on_lines.json': ''.join(PRETTY),
+  'table.csv': TABLE,
+  'semicolons.csv': TABLE.replace(',targets', ';targets').replace('","', '";"'),
+  'tabs.tsv': TABLE.replace(',targets', '\ttargets').replace('","', '"\t"'),
+}
+
+
+def batch(path) -> dict[str, np.ndarray]:
+  return SftRows([str(path)], packaged.VOCAB, 64, 8192).read(np.array([0]))
+
+
+@pytest.mark.parametrize('name', CONTENTS)
+def test_every_layout_gives_the_same_rows(tmp_path, name):
+  (tmp_path / 'a.jsonl').write_text('\n'.join(map(json.dumps, RECORDS)))
+  data = CONTENTS[name].encode()
+  contents = {name: data, f'bom_{name}': b'\xef\xbb\xbf' + data, f'{name}.gz': gzip.compress(data)}
+  contents[f'{name}.zst'] = zstandard.compress(data)
+  expected = batch(tmp_path / 'a.jsonl')
+  for file, content in contents.items():
+    (tmp_path / file).write_bytes(content)
+    assert [r for _, r in read_records(str(tmp_path / file))] == RECORDS, file
+    for key, value in batch(tmp_path / file).items():
+      np.testing.assert_array_equal(value, expected[key], err_msg=file)
+
+
+@pytest.mark.parametrize('name', CONTENTS)
+def test_reading_can_begin_at_any_record(tmp_path, name):
+  (tmp_path / name).write_text(CONTENTS[name], newline='')
+  source = open_records(str(tmp_path / name))
+  whole = list(source.read(0))
+  assert source.done == source.size
+  for start in range(4):
+    assert list(open_records(str(tmp_path / name)).read(0, start)) == whole[start:]
+
+
+@pytest.mark.parametrize('name', ['list.json', 'objects.json', 'table.csv'])
+def test_records_over_several_lines_are_located_by_their_first(tmp_path, name):
+  path = tmp_path / name
+  path.write_text(CONTENTS[name], newline='')
+  lines = CONTENTS[name].splitlines()
+  number = {'list.json': 7, 'objects.json': 5, 'table.csv': 5}[name]
+  places = [place for place, _ in read_records(str(path))]
+  assert places[1] == f'{path}:{number}'
+  assert lines[number - 1].strip()[:1] in ('{', '"')
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'match'),
+  [
+    ('a.json', b'[{"a": 1},\n {"a": 2}', r'a.json:2 is not JSON: after an object'),
+    ('a.json', b'[{"a": 1}\n {"a": 2}]', r'a.json:2 is not JSON: after an object'),
+    ('a.json', b'[{"a": 1},\n', r'a.json:2 is not JSON: Expecting value'),
+    ('a.json', b'[{"a": 1}]\n{"a": 2}', r'a.json:1 is not JSON: after an object'),
+    ('a.json', b'[{"a": 1},\n 3]', r'a.json:2 is no JSON object'),
+    ('a.json', b'[{"a":\n "\\ud800"}]', r'a.json:1 has half of a surrogate pair'),
+    ('a.json', b'[{"a":\n' + b'[' * 200 + b']' * 200 + b'}]', r'a.json:1 is not JSON: lists'),
+    ('a.json', b'[{"a":\n' + b'[' * 200_000, r'a.json:1 is not JSON'),
+    ('a.json', b'[{"a":\n "\xff"}]', r'a.json:2 is not UTF-8'),
+    ('a.json', b'{\n"a": 1}\n{"a": 1\n', r'a.json:4 is not JSON'),
+    ('a.json', b'', 'a.json is empty'),
+    ('a.csv', b'', 'a.csv is empty'),
+    ('a.csv', b'a,b\n1,2\n1,2,3\n', r'a.csv:3 has 3 columns and the first line names 2'),
+    ('a.csv', b'a,b\n1,"2\n', r'a.csv:2 is not CSV: unexpected end of data'),
+    ('a.csv', b'a,a\n1,2\n', r'a.csv:1 must name the columns'),
+    ('a.csv', b'a,\n1,2\n', r'a.csv:1 must name the columns'),
+    ('a.csv', b'a,b\n1,2\n1,\xe4\n', r'a.csv:3 is not UTF-8 \(byte 2 of the line\)'),
+    ('a.csv.gz', gzip.compress(b'a,b\n' * 99)[:-9], r'a.csv.gz cannot be read'),
+    ('a.json.gz', b'[', r'a.json.gz cannot be read'),
+  ],
+)  # fmt: skip
+def test_a_damaged_file_is_one_error(tmp_path, name, content, match):
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(UserError, match=match):
+    list(read_records(str(tmp_path / name)))
+
+
+def test_an_empty_list_and_long_cells(tmp_path):
+  (tmp_path / 'a.json').write_text(' [ ] \n')
+  assert list(read_records(str(tmp_path / 'a.json'))) == []
+  (tmp_path / 'a.csv').write_text(f'text\n{"x" * 300_000}\n')
+  assert len(next(read_records(str(tmp_path / 'a.csv')))[1]['text']) == 300_000
+
+
+def test_documents_come_from_tables(tmp_path):
+  (tmp_path / 'a.csv').write_text('id,text\n1,hello\n2,\n3,"you, there"\n')
+  source = DocumentSource([str(tmp_path / '*.csv')], packaged.VOCAB, 8192)
+  (found,) = StreamInput(source, 16, 1, shuffle=False).eval_batches(slice(None))
+  assert found['weights'].sum() > 4
+
+
+def test_messages_in_a_table_are_json(tmp_path):
+  messages = [dict(role='user', content='a'), dict(role='assistant', content='b')]
+  (tmp_path / 'a.csv').write_text('messages,tools\n' + cells(json.dumps(messages), '') + '\n')
+  template = '{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}'
+  rows = SftRows([str(tmp_path / 'a.csv')], packaged.VOCAB, 64, 8192, chat_template=template)
+  assert rows.num_examples == 1
+
+
+@pytest.mark.parametrize(
+  ('text', 'files'),
+  [
+    ('a.jsonl', ['a.jsonl']),
+    ('a.jsonl,b.jsonl', ['a.jsonl', 'b.jsonl']),
+    ('a.jsonl, b c.jsonl', ['a.jsonl', 'b c.jsonl']),
+    ('2024', ['2024']),
+    ('2024,2025', ['2024', '2025']),
+    ('data/*.jsonl', ['data/*.jsonl']),
+    ("['a.jsonl','b.jsonl']", ['a.jsonl', 'b.jsonl']),
+    ('[a.jsonl,b.jsonl]', ['a.jsonl', 'b.jsonl']),
+    ("it's.jsonl", ["it's.jsonl"]),
+    ('a(1).jsonl', ['a(1).jsonl']),
+  ],
+)
+def test_files_are_named_without_python_quotes(text, files):
+  assert parse(SftFiles, 'TRAIN_FILES', text) == files

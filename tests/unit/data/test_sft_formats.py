@@ -1,0 +1,187 @@
+"""Formats of records for fine-tuning, and conversations with tools as transformers writes them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.data import packaged
+from paxlite.data.chat_format import ChatFormat, Conversation
+from paxlite.data.sft import SftRows
+from paxlite.data.sft_formats import FORMATS, Pair, format_of
+from paxlite.data.tokenizer import open_tokenizer
+
+pytest.importorskip('jinja2')
+
+# The layout that Hermes began and Qwen has: tools in the system message, results from the user.
+WITH_TOOLS = """{%- if tools %}
+  {{- '<|im_start|>system\n' }}
+  {%- if messages[0].role == 'system' %}{{- messages[0].content + '\n\n' }}{%- endif %}
+  {{- '<tools>' }}
+  {%- for tool in tools %}{{- '\n' ~ (tool | tojson) }}{%- endfor %}
+  {{- '\n</tools><|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}
+  {{- '<|im_start|>system\n' ~ messages[0].content ~ '<|im_end|>\n' }}
+{%- endif %}
+{%- for message in messages %}
+  {%- if message.role == 'user' %}
+    {{- '<|im_start|>user\n' ~ message.content ~ '<|im_end|>\n' }}
+  {%- elif message.role == 'assistant' %}
+    {{- '<|im_start|>assistant\n' ~ message.content }}
+    {%- for tool_call in message.tool_calls or [] %}
+      {%- if not loop.first or message.content %}{{- '\n' }}{%- endif %}
+      {%- set call = tool_call.function %}
+      {{- '<tool_call>\n{"name": "' ~ call.name ~ '", "arguments": ' }}
+      {{- (call.arguments | tojson) ~ '}\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\n' }}
+  {%- elif message.role == 'tool' %}
+    {%- if messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+    {{- '\n<tool_response>\n' ~ message.content ~ '\n</tool_response>' }}
+    {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\n' }}{%- endif %}
+  {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{%- endif %}"""
+# Leaves out roles that it does not know, as many templates do.
+WITHOUT_TOOLS = """{% for m in messages %}{% if m.role != 'tool' %}
+[{{ m.role }}] {{ m.content }}
+{% endif %}{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"""
+
+USER, ANSWER = {'role': 'user', 'content': 'hello'}, {'role': 'assistant', 'content': 'good day'}
+ARGUMENTS = {'city': 'Zürich', 'days': 2}
+CALL = {'type': 'function', 'function': {'name': 'weather', 'arguments': ARGUMENTS}}
+CALLING = {'role': 'assistant', 'content': '', 'tool_calls': [CALL]}
+RESULT = {'role': 'tool', 'content': '{"sky": "clear"}'}
+TOOL = {'name': 'weather', 'description': 'of a city', 'parameters': {'type': 'object'}}
+WRAPPED = [{'type': 'function', 'function': TOOL}]
+WHOLE = [{'role': 'system', 'content': 'be kind'}, USER, CALLING, RESULT, ANSWER]
+
+
+def turns(*pairs):
+  return [{'from': speaker, 'value': value} for speaker, value in pairs]
+
+
+@pytest.mark.parametrize(
+  ('record', 'contents'),
+  [
+    (dict(inputs='a', targets='b', messages=None), Pair('a', 'b')),
+    (dict(prompt='a', completion='b'), Pair('a', 'b')),
+    (dict(prompt=[USER, ANSWER, USER], completion=[ANSWER]),
+     Conversation([USER, ANSWER, USER, ANSWER], None, 3)),
+    (dict(messages=WHOLE, tools=WRAPPED), Conversation(WHOLE, WRAPPED)),
+    (dict(messages=WHOLE, tools=json.dumps([TOOL])), Conversation(WHOLE, WRAPPED)),
+    (dict(messages=[USER, {**ANSWER, 'tool_calls': None}], tools=[]), Conversation([USER, ANSWER])),
+    (dict(messages=[USER, dict(role='assistant', content=None, tool_calls=[
+        dict(id='1', function=dict(name='weather', arguments=json.dumps(ARGUMENTS)))])]),
+     Conversation([USER, {**CALLING, 'tool_calls': [{'id': '1', **CALL}]}])),
+    (dict(messages=[USER, dict(role='assistant', function_call=CALL['function']),
+                    dict(role='function', name='weather', content='1')]),
+     Conversation([USER, CALLING, dict(role='tool', name='weather', content='1')])),
+    (dict(conversations=turns(('system', 'be kind'), ('human', 'hello'),
+        ('function_call', json.dumps(CALL['function'])), ('observation', RESULT['content']),
+        ('gpt', 'good day')), tools=json.dumps([TOOL])), Conversation(WHOLE, WRAPPED)),
+    (dict(conversations=turns(('human', 'hello'), ('gpt', 'good day')), system='be kind'),
+     Conversation([WHOLE[0], USER, ANSWER])),
+    (dict(instruction='hello', input=None, output='good day', history=[]),
+     Conversation([USER, ANSWER])),
+  ],
+)  # fmt: skip
+def test_each_format_is_found_by_its_keys(record, contents):
+  assert format_of(record).read(record) == contents
+
+
+def test_a_record_of_no_format_names_its_keys_and_all_formats():
+  with pytest.raises(UserError, match=r'\(question, answer\)') as e:
+    format_of({'question': 'a', 'answer': 'b', 'messages': None})
+  for found in FORMATS:
+    assert ' and '.join(found.keys) in str(e.value)
+
+
+@pytest.mark.parametrize(
+  ('record', 'match'),
+  [
+    (dict(prompt=[USER], completion='b'), 'must be two texts, or two lists of messages'),
+    (dict(inputs='a', targets=3), "'targets' must be a text"),
+    (dict(messages=[dict(role='user', content=[{'type': 'image'}])]), 'of the user has no text'),
+    (dict(messages=[{**USER, 'tool_calls': [CALL]}]), 'in a message of the assistant'),
+    (dict(messages=[{**CALLING, 'tool_calls': [dict(name='f', arguments='{')]}]), 'is not JSON'),
+    (dict(messages=[{**CALLING, 'tool_calls': [dict(name='f', arguments='3')]}]), 'a tool call'),
+    (dict(messages=[{**CALLING, 'tool_calls': [3]}]), 'a tool call must be'),
+    (dict(messages=[USER], tools='['), '"tools" is a text that is not JSON'),
+    (dict(messages=[USER], tools=[dict(x=1)]), '"tools" must be a list of'),
+    (dict(conversations=turns(('function_call', 'f(x)'))), 'must be the JSON text of'),
+    (dict(conversations=turns(('bot', 'x'))), "the role 'bot'; there are system, user"),
+    (dict(instruction='a', output='b', history=[['a', 'b']]), '"history" is not read'),
+  ],
+)  # fmt: skip
+def test_a_bad_record_is_refused(record, match):
+  with pytest.raises(UserError, match=match):
+    format_of(record).read(record)
+
+
+@pytest.mark.parametrize('tools', [None, WRAPPED])
+@pytest.mark.parametrize('prompt', [False, True])
+def test_calls_and_results_are_written_as_by_transformers(tools, prompt):
+  transformers = pytest.importorskip('transformers')
+  tokenizers = pytest.importorskip('tokenizers')
+  tokenizer = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()), chat_template=WITH_TOOLS
+  )
+  theirs = tokenizer.apply_chat_template(
+    WHOLE, tools=tools, add_generation_prompt=prompt, tokenize=False
+  )
+  assert ChatFormat(WITH_TOOLS, '').render(WHOLE, prompt, tools) == theirs
+
+
+def learned(tmp_path, record, template) -> list[str]:
+  """Returns the texts that are learned of one record."""
+  path = tmp_path / 'a.jsonl'
+  path.write_text(json.dumps(record))
+  batch = SftRows([str(path)], packaged.VOCAB, 512, 8192, chat_template=template).read(
+    np.array([0])
+  )
+  labels, is_learned = batch['labels'][0], batch['weights'][0] > 0
+  ends = np.flatnonzero(np.diff(is_learned)) + 1
+  parts = zip(np.split(labels, ends), np.split(is_learned, ends), strict=True)
+  return [open_tokenizer(packaged.VOCAB).decode(ids.tolist()) for ids, here in parts if here[0]]
+
+
+def test_calls_are_learned_and_results_are_not(tmp_path):
+  call = (
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Zürich", "days": 2}}\n</tool_call>'
+  )
+  assert learned(tmp_path, dict(messages=WHOLE, tools=[TOOL]), WITH_TOOLS) == [
+    f'{call}<|im_end|>\n',
+    'good day<|im_end|>\n',
+  ]
+
+
+def test_answers_within_a_prompt_are_not_learned(tmp_path):
+  record = dict(prompt=[USER, ANSWER, USER], completion=[{**ANSWER, 'content': 'again'}])
+  assert learned(tmp_path, record, WITH_TOOLS) == ['again<|im_end|>\n']
+
+
+@pytest.mark.parametrize(
+  ('template', 'chat', 'match'),
+  [
+    (WITHOUT_TOOLS, dict(messages=[USER, CALLING, ANSWER]), r'the call of weather \(message 2\)'),
+    (WITHOUT_TOOLS, dict(messages=[USER, RESULT, ANSWER]), r'the result of a tool \(message 2\)'),
+    (WITHOUT_TOOLS, dict(messages=[USER, ANSWER], tools=[TOOL]), 'the tool weather'),
+    (WITH_TOOLS.replace('message.content }}\n    {%- for', "'' }}\n    {%- for"),
+     dict(messages=[USER, {**CALLING, 'content': 'I look.'}]), 'the text beside a tool call'),
+    (WITH_TOOLS.replace('message.tool_calls or []', 'message.tool_calls[:1]'),
+     dict(messages=[USER, {**CALLING, 'tool_calls': [CALL, CALL]}]), 'the call of weather'),
+  ],
+)  # fmt: skip
+def test_a_template_that_leaves_out_tools_is_refused(tmp_path, template, chat, match):
+  with pytest.raises(UserError, match=f'a.jsonl:1: the chat template leaves out {match}'):
+    learned(tmp_path, chat, template)
+
+
+def test_conversations_with_tools_have_a_template_of_their_own(tmp_path):
+  named = [{'name': 'tool_use', 'template': 'tools'}, {'name': 'default', 'template': 'plain'}]
+  (tmp_path / 'tokenizer_config.json').write_text(json.dumps({'chat_template': named}))
+  chat = ChatFormat('', str(tmp_path / 'tokenizer.json'))
+  assert chat.render([USER], False) == 'plain'
+  assert chat.render([USER], False, WRAPPED) == 'tools'
