@@ -74,7 +74,7 @@ def _declared(cls: type) -> dict[str, Any]:
   for name, value in vars(cls).items():
     getter = getattr(value, 'fget', None)
     if name.isupper() and getter is not None:
-      hints[name] = typing.get_type_hints(getter, include_extras=True)['return']
+      hints[name] = typing.get_type_hints(getter, include_extras=True).get('return', Any)
   return hints
 
 

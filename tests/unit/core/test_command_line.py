@@ -81,9 +81,9 @@ def test_no_stdout_at_all():
 @pytest.mark.parametrize(
   ('argv', 'wanted'),
   [
-    (['paxlite'], 'tokenize    turn text into a dataset of tokens'),
+    (['paxlite'], 'turn text into a dataset of tokens'),
     (['paxlite', '--version'], 'paxlite 0.'),
-    (['paxlite', '-help'], 'tokenize    turn text into a dataset of tokens'),
+    (['paxlite', '-help'], 'turn text into a dataset of tokens'),
     (['paxlite', 'train', '--help'], 'paxlite train EXPERIMENT'),
     (['paxlite', 'list', '-help'], 'usage: paxlite list'),
     (['paxlite', 'attributes', 'learning_rate'], 'LEARNING_RATE: float = 0.001\n'),
@@ -109,13 +109,13 @@ def test_bash_completes():
   script = f"""
 paxlite() {{ {sys.executable} -m paxlite "$@"; }}
 eval "$(paxlite completion bash)"
-COMP_WORDS=(paxlite tra); COMP_CWORD=1; _paxlite; echo "${{COMPREPLY[@]}}"
+COMP_WORDS=(paxlite deco); COMP_CWORD=1; _paxlite; echo "${{COMPREPLY[@]}}"
 COMP_WORDS=(paxlite train TinyGPT NUM_L); COMP_CWORD=3; _paxlite; echo "${{COMPREPLY[@]}}"
 """
   done = subprocess.run(
     ['bash', '-c', script], capture_output=True, text=True, check=True, cwd=runs.ROOT
   )
-  assert done.stdout.splitlines() == ['train', 'NUM_LAYERS= NUM_LOSS_CHUNKS=']
+  assert done.stdout.splitlines() == ['decode', 'NUM_LAYERS= NUM_LOSS_CHUNKS=']
 
 
 def test_the_table_needs_no_import_and_shortens_nothing(capsys):
