@@ -111,14 +111,14 @@ def contents_of(data: RowInput | StreamInput) -> Contents:
     lengths, learned = source.lengths, source.num_learned
     return Contents('example', lengths, learned, len(source), _share_filled(source))
   starts = np.asarray(source.seq_starts[: _MOST_DOCUMENTS + 1]).astype(np.int64)
+  lengths = np.diff(starts)
   count, tokens = len(source.seq_starts) - 1, len(source.tokens)
   fill = tokens / (len(source) * source.seq_len)
-  if source.rows == 'sequences':
-    fill = float(np.minimum(np.diff(starts), source.seq_len).mean() / source.seq_len)
+  if source.rows == 'sequences':  # the only rows that cut documents
+    fill = float(np.minimum(lengths, source.seq_len).mean() / source.seq_len)
+    tokens = round(fill * len(source) * source.seq_len)
   is_whole = count <= _MOST_DOCUMENTS
-  return Contents(
-    getattr(source, 'noun', 'document'), np.diff(starts), tokens, len(source), fill, is_whole
-  )
+  return Contents(getattr(source, 'noun', 'document'), lengths, tokens, len(source), fill, is_whole)
 
 
 def _contents_of_stream(data: StreamInput) -> Contents:

@@ -80,7 +80,7 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
   from paxlite.data.tokenizer import open_tokenizer
   from paxlite.experiments import datasets
 
-  cls = _dataset_of(files)
+  cls = _dataset_of(files, overrides)
   values = {name: parse(cls, name, text) for name, text in overrides.items()}
   vocab = vocab or values.get('VOCAB_PATH')
   if not vocab:
@@ -91,27 +91,28 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
   return cls(**needed | values | _files_of(cls, files))
 
 
-def _dataset_of(files: Sequence[str]) -> type:
+def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   """Returns the dataset that reads files of this kind, by the first record of the first file."""
   from paxlite.core.files import expanded
-  from paxlite.data.record_files import File, Text
+  from paxlite.data.record_files import Text
   from paxlite.data.records import open_records, read_records
   from paxlite.data.sft_formats import format_of
   from paxlite.experiments import datasets
 
   first = expanded(files)[0]
-  source = open_records(first)
-  if isinstance(source, Text):
+  if isinstance(open_records(first), Text):
     return datasets.TextFiles
   place, record = next(read_records(first), ('', {}))
   if not record:
     raise UserError(f'{first} holds no record')
-  if isinstance(record.get('text'), str) or not isinstance(source, File):
+  if isinstance(record.get('text'), str) or 'TEXT_FIELD' in overrides:
     return datasets.DocumentFiles
   try:
     format_of(record)
   except UserError as e:
-    raise UserError(f'{place}: {e}; or to text, for pretraining') from None
+    raise UserError(
+      f'{place}: {e}; or to text, for pretraining, or name that field with --fdl.TEXT_FIELD'
+    ) from None
   return datasets.SftFiles
 
 

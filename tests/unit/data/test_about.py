@@ -12,6 +12,7 @@ from paxlite.data.base import RowInput
 from paxlite.data.sft import SftRows
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.tools import data as tool
+from paxlite.tools import tokenize
 
 VOCAB = f'--vocab={packaged.VOCAB}'
 EXAMPLES = [{'prompt': f'{i} times {i}?', 'completion': ' word' * (i + 1)} for i in range(20)]
@@ -88,6 +89,17 @@ def test_text_documents_and_mixtures(tmp_path, capsys):
   assert out.count('Rows ') == 1  # and another one after the first example
 
 
+def test_flat_tokens(tmp_path, capsys):
+  documents = write(tmp_path / 'a.jsonl', [{'text': f'number {i} ' * 20} for i in range(9)])
+  tokenize.main([VOCAB, f'--output={tmp_path / "flat"}', '--processes=1', documents])
+  flags = '--fdl_config=tests.support.experiments.TinyTokens', VOCAB, '--fdl.ROWS=sequences'
+  found = shown(capsys, str(tmp_path / 'flat'), *flags, '--fdl.NUM_EPOCHS=2')
+  assert re.fullmatch(r'9 documents, [\d,]+ tokens, 288 learned \(\d+%\)', found['Contents'])
+  assert found['Rows'] == '9 rows of 32 tokens, 100% full'
+  assert found['Cut'] == '9 documents of more than 32 tokens'
+  assert 'NUM_EPOCHS=2 is 5 steps' in found['out']
+
+
 def test_a_long_stream_is_shown_in_part(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(about, '_MOST_DOCUMENTS', 10)
   documents = write(tmp_path / 'a.jsonl', [{'text': f'number {i} ' * 20} for i in range(50)])
@@ -102,6 +114,7 @@ def test_a_long_stream_is_shown_in_part(tmp_path, capsys, monkeypatch):
     ([], 'name FILES, or an experiment'),
     (['a.jsonl'], '--vocab=TOKENIZER is missing'),
     (['b.jsonl', VOCAB], r'b.jsonl:1: the keys of this record \(question\) .*; or to text'),
+    (['b.jsonl', VOCAB, '--fdl.TEXT_FIELD=answer'], "b.jsonl:1 has no text field 'answer'"),
     (['a.jsonl', VOCAB, '--fdl_config=TinyGPT'], 'TinyGPT reads no files'),
     (['--fdl_config=TinyGPT'], 'trains on synthetic, of which there is nothing to show'),
     (['none.jsonl', VOCAB], 'none.jsonl is not a file'),

@@ -120,6 +120,48 @@ def test_a_bad_record_is_refused(record, match):
     format_of(record).read(record)
 
 
+PLAIN = (
+  '{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}'
+  '{% if add_generation_prompt %}[assistant] {% endif %}'
+)
+CHAT = lambda i: [
+  {'role': 'user', 'content': f'hello {i}'},
+  {'role': 'assistant', 'content': f'good day {i} ' * (i % 7 + 1)},
+]
+AS_BEFORE = {  # records, and the checksums of their tokens and masks before tools were read
+  'messages': (
+    lambda i: {'messages': [{'role': 'system', 'content': 's'}, *CHAT(i), *CHAT(i + 1)]},
+    1794586280,
+  ),
+  'texts': (lambda i: {'inputs': f'{i} is', 'targets': ' word' * (i % 9 + 1)}, 1506018244),
+  'ShareGPT': (
+    lambda i: {
+      'conversations': turns(('system', 'x'), ('human', f'q{i}'), ('gpt', 'v ' * (i % 5 + 1)))
+    },
+    456407544,
+  ),
+  'ShareGPT of messages': (lambda i: {'conversations': CHAT(i)}, 3851475060),
+  'Alpaca': (
+    lambda i: {
+      'instruction': f'do {i}',
+      'input': '' if i % 2 else 'this',
+      'output': f'done {i}',
+      'system': 'sys' if i % 3 else '',
+    },
+    1919961777,
+  ),
+}
+
+
+@pytest.mark.parametrize('name', AS_BEFORE)
+def test_tokens_and_masks_are_what_they_were(tmp_path, name):
+  record, checksum = AS_BEFORE[name]
+  path = tmp_path / 'a.jsonl'
+  path.write_text(''.join(json.dumps(record(i)) + '\n' for i in range(50)))
+  rows = SftRows([str(path)], packaged.VOCAB, 96, 8192, chat_template=PLAIN)
+  assert rows.fingerprint == checksum
+
+
 @pytest.mark.parametrize('tools', [None, WRAPPED])
 @pytest.mark.parametrize('prompt', [False, True])
 def test_calls_and_results_are_written_as_by_transformers(tools, prompt):
