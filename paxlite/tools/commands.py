@@ -31,6 +31,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     Command('train', 'train an experiment, or continue its run', 'runs', ('train',)),
     Command('eval', 'evaluate the last checkpoint of a run', 'runs', ('eval',)),
     Command('decode', 'continue the prompts of an experiment', 'runs', ('decode',)),
+    Command('report', 'one page about runs: curves, tables, samples', 'report'),
     Command('goodput', "what a run's time was spent on, over all restarts", 'goodput'),
   ),
   'Experiments': (

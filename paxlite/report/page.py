@@ -1,0 +1,132 @@
+"""Writes a report as one HTML page that needs no network."""
+
+import html
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from paxlite.report import tables
+from paxlite.report.curves import COLORS
+from paxlite.report.records import Points, RunRecords, thinned
+
+_POINTS = 40_000  # of all curves of the page together
+_FEWEST = 100  # points of a curve
+_CURVES = {
+  'loss': 'Training loss',
+  'lr': 'Learning rate',
+  'grad_norm': 'Gradient norm',
+  'tokens_per_second': 'Tokens per second',
+  'mfu': 'MFU',
+}
+_EVALUATED = {
+  'avg_xent': 'loss',
+  'bits_per_byte': 'bits per byte',
+  'fraction_of_correct_next_step_preds': 'accuracy',
+  'acc': 'accuracy',
+}
+_OVER = {'step': 'steps', 'tokens': 'tokens', 'hours': 'hours of steps'}
+_SAMPLES = 12  # of a run: the last ones
+_HERE = pathlib.Path(__file__).parent
+
+
+def page(runs: Sequence[RunRecords], title: str) -> str:
+  """Returns the page."""
+  curves, shown, of = _curves(runs)
+  data = {
+    'runs': [run.name for run in runs],
+    'colors': [COLORS[i % len(COLORS)] for i in range(len(runs))],
+    'over': _OVER,
+    'curves': curves,
+  }
+  sections = [
+    _table('Runs', tables.summary(runs)),
+    _remarks(runs),
+    '<section id="curves"></section>',
+    f'<p class="note">The curves show {shown:,} of {of:,} points; where points are left out, the '
+    'smallest and the largest of each interval are kept. Hours are those spent in steps.</p>'
+    if of > shown
+    else '',
+    _table('Evaluations', tables.evaluations(runs)),
+    _table('What the time was spent on', tables.goodputs(runs)),
+    _table('What differs', tables.differences(runs)) if len(runs) > 1 else '',
+    _samples(runs),
+    _values(runs),
+    _table('Versions and devices', tables.versions(runs)),
+  ]
+  text = (_HERE / 'page.html').read_text(encoding='utf-8')
+  # in a script, only this could end it
+  script = json.dumps(data, separators=(',', ':')).replace('<', '\\u003c')
+  for name, value in (('title', html.escape(title)), ('body', '\n'.join(filter(None, sections)))):
+    text = text.replace(f'<!--{name}-->', value)
+  return text.replace('/*data*/', script)
+
+
+def _curves(runs: Sequence[RunRecords]) -> tuple[list[dict[str, Any]], int, int]:
+  """Returns the curves with a list of points for each run, and how many points there are."""
+  found = []
+  for metric, title in _CURVES.items():
+    found.append((title, {o: [run.series(metric, o) for run in runs] for o in _OVER}))
+  names = dict.fromkeys(pair for run in runs for pair in run.evaluated_metrics)
+  for name, metric in names:
+    if metric in _EVALUATED:
+      title = f'{name}: {_EVALUATED[metric]}'
+      found.append((title, {o: [run.evaluated(name, metric, o) for run in runs] for o in _OVER}))
+  found = [(t, series) for t, series in found if any(map(len, series['step']))]
+  number = max(1, len(found) * len(runs) * len(_OVER))
+  most = max(_FEWEST, _POINTS // number)
+  curves = [
+    {'title': t, 'series': {o: [_short(thinned(p, most)) for p in ps] for o, ps in series.items()}}
+    for t, series in found
+  ]
+  of = sum(len(p) for _, series in found for p in series['step'])
+  shown = sum(min(len(p), len(thinned(p, most))) for _, s in found for p in s['step'])
+  return curves, shown, of
+
+
+def _short(points: Points) -> list[list[float]]:
+  return [[float(f'{x:.6g}'), float(f'{y:.5g}')] for x, y in points]
+
+
+def _table(title: str, table: tables.Table) -> str:
+  header, rows = table
+  if not rows:
+    return ''
+  row = lambda cells, tag: (
+    '<tr>' + ''.join(f'<{tag}>{html.escape(c)}</{tag}>' for c in cells) + '</tr>'
+  )
+  body = ''.join(row(cells, 'td') for cells in rows)
+  return (
+    f'<section><h2>{html.escape(title)}</h2><div class="wide"><table><thead>{row(header, "th")}'
+    f'</thead><tbody>{body}</tbody></table></div></section>'
+  )
+
+
+def _remarks(runs: Sequence[RunRecords]) -> str:
+  items = [f'<li>{html.escape(f"{run.name}: {text}")}</li>' for run in runs for text in run.remarks]
+  return f'<ul class="note">{"".join(items)}</ul>' if items else ''
+
+
+def _samples(runs: Sequence[RunRecords]) -> str:
+  blocks = []
+  for run in runs:
+    for sample in run.samples[-_SAMPLES:]:
+      step, prompt = sample['step'], str(sample.get('prompt', ''))
+      text = str(sample.get('text', '')).removeprefix(prompt)
+      blocks.append(
+        f'<figure><figcaption>{html.escape(run.name)}, step {step:,}</figcaption>'
+        f'<pre><b>{html.escape(prompt)}</b>{html.escape(text)}</pre></figure>'
+      )
+  return f'<section><h2>Samples</h2>{"".join(blocks)}</section>' if blocks else ''
+
+
+def _values(runs: Sequence[RunRecords]) -> str:
+  blocks = []
+  for run in runs:
+    lines = '\n'.join(f'{name} = {value!r}' for name, value in run.values.items())
+    if lines:
+      blocks.append(
+        f'<details><summary>{html.escape(run.name)}</summary><pre>{html.escape(lines)}</pre>'
+        '</details>'
+      )
+  return f'<section><h2>Values</h2>{"".join(blocks)}</section>' if blocks else ''

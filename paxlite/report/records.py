@@ -1,0 +1,180 @@
+"""Reads what a run has left in its folder."""
+
+import dataclasses
+import functools
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from paxlite.core.errors import UserError
+from paxlite.core.json_files import read_object
+from paxlite.runtime import goodput
+from paxlite.training.writers import EvalRecords, Samples, TrainRecords, read_records
+
+Points = list[tuple[float, float]]
+_OF_RUNS = 'experiment.json', 'metrics.jsonl', 'eval_metrics.jsonl', 'goodput'
+
+
+@dataclasses.dataclass(frozen=True)
+class RunRecords:
+  """What a run has recorded.
+
+  Attributes:
+    folder: The run's folder.
+    name: The shortest end of the folder's path that is different from those of the other runs.
+  """
+
+  folder: pathlib.Path
+  name: str
+
+  @functools.cached_property
+  def steps(self) -> list[dict[str, Any]]:
+    """The recorded training steps, with the tokens and hours of training up to each."""
+    found, tokens, hours, before = [], 0.0, 0.0, 0
+    for record in read_records(self.folder / TrainRecords.name):
+      seconds, speed = record.get('step_seconds'), record.get('tokens_per_second')
+      if seconds and speed:
+        tokens += (record['step'] - before) * seconds * speed
+        hours += (record['step'] - before) * seconds / 3600
+      before = record['step']
+      found.append({**record, 'tokens': tokens, 'hours': hours})
+    return found
+
+  @functools.cached_property
+  def evaluations(self) -> list[dict[str, Any]]:
+    """The evaluations: a step, an input, and numbers by metric."""
+    return list(read_records(self.folder / EvalRecords.name))
+
+  @functools.cached_property
+  def samples(self) -> list[dict[str, Any]]:
+    """The texts that the model has generated: a step, a prompt and a text."""
+    return list(read_records(self.folder / Samples.name))
+
+  @functools.cached_property
+  def values(self) -> dict[str, Any]:
+    """The experiment and its attributes; empty if they cannot be read."""
+    found = self._object('experiment.json')
+    values = found.get('values')
+    rest = values if isinstance(values, dict) else {}
+    return {'experiment': found.get('experiment'), **rest} if found else {}
+
+  @functools.cached_property
+  def versions(self) -> dict[str, str]:
+    """Devices and versions of packages, as texts."""
+    found = self._object('versions.json')
+    packages = found.get('packages')
+    texts = {'devices': found.get('devices'), 'processes': found.get('processes')}
+    texts |= {'python': found.get('python')}
+    texts |= packages if isinstance(packages, dict) else {}
+    return {k: str(v) for k, v in texts.items() if v is not None}
+
+  @functools.cached_property
+  def goodput(self) -> goodput.Report | None:
+    return goodput.report(self.folder)
+
+  @property
+  def remarks(self) -> list[str]:
+    """Sentences about what is missing or left out."""
+    found = []
+    for name in (TrainRecords.name, EvalRecords.name):
+      path = self.folder / name
+      if not path.is_file():
+        found.append(f'{name} is missing.')
+        continue
+      lines = len([x for x in path.read_bytes().split(b'\n') if x])
+      damaged = lines - len(list(read_records(path)))
+      if damaged:
+        found.append(f'{damaged} of {lines} lines of {name} cannot be read and are left out.')
+    for name, held in (('experiment.json', self.values), ('versions.json', self.versions)):
+      if not held:
+        found.append(f'{name} is missing or cannot be read.')
+    skipped = sum(1 for r in self.steps if r.get('loss') is None)
+    if skipped:
+      found.append(f'{skipped} recorded steps have no finite loss and are left out of the curves.')
+    return found
+
+  def series(self, metric: str, over: str) -> Points:
+    """Returns the finite values of a metric over 'step', 'tokens' or 'hours'."""
+    pairs = ((_number(r.get(over)), _number(r.get(metric))) for r in self.steps)
+    return [(x, y) for x, y in pairs if x is not None and y is not None]
+
+  def evaluated(self, name: str, metric: str, over: str) -> Points:
+    """Returns the values of a metric of evaluation input `name`, over what `series` says."""
+    at = {r['step']: r.get(over) for r in self.steps}
+    known = sorted(at)
+    points = []
+    for record in self.evaluations:
+      y = _number(record.get(metric))
+      if record.get('input') != name or y is None:
+        continue
+      # an evaluation may be between two records of training
+      step = max((s for s in known if s <= record['step']), default=None)
+      x = _number(record['step'] if over == 'step' else None if step is None else at[step])
+      if x is not None:
+        points.append((x, y))
+    return points
+
+  @property
+  def evaluated_metrics(self) -> list[tuple[str, str]]:
+    """The inputs and metrics of the evaluations, in the order of their first record."""
+    found = {
+      (r['input'], k): None
+      for r in self.evaluations
+      if isinstance(r.get('input'), str)
+      for k, v in r.items()
+      if k != 'step' and _number(v) is not None
+    }
+    return list(found)
+
+  def _object(self, name: str) -> dict[str, Any]:
+    path = self.folder / name
+    try:
+      return read_object(path) if path.is_file() else {}
+    except UserError:
+      return {}
+
+
+def read_runs(folders: Sequence[str]) -> list[RunRecords]:
+  """Returns the records of runs.
+
+  Raises:
+    UserError: A folder is not that of a run, or is named twice.
+  """
+  paths = [pathlib.Path(f).expanduser().absolute() for f in folders]
+  for path in paths:
+    if not path.is_dir() or not any((path / name).exists() for name in _OF_RUNS):
+      raise UserError(f'{path} is not the folder of a run')
+    if paths.count(path) > 1:
+      raise UserError(f'{path} is named twice')
+  depth = 1
+  while len({p.parts[-depth:] for p in paths}) < len(paths):
+    depth += 1
+  return [RunRecords(p, '/'.join(p.parts[-depth:])) for p in paths]
+
+
+def thinned(points: Points, most: int) -> Points:
+  """Returns at most `most` points, which keep the smallest and largest value of each interval."""
+  if len(points) <= most:
+    return points
+  size = math.ceil(2 * len(points) / most)
+  kept: Points = []
+  for start in range(0, len(points), size):
+    part = points[start : start + size]
+    ends = {part.index(min(part, key=lambda p: p[1])), part.index(max(part, key=lambda p: p[1]))}
+    kept += [part[i] for i in sorted(ends)]
+  return kept
+
+
+def differing(runs: Sequence[RunRecords]) -> list[tuple[str, list[Any]]]:
+  """Returns the attributes whose values are not the same in all runs, with the values."""
+  names = sorted({name for run in runs for name in run.values})
+  rows = [(name, [run.values.get(name) for run in runs]) for name in names]
+  return [(name, values) for name, values in rows if any(v != values[0] for v in values)]
+
+
+def _number(value: Any) -> float | None:
+  """Returns a finite number as float; None for anything else."""
+  if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    return None
+  return float(value)

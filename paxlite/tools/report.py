@@ -1,0 +1,57 @@
+"""paxlite report RUN [RUN …] [--output=report.html] [--curves=FILE.svg] [--markdown=FILE.md]
+
+Writes one HTML page about runs: curves over steps, tokens or hours, evaluations, what the time was
+spent on, samples, and what differs. The page needs no network and can be sent by mail. --curves
+writes the training loss as a picture, and --markdown the tables; - is standard output.
+
+Example:
+  paxlite report runs/narrow runs/wide --output=widths.html
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
+from paxlite.core.run_files import write_file
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = command_line.Parser(__doc__)
+  parser.add_argument('runs', nargs='+', metavar='RUN', help='folders of runs')
+  parser.add_argument('--output', default='report.html', help='the page to write (report.html)')
+  parser.add_argument('--curves', help='a picture of the loss to write')
+  parser.add_argument('--markdown', help='the tables to write as Markdown')
+  parser.add_argument('--title', help='the title of the page')
+  args = command_line.parse_args(parser, argv)
+  if args.curves is not None and not args.curves.endswith('.svg'):
+    raise UserError(f'--curves={args.curves} must end with .svg, which browsers and papers take')
+
+  from paxlite.report import curves, page, tables
+  from paxlite.report.records import read_runs
+
+  runs = read_runs(args.runs)
+  title = args.title or f'paxlite: {", ".join(run.name for run in runs)}'
+  _write(args.output, page.page(runs, title))
+  if args.curves is not None:
+    series = {run.name: run.series('loss', 'step') for run in runs}
+    _write(args.curves, curves.svg('Training loss', 'steps', series))
+  if args.markdown is not None:
+    _write(args.markdown, tables.markdown(runs))
+
+
+def _write(name: str, text: str) -> None:
+  if name == '-':
+    print(text, end='')
+    return
+  path = pathlib.Path(name)
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, text.encode())
+  except OSError as e:
+    raise UserError(f'{path} cannot be written: {e.strerror or e}') from None
+  print(f'{path}: {len(text.encode()) / 1000:,.0f} kB')
+
+
+if __name__ == '__main__':
+  command_line.run(main)

@@ -1,0 +1,177 @@
+"""The page about runs: what it shows, what it escapes, and how it looks in a browser."""
+
+import html.parser
+import json
+import re
+import shutil
+import subprocess
+import xml.etree.ElementTree
+
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.report import curves, page, tables
+from paxlite.report.records import read_runs, thinned
+from paxlite.tools import report
+
+EVIL = '</script><img src=x onerror=alert(1)>'
+
+
+def write_run(folder, steps, rate=1e-3, **files):
+  """Writes what a run with one record per step would leave."""
+  folder.mkdir(parents=True)
+  records = [
+    dict(step=s, loss=10 / s, lr=rate, grad_norm=1.0, tokens_per_second=1000.0, step_seconds=0.5,
+         model_tflops=1.0, mfu=None)
+    for s in range(1, steps + 1)
+  ]  # fmt: skip
+  lines = [json.dumps(r) for r in records]
+  (folder / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
+  evaluations = [
+    dict(step=s, input='held_out', avg_xent=11 / s + (s == steps), acc=0.5, acc_stderr=0.01)
+    for s in range(10, steps + 1, 10)
+  ]
+  (folder / 'eval_metrics.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in evaluations))
+  values = {'experiment': 'my.Experiment', 'values': {'LEARNING_RATE': rate, 'NUM_LAYERS': 2}}
+  (folder / 'experiment.json').write_text(json.dumps(values))
+  for name, text in files.items():
+    (folder / name.replace('_json', '.json')).write_text(text)
+  return folder
+
+
+@pytest.fixture
+def runs(tmp_path):
+  return read_runs([
+    str(write_run(tmp_path / 'a' / 'run', 40)),
+    str(write_run(tmp_path / 'b' / 'run', 20, rate=2e-3)),
+  ])  # fmt: skip
+
+
+def test_the_tables(runs):
+  assert [run.name for run in runs] == ['a/run', 'b/run']
+  header, rows = tables.summary(runs)
+  row = dict(zip(header, rows[0], strict=True))
+  assert row['loss'] == '0.2500'
+  assert row['tokens'] == '20k'  # 40 steps of 500 tokens
+  assert row['hours'] == '0.00556'
+  _, rows = tables.evaluations(runs)
+  assert rows == [
+    ['held_out', 'avg_xent', '1.275 (best 0.3667 at step 30)', '1.55 (best 1.1 at step 10)'],
+    ['held_out', 'acc', '0.5 ± 0.01', '0.5 ± 0.01'],
+  ]
+  _, rows = tables.differences(runs)
+  assert rows == [['LEARNING_RATE', '0.001', '0.002']]
+  text = tables.markdown(runs)
+  assert '| LEARNING_RATE | 0.001 | 0.002 |' in text
+
+
+def test_curves_over_steps_tokens_and_hours(runs):
+  assert runs[0].series('loss', 'step')[:2] == [(1, 10), (2, 5)]
+  assert runs[0].series('loss', 'tokens')[:2] == [(500, 10), (1000, 5)]
+  assert runs[0].series('mfu', 'step') == []
+  assert runs[0].evaluated('held_out', 'avg_xent', 'tokens')[0] == (5000, 1.1)
+
+
+def test_thinning_keeps_the_extremes():
+  points = [(float(x), 1000.0 if x == 777 else -5.0 if x == 1234 else x % 7) for x in range(10_000)]
+  kept = thinned(points, 100)
+  assert len(kept) <= 100
+  assert {(777, 1000), (1234, -5)} <= set(kept)
+  assert kept == sorted(kept)
+  assert thinned(points, 10_000) == points
+
+
+def test_the_size_of_a_page_about_long_runs(tmp_path):
+  names = [str(write_run(tmp_path / f'run{i}', 10_000)) for i in range(10)]
+  text = page.page(read_runs(names), 'Ten runs')
+  assert 100_000 < len(text.encode()) <= 1_000_000
+  shown = re.search(r'The curves show ([\d,]+) of ([\d,]+) points', text)
+  assert shown[2] == '420,000'  # 4 curves of 10,000 steps and 2 of 1,000 evaluations for each run
+
+
+def test_what_is_missing_is_said(tmp_path):
+  folder = write_run(tmp_path / 'run', 3, versions_json='{')
+  with open(folder / 'metrics.jsonl', 'a') as f:
+    f.write('{"step": 4, "loss": null}\n{"st')
+  (run,) = read_runs([str(folder)])
+  assert run.remarks == [
+    '1 of 5 lines of metrics.jsonl cannot be read and are left out.',
+    'versions.json is missing or cannot be read.',
+    '1 recorded steps have no finite loss and are left out of the curves.',
+  ]
+  (tmp_path / 'empty' / 'goodput').mkdir(parents=True)
+  (run,) = read_runs([str(tmp_path / 'empty')])
+  assert 'metrics.jsonl is missing.' in page.page([run], 'x')
+
+
+class Tags(html.parser.HTMLParser):
+  """Collects the tags and the text outside of scripts."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.tags, self.text = [], ''
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+
+  def handle_data(self, data):
+    self.text += data
+
+
+def test_nothing_of_a_run_becomes_markup(tmp_path):
+  folder = write_run(tmp_path / EVIL.replace('/', '_'), 20)
+  (folder / 'samples.jsonl').write_text(json.dumps({'step': 3, 'prompt': EVIL, 'text': EVIL * 2}))
+  (folder / 'experiment.json').write_text(
+    json.dumps({'experiment': EVIL, 'values': {'NAME': EVIL}})
+  )
+  records = [dict(step=5, input=EVIL, avg_xent=1.0)]
+  (folder / 'eval_metrics.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in records))
+  found = read_runs([str(folder)])
+  parsed = Tags(page.page(found, EVIL))
+  assert 'img' not in parsed.tags
+  assert parsed.tags.count('script') == 1
+  assert EVIL in parsed.text
+  xml.etree.ElementTree.fromstring(curves.svg(EVIL, EVIL, {EVIL: [(0, 1), (1, 2)]}))
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  write_run(tmp_path / 'run', 20)
+  report.main(['run', '--output=o/r.html', '--curves=o/c.svg', '--markdown=-'])
+  assert '| run | ' in capsys.readouterr().out
+  assert 'polyline' in (tmp_path / 'o' / 'c.svg').read_text()
+  assert '<h1>paxlite: run</h1>' in (tmp_path / 'o' / 'r.html').read_text()
+  (tmp_path / 'none').mkdir()
+  for arguments, problem in (
+    (['none'], 'none is not the folder of a run'),
+    (['run', 'run'], 'run is named twice'),
+    (['run', '--curves=c.png'], r'c\.png must end with \.svg'),
+    (['run', '--output=run'], 'cannot be written'),
+  ):
+    with pytest.raises(UserError, match=problem):
+      report.main(arguments)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which('chromium') is None, reason='needs Chromium')
+@pytest.mark.parametrize('width', [1200, 390])
+def test_in_a_browser(runs, tmp_path, width):
+  """Every curve is drawn, nothing is wider than the screen, and the console stays empty."""
+  probe = (
+    '<script>document.body.append(Object.assign(document.createElement("output"), {textContent: '
+    '`${document.documentElement.scrollWidth} of ${innerWidth}`}))</script></body>'
+  )
+  text = page.page(runs, 'Two runs').replace('</body>', probe)
+  (tmp_path / 'r.html').write_text(text)
+  done = subprocess.run(
+    ['chromium', '--headless=new', '--no-sandbox', '--disable-gpu', '--enable-logging=stderr',
+     f'--user-data-dir={tmp_path / "profile"}', f'--window-size={width},900', '--dump-dom',
+     f'file://{tmp_path / "r.html"}'],
+    capture_output=True, text=True, timeout=120, check=True,
+  )  # fmt: skip
+  assert 'CONSOLE' not in done.stderr
+  assert done.stdout.count('<polyline') == 2 * 6
+  assert done.stdout.count('class="run"') == 2
+  wide, inner = map(int, re.search(r'<output>(\d+) of (\d+)</output>', done.stdout).groups())
+  assert wide <= inner
