@@ -7,6 +7,8 @@ folder for --fdl.CHECKPOINT_RESTORE_PATH and for the tools' --checkpoint.
   meta  a folder in Meta's format (params.json, consolidated.*.pth): LLaMA
   gguf  a GGUF file of a LLaMA model, or a folder with one such file; it is dequantised
   pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and --fdl.NAME=VALUE) names its model
+
+The flags of convert_llama_ckpt.py in saxml and MaxText are understood, such as --base and --pax.
 """
 
 import argparse
@@ -15,7 +17,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from paxlite.core import command_line, shell
+from paxlite.core import command_line, names_of_maxtext, names_of_pax, shell
 from paxlite.core.errors import UserError, located
 
 
@@ -33,6 +35,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument(
     '--params_only', action='store_true', help="leave out the Adam state of Pax's checkpoint"
   )
+  argv = command_line.translate(argv, names_of_pax.CONVERT_LLAMA | names_of_maxtext.CONVERT_LLAMA)
   args, overrides = command_line.parse(parser, argv)
 
   path, to = pathlib.Path(args.path), pathlib.Path(args.to)

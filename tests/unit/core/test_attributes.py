@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from paxlite.contrib.gpu.scripts_gpu.configs import FlatTokens5B
-from paxlite.core import other_names, shell
+from paxlite.core import shell
 from paxlite.core.attributes import Attributes, attribute_types, convert, parse
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
@@ -146,13 +146,6 @@ def test_an_instance_takes_attributes_of_their_types_alone():
   with pytest.raises(UserError, match=r'no attribute NUM_LAYER. Did you mean NUM_LAYERS'):
     e.NUM_LAYER = 5
   assert e.NUM_LAYERS == 5
-
-
-def test_hints_lead_to_what_there_is():
-  known = attribute_types(type('All', (SeqioTask, MixtureOfExperts), {}))
-  names = [n for n in other_names.ATTRIBUTES.values() if ' ' not in n]
-  assert set(names) <= known.keys()
-  assert not known.keys() & {n for n in other_names.ATTRIBUTES if n != 'SEED'}
 
 
 @pytest.mark.parametrize('name', ['VOCAB_PATH', 'DATASET_PATH', 'CHECKPOINT_RESTORE_PATH'])
