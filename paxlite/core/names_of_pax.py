@@ -16,7 +16,7 @@ _BERT = absent('every model predicts the next token')
 
 MODES: dict[str, Answer] = {
   **each('train eval decode', SAME),
-  'decode_once': same('--mode=decode, which is done once too'),
+  'decode_once': same('as --mode=decode, which decodes one checkpoint too'),
   'infer': instead('--mode=decode continues the prompts of DECODE_FILES'),
   **each(
     'tf_data_service_dispatcher tf_data_service_worker',
@@ -28,8 +28,8 @@ FLAGS: dict[str, Answer] = {
   **each('fdl_config fiddler job_log_dir enable_checkpoint_saving tfds_data_dir', SAME),
   **each('multiprocess_gpu server_addr num_hosts host_idx jax_profiler_port', SAME),
   'fdl': same('--fdl.NAME=VALUE'),
-  'exp': same('--fdl_config is the same, with bare and dotted names'),
-  'mode': same('decode_once is decode; infer and the modes of tf.data service are not there'),
+  'exp': same('it takes bare and dotted names, as --fdl_config does'),
+  'mode': same('see the next table'),
   'eval_on_test': needless(
     'training evaluates on held-out data every EVAL_INTERVAL_STEPS, and EVAL_SPLIT names the split',
     'any',
@@ -142,8 +142,10 @@ ATTRIBUTES: dict[str, Answer] = {
   **each('PROFILER_CAPTURE_STEP USE_LORA LORA_RANK LORA_TARGET_LAYERS', SAME),
   **each('CHECKPOINT_RESTORE_PATH CHECKPOINT_IGNORE_RULES', SAME),
   # Attention and embeddings
-  'USE_MQA': renamed('NUM_KV_HEADS', 'NUM_KV_HEADS=1 is multi-query attention'),
-  'USE_CUDNN_FLASH_ATTENTION': renamed('USE_FLASH_ATTENTION', 'it is on, where a kernel exists'),
+  'USE_MQA': renamed('NUM_KV_HEADS', 'which is enough; 1 is multi-query attention'),
+  'USE_CUDNN_FLASH_ATTENTION': renamed(
+    'USE_FLASH_ATTENTION', 'on by default, where there is a kernel'
+  ),
   'COMBINE_QKV': needless('queries, keys and values share a matrix where their sizes allow it'),
   'RELATIVE_BIAS': renamed('RELATIVE_BIAS_BUCKETS', 'GLaM has it'),
   'REL_POS_EMB_DIM': absent('positions are learned, sinusoidal, rotary or a relative bias'),
@@ -163,11 +165,11 @@ ATTRIBUTES: dict[str, Answer] = {
   # Experts
   'LOAD_BALANCING_WEIGHT': renamed('AUX_LOSS_COEF'),
   'Z_LOSS_WEIGHT': absent('the loss has no term for the softmax denominator; Pax sets it to 0'),
-  'NUM_GPUS': instead('The mesh, ICI_MESH_SHAPE × DCN_MESH_SHAPE, is the number of devices'),
+  'NUM_GPUS': instead('The mesh says it: ICI_MESH_SHAPE × DCN_MESH_SHAPE'),
   # Pipeline
   'NUM_STAGES': instead('A pipeline is the mesh axis stage: docs/scaling.md'),
-  'MICROBATCH_SIZE': renamed('NUM_MICROBATCHES', 'the rows of a batch divided by its rows'),
-  'MICROBATCH_SIAZE': renamed('NUM_MICROBATCHES', 'the rows of a batch divided by its rows'),
+  'MICROBATCH_SIZE': renamed('NUM_MICROBATCHES', 'the rows of a batch / the rows of a microbatch'),
+  'MICROBATCH_SIAZE': renamed('NUM_MICROBATCHES', 'the rows of a batch / the rows of a microbatch'),
   'CIRCULAR_REPEAT': absent('a stage of the pipeline has consecutive layers'),
   'STREAM_IO': needless('the pipeline has one way to move its inputs'),
   'PIPELINE_BROADCAST_INPUTS': needless('the pipeline has one way to move its inputs'),

@@ -70,7 +70,7 @@ def flag_hint(name: str) -> str:
 
 def arguments_hint(arguments: Sequence[str]) -> str:
   """A sentence for each argument of the form key=value that another library knows."""
-  hints = []
+  hints: list[str] = []
   for argument in arguments:
     name = argument.partition('=')[0]
     hint = flag_hint(name)

@@ -58,7 +58,7 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--per_device_batch_size=4'], 'It is PERCORE_BATCH_SIZE here.'),
     ([TINY, 'steps=10'], 'flags are written --name=value. It is MAX_STEPS here.'),
     ([TINY, 'steps=10', 'dtype=x'], 'Write --fdl.MAX_STEPS=VALUE. dtype: It is FPROP_DTYPE here.'),
-    ([TINY, '--job_logdir=x'], "Unknown command line flag 'job_logdir'. Did you mean --job_log_dir?"),
+    ([TINY, '--job_logdir=x'], "flag 'job_logdir'. Did you mean --job_log_dir?"),
     (['--mode=eval'], 'is missing, and --job_log_dir='),
     ([TINY, '--fdl.VOCAB_PATH=s3://b/x.model'], 'has no attribute VOCAB_PATH'),
     (

@@ -1,6 +1,6 @@
-"""The experiments that Pax's GPU scripts name, and the classes that they are derived from.
+"""The experiments that Pax's GPU scripts name.
 
-A class of yours that was derived from Pax's is derived from the same names here:
+The classes that they are derived from in Pax are here too, so that yours can be derived from them:
 
     class Mine(configs.GPT126MBase, configs.PileUnsupervisedDataset):
       NUM_LAYERS = 6
