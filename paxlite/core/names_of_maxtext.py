@@ -88,7 +88,9 @@ KEYS: dict[str, Answer] = {
   'attention': renamed('USE_FLASH_ATTENTION', 'the device and the shape choose the kernel'),
   'fused_qkv': needless('queries, keys and values share a matrix where their sizes allow it'),
   'fused_mlp': absent('the gate and the hidden units have a matrix each'),
-  'gradient_accumulation_steps': renamed('NUM_MICROBATCHES'),
+  'gradient_accumulation_steps': renamed(
+    'NUM_MICROBATCHES', 'PERCORE_BATCH_SIZE counts the rows of all of them'
+  ),
   # The mesh
   **_axis('data replica'),
   **_axis('fsdp data'),

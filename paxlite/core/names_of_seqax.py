@@ -12,7 +12,7 @@ KEYS: dict[str, Answer] = {
   'model.vocab': renamed('VOCAB_SIZE'),
   'model.rope_max_timescale': renamed('ROPE_THETA'),
   'training.seed': renamed('SEED'),
-  'training.tokens.batch': renamed('PERCORE_BATCH_SIZE', 'for each device; fractions are allowed'),
+  'training.tokens.batch': renamed('PERCORE_BATCH_SIZE', 'the rows of a batch / devices'),
   'training.tokens.len': renamed('MAX_SEQ_LEN'),
   'training.steps': renamed('MAX_STEPS'),
   'training.warmup_steps': renamed('LR_COS_WARMUP'),

@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, Answer] = {
   # Optimizer and schedule
   'learning_rate': renamed('LEARNING_RATE'),
   'lr_scheduler_type': renamed(
-    'LR_SCHEDULE', 'cosine is linear_rampup_cosine_decay, constant is constant'
+    'LR_SCHEDULE', 'cosine is linear_rampup_cosine_decay, which ends at LR_COS_MIN_RATIO'
   ),
   'lr_scheduler_kwargs': instead('LR_COS_ and LR_LRED_ attributes describe the schedule'),
   'warmup_steps': renamed('LR_COS_WARMUP'),
@@ -101,7 +101,7 @@ ARGUMENTS: dict[str, Answer] = {
   # Data
   'seed': renamed('SEED'),
   'data_seed': renamed('SEED', 'it decides the order of rows too'),
-  'full_determinism': needless('a run is repeated bit for bit'),
+  'full_determinism': needless('SEED decides every random number'),
   'dataset_text_field': renamed('TEXT_FIELD'),
   **each('dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers', _LOADER),
   **each('dataloader_prefetch_factor dataloader_multiprocessing_context', _LOADER),
