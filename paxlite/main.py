@@ -6,6 +6,7 @@ for your own. --fdl.NAME=VALUE overrides one of its attributes.
 """
 
 import contextlib
+import difflib
 import errno
 import os
 import pathlib
@@ -42,6 +43,7 @@ _CONFIG = flags.DEFINE_string(
   'The experiment: Synthetic126M, or my.module.MyExperiment.',
   flag_values=_FLAGS,
 )
+flags.DEFINE_alias('exp', 'fdl_config', flag_values=_FLAGS)  # both are Pax's
 _FIDDLERS = flags.DEFINE_multi_string(
   'fiddler', [], 'A function that edits the fdl.Config of the experiment.', flag_values=_FLAGS
 )
@@ -51,8 +53,8 @@ _FOLDER = flags.DEFINE_string(
 _MODE = flags.DEFINE_enum(
   'mode',
   'train',
-  ['train', 'eval', 'decode'],
-  'What to do with the experiment.',
+  ['train', 'eval', 'decode', 'decode_once'],
+  'What to do with the experiment; decode_once, as in Pax, is decode.',
   flag_values=_FLAGS,
 )
 _DRY_RUN = flags.DEFINE_bool(
@@ -167,24 +169,31 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
   """Sets the flags; returns the text of every --fdl.NAME=text."""
   overrides: dict[str, str] = {}
   plain = [argv[0]]
+  remarks = []
   for argument in argv[1:]:
     if argument.lstrip('-').startswith('fdl.') and argument.startswith('-'):
       name, equals, text = argument.lstrip('-').removeprefix('fdl.').partition('=')
       if not equals:
         raise UserError(f'{argument} has no value: write --fdl.{name}=VALUE')
       overrides[name] = text
+    elif (remark := other_names.remark_on(argument)) is not None:
+      remarks.append(remark)
     else:
       plain.append(argument)
   try:
     _FLAGS.unparse_flags()
     rest = _FLAGS(plain)[1:]
   except flags.UnrecognizedFlagError as e:
-    hint = other_names.flag_hint(e.flagname) or 'See python -m paxlite.main --help'
-    raise UserError(f'{e}. {hint}') from None
+    near = difflib.get_close_matches(e.flagname, _FLAGS, n=1, cutoff=0.8)
+    meant = f'Did you mean --{near[0]}?' if near else 'See python -m paxlite.main --help'
+    hint = other_names.flag_hint(e.flagname) or meant
+    raise UserError(f'Unknown command line flag {e.flagname!r}. {hint}') from None
   except (flags.Error, ValueError) as e:  # ValueError comes from --flagfile and --nodry_run=x
-    raise UserError(f'{e}. See python -m paxlite.main --help') from None
+    modes = [a.partition('=')[2] for a in plain if a.lstrip('-').startswith('mode=')]
+    hint = ' '.join(filter(None, map(other_names.mode_hint, modes)))
+    raise UserError(f'{e}. {hint or "See python -m paxlite.main --help"}') from None
   if rest:
-    hint = other_names.attribute_hint(rest[0].partition('=')[0])
+    hint = other_names.arguments_hint(rest)
     raise UserError(f'unexpected argument {rest[0]!r}: flags are written --name=value. {hint}')
   for name, read in _PATHS.items():
     _expand(name, read)
@@ -192,6 +201,8 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
     raise UserError('--fdl_config=EXPERIMENT is missing. List them: paxlite list')
   if not _FOLDER.value and not _DRY_RUN.value:
     raise UserError('--job_log_dir=FOLDER is missing')
+  for remark in filter(None, remarks):
+    warn(remark)
   return overrides
 
 
@@ -252,7 +263,7 @@ def _run(overrides: dict[str, str]) -> None:
     check_memory=bool(_CHECK_MEMORY.value),
     compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
   )
-  modes = {'train': train, 'eval': evaluate, 'decode': decode}
+  modes = {'train': train, 'eval': evaluate, 'decode': decode, 'decode_once': decode}
   with peers, processes.leaving_together():
     preemption.check()
     modes[_MODE.value](run)

@@ -140,7 +140,8 @@ def parse(cls: type, name: str, text: str) -> Any:
 
   Strings may be bare or quoted (`bfloat16`, `"bfloat16"`), also in lists (`[data,mdl]`). Lists may
   be quoted as in Pax's scripts (`[8,1,1]`, `"[8, 1, 1]"`). Integers may be written `1e6` or
-  `1_000_000`. A list of strings needs no brackets: `a.jsonl`, `a.jsonl,b.jsonl`.
+  `1_000_000`. A list of strings needs no brackets: `a.jsonl`, `a.jsonl,b.jsonl`. A choice may be in
+  capitals or small letters, such as Pax's `save_nothing`.
 
   Raises:
     UserError: The class has no such attribute, or the text is not a value of its type.
@@ -154,6 +155,7 @@ def parse(cls: type, name: str, text: str) -> Any:
     attempts += [_literal(value), {'true': True, 'false': False}.get(value.lower(), value)]
     if words := _words(value):
       attempts.append(words)
+    attempts += [value.upper(), value.lower()]
   else:
     attempts.append(text.strip())  # VOCAB_PATH=8000 is a string too, and TRAIN_FILES=8000 a list
     if (words := _words(text.strip())) and not isinstance(value, bool | None):
@@ -248,7 +250,7 @@ def _check_attributes(cls: type) -> None:
 
 def _unknown(cls: type, name: str, known: Iterable[str], way_out: str) -> str:
   """The message for a name that is not in `known`, with the nearest known names and a way out."""
-  near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.75)
+  near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.8)
   meant = f'Did you mean {" or ".join(near)}? ' if near else ''
   hint = other_names.attribute_hint(name) or meant
   return f'{cls.__name__} has no attribute {name}. {hint}{way_out}'

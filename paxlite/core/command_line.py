@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from paxlite.core import paths
+from paxlite.core import other_names, paths
+from paxlite.core.answers import Names
 from paxlite.core.errors import UserError, located
 
 _SPELLINGS = str.maketrans(
@@ -241,6 +242,14 @@ def parse_args(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
         is_list = isinstance(value, list)
         setattr(args, name, [*map(paths.local, value)] if is_list else paths.local(value))
   return args
+
+
+def translate(argv: Sequence[str], names: Names) -> list[str]:
+  """Replaces the flags of another converter; prints remarks on those that are left out."""
+  kept, remarks = other_names.translated(argv, names)
+  for remark in remarks:
+    print(remark, file=sys.stderr)
+  return kept
 
 
 @contextlib.contextmanager

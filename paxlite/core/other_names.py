@@ -1,116 +1,149 @@
-"""Attributes and flags of Pax, MaxText and Hugging Face's Trainer, and their names in paxlite.
+"""Answers users who come with the names of Pax, MaxText, transformers or seqax.
 
-They are used in messages only. paxlite does not accept the name of another library: the message
-says which name paxlite has for it.
+The tables are in names_of_pax.py and its neighbors; the pages docs/migrating_from_*.md show them,
+and a test compares both. Apart from flags of Pax that change nothing here, and those of converters,
+paxlite does not accept the names: a message says what they are called.
 """
 
-_MESH = 'The mesh is ICI_MESH_SHAPE × DCN_MESH_SHAPE over MESH_AXES'
-_NEEDLESS = 'paxlite needs no such attribute: leave it out'
-_UNSUPPORTED = 'paxlite has nothing like it'
+import itertools
+from collections.abc import Sequence
 
-# Maps a name in capitals to an attribute of paxlite, or to a sentence, which has a space in it.
-ATTRIBUTES = {
-  # Pax
-  'BATCH_SIZE': 'PERCORE_BATCH_SIZE',
-  'CIRCULAR_REPEAT': _UNSUPPORTED,
-  'COMBINE_QKV': _NEEDLESS,
-  'EMA_DECAY': _UNSUPPORTED,
-  'EMBEDDING_LOOKUP_STYLE': _NEEDLESS,
-  'ENABLE_FP8': 'USE_FP8',
-  'ENABLE_TE': 'USE_TE',
-  'EVAL_SKIP_TRAIN': _NEEDLESS,
-  'LAYERS': 'NUM_LAYERS',
-  'LOAD_BALANCING_WEIGHT': 'AUX_LOSS_COEF',
-  'LR': 'LEARNING_RATE',
-  'MICROBATCH_SIZE': 'NUM_MICROBATCHES',
-  'MODEL_CLASS': 'task() says which model is trained: see docs/experiments.md',
-  'NUM_GPUS': _MESH,
-  'NUM_STAGES': "A pipeline is the mesh's axis stage: see docs/scaling.md",
-  'PIPELINE_BROADCAST_INPUTS': _NEEDLESS,
-  'SPM_MODEL': 'VOCAB_PATH',
-  'TRAINABLE_PE_MAX_SEQ_LEN': 'MAX_SEQ_LEN',
-  'TRAINING_OPTIMIZED_SHARDING': _NEEDLESS,
-  'TRAINING_SEED': 'SEED',
-  'USE_CUDNN_FLASH_ATTENTION': 'USE_FLASH_ATTENTION',
-  'USE_MQA': 'NUM_KV_HEADS=1 is multi-query attention',
-  'Z_LOSS_WEIGHT': _UNSUPPORTED,
-  # MaxText
-  'ADAM_B1': 'ADAM_BETA1',
-  'ADAM_B2': 'ADAM_BETA2',
-  'ADAM_EPS': 'ADAM_EPSILON',
-  'ADAM_WEIGHT_DECAY': 'WEIGHT_DECAY',
-  'BASE_EMB_DIM': 'MODEL_DIMS',
-  'BASE_MLP_DIM': 'HIDDEN_DIMS',
-  'BASE_NUM_DECODER_LAYERS': 'NUM_LAYERS',
-  'BASE_NUM_KV_HEADS': 'NUM_KV_HEADS',
-  'BASE_NUM_QUERY_HEADS': 'NUM_HEADS',
-  'BASE_OUTPUT_DIRECTORY': '--job_log_dir=FOLDER is where a run writes',
-  'CAPACITY_FACTOR': 'EXPERT_CAPACITY_FACTOR',
-  'CHECKPOINT_PERIOD': 'CHECKPOINT_EVERY_N_STEPS',
-  'DTYPE': 'FPROP_DTYPE',
-  'EVAL_INTERVAL': 'EVAL_INTERVAL_STEPS',
-  'GRADIENT_ACCUMULATION_STEPS': 'NUM_MICROBATCHES',
-  'GRADIENT_CLIPPING_THRESHOLD': 'CLIP_GRADIENT_NORM_TO_VALUE',
-  'HEAD_DIM': 'DIMS_PER_HEAD',
-  'LOAD_FULL_STATE_PATH': 'CHECKPOINT_RESTORE_PATH, with CHECKPOINT_RESTORE_STATE=True',
-  'LOAD_PARAMETERS_PATH': 'CHECKPOINT_RESTORE_PATH',
-  'LOG_PERIOD': 'SUMMARY_INTERVAL_STEPS',
-  'LOGITS_VIA_EMBEDDING': 'SEPARATE_EMBEDDING is its opposite',
-  'MAX_TARGET_LENGTH': 'MAX_SEQ_LEN',
-  'MODEL_NAME': '--fdl_config=EXPERIMENT names the model',
-  'NUM_EXPERTS_PER_TOK': 'NUM_EXPERTS_PER_TOKEN',
-  'PER_DEVICE_BATCH_SIZE': 'PERCORE_BATCH_SIZE',
-  'QUANTIZATION': 'USE_FP8, USE_INT8 or USE_TE: see docs/backends.md',
-  'REMAT_POLICY': 'CHECKPOINT_POLICY',
-  'ROPE_MAX_TIMESCALE': 'ROPE_THETA',
-  'RUN_NAME': '--job_log_dir=FOLDER is where a run writes',
-  'SCAN_LAYERS': 'USE_REPEATED_LAYER',
-  'SLIDING_WINDOW_SIZE': 'SLIDING_WINDOW',
-  'STEPS': 'MAX_STEPS',
-  'TOKENIZER_PATH': 'VOCAB_PATH',
-  'WARMUP_STEPS_FRACTION': 'LR_COS_WARMUP, in steps',
-  # Hugging Face's Trainer
-  'EVAL_STEPS': 'EVAL_INTERVAL_STEPS',
-  'LOGGING_STEPS': 'SUMMARY_INTERVAL_STEPS',
-  'LR_SCHEDULER_TYPE': 'LR_SCHEDULE',
-  'MAX_GRAD_NORM': 'CLIP_GRADIENT_NORM_TO_VALUE',
-  'NUM_TRAIN_EPOCHS': 'NUM_EPOCHS',
-  'OUTPUT_DIR': '--job_log_dir=FOLDER is where a run writes',
-  'PER_DEVICE_EVAL_BATCH_SIZE': 'EVAL_BATCH_SIZE, of all devices together',
-  'PER_DEVICE_TRAIN_BATCH_SIZE': 'PERCORE_BATCH_SIZE',
-  'SAVE_STEPS': 'CHECKPOINT_EVERY_N_STEPS',
-  'SAVE_TOTAL_LIMIT': 'CHECKPOINT_MAX_TO_KEEP',
-  'WARMUP_STEPS': 'LR_COS_WARMUP',
+from paxlite.core import names_of_maxtext, names_of_pax, names_of_seqax, names_of_transformers
+from paxlite.core.answers import Answer, Names
+from paxlite.core.errors import UserError
+
+# Libraries with attributes, in the order in which their answers are given.
+_LIBRARIES: dict[str, Names] = {
+  'Pax': names_of_pax.ATTRIBUTES,
+  'MaxText': names_of_maxtext.KEYS,
+  'transformers': names_of_transformers.ARGUMENTS,
+  'seqax': names_of_seqax.KEYS,
 }
-
-# Maps a flag of Pax's main to a sentence.
-FLAGS = {
-  'enable_auto_sharding': 'Shardings follow rules here: leave it out',
-  'eval_on_test': '--mode=eval evaluates, and --fdl.EVAL_SPLIT=test names the split',
-  'exit_after_ondemand_checkpoint': 'A job that is preempted always leaves: leave it out',
-  'exp': 'It is --fdl_config=EXPERIMENT here',
-  'globally_use_hardware_rng': 'Leave it out: JAX decides',
-  'jax_fully_async_checkpoint': 'Checkpoints are always written in the background: leave it out',
-  'jax_traceback_filtering_option': 'JAX_TRACEBACK_FILTERING in the environment is the same',
-  'jax_xla_backend': 'JAX_PLATFORMS in the environment is the same',
-  'maybe_use_persistence_checkpointing': 'Leave it out: there is one way to save',
-  'restore_checkpoint_dir': 'It is --fdl.CHECKPOINT_RESTORE_PATH=FOLDER here',
-  'restore_checkpoint_step': '--fdl.CHECKPOINT_RESTORE_PATH may name one checkpoint_%08d',
-  'tensorstore_use_ocdbt': 'Checkpoints are plain zarr folders: leave it out',
+_ATTRIBUTES = {
+  library: {name.upper(): answer for name, answer in names.items()}
+  for library, names in _LIBRARIES.items()
 }
+_FALSE = {'false', 'f', '0', 'no', 'n', 'off'}
 
 
-def flag_hint(name: str) -> str:
-  """A sentence with the name that replaces a flag of another library; '' for other names."""
-  return f'{FLAGS[name]}.' if name in FLAGS else attribute_hint(name).rstrip()
+def attribute_answers(name: str) -> dict[str, Answer]:
+  """The answers for an attribute by library, for example {'Pax': …}; without equal sentences.
+
+  A key of seqax is found without the groups that it is in, too: `d_ff` is `model.d_ff`.
+  """
+  upper = name.upper().lstrip('+')
+  found: dict[str, Answer] = {}
+  for library, names in _ATTRIBUTES.items():
+    answer = next((names[key] for key in (upper, *_in_groups(upper)) if key in names), None)
+    if answer and answer.sentence() not in {a.sentence() for a in found.values()}:
+      found[library] = answer
+  return {k: a for k, a in found.items() if a.sentence()}
+
+
+def _in_groups(name: str) -> list[str]:
+  return [f'{group}.{name}' for group in ('MODEL', 'TRAINING')]
 
 
 def attribute_hint(name: str) -> str:
-  """A sentence with the name that replaces an attribute of another library; '' for others."""
-  upper = name.upper()
-  if upper.startswith(('ICI_', 'DCN_')) and upper.endswith('_PARALLELISM'):
-    return f'{_MESH}. '
-  found = ATTRIBUTES.get(upper, '')
-  if found and ' ' not in found:
-    return f'It is {found} here. '
-  return found and f'{found}. '
+  """A sentence and a blank, with what an attribute of another library is here; '' for others.
+
+  Libraries are named where they mean different things by it.
+  """
+  found = attribute_answers(name)
+  targets = {a.target for a in found.values()}
+  if len(targets) > 1 or (len(found) > 1 and not all(targets)):
+    return ''.join(f'In {k}: {a.sentence()} ' for k, a in found.items())
+  return next((f'{a.sentence()} ' for a in found.values()), '')
+
+
+def flag_hint(name: str) -> str:
+  """A sentence with what a flag or argument of another library is here; '' for other names."""
+  name = name.replace('-', '_')
+  if name in names_of_pax.FLAGS:
+    return names_of_pax.FLAGS[name].sentence()
+  if name.isupper() and not attribute_answers(name):
+    return f'If it is an attribute, write --fdl.{name}=VALUE.'
+  targets = {a.target for a in attribute_answers(name).values()} - {''}
+  written = f'Write --fdl.{min(targets)}=VALUE.' if len(targets) == 1 else ''
+  return (attribute_hint(name) + written).rstrip()
+
+
+def arguments_hint(arguments: Sequence[str]) -> str:
+  """A sentence for each argument of the form key=value that another library knows."""
+  hints: list[str] = []
+  for argument in arguments:
+    name = argument.partition('=')[0]
+    hint = flag_hint(name)
+    if argument.endswith(('.yml', '.yaml')):
+      hint = '--fdl_config=EXPERIMENT is used in place of a YAML file.'
+    if hint:
+      hints.append(f'{name}: {hint}' if hints else hint)
+  return ' '.join(hints)
+
+
+def mode_hint(mode: str) -> str:
+  """A sentence about a --mode of Pax that paxlite does not have; '' for other values."""
+  answer = names_of_pax.MODES.get(mode)
+  return answer.sentence() if answer else ''
+
+
+def experiment_hint(name: str) -> str:
+  """A sentence about an experiment of Pax, of which `name` is the path; '' for other names."""
+  module, _, last = name.rpartition('.')
+  if last in names_of_pax.EXPERIMENTS:
+    return names_of_pax.EXPERIMENTS[last].sentence()
+  if module.startswith(('paxml', 'praxis', 'paxlite.tasks')):
+    return "paxlite has the experiments of Pax's GPU scripts: docs/migrating_from_pax.md."
+  return ''
+
+
+def remark_on(argument: str) -> str | None:
+  """Returns a remark on a flag of Pax that changes nothing here; None for other arguments.
+
+  The remark is '' where the flag turns off what paxlite does not have.
+  """
+  if not argument.startswith('-'):
+    return None
+  name, _, text = argument.lstrip('-').replace('-', '_').partition('=')
+  flags = names_of_pax.FLAGS
+  off = text.lower() in _FALSE
+  if name not in flags and name.startswith('no'):
+    name, off = name.removeprefix('no'), not text
+  answer = flags.get(name)
+  if answer is None or not answer.accepted or (answer.accepted == 'false' and not off):
+    return None
+  return '' if answer.accepted == 'false' else f'--{name} does nothing here: {answer.text}.'
+
+
+def translated(argv: Sequence[str], names: Names) -> tuple[list[str], list[str]]:
+  """Replaces the flags of another converter in a command line.
+
+  Args:
+    argv: The arguments.
+    names: The answers for its flags, in which blanks are underscores.
+
+  Returns:
+    The arguments with paxlite's flags, and remarks on flags that are left out.
+
+  Raises:
+    UserError: A flag asks for what paxlite does not have.
+  """
+  kept: list[str] = []
+  remarks: list[str] = []
+  rest = list(argv)
+  while rest:
+    argument = rest.pop(0)
+    flag, equals, _ = argument.partition('=')
+    answer = names.get(flag.removeprefix('--').replace('-', '_'))
+    if not flag.startswith('--') or answer is None or answer.kind == 'same':
+      kept.append(argument)
+      continue
+    if answer.kind == 'absent':
+      raise UserError(f'{flag}: {answer.sentence()}')
+    if answer.kind == 'renamed':
+      kept += (answer.target + argument.removeprefix(flag)).split(' ', answer.target.count(' '))
+      continue
+    remarks.append(f'{flag} does nothing here: {answer.text}.')
+    if not equals:  # its value is the next word
+      del rest[: len(list(itertools.takewhile(lambda a: not a.startswith('-'), rest[:1])))]
+  return kept, remarks

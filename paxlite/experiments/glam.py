@@ -97,6 +97,8 @@ class GLaM64B64E(GLaM126M64E):
   """python -m paxlite.main --fdl_config=GLaM64B64E --dry_run
 
   1,142,891,356,160 parameters in repeated pairs of blocks, for 512 devices.
+
+  Pax states ADAM_BETA1 = 0 for it, which trains with 0.9 there; here it is 0.9.
   """
 
   NUM_LAYERS = 64
@@ -110,3 +112,11 @@ class GLaM64B64E(GLaM126M64E):
   DCN_MESH_SHAPE = [1, 64, 1]
   USE_REPEATED_LAYER = True
   CHECKPOINT_POLICY = 'SAVE_NOTHING'
+  CHECKPOINT_EVERY_N_STEPS = 100
+  CHECKPOINT_MAX_TO_KEEP = 2
+  SUMMARY_INTERVAL_STEPS = 10
+
+  ADAM_BETA2 = 0.99
+  LEARNING_RATE = 2e-5
+  LR_COS_WARMUP = 398
+  LR_COS_DECAY_END = 162_900

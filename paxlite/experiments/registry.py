@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import fiddle as fdl
 
+from paxlite.core import other_names
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment, full_name
 
@@ -17,6 +18,7 @@ _REGISTRY: dict[str, type[Experiment]] = {}
 
 
 _PACKAGES = ('paxlite.experiments', 'paxlite.contrib.gpu.scripts_gpu')
+_PAX_CONFIGS = 'paxml.contrib.gpu.scripts_gpu.configs.'
 
 
 E = TypeVar('E', bound=type[Experiment])
@@ -53,6 +55,8 @@ def experiments() -> dict[str, type[Experiment]]:
 def find(name: str) -> type[Experiment]:
   """Returns the experiment with a bare registered name or a dotted path.
 
+  The path of a class in Pax's configs.py is that of the same class in paxlite's.
+
   Only subclasses of Experiment are returned; nothing else is ever called or instantiated.
 
   Raises:
@@ -61,10 +65,16 @@ def find(name: str) -> type[Experiment]:
   if '.' not in name:
     known = experiments()
     if name not in known:
-      near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-      hint = f'Did you mean {" or ".join(near)}?' if near else 'List them: paxlite list'
+      near = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
+      meant = f'Did you mean {" or ".join(near)}?' if near else ''
+      hint = other_names.experiment_hint(name) or meant
+      hint = hint or 'List them: paxlite list'
       raise UserError(f'--fdl_config={name}: no experiment of that name. {hint}')
     return known[name]
+  if name.startswith(_PAX_CONFIGS):
+    name = name.replace('paxml', 'paxlite', 1)
+    # In Pax, these two names are older ones of experiments with data.
+    return find({'GPT5B': 'Pile5B', 'GPT175B': 'Pile175B'}.get(name.rpartition('.')[2], name))
   cls = _attribute(name, '--fdl_config')
   if not (isinstance(cls, type) and issubclass(cls, Experiment)):
     raise UserError(f'--fdl_config={name} is not an Experiment class')
@@ -114,13 +124,16 @@ def _attribute(dotted: str, flag: str) -> Any:
     module = importlib.import_module(module_name)
   except ModuleNotFoundError as e:
     if e.name is not None and (module_name + '.').startswith(e.name + '.'):
-      here = f'. It is {flag}={attribute} here' if attribute in experiments() else ''
-      raise UserError(f'{flag}={dotted}: there is no module {e.name}{here}') from None
+      hint = other_names.experiment_hint(dotted)
+      if attribute in experiments():
+        hint = f'It is {flag}={attribute} here.'
+      raise UserError(f'{flag}={dotted}: there is no module {e.name}. {hint}'.rstrip()) from None
     raise  # the module exists, but one of its own imports is missing
   if not hasattr(module, attribute):
-    near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.5)
-    hint = f' Did you mean {" or ".join(near)}?' if near else ''
-    raise UserError(f'{flag}={dotted}: {module_name} has no {attribute}.{hint}')
+    near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.7)
+    meant = f'Did you mean {" or ".join(near)}?' if near else ''
+    hint = other_names.experiment_hint(dotted) or meant
+    raise UserError(f'{flag}={dotted}: {module_name} has no {attribute}. {hint}'.rstrip())
   return getattr(module, attribute)
 
 

@@ -8,7 +8,7 @@ moments are converted bit for bit.
 
 A run continues from OUT with --fdl.CHECKPOINT_RESTORE_PATH=OUT --fdl.CHECKPOINT_RESTORE_STATE=True.
 FP8's scales and histories are not converted, because they belong to the backend that made them:
-they start again.
+they start again. The flags of the converter in JAX-Toolbox are understood, such as --input-path.
 
 Example:
   paxlite convert-te runs/llama --direction=fw2te --path=runs/llama-te
@@ -17,7 +17,7 @@ Example:
 import pathlib
 from collections.abc import Sequence
 
-from paxlite.core import command_line, shell
+from paxlite.core import command_line, names_of_pax, shell
 
 
 def main(argv: Sequence[str]) -> None:
@@ -25,6 +25,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--direction', required=True, choices=('fw2te', 'te2fw'))
   parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
   parser.add_argument('--path', required=True, help='the folder to make')
+  argv = command_line.translate(argv, names_of_pax.CONVERT_TE)
   args = command_line.parse_args(parser, argv)
 
   from paxlite.checkpointing.source import find_source

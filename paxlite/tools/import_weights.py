@@ -8,6 +8,8 @@ folder for CHECKPOINT_RESTORE_PATH and for all commands that take a CHECKPOINT.
   gguf  a GGUF file of a LLaMA model, or a folder with one such file; it is dequantised
   pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and NAME=VALUE) names its model
 
+The flags of convert_llama_ckpt.py in saxml and MaxText are understood, such as --base and --pax.
+
 Example:
   paxlite import downloads/Mistral-7B-v0.1 --from=hf --to=weights/mistral
 """
@@ -17,7 +19,7 @@ import pathlib
 import time
 from collections.abc import Sequence
 
-from paxlite.core import command_line, shell
+from paxlite.core import command_line, names_of_maxtext, names_of_pax, shell
 from paxlite.core.errors import UserError, located
 
 
@@ -31,6 +33,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument(
     '--params_only', action='store_true', help="leave out the Adam state of Pax's checkpoint"
   )
+  argv = command_line.translate(argv, names_of_pax.CONVERT_LLAMA | names_of_maxtext.CONVERT_LLAMA)
   args, overrides = command_line.parse(parser, argv)
 
   path, to = pathlib.Path(args.path), pathlib.Path(args.to)

@@ -37,7 +37,7 @@ TINY = '--fdl_config=TinyGPT'
     (['--fdl_config=no.such.module.X'], 'there is no module no'),
     (
       ['--fdl_config=paxml.contrib.gpu.scripts_gpu.configs.Pile126M'],
-      'there is no module paxml. It is --fdl_config=Pile126M here',
+      'asks for 64 devices and 1 is present',
     ),
     (
       ['--fdl_config=paxlite.experiments.gpt.GPT127M'],
@@ -52,10 +52,13 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.FPROP_DTYPE=float17'], "must be one of 'bfloat16', 'float32', 'float16'"),
     ([TINY, '--fdl.NUM_LAYERS'], 'has no value: write --fdl.NUM_LAYERS=VALUE'),
     ([TINY, '--fdl.NUM_LAYERS=0'], 'NUM_LAYERS=0 must be at least 1'),
-    ([TINY, '--mode=trian'], "should be one of <train|eval|decode>"),
-    ([TINY, '--exp=x'], "Unknown command line flag 'exp'. It is --fdl_config=EXPERIMENT here."),
+    ([TINY, '--mode=trian'], "should be one of <train|eval|decode|decode_once>"),
+    (['--exp=TinyGTP'], 'no experiment of that name. Did you mean TinyGPT'),
+    (['--exp=TinyGPT', '--mode=decode_once'], '--fdl.DECODE_FILES=/path/to/prompts.jsonl is miss'),
     ([TINY, '--per_device_batch_size=4'], 'It is PERCORE_BATCH_SIZE here.'),
     ([TINY, 'steps=10'], 'flags are written --name=value. It is MAX_STEPS here.'),
+    ([TINY, 'steps=10', 'dtype=x'], 'Write --fdl.MAX_STEPS=VALUE. dtype: It is FPROP_DTYPE here.'),
+    ([TINY, '--job_logdir=x'], "flag 'job_logdir'. Did you mean --job_log_dir?"),
     (['--mode=eval'], 'is missing, and --job_log_dir='),
     ([TINY, '--fdl.VOCAB_PATH=s3://b/x.model'], 'has no attribute VOCAB_PATH'),
     (

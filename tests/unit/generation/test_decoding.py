@@ -322,7 +322,10 @@ def test_other_weights_do_not_mix_with_what_was_decoded(trained, tmp_path):
     (dict(inputs='a', prediction='b'), 'has a "prediction" already'),
     (dict(text='a'), 'has neither'),
     (dict(messages=[]), '"messages" must be a list'),
-    (dict(messages=[dict(role='user', content=None)]), 'the message of the user has no text "content"'),
+    (
+      dict(messages=[dict(role='user', content=None)]),
+      'the message of the user has no text "content"',
+    ),
     (dict(messages=[dict(role='user', content='a')]), 'comes with no chat template'),
   ],
 )

@@ -1,4 +1,10 @@
-"""The experiments that Pax's GPU scripts name."""
+"""The experiments that Pax's GPU scripts name.
+
+The classes that they are derived from in Pax are here too, so that yours can be derived from them:
+
+    class Mine(configs.GPT126MBase, configs.PileUnsupervisedDataset):
+      NUM_LAYERS = 6
+"""
 
 from paxlite.core.attributes import LocalPath
 from paxlite.experiments import llama
@@ -36,6 +42,14 @@ class Lambada(FromTfds, LanguageModel):
   """LAMBADA, from download_lambada.py, for the checkpoints of a run on the Pile."""
 
   EVAL_TASKS: list[LocalPath] = ['lambada']
+
+
+# Pax's names for classes to derive from; in paxlite, the models of gpt.py have no dataset either
+GPT126MBase, GPT5BBase, GPT175BBase = GPT126M, GPT5B, GPT175B
+GLaM126M64EBase, GLaM64B64EBase = GLaM126M64E, GLaM64B64E
+BaseLLaMA = llama.LLaMA
+PileUnsupervisedDataset, C4UnsupervisedDataset, BoolQDataset = Pile, C4, BoolQ
+LambadaDataset, SyntheticDataset = Lambada, Synthetic
 
 
 @register
@@ -166,24 +180,30 @@ class SyntheticGLaM126M64E(Synthetic, GLaM126M64E):
 class Synthetic126M(Synthetic, GPT126M):
   """python -m paxlite.main --fdl_config=Synthetic126M --job_log_dir=LOGS
 
-  GPT126M on random tokens, to measure speed. It needs no files.
+  GPT126M on random tokens, to measure speed. It needs no files; 100 steps, as in Pax.
   """
+
+  MAX_STEPS = 100
 
 
 @register
 class Synthetic5B(Synthetic, GPT5B):
   """python -m paxlite.main --fdl_config=Synthetic5B --job_log_dir=LOGS
 
-  GPT5B on random tokens, to measure speed. It needs no files.
+  GPT5B on random tokens, to measure speed. It needs no files; 100 steps, as in Pax.
   """
+
+  MAX_STEPS = 100
 
 
 @register
 class Synthetic175B(Synthetic, GPT175B):
   """python -m paxlite.main --fdl_config=Synthetic175B --job_log_dir=LOGS
 
-  GPT175B on random tokens, to measure speed. It needs no files.
+  GPT175B on random tokens, to measure speed. It needs no files; 100 steps, as in Pax.
   """
+
+  MAX_STEPS = 100
 
 
 @register

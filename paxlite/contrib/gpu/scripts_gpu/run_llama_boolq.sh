@@ -35,6 +35,7 @@ Environment:
   DCN_MESH_SHAPE           nodes ([1,2,1]; LoRA: [1,1,1])
   USE_REPEATED_LAYER       True or False (False)
   ENABLE_TE                1: Transformer Engine's products (0)
+  NVTE_FWD_LAYERNORM_SM_MARGIN, NVTE_BWD_LAYERNORM_SM_MARGIN  SMs that its norms leave free (4)
   NVTE_FUSED_ATTN          1: its layers may take cuDNN's attention (what it takes by itself)
   PYTHON, BASE_XLA_FLAGS, XLA_FLAGS, XLA_PYTHON_CLIENT_MEM_FRACTION (0.85): as in the other scripts
 
@@ -137,6 +138,9 @@ if [[ -n $CHECKPOINT_RESTORE_PATH ]]; then
   restore=(--fdl.CHECKPOINT_RESTORE_PATH="$CHECKPOINT_RESTORE_PATH")
 fi
 export ENABLE_TE
+# SMs that Transformer Engine's norms leave to collectives, as in Pax
+export NVTE_FWD_LAYERNORM_SM_MARGIN=${NVTE_FWD_LAYERNORM_SM_MARGIN:-4}
+export NVTE_BWD_LAYERNORM_SM_MARGIN=${NVTE_BWD_LAYERNORM_SM_MARGIN:-4}
 
 # Runs paxlite.main and returns its exit code.
 run_main() {

@@ -1,0 +1,68 @@
+"""Compares the tables of names in docs/migrating_from_*.md with those that hints come from.
+
+`python -m tests.rules.test_names --update` rewrites the tables.
+"""
+
+import importlib
+import pathlib
+import re
+import sys
+
+import pytest
+
+from paxlite.core.answers import Answer, Names
+from tests.support import runs
+
+PAGES = sorted((runs.ROOT / 'docs').glob('migrating_from_*.md'))
+BLOCK = re.compile(r'(<!-- (names_of_\w+)\.(\w+) -->\n).*?(<!-- end -->)', re.DOTALL)
+
+
+def cell(answer: Answer) -> str:
+  start = {
+    'same': 'the same',
+    'renamed': answer.target,
+    'instead': '',
+    'needless': 'leave it out',
+    'absent': 'none',
+  }[answer.kind]
+  text = f'{start}: {answer.text}' if start and answer.text else start or answer.text
+  text = re.sub(r'(?<![\w-])(--[a-z][\w.]*(?:=[\w.]+)?)', r'`\1`', text)
+  return re.sub(r'docs/(\w+\.md)', r'[\1](\1)', text)
+
+
+def table(names: Names) -> str:
+  """Returns a Markdown table, in which names with the same answer share a row."""
+  rows: dict[str, list[str]] = {}
+  for name, answer in names.items():
+    rows.setdefault(cell(answer), []).append(name)
+  lines = [f'| {", ".join(names)} | {text} |' for text, names in rows.items()]
+  return '\n'.join(['', '| name | in paxlite |', '|---|---|', *lines, '', ''])
+
+
+def updated(page: pathlib.Path) -> str:
+  def block(match: re.Match[str]) -> str:
+    module = importlib.import_module(f'paxlite.core.{match[2]}')
+    return match[1] + table(getattr(module, match[3])) + match[4]
+
+  return BLOCK.sub(block, page.read_text())
+
+
+@pytest.mark.parametrize('page', PAGES, ids=lambda p: p.stem)
+def test_the_tables_are_those_of_the_hints(page):
+  assert page.read_text() == updated(page), 'python -m tests.rules.test_names --update'
+
+
+def test_every_table_is_on_a_page():
+  shown = {(m[2], m[3]) for page in PAGES for m in BLOCK.finditer(page.read_text())}
+  there = {
+    (path.stem, name)
+    for path in (runs.ROOT / 'paxlite' / 'core').glob('names_of_*.py')
+    for name, value in vars(importlib.import_module(f'paxlite.core.{path.stem}')).items()
+    if isinstance(value, dict) and name.isupper()
+  }
+  assert shown == there
+
+
+if __name__ == '__main__' and '--update' in sys.argv:
+  for path in PAGES:
+    path.write_text(updated(path))

@@ -1,0 +1,225 @@
+"""Names of Pax, MaxText, transformers and seqax: each works, or is answered in one line."""
+
+import pytest
+
+from paxlite import main
+from paxlite.contrib.gpu.scripts_gpu import (
+  configs,
+  download_boolq,
+  download_lambada,
+  download_the_pile,
+  tfds_datasets,
+)
+from paxlite.core import (
+  names_of_maxtext,
+  names_of_pax,
+  names_of_seqax,
+  names_of_transformers,
+  other_names,
+)
+from paxlite.core.attributes import attribute_types, parse
+from paxlite.core.errors import UserError
+from paxlite.experiments.datasets import DocumentFiles, Mixture
+from paxlite.experiments.registry import experiments, find
+from paxlite.tools import convert_te, import_weights
+
+ATTRIBUTES = {
+  'Pax': names_of_pax.ATTRIBUTES,
+  'MaxText': names_of_maxtext.KEYS,
+  'transformers': names_of_transformers.ARGUMENTS,
+  'seqax': names_of_seqax.KEYS,
+}
+GPU = 'contrib.gpu.scripts_gpu.configs'
+TINY = '--fdl_config=TinyGPT'
+
+
+@pytest.fixture(scope='module')
+def known() -> set[str]:
+  """The attributes of all experiments."""
+  classes = [*experiments().values(), DocumentFiles, Mixture]
+  return {name for cls in classes for name in attribute_types(cls)}
+
+
+def parsed(capsys, *flags: str) -> str:
+  """What is printed about flags before anything runs; checks that it is at most one line."""
+  main._parse(['paxlite.main', TINY, '--dry_run', *flags])
+  printed = capsys.readouterr()
+  assert (printed.out, printed.err.count('\n') <= 1) == ('', True)
+  return printed.err
+
+
+@pytest.mark.parametrize('library', ATTRIBUTES)
+def test_every_attribute_is_answered(known, library):
+  for name, answer in ATTRIBUTES[library].items():
+    hint = other_names.attribute_hint(name)
+    if answer.kind == 'same':
+      assert name in known, name
+    else:
+      assert library != 'Pax' or name not in known, name
+      assert answer.target or answer.text, name
+      assert answer.sentence() in hint or f'It is {answer.target} here' in hint, name
+    if answer.kind == 'renamed':
+      assert answer.target in known, name
+    assert '\n' not in hint
+    assert hint == '' or hint.endswith('. '), hint
+
+
+def test_an_attribute_of_pax_is_not_taken_for_a_near_name():
+  for name, said in {
+    'USE_MQA': 'It is NUM_KV_HEADS here',
+    'EMA_DECAY': 'nothing like it: there is no average',
+    'NUM_STAGES': 'A pipeline is the mesh axis stage',
+  }.items():
+    with pytest.raises(UserError, match=f'has no attribute {name}. .*{said}') as error:
+      parse(find('TinyGPT'), name, '1')
+    assert 'Did you mean' not in str(error.value)
+
+
+def test_libraries_that_differ_are_named():
+  hint = other_names.attribute_hint('eval_steps')
+  assert 'In MaxText: It is MAX_EVAL_BATCHES here. ' in hint
+  assert 'In transformers: It is EVAL_INTERVAL_STEPS here. ' in hint
+  assert other_names.attribute_hint('learning_rate') == 'It is LEARNING_RATE here. '
+
+
+def test_every_flag_of_pax_works_or_is_answered(capsys):
+  assert len(names_of_pax.FLAGS) >= 35
+  for name, answer in names_of_pax.FLAGS.items():
+    if answer.kind == 'same':
+      assert name in main._FLAGS or name == 'fdl', name
+      continue
+    if answer.accepted == 'any':
+      for flag in (f'--{name}', f'--no{name}', f'--{name}=False', f'-{name}=true'):
+        assert f'--{name} does nothing here: {answer.text}.' in parsed(capsys, flag)
+      continue
+    if answer.accepted == 'false':
+      for flag in (f'--no{name}', f'--{name}=False', f'--{name}=0'):
+        assert parsed(capsys, flag) == ''
+    with pytest.raises(UserError) as error:
+      parsed(capsys, f'--{name}=1')
+    assert str(error.value) == f'Unknown command line flag {name!r}. {answer.sentence()}'
+
+
+def test_flags_of_paxlite_are_never_taken_for_those_of_others():
+  for name in main._FLAGS:
+    for flag in (f'--{name}', f'--no{name}', f'--{name}=x'):
+      assert other_names.remark_on(flag) is None
+
+
+@pytest.mark.parametrize('mode', names_of_pax.MODES)
+def test_every_mode_of_pax_works_or_is_answered(capsys, mode):
+  answer = names_of_pax.MODES[mode]
+  if answer.kind == 'same':
+    assert parsed(capsys, f'--mode={mode}') == ''
+    return
+  with pytest.raises(UserError) as error:
+    parsed(capsys, f'--mode={mode}')
+  assert str(error.value).endswith(f'decode_once>. {answer.sentence()}')
+
+
+def test_the_flag_exp_is_fdl_config():
+  main._parse(['paxlite.main', '--exp=Pile126M', '--dry_run'])
+  assert main._CONFIG.value == 'Pile126M'
+
+
+def test_every_experiment_of_pax_is_found_by_its_path_or_answered():
+  for name, answer in names_of_pax.EXPERIMENTS.items():
+    if hasattr(configs, name):
+      ours = getattr(configs, {'GPT5B': 'Pile5B', 'GPT175B': 'Pile175B'}.get(name, name))
+      assert isinstance(ours, type)
+      if hasattr(ours, 'MODEL_DIMS'):
+        assert find(f'paxml.{GPU}.{name}') is ours
+      assert find(f'paxlite.{GPU}.{name}') is getattr(configs, name)
+      assert answer.kind in ('same', 'renamed')
+      assert answer.kind == 'same' or getattr(configs, name).__name__ == answer.target
+      continue
+    for path in (f'paxml.{GPU}', 'paxml.tasks.lm.params.c4', 'paxlite.tasks.lm.params.c4'):
+      with pytest.raises(UserError) as error:
+        find(f'{path}.{name}')
+      assert str(error.value).endswith(answer.sentence()), name
+    with pytest.raises(UserError) as error:
+      find(name)
+    assert str(error.value).endswith(answer.sentence())
+  with pytest.raises(
+    UserError, match=r'there is no module paxml. paxlite has the experiments of Pa'
+  ):
+    find('paxml.tasks.lm.params.nvidia.NVIDIA5B')
+
+
+def test_classes_derive_from_paxs_names_in_paxs_order():
+  class Mine(configs.GPT126MBase, configs.PileUnsupervisedDataset):
+    NUM_LAYERS = 6
+
+  class Other(configs.GLaM64B64EBase, configs.SyntheticDataset):
+    NUM_LAYERS = 4
+
+  assert (Mine().NUM_LAYERS, Mine().dataset) == (6, 'SeqIO the_pile_lm')
+  assert (Other().NUM_EXPERTS, Other().dataset) == (64, 'synthetic')
+  Mine().train_input()
+  assert Other().LEARNING_RATE == 2e-5
+  assert Other().ADAM_BETA1 == 0.9
+
+
+def test_choices_may_be_in_capitals_or_small_letters():
+  tiny = find('TinyGPT')
+  assert parse(tiny, 'CHECKPOINT_POLICY', '"save_nothing"') == 'SAVE_NOTHING'
+  assert parse(tiny, 'ACTIVATION_CLS', 'GELU') == 'gelu'
+  with pytest.raises(UserError, match='must be one of'):
+    parse(tiny, 'CHECKPOINT_POLICY', 'save_something')
+
+
+def test_key_value_arguments_are_all_answered():
+  said = other_names.arguments_hint(['base.yml', 'steps=10', 'ici_fsdp_parallelism=8', 'other=1'])
+  assert said == (
+    '--fdl_config=EXPERIMENT is used in place of a YAML file. '
+    'steps: It is MAX_STEPS here. Write --fdl.MAX_STEPS=VALUE. '
+    "ici_fsdp_parallelism: It is the mesh's axis data here: its number in ICI_MESH_SHAPE."
+  )
+
+
+def test_every_flag_of_the_converters_is_accepted_or_answered():
+  tables = (
+    names_of_pax.CONVERT_TE,
+    names_of_pax.CONVERT_LLAMA,
+    names_of_maxtext.CONVERT_LLAMA,
+  )
+  for names in tables:
+    for name, answer in names.items():
+      flag = '--' + name.replace('_', '-')
+      for argv in ([flag, 'x', '--to=y'], [f'{flag}=x', '--to=y'], [flag, '--to=y']):
+        if answer.kind == 'absent':
+          with pytest.raises(UserError, match=f'{flag}: paxlite has nothing like it: '):
+            other_names.translated(argv, names)
+          continue
+        kept, remarks = other_names.translated(argv, names)
+        if answer.kind == 'needless':
+          assert (kept, len(remarks)) == (['--to=y'], 1)
+        elif answer.kind == 'same':
+          assert (kept, remarks) == (argv, [])
+        else:
+          assert ' '.join(kept) == ' '.join(argv).replace(flag, answer.target)
+
+
+def test_the_converters_run_with_flags_of_others(tmp_path, capsys):
+  sizes = '--fw pax --num-of-layer 12 --num-of-head=12 --head-dim 64 --mlp-intermediate-dim 3072'
+  flags = [f'--input-path={tmp_path}/none', '--output-path', 'out', '--direction=fw2te']
+  with pytest.raises(UserError, match='none is not a folder'):
+    convert_te.main([*flags, *sizes.split(), '--weight-only', '--use-gated-activations'])
+  assert capsys.readouterr().err.count('does nothing here: ') == 7
+  with pytest.raises(UserError, match=r'--path=.*/llama 7b is not there'):
+    import_weights.main(['--base', f'{tmp_path}/llama 7b', '--pax', 'out', '--model-size', '7b'])
+  with pytest.raises(UserError, match=r'--path=.*/meta is not there'):
+    import_weights.main([f'--base-model-path={tmp_path}/meta', '--maxtext-model-path=out'])
+
+
+def test_the_download_scripts_take_tfds_data_dir_from_the_environment(tmp_path, monkeypatch):
+  """As Pax's README calls them."""
+  monkeypatch.setenv('TFDS_DATA_DIR', f'{tmp_path}/tfds')
+  built = []
+  monkeypatch.setattr(tfds_datasets, 'build', lambda *given: built.append((given[0], given[4])))
+  (tmp_path / 'train.jsonl').touch()
+  (tmp_path / 'dev.jsonl').touch()
+  download_boolq.main([f'--source={tmp_path}'])
+  download_lambada.main([f'--source={tmp_path}/dev.jsonl'])
+  download_the_pile.main([f'--source={tmp_path}'])
+  assert built == [(n, f'{tmp_path}/tfds') for n in ('bool_q', 'lambada', 'the_pile')]
