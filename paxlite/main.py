@@ -143,7 +143,14 @@ def main(argv: Sequence[str]) -> int:
     warn(f'stopped: {e.filename or "a file of the run"}: {e.strerror or e}')
     return 1
   except Interrupted as e:
-    warn(f'interrupted: {e}. Continue with:\n{command_line.this_command()}')
+    jax = sys.modules.get('jax')
+    alone = jax is None or jax.process_count() == 1
+    how = (
+      f'. Continue with:\n{command_line.this_command()}'
+      if alone
+      else '; start it again to continue'
+    )
+    warn(f'interrupted: {e}{how}')
     return EXIT_AGAIN
   except KeyboardInterrupt:  # there was nothing to save
     warn('interrupted')

@@ -6,6 +6,7 @@ lm_eval.simple_evaluate(PaxliteLM(checkpoint=…), …).
 """
 
 import collections
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,6 +151,7 @@ def _generation(arguments) -> tuple[tuple[str, ...], int, Sampling]:
 
 
 def main(argv: Sequence[str]) -> None:
+  sys.argv[1:] = argv  # which the harness reads
   cli_evaluate()
 
 

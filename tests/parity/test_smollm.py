@@ -20,23 +20,30 @@ ANSWERS = {  # output of generate, by checkpoint
 @pytest.mark.timeout(1800)  # a dozen commands with a real model, while other tests run
 def test_the_capital_of_france(tmp_path):
   docs = runs.ROOT / 'docs'
-  for page, script in (('weights.md', 'capitals.py'), ('evaluation.md', 'questions.py')):
+  scripts = {
+    'weights.md': 'capitals.py',
+    'evaluation.md': 'questions.py',
+    'tutorials/own_chats.md': 'chats.py',
+  }
+  for page, script in scripts.items():
     (code,) = blocks(docs / page, 'python')
     (tmp_path / script).write_text(code)
   for name in ('benchmarks', 'paxlite'):
     (tmp_path / name).symlink_to(runs.ROOT / name)
-  pages = (docs / 'weights.md', docs / 'evaluation.md', runs.ROOT / 'benchmarks' / 'README.md')
+  pages = [*(docs / page for page in scripts), runs.ROOT / 'benchmarks' / 'README.md']
   lines = [line for p in pages for block in blocks(p, 'sh slow') for line in block.splitlines()]
+  lines = ['python chats.py', *lines]  # a fast command of the tutorial
   answers = {}
-  for line in lines:
+  for line in dict.fromkeys(lines):  # the tutorial begins as the page about weights does
     words = shlex.split(line)
-    assert words[0] == 'python', line
+    assert words[0] in ('python', 'paxlite'), line
+    command = words[1:] if words[0] == 'python' else ['-m', *words]
     result = subprocess.run(
-      [sys.executable, *words[1:]], capture_output=True, text=True, cwd=tmp_path, check=False,
+      [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, check=False,
       env=runs.environment() | {'PYTHONPATH': str(runs.ROOT), 'XLA_FLAGS': ''}, timeout=600,
     )  # fmt: skip
     assert result.returncode == 0, f'{line}\n{result.stdout}\n{result.stderr}'
-    if 'tools.generate' in line:
+    if line.startswith('paxlite generate'):
       (checkpoint,) = re.findall('--checkpoint=([^ ]+)', line)
       answers[checkpoint] = result.stdout
   assert {k: answers[k] for k in ANSWERS} == ANSWERS

@@ -358,7 +358,7 @@ def test_the_commands_of_the_page(tmp_path):
   for line in text.splitlines():
     words = line.replace('paxlite.main', 'tests.support.te_main').split()
     result = subprocess.run(
-      [sys.executable, *words[1:]],
+      [sys.executable, *(words[1:] if words[0] == 'python' else ['-m', *words])],
       cwd=tmp_path,
       env=runs.environment() | {'PYTHONPATH': str(runs.ROOT)},
       capture_output=True,

@@ -282,7 +282,7 @@ def test_generate_streams_the_same_text(trained, tmp_path):
   assert result.stdout == inference.tokenizer.decode(expected) + '\n'
 
   for flags, message in (
-    ([], 'error: --prompt=TEXT is missing'),
+    ([], 'error: PROMPT is missing'),
     (['--prompt=a', '--system=b'], 'error: --system needs --chat'),
     (['--prompt=a', '--top_p=2'], 'error: top_p=2 must be above 0'),
     (['--prompt=' + 'word ' * 100], 'leaves no room for another'),
