@@ -213,7 +213,7 @@ def _words(text: str) -> list[str]:
 def _type_of_attribute(cls: type, name: str) -> Any:
   known = attribute_types(cls)
   if name not in known:
-    way_out = 'See paxlite list.'
+    way_out = f'paxlite show {cls.__name__} lists them.'
     raise UserError(_unknown(cls, name, known, way_out))
   return known[name]
 

@@ -257,7 +257,7 @@ def test_parse(name, text, value):
     ('OPTIONAL', 'x,', 'must be int or None'),
     ('OPTIONAL', 'x', 'must be int or None'),
     ('LAYER', '3', 'Base has no attribute LAYER. Did you mean LAYERS'),
-    ('zzz', '3', 'no attribute zzz. See paxlite list'),
+    ('zzz', '3', 'no attribute zzz. paxlite show Base lists them'),
   ],
 )
 def test_parse_errors_say_what_is_expected(name, text, message):
