@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -210,7 +211,7 @@ def test_unreadable_records_are_skipped_only_if_asked(tmp_path, capsys):
     ('c.doc', b'text\na b\n', r'c.doc is neither .jsonl, .*, .csv, .tsv, .parquet nor .txt'),
     (
       'c.jsonl.gz',
-      gzip.compress(os.urandom(200_000))[:100_000] + b'\0' * 100_000,
+      gzip.compress(random.Random(0).randbytes(200_000), mtime=0)[:100_000] + b'\0' * 100_000,
       'cannot be read',
     ),
     ('c.JSONL', b'{"text": 3}\n', "c.JSONL:1: the field 'text' holds no text"),
