@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+REPLACED = 'replaced_bias'  # the name of variables that a step replaces by their gradients
+
 
 def path_name(path: Sequence[Any]) -> str:
   """A jax key path as 'transformer/x_layers_0/qkv/w'."""

@@ -1,17 +1,26 @@
 """Mixture-of-experts models: which blocks have experts, and how the mesh shards the experts."""
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Count, Function, OffAtZero, Run, Shape, Training
+from paxlite.core.attribute_kinds import (
+  Count,
+  Function,
+  NotNegativeInt,
+  OffAtZero,
+  Run,
+  Shape,
+  Training,
+)
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.transformer import BlockKind
 from paxlite.layers.dropless import DroplessDispatch
-from paxlite.layers.moe import CapacityDispatch, MoeFeedForward, TopKRouter
-from paxlite.layers.transformer import BlockSequence
+from paxlite.layers.group_router import GroupRouter
+from paxlite.layers.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter
 from paxlite.parallel import partitioning
 
 
@@ -19,6 +28,7 @@ class MixtureOfExperts(LanguageModel):
   """A LanguageModel in which the first of every BLOCKS_PER_LAYER blocks has experts."""
 
   BLOCKS_PER_LAYER: Shape[Count] = 2  # blocks of a layer, of which the first has the experts
+  NUM_DENSE_BLOCKS: Shape[NotNegativeInt] = 0  # blocks without experts before the first layer
   NUM_EXPERTS: Shape[Count] = 64  # of a layer with experts
   NUM_EXPERTS_PER_TOKEN: Function[Count] = 2  # that a router chooses
   EXPERT_CAPACITY_FACTOR: Function[float] = 2.0  # places of an expert, times the mean load
@@ -30,9 +40,33 @@ class MixtureOfExperts(LanguageModel):
   # number of tokens; 0 is room for all tokens. Room costs memory and time.
   DROPLESS_ROOM: Function[OffAtZero] = 0.0  # places of a device, times the mean; 0: for all
 
+  NORMALIZE_EXPERT_WEIGHTS: Function[bool] = True  # the weights of a token's experts sum to 1
+  EXPERT_WEIGHT_SCALE: Function[float] = 1.0  # factor of these weights
+  USE_ROUTER_BIAS: Shape[bool] = False  # a learned bias is added to the logits of the router
+  NUM_SHARED_EXPERTS: Shape[NotNegativeInt] = 0  # experts that every token passes through
+  # Routers: 'top_k' takes the experts of highest probability. 'group_top_k' takes them from a few
+  # groups (DeepSeek-V2). 'balanced' does so by sigmoids, with a bias for the load (DeepSeek-V3).
+  ROUTER: Shape[Literal['top_k', 'group_top_k', 'balanced']] = 'top_k'  # how experts are chosen
+  NUM_EXPERT_GROUPS: Function[Count] = 1  # groups of experts
+  NUM_EXPERT_GROUPS_PER_TOKEN: Function[Count] = 1  # groups that a token's experts come from
+  ROUTER_BIAS_RATE: Training[OffAtZero] = 0.001  # change of the bias for the load in a step
+
+  @property
+  def EXPERT_HIDDEN_DIMS(self) -> Shape[Count]:
+    """The width inside an expert."""
+    return self.HIDDEN_DIMS
+
   @property
   def blocks_per_layer(self) -> int:
-    return self.BLOCKS_PER_LAYER
+    return math.lcm(self.BLOCKS_PER_LAYER, super().blocks_per_layer)
+
+  @property
+  def num_first_blocks(self) -> int:
+    return self.NUM_DENSE_BLOCKS
+
+  def has_experts(self, block: int) -> bool:
+    behind = block - self.NUM_DENSE_BLOCKS
+    return behind >= 0 and behind % self.BLOCKS_PER_LAYER == 0
 
   @property
   def EXPERT_AXIS(self) -> Run[str | None]:
@@ -80,6 +114,16 @@ class MixtureOfExperts(LanguageModel):
         f'EXPERT_CAPACITY_FACTOR={self.EXPERT_CAPACITY_FACTOR:g} must be above 0; for no limit: '
         '--fdl.USE_DROPLESS_MOE=True'
       )
+    groups = self.NUM_EXPERT_GROUPS
+    if self.NUM_EXPERTS % groups or groups < self.NUM_EXPERT_GROUPS_PER_TOKEN:
+      raise UserError(
+        f'NUM_EXPERTS={self.NUM_EXPERTS} must be divisible by NUM_EXPERT_GROUPS={groups}, and '
+        f'NUM_EXPERT_GROUPS_PER_TOKEN={self.NUM_EXPERT_GROUPS_PER_TOKEN} at most that number'
+      )
+    if self.ROUTER == 'top_k' and (groups > 1 or self.EXPERT_WEIGHT_SCALE != 1):
+      raise UserError(
+        'NUM_EXPERT_GROUPS and EXPERT_WEIGHT_SCALE are for --fdl.ROUTER=group_top_k and balanced'
+      )
     axis = self.EXPERT_AXIS
     if axis not in (None, 'data', 'expert') or (axis is not None and axis not in self.MESH_AXES):
       raise UserError(
@@ -96,21 +140,28 @@ class MixtureOfExperts(LanguageModel):
     """Dropless experts, so that a text does not depend on its neighbors in the batch."""
     return super().decoding_values | dict(USE_DROPLESS_MOE=True)
 
-  def layer(self) -> fdl.Partial:
-    blocks = [self.block() for _ in range(self.BLOCKS_PER_LAYER)]
-    blocks[0].ffn_tpl = self.experts()
-    return template(BlockSequence, block_tpls=blocks)
+  def block_of(self, kind: BlockKind) -> fdl.Partial:
+    block = super().block_of(kind)
+    if kind.has_experts:
+      block.ffn_tpl = self.experts()
+      if self.NUM_SHARED_EXPERTS:
+        shared = self.feed_forward(self.NUM_SHARED_EXPERTS * self.EXPERT_HIDDEN_DIMS)
+        block.ffn_tpl = template(SharedExperts, experts_tpl=block.ffn_tpl, shared_tpl=shared)
+    return block
 
   def experts(self) -> fdl.Partial:
     """Returns the template of a feed-forward layer with experts."""
     return template(
       MoeFeedForward,
       model_dims=self.MODEL_DIMS,
-      hidden_dims=self.HIDDEN_DIMS,
+      hidden_dims=self.EXPERT_HIDDEN_DIMS,
       num_experts=self.NUM_EXPERTS,
       num_groups=self.NUM_MOE_GROUPS,
-      aux_loss_weight=self.AUX_LOSS_COEF / self.num_expert_blocks,
-      router_tpl=template(TopKRouter, top_k=self.NUM_EXPERTS_PER_TOKEN),
+      aux_loss_weight=self.AUX_LOSS_COEF / max(self.num_expert_blocks, 1),
+      activation=self.ACTIVATION_CLS if self.USE_GATED_ACTIVATION else 'relu',
+      gated=self.USE_GATED_ACTIVATION,
+      use_bias=self.USE_FFN_BIAS if self.USE_GATED_ACTIVATION else False,
+      router_tpl=self.router(),
       dispatch_tpl=(
         template(DroplessDispatch, room=self.DROPLESS_ROOM)
         if self.USE_DROPLESS_MOE
@@ -119,12 +170,32 @@ class MixtureOfExperts(LanguageModel):
       dtype=self.FPROP_DTYPE,
     )
 
+  def router(self) -> fdl.Partial:
+    """Returns the template of the router."""
+    common: dict[str, Any] = dict(
+      top_k=self.NUM_EXPERTS_PER_TOKEN,
+      normalized=self.NORMALIZE_EXPERT_WEIGHTS,
+      use_bias=self.USE_ROUTER_BIAS,
+    )
+    if self.ROUTER == 'top_k':
+      return template(TopKRouter, **common)
+    return template(
+      GroupRouter,
+      num_groups=self.NUM_EXPERT_GROUPS,
+      top_groups=self.NUM_EXPERT_GROUPS_PER_TOKEN,
+      use_sigmoid=self.ROUTER == 'balanced',
+      scale=self.EXPERT_WEIGHT_SCALE,
+      bias_rate=self.ROUTER_BIAS_RATE,
+      **common,
+    )
+
   @property
   def num_expert_blocks(self) -> int:
-    return math.ceil(self.NUM_LAYERS / self.BLOCKS_PER_LAYER)
+    return sum(kind.has_experts for kind in self.block_kinds)
 
   @property
   def matmul_params(self) -> int:
-    expert = 2 * self.MODEL_DIMS * self.HIDDEN_DIMS
-    moe = self.NUM_EXPERTS_PER_TOKEN * expert + self.MODEL_DIMS * self.NUM_EXPERTS
+    expert = (3 if self.USE_GATED_ACTIVATION else 2) * self.MODEL_DIMS * self.EXPERT_HIDDEN_DIMS
+    chosen = (self.NUM_EXPERTS_PER_TOKEN + self.NUM_SHARED_EXPERTS) * expert
+    moe = chosen + self.MODEL_DIMS * self.NUM_EXPERTS
     return super().matmul_params + self.num_expert_blocks * (moe - self.ffn_params)

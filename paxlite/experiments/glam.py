@@ -8,10 +8,11 @@ from flax import linen as nn
 
 from paxlite.core.attribute_kinds import Function, Shape
 from paxlite.core.templates import template
+from paxlite.experiments.attention import Norm
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.registry import register
-from paxlite.experiments.transformer import Activation, Norm
+from paxlite.experiments.transformer import Activation
 from paxlite.layers.attention import SeparateQkv
 from paxlite.layers.embeddings import TokenEmbedding
 from paxlite.layers.feedforward import FeedForward

@@ -1,7 +1,7 @@
 """Makes the config of a Task from the attributes of architecture, optimizer and schedule."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import fiddle as fdl
 from fiddle import selectors
@@ -10,16 +10,10 @@ from flax import linen as nn
 from paxlite.core.attribute_kinds import Below1, Count, Function, Run, Shape, Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config, template
+from paxlite.experiments.attention import AttentionAndNorms, AttentionKind
 from paxlite.experiments.decoding import Decoding
 from paxlite.experiments.optimization import Optimization
-from paxlite.layers.attention import (
-  Attention,
-  CombinedQkv,
-  DotProductAttention,
-  PerDimScale,
-  SeparateQkv,
-)
-from paxlite.layers.attention_kernel import AttentionKernel
+from paxlite.layers.attention import Attention
 from paxlite.layers.embeddings import (
   LearnedPositions,
   LmHead,
@@ -30,62 +24,46 @@ from paxlite.layers.embeddings import (
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.lora import LORA_VARIABLES, LoraProjection
-from paxlite.layers.norms import LayerNorm, RmsNorm
 from paxlite.layers.pipeline import PipelinedTransformer
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import CheckpointPolicy, keeps_nothing
-from paxlite.layers.rotary import Llama3RotaryEmbedding, RotaryEmbedding
-from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
+from paxlite.layers.transformer import (
+  BlockSequence,
+  RepeatedTransformer,
+  TransformerBlock,
+  UnrolledTransformer,
+)
 from paxlite.training.task import Task
 
-Activation = Literal['gelu', 'gelu_exact', 'relu', 'silu']
-Norm = Literal['LayerNorm', 'RmsNorm']
-
-_NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
+Activation = Literal['gelu', 'gelu_exact', 'relu', 'silu', 'clamped_swiglu']
 
 
-class Transformer(Decoding, Optimization):
+class BlockKind(NamedTuple):
+  """What distinguishes a block from the other blocks of its stack."""
+
+  attention: AttentionKind | None  # None: as the other attributes say
+  has_experts: bool
+
+
+class Transformer(AttentionAndNorms, Decoding, Optimization):
   """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
 
   # Architecture
   NUM_LAYERS: Shape[Count] = 10  # transformer blocks
-  NUM_HEADS: Shape[Count] = 16  # heads of attention
-  MODEL_DIMS: Shape[Count] = 2048  # width of the activations between blocks
   VOCAB_SIZE: Shape[Count] = 32000  # rows of the embedding
-  FPROP_DTYPE: Training[Literal['bfloat16', 'float32', 'float16']] = 'bfloat16'  # of activations
   PACKED_INPUT: Training[bool] = True  # rows hold several texts, which do not see each other
   USE_REPEATED_LAYER: Training[bool] = False  # one compiled block is applied NUM_LAYERS times
   CHECKPOINT_POLICY: Run[CheckpointPolicy] = 'SAVE_NOTHING'  # what is not recomputed
   SEPARATE_EMBEDDING: Shape[bool] = False  # logits have a weight of their own
   TRAINABLE_POSITION_EMB: Shape[bool] = False  # learned embeddings of positions are added
-  USE_ROTARY_POSITION_EMB: Function[bool] = False  # queries and keys are rotated by position
-  ROPE_THETA: Function[float] = 10_000.0  # base of the wavelengths of that rotation
-  ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = 'interleaved'  # pairs that rotate
-  ROPE_FACTOR: Function[float] = 1.0  # above 1: Llama 3.1's stretching, with the three values below
-  ROPE_LOW_FREQUENCY_FACTOR: Function[float] = 1.0  # longer waves are stretched by ROPE_FACTOR
-  ROPE_HIGH_FREQUENCY_FACTOR: Function[float] = 4.0  # shorter waves are kept
-  ROPE_ORIGINAL_LENGTH: Function[int] = 8192  # tokens to which these two refer
-  # The number of queries that are computed at a time, which saves memory and half of the work.
-  # MAX_SEQ_LEN: all. 0: all, but on CPUs a quarter if the sequence has 512 tokens or more.
-  ATTENTION_BLOCK_SIZE: Run[int] = 0  # queries per block; 0: the kernel chooses
-  USE_FLASH_ATTENTION: Run[bool] = True  # uses fused kernels if there are: cuDNN, splash
-  SLIDING_WINDOW: Function[int] = 0  # tokens that a query sees; 0: all previous ones
-  USE_BIAS: Shape[bool] = False  # of projections and feed-forward layers
   ACTIVATION_CLS: Function[Activation] = 'relu'  # of the feed-forward layer
   USE_GATED_ACTIVATION: Shape[bool] = False  # the activation is multiplied by a second projection
-  NORM_CLS: Function[Norm] = 'RmsNorm'  # the kind of norm
-  NORM_POLICY: Function[Literal['pre']] = 'pre'  # norms are before attention and feed-forward
-  LAYERNORM_EPSILON: Function[float] = 1e-6  # added to the variance
   SCALE_EMBEDDING: Function[bool] = False  # embeddings × √MODEL_DIMS
-  USE_PER_DIM_SCALE: Shape[bool] = False  # learned scales of the dimensions of queries
   USE_SOFTMAX_BIAS: Shape[bool] = False  # a bias is added to the logits
   SOFTMAX_CAP_LOGITS: Function[float] = 30.0  # cap of logits, cap · tanh(logits / cap); 0: off
-  ATTEN_LOGIT_CAP: Function[float] = 50.0  # the same for the scores of attention
-  DROPOUT_PROB: Training[Below1] = 0.0  # of attention, feed-forward and residual branches
   EMBEDDING_DROPOUT_PROB: Training[Below1] = 0.0  # of the embeddings
   WEIGHT_INIT: Training[Literal['normal', 'xavier_uniform']] = 'normal'  # of initial values
   INIT_STD: Training[float] = 0.02  # standard deviation for 'normal'
-  HEADS_SPAN_MODEL: Training[bool] = True  # NUM_HEADS × DIMS_PER_HEAD must equal MODEL_DIMS
   NUM_LOSS_CHUNKS: Run[Count] = 1  # parts of the vocabulary whose logits are held at a time
 
   # LoRA: trains low-rank factors of the chosen layers' weights, and freezes all other weights
@@ -103,16 +81,6 @@ class Transformer(Decoding, Optimization):
     return 4 * self.MODEL_DIMS
 
   @property
-  def DIMS_PER_HEAD(self) -> Shape[Count]:
-    """The width of a head of attention."""
-    return self.MODEL_DIMS // self.NUM_HEADS
-
-  @property
-  def NUM_KV_HEADS(self) -> Shape[Count]:
-    """Heads of keys and values, each of which several heads of queries share."""
-    return self.NUM_HEADS
-
-  @property
   def USE_FFN_BIAS(self) -> Shape[bool]:
     """Whether feed-forward layers have biases."""
     return self.USE_BIAS
@@ -123,14 +91,38 @@ class Transformer(Decoding, Optimization):
     return self.INIT_STD
 
   @property
-  def NORM_SCALE_OFFSET(self) -> Function[float]:
-    """The number that is added to the stored scale of a norm."""
-    return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
+  def blocks_per_layer(self) -> int:
+    """The number of blocks in the unit that the stack repeats: the period of all patterns."""
+    return max(len(self.ATTENTION_PATTERN), 1)
 
   @property
-  def blocks_per_layer(self) -> int:
-    """The number of blocks in the unit that the stack repeats."""
-    return 1
+  def num_first_blocks(self) -> int:
+    """The number of blocks before the first unit that the stack repeats."""
+    return 0
+
+  @property
+  def block_kinds(self) -> list[BlockKind]:
+    """The kind of each block."""
+    pattern: list[Any] = self.ATTENTION_PATTERN or [None]
+    return [
+      BlockKind(pattern[i % len(pattern)], self.has_experts(i)) for i in range(self.NUM_LAYERS)
+    ]
+
+  def has_experts(self, block: int) -> bool:
+    """Returns whether the feed-forward layer of a block has experts."""
+    return False
+
+  @property
+  def block_names(self) -> list[str]:
+    """The name of each block in the variables of an unrolled stack: 'x_layers_0' …"""
+    first, period = min(self.num_first_blocks, self.NUM_LAYERS), self.blocks_per_layer
+    layers, last = divmod(self.NUM_LAYERS - first, period)
+    within = [''] if period == 1 else [f'/x_layers_{j}' for j in range(period)]
+    return [
+      *(f'first_{i}' for i in range(first)),
+      *(f'x_layers_{i}{name}' for i in range(layers) for name in within),
+      *(f'last_{i}' for i in range(last)),
+    ]
 
   @property
   def num_stages(self) -> int:
@@ -164,43 +156,11 @@ class Transformer(Decoding, Optimization):
 
   def validate(self) -> None:
     super().validate()
-    heads = f'NUM_HEADS={self.NUM_HEADS} × DIMS_PER_HEAD={self.DIMS_PER_HEAD}'
-    if self.HEADS_SPAN_MODEL and self.NUM_HEADS * self.DIMS_PER_HEAD != self.MODEL_DIMS:
-      raise UserError(
-        f'{heads} is {self.NUM_HEADS * self.DIMS_PER_HEAD}, not MODEL_DIMS={self.MODEL_DIMS}. '
-        'If that is meant: --fdl.HEADS_SPAN_MODEL=False'
-      )
-    if self.NUM_HEADS % self.NUM_KV_HEADS:
-      raise UserError(
-        f'NUM_HEADS={self.NUM_HEADS} is not divisible by NUM_KV_HEADS={self.NUM_KV_HEADS}'
-      )
-    block = self.ATTENTION_BLOCK_SIZE
-    if block < 0 or (block and self.MAX_SEQ_LEN % block):
-      raise UserError(
-        f'ATTENTION_BLOCK_SIZE={block} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}, or be 0'
-      )
-    if block and self.mesh_sizes.get('context', 1) > 1:
-      raise UserError(
-        'ATTENTION_BLOCK_SIZE and the mesh axis context both split queries: choose one'
-      )
-    if self.USE_ROTARY_POSITION_EMB and self.DIMS_PER_HEAD % 2:
-      raise UserError(f'rotary positions need an even DIMS_PER_HEAD, not {self.DIMS_PER_HEAD}')
-    if self.ROPE_FACTOR < 1 or not (
-      0 < self.ROPE_LOW_FREQUENCY_FACTOR < self.ROPE_HIGH_FREQUENCY_FACTOR
-    ):
-      raise UserError(
-        f'ROPE_FACTOR={self.ROPE_FACTOR:g} must be at least 1, and ROPE_LOW_FREQUENCY_FACTOR='
-        f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and below ROPE_HIGH_FREQUENCY_FACTOR='
-        f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
-      )
-    layers, rest = divmod(self.NUM_LAYERS, self.blocks_per_layer)
-    if rest:
-      raise UserError(
-        f'NUM_LAYERS={self.NUM_LAYERS} is not divisible by the {self.blocks_per_layer} blocks that '
-        'are repeated together'
-      )
+    if (self.ACTIVATION_CLS == 'clamped_swiglu') > self.USE_GATED_ACTIVATION:
+      raise UserError('ACTIVATION_CLS=clamped_swiglu needs --fdl.USE_GATED_ACTIVATION=True')
     if self.num_stages > 1:
-      if layers % self.num_stages:
+      layers, rest = divmod(self.NUM_LAYERS - self.num_first_blocks, self.blocks_per_layer)
+      if rest or self.num_first_blocks or layers % self.num_stages:
         raise UserError(
           f'NUM_LAYERS={self.NUM_LAYERS} in {layers} repeated layers is not divisible by the '
           f"mesh's axis stage = {self.num_stages}"
@@ -245,8 +205,11 @@ class Transformer(Decoding, Optimization):
     selectors.select(lm, Projection).set(
       use_bias=self.USE_BIAS, dtype=self.FPROP_DTYPE, w_init=self.weight_init(self.INIT_STD)
     )
-    for ffn in selectors.select(lm, FeedForward):
+    for ffn in selectors.select(lm, FeedForward, check_nonempty=False):
       selectors.select(ffn, Projection).set(use_bias=self.USE_FFN_BIAS)
+    if self.USE_QKV_BIAS != self.USE_BIAS:
+      for attention in selectors.select(lm, Attention):
+        selectors.select(attention.qkv_tpl, Projection).set(use_bias=self.USE_QKV_BIAS)
     if self.USE_LORA:
       self.add_lora(lm)
     return lm
@@ -280,21 +243,18 @@ class Transformer(Decoding, Optimization):
       emb_init=fdl.Config(nn.initializers.normal, stddev=self.INIT_STD),
     )
 
-  def norm(self) -> fdl.Partial:
-    """Returns a new template of a norm, so that an edit of one norm leaves the others unchanged."""
-    return template(
-      _NORMS[self.NORM_CLS],
-      epsilon=self.LAYERNORM_EPSILON,
-      offset=self.NORM_SCALE_OFFSET,
-      dtype=self.FPROP_DTYPE,
-    )
-
   def stack(self) -> fdl.Partial:
     """Returns the template of all blocks."""
+    first = min(self.num_first_blocks, self.NUM_LAYERS)
+    kinds, period = self.block_kinds, self.blocks_per_layer
+    num_layers = (self.NUM_LAYERS - first) // period
+    last = first + num_layers * period
     layers: dict[str, Any] = dict(
-      num_layers=self.NUM_LAYERS // self.blocks_per_layer,
+      num_layers=num_layers,
       checkpoint_policy=self.CHECKPOINT_POLICY,
       layer_tpl=self.layer(),
+      first_tpls=[self.block_of(kind) for kind in kinds[:first]],
+      last_tpls=[self.block_of(kind) for kind in kinds[last:]],
     )
     if self.num_stages > 1 and self.USE_REPEATED_LAYER:
       return template(
@@ -303,75 +263,47 @@ class Transformer(Decoding, Optimization):
         num_microbatches=self.NUM_MICROBATCHES,
         **layers,
       )
-    return template(
-      RepeatedTransformer if self.USE_REPEATED_LAYER else UnrolledTransformer, **layers
-    )
+    is_repeated = self.USE_REPEATED_LAYER and num_layers > 0
+    return template(RepeatedTransformer if is_repeated else UnrolledTransformer, **layers)
 
   def layer(self) -> fdl.Partial:
     """Returns the template of the unit that the stack repeats: blocks_per_layer blocks."""
-    return self.block()
+    first, period = self.num_first_blocks, self.blocks_per_layer
+    kinds = self.block_kinds[first : first + period] or [self.block_kinds[0]]
+    blocks = [self.block_of(kind) for kind in kinds]
+    return blocks[0] if period == 1 else template(BlockSequence, block_tpls=blocks)
+
+  def block_of(self, kind: BlockKind) -> fdl.Partial:
+    """Returns the template of a block of a kind."""
+    block = self.block()
+    attention = block.attention_tpl
+    if kind.attention == 'sliding' and attention.rotary_tpl is not None:
+      attention.rotary_tpl = self.rotary(is_local=True)
+    if kind.attention in ('full', 'full_nope'):
+      attention.attention_tpl.window = 0
+    if kind.attention == 'full_nope':
+      attention.rotary_tpl = None
+    return block
 
   def block(self) -> fdl.Partial:
-    """Returns the template of one block."""
+    """Returns the template of one block, as attributes for all blocks describe it."""
     return template(
       TransformerBlock,
-      norm_tpl=self.norm(),
+      norm_tpl=None if self.NORM_POLICY == 'post' else self.norm(),
+      post_norm_tpl=None if self.NORM_POLICY == 'pre' else self.norm(),
       attention_tpl=self.attention(),
-      ffn_tpl=template(
-        GatedFeedForward if self.USE_GATED_ACTIVATION else FeedForward,
-        model_dims=self.MODEL_DIMS,
-        hidden_dims=self.HIDDEN_DIMS,
-        activation=self.ACTIVATION_CLS,
-        dropout=self.DROPOUT_PROB,
-      ),
+      ffn_tpl=self.feed_forward(self.HIDDEN_DIMS),
       dropout=self.DROPOUT_PROB,
     )
 
-  def attention(self) -> fdl.Partial:
-    """Returns the template of the attention layer."""
-    sizes: dict[str, Any] = dict(
-      model_dims=self.MODEL_DIMS, num_heads=self.NUM_HEADS, head_dim=self.DIMS_PER_HEAD
-    )
-    if self.NUM_KV_HEADS == self.NUM_HEADS:
-      qkv = template(CombinedQkv, **sizes)
-    else:
-      qkv = template(SeparateQkv, num_kv_heads=self.NUM_KV_HEADS, **sizes)
+  def feed_forward(self, hidden_dims: int) -> fdl.Partial:
+    """Returns the template of a feed-forward layer."""
     return template(
-      Attention,
-      qkv_tpl=qkv,
-      query_scale_tpl=template(PerDimScale) if self.USE_PER_DIM_SCALE else None,
-      rotary_tpl=self.rotary() if self.USE_ROTARY_POSITION_EMB else None,
-      attention_tpl=self.dot_product_attention(),
-      **sizes,
-    )
-
-  def dot_product_attention(self) -> fdl.Partial:
-    """Returns the template of the attention itself, without its projections."""
-    return template(
-      DotProductAttention,
-      query_scale=1 / math.sqrt(self.DIMS_PER_HEAD),
-      logit_cap=self.ATTEN_LOGIT_CAP,
-      window=self.SLIDING_WINDOW,
+      GatedFeedForward if self.USE_GATED_ACTIVATION else FeedForward,
+      model_dims=self.MODEL_DIMS,
+      hidden_dims=hidden_dims,
+      activation=self.ACTIVATION_CLS,
       dropout=self.DROPOUT_PROB,
-      kernel_tpl=template(
-        AttentionKernel,
-        block_size=self.ATTENTION_BLOCK_SIZE,
-        fused=self.USE_FLASH_ATTENTION,
-      ),
-    )
-
-  def rotary(self) -> fdl.Partial:
-    """Returns the template of the rotary embedding."""
-    base: dict[str, Any] = dict(theta=self.ROPE_THETA, layout=self.ROPE_LAYOUT)
-    if self.ROPE_FACTOR == 1:
-      return template(RotaryEmbedding, **base)
-    return template(
-      Llama3RotaryEmbedding,
-      factor=self.ROPE_FACTOR,
-      low_frequency_factor=self.ROPE_LOW_FREQUENCY_FACTOR,
-      high_frequency_factor=self.ROPE_HIGH_FREQUENCY_FACTOR,
-      original_length=self.ROPE_ORIGINAL_LENGTH,
-      **base,
     )
 
   @property
@@ -390,11 +322,6 @@ class Transformer(Decoding, Optimization):
     return self.NUM_LAYERS * (self.attention_params + self.ffn_params)
 
   @property
-  def attention_params(self) -> int:
-    """The number of parameters in the matrix multiplications of one attention layer."""
-    return 2 * self.MODEL_DIMS * self.DIMS_PER_HEAD * (self.NUM_HEADS + self.NUM_KV_HEADS)
-
-  @property
   def ffn_params(self) -> int:
     """The number of parameters in the matrix multiplications of one feed-forward layer."""
     return (3 if self.USE_GATED_ACTIVATION else 2) * self.MODEL_DIMS * self.HIDDEN_DIMS
@@ -408,7 +335,10 @@ class Transformer(Decoding, Optimization):
     need no gradient, so LoRA has 4 instead of 6; its own factors are not counted.
     """
     matmul = self.matmul_params + self.VOCAB_SIZE * self.MODEL_DIMS
-    window = min(self.SLIDING_WINDOW or self.MAX_SEQ_LEN, self.MAX_SEQ_LEN)
-    keys = window - window**2 / (2 * self.MAX_SEQ_LEN)
-    attention = self.NUM_LAYERS * self.NUM_HEADS * self.DIMS_PER_HEAD * keys
+    attention = 0.0
+    for kind in self.block_kinds:
+      is_local = kind.attention in (None, 'sliding') and self.SLIDING_WINDOW > 0
+      window = min(self.SLIDING_WINDOW if is_local else self.MAX_SEQ_LEN, self.MAX_SEQ_LEN)
+      keys = window - window**2 / (2 * self.MAX_SEQ_LEN)
+      attention += self.attention_dims * keys
     return (4.0 if self.USE_LORA else 6.0) * matmul + 12.0 * attention

@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.core.templates import Template, template_field
 from paxlite.layers.attention_kernel import AttentionKernel
+from paxlite.layers.norms import RmsNorm
 from paxlite.layers.projection import Projection
 from paxlite.layers.softmax_attention import Softmax
 from paxlite.parallel.partitioning import param, shard
@@ -80,6 +81,33 @@ class PerDimScale(nn.Module):
     return q_BTNH * (jax.nn.softplus(w) / math.log(2)).astype(q_BTNH.dtype)
 
 
+class OverAllHeads(nn.Module):
+  """A norm over all heads together, [B, T, N, H] to [B, T, N, H], with a scale [N·H]."""
+
+  norm_tpl: Template = template_field(RmsNorm)
+
+  @nn.compact
+  def __call__(self, x_BTNH: jax.Array) -> jax.Array:
+    B, T, N, H = x_BTNH.shape
+    return self.norm_tpl(name='norm')(x_BTNH.reshape(B, T, N * H)).reshape(B, T, N, H)
+
+
+class Sinks(nn.Module):
+  """Learned logits [N] of virtual keys whose values are 0, one for each head.
+
+  See https://arxiv.org/abs/2309.17453, section 3.3.
+
+  Attributes:
+    num_heads: N.
+  """
+
+  num_heads: int
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    return param(self, 'logits', nn.initializers.zeros, [self.num_heads], ['heads'])
+
+
 class DotProductAttention(nn.Module):
   """softmax(cap(q·k) + bias + mask)·v, with the softmax in float32.
 
@@ -90,6 +118,7 @@ class DotProductAttention(nn.Module):
     relative_bias_tpl: A bias of the logits, such as RelativeBias, which is called with (B, T, S,
       start); None means no bias.
     extra_logit: The logit of a virtual key whose value is 0; None means no virtual key.
+    sinks_tpl: The same with a logit for each head, [N], which this module returns; None means none.
     dropout: Dropout rate of the attention weights.
     kernel_tpl: Computes the attention; see attention_kernel.
   """
@@ -99,6 +128,7 @@ class DotProductAttention(nn.Module):
   window: int = 0
   relative_bias_tpl: Template | None = None
   extra_logit: float | None = None
+  sinks_tpl: Template | None = None
   dropout: float = 0.0
   kernel_tpl: Template = template_field(AttentionKernel)
 
@@ -140,7 +170,7 @@ class DotProductAttention(nn.Module):
       self.query_scale,
       self.logit_cap,
       self.window,
-      self.extra_logit,
+      self.extra_logit if self.sinks_tpl is None else self.sinks_tpl(name='sinks')(),
       nn.Dropout(self.dropout, deterministic=False) if drops else None,
     )
     return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS, softmax, segments)
@@ -159,6 +189,7 @@ class Attention(nn.Module):
     num_heads: N.
     head_dim: H.
     qkv_tpl: Computes queries, keys and values.
+    qk_norm_tpl: A norm of the queries, and another of the keys; None means no norm.
     query_scale_tpl: A learned scale of the queries; None means no scale.
     rotary_tpl: Rotates queries and keys by their positions; None means no rotation.
     attention_tpl: Computes the context from queries, keys and values.
@@ -169,6 +200,7 @@ class Attention(nn.Module):
   num_heads: int
   head_dim: int
   qkv_tpl: Template = template_field(CombinedQkv)
+  qk_norm_tpl: Template | None = None
   query_scale_tpl: Template | None = None
   rotary_tpl: Template | None = None
   attention_tpl: Template = template_field(DotProductAttention)
@@ -179,14 +211,17 @@ class Attention(nn.Module):
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None = None
   ) -> jax.Array:
     query, key, value = self.qkv_tpl(name='qkv')(x_BTD)
+    if self.qk_norm_tpl is not None:
+      query = self.qk_norm_tpl(name='query_norm')(query)
+      key = self.qk_norm_tpl(name='key_norm')(key)
     if self.rotary_tpl is not None:
       rotary = self.rotary_tpl(name='rotary')
       query, key = rotary(query, positions_BT), rotary(key, positions_BT)
     if self.query_scale_tpl is not None:
       query = self.query_scale_tpl(name='per_dim_scale')(query)
     cached: list[jax.Array] = []
-    if self.is_mutable_collection('cache') and not self.is_initializing():
-      key, value, *cached = self._append_to_cache(key, value, segment_ids_BT)
+    if is_decoding(self):
+      key, value, *cached = append_to_cache(self, segment_ids_BT, key=key, value=value)
     key = shard(key, 'batch', 'kv_length', 'act_kv_heads', None)
     value = shard(value, 'batch', 'kv_length', 'act_kv_heads', None)
     context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, *cached)
@@ -201,21 +236,35 @@ class Attention(nn.Module):
     out_BTD = shard(out_BTD, 'batch', 'residual_length', 'act_embed')
     return checkpoint_name(out_BTD, 'out_proj')
 
-  def _append_to_cache(
-    self, key_BTKH: jax.Array, value_BTKH: jax.Array, segment_ids_BT: jax.Array | None
-  ) -> tuple[jax.Array, ...]:
-    """Returns keys, values and segment ids of all tokens so far, and the index of the first new."""
-    assert segment_ids_BT is not None
-    is_first = not self.has_variable('cache', 'index')
-    index = self.variable('cache', 'index', lambda: jnp.zeros((), jnp.int32))
-    start = index.value
 
-    def append(name: str, new: jax.Array) -> jax.Array:
-      cached = self.variable('cache', name, lambda: new)
-      if not is_first:
-        cached.value = jax.lax.dynamic_update_slice_in_dim(cached.value, new, start, axis=1)
-      return cached.value
+def is_decoding(module: nn.Module) -> bool:
+  """Returns whether a layer of attention keeps what it computes for later tokens."""
+  return module.is_mutable_collection('cache') and not module.is_initializing()
 
-    index.value = start + key_BTKH.shape[1]
-    new = {'key': key_BTKH, 'value': value_BTKH, 'segment_ids': segment_ids_BT}
-    return *(append(name, x) for name, x in new.items()), start
+
+def append_to_cache(
+  module: nn.Module, segment_ids_BT: jax.Array | None, **new: jax.Array
+) -> tuple[jax.Array, ...]:
+  """Appends to the cache of a layer of attention, which calls it once.
+
+  Args:
+    module: The layer.
+    segment_ids_BT: The segments of the new tokens.
+    **new: What the layer keeps of the new tokens, [B, T, …] each.
+
+  Returns:
+    The same of all tokens so far, their segments, and the index of the first new token.
+  """
+  assert segment_ids_BT is not None
+  is_first = not module.has_variable('cache', 'index')
+  index = module.variable('cache', 'index', lambda: jnp.zeros((), jnp.int32))
+  start = index.value
+
+  def append(name: str, new: jax.Array) -> jax.Array:
+    cached = module.variable('cache', name, lambda: new)
+    if not is_first:
+      cached.value = jax.lax.dynamic_update_slice_in_dim(cached.value, new, start, axis=1)
+    return cached.value
+
+  index.value = start + segment_ids_BT.shape[1]
+  return *(append(name, x) for name, x in (new | {'segment_ids': segment_ids_BT}).items()), start

@@ -1,6 +1,7 @@
 """Chooses the kernel that computes attention. No other module makes this choice."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
@@ -35,9 +36,11 @@ class AttentionKernel:
     softmax: Softmax,
     segments: Segments | None = None,
   ) -> jax.Array:
-    if self.fused and cudnn_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
+    # no fused kernel knows values that are narrower than keys, as latent attention has them
+    fused = self.fused and k_BSKH.shape == v_BSKH.shape
+    if fused and cudnn_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
       return cudnn_attention.attend(q_BTNH, k_BSKH, v_BSKH, mask, softmax)
-    if self.fused and splash_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
+    if fused and splash_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
       return splash_attention.attend(q_BTNH, k_BSKH, v_BSKH, segments, softmax)
     T, S = q_BTNH.shape[1], k_BSKH.shape[1]
     on_cpu = active_platform() == 'cpu'
@@ -45,9 +48,10 @@ class AttentionKernel:
     block_size = self.block_size or (cpu_attention.block_size(T) if on_cpu and _unsplit() else T)
     if T != S or T % block_size or block_size == T or softmax.dropout is not None:
       return kernel(q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS, softmax)
+    block_kernel: Kernel = functools.partial(kernel, softmax=softmax)
     if self.block_size:
-      kernel = jax.checkpoint(kernel, static_argnums=5)
-    return by_blocks(kernel, block_size, q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS, softmax)
+      block_kernel = jax.checkpoint(block_kernel)
+    return by_blocks(block_kernel, block_size, q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS)
 
 
 def _unsplit() -> bool:
@@ -64,7 +68,6 @@ def by_blocks(
   v_BSKH: jax.Array,
   mask: jax.Array,
   bias_JNTS: jax.Array | None,
-  softmax: Softmax,
 ) -> jax.Array:
   """Applies `kernel` to blocks of queries, each with the keys up to the block's last query.
 
@@ -76,8 +79,6 @@ def by_blocks(
     rows = slice(stop - block_size, stop)
     bias = None if bias_JNTS is None else bias_JNTS[..., rows, :stop]
     contexts.append(
-      kernel(
-        q_BTNH[:, rows], k_BSKH[:, :stop], v_BSKH[:, :stop], mask[..., rows, :stop], bias, softmax
-      )
+      kernel(q_BTNH[:, rows], k_BSKH[:, :stop], v_BSKH[:, :stop], mask[..., rows, :stop], bias)
     )
   return jnp.concatenate(contexts, axis=1)

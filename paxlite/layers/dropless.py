@@ -9,14 +9,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from paxlite.layers.grouped_product import alignment, grouped_product
-from paxlite.layers.moe import Experts, Routing
+from paxlite.layers.moe import Experts, Routing, Weights
 from paxlite.parallel import partitioning
 
 _Number = TypeVar('_Number', jax.Array, int)
@@ -71,8 +71,7 @@ class DroplessDispatch:
     """Returns Σ weight · expert(x) [J, M, D], and which choices had a place [J, M, X]."""
     tokens_JMX = jnp.broadcast_to(routing.is_token_JM[..., None], routing.experts_JMX.shape)
     weights_JMX = routing.weights_JMX.astype(x_JMD.dtype)
-    w_in_EDF, w_out_EFD = experts.w_in_EDF, experts.w_out_EFD
-    arguments = x_JMD, routing.experts_JMX, weights_JMX, w_in_EDF, w_out_EFD
+    arguments = x_JMD, routing.experts_JMX, weights_JMX, experts.weights
     active = partitioning.active_mesh()
     if active is None or active[0].size == 1:
       return _local(*arguments, activation=experts.activation, first=0), tokens_JMX
@@ -81,7 +80,7 @@ class DroplessDispatch:
       partitioning.spec(names, rules), shape, dict(mesh.shape)
     )
     tokens = fitted(('batch', None, None), x_JMD.shape)
-    over, hidden = fitted(('experts', 'mlp'), w_in_EDF.shape[::2])
+    over, hidden = fitted(('experts', 'mlp'), experts.weights.w_out_EFD.shape[:2])
     body = functools.partial(
       _sharded,
       activation=experts.activation,
@@ -90,11 +89,13 @@ class DroplessDispatch:
       hidden_axis=hidden,
       room=self.room,
     )
-    weights = PartitionSpec(over, None, hidden), PartitionSpec(over, hidden, None)
+    # a spec for all arrays of a field: w_in_EDF, w_out_EFD, b_in_EF, b_out_ED
+    dims = (over, None, hidden), (over, hidden), (over, hidden), (over,)
+    weights: Any = Weights(*(PartitionSpec(*names) for names in dims))  # type: ignore[arg-type]
     sharded = jax.shard_map(
       body,
       mesh=mesh,
-      in_specs=(tokens, tokens, tokens, *weights),
+      in_specs=(tokens, tokens, tokens, weights),
       out_specs=(tokens, tokens),
       check_vma=False,
     )
@@ -106,9 +107,8 @@ def _sharded(
   x_JMD: jax.Array,
   experts_JMX: jax.Array,
   weights_JMX: jax.Array,
-  w_in_EDF: jax.Array,
-  w_out_EFD: jax.Array,
-  activation: Callable[[jax.Array], jax.Array],
+  weights: Weights,
+  activation: Callable[..., jax.Array],
   expert_axis: str | None,
   tokens_differ: bool,
   hidden_axis: str | None,
@@ -120,8 +120,7 @@ def _sharded(
     x_JMD: The tokens of this device.
     experts_JMX: Their experts, numbered from 0 over the experts of all devices.
     weights_JMX: The weights of these experts.
-    w_in_EDF: The input weights of this device's experts, for its part of F.
-    w_out_EFD: The output weights of this device's experts, for its part of F.
+    weights: The weights of this device's experts, for its part of F.
     activation: The activation function.
     expert_axis: The mesh axis over which experts are sharded, or None.
     tokens_differ: Whether tokens are sharded over expert_axis too.
@@ -129,11 +128,14 @@ def _sharded(
     room: See DroplessDispatch.
   """
   kept_JMX = jnp.ones(experts_JMX.shape, bool)
-  arguments = x_JMD, experts_JMX, weights_JMX, w_in_EDF, w_out_EFD, activation
+  if hidden_axis is not None:  # the devices' outputs are summed
+    is_first = jax.lax.axis_index(hidden_axis) == 0
+    weights = weights._replace(b_out_ED=tuple(b_ED * is_first for b_ED in weights.b_out_ED))
+  arguments = x_JMD, experts_JMX, weights_JMX, weights, activation
   if tokens_differ and expert_axis is not None:
     y_JMD, kept_JMX = _exchanged(*arguments, axis=expert_axis, room=room)
   elif expert_axis is not None:
-    first = jax.lax.axis_index(expert_axis) * w_in_EDF.shape[0]
+    first = jax.lax.axis_index(expert_axis) * weights.w_out_EFD.shape[0]
     y_JMD = jax.lax.psum(_local(*arguments, first=first), expert_axis)
   else:
     y_JMD = _local(*arguments, first=0)
@@ -144,20 +146,19 @@ def _local(
   x_JMD: jax.Array,
   experts_JMX: jax.Array,
   weights_JMX: jax.Array,
-  w_in_EDF: jax.Array,
-  w_out_EFD: jax.Array,
-  activation: Callable[[jax.Array], jax.Array],
+  weights: Weights,
+  activation: Callable[..., jax.Array],
   first: jax.Array | int,
 ) -> jax.Array:
   """Returns Σ weight · expert(x) over the experts from `first` on, which this device holds."""
   J, M, D = x_JMD.shape
-  E, X, rows = w_in_EDF.shape[0], experts_JMX.shape[-1], alignment(w_in_EDF)
+  E, X, rows = len(weights.w_out_EFD), experts_JMX.shape[-1], alignment(weights.w_in_EDF[0])
   choice_R, counts_E = _sorted(experts_JMX.reshape(-1) - first, E)
   sizes_E = _multiple(counts_E, rows)
   R = choice_R.shape[0]
   places = _places(choice_R, counts_E, sizes_E, num_places=_multiple(R + E * (rows - 1), rows))
   x_PD = spread(x_JMD.reshape(J * M, D), places, X)
-  y_PD = _product(x_PD, w_in_EDF, w_out_EFD, sizes_E, activation, R)
+  y_PD = _product(x_PD, weights, sizes_E, activation, R)
   y_RD = collect(y_PD, places)
   return jnp.einsum('JMXD,JMX->JMD', y_RD.reshape(J, M, X, D), weights_JMX)
 
@@ -166,9 +167,8 @@ def _exchanged(
   x_JMD: jax.Array,
   experts_JMX: jax.Array,
   weights_JMX: jax.Array,
-  w_in_EDF: jax.Array,
-  w_out_EFD: jax.Array,
-  activation: Callable[[jax.Array], jax.Array],
+  weights: Weights,
+  activation: Callable[..., jax.Array],
   axis: str,
   room: float,
 ) -> tuple[jax.Array, jax.Array]:
@@ -177,7 +177,7 @@ def _exchanged(
   It also returns which choices had a place.
   """
   J, M, D = x_JMD.shape
-  E, X, rows = w_in_EDF.shape[0], experts_JMX.shape[-1], alignment(w_in_EDF)
+  E, X, rows = len(weights.w_out_EFD), experts_JMX.shape[-1], alignment(weights.w_in_EDF[0])
   devices = jax.lax.axis_size(axis)
   choice_R, counts_E = _sorted(experts_JMX.reshape(-1), devices * E)
   R = choice_R.shape[0]
@@ -186,7 +186,7 @@ def _exchanged(
   places = _places(choice_R, counts_E, counts_E, num_places=R)
   x_RD = spread(x_JMD.reshape(J * M, D), places, X)
   x_PD = travel(x_RD, Way(there, back), P, R, axis)
-  y_PD = _product(x_PD, w_in_EDF, w_out_EFD, sizes_E, activation, R)
+  y_PD = _product(x_PD, weights, sizes_E, activation, R)
   y_RD = collect(travel(y_PD, Way(back, there), R, P, axis), places)
   is_sent_P = jnp.arange(R) < (there.from_E + there.sent_E)[places.expert_P]
   y_JMD = jnp.einsum('JMXD,JMX->JMD', y_RD.reshape(J, M, X, D), weights_JMX)
@@ -195,20 +195,30 @@ def _exchanged(
 
 def _product(
   x_PD: jax.Array,
-  w_in_EDF: jax.Array,
-  w_out_EFD: jax.Array,
+  weights: Weights,
   sizes_E: jax.Array,
-  activation: Callable[[jax.Array], jax.Array],
+  activation: Callable[..., jax.Array],
   num_choices: int,
 ) -> jax.Array:
-  """Returns w_out·activation(w_in·x) of each place; num_choices is the mean over the devices."""
+  """Returns w_out·activation(w_in·x + b_in …) + b_out of each place.
+
+  num_choices is the mean over the devices.
+  """
   # tells paxlite.aot how many of the rows are multiplied if the devices have equal loads
   scope = functools.partial(jax.named_scope, f'rows_{num_choices}_of_{x_PD.shape[0]}')
   with scope():
-    hidden_PF = grouped_product(x_PD, w_in_EDF, sizes_E)
-  hidden_PF = activation(hidden_PF)
+    hidden = [grouped_product(x_PD, w_EDF, sizes_E) for w_EDF in weights.w_in_EDF]
+  if not weights.b_in_EF:
+    hidden_PF = activation(*hidden)
+    with scope():
+      return grouped_product(hidden_PF, weights.w_out_EFD, sizes_E)
+  stop_E = jnp.cumsum(sizes_E)
+  expert_P = jnp.searchsorted(stop_E, jnp.arange(len(x_PD)), side='right', method='compare_all')
+  biases = [b_EF.at[expert_P].get(mode='clip') for b_EF in weights.b_in_EF]
+  hidden_PF = activation(*(h + b for h, b in zip(hidden, biases, strict=True)))
   with scope():
-    return grouped_product(hidden_PF, w_out_EFD, sizes_E)
+    out_PD = grouped_product(hidden_PF, weights.w_out_EFD, sizes_E)
+  return out_PD + weights.b_out_ED[0].at[expert_P].get(mode='clip')
 
 
 def _multiple(number: _Number, of: int) -> _Number:

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.core.templates import Template, template_field
@@ -17,6 +18,19 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
   'relu': jax.nn.relu,
   'silu': jax.nn.silu,
 }
+
+
+def _clamped_swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+  """gpt-oss' gate · sigmoid(1.702 · gate) · (up + 1), with both arguments limited to 7."""
+  gate, up = jnp.minimum(gate, 7.0), jnp.clip(up, -7.0, 7.0)
+  return gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+
+
+def gate_by(activation: str) -> Callable[[jax.Array, jax.Array], jax.Array]:
+  """Returns the function (gate, up) → activation(gate) · up, or another one of that name."""
+  if activation == 'clamped_swiglu':
+    return _clamped_swiglu
+  return lambda gate, up: ACTIVATIONS[activation](gate) * up
 
 
 class FeedForward(nn.Module):
@@ -67,8 +81,7 @@ class GatedFeedForward(FeedForward):
 
   def hidden(self, x_BTD: jax.Array) -> jax.Array:
     gate_BTF, up_BTF = self.up(x_BTD, 'ffn_layer1_gate'), self.up(x_BTD, 'ffn_layer1')
-    activation = ACTIVATIONS[self.activation]
-    return recomputed(lambda gate, up: activation(gate) * up)(gate_BTF, up_BTF)
+    return recomputed(gate_by(self.activation))(gate_BTF, up_BTF)
 
 
 def _zero_padding(x: jax.Array, paddings_BT: jax.Array | None) -> jax.Array:

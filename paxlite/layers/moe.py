@@ -6,7 +6,7 @@ are two: CapacityDispatch, which limits the number of tokens of an expert, and t
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from flax import linen as nn
 
 from paxlite.core.templates import Template, template_field
 from paxlite.layers.einsum import Einsum
-from paxlite.layers.feedforward import ACTIVATIONS
+from paxlite.layers.feedforward import ACTIVATIONS, gate_by
 from paxlite.layers.projection import Initializer
 from paxlite.layers.sown import LOSSES, SUMMARIES
 from paxlite.parallel.partitioning import gather_weight, param, shard
@@ -43,33 +43,63 @@ class Places(NamedTuple):
 class TopKRouter(nn.Module):
   """Chooses the X experts of highest probability for each token, by softmax(x·gate) in float32.
 
-  Their probabilities are renormalized to sum to 1, even if an expert has no place left, as in
-  GShard (https://arxiv.org/abs/2006.16668) and GLaM (https://arxiv.org/abs/2112.06905).
+  If `normalized`, their probabilities are divided by their sum, even if an expert has no place
+  left, as in GShard (https://arxiv.org/abs/2006.16668) and GLaM (https://arxiv.org/abs/2112.06905).
 
   Attributes:
     num_experts: E.
     top_k: X.
+    normalized: Whether the weights of a token's experts sum to 1.
+    use_bias: Whether a bias is added to x·gate.
     w_init: Initializer of gate [D, E].
   """
 
   num_experts: int
   top_k: int = 2
+  normalized: bool = True
+  use_bias: bool = False
   w_init: Initializer = _FAN_IN
 
   @nn.compact
   def __call__(self, x_JMD: jax.Array, is_token_JM: jax.Array) -> Routing:
+    return route(self.logits(x_JMD), is_token_JM, self.top_k, self.normalized)
+
+  def logits(self, x_JMD: jax.Array) -> jax.Array:
+    """Returns x·gate + bias, [J, M, E] float32."""
     shape, axes = [x_JMD.shape[-1], self.num_experts], ['embed', None]
     gate_DE = param(self, 'gate', self.w_init, shape, axes)
     logits_JME = jnp.einsum('JMD,DE->JME', x_JMD.astype(jnp.float32), gate_DE)
-    return route(logits_JME, is_token_JM, self.top_k)
+    if not self.use_bias:
+      return logits_JME
+    return logits_JME + param(self, 'b', nn.initializers.zeros, [self.num_experts], [None])
 
 
-def route(logits_JME: jax.Array, is_token_JM: jax.Array, top_k: int) -> Routing:
+def route(
+  logits_JME: jax.Array, is_token_JM: jax.Array, top_k: int, normalized: bool = True
+) -> Routing:
   """Returns the routing to the experts with the `top_k` largest logits, which are float32."""
   probabilities_JME = jax.nn.softmax(logits_JME, axis=-1)
   values_JMX, experts_JMX = jax.lax.top_k(probabilities_JME, top_k)
-  weights_JMX = values_JMX / (values_JMX.sum(-1, keepdims=True) + 1e-9)
-  return Routing(experts_JMX, weights_JMX * is_token_JM[..., None], probabilities_JME, is_token_JM)
+  if normalized:
+    values_JMX = values_JMX / (values_JMX.sum(-1, keepdims=True) + 1e-9)
+  return Routing(experts_JMX, values_JMX * is_token_JM[..., None], probabilities_JME, is_token_JM)
+
+
+class SharedExperts(nn.Module):
+  """y = experts(x) + shared(x): one feed-forward layer for all tokens beside those that are chosen.
+
+  Attributes:
+    experts_tpl: A MoeFeedForward.
+    shared_tpl: A FeedForward.
+  """
+
+  experts_tpl: Template
+  shared_tpl: Template
+
+  @nn.compact
+  def __call__(self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None) -> jax.Array:
+    y_BTD = self.experts_tpl(name='experts')(x_BTD, paddings_BT)
+    return y_BTD + self.shared_tpl(name='shared')(x_BTD, paddings_BT)
 
 
 def load_balance_loss(routing: Routing) -> jax.Array:
@@ -102,22 +132,33 @@ def assign_places(routing: Routing, capacity: int) -> Places:
   return Places(places_JMX, (places_JMX < capacity) & routing.is_token_JM[..., None])
 
 
+class Weights(NamedTuple):
+  """The weights of the experts, sharded by expert and by F.
+
+  There are two input weights if experts are gated, and otherwise one. Experts without biases have
+  none of them.
+  """
+
+  w_in_EDF: tuple[jax.Array, ...]
+  w_out_EFD: jax.Array
+  b_in_EF: tuple[jax.Array, ...] = ()
+  b_out_ED: tuple[jax.Array, ...] = ()
+
+
 @dataclasses.dataclass(frozen=True)
 class Experts:
-  """The function of the experts: w_out·activation(w_in·x).
+  """The function of the experts: w_out·activation(w_in·x + b_in …) + b_out.
 
   Attributes:
-    w_in_EDF: The input weights.
-    w_out_EFD: The output weights.
-    activation: The activation function.
-    einsum_in: Multiplies by the input weights, 'JECD,EDF->JECF'.
+    weights: The weights.
+    activation: The activation function, of as many arguments as there are input weights.
+    einsum_in: Multiply by the input weights, 'JECD,EDF->JECF'.
     einsum_out: Multiplies by the output weights, 'JECF,EFD->JECD'.
   """
 
-  w_in_EDF: jax.Array
-  w_out_EFD: jax.Array
-  activation: Callable[[jax.Array], jax.Array]
-  einsum_in: Callable[[jax.Array, jax.Array], jax.Array]
+  weights: Weights
+  activation: Callable[..., jax.Array]
+  einsum_in: Sequence[Callable[[jax.Array, jax.Array], jax.Array]]
   einsum_out: Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -153,11 +194,17 @@ class CapacityDispatch:
 
     # from sharding by group to sharding by expert, the all-to-all of expert parallelism
     in_JECD = shard(in_JPD.reshape(J, E, C, D), 'expert_groups', 'experts', None, 'act_embed')
-    w_in_EDF = gather_weight(experts.w_in_EDF, ['experts', 'expert_embed', 'mlp'])
-    hidden_JECF = experts.einsum_in(in_JECD, w_in_EDF)
-    hidden_JECF = shard(hidden_JECF, 'expert_groups', 'experts', None, 'act_mlp')
-    w_out_EFD = gather_weight(experts.w_out_EFD, ['experts', 'mlp', 'expert_embed'])
-    out_JECD = experts.einsum_out(experts.activation(hidden_JECF), w_out_EFD)
+    w = experts.weights
+    hidden = []
+    for i, w_in_EDF in enumerate(w.w_in_EDF):
+      gathered_EDF = gather_weight(w_in_EDF, ['experts', 'expert_embed', 'mlp'])
+      hidden_JECF = experts.einsum_in[i](in_JECD, gathered_EDF)
+      hidden_JECF = shard(hidden_JECF, 'expert_groups', 'experts', None, 'act_mlp')
+      hidden.append(hidden_JECF + w.b_in_EF[i][:, None] if w.b_in_EF else hidden_JECF)
+    w_out_EFD = gather_weight(w.w_out_EFD, ['experts', 'mlp', 'expert_embed'])
+    out_JECD = experts.einsum_out(experts.activation(*hidden), w_out_EFD)
+    for b_ED in w.b_out_ED:
+      out_JECD += b_ED[:, None]
     out_JECD = shard(out_JECD, 'expert_groups', 'experts', None, 'act_embed')
     out_JPD = shard(out_JECD.reshape(J, E * C, D), 'batch', None, 'act_embed')
     out_JMXD = take(out_JPD, place_JMX)
@@ -182,6 +229,8 @@ class MoeFeedForward(nn.Module):
     num_groups: The number of groups J is the greatest common divisor of this and of the rows B.
     aux_loss_weight: Weight of the load-balancing loss.
     activation: A key of ACTIVATIONS.
+    gated: Whether the activation of a second product with x, w_in_gate, multiplies the first one.
+    use_bias: Whether each product of the experts has a bias.
     router_tpl: Chooses the experts of each token.
     dispatch_tpl: Moves tokens to experts and back: CapacityDispatch or dropless.DroplessDispatch.
     w_init: Initializer of w_in [E, D, F] and w_out [E, F, D].
@@ -195,6 +244,8 @@ class MoeFeedForward(nn.Module):
   num_groups: int = 1
   aux_loss_weight: float = 0.01
   activation: str = 'relu'
+  gated: bool = False
+  use_bias: bool = False
   router_tpl: Template = template_field(TopKRouter)
   dispatch_tpl: Template = template_field(CapacityDispatch)
   w_init: Initializer = _FAN_IN_BY_EXPERT
@@ -217,13 +268,24 @@ class MoeFeedForward(nn.Module):
 
   def _experts(self) -> Experts:
     E, D, F = self.num_experts, self.model_dims, self.hidden_dims
-    w_in_EDF = param(self, 'w_in', self.w_init, [E, D, F], ['experts', 'expert_embed', 'mlp'])
-    w_out_EFD = param(self, 'w_out', self.w_init, [E, F, D], ['experts', 'mlp', 'expert_embed'])
+    names = ('w_in_gate', 'w_in') if self.gated else ('w_in',)
+    axes_in, axes_out = ['experts', 'expert_embed', 'mlp'], ['experts', 'mlp', 'expert_embed']
+    made = lambda *args: param(self, *args).astype(self.dtype)
+    zeros = nn.initializers.zeros
+    weights = Weights(
+      tuple(made(name, self.w_init, [E, D, F], axes_in) for name in names),
+      made('w_out', self.w_init, [E, F, D], axes_out),
+    )
+    if self.use_bias:
+      weights = weights._replace(
+        b_in_EF=tuple(made(f'b{n[1:]}', zeros, [E, F], ['experts', 'mlp']) for n in names),
+        b_out_ED=(made('b_out', zeros, [E, D], ['experts', 'expert_embed']),),
+      )
+    activation: Callable[..., jax.Array] = ACTIVATIONS[self.activation]
     return Experts(
-      w_in_EDF.astype(self.dtype),
-      w_out_EFD.astype(self.dtype),
-      ACTIVATIONS[self.activation],
-      self.einsum_tpl(equation='JECD,EDF->JECF', name='einsum_in'),
+      weights,
+      gate_by(self.activation) if self.gated else activation,
+      [self.einsum_tpl(equation='JECD,EDF->JECF', name=n.replace('w', 'einsum')) for n in names],
       self.einsum_tpl(equation='JECF,EFD->JECD', name='einsum_out'),
     )
 

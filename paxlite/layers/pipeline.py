@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from paxlite.layers.remat import jax_policy
 from paxlite.layers.sown import LOSSES, SOWN, is_maximum
@@ -31,13 +30,12 @@ class PipelinedTransformer(RepeatedTransformer):
   num_stages: int = 1
   num_microbatches: int = 1
 
-  @nn.compact
-  def __call__(
+  def layers(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
     # text is generated token by token, for which the pipeline is not used
     if self.is_initializing() or self.is_mutable_collection('cache'):
-      return super().__call__(x_BTD, positions_BT, segment_ids_BT)
+      return super().layers(x_BTD, positions_BT, segment_ids_BT)
     B, T, D = x_BTD.shape
     Z = self.num_stages
     I = self.num_microbatches if B % self.num_microbatches == 0 else 1

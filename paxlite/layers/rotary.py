@@ -1,7 +1,7 @@
 """Rotary position embedding, https://arxiv.org/abs/2104.09864."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from paxlite.core.templates import Template, template_field
 from paxlite.parallel.partitioning import active_platform
 
 Layout = Literal['interleaved', 'half']
@@ -38,19 +39,24 @@ class RotaryEmbedding(nn.Module):
     half = x_BTNH.shape[-1] // 2
     positions = positions_BT[..., None, None].astype(jnp.float32)
     rotate = _by_product if active_platform() == 'tpu' else _by_pair
-    return rotate(x_BTNH, positions, self.rates(half), self.layout)
+    return rotate(x_BTNH, positions, self.rates(half), self.layout, self.length)
 
   def rates(self, half: int) -> jax.Array:
     """Returns the radians per position of each pair, [half]."""
     return self.theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
 
+  @property
+  def length(self) -> float:
+    """The length of a rotated vector, as a multiple of its length before."""
+    return 1.0
+
 
 def _by_pair(
-  x_BTNH: jax.Array, positions_BT11: jax.Array, rates: jax.Array, layout: Layout
+  x_BTNH: jax.Array, positions_BT11: jax.Array, rates: jax.Array, layout: Layout, length: float
 ) -> jax.Array:
   """Takes the pairs apart, rotates each, and puts them together again."""
   angles = positions_BT11 * rates  # [B or 1, T, 1, H/2]
-  sin, cos = jnp.sin(angles), jnp.cos(angles)
+  sin, cos = length * jnp.sin(angles), length * jnp.cos(angles)
   split, join = _LAYOUTS[layout]
   first, second = split(x_BTNH.astype(jnp.float32))
   y = join((first * cos - second * sin, second * cos + first * sin))
@@ -58,7 +64,7 @@ def _by_pair(
 
 
 def _by_product(
-  x_BTNH: jax.Array, positions_BT11: jax.Array, rates: jax.Array, layout: Layout
+  x_BTNH: jax.Array, positions_BT11: jax.Array, rates: jax.Array, layout: Layout, length: float
 ) -> jax.Array:
   """The same on a TPU, whose rows of 128 elements must be copied to take pairs apart.
 
@@ -70,7 +76,8 @@ def _by_product(
   exchange = np.zeros((H, H), np.float32)
   exchange[second, first], exchange[first, second] = -1, 1
   angles = positions_BT11 * jnp.zeros(H).at[first].set(rates).at[second].set(rates)
-  return _exchanged(x_BTNH, jnp.cos(angles), jnp.sin(angles), jnp.asarray(exchange, x_BTNH.dtype))
+  sin, cos = length * jnp.sin(angles), length * jnp.cos(angles)
+  return _exchanged(x_BTNH, cos, sin, jnp.asarray(exchange, x_BTNH.dtype))
 
 
 @jax.custom_vjp
@@ -126,3 +133,86 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
     low, high = self.low_frequency_factor, self.high_frequency_factor
     kept = jnp.clip((turns - low) / (high - low), 0, 1)
     return rates * (kept + (1 - kept) / self.factor)
+
+
+class LinearRotaryEmbedding(RotaryEmbedding):
+  """A rotary embedding whose wavelengths are all multiplied by `factor` (rope_type "linear")."""
+
+  factor: float = 8.0
+
+  def rates(self, half: int) -> jax.Array:
+    return super().rates(half) / self.factor
+
+
+class YarnRotaryEmbedding(RotaryEmbedding):
+  """YaRN's rotary embedding for longer sequences, https://arxiv.org/abs/2309.00071, section 3.
+
+  Pairs that turn fewer than `slow_turns` times over the original length get wavelengths multiplied
+  by `factor`. Pairs that turn more than `fast_turns` times do not change. Between the two, the
+  rates are interpolated linearly in the number of the pair.
+
+  Attributes:
+    factor: Multiplies the long wavelengths.
+    fast_turns: Sets the upper bound of the short wavelengths (beta_fast).
+    slow_turns: Sets the lower bound of the long wavelengths (beta_slow).
+    original_length: Sequence length of the first training.
+    whole_pairs: Whether the bounds are rounded to whole numbers of pairs.
+    stretched: The length of a rotated vector, as a multiple of its length before.
+  """
+
+  factor: float = 4.0
+  fast_turns: float = 32.0
+  slow_turns: float = 1.0
+  original_length: int = 4096
+  whole_pairs: bool = True
+  stretched: float = 1.0
+
+  def rates(self, half: int) -> jax.Array:
+    rates = super().rates(half)
+    turning = lambda turns: (
+      half * math.log(self.original_length / (turns * 2 * math.pi)) / math.log(self.theta)
+    )
+    low, high = turning(self.fast_turns), turning(self.slow_turns)
+    if self.whole_pairs:
+      low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * half - 1)
+    high += 0.001 * (low == high)
+    stretched = jnp.clip((jnp.arange(half, dtype=jnp.float32) - low) / (high - low), 0, 1)
+    return rates * (1 - stretched) + rates / self.factor * stretched
+
+  @property
+  def length(self) -> float:
+    return self.stretched
+
+
+class LongRopeRotaryEmbedding(RotaryEmbedding):
+  """LongRoPE's rotary embedding, which multiplies each wavelength by a factor of its own.
+
+  See https://arxiv.org/abs/2402.13753.
+
+  Attributes:
+    factors: Multiplies the wavelength of each pair, [H / 2].
+    stretched: The length of a rotated vector, as a multiple of its length before.
+  """
+
+  factors: Sequence[float] = ()
+  stretched: float = 1.0
+
+  def rates(self, half: int) -> jax.Array:
+    return super().rates(half) / jnp.asarray(self.factors, jnp.float32)
+
+  @property
+  def length(self) -> float:
+    return self.stretched
+
+
+class PartialRotary(nn.Module):
+  """Rotates the first `dims` dimensions of a head, and leaves the others as they are."""
+
+  dims: int
+  rotary_tpl: Template = template_field(RotaryEmbedding)
+
+  @nn.compact
+  def __call__(self, x_BTNH: jax.Array, positions_BT: jax.Array) -> jax.Array:
+    rotated = self.rotary_tpl(name='rotary')(x_BTNH[..., : self.dims], positions_BT)
+    return jnp.concatenate([rotated, x_BTNH[..., self.dims :]], axis=-1)

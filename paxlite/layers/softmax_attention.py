@@ -26,14 +26,14 @@ class Softmax:
     logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
     window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys. The
       mask already contains the window.
-    extra_logit: The logit of a virtual key whose value is 0; None means no virtual key.
+    extra_logit: The logit of a virtual key whose value is 0, one or [N]; None means no virtual key.
     dropout: Applies dropout to the attention weights; None means no dropout.
   """
 
   query_scale: float
   logit_cap: float = 0.0
   window: int = 0
-  extra_logit: float | None = None
+  extra_logit: float | jax.Array | None = None
   dropout: Callable[[jax.Array], jax.Array] | None = None
 
 
@@ -80,13 +80,16 @@ def masked_scores(
   return jnp.where(mask, scores_BNTS, -1e30)
 
 
-def exponentials(scores_BNTS: jax.Array, extra_logit: float | None) -> tuple[jax.Array, jax.Array]:
+def exponentials(
+  scores_BNTS: jax.Array, extra_logit: float | jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
   """Returns exp(scores − each query's largest score), and their sums over keys [B, N, T].
 
   The virtual key of the extra logit is included in the largest score and in the sum.
   """
   largest_BNT = scores_BNTS.max(-1)
   if extra_logit is not None:
+    extra_logit = jnp.asarray(extra_logit, jnp.float32)[..., None]  # for each head, or for all
     largest_BNT = jnp.maximum(largest_BNT, extra_logit)
   largest_BNT = jax.lax.stop_gradient(largest_BNT)
   weights_BNTS = jnp.exp(scores_BNTS - largest_BNT[..., None])

@@ -4,6 +4,7 @@ The scores exist in the chip's own memory alone, a block at a time. Blocks that 
 the window leaves empty are not computed.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -35,22 +36,26 @@ def attend(
     segments: Segment ids of the queries and of the keys, [B, T] each; None where there are none.
     softmax: The scale, the cap, the window and the extra logit.
   """
-  local = functools.partial(_attend, softmax=softmax)
-  given = list(segments or ())
+  local = functools.partial(_attend, softmax=dataclasses.replace(softmax, extra_logit=None))
+  sinks_N = None
+  if softmax.extra_logit is not None:
+    logits = jnp.asarray(softmax.extra_logit, jnp.float32)
+    sinks_N = jnp.broadcast_to(logits, q_BTNH.shape[2:3])
   active = partitioning.active_mesh()
   if active is None:
-    return local(q_BTNH, k_BSKH, v_BSKH, *given)
+    return local(q_BTNH, k_BSKH, v_BSKH, segments, sinks_N)
   mesh, rules = active
   fitting = lambda names, x: partitioning.fitting(
     partitioning.spec(names, rules), x.shape, dict(mesh.shape)
   )
-  specs = [fitting(_Q, q_BTNH), fitting(_KV, k_BSKH), fitting(_KV, v_BSKH)]
-  specs += [fitting(_SEGMENTS, x) for x in given]
+  specs: list[Any] = [fitting(_Q, q_BTNH), fitting(_KV, k_BSKH), fitting(_KV, v_BSKH)]
+  specs += [None if segments is None else tuple(fitting(_SEGMENTS, x) for x in segments)]
+  specs += [None if sinks_N is None else fitting(('act_heads',), sinks_N)]
   # XLA cannot split a kernel over devices
   sharded = jax.shard_map(
     local, mesh=mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False
   )
-  return sharded(q_BTNH, k_BSKH, v_BSKH, *given)
+  return sharded(q_BTNH, k_BSKH, v_BSKH, segments, sinks_N)
 
 
 def computes(
@@ -82,7 +87,8 @@ def _attend(
   q_BTNH: jax.Array,
   k_BSKH: jax.Array,
   v_BSKH: jax.Array,
-  *segments_BT: jax.Array,
+  segments: Segments | None,
+  sinks_N: jax.Array | None,
   softmax: Softmax,
 ) -> jax.Array:
   """The attention of one device's rows and heads."""
@@ -90,13 +96,10 @@ def _attend(
 
   T, N = q_BTNH.shape[1:3]
   kernel = _kernel(T, N, softmax, interpret=partitioning.active_platform() == 'cpu')
-  segments = splash.SegmentIds(*segments_BT) if segments_BT else None
-  sinks = None
-  if softmax.extra_logit is not None:
-    sinks = jnp.full(N, softmax.extra_logit, jnp.float32)
+  ids = None if segments is None else splash.SegmentIds(*segments)
   heads_first = lambda x_BTNH: x_BTNH.swapaxes(1, 2)
-  context_BNTH = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, ids, sinks))(
-    heads_first(q_BTNH * softmax.query_scale), heads_first(k_BSKH), heads_first(v_BSKH), segments
+  context_BNTH = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, ids, sinks_N))(
+    heads_first(q_BTNH * softmax.query_scale), heads_first(k_BSKH), heads_first(v_BSKH), ids
   )
   return heads_first(context_BNTH).astype(v_BSKH.dtype)
 

@@ -20,13 +20,15 @@ class TransformerBlock(nn.Module):
   """x += attention(norm(x)), then x += ffn(norm(x)), [B, T, D] to [B, T, D].
 
   Attributes:
-    norm_tpl: Template of both norms.
+    norm_tpl: Template of the norms before both sublayers; None means no norm.
+    post_norm_tpl: Template of norms after both sublayers, before the sums; None means no norm.
     attention_tpl: Attention, which is called with (x, positions, segment_ids).
     ffn_tpl: Feed-forward layer, which is called with (x, paddings).
     dropout: Dropout rate of the output of both sublayers.
   """
 
-  norm_tpl: Template = template_field(LayerNorm)
+  norm_tpl: Template | None = template_field(LayerNorm)
+  post_norm_tpl: Template | None = None
   attention_tpl: Template = template_field(Attention)
   ffn_tpl: Template = template_field(FeedForward)
   dropout: float = 0.0
@@ -37,13 +39,16 @@ class TransformerBlock(nn.Module):
   ) -> jax.Array:
     dropout = nn.Dropout(self.dropout, deterministic=not self.has_rng('dropout'))
     paddings_BT = None if segment_ids_BT is None else segment_ids_BT == 0
+    normed = lambda norm_tpl, name, x: x if norm_tpl is None else norm_tpl(name=name)(x)
 
-    h_BTD = self.norm_tpl(name='layer_norm')(x_BTD)
+    h_BTD = normed(self.norm_tpl, 'layer_norm', x_BTD)
     h_BTD = self.attention_tpl(name='self_attention')(h_BTD, positions_BT, segment_ids_BT)
+    h_BTD = normed(self.post_norm_tpl, 'post_layer_norm', h_BTD)
     x_BTD = x_BTD + dropout(h_BTD)
 
-    h_BTD = self.norm_tpl(name='ff_layer_norm')(x_BTD)
+    h_BTD = normed(self.norm_tpl, 'ff_layer_norm', x_BTD)
     h_BTD = self.ffn_tpl(name='ff_layer')(h_BTD, paddings_BT)
+    h_BTD = normed(self.post_norm_tpl, 'ff_post_layer_norm', h_BTD)
     x_BTD = x_BTD + dropout(h_BTD)
     x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
     return checkpoint_name(x_BTD, 'transformer_layer_out')
@@ -77,10 +82,20 @@ def _apply_block(block: nn.Module, x_BTD: jax.Array, *args: jax.Array | None) ->
 
 
 class UnrolledTransformer(nn.Module):
-  """A stack of `num_layers` blocks x_layers_0, x_layers_1 …, each with its own parameters."""
+  """A stack of `num_layers` layers x_layers_0, x_layers_1 …, each with its own parameters.
+
+  Attributes:
+    num_layers: The number of equal layers.
+    layer_tpl: A layer: a block, or a BlockSequence.
+    first_tpls: Other blocks before the layers, whose parameters are first_0, first_1 …
+    last_tpls: Other blocks after the layers, whose parameters are last_0, last_1 …
+    checkpoint_policy: The activations that a layer keeps for its backward pass; see remat.
+  """
 
   num_layers: int
   layer_tpl: Template = template_field(TransformerBlock)
+  first_tpls: Sequence[Template] = ()
+  last_tpls: Sequence[Template] = ()
   checkpoint_policy: str = 'SAVE_EVERYTHING'
 
   @nn.compact
@@ -88,24 +103,33 @@ class UnrolledTransformer(nn.Module):
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=False)
+    for i, block_tpl in enumerate(self.first_tpls):
+      x_BTD = apply_block(block_tpl(name=f'first_{i}'), x_BTD, positions_BT, segment_ids_BT)
+    x_BTD = self.layers(x_BTD, positions_BT, segment_ids_BT)
+    for i, block_tpl in enumerate(self.last_tpls):
+      x_BTD = apply_block(block_tpl(name=f'last_{i}'), x_BTD, positions_BT, segment_ids_BT)
+    return x_BTD
+
+  def layers(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
+  ) -> jax.Array:
+    """Applies the equal layers."""
+    apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=False)
     for i in range(self.num_layers):
-      block = self.layer_tpl(name=f'x_layers_{i}')
-      x_BTD = apply_block(block, x_BTD, positions_BT, segment_ids_BT)
+      layer = self.layer_tpl(name=f'x_layers_{i}')
+      x_BTD = apply_block(layer, x_BTD, positions_BT, segment_ids_BT)
     return x_BTD
 
 
-class RepeatedTransformer(nn.Module):
-  """A stack that scans one block over parameters with a leading dimension [L, …].
+class RepeatedTransformer(UnrolledTransformer):
+  """A stack that scans one layer over parameters with a leading dimension [L, …].
 
   Its compile time does not depend on the number of layers.
   """
 
-  num_layers: int
-  layer_tpl: Template = template_field(TransformerBlock)
   checkpoint_policy: str = 'SAVE_NOTHING'
 
-  @nn.compact
-  def __call__(
+  def layers(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=True)

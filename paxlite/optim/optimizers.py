@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
-from paxlite.core.variable_names import path_name
+from paxlite.core.variable_names import REPLACED, path_name
 from paxlite.layers.transformer import REPEATED
 
 PyTree = Any
@@ -133,14 +133,19 @@ class Optimizer:
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
     """Returns (trainable, frozen): trees like `params`, with None where the other has the leaf."""
 
-    def keep(want: bool) -> PyTree:
-      def one(path, leaf):
-        name = path_name(path)
-        return leaf if any(re.fullmatch(p, name) for p in self.trainable) == want else None
+    trains = lambda name: self._matches(name) and not _is_replaced(name)
+    return _select(params, trains), _select(params, lambda name: not trains(name))
 
-      return jax.tree_util.tree_map_with_path(one, params, is_leaf=_is_box)
+  def split_replaced(self, frozen: PyTree) -> tuple[PyTree, PyTree]:
+    """Splits frozen variables into those that a step replaces by their gradients, and all others.
 
-    return keep(True), keep(False)
+    The former are the variables with the name REPLACED that would train under another name.
+    """
+    replaced = lambda name: self._matches(name) and _is_replaced(name)
+    return _select(frozen, replaced), _select(frozen, lambda name: not replaced(name))
+
+  def _matches(self, name: str) -> bool:
+    return any(re.fullmatch(p, name) for p in self.trainable)
 
   def clipped(self, norm: jax.Array) -> jax.Array:
     """Returns the gradients' global norm after clipping."""
@@ -168,6 +173,16 @@ def merge(trainable: PyTree, frozen: PyTree) -> PyTree:
   return jax.tree.map(
     lambda t, f: f if t is None else t, trainable, frozen, is_leaf=lambda x: x is None
   )
+
+
+def _select(params: PyTree, wanted: Callable[[str], bool]) -> PyTree:
+  """Returns a tree like `params`, with None instead of variables whose names are not wanted."""
+  one = lambda path, leaf: leaf if wanted(path_name(path)) else None
+  return jax.tree_util.tree_map_with_path(one, params, is_leaf=_is_box)
+
+
+def _is_replaced(name: str) -> bool:
+  return name.rpartition('/')[2] == REPLACED
 
 
 def _is_box(x: Any) -> bool:

@@ -27,24 +27,26 @@ def train_step(
     The next state, and scalars by their TensorBoard names.
   """
   rng = jax.random.fold_in(jax.random.key(seed), state.step)
-  grads, overwritten, metrics = task.grads(state.params, batch, rng, state.overwritten)
+  grads, replaced, metrics = task.grads(state.params, batch, rng, state.overwritten)
   grad_norm = optax.tree.norm(grads)
   # after the limit the state stays as it is, so that the run can stop with its last good state
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics['total_loss'].value)
   valid = finite & (state.skipped_in_a_row < task.max_skipped_steps)
   grads = task.optimizer.clip(grads, grad_norm, valid)
 
-  trainable, frozen = task.optimizer.split(state.params)
+  trainable, others = task.optimizer.split(state.params)
+  former, frozen = task.optimizer.split_replaced(others)
+  overwritten, biases = jax.tree.map(
+    lambda new, old: jnp.where(valid, new, old), replaced, (state.overwritten, former)
+  )
   updates, opt_state = task.optimizer.transformation.update(
     grads, state.opt_state, trainable, valid=valid
   )
   new_state = TrainState(
     step=state.step + 1,
-    params=merge(optax.apply_updates(trainable, updates), frozen),
+    params=merge(optax.apply_updates(trainable, updates), merge(biases, frozen)),
     opt_state=opt_state,
-    overwritten=jax.tree.map(
-      lambda new, old: jnp.where(valid, new, old), overwritten, state.overwritten
-    ),
+    overwritten=overwritten,
     skipped=state.skipped + ~valid,
     skipped_in_a_row=jnp.where(valid, 0, state.skipped_in_a_row + 1),
   )

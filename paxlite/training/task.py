@@ -119,24 +119,28 @@ class Task:
     batch: Batch,
     rng: jax.Array | None,
     overwritten: Mapping[str, Any] | None = None,
-  ) -> tuple[Any, Any, Metrics]:
-    """Returns the gradients for the trainable parameters, the next `overwritten`, and the metrics.
+  ) -> tuple[Any, tuple[Any, Any], Metrics]:
+    """Returns the gradients for the trainable parameters, what replaces others, and the metrics.
+
+    Replaced are `overwritten`, and the parameters that Optimizer.split_replaced selects.
 
     The cross-entropy of a microbatch is weighted by its number of target tokens. Therefore the
     number of microbatches changes the result only by rounding, dropout masks and FP8. Auxiliary
-    losses are averaged over the microbatches. Each microbatch passes `overwritten` on to the next,
-    as each step does.
+    losses are averaged over the microbatches. Each microbatch passes what it replaces on to the
+    next, as each step does.
     """
-    trainable, frozen = self.optimizer.split(params)
-    overwritten = dict(overwritten or {})
+    trainable, others = self.optimizer.split(params)
+    replaced, frozen = self.optimizer.split_replaced(others)
+    replaced = dict(overwritten or {}), replaced
 
-    def loss(trainable, overwritten, batch, rng):
-      return self.loss(merge(trainable, frozen), batch, rng, overwritten)
+    def loss(trainable, replaced, batch, rng):
+      overwritten, biases = replaced
+      return self.loss(merge(trainable, merge(biases, frozen)), batch, rng, overwritten)
 
     if self.num_microbatches == 1:
       with self.context():
         (grads, after), metrics = jax.grad(loss, argnums=(0, 1), has_aux=True)(
-          trainable, overwritten, batch, rng
+          trainable, replaced, batch, rng
         )
       return grads, after, metrics
 
@@ -145,23 +149,23 @@ class Task:
     split = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1), batch)
     whole = jnp.maximum(self._xent_weight(batch['weights']), 1e-6)
 
-    def part(trainable, overwritten, microbatch, rng):
-      _, metrics = loss(trainable, overwritten, microbatch, rng)
+    def part(trainable, replaced, microbatch, rng):
+      _, metrics = loss(trainable, replaced, microbatch, rng)
       xent, aux_loss = metrics['avg_xent'], metrics['aux_loss']
       return xent.value * xent.weight / whole + aux_loss.value / n, metrics
 
     def accumulate(carry, inputs):
-      total, overwritten = carry
+      total, replaced = carry
       i, microbatch = inputs
       rng_i = None if rng is None else jax.random.fold_in(rng, i)
       with self.context():
         (g, after), metrics = jax.grad(part, argnums=(0, 1), has_aux=True)(
-          trainable, overwritten, microbatch, rng_i
+          trainable, replaced, microbatch, rng_i
         )
       return (jax.tree.map(jnp.add, total, g), after), metrics
 
     zeros = jax.tree.map(jnp.zeros_like, trainable)
-    (grads, after), metrics = jax.lax.scan(accumulate, (zeros, overwritten), (jnp.arange(n), split))
+    (grads, after), metrics = jax.lax.scan(accumulate, (zeros, replaced), (jnp.arange(n), split))
     mean = {k: over_microbatches(k, m) for k, m in metrics.items()}
     total = mean['avg_xent'].value + mean['aux_loss'].value
     mean['total_loss'] = Weighted(total, mean['total_loss'].weight)

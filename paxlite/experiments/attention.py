@@ -1,0 +1,171 @@
+"""Attributes of a block's attention and norms, and the templates that they describe."""
+
+import math
+from typing import Any, Literal
+
+import fiddle as fdl
+
+from paxlite.core.attribute_kinds import Below1, Count, Function, Run, Shape, Training
+from paxlite.core.errors import UserError
+from paxlite.core.templates import template
+from paxlite.experiments.rotary_positions import RotaryPositions
+from paxlite.layers.attention import (
+  Attention,
+  CombinedQkv,
+  DotProductAttention,
+  OverAllHeads,
+  PerDimScale,
+  SeparateQkv,
+  Sinks,
+)
+from paxlite.layers.attention_kernel import AttentionKernel
+from paxlite.layers.norms import LayerNorm, RmsNorm
+
+AttentionKind = Literal['sliding', 'full', 'full_nope']
+Norm = Literal['LayerNorm', 'RmsNorm']
+QkNorm = Literal['none', 'per_head', 'all_heads']
+
+_NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
+
+
+class AttentionAndNorms(RotaryPositions):
+  """Attention, norms and positions; defaults are those of Pax's base class of language models."""
+
+  FPROP_DTYPE: Training[Literal['bfloat16', 'float32', 'float16']] = 'bfloat16'  # of activations
+  NUM_HEADS: Shape[Count] = 16  # heads of attention
+  MODEL_DIMS: Shape[Count] = 2048  # width of the activations between blocks
+  DROPOUT_PROB: Training[Below1] = 0.0  # of attention, feed-forward and residual branches
+  USE_BIAS: Shape[bool] = False  # of projections and feed-forward layers
+  HEADS_SPAN_MODEL: Training[bool] = True  # NUM_HEADS × DIMS_PER_HEAD must equal MODEL_DIMS
+  # The number of queries that are computed at a time, which saves memory and half of the work.
+  # MAX_SEQ_LEN: all. 0: all, but on CPUs a quarter if the sequence has 512 tokens or more.
+  ATTENTION_BLOCK_SIZE: Run[int] = 0  # queries per block; 0: the kernel chooses
+  USE_FLASH_ATTENTION: Run[bool] = True  # uses fused kernels if there are: cuDNN, splash
+  SLIDING_WINDOW: Function[int] = 0  # tokens that a query sees; 0: all previous ones
+  # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
+  # 'full', and 'full_nope' (full, and without rotary positions).
+  ATTENTION_PATTERN: Function[list[AttentionKind]] = []  # kinds by block; []: all blocks alike
+  USE_ATTENTION_SINKS: Shape[bool] = False  # each head has a learned logit that takes no value
+  QK_NORM: Shape[QkNorm] = 'none'  # norms of queries and of keys, within heads or over all
+  ATTEN_LOGIT_CAP: Function[float] = 50.0  # cap of the scores of attention; 0: off
+  USE_PER_DIM_SCALE: Shape[bool] = False  # learned scales of the dimensions of queries
+  NORM_CLS: Function[Norm] = 'RmsNorm'  # the kind of norm
+  # Norms are before attention and feed-forward layers (pre), after them (post), or both. The names
+  # are those of praxis.
+  NORM_POLICY: Shape[Literal['pre', 'post', 'primer_hybrid']] = 'pre'  # where norms are
+  LAYERNORM_EPSILON: Function[float] = 1e-6  # added to the variance
+
+  @property
+  def DIMS_PER_HEAD(self) -> Shape[Count]:
+    """The width of a head of attention."""
+    return self.MODEL_DIMS // self.NUM_HEADS
+
+  @property
+  def NUM_KV_HEADS(self) -> Shape[Count]:
+    """Heads of keys and values, each of which several heads of queries share."""
+    return self.NUM_HEADS
+
+  @property
+  def ATTENTION_SCALE(self) -> Function[float]:
+    """The factor of the scores of attention."""
+    return 1 / math.sqrt(self.DIMS_PER_HEAD)
+
+  @property
+  def USE_QKV_BIAS(self) -> Shape[bool]:
+    """Whether queries, keys and values have biases."""
+    return self.USE_BIAS
+
+  @property
+  def rotary_dims(self) -> int:
+    return int(self.DIMS_PER_HEAD * self.ROPE_FRACTION)
+
+  @property
+  def NORM_SCALE_OFFSET(self) -> Function[float]:
+    """The number that is added to the stored scale of a norm."""
+    return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
+
+  def validate(self) -> None:
+    super().validate()
+    heads = f'NUM_HEADS={self.NUM_HEADS} × DIMS_PER_HEAD={self.DIMS_PER_HEAD}'
+    if self.HEADS_SPAN_MODEL and self.NUM_HEADS * self.DIMS_PER_HEAD != self.MODEL_DIMS:
+      raise UserError(
+        f'{heads} is {self.NUM_HEADS * self.DIMS_PER_HEAD}, not MODEL_DIMS={self.MODEL_DIMS}. '
+        'If that is meant: --fdl.HEADS_SPAN_MODEL=False'
+      )
+    if self.NUM_HEADS % self.NUM_KV_HEADS:
+      raise UserError(
+        f'NUM_HEADS={self.NUM_HEADS} is not divisible by NUM_KV_HEADS={self.NUM_KV_HEADS}'
+      )
+    block = self.ATTENTION_BLOCK_SIZE
+    if block < 0 or (block and self.MAX_SEQ_LEN % block):
+      raise UserError(
+        f'ATTENTION_BLOCK_SIZE={block} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}, or be 0'
+      )
+    if block and self.mesh_sizes.get('context', 1) > 1:
+      raise UserError(
+        'ATTENTION_BLOCK_SIZE and the mesh axis context both split queries: choose one'
+      )
+    if 'sliding' in self.ATTENTION_PATTERN and self.SLIDING_WINDOW <= 0:
+      raise UserError("ATTENTION_PATTERN has 'sliding', which needs a SLIDING_WINDOW above 0")
+
+  def norm(self) -> fdl.Partial:
+    """Returns a new template of a norm, so that an edit of one norm leaves the others unchanged."""
+    return template(
+      _NORMS[self.NORM_CLS],
+      epsilon=self.LAYERNORM_EPSILON,
+      offset=self.NORM_SCALE_OFFSET,
+      dtype=self.FPROP_DTYPE,
+    )
+
+  def attention(self) -> fdl.Partial:
+    """Returns the template of the attention layer."""
+    sizes: dict[str, Any] = dict(
+      model_dims=self.MODEL_DIMS, num_heads=self.NUM_HEADS, head_dim=self.DIMS_PER_HEAD
+    )
+    if self.NUM_KV_HEADS == self.NUM_HEADS:
+      qkv = template(CombinedQkv, **sizes)
+    else:
+      qkv = template(SeparateQkv, num_kv_heads=self.NUM_KV_HEADS, **sizes)
+    return template(
+      Attention,
+      qkv_tpl=qkv,
+      qk_norm_tpl=self.qk_norm(),
+      query_scale_tpl=template(PerDimScale) if self.USE_PER_DIM_SCALE else None,
+      rotary_tpl=self.rotary() if self.USE_ROTARY_POSITION_EMB else None,
+      attention_tpl=self.dot_product_attention(),
+      **sizes,
+    )
+
+  def qk_norm(self) -> fdl.Partial | None:
+    """Returns the template of the norms of queries and keys, or None."""
+    if self.QK_NORM == 'none':
+      return None
+    if self.QK_NORM == 'per_head':
+      return self.norm()
+    return template(OverAllHeads, norm_tpl=self.norm())
+
+  def dot_product_attention(self) -> fdl.Partial:
+    """Returns the template of the attention itself, without its projections."""
+    return template(
+      DotProductAttention,
+      query_scale=self.ATTENTION_SCALE,
+      logit_cap=self.ATTEN_LOGIT_CAP,
+      window=self.SLIDING_WINDOW,
+      sinks_tpl=template(Sinks, num_heads=self.NUM_HEADS) if self.USE_ATTENTION_SINKS else None,
+      dropout=self.DROPOUT_PROB,
+      kernel_tpl=template(
+        AttentionKernel,
+        block_size=self.ATTENTION_BLOCK_SIZE,
+        fused=self.USE_FLASH_ATTENTION,
+      ),
+    )
+
+  @property
+  def attention_params(self) -> int:
+    """The number of parameters in the matrix multiplications of one attention layer."""
+    return 2 * self.MODEL_DIMS * self.DIMS_PER_HEAD * (self.NUM_HEADS + self.NUM_KV_HEADS)
+
+  @property
+  def attention_dims(self) -> float:
+    """Dimensions of scores and values of a query: the mean of the two, over all heads."""
+    return self.NUM_HEADS * self.DIMS_PER_HEAD

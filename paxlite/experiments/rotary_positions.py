@@ -1,0 +1,125 @@
+"""Attributes of rotary positions, and the template of the layer that they describe."""
+
+import math
+from typing import Any, Literal
+
+import fiddle as fdl
+
+from paxlite.core.attribute_kinds import Fraction, Function
+from paxlite.core.errors import UserError
+from paxlite.core.templates import template
+from paxlite.experiments.base import Experiment
+from paxlite.layers.rotary import (
+  LinearRotaryEmbedding,
+  Llama3RotaryEmbedding,
+  LongRopeRotaryEmbedding,
+  PartialRotary,
+  RotaryEmbedding,
+  YarnRotaryEmbedding,
+)
+
+RopeScaling = Literal['llama3', 'linear', 'yarn', 'longrope']
+
+
+class RotaryPositions(Experiment):
+  """Rotary positions, which can be stretched for sequences that are longer than in training."""
+
+  USE_ROTARY_POSITION_EMB: Function[bool] = False  # queries and keys are rotated by position
+  ROPE_THETA: Function[float] = 10_000.0  # base of the wavelengths of that rotation
+  ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = 'interleaved'  # pairs that rotate
+  ROPE_FRACTION: Function[Fraction] = 1.0  # share of a head's dimensions that rotate
+  ROPE_FACTOR: Function[float] = 1.0  # above 1: positions are stretched, as ROPE_SCALING says
+  ROPE_SCALING: Function[RopeScaling] = 'llama3'  # the kind of stretching
+  ROPE_ORIGINAL_LENGTH: Function[int] = 8192  # tokens of a row before the stretching
+  ROPE_LOW_FREQUENCY_FACTOR: Function[float] = 1.0  # llama3: longer waves are stretched fully
+  ROPE_HIGH_FREQUENCY_FACTOR: Function[float] = 4.0  # llama3: shorter waves are kept
+  ROPE_FAST_TURNS: Function[float] = 32.0  # yarn: waves with more turns are kept
+  ROPE_SLOW_TURNS: Function[float] = 1.0  # yarn: waves with fewer turns are stretched fully
+  ROPE_WHOLE_PAIRS: Function[bool] = True  # yarn: these bounds are rounded to whole pairs
+  # longrope: factors of the wavelengths, for rows of up to ROPE_ORIGINAL_LENGTH tokens and above
+  ROPE_SHORT_FACTORS: Function[list[float]] = []  # for MAX_SEQ_LEN up to ROPE_ORIGINAL_LENGTH
+  ROPE_LONG_FACTORS: Function[list[float]] = []  # for a larger MAX_SEQ_LEN
+  ROPE_STRETCHES_LOCAL: Function[bool] = True  # also in layers with sliding attention
+
+  @property
+  def ROPE_LOCAL_THETA(self) -> Function[float]:
+    """The base of the wavelengths in layers with sliding attention, where others have none."""
+    return self.ROPE_THETA
+
+  @property
+  def ROPE_ATTENTION_FACTOR(self) -> Function[float]:
+    """A factor of rotated queries and keys, by default as in the papers on yarn and longrope."""
+    if self.ROPE_FACTOR <= 1:
+      return 1.0
+    if self.ROPE_SCALING == 'yarn':
+      return 0.1 * math.log(self.ROPE_FACTOR) + 1
+    if self.ROPE_SCALING == 'longrope':
+      return math.sqrt(1 + math.log(self.ROPE_FACTOR) / math.log(self.ROPE_ORIGINAL_LENGTH))
+    return 1.0
+
+  @property
+  def rotary_dims(self) -> int:
+    """The number of dimensions of a query or key that are rotated."""
+    raise NotImplementedError
+
+  def validate(self) -> None:
+    super().validate()
+    if not self.USE_ROTARY_POSITION_EMB:
+      return
+    if self.rotary_dims % 2 or self.rotary_dims == 0:
+      raise UserError(f'rotary positions need an even DIMS_PER_HEAD, not {self.rotary_dims}')
+    if self.ROPE_FACTOR < 1 or not (
+      0 < self.ROPE_LOW_FREQUENCY_FACTOR < self.ROPE_HIGH_FREQUENCY_FACTOR
+    ):
+      raise UserError(
+        f'ROPE_FACTOR={self.ROPE_FACTOR:g} must be at least 1, and ROPE_LOW_FREQUENCY_FACTOR='
+        f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and below ROPE_HIGH_FREQUENCY_FACTOR='
+        f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
+      )
+    if self.ROPE_FACTOR > 1 and self.ROPE_SCALING == 'longrope':
+      for name in ('ROPE_SHORT_FACTORS', 'ROPE_LONG_FACTORS'):
+        if len(getattr(self, name)) != self.rotary_dims // 2:
+          raise UserError(
+            f'{name} must have {self.rotary_dims // 2} numbers, one for each pair of dimensions, '
+            f'and has {len(getattr(self, name))}'
+          )
+
+  def rotary(self, is_local: bool = False) -> fdl.Partial:
+    """Returns the template of the rotary embedding; `is_local` stands for sliding attention."""
+    theta = self.ROPE_LOCAL_THETA if is_local else self.ROPE_THETA
+    base: dict[str, Any] = dict(theta=theta, layout=self.ROPE_LAYOUT)
+    if self.ROPE_FACTOR == 1 or (is_local and not self.ROPE_STRETCHES_LOCAL):
+      rotary = template(RotaryEmbedding, **base)
+    elif self.ROPE_SCALING == 'linear':
+      rotary = template(LinearRotaryEmbedding, factor=self.ROPE_FACTOR, **base)
+    elif self.ROPE_SCALING == 'yarn':
+      rotary = template(
+        YarnRotaryEmbedding,
+        factor=self.ROPE_FACTOR,
+        fast_turns=self.ROPE_FAST_TURNS,
+        slow_turns=self.ROPE_SLOW_TURNS,
+        original_length=self.ROPE_ORIGINAL_LENGTH,
+        whole_pairs=self.ROPE_WHOLE_PAIRS,
+        stretched=self.ROPE_ATTENTION_FACTOR,
+        **base,
+      )
+    elif self.ROPE_SCALING == 'longrope':
+      is_long = self.MAX_SEQ_LEN > self.ROPE_ORIGINAL_LENGTH
+      rotary = template(
+        LongRopeRotaryEmbedding,
+        factors=self.ROPE_LONG_FACTORS if is_long else self.ROPE_SHORT_FACTORS,
+        stretched=self.ROPE_ATTENTION_FACTOR,
+        **base,
+      )
+    else:
+      rotary = template(
+        Llama3RotaryEmbedding,
+        factor=self.ROPE_FACTOR,
+        low_frequency_factor=self.ROPE_LOW_FREQUENCY_FACTOR,
+        high_frequency_factor=self.ROPE_HIGH_FREQUENCY_FACTOR,
+        original_length=self.ROPE_ORIGINAL_LENGTH,
+        **base,
+      )
+    if self.ROPE_FRACTION == 1:
+      return rotary
+    return template(PartialRotary, dims=self.rotary_dims, rotary_tpl=rotary)
