@@ -17,7 +17,7 @@ from paxlite.core.attribute_kinds import (
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.transformer import BlockKind
+from paxlite.experiments.transformer import Activation, BlockKind
 from paxlite.layers.dropless import DroplessDispatch
 from paxlite.layers.group_router import GroupRouter
 from paxlite.layers.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter
@@ -40,6 +40,9 @@ class MixtureOfExperts(LanguageModel):
   # number of tokens; 0 is room for all tokens. Room costs memory and time.
   DROPLESS_ROOM: Function[OffAtZero] = 0.0  # places of a device, times the mean; 0: for all
 
+  EXPERT_ACTIVATION_CLS: Function[Activation] = 'relu'  # of the experts
+  USE_GATED_EXPERTS: Shape[bool] = False  # it is multiplied by a second projection
+  USE_EXPERT_BIAS: Shape[bool] = False  # of both projections of an expert
   NORMALIZE_EXPERT_WEIGHTS: Function[bool] = True  # the weights of a token's experts sum to 1
   EXPERT_WEIGHT_SCALE: Function[float] = 1.0  # factor of these weights
   USE_ROUTER_BIAS: Shape[bool] = False  # a learned bias is added to the logits of the router
@@ -104,6 +107,8 @@ class MixtureOfExperts(LanguageModel):
         'shape: --fdl.USE_DROPLESS_MOE=False'
       )
     super().validate()
+    if self.EXPERT_ACTIVATION_CLS == 'clamped_swiglu' and not self.USE_GATED_EXPERTS:
+      raise UserError('EXPERT_ACTIVATION_CLS=clamped_swiglu needs --fdl.USE_GATED_EXPERTS=True')
     if self.NUM_EXPERTS_PER_TOKEN > self.NUM_EXPERTS:
       raise UserError(
         f'NUM_EXPERTS_PER_TOKEN={self.NUM_EXPERTS_PER_TOKEN} is more than '
@@ -158,9 +163,9 @@ class MixtureOfExperts(LanguageModel):
       num_experts=self.NUM_EXPERTS,
       num_groups=self.NUM_MOE_GROUPS,
       aux_loss_weight=self.AUX_LOSS_COEF / max(self.num_expert_blocks, 1),
-      activation=self.ACTIVATION_CLS if self.USE_GATED_ACTIVATION else 'relu',
-      gated=self.USE_GATED_ACTIVATION,
-      use_bias=self.USE_FFN_BIAS if self.USE_GATED_ACTIVATION else False,
+      activation=self.EXPERT_ACTIVATION_CLS,
+      gated=self.USE_GATED_EXPERTS,
+      use_bias=self.USE_EXPERT_BIAS,
       router_tpl=self.router(),
       dispatch_tpl=(
         template(DroplessDispatch, room=self.DROPLESS_ROOM)
@@ -195,7 +200,7 @@ class MixtureOfExperts(LanguageModel):
 
   @property
   def matmul_params(self) -> int:
-    expert = (3 if self.USE_GATED_ACTIVATION else 2) * self.MODEL_DIMS * self.EXPERT_HIDDEN_DIMS
+    expert = (3 if self.USE_GATED_EXPERTS else 2) * self.MODEL_DIMS * self.EXPERT_HIDDEN_DIMS
     chosen = (self.NUM_EXPERTS_PER_TOKEN + self.NUM_SHARED_EXPERTS) * expert
     moe = chosen + self.MODEL_DIMS * self.NUM_EXPERTS
     return super().matmul_params + self.num_expert_blocks * (moe - self.ffn_params)

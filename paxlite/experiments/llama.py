@@ -1,8 +1,9 @@
-"""LLaMA, Llama 3, Mistral and SmolLM: one family, without a dataset.
+"""LLaMA, Llama 3, Mistral and SmolLM, without a dataset.
 
 The sizes are those of published weights, which `paxlite import` reads.
 """
 
+from paxlite.experiments.attention import AttentionKind
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.optimization import Schedule
 from paxlite.experiments.registry import register
@@ -139,8 +140,7 @@ class Mistral7B(LLaMA):
 
   7,241,732,096 parameters: Mistral-7B-v0.1 with its sliding window of 4096 tokens.
 
-  v0.2 and v0.3 have no window and a theta of 1e6: --fdl.SLIDING_WINDOW=0 --fdl.ROPE_THETA=1e6. v0.3
-  also has a vocabulary of 32768.
+  v0.2 has no window and a theta of 1e6: --fdl.SLIDING_WINDOW=0 --fdl.ROPE_THETA=1e6.
   """
 
   NUM_LAYERS = 32
@@ -173,3 +173,137 @@ class SmolLM135M(LLaMA):
   ROPE_THETA = 100_000.0
 
   PERCORE_BATCH_SIZE = 4
+
+
+@register
+class LLaMA3_1_70B(LLaMA3_1_8B):
+  """python -m paxlite.main --fdl_config=LLaMA3_1_70B --dry_run
+
+  70,553,706,496 parameters: Llama-3.1-70B and Llama-3.3-70B.
+  """
+
+  NUM_LAYERS = 80
+  NUM_HEADS = 64
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 8192
+  HIDDEN_DIMS = 28672
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+  PERCORE_BATCH_SIZE = 1
+
+
+@register
+class LLaMA3_1_405B(LLaMA3_1_8B):
+  """python -m paxlite.main --fdl_config=LLaMA3_1_405B --dry_run
+
+  405,853,388,800 parameters: Llama-3.1-405B.
+  """
+
+  NUM_LAYERS = 126
+  NUM_HEADS = 128
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 16384
+  HIDDEN_DIMS = 53248
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 32, 1]
+  PERCORE_BATCH_SIZE = 1
+
+
+@register
+class LLaMA3_2_3B(LLaMA3_2_1B):
+  """python -m paxlite.main --fdl_config=LLaMA3_2_3B --dry_run
+
+  3,212,749,824 parameters: Llama-3.2-3B.
+  """
+
+  NUM_LAYERS = 28
+  NUM_HEADS = 24
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 3072
+  HIDDEN_DIMS = 8192
+  PERCORE_BATCH_SIZE = 2
+
+
+@register
+class Mistral7B_v0_3(Mistral7B):
+  """python -m paxlite.main --fdl_config=Mistral7B_v0_3 --dry_run
+
+  7,248,023,552 parameters: Mistral-7B-v0.3, without a sliding window.
+  """
+
+  VOCAB_SIZE = 32768
+  SLIDING_WINDOW = 0
+  ROPE_THETA = 1000000.0
+
+
+@register
+class MistralNemo12B(LLaMA):
+  """python -m paxlite.main --fdl_config=MistralNemo12B --dry_run
+
+  12,247,782,400 parameters: Mistral-Nemo-2407; its heads are narrower than the model.
+  """
+
+  NUM_LAYERS = 40
+  NUM_HEADS = 32
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 5120
+  HIDDEN_DIMS = 14336
+  DIMS_PER_HEAD = 128
+  HEADS_SPAN_MODEL = False
+  VOCAB_SIZE = 131_072
+  ROPE_THETA = 1000000.0
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class MistralSmall22B(LLaMA):
+  """python -m paxlite.main --fdl_config=MistralSmall22B --dry_run
+
+  22,247,282,688 parameters: Mistral-Small-2409.
+  """
+
+  NUM_LAYERS = 56
+  NUM_HEADS = 48
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 6144
+  HIDDEN_DIMS = 16384
+  VOCAB_SIZE = 32768
+  ROPE_THETA = 1000000.0
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class MistralSmall24B(MistralNemo12B):
+  """python -m paxlite.main --fdl_config=MistralSmall24B --dry_run
+
+  23,572,403,200 parameters: Mistral-Small-24B-2501.
+  """
+
+  HIDDEN_DIMS = 32768
+  ROPE_THETA = 100000000.0
+
+
+class SmolLM3(LLaMA):
+  """SmolLM3: LLaMA, with a block without rotary positions after every three."""
+
+  ROPE_LAYOUT = 'half'
+  LAYERNORM_EPSILON = 1e-6
+  ATTENTION_PATTERN: list[AttentionKind] = ['full', 'full', 'full', 'full_nope']
+
+
+@register
+class SmolLM3_3B(SmolLM3):
+  """python -m paxlite.main --fdl_config=SmolLM3_3B --dry_run
+
+  3,075,098,624 parameters: SmolLM3-3B, with tied embedding.
+  """
+
+  NUM_LAYERS = 36
+  NUM_HEADS = 16
+  NUM_KV_HEADS = 4
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 11008
+  VOCAB_SIZE = 128_256
+  ROPE_THETA = 5000000.0
+  SEPARATE_EMBEDDING = False
+  ICI_MESH_SHAPE = [1, 8, 1]

@@ -281,10 +281,9 @@ class MoeFeedForward(nn.Module):
         b_in_EF=tuple(made(f'b{n[1:]}', zeros, [E, F], ['experts', 'mlp']) for n in names),
         b_out_ED=(made('b_out', zeros, [E, D], ['experts', 'expert_embed']),),
       )
-    activation: Callable[..., jax.Array] = ACTIVATIONS[self.activation]
     return Experts(
       weights,
-      gate_by(self.activation) if self.gated else activation,
+      gate_by(self.activation) if self.gated else ACTIVATIONS[self.activation],
       [self.einsum_tpl(equation='JECD,EDF->JECF', name=n.replace('w', 'einsum')) for n in names],
       self.einsum_tpl(equation='JECF,EFD->JECD', name='einsum_out'),
     )

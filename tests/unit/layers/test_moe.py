@@ -193,7 +193,6 @@ def test_rows_that_fill_a_batch_up_do_not_count():
   ('changes', 'message'),
   [
     (dict(NUM_EXPERTS_PER_TOKEN=9), 'NUM_EXPERTS_PER_TOKEN=9 is more than NUM_EXPERTS=8'),
-    (dict(NUM_LAYERS=3), 'NUM_LAYERS=3 is not divisible by the 2 blocks'),
     (dict(EXPERT_CAPACITY_FACTOR=0.0), 'USE_DROPLESS_MOE=True'),
     (dict(EXPERT_AXIS='expert'), 'EXPERT_AXIS=expert must be None, data, or expert where'),
     (dict(EXPERT_AXIS='data', ICI_MESH_SHAPE=[1, 3, 1]), 'mesh axis data = 3'),

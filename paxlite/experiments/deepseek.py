@@ -1,0 +1,156 @@
+"""DeepSeek-V2 and V3: latent attention, and experts that are chosen from groups."""
+
+import math
+from typing import Any, Literal
+
+import fiddle as fdl
+
+from paxlite.core.attribute_kinds import Count, Function, NotNegativeInt, Shape
+from paxlite.core.templates import template
+from paxlite.experiments.experts import MixtureOfExperts
+from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.registry import register
+from paxlite.experiments.rotary_positions import RopeScaling
+from paxlite.experiments.transformer import Activation
+from paxlite.layers.latent_attention import LatentAttention
+
+
+class DeepSeek(MixtureOfExperts, LLaMA):
+  """The architecture of both; DIMS_PER_HEAD is the part of queries and keys that is not rotated."""
+
+  LATENT_DIMS: Shape[Count] = 512  # width of the vector that keys and values come from
+  QUERY_LATENT_DIMS: Shape[NotNegativeInt] = 0  # the same for queries; 0: they have none
+  ROTARY_DIMS_PER_HEAD: Shape[Count] = 64  # width of the rotated part of queries and keys
+  VALUE_DIMS_PER_HEAD: Shape[Count] = 128  # width of the values
+  # YaRN's scale of the scores of attention, with and without that of rotated queries and keys
+  ROPE_MSCALE: Function[float] = 1.0  # of the length of rotated vectors, over the next one
+  ROPE_MSCALE_ALL_DIM: Function[float] = 1.0  # of all scores, as its square; 0: off
+
+  DIMS_PER_HEAD = 128
+  HEADS_SPAN_MODEL = False
+  LAYERNORM_EPSILON = 1e-6
+  ROPE_SCALING: RopeScaling = 'yarn'
+  ROPE_FACTOR = 40.0
+  ROPE_ORIGINAL_LENGTH = 4096
+
+  BLOCKS_PER_LAYER = 1
+  NUM_DENSE_BLOCKS = 1
+  USE_DROPLESS_MOE = True
+  EXPERT_ACTIVATION_CLS: Activation = 'silu'
+  USE_GATED_EXPERTS = True
+  AUX_LOSS_COEF = 0.001
+
+  @property
+  def ROPE_ATTENTION_FACTOR(self) -> Function[float]:
+    if not (self.ROPE_MSCALE and self.ROPE_MSCALE_ALL_DIM):
+      return super().ROPE_ATTENTION_FACTOR
+    return self._mscale(self.ROPE_MSCALE) / self._mscale(self.ROPE_MSCALE_ALL_DIM)
+
+  @property
+  def ATTENTION_SCALE(self) -> Function[float]:
+    width = self.DIMS_PER_HEAD + self.ROTARY_DIMS_PER_HEAD
+    return self._mscale(self.ROPE_MSCALE_ALL_DIM) ** 2 / math.sqrt(width)
+
+  def _mscale(self, mscale: float) -> float:
+    return 0.1 * mscale * math.log(self.ROPE_FACTOR) + 1.0
+
+  @property
+  def rotary_dims(self) -> int:
+    return self.ROTARY_DIMS_PER_HEAD
+
+  def attention(self) -> fdl.Partial:
+    sizes: dict[str, Any] = dict(
+      model_dims=self.MODEL_DIMS,
+      num_heads=self.NUM_HEADS,
+      latent_dims=self.LATENT_DIMS,
+      query_latent_dims=self.QUERY_LATENT_DIMS,
+      plain_dims=self.DIMS_PER_HEAD,
+      rotary_dims=self.ROTARY_DIMS_PER_HEAD,
+      value_dims=self.VALUE_DIMS_PER_HEAD,
+    )
+    norm = self.norm()
+    norm.epsilon = 1e-6  # whatever that of the other norms is
+    return template(
+      LatentAttention,
+      norm_tpl=norm,
+      rotary_tpl=self.rotary(),
+      attention_tpl=self.dot_product_attention(),
+      **sizes,
+    )
+
+  @property
+  def attention_params(self) -> int:
+    D, N, R, Q = self.MODEL_DIMS, self.NUM_HEADS, self.LATENT_DIMS, self.QUERY_LATENT_DIMS
+    key, value = self.DIMS_PER_HEAD + self.ROTARY_DIMS_PER_HEAD, self.VALUE_DIMS_PER_HEAD
+    query = Q * (D + N * key) if Q else D * N * key
+    latent = D * (R + self.ROTARY_DIMS_PER_HEAD) + R * N * (self.DIMS_PER_HEAD + value)
+    return query + latent + N * value * D
+
+  @property
+  def attention_dims(self) -> float:
+    key = self.DIMS_PER_HEAD + self.ROTARY_DIMS_PER_HEAD
+    return self.NUM_HEADS * (key + self.VALUE_DIMS_PER_HEAD) / 2
+
+
+class DeepSeekV2(DeepSeek):
+  """Experts are chosen by a softmax."""
+
+  ROUTER: Literal['top_k', 'group_top_k', 'balanced'] = 'group_top_k'
+  NORMALIZE_EXPERT_WEIGHTS = False
+  ROPE_MSCALE = 0.707
+  ROPE_MSCALE_ALL_DIM = 0.707
+
+
+class DeepSeekV3(DeepSeek):
+  """Experts are chosen by sigmoids and a bias that balances their load."""
+
+  ROUTER: Literal['top_k', 'group_top_k', 'balanced'] = 'balanced'
+  NUM_EXPERT_GROUPS = 8
+  NUM_EXPERT_GROUPS_PER_TOKEN = 4
+  EXPERT_WEIGHT_SCALE = 2.5
+  QUERY_LATENT_DIMS = 1536
+  NUM_SHARED_EXPERTS = 1
+  AUX_LOSS_COEF = 0.0001
+
+
+@register
+class DeepSeekV2_Lite(DeepSeekV2):
+  """python -m paxlite.main --fdl_config=DeepSeekV2_Lite --dry_run
+
+  15,706,484,224 parameters: DeepSeek-V2-Lite, of which a token uses 2.7 billion.
+  """
+
+  NUM_LAYERS = 27
+  NUM_HEADS = 16
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 10944
+  VOCAB_SIZE = 102_400
+  MAX_SEQ_LEN = 4096
+  NUM_EXPERTS = 64
+  NUM_EXPERTS_PER_TOKEN = 6
+  NUM_SHARED_EXPERTS = 2
+  EXPERT_HIDDEN_DIMS = 1408
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class DeepSeekV3_671B(DeepSeekV3):
+  """python -m paxlite.main --fdl_config=DeepSeekV3_671B --dry_run
+
+  671,026,419,200 parameters: DeepSeek-V3 and R1, without the layer that predicts a second token.
+  """
+
+  NUM_LAYERS = 61
+  NUM_HEADS = 128
+  MODEL_DIMS = 7168
+  HIDDEN_DIMS = 18432
+  VOCAB_SIZE = 129_280
+  MAX_SEQ_LEN = 4096
+  NUM_DENSE_BLOCKS = 3
+  NUM_EXPERTS = 256
+  NUM_EXPERTS_PER_TOKEN = 8
+  EXPERT_HIDDEN_DIMS = 2048
+
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 64, 1]

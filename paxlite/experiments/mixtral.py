@@ -1,0 +1,51 @@
+"""Mixtral: Mistral's block with eight gated experts, without a dataset."""
+
+from paxlite.experiments.experts import MixtureOfExperts
+from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.registry import register
+from paxlite.experiments.transformer import Activation
+
+
+class Mixtral(MixtureOfExperts, LLaMA):
+  """The architecture of both sizes."""
+
+  ROPE_THETA = 1e6
+  ROPE_LAYOUT = 'half'
+  BLOCKS_PER_LAYER = 1
+  NUM_EXPERTS = 8
+  EXPERT_ACTIVATION_CLS: Activation = 'silu'
+  USE_GATED_EXPERTS = True
+  USE_DROPLESS_MOE = True
+  AUX_LOSS_COEF = 0.02
+
+
+@register
+class Mixtral_8x7B(Mixtral):
+  """python -m paxlite.main --fdl_config=Mixtral_8x7B --dry_run
+
+  46,702,792,704 parameters: Mixtral-8x7B, of which a token uses 13 billion.
+  """
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 32
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 14336
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 4, 1]
+
+
+@register
+class Mixtral_8x22B(Mixtral):
+  """python -m paxlite.main --fdl_config=Mixtral_8x22B --dry_run
+
+  140,620,634,112 parameters: Mixtral-8x22B, of which a token uses 39 billion.
+  """
+
+  NUM_LAYERS = 56
+  NUM_HEADS = 48
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 6144
+  HIDDEN_DIMS = 16384
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 8, 1]

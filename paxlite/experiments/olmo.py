@@ -1,0 +1,148 @@
+"""OLMo 2, OLMo 3 and OLMoE, without a dataset."""
+
+from typing import Literal
+
+from paxlite.experiments.attention import AttentionKind, QkNorm
+from paxlite.experiments.experts import MixtureOfExperts
+from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.registry import register
+from paxlite.experiments.rotary_positions import RopeScaling
+from paxlite.experiments.transformer import Activation
+
+
+class OLMo2(LLaMA):
+  """OLMo 2: norms after sublayers and not before, norms of queries and keys over all heads."""
+
+  VOCAB_SIZE = 100_352
+  ROPE_THETA = 500_000.0
+  ROPE_LAYOUT = 'half'
+  LAYERNORM_EPSILON = 1e-6
+  NORM_POLICY: Literal['pre', 'post', 'primer_hybrid'] = 'post'
+  QK_NORM: QkNorm = 'all_heads'
+
+
+class OLMo3(OLMo2):
+  """OLMo 3: OLMo 2 with sliding attention in three of four blocks, and YaRN in the fourth."""
+
+  VOCAB_SIZE = 100_278
+  SLIDING_WINDOW = 4096
+  ATTENTION_PATTERN: list[AttentionKind] = ['sliding', 'sliding', 'sliding', 'full']
+  ROPE_FACTOR = 8.0
+  ROPE_SCALING: RopeScaling = 'yarn'
+  ROPE_STRETCHES_LOCAL = False
+
+
+class OLMoE(MixtureOfExperts, LLaMA):
+  """OLMoE: LLaMA's block with experts, and norms of queries and keys over all heads."""
+
+  ROPE_LAYOUT = 'half'
+  QK_NORM: QkNorm = 'all_heads'
+  BLOCKS_PER_LAYER = 1
+  NUM_EXPERTS_PER_TOKEN = 8
+  EXPERT_ACTIVATION_CLS: Activation = 'silu'
+  USE_GATED_EXPERTS = True
+  NORMALIZE_EXPERT_WEIGHTS = False
+  USE_DROPLESS_MOE = True
+
+
+@register
+class OLMo2_1B(OLMo2):
+  """python -m paxlite.main --fdl_config=OLMo2_1B --dry_run
+
+  1,484,916,736 parameters: OLMo-2-0425-1B.
+  """
+
+  NUM_LAYERS = 16
+  NUM_HEADS = 16
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 8192
+  PERCORE_BATCH_SIZE = 2
+
+
+@register
+class OLMo2_7B(OLMo2):
+  """python -m paxlite.main --fdl_config=OLMo2_7B --dry_run
+
+  7,298,617,344 parameters: OLMo-2-1124-7B.
+  """
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 32
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 11008
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class OLMo2_13B(OLMo2):
+  """python -m paxlite.main --fdl_config=OLMo2_13B --dry_run
+
+  13,716,198,400 parameters: OLMo-2-1124-13B.
+  """
+
+  NUM_LAYERS = 40
+  NUM_HEADS = 40
+  MODEL_DIMS = 5120
+  HIDDEN_DIMS = 13824
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class OLMo2_32B(OLMo2):
+  """python -m paxlite.main --fdl_config=OLMo2_32B --dry_run
+
+  32,234,279,936 parameters: OLMo-2-0325-32B.
+  """
+
+  NUM_LAYERS = 64
+  NUM_HEADS = 40
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 5120
+  HIDDEN_DIMS = 27648
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+
+
+@register
+class OLMo3_7B(OLMo3):
+  """python -m paxlite.main --fdl_config=OLMo3_7B --dry_run
+
+  7,298,011,136 parameters: Olmo-3-1025-7B.
+  """
+
+  NUM_LAYERS = 32
+  NUM_HEADS = 32
+  MODEL_DIMS = 4096
+  HIDDEN_DIMS = 11008
+  ICI_MESH_SHAPE = [1, 8, 1]
+
+
+@register
+class OLMo3_32B(OLMo3):
+  """python -m paxlite.main --fdl_config=OLMo3_32B --dry_run
+
+  32,233,522,176 parameters: Olmo-3-1125-32B.
+  """
+
+  NUM_LAYERS = 64
+  NUM_HEADS = 40
+  NUM_KV_HEADS = 8
+  MODEL_DIMS = 5120
+  HIDDEN_DIMS = 27648
+  ICI_MESH_SHAPE = [1, 8, 1]
+  DCN_MESH_SHAPE = [1, 2, 1]
+
+
+@register
+class OLMoE_1B_7B(OLMoE):
+  """python -m paxlite.main --fdl_config=OLMoE_1B_7B --dry_run
+
+  6,919,161,856 parameters: OLMoE-1B-7B, of which a token uses 1.3 billion.
+  """
+
+  NUM_LAYERS = 16
+  NUM_HEADS = 16
+  MODEL_DIMS = 2048
+  HIDDEN_DIMS = 1024
+  VOCAB_SIZE = 50304
+  ICI_MESH_SHAPE = [1, 8, 1]
