@@ -1,45 +1,320 @@
-"""The published model families, and the conversion of their configurations to experiments."""
+"""The published model families: one table for each, which works in both directions.
 
+A family is its experiment class, the keys of its config.json, and the names of its tensors.
+docs/adding_a_family.md describes how to add one.
+"""
+
+import dataclasses
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.errors import UserError, located
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.base import Experiment
-from paxlite.experiments.gemma import Gemma
+from paxlite.experiments.deepseek import DeepSeekV2, DeepSeekV3
+from paxlite.experiments.gemma import Gemma, Gemma2, Gemma3
 from paxlite.experiments.gpt import GPT2
+from paxlite.experiments.gpt_oss import GptOss
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.llama import LLaMA, SmolLM3
+from paxlite.experiments.mixtral import Mixtral
+from paxlite.experiments.olmo import OLMo2, OLMo3, OLMoE
+from paxlite.experiments.phi import Phi3
+from paxlite.experiments.qwen import Qwen2, Qwen3, Qwen3Moe
 from paxlite.experiments.registry import experiments
-from paxlite.weights.layout import HUGGING_FACE, Entry, gpt2_entries, llama_entries
+from paxlite.weights import tensor_names
+from paxlite.weights.config_keys import (
+  HEADS,
+  NO_ROPE_LAYERS,
+  QWEN_WINDOW,
+  Both,
+  Key,
+  OneOf,
+  Same,
+  activation,
+  layer_types,
+  read_keys,
+  tied,
+)
+from paxlite.weights.layout import Entry, decoder_entries, gpt2_entries
+from paxlite.weights.rope_keys import rope
 
-# Names of activations in transformers, and in experiments.
-_ACTIVATIONS = {'silu': 'silu', 'gelu_pytorch_tanh': 'gelu', 'gelu_new': 'gelu'}
+# Kinds of attributes that decide the model; ROPE_LAYOUT is an order of elements, which an import
+# and an export change.
+_MODEL = (Kind.SHAPE, Kind.FUNCTION)
+_FREE = {'ROPE_LAYOUT'}
 
-# Options that must be numbers, because they are calculated with.
-_NUMBERS = (
-  'head_dim',
-  'hidden_size',
-  'n_embd',
-  'n_inner',
-  'num_attention_heads',
-  'num_key_value_heads',
-  'sliding_window',
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """How a family is published on Hugging Face.
+
+  Attributes:
+    architecture: The class in transformers.
+    experiment: The class whose attributes are those of all models of the family.
+    keys: The keys of config.json that differ between models of the family.
+    names: Names of the tensors by role; see tensor_names.
+    rotary: Layout of the rotary pairs in queries and keys; see RotaryEmbedding.
+    entries: Returns the entries of the tensors, where decoder_entries does not.
+  """
+
+  architecture: str
+  experiment: type[LanguageModel]
+  keys: Sequence[Key]
+  names: Mapping[str, str]
+  rotary: str = 'half'
+  entries: Callable[[LanguageModel], list[Entry]] | None = None
+
+  @property
+  def attributes(self) -> set[str]:
+    """The attributes that may differ between models of the family."""
+    return {name for key in self.keys for name in key.ours}
+
+
+_SIZES = (
+  Same('num_hidden_layers', 'NUM_LAYERS'),
+  Same('intermediate_size', 'HIDDEN_DIMS'),
+  Same('vocab_size', 'VOCAB_SIZE'),
+  Same('max_position_embeddings', 'MAX_SEQ_LEN'),
+  Same('rms_norm_eps', 'LAYERNORM_EPSILON'),
+  HEADS,
+)
+_SILU = activation('hidden_act')
+_NO_BIAS = OneOf('attention_bias', False)
+_NO_MLP_BIAS = OneOf('mlp_bias', False)
+_UNTIED, _TIED = tied(default=False), tied(default=True)
+_LLAMA = (*_SIZES, _SILU, _UNTIED, rope(), _NO_BIAS, _NO_MLP_BIAS)
+_WINDOW = Same('sliding_window', 'SLIDING_WINDOW', default=0, null=0)
+_GEMMA = (*_SIZES, _TIED, _NO_BIAS, OneOf('use_bidirectional_attention', False))
+_GELU = activation('hidden_activation', 'hidden_act', default='gelu_pytorch_tanh')
+_GEMMA2 = (
+  *_GEMMA,
+  _GELU,
+  Same('query_pre_attn_scalar', 'QUERY_PRE_ATTN_SCALAR'),
+  Same('attn_logit_softcapping', 'ATTEN_LOGIT_CAP', default=-1.0, null=-1.0),
+  Same('final_logit_softcapping', 'SOFTMAX_CAP_LOGITS', default=-1.0, null=-1.0),
+)
+_EXPERTS_PER_TOKEN = Same('num_experts_per_tok', 'NUM_EXPERTS_PER_TOKEN')
+_NORM_TOPK = Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=False)
+
+
+def _either(attribute: str, *keys: str) -> Both:
+  """Returns one attribute that versions of transformers write under different keys."""
+
+  def read(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {attribute: config[next((k for k in keys if k in config), keys[0])]}
+
+  return Both(keys, (attribute,), read, lambda e: {keys[0]: getattr(e, attribute)})
+
+
+_DEEPSEEK = (
+  Same('num_hidden_layers', 'NUM_LAYERS'),
+  Same('intermediate_size', 'HIDDEN_DIMS'),
+  Same('vocab_size', 'VOCAB_SIZE'),
+  Same('max_position_embeddings', 'MAX_SEQ_LEN'),
+  Same('rms_norm_eps', 'LAYERNORM_EPSILON'),
+  Same('num_attention_heads', 'NUM_HEADS'),
+  Same('hidden_size', 'MODEL_DIMS'),
+  Same('kv_lora_rank', 'LATENT_DIMS'),
+  Same('q_lora_rank', 'QUERY_LATENT_DIMS', default=0, null=0),
+  Same('qk_nope_head_dim', 'DIMS_PER_HEAD'),
+  Same('qk_rope_head_dim', 'ROTARY_DIMS_PER_HEAD'),
+  Same('v_head_dim', 'VALUE_DIMS_PER_HEAD'),
+  Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
+  _either('NUM_EXPERTS', 'n_routed_experts', 'num_local_experts'),
+  Same('n_shared_experts', 'NUM_SHARED_EXPERTS', default=0, null=0),
+  Same('first_k_dense_replace', 'NUM_DENSE_BLOCKS'),
+  Same('n_group', 'NUM_EXPERT_GROUPS', default=1, null=1),
+  Same('topk_group', 'NUM_EXPERT_GROUPS_PER_TOKEN', default=1, null=1),
+  Same('routed_scaling_factor', 'EXPERT_WEIGHT_SCALE'),
+  _EXPERTS_PER_TOKEN,
+  _NORM_TOPK,
+  _SILU,
+  _UNTIED,
+  rope(has_mscale=True),
+  _NO_BIAS,
+  _NO_MLP_BIAS,
 )
 
-# Options of transformers' configs that change what a model computes. paxlite implements only the
-# given value of each.
-_NEUTRAL: dict[str, Any] = {
-  'quantization_config': None,
-  'partial_rotary_factor': 1.0,
-  'attention_bias': False,
-  'mlp_bias': False,
-  'scale_attn_weights': True,
-  'scale_attn_by_inverse_layer_idx': False,
-  'add_cross_attention': False,
-}
+
+def _routing(method: str, grouped: str, scores: str) -> Both:
+  """Returns the keys that say how DeepSeek chooses experts, and keys that repeat other sizes.
+
+  Args:
+    method: The value of topk_method for one group.
+    grouped: The same for several groups.
+    scores: The value of scoring_func.
+  """
+
+  def read(config: Mapping[str, Any]) -> dict[str, Any]:
+    return OneOf('topk_method', method, grouped).read(config) | OneOf('scoring_func', scores).read(
+      config
+    )
+
+  def write(e: Any) -> dict[str, Any]:
+    return {
+      'topk_method': method if e.NUM_EXPERT_GROUPS == 1 else grouped,
+      'scoring_func': scores,
+      'num_key_value_heads': e.NUM_HEADS,
+    }
+
+  names = ('topk_method', 'scoring_func', 'num_key_value_heads', 'head_dim', 'num_local_experts')
+  return Both(names, (), read, write)
+
+
+FAMILIES: dict[str, Family] = {
+  'llama': Family('LlamaForCausalLM', LLaMA, _LLAMA, tensor_names.HUGGING_FACE),
+  'mistral': Family(
+    'MistralForCausalLM',
+    LLaMA,
+    (*_SIZES, _SILU, _UNTIED, rope(), _WINDOW),
+    tensor_names.HUGGING_FACE,
+  ),
+  'mixtral': Family(
+    'MixtralForCausalLM',
+    Mixtral,
+    (
+      *_SIZES, _SILU, _UNTIED, rope(), _WINDOW, _EXPERTS_PER_TOKEN,
+      Same('num_local_experts', 'NUM_EXPERTS'),
+    ),
+    tensor_names.MIXTRAL,
+  ),
+  'gemma': Family(
+    'GemmaForCausalLM',
+    Gemma,
+    (
+      *_GEMMA,
+      # old files say gelu, and mean this too
+      OneOf('hidden_act', 'gelu_pytorch_tanh', 'gelu'),
+      OneOf('hidden_activation', 'gelu_pytorch_tanh'),
+      rope(),
+    ),
+    tensor_names.HUGGING_FACE,
+  ),
+  'gemma2': Family(
+    'Gemma2ForCausalLM',
+    Gemma2,
+    (*_GEMMA2, rope(), layer_types(['sliding', 'full'])),
+    tensor_names.GEMMA2,
+  ),
+  'gemma3_text': Family(
+    'Gemma3ForCausalLM',
+    Gemma3,
+    (
+      *_GEMMA2,
+      rope('rope_local_base_freq', has_local=True),
+      layer_types([*['sliding'] * 5, 'full'], 'sliding_window_pattern'),
+    ),
+    tensor_names.GEMMA2,
+  ),
+  'qwen2': Family(
+    'Qwen2ForCausalLM',
+    Qwen2,
+    (*_SIZES, _SILU, _UNTIED, rope(), QWEN_WINDOW),
+    tensor_names.HUGGING_FACE,
+  ),
+  'qwen3': Family(
+    'Qwen3ForCausalLM',
+    Qwen3,
+    (*_SIZES, _SILU, _UNTIED, rope(), QWEN_WINDOW, _NO_BIAS),
+    tensor_names.HUGGING_FACE,
+  ),
+  'qwen3_moe': Family(
+    'Qwen3MoeForCausalLM',
+    Qwen3Moe,
+    (
+      *_SIZES, _SILU, _UNTIED, rope(), _NO_BIAS, _EXPERTS_PER_TOKEN, _NORM_TOPK,
+      OneOf('use_sliding_window', False), OneOf('sliding_window', None),
+      OneOf('decoder_sparse_step', 1), OneOf('mlp_only_layers', []),
+      Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
+      _either('NUM_EXPERTS', 'num_experts', 'num_local_experts'),
+    ),
+    tensor_names.HUGGING_FACE,
+  ),
+  'olmo2': Family(
+    'Olmo2ForCausalLM', OLMo2, (*_SIZES, _SILU, _UNTIED, rope(), _NO_BIAS), tensor_names.OLMO2
+  ),
+  'olmo3': Family(
+    'Olmo3ForCausalLM',
+    OLMo3,
+    (
+      *_SIZES, _SILU, _UNTIED, rope(has_local=True), _NO_BIAS,
+      layer_types([*['sliding'] * 3, 'full']),
+    ),
+    tensor_names.OLMO2,
+  ),
+  'olmoe': Family(
+    'OlmoeForCausalLM',
+    OLMoE,
+    (
+      *_SIZES, _SILU, _UNTIED, rope(), _NO_BIAS, _EXPERTS_PER_TOKEN, _NORM_TOPK,
+      OneOf('clip_qkv', None), Same('num_experts', 'NUM_EXPERTS'),
+    ),
+    tensor_names.HUGGING_FACE,
+  ),
+  'phi3': Family(
+    'Phi3ForCausalLM',
+    Phi3,
+    (
+      *_SIZES, _SILU, _UNTIED, _WINDOW, _NO_BIAS,
+      rope('original_max_position_embeddings', fraction=True),
+    ),
+    tensor_names.PHI3,
+  ),
+  'smollm3': Family(
+    'SmolLM3ForCausalLM',
+    SmolLM3,
+    (*_SIZES, _SILU, _TIED, rope(), _NO_BIAS, _NO_MLP_BIAS, NO_ROPE_LAYERS),
+    tensor_names.HUGGING_FACE,
+  ),
+  'deepseek_v2': Family(
+    'DeepseekV2ForCausalLM',
+    DeepSeekV2,
+    (*_DEEPSEEK, _routing('greedy', 'group_limited_greedy', 'softmax')),
+    tensor_names.DEEPSEEK,
+    rotary='interleaved',
+  ),
+  'deepseek_v3': Family(
+    'DeepseekV3ForCausalLM',
+    DeepSeekV3,
+    (*_DEEPSEEK, OneOf('rope_interleave', True), _routing('noaux_tc', 'noaux_tc', 'sigmoid')),
+    tensor_names.DEEPSEEK,
+    rotary='interleaved',
+  ),
+  'gpt_oss': Family(
+    'GptOssForCausalLM',
+    GptOss,
+    (
+      *_SIZES, _UNTIED, rope(), layer_types(['sliding', 'full']), _EXPERTS_PER_TOKEN,
+      Same('num_local_experts', 'NUM_EXPERTS'), OneOf('attention_bias', True),
+      OneOf('hidden_act', 'silu'), OneOf('swiglu_limit', 7.0), OneOf('swiglu_alpha', 1.702),
+    ),
+    tensor_names.GPT_OSS,
+  ),
+  'gpt2': Family(
+    'GPT2LMHeadModel',
+    GPT2,
+    (
+      Same('n_layer', 'NUM_LAYERS'), Same('n_head', 'NUM_HEADS'), Same('n_embd', 'MODEL_DIMS'),
+      Same('vocab_size', 'VOCAB_SIZE'), Same('n_positions', 'MAX_SEQ_LEN'),
+      Same('layer_norm_epsilon', 'LAYERNORM_EPSILON'),
+      activation('activation_function', written='gelu_new'),
+      Both(
+        ('n_inner', 'n_ctx'),
+        ('HIDDEN_DIMS',),
+        lambda c: {'HIDDEN_DIMS': c.get('n_inner') or 4 * c['n_embd']},
+        lambda e: {'n_inner': e.HIDDEN_DIMS},
+      ),
+      OneOf('tie_word_embeddings', True), OneOf('scale_attn_weights', True),
+      OneOf('scale_attn_by_inverse_layer_idx', False), OneOf('add_cross_attention', False),
+      OneOf('reorder_and_upcast_attn', False),
+    ),
+    {},
+    entries=gpt2_entries,
+  ),
+}  # fmt: skip
 
 
 def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageModel:
@@ -53,19 +328,16 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
     UserError: The architecture or one of its options is not implemented, or a value is missing or
       not valid.
   """
-  families = {'llama': LLaMA, 'mistral': LLaMA, 'gemma': Gemma, 'gpt2': GPT2}
   kind = config.get('model_type')
-  if not isinstance(kind, str) or kind not in families:
-    raise UserError(f'{where}: model_type {kind!r} is none of {", ".join(families)}')
-  for name, neutral in _NEUTRAL.items():
-    if config.get(name) not in (None, neutral):
-      raise UserError(f'{where}: {name}={config[name]!r} is not implemented')
-  for name in _NUMBERS:
-    value = config.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-      raise UserError(f'{where}: {name} must be a number, not {value!r}')
+  if kind == 'gemma3' and isinstance(config.get('text_config'), dict):
+    raise UserError(f'{where}: a Gemma 3 with images is not implemented; its text model alone is')
+  if not isinstance(kind, str) or kind not in FAMILIES:
+    raise UserError(f'{where}: model_type {kind!r} is none of {", ".join(FAMILIES)}')
+  family = FAMILIES[kind]
+  config = {k: v for k, v in config.items() if k != 'quantization_config'} | _unquantized(config)
   try:
-    values = _gpt2_values(config, where) if kind == 'gpt2' else _llama_values(config, kind, where)
+    with located(str(where)):
+      values = read_keys(family.keys, config)
     values['EOS_IDS'] = _ids(config.get('eos_token_id'))
   except KeyError as e:
     raise UserError(f'{where} has no {e.args[0]}') from None
@@ -76,7 +348,16 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
   dtype = config.get('dtype', config.get('torch_dtype'))
   values['FPROP_DTYPE'] = 'float32' if dtype in (None, 'float32') else 'bfloat16'
   with located(str(where)):
-    return published(families[kind], values)
+    return published(family.experiment, values)
+
+
+def _unquantized(config: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns quantization_config, unless it says what the import can dequantize."""
+  found = config.get('quantization_config')
+  if found is None:
+    return {}
+  method = found.get('quant_method') if isinstance(found, dict) else None
+  return {} if method in ('mxfp4', 'fp8') else {'quantization_config': found}
 
 
 def published(family: type[LanguageModel], values: Mapping[str, Any]) -> LanguageModel:
@@ -102,117 +383,78 @@ def hugging_face_entries(e: LanguageModel) -> list[Entry]:
   Raises:
     UserError: The experiment belongs to no family that Hugging Face has.
   """
-  return gpt2_entries(e) if family_of(e) == 'gpt2' else llama_entries(e, HUGGING_FACE, 'half')
+  family = FAMILIES[family_of(e)]
+  if family.entries is not None:
+    return family.entries(e)
+  return decoder_entries(e, family.names, family.rotary)
 
 
 def family_of(e: LanguageModel) -> str:
   """Returns transformers' model_type for an experiment.
 
+  It is the first family whose class has the values of the experiment, apart from those that
+  its config.json can state. Families whose class the experiment is derived from come first.
+
   Raises:
-    UserError: There is none; the message names the attribute that does not fit.
+    UserError: There is none; the message names an attribute that does not fit.
   """
-  gemma = dict(SCALE_EMBEDDING=True, NORM_SCALE_OFFSET=1.0, SEPARATE_EMBEDDING=False)
-  llama = dict(SCALE_EMBEDDING=False, NORM_SCALE_OFFSET=0.0)
-  rotary = dict(
-    USE_ROTARY_POSITION_EMB=True,
-    NORM_CLS='RmsNorm',
-    USE_GATED_ACTIVATION=True,
-    USE_BIAS=False,
-    USE_FFN_BIAS=False,
-  )
-  gpt2 = dict(
-    USE_ROTARY_POSITION_EMB=False,
-    TRAINABLE_POSITION_EMB=True,
-    NORM_CLS='LayerNorm',
-    USE_GATED_ACTIVATION=False,
-    USE_BIAS=True,
-    USE_FFN_BIAS=True,
-    SEPARATE_EMBEDDING=False,
-    SCALE_EMBEDDING=False,
-    ACTIVATION_CLS='gelu',
-    NUM_KV_HEADS=e.NUM_HEADS,
-    DIMS_PER_HEAD=e.MODEL_DIMS // e.NUM_HEADS,
-    NORM_SCALE_OFFSET=0.0,
-  )
-  common = dict(USE_PER_DIM_SCALE=False, USE_SOFTMAX_BIAS=False)
-  if e.USE_ROTARY_POSITION_EMB and e.SCALE_EMBEDDING:
-    kind, wanted = 'gemma', rotary | gemma | dict(ACTIVATION_CLS='gelu')
-  elif e.USE_ROTARY_POSITION_EMB:
-    kind = 'mistral' if e.SLIDING_WINDOW > 0 else 'llama'
-    wanted = rotary | llama | dict(ACTIVATION_CLS='silu')
-  else:
-    kind, wanted = 'gpt2', gpt2
-  for name, value in (wanted | common).items():
-    if getattr(e, name) != value:
-      raise UserError(
-        f'Hugging Face has no {kind} with {name}={getattr(e, name)!r}, as {type(e).__name__} has '
-        f'it: there it is {value!r}'
-      )
-  for name in ('SOFTMAX_CAP_LOGITS', 'ATTEN_LOGIT_CAP'):
-    if getattr(e, name) > 0:
-      raise UserError(
-        f'Hugging Face has no {kind} with {name}={getattr(e, name):g}, as {type(e).__name__} has '
-        'it: there it is off'
-      )
-  plain = LanguageModel(**{name: getattr(e, name) for name in LanguageModel().values()})
-  if plain.model() != e.model():
-    raise UserError(
-      f'{type(e).__name__} changes its layers beyond what attributes say (its methods model, layer '
-      f'or attention): Hugging Face has no {kind} like that'
-    )
-  return kind
+  derived = [name for name, f in FAMILIES.items() if isinstance(e, f.experiment)]
+  derived.sort(key=lambda name: -len(FAMILIES[name].experiment.__mro__))
+  problems: dict[str, list[str]] = {}
+  for name in dict.fromkeys([*derived, *FAMILIES]):
+    problems[name] = _differences(e, FAMILIES[name])
+    if not problems[name]:
+      return name
+  nearest = min(problems, key=lambda name: len(problems[name]))
+  raise UserError(f'Hugging Face has no {nearest} with {problems[nearest][0]}')
+
+
+def _differences(e: LanguageModel, family: Family) -> list[str]:
+  """Returns what a family's config.json cannot say about an experiment."""
+  cls, stated = family.experiment, family.attributes
+  ours = e.values_of(*_MODEL)
+  plain = cls(**{name: getattr(e, name) for name in stated if hasattr(e, name)})
+  theirs = plain.values_of(*_MODEL)
+  missing = object()
+  found = [
+    f'{name}={ours.get(name)!r}, as {type(e).__name__} has it: there it is {theirs.get(name)!r}'
+    for name in {**theirs, **ours}
+    if name not in _FREE
+    and ours.get(name, missing) != theirs.get(name, missing)
+    and not _is_off(name, ours.get(name), theirs.get(name))
+  ]
+  if found:
+    return found
+  same = cls(**{name: getattr(e, name) for name in cls().values() if hasattr(e, name)})
+  if same.model() != e.model():
+    return [
+      f'the layers of {type(e).__name__}: it changes them beyond what attributes say (its methods '
+      'model, layer or attention)'
+    ]
+  return []
+
+
+def _is_off(name: str, ours: Any, theirs: Any) -> bool:
+  """Returns whether two values both turn a cap off."""
+  return name in ('ATTEN_LOGIT_CAP', 'SOFTMAX_CAP_LOGITS') and max(ours, theirs) <= 0
 
 
 def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) -> dict[str, Any]:
   """Returns the contents of config.json with which transformers reads an experiment's model."""
   kind = family_of(e)
+  family = FAMILIES[kind]
   bos, eos = _special_ids(tokenizer)
   end = list(e.EOS_IDS) or eos
-  common: dict[str, Any] = {
+  config: dict[str, Any] = {
+    'architectures': [family.architecture],
     'model_type': kind,
-    'vocab_size': e.VOCAB_SIZE,
     'torch_dtype': dtype,
-    'tie_word_embeddings': not e.SEPARATE_EMBEDDING,
     'bos_token_id': bos,
     'eos_token_id': end[0] if len(end) == 1 else end or None,
+    'pad_token_id': None,
   }
-  if kind == 'gpt2':
-    return common | {
-      'architectures': ['GPT2LMHeadModel'],
-      'activation_function': 'gelu_new',
-      'n_embd': e.MODEL_DIMS,
-      'n_head': e.NUM_HEADS,
-      'n_inner': e.HIDDEN_DIMS,
-      'n_layer': e.NUM_LAYERS,
-      'n_positions': e.MAX_SEQ_LEN,
-      'layer_norm_epsilon': e.LAYERNORM_EPSILON,
-    }
-  names = {'llama': 'LlamaForCausalLM', 'mistral': 'MistralForCausalLM'}
-  config = common | {
-    'architectures': [names.get(kind, 'GemmaForCausalLM')],
-    'hidden_size': e.MODEL_DIMS,
-    'intermediate_size': e.HIDDEN_DIMS,
-    'num_hidden_layers': e.NUM_LAYERS,
-    'num_attention_heads': e.NUM_HEADS,
-    'num_key_value_heads': e.NUM_KV_HEADS,
-    'head_dim': e.DIMS_PER_HEAD,
-    'hidden_act': 'gelu_pytorch_tanh' if kind == 'gemma' else 'silu',
-    'rms_norm_eps': e.LAYERNORM_EPSILON,
-    'rope_theta': e.ROPE_THETA,
-    'max_position_embeddings': e.MAX_SEQ_LEN,
-  }
-  if kind == 'gemma':
-    config['hidden_activation'] = 'gelu_pytorch_tanh'
-  if kind == 'mistral':
-    config['sliding_window'] = e.SLIDING_WINDOW
-  if e.ROPE_FACTOR > 1:
-    config['rope_scaling'] = {
-      'rope_type': 'llama3',
-      'factor': e.ROPE_FACTOR,
-      'low_freq_factor': e.ROPE_LOW_FREQUENCY_FACTOR,
-      'high_freq_factor': e.ROPE_HIGH_FREQUENCY_FACTOR,
-      'original_max_position_embeddings': e.ROPE_ORIGINAL_LENGTH,
-    }
+  for key in family.keys:
+    config |= key.write(e)
   return config
 
 
@@ -226,69 +468,6 @@ def _special_ids(tokenizer: pathlib.Path | None) -> tuple[int | None, list[int]]
     return None, []
   bos, eos = opened.special_id('bos_token'), opened.special_id('eos_token')
   return None if bos < 0 else bos, [] if eos < 0 else [eos]
-
-
-def _llama_values(config: Mapping[str, Any], kind: str, where: pathlib.Path) -> dict[str, Any]:
-  if kind == 'gemma' and not config.get('tie_word_embeddings', True):
-    raise UserError(f'{where}: tie_word_embeddings=False is not implemented for gemma')
-  activation = config.get('hidden_activation') or config['hidden_act']
-  if kind == 'gemma' and not config.get('hidden_activation'):
-    activation = 'gelu_pytorch_tanh'  # old files say "gelu" but mean this, as in transformers
-  heads = config['num_attention_heads']
-  head_dim = config.get('head_dim') or config['hidden_size'] // heads
-  return {
-    'NUM_LAYERS': config['num_hidden_layers'],
-    'NUM_HEADS': heads,
-    'NUM_KV_HEADS': config.get('num_key_value_heads') or heads,
-    'MODEL_DIMS': config['hidden_size'],
-    'HIDDEN_DIMS': config['intermediate_size'],
-    'DIMS_PER_HEAD': head_dim,
-    'HEADS_SPAN_MODEL': heads * head_dim == config['hidden_size'],
-    'VOCAB_SIZE': config['vocab_size'],
-    'MAX_SEQ_LEN': config['max_position_embeddings'],
-    'ACTIVATION_CLS': _activation(activation, where),
-    'LAYERNORM_EPSILON': config['rms_norm_eps'],
-    'SEPARATE_EMBEDDING': not config.get('tie_word_embeddings', kind == 'gemma'),
-    'SLIDING_WINDOW': (config.get('sliding_window') or 0) if kind == 'mistral' else 0,
-    **_rope_values(config, where),
-  }
-
-
-def _activation(name: str, where: pathlib.Path) -> str:
-  if name not in _ACTIVATIONS:
-    raise UserError(f'{where}: activation {name!r} is none of {", ".join(_ACTIVATIONS)}')
-  return _ACTIVATIONS[name]
-
-
-def _rope_values(config: Mapping[str, Any], where: pathlib.Path) -> dict[str, Any]:
-  rope = dict(config.get('rope_parameters') or config.get('rope_scaling') or {})
-  values = {'ROPE_THETA': float(rope.get('rope_theta') or config.get('rope_theta') or 10_000.0)}
-  kind = rope.get('rope_type', rope.get('type', 'default'))
-  if kind == 'llama3':
-    values |= {
-      'ROPE_FACTOR': float(rope['factor']),
-      'ROPE_LOW_FREQUENCY_FACTOR': float(rope['low_freq_factor']),
-      'ROPE_HIGH_FREQUENCY_FACTOR': float(rope['high_freq_factor']),
-      'ROPE_ORIGINAL_LENGTH': int(rope['original_max_position_embeddings']),
-    }
-  elif kind != 'default':
-    raise UserError(f'{where}: rope_type {kind!r} is not implemented; default and llama3 are')
-  return values
-
-
-def _gpt2_values(config: Mapping[str, Any], where: pathlib.Path) -> dict[str, Any]:
-  if not config.get('tie_word_embeddings', True):
-    raise UserError(f'{where}: tie_word_embeddings=False is not implemented for gpt2')
-  return {
-    'NUM_LAYERS': config['n_layer'],
-    'NUM_HEADS': config['n_head'],
-    'MODEL_DIMS': config['n_embd'],
-    'HIDDEN_DIMS': config.get('n_inner') or 4 * config['n_embd'],
-    'VOCAB_SIZE': config['vocab_size'],
-    'MAX_SEQ_LEN': config['n_positions'],
-    'LAYERNORM_EPSILON': config['layer_norm_epsilon'],
-    'ACTIVATION_CLS': _activation(config['activation_function'], where),
-  }
 
 
 def _ids(value: int | Sequence[int] | None) -> list[int]:

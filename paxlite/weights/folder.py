@@ -115,7 +115,7 @@ def _variable(parts: Sequence[Entry], tensors: Tensors) -> tuple[np.ndarray, tup
   """Returns the elements of a variable in its order, and the variable's shape."""
   first = parts[0]
   if first.part is None:
-    return first.to_ours(tensors.read(first.theirs)), first.our_shape
+    return first.to_ours(first.view(tensors.read(first.theirs))), first.our_shape
   whole: np.ndarray | None = None
   for entry in parts:
     tensor = tensors.read(entry.theirs)
@@ -123,7 +123,7 @@ def _variable(parts: Sequence[Entry], tensors: Tensors) -> tuple[np.ndarray, tup
       whole = np.empty(entry.our_shape, tensor.dtype)
     if tensor.dtype != whole.dtype:
       raise UserError(f'{entry.theirs} is {tensor.dtype} and {first.theirs} {whole.dtype}')
-    view = entry.to_ours(tensor)
+    view = entry.to_ours(entry.view(tensor))
     whole[entry.part].reshape(view.shape)[...] = view
   assert whole is not None
   return whole, first.our_shape

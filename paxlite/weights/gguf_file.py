@@ -13,7 +13,8 @@ from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.weights.families import published
-from paxlite.weights.layout import GGUF, Entry, check_layers, llama_entries
+from paxlite.weights.layout import Entry, check_layers, decoder_entries
+from paxlite.weights.tensor_names import GGUF
 
 # llama.cpp's names of pre-tokenizers, with their configuration for the package tokenizers.
 _SPLIT = (
@@ -139,7 +140,7 @@ def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTenso
   with located(str(path)):
     experiment = published(LLaMA, values)
     check_layers(experiment, tensors.shapes)
-  return experiment, llama_entries(experiment, GGUF, 'interleaved'), tensors
+  return experiment, decoder_entries(experiment, GGUF, 'interleaved'), tensors
 
 
 def write_tokenizer(fields: Mapping[str, Any], folder: pathlib.Path) -> bool:

@@ -15,8 +15,10 @@ from paxlite.core.json_files import read_object
 from paxlite.core.unfinished_folder import UnfinishedFolder
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.families import config_json, experiment_of, hugging_face_entries
-from paxlite.weights.folder import copy_tokenizer
-from paxlite.weights.layout import HUGGING_FACE, Entry, check_layers
+from paxlite.weights.folder import Tensors, copy_tokenizer
+from paxlite.weights.layout import Entry, check_layers
+from paxlite.weights.quantized import Dequantized
+from paxlite.weights.tensor_names import HUGGING_FACE
 
 # Names of tensors that are not weights: buffers, and copies of a tied embedding.
 IGNORED = r'.*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)|lm_head\.weight'
@@ -31,23 +33,19 @@ class Safetensors:
   """The tensors of a folder of .safetensors files; only one tensor is in memory at a time.
 
   Raises:
-    UserError: A file is missing, truncated or not a safetensors file; or a tensor is not float32,
-      bfloat16 or float16.
+    UserError: A file is missing, truncated or not a safetensors file.
   """
 
   def __init__(self, folder: pathlib.Path):
     self._files: dict[str, pathlib.Path] = {}
     self.shapes: dict[str, tuple[int, ...]] = {}
+    self.dtypes: dict[str, str] = {}
     for path in _safetensors_files(folder):
       with _opened(path) as f:
         for name in f.keys():  # noqa: SIM118 - not a dict
           short = name.removeprefix('transformer.')  # the prefix of some files of GPT-2
           described = f.get_slice(name)
-          if described.get_dtype() not in _NAMES.values():
-            raise UserError(
-              f'{path}: {name} is {described.get_dtype()}; '
-              f'weights must be {", ".join(_NAMES)}: dequantize them first'
-            )
+          self.dtypes[short] = described.get_dtype()
           self._files[short] = path
           self.shapes[short] = tuple(described.get_shape())
     stated = _weight_map(folder / _INDEX)
@@ -103,7 +101,7 @@ def _weight_map(index: pathlib.Path) -> dict[str, str]:
   return found
 
 
-def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Safetensors]:
+def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Tensors]:
   """Returns a folder's experiment, the entries of the tensors it needs, and its tensors."""
   config = folder / 'config.json'
   if not config.is_file():
@@ -113,7 +111,9 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Safet
   if generation.is_file():  # its list of EOS ids is more complete
     contents |= {k: v for k, v in read_object(generation).items() if k == 'eos_token_id'}
   experiment = experiment_of(contents, config)
-  tensors = Safetensors(folder)
+  stored = Safetensors(folder)
+  with located(str(folder)):
+    tensors = Dequantized(stored, contents.get('quantization_config') or {})
   with located(str(config)):
     check_layers(experiment, tensors.shapes)
   if not experiment.SEPARATE_EMBEDDING and _HEAD in tensors.shapes:
@@ -121,7 +121,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Safet
   return experiment, hugging_face_entries(experiment), tensors
 
 
-def _check_tied(folder: pathlib.Path, tensors: Safetensors) -> None:
+def _check_tied(folder: pathlib.Path, tensors: Tensors) -> None:
   """Raises UserError if the head is not a copy of the embedding, though config.json ties them."""
   name = next((n for n in _EMBEDDINGS if n in tensors.shapes), None)
   if name is not None and not np.array_equal(
@@ -153,31 +153,35 @@ def write_folder(
     report: Called with the number of tensors done and the number of all tensors.
     shard_bytes: Largest size of a file in bytes, unless it has only one tensor.
   """
-  entries = hugging_face_entries(experiment)
-  prefix = 'transformer.' if entries[0].theirs == 'wte.weight' else ''
-  as_stored = {e.theirs: np.dtype(_dtype(dtype or variables[e.ours].dtype.name)) for e in entries}
-  shards = _shards(entries, as_stored, shard_bytes)
+  by_tensor: dict[str, list[Entry]] = {}
+  for entry in hugging_face_entries(experiment):
+    by_tensor.setdefault(entry.theirs, []).append(entry)
+  prefix = 'transformer.' if 'wte.weight' in by_tensor else ''
+  as_stored = {
+    name: np.dtype(_dtype(dtype or variables[entries[0].ours].dtype.name))
+    for name, entries in by_tensor.items()
+  }
+  shards = _shards(
+    {name: entries[0].shape for name, entries in by_tensor.items()}, as_stored, shard_bytes
+  )
+  read = _Reader(variables)
   done = size = 0
-  whole, held = np.empty(0), ''
   weight_map: dict[str, str] = {}
   with UnfinishedFolder(to) as folder:
     for i, shard in enumerate(shards):
       many = f'model-{i + 1:05d}-of-{len(shards):05d}.safetensors'
       name = many if len(shards) > 1 else 'model.safetensors'
-      tensors = {prefix + e.theirs: (e.shape, as_stored[e.theirs]) for e in shard}
+      tensors = {prefix + t: (by_tensor[t][0].shape, as_stored[t]) for t in shard}
       weight_map |= dict.fromkeys(tensors, name)
       with (folder / name).open('wb') as f:
         f.write(header(tensors))
-        for entry in shard:
-          if entry.ours != held:  # queries, keys and values are parts of one variable
-            whole, held = variables[entry.ours].whole(), entry.ours
-          value = whole if entry.part is None else whole[entry.part]
-          view = entry.to_theirs(value)
-          for block in blocks(view):
-            f.write(_cast(block, value.dtype, as_stored[entry.theirs]))
-          size += view.size * as_stored[entry.theirs].itemsize
+        for tensor in shard:
+          value = _tensor(by_tensor[tensor], read)
+          for block in blocks(value):
+            f.write(_cast(block, value.dtype, as_stored[tensor]))
+          size += value.size * as_stored[tensor].itemsize
           done += 1
-          report(done, len(entries))
+          report(done, len(by_tensor))
     if len(shards) > 1:
       index = {'metadata': {'total_size': size}, 'weight_map': weight_map}
       (folder / _INDEX).write_text(json.dumps(index, indent=2))
@@ -186,6 +190,34 @@ def write_folder(
     (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
     copy_tokenizer(tokenizer, folder)
   return size
+
+
+class _Reader:
+  """Reads variables, and keeps the last one, as several tensors may be parts of one variable."""
+
+  def __init__(self, variables: Mapping[str, Variable]):
+    self._variables = variables
+    self._last, self._name = np.empty(0), ''
+
+  def __call__(self, name: str) -> np.ndarray:
+    if name != self._name:
+      self._last, self._name = self._variables[name].whole(), name
+    return self._last
+
+
+def _tensor(entries: list[Entry], read: Callable[[str], np.ndarray]) -> np.ndarray:
+  """Returns the elements of a tensor that the variables of `entries` make up, in its order."""
+  views = []
+  for entry in entries:
+    value = read(entry.ours)
+    views.append(entry.to_theirs(value if entry.part is None else value[entry.part]))
+  if len(entries) == 1:
+    return views[0]
+  whole = np.empty(entries[0].shape, views[0].dtype)
+  for entry, view in zip(entries, views, strict=True):
+    part = entry.view(whole)
+    part[...] = view.reshape(part.shape)
+  return whole
 
 
 def header(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> bytes:
@@ -210,16 +242,17 @@ def header(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> bytes:
 
 
 def _shards(
-  entries: list[Entry], dtypes: Mapping[str, np.dtype], shard_bytes: int
-) -> list[list[Entry]]:
-  shards: list[list[Entry]] = [[]]
+  shapes: Mapping[str, tuple[int, ...]], dtypes: Mapping[str, np.dtype], shard_bytes: int
+) -> list[list[str]]:
+  """Returns the names of the tensors of each file."""
+  shards: list[list[str]] = [[]]
   size = 0
-  for entry in entries:
-    needed = int(np.prod(entry.shape, dtype=np.int64)) * dtypes[entry.theirs].itemsize
+  for name, shape in shapes.items():
+    needed = int(np.prod(shape, dtype=np.int64)) * dtypes[name].itemsize
     if shards[-1] and size + needed > shard_bytes:
       shards.append([])
       size = 0
-    shards[-1].append(entry)
+    shards[-1].append(name)
     size += needed
   return shards
 

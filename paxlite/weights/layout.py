@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from paxlite.core.errors import UserError
+from paxlite.core.variable_names import REPLACED
+from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
 
 Transform = Callable[[np.ndarray], np.ndarray]
@@ -29,7 +31,9 @@ class Entry:
     to_ours: Returns a view of the tensor with its elements in the order of the variable's.
     to_theirs: The reverse of to_ours, for a variable in its own shape.
     part: Index of the tensor in the first dimension of a variable that combines queries, keys and
-      values; None: the tensor is the entire variable.
+      values, or experts; None: the tensor is the entire variable.
+    view: Returns the part of the tensor that becomes the variable, as a view. Entries of the same
+      tensor follow each other, or have other entries of that kind alone between them.
   """
 
   theirs: str
@@ -39,51 +43,7 @@ class Entry:
   to_ours: Transform
   to_theirs: Transform
   part: int | None = None
-
-
-# Names of tensors by role; {i} is the layer's number.
-HUGGING_FACE = {
-  'embedding': 'model.embed_tokens.weight',
-  'final_norm': 'model.norm.weight',
-  'head': 'lm_head.weight',
-  'attention_norm': 'model.layers.{i}.input_layernorm.weight',
-  'ffn_norm': 'model.layers.{i}.post_attention_layernorm.weight',
-  'query': 'model.layers.{i}.self_attn.q_proj.weight',
-  'key': 'model.layers.{i}.self_attn.k_proj.weight',
-  'value': 'model.layers.{i}.self_attn.v_proj.weight',
-  'post': 'model.layers.{i}.self_attn.o_proj.weight',
-  'gate': 'model.layers.{i}.mlp.gate_proj.weight',
-  'up': 'model.layers.{i}.mlp.up_proj.weight',
-  'down': 'model.layers.{i}.mlp.down_proj.weight',
-}
-META = {
-  'embedding': 'tok_embeddings.weight',
-  'final_norm': 'norm.weight',
-  'head': 'output.weight',
-  'attention_norm': 'layers.{i}.attention_norm.weight',
-  'ffn_norm': 'layers.{i}.ffn_norm.weight',
-  'query': 'layers.{i}.attention.wq.weight',
-  'key': 'layers.{i}.attention.wk.weight',
-  'value': 'layers.{i}.attention.wv.weight',
-  'post': 'layers.{i}.attention.wo.weight',
-  'gate': 'layers.{i}.feed_forward.w1.weight',
-  'up': 'layers.{i}.feed_forward.w3.weight',
-  'down': 'layers.{i}.feed_forward.w2.weight',
-}
-GGUF = {
-  'embedding': 'token_embd.weight',
-  'final_norm': 'output_norm.weight',
-  'head': 'output.weight',
-  'attention_norm': 'blk.{i}.attn_norm.weight',
-  'ffn_norm': 'blk.{i}.ffn_norm.weight',
-  'query': 'blk.{i}.attn_q.weight',
-  'key': 'blk.{i}.attn_k.weight',
-  'value': 'blk.{i}.attn_v.weight',
-  'post': 'blk.{i}.attn_output.weight',
-  'gate': 'blk.{i}.ffn_gate.weight',
-  'up': 'blk.{i}.ffn_up.weight',
-  'down': 'blk.{i}.ffn_down.weight',
-}
+  view: Transform = lambda x: x
 
 
 def check_layers(e: LanguageModel, shapes: Mapping[str, Any]) -> None:
@@ -95,52 +55,175 @@ def check_layers(e: LanguageModel, shapes: Mapping[str, Any]) -> None:
     raise UserError(f'{len(shapes):,} tensors are too few for NUM_LAYERS={e.NUM_LAYERS:,}')
 
 
-def llama_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> list[Entry]:
-  """Returns the entries of LLaMA, Mistral and Gemma: linear layers [out, in] without biases.
+def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> list[Entry]:
+  """Returns the entries of a decoder whose linear layers are [out, in].
 
   Args:
     e: The experiment.
-    names: Names of the tensors by role: one of the tables above.
+    names: Names of the tensors by role; see tensor_names.
     rotary: Layout of the rotary pairs in the published queries and keys; see RotaryEmbedding.
+
+  Raises:
+    UserError: Pairs would have to be reordered in heads that are rotated in part.
   """
-  D, F, V = e.MODEL_DIMS, e.HIDDEN_DIMS, e.VOCAB_SIZE
-  N, G, H = e.NUM_HEADS, e.NUM_KV_HEADS, e.DIMS_PER_HEAD
-  swap = rotary != e.ROPE_LAYOUT
+  D, V = e.MODEL_DIMS, e.VOCAB_SIZE
+  if rotary != e.ROPE_LAYOUT and e.ROPE_FRACTION != 1:
+    raise UserError(f'ROPE_FRACTION={e.ROPE_FRACTION:g} needs --fdl.ROPE_LAYOUT={rotary}')
   entries = [
     _same(names['embedding'], (V, D), 'embedding/emb_var'),
     _same(names['final_norm'], (D,), 'final_ln/scale'),
   ]
   if e.SEPARATE_EMBEDDING:
     entries.append(_same(names['head'], (V, D), 'softmax/w'))
-  for i in range(e.NUM_LAYERS):
-    name = {role: text.format(i=i) for role, text in names.items()}
-    layer = f'transformer/x_layers_{i}'
-    qkv = f'{layer}/self_attention/qkv'
-    entries += [
-      _same(name['attention_norm'], (D,), f'{layer}/layer_norm/scale'),
-      _same(name['ffn_norm'], (D,), f'{layer}/ff_layer_norm/scale'),
-      _transposed(name['gate'], (F, D), f'{layer}/ff_layer/ffn_layer1_gate/w'),
-      _transposed(name['up'], (F, D), f'{layer}/ff_layer/ffn_layer1/w'),
-      _transposed(name['down'], (D, F), f'{layer}/ff_layer/ffn_layer2/w'),
-      Entry(
-        name['post'],
-        (D, N * H),
-        f'{layer}/self_attention/post/w',
-        (D, N, H),
-        to_ours=lambda x: x,
-        to_theirs=lambda w: w.reshape(len(w), -1),
-      ),
-    ]
-    for part, (role, heads) in enumerate((('query', N), ('key', G), ('value', G))):
-      halves = swap and role != 'value'
-      to_ours, to_theirs = _heads(heads, H, e.ROPE_LAYOUT if halves else None)
+  for i, (block, kind) in enumerate(zip(e.block_names, e.block_kinds, strict=True)):
+    name = {role: text.replace('{i}', str(i)) for role, text in names.items()}
+    layer = f'transformer/{block}'
+    norms = {'attention_norm': 'layer_norm', 'ffn_norm': 'ff_layer_norm'}
+    post = {'attention_post_norm': 'post_layer_norm', 'ffn_post_norm': 'ff_post_layer_norm'}
+    norms = {'pre': norms, 'post': post, 'primer_hybrid': norms | post}[e.NORM_POLICY]
+    entries += [_same(name[role], (D,), f'{layer}/{ours}/scale') for role, ours in norms.items()]
+    attention = f'{layer}/self_attention'
+    if 'latent' in name:
+      entries += _latent_attention(e, name, attention)
+    else:
+      entries += _attention(e, name, attention, rotary != e.ROPE_LAYOUT)
+    if not kind.has_experts:
+      entries += _feed_forward(name, D, e.HIDDEN_DIMS, f'{layer}/ff_layer')
+      continue
+    ours = f'{layer}/ff_layer'
+    shared = getattr(e, 'NUM_SHARED_EXPERTS', 0) * getattr(e, 'EXPERT_HIDDEN_DIMS', 0)
+    if shared:
+      roles = {role: name[f'shared_{role}'] for role in ('gate', 'up', 'down')}
+      entries += _feed_forward(roles, D, shared, f'{ours}/shared')
+      ours = f'{ours}/experts'
+    entries += _experts(e, name, ours)  # type: ignore[arg-type]
+  return entries
+
+
+def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool) -> list[Entry]:
+  """Returns the entries of one layer of attention; `swap` reorders rotary pairs."""
+  D, N, G, H = e.MODEL_DIMS, e.NUM_HEADS, e.NUM_KV_HEADS, e.DIMS_PER_HEAD
+  entries = [
+    Entry(
+      name['post'],
+      (D, N * H),
+      f'{ours}/post/w',
+      (D, N, H),
+      to_ours=lambda x: x,
+      to_theirs=lambda w: w.reshape(len(w), -1),
+    )
+  ]
+  if e.USE_BIAS:
+    entries.append(_same(name['post_bias'], (D,), f'{ours}/post/b'))
+  if e.USE_ATTENTION_SINKS:
+    entries.append(_same(name['sinks'], (N,), f'{ours}/dot_product/sinks/logits'))
+  packed = (N + 2 * G) * H
+  start = 0
+  for part, (role, heads) in enumerate((('query', N), ('key', G), ('value', G))):
+    layout = e.ROPE_LAYOUT if swap and role != 'value' else None
+    to_ours, to_theirs = _heads(heads, H, layout)
+    rows = slice(start, start := start + heads * H)
+    theirs, view = name[role], _whole
+    shape: tuple[int, ...] = (heads * H, D)
+    if 'query_key_value' in name:
+      theirs, shape, view = name['query_key_value'], (packed, D), _rows(rows)
+    for leaf in ('w', 'b') if e.USE_QKV_BIAS else ('w',):
+      if leaf == 'b':
+        theirs, shape, (to_ours, to_theirs) = (
+          name[f'{role}_bias'],
+          (heads * H,),
+          _bias(heads, layout),
+        )
+      ours_shape = (D, heads, H) if leaf == 'w' else (heads, H)
       entry = functools.partial(
-        Entry, name[role], (heads * H, D), to_ours=to_ours, to_theirs=to_theirs
+        Entry, theirs, shape, to_ours=to_ours, to_theirs=to_theirs, view=view
       )
       if N == G:
-        entries.append(entry(f'{qkv}/combined/w', (3, D, N, H), part=part))
+        entries.append(entry(f'{ours}/qkv/combined/{leaf}', (3, *ours_shape), part=part))
       else:
-        entries.append(entry(f'{qkv}/{role}/w', (D, heads, H)))
+        entries.append(entry(f'{ours}/qkv/{role}/{leaf}', ours_shape))
+    if role == 'value' or e.QK_NORM == 'none':
+      continue
+    heads = 1 if e.QK_NORM == 'per_head' else heads
+    scale = 'scale' if e.QK_NORM == 'per_head' else 'norm/scale'
+    transforms = _bias(heads, layout)
+    flat = (heads * H,)
+    entries.append(
+      Entry(name[f'{role}_norm'], flat, f'{ours}/{role}_norm/{scale}', flat, *transforms)
+    )
+  return entries
+
+
+def _latent_attention(e: Any, name: Mapping[str, str], ours: str) -> list[Entry]:
+  """Returns the entries of one layer of latent attention."""
+  D, N, R, Q = e.MODEL_DIMS, e.NUM_HEADS, e.LATENT_DIMS, e.QUERY_LATENT_DIMS
+  plain, rotated, value = e.DIMS_PER_HEAD, e.ROTARY_DIMS_PER_HEAD, e.VALUE_DIMS_PER_HEAD
+
+  def heads(role: str, width: int, inputs: int, ours: str) -> Entry:
+    return Entry(name[role], (N * width, inputs), ours, (inputs, N, width), *_heads(N, width, None))
+
+  entries = [
+    _transposed(name['latent'], (R + rotated, D), f'{ours}/latent/w'),
+    _same(name['latent_norm'], (R,), f'{ours}/latent_norm/scale'),
+    heads('key_value', plain + value, R, f'{ours}/key_value/w'),
+    Entry(
+      name['post'],
+      (D, N * value),
+      f'{ours}/post/w',
+      (D, N, value),
+      to_ours=_whole,
+      to_theirs=lambda w: w.reshape(len(w), -1),
+    ),
+  ]
+  if not Q:
+    return [*entries, heads('query', plain + rotated, D, f'{ours}/query/w')]
+  return [
+    *entries,
+    _transposed(name['query_down'], (Q, D), f'{ours}/query_latent/w'),
+    _same(name['query_down_norm'], (Q,), f'{ours}/query_latent_norm/scale'),
+    heads('query_up', plain + rotated, Q, f'{ours}/query/w'),
+  ]
+
+
+def _feed_forward(name: Mapping[str, str], D: int, F: int, ours: str) -> list[Entry]:
+  """Returns the entries of a gated feed-forward layer."""
+  down = _transposed(name['down'], (D, F), f'{ours}/ffn_layer2/w')
+  if 'gate_up' not in name:
+    gate = _transposed(name['gate'], (F, D), f'{ours}/ffn_layer1_gate/w')
+    return [gate, _transposed(name['up'], (F, D), f'{ours}/ffn_layer1/w'), down]
+  packed = _transposed(name['gate_up'], (2 * F, D), '')
+  return [
+    dataclasses.replace(packed, ours=f'{ours}/{role}/w', our_shape=(D, F), view=_rows(rows))
+    for role, rows in (('ffn_layer1_gate', slice(0, F)), ('ffn_layer1', slice(F, 2 * F)))
+  ] + [down]
+
+
+def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[Entry]:
+  """Returns the entries of a router and of gated experts."""
+  D, F, E = e.MODEL_DIMS, e.EXPERT_HIDDEN_DIMS, e.NUM_EXPERTS
+  entries = [_transposed(name['router'], (E, D), f'{ours}/router/gate')]
+  if e.ROUTER == 'balanced':
+    entries.append(_same(name['router_balance'], (E,), f'{ours}/router/{REPLACED}'))
+  if e.USE_ROUTER_BIAS:
+    entries.append(_same(name['router_bias'], (E,), f'{ours}/router/b'))
+  if 'experts_gate_up' in name:
+    turns = {'gate': lambda x: x[..., 0::2], '': lambda x: x[..., 1::2]}
+    for role, view in turns.items():
+      suffix = f'_{role}' if role else ''
+      w = _same(name['experts_gate_up'], (E, D, 2 * F), f'{ours}/w_in{suffix}', (E, D, F))
+      b = _same(name['experts_gate_up_bias'], (E, 2 * F), f'{ours}/b_in{suffix}', (E, F))
+      entries += [dataclasses.replace(entry, view=view) for entry in (w, b)]
+    return [
+      *entries,
+      _same(name['experts_down'], (E, F, D), f'{ours}/w_out'),
+      _same(name['experts_down_bias'], (E, D), f'{ours}/b_out'),
+    ]
+  roles = {'w_in_gate': ('gate', D, F), 'w_in': ('up', D, F), 'w_out': ('down', F, D)}
+  for leaf, (role, inputs, outputs) in roles.items():
+    for x in range(E):
+      theirs = name[f'expert_{role}'].replace('{x}', str(x))
+      one = _transposed(theirs, (outputs, inputs), f'{ours}/{leaf}')
+      entries.append(dataclasses.replace(one, our_shape=(E, inputs, outputs), part=x))
   return entries
 
 
@@ -204,6 +287,24 @@ def to_pairs(x: np.ndarray, axis: int) -> np.ndarray:
   """Reverses to_halves: dimension `axis`, H, becomes [H/2, 2]."""
   shape = (*x.shape[:axis], 2, x.shape[axis] // 2, *x.shape[axis + 1 :])
   return x.reshape(shape).swapaxes(axis, axis + 1)
+
+
+_whole: Transform = lambda x: x
+
+
+def _rows(rows: slice) -> Transform:
+  return lambda x: x[rows]
+
+
+def _bias(heads: int, ours: Any) -> tuple[Transform, Transform]:
+  """Returns the transforms of _heads for a vector, [heads·H] → [heads, H] and back."""
+  into = {'interleaved': to_pairs, 'half': to_halves}.get(ours)
+  out_of = {'interleaved': to_halves, 'half': to_pairs}.get(ours)
+  split = lambda x: x.reshape(heads, -1)
+  return (
+    lambda x: split(x) if into is None else into(split(x), 1),
+    lambda b: split(b) if out_of is None else out_of(split(b), 1),
+  )
 
 
 def _same(

@@ -12,7 +12,7 @@ from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError
 from paxlite.core.unfinished_folder import UnfinishedFolder
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.weights.families import family_of, hugging_face_entries
+from paxlite.weights.families import FAMILIES, family_of, hugging_face_entries
 from paxlite.weights.huggingface import header
 from paxlite.weights.layout import to_halves
 
@@ -50,22 +50,25 @@ def write_adapter(
   ranks = {v.shape[-1] for k, v in variables.items() if k.endswith('/lora_a')}
   if not ranks:
     raise UserError('the checkpoint holds nothing of LoRA: train with --fdl.USE_LORA=True')
-  if family_of(experiment) == 'gpt2':
+  entries = hugging_face_entries(experiment)
+  family = family_of(experiment)
+  if family in ('gpt2', 'phi3'):
     raise UserError(
-      'GPT-2 of Hugging Face has queries, keys and values in one weight, for which LoRA here has '
-      'three pairs of factors: export with --to=hf, which merges them'
+      f'a {family} of Hugging Face has queries, keys and values in one weight, for which LoRA here '
+      'has three pairs of factors: export with --to=hf, which merges them'
     )
+  swaps = FAMILIES[family].rotary != experiment.ROPE_LAYOUT
   (rank,) = ranks
   kind = np.dtype(ml_dtypes.bfloat16 if dtype == 'bfloat16' else dtype)
   tensors: dict[str, np.ndarray] = {}
-  for entry in hugging_face_entries(experiment):
+  for entry in entries:
     stem, _, leaf = entry.ours.rpartition('/')
     if leaf != 'w' or f'{stem}/lora_a' not in variables:
       continue
     a, b = variables[f'{stem}/lora_a'].whole(), variables[f'{stem}/lora_b'].whole()
     if entry.part is not None:
       a, b = a[entry.part], b[entry.part]
-    if experiment.ROPE_LAYOUT == 'interleaved' and re.search(r'\.[qk]_proj\.', entry.theirs):
+    if swaps and re.search(r'\.[qk]_proj\.', entry.theirs):
       b = to_halves(b.reshape(-1, experiment.DIMS_PER_HEAD, rank), 1).reshape(b.shape)
     name = f'base_model.model.{entry.theirs.removesuffix(".weight")}'
     tensors[f'{name}.lora_A.weight'] = np.ascontiguousarray(a.T).astype(kind)

@@ -12,7 +12,8 @@ from paxlite.core.json_files import read_object
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.weights.families import published
-from paxlite.weights.layout import META, Entry, check_layers, llama_entries
+from paxlite.weights.layout import Entry, check_layers, decoder_entries
+from paxlite.weights.tensor_names import META
 
 IGNORED = r'rope\.freqs|layers\.\d+\.attention\.inner_attention\.rope\.freqs'
 
@@ -119,7 +120,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
   with located(str(path)):
     experiment = published(LLaMA, values)
     check_layers(experiment, tensors.shapes)
-  return experiment, llama_entries(experiment, META, 'interleaved'), tensors
+  return experiment, decoder_entries(experiment, META, 'interleaved'), tensors
 
 
 def _load(path: pathlib.Path) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from paxlite.eval import eval_tasks, inference
 from paxlite.experiments import registry
 from paxlite.experiments.registry import find
 from paxlite.tools import import_weights
-from paxlite.weights.layout import GGUF, HUGGING_FACE
+from paxlite.weights.tensor_names import GGUF, HUGGING_FACE
 
 Files = Mapping[str, bytes]
 

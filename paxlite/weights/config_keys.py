@@ -1,0 +1,317 @@
+"""The keys of a Hugging Face config.json, each with the attributes that it becomes and back.
+
+A family's table lists the keys that it has. A key that no table names, and that is not known to be
+harmless, may change what a model computes. It is refused, so that tomorrow's keys are not ignored.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from paxlite.core.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+
+Config = Mapping[str, Any]
+
+# Keys that do not change what a model computes in training or when it continues text.
+HARMLESS = frozenset((
+  'architectures', 'attention_dropout', 'attn_implementation', 'attn_pdrop', 'auto_map',
+  'aux_loss_alpha', 'bos_token_id', 'cache_implementation', 'chunk_size_feed_forward', 'dtype',
+  'embd_pdrop', 'eos_token_id', 'ep_size', 'experts_per_token', 'finetuning_task', 'id2label',
+  'initial_context_length', 'initializer_range', 'is_decoder', 'is_encoder_decoder',
+  'keys_to_ignore_at_inference', 'label2id', 'max_window_layers', 'model_type', 'moe_layer_freq',
+  'name_or_path', 'num_nextn_predict_layers', 'output_attentions', 'output_hidden_states',
+  'output_router_logits', 'pad_token_id', 'pretraining_tp', 'problem_type', 'qk_head_dim',
+  'resid_pdrop', 'return_dict', 'router_aux_loss_coef', 'router_jitter_noise', 'seq_aux',
+  'summary_activation', 'summary_first_dropout', 'summary_proj_to_labels', 'summary_type',
+  'summary_use_proj', 'task_specific_params', 'tokenizer_class', 'torch_dtype',
+  'transformers_version', 'unsloth_fixed', 'unsloth_version', 'use_cache', 'use_return_dict',
+))  # fmt: skip
+
+
+class Key(Protocol):
+  """Some keys of config.json and the attributes that they decide."""
+
+  @property
+  def theirs(self) -> Sequence[str]:
+    """The names of the keys."""
+
+  @property
+  def ours(self) -> Sequence[str]:
+    """The names of the attributes."""
+
+  def read(self, config: Config) -> dict[str, Any]:
+    """Returns the attributes; a KeyError names a key that is missing."""
+
+  def write(self, e: LanguageModel) -> dict[str, Any]:
+    """Returns the keys."""
+
+
+_REQUIRED: Any = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Same:
+  """A key whose value is that of an attribute.
+
+  Attributes:
+    key: The key.
+    attribute: The attribute.
+    default: The attribute's value where the key is missing or null.
+    null: The attribute's value that the file writes as null, if there is one.
+  """
+
+  key: str
+  attribute: str
+  default: Any = _REQUIRED
+  null: Any = _REQUIRED
+
+  @property
+  def theirs(self) -> Sequence[str]:
+    return (self.key,)
+
+  @property
+  def ours(self) -> Sequence[str]:
+    return (self.attribute,)
+
+  def read(self, config: Config) -> dict[str, Any]:
+    value = config.get(self.key)
+    if value is not None:
+      return {self.attribute: value}
+    if self.key in config and self.null is not _REQUIRED:
+      return {self.attribute: self.null}
+    if self.default is _REQUIRED:
+      raise KeyError(self.key)
+    return {self.attribute: self.default}
+
+  def write(self, e: LanguageModel) -> dict[str, Any]:
+    value = getattr(e, self.attribute)
+    return {self.key: None if value == self.null else value}
+
+
+class OneOf:
+  """A key of which only some values are implemented, which all mean the same.
+
+  A missing key and null mean the same too.
+  """
+
+  def __init__(self, key: str, *values: Any):
+    self.theirs: Sequence[str] = (key,)
+    self.ours: Sequence[str] = ()
+    self._values = values
+
+  def read(self, config: Config) -> dict[str, Any]:
+    value = config.get(self.theirs[0])
+    if value is not None and value not in self._values:
+      raise UserError(f'{self.theirs[0]}={value!r} is not implemented')
+    return {}
+
+  def write(self, e: LanguageModel) -> dict[str, Any]:
+    return {self.theirs[0]: self._values[0]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Both:
+  """Keys that are converted by functions.
+
+  Attributes:
+    theirs: The keys.
+    ours: The attributes.
+    read: Converts a config to the attributes.
+    write: Converts an experiment to the keys.
+  """
+
+  theirs: Sequence[str]
+  ours: Sequence[str]
+  read: Callable[[Config], dict[str, Any]]
+  write: Callable[[LanguageModel], dict[str, Any]]
+
+
+def read_keys(keys: Sequence[Key], config: Config) -> dict[str, Any]:
+  """Returns the attributes of a config.
+
+  Raises:
+    UserError: A key or its value is not implemented.
+    KeyError: A key is missing.
+  """
+  known = {name for key in keys for name in key.theirs} | HARMLESS
+  for name, value in config.items():
+    if name not in known and value is not None and not name.startswith('_'):
+      raise UserError(
+        f'{name}={value!r} is not implemented: it may change what the model computes, and paxlite '
+        'does not know this key'
+      )
+  values: dict[str, Any] = {}
+  for key in keys:
+    values |= key.read(config)
+  return values
+
+
+def _read_heads(config: Config) -> dict[str, Any]:
+  heads = config['num_attention_heads']
+  width = config.get('head_dim') or config['hidden_size'] // heads
+  return {
+    'NUM_HEADS': heads,
+    'NUM_KV_HEADS': config.get('num_key_value_heads') or heads,
+    'MODEL_DIMS': config['hidden_size'],
+    'DIMS_PER_HEAD': width,
+    'HEADS_SPAN_MODEL': heads * width == config['hidden_size'],
+  }
+
+
+HEADS = Both(
+  ('num_attention_heads', 'num_key_value_heads', 'hidden_size', 'head_dim'),
+  ('NUM_HEADS', 'NUM_KV_HEADS', 'MODEL_DIMS', 'DIMS_PER_HEAD'),
+  _read_heads,
+  lambda e: {
+    'num_attention_heads': e.NUM_HEADS,
+    'num_key_value_heads': e.NUM_KV_HEADS,
+    'hidden_size': e.MODEL_DIMS,
+    'head_dim': e.DIMS_PER_HEAD,
+  },
+)
+
+# Names of activations in transformers, and in experiments; the first of two is written.
+_ACTIVATIONS = {
+  'silu': 'silu',
+  'gelu_pytorch_tanh': 'gelu',
+  'gelu_new': 'gelu',
+  'gelu': 'gelu_exact',
+  'relu': 'relu',
+}
+
+
+def activation(key: str, *others: str, default: str = '', written: str = '') -> Both:
+  """Returns the key of the activation.
+
+  Args:
+    key: The key.
+    *others: Further keys that some files have for it.
+    default: The activation of files without the key.
+    written: The name to write where several names stand for the same activation.
+  """
+
+  def read(config: Config) -> dict[str, Any]:
+    name = config.get(key) or default or config[key]
+    if name not in _ACTIVATIONS:
+      raise UserError(f'activation {name!r} is none of {", ".join(_ACTIVATIONS)}')
+    return {'ACTIVATION_CLS': _ACTIVATIONS[name]}
+
+  def write(e: LanguageModel) -> dict[str, Any]:
+    names = [theirs for theirs, ours in _ACTIVATIONS.items() if ours == e.ACTIVATION_CLS]
+    if not names:
+      raise UserError(f'Hugging Face has no ACTIVATION_CLS={e.ACTIVATION_CLS}')
+    return dict.fromkeys((key, *others), written if written in names else names[0])
+
+  return Both((key, *others), ('ACTIVATION_CLS',), read, write)
+
+
+def tied(default: bool) -> Both:
+  """Returns the key of tied embeddings, whose default differs between families."""
+  name = 'tie_word_embeddings'
+  return Both(
+    (name,),
+    ('SEPARATE_EMBEDDING',),
+    lambda config: {'SEPARATE_EMBEDDING': not config.get(name, default)},
+    lambda e: {name: not e.SEPARATE_EMBEDDING},
+  )
+
+
+# Kinds of attention in layer_types, and in ATTENTION_PATTERN.
+_KINDS = {'sliding_attention': 'sliding', 'full_attention': 'full'}
+
+
+def _shortest(pattern: list[str]) -> list[str]:
+  """Returns the shortest beginning of a pattern that gives all of it when it is repeated."""
+  periods = range(1, len(pattern) + 1)
+  return next(
+    pattern[:n] for n in periods if pattern == [pattern[i % n] for i, _ in enumerate(pattern)]
+  )
+
+
+def layer_types(default: Sequence[str], *others: str) -> Both:
+  """Returns the keys of sliding attention that alternates with full attention.
+
+  Args:
+    default: The kinds that are repeated in a file without layer_types.
+    *others: Keys that say the same in another way.
+  """
+
+  def read(config: Config) -> dict[str, Any]:
+    given = config.get('layer_types')
+    layers = config['num_hidden_layers']
+    if given is None:
+      period = config.get('sliding_window_pattern') or config.get('_sliding_window_pattern')
+      repeated = [*['sliding'] * (period - 1), 'full'] if period else default
+      kinds = [repeated[i % len(repeated)] for i in range(layers)]
+    elif len(given) != layers or not set(given) <= set(_KINDS):
+      raise UserError(f'layer_types must have {layers} of {" and ".join(_KINDS)}')
+    else:
+      kinds = [_KINDS[kind] for kind in given]
+    return {'SLIDING_WINDOW': config['sliding_window'], 'ATTENTION_PATTERN': _shortest(kinds)}
+
+  def write(e: LanguageModel) -> dict[str, Any]:
+    names = {ours: theirs for theirs, ours in _KINDS.items()}
+    types = [names[str(kind.attention)] for kind in e.block_kinds]
+    return {'layer_types': types, 'sliding_window': e.SLIDING_WINDOW}
+
+  ours = ('SLIDING_WINDOW', 'ATTENTION_PATTERN')
+  return Both(('layer_types', 'sliding_window', *others), ours, read, write)
+
+
+def _read_qwen_window(config: Config) -> dict[str, Any]:
+  if not config.get('use_sliding_window'):
+    return {'SLIDING_WINDOW': 0, 'ATTENTION_PATTERN': []}
+  layers = config['num_hidden_layers']
+  first = config.get('max_window_layers', 28)
+  kinds = config.get('layer_types') or [
+    'sliding_attention' if i >= first else 'full_attention' for i in range(layers)
+  ]
+  pattern = _shortest([_KINDS[kind] for kind in kinds])
+  if pattern == ['full']:
+    return {'SLIDING_WINDOW': 0, 'ATTENTION_PATTERN': []}
+  return {
+    'SLIDING_WINDOW': config['sliding_window'],
+    'ATTENTION_PATTERN': [] if pattern == ['sliding'] else pattern,
+  }
+
+
+def _write_qwen_window(e: LanguageModel) -> dict[str, Any]:
+  if not e.SLIDING_WINDOW:
+    return {'use_sliding_window': False, 'sliding_window': None}
+  types = [
+    'full_attention' if kind.attention == 'full' else 'sliding_attention' for kind in e.block_kinds
+  ]
+  return {'use_sliding_window': True, 'sliding_window': e.SLIDING_WINDOW, 'layer_types': types}
+
+
+QWEN_WINDOW = Both(
+  ('use_sliding_window', 'sliding_window', 'max_window_layers', 'layer_types'),
+  ('SLIDING_WINDOW', 'ATTENTION_PATTERN'),
+  _read_qwen_window,
+  _write_qwen_window,
+)
+
+
+def _read_no_rope(config: Config) -> dict[str, Any]:
+  layers, every = config['num_hidden_layers'], config.get('no_rope_layer_interval', 4)
+  rotated = config.get('no_rope_layers') or [int((i + 1) % every != 0) for i in range(layers)]
+  if len(rotated) != layers:
+    raise UserError(f'no_rope_layers must have {layers} numbers')
+  if config.get('use_sliding_window'):
+    raise UserError('use_sliding_window=True is not implemented')
+  return {'ATTENTION_PATTERN': _shortest(['full' if on else 'full_nope' for on in rotated])}
+
+
+NO_ROPE_LAYERS = Both(
+  (
+    'no_rope_layers', 'no_rope_layer_interval', 'layer_types', 'use_sliding_window',
+    'sliding_window',
+  ),
+  ('ATTENTION_PATTERN',),
+  _read_no_rope,
+  lambda e: {
+    'no_rope_layers': [int(kind.attention != 'full_nope') for kind in e.block_kinds],
+    'use_sliding_window': False,
+  },
+)  # fmt: skip

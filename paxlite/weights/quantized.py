@@ -1,0 +1,80 @@
+"""Tensors that are published in FP8 or MXFP4, dequantized to bfloat16 when they are read."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import ml_dtypes
+import numpy as np
+
+from paxlite.core.errors import UserError
+
+_PLAIN = ('F32', 'BF16', 'F16')
+# The 16 values of FP4 (E2M1), by its bits. MXFP4 multiplies blocks of 32 of them by a power of two
+# (https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf).
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_FP4 = np.concatenate([_FP4, -_FP4])
+
+
+class Stored(Protocol):
+  """The tensors of a folder, with the names of their dtypes in safetensors files."""
+
+  @property
+  def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
+
+  @property
+  def dtypes(self) -> Mapping[str, str]: ...
+
+  def read(self, name: str) -> np.ndarray: ...
+
+
+class Dequantized:
+  """The tensors of a folder, of which some are stored in FP8 or MXFP4.
+
+  Raises:
+    UserError: A tensor has another dtype, or the scales of a tensor are missing.
+  """
+
+  def __init__(self, stored: Stored, config: Mapping[str, Any]):
+    self._stored = stored
+    self._block = tuple(config.get('weight_block_size') or (128, 128))
+    self.shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in stored.shapes.items():
+      dtype = stored.dtypes[name]
+      if name.endswith('_blocks') and name.replace('_blocks', '_scales') in stored.shapes:
+        experts, outputs, blocks, pairs = shape
+        self.shapes[name.removesuffix('_blocks')] = (experts, blocks * pairs * 2, outputs)
+      elif name.endswith(('_scales', '_scale_inv')):
+        continue  # read with its tensor
+      elif (dtype == 'F8_E4M3' and f'{name}_scale_inv' in stored.shapes) or dtype in _PLAIN:
+        self.shapes[name] = shape
+      else:
+        raise UserError(
+          f'{name} is {dtype} without scales that paxlite knows; weights must be float32, bfloat16 '
+          'or float16: dequantize them first'
+        )
+
+  def read(self, name: str) -> np.ndarray:
+    if name not in self._stored.shapes:
+      return self._mxfp4(name)
+    if self._stored.dtypes[name] == 'F8_E4M3':
+      return self._fp8(name)
+    return self._stored.read(name)
+
+  def _fp8(self, name: str) -> np.ndarray:
+    """Returns FP8 values times the scales of their blocks, as DeepSeek stores them."""
+    values = self._stored.read(name).astype(np.float32)
+    scales = self._stored.read(f'{name}_scale_inv').astype(np.float32)
+    rows, columns = self._block
+    repeated = scales.repeat(rows, 0)[: values.shape[0]].repeat(columns, 1)[:, : values.shape[1]]
+    return (values * repeated).astype(ml_dtypes.bfloat16)
+
+  def _mxfp4(self, name: str) -> np.ndarray:
+    """Returns the weights [E, in, out] of experts; gpt-oss stores blocks [E, out, in / 32, 16]."""
+    blocks, scales = self._stored.read(f'{name}_blocks'), self._stored.read(f'{name}_scales')
+    experts, outputs = blocks.shape[:2]
+    values = np.empty((experts, outputs, blocks[0, 0].size * 2), ml_dtypes.bfloat16)
+    for expert in range(experts):  # one at a time, as float32 takes eight times the memory
+      pairs = np.stack([blocks[expert] & 15, blocks[expert] >> 4], axis=-1)
+      exponents = scales[expert].astype(np.int32)[..., None, None] - 127
+      values[expert] = np.ldexp(_FP4[pairs], exponents).reshape(outputs, -1)
+    return values.swapaxes(1, 2)

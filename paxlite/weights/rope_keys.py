@@ -1,0 +1,144 @@
+"""The keys of a Hugging Face config.json about rotary positions, in old and new files."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from paxlite.core.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.weights.config_keys import Both, Config
+
+# Keys by rope_type, with their attributes.
+_COMMON = {'factor': 'ROPE_FACTOR', 'original_max_position_embeddings': 'ROPE_ORIGINAL_LENGTH'}
+_KEYS = {
+  'linear': {'factor': 'ROPE_FACTOR'},
+  'llama3': _COMMON
+  | {
+    'low_freq_factor': 'ROPE_LOW_FREQUENCY_FACTOR',
+    'high_freq_factor': 'ROPE_HIGH_FREQUENCY_FACTOR',
+  },
+  'yarn': _COMMON
+  | {
+    'beta_fast': 'ROPE_FAST_TURNS',
+    'beta_slow': 'ROPE_SLOW_TURNS',
+    'truncate': 'ROPE_WHOLE_PAIRS',
+    'attention_factor': 'ROPE_ATTENTION_FACTOR',
+  },
+  'longrope': _COMMON
+  | {
+    'short_factor': 'ROPE_SHORT_FACTORS',
+    'long_factor': 'ROPE_LONG_FACTORS',
+    'attention_factor': 'ROPE_ATTENTION_FACTOR',
+  },
+}
+# Keys of every rope_type, and keys that repeat what other keys say.
+_OTHERS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor', 'max_position_embeddings'}
+_MSCALE = {'mscale': 'ROPE_MSCALE', 'mscale_all_dim': 'ROPE_MSCALE_ALL_DIM'}
+_NAMES = ('rope_theta', 'rope_scaling', 'rope_parameters', 'partial_rotary_factor')
+_OURS = ('ROPE_THETA', 'ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH', 'MAX_SEQ_LEN')
+
+
+def _read_one(rope: Mapping[str, Any], config: Config, has_mscale: bool) -> dict[str, Any]:
+  """Returns the attributes that one dictionary of rotary positions decides."""
+  theta = rope.get('rope_theta') or config.get('rope_theta') or 10_000.0
+  values: dict[str, Any] = {'ROPE_THETA': float(theta)}
+  kind = rope.get('rope_type', rope.get('type', 'default'))
+  if kind == 'default':
+    return values
+  if kind == 'su':  # the former name of longrope in files of Phi-3
+    kind = 'longrope'
+  if kind not in _KEYS:
+    raise UserError(f'rope_type {kind!r} is not implemented; default, {", ".join(_KEYS)} are')
+  keys = _KEYS[kind]
+  for name, value in rope.items():
+    if name not in keys.keys() | _OTHERS | _MSCALE.keys() and value is not None:
+      raise UserError(f'{name}={value!r} of rope_type {kind} is not implemented')
+  values['ROPE_SCALING'] = kind
+  is_optional = kind in ('yarn', 'longrope')
+  for name, ours in keys.items():
+    if rope.get(name) is not None or not is_optional:
+      values[ours] = rope[name]
+  if is_optional:
+    longest = config['max_position_embeddings']
+    default = config.get('original_max_position_embeddings') or longest
+    length = values.setdefault('ROPE_ORIGINAL_LENGTH', default)
+    if 'ROPE_FACTOR' not in values or kind == 'longrope':
+      values['ROPE_FACTOR'] = longest / length
+    if kind == 'longrope':  # the factors for short rows, with which transformers reads short texts
+      values['MAX_SEQ_LEN'] = length
+  if has_mscale:
+    values |= {ours: rope.get(name) or 0.0 for name, ours in _MSCALE.items()}
+  elif kind == 'yarn' and 'ROPE_ATTENTION_FACTOR' not in values:
+    given = [rope.get(name) or 0.0 for name in _MSCALE]
+    if all(given):
+      one, two = (0.1 * x * math.log(values['ROPE_FACTOR']) + 1 for x in given)
+      values['ROPE_ATTENTION_FACTOR'] = one / two
+  return values
+
+
+def _write_one(e: LanguageModel) -> dict[str, Any] | None:
+  """Returns rope_scaling, as all versions of transformers read it."""
+  if e.ROPE_FACTOR <= 1:
+    return None
+  keys = _KEYS[e.ROPE_SCALING]
+  rope = {'rope_type': e.ROPE_SCALING} | {k: getattr(e, ours) for k, ours in keys.items()}
+  if hasattr(e, 'ROPE_MSCALE') and e.ROPE_SCALING == 'yarn':
+    del rope['attention_factor']
+    rope |= {name: getattr(e, ours) for name, ours in _MSCALE.items()}
+  return rope
+
+
+def rope(
+  *others: str, has_mscale: bool = False, has_local: bool = False, fraction: bool = False
+) -> Both:
+  """Returns the keys of a family's rotary positions.
+
+  Args:
+    *others: Further keys of the family that say the same in another way.
+    has_mscale: Whether mscale_all_dim also scales the scores of attention, as in DeepSeek.
+    has_local: Whether layers with sliding attention have positions of their own.
+    fraction: Whether only a part of a head may be rotated.
+  """
+
+  def read(config: Config) -> dict[str, Any]:
+    given = config.get('rope_parameters') or config.get('rope_scaling') or {}
+    kinds = given if 'full_attention' in given or 'sliding_attention' in given else {}
+    local: dict[str, Any] = {}
+    if has_local:
+      theta = config.get('rope_local_base_freq')
+      found = kinds.get('sliding_attention') or {}
+      if found.get('rope_type', 'default') != 'default':
+        raise UserError(f'rope_parameters of sliding_attention: {found!r} is not implemented')
+      theta = found.get('rope_theta') or theta
+      local = {'ROPE_LOCAL_THETA': float(theta)} if theta else {}
+    full = kinds.get('full_attention') or ({} if kinds else given)
+    share = float(full.get('partial_rotary_factor') or config.get('partial_rotary_factor') or 1.0)
+    if share != 1 and not fraction:
+      raise UserError(f'partial_rotary_factor={share} is not implemented')
+    values = _read_one(full, config, has_mscale) | local
+    return values | ({'ROPE_FRACTION': share} if fraction else {})
+
+  def write(e: LanguageModel) -> dict[str, Any]:
+    scaling = _write_one(e)
+    config: dict[str, Any] = {'rope_theta': e.ROPE_THETA}
+    config |= {} if scaling is None else {'rope_scaling': scaling}
+    if 'rope_local_base_freq' in others:
+      config['rope_local_base_freq'] = e.ROPE_LOCAL_THETA
+    elif has_local and e.ROPE_LOCAL_THETA != e.ROPE_THETA:
+      config['rope_parameters'] = {
+        'full_attention': {'rope_theta': e.ROPE_THETA, **(scaling or {'rope_type': 'default'})},
+        'sliding_attention': {'rope_theta': e.ROPE_LOCAL_THETA, 'rope_type': 'default'},
+      }
+    if fraction:
+      config['partial_rotary_factor'] = e.ROPE_FRACTION
+    if e.ROPE_FACTOR > 1 and e.ROPE_SCALING == 'longrope':
+      config['original_max_position_embeddings'] = e.ROPE_ORIGINAL_LENGTH
+      config['max_position_embeddings'] = round(e.ROPE_FACTOR * e.ROPE_ORIGINAL_LENGTH)
+    return config
+
+  ours = set(_OURS) | {x for keys in _KEYS.values() for x in keys.values()}
+  ours |= set(_MSCALE.values()) if has_mscale else set()
+  ours -= {'ROPE_ATTENTION_FACTOR'} if has_mscale else set()
+  ours |= {'ROPE_LOCAL_THETA'} if has_local else set()
+  ours |= {'ROPE_FRACTION'} if fraction else set()
+  return Both((*_NAMES, *others), sorted(ours), read, write)

@@ -1,0 +1,101 @@
+"""Names of the tensors of published models, by role.
+
+{i} stands for the number of a block, {x} for that of an expert. Weights are [out, in]. A family
+without a role has no tensor of that kind.
+"""
+
+HUGGING_FACE = {
+  'embedding': 'model.embed_tokens.weight',
+  'final_norm': 'model.norm.weight',
+  'head': 'lm_head.weight',
+  'attention_norm': 'model.layers.{i}.input_layernorm.weight',
+  'ffn_norm': 'model.layers.{i}.post_attention_layernorm.weight',
+  'query': 'model.layers.{i}.self_attn.q_proj.weight',
+  'key': 'model.layers.{i}.self_attn.k_proj.weight',
+  'value': 'model.layers.{i}.self_attn.v_proj.weight',
+  'post': 'model.layers.{i}.self_attn.o_proj.weight',
+  'gate': 'model.layers.{i}.mlp.gate_proj.weight',
+  'up': 'model.layers.{i}.mlp.up_proj.weight',
+  'down': 'model.layers.{i}.mlp.down_proj.weight',
+  'query_bias': 'model.layers.{i}.self_attn.q_proj.bias',
+  'key_bias': 'model.layers.{i}.self_attn.k_proj.bias',
+  'value_bias': 'model.layers.{i}.self_attn.v_proj.bias',
+  'post_bias': 'model.layers.{i}.self_attn.o_proj.bias',
+  'query_norm': 'model.layers.{i}.self_attn.q_norm.weight',
+  'key_norm': 'model.layers.{i}.self_attn.k_norm.weight',
+  'router': 'model.layers.{i}.mlp.gate.weight',
+  'expert_gate': 'model.layers.{i}.mlp.experts.{x}.gate_proj.weight',
+  'expert_up': 'model.layers.{i}.mlp.experts.{x}.up_proj.weight',
+  'expert_down': 'model.layers.{i}.mlp.experts.{x}.down_proj.weight',
+}
+
+MIXTRAL = HUGGING_FACE | {
+  'router': 'model.layers.{i}.block_sparse_moe.gate.weight',
+  'expert_gate': 'model.layers.{i}.block_sparse_moe.experts.{x}.w1.weight',
+  'expert_up': 'model.layers.{i}.block_sparse_moe.experts.{x}.w3.weight',
+  'expert_down': 'model.layers.{i}.block_sparse_moe.experts.{x}.w2.weight',
+}
+GEMMA2 = HUGGING_FACE | {
+  'attention_post_norm': 'model.layers.{i}.post_attention_layernorm.weight',
+  'ffn_norm': 'model.layers.{i}.pre_feedforward_layernorm.weight',
+  'ffn_post_norm': 'model.layers.{i}.post_feedforward_layernorm.weight',
+}
+OLMO2 = HUGGING_FACE | {
+  'attention_post_norm': 'model.layers.{i}.post_attention_layernorm.weight',
+  'ffn_post_norm': 'model.layers.{i}.post_feedforward_layernorm.weight',
+}
+PHI3 = HUGGING_FACE | {
+  'query_key_value': 'model.layers.{i}.self_attn.qkv_proj.weight',
+  'gate_up': 'model.layers.{i}.mlp.gate_up_proj.weight',
+}
+DEEPSEEK = HUGGING_FACE | {
+  'query_down': 'model.layers.{i}.self_attn.q_a_proj.weight',
+  'query_down_norm': 'model.layers.{i}.self_attn.q_a_layernorm.weight',
+  'query_up': 'model.layers.{i}.self_attn.q_b_proj.weight',
+  'latent': 'model.layers.{i}.self_attn.kv_a_proj_with_mqa.weight',
+  'latent_norm': 'model.layers.{i}.self_attn.kv_a_layernorm.weight',
+  'key_value': 'model.layers.{i}.self_attn.kv_b_proj.weight',
+  'router_balance': 'model.layers.{i}.mlp.gate.e_score_correction_bias',
+  'shared_gate': 'model.layers.{i}.mlp.shared_experts.gate_proj.weight',
+  'shared_up': 'model.layers.{i}.mlp.shared_experts.up_proj.weight',
+  'shared_down': 'model.layers.{i}.mlp.shared_experts.down_proj.weight',
+}
+# The experts of a block are one tensor, [E, in, out], in which gate and up take turns.
+GPT_OSS = HUGGING_FACE | {
+  'sinks': 'model.layers.{i}.self_attn.sinks',
+  'router': 'model.layers.{i}.mlp.router.weight',
+  'router_bias': 'model.layers.{i}.mlp.router.bias',
+  'experts_gate_up': 'model.layers.{i}.mlp.experts.gate_up_proj',
+  'experts_gate_up_bias': 'model.layers.{i}.mlp.experts.gate_up_proj_bias',
+  'experts_down': 'model.layers.{i}.mlp.experts.down_proj',
+  'experts_down_bias': 'model.layers.{i}.mlp.experts.down_proj_bias',
+}
+
+META = {
+  'embedding': 'tok_embeddings.weight',
+  'final_norm': 'norm.weight',
+  'head': 'output.weight',
+  'attention_norm': 'layers.{i}.attention_norm.weight',
+  'ffn_norm': 'layers.{i}.ffn_norm.weight',
+  'query': 'layers.{i}.attention.wq.weight',
+  'key': 'layers.{i}.attention.wk.weight',
+  'value': 'layers.{i}.attention.wv.weight',
+  'post': 'layers.{i}.attention.wo.weight',
+  'gate': 'layers.{i}.feed_forward.w1.weight',
+  'up': 'layers.{i}.feed_forward.w3.weight',
+  'down': 'layers.{i}.feed_forward.w2.weight',
+}
+GGUF = {
+  'embedding': 'token_embd.weight',
+  'final_norm': 'output_norm.weight',
+  'head': 'output.weight',
+  'attention_norm': 'blk.{i}.attn_norm.weight',
+  'ffn_norm': 'blk.{i}.ffn_norm.weight',
+  'query': 'blk.{i}.attn_q.weight',
+  'key': 'blk.{i}.attn_k.weight',
+  'value': 'blk.{i}.attn_v.weight',
+  'post': 'blk.{i}.attn_output.weight',
+  'gate': 'blk.{i}.ffn_gate.weight',
+  'up': 'blk.{i}.ffn_up.weight',
+  'down': 'blk.{i}.ffn_down.weight',
+}

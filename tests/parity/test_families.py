@@ -1,0 +1,105 @@
+"""Every family against transformers: logits, gradients, greedy text, and the way back."""
+
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from paxlite.weights.families import FAMILIES, hugging_face_entries
+from tests.support.families import CASES, theirs
+from tests.support.imported import flat, loaded, run_import
+
+torch = pytest.importorskip('torch')
+transformers = pytest.importorskip('transformers')
+
+T = 24
+
+
+@pytest.fixture(scope='module')
+def imported(tmp_path_factory):
+  """Returns a function that makes transformers' model of a case, imported, once."""
+  made = {}
+
+  def of(case: str):
+    if case not in made:
+      folder = tmp_path_factory.mktemp(case)
+      model = theirs(case)
+      model.save_pretrained(folder / 'hf')
+      run_import('hf', folder / 'hf', folder / 'w')
+      made[case] = (folder, model, *loaded(folder / 'w'))
+    return made[case]
+
+  return of
+
+
+def ids_of(rows: int = 2) -> np.ndarray:
+  return np.random.default_rng(0).integers(3, 96, (rows, T))
+
+
+def test_every_family_has_a_case():
+  named = {case.partition(' ')[0] for case in CASES}
+  assert named >= set(FAMILIES) - {'llama', 'gemma', 'gpt2'}  # these are in test_weights.py
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_logits_and_gradients(case, imported):
+  """The gradients are those of the mean cross-entropy, for every tensor of the folder."""
+  _, model, experiment, ours, params = imported(case)
+  ids = ids_of()
+  logits_T = model(torch.tensor(ids)).logits
+  loss = torch.nn.functional.cross_entropy(
+    logits_T[:, :-1].flatten(0, 1), torch.tensor(ids[:, 1:]).flatten()
+  )
+  model.zero_grad()
+  loss.backward()
+  expected = logits_T.detach().numpy()
+
+  def value(params):
+    logits = ours.apply({'params': params}, ids)
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), ids[:, 1:, None], -1)
+    return -chosen.mean(), logits
+
+  with jax.default_matmul_precision('highest'):
+    (_, logits), grads = jax.jit(jax.value_and_grad(value, has_aux=True))(params)
+  np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+  found = unrolled(flat(grads))
+  for name, wanted in _their_gradients(model, experiment).items():
+    got = found.pop(name)
+    scale = np.abs(wanted).max()
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * scale + 1e-9, err_msg=name)
+  assert all(name.endswith('replaced_bias') for name in found), found.keys()
+
+
+def unrolled(variables: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns variables of a repeated stack as those of an unrolled one."""
+  found = {}
+  for name, value in variables.items():
+    before, repeat, after = name.partition('repeat/')
+    parts = {f'{before}x_layers_{i}/{after}': x for i, x in enumerate(value)}
+    found |= parts if repeat else {name: value}
+  return found
+
+
+def _their_gradients(model, experiment) -> dict[str, np.ndarray]:
+  """Returns the gradients of transformers' model by the names of our variables."""
+  for parameter in model.parameters():
+    parameter.data = parameter.grad if parameter.grad is not None else parameter.data * 0
+  with tempfile.TemporaryDirectory() as folder:
+    model.save_pretrained(folder)
+    with safe_open(f'{folder}/model.safetensors', 'np') as f:
+      tensors = {name: f.get_tensor(name) for name in f.keys()}  # noqa: SIM118 - not a dict
+  found: dict[str, np.ndarray] = {}
+  for entry in hugging_face_entries(experiment):
+    if entry.ours.endswith('replaced_bias'):
+      continue
+    value = entry.to_ours(entry.view(tensors[entry.theirs]))
+    if entry.part is None:
+      found[entry.ours] = value.reshape(entry.our_shape)
+    else:
+      whole = found.setdefault(entry.ours, np.empty(entry.our_shape, np.float32))
+      whole[entry.part] = value.reshape(entry.our_shape[1:])
+  return found

@@ -1,0 +1,94 @@
+"""Tiny models of every family in transformers, with all options of the family in use."""
+
+BLOCK = dict(
+  vocab_size=96, hidden_size=32, intermediate_size=56, num_hidden_layers=4, num_attention_heads=4,
+  num_key_value_heads=2, max_position_embeddings=128, bos_token_id=1, eos_token_id=2,
+  pad_token_id=0,
+)  # fmt: skip
+YARN = dict(
+  rope_type='yarn', rope_theta=1e4, factor=4.0, original_max_position_embeddings=16,
+  beta_fast=4.0, beta_slow=1.0,
+)  # fmt: skip
+EXPERTS = dict(num_experts_per_tok=2, num_local_experts=8)
+LATENT = dict(
+  num_key_value_heads=4, kv_lora_rank=16, qk_nope_head_dim=6, qk_rope_head_dim=4, v_head_dim=10,
+  n_routed_experts=8, num_experts_per_tok=3, moe_intermediate_size=24, first_k_dense_replace=1,
+  rope_parameters=YARN | dict(mscale=1.0, mscale_all_dim=0.8),
+)  # fmt: skip
+WINDOW = ['sliding_attention', 'full_attention'] * 2
+
+# The first word is the model_type.
+CASES = {
+  'llama yarn': BLOCK | dict(head_dim=10, rope_parameters=YARN),
+  'mistral wide heads': BLOCK | dict(head_dim=18, sliding_window=7),
+  'mixtral': BLOCK | EXPERTS | dict(sliding_window=9),
+  'gemma2': BLOCK
+  | dict(
+    head_dim=10, sliding_window=5, query_pre_attn_scalar=7, attn_logit_softcapping=2.0,
+    final_logit_softcapping=3.0,
+  ),
+  'gemma3_text': BLOCK
+  | dict(
+    num_hidden_layers=8, head_dim=10, sliding_window=5, query_pre_attn_scalar=7,
+    rope_parameters={
+      'full_attention': dict(rope_type='linear', rope_theta=1e6, factor=4.0),
+      'sliding_attention': dict(rope_type='default', rope_theta=1e4),
+    },
+  ),
+  'qwen2': BLOCK,
+  'qwen2 window': BLOCK
+  | dict(use_sliding_window=True, sliding_window=6, max_window_layers=2, tie_word_embeddings=True),
+  'qwen3': BLOCK | dict(head_dim=10),
+  'qwen3_moe': BLOCK | EXPERTS | dict(head_dim=10, moe_intermediate_size=24, norm_topk_prob=True),
+  'olmo2': BLOCK,
+  'olmo3': BLOCK
+  | dict(
+    sliding_window=5, num_hidden_layers=5,
+    rope_parameters={
+      'full_attention': YARN,
+      'sliding_attention': dict(rope_type='default', rope_theta=1e4),
+    },
+  ),
+  'olmoe': BLOCK | dict(num_experts=8, num_experts_per_tok=3),
+  'phi3': BLOCK | dict(sliding_window=9),
+  'phi3 longrope': BLOCK
+  | dict(
+    original_max_position_embeddings=64, tie_word_embeddings=True,
+    rope_parameters=dict(
+      rope_type='longrope', rope_theta=1e4, partial_rotary_factor=0.75,
+      short_factor=[1.0, 1.5, 2.0], long_factor=[2.0, 3.0, 5.0],
+    ),
+  ),
+  'smollm3': BLOCK | dict(num_hidden_layers=5, no_rope_layer_interval=2),
+  'deepseek_v2': BLOCK
+  | LATENT
+  | dict(q_lora_rank=None, n_shared_experts=2, n_group=1, topk_group=1),
+  'deepseek_v2 groups': BLOCK
+  | LATENT
+  | dict(
+    q_lora_rank=12, n_shared_experts=1, n_group=4, topk_group=2, topk_method='group_limited_greedy',
+    routed_scaling_factor=1.5,
+  ),
+  'deepseek_v3': BLOCK | LATENT | dict(q_lora_rank=12, n_group=4, topk_group=2),
+  'gpt_oss': BLOCK
+  | EXPERTS
+  | dict(head_dim=10, sliding_window=5, rope_parameters=YARN | dict(truncate=False)),
+}  # fmt: skip
+
+
+def theirs(case: str, seed: int = 0, **changes):
+  """Returns transformers' model of a case in float32, with random values everywhere."""
+  import torch
+  import transformers
+
+  torch.manual_seed(seed)
+  config = transformers.AutoConfig.for_model(case.partition(' ')[0], **CASES[case] | changes)
+  config._attn_implementation = 'eager'
+  model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation='eager').eval()
+  with torch.no_grad():
+    for tensor in [
+      *model.parameters(),
+      *(b for n, b in model.named_buffers() if 'correction' in n),
+    ]:
+      tensor.add_(torch.randn_like(tensor) * 0.1)
+  return model
