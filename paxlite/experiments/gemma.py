@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from paxlite.core.attribute_kinds import Function
+from paxlite.core.attribute_kinds import Count, Function
 from paxlite.experiments.attention import AttentionKind, QkNorm
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import register
@@ -35,7 +35,7 @@ class Gemma2(Gemma):
   SLIDING_WINDOW = 4096
   ATTENTION_PATTERN: list[AttentionKind] = ['sliding', 'full']
 
-  QUERY_PRE_ATTN_SCALAR: Function[float] = 256.0  # scores are divided by its root
+  QUERY_PRE_ATTN_SCALAR: Function[Count] = 256  # scores are divided by its root
 
   @property
   def ATTENTION_SCALE(self) -> Function[float]:
@@ -143,7 +143,7 @@ class Gemma2_27B(Gemma2):
   MODEL_DIMS = 4608
   HIDDEN_DIMS = 36864
   DIMS_PER_HEAD = 128
-  QUERY_PRE_ATTN_SCALAR = 144.0
+  QUERY_PRE_ATTN_SCALAR = 144
   ICI_MESH_SHAPE = [1, 8, 1]
   DCN_MESH_SHAPE = [1, 2, 1]
 
@@ -227,7 +227,7 @@ class Gemma3_27B(Gemma3):
   MODEL_DIMS = 5376
   HIDDEN_DIMS = 21504
   DIMS_PER_HEAD = 128
-  QUERY_PRE_ATTN_SCALAR = 168.0
+  QUERY_PRE_ATTN_SCALAR = 168
   ROPE_FACTOR = 8.0
   ICI_MESH_SHAPE = [1, 8, 1]
   DCN_MESH_SHAPE = [1, 2, 1]

@@ -124,7 +124,7 @@ def rope(
     config |= {} if scaling is None else {'rope_scaling': scaling}
     if 'rope_local_base_freq' in others:
       config['rope_local_base_freq'] = e.ROPE_LOCAL_THETA
-    elif has_local and e.ROPE_LOCAL_THETA != e.ROPE_THETA:
+    elif has_local:
       config['rope_parameters'] = {
         'full_attention': {'rope_theta': e.ROPE_THETA, **(scaling or {'rope_type': 'default'})},
         'sliding_attention': {'rope_theta': e.ROPE_LOCAL_THETA, 'rope_type': 'default'},

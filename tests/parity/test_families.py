@@ -2,12 +2,15 @@
 
 import tempfile
 
+import fiddle as fdl
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors import safe_open
 
+from paxlite.generation.decoding import Generator
+from paxlite.tools import export_weights
 from paxlite.weights.families import FAMILIES, hugging_face_entries
 from tests.support.families import CASES, theirs
 from tests.support.imported import flat, loaded, run_import
@@ -16,6 +19,7 @@ torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 
 T = 24
+FAST = {'xla_backend_optimization_level': 0}  # compiles faster
 
 
 @pytest.fixture(scope='module')
@@ -82,6 +86,66 @@ def unrolled(variables: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     parts = {f'{before}x_layers_{i}/{after}': x for i, x in enumerate(value)}
     found |= parts if repeat else {name: value}
   return found
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_packed_rows_of_an_unrolled_stack(case, imported):
+  """Two texts in one row have the logits that each has alone, in a repeated stack."""
+  _, _, experiment, repeated, params = imported(case)
+  cut, ids = 10, ids_of(1)
+  cls = type(experiment)
+  task = cls(**experiment.values() | dict(USE_REPEATED_LAYER=False)).task()
+  single = fdl.build(task).model
+  positions = np.concatenate([np.arange(cut), np.arange(T - cut)])[None]
+  segments = np.where(np.arange(T) < cut, 1, 2)[None]
+  loose = lambda f, *args: jax.jit(f).lower(*args).compile(FAST)(*args)
+  with jax.default_matmul_precision('highest'):
+    packed = loose(
+      lambda p: single.apply({'params': p}, ids, positions, segments),
+      nested(unrolled(flat(params))),
+    )
+    alone = loose(lambda p: repeated.apply({'params': p}, ids[:, :cut]), params)
+  np.testing.assert_allclose(packed[:, :cut], alone, atol=1e-5 * np.abs(alone).max())
+
+
+def nested(variables: dict[str, np.ndarray]) -> dict:
+  tree: dict = {}
+  for name, value in variables.items():
+    *path, leaf = name.split('/')
+    node = tree
+    for part in path:
+      node = node.setdefault(part, {})
+    node[leaf] = value
+  return tree
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_greedy_text_and_the_way_back(case, imported, tmp_path):
+  """With the cache, and rows of different lengths; the exported tensors are those of the import."""
+  folder, _, experiment, ours, params = imported(case)
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    folder / 'hf', attn_implementation='eager'
+  )
+  ids, new = ids_of(1).tolist(), 64 if case != 'phi3 longrope' else 40
+  with torch.no_grad():
+    text = model.generate(
+      torch.tensor(ids), max_new_tokens=new, do_sample=False, pad_token_id=0, eos_token_id=None
+    )
+  short = ids[0][: T // 2]
+  generator = Generator(ours, params, experiment.MAX_SEQ_LEN, eos_ids=[])
+  assert text[0, T:].tolist() == generator.generate([ids[0], short], new)[0]
+
+  export_weights.main(['--to=hf', f'--checkpoint={folder / "w"}', f'--path={tmp_path / "back"}'])
+  back = transformers.AutoModelForCausalLM.from_pretrained(
+    tmp_path / 'back', attn_implementation='eager'
+  )
+  assert type(back) is type(model)
+  before, after = model.state_dict(), back.state_dict()
+  assert before.keys() == after.keys()
+  for name, tensor in after.items():
+    assert torch.equal(tensor, before[name]), name
+  with torch.no_grad():
+    assert torch.equal(back(torch.tensor(ids)).logits, model(torch.tensor(ids)).logits)
 
 
 def _their_gradients(model, experiment) -> dict[str, np.ndarray]:
