@@ -4,20 +4,15 @@ python -m paxlite.main --fdl_config=LLaMA7BLoRA --job_log_dir=LOGS
   --fdl.CHECKPOINT_RESTORE_PATH=WEIGHTS --fdl.TRAIN_FILES=train.jsonl
 """
 
+from typing import Any
+
 import fiddle as fdl
 
 from paxlite.core.attributes import derived
 from paxlite.core.errors import UserError
+from paxlite.experiments import deepseek, gemma, gpt_oss, llama, mixtral, olmo, phi, qwen
 from paxlite.experiments.datasets import SftFiles
-from paxlite.experiments.gemma import Gemma2B, Gemma7B
-from paxlite.experiments.llama import (
-  LLaMA3_8B,
-  LLaMA7B,
-  LLaMA13B,
-  LLaMA70B,
-  Mistral7B,
-  SmolLM135M,
-)
+from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.optimization import Schedule
 from paxlite.experiments.registry import register
 
@@ -70,144 +65,38 @@ class LoRA(SFT):
   MAX_STEPS = 600
 
 
-@register
-class LLaMA7BSFT(SFT, LLaMA7B):
-  """python -m paxlite.main --fdl_config=LLaMA7BSFT --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes all weights of LLaMA7B on prompts and answers.
-  """
+def _is_size(cls: type) -> bool:
+  """Returns whether a class is a size of a family, and not the family itself."""
+  return any('NUM_LAYERS' in vars(base) for base in cls.__mro__ if issubclass(base, LLaMA))
 
 
-@register
-class LLaMA7BLoRA(LoRA, LLaMA7B):
-  """python -m paxlite.main --fdl_config=LLaMA7BLoRA --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes low-rank factors of LLaMA7B on prompts and answers. Its weights are frozen.
-  """
-
-
-@register
-class LLaMA13BSFT(SFT, LLaMA13B):
-  """python -m paxlite.main --fdl_config=LLaMA13BSFT --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes all weights of LLaMA13B on prompts and answers.
-  """
+def _register_variants(size: type[LLaMA]) -> None:
+  """Registers the experiments SIZESFT and SIZELoRA, as classes of this module."""
+  what = {SFT: 'all weights', LoRA: 'low-rank factors, which are added to the frozen weights,'}
+  for kind, trained in what.items():
+    name = f'{size.__name__}{kind.__name__}'
+    doc = (
+      f'python -m paxlite.main --fdl_config={name} --fdl.TRAIN_FILES=x.jsonl …\n\n'
+      f'Fine-tunes {trained} of {size.__name__} on prompts and answers.\n'
+    )
+    values = _CHANGES.get(name, {})
+    variant = type(name, (kind, size), {'__module__': __name__, '__doc__': doc, **values})
+    globals()[name] = register(variant)
 
 
-@register
-class LLaMA13BLoRA(LoRA, LLaMA13B):
-  """python -m paxlite.main --fdl_config=LLaMA13BLoRA --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes low-rank factors of LLaMA13B on prompts and answers. Its weights are frozen.
-  """
-
-
-@register
-class LLaMA70BSFT(SFT, LLaMA70B):
-  """python -m paxlite.main --fdl_config=LLaMA70BSFT --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes all weights of LLaMA70B on prompts and answers.
-  """
-
-
-@register
-class LLaMA70BLoRA(LoRA, LLaMA70B):
-  """python -m paxlite.main --fdl_config=LLaMA70BLoRA --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes low-rank factors of LLaMA70B on prompts and answers. Its weights are frozen.
-  """
-
-  ICI_MESH_SHAPE = [1, 8, 1]  # the weights do not fit on one device
-
-
-@register
-class LLaMA3_8BSFT(SFT, LLaMA3_8B):
-  """python -m paxlite.main --fdl_config=LLaMA3_8BSFT --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes all weights of LLaMA3_8B on prompts and answers.
-  """
-
-
-@register
-class LLaMA3_8BLoRA(LoRA, LLaMA3_8B):
-  """python -m paxlite.main --fdl_config=LLaMA3_8BLoRA --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes low-rank factors of LLaMA3_8B on prompts and answers. Its weights are frozen.
-  """
-
-
-@register
-class Mistral7BSFT(SFT, Mistral7B):
-  """python -m paxlite.main --fdl_config=Mistral7BSFT --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes all weights of Mistral7B on prompts and answers.
-  """
-
-
-@register
-class Mistral7BLoRA(LoRA, Mistral7B):
-  """python -m paxlite.main --fdl_config=Mistral7BLoRA --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes low-rank factors of Mistral7B on prompts and answers. Its weights are frozen.
-  """
-
-
-@register
-class Gemma2BSFT(SFT, Gemma2B):
-  """python -m paxlite.main --fdl_config=Gemma2BSFT --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes all weights of Gemma2B on prompts and answers.
-  """
-
-
-@register
-class Gemma2BLoRA(LoRA, Gemma2B):
-  """python -m paxlite.main --fdl_config=Gemma2BLoRA --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes low-rank factors of Gemma2B on prompts and answers. Its weights are frozen.
-  """
-
-
-@register
-class Gemma7BSFT(SFT, Gemma7B):
-  """python -m paxlite.main --fdl_config=Gemma7BSFT --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes all weights of Gemma7B on prompts and answers.
-  """
-
-
-@register
-class Gemma7BLoRA(LoRA, Gemma7B):
-  """python -m paxlite.main --fdl_config=Gemma7BLoRA --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes low-rank factors of Gemma7B on prompts and answers. Its weights are frozen.
-  """
-
-
-@register
-class SmolLM135MSFT(SFT, SmolLM135M):
-  """python -m paxlite.main --fdl_config=SmolLM135MSFT --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes all weights of SmolLM135M on prompts and answers. For one device.
-  """
-
-  MAX_SEQ_LEN = 512
-  ICI_MESH_SHAPE = [1, 1, 1]
-  DCN_MESH_SHAPE = [1, 1, 1]
-  LEARNING_RATE = 1e-5
-
-  def _warmup(self) -> int:
-    return min(50, super()._warmup())
-
-
-@register
-class SmolLM135MLoRA(LoRA, SmolLM135M):
-  """python -m paxlite.main --fdl_config=SmolLM135MLoRA --fdl.TRAIN_FILES=x.jsonl …
-
-  Fine-tunes low-rank factors of SmolLM135M on prompts and answers. Its weights are frozen. For one
-  device.
-  """
-
-  MAX_SEQ_LEN = 512
-  ICI_MESH_SHAPE = [1, 1, 1]
-  LEARNING_RATE = 1e-3
+# What differs from SFT and LoRA in some sizes.
+_ONE_DEVICE: dict[str, Any] = dict(MAX_SEQ_LEN=512, ICI_MESH_SHAPE=[1, 1, 1])
+_CHANGES: dict[str, dict[str, Any]] = {
+  'LLaMA70BLoRA': dict(ICI_MESH_SHAPE=[1, 8, 1]),  # the weights do not fit on one device
+  'SmolLM135MSFT': _ONE_DEVICE
+  | dict(
+    DCN_MESH_SHAPE=[1, 1, 1],
+    LEARNING_RATE=1e-5,
+    _warmup=lambda self: min(50, SFT._warmup(self)),
+  ),
+  'SmolLM135MLoRA': _ONE_DEVICE | dict(LEARNING_RATE=1e-3),
+}
+for _module in (llama, gemma, qwen, olmo, phi, mixtral, deepseek, gpt_oss):
+  for _cls in list(vars(_module).values()):
+    if isinstance(_cls, type) and _cls.__module__ == _module.__name__ and _is_size(_cls):
+      _register_variants(_cls)

@@ -23,6 +23,7 @@ from paxlite.layers.embeddings import (
 )
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.latent_attention import LatentAttention
 from paxlite.layers.lora import LORA_VARIABLES, LoraProjection
 from paxlite.layers.pipeline import PipelinedTransformer
 from paxlite.layers.projection import Projection
@@ -216,9 +217,10 @@ class Transformer(AttentionAndNorms, Decoding, Optimization):
 
   def add_lora(self, lm: fdl.Config) -> None:
     """Adds low-rank factors to the projections of the targeted layers."""
-    layers = {'all': (Attention, FeedForward), 'attention': (Attention,), 'mlp': (FeedForward,)}
+    attention, mlp = (Attention, LatentAttention), (FeedForward,)
+    layers = {'all': (*attention, *mlp), 'attention': attention, 'mlp': mlp}
     for layer in layers[self.LORA_TARGET_LAYERS]:
-      for target in selectors.select(lm, layer):
+      for target in selectors.select(lm, layer, check_nonempty=False):
         for projection in selectors.select(target, Projection):
           fdl.update_callable(projection, LoraProjection)
           projection.rank = self.LORA_RANK

@@ -71,13 +71,26 @@ def row(cls: type['Experiment']) -> list[str]:
   ]
 
 
+_NUM_PARAMETERS: dict[str, int] = {}  # by the text of the model's config
+
+
 def num_parameters(experiment: 'Experiment') -> int:
-  """The number of parameters of an experiment's model."""
+  """The number of parameters of an experiment's model, without factors of LoRA."""
   import fiddle as fdl
   import jax
 
-  state = jax.eval_shape(fdl.build(experiment.plain.task()).init, jax.random.key(0))
-  return sum(x.size for x in jax.tree.leaves(state.params))
+  from paxlite.core.templates import config_text
+
+  # a repeated layer is traced once, and has the same parameters
+  quick = {'USE_REPEATED_LAYER': True, 'USE_LORA': False}
+  e = experiment.plain
+  e = e.replaced(**{name: value for name, value in quick.items() if name in e.values()})
+  model = e.task()
+  text = config_text(model.model)
+  if text not in _NUM_PARAMETERS:
+    params = jax.eval_shape(fdl.build(model).init_params, jax.random.key(0))
+    _NUM_PARAMETERS[text] = sum(x.size for x in jax.tree.leaves(params))
+  return _NUM_PARAMETERS[text]
 
 
 def table(text: str, screen: int | None) -> str:

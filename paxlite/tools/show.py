@@ -8,6 +8,7 @@ Example:
 """
 
 import ast
+import functools
 import inspect
 import re
 import textwrap
@@ -49,17 +50,26 @@ def meanings(classes: Iterable[type]) -> dict[str, str]:
   """
   found: dict[str, str] = {}
   for cls in classes:
-    if cls is object:
-      continue
-    for name, value in vars(cls).items():
-      if name.isupper() and (getattr(value, '__doc__', None) or '') and hasattr(value, 'fget'):
-        found.setdefault(name, value.__doc__.splitlines()[0])
+    found = _own_meanings(cls) | found
+  return found
+
+
+@functools.cache
+def _own_meanings(cls: type) -> dict[str, str]:
+  """Returns the meanings of the attributes that a class itself declares."""
+  found: dict[str, str] = {}
+  for name, value in vars(cls).items():
+    if name.isupper() and (getattr(value, '__doc__', None) or '') and hasattr(value, 'fget'):
+      found[name] = value.__doc__.splitlines()[0]
+  try:
     source = textwrap.dedent(inspect.getsource(cls))
-    for node in ast.walk(ast.parse(source)):
-      if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
-        if comment := re.search(r'  # (?!noqa)(.*)', '\n'.join(lines)):
-          found.setdefault(node.target.id, comment[1])
+  except (OSError, TypeError):  # made by a function, as the classes of experiments.finetuning
+    return found
+  for node in ast.walk(ast.parse(source)):
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+      lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
+      if comment := re.search(r'  # (?!noqa)(.*)', '\n'.join(lines)):
+        found.setdefault(node.target.id, comment[1])
   return found
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
-from paxlite.experiments.finetuning import SFT, LLaMA7BLoRA, LLaMA7BSFT, SmolLM135MSFT
+from paxlite.experiments.finetuning import SFT
 from paxlite.experiments.identity import run_values
-from paxlite.experiments.registry import build_experiment
+from paxlite.experiments.registry import build_experiment, find
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
 from tests.support import runs
@@ -99,9 +99,10 @@ def test_steps_and_epochs_together_are_refused():
 
 
 def test_without_epochs_fine_tuning_has_the_schedule_that_it_had():
-  for cls, warmup in ((LLaMA7BSFT, 500), (LLaMA7BLoRA, 500), (SmolLM135MSFT, 50)):
+  for name, warmup in (('LLaMA7BSFT', 500), ('LLaMA7BLoRA', 500), ('SmolLM135MSFT', 50)):
+    cls = find(name)
     for changes in ({}, {'MAX_STEPS': 30}):
       e = cls(**changes)
       assert (warmup, 1000) == (e.LR_COS_WARMUP, e.LR_COS_DECAY_END)
-  assert SmolLM135MSFT(NUM_EPOCHS=1, MAX_STEPS=30).LR_COS_WARMUP == 15
-  assert LLaMA7BSFT(NUM_EPOCHS=1, LR_COS_DECAY_END=70).LR_COS_DECAY_END == 70
+  assert find('SmolLM135MSFT')(NUM_EPOCHS=1, MAX_STEPS=30).LR_COS_WARMUP == 15
+  assert find('LLaMA7BSFT')(NUM_EPOCHS=1, LR_COS_DECAY_END=70).LR_COS_DECAY_END == 70
