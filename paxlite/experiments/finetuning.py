@@ -4,17 +4,23 @@ python -m paxlite.main --fdl_config=LLaMA7BLoRA --job_log_dir=LOGS
   --fdl.CHECKPOINT_RESTORE_PATH=WEIGHTS --fdl.TRAIN_FILES=train.jsonl
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import fiddle as fdl
 
-from paxlite.core.attributes import derived
+from paxlite.checkpointing.source import find_source, read_values
+from paxlite.core.attribute_kinds import Kind, names_of
+from paxlite.core.attributes import attribute_types, derived
 from paxlite.core.errors import UserError
 from paxlite.experiments import deepseek, gemma, gpt_oss, llama, mixtral, olmo, phi, qwen
+from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import SftFiles
+from paxlite.experiments.identity import stated_values
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.optimization import Schedule
-from paxlite.experiments.registry import register
+from paxlite.experiments.registry import find_known, register
 
 
 class SFT(SftFiles):
@@ -70,18 +76,58 @@ def _is_size(cls: type) -> bool:
   return any('NUM_LAYERS' in vars(base) for base in cls.__mro__ if issubclass(base, LLaMA))
 
 
-def _register_variants(size: type[LLaMA]) -> None:
-  """Registers the experiments SIZESFT and SIZELoRA, as classes of this module."""
+def _add_variants(family: type[LLaMA]) -> None:
+  """Adds the classes NAMESFT and NAMELoRA to this module, and registers those of sizes."""
+  name = family.__name__
   what = {SFT: 'all weights', LoRA: 'low-rank factors, which are added to the frozen weights,'}
   for kind, trained in what.items():
-    name = f'{size.__name__}{kind.__name__}'
+    variant = f'{name}{kind.__name__}'
     doc = (
-      f'python -m paxlite.main --fdl_config={name} --fdl.TRAIN_FILES=x.jsonl …\n\n'
-      f'Fine-tunes {trained} of {size.__name__} on prompts and answers.\n'
+      f'python -m paxlite.main --fdl_config={variant} --fdl.TRAIN_FILES=x.jsonl …\n\n'
+      f'Fine-tunes {trained} of {name} on prompts and answers.\n'
     )
-    values = _CHANGES.get(name, {})
-    variant = type(name, (kind, size), {'__module__': __name__, '__doc__': doc, **values})
-    globals()[name] = register(variant)
+    values = _CHANGES.get(variant, {})
+    cls = type(variant, (kind, family), {'__module__': __name__, '__doc__': doc, **values})
+    globals()[variant] = register(cls) if _is_size(family) else cls
+
+
+class _OfWeights(SFT, LanguageModel):
+  """An experiment whose model is that of the weights in CHECKPOINT_RESTORE_PATH."""
+
+  @classmethod
+  def chosen(cls, overrides: Mapping[str, str]) -> tuple[type[Experiment], dict[str, Any]]:
+    path = overrides.get('CHECKPOINT_RESTORE_PATH')
+    if not path:
+      raise UserError(
+        f'{cls.__name__} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER: the weights that say which '
+        'model it is, as paxlite import makes them'
+      )
+    found = read_values(find_source(path))
+    base = find_known(found['experiment'])
+    variant = globals().get(f'{base.__name__}{cls.__name__.removeprefix("HuggingFace")}')
+    if variant is None:
+      raise UserError(f'{path} is of a {base.__name__}, which {cls.__name__} does not fine-tune')
+    model = names_of(attribute_types(base), Kind.SHAPE, Kind.FUNCTION)
+    kept = {*model, 'HEADS_SPAN_MODEL', 'EOS_IDS', 'START_ID'}
+    values = {k: v for k, v in stated_values(base, found['values']).items() if k in kept}
+    values['MAX_SEQ_LEN'] = min(variant.MAX_SEQ_LEN, found['values']['MAX_SEQ_LEN'])
+    return variant, values
+
+
+@register
+class HuggingFaceSFT(_OfWeights):
+  """python -m paxlite.main --fdl_config=HuggingFaceSFT --fdl.TRAIN_FILES=x.jsonl …
+
+  Fine-tunes all weights of any imported model on prompts and answers.
+  """
+
+
+@register
+class HuggingFaceLoRA(_OfWeights):
+  """python -m paxlite.main --fdl_config=HuggingFaceLoRA --fdl.TRAIN_FILES=x.jsonl …
+
+  Fine-tunes low-rank factors of any imported model on prompts and answers. Its weights are frozen.
+  """
 
 
 # What differs from SFT and LoRA in some sizes.
@@ -98,5 +144,5 @@ _CHANGES: dict[str, dict[str, Any]] = {
 }
 for _module in (llama, gemma, qwen, olmo, phi, mixtral, deepseek, gpt_oss):
   for _cls in list(vars(_module).values()):
-    if isinstance(_cls, type) and _cls.__module__ == _module.__name__ and _is_size(_cls):
-      _register_variants(_cls)
+    if isinstance(_cls, type) and _cls.__module__ == _module.__name__ and issubclass(_cls, LLaMA):
+      _add_variants(_cls)

@@ -1,5 +1,6 @@
 """Finds experiments by name."""
 
+import copy
 import difflib
 import importlib
 import inspect
@@ -154,9 +155,11 @@ def build_experiment(
   """
   from paxlite.core.attributes import parse
 
-  cls = find(name)
+  cls, values = find(name).chosen(overrides)
   cfg: Any = cls.config()
-  before: Any = cls.config()
+  for attribute, value in values.items():
+    setattr(cfg, attribute, value)
+  before: Any = copy.copy(cfg)
   for fiddler in fiddlers:
     apply_fiddler(cfg, fiddler)
   if run is not None and run['experiment'] == full_name(cls):

@@ -3,7 +3,7 @@
 Imports published weights, or a Pax checkpoint with its Adam state, tensor by tensor. It writes a
 folder for CHECKPOINT_RESTORE_PATH and for all commands that take a CHECKPOINT.
 
-  hf    a Hugging Face folder (config.json, *.safetensors): Llama, Mistral, Gemma, GPT-2
+  hf    a Hugging Face folder (config.json, *.safetensors); docs/weights.md lists the families
   meta  a folder in Meta's format (params.json, consolidated.*.pth): LLaMA
   gguf  a GGUF file of a LLaMA model, or a folder with one such file; it is dequantised
   pax   a checkpoint_%08d of Pax; --fdl_config=EXPERIMENT (and NAME=VALUE) names its model
@@ -16,6 +16,7 @@ Example:
 
 import os
 import pathlib
+import shlex
 import time
 from collections.abc import Sequence
 
@@ -60,6 +61,8 @@ def _import_published(
   source: str, path: pathlib.Path, to: pathlib.Path, tokenizer: pathlib.Path | None
 ) -> list[str]:
   from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
+  from paxlite.experiments.gpt import GPT2
+  from paxlite.experiments.registry import experiments
   from paxlite.weights import folder, gguf_file, huggingface, meta
   from paxlite.weights.folder import Tensors
 
@@ -92,6 +95,21 @@ def _import_published(
   lines = [f'{to}: {len(entries):,} tensors, {size:,} bytes', f'The model is a {name}.']
   if not any((to / f).exists() for f in ('tokenizer.json', 'tokenizer.model')):
     lines.append('There was no tokenizer: name one with --tokenizer when text is read or written.')
+  known = experiments()
+  sft, lora = (
+    f'{name}{kind}' if f'{name}{kind}' in known else f'HuggingFace{kind}'
+    for kind in ('SFT', 'LoRA')
+  )
+  train = f'{shell.flag("CHECKPOINT_RESTORE_PATH", to)} --fdl.TRAIN_FILES=train.jsonl'
+  lines += [
+    'To continue a text, to fine-tune all weights, or low-rank factors:',
+    f'  paxlite generate --checkpoint={shlex.quote(str(to))} --prompt="Once upon a time"',
+  ]
+  if not isinstance(experiment, GPT2):
+    lines += [
+      f'  paxlite train {sft} --job_log_dir=logs/sft {train}',
+      f'  paxlite train {lora} --job_log_dir=logs/lora {train}',
+    ]
   return lines
 
 

@@ -88,6 +88,29 @@ def test_a_mesh_changes_nothing_but_rounding(cases):
     assert max(gathered, default=0) < r['activation'], r
 
 
+FAMILIES = [
+  ['gemma3_text', 'deepseek_v3', 'gpt_oss', 'qwen2 window', 'olmo3'],
+  ['llama yarn', 'mistral wide heads', 'mixtral', 'gemma2', 'qwen2'],
+  ['qwen3', 'qwen3_moe', 'olmo2', 'olmoe', 'phi3'],
+  ['phi3 longrope', 'smollm3', 'deepseek_v2', 'deepseek_v2 groups'],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('cases', FAMILIES, ids=lambda c: c[0])
+def test_a_mesh_changes_no_family(cases):
+  """On data 2 × mdl 2 × expert 2 where there are experts, otherwise data 2 × mdl 2 × context 2."""
+  pytest.importorskip('transformers')
+  has_experts = lambda case: re.search('moe|mixtral|deepseek|oss', case)
+  names = [f'{case}/{"expert_tp" if has_experts(case) else "context_tp"}' for case in cases]
+  done = runs.module('tests.support.meshes', *names, devices=8)
+  results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
+  assert [r['case'] for r in results] == names
+  for r in results:
+    assert r['loss'] < 1e-5, r
+    assert r['gradient'] < 1e-5, r
+
+
 THREE_AXES = ['2,2,2', '1,2,2/2,1,1']
 EXPERT = 'MESH_AXES=["replica","data","mdl","expert"]'
 CONTEXT = 'MESH_AXES=["replica","data","mdl","context"]'

@@ -92,3 +92,15 @@ def theirs(case: str, seed: int = 0, **changes):
     ]:
       tensor.add_(torch.randn_like(tensor) * 0.1)
   return model
+
+
+def experiment(case: str):
+  """Returns the experiment of a case."""
+  import pathlib
+
+  import transformers
+
+  from paxlite.weights.families import experiment_of
+
+  config = transformers.AutoConfig.for_model(case.partition(' ')[0], **CASES[case])
+  return experiment_of(config.to_dict(), pathlib.Path('config.json'))

@@ -18,6 +18,7 @@ from flax.linen import meta
 
 from paxlite.aot.collectives import collectives
 from paxlite.aot.hlo import Program
+from paxlite.core.attribute_kinds import Kind
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
@@ -45,6 +46,21 @@ MODELS: dict[str, Any] = {
   'moe': (MixtureOfExperts, GLAM | dict(AUX_LOSS_COEF=1.0)),
   'dropless': (GLaM126M64E, GLAM | dict(USE_DROPLESS_MOE=True)),
 }
+
+
+def model_of(name: str) -> tuple[type, dict[str, Any]]:
+  """Returns the class and the values of a model: one of MODELS, or a tiny one of a family."""
+  if name in MODELS:
+    return MODELS[name]
+  from tests.support.families import experiment
+
+  e = experiment(name)
+  sizes = e.values_of(Kind.SHAPE, Kind.FUNCTION)
+  kept = {k: v for k, v in SMALL.items() if k not in sizes}
+  groups = {'NUM_MOE_GROUPS': 8} if isinstance(e, MixtureOfExperts) else {}
+  return type(e), sizes | kept | groups | {'HEADS_SPAN_MODEL': False}
+
+
 AXES = ['replica', 'data', 'mdl']
 MESHES: dict[str, dict[str, Any]] = {
   'dp': dict(ICI_MESH_SHAPE=[8, 1, 1]),
@@ -81,7 +97,7 @@ class Case:
   init_memory: Any = None
 
   def experiment(self):
-    cls, values = MODELS[self.model]
+    cls, values = model_of(self.model)
     axes = ['replica', 'data', 'mdl']
     experiment = cls(**(values | dict(MESH_AXES=axes) | MESHES[self.mesh]))
     experiment.validate()
@@ -111,7 +127,7 @@ class Case:
 
   def one_device(self, params, batch):
     """Returns the gradients without a mesh and without a pipeline."""
-    cls, values = MODELS[self.model]
+    cls, values = model_of(self.model)
     kept = ('PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES')
     changes = {k: v for k, v in MESHES[self.mesh].items() if k in kept}
     task = fdl.build(cls(**values | changes | dict(ICI_MESH_SHAPE=[1, 1, 1])).task())
