@@ -93,7 +93,6 @@ _GEMMA2 = (
   *_GEMMA,
   _GELU,
   Same('query_pre_attn_scalar', 'QUERY_PRE_ATTN_SCALAR'),
-  Same('attn_logit_softcapping', 'ATTEN_LOGIT_CAP', default=-1.0, null=-1.0),
   Same('final_logit_softcapping', 'SOFTMAX_CAP_LOGITS', default=-1.0, null=-1.0),
 )
 _EXPERTS_PER_TOKEN = Same('num_experts_per_tok', 'NUM_EXPERTS_PER_TOKEN')
@@ -196,7 +195,10 @@ FAMILIES: dict[str, Family] = {
   'gemma2': Family(
     'Gemma2ForCausalLM',
     Gemma2,
-    (*_GEMMA2, rope(), layer_types(['sliding', 'full'])),
+    (
+      *_GEMMA2, rope(), layer_types(['sliding', 'full']),
+      Same('attn_logit_softcapping', 'ATTEN_LOGIT_CAP', default=-1.0, null=-1.0),
+    ),
     tensor_names.GEMMA2,
   ),
   'gemma3_text': Family(
@@ -206,6 +208,7 @@ FAMILIES: dict[str, Family] = {
       *_GEMMA2,
       rope('rope_local_base_freq', has_local=True),
       layer_types([*['sliding'] * 5, 'full'], 'sliding_window_pattern'),
+      OneOf('attn_logit_softcapping', None),  # which transformers ignores
     ),
     tensor_names.GEMMA2,
   ),
@@ -287,7 +290,8 @@ FAMILIES: dict[str, Family] = {
     'GptOssForCausalLM',
     GptOss,
     (
-      *_SIZES, _UNTIED, rope(), layer_types(['sliding', 'full']), _EXPERTS_PER_TOKEN,
+      *_SIZES, _UNTIED, rope(is_stretched=True), layer_types(['sliding', 'full']),
+      _EXPERTS_PER_TOKEN,
       Same('num_local_experts', 'NUM_EXPERTS'), OneOf('attention_bias', True),
       OneOf('hidden_act', 'silu'), OneOf('swiglu_limit', 7.0), OneOf('swiglu_alpha', 1.702),
     ),

@@ -41,7 +41,7 @@ _OURS = ('ROPE_THETA', 'ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH', 'M
 def _read_one(rope: Mapping[str, Any], config: Config, has_mscale: bool) -> dict[str, Any]:
   """Returns the attributes that one dictionary of rotary positions decides."""
   theta = rope.get('rope_theta') or config.get('rope_theta') or 10_000.0
-  values: dict[str, Any] = {'ROPE_THETA': float(theta)}
+  values: dict[str, Any] = {'ROPE_THETA': float(theta), 'ROPE_FACTOR': 1.0}
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if kind == 'default':
     return values
@@ -62,7 +62,7 @@ def _read_one(rope: Mapping[str, Any], config: Config, has_mscale: bool) -> dict
     longest = config['max_position_embeddings']
     default = config.get('original_max_position_embeddings') or longest
     length = values.setdefault('ROPE_ORIGINAL_LENGTH', default)
-    if 'ROPE_FACTOR' not in values or kind == 'longrope':
+    if rope.get('factor') is None or kind == 'longrope':
       values['ROPE_FACTOR'] = longest / length
     if kind == 'longrope':  # the factors for short rows, with which transformers reads short texts
       values['MAX_SEQ_LEN'] = length
@@ -89,7 +89,11 @@ def _write_one(e: LanguageModel) -> dict[str, Any] | None:
 
 
 def rope(
-  *others: str, has_mscale: bool = False, has_local: bool = False, fraction: bool = False
+  *others: str,
+  has_mscale: bool = False,
+  has_local: bool = False,
+  fraction: bool = False,
+  is_stretched: bool = False,
 ) -> Both:
   """Returns the keys of a family's rotary positions.
 
@@ -98,6 +102,7 @@ def rope(
     has_mscale: Whether mscale_all_dim also scales the scores of attention, as in DeepSeek.
     has_local: Whether layers with sliding attention have positions of their own.
     fraction: Whether only a part of a head may be rotated.
+    is_stretched: Whether transformers stretches positions where config.json does not say.
   """
 
   def read(config: Config) -> dict[str, Any]:
@@ -121,7 +126,8 @@ def rope(
   def write(e: LanguageModel) -> dict[str, Any]:
     scaling = _write_one(e)
     config: dict[str, Any] = {'rope_theta': e.ROPE_THETA}
-    config |= {} if scaling is None else {'rope_scaling': scaling}
+    if scaling is not None or is_stretched:
+      config['rope_scaling'] = scaling or {'rope_type': 'default'}
     if 'rope_local_base_freq' in others:
       config['rope_local_base_freq'] = e.ROPE_LOCAL_THETA
     elif has_local:

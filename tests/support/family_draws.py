@@ -1,0 +1,160 @@
+"""python -m tests.support.family_draws [FAMILY…] [--draws=200] [--first=0]
+
+Draws configurations of each family at random, sizes and options, and compares the logits of the
+imported model with those of transformers. Prints the largest difference of a family, as a share of
+its largest logit, and every draw that is above 1e-5.
+"""
+
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+import jax
+import numpy as np
+
+from paxlite.weights import folder, huggingface
+from paxlite.weights.families import FAMILIES
+from tests.support.imported import loaded
+
+LENGTH = 20
+TOLERANCE = 1e-5
+
+
+def draw(kind: str, seed: int) -> dict[str, Any]:
+  """Returns the arguments of a random config of a family."""
+  rng = np.random.default_rng([seed, sorted(FAMILIES).index(kind)])
+  pick = lambda *options: options[rng.integers(len(options))]
+  chance = lambda: bool(rng.integers(2))
+  heads = pick(2, 4, 6)
+  kv_heads = pick(*(n for n in (1, 2, 3, 4, 6) if heads % n == 0))
+  width, layers = pick(4, 6, 10, 16), pick(1, 2, 3, 4)
+  spans = kind in ('qwen2', 'olmo2', 'olmoe', 'phi3', 'smollm3', 'gpt2')
+  hidden = heads * (width if spans else pick(4, 7, 12))
+  if kind == 'gpt2':
+    return dict(vocab_size=60, n_embd=hidden, n_head=heads, n_layer=layers, n_positions=40,
+                n_inner=pick(None, 24), activation_function=pick('gelu_new', 'relu'))  # fmt: skip
+  config: dict[str, Any] = dict(
+    vocab_size=pick(50, 61, 96), hidden_size=hidden, intermediate_size=pick(12, 24, 56),
+    num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=kv_heads,
+    max_position_embeddings=64, tie_word_embeddings=chance(), rms_norm_eps=pick(1e-6, 1e-5, 1e-3),
+    bos_token_id=1, eos_token_id=2, pad_token_id=0,
+  )  # fmt: skip
+  if not spans:
+    config['head_dim'] = width
+  theta = pick(100.0, 1e4, 5e5)
+  stretched = dict(rope_theta=theta, factor=pick(2.0, 8.0), original_max_position_embeddings=8)
+  rope = pick(
+    dict(rope_type='default', rope_theta=theta),
+    dict(rope_type='linear', rope_theta=theta, factor=pick(2.0, 4.0)),
+    dict(rope_type='llama3', low_freq_factor=1.0, high_freq_factor=4.0, **stretched),
+    dict(rope_type='yarn', beta_fast=pick(32.0, 2.0), truncate=chance(), **stretched),
+  )  # fmt: skip
+  config['rope_parameters'] = rope
+  window = pick(3, 7, 30)
+  types = [pick('sliding_attention', 'full_attention') for _ in range(layers)]
+  if kind in ('mistral', 'mixtral', 'phi3'):
+    config['sliding_window'] = pick(None, window)
+  if kind in ('gemma2', 'gemma3_text', 'olmo3', 'gpt_oss'):
+    config |= dict(sliding_window=window, layer_types=types)
+  if kind == 'qwen2':
+    config |= dict(use_sliding_window=chance(), sliding_window=window, layer_types=types)
+    if not config['use_sliding_window']:
+      config |= dict(sliding_window=None, layer_types=['full_attention'] * layers)
+  if kind in ('gemma2', 'gemma3_text'):
+    config |= dict(
+      query_pre_attn_scalar=pick(4, 9, 256), final_logit_softcapping=pick(None, 2.0, 30.0)
+    )  # fmt: skip
+  if kind == 'gemma2':
+    config['attn_logit_softcapping'] = pick(None, 1.5, 50.0)
+  if kind in ('gemma3_text', 'olmo3'):
+    local = dict(rope_type='default', rope_theta=pick(100.0, 1e4))
+    config['rope_parameters'] = {'full_attention': rope, 'sliding_attention': local}
+  if kind == 'phi3':
+    config |= dict(original_max_position_embeddings=pick(16, 40))
+    share = pick(1.0, 0.5) if width in (4, 16) else 1.0
+    pairs = int(width * share) // 2
+    factors = dict(
+      short_factor=list(rng.uniform(1, 3, pairs)), long_factor=list(rng.uniform(1, 9, pairs))
+    )
+    plain = dict(rope_type='default', rope_theta=theta)
+    long = dict(rope_type='longrope', rope_theta=theta, **factors)
+    config['rope_parameters'] = pick(plain, long) | dict(partial_rotary_factor=share)
+  if kind == 'smollm3':
+    config['no_rope_layers'] = [int(chance()) for _ in range(layers)]
+  if kind in ('mixtral', 'qwen3_moe', 'olmoe', 'gpt_oss'):
+    config |= dict(num_experts_per_tok=pick(1, 2, 3))
+    config['num_experts' if kind == 'olmoe' else 'num_local_experts'] = pick(4, 6)
+  if kind == 'qwen3_moe':
+    config |= dict(moe_intermediate_size=pick(8, 20), norm_topk_prob=chance())
+  if kind == 'olmoe':
+    config |= dict(norm_topk_prob=chance())
+  if kind.startswith('deepseek'):
+    groups = pick(1, 2, 4)
+    del config['head_dim']
+    config |= dict(
+      num_key_value_heads=heads, q_lora_rank=pick(None, 12), kv_lora_rank=pick(8, 20),
+      qk_nope_head_dim=pick(4, 10), qk_rope_head_dim=pick(4, 6), v_head_dim=pick(4, 10),
+      n_routed_experts=8, num_experts_per_tok=pick(1, 2), moe_intermediate_size=pick(8, 20),
+      n_shared_experts=pick(1, 2), first_k_dense_replace=pick(0, 1, layers),
+      routed_scaling_factor=pick(1.0, 2.5), n_group=groups, topk_group=pick(1, groups),
+      norm_topk_prob=chance() if kind == 'deepseek_v3' else False,
+    )  # fmt: skip
+    if rope['rope_type'] not in ('default', 'yarn'):
+      config['rope_parameters'] = dict(rope_type='default', rope_theta=theta)
+    elif rope['rope_type'] == 'yarn':
+      config['rope_parameters'] = rope | dict(mscale=pick(1.0, 0.7), mscale_all_dim=pick(1.0, 0.7))
+    if kind == 'deepseek_v2':
+      config['topk_method'] = 'greedy' if groups == 1 else 'group_limited_greedy'
+  return config
+
+
+def difference(kind: str, seed: int) -> float:
+  """Returns the largest difference of the logits of a draw, as a share of the largest logit."""
+  import torch
+  import transformers
+
+  torch.manual_seed(seed)
+  config = transformers.AutoConfig.for_model(kind, **draw(kind, seed))
+  model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation='eager').eval()
+  with torch.no_grad():
+    biases = [b for name, b in model.named_buffers() if name.endswith('e_score_correction_bias')]
+    for tensor in [*model.parameters(), *biases]:
+      tensor.add_(torch.randn_like(tensor) * 0.1)
+    ids = np.random.default_rng(seed).integers(3, 50, (2, LENGTH))
+    expected = model(torch.tensor(ids)).logits.numpy()
+  with tempfile.TemporaryDirectory() as made:
+    path = pathlib.Path(made)
+    model.save_pretrained(path / 'hf')
+    experiment, entries, tensors = huggingface.read_folder(path / 'hf')
+    folder.check_tensors(entries, tensors.shapes, huggingface.IGNORED)
+    if experiment.ROPE_SCALING == 'longrope' and experiment.ROPE_ORIGINAL_LENGTH < LENGTH:
+      experiment = experiment.replaced(MAX_SEQ_LEN=64)  # the factors for long rows
+    folder.write_weights(path / 'w', experiment, entries, tensors, None, lambda *_: None)
+    _, ours, params = loaded(path / 'w')
+  with jax.default_matmul_precision('highest'):
+    apply = jax.jit(ours.apply).lower({'params': params}, ids)
+    logits = apply.compile({'xla_backend_optimization_level': 0})({'params': params}, ids)
+  return float(np.abs(logits - expected).max() / np.abs(expected).max())
+
+
+def main(arguments: list[str]) -> None:
+  flags = dict(a.removeprefix('--').split('=') for a in arguments if a.startswith('--'))
+  kinds = [a for a in arguments if not a.startswith('--')] or list(FAMILIES)
+  first, draws = int(flags.get('first', 0)), int(flags.get('draws', 200))
+  for kind in kinds:
+    worst = 0.0
+    for seed in range(first, first + draws):
+      try:
+        found = difference(kind, seed)
+      except Exception as e:
+        print(f'{kind} {seed}: {type(e).__name__}: {str(e)[:300]}', flush=True)
+        continue
+      worst = max(worst, found)
+      if found > TOLERANCE:
+        print(f'{kind} {seed}: {found:.2g} {draw(kind, seed)}', flush=True)
+    print(f'{kind}: {draws} draws, {worst:.2g}', flush=True)
+
+
+if __name__ == '__main__':
+  main(sys.argv[1:])
