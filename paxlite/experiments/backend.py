@@ -14,6 +14,7 @@ from paxlite.experiments.transformer import Transformer
 from paxlite.layers import backends
 from paxlite.layers.backends import Backend, TeRecipe
 from paxlite.layers.einsum import DotGeneralEinsum, Einsum, JnpEinsum
+from paxlite.layers.fp8_product import Fp8DotGeneral, begin_step
 from paxlite.layers.moe import MoeFeedForward
 
 
@@ -107,7 +108,8 @@ class Backends(Transformer):
 
   def put_on_backend(self, task: fdl.Config) -> None:
     if self.USE_FP8:
-      _multiply_by(task.model, backends.fp8_dot_general)
+      _multiply_by(task.model, Fp8DotGeneral, has_bias=self.USE_BIAS)
+      task.begin_step = template(begin_step)
     if self.USE_TE == 'gemm':
       _multiply_by(task.model, backends.te_dot_general, recipe=self.TE_RECIPE)
       # Transformer Engine's dot_general has no batch dimensions, which experts need.

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from flax import linen as nn
-from flax.linen import fp8_ops
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
@@ -69,14 +68,6 @@ def fused_attention() -> bool:
   if text not in ('0', '1'):
     raise UserError(f'the environment has NVTE_FUSED_ATTN={text}: it must be 1 or 0')
   return text == '1'
-
-
-def fp8_dot_general(name: str | None = None) -> nn.Module:
-  """Returns dot_general in FP8: e4m3 forward, e5m2 gradients, delayed scaling over 1024 steps.
-
-  On GPUs with FP8, XLA turns it into cuBLASLt's FP8 matmuls. On other devices XLA emulates it.
-  """
-  return fp8_ops.Fp8DirectDotGeneralOp(name=name)
 
 
 def te_dot_general(recipe: TeRecipe, name: str | None = None) -> nn.Module:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from paxlite.layers.remat import recomputed
-from paxlite.parallel.partitioning import param
+from paxlite.parallel.partitioning import active_platform, param
 
 
 class LayerNorm(nn.Module):
@@ -29,9 +29,14 @@ class LayerNorm(nn.Module):
     @recomputed
     def norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
       x = x.astype(jnp.float32)
-      centered = x - x.mean(-1, keepdims=True)
-      variance = jnp.square(centered).mean(-1, keepdims=True)
-      y = centered * jax.lax.rsqrt(variance + self.epsilon)
+      mean = x.mean(-1, keepdims=True)
+      # without the derivative by the mean, which is the sum of what is centered: 0
+      variance = jnp.square(x - jax.lax.stop_gradient(mean)).mean(-1, keepdims=True)
+      if active_platform() in ('gpu', 'cuda'):
+        # Without it, XLA fuses the moments into each use of y, which is then written to memory: a
+        # kernel that reduces rows can neither transpose y nor sum over its columns.
+        mean, variance = jax.lax.optimization_barrier((mean, variance))
+      y = (x - mean) * jax.lax.rsqrt(variance + self.epsilon)
       return (y * (self.offset + scale) + bias).astype(self.dtype)
 
     return norm(x, scale, bias)

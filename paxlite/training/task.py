@@ -33,6 +33,7 @@ class Task:
       and not over the targets. Rows without any target do not count.
     max_skipped_steps: After this many skipped steps in a row the state no longer changes.
     context: Returns a context in which the model is traced, forward and backward.
+    begin_step: Turns a state's `overwritten` into what the model reads in this step.
   """
 
   model: TransformerLm
@@ -41,6 +42,7 @@ class Task:
   mean_over_padding: bool = False
   max_skipped_steps: int = 100
   context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
+  begin_step: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
   def init_params(self, rng: jax.Array) -> Any:
     """Returns new parameters, boxed with their logical axes (flax.linen.LogicallyPartitioned)."""
@@ -85,7 +87,7 @@ class Task:
     """
     with self.context():
       (losses, sown) = self.model.apply(
-        {'params': params, **(overwritten or {})},
+        {'params': params, **self.begin_step(overwritten or {})},
         batch['ids'],
         batch['labels'],
         batch.get('segment_pos'),

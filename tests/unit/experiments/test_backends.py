@@ -47,11 +47,12 @@ class Step:
     return losses
 
   def dots(self):
-    """Counts the matrix multiplications of the lowered CUDA step by pair of dtypes."""
+    """Counts matrix multiplications in the lowered CUDA step by dtypes, the larger name first."""
     lowered = self.jitted.trace(self.state, self.batch).lower(lowering_platforms=('cuda',))
     of_tensor = r'tensor<[\dx]*x([a-z]\w*)>'
     dots = rf'stablehlo\.dot_general .*: \({of_tensor}, {of_tensor}\)'
-    return collections.Counter(re.findall(dots, lowered.as_text()))
+    pairs = re.findall(dots, lowered.as_text())
+    return collections.Counter(tuple(sorted(pair, reverse=True)) for pair in pairs)
 
 
 PAX = {'ENABLE_TE': '1', 'ENABLE_FP8': '1'}

@@ -1,0 +1,166 @@
+"""Products in FP8 with delayed scaling, with the numbers and the state of flax.linen.fp8_ops.
+
+The scales of a step follow from the histories alone. `begin_step` therefore computes them for all
+layers before the model is applied, and rolls the histories after it. The layers only compute the
+largest absolute values of the step. With Flax's module, each layer reduces and moves the histories
+of its products, in kernels that take longer to start than to run.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax.linen import fp8_ops
+
+_HISTORY = 1024  # steps
+# The dtypes of activations, weights and output gradients, by Flax's names of their states.
+_DTYPES = dict(input=jnp.float8_e4m3fn, kernel=jnp.float8_e4m3fn, output_grad=jnp.float8_e5m2)
+
+_Dims = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+class Fp8DotGeneral(nn.Module):
+  """dot_general in FP8: e4m3 forward, e5m2 gradients, delayed scaling over 1024 steps.
+
+  Its state has the names and shapes of Flax's Fp8DirectDotGeneralOp: scales [1] and histories
+  [1024] of largest absolute values. Where the module is applied, it reads what `begin_step` made of
+  that state. On GPUs with FP8, XLA turns the products into cuBLASLt's FP8 matmuls. On other devices
+  XLA emulates them.
+
+  Attributes:
+    has_bias: Whether a bias is added to the product. This changes speed only.
+  """
+
+  has_bias: bool = False
+
+  @nn.compact
+  def __call__(self, x: jax.Array, w: jax.Array, dims: _Dims) -> jax.Array:
+    """Returns lax.dot_general(x, w, dims) in w's dtype.
+
+    Args:
+      x: Activations.
+      w: The weight: batch dimensions, then those that are summed over in the order of x, then those
+        of the result.
+      dims: The dimension numbers.
+    """
+    x, collection = x.astype(w.dtype), fp8_ops.OVERWRITE_WITH_GRADIENT
+    if self.is_initializing():
+      for name in _DTYPES:
+        self.variable(collection, f'{name}_scale', jnp.ones, 1)
+        self.variable(collection, f'{name}_amax_history', jnp.zeros, _HISTORY)
+      return jax.lax.dot_general(x, w, dims)
+    step: list[jax.Array] = [self.get_variable(collection, name) for name in ('scales', 'amaxes')]
+    return _product(dims, self.has_bias, x, w, *step)
+
+
+def begin_step(state: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what the products read in a step in place of their states.
+
+  For each product that is `scales` [..., 3] and `amaxes` [..., 3], in the order of _DTYPES. The
+  values of `amaxes` are not used; their gradient is the largest absolute values of the step. As
+  with Flax, the next state is then the gradient of this state.
+
+  Args:
+    state: A tree of the states of products, with leading dimensions if layers are repeated.
+  """
+  if 'input_scale' not in state:
+    return {name: begin_step(part) for name, part in state.items()}
+  scales: list[jax.Array] = [
+    fp8_ops.compute_scale(
+      state[f'{name}_amax_history'].max(-1, keepdims=True),
+      state[f'{name}_scale'],
+      fp8_ops.get_fp8_max(dtype, jnp.float32),
+    )
+    for name, dtype in _DTYPES.items()
+  ]
+  all_scales = jax.lax.stop_gradient(jnp.concatenate(scales, -1))
+  return {'scales': all_scales, 'amaxes': _amaxes(dict(state), all_scales)}
+
+
+@jax.custom_vjp
+def _amaxes(state: dict[str, jax.Array], scales: jax.Array) -> jax.Array:
+  """Returns zeros like `scales`; from their gradient the backward pass makes the next state."""
+  return jnp.zeros_like(scales)
+
+
+def _amaxes_forward(state: dict[str, jax.Array], scales: jax.Array) -> tuple[jax.Array, Any]:
+  return _amaxes(state, scales), (state, scales)
+
+
+def _amaxes_backward(saved: Any, amaxes: jax.Array) -> tuple[dict[str, jax.Array], None]:
+  state, scales = saved
+  new = {}
+  for i, name in enumerate(_DTYPES):
+    history = jnp.roll(state[f'{name}_amax_history'], -1, axis=-1)
+    new[f'{name}_amax_history'] = history.at[..., 0].set(amaxes[..., i])
+    new[f'{name}_scale'] = scales[..., i : i + 1]
+  return new, None
+
+
+_amaxes.defvjp(_amaxes_forward, _amaxes_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _product(
+  dims: _Dims, has_bias: bool, x: jax.Array, w: jax.Array, scales: jax.Array, amaxes: jax.Array
+) -> jax.Array:
+  return _forward(dims, has_bias, x, w, scales, amaxes)[0]
+
+
+def _forward(
+  dims: _Dims, has_bias: bool, x: jax.Array, w: jax.Array, scales: jax.Array, amaxes: jax.Array
+) -> tuple[jax.Array, Any]:
+  q_x = fp8_ops.quantize(x, _DTYPES['input'], scales[0], x.dtype)
+  q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], x.dtype)
+  y = jax.lax.dot_general(q_x, q_w, dims, preferred_element_type=x.dtype)
+  y = fp8_ops.dequantize(y, x.dtype, scales[0] * scales[1])
+  return y, (q_x, q_w, scales, jnp.stack([_amax(x), _amax(w)]))
+
+
+def _backward(
+  dims: _Dims, has_bias: bool, saved: Any, g: jax.Array
+) -> tuple[jax.Array, jax.Array, None, jax.Array]:
+  (x_summed, w_summed), (x_batch, w_batch) = dims
+  q_x, q_w, scales, amaxes = saved
+  x_kept = [i for i in range(q_x.ndim) if i not in (*x_batch, *x_summed)]
+  batch, w_made = len(w_batch), range(len(w_batch) + len(w_summed), q_w.ndim)
+  # g has the batch dimensions, then those of x that are kept, then those that w makes
+  g_batch, g_kept = range(batch), range(batch, batch + len(x_kept))
+  g_made = range(batch + len(x_kept), g.ndim)
+  q_g = fp8_ops.quantize(g, _DTYPES['output_grad'], scales[2], g.dtype)
+  dot = functools.partial(
+    jax.lax.dot_general, precision=jax.lax.Precision.HIGHEST, preferred_element_type=g.dtype
+  )
+
+  x_grad = dot(q_g, q_w, ((g_made, w_made), (g_batch, w_batch)))
+  x_grad = fp8_ops.dequantize(x_grad, g.dtype, scales[1] * scales[2])
+  x_grad = x_grad.transpose(np.argsort([*x_batch, *x_kept, *x_summed]))
+
+  # The gradient of a weight is scattered over the model's width, which is the shorter side of most
+  # weights. With this side first, cuBLASLt writes what is sent, and XLA transposes nothing.
+  summed_first = np.prod(np.take(q_w.shape, w_summed)) < np.prod(np.take(q_w.shape, w_made))
+  if summed_first:
+    w_grad = dot(q_x, q_g, ((x_kept, g_kept), (x_batch, g_batch)))
+  else:
+    w_grad = dot(q_g, q_x, ((g_kept, x_kept), (g_batch, x_batch)))
+  w_grad = fp8_ops.dequantize(w_grad, g.dtype, scales[0] * scales[2])
+  if not summed_first:
+    made = range(batch, batch + len(w_made))
+    w_grad = w_grad.transpose([*g_batch, *range(batch + len(w_made), w_grad.ndim), *made])
+
+  largest = jnp.abs(g)
+  if has_bias:
+    # The bias' gradient sums over the same dimensions, so that XLA computes both in one pass.
+    largest = jax.lax.optimization_barrier(largest.max(tuple(g_kept)))
+  return x_grad, w_grad, None, jnp.append(amaxes, _amax(largest))
+
+
+def _amax(x: jax.Array) -> jax.Array:
+  return jnp.abs(x).max().astype(jnp.float32)
+
+
+_product.defvjp(_forward, _backward)

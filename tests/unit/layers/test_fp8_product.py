@@ -1,0 +1,62 @@
+"""Products in FP8: the numbers and the state of Flax, and no history inside of a loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax.linen import fp8_ops
+
+from paxlite.layers.fp8_product import Fp8DotGeneral, begin_step
+
+# Shapes of activations and weights with their dimension numbers: a wider and a narrower result,
+# two dimensions that are summed over, and experts as a batch dimension.
+WIDER = (4, 8, 16), (16, 24), (((2,), (0,)), ((), ()))
+NARROWER = (4, 8, 6, 4), (6, 4, 16), (((2, 3), (0, 1)), ((), ()))
+EXPERTS = (4, 3, 8, 16), (3, 16, 24), (((3,), (1,)), ((1,), (0,)))
+
+
+@pytest.mark.parametrize(
+  ('case', 'dtype', 'has_bias'),
+  [(WIDER, 'bfloat16', True), (NARROWER, 'bfloat16', False), (EXPERTS, 'float32', True)],
+)
+def test_numbers_and_states_are_those_of_flax(case, dtype, has_bias):
+  """In five steps, whose activations grow and whose output gradients shrink."""
+  x_shape, w_shape, dims = case
+  keys = jax.random.split(jax.random.key(0), 3)
+  w = jax.random.normal(keys[1], w_shape, dtype)
+  ours, flax = Fp8DotGeneral(has_bias=has_bias), fp8_ops.Fp8DirectDotGeneralOp()
+
+  def scaled(module, begin):
+    def loss(state, x, w, g):
+      y = module.apply(begin(state), x, w, dims)
+      return (y.astype(jnp.float32) * g).sum(), y
+
+    return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+
+  steps = scaled(ours, begin_step), scaled(flax, lambda state: state)
+  x = jnp.zeros(x_shape, dtype)
+  states = [module.init(keys[0], x, w, dims) for module in (ours, flax)]
+  for i in range(5):
+    x = (i + 1) * jax.random.normal(jax.random.fold_in(keys[0], i), x_shape, dtype)
+    g = jax.random.normal(keys[2], jax.lax.dot_general(x, w, dims).shape) / 10**i
+    results = [step(state, x, w, g) for step, state in zip(steps, states, strict=True)]
+    jax.tree.map(np.testing.assert_array_equal, *results)
+    states = [grads[0] for grads, _ in results]
+
+
+def test_a_loop_neither_reads_nor_writes_histories():
+  layers = 3
+  x, w, dims = jnp.ones((8, 16)), jnp.ones((layers, 16, 16)), (((1,), (0,)), ((), ()))
+  module = Fp8DotGeneral()
+  one = module.init(jax.random.key(0), x, w[0], dims)
+  state = jax.tree.map(lambda a: jnp.stack([a] * layers), one)
+
+  def loss(state):
+    body = lambda x, layer: (module.apply(layer[0], x, layer[1], dims), None)
+    return jax.lax.scan(body, x, (begin_step(state), w))[0].sum()
+
+  program = jax.make_jaxpr(jax.grad(loss))(state)
+  loops = [eqn for eqn in program.eqns if eqn.primitive.name == 'scan']
+  assert len(loops) == 2
+  assert '1024' in str(program)
+  assert not any('1024' in str(eqn) for eqn in loops)
