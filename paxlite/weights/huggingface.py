@@ -58,7 +58,19 @@ class Safetensors:
     # the next one is read.
     with _opened(self._files[name]) as f:
       full = name if name in f.keys() else f'transformer.{name}'  # noqa: SIM118 - not a dict
-      return f.get_tensor(full)
+      if self.dtypes[name] != 'F8_E4M3':
+        return f.get_tensor(full)
+    return _read_fp8(self._files[name], full, self.shapes[name])
+
+
+def _read_fp8(path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
+  """Reads a tensor in FP8, which the package cannot give to numpy, from a file that it has opened."""
+  with path.open('rb') as f:
+    length = int.from_bytes(f.read(8), 'little')
+    start, _ = json.loads(f.read(length))[name]['data_offsets']
+    f.seek(8 + length + start)
+    count = int(np.prod(shape, dtype=np.int64))
+    return np.fromfile(f, ml_dtypes.float8_e4m3fn, count).reshape(shape)
 
 
 def _opened(path: pathlib.Path) -> Any:

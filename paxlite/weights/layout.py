@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import REPLACED
 from paxlite.experiments.experts import MixtureOfExperts
@@ -68,7 +69,7 @@ def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> 
   """
   D, V = e.MODEL_DIMS, e.VOCAB_SIZE
   if rotary != e.ROPE_LAYOUT and e.ROPE_FRACTION != 1:
-    raise UserError(f'ROPE_FRACTION={e.ROPE_FRACTION:g} needs --fdl.ROPE_LAYOUT={rotary}')
+    raise UserError(f'ROPE_FRACTION={e.ROPE_FRACTION:g} needs {shell.flag("ROPE_LAYOUT", rotary)}')
   entries = [
     _same(names['embedding'], (V, D), 'embedding/emb_var'),
     _same(names['final_norm'], (D,), 'final_ln/scale'),

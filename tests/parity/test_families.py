@@ -11,7 +11,9 @@ from safetensors import safe_open
 
 from paxlite.generation.decoding import Generator
 from paxlite.tools import export_weights
-from paxlite.weights.families import FAMILIES, hugging_face_entries
+from paxlite.weights.families import hugging_face_entries
+from paxlite.weights.family_tables import FAMILIES
+from tests.support import family_draws
 from tests.support.families import CASES, theirs
 from tests.support.imported import flat, loaded, run_import
 
@@ -41,6 +43,13 @@ def imported(tmp_path_factory):
 
 def ids_of(rows: int = 2) -> np.ndarray:
   return np.random.default_rng(0).integers(3, 96, (rows, T))
+
+
+@pytest.mark.parametrize('seed', [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2))])
+@pytest.mark.parametrize('family', FAMILIES)
+def test_random_configurations(family, seed):
+  """`python -m tests.support.family_draws` compares as many as it is asked for."""
+  assert family_draws.difference(family, seed) < family_draws.TOLERANCE
 
 
 def test_every_family_has_a_case():
@@ -88,7 +97,27 @@ def unrolled(variables: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   return found
 
 
-@pytest.mark.parametrize('case', CASES)
+def test_long_rows_have_the_factors_for_long_rows(imported):
+  """transformers chooses the factors by the length of the row, paxlite by MAX_SEQ_LEN."""
+  folder, _, experiment, _, params = imported('phi3 longrope')
+  assert experiment.MAX_SEQ_LEN == experiment.ROPE_ORIGINAL_LENGTH == 64
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    folder / 'hf', attn_implementation='eager'
+  )
+  ids = np.random.default_rng(0).integers(3, 96, (2, 80))
+  with torch.no_grad():
+    expected = model(torch.tensor(ids)).logits.numpy()
+  ours = fdl.build(experiment.replaced(MAX_SEQ_LEN=128).task()).model
+  with jax.default_matmul_precision('highest'):
+    logits = jax.jit(ours.apply)({'params': params}, ids)
+  np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+SOME = ('gemma3_text', 'deepseek_v3', 'gpt_oss')  # the others are slow tests
+SLOWLY = [c if c in SOME else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
+
+
+@pytest.mark.parametrize('case', SLOWLY)
 def test_packed_rows_of_an_unrolled_stack(case, imported):
   """Two texts in one row have the logits that each has alone, in a repeated stack."""
   _, _, experiment, repeated, params = imported(case)
@@ -119,7 +148,7 @@ def nested(variables: dict[str, np.ndarray]) -> dict:
   return tree
 
 
-@pytest.mark.parametrize('case', CASES)
+@pytest.mark.parametrize('case', SLOWLY)
 def test_greedy_text_and_the_way_back(case, imported, tmp_path):
   """With the cache, and rows of different lengths; the exported tensors are those of the import."""
   folder, _, experiment, ours, params = imported(case)

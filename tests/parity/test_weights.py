@@ -234,7 +234,7 @@ def test_a_published_size_is_known_by_its_config(cls, tmp_path):
   assert found.model_values == cls().model_values
   other = from_config(config | {'vocab_size': 12345}, tmp_path / 'config.json')
   assert other.VOCAB_SIZE == 12345
-  if cls is not GPT2:
+  if cls is not GPT2 and 'rope_parameters' not in config:
     assert from_config(config | {'rope_theta': 7.0}, tmp_path / 'config.json').ROPE_THETA == 7.0
 
 

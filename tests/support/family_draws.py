@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from paxlite.weights import folder, huggingface
-from paxlite.weights.families import FAMILIES
+from paxlite.weights.family_tables import FAMILIES
 from tests.support.imported import loaded
 
 LENGTH = 20
@@ -28,9 +28,10 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
   chance = lambda: bool(rng.integers(2))
   heads = pick(2, 4, 6)
   kv_heads = pick(*(n for n in (1, 2, 3, 4, 6) if heads % n == 0))
-  width, layers = pick(4, 6, 10, 16), pick(1, 2, 3, 4)
+  # transformers' product of experts needs multiples of 4
+  width, layers = pick(4, 8, 16) if kind == 'olmoe' else pick(4, 6, 10, 16), pick(1, 2, 3, 4)
   spans = kind in ('qwen2', 'olmo2', 'olmoe', 'phi3', 'smollm3', 'gpt2')
-  hidden = heads * (width if spans else pick(4, 7, 12))
+  hidden = heads * (width if spans else pick(4, 8, 12))
   if kind == 'gpt2':
     return dict(vocab_size=60, n_embd=hidden, n_head=heads, n_layer=layers, n_positions=40,
                 n_inner=pick(None, 24), activation_function=pick('gelu_new', 'relu'))  # fmt: skip

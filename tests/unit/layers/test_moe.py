@@ -9,12 +9,14 @@ from flax import traverse_util
 from flax.linen import meta
 
 from paxlite.core.errors import UserError
+from paxlite.core.variable_names import REPLACED
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.layers import moe
 from paxlite.layers.dropless import DroplessDispatch
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.sown import SOWN, SUMMARIES, over_layers
 from paxlite.training.metrics import Mean, Weighted
+from paxlite.training.step import train_step
 from tests.support import praxis
 
 SMALL = dict(
@@ -280,3 +282,34 @@ def test_summaries_of_a_pipeline_are_those_of_microbatches():
   for name in split:
     if name.startswith(('dispatch', 'over_capacity', 'max_')):
       assert pipeline[name] == pytest.approx(split[name], abs=1e-6), name
+
+
+@pytest.mark.parametrize('microbatches', [1, 2])
+def test_the_bias_for_the_load_is_replaced_and_not_optimized(microbatches):
+  """It grows for experts with less than the mean load; the optimizer has no state for it."""
+  from paxlite.experiments.deepseek import DeepSeekV3
+
+  sizes = dict(
+    NUM_LAYERS=2, NUM_HEADS=2, MODEL_DIMS=16, HIDDEN_DIMS=24, VOCAB_SIZE=61, MAX_SEQ_LEN=8,
+    DIMS_PER_HEAD=8, ROTARY_DIMS_PER_HEAD=4, VALUE_DIMS_PER_HEAD=8, LATENT_DIMS=8,
+    QUERY_LATENT_DIMS=0, NUM_EXPERTS=8, NUM_EXPERT_GROUPS=4, NUM_EXPERT_GROUPS_PER_TOKEN=2,
+    NUM_EXPERTS_PER_TOKEN=2, EXPERT_HIDDEN_DIMS=8, FPROP_DTYPE='float32', LR_COS_WARMUP=1,
+    NUM_MICROBATCHES=microbatches, ROUTER_BIAS_RATE=0.25,
+  )  # fmt: skip
+  task = fdl.build(DeepSeekV3(**sizes).task())
+  state = meta.unbox(task.init(jax.random.key(0)))
+  ids = jax.random.randint(jax.random.key(1), (4, 9), 0, 61)
+  batch = {'ids': ids[:, :-1], 'labels': ids[:, 1:], 'weights': jnp.ones((4, 8))}
+  after, _ = jax.jit(lambda s: train_step(task, 0, s, batch))(state)
+  bias = lambda s: s.params['transformer']['repeat']['ff_layer']['experts']['router'][REPLACED]
+  moved = np.asarray(bias(after) - bias(state))[0]
+  assert set(np.unique(moved)) <= {0.25 * n for n in range(-microbatches, microbatches + 1)}
+  assert np.any(moved)
+  if microbatches == 1:
+    assert moved.max() > 0 > moved.min()
+  names = {jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(after.opt_state)}
+  assert not [name for name in names if REPLACED in name]
+  frozen = fdl.build(DeepSeekV3(**sizes, USE_LORA=True).task())
+  state = meta.unbox(frozen.init(jax.random.key(0)))
+  after, _ = jax.jit(lambda s: train_step(frozen, 0, s, batch))(state)
+  assert np.array_equal(bias(after), bias(state))

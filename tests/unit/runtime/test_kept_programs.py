@@ -21,8 +21,13 @@ TINY = ['--fdl.MAX_STEPS=2', '--noenable_checkpoint_saving']
 @pytest.fixture
 def home(tmp_path, monkeypatch):
   """A user without a program cache; returns the folder where paxlite's cache goes."""
-  names = 'jax_compilation_cache_dir', 'jax_persistent_cache_min_compile_time_secs'
+  names = (
+    'jax_compilation_cache_dir',
+    'jax_persistent_cache_min_compile_time_secs',
+    'jax_enable_compilation_cache',
+  )
   before = {name: getattr(jax.config, name) for name in names}
+  jax.config.update('jax_enable_compilation_cache', True)  # a test of paxlite compile turns it off
   monkeypatch.setattr(compilation_cache, 'get_file_cache', compilation_cache.get_file_cache)
   jax.config.update('jax_compilation_cache_dir', None)
   monkeypatch.delenv('JAX_COMPILATION_CACHE_DIR', raising=False)
