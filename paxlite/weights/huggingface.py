@@ -64,7 +64,7 @@ class Safetensors:
 
 
 def _read_fp8(path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
-  """Reads a tensor in FP8, which the package cannot give to numpy, from a file that it has opened."""
+  """Reads a tensor in FP8, which safetensors cannot give to numpy, from a file that it can open."""
   with path.open('rb') as f:
     length = int.from_bytes(f.read(8), 'little')
     start, _ = json.loads(f.read(length))[name]['data_offsets']
