@@ -66,7 +66,7 @@ class AttentionAndNorms(RotaryPositions):
     return self.NUM_HEADS
 
   @property
-  def ATTENTION_SCALE(self) -> Function[float]:
+  def attention_scale(self) -> float:
     """The factor of the scores of attention."""
     return 1 / math.sqrt(self.DIMS_PER_HEAD)
 
@@ -148,7 +148,7 @@ class AttentionAndNorms(RotaryPositions):
     """Returns the template of the attention itself, without its projections."""
     return template(
       DotProductAttention,
-      query_scale=self.ATTENTION_SCALE,
+      query_scale=self.attention_scale,
       logit_cap=self.ATTEN_LOGIT_CAP,
       window=self.SLIDING_WINDOW,
       sinks_tpl=template(Sinks, num_heads=self.NUM_HEADS) if self.USE_ATTENTION_SINKS else None,

@@ -41,13 +41,13 @@ class DeepSeek(MixtureOfExperts, LLaMA):
   AUX_LOSS_COEF = 0.001
 
   @property
-  def ROPE_ATTENTION_FACTOR(self) -> Function[float]:
+  def rotary_length(self) -> float:
     if not (self.ROPE_MSCALE and self.ROPE_MSCALE_ALL_DIM):
-      return super().ROPE_ATTENTION_FACTOR
+      return super().rotary_length
     return self._mscale(self.ROPE_MSCALE) / self._mscale(self.ROPE_MSCALE_ALL_DIM)
 
   @property
-  def ATTENTION_SCALE(self) -> Function[float]:
+  def attention_scale(self) -> float:
     width = self.DIMS_PER_HEAD + self.ROTARY_DIMS_PER_HEAD
     return self._mscale(self.ROPE_MSCALE_ALL_DIM) ** 2 / math.sqrt(width)
 

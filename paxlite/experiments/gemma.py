@@ -38,7 +38,7 @@ class Gemma2(Gemma):
   QUERY_PRE_ATTN_SCALAR: Function[Count] = 256  # scores are divided by its root
 
   @property
-  def ATTENTION_SCALE(self) -> Function[float]:
+  def attention_scale(self) -> float:
     return self.QUERY_PRE_ATTN_SCALAR**-0.5
 
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Fraction, Function
+from paxlite.core.attribute_kinds import Fraction, Function, OffAtZero
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.base import Experiment
@@ -39,23 +39,22 @@ class RotaryPositions(Experiment):
   # longrope: factors of the wavelengths, for rows of up to ROPE_ORIGINAL_LENGTH tokens and above
   ROPE_SHORT_FACTORS: Function[list[float]] = []  # for MAX_SEQ_LEN up to ROPE_ORIGINAL_LENGTH
   ROPE_LONG_FACTORS: Function[list[float]] = []  # for a larger MAX_SEQ_LEN
+  # yarn and longrope: a factor of rotated queries and keys; 0: that of the papers
+  ROPE_ATTENTION_FACTOR: Function[OffAtZero] = 0.0  # a factor of rotated vectors; 0: the usual
+  ROPE_LOCAL_THETA: Function[OffAtZero] = 0.0  # base in sliding attention; 0: ROPE_THETA
   ROPE_STRETCHES_LOCAL: Function[bool] = True  # also in layers with sliding attention
 
   @property
-  def ROPE_LOCAL_THETA(self) -> Function[float]:
-    """The base of the wavelengths in layers with sliding attention, where others have none."""
-    return self.ROPE_THETA
+  def rotary_length(self) -> float:
+    """The length of a rotated vector over its length before: ROPE_ATTENTION_FACTOR, or its default.
 
-  @property
-  def ROPE_ATTENTION_FACTOR(self) -> Function[float]:
-    """A factor of rotated queries and keys, by default as in the papers on yarn and longrope."""
-    if self.ROPE_FACTOR <= 1:
-      return 1.0
+    The defaults are those of the papers on YaRN and LongRoPE.
+    """
+    if self.ROPE_FACTOR <= 1 or self.ROPE_ATTENTION_FACTOR:
+      return self.ROPE_ATTENTION_FACTOR or 1.0
     if self.ROPE_SCALING == 'yarn':
       return 0.1 * math.log(self.ROPE_FACTOR) + 1
-    if self.ROPE_SCALING == 'longrope':
-      return math.sqrt(1 + math.log(self.ROPE_FACTOR) / math.log(self.ROPE_ORIGINAL_LENGTH))
-    return 1.0
+    return math.sqrt(1 + math.log(self.ROPE_FACTOR) / math.log(self.ROPE_ORIGINAL_LENGTH))
 
   @property
   def rotary_dims(self) -> int:
@@ -86,7 +85,7 @@ class RotaryPositions(Experiment):
 
   def rotary(self, is_local: bool = False) -> fdl.Partial:
     """Returns the template of the rotary embedding; `is_local` stands for sliding attention."""
-    theta = self.ROPE_LOCAL_THETA if is_local else self.ROPE_THETA
+    theta = (is_local and self.ROPE_LOCAL_THETA) or self.ROPE_THETA
     base: dict[str, Any] = dict(theta=theta, layout=self.ROPE_LAYOUT)
     if self.ROPE_FACTOR == 1 or (is_local and not self.ROPE_STRETCHES_LOCAL):
       rotary = template(RotaryEmbedding, **base)
@@ -100,7 +99,7 @@ class RotaryPositions(Experiment):
         slow_turns=self.ROPE_SLOW_TURNS,
         original_length=self.ROPE_ORIGINAL_LENGTH,
         whole_pairs=self.ROPE_WHOLE_PAIRS,
-        stretched=self.ROPE_ATTENTION_FACTOR,
+        stretched=self.rotary_length,
         **base,
       )
     elif self.ROPE_SCALING == 'longrope':
@@ -108,7 +107,7 @@ class RotaryPositions(Experiment):
       rotary = template(
         LongRopeRotaryEmbedding,
         factors=self.ROPE_LONG_FACTORS if is_long else self.ROPE_SHORT_FACTORS,
-        stretched=self.ROPE_ATTENTION_FACTOR,
+        stretched=self.rotary_length,
         **base,
       )
     else:

@@ -56,7 +56,11 @@ def row(cls: type['Experiment']) -> list[str]:
   import fiddle as fdl
 
   e = fdl.build(cls.config())
-  family = (sys.modules[cls.__module__].__doc__ or cls.__module__).splitlines()[0].rstrip('.')
+  family = (
+    (getattr(sys.modules.get(cls.__module__), '__doc__', None) or cls.__module__)
+    .splitlines()[0]
+    .rstrip('.')
+  )
   return [
     family,
     cls.__name__,

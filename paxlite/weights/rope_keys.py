@@ -34,6 +34,7 @@ _KEYS = {
 # Keys of every rope_type, and keys that repeat what other keys say.
 _OTHERS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor', 'max_position_embeddings'}
 _MSCALE = {'mscale': 'ROPE_MSCALE', 'mscale_all_dim': 'ROPE_MSCALE_ALL_DIM'}
+_USUAL = ('ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH')  # give the usual factor
 _NAMES = ('rope_theta', 'rope_scaling', 'rope_parameters', 'partial_rotary_factor')
 _OURS = ('ROPE_THETA', 'ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH', 'MAX_SEQ_LEN')
 
@@ -73,6 +74,10 @@ def _read_one(rope: Mapping[str, Any], config: Config, has_mscale: bool) -> dict
     if all(given):
       one, two = (0.1 * x * math.log(values['ROPE_FACTOR']) + 1 for x in given)
       values['ROPE_ATTENTION_FACTOR'] = one / two
+  stated = values.get('ROPE_ATTENTION_FACTOR')
+  usual = LanguageModel(**{k: v for k, v in values.items() if k in _USUAL}).rotary_length
+  if stated and math.isclose(stated, usual, rel_tol=1e-9):
+    values['ROPE_ATTENTION_FACTOR'] = 0.0
   return values
 
 
@@ -82,8 +87,9 @@ def _write_one(e: LanguageModel) -> dict[str, Any] | None:
     return None
   keys = _KEYS[e.ROPE_SCALING]
   rope = {'rope_type': e.ROPE_SCALING} | {k: getattr(e, ours) for k, ours in keys.items()}
-  if hasattr(e, 'ROPE_MSCALE') and e.ROPE_SCALING == 'yarn':
+  if rope.get('attention_factor') == 0:
     del rope['attention_factor']
+  if hasattr(e, 'ROPE_MSCALE') and e.ROPE_SCALING == 'yarn':
     rope |= {name: getattr(e, ours) for name, ours in _MSCALE.items()}
   return rope
 
@@ -120,20 +126,24 @@ def rope(
     share = float(full.get('partial_rotary_factor') or config.get('partial_rotary_factor') or 1.0)
     if share != 1 and not fraction:
       raise UserError(f'partial_rotary_factor={share} is not implemented')
-    values = _read_one(full, config, has_mscale) | local
+    values = _read_one(full, config, has_mscale)
+    values |= {k: v if v != values['ROPE_THETA'] else 0.0 for k, v in local.items()}
     return values | ({'ROPE_FRACTION': share} if fraction else {})
 
   def write(e: LanguageModel) -> dict[str, Any]:
-    scaling = _write_one(e)
+    scaling, local_theta = _write_one(e), e.ROPE_LOCAL_THETA or e.ROPE_THETA
     config: dict[str, Any] = {'rope_theta': e.ROPE_THETA}
     if scaling is not None or is_stretched:
       config['rope_scaling'] = scaling or {'rope_type': 'default'}
     if 'rope_local_base_freq' in others:
-      config['rope_local_base_freq'] = e.ROPE_LOCAL_THETA
+      config['rope_local_base_freq'] = local_theta
     elif has_local:
       config['rope_parameters'] = {
         'full_attention': {'rope_theta': e.ROPE_THETA, **(scaling or {'rope_type': 'default'})},
-        'sliding_attention': {'rope_theta': e.ROPE_LOCAL_THETA, 'rope_type': 'default'},
+        'sliding_attention': {
+          'rope_theta': (e.ROPE_LOCAL_THETA or e.ROPE_THETA),
+          'rope_type': 'default',
+        },
       }
     if fraction:
       config['partial_rotary_factor'] = e.ROPE_FRACTION

@@ -21,7 +21,11 @@ torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 
 T = 24
-FAST = {'xla_backend_optimization_level': 0}  # compiles faster
+
+
+def fast(function, *args):
+  """Compiles without LLVM's optimizations, which take most of the time, and calls."""
+  return jax.jit(function).lower(*args).compile({'xla_backend_optimization_level': 0})(*args)
 
 
 @pytest.fixture(scope='module')
@@ -76,7 +80,7 @@ def test_logits_and_gradients(case, imported):
     return -chosen.mean(), logits
 
   with jax.default_matmul_precision('highest'):
-    (_, logits), grads = jax.jit(jax.value_and_grad(value, has_aux=True))(params)
+    (_, logits), grads = fast(jax.value_and_grad(value, has_aux=True), params)
   np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
   found = unrolled(flat(grads))
@@ -127,13 +131,12 @@ def test_packed_rows_of_an_unrolled_stack(case, imported):
   single = fdl.build(task).model
   positions = np.concatenate([np.arange(cut), np.arange(T - cut)])[None]
   segments = np.where(np.arange(T) < cut, 1, 2)[None]
-  loose = lambda f, *args: jax.jit(f).lower(*args).compile(FAST)(*args)
   with jax.default_matmul_precision('highest'):
-    packed = loose(
+    packed = fast(
       lambda p: single.apply({'params': p}, ids, positions, segments),
       nested(unrolled(flat(params))),
     )
-    alone = loose(lambda p: repeated.apply({'params': p}, ids[:, :cut]), params)
+    alone = fast(lambda p: repeated.apply({'params': p}, ids[:, :cut]), params)
   np.testing.assert_allclose(packed[:, :cut], alone, atol=1e-5 * np.abs(alone).max())
 
 

@@ -190,7 +190,8 @@ params = meta.unbox(jax.jit(make(0).init)(jax.random.key(0), x))['params']
 params['router']['gate'] = jnp.zeros((16, 8)).at[:, 0].set(5)  # half choose expert 0 first
 logits = jnp.einsum('JMD,DE->JME', x, params['router']['gate'])
 routing = moe.route(logits, jnp.ones((4, 8), bool), 2)
-experts = moe.Experts(params['w_in'], params['w_out'], jax.nn.relu, None, None)
+weights = moe.Weights((params['w_in'],), params['w_out'])
+experts = moe.Experts(weights, jax.nn.relu, [], None)
 for room in (0, 1, 2):
   with partitioning.activate(e.mesh(), e.rules):
     y, kept = jax.jit(lambda x: dropless.DroplessDispatch(room)(x, routing, experts))(x)

@@ -130,10 +130,11 @@ def test_the_table_needs_no_import_and_shortens_nothing(capsys):
   assert '…' not in out
   assert 'SAVE_DOT_WITH_NO_BATCH_DIM' in out
   assert '600,000' in out
-  experiments.main(['mistral'])
+  experiments.main(['mistral7b'])
   lines = capsys.readouterr().out.splitlines()
   assert {x.split()[0] for x in lines if 'B' in x and '[' in x} == {
     'Mistral7B', 'Mistral7BLoRA', 'Mistral7BSFT', 'SyntheticMistral7B',
+    'Mistral7B_v0_3', 'Mistral7B_v0_3LoRA', 'Mistral7B_v0_3SFT',
   }  # fmt: skip
   with pytest.raises(UserError, match="no experiment has 'nothing' in its name or dataset"):
     experiments.main(['nothing'])

@@ -81,6 +81,7 @@ def test_thinning_keeps_the_extremes():
   assert thinned(points, 10_000) == points
 
 
+@pytest.mark.slow
 def test_the_size_of_a_page_about_long_runs(tmp_path):
   names = [str(write_run(tmp_path / f'run{i}', 10_000)) for i in range(10)]
   text = page.page(read_runs(names), 'Ten runs')
