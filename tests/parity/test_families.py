@@ -21,6 +21,20 @@ torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
 
 T = 24
+# What the other cases compute is in one of these, too. The others are slow tests.
+QUICK = {
+  'test_logits_and_gradients': (
+    'gemma2', 'gemma3_text', 'qwen2 window', 'olmo3', 'olmoe', 'phi3 longrope',
+    'deepseek_v2 groups', 'deepseek_v3', 'gpt_oss',
+  ),
+  'test_packed_rows_of_an_unrolled_stack': ('gemma3_text', 'deepseek_v3'),
+  'test_greedy_text_and_the_way_back': ('deepseek_v3', 'gpt_oss'),
+}  # fmt: skip
+
+
+def cases(test: str):
+  slow = lambda case: () if case in QUICK[test] else pytest.mark.slow
+  return pytest.mark.parametrize('case', [pytest.param(c, marks=slow(c), id=c) for c in CASES])
 
 
 def fast(function, *args):
@@ -61,7 +75,7 @@ def test_every_family_has_a_case():
   assert named >= set(FAMILIES) - {'llama', 'gemma', 'gpt2'}  # these are in test_weights.py
 
 
-@pytest.mark.parametrize('case', CASES)
+@cases('test_logits_and_gradients')
 def test_logits_and_gradients(case, imported):
   """The gradients are those of the mean cross-entropy, for every tensor of the folder."""
   _, model, experiment, ours, params = imported(case)
@@ -117,11 +131,7 @@ def test_long_rows_have_the_factors_for_long_rows(imported):
   np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
 
-SOME = ('gemma3_text', 'deepseek_v3', 'gpt_oss')  # the others are slow tests
-SLOWLY = [c if c in SOME else pytest.param(c, marks=pytest.mark.slow) for c in CASES]
-
-
-@pytest.mark.parametrize('case', SLOWLY)
+@cases('test_packed_rows_of_an_unrolled_stack')
 def test_packed_rows_of_an_unrolled_stack(case, imported):
   """Two texts in one row have the logits that each has alone, in a repeated stack."""
   _, _, experiment, repeated, params = imported(case)
@@ -151,7 +161,7 @@ def nested(variables: dict[str, np.ndarray]) -> dict:
   return tree
 
 
-@pytest.mark.parametrize('case', SLOWLY)
+@cases('test_greedy_text_and_the_way_back')
 def test_greedy_text_and_the_way_back(case, imported, tmp_path):
   """With the cache, and rows of different lengths; the exported tensors are those of the import."""
   folder, _, experiment, ours, params = imported(case)

@@ -13,6 +13,7 @@ import pathlib
 import sys
 
 import fiddle as fdl
+import pytest
 
 from paxlite.core.templates import config_text
 from paxlite.experiments import datasets, finetuning
@@ -161,6 +162,12 @@ def test_every_experiment_is_what_it_was():
   assert texts == found, UPDATE
 
 
+def test_the_table_has_the_experiments():
+  rows = json.loads(tools.INDEX.read_text())
+  assert [row[1] for row in rows] == list(experiments()), UPDATE
+
+
+@pytest.mark.slow
 def test_the_table_is_that_of_the_experiments():
   """The table is read from a file, so that it is printed immediately."""
   assert tools.INDEX.read_text() == index_text(), UPDATE

@@ -35,6 +35,7 @@ def evaluations(folder) -> list[tuple[int, float]]:
   return [(r['step'], r['avg_xent']) for r in runs.records(folder, 'eval_metrics.jsonl')]
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_leaves_with_75_and_nothing_is_lost(tmp_path):
   """The step is due for evaluation, which the continued run does instead."""
   flags = '--fdl.EVAL_INTERVAL_STEPS=3', '--fdl.CHECKPOINT_EVERY_N_STEPS=4', '--fdl.MAX_STEPS=8'
@@ -232,6 +233,7 @@ def test_a_worker_that_hangs_ends_the_run_and_every_process_says_where(tmp_path)
     assert ('in hang' in stacks) == (i == 1)
 
 
+@pytest.mark.slow
 def test_stacks_on_request(tmp_path):
   """At this rate, stacks by faulthandler ended every second run with a segmentation fault."""
   runs.run(tmp_path, '--fdl.STACK_TRACE_INTERVAL=0.002', '--fdl.MAX_STEPS=30')

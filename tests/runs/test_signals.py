@@ -158,6 +158,7 @@ def test_listening_in_another_thread_does_nothing():
   assert found == [before]
 
 
+@pytest.mark.slow
 def test_the_host_is_at_most_two_steps_ahead(tmp_path, monkeypatch):
   """This holds for any report interval; otherwise a signal would be answered many steps later."""
   t = make(

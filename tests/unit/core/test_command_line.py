@@ -28,6 +28,7 @@ def environment(**variables: str) -> dict[str, str]:
   return runs.environment() | {'LC_ALL': 'C', 'PYTHONCOERCECLOCALE': '0'} | variables
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('what', PRINTING)
 def test_terminals_that_know_ascii_alone(what):
   result = subprocess.run(
@@ -44,6 +45,7 @@ def test_terminals_that_know_ascii_alone(what):
     assert '[8,1,1] x [8,1,1]' in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('what', PRINTING)
 def test_readers_that_go_away(what):
   command = ' '.join([sys.executable, '-m', *PRINTING[what]])

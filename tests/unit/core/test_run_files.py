@@ -36,6 +36,7 @@ def test_a_link_in_place_of_the_lock(tmp_path):
   assert victim.read_text() == 'precious'
 
 
+@pytest.mark.slow
 def test_links_in_place_of_every_file_of_a_run(tmp_path):
   """Each file of a run becomes a link to another file. The run continues and changes no target."""
   folder, victims = tmp_path / 'run', tmp_path / 'victims'

@@ -145,6 +145,7 @@ def test_fp8_needs_experts_of_one_shape():
 
 
 # Matrix multiplications of a block: queries, keys and values, output, feed-forward.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('model', 'values', 'products'),
   [
@@ -274,6 +275,7 @@ def test_a_smaller_model_loses_no_layer_in_silence(tmp_path):
     assert re.search(r'/x_layers_1/\S+ is not in the model', refused.stderr)
 
 
+@pytest.mark.slow
 def test_a_run_from_before_backends_does_not_change_its_own(tmp_path):
   """Its experiment.json has no USE_TE, and it continues with ENABLE_TE=1 in the environment."""
   runs.run(tmp_path, '--fdl.MAX_STEPS=1')

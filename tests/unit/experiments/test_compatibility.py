@@ -64,6 +64,7 @@ def shapes(params):
   return jax.tree.map(jnp.shape, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('theirs', FAMILIES)
 def test_models_of_equal_attributes_compute_the_same_or_are_refused(theirs):
   """Each other family gets all attributes of this one; the variables have the same shapes."""

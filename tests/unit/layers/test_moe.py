@@ -233,6 +233,7 @@ def rows(lengths):
   )
 
 
+@pytest.mark.slow
 def test_summaries_over_microbatches_are_those_of_the_batch():
   """Shares of tokens weight microbatches by their tokens, because some have fewer."""
   batch = rows([16, 2, 9, 5])
@@ -284,7 +285,8 @@ def test_summaries_of_a_pipeline_are_those_of_microbatches():
       assert pipeline[name] == pytest.approx(split[name], abs=1e-6), name
 
 
-@pytest.mark.parametrize('microbatches', [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('microbatches', [1, 2])
 def test_the_bias_for_the_load_is_replaced_and_not_optimized(microbatches):
   """It grows for experts with less than the mean load; the optimizer has no state for it."""
   from paxlite.experiments.deepseek import DeepSeekV3

@@ -120,6 +120,7 @@ def test_children_have_the_environment_that_the_user_gave(monkeypatch):
     assert os.environ.get('GLIBC_TUNABLES', '') == given
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not cpu_memory.environment(), reason=_NONE)
 def test_a_plain_command_is_started_again_once(tmp_path, monkeypatch):
   flags = '--noenable_checkpoint_saving', '--fdl.MAX_STEPS=1000000'

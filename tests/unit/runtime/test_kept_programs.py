@@ -63,6 +63,7 @@ def test_one_of_several_processes_keeps_nothing(home, tmp_path):
   assert not home.exists()
 
 
+@pytest.mark.slow
 def test_one_process_of_one_is_alone(home, tmp_path):
   alone = '--num_hosts=1', '--host_idx=0', '--server_addr=127.0.0.1:1'
   runs.run(tmp_path / 'a', *TINY, *alone)

@@ -144,6 +144,7 @@ def test_tensorboard_after_a_clock_that_went_back(tmp_path, monkeypatch, foreign
     assert min(folder.iterdir()).name.split('.')[3] == foreign
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'redirection',
   ['>/dev/full', '>&-', pytest.param('>&- 2>&-', marks=pytest.mark.slow),
