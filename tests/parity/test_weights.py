@@ -13,6 +13,7 @@ from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import experiments
 from paxlite.tools import export_weights
+from paxlite.tools.experiments import num_parameters
 from paxlite.weights.families import config_json, family_of
 from paxlite.weights.families import experiment_of as from_config
 from tests.support.imported import loaded, run_import
@@ -236,6 +237,21 @@ def test_a_published_size_is_known_by_its_config(cls, tmp_path):
   assert other.VOCAB_SIZE == 12345
   if cls is not GPT2 and 'rope_parameters' not in config:
     assert from_config(config | {'rope_theta': 7.0}, tmp_path / 'config.json').ROPE_THETA == 7.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('cls', published_sizes(), ids=lambda c: c.__name__)
+def test_transformers_has_as_many_parameters(cls):
+  """It builds the model of the exported config.json, without memory for it."""
+  config = config_json(cls(), 'bfloat16', None)
+  kind = config.pop('model_type')
+  with torch.device('meta'):
+    model = transformers.AutoModelForCausalLM.from_config(
+      transformers.AutoConfig.for_model(kind, **config)
+    )
+  count = sum(parameter.numel() for parameter in model.parameters())
+  buffers = [b for name, b in model.named_buffers() if name.endswith('e_score_correction_bias')]
+  assert count + sum(b.numel() for b in buffers) == num_parameters(cls())
 
 
 def test_what_no_family_has_is_not_exported(tmp_path):
