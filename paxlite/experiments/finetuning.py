@@ -9,13 +9,13 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxlite.checkpointing.source import find_source, read_values
+from paxlite.checkpointing.source import find_source, read_values, tokenizer_of
 from paxlite.core.attribute_kinds import Kind, names_of
 from paxlite.core.attributes import attribute_types, derived
 from paxlite.core.errors import UserError
 from paxlite.experiments import deepseek, gemma, gpt_oss, llama, mixtral, olmo, phi, qwen
 from paxlite.experiments.base import Experiment
-from paxlite.experiments.datasets import SftFiles
+from paxlite.experiments.datasets import DocumentFiles, SftFiles
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
@@ -71,27 +71,43 @@ class LoRA(SFT):
   MAX_STEPS = 600
 
 
+class Documents(DocumentFiles):
+  """Further training on plain text, with the tokenizer of the weights unless VOCAB_PATH is set."""
+
+  MAX_SEQ_LEN = 4096
+  ICI_MESH_SHAPE = [1, 8, 1]
+  PERCORE_BATCH_SIZE = 2
+  LEARNING_RATE = 1e-5
+  MAX_STEPS = 1000
+  SUMMARY_INTERVAL_STEPS = 10
+
+
 def _is_size(cls: type) -> bool:
   """Returns whether a class is a size of a family, and not the family itself."""
   return any('NUM_LAYERS' in vars(base) for base in cls.__mro__ if issubclass(base, LLaMA))
 
 
 def _add_variants(family: type[LLaMA]) -> None:
-  """Adds the classes NAMESFT and NAMELoRA to this module, and registers those of sizes."""
+  """Adds the classes NAMESFT, NAMELoRA and NAMEDocuments to this module.
+
+  The first two are registered if the class is a size.
+  """
   name = family.__name__
-  what = {SFT: 'all weights', LoRA: 'low-rank factors, which are added to the frozen weights,'}
-  for kind, trained in what.items():
+  tuned = 'of {} on prompts and answers'
+  what = {
+    SFT: ('TRAIN_FILES=x.jsonl', f'Fine-tunes all weights {tuned}.'),
+    LoRA: ('TRAIN_FILES=x.jsonl', f'Fine-tunes low-rank factors beside the weights {tuned}.'),
+    Documents: ('TRAIN_SOURCES=x.jsonl', 'Trains {} on documents.'),
+  }
+  for kind, (flag, does) in what.items():
     variant = f'{name}{kind.__name__}'
-    doc = (
-      f'python -m paxlite.main --fdl_config={variant} --fdl.TRAIN_FILES=x.jsonl …\n\n'
-      f'Fine-tunes {trained} of {name} on prompts and answers.\n'
-    )
+    doc = f'python -m paxlite.main --fdl_config={variant} --fdl.{flag} …\n\n{does.format(name)}\n'
     values = _CHANGES.get(variant, {})
     cls = type(variant, (kind, family), {'__module__': __name__, '__doc__': doc, **values})
-    globals()[variant] = register(cls) if _is_size(family) else cls
+    globals()[variant] = register(cls) if kind is not Documents and _is_size(family) else cls
 
 
-class _OfWeights(SFT, LanguageModel):
+class _OfWeights(Experiment):
   """An experiment whose model is that of the weights in CHECKPOINT_RESTORE_PATH."""
 
   @classmethod
@@ -111,11 +127,13 @@ class _OfWeights(SFT, LanguageModel):
     kept = {*model, 'HEADS_SPAN_MODEL', 'EOS_IDS', 'START_ID'}
     values = {k: v for k, v in stated_values(base, found['values']).items() if k in kept}
     values['MAX_SEQ_LEN'] = min(variant.MAX_SEQ_LEN, found['values']['MAX_SEQ_LEN'])
+    if issubclass(variant, Documents):
+      values['VOCAB_PATH'] = str(tokenizer_of(path) or '')
     return variant, values
 
 
 @register
-class HuggingFaceSFT(_OfWeights):
+class HuggingFaceSFT(_OfWeights, SFT, LanguageModel):
   """python -m paxlite.main --fdl_config=HuggingFaceSFT --fdl.TRAIN_FILES=x.jsonl …
 
   Fine-tunes all weights of any imported model on prompts and answers.
@@ -123,10 +141,18 @@ class HuggingFaceSFT(_OfWeights):
 
 
 @register
-class HuggingFaceLoRA(_OfWeights):
+class HuggingFaceLoRA(_OfWeights, LoRA, LanguageModel):
   """python -m paxlite.main --fdl_config=HuggingFaceLoRA --fdl.TRAIN_FILES=x.jsonl …
 
   Fine-tunes low-rank factors of any imported model on prompts and answers. Its weights are frozen.
+  """
+
+
+@register
+class HuggingFaceDocuments(_OfWeights, Documents, LanguageModel):
+  """python -m paxlite.main --fdl_config=HuggingFaceDocuments --fdl.TRAIN_SOURCES=x.jsonl …
+
+  Trains any imported model on documents; --fdl.CHECKPOINT_IGNORE_RULES=['.*'] starts it anew.
   """
 
 

@@ -100,15 +100,17 @@ def _import_published(
     f'{name}{kind}' if f'{name}{kind}' in known else f'HuggingFace{kind}'
     for kind in ('SFT', 'LoRA')
   )
-  train = f'{shell.flag("CHECKPOINT_RESTORE_PATH", to)} --fdl.TRAIN_FILES=train.jsonl'
+  weights = shell.flag('CHECKPOINT_RESTORE_PATH', to)
   lines += [
-    'To continue a text, to fine-tune all weights, or low-rank factors:',
+    'To continue a text, to train on documents, and to fine-tune all weights or low-rank factors:',
     f'  paxlite generate --checkpoint={shlex.quote(str(to))} --prompt="Once upon a time"',
   ]
   if not isinstance(experiment, GPT2):
     lines += [
-      f'  paxlite train {sft} --job_log_dir=logs/sft {train}',
-      f'  paxlite train {lora} --job_log_dir=logs/lora {train}',
+      f'  paxlite train HuggingFaceDocuments --job_log_dir=logs/text {weights} '
+      '--fdl.TRAIN_SOURCES=text.jsonl',
+      f'  paxlite train {sft} --job_log_dir=logs/sft {weights} --fdl.TRAIN_FILES=train.jsonl',
+      f'  paxlite train {lora} --job_log_dir=logs/lora {weights} --fdl.TRAIN_FILES=train.jsonl',
     ]
   return lines
 

@@ -8,10 +8,10 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
-from paxlite.experiments.base import Experiment
+from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.registry import experiments
+from paxlite.experiments.registry import build_experiment, experiments, find
 from paxlite.tools import export_weights
 from paxlite.tools.experiments import num_parameters
 from paxlite.weights.families import config_json, family_of
@@ -415,3 +415,24 @@ def test_a_pickle_is_not_run(tmp_path, capsys):
   torch.save({'a': Evil()}, folder / 'consolidated.00.pth')
   refused(tmp_path, folder, 'no file of weights alone', 'meta')
   assert 'unpickled' not in capsys.readouterr().out
+
+
+def test_any_imported_model_can_be_trained(tmp_path, capsys):
+  """A size without a class of its own becomes the family's class, with the values of the import."""
+  run_import('hf', hf_folder(tmp_path), tmp_path / 'w')
+  printed = capsys.readouterr().out
+  path = {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'w')}
+  for kind in ('SFT', 'LoRA', 'Documents'):
+    assert f'paxlite train HuggingFace{kind} --job_log_dir=' in printed
+    e = build_experiment(f'HuggingFace{kind}', [], path)
+    assert find(full_name(type(e))) is type(e)
+    assert type(e).__name__ == f'LLaMA{kind}'
+    assert (e.NUM_LAYERS, e.MODEL_DIMS, e.MAX_SEQ_LEN, e.EOS_IDS) == (2, 32, 64, [2])
+    assert (kind == 'LoRA') == e.USE_LORA
+  with pytest.raises(UserError, match=r'HuggingFaceSFT needs --fdl\.CHECKPOINT_RESTORE_PATH'):
+    build_experiment('HuggingFaceSFT', [], {})
+  their_model('gpt2').save_pretrained(tmp_path / 'gpt2')
+  run_import('hf', tmp_path / 'gpt2', tmp_path / 'g')
+  assert 'HuggingFaceSFT' not in capsys.readouterr().out
+  with pytest.raises(UserError, match='is of a GPT2, which HuggingFaceSFT does not fine-tune'):
+    build_experiment('HuggingFaceSFT', [], {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'g')})
