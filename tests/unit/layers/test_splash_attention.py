@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paxlite.layers import remat, splash_attention
-from paxlite.layers.attention import DotProductAttention
+from paxlite.layers.attention import DotProductAttention, Sinks
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.relative_bias import RelativeBias
 from paxlite.parallel import partitioning
@@ -138,3 +138,29 @@ def test_a_policy_keeps_what_the_backward_kernels_read(asked, policy, runs):
   program = str(jax.make_jaxpr(jax.grad(value))(qkv()))
   assert program.count('name=splash_mha_fwd') == runs
   assert program.count('name=splash_mha_dkv') == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mesh', [False, True])
+def test_sinks_and_their_gradients(asked, mesh):
+  """Each head has a learned logit, as in gpt-oss."""
+  sinks = functools.partial(Sinks, num_heads=4)
+  logits = jnp.asarray([0.5, -1.0, 2.0, 0.0])
+  values = dict(query_scale=0.125, window=60, sinks_tpl=sinks)
+
+  def grad(module):
+    def value(logits, arrays):
+      y = module.apply({'params': {'sinks': {'logits': logits}}}, *arrays, SEGMENTS.repeat(2, 0))
+      return jnp.sin(y).sum(), y
+
+    return jax.jit(jax.value_and_grad(value, argnums=(0, 1), has_aux=True))(logits, qkv(2))
+
+  (_, expected), grads = grad(DotProductAttention(**values))
+  assert not asked
+  one = make_mesh([1, 1, 1], [1, 1, 1], ['replica', 'data', 'mdl'], jax.devices()[:1])
+  with partitioning.activate(one, partitioning.DEFAULT_RULES) if mesh else contextlib.nullcontext():
+    (_, y), found = grad(DotProductAttention(**values, kernel_tpl=SPLASH))
+  assert asked
+  np.testing.assert_allclose(y, expected, atol=1e-5)
+  for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(grads), strict=True):
+    np.testing.assert_allclose(one, other, atol=2e-5)
