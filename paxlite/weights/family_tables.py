@@ -73,7 +73,9 @@ _SILU = activation('hidden_act')
 _NO_BIAS = OneOf('attention_bias', False)
 _NO_MLP_BIAS = OneOf('mlp_bias', False)
 _UNTIED, _TIED = tied(default=False), tied(default=True)
-_LLAMA = (*_SIZES, _SILU, _UNTIED, rope(), _NO_BIAS, _NO_MLP_BIAS)
+_LLAMA = (
+  *_SIZES, _SILU, _UNTIED, rope(), _NO_BIAS, _NO_MLP_BIAS, OneOf('rope_interleaved', False)
+)  # fmt: skip
 _WINDOW = Same('sliding_window', 'SLIDING_WINDOW', default=0, null=0)
 _GEMMA = (*_SIZES, _TIED, _NO_BIAS, OneOf('use_bidirectional_attention', False))
 _GELU = activation('hidden_activation', 'hidden_act', default='gelu_pytorch_tanh')
@@ -116,6 +118,7 @@ _DEEPSEEK = (
   Same('n_group', 'NUM_EXPERT_GROUPS', default=1, null=1),
   Same('topk_group', 'NUM_EXPERT_GROUPS_PER_TOKEN', default=1, null=1),
   Same('routed_scaling_factor', 'EXPERT_WEIGHT_SCALE'),
+  OneOf('moe_layer_freq', 1),
   _EXPERTS_PER_TOKEN,
   _NORM_TOPK,
   _SILU,
@@ -151,6 +154,14 @@ def _routing(method: str, grouped: str, scores: str) -> Both:
   return Both(names, (), read, write)
 
 
+# What text_config of a Gemma 3 with images leaves out, because these are transformers' defaults.
+GEMMA3_DEFAULTS: dict[str, Any] = dict(
+  model_type='gemma3_text', vocab_size=262_208, hidden_size=2304, intermediate_size=9216,
+  num_hidden_layers=26, num_attention_heads=8, num_key_value_heads=4, head_dim=256,
+  max_position_embeddings=131_072, rms_norm_eps=1e-6, rope_theta=1e6, rope_local_base_freq=1e4,
+  query_pre_attn_scalar=256, sliding_window=4096,
+)  # fmt: skip
+
 FAMILIES: dict[str, Family] = {
   'llama': Family('LlamaForCausalLM', LLaMA, _LLAMA, tensor_names.HUGGING_FACE),
   'mistral': Family(
@@ -184,7 +195,7 @@ FAMILIES: dict[str, Family] = {
     'Gemma2ForCausalLM',
     Gemma2,
     (
-      *_GEMMA2, rope(), layer_types(['sliding', 'full']),
+      *_GEMMA2, rope(), layer_types(['sliding', 'full'], 'sliding_window_size'),
       Same('attn_logit_softcapping', 'ATTEN_LOGIT_CAP', default=-1.0, null=-1.0),
     ),
     tensor_names.GEMMA2,
@@ -203,7 +214,7 @@ FAMILIES: dict[str, Family] = {
   'qwen2': Family(
     'Qwen2ForCausalLM',
     Qwen2,
-    (*_SIZES, _SILU, _UNTIED, rope(), QWEN_WINDOW),
+    (*_SIZES, _SILU, _UNTIED, rope(), QWEN_WINDOW, OneOf('use_mrope', False)),
     tensor_names.HUGGING_FACE,
   ),
   'qwen3': Family(
@@ -249,7 +260,8 @@ FAMILIES: dict[str, Family] = {
     'Phi3ForCausalLM',
     Phi3,
     (
-      *_SIZES, _SILU, _UNTIED, _WINDOW, _NO_BIAS,
+      *_SIZES, _SILU, _UNTIED, _WINDOW, _NO_BIAS, _NO_MLP_BIAS, OneOf('lm_head_bias', False),
+      OneOf('full_attn_mod', 1), OneOf('interpolate_factor', 1),
       rope('original_max_position_embeddings', fraction=True),
     ),
     tensor_names.PHI3,

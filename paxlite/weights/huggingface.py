@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,9 @@ from paxlite.weights.tensor_names import HUGGING_FACE
 # Names of tensors that are not weights: buffers, and copies of a tied embedding.
 IGNORED = r'.*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)|lm_head\.weight'
 
+# Prefixes of some files of GPT-2, and of the text model in files of Gemma 3 with images.
+_PREFIX = re.compile(r'^transformer\.|^language_model\.|(?<=^model\.)language_model\.')
+_IMAGES = re.compile(r'(model\.)?(vision_tower|multi_modal_projector)\.')
 _HEAD = 'lm_head.weight'
 _EMBEDDINGS = (HUGGING_FACE['embedding'], 'wte.weight')
 _INDEX = 'model.safetensors.index.json'
@@ -37,30 +41,33 @@ class Safetensors:
   """
 
   def __init__(self, folder: pathlib.Path):
-    self._files: dict[str, pathlib.Path] = {}
+    self._files: dict[str, tuple[pathlib.Path, str]] = {}  # and the name in the file
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: dict[str, str] = {}
     for path in _safetensors_files(folder):
       with _opened(path) as f:
         for name in f.keys():  # noqa: SIM118 - not a dict
-          short = name.removeprefix('transformer.')  # the prefix of some files of GPT-2
+          short = _PREFIX.sub('', name)
+          if _IMAGES.match(name):
+            continue
           described = f.get_slice(name)
           self.dtypes[short] = described.get_dtype()
-          self._files[short] = path
+          self._files[short] = path, name
           self.shapes[short] = tuple(described.get_shape())
     stated = _weight_map(folder / _INDEX)
-    missing = [n for n in stated if n.removeprefix('transformer.') not in self.shapes]
+    names = {name for _, name in self._files.values()}
+    missing = [n for n in stated if n not in names and not _IMAGES.match(n)]
     if missing:
       raise UserError(f'{folder / _INDEX} names {missing[0]}, which is in none of its files')
 
   def read(self, name: str) -> np.ndarray:
     # The file is opened again each time, so that the pages of one tensor do not stay mapped while
     # the next one is read.
-    with _opened(self._files[name]) as f:
-      full = name if name in f.keys() else f'transformer.{name}'  # noqa: SIM118 - not a dict
+    path, full = self._files[name]
+    with _opened(path) as f:
       if self.dtypes[name] != 'F8_E4M3':
         return f.get_tensor(full)
-    return _read_fp8(self._files[name], full, self.shapes[name])
+    return _read_fp8(path, full, self.shapes[name])
 
 
 def _read_fp8(path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -126,6 +133,10 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Tenso
   stored = Safetensors(folder)
   with located(str(folder)):
     tensors = Dequantized(stored, contents.get('quantization_config') or {})
+    # DeepSeek's layers behind the last one predict a second token
+    for i in range(contents.get('num_nextn_predict_layers') or 0):
+      beyond = f'model.layers.{experiment.NUM_LAYERS + i}.'
+      tensors.shapes = {k: v for k, v in tensors.shapes.items() if not k.startswith(beyond)}
   with located(str(config)):
     check_layers(experiment, tensors.shapes)
   if not experiment.SEPARATE_EMBEDDING and _HEAD in tensors.shapes:

@@ -436,3 +436,133 @@ def test_any_imported_model_can_be_trained(tmp_path, capsys):
   assert 'HuggingFaceSFT' not in capsys.readouterr().out
   with pytest.raises(UserError, match='is of a GPT2, which HuggingFaceSFT does not fine-tune'):
     build_experiment('HuggingFaceSFT', [], {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'g')})
+
+
+def test_the_text_model_of_a_gemma_with_images(tmp_path):
+  """Its weights have other names than those of a text model, and config.json has them inside."""
+  text = BLOCK | dict(num_key_value_heads=2, head_dim=10, sliding_window=5, query_pre_attn_scalar=7)
+  image = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+               image_size=28, patch_size=14)  # fmt: skip
+  config = transformers.Gemma3Config(
+    text_config=text | dict(eos_token_id=2), vision_config=image, mm_tokens_per_image=1,
+    image_token_index=95, boi_token_index=94, eoi_token_index=93, eos_token_id=[2, 5],
+  )  # fmt: skip
+  torch.manual_seed(0)
+  model = transformers.Gemma3ForConditionalGeneration(config).eval()
+  model.save_pretrained(tmp_path / 'hf')
+  run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+  experiment, ours, params = loaded(tmp_path / 'w')
+  assert experiment.EOS_IDS == [2, 5]
+  ids = np.random.default_rng(0).integers(6, 90, (2, 24))
+  with torch.no_grad():
+    expected = model(input_ids=torch.tensor(ids)).logits.numpy()
+  with jax.default_matmul_precision('highest'):
+    logits = jax.jit(ours.apply)({'params': params}, ids)
+  np.testing.assert_allclose(logits, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_a_layer_that_predicts_a_second_token_is_left_out(tmp_path):
+  from safetensors.torch import load_file, save_file
+
+  from tests.support.families import theirs
+
+  theirs('deepseek_v3').save_pretrained(tmp_path / 'hf')
+  file = tmp_path / 'hf' / 'model.safetensors'
+  more = {'model.layers.4.eh_proj.weight': torch.zeros(32, 64)}  # there are layers 0 to 3
+  save_file(load_file(file) | more, file)
+  run_import('hf', tmp_path / 'hf', tmp_path / 'good')
+  path = tmp_path / 'hf' / 'config.json'
+  path.write_text(path.read_text().replace('"num_nextn_predict_layers": 1', '"ep_size": 1'))
+  refused(tmp_path, tmp_path / 'hf', r'eh_proj.weight \[32, 64\] is not in the model')
+
+
+# What the published files of some models say, apart from keys that every file has.
+PUBLISHED = {
+  'Qwen2_5_7B': dict(
+    model_type='qwen2', hidden_size=3584, intermediate_size=18944, num_hidden_layers=28,
+    num_attention_heads=28, num_key_value_heads=4, vocab_size=152064, max_window_layers=28,
+    sliding_window=131072, use_sliding_window=False, use_mrope=False, rms_norm_eps=1e-6,
+    rope_theta=1000000.0, max_position_embeddings=131072, hidden_act='silu',
+  ),
+  'Qwen3_0_6B': dict(
+    model_type='qwen3', attention_bias=False, head_dim=128, hidden_size=1024,
+    intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8,
+    vocab_size=151936, tie_word_embeddings=True, rope_theta=1000000, rope_scaling=None,
+    max_window_layers=28, sliding_window=None, use_sliding_window=False, rms_norm_eps=1e-6,
+    max_position_embeddings=40960, hidden_act='silu',
+  ),
+  'Gemma3_4B': dict(
+    model_type='gemma3', mm_tokens_per_image=256, image_token_index=262144, eos_token_id=[1, 106],
+    vision_config=dict(model_type='siglip_vision_model'),
+    text_config=dict(
+      model_type='gemma3_text', hidden_size=2560, intermediate_size=10240, num_hidden_layers=34,
+      rope_scaling=dict(factor=8.0, rope_type='linear'), sliding_window=1024,
+    ),
+  ),
+  'Phi4': dict(
+    model_type='phi3', hidden_size=5120, intermediate_size=17920, num_hidden_layers=40,
+    num_attention_heads=40, num_key_value_heads=10, vocab_size=100352, rope_theta=250000,
+    rope_scaling=None, sliding_window=None, embd_pdrop=0.0, resid_pdrop=0.0, attention_bias=False,
+    original_max_position_embeddings=16384, max_position_embeddings=16384, rms_norm_eps=1e-5,
+    hidden_act='silu',
+  ),
+  'SmolLM135M': dict(
+    model_type='llama', is_llama_config=True, rope_interleaved=False, hidden_size=576,
+    intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9, num_key_value_heads=3,
+    vocab_size=49152, tie_word_embeddings=True, rope_theta=100000, rope_scaling=None,
+    pretraining_tp=1, max_position_embeddings=8192, rms_norm_eps=1e-5, hidden_act='silu',
+    attention_bias=False,
+  ),
+  'GptOss20B': dict(
+    model_type='gpt_oss', hidden_size=2880, intermediate_size=2880, num_hidden_layers=24,
+    num_attention_heads=64, num_key_value_heads=8, head_dim=64, num_local_experts=32,
+    num_experts_per_tok=4, experts_per_token=4, vocab_size=201088, attention_bias=True,
+    sliding_window=128, layer_types=['sliding_attention', 'full_attention'] * 12,
+    rope_theta=150000, initial_context_length=4096, swiglu_limit=7.0, hidden_act='silu',
+    rope_scaling=dict(
+      rope_type='yarn', factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
+      original_max_position_embeddings=4096,
+    ),
+    quantization_config=dict(quant_method='mxfp4'), max_position_embeddings=131072,
+    rms_norm_eps=1e-5, router_aux_loss_coef=0.9, output_router_logits=False,
+  ),
+  'DeepSeekV3_671B': dict(
+    model_type='deepseek_v3', hidden_size=7168, intermediate_size=18432, num_hidden_layers=61,
+    num_attention_heads=128, num_key_value_heads=128, vocab_size=129280, kv_lora_rank=512,
+    q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+    moe_intermediate_size=2048, n_routed_experts=256, n_shared_experts=1, num_experts_per_tok=8,
+    first_k_dense_replace=3, moe_layer_freq=1, n_group=8, topk_group=4, topk_method='noaux_tc',
+    scoring_func='sigmoid', norm_topk_prob=True, routed_scaling_factor=2.5, ep_size=1,
+    num_nextn_predict_layers=1, rope_theta=10000, attention_bias=False, hidden_act='silu',
+    rope_scaling=dict(
+      type='yarn', factor=40, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0,
+      original_max_position_embeddings=4096,
+    ),
+    quantization_config=dict(
+      activation_scheme='dynamic', fmt='e4m3', quant_method='fp8', weight_block_size=[128, 128]
+    ),
+    max_position_embeddings=163840, rms_norm_eps=1e-6, tie_word_embeddings=False,
+  ),
+  'OLMo3_7B': dict(
+    model_type='olmo3', hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
+    num_attention_heads=32, num_key_value_heads=32, vocab_size=100278, rope_theta=500000,
+    rope_scaling=dict(
+      rope_type='yarn', factor=8.0, beta_fast=32.0, beta_slow=1.0,
+      attention_factor=1.2079441541679836, original_max_position_embeddings=8192,
+    ),
+    sliding_window=4096, attention_bias=False, hidden_act='silu', rms_norm_eps=1e-6,
+    max_position_embeddings=65536, tie_word_embeddings=False,
+    layer_types=[*['sliding_attention'] * 3, 'full_attention'] * 8,
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_a_published_file_is_recognized(name, tmp_path):
+  everywhere = dict(
+    architectures=['X'], torch_dtype='bfloat16', transformers_version='4.51.0', use_cache=True,
+    initializer_range=0.02, bos_token_id=1, attention_dropout=0.0,
+  )  # fmt: skip
+  found = from_config(everywhere | PUBLISHED[name], tmp_path / 'config.json')
+  assert type(found).__name__ == name
+  assert found.FPROP_DTYPE == 'bfloat16'
