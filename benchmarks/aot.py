@@ -17,7 +17,29 @@ ON_256 = ['--fdl.ICI_MESH_SHAPE=[1,8,1]', '--fdl.DCN_MESH_SHAPE=[1,32,1]']
 ON_512 = ['--fdl.ICI_MESH_SHAPE=[1,8,1]', '--fdl.DCN_MESH_SHAPE=[1,64,1]']
 LEAN = ['--fdl.ATTENTION_BLOCK_SIZE=512', '--fdl.NUM_LOSS_CHUNKS=4']
 SMALL = ['--fdl.USE_REPEATED_LAYER=True', '--fdl.CHECKPOINT_POLICY=SAVE_NOTHING']
+KINDS = ('all_gather', 'reduce_scatter', 'all_reduce')
+OFF = ','.join(f'xla_gpu_enable_pipelined_{kind}=false' for kind in KINDS)
+UNPIPELINED = f'--fdl.COMPILER_OPTIONS=[{OFF}]'
 SLICES = ['--fdl.DCN_MESH_SHAPE=[2,1,1]']
+
+
+def long_rows(tokens: int, ici: int, dcn: list[int], *flags: str) -> list[str]:
+  """A row of so many tokens over `ici` × dcn[1] devices."""
+  devices = ici * dcn[1]
+  return [
+    f'--fdl.MAX_SEQ_LEN={tokens}', f'--fdl.PERCORE_BATCH_SIZE={1 / devices}',
+    '--fdl.NUM_LOSS_CHUNKS=8', '--fdl.CHECKPOINT_POLICY=SAVE_ATTENTION',
+    '--fdl.MESH_AXES=[replica,data,mdl,context]',
+    f'--fdl.DCN_MESH_SHAPE=[1,{dcn[0]},1,{dcn[1]}]', *flags,
+  ]  # fmt: skip
+
+
+def of_hosts(tokens: int, data: int, context: int) -> list[str]:
+  return long_rows(tokens, 8, [data, context], '--fdl.ICI_MESH_SHAPE=[1,1,1,8]')
+
+
+def of_slice(tokens: int, data: int, context: int) -> list[str]:
+  return long_rows(tokens, context, [1, 1], f'--fdl.ICI_MESH_SHAPE=[1,{data},1,{context}]')
 
 
 def on_one_slice(devices: int) -> list[str]:
@@ -63,9 +85,22 @@ CASES: dict[str, list[str]] = {
     '--fdl.MESH_AXES=[replica,data,mdl,context]',
     '--fdl.ICI_MESH_SHAPE=[1,1,1,8]', '--fdl.DCN_MESH_SHAPE=[1,8,1,1]',
   ],
+  # Long rows.
+  'llama8b_32k_h100x64': ['LLaMA3_8B', 'h100x64', *of_hosts(32768, 8, 1)],
+  'llama8b_128k_h100x64': ['LLaMA3_8B', 'h100x64', *of_hosts(131072, 8, 1)],
+  'llama8b_1m_h100x64': ['LLaMA3_8B', 'h100x64', *of_hosts(1 << 20, 1, 8)],
+  'mistral7b_128k_h100x64': ['Mistral7B', 'h100x64', *of_hosts(131072, 8, 1)],
+  'llama8b_128k_v5p_64': ['LLaMA3_8B', 'v5p-64', *of_slice(131072, 4, 8)],
+  'llama8b_1m_v5p_64': ['LLaMA3_8B', 'v5p-64', *of_slice(1 << 20, 1, 32)],
   'gpt175b_pipeline_h100x256': [
     'Synthetic175B', 'h100x256', *LEAN, '--fdl.MESH_AXES=[stage,replica,data,mdl]',
     '--fdl.ICI_MESH_SHAPE=[1,1,1,8]', '--fdl.DCN_MESH_SHAPE=[8,1,4,1]', '--fdl.NUM_MICROBATCHES=32',
+  ],
+  # Hosts that send 50 GB/s instead of 400, and smaller microbatches.
+  'gpt175b_pipeline_slow_h100x256': [
+    'Synthetic175B', 'h100x256', '--network=50', *LEAN, '--fdl.MESH_AXES=[stage,replica,data,mdl]',
+    '--fdl.ICI_MESH_SHAPE=[1,1,1,8]', '--fdl.DCN_MESH_SHAPE=[8,1,4,1]',
+    '--fdl.NUM_MICROBATCHES=128', UNPIPELINED,
   ],
   'gpt175b_h100x1024': [
     'Synthetic175B', 'h100x1024', *LEAN, '--fdl.PERCORE_BATCH_SIZE=2',

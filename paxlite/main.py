@@ -20,7 +20,7 @@ from absl import flags
 
 from paxlite.checkpointing import save_errors
 from paxlite.core import command_line, other_names, paths
-from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
+from paxlite.core.errors import EXIT_AGAIN, AbsentError, Interrupted, TrainingError, UserError
 from paxlite.core.terminal import occupy_standard_files, settle, warn
 from paxlite.runtime import (
   cpu_memory,
@@ -31,7 +31,8 @@ from paxlite.runtime import (
 
 _FLAGS = flags.FlagValues()
 _PATHS = {
-  'job_log_dir': paths.local,
+  'job_log_dir': paths.stored,
+  'local_dir': paths.local,
   'compiled_step': paths.local,
   'tfds_data_dir': paths.expanded,  # TFDS reads from object stores
 }
@@ -49,6 +50,12 @@ _FIDDLERS = flags.DEFINE_multi_string(
 )
 _FOLDER = flags.DEFINE_string(
   'job_log_dir', None, 'Folder for checkpoints, metrics and summaries.', flag_values=_FLAGS
+)
+_LOCAL_DIR = flags.DEFINE_string(
+  'local_dir',
+  None,
+  'Where a run in gs:// or s3:// keeps its folder on this machine (~/.cache/paxlite/runs).',
+  flag_values=_FLAGS,
 )
 _MODE = flags.DEFINE_enum(
   'mode',
@@ -239,7 +246,7 @@ def _run(overrides: dict[str, str]) -> None:
   from paxlite.parallel import devices
   from paxlite.programs.decoding import decode
   from paxlite.programs.evaluation import evaluate
-  from paxlite.programs.run import Run
+  from paxlite.programs.run import Run, located_run
   from paxlite.programs.training import train
   from paxlite.runtime import processes
 
@@ -259,10 +266,11 @@ def _run(overrides: dict[str, str]) -> None:
     import jax
 
     jax.profiler.start_server(_PROFILER_PORT.value)
-  folder = pathlib.Path(_FOLDER.value).absolute()  # type: ignore[arg-type]
+  folder, address = located_run(str(_FOLDER.value), _LOCAL_DIR.value)
   run = Run(
     experiment,
     folder,
+    address=address,
     peers=peers,
     save=_SAVE.value,
     accept_changes=_ACCEPT.value,
@@ -278,9 +286,13 @@ def _run(overrides: dict[str, str]) -> None:
 
 def _run_before(folder: str) -> dict[str, Any] | None:
   """Returns the experiment of the run in a folder and its values, or None if there is no run."""
+  from paxlite.checkpointing.stored_source import folder_of
   from paxlite.experiments.identity import run_values
 
-  return run_values(pathlib.Path(folder))
+  try:
+    return run_values(folder_of(folder))
+  except AbsentError:
+    return None
 
 
 def _experiment_name(run: dict[str, Any] | None) -> str:

@@ -18,6 +18,7 @@ import pytest
 from tests.support import runs
 
 _CACHE = 'JAX_COMPILATION_CACHE_DIR'
+_ENDPOINTS = 'AWS_ENDPOINT_URL', 'AWS_METADATA_ENDPOINT', 'GOOGLE_BASE_URL'
 _MOST_BYTES = 3 << 30  # of the memory of a worker, before its compiled programs are freed
 
 
@@ -34,6 +35,9 @@ def pytest_configure(config):
   config.compilation_cache = tempfile.mkdtemp(prefix='paxlite-tests-')
   os.environ[_CACHE] = config.compilation_cache
   os.environ['XDG_CACHE_HOME'] = config.compilation_cache
+  # no test reaches a cloud by accident
+  nowhere = 'http://127.0.0.1:9'
+  os.environ |= dict.fromkeys(_ENDPOINTS, nowhere)
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.3'
   os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {runs.QUICK_TO_COMPILE}'
 

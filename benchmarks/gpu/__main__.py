@@ -23,7 +23,7 @@ import tempfile
 import time
 
 from benchmarks.gpu.cases import KINDS, SUITES, Values, find, kind, reference_name
-from benchmarks.gpu.device import PROBES, TINY_MEMORY, Result
+from benchmarks.gpu.device import PROBES, TINY_MEMORY, Result, calibration
 from benchmarks.gpu.report import about, dry_run, line, tables
 from benchmarks.gpu.sizes import MEMORY_FRACTION, torch_sizes
 
@@ -39,6 +39,7 @@ def main() -> None:
   parser.add_argument(
     '--json', nargs='?', const='', metavar='FILE', help='benchmarks/results/gpu_DEVICE_SUITE.json'
   )
+  parser.add_argument('--calibration', metavar='FILE', help='the speeds, for paxlite plan')
   parser.add_argument('--tiny', action='store_true')
   parser.add_argument(
     '--dry_run', nargs='?', const=80.0, type=float, metavar='GIB', help='of the GPU; 80'
@@ -92,6 +93,9 @@ def run(suite: str, names: list[str], args: argparse.Namespace) -> None:
   device = ask('device', args.tiny, deadline, limit)
   if device.pop('status') != 'ok':
     raise SystemExit(f'no device: {device["reason"]}')
+  if args.calibration:
+    speeds = json.dumps(calibration(device), indent=1)
+    pathlib.Path(args.calibration).write_text(speeds + '\n')
   result = {'suite': suite, 'date': time.strftime('%Y-%m-%d'), **device, 'cases': {}}
   modules = {module for n in names if (module := find(n)[1].needs)}
   probes = {module: ask(module, args.tiny, deadline, limit) for module in sorted(modules)}

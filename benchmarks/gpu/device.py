@@ -56,6 +56,7 @@ def describe(tiny: bool) -> Result:
     'peak_flops': profiling.peak_flops(device.device_kind),
     'peak_bandwidth': peak_bandwidth(device.device_kind),
     'matmul': {'size': size, 'dtype': 'bfloat16', 'flops': flops},
+    'float32_flops': matmul_flops(size // 2, 'float32')[1],
     'copy': copy_bandwidth(
       2**22 if tiny else min(2**32, (memory_limit(device, tiny) or 2**35) // 8)
     ),
@@ -123,12 +124,25 @@ def peak_bandwidth(device_kind: str) -> float | None:
   return None
 
 
-def matmul_flops(size: int) -> tuple[int, float]:
-  """Returns (size, FLOP/s) of a square bfloat16 product of random numbers; zeros are faster."""
+def calibration(result: Result) -> Result:
+  """Returns the measured speeds as paxlite.aot.targets reads them; networks are not measured."""
+  from paxlite.aot import targets
+
+  chip = targets.chip_of_kind(result['device'])
+  return {
+    'chip': result['device'] if chip is None else chip.name,
+    'source': f'python -m benchmarks.gpu on {result["device"]}',
+    'flops': {'bf16': result['matmul']['flops'], 'f32': result['float32_flops']},
+    'memory_bandwidth': result['copy']['bandwidth'],
+  }
+
+
+def matmul_flops(size: int, dtype: str = 'bfloat16') -> tuple[int, float]:
+  """Returns (size, FLOP/s) of a square product of random numbers; zeros are faster."""
   import jax
   import jax.numpy as jnp
 
-  a, b = jax.random.normal(jax.random.key(0), (2, size, size), jnp.bfloat16)
+  a, b = jax.random.normal(jax.random.key(0), (2, size, size), dtype)
   return size, 2 * size**3 / median_seconds(jax.jit(jnp.dot), a, b)
 
 

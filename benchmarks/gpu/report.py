@@ -176,6 +176,7 @@ def target_row(target: Target, result: Result) -> str:
   verdict, name, measured = judge(target, result)
   word = {
     'tokens_per_second': lambda x: f'{x:,.0f} tokens/s',
+    'model_flops': lambda x: f'{x / 1e12:,.0f} TFLOP/s',
     'ratio': lambda x: f'{x:.2f} ×',
     'inverse_ratio': lambda x: f'{x:.2f} ×',
   }.get(target.quantity, lambda x: f'{x:.1%}')

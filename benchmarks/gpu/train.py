@@ -41,7 +41,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   device = jax.devices()[0]
   program = fitting_step(name, device, tiny, most)
   e = program.experiment
-  made = batches(e)
+  made = batches(e, find(name)[1].texts)
   data = [jax.device_put(next(made), program.sharding) for _ in range(NUM_BATCHES)]
   state = program.task.new(lambda state: state, program.task.abstract)
   jax.block_until_ready((state, data))
@@ -105,7 +105,7 @@ class Program:
   needed: int
 
 
-def compile_step(e: Any, device: Any) -> Program:
+def compile_step(e: Any, device: Any, texts: int) -> Program:
   """Returns the step that training compiles, before there is a state."""
   import fiddle as fdl
   import jax
@@ -118,7 +118,7 @@ def compile_step(e: Any, device: Any) -> Program:
   sharding = task.batch_sharding
   batch = {
     k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-    for k, x in next(batches(e)).items()
+    for k, x in next(batches(e, texts)).items()
   }
   with task.compiling():
     compiled = compile_lowered(task.lower_step(batch), e.compiler_options(device.platform))
@@ -149,13 +149,14 @@ def fitting_step(name: str, device: Any, tiny: bool, most: int | None) -> Progra
   import jax
 
   e, limit, fitted = experiment(name, tiny), memory_limit(device, tiny), find(name)[0].fitted
+  texts = find(name)[1].texts
   if limit is None or fitted is None:
-    return compile_step(e, device)
+    return compile_step(e, device, texts)
   room, least = usable(name, limit), fewest(e, fitted)
   units = most or units_to_try(e, fitted, room)
   while True:
     try:
-      program = compile_step(experiment(name, tiny, **{fitted: units}), device)
+      program = compile_step(experiment(name, tiny, **{fitted: units}), device, texts)
       excess = program.needed - room
       if excess <= 0 or units == least:
         return program
@@ -166,8 +167,13 @@ def fitting_step(name: str, device: Any, tiny: bool, most: int | None) -> Progra
     units = max(units - math.ceil(excess / unit_bytes(e, fitted)), least)
 
 
-def batches(e: Any) -> Iterator[dict[str, Any]]:
-  """Yields random tokens, always the same; the k-th is about 1/k as frequent as the first."""
+def batches(e: Any, texts: int) -> Iterator[dict[str, Any]]:
+  """Yields random tokens, always the same; the k-th is about 1/k as frequent as the first.
+
+  Args:
+    e: The experiment.
+    texts: Texts of the same length in a row; 0: rows are not packed.
+  """
   import numpy as np
 
   rng = np.random.default_rng(0)
@@ -175,4 +181,10 @@ def batches(e: Any) -> Iterator[dict[str, Any]]:
   while True:
     ids = (e.VOCAB_SIZE ** rng.random(shape)).astype(np.int32) - 1
     weights = np.ones((e.batch_size, e.MAX_SEQ_LEN), np.float32)
-    yield {'ids': ids[:, :-1], 'labels': ids[:, 1:], 'weights': weights}
+    batch = {'ids': ids[:, :-1], 'labels': ids[:, 1:], 'weights': weights}
+    if texts:
+      position = np.arange(e.MAX_SEQ_LEN, dtype=np.int32)
+      length = -(-e.MAX_SEQ_LEN // texts)
+      packed = dict(segment_ids=1 + position // length, segment_pos=position % length)
+      batch |= {k: np.broadcast_to(v, weights.shape) for k, v in packed.items()}
+    yield batch

@@ -48,14 +48,17 @@ class Report:
   temporaries: int = 0
   generated_code: int = 0
   total: int = 0
+  host: int = 0
   model_flops: float = 0.0
   costs: ProgramCosts | None = None
   mfu: tuple[float, float] | None = None
   saved: str | None = None
   notes: tuple[str, ...] = ()
+  program: str | None = dataclasses.field(default=None, repr=False)
 
   def as_json(self) -> dict[str, Any]:
-    return dataclasses.asdict(self)
+    """The figures, without the text of the program."""
+    return dataclasses.asdict(dataclasses.replace(self, program=None))
 
 
 def compile_step(
@@ -73,14 +76,20 @@ def compile_step(
     write_hlo: The file for the text of the compiled program.
 
   Raises:
-    UserError: The mesh and the target differ, or the target's compiler is missing or refuses the
-      program.
+    UserError: The mesh and the target differ, the target's compiler is missing or refuses the
+      program, or the number of steps depends on data.
   """
   e, chip = experiment, target.chip
+  if e.NUM_EPOCHS is not None:
+    raise UserError(
+      f'NUM_EPOCHS={e.NUM_EPOCHS:g} depends on data, which are not read here: '
+      '--fdl.NUM_EPOCHS=None and --fdl.MAX_STEPS=N'
+    )
   notes: list[str] = []
   mesh = e.mesh(target.topology())
   notes.append(f'Backend: {e.backend}')
-  task = ShardedTask(fdl.build(e.task()), mesh, e.rules, e.SEED)
+  notes += e.context_remarks(mesh.devices.flat[0].platform)
+  task = sharded_task(e, mesh)
   lowered, seconds = _timed(lambda: task.lower_step(abstract_batch(e, mesh, notes)))
   state = lowered.args_info[0][0]
   device = mesh.devices.flat[0]
@@ -104,24 +113,28 @@ def compile_step(
     with task.compiling():
       compiled = compiled_step.compile_lowered(lowered, options)
   except jax.errors.JaxRuntimeError as error:
-    verdict = _too_large(str(error))
-    if verdict is None:
+    too_large = _too_large(str(error))
+    if too_large is None:
       raise UserError(f'--target={target.name}: {str(error).splitlines()[0]}') from None
     spent = time.perf_counter() - before
     if save is not None:
       notes.append(f'Nothing is in {save}.')
-    return Report(**known, compile_seconds=spent, fits=False, verdict=verdict, notes=tuple(notes))
+    verdict, total = too_large
+    return Report(
+      **known, compile_seconds=spent, fits=False, verdict=verdict, total=total, notes=tuple(notes)
+    )
   known['compile_seconds'] = time.perf_counter() - before
 
   memory = compiled.memory_analysis()
-  total = _peak(memory, device.platform)
-  fits, verdict = _verdict(total, chip)
+  total = peak(memory, device.platform)
+  host = memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes
+  fits, verdict = _verdict(total, host, chip)
   flops = e.flops_per_token * e.batch_size * e.MAX_SEQ_LEN
   text = _text(compiled, notes)
   if write_hlo is not None and text:
     write_hlo.write_text(text)
     notes.append(f'The program is in {write_hlo}.')
-  costs = costs_of(text, _platform(device), _links(e, mesh), chip) if text else None
+  costs = costs_of(text, platform_of(device), links_of(e, mesh), chip) if text else None
   mfu = None
   if chip is not None and costs is not None and costs.roofline is not None and flops:
     ideal = flops / mesh.size / _peak_flops(costs, chip)
@@ -137,12 +150,20 @@ def compile_step(
     temporaries=memory.temp_size_in_bytes,
     generated_code=memory.generated_code_size_in_bytes,
     total=total,
+    host=host,
     model_flops=flops,
     costs=costs,
     mfu=mfu,
     saved=None if save is None else str(save),
     notes=tuple(notes),
+    program=text,
   )
+
+
+def sharded_task(experiment: Experiment, mesh: Mesh) -> ShardedTask:
+  """The task of an experiment on a mesh."""
+  e = experiment
+  return ShardedTask(fdl.build(e.task()), mesh, e.rules, e.SEED)
 
 
 def _timed(function: Any) -> tuple[Any, float]:
@@ -175,34 +196,40 @@ def _shapes(tree: Any) -> Any:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def _too_large(error: str) -> str | None:
-  """Turns a compiler's error about too little memory into a verdict; None for other errors."""
+def _too_large(error: str) -> tuple[str, int] | None:
+  """(verdict, bytes that are needed, or 0) of a compiler's error; None if memory is not why."""
   if 'RESOURCE_EXHAUSTED' not in error:
     return None
   sizes = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)', error)
   if sizes is None:
-    return f'does not fit: {error.splitlines()[0]}'
-  return f'does not fit: {sizes[1]} GiB are needed and {sizes[2]} GiB are there'
+    return f'does not fit: {error.splitlines()[0]}', 0
+  verdict = f'does not fit: {sizes[1]} GiB are needed and {sizes[2]} GiB are there'
+  return verdict, int(float(sizes[1]) * 2**30)
 
 
-def _peak(memory: Any, platform: str) -> int:
-  """The most bytes that are in use at a time.
+def peak(memory: Any, platform: str) -> int:
+  """The most bytes that are in use at a time, from a compiled program's memory_analysis.
 
   On a TPU, the sum of temporaries counts shared memory once for each buffer that shares it. The TPU
-  compiler itself refuses programs that do not fit.
+  compiler itself refuses programs that do not fit. The compiler's peak counts the memory of the
+  host as well, where the arguments are all the time.
   """
   code = memory.generated_code_size_in_bytes
+  allocated = memory.argument_size_in_bytes + memory.temp_size_in_bytes
   peak = getattr(memory, 'peak_memory_in_bytes', 0)
-  if platform != 'cpu' and peak:
-    return peak + code
-  return memory.argument_size_in_bytes + memory.temp_size_in_bytes + code
+  if platform == 'cpu' or not peak:
+    return allocated + code
+  on_host = memory.host_argument_size_in_bytes
+  return (min(allocated, peak - on_host) if on_host else peak) + code
 
 
-def _verdict(total: int, chip: Chip | None) -> tuple[bool | None, str]:
+def _verdict(total: int, host: int, chip: Chip | None) -> tuple[bool | None, str]:
   if chip is None:
     return None, 'compiled; how much memory there is is not known'
   share = total / chip.memory
   of = f'{total / 2**30:.2f} GiB of {chip.memory / 2**30:.2f} GiB, {share:.0%}'
+  if host:
+    of += f', and {host / 2**30:.2f} GiB of the host for each device'
   if share > 1:
     return False, f'does not fit: {of}'
   if share > chip.default_share:
@@ -221,11 +248,13 @@ def _text(compiled: Any, notes: list[str]) -> str | None:
   return None
 
 
-def _platform(device: Any) -> Platform:
+def platform_of(device: Any) -> Platform:
+  """The kind of a device, as the costs of its programs are counted."""
   return {'cpu': 'cpu', 'tpu': 'tpu'}.get(device.platform, 'gpu')  # type: ignore[return-value]
 
 
-def _links(e: Experiment, mesh: Mesh) -> Links:
+def links_of(e: Experiment, mesh: Mesh) -> Links:
+  """The mesh of an experiment's program, and which of its devices are near each other."""
   near = dict(zip(mesh.axis_names, e.ICI_MESH_SHAPE, strict=True))
   # with several slices of TPUs, the program is that of one slice
   return Links(near if mesh.devices.flat[0].platform == 'tpu' else dict(mesh.shape), near)
@@ -253,7 +282,7 @@ def page(report: Report) -> str:
     '  versions    ' + ', '.join(f'{k} {v}' for k, v in r.versions.items()),
     *(f'  {"" if i else "options":<12}{k}={v}' for i, (k, v) in enumerate(r.options.items())),
   ]
-  if r.total:
+  if r.arguments:
     lines += [
       '',
       'Memory of a device',
@@ -264,6 +293,8 @@ def page(report: Report) -> str:
     ]
     if chip is not None:
       lines.append(f'  there is        {gib(chip.memory):>12}')
+    if r.host:
+      lines.append(f'  on its host     {gib(r.host):>12}   moments and activations')
   if r.model_flops:
     lines += ['', f'Model FLOPs of a step: {r.model_flops:.4g} (attention counted causally)']
   if r.costs is not None:

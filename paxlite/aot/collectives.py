@@ -35,6 +35,9 @@ class Collective:
     size: Number of devices that take part together.
     count: Number of runs in one call of the program.
     shape: Shape of the result, in the text of the program.
+    computation: Name of the computation that it is in.
+    instruction: Name of the instruction.
+    channel: Number that its copies share: a TPU repeats a collective in several fusions.
   """
 
   kind: str
@@ -43,6 +46,9 @@ class Collective:
   size: int
   count: int
   shape: str
+  computation: str = ''
+  instruction: str = ''
+  channel: str | None = None
 
   @property
   def sent_bytes(self) -> float:
@@ -65,11 +71,11 @@ def collectives(program: Program, mesh_sizes: Mapping[str, int]) -> list[Collect
     one = collective(computation, instruction, mesh_sizes, count)
     if one is None:
       continue
-    if in_fusion and (channel := instruction.attribute('channel_id')):
+    if in_fusion and one.channel:
       # a TPU repeats a collective in every fusion that it overlaps with
-      if channel in seen:
+      if one.channel in seen:
         continue
-      seen.add(channel)
+      seen.add(one.channel)
     found.append(one)
   return found
 
@@ -81,13 +87,14 @@ def collective(
   count: int = 1,
 ) -> Collective | None:
   """The collective that an instruction is or starts; None for other instructions."""
+  where = (computation.name, instruction.name, instruction.attribute('channel_id'))
   transfer = instruction.opcode == 'send' and re.search(
     r'_xla_megascale_transfer_type="(\w+)"', instruction.attributes
   )
   if transfer:
     kind = transfer[1].lower().replace('_', '-')
     size = instruction.bytes
-    return Collective(kind, size, (BETWEEN_SLICES,), 2, count, instruction.shape)
+    return Collective(kind, size, (BETWEEN_SLICES,), 2, count, instruction.shape, *where)
   kind = instruction.opcode.removesuffix('-start')
   if kind not in KINDS:
     return None
@@ -105,7 +112,7 @@ def collective(
     kind = 'reduce-scatter'
   elif kind == 'reduce-scatter':
     total *= size
-  return Collective(kind, total, axes, size, count, shape)
+  return Collective(kind, total, axes, size, count, shape, *where)
 
 
 def totals(found: Sequence[Collective]) -> list[tuple[str, tuple[str, ...], int, int, float]]:

@@ -50,6 +50,12 @@ class Costs:
 
   def kernels(self) -> Iterator[tuple[Kernel, int]]:
     """Every instruction that takes time, and how often it runs."""
+    for computation, instruction, count in self.instructions():
+      if kernel := self.kernel(computation, instruction):
+        yield kernel, count
+
+  def instructions(self) -> Iterator[tuple[Computation, Instruction, int]]:
+    """Every instruction that runs none of the program's computations, and how often it runs."""
     waiting = [(self.program.entry, 1)]
     while waiting:
       computation, count = waiting.pop()
@@ -59,8 +65,8 @@ class Costs:
           waiting += [(c, count * trips) for c in self.program.called(instruction)]
         elif instruction.opcode == 'conditional':
           waiting += [(c, count) for c in self.dearest_branch(instruction)]
-        elif kernel := self.kernel(computation, instruction):
-          yield kernel, count
+        else:
+          yield computation, instruction, count
 
   def flops(self) -> dict[str, float]:
     """FLOPs by the type of the operands."""
@@ -98,7 +104,7 @@ class Costs:
     return [max(branches, key=moved)] if branches else []
 
 
-_SCOPE = re.compile(
+SCOPE = re.compile(
   r'^(jit|jvp|vmap|transpose|checkpoint|remat|pjit|shard_map|while|body|cond|'
   r'closed_call|rematted_computation|named_computation|custom_vjp_call|core_call)\b'
 )
@@ -109,7 +115,7 @@ def part_of(source: str) -> str:
 
   'jit(step)/jvp(TransformerLm.losses)/…/self_attention/rotary/mul' is 'self_attention/rotary'.
   """
-  parts = [p for p in source.split('/')[:-1] if p and not _SCOPE.match(p) and '.' not in p]
+  parts = [p for p in source.split('/')[:-1] if p and not SCOPE.match(p) and '.' not in p]
   names = [p for p in parts if re.fullmatch(r'[a-z_][\w]*', p)]
   if not names:  # methods of the model itself, such as TransformerLm.losses
     names = [p.rpartition('.')[2] for p in re.findall(r'[A-Z]\w*\.\w+', source)][-1:]

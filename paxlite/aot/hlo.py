@@ -322,12 +322,12 @@ def elements(shape: str) -> list[str]:
   return split(re.sub(r'/\*.*?\*/', '', shape.strip())[1:-1])
 
 
-def split(text: str) -> list[str]:
-  """Parts of a text between commas that are in no brackets."""
+def split(text: str, separator: str = ',') -> list[str]:
+  """Parts of a text between separators that are in no brackets."""
   parts, start, depth = [], 0, 0
-  for match in re.finditer(r'"(?:[^"\\]|\\.)*"|[()\[\]{},]', text):
+  for match in re.finditer(rf'"(?:[^"\\]|\\.)*"|[()\[\]{{}}{separator}]', text):
     c = match[0]
-    if c == ',' and depth == 0:
+    if c == separator and depth == 0:
       parts.append(text[start : match.start()])
       start = match.end()
     elif c in '([{':

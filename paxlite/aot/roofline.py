@@ -7,6 +7,7 @@ from paxlite.aot import collectives
 from paxlite.aot.collectives import Collective
 from paxlite.aot.costs import Costs, Platform
 from paxlite.aot.hlo import Program
+from paxlite.aot.host_copies import host_traffic
 from paxlite.aot.schedule import Schedule, Speed
 from paxlite.aot.targets import Chip
 
@@ -64,8 +65,8 @@ class Communication:
 class Roofline:
   """Seconds of a step at the speeds of a chip's data sheet.
 
-  The first four are those of each resource by itself. The last three are the parts of the schedule,
-  one after the other.
+  compute, memory, ici, dcn and host are those of each resource by itself. The others are the parts
+  of the schedule, one after the other.
 
   Attributes:
     compute: Seconds for the FLOPs of the program, recomputation and padding included.
@@ -75,6 +76,8 @@ class Roofline:
     compute_bound: Seconds of kernels whose FLOPs take longer than their traffic.
     memory_bound: Seconds of the other kernels.
     exposed: Seconds in which only collectives run.
+    host: Seconds for the copies between the device and its host, in the busier direction.
+    exposed_host: Seconds in which only such copies run.
   """
 
   compute: float
@@ -84,16 +87,18 @@ class Roofline:
   compute_bound: float
   memory_bound: float
   exposed: float
+  host: float = 0.0
+  exposed_host: float = 0.0
 
   @property
   def step(self) -> float:
     """Seconds of the schedule: the least that this program takes."""
-    return self.compute_bound + self.memory_bound + self.exposed
+    return self.compute_bound + self.memory_bound + self.exposed + self.exposed_host
 
   @property
   def least(self) -> float:
     """Seconds of a program that used all resources at the same time."""
-    return max(self.compute, self.memory, self.ici, self.dcn)
+    return max(self.compute, self.memory, self.ici, self.dcn, self.host)
 
   @property
   def bound(self) -> str:
@@ -102,6 +107,7 @@ class Roofline:
       'matrix multiplications': self.compute_bound,
       'memory traffic': self.memory_bound,
       'collectives': self.exposed,
+      'copies from and to the host': self.exposed_host,
     }
     return max(parts, key=lambda name: parts[name])
 
@@ -117,6 +123,7 @@ class ProgramCosts:
     kernels: Number of kernels that run.
     communication: Collectives by kind and mesh axes.
     roofline: Seconds; None where the chip is not known.
+    host_traffic: Bytes that are read from the host, and bytes that are written to it.
   """
 
   flops: dict[str, float]
@@ -125,6 +132,17 @@ class ProgramCosts:
   kernels: int
   communication: tuple[Communication, ...]
   roofline: Roofline | None
+  host_traffic: tuple[int, int] = (0, 0)
+
+
+def speed_of(chip: Chip, links: Links) -> Speed:
+  """The speeds of a chip's data sheet in a mesh."""
+
+  def seconds(one: Collective) -> float:
+    near, far = links.split(one.axes, one.sent_bytes)
+    return near / chip.ici_bandwidth + far / chip.dcn_bandwidth
+
+  return Speed(chip.flops_by_type, chip.memory_bandwidth, seconds, chip.host_bandwidth)
 
 
 def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> ProgramCosts:
@@ -146,15 +164,10 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
     collectives.collectives(program, links.sizes)
   ):
     found.append(Communication(kind, axes, runs, total, *links.split(axes, sent)))
-  flops, traffic = costs.flops(), costs.traffic()
+  flops, traffic, host = costs.flops(), costs.traffic(), host_traffic(costs)
   roofline = None
   if chip is not None:
-
-    def seconds(one: Collective) -> float:
-      near, far = links.split(one.axes, one.sent_bytes)
-      return near / chip.ici_bandwidth + far / chip.dcn_bandwidth
-
-    speed = Speed(chip.flops_by_type, chip.memory_bandwidth, seconds)
+    speed = speed_of(chip, links)
     line = Schedule(costs, speed, links.sizes).timeline(program.entry)
     roofline = Roofline(
       compute=speed.compute(flops),
@@ -164,9 +177,12 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
       compute_bound=line.compute_bound,
       memory_bound=line.memory_bound,
       exposed=line.exposed,
+      host=max(host) / chip.host_bandwidth if chip.host_bandwidth else 0.0,
+      exposed_host=line.exposed_host,
     )
   count = sum(n for _, n in costs.kernels())
-  return ProgramCosts(flops, traffic, costs.traffic_by_source(), count, tuple(found), roofline)
+  by_source = costs.traffic_by_source()
+  return ProgramCosts(flops, traffic, by_source, count, tuple(found), roofline, host)
 
 
 def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
@@ -182,6 +198,11 @@ def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
   rest = costs.traffic - sum(moved for _, moved in shown)
   if rest > 0:
     found.append(f'    {rest / 1e9:10,.2f} GB  in {len(costs.traffic_by_part) - parts} other parts')
+  if any(costs.host_traffic):
+    read, written = costs.host_traffic
+    found.append(
+      f'  host            {read / 1e9:,.2f} GB are read, {written / 1e9:,.2f} GB written'
+    )
   if costs.communication:
     found += ['', 'Collectives of a step', '  kind                 axes              runs']
     found[-1] += '    array bytes   sent within    sent between'
@@ -205,6 +226,11 @@ def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
       f'{t.exposed:.4f} of collectives that nothing hides',
       f'  Most of the step is {t.bound}.',
     ]
+    if t.host:
+      found[-4:-4] = [
+        f'  host     {t.host:9.4f}   at {chip.host_bandwidth / 1e9:,.0f} GB/s each way, '
+        f'of which nothing hides {t.exposed_host:.4f}'
+      ]
   return found
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from paxlite.aot.collectives import Collective, collective
 from paxlite.aot.costs import Costs, Kernel
 from paxlite.aot.hlo import Computation, Instruction
+from paxlite.aot.host_copies import host_copy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +22,13 @@ class Speed:
     flops: FLOP/s at the peak by the type of the operands; '' is the type that is not listed.
     memory: Bytes/s of main memory.
     link: Seconds that a collective takes.
+    host: Bytes/s to the host, and from it; 0 where it is not known.
   """
 
   flops: Mapping[str, float]
   memory: float
   link: Callable[[Collective], float]
+  host: float = 0.0
 
   def compute(self, flops: Mapping[str, float]) -> float:
     """Seconds for FLOPs at the peak."""
@@ -44,13 +47,18 @@ class Timeline:
     compute_bound: Seconds of kernels whose FLOPs take longer than their memory traffic.
     memory_bound: Seconds of the other kernels.
     exposed: Seconds in which only collectives run.
+    exposed_host: Seconds in which only copies from or to the host run.
     collectives: Seconds of all collectives, hidden or exposed.
+    exposed_by: The exposed seconds by the name of the instruction that starts the collective, or by
+      'channel N' where it starts in a fusion.
   """
 
   compute_bound: float = 0.0
   memory_bound: float = 0.0
   exposed: float = 0.0
+  exposed_host: float = 0.0
   collectives: float = 0.0
+  exposed_by: dict[str, float] = dataclasses.field(default_factory=dict)
 
   @property
   def kernels(self) -> float:
@@ -58,12 +66,21 @@ class Timeline:
 
   @property
   def seconds(self) -> float:
-    return self.kernels + self.exposed
+    return self.kernels + self.exposed + self.exposed_host
 
   def add(self, other: 'Timeline', times: int = 1) -> None:
-    for field in dataclasses.fields(self):
-      value = getattr(self, field.name) + times * getattr(other, field.name)
-      setattr(self, field.name, value)
+    self.compute_bound += times * other.compute_bound
+    self.memory_bound += times * other.memory_bound
+    self.exposed += times * other.exposed
+    self.collectives += times * other.collectives
+    for key, seconds in other.exposed_by.items():
+      self.exposed_by[key] = self.exposed_by.get(key, 0.0) + times * seconds
+
+  def wait(self, key: str, seconds: float) -> None:
+    """Adds the seconds, if any, in which nothing but one collective runs."""
+    if seconds > 0:
+      self.exposed += seconds
+      self.exposed_by[key] = self.exposed_by.get(key, 0.0) + seconds
 
 
 class Schedule:
@@ -88,6 +105,8 @@ class Schedule:
     line = Timeline()
     clock = link_free = 0.0
     ends: dict[str, float] = {}  # of collectives that are under way, by instruction or channel
+    copied: dict[str, float] = {}  # ends of copies that are under way, by instruction
+    host_free = {True: 0.0, False: 0.0}  # when the way to the host, and that from it, is free
     for instruction in computation:
       if instruction.opcode in ('while', 'call', 'conditional', 'async-start'):
         is_branch = instruction.opcode == 'conditional'
@@ -104,8 +123,17 @@ class Schedule:
       waited_for = self._end_of(computation, instruction)
       if waited_for in ends:
         end = ends.pop(waited_for)
-        line.exposed += max(end - clock, 0.0)
+        line.wait(waited_for, end - clock)
         clock = max(clock, end)
+        continue
+      if waited_for in copied:
+        end = copied.pop(waited_for)
+        line.exposed_host += max(end - clock, 0.0)
+        clock = max(clock, end)
+        continue
+      if speed.host and (copy := host_copy(instruction)):
+        begin = max(clock, host_free[copy.to_host])
+        copied[instruction.name] = host_free[copy.to_host] = begin + copy.bytes / speed.host
         continue
       if kernel := self._costs.kernel(computation, instruction):
         seconds = speed.kernel(kernel)
@@ -123,10 +151,11 @@ class Schedule:
         if is_async:
           ends[key] = end
         else:
-          line.exposed += end - clock
+          line.wait(key, end - clock)
           clock = end
-    if ends:
-      line.exposed += max(max(ends.values()) - clock, 0.0)
+    for key, end in sorted(ends.items(), key=lambda item: item[1]):
+      line.wait(key, end - clock)
+      clock = max(clock, end)
     return line
 
   def _started(

@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import pathlib
-import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,6 @@ import numpy as np
 from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.checksums import (
   CHECKSUMS,
-  ITEMS,
   PREFIX,
   damage,
   folder_name,
@@ -31,8 +29,10 @@ from paxlite.checkpointing.checksums import (
   unreadable,
   write_checksums,
 )
+from paxlite.checkpointing.folders import remove, unused_name
+from paxlite.checkpointing.manager import new_manager
+from paxlite.checkpointing.structure import conversion, differing, shapes_of
 from paxlite.core.errors import TrainingError, UserError, listed
-from paxlite.core.variable_names import path_name
 
 _DAMAGED = 'damaged'  # prefix of the names of damaged checkpoints that were moved aside
 _DESCRIPTION = 1 << 20  # bytes; files that describe the arrays are smaller
@@ -48,6 +48,7 @@ class Checkpoints:
     directory: Folder of the checkpoints; it is created on the first save.
     max_to_keep: Number of checkpoints to keep; older ones are deleted.
     read_only: If True, nothing on disk is changed, because another process may be writing there.
+    own_disks: Whether each process has a disk of its own, and so a part of each checkpoint.
   """
 
   def __init__(
@@ -55,11 +56,13 @@ class Checkpoints:
     directory: str | os.PathLike,
     max_to_keep: int = 10,
     read_only: bool = False,
+    own_disks: bool = False,
   ):
     self._directory = pathlib.Path(directory).absolute()
     self._max_to_keep = max_to_keep
     self._manager_: Any = None
     self._read_only = read_only
+    self._own_disks = own_disks
     self._saving: int | None = None
     self._last: tuple[int, Any, dict[str, Any]] | None = None  # the arguments of the last save()
     self._failure: str | None = None
@@ -82,7 +85,11 @@ class Checkpoints:
       UserError: A checkpoint cannot be read, which does not count as damage.
     """
     step = self._as_process_0(lambda: self._verified_latest(below))
-    return None if step < 0 else step
+    if step < 0:
+      return None
+    if self._is_alone_with_disk:
+      self._set_aside(after=step, below=below)
+    return step
 
   def restore_latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
     """Restores the newest good step and moves damaged ones after it aside.
@@ -132,6 +139,8 @@ class Checkpoints:
         aside before.
     """
     self._as_process_0(lambda: self._start_over(accepted))
+    if self._is_alone_with_disk:
+      self._set_aside(after=-1)
 
   def roll_back(self, before: int) -> int | None:
     """Returns the newest good step below `before`, or None; later steps are moved aside."""
@@ -139,6 +148,8 @@ class Checkpoints:
     found = self.latest_good_step(below=before)
     if found is not None:
       self._as_process_0(lambda: self._set_aside(found, 'rolled_back'))
+      if self._is_alone_with_disk:
+        self._set_aside(found, 'rolled_back')
     return found
 
   def shapes(self, step: int) -> dict[str, str]:
@@ -158,7 +169,7 @@ class Checkpoints:
 
     Raises:
       UserError: Variables are missing, extra, or have another shape or dtype (the message names
-        them).
+        them). float32 and bfloat16 are converted.
     """
     import orbax.checkpoint as ocp
 
@@ -246,6 +257,11 @@ class Checkpoints:
       self._manager_ = None
 
   @property
+  def _is_alone_with_disk(self) -> bool:
+    """Whether what process 0 does to its files must be done here too."""
+    return self._own_disks and jax.process_index() != 0
+
+  @property
   def _can_be_saved_again(self) -> bool:
     """Whether the last save failed, and its arrays were not deleted or donated since."""
     if self._failure is None or self._last is None:
@@ -264,12 +280,12 @@ class Checkpoints:
     self._manager_, self._saving = None, None
     with contextlib.suppress(Exception):
       manager.close()
-    if jax.process_index() == 0:
+    if jax.process_index() == 0 or self._own_disks:
       for unfinished in self._unfinished(step):
-        _remove(unfinished)
+        remove(unfinished)
       whole = self.folder(step) if step is not None else None
       if whole is not None and whole.exists() and not (whole / CHECKSUMS).exists():
-        _remove(whole)  # A step without checksums is incomplete, see _write_checksums.
+        remove(whole)  # A step without checksums is incomplete, see _write_checksums.
 
   def _agreed(self, error: Exception | None) -> Exception | None:
     """Returns `error`, or one for a failure of another process, so that all processes agree."""
@@ -290,26 +306,13 @@ class Checkpoints:
   @property
   def _manager(self) -> Any:
     if self._manager_ is None:
-      import orbax.checkpoint as ocp
-
-      # Orbax logs dozens of lines per save, and hundreds for a failed one, which we log ourselves.
-      logging.getLogger('absl').setLevel(logging.CRITICAL)
-      save_errors.quieten()
-      # Weights do not compress, and without OCDBT a variable is a plain zarr folder.
-      handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, use_compression=False)
-      self._manager_ = ocp.CheckpointManager(
+      self._manager_ = new_manager(
         self._directory,
-        item_names=ITEMS,
-        item_handlers={'state': handler, 'data': ocp.JsonCheckpointHandler()},
-        options=ocp.CheckpointManagerOptions(
-          max_to_keep=self._max_to_keep,
-          step_name_format=ocp.path.step.standard_name_format(
-            step_prefix=PREFIX, step_format_fixed_length=8
-          ),
-          # The files of a failed save of this process are removed already, see _note_failure.
-          cleanup_tmp_directories=not self._read_only and self._failure is None,
-          async_options=ocp.AsyncOptions(post_finalization_callback=self._write_checksums),
-        ),
+        self._max_to_keep,
+        # The files of a failed save of this process are removed already, see _note_failure.
+        cleans=not self._read_only and self._failure is None,
+        own_disks=self._own_disks,
+        before_commit=self._write_checksums,
       )
     return self._manager_
 
@@ -319,7 +322,7 @@ class Checkpoints:
 
   def _write_checksums(self) -> None:
     """Called by Orbax when all files of a step are written, before its folder is renamed."""
-    if jax.process_index() != 0:
+    if jax.process_index() != 0 and not self._own_disks:
       return
     (folder,) = self._unfinished(self._saving)
     try:
@@ -390,7 +393,7 @@ class Checkpoints:
     """
     steps = [] if self._read_only else [s for s in self.steps() if after < s < below]
     for step in steps:
-      aside = _unused_name(self._directory / f'{why}_{folder_name(step)}')
+      aside = unused_name(self._directory / f'{why}_{folder_name(step)}')
       try:
         self.folder(step).rename(aside)
       except OSError as e:
@@ -404,44 +407,9 @@ class Checkpoints:
     found = self.shapes(step)
     if surplus:
       found = {name: shape for name, shape in found.items() if not name.startswith(surplus)}
-    wanted = shapes_of(abstract)
-    differences = [f'{n} is missing' for n in wanted.keys() - found.keys()]
-    differences += [f'{n} is not in the model' for n in found.keys() - wanted.keys()]
-    differences += [
-      f'{n} is {found[n]} and the model has {wanted[n]}'
-      for n in wanted.keys() & found.keys()
-      if wanted[n] != found[n]
-    ]
+    differences = differing(found, shapes_of(abstract))
     if differences:
       raise UserError(
         f'{self.folder(step)} does not fit this experiment: {listed(differences)}. '
         f'Use the experiment that wrote it, or another --job_log_dir{conversion(differences)}'
       )
-
-
-def conversion(differences: list[str]) -> str:
-  """Returns a hint for differences caused by Transformer Engine's layers, or ''."""
-  if not any('/te/' in text for text in differences):
-    return ''
-  return '; between USE_TE=layer and others, paxlite convert-te'
-
-
-def shapes_of(tree: Any) -> dict[str, str]:
-  """Returns dtype and shape of the leaves of a tree, by name."""
-  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, 'shape'))
-  return {path_name(p): f'{np.dtype(x.dtype).name}{list(x.shape)}' for p, x in leaves}
-
-
-def _unused_name(path: pathlib.Path) -> pathlib.Path:
-  candidate, n = path, 1
-  while candidate.exists():
-    candidate, n = path.with_name(f'{path.name}.{n}'), n + 1
-  return candidate
-
-
-def _remove(folder: pathlib.Path, patience: float = 5.0) -> None:
-  """Removes a folder, repeatedly, since pending writes may add files for some seconds."""
-  until = time.monotonic() + patience
-  while folder.exists() and time.monotonic() < until:
-    shutil.rmtree(folder, ignore_errors=True)
-    time.sleep(0.05)

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from paxlite.checkpointing.checkpoints import conversion
 from paxlite.checkpointing.source import Source, find_source, read_values
+from paxlite.checkpointing.structure import conversion
 from paxlite.checkpointing.variables import Variable, layer_of, stacked
 from paxlite.core import shell
 from paxlite.core.errors import UserError, compiled, listed

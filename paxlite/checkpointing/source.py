@@ -11,8 +11,10 @@ from typing import Any
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.checksums import CHECKSUMS, damage, fingerprint
+from paxlite.checkpointing.stored_source import checkpoint_folders, complete
 from paxlite.checkpointing.variables import Variable, layer_of, stored_variables
-from paxlite.core import paths
+from paxlite.core import object_copies, paths
+from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 from paxlite.data.tokenizer import TOKENIZERS
@@ -128,6 +130,7 @@ def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = N
       raise UserError(f'{path} does not hold the weights that the factors of LoRA belong to')
   problems = []
   for folder in folders:
+    complete(folder)
     problem = damage(folder)
     if problem is None:
       return Source(folder, _experiment_file(folder), base)
@@ -161,8 +164,8 @@ def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
     seen.add(folder.resolve())
     values = read_values(source)['values']
     vocab, path = values.get('VOCAB_PATH'), values.get('CHECKPOINT_RESTORE_PATH') or ''
-    if vocab and os.path.exists(vocab):
-      return pathlib.Path(vocab)
+    if vocab and (is_address(vocab) or os.path.exists(vocab)):
+      return pathlib.Path(object_copies.local(vocab, object_copies.SMALL))
   return None
 
 
@@ -174,7 +177,9 @@ def _circular(experiment: pathlib.Path) -> UserError:
 
 def _checkpoint_folders(path: str | pathlib.Path) -> list[pathlib.Path]:
   """Returns the checkpoint folders at `path`, the newest first, without reading their files."""
-  given = paths.local(str(path))
+  given = paths.stored(str(path))
+  if is_address(given):
+    return checkpoint_folders(Address.parsed(given))
   path = pathlib.Path(given).absolute()
   if not os.path.isdir(path):  # False also for strings that cannot be a path
     raise UserError(

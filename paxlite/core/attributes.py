@@ -30,7 +30,8 @@ from paxlite.core.errors import UserError
 from paxlite.core.shell import shortened
 
 # Types of attributes that are paths, and the functions that read them
-LocalPath = Annotated[str, paths.local]
+StoredPath = Annotated[str, paths.stored]  # on this machine, or gs:// or s3://
+LocalPath = Annotated[str, paths.local]  # on this machine
 AnyPath = Annotated[str, paths.expanded]  # TFDS reads from object stores
 
 _types: dict[type, dict[str, Any]] = {}  # the results of attribute_types

@@ -25,21 +25,25 @@ _SPELLINGS = str.maketrans(
   {'×': 'x', '…': '...', '→': '->', '−': '-', '–': '-', '≤': '<=', '≥': '>=', '·': '*', '─': '-'}
 )
 # arguments of the tools that name files and folders; some are lists
-_PATHS = (
+_STORED = (
   'base_weights',
   'checkpoint',
   'job_log_dir',
+  'runs',
+  'sources',
+  'tasks',
+  'tokenizer',
+  'vocab',
+)
+_PATHS = (
+  'html',
   'json',
   'output',
   'path',
   'save',
   'source',
-  'sources',
-  'tasks',
   'tfds_data_dir',
   'to',
-  'tokenizer',
-  'vocab',
 )
 
 _END_SECONDS = 10.0  # the time after a signal in which unfinished files are removed
@@ -184,9 +188,11 @@ class Parser(argparse.ArgumentParser):
 
   Args:
     doc: The docstring of the command's module: its usage, an empty line, and its description.
+    stored: Names of arguments that may be addresses of object stores here.
   """
 
-  def __init__(self, doc: str):
+  def __init__(self, doc: str, stored: Sequence[str] = ()):
+    self.stored = (*_STORED, *stored)
     usage, _, description = doc.partition('\n\n')
     super().__init__(
       prog=' '.join(usage.split()[: 2 if usage.startswith('paxlite') else 3]),
@@ -234,13 +240,17 @@ def parse(parser: Parser, argv: Sequence[str]) -> tuple[argparse.Namespace, dict
 
 
 def parse_args(parser: Parser, argv: Sequence[str]) -> argparse.Namespace:
-  """The parsed arguments, with ~ expanded in paths; raises UserError for object stores."""
+  """The parsed arguments, with ~ expanded in paths.
+
+  Raises:
+    UserError: A path that must be on this machine is in an object store.
+  """
   args = parser.parsed(argv)
   for name, value in vars(args).items():
-    if name in _PATHS and value is not None:
+    if name in (*_PATHS, *_STORED) and value is not None:
+      read = paths.stored if name in parser.stored else paths.local
       with located(f'--{name}'):
-        is_list = isinstance(value, list)
-        setattr(args, name, [*map(paths.local, value)] if is_list else paths.local(value))
+        setattr(args, name, [*map(read, value)] if isinstance(value, list) else read(value))
   return args
 
 

@@ -33,6 +33,10 @@ class UnreadableError(UserError):
   """A file cannot be read now; its contents may still be good."""
 
 
+class AbsentError(UserError):
+  """There is nothing at an address of an object store."""
+
+
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
   """A context whose OSErrors name the file: opening a file does so itself, reading does not."""

@@ -11,7 +11,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO, cast
 
-from paxlite.core import host_memory
+from paxlite.core import host_memory, object_blocks
+from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError, naming
 from paxlite.core.zstd import ZstdReader
 
@@ -32,6 +33,9 @@ _KINDS = {
 
 def check_file(path: str | pathlib.Path) -> None:
   """Raises UserError unless `path` is a regular file: others may block the reader or never end."""
+  if is_address(str(path)):
+    size_of(path)
+    return
   try:
     mode = os.stat(path).st_mode
   except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -46,10 +50,27 @@ def check_file(path: str | pathlib.Path) -> None:
 
 def fingerprint_of(path: str | pathlib.Path) -> int:
   """A checksum of a file's first and last 64 KiB and its size: cheap, and rarely the same twice."""
+  if is_address(str(path)):
+    head, size, tail = object_blocks.ends_of(Address.parsed(str(path)), 1 << 16)
+    return zlib.crc32(tail, zlib.crc32(head + str(size).encode()))
   with naming(path), open(path, 'rb') as f:
     head = f.read(1 << 16)
     f.seek(-min(1 << 16, f.seek(0, os.SEEK_END)), os.SEEK_END)
     return zlib.crc32(f.read(), zlib.crc32(head + str(f.tell()).encode()))
+
+
+def open_raw(path: str | pathlib.Path) -> IO[bytes]:
+  """Opens a file, or an object in a store, to be read as it is."""
+  if is_address(str(path)):
+    return object_blocks.open_object(Address.parsed(str(path)))
+  return open(path, 'rb')
+
+
+def size_of(path: str | pathlib.Path) -> int:
+  """Returns the size in bytes of a file, or of an object in a store."""
+  if is_address(str(path)):
+    return object_blocks.size_of(Address.parsed(str(path)))
+  return os.stat(path).st_size
 
 
 def expanded(names: Sequence[str], strict: bool = True) -> list[str]:
@@ -64,6 +85,12 @@ def expanded(names: Sequence[str], strict: bool = True) -> list[str]:
   """
   found: list[str] = []
   for name in map(os.path.expanduser, names):  # shells do not expand --fdl.NAME=~/a.txt
+    if is_address(name):
+      matches = object_blocks.matches(name)
+      if strict and not matches:
+        raise UserError(f'{name} matches no object')
+      found += matches or [name]
+      continue
     if not glob.has_magic(name) or ':' in name.partition('/')[0] or os.path.exists(name):
       found.append(name)
       continue
@@ -88,7 +115,7 @@ def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
   check_file(path)
   if raw is None:
     try:
-      raw = file.open('rb')
+      raw = open_raw(path)
     except OSError as e:
       raise UserError(f'{path} cannot be read: {e.strerror}') from None
   if file.suffix == '.gz':

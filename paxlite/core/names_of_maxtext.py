@@ -76,6 +76,9 @@ KEYS: dict[str, Answer] = {
   'enable_dropout': renamed('DROPOUT_PROB', '0 turns it off'),
   'dtype': renamed('FPROP_DTYPE'),
   'weight_dtype': needless('parameters are float32'),
+  'mu_dtype': renamed('ADAM_MOMENTS_DTYPE', 'it is the dtype of both moments'),
+  'grad_dtype': renamed('GRADIENT_DTYPE'),
+  'optimizer_memory_host_offload': renamed('OFFLOAD_OPTIMIZER'),
   'quantization': instead('USE_FP8, USE_INT8 or USE_TE choose a backend: docs/backends.md'),
   'quantize_kvcache': absent('INT8_WEIGHTS quantizes the weights'),
   'quantization_local_shard_count': absent('USE_INT8 has no such number'),
@@ -109,6 +112,8 @@ KEYS: dict[str, Answer] = {
   'data_sharding': needless('the batch is sharded over replica, data and expert'),
   'num_slices': needless('JAX knows the slices'),
   'num_pipeline_microbatches': renamed('NUM_MICROBATCHES'),
+  'num_pipeline_repeats': renamed('NUM_PIPELINE_REPEATS'),
+  'pipeline_fsdp_ag_once': renamed('GATHER_STAGES_ONCE'),
   'enable_single_controller': absent('every host runs a process'),
   # The data
   'per_device_batch_size': renamed('PERCORE_BATCH_SIZE'),

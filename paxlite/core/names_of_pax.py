@@ -170,7 +170,7 @@ ATTRIBUTES: dict[str, Answer] = {
   'NUM_STAGES': instead('A pipeline is the mesh axis stage: docs/scaling.md'),
   'MICROBATCH_SIZE': renamed('NUM_MICROBATCHES', 'the rows of a batch / the rows of a microbatch'),
   'MICROBATCH_SIAZE': renamed('NUM_MICROBATCHES', 'the rows of a batch / the rows of a microbatch'),
-  'CIRCULAR_REPEAT': absent('a stage of the pipeline has consecutive layers'),
+  'CIRCULAR_REPEAT': renamed('NUM_PIPELINE_REPEATS'),
   'STREAM_IO': needless('the pipeline has one way to move its inputs'),
   'PIPELINE_BROADCAST_INPUTS': needless('the pipeline has one way to move its inputs'),
   'EMB_W_DATA_DIMS': needless('the embedding is sharded as parallel/partitioning.py says'),

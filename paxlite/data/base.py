@@ -51,66 +51,21 @@ class Seekable(Protocol):
   """An Input whose position does not follow from the step alone, so checkpoints hold it."""
 
   def position(self, step: int) -> np.ndarray:
-    """Returns this process's position before the batch of `step`, int64, always of one shape."""
+    """Returns the position before the batch of `step`, int64 [R, C].
+
+    All processes return the same shape. Numbers that this process does not know, because it has
+    not read those rows, are −1.
+    """
     ...
 
   def seek(self, step: int, position: np.ndarray) -> None:
-    """Makes train_batches(step, …) resume at that position."""
+    """Makes train_batches(step, …) resume at a position in which all numbers are known."""
     ...
 
 
 def place(data: Input, step: int) -> str:
   """Says which rows the batch of `step` holds, for messages."""
   return data.place(step) if hasattr(data, 'place') else f'batch {step} of {data.name}'
-
-
-class Positions:
-  """The positions of a Seekable before each of the last steps.
-
-  Args:
-    name: Name of the input, for messages.
-    first: Position before step 0, with one row per source. The last column is the source's
-      fingerprint.
-  """
-
-  _KEPT = 1024  # steps kept: more than are read ahead, or skipped before it is noticed
-
-  def __init__(self, name: str, first: np.ndarray):
-    self._name = name
-    self._start = 0, first
-    self._at: dict[int, np.ndarray] = {}
-
-  def __getitem__(self, step: int) -> np.ndarray:
-    return self._at[step]
-
-  def __setitem__(self, step: int, position: np.ndarray) -> None:
-    self._at[step] = position
-    self._at.pop(step - self._KEPT, None)
-
-  def seek(self, step: int, position: np.ndarray) -> None:
-    """Makes `begin` start at a position.
-
-    Raises UserError if the position belongs to other sources.
-    """
-    if position.shape != self._start[1].shape:
-      raise UserError(
-        f'{self._name}: the checkpoint has positions in {len(position)} sources and there are '
-        f'{len(self._start[1])}'
-      )
-    if (position[:, -1] != self._start[1][:, -1]).any():
-      raise UserError(
-        f'{self._name} is not what the checkpoint has read: files, their order or their contents '
-        'have changed, so that reading cannot continue from its position'
-      )
-    self._start = step, position
-
-  def begin(self, start: int) -> np.ndarray:
-    """Returns the position to read from; raises UserError if it is not known for that step."""
-    at, position = self._start
-    if start != at:
-      raise UserError(f'{self._name} is at step {at} and cannot go to {start} without a position')
-    self._at = {start: position}
-    return position
 
 
 class RowSource(Protocol):
@@ -160,10 +115,20 @@ class RowInput:
     return self.source.name
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
+    ahead = getattr(self.source, 'read_ahead', 0)
+    for step in range(start + 1, start + ahead):
+      self._will_read(step, rows)
     step = start
     while True:
+      if ahead:
+        self._will_read(step + ahead, rows)
       yield self.read(numbers(step, self.batch_size)[rows])
       step += 1
+
+  def _will_read(self, step: int, rows: slice) -> None:
+    """Tells a source that reads from far away which rows it will be asked for."""
+    indices = self.indices(numbers(step, self.batch_size)[rows])
+    self.source.will_read(indices)  # type: ignore[attr-defined]
 
   def read(self, numbers: np.ndarray) -> Batch:
     """Returns the rows with these numbers [b] in the endless training order."""

@@ -19,13 +19,23 @@ class DeviceBatches:
     data: The input that yields the batches.
     sharding: The sharding of the batches' arrays [B, T].
     start: The step of the first training batch; None: one pass of an evaluation.
+    max_texts: The most texts of a packed row, padding included; 0: any number.
   """
 
-  def __init__(self, data: Input, sharding: jax.sharding.NamedSharding, start: int | None = None):
+  def __init__(
+    self,
+    data: Input,
+    sharding: jax.sharding.NamedSharding,
+    start: int | None = None,
+    max_texts: int = 0,
+  ):
     rows = partitioning.process_rows(sharding, data.batch_size)
     host = data.eval_batches(rows) if start is None else data.train_batches(start, rows)
     put = functools.partial(to_mesh, sharding=sharding, batch_size=data.batch_size)
-    self._batches = prefetch(map(put, _readable(data.name, host)), size=2)
+    host = _readable(data.name, host)
+    if max_texts:
+      host = _limited(data.name, host, max_texts)
+    self._batches = prefetch(map(put, host), size=2)
     self._first: dict[str, jax.Array] | None = None
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -56,6 +66,20 @@ def _readable(name: str, batches: Iterator[Batch]) -> Iterator[Batch]:
     raise UserError(
       f'the data {name} can no longer be read ({what}): put it back and start the run again'
     ) from None
+
+
+def _limited(name: str, batches: Iterator[Batch], max_texts: int) -> Iterator[Batch]:
+  """Yields `batches`; raises UserError if a packed row has more than `max_texts` texts."""
+  for batch in batches:
+    if 'segment_ids' in batch:
+      ids = batch['segment_ids']
+      most = 1 + (ids[:, 1:] != ids[:, :-1]).sum(1).max(initial=0)
+      if most > max_texts:
+        raise UserError(
+          f'the data {name} has a row of {most} texts and padding, and MAX_TEXTS_PER_ROW is '
+          f'{max_texts}: --fdl.MAX_TEXTS_PER_ROW={2 * most}, or 0 for any number'
+        )
+    yield batch
 
 
 def to_mesh(

@@ -114,6 +114,10 @@ class Documents:
   def num_shards(self) -> int:
     return sum(source.num_shards for source in self.sources)
 
+  @property
+  def shard_bytes(self) -> list[float]:
+    return [source.shard_bytes for source in self.sources for _ in range(source.num_shards)]
+
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int
   ) -> Iterator[tuple[int, Document]]:

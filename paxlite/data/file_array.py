@@ -1,4 +1,4 @@
-"""One-dimensional arrays in files. Only the requested values are read.
+"""One-dimensional arrays in files, or in objects of a store. Only the requested values are read.
 
 The files are read and not memory-mapped. If a mapped file is truncated while it is read, SIGBUS
 ends the process without a message and with nothing saved.
@@ -8,34 +8,74 @@ import bisect
 import functools
 import os
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError, naming
+from paxlite.core.object_blocks import ObjectBytes
 
 _BLOCK = 4096  # values of a sorted array that are read together
 _MOST_BLOCKS = 1024  # blocks in the cache: 32 MiB with 8 bytes a value
+
+
+class _FileBytes:
+  """The bytes of a file, which stays open; it is like ObjectBytes."""
+
+  read_ahead = 0  # the kernel reads ahead
+
+  def __init__(self, path: pathlib.Path):
+    self._path = path
+    self._file = path.open('rb', buffering=0)  # closed when this object is deleted
+    self._descriptor = self._file.fileno()
+    self.size = os.fstat(self._descriptor).st_size
+
+  def read(self, offset: int, length: int) -> bytes:
+    with naming(self._path):
+      data = os.pread(self._descriptor, length, offset)
+    while len(data) < length:  # the kernel reads at most 2 GiB at once
+      with naming(self._path):
+        part = os.pread(self._descriptor, length - len(data), offset + len(data))
+      if not part:
+        size = os.fstat(self._descriptor).st_size
+        raise UserError(
+          f'{self._path} has {size:,} bytes and had {self.size:,} when it was opened: it was '
+          'changed while it was read. Put it back and start the run again'
+        )
+      data += part
+    return data
+
+  def will_read(self, parts: Iterable[tuple[int, int]]) -> None:
+    pass
 
 
 class FileArray:
   """The values [n] of a file that holds nothing else; the file stays open.
 
   Args:
-    path: Path of the file.
+    path: Path of the file, or address of the object.
     dtype: Data type of the values.
 
   Raises:
     UserError: The file has become shorter; raised when the missing part is read.
   """
 
-  def __init__(self, path: pathlib.Path, dtype: Any):
+  def __init__(self, path: pathlib.Path | Address, dtype: Any):
     self.path, self.dtype = path, np.dtype(dtype)
-    self._file = path.open('rb', buffering=0)  # closed when this object is deleted
-    self._descriptor = self._file.fileno()
-    self._size = os.fstat(self._descriptor).st_size
+    self._content = ObjectBytes(path) if isinstance(path, Address) else _FileBytes(path)
     self._width = self.dtype.itemsize
-    self._count = self._size // self._width
+    self._count = self._content.size // self._width
+
+  @property
+  def read_ahead(self) -> int:
+    """How many batches of rows `will_read` should know of; 0 for a file on this machine."""
+    return self._content.read_ahead
+
+  def will_read(self, parts: Iterable[tuple[int, int]]) -> None:
+    """Begins to fetch values that will be read soon: (first, count) of each part."""
+    self._content.will_read((first * self._width, count * self._width) for first, count in parts)
 
   def __len__(self) -> int:
     return self._count
@@ -52,27 +92,14 @@ class FileArray:
     return self[:].astype(dtype or self.dtype)
 
   def _read(self, start: int, stop: int) -> np.ndarray:
-    width = self._width
-    length, offset = max(0, stop - start) * width, start * width
-    with naming(self.path):
-      data = os.pread(self._descriptor, length, offset)
-    while len(data) < length:  # the kernel reads at most 2 GiB at once
-      with naming(self.path):
-        part = os.pread(self._descriptor, length - len(data), offset + len(data))
-      if not part:
-        size = os.fstat(self._descriptor).st_size
-        raise UserError(
-          f'{self.path} has {size:,} bytes and had {self._size:,} when it was opened: it was '
-          'changed while it was read. Put it back and start the run again'
-        )
-      data += part
+    data = self._content.read(start * self._width, max(0, stop - start) * self._width)
     return np.frombuffer(data, self.dtype)
 
 
 class SortedFileArray(FileArray):
   """A FileArray with ascending values; single values and searches read one block at a time."""
 
-  def __init__(self, path: pathlib.Path, dtype: Any):
+  def __init__(self, path: pathlib.Path | Address, dtype: Any):
     super().__init__(path, dtype)
     self._block = functools.lru_cache(_MOST_BLOCKS)(self._read_block)
     self._firsts = _Firsts(self)

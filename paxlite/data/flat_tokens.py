@@ -17,9 +17,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
-from paxlite.core.files import check_file, fingerprint_of
+from paxlite.core.files import check_file, fingerprint_of, size_of
 from paxlite.core.json_files import read_object
+from paxlite.core.object_copies import copy_of, place_of, reading
+from paxlite.core.object_store import ObjectStore
 from paxlite.data import checked_files
 from paxlite.data.file_array import FileArray, SortedFileArray
 from paxlite.data.records import read_errors
@@ -52,8 +55,8 @@ class FlatTokenRows(TokenRows):
     super().__init__(tokens, seq_starts, seq_len, rows, max_token_id, name=f'{path}/{split}')
     if not len(tokens):
       raise UserError(f'{path}/{split} holds no tokens')
-    folder = pathlib.Path(path) / split
-    if isinstance(tokens, FileArray):
+    folder = local_folder(path, split)
+    if isinstance(tokens, FileArray) and not is_address(path):
       check_tokens(folder)
     self.fingerprint = _fingerprint(folder, tokens)
 
@@ -71,13 +74,17 @@ def check_tokens(folder: pathlib.Path) -> None:
 
 def open_flat_tokens(path: str, split: str) -> tuple[Any, Any, int]:
   """Returns (tokens, seq_starts, max_token_id) of a dataset; the first two are sliceable."""
-  folder = pathlib.Path(path) / split
+  folder = local_folder(path, split)
   if not path or not os.path.isdir(folder):
     raise UserError(
       f'{folder} is not a flat-tokens dataset: there is no such folder. paxlite tokenize makes one'
     )
   is_seqax = (folder / '.zgroup').exists() or (folder / 'encoded_tokens').is_dir()
-  tokens, seq_starts, max_token_id = (_open_seqax if is_seqax else _open_memmap)(folder)
+  if is_seqax:
+    tokens, seq_starts, max_token_id = _open_seqax(folder)
+  else:
+    place = Address.parsed(path) / split if is_address(path) else folder
+    tokens, seq_starts, max_token_id = _open_memmap(folder, place)
   if not len(seq_starts) or int(seq_starts[-1]) != len(tokens):
     raise UserError(
       f'{folder} is unfinished: seq_starts does not end at its {len(tokens):,} tokens'
@@ -85,7 +92,27 @@ def open_flat_tokens(path: str, split: str) -> tuple[Any, Any, int]:
   return tokens, seq_starts, max_token_id
 
 
-def _open_memmap(folder: pathlib.Path) -> tuple[Any, Any, int]:
+def local_folder(path: str, split: str) -> pathlib.Path:
+  """Returns the folder of a split; of a dataset in a store, it has all but the large files.
+
+  A dataset of seqax in a store is copied as a whole.
+  """
+  if not is_address(path):
+    return pathlib.Path(path) / split
+  place = Address.parsed(path) / split
+  with reading(place):
+    _, names = ObjectStore.opened(place).names(place.key)
+  if META in names:
+    copy_of(place / META)
+  elif TOKENS in names:
+    raise UserError(f'{place} is unfinished: {META} is missing. Tokenize it again')
+  else:
+    copy_of(place)
+  return place_of(place)
+
+
+def _open_memmap(folder: pathlib.Path, place: pathlib.Path | Address) -> tuple[Any, Any, int]:
+  """Opens a split whose meta.json is in `folder` and whose arrays are in `place`."""
   if not (folder / META).exists():
     raise UserError(f'{folder} is unfinished: {META} is missing. Tokenize it again')
   meta = read_object(folder / META)
@@ -98,16 +125,18 @@ def _open_memmap(folder: pathlib.Path) -> tuple[Any, Any, int]:
     (_STARTS, (sequences + 1) * 8),
   ):
     size = 0
-    if (folder / name).exists():
-      check_file(folder / name)
-      size = (folder / name).stat().st_size
+    if isinstance(place, Address):
+      size = size_of(str(place / name))
+    elif (place / name).exists():
+      check_file(place / name)
+      size = (place / name).stat().st_size
     if size != expected:
-      raise UserError(f'{folder / name} has {size:,} bytes and {META} says {expected:,}')
+      raise UserError(f'{place / name} has {size:,} bytes and {META} says {expected:,}')
   if count == 0:
     return np.zeros(0, dtype), np.zeros(1, np.uint64), max_token_id
-  seq_starts = SortedFileArray(folder / _STARTS, '<u8')
+  seq_starts = SortedFileArray(place / _STARTS, '<u8')
   in_memory = len(seq_starts) <= _STARTS_IN_MEMORY
-  return FileArray(folder / TOKENS, dtype), seq_starts[:] if in_memory else seq_starts, max_token_id
+  return FileArray(place / TOKENS, dtype), seq_starts[:] if in_memory else seq_starts, max_token_id
 
 
 def _open_seqax(folder: pathlib.Path) -> tuple['_ZarrTokens', np.ndarray, int]:
@@ -151,19 +180,15 @@ def _fingerprint(folder: pathlib.Path, tokens: Any) -> int:
     meta = read_object(folder / META)
     names = ('dtype', 'token_count', 'sequences', 'max_token_id', 'crc32c')
     stated = json.dumps([meta.get(name) for name in names])
-    looked_at = (
-      [folder / _STARTS]
-      if _is_count(meta.get('crc32c'))
-      else [
-        folder / _STARTS,
-        folder / TOKENS,
-      ]
-    )
+    place = tokens.path.parent
+    looked_at = [str(place / _STARTS)]
+    if not _is_count(meta.get('crc32c')):
+      looked_at.append(str(place / TOKENS))
   else:
     with os.scandir(folder / 'encoded_tokens') as entries:
       chunks = sorted((entry.name, entry.stat().st_size) for entry in entries)
     stated = json.dumps([len(tokens), chunks])
-    looked_at = [folder / 'encoded_tokens' / name for name, _ in (chunks[0], chunks[-1])]
+    looked_at = [str(folder / 'encoded_tokens' / name) for name, _ in (chunks[0], chunks[-1])]
   return zlib.crc32(json.dumps([stated, *map(fingerprint_of, looked_at)]).encode())
 
 

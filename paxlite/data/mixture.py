@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from paxlite.core.errors import UserError
-from paxlite.data.base import Batch, Positions, RowInput, numbers, permute
+from paxlite.data.base import Batch, RowInput, numbers, permute
+from paxlite.data.positions import Positions
 from paxlite.data.streams import Reader, StreamInput
 
 _BLOCK = 1024
@@ -115,10 +116,7 @@ class MixtureInput:
 
 
 class StreamMixtureInput(MixtureInput):
-  """A mixture in which some parts are streams, so that it is Seekable.
-
-  A run can resume only with the same number of processes.
-  """
+  """A mixture in which some parts are streams, so that it is Seekable."""
 
   @functools.cached_property
   def _streams(self) -> dict[int, StreamInput]:
@@ -126,38 +124,37 @@ class StreamMixtureInput(MixtureInput):
 
   @functools.cached_property
   def _positions(self) -> Positions:
-    return Positions(self.name, np.concatenate([x.first_position for x in self._streams.values()]))
+    first = [x.first_position(self.batch_size) for x in self._streams.values()]
+    return Positions(self.name, first)
 
   def position(self, step: int) -> np.ndarray:
-    """Returns the positions of all streams, concatenated by rows."""
+    """Returns the positions of all streams, one below the other."""
     return self._positions[step]
 
   def seek(self, step: int, position: np.ndarray) -> None:
     self._positions.seek(step, position)
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
-    count = rows.stop - rows.start
-    ends = np.cumsum([len(x.first_position) for x in self._streams.values()])
-    positions = np.split(self._positions.begin(start), ends[:-1])
-    opened = {
-      p: stream.open(rows.start // count, self.batch_size // count, position)
-      for (p, stream), position in zip(self._streams.items(), positions, strict=True)
-    }
-    readers = [_Next(opened[p]) if p in opened else part for p, part in enumerate(self.parts)]
+    found = zip(self._streams.items(), self._positions.begin(start), strict=True)
+    opened = {p: Reader(stream, rows, self.batch_size, position) for (p, stream), position in found}
     for step in itertools.count(start):
-      batch = self._read(self.order(step)[rows], readers)
-      self._positions[step + 1] = np.concatenate([x.position for x in opened.values()])
+      order = self.order(step)
+      # A reader must know all rows of its stream, also those of other processes.
+      of_streams = {p: _Rows(x.read(np.flatnonzero(order[:, 0] == p))) for p, x in opened.items()}
+      readers = [of_streams.get(p, part) for p, part in enumerate(self.parts)]
+      batch = self._read(order[rows], readers)
+      self._positions[step + 1] = [x.position for x in opened.values()]
       yield batch
 
 
-class _Next:
-  """A reader of a stream, which returns the next rows and ignores the requested numbers."""
+class _Rows:
+  """Rows of a stream that have been read, whatever their numbers in the stream's order are."""
 
-  def __init__(self, reader: Reader):
-    self._reader = reader
+  def __init__(self, batch: Batch):
+    self._batch = batch
 
   def read(self, numbers: np.ndarray) -> Batch:
-    return self._reader.read(len(numbers))
+    return self._batch
 
 
 def _has_segments(part: RowInput | StreamInput) -> bool:

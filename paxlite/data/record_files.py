@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paxlite.core import shell
+from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
 from paxlite.core.files import (
   BOM,
@@ -20,7 +21,9 @@ from paxlite.core.files import (
   line_blocks,
   line_ranges,
   lines_of,
+  open_raw,
   read_text,
+  size_of,
 )
 from paxlite.core.json_files import is_json, parse_objects
 
@@ -61,11 +64,15 @@ class File:
 
   def __init__(self, name: str):
     self.name = name
-    self.size: int | None = pathlib.Path(name).stat().st_size
+    self.size: int | None = size_of(name)
     self.done = 0
 
   def place(self, shard: int, number: int) -> str:
     return f'{self.name}:{number + 1}'
+
+  @property
+  def shard_bytes(self) -> float:
+    return float(self.size or 0)
 
   @property
   def fingerprint(self) -> int:
@@ -85,7 +92,7 @@ class JsonLines(File):
 
   def blocks(self, start: int = 0) -> Iterator[tuple[int, int, bytes]]:
     """Yields the blocks of files.line_blocks, from line `start` on."""
-    with pathlib.Path(self.name).open('rb') as raw:
+    with open_raw(self.name) as raw:
       for first, after, block in line_blocks(self.name, raw):
         self.done = self.done if raw.closed else raw.tell()  # it is closed when the last line comes
         if first < start < after:
@@ -97,9 +104,10 @@ class JsonLines(File):
   def ranges(self, start: int = 0) -> 'Iterator[tuple[int, int, bytes | FileRange]]':
     """Yields the blocks from line `start` on as ranges of the file.
 
-    A compressed file has no such ranges, so its blocks are yielded themselves, as by `blocks`.
+    A compressed file has no such ranges, and an object in a store is not read by other processes.
+    Their blocks are yielded themselves, as by `blocks`.
     """
-    if pathlib.Path(self.name).suffix in COMPRESSED:
+    if pathlib.Path(self.name).suffix in COMPRESSED or is_address(self.name):
       yield from self.blocks(start)
       return
     for first, after, begin, end in line_ranges(self.name, start):
@@ -141,7 +149,7 @@ class Parquet(File):
     except ImportError:
       raise UserError(f'{name} needs the package pyarrow: {shell.install("hf")}') from None
     with read_errors(name):
-      self._file = parquet.ParquetFile(name)
+      self._file = parquet.ParquetFile(open_raw(name) if is_address(name) else name)
     self.size = self._file.metadata.num_rows
 
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
@@ -219,7 +227,7 @@ class Table(_Parsed):
 
   def _decoded(self) -> Iterator[str]:
     """Yields the lines with their ends."""
-    with open(self.name, 'rb') as raw:
+    with open_raw(self.name) as raw:
       for first, _, block in line_blocks(self.name, raw):
         self.done = self.done if raw.closed else raw.tell()
         start = BOM if first == 0 else b''

@@ -20,9 +20,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from paxlite.core import shell
+from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import parse_line
 from paxlite.data.record_files import Raw, Record, line_of, open_file, read_errors
+
+_RECORD_BYTES = 1000  # of a dataset that does not say how large it is
 
 
 class Records(Protocol):
@@ -39,6 +42,11 @@ class Records(Protocol):
   num_shards: int
   size: int | None
   done: int
+
+  @property
+  def shard_bytes(self) -> float:
+    """About how large a shard is; 0 if that is not known."""
+    ...
 
   @property
   def fingerprint(self) -> int:
@@ -60,7 +68,8 @@ class Records(Protocol):
 
 def canonical(name: str) -> str:
   """Returns one name for a source, whichever of its names is given."""
-  return name if name.startswith(('tfds:', 'hf:')) else os.path.realpath(name)
+  is_name = name.startswith(('tfds:', 'hf:')) or is_address(name)
+  return name if is_name else os.path.realpath(name)
 
 
 def open_records(name: str, tfds_data_dir: str = '') -> Records:
@@ -116,6 +125,10 @@ class _Dataset:
       raise UserError(f'{name} names no split: write {name.rstrip("/")}/train')
     self._path = path
     self.done = 0
+
+  @property
+  def shard_bytes(self) -> float:
+    return _RECORD_BYTES * (self.size or 0) / self.num_shards
 
   @property
   def fingerprint(self) -> int:

@@ -45,6 +45,21 @@ class TokenRows:
       return len(self.seq_starts) - 1
     return -(-len(self.tokens) // self.seq_len)
 
+  @property
+  def read_ahead(self) -> int:
+    """How many batches `will_read` should know of before they are read."""
+    return getattr(self.tokens, 'read_ahead', 0)
+
+  def will_read(self, indices: np.ndarray) -> None:
+    """Begins to fetch the tokens of rows `indices` [b]."""
+    if self.rows == 'sequences':
+      firsts, ends = self.seq_starts[indices], self.seq_starts[indices + 1]
+      counts = np.minimum(ends - firsts, self.seq_len)
+      self.tokens.will_read(zip(firsts.tolist(), counts.tolist(), strict=True))
+    else:
+      firsts = np.maximum(indices * self.seq_len - 1, 0)
+      self.tokens.will_read((first, self.seq_len + 1) for first in firsts.tolist())
+
   def read(self, indices: np.ndarray) -> Batch:
     """Returns rows `indices` [b] as a batch.
 

@@ -24,6 +24,8 @@ _BUILT_IN = {
   'boolq': ('bool_q:1.0.0', lambda x: _question(x), True),
 }
 
+_SHARD_BYTES = 1e8  # SeqIO does not say how large a file is; TFDS makes all of them equally large
+
 
 @dataclasses.dataclass(frozen=True)
 class Example:
@@ -85,6 +87,10 @@ class Part:
   num_shards: int
   vocab_size: int
   bos_id: int
+
+  @property
+  def shard_bytes(self) -> list[float]:
+    return [_SHARD_BYTES] * self.num_shards
 
   @property
   def fingerprint(self) -> int:

@@ -1,9 +1,11 @@
 """Rows from sources that can only be read in sequence: SeqIO tasks and datasets of documents.
 
 A unit is one pass over a shard. Its examples come in an order that the seed, the epoch and the
-shard determine, and rows are made of them. The position of a process in a part is (epoch, unit,
-example, tokens of the example that are used, rows in all, the part's fingerprint). Checkpoints hold
-the positions, so that a run resumes exactly where it was.
+shard determine, and rows are made of them. Several readers, each with its own shards, make the rows
+of a batch, so that several processes share the work. The readers depend on the data and the batch
+size alone, so the order of rows is the same on any number of processes: a process runs the readers
+of its rows, and leaves out those rows of a reader that are another process's. Checkpoints hold the
+positions of all readers (positions.py), so that a run resumes exactly where it was.
 """
 
 import itertools
@@ -13,19 +15,17 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from paxlite.core.errors import UserError
-from paxlite.data.base import Batch, Positions, permute
+from paxlite.data.base import Batch, permute
+from paxlite.data.positions import Column, Positions
+from paxlite.data.stream_rows import Row, packed_rows, stream_rows
 
 StreamRows = Literal['stream', 'packed']
 
-
-class Example(Protocol):
-  """Token ids [n] and a mask of those that are targets [n]."""
-
-  @property
-  def ids(self) -> np.ndarray: ...
-
-  @property
-  def is_target(self) -> np.ndarray: ...
+_MOST_READERS = (
+  8  # of a part; each holds a block of documents in memory, and reads it when it seeks
+)
+_LEAST_BYTES = 1 << 20  # of the shards of a reader
+_BALANCE = 9 / 8  # the shards of one reader may be larger than those of another by this factor
 
 
 class Part(Protocol):
@@ -35,6 +35,7 @@ class Part(Protocol):
     name: Name of the dataset.
     rate: The dataset's share of the rows, not normalized.
     num_shards: Number of shards, each of which can be read alone.
+    shard_bytes: About how large each shard is [num_shards].
     fingerprint: A number that identifies the contents of the dataset.
   """
 
@@ -49,6 +50,9 @@ class Part(Protocol):
 
   @property
   def num_shards(self) -> int: ...
+
+  @property
+  def shard_bytes(self) -> Sequence[float]: ...
 
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int
@@ -105,7 +109,7 @@ class StreamInput:
     self._seed = seed
     self._shuffle = shuffle
     self._max_eval_batches = max_eval_batches
-    self._positions = Positions(self.name, self.first_position)
+    self._positions = Positions(self.name, [self.first_position(batch_size)])
 
   @property
   def name(self) -> str:
@@ -116,19 +120,41 @@ class StreamInput:
     return self.source.max_token_id
 
   @property
-  def first_position(self) -> np.ndarray:
-    """The position before the first row [parts, 6]; the module docstring lists the columns."""
-    return np.array([[0, 0, 0, 0, 0, part.fingerprint] for part in self.source.parts], np.int64)
+  def shares(self) -> np.ndarray:
+    """The share of the rows of each part [parts]."""
+    rates = np.array([part.rate for part in self.source.parts], np.float64)
+    return rates / rates.sum()
+
+  def first_position(self, batch_size: int) -> np.ndarray:
+    """Returns the position before the first row, [lanes × parts, 8]; see positions.py.
+
+    Args:
+      batch_size: Rows of a global batch; that of a mixture differs from the stream's.
+    """
+    parts = self.source.parts
+    readers = [_num_readers(part.shard_bytes, batch_size) for part in parts]
+    position = np.zeros((max(readers), len(parts), len(Column)), np.int64)
+    position[:, :, Column.LANES] = max(readers)
+    position[:, :, Column.READERS] = readers
+    position[:, :, Column.FINGERPRINT] = [part.fingerprint for part in parts]
+    if len(parts) > 1:
+      # Each lane begins at another place of the same order of parts, so that every batch has all.
+      counts = np.zeros(len(parts), np.int64)
+      for lane in range(1, max(readers)):
+        for _ in range(batch_size // max(readers)):
+          counts[_behind(self.shares, counts)] += 1
+        position[lane, :, Column.ROWS] = counts
+    return position.reshape(-1, len(Column))
 
   def position(self, step: int) -> np.ndarray:
-    """Returns this process's position before the batch of `step`.
+    """Returns the position before the batch of `step`, as far as this process knows it.
 
     The batch of the step before it must have been drawn.
     """
     return self._positions[step]
 
   def seek(self, step: int, position: np.ndarray) -> None:
-    """Makes train_batches(step, …) resume at a position that `position(step)` returned.
+    """Makes train_batches(step, …) resume at a position.
 
     Raises:
       UserError: The position belongs to other data, or to another number of parts.
@@ -139,25 +165,15 @@ class StreamInput:
     """Yields rows `rows` of the global batches of steps start, start + 1, … without end.
 
     Raises:
-      UserError: `start` is not the step that `seek` was given (0 without a seek), or the rows of
-        two processes overlap in part.
+      UserError: `start` is not the step that `seek` was given (0 without a seek).
     """
-    count = rows.stop - rows.start
-    if rows.start % count or self.batch_size % count:
-      raise UserError(
-        f'{self.name}: this process would read rows {rows.start} to {rows.stop} of batches of '
-        f'{self.batch_size}, and another some of the same. Put the sizes of DCN_MESH_SHAPE on axes '
-        'before those of ICI_MESH_SHAPE'
-      )
-    reader = self.open(rows.start // count, self.batch_size // count, self._positions.begin(start))
+    (position,) = self._positions.begin(start)
+    reader = Reader(self, rows, self.batch_size, position)
+    every = np.arange(self.batch_size, dtype=np.int64)
     for step in itertools.count(start):
-      batch = reader.read(count)
-      self._positions[step + 1] = reader.position
+      batch = reader.read(every)
+      self._positions[step + 1] = [reader.position]
       yield batch
-
-  def open(self, process: int, processes: int, position: np.ndarray) -> 'Reader':
-    """Returns a reader of one process's rows, from a position on."""
-    return Reader(self, process, processes, position)
 
   def eval_batches(self, rows: slice) -> Iterator[Batch]:
     """Yields rows `rows` of the batches of one pass, which every process reads in full.
@@ -182,7 +198,7 @@ class StreamInput:
 
   def rows_of(
     self, part: Part, unit: int, epoch: int | None, example: int = 0, offset: int = 0
-  ) -> Iterator['_Row']:
+  ) -> Iterator[Row]:
     """Returns the rows of one shard in the order of an epoch, from token `offset` of an example on.
 
     With epoch None, the rows are in the order in which they are stored.
@@ -191,8 +207,8 @@ class StreamInput:
     seed = None if epoch is None else (self._seed + epoch * 7919) % 2**31
     examples = part.examples(unit, shuffled, seed, example)
     if self.rows == 'stream':
-      return _stream_rows(examples, self.seq_len, self.source.start_id, offset)
-    return _packed_rows(examples, self.seq_len, self.source.start_id)
+      return stream_rows(examples, self.seq_len, self.source.start_id, offset)
+    return packed_rows(examples, self.seq_len, self.source.start_id)
 
   def unit_order(self, units: Sequence[int], epoch: int) -> list[int]:
     if not self._shuffle or len(units) == 1:
@@ -202,62 +218,124 @@ class StreamInput:
 
 
 class Reader:
-  """The endless rows of a StreamInput on one process; each part gets its share of the rows."""
+  """Reads the rows of one process from a StreamInput.
 
-  def __init__(self, data: StreamInput, process: int, processes: int, position: np.ndarray):
+  Args:
+    data: The input.
+    rows: The rows of a batch that this process has.
+    batch_size: Rows of a global batch.
+    position: Where to begin.
+  """
+
+  def __init__(self, data: StreamInput, rows: slice, batch_size: int, position: np.ndarray):
     parts = data.source.parts
-    self._streams = [
-      _Stream(data, part, process, processes, *map(int, stands[:4]))
-      for part, stands in zip(parts, position, strict=True)
-    ]
-    self._counts = position[:, 4].copy()
-    self._fingerprints = position[:, 5:]
-    rates = np.array([part.rate for part in parts], np.float64)
-    self._shares = rates / rates.sum()
+    self._rows = rows
+    self._shares = data.shares
+    self._position = position.reshape(-1, len(parts), len(Column)).copy()
+    self._lane_rows = batch_size // len(self._position)
+    self._reader_rows = batch_size // self._position[0, :, Column.READERS]
+    self._streams = {
+      (p, reader): self._opened(data, p, reader)
+      for p in range(len(parts))
+      for reader in range(
+        rows.start // self._reader_rows[p], (rows.stop - 1) // self._reader_rows[p] + 1
+      )
+    }
+
+  def _opened(self, data: StreamInput, part: int, reader: int) -> '_Stream':
+    lane = reader * self._reader_rows[part] // self._lane_rows
+    at = self._position[lane, part]
+    place = tuple(map(int, at[: Column.ROWS]))
+    assert min(place) >= 0, 'the position is known'
+    return _Stream(data, data.source.parts[part], reader, int(at[Column.READERS]), place)
 
   @property
   def position(self) -> np.ndarray:
-    stands = zip(self._streams, self._counts, strict=True)
-    found = [[*stream.position, count] for stream, count in stands]
-    return np.concatenate([np.array(found, np.int64), self._fingerprints], axis=1)
+    """The position [lanes × parts, 8], without the places of readers of other processes."""
+    found = self._position.copy()
+    found[:, :, : Column.ROWS] = -1
+    for (part, reader), stream in self._streams.items():
+      lanes = self._reader_rows[part] // self._lane_rows
+      found[reader * lanes : (reader + 1) * lanes, part, : Column.ROWS] = stream.place
+    return found.reshape(-1, len(Column))
 
-  def read(self, count: int) -> Batch:
-    """Returns a batch of the next `count` rows."""
+  def read(self, slots: np.ndarray) -> Batch:
+    """Returns the next rows of the stream, as far as they are this process's.
+
+    Args:
+      slots: The ascending numbers of those rows of a batch that are of this stream [n].
+    """
     drawn = []
-    for _ in range(count):
-      # Choose the part that is furthest behind its share.
-      chosen = int(np.argmax(self._shares * (self._counts.sum() + 1) - self._counts))
-      drawn.append(next(self._streams[chosen]))
-      self._counts[chosen] += 1
+    for slot, part in zip(slots.tolist(), self._parts(slots), strict=True):
+      stream = self._streams.get((part, slot // int(self._reader_rows[part])))
+      if stream is not None:
+        row = next(stream)
+        if self._rows.start <= slot < self._rows.stop:
+          drawn.append(row)
     return _stacked(drawn)
+
+  def _parts(self, slots: np.ndarray) -> list[int]:
+    """Chooses the part of each row, and counts the rows: the part furthest behind its share."""
+    lanes = slots // self._lane_rows
+    counts = self._position[:, :, Column.ROWS]
+    if len(self._shares) == 1:
+      np.add.at(counts[:, 0], lanes, 1)
+      return [0] * len(slots)
+    chosen = []
+    for lane in lanes.tolist():
+      chosen.append(_behind(self._shares, counts[lane]))
+      counts[lane, chosen[-1]] += 1
+    return chosen
+
+
+def _behind(shares: np.ndarray, counts: np.ndarray) -> int:
+  """Returns the part that is furthest behind its share of the rows, after `counts` rows [parts]."""
+  return int(np.argmax(shares * (counts.sum() + 1) - counts))
+
+
+def _num_readers(shard_bytes: Sequence[float], batch_size: int) -> int:
+  """Returns how many readers share the shards of a part: a power of two that divides a batch.
+
+  All readers get about the same share of the data, so that no shard is read more often than others.
+  """
+  readers = 1
+  while 2 * readers <= _MOST_READERS and batch_size % (2 * readers) == 0:
+    readers *= 2
+  while readers > 1:
+    sizes = [sum(shard_bytes[reader::readers]) for reader in range(readers)]
+    if min(sizes) >= _LEAST_BYTES and max(sizes) <= _BALANCE * min(sizes):
+      break
+    readers //= 2
+  return readers
 
 
 class _Stream:
-  """The endless rows of one part on one process."""
+  """The endless rows of one reader of a part.
+
+  Args:
+    data: The input.
+    part: The part.
+    reader: Number of the reader.
+    readers: Number of readers of the part.
+    place: Epoch, unit, example and token of that example to begin at.
+  """
 
   def __init__(
-    self,
-    data: StreamInput,
-    part: Part,
-    process: int,
-    processes: int,
-    epoch: int,
-    unit: int,
-    example: int,
-    offset: int,
+    self, data: StreamInput, part: Part, reader: int, readers: int, place: tuple[int, ...]
   ):
     self._data, self._part = data, part
-    # With fewer shards than processes, every process reads all and keeps its share of the rows.
-    by_shard = part.num_shards >= processes
+    # Only runs of earlier versions have fewer shards than readers: all read all shards, and each
+    # keeps its share of the rows.
+    by_shard = part.num_shards >= readers
     shards = list(range(part.num_shards))
-    self._units = shards[process::processes] if by_shard else shards
-    self._step = 1 if by_shard else processes
-    self._first = 0 if by_shard else process
-    self.position = epoch, unit, example, offset
+    self._units = shards[reader::readers] if by_shard else shards
+    self._step = 1 if by_shard else readers
+    self._first = 0 if by_shard else reader
+    self.place = place
     self._rows = self._opened()
 
   def __next__(self) -> Batch:
-    epoch, unit, _, _ = self.position
+    epoch, unit, _, _ = self.place
     started = epoch
     while (found := next(self._rows, None)) is None:
       unit += 1
@@ -265,88 +343,22 @@ class _Stream:
         epoch, unit = epoch + 1, 0
       if epoch > started + 1:
         raise UserError(
-          f'{self._part.name} has no row for one of the processes: it is empty or too small'
+          f'{self._part.name} has no row for one of its readers: it is empty or too small'
         )
-      self.position = epoch, unit, 0, 0
+      self.place = epoch, unit, 0, 0
       self._rows = self._opened()
     row, (example, offset) = found
-    self.position = epoch, unit, example, offset
+    self.place = epoch, unit, example, offset
     return row
 
-  def _opened(self) -> Iterator['_Row']:
-    epoch, unit, example, offset = self.position
+  def _opened(self) -> Iterator[Row]:
+    epoch, unit, example, offset = self.place
     number = self._data.unit_order(self._units, epoch)[unit]
     rows = self._data.rows_of(self._part, number, epoch, example, offset)
-    # The rows after one of this process are those of the other processes.
+    # The rows after one of this reader are those of the other readers.
     skipped = self._step - 1 if example or offset else self._first
     return itertools.islice(rows, skipped, None, self._step)
 
 
-_Row = tuple[Batch, tuple[int, int]]  # the row; then the next example and its next token
-
-
-def _stream_rows(
-  examples: Iterator[tuple[int, Example]], seq_len: int, start_id: int, offset: int
-) -> Iterator[_Row]:
-  """Yields rows of concatenated examples, cut every `seq_len` tokens; the last row is padded."""
-  pending: list[np.ndarray] = []
-  length = number = 0
-  for number, example in examples:
-    ids = example.ids[offset:]
-    offset = 0
-    pending.append(ids)
-    length += len(ids)
-    if length >= seq_len:
-      tokens = np.concatenate(pending)
-      for end in range(seq_len, length + 1, seq_len):
-        left = length - end  # these tokens all belong to this example
-        after = (number, len(example.ids) - left) if left else (number + 1, 0)
-        yield _row([tokens[end - seq_len : end]], seq_len, start_id), after
-      pending = [tokens[length // seq_len * seq_len :]]
-      length = len(pending[0])
-  if length:
-    yield _row([np.concatenate(pending)], seq_len, start_id), (number + 1, 0)
-
-
-def _packed_rows(
-  examples: Iterator[tuple[int, Example]], seq_len: int, start_id: int
-) -> Iterator[_Row]:
-  """Yields rows of as many examples as fit, in the order in which they come."""
-  segments: list[tuple[np.ndarray, np.ndarray]] = []
-  length = number = 0
-  packed = lambda: _row([s[0] for s in segments], seq_len, start_id, [s[1] for s in segments])
-  for number, example in examples:
-    ids = example.ids[:seq_len]
-    if length + len(ids) > seq_len:
-      yield packed(), (number, 0)
-      segments, length = [], 0
-    segments.append((ids, example.is_target[:seq_len]))
-    length += len(ids)
-  if segments:
-    yield packed(), (number + 1, 0)
-
-
-def _row(
-  segments: Sequence[np.ndarray],
-  seq_len: int,
-  start_id: int,
-  is_target: Sequence[np.ndarray] | None = None,
-) -> Batch:
-  """Returns a row [T] of segments; the first input of each segment is `start_id`."""
-  row = {k: np.zeros(seq_len, np.int32) for k in ('ids', 'labels', 'segment_ids', 'segment_pos')}
-  weights = np.zeros(seq_len, np.float32)
-  start = 0
-  for number, ids in enumerate(segments, 1):
-    end = start + len(ids)
-    row['labels'][start:end] = ids
-    row['ids'][start] = start_id
-    row['ids'][start + 1 : end] = ids[:-1]
-    row['segment_ids'][start:end] = number
-    row['segment_pos'][start:end] = np.arange(len(ids))
-    weights[start:end] = 1 if is_target is None else is_target[number - 1]
-    start = end
-  return row | {'weights': weights}
-
-
 def _stacked(rows: Sequence[Mapping[str, np.ndarray]]) -> Batch:
-  return {k: np.stack([row[k] for row in rows]) for k in rows[0]}
+  return {k: np.stack([row[k] for row in rows]) for k in rows[0]} if rows else {}

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from paxlite.core import paths, shell
+from paxlite.core import object_copies, paths, shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 
@@ -85,7 +85,7 @@ def open_tokenizer(path: str) -> Tokenizer:
   """
   if not path:
     raise UserError(f'there is no tokenizer: {_FLAGS}')
-  path = paths.local(path)
+  path = object_copies.local(paths.stored(path), object_copies.SMALL)
   file = pathlib.Path(path)
   if os.path.isdir(file):
     found = [file / name for name in TOKENIZERS if (file / name).is_file()]

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Below1, Count, Function, Run, Shape, Training
+from paxlite.core.attribute_kinds import Below1, Count, Function, OffAtZeroInt, Run, Shape, Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.rotary_positions import RotaryPositions
@@ -39,8 +39,12 @@ class AttentionAndNorms(RotaryPositions):
   HEADS_SPAN_MODEL: Training[bool] = True  # NUM_HEADS × DIMS_PER_HEAD must equal MODEL_DIMS
   # The number of queries that are computed at a time, which saves memory and half of the work.
   # MAX_SEQ_LEN: all. 0: all, but on CPUs a quarter if the sequence has 512 tokens or more.
+  # Where the mesh axis context splits rows, it is the most keys of a block instead.
   ATTENTION_BLOCK_SIZE: Run[int] = 0  # queries per block; 0: the kernel chooses
   USE_FLASH_ATTENTION: Run[bool] = True  # uses fused kernels if there are: cuDNN, splash
+  # With a number, GPUs from Hopper on skip the scores between the texts of a packed row. A row with
+  # more texts is refused.
+  MAX_TEXTS_PER_ROW: Run[OffAtZeroInt] = 0  # texts and padding of a packed row, at most; 0: any
   SLIDING_WINDOW: Function[int] = 0  # tokens that a query sees; 0: all previous ones
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
   # 'full', and 'full_nope' (full, and without rotary positions).
@@ -71,6 +75,10 @@ class AttentionAndNorms(RotaryPositions):
     return 1 / math.sqrt(self.DIMS_PER_HEAD)
 
   @property
+  def max_texts_per_row(self) -> int:
+    return self.MAX_TEXTS_PER_ROW
+
+  @property
   def USE_QKV_BIAS(self) -> Shape[bool]:
     """Whether queries, keys and values have biases."""
     return self.USE_BIAS
@@ -96,14 +104,14 @@ class AttentionAndNorms(RotaryPositions):
       raise UserError(
         f'NUM_HEADS={self.NUM_HEADS} is not divisible by NUM_KV_HEADS={self.NUM_KV_HEADS}'
       )
+    if self.MAX_TEXTS_PER_ROW == 1:
+      raise UserError(
+        'MAX_TEXTS_PER_ROW=1 leaves no room for padding: 2 or more, or 0 for any number'
+      )
     block = self.ATTENTION_BLOCK_SIZE
     if block < 0 or (block and self.MAX_SEQ_LEN % block):
       raise UserError(
         f'ATTENTION_BLOCK_SIZE={block} must divide MAX_SEQ_LEN={self.MAX_SEQ_LEN}, or be 0'
-      )
-    if block and self.mesh_sizes.get('context', 1) > 1:
-      raise UserError(
-        'ATTENTION_BLOCK_SIZE and the mesh axis context both split queries: choose one'
       )
     if 'sliding' in self.ATTENTION_PATTERN and self.SLIDING_WINDOW <= 0:
       raise UserError("ATTENTION_PATTERN has 'sliding', which needs a SLIDING_WINDOW above 0")
@@ -157,6 +165,7 @@ class AttentionAndNorms(RotaryPositions):
         AttentionKernel,
         block_size=self.ATTENTION_BLOCK_SIZE,
         fused=self.USE_FLASH_ATTENTION,
+        max_segments=self.MAX_TEXTS_PER_ROW,
       ),
     )
 

@@ -96,8 +96,10 @@ class Backends(Transformer):
     super().validate()
     if self.USE_TE == 'layer':
       self.task()
-    if self.backend.name != 'xla' and self.mesh_sizes.get('stage', 1) > 1:
-      raise UserError(f'{self.backend}: a pipeline (mesh axis stage) runs in plain XLA only')
+    if self.backend.name not in ('xla', 'xla_fp8') and self.num_stages > 1:
+      raise UserError(
+        f'{self.backend}: a pipeline (mesh axis stage) runs in XLA alone, FP8 included'
+      )
 
   def compiler_options(self, platform: str) -> dict[str, Any]:
     options = super().compiler_options(platform)

@@ -31,7 +31,14 @@ from paxlite.core.attribute_kinds import (
   at_most,
   names_of,
 )
-from paxlite.core.attributes import Attributes, LocalPath, attribute_types, convert, derived
+from paxlite.core.attributes import (
+  Attributes,
+  LocalPath,
+  StoredPath,
+  attribute_types,
+  convert,
+  derived,
+)
 from paxlite.core.errors import UserError
 from paxlite.layers.backends import Backend
 from paxlite.parallel import mesh, partitioning
@@ -71,6 +78,10 @@ class Experiment(Attributes):
     10.0  # also saves after so many minutes if the steps take longer; 0: only by steps
   )
   CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10  # older checkpoints are deleted
+  LOCAL_CHECKPOINT_EVERY_N_STEPS: Run[OffAtZeroInt] = (
+    0  # steps between two states that are kept on each host, beside checkpoints; 0: none
+  )
+  LOCAL_CHECKPOINT_DIR: Run[LocalPath] = ''  # folder for them, on each host; '': /dev/shm
   SUMMARY_INTERVAL_STEPS: Run[Count] = 100  # steps between two records of metrics
   EVAL_INTERVAL_STEPS: Run[Count] = 100  # steps between two evaluations
   TRACKERS: Run[list[Literal['wandb', 'mlflow', 'trackio']]] = []  # services that compare runs
@@ -96,7 +107,7 @@ class Experiment(Attributes):
   PROFILER_CAPTURE_STEP: Run[int | None] = None  # the step before the first one that is traced
 
   # Start of a new run: imported weights, or a job_log_dir or one checkpoint of another run.
-  CHECKPOINT_RESTORE_PATH: Run[LocalPath] = ''  # weights, or a run, that a new run starts from
+  CHECKPOINT_RESTORE_PATH: Run[StoredPath] = ''  # weights, or a run, that a new run starts from
   CHECKPOINT_IGNORE_RULES: Training[
     list[str]
   ] = []  # regular expressions; matching variables keep their initial values
@@ -207,6 +218,11 @@ class Experiment(Attributes):
     return 1.0
 
   @property
+  def max_texts_per_row(self) -> int:
+    """The most texts of a packed row, padding included; 0: any number."""
+    return 0
+
+  @property
   def plain_backend(self) -> dict[str, Any]:
     """The values with which the attributes that choose a backend choose plain XLA."""
     return {}
@@ -219,6 +235,10 @@ class Experiment(Attributes):
   @property
   def remarks(self) -> list[str]:
     """Sentences to print at the start about values that are valid but unusual."""
+    return []
+
+  def context_remarks(self, platform: str) -> list[str]:
+    """Returns sentences on how rows that are split over devices are computed on a platform."""
     return []
 
   @property
@@ -259,6 +279,11 @@ class Experiment(Attributes):
     rules = dict(partitioning.ALL_RULES)
     if self.SEQUENCE_SHARDED_ACTIVATIONS:
       rules |= {'residual_length': ('context', 'mdl'), 'act_embed': None}
+    if 'stage' in self.MESH_AXES:
+      # data is smaller than the number of devices by the stages: rows are looked up where they
+      # enter the pipeline, and not by all devices along data
+      rules |= {'lookup_batch': rules['outer_batch'], 'lookup_embed': None}
+      rules |= {'embed': 'data'}  # stages gather weights over data alone: see stage_weights
     return partitioning.rules_for(self.MESH_AXES, rules)
 
   @property

@@ -22,7 +22,8 @@ from paxlite.experiments.registry import find_known
 # regularized, recomputed and split up.
 _NEUTRAL = re.compile(
   r'(.*_init|dtype|dropout|embedding_dropout|checkpoint_policy|num_loss_chunks|kernel_tpl|rank'
-  r'|aux_loss_weight|num_groups|num_stages|num_microbatches)'
+  r'|aux_loss_weight|num_groups|num_stages|num_microbatches|num_repeats'
+  r'|gathers_once)'
 )
 # Classes that compute the same as other classes.
 _SAME = {

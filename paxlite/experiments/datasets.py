@@ -9,7 +9,7 @@ import fiddle as fdl
 from paxlite.checkpointing.source import check_weights, tokenizer_of
 from paxlite.core import shell
 from paxlite.core.attribute_kinds import Run, Training
-from paxlite.core.attributes import LocalPath, attribute_types
+from paxlite.core.attributes import StoredPath, attribute_types
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import kind
 from paxlite.core.templates import config
@@ -48,8 +48,8 @@ class Synthetic(Rows):
 class TextFiles(Tokenized, Rows):
   """Text files (.txt, also .gz .xz .zst) with a tokenizer; 1 block in 20 is held out."""
 
-  TRAIN_FILES: Run[list[LocalPath]] = []  # files or patterns such as data/*.jsonl
-  EVAL_FILES: Training[list[LocalPath]] = []  # the same for evaluation
+  TRAIN_FILES: Run[list[StoredPath]] = []  # files or patterns such as data/*.jsonl
+  EVAL_FILES: Training[list[StoredPath]] = []  # the same for evaluation
   EVAL_FRACTION: Training[float] = (
     0.05  # fraction of the text to hold out if there are no EVAL_FILES; 0: none
   )
@@ -104,11 +104,11 @@ class EmbeddedText(TextFiles):
 class FlatTokens(Tokenized, Rows):
   """A tokenized dataset in paxlite's format or seqax's format (see data.flat_tokens)."""
 
-  DATASET_PATH: Run[LocalPath] = ''  # folder that paxlite tokenize has written
+  DATASET_PATH: Run[StoredPath] = ''  # folder that paxlite tokenize has written
   TRAIN_SPLIT: Training[str] = 'train'  # the split to train on
   EVAL_SPLIT: Run[str | None] = 'validation'  # the split to evaluate on; None: no evaluation
   ROWS: Training[RowKind | None] = None  # None: packed or stream, as PACKED_INPUT says
-  VOCAB_PATH: Run[LocalPath] = ''  # only for printing a sample
+  VOCAB_PATH: Run[StoredPath] = ''  # only for printing a sample
 
   def validate(self) -> None:
     super().validate()
@@ -196,8 +196,8 @@ class DocumentFiles(FromTfds, Rows):
   held out. If there are none, one document out of HELD_OUT_EVERY is held out.
   """
 
-  TRAIN_SOURCES: Run[list[LocalPath]] = []  # files, tfds: and hf: datasets
-  EVAL_SOURCES: Run[list[LocalPath]] = []  # the same for evaluation
+  TRAIN_SOURCES: Run[list[StoredPath]] = []  # files, tfds: and hf: datasets
+  EVAL_SOURCES: Run[list[StoredPath]] = []  # the same for evaluation
   HELD_OUT_EVERY: Training[int] = 200  # one of so many documents is held out; 0: none
   TEXT_FIELD: Training[str] = 'text'  # the field of a record that holds the text
   SKIP_UNREADABLE: Run[bool] = False  # skips records without text and logs their number
@@ -241,10 +241,10 @@ class DocumentFiles(FromTfds, Rows):
 class SftFiles(Tokenized, Rows):
   """Prompts and answers, packed, with loss only on the answers (see data.sft and sft_formats)."""
 
-  TRAIN_FILES: Run[list[LocalPath]] = []  # files or patterns such as data/*.jsonl
-  EVAL_FILES: Training[list[LocalPath]] = []  # the same for evaluation
+  TRAIN_FILES: Run[list[StoredPath]] = []  # files or patterns such as data/*.jsonl
+  EVAL_FILES: Training[list[StoredPath]] = []  # the same for evaluation
   EVAL_FRACTION: Training[float] = 0.0  # fraction of the examples to hold out; 0: none
-  VOCAB_PATH: Run[LocalPath] = ''  # '': the tokenizer of CHECKPOINT_RESTORE_PATH
+  VOCAB_PATH: Run[StoredPath] = ''  # '': the tokenizer of CHECKPOINT_RESTORE_PATH
   TOO_LONG: Training[TooLong] = 'error'  # what happens to examples longer than a row
 
   def validate(self) -> None:
@@ -302,7 +302,7 @@ class Mixture(FromTfds, Rows):
   DocumentFiles. Each source holds out the same data as it would alone.
   """
 
-  SOURCES: Training[list[LocalPath]] = []  # the datasets to mix
+  SOURCES: Training[list[StoredPath]] = []  # the datasets to mix
   WEIGHTS: Training[list[float]] = []  # weights of the rows; their sum does not matter
   TRAIN_SPLIT: Training[str] = 'train'  # the split to train on
   EVAL_SPLIT: Run[str | None] = 'validation'  # the split to evaluate on; None: no evaluation

@@ -3,7 +3,7 @@
 from typing import Literal
 
 from paxlite.core.attribute_kinds import Count, Generation, Run, Training
-from paxlite.core.attributes import LocalPath
+from paxlite.core.attributes import StoredPath
 from paxlite.experiments.base import Experiment
 from paxlite.generation.decoding import Sampling
 
@@ -15,7 +15,7 @@ class Decoding(Experiment):
   START_ID: Training[int | None] = 0  # token id that a text begins with; None: nothing
   EOS_IDS: Generation[list[int]] = []  # token ids that end a text; empty: the tokenizer's
 
-  DECODE_FILES: Run[list[LocalPath]] = []  # JSON lines with inputs or chat messages
+  DECODE_FILES: Run[list[StoredPath]] = []  # JSON lines with inputs or chat messages
   DECODE_BATCH_SIZE: Generation[Count] = 8  # prompts that are continued at a time
   MAX_DECODE_STEPS: Generation[Count] = 128  # tokens that are generated at most
   TEMPERATURE: Generation[float] = 0.0  # 0: the most likely token
@@ -26,7 +26,7 @@ class Decoding(Experiment):
   INT8_WEIGHTS: Generation[bool] = False  # quantizes projections, with one scale per output channel
 
   # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
-  EVAL_TASKS: Run[list[LocalPath]] = []  # zero-shot tasks of --mode=eval
+  EVAL_TASKS: Run[list[StoredPath]] = []  # zero-shot tasks of --mode=eval
   EVAL_BATCH_TOKENS: Run[Count] = 4096  # approximate number of tokens per batch
   EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = 'truncate'  # texts too long for the model
   EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips invalid records and counts them

@@ -2,12 +2,14 @@
 
 import json
 import pathlib
+import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
 
 from paxlite.checkpointing.source import Source, read_values
+from paxlite.core.addresses import is_address
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.attributes import attribute_types, derived
 from paxlite.core.errors import UnreadableError, UserError
@@ -73,6 +75,15 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
     )
 
 
+def fingerprint(e: Experiment) -> int:
+  """Returns a checksum of what refuse_other_experiment compares."""
+  identity = _identity(e)
+  free = e.values_of(Kind.RUN, Kind.GENERATION)
+  compared = {k: v for k, v in identity['values'].items() if k not in free}
+  text = json.dumps([identity['experiment'], compared], sort_keys=True, default=repr)
+  return zlib.crc32(text.encode())
+
+
 def run_values(folder: pathlib.Path) -> dict[str, Any] | None:
   """Returns the identity in a run's folder, {'experiment': dotted path, 'values': {…}}, or None.
 
@@ -125,6 +136,7 @@ def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] 
 
 def _identity(e: Experiment) -> dict[str, Any]:
   values = e.values()
-  if e.CHECKPOINT_RESTORE_PATH:  # LoRA reads its base weights there, from any folder
-    values['CHECKPOINT_RESTORE_PATH'] = str(pathlib.Path(e.CHECKPOINT_RESTORE_PATH).absolute())
+  path = e.CHECKPOINT_RESTORE_PATH
+  if path and not is_address(path):  # LoRA reads its base weights there, from any folder
+    values['CHECKPOINT_RESTORE_PATH'] = str(pathlib.Path(path).absolute())
   return {'experiment': full_name(type(e)), 'backend': str(e.backend), 'values': values}

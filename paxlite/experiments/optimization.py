@@ -7,13 +7,13 @@ import fiddle as fdl
 from paxlite.core.attribute_kinds import Below1, Fraction, NotNegative, NotNegativeInt, Training
 from paxlite.core.errors import UserError, compiled
 from paxlite.core.templates import config
-from paxlite.experiments.base import Experiment
+from paxlite.experiments.storage import Storage
 from paxlite.optim import optimizers, schedules
 
 Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay']
 
 
-class Optimization(Experiment):
+class Optimization(Storage):
   """Pax's Adam and its learning rate schedule. The defaults are those of Pax's base class."""
 
   # Optimizer
@@ -87,6 +87,10 @@ class Optimization(Experiment):
     found = list(super().remarks)
     if not self.LEARNING_RATE:
       found.append('LEARNING_RATE=0: no step changes a variable.')
+    if self.FROZEN_DTYPE != 'float32' and '.*' in self.TRAINABLE_VARIABLES:
+      found.append(
+        f'FROZEN_DTYPE={self.FROZEN_DTYPE}: all variables are trained, and none is frozen.'
+      )
     if kind := self.schedule_kind:
       warmup, start, _ = self._schedule_steps
       if warmup >= self.MAX_STEPS:
@@ -113,6 +117,8 @@ class Optimization(Experiment):
       weight_decay=self.WEIGHT_DECAY,
       clip_gradient_norm=self.CLIP_GRADIENT_NORM_TO_VALUE,
       trainable=list(self.TRAINABLE_VARIABLES),
+      moments_dtype=self.ADAM_MOMENTS_DTYPE,
+      on_host=self.OFFLOAD_OPTIMIZER,
     )
 
   def schedule(self) -> fdl.Config:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import fiddle as fdl
 
 from paxlite.core.attribute_kinds import Count, Run
-from paxlite.core.attributes import AnyPath, LocalPath
+from paxlite.core.attributes import AnyPath, StoredPath
 from paxlite.core.errors import UserError
 from paxlite.core.files import expanded
 from paxlite.core.templates import config
@@ -81,7 +81,7 @@ class Rows(LanguageModel):
 class Tokenized(Experiment):
   """Text data, which has a tokenizer."""
 
-  VOCAB_PATH: Run[LocalPath] = ''  # the tokenizer: a file, or a folder of Hugging Face
+  VOCAB_PATH: Run[StoredPath] = ''  # the tokenizer: a file, or a folder of Hugging Face
 
   @property
   def tokenizer_path(self) -> str:

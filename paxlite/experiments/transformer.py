@@ -10,7 +10,8 @@ from flax import linen as nn
 from paxlite.core.attribute_kinds import Below1, Count, Function, Run, Shape, Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config, template
-from paxlite.experiments.attention import AttentionAndNorms, AttentionKind
+from paxlite.experiments.attention import AttentionKind
+from paxlite.experiments.context_parallelism import ContextParallelism
 from paxlite.experiments.decoding import Decoding
 from paxlite.experiments.optimization import Optimization
 from paxlite.layers.attention import Attention
@@ -46,7 +47,7 @@ class BlockKind(NamedTuple):
   has_experts: bool
 
 
-class Transformer(AttentionAndNorms, Decoding, Optimization):
+class Transformer(ContextParallelism, Decoding, Optimization):
   """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
 
   # Architecture
@@ -54,6 +55,8 @@ class Transformer(AttentionAndNorms, Decoding, Optimization):
   VOCAB_SIZE: Shape[Count] = 32000  # rows of the embedding
   PACKED_INPUT: Training[bool] = True  # rows hold several texts, which do not see each other
   USE_REPEATED_LAYER: Training[bool] = False  # one compiled block is applied NUM_LAYERS times
+  NUM_PIPELINE_REPEATS: Run[Count] = 1  # groups of layers in a stage of a pipeline
+  GATHER_STAGES_ONCE: Run[bool] = True  # a pipeline gathers weights once a step, not once a tick
   CHECKPOINT_POLICY: Run[CheckpointPolicy] = 'SAVE_NOTHING'  # what is not recomputed
   SEPARATE_EMBEDDING: Shape[bool] = False  # logits have a weight of their own
   TRAINABLE_POSITION_EMB: Shape[bool] = False  # learned embeddings of positions are added
@@ -149,7 +152,8 @@ class Transformer(AttentionAndNorms, Decoding, Optimization):
   @property
   def recomputed(self) -> float:
     forward_twice = 4 / 3 if keeps_nothing(self.CHECKPOINT_POLICY) else 1.0
-    return forward_twice * (1 + (self.num_stages - 1) / self.NUM_MICROBATCHES)
+    groups = self.NUM_MICROBATCHES * self.NUM_PIPELINE_REPEATS
+    return forward_twice * (1 + (self.num_stages - 1) / groups)
 
   @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
@@ -166,6 +170,11 @@ class Transformer(AttentionAndNorms, Decoding, Optimization):
           f'NUM_LAYERS={self.NUM_LAYERS} in {layers} repeated layers is not divisible by the '
           f"mesh's axis stage = {self.num_stages}"
         )
+      if layers // self.num_stages % self.NUM_PIPELINE_REPEATS:
+        raise UserError(
+          f'NUM_PIPELINE_REPEATS={self.NUM_PIPELINE_REPEATS} does not divide the '
+          f'{layers // self.num_stages} repeated layers of a stage'
+        )
       if not self.USE_REPEATED_LAYER:
         raise UserError('a pipeline (mesh axis stage) needs --fdl.USE_REPEATED_LAYER=True')
 
@@ -176,6 +185,8 @@ class Transformer(AttentionAndNorms, Decoding, Optimization):
       optimizer=self.optimizer(),
       num_microbatches=1 if self.num_stages > 1 else self.NUM_MICROBATCHES,
       max_skipped_steps=self.MAX_SKIPPED_STEPS,
+      gradient_dtype=self.GRADIENT_DTYPE,
+      frozen_dtype=self.FROZEN_DTYPE,
     )
 
   def model(self) -> fdl.Config:
@@ -253,7 +264,7 @@ class Transformer(AttentionAndNorms, Decoding, Optimization):
     last = first + num_layers * period
     layers: dict[str, Any] = dict(
       num_layers=num_layers,
-      checkpoint_policy=self.CHECKPOINT_POLICY,
+      checkpoint_policy=self.kept_activations(self.CHECKPOINT_POLICY),
       layer_tpl=self.layer(),
       first_tpls=[self.block_of(kind) for kind in kinds[:first]],
       last_tpls=[self.block_of(kind) for kind in kinds[last:]],
@@ -263,6 +274,8 @@ class Transformer(AttentionAndNorms, Decoding, Optimization):
         PipelinedTransformer,
         num_stages=self.num_stages,
         num_microbatches=self.NUM_MICROBATCHES,
+        num_repeats=self.NUM_PIPELINE_REPEATS,
+        gathers_once=self.GATHER_STAGES_ONCE,
         **layers,
       )
     is_repeated = self.USE_REPEATED_LAYER and num_layers > 0
@@ -316,7 +329,9 @@ class Transformer(AttentionAndNorms, Decoding, Optimization):
   @property
   def decoding_values(self) -> dict[str, Any]:
     """Attributes with which a model of the same variables continues text."""
-    return dict(USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING')
+    return dict(
+      USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING', OFFLOAD_ACTIVATIONS=[]
+    )
 
   @property
   def matmul_params(self) -> int:

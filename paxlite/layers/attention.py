@@ -15,7 +15,7 @@ from paxlite.core.templates import Template, template_field
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.projection import Projection
-from paxlite.layers.softmax_attention import Softmax
+from paxlite.layers.softmax_attention import Softmax, Visible
 from paxlite.parallel.partitioning import param, shard
 
 
@@ -153,15 +153,13 @@ class DotProductAttention(nn.Module):
       start: Index of the first query among the keys.
     """
     B, T, S = *q_BTNH.shape[:2], k_BSKH.shape[1]
-    distance_TS = start + jnp.arange(T)[:, None] - jnp.arange(S)
-    mask = distance_TS >= 0
-    if self.window > 0:
-      mask &= distance_TS < self.window
     segments = None
     if segment_ids_BT is not None:
-      keys_BS = segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS
-      segments = segment_ids_BT, keys_BS
-      mask = (mask & (segment_ids_BT[:, :, None] == keys_BS[:, None, :]))[:, None]
+      segments = (
+        segment_ids_BT,
+        segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS,
+      )
+    visible = Visible(start, self.window, segments)
     bias_JNTS = None
     if self.relative_bias_tpl is not None:
       bias_JNTS = self.relative_bias_tpl(name='relative_bias')(B, T, S, start)
@@ -173,7 +171,7 @@ class DotProductAttention(nn.Module):
       self.extra_logit if self.sinks_tpl is None else self.sinks_tpl(name='sinks')(),
       nn.Dropout(self.dropout, deterministic=False) if drops else None,
     )
-    return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS, softmax, segments)
+    return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, visible, bias_JNTS, softmax)
 
 
 class Attention(nn.Module):
@@ -222,8 +220,6 @@ class Attention(nn.Module):
     cached: list[jax.Array] = []
     if is_decoding(self):
       key, value, *cached = append_to_cache(self, segment_ids_BT, key=key, value=value)
-    key = shard(key, 'batch', 'kv_length', 'act_kv_heads', None)
-    value = shard(value, 'batch', 'kv_length', 'act_kv_heads', None)
     context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, *cached)
     context = checkpoint_name(context, 'context')
     context = shard(context, 'batch', 'length', 'act_heads', None)

@@ -3,14 +3,18 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from paxlite.layers import cpu_attention, cudnn_attention, softmax_attention, splash_attention
-from paxlite.layers.softmax_attention import Segments, Softmax
-from paxlite.parallel.partitioning import active_mesh, active_platform, num_shards
+from paxlite.layers.context_attention import ContextAttention
+from paxlite.layers.context_choice import Way
+from paxlite.layers.softmax_attention import Softmax, Visible
+from paxlite.parallel.partitioning import active_mesh, active_platform, num_shards, shard
 
+ContextWay = Literal['auto'] | Way
 Kernel = Callable[..., jax.Array]  # see softmax_attention
 
 
@@ -21,32 +25,45 @@ class AttentionKernel:
   Attributes:
     block_size: Queries per block, if attention is computed block by block; 0 chooses a size.
     fused: Whether fused kernels compute what they can: cuDNN's on NVIDIA GPUs, splash on TPUs.
+    context: How attention is computed where the mesh axis context splits rows; see context_choice.
+    max_segments: The most segments of a packed row, padding included; see cudnn_call.Options.
   """
 
   block_size: int = 0
   fused: bool = False
+  context: ContextWay = 'auto'
+  max_segments: int = 0
 
   def __call__(
     self,
     q_BTNH: jax.Array,
     k_BSKH: jax.Array,
     v_BSKH: jax.Array,
-    mask: jax.Array,
+    visible: Visible,
     bias_JNTS: jax.Array | None,
     softmax: Softmax,
-    segments: Segments | None = None,
   ) -> jax.Array:
+    way = None if self.context == 'auto' else self.context
+    over_context = ContextAttention(softmax, self.fused, self.block_size, way)
+    segments = visible.segments
+    chosen = over_context.chosen(q_BTNH, k_BSKH, segments is not None)
+    if chosen != 'gather' and bias_JNTS is None:
+      return over_context(chosen, q_BTNH, k_BSKH, v_BSKH, None if segments is None else segments[0])
+    k_BSKH, v_BSKH = (
+      shard(x, 'batch', 'kv_length', 'act_kv_heads', None) for x in (k_BSKH, v_BSKH)
+    )
     # no fused kernel knows values that are narrower than keys, as latent attention has them
     fused = self.fused and k_BSKH.shape == v_BSKH.shape
     if fused and cudnn_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
-      return cudnn_attention.attend(q_BTNH, k_BSKH, v_BSKH, mask, softmax)
+      return cudnn_attention.attend(q_BTNH, k_BSKH, v_BSKH, segments, softmax, self.max_segments)
     if fused and splash_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
       return splash_attention.attend(q_BTNH, k_BSKH, v_BSKH, segments, softmax)
     T, S = q_BTNH.shape[1], k_BSKH.shape[1]
+    mask = visible.mask(T, S)
     on_cpu = active_platform() == 'cpu'
     kernel: Kernel = cpu_attention.attend if on_cpu else softmax_attention.attend
     block_size = self.block_size or (cpu_attention.block_size(T) if on_cpu and _unsplit() else T)
-    if T != S or T % block_size or block_size == T or softmax.dropout is not None:
+    if T != S or not _unsplit() or T % block_size or block_size == T or softmax.dropout is not None:
       return kernel(q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS, softmax)
     block_kernel: Kernel = functools.partial(kernel, softmax=softmax)
     if self.block_size:

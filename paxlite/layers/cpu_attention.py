@@ -3,7 +3,6 @@
 import jax
 
 from paxlite.layers.softmax_attention import (
-  Segments,
   Softmax,
   exponentials,
   masked_scores,
@@ -18,7 +17,6 @@ def attend(
   mask: jax.Array,
   bias_JNTS: jax.Array | None,
   softmax: Softmax,
-  segments: Segments | None = None,
 ) -> jax.Array:
   """Computes attention, dividing the context instead of the weights by the sums of the softmax.
 

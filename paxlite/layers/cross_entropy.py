@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from paxlite.parallel.partitioning import shard, shards_of
+from paxlite.parallel.partitioning import active_platform, shard, shards_of
 
 
 class TokenLosses(NamedTuple):
@@ -44,6 +44,8 @@ def _forward(
   label_logits = cap_logits(label_logits.astype(jnp.float32), logit_cap)
   capped_BTV = cap_logits(logits_BTV.astype(jnp.float32), logit_cap)
   largest = capped_BTV.max(-1)
+  again_BTV = _after(largest, logits_BTV, logit_cap)
+  capped_BTV = cap_logits(again_BTV.astype(jnp.float32), logit_cap)
   log_z = largest + jnp.log(jnp.exp(capped_BTV - largest[..., None]).sum(-1))
   losses = TokenLosses(log_z - label_logits, label_logits >= largest)
   return losses, (logits_BTV, labels_BT, log_z)
@@ -53,7 +55,8 @@ def _backward(
   logit_cap: float, kept: tuple[jax.Array, ...], gradients: TokenLosses
 ) -> tuple[jax.Array, None]:
   logits_BTV, labels_BT, log_z_BT = kept
-  capped_BTV = cap_logits(logits_BTV.astype(jnp.float32), logit_cap)
+  again_BTV = _after(log_z_BT, logits_BTV, logit_cap)
+  capped_BTV = cap_logits(again_BTV.astype(jnp.float32), logit_cap)
   is_label_BTV = labels_BT[..., None] == jnp.arange(logits_BTV.shape[-1], dtype=labels_BT.dtype)
   gradient_BTV = jnp.exp(capped_BTV - log_z_BT[..., None]) - is_label_BTV
   gradient_BTV *= gradients.xent[..., None]
@@ -192,6 +195,16 @@ def _logits(x_BTD: jax.Array, head: _Head) -> jax.Array:
 
 def _shard(y_MBTx: jax.Array) -> jax.Array:
   return shard(y_MBTx, 'act_vocab', 'outer_batch', 'length', None)
+
+
+def _after(value: jax.Array, logits: jax.Array, cap: float) -> jax.Array:
+  """Returns logits whose capped values XLA computes again, after it has computed `value`.
+
+  On GPUs, it would otherwise write a tanh that several kernels use: [B, T, V] in float32.
+  """
+  if cap <= 0 or active_platform() not in ('gpu', 'cuda'):
+    return logits
+  return jax.lax.optimization_barrier((logits, value))[0]
 
 
 def cap_logits(logits: jax.Array, cap: float) -> jax.Array:

@@ -1,46 +1,147 @@
 """Attention by cuDNN's fused kernels, for NVIDIA GPUs."""
 
+import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from paxlite.layers.softmax_attention import Softmax
+from paxlite.layers import cudnn_call
+from paxlite.layers.by_rows import by_rows
+from paxlite.layers.partial_attention import Partial, gradients_of_fused, of_fused
+from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
 _Q, _KV = ('batch', 'length', 'act_heads', None), ('batch', 'kv_length', 'act_kv_heads', None)
+_SEGMENTS = ('batch', 'length')
+_LARGEST_OFFSET = 2**31 - 1  # cuDNN gets the bounds of segments in elements, as int32
 
 
 def attend(
-  q_BTNH: jax.Array, k_BSKH: jax.Array, v_BSKH: jax.Array, mask: jax.Array, softmax: Softmax
+  q_BTNH: jax.Array,
+  k_BSKH: jax.Array,
+  v_BSKH: jax.Array,
+  segments: Segments | None,
+  softmax: Softmax,
+  max_segments: int = 0,
 ) -> jax.Array:
-  """Computes attention by cuDNN's kernel, which never writes the scores to memory.
+  """Computes causal attention by cuDNN's kernel, which never writes the scores to memory.
 
-  JAX turns a mask of segments into a bias of 0 and −∞, which is the only array [B, T, T].
+  Args:
+    q_BTNH: Queries.
+    k_BSKH: Keys, as many as queries.
+    v_BSKH: Values.
+    segments: Segment ids of the queries and of the keys, which are the same; None where there are
+      none. cuDNN gets them as a bias of 0 and −∞, which is the only array [B, T, T].
+    softmax: The scale and the window.
+    max_segments: If it is above 0, cuDNN gets the bounds of the segments instead of a bias and
+      skips the scores between segments. A row must not have more segments, padding included. This
+      needs Hopper and no window.
   """
-  kernel = functools.partial(
-    jax.nn.dot_product_attention,
-    is_causal=True,
+  arrays = [q_BTNH, k_BSKH, v_BSKH, *([] if segments is None else segments[:1])]
+  local: Callable[..., jax.Array] = functools.partial(
+    attend_locally, softmax=softmax, max_segments=max_segments
+  )
+  active = partitioning.active_mesh()
+  if active is None:
+    return local(*arrays)
+  mesh, rules = active
+  specs = tuple(
+    partitioning.fitting(partitioning.spec(names, rules), x.shape, dict(mesh.shape))
+    for names, x in zip((_Q, _KV, _KV, _SEGMENTS), arrays, strict=False)
+  )
+  if segments is not None and mesh.shape.get('stage', 1) > 1:
+    local = by_rows(local)
+  # a compiled step with calls of cuDNN can be saved only if the calls are in a shard_map
+  sharded = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+  return sharded(*arrays)
+
+
+def attend_locally(
+  q_BTNH: jax.Array,
+  k_BTKH: jax.Array,
+  v_BTKH: jax.Array,
+  segment_ids_BT: jax.Array | None = None,
+  *,
+  softmax: Softmax,
+  max_segments: int = 0,
+) -> jax.Array:
+  """Computes causal attention of one device's rows and heads; see `attend`."""
+  if segment_ids_BT is None:
+    return _by_jax(q_BTNH, k_BTKH, v_BTKH, None, softmax, causal=True)
+  options = cudnn_call.Options(softmax.query_scale, softmax.window)
+  takes_bounds = softmax.window <= 0 and _capability() >= 9 and q_BTNH.size <= _LARGEST_OFFSET
+  if takes_bounds:
+    options = dataclasses.replace(options, max_segments=max_segments)
+  return cudnn_call.attend(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, options)
+
+
+def _by_jax(
+  q_BTNH: jax.Array,
+  k_BSKH: jax.Array,
+  v_BSKH: jax.Array,
+  segments: Segments | None,
+  softmax: Softmax,
+  causal: bool,
+) -> jax.Array:
+  """Computes attention of one device's queries by jax.nn, with a bias for the segments."""
+  return jax.nn.dot_product_attention(
+    q_BTNH,
+    k_BSKH,
+    v_BSKH,
+    bias=None if segments is None else _bias(segments, q_BTNH.dtype),
+    is_causal=causal,
     scale=softmax.query_scale,
     local_window_size=(softmax.window - 1, 0) if softmax.window > 0 else None,
     implementation='cudnn',
   )
-  segments = [mask] if mask.ndim == 4 else []  # the kernel itself masks later keys and the window
-  active = partitioning.active_mesh()
-  if active is None:
-    return kernel(q_BTNH, k_BSKH, v_BSKH, mask=segments[0] if segments else None)
-  mesh, rules = active
-  fitting = lambda names, x: partitioning.fitting(
-    partitioning.spec(names, rules), x.shape, dict(mesh.shape)
-  )
-  specs = [fitting(_Q, q_BTNH), fitting(_KV, k_BSKH), fitting(_KV, v_BSKH)]
-  specs += [fitting(('batch', None, 'length', 'kv_length'), m) for m in segments]
-  # a compiled step with calls of cuDNN can be saved only if the calls are in a shard_map
-  local = lambda q, k, v, *m: kernel(q, k, v, mask=m[0] if m else None)
-  sharded = jax.shard_map(
-    local, mesh=mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False
-  )
-  return sharded(q_BTNH, k_BSKH, v_BSKH, *segments)
+
+
+def _bias(segments: Segments, dtype: Any) -> jax.Array:
+  """Returns 0 for pairs of tokens of one segment, and else a large negative number, [B, 1, T, S].
+
+  JAX would make the same of a mask, but it would also write the mask and the numbers to memory.
+  """
+  of_queries_BT, of_keys_BS = segments
+  same = of_queries_BT[:, None, :, None] == of_keys_BS[:, None, None]
+  # the sum of a score and this number must be finite
+  return jnp.where(same, 0, 0.7 * jnp.finfo(dtype).min).astype(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class CudnnParts:
+  """A PartKernel of cuDNN, for a softmax without a cap, a window and an extra logit."""
+
+  softmax: Softmax
+
+  def forward(
+    self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
+  ) -> Partial:
+    """See PartKernel."""
+    return Partial(*of_fused(self._kernel(segments, causal), q, k, v))
+
+  def backward(
+    self,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: Segments | None,
+    causal: bool,
+    whole: Partial,
+    gradient: jax.Array,
+  ) -> Any:
+    """See PartKernel."""
+    return gradients_of_fused(self._kernel(segments, causal), (q, k, v), whole, gradient)
+
+  def _kernel(self, segments: Segments | None, causal: bool) -> Callable[..., jax.Array]:
+    return lambda q, k, v: _by_jax(q, k, v, segments, self.softmax, causal)
+
+
+def computes_locally(q_BTNH: Any, k_BSKH: Any, softmax: Softmax) -> bool:
+  """Returns whether cuDNN has a kernel for one device's rows and heads."""
+  return _is_plain(softmax) and _has_shapes(q_BTNH, k_BSKH)
 
 
 def computes(
@@ -50,35 +151,50 @@ def computes(
 
   It has no kernel for capped logits, a bias, an extra logit or dropout.
   """
-  plain = softmax.logit_cap <= 0 and softmax.extra_logit is None and softmax.dropout is None
-  return plain and bias_JNTS is None and _has_kernel(q_BTNH, k_BSKH)
+  return bias_JNTS is None and _is_plain(softmax) and _has_kernel(q_BTNH, k_BSKH)
+
+
+def _is_plain(softmax: Softmax) -> bool:
+  return softmax.logit_cap <= 0 and softmax.extra_logit is None and softmax.dropout is None
 
 
 def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:
   """Returns whether cuDNN has a kernel for these shapes on this platform and mesh.
 
-  It has no kernel for float32, head widths above the largest or not divisible by 8, odd lengths,
-  and cached keys. Neither is it used if a sequence or the layers are split over the mesh.
+  It is not used here if a sequence is split over the mesh.
   """
+  if not _has_shapes(q_BTNH, k_BSKH):
+    return False
   active = partitioning.active_mesh()
-  on_gpu = partitioning.active_platform() in ('gpu', 'cuda')
-  if not on_gpu or q_BTNH.dtype not in (jnp.bfloat16, jnp.float16):
-    return False
-  (T, N, H), (S, K) = q_BTNH.shape[1:], k_BSKH.shape[1:3]
-  is_narrow = _largest_width() >= H
-  if T != S or T % 2 or H % 8 or not is_narrow:
-    return False
   if active is None:
     return True
   mesh, rules = active
   shards = functools.partial(partitioning.num_shards, dict(mesh.shape), rules)
-  whole = shards('length') == 1 and mesh.shape.get('stage', 1) == 1
   # each device must hold the keys of its own query heads
-  return whole and all(n % shards('act_heads') == 0 for n in (N, K))
+  of_heads = (x.shape[2] % shards('act_heads') == 0 for x in (q_BTNH, k_BSKH))
+  return shards('length') == 1 and all(of_heads)
+
+
+def _has_shapes(q_BTNH: Any, k_BSKH: Any) -> bool:
+  """Returns whether cuDNN has a kernel for these shapes on this platform.
+
+  It has no kernel for float32, head widths above the largest or not divisible by 8, odd lengths,
+  and cached keys.
+  """
+  on_gpu = partitioning.active_platform() in ('gpu', 'cuda')
+  if not on_gpu or q_BTNH.dtype not in (jnp.bfloat16, jnp.float16):
+    return False
+  T, H = q_BTNH.shape[1], q_BTNH.shape[3]
+  return k_BSKH.shape[1] == T and T % 2 == 0 and H % 8 == 0 and _largest_width() >= H
 
 
 def _largest_width() -> int:
   """Returns the largest width of a head that the kernels compute: 256 from Hopper on, else 128."""
+  return 256 if _capability() >= 9 else 128
+
+
+def _capability() -> float:
+  """Returns the compute capability of the GPUs, 9.0 for Hopper; 0 on other devices."""
   active = partitioning.active_mesh()
   device = active[0].devices.flat[0] if active else jax.devices()[0]
-  return 256 if float(getattr(device, 'compute_capability', 0)) >= 9 else 128
+  return float(getattr(device, 'compute_capability', 0))

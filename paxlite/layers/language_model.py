@@ -11,6 +11,7 @@ from paxlite.layers.cross_entropy import (
   chunked_cross_entropy,
   cross_entropy,
 )
+from paxlite.layers.dropout import MicrobatchDropout
 from paxlite.layers.embeddings import LmHead, LogitsBias, TokenEmbedding
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.transformer import UnrolledTransformer
@@ -52,7 +53,7 @@ class TransformerLm(nn.Module):
     self.logits_bias: LogitsBias | None = (
       None if self.logits_bias_tpl is None else self.logits_bias_tpl()
     )
-    self.dropout = nn.Dropout(self.embedding_dropout)
+    self.dropout = MicrobatchDropout(self.embedding_dropout)
 
   def __call__(
     self,
@@ -95,9 +96,10 @@ class TransformerLm(nn.Module):
     if self.position_emb is not None:
       x_BTD = x_BTD + self.position_emb(positions_BT)
     # two constraints in a row, because XLA handles each of the two resharding steps efficiently
-    x_BTD = shard(x_BTD, 'batch', 'length', 'act_embed')
-    x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
-    x_BTD = self.dropout(x_BTD, deterministic=not self.has_rng('dropout'))
+    x_BTD = shard(x_BTD, 'outer_batch', 'length', 'act_embed')
+    x_BTD = shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed')
+    if self.has_rng('dropout'):
+      x_BTD = self.dropout(x_BTD, self.transformer.microbatches)
     x_BTD = self.transformer(x_BTD, positions_BT, segment_ids_BT)
     return self.final_ln(shard(x_BTD, 'outer_batch', 'residual_length', 'act_embed'))
 

@@ -83,7 +83,7 @@ class LatentAttention(nn.Module):
       context = jnp.einsum('BTNR,RNH->BTNH', context_BTNR, w_value_RNH)
     else:
       key_value_BSNH = checkpoint_name(up(latent_BTR), 'key_proj')
-      key_value_BSNH = shard(key_value_BSNH, 'batch', 'kv_length', 'act_kv_heads', None)
+      key_value_BSNH = shard(key_value_BSNH, 'batch', 'length', 'act_kv_heads', None)
       plain_BSNH, value = jnp.split(key_value_BSNH, [self.plain_dims], axis=-1)
       shared_BSNH = jnp.broadcast_to(key_BT1H, (*plain_BSNH.shape[:3], self.rotary_dims))
       query = jnp.concatenate([plain_BTNH, rotated_BTNH], axis=-1)

@@ -5,11 +5,15 @@ all others. The names of the policies are those of praxis' AutodiffCheckpointTyp
 what fused kernels of attention compute.
 """
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import jax
 from flax import linen as nn
+
+from paxlite.layers.ring_attention import RESULTS as RING_RESULTS
+from paxlite.parallel.partitioning import HOST
 
 CheckpointPolicy = Literal[
   'SAVE_NOTHING',
@@ -42,16 +46,43 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
+# The names that layers give to their activations.
+ActivationName = Literal[
+  'iteration_input',
+  'combined_qkv_proj',
+  'query_proj',
+  'key_proj',
+  'value_proj',
+  'context',
+  'out_proj',
+  'transformer_layer_out',
+]
+
 _NAMES['SAVE_DOT_FOR_MLPERF_200B'] = _NAMES['SAVE_QKV_CONTEXT_OUT_PROJ']  # both are names in Pax
 
 
-def jax_policy(policy: str) -> Callable[..., Any]:
+@dataclasses.dataclass(frozen=True)
+class Offloaded:
+  """A policy that also moves some activations to the memory of the host, until they are needed.
+
+  Attributes:
+    policy: The name of a CheckpointPolicy, for all other activations.
+    names: The ActivationNames of those that are moved.
+  """
+
+  policy: str
+  names: Sequence[str]
+
+
+def jax_policy(policy: str | Offloaded) -> Callable[..., Any]:
   """Returns the jax checkpoint policy for the name of a CheckpointPolicy.
 
   Raises:
     ValueError: The name is unknown.
   """
   policies = jax.checkpoint_policies
+  if isinstance(policy, Offloaded):
+    return _offloading(policy)
   plain = {
     'SAVE_NOTHING': policies.nothing_saveable,
     'SAVE_EVERYTHING': policies.everything_saveable,
@@ -70,15 +101,36 @@ def jax_policy(policy: str) -> Callable[..., Any]:
   return policies.save_only_these_names(*_NAMES[policy])
 
 
+def _offloading(policy: Offloaded) -> Callable[..., Any]:
+  names = policy.names
+  offload = jax.checkpoint_policies.save_and_offload_only_these_names(
+    names_which_can_be_saved=[],
+    names_which_can_be_offloaded=list(names),
+    offload_src='device',
+    offload_dst=HOST,
+  )
+  rest = jax_policy(policy.policy)
+
+  def decide(primitive: Any, *avals: Any, **params: Any) -> Any:
+    is_named = primitive.name == 'name' and params['name'] in names
+    return (offload if is_named else rest)(primitive, *avals, **params)
+
+  return decide
+
+
 def attention_saveable(primitive: Any, *_: Any, **params: Any) -> bool:
   """Keeps the results of fused kernels of attention: the context and the sums of the softmax.
 
   The backward kernels read both. Where the context alone is kept, the forward kernel runs again.
-  Attention in plain XLA has no such results, and nothing of it is kept.
+  Attention in plain XLA has no such results, and nothing of it is kept. Of a ring, the results of
+  all its steps together are kept.
   """
+  if primitive.name == 'name':
+    return params.get('name') == RING_RESULTS
   kernel = str(params.get('name', params.get('name_and_src_info', '')))
   fused = primitive.name == 'pallas_call' and 'splash' in kernel
-  return fused or primitive.name.startswith('dot_product_attention_fwd')
+  called = primitive.name == 'ffi_call' and params['target_name'].startswith('__cudnn$fmha')
+  return fused or called or primitive.name.startswith('dot_product_attention_fwd')
 
 
 def keeps_nothing(policy: str) -> bool:
@@ -86,7 +138,7 @@ def keeps_nothing(policy: str) -> bool:
   return policy in ('SAVE_NOTHING', 'SAVE_ITERATION_INPUT', 'SAVE_TRANSFORMER_LAYER_OUTPUT')
 
 
-def remat(body: Callable[..., Any], policy: str, in_scan: bool) -> Callable[..., Any]:
+def remat(body: Callable[..., Any], policy: str | Offloaded, in_scan: bool) -> Callable[..., Any]:
   """Returns `body(module, …)` with a backward pass that recomputes what `policy` does not keep."""
   if policy == 'SAVE_EVERYTHING':
     return body  # a jax.checkpoint that keeps everything would only add barriers

@@ -1,9 +1,8 @@
 """Attention in plain XLA, and the parts of it that other kernels use too.
 
-A kernel is a function (q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS, softmax, segments) → context
-[B, T, N, H]. The mask is [T, S] or [B, 1, T, S]. The bias may be None; otherwise each of J groups
-of B / J neighboring rows has its own. The segments, which the mask contains, are for kernels that
-compute the mask themselves.
+A kernel is a function (q_BTNH, k_BSKH, v_BSKH, mask, bias_JNTS, softmax) → context [B, T, N, H].
+The mask is [T, S] or [B, 1, T, S]. The bias may be None; otherwise each of J groups of B / J
+neighboring rows has its own.
 """
 
 import dataclasses
@@ -15,6 +14,32 @@ import jax.numpy as jnp
 from paxlite.layers.cross_entropy import cap_logits
 
 Segments = tuple[jax.Array, jax.Array]  # ids of the queries [B, T] and of the keys [B, S]
+
+
+@dataclasses.dataclass(frozen=True)
+class Visible:
+  """The keys that a query sees: its own and earlier ones, in a window, of its own segment.
+
+  Attributes:
+    start: Index of the first query among the keys.
+    window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
+    segments: Segments of the queries and of the keys; None means that there are none.
+  """
+
+  start: jax.Array | int = 0
+  window: int = 0
+  segments: Segments | None = None
+
+  def mask(self, T: int, S: int) -> jax.Array:
+    """Returns the array that says so, [T, S] or [B, 1, T, S]; only some kernels need it."""
+    distance_TS = self.start + jnp.arange(T)[:, None] - jnp.arange(S)
+    mask = distance_TS >= 0
+    if self.window > 0:
+      mask &= distance_TS < self.window
+    if self.segments is None:
+      return mask
+    of_queries_BT, of_keys_BS = self.segments
+    return (mask & (of_queries_BT[:, :, None] == of_keys_BS[:, None, :]))[:, None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +69,6 @@ def attend(
   mask: jax.Array,
   bias_JNTS: jax.Array | None,
   softmax: Softmax,
-  segments: Segments | None = None,
 ) -> jax.Array:
   """Computes attention in plain XLA."""
   scores_BNTS = masked_scores(q_BTNH, k_BSKH, mask, bias_JNTS, softmax)

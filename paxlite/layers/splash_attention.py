@@ -6,11 +6,13 @@ the window leaves empty are not computed.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from paxlite.layers.partial_attention import Partial, gradients_of_fused, of_fused
 from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
@@ -36,7 +38,7 @@ def attend(
     segments: Segment ids of the queries and of the keys, [B, T] each; None where there are none.
     softmax: The scale, the cap, the window and the extra logit.
   """
-  local = functools.partial(_attend, softmax=dataclasses.replace(softmax, extra_logit=None))
+  local = functools.partial(attend_locally, softmax=dataclasses.replace(softmax, extra_logit=None))
   sinks_N = None
   if softmax.extra_logit is not None:
     logits = jnp.asarray(softmax.extra_logit, jnp.float32)
@@ -70,20 +72,26 @@ def computes(
 
 def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:
   """Whether the kernels take these shapes, here."""
-  (T, N), (S, K) = q_BTNH.shape[1:3], k_BSKH.shape[1:3]
-  if partitioning.active_platform() != 'tpu' or T != S or T % _LANES:
+  if not computes_locally(q_BTNH, k_BSKH):
     return False
   active = partitioning.active_mesh()
   if active is None:
     return True
   mesh, rules = active
   shards = functools.partial(partitioning.num_shards, dict(mesh.shape), rules)
-  whole = shards('length') == 1 and mesh.shape.get('stage', 1) == 1
   # each device has the keys of its own queries
-  return whole and all(n % shards('act_heads') == 0 for n in (N, K))
+  of_heads = (x.shape[2] % shards('act_heads') == 0 for x in (q_BTNH, k_BSKH))
+  whole = shards('length') == 1 and mesh.shape.get('stage', 1) == 1
+  return whole and all(of_heads)
 
 
-def _attend(
+def computes_locally(q_BTNH: Any, k_BSKH: Any) -> bool:
+  """Whether the kernels take one device's rows and heads, on this platform."""
+  T, S = q_BTNH.shape[1], k_BSKH.shape[1]
+  return partitioning.active_platform() == 'tpu' and T == S and T % _LANES == 0
+
+
+def attend_locally(
   q_BTNH: jax.Array,
   k_BSKH: jax.Array,
   v_BSKH: jax.Array,
@@ -91,27 +99,87 @@ def _attend(
   sinks_N: jax.Array | None,
   softmax: Softmax,
 ) -> jax.Array:
-  """The attention of one device's rows and heads."""
+  """The attention of one device's rows and heads, in a shard_map."""
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
   T, N = q_BTNH.shape[1:3]
   kernel = _kernel(T, N, softmax, interpret=partitioning.active_platform() == 'cpu')
   ids = None if segments is None else splash.SegmentIds(*segments)
-  heads_first = lambda x_BTNH: x_BTNH.swapaxes(1, 2)
   context_BNTH = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, ids, sinks_N))(
-    heads_first(q_BTNH * softmax.query_scale), heads_first(k_BSKH), heads_first(v_BSKH), ids
+    _heads_first(q_BTNH * softmax.query_scale), _heads_first(k_BSKH), _heads_first(v_BSKH), ids
   )
-  return heads_first(context_BNTH).astype(v_BSKH.dtype)
+  return _heads_first(context_BNTH).astype(v_BSKH.dtype)
 
 
-def _kernel(length: int, heads: int, softmax: Softmax, interpret: bool) -> Any:
+def _heads_first(x_BTNH: jax.Array) -> jax.Array:
+  """Exchanges heads and tokens, in either direction."""
+  return x_BTNH.swapaxes(1, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class SplashParts:
+  """A PartKernel of splash, for a softmax without a window and an extra logit."""
+
+  softmax: Softmax
+
+  def forward(
+    self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
+  ) -> Partial:
+    """See PartKernel."""
+    kernel = self._rows(q.shape, segments, causal)
+    context, log_sum = of_fused(kernel, *self._arguments(q, k, v))
+    return Partial(_heads_first(context), log_sum)
+
+  def backward(
+    self,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: Segments | None,
+    causal: bool,
+    whole: Partial,
+    gradient: jax.Array,
+  ) -> Any:
+    """See PartKernel."""
+    kernel = self._rows(q.shape, segments, causal)
+    kept = Partial(_heads_first(whole.context), whole.log_sum)
+    dq, dk, dv = gradients_of_fused(kernel, self._arguments(q, k, v), kept, _heads_first(gradient))
+    return _heads_first(dq) * self.softmax.query_scale, _heads_first(dk), _heads_first(dv)
+
+  def _arguments(self, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+    return _heads_first(q * self.softmax.query_scale), _heads_first(k), _heads_first(v)
+
+  def _rows(
+    self, shape: tuple[int, ...], segments: Segments | None, causal: bool
+  ) -> Callable[..., jax.Array]:
+    """Returns the kernel for a part of all rows, with heads before tokens."""
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+    interpret = partitioning.active_platform() == 'cpu'
+    kernel = _kernel(shape[1], shape[2], self.softmax, interpret, causal)
+    ids = None if segments is None else splash.SegmentIds(*segments)
+
+    def rows(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+      # the reader of compiled programs needs to know what the kernel leaves out
+      with jax.named_scope('causal' if causal else EVERY_KEY):
+        return jax.vmap(kernel)(q, k, v, ids)
+
+    return rows
+
+
+EVERY_KEY = 'every_key'  # is in the names of calls whose mask is empty
+
+
+def _kernel(length: int, heads: int, softmax: Softmax, interpret: bool, causal: bool = True) -> Any:
   """The kernels of a forward and a backward pass for the shapes of one row."""
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
   shape = length, length
   mask: masks.Mask = masks.CausalMask(shape)
-  if softmax.window > 0:
+  if not causal:
+    mask = masks.FullMask(shape)
+  elif softmax.window > 0:
     mask = masks.LocalMask(shape, (softmax.window - 1, 0), 0)
   block = next(n for n in _BLOCKS if length % n == 0)
   return splash.make_splash_mha(

@@ -11,9 +11,9 @@ from paxlite.layers.attention import Attention
 from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.norms import LayerNorm
-from paxlite.layers.remat import remat
+from paxlite.layers.remat import Offloaded, remat
 from paxlite.layers.sown import SOWN
-from paxlite.parallel.partitioning import shard
+from paxlite.parallel.partitioning import TAPS, shard
 
 
 class TransformerBlock(nn.Module):
@@ -96,7 +96,12 @@ class UnrolledTransformer(nn.Module):
   layer_tpl: Template = template_field(TransformerBlock)
   first_tpls: Sequence[Template] = ()
   last_tpls: Sequence[Template] = ()
-  checkpoint_policy: str = 'SAVE_EVERYTHING'
+  checkpoint_policy: str | Offloaded = 'SAVE_EVERYTHING'
+
+  @property
+  def microbatches(self) -> int:
+    """The number of parts of a batch that the stack computes one after another."""
+    return 1
 
   @nn.compact
   def __call__(
@@ -127,7 +132,7 @@ class RepeatedTransformer(UnrolledTransformer):
   Its compile time does not depend on the number of layers.
   """
 
-  checkpoint_policy: str = 'SAVE_NOTHING'
+  checkpoint_policy: str | Offloaded = 'SAVE_NOTHING'
 
   def layers(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
@@ -139,7 +144,7 @@ class RepeatedTransformer(UnrolledTransformer):
 
     scan = nn.scan(
       step,
-      variable_axes=dict.fromkeys(['params', 'cache', *FP8_COLLECTIONS, *SOWN], 0),
+      variable_axes=dict.fromkeys(['params', TAPS, 'cache', *FP8_COLLECTIONS, *SOWN], 0),
       split_rngs={'params': True, 'dropout': True},
       length=self.num_layers,
       metadata_params={nn.PARTITION_NAME: 'layers'},

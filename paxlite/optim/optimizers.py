@@ -12,6 +12,7 @@ from flax import linen as nn
 
 from paxlite.core.variable_names import REPLACED, path_name
 from paxlite.layers.transformer import REPEATED
+from paxlite.optim import storage
 
 PyTree = Any
 
@@ -51,7 +52,7 @@ def scale_by_pax_adam(
     return beta * (1 - jnp.power(beta, t)) / (1 - jnp.power(beta, t + 1))
 
   def update(updates: PyTree, state: Any, params: PyTree | None = None, valid=True):
-    grads = updates
+    grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
     del params
     # the gradients of a skipped update are zeros, and decays of 1 keep the moments exactly the same
     b1_t = jnp.where(valid, corrected(b1, state.count), 1)
@@ -123,12 +124,14 @@ class Optimizer:
       ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
     clip_gradient_norm: Cap on the global norm of the gradients that `transformation` gets; ≤ 0
       means no cap.
+    on_host: Whether the moments are in the memory of the host: see storage.streamed.
   """
 
   transformation: optax.GradientTransformationExtraArgs
   schedule: optax.Schedule
   trainable: tuple[str, ...] = ('.*',)
   clip_gradient_norm: float = 0.0
+  on_host: bool = False
 
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
     """Returns (trainable, frozen): trees like `params`, with None where the other has the leaf."""
@@ -143,6 +146,15 @@ class Optimizer:
     """
     replaced = lambda name: self._matches(name) and _is_replaced(name)
     return _select(frozen, replaced), _select(frozen, lambda name: not replaced(name))
+
+  def with_frozen_as(self, params: PyTree, dtype: str) -> PyTree:
+    """Returns parameters with the frozen ones of float32 in another dtype."""
+    _, others = self.split(params)
+    _, frozen = self.split_replaced(others)
+    names = {path_name(p) for p, _ in jax.tree.leaves_with_path(frozen, is_leaf=_is_box)}
+    narrowed = lambda x: x.astype(dtype) if x.dtype == jnp.float32 else x
+    one = lambda path, leaf: jax.tree.map(narrowed, leaf) if path_name(path) in names else leaf
+    return jax.tree_util.tree_map_with_path(one, params, is_leaf=_is_box)
 
   def _matches(self, name: str) -> bool:
     return any(re.fullmatch(p, name) for p in self.trainable)
@@ -159,8 +171,30 @@ class Optimizer:
     cap = self.clip_gradient_norm
     if cap <= 0:
       return jax.tree.map(lambda g: jnp.where(valid, g, 0), grads)
-    scale = jnp.where(norm > cap, cap / norm, 1)
+    scale = jnp.where(norm > cap, cap / norm, 1)  # float32, and with it the product
     return jax.tree.map(lambda g: jnp.where(valid, (g * scale).astype(g.dtype), 0), grads)
+
+  def update(
+    self, grads: PyTree, norm: jax.Array, valid: jax.Array, opt_state: PyTree, params: PyTree
+  ) -> tuple[PyTree, PyTree]:
+    """Clips gradients, and returns the next trainable parameters and the next state.
+
+    Args:
+      grads: The gradients.
+      norm: Their global norm.
+      valid: Whether they are finite; if not, nothing changes.
+      opt_state: The state of `transformation`.
+      params: The trainable parameters.
+    """
+
+    def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
+      grads = self.clip(grads, norm, valid)
+      updates, state = self.transformation.update(grads, state, params, valid=valid)
+      return optax.apply_updates(params, updates), state
+
+    if self.on_host:
+      return storage.streamed(update, grads, opt_state, params)
+    return update(grads, opt_state, params)
 
   def learning_rate(self, opt_state: PyTree) -> jax.Array:
     """Returns the learning rate of the update that follows `opt_state`."""
@@ -199,6 +233,8 @@ def adam(
   weight_decay: float = 1e-3,
   clip_gradient_norm: float = 5.0,
   trainable: Sequence[str] = ('.*',),
+  moments_dtype: str = 'float32',
+  on_host: bool = False,
 ) -> Optimizer:
   """Returns Pax's Adam: clip the global norm, Adam, decay all trainable variables, scale by −lr.
 
@@ -211,6 +247,8 @@ def adam(
       embeddings.
     clip_gradient_norm: Cap on the global norm of the gradients; ≤ 0 means no cap.
     trainable: Regular expressions of the trainable variables: see Optimizer.
+    moments_dtype: The dtype of the moments between two updates: see storage.narrow.
+    on_host: Whether the moments are in the memory of the host: see storage.streamed.
   """
   chain: list[Any] = []
   if clip_gradient_norm > 0:
@@ -220,4 +258,5 @@ def adam(
     optax.add_decayed_weights(weight_decay),
     scale_by_learning_rate(schedule),
   ]
-  return Optimizer(optax.chain(*chain), schedule, tuple(trainable), clip_gradient_norm)
+  transformation = storage.narrow(optax.chain(*chain), moments_dtype)
+  return Optimizer(transformation, schedule, tuple(trainable), clip_gradient_norm, on_host)

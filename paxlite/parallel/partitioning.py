@@ -19,14 +19,16 @@ XLA's partitioner does the rest.
 import contextlib
 import contextvars
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import meta
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from paxlite.core.errors import UserError, listed
 from paxlite.parallel.mesh import MESH_AXES
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
@@ -36,6 +38,7 @@ ALL_RULES: Rules = {
   # activations
   'batch': ('replica', 'data', 'expert'),
   'outer_batch': ('replica', 'data', 'expert', 'stage'),  # of the final norm and the logits
+  'row_shards': None,  # parts of the batch as a dimension: see layers.pipeline
   'lookup_batch': ('replica', 'expert'),  # rows looked up in a table that is split by data
   'lookup_embed': 'data',
   'length': 'context',
@@ -47,7 +50,7 @@ ALL_RULES: Rules = {
   'act_mlp': 'mdl',
   'act_vocab': 'mdl',
   # weights
-  'embed': 'data',
+  'embed': ('data', 'context'),
   'heads': 'mdl',
   'kv_heads': 'mdl',
   'head_dim': None,
@@ -157,6 +160,8 @@ def gathers_weights() -> bool:
     return False
   mesh, rules = active
   batch = axes_of(rules['batch'])
+  if 'data' not in batch:
+    return False
   sizes = dict(mesh.shape)
   before = math.prod(sizes[a] for a in batch[: batch.index('data')])
   return min(before, sizes['data'], sizes['mdl']) > 1
@@ -246,6 +251,35 @@ def sharded_shapes(boxed_params: Any, mesh: Mesh, rules: Rules) -> Any:
   return jax.tree.map(one, meta.unbox(boxed_params), param_specs(boxed_params, rules))
 
 
+HOST = 'pinned_host'  # JAX's name of the host's memory that a device reads and writes
+
+
+def on_host(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+  """Returns a sharded shape whose array is in the memory of each device's host.
+
+  Raises:
+    UserError: The devices cannot read the memory of their host.
+  """
+  sharding: Any = like.sharding
+  memories = [m.kind for m in sharding.mesh.devices.flat[0].addressable_memories()]
+  if HOST in memories:
+    there = sharding.with_memory_kind(HOST)
+  elif memories:
+    raise UserError(
+      f'OFFLOAD_OPTIMIZER=True needs the memory {HOST}, and these devices have '
+      f'{", ".join(memories)}: --fdl.OFFLOAD_OPTIMIZER=False'
+    )
+  else:  # a device that is only described has no memories, and an abstract mesh has no devices
+    mesh = sharding.mesh.abstract_mesh
+    there = NamedSharding(mesh, sharding.spec, memory_kind=HOST)
+  return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=there)
+
+
+def is_on_host(like: Any) -> bool:
+  """Whether an array, or a sharded shape, is in the memory of the host."""
+  return like.sharding is not None and like.sharding.memory_kind == HOST
+
+
 def batch_sharding(mesh: Mesh, rules: Rules, shape: Sequence[int] | None = None) -> NamedSharding:
   """The sharding of a batch's arrays [batch, length], over mesh axes that divide `shape`."""
   partition = spec(('batch', 'length'), rules)
@@ -278,16 +312,63 @@ def param(
   axes: Sequence[str | None],
   dtype: Any = 'float32',
 ) -> jax.Array:
-  """Declares a parameter of `module` together with its logical axes."""
+  """Declares a parameter of `module` together with its logical axes.
+
+  If the module has a variable of the same name in the collection TAPS, the parameter's gradient is
+  that of this variable, and has its dtype.
+  """
   if len(shape) != len(axes):
     raise ValueError(f'{name}: {len(axes)} axis names {axes} for shape {shape}')
   boxed_init: Any = nn.with_logical_partitioning(init, tuple(axes))
-  return module.param(name, boxed_init, tuple(shape), dtype)
+  value = module.param(name, boxed_init, tuple(shape), dtype)
+  if not module.has_variable(TAPS, name):
+    return value
+  _taps_read.get().add('/'.join((*module.path, name)))
+  return _tapped(value, module.get_variable(TAPS, name))
 
 
-def process_rows(sharding: NamedSharding, batch_size: int) -> slice:
-  """The rows of a global batch that the devices of this process hold."""
+# The gradient of an array has the array's dtype, and a loop over layers collects the gradients of
+# all layers in it. A tap is an array of another dtype that no one reads, so that it costs nothing;
+# the gradient of a parameter becomes that of its tap, layer by layer.
+TAPS = 'taps'
+_taps_read: contextvars.ContextVar[set[str]] = contextvars.ContextVar('paxlite_taps_read')
+
+
+@contextlib.contextmanager
+def reading_taps(names: Collection[str]) -> Iterator[None]:
+  """Checks that a model which is traced reads the taps of all these parameters.
+
+  Raises:
+    UserError: A parameter was not declared by `param`: it would get no gradient.
+  """
+  token = _taps_read.set(set())
+  try:
+    yield
+    missing = sorted(set(names) - _taps_read.get())
+  finally:
+    _taps_read.reset(token)
+  if missing:
+    raise UserError(
+      f'GRADIENT_DTYPE needs parameters that paxlite.parallel.partitioning.param declares, and '
+      f'{listed(missing, shown=3)} are declared otherwise: --fdl.GRADIENT_DTYPE=float32'
+    )
+
+
+@jax.custom_vjp
+def _tapped(value: jax.Array, tap: jax.Array) -> jax.Array:
+  return value
+
+
+_tapped.defvjp(
+  lambda value, tap: (value, jnp.zeros(0, tap.dtype)),
+  lambda like, gradient: (None, gradient.astype(like.dtype)),
+)
+
+
+def process_rows(sharding: NamedSharding, batch_size: int, process: int | None = None) -> slice:
+  """The rows of a global batch that the devices of a process hold; None: this process."""
   rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
-  indices = rows.addressable_devices_indices_map((batch_size,)).values()
-  bounds = [index[0].indices(batch_size) for index in indices if index is not None]
+  process = jax.process_index() if process is None else process
+  found: Mapping[Any, Any] = rows.devices_indices_map((batch_size,))
+  bounds = [i[0].indices(batch_size) for d, i in found.items() if d.process_index == process]
   return slice(min(b[0] for b in bounds), max(b[1] for b in bounds))

@@ -2,11 +2,16 @@
 
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
-from paxlite.programs.run import Run, load, make_folder
+from paxlite.programs.run import Run, holding, load, make_folder
 
 
 def decode(run: Run) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint or restored weights."""
+  with holding(run, deletes=False) as (held, _):
+    _decode(held)
+
+
+def _decode(run: Run) -> None:
   from paxlite.eval import inference
 
   e = run.decoding

@@ -6,20 +6,25 @@ from collections.abc import Sequence
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
 from paxlite.parallel import devices
-from paxlite.programs.run import Run, load, make_folder
+from paxlite.programs.run import Run, holding, load, make_folder
 from paxlite.runtime.goodput import Goodput
 from paxlite.training.memory_check import MemoryCheck
 from paxlite.training.mesh_check import check_mesh
+from paxlite.training.packing_check import check_packing
 from paxlite.training.summaries import Summaries
 
 
 def evaluate(run: Run) -> None:
   """Evaluates the last good checkpoint, or restored weights, on all inputs and on EVAL_TASKS."""
-  run = dataclasses.replace(run, read_only=True)
+  with holding(run, deletes=False) as (held, _):
+    _evaluate(dataclasses.replace(held, read_only=True))
+
+
+def _evaluate(run: Run) -> None:
   e = run.experiment
   if not run.checkpoints().steps() and e.restore is None:
     raise UserError(
-      f'{run.folder} holds no checkpoint to evaluate: train first, or name weights '
+      f'{run.place} holds no checkpoint to evaluate: train first, or name weights '
       'with --fdl.CHECKPOINT_RESTORE_PATH'
     )
   tasks = e.eval_tasks
@@ -36,6 +41,7 @@ def evaluate(run: Run) -> None:
     store, evaluator = run.evaluator(watchdog.beat)
     watchdog.pause()
     check_mesh(store.task.mesh, store.task.rules)
+    check_packing(e.max_texts_per_row, store.task.mesh)
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
     say(f'Backend: {e.backend}')

@@ -10,13 +10,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paxlite.checkpointing.stored_source import folder_of
+from paxlite.core import paths
+from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
 from paxlite.eval.inference import Inference, load_checkpoint
 from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
 from paxlite.generation.decoding import Sampling
 from paxlite.programs import training
-from paxlite.programs.run import Run
+from paxlite.programs.run import Run, located_run
 from paxlite.training.writers import read_records
 
 
@@ -47,7 +50,7 @@ def train(
 
   Args:
     experiment: The experiment, such as get('TinyGPT')().
-    folder: Folder for checkpoints and metrics.
+    folder: Folder for checkpoints and metrics, or an address of gs:// or s3://.
     accept_changes: Whether to continue a run that began with other values or data.
 
   Raises:
@@ -55,37 +58,41 @@ def train(
     Interrupted: Training was stopped. The same call continues it.
   """
   experiment.validate()
-  folder = pathlib.Path(folder).expanduser().absolute()
-  training.train(Run(experiment, folder, accept_changes=accept_changes))
-  return TrainedModel(folder)
+  here, address = located_run(paths.stored(os.fspath(folder)), None)
+  training.train(Run(experiment, here, accept_changes=accept_changes, address=address))
+  return TrainedModel(here)
 
 
 def load(folder: str | os.PathLike, **values: Any) -> 'TrainedModel':
   """Returns the model of a run, or of weights that `paxlite import` has written.
 
   Args:
-    folder: The folder of the run or of the weights.
+    folder: The folder or address of the run or of the weights.
     **values: Attributes of the experiment to change, such as FPROP_DTYPE='float32'.
 
   Raises:
     UserError: The folder holds neither.
   """
-  folder = pathlib.Path(folder).expanduser().absolute()
-  if not folder.is_dir():
-    raise UserError(f'{folder} is not a folder')
-  return TrainedModel(folder, values)
+  place = paths.stored(os.fspath(folder))
+  here = folder_of(place)
+  if not here.is_dir():
+    raise UserError(f'{here} is not a folder')
+  return TrainedModel(here, values, place if is_address(place) else '')
 
 
 class TrainedModel:
   """A run, or imported weights: its records, and its model, which is loaded when it is used.
 
   Attributes:
-    folder: Where it is.
+    folder: Where it is, or where the records of a run in an object store were copied.
   """
 
-  def __init__(self, folder: pathlib.Path, values: Mapping[str, Any] | None = None):
+  def __init__(
+    self, folder: pathlib.Path, values: Mapping[str, Any] | None = None, address: str = ''
+  ):
     self.folder = folder
     self._values = dict(values or {})
+    self._checkpoint = address or str(folder)
 
   def __repr__(self) -> str:
     return f'<TrainedModel of {self.folder}>'
@@ -106,7 +113,8 @@ class TrainedModel:
   @functools.cached_property
   def inference(self) -> Inference:
     """The model with its parameters and its tokenizer."""
-    return load_checkpoint(str(self.folder), overrides={k: str(v) for k, v in self._values.items()})
+    overrides = {k: str(v) for k, v in self._values.items()}
+    return load_checkpoint(self._checkpoint, overrides=overrides)
 
   @property
   def experiment(self) -> Experiment:

@@ -1,11 +1,13 @@
 """A run: an experiment, its folder, and the objects that are built from them."""
 
+import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
+import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import fiddle as fdl
 import jax
@@ -14,6 +16,7 @@ from jax.sharding import Mesh
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.restore import Restore
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
+from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input
@@ -24,6 +27,7 @@ from paxlite.experiments.base import Experiment
 from paxlite.experiments.compatibility import check_function
 from paxlite.experiments.epochs import max_steps
 from paxlite.experiments.identity import (
+  fingerprint,
   is_of,
   refuse_other_experiment,
   refuse_other_model,
@@ -32,13 +36,16 @@ from paxlite.experiments.identity import (
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import partitioning
 from paxlite.programs.sampler import Sampler
+from paxlite.programs.stored_run import StoredRun, twin
 from paxlite.runtime.compiled_step import SavedStep
+from paxlite.runtime.folder_lock import FolderLock
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.peers import Peers
 from paxlite.runtime.profiling import StepProfiler, peak_flops
 from paxlite.runtime.watchdog import Limits, Watchdog
 from paxlite.training.best import Best
 from paxlite.training.evaluation import Evaluator
+from paxlite.training.local_states import LocalStates
 from paxlite.training.memory_check import MemoryCheck
 from paxlite.training.reporting import Throughput
 from paxlite.training.save_times import SaveTimes
@@ -56,7 +63,7 @@ class Run:
 
   Attributes:
     experiment: The experiment, validated.
-    folder: The folder job_log_dir.
+    folder: The folder job_log_dir, or the one on this machine where that is in an object store.
     save: Whether training writes checkpoints; it continues from existing ones in both cases.
     accept_changes: Whether the folder of another experiment, or of other data, may be continued.
     start_over: Whether training may start from the beginning if all checkpoints are damaged.
@@ -65,6 +72,8 @@ class Run:
     check_memory: Whether to refuse a program that needs more memory than the devices have.
     peers: The other processes of the run.
     data: The training data, if they have been read already.
+    address: The job_log_dir, if it is in an object store.
+    own_disks: Whether each process has its own folder on this machine for it.
   """
 
   experiment: Experiment
@@ -77,6 +86,13 @@ class Run:
   check_memory: bool = True
   peers: Peers = dataclasses.field(default_factory=Peers)
   data: Input | None = None
+  address: Address | None = None
+  own_disks: bool = False
+
+  @property
+  def place(self) -> Address | pathlib.Path:
+    """The job_log_dir, for messages."""
+    return self.address or self.folder
 
   def in_steps(self) -> 'Run':
     """Returns the run with the MAX_STEPS that NUM_EPOCHS means, and so with its whole schedule.
@@ -119,8 +135,8 @@ class Run:
     watchdog = watchdog or self.watchdog(spent)
     return Trainer(
       store=store,
-      data=TrainData(data, self.accept_changes),
-      evaluator=Evaluator(store.task, eval_data, watchdog.beat),
+      data=TrainData(data, self.accept_changes, e.max_texts_per_row),
+      evaluator=Evaluator(store.task, eval_data, watchdog.beat, e.max_texts_per_row),
       schedule=self._schedule(),
       compiler=self._compiler(store.task.mesh),
       folder=self.folder,
@@ -150,7 +166,9 @@ class Run:
         'EARLY_STOPPING_PATIENCE have nothing to compare'
       )
     patience = e.EARLY_STOPPING_PATIENCE
-    return Best(self.folder, next(iter(eval_data)), e.BEST_METRIC, e.KEEP_BEST, patience)
+    return Best(
+      self.folder, next(iter(eval_data)), e.BEST_METRIC, e.KEEP_BEST, patience, self.own_disks
+    )
 
   def _schedule(self) -> Schedule:
     e = self.experiment
@@ -194,7 +212,17 @@ class Run:
       start_over=self.start_over,
       writes=self.save,
       stop_on_failure=e.STOP_ON_FAILED_SAVE,
+      local=self._local(),
     )
+
+  def _local(self) -> LocalStates | None:
+    """Returns the local states of the run; None if it keeps none."""
+    e = self.experiment
+    every = e.LOCAL_CHECKPOINT_EVERY_N_STEPS
+    if not every or not self.save or self.read_only:
+      return None
+    identity = fingerprint(e)
+    return LocalStates(e.LOCAL_CHECKPOINT_DIR, self.folder, every, identity, self.accept_changes)
 
   def evaluator(self, beat: Callable[[], None]) -> tuple[StateStore, Evaluator]:
     """Returns the states of the run and an evaluator; training data is not read.
@@ -213,7 +241,7 @@ class Run:
     data = {name: fdl.build(cfg) for name, cfg in inputs.items()}
     _check_vocabulary(e, data)
     _check_eval_batches(e, data)
-    return store, Evaluator(store.task, data, beat)
+    return store, Evaluator(store.task, data, beat, e.max_texts_per_row)
 
   def watchdog(self, goodput: Goodput) -> Watchdog:
     e = self.experiment
@@ -254,7 +282,8 @@ class Run:
 
   def checkpoints(self) -> Checkpoints:
     keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
-    return Checkpoints(self.folder / 'checkpoints', keep, read_only=self.read_only)
+    folder = self.folder / 'checkpoints'
+    return Checkpoints(folder, keep, read_only=self.read_only, own_disks=self.own_disks)
 
   def sampler(self, task: ShardedTask) -> Sampler | None:
     """Returns what continues the prompts of the experiment; None if there are none, or it cannot.
@@ -285,13 +314,51 @@ def load(run: Run) -> tuple[Inference, int | None]:
   restore = Restore(str(run.folder)) if own else run.restore
   if restore is None:
     raise UserError(
-      f'{run.folder} holds no checkpoint: train first, or name weights '
+      f'{run.place} holds no checkpoint: train first, or name weights '
       'with --fdl.CHECKPOINT_RESTORE_PATH'
     )
   source = find_source(restore.path)
   vocab = e.tokenizer_path or os.environ.get('VOCAB_PATH', '')
   loaded = load_inference(e, source, restore, vocab)
   return loaded, int(source.folder.name.rpartition('_')[2]) if own else None
+
+
+def located_run(place: str, local_dir: str | None) -> tuple[pathlib.Path, Address | None]:
+  """Returns the folder on this machine of a job_log_dir, and its address in an object store.
+
+  Args:
+    place: The job_log_dir.
+    local_dir: Where the folder of a run in an object store is; None: in the user's cache.
+  """
+  if not is_address(place):
+    return pathlib.Path(place).absolute(), None
+  address = Address.parsed(place)
+  return twin(address, local_dir), address
+
+
+@contextlib.contextmanager
+def holding(run: Run, deletes: bool = True) -> Iterator[tuple[Run, FolderLock]]:
+  """A context in which a run may use its folder; yields the run and the folder's lock.
+
+  A run in an object store has its lease, and its folder is copied to the store.
+
+  Args:
+    run: The run.
+    deletes: Whether checkpoints in a store that are more than CHECKPOINT_MAX_TO_KEEP are deleted.
+
+  Raises:
+    UserError: Another run has it, or the store cannot be used.
+  """
+  lock = FolderLock(run.folder)
+  keep = run.experiment.CHECKPOINT_MAX_TO_KEEP if deletes else sys.maxsize
+  try:
+    if run.address is None:
+      yield run, lock
+    else:
+      with StoredRun(run.address, run.folder, keep, lock) as stored:
+        yield dataclasses.replace(run, own_disks=stored.hosts.count > 1), lock
+  finally:
+    lock.release()  # the process of a notebook does not end here
 
 
 def make_folder(folder: pathlib.Path) -> None:

@@ -12,11 +12,12 @@ from paxlite.experiments.identity import (
   write_configuration,
 )
 from paxlite.parallel import devices
-from paxlite.programs.run import Run, make_folder
+from paxlite.programs.run import Run, holding, make_folder
 from paxlite.runtime import goodput, preemption, processes
 from paxlite.runtime.compiled_step import check_options
 from paxlite.runtime.folder_lock import FolderLock
 from paxlite.training.mesh_check import check_mesh
+from paxlite.training.packing_check import check_packing
 from paxlite.training.trainer import Trainer
 
 
@@ -29,12 +30,13 @@ def train(run: Run) -> None:
     Interrupted: SIGINT (Ctrl-C, or a notebook's stop), SIGTERM or SIGHUP arrived. The state is
       saved, and the same call continues the run. The caller's signal handlers are restored.
   """
-  lock = FolderLock(run.folder)
-  with preemption.listening(saves=run.save):
-    try:
-      _train(run, lock)
-    finally:
-      lock.release()  # the process of a notebook does not end here
+  with preemption.listening(saves=run.save), holding(run) as (held, lock):
+    if held.own_disks and held.experiment.LOSS_SPIKE_FACTOR:
+      raise UserError(
+        'LOSS_SPIKE_FACTOR needs a folder that all processes share, and each has its own: '
+        '--local_dir on a shared disk, or --fdl.LOSS_SPIKE_FACTOR=0'
+      )
+    _train(held, lock)
 
 
 def _train(run: Run, lock: FolderLock) -> None:
@@ -53,6 +55,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   sampler = run.sampler(trainer.store.task)
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
+  check_packing(run.experiment.max_texts_per_row, task.mesh)
   if sampler is not None and run.experiment.sample_prompts and jax.process_count() == 1:
     trainer.callbacks = [*trainer.callbacks, sampler]
   if run.compiled_step is None:
@@ -97,7 +100,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     else:
       say("No sample: Transformer Engine's layers keep no keys and values")
   if jax.process_index() == 0:
-    say(f'Logs, metrics and checkpoints are in {run.folder}')
+    say(f'Logs, metrics and checkpoints are in {run.place}')
 
 
 def _say(text: str) -> None:
@@ -114,7 +117,7 @@ def _lock(lock: FolderLock, run: Run) -> None:
     except (UserError, Interrupted) as e:
       problem = e
   if jax.process_count() > 1 and multihost_utils.broadcast_one_to_all(np.int32(bool(problem))):
-    problem = problem or UserError(f'--job_log_dir={run.folder} is in use, as process 0 reports')
+    problem = problem or UserError(f'--job_log_dir={run.place} is in use, as process 0 reports')
   if problem is not None:
     raise problem
 

@@ -1,5 +1,6 @@
 """Reads what a run has left in its folder."""
 
+import bisect
 import dataclasses
 import functools
 import math
@@ -7,6 +8,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+from paxlite.checkpointing.stored_source import folder_of
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 from paxlite.runtime import goodput
@@ -77,13 +79,13 @@ class RunRecords:
   def remarks(self) -> list[str]:
     """Sentences about what is missing or left out."""
     found = []
-    for name in (TrainRecords.name, EvalRecords.name):
+    for name, records in ((TrainRecords.name, self.steps), (EvalRecords.name, self.evaluations)):
       path = self.folder / name
       if not path.is_file():
         found.append(f'{name} is missing.')
         continue
       lines = len([x for x in path.read_bytes().split(b'\n') if x])
-      damaged = lines - len(list(read_records(path)))
+      damaged = lines - len(records)
       if damaged:
         found.append(f'{damaged} of {lines} lines of {name} cannot be read and are left out.')
     for name, held in (('experiment.json', self.values), ('versions.json', self.versions)):
@@ -101,7 +103,7 @@ class RunRecords:
 
   def evaluated(self, name: str, metric: str, over: str) -> Points:
     """Returns the values of a metric of evaluation input `name`, over what `series` says."""
-    at = {r['step']: r.get(over) for r in self.steps}
+    at = {} if over == 'step' else {r['step']: r.get(over) for r in self.steps}
     known = sorted(at)
     points = []
     for record in self.evaluations:
@@ -109,8 +111,8 @@ class RunRecords:
       if record.get('input') != name or y is None:
         continue
       # an evaluation may be between two records of training
-      step = max((s for s in known if s <= record['step']), default=None)
-      x = _number(record['step'] if over == 'step' else None if step is None else at[step])
+      before = bisect.bisect_right(known, record['step'])
+      x = _number(record['step'] if over == 'step' else at[known[before - 1]] if before else None)
       if x is not None:
         points.append((x, y))
     return points
@@ -141,7 +143,7 @@ def read_runs(folders: Sequence[str]) -> list[RunRecords]:
   Raises:
     UserError: A folder is not that of a run, or is named twice.
   """
-  paths = [pathlib.Path(f).expanduser().absolute() for f in folders]
+  paths = [folder_of(f) for f in folders]
   for path in paths:
     if not path.is_dir() or not any((path / name).exists() for name in _OF_RUNS):
       raise UserError(f'{path} is not the folder of a run')

@@ -118,8 +118,13 @@ def _checksum(key: str, program: bytes) -> bytes:
 
 def programs_folder() -> pathlib.Path:
   """Returns the folder for the programs of machines like this one."""
+  return cache_folder() / 'programs' / _machine()
+
+
+def cache_folder() -> pathlib.Path:
+  """Returns the folder of what paxlite keeps for this user and can make again."""
   base = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
-  return pathlib.Path(base) / 'paxlite' / 'programs' / _machine()
+  return pathlib.Path(base) / 'paxlite'
 
 
 def _machine() -> str:

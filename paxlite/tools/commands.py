@@ -57,7 +57,9 @@ GROUPS: dict[str, tuple[Command, ...]] = {
   ),
   'Machines': (
     Command('doctor', 'what is installed, what is missing, and what to do', 'doctor'),
+    Command('plan', 'the fastest mesh and batch that fit a machine', 'plan'),
     Command('compile', 'does it fit, and how fast, on a machine that is not here', 'compile'),
+    Command('explain', 'every array, collective and recomputed product of a step', 'explain'),
     Command('read-hlo', 'the costs of any compiled program', 'read_hlo'),
     Command('completion', 'complete commands and names in bash, zsh or fish', 'completion'),
   ),

@@ -5,6 +5,9 @@ the step fits, what it communicates and how fast it can be. NAME=VALUE sets an a
 The mesh must match the target. COMPILER_OPTIONS are passed to XLA.
 --compiled_step=step.bin makes training load the step that --save has written.
 
+--network=50 counts with hosts of GPUs that send 50 GB/s to each other, in place of the 400 GB/s of
+the data sheet.
+
 Exits with 1 if the step does not fit, and with 2 for wrong input.
 
 The targets are v5e-N, v5p-N, v6e-N (one slice of TPUs), Kxv5e-N (K slices), h100xN, and here. The
@@ -31,19 +34,23 @@ def main(argv: Sequence[str]) -> None:
     '--fiddler', action='append', default=[], help='a function that edits the config'
   )
   parser.add_argument('--target', required=True, help='the machine: see above')
+  parser.add_argument('--network', help='GB/s that a host of GPUs sends to others')
+  parser.add_argument('--calibration', help='measured speeds of the chip; see docs/scaling.md')
   parser.add_argument('--save', help='where the compiled step goes')
   parser.add_argument('--json', help='where the report goes as JSON')
   parser.add_argument('--write_hlo', help='where the text of the compiled program goes')
   args, overrides = command_line.parse(parser, argv)
-  save = _checked_output('--save', args.save)
-  page = _checked_output('--json', args.json)
-  text = _checked_output('--write_hlo', args.write_hlo)
+  save = checked_output('--save', args.save)
+  page = checked_output('--json', args.json)
+  text = checked_output('--write_hlo', args.write_hlo)
 
   from paxlite.aot import targets
 
   if args.target != 'here':
     targets.prepare_environment()
-  target = targets.parse(args.target)
+  target = targets.parse(args.target, args.calibration)
+  if args.network is not None:
+    target = targets.with_network(target, args.network)
 
   import jax
 
@@ -54,11 +61,6 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.experiments.registry import build_experiment
 
   experiment = build_experiment(args.fdl_config, args.fiddler, overrides)
-  if experiment.NUM_EPOCHS is not None:
-    raise UserError(
-      f'NUM_EPOCHS={experiment.NUM_EPOCHS:g} depends on data, which are not read here: '
-      '--fdl.NUM_EPOCHS=None and --fdl.MAX_STEPS=N'
-    )
   report = analysis.compile_step(experiment, target, save, text)
   print(analysis.page(report))
   if page is not None:
@@ -67,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(1)
 
 
-def _checked_output(flag: str, text: str | None) -> pathlib.Path | None:
+def checked_output(flag: str, text: str | None) -> pathlib.Path | None:
   """Returns the path of an output file; None if there is none.
 
   Raises:

@@ -9,15 +9,16 @@ Example:
   paxlite export runs/zed --to=hf --path=exported/zed
 """
 
-import pathlib
 import time
 from collections.abc import Sequence
 
-from paxlite.core import command_line
+from paxlite.core import command_line, stored_output
+
+_LAST = {'hf': 'config.json', 'peft': 'adapter_config.json'}  # the file that is written last
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
+  parser = command_line.Parser(__doc__, stored=['path'])
   parser.add_argument('--to', required=True, choices=('hf', 'peft'))
   parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
   parser.add_argument('--path', required=True, help='the folder to make')
@@ -37,14 +38,15 @@ def main(argv: Sequence[str]) -> None:
   refuse_te_layers(source)
   variables = source.unrolled_params()
   started = time.perf_counter()
-  with command_line.progress('exporting') as report:
+  with (
+    stored_output.output_folder(args.path, last=_LAST[args.to]) as folder,
+    command_line.progress('exporting') as report,
+  ):
     if args.to == 'peft':
-      size = lora.write_adapter(
-        pathlib.Path(args.path), experiment, variables, args.base, args.dtype or 'float32'
-      )
+      size = lora.write_adapter(folder, experiment, variables, args.base, args.dtype or 'float32')
     else:
       size = huggingface.write_folder(
-        pathlib.Path(args.path),
+        folder,
         experiment,
         lora.merged(variables),
         args.dtype,

@@ -7,9 +7,9 @@ Example:
   paxlite goodput runs/demo
 """
 
-import pathlib
 from collections.abc import Sequence
 
+from paxlite.checkpointing.stored_source import folder_of
 from paxlite.core import command_line
 from paxlite.core.errors import UserError
 from paxlite.runtime import goodput
@@ -18,10 +18,11 @@ from paxlite.runtime import goodput
 def main(argv: Sequence[str]) -> None:
   parser = command_line.Parser(__doc__)
   parser.add_argument('job_log_dir', help='of the run')
-  folder = pathlib.Path(command_line.parse_args(parser, argv).job_log_dir)
+  given = command_line.parse_args(parser, argv).job_log_dir
+  folder = folder_of(given)
   report = goodput.report(folder)
   if report is None:
-    raise UserError(f'{folder} holds no run that was trained')
+    raise UserError(f'{given} holds no run that was trained')
   print(report.table())
 
 

@@ -20,12 +20,20 @@ import shlex
 import time
 from collections.abc import Sequence
 
-from paxlite.core import command_line, names_of_maxtext, names_of_pax, shell
+from paxlite.core import (
+  command_line,
+  names_of_maxtext,
+  names_of_pax,
+  object_copies,
+  shell,
+  stored_output,
+)
+from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError, located
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
+  parser = command_line.Parser(__doc__, stored=['path', 'to'])
   parser.add_argument('--from', dest='source', required=True, choices=('hf', 'meta', 'gguf', 'pax'))
   parser.word('path', 'WEIGHTS', 'the weights to read')
   parser.add_argument('--to', required=True, help='the folder to make')
@@ -37,12 +45,10 @@ def main(argv: Sequence[str]) -> None:
   argv = command_line.translate(argv, names_of_pax.CONVERT_LLAMA | names_of_maxtext.CONVERT_LLAMA)
   args, overrides = command_line.parse(parser, argv)
 
-  path, to = pathlib.Path(args.path), pathlib.Path(args.to)
-  if not os.path.exists(path):
-    raise UserError(f'--path={path} is not there')
-  if os.path.exists(to):
-    raise UserError(f'--to={to} exists already: choose another folder, or remove it')
-  tokenizer = None if args.tokenizer is None else pathlib.Path(args.tokenizer)
+  if not is_address(args.path) and not os.path.exists(args.path):
+    raise UserError(f'--path={args.path} is not there')
+  if not is_address(args.to) and os.path.exists(args.to):
+    raise UserError(f'--to={args.to} exists already: choose another folder, or remove it')
   if (args.source == 'pax') != (args.fdl_config is not None):
     raise UserError('--fdl_config=EXPERIMENT is needed with --from=pax, and only there')
   if overrides and args.source != 'pax':
@@ -50,15 +56,28 @@ def main(argv: Sequence[str]) -> None:
   if args.params_only and args.source != 'pax':
     raise UserError('--params_only is for --from=pax: other weights have no Adam state')
   started = time.perf_counter()
-  if args.source == 'pax':
-    lines = _import_pax(path, to, args.fdl_config, overrides, args.params_only)
-  else:
-    lines = _import_published(args.source, path, to, tokenizer)
+  # Tensors of Hugging Face are read from the store one at a time; other files are copied first.
+  largest = object_copies.SMALL if args.source == 'hf' else None
+  path = pathlib.Path(object_copies.local(args.path, largest))
+  address = Address.parsed(args.path) if is_address(args.path) else None
+  tokenizer = args.tokenizer
+  if tokenizer is not None:
+    tokenizer = pathlib.Path(object_copies.local(tokenizer, object_copies.SMALL))
+  with stored_output.output_folder(args.to, last='checksums.json') as to:
+    if args.source == 'pax':
+      lines = _import_pax(path, to, args.fdl_config, overrides, args.params_only)
+    else:
+      lines = _import_published(args.source, path, to, tokenizer, address)
+  lines = [line.replace(str(to), args.to) for line in lines]
   print(f'{lines[0]} in {time.perf_counter() - started:.1f} s', *lines[1:], sep='\n')
 
 
 def _import_published(
-  source: str, path: pathlib.Path, to: pathlib.Path, tokenizer: pathlib.Path | None
+  source: str,
+  path: pathlib.Path,
+  to: pathlib.Path,
+  tokenizer: pathlib.Path | None,
+  address: Address | None,
 ) -> list[str]:
   from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
   from paxlite.experiments.gpt import GPT2
@@ -81,7 +100,7 @@ def _import_published(
     experiment, entries, tensors = meta.read_folder(path)
     ignored = meta.IGNORED
   else:
-    experiment, entries, tensors = huggingface.read_folder(path)
+    experiment, entries, tensors = huggingface.read_folder(path, address)
     ignored = huggingface.IGNORED
   if tokenizer is not None:
     check_vocabulary(open_tokenizer(str(tokenizer)), experiment.VOCAB_SIZE)

@@ -1,8 +1,11 @@
 """paxlite lm-eval --model=paxlite --model_args=checkpoint=FOLDER --tasks=…
 
 EleutherAI's evaluation harness on a checkpoint (the extra lm-eval). The command line is the
-harness' own, with the model 'paxlite'. In Python, the call is
-lm_eval.simple_evaluate(PaxliteLM(checkpoint=…), …).
+harness' own, with the model 'paxlite'; `paxlite lm-eval run --help` prints it. In Python, the call
+is lm_eval.simple_evaluate(PaxliteLM(checkpoint=…), …).
+
+Example:
+  paxlite lm-eval --model=paxlite --model_args=checkpoint=logs/tiny --tasks=lambada_openai
 """
 
 import collections
@@ -151,6 +154,9 @@ def _generation(arguments) -> tuple[tuple[str, ...], int, Sampling]:
 
 
 def main(argv: Sequence[str]) -> None:
+  if [*argv] in (['--help'], ['-h']):
+    print(f'usage: {(__doc__ or "").strip()}')
+    return
   sys.argv[1:] = argv  # which the harness reads
   cli_evaluate()
 

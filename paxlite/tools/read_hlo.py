@@ -29,12 +29,15 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--target', required=True, help='the machine, as of paxlite compile')
   parser.add_argument('--mesh', help='NAME=SIZE,… of the mesh; default: all devices as one axis')
   parser.add_argument('--near', help='NAME=SIZE,… within a slice or host; default: as --mesh')
+  parser.add_argument('--network', help='GB/s that a host of GPUs sends to others')
   parser.add_argument('--json', help='where the figures go as JSON')
   args = parser.parse_args(argv)
 
   from paxlite.aot import roofline, targets
 
   target = targets.parse(args.target)
+  if args.network is not None:
+    target = targets.with_network(target, args.network)
   if target.chip is None:
     raise UserError('--target=here has no data sheet: name a chip, such as --target=v5e-4')
   devices = target.devices // target.slices

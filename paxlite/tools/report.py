@@ -15,6 +15,8 @@ from paxlite.core import command_line
 from paxlite.core.errors import UserError
 from paxlite.core.run_files import write_file
 
+_POINTS = 2_000  # of a curve of the picture, which is not wider
+
 
 def main(argv: Sequence[str]) -> None:
   parser = command_line.Parser(__doc__)
@@ -28,13 +30,13 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--curves={args.curves} must end with .svg, which browsers and papers take')
 
   from paxlite.report import curves, page, tables
-  from paxlite.report.records import read_runs
+  from paxlite.report.records import read_runs, thinned
 
   runs = read_runs(args.runs)
   title = args.title or f'paxlite: {", ".join(run.name for run in runs)}'
   _write(args.output, page.page(runs, title))
   if args.curves is not None:
-    series = {run.name: run.series('loss', 'step') for run in runs}
+    series = {run.name: thinned(run.series('loss', 'step'), _POINTS) for run in runs}
     _write(args.curves, curves.svg('Training loss', 'steps', series))
   if args.markdown is not None:
     _write(args.markdown, tables.markdown(runs))

@@ -31,6 +31,7 @@ class Best:
     metric: Name of the metric.
     keeps: Whether the state is saved.
     patience: Training ends after so many evaluations in a row that were not better; 0: never.
+    own_disks: Whether each process has a disk of its own.
     value: The best value so far; NaN before the first evaluation.
     step: The step of this value.
     worse: Number of evaluations since.
@@ -41,12 +42,14 @@ class Best:
   metric: str
   keeps: bool
   patience: int
+  own_disks: bool = False
   value: float = math.nan
   step: int = 0
   worse: int = 0
 
   def __post_init__(self) -> None:
-    self._checkpoints = Checkpoints(self.folder / 'best' / 'checkpoints', max_to_keep=1)
+    folder = self.folder / 'best' / 'checkpoints'
+    self._checkpoints = Checkpoints(folder, max_to_keep=1, own_disks=self.own_disks)
 
   @property
   def is_over(self) -> bool:
@@ -91,6 +94,10 @@ class Best:
       f'Training ends early at step {step:,}: no evaluation was better than that of step '
       f'{self.step:,} ({self.metric} {self.value:.4f}) in {self.worse} (EARLY_STOPPING_PATIENCE)'
     ]
+
+  def wait(self) -> None:
+    """Waits until the best state is written, which the next evaluation may not repeat."""
+    self._checkpoints.wait()
 
   def close(self) -> None:
     """Waits until the best state is written."""

@@ -24,6 +24,7 @@ class Evaluator:
     task: Computes the metrics, on its mesh.
     inputs: Evaluation inputs by name.
     progress: Called after every batch except the last.
+    max_texts: The most texts of a packed row, padding included; 0: any number.
   """
 
   def __init__(
@@ -31,8 +32,10 @@ class Evaluator:
     task: ShardedTask,
     inputs: Mapping[str, Input],
     progress: Callable[[], None] = lambda: None,
+    max_texts: int = 0,
   ):
     self._progress = progress
+    self._max_texts = max_texts
     self._inputs = inputs
     self._sharding = task.batch_sharding
 
@@ -50,9 +53,12 @@ class Evaluator:
   def check(self) -> None:
     """Draws one batch of every input, so that an unreadable input is found before training."""
     for data in self._inputs.values():
-      batches = DeviceBatches(data, self._sharding)
+      batches = self._batches(data)
       next(batches, None)
       batches.close()
+
+  def _batches(self, data: Input) -> DeviceBatches:
+    return DeviceBatches(data, self._sharding, max_texts=self._max_texts)
 
   def report(self, state: TrainState, step: int, summaries: Summaries) -> dict[str, Any]:
     """Evaluates `state` on every input, writes the metrics and returns them by input."""
@@ -80,7 +86,7 @@ class Evaluator:
     data = self._inputs[name]
     mean = Mean()
     pending: Metrics | None = None
-    for number, batch in enumerate(DeviceBatches(data, self._sharding)):
+    for number, batch in enumerate(self._batches(data)):
       metrics = self._step(state, batch)
       if pending is not None:  # metrics are read one batch late, so that the device keeps computing
         mean.add(jax.device_get(pending))

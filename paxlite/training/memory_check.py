@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from paxlite.core import host_memory
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import warn
+from paxlite.parallel import partitioning
 
 _WARN = 0.8  # share of the memory left
 _WAY_OUT = 'To try it all the same: --nocheck_memory'
@@ -41,12 +42,17 @@ class MemoryCheck:
     Raises:
       UserError: They need more memory than is left.
     """
-    state, gradients = map(_bytes_per_device, (abstract, trainable))
+    is_apart = lambda x: partitioning.is_on_host(x) and not _on_cpu(self.mesh)
+    leaves = jax.tree.leaves(abstract)
+    state = _bytes_per_device([x for x in leaves if not is_apart(x)])
+    gradients = _bytes_per_device(trainable)
+    self._host(_bytes_per_device([x for x in leaves if is_apart(x)]))
     self._compare(
       state + gradients,
       f'parameters, optimizer and gradients need {_size(state + gradients)}',
-      'Choose a smaller model, fewer parameters to train (USE_LORA, a smaller LORA_RANK), or more '
-      'devices with a larger axis data in ICI_MESH_SHAPE',
+      'Choose a smaller model, fewer parameters to train (USE_LORA, a smaller LORA_RANK), less '
+      'memory for each (OFFLOAD_OPTIMIZER, ADAM_MOMENTS_DTYPE, GRADIENT_DTYPE, FROZEN_DTYPE), or '
+      'more devices with a larger axis data in ICI_MESH_SHAPE',
     )
 
   def step(self, compiled: Any) -> None:
@@ -68,6 +74,21 @@ class MemoryCheck:
       'Choose a smaller PERCORE_BATCH_SIZE or a larger NUM_MICROBATCHES, a shorter MAX_SEQ_LEN, or '
       'USE_REPEATED_LAYER=True with CHECKPOINT_POLICY=SAVE_NOTHING',
     )
+
+  def _host(self, each: int) -> None:
+    """Compares the bytes that each device of this process keeps on the host with those left there.
+
+    Raises:
+      UserError: They need more memory than is left.
+    """
+    available = host_memory.available()
+    needed = each * len(self.mesh.local_devices)
+    if self.enabled and available is not None and needed > available:
+      raise UserError(
+        f'OFFLOAD_OPTIMIZER=True needs {_size(needed)} of the memory of this machine, and '
+        f'{_size(available)} are left. Choose --fdl.ADAM_MOMENTS_DTYPE=bfloat16, or more machines '
+        f'with a larger axis data in DCN_MESH_SHAPE. {_WAY_OUT}'
+      )
 
   def _compare(self, needed: int, what: str, way_out: str) -> None:
     """Compares the bytes needed on one device with the bytes left for that device."""

@@ -8,8 +8,10 @@ from typing import Any
 
 import jax
 from flax.linen import meta
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 
+from paxlite.optim.storage import is_moment
 from paxlite.parallel import partitioning
 from paxlite.runtime import compiler
 from paxlite.training.metrics import Metrics
@@ -38,7 +40,11 @@ class ShardedTask:
   def abstract(self) -> TrainState:
     """The shapes, dtypes and shardings of the train state."""
     boxed = jax.eval_shape(self.task.init, jax.random.key(0))
-    return partitioning.sharded_shapes(boxed, self.mesh, self.rules)
+    state: TrainState = partitioning.sharded_shapes(boxed, self.mesh, self.rules)
+    if not self.task.optimizer.on_host:
+      return state
+    put = lambda x: partitioning.on_host(x) if is_moment(x) else x
+    return dataclasses.replace(state, opt_state=jax.tree.map(put, state.opt_state))
 
   @property
   def batch_sharding(self) -> NamedSharding:
@@ -58,15 +64,26 @@ class ShardedTask:
   def new(self, part: Callable[[TrainState], Any], like: Any) -> Any:
     """Computes only `part` of a new state, with the shardings of `like`.
 
-    No device ever holds the unsharded arrays.
+    No device ever holds the unsharded arrays. What is kept on the host is computed array by array,
+    because a device may not have the memory for all of it.
     """
-    init = jax.jit(
-      lambda rng: part(meta.unbox(self.task.init(rng))),
-      out_shardings=jax.tree.map(lambda x: x.sharding, like),
-      compiler_options=compiler.initial_values_options(self.mesh.devices.flat[0].platform),
-    )
+    leaves, tree = jax.tree.flatten(like)
+    on_host = [i for i, x in enumerate(leaves) if partitioning.is_on_host(x)]
+    rest = [i for i in range(len(leaves)) if i not in on_host]
+    rng = jax.random.key(self.seed)
+    values_of = lambda rng: jax.tree.leaves(part(meta.unbox(self.task.init(rng))))
     with self.compiling():
-      return init(jax.random.key(self.seed))
+      values = jaxpr_as_fun(jax.jit(values_of).trace(rng).jaxpr)
+    found: dict[int, jax.Array] = {}
+    for group in filter(None, (rest, *([i] for i in on_host))):
+      init = jax.jit(
+        lambda rng, group=group: [values(rng)[i] for i in group],
+        out_shardings=[leaves[i].sharding for i in group],
+        compiler_options=compiler.initial_values_options(self.mesh.devices.flat[0].platform),
+      )
+      with self.compiling():
+        found |= dict(zip(group, init(rng), strict=True))
+    return jax.tree.unflatten(tree, [found[i] for i in range(len(leaves))])
 
   def jitted_step(self) -> Any:
     """Returns train_step as a jitted function of (state, batch), which donates the state."""

@@ -1,6 +1,7 @@
 """Initializes, restores and saves the train states of a run."""
 
 import dataclasses
+import logging
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,14 +9,18 @@ from typing import Any
 import jax
 from flax import traverse_util
 
-from paxlite.checkpointing.checkpoints import Checkpoints, shapes_of
+from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.restore import OVERWRITTEN, Plan, Restore
 from paxlite.checkpointing.source import Source, find_source
+from paxlite.checkpointing.structure import shapes_of
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 from paxlite.core.variable_names import path_name
+from paxlite.training.local_states import LocalStates
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.train_state import TrainState
+
+log = logging.getLogger('paxlite')
 
 
 @dataclasses.dataclass
@@ -32,6 +37,7 @@ class StateStore:
     start_over: Whether the run may begin again if all of its checkpoints are damaged.
     writes: Whether checkpoints are written.
     stop_on_failure: Whether a checkpoint that cannot be written ends the run.
+    local: The states of recent steps on this host; None if there are none.
     plan: Says where to read the variables that are not in the run's own checkpoints. It is made
       when the store is made, and raises UserError if the other checkpoint does not fit.
   """
@@ -44,10 +50,12 @@ class StateStore:
   start_over: bool = False
   writes: bool = True
   stop_on_failure: bool = False
+  local: LocalStates | None = None
   plan: Plan | None = dataclasses.field(init=False)
 
   def __post_init__(self):
     self.plan = self._make_plan()
+    self._local_notes: dict[str, Any] | None = None  # of the local state that the run started from
 
   def _make_plan(self) -> Plan | None:
     if self.restore is None or (self.checkpoints.steps() and not self.trainable_only):
@@ -59,11 +67,13 @@ class StateStore:
   def initial(self) -> tuple[TrainState, int]:
     """Returns the state of the run's last good checkpoint, or a new state, and its step.
 
+    A local state that is newer than all checkpoints is used instead of them.
+
     Raises:
       UserError: The checkpoint does not fit. Or all checkpoints are damaged, and the run may not
         start over.
     """
-    found = self.checkpoints.restore_latest(self.restored)
+    found = self._newest_local() or self.checkpoints.restore_latest(self.restored)
     if found is None:
       self.checkpoints.start_over(self.start_over)
       # no plan was made if the run had checkpoints, even if they have turned out to be damaged
@@ -120,16 +130,15 @@ class StateStore:
     """
     if not self.writes:
       return
-    described: dict[str, Any] = {'step': step, 'batch_size': self.batch_size, **notes}
-    if self.trainable_only and self.plan is not None:
-      described['frozen'] = self.plan.source.fingerprint
     checkpoints = to or self.checkpoints
-    checkpoints.save(step, _on_disk(self._saved(state)), described)
+    checkpoints.save(step, _on_disk(self._saved(state)), self._described(step) | dict(notes))
     if self.stop_on_failure:
       checkpoints.raise_failure()
 
   def notes(self, step: int) -> dict[str, Any]:
     """Returns the notes of a checkpoint; they are empty if the run has no checkpoint of `step`."""
+    if self.is_local(step):
+      return dict(self._local_notes or {})
     path = self.checkpoints.folder(step) / 'data' / 'metadata'
     return read_object(path) if path.is_file() else {}
 
@@ -148,13 +157,52 @@ class StateStore:
     if changed:
       new = self.task.new(lambda state: state.overwritten, self.task.abstract.overwritten)
       state = dataclasses.replace(state, overwritten=new)
+    return self._with_frozen(state), notes
+
+  def is_local(self, step: int) -> bool:
+    """Returns whether the run started from the local state of `step`."""
+    return self._local_notes is not None and self._local_notes['step'] == step
+
+  def save_local(self, state: TrainState, step: int, notes: Callable[[], dict[str, Any]]) -> None:
+    """Keeps a state on this host; see LocalStates.save."""
+    assert self.local is not None
+    described = self._described(step)
+    self.local.save(_on_disk(self._saved(state)), step, lambda: described | notes())
+
+  def _newest_local(self) -> tuple[int, tuple[TrainState, dict[str, Any]]] | None:
+    """Returns the newest local state, unless there is a newer checkpoint."""
+    if self.local is None:
+      return None
+    above = max(self.checkpoints.steps(), default=-1)
+    found = self.local.restored(_on_disk(self._saved(self.task.abstract)), above)
+    if found is None:
+      return None
+    step, tree, notes = found
+    if notes.get('frozen') != self._described(step).get('frozen'):
+      log.warning('the local state of step %d is not used: its frozen variables are others', step)
+      return None
+    self._local_notes = notes
     if not self.trainable_only:
-      return state, notes
+      self.plan = None  # nothing is read from the other checkpoint
+    state = self._with_frozen(TrainState(**{OVERWRITTEN: {}, **tree}))
+    return step, (state, notes)
+
+  def _described(self, step: int) -> dict[str, Any]:
+    """Returns what a checkpoint says beside the notes of the training loop."""
+    described: dict[str, Any] = {'step': step, 'batch_size': self.batch_size}
+    if self.trainable_only and self.plan is not None:
+      described['frozen'] = self.plan.source.fingerprint
+    return described
+
+  def _with_frozen(self, state: TrainState) -> TrainState:
+    """Returns a state that was restored, with the variables that checkpoints do not hold."""
+    if not self.trainable_only:
+      return state
     trained = {path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(self._saved(state))}
     full = jax.tree_util.tree_map(lambda _: None, self.task.abstract.params)
     flat = traverse_util.flatten_dict(full) | traverse_util.flatten_dict(state.params)
     state = dataclasses.replace(state, params=traverse_util.unflatten_dict(flat))
-    return self._filled(state, lambda path: path_name(path) not in trained), notes
+    return self._filled(state, lambda path: path_name(path) not in trained)
 
   def _new(self) -> TrainState:
     """Returns a new state; initial values are computed only for variables that are not restored."""

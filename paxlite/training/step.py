@@ -28,23 +28,20 @@ def train_step(
   """
   rng = jax.random.fold_in(jax.random.key(seed), state.step)
   grads, replaced, metrics = task.grads(state.params, batch, rng, state.overwritten)
-  grad_norm = optax.tree.norm(grads)
+  grad_norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
   # after the limit the state stays as it is, so that the run can stop with its last good state
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics['total_loss'].value)
   valid = finite & (state.skipped_in_a_row < task.max_skipped_steps)
-  grads = task.optimizer.clip(grads, grad_norm, valid)
 
   trainable, others = task.optimizer.split(state.params)
   former, frozen = task.optimizer.split_replaced(others)
   overwritten, biases = jax.tree.map(
     lambda new, old: jnp.where(valid, new, old), replaced, (state.overwritten, former)
   )
-  updates, opt_state = task.optimizer.transformation.update(
-    grads, state.opt_state, trainable, valid=valid
-  )
+  trainable, opt_state = task.optimizer.update(grads, grad_norm, valid, state.opt_state, trainable)
   new_state = TrainState(
     step=state.step + 1,
-    params=merge(optax.apply_updates(trainable, updates), merge(biases, frozen)),
+    params=merge(trainable, merge(biases, frozen)),
     opt_state=opt_state,
     overwritten=overwritten,
     skipped=state.skipped + ~valid,

@@ -7,11 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN, over_layers, total_loss
 from paxlite.optim.optimizers import Optimizer, merge
+from paxlite.parallel.partitioning import TAPS, reading_taps
 from paxlite.training.metrics import Metrics, Weighted, over_microbatches
 from paxlite.training.train_state import TrainState
 
@@ -32,6 +34,9 @@ class Task:
     mean_over_padding: Whether the loss is the mean over all positions (GLaM), padding included,
       and not over the targets. Rows without any target do not count.
     max_skipped_steps: After this many skipped steps in a row the state no longer changes.
+    gradient_dtype: The dtype that the gradients of one microbatch are kept in. Their sum over
+      several microbatches is float32.
+    frozen_dtype: The dtype that frozen parameters are kept in.
     context: Returns a context in which the model is traced, forward and backward.
     begin_step: Turns a state's `overwritten` into what the model reads in this step.
   """
@@ -41,6 +46,8 @@ class Task:
   num_microbatches: int = 1
   mean_over_padding: bool = False
   max_skipped_steps: int = 100
+  gradient_dtype: str = 'float32'
+  frozen_dtype: str = 'float32'
   context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
   begin_step: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
 
@@ -51,11 +58,12 @@ class Task:
   def init(self, rng: jax.Array) -> TrainState:
     """Returns a new state; parameters and moments are boxed with their logical axes."""
     variables = self._init_variables(rng)
-    trainable, _ = self.optimizer.split(variables['params'])
+    params = self.optimizer.with_frozen_as(variables['params'], self.frozen_dtype)
+    trainable, _ = self.optimizer.split(params)
     zero = lambda: jnp.zeros((), jnp.int32)  # arrays of their own, which a step can overwrite
     return TrainState(
       step=zero(),
-      params=variables['params'],
+      params=params,
       opt_state=self.optimizer.transformation.init(trainable),
       overwritten={k: variables[k] for k in FP8_COLLECTIONS if k in variables},
       skipped=zero(),
@@ -72,6 +80,7 @@ class Task:
     batch: Batch,
     rng: jax.Array | None = None,
     overwritten: Mapping[str, Any] | None = None,
+    taps: Any = None,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the loss and Pax's metrics.
 
@@ -84,10 +93,13 @@ class Task:
       batch: A batch as the class describes it.
       rng: Random key of dropout; None turns dropout off.
       overwritten: FP8 statistics as in TrainState, unboxed.
+      taps: Arrays like some parameters, whose gradients are those of the parameters in the arrays'
+        dtype; None means no taps. See partitioning.param.
     """
-    with self.context():
+    names = [] if taps is None else ['/'.join(path) for path in traverse_util.flatten_dict(taps)]
+    with self.context(), reading_taps(names):
       (losses, sown) = self.model.apply(
-        {'params': params, **self.begin_step(overwritten or {})},
+        {'params': params, TAPS: taps or {}, **self.begin_step(overwritten or {})},
         batch['ids'],
         batch['labels'],
         batch.get('segment_pos'),
@@ -134,15 +146,21 @@ class Task:
     trainable, others = self.optimizer.split(params)
     replaced, frozen = self.optimizer.split_replaced(others)
     replaced = dict(overwritten or {}), replaced
+    is_tapped = self.gradient_dtype != 'float32'
+    varied = trainable
+    if is_tapped:
+      varied = jax.tree.map(lambda w: jnp.zeros(w.shape, self.gradient_dtype), trainable)
 
-    def loss(trainable, replaced, batch, rng):
+    def loss(varied, replaced, batch, rng):
       overwritten, biases = replaced
-      return self.loss(merge(trainable, merge(biases, frozen)), batch, rng, overwritten)
+      params = merge(trainable if is_tapped else varied, merge(biases, frozen))
+      taps = {'taps': _without_gaps(varied)} if is_tapped else {}  # a user's loss has none
+      return self.loss(params, batch, rng, overwritten, **taps)
 
     if self.num_microbatches == 1:
       with self.context():
         (grads, after), metrics = jax.grad(loss, argnums=(0, 1), has_aux=True)(
-          trainable, replaced, batch, rng
+          varied, replaced, batch, rng
         )
       return grads, after, metrics
 
@@ -151,8 +169,8 @@ class Task:
     split = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1), batch)
     whole = jnp.maximum(self._xent_weight(batch['weights']), 1e-6)
 
-    def part(trainable, replaced, microbatch, rng):
-      _, metrics = loss(trainable, replaced, microbatch, rng)
+    def part(varied, replaced, microbatch, rng):
+      _, metrics = loss(varied, replaced, microbatch, rng)
       xent, aux_loss = metrics['avg_xent'], metrics['aux_loss']
       return xent.value * xent.weight / whole + aux_loss.value / n, metrics
 
@@ -162,7 +180,7 @@ class Task:
       rng_i = None if rng is None else jax.random.fold_in(rng, i)
       with self.context():
         (g, after), metrics = jax.grad(part, argnums=(0, 1), has_aux=True)(
-          trainable, replaced, microbatch, rng_i
+          varied, replaced, microbatch, rng_i
         )
       return (jax.tree.map(jnp.add, total, g), after), metrics
 
@@ -178,6 +196,12 @@ class Task:
     if not self.mean_over_padding:
       return weights_BT.sum()
     return (weights_BT.max(1) > 0).sum() * jnp.float32(weights_BT.shape[1])
+
+
+def _without_gaps(tree: Any) -> Any:
+  """Returns nested dicts without the entries that are None."""
+  flat = traverse_util.flatten_dict(tree)
+  return traverse_util.unflatten_dict({k: v for k, v in flat.items() if v is not None})
 
 
 def _num_tokens(batch: Batch) -> jax.Array:

@@ -2,18 +2,20 @@
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from paxlite.core.errors import UserError
 from paxlite.data.base import Input, Seekable, place
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.fingerprints import fingerprint
+from paxlite.data.positions import merged
+from paxlite.parallel.partitioning import process_rows
+from paxlite.training.exchange import gathered
 
 log = logging.getLogger('paxlite')
 
@@ -27,17 +29,19 @@ class TrainData:
   Args:
     input: The training input.
     accept_changes: Whether a run may continue although its data has changed.
+    max_texts: The most texts of a packed row, padding included; 0: any number.
   """
 
-  def __init__(self, input: Input, accept_changes: bool = False):
+  def __init__(self, input: Input, accept_changes: bool = False, max_texts: int = 0):
     self.input = input
     self._accept_changes = accept_changes
+    self._max_texts = max_texts
     self._skipped_batches = 0
     self._resumed: int | None = None
 
   def batches(self, step: int, sharding: NamedSharding) -> DeviceBatches:
     """Returns the batches of `step` and of all later steps; the caller must close them."""
-    return DeviceBatches(self.input, sharding, start=self._batch_of(step))
+    return DeviceBatches(self.input, sharding, self._batch_of(step), self._max_texts)
 
   def rows(self, step: int) -> str:
     """Describes the rows of a step's batch, for messages."""
@@ -47,29 +51,32 @@ class TrainData:
     """Makes all later steps train on batches that come `batches` later in the data."""
     self._skipped_batches += batches
 
-  def notes(self, step: int) -> dict[str, Any]:
-    """Returns the notes from which reading resumes at the batch of `step`.
+  def notes(self, step: int) -> Callable[[], dict[str, Any]]:
+    """Begins to collect the notes from which reading resumes at the batch of `step`.
 
     Every process must call this.
+
+    Returns:
+      A function that waits for the other processes, and returns the notes.
     """
     notes: dict[str, Any] = {}
     if self._skipped_batches:
       notes['skipped_batches'] = self._skipped_batches
     if self._fingerprint is not None:
       notes['fingerprint'] = self._fingerprint
-    if isinstance(self.input, Seekable):
-      mine = self.input.position(self._batch_of(step))
-      halves = np.ascontiguousarray(mine, np.int64).view(np.int32)  # JAX truncates int64
-      gathered = np.asarray(multihost_utils.process_allgather(halves)).reshape(-1, *halves.shape)
-      notes['positions'] = gathered.view(np.int64).tolist()
-    return notes
+    if not isinstance(self.input, Seekable):
+      return lambda: notes
+    known = np.ascontiguousarray(self.input.position(self._batch_of(step)), np.int64)
+    found = gathered(known.view(np.int32))  # JAX truncates int64
+    return lambda: notes | {'position': merged(found().view(np.int64)).tolist()}
 
-  def resume(self, step: int, notes: Mapping[str, Any]) -> None:
+  def resume(self, step: int, notes: Mapping[str, Any], sharding: NamedSharding) -> None:
     """Moves the data to the batch of `step`; a second call for the same step does nothing.
 
     Args:
       step: The step that the run continues from.
       notes: The notes of its checkpoint.
+      sharding: The sharding of the batches.
 
     Raises:
       UserError: The data cannot be read from there, or is not the data the run was trained on.
@@ -79,7 +86,7 @@ class TrainData:
     self._resumed = step
     self._skipped_batches = int(notes.get('skipped_batches', 0))
     if isinstance(self.input, Seekable) and step:
-      self._seek(self.input, step, notes.get('positions'))
+      self.input.seek(self._batch_of(step), self._position(step, notes, sharding))
     # old checkpoints have no fingerprint, and are accepted
     if self._fingerprint not in (None, notes.get('fingerprint', self._fingerprint)):
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
@@ -92,14 +99,20 @@ class TrainData:
       if jax.process_index() == 0:
         log.warning('%s; the run continues with it, because of --accept_changes', changed)
 
-  def _seek(self, data: Seekable, step: int, positions: list[Any] | None) -> None:
-    if positions is None or len(positions) != jax.process_count():
-      held = 'no position' if positions is None else f'positions of {len(positions)} processes'
+  def _position(self, step: int, notes: Mapping[str, Any], sharding: NamedSharding) -> np.ndarray:
+    """Returns the position in the notes of a checkpoint; see Positions.seek."""
+    if 'position' in notes:
+      return np.array(notes['position'], np.int64)
+    found = notes.get('positions')  # one for each process, as earlier versions saved them
+    if found is None or len(found) != jax.process_count():
+      held = 'no position' if found is None else f'positions of {len(found)} processes'
       raise UserError(
-        f'{self.input.name}: the checkpoint of step {step} holds {held} of the data, and '
-        f'{jax.process_count()} read it: continue with as many processes as before'
+        f'{self.input.name}: the checkpoint of step {step} holds {held} of the data, as earlier '
+        f'versions saved them, and {jax.process_count()} read it: continue with as many as before '
+        'until the next checkpoint, which any number can continue'
       )
-    data.seek(self._batch_of(step), np.array(positions[jax.process_index()], np.int64))
+    starts = [process_rows(sharding, self.input.batch_size, p).start for p in range(len(found))]
+    return np.array([found[starts.index(start)] for start in sorted(set(starts))], np.int64)
 
   def _batch_of(self, step: int) -> int:
     return step + self._skipped_batches

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -148,7 +148,7 @@ class Trainer:
       UserError: The data cannot be read from there, or is not the data the run was trained on.
     """
     notes = self.store.notes(step)
-    self.data.resume(step, notes)
+    self.data.resume(step, notes, self.store.task.batch_sharding)
     self.rollbacks.count = int(notes.get('rollbacks', 0))
     if self.best is not None:
       self.best.resume(step)
@@ -171,9 +171,12 @@ class Trainer:
     try:
       if self.is_complete(step):
         summaries.say(f'Training is complete: step {step:,} of {self.schedule.max_steps:,}.')
+        if self.store.is_local(step):
+          self.store.save(state, step, self.store.notes(step))
       else:
         if step:
-          summaries.say(f'Continuing from the checkpoint of step {step:,}.')
+          kind = 'local state' if self.store.is_local(step) else 'checkpoint'
+          summaries.say(f'Continuing from the {kind} of step {step:,}.')
         with processes.leaving_together(before=summaries.close):
           state = self._train(state, step, summaries)
     finally:
@@ -183,6 +186,8 @@ class Trainer:
       self.store.checkpoints.close()
       if self.best is not None:
         self.best.close()
+      if self.store.local is not None:
+        self.store.local.close(saved=max(self.store.checkpoints.steps(), default=-1))
       self.goodput.write()
     self.store.checkpoints.raise_failure()
     self._skipped_steps.check_all(int(state.skipped), self.schedule.max_steps)
@@ -193,6 +198,8 @@ class Trainer:
     due = self._evaluation_is_due(start)
     summaries.drop_records_after(start, evaluated=start - 1 if due else start)
     self.evaluator.check()
+    if self.store.local is not None:
+      self.store.local.begin(start)
     reporter = Reporter(
       self.goodput, summaries, self.throughput, self.schedule.reports, self._skipped_steps.check
     )
@@ -250,6 +257,8 @@ class Trainer:
         if step > start and (schedule.saves(step) or ends):
           with reporter.clock_stopped(state, 'save'):
             self._save(state, step)
+        if step > start and not ends:
+          self._save_locally(state, step)
         if self.profiler.is_due(step):
           with reporter.clock_stopped(state, 'profile'):
             self.profiler.switch()
@@ -261,6 +270,8 @@ class Trainer:
         step += 1
         self.watchdog.beat()
         reporter.step(step, metrics, state)
+        if self.store.local is not None:
+          self.store.local.reported(step - 1)
         if self.spikes is not None and self.spikes(reporter.last_loss):
           state, step = self._roll_back(state, step, reporter)
           start, evaluates = step, False
@@ -299,12 +310,23 @@ class Trainer:
     self._skipped_steps.check(int(state.skipped_in_a_row), step)
     if not self.store.writes:
       return
-    notes = self.data.notes(step)
-    if self.rollbacks.count:
-      notes['rollbacks'] = self.rollbacks.count
+    notes = self._notes(step)()
     if unevaluated:
       notes['unevaluated'] = True
     self.store.save(state, step, notes)
+
+  def _save_locally(self, state: TrainState, step: int) -> None:
+    """Keeps a state on each host if that is due; the best state is written before it."""
+    if self.store.local is None or not self.store.local.due(step):
+      return
+    if self.best is not None:
+      self.best.wait()
+    self.store.save_local(state, step, self._notes(step))
+
+  def _notes(self, step: int) -> Callable[[], dict[str, Any]]:
+    """Begins to collect the notes of a step; returns a function that waits for them."""
+    of_data, count = self.data.notes(step), self.rollbacks.count
+    return lambda: of_data() | ({'rollbacks': count} if count else {})
 
   @contextlib.contextmanager
   def _saved_on_bad_data(
@@ -353,6 +375,8 @@ class Trainer:
       jax.tree.map(lambda x: x.delete(), state)  # there may be no memory for two states
       state, _ = self.store.restored(step)
       self.data.skip(spiked - step)
+    if self.store.local is not None:
+      self.store.local.begin(step)
     reporter.roll_back(spiked, step)
     self.schedule.save_times.restart(step)
     return state, step

@@ -180,8 +180,8 @@ def read_records(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   except OSError:
     return
   for line in lines:
-    if _step_of(line) is not None:
-      yield json.loads(line)
+    if (record := _record_of(line)) is not None:
+      yield record
 
 
 def drop_later_records(path: pathlib.Path, start: int) -> None:
@@ -215,9 +215,15 @@ def drop_later_records(path: pathlib.Path, start: int) -> None:
 
 def _step_of(line: bytes) -> int | None:
   """Returns the step of a record, or None if the line is not a record."""
+  record = _record_of(line)
+  return None if record is None else record['step']
+
+
+def _record_of(line: bytes) -> dict[str, Any] | None:
+  """Returns the record that a line holds; it has a step. None if the line is not a record."""
   try:
     record = json.loads(line)
   except (ValueError, RecursionError):
     return None
   step = record.get('step') if isinstance(record, dict) else None
-  return step if isinstance(step, int) and not isinstance(step, bool) else None
+  return record if isinstance(step, int) and not isinstance(step, bool) else None

@@ -11,14 +11,18 @@ import numpy as np
 
 from paxlite.checkpointing.variables import Variable, blocks
 from paxlite.core import shell
+from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_files import read_object
+from paxlite.core.object_copies import reading
+from paxlite.core.object_store import ObjectStore
 from paxlite.core.unfinished_folder import UnfinishedFolder
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.families import config_json, experiment_of, hugging_face_entries
 from paxlite.weights.folder import Tensors, copy_tokenizer
 from paxlite.weights.layout import Entry, check_layers
 from paxlite.weights.quantized import Dequantized
+from paxlite.weights.stored_tensors import StoredTensors
 from paxlite.weights.tensor_names import HUGGING_FACE
 
 # Names of tensors that are not weights: buffers, and copies of a tied embedding.
@@ -36,15 +40,19 @@ _NAMES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
 class Safetensors:
   """The tensors of a folder of .safetensors files; only one tensor is in memory at a time.
 
+  Args:
+    folder: The folder.
+    address: Where the files are in an object store; `folder` has copies of the other files.
+
   Raises:
     UserError: A file is missing, truncated or not a safetensors file.
   """
 
-  def __init__(self, folder: pathlib.Path):
-    self._files: dict[str, tuple[pathlib.Path, str]] = {}  # and the name in the file
+  def __init__(self, folder: pathlib.Path, address: Address | None = None):
+    self._files: dict[str, tuple[pathlib.Path | Address, str]] = {}  # and the name in the file
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: dict[str, str] = {}
-    for path in _safetensors_files(folder):
+    for path in _safetensors_files(folder) if address is None else _objects(folder, address):
       with _opened(path) as f:
         for name in f.keys():  # noqa: SIM118 - not a dict
           short = _PREFIX.sub('', name)
@@ -65,7 +73,7 @@ class Safetensors:
     # the next one is read.
     path, full = self._files[name]
     with _opened(path) as f:
-      if self.dtypes[name] != 'F8_E4M3':
+      if self.dtypes[name] != 'F8_E4M3' or isinstance(path, Address):
         return f.get_tensor(full)
     return _read_fp8(path, full, self.shapes[name])
 
@@ -80,7 +88,9 @@ def _read_fp8(path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarr
     return np.fromfile(f, ml_dtypes.float8_e4m3fn, count).reshape(shape)
 
 
-def _opened(path: pathlib.Path) -> Any:
+def _opened(path: pathlib.Path | Address) -> Any:
+  if isinstance(path, Address):
+    return StoredTensors(path)
   try:
     from safetensors import SafetensorError, safe_open
   except ImportError:
@@ -110,6 +120,19 @@ def _safetensors_files(folder: pathlib.Path) -> list[pathlib.Path]:
   return files
 
 
+def _objects(folder: pathlib.Path, address: Address) -> list[Address]:
+  """Returns the .safetensors files at an address; `folder` has a copy of their index."""
+  with reading(address):
+    _, names = ObjectStore.opened(address).names(address.key)
+  present = {name for name in names if name.endswith('.safetensors')}
+  wanted = set(_weight_map(folder / _INDEX).values()) or present
+  if not wanted:
+    raise UserError(f'{address} holds no .safetensors file')
+  if missing := sorted(wanted - present):
+    raise UserError(f'{missing[0]} is missing: {address / _INDEX} names it')
+  return [address / name for name in sorted(wanted)]
+
+
 def _weight_map(index: pathlib.Path) -> dict[str, str]:
   """Returns the file name of each tensor; empty if there is no index."""
   if not index.is_file():
@@ -120,8 +143,15 @@ def _weight_map(index: pathlib.Path) -> dict[str, str]:
   return found
 
 
-def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Tensors]:
-  """Returns a folder's experiment, the entries of the tensors it needs, and its tensors."""
+def read_folder(
+  folder: pathlib.Path, address: Address | None = None
+) -> tuple[LanguageModel, list[Entry], Tensors]:
+  """Returns a folder's experiment, the entries of the tensors it needs, and its tensors.
+
+  Args:
+    folder: The folder.
+    address: Where the tensors are in an object store; `folder` has copies of the other files.
+  """
   config = folder / 'config.json'
   if not config.is_file():
     raise UserError(f'{config} is missing: --path must be a Hugging Face folder')
@@ -130,7 +160,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], Tenso
   if generation.is_file():  # its list of EOS ids is more complete
     contents |= {k: v for k, v in read_object(generation).items() if k == 'eos_token_id'}
   experiment = experiment_of(contents, config)
-  stored = Safetensors(folder)
+  stored = Safetensors(folder, address)
   with located(str(folder)):
     tensors = Dequantized(stored, contents.get('quantization_config') or {})
     # DeepSeek's layers behind the last one predict a second token

@@ -95,6 +95,7 @@ def responses(found, task: str) -> list:
   return [s['filtered_resps'] for s in samples]
 
 
+@pytest.mark.slow
 def test_log_likelihoods_are_theirs(both):
   ours, theirs = (responses(found, 'choose') for found in both)
   assert len(ours) == 7

@@ -122,9 +122,8 @@ def experiment(folder, kind, max_steps):
   return cls(**SMALL, **values, MAX_STEPS=max_steps)
 
 
-@pytest.mark.parametrize(
-  'kind', ['memmap', *(pytest.param(k, marks=pytest.mark.slow) for k in ('text', 'sft'))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('kind', ['memmap', 'text', 'sft'])
 def test_a_run_refuses_other_data_unless_told_to_take_it(tmp_path, kind, caplog):
   write(tmp_path, kind, changed=False)
   run = Run(experiment(tmp_path, kind, 2), tmp_path / 'run')

@@ -2,6 +2,8 @@
 
 import json
 import math
+import pathlib
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import yaml
 from paxlite.core.errors import UserError
 from paxlite.core.files import read_text
 from paxlite.data import packaged
+from paxlite.data.positions import Column
 from paxlite.runtime import processes, rendezvous
 from tests.support import runs
 from tests.support.processes import MESH, on_processes
@@ -118,20 +121,37 @@ def test_where_process_0_listens(monkeypatch):
 
 
 @pytest.mark.slow
-def test_streams_of_two_processes_go_on_where_each_stood(tmp_path):
-  lines = [p for p in read_text(packaged.TEXTS[0])[:200_000].split('\n\n') if p.strip()]
-  path = tmp_path / 'c.jsonl'
-  path.write_text(''.join(json.dumps({'text': line}) + '\n' for line in lines))
-  flags = [f'--fdl.TRAIN_SOURCES={[str(path)]}', f'--fdl.VOCAB_PATH={packaged.VOCAB}',
+def test_streams_go_on_with_the_same_rows_on_another_number_of_processes(tmp_path):
+  """Two processes train and one continues; each has a reader of its own, as the files are equal."""
+  lines = [p for p in read_text(packaged.TEXTS[0]).split('\n\n') if p.strip()]
+  text = ''.join(json.dumps({'text': line}) + '\n' for line in lines)
+  paths = [str(tmp_path / name) for name in ('a.jsonl', 'b.jsonl')]
+  for path in paths:
+    pathlib.Path(path).write_text(text)
+  flags = [f'--fdl.TRAIN_SOURCES={paths}', f'--fdl.VOCAB_PATH={packaged.VOCAB}',
            '--fdl.HELD_OUT_EVERY=5', '--fdl.MAX_EVAL_BATCHES=1']  # fmt: skip
   config = 'tests.support.experiments.TinyDocuments'
-  on_processes(tmp_path / 'whole', 2, *flags, '--fdl.MAX_STEPS=6', config=config)
-  on_processes(tmp_path / 'halves', 2, *flags, '--fdl.MAX_STEPS=3', config=config)
-  on_processes(tmp_path / 'halves', 2, *flags, '--fdl.MAX_STEPS=6', config=config)
-  assert runs.losses(tmp_path / 'whole') == runs.losses(tmp_path / 'halves')
-  flags = [*MESH, *flags, '--fdl.MAX_STEPS=9']
-  refused = runs.run(tmp_path / 'halves', *flags, config=config, devices=4, code=2)
-  assert 'holds positions of 2 processes' in refused.stderr
+  whole, two, mixed = (tmp_path / name for name in ('whole', 'two', 'mixed'))
+  alone = lambda folder, steps: runs.run(
+    folder, *MESH, *flags, f'--fdl.MAX_STEPS={steps}', config=config, devices=4
+  )
+  alone(whole, 6)
+  on_processes(two, 2, *flags, '--fdl.MAX_STEPS=3', config=config)
+  shutil.copytree(two, mixed)
+  on_processes(two, 2, *flags, '--fdl.MAX_STEPS=6', config=config)
+  alone(mixed, 6)
+  expected = runs.losses(whole)
+  assert len(expected) == 6
+  for folder in (two, mixed):
+    found = runs.losses(folder)
+    assert found.keys() == expected.keys()
+    assert all(math.isclose(found[s], expected[s], rel_tol=1e-5) for s in expected)
+  notes = [
+    json.loads((f / 'checkpoints/checkpoint_00000006/data/metadata').read_text())
+    for f in (whole, two, mixed)
+  ]
+  assert notes[0]['position'] == notes[1]['position'] == notes[2]['position']
+  assert notes[0]['position'][0][Column.READERS] == 2
 
 
 @pytest.mark.slow

@@ -63,7 +63,7 @@ TINY = '--fdl_config=TinyGPT'
     ([TINY, '--fdl.VOCAB_PATH=s3://b/x.model'], 'has no attribute VOCAB_PATH'),
     (
       ['--fdl_config=DemoGPT', '--fdl.VOCAB_PATH=s3://b/x.model'],
-      '--fdl.VOCAB_PATH: s3://b/x.model: object stores (s3://) are not supported yet',
+      '--fdl.VOCAB_PATH: s3://b/x.model names no bucket: write s3://bucket/name',
     ),
     (
       [TINY, '--fdl.CHECKPOINT_RESTORE_PATH=nowhere/of/this/name'],
@@ -141,12 +141,12 @@ def test_a_wrong_class_of_the_user_is_one_line(capsys, tmp_path, monkeypatch):
   assert err.count('\n') == 1
 
 
-@pytest.mark.parametrize('path', ['gs://bucket/run', 's3://bucket/run', '~nobody_of_this_name/run'])
+@pytest.mark.parametrize('path', ['az://bucket/run', 's3://b/run', '~nobody_of_this_name/run'])
 def test_a_folder_that_is_no_path_here_is_refused(capsys, tmp_path, monkeypatch, path):
   monkeypatch.chdir(tmp_path)
   code, _, err = call(capsys, TINY, f'--job_log_dir={path}')
   assert code == 2
-  assert err.startswith(f'error: --job_log_dir={path}: ')
+  assert err.startswith(f'error: --job_log_dir={path}')
   assert err.count('\n') == 1
   assert list(tmp_path.iterdir()) == []
 
@@ -159,6 +159,7 @@ def test_home_is_expanded_in_job_log_dir(capsys, tmp_path, monkeypatch):
   assert f'{tmp_path}/home/run holds no checkpoint to evaluate' in err
 
 
+@pytest.mark.slow
 def test_a_run_is_evaluated_as_what_it_was(capsys, tmp_path):
   """Its own values apply without flags, and its training data may be gone."""
   files = {name: tmp_path / f'{name}.jsonl' for name in ('train', 'eval')}
@@ -236,6 +237,7 @@ def test_help_needs_neither_jax_nor_fiddle():
   assert not {'jax', 'fiddle', 'flax', 'numpy'} & set(modules)
 
 
+@pytest.mark.slow
 def test_a_synthetic_run_imports_neither_tensorflow_nor_torch(tmp_path):
   """Both exist as empty modules, so an attempt to import them would succeed."""
   for name in ('tensorflow', 'torch', 'seqio', 'transformers'):
@@ -353,11 +355,13 @@ def tensorboard_tags(folder) -> set[str]:
   return tags
 
 
+@pytest.mark.slow
 def test_no_checkpoints_where_they_are_off(tmp_path):
   runs.run(tmp_path, '--noenable_checkpoint_saving', '--fdl.MAX_STEPS=2')
   assert not (tmp_path / 'checkpoints').exists()
 
 
+@pytest.mark.slow
 def test_a_live_line_on_a_terminal(tmp_path):
   """rich rewrites one line on a real (pseudo) terminal; only the other lines stay."""
   leader, follower = pty.openpty()

@@ -115,6 +115,10 @@ EXPERT = 'MESH_AXES=["replica","data","mdl","expert"]'
 CONTEXT = 'MESH_AXES=["replica","data","mdl","context"]'
 STAGE = 'MESH_AXES=["stage","replica","data","mdl"]'
 REPEATED = ['NUM_LAYERS=2', 'USE_REPEATED_LAYER=true', 'NUM_MICROBATCHES=2']
+ALL_AXES = 'MESH_AXES=["stage","replica","data","mdl","expert","context"]'
+OPTIONS = [*REPEATED, 'ROWS=16', 'SLIDING_WINDOW=6']
+# Of six axes, these six meshes with four axes hold every triple, and with it every pair.
+# tests.support.all_meshes compares each pair and each triple by itself.
 GRID_SLOW = {
   'three axes': (8, THREE_AXES),
   'two axes': (8, ['4,2,1', '2,1,4', '1,4,2', 'gpt/128/4/tied', 'llama/128/1', 'moe/16/4']),
@@ -123,9 +127,12 @@ GRID_SLOW = {
   'lora': (8, ['2,2,2', 'gpt/128/1', 'llama/128/4', 'USE_LORA=true']),
   'sequence': (8, ['2,2,2', 'llama/128/4', 'SEQUENCE_SHARDED_ACTIVATIONS=true']),
   'dropless': (8, ['2,2,2', 'moe/128/4', 'USE_DROPLESS_MOE=true']),
-  'expert': (16, ['2,2,2,2', 'moe/128/4', 'moe/16/1', 'gpt/128/1', EXPERT]),
-  'context': (16, ['2,2,2,2', 'llama/128/4', 'gpt/128/1/tied', CONTEXT]),
-  'stage': (16, ['2,2,2,2', 'llama/128/4', STAGE, *REPEATED]),
+  'expert': (16, ['2,2,2,2', 'moe/128/4', 'moe/16/1', 'gpt/128/1', EXPERT, *OPTIONS]),
+  'context': (16, ['2,2,2,2', 'llama/128/4', 'gpt/16/1/tied', CONTEXT, *OPTIONS]),
+  'stage': (16, ['2,2,2,2', 'llama/128/4', STAGE, *OPTIONS]),
+  'replica, others': (16, ['2,2,1,1,2,2', 'gpt/16/4', ALL_AXES, *OPTIONS]),
+  'data, others': (16, ['2,1,2,1,2,2', 'moe/128/4', ALL_AXES, *OPTIONS]),
+  'mdl, others': (16, ['2,1,1,2,2,2', 'llama/128/4', ALL_AXES, *OPTIONS]),
 }
 GRID = {'fast': (8, ['2,2,2', 'gpt/128/4/tied', 'moe/16/4'])}
 
@@ -143,6 +150,19 @@ def test_no_rows_are_exchanged(devices, arguments):
   for r in results:
     assert r['loss'] < 1e-5, r
     assert r['gradient'] < 1e-5, r
+
+
+@pytest.mark.slow
+def test_the_order_of_devices_changes_no_loss():
+  values = {}
+  for order in (0, 1):
+    done = runs.module(
+      'tests.support.mesh_grid', '2,2,2', 'llama/16/4', f'ORDER={order}', devices=8
+    )
+    (result,) = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
+    assert max(result['loss'], result['gradient']) < 1e-5, result
+    values[order] = result['exact']
+  assert len(set(values.values())) == 1
 
 
 CHECK_MESH = """

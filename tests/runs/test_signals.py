@@ -52,6 +52,7 @@ def test_a_signal_is_reported_at_once_and_saves(tmp_path, number, again):
   assert f'--job_log_dir={tmp_path}' in stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_after_a_moment_leaves_without_saving(tmp_path):
   process = start(tmp_path, 'wait:2', *FOREVER)
   wait_for(tmp_path / 'metrics.jsonl')

@@ -1,8 +1,9 @@
 """python -m tests.support.mesh_grid ICI… [CASE…] [NAME=VALUE…]: compares meshes with one device.
 
 A mesh shape is '2,2,2', or '1,2,2/2,1,1' with a shape over DCN. A case is model/width/loss chunks,
-with '/tied' for tied embeddings; without a case, all of them run. Prints one JSON line per case
-with the largest relative differences of the loss and of any gradient.
+with '/tied' for tied embeddings; without a case, all of them run. NAME is an attribute, or ROWS,
+the rows of the whole batch, or ORDER, the seed of a random order of the devices. Prints one JSON
+line per case with the largest relative differences of the loss and of any gradient.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import fiddle as fdl
 import jax
 import numpy as np
 from flax.linen import meta
+from jax.sharding import Mesh
 
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
@@ -35,7 +37,7 @@ BASE = dict(
 )
 MODELS: dict[str, Any] = {
   'gpt': (GPT126M, {}),
-  'llama': (LLaMA, {}),
+  'llama': (LLaMA, dict(NUM_KV_HEADS=2)),
   'moe': (MixtureOfExperts, dict(NUM_LAYERS=2, NUM_EXPERTS=8, NUM_MOE_GROUPS=8)),
 }
 WIDTHS = (16, 128)  # smaller and larger than the number of tokens of a shard
@@ -49,10 +51,12 @@ def experiment(model: str, width: int, chunks: int, tied: bool, **changes: Any) 
 
 
 @functools.cache
-def one_device(model: str, width: int, tied: bool, changes: tuple[tuple[str, Any], ...]) -> Any:
+def one_device(
+  model: str, width: int, tied: bool, rows: int, changes: tuple[tuple[str, Any], ...]
+) -> Any:
   """Returns a state, and (gradients, metrics) for it on one device."""
-  mesh = dict(ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1], PERCORE_BATCH_SIZE=ROWS)
-  of_meshes = ('MESH_AXES', 'SEQUENCE_SHARDED_ACTIVATIONS', 'NUM_MICROBATCHES')
+  mesh = dict(ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1], PERCORE_BATCH_SIZE=rows)
+  of_meshes = ('MESH_AXES', 'SEQUENCE_SHARDED_ACTIVATIONS')
   kept = {k: v for k, v in changes if k not in of_meshes}
   e = experiment(model, width, 1, tied, **mesh | kept)
   task = fdl.build(e.task())
@@ -76,13 +80,20 @@ def difference(a: Any, b: Any) -> float:
 
 def check(ici: list[int], dcn: list[int], case: str, changes: dict[str, Any]) -> dict[str, Any]:
   model, width, chunks, *tied = case.split('/')
-  rows_a_device = ROWS / math.prod(ici + dcn)
+  changes = dict(changes)
+  rows, order = changes.pop('ROWS', ROWS), changes.pop('ORDER', None)
+  if model == 'moe' and 'NUM_LAYERS' in changes:
+    changes['NUM_LAYERS'] *= 2  # every second block has experts
+  rows_a_device = rows / math.prod(ici + dcn)
   mesh_values = dict(ICI_MESH_SHAPE=ici, DCN_MESH_SHAPE=dcn, PERCORE_BATCH_SIZE=rows_a_device)
   e = experiment(model, int(width), int(chunks), bool(tied), **mesh_values | changes)
   e.validate()
   mesh, task = e.mesh(), fdl.build(e.task())
+  if order is not None:
+    devices = np.random.default_rng(order).permutation(mesh.devices.ravel())
+    mesh = Mesh(devices.reshape(mesh.devices.shape), mesh.axis_names)
   hashable = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in changes.items())
-  state, (expected, metrics) = one_device(model, int(width), bool(tied), hashable)
+  state, (expected, metrics) = one_device(model, int(width), bool(tied), rows, hashable)
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   shapes = partitioning.sharded_shapes(boxed, mesh, e.rules)
   state = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), state, shapes)
@@ -91,7 +102,9 @@ def check(ici: list[int], dcn: list[int], case: str, changes: dict[str, Any]) ->
   worst = jax.tree.map(difference, got, expected)
   value, path = max((v, jax.tree_util.keystr(p)) for p, v in jax.tree.leaves_with_path(worst))
   loss = difference(got_metrics['total_loss'].value, metrics['total_loss'].value)
-  return {'mesh': [ici, dcn], 'case': case, 'loss': loss, 'gradient': value, 'at': path}
+  exact = float(got_metrics['total_loss'].value).hex()
+  found = {'mesh': [ici, dcn], 'case': case, 'loss': loss, 'gradient': value, 'at': path}
+  return found | {'exact': exact}
 
 
 def main(arguments: list[str]) -> None:

@@ -4,6 +4,7 @@ import pathlib
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 
 import zarr
 
@@ -22,15 +23,16 @@ def start_processes(
   config: str,
   module: str = 'paxlite.main',
   env: dict[str, str] | None = None,
+  each: Sequence[str] = (),
 ) -> list[subprocess.Popen]:
-  """Starts main on `count` processes of 4 / count devices."""
+  """Starts main on `count` processes of 4 / count devices; `each` has one more flag for each."""
   with socket.socket() as s:
     s.bind(('127.0.0.1', 0))
     address = f'127.0.0.1:{s.getsockname()[1]}'
   return [
     subprocess.Popen(
       runs.command(
-        folder, *MESH, *flags, '--multiprocess_gpu', f'--server_addr={address}',
+        folder, *MESH, *flags, *each[i : i + 1], '--multiprocess_gpu', f'--server_addr={address}',
         f'--num_hosts={count}', f'--host_idx={i}', config=config, module=module,
       ),
       cwd=runs.ROOT, env=runs.environment(4 // count) | (env or {}), text=True,
@@ -40,9 +42,11 @@ def start_processes(
   ]  # fmt: skip
 
 
-def on_processes(folder, count: int, *flags: str, config: str) -> list[str]:
+def on_processes(
+  folder, count: int, *flags: str, config: str, each: Sequence[str] = ()
+) -> list[str]:
   """Runs main on `count` processes to the end; returns the output of each."""
-  started = start_processes(folder, count, *flags, config=config)
+  started = start_processes(folder, count, *flags, config=config, each=each)
   ended = [p.communicate(timeout=300) for p in started]
   for process, (_, stderr) in zip(started, ended, strict=True):
     assert process.returncode == 0, stderr

@@ -1,13 +1,18 @@
-"""python -m tests.support.soak [--kills=200] [--seed=0] [--json=FILE]
+"""python -m tests.support.soak [--kills=200] [--seed=0] [--store] [--steps=1000] [--json=FILE]
 
 Kills a small run with SIGKILL at random moments, and starts it again after each kill, until there
 were enough kills. The moments fall into start, compilation, training, evaluation and saving. When a
 run reaches its end, its losses, evaluations and final state must equal those of an undisturbed run
 bit for bit, and a new run begins. The exit code is 1 if they differ.
+
+With --store, the run is in a bucket of SeaweedFS, and each start is on one of two machines, which
+are two folders for --local_dir. The lease is short, so that a start on the other machine waits 3
+seconds.
 """
 
 import argparse
 import collections
+import contextlib
 import hashlib
 import json
 import os
@@ -19,10 +24,15 @@ import sys
 import tempfile
 import time
 
+from paxlite.checkpointing.step_copies import StepCopies
+from paxlite.core.addresses import Address
+from paxlite.core.object_store import ObjectStore
+from paxlite.programs.stored_run import twin
+from tests.support.s3_server import s3_server
+
 ROOT = pathlib.Path(__file__).parents[2]
-STEPS = 1000
 FLAGS = [
-  '--fdl_config=DemoGPT', f'--fdl.MAX_STEPS={STEPS}', '--fdl.NUM_LAYERS=1', '--fdl.MODEL_DIMS=32',
+  '--fdl_config=DemoGPT', '--fdl.NUM_LAYERS=1', '--fdl.MODEL_DIMS=32',
   '--fdl.NUM_HEADS=2', '--fdl.DIMS_PER_HEAD=16', '--fdl.HIDDEN_DIMS=64', '--fdl.MAX_SEQ_LEN=32',
   '--fdl.PERCORE_BATCH_SIZE=4', '--fdl.DROPOUT_PROB=0.1', '--fdl.SAMPLE_PROMPT=None',
   '--fdl.CHECKPOINT_EVERY_N_STEPS=10', '--fdl.CHECKPOINT_MAX_TO_KEEP=3',
@@ -30,9 +40,14 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def start(folder: pathlib.Path) -> subprocess.Popen:
+def start(folder: pathlib.Path, steps: int, local_dir: pathlib.Path | None) -> subprocess.Popen:
+  """Starts the run in a folder, or in the bucket, with its folder on a machine in `local_dir`."""
+  place = [f'--job_log_dir={folder}']
+  if local_dir is not None:
+    place = [f'--job_log_dir=s3://soak/{folder.name}', f'--local_dir={local_dir}']
+  module = 'paxlite.main' if local_dir is None else 'tests.support.stored_main'
   return subprocess.Popen(
-    [sys.executable, '-m', 'paxlite.main', f'--job_log_dir={folder}', *FLAGS],
+    [sys.executable, '-m', module, *place, f'--fdl.MAX_STEPS={steps}', *FLAGS],
     cwd=ROOT,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
@@ -40,18 +55,18 @@ def start(folder: pathlib.Path) -> subprocess.Popen:
   )
 
 
-def outcome(folder: pathlib.Path) -> dict[str, str]:
+def outcome(folder: pathlib.Path, steps: int) -> dict[str, str]:
   """Returns digests of the results of a run."""
   losses = [
     (r['step'], r['loss'], r['grad_norm'])
     for r in map(json.loads, (folder / 'metrics.jsonl').read_text().splitlines())
   ]
-  assert [step for step, *_ in losses] == list(range(1, STEPS + 1)), 'a record of each step, once'
+  assert [step for step, *_ in losses] == list(range(1, steps + 1)), 'a record of each step, once'
   evaluations = [
     (r['step'], r['avg_xent'])
     for r in map(json.loads, (folder / 'eval_metrics.jsonl').read_text().splitlines())
   ]
-  state = folder / 'checkpoints' / f'checkpoint_{STEPS:08d}' / 'state'
+  state = folder / 'checkpoints' / f'checkpoint_{steps:08d}' / 'state'
   chunks = sorted(p for p in state.glob('*/*') if not p.name.startswith('.'))
   assert len(chunks) > 20
   digest = hashlib.sha256()
@@ -78,29 +93,42 @@ def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--kills', type=int, default=200)
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--steps', type=int, default=1000)
+  parser.add_argument('--store', action='store_true')
   parser.add_argument('--json', type=pathlib.Path)
   args = parser.parse_args()
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   rng = random.Random(args.seed)
   kills, ends, phases = 0, 0, collections.Counter()
-  with tempfile.TemporaryDirectory() as temporary:
+  with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
+    if args.store:
+      server = stack.enter_context(s3_server(pathlib.Path(temporary, 's3')))
+      server.create_bucket('soak')
+      os.environ |= server.environment()
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', f'{temporary}/cache')
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
     whole = pathlib.Path(temporary, 'whole')
     for folder in (pathlib.Path(temporary, 'warm'), whole):  # the second uses the cache
       began = time.monotonic()
-      process = start(folder)
+      process = start(folder, args.steps, None)
       while not list(folder.glob('checkpoints/checkpoint_00000010')) and process.poll() is None:
         time.sleep(0.05)
       within = 2 * (time.monotonic() - began)  # so that half of the runs are killed before a save
       printed, _ = process.communicate()
       assert process.returncode == 0, printed
-    expected = outcome(whole)
+    expected = outcome(whole, args.steps)
     seconds = time.monotonic() - began
-    print(f'{STEPS} steps, not killed: {seconds:.1f} s; kills within {within:.1f} s', flush=True)
+    within += 4 * args.store  # a start on the other machine may wait for the lease
+    print(
+      f'{args.steps} steps, not killed: {seconds:.1f} s; kills within {within:.1f} s', flush=True
+    )
     folder = pathlib.Path(temporary, 'run-0')
-    while kills < args.kills or ends == 0 or folder.exists():
-      process = start(folder)
+    machines = [pathlib.Path(temporary, name) for name in 'ab'] if args.store else [None]
+    begun = False
+    while kills < args.kills or ends == 0 or begun:
+      machine = rng.choice(machines)
+      process = start(folder, args.steps, machine)
+      begun = True
       # The last run is not killed once there were enough kills.
       moment = rng.uniform(0, within) if kills < args.kills else None
       try:
@@ -108,26 +136,32 @@ def main() -> int:
       except subprocess.TimeoutExpired:
         process.kill()
         printed, _ = process.communicate()
+      address = Address.parsed(f's3://soak/{folder.name}')
+      at = folder if machine is None else twin(address, str(machine))
       if process.returncode == 0:
-        found = outcome(folder)
+        found = outcome(at, args.steps)
+        if args.store:
+          copies = address / 'checkpoints', at / 'checkpoints'
+          assert StepCopies(ObjectStore.opened(address), *copies).is_same(args.steps)
         different = [k for k in expected if found[k] != expected[k]]
         ends += 1
-        starts = len(list((folder / 'goodput').glob('attempt_*.json')))
+        starts = len(list((at / 'goodput').glob('attempt_*.json')))
         print(
           f'end {ends} after {kills} kills, {starts} starts: {different or "the same"}', flush=True
         )
         if different:
           return 1
-        folder = pathlib.Path(temporary, f'run-{ends}')
+        folder, begun = pathlib.Path(temporary, f'run-{ends}'), False
         continue
       if process.returncode != -9:
         print(f'ended by itself with {process.returncode}:\n{printed}')
         return 1
       kills += 1
-      phases[phase(printed, folder)] += 1
+      phases[phase(printed, at)] += 1
   result = {
     'kills': kills,
     'runs_to_the_end': ends,
+    'in_a_bucket': args.store,
     'killed_while': dict(phases.most_common()),
     'python': platform.python_version(),
     'seed': args.seed,

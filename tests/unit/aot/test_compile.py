@@ -158,6 +158,15 @@ def test_targets():
   assert (h100.devices, h100.slices, h100.chip.name) == (256, 1, 'h100')
 
 
+def test_a_network_between_hosts():
+  h100 = targets.with_network(targets.parse('h100x256'), '50')
+  assert h100.chip.dcn_bandwidth == 50e9 / 8
+  assert '50 GB/s a host' in h100.chip.source
+  for target, network in (('h100x8', 'fast'), ('h100x8', '0'), ('v5e-16', '50')):
+    with pytest.raises(UserError, match='--network'):
+      targets.with_network(targets.parse(target), network)
+
+
 def test_data_of_other_hosts_crosses_the_network_once_a_host():
   """An all-gather of 64 bytes over 4 hosts of 4: 60 are sent, 48 of them are of other hosts."""
   axes = dict(replica=1, data=16, mdl=1)
@@ -230,6 +239,35 @@ def test_h100x8(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+@pytest.mark.parametrize(
+  'mesh',
+  [
+    ['--fdl.ICI_MESH_SHAPE=[1,8,1]'],
+    ['--fdl.MESH_AXES=[stage,replica,data,mdl]', '--fdl.ICI_MESH_SHAPE=[2,1,4,1]'],
+  ],
+  ids=['data', 'stage'],
+)
+def test_moments_on_the_host_of_h100s(tmp_path, mesh):
+  """They leave the device, cross the bus once each way, and only some layers are ever there."""
+  reports = {}
+  for offload in (False, True):
+    path = tmp_path / f'{offload}.json'
+    flags = ['--target=h100x8', *mesh, f'--fdl.OFFLOAD_OPTIMIZER={offload}', f'--json={path}']
+    if mesh[0].endswith('mdl]'):
+      flags += ['--fdl.DCN_MESH_SHAPE=[1,1,1,1]', '--fdl.NUM_MICROBATCHES=2']
+    saved = [] if 'stage' in mesh[0] else [f'--save={tmp_path / "step.bin"}']
+    runs.module('paxlite.tools.compile', *SMALL, '--fdl.NUM_LAYERS=8', *flags, *saved)
+    reports[offload] = json.loads(path.read_text())
+  moments = reports[False]['arguments'] - reports[True]['arguments']
+  assert reports[False]['host'] == 0
+  assert reports[True]['host'] == pytest.approx(moments, rel=0.01)
+  for way in reports[True]['costs']['host_traffic']:
+    assert way == pytest.approx(moments, rel=0.01)
+  assert reports[True]['total'] < reports[False]['total']
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
 @pytest.mark.parametrize('mesh', ['[1,8,1]', '[1,4,2]'])
 def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
   """cuDNN computes forward and backward of each layer, under packing; XLA alone stores scores."""
@@ -250,8 +288,28 @@ def test_attention_on_h100s_is_cudnns(tmp_path, mesh):
     text = path.read_text()
     targets[flash] = collections.Counter(re.findall('custom_call_target="(__cudnn.*?)"', text))
     assert bool(re.search(r'\[\d+,(?!1,)\d+,768,768\]', text)) == (not flash)
+    results = re.findall(r'= \((.*?)\) custom-call.*Backward', text)
+    assert not any('768,768' in r for r in results)  # nobody uses the gradient of a bias
   name = '__cudnn$fmhaScaleBiasSoftmax'
   assert targets == {True: {name: 2, f'{name}Backward': 2}, False: {}}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+def test_packed_rows_on_h100s_need_no_bias(tmp_path):
+  """With MAX_TEXTS_PER_ROW, cuDNN gets the bounds of the texts, and no array is [T, T]."""
+  flags = [
+    '--target=h100x8', '--fdl.ICI_MESH_SHAPE=[1,4,2]', '--fdl.MAX_TEXTS_PER_ROW=16',
+    '--fdl.FPROP_DTYPE=bfloat16', '--fdl.NUM_LAYERS=2', '--fdl.MODEL_DIMS=256',
+    '--fdl.NUM_HEADS=4', '--fdl.DIMS_PER_HEAD=64', '--fdl.PACKED_INPUT=True',
+    '--fdl.MAX_SEQ_LEN=768', '--fdl.PERCORE_BATCH_SIZE=2', f'--save={tmp_path / "step.bin"}',
+    f'--write_hlo={tmp_path / "step.hlo"}',
+  ]  # fmt: skip
+  runs.module('paxlite.tools.compile', '--fdl_config=TinyGPT', *flags)
+  text = (tmp_path / 'step.hlo').read_text()
+  targets = collections.Counter(re.findall('custom_call_target="(__cudnn.*?)"', text))
+  assert targets == {'__cudnn$fmhaSoftmax': 2, '__cudnn$fmhaSoftmaxBackward': 2}
+  assert '768,768]' not in text
 
 
 @pytest.mark.slow

@@ -13,8 +13,10 @@ from paxlite.aot import collectives
 from paxlite.aot.costs import Costs, part_of
 from paxlite.aot.flops import convolution_flops
 from paxlite.aot.hlo import Array, Instruction, Program
+from paxlite.aot.host_copies import host_traffic
 from paxlite.aot.schedule import Schedule, Speed, Timeline
 from paxlite.core.errors import UserError
+from paxlite.layers import splash_attention
 from paxlite.tools import read_hlo
 
 PROGRAMS = pathlib.Path(__file__).parent / 'programs'
@@ -82,6 +84,7 @@ def test_what_nothing_hides_is_exposed():
   line = timeline(found, speed)
   gathers = 4 * 7 / 8 * 32 * MIB / 1e11
   assert line.exposed == line.collectives == pytest.approx(gathers)
+  assert list(line.exposed_by.values()) == [pytest.approx(gathers)]  # one in a loop of four
   assert line.compute_bound == pytest.approx(4 * GATHERED / 1e12)
   others = (4 * (8 + 36 + 16) + 16) * MIB / 1e12
   assert line.memory_bound == pytest.approx(others, rel=1e-4)
@@ -90,6 +93,8 @@ def test_what_nothing_hides_is_exposed():
   line = timeline(costs('tpu_gathered'), speed)
   assert line.collectives == pytest.approx(9 * 4 * MIB / 1e11)
   assert 0 < line.exposed < line.collectives / 2
+  assert sum(line.exposed_by.values()) == pytest.approx(line.exposed)
+  assert 0 < len(line.exposed_by) < 9  # some are hidden as a whole
 
 
 def test_eight_bits_have_a_peak_of_their_own():
@@ -123,19 +128,21 @@ def test_a_contracted_dimension_as_a_window():
 
 
 @pytest.mark.parametrize(('kernel', 'products'), [('fwd', 2), ('dq', 3), ('dkv', 4)])
-def test_splash_states_no_cost(kernel, products):
-  """Two rows, 8 heads of 64 with 2 heads of keys, 1024 causal positions."""
+@pytest.mark.parametrize(('scope', 'share'), [('causal', 1), (splash_attention.EVERY_KEY, 2)])
+def test_splash_states_no_cost(kernel, products, scope, share):
+  """Two rows, 8 heads of 64 with 2 heads of keys, 1024 positions."""
+  call = f'custom-call(%m, %m, %q, %k, %k), metadata={{op_name="jit(step)/{scope}/vmap()"}}'
   text = f"""HloModule test
 
 ENTRY %main (q: bf16[2,8,1024,64], k: bf16[2,2,1024,64], m: s8[1,2,2]) -> bf16[2,8,1024,64] {{
   %q = bf16[2,8,1024,64] parameter(0)
   %k = bf16[2,2,1024,64] parameter(1)
   %m = s8[1,2,2] parameter(2)
-  ROOT %splash_mha_{kernel}_segmented.1 = bf16[2,8,1024,64] custom-call(%m, %m, %q, %k, %k)
+  ROOT %splash_mha_{kernel}_segmented.1 = bf16[2,8,1024,64] {call}
 }}
 """
   half = 2 * 8 * 1024 * 1024 * 64
-  assert Costs(Program(text), 'tpu').flops() == {'bf16': products * half}
+  assert Costs(Program(text), 'tpu').flops() == {'bf16': share * products * half}
 
 
 def test_padding_and_strides_are_left_out():
@@ -187,3 +194,31 @@ def test_what_is_no_program_is_one_line(tmp_path):
   for name in ('text', 'nothing'):
     with pytest.raises(UserError, match='is not the text of a compiled program'):
       read_hlo.main([str(tmp_path / name), '--target=h100x1'])
+
+
+STREAMED = """HloModule streamed, is_scheduled=true
+
+ENTRY %main (m: f32[4,1024], i: s32[], x: f32[512]) -> (f32[4,1024], f32[512]) {
+  %m = f32[4,1024]{1,0:S(5)} parameter(0)
+  %i = s32[] parameter(1)
+  %x = f32[512]{0} parameter(2)
+  %zero = s32[] constant(0)
+  %read = ((f32[4,1024]{1,0:S(5)}, s32[], s32[]), f32[1,1024]{1,0}, u32[]) fusion-start(%m, %i, %zero)
+  %slice = f32[1,1024]{1,0} fusion-done(%read)
+  %write = ((f32[4,1024]{1,0:S(5)}, f32[1,1024]{1,0}, s32[], s32[]), f32[4,1024]{1,0:S(5)}, u32[]) fusion-start(%m, %slice, %i, %zero)
+  %out = (f32[512]{0:S(5)}, f32[512]{0}, u32[]) copy-start(%x)
+  %new = f32[4,1024]{1,0:S(5)} fusion-done(%write)
+  %kept = f32[512]{0:S(5)} copy-done(%out)
+  ROOT %both = (f32[4,1024]{1,0:S(5)}, f32[512]{0:S(5)}) tuple(%new, %kept)
+}
+"""  # noqa: E501
+
+
+def test_copies_from_and_to_the_host_are_counted():
+  """A slice of 4 kB is read, then 4 kB and 2 kB are written; at 1 kB/s the ways take turns."""
+  found = Costs(Program(STREAMED), 'gpu')
+  assert host_traffic(found) == (4096, 4096 + 2048)
+  speed = Speed({'': 1.0}, 1e30, lambda _: 0.0, host=1024.0)
+  line = timeline(found, speed)
+  assert line.exposed_host == pytest.approx(4 + 4 + 2)
+  assert line.seconds == pytest.approx(10)

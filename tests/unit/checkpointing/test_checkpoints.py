@@ -86,7 +86,7 @@ def test_weights_are_plain_uncompressed_zarr(tmp_path):
       lambda s: s | {'w': jnp.zeros((4, 3))},
       r'w is float32\[3, 4\] and the model has float32\[4, 3\]',
     ),
-    (lambda s: s | {'w': jnp.zeros((3, 4), jnp.bfloat16)}, r'the model has bfloat16\[3, 4\]'),
+    (lambda s: s | {'w': jnp.zeros((3, 4), jnp.float16)}, r'the model has float16\[3, 4\]'),
     (
       lambda s: s | {'step': jnp.zeros((), jnp.float32)},
       r'step is int32\[\] and the model has float32',

@@ -80,6 +80,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_starts_where_it_started(base, t
     np.testing.assert_array_equal(value, base[1][name])
 
 
+@pytest.mark.slow
 def test_repeated_into_unrolled_and_back(base, tmp_path):
   state, _ = restored(tmp_path, base, USE_REPEATED_LAYER=False).initial()
   for name, value in flat(state.params).items():
@@ -262,7 +263,9 @@ def test_state_of_weights_that_have_none(base, tmp_path):
     restored(tmp_path, (weights, None), CHECKPOINT_RESTORE_STATE=True)
 
 
-@pytest.mark.parametrize('target', ['all', 'attention', 'mlp'])
+@pytest.mark.parametrize(
+  'target', ['all', *(pytest.param(t, marks=pytest.mark.slow) for t in ('attention', 'mlp'))]
+)
 @pytest.mark.parametrize(
   'shape', [pytest.param({}, marks=pytest.mark.slow), dict(DIMS_PER_HEAD=8, HEADS_SPAN_MODEL=False)]
 )
@@ -298,6 +301,7 @@ def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
   np.testing.assert_allclose(logits, expected, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_peft_loads_the_adapter_and_agrees(tmp_path):
   import torch
   import transformers

@@ -147,17 +147,18 @@ def test_an_instance_takes_attributes_of_their_types_alone():
 
 
 @pytest.mark.parametrize('name', ['VOCAB_PATH', 'DATASET_PATH', 'CHECKPOINT_RESTORE_PATH'])
-def test_paths_are_expanded_and_object_stores_refused(monkeypatch, name):
+def test_paths_are_expanded_and_addresses_checked(monkeypatch, name):
   monkeypatch.setenv('HOME', '/home/me')
   assert parse(FlatTokens5B, name, '~/x') == '/home/me/x'
   assert parse(FlatTokens5B, name, '~') == '/home/me'
   assert parse(FlatTokens5B, name, 'a/~/x') == 'a/~/x'
   assert FlatTokens5B(**{name: '~/x'}).values()[name] == '/home/me/x'
-  message = r'gs://bucket/x: object stores \(gs://\) are not supported yet'
+  assert parse(FlatTokens5B, name, 'gs://bucket/x/') == 'gs://bucket/x'
+  message = 'az://bucket/x: paxlite knows the object stores gs:// and s3://'
   with pytest.raises(UserError, match=f'--fdl.{name}: {message}'):
-    parse(FlatTokens5B, name, 'gs://bucket/x')
+    parse(FlatTokens5B, name, 'az://bucket/x')
   with pytest.raises(UserError, match=f'FlatTokens5B.{name}: {message}'):
-    FlatTokens5B(**{name: 'gs://bucket/x'})
+    FlatTokens5B(**{name: 'az://bucket/x'})
   with pytest.raises(UserError, match='there is no user nobody_of_this_name'):
     parse(FlatTokens5B, name, '~nobody_of_this_name/x')
 
@@ -167,7 +168,7 @@ def test_paths_in_lists_are_expanded_too(monkeypatch):
   assert parse(DemoGPT, 'TRAIN_FILES', '[~/a.txt,b.txt]') == ['/home/me/a.txt', 'b.txt']
   assert parse(DemoGPT, 'EVAL_TASKS', "['lambada:~/a.jsonl']") == ['lambada:/home/me/a.jsonl']
   assert parse(DemoGPT, 'EVAL_TASKS', '[lambada]') == ['lambada']
-  with pytest.raises(UserError, match=r'--fdl.TRAIN_FILES: s3://b/a.txt: object stores'):
+  with pytest.raises(UserError, match=r'--fdl.TRAIN_FILES: s3://b/a.txt names no bucket'):
     parse(DemoGPT, 'TRAIN_FILES', '[s3://b/a.txt]')
   with pytest.raises(UserError, match='TRAIN_FILES must be list\\[str\\], for example'):
     DemoGPT(TRAIN_FILES=3)

@@ -163,6 +163,7 @@ def test_json_is_read_where_its_errors_are_known():
   assert parsers <= {
     'checkpointing/checksums.py',
     'core/json_files.py',
+    'core/json_text.py',
     'data/checked_files.py',
     'experiments/identity.py',  # reads its own files
     'runtime/compiled_step.py',  # reads its own files

@@ -7,6 +7,7 @@ import pathlib
 import socket
 
 import fiddle as fdl
+import jax
 import numpy as np
 import pytest
 
@@ -16,6 +17,7 @@ from paxlite.core.json_files import read_json_lines
 from paxlite.data import about, packaged
 from paxlite.data import text as text_module
 from paxlite.data.base import RowInput, permute, prefetch
+from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.documents import DocumentSource
 from paxlite.data.mixture import mixture_of
 from paxlite.data.records import open_records
@@ -27,6 +29,7 @@ from paxlite.data.text import TextRows, split_blocks, split_files
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.datasets import TextFiles
 from paxlite.experiments.demo import TinyGPT
+from paxlite.parallel.mesh import make_mesh
 
 ALL = slice(None)
 
@@ -161,6 +164,19 @@ def test_synthetic_rows_are_a_function_of_seed_and_row(packed):
   if packed:
     np.testing.assert_array_equal(one['segment_ids'][0], [1] * 4 + [2] * 4)
     np.testing.assert_array_equal(one['segment_pos'][0], [0, 1, 2, 3] * 2)
+
+
+@pytest.mark.parametrize('start', [None, 0])
+def test_a_row_of_too_many_texts_is_refused(start):
+  """Padding counts as a text, as the kernels that need the limit compute it too."""
+  data = RowInput(rows(*DOCUMENTS, 4, 'packed'), batch_size=3)
+  mesh = make_mesh([1, 1, 1], [1, 1, 1], ['replica', 'data', 'mdl'], jax.devices()[:1])
+  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  batches = DeviceBatches(data, sharding, start, max_texts=2)
+  assert next(batches)['ids'].shape == (3, 4)
+  batches.close()
+  with pytest.raises(UserError, match=r'a row of 2 texts .*--fdl.MAX_TEXTS_PER_ROW=4, or 0'):
+    next(DeviceBatches(data, sharding, start, max_texts=1))
 
 
 def test_the_tokenizer_keeps_every_character():

@@ -269,7 +269,8 @@ def killed_until_it_ends(*flags: str) -> int:
   raise AssertionError('it never ended')
 
 
-@pytest.mark.parametrize('format', ['memmap', pytest.param('seqax', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('format', ['memmap', 'seqax'])
 def test_killed_it_goes_on_and_loses_nothing(tmp_path, format):
   text = read_text(packaged.TEXTS[0])[:1_500_000]
   lines = [p for p in text.split('\n\n') if p.strip()]

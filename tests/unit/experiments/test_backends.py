@@ -110,17 +110,6 @@ def test_what_is_chosen(monkeypatch, environment, values, expected):
     ({'ENABLE_TE': 'yes'}, {}, 'ENABLE_TE=yes: it must be 1 or 0'),
     ({'NVTE_FUSED_ATTN': 'true'}, dict(USE_TE='layer'), 'NVTE_FUSED_ATTN=true: it must be 1 or 0'),
     ({}, dict(USE_TE='maybe'), "USE_TE must be one of 'off', 'gemm', 'layer'"),
-    (
-      {},
-      dict(
-        USE_FP8=True,
-        USE_REPEATED_LAYER=True,
-        MESH_AXES=['stage', 'replica', 'data', 'mdl'],
-        ICI_MESH_SHAPE=[2, 1, 1, 1],
-        DCN_MESH_SHAPE=[1, 1, 1, 1],
-      ),
-      r'xla_fp8 \(USE_FP8=True\): a pipeline',
-    ),
   ],
 )
 def test_what_cannot_be(monkeypatch, environment, values, error):
@@ -194,7 +183,7 @@ def test_lora_needs_no_gradient_of_what_is_frozen():
       0.005,
       marks=pytest.mark.slow,
     ),
-    ('llama', dict(CHECKPOINT_POLICY='SAVE_NOTHING'), 0.1),
+    pytest.param('llama', dict(CHECKPOINT_POLICY='SAVE_NOTHING'), 0.1, marks=pytest.mark.slow),
     pytest.param('glam', dict(NUM_MICROBATCHES=2), 0.06, marks=pytest.mark.slow),
   ],
 )

@@ -46,7 +46,7 @@ FAMILIES = [
 ]
 
 
-QUICK = {'TinyGPT', 'Synthetic126M', 'SyntheticGLaM126M64E', 'LLaMA3_2_1B', 'Gemma2B'}
+QUICK = {'TinyGPT', 'SyntheticGLaM126M64E'}
 
 
 @pytest.mark.parametrize(

@@ -47,8 +47,11 @@ def made(name: str):
 
 @pytest.mark.parametrize(
   'name',
-  ['gpt', 'window']
-  + [pytest.param(n, marks=pytest.mark.slow) for n in ('llama', 'pipeline', 'repeated', 'glam')],
+  ['window']
+  + [
+    pytest.param(n, marks=pytest.mark.slow)
+    for n in ('gpt', 'llama', 'pipeline', 'repeated', 'glam')
+  ],
 )
 def test_the_cache_gives_what_recomputing_gives(name):
   """The tokens of every row are equal, in a batch of different lengths and alone."""
@@ -91,7 +94,10 @@ def test_one_program_for_all_lengths_of_a_bucket():
 
 @pytest.mark.parametrize(
   'sampling',
-  [Sampling(temperature=0.7), Sampling(1.0, top_k=5, top_p=0.8, repetition_penalty=1.3)],
+  [
+    pytest.param(Sampling(temperature=0.7), marks=pytest.mark.slow),
+    Sampling(1.0, top_k=5, top_p=0.8, repetition_penalty=1.3),
+  ],
 )
 def test_a_seed_fixes_a_row_in_any_batch(sampling):
   model, params = made('llama')
@@ -116,6 +122,7 @@ def test_the_filters_are_those_of_transformers():
   np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_repetition_penalty_and_eos_as_in_transformers(tmp_path):
   torch = pytest.importorskip('torch')
   from tests.parity.test_weights import loaded, run_import, their_model

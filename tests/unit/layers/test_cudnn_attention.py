@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import json
 import types
 
 import jax
@@ -9,15 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.layers import cudnn_attention
+from paxlite.core.errors import UserError
+from paxlite.layers import cudnn_attention, cudnn_call, remat
 from paxlite.layers.attention import DotProductAttention
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.relative_bias import RelativeBias
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
+from paxlite.training import packing_check
 
 CUDNN = functools.partial(AttentionKernel, fused=True)
-SEGMENTS = jnp.where(jnp.arange(32) < 11, 1, jnp.where(jnp.arange(32) < 27, 2, 0))[None]
+XLA_ATTENTION = jax.nn.dot_product_attention
+SEGMENTS = jnp.array([[1] * 11 + [2] * 16 + [0] * 5, [1] * 3 + [2] * 9 + [3] * 20])
 
 
 def qkv(kv_heads: int = 4, length: int = 32):
@@ -30,26 +34,85 @@ def qkv(kv_heads: int = 4, length: int = 32):
 def asked(monkeypatch):
   """Records each request to cuDNN, and lets XLA compute it."""
   found = []
-  compute = jax.nn.dot_product_attention
 
-  def answer(*args, implementation, **kwargs):
+  def attend(*args, implementation, **kwargs):
     assert implementation == 'cudnn'
     found.append(kwargs)
-    return compute(*args, implementation='xla', **kwargs)
+    return XLA_ATTENTION(*args, implementation='xla', **kwargs)
 
-  monkeypatch.setattr(jax.nn, 'dot_product_attention', answer)
+  def call(target, results, *, output_layouts, legacy_backend_config, **_):
+    config = json.loads(legacy_backend_config)['cudnn_fmha_backend_config']
+    found.append(config | {'target': target})
+    assert len(output_layouts) == len(results)
+
+    def answer(*operands):
+      computed = answered(target, config, *operands)
+      if 'Backward' not in target:
+        computed.append(jnp.zeros(results[1].shape))  # the sums of the softmax, not used here
+      computed.append(jnp.zeros(0, jnp.uint8))
+      assert [(x.shape, x.dtype) for x in computed] == [(x.shape, x.dtype) for x in results]
+      return computed
+
+    return answer
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', attend)
+  monkeypatch.setattr(jax.ffi, 'ffi_call', call)
   monkeypatch.setattr(cudnn_attention, '_has_kernel', lambda q, k: True)
+  monkeypatch.setattr(cudnn_attention, '_capability', lambda: 9.0)
+  monkeypatch.setitem(cudnn_call._TYPES, 'float32', ('F32', -1e30))
   return found
 
 
+def answered(target, config, q_BTNH, k_BSKH, v_BSKH, *others):
+  """The results of one of cuDNN's calls, from its operands in their order."""
+  (B, T, N), others = q_BTNH.shape[:3], list(others)
+  d_context = None
+  if 'Backward' in target:
+    assert others.pop(0).shape == (B * config['max_seg_per_batch'], N, T)
+    d_context = others.pop(0)
+  bias = others.pop(0) if 'Bias' in target else None
+  if d_context is not None:
+    assert others.pop(0).shape == d_context.shape
+  distance = jnp.arange(T)[:, None] - jnp.arange(T)
+  mask = distance >= 0
+  if config['sliding_window_length']:
+    mask &= distance < config['sliding_window_length']
+  mask = jnp.broadcast_to(mask, (B, 1, T, T))
+  if config['max_seg_per_batch'] > 1:
+    assert config['mask_type'] == 'PADDING_CAUSAL'
+    q_lengths, k_lengths, q_offsets, k_offsets = others
+    queries = segments_of(q_offsets, q_lengths, q_BTNH.shape)
+    keys = segments_of(k_offsets, k_lengths, k_BSKH.shape)
+    mask &= (queries[:, :, None] == keys[:, None, :])[:, None]
+  else:
+    assert (config['mask_type'], others) == ('CAUSAL', [])
+
+  def attend(q, k, v):
+    values = dict(mask=mask, bias=bias, scale=config['fmha_scale'], implementation='xla')
+    return XLA_ATTENTION(q, k, v, **values)
+
+  context, pull = jax.vjp(attend, q_BTNH, k_BSKH, v_BSKH)
+  results = [context] if d_context is None else pull(d_context)
+  return [x.swapaxes(1, 2) for x in results]
+
+
+def segments_of(offsets, lengths, shape):
+  """The number of each token's segment, or −1."""
+  B, T, N, H = shape
+  starts = offsets.ravel()[: lengths.size] // (N * H)
+  tokens = jnp.arange(B * T)[:, None]
+  inside = (tokens >= starts) & (tokens < starts + lengths.ravel())
+  return jnp.where(inside.any(1), inside.argmax(1), -1).reshape(B, T)
+
+
 @pytest.mark.parametrize('mesh', [False, True])
-@pytest.mark.parametrize('packed', [False, True])
+@pytest.mark.parametrize('packed', ['', 'bias', 'bounds'])
 @pytest.mark.parametrize('case', ['plain', 'grouped', 'window'])
 def test_cudnn_is_asked_for_the_same(asked, case, packed, mesh):
   """Compares output and gradients, with and without the shard_map of a mesh."""
   values = dict(query_scale=0.5, window=6 if case == 'window' else 0)
   arrays = qkv(2 if case == 'grouped' else 4)
-  segments = SEGMENTS.repeat(2, 0) if packed else None
+  segments = SEGMENTS if packed else None
 
   def grad(module):
     def value(arrays):
@@ -62,12 +125,45 @@ def test_cudnn_is_asked_for_the_same(asked, case, packed, mesh):
   assert not asked
   rules = partitioning.rules_for(['replica', 'data', 'mdl'])
   one = make_mesh([1, 1, 1], [1, 1, 1], ['replica', 'data', 'mdl'], jax.devices()[:1])
+  kernel = functools.partial(CUDNN, max_segments=4) if packed == 'bounds' else CUDNN
   with partitioning.activate(one, rules) if mesh else contextlib.nullcontext():
-    (_, y), grads2 = grad(DotProductAttention(**values, kernel_tpl=CUDNN))
-  assert asked
-  assert all(a['is_causal'] and (a['mask'] is not None) == packed for a in asked)
+    (_, y), grads2 = grad(DotProductAttention(**values, kernel_tpl=kernel))
+  if packed:
+    bias = '' if packed == 'bounds' and case != 'window' else 'ScaleBias'
+    names = [f'__cudnn$fmha{bias}Softmax', f'__cudnn$fmha{bias}SoftmaxBackward']
+    assert [a['target'] for a in asked] == names
+  else:
+    assert asked
+    assert all(a['is_causal'] for a in asked)
   np.testing.assert_allclose(y, expected, atol=1e-6)
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=2e-6), grads, grads2)
+
+
+def test_more_segments_than_there_is_room_for(asked):
+  """The six segments of both rows fit into 2 · 3 places, and not into 2 · 2."""
+
+  def attend(max_segments):
+    kernel = functools.partial(CUDNN, max_segments=max_segments)
+    module = DotProductAttention(query_scale=0.5, kernel_tpl=kernel)
+    return jax.jit(module.apply)({}, *qkv(), SEGMENTS)
+
+  assert jnp.isfinite(attend(3)).all()
+  assert jnp.isnan(attend(2)).all()
+
+
+def test_bounds_that_differ_from_a_bias_end_a_run(asked, monkeypatch):
+  gpu = types.SimpleNamespace(platform='gpu', compute_capability='9.0')
+  mesh = types.SimpleNamespace(local_devices=[gpu])
+  monkeypatch.setattr(jax, 'default_device', lambda device: contextlib.nullcontext())
+  packing_check.check_packing(0, mesh)
+  assert not asked
+  packing_check.check_packing(8, mesh)
+  assert {a['max_seg_per_batch'] for a in asked} == {1, 4}
+  right = cudnn_call.bounds
+  wrong = lambda ids, n: (right(ids, n)[0] + (right(ids, n)[0] == 100), right(ids, n)[1])
+  monkeypatch.setattr(cudnn_call, 'bounds', wrong)
+  with pytest.raises(UserError, match='MAX_TEXTS_PER_ROW=8: cuDNN of jax'):
+    packing_check.check_packing(8, mesh)
 
 
 @pytest.mark.parametrize(
@@ -122,4 +218,19 @@ def test_where_there_is_a_kernel(monkeypatch):
   assert not fits(H=264, capability='9.0')
   assert not fits(G=2, mdl=4)
   assert not fits(context=2)
-  assert not fits(stage=2)
+  assert fits(stage=2)
+
+
+@pytest.mark.parametrize(('policy', 'runs'), [('SAVE_NOTHING', 2), ('SAVE_ATTENTION', 1)])
+@pytest.mark.parametrize('max_segments', [0, 4])
+def test_a_policy_keeps_what_the_forward_kernel_computes(policy, runs, max_segments):
+  q_BTNH = jnp.zeros((2, 32, 4, 64), jnp.bfloat16)
+  options = cudnn_call.Options(1.0, max_segments=max_segments)
+
+  def value(q_BTNH):
+    context = cudnn_call.attend(jnp.sin(q_BTNH), q_BTNH, q_BTNH, SEGMENTS, options)
+    return jnp.sin(context).astype(jnp.float32).sum()
+
+  body = jax.checkpoint(value, policy=remat.jax_policy(policy))
+  program = str(jax.make_jaxpr(jax.grad(body))(q_BTNH))
+  assert program.count('target_name=__cudnn') == runs + 1  # the other one is the backward kernel

@@ -40,8 +40,12 @@ def test_numbers_and_states_are_those_of_flax(case, dtype, has_bias):
     x = (i + 1) * jax.random.normal(jax.random.fold_in(keys[0], i), x_shape, dtype)
     g = jax.random.normal(keys[2], jax.lax.dot_general(x, w, dims).shape) / 10**i
     results = [step(state, x, w, g) for step, state in zip(steps, states, strict=True)]
-    jax.tree.map(np.testing.assert_array_equal, *results)
-    states = [grads[0] for grads, _ in results]
+    ((our_state, our_x, our_w), our_y), ((state, its_x, its_w), its_y) = results
+    jax.tree.map(np.testing.assert_array_equal, (our_state, our_x, our_y), (state, its_x, its_y))
+    # For CPUs, XLA of jax 0.12 sums Flax's bfloat16 gradient of a weight in bfloat16.
+    error = jnp.abs(our_w - its_w).max() / jnp.abs(its_w).max()
+    assert error <= (0.016 if dtype == 'bfloat16' else 0)
+    states = our_state, state
 
 
 def test_a_loop_neither_reads_nor_writes_histories():

@@ -26,7 +26,9 @@ def int8_dots(step):
 @pytest.mark.parametrize(
   ('model', 'values', 'products'),
   [
-    ('gpt', dict(USE_REPEATED_LAYER=False, NUM_LAYERS=2), 2 * 4),
+    pytest.param(
+      'gpt', dict(USE_REPEATED_LAYER=False, NUM_LAYERS=2), 2 * 4, marks=pytest.mark.slow
+    ),
     ('llama', KEEP, 7),
     pytest.param('glam', KEEP, (3 + 1 + 2) + (3 + 1 + 3), marks=pytest.mark.slow),
   ],
@@ -39,6 +41,7 @@ def test_every_product_is_in_int8(model, values, products):
   assert int8_dots(both) == 3 * products
 
 
+@pytest.mark.slow
 def test_lora_beside_int8():
   step = Step(experiment('llama', USE_INT8='forward_backward', USE_LORA=True, **KEEP))
   assert int8_dots(step) == 2 * 7  # frozen weights need no gradient
@@ -46,9 +49,8 @@ def test_lora_beside_int8():
   assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize(
-  'how', [pytest.param('forward', marks=pytest.mark.slow), 'forward_backward']
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('how', ['forward', 'forward_backward'])
 def test_int8_learns_as_xla_does(how):
   """Losses differ by at most 2 % after 30 steps on a batch, with scan and microbatches."""
   values = dict(CHECKPOINT_POLICY='SAVE_NOTHING', NUM_MICROBATCHES=2, LEARNING_RATE=1e-3)

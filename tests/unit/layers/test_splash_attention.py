@@ -31,13 +31,13 @@ def qkv(kv_heads: int = 4, rows: int = 2):
 def asked(monkeypatch):
   """Counts the calls of splash, which is taken on this CPU too."""
   found = []
-  attend = splash_attention._attend
+  attend = splash_attention.attend_locally
 
   def counted(*args, **kwargs):
     found.append(args)
     return attend(*args, **kwargs)
 
-  monkeypatch.setattr(splash_attention, '_attend', counted)
+  monkeypatch.setattr(splash_attention, 'attend_locally', counted)
   monkeypatch.setattr(splash_attention, '_has_kernel', lambda q, k: True)
   return found
 

@@ -72,6 +72,18 @@ def test_curves_over_steps_tokens_and_hours(runs):
   assert runs[0].evaluated('held_out', 'avg_xent', 'tokens')[0] == (5000, 1.1)
 
 
+def test_an_evaluation_between_two_records_has_the_tokens_of_the_last_one(tmp_path):
+  folder = write_run(tmp_path / 'run', 1)
+  records = [dict(step=s, tokens_per_second=100.0, step_seconds=1.0) for s in (10, 20)]
+  (folder / 'metrics.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in records))
+  found = [dict(step=s, input='held_out', avg_xent=float(s)) for s in (5, 10, 15, 25)]
+  (folder / 'eval_metrics.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in found))
+  (run,) = read_runs([str(folder)])
+  curve = run.evaluated('held_out', 'avg_xent', 'tokens')
+  assert curve == [(1000.0, 10.0), (1000.0, 15.0), (2000.0, 25.0)]
+  assert [x for x, _ in run.evaluated('held_out', 'avg_xent', 'step')] == [5.0, 10.0, 15.0, 25.0]
+
+
 def test_thinning_keeps_the_extremes():
   points = [(float(x), 1000.0 if x == 777 else -5.0 if x == 1234 else x % 7) for x in range(10_000)]
   kept = thinned(points, 100)

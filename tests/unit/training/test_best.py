@@ -72,6 +72,7 @@ class Steps(Callback):
     self.steps.append((step, sorted(evaluations)))
 
 
+@pytest.mark.slow
 def test_a_run_with_all_of_it(tmp_path):
   """No loss is below that of the first step at this learning rate."""
   steps = Steps()

@@ -13,7 +13,7 @@ import pytest
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import TrainingError, UserError
 from paxlite.core.variable_names import path_name
-from paxlite.data.base import Positions
+from paxlite.data.positions import Positions
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.registry import experiments
 from paxlite.optim import optimizers
@@ -122,10 +122,10 @@ def test_positions_are_kept_for_as_many_steps_as_may_be_skipped():
   """The last good state is saved with the position before the skipped steps."""
   with pytest.raises(UserError, match='MAX_SKIPPED_STEPS=1001 must be at most 1000'):
     TinyGPT(MAX_SKIPPED_STEPS=1001).validate()
-  positions = Positions('data', np.zeros((1, 6), np.int64))
+  positions = Positions('data', [np.zeros((1, 8), np.int64)])
   ahead = 10  # steps that are drawn before the first skipped step is known
   for step in range(1000 + ahead):
-    positions[step] = np.full((1, 6), step)
+    positions[step] = [np.full((1, 8), step)]
   assert positions[0].max() == 0
 
 
@@ -135,7 +135,9 @@ def after_five_steps(tmp_path_factory):
   return jax.device_get(other.train(*other.store.initial()))
 
 
-@pytest.mark.parametrize('summary_interval', [1, 7, 100])
+@pytest.mark.parametrize(
+  'summary_interval', [7, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 100))]
+)
 def test_the_run_stops_after_max_skipped_steps_with_its_last_good_state(
   tmp_path, summary_interval, after_five_steps
 ):
@@ -184,6 +186,7 @@ def test_a_mesh_changes_rounding_alone(tmp_path, mesh, percore):
     assert one['grad_norm'] == pytest.approx(other['grad_norm'], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_evaluation_and_saves_do_not_count_as_training_time(tmp_path, monkeypatch):
   """An evaluation of 100 s between two reports does not change the reported seconds per step. Steps
   that were queued before it count as training."""
@@ -349,7 +352,10 @@ def test_a_save_by_the_clock_is_a_checkpoint(tmp_path):
   assert Checkpoints(tmp_path / 'checkpoints').steps() == [1, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(('line_seconds', 'lines'), [(1e9, [1, 8]), (0.0, [*range(1, 9)])])
+@pytest.mark.parametrize(
+  ('line_seconds', 'lines'),
+  [(0.0, [*range(1, 9)]), pytest.param(1e9, [1, 8], marks=pytest.mark.slow)],
+)
 def test_a_line_at_the_latest_after_some_seconds(
   tmp_path, capsys, monkeypatch, line_seconds, lines
 ):
@@ -363,6 +369,7 @@ def test_a_line_at_the_latest_after_some_seconds(
   assert all(' loss ' in x and ' lr ' in x for x in said)
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_told_a_few_times(tmp_path, capsys):
   t = make(tmp_path, SUMMARY_INTERVAL_STEPS=100)
   t.data = TrainData(Poisoned(t.data.input, poison={1, 3, 5, 6, 7}))

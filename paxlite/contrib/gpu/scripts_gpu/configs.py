@@ -6,7 +6,7 @@ The classes that they are derived from in Pax are here too, so that yours can be
       NUM_LAYERS = 6
 """
 
-from paxlite.core.attributes import LocalPath
+from paxlite.core.attributes import StoredPath
 from paxlite.experiments import llama
 from paxlite.experiments.datasets import FlatTokens, FromTfds, SeqioTask, Synthetic
 from paxlite.experiments.glam import GLaM64B64E, GLaM126M64E
@@ -35,13 +35,13 @@ class BoolQ(SeqioTask):
 
   SEQIO_TASK = 'boolq'
   SEQIO_ROWS = 'packed'
-  EVAL_TASKS: list[LocalPath] = ['boolq']
+  EVAL_TASKS: list[StoredPath] = ['boolq']
 
 
 class Lambada(FromTfds, LanguageModel):
   """LAMBADA, from download_lambada.py, for the checkpoints of a run on the Pile."""
 
-  EVAL_TASKS: list[LocalPath] = ['lambada']
+  EVAL_TASKS: list[StoredPath] = ['lambada']
 
 
 # Pax's names for classes to derive from; in paxlite, the models of gpt.py have no dataset either

@@ -45,7 +45,7 @@ def build(
     convert: Makes a record of the dataset from a line. If a field is missing or has another type,
       the error names the line.
     data_dir: TFDS_DATA_DIR.
-    num_shards: Number of files per split; None: by size. Each process of a run needs at least one.
+    num_shards: Number of files per split; None: by size. Up to 8 processes share a multiple of 8.
 
   Raises:
     UserError: TFDS is missing, a line is invalid, or the dataset exists already.

@@ -1,0 +1,172 @@
+"""python -m benchmarks.storage [--gigabytes=0.5] [--latency=0.05] [--json=FILE]
+
+Starts SeaweedFS on loopback (needs the extra test) and measures
+
+- checkpoints: saving to the local disk, copying to the bucket, copying back and restoring, in MB/s;
+- rows of 256 tokens that are read in a shuffled order, without a model, a second;
+- data: the share of time that a run waits for its data, as goodput counts it, in a shuffled epoch
+  of flat tokens in a folder and in the bucket, whose answers are held back by the latency.
+
+The server, its disk and the run share the machine, so that the figures are lower bounds.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from paxlite.experiments.datasets import FlatTokens
+from paxlite.experiments.demo import TinyGPT
+
+ROOT = pathlib.Path(__file__).parents[1]
+TOKENS = 40_000_000
+
+
+class Shuffled(FlatTokens, TinyGPT):
+  """A small model on flat tokens; a step takes about a third of a second on two cores."""
+
+  MODEL_DIMS = 128
+  NUM_HEADS = 4
+  DIMS_PER_HEAD = 32
+  HIDDEN_DIMS = 512
+  MAX_SEQ_LEN = 256
+  PERCORE_BATCH_SIZE = 8
+  VOCAB_SIZE = 8192
+  EVAL_SPLIT = None
+  MAX_STEPS = 100
+  CHECKPOINT_EVERY_N_STEPS = 1000
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__)
+  parser.add_argument('--gigabytes', type=float, default=0.5)
+  parser.add_argument('--latency', type=float, default=0.05)
+  parser.add_argument('--rounds', type=int, default=3)
+  parser.add_argument('--json', type=pathlib.Path)
+  args = parser.parse_args()
+  from tests.support.proxy import proxy
+  from tests.support.s3_server import s3_server
+
+  with tempfile.TemporaryDirectory() as temporary:
+    folder = pathlib.Path(temporary)
+    with s3_server(folder / 's3') as server:
+      server.create_bucket('bkt')
+      os.environ |= server.environment()
+      result = {'speeds': checkpoints(folder, args.gigabytes, args.rounds)}
+      write_tokens(folder / 'tokens')
+      upload(folder / 'tokens', 'tokens')
+      result['waits'] = {'folder': waiting(folder, 'here', str(folder / 'tokens'), {})}
+      with proxy(server.endpoint, delay=args.latency) as between:
+        far = server.environment(between.endpoint)
+        what = f'bucket, {1000 * args.latency:.0f} ms'
+        result['waits'][what] = waiting(folder, 'there', 's3://bkt/tokens', far)
+        os.environ |= far | {'XDG_CACHE_HOME': str(folder / 'cache-rows')}
+        result['rows'] = {'folder': rows(str(folder / 'tokens')), what: rows('s3://bkt/tokens')}
+  result |= {'gigabytes': args.gigabytes, 'cpus': os.cpu_count(), 'machine': platform.machine()}
+  for what, speed in result['speeds'].items():
+    print(f'{what:28} {speed:7,.0f} MB/s')
+  for what, share in result['waits'].items():
+    print(f'waiting for data, {what:14} {share:.2%} of the time of training')
+  for what, speed in result['rows'].items():
+    print(f'rows read at random, {what:11} {speed:,.0f} a second')
+  if args.json is not None:
+    with args.json.open('a') as f:
+      f.write(json.dumps({'benchmark': 'storage', **result}) + '\n')
+
+
+def checkpoints(folder: pathlib.Path, gigabytes: float, rounds: int) -> dict[str, float]:
+  """Returns the medians of speeds in MB/s."""
+  import jax.numpy as jnp
+
+  from paxlite.checkpointing.checkpoints import Checkpoints
+  from paxlite.checkpointing.step_copies import StepCopies
+  from paxlite.core.addresses import Address
+  from paxlite.core.object_store import ObjectStore
+
+  count = max(1, round(gigabytes * 1e9 / (1 << 26)))
+  rng = np.random.default_rng(0)
+  state = {f'w{i}': jnp.asarray(rng.random((1 << 12, 1 << 12), np.float32)) for i in range(count)}
+  size = count * (1 << 26) / 1e6
+  address = Address.parsed('s3://bkt/run/checkpoints')
+  store = ObjectStore.opened(address)
+  speeds: dict[str, list[float]] = {}
+  for step in range(1, rounds + 1):
+    here, there = folder / f'here{step}', folder / f'there{step}'
+    copies, back = StepCopies(store, address, here), StepCopies(store, address, there)
+    saved, restored = Checkpoints(here), Checkpoints(there)
+    steps = {
+      'save to the local disk': lambda s=saved, n=step: (s.save(n, state, {'step': n}), s.close()),
+      'copy to the bucket': lambda c=copies, n=step: c.upload(n, lambda: True),
+      'copy from the bucket': lambda c=back, n=step: c.download(n),
+      'restore from the local disk': lambda r=restored, n=step: r.restore_latest(
+        lambda _: r.restore(n, state)
+      ),
+    }
+    for what, act in steps.items():
+      began = time.perf_counter()
+      act()
+      speeds.setdefault(what, []).append(size / (time.perf_counter() - began))
+    restored.close()
+    copies.delete(step)
+  return {what: statistics.median(found) for what, found in speeds.items()}
+
+
+def write_tokens(folder: pathlib.Path) -> None:
+  from paxlite.data.flat_tokens_writer import Writer
+
+  rng = np.random.default_rng(0)
+  writer = Writer(str(folder), 'train', 8192, 'memmap')
+  for _ in range(TOKENS // 1000):
+    writer.write(rng.integers(0, 8192, 1000).astype(np.uint32), [1000])
+  writer.close()
+
+
+def upload(folder: pathlib.Path, key: str) -> None:
+  from paxlite.core.object_store import ObjectStore
+
+  store = ObjectStore.opened('s3://bkt')
+  for path in folder.rglob('*'):
+    if path.is_file():
+      store.upload(f'{key}/{path.relative_to(folder).as_posix()}', path)
+
+
+def rows(dataset: str, batches: int = 100) -> float:
+  """Returns how many rows a second an input gives in the first epoch, which nothing has cached."""
+  from paxlite.data.base import RowInput
+  from paxlite.data.flat_tokens import FlatTokenRows
+
+  found = RowInput(FlatTokenRows(dataset, 'train', 256), 64).train_batches(0, slice(0, 64))
+  began = time.perf_counter()
+  for _ in range(batches):
+    next(found)
+  return 64 * batches / (time.perf_counter() - began)
+
+
+def waiting(folder: pathlib.Path, name: str, dataset: str, environment: dict[str, str]) -> float:
+  """Trains on a dataset; returns the time of waiting for data as a share of that and of steps."""
+  from paxlite.runtime import goodput
+
+  run = folder / name
+  subprocess.run(
+    [
+      sys.executable, '-m', 'paxlite.main', '--fdl_config=benchmarks.storage.Shuffled',
+      f'--job_log_dir={run}', f'--fdl.DATASET_PATH={dataset}',
+    ],
+    check=True, cwd=ROOT, stdout=subprocess.DEVNULL,
+    env={**os.environ, **environment, 'JAX_PLATFORMS': 'cpu',
+         'XDG_CACHE_HOME': str(folder / f'cache-{name}')},
+  )  # fmt: skip
+  seconds = goodput.report(run).seconds
+  return seconds['data'] / (seconds['data'] + seconds['step'])
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,166 @@
+"""The part of a model that an instruction of a compiled program comes from.
+
+JAX notes for each operation the path of the modules that made it. The compiler keeps the path and,
+where it merges operations, all of their paths: `jit(step)/jvp(…)/x_layers_0/(qkv/dot:post/dot)`.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+
+from paxlite.aot.costs import SCOPE
+from paxlite.aot.hlo import Computation, Instruction, Program, split
+
+FORWARD, RECOMPUTED, BACKWARD, UPDATE = 'forward', 'recomputed', 'backward', 'update'
+LAYER = 'layer'  # the name of every layer of the stack
+_LAYER = re.compile(r'(repeat|x_layers_\d+|[A-Z]\w*)$')  # a pipeline names the class
+_OTHER_LAYER = re.compile(r'(first|last)_\d+$')
+_MODULE = re.compile(r'[A-Za-z_]\w*$')
+_REDUCTIONS = ('all-reduce', 'reduce-scatter')
+_FARTHEST = 40  # instructions that are searched for a path
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Origin:
+  """A part of a model, and which pass over it.
+
+  Attributes:
+    block: The part: 'embedding', 'layer/self_attention', 'logits', 'loss', 'update', …
+    module: The module in the block, such as 'qkv/query'; '' for the block itself.
+    of: One of forward, recomputed, backward and update.
+  """
+
+  block: str
+  module: str
+  of: str
+
+
+def origins(path: str) -> tuple[Origin, ...]:
+  """The origins that a path of the compiler names, without repetition, in order.
+
+  >>> origins('jit(step)/jvp(Lm.losses)/Lm.hidden/transformer/x_layers_3/ff_layer/ffn_layer1/dot')
+  (Origin(block='layer/ff_layer', module='ffn_layer1', of='forward'),)
+  """
+  return tuple(dict.fromkeys(_origin(one) for one in _alternatives(path)))
+
+
+def label(parts: tuple[str, ...]) -> str:
+  """The names of several blocks as one: those of a layer, or of several parts of the model."""
+  unique = list(dict.fromkeys(parts))
+  if len(unique) == 1:
+    return unique[0]
+  heads = {part.partition('/')[0] for part in unique}
+  return f'{heads.pop()} (several)' if len(heads) == 1 else 'several'
+
+
+class Paths:
+  """The paths of the instructions of a program.
+
+  Collectives that the partitioner adds have none. They get that of the nearest instruction that
+  uses the result of a gather, or makes the operand of a reduction.
+  """
+
+  def __init__(self, program: Program):
+    self._program = program
+    self._callers: dict[str, tuple[Computation, Instruction]] = {}
+    self._users: dict[str, dict[str, list[Instruction]]] = {}
+    for computation in program.computations.values():
+      for instruction in computation:
+        if instruction.opcode in ('fusion', 'call', 'async-start'):
+          for called in program.called(instruction):
+            self._callers.setdefault(called.name, (computation, instruction))
+
+  def path(self, computation: Computation, instruction: Instruction) -> str:
+    """The path of an instruction; '' where none is near."""
+    if instruction.source:
+      return instruction.source
+    kind = instruction.opcode.removesuffix('-start')
+    ways = [self._using, self._used]
+    for way in reversed(ways) if kind in _REDUCTIONS else ways:
+      waiting = [(computation, instruction)]
+      seen = {instruction.name}
+      while waiting and len(seen) < _FARTHEST:
+        for next_to in way(*waiting.pop(0)):
+          if next_to[1].source:
+            return next_to[1].source
+          if next_to[1].name not in seen and next_to[1].opcode not in ('while', 'tuple'):
+            seen.add(next_to[1].name)
+            waiting.append(next_to)
+    return ''
+
+  def _using(
+    self, computation: Computation, instruction: Instruction
+  ) -> Iterator[tuple[Computation, Instruction]]:
+    """The instructions that use a result, the caller's for the result of a computation."""
+    users = self._users.get(computation.name)
+    if users is None:
+      users = self._users[computation.name] = {}
+      for other in computation:
+        for operand in other.operands:
+          users.setdefault(operand, []).append(other)
+    for user in users.get(instruction.name, ()):
+      yield computation, user
+    if instruction is computation.root and computation.name in self._callers:
+      yield self._callers[computation.name]
+
+  def _used(
+    self, computation: Computation, instruction: Instruction
+  ) -> Iterator[tuple[Computation, Instruction]]:
+    """The instructions that make the operands, the caller's for a parameter."""
+    if instruction.opcode == 'parameter' and computation.name in self._callers:
+      caller, call = self._callers[computation.name]
+      position = int(instruction.operands[0])
+      if position < len(call.operands):
+        yield caller, caller.get(call.operands[position])
+      return
+    for operand in instruction.operands:
+      if operand in computation.instructions:
+        yield computation, computation.instructions[operand]
+
+
+def _alternatives(path: str) -> Iterator[str]:
+  """The paths that a merged path stands for."""
+  opening = re.search(r'(?:^|/)\(', path)
+  if opening is None:
+    yield path
+    return
+  start = opening.end() - 1
+  depth, end = 0, len(path) - 1
+  for i in range(start, len(path)):
+    depth += (path[i] == '(') - (path[i] == ')')
+    if depth == 0:
+      end = i
+      break
+  for part in split(path[start + 1 : end], ':'):
+    yield from _alternatives(path[:start] + part + path[end + 1 :])
+
+
+def _origin(path: str) -> Origin:
+  parts = path.split('/')
+  if not any('jvp(' in part for part in parts):
+    return Origin(UPDATE, '', UPDATE)
+  of = FORWARD
+  if any(part.startswith('transpose(') for part in parts):
+    of = RECOMPUTED if 'rematted_computation' in parts else BACKWARD
+  last = max(i for i, part in enumerate(parts) if 'jvp(' in part)
+  methods = [part.rpartition('.')[2] for part in parts[last + 1 :] if '.' in part]
+  modules = [
+    p for p in parts[last + 1 : -1] if _MODULE.match(p) and not SCOPE.match(p) and p != 'einsum'
+  ]
+  if '_uncapped_logits' in methods or 'attend' in methods:
+    return Origin('logits', '', of)
+  if 'transformer' in modules:
+    modules = modules[modules.index('transformer') + 1 :]
+    name = LAYER
+    if modules and _OTHER_LAYER.match(modules[0]):
+      name = modules.pop(0)
+    elif modules and _LAYER.match(modules[0]):
+      modules.pop(0)
+    if modules and _LAYER.match(modules[0]):  # a block of several in a layer
+      name = f'{name}/{modules.pop(0).removeprefix("x_layers_")}'
+    if not modules:
+      return Origin(name, '', of)
+    return Origin(f'{name}/{modules[0]}', '/'.join(modules[1:3]), of)
+  if modules:
+    return Origin(modules[0], '/'.join(modules[1:3]), of)
+  return Origin('embedding' if 'hidden' in methods else 'loss', '', of)

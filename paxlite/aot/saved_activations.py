@@ -1,0 +1,239 @@
+"""The arrays that a forward pass keeps for its backward pass, read from the traced loss.
+
+JAX returns the backward pass of a function as a pytree whose leaves are these arrays. Tracing it
+gives their shapes and the operations that make them, and computes nothing. The compiler may keep
+less: it can compute a cheap array again.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+from flax.linen import meta
+from jax.sharding import Mesh
+
+from paxlite.experiments.base import Experiment
+from paxlite.layers.transformer import REPEATED
+from paxlite.optim.optimizers import merge
+from paxlite.parallel import partitioning
+from paxlite.training.train_state import TrainState
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+  """An array that is kept.
+
+  Attributes:
+    shape: Its shape for all devices together.
+    dtype: Its type, such as 'bfloat16'.
+    operation: The JAX operation that makes it, such as 'dot_general'.
+    source: The modules that make it, such as 'transformer/x_layers_0/self_attention/qkv'.
+    label: The name by which checkpoint policies know it, such as 'out_proj'; '' for most arrays.
+    names: The logical axis of each dimension, by its size; None where it has none.
+  """
+
+  shape: tuple[int, ...]
+  dtype: str
+  operation: str
+  source: str
+  label: str = ''
+  names: tuple[str | None, ...] = ()
+
+  @property
+  def bytes(self) -> int:
+    """The bytes for all devices together."""
+    return jax.ShapeDtypeStruct(self.shape, jnp.dtype(self.dtype)).size * self.itemsize
+
+  @property
+  def itemsize(self) -> int:
+    """The bytes of one element."""
+    return jnp.dtype(self.dtype).itemsize
+
+
+def saved_by(function: Callable[..., jax.Array], variables: Any, *others: Any) -> list[Saved]:
+  """The arrays that the derivative of a function keeps; arguments of the function are left out.
+
+  Args:
+    function: Maps (variables, *others) to one number.
+    variables: A tree of arrays or of jax.ShapeDtypeStruct, for which there is a gradient.
+    *others: Further trees, for which there is none.
+  """
+
+  def backward(variables: Any, *others: Any) -> Any:
+    return jax.vjp(lambda v: function(v, *others), variables)[1]
+
+  traced = jax.make_jaxpr(backward)(variables, *others).jaxpr
+  found = []
+  for kept in dict.fromkeys(v for v in traced.outvars if not _is_literal(v)):
+    if (origin := _origin(traced, kept)) is not None:
+      found.append(Saved(tuple(kept.aval.shape), str(kept.aval.dtype), *origin))
+  return found
+
+
+def saved_by_loss(experiment: Experiment, mesh: Mesh, rows: int) -> list[Saved]:
+  """The arrays that the loss of an experiment keeps, with the logical axes of their dimensions.
+
+  Args:
+    experiment: A validated experiment.
+    mesh: A mesh with the axes of the experiment and devices of the kind that it is traced for. Its
+      sizes matter only where they decide which kernel computes attention.
+    rows: Rows of the batch, or of a microbatch, on all devices together.
+  """
+  traceable = loss_of(experiment, mesh, rows)
+  names = Names(experiment, rows, traceable.state.params)
+  found = saved_by(traceable.function, *traceable.arguments)
+  return [dataclasses.replace(s, names=names.of(s)) for s in found]
+
+
+class Loss(NamedTuple):
+  """The loss of an experiment as a function that can be traced.
+
+  Attributes:
+    function: Maps (trainable parameters, frozen ones, FP8 statistics, batch) to the loss.
+    arguments: The shapes and types of its arguments.
+    state: The shapes and types of the train state, boxed with their logical axes.
+  """
+
+  function: Callable[..., jax.Array]
+  arguments: tuple[Any, ...]
+  state: TrainState
+
+
+def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> Loss:
+  """The loss of an experiment; for the arguments see saved_by_loss."""
+  e = experiment
+  task = fdl.build(e.task())
+  boxed = jax.eval_shape(task.init, jax.random.key(0))
+  state = meta.unbox(boxed)
+  trainable, frozen = task.optimizer.split(state.params)
+
+  def loss(trainable: Any, frozen: Any, overwritten: Any, batch: Any) -> jax.Array:
+    with partitioning.activate(mesh, e.rules):
+      rng = jax.random.key(e.SEED)
+      return task.loss(merge(trainable, frozen), batch, rng, overwritten)[0]
+
+  return Loss(loss, (trainable, frozen, state.overwritten, rows_of(e, rows)), boxed)
+
+
+def rows_of(experiment: Experiment, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
+  """The shapes and types of a batch of so many rows."""
+  types = dict(ids='int32', labels='int32', weights='float32')
+  if experiment.packed:
+    types |= dict(segment_ids='int32', segment_pos='int32')
+  shape = (rows, experiment.MAX_SEQ_LEN)
+  return {name: jax.ShapeDtypeStruct(shape, jnp.dtype(t)) for name, t in types.items()}
+
+
+class Names:
+  """Finds the logical axes of an array by the sizes of its dimensions."""
+
+  def __init__(self, experiment: Experiment, rows: int, boxed: Any):
+    """Takes the sizes of the model.
+
+    Args:
+      experiment: The experiment.
+      rows: Rows of the traced batch. Best is a number that no other size equals.
+      boxed: Its abstract parameters, with their logical axes.
+    """
+    e: Any = experiment
+    self._rows, self._length = rows, e.MAX_SEQ_LEN
+    self._widths: dict[int, str] = {}
+    for attribute, name in _WIDTHS:
+      size = getattr(e, attribute, None)
+      if isinstance(size, int) and size > 1:
+        self._widths.setdefault(size, name)
+    self._weights: dict[tuple[int, ...], tuple[str | None, ...]] = {}
+    for leaf in jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, meta.AxisMetadata)):
+      if isinstance(leaf, meta.AxisMetadata):
+        named: Any = leaf
+        self._weights.setdefault(tuple(named.value.shape), tuple(named.names))
+
+  def of(self, saved: Saved) -> tuple[str | None, ...]:
+    """The names; those of a weight where the array is a weight in another type."""
+    if saved.shape in self._weights and saved.operation in _CASTS:
+      return self._weights[saved.shape]
+    names: list[str | None] = []
+    left = saved.shape
+    if saved.operation == 'scan' and left and left[0] != self._rows:
+      names.append('layers')
+      left = left[1:]
+    for i, size in enumerate(left):
+      is_first = i == 0 or self._rows != self._length  # where both are equal, rows come first
+      if 'batch' not in names and size == self._rows and is_first:
+        names.append('batch')
+      elif 'length' not in names and size == self._length:
+        names.append('length')
+      elif size == self._length and names[-2:] == ['act_heads', 'length']:
+        names.append('kv_length')
+      else:
+        name = self._widths.get(size, 'kv_length' if size == self._length else None)
+        is_second = bool(_WIDTH_NAMES & {name} and _WIDTH_NAMES & {*names})
+        names.append(None if is_second else name)  # a mesh axis splits one dimension
+    return tuple(names)
+
+
+# operations that give a weight another type or layout
+_CASTS = ('convert_element_type', 'sharding_constraint', 'transpose', 'scan', 'name', 'copy')
+# the first of two attributes with the same value names the dimension
+_WIDTHS = (
+  ('NUM_HEADS', 'act_heads'),
+  ('NUM_KV_HEADS', 'act_kv_heads'),
+  ('MODEL_DIMS', 'act_embed'),
+  ('HIDDEN_DIMS', 'act_mlp'),
+  ('EXPERT_HIDDEN_DIMS', 'act_mlp'),
+  ('VOCAB_SIZE', 'act_vocab'),
+  ('NUM_EXPERTS', 'experts'),
+)
+_WIDTH_NAMES = {name for _, name in _WIDTHS if name.startswith('act_')}
+
+
+def _is_literal(value: Any) -> bool:
+  return hasattr(value, 'val')
+
+
+def _origin(traced: Any, value: Any) -> tuple[str, str, str] | None:
+  """(operation, source, label) of a value in a traced function; None for one of its arguments.
+
+  Loops and nested functions are looked into for the source and for the label, which is the name
+  that `checkpoint_name` gives the value.
+  """
+  found = _maker(traced, value)
+  if found is None:
+    return None
+  equation, output = found
+  operation, here = equation.primitive.name, _modules(str(equation.source_info.name_stack))
+  inner = equation.params.get('jaxpr')
+  inner = getattr(inner, 'jaxpr', inner)  # loops have a closed one
+  if inner is not None and len(getattr(inner, 'outvars', ())) == len(equation.outvars):
+    result = inner.outvars[output]
+    # what a stack of layers keeps of what it is given is the input of each layer
+    is_input = here == 'transformer' and any(v is result for v in inner.invars)
+    given = (operation, '', 'iteration_input' if is_input else '')
+    made, modules, label = _origin(inner, result) or given
+    operation = operation if operation == 'scan' else made
+    return operation, '/'.join(p for p in (here, modules) if p), label
+  named = equation
+  if operation == 'reduce_precision':  # JAX puts it behind a named value that it keeps
+    named = (_maker(traced, equation.invars[0]) or found)[0]
+  return operation, here, named.params['name'] if named.primitive.name == 'name' else ''
+
+
+def _maker(traced: Any, value: Any) -> tuple[Any, int] | None:
+  """The operation of a traced function that makes a value, and which of its results it is."""
+  for equation in reversed(traced.eqns):
+    for i, made in enumerate(equation.outvars):
+      if made is value:
+        return equation, i
+  return None
+
+
+def _modules(stack: str) -> str:
+  """'jvp(TransformerLm.losses)/TransformerLm.hidden/transformer/…' without methods and JAX."""
+  parts = [p for p in stack.split('/') if p.replace('_', '').isalnum() and p not in _FUNCTIONS]
+  return '/'.join(parts)
+
+
+_FUNCTIONS = frozenset({'while', 'body', 'cond', 'checkpoint', 'remat', 'closed_call', REPEATED})

@@ -1,0 +1,251 @@
+"""Files of local states: what one process holds of a train state, in memory or on a disk nearby.
+
+A file has the raw bytes of arrays, one after the other; then a description in JSON, which says
+where each of them is, with its CRC-32C, and holds the notes of the checkpoint; then a footer, which
+says how long the description is. A file gets its name when it is complete, so a process that is
+killed leaves nothing that looks like a state.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import re
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import parsed
+
+Bounds = tuple[tuple[int, int], ...]  # first and last + 1 along each dimension
+Key = tuple[str, Bounds]  # the name of a variable, and the part of it
+
+_MAGIC = b'paxlite local state 1\n'
+_FOOTER = struct.Struct('<QI')  # length and CRC-32C of the description; _MAGIC comes after it
+_BLOCK = 4 << 20  # bytes that are written, or checked, at once
+_NAME = re.compile(r'(\d{8,18})_([0-9a-f]{8})_(\d{5,9})\.state')
+_UNFINISHED = '.unfinished'
+
+
+class DamagedError(Exception):
+  """A file was read, and is not what was written."""
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Name:
+  """What the name of a file says.
+
+  Attributes:
+    step: The step of the state.
+    branch: The branch of the run that wrote it; see training.branches.
+    process: Number of the process that wrote it.
+  """
+
+  step: int
+  branch: str
+  process: int
+
+  def __str__(self) -> str:
+    return f'{self.step:08d}_{self.branch}_{self.process:05d}.state'
+
+
+class LocalFolder:
+  """The local states of one run on this host.
+
+  Args:
+    root: A folder on this host, which the runs of all users may share.
+    run: The run's job_log_dir; another path has other states.
+  """
+
+  def __init__(self, root: str, run: pathlib.Path):
+    self._mine = pathlib.Path(root).absolute() / f'paxlite-{os.getuid()}'
+    self.path = self._mine / hashlib.sha256(str(run.absolute()).encode()).hexdigest()[:16]
+
+  def make(self) -> None:
+    """Makes the folder, which only its user can read.
+
+    Raises:
+      UserError: It cannot be made, or the folder of this user belongs to another one.
+    """
+    try:
+      for path in (self._mine, self.path):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+        if found.st_uid != os.getuid() or found.st_mode & 0o077 or path.is_symlink():
+          raise UserError(f'{path} is not a folder of this user alone: name another one')
+    except OSError as e:
+      raise UserError(f'{e.filename or self.path} cannot be made: {e.strerror or e}') from None
+
+  def names(self) -> list[Name]:
+    """Returns the names of the complete files; none if there is no such folder."""
+    try:
+      found = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
+    except OSError:
+      return []
+    return sorted(Name(int(f[1]), f[2], int(f[3])) for f in found if f is not None)
+
+  def size(self) -> int:
+    """Returns the bytes of all files."""
+    found = 0
+    for path in self.path.glob('*'):
+      with contextlib.suppress(OSError):
+        found += path.stat().st_size
+    return found
+
+  def remove(self, kept: Callable[[Name], bool]) -> None:
+    """Removes all complete files but those to be kept."""
+    for name in self.names():
+      if not kept(name):
+        with contextlib.suppress(OSError):
+          (self.path / str(name)).unlink()
+
+  def remove_if_empty(self) -> None:
+    """Removes the folder, if the run has no files in it any more."""
+    with contextlib.suppress(OSError):
+      self.path.rmdir()
+
+  def remove_unfinished(self) -> None:
+    """Removes what killed processes have left; called while no process of the run writes."""
+    for path in self.path.glob(f'*{_UNFINISHED}'):
+      with contextlib.suppress(OSError):
+        path.unlink()
+
+  def write(
+    self,
+    name: Name,
+    shards: Iterator[tuple[Key, np.ndarray]],
+    notes: Mapping[str, Any],
+    commit: Callable[[], bool],
+  ) -> bool:
+    """Writes a file.
+
+    Args:
+      name: Its name.
+      shards: The arrays, each with its variable and its part of it.
+      notes: Values to store beside them; they must be valid JSON.
+      commit: Called when all bytes are written; the file is kept if it returns True.
+
+    Returns:
+      Whether it was kept.
+
+    Raises:
+      OSError: It cannot be written. Nothing is left of it.
+    """
+    path = self.path / str(name)
+    unfinished = path.with_name(f'{path.name}{_UNFINISHED}')
+    try:
+      with unfinished.open('wb', buffering=0) as f:
+        entries = [_written(f, key, array) for key, array in shards]
+        description = json.dumps({'shards': entries, 'notes': dict(notes)}).encode()
+        _write(f, description)
+        footer = _FOOTER.pack(len(description), google_crc32c.value(description))
+        _write(f, footer + _MAGIC)
+      if commit():
+        unfinished.replace(path)
+        return True
+      return False
+    finally:
+      unfinished.unlink(missing_ok=True)
+
+  def open(self, name: Name) -> 'LocalFile':
+    """Returns a file whose description was read and is good.
+
+    Raises:
+      DamagedError: It is damaged, or cannot be read.
+    """
+    return LocalFile(self.path / str(name))
+
+
+class LocalFile:
+  """A complete file of a local state.
+
+  Attributes:
+    notes: The values that were stored beside the arrays.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    self._path = path
+    with _readable(path), path.open('rb') as f:
+      end = f.seek(0, os.SEEK_END) - _FOOTER.size - len(_MAGIC)
+      f.seek(max(end, 0))
+      footer = f.read()
+      if end < 0 or footer[_FOOTER.size :] != _MAGIC:
+        raise DamagedError(f'{path} is damaged (its end is missing)')
+      length, crc = _FOOTER.unpack(footer[: _FOOTER.size])
+      f.seek(max(end - length, 0))
+      description = f.read(min(length, end))
+    if google_crc32c.value(description) != crc:
+      raise DamagedError(f'{path} is damaged (the CRC-32C of its description differs)')
+    found = parsed(description)
+    self.notes: dict[str, Any] = found['notes']
+    self._entries: dict[Key, dict[str, Any]] = {
+      (entry['variable'], tuple(map(tuple, entry['bounds']))): entry for entry in found['shards']
+    }
+
+  def dtype(self, key: Key) -> np.dtype | None:
+    """Returns the dtype of an array; None if the file has no such array."""
+    entry = self._entries.get(key)
+    return None if entry is None else np.dtype(entry['dtype'])
+
+  def read(self, key: Key) -> np.ndarray:
+    """Returns an array that the file has.
+
+    Raises:
+      DamagedError: It is damaged, or cannot be read.
+    """
+    entry = self._entries[key]
+    array = np.empty([stop - start for start, stop in key[1]], np.dtype(entry['dtype']))
+    crc, whole = 0, _bytes(array)
+    with _readable(self._path), self._path.open('rb') as f:
+      f.seek(entry['offset'])
+      f.readinto(array.reshape(-1).view(np.uint8).data)
+      for start in range(0, len(whole), _BLOCK):
+        crc = google_crc32c.extend(crc, whole[start : start + _BLOCK])
+    if crc != entry['crc32c']:
+      raise DamagedError(f'{self._path} is damaged (the CRC-32C of {key[0]} differs)')
+    return array
+
+
+def _written(f: Any, key: Key, array: np.ndarray) -> dict[str, Any]:
+  """Writes an array; returns its entry in the description."""
+  offset, crc = f.tell(), 0
+  whole = _bytes(np.ascontiguousarray(array))
+  for start in range(0, len(whole), _BLOCK):
+    block: Any = whole[start : start + _BLOCK]
+    crc = google_crc32c.extend(crc, block)
+    _write(f, memoryview(block))
+  variable, bounds = key
+  return {
+    'variable': variable,
+    'bounds': bounds,
+    'dtype': array.dtype.name,
+    'offset': offset,
+    'crc32c': crc,
+  }
+
+
+def _bytes(array: np.ndarray) -> Any:
+  """Returns the bytes of a contiguous array [n], which cannot be written through it."""
+  found = array.reshape(-1).view(np.uint8)
+  found.flags.writeable = False
+  return found
+
+
+def _write(f: Any, block: bytes | memoryview) -> None:
+  while len(block):  # a full disk may accept a part
+    block = block[f.write(block) :]
+
+
+@contextlib.contextmanager
+def _readable(path: pathlib.Path) -> Iterator[None]:
+  """A context in which an error of reading is a DamagedError."""
+  try:
+    yield
+  except OSError as e:
+    raise DamagedError(f'{path} cannot be read: {e.strerror or e}') from None

@@ -1,0 +1,401 @@
+"""Checkpoints of a run in an object store.
+
+A store has no folders that could be renamed, so a checkpoint counts when its checksums.json is
+there. It is written last, and only if there is none. When a checkpoint is deleted, it goes first.
+What lies below a step without it was left by a process that was killed.
+"""
+
+import concurrent.futures
+import contextlib
+import errno
+import json
+import logging
+import pathlib
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterator
+
+from paxlite.checkpointing.checksums import CHECKSUMS, damage, folder_name, step_of
+from paxlite.checkpointing.folders import unused_name
+from paxlite.core.addresses import Address
+from paxlite.core.json_text import parsed
+from paxlite.core.object_store import Object, ObjectStore
+
+_AT_ONCE = 4  # files that are copied at the same time
+_HOST = '.host-{:05d}.json'  # checksums of the files that one of several hosts has written
+_LOOK_SECONDS = 1.0
+_PATIENCE = 60.0  # seconds for which host 0 waits for the files of the others, each time
+
+log = logging.getLogger('paxlite')
+
+
+class AbandonedError(Exception):
+  """The step is not uploaded: its folder was deleted, or this run may not write any more."""
+
+
+class StepCopies:
+  """The checkpoints below an address, and those in a folder on this machine.
+
+  Args:
+    store: The bucket of the address.
+    address: Where the checkpoints are, such as gs://bucket/run/checkpoints.
+    folder: The folder of Orbax's checkpoints.
+    host: Number of this host.
+    hosts: Number of hosts; each of them has its own folder, with the files that it has written.
+  """
+
+  def __init__(
+    self, store: ObjectStore, address: Address, folder: pathlib.Path, host: int = 0, hosts: int = 1
+  ):
+    self._store = store
+    self._address = address
+    self._folder = folder
+    self._host, self._hosts = host, hosts
+    self._done: tuple[tuple[int, int], set[str]] = (0, 0), set()  # a step, and its copied files
+
+  def steps(self) -> list[int]:
+    """Returns the complete steps in the store in ascending order."""
+    return sorted(step for step, complete in self._found().items() if complete)
+
+  def remove_unfinished(self) -> list[int]:
+    """Deletes what is left of steps that are not complete; returns the steps."""
+    unfinished = [step for step, complete in self._found().items() if not complete]
+    for step in unfinished:
+      self._store.delete_below(self._key(step))
+    return unfinished
+
+  def delete(self, step: int) -> None:
+    """Deletes a step."""
+    self._done = (0, 0), set()
+    self._store.delete([self._key(step, CHECKSUMS)])
+    self._store.delete_below(self._key(step))
+
+  def upload(self, step: int, may_write: Callable[[], bool]) -> None:
+    """Copies a step to the store; host 0 waits for the files of the others.
+
+    After a failure it can be called again, and continues with the files that are left.
+
+    Args:
+      step: A step in the folder.
+      may_write: Whether this run still has its lease.
+
+    Raises:
+      AbandonedError: The folder was deleted, or the run may not write.
+      OSError: The store does not answer.
+      StoreError: The bucket cannot be used.
+    """
+    folder = self._folder / folder_name(step)
+    try:
+      own = parsed((folder / CHECKSUMS).read_text()) if (folder / CHECKSUMS).exists() else {}
+      names = [n for n in _files(folder) if n != CHECKSUMS]
+      if self._host != 0:
+        names = list(filter(_is_of_one_host, names))
+        own = {name: own[name] for name in names if name in own}
+
+      def copy(name: str) -> None:
+        if not may_write():
+          raise AbandonedError(f'step {step}: the lease is not sure')
+        self._store.upload(self._key(step, name), folder / name)
+        done.add(name)
+
+      version = step, _stamp(folder)
+      if self._done[0] != version:
+        self._done = version, set()
+      done = self._done[1]
+      with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+        copies = [pool.submit(copy, name) for name in names if name not in done]
+        for ended in concurrent.futures.as_completed(copies):
+          if error := ended.exception():
+            for waiting in copies:
+              waiting.cancel()
+            raise error
+      content = (folder / CHECKSUMS).read_bytes() if self._host == 0 else b''
+    except (FileNotFoundError, NotADirectoryError) as e:
+      raise AbandonedError(f'step {step} was deleted before it was copied ({e})') from None
+    if self._hosts > 1:
+      if self._host != 0:
+        self._store.write(self._key(step, _HOST.format(self._host)), json.dumps(own).encode())
+        return
+      content = self._merged(step, own, may_write)
+    if not may_write():
+      raise AbandonedError(f'step {step}: the lease is not sure')
+    if self._store.create(self._key(step, CHECKSUMS), content) is None:
+      raise AbandonedError(f'step {step} is in the store already')
+
+  def is_same(self, step: int) -> bool:
+    """Returns whether a complete step in the store is the one in the folder.
+
+    Each of several hosts has the checksums of its own files only.
+    """
+    theirs, mine = self._checksums(step)
+    return bool(mine) and (theirs == mine if self._hosts == 1 else _is_part(mine, theirs))
+
+  def is_newer(self, step: int) -> bool:
+    """Returns whether the folder has a good step that is another one than that in the store.
+
+    A run that was rolled back has saved the step again, and was killed before it could copy it. A
+    folder with the files of one of several hosts is a part of the step in the store.
+    """
+    theirs, mine = self._checksums(step)
+    if self._hosts > 1 or not mine or _is_part(mine, theirs):
+      return False
+    return damage(self._folder / folder_name(step)) is None
+
+  def _checksums(self, step: int) -> tuple[dict, dict]:
+    """Returns the checksums of a step in the store and in the folder; {} where there are none."""
+    found = []
+    path = self._folder / folder_name(step) / CHECKSUMS
+    for read in (lambda: self._store.read(self._key(step, CHECKSUMS)), path.read_bytes):
+      try:
+        value = parsed(read())
+      except (FileNotFoundError, NotADirectoryError, ValueError):
+        value = {}
+      found.append(value if isinstance(value, dict) else {})
+    return found[0], found[1]
+
+  def download(self, step: int) -> bool:
+    """Copies a complete step into the folder; files that are there and good are kept.
+
+    Returns:
+      Whether all files are as their checksums say. A file that is not is in the folder as well.
+
+    Raises:
+      OSError: The store does not answer, or the disk is full.
+      FileNotFoundError: The step was deleted.
+    """
+    final = self._folder / folder_name(step)
+    folder = final.with_name(f'{final.name}.download')
+    manifest = self._store.read(self._key(step, CHECKSUMS))
+    if final.exists():
+      shutil.rmtree(folder, ignore_errors=True)
+      final.rename(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+      expected = {str(k): list(v) for k, v in parsed(manifest).items()}
+    except (ValueError, TypeError, AttributeError):
+      expected = {}
+    prefix = self._key(step) + '/'
+    present = {o.key.removeprefix(prefix): o for o in self._store.below(self._key(step))}
+    present = {n: o for n, o in present.items() if n != CHECKSUMS and not n.startswith('.host-')}
+    for name in set(_files(folder)) - present.keys():
+      (folder / name).unlink()
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+      get = lambda name: self._get(present[name], folder / name, expected.get(name))
+      good = all(list(pool.map(get, present)))
+    (folder / CHECKSUMS).write_bytes(manifest)
+    folder.rename(final)
+    return good and bool(expected) and expected.keys() <= present.keys()
+
+  def _get(self, found: Object, path: pathlib.Path, expected: list[int] | None) -> bool:
+    """Gets a file, a second time if it is not as expected; returns whether it is good."""
+    if path.is_file() and expected is not None and _checksum(path) == expected:
+      return True
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for _ in range(2):
+      size = crc = 0
+      with path.open('wb') as f:
+        if found.size:  # A store answers a range of an empty object with an error.
+          for data in self._store.chunks(found.key):
+            size, crc = size + len(data), zlib.crc32(data, crc)
+            f.write(data)
+      if expected is None or [size, crc] == expected:
+        return True
+    log.warning('%s is damaged (size or CRC-32 differs)', self._store.address(found.key))
+    return False
+
+  def _merged(self, step: int, own: dict, may_write: Callable[[], bool]) -> bytes:
+    """Waits for the checksums of all hosts, and returns them as one file."""
+    merged = dict(own)
+    until = time.monotonic() + _PATIENCE
+    for host in range(1, self._hosts):
+      key = self._key(step, _HOST.format(host))
+      while True:
+        if not may_write() or not (self._folder / folder_name(step)).is_dir():
+          raise AbandonedError(f'step {step}: host {host} has not copied its files')
+        with contextlib.suppress(FileNotFoundError):
+          merged |= parsed(self._store.read(key))
+          break
+        if time.monotonic() > until:
+          reason = f'host {host} has not copied its part of step {step}'
+          raise TimeoutError(errno.ETIMEDOUT, reason, str(self._address))
+        time.sleep(_LOOK_SECONDS)
+    return json.dumps(dict(sorted(merged.items()))).encode()
+
+  def _found(self) -> dict[int, bool]:
+    """Returns the steps in the store, and whether each of them is complete."""
+    folders, _ = self._store.names(self._address.key)
+    steps = [step for step in map(step_of, folders) if step is not None]
+
+    def is_complete(step: int) -> bool:
+      with contextlib.suppress(FileNotFoundError):
+        self._store.head(self._key(step, CHECKSUMS))
+        return True
+      return False
+
+    with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
+      return dict(zip(steps, pool.map(is_complete, steps), strict=True))
+
+  def _key(self, step: int, name: str = '') -> str:
+    folder = (self._address / folder_name(step)).key
+    return f'{folder}/{name}' if name else folder
+
+
+class StepUploader:
+  """Keeps the steps in a store like those in a folder, whenever `look` is called.
+
+  Args:
+    copies: The steps in both places.
+    folder: The folder of Orbax's checkpoints.
+    max_to_keep: Number of steps to keep in the store.
+    may_write: Whether this run still has its lease.
+    leads: Whether this process writes the checksums and deletes steps.
+  """
+
+  def __init__(
+    self,
+    copies: StepCopies,
+    folder: pathlib.Path,
+    max_to_keep: int,
+    may_write: Callable[[], bool],
+    leads: bool = True,
+  ):
+    self._copies = copies
+    self._folder = folder
+    self._max_to_keep = max_to_keep
+    self._may_write = may_write
+    self._leads = leads
+    self._stored: set[int] = set()
+    self._copied: dict[int, tuple[int, int]] = {}  # a stamp of the local folder of each copied step
+
+  def begin(self) -> None:
+    """Compares the store with the folder; must be called before `look`."""
+    self._stored = set(self._copies.steps())
+    for step, stamp in self._local().items():
+      if step in self._stored and (not self._leads or self._copies.is_same(step)):
+        self._copied[step] = stamp
+
+  def pending(self) -> list[int]:
+    """Returns the steps in the folder that are not in the store yet."""
+    return [step for step, stamp in self._local().items() if self._copied.get(step) != stamp]
+
+  def look(self) -> None:
+    """Copies new steps, and deletes those that the run has deleted, moved aside or replaced.
+
+    Raises:
+      OSError: The store does not answer.
+      StoreError: The bucket cannot be used.
+    """
+    local = self._local()
+    if self._copied and not local:  # a run always leaves a step: this was a disk, or a cleaner
+      reason = 'its checkpoints are gone; none is deleted in the store'
+      raise FileNotFoundError(errno.ENOENT, reason, str(self._folder))
+    for step in [s for s, stamp in self._copied.items() if local.get(s) != stamp]:
+      if self._leads and step in self._stored:
+        self._copies.delete(step)
+      self._stored.discard(step)
+      del self._copied[step]
+    for step in sorted(self.pending()):
+      if self._leads and step in self._stored:  # a step of the same number, from another history
+        self._copies.delete(step)
+        self._stored.discard(step)
+      stamp = local.get(step) or self._local().get(step)
+      try:
+        self._copies.upload(step, self._may_write)
+      except AbandonedError as e:
+        log.debug('%s', e)
+        if self._leads and step not in self._local() and self._may_write():
+          self._copies.delete(step)  # It was deleted here while it was copied.
+        continue
+      if stamp is not None:
+        self._copied[step] = stamp
+      self._stored.add(step)
+    for step in sorted(self._stored)[: -self._max_to_keep] if self._leads else ():
+      self._copies.delete(step)
+      self._stored.discard(step)
+
+  def _local(self) -> dict[int, tuple[int, int]]:
+    """Returns the committed steps in the folder, each with a stamp that a new save changes."""
+    found = {}
+    for step, path in _step_folders(self._folder):
+      with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        found[step] = path.stat().st_ino, _stamp(path)
+    return found
+
+
+def _is_part(mine: dict, theirs: dict) -> bool:
+  return all(name in theirs and theirs[name] == sums for name, sums in mine.items())
+
+
+def _stamp(folder: pathlib.Path) -> int:
+  return (folder / CHECKSUMS).stat().st_mtime_ns
+
+
+def _step_folders(folder: pathlib.Path) -> Iterator[tuple[int, pathlib.Path]]:
+  try:
+    paths = sorted(folder.iterdir())
+  except FileNotFoundError:
+    return
+  for path in paths:
+    step = step_of(path.name)
+    if step is not None:
+      yield step, path
+
+
+def local_steps(folder: pathlib.Path) -> list[int]:
+  """Returns the steps in a folder in ascending order."""
+  return [step for step, _ in _step_folders(folder)]
+
+
+def newest_good(copies: StepCopies, folder: pathlib.Path) -> int | None:
+  """Makes the newest good step of the store and the folder complete in the folder.
+
+  Files of a step in the store that are missing or damaged in the folder are copied into it. A step
+  that is damaged in both places is in the folder afterwards, where Checkpoints finds the damage.
+
+  Args:
+    copies: The steps in both places.
+    folder: The folder of Orbax's checkpoints.
+
+  Returns:
+    The step, or None if no step is good.
+
+  Raises:
+    OSError: The store does not answer, or the disk is full.
+    UserError: The bucket cannot be used, or a step in the folder cannot be read.
+  """
+  stored, local = copies.steps(), local_steps(folder)
+  for step in sorted({*stored, *local}, reverse=True):
+    if step in stored and copies.is_newer(step):
+      return step
+    if step in stored:
+      with contextlib.suppress(FileNotFoundError):  # It was deleted in the meantime.
+        if copies.download(step):
+          return step
+    elif damage(folder / folder_name(step)) is None:
+      return step
+  return None
+
+
+def set_aside(folder: pathlib.Path, step: int) -> pathlib.Path:
+  """Renames a step in a folder, so that it no longer counts; returns its new path."""
+  path = folder / folder_name(step)
+  return path.rename(unused_name(path.with_name(f'left_{path.name}')))
+
+
+def _is_of_one_host(name: str) -> bool:
+  """Returns whether a file is a part of an array; each host has all other files, as host 0 has."""
+  path = pathlib.PurePosixPath(name)
+  return path.parts[0] == 'state' and len(path.parts) > 2 and path.name[0] not in '._'
+
+
+def _files(folder: pathlib.Path) -> list[str]:
+  return sorted(p.relative_to(folder).as_posix() for p in folder.rglob('*') if p.is_file())
+
+
+def _checksum(path: pathlib.Path) -> list[int]:
+  size = crc = 0
+  with path.open('rb') as f:
+    while data := f.read(1 << 20):
+      size, crc = size + len(data), zlib.crc32(data, crc)
+  return [size, crc]

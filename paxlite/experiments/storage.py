@@ -1,0 +1,42 @@
+"""Attributes that decide in which dtype, and in which memory, a train step keeps its arrays."""
+
+from typing import Any, Literal
+
+from paxlite.core.attribute_kinds import Run
+from paxlite.core.errors import UserError
+from paxlite.core.templates import config
+from paxlite.experiments.base import Experiment
+from paxlite.layers.remat import ActivationName, Offloaded
+
+Dtype = Literal['float32', 'bfloat16']
+
+
+class Storage(Experiment):
+  """Trades precision, or traffic to the host, for memory of the devices.
+
+  A checkpoint that was written with some of these values continues with others.
+  """
+
+  ADAM_MOMENTS_DTYPE: Run[Dtype] = 'float32'  # bfloat16 is rounded stochastically
+  OFFLOAD_OPTIMIZER: Run[bool] = False  # keeps the moments of Adam in the memory of the host
+  OFFLOAD_ACTIVATIONS: Run[list[ActivationName]] = []  # kept in the memory of the host, by name
+  GRADIENT_DTYPE: Run[Dtype] = 'float32'  # of a microbatch; the sum of microbatches is float32
+  FROZEN_DTYPE: Run[Dtype] = 'float32'  # of parameters that are not trained, as under LoRA
+
+  def kept_activations(self, policy: str) -> Any:
+    """Returns what a stack needs for its checkpoint policy: a name, or a config with more."""
+    if not self.OFFLOAD_ACTIVATIONS:
+      return policy
+    return config(Offloaded, policy=policy, names=list(self.OFFLOAD_ACTIVATIONS))
+
+  def validate(self) -> None:
+    super().validate()
+    if self.OFFLOAD_ACTIVATIONS and self.mesh_sizes.get('stage', 1) > 1:
+      raise UserError(
+        "OFFLOAD_ACTIVATIONS needs a mesh without stages: '--fdl.OFFLOAD_ACTIVATIONS=[]'"
+      )
+    if self.GRADIENT_DTYPE != 'float32' and self.mesh_sizes.get('stage', 1) > 1:
+      raise UserError(
+        f'GRADIENT_DTYPE={self.GRADIENT_DTYPE} needs a mesh without stages: the gradients of a '
+        'pipeline are added up over its ticks. Choose --fdl.GRADIENT_DTYPE=float32'
+      )

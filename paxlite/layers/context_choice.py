@@ -1,0 +1,141 @@
+"""Chooses how attention is computed where the tokens of a row are split over devices.
+
+The choice is made from shapes alone, by an estimate of the seconds of a forward pass. The numbers
+are an H100's. Other devices have similar ratios between them.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal
+
+from paxlite.layers import window_attention
+from paxlite.layers.tiled_attention import TILE
+
+Way = Literal['gather', 'ring', 'heads']
+
+_FLOPS = 989e12  # a second
+_LINK, _MEMORY = 450e9, 3352e9  # bytes a second
+_START = 20e-6  # seconds until a collective and the kernels after it run
+_PASSES = 6  # over scores that are in main memory: written, masked, summed, weighted, read
+_MOST_BYTES = 4 << 30  # for scores or masks of one layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+  """The attention of one layer on one device.
+
+  Attributes:
+    rows: Rows of the batch that the device has a part of.
+    length: Tokens of a row.
+    heads: Heads of queries.
+    kv_heads: Heads of keys.
+    width: Width of a head.
+    size: Devices that share a row.
+    window: The keys that a query sees, with its own; ≤ 0 means all.
+    masked_by_array: Whether the kernel needs an array of the pairs of tokens of one segment.
+    fused: Whether a fused kernel computes it.
+    itemsize: Bytes of a number.
+  """
+
+  rows: int
+  length: int
+  heads: int
+  kv_heads: int
+  width: int
+  size: int
+  window: int = 0
+  masked_by_array: bool = False
+  fused: bool = True
+  itemsize: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """Estimates of one device's forward pass: seconds, bytes sent, bytes of scores or masks."""
+
+  seconds: float
+  sent: float
+  held: float
+
+
+def fastest(found: Mapping[Way, Estimate]) -> Way:
+  """Returns the way with the least seconds among those that need little memory."""
+  small = {way: e for way, e in found.items() if e.held <= _MOST_BYTES} or found
+  return min(small, key=lambda way: small[way].seconds)
+
+
+def estimates(shapes: Shapes) -> dict[Way, Estimate]:
+  """Returns the estimates of the ways that the shapes allow."""
+  found: dict[Way, Estimate] = {'gather': _gather(shapes)}
+  if has_ring(shapes):
+    found['ring'] = _window(shapes) if shapes.window > 0 else _ring(shapes)
+  if has_heads(shapes):
+    found['heads'] = _heads(shapes)
+  return found
+
+
+def has_ring(shapes: Shapes) -> bool:
+  """Returns whether all devices have two halves of equal length, or one part with a window."""
+  return shapes.length % (shapes.size * (1 if shapes.window > 0 else 2)) == 0
+
+
+def has_heads(shapes: Shapes) -> bool:
+  """Returns whether each device gets the same number of heads."""
+  return all(n % shapes.size == 0 for n in (shapes.length, shapes.heads, shapes.kv_heads))
+
+
+def _token_bytes(s: Shapes) -> float:
+  """Bytes of one head of all tokens of a device."""
+  return s.rows * s.length / s.size * s.width * s.itemsize
+
+
+def _masks(s: Shapes, queries: float, keys: float) -> float:
+  """Bytes of an array of pairs of tokens, and of the gradient that JAX asks for."""
+  return 2 * s.rows * queries * keys * s.itemsize if s.masked_by_array else 0.0
+
+
+def _pair_seconds(s: Shapes, pairs: float, heads: float) -> float:
+  """Seconds for pairs of a query and a key in a fused kernel, or in plain XLA by blocks."""
+  seconds = 4 * pairs * heads * s.width / _FLOPS
+  if not s.fused:
+    seconds += _PASSES * 4 * pairs * heads / _MEMORY
+  return seconds + (4 * pairs * s.itemsize / _MEMORY if s.masked_by_array else 0.0)
+
+
+def _gather(s: Shapes) -> Estimate:
+  sent = (s.size - 1) * 2 * s.kv_heads * _token_bytes(s)
+  pairs = s.rows * s.length**2 / s.size
+  scores = 4 * pairs * s.heads
+  seconds = 4 * pairs * s.heads * s.width / _FLOPS + _PASSES * scores / _MEMORY
+  return Estimate(seconds + sent / _LINK + 2 * _START, sent, scores)
+
+
+def _ring(s: Shapes) -> Estimate:
+  exchanged = (s.heads + s.kv_heads) * _token_bytes(s)
+  step = 2 * s.kv_heads * _token_bytes(s)
+  seconds = _pair_seconds(s, s.rows * s.length**2 / 2 / s.size, s.heads)
+  waits = (s.size - 1) * max(step / _LINK - seconds / s.size, 0.0)
+  half = min(s.length / s.size / 2, TILE)
+  return Estimate(
+    seconds + exchanged / _LINK + waits + (s.size + 4) * _START,
+    exchanged + (s.size - 1) * step,
+    2 * _masks(s, half, half),
+  )
+
+
+def _window(s: Shapes) -> Estimate:
+  own = s.length // s.size
+  row = own + window_attention.reach(s.window, own, s.size)
+  sent = 2 * s.kv_heads * _token_bytes(s) * (row / own - 1)
+  piece = window_attention.piece(s.window, own, TILE) if s.masked_by_array else own
+  computed = row - own + piece  # tokens of a call of the kernel
+  pairs = s.rows * own / piece * computed * min(s.window, computed)
+  seconds = _pair_seconds(s, pairs, s.heads) + sent / _LINK + 2 * _START
+  return Estimate(seconds, sent, _masks(s, computed, computed))
+
+
+def _heads(s: Shapes) -> Estimate:
+  sent = 2 * (s.heads + s.kv_heads) * _token_bytes(s) * (s.size - 1) / s.size
+  keys = min(s.window, s.length) if s.window > 0 else s.length / 2
+  seconds = _pair_seconds(s, s.rows * s.length * keys, s.heads / s.size)
+  return Estimate(seconds + sent / _LINK + 4 * _START, sent, _masks(s, s.length, s.length))

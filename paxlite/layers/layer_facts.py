@@ -1,0 +1,108 @@
+"""What a layer does with its variables and keys, found by tracing it."""
+
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax.core.scope import LazyRng
+
+from paxlite.layers.sown import SOWN
+
+
+class LayerFacts(NamedTuple):
+  """What a pipeline must know of a layer.
+
+  Attributes:
+    axes: The logical axes of each variable, in the order of jax.tree.leaves.
+    dtypes: The dtype in which the layer reads it: lower than its own if it is only cast to that.
+    combine: How what microbatches return for it is combined: gradients are added, and of what
+      replaces an FP8 state the maximum is taken.
+    draws: Whether the layer draws random numbers.
+    sows: Whether it sows losses or summaries.
+    has_experts: Whether it has experts.
+  """
+
+  axes: list[tuple[str | None, ...]]
+  dtypes: list[Any]
+  combine: list[Literal['add', 'max']]
+  draws: bool
+  sows: bool
+  has_experts: bool
+
+
+def layer_facts(
+  block: nn.Module,
+  stack: Mapping[str, Any],
+  rows: jax.ShapeDtypeStruct,
+  has_segments: bool,
+  rng: LazyRng | None,
+) -> LayerFacts:
+  """Traces a layer.
+
+  Args:
+    block: The layer, without a parent.
+    stack: The variables of the stack by collection, [L, …] each.
+    rows: The shape and dtype of its input [B, T, D].
+    has_segments: Whether it gets segment ids.
+    rng: The stack's key of dropout; None if dropout is off.
+  """
+  leaves, tree = jax.tree.flatten(stack)
+  variables = [jax.ShapeDtypeStruct(w.shape[1:], w.dtype) for w in leaves]
+  tokens = jax.ShapeDtypeStruct(rows.shape[:2], jnp.int32)
+  keys = {} if rng is None else {'dropout': rng.rng}
+
+  def apply(variables: list[Any], keys: dict[str, Any], x: Any, tokens: Any) -> Any:
+    return block.apply(
+      jax.tree.unflatten(tree, variables),
+      x,
+      tokens,
+      tokens if has_segments else None,
+      rngs=keys or None,
+      mutable=SOWN,
+    )
+
+  traced, (_, sown) = jax.make_jaxpr(apply, return_shape=True)(variables, keys, rows, tokens)
+  arguments = traced.jaxpr.invars
+  uses: dict[Any, list[Any]] = {variable: [] for variable in arguments}
+  for equation in traced.jaxpr.eqns:
+    for variable in equation.invars:
+      if variable in arguments:
+        uses[variable].append(equation)
+
+  def dtype(variable: Any) -> Any:
+    casts = {
+      e.params['new_dtype'] if e.primitive.name == 'convert_element_type' else None
+      for e in uses[variable]
+    }
+    (cast,) = casts if len(casts) == 1 else (None,)
+    is_lower = cast is not None and jnp.finfo(cast).bits < jnp.finfo(variable.aval.dtype).bits
+    return cast if is_lower else variable.aval.dtype
+
+  first = jax.ShapeDtypeStruct((1, 1, rows.shape[2]), rows.dtype)
+  boxed = jax.eval_shape(
+    lambda x, tokens: block.init(jax.random.key(0), x, tokens, None),
+    first,
+    jax.ShapeDtypeStruct((1, 1), jnp.int32),
+  )
+  is_boxed = lambda x: isinstance(x, nn.LogicallyPartitioned)
+  names = {
+    jax.tree_util.keystr(path): x.names
+    for path, x in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_boxed)
+    if is_boxed(x)
+  }
+  paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(stack)]
+  axes = [
+    names.get(jax.tree_util.keystr(path), (None,) * len(w.shape))
+    for path, w in zip(paths, variables, strict=True)
+  ]
+  n = len(variables)
+  return LayerFacts(
+    axes=axes,
+    dtypes=[dtype(variable) for variable in arguments[:n]],
+    combine=['add' if path[0].key == 'params' else 'max' for path in paths],
+    draws=any(uses[variable] for variable in arguments[n : n + len(keys)]),
+    sows=bool(jax.tree.leaves(sown)),
+    has_experts=any('experts' in one for one in axes),
+  )

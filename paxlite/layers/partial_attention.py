@@ -1,0 +1,155 @@
+"""Attention to a part of the keys, and how the results of several parts become one.
+
+The attention of a query to one part of its keys is a context and the logarithm of the sum of its
+exponentials, here its log-sum. From these two of each part follow those of all parts together. The
+backward pass of a part needs the context and the log-sum of all parts. See
+https://arxiv.org/abs/2112.05682 and https://arxiv.org/abs/2310.01889.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from paxlite.layers.softmax_attention import Segments, Softmax
+
+
+class Partial(NamedTuple):
+  """What a query knows after a part of its keys: a context, [B, T, N, H], and log-sums [B, N, T].
+
+  Log-sums are float32.
+  """
+
+  context: jax.Array
+  log_sum: jax.Array
+
+
+class PartKernel(Protocol):
+  """Computes the attention of queries [B, T, N, H] to a part of their keys, [B, S, K, H].
+
+  A query sees every key of the part, or those up to its own index if `causal`; and only keys of its
+  own segment.
+  """
+
+  def forward(
+    self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
+  ) -> Partial:
+    """Returns the context and the log-sums of the part."""
+
+  def backward(
+    self,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: Segments | None,
+    causal: bool,
+    whole: Partial,
+    gradient: jax.Array,
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns the gradients of q, k and v.
+
+    Args:
+      q: Queries.
+      k: Keys.
+      v: Values.
+      segments: Segments of the queries and of the keys.
+      causal: See the class.
+      whole: The context and the log-sums of all parts together.
+      gradient: The gradient of the context of all parts together.
+    """
+
+
+def together(one: Partial, other: Partial) -> Partial:
+  """Returns the context and the log-sums of two parts; contexts are float32."""
+  log_sum = jnp.logaddexp(one.log_sum, other.log_sum)
+  share = lambda part: jnp.exp(part.log_sum - log_sum).swapaxes(1, 2)[..., None]
+  return Partial(one.context * share(one) + other.context * share(other), log_sum)
+
+
+def extra_logits(softmax: Softmax, heads: int) -> jax.Array | None:
+  """Returns the extra logit of each head, [N] float32; None if there is none."""
+  if softmax.extra_logit is None:
+    return None
+  return jnp.broadcast_to(jnp.asarray(softmax.extra_logit, jnp.float32), (heads,))
+
+
+def with_extra_logit(part: Partial, logit_N: jax.Array | None) -> Partial:
+  """Adds a virtual key whose value is 0 to a part; None adds nothing."""
+  if logit_N is None:
+    return part
+  log_sum = jnp.logaddexp(part.log_sum, logit_N[:, None])
+  share = jnp.exp(part.log_sum - log_sum).swapaxes(1, 2)[..., None]
+  return Partial(part.context * share, log_sum)
+
+
+def extra_logit_gradient(
+  whole: Partial, gradient_BTNH: jax.Array, logit_N: jax.Array | None
+) -> jax.Array | None:
+  """Returns the gradient of the logit of the virtual key, [N]; None if there is no such key."""
+  if logit_N is None:
+    return None
+  product_BTNH = whole.context.astype(jnp.float32) * gradient_BTNH.astype(jnp.float32)
+  share_BNT = jnp.exp(logit_N[:, None] - whole.log_sum)
+  return -(share_BNT * product_BTNH.sum(-1).swapaxes(1, 2)).sum((0, 2))
+
+
+def part_of(x: jax.Array, number: Any) -> jax.Array:
+  """Returns one of the parts [parts, …] of an array."""
+  return jax.lax.dynamic_index_in_dim(x, number, 0, keepdims=False)
+
+
+def updated(arrays: Any, number: Any, change: Callable[[Any], Any]) -> Any:
+  """Returns arrays [parts, …] in which one part is changed."""
+  new = change(jax.tree.map(lambda x: part_of(x, number), arrays))
+  put = lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, number, 0)
+  return jax.tree.map(put, arrays, new)
+
+
+# JAX's fused kernels give no log-sums in float32, and their backward kernels are not public. But
+# what jax.vjp returns is a pytree of the arrays that the backward kernel reads.
+
+
+def of_fused(kernel: Callable[..., jax.Array], *qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns the context of a fused kernel and its log-sums [B, N, T], for q, k and v."""
+  context, pull = jax.vjp(kernel, *qkv)
+  leaves = jax.tree.leaves(pull)
+  return context, leaves[_places(leaves, context)[1]]
+
+
+def gradients_of_fused(
+  kernel: Callable[..., jax.Array],
+  qkv: tuple[jax.Array, ...],
+  whole: Partial,
+  gradient: jax.Array,
+) -> tuple[jax.Array, ...]:
+  """Returns the gradients of q, k and v; the arguments are in the kernel's own layout.
+
+  XLA removes the forward kernel, whose results nothing uses.
+  """
+  context, pull = jax.vjp(kernel, *qkv)
+  leaves, tree = jax.tree.flatten(pull)
+  for place, kept in zip(_places(leaves, context), whole, strict=True):
+    leaves[place] = kept.astype(leaves[place].dtype)
+  return jax.tree.unflatten(tree, leaves)(gradient.astype(context.dtype))
+
+
+def _places(leaves: list[Any], context: jax.Array) -> tuple[int, int]:
+  """Returns the places of the context and of the log-sums among what a backward kernel reads.
+
+  Log-sums are the only array of float32 without a width. The context is next to them.
+  """
+  like = lambda i, dims: 0 <= i < len(leaves) and sorted(leaves[i].shape) == sorted(dims)
+  sums = [i for i, x in enumerate(leaves) if x.dtype == jnp.float32 and x.ndim == 3]
+  found = [
+    (i, at)
+    for at in sums
+    for i in (at - 1, at + 1)
+    if like(i, context.shape) and like(at, context.shape[:-1])
+  ]
+  if len(found) != 1:
+    raise RuntimeError(
+      'this version of JAX keeps other arrays for the backward kernel of attention than paxlite '
+      'knows: --fdl.CONTEXT_ATTENTION=heads'
+    )
+  return found[0]

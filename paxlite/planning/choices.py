@@ -1,0 +1,135 @@
+"""What the planner may choose: attributes of an experiment, and the values worth a look.
+
+Each entry of CHOICES is one axis of the search. A new attribute needs one entry.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paxlite.core.attributes import attribute_types
+from paxlite.experiments.base import Experiment
+from paxlite.planning.machine import Machine
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """One attribute to choose.
+
+  Attributes:
+    name: The attribute.
+    values: Returns the values to try for an experiment on a machine.
+    asked: Whether it is tried only where the user allows it with --try.
+    own: Whether the experiment's own value is tried too.
+  """
+
+  name: str
+  values: Callable[[Any, Machine], Sequence[Any]]
+  asked: bool = False
+  own: bool = True
+
+  def options(
+    self, experiment: Experiment, machine: Machine, kept: frozenset[str], tried: frozenset[str]
+  ) -> list[Any]:
+    """The values to try, the experiment's own first; only that one if it is to be kept."""
+    if self.name not in attribute_types(type(experiment)):
+      return []
+    own = getattr(experiment, self.name)
+    if self.name in kept or (self.asked and self.name not in tried):
+      return [own]
+    return list(dict.fromkeys([*([own] if self.own else []), *self.values(experiment, machine)]))
+
+
+def _any(*values: Any) -> Callable[[Any, Machine], Sequence[Any]]:
+  return lambda e, machine: values
+
+
+def _blocks(e: Any, machine: Machine) -> Sequence[int]:
+  """Blocks of queries, for rows that are not too short and whose attention is in plain XLA."""
+  return [0, *(b for b in (512, 1024) if e.MAX_SEQ_LEN % b == 0 and 2 * b <= e.MAX_SEQ_LEN)]
+
+
+def _repeated(e: Any, machine: Machine) -> Sequence[bool]:
+  """An unrolled stack of many layers would compile for hours."""
+  return [True, False] if e.NUM_LAYERS <= _MOST_UNROLLED else [True]
+
+
+def _chunks(e: Any, machine: Machine) -> Sequence[int]:
+  return [1, 4] if e.VOCAB_SIZE < 1 << 17 else [1, 4, 16]
+
+
+_MOST_UNROLLED = 16
+_POLICIES = (
+  'SAVE_NOTHING', 'SAVE_ATTENTION', 'SAVE_OUT_PROJ', 'SAVE_QKV_OUT_PROJ_SEPARATE',
+  'SAVE_DOT_WITH_NO_BATCH_DIM', 'SAVE_DOT_AND_ATTENTION', 'SAVE_EVERYTHING',
+)  # fmt: skip
+
+CHOICES: tuple[Choice, ...] = (
+  Choice('CHECKPOINT_POLICY', _any(*_POLICIES)),
+  Choice('NUM_LOSS_CHUNKS', _chunks),
+  Choice('ATTENTION_BLOCK_SIZE', _blocks),
+  Choice('USE_REPEATED_LAYER', _repeated, own=False),
+  Choice('USE_FP8', _any(False, True), asked=True),
+)
+MESH = ('MESH_AXES', 'ICI_MESH_SHAPE', 'DCN_MESH_SHAPE')
+BATCH = ('PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES')
+NAMES = (*MESH, *BATCH, *(choice.name for choice in CHOICES))
+
+
+def combinations(
+  experiment: Experiment,
+  machine: Machine,
+  kept: frozenset[str],
+  tried: frozenset[str] = frozenset(),
+) -> list[dict[str, Any]]:
+  """Every combination of the values of CHOICES."""
+  found: list[dict[str, Any]] = [{}]
+  for choice in CHOICES:
+    options = choice.options(experiment, machine, kept, tried)
+    if options:
+      found = [{**values, choice.name: option} for values in found for option in options]
+  return found
+
+
+def batches(
+  experiment: Experiment,
+  devices: int,
+  shards: int,
+  kept: frozenset[str],
+  global_batch: int | None,
+  stages: int,
+) -> list[dict[str, Any]]:
+  """The batches that a mesh can hold: rows a device, and microbatches.
+
+  Args:
+    experiment: The experiment.
+    devices: Devices of the mesh.
+    shards: Parts that the rows of a batch are split into.
+    kept: Attributes that stay as they are.
+    global_batch: Rows of a batch of all devices; None tries several.
+    stages: Stages of a pipeline, which works on microbatches.
+  """
+  e = experiment
+  rows = [global_batch] if global_batch else [shards * 2**i for i in range(_DOUBLINGS)]
+  if 'PERCORE_BATCH_SIZE' in kept and not global_batch:
+    rows = [round(e.PERCORE_BATCH_SIZE * devices)]
+  found = []
+  for total in rows:
+    parts = [1, 2, 4, 8, 16, 32]
+    if 'NUM_MICROBATCHES' in kept:
+      parts = [e.NUM_MICROBATCHES]
+    elif len(rows) > 1 and stages == 1:
+      parts = [1]  # a larger batch with less memory would always be faster a token
+    for part in parts:
+      if total % (shards * part) == 0 and (stages == 1 or part >= stages or part == parts[-1]):
+        found.append({'PERCORE_BATCH_SIZE': total / devices, 'NUM_MICROBATCHES': part})
+  return found
+
+
+_DOUBLINGS = 7  # from 1 to 64 rows in each part of a batch
+
+
+def flags(values: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+  """The values that differ from those that the experiment states."""
+  stated = {name: getattr(type(experiment), name, None) for name in values}
+  return {n: v for n, v in values.items() if v != stated[n]}

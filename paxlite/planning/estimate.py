@@ -1,0 +1,194 @@
+"""The memory and the time of a step, estimated from the traced model by arithmetic alone."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from paxlite.aot.roofline import Links
+from paxlite.experiments.base import Experiment
+from paxlite.parallel import partitioning
+from paxlite.planning.candidates import Candidate
+from paxlite.planning.extents import Amounts, Extent, Shares
+from paxlite.planning.layouts import Layout
+from paxlite.planning.machine import Machine
+from paxlite.planning.model import Model, StateBytes
+from paxlite.planning.traced import Work
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """Bytes and seconds of a step on one device.
+
+  Attributes:
+    memory: Bytes that are in use at most.
+    seconds: Seconds of a step.
+    state: Bytes of the train state.
+    saved: Bytes that the layers keep for the backward pass.
+    products: Seconds of matrix multiplications.
+    traffic: Seconds of all other kernels.
+    sent: Seconds of collectives, hidden or not.
+  """
+
+  memory: float
+  seconds: float
+  state: float
+  saved: float
+  products: float
+  traffic: float
+  sent: float
+
+
+class Estimator:
+  """Estimates candidates of one experiment on one machine."""
+
+  def __init__(self, model: Model, machine: Machine):
+    """Estimates nothing yet.
+
+    Args:
+      model: The model, traced for a device of the machine.
+      machine: The machine.
+    """
+    self.model = model
+    self._machine = machine
+    self._laid_out: dict[Layout, Experiment] = {}
+
+  def estimate(self, candidate: Candidate) -> Estimate:
+    """The estimate of one candidate."""
+    c, model, machine = candidate, self.model, self._machine
+    e: Any = model.experiment
+    laid_out = self.laid_out(c.layout)
+    sizes = laid_out.mesh_sizes
+    stages, context, mdl = (sizes.get(a, 1) for a in ('stage', 'context', 'mdl'))
+    shards = partitioning.num_shards(sizes, laid_out.rules, 'batch')
+    experts = partitioning.num_shards(sizes, laid_out.rules, 'experts')
+    values = self._traced_values(c, sizes)
+    unit, rest = model.unit(values), model.rest(values)
+    state = model.state(c.values, laid_out)
+    units = model.units / stages
+    # a pipeline computes a microbatch at each tick, and the loss of all of them at the end
+    is_pipeline = stages > 1
+    parts = c.microbatches
+    ticks = parts + stages - 1 if is_pipeline else parts
+    losses = 1 if is_pipeline else parts
+    share = lambda rows: Shares(rows / model.sizes.rows, context, mdl, experts)
+    inner, outer = share(c.rows / (shards * parts)), share(c.rows / (shards * stages * losses))
+
+    products = units * ticks * self._products(unit, inner)
+    products += losses * self._products(rest, outer)
+    moved = units * ticks * unit.traffic.on_a_device(inner)
+    moved += losses * rest.traffic.on_a_device(outer)
+    saved = unit.saved.on_a_device(inner)
+    if c.values.get('USE_REPEATED_LAYER'):
+      # a loop copies what it keeps, and each layer's weights and gradients
+      moved += 2 * units * ticks * saved + 4 * parts * state.layers
+    # Adam reads parameters, moments and gradients, and the norm reads the gradients once more
+    moved += 8 * state.trained + (2 * parts * state.trained if parts > 1 else 0)
+    moved += 1.5 * ticks * (state.layers + state.others)  # weights in the type of products
+    traffic = moved / machine.bandwidth
+    kernels = products + traffic
+    hidden, exposed = self._sent(c, sizes, state, inner, ticks)
+    sent = max(hidden - _OVERLAP * kernels, 0.02 * hidden) + exposed
+
+    saved *= ticks if is_pipeline else 1
+    everything = model.everything_saved(values).on_a_device(inner)
+    running = max(everything - unit.saved.on_a_device(inner), 0.0)
+    running += 4 * state.gathered  # weights and gradients of two units
+    head = self._head(c, outer) + 2 * state.others
+    kept = rest.saved.minus(_logits(rest, e.VOCAB_SIZE)).on_a_device(outer)
+    accumulated = state.trained if losses > 1 else 0.0
+    start = units * saved + max(head, running)
+    end = state.trained + running + saved
+    memory = state.all + accumulated + kept + max(start, end) + _CODE
+    return Estimate(
+      memory, kernels + sent, state.all, units * saved, products, traffic, hidden + exposed
+    )
+
+  def _head(self, c: Candidate, outer: Shares) -> float:
+    """Bytes of the logits that exist at a time, with their gradients."""
+    e: Any = self.model.experiment
+    itemsize = 2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 4
+    tokens = outer.rows * self.model.sizes.rows * e.MAX_SEQ_LEN / outer.context
+    chunks = c.values.get('NUM_LOSS_CHUNKS', 1)
+    share = outer.of(Extent(width=e.VOCAB_SIZE)) / chunks
+    # the gradient of whole logits takes their place; that of a chunk is computed in float32
+    return tokens * e.VOCAB_SIZE * itemsize * share * (1.2 if chunks == 1 else 2.6)
+
+  def laid_out(self, layout: Layout) -> Experiment:
+    """The experiment on a mesh."""
+    if layout not in self._laid_out:
+      self._laid_out[layout] = self.model.experiment.replaced(**layout.values)
+    return self._laid_out[layout]
+
+  def _traced_values(self, c: Candidate, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """The attributes that the traced program depends on."""
+    e: Any = self.model.experiment
+    split = sizes.get('stage', 1) > 1 and self._machine.platform == 'tpu'
+    split |= any(n % sizes.get('mdl', 1) for n in (e.NUM_HEADS, e.NUM_KV_HEADS))
+    return {**c.values, 'USE_FLASH_ATTENTION': False} if split else dict(c.values)
+
+  def _products(self, work: Work, shares: Shares) -> float:
+    """Seconds of products, each the longer of its FLOPs and its traffic."""
+    flops, bandwidth = self._machine.flops, self._machine.bandwidth
+    found = 0.0
+    for p in work.products:
+      peak = flops.get(p.dtype, flops[''])
+      share = shares.of(p.extent)
+      found += max(p.flops * share / peak, p.bytes.on_a_device(shares) / bandwidth)
+    return found
+
+  def _sent(
+    self,
+    c: Candidate,
+    sizes: Mapping[str, int],
+    state: StateBytes,
+    shares: Shares,
+    runs: int,
+  ) -> tuple[float, float]:
+    """Seconds of collectives that kernels can hide, and of those that the next kernel waits for."""
+    machine, model = self._machine, self.model
+    e: Any = model.experiment
+    near = dict(zip(c.layout.axes, c.layout.near, strict=True))
+    links = Links(sizes, near)
+
+    def seconds(axes: str | tuple[str, ...], total: float, factor: float = 1.0) -> float:
+      axes = (axes,) if isinstance(axes, str) else axes
+      axes = tuple(a for a in axes if sizes.get(a, 1) > 1)
+      size = math.prod(sizes[a] for a in axes)
+      if size == 1:
+        return 0.0
+      inside, between = links.split(axes, total * factor * (size - 1) / size)
+      return inside / machine.ici + between / machine.dcn
+
+    policy = c.values.get('CHECKPOINT_POLICY', '')
+    again = 0 if policy == 'SAVE_EVERYTHING' else 1
+    itemsize = 2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 4
+    tokens = shares.rows * model.sizes.rows * e.MAX_SEQ_LEN / shares.context
+    width = tokens * e.MODEL_DIMS * itemsize
+    # FSDP: weights are gathered forward and backward, and gradients are scattered
+    # (the layers of a pipeline once a step), over the axes that split weights
+    of_weights = ('data',) if 'stage' in sizes else ('data', 'context')
+    gathers = 1 if sizes.get('stage', 1) > 1 else runs
+    hidden = seconds(of_weights, state.layers * gathers + state.others, 3)
+    hidden += seconds('replica', state.trained, 2)
+    # tensor parallelism: two gathers and two scatters of the width in each pass of a block
+    blocks = model.units / sizes.get('stage', 1) * e.blocks_per_layer * runs
+    exposed = seconds('mdl', width * blocks, 8 + 2 * again)
+    exposed += seconds('mdl', width, 4 * runs)
+    kv = tokens * shares.context * e.NUM_KV_HEADS * e.DIMS_PER_HEAD * itemsize / shares.mdl
+    exposed += seconds('context', kv * blocks, 2 * (2 + again))
+    if sizes.get('expert', 1) > 1:
+      chosen = getattr(e, 'NUM_EXPERTS_PER_TOKEN', 1)
+      capacity = getattr(e, 'EXPERT_CAPACITY_FACTOR', 1.0)
+      exposed += seconds('expert', width * chosen * capacity * blocks / e.blocks_per_layer, 6)
+    exposed += seconds('stage', width * runs, 8)
+    return hidden, exposed
+
+
+_OVERLAP = 0.8  # share of the kernels' time in which collectives of weights run unseen
+_CODE = 4e6  # bytes of a program
+
+
+def _logits(rest: Work, vocabulary: int) -> Amounts:
+  """What is kept of the size of the logits."""
+  return Amounts({x: n for x, n in rest.saved.items() if x.width == vocabulary and x.rows})

@@ -1,0 +1,142 @@
+"""How large an array is on one device, for any mesh and batch, from the sizes of its dimensions.
+
+A model is traced once for a number of rows that divides no other size. Where that number is a
+factor of a dimension, the dimension belongs to the batch.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from paxlite.experiments.base import Experiment
+
+_PRIMES = (13, 17, 19, 23, 29, 31, 37)
+
+
+class Extent(NamedTuple):
+  """What may split an array.
+
+  Attributes:
+    rows: How often the rows of the batch are a factor of its size.
+    length: Whether it has the tokens of a row, which the axis context splits.
+    width: The size of the dimension that the axis mdl splits if it divides it; 1 is none.
+    experts: The number of experts if it is a weight of experts; else 1.
+  """
+
+  rows: int = 0
+  length: bool = False
+  width: int = 1
+  experts: int = 1
+
+
+class Shares(NamedTuple):
+  """By how much one device has less than the traced array.
+
+  Attributes:
+    rows: Rows that a device computes at a time, divided by the traced ones.
+    context: Size of the mesh axis context.
+    mdl: Size of the mesh axis mdl.
+    experts: Devices that share the experts.
+  """
+
+  rows: float
+  context: int
+  mdl: int
+  experts: int
+
+  def of(self, extent: Extent) -> float:
+    """The share of an array that one device has."""
+    share = self.rows**extent.rows
+    if extent.length:
+      share /= self.context
+    if extent.width % self.mdl == 0:
+      share /= self.mdl
+    if extent.experts > 1 and not extent.rows:
+      share /= self.experts
+    return share
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """The sizes of a model.
+
+  Attributes:
+    rows: Rows of the traced batch.
+    length: Tokens of a row.
+    widths: Sizes of dimensions that the axis mdl may split: heads, units, vocabulary, width.
+    experts: Number of experts; 1 if there are none.
+  """
+
+  rows: int
+  length: int
+  widths: frozenset[int]
+  experts: int
+
+  def extent(self, shape: Sequence[int]) -> Extent:
+    """The extent of an array of this shape."""
+    rows, length, width, experts = 0, False, 1, 1
+    for size in shape:
+      while size > 1 and size % self.rows == 0:
+        size //= self.rows
+        rows += 1
+      if not length and size > 1 and size % self.length == 0 and rows:
+        length = True
+      elif self.experts > 1 and size == self.experts:
+        experts = size
+      elif width == 1 and size in self.widths:
+        width = size
+    return Extent(rows, length, width, experts)
+
+
+def sizes_of(experiment: Experiment) -> Sizes:
+  """The sizes of an experiment's model, with a number of rows that divides none of them."""
+  e: Any = experiment
+  widths = {getattr(e, name, 1) for name in _WIDTHS}
+  widths = {w for w in widths if isinstance(w, int) and w > 1}
+  heads = getattr(e, 'NUM_HEADS', 1) * getattr(e, 'DIMS_PER_HEAD', 1)
+  # the loss computes the logits in chunks of the vocabulary
+  vocabulary = getattr(e, 'VOCAB_SIZE', 1)
+  widths |= {-(-vocabulary // chunks) for chunks in (2, 4, 8, 16, 32)}
+  known = {*widths, heads, e.MAX_SEQ_LEN, getattr(e, 'DIMS_PER_HEAD', 1)}
+  rows = next((p for p in _PRIMES if all(size % p for size in known if size > 1)), 41)
+  return Sizes(rows, e.MAX_SEQ_LEN, frozenset({*widths, heads}), getattr(e, 'NUM_EXPERTS', 1))
+
+
+_WIDTHS = (
+  'NUM_HEADS', 'NUM_KV_HEADS', 'MODEL_DIMS', 'HIDDEN_DIMS', 'EXPERT_HIDDEN_DIMS', 'VOCAB_SIZE',
+)  # fmt: skip
+
+
+class Amounts(dict[Extent, float]):
+  """Bytes, or other amounts, by extent."""
+
+  def add(self, extent: Extent, amount: float) -> None:
+    self[extent] = self.get(extent, 0.0) + amount
+
+  def on_a_device(self, shares: Shares) -> float:
+    """The amount that one device has."""
+    return sum(amount * shares.of(extent) for extent, amount in self.items())
+
+  def minus(self, other: 'Amounts') -> 'Amounts':
+    """What is here and not there; where there is more, nothing."""
+    found = Amounts()
+    for extent, amount in self.items():
+      if (left := amount - other.get(extent, 0.0)) > 0:
+        found[extent] = left
+    return found
+
+  def times(self, factor: float) -> 'Amounts':
+    return Amounts({extent: amount * factor for extent, amount in self.items()})
+
+
+def total(parts: Iterable[Amounts]) -> Amounts:
+  """The sum of several amounts."""
+  return functools.reduce(_plus, parts, Amounts())
+
+
+def _plus(one: Amounts, other: Amounts) -> Amounts:
+  found = Amounts(one)
+  for extent, amount in other.items():
+    found.add(extent, amount)
+  return found

@@ -1,0 +1,161 @@
+"""What to say where nothing fits: why, and the nearest that is possible."""
+
+import dataclasses
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from paxlite.aot import targets
+from paxlite.core.attributes import attribute_types
+from paxlite.core.errors import UserError
+from paxlite.planning import choices, machine
+from paxlite.planning.candidates import Candidate, Space
+from paxlite.planning.estimate import Estimate, Estimator
+from paxlite.planning.machine import Machine
+from paxlite.planning.model import Model
+from paxlite.planning.search import size
+
+NAMES = choices.NAMES
+_SHORT = 128  # tokens of the shortest row that is proposed
+_SURE = 0.95  # an estimate below this share of the memory counts as possible
+
+
+def message(space: Space, estimator: Estimator, device: Any, needed: float | None = None) -> str:
+  """Why nothing fits, and what would.
+
+  Args:
+    space: What was asked for.
+    estimator: Its estimates.
+    device: A device of the target, for which other models are traced.
+    needed: The least bytes that the compiler says are needed; None if only estimates are known.
+  """
+  limit = space.machine.memory
+  found = leanest(space, estimator)
+  if found is None:
+    return nothing_valid(space)
+  candidate, estimate = found
+  state = min(estimator.estimate(c).state for c in _lean(space))
+  name = type(space.experiment).__name__
+  where = f'{name} does not fit {_devices(space.machine)}'
+  if state > limit:
+    where += (
+      f': its parameters, moments and counters alone need {size(state)} of {size(limit)} on each '
+      'device, in any layout'
+    )
+  else:
+    memory = needed or estimate.memory
+    about = '' if needed else 'about '
+    where += f': the leanest way ({candidate}) needs {about}{size(memory)} of {size(limit)}'
+  ways = list(_ways_out(space, estimator.model, device, state <= limit))
+  if not ways:
+    return where
+  return f'{where}. What would fit: {"; or ".join(ways)}'
+
+
+def leanest(space: Space, estimator: Estimator) -> tuple[Candidate, Estimate] | None:
+  """The candidate that is estimated to need least memory; None if there is none."""
+  found = ((c, estimator.estimate(c)) for c in _lean(space))
+  return min(found, key=lambda x: x[1].memory, default=None)
+
+
+def _lean(space: Space) -> Iterator[Candidate]:
+  """The candidates of a space with what needs least memory of every other choice."""
+  combinations = choices.combinations(space.experiment, space.machine, space.kept, space.tried)
+  least = [c for c in combinations if c.get('CHECKPOINT_POLICY') == 'SAVE_NOTHING'] or combinations
+  most = max((c.get('NUM_LOSS_CHUNKS', 1) for c in least), default=1)
+  values = next(c for c in least if c.get('NUM_LOSS_CHUNKS', 1) == most)
+  seen = set()
+  for candidate in dataclasses.replace(space, values=(values,)):
+    rows = candidate.layout, candidate.microbatches
+    if rows not in seen:  # the smallest batch of each mesh
+      seen.add(rows)
+      yield candidate
+
+
+def nothing_valid(space: Space) -> str:
+  """The message where no mesh can split the batch."""
+  machine = space.machine
+  batch = space.global_batch
+  text = f'{type(space.experiment).__name__} has no layout on {_devices(machine)}'
+  if batch:
+    near = range(max(batch - machine.devices, 1), batch + machine.devices + 1)
+    for rows in sorted(near, key=lambda n: (abs(n - batch), n)):
+      if any(True for _ in dataclasses.replace(space, global_batch=rows)):
+        return f'{text} for a global batch of {batch} rows: the nearest is --global_batch={rows}'
+  kept = ', '.join(sorted(space.kept))
+  return f'{text} with {kept} as they are: keep fewer' if kept else text
+
+
+def _ways_out(space: Space, model: Model, device: Any, state_fits: bool) -> Iterator[str]:
+  """What would fit, in the words of a message."""
+  if more := _more_devices(space, model):
+    yield f'--target={more}'
+  e: Any = space.experiment
+  if 'USE_LORA' in attribute_types(type(e)) and not e.USE_LORA:
+    factors = dataclasses.replace(space, experiment=e.replaced(USE_LORA=True))
+    if _fits(factors, Model(factors.experiment, device)):
+      yield 'LoRA, which trains low-rank factors alone (USE_LORA=True)'
+  length = e.MAX_SEQ_LEN // 2
+  while state_fits and length >= _SHORT:
+    shorter = dataclasses.replace(space, experiment=e.replaced(MAX_SEQ_LEN=length))
+    if _fits(shorter, Model(shorter.experiment, device)):
+      yield f'--seq_len={length}'
+      return
+    length //= 2
+
+
+def _more_devices(space: Space, model: Model) -> str | None:
+  """The smallest larger machine of the same chips on which the experiment fits."""
+  for name in larger(space.machine.name):
+    big = machine.of_target(targets.parse(name))
+    kept = space.kept - {'PERCORE_BATCH_SIZE'} - set(choices.MESH)
+    batch = space.global_batch
+    if batch and batch % big.devices:
+      batch = None
+    if _fits(dataclasses.replace(space, machine=big, kept=kept, global_batch=batch), model):
+      return name
+  return None
+
+
+def larger(name: str) -> list[str]:
+  """The names of machines with more devices of the same chip, smallest first."""
+  if match := re.fullmatch(r'h100x(\d+)', name):
+    count = int(match[1])
+    return [f'h100x{n}' for n in _doubled(count) if n <= 8 or n % 8 == 0]
+  if match := re.fullmatch(r'(v5e|v5p|v6e)-(\d+)', name):
+    sizes = targets.slice_sizes(match[1])
+    return [f'{match[1]}-{n}' for n in sizes if n > int(match[2])]
+  return []
+
+
+def _doubled(count: int) -> list[int]:
+  return [count * 2**i for i in range(1, 9)]
+
+
+def _fits(space: Space, model: Model) -> bool:
+  found = leanest(space, Estimator(model, space.machine))
+  return found is not None and found[1].memory < _SURE * space.machine.memory
+
+
+def check(names: list[str]) -> None:
+  """Raises UserError if --keep or --try names what the planner does not choose."""
+  for name in names:
+    if name not in NAMES:
+      raise UserError(f'--keep={name}: the planner chooses {", ".join(NAMES)}, and no other')
+
+
+def _devices(machine: Machine) -> str:
+  chip = re.sub(r'[x-].*', '', machine.name) if machine.name != 'here' else machine.platform
+  return f'{machine.devices} × {chip}'
+
+
+def check_counted(experiment: Any) -> None:
+  """Raises UserError if the experiment has values whose memory or time is not estimated."""
+  values = experiment.values()
+  wrong = [name for name in ('OFFLOAD_OPTIMIZER', 'OFFLOAD_ACTIVATIONS') if values.get(name)]
+  wrong += ['NUM_PIPELINE_REPEATS'] if values.get('NUM_PIPELINE_REPEATS', 1) != 1 else []
+  if wrong:
+    raise UserError(
+      f'paxlite plan does not count {", ".join(wrong)} yet: leave it out here, and judge one mesh '
+      'with it by paxlite compile'
+    )

@@ -1,0 +1,122 @@
+"""The meshes of a machine that are worth a look."""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from paxlite.experiments.base import Experiment
+from paxlite.parallel.mesh import MESH_AXES
+from paxlite.planning.machine import Machine
+
+
+class Layout(NamedTuple):
+  """A mesh.
+
+  Attributes:
+    axes: The mesh axes.
+    near: Their sizes within a host or slice.
+    far: Their sizes between hosts or slices.
+  """
+
+  axes: tuple[str, ...]
+  near: tuple[int, ...]
+  far: tuple[int, ...]
+
+  @property
+  def values(self) -> dict[str, Any]:
+    """The attributes of an experiment that make this mesh."""
+    return {
+      'MESH_AXES': list(self.axes),
+      'ICI_MESH_SHAPE': list(self.near),
+      'DCN_MESH_SHAPE': list(self.far),
+    }
+
+  @property
+  def sizes(self) -> dict[str, int]:
+    return {a: n * f for a, n, f in zip(self.axes, self.near, self.far, strict=True)}
+
+  def __str__(self) -> str:
+    parts = []
+    for axis, near, far in zip(self.axes, self.near, self.far, strict=True):
+      if near * far > 1:
+        parts.append(f'{axis} {near * far}' if far == 1 or near == 1 else f'{axis} {near}·{far}')
+    return ' × '.join(parts) or 'one device'
+
+
+# axes that send the activations of every layer stay within a host or slice
+_WITHIN = ('replica', 'data', 'mdl', 'expert', 'context')
+_BETWEEN = ('replica', 'data', 'stage')
+
+
+def layouts(experiment: Experiment, machine: Machine) -> list[Layout]:
+  """All meshes of the machine whose axes the model can use; the experiment's own is one of them."""
+  e: Any = experiment
+  usable = _usable(e)
+  within = [a for a in _WITHIN if a in usable]
+  # with one host or slice, stages are within it
+  between = [a for a in _BETWEEN if a in usable]
+  if machine.hosts == 1 and 'stage' in usable:
+    within.append('stage')
+  found: dict[tuple[Any, ...], Layout] = {}
+  for near in _splits(machine.near, within):
+    for far in _splits(machine.hosts, between):
+      if layout := _layout(near, far, usable):
+        found.setdefault((layout.near, layout.far, layout.axes), layout)
+  own = own_layout(e)
+  if e.num_devices == machine.devices:
+    found.setdefault((own.near, own.far, own.axes), own)
+  return list(found.values())
+
+
+def own_layout(experiment: Experiment) -> Layout:
+  """The mesh of the experiment itself."""
+  e = experiment
+  ones = (1,) * len(e.MESH_AXES)
+  far = ones if all(n == 1 for n in e.DCN_MESH_SHAPE) else tuple(e.DCN_MESH_SHAPE)
+  return Layout(tuple(e.MESH_AXES), tuple(e.ICI_MESH_SHAPE), far)
+
+
+def _usable(e: Any) -> dict[str, Any]:
+  """The axes that the model can use, with the test that a size must pass."""
+  always = lambda size: True
+  found: dict[str, Any] = {'replica': always, 'data': always}
+  heads = math.gcd(getattr(e, 'NUM_HEADS', 1), e.HIDDEN_DIMS)
+  found['mdl'] = lambda size: heads % size == 0
+  if e.MAX_SEQ_LEN >= _LONG:
+    found['context'] = lambda size: e.MAX_SEQ_LEN % (128 * size) == 0
+  if getattr(e, 'num_expert_blocks', 0):
+    found['expert'] = lambda size: e.NUM_EXPERTS % size == 0
+  units, rest = divmod(e.NUM_LAYERS - e.num_first_blocks, e.blocks_per_layer)
+  if not rest and not e.num_first_blocks:
+    found['stage'] = lambda size: units % size == 0
+  return found
+
+
+_LONG = 8192  # tokens of a row from which splitting rows can pay
+
+
+def _layout(
+  near: Mapping[str, int], far: Mapping[str, int], usable: Mapping[str, Any]
+) -> Layout | None:
+  sizes = {a: near.get(a, 1) * far.get(a, 1) for a in {*near, *far}}
+  if any(size > 1 and not usable[a](size) for a, size in sizes.items()):
+    return None
+  if sizes.get('stage', 1) > 1 and max(sizes.get('context', 1), sizes.get('expert', 1)) > 1:
+    return None
+  axes = [
+    a for a in ('stage', *MESH_AXES, 'expert', 'context') if a in MESH_AXES or sizes.get(a, 1) > 1
+  ]
+  return Layout(
+    tuple(axes), tuple(near.get(a, 1) for a in axes), tuple(far.get(a, 1) for a in axes)
+  )
+
+
+def _splits(devices: int, axes: list[str]) -> Iterator[dict[str, int]]:
+  """Every way to write a number of devices as a product over axes."""
+  if len(axes) == 1:
+    yield {axes[0]: devices}
+    return
+  divisors = [d for d in range(1, devices + 1) if devices % d == 0]
+  for size in divisors:
+    for rest in _splits(devices // size, axes[1:]):
+      yield {axes[0]: size, **rest}

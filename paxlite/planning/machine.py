@@ -1,0 +1,101 @@
+"""The machine that is planned for, in the numbers that the planner uses."""
+
+import dataclasses
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+from paxlite.aot.targets import Chip, Target
+
+_OF_GPUS = 0.92  # share of a GPU's memory; CUDA, NCCL and the allocator need the rest
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+  """Devices and their speeds, in bytes and seconds.
+
+  Attributes:
+    name: The target as the user wrote it.
+    platform: cpu, gpu or tpu.
+    devices: Number of devices.
+    near: Devices of one host or slice.
+    memory: Bytes of a device that a step may use.
+    flops: FLOP/s of a device by the type of the operands in HLO; '' is every other type.
+    bandwidth: Bytes/s of main memory.
+    ici: Bytes/s that a device sends within a host or slice.
+    dcn: Bytes/s that a device sends to other hosts or slices.
+    measured: Whether steps are run here instead of estimated.
+    share: The share of the memory that JAX has to be given, if that is not its default.
+    chip: The name of the chip; '' for a CPU.
+  """
+
+  name: str
+  platform: str
+  devices: int
+  near: int
+  memory: float
+  flops: Mapping[str, float]
+  bandwidth: float
+  ici: float
+  dcn: float
+  measured: bool = False
+  share: float | None = None
+  chip: str = ''
+
+  @property
+  def hosts(self) -> int:
+    """Number of hosts or slices."""
+    return self.devices // self.near
+
+  @property
+  def identity(self) -> str:
+    """What verdicts depend on: here, the machine itself, and else its numbers."""
+    if self.measured:
+      return f'{platform.node()}: {self.devices} × {self.platform}, {os.cpu_count()} cores'
+    return str(dataclasses.replace(self, memory=0.0, share=None))
+
+
+def of_target(target: Target) -> Machine:
+  """The machine of a target other than here."""
+  chip = target.chip
+  assert chip is not None
+  gpus = chip.platform == 'gpu'
+  near = target.devices // target.slices
+  return Machine(
+    name=target.name,
+    platform=chip.platform,
+    devices=target.devices,
+    near=min(target.devices, 8) if gpus else near,
+    memory=chip.memory * (_OF_GPUS if gpus else 1.0),
+    flops=chip.flops_by_type,
+    bandwidth=chip.memory_bandwidth,
+    ici=chip.ici_bandwidth,
+    dcn=chip.dcn_bandwidth,
+    share=_OF_GPUS if gpus else None,
+    chip=chip.name,
+  )
+
+
+def of_description(described: Mapping[str, Any], chip: Chip | None) -> Machine:
+  """The machine of the devices that are here, as a process on it has described them.
+
+  Args:
+    described: platform, devices, near, memory, flops and bandwidth.
+    chip: The data sheet of such a device, if it is known.
+  """
+  flops = {'': float(described['flops'])} if chip is None else chip.flops_by_type
+  bandwidth = float(described['bandwidth'])
+  return Machine(
+    name='here',
+    platform=described['platform'],
+    devices=described['devices'],
+    near=described['near'],
+    memory=float(described['memory']),
+    flops=flops,
+    bandwidth=bandwidth if chip is None else chip.memory_bandwidth,
+    ici=bandwidth / 4 if chip is None else chip.ici_bandwidth,
+    dcn=bandwidth / 16 if chip is None else chip.dcn_bandwidth,
+    measured=True,
+    chip='' if chip is None else chip.name,
+  )

@@ -1,0 +1,207 @@
+"""A model as the planner knows it: its state, and the work of a layer and of all else."""
+
+import collections
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax.linen import meta
+
+from paxlite.aot import saved_activations
+from paxlite.experiments.base import Experiment
+from paxlite.parallel import mesh, partitioning
+from paxlite.planning.extents import Amounts, Sizes, sizes_of
+from paxlite.planning.traced import Work, read
+
+_Array = tuple[tuple[int, ...], str, tuple[str | None, ...]]  # shape, type, logical axes
+
+
+@dataclasses.dataclass(frozen=True)
+class StateBytes:
+  """Bytes of the train state on one device.
+
+  Attributes:
+    all: Parameters, moments and counters.
+    trained: The parameters that have gradients.
+    gathered: The parameters of one repeated unit in the type of products, whole over data.
+    layers: The parameters of all units in the type of products, whole over data.
+    others: The other parameters, in the same way.
+  """
+
+  all: float
+  trained: float
+  gathered: float
+  layers: float
+  others: float
+
+
+class Model:
+  """Traces an experiment for one kind of device; each combination of attributes only once."""
+
+  def __init__(self, experiment: Experiment, device: Any):
+    """Traces nothing yet.
+
+    Args:
+      experiment: A validated experiment.
+      device: A device of the target, which decides the kernels.
+    """
+    self.experiment: Any = experiment
+    self.sizes: Sizes = sizes_of(experiment)
+    self._device = device
+    self._works: dict[Any, Work] = {}
+    self._states: dict[Any, StateBytes] = {}
+    self._counts: dict[Any, tuple[collections.Counter, collections.Counter]] = {}
+
+  @property
+  def units(self) -> int:
+    """Repetitions of the unit of blocks that the stack repeats."""
+    e = self.experiment
+    return max((e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer, 1)
+
+  def unit(self, values: Mapping[str, Any]) -> Work:
+    """The work of one unit of the stack, with these attributes."""
+    layer = {k: v for k, v in values.items() if k not in _NOT_OF_A_LAYER}
+    return self._kept(('unit', layer), lambda: self._traced(1, layer).minus(self._rest(layer)))
+
+  def rest(self, values: Mapping[str, Any]) -> Work:
+    """The work of embeddings, logits and loss, and of blocks that are not repeated."""
+    layer = {k: v for k, v in values.items() if k not in _NOT_OF_A_LAYER}
+    chunks = {k: v for k, v in values.items() if k == 'NUM_LOSS_CHUNKS'}
+    if not chunks:
+      return self._rest(layer)
+    like = layer | _REFERENCE
+    key = ('rest', like | chunks)
+    return self._kept(key, lambda: self._traced(1, like | chunks).minus(self.unit(like)))
+
+  def _rest(self, layer: Mapping[str, Any]) -> Work:
+    like = {**layer, **_REFERENCE}
+
+    def work() -> Work:
+      one, two = self._traced(1, like), self._traced(2, like)
+      return one.minus(two.minus(one))
+
+    return self._kept(('rest', like), work)
+
+  def everything_saved(self, values: Mapping[str, Any]) -> Amounts:
+    """What one unit would keep if nothing were computed again: its memory while it runs back."""
+    return self.unit({**values, 'CHECKPOINT_POLICY': 'SAVE_EVERYTHING'}).saved
+
+  def _kept(self, key: tuple[str, Mapping[str, Any]], make: Any) -> Work:
+    what = key[0], tuple(sorted(key[1].items()))
+    if what not in self._works:
+      self._works[what] = make()
+    return self._works[what]
+
+  def _traced(self, units: int, values: Mapping[str, Any]) -> Work:
+    def trace() -> Work:
+      loss = self._loss(units, values)
+      return read(loss.function, self.sizes, *loss.arguments)
+
+    return self._kept((f'traced {units}', values), trace)
+
+  def _loss(self, units: int, values: Mapping[str, Any]) -> saved_activations.Loss:
+    e = self.small(units, values)
+    return saved_activations.loss_of(e, e.mesh([self._device]), self.sizes.rows)
+
+  def small(self, units: int, values: Mapping[str, Any]) -> Any:
+    """The experiment with so many units of blocks, for one device."""
+    e = self.experiment
+    axes = list(mesh.MESH_AXES)
+    ones = [1] * len(axes)
+    changes = dict(
+      MESH_AXES=axes, ICI_MESH_SHAPE=ones, DCN_MESH_SHAPE=ones, PERCORE_BATCH_SIZE=1.0,
+      NUM_MICROBATCHES=1, USE_REPEATED_LAYER=False,
+      NUM_LAYERS=e.num_first_blocks + units * e.blocks_per_layer,
+    )  # fmt: skip
+    if vars(e).get('EXPERT_AXIS') is not None:
+      changes['EXPERT_AXIS'] = None
+    return e.replaced(**{**values, **changes})
+
+  def state(self, values: Mapping[str, Any], laid_out: Experiment) -> StateBytes:
+    """The bytes of the train state on a mesh.
+
+    Args:
+      values: Attributes that decide the variables, such as USE_FP8.
+      laid_out: The experiment on that mesh.
+    """
+    sizes, rules = laid_out.mesh_sizes, laid_out.rules
+    variables = {k: v for k, v in values.items() if k in _OF_VARIABLES}
+    key = tuple(sorted(variables.items())), tuple(sizes.items()), tuple(sorted(rules.items()))
+    if key not in self._states:
+      first, one = self._state_arrays(variables)
+      self._states[key] = self._state(first, one, sizes, rules)
+    return self._states[key]
+
+  def _state_arrays(
+    self, variables: Mapping[str, Any]
+  ) -> tuple[collections.Counter, collections.Counter]:
+    """(arrays of a model with one unit, those that one more unit adds), with their kinds."""
+    key = tuple(sorted(variables.items()))
+    if key not in self._counts:
+      one, two = (_arrays(self._loss(n, variables)) for n in (1, 2))
+      self._counts[key] = one, two - one
+    return self._counts[key]
+
+  def _state(
+    self,
+    first: collections.Counter,
+    unit: collections.Counter,
+    sizes: Mapping[str, int],
+    rules: partitioning.Rules,
+  ) -> StateBytes:
+    stages = sizes.get('stage', 1)
+    others = first - unit
+    computed = jnp.dtype(getattr(self.experiment, 'FPROP_DTYPE', 'float32')).itemsize
+
+    def count(arrays: collections.Counter, kind: str, whole: bool = False) -> float:
+      found = 0.0
+      for (of, (shape, dtype, names)), number in arrays.items():
+        if of == kind or kind == 'all':
+          partition = partitioning.fitting(partitioning.spec(names, rules), shape, sizes)
+          shards = math.prod(
+            sizes[a]
+            for entry in partition
+            for a in partitioning.axes_of(entry)
+            if not (whole and a in ('data', 'context'))
+          )
+          itemsize = computed if whole else jnp.dtype(dtype).itemsize
+          found += number * math.prod(shape) * itemsize / shards
+      return found
+
+    units = self.units / stages
+    return StateBytes(
+      all=count(others, 'all') + units * count(unit, 'all'),
+      trained=count(others, 'trained') + units * count(unit, 'trained'),
+      gathered=count(unit, 'trained', whole=True) + count(unit, 'frozen', whole=True),
+      layers=units * (count(unit, 'trained', whole=True) + count(unit, 'frozen', whole=True)),
+      others=count(others, 'trained', whole=True) + count(others, 'frozen', whole=True),
+    )
+
+
+_REFERENCE = {'CHECKPOINT_POLICY': 'SAVE_NOTHING'}
+_NOT_OF_A_LAYER = frozenset({'USE_REPEATED_LAYER', 'NUM_LOSS_CHUNKS'})
+_OF_VARIABLES = frozenset({'USE_FP8', 'USE_LORA'})
+
+
+def _arrays(loss: saved_activations.Loss) -> collections.Counter:
+  """How many arrays of each kind, shape, type and logical axes a train state has."""
+  found: collections.Counter = collections.Counter()
+  is_box = lambda x: isinstance(x, meta.AxisMetadata)
+  trained = {id(x) for x in jax.tree.leaves(loss.arguments[0])}
+
+  def add(kind: str, leaf: Any) -> None:
+    names: tuple[str | None, ...] = tuple(getattr(leaf, 'names', ()))
+    value = leaf.value if is_box(leaf) else leaf
+    kind = 'trained' if kind == 'params' and id(value) in trained else kind
+    kind = 'frozen' if kind == 'params' else kind
+    found[kind, (tuple(value.shape), str(value.dtype), names)] += 1
+
+  for leaf in jax.tree.leaves(loss.state.params, is_leaf=is_box):
+    add('params', leaf)
+  state: Any = loss.state
+  for leaf in jax.tree.leaves(state.replace(params=None), is_leaf=is_box):
+    add('other', leaf)
+  return found

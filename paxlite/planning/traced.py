@@ -1,0 +1,317 @@
+"""What a model computes, moves and keeps, read from its traced gradient without compiling it.
+
+Operations on elements are fused with what uses them, as XLA does: they read what their own operands
+were computed from, and write nothing. Products, reductions and kernels read and write memory.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paxlite.planning.extents import Amounts, Extent, Sizes, total
+
+
+@dataclasses.dataclass
+class Product:
+  """Matrix multiplications of the same size.
+
+  Attributes:
+    flops: FLOPs of all of them.
+    dtype: The type of their operands, as in HLO.
+    extent: What may split them.
+    bytes: What they read and write.
+  """
+
+  flops: float
+  dtype: str
+  extent: Extent
+  bytes: Amounts
+
+
+@dataclasses.dataclass
+class Work:
+  """The work of a part of a model in a step, and what it keeps.
+
+  Attributes:
+    products: Matrix multiplications and kernels of attention.
+    traffic: Bytes that all else reads and writes.
+    saved: Bytes that are kept for the backward pass.
+  """
+
+  products: list[Product] = dataclasses.field(default_factory=list)
+  traffic: Amounts = dataclasses.field(default_factory=Amounts)
+  saved: Amounts = dataclasses.field(default_factory=Amounts)
+
+  def minus(self, other: 'Work') -> 'Work':
+    """The work of this without that of the other: what one more layer adds."""
+    left = {_key(p): p for p in _merged(self.products)}
+    for product in _merged(other.products):
+      if mine := left.get(_key(product)):
+        share = max(1 - product.flops / mine.flops, 0.0) if mine.flops else 0.0
+        left[_key(product)] = Product(
+          mine.flops * share, mine.dtype, mine.extent, mine.bytes.times(share)
+        )
+    products = [p for p in left.values() if p.flops > 0]
+    return Work(products, self.traffic.minus(other.traffic), self.saved.minus(other.saved))
+
+
+def _key(product: Product) -> Any:
+  moved = sum(product.bytes.values())
+  return product.dtype, product.extent, round(product.flops / max(moved, 1), 3)
+
+
+def _merged(products: list[Product]) -> list[Product]:
+  """Products with those of equal FLOPs a byte together."""
+  found: dict[Any, Product] = {}
+  for p in products:
+    if (same := found.get(_key(p))) is None:
+      found[_key(p)] = p
+    else:
+      together = total([same.bytes, p.bytes])
+      found[_key(p)] = Product(same.flops + p.flops, p.dtype, p.extent, together)
+  return list(found.values())
+
+
+@dataclasses.dataclass
+class _Value:
+  """An array of the traced program.
+
+  Attributes:
+    extent: What may split it.
+    bytes: Its bytes.
+    sources: Arrays in memory that it is computed from; empty where it is in memory itself.
+    varies: Whether it depends on parameters. All layers share what does not, such as a mask.
+  """
+
+  extent: Extent
+  bytes: float
+  sources: dict[int, '_Value'] = dataclasses.field(default_factory=dict)
+  varies: bool = True
+
+
+_REDUCTIONS = frozenset({
+  'reduce_sum', 'reduce_max', 'reduce_min', 'reduce_and', 'reduce_or', 'reduce_prod', 'argmax',
+})  # fmt: skip
+_KERNELS = frozenset({
+  'conv_general_dilated', 'scatter', 'scatter-add', 'scatter_add', 'sort', 'cumsum', 'top_k',
+  'ragged_dot', 'ragged_dot_general', 'concatenate', 'dynamic_update_slice',
+})  # fmt: skip
+_PARTS = frozenset({'slice', 'dynamic_slice', 'gather', 'squeeze'})
+_HLO_TYPES = {
+  'bfloat16': 'bf16', 'float32': 'f32', 'float16': 'f16', 'int8': 's8',
+  'float8_e4m3fn': 'f8e4m3fn', 'float8_e5m2': 'f8e5m2',
+}  # fmt: skip
+
+
+class Reader:
+  """Reads the work of a traced function."""
+
+  def __init__(self, sizes: Sizes):
+    self.work = Work()
+    self._sizes = sizes
+
+  def read(self, traced: Any, saved: int, batch: int) -> Work:
+    """The work of a function.
+
+    Args:
+      traced: Its jaxpr; its first results are what it keeps, then come gradients.
+      saved: Number of results that are kept.
+      batch: Number of its last arguments that are no variables.
+    """
+    env = {v: self._fresh(v) for v in (*traced.invars, *traced.constvars)}
+    for v in (*traced.invars[len(traced.invars) - batch :], *traced.constvars):
+      env[v].varies = False
+    arguments = set(env)
+    self._run(traced, env, 1.0)
+    for v in dict.fromkeys(v for v in traced.outvars[:saved] if not _is_literal(v)):
+      if v not in arguments and env[v].varies:
+        self.work.saved.add(self._fresh(v).extent, self._fresh(v).bytes)
+    for v in traced.outvars[saved:]:
+      if not _is_literal(v):
+        self._written(env, v, 1.0)
+    self.work.products = _merged(self.work.products)
+    return self.work
+
+  def _fresh(self, v: Any) -> _Value:
+    shape = tuple(getattr(v.aval, 'shape', ()))
+    try:
+      itemsize = jnp.dtype(v.aval.dtype).itemsize
+    except (TypeError, AttributeError):  # random keys
+      itemsize = 8
+    return _Value(self._sizes.extent(shape), float(math.prod(shape) * itemsize))
+
+  def _get(self, env: dict[Any, _Value], v: Any) -> _Value:
+    if _is_literal(v):
+      literal = self._fresh(v)
+      literal.varies = False
+      return literal
+    return env[v]
+
+  def _sources(self, env: dict[Any, _Value], operands: Any) -> dict[int, _Value]:
+    found: dict[int, _Value] = {}
+    for v in operands:
+      if not _is_literal(v):
+        value = env[v]
+        found |= value.sources or {id(value): value}
+    return found
+
+  def _move(self, value: _Value, times: float) -> None:
+    self.work.traffic.add(value.extent, value.bytes * times)
+
+  def _written(self, env: dict[Any, _Value], v: Any, times: float) -> None:
+    """Puts a fused value into memory, because a product or a kernel reads it."""
+    if _is_literal(v) or not env[v].sources:
+      return
+    for source in env[v].sources.values():
+      self._move(source, times)
+    varies = env[v].varies
+    env[v] = self._fresh(v)
+    env[v].varies = varies
+    self._move(env[v], times)
+
+  def _run(self, traced: Any, env: dict[Any, _Value], times: float) -> None:
+    for equation in traced.eqns:
+      self._equation(equation, env, times)
+
+  def _equation(self, equation: Any, env: dict[Any, _Value], times: float) -> None:
+    self._results_of(equation, env, times)
+    if not any(self._get(env, v).varies for v in equation.invars):
+      for v in equation.outvars:
+        env[v].varies = False
+
+  def _results_of(self, equation: Any, env: dict[Any, _Value], times: float) -> None:
+    name = equation.primitive.name
+    operands = equation.invars
+    if name == 'dot_general':
+      for v in operands:
+        self._written(env, v, times)
+      env[equation.outvars[0]] = self._fresh(equation.outvars[0])
+      self._product(equation, env, times)
+    elif name in _REDUCTIONS:
+      for source in self._sources(env, operands).values():
+        self._move(source, times)
+      self._results(equation, env, times)
+    elif name in _PARTS:
+      for v in equation.outvars:
+        part = self._fresh(v)
+        env[v] = _Value(part.extent, part.bytes, {id(part): part})
+    elif flops := _attention(name, equation):
+      for v in operands:
+        self._written(env, v, times)
+      for v in equation.outvars:
+        env[v] = self._fresh(v)
+      moved = Amounts()
+      for v in (*operands, *equation.outvars):
+        moved.add(self._fresh(v).extent, self._fresh(v).bytes * times)
+      extent = self._fresh(operands[0]).extent
+      dtype = _HLO_TYPES.get(str(operands[0].aval.dtype), '')
+      self.work.products.append(Product(flops * times, dtype, extent, moved))
+    elif inner := _inner(equation):
+      self._nested(equation, inner, env, times)
+    elif name in _KERNELS or name == 'pallas_call':
+      for v in operands:
+        self._written(env, v, times)
+        self._move(self._get(env, v), times)
+      self._results(equation, env, times)
+    else:
+      sources = self._sources(env, operands)
+      for v in equation.outvars:
+        fresh = self._fresh(v)
+        env[v] = _Value(fresh.extent, fresh.bytes, dict(sources) or {id(fresh): fresh})
+
+  def _results(self, equation: Any, env: dict[Any, _Value], times: float) -> None:
+    for v in equation.outvars:
+      env[v] = self._fresh(v)
+      self._move(env[v], times)
+
+  def _product(self, equation: Any, env: dict[Any, _Value], times: float) -> None:
+    (contracted, _), _ = equation.params['dimension_numbers']
+    left, out = equation.invars[0].aval, equation.outvars[0].aval
+    dims = [left.shape[d] for d in contracted]
+    moved = Amounts()
+    for v in (*equation.invars, equation.outvars[0]):
+      value = self._get(env, v)
+      moved.add(value.extent, value.bytes * times)
+    # a product is split where its result or what it sums over is
+    extent = self._sizes.extent((*out.shape, *dims))
+    flops = 2.0 * math.prod(out.shape) * math.prod(dims) * times
+    dtype = _HLO_TYPES.get(str(left.dtype), '')
+    self.work.products.append(Product(flops, dtype, extent, moved))
+
+  def _nested(self, equation: Any, inner: Any, env: dict[Any, _Value], times: float) -> None:
+    name = equation.primitive.name
+    operands = equation.invars[-len(inner.invars) :] if inner.invars else []
+    within = {v: self._fresh(v) for v in inner.constvars}
+    if name in ('scan', 'while'):
+      times *= equation.params.get('length', 1)
+      within |= {v: self._fresh(v) for v in inner.invars}
+    else:
+      within |= {v: self._get(env, o) for v, o in zip(inner.invars, operands, strict=False)}
+    self._run(inner, within, times)
+    same = len(inner.outvars) == len(equation.outvars) and name not in ('scan', 'while')
+    for i, v in enumerate(equation.outvars):
+      if same:
+        env[v] = self._get(within, inner.outvars[i])
+      else:
+        env[v] = self._fresh(v)
+        self._move(env[v], times)
+
+
+def _is_literal(value: Any) -> bool:
+  return hasattr(value, 'val')
+
+
+def _inner(equation: Any) -> Any:
+  """The jaxpr that an operation calls, or the body of a loop; None for other operations."""
+  params = equation.params
+  for key in ('jaxpr', 'call_jaxpr', 'fun_jaxpr', 'body_jaxpr', 'call'):
+    if key in params and not callable(params[key]):
+      return getattr(params[key], 'jaxpr', params[key])
+  if branches := params.get('branches'):
+    return getattr(branches[-1], 'jaxpr', branches[-1])
+  return None
+
+
+def _attention(name: str, equation: Any) -> float:
+  """FLOPs of a fused kernel of causal attention; 0 for other operations.
+
+  The forward kernel multiplies q kᵀ and p v, the backward kernels five products, or seven in two
+  kernels.
+  """
+  called = str(equation.params.get('name', '') or equation.params.get('name_and_src_info', ''))
+  products = 0
+  if name.startswith('dot_product_attention_fwd'):
+    products = 2
+  elif name.startswith('dot_product_attention_bwd'):
+    products = 5
+  elif name == 'pallas_call' and 'splash' in called:
+    products = 4 if 'dkv' in called else 3 if 'dq' in called else 2
+  if not products:
+    return 0.0
+  q, k = [v.aval.shape for v in equation.invars if len(getattr(v.aval, 'shape', ())) >= 3][:2]
+  tokens = k[-2] if name == 'pallas_call' else k[1]  # [B, N, S, H] there, [B, S, K, H] in cuDNN's
+  return 1.0 * products * math.prod(q) * tokens  # the causal mask leaves out half
+
+
+def read(function: Any, sizes: Sizes, *arguments: Any) -> Work:
+  """The work of the gradient of a function, and what its forward pass keeps.
+
+  Args:
+    function: Maps (variables, *others) to a number.
+    sizes: The sizes of the model.
+    *arguments: Its arguments, as trees of jax.ShapeDtypeStruct; the last one is the batch.
+  """
+  count = 0
+
+  def both(variables: Any, *others: Any) -> Any:
+    nonlocal count
+    value, backward = jax.vjp(lambda v: function(v, *others), variables)
+    kept = jax.tree.leaves(backward)
+    count = len(kept)
+    return kept, backward(jnp.ones_like(value))
+
+  traced = jax.make_jaxpr(both)(*arguments).jaxpr
+  return Reader(sizes).read(traced, count, len(jax.tree.leaves(arguments[-1])))

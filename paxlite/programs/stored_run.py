@@ -1,0 +1,266 @@
+"""A run whose job_log_dir is in an object store, and the folder on this machine that it works in.
+
+The run reads and writes only that folder, as any other run does. A thread copies to the store what
+appears there. So a store that is slow or absent stops no step, and what it has not got yet when the
+run is killed is there when the run is started again on the same machine. On another machine the run
+continues from what the store has.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import threading
+import time
+from types import TracebackType
+
+import jax
+import numpy as np
+
+from paxlite.checkpointing.step_copies import (
+  StepCopies,
+  StepUploader,
+  local_steps,
+  newest_good,
+  set_aside,
+)
+from paxlite.core.addresses import Address
+from paxlite.core.errors import Interrupted, TrainingError, UserError
+from paxlite.core.json_text import parsed
+from paxlite.core.object_store import ObjectStore
+from paxlite.core.run_files import write_file
+from paxlite.core.terminal import say, warn
+from paxlite.runtime import lease
+from paxlite.runtime.folder_lock import FolderLock
+from paxlite.runtime.hosts import Hosts, broadcast, hosts_of
+from paxlite.runtime.mirror import Mirror
+
+_NOTES = '.store.json'
+_LOOK_SECONDS = 1.0  # between two looks for a new checkpoint
+_MIRROR_SECONDS = 30.0  # between two copies of metrics, events and goodput
+_PAUSE_SECONDS = 10.0  # after a failure
+_FINAL_SECONDS = 600.0  # for what is left at the end of a run
+_FAILED_SECONDS = 30.0  # the same after an error
+_PATIENCE = 20.0  # seconds for which a request of the thread is tried again
+
+log = logging.getLogger('paxlite')
+
+
+def twin(address: Address, local_dir: str | None) -> pathlib.Path:
+  """Returns the folder on this machine that belongs to an address.
+
+  Args:
+    address: A job_log_dir.
+    local_dir: The folder in which it is; None: paxlite/runs in XDG_CACHE_HOME or ~/.cache.
+  """
+  cache = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  parent = pathlib.Path(local_dir or f'{cache}/paxlite/runs').expanduser().absolute()
+  digest = hashlib.sha256(str(address).encode()).hexdigest()[:12]
+  return parent / f'{address.name}-{digest}'
+
+
+class StoredRun:
+  """A context in which a run has its lease, and its folder is copied to the store.
+
+  When it begins, the folder has the files of the run and its newest good checkpoint. When it ends,
+  the store has everything; what it has not got then is an error.
+
+  Args:
+    address: The job_log_dir.
+    folder: The folder on this machine.
+    max_to_keep: Number of checkpoints to keep.
+    lock: The lock of the folder.
+  """
+
+  def __init__(self, address: Address, folder: pathlib.Path, max_to_keep: int, lock: FolderLock):
+    self.hosts = Hosts()
+    self._address = address
+    self._folder = folder
+    self._max_to_keep = max_to_keep
+    self._lock = lock
+    self._store = ObjectStore.opened(address, patience=_PATIENCE)
+    self._lease = lease.Lease(address, lease.leave)
+    self._mirror = Mirror(self._store, address, folder)
+    self._uploaders: list[StepUploader] = []
+    self._stop = threading.Event()
+    self._thread = threading.Thread(target=self._copy, name='store', daemon=True)
+    self._last_failure = ''
+
+  def __enter__(self) -> 'StoredRun':
+    try:
+      self._together(self._take)
+      self.hosts = hosts_of(self._folder)
+      if self.hosts.count not in (1, jax.process_count()):
+        raise UserError(
+          f'some processes of the run in {self._address} share {self._folder}, and others do not: '
+          'give each process --local_dir=FOLDER of its own, or all of them one on a shared disk'
+        )
+      self._together(self._get_checkpoint)
+    except BaseException:
+      self._lease.release()
+      raise
+    if self.hosts.leads:
+      self._thread.start()
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    problem = ''
+    # All processes have these.
+    together = kind is None or issubclass(kind, Interrupted | TrainingError)
+    self._stop.set()
+    if self.hosts.leads:
+      self._thread.join()
+      problem = self._finish(_FINAL_SECONDS if together else _FAILED_SECONDS)
+    if together:
+      problem = broadcast(problem)
+    if jax.process_index() == 0:
+      self._lease.release()
+    if problem and kind is None:
+      raise TrainingError(problem)
+    if problem and jax.process_index() == 0:
+      warn(problem)
+
+  def _together(self, act) -> None:
+    """Calls `act` in every process; if process 0 or another one fails, all raise UserError."""
+    problem: Exception | None = None
+    try:
+      act()
+    except (UserError, Interrupted) as e:
+      problem = e
+    except OSError as e:
+      problem = UserError(f'{e.filename or self._address}: {e.strerror or e}')
+    if jax.process_count() > 1:
+      from jax.experimental import multihost_utils
+
+      failed = np.asarray(multihost_utils.process_allgather(np.int32(problem is not None)))
+      if failed.any() and problem is None:
+        problem = UserError(f'process {int(failed.argmax())} says what is wrong')
+    if problem is not None:
+      raise problem
+
+  def _take(self) -> None:
+    """Takes the lease in process 0, and makes its folder that of the run."""
+    if jax.process_index() != 0:
+      return
+    self._folder.mkdir(parents=True, exist_ok=True)
+    try:
+      self._lock.acquire()
+    except UserError as e:
+      raise UserError(str(e).replace(str(self._folder), str(self._address))) from None
+    self._store.check()
+    known = _read_notes(self._folder)
+    last = self._lease.acquire(known)
+    if last is not None and last == known:
+      self._write_notes()  # first: a start that fails after this is still of this machine
+      self._mirror.resume()
+    else:
+      self._mirror.download()
+      # the metrics of the store are older than local states, which would continue after them
+      (self._folder / 'local_states.json').unlink(missing_ok=True)
+    for name in ('', 'best/'):
+      copies, folder = self._copies(name)
+      copies.remove_unfinished()
+      for step in local_steps(folder) if last != known or last is None else ():
+        if not copies.is_same(step):
+          aside = set_aside(folder, step)
+          log.warning('checkpoint of step %d is not in %s: moved to %s', step, self._address, aside)
+    self._write_notes()
+
+  def _write_notes(self) -> None:
+    """Notes that the folder is that of this attempt to run."""
+    notes = {'address': str(self._address), 'attempt': self._lease.attempt}
+    write_file(self._folder / _NOTES, json.dumps(notes).encode())
+
+  def _get_checkpoint(self) -> None:
+    """Gets the newest good checkpoint into the folder of each host."""
+    if not self.hosts.leads:
+      return
+    copies, folder = self._copies('')
+    if self.hosts.count > 1:  # What one host has on its disk is a part of a checkpoint only.
+      stored = set(copies.steps())
+      for step in local_steps(folder):
+        if step not in stored:
+          set_aside(folder, step)
+    good = newest_good(copies, folder)
+    if self.hosts.count > 1:  # All hosts must have the same steps.
+      for step in local_steps(folder):
+        if good is not None and step > good:
+          set_aside(folder, step)
+    is_0 = jax.process_index() == 0
+    may_write = (lambda: self._lease.is_sure) if is_0 else (lambda: True)
+    for name, keep in (('', self._max_to_keep), ('best/', 1)):
+      copies, folder = self._copies(name)
+      self._uploaders.append(StepUploader(copies, folder, keep, may_write, leads=is_0))
+      self._uploaders[-1].begin()
+
+  def _copies(self, name: str) -> tuple[StepCopies, pathlib.Path]:
+    folder = self._folder / f'{name}checkpoints'
+    address = self._address / f'{name}checkpoints'
+    return StepCopies(self._store, address, folder, self.hosts.index, self.hosts.count), folder
+
+  def _copy(self) -> None:
+    """Copies what appears in the folder until the context ends."""
+    mirrored_at = -float('inf')
+    while not self._stop.wait(_LOOK_SECONDS):
+      try:
+        for uploader in self._uploaders:
+          uploader.look()
+        if jax.process_index() == 0 and time.monotonic() > mirrored_at + _MIRROR_SECONDS:
+          self._mirror.upload()
+          mirrored_at = time.monotonic()
+      except Exception as e:  # After any error the thread must try again.
+        self._note_failure(e)
+        self._stop.wait(_PAUSE_SECONDS)
+      else:
+        if self._last_failure:
+          log.warning('%s can be written again', self._address)
+        self._last_failure = ''
+
+  def _finish(self, seconds: float) -> str:
+    """Copies what is left, for at most so many seconds; returns what is wrong, or ''."""
+    until = time.monotonic() + seconds
+    pending = sum(len(uploader.pending()) for uploader in self._uploaders)
+    if pending and jax.process_index() == 0:
+      say(f'Copying {pending} checkpoints to {self._address}' if pending > 1 else
+          f'Copying the last checkpoint to {self._address}')  # fmt: skip
+    while True:
+      reason = ''
+      try:
+        for uploader in self._uploaders:
+          uploader.look()
+        if jax.process_index() == 0:
+          self._mirror.upload()
+      except Exception as e:
+        reason = self._note_failure(e)
+      left = [step for uploader in self._uploaders for step in uploader.pending()]
+      if not reason and not left:
+        return ''
+      if time.monotonic() > until:
+        what = f'the checkpoint of step {left[-1]}' if left else 'the last records'
+        return (
+          f'{self._address} has not got {what}{f" ({reason})" if reason else ""}: it is in '
+          f'{self._folder}. Start the run again on this machine to copy it'
+        )
+      time.sleep(_LOOK_SECONDS)
+
+  def _note_failure(self, error: Exception) -> str:
+    """Logs a failure unless it is that of the last time; returns its reason."""
+    reason = getattr(error, 'strerror', None) or str(error) or repr(error)
+    if reason != self._last_failure:
+      log.warning('%s cannot be written, training continues: %s', self._address, reason)
+    self._last_failure = reason
+    return reason
+
+
+def _read_notes(folder: pathlib.Path) -> str | None:
+  """Returns the last attempt that ran in a folder, or None."""
+  with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    return str(parsed((folder / _NOTES).read_text())['attempt'])
+  return None

@@ -1,0 +1,200 @@
+"""A lease: the lock of a run whose folder is in an object store.
+
+Stores have no locks, but they can create an object only if it is not there, and replace it only if
+it is unchanged. The lease is such an object. Its holder replaces it regularly. Whoever wants it
+watches it: if it stays unchanged for long enough, its holder is gone, and the lease is taken over.
+Clocks are not compared. A holder that could not renew its lease in time must not rely on it.
+"""
+
+import contextlib
+import dataclasses
+import getpass
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from paxlite.core.addresses import Address
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import parsed
+from paxlite.core.object_store import ObjectStore
+from paxlite.core.terminal import warn
+
+_NAME = 'lease.json'
+_REQUEST_SECONDS = 10.0  # a request for the lease is tried again for so long
+
+log = logging.getLogger('paxlite')
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+  """How often a lease is renewed, and when it counts as abandoned, in seconds.
+
+  Attributes:
+    renew: Between two renewals.
+    expires: A lease that another process sees unchanged for so long is abandoned.
+    sure: Its holder relies on it for so long after a renewal; less than `expires`.
+    look: Between two looks of a process that waits for it.
+  """
+
+  renew: float = 30.0
+  expires: float = 120.0
+  sure: float = 90.0
+  look: float = 5.0
+
+
+class Lease:
+  """The lease of the run at an address.
+
+  Args:
+    address: The run's job_log_dir.
+    lost: Called in a thread, with a sentence that says why, when another process has taken it.
+    times: How often it is renewed.
+  """
+
+  def __init__(self, address: Address, lost: Callable[[str], None], times: Times | None = None):
+    self.attempt = uuid.uuid4().hex
+    self._address = address
+    self._key = (address / _NAME).key
+    self._store = ObjectStore.opened(address, patience=_REQUEST_SECONDS)
+    self._lost = lost
+    self._times = times or Times()
+    self._tag: str | None = None
+    self._renewals = 0
+    self._renewed_at = -float('inf')
+    self._since = time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())
+    self._stop = threading.Event()
+    self._thread = threading.Thread(target=self._renew, name='lease', daemon=True)
+
+  @property
+  def is_sure(self) -> bool:
+    """Whether no other process can have taken the lease since the last renewal."""
+    return self._tag is not None and time.monotonic() < self._renewed_at + self._times.sure
+
+  def acquire(self, own: str | None) -> str | None:
+    """Takes the lease, and renews it in a thread until `release`.
+
+    Args:
+      own: The attempt of a run on this machine that is known to have ended, or None.
+
+    Returns:
+      The attempt that held it last; None for a new run.
+
+    Raises:
+      UserError: Another run holds it and renews it.
+      OSError: The store does not answer.
+    """
+    seen: str | None = None
+    until = 0.0
+    while True:
+      asked_at = time.monotonic()
+      content, tag = self._current()
+      last = content.get('attempt')
+      is_free = content == {} or content.get('released') or (own is not None and last == own)
+      if not is_free and seen is None:
+        seen, until = tag, asked_at + self._times.expires
+        log.warning(
+          '%s is in use by another run (%s), or that was killed: waiting up to %.0f s to see '
+          'whether it renews its lease', self._address, _described(content), self._times.expires,
+        )  # fmt: skip
+      if not is_free and tag != seen:
+        raise UserError(
+          f'--job_log_dir={self._address} is in use by another run ({_described(content)}). Wait '
+          'for it or end it, or choose another --job_log_dir'
+        )
+      if is_free or asked_at >= until:
+        mine = self._content()
+        taken = (
+          self._store.create(self._key, mine)
+          if tag is None
+          else self._store.replace(self._key, mine, tag)
+        )
+        if taken is not None:
+          self._tag, self._renewed_at = taken, asked_at
+          self._thread.start()
+          return last if isinstance(last, str) else None
+        seen = seen or ''  # Another process was faster; the next look shows which one.
+        continue
+      time.sleep(self._times.look)
+
+  def release(self) -> None:
+    """Gives the lease back; a store that does not answer is left alone."""
+    self._stop.set()
+    if self._thread.is_alive():
+      self._thread.join()
+    if self._tag is not None:
+      with contextlib.suppress(OSError, UserError):
+        self._store.replace(self._key, self._content(released=True), self._tag)
+      self._tag = None
+
+  def _renew(self) -> None:
+    pause = self._times.renew
+    while not self._stop.wait(pause):
+      asked_at = time.monotonic()
+      self._renewals += 1
+      pause = self._times.renew
+      try:
+        tag = self._store.replace(self._key, self._content(), self._tag or '')
+        if tag is None:
+          content, tag = self._current()
+          if content.get('attempt') != self.attempt:
+            self._tag = None
+            self._lost(f'{self._address} was taken over by another run ({_described(content)})')
+            return
+      except (OSError, UserError) as e:
+        log.debug('the lease of %s could not be renewed: %s', self._address, e)
+        pause = min(self._times.renew, self._times.look)
+        continue
+      self._tag, self._renewed_at = tag, asked_at
+
+  def _current(self) -> tuple[dict[str, Any], str | None]:
+    """Returns the content of the lease and its tag; {} if it is damaged, None if there is none."""
+    try:
+      data, tag = self._store.read_tagged(self._key)
+    except FileNotFoundError:
+      return {}, None
+    try:
+      content = parsed(data)
+    except ValueError:
+      content = None
+    return content if isinstance(content, dict) else {}, tag
+
+  def _content(self, released: bool = False) -> bytes:
+    holder = {
+      'attempt': self.attempt,
+      'host': socket.gethostname(),
+      'process': os.getpid(),
+      'user': _user(),
+      'since': self._since,
+      'renewals': self._renewals,
+      'released': released,
+    }
+    return json.dumps(holder, indent=1).encode()
+
+
+def _user() -> str:
+  try:
+    return getpass.getuser()
+  except (KeyError, OSError):  # The user of a container may have no name.
+    return str(os.getuid())
+
+
+def _described(content: dict[str, Any]) -> str:
+  if not content:
+    return 'its lease is damaged'
+  known = {k: str(content.get(k, 'unknown'))[:100] for k in ('process', 'host', 'user', 'since')}
+  return 'process {process} on {host} of {user}, since {since}'.format(**known)
+
+
+def leave(why: str) -> None:
+  """Ends the process at once because its lease is lost; what it would write is no longer wanted."""
+  from paxlite.core.terminal import settle
+
+  warn(f'stopped: {why}')
+  settle()
+  os._exit(1)

@@ -1,0 +1,61 @@
+"""paxlite explain EXPERIMENT [--target=v5e-256] [NAME=VALUE …] [--html=step.html]
+
+Compiles the train step of an experiment, and says what it is made of: every weight and every saved
+activation with its logical axes, the mesh axes that split it, and its bytes on a device; the
+collectives of every block, with their bytes, and whether the schedule hides them; the matrix
+products that run again in the backward pass; the memory of a device. NAME=VALUE sets an attribute.
+
+The targets are those of paxlite compile. The default is here: as many devices as the mesh has.
+
+Examples:
+  paxlite explain TinyGPT --html=step.html
+  paxlite explain LLaMA3_8B --target=h100x64 'ICI_MESH_SHAPE=[1,8,1]' 'DCN_MESH_SHAPE=[1,8,1]'
+"""
+
+import json
+import os
+from collections.abc import Sequence
+
+from paxlite.core import command_line
+from paxlite.tools.compile import checked_output
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = command_line.Parser(__doc__)
+  parser.word('fdl_config', 'EXPERIMENT', 'the experiment')
+  parser.add_argument(
+    '--fiddler', action='append', default=[], help='a function that edits the config'
+  )
+  parser.add_argument('--target', default='here', help='the machine (here)')
+  parser.add_argument('--json', help='where the explanation goes as JSON')
+  parser.add_argument('--html', help='where the explanation goes as a page with pictures')
+  args, overrides = command_line.parse(parser, argv)
+  data = checked_output('--json', args.json)
+  page = checked_output('--html', args.html)
+
+  from paxlite.aot import targets
+
+  if args.target != 'here':
+    targets.prepare_environment()
+
+  import jax
+
+  # a program from JAX's cache may lack its text
+  jax.config.update('jax_enable_compilation_cache', False)
+
+  from paxlite.aot import explanation, explanation_page, explanation_text
+  from paxlite.experiments.registry import build_experiment
+
+  experiment = build_experiment(args.fdl_config, args.fiddler, overrides)
+  if args.target == 'here' and 'device_count' not in os.environ.get('XLA_FLAGS', ''):
+    jax.config.update('jax_num_cpu_devices', experiment.num_devices)
+  found = explanation.explain(experiment, targets.parse(args.target))
+  print(explanation_text.text(found))
+  if data is not None:
+    data.write_text(json.dumps(found.as_json(), indent=1) + '\n')
+  if page is not None:
+    page.write_text(explanation_page.page(found), encoding='utf-8')
+
+
+if __name__ == '__main__':
+  command_line.run(main)

@@ -1,0 +1,196 @@
+"""paxlite plan EXPERIMENT --target=h100x64 [NAME=VALUE …] [--keep NAME …]
+
+Finds the mesh, the batch and the recomputation with which an experiment fits a machine and trains
+fastest. The machine need not be there: the compiler judges the candidates that look best. On
+`here`, their steps are run. Ctrl-C prints the best so far; what was judged is kept.
+
+NAME=VALUE sets an attribute of the experiment and keeps it. Without --global_batch, the batch is
+chosen too, by the time for each of its rows.
+
+Exits with 1 if nothing fits, with 2 for wrong input, and with 130 after Ctrl-C.
+
+Examples:
+  paxlite plan LLaMA3_8B --target=h100x64 --global_batch=512
+  paxlite plan DemoGPT --target=here --keep PERCORE_BATCH_SIZE
+"""
+
+import json
+import os
+import pathlib
+import platform
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paxlite.core import command_line
+from paxlite.core.errors import UserError
+from paxlite.core.terminal import say
+
+
+def main(argv: Sequence[str]) -> None:
+  parser = command_line.Parser(__doc__)
+  parser.word('fdl_config', 'EXPERIMENT', 'the experiment')
+  parser.add_argument(
+    '--fiddler', action='append', default=[], help='a function that edits the config'
+  )
+  parser.add_argument('--target', required=True, help='the machine, as for `paxlite compile`')
+  parser.add_argument('--global_batch', type=int, help='rows of a batch on all devices')
+  parser.add_argument('--seq_len', type=int, help='tokens of a row (MAX_SEQ_LEN)')
+  parser.add_argument(
+    '--keep', nargs='+', action='extend', default=[], metavar='NAME', help='do not choose these'
+  )
+  parser.add_argument(
+    '--try', nargs='+', action='extend', default=[], metavar='NAME', dest='tried',
+    help='also choose these: USE_FP8',
+  )  # fmt: skip
+  parser.add_argument('--most', type=int, default=24, help='candidates to compile or run (24)')
+  parser.add_argument('--workers', type=int, help='processes that compile (one a core)')
+  parser.add_argument('--calibration', help='measured speeds of the chip; see docs/scaling.md')
+  parser.add_argument('--json', help='where the plan goes as JSON')
+  args, overrides = command_line.parse(parser, argv)
+  for flag in ('global_batch', 'seq_len', 'most', 'workers'):
+    value = getattr(args, flag)
+    if value is not None and value < 1:
+      raise UserError(f'--{flag}={value} must be at least 1')
+  if args.json is not None and not pathlib.Path(args.json).absolute().parent.is_dir():
+    raise UserError(f'--json={args.json}: there is no such folder')
+  answer = planned(args, overrides)
+  say(answer['page'])
+  if args.json is not None:
+    pathlib.Path(args.json).write_text(json.dumps(answer['json'], indent=1) + '\n')
+  if answer['interrupted']:
+    sys.exit(128 + signal.SIGINT)
+  if not answer['fits']:
+    sys.exit(1)
+
+
+def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
+  """The answer: `page`, `json`, `fits` and `interrupted`; that of an earlier call if it is kept."""
+  from paxlite.aot import targets
+  from paxlite.runtime import cpu_memory
+
+  # that of the workers, which see the devices, and run steps as a run would
+  environment = {**os.environ, **cpu_memory.environment()}
+
+  targets.prepare_environment()
+  if args.target == 'here':
+    os.environ['JAX_PLATFORMS'] = 'cpu'  # this process leaves the devices to the worker
+
+  from paxlite.experiments.registry import build_experiment
+  from paxlite.planning import impossible, machine, store
+  from paxlite.planning.candidates import Space
+  from paxlite.planning.crew import Crew
+  from paxlite.runtime import compiled_step
+
+  given = dict(overrides)
+  if args.seq_len is not None:
+    given['MAX_SEQ_LEN'] = str(args.seq_len)
+  experiment = build_experiment(args.fdl_config, args.fiddler, given)
+  if experiment.NUM_EPOCHS is not None:
+    experiment = experiment.replaced(NUM_EPOCHS=None)
+  impossible.check([*args.keep, *args.tried])
+  impossible.check_counted(experiment)
+  command = [f'--target={args.target}']
+  if args.calibration is not None:
+    command.append(f'--calibration={args.calibration}')
+  measures = args.target == 'here'
+  workers = 1 if measures else args.workers or len(os.sched_getaffinity(0))
+  with Crew(command, workers, environment if measures else dict(os.environ)) as crew:
+    if measures:
+      where = described(crew, environment)
+    else:
+      where = machine.of_target(targets.parse(args.target, args.calibration))
+    about = dict(
+      versions=compiled_step.versions(where.platform), code=store.code(), machine=where.identity,
+      flags=environment.get('XLA_FLAGS', ''), python=sys.version_info[:2],
+    )  # fmt: skip
+    answers = store.Store(store.plans_folder(), about)
+    question = {name: getattr(args, name) for name in _QUESTION}
+    question |= dict(given=given, values=experiment.values(), planner=store.code('planning'))
+    if (kept := answers.read(question)) is not None:
+      return kept
+    keep = frozenset({*args.keep, *(name for name in overrides if name in impossible.NAMES)})
+    space = Space(experiment, where, keep, frozenset(args.tried), args.global_batch)
+    answer = searched(space, args, overrides, crew, workers, answers)
+  if not answer['interrupted']:
+    answers.write(question, answer)
+  return answer
+
+
+_QUESTION = ('fdl_config', 'fiddler', 'target', 'global_batch', 'keep', 'tried', 'most')
+
+
+def searched(
+  space: Any, args: Any, overrides: dict[str, str], crew: Any, workers: int, answers: Any
+) -> dict[str, Any]:
+  """The answer of a search.
+
+  Raises:
+    UserError: The state alone is too large for the devices, or no mesh can split the batch.
+  """
+  from paxlite.planning import impossible, report
+  from paxlite.planning.estimate import Estimator
+  from paxlite.planning.model import Model
+  from paxlite.planning.search import Search
+
+  device = traced_device(space.machine)
+  estimator = Estimator(Model(space.experiment, device), space.machine)
+  lean = impossible.leanest(space, estimator)
+  if lean is None or lean[1].state > space.machine.memory:
+    raise UserError(impossible.message(space, estimator, device))
+  found = Search(space, estimator, crew, answers, args.most, workers, say).run()
+  if found.best or found.interrupted:
+    page = report.page(found, args.fdl_config, overrides, args.fiddler)
+  else:
+    needed = [j.verdict.memory for j in found.judged if j.verdict.memory]
+    page = impossible.message(space, estimator, device, min(needed, default=None))
+  return dict(
+    page=page,
+    json=report.as_json(found, args.fdl_config, overrides),
+    fits=bool(found.best),
+    interrupted=found.interrupted,
+  )
+
+
+def described(crew: Any, environment: Mapping[str, str]) -> Any:
+  """The machine that is here. The first call measures its speed, and keeps it."""
+  import jax
+
+  from paxlite.aot import targets
+  from paxlite.core import host_memory
+  from paxlite.planning import machine, store
+
+  variables = {name: environment.get(name, '') for name in _DEVICES}
+  about = dict(devices=variables, node=platform.node(), versions=jax.__version__)
+  kept = store.Store(store.plans_folder(), about)
+  said = kept.read({'question': 'devices'})
+  if said is None:
+    said = crew.describe()
+    kept.write({'question': 'devices'}, said)
+  if said['platform'] == 'cpu' and (available := host_memory.available()):
+    said['memory'] = available / said['devices']
+  chip = targets.chip_of_kind(said['kind'])
+  if said['platform'] != 'cpu' and chip is None:
+    raise UserError(f'--target=here: {said["kind"]} is not known, so that nothing can be estimated')
+  return machine.of_description(said, chip)
+
+
+def traced_device(where: Any) -> Any:
+  """A device of a machine's kind, which need not be there, for which a model is traced."""
+  import jax
+
+  from paxlite.aot import targets
+
+  if where.platform == 'cpu':
+    return jax.devices('cpu')[0]
+  name = targets.one_of(targets.CHIPS[where.chip]) if where.measured else where.name
+  return targets.parse(name).topology()[0]
+
+
+# environment variables that decide which devices a process sees
+_DEVICES = ('JAX_PLATFORMS', 'XLA_FLAGS', 'CUDA_VISIBLE_DEVICES', 'TPU_VISIBLE_CHIPS')
+
+
+if __name__ == '__main__':
+  command_line.run(main)

@@ -1,0 +1,46 @@
+"""Small messages between the processes of a run, through collectives of the devices."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+
+def broadcast(message: bytes, source: int = 0) -> bytes:
+  """Returns the message of process `source`; every process must call this."""
+  if jax.process_count() == 1:
+    return message
+  is_source = jax.process_index() == source
+  length = multihost_utils.broadcast_one_to_all(np.int32(len(message)), is_source)
+  padded = np.frombuffer(message[: int(length)].ljust(int(length), b'\0'), np.uint8)
+  return np.asarray(multihost_utils.broadcast_one_to_all(padded, is_source)).tobytes()
+
+
+def gathered(mine: np.ndarray) -> Callable[[], np.ndarray]:
+  """Starts to gather arrays of all processes; returns a function that waits for them.
+
+  Every process must call this, with an int32 array of one shape. The steps that the devices are
+  computing are not waited for. The function that is returned may be called in another thread.
+
+  Returns:
+    A function that returns the arrays of all processes [P, …].
+  """
+  if jax.process_count() == 1:
+    return lambda: mine[None]
+  mesh, same = _gathering()
+  sharded = NamedSharding(mesh, PartitionSpec('process'))
+  found = same(jax.make_array_from_process_local_data(sharded, mine[None]))
+  return lambda: np.asarray(found.addressable_data(0))
+
+
+@functools.cache
+def _gathering() -> tuple[Mesh, Any]:
+  """Returns a mesh with one device of each process, and what gives an array to all of them."""
+  first = {d.process_index: d for d in reversed(jax.devices())}
+  devices = np.array([first[p] for p in range(jax.process_count())])
+  mesh = Mesh(devices, ('process',), axis_types=(AxisType.Auto,))
+  return mesh, jax.jit(lambda x: x + 0, out_shardings=NamedSharding(mesh, PartitionSpec()))

@@ -1,0 +1,249 @@
+"""Keeps recent train states of a run on each host: the fast tier beside its checkpoints.
+
+Each process writes what its own devices hold, one copy of each part, to a folder of its host. The
+training loop waits for a copy of the state on the devices only, or where there is no room for one,
+for a copy in the memory of the host. A thread writes it. When the next state is due and the thread
+has not finished, the loop waits for it, so that all processes have states of the same steps.
+"""
+
+import concurrent.futures
+import logging
+import math
+import pathlib
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paxlite.checkpointing import save_errors
+from paxlite.checkpointing.local_files import Bounds, Key, LocalFolder, Name
+from paxlite.core.errors import UserError
+from paxlite.core.variable_names import path_name
+from paxlite.training import local_choice
+from paxlite.training.branches import Branches
+from paxlite.training.exchange import broadcast, gathered
+
+log = logging.getLogger('paxlite')
+
+
+class LocalStates:
+  """The local states of a run, as one process sees them.
+
+  Args:
+    root: The folder of this host that holds the local states of all runs.
+    run: The run's job_log_dir.
+    every: Number of steps between two states.
+    experiment: A number that identifies what is trained.
+    accept_changes: Whether states of another experiment are used.
+  """
+
+  def __init__(
+    self,
+    root: str,
+    run: pathlib.Path,
+    every: int,
+    experiment: int,
+    accept_changes: bool = False,
+  ):
+    self._root = root or default_root()
+    self._files = LocalFolder(self._root, run)
+    self._run = run
+    self._every = every
+    self._experiment = experiment
+    self._accept_changes = accept_changes
+    self._branches = Branches()
+    self._newest = -1  # the step of the newest complete state of this process
+    self._reported = threading.Condition()
+    self._reported_step = -1
+    self._closing = False
+    self._pool: concurrent.futures.ThreadPoolExecutor | None = None
+    self._job: concurrent.futures.Future[None] | None = None
+    self._failed = False
+    self._copied = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays])
+
+  def restored(self, abstract: Any, above: int) -> tuple[int, Any, dict[str, Any]] | None:
+    """Returns the newest state that all processes can complete: its step, tree and notes.
+
+    Args:
+      abstract: A tree of jax.ShapeDtypeStruct with the shapes, dtypes and shardings of a state.
+      above: States up to this step are not used. That of process 0 counts.
+
+    Returns:
+      None if there is no such state.
+
+    Raises:
+      UserError: The folder for local states cannot be made, or has no room for two of them.
+    """
+    self._files.make()
+    self._check_room(abstract)
+    self._branches = Branches.decoded(broadcast(Branches.read(self._run).encoded()))
+    above = int(broadcast(str(above).encode()))
+    held = [n for n in self._files.names() if self._branches.hold(n.branch, n.step)]
+    experiment = None if self._accept_changes else self._experiment
+    return local_choice.newest(
+      self._files, [n for n in held if n.step > above], abstract, experiment
+    )
+
+  def _check_room(self, abstract: Any) -> None:
+    sizes: dict[tuple[str, Bounds], int] = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(abstract):
+      for index in x.sharding.addressable_devices_indices_map(x.shape).values():
+        size = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        sizes[path_name(path), local_choice.bounds_of(index, x.shape)] = size
+    needed = 2 * sum(sizes.values())
+    free = shutil.disk_usage(self._files.path).free + self._files.size()
+    if needed > free:
+      raise UserError(
+        f'two local states of this process need {needed / 2**30:,.1f} GiB, and {self._root} has '
+        f'room for {free / 2**30:,.1f}: name a folder on a local disk with '
+        '--fdl.LOCAL_CHECKPOINT_DIR'
+      )
+
+  def begin(self, step: int) -> None:
+    """Begins a new branch of the run, which continues from `step`; other states are removed.
+
+    Every process must call this before the first step, and after a rollback.
+
+    Raises:
+      UserError: The folder for local states cannot be made.
+    """
+    self._finish()
+    self._files.make()
+    if self._pool is None:
+      self._pool = concurrent.futures.ThreadPoolExecutor(1, 'local-states')
+      self._files.remove_unfinished()
+    self._files.remove(lambda n: n.step == step and self._branches.hold(n.branch, step))
+    self._newest, self._reported_step, self._closing = -1, step, False
+    branches = self._branches.begun(step)
+    if jax.process_index() == 0:
+      try:
+        branches.write(self._run)
+      except OSError as e:  # the states of this branch will not count
+        log.error('%s, training continues without local states', save_errors.reason(e, self._run))
+    self._branches = Branches.decoded(broadcast(branches.encoded()))
+
+  def due(self, step: int) -> bool:
+    """Returns whether the state after `step` is to be kept."""
+    return step % self._every == 0
+
+  def save(self, state: Any, step: int, notes: Callable[[], Mapping[str, Any]]) -> None:
+    """Keeps a state; returns when its arrays may be overwritten.
+
+    Args:
+      state: A tree of arrays.
+      step: The step.
+      notes: Returns the notes of a checkpoint; it is called in the thread that writes.
+    """
+    self._finish()
+    copies = self._copies(state)
+    newest = gathered(np.array([self._newest], np.int32))
+    assert self._pool is not None
+    self._job = self._pool.submit(self._write, step, copies, notes, newest)
+
+  def reported(self, step: int) -> None:
+    """Notes that the metrics of all steps up to `step` are written.
+
+    A state is not complete before that, as a run that continues from it does not repeat the step.
+    """
+    with self._reported:
+      self._reported_step = step
+      self._reported.notify()
+
+  def close(self, saved: int) -> None:
+    """Finishes, and removes the states that are no newer than the checkpoint of step `saved`."""
+    with self._reported:
+      self._closing = True
+      self._reported.notify()
+    self._finish()
+    if self._pool is not None:
+      self._pool.shutdown()
+      self._pool = None
+    self._files.remove(lambda n: n.step > saved)
+    self._files.remove_if_empty()
+
+  def _finish(self) -> None:
+    """Waits until the last state is written."""
+    job, self._job = self._job, None
+    if job is not None:
+      job.result()
+
+  def _write(
+    self,
+    step: int,
+    copies: list[tuple[Key, Any]],
+    notes: Callable[[], Mapping[str, Any]],
+    newest: Callable[[], np.ndarray],
+  ) -> None:
+    common = int(newest().min())  # all processes have the state of this step
+    held = dict(notes()) | {'experiment': self._experiment}
+    name = Name(step, self._branches.current, jax.process_index())
+    # those between are left if another process cannot write
+    self._files.remove(
+      lambda n: n.step in (common, self._newest) or (n.step > common and n.process != name.process)
+    )
+    try:
+      if self._files.write(name, _on_host(copies), held, commit=lambda: self._is_reported(step)):
+        self._newest, self._failed = step, False
+    except OSError as e:
+      if not self._failed:
+        reason = save_errors.reason(e, self._files.path)
+        log.error('local states cannot be written, training continues: %s', reason)
+      self._failed = True
+
+  def _is_reported(self, step: int) -> bool:
+    """Waits until the metrics of `step` are written; returns False if the run ends before that."""
+    with self._reported:
+      self._reported.wait_for(lambda: self._closing or self._reported_step >= step)
+      return self._reported_step >= step
+
+  def _copies(self, state: Any) -> list[tuple[Key, Any]]:
+    """Returns one copy of each part of a state that this process holds; transfers have begun."""
+    parts: dict[Key, list[Any]] = {}
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+      for shard in x.addressable_shards:
+        key = path_name(path), local_choice.bounds_of(shard.index, x.shape)
+        parts.setdefault(key, []).append(shard)
+    by_device: dict[Any, list[tuple[Key, Any]]] = {}
+    sizes: dict[Any, int] = {}
+    for key, shards in parts.items():  # of the devices that hold a part, the least busy one
+      shard = min(shards, key=lambda s: sizes.get(s.device, 0))
+      by_device.setdefault(shard.device, []).append((key, shard.data))
+      sizes[shard.device] = sizes.get(shard.device, 0) + shard.data.nbytes
+    copies: list[tuple[Key, Any]] = []
+    for device, found in by_device.items():
+      copied = _has_room(device, sizes[device])
+      arrays = [x for _, x in found]
+      if copied:
+        arrays = self._copied(arrays)
+      for x in arrays:
+        x.copy_to_host_async()
+      keys = [key for key, _ in found]
+      copies += zip(keys, arrays if copied else map(np.asarray, arrays), strict=True)
+    return copies
+
+
+def default_root() -> str:
+  """Returns the folder of local states if none is named: the memory of the host, if it has one."""
+  return '/dev/shm' if pathlib.Path('/dev/shm').is_dir() else tempfile.gettempdir()
+
+
+def _has_room(device: Any, size: int) -> bool:
+  """Returns whether a device has room for a copy of `size` bytes beside what a step needs."""
+  stats = device.memory_stats()
+  if not stats or 'bytes_limit' not in stats:
+    return True  # a CPU, whose devices are the memory of the host
+  peak = stats.get('peak_bytes_in_use', stats.get('bytes_in_use', 0))
+  return stats['bytes_limit'] - peak > 1.1 * size
+
+
+def _on_host(copies: list[tuple[Key, Any]]) -> Iterator[tuple[Key, np.ndarray]]:
+  """Yields arrays of the host, and frees those of the devices one by one."""
+  copies.reverse()
+  while copies:
+    key, array = copies.pop()
+    yield key, np.asarray(array)

@@ -1,0 +1,70 @@
+"""Whole models whose rows are split over devices have the loss and gradients of one device."""
+
+import json
+
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.experiments.glam import GLaM126M64E
+from paxlite.experiments.llama import LLaMA
+from tests.support import runs
+
+CASES = [
+  ['llama/ring2', 'pattern/ring4', 'gpt/ring8'],
+  ['llama/heads2', 'gpt/heads4', 'window/ring2'],
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('cases', CASES, ids=lambda c: c[0])
+def test_split_rows_change_nothing_but_rounding(cases):
+  done = runs.module('tests.support.context_meshes', *cases, devices=8)
+  results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
+  assert [r['case'] for r in results] == cases
+  for r in results:
+    assert r['loss'] < 1e-5, r
+    assert r['gradient'] < 1e-5, r
+    kind = 'collective-permute context' if 'ring' in r['case'] else 'all-to-all context'
+    assert kind in r['collectives'], r
+
+
+def split(cls=LLaMA, size=8, **values):
+  axes = ['replica', 'data', 'mdl', 'context']
+  mesh = dict(MESH_AXES=axes, ICI_MESH_SHAPE=[1, 1, 1, size], DCN_MESH_SHAPE=[1, 1, 1, 1])
+  return cls(**mesh | dict(PERCORE_BATCH_SIZE=1 / size, NUM_HEADS=32, MODEL_DIMS=1024) | values)
+
+
+@pytest.mark.parametrize(
+  ('values', 'message'),
+  [
+    (dict(CONTEXT_ATTENTION='ring', DROPOUT_PROB=0.1), 'no dropout.*=gather'),
+    (dict(CONTEXT_ATTENTION='ring', cls=GLaM126M64E), 'no relative bias.*=gather'),
+    (dict(CONTEXT_ATTENTION='ring', MAX_SEQ_LEN=4104), 'MAX_SEQ_LEN that 2 × 8 divides'),
+    (dict(CONTEXT_ATTENTION='heads', NUM_KV_HEADS=4), 'NUM_KV_HEADS=4 .*=ring'),
+  ],
+)
+def test_what_cannot_be(values, message):
+  with pytest.raises(UserError, match=message):
+    split(**values).validate()
+
+
+@pytest.mark.parametrize(
+  ('values', 'way'),
+  [
+    (dict(MAX_SEQ_LEN=256), 'gather'),
+    (dict(MAX_SEQ_LEN=131072, NUM_KV_HEADS=8), 'ring'),
+    (dict(MAX_SEQ_LEN=8192, NUM_KV_HEADS=8, PACKED_INPUT=False), 'heads'),
+    (dict(MAX_SEQ_LEN=8192, NUM_KV_HEADS=4), 'ring'),  # 8 does not divide 4 heads
+    (dict(MAX_SEQ_LEN=131072, NUM_KV_HEADS=8, DROPOUT_PROB=0.1), 'gather'),
+  ],
+)
+def test_the_choice_is_made_from_shapes_and_stated(values, way):
+  (remark,) = split(**values).context_remarks('cuda')
+  assert f'over context 8: {way}.' in remark
+
+
+def test_each_kind_of_attention_has_its_choice():
+  e = split(MAX_SEQ_LEN=131072, SLIDING_WINDOW=4096, ATTENTION_PATTERN=['sliding', 'full'])
+  full, sliding = e.context_remarks('cuda')
+  assert full.startswith('Attention to all tokens, over context 8: ring.')
+  assert sliding.startswith('Attention within 4,096 tokens, over context 8: ring.')

@@ -1,0 +1,239 @@
+"""Runs whose job_log_dir is in a bucket, of SeaweedFS (S3) or tests/support/gcs_server.py (GCS)."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import time
+
+import pytest
+
+from paxlite.core.object_store import ObjectStore
+from tests.support import processes, runs
+from tests.support.gcs_server import gcs_server
+from tests.support.proxy import proxy
+from tests.support.s3_server import s3_server
+
+MODULE = 'tests.support.stored_main'
+FLAGS = (
+  '--fdl.MAX_STEPS=12', '--fdl.CHECKPOINT_EVERY_N_STEPS=3', '--fdl.NUM_LAYERS=1',
+  '--fdl.SUMMARY_INTERVAL_STEPS=1', '--fdl.DROPOUT_PROB=0.1',
+)  # fmt: skip
+
+
+@pytest.fixture(scope='module')
+def s3(tmp_path_factory):
+  with s3_server(tmp_path_factory.mktemp('s3')) as server:
+    server.create_bucket('bkt')
+    yield server
+
+
+@pytest.fixture(scope='module')
+def expected(tmp_path_factory):
+  """The losses of an undisturbed run in a folder."""
+  folder = tmp_path_factory.mktemp('undisturbed')
+  runs.run(folder, *FLAGS)
+  return runs.losses(folder)
+
+
+def run(place, local_dir, environment, *flags, **kwargs):
+  flags = (*FLAGS, f'--local_dir={local_dir}', *flags)
+  return runs.run(place, *flags, module=MODULE, env=environment, **kwargs)
+
+
+def start(place, local_dir, environment, *flags):
+  command = runs.command(place, *FLAGS, f'--local_dir={local_dir}', *flags, module=MODULE)
+  return subprocess.Popen(
+    command, cwd=runs.ROOT, env=runs.environment() | environment, text=True,
+    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+  )  # fmt: skip
+
+
+def store_of(place, environment):
+  return ObjectStore.opened(place, environment=environment)
+
+
+def stored_losses(place, environment):
+  store = store_of(place, environment)
+  lines = store.read(f'{place.partition("://")[2].partition("/")[2]}/metrics.jsonl').splitlines()
+  return {r['step']: r['loss'] for r in map(json.loads, lines)}
+
+
+def manifests(place, environment):
+  below = store_of(place, environment).below(place.partition('://')[2].partition('/')[2])
+  keys = [o.key for o in below if o.key.endswith('checksums.json')]
+  return sorted(int(key.split('/')[-2][-8:]) for key in keys)
+
+
+@pytest.mark.slow
+def test_a_run_continues_on_another_machine(tmp_path, expected):
+  with gcs_server('bkt') as gcs:
+    place, environment = 'gs://bkt/runs/one', gcs.environment()
+    out = run(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=5').stdout
+    assert 'checkpoints are in gs://bkt/runs/one' in out
+    assert manifests(place, environment) == [3, 5]
+    run(place, tmp_path / 'b', environment, '--fdl.MAX_STEPS=7')
+    assert stored_losses(place, environment).keys() == set(range(1, 8))
+    # the first machine's folder is older than the bucket now
+    out = run(place, tmp_path / 'a', environment).stdout
+    assert 'Continuing from the checkpoint of step 7' in out
+    assert list(stored_losses(place, environment)) == list(range(1, 13))
+    assert not pathlib.Path('gs:').exists()
+
+
+@pytest.mark.slow
+def test_what_is_wrong_is_said_before_anything_is_compiled(tmp_path):
+  with gcs_server('bkt') as gcs:
+    environment = gcs.environment()
+    result = run('gs://none/x', tmp_path, environment, code=2)
+    assert result.stderr.startswith('error: gs://none: there is no bucket none: make it first')
+    result = run('gs://bkt/x', tmp_path, environment | {'GOOGLE_BEARER_TOKEN': 'no'}, code=2)
+    assert result.stderr.startswith('error: gs://bkt: the store refuses these credentials')
+    assert not gcs.objects['bkt']
+    nothing = {'AWS_ENDPOINT_URL': gcs.endpoint, 'HOME': str(tmp_path)}
+    result = run('s3://bkt/x', tmp_path, nothing, code=2)
+    assert result.stderr.startswith('error: s3://bkt: no credentials for s3:// were found: set AWS')
+    assert result.stderr.count('\n') == 1
+    assert 'Compiled' not in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('machine', 'moment'), [('same', 'upload:9'), ('other', 'manifest:2'), ('other', 'copied:2')]
+)
+def test_a_killed_run_continues_bit_by_bit(tmp_path, s3, expected, moment, machine):
+  place, environment = f's3://bkt/killed/{moment[:3]}/{machine}', s3.environment()
+  run(place, tmp_path / 'a', environment | {'KILL_AT': moment}, code=-signal.SIGKILL)
+  assert manifests(place, environment) == {'u': [], 'm': [3], 'c': [3, 6]}[moment[0]]
+  local_dir = tmp_path / ('a' if machine == 'same' else 'b')
+  out = run(place, local_dir, environment).stdout
+  steps = {'u': [3, 6, 9, 12], 'm': [3, 6, 9, 12], 'c': [6, 9, 12]}[moment[0]]
+  if machine == 'other' and moment[0] != 'u':
+    step = {'m': 3, 'c': 6}[moment[0]]
+    assert f'Continuing from the checkpoint of step {step}.' in out
+  assert manifests(place, environment)[-len(steps) :] == steps
+  assert stored_losses(place, environment) == expected
+
+
+@pytest.mark.slow
+def test_a_second_run_is_refused(tmp_path, s3):
+  place, environment = 's3://bkt/second', s3.environment()
+  first = start(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=100000')
+  try:
+    (local,) = wait_for_folder(tmp_path / 'a', 'metrics.jsonl')
+    for local_dir in (tmp_path / 'b', tmp_path / 'a'):
+      result = run(place, local_dir, environment, code=2)
+      message = f'error: --job_log_dir={place} is in use by another run (process {first.pid} on '
+      assert message in result.stderr
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(60) == 75
+  finally:
+    first.kill()
+  at = runs.records(local.parent)[-1]['step']
+  assert manifests(place, environment)[-1] == at
+
+
+@pytest.mark.slow
+def test_a_run_that_lost_its_lease_leaves(tmp_path, s3):
+  place, environment = 's3://bkt/lost', s3.environment()
+  first = start(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=100000')
+  wait_for_folder(tmp_path / 'a', 'metrics.jsonl')
+  first.send_signal(signal.SIGSTOP)  # as a machine that is suspended
+  try:
+    run(place, tmp_path / 'b', environment, '--fdl.MAX_STEPS=4')
+    after = manifests(place, environment)
+    first.send_signal(signal.SIGCONT)
+    out, _ = first.communicate(timeout=60)
+  finally:
+    first.kill()
+  assert first.returncode == 1
+  assert f'stopped: {place} was taken over by another run' in out
+  assert manifests(place, environment) == after
+
+
+@pytest.mark.slow
+def test_a_flipped_bit_in_the_bucket(tmp_path, s3, expected):
+  place, environment = 's3://bkt/flipped', s3.environment()
+  run(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=6')
+  store = store_of(place, environment)
+  found = store.below('flipped/checkpoints/checkpoint_00000006/state')
+  largest = max(found, key=lambda o: o.size)
+  content = store.read(largest.key)
+  store.write(largest.key, bytes([content[0] ^ 1]) + content[1:])
+  result = run(place, tmp_path / 'b', environment, '--accept_changes')
+  assert 'is damaged (size or CRC-32 differs)' in result.stderr
+  assert 'Continuing from the checkpoint of step 3.' in result.stdout
+  assert manifests(place, environment) == [3, 6, 9, 12]
+  assert list(stored_losses(place, environment)) == list(range(1, 13))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('mode', ['silent', '503'])
+def test_a_store_that_is_slow_or_absent_stops_no_step(tmp_path, s3, expected, mode):
+  with proxy(s3.endpoint, delay=0.05) as between:
+    place, environment = f's3://bkt/absent/{mode}', s3.environment(between.endpoint)
+    first = start(place, tmp_path / 'a', environment)
+    wait_for_folder(tmp_path / 'a', 'experiment.json')
+    between.mode = mode
+    (metrics,) = wait_for_folder(tmp_path / 'a', 'metrics.jsonl')
+    until = time.monotonic() + 60
+    while len(metrics.read_text().splitlines()) < 12:
+      assert time.monotonic() < until
+      time.sleep(0.05)
+    assert manifests(place, s3.environment()) == []
+    time.sleep(3)
+    between.mode = 'forward'
+    out, _ = first.communicate(timeout=60)
+  assert first.returncode == 0, out
+  assert manifests(place, s3.environment()) == [3, 6, 9, 12]
+  assert stored_losses(place, s3.environment()) == expected
+
+
+@pytest.mark.slow
+def test_a_store_that_stays_away(tmp_path, s3, expected):
+  with proxy(s3.endpoint) as between:
+    place, environment = 's3://bkt/away', s3.environment(between.endpoint)
+    first = start(place, tmp_path / 'a', environment | {'FINAL_SECONDS': '1'})
+    wait_for_folder(tmp_path / 'a', 'experiment.json')
+    between.mode = 'reset'
+    out, _ = first.communicate(timeout=60)
+  assert first.returncode == 1
+  assert f'stopped: {place} has not got the checkpoint of step 12' in out
+  assert 'cannot be written, training continues' in out
+  out = run(place, tmp_path / 'a', s3.environment()).stdout
+  assert 'Training is complete' in out
+  assert manifests(place, s3.environment())[-1] == 12
+  assert stored_losses(place, s3.environment()) == expected
+
+
+@pytest.mark.slow
+def test_two_processes(tmp_path, s3):
+  """First each has a disk of its own, with its part of a checkpoint; then they share one."""
+  place, environment = 's3://bkt/two', s3.environment()
+  flags = '--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.NUM_LAYERS=1'
+  on_two(place, tmp_path, 2, environment, *flags, '--fdl.MAX_STEPS=6')
+  assert manifests(place, environment) == [3, 6]
+  parts = [len(list(tmp_path.glob(f'disk{i}/*/checkpoints/*6/state/*/[0-9]*'))) for i in (0, 1)]
+  assert min(parts) > 5
+  on_two(place, tmp_path, 2, environment, *flags, '--fdl.MAX_STEPS=8')
+  on_two(place, tmp_path / 'others', 1, environment, *flags, '--fdl.MAX_STEPS=10')
+  processes.on_processes(tmp_path / 'folder', 2, *flags, '--fdl.MAX_STEPS=10', config='TinyGPT')
+  assert stored_losses(place, environment) == runs.losses(tmp_path / 'folder')
+
+
+def on_two(place, folder, disks, environment, *flags):
+  local = [f'--local_dir={folder}/disk{i % disks}' for i in range(2)]
+  started = processes.start_processes(
+    place, 2, *flags, config='TinyGPT', module=MODULE, env=environment, each=local
+  )
+  ended = [p.communicate(timeout=300) for p in started]
+  for process, (_, stderr) in zip(started, ended, strict=True):
+    assert process.returncode == 0, stderr
+
+
+def wait_for_folder(parent: pathlib.Path, name: str, seconds: float = 60) -> list[pathlib.Path]:
+  until = time.monotonic() + seconds
+  while not (found := list(parent.glob(f'*/{name}'))):
+    assert time.monotonic() < until, f'{name} did not appear'
+    time.sleep(0.02)
+  return found

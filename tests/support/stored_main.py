@@ -1,0 +1,55 @@
+"""Runs paxlite.main with a lease and copies that are quick enough for tests.
+
+KILL_AT=upload:N kills the process when it copies its Nth file to the store, KILL_AT=manifest:N
+before it writes the checksums of its Nth checkpoint there, and KILL_AT=copied:N after that.
+"""
+
+import itertools
+import os
+import signal
+import sys
+
+from paxlite import main
+from paxlite.core import object_store
+from paxlite.programs import stored_run
+from paxlite.runtime import lease
+
+TIMES = lease.Times(renew=0.3, expires=3.0, sure=2.0, look=0.1)
+lease.Lease.__init__.__defaults__ = (TIMES,)
+stored_run._MIRROR_SECONDS = 0.3
+stored_run._LOOK_SECONDS = 0.1
+stored_run._PAUSE_SECONDS = 0.3
+stored_run._PATIENCE = 2.0
+stored_run._FINAL_SECONDS = float(os.environ.get('FINAL_SECONDS', '60'))
+
+
+def kill() -> None:
+  os.kill(os.getpid(), signal.SIGKILL)
+
+
+moment, _, number = os.environ.get('KILL_AT', '').partition(':')
+if moment == 'upload':
+  upload, uploads = object_store.ObjectStore.upload, itertools.count(1)
+
+  def upload_or_die(self, *args):
+    if next(uploads) == int(number):
+      kill()
+    upload(self, *args)
+
+  object_store.ObjectStore.upload = upload_or_die
+elif moment in ('manifest', 'copied'):
+  create, manifests = object_store.ObjectStore.create, itertools.count(1)
+
+  def create_or_die(self, key, content):
+    is_it = key.endswith('checksums.json') and next(manifests) == int(number)
+    if is_it and moment == 'manifest':
+      kill()
+    tag = create(self, key, content)
+    if is_it:
+      kill()
+    return tag
+
+  object_store.ObjectStore.create = create_or_die
+
+if __name__ == '__main__':
+  sys.exit(main.main(sys.argv))

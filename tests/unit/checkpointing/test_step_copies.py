@@ -1,0 +1,217 @@
+"""Checkpoints in an object store, by a server that enforces preconditions."""
+
+import json
+import zlib
+
+import pytest
+
+from paxlite.checkpointing import step_copies
+from paxlite.checkpointing.checksums import damage, write_checksums
+from paxlite.checkpointing.step_copies import AbandonedError, StepCopies, StepUploader
+from paxlite.core.addresses import Address
+from paxlite.core.object_store import ObjectStore
+from tests.support.gcs_server import gcs_server
+
+PLACE = Address.parsed('gs://bkt/run/checkpoints')
+always = lambda: True
+
+
+@pytest.fixture
+def gcs(monkeypatch):
+  with gcs_server('bkt') as server:
+    for name, value in server.environment().items():
+      monkeypatch.setenv(name, value)
+    yield server
+
+
+def copies(folder, **hosts):
+  return StepCopies(ObjectStore.opened(PLACE), PLACE, folder, **hosts)
+
+
+def save(folder, step, content=b'weights'):
+  """Writes a checkpoint as Checkpoints does."""
+  path = folder / f'checkpoint_{step:08d}'
+  (path / 'state/w').mkdir(parents=True)
+  (path / 'data').mkdir()
+  (path / 'state/w/0.0').write_bytes(content)
+  (path / 'state/w/empty').write_bytes(b'')
+  (path / 'data/metadata').write_text(json.dumps({'step': step}))
+  write_checksums(path)
+  (path / '_CHECKPOINT_METADATA').write_bytes(b'{}')
+  return path
+
+
+def below(gcs, step):
+  return {n for n in gcs.objects['bkt'] if f'checkpoint_{step:08d}/' in n}
+
+
+def test_a_step_counts_when_its_checksums_are_there(gcs, tmp_path):
+  here, there = tmp_path / 'here', tmp_path / 'there'
+  save(here, 3)
+  copies(here).upload(3, always)
+  last = [path for method, path in gcs.requests if method == 'PUT'][-1]
+  assert last.endswith('checksums.json')
+  save(here, 6)
+  copies(here).upload(6, always)
+  del gcs.objects['bkt']['run/checkpoints/checkpoint_00000006/checksums.json']
+  assert copies(there).steps() == [3]
+  assert step_copies.newest_good(copies(there), there) == 3
+  assert damage(there / 'checkpoint_00000003') is None
+  assert (there / 'checkpoint_00000003/_CHECKPOINT_METADATA').read_bytes() == b'{}'
+  assert copies(there).is_same(3)
+  assert copies(there).remove_unfinished() == [6]
+  assert not below(gcs, 6)
+
+
+def test_after_a_failure_the_rest_is_copied(gcs, tmp_path, monkeypatch):
+  save(tmp_path, 3)
+  one = copies(tmp_path)
+  upload = one._store.upload
+
+  def fail(key, path):
+    if key.endswith('0.0'):
+      raise OSError('the store does not answer')
+    upload(key, path)
+
+  monkeypatch.setattr(one._store, 'upload', fail)
+  with pytest.raises(OSError, match='does not answer'):
+    one.upload(3, always)
+  there = below(gcs, 3)
+  assert there
+  monkeypatch.setattr(one._store, 'upload', upload)
+  before = len(gcs.requests)
+  one.upload(3, always)
+  written = {path.removeprefix('/bkt/') for method, path in gcs.requests[before:]}
+  assert written == below(gcs, 3) - there
+  assert one.steps() == [3]
+
+
+def test_a_step_of_another_run_is_not_overwritten(gcs, tmp_path):
+  save(tmp_path / 'a', 3, b'of a')
+  save(tmp_path / 'b', 3, b'of b')
+  copies(tmp_path / 'a').upload(3, always)
+  with pytest.raises(AbandonedError, match='already'):
+    copies(tmp_path / 'b').upload(3, always)
+  assert not copies(tmp_path / 'b').is_same(3)
+
+
+def test_nothing_is_written_without_a_lease(gcs, tmp_path):
+  save(tmp_path, 3)
+  with pytest.raises(AbandonedError):
+    copies(tmp_path).upload(3, lambda: False)
+  assert not below(gcs, 3)
+
+
+@pytest.mark.parametrize('name', ['state/w/0.0', 'data/metadata', 'checksums.json'])
+def test_a_flipped_bit_is_found_and_an_earlier_step_used(gcs, tmp_path, name):
+  here, there = tmp_path / 'here', tmp_path / 'there'
+  for step in (3, 6):
+    save(here, step)
+    copies(here).upload(step, always)
+  key = f'run/checkpoints/checkpoint_00000006/{name}'
+  generation, content = gcs.objects['bkt'][key]
+  gcs.objects['bkt'][key] = generation, bytes([content[0] ^ 1]) + content[1:]
+  assert step_copies.newest_good(copies(there), there) == 3
+  assert damage(there / 'checkpoint_00000006') is not None, 'Checkpoints moves it aside'
+  # on the machine that wrote it, the files on the disk are good
+  if name != 'checksums.json':
+    assert step_copies.newest_good(copies(here), here) == 6
+
+
+def test_what_is_missing_here_is_copied(gcs, tmp_path):
+  path = save(tmp_path, 3)
+  copies(tmp_path).upload(3, always)
+  (path / 'state/w/0.0').write_bytes(b'damaged')
+  (path / 'data/metadata').unlink()
+  before = len(gcs.requests)
+  assert step_copies.newest_good(copies(tmp_path), tmp_path) == 3
+  assert damage(path) is None
+  read = [p for m, p in gcs.requests[before:] if m == 'GET' and 'state' in p]
+  assert not any('empty' in p for p in read)
+
+
+def test_the_uploader_follows_the_folder(gcs, tmp_path):
+  uploader = StepUploader(copies(tmp_path), tmp_path, 2, always)
+  uploader.begin()
+  for step in (3, 6, 9):
+    save(tmp_path, step)
+  assert uploader.pending() == [3, 6, 9]
+  uploader.look()
+  assert uploader.pending() == []
+  assert copies(tmp_path).steps() == [6, 9], 'CHECKPOINT_MAX_TO_KEEP'
+  (tmp_path / 'checkpoint_00000009').rename(tmp_path / 'rolled_back_checkpoint_00000009')
+  uploader.look()
+  assert copies(tmp_path).steps() == [6]
+  save(tmp_path, 9, b'after the rollback')
+  uploader.look()
+  content = gcs.objects['bkt']['run/checkpoints/checkpoint_00000009/state/w/0.0'][1]
+  assert content == b'after the rollback'
+  before = len(gcs.requests)
+  uploader.look()
+  assert len(gcs.requests) == before, 'a look costs nothing'
+
+
+def test_a_later_start_does_not_copy_again(gcs, tmp_path):
+  save(tmp_path, 3)
+  copies(tmp_path).upload(3, always)
+  again = StepUploader(copies(tmp_path), tmp_path, 2, always)
+  again.begin()
+  assert again.pending() == []
+
+
+def test_a_step_that_is_deleted_while_it_is_copied(gcs, tmp_path):
+  path = save(tmp_path, 3)
+  uploader = StepUploader(copies(tmp_path), tmp_path, 2, lambda: (gone(path), True)[1])
+  uploader.begin()
+  uploader.look()
+  assert not below(gcs, 3)
+
+
+def gone(path):
+  if path.exists():
+    path.rename(path.with_name('deleted'))
+
+
+def test_two_hosts_write_one_step(gcs, tmp_path):
+  """Each host has the files of its own devices; the checksums are those of all."""
+  folders = tmp_path / 'h0', tmp_path / 'h1'
+  for host, folder in enumerate(folders):
+    path = save(folder, 3)
+    (path / 'state/w/0.0').rename(path / f'state/w/0.{host}')
+    write_checksums(path)
+  copies(folders[1], host=1, hosts=2).upload(3, always)
+  assert copies(folders[0]).steps() == []
+  copies(folders[0], host=0, hosts=2).upload(3, always)
+  assert copies(folders[0]).steps() == [3]
+  for host, folder in enumerate(folders):  # a later start; each folder has one host's checksums
+    later = StepUploader(copies(folder, host=host, hosts=2), folder, 2, always, leads=host == 0)
+    later.begin()
+    assert later.pending() == []
+  for folder in folders:
+    assert step_copies.newest_good(copies(folder), folder) == 3
+    found = json.loads((folder / 'checkpoint_00000003/checksums.json').read_text())
+    assert found['state/w/0.1'] == [7, zlib.crc32(b'weights')]
+    assert {'state/w/0.0', 'state/w/0.1'} <= found.keys()
+    assert damage(folder / 'checkpoint_00000003') is None
+
+
+def test_a_folder_that_vanishes_deletes_nothing_in_the_store(gcs, tmp_path):
+  here = tmp_path / 'here'
+  save(here, 3)
+  uploader = StepUploader(copies(here), here, 2, always)
+  uploader.begin()
+  uploader.look()
+  here.rename(tmp_path / 'cleaned')
+  with pytest.raises(FileNotFoundError, match='none is deleted'):
+    uploader.look()
+  assert copies(here).steps() == [3]
+
+
+def test_a_step_that_was_saved_again_and_not_copied_is_the_newest(gcs, tmp_path):
+  """A run was rolled back, saved the step again, and was killed before it could copy it."""
+  path = save(tmp_path, 3)
+  copies(tmp_path).upload(3, always)
+  path.rename(tmp_path / 'rolled_back_checkpoint_00000003')
+  save(tmp_path, 3, b'after the rollback')
+  assert step_copies.newest_good(copies(tmp_path), tmp_path) == 3
+  assert (path / 'state/w/0.0').read_bytes() == b'after the rollback'

@@ -1,0 +1,215 @@
+"""Objects in a bucket, by a server of GCS that enforces preconditions, and faults of a proxy."""
+
+import builtins
+import threading
+
+import pytest
+
+from paxlite.core import object_blocks, object_copies, paths
+from paxlite.core.addresses import Address
+from paxlite.core.errors import UserError
+from paxlite.core.files import expanded, lines, read_text
+from paxlite.core.object_store import ObjectStore, StoreError
+from tests.support.gcs_server import gcs_server
+from tests.support.proxy import proxy
+
+
+@pytest.fixture
+def gcs(monkeypatch, tmp_path):
+  with gcs_server('bkt') as server:
+    for name, value in server.environment().items():
+      monkeypatch.setenv(name, value)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    yield server
+
+
+@pytest.fixture
+def store(gcs):
+  return ObjectStore.opened('gs://bkt')
+
+
+def test_addresses():
+  address = Address.parsed('gs://bkt//a/b/')
+  assert (address.bucket, address.key, str(address)) == ('bkt', 'a/b', 'gs://bkt/a/b')
+  assert str(Address.parsed('s3://bkt') / 'x') == 's3://bkt/x'
+  assert paths.stored('sft:gs://bkt/a.jsonl') == 'sft:gs://bkt/a.jsonl'
+  for wrong in ('gs://', 's3://B/x', 'gs://bkt/../x', 'gs://bkt/a\nb', 'az://bkt/x', 'http://x/y'):
+    with pytest.raises(UserError):
+      paths.stored(wrong)
+
+
+def test_reading_and_writing(store, tmp_path):
+  for i in range(12):
+    store.write(f'a/b{i}/c d+%é', b'x' * i)
+  store.write('a/top', b'0123456789')
+  assert len(list(store.below('a'))) == 13  # more than a page
+  assert store.names('a') == (sorted(f'b{i}' for i in range(12)), ['top'])
+  tag = store.head('a/top').tag
+  assert store.read_range('a/top', 3, 6, tag) == b'345'
+  assert store.read_range('a/top', 8, 99, tag) == b'89'
+  store.write('a/top', b'0123456789')
+  with pytest.raises(OSError, match='there is no such object'):
+    store.read_range('a/top', 3, 6, tag)
+  big = tmp_path / 'big'
+  big.write_bytes(bytes(range(256)) * 70_000)  # three parts
+  store.upload('a/big', big)
+  assert b''.join(store.chunks('a/big')) == big.read_bytes()
+  store.delete(['a/top', 'a/absent'])
+  with pytest.raises(FileNotFoundError):
+    store.read('a/top')
+  store.delete_below('a')
+  assert list(store.below('')) == []
+
+
+def test_only_one_of_many_creates_an_object(store):
+  won = []
+  start = threading.Barrier(8)
+
+  def create(i):
+    start.wait()
+    if store.create('lock', f'of {i}'.encode()) is not None:
+      won.append(i)
+
+  threads = [threading.Thread(target=create, args=(i,)) for i in range(8)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert len(won) == 1
+  assert store.read('lock') == f'of {won[0]}'.encode()
+
+
+def test_an_object_is_replaced_only_if_it_is_unchanged(store):
+  tag = store.create('x', b'1')
+  assert store.create('x', b'1') == tag, 'a repeated request'
+  assert store.create('x', b'2') is None
+  newer = store.replace('x', b'2', tag)
+  assert newer not in (None, tag)
+  assert store.replace('x', b'3', tag) is None
+  assert store.replace('absent', b'3', tag) is None
+  assert store.read('x') == b'2'
+
+
+def test_faults_that_pass_are_not_seen(gcs):
+  with proxy(gcs.endpoint, mode='third') as between:
+    store = ObjectStore.opened('gs://bkt', environment=gcs.environment(between.endpoint))
+    for i in range(10):
+      store.write(f'k{i}', b'x')
+    assert len(list(store.below(''))) == 10
+    assert between.requests > 13
+
+
+@pytest.mark.parametrize('mode', ['503', 'reset'])
+def test_patience_ends(gcs, mode):
+  with proxy(gcs.endpoint, mode=mode) as between:
+    environment = gcs.environment(between.endpoint)
+    store = ObjectStore.opened('gs://bkt', patience=0.5, environment=environment)
+    with pytest.raises(OSError, match='the store') as e:
+      store.read('x')
+    assert e.value.filename == 'gs://bkt/x'
+    assert between.requests > 1
+
+
+def test_what_no_repetition_helps(gcs, monkeypatch):
+  with pytest.raises(StoreError, match=r'gs://none: there is no bucket none'):
+    ObjectStore.opened('gs://none').check()
+  monkeypatch.setenv('GOOGLE_BEARER_TOKEN', 'another-secret')
+  with pytest.raises(StoreError, match='refuses these credentials') as e:
+    ObjectStore.opened('gs://bkt').check()
+  assert 'secret' not in str(e.value)
+  environment = {'AWS_ENDPOINT_URL': gcs.endpoint}  # the metadata server is nowhere, see conftest
+  with pytest.raises(StoreError, match='AWS_ACCESS_KEY_ID'):
+    ObjectStore.opened('s3://bkt', patience=0.2, environment=environment).check()
+
+
+def test_a_profile_has_the_credentials(tmp_path):
+  from paxlite.core.object_store import _s3_config
+
+  (tmp_path / 'credentials').write_text('[me]\naws_access_key_id = A\naws_secret_access_key = B%\n')
+  (tmp_path / 'config').write_text('[profile me]\nregion = eu-north-1\n')
+  environment = {
+    'AWS_PROFILE': 'me',
+    'AWS_SHARED_CREDENTIALS_FILE': str(tmp_path / 'credentials'),
+    'AWS_CONFIG_FILE': str(tmp_path / 'config'),
+  }
+  keys = {'access_key_id': 'A', 'secret_access_key': 'B%', 'region': 'eu-north-1'}
+  assert _s3_config(environment) == keys
+  assert _s3_config({**environment, 'AWS_ACCESS_KEY_ID': 'C'})['access_key_id'] == 'C'
+
+
+def test_a_missing_package_is_named(monkeypatch):
+  real = builtins.__import__
+
+  def fail(name, *args, **kwargs):
+    if name.startswith('obstore'):
+      raise ImportError(name)
+    return real(name, *args, **kwargs)
+
+  monkeypatch.setattr(builtins, '__import__', fail)
+  with pytest.raises(UserError, match=r'gs://bkt needs the package obstore: pip install .*gcs\]'):
+    ObjectStore.opened('gs://bkt')
+
+
+def test_copies_follow_the_store(store, gcs, monkeypatch):
+  store.write('w/a', b'1')
+  store.write('w/deep/b', b'22')
+  store.write('w/m', b'head ')
+  store.write('w/m.piece00001', b'tail')
+  path = object_copies.copy_of(Address.parsed('gs://bkt/w'))
+  assert {p.name: p.read_bytes() for p in path.rglob('*') if p.is_file()} == {
+    'a': b'1', 'b': b'22', 'm': b'head tail',
+  }  # fmt: skip
+  store.write('w/a', b'3')
+  store.delete(['w/deep/b'])
+  before = len(gcs.requests)
+  object_copies.copy_of(Address.parsed('gs://bkt/w'))
+  assert (path / 'a').read_bytes() == b'3'
+  assert not (path / 'deep/b').exists()
+  asked = [r for r in gcs.requests[before:] if 'list-type' not in r[1] and r[0] == 'GET']
+  assert len(asked) == 1, 'only what has changed is copied'
+  assert object_copies.address_of(path / 'a') == Address.parsed('gs://bkt/w/a')
+  monkeypatch.setenv('PAXLITE_CACHE_GB', '1e-9')
+  store.write('w/a', b'4444')
+  with pytest.raises(UserError, match='PAXLITE_CACHE_GB'):
+    object_copies.copy_of(Address.parsed('gs://bkt/w'))
+  with pytest.raises(UserError, match='is not there'):
+    object_copies.copy_of(Address.parsed('gs://bkt/none'))
+
+
+def test_files_are_read_from_a_bucket(store):
+  text = ''.join(f'line {i}\n' for i in range(100))
+  store.write('t/a.txt', text.encode())
+  store.write('t/b.jsonl', b'{"text": "1"}\n{"text": "2"}\n')
+  assert read_text('gs://bkt/t/a.txt') == text
+  assert [n for n, _ in lines('gs://bkt/t/b.jsonl')] == [0, 1]
+  assert expanded(['gs://bkt/t/*']) == ['gs://bkt/t/a.txt', 'gs://bkt/t/b.jsonl']
+  with pytest.raises(UserError, match='matches no object'):
+    expanded(['gs://bkt/t/*.csv'])
+  with pytest.raises(UserError, match=r'gs://bkt/t/none\.txt'):
+    read_text('gs://bkt/t/none.txt')
+
+
+def test_blocks_are_cached_and_bounded(store, gcs, monkeypatch, tmp_path):
+  content = bytes(range(256)) * 400
+  store.write('tokens', content)
+  found = object_blocks.ObjectBytes(Address.parsed('gs://bkt/tokens'), block=1000)
+  assert found.size == len(content)
+  assert found.read(1500, 3000) == content[1500:4500]
+  assert found.read(len(content) - 10, 100) == content[-10:]
+  before = len(gcs.requests)
+  found.will_read([(50_000, 2000), (70_000, 10)])
+  assert found.read(50_500, 100) == content[50_500:50_600]
+  again = object_blocks.ObjectBytes(Address.parsed('gs://bkt/tokens'), block=1000)
+  assert again.read(1500, 3000) == content[1500:4500]
+  ranges = [r for r in gcs.requests[before:] if r[0] == 'GET']
+  assert len(ranges) <= 5, 'the second reader finds the blocks on the disk'
+  monkeypatch.setenv('PAXLITE_CACHE_GB', '20e-6')
+  monkeypatch.setattr(object_blocks, '_room', object_blocks._Room())
+  for start in range(0, len(content), 1000):
+    again.read(start, 1000)
+  kept = sum(p.stat().st_size for p in (tmp_path / 'cache').rglob('*') if p.is_file())
+  assert 0 < kept <= 21_000
+  changed = object_blocks.ObjectBytes(Address.parsed('gs://bkt/tokens'), block=900)
+  store.write('tokens', content)
+  with pytest.raises(UserError, match='gs://bkt/tokens cannot be read'):
+    changed.read(90_000, 1000)

@@ -1,0 +1,96 @@
+"""Datasets in a bucket equal those in a folder, and are fetched before they are needed."""
+
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.core.object_store import ObjectStore
+from paxlite.data.base import RowInput
+from paxlite.data.flat_tokens import FlatTokenRows
+from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.records import open_records, read_records
+from tests.support.gcs_server import gcs_server
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+  with gcs_server('bkt') as server:
+    for name, value in server.environment().items():
+      monkeypatch.setenv(name, value)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    yield ObjectStore.opened('gs://bkt')
+
+
+def write(path, documents, format='memmap'):
+  writer = Writer(str(path), 'train', 500, format)
+  for document in documents:
+    writer.write(document.astype(np.uint32), [len(document)])
+  writer.close()
+
+
+def put(store, folder, key):
+  for path in folder.rglob('*'):
+    if path.is_file():
+      store.upload(f'{key}/{path.relative_to(folder).as_posix()}', path)
+
+
+@pytest.mark.parametrize('kind', ['stream', 'packed', 'sequences'])
+@pytest.mark.parametrize('format', ['memmap', 'seqax'])
+def test_flat_tokens(store, tmp_path, kind, format):
+  rng = np.random.default_rng(0)
+  write(tmp_path / 'd', [rng.integers(0, 500, rng.integers(1, 60)) for _ in range(200)], format)
+  put(store, tmp_path / 'd', 'data')
+  here = FlatTokenRows(str(tmp_path / 'd'), 'train', 16, kind)
+  there = FlatTokenRows('gs://bkt/data', 'train', 16, kind)
+  assert there.fingerprint == here.fingerprint, 'a run may continue with the other one'
+  assert len(there) == len(here)
+  assert there.read_ahead == (16 if format == 'memmap' else 0)
+  for batch, expected in zip(batches(there), batches(here), strict=True):
+    for name in expected:
+      np.testing.assert_array_equal(batch[name], expected[name])
+
+
+def batches(rows):
+  found = RowInput(rows, 4).train_batches(3, slice(0, 4))
+  return [next(found) for _ in range(40)]
+
+
+def test_rows_are_asked_for_ahead(store, tmp_path):
+  """The order is shuffled, so that only the input knows which rows come next."""
+  write(tmp_path / 'd', [np.arange(16)] * 64)
+  put(store, tmp_path / 'd', 'data')
+  rows = FlatTokenRows('gs://bkt/data', 'train', 16)
+  asked, read = [], []
+  rows.will_read = lambda indices: asked.append(indices.tolist())
+  found = RowInput(rows, 4).train_batches(0, slice(0, 4))
+  take = rows.read
+  rows.read = lambda indices: (read.append(indices.tolist()), take(indices))[1]
+  for _ in range(5):
+    next(found)
+  assert len(asked) == 15 + 5
+  assert asked[:4] == read[1:5]
+  assert read[0] != [0, 1, 2, 3]
+
+
+def test_records(store, tmp_path):
+  texts = [f'{{"text": "document {i}"}}' for i in range(1000)]
+  (tmp_path / 'a.jsonl').write_text('\n'.join(texts))
+  store.upload('a.jsonl', tmp_path / 'a.jsonl')
+  store.write('b.csv', b'text,n\none,1\ntwo,2\n')
+  here = open_records(str(tmp_path / 'a.jsonl'))
+  there = open_records('gs://bkt/a.jsonl')
+  assert (there.size, there.fingerprint) == (here.size, here.fingerprint)
+  assert list(there.read(0, 400)) == list(here.read(0, 400))
+  assert list(read_records('gs://bkt/b.csv'))[1] == ('gs://bkt/b.csv:3', {'text': 'two', 'n': '2'})
+  with pytest.raises(UserError, match=r'gs://bkt/c\.jsonl'):
+    open_records('gs://bkt/c.jsonl')
+
+
+def test_parquet(store, tmp_path):
+  import pyarrow
+  from pyarrow import parquet
+
+  table = pyarrow.table({'text': ['a', 'b', 'c']})
+  parquet.write_table(table, tmp_path / 'a.parquet', row_group_size=2)
+  store.upload('a.parquet', tmp_path / 'a.parquet')
+  assert [r['text'] for _, r in read_records('gs://bkt/a.parquet')] == ['a', 'b', 'c']

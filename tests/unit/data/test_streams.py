@@ -1,0 +1,239 @@
+"""The order of a stream's rows depends on the data and the batch size, not on the processes."""
+
+import dataclasses
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.data import packaged, streams
+from paxlite.data.base import RowInput
+from paxlite.data.documents import Document, DocumentSource
+from paxlite.data.mixture import mixture_of
+from paxlite.data.positions import Column, merged
+from paxlite.data.streams import StreamInput
+from paxlite.data.synthetic import SyntheticRows
+from paxlite.training.train_data import TrainData
+
+B, T = 8, 6
+
+
+@dataclasses.dataclass
+class Shards:
+  """A Part whose shards hold documents of different lengths; every token occurs once."""
+
+  first: int
+  num_shards: int
+  rate: float = 1.0
+  documents: int = 9
+  name = 'shards'
+
+  @property
+  def fingerprint(self) -> int:
+    return self.first
+
+  @property
+  def shard_bytes(self):
+    return [float(1 << 20)] * self.num_shards
+
+  def examples(self, shard, shuffle, seed, start):
+    order = np.random.default_rng([seed or 0, shard]).permutation(self.documents)
+    for number in range(start, self.documents):
+      document = int(order[number])
+      at = self.first + 1000 * shard + 20 * document
+      yield number, Document(np.arange(at, at + 3 + document % 8 * 2))
+
+
+class Source:
+  name, max_token_id, start_id = 'a source', 10**6, 0
+
+  def __init__(self, *parts: Shards):
+    self.parts = parts
+
+
+# one, two and eight readers; parts of different numbers of shards; a mixture with random access
+INPUTS = {
+  'one shard': lambda rows: StreamInput(Source(Shards(0, 1)), T, B, rows),
+  'five shards': lambda rows: StreamInput(Source(Shards(0, 5)), T, B, rows),
+  'two shards': lambda rows: StreamInput(Source(Shards(0, 2)), T, B, rows),
+  'many shards': lambda rows: StreamInput(Source(Shards(0, 16)), T, B, rows),
+  'parts': lambda rows: StreamInput(
+    Source(Shards(0, 16, 3.0), Shards(50_000, 1), Shards(90_000, 2)), T, B, rows
+  ),
+  'mixture': lambda rows: mixture_of(
+    [
+      RowInput(SyntheticRows(100, T), 1),
+      StreamInput(Source(Shards(0, 16)), T, 1, rows),
+      StreamInput(Source(Shards(50_000, 1), Shards(90_000, 2)), T, 1, rows),
+    ],
+    [1.0, 2.0, 1.0],
+    B,
+  ),
+}
+each_input = pytest.mark.parametrize('kind', INPUTS)
+each_kind_of_rows = pytest.mark.parametrize('rows', ['stream', 'packed'])
+
+
+def read(make, processes: int, start: int, count: int, position=None):
+  """Returns the labels of global batches [count, B, T] and the position after them."""
+  found, known = [], []
+  for process in range(processes):
+    data = make()
+    if position is not None:
+      data.seek(start, position)
+    mine = slice(process * B // processes, (process + 1) * B // processes)
+    batches = itertools.islice(data.train_batches(start, mine), count)
+    found.append([b['labels'] for b in batches])
+    known.append(data.position(start + count))
+  return np.concatenate(found, axis=1), merged(np.stack(known))
+
+
+@each_input
+@each_kind_of_rows
+def test_any_number_of_processes_reads_the_same_batches(kind, rows):
+  """Also if it changes at random steps. The steps are more than an epoch of most readers."""
+  make = lambda: INPUTS[kind](rows)
+  whole, end = read(make, 1, 0, 60)
+  rng = np.random.default_rng(0)
+  at, position, parts = 0, None, []
+  while at < 60:
+    count = min(60 - at, int(rng.integers(1, 12)))
+    found, position = read(make, int(rng.choice([1, 2, 4, 8])), at, count, position)
+    position = np.array(json.loads(json.dumps(position.tolist())), np.int64)  # as notes hold it
+    parts.append(found)
+    at += count
+  np.testing.assert_array_equal(np.concatenate(parts), whole)
+  np.testing.assert_array_equal(position, end)
+
+
+def test_processes_whose_rows_are_no_readers_read_the_same():
+  make = lambda: INPUTS['many shards']('packed')
+  whole = read(make, 1, 0, 9)[0]
+  for mine in (slice(0, 3), slice(3, 8), slice(2, 7)):
+    found = [b['labels'] for b in itertools.islice(make().train_batches(0, mine), 9)]
+    np.testing.assert_array_equal(found, whole[:, mine])
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'batch_size', 'readers'),
+  [
+    ([1e9], 8, 1),
+    ([1e9] * 2, 8, 2),
+    ([1e9] * 1024, 64, 8),
+    ([1e9] * 1024, 12, 4),  # a divisor of the batch size
+    ([1e9] * 1024, 7, 1),
+    ([1e9, 5e8], 8, 1),  # the smaller file would be read twice as often
+    ([1e9] * 7, 8, 1),
+    ([1e9] * 30, 8, 2),  # 8, 8, 7 and 7 files are less even
+    ([1e5] * 8, 8, 1),  # small data may hold too few rows for each reader
+    ([4e5] * 8, 8, 2),
+  ],
+)
+def test_the_number_of_readers(sizes, batch_size, readers):
+  assert streams._num_readers(sizes, batch_size) == readers
+
+
+def test_processes_share_the_work(monkeypatch):
+  read_by = []
+  examples = Shards.examples
+
+  def counted(self, shard, *args):
+    for found in examples(self, shard, *args):
+      read_by.append(shard)
+      yield found
+
+  monkeypatch.setattr(Shards, 'examples', counted)
+  counts = {}
+  for processes in (1, 2, 4, 8, 16):
+    read_by.clear()
+    data = StreamInput(Source(Shards(0, 16, documents=400)), T, 16, 'stream')
+    list(itertools.islice(data.train_batches(0, slice(0, 16 // processes)), 100))
+    counts[processes] = len(read_by)
+  for processes in (2, 4, 8, 16):  # two of 16 have the same reader
+    assert counts[1] / counts[processes] == pytest.approx(min(processes, 8), rel=0.05)
+
+
+def test_every_batch_has_each_part_by_its_rate():
+  """Lanes are at different places of the order of parts, and each reader is used."""
+  data = StreamInput(Source(Shards(0, 8, 3.0), Shards(50_000, 8, 1.0)), T, B, 'packed')
+  found, position = read(lambda: data, 1, 0, 200)
+  of_second = (found[:, :, 0] >= 50_000).sum(axis=1)
+  np.testing.assert_array_equal(of_second, 2)
+  table = position.reshape(8, 2, -1)
+  assert (table[:, :, Column.LANES] == 8).all()
+  used = np.unique(found[:, :, 0] // 1000)
+  np.testing.assert_array_equal(used, [*range(8), *range(50, 58)])
+
+
+def old_positions(row_positions, processes: int):
+  """Positions as versions before readers saved them: an array of each process, [P, 1, 6]."""
+  columns = [Column.EPOCH, Column.UNIT, Column.EXAMPLE, Column.OFFSET, Column.ROWS]
+  return np.array(
+    [[[*row_positions[p][0, columns], row_positions[p][0, Column.FINGERPRINT]]]
+     for p in range(processes)]
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize('processes', [1, 2, 4])
+def test_a_run_of_an_earlier_version_continues_in_its_order(processes):
+  """There, with fewer shards than processes, row i belonged to process i mod P."""
+  one_row = lambda: StreamInput(Source(Shards(0, 1, documents=400)), T, 1, 'packed')
+  source = one_row()
+  stream = source.train_batches(0, slice(0, 1))
+  rows, positions = [], []
+  for number in range(160):
+    rows.append(next(stream)['labels'][0])
+    positions.append(source.position(number + 1))
+  mine = B // processes
+  former = lambda step: np.stack(
+    [rows[(step * mine + k) * processes + p] for p in range(processes) for k in range(mine)]
+  )
+  held = old_positions([positions[(5 * mine - 1) * processes + p] for p in range(processes)],
+                       processes)  # fmt: skip
+  make = lambda: StreamInput(Source(Shards(0, 1, documents=400)), T, B, 'packed')
+  found, position = read(make, processes, 5, 3, held)
+  np.testing.assert_array_equal(found, [former(step) for step in (5, 6, 7)])
+  found, _ = read(make, 1, 8, 3, position)  # from then on, any number of processes may continue
+  np.testing.assert_array_equal(found, [former(step) for step in (8, 9, 10)])
+
+
+def test_a_position_in_other_parts_is_refused():
+  _, position = read(lambda: INPUTS['parts']('packed'), 1, 0, 2)
+  for kind in ('many shards', 'mixture'):
+    with pytest.raises(UserError, match=r'other sources|is not what the checkpoint has read'):
+      INPUTS[kind]('packed').seek(2, position)
+  with pytest.raises(UserError, match='positions in 1 sources and there are 3'):
+    INPUTS['parts']('packed').seek(2, np.zeros((2, 1, 6), np.int64))
+
+
+def test_files_of_documents_are_shared_by_readers(tmp_path, monkeypatch):
+  monkeypatch.setattr(streams, '_LEAST_BYTES', 1000)
+  paths = [tmp_path / f'{i}.jsonl' for i in range(4)]
+  for path in paths:
+    path.write_text('{"text": "in the beginning God created the heaven and the earth"}\n' * 40)
+  source = DocumentSource([str(p) for p in paths], packaged.VOCAB, 8192)
+  data = StreamInput(source, T, B)
+  assert data.first_position(B)[0, Column.READERS] == 4
+  make = lambda: StreamInput(source, T, B)
+  np.testing.assert_array_equal(read(make, 1, 0, 5)[0], read(make, 4, 0, 5)[0])
+
+
+def test_checkpoints_of_earlier_versions_say_how_many_processes_they_need():
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('data',))
+  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+  make = lambda: INPUTS['one shard']('packed')
+  whole, _ = read(make, 1, 0, 8)
+  _, position = read(make, 1, 0, 5)
+  held = old_positions([position], 1).tolist()
+  data = TrainData(make())
+  data.resume(5, {'positions': held}, sharding)
+  found = itertools.islice(data.input.train_batches(5, slice(0, B)), 3)
+  np.testing.assert_array_equal([b['labels'] for b in found], whole[5:])
+  assert data.notes(8)()['position'] == read(make, 1, 0, 8)[1].tolist()
+  with pytest.raises(UserError, match=r'holds positions of 2 processes .* and 1 read it: continue'):
+    TrainData(make()).resume(5, {'positions': held * 2}, sharding)
+  with pytest.raises(UserError, match='holds no position of the data'):
+    TrainData(make()).resume(5, {}, sharding)

@@ -1,0 +1,144 @@
+"""Attention over context: each way gives the context and the gradients of one device.
+
+`python -m tests.unit.layers.test_context_attention CASE…` compares on 8 devices of a CPU.
+"""
+
+import functools
+import json
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paxlite.layers import context_attention, splash_attention, tiled_attention, window_attention
+from paxlite.layers.attention import DotProductAttention, Sinks
+from paxlite.layers.attention_kernel import AttentionKernel
+from paxlite.layers.blockwise_attention import Blockwise
+from paxlite.layers.partial_attention import Partial
+from paxlite.layers.softmax_attention import Softmax
+from paxlite.parallel import partitioning
+from paxlite.parallel.mesh import make_mesh
+from tests.support import runs
+
+# way, context, mdl, heads of keys, window, packed, cap, sinks
+CASES = {
+  'ring': ('ring', 4, 1, 2, 0, True, 0.0, False),
+  'ring of two': ('ring', 2, 2, 4, 0, True, 3.0, True),
+  'ring of eight': ('ring', 8, 1, 8, 0, False, 0.0, True),
+  'window': ('ring', 4, 1, 2, 12, True, 0.0, True),
+  'wide window': ('ring', 4, 2, 2, 40, False, 3.0, False),
+  'window in pieces': ('pieces', 4, 1, 2, 6, True, 0.0, False),
+  'heads': ('heads', 4, 1, 4, 0, True, 0.0, True),
+  'heads and window': ('heads', 2, 2, 4, 12, True, 2.0, False),
+  'gather': ('gather', 4, 1, 4, 12, True, 0.0, False),
+}
+T = 64
+AXES = ['replica', 'data', 'mdl', 'context']
+
+
+def compare(name: str) -> None:
+  """Prints the largest relative differences to one device, and collectives of the program."""
+  way, size, mdl, kv_heads, window, packed, cap, has_sinks = CASES[name]
+  keys = jax.random.split(jax.random.key(0), 4)
+  shapes = (2, T, 8, 8), (2, T, kv_heads, 8), (2, T, kv_heads, 8)
+  qkv = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=False)]
+  cut = jnp.where(jnp.arange(T) < 20, 1, jnp.where(jnp.arange(T) < 50, 2, 0))
+  segments = cut[None].repeat(2, 0) if packed else None
+  sinks = functools.partial(Sinks, num_heads=8) if has_sinks else None
+  logits = {'params': {'sinks': {'logits': jax.random.normal(keys[3], (8,))}}}
+  values = dict(query_scale=0.35, window=window, logit_cap=cap, sinks_tpl=sinks)
+
+  def grad(module):
+    def value(variables, qkv):
+      y = module.apply(variables, *qkv, segments)
+      return jnp.sin(y).sum(), y
+
+    arguments = logits if has_sinks else {}, qkv
+    of = jax.jit(jax.value_and_grad(value, argnums=(0, 1), has_aux=True)).lower(*arguments)
+    program = of.compile({'xla_backend_optimization_level': 0})
+    (_, y), grads = program(*arguments)
+    return (y, grads), program.as_text()
+
+  expected, _ = grad(DotProductAttention(**values))
+  if way == 'pieces':
+    attend = window_attention.attend
+    context_attention.window_attention.attend = lambda *args: attend(*args[:-1], 8)
+    way = 'ring'
+  kernel = functools.partial(AttentionKernel, fused=True, context=way)
+  data = min(8 // size // mdl, 2)
+  devices = jax.devices()[: data * size * mdl]
+  mesh = make_mesh([1, data, mdl, size], [1, 1, 1, 1], AXES, devices)
+  with partitioning.activate(mesh, partitioning.rules_for(AXES)):
+    found, program = grad(DotProductAttention(**values, kernel_tpl=kernel))
+  difference = lambda a, b: float(jnp.abs(a - b).max() / jnp.abs(b).max())
+  result = {
+    'case': name,
+    'difference': max(jax.tree.leaves(jax.tree.map(difference, found, expected))),
+    'permutes': program.count(' collective-permute('),
+    'exchanges': program.count(' all-to-all('),
+    'scores': f'{T},{T}]' in program,
+  }
+  print(json.dumps(result), flush=True)
+
+
+def check(names):
+  done = runs.module('tests.unit.layers.test_context_attention', *names, devices=8)
+  results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
+  assert [r['case'] for r in results] == names
+  for r in results:
+    assert r['difference'] < 1e-5, r
+    way = CASES[r['case']][0]
+    assert bool(r['permutes']) == (way in ('ring', 'pieces')), r
+    assert bool(r['exchanges']) == (way == 'heads'), r
+    assert not r['scores'] or way in ('heads', 'gather'), r
+
+
+def test_a_ring_computes_the_same():
+  check(['ring'])
+
+
+@pytest.mark.slow
+def test_every_way_computes_the_same():
+  check([name for name in CASES if name != 'ring'])
+
+
+def halves(length: int, width: int, kv_heads: int = 2):
+  keys = jax.random.split(jax.random.key(0), 4)
+  shapes = (2, length, 4, width), (2, length, kv_heads, width), (2, length, kv_heads, width)
+  qkv = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=False)]
+  ids = jnp.where(jnp.arange(length) < length // 3, 1, 2)[None].repeat(2, 0)
+  return qkv, (ids, ids[:, ::-1]), jax.random.normal(keys[3], shapes[0])
+
+
+def same(kernel, other, length, width, segmented, causal):
+  qkv, segments, gradient = halves(length, width)
+  segments = ((segments[0],) * 2 if causal else segments) if segmented else None
+  parts = [jax.jit(k.forward, static_argnums=4)(*qkv, segments, causal) for k in (kernel, other)]
+  # the backward pass of a part uses the results of all parts together
+  whole = Partial(parts[1].context * 0.7, parts[1].log_sum + 0.4)
+  backward = lambda k: jax.jit(k.backward, static_argnums=4)
+  both = [backward(k)(*qkv, segments, causal, whole, gradient) for k in (kernel, other)]
+  for a, b in zip(*(jax.tree.leaves(x) for x in zip(parts, both, strict=True)), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(jnp.abs(b).max()))
+
+
+@pytest.mark.parametrize('causal', [False, True])
+def test_tiles_are_the_same_as_a_whole(causal):
+  whole = Blockwise(Softmax(0.4))
+  same(tiled_attention.Tiled(whole, 8), whole, 32, 8, True, causal)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize('segmented', [False, True])
+def test_splash_computes_a_part(segmented, causal):
+  """In Pallas' interpreter. This also tests what a function of jax.vjp holds."""
+  softmax = Softmax(0.125, logit_cap=3.0)
+  same(splash_attention.SplashParts(softmax), Blockwise(softmax), 256, 64, segmented, causal)
+
+
+if __name__ == '__main__':
+  for case in sys.argv[1:]:
+    compare(case)

@@ -1,0 +1,147 @@
+"""Checks what the planner knows of a model without compiling it: work, state, memory."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from paxlite.aot.analysis import sharded_task
+from paxlite.experiments.demo import TinyGPT
+from paxlite.planning import layouts
+from paxlite.planning.candidates import Candidate, Space
+from paxlite.planning.correction import Correction
+from paxlite.planning.estimate import Estimator
+from paxlite.planning.extents import Amounts, Extent, Shares
+from paxlite.planning.layouts import Layout
+from paxlite.planning.machine import Machine
+from paxlite.planning.model import Model
+from paxlite.planning.points import Points
+
+HOST = Machine('here', 'gpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
+VALUES = {'CHECKPOINT_POLICY': 'SAVE_EVERYTHING', 'NUM_LOSS_CHUNKS': 1, 'USE_REPEATED_LAYER': False}
+
+
+@pytest.fixture(scope='module')
+def model() -> Model:
+  e = TinyGPT(
+    NUM_LAYERS=6, NUM_HEADS=4, MODEL_DIMS=64, VOCAB_SIZE=1024, MAX_SEQ_LEN=16, HIDDEN_DIMS=192
+  )
+  return Model(e, jax.devices()[0])
+
+
+def flops(model, values) -> float:
+  """FLOPs of a step for each token."""
+  unit, rest = model.unit(values), model.rest(values)
+  total = model.units * sum(p.flops for p in unit.products) + sum(p.flops for p in rest.products)
+  return total / model.sizes.rows / model.sizes.length
+
+
+def test_flops(model):
+  """They are those of the formula with attention in full; recomputing adds the forward pass."""
+  e = model.experiment
+  causal = 12 * e.NUM_LAYERS * e.MODEL_DIMS * e.MAX_SEQ_LEN / 2
+  full = e.flops_per_token + causal
+  assert flops(model, VALUES) == pytest.approx(full, rel=0.02)
+  again = full + (full - 6 * e.VOCAB_SIZE * e.MODEL_DIMS) / 3
+  assert flops(model, VALUES | {'CHECKPOINT_POLICY': 'SAVE_NOTHING'}) == pytest.approx(
+    again, rel=0.1
+  )
+
+
+def test_policies_keep_less(model):
+  kept = [
+    sum(model.unit(VALUES | {'CHECKPOINT_POLICY': p}).saved.values())
+    for p in ('SAVE_NOTHING', 'SAVE_OUT_PROJ', 'SAVE_DOT_WITH_NO_BATCH_DIM', 'SAVE_EVERYTHING')
+  ]
+  assert kept == sorted(kept)
+  row = model.experiment.MODEL_DIMS * 4 * model.sizes.length * model.sizes.rows
+  assert kept[:2] == [row, 2 * row]
+
+
+@pytest.mark.parametrize('repeated', [False, True])
+@pytest.mark.parametrize('shape', [(2, 4, 1), (1, 2, 4), (1, 1, 1)])
+def test_bytes_of_the_state(model, shape, repeated):
+  """They equal those of the abstract state on the mesh, to the byte."""
+  e = model.experiment.replaced(ICI_MESH_SHAPE=list(shape), USE_REPEATED_LAYER=repeated)
+  devices = jax.devices()[0]
+  abstract = jax.sharding.AbstractMesh(shape, ('replica', 'data', 'mdl'))
+  del devices
+  task = sharded_task(e, abstract)
+  sizes = [
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves(task.abstract)
+  ]
+  assert model.state(VALUES, e).all == sum(sizes)
+
+
+def test_candidates_differ_as_they_should(model):
+  """More rows take more memory and time, recomputing less memory, more devices less of both."""
+  estimator = Estimator(model, HOST)
+  layout = Layout(('replica', 'data', 'mdl'), (1, 8, 1), (1, 1, 1))
+  one = estimator.estimate(Candidate(layout, 64, 1, VALUES))
+  more = estimator.estimate(Candidate(layout, 128, 1, VALUES))
+  assert more.memory > one.memory
+  assert more.seconds > one.seconds
+  again = estimator.estimate(
+    Candidate(layout, 64, 1, VALUES | {'CHECKPOINT_POLICY': 'SAVE_NOTHING'})
+  )
+  assert again.memory < one.memory
+  assert again.products > one.products
+  parts = estimator.estimate(Candidate(layout, 64, 4, VALUES))
+  assert parts.saved == pytest.approx(one.saved / 4)
+  copies = estimator.estimate(Candidate(layout._replace(near=(8, 1, 1)), 64, 1, VALUES))
+  assert copies.state == pytest.approx(8 * one.state, rel=0.1)
+
+
+def test_shares_of_an_array():
+  """A device has its rows, its part of a length, and its part of a width that can be split."""
+  shares = Shares(rows=0.5, context=2, mdl=4, experts=1)
+  assert shares.of(Extent(rows=1, length=True, width=8)) == 0.5 / 2 / 4
+  assert shares.of(Extent(rows=2, width=6)) == 0.25
+  amounts = Amounts({Extent(rows=1): 10.0, Extent(): 3.0})
+  assert amounts.on_a_device(shares) == 8.0
+
+
+def test_layouts_are_those_that_the_model_can_use(model):
+  found = layouts.layouts(model.experiment, HOST)
+  assert len(set(found)) == len(found)
+  for layout in found:
+    assert math.prod(layout.sizes.values()) == 8
+    assert 4 % layout.sizes['mdl'] == 0
+    assert 6 % layout.sizes.get('stage', 1) == 0
+  assert {layout.sizes['mdl'] for layout in found} == {1, 2, 4}
+  hosts = dataclasses.replace(HOST, devices=32)
+  for layout in layouts.layouts(model.experiment, hosts):
+    assert math.prod(layout.near) == 8
+    by_axis = dict(zip(layout.axes, layout.far, strict=True))
+    assert by_axis['mdl'] == 1, 'activations of every layer stay within a host'
+
+
+def test_what_is_kept_does_not_change(model):
+  kept = frozenset({'CHECKPOINT_POLICY', 'NUM_MICROBATCHES', 'PERCORE_BATCH_SIZE'})
+  e = model.experiment.replaced(PERCORE_BATCH_SIZE=2)
+  found = list(Space(e, HOST, kept))
+  assert {c.values['CHECKPOINT_POLICY'] for c in found} == {e.CHECKPOINT_POLICY}
+  assert {(c.rows, c.microbatches) for c in found} == {(16, 1)}
+  assert len({c.values['NUM_LOSS_CHUNKS'] for c in found}) > 1
+
+
+def test_a_correction_is_exact_where_it_knows_and_near_where_it_is_alike(model):
+  """Estimates that are wrong by a factor for each policy are right after one verdict of each."""
+  candidates = list(Space(model.experiment, HOST, frozenset({'NUM_MICROBATCHES'}), global_batch=8))
+  points = Points(candidates)
+  numbers = points.of(candidates)
+  policies = sorted({c.values['CHECKPOINT_POLICY'] for c in candidates})
+  true = np.array([0.1 + 0.1 * policies.index(c.values['CHECKPOINT_POLICY']) for c in candidates])
+  rng = np.random.default_rng(0)
+  known = rng.choice(len(candidates), 4 * len(policies), replace=False)
+  correction = Correction()
+  parts = np.full((len(candidates), 2), 0.5)
+  before = np.abs(correction.predict(numbers, parts)[0] - true).mean()
+  correction.learn(numbers[known], parts[known], true[known], points.groups)
+  mean, error = correction.predict(numbers, parts)
+  assert np.abs(mean[known] - true[known]).max() < 0.01
+  assert np.abs(mean - true).mean() < before / 8
+  assert error[known].max() < 0.01 < error.max()

@@ -1,0 +1,175 @@
+"""Checks the search around its estimates: what is kept, printed, refused and interrupted."""
+
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from paxlite.aot import targets
+from paxlite.core.errors import UserError
+from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.llama import LLaMA70B
+from paxlite.experiments.registry import build_experiment
+from paxlite.planning import impossible, report
+from paxlite.planning.candidates import Candidate, Space
+from paxlite.planning.estimate import Estimate, Estimator
+from paxlite.planning.layouts import Layout
+from paxlite.planning.machine import Machine, of_target
+from paxlite.planning.model import Model
+from paxlite.planning.search import Judged, Plan, Point, pareto
+from paxlite.planning.store import Store, Verdict
+from paxlite.tools import plan as tool
+from tests.support import runs
+
+HOST = Machine('here', 'cpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
+LAYOUT = Layout(('replica', 'data', 'mdl', 'context'), (1, 4, 1, 2), (1, 1, 1, 1))
+VALUES = {'CHECKPOINT_POLICY': 'SAVE_OUT_PROJ', 'NUM_LOSS_CHUNKS': 4, 'USE_REPEATED_LAYER': True}
+
+
+def test_a_store_keeps_verdicts_of_the_same_question(tmp_path):
+  verdict = Verdict(1e9, 0.5, 'memory traffic', (0.25, 0.5), {'collectives': 0.1}, spent=3.0)
+  store = Store(tmp_path, {'versions': 1})
+  store.put({'NUM_LAYERS': 2}, verdict)
+  assert Store(tmp_path, {'versions': 1}).get({'NUM_LAYERS': 2}) == verdict
+  assert store.get({'NUM_LAYERS': 3}) is None
+  assert Store(tmp_path, {'versions': 2}).get({'NUM_LAYERS': 2}) is None
+  for content in (b'', b'{"memory": 1}', b'no JSON'):
+    next(tmp_path.glob('*.json')).write_bytes(content)
+    assert store.get({'NUM_LAYERS': 2}) is None
+
+
+def test_a_verdict_decides_about_the_memory():
+  verdict = Verdict(memory=100.0, seconds=1.0)
+  assert verdict.fits(100)
+  assert not verdict.fits(99)
+  assert not Verdict(memory=100.0).fits(200), 'the compiler refused it'
+  assert not dataclasses.replace(verdict, error='x').fits(200)
+
+
+def test_the_front():
+  """A point that another beats in memory and time is left out."""
+  point = lambda memory, seconds: Point(Candidate(LAYOUT, 8, 1, {}), memory, seconds, True)
+  front = pareto([point(3, 1), point(1, 3), point(2, 2), point(2, 4), point(4, 1), point(5, 0.5)])
+  assert [(p.memory, p.row_seconds) for p in front] == [(1, 3), (2, 2), (3, 1), (5, 0.5)]
+
+
+def test_the_command_makes_the_candidate():
+  """The printed flags, read as a shell and paxlite read them, give the candidate's attributes."""
+  experiment = build_experiment('TinyGPT', [], {'NUM_LAYERS': '4', 'MAX_SEQ_LEN': '64'})
+  machine = dataclasses.replace(HOST, share=0.92)
+  candidate = Candidate(LAYOUT, 4, 1, VALUES)
+  judged = Judged(
+    candidate, Estimate(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0), Verdict(1.0, 1.0), 1.0, fits=True
+  )
+  text = report.command(Plan(Space(experiment, machine)), judged, 'TinyGPT', {'NUM_LAYERS': '4'})
+  words = shlex.split(text)
+  assert words[:4] == ['XLA_PYTHON_CLIENT_MEM_FRACTION=0.92', 'paxlite', 'train', 'TinyGPT']
+  made = build_experiment('TinyGPT', [], dict(w.split('=', 1) for w in words[4:]))
+  assert made.values() == candidate.of(experiment).values()
+  assert made.batch_size == 4
+
+
+@pytest.mark.slow
+def test_what_would_fit_is_named():
+  """TinyGPT is put on devices whose memory is too small for it."""
+  experiment = TinyGPT(MAX_SEQ_LEN=256, NUM_LAYERS=1, NUM_HEADS=1, HIDDEN_DIMS=33)
+  machine = dataclasses.replace(of_target(targets.parse('h100x4')), memory=5e6)
+  model = Model(experiment, jax.devices()[0])
+  space = Space(experiment, machine)
+  text = impossible.message(space, Estimator(model, machine), jax.devices()[0])
+  assert text.startswith('TinyGPT does not fit 4 × h100: the leanest way (')
+  assert text.endswith('MiB. What would fit: --target=h100x8; or --seq_len=128')
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_named_with_what_does():
+  """LLaMA 70B has 1.1 TB of state: 8 H100 cannot hold it, 16 can, and one can hold LoRA's."""
+  machine = of_target(targets.parse('h100x8'))
+  device = jax.devices()[0]
+  experiment = LLaMA70B().replaced(ICI_MESH_SHAPE=[1, 8, 1], DCN_MESH_SHAPE=[1, 1, 1])
+  space = Space(experiment, machine)
+  text = impossible.message(space, Estimator(Model(experiment, device), machine), device)
+  assert text.startswith('LLaMA70B does not fit 8 × h100: its parameters, moments and counters')
+  assert ' of 72.77 GiB on each device, in any layout' in text
+  assert '--target=h100x16; or LoRA' in text
+
+
+def test_a_batch_that_cannot_be_split_is_named_with_the_nearest():
+  experiment = TinyGPT(NUM_HEADS=1, HIDDEN_DIMS=33)
+  space = Space(experiment, HOST, frozenset({'NUM_MICROBATCHES'}), global_batch=7)
+  text = impossible.message(space, Estimator(Model(experiment, jax.devices()[0]), HOST), None)
+  assert text.endswith('for a global batch of 7 rows: the nearest is --global_batch=8')
+
+
+@pytest.mark.parametrize(
+  ('argument', 'message'),
+  [
+    ('--global_batch=0', '--global_batch=0 must be at least 1'),
+    ('--keep=NUM_LAYERS', '--keep=NUM_LAYERS: the planner chooses MESH_AXES'),
+    ('--json=/nowhere/plan.json', '--json=/nowhere/plan.json: there is no such folder'),
+    ('NUM_LAYER=3', 'TinyGPT has no attribute NUM_LAYER'),
+  ],
+)
+def test_wrong_input(argument, message):
+  with pytest.raises(UserError, match=message):
+    tool.main(['TinyGPT', '--target=here', argument])
+
+
+def test_measured_speeds_replace_those_of_the_data_sheet(tmp_path):
+  path = tmp_path / 'speeds.json'
+  speeds = {'chip': 'h100', 'flops': {'bf16': 7e14, 'f32': 3e14}, 'memory_bandwidth': 3e12}
+  path.write_text(json.dumps(speeds))
+  chip = targets.parse('h100x8', str(path)).chip
+  sheet = targets.CHIPS['h100']
+  assert chip.flops_by_type[''] == 7e14
+  assert chip.flops_by_type['f32'] == 3e14
+  assert chip.flops_by_type['f8e4m3fn'] == sheet.flops_by_type['f8e4m3fn']
+  assert (chip.memory_bandwidth, chip.ici_bandwidth) == (3e12, sheet.ici_bandwidth)
+  for wrong in ({'chip': 'v5e'}, {'flop': 1}, {'memory_bandwidth': -1}, {'flops': {'bf16': 'x'}}):
+    path.write_text(json.dumps({**speeds, **wrong}))
+    with pytest.raises(UserError, match=f'--calibration={path}'):
+      targets.parse('h100x8', str(path))
+
+
+def planned(folder, *flags: str, most: int = 3) -> subprocess.Popen[str]:
+  command = [sys.executable, '-m', 'paxlite.tools.plan', 'TinyGPT', '--target=here']
+  command += ['--keep', 'NUM_MICROBATCHES', 'PERCORE_BATCH_SIZE', f'--most={most}', *flags]
+  environment = runs.environment(devices=2) | {'XDG_CACHE_HOME': str(folder)}
+  return subprocess.Popen(
+    command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+  )
+
+
+@pytest.mark.slow
+def test_steps_are_run_here_and_kept(tmp_path):
+  """The second time, nothing is run; Ctrl-C prints the best so far."""
+  first, second = tmp_path / 'first.json', tmp_path / 'second.json'
+  for path in (first, second):
+    process = planned(tmp_path, f'--json={path}')
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, out + err
+    assert 'paxlite train TinyGPT' in out
+  found = json.loads(first.read_text())
+  assert len(found['judged']) == 3
+  assert all(j['seconds'] > 0 and j['memory'] > 0 for j in found['judged'])
+  assert found['best'][0]['seconds'] == min(j['seconds'] for j in found['judged'])
+  assert json.loads(second.read_text()) == found
+
+  process = planned(tmp_path, most=30)
+  assert process.stdout is not None
+  lines = []
+  for line in process.stdout:
+    lines.append(line)
+    if line.startswith('[4 of'):
+      os.kill(process.pid, signal.SIGINT)
+      break
+  out = process.stdout.read()
+  assert process.wait(timeout=60) == 130
+  assert 'paxlite train TinyGPT' in out
+  assert 'Interrupted: this is the best so far' in out

@@ -1,0 +1,124 @@
+"""The lease of a run in an object store, by a server that enforces preconditions."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from paxlite.core.addresses import Address
+from paxlite.core.errors import UserError
+from paxlite.core.object_store import ObjectStore
+from paxlite.runtime.lease import Lease, Times
+from tests.support.gcs_server import gcs_server
+from tests.support.proxy import proxy
+
+RUN = Address.parsed('gs://bkt/run')
+QUICK = Times(renew=0.05, expires=0.6, sure=0.4, look=0.02)
+DEAD = Times(renew=1000, expires=0.6, sure=0.4, look=0.02)  # never renews, as if it was killed
+
+
+@pytest.fixture
+def gcs(monkeypatch):
+  with gcs_server('bkt') as server:
+    for name, value in server.environment().items():
+      monkeypatch.setenv(name, value)
+    yield server
+
+
+def lease(times=QUICK, lost=None):
+  return Lease(RUN, (lambda why: None) if lost is None else lost.append, times)
+
+
+def test_a_second_run_is_refused_and_learns_who_holds_it(gcs):
+  first, second = lease(), lease()
+  assert first.acquire(None) is None
+  assert first.is_sure
+  with pytest.raises(UserError, match=r'gs://bkt/run is in use by another run \(process \d+ on '):
+    second.acquire(None)
+  first.release()
+  assert not first.is_sure
+  assert second.acquire(None) == first.attempt
+  second.release()
+
+
+def test_an_abandoned_lease_is_taken_over(gcs):
+  dead, other = lease(DEAD), lease()
+  dead.acquire(None)
+  began = time.monotonic()
+  assert other.acquire(None) == dead.attempt
+  assert time.monotonic() - began >= QUICK.expires
+  assert not dead.is_sure
+  other.release()
+  dead.release()
+  content = json.loads(ObjectStore.opened(RUN).read('run/lease.json'))
+  assert content['attempt'] == other.attempt, 'a lost lease is not released'
+
+
+def test_the_next_start_on_the_same_machine_does_not_wait(gcs):
+  dead, other = lease(DEAD), lease(Times(renew=0.05, expires=1000, sure=1, look=0.02))
+  dead.acquire(None)
+  assert other.acquire(dead.attempt) == dead.attempt
+  other.release()
+
+
+def test_only_one_of_several_takes_over(gcs):
+  dead = lease(DEAD)
+  dead.acquire(None)
+  leases = [lease() for _ in range(4)]
+  won, refused = [], []
+
+  def acquire(one):
+    try:
+      one.acquire(None)
+      won.append(one)
+    except UserError:
+      refused.append(one)
+
+  threads = [threading.Thread(target=acquire, args=(one,)) for one in leases]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert (len(won), len(refused)) == (1, 3)
+  won[0].release()
+
+
+def test_a_lost_lease_is_noticed(gcs):
+  why = []
+  loser = lease(lost=why)
+  loser.acquire(None)
+  store = ObjectStore.opened(RUN)
+  store.write('run/lease.json', json.dumps({'attempt': 'x', 'host': 'h', 'process': 3}).encode())
+  until = time.monotonic() + 10
+  while not why and time.monotonic() < until:
+    time.sleep(0.01)
+  assert 'taken over by another run (process 3 on h' in why[0]
+  assert not loser.is_sure
+  loser.release()
+
+
+def test_a_silent_store_makes_the_lease_unsure_and_is_no_loss(gcs, monkeypatch):
+  with proxy(gcs.endpoint) as between:
+    monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
+    why = []
+    held = lease(lost=why)
+    held.acquire(None)
+    between.mode = 'silent'
+    until = time.monotonic() + 10
+    while held.is_sure:
+      assert time.monotonic() < until
+      time.sleep(0.01)
+    between.mode = 'forward'
+    while not held.is_sure:
+      assert time.monotonic() < until
+      time.sleep(0.01)
+    assert why == []
+    held.release()
+
+
+def test_a_damaged_lease_is_replaced(gcs):
+  ObjectStore.opened(RUN).write('run/lease.json', b'[1')
+  held = lease()
+  assert held.acquire(None) is None
+  held.release()

@@ -1,0 +1,67 @@
+"""Tensors of safetensors files in a bucket, and folders that commands write there."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from paxlite.core.addresses import Address
+from paxlite.core.errors import UserError
+from paxlite.core.object_store import ObjectStore
+from paxlite.core.stored_output import output_folder
+from paxlite.weights import stored_tensors
+from paxlite.weights.huggingface import Safetensors
+from tests.support.gcs_server import gcs_server
+
+
+@pytest.fixture
+def store(monkeypatch, tmp_path):
+  stored_tensors._opened.cache_clear()
+  with gcs_server('bkt') as server:
+    for name, value in server.environment().items():
+      monkeypatch.setenv(name, value)
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+    yield ObjectStore.opened('gs://bkt')
+
+
+def test_tensors_are_read_by_ranges(store, tmp_path, monkeypatch):
+  monkeypatch.setattr(stored_tensors, '_RANGE', 1000)
+  rng = np.random.default_rng(0)
+  tensors = {
+    'a': rng.standard_normal((30, 20)).astype(np.float32),
+    'b': rng.standard_normal(7).astype(ml_dtypes.bfloat16),
+    'c': np.zeros((0, 3), np.int64),
+    'd': rng.standard_normal((4, 4)).astype(ml_dtypes.float8_e4m3fn),
+  }
+  safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors', {'format': 'pt'})
+  store.upload('w/model.safetensors', tmp_path / 'model.safetensors')
+  here = Safetensors(tmp_path)
+  there = Safetensors(tmp_path / 'without', Address.parsed('gs://bkt/w'))
+  assert (there.shapes, there.dtypes) == (here.shapes, here.dtypes)
+  for name, value in tensors.items():
+    np.testing.assert_array_equal(there.read(name).view(np.uint8), value.view(np.uint8))
+    assert there.read(name).dtype == value.dtype
+
+
+def test_a_damaged_file_is_named(store, tmp_path):
+  whole = safetensors.numpy.save({'a': np.zeros(100, np.float32)})
+  wrong = {'cut': whole[:-1], 'empty': b'', 'table': whole.replace(b'"F32"', b'"F16"'),
+           'json': whole[:8] + b'x' + whole[9:], 'length': b'\xff' * 8 + whole[8:]}  # fmt: skip
+  for name, content in wrong.items():
+    store.write(f'{name}/model.safetensors', content)
+    with pytest.raises(UserError, match=rf'gs://bkt/{name}/model\.safetensors is damaged'):
+      Safetensors(tmp_path, Address.parsed(f'gs://bkt/{name}'))
+  with pytest.raises(UserError, match=r'holds no \.safetensors file'):
+    Safetensors(tmp_path, Address.parsed('gs://bkt/nothing'))
+
+
+def test_a_folder_is_written_with_its_last_file_last(store, tmp_path):
+  with output_folder('gs://bkt/out', last='a') as folder:
+    (folder / 'sub').mkdir(parents=True)
+    for name in ('a', 'b', 'sub/c'):
+      (folder / name).write_text(name)
+  found = sorted((int(store.head(o.key).tag), o.key) for o in store.below('out'))
+  assert [key for _, key in found] == ['out/b', 'out/sub/c', 'out/a']
+  assert not folder.exists()
+  with pytest.raises(UserError, match='holds objects already'), output_folder('gs://bkt/out', 'a'):
+    pass
