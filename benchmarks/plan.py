@@ -62,13 +62,13 @@ def grid(name: str, workers: int) -> dict[str, Any]:
 
   import jax
 
+  from paxlite.aot.planning import machine, store
+  from paxlite.aot.planning.candidates import Space
+  from paxlite.aot.planning.crew import Crew
+  from paxlite.aot.planning.estimate import Estimator
+  from paxlite.aot.planning.model import Model
+  from paxlite.aot.planning.search import Search
   from paxlite.experiments.registry import find
-  from paxlite.planning import machine, store
-  from paxlite.planning.candidates import Space
-  from paxlite.planning.crew import Crew
-  from paxlite.planning.estimate import Estimator
-  from paxlite.planning.model import Model
-  from paxlite.planning.search import Search
   from paxlite.runtime import compiled_step
 
   experiment_name, changes, rows, memory, policies, chunks = GRIDS[name]
@@ -162,12 +162,12 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 
 def order() -> dict[str, Any]:
   """Measures steps of DemoGPT's size in turn, and compares their order with the predicted one."""
+  from paxlite.aot.planning import machine, worker
+  from paxlite.aot.planning.candidates import Candidate
+  from paxlite.aot.planning.estimate import Estimator
+  from paxlite.aot.planning.layouts import own_layout
+  from paxlite.aot.planning.model import Model
   from paxlite.experiments.registry import find
-  from paxlite.planning import machine, worker
-  from paxlite.planning.candidates import Candidate
-  from paxlite.planning.estimate import Estimator
-  from paxlite.planning.layouts import own_layout
-  from paxlite.planning.model import Model
 
   experiment = find('DemoGPT')()
   import jax

@@ -77,10 +77,10 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
   if args.target == 'here':
     os.environ['JAX_PLATFORMS'] = 'cpu'  # this process leaves the devices to the worker
 
+  from paxlite.aot.planning import impossible, machine, store
+  from paxlite.aot.planning.candidates import Space
+  from paxlite.aot.planning.crew import Crew
   from paxlite.experiments.registry import build_experiment
-  from paxlite.planning import impossible, machine, store
-  from paxlite.planning.candidates import Space
-  from paxlite.planning.crew import Crew
   from paxlite.runtime import compiled_step
 
   given = dict(overrides)
@@ -107,7 +107,7 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
     )  # fmt: skip
     answers = store.Store(store.plans_folder(), about)
     question = {name: getattr(args, name) for name in _QUESTION}
-    question |= dict(given=given, values=experiment.values(), planner=store.code('planning'))
+    question |= dict(given=given, values=experiment.values(), planner=store.code('aot/planning'))
     if (kept := answers.read(question)) is not None:
       return kept
     keep = frozenset({*args.keep, *(name for name in overrides if name in impossible.NAMES)})
@@ -129,10 +129,10 @@ def searched(
   Raises:
     UserError: The state alone is too large for the devices, or no mesh can split the batch.
   """
-  from paxlite.planning import impossible, report
-  from paxlite.planning.estimate import Estimator
-  from paxlite.planning.model import Model
-  from paxlite.planning.search import Search
+  from paxlite.aot.planning import impossible, report
+  from paxlite.aot.planning.estimate import Estimator
+  from paxlite.aot.planning.model import Model
+  from paxlite.aot.planning.search import Search
 
   device = traced_device(space.machine)
   estimator = Estimator(Model(space.experiment, device), space.machine)
@@ -158,8 +158,8 @@ def described(crew: Any, environment: Mapping[str, str]) -> Any:
   import jax
 
   from paxlite.aot import targets
+  from paxlite.aot.planning import machine, store
   from paxlite.core import host_memory
-  from paxlite.planning import machine, store
 
   variables = {name: environment.get(name, '') for name in _DEVICES}
   about = dict(devices=variables, node=platform.node(), versions=jax.__version__)

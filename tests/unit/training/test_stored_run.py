@@ -10,7 +10,7 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.programs import stored_run
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
-from paxlite.report.records import read_runs
+from paxlite.tools.report_page.records import read_runs
 from tests.support import runs
 from tests.support.gcs_server import gcs_server
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from paxlite.aot.planning.candidates import Candidate, Space
+from paxlite.aot.planning.correction import Correction
+from paxlite.aot.planning.crew import Crew
+from paxlite.aot.planning.estimate import Estimate, Estimator
+from paxlite.aot.planning.points import Points
+from paxlite.aot.planning.store import Store, Verdict
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import full_name
-from paxlite.planning.candidates import Candidate, Space
-from paxlite.planning.correction import Correction
-from paxlite.planning.crew import Crew
-from paxlite.planning.estimate import Estimate, Estimator
-from paxlite.planning.points import Points
-from paxlite.planning.store import Store, Verdict
 
 _MOST = 3000  # candidates that are left after pruning
 _ROOM = 1.7  # an estimate of memory may be too high by this factor

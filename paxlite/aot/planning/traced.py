@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from paxlite.planning.extents import Amounts, Extent, Sizes, total
+from paxlite.aot.planning.extents import Amounts, Extent, Sizes, total
 
 
 @dataclasses.dataclass

@@ -12,18 +12,18 @@ import jax
 import pytest
 
 from paxlite.aot import targets
+from paxlite.aot.planning import impossible, report
+from paxlite.aot.planning.candidates import Candidate, Space
+from paxlite.aot.planning.estimate import Estimate, Estimator
+from paxlite.aot.planning.layouts import Layout
+from paxlite.aot.planning.machine import Machine, of_target
+from paxlite.aot.planning.model import Model
+from paxlite.aot.planning.search import Judged, Plan, Point, pareto
+from paxlite.aot.planning.store import Store, Verdict
 from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.llama import LLaMA70B
 from paxlite.experiments.registry import build_experiment
-from paxlite.planning import impossible, report
-from paxlite.planning.candidates import Candidate, Space
-from paxlite.planning.estimate import Estimate, Estimator
-from paxlite.planning.layouts import Layout
-from paxlite.planning.machine import Machine, of_target
-from paxlite.planning.model import Model
-from paxlite.planning.search import Judged, Plan, Point, pareto
-from paxlite.planning.store import Store, Verdict
 from paxlite.tools import plan as tool
 from tests.support import runs
 

@@ -1,6 +1,6 @@
 """A process that judges candidates: it reads one JSON object a line, and writes one for each.
 
-    python -m paxlite.planning.worker --target=h100x8
+    python -m paxlite.aot.planning.worker --target=h100x8
 
 The first line that it writes describes its devices. It compiles the train step for the target, or
 runs some steps if the target is `here`.
@@ -17,8 +17,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from paxlite.aot.planning.store import Verdict
 from paxlite.core.json_text import parsed
-from paxlite.planning.store import Verdict
 
 _LEAST_STEPS = 3
 _SECONDS = 2.0  # of the steps that are measured

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from paxlite.aot.planning import choices
+from paxlite.aot.planning.layouts import Layout, layouts, own_layout
+from paxlite.aot.planning.machine import Machine
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
-from paxlite.planning import choices
-from paxlite.planning.layouts import Layout, layouts, own_layout
-from paxlite.planning.machine import Machine
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,15 +5,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from paxlite.aot.planning.candidates import Candidate
+from paxlite.aot.planning.extents import Amounts, Extent, Shares
+from paxlite.aot.planning.layouts import Layout
+from paxlite.aot.planning.machine import Machine
+from paxlite.aot.planning.model import Model, StateBytes
+from paxlite.aot.planning.traced import Work
 from paxlite.aot.roofline import Links
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
-from paxlite.planning.candidates import Candidate
-from paxlite.planning.extents import Amounts, Extent, Shares
-from paxlite.planning.layouts import Layout
-from paxlite.planning.machine import Machine
-from paxlite.planning.model import Model, StateBytes
-from paxlite.planning.traced import Work
 
 
 @dataclasses.dataclass(frozen=True)

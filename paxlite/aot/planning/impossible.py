@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from paxlite.aot import targets
+from paxlite.aot.planning import choices, machine
+from paxlite.aot.planning.candidates import Candidate, Space
+from paxlite.aot.planning.estimate import Estimate, Estimator
+from paxlite.aot.planning.machine import Machine
+from paxlite.aot.planning.model import Model
+from paxlite.aot.planning.search import size
 from paxlite.core.attributes import attribute_types
 from paxlite.core.errors import UserError
-from paxlite.planning import choices, machine
-from paxlite.planning.candidates import Candidate, Space
-from paxlite.planning.estimate import Estimate, Estimator
-from paxlite.planning.machine import Machine
-from paxlite.planning.model import Model
-from paxlite.planning.search import size
 
 NAMES = choices.NAMES
 _SHORT = 128  # tokens of the shortest row that is proposed

@@ -4,9 +4,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paxlite.aot.planning import choices
+from paxlite.aot.planning.search import Judged, Plan, Point, size
 from paxlite.core import shell
-from paxlite.planning import choices
-from paxlite.planning.search import Judged, Plan, Point, size
 
 _FRONT = 8  # points of the front that the page shows
 

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from paxlite.aot.planning.machine import Machine
 from paxlite.experiments.base import Experiment
 from paxlite.parallel.mesh import MESH_AXES
-from paxlite.planning.machine import Machine
 
 
 class Layout(NamedTuple):

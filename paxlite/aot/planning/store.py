@@ -101,9 +101,9 @@ def plans_folder() -> pathlib.Path:
 def code(*rooms: str) -> str:
   """A sum of the code of rooms; by default of those that decide compiled programs."""
   found = hashlib.sha256()
-  package = pathlib.Path(__file__).parents[1]
+  package = pathlib.Path(__file__).parents[2]
   for room in rooms or _COMPILED:
-    for path in sorted((package / room).rglob('*.py')):
+    for path in sorted((package / room).glob('*.py')):
       found.update(path.read_bytes())
   return found.hexdigest()[:16]
 

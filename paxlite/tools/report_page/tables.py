@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from paxlite.report.curves import short
-from paxlite.report.records import RunRecords, differing
+from paxlite.tools.report_page.curves import short
+from paxlite.tools.report_page.records import RunRecords, differing
 
 Table = tuple[list[str], list[list[str]]]  # the header, and rows
 _LARGER_IS_BETTER = ('acc', 'exact_match', 'fraction_of_correct')

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from paxlite.aot.analysis import sharded_task
+from paxlite.aot.planning import layouts
+from paxlite.aot.planning.candidates import Candidate, Space
+from paxlite.aot.planning.correction import Correction
+from paxlite.aot.planning.estimate import Estimator
+from paxlite.aot.planning.extents import Amounts, Extent, Shares
+from paxlite.aot.planning.layouts import Layout
+from paxlite.aot.planning.machine import Machine
+from paxlite.aot.planning.model import Model
+from paxlite.aot.planning.points import Points
 from paxlite.experiments.demo import TinyGPT
-from paxlite.planning import layouts
-from paxlite.planning.candidates import Candidate, Space
-from paxlite.planning.correction import Correction
-from paxlite.planning.estimate import Estimator
-from paxlite.planning.extents import Amounts, Extent, Shares
-from paxlite.planning.layouts import Layout
-from paxlite.planning.machine import Machine
-from paxlite.planning.model import Model
-from paxlite.planning.points import Points
 
 HOST = Machine('here', 'gpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
 VALUES = {'CHECKPOINT_POLICY': 'SAVE_EVERYTHING', 'NUM_LOSS_CHUNKS': 1, 'USE_REPEATED_LAYER': False}

@@ -10,9 +10,9 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from paxlite.aot.planning.store import Verdict
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
-from paxlite.planning.store import Verdict
 
 
 class Crew:
@@ -22,7 +22,7 @@ class Crew:
     """Starts nothing yet.
 
     Args:
-      command: The arguments of paxlite.planning.worker.
+      command: The arguments of paxlite.aot.planning.worker.
       size: Number of processes.
       environment: Their environment.
     """
@@ -86,7 +86,7 @@ class _Worker:
   """One process, which is started again if it dies."""
 
   def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
-    self._command = [sys.executable, '-m', 'paxlite.planning.worker', *command]
+    self._command = [sys.executable, '-m', 'paxlite.aot.planning.worker', *command]
     self._environment = environment
     self._process: subprocess.Popen[str] | None = None
     self._description: dict[str, Any] = {}
@@ -117,7 +117,7 @@ class _Worker:
   def _start(self) -> None:
     if self._process is not None:
       return
-    package = str(pathlib.Path(__file__).parents[2])
+    package = str(pathlib.Path(__file__).parents[3])
     paths = os.pathsep.join(p for p in (package, self._environment.get('PYTHONPATH')) if p)
     self._process = subprocess.Popen(
       self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,

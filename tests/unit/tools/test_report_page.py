@@ -10,9 +10,9 @@ import xml.etree.ElementTree
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.report import curves, page, tables
-from paxlite.report.records import read_runs, thinned
 from paxlite.tools import report
+from paxlite.tools.report_page import curves, page, tables
+from paxlite.tools.report_page.records import read_runs, thinned
 
 EVIL = '</script><img src=x onerror=alert(1)>'
 

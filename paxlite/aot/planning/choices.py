@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from paxlite.aot.planning.machine import Machine
 from paxlite.core.attributes import attribute_types
 from paxlite.experiments.base import Experiment
-from paxlite.planning.machine import Machine
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from flax.linen import meta
 
 from paxlite.aot import saved_activations
+from paxlite.aot.planning.extents import Amounts, Sizes, sizes_of
+from paxlite.aot.planning.traced import Work, read
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import mesh, partitioning
-from paxlite.planning.extents import Amounts, Sizes, sizes_of
-from paxlite.planning.traced import Work, read
 
 _Array = tuple[tuple[int, ...], str, tuple[str | None, ...]]  # shape, type, logical axes
 

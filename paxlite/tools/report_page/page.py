@@ -6,9 +6,9 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from paxlite.report import tables
-from paxlite.report.curves import COLORS
-from paxlite.report.records import Points, RunRecords, thinned
+from paxlite.tools.report_page import tables
+from paxlite.tools.report_page.curves import COLORS
+from paxlite.tools.report_page.records import Points, RunRecords, thinned
 
 _POINTS = 40_000  # of all curves of the page together
 _FEWEST = 100  # points of a curve

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from paxlite.aot.planning.candidates import Candidate
 from paxlite.parallel.mesh import KNOWN_AXES
-from paxlite.planning.candidates import Candidate
 
 _APART = 1.5  # the distance of two values that are no numbers, in doublings
 
