@@ -35,6 +35,7 @@ LocalPath = Annotated[str, paths.local]  # on this machine
 AnyPath = Annotated[str, paths.expanded]  # TFDS reads from object stores
 
 _types: dict[type, dict[str, Any]] = {}  # the results of attribute_types
+_signatures: dict[type, inspect.Signature] = {}
 
 
 class derived:
@@ -48,10 +49,19 @@ class derived:
     return self if instance is None else self.fget(instance)
 
 
+class _Signature:
+  """The signature of a class, which is made when it is asked for: few classes are ever called."""
+
+  def __get__(self, instance: object, owner: type) -> inspect.Signature:
+    if owner not in _signatures:
+      _signatures[owner] = _signature(owner)
+    return _signatures[owner]
+
+
 class Attributes:
   """Base class of classes whose UPPER_CASE attributes are keyword arguments of `__init__`."""
 
-  __signature__: inspect.Signature
+  __signature__ = _Signature()
 
   def __init_subclass__(cls, **kwargs):
     super().__init_subclass__(**kwargs)
@@ -59,7 +69,6 @@ class Attributes:
       if _is_attribute(name) and isinstance(value, property):
         setattr(cls, name, derived(value.fget))
     _check_attributes(cls)
-    cls.__signature__ = _signature(cls)
 
   def __init__(self, **overrides):
     for name, value in overrides.items():
