@@ -1,4 +1,5 @@
-"""Checkpoints in object stores that are restored from: copies of them on this machine."""
+"""Copies on this machine of checkpoints in object stores, from which weights or runs are restored.
+"""
 
 import contextlib
 import pathlib

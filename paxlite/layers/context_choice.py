@@ -17,7 +17,7 @@ _FLOPS = 989e12  # a second
 _LINK, _MEMORY = 450e9, 3352e9  # bytes a second
 _START = 20e-6  # seconds until a collective and the kernels after it run
 _PASSES = 6  # over scores that are in main memory: written, masked, summed, weighted, read
-_MOST_BYTES = 4 << 30  # for scores or masks of one layer
+_MOST_BYTES = 4 << 30  # the most memory for the scores or masks of one layer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ A stage reads its layers again for each microbatch. Two things are done here onc
 - Weights that FSDP splits are gathered, and their gradients are scattered. A device adds up
   the gradients of its own rows over all ticks, in the dtype of the parameter.
 
-XLA's partitioner can do neither: it sends the gradients of a loop at each turn. Therefore what
-moves is written by hand here, in both directions.
+XLA's partitioner can do neither: it sends the gradients of a loop at each turn. Therefore the
+transfers are written by hand here, in both directions.
 """
 
 import dataclasses
@@ -184,7 +184,7 @@ class StageLayout:
     return self._from_stages(sums_Zn)
 
   def _to_stages(self, w: jax.Array) -> jax.Array:
-    """[L, …] as [Z, n, …]; in a step on a mesh, of one stage both ways."""
+    """Returns [L, …] as [Z, n, …]; in the step of a mesh, one device's part of both."""
     if active_mesh() is None:
       groups = w.reshape(self.repeats, self.stages, -1, *w.shape[1:]).swapaxes(0, 1)
       return groups.reshape(self.stages, -1, *w.shape[1:])

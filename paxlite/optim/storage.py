@@ -1,4 +1,4 @@
-"""How an optimizer's moments are kept between two updates: their dtype, and the memory they are in.
+"""How an optimizer's moments are stored between two updates: their dtype, on a device or its host.
 
 Moments are the floating-point arrays of a state that have at least one dimension.
 """

@@ -70,7 +70,7 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
   from paxlite.aot import targets
   from paxlite.runtime import cpu_memory
 
-  # that of the workers, which see the devices, and run steps as a run would
+  # the environment of the workers, which see the devices and run steps as `paxlite train` would
   environment = {**os.environ, **cpu_memory.environment()}
 
   targets.prepare_environment()

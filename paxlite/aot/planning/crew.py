@@ -48,10 +48,10 @@ class Crew:
     return self._worker(0).described()
 
   def judge(self, asked: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
-    """The verdicts about experiments, each with its position, in the order in which they come.
+    """Yields (position in `asked`, verdict) of experiments, in the order in which they are judged.
 
     Args:
-      asked: `experiment` and `values` of each experiment.
+      asked: `experiment`, `values` and `memory` of each experiment, as the worker reads them.
     """
     waiting: queue.Queue[int] = queue.Queue()
     done: queue.Queue[tuple[int, Verdict]] = queue.Queue()
@@ -96,7 +96,7 @@ class _Worker:
     return self._description
 
   def judge(self, asked: Mapping[str, Any]) -> Verdict:
-    """The verdict; one with an error if the process dies of the candidate."""
+    """The verdict. If the process dies while it judges, the verdict holds an error."""
     try:
       self._start()
       process = self._process

@@ -1,4 +1,5 @@
-"""The search: estimates prune, the compiler judges, and what it says corrects the estimates."""
+"""The search: estimates prune candidates, the compiler judges some, its verdicts correct the rest.
+"""
 
 import dataclasses
 import math
@@ -48,7 +49,7 @@ class Judged:
 
   @property
   def off(self) -> float:
-    """By how much the memory was foreseen wrongly, as a share."""
+    """The relative error of the predicted memory."""
     return abs(self.foreseen / self.verdict.memory - 1) if self.verdict.memory else 0.0
 
 
@@ -71,7 +72,7 @@ class Plan:
     considered: Number of candidates that were estimated.
     estimating: Seconds that this took.
     judged: The verdicts, in the order in which they came.
-    front: Candidates of which none has less memory and less time a row, least memory first.
+    front: The Pareto front of memory and time for each row, least memory first.
     least: The candidate that is estimated to need least memory, with its estimate.
     spent: Seconds of the whole search.
     interrupted: Whether the user ended it.
@@ -147,7 +148,7 @@ class Search:
     return [(self._candidates[i], float(np.exp(memory[i]))) for i in others]
 
   def run(self) -> Plan:
-    """Searches until nothing more is to be won, the budget is spent, or the user presses Ctrl-C."""
+    """Searches until no gain is expected, the budget is spent, or the user presses Ctrl-C."""
     begun = time.monotonic()
     plan = self.plan
     try:
@@ -206,7 +207,7 @@ class Search:
     self._log_seconds = np.log([e.seconds for e in self._estimates]) - self._log_rows
 
   def _judge(self, begun: float) -> None:
-    """Asks for verdicts about the most promising candidates until nothing is to be won."""
+    """Asks for verdicts about the most promising candidates until no gain is expected."""
     while len(self._verdicts) < self._budget:
       chosen = self._chosen(min(self._workers, self._budget - len(self._verdicts)))
       if not chosen:
@@ -257,7 +258,7 @@ class Search:
     }
 
   def _chosen(self, number: int) -> list[int]:
-    """The candidates that promise most, given what is known; none if too little is to be won."""
+    """The most promising candidates by all verdicts so far; none if the expected gain is small."""
     self._valid = {}
     chosen: list[int] = []
     while len(chosen) < number:
@@ -275,7 +276,7 @@ class Search:
     return chosen
 
   def _gain(self, pending: Sequence[int]) -> np.ndarray:
-    """The share of a step that each candidate can be expected to win, if it fits."""
+    """The expected gain of each candidate as a share of a step, times the chance that it fits."""
     limit = math.log(self.plan.space.machine.memory)
     memory, memory_error, seconds, error = self._predicted(pending)
     fits = _probability((limit - memory) / memory_error)
@@ -297,7 +298,7 @@ class Search:
     """(log bytes, its error, log seconds a row, its error) of all candidates, corrected.
 
     Args:
-      pending: Candidates whose verdicts are under way: their predictions are taken for true.
+      pending: Candidates that are being judged; their predictions are taken as verdicts.
     """
     known = [i for i, j in self._verdicts.items() if j.verdict.memory and not j.verdict.error]
     timed = [i for i in known if self._verdicts[i].verdict.seconds]
@@ -327,7 +328,7 @@ class Search:
     return memory, memory_error, seconds, error
 
   def _again(self) -> None:
-    """Measures the three best once more, in turn: the machine may have been slower for a while."""
+    """Measures the three best once more, in turn, because the machine may have been busy before."""
     best = self.plan.best[:3]
     questions = [self._question(j.candidate.of(self.plan.space.experiment)) for j in best]
     for position, verdict in self._crew.judge(questions):
