@@ -152,7 +152,7 @@ class HuggingFaceLoRA(_OfWeights, LoRA, LanguageModel):
 class HuggingFaceDocuments(_OfWeights, Documents, LanguageModel):
   """python -m paxlite.main --fdl_config=HuggingFaceDocuments --fdl.TRAIN_SOURCES=x.jsonl …
 
-  Trains any imported model on documents. --fdl.CHECKPOINT_IGNORE_RULES=.* starts it anew.
+  Trains any imported model on documents. --fdl.CHECKPOINT_IGNORE_RULES=.* starts it from scratch.
   """
 
 

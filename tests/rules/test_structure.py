@@ -1,9 +1,11 @@
 """Checks that rooms import only downward, modules have no cycles, and a batch's path is short."""
 
 import ast
+import functools
 import graphlib
 import pathlib
 import re
+from collections.abc import Iterator
 
 from paxlite import layers
 
@@ -67,8 +69,13 @@ def room(module: str) -> str:
   return module.split('.')[1]
 
 
-def imports(path: pathlib.Path):
+@functools.cache
+def imports(path: pathlib.Path) -> list[tuple[str, bool]]:
   """Returns (module, is inside a function) of every import, including those for type checkers."""
+  return list(_imports(path))
+
+
+def _imports(path: pathlib.Path) -> Iterator[tuple[str, bool]]:
   tree = ast.parse(path.read_text())
   inside = {
     id(n)

@@ -120,8 +120,12 @@ def slow_job(cluster, losses, tmp_path) -> Callable[..., Job]:
 
 
 def test_the_time_limit(slow_job, losses):
-  """Slurm sends the signal 15 to 45 seconds after the start, because it checks every 30 seconds."""
-  job = slow_job('-t', '2', '--signal=B:USR1@75')
+  """The limit becomes so short that its signal is due; Slurm checks that every 30 seconds.
+
+  With a short limit from the start, a slow machine would get the signal before the 8th step.
+  """
+  job = slow_job('--signal=B:USR1@170')
+  job.cluster.run('scontrol', 'update', f'JobId={job.number}', 'TimeLimit=3')
   job.cluster.wait(job.number, lambda found: found['Restarts'] == '1')
   job.cluster.run('scontrol', 'update', f'JobId={job.number}', 'TimeLimit=30')
   job.end()
