@@ -1,5 +1,4 @@
-"""Copies on this machine of checkpoints in object stores, from which weights or runs are restored.
-"""
+"""Copies on this machine of checkpoints in object stores, to restore weights or runs from."""
 
 import contextlib
 import pathlib

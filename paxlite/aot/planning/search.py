@@ -1,5 +1,4 @@
-"""The search: estimates prune candidates, the compiler judges some, its verdicts correct the rest.
-"""
+"""The search for the best candidate: estimates prune, and the verdicts about some correct them."""
 
 import dataclasses
 import math
