@@ -25,7 +25,7 @@ from paxlite.aot.schedule import Schedule
 from paxlite.aot.targets import Target
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.base import Experiment
-from paxlite.optim.storage import is_moment
+from paxlite.optim.moments import is_moment
 from paxlite.parallel import partitioning
 from paxlite.training.train_state import TrainState
 

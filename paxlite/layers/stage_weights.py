@@ -20,6 +20,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 from paxlite.layers.layer_facts import LayerFacts
 from paxlite.parallel import partitioning
@@ -86,7 +87,7 @@ class StageLayout:
   row_shards: tuple[str, ...]
   combine: Literal['add', 'max'] = 'add'
 
-  def lay_out(self, w: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+  def lay_out(self, w: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
     """Returns the weights of a step, [Z, n, …], and the sums of their gradients.
 
     The sums are zeros [Z, Q, n, …]. They are there for their own gradient, which `layer` makes.

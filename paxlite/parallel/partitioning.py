@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import meta
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from paxlite.core.errors import UserError, listed
 from paxlite.parallel.mesh import MESH_AXES
@@ -310,7 +311,7 @@ def param(
   init: Any,
   shape: Sequence[int],
   axes: Sequence[str | None],
-  dtype: Any = 'float32',
+  dtype: DTypeLike = 'float32',
 ) -> jax.Array:
   """Declares a parameter of `module` together with its logical axes.
 

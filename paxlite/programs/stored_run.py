@@ -33,8 +33,9 @@ from paxlite.core.run_files import write_file
 from paxlite.core.terminal import say, warn
 from paxlite.runtime import lease
 from paxlite.runtime.folder_lock import FolderLock
-from paxlite.runtime.hosts import Hosts, broadcast, hosts_of
+from paxlite.runtime.hosts import Hosts, hosts_of
 from paxlite.runtime.mirror import Mirror
+from paxlite.runtime.process_messages import broadcast
 
 _NOTES = '.store.json'
 _LOOK_SECONDS = 1.0  # the time between two looks for a new checkpoint
@@ -118,7 +119,7 @@ class StoredRun:
       self._thread.join()
       problem = self._finish(_FINAL_SECONDS if together else _FAILED_SECONDS)
     if together:
-      problem = broadcast(problem)
+      problem = broadcast(problem.encode()).decode()
     if jax.process_index() == 0:
       self._lease.release()
     if problem and kind is None:

@@ -25,7 +25,7 @@ from paxlite.checkpointing.local_files import (
 )
 from paxlite.core.json_text import parsed
 from paxlite.core.variable_names import path_name
-from paxlite.training.exchange import broadcast
+from paxlite.runtime.process_messages import broadcast
 
 _OFFERED = 8  # the newest states of each process that are considered
 
@@ -126,7 +126,7 @@ class _Wanted:
               log.warning('%s', e)
     return parts, opened[0].notes if opened else None
 
-  def is_complete(self, device: Any, parts: Mapping[Key, np.ndarray]) -> bool:
+  def is_complete(self, device: jax.Device, parts: Mapping[Key, np.ndarray]) -> bool:
     """Returns whether the parts are all that a device needs; False for devices of others."""
     keys = self._keys[self.devices.index(device)]
     return device.process_index == jax.process_index() and all(key in parts for key in keys)

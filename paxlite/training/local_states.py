@@ -25,9 +25,9 @@ from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.local_files import Bounds, Key, LocalFolder, Name
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
+from paxlite.runtime.process_messages import broadcast, gathered
 from paxlite.training import local_choice
 from paxlite.training.branches import Branches
-from paxlite.training.exchange import broadcast, gathered
 
 log = logging.getLogger('paxlite')
 
@@ -233,7 +233,7 @@ def default_root() -> str:
   return '/dev/shm' if pathlib.Path('/dev/shm').is_dir() else tempfile.gettempdir()
 
 
-def _has_room(device: Any, size: int) -> bool:
+def _has_room(device: jax.Device, size: int) -> bool:
   """Returns whether a device has room for a copy of `size` bytes beside what a step needs."""
   stats = device.memory_stats()
   if not stats or 'bytes_limit' not in stats:

@@ -65,7 +65,7 @@ def test_what_could_run_code_is_in_one_place_or_none():
   assert importers('pickle') == {'runtime/compiled_step.py'}
   assert importers('dill', 'cloudpickle', 'marshal', 'shelve', 'yaml') == set()
   # both run modules of paxlite
-  assert importers('subprocess') == {'runtime/coordinator.py', 'aot/planning/crew.py'}
+  assert importers('subprocess') == {'runtime/coordinator.py', 'aot/planning/worker_pool.py'}
   assert importers('tarfile', 'zipfile') | calls('unpack_archive') == set()
   assert calls('eval', 'exec', 'system', 'popen') == set()
 

@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from paxlite.aot import targets
 from paxlite.aot.planning import choices, machine
 from paxlite.aot.planning.candidates import Candidate, Space
@@ -20,7 +22,9 @@ _SHORT = 128  # tokens of the shortest row that is proposed
 _SURE = 0.95  # an estimate below this share of the memory counts as possible
 
 
-def message(space: Space, estimator: Estimator, device: Any, needed: float | None = None) -> str:
+def message(
+  space: Space, estimator: Estimator, device: jax.Device, needed: float | None = None
+) -> str:
   """Says why no candidate fits, and what would.
 
   Args:
@@ -86,7 +90,7 @@ def nothing_valid(space: Space) -> str:
   return f'{text} with {kept} as they are: keep fewer' if kept else text
 
 
-def _ways_out(space: Space, model: Model, device: Any, state_fits: bool) -> Iterator[str]:
+def _ways_out(space: Space, model: Model, device: jax.Device, state_fits: bool) -> Iterator[str]:
   """Yields changes that would make a candidate fit, as parts of a sentence."""
   if more := _more_devices(space, model):
     yield f'--target={more}'

@@ -41,7 +41,7 @@ class StateBytes:
 class Model:
   """Traces an experiment for one kind of device; each combination of attributes only once."""
 
-  def __init__(self, experiment: Experiment, device: Any):
+  def __init__(self, experiment: Experiment, device: jax.Device):
     """Traces nothing yet.
 
     Args:

@@ -10,10 +10,10 @@ import numpy as np
 
 from paxlite.aot.planning.candidates import Candidate, Space
 from paxlite.aot.planning.correction import Correction
-from paxlite.aot.planning.crew import Crew
 from paxlite.aot.planning.estimate import Estimate, Estimator
-from paxlite.aot.planning.points import Points
+from paxlite.aot.planning.features import Features
 from paxlite.aot.planning.store import Store, Verdict
+from paxlite.aot.planning.worker_pool import WorkerPool
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import full_name
 
@@ -100,7 +100,7 @@ class Search:
     self,
     space: Space,
     estimator: Estimator,
-    crew: Crew,
+    pool: WorkerPool,
     store: Store,
     budget: int,
     workers: int,
@@ -111,7 +111,7 @@ class Search:
     Args:
       space: What is searched.
       estimator: Its estimates.
-      crew: The processes that judge.
+      pool: The processes that judge.
       store: What was judged earlier.
       budget: The most verdicts to ask for.
       workers: Number of verdicts to ask for at a time.
@@ -119,7 +119,7 @@ class Search:
     """
     self.plan = Plan(space)
     self._estimator = estimator
-    self._crew = crew
+    self._pool = pool
     self._store = store
     self._budget = budget
     self._workers = workers
@@ -185,8 +185,8 @@ class Search:
     kept = {id(x[1]): x for x in (*possible, *lean)}
     self._candidates = [c for c, _ in kept.values()]
     self._estimates = [e for _, e in kept.values()]
-    self._points = Points(self._candidates)
-    self._numbers = self._points.of(self._candidates)
+    self._features = Features(self._candidates)
+    self._numbers = self._features.of(self._candidates)
     self._log_memory = np.log([e.memory for e in self._estimates])
     estimates = self._estimates
     self._of_memory = np.array(
@@ -242,7 +242,7 @@ class Search:
       else:
         asked.append(i)
     questions = [self._question(self._valid[i]) for i in asked]
-    for position, verdict in self._crew.judge(questions):
+    for position, verdict in self._pool.judge(questions):
       i = asked[position]
       if not verdict.error:
         self._store.put(self._valid[i].values(), verdict)
@@ -315,12 +315,12 @@ class Search:
       correction = Correction(noise)
       ratios = [truth(self._verdicts[i].verdict, i) - log_estimate[i] for i in indices]
       if indices:
-        correction.learn(self._numbers[indices], parts[indices], ratios, self._points.groups)
+        correction.learn(self._numbers[indices], parts[indices], ratios, self._features.groups)
       mean, error = correction.predict(self._numbers, parts)
       if pending:
         both = [*indices, *pending]
         taken = [*ratios, *mean[list(pending)]]
-        correction.learn(self._numbers[both], parts[both], taken, self._points.groups)
+        correction.learn(self._numbers[both], parts[both], taken, self._features.groups)
         mean, error = correction.predict(self._numbers, parts)
       found += [log_estimate + mean, error]
     memory, memory_error, seconds, error = found
@@ -330,7 +330,7 @@ class Search:
     """Measures the three best once more, in turn, because the machine may have been busy before."""
     best = self.plan.best[:3]
     questions = [self._question(j.candidate.of(self.plan.space.experiment)) for j in best]
-    for position, verdict in self._crew.judge(questions):
+    for position, verdict in self._pool.judge(questions):
       old = best[position]
       if not verdict.error and verdict.seconds < old.verdict.seconds:
         at = self.plan.judged.index(old)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 
-def by_rows(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def with_folded_vmap(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
   """Returns `function` with a vmap that makes the mapped dimension a part of the rows.
 
   JAX's own vmap of cuDNN's attention refuses a mask that all heads share. In a pipeline, the mapped

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from paxlite.core.variable_names import path_name
 from paxlite.layers.transformer import REPEATED
@@ -24,7 +25,7 @@ def is_moment(x: Any) -> bool:
 
 
 def narrow(
-  transformation: optax.GradientTransformation, dtype: Any
+  transformation: optax.GradientTransformation, dtype: DTypeLike
 ) -> optax.GradientTransformationExtraArgs:
   """Keeps the moments in a narrower dtype. Updates are computed in float32.
 

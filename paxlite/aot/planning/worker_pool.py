@@ -15,7 +15,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 
 
-class Crew:
+class WorkerPool:
   """Worker processes. Use it in a `with` statement, which ends them."""
 
   def __init__(self, command: Sequence[str], size: int, environment: Mapping[str, str]):
@@ -31,7 +31,7 @@ class Crew:
     self._environment = environment
     self._workers: list[_Worker] = []
 
-  def __enter__(self) -> 'Crew':
+  def __enter__(self) -> 'WorkerPool':
     return self
 
   def __exit__(self, *_: Any) -> None:

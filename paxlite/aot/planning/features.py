@@ -11,7 +11,7 @@ from paxlite.parallel.mesh import KNOWN_AXES
 _APART = 1.5  # the distance between two values that are not numbers, in doublings
 
 
-class Points:
+class Features:
   """Numbers that describe candidates, and which of them belong to one choice.
 
   Attributes:
