@@ -36,7 +36,7 @@ _CREDENTIALS = {
     'GOOGLE_APPLICATION_CREDENTIALS=FILE, or give the machine a service account'
   ),
 }
-# what obstore's errors say; parts of XML answers, of paths of metadata servers, and of statuses
+# parts of obstore's messages: XML answers, paths of metadata servers, statuses
 _NO_BUCKET = re.compile(r'NoSuchBucket|The specified bucket does not exist')
 _NO_CREDENTIALS = re.compile(
   r'/latest/api/token|/latest/meta-data|computeMetadata|169\.254\.169\.254|metadata\.google'

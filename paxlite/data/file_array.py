@@ -89,7 +89,7 @@ class FileArray:
     index = int(where) + (self._count if where < 0 else 0)
     return self._read(index, index + 1)[0]
 
-  def __array__(self, dtype: DTypeLike = None, copy: bool | None = None) -> np.ndarray:
+  def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
     return self[:].astype(dtype or self.dtype)
 
   def _read(self, start: int, stop: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from paxlite.core.errors import UserError
 from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN, over_layers, total_loss
@@ -149,12 +151,17 @@ class Task:
     is_tapped = self.gradient_dtype != 'float32'
     varied = trainable
     if is_tapped:
+      if 'taps' not in inspect.signature(self.loss).parameters:
+        raise UserError(
+          f'GRADIENT_DTYPE={self.gradient_dtype} needs a loss with the argument `taps`, and '
+          f'{type(self).__name__}.loss has none: add it, or --fdl.GRADIENT_DTYPE=float32'
+        )
       varied = jax.tree.map(lambda w: jnp.zeros(w.shape, self.gradient_dtype), trainable)
 
     def loss(varied, replaced, batch, rng):
       overwritten, biases = replaced
       params = merge(trainable if is_tapped else varied, merge(biases, frozen))
-      taps = {'taps': _without_gaps(varied)} if is_tapped else {}  # a user's loss has none
+      taps = {'taps': _without_gaps(varied)} if is_tapped else {}  # a user's loss may have none
       return self.loss(params, batch, rng, overwritten, **taps)
 
     if self.num_microbatches == 1:

@@ -86,7 +86,8 @@ class _Worker:
   """One process, which is started again if it dies."""
 
   def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
-    self._command = [sys.executable, '-m', 'paxlite.aot.planning.worker', *command]
+    # -P: a file such as json.py in the current folder must not be imported
+    self._command = [sys.executable, '-P', '-m', 'paxlite.aot.planning.worker', *command]
     self._environment = environment
     self._process: subprocess.Popen[str] | None = None
     self._description: dict[str, Any] = {}

@@ -21,6 +21,7 @@ from paxlite.optim import moments, optimizers
 from paxlite.parallel.partitioning import HOST
 from paxlite.programs.run import Run
 from paxlite.training.step import train_step
+from paxlite.training.task import Task
 
 
 def test_rounding_is_right_in_the_mean_and_leaves_what_fits_alone():
@@ -147,6 +148,17 @@ def test_a_checkpoint_continues_under_any_other(trained, tmp_path, source, targe
     saved = np.asarray(moments_of(state)[name]).astype(like.dtype)
     np.testing.assert_array_equal(np.asarray(x), saved)
   jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)
+
+
+def test_a_loss_without_taps_has_no_gradients_in_bfloat16():
+  class OwnLoss(Task):
+    def loss(self, params, batch, rng=None, overwritten=None):
+      raise AssertionError('it is traced')
+
+  optimizer = optimizers.adam(lambda step: 0.1)
+  task = OwnLoss(model=nn.Dense(1), optimizer=optimizer, gradient_dtype='bfloat16')
+  with pytest.raises(UserError, match=r'OwnLoss.loss has none: add it'):
+    task.grads({'w': jnp.ones(1)}, {}, None)
 
 
 @pytest.mark.slow
