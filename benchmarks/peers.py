@@ -33,6 +33,7 @@ class Size:
 
 
 SIZES = {
+  '1M': Size(layers=2, model=64, heads=2, vocab=8192, length=64, batch=2),  # to try a command
   '11M': Size(layers=4, model=256, heads=4, vocab=32000, length=256, batch=4),
   '124M': Size(layers=12, model=768, heads=12, vocab=50304, length=512, batch=1),
 }

@@ -109,7 +109,9 @@ def golden_texts(has_needs: bool = True) -> dict[str, str]:
 
 def without_needs(text: str) -> str:
   lines = text.splitlines(keepends=True)
-  return ''.join(x for x in lines if not x.removeprefix('- ').removeprefix('+ ').startswith(_NEEDED))
+  return ''.join(
+    x for x in lines if not x.removeprefix('- ').removeprefix('+ ').startswith(_NEEDED)
+  )
 
 
 def index_text() -> str:

@@ -6,6 +6,7 @@ import must have the same values in server and child: see `serves`.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import pathlib
@@ -27,14 +28,17 @@ def serves(command: list[str], environment: dict[str, str], ours: dict[str, str]
 
 
 class ForkServer:
-  """A running server, and the environment that it was started in."""
+  """A running server, and the environment that it was started in.
 
-  def __init__(self, environment: dict[str, str]):
+  `imported` names more packages, apart by commas, that the server imports for its forks.
+  """
+
+  def __init__(self, environment: dict[str, str], imported: str = ''):
     self.environment = environment
     self._folder = tempfile.TemporaryDirectory(prefix='paxlite-fork-')
     self._socket, theirs = socket.socketpair()
     self._process = subprocess.Popen(
-      [sys.executable, '-m', 'tests.support.fork_server', str(theirs.fileno())],
+      [sys.executable, '-m', 'tests.support.fork_server', str(theirs.fileno()), imported],
       env=environment, pass_fds=[theirs.fileno()],
       cwd=pathlib.Path(__file__).parents[2],
     )  # fmt: skip
@@ -81,6 +85,8 @@ def _serve(connection: socket.socket) -> dict | None:
   import rich.live  # noqa: F401
   import tensorstore  # noqa: F401
 
+  for name in filter(None, sys.argv[2].split(',')):
+    importlib.import_module(name)
   requests = connection.makefile('r')
   while line := requests.readline():
     request = json.loads(line)

@@ -32,27 +32,37 @@ def run(
   module: str = 'paxlite.main',
   code: int | None = 0,
   env: dict[str, str] | None = None,
+  imported: str = '',
 ) -> subprocess.CompletedProcess:
-  """Runs on `devices` CPU devices to the end and checks the exit code."""
+  """Runs on `devices` CPU devices to the end and checks the exit code.
+
+  `imported` names packages whose import takes long, apart by commas: processes share it.
+  """
   return _finished(
     command(folder, *flags, config=config, module=module),
     environment(devices) | (env or {}),
     300,
     code,
+    imported,
   )
 
 
 def module(
-  name: str, *arguments: str, devices: int = 1, code: int | None = 0
+  name: str, *arguments: str, devices: int = 1, code: int | None = 0, imported: str = ''
 ) -> subprocess.CompletedProcess:
   """Runs `python -m name` to the end and checks the exit code."""
-  return _finished([sys.executable, '-m', name, *arguments], environment(devices), 600, code)
+  command = [sys.executable, '-m', name, *arguments]
+  return _finished(command, environment(devices), 600, code, imported)
 
 
 def _finished(
-  command: list[str], environment: dict[str, str], timeout: float, code: int | None
+  command: list[str],
+  environment: dict[str, str],
+  timeout: float,
+  code: int | None,
+  imported: str,
 ) -> subprocess.CompletedProcess:
-  result = ended(command, environment, timeout)
+  result = ended(command, environment, timeout, imported=imported)
   assert code is None or result.returncode == code, (
     f'{result.returncode}\n{result.stdout}\n{result.stderr}'
   )
@@ -64,9 +74,10 @@ def ended(
   environment: dict[str, str],
   timeout: float = 300,
   cwd: str | pathlib.Path = ROOT,
+  imported: str = '',
 ) -> subprocess.CompletedProcess:
   """Runs [python, '-m', module, …] to its end, in a fork if that gives the same result."""
-  server = _fork_server()
+  server = _fork_server(imported)
   if serves(command, environment, server.environment):
     return server.run(command, environment, str(cwd), timeout)
   return subprocess.run(
@@ -75,8 +86,8 @@ def ended(
 
 
 @functools.cache
-def _fork_server() -> ForkServer:
-  server = ForkServer(environment())
+def _fork_server(imported: str) -> ForkServer:
+  server = ForkServer(environment(), imported)
   atexit.register(server.close)
   return server
 

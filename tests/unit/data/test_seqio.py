@@ -3,7 +3,6 @@
 import itertools
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -33,12 +32,7 @@ def write(path, records) -> None:
 
 
 def build(script: str, *flags: str, code: int = 0) -> subprocess.CompletedProcess:
-  result = subprocess.run(
-    [sys.executable, '-m', f'{SCRIPTS}.{script}', *flags],
-    capture_output=True, text=True, check=False, cwd=runs.ROOT, env=runs.environment(),
-  )  # fmt: skip
-  assert result.returncode == code, result.stderr
-  return result
+  return runs.module(f'{SCRIPTS}.{script}', *flags, code=code, imported='seqio')
 
 
 @pytest.fixture(scope='module')
@@ -235,7 +229,12 @@ def test_pile126m_and_lambada126m_as_pax_users_call_them(tfds, tmp_path):
   flags = [*sizes, f'--tfds_data_dir={tfds}', *(f'--fdl.{k}={v}' for k, v in numbers.items())]
   env = {'VOCAB_PATH': packaged.VOCAB, 'TF_CPP_MIN_LOG_LEVEL': '3'}
   run = lambda folder, steps: runs.run(
-    tmp_path / folder, *flags, f'--fdl.MAX_STEPS={steps}', config='Pile126M', env=env
+    tmp_path / folder,
+    *flags,
+    f'--fdl.MAX_STEPS={steps}',
+    config='Pile126M',
+    env=env,
+    imported='seqio',
   )
   run('whole', 5)
   run('parts', 2)
@@ -245,13 +244,13 @@ def test_pile126m_and_lambada126m_as_pax_users_call_them(tfds, tmp_path):
   assert len(whole) == 5
   result = runs.run(
     tmp_path / 'whole', *sizes, f'--tfds_data_dir={tfds}', '--mode=eval',
-    "--fdl.EVAL_TASKS=['lambada','boolq']", config='Lambada126M', env=env,
+    "--fdl.EVAL_TASKS=['lambada','boolq']", config='Lambada126M', env=env, imported='seqio',
   )  # fmt: skip
   assert 'eval lambada at step 5' in result.stdout
   assert 'eval boolq at step 5' in result.stdout
   other = runs.run(
     tmp_path / 'whole', *sizes, '--fdl.NUM_LAYERS=2', f'--tfds_data_dir={tfds}', '--mode=eval',
-    config='Lambada126M', env=env, code=2,
+    config='Lambada126M', env=env, imported='seqio', code=2,
   )  # fmt: skip
   assert 'holds checkpoints of another model: NUM_LAYERS 1 → 2' in other.stderr
 
@@ -262,7 +261,9 @@ def test_llama7b_learns_and_evaluates_boolq_as_pax_users_call_it(tfds, tmp_path)
   flags = [f'--fdl.{k}={v}' for k, v in sizes.items()]
   flags.append(f'--fdl.TFDS_DATA_DIR={tfds}')
   env = {'VOCAB_PATH': packaged.VOCAB, 'TF_CPP_MIN_LOG_LEVEL': '3'}
-  run = lambda *more: runs.run(tmp_path / 'run', *flags, *more, config='LLaMA7B', env=env)
+  run = lambda *more: runs.run(
+    tmp_path / 'run', *flags, *more, config='LLaMA7B', env=env, imported='seqio'
+  )
   assert 'step 3' in run('--fdl.SUMMARY_INTERVAL_STEPS=1', '--fdl.USE_LORA=True').stdout
   found = run('--mode=eval', '--fdl.USE_LORA=True').stdout
   assert 'eval boolq at step 3' in found

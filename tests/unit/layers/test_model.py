@@ -115,7 +115,7 @@ def test_checkpoint_policies_change_no_gradient(plain, policy, repeated):
 
 
 def saved_floats(task, params, batch) -> int:
-  """Returns the numbers that the forward pass keeps for the backward pass, besides its arguments."""
+  """Returns the numbers that the forward pass keeps for the backward, besides its arguments."""
   forward = lambda p: jax.tree.leaves(jax.vjp(lambda q: task.loss(q, batch)[0], p))
   traced = jax.make_jaxpr(forward)(params).jaxpr
   arguments = {id(v) for v in (*traced.invars, *traced.constvars)}
