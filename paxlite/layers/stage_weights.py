@@ -185,7 +185,7 @@ class StageLayout:
     return self._from_stages(sums_Zn)
 
   def _to_stages(self, w: jax.Array) -> jax.Array:
-    """Returns [L, …] as [Z, n, …]; in the step of a mesh, one device's part of both."""
+    """Returns [L, …] as [Z, n, …]; on a mesh, both are the part of one stage."""
     if active_mesh() is None:
       groups = w.reshape(self.repeats, self.stages, -1, *w.shape[1:]).swapaxes(0, 1)
       return groups.reshape(self.stages, -1, *w.shape[1:])
