@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,12 +9,11 @@ import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
-from paxlite.core.errors import UserError
 from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN, over_layers, total_loss
 from paxlite.optim.optimizers import Optimizer, merge
-from paxlite.parallel.partitioning import TAPS, reading_taps
+from paxlite.parallel.partitioning import TAPS, new_taps, reading_taps
 from paxlite.training.metrics import Metrics, Weighted, over_microbatches
 from paxlite.training.train_state import TrainState
 
@@ -151,12 +149,7 @@ class Task:
     is_tapped = self.gradient_dtype != 'float32'
     varied = trainable
     if is_tapped:
-      if 'taps' not in inspect.signature(self.loss).parameters:
-        raise UserError(
-          f'GRADIENT_DTYPE={self.gradient_dtype} needs a loss with the argument `taps`, and '
-          f'{type(self).__name__}.loss has none: add it, or --fdl.GRADIENT_DTYPE=float32'
-        )
-      varied = jax.tree.map(lambda w: jnp.zeros(w.shape, self.gradient_dtype), trainable)
+      varied = new_taps(self.loss, trainable, self.gradient_dtype)
 
     def loss(varied, replaced, batch, rng):
       overwritten, biases = replaced
