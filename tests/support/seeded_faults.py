@@ -27,7 +27,7 @@ TESTS = {
   'core/object': ['unit/core/test_object_store.py', 'unit/data/test_stored_data.py'],
   'checkpointing/step_copies': ['unit/checkpointing/test_step_copies.py'],
   'core/addresses': ['unit/core/test_object_store.py'],
-  'layers/context_choice': ['unit/layers/test_context_attention.py'],
+  'layers/context_choice': ['unit/layers/test_context_choice.py'],
   'layers/pipeline': ['unit/layers/test_pipeline.py', 'unit/layers/test_model.py'],
   'layers/stage': ['unit/layers/test_pipeline.py', 'unit/layers/test_model.py'],
   'optim/moments': ['unit/optim'],

@@ -22,7 +22,7 @@ def microbatches(kept=(), **changes) -> list[int]:
   arguments = dict(devices=8, shards=4, global_batch=16, stages=1) | changes
   found = choices.batches(TinyGPT(NUM_MICROBATCHES=2), kept=frozenset(kept), **arguments)
   if rows := arguments['global_batch']:
-    assert {b['PERCORE_BATCH_SIZE'] for b in found} == {rows / 8}
+    assert {b['PERCORE_BATCH_SIZE'] for b in found} <= {rows / 8}
   return [b['NUM_MICROBATCHES'] for b in found]
 
 
