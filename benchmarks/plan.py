@@ -64,18 +64,18 @@ def grid(name: str, workers: int) -> dict[str, Any]:
 
   from paxlite.aot.planning import machine, store
   from paxlite.aot.planning.candidates import Space
-  from paxlite.aot.planning.crew import Crew
   from paxlite.aot.planning.estimate import Estimator
   from paxlite.aot.planning.model import Model
   from paxlite.aot.planning.search import Search
+  from paxlite.aot.planning.worker_pool import WorkerPool
   from paxlite.experiments.registry import find
   from paxlite.runtime import compiled_step
 
   experiment_name, changes, rows, memory, policies, chunks = GRIDS[name]
   experiment = find(experiment_name)().replaced(**changes)
-  with Crew([f'--target={name}'], 1 if here else workers, environment) as crew:
+  with WorkerPool([f'--target={name}'], 1 if here else workers, environment) as pool:
     if here:
-      where = machine.of_description(crew.describe(), None)
+      where = machine.of_description(pool.describe(), None)
       device = jax.devices('cpu')[0]
     else:
       where = machine.of_target(targets.parse(name))
@@ -93,7 +93,7 @@ def grid(name: str, workers: int) -> dict[str, Any]:
     about = dict(versions=compiled_step.versions(where.platform), code=store.code(), grid=name)
     kept_verdicts = store.Store(store.plans_folder(), about)
     make = lambda budget: Search(
-      space, Estimator(Model(experiment, device), where), crew, kept_verdicts, budget,
+      space, Estimator(Model(experiment, device), where), pool, kept_verdicts, budget,
       1 if here else workers, lambda text: print(text, flush=True),
     )  # fmt: skip
     true = make(len(everything)).everything()

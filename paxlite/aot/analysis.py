@@ -248,7 +248,7 @@ def _text(compiled: Any, notes: list[str]) -> str | None:
   return None
 
 
-def platform_of(device: Any) -> Platform:
+def platform_of(device: jax.Device) -> Platform:
   """The kind of a device, as the costs of its programs are counted."""
   return {'cpu': 'cpu', 'tpu': 'tpu'}.get(device.platform, 'gpu')  # type: ignore[return-value]
 

@@ -25,7 +25,7 @@ from paxlite.aot.schedule import Schedule
 from paxlite.aot.targets import Target
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.base import Experiment
-from paxlite.optim.storage import is_moment
+from paxlite.optim.moments import is_moment
 from paxlite.parallel import partitioning
 from paxlite.training.train_state import TrainState
 
@@ -60,7 +60,7 @@ class BlockCollective:
 
   Attributes:
     blocks: The parts of the model; several where the compiler has merged their collectives.
-    passes: Of forward, recomputed, backward and update, those that they belong to.
+    passes: The passes that they belong to, of forward, recomputed, backward and update.
     kind: One of collectives.KINDS.
     axes: Mesh axes along which devices communicate.
     runs: Number of runs in a step.
@@ -69,7 +69,7 @@ class BlockCollective:
     far_bytes: Bytes that it sends to other slices or hosts.
     asynchronous_runs: Runs that start in one instruction and end in another.
     seconds: Seconds at the speeds of the data sheet; None where the chip is not known.
-    exposed: Of these, the seconds that no kernel of the schedule hides.
+    exposed: The part of `seconds` that no kernel of the schedule hides.
   """
 
   blocks: tuple[str, ...]
@@ -180,7 +180,7 @@ def explain(experiment: Experiment, target: Target) -> Explanation:
   """Compiles the train step of an experiment for a target, and explains it.
 
   Raises:
-    UserError: As of analysis.compile_step.
+    UserError: The errors of analysis.compile_step.
   """
   e = experiment
   report = analysis.compile_step(e, target)
@@ -294,7 +294,7 @@ def _collectives(
       far_bytes=far,
       asynchronous_runs=one.count if starts else 0,
       seconds=None if speed is None else speed.link(dataclasses.replace(one, count=1)) * one.count,
-      # a copy of an instruction has the same channel: what waits for it is counted once
+      # Copies of an instruction share a channel. The time spent waiting for it is counted once.
       exposed=None
       if speed is None
       else waits.pop(one.instruction, 0.0) + waits.pop(f'channel {one.channel}', 0.0),

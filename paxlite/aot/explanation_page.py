@@ -19,7 +19,7 @@ _STATE = {
   'batch': '#128090',
 }
 _GRADIENTS, _ACTIVATIONS, _REST, _CODE = '#b86a12', '#2a8a4a', '#7b8794', '#4a5560'
-_SHARE = 0.4  # of the memory: a step that needs less is drawn larger than the memory allows
+_SHARE = 0.4  # a step that needs more than this share of the memory is drawn beside all of it
 _AXES = {
   'replica': '#2a8a4a',
   'data': '#2f6fdb',
@@ -28,7 +28,7 @@ _AXES = {
   'context': '#128090',
   'stage': '#b83a6f',
 }
-_SEVERAL = '#7b8794'  # of several axes, or of slices
+_SEVERAL = '#7b8794'  # the color of collectives along several axes, or between slices
 
 
 def page(explanation: Explanation) -> str:

@@ -127,7 +127,7 @@ def split_small(
 ) -> tuple[list[BlockCollective], list[BlockCollective]]:
   """(the collectives to list, those that are too small), in the order of the model.
 
-  Those of several blocks or passes that have the same names here are one.
+  Collectives with the same names of blocks, passes, kind and axes become one.
   """
   groups = collections.defaultdict(list)
   for row in rows:
@@ -243,8 +243,8 @@ def _collectives(x: Explanation) -> Iterator[str]:
   if rows[0].seconds is not None:
     seconds, exposed = (sum(getattr(r, n) for r in rows) for n in ('seconds', 'exposed'))
     yield (
-      f'  Sent at the speeds of the data sheet in {seconds * 1e3:,.2f} ms, of which the schedule '
-      f'hides {max(seconds - exposed, 0) * 1e3:,.2f} ms.'
+      f'  By the data sheet, sending takes {seconds * 1e3:,.2f} ms. The schedule hides '
+      f'{max(seconds - exposed, 0) * 1e3:,.2f} ms of it.'
     )
 
 

@@ -149,12 +149,6 @@ class Computation:
     """The arrays of an operand."""
     return self.get(operand).arrays
 
-  def operand_bytes(self, instruction: Instruction, which: int) -> int:
-    """The bytes of one operand of an instruction."""
-    if which >= len(instruction.operands):
-      return 0
-    return sum(a.bytes for a in self.arrays(instruction.operands[which]))
-
 
 class Program:
   """A program: its computations by name, and the one that runs first."""
@@ -181,7 +175,6 @@ class Program:
     if entry is None:
       raise ValueError('the text holds no entry computation of optimized HLO')
     self.entry = self.computations[entry]
-    self.scheduled = 'is_scheduled=true' in text[:10_000]
 
   def called(self, instruction: Instruction) -> list[Computation]:
     """The computations that an instruction runs."""

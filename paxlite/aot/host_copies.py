@@ -22,11 +22,11 @@ class HostCopy:
 
 
 def host_copy(instruction: Instruction) -> HostCopy | None:
-  """Returns the copy that an instruction starts, if it does.
+  """Returns the copy that an instruction starts; None if it starts none.
 
-  The shape of such an instruction holds its operands, its result and a number: of a slice that is
-  read, (array on the host, slice, number); of one that is written, (array on the host, slice, the
-  same array, number).
+  The shape of such an instruction is a tuple of its operands, its result and a number. An
+  instruction that reads a slice has (array on the host, slice, number). One that writes a slice has
+  (array on the host, slice, the same array, number).
   """
   if not instruction.opcode.endswith('-start'):
     return None

@@ -13,7 +13,7 @@ from paxlite.aot.hlo import Computation, Instruction, Program, split
 
 FORWARD, RECOMPUTED, BACKWARD, UPDATE = 'forward', 'recomputed', 'backward', 'update'
 LAYER = 'layer'  # the name of every layer of the stack
-_LAYER = re.compile(r'(repeat|x_layers_\d+|[A-Z]\w*)$')  # a pipeline names the class
+_LAYER = re.compile(r'(repeat|x_layers_\d+|[A-Z]\w*)$')  # in a pipeline, it is the layer's class
 _OTHER_LAYER = re.compile(r'(first|last)_\d+$')
 _MODULE = re.compile(r'[A-Za-z_]\w*$')
 _REDUCTIONS = ('all-reduce', 'reduce-scatter')
@@ -56,8 +56,8 @@ def label(parts: tuple[str, ...]) -> str:
 class Paths:
   """The paths of the instructions of a program.
 
-  Collectives that the partitioner adds have none. They get that of the nearest instruction that
-  uses the result of a gather, or makes the operand of a reduction.
+  Collectives that the partitioner adds have no path. They get the path of the nearest instruction
+  that uses the result of a gather, or makes the operand of a reduction.
   """
 
   def __init__(self, program: Program):
@@ -91,7 +91,7 @@ class Paths:
   def _using(
     self, computation: Computation, instruction: Instruction
   ) -> Iterator[tuple[Computation, Instruction]]:
-    """The instructions that use a result, the caller's for the result of a computation."""
+    """The instructions that use a result; for the result of a computation, those of its caller."""
     users = self._users.get(computation.name)
     if users is None:
       users = self._users[computation.name] = {}
@@ -106,7 +106,7 @@ class Paths:
   def _used(
     self, computation: Computation, instruction: Instruction
   ) -> Iterator[tuple[Computation, Instruction]]:
-    """The instructions that make the operands, the caller's for a parameter."""
+    """The instructions that make the operands; for a parameter, those of the caller."""
     if instruction.opcode == 'parameter' and computation.name in self._callers:
       caller, call = self._callers[computation.name]
       position = int(instruction.operands[0])

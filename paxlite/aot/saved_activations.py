@@ -209,7 +209,7 @@ def _origin(traced: Any, value: Any) -> tuple[str, str, str] | None:
   inner = getattr(inner, 'jaxpr', inner)  # loops have a closed one
   if inner is not None and len(getattr(inner, 'outvars', ())) == len(equation.outvars):
     result = inner.outvars[output]
-    # what a stack of layers keeps of what it is given is the input of each layer
+    # an input that the stack of layers keeps is the input of each layer
     is_input = here == 'transformer' and any(v is result for v in inner.invars)
     given = (operation, '', 'iteration_input' if is_input else '')
     made, modules, label = _origin(inner, result) or given

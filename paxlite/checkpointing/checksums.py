@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from paxlite.core.errors import UnreadableError, UserError, naming
+from paxlite.core.json_text import parsed
 
 PREFIX = 'checkpoint'
 CHECKSUMS = 'checksums.json'
@@ -125,8 +126,8 @@ def _check_step(folder: pathlib.Path) -> None:
 def _json(folder: pathlib.Path, name: str) -> dict[str, Any]:
   data = _read(folder / name)
   try:
-    found = json.loads(data)
-  except (ValueError, RecursionError) as e:
+    found = parsed(data)
+  except ValueError as e:
     raise _DamagedError(f'{name} is damaged ({e})') from None
   if not isinstance(found, dict):
     raise _DamagedError(f'{name} is damaged (it holds no JSON object)')

@@ -1,9 +1,9 @@
-"""Files of local states: what one process holds of a train state, in memory or on a disk nearby.
+"""Files of local states: the shards of one process of a train state, on a file system of its host.
 
-A file has the raw bytes of arrays, one after the other; then a description in JSON, which says
-where each of them is, with its CRC-32C, and holds the notes of the checkpoint; then a footer, which
-says how long the description is. A file gets its name when it is complete, so a process that is
-killed leaves nothing that looks like a state.
+A file begins with the raw bytes of arrays, one after the other. A description in JSON follows, with
+the place and the CRC-32C of each array, and the notes of the checkpoint. The file ends with a
+footer, which has the length of the description. A file gets its name when it is complete, so a
+process that is killed leaves nothing that looks like a state.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ _UNFINISHED = '.unfinished'
 
 
 class DamagedError(Exception):
-  """A file was read, and is not what was written."""
+  """A file cannot be read, or its contents are not those that were written."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Name:
-  """What the name of a file says.
+  """The parts of a file's name.
 
   Attributes:
     step: The step of the state.

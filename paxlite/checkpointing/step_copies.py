@@ -1,8 +1,8 @@
 """Checkpoints of a run in an object store.
 
-A store has no folders that could be renamed, so a checkpoint counts when its checksums.json is
-there. It is written last, and only if there is none. When a checkpoint is deleted, it goes first.
-What lies below a step without it was left by a process that was killed.
+A store has no folders that could be renamed, so a checkpoint is complete when its checksums.json is
+there. This file is written last, and only if there is none. When a checkpoint is deleted, this file
+is deleted first. A step without it was left by a process that was killed.
 """
 
 import concurrent.futures
@@ -59,7 +59,7 @@ class StepCopies:
     return sorted(step for step, complete in self._found().items() if complete)
 
   def remove_unfinished(self) -> list[int]:
-    """Deletes what is left of steps that are not complete; returns the steps."""
+    """Deletes the files of incomplete steps; returns the steps."""
     unfinished = [step for step, complete in self._found().items() if not complete]
     for step in unfinished:
       self._store.delete_below(self._key(step))
@@ -242,7 +242,7 @@ class StepCopies:
 
 
 class StepUploader:
-  """Keeps the steps in a store like those in a folder, whenever `look` is called.
+  """Makes the steps in a store equal to those in a folder, whenever `look` is called.
 
   Args:
     copies: The steps in both places.
@@ -287,7 +287,7 @@ class StepUploader:
       StoreError: The bucket cannot be used.
     """
     local = self._local()
-    if self._copied and not local:  # a run always leaves a step: this was a disk, or a cleaner
+    if self._copied and not local:  # a run always keeps a step, so something else removed them
       reason = 'its checkpoints are gone; none is deleted in the store'
       raise FileNotFoundError(errno.ENOENT, reason, str(self._folder))
     for step in [s for s, stamp in self._copied.items() if local.get(s) != stamp]:

@@ -1,4 +1,4 @@
-"""Checkpoints in object stores that are restored from: copies of them on this machine."""
+"""Copies on this machine of checkpoints in object stores, to restore weights or runs from."""
 
 import contextlib
 import pathlib

@@ -19,7 +19,7 @@ def is_address(text: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-  """A place in an object store: an object, or what lies below a prefix as in a folder.
+  """A place in an object store: an object, or a prefix, which is like a folder.
 
   Attributes:
     scheme: gs or s3.

@@ -11,6 +11,7 @@ import orjson
 
 from paxlite.core.errors import UnreadableError, UserError
 from paxlite.core.files import check_file, lines
+from paxlite.core.json_text import parsed
 
 _DEPTH = 100  # levels of nested lists and objects
 _SPACE = re.compile(r'[ \t\r\n]*')
@@ -37,13 +38,13 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
   if os.path.exists(path):
     check_file(path)
   try:
-    found = json.loads(path.read_text(encoding='utf-8'))
+    found = parsed(path.read_text(encoding='utf-8'))
     _check_depth(found)
   except FileNotFoundError:
     raise UserError(f'{path} is missing') from None
   except OSError as e:
     raise UnreadableError(f'{path} cannot be read: {e.strerror or e}') from None
-  except (ValueError, RecursionError) as e:
+  except ValueError as e:
     raise UserError(f'{path} is damaged ({e})') from None
   if not isinstance(found, dict):
     raise UserError(f'{path} is damaged: it holds no JSON object')
@@ -64,6 +65,13 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
     except ValueError as e:
       raise UserError(f'{place}: {e}') from None
   return record
+
+
+def parse_text(text: str) -> Any:
+  """Returns the value of a JSON text in a record; raises ValueError where it is none."""
+  found = orjson.loads(text)
+  _check_depth(found)
+  return found
 
 
 def is_json(line: bytes) -> bool:
@@ -143,12 +151,12 @@ def _check_depth(value: Any) -> None:
 def _parse_slowly(line: bytes, place: str) -> Any:
   """Parses a line by the json package, which accepts NaN and reports the position of an error."""
   try:
-    record = json.loads(line.decode('utf-8'))
+    record = parsed(line.decode('utf-8'))
     json.dumps(record, ensure_ascii=False).encode()
     return record
   except UnicodeEncodeError:
     raise UserError(f'{place} has half of a surrogate pair in it, which is no text') from None
   except UnicodeDecodeError as e:
     raise UserError(f'{place} is not UTF-8 (byte {e.start} of the line)') from None
-  except (ValueError, RecursionError) as e:  # numbers with thousands of digits raise it too
+  except ValueError as e:  # numbers with thousands of digits raise it too
     raise UserError(f'{place} is not JSON: {e}') from None

@@ -1,4 +1,4 @@
-"""Texts of JSON that others may have written."""
+"""Parses a JSON text, which another program may have written."""
 
 import json
 from typing import Any

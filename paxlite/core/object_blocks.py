@@ -1,8 +1,8 @@
 """Reading parts of objects: blocks with a cache on this machine's disk, several at a time.
 
 The cache is in paxlite/objects/blocks in XDG_CACHE_HOME or ~/.cache. It takes at most
-PAXLITE_CACHE_GB (100); then the blocks read first are removed. Blocks of an object that has changed
-have other names, so they are never mixed.
+PAXLITE_CACHE_GB (100). If it is full, the blocks that were fetched first are removed. Blocks of an
+object that has changed have other names, so they are never mixed.
 """
 
 import collections
@@ -26,7 +26,7 @@ from paxlite.core.object_copies import most_bytes, reading, root
 from paxlite.core.object_store import ObjectStore
 
 IN_ORDER = 4 << 20  # bytes of a block of a file that is read from its beginning to its end
-AT_RANDOM = 1 << 18  # the same where short parts are read in any order
+AT_RANDOM = 1 << 18  # bytes of a block of a file whose short parts are read in any order
 _AHEAD = 4  # blocks that are read ahead of a file that is read in order
 _AT_ONCE = 32
 _IN_MEMORY = 16 << 20  # bytes of the blocks of one object
@@ -46,7 +46,7 @@ class ObjectBytes:
 
   Attributes:
     size: Bytes of the object.
-    read_ahead: How many batches of rows are worth to be fetched before they are read.
+    read_ahead: How many batches of rows should be fetched before they are read.
 
   Raises:
     UserError: There is no such object, or the store cannot be used.
@@ -173,7 +173,7 @@ class _InOrder(io.RawIOBase):
 
   def readinto(self, buffer: Any) -> int:
     end = min(self._at + (_AHEAD + 1) * IN_ORDER, self._content.size)
-    if IN_ORDER <= self._at < end:  # who reads only the first block does not need the next ones
+    if IN_ORDER <= self._at < end:  # a reader of the first block alone does not need the next ones
       self._content.will_read([(self._at, end - self._at)])
     data = self._content.read(self._at, min(len(buffer), IN_ORDER))
     buffer[: len(data)] = data
@@ -214,7 +214,7 @@ def matches(pattern: str) -> list[str]:
 
 
 class _Room:
-  """How much the blocks of all objects take on the disk."""
+  """The space that the blocks of all objects take on the disk."""
 
   def __init__(self) -> None:
     self.lock = threading.Lock()

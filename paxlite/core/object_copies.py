@@ -1,7 +1,7 @@
-"""Copies on this machine of what is read in object stores as whole files.
+"""Copies on this machine of objects that are read as whole files.
 
 They are in paxlite/objects in XDG_CACHE_HOME or ~/.cache, at the same path as in the bucket. Each
-use compares them with the store, and gets what has changed. If the copies take more than
+use compares them with the store, and copies the objects that have changed. If they take more than
 PAXLITE_CACHE_GB (100), those that were not used for the longest time, and by no process now, are
 removed.
 """

@@ -2,8 +2,8 @@
 
 This is the only module that knows obstore. Requests that fail for a reason that may pass (429, 5xx,
 a reset, a timeout) are tried again with growing pauses until `patience` is used up. Then they raise
-OSError. What no repetition can help (credentials, permission, a missing bucket) raises StoreError
-at once.
+OSError. Failures that a repetition cannot mend (credentials, permission, a missing bucket) raise
+StoreError at once.
 """
 
 import configparser
@@ -36,7 +36,7 @@ _CREDENTIALS = {
     'GOOGLE_APPLICATION_CREDENTIALS=FILE, or give the machine a service account'
   ),
 }
-# what obstore's errors say; parts of XML answers, of paths of metadata servers, and of statuses
+# parts of obstore's messages: XML answers, paths of metadata servers, statuses
 _NO_BUCKET = re.compile(r'NoSuchBucket|The specified bucket does not exist')
 _NO_CREDENTIALS = re.compile(
   r'/latest/api/token|/latest/meta-data|computeMetadata|169\.254\.169\.254|metadata\.google'
@@ -163,7 +163,7 @@ class ObjectStore:
       return obstore.get(self._client, key, options=options).bytes().to_bytes()
 
   def head(self, key: str) -> Object:
-    """Returns what is known of an object; raises FileNotFoundError if there is none."""
+    """Returns the size and the tag of an object; raises FileNotFoundError if there is none."""
     import obstore
 
     with _translated(self.address(key)):
@@ -273,7 +273,7 @@ def _tag(meta: Mapping[str, Any]) -> str:
 
 
 def _s3_config(environment: Mapping[str, str]) -> dict[str, Any]:
-  """Returns what obstore does not read itself: the profiles of ~/.aws."""
+  """Returns the settings in the profiles of ~/.aws, which obstore does not read itself."""
   names = {
     'endpoint': ('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL', 'AWS_ENDPOINT'),
     'access_key_id': ('AWS_ACCESS_KEY_ID',),
@@ -312,7 +312,7 @@ def _section(path: str, name: str) -> Mapping[str, str]:
 
 
 def _gs_config(environment: Mapping[str, str]) -> dict[str, Any]:
-  """Returns what obstore does not read itself: the endpoint of an emulator."""
+  """Returns the settings for an emulator's endpoint, which obstore does not read itself."""
   token = environment.get('GOOGLE_BEARER_TOKEN')
   config = {'bearer_token': token} if token else {}
   if base := environment.get('GOOGLE_BASE_URL'):

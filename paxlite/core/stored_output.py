@@ -20,7 +20,7 @@ def output_folder(place: str, last: str) -> Iterator[pathlib.Path]:
 
   Args:
     place: The folder, or the address, at which nothing may be yet.
-    last: The file that is copied last, so that whoever sees it sees all.
+    last: The file that is copied last, so that a reader who finds it finds all files.
 
   Raises:
     UserError: There is something at the address, or the store cannot be used.

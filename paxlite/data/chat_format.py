@@ -6,11 +6,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
-
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.files import read_text
+from paxlite.core.json_files import parse_text
 from paxlite.data.allowance import ALLOWANCE, Allowance
 from paxlite.data.chat_template import MAX_TEMPLATE_CHARS, environment
 from paxlite.data.tokenizer import CONFIGURATION, configuration, special_tokens
@@ -113,8 +112,8 @@ def _name_of_tool(tool: Tool) -> str:
 
 def _parsed(text: str, what: str) -> Any:
   try:
-    return orjson.loads(text)
-  except orjson.JSONDecodeError as e:
+    return parse_text(text)
+  except ValueError as e:
     raise UserError(f'{what} is a text that is not JSON: {e}') from None
 
 

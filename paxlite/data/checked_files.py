@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import google_crc32c
 
 from paxlite.core.errors import UserError, naming
+from paxlite.core.json_text import parsed
 
 log = logging.getLogger('paxlite')
 
@@ -78,8 +79,8 @@ def _note(path: pathlib.Path) -> pathlib.Path | None:
 
 def _is_remembered(path: pathlib.Path, crc32c: int, note: pathlib.Path | None) -> bool:
   try:
-    return note is not None and json.loads(note.read_bytes()) == _identity(path, crc32c)
-  except (OSError, ValueError, RecursionError):
+    return note is not None and parsed(note.read_bytes()) == _identity(path, crc32c)
+  except (OSError, ValueError):
     return False
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError, naming
@@ -62,7 +63,7 @@ class FileArray:
     UserError: The file has become shorter; raised when the missing part is read.
   """
 
-  def __init__(self, path: pathlib.Path | Address, dtype: Any):
+  def __init__(self, path: pathlib.Path | Address, dtype: DTypeLike):
     self.path, self.dtype = path, np.dtype(dtype)
     self._content = ObjectBytes(path) if isinstance(path, Address) else _FileBytes(path)
     self._width = self.dtype.itemsize
@@ -88,7 +89,7 @@ class FileArray:
     index = int(where) + (self._count if where < 0 else 0)
     return self._read(index, index + 1)[0]
 
-  def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+  def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
     return self[:].astype(dtype or self.dtype)
 
   def _read(self, start: int, stop: int) -> np.ndarray:
@@ -99,7 +100,7 @@ class FileArray:
 class SortedFileArray(FileArray):
   """A FileArray with ascending values; single values and searches read one block at a time."""
 
-  def __init__(self, path: pathlib.Path | Address, dtype: Any):
+  def __init__(self, path: pathlib.Path | Address, dtype: DTypeLike):
     super().__init__(path, dtype)
     self._block = functools.lru_cache(_MOST_BLOCKS)(self._read_block)
     self._firsts = _Firsts(self)

@@ -25,7 +25,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_files import parse_line
 from paxlite.data.record_files import Raw, Record, line_of, open_file, read_errors
 
-_RECORD_BYTES = 1000  # of a dataset that does not say how large it is
+_RECORD_BYTES = 1000  # the size assumed for a record of a dataset that does not state its size
 
 
 class Records(Protocol):

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import orjson
-
 from paxlite.core.errors import UserError
+from paxlite.core.json_files import parse_text
 from paxlite.data.chat_format import Conversation, conversation
 
 Record = Mapping[str, Any]
@@ -91,8 +90,8 @@ def _message_of_turn(turn: Any) -> Any:
   if speaker != 'function_call':
     return {'role': _SPEAKERS.get(str(speaker), speaker), 'content': value}
   try:
-    calls = orjson.loads(value or '')
-  except (orjson.JSONDecodeError, TypeError):
+    calls = parse_text(value or '')
+  except (ValueError, TypeError):
     raise UserError(
       'the value of a turn from function_call must be the JSON text of {"name", "arguments"}, or '
       'of a list of these'
@@ -116,8 +115,8 @@ def _alpaca(record: Record) -> Conversation:
 def _parsed(record: Record, key: str) -> Any:
   """Returns a list, which a table may have as JSON text."""
   try:
-    return orjson.loads(record[key]) if isinstance(record[key], str) else record[key]
-  except orjson.JSONDecodeError as e:
+    return parse_text(record[key]) if isinstance(record[key], str) else record[key]
+  except ValueError as e:
     raise UserError(f'{key!r} is a text that is not JSON: {e}') from None
 
 

@@ -21,10 +21,9 @@ from paxlite.data.stream_rows import Row, packed_rows, stream_rows
 
 StreamRows = Literal['stream', 'packed']
 
-_MOST_READERS = (
-  8  # of a part; each holds a block of documents in memory, and reads it when it seeks
-)
-_LEAST_BYTES = 1 << 20  # of the shards of a reader
+# Each reader of a part holds a block of documents in memory, and reads it when it seeks.
+_MOST_READERS = 8
+_LEAST_BYTES = 1 << 20  # the least size of the shards of one reader
 _BALANCE = 9 / 8  # the shards of one reader may be larger than those of another by this factor
 
 

@@ -1,4 +1,4 @@
-"""The attribute that says how rows are computed that the mesh axis context splits."""
+"""The attribute that selects how attention is computed on a mesh with the axis context."""
 
 import fiddle as fdl
 
@@ -16,7 +16,7 @@ class ContextParallelism(AttentionAndNorms):
 
   # gather: each device gets all keys. ring: keys travel from device to device, or those alone that
   # a window reaches. heads: devices exchange tokens for heads.
-  CONTEXT_ATTENTION: Run[ContextWay] = 'auto'  # of split rows; auto: by an estimate from shapes
+  CONTEXT_ATTENTION: Run[ContextWay] = 'auto'  # auto: the fastest way by an estimate from shapes
 
   @property
   def has_attention_bias(self) -> bool:

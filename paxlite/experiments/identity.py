@@ -14,6 +14,7 @@ from paxlite.core.attribute_kinds import Kind
 from paxlite.core.attributes import attribute_types, derived
 from paxlite.core.errors import UnreadableError, UserError
 from paxlite.core.json_files import read_object
+from paxlite.core.json_text import parsed
 from paxlite.core.run_files import write_file
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs, configs_text, values_text
@@ -29,7 +30,7 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
     return
   from fiddle.experimental import serialization
 
-  built = {name: json.loads(serialization.dump_json(cfg)) for name, cfg in configs(e).items()}
+  built = {name: parsed(serialization.dump_json(cfg)) for name, cfg in configs(e).items()}
   for name, text in {
     _VALUES: json.dumps(_identity(e), indent=2),
     'experiment.txt': values_text(e),

@@ -7,13 +7,13 @@ import fiddle as fdl
 from paxlite.core.attribute_kinds import Below1, Fraction, NotNegative, NotNegativeInt, Training
 from paxlite.core.errors import UserError, compiled
 from paxlite.core.templates import config
-from paxlite.experiments.storage import Storage
+from paxlite.experiments.memory_savings import MemorySavings
 from paxlite.optim import optimizers, schedules
 
 Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay']
 
 
-class Optimization(Storage):
+class Optimization(MemorySavings):
   """Pax's Adam and its learning rate schedule. The defaults are those of Pax's base class."""
 
   # Optimizer

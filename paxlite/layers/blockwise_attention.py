@@ -21,7 +21,7 @@ from paxlite.layers.partial_attention import (
 from paxlite.layers.softmax_attention import Segments, Softmax, masked_scores
 
 _BLOCK = 512  # keys
-_PIECES = 8  # of the queries of a row, each with the keys up to its last query
+_PIECES = 8  # the queries of a row are cut into so many pieces, each with the keys that it sees
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Blockwise:
     zeros_BNT = jnp.zeros((B, N, T), jnp.float32)
     context = jnp.zeros((B, T, N, v_BSKH.shape[-1]), jnp.float32)
     blocks = jnp.arange(k_BSKH.shape[1] // self._size(k_BSKH))
-    # else JAX computes all masks, which depend on the numbers alone, before a loop over layers
+    # Otherwise JAX would compute all masks before a loop over layers, and keep them.
     blocks, k_BSKH = jax.lax.optimization_barrier((blocks, k_BSKH))
     kept, _ = jax.lax.scan(step, (context, zeros_BNT - 1e30, zeros_BNT), blocks)
     context, largest, total = kept

@@ -34,7 +34,7 @@ class ContextAttention:
     softmax: The scale, the cap, the window and the extra logit.
     fused: Whether fused kernels compute what they can.
     block_size: The most keys whose scores plain XLA holds at a time; 0 chooses.
-    way: How to compute it; None chooses.
+    way: The way to compute it; None means the fastest by the estimates.
   """
 
   softmax: Softmax
@@ -122,7 +122,7 @@ class ContextAttention:
     """The attention of one device's queries."""
     window = self.softmax.window
     if ids_BT is not None:
-      # else JAX computes what depends on segments alone, all masks, before a loop over layers
+      # Otherwise JAX would compute all masks before a loop over layers, and keep them.
       ids_BT, k_BTKH = jax.lax.optimization_barrier((ids_BT, k_BTKH))
     if way == 'heads':
       return head_scatter_attention.attend(

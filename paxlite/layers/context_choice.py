@@ -13,11 +13,11 @@ from paxlite.layers.tiled_attention import TILE
 
 Way = Literal['gather', 'ring', 'heads']
 
-_FLOPS = 989e12  # a second
-_LINK, _MEMORY = 450e9, 3352e9  # bytes a second
+_FLOPS = 989e12  # FLOP/s
+_LINK, _MEMORY = 450e9, 3352e9  # bytes/s that a device sends, and those of its memory
 _START = 20e-6  # seconds until a collective and the kernels after it run
-_PASSES = 6  # over scores that are in main memory: written, masked, summed, weighted, read
-_MOST_BYTES = 4 << 30  # for scores or masks of one layer
+_PASSES = 6  # how often scores in main memory are read or written
+_MOST_BYTES = 4 << 30  # the most memory for the scores or masks of one layer
 
 
 @dataclasses.dataclass(frozen=True)

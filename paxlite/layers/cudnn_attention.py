@@ -7,9 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from paxlite.layers import cudnn_call
-from paxlite.layers.by_rows import by_rows
+from paxlite.layers.folded_vmap import with_folded_vmap
 from paxlite.layers.partial_attention import Partial, gradients_of_fused, of_fused
 from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
@@ -53,7 +54,7 @@ def attend(
     for names, x in zip((_Q, _KV, _KV, _SEGMENTS), arrays, strict=False)
   )
   if segments is not None and mesh.shape.get('stage', 1) > 1:
-    local = by_rows(local)
+    local = with_folded_vmap(local)
   # a compiled step with calls of cuDNN can be saved only if the calls are in a shard_map
   sharded = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
   return sharded(*arrays)
@@ -99,7 +100,7 @@ def _by_jax(
   )
 
 
-def _bias(segments: Segments, dtype: Any) -> jax.Array:
+def _bias(segments: Segments, dtype: DTypeLike) -> jax.Array:
   """Returns 0 for pairs of tokens of one segment, and else a large negative number, [B, 1, T, S].
 
   JAX would make the same of a mask, but it would also write the mask and the numbers to memory.

@@ -26,8 +26,8 @@ class Options:
   Attributes:
     scale: Factor of the scores.
     window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
-    max_segments: If it is above 0, the kernels get the bounds of the segments, of which a row has
-      at most so many on average. Scores between segments are then not computed, and the sums of
+    max_segments: If it is above 0, the kernels get the bounds of the segments. A row then has at
+      most so many segments on average. Scores between segments are not computed, and the sums of
       the softmax take [B · max_segments, N, T] float32. 0 means a bias.
   """
 

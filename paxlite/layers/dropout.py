@@ -21,9 +21,9 @@ class MicrobatchDropout(nn.Module):
   rate: float
 
   def __call__(self, x_BTD: jax.Array, microbatches: int = 1) -> jax.Array:
-    """Applies dropout to a batch of which the parts are computed in `microbatches` turns.
+    """Applies dropout to a batch that consists of `microbatches` microbatches.
 
-    A batch whose rows these do not divide is one microbatch.
+    If their number does not divide the rows, the batch is one microbatch.
     """
     if self.rate == 0:
       return x_BTD

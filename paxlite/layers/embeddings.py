@@ -1,11 +1,11 @@
 """Token and position embeddings, and the projection back to the vocabulary."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from paxlite.layers.projection import Initializer
 from paxlite.layers.weight_product import weight_product
@@ -27,7 +27,7 @@ class TokenEmbedding(nn.Module):
   emb_init: Initializer = nn.initializers.normal(0.02)
   lookup_scale: float = 1.0
   attend_scale: float = 1.0
-  dtype: Any = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   def setup(self):
     self.emb_var = param(
@@ -70,7 +70,7 @@ class LearnedPositions(nn.Module):
   max_length: int
   model_dims: int
   emb_init: Initializer = nn.initializers.normal(0.02)
-  dtype: Any = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, positions_BT: jax.Array) -> jax.Array:
@@ -89,7 +89,7 @@ class SinusoidalPositions(nn.Module):
 
   model_dims: int
   max_timescale: float = 10_000.0
-  dtype: Any = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, positions_BT: jax.Array) -> jax.Array:
@@ -106,7 +106,7 @@ class LmHead(nn.Module):
   vocab_size: int
   model_dims: int
   w_init: Initializer = nn.initializers.normal(0.02)
-  dtype: Any = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   def attend(self, x_BTD: jax.Array) -> jax.Array:
     """Maps activations [B, T, D] to logits [B, T, V]."""

@@ -1,4 +1,4 @@
-"""What a layer does with its variables and keys, found by tracing it."""
+"""Facts about a layer that a pipeline needs, found by tracing the layer."""
 
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
@@ -12,13 +12,14 @@ from paxlite.layers.sown import SOWN
 
 
 class LayerFacts(NamedTuple):
-  """What a pipeline must know of a layer.
+  """The facts about a layer.
 
   Attributes:
     axes: The logical axes of each variable, in the order of jax.tree.leaves.
-    dtypes: The dtype in which the layer reads it: lower than its own if it is only cast to that.
-    combine: How what microbatches return for it is combined: gradients are added, and of what
-      replaces an FP8 state the maximum is taken.
+    dtypes: The dtype in which the layer reads each variable. It is narrower than the variable's own
+      dtype if the layer only casts the variable to it.
+    combine: How the results of microbatches for a variable are combined: gradients are added, and
+      new values of an FP8 state are combined by their maximum.
     draws: Whether the layer draws random numbers.
     sows: Whether it sows losses or summaries.
     has_experts: Whether it has experts.

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from paxlite.core.templates import Template, template_field
 from paxlite.layers.einsum import Einsum
@@ -250,7 +251,7 @@ class MoeFeedForward(nn.Module):
   dispatch_tpl: Template = template_field(CapacityDispatch)
   w_init: Initializer = _FAN_IN_BY_EXPERT
   einsum_tpl: Template = template_field(Einsum)
-  dtype: Any = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None) -> jax.Array:

@@ -1,10 +1,9 @@
 """Normalization, which is computed in float32 for any dtype of the activations."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from paxlite.layers.remat import recomputed
 from paxlite.parallel.partitioning import active_platform, param
@@ -19,7 +18,7 @@ class LayerNorm(nn.Module):
 
   epsilon: float = 1e-5
   offset: float = 1.0
-  dtype: Any = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -50,7 +49,7 @@ class RmsNorm(nn.Module):
 
   epsilon: float = 1e-6
   offset: float = 0.0
-  dtype: Any = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

@@ -1,8 +1,8 @@
-"""Attention to a part of the keys, and how the results of several parts become one.
+"""Attention to a part of the keys, and how the results of several parts are merged.
 
-The attention of a query to one part of its keys is a context and the logarithm of the sum of its
-exponentials, here its log-sum. From these two of each part follow those of all parts together. The
-backward pass of a part needs the context and the log-sum of all parts. See
+The attention of a query to one part of its keys has two results: a context, and the logarithm of
+the sum of the exponentials of its scores, called the log-sum. The results of all parts together are
+computed from those of each part. The backward pass of a part needs the results of all parts. See
 https://arxiv.org/abs/2112.05682 and https://arxiv.org/abs/2310.01889.
 """
 
@@ -16,7 +16,7 @@ from paxlite.layers.softmax_attention import Segments, Softmax
 
 
 class Partial(NamedTuple):
-  """What a query knows after a part of its keys: a context, [B, T, N, H], and log-sums [B, N, T].
+  """The results of attention to a part of the keys: contexts [B, T, N, H] and log-sums [B, N, T].
 
   Log-sums are float32.
   """

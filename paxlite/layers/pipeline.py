@@ -13,8 +13,8 @@ from flax.core.scope import LazyRng
 from paxlite.core.templates import Template
 from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.layer_facts import LayerFacts, layer_facts
+from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.remat import jax_policy
-from paxlite.layers.schedule import Schedule
 from paxlite.layers.sown import LOSSES, SOWN, is_maximum
 from paxlite.layers.stage_rows import WAITING, StageRows
 from paxlite.layers.stage_weights import StageWeights

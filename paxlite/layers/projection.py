@@ -1,11 +1,11 @@
 """The module for all matrix multiplications with a weight."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.typing import DTypeLike
 
 from paxlite.core.templates import Template, template_field
 from paxlite.layers.einsum import Einsum
@@ -36,7 +36,7 @@ class Projection(nn.Module):
   use_bias: bool = True
   w_init: Initializer = nn.initializers.normal(0.02)
   einsum_tpl: Template = template_field(Einsum)
-  dtype: Any = jnp.float32
+  dtype: DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:

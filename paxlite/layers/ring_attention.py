@@ -1,8 +1,7 @@
 """Causal attention of rows that are split over a mesh axis, with keys and values in a ring.
 
 Every function here runs in a shard_map and sees the part of one device. Keys and values travel from
-device to device while each computes; see https://arxiv.org/abs/2310.01889. Where a query sees only
-a window, the keys that it reaches come from the devices before it, and nothing else travels.
+device to device while all devices compute; see https://arxiv.org/abs/2310.01889.
 
 The work is balanced: of n devices, device i computes halves 2i and 2n − 1 − 2i of the 2n halves of
 a row. It keeps the first half of its own part, and exchanges the second half with device n − 1 − i.
@@ -45,11 +44,11 @@ class Ring(NamedTuple):
   size: int
 
   def next(self, *arrays: Any) -> Any:
-    """Returns what the device before this one had."""
+    """Returns the arrays of the device before this one."""
     return self._permuted(arrays, [(i, (i + 1) % self.size) for i in range(self.size)])
 
   def mirrored(self, x: jax.Array) -> jax.Array:
-    """Returns what the device had that is as far from the end as this one from the start."""
+    """Returns the array of the mirror device: device n − 1 − i for device i of n."""
     return self._permuted([x], [(i, self.size - 1 - i) for i in range(self.size)])[0]
 
   def _permuted(self, arrays: Sequence[Any], pairs: list[tuple[int, int]]) -> Any:

@@ -35,7 +35,7 @@ class StageRows:
   parts: int
 
   def enter(self, x_BTD: jax.Array) -> jax.Array:
-    """Returns the rows at every stage, [Z, I, Q, b, T, D], of which those of stage 0 are used."""
+    """Returns the rows at every stage, [Z, I, Q, b, T, D]; only those of stage 0 are used."""
     if not self._is_split(x_BTD.shape):
       x_IQbTD = shard(self.split(x_BTD), *WAITING[1:])
       return jnp.broadcast_to(x_IQbTD, (self.stages, *x_IQbTD.shape))

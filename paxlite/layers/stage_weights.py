@@ -7,8 +7,8 @@ A stage reads its layers again for each microbatch. Two things are done here onc
 - Weights that FSDP splits are gathered, and their gradients are scattered. A device adds up
   the gradients of its own rows over all ticks, in the dtype of the parameter.
 
-XLA's partitioner can do neither: it sends the gradients of a loop at each turn. Therefore what
-moves is written by hand here, in both directions.
+XLA's partitioner can do neither: it sends the gradients of a loop at each turn. Therefore the
+transfers are written by hand here, in both directions.
 """
 
 import dataclasses
@@ -20,6 +20,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 from paxlite.layers.layer_facts import LayerFacts
 from paxlite.parallel import partitioning
@@ -86,7 +87,7 @@ class StageLayout:
   row_shards: tuple[str, ...]
   combine: Literal['add', 'max'] = 'add'
 
-  def lay_out(self, w: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+  def lay_out(self, w: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
     """Returns the weights of a step, [Z, n, …], and the sums of their gradients.
 
     The sums are zeros [Z, Q, n, …]. They are there for their own gradient, which `layer` makes.
@@ -184,7 +185,7 @@ class StageLayout:
     return self._from_stages(sums_Zn)
 
   def _to_stages(self, w: jax.Array) -> jax.Array:
-    """[L, …] as [Z, n, …]; in a step on a mesh, of one stage both ways."""
+    """Returns [L, …] as [Z, n, …]; on a mesh, both are the part of one stage."""
     if active_mesh() is None:
       groups = w.reshape(self.repeats, self.stages, -1, *w.shape[1:]).swapaxes(0, 1)
       return groups.reshape(self.stages, -1, *w.shape[1:])

@@ -16,9 +16,10 @@ TILE = 8192  # the most tokens of a tile: its mask takes 128 MiB
 
 @dataclasses.dataclass(frozen=True)
 class Tiled:
-  """A PartKernel for another one whose mask of segments is an array, [B, T, S].
+  """A PartKernel that calls another one, whose mask of segments is an array [B, T, S], on tiles.
 
-  Without segments there is no such array, and no tiles. Tiles after all queries are left out.
+  Without segments there is no such array, and the other kernel is called once. Tiles of keys that
+  no query sees are left out.
 
   Attributes:
     kernel: Computes a tile.

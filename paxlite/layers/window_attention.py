@@ -1,7 +1,7 @@
 """Attention within a window, of rows that are split over a mesh axis.
 
 Every function here runs in a shard_map and sees the part of one device. A device gets the keys that
-the window of its first query reaches from the devices before it, and nothing else travels.
+the window of its first query reaches from the devices before it. Nothing else is sent.
 """
 
 from collections.abc import Callable
@@ -52,9 +52,9 @@ def attend(
 ) -> jax.Array:
   """Returns the context of this device's queries, [B, T, N, H].
 
-  The kernel gets rows in which the needed keys are before the device's own tokens. The first
-  devices need fewer. Theirs are at the start all the same, and what remains is at the end, where no
-  query sees it. So the kernel needs no mask but its own. The queries before the device's own are 0.
+  The kernel gets rows in which the needed keys come before the device's own tokens. The first
+  devices need fewer keys. Their rows begin with these keys too, and are filled at the end, where no
+  query sees the filling. So the kernel needs only its own mask. Queries of needed keys are 0.
 
   Args:
     q_BTNH: This device's queries.
@@ -97,7 +97,7 @@ def attend(
     keys_of = jax.tree.map(lambda x: of(x, before + p), keys)
     return None, compute(first, of(q_BTNH, p), keys_of)
 
-  # else the masks of all pieces would be kept for the backward pass
+  # Otherwise the masks of all pieces would be kept for the backward pass.
   compute = jax.checkpoint(attend_piece, policy=attention_saveable, prevent_cse=False)
   _, contexts = jax.lax.scan(turn, None, jnp.arange(0, T, p))
   return jnp.concatenate(list(contexts), axis=1)

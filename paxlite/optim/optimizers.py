@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from paxlite.core.variable_names import REPLACED, path_name
 from paxlite.layers.transformer import REPEATED
-from paxlite.optim import storage
+from paxlite.optim import moments
 
 PyTree = Any
 
@@ -124,7 +124,7 @@ class Optimizer:
       ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
     clip_gradient_norm: Cap on the global norm of the gradients that `transformation` gets; ≤ 0
       means no cap.
-    on_host: Whether the moments are in the memory of the host: see storage.streamed.
+    on_host: Whether the moments are in the memory of the host: see moments.streamed.
   """
 
   transformation: optax.GradientTransformationExtraArgs
@@ -193,7 +193,7 @@ class Optimizer:
       return optax.apply_updates(params, updates), state
 
     if self.on_host:
-      return storage.streamed(update, grads, opt_state, params)
+      return moments.streamed(update, grads, opt_state, params)
     return update(grads, opt_state, params)
 
   def learning_rate(self, opt_state: PyTree) -> jax.Array:
@@ -247,8 +247,8 @@ def adam(
       embeddings.
     clip_gradient_norm: Cap on the global norm of the gradients; ≤ 0 means no cap.
     trainable: Regular expressions of the trainable variables: see Optimizer.
-    moments_dtype: The dtype of the moments between two updates: see storage.narrow.
-    on_host: Whether the moments are in the memory of the host: see storage.streamed.
+    moments_dtype: The dtype of the moments between two updates: see moments.narrow.
+    on_host: Whether the moments are in the memory of the host: see moments.streamed.
   """
   chain: list[Any] = []
   if clip_gradient_norm > 0:
@@ -258,5 +258,5 @@ def adam(
     optax.add_decayed_weights(weight_decay),
     scale_by_learning_rate(schedule),
   ]
-  transformation = storage.narrow(optax.chain(*chain), moments_dtype)
+  transformation = moments.narrow(optax.chain(*chain), moments_dtype)
   return Optimizer(transformation, schedule, tuple(trainable), clip_gradient_norm, on_host)

@@ -87,7 +87,7 @@ def _granules(devices: Sequence[Any], count: int) -> list[list[Any]]:
   return [ordered[i * size : (i + 1) * size] for i in range(count)]
 
 
-def _slice(device: Any) -> int:
+def _slice(device: jax.Device) -> int:
   return getattr(device, 'slice_index', None) or 0
 
 

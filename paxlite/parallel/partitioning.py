@@ -18,8 +18,9 @@ XLA's partitioner does the rest.
 
 import contextlib
 import contextvars
+import inspect
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +28,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import meta
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from paxlite.core.errors import UserError, listed
 from paxlite.parallel.mesh import MESH_AXES
@@ -310,7 +312,7 @@ def param(
   init: Any,
   shape: Sequence[int],
   axes: Sequence[str | None],
-  dtype: Any = 'float32',
+  dtype: DTypeLike = 'float32',
 ) -> jax.Array:
   """Declares a parameter of `module` together with its logical axes.
 
@@ -332,6 +334,16 @@ def param(
 # the gradient of a parameter becomes that of its tap, layer by layer.
 TAPS = 'taps'
 _taps_read: contextvars.ContextVar[set[str]] = contextvars.ContextVar('paxlite_taps_read')
+
+
+def new_taps(loss: Callable[..., Any], params: Any, dtype: DTypeLike) -> Any:
+  """Returns the taps of parameters; UserError if the loss, which a user may write, takes none."""
+  if 'taps' not in inspect.signature(loss).parameters:
+    raise UserError(
+      f'GRADIENT_DTYPE={dtype} needs a loss with the argument `taps`, and {loss.__qualname__} has '
+      'none: add it, or --fdl.GRADIENT_DTYPE=float32'
+    )
+  return jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,8 @@
 """A run whose job_log_dir is in an object store, and the folder on this machine that it works in.
 
-The run reads and writes only that folder, as any other run does. A thread copies to the store what
-appears there. So a store that is slow or absent stops no step, and what it has not got yet when the
-run is killed is there when the run is started again on the same machine. On another machine the run
-continues from what the store has.
+The run reads and writes only that folder, as any other run does. A thread copies new files to the
+store. So a store that is slow or absent stops no step. A run that was killed continues on the same
+machine from its folder, whether it was copied or not, and on another machine from the store.
 """
 
 import contextlib
@@ -34,15 +33,16 @@ from paxlite.core.run_files import write_file
 from paxlite.core.terminal import say, warn
 from paxlite.runtime import lease
 from paxlite.runtime.folder_lock import FolderLock
-from paxlite.runtime.hosts import Hosts, broadcast, hosts_of
+from paxlite.runtime.hosts import Hosts, hosts_of
 from paxlite.runtime.mirror import Mirror
+from paxlite.runtime.process_messages import broadcast
 
 _NOTES = '.store.json'
-_LOOK_SECONDS = 1.0  # between two looks for a new checkpoint
-_MIRROR_SECONDS = 30.0  # between two copies of metrics, events and goodput
-_PAUSE_SECONDS = 10.0  # after a failure
-_FINAL_SECONDS = 600.0  # for what is left at the end of a run
-_FAILED_SECONDS = 30.0  # the same after an error
+_LOOK_SECONDS = 1.0  # the time between two looks for a new checkpoint
+_MIRROR_SECONDS = 30.0  # the time between two copies of metrics, events and goodput
+_PAUSE_SECONDS = 10.0  # the pause after a failure
+_FINAL_SECONDS = 600.0  # the most time for the last copies at the end of a run
+_FAILED_SECONDS = 30.0  # the same for a run that ends with an error
 _PATIENCE = 20.0  # seconds for which a request of the thread is tried again
 
 log = logging.getLogger('paxlite')
@@ -64,8 +64,8 @@ def twin(address: Address, local_dir: str | None) -> pathlib.Path:
 class StoredRun:
   """A context in which a run has its lease, and its folder is copied to the store.
 
-  When it begins, the folder has the files of the run and its newest good checkpoint. When it ends,
-  the store has everything; what it has not got then is an error.
+  When it begins, the files of the run and its newest good checkpoint are copied to the folder. When
+  it ends, everything is copied to the store; it is an error if that fails.
 
   Args:
     address: The job_log_dir.
@@ -119,7 +119,7 @@ class StoredRun:
       self._thread.join()
       problem = self._finish(_FINAL_SECONDS if together else _FAILED_SECONDS)
     if together:
-      problem = broadcast(problem)
+      problem = broadcast(problem.encode()).decode()
     if jax.process_index() == 0:
       self._lease.release()
     if problem and kind is None:
@@ -128,7 +128,7 @@ class StoredRun:
       warn(problem)
 
   def _together(self, act) -> None:
-    """Calls `act` in every process; if process 0 or another one fails, all raise UserError."""
+    """Calls `act` in every process; if it fails in one, all processes raise UserError."""
     problem: Exception | None = None
     try:
       act()

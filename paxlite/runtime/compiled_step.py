@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 import paxlite
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import parse_line
+from paxlite.core.json_text import parsed
 from paxlite.core.ownership import open_to_others
 
 _FORMAT = 'paxlite compiled step 1'
@@ -134,7 +135,7 @@ def identity(
     'format': _FORMAT,
     'arguments': [_argument(path, x) for path, x in _arguments(lowered)],
     'program': zlib.crc32(lowered.as_text().encode()),
-    'values': json.loads(json.dumps(dict(values))),
+    'values': parsed(json.dumps(dict(values))),
   }
 
 

@@ -12,6 +12,7 @@ import time
 from typing import IO
 
 from paxlite.core.errors import Interrupted, UserError
+from paxlite.core.json_text import parsed
 from paxlite.core.run_files import open_file
 
 _FILE = '.lock'
@@ -96,9 +97,9 @@ class FolderLock:
 def _described(text: str) -> tuple[str, str | None]:
   """Returns a text that names the holder of a lock, for a message, and the holder's Slurm job."""
   try:
-    owner = json.loads(text)
+    owner = parsed(text)
     job = owner['slurm_job']
     of_job = f', Slurm job {job}' if job else ''
     return f' (process {owner["process"]} on {owner["host"]}{of_job})', job
-  except (ValueError, KeyError, TypeError, RecursionError):  # The file is just being written.
+  except (ValueError, KeyError, TypeError):  # The file is just being written.
     return '', None

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from paxlite.core.damaged import set_aside
+from paxlite.core.json_text import parsed
 from paxlite.core.run_files import write_file
 
 _STARTED = time.time(), time.perf_counter()
@@ -195,7 +196,7 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
   try:
     if not path.is_file():  # Reading a FIFO would block.
       return None
-    record = json.loads(path.read_text())
+    record = parsed(path.read_text())
     numbers = ('started', 'ended', 'first_step', 'last_step', 'lost_steps')
     return {
       **{k: _finite(record[k]) for k in numbers},
@@ -204,7 +205,7 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
     }
   except (OSError, LookupError, ArithmeticError):
     return None
-  except (ValueError, TypeError, AttributeError, RecursionError):  # The file holds something else.
+  except (ValueError, TypeError, AttributeError):  # The file holds something else.
     return None
 
 

@@ -1,8 +1,8 @@
 """A lease: the lock of a run whose folder is in an object store.
 
 Stores have no locks, but they can create an object only if it is not there, and replace it only if
-it is unchanged. The lease is such an object. Its holder replaces it regularly. Whoever wants it
-watches it: if it stays unchanged for long enough, its holder is gone, and the lease is taken over.
+it is unchanged. The lease is such an object. Its holder replaces it regularly. Another run watches
+it: if it stays unchanged for long enough, its holder is gone, and the other run takes the lease.
 Clocks are not compared. A holder that could not renew its lease in time must not rely on it.
 """
 
@@ -26,7 +26,7 @@ from paxlite.core.object_store import ObjectStore
 from paxlite.core.terminal import warn
 
 _NAME = 'lease.json'
-_REQUEST_SECONDS = 10.0  # a request for the lease is tried again for so long
+_REQUEST_SECONDS = 10.0  # the time for which a request for the lease is tried again
 
 log = logging.getLogger('paxlite')
 

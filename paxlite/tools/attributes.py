@@ -7,7 +7,6 @@ Example:
   paxlite attributes checkpoint
 """
 
-import json
 import pathlib
 import types
 import typing
@@ -16,6 +15,7 @@ from typing import Annotated, Any, Literal
 
 from paxlite.core import attribute_kinds, command_line
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import parsed
 from paxlite.tools import show
 
 # All attributes of paxlite's own experiments, so that printing them imports none of them.
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
 
 def described() -> list[dict[str, str]]:
   """Returns the attributes of all experiments of paxlite, each as a table of texts."""
-  return json.loads(INDEX.read_text(encoding='utf-8'))
+  return parsed(INDEX.read_text(encoding='utf-8'))
 
 
 def describe(classes: Iterable[type]) -> list[dict[str, str]]:

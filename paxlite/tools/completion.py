@@ -7,10 +7,10 @@ Prints a script that completes commands, experiments, attributes and files. To u
   fish   paxlite completion fish | source         in ~/.config/fish/config.fish
 """
 
-import json
 from collections.abc import Iterable, Sequence
 
 from paxlite.core import command_line
+from paxlite.core.json_text import parsed
 from paxlite.tools import attributes, experiments
 from paxlite.tools.commands import COMMANDS
 
@@ -55,7 +55,7 @@ def words(typed: Sequence[str]) -> list[str]:
     return []
   if last.startswith('--fdl.'):
     return [f'--fdl.{name}' for name in _attributes(last.removeprefix('--fdl.'))]
-  names = [row[1] for row in json.loads(experiments.INDEX.read_text(encoding='utf-8'))]
+  names = [row[1] for row in parsed(experiments.INDEX.read_text(encoding='utf-8'))]
   return _beginning(last, names) + (_attributes(last) if len(before) > 1 else [])
 
 

@@ -9,7 +9,6 @@ Examples:
   paxlite list --import=my_experiments
 """
 
-import json
 import pathlib
 import shutil
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from paxlite.core import command_line
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import parsed
 
 if TYPE_CHECKING:
   from paxlite.experiments.base import Experiment
@@ -123,7 +123,7 @@ def table(text: str, screen: int | None) -> str:
 
 def _rows() -> list[list[str]]:
   """Returns the rows of the index, and of the modules of --import=MODULE."""
-  rows = json.loads(INDEX.read_text(encoding='utf-8'))
+  rows = parsed(INDEX.read_text(encoding='utf-8'))
   if 'paxlite.experiments.base' in sys.modules:  # the module of --import has imported it
     from paxlite.experiments.registry import experiments
 

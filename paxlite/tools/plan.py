@@ -70,7 +70,7 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
   from paxlite.aot import targets
   from paxlite.runtime import cpu_memory
 
-  # that of the workers, which see the devices, and run steps as a run would
+  # the environment of the workers, which see the devices and run steps as `paxlite train` would
   environment = {**os.environ, **cpu_memory.environment()}
 
   targets.prepare_environment()
@@ -79,7 +79,7 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
 
   from paxlite.aot.planning import impossible, machine, store
   from paxlite.aot.planning.candidates import Space
-  from paxlite.aot.planning.crew import Crew
+  from paxlite.aot.planning.worker_pool import WorkerPool
   from paxlite.experiments.registry import build_experiment
   from paxlite.runtime import compiled_step
 
@@ -96,9 +96,9 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
     command.append(f'--calibration={args.calibration}')
   measures = args.target == 'here'
   workers = 1 if measures else args.workers or len(os.sched_getaffinity(0))
-  with Crew(command, workers, environment if measures else dict(os.environ)) as crew:
+  with WorkerPool(command, workers, environment if measures else dict(os.environ)) as pool:
     if measures:
-      where = described(crew, environment)
+      where = described(pool, environment)
     else:
       where = machine.of_target(targets.parse(args.target, args.calibration))
     about = dict(
@@ -112,7 +112,7 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
       return kept
     keep = frozenset({*args.keep, *(name for name in overrides if name in impossible.NAMES)})
     space = Space(experiment, where, keep, frozenset(args.tried), args.global_batch)
-    answer = searched(space, args, overrides, crew, workers, answers)
+    answer = searched(space, args, overrides, pool, workers, answers)
   if not answer['interrupted']:
     answers.write(question, answer)
   return answer
@@ -122,7 +122,7 @@ _QUESTION = ('fdl_config', 'fiddler', 'target', 'global_batch', 'keep', 'tried',
 
 
 def searched(
-  space: Any, args: Any, overrides: dict[str, str], crew: Any, workers: int, answers: Any
+  space: Any, args: Any, overrides: dict[str, str], pool: Any, workers: int, answers: Any
 ) -> dict[str, Any]:
   """The answer of a search.
 
@@ -139,7 +139,7 @@ def searched(
   lean = impossible.leanest(space, estimator)
   if lean is None or lean[1].state > space.machine.memory:
     raise UserError(impossible.message(space, estimator, device))
-  found = Search(space, estimator, crew, answers, args.most, workers, say).run()
+  found = Search(space, estimator, pool, answers, args.most, workers, say).run()
   if found.best or found.interrupted:
     page = report.page(found, args.fdl_config, overrides, args.fiddler)
   else:
@@ -153,7 +153,7 @@ def searched(
   )
 
 
-def described(crew: Any, environment: Mapping[str, str]) -> Any:
+def described(pool: Any, environment: Mapping[str, str]) -> Any:
   """The machine that is here. The first call measures its speed, and keeps it."""
   import jax
 
@@ -166,7 +166,7 @@ def described(crew: Any, environment: Mapping[str, str]) -> Any:
   kept = store.Store(store.plans_folder(), about)
   said = kept.read({'question': 'devices'})
   if said is None:
-    said = crew.describe()
+    said = pool.describe()
     kept.write({'question': 'devices'}, said)
   if said['platform'] == 'cpu' and (available := host_memory.available()):
     said['memory'] = available / said['devices']

@@ -1,8 +1,8 @@
 """The branches of a run: which of its local states belong to its history, and which do not.
 
-A run branches off from itself whenever it starts, or goes back to an earlier state. A state that an
-earlier branch has written counts only up to the step at which the next branch has left it. The
-branches are in a file of the run's folder, so states of another run never count.
+A run begins a new branch whenever it starts or rolls back. The states of a branch belong to the
+history of the run only up to the step from which the next branch continues. The branches are in a
+file of the run's folder, so states of another run never belong to it.
 """
 
 import json
@@ -26,7 +26,7 @@ class Branches:
 
   @classmethod
   def read(cls, folder: pathlib.Path) -> 'Branches':
-    """Reads those of the run in a folder; none if it has no such file, or a damaged one."""
+    """Reads the branches of the run in a folder; none if the file is missing or damaged."""
     try:
       held: Any = read_object(folder / 'local_states.json')['branches']
       return cls([(str(branch), int(step)) for branch, step in held])

@@ -1,8 +1,8 @@
 """Chooses the newest local state that the processes of a run can complete together.
 
-A device needs its part of every variable. It comes from a file of its host, or from a device that
-holds the same parts of all variables, and whose host has them: a replica. The processes agree by
-collectives, so all of them choose the same state.
+A device needs its part of every variable. The part comes from a file on its host, or from a
+replica: a device that holds the same parts of all variables, and whose host has the file. The
+processes agree by collectives, so all of them choose the same state.
 """
 
 import json
@@ -25,7 +25,7 @@ from paxlite.checkpointing.local_files import (
 )
 from paxlite.core.json_text import parsed
 from paxlite.core.variable_names import path_name
-from paxlite.training.exchange import broadcast
+from paxlite.runtime.process_messages import broadcast
 
 _OFFERED = 8  # the newest states of each process that are considered
 
@@ -46,9 +46,10 @@ def newest(
 
   Args:
     files: The local states of the run on this host.
-    names: Those of them that belong to the history of the run.
+    names: The names of those files that belong to the history of the run.
     abstract: A tree of jax.ShapeDtypeStruct with the shapes, dtypes and shardings of a state.
-    experiment: What is trained; states of something else are not used. None allows them.
+    experiment: A number that identifies the experiment; states of other experiments are not used.
+      None allows any experiment.
 
   Returns:
     None if there is no such state.
@@ -125,7 +126,7 @@ class _Wanted:
               log.warning('%s', e)
     return parts, opened[0].notes if opened else None
 
-  def is_complete(self, device: Any, parts: Mapping[Key, np.ndarray]) -> bool:
+  def is_complete(self, device: jax.Device, parts: Mapping[Key, np.ndarray]) -> bool:
     """Returns whether the parts are all that a device needs; False for devices of others."""
     keys = self._keys[self.devices.index(device)]
     return device.process_index == jax.process_index() and all(key in parts for key in keys)
@@ -149,7 +150,7 @@ class _Wanted:
     return found
 
   def tree(self, parts: Mapping[Key, np.ndarray], donors: Sequence[int]) -> Any:
-    """Makes the arrays of the state, of which this process has some parts."""
+    """Makes the arrays of the state from the parts that this process has and receives."""
     arrays = []
     for v, (_, leaf) in enumerate(self._variables):
       shape = leaf.sharding.shard_shape(leaf.shape)

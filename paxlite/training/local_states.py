@@ -1,9 +1,10 @@
 """Keeps recent train states of a run on each host: the fast tier beside its checkpoints.
 
-Each process writes what its own devices hold, one copy of each part, to a folder of its host. The
-training loop waits for a copy of the state on the devices only, or where there is no room for one,
-for a copy in the memory of the host. A thread writes it. When the next state is due and the thread
-has not finished, the loop waits for it, so that all processes have states of the same steps.
+Each process writes one copy of each part that its own devices hold to a folder of its host. The
+training loop waits only until the state is copied on the devices. If they have no room for a copy,
+it waits until the state is copied to the memory of the host. A thread writes the copy. If the
+thread has not finished when the next state is due, the loop waits for it, so that all processes
+have states of the same steps.
 """
 
 import concurrent.futures
@@ -24,9 +25,9 @@ from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.local_files import Bounds, Key, LocalFolder, Name
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
+from paxlite.runtime.process_messages import broadcast, gathered
 from paxlite.training import local_choice
 from paxlite.training.branches import Branches
-from paxlite.training.exchange import broadcast, gathered
 
 log = logging.getLogger('paxlite')
 
@@ -38,7 +39,7 @@ class LocalStates:
     root: The folder of this host that holds the local states of all runs.
     run: The run's job_log_dir.
     every: Number of steps between two states.
-    experiment: A number that identifies what is trained.
+    experiment: A number that identifies the experiment.
     accept_changes: Whether states of another experiment are used.
   """
 
@@ -182,7 +183,7 @@ class LocalStates:
     common = int(newest().min())  # all processes have the state of this step
     held = dict(notes()) | {'experiment': self._experiment}
     name = Name(step, self._branches.current, jax.process_index())
-    # those between are left if another process cannot write
+    # states between these two are left over if another process cannot write
     self._files.remove(
       lambda n: n.step in (common, self._newest) or (n.step > common and n.process != name.process)
     )
@@ -210,7 +211,7 @@ class LocalStates:
         parts.setdefault(key, []).append(shard)
     by_device: dict[Any, list[tuple[Key, Any]]] = {}
     sizes: dict[Any, int] = {}
-    for key, shards in parts.items():  # of the devices that hold a part, the least busy one
+    for key, shards in parts.items():  # the device that copies the least so far copies this part
       shard = min(shards, key=lambda s: sizes.get(s.device, 0))
       by_device.setdefault(shard.device, []).append((key, shard.data))
       sizes[shard.device] = sizes.get(shard.device, 0) + shard.data.nbytes
@@ -232,7 +233,7 @@ def default_root() -> str:
   return '/dev/shm' if pathlib.Path('/dev/shm').is_dir() else tempfile.gettempdir()
 
 
-def _has_room(device: Any, size: int) -> bool:
+def _has_room(device: jax.Device, size: int) -> bool:
   """Returns whether a device has room for a copy of `size` bytes beside what a step needs."""
   stats = device.memory_stats()
   if not stats or 'bytes_limit' not in stats:

@@ -11,7 +11,7 @@ from flax.linen import meta
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 
-from paxlite.optim.storage import is_moment
+from paxlite.optim.moments import is_moment
 from paxlite.parallel import partitioning
 from paxlite.runtime import compiler
 from paxlite.training.metrics import Metrics

@@ -13,7 +13,7 @@ from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN, over_layers, total_loss
 from paxlite.optim.optimizers import Optimizer, merge
-from paxlite.parallel.partitioning import TAPS, reading_taps
+from paxlite.parallel.partitioning import TAPS, new_taps, reading_taps
 from paxlite.training.metrics import Metrics, Weighted, over_microbatches
 from paxlite.training.train_state import TrainState
 
@@ -149,12 +149,12 @@ class Task:
     is_tapped = self.gradient_dtype != 'float32'
     varied = trainable
     if is_tapped:
-      varied = jax.tree.map(lambda w: jnp.zeros(w.shape, self.gradient_dtype), trainable)
+      varied = new_taps(self.loss, trainable, self.gradient_dtype)
 
     def loss(varied, replaced, batch, rng):
       overwritten, biases = replaced
       params = merge(trainable if is_tapped else varied, merge(biases, frozen))
-      taps = {'taps': _without_gaps(varied)} if is_tapped else {}  # a user's loss has none
+      taps = {'taps': _without_gaps(varied)} if is_tapped else {}  # a user's loss may have none
       return self.loss(params, batch, rng, overwritten, **taps)
 
     if self.num_microbatches == 1:

@@ -10,6 +10,7 @@ from typing import Any
 
 from paxlite.core import live_line
 from paxlite.core.damaged import set_aside
+from paxlite.core.json_text import parsed
 from paxlite.core.run_files import open_file
 from paxlite.core.terminal import say
 
@@ -222,8 +223,8 @@ def _step_of(line: bytes) -> int | None:
 def _record_of(line: bytes) -> dict[str, Any] | None:
   """Returns the record that a line holds; it has a step. None if the line is not a record."""
   try:
-    record = json.loads(line)
-  except (ValueError, RecursionError):
+    record = parsed(line)
+  except ValueError:
     return None
   step = record.get('step') if isinstance(record, dict) else None
   return record if isinstance(step, int) and not isinstance(step, bool) else None

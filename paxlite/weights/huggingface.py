@@ -14,6 +14,7 @@ from paxlite.core import shell
 from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_files import read_object
+from paxlite.core.json_text import parsed
 from paxlite.core.object_copies import reading
 from paxlite.core.object_store import ObjectStore
 from paxlite.core.unfinished_folder import UnfinishedFolder
@@ -82,7 +83,7 @@ def _read_fp8(path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarr
   """Reads a tensor in FP8, which safetensors cannot give to numpy, from a file that it can open."""
   with path.open('rb') as f:
     length = int.from_bytes(f.read(8), 'little')
-    start, _ = json.loads(f.read(length))[name]['data_offsets']
+    start, _ = parsed(f.read(length))[name]['data_offsets']
     f.seek(8 + length + start)
     count = int(np.prod(shape, dtype=np.int64))
     return np.fromfile(f, ml_dtypes.float8_e4m3fn, count).reshape(shape)

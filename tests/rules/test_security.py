@@ -7,6 +7,7 @@ import http.server
 import os
 import pathlib
 import pickletools
+import re
 import subprocess
 import sys
 import threading
@@ -64,8 +65,13 @@ def importers(*modules: str) -> set[str]:
 def test_what_could_run_code_is_in_one_place_or_none():
   assert importers('pickle') == {'runtime/compiled_step.py'}
   assert importers('dill', 'cloudpickle', 'marshal', 'shelve', 'yaml') == set()
-  # both run modules of paxlite
-  assert importers('subprocess') == {'runtime/coordinator.py', 'aot/planning/crew.py'}
+  # Both start Python with a module of paxlite, and nothing else.
+  starters = {'runtime/coordinator.py', 'aot/planning/worker_pool.py'}
+  assert importers('subprocess') == starters
+  for path in starters:
+    text = (runs.ROOT / 'paxlite' / path).read_text()
+    assert text.count('subprocess.Popen(') == 1
+    assert re.search(r"\[\s*sys\.executable,\s+'-P',\s+'-m',\s+'paxlite\.", text)
   assert importers('tarfile', 'zipfile') | calls('unpack_archive') == set()
   assert calls('eval', 'exec', 'system', 'popen') == set()
 

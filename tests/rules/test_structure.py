@@ -125,6 +125,14 @@ def test_who_knows_fiddle():
   assert {m for m in knowing if room(m) not in KNOW_FIDDLE} == {'paxlite.core.templates'}
 
 
+def test_json_is_parsed_in_two_modules():
+  """Others may have written what is read: deep nesting raises RecursionError in Python's parser."""
+  found = {
+    m for m, p in MODULES.items() if re.search(r'json\.loads?\(|json import loads?', p.read_text())
+  }
+  assert found == {'paxlite.core.json_files', 'paxlite.core.json_text'}
+
+
 def test_extras_are_imported_inside_functions():
   wrong = [
     name

@@ -1,4 +1,6 @@
-"""python -m tests.support.seeded_faults [--count=60] [--seed=0]: do the tests notice faults?
+"""python -m tests.support.seeded_faults [--count=60] [--seed=0] [--under PATH …]
+
+Do the tests notice faults?
 
 Puts small faults into the library of this folder, one at a time, chosen by the seed: another
 comparison, sign, constant or condition. Runs the tests of the fault's room, prints a line, and
@@ -13,12 +15,30 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 from tests.support import runs
 
 PACKAGE = runs.ROOT / 'paxlite'
-# Rooms that have tests outside tests/unit/ROOM.
+# The tests of a room, or of the files whose paths begin so, if they are not tests/unit/ROOM.
 TESTS = {
+  'aot/planning': ['unit/aot/planning'],
+  'aot/explanation': ['unit/aot/test_explanation.py'],
+  'core/object': ['unit/core/test_object_store.py', 'unit/data/test_stored_data.py'],
+  'checkpointing/step_copies': ['unit/checkpointing/test_step_copies.py'],
+  'core/addresses': ['unit/core/test_object_store.py'],
+  'layers/context_choice': ['unit/layers/test_context_choice.py'],
+  'layers/pipeline': ['unit/layers/test_pipeline.py', 'unit/layers/test_model.py'],
+  'layers/stage': ['unit/layers/test_pipeline.py', 'unit/layers/test_model.py'],
+  'optim/moments': ['unit/optim'],
+  'runtime/lease': ['unit/runtime/test_lease.py'],
+  'runtime/mirror': ['unit/runtime/test_mirror.py'],
+  'training/branches': ['unit/training/test_local_states.py'],
+  'training/local': ['unit/training/test_local_states.py'],
+  **{
+    f'layers/{name}_attention': ['unit/layers/test_context_attention.py']
+    for name in ('blockwise', 'context', 'head_scatter', 'partial', 'ring', 'tiled', 'window')
+  },
   'core': ['unit/core', 'runs/test_main.py'],
   'parallel': ['runs/test_meshes.py', 'unit/training', 'unit/aot'],
   'layers': ['unit/layers', 'parity/test_reference.py'],
@@ -64,11 +84,19 @@ def changes(tree: ast.AST, source: str) -> list[tuple[ast.expr, str]]:
   return [(node, f'({new})') for node, new in found]
 
 
-def faults(count: int, seed: int) -> list[tuple[pathlib.Path, int, str]]:
-  """Returns files, line numbers, and the whole source with each fault."""
+def faults(count: int, seed: int, under: Sequence[str]) -> list[tuple[pathlib.Path, int, str]]:
+  """Returns files, line numbers, and the whole source with each fault.
+
+  Args:
+    count: Number of faults.
+    seed: Chooses them.
+    under: Beginnings of paths below paxlite/, such as aot/planning; empty means all files.
+  """
   chosen = []
   candidates = []
   for path in sorted(PACKAGE.rglob('*.py')):
+    if under and not path.relative_to(PACKAGE).as_posix().startswith(tuple(under)):
+      continue
     source = path.read_text()
     lines = source.splitlines(keepends=True)
     starts = [sum(map(len, lines[:i])) for i in range(len(lines))]
@@ -92,8 +120,10 @@ def faults(count: int, seed: int) -> list[tuple[pathlib.Path, int, str]]:
 
 def notice(path: pathlib.Path, seconds: float) -> str:
   """Returns the result of the tests of a file's room: 'caught', 'missed', or 'caught: too slow'."""
-  room = path.relative_to(PACKAGE).parts[0].removesuffix('.py')
-  folders = TESTS.get(room, [f'unit/{room}'])
+  place = path.relative_to(PACKAGE)
+  room = place.parts[0].removesuffix('.py')
+  known = [begin for begin in TESTS if place.as_posix().startswith(begin)]
+  folders = TESTS[max(known, key=len)] if known else [f'unit/{room}']
   tests = [f'tests/{f}' for f in folders]
   command = [sys.executable, '-m', 'pytest', '-x', '-q', '-p', 'no:cacheprovider', *tests]
   try:
@@ -112,11 +142,12 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--count', type=int, default=60)
   parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--under', nargs='+', default=[], help='only files whose paths begin so')
   parser.add_argument('--first', type=int, default=0, help='leaves out those before it')
   parser.add_argument('--every', type=int, default=1, help='for several clones at once')
   parser.add_argument('--seconds', type=float, default=900)
   args = parser.parse_args()
-  for i, (path, line, changed) in enumerate(faults(args.count, args.seed)):
+  for i, (path, line, changed) in enumerate(faults(args.count, args.seed, args.under)):
     if i < args.first or (i - args.first) % args.every:
       continue
     source, before = path.read_text(), time.monotonic()

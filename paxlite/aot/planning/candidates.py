@@ -30,7 +30,7 @@ class Candidate:
 
   @property
   def attributes(self) -> dict[str, Any]:
-    """The attributes of the experiment that make it."""
+    """The attributes with which an experiment runs in this way."""
     devices = 1
     for size in self.layout.sizes.values():
       devices *= size
@@ -62,7 +62,7 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-  """What is searched.
+  """The candidates of an experiment on a machine.
 
   Attributes:
     experiment: The experiment, validated, with the user's values.

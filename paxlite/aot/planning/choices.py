@@ -119,14 +119,14 @@ def batches(
     if 'NUM_MICROBATCHES' in kept:
       parts = [e.NUM_MICROBATCHES]
     elif len(rows) > 1 and stages == 1:
-      parts = [1]  # a larger batch with less memory would always be faster a token
+      parts = [1]  # microbatches save memory for a larger batch, which is always faster by token
     for part in parts:
       if total % (shards * part) == 0 and (stages == 1 or part >= stages or part == parts[-1]):
         found.append({'PERCORE_BATCH_SIZE': total / devices, 'NUM_MICROBATCHES': part})
   return found
 
 
-_DOUBLINGS = 7  # from 1 to 64 rows in each part of a batch
+_DOUBLINGS = 7  # each shard of a batch has 1, 2, 4 … 64 rows
 
 
 def flags(values: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:

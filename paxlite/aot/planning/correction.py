@@ -1,32 +1,35 @@
-"""Corrects estimates by what the compiler says of some of them.
+"""Corrects estimates by the compiler's verdicts about some of them.
 
-The logarithm of (true / estimated) is taken as a Gaussian process over the candidates
-(https://gaussianprocess.org/gpml, chapter 2). Its covariance is a sum: candidates that share a
-value of a choice share its error; an error of one part of the estimate, such as what is saved,
-counts by the share that the part has; and near candidates share the rest.
+The logarithm of (true / estimated) is modeled as a Gaussian process over the candidates
+(https://gaussianprocess.org/gpml, chapter 2). Its covariance is a sum of three kinds of terms. The
+first is for an error that candidates with the same value of a choice share. The second is for an
+error of one part of the estimate, such as the saved activations, in proportion to the part's share.
+The third is for an error that similar candidates share.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-_COMMON = 0.5  # standard deviation of the error that all estimates share, of the logarithm
-_SHARED = 0.1  # of the part that comes with one value of one choice
-_PART = 0.5  # of the error of one part of an estimate
-_JOINT = 0.08  # of the part that comes with a combination
-_NOISE = 0.002  # of what the compiler says
-_REACH = 0.3  # by how much a doubling of a number lowers the covariance, of the logarithm
-_REACH_OF_PARTS = 0.1  # the same for the errors of the parts
+# standard deviations of the logarithm of (true / estimated)
+_COMMON = 0.5  # of an error that all estimates share
+_SHARED = 0.1  # of an error that comes with one value of one choice
+_PART = 0.5  # of an error of one part of an estimate
+_JOINT = 0.08  # of an error that comes with a combination of values
+_NOISE = 0.002  # of the compiler's own figures
+# by how much a doubling of a number lowers the logarithm of the covariance
+_REACH = 0.3
+_REACH_OF_PARTS = 0.1  # for the errors of parts
 
 
 class Correction:
   """The error of an estimate, learned from pairs of estimates and truths."""
 
   def __init__(self, noise: float = _NOISE):
-    """Knows nothing yet.
+    """Makes a correction that changes nothing until `learn` is called.
 
     Args:
-      noise: Standard deviation of the logarithm of a truth that is measured.
+      noise: Standard deviation of the logarithm of a measured value.
     """
     self._noise = noise
     self._points: np.ndarray = np.zeros((0, 0))
@@ -42,13 +45,13 @@ class Correction:
     ratios: Sequence[float],
     groups: Sequence[slice],
   ) -> None:
-    """Takes what is known.
+    """Fits the process to the candidates whose true values are known.
 
     Args:
       points: Numbers that describe the candidates, [candidates, numbers].
       parts: The shares that the parts have in their estimates, [candidates, parts].
-      ratios: The logarithm of true / estimated for each of them.
-      groups: The numbers that belong to each choice.
+      ratios: The logarithm of (true / estimated) for each candidate.
+      groups: The columns of `points` that belong to each choice.
     """
     self._points, self._parts = points, parts
     self._ratios = np.asarray(ratios, float)

@@ -21,7 +21,7 @@ class Estimate:
   """Bytes and seconds of a step on one device.
 
   Attributes:
-    memory: Bytes that are in use at most.
+    memory: The most bytes that are in use at a time.
     seconds: Seconds of a step.
     state: Bytes of the train state.
     saved: Bytes that the layers keep for the backward pass.

@@ -15,7 +15,7 @@ _PRIMES = (13, 17, 19, 23, 29, 31, 37)
 
 
 class Extent(NamedTuple):
-  """What may split an array.
+  """The dimensions of an array that a mesh or a batch can split.
 
   Attributes:
     rows: How often the rows of the batch are a factor of its size.
@@ -31,7 +31,7 @@ class Extent(NamedTuple):
 
 
 class Shares(NamedTuple):
-  """By how much one device has less than the traced array.
+  """How much of a traced array one device has.
 
   Attributes:
     rows: Rows that a device computes at a time, divided by the traced ones.
@@ -119,7 +119,7 @@ class Amounts(dict[Extent, float]):
     return sum(amount * shares.of(extent) for extent, amount in self.items())
 
   def minus(self, other: 'Amounts') -> 'Amounts':
-    """What is here and not there; where there is more, nothing."""
+    """The difference of two amounts by extent; extents where it is not positive are left out."""
     found = Amounts()
     for extent, amount in self.items():
       if (left := amount - other.get(extent, 0.0)) > 0:

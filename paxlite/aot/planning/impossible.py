@@ -1,9 +1,11 @@
-"""What to say where nothing fits: why, and the nearest that is possible."""
+"""The message of a plan if no candidate fits: the reason, and changes that would make one fit."""
 
 import dataclasses
 import re
 from collections.abc import Iterator
 from typing import Any
+
+import jax
 
 from paxlite.aot import targets
 from paxlite.aot.planning import choices, machine
@@ -20,11 +22,13 @@ _SHORT = 128  # tokens of the shortest row that is proposed
 _SURE = 0.95  # an estimate below this share of the memory counts as possible
 
 
-def message(space: Space, estimator: Estimator, device: Any, needed: float | None = None) -> str:
-  """Why nothing fits, and what would.
+def message(
+  space: Space, estimator: Estimator, device: jax.Device, needed: float | None = None
+) -> str:
+  """Says why no candidate fits, and what would.
 
   Args:
-    space: What was asked for.
+    space: The candidates of the search.
     estimator: Its estimates.
     device: A device of the target, for which other models are traced.
     needed: The least bytes that the compiler says are needed; None if only estimates are known.
@@ -59,7 +63,7 @@ def leanest(space: Space, estimator: Estimator) -> tuple[Candidate, Estimate] | 
 
 
 def _lean(space: Space) -> Iterator[Candidate]:
-  """The candidates of a space with what needs least memory of every other choice."""
+  """The smallest batch on each mesh, with the policy and loss chunks that need least memory."""
   combinations = choices.combinations(space.experiment, space.machine, space.kept, space.tried)
   least = [c for c in combinations if c.get('CHECKPOINT_POLICY') == 'SAVE_NOTHING'] or combinations
   most = max((c.get('NUM_LOSS_CHUNKS', 1) for c in least), default=1)
@@ -86,8 +90,8 @@ def nothing_valid(space: Space) -> str:
   return f'{text} with {kept} as they are: keep fewer' if kept else text
 
 
-def _ways_out(space: Space, model: Model, device: Any, state_fits: bool) -> Iterator[str]:
-  """What would fit, in the words of a message."""
+def _ways_out(space: Space, model: Model, device: jax.Device, state_fits: bool) -> Iterator[str]:
+  """Yields changes that would make a candidate fit, as parts of a sentence."""
   if more := _more_devices(space, model):
     yield f'--target={more}'
   e: Any = space.experiment

@@ -50,7 +50,7 @@ class Machine:
 
   @property
   def identity(self) -> str:
-    """What verdicts depend on: here, the machine itself, and else its numbers."""
+    """The text that verdicts depend on: for `here` the machine's name, for others its speeds."""
     if self.measured:
       return f'{platform.node()}: {self.devices} × {self.platform}, {os.cpu_count()} cores'
     return str(dataclasses.replace(self, memory=0.0, share=None))

@@ -1,4 +1,4 @@
-"""A model as the planner knows it: its state, and the work of a layer and of all else."""
+"""A model as the planner sees it: its train state, and the work of a layer and of the rest."""
 
 import collections
 import dataclasses
@@ -41,7 +41,7 @@ class StateBytes:
 class Model:
   """Traces an experiment for one kind of device; each combination of attributes only once."""
 
-  def __init__(self, experiment: Experiment, device: Any):
+  def __init__(self, experiment: Experiment, device: jax.Device):
     """Traces nothing yet.
 
     Args:
@@ -86,7 +86,7 @@ class Model:
     return self._kept(('rest', like), work)
 
   def everything_saved(self, values: Mapping[str, Any]) -> Amounts:
-    """What one unit would keep if nothing were computed again: its memory while it runs back."""
+    """The activations of one unit without recomputation: its memory during its backward pass."""
     return self.unit({**values, 'CHECKPOINT_POLICY': 'SAVE_EVERYTHING'}).saved
 
   def _kept(self, key: tuple[str, Mapping[str, Any]], make: Any) -> Work:

@@ -1,4 +1,4 @@
-"""The search: estimates prune, the compiler judges, and what it says corrects the estimates."""
+"""The search for the best candidate: estimates prune, and the verdicts about some correct them."""
 
 import dataclasses
 import math
@@ -10,10 +10,10 @@ import numpy as np
 
 from paxlite.aot.planning.candidates import Candidate, Space
 from paxlite.aot.planning.correction import Correction
-from paxlite.aot.planning.crew import Crew
 from paxlite.aot.planning.estimate import Estimate, Estimator
-from paxlite.aot.planning.points import Points
+from paxlite.aot.planning.features import Features
 from paxlite.aot.planning.store import Store, Verdict
+from paxlite.aot.planning.worker_pool import WorkerPool
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import full_name
 
@@ -48,7 +48,7 @@ class Judged:
 
   @property
   def off(self) -> float:
-    """By how much the memory was foreseen wrongly, as a share."""
+    """The relative error of the predicted memory."""
     return abs(self.foreseen / self.verdict.memory - 1) if self.verdict.memory else 0.0
 
 
@@ -71,7 +71,7 @@ class Plan:
     considered: Number of candidates that were estimated.
     estimating: Seconds that this took.
     judged: The verdicts, in the order in which they came.
-    front: Candidates of which none has less memory and less time a row, least memory first.
+    front: The Pareto front of memory and time for each row, least memory first.
     least: The candidate that is estimated to need least memory, with its estimate.
     spent: Seconds of the whole search.
     interrupted: Whether the user ended it.
@@ -100,7 +100,7 @@ class Search:
     self,
     space: Space,
     estimator: Estimator,
-    crew: Crew,
+    pool: WorkerPool,
     store: Store,
     budget: int,
     workers: int,
@@ -111,7 +111,7 @@ class Search:
     Args:
       space: What is searched.
       estimator: Its estimates.
-      crew: The processes that judge.
+      pool: The processes that judge.
       store: What was judged earlier.
       budget: The most verdicts to ask for.
       workers: Number of verdicts to ask for at a time.
@@ -119,7 +119,7 @@ class Search:
     """
     self.plan = Plan(space)
     self._estimator = estimator
-    self._crew = crew
+    self._pool = pool
     self._store = store
     self._budget = budget
     self._workers = workers
@@ -147,7 +147,7 @@ class Search:
     return [(self._candidates[i], float(np.exp(memory[i]))) for i in others]
 
   def run(self) -> Plan:
-    """Searches until nothing more is to be won, the budget is spent, or the user presses Ctrl-C."""
+    """Searches until no gain is expected, the budget is spent, or the user presses Ctrl-C."""
     begun = time.monotonic()
     plan = self.plan
     try:
@@ -185,8 +185,8 @@ class Search:
     kept = {id(x[1]): x for x in (*possible, *lean)}
     self._candidates = [c for c, _ in kept.values()]
     self._estimates = [e for _, e in kept.values()]
-    self._points = Points(self._candidates)
-    self._numbers = self._points.of(self._candidates)
+    self._features = Features(self._candidates)
+    self._numbers = self._features.of(self._candidates)
     self._log_memory = np.log([e.memory for e in self._estimates])
     estimates = self._estimates
     self._of_memory = np.array(
@@ -206,7 +206,7 @@ class Search:
     self._log_seconds = np.log([e.seconds for e in self._estimates]) - self._log_rows
 
   def _judge(self, begun: float) -> None:
-    """Asks for verdicts about the most promising candidates until nothing is to be won."""
+    """Asks for verdicts about the most promising candidates until no gain is expected."""
     while len(self._verdicts) < self._budget:
       chosen = self._chosen(min(self._workers, self._budget - len(self._verdicts)))
       if not chosen:
@@ -242,7 +242,7 @@ class Search:
       else:
         asked.append(i)
     questions = [self._question(self._valid[i]) for i in asked]
-    for position, verdict in self._crew.judge(questions):
+    for position, verdict in self._pool.judge(questions):
       i = asked[position]
       if not verdict.error:
         self._store.put(self._valid[i].values(), verdict)
@@ -257,7 +257,7 @@ class Search:
     }
 
   def _chosen(self, number: int) -> list[int]:
-    """The candidates that promise most, given what is known; none if too little is to be won."""
+    """The most promising candidates by all verdicts so far; none if the expected gain is small."""
     self._valid = {}
     chosen: list[int] = []
     while len(chosen) < number:
@@ -275,7 +275,7 @@ class Search:
     return chosen
 
   def _gain(self, pending: Sequence[int]) -> np.ndarray:
-    """The share of a step that each candidate can be expected to win, if it fits."""
+    """The expected gain of each candidate as a share of a step, times the chance that it fits."""
     limit = math.log(self.plan.space.machine.memory)
     memory, memory_error, seconds, error = self._predicted(pending)
     fits = _probability((limit - memory) / memory_error)
@@ -297,7 +297,7 @@ class Search:
     """(log bytes, its error, log seconds a row, its error) of all candidates, corrected.
 
     Args:
-      pending: Candidates whose verdicts are under way: their predictions are taken for true.
+      pending: Candidates that are being judged; their predictions are taken as verdicts.
     """
     known = [i for i, j in self._verdicts.items() if j.verdict.memory and not j.verdict.error]
     timed = [i for i in known if self._verdicts[i].verdict.seconds]
@@ -315,22 +315,22 @@ class Search:
       correction = Correction(noise)
       ratios = [truth(self._verdicts[i].verdict, i) - log_estimate[i] for i in indices]
       if indices:
-        correction.learn(self._numbers[indices], parts[indices], ratios, self._points.groups)
+        correction.learn(self._numbers[indices], parts[indices], ratios, self._features.groups)
       mean, error = correction.predict(self._numbers, parts)
       if pending:
         both = [*indices, *pending]
         taken = [*ratios, *mean[list(pending)]]
-        correction.learn(self._numbers[both], parts[both], taken, self._points.groups)
+        correction.learn(self._numbers[both], parts[both], taken, self._features.groups)
         mean, error = correction.predict(self._numbers, parts)
       found += [log_estimate + mean, error]
     memory, memory_error, seconds, error = found
     return memory, memory_error, seconds, error
 
   def _again(self) -> None:
-    """Measures the three best once more, in turn: the machine may have been slower for a while."""
+    """Measures the three best once more, in turn, because the machine may have been busy before."""
     best = self.plan.best[:3]
     questions = [self._question(j.candidate.of(self.plan.space.experiment)) for j in best]
-    for position, verdict in self._crew.judge(questions):
+    for position, verdict in self._pool.judge(questions):
       old = best[position]
       if not verdict.error and verdict.seconds < old.verdict.seconds:
         at = self.plan.judged.index(old)

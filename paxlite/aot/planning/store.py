@@ -17,12 +17,12 @@ from paxlite.runtime.kept_programs import cache_folder, remove_old
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-  """What the compiler, or a run, says about a candidate.
+  """The memory and the time of a candidate, from the compiler or from a run.
 
   Attributes:
-    memory: Bytes that a device needs at most; 0 if that is not known.
+    memory: The most bytes that a device needs at a time; 0 if that is not known.
     seconds: Seconds of a step; 0 if the compiler refuses it or it was not run.
-    bound: What most of the step waits for.
+    bound: The part of the machine that most of the step waits for.
     mfu: Bounds of the model FLOPs utilization, (of its schedule, of full overlap); empty if they
       are not known.
     parts: Seconds of the parts of the step, by name.

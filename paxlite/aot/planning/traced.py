@@ -1,7 +1,8 @@
-"""What a model computes, moves and keeps, read from its traced gradient without compiling it.
+"""The FLOPs, memory traffic and saved activations of a model, read from its traced gradient.
 
-Operations on elements are fused with what uses them, as XLA does: they read what their own operands
-were computed from, and write nothing. Products, reductions and kernels read and write memory.
+Nothing is compiled. Elementwise operations are fused with the operations that use them, as by XLA:
+they read the arrays in memory that their operands were computed from, and write nothing. Products,
+reductions and kernels read and write memory.
 """
 
 import dataclasses
@@ -21,8 +22,8 @@ class Product:
   Attributes:
     flops: FLOPs of all of them.
     dtype: The type of their operands, as in HLO.
-    extent: What may split them.
-    bytes: What they read and write.
+    extent: The dimensions along which they can be split.
+    bytes: The bytes that they read and write.
   """
 
   flops: float
@@ -33,11 +34,11 @@ class Product:
 
 @dataclasses.dataclass
 class Work:
-  """The work of a part of a model in a step, and what it keeps.
+  """The work of a part of a model in a step, and its saved activations.
 
   Attributes:
     products: Matrix multiplications and kernels of attention.
-    traffic: Bytes that all else reads and writes.
+    traffic: Bytes that all other operations read and write.
     saved: Bytes that are kept for the backward pass.
   """
 
@@ -80,10 +81,10 @@ class _Value:
   """An array of the traced program.
 
   Attributes:
-    extent: What may split it.
+    extent: The dimensions along which it can be split.
     bytes: Its bytes.
     sources: Arrays in memory that it is computed from; empty where it is in memory itself.
-    varies: Whether it depends on parameters. All layers share what does not, such as a mask.
+    varies: Whether it depends on parameters. All layers share arrays that do not, such as a mask.
   """
 
   extent: Extent
@@ -235,7 +236,7 @@ class Reader:
     for v in (*equation.invars, equation.outvars[0]):
       value = self._get(env, v)
       moved.add(value.extent, value.bytes * times)
-    # a product is split where its result or what it sums over is
+    # a product is split along the dimensions of its result and those that it contracts
     extent = self._sizes.extent((*out.shape, *dims))
     flops = 2.0 * math.prod(out.shape) * math.prod(dims) * times
     dtype = _HLO_TYPES.get(str(left.dtype), '')
@@ -297,7 +298,7 @@ def _attention(name: str, equation: Any) -> float:
 
 
 def read(function: Any, sizes: Sizes, *arguments: Any) -> Work:
-  """The work of the gradient of a function, and what its forward pass keeps.
+  """The work of the gradient of a function, and the arrays that its forward pass keeps.
 
   Args:
     function: Maps (variables, *others) to a number.

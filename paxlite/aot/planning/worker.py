@@ -21,7 +21,7 @@ from paxlite.aot.planning.store import Verdict
 from paxlite.core.json_text import parsed
 
 _LEAST_STEPS = 3
-_SECONDS = 2.0  # of the steps that are measured
+_SECONDS = 2.0  # the time for which steps are measured, if these are not more than 20 steps
 
 
 def main() -> None:
@@ -30,7 +30,8 @@ def main() -> None:
   parser.add_argument('--calibration')
   args = parser.parse_args()
   answers = os.fdopen(os.dup(1), 'w')
-  os.dup2(2, 1)  # what libraries print is no answer
+  sys.path.append(os.getcwd())  # for experiments of the user, as in paxlite/__main__.py
+  os.dup2(2, 1)  # libraries may print: their lines must not be read as answers
   from paxlite.aot import targets
 
   if args.target != 'here':
@@ -166,7 +167,7 @@ class Step:
 
 
 def described() -> dict[str, Any]:
-  """What the devices are that are here, and how fast: FLOP/s of a matrix product, bytes/s."""
+  """Describes the devices of this machine, with the measured FLOP/s of a product and bytes/s."""
   import jax
   import jax.numpy as jnp
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec
 
-from paxlite.layers.schedule import Schedule
+from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.stage_weights import StageLayout
 
 

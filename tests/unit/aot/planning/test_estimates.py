@@ -13,10 +13,10 @@ from paxlite.aot.planning.candidates import Candidate, Space
 from paxlite.aot.planning.correction import Correction
 from paxlite.aot.planning.estimate import Estimator
 from paxlite.aot.planning.extents import Amounts, Extent, Shares
+from paxlite.aot.planning.features import Features
 from paxlite.aot.planning.layouts import Layout
 from paxlite.aot.planning.machine import Machine
 from paxlite.aot.planning.model import Model
-from paxlite.aot.planning.points import Points
 from paxlite.experiments.demo import TinyGPT
 
 HOST = Machine('here', 'gpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
@@ -131,7 +131,7 @@ def test_what_is_kept_does_not_change(model):
 def test_a_correction_is_exact_where_it_knows_and_near_where_it_is_alike(model):
   """Estimates that are wrong by a factor for each policy are right after one verdict of each."""
   candidates = list(Space(model.experiment, HOST, frozenset({'NUM_MICROBATCHES'}), global_batch=8))
-  points = Points(candidates)
+  points = Features(candidates)
   numbers = points.of(candidates)
   policies = sorted({c.values['CHECKPOINT_POLICY'] for c in candidates})
   true = np.array([0.1 + 0.1 * policies.index(c.values['CHECKPOINT_POLICY']) for c in candidates])

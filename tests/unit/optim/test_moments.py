@@ -17,26 +17,27 @@ from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.finetuning import SmolLM135MLoRA
-from paxlite.optim import optimizers, storage
+from paxlite.optim import moments, optimizers
 from paxlite.parallel.partitioning import HOST
 from paxlite.programs.run import Run
 from paxlite.training.step import train_step
+from paxlite.training.task import Task
 
 
 def test_rounding_is_right_in_the_mean_and_leaves_what_fits_alone():
   fits = jnp.asarray([0.0, -1.5, 2**-100, float('inf')], jnp.float32)
   bits = jnp.full(4, 0xFFFF, jnp.uint16)
-  np.testing.assert_array_equal(storage.stochastically_rounded(fits, bits), fits)
+  np.testing.assert_array_equal(moments.stochastically_rounded(fits, bits), fits)
   x = 1 + 2**-9  # a quarter of the way to the next bfloat16, 1 + 2⁻⁷
   bits = jax.random.bits(jax.random.key(0), (100_000,), jnp.uint16)
-  rounded = np.asarray(storage.stochastically_rounded(jnp.float32(x), bits), np.float64)
+  rounded = np.asarray(moments.stochastically_rounded(jnp.float32(x), bits), np.float64)
   assert set(rounded) == {1, 1 + 2**-7}
   assert abs(rounded.mean() - x) < 5 * 2**-7 * (0.25 * 0.75 / 100_000) ** 0.5
 
 
 def test_a_second_moment_in_bfloat16_shrinks_at_a_decay_of_0999():
   """To the nearest, v · 0.999 would be v again, for ever."""
-  adam = storage.narrow(optimizers.scale_by_pax_adam(b2=0.999), 'bfloat16')
+  adam = moments.narrow(optimizers.scale_by_pax_adam(b2=0.999), 'bfloat16')
   params = {'w': jnp.zeros(1000)}
   state = adam.init(params)._replace(
     count=jnp.int32(100_000), v={'w': jnp.full(1000, 1.0, jnp.bfloat16)}
@@ -71,9 +72,9 @@ def two_steps(folder, **changes):
   return t, state, losses
 
 
-def moments(state) -> dict[str, jax.Array]:
+def moments_of(state) -> dict[str, jax.Array]:
   leaves = jax.tree.leaves_with_path(state.opt_state)
-  return {path_name(p): x for p, x in leaves if storage.is_moment(x)}
+  return {path_name(p): x for p, x in leaves if moments.is_moment(x)}
 
 
 STORED = [
@@ -95,8 +96,8 @@ def check_where_moments_are(trained, here: int, there: int) -> None:
   (_, one, losses), (_, other, same) = trained(here), trained(there)
   assert losses == same
   jax.tree.map(np.testing.assert_array_equal, one, other)
-  assert {x.sharding.memory_kind for x in moments(other).values()} == {HOST}
-  assert HOST not in {x.sharding.memory_kind for x in moments(one).values()}
+  assert {x.sharding.memory_kind for x in moments_of(other).values()} == {HOST}
+  assert HOST not in {x.sharding.memory_kind for x in moments_of(one).values()}
 
 
 @pytest.mark.slow
@@ -107,7 +108,7 @@ def test_where_moments_are_changes_no_bit(trained):
 @pytest.mark.slow
 def test_where_moments_in_bfloat16_are_changes_no_bit(trained):
   check_where_moments_are(trained, 2, 3)
-  assert {x.dtype.name for x in moments(trained(3)[1]).values()} == {'bfloat16'}
+  assert {x.dtype.name for x in moments_of(trained(3)[1]).values()} == {'bfloat16'}
   assert trained(2)[2] == pytest.approx(trained(0)[2], rel=1e-4)
 
 
@@ -141,12 +142,23 @@ def test_a_checkpoint_continues_under_any_other(trained, tmp_path, source, targe
   assert step == 2
   abstract = other.store.task.abstract
   for (name, x), (_, like) in zip(
-    moments(restored).items(), moments(abstract).items(), strict=True
+    moments_of(restored).items(), moments_of(abstract).items(), strict=True
   ):
     assert (x.dtype, x.sharding) == (like.dtype, like.sharding)
-    saved = np.asarray(moments(state)[name]).astype(like.dtype)
+    saved = np.asarray(moments_of(state)[name]).astype(like.dtype)
     np.testing.assert_array_equal(np.asarray(x), saved)
   jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)
+
+
+def test_a_loss_without_taps_has_no_gradients_in_bfloat16():
+  class OwnLoss(Task):
+    def loss(self, params, batch, rng=None, overwritten=None):
+      raise AssertionError('it is traced')
+
+  optimizer = optimizers.adam(lambda step: 0.1)
+  task = OwnLoss(model=nn.Dense(1), optimizer=optimizer, gradient_dtype='bfloat16')
+  with pytest.raises(UserError, match=r'OwnLoss.loss has none: add it'):
+    task.grads({'w': jnp.ones(1)}, {}, None)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Functions of rows whose vmap computes the rows of all calls in one call."""
+"""Functions of rows whose vmap makes one call with the rows of all mapped calls."""
 
 from collections.abc import Callable
 
@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 
 
-def by_rows(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-  """`function` of arrays with rows as their first dimension, each row by itself.
+def with_folded_vmap(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+  """Returns `function` with a vmap that makes the mapped dimension a part of the rows.
 
-  JAX's own vmap of cuDNN's attention refuses a mask that all heads share. In a pipeline, stages
-  are one more dimension; here they become rows.
+  JAX's own vmap of cuDNN's attention refuses a mask that all heads share. In a pipeline, the mapped
+  dimension is that of the stages.
 
   Args:
-    function: It is called with arrays [B, …] and returns an array [B, …]. Its gradient is taken for
-      arrays of floating numbers. In the backward pass the function is computed again.
+    function: Takes arrays [B, …] and returns an array [B, …]; each row is computed by itself. Only
+      floating-point arrays have gradients. The backward pass computes the function again.
   """
   forward = _folded(function)
 
@@ -41,7 +41,7 @@ def by_rows(function: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 
 def _folded(function: Callable) -> Callable:
-  """`function` with a vmap that makes rows of the new dimension."""
+  """Returns `function` with a vmap that makes the mapped dimension a part of the rows."""
   folded = jax.custom_batching.custom_vmap(function)
 
   @folded.def_vmap

@@ -39,7 +39,7 @@ def gathered(mine: np.ndarray) -> Callable[[], np.ndarray]:
 
 @functools.cache
 def _gathering() -> tuple[Mesh, Any]:
-  """Returns a mesh with one device of each process, and what gives an array to all of them."""
+  """Returns a mesh with one device of each process, and a function that replicates its arrays."""
   first = {d.process_index: d for d in reversed(jax.devices())}
   devices = np.array([first[p] for p in range(jax.process_count())])
   mesh = Mesh(devices, ('process',), axis_types=(AxisType.Auto,))

@@ -1,4 +1,4 @@
-"""The schedule of a pipeline: which stage computes what at which tick."""
+"""The schedule of a pipeline: the microbatch and the layers that a stage computes at each tick."""
 
 import functools
 from typing import Any
@@ -38,14 +38,14 @@ class Schedule:
   def exchange(
     self, waiting_ZIQbTD: jax.Array, arriving_ZQbTD: jax.Array, tick: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Puts what the last stage has sent into its place, and takes what stage 0 computes next.
+    """Stores the microbatch that the last stage has sent, and takes the next one of stage 0.
 
-    All stages do the same with arrays of their own, of which those of stage 0 count. The gradient
-    is computed in place, too.
+    All stages do the same with arrays of their own, but only those of stage 0 are used. The
+    gradient is computed in place, too.
 
     Args:
       waiting_ZIQbTD: The microbatches before their next group of layers, or after the last one.
-      arriving_ZQbTD: What each stage gets from the stage before it, at the beginning of the tick.
+      arriving_ZQbTD: The microbatch that each stage gets from the stage before it at this tick.
       tick: The number of the tick.
 
     Returns:

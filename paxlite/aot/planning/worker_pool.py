@@ -15,7 +15,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 
 
-class Crew:
+class WorkerPool:
   """Worker processes. Use it in a `with` statement, which ends them."""
 
   def __init__(self, command: Sequence[str], size: int, environment: Mapping[str, str]):
@@ -31,7 +31,7 @@ class Crew:
     self._environment = environment
     self._workers: list[_Worker] = []
 
-  def __enter__(self) -> 'Crew':
+  def __enter__(self) -> 'WorkerPool':
     return self
 
   def __exit__(self, *_: Any) -> None:
@@ -48,10 +48,10 @@ class Crew:
     return self._worker(0).described()
 
   def judge(self, asked: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
-    """The verdicts about experiments, each with its position, in the order in which they come.
+    """Yields (position in `asked`, verdict) of experiments, in the order in which they are judged.
 
     Args:
-      asked: `experiment` and `values` of each experiment.
+      asked: `experiment`, `values` and `memory` of each experiment, as the worker reads them.
     """
     waiting: queue.Queue[int] = queue.Queue()
     done: queue.Queue[tuple[int, Verdict]] = queue.Queue()
@@ -86,7 +86,8 @@ class _Worker:
   """One process, which is started again if it dies."""
 
   def __init__(self, command: Sequence[str], environment: Mapping[str, str]):
-    self._command = [sys.executable, '-m', 'paxlite.aot.planning.worker', *command]
+    # -P: a file such as json.py in the current folder must not be imported
+    self._command = [sys.executable, '-P', '-m', 'paxlite.aot.planning.worker', *command]
     self._environment = environment
     self._process: subprocess.Popen[str] | None = None
     self._description: dict[str, Any] = {}
@@ -96,7 +97,7 @@ class _Worker:
     return self._description
 
   def judge(self, asked: Mapping[str, Any]) -> Verdict:
-    """The verdict; one with an error if the process dies of the candidate."""
+    """The verdict. If the process dies while it judges, the verdict holds an error."""
     try:
       self._start()
       process = self._process

@@ -1,4 +1,4 @@
-"""How an optimizer's moments are kept between two updates: their dtype, and the memory they are in.
+"""How an optimizer's moments are stored between two updates: their dtype, on a device or its host.
 
 Moments are the floating-point arrays of a state that have at least one dimension.
 """
@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
 from paxlite.core.variable_names import path_name
 from paxlite.layers.transformer import REPEATED
@@ -24,7 +25,7 @@ def is_moment(x: Any) -> bool:
 
 
 def narrow(
-  transformation: optax.GradientTransformation, dtype: Any
+  transformation: optax.GradientTransformation, dtype: DTypeLike
 ) -> optax.GradientTransformationExtraArgs:
   """Keeps the moments in a narrower dtype. Updates are computed in float32.
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxlite.layers.by_rows import by_rows
+from paxlite.layers.folded_vmap import with_folded_vmap
 
 
 def test_a_vmap_of_rows_is_one_call_with_more_rows():
@@ -20,7 +20,7 @@ def test_a_vmap_of_rows_is_one_call_with_more_rows():
   total = lambda f: lambda x, y: (over(f)(x, y, keep) ** 2).sum()
   expected = jax.grad(total(function), argnums=(0, 1))(x, y)
   calls.clear()
-  found = jax.jit(jax.grad(total(by_rows(function)), argnums=(0, 1)))(x, y)
+  found = jax.jit(jax.grad(total(with_folded_vmap(function)), argnums=(0, 1)))(x, y)
   assert (24, 5) in calls
   for a, b in zip(found, expected, strict=True):
     np.testing.assert_allclose(a, b, rtol=1e-6)

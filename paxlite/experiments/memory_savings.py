@@ -11,17 +11,17 @@ from paxlite.layers.remat import ActivationName, Offloaded
 Dtype = Literal['float32', 'bfloat16']
 
 
-class Storage(Experiment):
+class MemorySavings(Experiment):
   """Trades precision, or traffic to the host, for memory of the devices.
 
   A checkpoint that was written with some of these values continues with others.
   """
 
-  ADAM_MOMENTS_DTYPE: Run[Dtype] = 'float32'  # bfloat16 is rounded stochastically
+  ADAM_MOMENTS_DTYPE: Run[Dtype] = 'float32'  # moments in bfloat16 are rounded stochastically
   OFFLOAD_OPTIMIZER: Run[bool] = False  # keeps the moments of Adam in the memory of the host
-  OFFLOAD_ACTIVATIONS: Run[list[ActivationName]] = []  # kept in the memory of the host, by name
-  GRADIENT_DTYPE: Run[Dtype] = 'float32'  # of a microbatch; the sum of microbatches is float32
-  FROZEN_DTYPE: Run[Dtype] = 'float32'  # of parameters that are not trained, as under LoRA
+  OFFLOAD_ACTIVATIONS: Run[list[ActivationName]] = []  # activations kept in the host's memory
+  GRADIENT_DTYPE: Run[Dtype] = 'float32'  # a microbatch's gradients; their sum is float32
+  FROZEN_DTYPE: Run[Dtype] = 'float32'  # parameters that are not trained, as under LoRA
 
   def kept_activations(self, policy: str) -> Any:
     """Returns what a stack needs for its checkpoint policy: a name, or a config with more."""

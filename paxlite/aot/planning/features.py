@@ -1,4 +1,4 @@
-"""Candidates as numbers, among which near ones are alike."""
+"""Candidates as vectors of numbers, so that similar candidates are close to each other."""
 
 import math
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ import numpy as np
 from paxlite.aot.planning.candidates import Candidate
 from paxlite.parallel.mesh import KNOWN_AXES
 
-_APART = 1.5  # the distance of two values that are no numbers, in doublings
+_APART = 1.5  # the distance between two values that are not numbers, in doublings
 
 
-class Points:
+class Features:
   """Numbers that describe candidates, and which of them belong to one choice.
 
   Attributes:

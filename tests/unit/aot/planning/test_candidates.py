@@ -1,0 +1,91 @@
+"""The candidates of a plan: batches that a mesh can hold, and their names."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from paxlite.aot.planning import choices
+from paxlite.aot.planning.candidates import Candidate
+from paxlite.aot.planning.estimate import Estimator
+from paxlite.aot.planning.layouts import Layout
+from paxlite.aot.planning.machine import Machine
+from paxlite.aot.planning.model import Model
+from paxlite.experiments.demo import TinyGPT
+
+AXES = ('replica', 'data', 'mdl')
+HOST = Machine('here', 'gpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
+VALUES = {'CHECKPOINT_POLICY': 'SAVE_NOTHING', 'NUM_LOSS_CHUNKS': 1, 'USE_REPEATED_LAYER': False}
+
+
+def microbatches(kept=(), **changes) -> list[int]:
+  arguments = dict(devices=8, shards=4, global_batch=16, stages=1) | changes
+  found = choices.batches(TinyGPT(NUM_MICROBATCHES=2), kept=frozenset(kept), **arguments)
+  if rows := arguments['global_batch']:
+    assert {b['PERCORE_BATCH_SIZE'] for b in found} <= {rows / 8}
+  return [b['NUM_MICROBATCHES'] for b in found]
+
+
+def test_each_shard_has_equal_parts_of_a_batch():
+  assert microbatches() == [1, 2, 4]
+  assert microbatches(global_batch=12) == [1]
+  assert microbatches(global_batch=18, shards=8) == []
+  assert microbatches(kept=['NUM_MICROBATCHES']) == [2]
+
+
+def test_a_pipeline_has_a_microbatch_for_each_stage():
+  assert microbatches(stages=4, shards=2) == [4, 8]
+  assert microbatches(stages=4, shards=2, kept=['NUM_MICROBATCHES']) == [2]
+
+
+def test_batches_are_tried_where_none_is_given():
+  found = choices.batches(TinyGPT(), 8, 4, frozenset(), None, 1)
+  assert [b['PERCORE_BATCH_SIZE'] * 8 for b in found] == [4, 8, 16, 32, 64, 128, 256]
+  assert {b['NUM_MICROBATCHES'] for b in found} == {1}
+  assert len(choices.batches(TinyGPT(), 8, 2, frozenset(), None, 4)) == 1 + 2 + 3 + 4 + 4
+
+
+def test_a_candidate_says_how_it_runs():
+  layout = Layout(AXES, (1, 2, 4), (1, 3, 1))
+  assert layout.sizes == {'replica': 1, 'data': 6, 'mdl': 4}
+  values = {**VALUES, 'NUM_LOSS_CHUNKS': 4, 'ATTENTION_BLOCK_SIZE': 512, 'USE_FP8': True}
+  one = Candidate(layout, 48, 2, values)
+  said = (
+    'data 2·3 × mdl 4, 48 rows, in 2 parts, SAVE_NOTHING, loss chunks 4, unrolled, blocks of 512'
+  )
+  assert str(one) == f'{said}, USE_FP8'
+  plain = Candidate(Layout(AXES, (1, 1, 1), (1, 1, 1)), 1, 1, {'USE_REPEATED_LAYER': True})
+  assert str(plain) == 'one device, 1 rows, repeated'
+
+
+@pytest.fixture(scope='module')
+def estimator() -> Estimator:
+  e = TinyGPT(
+    NUM_LAYERS=6, NUM_HEADS=4, MODEL_DIMS=64, VOCAB_SIZE=1024, MAX_SEQ_LEN=16, HIDDEN_DIMS=192
+  )
+  return Estimator(Model(e, jax.devices()[0]), HOST)
+
+
+def test_a_loop_over_layers_moves_weights_and_activations_once_more(estimator):
+  layout = Layout(AXES, (1, 8, 1), (1, 1, 1))
+  one = Candidate(layout, 64, 1, VALUES)
+  loop = dataclasses.replace(one, values=VALUES | {'USE_REPEATED_LAYER': True})
+  unrolled, repeated = estimator.estimate(one), estimator.estimate(loop)
+  layers = estimator.model.state(VALUES, estimator.laid_out(layout)).layers
+  more = (repeated.traffic - unrolled.traffic) * HOST.bandwidth
+  assert more > layers + unrolled.saved
+
+
+def test_slow_connections_and_slow_memory_take_longer(estimator):
+  one = Candidate(Layout(AXES, (1, 2, 4), (1, 1, 1)), 64, 1, VALUES)
+  base = estimator.estimate(one)
+
+  def times(**changes) -> float:
+    other = Estimator(estimator.model, dataclasses.replace(HOST, **changes)).estimate(one)
+    return [
+      x / y for x, y in zip((other.sent, other.traffic), (base.sent, base.traffic), strict=True)
+    ]
+
+  assert times(ici=HOST.ici / 2) == pytest.approx([2, 1])
+  assert times(bandwidth=HOST.bandwidth / 2) == pytest.approx([1, 2])
+  assert times(dcn=HOST.dcn / 2) == [1, 1]  # one host

@@ -1,0 +1,70 @@
+"""The choice of the way to compute attention over context, with bytes that are counted by hand."""
+
+import dataclasses
+
+import pytest
+
+from paxlite.layers.context_choice import Shapes, estimates, fastest
+
+# one row of LLaMA 3 8B on 8 devices: 32 heads of 128 numbers, 8 of keys
+ROW = Shapes(rows=1, length=131_072, heads=32, kv_heads=8, width=128, size=8)
+HEAD = 131_072 // 8 * 128 * 2  # bytes of one head of a device's tokens
+
+
+def test_bytes_that_a_device_sends():
+  found = estimates(ROW)
+  assert found['gather'].sent == 7 * 2 * 8 * HEAD
+  assert found['ring'].sent == (32 + 8) * HEAD + 7 * 2 * 8 * HEAD
+  assert found['heads'].sent == 2 * (32 + 8) * HEAD * 7 / 8
+  window = dataclasses.replace(ROW, window=4096)
+  assert estimates(window)['ring'].sent == pytest.approx(2 * 8 * HEAD / 4, rel=1e-3)
+
+
+def test_bytes_of_scores_and_masks():
+  found = estimates(ROW)
+  assert found['gather'].held == 4 * 32 * 131_072**2 / 8
+  assert found['ring'].held == found['heads'].held == 0
+  masked = estimates(dataclasses.replace(ROW, masked_by_array=True))
+  assert masked['heads'].held == 2 * 2 * 131_072**2
+  assert masked['ring'].held == 2 * 2 * 2 * 8192**2
+
+
+@pytest.mark.parametrize(
+  ('changes', 'ways'),
+  [
+    (dict(), {'gather', 'ring', 'heads'}),
+    (dict(kv_heads=4), {'gather', 'ring'}),
+    (dict(heads=12), {'gather', 'ring'}),
+    (dict(length=8 * 1023), {'gather', 'heads'}),  # a device has no two halves
+    (dict(length=8 * 1023, window=64), {'gather', 'ring', 'heads'}),
+    (dict(length=1023), {'gather'}),
+  ],
+)
+def test_ways_that_shapes_allow(changes, ways):
+  assert set(estimates(dataclasses.replace(ROW, **changes))) == ways
+
+
+def test_the_fastest_way():
+  choice = lambda **changes: fastest(estimates(dataclasses.replace(ROW, **changes)))
+  assert choice(length=512, masked_by_array=True) == 'gather'
+  assert choice(masked_by_array=True) == 'ring'  # the masks of whole rows do not fit
+  assert choice(window=4096) == 'ring'
+  assert choice(length=8 * 1023) == 'heads'
+  assert choice(length=2**16 - 8, kv_heads=4) == 'gather'  # the only way that is left
+
+
+def test_each_estimate_grows_with_the_work():
+  for changes in (dict(), dict(window=4096), dict(masked_by_array=True), dict(fused=False)):
+    shapes = dataclasses.replace(ROW, **changes)
+    for more in (dict(rows=2), dict(length=2 * 131_072), dict(heads=64, kv_heads=16)):
+      larger = estimates(dataclasses.replace(shapes, **more))
+      for way, one in estimates(shapes).items():
+        assert larger[way].seconds > one.seconds
+        assert larger[way].sent > one.sent * 0.99
+
+
+def test_plain_xla_reads_and_writes_its_scores():
+  fused, plain = estimates(ROW), estimates(dataclasses.replace(ROW, fused=False))
+  assert plain['ring'].seconds > 2 * fused['ring'].seconds
+  assert plain['heads'].seconds > 2 * fused['heads'].seconds
+  assert plain['gather'] == fused['gather']
