@@ -1,20 +1,11 @@
 """The candidates of a plan: batches that a mesh can hold, and their names."""
 
-import dataclasses
-
-import jax
-import pytest
-
 from paxlite.aot.planning import choices
 from paxlite.aot.planning.candidates import Candidate
-from paxlite.aot.planning.estimate import Estimator
 from paxlite.aot.planning.layouts import Layout
-from paxlite.aot.planning.machine import Machine
-from paxlite.aot.planning.model import Model
 from paxlite.experiments.demo import TinyGPT
 
 AXES = ('replica', 'data', 'mdl')
-HOST = Machine('here', 'gpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
 VALUES = {'CHECKPOINT_POLICY': 'SAVE_NOTHING', 'NUM_LOSS_CHUNKS': 1, 'USE_REPEATED_LAYER': False}
 
 
@@ -56,36 +47,3 @@ def test_a_candidate_says_how_it_runs():
   assert str(one) == f'{said}, USE_FP8'
   plain = Candidate(Layout(AXES, (1, 1, 1), (1, 1, 1)), 1, 1, {'USE_REPEATED_LAYER': True})
   assert str(plain) == 'one device, 1 rows, repeated'
-
-
-@pytest.fixture(scope='module')
-def estimator() -> Estimator:
-  e = TinyGPT(
-    NUM_LAYERS=6, NUM_HEADS=4, MODEL_DIMS=64, VOCAB_SIZE=1024, MAX_SEQ_LEN=16, HIDDEN_DIMS=192
-  )
-  return Estimator(Model(e, jax.devices()[0]), HOST)
-
-
-def test_a_loop_over_layers_moves_weights_and_activations_once_more(estimator):
-  layout = Layout(AXES, (1, 8, 1), (1, 1, 1))
-  one = Candidate(layout, 64, 1, VALUES)
-  loop = dataclasses.replace(one, values=VALUES | {'USE_REPEATED_LAYER': True})
-  unrolled, repeated = estimator.estimate(one), estimator.estimate(loop)
-  layers = estimator.model.state(VALUES, estimator.laid_out(layout)).layers
-  more = (repeated.traffic - unrolled.traffic) * HOST.bandwidth
-  assert more > layers + unrolled.saved
-
-
-def test_slow_connections_and_slow_memory_take_longer(estimator):
-  one = Candidate(Layout(AXES, (1, 2, 4), (1, 1, 1)), 64, 1, VALUES)
-  base = estimator.estimate(one)
-
-  def times(**changes) -> float:
-    other = Estimator(estimator.model, dataclasses.replace(HOST, **changes)).estimate(one)
-    return [
-      x / y for x, y in zip((other.sent, other.traffic), (base.sent, base.traffic), strict=True)
-    ]
-
-  assert times(ici=HOST.ici / 2) == pytest.approx([2, 1])
-  assert times(bandwidth=HOST.bandwidth / 2) == pytest.approx([1, 2])
-  assert times(dcn=HOST.dcn / 2) == [1, 1]  # one host
