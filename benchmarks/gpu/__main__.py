@@ -1,10 +1,10 @@
 """python -m benchmarks.gpu [--suite=all] [--cases='gpt126m/*'] [--minutes=9] [--json]
 
-Trains and decodes with models on one GPU, in one process per case. Prints a line after each case,
-and at the end one table per kind of case and the targets with the measured values. Cases that are
-not installed, fail, or exceed --minutes are reported, and the others still run. --dry_run lists the
-cases. --tiny runs the same code with small sizes, also on a CPU. --report prints the tables of a
-JSON file again.
+Trains, decodes and starts models on one GPU, in one process per case. Prints a line after each
+case, and at the end one table per kind of case and the targets with the measured values. Cases that
+are not installed, fail, or exceed --minutes are reported, and the others still run. --dry_run lists
+the cases. --tiny runs the same code with small sizes, also on a CPU. --report prints the tables of
+a JSON file again.
 """
 
 import argparse
@@ -238,7 +238,7 @@ def compare(name: str, result: Result) -> None:
   Speed is in model FLOPs; with the same layers, the ratio equals that of tokens.
   """
   case, other = result['cases'][name], reference(name, result)
-  if case['status'] != 'ok':
+  if case['status'] != 'ok' or kind(name) == 'start':
     return
   if kind(name) == 'decode':
     case['share_of_copy'] = case['bandwidth'] / result['copy']['bandwidth']

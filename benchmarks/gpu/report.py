@@ -8,6 +8,7 @@ from benchmarks.gpu.cases import KINDS, TARGETS, Target, find, kind
 from benchmarks.gpu.device import Result
 from benchmarks.gpu.sizes import (
   PROBE_SECONDS,
+  START_BYTES,
   STATE_BYTES,
   guessed,
   guessed_seconds,
@@ -48,6 +49,9 @@ def line(name: str, case: Result, seconds: float) -> str:
   """Returns a short line about a case, for printing when it is done."""
   if case['status'] != 'ok':
     return f'{seconds:4.0f} s  {name}: {told(case)}'
+  if kind(name) == 'start':
+    starts = f'{case["first_seconds"]:.1f} s, second start {case["second_seconds"]:.1f} s'
+    return f'{seconds:4.0f} s  {name}: {starts}'
   words = [
     f'{milliseconds(case["median_seconds"])} ms',
     f'{case["tokens_per_second"]:,.0f} tokens/s',
@@ -125,6 +129,12 @@ COLUMNS: dict[str, list[tuple[str, Callable[[Result], Any]]]] = {
     ('peak GiB', peak_memory),
   ],
   'torch': _STEP,
+  'start': [
+    ('layers', layers),
+    ('rows × tokens', batch),
+    ('first start s', lambda case: f'{case["first_seconds"]:.1f}'),
+    ('second start s', lambda case: f'{case["second_seconds"]:.1f}'),
+  ],
 }
 
 
@@ -166,10 +176,12 @@ def judge(target: Target, result: Result) -> tuple[str, str, float | None]:
     name, case = next(iter(cases.items()))
     verdict = 'not measured' if case['status'] == 'ok' else f'not measured: {case["status"]}'
     return verdict, name, None
-  name = max(found, key=lambda n: found[n])
-  if target.least is None:
+  sign = -1 if target.at_most else 1
+  name = max(found, key=lambda n: sign * found[n])
+  if target.bound is None:
     return 'no target', name, found[name]
-  return 'met' if found[name] >= target.least else 'NOT met', name, found[name]
+  is_met = sign * found[name] >= sign * target.bound
+  return 'met' if is_met else 'NOT met', name, found[name]
 
 
 def target_row(target: Target, result: Result) -> str:
@@ -179,11 +191,13 @@ def target_row(target: Target, result: Result) -> str:
     'model_flops': lambda x: f'{x / 1e12:,.0f} TFLOP/s',
     'ratio': lambda x: f'{x:.2f} ×',
     'inverse_ratio': lambda x: f'{x:.2f} ×',
+    'second_seconds': lambda x: f'{x:.1f} s',
   }.get(target.quantity, lambda x: f'{x:.1%}')
-  least = '–' if target.least is None else f'≥ {word(target.least)}'
+  sign = '≤' if target.at_most else '≥'
+  bound = '–' if target.bound is None else f'{sign} {word(target.bound)}'
   what = '–' if measured is None else word(measured)
   of_matmul = share(result['cases'][name].get('share_of_matmul'))
-  return f'| {target.work} | {least} | {what} | {verdict} | {of_matmul} | {name} |'
+  return f'| {target.work} | {bound} | {what} | {verdict} | {of_matmul} | {name} |'
 
 
 def dry_run(suites: dict[str, list[str]], tiny: bool, memory: float) -> Iterator[str]:
@@ -226,5 +240,5 @@ def dry_row(name: str, e: Any, seconds: float) -> str:
   needs = [f'needs {variant.needs}'] if variant.needs else []
   needs += [f'compute capability {variant.capability:g}'] if variant.capability else []
   what = ', '.join([kind(name) if kind(name) != 'train' else str(e.backend), *needs])
-  state = (2 if is_decode else STATE_BYTES) * count / 2**30
+  state = {'decode': 2, 'start': START_BYTES}.get(kind(name), STATE_BYTES) * count / 2**30
   return f'{name:36} {number:>12} {count:>14,} {state:9.3g} {shape:>10} {seconds:7.0f}  {what}'

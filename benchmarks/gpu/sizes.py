@@ -7,6 +7,7 @@ from benchmarks.gpu.cases import Values, find, kind, reference_name
 
 # Bytes per parameter: float32, two moments, a gradient; for repeated layers, also XLA's copies.
 STATE_BYTES, REPEATED_BYTES = 16, 20
+START_BYTES = 6  # in the cases of a start: gradients are bfloat16, moments on the host
 MEMORY_FRACTION = 0.92  # of the device's memory, for JAX; libraries need some too
 # Shares of JAX's memory. With more, XLA would recompute to save memory, which would be timed. The
 # reference leaves room, so that variants that need more memory still get the same layers.
@@ -22,6 +23,14 @@ GUESSED_BANDWIDTH = 0.7 * 3.35e12
 
 def experiment(case: str, tiny: bool, **changes: Any) -> Any:
   """Returns the experiment of a case, for one device."""
+  module, _, name = find(case)[0].experiment.rpartition('.')
+  found = getattr(importlib.import_module(module), name)(**attributes(case, tiny) | changes)
+  found.validate()
+  return found
+
+
+def attributes(case: str, tiny: bool) -> Values:
+  """Returns the attributes of a case's experiment, for one device."""
   model, variant = find(case)
   module, _, name = model.experiment.rpartition('.')
   one = dict(
@@ -32,10 +41,7 @@ def experiment(case: str, tiny: bool, **changes: Any) -> Any:
   )
   cls = getattr(importlib.import_module(module), name)
   values = cls().plain_backend | one | model.values | (model.tiny if tiny else {})
-  values |= variant.values | changes
-  found = cls(**values)
-  found.validate()
-  return found
+  return values | variant.values
 
 
 def parameters(e: Any) -> int:
@@ -104,6 +110,8 @@ def guessed(name: str, tiny: bool, memory: float) -> Any:
 def guessed_seconds(name: str, e: Any) -> float:
   """Estimates the seconds of a case on an H100, from the start of its process to its end."""
   before = START_SECONDS + find(name)[0].compile_seconds
+  if kind(name) == 'start':  # twice, and the initial values of the state
+    return 2 * before + 2 * START_BYTES * parameters(e) / GUESSED_BANDWIDTH
   if kind(name) == 'decode':
     return before + DECODED * 2 * parameters(e) / GUESSED_BANDWIDTH
   flops = e.batch_size * e.MAX_SEQ_LEN * e.flops_per_token

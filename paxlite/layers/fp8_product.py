@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.linen import fp8_ops
+from jax.ad_checkpoint import checkpoint_name
 
+LARGEST = 'fp8_largest'  # the name of the largest absolute values, for checkpoint policies
 _HISTORY = 1024  # steps
 # The dtypes of activations, weights and output gradients, by Flax's names of their states.
 _DTYPES = dict(input=jnp.float8_e4m3fn, kernel=jnp.float8_e4m3fn, output_grad=jnp.float8_e5m2)
@@ -118,7 +120,9 @@ def _forward(
   q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], x.dtype)
   y = jax.lax.dot_general(q_x, q_w, dims, preferred_element_type=x.dtype)
   y = fp8_ops.dequantize(y, x.dtype, scales[0] * scales[1])
-  return y, (q_x, q_w, scales, jnp.stack([_amax(x), _amax(w)]))
+  # Kept by every policy: the backward pass would compute all of x again for its largest value.
+  amaxes = checkpoint_name(jnp.stack([_amax(x), _amax(w)]), LARGEST)
+  return y, (q_x, q_w, scales, amaxes)
 
 
 def _backward(
@@ -131,7 +135,11 @@ def _backward(
   # g has the batch dimensions, then those of x that are kept, then those that w makes
   g_batch, g_kept = range(batch), range(batch, batch + len(x_kept))
   g_made = range(batch + len(x_kept), g.ndim)
-  q_g = fp8_ops.quantize(g, _DTYPES['output_grad'], scales[2], g.dtype)
+  # With the barrier, XLA quantizes g where it is computed and transposes 8 bits; without it, XLA
+  # writes g, reads it again for each of the two layouts of its products, and for the sums below.
+  q_g = jax.lax.optimization_barrier(
+    fp8_ops.quantize(g, _DTYPES['output_grad'], scales[2], g.dtype)
+  )
   dot = functools.partial(
     jax.lax.dot_general, precision=jax.lax.Precision.HIGHEST, preferred_element_type=g.dtype
   )

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import jax
 from flax import linen as nn
 
+from paxlite.layers.fp8_product import LARGEST
 from paxlite.layers.ring_attention import RESULTS as RING_RESULTS
 from paxlite.parallel.partitioning import HOST
 
@@ -77,9 +78,21 @@ class Offloaded:
 def jax_policy(policy: str | Offloaded) -> Callable[..., Any]:
   """Returns the jax checkpoint policy for the name of a CheckpointPolicy.
 
+  It also keeps the largest absolute values that FP8 products find, a few numbers for each.
+
   Raises:
     ValueError: The name is unknown.
   """
+  rest = _policy_of_activations(policy)
+
+  def decide(primitive: Any, *avals: Any, **params: Any) -> Any:
+    is_largest = primitive.name == 'name' and params['name'] == LARGEST
+    return is_largest or rest(primitive, *avals, **params)
+
+  return decide
+
+
+def _policy_of_activations(policy: str | Offloaded) -> Callable[..., Any]:
   policies = jax.checkpoint_policies
   if isinstance(policy, Offloaded):
     return _offloading(policy)
@@ -109,7 +122,7 @@ def _offloading(policy: Offloaded) -> Callable[..., Any]:
     offload_src='device',
     offload_dst=HOST,
   )
-  rest = jax_policy(policy.policy)
+  rest = _policy_of_activations(policy.policy)
 
   def decide(primitive: Any, *avals: Any, **params: Any) -> Any:
     is_named = primitive.name == 'name' and params['name'] in names

@@ -105,23 +105,36 @@ def test_every_kind(tmp_path):
 
 
 @pytest.mark.slow
-def test_experts_and_float32(tmp_path):
-  """Stacks with experts and their dense references, and the losses on the CPU."""
-  path = tmp_path / 'result.json'
-  benchmark('--tiny', '--cases=glam*,small/*', f'--json={path}')
-  found = json.loads(path.read_text())['cases']
-  assert {case['status'] for case in found.values()} == {'ok'}
+def test_experts_and_float32(gpu):
+  """A stack with experts and its dense reference, and the losses on the CPU, in this process."""
+  train = importlib.import_module('benchmarks.gpu.train')
+  result = DEVICE | {'platform': 'cpu', 'cases': {}}
+  names = ['small/cpu', 'small/xla']
+  names += ['glam64b_wide_dense/xla', 'glam64b_wide/xla', 'glam64b_wide/xla_dropless']
+  for name in names:
+    parts = gpu.parts(name, result, True)
+    result['cases'][name] = train.measure(name, True, parts['most'], {}) | {'status': 'ok'}
+    gpu.compare(name, result)
+  found = result['cases']
   assert max(found['small/xla']['loss_differences']) < 1e-5
-  for name in ('glam126m', 'glam64b_wide'):
-    dense = found[f'{name}_dense/xla']
-    assert dense['experts'] is None
-    for variant in ('xla', 'xla_dropless'):
-      case = found[f'{name}/{variant}']
-      assert case['experts'] >= 2
-      assert case['layers'] == dense['layers']
-      assert case['parameters'] > dense['parameters']
-      assert case['ratio'] == case['model_flops'] / dense['model_flops']
-      assert 'loss_differences' not in case
+  dense = found['glam64b_wide_dense/xla']
+  assert dense['experts'] is None
+  for variant in ('xla', 'xla_dropless'):
+    case = found[f'glam64b_wide/{variant}']
+    assert case['experts'] >= 2
+    assert case['layers'] == dense['layers']
+    assert case['parameters'] > dense['parameters']
+    assert case['ratio'] == case['model_flops'] / dense['model_flops']
+    assert 'loss_differences' not in case
+
+
+@pytest.mark.slow
+def test_the_second_start(gpu):
+  """A process finds the programs of the one before it, and a run that fails says why."""
+  start = importlib.import_module('benchmarks.gpu.start')
+  case = start.measure('llama7b_start/xla', True, None, {})
+  assert 0 < case['second_seconds'] < case['first_seconds']
+  assert case['layers'] == 2
 
 
 def test_the_time_is_kept(gpu, capsys):
@@ -214,6 +227,14 @@ DECODED = {
   'cache_bytes': 0.2e9,
   'bandwidth': 2.2e12,
 }
+STARTED = {
+  'status': 'ok',
+  'layers': 32,
+  'fitted': {},
+  'batch': [1, 1024],
+  'first_seconds': 61.0,
+  'second_seconds': 20.1,
+}
 
 
 def test_targets(gpu):
@@ -231,6 +252,7 @@ def test_targets(gpu):
       'glam126m/xla': TRAINED | {'model_flops': 319e12},
       'glam64b_wide/xla': {'status': 'failed', 'reason': 'Out of memory'},
       'llama7b_decode/xla': dict(DECODED),
+      'llama7b_start/xla': dict(STARTED),
     }
   }
   for name in result['cases']:
@@ -258,6 +280,10 @@ def test_targets(gpu):
   assert printed['LLaMA7B, decoding a row, of the memory bandwidth'] == decode
   sheet = ['–', '65.7%', 'no target', '–', 'llama7b_decode/xla']
   assert printed["the same, of the data sheet's bandwidth"] == sheet
+  started = ['≤ 20.0 s', '20.1 s', 'NOT met', '–', 'llama7b_start/xla']
+  assert printed['LLaMA7B, second start'] == started
+  assert printed['llama7b_start/xla'] == ['32', '1 × 1024', '61.0', '20.1']
+  assert gpu.line('llama7b_start/xla', STARTED, 90).endswith('61.0 s, second start 20.1 s')
   flash = ['–', '2.00 ×', 'no target', '35.7%', 'gpt126m/xla_no_flash']
   assert printed['flash attention against none'] == flash
   assert 'GPT126M, against torch' not in printed  # no such case was run
@@ -269,7 +295,7 @@ MFU = {'LLaMA 7B': 4096, 'GPT5B': 2048}
 def test_dry_run():
   """All suites; only sizes are computed, so no device is opened and no device memory is taken."""
   printed = benchmark('--dry_run', env={'JAX_PLATFORMS': 'none'})
-  for suite in ('all', 'train', 'experts', 'decode', 'peers', 'backends'):
+  for suite in ('all', 'train', 'experts', 'decode', 'start', 'peers', 'backends'):
     assert f'\n{suite}\n' in printed
   for case in ('gpt126m/xla', 'llama7b_wide/te_gemm_mxfp8', 'small/cpu', 'glam64b_wide/xla'):
     assert f'\n{case} ' in printed

@@ -1,5 +1,7 @@
 """Products in FP8: the numbers and the state of Flax, and no history inside of a loop."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from flax.linen import fp8_ops
 
 from paxlite.layers.fp8_product import Fp8DotGeneral, begin_step
+from paxlite.layers.remat import jax_policy
 
 # Shapes of activations and weights with their dimension numbers: a wider and a narrower result,
 # two dimensions that are summed over, and experts as a batch dimension.
@@ -64,3 +67,19 @@ def test_a_loop_neither_reads_nor_writes_histories():
   assert len(loops) == 2
   assert '1024' in str(program)
   assert not any('1024' in str(eqn) for eqn in loops)
+
+
+def test_the_largest_values_of_the_forward_pass_are_kept():
+  """By a policy that keeps nothing else, the backward pass computes that of the gradient alone."""
+  x, w, dims = jnp.ones((8, 16)), jnp.ones((16, 16)), (((1,), (0,)), ((), ()))
+  module = Fp8DotGeneral()
+  step = begin_step(module.init(jax.random.key(0), x, w, dims))
+
+  @functools.partial(jax.checkpoint, policy=jax_policy('SAVE_NOTHING'))
+  def product(step, x, w):
+    return module.apply(step, x, w, dims)
+
+  loss = lambda *args: product(*args).sum()
+  program = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(step, x, w)
+  (backward,) = [eqn for eqn in program.eqns if 'policy' in eqn.params]
+  assert str(backward).count('reduce_max') == 1
