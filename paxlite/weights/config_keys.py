@@ -248,7 +248,7 @@ def _write_types(e: LanguageModel, plain: str | None = None) -> list[str]:
       f'Hugging Face has no ATTENTION_PATTERN={e.ATTENTION_PATTERN} in this family: its blocks are '
       f'{" or ".join(names)}'
     )
-  return [names[kind] for kind in kinds]
+  return [names[str(kind)] for kind in kinds]
 
 
 def layer_types(default: Sequence[str], *others: str) -> Both:
