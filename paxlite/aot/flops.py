@@ -100,10 +100,12 @@ def _custom_call_flops(call: Instruction, operands: list[Array]) -> float:
     inner = operands[0].dims[int(contracted[1])] if contracted else 0
     return 2.0 * call.arrays[0].size * inner
   if splash := _SPLASH.search(call.name):
-    q, k = [a for a in operands if a.dtype in ('bf16', 'f32') and len(a.dims) >= 3][:2]
+    q, k, v = [a for a in operands if a.dtype in ('bf16', 'f32') and len(a.dims) >= 3][:3]
     # a causal mask leaves out half of the blocks; of a window's nothing is known here
     share = 2.0 if _EVERY_KEY.search(call.source) else 1.0
-    return share * _SPLASH_PRODUCTS[splash[1]] * q.size * k.dims[-2]
+    of_keys, of_values = _SPLASH_PRODUCTS[splash[1]]
+    width = of_keys * q.dims[-1] + of_values * v.dims[-1]
+    return share * width * math.prod(q.dims[:-1]) * k.dims[-2]
   if rows := grouped_rows(call):
     of_groups = [a for a in (*operands, *call.arrays) if len(a.dims) == 3]
     return 2.0 * rows[0] * math.prod(of_groups[0].dims[1:])
@@ -125,11 +127,12 @@ def grouped_rows(call: Instruction) -> tuple[int, int] | None:
 
 
 # Splash's kernels do not state their cost. The forward kernel multiplies q kᵀ and p v. That of dq
-# multiplies q kᵀ, do vᵀ and ds k, and that of dk and dv the first two, pᵀ do and dsᵀ q.
+# multiplies q kᵀ, do vᵀ and ds k, and that of dk and dv the first two, pᵀ do and dsᵀ q. The numbers
+# are those of products as wide as keys, and of products as wide as values.
 # paxlite.layers.splash_attention names the calls whose queries see every key of a part.
 _EVERY_KEY = re.compile(r'\bevery_key\b')
 _SPLASH = re.compile(r'^splash_m[hq]a_(fwd|dq|dkv)_')
-_SPLASH_PRODUCTS = {'fwd': 2, 'dq': 3, 'dkv': 4}
+_SPLASH_PRODUCTS = {'fwd': (1, 1), 'dq': (2, 1), 'dkv': (2, 2)}
 _STATED_COST = re.compile(r'\\?"cost_estimate\\?":\s*\{[^}]*\\?"flops\\?":\s*\\?"?(\d+)')
 
 

@@ -115,10 +115,7 @@ class DeepSeekV3(DeepSeek):
 
 @register
 class DeepSeekV2_Lite(DeepSeekV2):
-  """python -m paxlite.main --fdl_config=DeepSeekV2_Lite --dry_run
-
-  15,706,484,224 parameters: DeepSeek-V2-Lite, of which a token uses 2.7 billion.
-  """
+  """15,706,484,224 parameters: DeepSeek-V2-Lite, of which a token uses 2.7 billion."""
 
   NUM_LAYERS = 27
   NUM_HEADS = 16
@@ -136,10 +133,7 @@ class DeepSeekV2_Lite(DeepSeekV2):
 
 @register
 class DeepSeekV3_671B(DeepSeekV3):
-  """python -m paxlite.main --fdl_config=DeepSeekV3_671B --dry_run
-
-  671,026,419,200 parameters: DeepSeek-V3 and R1, without the layer that predicts a second token.
-  """
+  """671,026,419,200 parameters: DeepSeek-V3 and R1, without the layer for a second token."""
 
   NUM_LAYERS = 61
   NUM_HEADS = 128

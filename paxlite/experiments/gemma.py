@@ -66,9 +66,7 @@ class Gemma3(Gemma2):
 
 @register
 class Gemma2B(Gemma):
-  """python -m paxlite.main --fdl_config=Gemma2B --dry_run
-
-  2,506,434,560 parameters, one key-value head.
+  """2,506,434,560 parameters, one key-value head.
 
   The vocabulary is Gemma's original one of 256,128 rows. Files from Hugging Face have 256,000 rows,
   and weights imported from them record that number.
@@ -86,10 +84,7 @@ class Gemma2B(Gemma):
 
 @register
 class Gemma7B(Gemma):
-  """python -m paxlite.main --fdl_config=Gemma7B --dry_run
-
-  8,538,074,112 parameters; its 16 heads of 256 dimensions are wider than the model's 3072.
-  """
+  """8,538,074,112 parameters; its 16 heads of 256 dimensions are wider than the model's 3072."""
 
   NUM_LAYERS = 28
   NUM_HEADS = 16
@@ -102,10 +97,7 @@ class Gemma7B(Gemma):
 
 @register
 class Gemma2_2B(Gemma2):
-  """python -m paxlite.main --fdl_config=Gemma2_2B --dry_run
-
-  2,614,341,888 parameters: gemma-2-2b.
-  """
+  """2,614,341,888 parameters: gemma-2-2b."""
 
   NUM_LAYERS = 26
   NUM_HEADS = 8
@@ -117,10 +109,7 @@ class Gemma2_2B(Gemma2):
 
 @register
 class Gemma2_9B(Gemma2):
-  """python -m paxlite.main --fdl_config=Gemma2_9B --dry_run
-
-  9,241,705,984 parameters: gemma-2-9b.
-  """
+  """9,241,705,984 parameters: gemma-2-9b."""
 
   NUM_LAYERS = 42
   NUM_HEADS = 16
@@ -132,10 +121,7 @@ class Gemma2_9B(Gemma2):
 
 @register
 class Gemma2_27B(Gemma2):
-  """python -m paxlite.main --fdl_config=Gemma2_27B --dry_run
-
-  27,227,128,320 parameters: gemma-2-27b.
-  """
+  """27,227,128,320 parameters: gemma-2-27b."""
 
   NUM_LAYERS = 46
   NUM_HEADS = 32
@@ -150,10 +136,7 @@ class Gemma2_27B(Gemma2):
 
 @register
 class Gemma3_270M(Gemma3):
-  """python -m paxlite.main --fdl_config=Gemma3_270M --dry_run
-
-  268,098,176 parameters: gemma-3-270m.
-  """
+  """268,098,176 parameters: gemma-3-270m."""
 
   NUM_LAYERS = 18
   NUM_HEADS = 4
@@ -167,10 +150,7 @@ class Gemma3_270M(Gemma3):
 
 @register
 class Gemma3_1B(Gemma3):
-  """python -m paxlite.main --fdl_config=Gemma3_1B --dry_run
-
-  999,885,952 parameters: gemma-3-1b.
-  """
+  """999,885,952 parameters: gemma-3-1b."""
 
   NUM_LAYERS = 26
   NUM_HEADS = 4
@@ -184,10 +164,7 @@ class Gemma3_1B(Gemma3):
 
 @register
 class Gemma3_4B(Gemma3):
-  """python -m paxlite.main --fdl_config=Gemma3_4B --dry_run
-
-  3,880,263,168 parameters: the text model of gemma-3-4b.
-  """
+  """3,880,263,168 parameters: the text model of gemma-3-4b."""
 
   NUM_LAYERS = 34
   NUM_HEADS = 8
@@ -200,10 +177,7 @@ class Gemma3_4B(Gemma3):
 
 @register
 class Gemma3_12B(Gemma3):
-  """python -m paxlite.main --fdl_config=Gemma3_12B --dry_run
-
-  11,766,034,176 parameters: the text model of gemma-3-12b.
-  """
+  """11,766,034,176 parameters: the text model of gemma-3-12b."""
 
   NUM_LAYERS = 48
   NUM_HEADS = 16
@@ -216,10 +190,7 @@ class Gemma3_12B(Gemma3):
 
 @register
 class Gemma3_27B(Gemma3):
-  """python -m paxlite.main --fdl_config=Gemma3_27B --dry_run
-
-  27,009,346,304 parameters: the text model of gemma-3-27b.
-  """
+  """27,009,346,304 parameters: the text model of gemma-3-27b."""
 
   NUM_LAYERS = 62
   NUM_HEADS = 32

@@ -88,10 +88,7 @@ class GLaM(MixtureOfExperts):
 
 @register
 class GLaM126M64E(GLaM, GPT126M):
-  """python -m paxlite.main --fdl_config=GLaM126M64E --dry_run
-
-  1,921,670,400 parameters: GPT126M's sizes, with 64 experts in every second block.
-  """
+  """1,921,670,400 parameters: GPT126M's sizes, with 64 experts in every second block."""
 
   ICI_MESH_SHAPE = [1, 64, 1]
   DCN_MESH_SHAPE = [1, 1, 1]
@@ -99,9 +96,7 @@ class GLaM126M64E(GLaM, GPT126M):
 
 @register
 class GLaM64B64E(GLaM126M64E):
-  """python -m paxlite.main --fdl_config=GLaM64B64E --dry_run
-
-  1,142,891,356,160 parameters in repeated pairs of blocks, for 512 devices.
+  """1,142,891,356,160 parameters in repeated pairs of blocks, for 512 devices.
 
   Pax states ADAM_BETA1 = 0 for it, which trains with 0.9 there; here it is 0.9.
   """

@@ -9,9 +9,7 @@ from paxlite.layers.remat import CheckpointPolicy
 
 @register
 class GPT126M(LanguageModel):
-  """python -m paxlite.main --fdl_config=GPT126M --dry_run
-
-  125,262,336 parameters, tied embedding, learned positions, LayerNorm, GELU.
+  """125,262,336 parameters, tied embedding, learned positions, LayerNorm, GELU.
 
   Pax applies no checkpoint policy to unrolled layers, but paxlite applies one to every stack.
   Therefore this model sets SAVE_EVERYTHING, which has the same effect.
@@ -55,10 +53,7 @@ class GPT126M(LanguageModel):
 
 @register
 class GPT5B(GPT126M):
-  """python -m paxlite.main --fdl_config=GPT5B --dry_run
-
-  5,047,558,144 parameters in repeated layers. With datasets: Synthetic5B, FlatTokens5B.
-  """
+  """5,047,558,144 parameters in repeated layers. With datasets: Synthetic5B, FlatTokens5B."""
 
   NUM_LAYERS = 24
   NUM_HEADS = 32
@@ -83,10 +78,7 @@ class GPT5B(GPT126M):
 
 @register
 class GPT175B(GPT126M):
-  """python -m paxlite.main --fdl_config=GPT175B --dry_run
-
-  174,604,259,328 parameters in repeated layers. With a dataset: Synthetic175B.
-  """
+  """174,604,259,328 parameters in repeated layers. With a dataset: Synthetic175B."""
 
   NUM_LAYERS = 96
   NUM_HEADS = 96
@@ -111,9 +103,7 @@ class GPT175B(GPT126M):
 
 @register
 class GPT2(GPT126M):
-  """python -m paxlite.main --fdl_config=GPT2 --dry_run
-
-  124,439,808 parameters: OpenAI's GPT-2 small. `paxlite import` reads its weights. The larger
+  """124,439,808 parameters: OpenAI's GPT-2 small. `paxlite import` reads its weights. The larger
   sizes need --fdl.NUM_LAYERS, --fdl.NUM_HEADS and --fdl.MODEL_DIMS.
   """
 

@@ -85,10 +85,7 @@ class LLaMA70B(LLaMA):
 
 @register
 class LLaMA3_8B(LLaMA):
-  """python -m paxlite.main --fdl_config=LLaMA3_8B --dry_run
-
-  8,030,261,248 parameters: Meta-Llama-3-8B.
-  """
+  """8,030,261,248 parameters: Meta-Llama-3-8B."""
 
   NUM_LAYERS = 32
   NUM_HEADS = 32
@@ -105,20 +102,14 @@ class LLaMA3_8B(LLaMA):
 
 @register
 class LLaMA3_1_8B(LLaMA3_8B):
-  """python -m paxlite.main --fdl_config=LLaMA3_1_8B --dry_run
-
-  Llama-3.1-8B: Llama 3 whose rotary positions are stretched by 8, for up to 131,072 tokens.
-  """
+  """Llama-3.1-8B: Llama 3 whose rotary positions are stretched by 8, for up to 131,072 tokens."""
 
   ROPE_FACTOR = 8.0
 
 
 @register
 class LLaMA3_2_1B(LLaMA):
-  """python -m paxlite.main --fdl_config=LLaMA3_2_1B --dry_run
-
-  1,235,814,400 parameters: Llama-3.2-1B, with tied embedding and rotary positions stretched by 32.
-  """
+  """1,235,814,400 parameters: Llama-3.2-1B, tied embedding, rotary positions stretched by 32."""
 
   NUM_LAYERS = 16
   NUM_HEADS = 32
@@ -136,9 +127,7 @@ class LLaMA3_2_1B(LLaMA):
 
 @register
 class Mistral7B(LLaMA):
-  """python -m paxlite.main --fdl_config=Mistral7B --dry_run
-
-  7,241,732,096 parameters: Mistral-7B-v0.1 with its sliding window of 4096 tokens.
+  """7,241,732,096 parameters: Mistral-7B-v0.1 with its sliding window of 4096 tokens.
 
   v0.2 has no window and a theta of 1e6: --fdl.SLIDING_WINDOW=0 --fdl.ROPE_THETA=1e6.
   """
@@ -157,10 +146,7 @@ class Mistral7B(LLaMA):
 
 @register
 class SmolLM135M(LLaMA):
-  """python -m paxlite.main --fdl_config=SmolLM135M --dry_run
-
-  134,515,008 parameters: SmolLM2-135M, tied embedding, 3 key-value heads, for one device.
-  """
+  """134,515,008 parameters: SmolLM2-135M, tied embedding, 3 key-value heads, for one device."""
 
   NUM_LAYERS = 30
   NUM_HEADS = 9
@@ -177,10 +163,7 @@ class SmolLM135M(LLaMA):
 
 @register
 class LLaMA3_1_70B(LLaMA3_1_8B):
-  """python -m paxlite.main --fdl_config=LLaMA3_1_70B --dry_run
-
-  70,553,706,496 parameters: Llama-3.1-70B and Llama-3.3-70B.
-  """
+  """70,553,706,496 parameters: Llama-3.1-70B and Llama-3.3-70B."""
 
   NUM_LAYERS = 80
   NUM_HEADS = 64
@@ -194,10 +177,7 @@ class LLaMA3_1_70B(LLaMA3_1_8B):
 
 @register
 class LLaMA3_1_405B(LLaMA3_1_8B):
-  """python -m paxlite.main --fdl_config=LLaMA3_1_405B --dry_run
-
-  405,853,388,800 parameters: Llama-3.1-405B.
-  """
+  """405,853,388,800 parameters: Llama-3.1-405B."""
 
   NUM_LAYERS = 126
   NUM_HEADS = 128
@@ -211,10 +191,7 @@ class LLaMA3_1_405B(LLaMA3_1_8B):
 
 @register
 class LLaMA3_2_3B(LLaMA3_2_1B):
-  """python -m paxlite.main --fdl_config=LLaMA3_2_3B --dry_run
-
-  3,212,749,824 parameters: Llama-3.2-3B.
-  """
+  """3,212,749,824 parameters: Llama-3.2-3B."""
 
   NUM_LAYERS = 28
   NUM_HEADS = 24
@@ -226,10 +203,7 @@ class LLaMA3_2_3B(LLaMA3_2_1B):
 
 @register
 class Mistral7B_v0_3(Mistral7B):
-  """python -m paxlite.main --fdl_config=Mistral7B_v0_3 --dry_run
-
-  7,248,023,552 parameters: Mistral-7B-v0.3, without a sliding window.
-  """
+  """7,248,023,552 parameters: Mistral-7B-v0.3, without a sliding window."""
 
   VOCAB_SIZE = 32768
   SLIDING_WINDOW = 0
@@ -238,10 +212,7 @@ class Mistral7B_v0_3(Mistral7B):
 
 @register
 class MistralNemo12B(LLaMA):
-  """python -m paxlite.main --fdl_config=MistralNemo12B --dry_run
-
-  12,247,782,400 parameters: Mistral-Nemo-2407; its heads are narrower than the model.
-  """
+  """12,247,782,400 parameters: Mistral-Nemo-2407; its heads are narrower than the model."""
 
   NUM_LAYERS = 40
   NUM_HEADS = 32
@@ -257,10 +228,7 @@ class MistralNemo12B(LLaMA):
 
 @register
 class MistralSmall22B(LLaMA):
-  """python -m paxlite.main --fdl_config=MistralSmall22B --dry_run
-
-  22,247,282,688 parameters: Mistral-Small-2409.
-  """
+  """22,247,282,688 parameters: Mistral-Small-2409."""
 
   NUM_LAYERS = 56
   NUM_HEADS = 48
@@ -274,10 +242,7 @@ class MistralSmall22B(LLaMA):
 
 @register
 class MistralSmall24B(MistralNemo12B):
-  """python -m paxlite.main --fdl_config=MistralSmall24B --dry_run
-
-  23,572,403,200 parameters: Mistral-Small-24B-2501.
-  """
+  """23,572,403,200 parameters: Mistral-Small-24B-2501."""
 
   HIDDEN_DIMS = 32768
   ROPE_THETA = 100000000.0
@@ -293,10 +258,7 @@ class SmolLM3(LLaMA):
 
 @register
 class SmolLM3_3B(SmolLM3):
-  """python -m paxlite.main --fdl_config=SmolLM3_3B --dry_run
-
-  3,075,098,624 parameters: SmolLM3-3B, with tied embedding.
-  """
+  """3,075,098,624 parameters: SmolLM3-3B, with tied embedding."""
 
   NUM_LAYERS = 36
   NUM_HEADS = 16

@@ -20,10 +20,7 @@ _V5E = [
 
 @register
 class MaxText16B(LLaMA):
-  """python -m paxlite.main --fdl_config=MaxText16B --dry_run
-
-  15,831,666,688 parameters, global batch 1536 of 2048 tokens on 256 chips.
-  """
+  """15,831,666,688 parameters, global batch 1536 of 2048 tokens on 256 chips."""
 
   NUM_LAYERS = 32
   NUM_HEADS = 64
@@ -45,10 +42,7 @@ class MaxText16B(LLaMA):
 
 @register
 class MaxText32B(MaxText16B):
-  """python -m paxlite.main --fdl_config=MaxText32B --dry_run
-
-  31,663,333,376 parameters, global batch 1024 of 2048 tokens on 256 chips.
-  """
+  """31,663,333,376 parameters, global batch 1024 of 2048 tokens on 256 chips."""
 
   MODEL_DIMS = 8192
   HEADS_SPAN_MODEL = True
@@ -57,10 +51,7 @@ class MaxText32B(MaxText16B):
 
 @register
 class MaxText64B(MaxText32B):
-  """python -m paxlite.main --fdl_config=MaxText64B --dry_run
-
-  62,802,370,560 parameters, global batch 512 of 2048 tokens on 256 chips.
-  """
+  """62,802,370,560 parameters, global batch 512 of 2048 tokens on 256 chips."""
 
   NUM_LAYERS = 64
   PERCORE_BATCH_SIZE = 2
@@ -68,10 +59,7 @@ class MaxText64B(MaxText32B):
 
 @register
 class MaxText128B(MaxText64B):
-  """python -m paxlite.main --fdl_config=MaxText128B --dry_run
-
-  125,079,396,352 parameters, global batch 256 of 2048 tokens on 256 chips, FSDP 16 × TP 16.
-  """
+  """125,079,396,352 parameters, global batch 256 of 2048 tokens on 256 chips, FSDP 16 × TP 16."""
 
   NUM_HEADS = 128
   HIDDEN_DIMS = 57344
@@ -82,10 +70,9 @@ class MaxText128B(MaxText64B):
 
 @register
 class MaxText256B(MaxText128B):
-  """python -m paxlite.main --fdl_config=MaxText256B --dry_run
+  """250,158,792,704 parameters, for several slices.
 
-  250,158,792,704 parameters, for several slices. MaxText gives no batch and no mesh for this size;
-  both are paxlite's own.
+  MaxText gives no batch and no mesh for this size; both are paxlite's own.
   """
 
   MODEL_DIMS = 16384
@@ -94,10 +81,7 @@ class MaxText256B(MaxText128B):
 
 @register
 class MaxText512B(MaxText256B):
-  """python -m paxlite.main --fdl_config=MaxText512B --dry_run
-
-  499,268,993,024 parameters; see MaxText256B.
-  """
+  """499,268,993,024 parameters; see MaxText256B."""
 
   NUM_LAYERS = 128
   DCN_MESH_SHAPE = [1, 8, 1]
@@ -105,10 +89,7 @@ class MaxText512B(MaxText256B):
 
 @register
 class MaxText1024B(MaxText512B):
-  """python -m paxlite.main --fdl_config=MaxText1024B --dry_run
-
-  997,485,199,360 parameters; see MaxText256B.
-  """
+  """997,485,199,360 parameters; see MaxText256B."""
 
   NUM_HEADS = 256
   HIDDEN_DIMS = 114688

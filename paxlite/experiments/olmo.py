@@ -47,10 +47,7 @@ class OLMoE(MixtureOfExperts, LLaMA):
 
 @register
 class OLMo2_1B(OLMo2):
-  """python -m paxlite.main --fdl_config=OLMo2_1B --dry_run
-
-  1,484,916,736 parameters: OLMo-2-0425-1B.
-  """
+  """1,484,916,736 parameters: OLMo-2-0425-1B."""
 
   NUM_LAYERS = 16
   NUM_HEADS = 16
@@ -61,10 +58,7 @@ class OLMo2_1B(OLMo2):
 
 @register
 class OLMo2_7B(OLMo2):
-  """python -m paxlite.main --fdl_config=OLMo2_7B --dry_run
-
-  7,298,617,344 parameters: OLMo-2-1124-7B.
-  """
+  """7,298,617,344 parameters: OLMo-2-1124-7B."""
 
   NUM_LAYERS = 32
   NUM_HEADS = 32
@@ -75,10 +69,7 @@ class OLMo2_7B(OLMo2):
 
 @register
 class OLMo2_13B(OLMo2):
-  """python -m paxlite.main --fdl_config=OLMo2_13B --dry_run
-
-  13,716,198,400 parameters: OLMo-2-1124-13B.
-  """
+  """13,716,198,400 parameters: OLMo-2-1124-13B."""
 
   NUM_LAYERS = 40
   NUM_HEADS = 40
@@ -89,10 +80,7 @@ class OLMo2_13B(OLMo2):
 
 @register
 class OLMo2_32B(OLMo2):
-  """python -m paxlite.main --fdl_config=OLMo2_32B --dry_run
-
-  32,234,279,936 parameters: OLMo-2-0325-32B.
-  """
+  """32,234,279,936 parameters: OLMo-2-0325-32B."""
 
   NUM_LAYERS = 64
   NUM_HEADS = 40
@@ -105,10 +93,7 @@ class OLMo2_32B(OLMo2):
 
 @register
 class OLMo3_7B(OLMo3):
-  """python -m paxlite.main --fdl_config=OLMo3_7B --dry_run
-
-  7,298,011,136 parameters: Olmo-3-1025-7B.
-  """
+  """7,298,011,136 parameters: Olmo-3-1025-7B."""
 
   NUM_LAYERS = 32
   NUM_HEADS = 32
@@ -119,10 +104,7 @@ class OLMo3_7B(OLMo3):
 
 @register
 class OLMo3_32B(OLMo3):
-  """python -m paxlite.main --fdl_config=OLMo3_32B --dry_run
-
-  32,233,522,176 parameters: Olmo-3-1125-32B.
-  """
+  """32,233,522,176 parameters: Olmo-3-1125-32B."""
 
   NUM_LAYERS = 64
   NUM_HEADS = 40
@@ -135,10 +117,7 @@ class OLMo3_32B(OLMo3):
 
 @register
 class OLMoE_1B_7B(OLMoE):
-  """python -m paxlite.main --fdl_config=OLMoE_1B_7B --dry_run
-
-  6,919,161,856 parameters: OLMoE-1B-7B, of which a token uses 1.3 billion.
-  """
+  """6,919,161,856 parameters: OLMoE-1B-7B, of which a token uses 1.3 billion."""
 
   NUM_LAYERS = 16
   NUM_HEADS = 16

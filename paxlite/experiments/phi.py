@@ -16,10 +16,7 @@ class Phi3(LLaMA):
 
 @register
 class Phi3_Mini(Phi3):
-  """python -m paxlite.main --fdl_config=Phi3_Mini --dry_run
-
-  3,821,079,552 parameters: Phi-3-mini-4k, with a sliding window of 2047 tokens.
-  """
+  """3,821,079,552 parameters: Phi-3-mini-4k, with a sliding window of 2047 tokens."""
 
   NUM_LAYERS = 32
   NUM_HEADS = 32
@@ -31,10 +28,7 @@ class Phi3_Mini(Phi3):
 
 @register
 class Phi3_Medium(Phi3):
-  """python -m paxlite.main --fdl_config=Phi3_Medium --dry_run
-
-  13,960,238,080 parameters: Phi-3-medium-4k, with a sliding window of 2047 tokens.
-  """
+  """13,960,238,080 parameters: Phi-3-medium-4k, with a sliding window of 2047 tokens."""
 
   NUM_LAYERS = 40
   NUM_HEADS = 40
@@ -47,10 +41,7 @@ class Phi3_Medium(Phi3):
 
 @register
 class Phi4(Phi3):
-  """python -m paxlite.main --fdl_config=Phi4 --dry_run
-
-  14,659,507,200 parameters: phi-4.
-  """
+  """14,659,507,200 parameters: phi-4."""
 
   NUM_LAYERS = 40
   NUM_HEADS = 40

@@ -43,10 +43,7 @@ class Qwen3Moe(MixtureOfExperts, Qwen3):
 
 @register
 class Qwen2_5_0_5B(Qwen2):
-  """python -m paxlite.main --fdl_config=Qwen2_5_0_5B --dry_run
-
-  494,032,768 parameters: Qwen2-0.5B and Qwen2.5-0.5B, with tied embedding.
-  """
+  """494,032,768 parameters: Qwen2-0.5B and Qwen2.5-0.5B, with tied embedding."""
 
   NUM_LAYERS = 24
   NUM_HEADS = 14
@@ -59,10 +56,7 @@ class Qwen2_5_0_5B(Qwen2):
 
 @register
 class Qwen2_5_1_5B(Qwen2):
-  """python -m paxlite.main --fdl_config=Qwen2_5_1_5B --dry_run
-
-  1,543,714,304 parameters: Qwen2-1.5B and Qwen2.5-1.5B, with tied embedding.
-  """
+  """1,543,714,304 parameters: Qwen2-1.5B and Qwen2.5-1.5B, with tied embedding."""
 
   NUM_LAYERS = 28
   NUM_HEADS = 12
@@ -75,10 +69,7 @@ class Qwen2_5_1_5B(Qwen2):
 
 @register
 class Qwen2_5_3B(Qwen2):
-  """python -m paxlite.main --fdl_config=Qwen2_5_3B --dry_run
-
-  3,085,938,688 parameters: Qwen2.5-3B, with tied embedding.
-  """
+  """3,085,938,688 parameters: Qwen2.5-3B, with tied embedding."""
 
   NUM_LAYERS = 36
   NUM_HEADS = 16
@@ -91,10 +82,7 @@ class Qwen2_5_3B(Qwen2):
 
 @register
 class Qwen2_5_7B(Qwen2):
-  """python -m paxlite.main --fdl_config=Qwen2_5_7B --dry_run
-
-  7,615,616,512 parameters: Qwen2-7B and Qwen2.5-7B.
-  """
+  """7,615,616,512 parameters: Qwen2-7B and Qwen2.5-7B."""
 
   NUM_LAYERS = 28
   NUM_HEADS = 28
@@ -107,10 +95,7 @@ class Qwen2_5_7B(Qwen2):
 
 @register
 class Qwen2_5_14B(Qwen2):
-  """python -m paxlite.main --fdl_config=Qwen2_5_14B --dry_run
-
-  14,770,033,664 parameters: Qwen2.5-14B.
-  """
+  """14,770,033,664 parameters: Qwen2.5-14B."""
 
   NUM_LAYERS = 48
   NUM_HEADS = 40
@@ -124,10 +109,7 @@ class Qwen2_5_14B(Qwen2):
 
 @register
 class Qwen2_5_32B(Qwen2):
-  """python -m paxlite.main --fdl_config=Qwen2_5_32B --dry_run
-
-  32,763,876,352 parameters: Qwen2.5-32B.
-  """
+  """32,763,876,352 parameters: Qwen2.5-32B."""
 
   NUM_LAYERS = 64
   NUM_HEADS = 40
@@ -142,10 +124,7 @@ class Qwen2_5_32B(Qwen2):
 
 @register
 class Qwen2_72B(Qwen2):
-  """python -m paxlite.main --fdl_config=Qwen2_72B --dry_run
-
-  72,706,203,648 parameters: Qwen2-72B.
-  """
+  """72,706,203,648 parameters: Qwen2-72B."""
 
   NUM_LAYERS = 80
   NUM_HEADS = 64
@@ -159,20 +138,14 @@ class Qwen2_72B(Qwen2):
 
 @register
 class Qwen2_5_72B(Qwen2_72B):
-  """python -m paxlite.main --fdl_config=Qwen2_5_72B --dry_run
-
-  72,706,203,648 parameters: Qwen2.5-72B, whose norms have another epsilon.
-  """
+  """72,706,203,648 parameters: Qwen2.5-72B, whose norms have another epsilon."""
 
   LAYERNORM_EPSILON = 1e-05
 
 
 @register
 class Qwen3_0_6B(Qwen3):
-  """python -m paxlite.main --fdl_config=Qwen3_0_6B --dry_run
-
-  596,049,920 parameters: Qwen3-0.6B, with tied embedding.
-  """
+  """596,049,920 parameters: Qwen3-0.6B, with tied embedding."""
 
   NUM_LAYERS = 28
   NUM_HEADS = 16
@@ -185,10 +158,7 @@ class Qwen3_0_6B(Qwen3):
 
 @register
 class Qwen3_1_7B(Qwen3):
-  """python -m paxlite.main --fdl_config=Qwen3_1_7B --dry_run
-
-  1,720,574,976 parameters: Qwen3-1.7B, with tied embedding.
-  """
+  """1,720,574,976 parameters: Qwen3-1.7B, with tied embedding."""
 
   NUM_LAYERS = 28
   NUM_HEADS = 16
@@ -201,10 +171,7 @@ class Qwen3_1_7B(Qwen3):
 
 @register
 class Qwen3_4B(Qwen3):
-  """python -m paxlite.main --fdl_config=Qwen3_4B --dry_run
-
-  4,022,468,096 parameters: Qwen3-4B, with tied embedding.
-  """
+  """4,022,468,096 parameters: Qwen3-4B, with tied embedding."""
 
   NUM_LAYERS = 36
   NUM_HEADS = 32
@@ -217,10 +184,7 @@ class Qwen3_4B(Qwen3):
 
 @register
 class Qwen3_8B(Qwen3):
-  """python -m paxlite.main --fdl_config=Qwen3_8B --dry_run
-
-  8,190,735,360 parameters: Qwen3-8B.
-  """
+  """8,190,735,360 parameters: Qwen3-8B."""
 
   NUM_LAYERS = 36
   NUM_HEADS = 32
@@ -232,10 +196,7 @@ class Qwen3_8B(Qwen3):
 
 @register
 class Qwen3_14B(Qwen3):
-  """python -m paxlite.main --fdl_config=Qwen3_14B --dry_run
-
-  14,768,307,200 parameters: Qwen3-14B.
-  """
+  """14,768,307,200 parameters: Qwen3-14B."""
 
   NUM_LAYERS = 40
   NUM_HEADS = 40
@@ -247,10 +208,7 @@ class Qwen3_14B(Qwen3):
 
 @register
 class Qwen3_32B(Qwen3):
-  """python -m paxlite.main --fdl_config=Qwen3_32B --dry_run
-
-  32,762,123,264 parameters: Qwen3-32B.
-  """
+  """32,762,123,264 parameters: Qwen3-32B."""
 
   NUM_LAYERS = 64
   NUM_HEADS = 64
@@ -263,10 +221,7 @@ class Qwen3_32B(Qwen3):
 
 @register
 class Qwen3_30B_A3B(Qwen3Moe):
-  """python -m paxlite.main --fdl_config=Qwen3_30B_A3B --dry_run
-
-  30,532,122,624 parameters: Qwen3-30B-A3B, of which a token uses 3.3 billion.
-  """
+  """30,532,122,624 parameters: Qwen3-30B-A3B, of which a token uses 3.3 billion."""
 
   NUM_LAYERS = 48
   NUM_HEADS = 32
@@ -280,10 +235,7 @@ class Qwen3_30B_A3B(Qwen3Moe):
 
 @register
 class Qwen3_235B_A22B(Qwen3Moe):
-  """python -m paxlite.main --fdl_config=Qwen3_235B_A22B --dry_run
-
-  235,093,634,560 parameters: Qwen3-235B-A22B, of which a token uses 22 billion.
-  """
+  """235,093,634,560 parameters: Qwen3-235B-A22B, of which a token uses 22 billion."""
 
   NUM_LAYERS = 94
   NUM_HEADS = 64

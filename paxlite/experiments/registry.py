@@ -28,6 +28,8 @@ E = TypeVar('E', bound=type[Experiment])
 def register(cls: E) -> E:
   """Registers an experiment under its bare name.
 
+  Its docstring then begins with a command, unless it states one itself.
+
   Raises:
     UserError: Another experiment of that name is registered.
   """
@@ -41,6 +43,10 @@ def register(cls: E) -> E:
       f'{cls.__module__} another name, or no @register'
     )
   _REGISTRY[cls.__name__] = cls
+  doc = inspect.cleandoc(cls.__doc__ or '')
+  if not doc.startswith('python -m '):
+    command = f'python -m paxlite.main --fdl_config={cls.__name__} --dry_run'
+    cls.__doc__ = f'{command}\n\n{doc}'.rstrip()
   return cls
 
 

@@ -107,10 +107,7 @@ def _fan_in(size: int) -> Any:
 
 @register
 class Seqax84M(Seqax):
-  """python -m paxlite.main --fdl_config=Seqax84M --dry_run
-
-  100,672,000 parameters.
-  """
+  """100,672,000 parameters."""
 
   NUM_HEADS = 8
   MODEL_DIMS = 512
@@ -122,10 +119,7 @@ class Seqax84M(Seqax):
 
 @register
 class Seqax270M(Seqax):
-  """python -m paxlite.main --fdl_config=Seqax270M --dry_run
-
-  335,561,728 parameters.
-  """
+  """335,561,728 parameters."""
 
   NUM_HEADS = 16
   MODEL_DIMS = 1024
@@ -136,10 +130,7 @@ class Seqax270M(Seqax):
 
 @register
 class Seqax540M(Seqax):
-  """python -m paxlite.main --fdl_config=Seqax540M --dry_run
-
-  671,123,456 parameters.
-  """
+  """671,123,456 parameters."""
 
   NUM_HEADS = 16
   MODEL_DIMS = 2048
@@ -150,10 +141,7 @@ class Seqax540M(Seqax):
 
 @register
 class Seqax1B(Seqax540M):
-  """python -m paxlite.main --fdl_config=Seqax1B --dry_run
-
-  1,073,776,640 parameters.
-  """
+  """1,073,776,640 parameters."""
 
   HIDDEN_DIMS = 16384
   LEARNING_RATE = 1e-5
@@ -163,10 +151,7 @@ class Seqax1B(Seqax540M):
 
 @register
 class Seqax2B(Seqax1B):
-  """python -m paxlite.main --fdl_config=Seqax2B --dry_run
-
-  2,147,553,280 parameters.
-  """
+  """2,147,553,280 parameters."""
 
   MODEL_DIMS = 4096
   MAX_STEPS = 740_000

@@ -52,11 +52,10 @@ class AttentionKernel:
     k_BSKH, v_BSKH = (
       shard(x, 'batch', 'kv_length', 'act_kv_heads', None) for x in (k_BSKH, v_BSKH)
     )
-    # no fused kernel knows values that are narrower than keys, as latent attention has them
-    fused = self.fused and k_BSKH.shape == v_BSKH.shape
-    if fused and cudnn_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
+    fits = v_BSKH.shape[3] <= k_BSKH.shape[3]
+    if self.fused and fits and cudnn_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
       return cudnn_attention.attend(q_BTNH, k_BSKH, v_BSKH, segments, softmax, self.max_segments)
-    if fused and splash_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
+    if self.fused and splash_attention.computes(q_BTNH, k_BSKH, bias_JNTS, softmax):
       return splash_attention.attend(q_BTNH, k_BSKH, v_BSKH, segments, softmax)
     T, S = q_BTNH.shape[1], k_BSKH.shape[1]
     mask = visible.mask(T, S)

@@ -33,7 +33,7 @@ def attend(
   Args:
     q_BTNH: Queries.
     k_BSKH: Keys, as many as queries.
-    v_BSKH: Values.
+    v_BSKH: Values, as wide as keys or narrower.
     segments: Segment ids of the queries and of the keys, which are the same; None where there are
       none. cuDNN gets them as a bias of 0 and −∞, which is the only array [B, T, T].
     softmax: The scale and the window.
@@ -41,6 +41,11 @@ def attend(
       skips the scores between segments. A row must not have more segments, padding included. This
       needs Hopper and no window.
   """
+  width = v_BSKH.shape[3]
+  if width < k_BSKH.shape[3]:
+    # latent attention has narrower values, and cuDNN has that only from its version 9.10 on
+    v_BSKH = jnp.pad(v_BSKH, [*[(0, 0)] * 3, (0, k_BSKH.shape[3] - width)])
+    return attend(q_BTNH, k_BSKH, v_BSKH, segments, softmax, max_segments)[..., :width]
   arrays = [q_BTNH, k_BSKH, v_BSKH, *([] if segments is None else segments[:1])]
   local: Callable[..., jax.Array] = functools.partial(
     attend_locally, softmax=softmax, max_segments=max_segments

@@ -34,7 +34,7 @@ def attend(
   Args:
     q_BTNH: Queries.
     k_BSKH: Keys, as many as queries.
-    v_BSKH: Values.
+    v_BSKH: Values, of any width.
     segments: Segment ids of the queries and of the keys, [B, T] each; None where there are none.
     softmax: The scale, the cap, the window and the extra logit.
   """

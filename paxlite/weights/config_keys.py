@@ -225,9 +225,30 @@ _KINDS = {'sliding_attention': 'sliding', 'full_attention': 'full'}
 def _shortest(pattern: list[str]) -> list[str]:
   """Returns the shortest beginning of a pattern that gives all of it when it is repeated."""
   periods = range(1, len(pattern) + 1)
-  return next(
-    pattern[:n] for n in periods if pattern == [pattern[i % n] for i, _ in enumerate(pattern)]
-  )
+  same = lambda n: pattern == [pattern[i % n] for i, _ in enumerate(pattern)]
+  return pattern[: next(filter(same, periods), 0)]
+
+
+def _read_types(config: Config, default: Callable[[int], str]) -> list[str]:
+  """Returns ATTENTION_PATTERN from layer_types, or from a function of the number of the block."""
+  layers, given = config['num_hidden_layers'], config.get('layer_types')
+  if given is None:
+    return _shortest([default(i) for i in range(layers)])
+  if len(given) != layers or not set(given) <= set(_KINDS):
+    raise UserError(f'layer_types must have {layers} of {" and ".join(_KINDS)}')
+  return _shortest([_KINDS[kind] for kind in given])
+
+
+def _write_types(e: LanguageModel, plain: str | None = None) -> list[str]:
+  """Returns layer_types; `plain` is the kind of blocks for which ATTENTION_PATTERN has none."""
+  names = {ours: theirs for theirs, ours in _KINDS.items()}
+  kinds = [kind.attention or plain for kind in e.block_kinds]
+  if not set(kinds) <= set(names):
+    raise UserError(
+      f'Hugging Face has no ATTENTION_PATTERN={e.ATTENTION_PATTERN} in this family: its blocks are '
+      f'{" or ".join(names)}'
+    )
+  return [names[str(kind)] for kind in kinds]
 
 
 def layer_types(default: Sequence[str], *others: str) -> Both:
@@ -239,50 +260,37 @@ def layer_types(default: Sequence[str], *others: str) -> Both:
   """
 
   def read(config: Config) -> dict[str, Any]:
-    given = config.get('layer_types')
-    layers = config['num_hidden_layers']
-    if given is None:
-      period = config.get('sliding_window_pattern') or config.get('_sliding_window_pattern')
-      repeated = [*['sliding'] * (period - 1), 'full'] if period else default
-      kinds = [repeated[i % len(repeated)] for i in range(layers)]
-    elif len(given) != layers or not set(given) <= set(_KINDS):
-      raise UserError(f'layer_types must have {layers} of {" and ".join(_KINDS)}')
-    else:
-      kinds = [_KINDS[kind] for kind in given]
-    return {'SLIDING_WINDOW': config['sliding_window'], 'ATTENTION_PATTERN': _shortest(kinds)}
+    period = config.get('sliding_window_pattern') or config.get('_sliding_window_pattern')
+    repeated = [*['sliding'] * (period - 1), 'full'] if period else default
+    pattern = _read_types(config, lambda i: repeated[i % len(repeated)])
+    return {'SLIDING_WINDOW': config['sliding_window'], 'ATTENTION_PATTERN': pattern}
 
-  def write(e: LanguageModel) -> dict[str, Any]:
-    names = {ours: theirs for theirs, ours in _KINDS.items()}
-    types = [names[str(kind.attention)] for kind in e.block_kinds]
-    return {'layer_types': types, 'sliding_window': e.SLIDING_WINDOW}
-
-  ours = ('SLIDING_WINDOW', 'ATTENTION_PATTERN')
-  return Both(('layer_types', 'sliding_window', *others), ours, read, write)
+  return Both(
+    ('layer_types', 'sliding_window', *others),
+    ('SLIDING_WINDOW', 'ATTENTION_PATTERN'),
+    read,
+    lambda e: {'layer_types': _write_types(e), 'sliding_window': e.SLIDING_WINDOW},
+  )
 
 
 def _read_qwen_window(config: Config) -> dict[str, Any]:
-  if not config.get('use_sliding_window'):
-    return {'SLIDING_WINDOW': 0, 'ATTENTION_PATTERN': []}
-  layers = config['num_hidden_layers']
   first = config.get('max_window_layers', 28)
-  kinds = config.get('layer_types') or [
-    'sliding_attention' if i >= first else 'full_attention' for i in range(layers)
-  ]
-  pattern = _shortest([_KINDS[kind] for kind in kinds])
+  pattern = ['full']
+  if config.get('use_sliding_window'):
+    pattern = _read_types(config, lambda i: 'sliding' if i >= first else 'full')
   if pattern == ['full']:
     return {'SLIDING_WINDOW': 0, 'ATTENTION_PATTERN': []}
+  everywhere = pattern == ['sliding']
   return {
     'SLIDING_WINDOW': config['sliding_window'],
-    'ATTENTION_PATTERN': [] if pattern == ['sliding'] else pattern,
+    'ATTENTION_PATTERN': [] if everywhere else pattern,
   }
 
 
 def _write_qwen_window(e: LanguageModel) -> dict[str, Any]:
+  types = _write_types(e, 'sliding' if e.SLIDING_WINDOW else 'full')
   if not e.SLIDING_WINDOW:
     return {'use_sliding_window': False, 'sliding_window': None}
-  types = [
-    'full_attention' if kind.attention == 'full' else 'sliding_attention' for kind in e.block_kinds
-  ]
   return {'use_sliding_window': True, 'sliding_window': e.SLIDING_WINDOW, 'layer_types': types}
 
 
@@ -299,8 +307,7 @@ def _read_no_rope(config: Config) -> dict[str, Any]:
   rotated = config.get('no_rope_layers') or [int((i + 1) % every != 0) for i in range(layers)]
   if len(rotated) != layers:
     raise UserError(f'no_rope_layers must have {layers} numbers')
-  if config.get('use_sliding_window'):
-    raise UserError('use_sliding_window=True is not implemented')
+  OneOf('use_sliding_window', False).read(config)
   return {'ATTENTION_PATTERN': _shortest(['full' if on else 'full_nope' for on in rotated])}
 
 

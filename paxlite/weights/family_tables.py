@@ -51,7 +51,7 @@ class Family:
   architecture: str
   experiment: type[LanguageModel]
   keys: Sequence[Key]
-  names: Mapping[str, str]
+  names: Mapping[str, str] = dataclasses.field(default_factory=lambda: tensor_names.HUGGING_FACE)
   rotary: str = 'half'
   entries: Callable[[LanguageModel], list[Entry]] | None = None
 
@@ -61,21 +61,19 @@ class Family:
     return {name for key in self.keys for name in key.ours}
 
 
-_SIZES = (
+_LENGTHS = (
   Same('num_hidden_layers', 'NUM_LAYERS'),
   Same('intermediate_size', 'HIDDEN_DIMS'),
   Same('vocab_size', 'VOCAB_SIZE'),
   Same('max_position_embeddings', 'MAX_SEQ_LEN'),
   Same('rms_norm_eps', 'LAYERNORM_EPSILON'),
-  HEADS,
 )
+_SIZES = (*_LENGTHS, HEADS)
 _SILU = activation('hidden_act')
 _NO_BIAS = OneOf('attention_bias', False)
 _NO_MLP_BIAS = OneOf('mlp_bias', False)
 _UNTIED, _TIED = tied(default=False), tied(default=True)
-_LLAMA = (
-  *_SIZES, _SILU, _UNTIED, rope(), _NO_BIAS, _NO_MLP_BIAS, OneOf('rope_interleaved', False)
-)  # fmt: skip
+_PLAIN = (*_SIZES, _SILU, _UNTIED, rope())
 _WINDOW = Same('sliding_window', 'SLIDING_WINDOW', default=0, null=0)
 _GEMMA = (*_SIZES, _TIED, _NO_BIAS, OneOf('use_bidirectional_attention', False))
 _GELU = activation('hidden_activation', 'hidden_act', default='gelu_pytorch_tanh')
@@ -99,11 +97,7 @@ def _either(attribute: str, *keys: str) -> Both:
 
 
 _DEEPSEEK = (
-  Same('num_hidden_layers', 'NUM_LAYERS'),
-  Same('intermediate_size', 'HIDDEN_DIMS'),
-  Same('vocab_size', 'VOCAB_SIZE'),
-  Same('max_position_embeddings', 'MAX_SEQ_LEN'),
-  Same('rms_norm_eps', 'LAYERNORM_EPSILON'),
+  *_LENGTHS,
   Same('num_attention_heads', 'NUM_HEADS'),
   Same('hidden_size', 'MODEL_DIMS'),
   Same('kv_lora_rank', 'LATENT_DIMS'),
@@ -139,9 +133,8 @@ def _routing(method: str, grouped: str, scores: str) -> Both:
   """
 
   def read(config: Mapping[str, Any]) -> dict[str, Any]:
-    return OneOf('topk_method', method, grouped).read(config) | OneOf('scoring_func', scores).read(
-      config
-    )
+    OneOf('topk_method', method, grouped).read(config)
+    return OneOf('scoring_func', scores).read(config)
 
   def write(e: Any) -> dict[str, Any]:
     return {
@@ -163,37 +156,27 @@ GEMMA3_DEFAULTS: dict[str, Any] = dict(
 )  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
-  'llama': Family('LlamaForCausalLM', LLaMA, _LLAMA, tensor_names.HUGGING_FACE),
-  'mistral': Family(
-    'MistralForCausalLM',
-    LLaMA,
-    (*_SIZES, _SILU, _UNTIED, rope(), _WINDOW),
-    tensor_names.HUGGING_FACE,
+  'llama': Family(
+    'LlamaForCausalLM', LLaMA,
+    (*_PLAIN, _NO_BIAS, _NO_MLP_BIAS, OneOf('rope_interleaved', False)),
   ),
+  'mistral': Family('MistralForCausalLM', LLaMA, (*_PLAIN, _WINDOW)),
   'mixtral': Family(
-    'MixtralForCausalLM',
-    Mixtral,
-    (
-      *_SIZES, _SILU, _UNTIED, rope(), _WINDOW, _EXPERTS_PER_TOKEN,
-      Same('num_local_experts', 'NUM_EXPERTS'),
-    ),
+    'MixtralForCausalLM', Mixtral,
+    (*_PLAIN, _WINDOW, _EXPERTS_PER_TOKEN, Same('num_local_experts', 'NUM_EXPERTS')),
     tensor_names.MIXTRAL,
   ),
   'gemma': Family(
-    'GemmaForCausalLM',
-    Gemma,
+    'GemmaForCausalLM', Gemma,
     (
-      *_GEMMA,
+      *_GEMMA, rope(),
       # old files say gelu, and mean this too
       OneOf('hidden_act', 'gelu_pytorch_tanh', 'gelu'),
       OneOf('hidden_activation', 'gelu_pytorch_tanh'),
-      rope(),
     ),
-    tensor_names.HUGGING_FACE,
   ),
   'gemma2': Family(
-    'Gemma2ForCausalLM',
-    Gemma2,
+    'Gemma2ForCausalLM', Gemma2,
     (
       *_GEMMA2, rope(), layer_types(['sliding', 'full'], 'sliding_window_size'),
       Same('attn_logit_softcapping', 'ATTEN_LOGIT_CAP', default=-1.0, null=-1.0),
@@ -201,46 +184,31 @@ FAMILIES: dict[str, Family] = {
     tensor_names.GEMMA2,
   ),
   'gemma3_text': Family(
-    'Gemma3ForCausalLM',
-    Gemma3,
+    'Gemma3ForCausalLM', Gemma3,
     (
-      *_GEMMA2,
-      rope('rope_local_base_freq', has_local=True),
+      *_GEMMA2, rope('rope_local_base_freq', has_local=True),
       layer_types([*['sliding'] * 5, 'full'], 'sliding_window_pattern'),
       OneOf('attn_logit_softcapping', None),  # which transformers ignores
     ),
     tensor_names.GEMMA2,
   ),
   'qwen2': Family(
-    'Qwen2ForCausalLM',
-    Qwen2,
-    (*_SIZES, _SILU, _UNTIED, rope(), QWEN_WINDOW, OneOf('use_mrope', False)),
-    tensor_names.HUGGING_FACE,
+    'Qwen2ForCausalLM', Qwen2, (*_PLAIN, QWEN_WINDOW, OneOf('use_mrope', False))
   ),
-  'qwen3': Family(
-    'Qwen3ForCausalLM',
-    Qwen3,
-    (*_SIZES, _SILU, _UNTIED, rope(), QWEN_WINDOW, _NO_BIAS),
-    tensor_names.HUGGING_FACE,
-  ),
+  'qwen3': Family('Qwen3ForCausalLM', Qwen3, (*_PLAIN, QWEN_WINDOW, _NO_BIAS)),
   'qwen3_moe': Family(
-    'Qwen3MoeForCausalLM',
-    Qwen3Moe,
+    'Qwen3MoeForCausalLM', Qwen3Moe,
     (
-      *_SIZES, _SILU, _UNTIED, rope(), _NO_BIAS, _EXPERTS_PER_TOKEN, _NORM_TOPK,
+      *_PLAIN, _NO_BIAS, _EXPERTS_PER_TOKEN, _NORM_TOPK,
       OneOf('use_sliding_window', False), OneOf('sliding_window', None),
       OneOf('decoder_sparse_step', 1), OneOf('mlp_only_layers', []),
       Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
       _either('NUM_EXPERTS', 'num_experts', 'num_local_experts'),
     ),
-    tensor_names.HUGGING_FACE,
   ),
-  'olmo2': Family(
-    'Olmo2ForCausalLM', OLMo2, (*_SIZES, _SILU, _UNTIED, rope(), _NO_BIAS), tensor_names.OLMO2
-  ),
+  'olmo2': Family('Olmo2ForCausalLM', OLMo2, (*_PLAIN, _NO_BIAS), tensor_names.OLMO2),
   'olmo3': Family(
-    'Olmo3ForCausalLM',
-    OLMo3,
+    'Olmo3ForCausalLM', OLMo3,
     (
       *_SIZES, _SILU, _UNTIED, rope(has_local=True), _NO_BIAS,
       layer_types([*['sliding'] * 3, 'full']),
@@ -248,17 +216,14 @@ FAMILIES: dict[str, Family] = {
     tensor_names.OLMO2,
   ),
   'olmoe': Family(
-    'OlmoeForCausalLM',
-    OLMoE,
+    'OlmoeForCausalLM', OLMoE,
     (
-      *_SIZES, _SILU, _UNTIED, rope(), _NO_BIAS, _EXPERTS_PER_TOKEN, _NORM_TOPK,
+      *_PLAIN, _NO_BIAS, _EXPERTS_PER_TOKEN, _NORM_TOPK,
       OneOf('clip_qkv', None), Same('num_experts', 'NUM_EXPERTS'),
     ),
-    tensor_names.HUGGING_FACE,
   ),
   'phi3': Family(
-    'Phi3ForCausalLM',
-    Phi3,
+    'Phi3ForCausalLM', Phi3,
     (
       *_SIZES, _SILU, _UNTIED, _WINDOW, _NO_BIAS, _NO_MLP_BIAS, OneOf('lm_head_bias', False),
       OneOf('full_attn_mod', 1), OneOf('interpolate_factor', 1),
@@ -267,28 +232,21 @@ FAMILIES: dict[str, Family] = {
     tensor_names.PHI3,
   ),
   'smollm3': Family(
-    'SmolLM3ForCausalLM',
-    SmolLM3,
+    'SmolLM3ForCausalLM', SmolLM3,
     (*_SIZES, _SILU, _TIED, rope(), _NO_BIAS, _NO_MLP_BIAS, NO_ROPE_LAYERS),
-    tensor_names.HUGGING_FACE,
   ),
   'deepseek_v2': Family(
-    'DeepseekV2ForCausalLM',
-    DeepSeekV2,
+    'DeepseekV2ForCausalLM', DeepSeekV2,
     (*_DEEPSEEK, _routing('greedy', 'group_limited_greedy', 'softmax')),
-    tensor_names.DEEPSEEK,
-    rotary='interleaved',
+    tensor_names.DEEPSEEK, rotary='interleaved',
   ),
   'deepseek_v3': Family(
-    'DeepseekV3ForCausalLM',
-    DeepSeekV3,
+    'DeepseekV3ForCausalLM', DeepSeekV3,
     (*_DEEPSEEK, OneOf('rope_interleave', True), _routing('noaux_tc', 'noaux_tc', 'sigmoid')),
-    tensor_names.DEEPSEEK,
-    rotary='interleaved',
+    tensor_names.DEEPSEEK, rotary='interleaved',
   ),
   'gpt_oss': Family(
-    'GptOssForCausalLM',
-    GptOss,
+    'GptOssForCausalLM', GptOss,
     (
       *_SIZES, _UNTIED, rope(is_stretched=True), layer_types(['sliding', 'full']),
       _EXPERTS_PER_TOKEN,
@@ -298,8 +256,7 @@ FAMILIES: dict[str, Family] = {
     tensor_names.GPT_OSS,
   ),
   'gpt2': Family(
-    'GPT2LMHeadModel',
-    GPT2,
+    'GPT2LMHeadModel', GPT2,
     (
       Same('n_layer', 'NUM_LAYERS'), Same('n_head', 'NUM_HEADS'), Same('n_embd', 'MODEL_DIMS'),
       Same('vocab_size', 'VOCAB_SIZE'), Same('n_positions', 'MAX_SEQ_LEN'),

@@ -140,10 +140,7 @@ def rope(
     elif has_local:
       config['rope_parameters'] = {
         'full_attention': {'rope_theta': e.ROPE_THETA, **(scaling or {'rope_type': 'default'})},
-        'sliding_attention': {
-          'rope_theta': (e.ROPE_LOCAL_THETA or e.ROPE_THETA),
-          'rope_type': 'default',
-        },
+        'sliding_attention': {'rope_theta': local_theta, 'rope_type': 'default'},
       }
     if fraction:
       config['partial_rotary_factor'] = e.ROPE_FRACTION

@@ -35,15 +35,11 @@ MIXTRAL = HUGGING_FACE | {
   'expert_up': 'model.layers.{i}.block_sparse_moe.experts.{x}.w3.weight',
   'expert_down': 'model.layers.{i}.block_sparse_moe.experts.{x}.w2.weight',
 }
-GEMMA2 = HUGGING_FACE | {
-  'attention_post_norm': 'model.layers.{i}.post_attention_layernorm.weight',
-  'ffn_norm': 'model.layers.{i}.pre_feedforward_layernorm.weight',
-  'ffn_post_norm': 'model.layers.{i}.post_feedforward_layernorm.weight',
-}
 OLMO2 = HUGGING_FACE | {
   'attention_post_norm': 'model.layers.{i}.post_attention_layernorm.weight',
   'ffn_post_norm': 'model.layers.{i}.post_feedforward_layernorm.weight',
 }
+GEMMA2 = OLMO2 | {'ffn_norm': 'model.layers.{i}.pre_feedforward_layernorm.weight'}
 PHI3 = HUGGING_FACE | {
   'query_key_value': 'model.layers.{i}.self_attn.qkv_proj.weight',
   'gate_up': 'model.layers.{i}.mlp.gate_up_proj.weight',

@@ -271,6 +271,17 @@ def test_what_no_family_has_is_not_exported(tmp_path):
     family_of(Scaled())
 
 
+@pytest.mark.parametrize(
+  ('name', 'pattern'),
+  [('Qwen3_8B', 'full,full_nope'), ('Gemma3_1B', 'full_nope'), ('Gemma3_1B', '')],
+)
+def test_kinds_of_attention_that_a_family_does_not_have_are_not_exported(name, pattern):
+  """Gemma 3 has other rotary positions in blocks that it calls sliding."""
+  e = build_experiment(name, [], {'ATTENTION_PATTERN': f'[{pattern}]'})
+  with pytest.raises(UserError, match='Hugging Face has no ATTENTION_PATTERN='):
+    config_json(e, 'float32', None)
+
+
 class Scaled(LLaMA):
   """A LLaMA with a method that changes what its attributes describe."""
 

@@ -1,5 +1,9 @@
 """Imports weights with the tool, and loads them as parameters."""
 
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import fiddle as fdl
 import jax
 import numpy as np
@@ -10,6 +14,7 @@ from paxlite.checkpointing.source import find_source
 from paxlite.core.variable_names import path_name
 from paxlite.eval.inference import experiment_of
 from paxlite.tools import import_weights
+from paxlite.weights.layout import Entry
 
 
 def run_import(source: str, path, to, *flags: str) -> None:
@@ -34,3 +39,50 @@ def flat(tree) -> dict[str, np.ndarray]:
   """Returns the leaves of a tree by name."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
   return {path_name(p): np.asarray(x) for p, x in leaves}
+
+
+def variables_of(
+  entries: Sequence[Entry], read: Callable[[str], np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Returns the variables of entries by name, from a function that reads their tensors."""
+  found: dict[str, np.ndarray] = {}
+  for entry in entries:
+    value = entry.to_ours(entry.view(read(entry.theirs)))
+    if entry.part is None:
+      found[entry.ours] = value.reshape(entry.our_shape)
+    else:
+      whole = found.setdefault(entry.ours, np.empty(entry.our_shape, value.dtype))
+      whole[entry.part] = value.reshape(entry.our_shape[1:])
+  return found
+
+
+def nested(variables: dict[str, np.ndarray]) -> dict[str, Any]:
+  """Reverses flat."""
+  tree: dict[str, Any] = {}
+  for name, value in variables.items():
+    *path, leaf = name.split('/')
+    node = tree
+    for part in path:
+      node = node.setdefault(part, {})
+    node[leaf] = value
+  return tree
+
+
+def unrolled(variables: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns variables of a repeated stack as those of an unrolled one."""
+  found = {}
+  for name, value in variables.items():
+    before, repeat, after = name.partition('repeat/')
+    parts = {f'{before}x_layers_{i}/{after}': x for i, x in enumerate(value)}
+    found |= parts if repeat else {name: value}
+  return found
+
+
+def repeated(variables: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Reverses unrolled."""
+  layers: dict[str, list[np.ndarray]] = {}
+  for name, value in variables.items():
+    layers.setdefault(
+      re.sub(r'^transformer/x_layers_\d+/', 'transformer/repeat/', name), []
+    ).append(value)
+  return {name: np.stack(x) if '/repeat/' in name else x[0] for name, x in layers.items()}

@@ -127,22 +127,25 @@ def test_a_contracted_dimension_as_a_window():
   assert flops == 2 * 4 * 2048 * 32 * 128 * 512
 
 
-@pytest.mark.parametrize(('kernel', 'products'), [('fwd', 2), ('dq', 3), ('dkv', 4)])
+@pytest.mark.parametrize(
+  ('kernel', 'widths'), [('fwd', 64 + 32), ('dq', 2 * 64 + 32), ('dkv', 2 * 64 + 2 * 32)]
+)
 @pytest.mark.parametrize(('scope', 'share'), [('causal', 1), (splash_attention.EVERY_KEY, 2)])
-def test_splash_states_no_cost(kernel, products, scope, share):
-  """Two rows, 8 heads of 64 with 2 heads of keys, 1024 positions."""
-  call = f'custom-call(%m, %m, %q, %k, %k), metadata={{op_name="jit(step)/{scope}/vmap()"}}'
+def test_splash_states_no_cost(kernel, widths, scope, share):
+  """Two rows, 8 heads of 64 with 2 heads of keys, values of 32, 1024 positions."""
+  call = f'custom-call(%m, %m, %q, %k, %v), metadata={{op_name="jit(step)/{scope}/vmap()"}}'
   text = f"""HloModule test
 
-ENTRY %main (q: bf16[2,8,1024,64], k: bf16[2,2,1024,64], m: s8[1,2,2]) -> bf16[2,8,1024,64] {{
+ENTRY %main (q: bf16[2,8,1024,64], k: bf16[2,2,1024,64], v: bf16[2,2,1024,32], m: s8[1,2,2]) -> \
+bf16[2,8,1024,64] {{
   %q = bf16[2,8,1024,64] parameter(0)
   %k = bf16[2,2,1024,64] parameter(1)
-  %m = s8[1,2,2] parameter(2)
+  %v = bf16[2,2,1024,32] parameter(2)
+  %m = s8[1,2,2] parameter(3)
   ROOT %splash_mha_{kernel}_segmented.1 = bf16[2,8,1024,64] {call}
 }}
 """
-  half = 2 * 8 * 1024 * 1024 * 64
-  assert Costs(Program(text), 'tpu').flops() == {'bf16': share * products * half}
+  assert Costs(Program(text), 'tpu').flops() == {'bf16': share * widths * 2 * 8 * 1024 * 1024}
 
 
 def test_padding_and_strides_are_left_out():

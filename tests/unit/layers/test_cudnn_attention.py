@@ -24,9 +24,9 @@ XLA_ATTENTION = jax.nn.dot_product_attention
 SEGMENTS = jnp.array([[1] * 11 + [2] * 16 + [0] * 5, [1] * 3 + [2] * 9 + [3] * 20])
 
 
-def qkv(kv_heads: int = 4, length: int = 32):
+def qkv(kv_heads: int = 4, length: int = 32, value_width: int = 8):
   keys = jax.random.split(jax.random.key(0), 3)
-  shapes = (2, length, 4, 8), (2, length, kv_heads, 8), (2, length, kv_heads, 8)
+  shapes = (2, length, 4, 8), (2, length, kv_heads, 8), (2, length, kv_heads, value_width)
   return [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
 
 
@@ -65,6 +65,7 @@ def asked(monkeypatch):
 
 def answered(target, config, q_BTNH, k_BSKH, v_BSKH, *others):
   """The results of one of cuDNN's calls, from its operands in their order."""
+  assert k_BSKH.shape == v_BSKH.shape
   (B, T, N), others = q_BTNH.shape[:3], list(others)
   d_context = None
   if 'Backward' in target:
@@ -107,11 +108,11 @@ def segments_of(offsets, lengths, shape):
 
 @pytest.mark.parametrize('mesh', [False, True])
 @pytest.mark.parametrize('packed', ['', 'bias', 'bounds'])
-@pytest.mark.parametrize('case', ['plain', 'grouped', 'window'])
+@pytest.mark.parametrize('case', ['plain', 'grouped', 'window', 'narrow values'])
 def test_cudnn_is_asked_for_the_same(asked, case, packed, mesh):
   """Compares output and gradients, with and without the shard_map of a mesh."""
   values = dict(query_scale=0.5, window=6 if case == 'window' else 0)
-  arrays = qkv(2 if case == 'grouped' else 4)
+  arrays = qkv(2 if case == 'grouped' else 4, value_width=5 if case == 'narrow values' else 8)
   segments = SEGMENTS if packed else None
 
   def grad(module):

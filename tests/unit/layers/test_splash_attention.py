@@ -21,9 +21,9 @@ T = 256
 SEGMENTS = jnp.where(jnp.arange(T) < 100, 1, jnp.where(jnp.arange(T) < 230, 2, 0))[None]
 
 
-def qkv(kv_heads: int = 4, rows: int = 2):
+def qkv(kv_heads: int = 4, rows: int = 2, value_width: int = 64):
   keys = jax.random.split(jax.random.key(0), 3)
-  shapes = (rows, T, 4, 64), (rows, T, kv_heads, 64), (rows, T, kv_heads, 64)
+  shapes = (rows, T, 4, 64), (rows, T, kv_heads, 64), (rows, T, kv_heads, value_width)
   return [jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True)]
 
 
@@ -48,6 +48,7 @@ CASES = {
   'cap': dict(logit_cap=3.0),
   'extra logit': dict(extra_logit=0.7),
   'all': dict(window=130, logit_cap=3.0, extra_logit=0.0),
+  'narrow values': {},  # as in latent attention
 }
 
 
@@ -60,11 +61,12 @@ CASES = {
     ('cap', 1, False, False),
     ('extra logit', 4, True, False),
     ('all', 2, True, True),
+    ('narrow values', 4, True, True),
   ],
 )
 def test_splash_computes_the_same(asked, case, kv_heads, packed, mesh):
   values = dict(query_scale=0.125, **CASES[case])
-  arrays = qkv(kv_heads)
+  arrays = qkv(kv_heads, value_width=40 if case == 'narrow values' else 64)
   segments = SEGMENTS.repeat(2, 0) if packed else None
 
   def grad(module):
