@@ -7,7 +7,7 @@ import uuid
 import jax
 import numpy as np
 
-_TEXT_BYTES = 1000
+from paxlite.runtime.exchange import broadcast
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ def hosts_of(folder: pathlib.Path) -> Hosts:
   from jax.experimental import multihost_utils
 
   folder.mkdir(parents=True, exist_ok=True)
-  token = broadcast(uuid.uuid4().hex)
+  token = broadcast(uuid.uuid4().hex.encode()).decode()
   own = jax.process_index()
   mine = folder / f'.process-{own:05d}-{token}'
   mine.touch()
@@ -45,14 +45,3 @@ def hosts_of(folder: pathlib.Path) -> Hosts:
   mine.unlink()
   leaders = sorted(set(firsts.tolist()))
   return Hosts(leaders.index(seen[0]), len(leaders), own == seen[0])
-
-
-def broadcast(text: str) -> str:
-  """Returns the text of process 0, at most 1000 bytes of it, in every process."""
-  if jax.process_count() == 1:
-    return text
-  from jax.experimental import multihost_utils
-
-  data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b'\0')
-  sent = multihost_utils.broadcast_one_to_all(np.frombuffer(data, np.uint8))
-  return bytes(np.asarray(sent, np.uint8)).rstrip(b'\0').decode(errors='replace')

@@ -25,7 +25,7 @@ from paxlite.checkpointing.local_files import (
 )
 from paxlite.core.json_text import parsed
 from paxlite.core.variable_names import path_name
-from paxlite.training.exchange import broadcast
+from paxlite.runtime.exchange import broadcast
 
 _OFFERED = 8  # the newest states of each process that are considered
 

@@ -4,6 +4,10 @@ Each process writes what its own devices hold, one copy of each part, to a folde
 training loop waits for a copy of the state on the devices only, or where there is no room for one,
 for a copy in the memory of the host. A thread writes it. When the next state is due and the thread
 has not finished, the loop waits for it, so that all processes have states of the same steps.
+
+A state counts when every process has written it, which happens before the next one is due. Until
+then the one before it is the newest. So a killed run loses at most two intervals, and a run that
+may lose N steps keeps a state every N / 2 steps.
 """
 
 import concurrent.futures
@@ -24,9 +28,9 @@ from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.local_files import Bounds, Key, LocalFolder, Name
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
+from paxlite.runtime.exchange import broadcast, gathered
 from paxlite.training import local_choice
 from paxlite.training.branches import Branches
-from paxlite.training.exchange import broadcast, gathered
 
 log = logging.getLogger('paxlite')
 
@@ -37,7 +41,7 @@ class LocalStates:
   Args:
     root: The folder of this host that holds the local states of all runs.
     run: The run's job_log_dir.
-    every: Number of steps between two states.
+    lose: Number of steps that a killed run may lose.
     experiment: A number that identifies what is trained.
     accept_changes: Whether states of another experiment are used.
   """
@@ -46,14 +50,14 @@ class LocalStates:
     self,
     root: str,
     run: pathlib.Path,
-    every: int,
+    lose: int,
     experiment: int,
     accept_changes: bool = False,
   ):
     self._root = root or default_root()
     self._files = LocalFolder(self._root, run)
     self._run = run
-    self._every = every
+    self._every = max(1, lose // 2)  # see the module's docstring
     self._experiment = experiment
     self._accept_changes = accept_changes
     self._branches = Branches()

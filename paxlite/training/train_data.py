@@ -15,7 +15,7 @@ from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.fingerprints import fingerprint
 from paxlite.data.positions import merged
 from paxlite.parallel.partitioning import process_rows
-from paxlite.training.exchange import gathered
+from paxlite.runtime.exchange import gathered
 
 log = logging.getLogger('paxlite')
 

@@ -21,6 +21,7 @@ from paxlite.optim import optimizers, storage
 from paxlite.parallel.partitioning import HOST
 from paxlite.programs.run import Run
 from paxlite.training.step import train_step
+from paxlite.training.task import Task
 
 
 def test_rounding_is_right_in_the_mean_and_leaves_what_fits_alone():
@@ -147,6 +148,23 @@ def test_a_checkpoint_continues_under_any_other(trained, tmp_path, source, targe
     saved = np.asarray(moments(state)[name]).astype(like.dtype)
     np.testing.assert_array_equal(np.asarray(x), saved)
   jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)
+
+
+def test_a_loss_that_cannot_collect_gradients_is_refused():
+  class MyTask(Task):
+    def loss(self, params, batch, rng=None, overwritten=None):
+      return super().loss(params, batch, rng, overwritten)
+
+  class Mine(TinyGPT):
+    def task(self):
+      found = super().task()
+      fdl.update_callable(found, MyTask)
+      return found
+
+  Mine().validate()
+  with pytest.raises(UserError, match=r'GRADIENT_DTYPE=bfloat16 needs a loss .* MyTask has none'):
+    Mine(GRADIENT_DTYPE='bfloat16').validate()
+  TinyGPT(GRADIENT_DTYPE='bfloat16').validate()
 
 
 @pytest.mark.slow
