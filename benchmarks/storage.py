@@ -20,34 +20,64 @@ import subprocess
 import sys
 import tempfile
 import time
+from typing import Any
 
+import fiddle as fdl
+import jax
 import numpy as np
 
 from paxlite.experiments.datasets import FlatTokens
 from paxlite.experiments.demo import TinyGPT
+from paxlite.training.task import Task
 
 ROOT = pathlib.Path(__file__).parents[1]
-TOKENS = 40_000_000
+TOKENS = 200_000_000
+
+
+DEVICE_SECONDS = 0.25
+
+
+def _sleep(_: np.ndarray) -> np.ndarray:
+  time.sleep(DEVICE_SECONDS)
+  return np.float32(0)
+
+
+class BusyDevice(Task):
+  """A task whose step takes at least DEVICE_SECONDS, and the cores of this machine hardly at all.
+
+  So the cores are free for what reads the data, as they are beside an accelerator.
+  """
+
+  def loss(self, params, batch, rng=None, overwritten=None, taps=None):
+    zero = jax.pure_callback(_sleep, jax.ShapeDtypeStruct((), np.float32), batch['ids'][0, 0])
+    batch = batch | {'weights': batch['weights'] + zero}
+    return super().loss(params, batch, rng, overwritten, taps)
 
 
 class Shuffled(FlatTokens, TinyGPT):
-  """A small model on flat tokens; a step takes about a third of a second on two cores."""
+  """A small model on flat tokens; 64 rows of 256 tokens in a quarter of a second."""
 
-  MODEL_DIMS = 128
-  NUM_HEADS = 4
-  DIMS_PER_HEAD = 32
-  HIDDEN_DIMS = 512
+  NUM_LAYERS = 1
+  MODEL_DIMS = 16
+  NUM_HEADS = 1
+  DIMS_PER_HEAD = 16
+  HIDDEN_DIMS = 16
   MAX_SEQ_LEN = 256
-  PERCORE_BATCH_SIZE = 8
-  VOCAB_SIZE = 8192
+  PERCORE_BATCH_SIZE = 64
+  VOCAB_SIZE = 64
   EVAL_SPLIT = None
   MAX_STEPS = 100
   CHECKPOINT_EVERY_N_STEPS = 1000
 
+  def task(self):
+    config = super().task()
+    fdl.update_callable(config, BusyDevice)
+    return config
+
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
-  parser.add_argument('--gigabytes', type=float, default=0.5)
+  parser.add_argument('--gigabytes', type=float, default=0.5, help='of a checkpoint; 0: none')
   parser.add_argument('--latency', type=float, default=0.05)
   parser.add_argument('--rounds', type=int, default=3)
   parser.add_argument('--json', type=pathlib.Path)
@@ -60,7 +90,8 @@ def main() -> None:
     with s3_server(folder / 's3') as server:
       server.create_bucket('bkt')
       os.environ |= server.environment()
-      result = {'speeds': checkpoints(folder, args.gigabytes, args.rounds)}
+      speeds = checkpoints(folder, args.gigabytes, args.rounds) if args.gigabytes else {}
+      result: dict[str, Any] = {'speeds': speeds}
       write_tokens(folder / 'tokens')
       upload(folder / 'tokens', 'tokens')
       result['waits'] = {'folder': waiting(folder, 'here', str(folder / 'tokens'), {})}
@@ -123,9 +154,9 @@ def write_tokens(folder: pathlib.Path) -> None:
   from paxlite.data.flat_tokens_writer import Writer
 
   rng = np.random.default_rng(0)
-  writer = Writer(str(folder), 'train', 8192, 'memmap')
-  for _ in range(TOKENS // 1000):
-    writer.write(rng.integers(0, 8192, 1000).astype(np.uint32), [1000])
+  writer = Writer(str(folder), 'train', 64, 'memmap')
+  for _ in range(TOKENS // 1_000_000):
+    writer.write(rng.integers(0, 64, 1_000_000).astype(np.uint32), range(1000, 1_000_001, 1000))
   writer.close()
 
 

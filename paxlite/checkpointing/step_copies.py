@@ -58,12 +58,14 @@ class StepCopies:
     """Returns the complete steps in the store in ascending order."""
     return sorted(step for step, complete in self._found().items() if complete)
 
-  def remove_unfinished(self) -> list[int]:
-    """Deletes the files of incomplete steps; returns the steps."""
-    unfinished = [step for step, complete in self._found().items() if not complete]
-    for step in unfinished:
+  def unfinished(self) -> list[int]:
+    """Returns the steps of which the store has objects, but no checksums."""
+    return [step for step, complete in self._found().items() if not complete]
+
+  def remove_unfinished(self) -> None:
+    """Deletes what is left of steps that are not complete."""
+    for step in self.unfinished():
       self._store.delete_below(self._key(step))
-    return unfinished
 
   def delete(self, step: int) -> None:
     """Deletes a step."""
@@ -96,7 +98,13 @@ class StepCopies:
       def copy(name: str) -> None:
         if not may_write():
           raise AbandonedError(f'step {step}: the lease is not sure')
-        self._store.upload(self._key(step, name), folder / name)
+        path = folder / name
+        try:
+          self._store.upload(self._key(step, name), path)
+        except FileNotFoundError as e:
+          if path.exists():  # The store does not know its own upload: this may pass.
+            raise OSError(errno.EIO, 'the store has lost an upload', e.filename) from e
+          raise
         done.add(name)
 
       version = step, _stamp(folder)
@@ -283,7 +291,7 @@ class StepUploader:
     """Copies new steps, and deletes those that the run has deleted, moved aside or replaced.
 
     Raises:
-      OSError: The store does not answer.
+      OSError: The store does not answer, or this run may not write now. Nothing is deleted then.
       StoreError: The bucket cannot be used.
     """
     local = self._local()
@@ -291,14 +299,10 @@ class StepUploader:
       reason = 'its checkpoints are gone; none is deleted in the store'
       raise FileNotFoundError(errno.ENOENT, reason, str(self._folder))
     for step in [s for s, stamp in self._copied.items() if local.get(s) != stamp]:
-      if self._leads and step in self._stored:
-        self._copies.delete(step)
-      self._stored.discard(step)
+      self._delete(step)
       del self._copied[step]
     for step in sorted(self.pending()):
-      if self._leads and step in self._stored:  # a step of the same number, from another history
-        self._copies.delete(step)
-        self._stored.discard(step)
+      self._delete(step)  # a step of the same number, from another history
       stamp = local.get(step) or self._local().get(step)
       try:
         self._copies.upload(step, self._may_write)
@@ -311,8 +315,15 @@ class StepUploader:
         self._copied[step] = stamp
       self._stored.add(step)
     for step in sorted(self._stored)[: -self._max_to_keep] if self._leads else ():
+      self._delete(step)
+
+  def _delete(self, step: int) -> None:
+    """Deletes a step in the store, if it is there and this process leads."""
+    if self._leads and step in self._stored:
+      if not self._may_write():  # Another run may have taken over, and saved this step.
+        raise OSError(errno.EAGAIN, 'the lease could not be renewed in time', str(self._folder))
       self._copies.delete(step)
-      self._stored.discard(step)
+    self._stored.discard(step)
 
   def _local(self) -> dict[int, tuple[int, int]]:
     """Returns the committed steps in the folder, each with a stamp that a new save changes."""

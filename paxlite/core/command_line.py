@@ -36,6 +36,9 @@ _STORED = (
   'vocab',
 )
 _PATHS = (
+  'calibration',
+  'chat_template',
+  'file',
   'html',
   'json',
   'output',

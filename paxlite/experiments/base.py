@@ -79,7 +79,7 @@ class Experiment(Attributes):
   )
   CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10  # older checkpoints are deleted
   LOCAL_CHECKPOINT_EVERY_N_STEPS: Run[OffAtZeroInt] = (
-    0  # steps between two states that are kept on each host, beside checkpoints; 0: none
+    0  # at most so many are lost by a kill: a state is kept on each host every N / 2; 0: none
   )
   LOCAL_CHECKPOINT_DIR: Run[LocalPath] = ''  # folder for them, on each host; '': /dev/shm
   SUMMARY_INTERVAL_STEPS: Run[Count] = 100  # steps between two records of metrics

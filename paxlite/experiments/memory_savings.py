@@ -1,6 +1,9 @@
 """Attributes that decide in which dtype, and in which memory, a train step keeps its arrays."""
 
+import inspect
 from typing import Any, Literal
+
+import fiddle as fdl
 
 from paxlite.core.attribute_kinds import Run
 from paxlite.core.errors import UserError
@@ -39,4 +42,12 @@ class MemorySavings(Experiment):
       raise UserError(
         f'GRADIENT_DTYPE={self.GRADIENT_DTYPE} needs a mesh without stages: the gradients of a '
         'pipeline are added up over its ticks. Choose --fdl.GRADIENT_DTYPE=float32'
+      )
+    if self.GRADIENT_DTYPE != 'float32':
+      task: Any = fdl.get_callable(self.task())
+      if 'taps' in inspect.signature(task.loss).parameters:
+        return
+      raise UserError(
+        f'GRADIENT_DTYPE={self.GRADIENT_DTYPE} needs a loss with the argument taps, as Task.loss '
+        f'has it, and that of {task.__name__} has none: --fdl.GRADIENT_DTYPE=float32'
       )

@@ -6,6 +6,7 @@ machine from its folder, whether it was copied or not, and on another machine fr
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import logging
@@ -35,7 +36,7 @@ from paxlite.runtime import lease
 from paxlite.runtime.folder_lock import FolderLock
 from paxlite.runtime.hosts import Hosts, hosts_of
 from paxlite.runtime.mirror import Mirror
-from paxlite.runtime.process_messages import broadcast
+from paxlite.runtime.process_messages import broadcast, gathered
 
 _NOTES = '.store.json'
 _LOOK_SECONDS = 1.0  # the time between two looks for a new checkpoint
@@ -43,6 +44,7 @@ _MIRROR_SECONDS = 30.0  # the time between two copies of metrics, events and goo
 _PAUSE_SECONDS = 10.0  # the pause after a failure
 _FINAL_SECONDS = 600.0  # the most time for the last copies at the end of a run
 _FAILED_SECONDS = 30.0  # the same for a run that ends with an error
+_BEST_STEPS = 4  # of a host: the best, and those that a killed run has not deleted
 _PATIENCE = 20.0  # seconds for which a request of the thread is tried again
 
 log = logging.getLogger('paxlite')
@@ -97,6 +99,8 @@ class StoredRun:
           f'some processes of the run in {self._address} share {self._folder}, and others do not: '
           'give each process --local_dir=FOLDER of its own, or all of them one on a shared disk'
         )
+      if self.hosts.count > 1:
+        self._leave_parts_of_the_best()
       self._together(self._get_checkpoint)
     except BaseException:
       self._lease.release()
@@ -178,6 +182,17 @@ class StoredRun:
     notes = {'address': str(self._address), 'attempt': self._lease.attempt}
     write_file(self._folder / _NOTES, json.dumps(notes).encode())
 
+  def _leave_parts_of_the_best(self) -> None:
+    """Moves a best checkpoint aside that a host lacks; the others would wait for its part."""
+    _, folder = self._copies('best/')
+    steps = local_steps(folder)
+    own = np.full(_BEST_STEPS, -1, np.int32)
+    own[: len(steps)] = steps[-_BEST_STEPS:]
+    held = gathered(own)()
+    for step in steps if self.hosts.leads else ():
+      if not (held == step).any(1).all():
+        set_aside(folder, step)
+
   def _get_checkpoint(self) -> None:
     """Gets the newest good checkpoint into the folder of each host."""
     if not self.hosts.leads:
@@ -210,11 +225,9 @@ class StoredRun:
     mirrored_at = -float('inf')
     while not self._stop.wait(_LOOK_SECONDS):
       try:
-        for uploader in self._uploaders:
-          uploader.look()
-        if jax.process_index() == 0 and time.monotonic() > mirrored_at + _MIRROR_SECONDS:
-          self._mirror.upload()
-          mirrored_at = time.monotonic()
+        is_due = time.monotonic() > mirrored_at + _MIRROR_SECONDS
+        self._look(mirrors=is_due)
+        mirrored_at = time.monotonic() if is_due else mirrored_at
       except Exception as e:  # After any error the thread must try again.
         self._note_failure(e)
         self._stop.wait(_PAUSE_SECONDS)
@@ -222,6 +235,28 @@ class StoredRun:
         if self._last_failure:
           log.warning('%s can be written again', self._address)
         self._last_failure = ''
+
+  def _look(self, mirrors: bool) -> None:
+    """Copies what is new; what fails does not keep the rest waiting.
+
+    Args:
+      mirrors: Whether metrics and other files are copied as well.
+
+    Raises:
+      Exception: The first failure.
+    """
+    is_0 = jax.process_index() == 0
+    if is_0 and not self._lease.is_sure:  # The objects may be those of another run by now.
+      raise OSError(errno.EAGAIN, 'the lease could not be renewed in time', str(self._address))
+    failures: list[Exception] = []
+    acts = [uploader.look for uploader in self._uploaders]
+    for act in [*acts, self._mirror.upload] if mirrors and is_0 else acts:
+      try:
+        act()
+      except Exception as e:
+        failures.append(e)
+    if failures:
+      raise failures[0]
 
   def _finish(self, seconds: float) -> str:
     """Copies what is left, for at most so many seconds; returns what is wrong, or ''."""
@@ -233,10 +268,7 @@ class StoredRun:
     while True:
       reason = ''
       try:
-        for uploader in self._uploaders:
-          uploader.look()
-        if jax.process_index() == 0:
-          self._mirror.upload()
+        self._look(mirrors=True)
       except Exception as e:
         reason = self._note_failure(e)
       left = [step for uploader in self._uploaders for step in uploader.pending()]

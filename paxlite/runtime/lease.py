@@ -3,7 +3,8 @@
 Stores have no locks, but they can create an object only if it is not there, and replace it only if
 it is unchanged. The lease is such an object. Its holder replaces it regularly. Another run watches
 it: if it stays unchanged for long enough, its holder is gone, and the other run takes the lease.
-Clocks are not compared. A holder that could not renew its lease in time must not rely on it.
+Clocks of two machines are not compared. A holder that could not renew its lease in time must not
+rely on it. The time for which its machine was suspended counts.
 """
 
 import contextlib
@@ -74,7 +75,7 @@ class Lease:
   @property
   def is_sure(self) -> bool:
     """Whether no other process can have taken the lease since the last renewal."""
-    return self._tag is not None and time.monotonic() < self._renewed_at + self._times.sure
+    return self._tag is not None and _now() < self._renewed_at + self._times.sure
 
   def acquire(self, own: str | None) -> str | None:
     """Takes the lease, and renews it in a thread until `release`.
@@ -92,7 +93,7 @@ class Lease:
     seen: str | None = None
     until = 0.0
     while True:
-      asked_at = time.monotonic()
+      asked_at = _now()
       content, tag = self._current()
       last = content.get('attempt')
       is_free = content == {} or content.get('released') or (own is not None and last == own)
@@ -135,7 +136,7 @@ class Lease:
   def _renew(self) -> None:
     pause = self._times.renew
     while not self._stop.wait(pause):
-      asked_at = time.monotonic()
+      asked_at = _now()
       self._renewals += 1
       pause = self._times.renew
       try:
@@ -175,6 +176,12 @@ class Lease:
       'released': released,
     }
     return json.dumps(holder, indent=1).encode()
+
+
+def _now() -> float:
+  """Returns seconds of a clock that goes on while the machine is suspended, where there is one."""
+  clock = getattr(time, 'CLOCK_BOOTTIME', None)  # Linux
+  return time.monotonic() if clock is None else time.clock_gettime(clock)
 
 
 def _user() -> str:

@@ -26,7 +26,8 @@ except ImportError as e:
     raise SystemExit(f'error: {missing}') from None
   raise ImportError(missing) from None
 
-from paxlite.core import command_line
+from paxlite.core import command_line, paths
+from paxlite.core.errors import located
 from paxlite.data.chat_format import ChatFormat
 from paxlite.eval.inference import load_checkpoint, start_ids
 from paxlite.eval.scoring import Continuation, Scorer
@@ -157,6 +158,11 @@ def main(argv: Sequence[str]) -> None:
   if [*argv] in (['--help'], ['-h']):
     print(f'usage: {(__doc__ or "").strip()}')
     return
+  for argument, after in zip(argv, [*argv[1:], ''], strict=True):
+    name, equals, value = argument.partition('=')
+    if name == '--output_path':
+      with located(name):
+        paths.local(value if equals else after)  # the harness would make a folder called gs:
   sys.argv[1:] = argv  # which the harness reads
   cli_evaluate()
 

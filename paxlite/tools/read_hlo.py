@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--near', help='NAME=SIZE,… within a slice or host; default: as --mesh')
   parser.add_argument('--network', help='GB/s that a host of GPUs sends to others')
   parser.add_argument('--json', help='where the figures go as JSON')
-  args = parser.parse_args(argv)
+  args = command_line.parse_args(parser, argv)
 
   from paxlite.aot import roofline, targets
 

@@ -5,6 +5,10 @@ training loop waits only until the state is copied on the devices. If they have 
 it waits until the state is copied to the memory of the host. A thread writes the copy. If the
 thread has not finished when the next state is due, the loop waits for it, so that all processes
 have states of the same steps.
+
+A state counts when every process has written it, which happens before the next one is due. Until
+then the one before it is the newest. So a killed run loses at most two intervals, and a run that
+may lose N steps keeps a state every N / 2 steps.
 """
 
 import concurrent.futures
@@ -38,7 +42,7 @@ class LocalStates:
   Args:
     root: The folder of this host that holds the local states of all runs.
     run: The run's job_log_dir.
-    every: Number of steps between two states.
+    lose: Number of steps that a killed run may lose.
     experiment: A number that identifies the experiment.
     accept_changes: Whether states of another experiment are used.
   """
@@ -47,14 +51,14 @@ class LocalStates:
     self,
     root: str,
     run: pathlib.Path,
-    every: int,
+    lose: int,
     experiment: int,
     accept_changes: bool = False,
   ):
     self._root = root or default_root()
     self._files = LocalFolder(self._root, run)
     self._run = run
-    self._every = every
+    self._every = max(1, lose // 2)  # see the module's docstring
     self._experiment = experiment
     self._accept_changes = accept_changes
     self._branches = Branches()

@@ -89,6 +89,12 @@ def phase(printed: str, folder: pathlib.Path) -> str:
   return 'starting'
 
 
+def is_being_copied(address: Address, folder: pathlib.Path) -> bool:
+  """Returns whether a run was killed while it copied a checkpoint to the bucket."""
+  copies = StepCopies(ObjectStore.opened(address), address / 'checkpoints', folder / 'checkpoints')
+  return bool(copies.unfinished())
+
+
 def main() -> int:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--kills', type=int, default=200)
@@ -99,7 +105,7 @@ def main() -> int:
   args = parser.parse_args()
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   rng = random.Random(args.seed)
-  kills, ends, phases = 0, 0, collections.Counter()
+  kills, ends, copied, phases = 0, 0, 0, collections.Counter()
   with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
     if args.store:
       server = stack.enter_context(s3_server(pathlib.Path(temporary, 's3')))
@@ -118,7 +124,8 @@ def main() -> int:
       assert process.returncode == 0, printed
     expected = outcome(whole, args.steps)
     seconds = time.monotonic() - began
-    within += 4 * args.store  # a start on the other machine may wait for the lease
+    if args.store:  # No longer than a run; a start on the other machine may wait for the lease.
+      within = min(within, seconds) + 3
     print(
       f'{args.steps} steps, not killed: {seconds:.1f} s; kills within {within:.1f} s', flush=True
     )
@@ -157,12 +164,15 @@ def main() -> int:
         print(f'ended by itself with {process.returncode}:\n{printed}')
         return 1
       kills += 1
+      print(f'kill {kills}: {phase(printed, at)}', flush=True)
       phases[phase(printed, at)] += 1
+      copied += args.store and is_being_copied(address, at)
   result = {
     'kills': kills,
     'runs_to_the_end': ends,
     'in_a_bucket': args.store,
     'killed_while': dict(phases.most_common()),
+    'during_a_copy_to_the_bucket': copied,
     'python': platform.python_version(),
     'seed': args.seed,
   }

@@ -59,7 +59,8 @@ def test_a_step_counts_when_its_checksums_are_there(gcs, tmp_path):
   assert damage(there / 'checkpoint_00000003') is None
   assert (there / 'checkpoint_00000003/_CHECKPOINT_METADATA').read_bytes() == b'{}'
   assert copies(there).is_same(3)
-  assert copies(there).remove_unfinished() == [6]
+  assert copies(there).unfinished() == [6]
+  copies(there).remove_unfinished()
   assert not below(gcs, 6)
 
 
@@ -170,6 +171,45 @@ def test_a_step_that_is_deleted_while_it_is_copied(gcs, tmp_path):
 def gone(path):
   if path.exists():
     path.rename(path.with_name('deleted'))
+
+
+def test_a_store_that_has_lost_an_upload_is_asked_again(gcs, tmp_path, monkeypatch):
+  """Its 404 does not mean that the step was deleted here."""
+  save(tmp_path, 3)
+  one = copies(tmp_path)
+  uploader = StepUploader(one, tmp_path, 2, always)
+  uploader.begin()
+  upload = one._store.upload
+
+  def lost(key, path):
+    raise FileNotFoundError(2, 'there is no such object', f'gs://bkt/{key}')
+
+  monkeypatch.setattr(one._store, 'upload', lost)
+  with pytest.raises(OSError, match='the store has lost an upload'):
+    uploader.look()
+  assert uploader.pending() == [3]
+  monkeypatch.setattr(one._store, 'upload', upload)
+  uploader.look()
+  assert copies(tmp_path).steps() == [3]
+
+
+def test_nothing_is_deleted_without_a_lease(gcs, tmp_path):
+  """The step may be that of the run which has taken the lease over."""
+  leases = [True]
+  uploader = StepUploader(copies(tmp_path), tmp_path, 2, lambda: leases[-1])
+  for step in (3, 6):
+    save(tmp_path, step)
+  uploader.begin()
+  uploader.look()
+  assert copies(tmp_path).steps() == [3, 6]
+  (tmp_path / 'checkpoint_00000006').rename(tmp_path / 'rolled_back_checkpoint_00000006')
+  leases.append(False)
+  with pytest.raises(OSError, match='the lease could not be renewed in time'):
+    uploader.look()
+  assert copies(tmp_path).steps() == [3, 6]
+  leases.append(True)
+  uploader.look()
+  assert copies(tmp_path).steps() == [3]
 
 
 def test_two_hosts_write_one_step(gcs, tmp_path):

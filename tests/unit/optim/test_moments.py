@@ -161,6 +161,23 @@ def test_a_loss_without_taps_has_no_gradients_in_bfloat16():
     task.grads({'w': jnp.ones(1)}, {}, None)
 
 
+def test_a_loss_that_cannot_collect_gradients_is_refused():
+  class MyTask(Task):
+    def loss(self, params, batch, rng=None, overwritten=None):
+      return super().loss(params, batch, rng, overwritten)
+
+  class Mine(TinyGPT):
+    def task(self):
+      found = super().task()
+      fdl.update_callable(found, MyTask)
+      return found
+
+  Mine().validate()
+  with pytest.raises(UserError, match=r'GRADIENT_DTYPE=bfloat16 needs a loss .* MyTask has none'):
+    Mine(GRADIENT_DTYPE='bfloat16').validate()
+  TinyGPT(GRADIENT_DTYPE='bfloat16').validate()
+
+
 @pytest.mark.slow
 def test_gradients_in_bfloat16(trained):
   """Each is the float32 one, rounded; the sum over microbatches is float32."""

@@ -55,6 +55,18 @@ def test_an_abandoned_lease_is_taken_over(gcs):
   assert content['attempt'] == other.attempt, 'a lost lease is not released'
 
 
+@pytest.mark.skipif(not hasattr(time, 'CLOCK_BOOTTIME'), reason='only Linux has this clock')
+def test_the_time_of_a_suspended_machine_counts(gcs, monkeypatch):
+  holder = lease(DEAD)
+  holder.acquire(None)
+  assert holder.is_sure
+  clock = time.clock_gettime
+  asleep = lambda which: clock(which) + 600 * (which == time.CLOCK_BOOTTIME)
+  monkeypatch.setattr(time, 'clock_gettime', asleep)
+  assert not holder.is_sure
+  holder.release()
+
+
 def test_the_next_start_on_the_same_machine_does_not_wait(gcs):
   dead, other = lease(DEAD), lease(Times(renew=0.05, expires=1000, sure=1, look=0.02))
   dead.acquire(None)

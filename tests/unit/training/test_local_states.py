@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from tests.support.experiments import TinyText
 
 VALUES = dict(
   MAX_STEPS=14, SUMMARY_INTERVAL_STEPS=1, EVAL_INTERVAL_STEPS=100, DROPOUT_PROB=0.1, NUM_LAYERS=1,
-  CHECKPOINT_EVERY_N_STEPS=1000, LOCAL_CHECKPOINT_EVERY_N_STEPS=3,
+  CHECKPOINT_EVERY_N_STEPS=1000, LOCAL_CHECKPOINT_EVERY_N_STEPS=6,  # a state every 3
 )  # fmt: skip
 
 
@@ -121,7 +122,7 @@ def kept(local, *steps):
 def local(tmp_path):
   (tmp_path / 'run').mkdir()
   made = lambda run='run', experiment=1, accept_changes=False: LocalStates(
-    str(tmp_path / 'local'), tmp_path / run, 3, experiment, accept_changes
+    str(tmp_path / 'local'), tmp_path / run, 6, experiment, accept_changes
   )
   return made
 
@@ -199,6 +200,34 @@ def test_a_rollback_leaves_no_state_of_the_steps_it_undoes(killed, local, tmp_pa
   assert names(tmp_path) == []
 
 
+@pytest.mark.parametrize('lose', [1, 2, 3, 4, 7, 10])
+def test_a_killed_run_loses_no_more_than_it_may(tmp_path, monkeypatch, lose):
+  """A disk that is so slow that each state is complete only when the next one is due."""
+  written = threading.Semaphore(0)
+  write = local_states.LocalFolder.write
+
+  def slow(*args, **kwargs):
+    written.acquire()
+    return write(*args, **kwargs)
+
+  monkeypatch.setattr(local_states.LocalFolder, 'write', slow)
+  (tmp_path / 'run').mkdir()
+  run = LocalStates(str(tmp_path / 'local'), tmp_path / 'run', lose, experiment=1)
+  run.begin(0)
+  saved = False
+  for step in range(1, 25):
+    newest = max(names(tmp_path), default=0)
+    assert step - newest <= max(lose, 2), 'lost by a kill after this step, before it is kept'
+    run.reported(step)
+    if run.due(step):
+      if saved:
+        written.release()
+      run.save(small_state(step), step, dict)
+      saved = True
+  written.release()
+  run.close(saved=0)
+
+
 def test_a_state_whose_metrics_are_not_written_is_not_kept(local, tmp_path):
   run = local()
   run.begin(0)
@@ -255,7 +284,7 @@ def test_a_rollback_is_remembered(tmp_path):
     e = TinyText(
       LOSS_SPIKE_WINDOW=5, LOSS_SPIKE_FACTOR=1.15, CHECKPOINT_EVERY_N_STEPS=10, MAX_STEPS=40,
       LEARNING_RATE=0.02, LR_SCHEDULE='constant', EVAL_INTERVAL_STEPS=100, NUM_LAYERS=1,
-      SUMMARY_INTERVAL_STEPS=1, LOCAL_CHECKPOINT_EVERY_N_STEPS=2,
+      SUMMARY_INTERVAL_STEPS=1, LOCAL_CHECKPOINT_EVERY_N_STEPS=4,
       LOCAL_CHECKPOINT_DIR=str(tmp_path / 'local'),
     )  # fmt: skip
     (tmp_path / folder).mkdir(exist_ok=True)

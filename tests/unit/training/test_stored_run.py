@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from paxlite.core.addresses import Address
@@ -10,6 +11,8 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.programs import stored_run
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
+from paxlite.runtime.folder_lock import FolderLock
+from paxlite.runtime.hosts import Hosts
 from paxlite.tools.report_page.records import read_runs
 from tests.support import runs
 from tests.support.gcs_server import gcs_server
@@ -43,3 +46,53 @@ def test_a_run_continues_on_another_machine(tmp_path, monkeypatch):
     with pytest.raises(UserError, match='a different experiment: NUM_LAYERS 1 → 2'):
       train(Run(experiment(7).replaced(NUM_LAYERS=2), folder, address=Address.parsed(PLACE)))
     assert json.loads(gcs.objects['bkt']['runs/one/lease.json'][1])['released']
+
+
+@pytest.fixture
+def gcs(monkeypatch):
+  with gcs_server('bkt') as server:
+    for name, value in server.environment().items():
+      monkeypatch.setenv(name, value)
+    monkeypatch.setattr(stored_run, '_LOOK_SECONDS', 1000)  # only when a test looks
+    yield server
+
+
+def stored(tmp_path):
+  return stored_run.StoredRun(Address.parsed(PLACE), tmp_path, 2, FolderLock(tmp_path))
+
+
+def test_without_its_lease_a_run_writes_nothing(gcs, tmp_path):
+  """Its records would replace those of the run that has taken over."""
+  with stored(tmp_path) as run:
+    renewed_at, run._lease._renewed_at = run._lease._renewed_at, -float('inf')
+    (tmp_path / 'metrics.jsonl').write_text('{}')
+    with pytest.raises(OSError, match='the lease could not be renewed in time'):
+      run._look(mirrors=True)
+    assert 'runs/one/metrics.jsonl' not in gcs.objects['bkt']
+    run._lease._renewed_at = renewed_at
+  assert 'runs/one/metrics.jsonl' in gcs.objects['bkt']
+
+
+def test_a_checkpoint_that_cannot_be_copied_holds_nothing_else_up(gcs, tmp_path, monkeypatch):
+  def fail():
+    raise TimeoutError('host 1 has not copied its part')
+
+  with stored(tmp_path) as run:
+    with monkeypatch.context() as m:
+      m.setattr(run._uploaders[0], 'look', fail)
+      (tmp_path / 'metrics.jsonl').write_text('{}')
+      with pytest.raises(TimeoutError, match='host 1'):
+        run._look(mirrors=True)
+    assert 'runs/one/metrics.jsonl' in gcs.objects['bkt']
+
+
+def test_a_part_of_a_best_checkpoint_is_moved_aside(gcs, tmp_path, monkeypatch):
+  run = stored(tmp_path)
+  run.hosts = Hosts(index=0, count=2, leads=True)
+  for step in (10, 20):
+    (tmp_path / f'best/checkpoints/checkpoint_{step:08d}').mkdir(parents=True)
+  of_another = np.array([10, -1, -1, -1], np.int32)
+  monkeypatch.setattr(stored_run, 'gathered', lambda own: lambda: np.stack([own, of_another]))
+  run._leave_parts_of_the_best()
+  left = sorted(p.name for p in (tmp_path / 'best/checkpoints').iterdir())
+  assert left == ['checkpoint_00000010', 'left_checkpoint_00000020']
