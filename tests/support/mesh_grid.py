@@ -24,7 +24,7 @@ from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
 from paxlite.parallel import partitioning
-from tests.support.meshes import batch_of, compiled
+from tests.support.meshes import batch_of, compiled, largest
 
 ROWS, SEQ_LEN = 8, 16  # of the whole batch: 32 tokens per shard on the mesh 2 × 2 × 2
 BASE = dict(
@@ -102,7 +102,7 @@ def check(ici: list[int], dcn: list[int], case: str, changes: dict[str, Any]) ->
   batch = jax.device_put(batch_of(e), partitioning.batch_sharding(mesh, e.rules))
   got, got_metrics = jax.device_get(gradients(task, (mesh, e.rules))(state, batch))
   worst = jax.tree.map(difference, got, expected)
-  value, path = max((v, jax.tree_util.keystr(p)) for p, v in jax.tree.leaves_with_path(worst))
+  value, path = largest(worst)
   loss = difference(got_metrics['total_loss'].value, metrics['total_loss'].value)
   exact = float(got_metrics['total_loss'].value).hex()
   found = {'mesh': [ici, dcn], 'case': case, 'loss': loss, 'gradient': value, 'at': path}

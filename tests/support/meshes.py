@@ -6,6 +6,7 @@ and the collectives of the mesh's program.
 
 import functools
 import json
+import math
 import re
 import sys
 from typing import Any
@@ -142,6 +143,12 @@ def difference(a: Any, b: Any) -> float:
   return float(np.max(np.abs(a - b)) / (np.max(np.abs(b)) + 1e-30))
 
 
+def largest(differences: Any) -> tuple[float, str]:
+  """Returns the largest of a tree of differences, NaN before all numbers, and where it is."""
+  found = [(v, jax.tree_util.keystr(p)) for p, v in jax.tree.leaves_with_path(differences)]
+  return max(found, key=lambda one: (math.isnan(one[0]), one[0]))
+
+
 def check(name: str) -> dict[str, Any]:
   model, mesh_name = name.split('/')
   e = experiment(model, mesh_name)
@@ -169,7 +176,7 @@ def check(name: str) -> dict[str, Any]:
   text = program.as_text()
   grads, metrics = jax.device_get(program(params, batch))
   worst = jax.tree.map(difference, grads, expected)
-  value, path = max((v, jax.tree_util.keystr(p)) for p, v in jax.tree.leaves_with_path(worst))
+  value, path = largest(worst)
   result |= {'gradient': value, 'at': path}
   result['loss'] = difference(metrics['total_loss'].value, one['total_loss'].value)
   found: dict[str, int] = {}
