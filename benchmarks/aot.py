@@ -19,7 +19,8 @@ LEAN = ['--fdl.ATTENTION_BLOCK_SIZE=512', '--fdl.NUM_LOSS_CHUNKS=4']
 SMALL = ['--fdl.USE_REPEATED_LAYER=True', '--fdl.CHECKPOINT_POLICY=SAVE_NOTHING']
 KINDS = ('all_gather', 'reduce_scatter', 'all_reduce')
 OFF = ','.join(f'xla_gpu_enable_pipelined_{kind}=false' for kind in KINDS)
-UNPIPELINED = f'--fdl.COMPILER_OPTIONS=[{OFF}]'
+# the last one: nothing is computed twice to save memory that there is
+UNPIPELINED = f'--fdl.COMPILER_OPTIONS=[{OFF},xla_gpu_memory_limit_slop_factor=130]'
 SLICES = ['--fdl.DCN_MESH_SHAPE=[2,1,1]']
 
 
@@ -92,15 +93,20 @@ CASES: dict[str, list[str]] = {
   'mistral7b_128k_h100x64': ['Mistral7B', 'h100x64', *of_hosts(131072, 8, 1)],
   'llama8b_128k_v5p_64': ['LLaMA3_8B', 'v5p-64', *of_slice(131072, 4, 8)],
   'llama8b_1m_v5p_64': ['LLaMA3_8B', 'v5p-64', *of_slice(1 << 20, 1, 32)],
-  'gpt175b_pipeline_h100x256': [
-    'Synthetic175B', 'h100x256', *LEAN, '--fdl.MESH_AXES=[stage,replica,data,mdl]',
-    '--fdl.ICI_MESH_SHAPE=[1,1,1,8]', '--fdl.DCN_MESH_SHAPE=[8,1,4,1]', '--fdl.NUM_MICROBATCHES=32',
-  ],
-  # Hosts that send 50 GB/s instead of 400, and smaller microbatches.
+  # Hosts that send 50 GB/s instead of 400.
+  'gpt175b_slow_h100x256': ['Synthetic175B', 'h100x256', '--network=50', *LEAN],
   'gpt175b_pipeline_slow_h100x256': [
     'Synthetic175B', 'h100x256', '--network=50', *LEAN, '--fdl.MESH_AXES=[stage,replica,data,mdl]',
-    '--fdl.ICI_MESH_SHAPE=[1,1,1,8]', '--fdl.DCN_MESH_SHAPE=[8,1,4,1]',
-    '--fdl.NUM_MICROBATCHES=128', UNPIPELINED,
+    '--fdl.ICI_MESH_SHAPE=[1,1,2,4]', '--fdl.DCN_MESH_SHAPE=[16,1,2,1]',
+    '--fdl.NUM_MICROBATCHES=96', UNPIPELINED,
+  ],
+  'llama70b_slow_h100x256': [
+    'paxlite.experiments.llama.LLaMA70B', 'h100x256', '--network=50', *ON_256[1:], *LEAN,
+  ],
+  'llama70b_pipeline_slow_h100x256': [
+    'paxlite.experiments.llama.LLaMA70B', 'h100x256', '--network=50', *LEAN,
+    '--fdl.MESH_AXES=[stage,replica,data,mdl]', '--fdl.ICI_MESH_SHAPE=[1,1,4,2]',
+    '--fdl.DCN_MESH_SHAPE=[8,1,4,1]', '--fdl.NUM_MICROBATCHES=32', UNPIPELINED,
   ],
   'gpt175b_h100x1024': [
     'Synthetic175B', 'h100x1024', *LEAN, '--fdl.PERCORE_BATCH_SIZE=2',

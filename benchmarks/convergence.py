@@ -1,8 +1,9 @@
-"""python benchmarks/convergence.py [--steps=300] [--json=FILE] [--svg=FILE] [--only=NAME,…]
+"""python benchmarks/convergence.py [--steps=300] [--seed=N] [--json=…] [--svg=…] [--only=NAME,…]
 
 Trains DemoGPT on its text with each backend in bfloat16, with the same data and seed, and compares
 the losses. If Transformer Engine is not installed, its Python code computes on the CPU
-(tests/support/te_cpu.py). This gives its numbers, but does not use its kernels.
+(tests/support/te_cpu.py). This gives its numbers, but does not use its kernels. --only names
+entries of BACKENDS, or of STORAGE, which keeps moments and gradients in bfloat16.
 """
 
 import argparse
@@ -23,17 +24,24 @@ BACKENDS = {
   'int8 forward': ['USE_INT8=forward'],
   'int8': ['USE_INT8=forward_backward'],
 }
+STORAGE = {
+  'moments': ['ADAM_MOMENTS_DTYPE=bfloat16'],
+  'moments and gradients': ['ADAM_MOMENTS_DTYPE=bfloat16', 'GRADIENT_DTYPE=bfloat16'],
+}
 COLORS = ('#000000', '#1f77b4', '#2ca02c', '#98df8a', '#ff7f0e', '#d62728')
 
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--steps', type=int, default=300)
+  parser.add_argument('--seed', type=int, default=1234)
   parser.add_argument('--json', type=pathlib.Path, help='where the losses go, a line a backend')
   parser.add_argument('--svg', type=pathlib.Path, help='where the plot goes')
   parser.add_argument('--only', default=','.join(BACKENDS), help='names')
   args = parser.parse_args()
-  results = {name: losses(BACKENDS[name], args.steps) for name in args.only.split(',')}
+  flags = BACKENDS | STORAGE
+  seed = f'SEED={args.seed}'
+  results = {name: losses([*flags[name], seed], args.steps) for name in args.only.split(',')}
   print(table(results))
   if args.json is not None:
     lines = (json.dumps({'backend': k, 'steps': args.steps} | v) for k, v in results.items())

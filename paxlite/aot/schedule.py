@@ -72,6 +72,7 @@ class Timeline:
     self.compute_bound += times * other.compute_bound
     self.memory_bound += times * other.memory_bound
     self.exposed += times * other.exposed
+    self.exposed_host += times * other.exposed_host
     self.collectives += times * other.collectives
     for key, seconds in other.exposed_by.items():
       self.exposed_by[key] = self.exposed_by.get(key, 0.0) + times * seconds

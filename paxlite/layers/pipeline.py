@@ -168,9 +168,20 @@ class PipelinedTransformer(RepeatedTransformer):
     # stages are selected by a mask, because slicing a sharded dimension would gather it
     is_first = (stages == 0).reshape(Z, 1, 1, 1, 1)
 
+    active = active_mesh()
+
+    def roll(x_ZQbTD: jax.Array, by: int) -> jax.Array:
+      # a derivative is traced later, where other axes are active
+      with contextlib.nullcontext() if active is None else partitioning.activate(*active):
+        return on_stages(jnp.roll(on_stages(x_ZQbTD), by, axis=0))
+
+    # JAX's own derivative is a sum of two arrays, both of which XLA sends
+    send = jax.custom_vjp(lambda x_ZQbTD: roll(x_ZQbTD, 1))
+    send.defvjp(lambda x_ZQbTD: (send(x_ZQbTD), None), lambda _, grad: (roll(grad, -1),))
+
     def tick(carry: tuple[jax.Array, jax.Array, Any], t: jax.Array) -> Any:
       waiting_ZIQbTD, left_ZQbTD, sums = carry
-      arriving_ZQbTD = on_stages(jnp.roll(left_ZQbTD, 1, axis=0))
+      arriving_ZQbTD = send(left_ZQbTD)
       waiting_ZIQbTD, entering_ZQbTD = schedule.exchange(waiting_ZIQbTD, arriving_ZQbTD, t)
       waiting_ZIQbTD = shard(waiting_ZIQbTD, *WAITING)
       held_ZQbTD = on_stages(jnp.where(is_first, entering_ZQbTD, arriving_ZQbTD))
@@ -198,7 +209,7 @@ class PipelinedTransformer(RepeatedTransformer):
     carry = waiting_ZIQbTD, nothing_ZQbTD, weights.sums
     ticks = jnp.arange(schedule.ticks)
     (waiting_ZIQbTD, left_ZQbTD, _), sown = jax.lax.scan(tick, carry, ticks)
-    arriving_ZQbTD = on_stages(jnp.roll(left_ZQbTD, 1, axis=0))
+    arriving_ZQbTD = send(left_ZQbTD)
     done_ZIQbTD, _ = schedule.exchange(waiting_ZIQbTD, arriving_ZQbTD, jnp.array(schedule.ticks))
     return done_ZIQbTD, sown
 

@@ -7,12 +7,13 @@ The work is balanced: of n devices, device i computes halves 2i and 2n − 1 −
 a row. It keeps the first half of its own part, and exchanges the second half with device n − 1 − i.
 Then each pair of devices has exactly two pairs of halves, and neither of them is masked by
 position: halves of the same kind, from the device with the smaller index, and one of different
-kinds. So each step is one call of a kernel for twice the rows, the same on all devices. Halves i
+kinds. So each step is one call of a kernel for twice the rows, the same on all devices. A device
+leaves it out where no query is of the segment of a key. Halves i
 and 2n − 1 − i would be balanced too, but both halves of a part would have to move.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -128,15 +129,19 @@ def _forward(
   keys: _Keys = (k, v, ids)
   travelling = ring.next(*keys)
   sums = seen(None, keys, [(0, 0), (1, 1)], causal=True)
-  sums = seen(sums, keys, _own_pairs(ring))
+
+  def following(sums: Partial, keys: _Keys, pairs: _Pairs) -> Partial:
+    return _if_they_meet(ids, keys, pairs, lambda: seen(sums, keys, pairs), lambda: sums)
+
+  sums = following(sums, keys, _own_pairs(ring))
 
   def turn(carry: Any, step: jax.Array) -> tuple[Any, None]:
     keys, sums = carry
-    return (ring.next(*keys), seen(sums, keys, _pairs(ring, step))), None
+    return (ring.next(*keys), following(sums, keys, _pairs(ring, step))), None
 
   steps = jnp.arange(1, ring.size - 1)
   (travelling, sums), _ = jax.lax.scan(turn, (travelling, sums), steps)
-  sums = seen(sums, travelling, _pairs(ring, ring.size - 1))
+  sums = following(sums, travelling, _pairs(ring, ring.size - 1))
   whole = jax.vmap(with_extra_logit, (0, None))(sums, logit_N)
   whole = Partial(whole.context.astype(v.dtype), whole.log_sum)
   whole = jax.tree.map(lambda x: checkpoint_name(x, RESULTS), whole)
@@ -167,21 +172,27 @@ def _backward(
   keys: _Keys = (k, v, ids)
   travelling = ring.next(*keys)
   dq, dkv = pulled(jnp.zeros(q.shape, jnp.float32), keys, [(0, 0), (1, 1)], causal=True)
-  dq, more = pulled(dq, keys, _own_pairs(ring))
-  dkv = add(dkv, more)
+
+  def following(dq: jax.Array, dkv: Any, keys: _Keys, pairs: _Pairs) -> tuple[jax.Array, Any]:
+    def changed() -> tuple[jax.Array, Any]:
+      new, more = pulled(dq, keys, pairs)
+      return new, add(dkv, more)
+
+    return _if_they_meet(ids, keys, pairs, changed, lambda: (dq, dkv))
+
+  dq, dkv = following(dq, dkv, keys, _own_pairs(ring))
 
   # the gradients of keys travel one step behind the keys, while the next ones are computed
   def turn(carry: Any, step: jax.Array) -> tuple[Any, None]:
     keys, dkv, dq = carry
-    following, so_far = ring.next(*keys), ring.next(*dkv)
-    dq, more = pulled(dq, keys, _pairs(ring, step))
-    return (following, add(so_far, more), dq), None
+    next_keys, so_far = ring.next(*keys), ring.next(*dkv)
+    dq, dkv = following(dq, so_far, keys, _pairs(ring, step))
+    return (next_keys, dkv, dq), None
 
   steps = jnp.arange(1, ring.size - 1)
   (travelling, dkv, dq), _ = jax.lax.scan(turn, (travelling, dkv, dq), steps)
-  so_far = ring.next(*dkv)
-  dq, more = pulled(dq, travelling, _pairs(ring, ring.size - 1))
-  dk, dv = ring.next(*add(so_far, more))
+  dq, dkv = following(dq, ring.next(*dkv), travelling, _pairs(ring, ring.size - 1))
+  dk, dv = ring.next(*dkv)
   d_logit = extra_logit_gradient(
     Partial(*(jnp.concatenate(list(x)) for x in whole)), jnp.concatenate(list(gradient)), logit_N
   )
@@ -207,6 +218,26 @@ def _pairs(ring: Ring, step: jax.Array | int) -> _Pairs:
   same = jnp.where(other < me, 0, 1)
   later = jnp.where(me + other >= ring.size, 0, 1)
   return [(same, same), (later, 1 - later)]
+
+
+def _if_they_meet(
+  ids: jax.Array | None,
+  keys: _Keys,
+  pairs: _Pairs,
+  then: Callable[[], Any],
+  or_else: Callable[[], Any],
+) -> Any:
+  """Returns `then()` if a query of these pairs may be of the segment of a key, else `or_else()`.
+
+  Segments are numbered in the order of a row, and padding, 0, comes after them, so that the first
+  and the last segment of a half decide. In any other order, what could be left out is computed.
+  """
+  if ids is None:
+    return then()
+  of_q, (_, _, of_k) = _queries(ids, pairs), _keys(keys, pairs)
+  of_q, of_k = (jnp.where(x == 0, jnp.iinfo(x.dtype).max, x) for x in (of_q, of_k))
+  meet = (of_q.min(1) <= of_k.max(1)) & (of_k.min(1) <= of_q.max(1))
+  return jax.lax.cond(meet.any(), then, or_else)
 
 
 def _queries(x: jax.Array, pairs: _Pairs) -> jax.Array:

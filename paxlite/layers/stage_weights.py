@@ -4,8 +4,9 @@ A stage reads its layers again for each microbatch. Two things are done here onc
 
 - With several repeats, layers are sent to the stages that compute them, and their gradients back. A
   parameter is stored as RepeatedTransformer's [L, …], in which neighboring layers are neighbors.
-- Weights that FSDP splits are gathered, and their gradients are scattered. A device adds up
-  the gradients of its own rows over all ticks, in the dtype of the parameter.
+- Weights that FSDP splits are gathered, and their gradients are scattered, both in the dtype of the
+  computation. Before, a device adds up the gradients of its own rows over all ticks, in the dtype
+  of the parameter.
 
 XLA's partitioner can do neither: it sends the gradients of a loop at each turn. Therefore the
 transfers are written by hand here, in both directions.
@@ -105,8 +106,12 @@ class StageLayout:
     def lay_out(w: jax.Array) -> tuple[jax.Array, jax.Array]:
       return send(w.astype(dtype)), jnp.zeros(sums_shape, w.dtype)
 
+    def backward(_: None, grads: tuple[jax.Array, jax.Array]) -> tuple[jax.Array]:
+      # sent in the dtype in which layers without stages send theirs
+      return (collect(grads[1].astype(dtype)).astype(w.dtype),)
+
     with_gradient = jax.custom_vjp(lay_out)
-    with_gradient.defvjp(lambda w: (lay_out(w), None), lambda _, grads: (collect(grads[1]),))
+    with_gradient.defvjp(lambda w: (lay_out(w), None), backward)
     laid_out, sums = with_gradient(w)
     return jax.lax.stop_gradient(laid_out), sums
 

@@ -2,8 +2,8 @@
 
 A mesh shape is '2,2,2', or '1,2,2/2,1,1' with a shape over DCN. A case is model/width/loss chunks,
 with '/tied' for tied embeddings; without a case, all of them run. NAME is an attribute, or ROWS,
-the rows of the whole batch, or ORDER, the seed of a random order of the devices. Prints one JSON
-line per case with the largest relative differences of the loss and of any gradient.
+the rows of the whole batch, or ORDER, a list of seeds of random orders of the devices. Prints one
+JSON line per case and order with the largest relative differences of the loss and of any gradient.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
 from paxlite.parallel import partitioning
-from tests.support.meshes import batch_of, compiled
+from tests.support.meshes import batch_of, compiled, largest
 
 ROWS, SEQ_LEN = 8, 16  # of the whole batch: 32 tokens per shard on the mesh 2 × 2 × 2
 BASE = dict(
@@ -56,7 +56,9 @@ def one_device(
 ) -> Any:
   """Returns a state, and (gradients, metrics) for it on one device."""
   mesh = dict(ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1], PERCORE_BATCH_SIZE=rows)
-  of_meshes = ('MESH_AXES', 'SEQUENCE_SHARDED_ACTIVATIONS')
+  of_meshes = (
+    'MESH_AXES', 'SEQUENCE_SHARDED_ACTIVATIONS', 'CONTEXT_ATTENTION', 'NUM_PIPELINE_REPEATS',
+  )  # fmt: skip
   kept = {k: v for k, v in changes if k not in of_meshes}
   e = experiment(model, width, 1, tied, **mesh | kept)
   task = fdl.build(e.task())
@@ -100,7 +102,7 @@ def check(ici: list[int], dcn: list[int], case: str, changes: dict[str, Any]) ->
   batch = jax.device_put(batch_of(e), partitioning.batch_sharding(mesh, e.rules))
   got, got_metrics = jax.device_get(gradients(task, (mesh, e.rules))(state, batch))
   worst = jax.tree.map(difference, got, expected)
-  value, path = max((v, jax.tree_util.keystr(p)) for p, v in jax.tree.leaves_with_path(worst))
+  value, path = largest(worst)
   loss = difference(got_metrics['total_loss'].value, metrics['total_loss'].value)
   exact = float(got_metrics['total_loss'].value).hex()
   found = {'mesh': [ici, dcn], 'case': case, 'loss': loss, 'gradient': value, 'at': path}
@@ -113,10 +115,11 @@ def main(arguments: list[str]) -> None:
   cases = named or [f'{model}/{width}/{chunks}{tied}' for model, width, chunks, tied in every]
   changes = {k: json.loads(v) for k, _, v in (a.partition('=') for a in arguments if '=' in a)}
   shapes = [a for a in arguments if '=' not in a and a not in named]
-  for case, shape in itertools.product(cases, shapes):
+  for case, shape, order in itertools.product(cases, shapes, changes.pop('ORDER', [None])):
     ici, _, dcn = shape.partition('/')
     read = lambda text: [int(n) for n in text.split(',')]
-    result = check(read(ici), read(dcn or ','.join('1' * len(read(ici)))), case, changes)
+    sizes = read(ici), read(dcn or ','.join('1' * len(read(ici))))
+    result = check(*sizes, case, changes | {'ORDER': order})
     print(json.dumps(result), flush=True)
 
 

@@ -4,8 +4,9 @@ Prints one JSON line per case: the largest relative differences of the loss and 
 and the collectives of the mesh's program.
 """
 
-import dataclasses
+import functools
 import json
+import math
 import re
 import sys
 from typing import Any
@@ -88,51 +89,30 @@ MESHES: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclasses.dataclass
-class Case:
-  """One model on one mesh."""
+def experiment(model: str, mesh: str) -> Any:
+  cls, values = model_of(model)
+  e = cls(**values | dict(MESH_AXES=AXES) | MESHES[mesh])
+  e.validate()
+  return e
 
-  model: str
-  mesh: str
-  init_memory: Any = None
 
-  def experiment(self):
-    cls, values = model_of(self.model)
-    axes = ['replica', 'data', 'mdl']
-    experiment = cls(**(values | dict(MESH_AXES=axes) | MESHES[self.mesh]))
-    experiment.validate()
-    return experiment
+@functools.cache
+def one_device(model: str, rows: float, microbatches: int) -> tuple[Any, Any, Any]:
+  """Returns parameters, a batch, and what is computed without a mesh and without a pipeline.
 
-  def program(self):
-    """Returns (compiled gradients on the mesh, sharded parameters, sharded batch, host copies)."""
-    e = self.experiment()
-    mesh, task = e.mesh(), fdl.build(e.task())
-    boxed = jax.eval_shape(task.init_params, jax.random.key(0))
-    shardings = jax.tree.map(
-      lambda x: x.sharding, partitioning.sharded_shapes(boxed, mesh, e.rules)
-    )
-    init = jax.jit(lambda rng: meta.unbox(task.init_params(rng)), out_shardings=shardings)
-    compiled_init = init.lower(jax.random.key(0)).compile()
-    self.init_memory = compiled_init.memory_analysis()
-    params = compiled_init(jax.random.key(0))
-    host = batch_of(e)
-    batch = jax.device_put(host, partitioning.batch_sharding(mesh, e.rules))
-
-    @jax.jit
-    def grads(params, batch):
-      with partitioning.activate(mesh, e.rules):
-        return task.grads(params, batch, None)[::2]
-
-    return compiled(grads, params, batch), params, batch, host
-
-  def one_device(self, params, batch):
-    """Returns the gradients without a mesh and without a pipeline."""
-    cls, values = model_of(self.model)
-    kept = ('PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES')
-    changes = {k: v for k, v in MESHES[self.mesh].items() if k in kept}
-    task = fdl.build(cls(**values | changes | dict(ICI_MESH_SHAPE=[1, 1, 1])).task())
-    grads = jax.jit(lambda params, batch: task.grads(params, batch, None)[::2])
-    return compiled(grads, params, batch)(params, batch)
+  Args:
+    model: The model.
+    rows: Rows of the batch, for each of 8 devices.
+    microbatches: Parts of the batch that are computed in turn.
+  """
+  cls, values = model_of(model)
+  whole = dict(PERCORE_BATCH_SIZE=8 * rows, NUM_MICROBATCHES=microbatches, ICI_MESH_SHAPE=[1, 1, 1])
+  e = cls(**values | whole)
+  task, batch = fdl.build(e.task()), batch_of(e)
+  initialize = jax.jit(lambda rng: meta.unbox(task.init_params(rng)))
+  params = compiled(initialize, jax.random.key(0))(jax.random.key(0))
+  grads = jax.jit(lambda params, batch: task.grads(params, batch, None)[::2])
+  return jax.device_get((params, batch, compiled(grads, params, batch)(params, batch)))
 
 
 def compiled(function: Any, *args: Any) -> Any:
@@ -158,32 +138,61 @@ def batch_of(e) -> dict[str, np.ndarray]:
   }
 
 
+def difference(a: Any, b: Any) -> float:
+  a, b = np.asarray(a), np.asarray(b)
+  return float(np.max(np.abs(a - b)) / (np.max(np.abs(b)) + 1e-30))
+
+
+def largest(differences: Any) -> tuple[float, str]:
+  """Returns the largest of a tree of differences, NaN before all numbers, and where it is."""
+  found = [(v, jax.tree_util.keystr(p)) for p, v in jax.tree.leaves_with_path(differences)]
+  return max(found, key=lambda one: (math.isnan(one[0]), one[0]))
+
+
+def check(name: str) -> dict[str, Any]:
+  model, mesh_name = name.split('/')
+  e = experiment(model, mesh_name)
+  mesh, task = e.mesh(), fdl.build(e.task())
+  host, batch, (expected, one) = one_device(model, e.PERCORE_BATCH_SIZE, e.NUM_MICROBATCHES)
+  boxed = jax.eval_shape(task.init_params, jax.random.key(0))
+  shapes = partitioning.sharded_shapes(boxed, mesh, e.rules)
+  result: dict[str, Any] = {'case': name}
+  if mesh_name == 'fsdp':
+    shardings = jax.tree.map(lambda x: x.sharding, shapes)
+    init = jax.jit(lambda rng: meta.unbox(task.init_params(rng)), out_shardings=shardings)
+    memory = compiled(init, jax.random.key(0)).memory_analysis()
+    made = memory.output_size_in_bytes + memory.temp_size_in_bytes
+    # memory of one device while parameters are initialized
+    result['init'] = made / sum(x.nbytes for x in jax.tree.leaves(host))
+  params = jax.tree.map(lambda x, like: jax.device_put(x, like.sharding), host, shapes)
+  batch = jax.device_put(batch, partitioning.batch_sharding(mesh, e.rules))
+
+  @jax.jit
+  def on_mesh(params: Any, batch: Any) -> Any:
+    with partitioning.activate(mesh, e.rules):
+      return task.grads(params, batch, None)[::2]
+
+  program = compiled(on_mesh, params, batch)
+  text = program.as_text()
+  grads, metrics = jax.device_get(program(params, batch))
+  worst = jax.tree.map(difference, grads, expected)
+  value, path = largest(worst)
+  result |= {'gradient': value, 'at': path}
+  result['loss'] = difference(metrics['total_loss'].value, one['total_loss'].value)
+  found: dict[str, int] = {}
+  for c in collectives(Program(text), e.mesh_sizes):
+    key = f'{c.kind} {"+".join(c.axes)}'
+    found[key] = max(found.get(key, 0), c.bytes)
+  result['collectives'] = found
+  T = e.MAX_SEQ_LEN
+  sums = re.findall(r'= (.*) (?:all-reduce|reduce-scatter)', text)
+  result['sums of scores'] = [x for x in sums if f'{T},{T}]' in x]
+  return result | {'activation': e.batch_size * T * e.MODEL_DIMS * 4}
+
+
 def main(names: list[str]) -> None:
   for name in names:
-    case = Case(*name.split('/'))
-    program, params, batch, host = case.program()
-    grads, metrics = program(params, batch)
-    expected, one = case.one_device(jax.device_get(params), host)
-    difference = lambda a, b: float(
-      np.max(np.abs(np.asarray(a) - np.asarray(b))) / (np.max(np.abs(np.asarray(b))) + 1e-30)
-    )
-    worst = jax.tree.map(difference, jax.device_get(grads), jax.device_get(expected))
-    worst, path = max((v, jax.tree_util.keystr(p)) for p, v in jax.tree.leaves_with_path(worst))
-    loss = difference(metrics['total_loss'].value, one['total_loss'].value)
-    e = case.experiment()
-    found: dict[str, int] = {}
-    for c in collectives(Program(program.as_text()), e.mesh_sizes):
-      key = f'{c.kind} {"+".join(c.axes)}'
-      found[key] = max(found.get(key, 0), c.bytes)
-    result = {'case': name, 'loss': loss, 'gradient': worst, 'at': path, 'collectives': found}
-    whole = sum(x.nbytes for x in jax.tree.leaves(jax.device_get(params)))
-    made = case.init_memory.output_size_in_bytes + case.init_memory.temp_size_in_bytes
-    result['init'] = made / whole  # memory of one device while parameters are initialized
-    T = e.MAX_SEQ_LEN
-    sums = re.findall(r'= (.*) (?:all-reduce|reduce-scatter)', program.as_text())
-    result['sums of scores'] = [x for x in sums if f'{T},{T}]' in x]
-    result['activation'] = e.batch_size * e.MAX_SEQ_LEN * e.MODEL_DIMS * 4
-    print(json.dumps(result), flush=True)
+    print(json.dumps(check(name)), flush=True)
 
 
 if __name__ == '__main__':

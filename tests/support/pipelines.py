@@ -18,7 +18,7 @@ from flax.linen import meta
 from paxlite.aot.collectives import collectives
 from paxlite.aot.hlo import Program
 from paxlite.parallel import partitioning
-from tests.support.meshes import MODELS, batch_of, compiled
+from tests.support.meshes import MODELS, batch_of, compiled, largest
 
 # of one device, because they change the computed function
 KEPT = ('NUM_MICROBATCHES', 'PERCORE_BATCH_SIZE')
@@ -79,7 +79,7 @@ def check(name: str) -> dict[str, Any]:
   (grads, after, metrics), text = gradients(e, state.params, state.overwritten, batch, rng)
   (grads_1, after_1, metrics_1), _ = gradients(one, state.params, state.overwritten, batch, rng)
   worst = jax.tree.map(difference, (grads, after), (grads_1, after_1))
-  value, path = max((v, jax.tree_util.keystr(p)) for p, v in jax.tree.leaves_with_path(worst))
+  value, path = largest(worst)
   values = {k: difference(metrics[k].value, metrics_1[k].value) for k in metrics_1}
   found: dict[str, list[int]] = {}
   for c in collectives(Program(text), e.mesh_sizes):

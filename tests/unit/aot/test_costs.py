@@ -225,3 +225,9 @@ def test_copies_from_and_to_the_host_are_counted():
   line = timeline(found, speed)
   assert line.exposed_host == pytest.approx(4 + 4 + 2)
   assert line.seconds == pytest.approx(10)
+
+
+def test_waits_for_copies_count_as_often_as_a_loop_runs():
+  line = Timeline()
+  line.add(Timeline(exposed=1.0, exposed_host=2.0), 3)
+  assert (line.exposed_host, line.seconds) == (6.0, 9.0)

@@ -27,6 +27,7 @@ CASES = {
   'ring': ('ring', 4, 1, 2, 0, True, 0.0, False),
   'ring of two': ('ring', 2, 2, 4, 0, True, 3.0, True),
   'ring of eight': ('ring', 8, 1, 8, 0, False, 0.0, True),
+  'short texts': ('only if seen', 8, 1, 2, 0, True, 0.0, False),
   'window': ('ring', 4, 1, 2, 12, True, 0.0, True),
   'wide window': ('ring', 4, 2, 2, 40, False, 3.0, False),
   'window in pieces': ('pieces', 4, 1, 2, 6, True, 0.0, False),
@@ -44,7 +45,9 @@ def compare(name: str) -> None:
   keys = jax.random.split(jax.random.key(0), 4)
   shapes = (2, T, 8, 8), (2, T, kv_heads, 8), (2, T, kv_heads, 8)
   qkv = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=False)]
-  cut = jnp.where(jnp.arange(T) < 20, 1, jnp.where(jnp.arange(T) < 50, 2, 0))
+  texts = jnp.where(jnp.arange(T) < 52, 1 + jnp.arange(T) // 6, 0)
+  two = jnp.where(jnp.arange(T) < 20, 1, jnp.where(jnp.arange(T) < 50, 2, 0))
+  cut = texts if way == 'only if seen' else two
   segments = cut[None].repeat(2, 0) if packed else None
   sinks = functools.partial(Sinks, num_heads=8) if has_sinks else None
   logits = {'params': {'sinks': {'logits': jax.random.normal(keys[3], (8,))}}}
@@ -66,21 +69,38 @@ def compare(name: str) -> None:
     attend = window_attention.attend
     context_attention.window_attention.attend = lambda *args: attend(*args[:-1], 8)
     way = 'ring'
+  context_attention.Blockwise = OnlyIfSeen if way == 'only if seen' else Blockwise
+  way = 'ring' if way == 'only if seen' else way
   kernel = functools.partial(AttentionKernel, fused=True, context=way)
   data = min(8 // size // mdl, 2)
   devices = jax.devices()[: data * size * mdl]
   mesh = make_mesh([1, data, mdl, size], [1, 1, 1, 1], AXES, devices)
   with partitioning.activate(mesh, partitioning.rules_for(AXES)):
     found, program = grad(DotProductAttention(**values, kernel_tpl=kernel))
-  difference = lambda a, b: float(jnp.abs(a - b).max() / jnp.abs(b).max())
+  # in NumPy, because XLA may leave a NaN out of a maximum
+  difference = lambda a, b: np.max(np.abs(np.asarray(a) - b)) / np.max(np.abs(b))
   result = {
     'case': name,
-    'difference': max(jax.tree.leaves(jax.tree.map(difference, found, expected))),
+    'difference': float(np.max(jax.tree.leaves(jax.tree.map(difference, found, expected)))),
     'permutes': program.count(' collective-permute('),
     'exchanges': program.count(' all-to-all('),
     'scores': f'{T},{T}]' in program,
   }
   print(json.dumps(result), flush=True)
+
+
+class OnlyIfSeen(Blockwise):
+  """Gives no number for a part in which no query sees a key."""
+
+  def forward(self, q, k, v, segments, causal):
+    return self._known(super().forward(q, k, v, segments, causal), segments)
+
+  def backward(self, q, k, v, segments, causal, whole, gradient):
+    return self._known(super().backward(q, k, v, segments, causal, whole, gradient), segments)
+
+  def _known(self, found, segments):
+    is_seen = (segments[0][:, :, None] == segments[1][:, None]).any()
+    return jax.tree.map(lambda x: jnp.where(is_seen, x, jnp.nan), found)
 
 
 def check(names):
@@ -90,18 +110,18 @@ def check(names):
   for r in results:
     assert r['difference'] < 1e-5, r
     way = CASES[r['case']][0]
-    assert bool(r['permutes']) == (way in ('ring', 'pieces')), r
+    assert bool(r['permutes']) == (way in ('ring', 'only if seen', 'pieces')), r
     assert bool(r['exchanges']) == (way == 'heads'), r
     assert not r['scores'] or way in ('heads', 'gather'), r
 
 
 def test_a_ring_computes_the_same():
-  check(['ring'])
+  check(['ring', 'short texts'])
 
 
 @pytest.mark.slow
 def test_every_way_computes_the_same():
-  check([name for name in CASES if name != 'ring'])
+  check([name for name in CASES if name not in ('ring', 'short texts')])
 
 
 def halves(length: int, width: int, kv_heads: int = 2):
