@@ -35,7 +35,7 @@ def test_terminals_that_know_ascii_alone(what):
     [sys.executable, '-m', *PRINTING[what]],
     capture_output=True,
     cwd=runs.ROOT,
-    env=environment(PYTHONIOENCODING='ascii', PYTHONUTF8='0'),
+    env=environment(PYTHONIOENCODING='ascii', PYTHONUTF8='0', COLUMNS='150'),
     check=False,
   )
   assert (result.returncode, result.stderr) == (0, b'')
@@ -126,11 +126,12 @@ def test_the_table_needs_no_import_and_shortens_nothing(capsys):
     'print(*{"jax", "flax", "fiddle", "numpy", "rich"} & set(sys.modules))'
   )
   out = subprocess.run(
-    [sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=runs.ROOT
-  ).stdout
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=runs.ROOT,
+    env={**os.environ, 'COLUMNS': ''},
+  ).stdout  # fmt: skip
   assert out.endswith('\n\n'), 'none of them'
   assert '…' not in out
-  assert 'SAVE_DOT_WITH_NO_BATCH_DIM' in out
+  assert max(map(len, out.splitlines())) <= 100, 'of a pipe'
   assert '600,000' in out
   experiments.main(['mistral7b'])
   lines = capsys.readouterr().out.splitlines()
@@ -140,8 +141,10 @@ def test_the_table_needs_no_import_and_shortens_nothing(capsys):
   }  # fmt: skip
   with pytest.raises(UserError, match="no experiment has 'nothing' in its name or dataset"):
     experiments.main(['nothing'])
-  for screen in (100, 80):
-    assert max(map(len, experiments.table('', screen).splitlines())) <= screen
+  for screen in (200, 100, 80):
+    lines = experiments.table('', screen).splitlines()
+    assert max(map(len, lines)) <= screen
+    assert ('SAVE_DOT_WITH_NO_BATCH_DIM' in '\n'.join(lines)) == (screen == 200)
 
 
 def test_show_says_what_values_mean(capsys):
