@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,6 +121,20 @@ COMP_WORDS=(paxlite train TinyGPT NUM_L); COMP_CWORD=3; _paxlite; echo "${{COMPR
   assert done.stdout.splitlines() == ['decode', 'NUM_LAYERS= NUM_LOSS_CHUNKS=']
 
 
+@pytest.mark.skipif(shutil.which('fish') is None, reason='needs fish')
+def test_fish_completes():
+  script = f"""
+function paxlite; {sys.executable} -m paxlite $argv; end
+paxlite completion fish | source
+complete -C "paxlite deco"
+complete -C "paxlite train TinyGPT NUM_LAY"
+"""
+  done = subprocess.run(
+    ['fish', '--no-config', '-c', script], capture_output=True, text=True, check=True, cwd=runs.ROOT
+  )
+  assert done.stdout.splitlines() == ['decode', 'NUM_LAYERS=']
+
+
 def test_the_table_needs_no_import_and_shortens_nothing(capsys):
   code = (
     'import sys; from paxlite.tools.experiments import main; main([]); '
@@ -135,7 +150,7 @@ def test_the_table_needs_no_import_and_shortens_nothing(capsys):
   assert '600,000' in out
   experiments.main(['mistral7b'])
   lines = capsys.readouterr().out.splitlines()
-  assert {x.split()[0] for x in lines if 'B' in x and '[' in x} == {
+  assert {x.split()[0] for x in lines if 'Mistral7B' in x} == {
     'Mistral7B', 'Mistral7BLoRA', 'Mistral7BSFT', 'SyntheticMistral7B',
     'Mistral7B_v0_3', 'Mistral7B_v0_3LoRA', 'Mistral7B_v0_3SFT',
   }  # fmt: skip
