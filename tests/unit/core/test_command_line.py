@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from paxlite import main
 from paxlite.core import command_line
 from paxlite.core.errors import UserError
 from paxlite.tools import experiments, goodput, show, tokenize
@@ -119,6 +120,18 @@ COMP_WORDS=(paxlite train TinyGPT NUM_L); COMP_CWORD=3; _paxlite; echo "${{COMPR
     ['bash', '-c', script], capture_output=True, text=True, check=True, cwd=runs.ROOT
   )
   assert done.stdout.splitlines() == ['decode', 'NUM_LAYERS= NUM_LOSS_CHUNKS=']
+
+
+def test_an_unexpected_error_names_what_to_report_and_what_is_there(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(main, '_run', lambda overrides: 1 / 0)
+  for files, named in (((), False), (('versions.json',), True)):
+    for name in files:
+      (tmp_path / name).write_text('{}')
+    assert main.main(['x', '--fdl_config=TinyGPT', f'--job_log_dir={tmp_path}']) == 1
+    printed = capsys.readouterr().err
+    assert 'ZeroDivisionError' in printed
+    assert 'what `paxlite doctor` prints' in printed
+    assert (f'versions.json in {tmp_path}' in printed) == named
 
 
 @pytest.mark.skipif(shutil.which('fish') is None, reason='needs fish')
