@@ -167,10 +167,7 @@ def main(argv: Sequence[str]) -> int:
     folder = _FOLDER.value or ''
     has_files = '://' in folder or (pathlib.Path(folder).expanduser() / 'versions.json').exists()
     files = f', and experiment.txt and versions.json in {folder}' if folder and has_files else ''
-    warn(
-      'This error is a defect of paxlite, or of your own code if its last lines are there. '
-      f'To report it, add the lines above, what `paxlite doctor` prints{files}.'
-    )
+    warn(f'{command_line.DEFECT}{files}.')
     return 1
   finally:
     settle()

@@ -134,6 +134,16 @@ def test_an_unexpected_error_names_what_to_report_and_what_is_there(tmp_path, mo
     assert (f'versions.json in {tmp_path}' in printed) == named
 
 
+def test_an_unexpected_error_of_a_command_says_what_to_report():
+  code = 'from paxlite.core import command_line; command_line.run(lambda argv: 1 / 0)'
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=False, cwd=runs.ROOT
+  )
+  assert done.returncode == 1
+  assert 'ZeroDivisionError' in done.stderr
+  assert done.stderr.endswith('what `paxlite doctor` prints, and the command.\n')
+
+
 @pytest.mark.skipif(shutil.which('fish') is None, reason='needs fish')
 def test_fish_completes():
   script = f"""
