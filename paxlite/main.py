@@ -164,11 +164,10 @@ def main(argv: Sequence[str]) -> int:
     return 128 + signal.SIGINT
   except Exception:
     traceback.print_exc()
-    folder = f', and experiment.txt and versions.json in {_FOLDER.value}' if _FOLDER.value else ''
-    warn(
-      'This error is a defect of paxlite, or of your own code if its last lines are there. '
-      f'To report it, add the lines above, what `paxlite doctor` prints{folder}.'
-    )
+    folder = _FOLDER.value or ''
+    has_files = '://' in folder or (pathlib.Path(folder).expanduser() / 'versions.json').exists()
+    files = f', and experiment.txt and versions.json in {folder}' if folder and has_files else ''
+    warn(f'{command_line.DEFECT}{files}.')
     return 1
   finally:
     settle()

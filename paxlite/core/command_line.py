@@ -15,6 +15,7 @@ import stat
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 
 from paxlite.core import other_names, paths
@@ -60,10 +61,18 @@ def this_command() -> str:
   return f'{program} {shlex.join(sys.argv[1:])}'
 
 
+# what is said after the traceback of an unexpected error; what else to add may follow
+DEFECT = (
+  'This error is a defect of paxlite, or of your own code if its last lines are there. To report '
+  'it, add the lines above, what `paxlite doctor` prints'
+)
+
+
 def run(main: Callable[[Sequence[str]], None]) -> None:
   """Calls `main` with the command line.
 
-  The exit code is 0, 1 where a disk is full, 2 after a UserError, and 130 after Ctrl-C.
+  The exit code is 0, 1 where a disk is full or after an unexpected error, 2 after a UserError, and
+  130 after Ctrl-C.
 
   The modules of --import=MODULE are imported first. Checkpoints name experiments, and no module is
   imported because a file names it.
@@ -82,6 +91,10 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
       if e.errno not in (errno.ENOSPC, errno.EDQUOT) or _is_of_stdout(e):
         raise
       print(f'error: {e.filename or "a file"} cannot be written: {e.strerror}', file=sys.stderr)
+      sys.exit(1)
+    except Exception:
+      traceback.print_exc()
+      print(f'{DEFECT}, and the command.', file=sys.stderr)
       sys.exit(1)
 
 

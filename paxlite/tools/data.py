@@ -3,10 +3,11 @@
 Shows what a run would see of its data: the format, examples and tokens, a histogram of lengths, how
 full rows are, what is cut or left out, the steps of an epoch, and one example, in which the learned
 text is green, or in [[ ]] where there is no color. Without FILES, the data are those of the
-experiment. Without an experiment, rows have MAX_SEQ_LEN tokens, and a step has PERCORE_BATCH_SIZE
-rows. Nothing is written.
+experiment. Without an experiment, rows have MAX_SEQ_LEN tokens, a step has PERCORE_BATCH_SIZE rows,
+and without a tokenizer, that of the demo is used, so that counts are rough. Nothing is written.
 
-Example:
+Examples:
+  paxlite data chats.jsonl
   paxlite data chats.jsonl --fdl_config=SmolLM135MLoRA CHECKPOINT_RESTORE_PATH=weights/smollm
 """
 
@@ -20,6 +21,13 @@ from paxlite.core import command_line
 from paxlite.core.errors import UserError
 
 _MOST_TOKENS = 1000  # of the example
+# shows conversations where there is no model whose template could be used
+_TEMPLATE = (
+  "{% if tools %}tools: {{ tools | tojson }}{{ '\\n' }}{% endif %}"
+  "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}"
+  "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ '\\n' }}{% endfor %}"
+  '{% if add_generation_prompt %}assistant: {% endif %}'
+)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -77,15 +85,20 @@ def _files_of(cls: type, files: Sequence[str]) -> dict[str, Any]:
 def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None) -> Any:
   """Returns an experiment without a model that reads these files."""
   from paxlite.core.attributes import parse
+  from paxlite.data import packaged
   from paxlite.data.tokenizer import open_tokenizer
   from paxlite.experiments import datasets
 
   cls = _dataset_of(files, overrides)
   values = {name: parse(cls, name, text) for name, text in overrides.items()}
   vocab = vocab or values.get('VOCAB_PATH')
+  needed: dict[str, Any] = {'START_ID': None}
   if not vocab:
-    raise UserError('--vocab=TOKENIZER is missing: a SentencePiece .model or a tokenizer.json')
-  needed: dict[str, Any] = {'VOCAB_SIZE': open_tokenizer(vocab).vocab_size, 'START_ID': None}
+    print("Counts    by the demo's tokenizer; --vocab or --fdl_config gives those of a model")
+    needed['VOCAB_PATH'] = vocab = packaged.VOCAB
+    if cls is datasets.SftFiles:
+      needed['CHAT_TEMPLATE'] = _TEMPLATE
+  needed['VOCAB_SIZE'] = open_tokenizer(vocab).vocab_size
   if cls is datasets.TextFiles:
     needed['EVAL_FRACTION'] = 0.0
   return cls(**needed | values | _files_of(cls, files))

@@ -1,8 +1,8 @@
 """paxlite list [TEXT] [--import=MODULE]
 
 Prints a table of all experiments, or of those with TEXT in their name or dataset (`paxlite list
-llama`). --import=MODULE adds the experiments of your own module. A narrow screen shows fewer
-columns; `paxlite show NAME` prints all values of one experiment.
+llama`). --import=MODULE adds the experiments of your own module. Only columns for which the screen
+has room are shown: COLUMNS=150 paxlite list shows all, and `paxlite show NAME` all values of one.
 
 Examples:
   paxlite list llama
@@ -39,6 +39,7 @@ COLUMNS = (
   'steps',
 )
 _TEXTS = 3  # columns of texts, aligned left; the other ones are numbers, aligned right
+_WIDTH_OF_A_PIPE = 100
 _LEFT_OUT_FIRST = ('checkpoint policy', 'ICI × DCN', 'dataset', 'steps')
 
 
@@ -46,9 +47,7 @@ def main(argv: Sequence[str]) -> None:
   parser = command_line.Parser(__doc__)
   parser.word('text', 'TEXT', 'a part of names or datasets', required=False)
   text = command_line.parse_args(parser, argv).text or ''
-  on_terminal = sys.stdout is not None and sys.stdout.isatty()
-  width = shutil.get_terminal_size().columns if on_terminal else None
-  print(table(text, width))
+  print(table(text, shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns))
 
 
 def row(cls: type['Experiment']) -> list[str]:
@@ -97,12 +96,12 @@ def num_parameters(experiment: 'Experiment') -> int:
   return _NUM_PARAMETERS[text]
 
 
-def table(text: str, screen: int | None) -> str:
+def table(text: str, screen: int) -> str:
   """Returns the table by family; each column is as wide as its longest cell.
 
   Args:
     text: A part of the names or datasets to list.
-    screen: Number of characters of a line, for which columns are left out; None for all columns.
+    screen: Number of characters of a line, for which columns are left out.
   """
   rows = [r for r in _rows() if text.lower() in ' '.join(r[1:3]).lower()]
   if not rows:
@@ -112,11 +111,11 @@ def table(text: str, screen: int | None) -> str:
   cells = [COLUMNS, *(tuple(r[1:]) for r in rows)]
   widths = dict(zip(COLUMNS, (max(map(len, c)) for c in zip(*cells, strict=True)), strict=True))
   for column in _LEFT_OUT_FIRST:
-    if screen is not None and sum(widths.values()) + 2 * len(widths) - 2 > screen:
+    if sum(widths.values()) + 2 * len(widths) - 2 > screen:
       del widths[column]
   lines = [_line(COLUMNS, widths), '─' * (sum(widths.values()) + 2 * len(widths) - 2)]
   for family in dict.fromkeys(r[0] for r in rows):
-    lines += ['', *textwrap.wrap(f'{family}:', screen or len(family) + 1)]
+    lines += ['', *textwrap.wrap(f'{family}:', screen)]
     lines += [_line(r[1:], widths) for r in rows if r[0] == family]
   return '\n'.join(lines)
 

@@ -127,9 +127,8 @@ class TerminalLines(Writer):
       self.progress(step, record)
 
   def progress(self, step: int, record: Mapping[str, Any]) -> None:
-    line = train_line(step, self._max_steps, record)
-    if not live_line.show('  '.join(filter(None, [line, self._ahead(step)]))):
-      say(line)
+    if not live_line.show(train_line(step, self._max_steps, record, self._ahead(step))):
+      say(train_line(step, self._max_steps, record))
 
   def samples(self, step: int, texts: Mapping[str, str]) -> None:
     for prompt, text in texts.items():
@@ -139,8 +138,15 @@ class TerminalLines(Writer):
     live_line.close()
 
 
-def train_line(step: int, max_steps: int, record: Mapping[str, Any]) -> str:
-  """Returns the line of a training step; what matters most comes first, as terminals may cut it."""
+def train_line(step: int, max_steps: int, record: Mapping[str, Any], ahead: str = '') -> str:
+  """Returns the line of a training step; what matters most comes first, as terminals may cut it.
+
+  Args:
+    step: The step that has been taken.
+    max_steps: The last step.
+    record: What was measured of the step.
+    ahead: What comes next, for a line that changes.
+  """
   parts = [f'step {step:,}/{max_steps:,}', f'loss {record["loss"]:.4f}']
   seconds = record['step_seconds']
   if seconds:
@@ -150,7 +156,7 @@ def train_line(step: int, max_steps: int, record: Mapping[str, Any]) -> str:
       parts.append(f'MFU {record["mfu"]:.1%}')
     elif record['model_tflops'] >= 1:
       parts.append(f'{record["model_tflops"]:.3g} TFLOP/s')
-    parts.append(f'{seconds:.3f} s/step')
+  parts += filter(None, [ahead, seconds and f'{seconds:.3f} s/step'])
   return '  '.join([*parts, f'lr {record["lr"]:.2e}', f'grad {record["grad_norm"]:.3f}'])
 
 

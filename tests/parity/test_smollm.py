@@ -22,7 +22,7 @@ def test_the_capital_of_france(tmp_path):
   docs = runs.ROOT / 'docs'
   scripts = {
     'weights.md': 'capitals.py',
-    'evaluation.md': 'questions.py',
+    'tutorials/evaluate.md': 'questions.py',
     'tutorials/own_chats.md': 'chats.py',
   }
   for page, script in scripts.items():
@@ -30,9 +30,10 @@ def test_the_capital_of_france(tmp_path):
     (tmp_path / script).write_text(code)
   for name in ('benchmarks', 'paxlite'):
     (tmp_path / name).symlink_to(runs.ROOT / name)
-  pages = [*(docs / page for page in scripts), runs.ROOT / 'benchmarks' / 'README.md']
+  pages = [docs / p for p in ('weights.md', 'evaluation.md', 'tutorials/own_chats.md')]
+  pages.append(runs.ROOT / 'benchmarks' / 'README.md')
   lines = [line for p in pages for block in blocks(p, 'sh slow') for line in block.splitlines()]
-  lines = ['python chats.py', *lines]  # a fast command of the tutorial
+  lines = ['python questions.py', 'python chats.py', *lines]  # fast commands of the tutorials
   answers = {}
   for line in dict.fromkeys(lines):  # the tutorial begins as the page about weights does
     words = shlex.split(line)

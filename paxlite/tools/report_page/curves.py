@@ -8,12 +8,14 @@ from paxlite.tools.report_page.records import Points
 
 # eight colors that people with any kind of color vision can tell apart, by Okabe and Ito
 COLORS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#666666', '#b8a800')
+_DASHES = ('none', '7 3', '2 3', '9 3 2 3')  # of the first eight runs, the second eight …
 _WIDTH, _HEIGHT = 860, 420
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 44, 50
 
 
-def color(number: int) -> str:
-  return COLORS[number % len(COLORS)]
+def stroke(number: int) -> tuple[str, str]:
+  """Returns the color of a run's curve and its dashes, which differ for the first 32 runs."""
+  return COLORS[number % len(COLORS)], _DASHES[number // len(COLORS) % len(_DASHES)]
 
 
 def svg(title: str, x_label: str, series: Mapping[str, Points]) -> str:
@@ -51,12 +53,13 @@ def svg(title: str, x_label: str, series: Mapping[str, Points]) -> str:
     parts.append(f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{short(mark)}</text>')
   for number, (name, points) in enumerate(drawn.items()):
     path = ' '.join('{:.1f},{:.1f}'.format(*at(*point)) for point in points)
+    color, dashes = stroke(number)
+    style = f'fill="none" stroke="{color}" stroke-width="1.8" stroke-dasharray="{dashes}"'
+    parts.append(f'<polyline points="{path}" {style}/>')
+    y = _TOP + 16 + 17 * number
+    parts.append(f'<path d="M{right - 30} {y - 4}h30" {style}/>')
     parts.append(
-      f'<polyline points="{path}" fill="none" stroke="{color(number)}" stroke-width="1.8"/>'
-    )
-    parts.append(
-      f'<text x="{right - 8}" y="{_TOP + 16 + 17 * number}" text-anchor="end" '
-      f'fill="{color(number)}">{html.escape(name)}</text>'
+      f'<text x="{right - 36}" y="{y}" text-anchor="end" fill="{color}">{html.escape(name)}</text>'
     )
   if not drawn:
     parts.append(f'<text x="{_LEFT + 20}" y="{_TOP + 30}">There are no numbers yet.</text>')

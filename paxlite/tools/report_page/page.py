@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paxlite.tools.report_page import tables
-from paxlite.tools.report_page.curves import COLORS
+from paxlite.tools.report_page.curves import stroke
 from paxlite.tools.report_page.records import Points, RunRecords, thinned
 
 _POINTS = 40_000  # of all curves of the page together
@@ -35,7 +35,7 @@ def page(runs: Sequence[RunRecords], title: str) -> str:
   curves, shown, of = _curves(runs)
   data = {
     'runs': [run.name for run in runs],
-    'colors': [COLORS[i % len(COLORS)] for i in range(len(runs))],
+    'strokes': [stroke(i) for i in range(len(runs))],
     'over': _OVER,
     'curves': curves,
   }

@@ -2,12 +2,14 @@
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from paxlite import main
 from paxlite.core import command_line
 from paxlite.core.errors import UserError
 from paxlite.tools import (
@@ -49,7 +51,7 @@ def test_terminals_that_know_ascii_alone(what):
     [sys.executable, '-m', *PRINTING[what]],
     capture_output=True,
     cwd=runs.ROOT,
-    env=environment(PYTHONIOENCODING='ascii', PYTHONUTF8='0'),
+    env=environment(PYTHONIOENCODING='ascii', PYTHONUTF8='0', COLUMNS='150'),
     check=False,
   )
   assert (result.returncode, result.stderr) == (0, b'')
@@ -134,28 +136,67 @@ COMP_WORDS=(paxlite train TinyGPT NUM_L); COMP_CWORD=3; _paxlite; echo "${{COMPR
   assert done.stdout.splitlines() == ['decode', 'NUM_LAYERS= NUM_LOSS_CHUNKS=']
 
 
+def test_an_unexpected_error_names_what_to_report_and_what_is_there(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(main, '_run', lambda overrides: 1 / 0)
+  for files, named in (((), False), (('versions.json',), True)):
+    for name in files:
+      (tmp_path / name).write_text('{}')
+    assert main.main(['x', '--fdl_config=TinyGPT', f'--job_log_dir={tmp_path}']) == 1
+    printed = capsys.readouterr().err
+    assert 'ZeroDivisionError' in printed
+    assert 'what `paxlite doctor` prints' in printed
+    assert (f'versions.json in {tmp_path}' in printed) == named
+
+
+def test_an_unexpected_error_of_a_command_says_what_to_report():
+  code = 'from paxlite.core import command_line; command_line.run(lambda argv: 1 / 0)'
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=False, cwd=runs.ROOT
+  )
+  assert done.returncode == 1
+  assert 'ZeroDivisionError' in done.stderr
+  assert done.stderr.endswith('what `paxlite doctor` prints, and the command.\n')
+
+
+@pytest.mark.skipif(shutil.which('fish') is None, reason='needs fish')
+def test_fish_completes():
+  script = f"""
+function paxlite; {sys.executable} -m paxlite $argv; end
+paxlite completion fish | source
+complete -C "paxlite deco"
+complete -C "paxlite train TinyGPT NUM_LAY"
+"""
+  done = subprocess.run(
+    ['fish', '--no-config', '-c', script], capture_output=True, text=True, check=True, cwd=runs.ROOT
+  )
+  assert done.stdout.splitlines() == ['decode', 'NUM_LAYERS=']
+
+
 def test_the_table_needs_no_import_and_shortens_nothing(capsys):
   code = (
     'import sys; from paxlite.tools.experiments import main; main([]); '
     'print(*{"jax", "flax", "fiddle", "numpy", "rich"} & set(sys.modules))'
   )
   out = subprocess.run(
-    [sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=runs.ROOT
-  ).stdout
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=runs.ROOT,
+    env={**os.environ, 'COLUMNS': ''},
+  ).stdout  # fmt: skip
   assert out.endswith('\n\n'), 'none of them'
   assert '…' not in out
-  assert 'SAVE_DOT_WITH_NO_BATCH_DIM' in out
+  assert max(map(len, out.splitlines())) <= 100, 'of a pipe'
   assert '600,000' in out
   experiments.main(['mistral7b'])
   lines = capsys.readouterr().out.splitlines()
-  assert {x.split()[0] for x in lines if 'B' in x and '[' in x} == {
+  assert {x.split()[0] for x in lines if 'Mistral7B' in x} == {
     'Mistral7B', 'Mistral7BLoRA', 'Mistral7BSFT', 'SyntheticMistral7B',
     'Mistral7B_v0_3', 'Mistral7B_v0_3LoRA', 'Mistral7B_v0_3SFT',
   }  # fmt: skip
   with pytest.raises(UserError, match="no experiment has 'nothing' in its name or dataset"):
     experiments.main(['nothing'])
-  for screen in (100, 80):
-    assert max(map(len, experiments.table('', screen).splitlines())) <= screen
+  for screen in (200, 100, 80):
+    lines = experiments.table('', screen).splitlines()
+    assert max(map(len, lines)) <= screen
+    assert ('SAVE_DOT_WITH_NO_BATCH_DIM' in '\n'.join(lines)) == (screen == 200)
 
 
 def test_show_says_what_values_mean(capsys):

@@ -47,6 +47,23 @@ def test_examples_and_what_is_learned_of_one(tmp_path, capsys):
   assert sum(counts) == 20
 
 
+def test_a_file_of_chats_alone_is_enough(tmp_path, capsys):
+  """What somebody types first: no tokenizer, no experiment, no chat template."""
+  call = {'type': 'function', 'function': {'name': 'where', 'arguments': {'parcel': '7'}}}
+  turns = [
+    {'role': 'user', 'content': 'Where is it?'},
+    {'role': 'assistant', 'tool_calls': [call]},
+    {'role': 'tool', 'content': 'Rome'},
+    {'role': 'assistant', 'content': 'In Rome.'},
+  ]
+  path = write(tmp_path / 'a.jsonl', [{'messages': turns, 'tools': [call]}] * 5)
+  found = shown(capsys, path)
+  assert found['Counts'].startswith("by the demo's tokenizer")
+  assert found['Format'] == 'messages (5)'
+  assert 'assistant: [[[{"type": "function"' in found['text']
+  assert '\nassistant: [[In Rome.\n]]' in found['text']
+
+
 @pytest.mark.parametrize(
   ('too_long', 'expected', 'refused'),
   [('error', 'Left out', True), ('skip', 'Left out', False), ('truncate', 'Cut', False)],
@@ -112,7 +129,6 @@ def test_a_long_stream_is_shown_in_part(tmp_path, capsys, monkeypatch):
   ('argv', 'match'),
   [
     ([], 'name FILES, or an experiment'),
-    (['a.jsonl'], '--vocab=TOKENIZER is missing'),
     (['b.jsonl', VOCAB], r'b.jsonl:1: the keys of this record \(question\) .*; or to text'),
     (['b.jsonl', VOCAB, '--fdl.TEXT_FIELD=answer'], "b.jsonl:1 has no text field 'answer'"),
     (['a.jsonl', VOCAB, '--fdl_config=TinyGPT'], 'TinyGPT reads no files'),

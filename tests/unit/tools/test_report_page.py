@@ -148,6 +148,13 @@ def test_nothing_of_a_run_becomes_markup(tmp_path):
   xml.etree.ElementTree.fromstring(curves.svg(EVIL, EVIL, {EVIL: [(0, 1), (1, 2)]}))
 
 
+def test_no_two_of_many_runs_look_alike():
+  assert len({curves.stroke(i) for i in range(32)}) == 32
+  drawn = curves.svg('x', 'y', {str(i): [(0, i), (1, i)] for i in range(10)})
+  lines = re.findall(r'<polyline [^>]*(stroke="[^"]*").*(stroke-dasharray="[^"]*")', drawn)
+  assert len(set(lines)) == 10
+
+
 def test_the_command(tmp_path, monkeypatch, capsys):
   monkeypatch.chdir(tmp_path)
   write_run(tmp_path / 'run', 20)
