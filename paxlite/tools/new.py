@@ -37,7 +37,10 @@ def main(argv: Sequence[str]) -> None:
   args = command_line.parse_args(parser, argv)
   path = pathlib.Path(args.output)
   if path.suffix != '.py' or not path.stem.isidentifier() or keyword.iskeyword(path.stem):
-    raise UserError(f'{path} must be the file of a Python module, such as my_experiments.py')
+    raise UserError(
+      f'{path} must be named like a Python module (letters, digits and _, then .py), such as '
+      'my_experiments.py'
+    )
   if path.exists():
     raise UserError(f'{path} exists: choose another name')
   from paxlite.experiments.registry import build_experiment

@@ -72,6 +72,6 @@ def test_an_experiment_of_ones_own(tmp_path, monkeypatch, capsys):
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
   assert module.MyDemoGPT().NUM_LAYERS == paxlite.get('DemoGPT')().NUM_LAYERS
-  for path, why in (('mine.py', 'exists'), ('mine.txt', 'must be the file of a Python module'), ('a-b.py', 'name')):
+  for path, why in (('mine.py', 'exists'), ('mine.txt', 'named like'), ('a-b.py', 'named like')):
     with pytest.raises(paxlite.UserError, match=why):
       new.main([path])
