@@ -73,7 +73,12 @@ class StepCopies:
     self._store.delete([self._key(step, CHECKSUMS)])
     self._store.delete_below(self._key(step))
 
-  def upload(self, step: int, may_write: Callable[[], bool]) -> None:
+  def upload(
+    self,
+    step: int,
+    may_write: Callable[[], bool],
+    before_complete: Callable[[], None] = lambda: None,
+  ) -> None:
     """Copies a step to the store; host 0 waits for the files of the others.
 
     After a failure it can be called again, and continues with the files that are left.
@@ -81,6 +86,7 @@ class StepCopies:
     Args:
       step: A step in the folder.
       may_write: Whether this run still has its lease.
+      before_complete: Is called by host 0 before it writes the checksums.
 
     Raises:
       AbandonedError: The folder was deleted, or the run may not write.
@@ -126,6 +132,7 @@ class StepCopies:
         self._store.write(self._key(step, _HOST.format(self._host)), json.dumps(own).encode())
         return
       content = self._merged(step, own, may_write)
+    before_complete()
     if not may_write():
       raise AbandonedError(f'step {step}: the lease is not sure')
     if self._store.create(self._key(step, CHECKSUMS), content) is None:
@@ -258,6 +265,7 @@ class StepUploader:
     max_to_keep: Number of steps to keep in the store.
     may_write: Whether this run still has its lease.
     leads: Whether this process writes the checksums and deletes steps.
+    before_complete: Is called by the leading process before a step becomes complete.
   """
 
   def __init__(
@@ -267,12 +275,14 @@ class StepUploader:
     max_to_keep: int,
     may_write: Callable[[], bool],
     leads: bool = True,
+    before_complete: Callable[[], None] = lambda: None,
   ):
     self._copies = copies
     self._folder = folder
     self._max_to_keep = max_to_keep
     self._may_write = may_write
     self._leads = leads
+    self._before_complete = before_complete
     self._stored: set[int] = set()
     self._copied: dict[int, tuple[int, int]] = {}  # a stamp of the local folder of each copied step
 
@@ -305,7 +315,7 @@ class StepUploader:
       self._delete(step)  # a step of the same number, from another history
       stamp = local.get(step) or self._local().get(step)
       try:
-        self._copies.upload(step, self._may_write)
+        self._copies.upload(step, self._may_write, self._before_complete)
       except AbandonedError as e:
         log.debug('%s', e)
         if self._leads and step not in self._local() and self._may_write():

@@ -208,12 +208,14 @@ class StoredRun:
       for step in local_steps(folder):
         if good is not None and step > good:
           set_aside(folder, step)
+    # A checkpoint in the store comes with the metrics up to its step, so they are copied before it.
     is_0 = jax.process_index() == 0
     may_write = (lambda: self._lease.is_sure) if is_0 else (lambda: True)
     for name, keep in (('', self._max_to_keep), ('best/', 1)):
       copies, folder = self._copies(name)
-      self._uploaders.append(StepUploader(copies, folder, keep, may_write, leads=is_0))
-      self._uploaders[-1].begin()
+      uploader = StepUploader(copies, folder, keep, may_write, is_0, self._mirror.upload)
+      uploader.begin()
+      self._uploaders.append(uploader)
 
   def _copies(self, name: str) -> tuple[StepCopies, pathlib.Path]:
     folder = self._folder / f'{name}checkpoints'
