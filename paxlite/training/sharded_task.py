@@ -77,7 +77,7 @@ class ShardedTask:
     found: dict[int, jax.Array] = {}
     for group in filter(None, (rest, *([i] for i in on_host))):
       init = jax.jit(
-        lambda rng, group=group: [values(rng)[i] for i in group],
+        lambda rng, group=group: [x for i, x in enumerate(values(rng)) if i in group],
         out_shardings=[leaves[i].sharding for i in group],
         compiler_options=compiler.initial_values_options(self.mesh.devices.flat[0].platform),
       )
