@@ -52,9 +52,10 @@ from paxlite.training.save_times import SaveTimes
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.spikes import Rollbacks, SpikeDetector
 from paxlite.training.state_store import StateStore
+from paxlite.training.step_compiler import StepCompiler
 from paxlite.training.trackers import trackers
 from paxlite.training.train_data import TrainData
-from paxlite.training.trainer import Schedule, StepCompiler, Trainer
+from paxlite.training.trainer import Schedule, Trainer
 
 
 @dataclasses.dataclass(frozen=True)
