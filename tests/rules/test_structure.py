@@ -125,6 +125,13 @@ def test_no_module_is_in_a_circle():
   graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
 
 
+def test_experiments_have_types():
+  """Each attribute that a program reads is declared by the class of experiments that it takes."""
+  untyped = re.compile(r"\b(e|experiment): Any\b|getattr\([^()]*, '[A-Z][A-Z_]*'")
+  own = {'paxlite.runtime.lease'}  # asks the module time for a clock of Linux
+  assert {m for m, p in MODULES.items() if untyped.search(p.read_text())} == own
+
+
 def test_who_knows_fiddle():
   knowing = {
     m for m, p in MODULES.items() if any(i.split('.')[0] == 'fiddle' for i, _ in imports(p))

@@ -132,7 +132,7 @@ def test_a_long_stream_is_shown_in_part(tmp_path, capsys, monkeypatch):
     (['b.jsonl', VOCAB], r'b.jsonl:1: the keys of this record \(question\) .*; or to text'),
     (['b.jsonl', VOCAB, '--fdl.TEXT_FIELD=answer'], "b.jsonl:1 has no text field 'answer'"),
     (['a.jsonl', VOCAB, '--fdl_config=TinyGPT'], 'TinyGPT reads no files'),
-    (['--fdl_config=TinyGPT'], 'trains on synthetic, of which there is nothing to show'),
+    (['--fdl_config=TinyGPT'], 'trains on synthetic, and paxlite data cannot show such data'),
     (['none.jsonl', VOCAB], 'none.jsonl is not a file'),
   ],
 )
