@@ -35,13 +35,14 @@ from paxlite.experiments.identity import (
 )
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import partitioning
+from paxlite.parallel.devices import peak_flops
 from paxlite.programs.sampler import Sampler
 from paxlite.programs.stored_run import StoredRun, twin
 from paxlite.runtime.compiled_step import SavedStep
 from paxlite.runtime.folder_lock import FolderLock
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.peers import Peers
-from paxlite.runtime.profiling import StepProfiler, peak_flops
+from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Limits, Watchdog
 from paxlite.training.best import Best
 from paxlite.training.evaluation import Evaluator

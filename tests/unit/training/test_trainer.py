@@ -17,9 +17,8 @@ from paxlite.data.positions import Positions
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.registry import experiments
 from paxlite.optim import optimizers
-from paxlite.parallel import partitioning
+from paxlite.parallel import devices, partitioning
 from paxlite.programs.run import Run
-from paxlite.runtime import profiling
 from paxlite.training import reporting, save_times, trainer
 from paxlite.training.callbacks import Callback
 from paxlite.training.evaluation import Evaluator
@@ -251,7 +250,7 @@ def test_weights_and_moments_are_split_over_the_mesh():
   ],
 )
 def test_peaks(kind, peak):
-  assert profiling.peak_flops(kind) == peak
+  assert devices.peak_flops(kind) == peak
 
 
 def test_shard_raises_on_unknown_names():
