@@ -39,7 +39,9 @@ def test_examples_and_what_is_learned_of_one(tmp_path, capsys):
   weights = source.read(np.arange(len(source)))['weights']
   tokens, learned = source.lengths.sum(), int(weights.sum())
   assert found['Format'] == 'prompt and completion (20)'
-  assert found['Contents'].startswith(f'20 examples, {tokens:,} tokens, {learned:,} learned (')
+  assert found['Contents'] == (
+    f'20 examples, {tokens:,} tokens, {learned:,} learned ({learned / tokens:.0%})'
+  )
   assert found['Rows'] == f'{len(source)} rows of 64 tokens, {tokens / weights.size:.0%} full'
   assert f'{len(source) / 2:g} steps of 2 rows' in found['Epoch']
   assert found['text'] == ', in [[ ]] what is learned:\n<s>0 times 0?[[ word</s>]]\n'
