@@ -100,7 +100,7 @@ class ArrayDescription:
       raise UserError(f'{path}: its {self.chunk_bytes:,} bytes do not fit in memory') from None
     if len(elements) != self.chunk_bytes:
       raise UserError(
-        f'{path} cannot be read: it holds fewer or more than {self.chunk_bytes:,} bytes'
+        f'{path} cannot be read: it holds other than {self.chunk_bytes:,} bytes'
       )
     return np.frombuffer(elements, self.dtype).reshape(self.chunks, order=self.order)
 
