@@ -34,9 +34,9 @@ class ContextParallelism(AttentionAndNorms):
     if size == 1 or way not in ('ring', 'heads'):
       return
     stated = f'CONTEXT_ATTENTION={way} on a mesh with context = {size}'
-    if self.DROPOUT_PROB or self.has_attention_bias or self.mesh_sizes.get('stage', 1) > 1:
+    if self.DROPOUT_PROB or self.has_attention_bias:
       raise UserError(
-        f'{stated} knows no dropout, no relative bias and no stages: --fdl.CONTEXT_ATTENTION=gather'
+        f'{stated} knows no dropout and no relative bias: --fdl.CONTEXT_ATTENTION=gather'
       )
     for window in self._windows:
       shapes = self._shapes(window, 'cpu')
@@ -63,7 +63,7 @@ class ContextParallelism(AttentionAndNorms):
     for window in self._windows:
       what = f'within {window:,} tokens' if window else 'to all tokens'
       known = context_choice.estimates(self._shapes(window, platform))
-      if self.DROPOUT_PROB or self.has_attention_bias or self.mesh_sizes.get('stage', 1) > 1:
+      if self.DROPOUT_PROB or self.has_attention_bias:
         known = {'gather': known['gather']}
       way = self.CONTEXT_ATTENTION
       if way == 'auto':
