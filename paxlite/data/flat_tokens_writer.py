@@ -262,6 +262,11 @@ class Writer:
     group.attrs['max_token_id'] = self._max
 
 
+def is_complete(path: pathlib.Path, split: str) -> bool:
+  """Returns whether a split is written, and not only begun."""
+  return (path / split).exists() and not (path / f'.{split}.unfinished').exists()
+
+
 def _parts(tokens: Any, dtype: np.dtype) -> Iterator[np.ndarray]:
   for start in range(0, len(tokens), _CHUNK):
     yield np.asarray(tokens[start : start + _CHUNK], dtype)

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paxlite.core import command_line
+from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Expe
   if args.vocab:
     changes['VOCAB_PATH'] = args.vocab
   if args.chat_template:
-    is_file = os.path.isfile(args.chat_template)
+    is_file = is_address(args.chat_template) or os.path.isfile(args.chat_template)
     changes['CHAT_TEMPLATE'] = read_text(args.chat_template) if is_file else args.chat_template
   if args.fdl_config:
     named = _files_of(find(args.fdl_config), args.files) if args.files else {}
