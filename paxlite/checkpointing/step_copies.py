@@ -59,7 +59,7 @@ class StepCopies:
     return sorted(step for step, complete in self._found().items() if complete)
 
   def unfinished(self) -> list[int]:
-    """Returns the steps of which the store has objects, but no checksums."""
+    """Returns the steps that have objects in the store, but no checksums."""
     return [step for step, complete in self._found().items() if not complete]
 
   def remove_unfinished(self) -> None:

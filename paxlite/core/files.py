@@ -192,7 +192,7 @@ def lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 
 def line_blocks(path: str, raw: IO[bytes] | None = None) -> Iterator[tuple[int, int, bytes]]:
-  """Splits a file into blocks of about half a megabyte, each of which ends at the end of a line.
+  """Splits a file into blocks of about half a megabyte; each ends at the end of a line.
 
   Yields the number of a block's first line, the number of the first line after it, and the block.
   `raw` has the same meaning as for open_bytes.

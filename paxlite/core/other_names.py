@@ -88,7 +88,7 @@ def mode_hint(mode: str) -> str:
 
 
 def experiment_hint(name: str) -> str:
-  """A sentence about an experiment of Pax, of which `name` is the path; '' for other names."""
+  """A sentence about the experiment of Pax whose path is `name`; '' for other names."""
   module, _, last = name.rpartition('.')
   if last in names_of_pax.EXPERIMENTS:
     return names_of_pax.EXPERIMENTS[last].sentence()

@@ -163,7 +163,7 @@ def report(data: RowInput | StreamInput) -> list[str]:
   total, low, high = found.lengths.sum(), found.lengths.min(), found.lengths.max()
   half, most = np.quantile(found.lengths, [0.5, 0.9], method='higher')
   learned = f', {found.num_learned:,} learned ({found.num_learned / max(1, total):.0%})'
-  told = [
+  lines = [
     f'Contents  {first}{_counted(len(found.lengths), found.noun)}, {total:,} tokens'
     + (learned if found.is_whole else ''),
     f'Lengths   from {low:,} to {high:,} tokens; half up to {half:,}, nine of ten up to {most:,}',
@@ -172,27 +172,27 @@ def report(data: RowInput | StreamInput) -> list[str]:
   is_stream = isinstance(data, StreamInput)
   layout: Any = data if is_stream else data.source
   rows = f'{_counted(found.num_rows, "row")} of {layout.seq_len:,} tokens, {found.fill:.0%} full'
-  told.append(f'Rows      {first if is_stream else ""}{rows}')
+  lines.append(f'Rows      {first if is_stream else ""}{rows}')
   cut = int((found.lengths > layout.seq_len).sum())
   if isinstance(layout, SftRows):
-    told += _left_out(layout)
+    lines += _left_out(layout)
   elif cut and layout.rows == ('packed' if is_stream else 'sequences'):
-    told.append(f'Cut       {_counted(cut, "document")} of more than {layout.seq_len:,} tokens')
+    lines.append(f'Cut       {_counted(cut, "document")} of more than {layout.seq_len:,} tokens')
   if found.share:
     num_rows = round(found.num_rows / found.share) if is_stream else found.num_rows
     roughly = 'about: ' if is_stream and not found.is_whole else ''
-    told.append(f'Epoch     {roughly}{epoch(num_rows, data.batch_size)}')
-  return told
+    lines.append(f'Epoch     {roughly}{epoch(num_rows, data.batch_size)}')
+  return lines
 
 
 def _left_out(source: SftRows) -> list[str]:
   """Says which examples are too long, and what becomes of them."""
-  told = []
+  lines = []
   if source.num_cut:
-    told.append(f'Cut       {_counted(source.num_cut, "example")}, too long')
+    lines.append(f'Cut       {_counted(source.num_cut, "example")}, too long')
   if source.num_skipped:
-    told.append(f'Left out  {_counted(source.num_skipped, "example")}, too long')
-  return [*told, f'          the first: {source.first_long}'] if told else told
+    lines.append(f'Left out  {_counted(source.num_skipped, "example")}, too long')
+  return [*lines, f'          the first: {source.first_long}'] if lines else lines
 
 
 def histogram(lengths: np.ndarray) -> list[str]:

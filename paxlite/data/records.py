@@ -33,7 +33,7 @@ class Records(Protocol):
 
   Attributes:
     name: Name by which the user calls the source.
-    num_shards: Number of shards, each of which can be read alone.
+    num_shards: Number of shards; each can be read alone.
     size: Size of all shards together, in any unit; None: not known.
     done: How much of `size` has been read, in the same unit.
   """

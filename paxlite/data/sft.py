@@ -187,7 +187,7 @@ class SftRows:
         parts = list(self._chat_parts(contents))
     ids = np.array([i for part, _ in parts for i in part], np.int32)
     is_answer = np.array([answer for part, answer in parts for _ in part], bool)
-    empty = isinstance(contents, Pair) and not contents.targets  # of which EOS would be learned
+    empty = isinstance(contents, Pair) and not contents.targets  # its EOS would be learned
     if empty or not is_answer[1:].any():
       raise UserError(f'{place} has no answer to learn')
     return Example(ids, is_answer)

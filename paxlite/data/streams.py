@@ -33,7 +33,7 @@ class Part(Protocol):
   Attributes:
     name: Name of the dataset.
     rate: The dataset's share of the rows, not normalized.
-    num_shards: Number of shards, each of which can be read alone.
+    num_shards: Number of shards; each can be read alone.
     shard_bytes: About how large each shard is [num_shards].
     fingerprint: A number that identifies the contents of the dataset.
   """

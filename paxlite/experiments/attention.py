@@ -66,7 +66,7 @@ class AttentionAndNorms(RotaryPositions):
 
   @property
   def NUM_KV_HEADS(self) -> Shape[Count]:
-    """Heads of keys and values, each of which several heads of queries share."""
+    """Heads of keys and values; several heads of queries share each of them."""
     return self.NUM_HEADS
 
   @property

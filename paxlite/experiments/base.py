@@ -129,7 +129,7 @@ class Experiment(Attributes):
 
   @classmethod
   def chosen(cls, overrides: Mapping[str, str]) -> tuple[type['Experiment'], dict[str, Any]]:
-    """Returns the class that a command with these overrides stands for, and values of it.
+    """Returns the class that a command with these overrides means, and values of it.
 
     A class whose sizes come from a file returns another one.
     """

@@ -80,7 +80,7 @@ class ContextParallelism(AttentionAndNorms):
 
   @property
   def _windows(self) -> list[int]:
-    """The windows of the kinds of attention that the model has; 0 stands for all tokens."""
+    """The windows of the kinds of attention that the model has; 0 means all tokens."""
     window = self.SLIDING_WINDOW if 0 < self.SLIDING_WINDOW < self.MAX_SEQ_LEN else 0
     kinds = self.ATTENTION_PATTERN or ['sliding']
     return sorted({window if kind == 'sliding' else 0 for kind in kinds})

@@ -115,7 +115,7 @@ class DeepSeekV3(DeepSeek):
 
 @register
 class DeepSeekV2_Lite(DeepSeekV2):
-  """15,706,484,224 parameters: DeepSeek-V2-Lite, of which a token uses 2.7 billion."""
+  """15,706,484,224 parameters: DeepSeek-V2-Lite; a token uses 2.7 billion of them."""
 
   NUM_LAYERS = 27
   NUM_HEADS = 16

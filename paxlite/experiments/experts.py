@@ -27,7 +27,7 @@ from paxlite.parallel import partitioning
 class MixtureOfExperts(LanguageModel):
   """A LanguageModel in which the first of every BLOCKS_PER_LAYER blocks has experts."""
 
-  BLOCKS_PER_LAYER: Shape[Count] = 2  # blocks of a layer, of which the first has the experts
+  BLOCKS_PER_LAYER: Shape[Count] = 2  # blocks of a layer; the first one has the experts
   NUM_DENSE_BLOCKS: Shape[NotNegativeInt] = 0  # blocks without experts before the first layer
   NUM_EXPERTS: Shape[Count] = 64  # of a layer with experts
   NUM_EXPERTS_PER_TOKEN: Function[Count] = 2  # that a router chooses

@@ -38,7 +38,7 @@ class GptOss(MixtureOfExperts, LLaMA):
 
 @register
 class GptOss20B(GptOss):
-  """20,914,757,184 parameters: gpt-oss-20b, of which a token uses 3.6 billion."""
+  """20,914,757,184 parameters: gpt-oss-20b; a token uses 3.6 billion of them."""
 
   NUM_LAYERS = 24
   NUM_HEADS = 64
@@ -52,7 +52,7 @@ class GptOss20B(GptOss):
 
 @register
 class GptOss120B(GptOss):
-  """116,829,156,672 parameters: gpt-oss-120b, of which a token uses 5.1 billion."""
+  """116,829,156,672 parameters: gpt-oss-120b; a token uses 5.1 billion of them."""
 
   NUM_LAYERS = 36
   NUM_HEADS = 64

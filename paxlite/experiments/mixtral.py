@@ -21,7 +21,7 @@ class Mixtral(MixtureOfExperts, LLaMA):
 
 @register
 class Mixtral_8x7B(Mixtral):
-  """46,702,792,704 parameters: Mixtral-8x7B, of which a token uses 13 billion."""
+  """46,702,792,704 parameters: Mixtral-8x7B; a token uses 13 billion of them."""
 
   NUM_LAYERS = 32
   NUM_HEADS = 32
@@ -34,7 +34,7 @@ class Mixtral_8x7B(Mixtral):
 
 @register
 class Mixtral_8x22B(Mixtral):
-  """140,620,634,112 parameters: Mixtral-8x22B, of which a token uses 39 billion."""
+  """140,620,634,112 parameters: Mixtral-8x22B; a token uses 39 billion of them."""
 
   NUM_LAYERS = 56
   NUM_HEADS = 48

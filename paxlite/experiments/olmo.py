@@ -117,7 +117,7 @@ class OLMo3_32B(OLMo3):
 
 @register
 class OLMoE_1B_7B(OLMoE):
-  """6,919,161,856 parameters: OLMoE-1B-7B, of which a token uses 1.3 billion."""
+  """6,919,161,856 parameters: OLMoE-1B-7B; a token uses 1.3 billion of them."""
 
   NUM_LAYERS = 16
   NUM_HEADS = 16

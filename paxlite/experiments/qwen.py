@@ -221,7 +221,7 @@ class Qwen3_32B(Qwen3):
 
 @register
 class Qwen3_30B_A3B(Qwen3Moe):
-  """30,532,122,624 parameters: Qwen3-30B-A3B, of which a token uses 3.3 billion."""
+  """30,532,122,624 parameters: Qwen3-30B-A3B; a token uses 3.3 billion of them."""
 
   NUM_LAYERS = 48
   NUM_HEADS = 32
@@ -235,7 +235,7 @@ class Qwen3_30B_A3B(Qwen3Moe):
 
 @register
 class Qwen3_235B_A22B(Qwen3Moe):
-  """235,093,634,560 parameters: Qwen3-235B-A22B, of which a token uses 22 billion."""
+  """235,093,634,560 parameters: Qwen3-235B-A22B; a token uses 22 billion of them."""
 
   NUM_LAYERS = 94
   NUM_HEADS = 64

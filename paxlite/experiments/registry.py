@@ -95,7 +95,7 @@ def find_known(name: str, way_out: str = '--import={}') -> type[Experiment]:
 
   Args:
     name: A dotted path.
-    way_out: The flag with which the user imports a module; {} stands for the module's name.
+    way_out: The flag with which the user imports a module; {} means the module's name.
 
   Raises:
     UserError: There is no such experiment, or its module is not imported.

@@ -84,7 +84,7 @@ class RotaryPositions(Experiment):
           )
 
   def rotary(self, is_local: bool = False) -> fdl.Partial:
-    """Returns the template of the rotary embedding; `is_local` stands for sliding attention."""
+    """Returns the template of the rotary embedding; `is_local` means sliding attention."""
     theta = (is_local and self.ROPE_LOCAL_THETA) or self.ROPE_THETA
     base: dict[str, Any] = dict(theta=theta, layout=self.ROPE_LAYOUT)
     if self.ROPE_FACTOR == 1 or (is_local and not self.ROPE_STRETCHES_LOCAL):

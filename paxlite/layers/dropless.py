@@ -23,7 +23,7 @@ _Number = TypeVar('_Number', jax.Array, int)
 
 
 class Places(NamedTuple):
-  """Where rows go, as gathers in both directions; an index beyond the rows stands for none."""
+  """Where rows go, as gathers in both directions; an index beyond the rows means none."""
 
   place_R: jax.Array  # int32: the place of each choice
   choice_P: jax.Array  # int32: the choice of each place
@@ -60,7 +60,7 @@ class DroplessDispatch:
 
   Attributes:
     room: If experts are sharded, a device has room for this many times its own number of choices,
-      the mean; choices for which there is no room get no output. 0 stands for room for all.
+      the mean; choices for which there is no room get no output. 0 means room for all.
   """
 
   room: float = 0.0
@@ -239,7 +239,7 @@ def _sorted(expert_R: jax.Array, E: int) -> tuple[jax.Array, jax.Array]:
 def _places(
   choice_R: jax.Array, counts_E: jax.Array, sizes_E: jax.Array, num_places: int
 ) -> Places:
-  """Returns the places of sorted choices, of which each expert has `sizes_E` places."""
+  """Returns the places of sorted choices; each expert has `sizes_E` of them."""
   R = choice_R.shape[0]
   stop_E = jnp.cumsum(sizes_E)
   place_P = jnp.arange(num_places, dtype=jnp.int32)

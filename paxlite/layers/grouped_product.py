@@ -11,7 +11,7 @@ from paxlite.parallel.partitioning import active_platform
 
 
 def alignment(w_EDF: jax.Array) -> int:
-  """Returns the number of rows of which each group must have a multiple."""
+  """Returns the number that must divide the number of rows of each group."""
   if _on_gpu(w_EDF):
     return triton_product.ROWS
   return megablox_product.ROWS if _on_tpu(w_EDF) else 1

@@ -183,7 +183,7 @@ class PipelinedTransformer(RepeatedTransformer):
       with contextlib.nullcontext() if active is None else partitioning.activate(*active):
         return on_stages(jnp.roll(on_stages(x_ZQbTD), by, axis=0))
 
-    # JAX's own derivative is a sum of two arrays, both of which XLA sends
+    # JAX's own derivative is a sum of two arrays, and XLA sends both
     send = jax.custom_vjp(lambda x_ZQbTD: roll(x_ZQbTD, 1))
     send.defvjp(lambda x_ZQbTD: (send(x_ZQbTD), None), lambda _, grad: (roll(grad, -1),))
 

@@ -182,7 +182,7 @@ class Lease:
 
 
 def _now() -> float:
-  """Returns seconds of a clock that goes on while the machine is suspended, where there is one."""
+  """Returns seconds of a clock that also runs while the machine is suspended, if there is one."""
   clock = getattr(time, 'CLOCK_BOOTTIME', None)  # Linux
   return time.monotonic() if clock is None else time.clock_gettime(clock)
 

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
   values['CHECKPOINT_RESTORE_PATH'] = args.path
   if 'step' in source.variables:
     values['CHECKPOINT_RESTORE_STATE'] = True
-  print(f'Goes on with {shell.flags(values)}')
+  print(f'Continues with {shell.flags(values)}')
 
 
 if __name__ == '__main__':

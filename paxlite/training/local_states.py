@@ -1,4 +1,4 @@
-"""Keeps recent train states of a run on each host: the fast tier beside its checkpoints.
+"""Keeps recent train states of a run on each host: a fast tier in addition to its checkpoints.
 
 Each process writes one copy of each part that its own devices hold to a folder of its host. The
 training loop waits only until the state is copied on the devices. If they have no room for a copy,
@@ -238,7 +238,7 @@ def default_root() -> str:
 
 
 def _has_room(device: jax.Device, size: int) -> bool:
-  """Returns whether a device has room for a copy of `size` bytes beside what a step needs."""
+  """Returns whether a device has room for a copy of `size` bytes and for what a step needs."""
   stats = device.memory_stats()
   if not stats or 'bytes_limit' not in stats:
     return True  # a CPU, whose devices are the memory of the host

@@ -1,4 +1,4 @@
-"""Metrics, each of which is a value together with the weight that it was averaged over."""
+"""Metrics: values, each with the weight that it was averaged over."""
 
 import math
 from collections.abc import Mapping

@@ -208,7 +208,7 @@ class StateStore:
     return step, (state, notes)
 
   def _described(self, step: int) -> dict[str, Any]:
-    """Returns what a checkpoint says beside the notes of the training loop."""
+    """Returns what a checkpoint holds in addition to the notes of the training loop."""
     described: dict[str, Any] = {'step': step, 'batch_size': self.batch_size}
     if self.trainable_only and self.plan is not None:
       described['frozen'] = self.plan.source.fingerprint

@@ -104,7 +104,7 @@ class Samples(Writer):
 
 
 class TerminalLines(Writer):
-  """Lines on the terminal, the last of which changes with each step.
+  """Lines on the terminal; the last one changes with each step.
 
   Args:
     max_steps: The last step, from which the remaining time is computed.

@@ -91,7 +91,7 @@ class Same:
 
 
 class OneOf:
-  """A key of which only some values are implemented, which all mean the same.
+  """A key with few implemented values, which all mean the same.
 
   A missing key and null mean the same too.
   """

@@ -28,7 +28,7 @@ class Stored(Protocol):
 
 
 class Dequantized:
-  """The tensors of a folder, of which some are stored in FP8 or MXFP4.
+  """The tensors of a folder; some are stored in FP8 or MXFP4.
 
   Raises:
     UserError: A tensor has another dtype, or the scales of a tensor are missing.

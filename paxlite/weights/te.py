@@ -177,7 +177,7 @@ _INNER = 'te/'  # TeTransformerLayer's name of Transformer Engine's layer
 
 
 class _Read(Mapping[str, np.ndarray]):
-  """Variables as NumPy arrays, each of which is read when it is used."""
+  """Variables as NumPy arrays; each is read when it is used."""
 
   def __init__(self, variables: Mapping[str, Variable]):
     self._variables = variables

@@ -1,6 +1,6 @@
 """Names of the tensors of published models, by role.
 
-{i} stands for the number of a block, {x} for that of an expert. Weights are [out, in]. A family
+{i} is the number of a block, {x} that of an expert. Weights are [out, in]. A family
 without a role has no tensor of that kind.
 """
 

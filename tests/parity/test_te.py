@@ -256,7 +256,7 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
     f'--checkpoint={tmp_path / "fw"}',
     f'--path={there}',
   ).stdout
-  goes_on = printed.splitlines()[-1].removeprefix('Goes on with ').split()
+  goes_on = printed.splitlines()[-1].removeprefix('Continues with ').split()
   assert goes_on[0] == '--fdl.USE_TE=layer'
   assert run(tmp_path / 'on', '--fdl.MAX_STEPS=12', *goes_on) == 0
   losses, whole = runs.losses(tmp_path / 'on'), runs.losses(tmp_path / 'whole')

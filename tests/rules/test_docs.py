@@ -144,5 +144,8 @@ def test_links_lead_somewhere():
 def test_the_tree_in_the_readme_is_the_tree():
   text = (runs.ROOT / 'README.md').read_text()
   tree = text.split('```\npaxlite/\n')[1].split('```')[0]
-  for name in re.findall(r'\b[\w/]+(?:\.py|/)', tree):
+  named = set(re.findall(r'\b[\w/]+(?:\.py|/)', tree))
+  for name in named:
     assert (runs.ROOT / 'paxlite' / name).exists(), name
+  rooms = {f'{p.parent.name}/' for p in (runs.ROOT / 'paxlite').glob('*/__init__.py')}
+  assert rooms <= named

@@ -7,6 +7,7 @@ from nbclient import NotebookClient
 from tests.support import runs
 
 NOTEBOOKS = sorted((runs.ROOT / 'docs' / 'notebooks').glob('*.ipynb'))
+assert NOTEBOOKS
 
 
 @pytest.mark.slow

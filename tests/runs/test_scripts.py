@@ -297,6 +297,7 @@ class TestLlama:
       '--fdl.ICI_MESH_SHAPE=[8,1,1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]',
       f'--fdl.CHECKPOINT_RESTORE_PATH={box.tfds}',
     }  # fmt: skip
+    assert box.calls
     for call in box.calls:
       assert wanted < set(call)
       assert not any('LR_COS' in flag for flag in call)

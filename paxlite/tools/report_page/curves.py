@@ -67,7 +67,7 @@ def svg(title: str, x_label: str, series: Mapping[str, Points]) -> str:
 
 
 def ticks(low: float, high: float) -> list[float]:
-  """Returns four to eight round numbers, of which the first and last enclose the interval."""
+  """Returns four to eight round numbers; the first and the last enclose the interval."""
   if low == high:
     low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
   rough = (high - low) / 5

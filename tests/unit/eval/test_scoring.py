@@ -16,6 +16,7 @@ from paxlite.core.errors import UserError
 from paxlite.eval.eval_tasks import find_task, read_examples, read_tasks
 from paxlite.eval.scoring import Continuation, Scorer, bucket
 from paxlite.eval.zero_shot import matched
+from paxlite.tools import evaluate as tool
 from tests.support import runs
 from tests.unit.generation.test_decoding import CONFIG, made
 
@@ -180,7 +181,7 @@ GOOD = dict(kind='cloze', files='a.jsonl', doc_to_text='{{a}}', doc_to_target='{
     (dict(a='x', b='y'), GOOD | dict(files='gone.jsonl'), r'gone\.jsonl is not a file'),
     (dict(a='x', b='y'), GOOD | dict(kind='multiple_choice'), 'needs doc_to_choice'),
     (dict(a='x', b='7'), GOOD | dict(kind='multiple_choice', doc_to_choice=['{{a}}']),
-     "a.jsonl:1: the answer '7' is none of 1 choices"),
+     "a.jsonl:1: the answer '7' is neither a label nor a number"),
     (dict(a='x', b='0'), GOOD | dict(kind='multiple_choice', doc_to_choice='c.d'),
      "a.jsonl:1: there is no field 'c.d'"),
     (dict(a='x', b='y'), GOOD | dict(doc_to_text='{{a'), 'a.jsonl:1: .* cannot be written'),
@@ -233,7 +234,7 @@ def test_the_right_choice_by_label_number_or_text(target, gold, tmp_path):
   spec = GOOD | dict(kind='multiple_choice', doc_to_choice='c', doc_to_label='l')
   spec = find_task(task(tmp_path, **spec))[1]
   if gold is None:
-    with pytest.raises(UserError, match="the answer '9' is none of 3 choices"):
+    with pytest.raises(UserError, match="the answer '9' is neither a label nor a number"):
       read_examples(spec)
   else:
     assert read_examples(spec)[0][0].gold == gold
@@ -316,6 +317,15 @@ def distributed(count: int, module: str, *flags: str) -> list[subprocess.Complet
     subprocess.CompletedProcess(p.args, p.returncode, *out)
     for p, out in zip(started, ended, strict=True)
   ]
+
+
+def test_a_folder_that_cannot_be_made_is_refused_before_the_checkpoint_is_read(tmp_path):
+  path = write(tmp_path / 'l.jsonl', [dict(context='it', continuation='came')])
+  flags = ['--checkpoint=nowhere', '--tasks', f'lambada:{path}']
+  with pytest.raises(UserError, match=r'--output=.* cannot be written: Not a directory'):
+    tool.main([*flags, f'--output={path}/out'])
+  with pytest.raises(UserError, match='nowhere'):
+    tool.main(flags)
 
 
 @pytest.mark.slow
