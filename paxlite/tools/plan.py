@@ -85,6 +85,7 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
   from paxlite.aot.planning import impossible, machine, store
   from paxlite.aot.planning.candidates import Space
   from paxlite.aot.planning.worker_pool import WorkerPool
+  from paxlite.experiments.language_model import LanguageModel
   from paxlite.experiments.registry import build_experiment
   from paxlite.runtime import compiled_step
 
@@ -92,6 +93,11 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
   if args.seq_len is not None:
     given['MAX_SEQ_LEN'] = str(args.seq_len)
   experiment = build_experiment(args.fdl_config, args.fiddler, given)
+  if not isinstance(experiment, LanguageModel):
+    raise UserError(
+      f'{args.fdl_config} is no language model, and paxlite plan knows no other kind: paxlite '
+      'compile judges one mesh'
+    )
   if experiment.NUM_EPOCHS is not None:
     experiment = experiment.replaced(NUM_EPOCHS=None)
   impossible.check([*args.keep, *args.tried])

@@ -179,7 +179,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--processes={args.processes} must be at least 1')
   every = args.held_out_every
   if (args.held_out and every is None) or (every is not None and every < 2):
-    raise UserError('--held_out_every=N names one document of how many, 2 at least')
+    raise UserError('--held_out_every=N holds out one of N documents, so that N must be at least 2')
   args.sources = expanded(args.sources)
   check_once(args.sources)
   sources = [open_records(s) for s in args.sources]
@@ -336,7 +336,8 @@ def _workers(encoder: Encoder, processes: int):
     yield lambda batches: _in_order(executor, batches, 4 * processes)
   except BrokenProcessPool:
     raise UserError(
-      'a worker was killed, perhaps for want of memory: run the command again to continue, with '
+      'a worker was killed, perhaps because there was too little memory: run the command '
+      'again to continue, with '
       'fewer --processes'
     ) from None
   finally:

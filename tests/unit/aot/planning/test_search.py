@@ -21,9 +21,10 @@ from paxlite.aot.planning.model import Model
 from paxlite.aot.planning.search import Judged, Plan, Point, pareto
 from paxlite.aot.planning.store import Folder, Store, Verdict, place_at
 from paxlite.core.errors import UserError
+from paxlite.experiments.base import Experiment
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.llama import LLaMA70B
-from paxlite.experiments.registry import build_experiment
+from paxlite.experiments.registry import build_experiment, register
 from paxlite.tools import plan as tool
 from tests.support import runs
 from tests.support.gcs_server import gcs_server
@@ -135,6 +136,16 @@ def test_a_batch_that_cannot_be_split_is_named_with_the_nearest():
 def test_wrong_input(argument, message):
   with pytest.raises(UserError, match=message):
     tool.main(['TinyGPT', '--target=here', argument])
+
+
+@register
+class OtherModel(Experiment):
+  """An experiment without a language model."""
+
+
+def test_an_experiment_without_a_language_model_is_refused():
+  with pytest.raises(UserError, match='OtherModel is no language model, and paxlite plan knows no'):
+    tool.main([f'{__name__}.OtherModel', '--target=v5e-8'])
 
 
 def test_measured_speeds_replace_those_of_the_data_sheet(tmp_path):
