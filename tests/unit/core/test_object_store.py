@@ -99,7 +99,7 @@ def test_faults_that_pass_are_not_seen(gcs):
     assert between.requests > 13
 
 
-@pytest.mark.parametrize('mode', ['503', 'reset'])
+@pytest.mark.parametrize('mode', ['503', '429', 'reset'])
 def test_patience_ends(gcs, mode):
   with proxy(gcs.endpoint, mode=mode) as between:
     environment = gcs.environment(between.endpoint)
