@@ -18,7 +18,7 @@ import numpy as np
 from paxlite.checkpointing.source import Source, find_source, read_values
 from paxlite.checkpointing.structure import conversion
 from paxlite.checkpointing.variables import Variable, layer_of, stacked
-from paxlite.core import shell
+from paxlite.core import object_copies, shell
 from paxlite.core.errors import UserError, compiled, listed
 from paxlite.core.variable_names import path_name
 from paxlite.layers.lora import LORA_VARIABLES
@@ -112,7 +112,7 @@ class Plan:
 
   def table(self) -> str:
     """Returns a short table of the restored, ignored and newly initialized variables."""
-    lines = [f'Restored from {self.source.folder}:']
+    lines = [f'Restored from {object_copies.shown(self.source.folder)}:']
     for what, names in (
       ('restored', list(self._found)),
       ('ignored', self.ignored),

@@ -64,6 +64,11 @@ def address_of(path: pathlib.Path) -> Address | None:
   return Address(scheme, bucket, '/'.join(key))
 
 
+def shown(path: pathlib.Path) -> str:
+  """Returns the address that a path is a copy of, or else the path, for messages."""
+  return str(address_of(path) or path)
+
+
 def copy_of(address: Address, largest: int | None = None, deep: bool = True) -> pathlib.Path:
   """Copies an object, or the objects below a prefix, to this machine; returns the path.
 

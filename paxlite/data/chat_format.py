@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from paxlite.core import shell
+from paxlite.core import object_copies, shell
 from paxlite.core.errors import UserError
 from paxlite.core.files import read_text
 from paxlite.core.json_files import parse_text
@@ -264,8 +264,9 @@ def _chat_templates(tokenizer_path: str) -> dict[str, str]:
       )
     return {k: v for k, v in template.items() if k in ('default', 'tool_use')}
   if not isinstance(template, str):
+    place = object_copies.shown(pathlib.Path(tokenizer_path))
     raise UserError(
-      f'{tokenizer_path} comes with no chat template: neither chat_template.jinja nor '
+      f'{place} comes with no chat template: neither chat_template.jinja nor '
       f'chat_template in {CONFIGURATION} are next to it'
     )
   return {'default': template}

@@ -95,7 +95,7 @@ class TrainedModel:
     self._checkpoint = address or str(folder)
 
   def __repr__(self) -> str:
-    return f'<TrainedModel of {self.folder}>'
+    return f'<TrainedModel of {self._checkpoint}>'
 
   @property
   def metrics(self) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ _CONFLICT = (
   b'Connection: close\r\n\r\n<Error><Code>ConditionalRequestConflict</Code></Error>'
 )
 _UNAVAILABLE = (
-  b'HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: 47\r\n'
+  b'HTTP/1.1 %d Slow Down\r\nContent-Type: application/xml\r\nContent-Length: 47\r\n'
   b'Connection: close\r\n\r\n<Error><Code>SlowDown</Code><Message/></Error>\n'
 )
 
@@ -23,9 +23,10 @@ class Proxy:
 
   Attributes:
     delay: Seconds by which each request is held back.
-    mode: 'forward'; '503' answers every request with that status; 'reset' closes connections;
-      'silent' answers nothing, and begins to forward when the mode changes; 'third' answers every
-      third request with 503; 'conflict' answers writes with 409, as S3 does if two of them race.
+    mode: 'forward'; '503' and '429' answer every request with that status; 'reset' closes
+      connections; 'silent' answers nothing, and begins to forward when the mode changes; 'third'
+      answers every third request with 503; 'conflict' answers writes with 409, as S3 does if two of
+      them race.
     endpoint: The address of the proxy.
     requests: The number of requests so far.
   """
@@ -80,8 +81,9 @@ class Proxy:
           time.sleep(0.05)
         if self.mode == 'reset':
           break
-        if self.mode == '503' or (self.mode == 'third' and self.requests % 3 == 0):
-          client.sendall(_UNAVAILABLE)
+        status = '503' if self.mode == 'third' and self.requests % 3 == 0 else self.mode
+        if status in ('429', '503'):
+          client.sendall(_UNAVAILABLE % int(status))
           break
         if self.mode == 'conflict' and data.startswith(b'PUT'):
           client.sendall(_CONFLICT)

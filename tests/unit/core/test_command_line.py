@@ -215,6 +215,16 @@ def test_object_stores_are_refused_for_code_and_programs(main, argv, flag):
     main(argv)
 
 
+def test_every_path_of_a_command_is_read_as_one():
+  """An address is not taken for the name of a folder here: each is in one of two lists."""
+  page = (runs.ROOT / 'docs' / 'commands.md').read_text()
+  names_a_place = r'\b(?:file|folder|where|to write|to make)\b'
+  found = set(re.findall(rf'^  --([a-z_]+)[ =][A-Z_]+ .*{names_a_place}', page, re.M))
+  assert found >= {'output', 'curves', 'json', 'write_hlo'}
+  checked_by_train = {'folder'}
+  assert found <= {*command_line._STORED, *command_line._PATHS, *checked_by_train}
+
+
 def test_home_is_expanded(monkeypatch):
   monkeypatch.setenv('HOME', '/home/me')
   with pytest.raises(UserError, match='/home/me/run holds no run'):

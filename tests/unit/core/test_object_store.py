@@ -99,7 +99,7 @@ def test_faults_that_pass_are_not_seen(gcs):
     assert between.requests > 13
 
 
-@pytest.mark.parametrize('mode', ['503', 'reset'])
+@pytest.mark.parametrize('mode', ['503', '429', 'reset'])
 def test_patience_ends(gcs, mode):
   with proxy(gcs.endpoint, mode=mode) as between:
     environment = gcs.environment(between.endpoint)
@@ -150,7 +150,7 @@ def test_a_missing_package_is_named(monkeypatch):
     ObjectStore.opened('gs://bkt')
 
 
-def test_copies_follow_the_store(store, gcs, monkeypatch):
+def test_copies_follow_the_store(store, gcs, monkeypatch, tmp_path):
   store.write('w/a', b'1')
   store.write('w/deep/b', b'22')
   store.write('w/m', b'head ')
@@ -167,7 +167,8 @@ def test_copies_follow_the_store(store, gcs, monkeypatch):
   assert not (path / 'deep/b').exists()
   asked = [r for r in gcs.requests[before:] if 'list-type' not in r[1] and r[0] == 'GET']
   assert len(asked) == 1, 'only what has changed is copied'
-  assert object_copies.address_of(path / 'a') == Address.parsed('gs://bkt/w/a')
+  assert object_copies.shown(path / 'a') == 'gs://bkt/w/a'
+  assert object_copies.shown(tmp_path) == str(tmp_path)
   monkeypatch.setenv('PAXLITE_CACHE_GB', '1e-9')
   store.write('w/a', b'4444')
   with pytest.raises(UserError, match='PAXLITE_CACHE_GB'):
