@@ -57,7 +57,6 @@ class Transformer(ContextParallelism, Decoding, Optimization):
   USE_REPEATED_LAYER: Training[bool] = False  # one compiled block is applied NUM_LAYERS times
   NUM_PIPELINE_REPEATS: Run[Count] = 1  # groups of layers in a stage of a pipeline
   GATHER_STAGES_ONCE: Run[bool] = True  # a pipeline gathers weights once a step, not once a tick
-  SCATTER_STAGES: Run[bool] = False  # a pipeline scatters gradients over data at each tick
   HIDE_STAGE_SENDS: Run[bool] = False  # a stage sends while it computes the next microbatch
   CHECKPOINT_POLICY: Run[CheckpointPolicy] = 'SAVE_NOTHING'  # what is not recomputed
   SEPARATE_EMBEDDING: Shape[bool] = False  # logits have a weight of their own
@@ -280,7 +279,6 @@ class Transformer(ContextParallelism, Decoding, Optimization):
         num_repeats=self.NUM_PIPELINE_REPEATS,
         gathers_once=self.GATHER_STAGES_ONCE,
         hides_sends=self.HIDE_STAGE_SENDS,
-        scatters=self.SCATTER_STAGES,
         **layers,
       )
     is_repeated = self.USE_REPEATED_LAYER and num_layers > 0

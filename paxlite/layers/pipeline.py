@@ -48,7 +48,6 @@ class PipelinedTransformer(RepeatedTransformer):
     num_repeats: R, the number of groups of layers in a stage.
     gathers_once: Whether weights are gathered over data once a step, instead of once a tick.
     hides_sends: Whether a stage sends a microbatch while it computes the next one.
-    scatters: Whether gradients are scattered over data at each tick, and not once a step.
   """
 
   num_stages: int = 1
@@ -56,7 +55,6 @@ class PipelinedTransformer(RepeatedTransformer):
   num_repeats: int = 1
   gathers_once: bool = True
   hides_sends: bool = False
-  scatters: bool = False
 
   @property
   def microbatches(self) -> int:
@@ -82,8 +80,7 @@ class PipelinedTransformer(RepeatedTransformer):
     one = jax.ShapeDtypeStruct((B // I, T, D), x_BTD.dtype)
     facts = layer_facts(self.layer_tpl(parent=None), stack, one, segment_ids_BT is not None, rng)
     row_shards = self._row_shards(facts, B // I)
-    scattered = tuple(a for a in row_shards if a == 'data' and self.scatters)
-    weights = StageWeights(stack, facts, self.num_stages, self.num_repeats, row_shards, scattered)
+    weights = StageWeights(stack, facts, self.num_stages, self.num_repeats, row_shards)
     with _inside(row_shards):
       rows = StageRows(self.num_stages, I, _size(row_shards))
       positions, segment_ids = (None if a is None else rows.split(a) for a in beside)
