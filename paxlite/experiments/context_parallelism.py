@@ -41,7 +41,7 @@ class ContextParallelism(AttentionAndNorms):
     for window in self._windows:
       shapes = self._shapes(window, 'cpu')
       if way == 'ring' and not context_choice.has_ring(shapes):
-        raise UserError(f'{stated} needs a MAX_SEQ_LEN that 2 × {size} divides')
+        raise UserError(f'{stated} needs a MAX_SEQ_LEN that is divisible by 2 × {size}')
       if way == 'heads' and not context_choice.has_heads(shapes):
         raise UserError(
           f'{stated} needs NUM_HEADS={self.NUM_HEADS} and NUM_KV_HEADS={self.NUM_KV_HEADS} that '

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paxlite.experiments.deepseek import DeepSeekV2, DeepSeekV3
+from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gemma import Gemma, Gemma2, Gemma3
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.gpt_oss import GptOss
@@ -136,7 +137,8 @@ def _routing(method: str, grouped: str, scores: str) -> Both:
     OneOf('topk_method', method, grouped).read(config)
     return OneOf('scoring_func', scores).read(config)
 
-  def write(e: Any) -> dict[str, Any]:
+  def write(e: LanguageModel) -> dict[str, Any]:
+    assert isinstance(e, MixtureOfExperts)
     return {
       'topk_method': method if e.NUM_EXPERT_GROUPS == 1 else grouped,
       'scoring_func': scores,
