@@ -568,7 +568,7 @@ def test_elastic_restart(tmp_path):
   train('elastic', 5, 4, '[2,2,1]')
   train(
     'elastic', 10, 4, '[2,1,1,2]', four_axes, '--fdl.MESH_AXES=[stage,replica,data,mdl]',
-    '--fdl.NUM_MICROBATCHES=2', '--fdl.NUM_PIPELINE_REPEATS=2', '--fdl.HIDE_STAGE_SENDS=True',
+    '--fdl.NUM_MICROBATCHES=2', '--fdl.NUM_PIPELINE_REPEATS=2',
   )  # fmt: skip
   train(
     'elastic', 15, 2, '[1,1,1,2]', four_axes, '--fdl.MESH_AXES=[replica,data,mdl,context]',

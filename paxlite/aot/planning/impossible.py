@@ -156,8 +156,7 @@ def _devices(machine: Machine) -> str:
 def check_counted(experiment: LanguageModel) -> None:
   """Raises UserError if the experiment has values whose memory or time is not estimated."""
   values = experiment.values()
-  on = 'OFFLOAD_OPTIMIZER', 'OFFLOAD_ACTIVATIONS', 'SCATTER_STAGES', 'HIDE_STAGE_SENDS'
-  wrong = [name for name in on if values.get(name)]
+  wrong = [name for name in ('OFFLOAD_OPTIMIZER', 'OFFLOAD_ACTIVATIONS') if values.get(name)]
   wrong += ['NUM_PIPELINE_REPEATS'] if values.get('NUM_PIPELINE_REPEATS', 1) != 1 else []
   if wrong:
     raise UserError(
