@@ -9,7 +9,7 @@ from jax.typing import DTypeLike
 
 from paxlite.layers.projection import Initializer
 from paxlite.layers.weight_product import weight_product
-from paxlite.parallel.partitioning import gather_weight, param, shard
+from paxlite.parallel.partitioning import gather_weight, param, shard, shards_of
 
 
 class TokenEmbedding(nn.Module):
@@ -60,7 +60,18 @@ def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
   these devices exchange their parts. If the rows of the table were split as well, each device
   would have to look up all tokens of the batch.
   """
-  x_BTD = shard(table_VD, None, 'lookup_embed')[ids_BT]
+  table_VD = shard(table_VD, None, 'lookup_embed')
+  (B, T), (V, D) = ids_BT.shape, table_VD.shape
+  groups = shards_of('lookup_batch', B)
+  if groups == 1 or shards_of('lookup_embed', D) == 1:
+    x_BTD = table_VD[ids_BT]
+  else:
+    # A group of devices adds up the gradient of its own rows in its own copy of the table, and the
+    # groups add up their shards. XLA would otherwise add up the whole table over all devices.
+    copies_GVD = jnp.broadcast_to(table_VD, (groups, V, D))
+    copies_GVD = shard(copies_GVD, 'lookup_batch', None, 'lookup_embed')
+    x_GBTD = jax.vmap(lambda table, ids: table[ids])(copies_GVD, ids_BT.reshape(groups, -1, T))
+    x_BTD = x_GBTD.reshape(B, T, D)
   return shard(x_BTD, 'lookup_batch', 'length', 'lookup_embed')
 
 
