@@ -6,6 +6,7 @@ from typing import Any
 
 from paxlite.aot.planning import choices
 from paxlite.aot.planning.search import Judged, Plan, Point, size
+from paxlite.aot.planning.store import Verdict
 from paxlite.core import shell
 
 _FRONT = 8  # points of the front that the page shows
@@ -40,7 +41,7 @@ def _candidate(plan: Plan, judged: Judged, rank: int) -> list[str]:
   tokens = c.rows * plan.space.experiment.MAX_SEQ_LEN / v.seconds / machine.devices
   lines = [
     f'{rank}. {v.seconds:.4g} s a step of {c.rows:,} rows, {tokens:,.0f} tokens/s a device; '
-    f'{size(v.memory)} of {size(machine.memory)}',
+    f'{size(v.memory)} of {size(machine.memory)}{_on_host(v)}',
     f'   {c}',
   ]
   if len(v.mfu) == 2:
@@ -50,6 +51,10 @@ def _candidate(plan: Plan, judged: Judged, rank: int) -> list[str]:
     parts = sorted(v.parts.items(), key=lambda x: -x[1])
     lines.append('   ' + ', '.join(f'{n / total:.0%} {part}' for part, n in parts if n > 0))
   return lines
+
+
+def _on_host(verdict: Verdict) -> str:
+  return f', and {size(verdict.host)} of its host' if verdict.host else ''
 
 
 def command(
@@ -118,6 +123,7 @@ def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> dict[str, Any]:
       'rows': j.candidate.rows,
       'fits': j.fits,
       'memory': v.memory,
+      'host_memory': v.host,
       'foreseen_memory': j.foreseen,
       'estimated_memory': j.estimate.memory,
       'seconds': v.seconds,

@@ -84,8 +84,10 @@ def judged(experiment: Any, target: Any, memory: float) -> Verdict:
     'matrix multiplications': line.compute_bound,
     'memory traffic': line.memory_bound,
     'collectives': line.exposed,
+    'copies from and to the host': line.exposed_host,
   }
-  return Verdict(float(report.total), line.step, line.bound, report.mfu or (), parts)
+  mfu = report.mfu or ()
+  return Verdict(float(report.total), line.step, line.bound, mfu, parts, host=float(report.host))
 
 
 def measured(experiment: Any, memory: float) -> Verdict:
