@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
   )
   parser.add_argument(
     '--try', nargs='+', action='extend', default=[], metavar='NAME', dest='tried',
-    help='also choose these: USE_FP8',
+    help='also choose these: USE_FP8, USE_INT8',
   )  # fmt: skip
   parser.add_argument('--most', type=int, default=24, help='candidates to compile or run (24)')
   parser.add_argument('--workers', type=int, help='processes that compile (one a core)')

@@ -8,6 +8,8 @@ from paxlite.aot.planning import choices
 from paxlite.aot.planning.search import Judged, Plan, Point, size
 from paxlite.aot.planning.store import Verdict
 from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.experiments.base import Experiment
 
 _FRONT = 8  # points of the front that the page shows
 
@@ -30,6 +32,8 @@ def page(plan: Plan, name: str, given: Mapping[str, str], fiddlers: Sequence[str
       *_candidate(plan, judged, i + 1),
       '   ' + command(plan, judged, name, given, fiddlers),
     ]
+  if plan.best:
+    lines += _missing(plan.space.experiment)
   if plan.front:
     lines += ['', 'Memory against time (~: predicted, not compiled)']
     lines += [f'  {line}' for line in map(_point, _thinned(plan.front))]
@@ -53,6 +57,15 @@ def _candidate(plan: Plan, judged: Judged, rank: int) -> list[str]:
   return lines
 
 
+def _missing(experiment: Experiment) -> list[str]:
+  """What the experiment lacks, so that the printed commands cannot train it yet."""
+  try:
+    experiment.train_input()
+  except UserError as e:
+    return ['', f'Before you train: {e}']
+  return []
+
+
 def _on_host(verdict: Verdict) -> str:
   return f', and {size(verdict.host)} of its host' if verdict.host else ''
 
@@ -73,7 +86,7 @@ def command(
     words.append(shell.flag(attribute, value).replace('--fdl.', '', 1))
   share = plan.space.machine.share
   environment = f'XLA_PYTHON_CLIENT_MEM_FRACTION={share} ' if share else ''
-  return f'{environment}paxlite train {name} {" ".join(words)}'
+  return environment + ' '.join(['paxlite train', name, *words])
 
 
 def _point(point: Point) -> str:

@@ -76,6 +76,15 @@ def test_the_command_makes_the_candidate():
   assert made.batch_size == 4
 
 
+def test_the_page_says_that_data_is_missing():
+  judged = Judged(
+    Candidate(LAYOUT, 4, 1, VALUES), Estimate(*[1.0] * 8), Verdict(1.0, 1.0), 1.0, fits=True
+  )
+  page = lambda e: report.page(Plan(Space(e, HOST), judged=[judged]), 'X', {})
+  assert 'Before you train' not in page(TinyGPT())
+  assert 'Before you train: LLaMA70B has no dataset' in page(LLaMA70B())
+
+
 @pytest.mark.slow
 def test_what_would_fit_is_named():
   """TinyGPT is put on devices whose memory is too small for it."""
