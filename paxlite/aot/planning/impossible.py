@@ -108,7 +108,7 @@ def _ways_out(space: Space, model: Model, device: jax.Device, state_fits: bool) 
       changed = dataclasses.replace(space, experiment=e.replaced(**values))
       if changed.experiment.values() == e.values():
         continue
-      if _fits(changed, Model(changed.experiment, device)):
+      if _fits(changed, model.saving(changed.experiment)):
         yield f'{name} ({_flags(values)})'
         break
   if state_fits and (length := _shorter(space, device)):

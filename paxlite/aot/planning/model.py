@@ -61,6 +61,12 @@ class Model:
     self._states: dict[Any, StateBytes] = {}
     self._counts: dict[Any, tuple[collections.Counter, collections.Counter]] = {}
 
+  def saving(self, experiment: Experiment) -> 'Model':
+    """The same model with other values of MemorySavings; the traces of its layers are shared."""
+    found = Model(experiment, self._device)
+    found._works = self._works
+    return found
+
   @property
   def units(self) -> int:
     """Repetitions of the unit of blocks that the stack repeats."""
