@@ -25,7 +25,8 @@ def page(plan: Plan, name: str, given: Mapping[str, str], fiddlers: Sequence[str
   """
   machine = plan.space.machine
   how = 'measured' if machine.measured else "by the compiler's schedule"
-  lines = [f'{name} on {machine.name}: the fastest for each row of a batch, {how}']
+  found = f'the fastest for each row of a batch, {how}' if plan.best else 'no candidate fits so far'
+  lines = [f'{name} on {machine.name}: {found}']
   for i, judged in enumerate(plan.best[:3]):
     lines += [
       '',

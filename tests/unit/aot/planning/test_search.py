@@ -76,6 +76,12 @@ def test_the_command_makes_the_candidate():
   assert made.batch_size == 4
 
 
+def test_the_page_of_a_search_that_was_interrupted_at_once():
+  page = report.page(Plan(Space(TinyGPT(), HOST), considered=2, interrupted=True), 'TinyGPT', {})
+  assert page.startswith('TinyGPT on here: no candidate fits so far')
+  assert page.endswith('the same command continues from here')
+
+
 def test_the_page_says_that_data_is_missing():
   judged = Judged(
     Candidate(LAYOUT, 4, 1, VALUES), Estimate(*[1.0] * 8), Verdict(1.0, 1.0), 1.0, fits=True
