@@ -55,6 +55,8 @@ def _candidate(plan: Plan, judged: Judged, rank: int) -> list[str]:
     total = sum(v.parts.values()) or 1.0
     parts = sorted(v.parts.items(), key=lambda x: -x[1])
     lines.append('   ' + ', '.join(f'{n / total:.0%} {part}' for part, n in parts if n > 0))
+  if v.note:
+    lines.append(f'   {v.note}')
   return lines
 
 
@@ -138,6 +140,7 @@ def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> dict[str, Any]:
       'fits': j.fits,
       'memory': v.memory,
       'host_memory': v.host,
+      'note': v.note,
       'foreseen_memory': j.foreseen,
       'estimated_memory': j.estimate.memory,
       'seconds': v.seconds,

@@ -29,6 +29,7 @@ class Verdict:
     error: Why there is no verdict; '' if there is one.
     spent: Seconds that the verdict took.
     host: Bytes of the memory of the host that each device needs.
+    note: What the figures do not show; '' if there is nothing.
   """
 
   memory: float = 0.0
@@ -39,6 +40,7 @@ class Verdict:
   error: str = ''
   spent: float = 0.0
   host: float = 0.0
+  note: str = ''
 
   def fits(self, memory: float) -> bool:
     """Whether the step runs with so many bytes on a device."""

@@ -21,6 +21,7 @@ from paxlite.aot.planning.store import Verdict
 from paxlite.core.json_text import parsed
 
 _LEAST_STEPS = 3
+_ON_HOST = 'The compiler computes a part of the step on the host, which the time does not count.'
 _SECONDS = 2.0  # the time for which steps are measured, if these are not more than 20 steps
 
 
@@ -87,7 +88,10 @@ def judged(experiment: Any, target: Any, memory: float) -> Verdict:
     'copies from and to the host': line.exposed_host,
   }
   mfu = report.mfu or ()
-  return Verdict(float(report.total), line.step, line.bound, mfu, parts, host=float(report.host))
+  note = _ON_HOST if '_xla_compute_type="host"' in (report.program or '') else ''
+  return Verdict(
+    float(report.total), line.step, line.bound, mfu, parts, host=float(report.host), note=note
+  )
 
 
 def measured(experiment: Any, memory: float) -> Verdict:

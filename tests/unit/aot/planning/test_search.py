@@ -82,6 +82,14 @@ def test_the_page_of_a_search_that_was_interrupted_at_once():
   assert page.endswith('the same command continues from here')
 
 
+def test_the_page_says_what_is_on_the_host():
+  verdict = Verdict(1.0, 1.0, host=2**30, note='Not all is counted.')
+  judged = Judged(Candidate(LAYOUT, 4, 1, VALUES), Estimate(*[1.0] * 8), verdict, 1.0, fits=True)
+  page = report.page(Plan(Space(TinyGPT(), HOST), judged=[judged]), 'TinyGPT', {})
+  assert ', and 1.00 GiB of its host\n' in page
+  assert '\n   Not all is counted.\n' in page
+
+
 def test_the_page_says_that_data_is_missing():
   judged = Judged(
     Candidate(LAYOUT, 4, 1, VALUES), Estimate(*[1.0] * 8), Verdict(1.0, 1.0), 1.0, fits=True
