@@ -225,7 +225,7 @@ def peak(memory: Any, platform: str) -> int:
 
 def _verdict(total: int, host: int, chip: Chip | None) -> tuple[bool | None, str]:
   if chip is None:
-    return None, 'compiled; how much memory there is is not known'
+    return None, 'compiled; the memory of a device is not known'
   share = total / chip.memory
   of = f'{total / 2**30:.2f} GiB of {chip.memory / 2**30:.2f} GiB, {share:.0%}'
   if host:

@@ -16,6 +16,7 @@ from flax.linen import meta
 from jax.sharding import Mesh
 
 from paxlite.experiments.base import Experiment
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.transformer import REPEATED
 from paxlite.optim.optimizers import merge
 from paxlite.parallel import partitioning
@@ -145,6 +146,9 @@ class Names:
       size = values.get(attribute)
       if isinstance(size, int) and size > 1:
         self._widths.setdefault(size, name)
+    self._ticks: _Ticks | None = None
+    if isinstance(experiment, LanguageModel) and experiment.num_stages > 1:
+      self._ticks = _Ticks.of(experiment, rows)
     self._weights: dict[tuple[int, ...], tuple[str | None, ...]] = {}
     for leaf in jax.tree.leaves(boxed, is_leaf=lambda x: isinstance(x, meta.AxisMetadata)):
       if isinstance(leaf, meta.AxisMetadata):
@@ -155,9 +159,9 @@ class Names:
     """The names; those of a weight where the array is a weight in another type."""
     if saved.shape in self._weights and saved.operation in _CASTS:
       return self._weights[saved.shape]
-    names: list[str | None] = []
-    left = saved.shape
-    if saved.operation == 'scan' and left and left[0] != self._rows:
+    names: list[str | None] = self._ticks.names(saved) if self._ticks else []
+    left = saved.shape[len(names) :]
+    if not names and saved.operation == 'scan' and left and left[0] != self._rows:
       names.append('layers')
       left = left[1:]
     for i, size in enumerate(left):
@@ -173,6 +177,57 @@ class Names:
         is_second = bool(_WIDTH_NAMES & {name} and _WIDTH_NAMES & {*names})
         names.append(None if is_second else name)  # a mesh axis splits one dimension
     return tuple(names)
+
+
+class _Ticks(NamedTuple):
+  """The dimensions that a pipeline puts before those of an activation.
+
+  Attributes:
+    ticks: Number of ticks.
+    layers: Layers that a stage computes in a tick.
+    stages: Number of stages.
+    parts: Devices that each compute a part of a microbatch.
+    rows: Rows of such a part.
+  """
+
+  ticks: int
+  layers: int
+  stages: int
+  parts: int
+  rows: int
+
+  @classmethod
+  def of(cls, e: LanguageModel, rows: int) -> '_Ticks':
+    """The dimensions in the pipeline of an experiment, for a batch of so many rows."""
+    groups = e.NUM_MICROBATCHES * e.NUM_PIPELINE_REPEATS
+    layers = (e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer
+    parts = partitioning.num_shards(e.mesh_sizes, e.rules, 'batch')
+    return cls(
+      ticks=groups + e.num_stages - 1,
+      layers=layers // (e.num_stages * e.NUM_PIPELINE_REPEATS),
+      stages=e.num_stages,
+      parts=parts,
+      rows=rows // e.NUM_MICROBATCHES // parts,
+    )
+
+  def names(self, saved: Saved) -> list[str | None]:
+    """The names of the first dimensions of an array: (ticks, layers, stages, parts, rows)."""
+    shape = saved.shape
+    if saved.operation != 'scan' or not shape or shape[0] != self.ticks:
+      return []
+    names: list[str | None] = [None]
+    if shape[1:3] == (self.layers, self.stages):
+      names += [None, 'layers']
+    elif shape[1:2] == (self.stages,):
+      names += ['layers']
+    else:
+      return names
+    left = shape[len(names) :]
+    if left[:1] == (self.parts,):
+      names += ['batch', None] if left[1:2] == (self.rows,) else ['batch']
+    elif left[:1] == (self.parts * self.rows,):
+      names += ['batch']
+    return names
 
 
 # operations that give a weight another type or layout

@@ -201,14 +201,15 @@ def calibrated(chip: Chip, path: str) -> Chip:
   """A chip with the measured speeds of a file.
 
   The file is a JSON object: `chip` is the name of the chip, `flops` has FLOP/s by the types of the
-  operands in HLO (bf16, f32, f8e4m3fn …), and memory_bandwidth, ici_bandwidth and dcn_bandwidth are
-  in bytes/s. What it does not have stays as the data sheet says.
+  operands in HLO (bf16, f32, f8e4m3fn …). memory_bandwidth, ici_bandwidth, dcn_bandwidth, and
+  host_bandwidth between a device and its host (each way) are in bytes/s. What it does not have
+  stays as the data sheet says.
 
   Raises:
     UserError: The file cannot be read, is of another chip, or has a speed that is none.
   """
   found = read_object(pathlib.Path(object_copies.local(path)))
-  speeds = ('memory_bandwidth', 'ici_bandwidth', 'dcn_bandwidth')
+  speeds = ('memory_bandwidth', 'ici_bandwidth', 'dcn_bandwidth', 'host_bandwidth')
   if unknown := sorted(found.keys() - {'chip', 'flops', 'source', *speeds}):
     raise UserError(
       f'--calibration={path}: {unknown[0]} is none of chip, flops, {", ".join(speeds)}'

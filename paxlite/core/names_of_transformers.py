@@ -15,9 +15,7 @@ ARGUMENTS: dict[str, Answer] = {
   **each('output_dir logging_dir run_name', _FOLDER),
   **each('do_train do_eval do_predict', _MODE),
   'resume_from_checkpoint': needless('a run continues from the last checkpoint in its folder'),
-  'overwrite_output_dir': instead(
-    'Name a new --job_log_dir: one with checkpoints is continued'
-  ),
+  'overwrite_output_dir': instead('Name a new --job_log_dir: one with checkpoints is continued'),
   # Batch and length
   'per_device_train_batch_size': renamed('PERCORE_BATCH_SIZE', 'with all microbatches'),
   'per_gpu_train_batch_size': renamed('PERCORE_BATCH_SIZE', 'with all microbatches'),

@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
   )
   parser.add_argument(
     '--try', nargs='+', action='extend', default=[], metavar='NAME', dest='tried',
-    help='also choose these: USE_FP8',
+    help='also choose these: USE_FP8, USE_INT8',
   )  # fmt: skip
   parser.add_argument('--most', type=int, default=24, help='candidates to compile or run (24)')
   parser.add_argument('--workers', type=int, help='processes that compile (one a core)')
@@ -100,8 +100,8 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
     )
   if experiment.NUM_EPOCHS is not None:
     experiment = experiment.replaced(NUM_EPOCHS=None)
-  impossible.check([*args.keep, *args.tried])
-  impossible.check_counted(experiment)
+  impossible.check('keep', args.keep)
+  impossible.check('try', args.tried)
   command = [f'--target={args.target}']
   if args.calibration is not None:
     command.append(f'--calibration={args.calibration}')
@@ -113,6 +113,7 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
       where = described(pool, environment)
     else:
       where = machine.of_target(targets.parse(args.target, args.calibration))
+    impossible.check_counted(experiment, where)
     about = dict(
       versions=compiled_step.versions(where.platform), code=store.code(), machine=where.identity,
       flags=environment.get('XLA_FLAGS', ''), python=sys.version_info[:2],
@@ -136,10 +137,10 @@ _QUESTION = ('fdl_config', 'fiddler', 'target', 'global_batch', 'keep', 'tried',
 def searched(
   space: Any, args: Any, overrides: dict[str, str], pool: Any, workers: int, answers: Any
 ) -> dict[str, Any]:
-  """The answer of a search.
+  """The answer of a search; nothing is compiled if the state alone is too large for the devices.
 
   Raises:
-    UserError: The state alone is too large for the devices, or no mesh can split the batch.
+    UserError: No mesh can split the batch.
   """
   from paxlite.aot.planning import impossible, report
   from paxlite.aot.planning.estimate import Estimator
@@ -149,11 +150,14 @@ def searched(
   device = traced_device(space.machine)
   estimator = Estimator(Model(space.experiment, device), space.machine)
   lean = impossible.leanest(space, estimator)
-  if lean is None or lean[1].state > space.machine.memory:
-    raise UserError(impossible.message(space, estimator, device))
-  found = Search(space, estimator, pool, answers, args.most, workers, say).run()
+  if lean is None:
+    raise UserError(impossible.nothing_valid(space))
+  search = Search(space, estimator, pool, answers, args.most, workers, say)
+  found = search.plan if lean[1].state > space.machine.memory else search.run()
   if found.best or found.interrupted:
     page = report.page(found, args.fdl_config, overrides, args.fiddler)
+    if on_devices_alone := only_on_host(found, space, estimator, device):
+      page = f'{on_devices_alone}\n\n{page}'
   else:
     needed = [j.verdict.memory for j in found.judged if j.verdict.memory]
     page = impossible.message(space, estimator, device, min(needed, default=None))
@@ -163,6 +167,21 @@ def searched(
     fits=bool(found.best),
     interrupted=found.interrupted,
   )
+
+
+def only_on_host(found: Any, space: Any, estimator: Any, device: Any) -> str | None:
+  """The reason why the best candidates use the memory of the host; None if they need not."""
+  from paxlite.aot.planning import choices, impossible
+
+  if not found.best or not all(
+    any(map(j.candidate.values.get, choices.ON_HOST)) for j in found.best
+  ):
+    return None
+  on_devices = impossible.without_host(space)
+  lean = impossible.leanest(on_devices, estimator)
+  if lean is not None and lean[1].memory <= space.machine.memory:
+    return None
+  return impossible.message(on_devices, estimator, device)
 
 
 def described(pool: Any, environment: Mapping[str, str]) -> Any:

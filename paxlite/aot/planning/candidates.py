@@ -35,7 +35,7 @@ class Candidate:
     for size in self.layout.sizes.values():
       devices *= size
     batch = {'PERCORE_BATCH_SIZE': self.rows / devices, 'NUM_MICROBATCHES': self.microbatches}
-    return {**self.layout.values, **batch, **self.values}
+    return {**self.layout.values, **batch, **choices.attributes(self.values)}
 
   def of(self, experiment: LanguageModel) -> LanguageModel:
     """The experiment with these attributes; UserError if it refuses them."""
@@ -55,7 +55,9 @@ class Candidate:
         parts.append('repeated' if value else 'unrolled')
       elif name in names and value not in (0, 1):
         parts.append(f'{names[name]} {value}')
-      elif name not in names and value:
+      elif isinstance(value, str) and value != 'off':
+        parts.append(f'{name} {value}')
+      elif name not in names and value not in (0, '', 'off', (), []):
         parts.append(name)
     return ', '.join(parts)
 

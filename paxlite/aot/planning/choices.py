@@ -35,6 +35,7 @@ class Choice:
     if self.name not in attribute_types(type(experiment)):
       return []
     own = getattr(experiment, self.name)
+    own = tuple(own) if isinstance(own, list) else own
     if self.name in kept or (self.asked and self.name not in tried):
       return [own]
     return list(dict.fromkeys([*([own] if self.own else []), *self.values(experiment, machine)]))
@@ -58,6 +59,16 @@ def _chunks(e: LanguageModel, machine: Machine) -> Sequence[int]:
   return [1, 4] if e.VOCAB_SIZE < 1 << 17 else [1, 4, 16]
 
 
+def _moments(e: LanguageModel, machine: Machine) -> Sequence[bool]:
+  """Whether moments are on the host, where a host has memory of its own at a known distance."""
+  return [False, True] if machine.host else []
+
+
+def _offloaded(e: LanguageModel, machine: Machine) -> Sequence[tuple[str, ...]]:
+  """The activations that are on the host: none, or the input of each layer."""
+  return [(), ('iteration_input',)] if machine.host else []
+
+
 _MOST_UNROLLED = 16
 _POLICIES = (
   'SAVE_NOTHING', 'SAVE_ATTENTION', 'SAVE_OUT_PROJ', 'SAVE_QKV_OUT_PROJ_SEPARATE',
@@ -69,8 +80,12 @@ CHOICES: tuple[Choice, ...] = (
   Choice('NUM_LOSS_CHUNKS', _chunks),
   Choice('ATTENTION_BLOCK_SIZE', _blocks),
   Choice('USE_REPEATED_LAYER', _repeated, own=False),
+  Choice('OFFLOAD_OPTIMIZER', _moments),
+  Choice('OFFLOAD_ACTIVATIONS', _offloaded),
   Choice('USE_FP8', _any(False, True), asked=True),
+  Choice('USE_INT8', _any('off', 'forward', 'forward_backward'), asked=True),
 )
+ON_HOST = ('OFFLOAD_OPTIMIZER', 'OFFLOAD_ACTIVATIONS')
 MESH = ('MESH_AXES', 'ICI_MESH_SHAPE', 'DCN_MESH_SHAPE')
 BATCH = ('PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES')
 NAMES = (*MESH, *BATCH, *(choice.name for choice in CHOICES))
@@ -88,7 +103,23 @@ def combinations(
     options = choice.options(experiment, machine, kept, tried)
     if options:
       found = [{**values, choice.name: option} for values in found for option in options]
-  return found
+  own = {name: getattr(experiment, name) for name in found[0]}
+  return [values for values in found if _sensible(values, attributes(values), own)]
+
+
+def _sensible(values: Mapping[str, Any], made: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+  """Whether a combination of values is worth a look; the experiment's own values always are."""
+  if values.get('USE_FP8') and values.get('USE_INT8', 'off') != 'off':
+    return False  # they exclude each other
+  if not values.get('OFFLOAD_ACTIVATIONS') or own['OFFLOAD_ACTIVATIONS']:
+    return True
+  # a policy that keeps more on the device is not for memory that is short
+  return made['CHECKPOINT_POLICY'] in ('SAVE_NOTHING', 'SAVE_ATTENTION', own['CHECKPOINT_POLICY'])
+
+
+def attributes(values: Mapping[str, Any]) -> dict[str, Any]:
+  """The values as an experiment has them: lists instead of tuples."""
+  return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
 def batches(

@@ -29,6 +29,7 @@ class Estimate:
     products: Seconds of matrix multiplications.
     traffic: Seconds of all other kernels.
     sent: Seconds of collectives, hidden or not.
+    copied: Seconds of copies from and to the host, hidden or not.
   """
 
   memory: float
@@ -38,6 +39,7 @@ class Estimate:
   products: float
   traffic: float
   sent: float
+  copied: float = 0.0
 
 
 class Estimator:
@@ -83,6 +85,7 @@ class Estimator:
     if c.values.get('USE_REPEATED_LAYER'):
       # a loop copies what it keeps, and each layer's weights and gradients
       moved += 2 * units * ticks * saved + 4 * parts * state.layers
+    gradients = state.trained * (0.5 if e.GRADIENT_DTYPE == 'bfloat16' else 1)
     # Adam reads parameters, moments and gradients, and the norm reads the gradients once more
     moved += 8 * state.trained + (2 * parts * state.trained if parts > 1 else 0)
     moved += 1.5 * ticks * (state.layers + state.others)  # weights in the type of products
@@ -90,30 +93,45 @@ class Estimator:
     kernels = products + traffic
     hidden, exposed = self._sent(c, sizes, state, inner, ticks)
     sent = max(hidden - _OVERLAP * kernels, 0.02 * hidden) + exposed
+    # an update reads moments, computes, and writes them in turn; kernels hide copies of activations
+    streams = bool(c.values.get('OFFLOAD_OPTIMIZER'))
+    moments = 2 * state.moments if streams else 0.0
+    activations = 2 * units * ticks * unit.offloaded.on_a_device(inner)
+    copied = (moments + activations) / machine.host if machine.host else 0.0
+    waits = copied * moments / (moments + activations) if copied else 0.0
+    waits += max(copied - waits - _OVERLAP * kernels, 0.0)
 
     saved *= ticks if is_pipeline else 1
     everything = model.everything_saved(values).on_a_device(inner)
-    running = max(everything - unit.saved.on_a_device(inner), 0.0)
+    running = max(_BACKWARD * everything - unit.saved.on_a_device(inner), 0.0)
     running += 4 * state.gathered  # weights and gradients of two units
-    head = self._head(c, outer) + 2 * state.others
+    head = self._head(c, outer)
     kept = rest.saved.minus(_logits(rest, e.VOCAB_SIZE)).on_a_device(outer)
-    accumulated = state.trained if losses > 1 else 0.0
+    accumulated = state.trained if losses > 1 else 0.0  # their sum is in float32
     start = units * saved + max(head, running)
-    end = state.trained + running + saved
-    memory = state.all + accumulated + kept + max(start, end) + _CODE
+    if c.values.get('USE_REPEATED_LAYER'):
+      start += gradients  # a loop allocates the gradients of all layers before it runs
+    end = gradients + running + saved
+    on_device = state.all
+    if streams:
+      on_device -= state.moments
+      end = max(end, gradients + 3 * state.streamed)  # moments of a layer, old and new
+    memory = on_device + accumulated + kept + max(start, end) + _CODE
+    seconds = kernels + sent + waits
     return Estimate(
-      memory, kernels + sent, state.all, units * saved, products, traffic, hidden + exposed
+      memory, seconds, on_device, units * saved, products, traffic, hidden + exposed, copied
     )
 
   def _head(self, c: Candidate, outer: Shares) -> float:
-    """Bytes of the logits that exist at a time, with their gradients."""
+    """Bytes of the logits that exist at a time, and of their gradients and those of their table."""
     e = self.model.experiment
     itemsize = 2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 4
     tokens = outer.rows * self.model.sizes.rows * e.MAX_SEQ_LEN / outer.context
     chunks = c.values.get('NUM_LOSS_CHUNKS', 1)
     share = outer.of(Extent(width=e.VOCAB_SIZE)) / chunks
+    table = 1.5 * e.VOCAB_SIZE * e.MODEL_DIMS * itemsize / outer.mdl
     # the gradient of whole logits takes their place; that of a chunk is computed in float32
-    return tokens * e.VOCAB_SIZE * itemsize * share * (1.2 if chunks == 1 else 2.6)
+    return tokens * e.VOCAB_SIZE * itemsize * share * (1.3 if chunks == 1 else 2.4) + table
 
   def laid_out(self, layout: Layout) -> LanguageModel:
     """The experiment on a mesh."""
@@ -187,6 +205,9 @@ class Estimator:
 
 _OVERLAP = 0.8  # share of the kernels' time in which collectives of weights run unseen
 _CODE = 4e6  # bytes of a program
+# what a unit holds in its backward pass, divided by all of its activations; fitted to programs for
+# H100s
+_BACKWARD = 1.6
 
 
 def _logits(rest: Work, vocabulary: int) -> Amounts:

@@ -1,8 +1,10 @@
 """The message of a plan if no candidate fits: the reason, and changes that would make one fit."""
 
+import bisect
 import dataclasses
 import re
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 
@@ -13,6 +15,7 @@ from paxlite.aot.planning.estimate import Estimate, Estimator
 from paxlite.aot.planning.machine import Machine
 from paxlite.aot.planning.model import Model
 from paxlite.aot.planning.search import size
+from paxlite.core import shell
 from paxlite.core.attributes import attribute_types
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
@@ -39,12 +42,13 @@ def message(
     return nothing_valid(space)
   candidate, estimate = found
   state = min(estimator.estimate(c).state for c in _lean(space))
+  streams = candidate.values.get('OFFLOAD_OPTIMIZER')
+  parts = 'parameters and counters' if streams else 'parameters, moments and counters'
   name = type(space.experiment).__name__
   where = f'{name} does not fit {_devices(space.machine)}'
   if state > limit:
     where += (
-      f': its parameters, moments and counters alone need {size(state)} of {size(limit)} on each '
-      'device, in any layout'
+      f': its {parts} alone need {size(state)} of {size(limit)} on each device, in any layout'
     )
   else:
     memory = needed or estimate.memory
@@ -67,7 +71,8 @@ def _lean(space: Space) -> Iterator[Candidate]:
   combinations = choices.combinations(space.experiment, space.machine, space.kept, space.tried)
   least = [c for c in combinations if c.get('CHECKPOINT_POLICY') == 'SAVE_NOTHING'] or combinations
   most = max((c.get('NUM_LOSS_CHUNKS', 1) for c in least), default=1)
-  values = next(c for c in least if c.get('NUM_LOSS_CHUNKS', 1) == most)
+  least = [c for c in least if c.get('NUM_LOSS_CHUNKS', 1) == most]
+  values = max(least, key=lambda c: sum(bool(c.get(name)) for name in choices.ON_HOST))
   seen = set()
   for candidate in dataclasses.replace(space, values=(values,)):
     rows = candidate.layout, candidate.microbatches
@@ -99,13 +104,45 @@ def _ways_out(space: Space, model: Model, device: jax.Device, state_fits: bool) 
     factors = dataclasses.replace(space, experiment=e.replaced(USE_LORA=True))
     if _fits(factors, Model(factors.experiment, device)):
       yield 'LoRA, which trains low-rank factors alone (USE_LORA=True)'
-  length = e.MAX_SEQ_LEN // 2
-  while state_fits and length >= _SHORT:
+  for name, ways in _leaner(space.machine):
+    for values in ways:
+      changed = dataclasses.replace(space, experiment=e.replaced(**values))
+      if changed.experiment.values() == e.values():
+        continue
+      if _fits(changed, model.saving(changed.experiment)):
+        yield f'{name} ({_flags(values)})'
+        break
+  if state_fits and (length := _shorter(space, device)):
+    yield f'--seq_len={length}'
+
+
+def _shorter(space: Space, device: jax.Device) -> int | None:
+  """The longest row that fits, of those that are halved once or more; None if none does."""
+  e = space.experiment
+  lengths = [n for i in range(1, 64) if (n := e.MAX_SEQ_LEN >> i) >= _SHORT]
+
+  def fits(length: int) -> bool:
     shorter = dataclasses.replace(space, experiment=e.replaced(MAX_SEQ_LEN=length))
-    if _fits(shorter, Model(shorter.experiment, device)):
-      yield f'--seq_len={length}'
-      return
-    length //= 2
+    return _fits(shorter, Model(shorter.experiment, device))
+
+  first = bisect.bisect_left(lengths, True, key=fits)  # longer rows do not fit, shorter ones do
+  return lengths[first] if first < len(lengths) else None
+
+
+def _leaner(machine: Machine) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+  """Yields what saves memory: its name, and attributes, the least change first."""
+  narrow = {'ADAM_MOMENTS_DTYPE': 'bfloat16', 'GRADIENT_DTYPE': 'bfloat16'}
+  if not machine.host:
+    yield 'moments and gradients in bfloat16', [narrow]
+    return
+  moments, inputs = {'OFFLOAD_OPTIMIZER': True}, {'OFFLOAD_ACTIVATIONS': ['iteration_input']}
+  both = moments | inputs
+  yield 'host offload', [moments, inputs, both, moments | narrow, both | narrow]
+  yield 'moments and gradients in bfloat16', [narrow]
+
+
+def _flags(values: dict[str, Any]) -> str:
+  return ' '.join(shell.flag(n, v).replace('--fdl.', '', 1) for n, v in values.items())
 
 
 def _more_devices(space: Space, model: Model) -> str | None:
@@ -138,14 +175,20 @@ def _doubled(count: int) -> list[int]:
 
 def _fits(space: Space, model: Model) -> bool:
   found = leanest(space, Estimator(model, space.machine))
-  return found is not None and found[1].memory < _SURE * space.machine.memory
+  if found is None or found[1].memory >= _SURE * space.machine.memory:
+    return False
+  try:
+    found[0].of(space.experiment)
+  except UserError:
+    return False
+  return True
 
 
-def check(names: list[str]) -> None:
+def check(flag: str, names: list[str]) -> None:
   """Raises UserError if --keep or --try names what the planner does not choose."""
   for name in names:
     if name not in NAMES:
-      raise UserError(f'--keep={name}: the planner chooses {", ".join(NAMES)}, and no other')
+      raise UserError(f'--{flag}={name}: the planner chooses {", ".join(NAMES)}, and no other')
 
 
 def _devices(machine: Machine) -> str:
@@ -153,13 +196,24 @@ def _devices(machine: Machine) -> str:
   return f'{machine.devices} × {chip}'
 
 
-def check_counted(experiment: LanguageModel) -> None:
+def without_host(space: Space) -> Space:
+  """The candidates that keep everything on the devices."""
+  e = space.experiment.replaced(OFFLOAD_OPTIMIZER=False, OFFLOAD_ACTIVATIONS=[])
+  return dataclasses.replace(space, experiment=e, kept=space.kept | {*choices.ON_HOST})
+
+
+def check_counted(experiment: LanguageModel, machine: Machine) -> None:
   """Raises UserError if the experiment has values whose memory or time is not estimated."""
   values = experiment.values()
-  wrong = [name for name in ('OFFLOAD_OPTIMIZER', 'OFFLOAD_ACTIVATIONS') if values.get(name)]
-  wrong += ['NUM_PIPELINE_REPEATS'] if values.get('NUM_PIPELINE_REPEATS', 1) != 1 else []
-  if wrong:
+  if values.get('NUM_PIPELINE_REPEATS', 1) != 1:
     raise UserError(
-      f'paxlite plan does not count {", ".join(wrong)} yet: leave it out here, and judge one mesh '
+      'paxlite plan does not count NUM_PIPELINE_REPEATS yet: leave it out here, and judge one mesh '
       'with it by paxlite compile'
+    )
+  moved = [name for name in choices.ON_HOST if values.get(name)]
+  if moved and not machine.host and not machine.measured:
+    raise UserError(
+      f'{moved[0]}={values[moved[0]]}: the speed between a {machine.chip} and its host is not '
+      'known. Write it as host_bandwidth (bytes/s each way) into a file and give it by '
+      '--calibration=FILE'
     )

@@ -25,6 +25,7 @@ class Machine:
     bandwidth: Bytes/s of main memory.
     ici: Bytes/s that a device sends within a host or slice.
     dcn: Bytes/s that a device sends to other hosts or slices.
+    host: Bytes/s between a device and its host, each way; 0 if that is not known.
     measured: Whether steps are run here instead of estimated.
     share: The share of the memory that JAX has to be given, if that is not its default.
     chip: The name of the chip; '' for a CPU.
@@ -39,6 +40,7 @@ class Machine:
   bandwidth: float
   ici: float
   dcn: float
+  host: float = 0.0
   measured: bool = False
   share: float | None = None
   chip: str = ''
@@ -72,6 +74,7 @@ def of_target(target: Target) -> Machine:
     bandwidth=chip.memory_bandwidth,
     ici=chip.ici_bandwidth,
     dcn=chip.dcn_bandwidth,
+    host=chip.host_bandwidth,
     share=_OF_GPUS if gpus else None,
     chip=chip.name,
   )
@@ -96,6 +99,7 @@ def of_description(described: Mapping[str, Any], chip: Chip | None) -> Machine:
     bandwidth=bandwidth if chip is None else chip.memory_bandwidth,
     ici=bandwidth / 4 if chip is None else chip.ici_bandwidth,
     dcn=bandwidth / 16 if chip is None else chip.dcn_bandwidth,
+    host=0.0 if chip is None else chip.host_bandwidth,
     measured=True,
     chip='' if chip is None else chip.name,
   )

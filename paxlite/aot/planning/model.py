@@ -11,9 +11,11 @@ import jax.numpy as jnp
 from flax.linen import meta
 
 from paxlite.aot import saved_activations
+from paxlite.aot.planning import choices
 from paxlite.aot.planning.extents import Amounts, Sizes, sizes_of
 from paxlite.aot.planning.traced import Work, read
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.optim.moments import is_moment
 from paxlite.parallel import mesh, partitioning
 
 _Array = tuple[tuple[int, ...], str, tuple[str | None, ...]]  # shape, type, logical axes
@@ -29,6 +31,8 @@ class StateBytes:
     gathered: The parameters of one repeated unit in the type of products, whole over data.
     layers: The parameters of all units in the type of products, whole over data.
     others: The other parameters, in the same way.
+    moments: The optimizer's moments, which are a part of `all`.
+    streamed: The most moments that are on the device at a time if they are kept on the host.
   """
 
   all: float
@@ -36,6 +40,8 @@ class StateBytes:
   gathered: float
   layers: float
   others: float
+  moments: float
+  streamed: float
 
 
 class Model:
@@ -55,6 +61,12 @@ class Model:
     self._states: dict[Any, StateBytes] = {}
     self._counts: dict[Any, tuple[collections.Counter, collections.Counter]] = {}
 
+  def saving(self, experiment: LanguageModel) -> 'Model':
+    """The same model with other values of MemorySavings; the traces of its layers are shared."""
+    found = Model(experiment, self._device)
+    found._works = self._works
+    return found
+
   @property
   def units(self) -> int:
     """Repetitions of the unit of blocks that the stack repeats."""
@@ -72,12 +84,12 @@ class Model:
     chunks = {k: v for k, v in values.items() if k == 'NUM_LOSS_CHUNKS'}
     if not chunks:
       return self._rest(layer)
-    like = layer | _REFERENCE
+    like = _reference(layer)
     key = ('rest', like | chunks)
     return self._kept(key, lambda: self._traced(1, like | chunks).minus(self.unit(like)))
 
   def _rest(self, layer: Mapping[str, Any]) -> Work:
-    like = {**layer, **_REFERENCE}
+    like = _reference(layer)
 
     def work() -> Work:
       one, two = self._traced(1, like), self._traced(2, like)
@@ -87,7 +99,7 @@ class Model:
 
   def everything_saved(self, values: Mapping[str, Any]) -> Amounts:
     """The activations of one unit without recomputation: its memory during its backward pass."""
-    return self.unit({**values, 'CHECKPOINT_POLICY': 'SAVE_EVERYTHING'}).saved
+    return self.unit(_reference(values, 'SAVE_EVERYTHING')).saved
 
   def _kept(self, key: tuple[str, Mapping[str, Any]], make: Any) -> Work:
     what = key[0], tuple(sorted(key[1].items()))
@@ -118,7 +130,7 @@ class Model:
     )  # fmt: skip
     if vars(e).get('EXPERT_AXIS') is not None:
       changes['EXPERT_AXIS'] = None
-    return e.replaced(**{**values, **changes})
+    return e.replaced(**choices.attributes({**values, **changes}))
 
   def state(self, values: Mapping[str, Any], laid_out: LanguageModel) -> StateBytes:
     """The bytes of the train state on a mesh.
@@ -172,17 +184,25 @@ class Model:
       return found
 
     units = self.units / stages
+    moments = count(others, 'moment'), count(unit, 'moment')
     return StateBytes(
       all=count(others, 'all') + units * count(unit, 'all'),
       trained=count(others, 'trained') + units * count(unit, 'trained'),
       gathered=count(unit, 'trained', whole=True) + count(unit, 'frozen', whole=True),
       layers=units * (count(unit, 'trained', whole=True) + count(unit, 'frozen', whole=True)),
       others=count(others, 'trained', whole=True) + count(others, 'frozen', whole=True),
+      moments=moments[0] + units * moments[1],
+      streamed=max(moments),
     )
 
 
-_REFERENCE = {'CHECKPOINT_POLICY': 'SAVE_NOTHING'}
-_NOT_OF_A_LAYER = frozenset({'USE_REPEATED_LAYER', 'NUM_LOSS_CHUNKS'})
+def _reference(values: Mapping[str, Any], policy: str = 'SAVE_NOTHING') -> dict[str, Any]:
+  """The values with one policy for all layers, and all activations on the device."""
+  offloaded = {'OFFLOAD_ACTIVATIONS': ()} if 'OFFLOAD_ACTIVATIONS' in values else {}
+  return {**values, 'CHECKPOINT_POLICY': policy, **offloaded}
+
+
+_NOT_OF_A_LAYER = frozenset({'USE_REPEATED_LAYER', 'NUM_LOSS_CHUNKS', 'OFFLOAD_OPTIMIZER'})
 _OF_VARIABLES = frozenset({'USE_FP8', 'USE_LORA'})
 
 
@@ -203,5 +223,5 @@ def _arrays(loss: saved_activations.Loss) -> collections.Counter:
     add('params', leaf)
   state: Any = loss.state
   for leaf in jax.tree.leaves(state.replace(params=None), is_leaf=is_box):
-    add('other', leaf)
+    add('moment' if is_moment(leaf.value if is_box(leaf) else leaf) else 'other', leaf)
   return found

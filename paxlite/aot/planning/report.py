@@ -6,7 +6,10 @@ from typing import Any
 
 from paxlite.aot.planning import choices
 from paxlite.aot.planning.search import Judged, Plan, Point, size
+from paxlite.aot.planning.store import Verdict
 from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.experiments.base import Experiment
 
 _FRONT = 8  # points of the front that the page shows
 
@@ -22,13 +25,16 @@ def page(plan: Plan, name: str, given: Mapping[str, str], fiddlers: Sequence[str
   """
   machine = plan.space.machine
   how = 'measured' if machine.measured else "by the compiler's schedule"
-  lines = [f'{name} on {machine.name}: the fastest for each row of a batch, {how}']
+  found = f'the fastest for each row of a batch, {how}' if plan.best else 'no candidate fits so far'
+  lines = [f'{name} on {machine.name}: {found}']
   for i, judged in enumerate(plan.best[:3]):
     lines += [
       '',
       *_candidate(plan, judged, i + 1),
       '   ' + command(plan, judged, name, given, fiddlers),
     ]
+  if plan.best:
+    lines += _missing(plan.space.experiment)
   if plan.front:
     lines += ['', 'Memory against time (~: predicted, not compiled)']
     lines += [f'  {line}' for line in map(_point, _thinned(plan.front))]
@@ -40,7 +46,7 @@ def _candidate(plan: Plan, judged: Judged, rank: int) -> list[str]:
   tokens = c.rows * plan.space.experiment.MAX_SEQ_LEN / v.seconds / machine.devices
   lines = [
     f'{rank}. {v.seconds:.4g} s a step of {c.rows:,} rows, {tokens:,.0f} tokens/s a device; '
-    f'{size(v.memory)} of {size(machine.memory)}',
+    f'{size(v.memory)} of {size(machine.memory)}{_on_host(v)}',
     f'   {c}',
   ]
   if len(v.mfu) == 2:
@@ -49,7 +55,22 @@ def _candidate(plan: Plan, judged: Judged, rank: int) -> list[str]:
     total = sum(v.parts.values()) or 1.0
     parts = sorted(v.parts.items(), key=lambda x: -x[1])
     lines.append('   ' + ', '.join(f'{n / total:.0%} {part}' for part, n in parts if n > 0))
+  if v.note:
+    lines.append(f'   {v.note}')
   return lines
+
+
+def _missing(experiment: Experiment) -> list[str]:
+  """What the experiment lacks, so that the printed commands cannot train it yet."""
+  try:
+    experiment.train_input()
+  except UserError as e:
+    return ['', f'Before you train: {e}']
+  return []
+
+
+def _on_host(verdict: Verdict) -> str:
+  return f', and {size(verdict.host)} of its host' if verdict.host else ''
 
 
 def command(
@@ -68,7 +89,7 @@ def command(
     words.append(shell.flag(attribute, value).replace('--fdl.', '', 1))
   share = plan.space.machine.share
   environment = f'XLA_PYTHON_CLIENT_MEM_FRACTION={share} ' if share else ''
-  return f'{environment}paxlite train {name} {" ".join(words)}'
+  return environment + ' '.join(['paxlite train', name, *words])
 
 
 def _point(point: Point) -> str:
@@ -118,6 +139,8 @@ def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> dict[str, Any]:
       'rows': j.candidate.rows,
       'fits': j.fits,
       'memory': v.memory,
+      'host_memory': v.host,
+      'note': v.note,
       'foreseen_memory': j.foreseen,
       'estimated_memory': j.estimate.memory,
       'seconds': v.seconds,

@@ -329,6 +329,9 @@ class Search:
   def _again(self) -> None:
     """Measures the three best once more, in turn, because the machine may have been busy before."""
     best = self.plan.best[:3]
+    left = len(best) * max(self._spent, default=0.0)
+    about = f', in at most {left:.0f} s' if left >= 1 else ''
+    self._say(f'The {len(best)} best are measured once more{about}')
     questions = [self._question(j.candidate.of(self.plan.space.experiment)) for j in best]
     for position, verdict in self._pool.judge(questions):
       old = best[position]

@@ -33,6 +33,8 @@ class Verdict:
     parts: Seconds of the parts of the step, by name.
     error: Why there is no verdict; '' if there is one.
     spent: Seconds that the verdict took.
+    host: Bytes of the memory of the host that each device needs.
+    note: What the figures do not show; '' if there is nothing.
   """
 
   memory: float = 0.0
@@ -42,6 +44,8 @@ class Verdict:
   parts: Mapping[str, float] = dataclasses.field(default_factory=dict)
   error: str = ''
   spent: float = 0.0
+  host: float = 0.0
+  note: str = ''
 
   def fits(self, memory: float) -> bool:
     """Whether the step runs with so many bytes on a device."""

@@ -39,12 +39,14 @@ class Work:
   Attributes:
     products: Matrix multiplications and kernels of attention.
     traffic: Bytes that all other operations read and write.
-    saved: Bytes that are kept for the backward pass.
+    saved: Bytes that a device keeps for the backward pass.
+    offloaded: Bytes that its host keeps for the backward pass.
   """
 
   products: list[Product] = dataclasses.field(default_factory=list)
   traffic: Amounts = dataclasses.field(default_factory=Amounts)
   saved: Amounts = dataclasses.field(default_factory=Amounts)
+  offloaded: Amounts = dataclasses.field(default_factory=Amounts)
 
   def minus(self, other: 'Work') -> 'Work':
     """The work of this without that of the other: what one more layer adds."""
@@ -56,7 +58,8 @@ class Work:
           mine.flops * share, mine.dtype, mine.extent, mine.bytes.times(share)
         )
     products = [p for p in left.values() if p.flops > 0]
-    return Work(products, self.traffic.minus(other.traffic), self.saved.minus(other.saved))
+    parts = ('traffic', 'saved', 'offloaded')
+    return Work(products, *(getattr(self, part).minus(getattr(other, part)) for part in parts))
 
 
 def _key(product: Product) -> Any:
@@ -129,7 +132,9 @@ class Reader:
     self._run(traced, env, 1.0)
     for v in dict.fromkeys(v for v in traced.outvars[:saved] if not _is_literal(v)):
       if v not in arguments and env[v].varies:
-        self.work.saved.add(self._fresh(v).extent, self._fresh(v).bytes)
+        on_host = getattr(v.aval, 'memory_space', None) is jax.memory.Space.Host
+        kept = self.work.offloaded if on_host else self.work.saved
+        kept.add(self._fresh(v).extent, self._fresh(v).bytes)
     for v in traced.outvars[saved:]:
       if not _is_literal(v):
         self._written(env, v, 1.0)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
   from paxlite.experiments.base import Experiment
 
 _LEAST_STEPS = 3
+_ON_HOST = 'The compiler computes a part of the step on the host, which the time does not count.'
 _SECONDS = 2.0  # the time for which steps are measured, if these are not more than 20 steps
 
 
@@ -87,8 +88,13 @@ def judged(experiment: 'Experiment', target: Any, memory: float) -> Verdict:
     'matrix multiplications': line.compute_bound,
     'memory traffic': line.memory_bound,
     'collectives': line.exposed,
+    'copies from and to the host': line.exposed_host,
   }
-  return Verdict(float(report.total), line.step, line.bound, report.mfu or (), parts)
+  mfu = report.mfu or ()
+  note = _ON_HOST if '_xla_compute_type="host"' in (report.program or '') else ''
+  return Verdict(
+    float(report.total), line.step, line.bound, mfu, parts, host=float(report.host), note=note
+  )
 
 
 def measured(experiment: 'Experiment', memory: float) -> Verdict:

@@ -74,6 +74,21 @@ def test_its_collectives_are_those_of_the_compiled_program(explained):
   assert 'elsewhere' not in blocks
 
 
+@pytest.mark.slow
+def test_a_pipeline_keeps_what_the_compiler_has_room_for(tmp_path):
+  """Each of 5 ticks keeps the input of the layer of each stage, of 2 rows on each of 4 devices."""
+  path = tmp_path / 'step.json'
+  mesh = ['MESH_AXES=[stage,replica,data,mdl]', 'ICI_MESH_SHAPE=[2,1,4,1]', 'NUM_MICROBATCHES=4']
+  model = ['TinyGPT', 'USE_REPEATED_LAYER=True', 'CHECKPOINT_POLICY=SAVE_NOTHING']
+  runs.module('paxlite.tools.explain', *model, *mesh, f'--json={path}', devices=8)
+  found = json.loads(path.read_text())
+  (kept,) = (a for a in found['activations'] if a['shape'] == [5, 1, 2, 4, 2, 32, 32])
+  assert kept['axes'] == [None, None, 'layers', 'batch', None, 'length', 'act_embed']
+  assert kept['mesh_axes'] == [[], [], ['stage'], ['data'], [], [], []]
+  assert kept['bytes'] == 5 * 2 * 32 * 32 * 4
+  assert found['totals']['activations'] < found['totals']['temporaries']
+
+
 def test_rows_counted_by_hand(explained):
   """A weight [2 layers, 32, 96], split by data and mdl; the inputs of two layers, [8, 16, 32]."""
   weight = row(explained.data['weights'], 'transformer/repeat/ff_layer/ffn_layer1/w')

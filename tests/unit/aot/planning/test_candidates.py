@@ -1,8 +1,11 @@
 """The candidates of a plan: batches that a mesh can hold, and their names."""
 
+import dataclasses
+
 from paxlite.aot.planning import choices
 from paxlite.aot.planning.candidates import Candidate
 from paxlite.aot.planning.layouts import Layout
+from paxlite.aot.planning.machine import Machine
 from paxlite.experiments.demo import TinyGPT
 
 AXES = ('replica', 'data', 'mdl')
@@ -36,6 +39,29 @@ def test_batches_are_tried_where_none_is_given():
   assert len(choices.batches(TinyGPT(), 8, 2, frozenset(), None, 4)) == 1 + 2 + 3 + 4 + 4
 
 
+def test_the_host_and_other_backends_are_tried_where_they_can_be():
+  """Host memory only where its distance is known, FP8 and int8 only if asked, and never both."""
+  machine = Machine('h100x8', 'gpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9, host=1e9)
+  named = lambda where, tried, name: {
+    c[name] for c in choices.combinations(TinyGPT(), where, frozenset(), frozenset(tried))
+  }
+  far = dataclasses.replace(machine, host=0.0)
+  assert named(machine, (), 'OFFLOAD_OPTIMIZER') == {False, True}
+  assert named(machine, (), 'OFFLOAD_ACTIVATIONS') == {(), ('iteration_input',)}
+  assert named(far, (), 'OFFLOAD_OPTIMIZER') == {False}
+  assert named(far, (), 'OFFLOAD_ACTIVATIONS') == {()}
+  assert named(machine, (), 'USE_INT8') == {'off'}
+  both = ('USE_FP8', 'USE_INT8')
+  pairs = {
+    (c['USE_FP8'], c['USE_INT8'])
+    for c in choices.combinations(TinyGPT(), far, frozenset(), frozenset(both))
+  }
+  assert pairs == {(True, 'off'), (False, 'off'), (False, 'forward'), (False, 'forward_backward')}
+  for found in choices.combinations(TinyGPT(), machine, frozenset()):
+    attributes = Candidate(Layout(AXES, (1, 8, 1), (1, 1, 1)), 8, 1, found).attributes
+    assert TinyGPT().replaced(**attributes).OFFLOAD_ACTIVATIONS in ([], ['iteration_input'])
+
+
 def test_a_candidate_says_how_it_runs():
   layout = Layout(AXES, (1, 2, 4), (1, 3, 1))
   assert layout.sizes == {'replica': 1, 'data': 6, 'mdl': 4}
@@ -45,5 +71,11 @@ def test_a_candidate_says_how_it_runs():
     'data 2·3 × mdl 4, 48 rows, in 2 parts, SAVE_NOTHING, loss chunks 4, unrolled, blocks of 512'
   )
   assert str(one) == f'{said}, USE_FP8'
+  off = {'USE_FP8': False, 'USE_INT8': 'off', 'OFFLOAD_ACTIVATIONS': (), 'OFFLOAD_OPTIMIZER': False}
+  assert str(Candidate(layout, 48, 2, values | off)) == said
+  more = {'USE_FP8': False, 'USE_INT8': 'forward', 'OFFLOAD_ACTIVATIONS': ('iteration_input',)}
+  assert str(Candidate(layout, 48, 2, values | more)) == (
+    f'{said}, USE_INT8 forward, OFFLOAD_ACTIVATIONS'
+  )
   plain = Candidate(Layout(AXES, (1, 1, 1), (1, 1, 1)), 1, 1, {'USE_REPEATED_LAYER': True})
   assert str(plain) == 'one device, 1 rows, repeated'

@@ -18,6 +18,7 @@ from paxlite.aot.planning.layouts import Layout
 from paxlite.aot.planning.machine import Machine
 from paxlite.aot.planning.model import Model
 from paxlite.experiments.demo import TinyGPT
+from paxlite.optim.moments import is_moment
 
 HOST = Machine('here', 'gpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
 VALUES = {'CHECKPOINT_POLICY': 'SAVE_EVERYTHING', 'NUM_LOSS_CHUNKS': 1, 'USE_REPEATED_LAYER': False}
@@ -93,6 +94,46 @@ def test_candidates_differ_as_they_should(model):
   assert parts.saved == pytest.approx(one.saved / 4)
   copies = estimator.estimate(Candidate(layout._replace(near=(8, 1, 1)), 64, 1, VALUES))
   assert copies.state == pytest.approx(8 * one.state, rel=0.1)
+
+
+def test_what_is_on_the_host(model):
+  """Moments and inputs of layers leave the device, and cross the bus once each way in a step."""
+  machine = dataclasses.replace(HOST, host=1e9)
+  estimator = Estimator(model, machine)
+  values = VALUES | {'CHECKPOINT_POLICY': 'SAVE_NOTHING', 'USE_REPEATED_LAYER': True}
+  values |= {'OFFLOAD_ACTIVATIONS': ()}
+  layout = Layout(('replica', 'data', 'mdl'), (1, 8, 1), (1, 1, 1))
+  plain = estimator.estimate(Candidate(layout, 64, 1, values | {'OFFLOAD_OPTIMIZER': False}))
+  on_host = Candidate(layout, 64, 1, values | {'OFFLOAD_OPTIMIZER': True})
+  estimate = estimator.estimate(on_host)
+  task = sharded_task(
+    model.experiment.replaced(ICI_MESH_SHAPE=[1, 8, 1]),
+    jax.sharding.AbstractMesh((1, 8, 1), ('replica', 'data', 'mdl')),
+  )
+  moments = sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves(task.abstract.replace(params=None))
+    if is_moment(x)
+  )
+  assert plain.state - estimate.state == moments > 0
+  assert estimate.memory < plain.memory
+  assert estimate.seconds - plain.seconds == pytest.approx(2 * moments / machine.host)
+
+  inputs = values | {'OFFLOAD_ACTIVATIONS': ('iteration_input',)}
+  assert not model.unit(inputs).saved
+  assert model.unit(inputs).offloaded == model.unit(values).saved
+  fewer = estimator.estimate(Candidate(layout, 64, 1, inputs))
+  assert fewer.copied == pytest.approx(2 * plain.saved / machine.host)
+  assert fewer.memory < plain.memory
+
+
+def test_gradients_in_bfloat16_take_half_of_the_memory(model):
+  narrow = model.saving(model.experiment.replaced(GRADIENT_DTYPE='bfloat16'))
+  layout = Layout(('replica', 'data', 'mdl'), (8, 1, 1), (1, 1, 1))
+  one = Candidate(layout, 8, 1, VALUES | {'NUM_LOSS_CHUNKS': 4})
+  wide, less = (Estimator(m, HOST).estimate(one).memory for m in (model, narrow))
+  trained = model.state(VALUES, model.experiment.replaced(**layout.values)).trained
+  assert 0.4 * trained < wide - less <= 0.5 * trained
 
 
 def test_shares_of_an_array():

@@ -1,5 +1,6 @@
 """Checks the search around its estimates: what is kept, printed, refused and interrupted."""
 
+import argparse
 import dataclasses
 import json
 import os
@@ -92,6 +93,29 @@ def test_the_command_makes_the_candidate():
   assert made.batch_size == 4
 
 
+def test_the_page_of_a_search_that_was_interrupted_at_once():
+  page = report.page(Plan(Space(TinyGPT(), HOST), considered=2, interrupted=True), 'TinyGPT', {})
+  assert page.startswith('TinyGPT on here: no candidate fits so far')
+  assert page.endswith('the same command continues from here')
+
+
+def test_the_page_says_what_is_on_the_host():
+  verdict = Verdict(1.0, 1.0, host=2**30, note='Not all is counted.')
+  judged = Judged(Candidate(LAYOUT, 4, 1, VALUES), Estimate(*[1.0] * 8), verdict, 1.0, fits=True)
+  page = report.page(Plan(Space(TinyGPT(), HOST), judged=[judged]), 'TinyGPT', {})
+  assert ', and 1.00 GiB of its host\n' in page
+  assert '\n   Not all is counted.\n' in page
+
+
+def test_the_page_says_that_data_is_missing():
+  judged = Judged(
+    Candidate(LAYOUT, 4, 1, VALUES), Estimate(*[1.0] * 8), Verdict(1.0, 1.0), 1.0, fits=True
+  )
+  page = lambda e: report.page(Plan(Space(e, HOST), judged=[judged]), 'X', {})
+  assert 'Before you train' not in page(TinyGPT())
+  assert 'Before you train: LLaMA70B has no dataset' in page(LLaMA70B())
+
+
 @pytest.mark.slow
 def test_what_would_fit_is_named():
   """TinyGPT is put on devices whose memory is too small for it."""
@@ -111,10 +135,46 @@ def test_what_does_not_fit_is_named_with_what_does():
   device = jax.devices()[0]
   experiment = LLaMA70B().replaced(ICI_MESH_SHAPE=[1, 8, 1], DCN_MESH_SHAPE=[1, 1, 1])
   space = Space(experiment, machine)
-  text = impossible.message(space, Estimator(Model(experiment, device), machine), device)
+  estimator = Estimator(Model(experiment, device), machine)
+  on_devices = impossible.without_host(space)
+  text = impossible.message(on_devices, estimator, device)
   assert text.startswith('LLaMA70B does not fit 8 × h100: its parameters, moments and counters')
   assert ' of 72.77 GiB on each device, in any layout' in text
   assert '--target=h100x16; or LoRA' in text
+  assert text.endswith('; or host offload (OFFLOAD_OPTIMIZER=True)')
+
+  lean = impossible.leanest(space, estimator)
+  assert lean[0].values['OFFLOAD_OPTIMIZER'], 'the search finds what the message names'
+  assert lean[1].memory < machine.memory
+  offloaded = Judged(lean[0], lean[1], Verdict(1.0, 1.0), 1.0, fits=True)
+  found = Plan(space, judged=[offloaded])
+  assert tool.only_on_host(found, space, estimator, device) == text
+  plain = Judged(*impossible.leanest(on_devices, estimator), Verdict(1.0, 1.0), 1.0, fits=True)
+  assert tool.only_on_host(Plan(space, judged=[plain]), space, estimator, device) is None
+
+
+@pytest.mark.slow
+def test_a_state_that_is_too_large_is_an_answer():
+  """Nothing is compiled; the answer says so, in JSON too, and the command exits with 1."""
+  machine = dataclasses.replace(HOST, memory=1e4)
+  args = argparse.Namespace(fdl_config='TinyGPT', fiddler=[], most=1)
+  answer = tool.searched(Space(TinyGPT(), machine), args, {}, pool=None, workers=1, answers=None)
+  assert not answer['fits']
+  assert not answer['interrupted']
+  assert 'its parameters, moments and counters alone need' in answer['page']
+  assert answer['json']['best'] == answer['json']['judged'] == []
+
+
+def test_what_is_not_counted_is_refused():
+  tpu = of_target(targets.parse('v5e-8'))
+  with pytest.raises(UserError, match=r'a v5e and its host is not known\. Write it as host_b'):
+    impossible.check_counted(TinyGPT(OFFLOAD_OPTIMIZER=True), tpu)
+  impossible.check_counted(TinyGPT(OFFLOAD_OPTIMIZER=True), of_target(targets.parse('h100x8')))
+  impossible.check_counted(
+    TinyGPT(OFFLOAD_OPTIMIZER=True), dataclasses.replace(HOST, measured=True)
+  )
+  with pytest.raises(UserError, match='does not count NUM_PIPELINE_REPEATS'):
+    impossible.check_counted(TinyGPT(NUM_PIPELINE_REPEATS=2), tpu)
 
 
 def test_a_batch_that_cannot_be_split_is_named_with_the_nearest():
@@ -129,6 +189,7 @@ def test_a_batch_that_cannot_be_split_is_named_with_the_nearest():
   [
     ('--global_batch=0', '--global_batch=0 must be at least 1'),
     ('--keep=NUM_LAYERS', '--keep=NUM_LAYERS: the planner chooses MESH_AXES'),
+    ('--try=USE_TE', '--try=USE_TE: the planner chooses MESH_AXES'),
     ('--json=/nowhere/plan.json', '--json=/nowhere/plan.json: there is no such folder'),
     ('NUM_LAYER=3', 'TinyGPT has no attribute NUM_LAYER'),
   ],
@@ -150,7 +211,8 @@ def test_an_experiment_without_a_language_model_is_refused():
 
 def test_measured_speeds_replace_those_of_the_data_sheet(tmp_path):
   path = tmp_path / 'speeds.json'
-  speeds = {'chip': 'h100', 'flops': {'bf16': 7e14, 'f32': 3e14}, 'memory_bandwidth': 3e12}
+  flops = {'bf16': 7e14, 'f32': 3e14}
+  speeds = dict(chip='h100', flops=flops, memory_bandwidth=3e12, host_bandwidth=5e10)
   path.write_text(json.dumps(speeds))
   chip = targets.parse('h100x8', str(path)).chip
   sheet = targets.CHIPS['h100']
@@ -158,6 +220,7 @@ def test_measured_speeds_replace_those_of_the_data_sheet(tmp_path):
   assert chip.flops_by_type['f32'] == 3e14
   assert chip.flops_by_type['f8e4m3fn'] == sheet.flops_by_type['f8e4m3fn']
   assert (chip.memory_bandwidth, chip.ici_bandwidth) == (3e12, sheet.ici_bandwidth)
+  assert of_target(targets.parse('h100x8', str(path))).host == 5e10
   for wrong in ({'chip': 'v5e'}, {'flop': 1}, {'memory_bandwidth': -1}, {'flops': {'bf16': 'x'}}):
     path.write_text(json.dumps({**speeds, **wrong}))
     with pytest.raises(UserError, match=f'--calibration={path}'):
