@@ -221,7 +221,7 @@ def _round_step(least: float) -> int:
 
 
 def first_look(source: SftRows, color: bool) -> list[str]:
-  """Returns lines that a run prints of its examples before it trains: lengths, and the first one."""
+  """Returns lines on the examples of a new run: how long they are, and the first one."""
   return [
     'Tokens of an example, and how many examples have so many:',
     *(f'  {line}' for line in histogram(source.lengths)),

@@ -5,6 +5,9 @@ Prints a script that completes commands, experiments, attributes and files. To u
   bash   eval "$(paxlite completion bash)"        in ~/.bashrc
   zsh    eval "$(paxlite completion zsh)"         in ~/.zshrc, after compinit
   fish   paxlite completion fish | source         in ~/.config/fish/config.fish
+
+Example:
+  paxlite completion bash >> ~/.bashrc
 """
 
 from collections.abc import Iterable, Sequence

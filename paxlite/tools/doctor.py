@@ -2,6 +2,9 @@
 
 Prints what is on this machine: Python, JAX, devices, drivers, extras, memory and disk. It names
 known conflicts and what to do about them. The exit code is 1 if there is one.
+
+Example:
+  paxlite doctor > machine.txt
 """
 
 import dataclasses

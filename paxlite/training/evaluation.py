@@ -17,6 +17,10 @@ from paxlite.training.summaries import Summaries
 from paxlite.training.train_state import TrainState
 
 
+class StoppedError(Exception):
+  """An evaluation ended early, because it was asked to."""
+
+
 class Evaluator:
   """Evaluates the parameters of train states on inputs.
 
@@ -25,6 +29,7 @@ class Evaluator:
     inputs: Evaluation inputs by name.
     progress: Called after every batch except the last.
     max_texts: The most texts of a packed row, padding included; 0: any number.
+    stops: Whether to end early; called after every batch except the last.
   """
 
   def __init__(
@@ -33,8 +38,10 @@ class Evaluator:
     inputs: Mapping[str, Input],
     progress: Callable[[], None] = lambda: None,
     max_texts: int = 0,
+    stops: Callable[[], bool] = lambda: False,
   ):
     self._progress = progress
+    self._stops = stops
     self._max_texts = max_texts
     self._inputs = inputs
     self._sharding = task.batch_sharding
@@ -61,7 +68,11 @@ class Evaluator:
     return DeviceBatches(data, self._sharding, max_texts=self._max_texts)
 
   def report(self, state: TrainState, step: int, summaries: Summaries) -> dict[str, Any]:
-    """Evaluates `state` on every input, writes the metrics and returns them by input."""
+    """Evaluates `state` on every input, writes the metrics and returns them by input.
+
+    Raises:
+      StoppedError: `stops` returned True. Some inputs may have been written.
+    """
     found = {}
     for name in self._inputs:
       before = time.perf_counter()
@@ -82,6 +93,9 @@ class Evaluator:
       name: Name of the input.
       state: Its parameters are evaluated.
       progress: Called after every batch with a text that says which one.
+
+    Raises:
+      StoppedError: `stops` returned True.
     """
     data = self._inputs[name]
     mean = Mean()
@@ -91,6 +105,8 @@ class Evaluator:
       if pending is not None:  # metrics are read one batch late, so that the device keeps computing
         mean.add(jax.device_get(pending))
         self._progress()
+        if self._stops():
+          raise StoppedError
         progress(f'batch {number:,}')
       pending = metrics
     if pending is not None:

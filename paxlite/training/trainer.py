@@ -20,7 +20,7 @@ from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Watchdog
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
-from paxlite.training.evaluation import Evaluator
+from paxlite.training.evaluation import Evaluator, StoppedError
 from paxlite.training.memory_check import MemoryCheck
 from paxlite.training.reporting import Reporter, Throughput
 from paxlite.training.save_times import SaveTimes
@@ -251,8 +251,8 @@ class Trainer:
           evaluates = schedule.evaluates(step)
         if preemption.reached(step, schedule.max_steps):
           self._leave(state, step, evaluates, reporter)
-        if evaluates:
-          self._evaluate(state, step, reporter)
+        if evaluates and not self._evaluate(state, step, reporter):
+          self._leave(state, step, True, reporter)
         ends = step == schedule.max_steps or (self.best is not None and self.best.is_over)
         if step > start and (schedule.saves(step) or ends):
           with reporter.clock_stopped(state, 'save'):
@@ -283,18 +283,24 @@ class Trainer:
     """Returns whether the run that saved `step` ended before it could evaluate this step."""
     return bool(self.store.notes(step).get('unevaluated', False))
 
-  def _evaluate(self, state: TrainState, step: int, reporter: Reporter) -> None:
+  def _evaluate(self, state: TrainState, step: int, reporter: Reporter) -> bool:
+    """Evaluates a state; returns False if a signal ended the evaluation early."""
     self.watchdog.pause()
     with (
       self._saved_on_bad_data(state, step, unevaluated=True),
       reporter.clock_stopped(state, 'evaluation'),
     ):
-      evaluations = self.evaluator.report(state, step, reporter.summaries)
+      try:
+        with preemption.evaluating(step):
+          evaluations = self.evaluator.report(state, step, reporter.summaries)
+      except StoppedError:
+        return False
       if self.best is not None:
         for line in self.best.evaluated(self.store, state, step, evaluations):
           reporter.summaries.say(line)
       for callback in self.callbacks:
         callback.on_evaluation(state, step, evaluations, reporter.summaries)
+    return True
 
   def _save(self, state: TrainState, step: int, unevaluated: bool = False) -> None:
     """Saves a state in the background.

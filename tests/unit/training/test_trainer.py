@@ -1,5 +1,6 @@
 """The order of the loop, skipped steps, and meshes."""
 
+import itertools
 import pathlib
 import time
 
@@ -11,7 +12,7 @@ import optax
 import pytest
 
 from paxlite.checkpointing.checkpoints import Checkpoints
-from paxlite.core.errors import TrainingError, UserError
+from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.variable_names import path_name
 from paxlite.data.positions import Positions
 from paxlite.experiments.demo import TinyGPT
@@ -50,6 +51,13 @@ class Poisoned:
     yield next(self.inner.train_batches(0, rows))
 
 
+class TwoBatches(Poisoned):
+  """An input that evaluates on two batches."""
+
+  def eval_batches(self, rows):
+    yield from itertools.islice(self.inner.train_batches(0, rows), 2)
+
+
 def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
   """A checkpoint of step n is saved before batch n is drawn."""
   events = []
@@ -67,6 +75,19 @@ def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
   assert events == [
     'draw', 'draw', 'evaluate', 'save 2', 'draw', 'draw', 'evaluate', 'save 4',
   ]  # fmt: skip
+
+
+def test_a_signal_ends_an_evaluation_which_the_next_start_repeats(tmp_path):
+  values = dict(MAX_STEPS=3, EVAL_INTERVAL_STEPS=2)
+  t = make(tmp_path, **values)
+  t.evaluator = Evaluator(t.store.task, {'x': TwoBatches(t.data.input)}, stops=lambda: True)
+  with pytest.raises(Interrupted, match=r'asked to leave at step 2: step 2 is saved'):
+    t.train(*t.store.initial())
+  assert not (tmp_path / 'eval_metrics.jsonl').exists()
+  t = make(tmp_path, **values)
+  t.evaluator = Evaluator(t.store.task, {'x': TwoBatches(t.data.input)})
+  t.train(*t.store.initial())
+  assert [r['step'] for r in runs.records(tmp_path, 'eval_metrics.jsonl')] == [2, 3]
 
 
 def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_path):
