@@ -11,6 +11,7 @@ from paxlite.core import live_line
 from paxlite.data.base import Input
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.parallel import partitioning
+from paxlite.runtime import preemption
 from paxlite.training.metrics import Mean, Metrics
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.summaries import Summaries
@@ -76,7 +77,10 @@ class Evaluator:
     found = {}
     for name in self._inputs:
       before = time.perf_counter()
-      with live_line.working(f'Evaluating {name} at step {step:,}', summaries.say) as progress:
+      with (
+        preemption.evaluating(step),
+        live_line.working(f'Evaluating {name} at step {step:,}', summaries.say) as progress,
+      ):
         metrics = self(name, state, progress)
       summaries.evaluation(step, name, metrics, time.perf_counter() - before)
       found[name] = metrics

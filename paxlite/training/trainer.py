@@ -205,9 +205,7 @@ class Trainer:
     )
     batches = self.data.batches(start, self.store.task.batch_sharding)
     try:
-      compiled = None
-      if start < self.schedule.max_steps:
-        compiled = self._compile(batches, summaries)
+      compiled = self._compile(batches, summaries) if start < self.schedule.max_steps else None
       return self._loop(state, start, due, compiled, batches, reporter)
     finally:
       batches.close()
@@ -251,8 +249,8 @@ class Trainer:
           evaluates = schedule.evaluates(step)
         if preemption.reached(step, schedule.max_steps):
           self._leave(state, step, evaluates, reporter)
-        if evaluates and not self._evaluate(state, step, reporter):
-          self._leave(state, step, True, reporter)
+        if evaluates:
+          self._evaluate(state, step, reporter)
         ends = step == schedule.max_steps or (self.best is not None and self.best.is_over)
         if step > start and (schedule.saves(step) or ends):
           with reporter.clock_stopped(state, 'save'):
@@ -275,6 +273,8 @@ class Trainer:
         if self.spikes is not None and self.spikes(reporter.last_loss):
           state, step = self._roll_back(state, step, reporter)
           start, evaluates = step, False
+      except StoppedError:
+        self._leave(state, step, True, reporter)
       except TrainingError:
         self._save_last_good(state, step)
         raise
@@ -283,24 +283,18 @@ class Trainer:
     """Returns whether the run that saved `step` ended before it could evaluate this step."""
     return bool(self.store.notes(step).get('unevaluated', False))
 
-  def _evaluate(self, state: TrainState, step: int, reporter: Reporter) -> bool:
-    """Evaluates a state; returns False if a signal ended the evaluation early."""
+  def _evaluate(self, state: TrainState, step: int, reporter: Reporter) -> None:
     self.watchdog.pause()
     with (
       self._saved_on_bad_data(state, step, unevaluated=True),
       reporter.clock_stopped(state, 'evaluation'),
     ):
-      try:
-        with preemption.evaluating(step):
-          evaluations = self.evaluator.report(state, step, reporter.summaries)
-      except StoppedError:
-        return False
+      evaluations = self.evaluator.report(state, step, reporter.summaries)
       if self.best is not None:
         for line in self.best.evaluated(self.store, state, step, evaluations):
           reporter.summaries.say(line)
       for callback in self.callbacks:
         callback.on_evaluation(state, step, evaluations, reporter.summaries)
-    return True
 
   def _save(self, state: TrainState, step: int, unevaluated: bool = False) -> None:
     """Saves a state in the background.
