@@ -136,6 +136,7 @@ def test_skipped_steps_are_counted_and_training_goes_on(tmp_path):
   t.data = TrainData(Poisoned(t.data.input, poison={3, 4, 6}))
   state = t.train(*t.store.initial())
   assert (int(state.skipped), int(state.step)) == (3, 10)
+  assert runs.records(tmp_path)[-1]['skipped_steps'] == 3
   assert runs.records(tmp_path)[-1]['loss'] > 0
 
 
