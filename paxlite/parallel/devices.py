@@ -1,6 +1,7 @@
 """The devices that JAX has for this process, or a line that says why it has none."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from paxlite.core import shell
@@ -32,6 +33,11 @@ def present() -> list[Any]:
 
 
 def described() -> str:
-  """The devices as text: '8 × NVIDIA H100 80GB HBM3 (gpu)'."""
-  found = present()
-  return f'{len(found)} × {found[0].device_kind} ({found[0].platform})'
+  """The devices of the run as text."""
+  return text(present())
+
+
+def text(found: Sequence[Any]) -> str:
+  """Devices as text: '8 × NVIDIA H100 80GB HBM3 (gpu)', '1 × cpu'."""
+  kind, platform = found[0].device_kind, found[0].platform
+  return f'{len(found)} × {kind}' + (f' ({platform})' if platform != kind else '')

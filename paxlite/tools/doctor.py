@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import paxlite
 from paxlite.core import command_line, host_memory, shell
+from paxlite.parallel import devices
 
 _GPU_FILES = ('/dev/nvidiactl', '/dev/nvidia0', '/dev/dxg')
 _TPU_FILES = ('/dev/accel0', '/dev/vfio/0')
@@ -128,22 +129,19 @@ class Machine:
 
 def examine() -> Machine:
   """Returns what is found on this machine. JAX takes the devices for it."""
-  devices, failure, kind = '', '', ''
+  described, failure, kind = '', '', ''
   try:
     import jax
 
     found = jax.devices()
-    devices, kind = (
-      f'{len(found)} × {found[0].device_kind} ({found[0].platform})',
-      found[0].platform,
-    )
+    described, kind = devices.text(found), found[0].platform
   except Exception as e:  # whatever a broken installation raises is what is reported
     failure = (str(e) or type(e).__name__).splitlines()[0]
   names = ('JAX_PLATFORMS', 'XLA_FLAGS', 'LIBTPU_INIT_ARGS', 'CUDA_VISIBLE_DEVICES', 'VOCAB_PATH')
   return Machine(
     packages={_normal(d.name): d.version for d in importlib.metadata.distributions() if d.name},
     extras=_extras(),
-    devices=devices,
+    devices=described,
     failure=failure,
     platform=kind,
     has_gpu=any(map(os.path.exists, _GPU_FILES)),
