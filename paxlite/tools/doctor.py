@@ -79,6 +79,7 @@ class Machine:
       ('system', platform.platform()),
       ('JAX', f'{version("jax")}, jaxlib {version("jaxlib")}'),
       ('devices', self.devices or f'none: {self.failure}'),
+      ('CUDA', ', '.join(self._cuda) or "none of JAX's packages for it"),
       ('driver', f'NVIDIA {self.driver}' if self.driver else 'no NVIDIA driver'),
       ('CPU cores', str(os.cpu_count())),
       ('free memory', 'unknown' if self.memory is None else _gib(self.memory)),
@@ -121,6 +122,13 @@ class Machine:
       yield f'there are {_gib(self.memory)} of free memory: the tests and the demo need 2 GiB'
     if self.disk < _SMALLEST_DISK:
       yield f'there are {_gib(self.disk)} of free disk: checkpoints may not fit'
+
+  @property
+  def _cuda(self) -> list[str]:
+    """JAX's packages for CUDA, and the CUDA runtimes that pip has installed, with versions."""
+    found = ('jax-cuda12-plugin', 'jax-cuda13-plugin', 'nvidia-cuda-runtime-cu12')
+    names = [n for n in (*found, 'nvidia-cuda-runtime') if n in self.packages]
+    return [f'{name} {self.packages[name]}' for name in names]
 
   @property
   def _asked(self) -> str:
