@@ -107,7 +107,7 @@ def test_no_stdout_at_all():
     (['paxlite', 'list', '-help'], 'usage: paxlite list'),
     (['paxlite', 'attributes', 'learning_rate'], 'LEARNING_RATE: float = 0.001\n'),
     (['paxlite', 'completion', 'words', 'train', 'TinyG'], 'TinyGPT\n'),
-    (['paxlite', 'completion', 'words', 'train', 'TinyGPT', 'NUM_LAY'], 'NUM_LAYERS=\n'),
+    (['paxlite', 'completion', 'words', 'plan', 'TinyGPT', 'NUM_LAY'], 'NUM_LAYERS=\n'),
     (['paxlite.main', '-help'], '--job_log_dir'),
     (['paxlite.main', '--helpfull'], '--job_log_dir'),
     (['paxlite.tools.experiments', '-help'], 'usage: paxlite list'),
