@@ -14,6 +14,7 @@ source_suffix = {'.md': 'markdown'}
 html_theme = 'furo'
 html_title = f'paxlite {release}'
 html_show_sphinx = False
+html_show_copyright = False
 html_copy_source = False
 myst_heading_anchors = 3
 myst_enable_extensions = ['attrs_block']

@@ -19,6 +19,11 @@ def warn(text: str) -> None:
   _print('stderr', text)
 
 
+def has_color() -> bool:
+  """Whether what is printed may have colors: on a terminal, unless NO_COLOR is set."""
+  return live_line.is_possible() and not os.environ.get('NO_COLOR')
+
+
 def occupy_standard_files() -> None:
   """Opens /dev/null for each standard file that is closed (`>&-`).
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paxlite.data import packaged
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.records import share_done
@@ -17,6 +18,7 @@ from paxlite.data.tokenizer import Tokenizer
 
 _MOST_CHARS = 120  # of a name; a long list of files is cut
 _MOST_DOCUMENTS = 100_000  # of a stream, or of a large file of tokens, that are looked at
+_MOST_TOKENS = 300  # of the example that a run prints
 _BUCKETS = 10
 _BAR = 40  # characters of the longest bar
 
@@ -218,6 +220,28 @@ def _round_step(least: float) -> int:
   return next(power * k for k in (1, 2, 5, 10) if power * k >= least)
 
 
+def first_look(source: SftRows, color: bool) -> list[str]:
+  """Returns lines on the examples of a new run: how long they are, and the first one."""
+  return [
+    'Tokens of an example, and how many examples have so many:',
+    *(f'  {line}' for line in histogram(source.lengths)),
+    f'The first example, {how_learned(color)}:',
+    first_example(source, color, _MOST_TOKENS),
+  ]
+
+
+def how_learned(color: bool) -> str:
+  """Says how first_example and masked_text mark what is learned."""
+  return f'{"in green" if color else "in [[ ]]"} what is learned'
+
+
+def first_example(source: SftRows, color: bool, most: int) -> str:
+  """Returns the text of at most `most` tokens of the first example."""
+  example = source.example(0)
+  text = masked_text(source.tokenizer, example.ids[:most], example.is_answer[:most], color)
+  return text if len(example.ids) <= most else f'{text} …'
+
+
 def masked_text(
   tokenizer: Tokenizer, ids: Sequence[int] | np.ndarray, is_learned: np.ndarray, color: bool
 ) -> str:
@@ -245,4 +269,5 @@ def _short(number: float) -> str:
 
 
 def _shortened(name: str) -> str:
+  name = name.replace(f'{packaged.FOLDER}/', '')
   return name if len(name) <= _MOST_CHARS else f'{name[:_MOST_CHARS]} …'

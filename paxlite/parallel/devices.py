@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from paxlite.core import shell
@@ -53,9 +54,14 @@ def present() -> list[Any]:
 
 
 def described() -> str:
-  """The devices as text: '8 × NVIDIA H100 80GB HBM3 (gpu)'."""
-  found = present()
-  return f'{len(found)} × {found[0].device_kind} ({found[0].platform})'
+  """The devices of the run as text."""
+  return text(present())
+
+
+def text(found: Sequence[Any]) -> str:
+  """Devices as text: '8 × NVIDIA H100 80GB HBM3 (gpu)', '1 × cpu'."""
+  kind, platform = found[0].device_kind, found[0].platform
+  return f'{len(found)} × {kind}' + (f' ({platform})' if platform != kind else '')
 
 
 def peak_flops(device_kind: str) -> float | None:

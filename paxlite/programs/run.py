@@ -38,6 +38,7 @@ from paxlite.parallel import partitioning
 from paxlite.parallel.devices import peak_flops
 from paxlite.programs.sampler import Sampler
 from paxlite.programs.stored_run import StoredRun, twin
+from paxlite.runtime import preemption
 from paxlite.runtime.compiled_step import SavedStep
 from paxlite.runtime.folder_lock import FolderLock
 from paxlite.runtime.goodput import Goodput
@@ -138,7 +139,9 @@ class Run:
     return Trainer(
       store=store,
       data=TrainData(data, self.accept_changes, e.max_texts_per_row),
-      evaluator=Evaluator(store.task, eval_data, watchdog.beat, e.max_texts_per_row),
+      evaluator=Evaluator(
+        store.task, eval_data, watchdog.beat, e.max_texts_per_row, preemption.asked_alone
+      ),
       schedule=self._schedule(),
       compiler=self._compiler(store.task.mesh),
       folder=self.folder,

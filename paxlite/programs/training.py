@@ -6,8 +6,10 @@ from jax.experimental import multihost_utils
 
 from paxlite.core import live_line
 from paxlite.core.errors import Interrupted, UserError
-from paxlite.core.terminal import say
+from paxlite.core.terminal import has_color, say
 from paxlite.data import about
+from paxlite.data.base import RowInput
+from paxlite.data.sft import SftRows
 from paxlite.experiments.identity import (
   write_configuration,
 )
@@ -51,6 +53,16 @@ def _train(run: Run, lock: FolderLock) -> None:
     _train_watched(run, lock, trainer)
 
 
+def _about_data(trainer: Trainer) -> list[str]:
+  """Returns lines on the training data; of a new fine-tuning run, also on single examples."""
+  data = trainer.data.input
+  lines = about.lines(data)
+  is_new = not trainer.store.checkpoints.steps()
+  if is_new and isinstance(data, RowInput) and isinstance(data.source, SftRows):
+    lines += about.first_look(data.source, has_color())
+  return lines
+
+
 def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   sampler = run.sampler(trainer.store.task)
   task = trainer.store.task
@@ -65,7 +77,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
-    for line in (*about.lines(trainer.data.input), *run.experiment.remarks):
+    for line in (*_about_data(trainer), *run.experiment.remarks):
       say(line)
     if run.experiment.NUM_EPOCHS is not None:
       steps = run.experiment.MAX_STEPS

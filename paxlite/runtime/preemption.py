@@ -65,6 +65,28 @@ def asked() -> bool:
   return _listener is not None and _listener.asked
 
 
+def asked_alone() -> bool:
+  """Returns whether there was a signal to a run of one process, which may leave at any time."""
+  return asked() and not _several_processes()
+
+
+@contextlib.contextmanager
+def evaluating(step: int) -> Iterator[None]:
+  """A context in which a run of one process leaves at once, and evaluates `step` when it continues.
+
+  Several processes end the evaluation first, because they leave before the same step.
+  """
+  if _listener is None or _several_processes():
+    yield
+    return
+  _listener.evaluated = step
+  try:
+    yield
+  finally:
+    if _listener is not None:
+      _listener.evaluated = None
+
+
 def check() -> None:
   """Raises Interrupted if there was a signal before the first step, when nothing can be saved.
 
@@ -105,11 +127,13 @@ class _Listener:
   Attributes:
     asked: Whether a signal was received.
     step: The step after which the run would leave; None before training starts.
+    evaluated: The step that is evaluated now; None if none is.
   """
 
   def __init__(self, saves: bool, owner: bool):
     self.asked = False
     self.step: int | None = None
+    self.evaluated: int | None = None
     self._saves = saves
     self._owner = owner
     self._interrupted = False
@@ -166,7 +190,11 @@ class _Listener:
       self._leave(number)
 
   def _answer(self, number: signal.Signals) -> str:
-    if self.step is None:
+    if self.evaluated is not None:
+      answer = f'leaving step {self.evaluated:,}, without saving'
+      if self._saves:
+        answer = f'saving step {self.evaluated:,}, which the next start evaluates'
+    elif self.step is None:
       answer = 'leaving before the first step'
     elif not self._saves:
       answer = f'leaving after step {self.step:,}, without saving'

@@ -14,7 +14,11 @@ from paxlite.tools import generate
 
 
 def main(argv: Sequence[str]) -> None:
-  generate.main(['--chat', *argv], __doc__)
+  parser = command_line.Parser(__doc__)
+  parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
+  parser.word('prompt', 'TEXT', 'a message to answer; without it you are asked', required=False)
+  parser.set_defaults(chat=True)
+  generate.answer(parser, argv)
 
 
 if __name__ == '__main__':

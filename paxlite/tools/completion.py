@@ -5,6 +5,9 @@ Prints a script that completes commands, experiments, attributes and files. To u
   bash   eval "$(paxlite completion bash)"        in ~/.bashrc
   zsh    eval "$(paxlite completion zsh)"         in ~/.zshrc, after compinit
   fish   paxlite completion fish | source         in ~/.config/fish/config.fish
+
+Example:
+  paxlite completion bash >> ~/.bashrc
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +27,8 @@ complete -o default -F _paxlite paxlite""",
   'zsh': """_paxlite() {
   local -a found
   found=(${(f)"$(paxlite completion words "${(@)words[2,CURRENT]}")"})
-  compadd -S '' -a found
+  compadd -S '' -- ${(M)found:#*=}
+  compadd -- ${found:#*=}
   _files
 }
 compdef _paxlite paxlite""",
@@ -34,7 +38,7 @@ end
 complete -c paxlite -a '(__paxlite_words)'""",
 }
 # commands whose words name experiments
-_OF_EXPERIMENTS = ('train', 'eval', 'decode', 'show', 'diff', 'compile')
+_OF_EXPERIMENTS = ('train', 'eval', 'decode', 'show', 'diff', 'plan', 'compile', 'explain')
 
 
 def main(argv: Sequence[str]) -> None:

@@ -13,13 +13,13 @@ Examples:
 
 import argparse
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from paxlite.core import command_line
 from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
+from paxlite.core.terminal import has_color
 
 if TYPE_CHECKING:
   from paxlite.experiments.base import Experiment
@@ -189,10 +189,10 @@ def _show(data: Any, e: 'Experiment') -> None:
       )
     for cfg in _tolerant(e).eval_inputs().values():
       print(f'Held out  {about.examples(fdl.build(cfg).source)}')
-  color = sys.stdout.isatty() and not os.environ.get('NO_COLOR')
+  color = has_color()
   text = _example(data, e, color)
   if text:
-    print(f'\nExample, {"in green" if color else "in [[ ]]"} what is learned:\n{text}')
+    print(f'\nExample, {about.how_learned(color)}:\n{text}')
 
 
 def _example(data: Any, e: 'Experiment', color: bool) -> str:
@@ -205,22 +205,15 @@ def _example(data: Any, e: 'Experiment', color: bool) -> str:
   from paxlite.data.tokenizer import open_tokenizer
 
   if isinstance(data, RowInput) and isinstance(data.source, SftRows):
-    example = data.source.example(0)
-    tokenizer, ids, learned = data.source.tokenizer, example.ids, example.is_answer
-  else:
-    path = e.tokenizer_path or os.environ.get('VOCAB_PATH', '')
-    if not path:
-      return ''
-    batch = next(data.eval_batches(slice(0, 1)))
-    here = batch['weights'][0] > 0
-    tokenizer, ids, learned = (
-      open_tokenizer(path),
-      batch['labels'][0][here],
-      np.ones(here.sum(), bool),
-    )
+    return about.first_example(data.source, color, _MOST_TOKENS)
+  path = e.tokenizer_path or os.environ.get('VOCAB_PATH', '')
+  if not path:
+    return ''
+  batch = next(data.eval_batches(slice(0, 1)))
+  ids = batch['labels'][0][batch['weights'][0] > 0]
   end = '' if len(ids) <= _MOST_TOKENS else ' …'
-  shown = slice(0, _MOST_TOKENS)
-  return about.masked_text(tokenizer, ids[shown], learned[shown], color) + end
+  learned = np.ones(len(ids), bool)[:_MOST_TOKENS]
+  return about.masked_text(open_tokenizer(path), ids[:_MOST_TOKENS], learned, color) + end
 
 
 if __name__ == '__main__':

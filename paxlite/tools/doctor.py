@@ -2,6 +2,9 @@
 
 Prints what is on this machine: Python, JAX, devices, drivers, extras, memory and disk. It names
 known conflicts and what to do about them. The exit code is 1 if there is one.
+
+Example:
+  paxlite doctor > machine.txt
 """
 
 import dataclasses
@@ -16,6 +19,7 @@ from collections.abc import Iterator, Sequence
 
 import paxlite
 from paxlite.core import command_line, host_memory, shell
+from paxlite.parallel import devices
 
 _GPU_FILES = ('/dev/nvidiactl', '/dev/nvidia0', '/dev/dxg')
 _TPU_FILES = ('/dev/accel0', '/dev/vfio/0')
@@ -75,6 +79,7 @@ class Machine:
       ('system', platform.platform()),
       ('JAX', f'{version("jax")}, jaxlib {version("jaxlib")}'),
       ('devices', self.devices or f'none: {self.failure}'),
+      ('CUDA', ', '.join(self._cuda) or "none of JAX's packages for it"),
       ('driver', f'NVIDIA {self.driver}' if self.driver else 'no NVIDIA driver'),
       ('CPU cores', str(os.cpu_count())),
       ('free memory', 'unknown' if self.memory is None else _gib(self.memory)),
@@ -119,28 +124,32 @@ class Machine:
       yield f'there are {_gib(self.disk)} of free disk: checkpoints may not fit'
 
   @property
+  def _cuda(self) -> list[str]:
+    """JAX's packages for CUDA, and the CUDA runtimes that pip has installed, with versions."""
+    found = ('jax-cuda12-plugin', 'jax-cuda13-plugin', 'nvidia-cuda-runtime-cu12')
+    names = [n for n in (*found, 'nvidia-cuda-runtime') if n in self.packages]
+    return [f'{name} {self.packages[name]}' for name in names]
+
+  @property
   def _asked(self) -> str:
     return self.variables.get('JAX_PLATFORMS', '')
 
 
 def examine() -> Machine:
   """Returns what is found on this machine. JAX takes the devices for it."""
-  devices, failure, kind = '', '', ''
+  described, failure, kind = '', '', ''
   try:
     import jax
 
     found = jax.devices()
-    devices, kind = (
-      f'{len(found)} × {found[0].device_kind} ({found[0].platform})',
-      found[0].platform,
-    )
+    described, kind = devices.text(found), found[0].platform
   except Exception as e:  # whatever a broken installation raises is what is reported
     failure = (str(e) or type(e).__name__).splitlines()[0]
   names = ('JAX_PLATFORMS', 'XLA_FLAGS', 'LIBTPU_INIT_ARGS', 'CUDA_VISIBLE_DEVICES', 'VOCAB_PATH')
   return Machine(
     packages={_normal(d.name): d.version for d in importlib.metadata.distributions() if d.name},
     extras=_extras(),
-    devices=devices,
+    devices=described,
     failure=failure,
     platform=kind,
     has_gpu=any(map(os.path.exists, _GPU_FILES)),

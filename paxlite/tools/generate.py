@@ -15,23 +15,28 @@ from paxlite.core import command_line
 from paxlite.core.errors import UserError
 
 
-def main(argv: Sequence[str], doc: str = __doc__) -> None:
-  parser = command_line.Parser(doc)
+def main(argv: Sequence[str]) -> None:
+  parser = command_line.Parser(__doc__)
   parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
   parser.word('prompt', 'PROMPT', 'the text to continue, or to answer', required=False)
   parser.add_argument('--chat', action='store_true', help='ask and answer, by the chat template')
+  answer(parser, argv)
+
+
+def answer(parser: command_line.Parser, argv: Sequence[str]) -> None:
+  """Adds the options of generation to a parser, and does what the command line asks for."""
   parser.add_argument('--system', help='what a chat begins with')
   parser.add_argument(
     '--tokenizer', default='', help='file or folder, if it is not next to the weights'
   )
   parser.add_argument('--base_weights', default='', help=command_line.BASE_WEIGHTS)
-  parser.add_argument('--max_new_tokens', type=int, default=256)
+  parser.add_argument('--max_new_tokens', type=int, default=256, help='at most (256)')
   parser.add_argument('--temperature', type=float, help='0 takes the likeliest token (0)')
   parser.add_argument('--top_k', type=int, help='only this many of the likeliest (0: all)')
   parser.add_argument('--top_p', type=float, help='only the likeliest up to this share (1: all)')
   parser.add_argument('--repetition_penalty', type=float, help='above 1: fewer repetitions (1)')
   parser.add_argument('--dtype', choices=('float32', 'bfloat16'), help='of weights (as trained)')
-  parser.add_argument('--seed', type=int, default=0)
+  parser.add_argument('--seed', type=int, default=0, help='of what is drawn at random (0)')
   args, overrides = command_line.parse(parser, argv)
   if args.prompt is None and not args.chat:
     raise UserError(

@@ -119,17 +119,16 @@ def _import_published(
     f'{name}{kind}' if f'{name}{kind}' in known else f'HuggingFace{kind}'
     for kind in ('SFT', 'LoRA')
   )
-  weights = shell.flag('CHECKPOINT_RESTORE_PATH', to)
+  weights = shlex.quote(f'CHECKPOINT_RESTORE_PATH={to}')
   lines += [
     'To continue a text, to train on documents, and to fine-tune all weights or low-rank factors:',
-    f'  paxlite generate --checkpoint={shlex.quote(str(to))} --prompt="Once upon a time"',
+    f'  paxlite generate {shlex.quote(str(to))} "Once upon a time"',
   ]
   if not isinstance(experiment, GPT2):
     lines += [
-      f'  paxlite train HuggingFaceDocuments --job_log_dir=logs/text {weights} '
-      '--fdl.TRAIN_SOURCES=text.jsonl',
-      f'  paxlite train {sft} --job_log_dir=logs/sft {weights} --fdl.TRAIN_FILES=train.jsonl',
-      f'  paxlite train {lora} --job_log_dir=logs/lora {weights} --fdl.TRAIN_FILES=train.jsonl',
+      f'  paxlite train HuggingFaceDocuments --folder=runs/text {weights} TRAIN_SOURCES=text.jsonl',
+      f'  paxlite train {sft} --folder=runs/sft {weights} TRAIN_FILES=train.jsonl',
+      f'  paxlite train {lora} --folder=runs/lora {weights} TRAIN_FILES=train.jsonl',
     ]
   return lines
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from paxlite import main as paxlite_main
+from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import warn
 
@@ -52,7 +53,7 @@ Continues the prompts of an experiment (DECODE_PROMPTS) with the last good check
 Examples:
   paxlite decode runs/TinyGPT""",
 }
-_OVERRIDE = re.compile(r'[A-Z][A-Z0-9_]*=')
+_OVERRIDE = re.compile(r'[A-Za-z][A-Za-z0-9_]*=')  # small letters get a hint
 
 
 def main(argv: Sequence[str]) -> None:
@@ -105,6 +106,8 @@ def _named(mode: str, names: Sequence[str], given: Sequence[str]) -> list[str]:
     raise UserError(f'{what} is missing: see paxlite {mode} --help')
   (name,) = names
   if mode != 'train' and (pathlib.Path(name).is_dir() or '/' in name):
+    if not (is_address(name) or pathlib.Path(name).expanduser().is_dir()):
+      raise UserError(f'{name} is not a folder: name that of a run, as in paxlite {mode} runs/mine')
     return [f'--job_log_dir={name}']
   if is_given('job_log_dir') or is_given('dry_run'):
     return [f'--fdl_config={name}']

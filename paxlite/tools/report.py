@@ -2,7 +2,7 @@
 
 Writes one HTML page about runs: curves over steps, tokens or hours, evaluations, what the time was
 spent on, samples, and what differs. The page needs no network and can be sent by mail. --curves
-writes the training loss as a picture, and --markdown the tables; - is standard output.
+writes the curves as a picture, and --markdown the tables; - is standard output.
 
 Example:
   paxlite report runs/narrow runs/wide --output=widths.html
@@ -21,7 +21,7 @@ def main(argv: Sequence[str]) -> None:
   parser = command_line.Parser(__doc__, stored=['output'])
   parser.add_argument('runs', nargs='+', metavar='RUN', help='folders of runs')
   parser.add_argument('--output', default='report.html', help='the page to write (report.html)')
-  parser.add_argument('--curves', help='a picture of the loss to write')
+  parser.add_argument('--curves', help='a picture of the curves to write, as SVG')
   parser.add_argument('--markdown', help='the tables to write as Markdown')
   parser.add_argument('--title', help='the title of the page')
   args = command_line.parse_args(parser, argv)
@@ -35,8 +35,12 @@ def main(argv: Sequence[str]) -> None:
   title = args.title or f'paxlite: {", ".join(run.name for run in runs)}'
   _write(args.output, page.page(runs, title))
   if args.curves is not None:
-    series = {run.name: thinned(run.series('loss', 'step'), _POINTS) for run in runs}
-    _write(args.curves, curves.svg('Training loss', 'steps', series))
+    names = [run.name for run in runs]
+    drawn = [
+      curves.svg(metric, 'steps', dict(zip(names, (thinned(p, _POINTS) for p in of), strict=True)))
+      for metric, of in ((metric, points['step']) for metric, points in page.charts(runs))
+    ]
+    _write(args.curves, curves.sheet(drawn or [curves.svg('Training loss', 'steps', {})]))
   if args.markdown is not None:
     _write(args.markdown, tables.markdown(runs))
 

@@ -11,10 +11,15 @@ from paxlite.core import live_line
 from paxlite.data.base import Input
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.parallel import partitioning
+from paxlite.runtime import preemption
 from paxlite.training.metrics import Mean, Metrics
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.summaries import Summaries
 from paxlite.training.train_state import TrainState
+
+
+class StoppedError(Exception):
+  """An evaluation ended early, because it was asked to."""
 
 
 class Evaluator:
@@ -25,6 +30,7 @@ class Evaluator:
     inputs: Evaluation inputs by name.
     progress: Called after every batch except the last.
     max_texts: The most texts of a packed row, padding included; 0: any number.
+    stops: Whether to end early; called after every batch except the last.
   """
 
   def __init__(
@@ -33,8 +39,10 @@ class Evaluator:
     inputs: Mapping[str, Input],
     progress: Callable[[], None] = lambda: None,
     max_texts: int = 0,
+    stops: Callable[[], bool] = lambda: False,
   ):
     self._progress = progress
+    self._stops = stops
     self._max_texts = max_texts
     self._inputs = inputs
     self._sharding = task.batch_sharding
@@ -61,11 +69,18 @@ class Evaluator:
     return DeviceBatches(data, self._sharding, max_texts=self._max_texts)
 
   def report(self, state: TrainState, step: int, summaries: Summaries) -> dict[str, Any]:
-    """Evaluates `state` on every input, writes the metrics and returns them by input."""
+    """Evaluates `state` on every input, writes the metrics and returns them by input.
+
+    Raises:
+      StoppedError: `stops` returned True. Some inputs may have been written.
+    """
     found = {}
     for name in self._inputs:
       before = time.perf_counter()
-      with live_line.working(f'Evaluating {name} at step {step:,}', summaries.say) as progress:
+      with (
+        preemption.evaluating(step),
+        live_line.working(f'Evaluating {name} at step {step:,}', summaries.say) as progress,
+      ):
         metrics = self(name, state, progress)
       summaries.evaluation(step, name, metrics, time.perf_counter() - before)
       found[name] = metrics
@@ -82,6 +97,9 @@ class Evaluator:
       name: Name of the input.
       state: Its parameters are evaluated.
       progress: Called after every batch with a text that says which one.
+
+    Raises:
+      StoppedError: `stops` returned True.
     """
     data = self._inputs[name]
     mean = Mean()
@@ -91,6 +109,8 @@ class Evaluator:
       if pending is not None:  # metrics are read one batch late, so that the device keeps computing
         mean.add(jax.device_get(pending))
         self._progress()
+        if self._stops():
+          raise StoppedError
         progress(f'batch {number:,}')
       pending = metrics
     if pending is not None:

@@ -14,7 +14,12 @@ from paxlite.training.writers import EvalRecords, Samples, TerminalLines, TrainR
 log = logging.getLogger('paxlite')
 
 # names in metrics.jsonl, and Pax's names of the same values, which TensorBoard has
-_SHORT = {'loss': 'Metrics/total_loss', 'lr': 'learning/lr', 'grad_norm': 'learning/raw_grad_norm'}
+_SHORT = {
+  'loss': 'Metrics/total_loss',
+  'lr': 'learning/lr',
+  'grad_norm': 'learning/raw_grad_norm',
+  'skipped_steps': 'learning/skipped_steps',
+}
 
 
 class Summaries:

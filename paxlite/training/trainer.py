@@ -18,7 +18,7 @@ from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Watchdog
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
-from paxlite.training.evaluation import Evaluator
+from paxlite.training.evaluation import Evaluator, StoppedError
 from paxlite.training.reporting import Reporter, Throughput
 from paxlite.training.save_times import SaveTimes
 from paxlite.training.skipped_steps import SkippedSteps, last_good
@@ -166,9 +166,7 @@ class Trainer:
     )
     batches = self.data.batches(start, self.store.task.batch_sharding)
     try:
-      compiled = None
-      if start < self.schedule.max_steps:
-        compiled = self._compile(batches, summaries)
+      compiled = self._compile(batches, summaries) if start < self.schedule.max_steps else None
       return self._loop(state, start, due, compiled, batches, reporter)
     finally:
       batches.close()
@@ -230,6 +228,8 @@ class Trainer:
         if self.spikes is not None and self.spikes(reporter.last_loss):
           state, step = self._roll_back(state, step, reporter)
           start, evaluation_is_due = step, False
+      except StoppedError:
+        self._leave(state, step, True, reporter)
       except TrainingError:
         self._save_last_good(state, step)
         raise

@@ -39,8 +39,8 @@ class Writer:
 
     Args:
       step: Number of steps done, including this one.
-      record: loss, lr, grad_norm, tokens_per_second, step_seconds, model_tflops, mfu; unknown
-        values are None.
+      record: loss, lr, grad_norm, skipped_steps (up to this one), tokens_per_second, step_seconds,
+        model_tflops, mfu; unknown values are None.
       scalars: All metrics of the step by their TensorBoard names.
     """
 

@@ -154,7 +154,10 @@ def help_of(command: Command) -> str:
 def test_every_command_is_described():
   assert COMMANDS_PAGE.read_text() == commands_text(), UPDATE
   for command in COMMANDS.values():
-    assert len(help_of(command).splitlines()) <= 42, f'{command.name}: more than a screen'
+    lines = help_of(command).splitlines()
+    assert len(lines) <= 42, f'{command.name}: more than a screen'
+    assert max(map(len, lines)) <= 100, f'{command.name}: wider than a screen'
+    assert command.name == 'lm-eval' or {'Example:', 'Examples:'} & {*lines}, command.name
 
 
 def test_every_attribute_is_described():

@@ -93,7 +93,11 @@ def test_a_wheel_holds_all_it_needs_and_nothing_else(tmp_path):
   (sdist,) = tmp_path.glob('*.tar.gz')
   held = subprocess.run(['tar', '-tzf', str(sdist)], capture_output=True, text=True, check=True)
   inside = {n.partition('/')[2] for n in held.stdout.split()}
-  assert {'pyproject.toml', 'README.md', 'LICENSE', *names} <= inside
+  scripts = {f'scripts/{p.name}' for p in (clone / 'scripts').iterdir()}
+  made = {'MANIFEST.in', 'PKG-INFO', 'setup.cfg'}
+  inside = {n for n in inside if n and not n.endswith('/') and '.egg-info' not in n}
+  texts = {'CHANGELOG.md', 'LICENSE', 'README.md', 'pyproject.toml'}
+  assert inside == names | scripts | made | texts
 
   subprocess.run([sys.executable, '-m', 'venv', str(tmp_path / 'venv')], check=True)
   python = tmp_path / 'venv' / 'bin' / 'python'

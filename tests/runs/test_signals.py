@@ -52,6 +52,16 @@ def test_a_signal_is_reported_at_once_and_saves(tmp_path, number, again):
   assert f'--job_log_dir={tmp_path}' in stderr.splitlines()[-1]
 
 
+def test_a_signal_does_not_wait_for_the_end_of_an_evaluation(capfd):
+  with preemption.listening(owner=True), preemption.evaluating(7):
+    assert not preemption.asked_alone()
+    os.kill(os.getpid(), signal.SIGINT)
+    assert preemption.asked_alone()
+    while not (said := capfd.readouterr().err):
+      time.sleep(0.01)
+  assert said.startswith('Received SIGINT: saving step 7, which the next start evaluates; press')
+
+
 @pytest.mark.slow
 def test_a_second_ctrl_c_after_a_moment_leaves_without_saving(tmp_path):
   process = start(tmp_path, 'wait:2', *FOREVER)

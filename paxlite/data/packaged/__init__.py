@@ -7,7 +7,6 @@
 
 import pathlib
 
-_HERE = pathlib.Path(__file__).parent
-
-TEXTS = [str(_HERE / 'king_james_bible.txt.xz'), str(_HERE / 'shakespeare.txt.xz')]
-VOCAB = str(_HERE / 'text8k.model')
+FOLDER = pathlib.Path(__file__).parent
+TEXTS = [str(FOLDER / 'king_james_bible.txt.xz'), str(FOLDER / 'shakespeare.txt.xz')]
+VOCAB = str(FOLDER / 'text8k.model')

@@ -66,6 +66,16 @@ def svg(title: str, x_label: str, series: Mapping[str, Points]) -> str:
   return '\n'.join([*parts, '</svg>']) + '\n'
 
 
+def sheet(pictures: Sequence[str]) -> str:
+  """Returns one picture of several that `svg` has drawn, one below the other."""
+  if len(pictures) == 1:
+    return pictures[0]
+  place = lambda i: f'<svg y="{i * _HEIGHT}" width="{_WIDTH}" height="{_HEIGHT}" '
+  inner = (text.replace('<svg ', place(i), 1) for i, text in enumerate(pictures))
+  size = f'viewBox="0 0 {_WIDTH} {_HEIGHT * len(pictures)}"'
+  return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>\n{"".join(inner)}</svg>\n'
+
+
 def ticks(low: float, high: float) -> list[float]:
   """Returns four to eight round numbers; the first and the last enclose the interval."""
   if low == high:

@@ -62,8 +62,8 @@ def page(runs: Sequence[RunRecords], title: str) -> str:
   return text.replace('/*data*/', script)
 
 
-def _curves(runs: Sequence[RunRecords]) -> tuple[list[dict[str, Any]], int, int]:
-  """Returns the curves with a list of points for each run, and how many points there are."""
+def charts(runs: Sequence[RunRecords]) -> list[tuple[str, dict[str, list[Points]]]]:
+  """Returns titles, each with the points of all runs over steps, tokens and hours."""
   found = []
   for metric, title in _CURVES.items():
     found.append((title, {o: [run.series(metric, o) for run in runs] for o in _OVER}))
@@ -72,7 +72,12 @@ def _curves(runs: Sequence[RunRecords]) -> tuple[list[dict[str, Any]], int, int]
     if metric in _EVALUATED:
       title = f'{name}: {_EVALUATED[metric]}'
       found.append((title, {o: [run.evaluated(name, metric, o) for run in runs] for o in _OVER}))
-  found = [(t, series) for t, series in found if any(map(len, series['step']))]
+  return [(t, series) for t, series in found if any(map(len, series['step']))]
+
+
+def _curves(runs: Sequence[RunRecords]) -> tuple[list[dict[str, Any]], int, int]:
+  """Returns the curves with a list of points for each run, and how many points there are."""
+  found = charts(runs)
   number = max(1, len(found) * len(runs) * len(_OVER))
   most = max(_FEWEST, _POINTS // number)
   curves = [

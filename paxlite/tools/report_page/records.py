@@ -15,6 +15,7 @@ from paxlite.runtime import goodput
 from paxlite.training.writers import EvalRecords, Samples, TrainRecords, read_records
 
 Points = list[tuple[float, float]]
+_MOST_PLACES = 5  # of skipped steps that are named
 _OF_RUNS = 'experiment.json', 'metrics.jsonl', 'eval_metrics.jsonl', 'goodput'
 
 
@@ -91,10 +92,25 @@ class RunRecords:
     for name, held in (('experiment.json', self.values), ('versions.json', self.versions)):
       if not held:
         found.append(f'{name} is missing or cannot be read.')
-    skipped = sum(1 for r in self.steps if r.get('loss') is None)
-    if skipped:
-      found.append(f'{skipped} recorded steps have no finite loss and are left out of the curves.')
-    return found
+    missing = sum(1 for r in self.steps if r.get('loss') is None)
+    if missing:
+      found.append(f'{missing} recorded steps have no finite loss and are left out of the curves.')
+    return found + self._skipped
+
+  @property
+  def _skipped(self) -> list[str]:
+    """A sentence about the steps that changed nothing: how many, when, and why."""
+    counts = [(r['step'], int(_number(r.get('skipped_steps')) or 0)) for r in self.steps]
+    total = counts[-1][1] if counts else 0
+    if not total:
+      return []
+    changes = zip([(0, 0), *counts], counts, strict=False)
+    where = [f'{n - m:,} in steps {a + 1:,} to {b:,}' for (a, m), (b, n) in changes if n > m]
+    shown = ', '.join(where[:_MOST_PLACES]) + (' …' if len(where) > _MOST_PLACES else '')
+    return [
+      f'{total:,} steps were skipped, because their gradient or loss was not finite: {shown}. '
+      'They changed nothing.'
+    ]
 
   def series(self, metric: str, over: str) -> Points:
     """Returns the finite values of a metric over 'step', 'tokens' or 'hours'."""

@@ -19,6 +19,7 @@ from paxlite.tools import (
   new,
   show,
 )
+from paxlite.tools import runs as words
 from tests.support import runs
 
 # Each command prints letters that ASCII does not have.
@@ -98,7 +99,7 @@ def test_no_stdout_at_all():
     (['paxlite', 'list', '-help'], 'usage: paxlite list'),
     (['paxlite', 'attributes', 'learning_rate'], 'LEARNING_RATE: float = 0.001\n'),
     (['paxlite', 'completion', 'words', 'train', 'TinyG'], 'TinyGPT\n'),
-    (['paxlite', 'completion', 'words', 'train', 'TinyGPT', 'NUM_LAY'], 'NUM_LAYERS=\n'),
+    (['paxlite', 'completion', 'words', 'plan', 'TinyGPT', 'NUM_LAY'], 'NUM_LAYERS=\n'),
     (['paxlite.main', '-help'], '--job_log_dir'),
     (['paxlite.main', '--helpfull'], '--job_log_dir'),
     (['paxlite.tools.experiments', '-help'], 'usage: paxlite list'),
@@ -259,3 +260,12 @@ def test_a_library_that_swallows_signals(number):
     _, stderr = process.communicate(timeout=20)
   assert process.returncode == 128 + number
   assert stderr == 'interrupted; what is unfinished is left where it is\n'
+
+
+def test_words_after_train_and_eval():
+  assert words.flags('train', ['TinyGPT', 'learning_rate=1', '--folder=x']) == [
+    '--mode=train', '--fdl.learning_rate=1', '--job_log_dir=x', '--fdl_config=TinyGPT',
+  ]  # fmt: skip
+  assert words.flags('eval', ['gs://bucket/run'])[1] == '--job_log_dir=gs://bucket/run'
+  with pytest.raises(UserError, match=r'^runs/none is not a folder: name that of a run'):
+    words.flags('eval', ['runs/none'])

@@ -182,3 +182,16 @@ def test_a_run_says_what_is_cut_and_left_out(tmp_path):
   line = lambda **how: about.lines(RowInput(SftRows([path], packaged.VOCAB, 64, 8192, **how), 4))[0]
   assert 'the longest 26, 1 left out, in ' in line(too_long='skip')
   assert 'the longest 64, 1 cut, in ' in line(too_long='truncate')
+
+
+def test_a_run_begins_with_lengths_and_one_example(tmp_path):
+  source = SftRows([write(tmp_path / 'a.jsonl', EXAMPLES)], packaged.VOCAB, 64, 8192)
+  first, *bars, title, example = about.first_look(source, color=False)
+  assert first.startswith('Tokens of an example')
+  assert bars == [f'  {line}' for line in about.histogram(source.lengths)]
+  assert (title, example) == (
+    'The first example, in [[ ]] what is learned:',
+    '<s>0 times 0?[[ word</s>]]',
+  )
+  assert about.first_look(source, color=True)[-1] == '<s>0 times 0?\x1b[32m word</s>\x1b[0m'
+  assert about.first_example(source, color=False, most=3).endswith(' …')

@@ -118,6 +118,18 @@ def test_what_is_missing_is_said(tmp_path):
   assert 'metrics.jsonl is missing.' in page.page([run], 'x')
 
 
+def test_what_was_skipped_is_said_with_the_reason(tmp_path):
+  folder = write_run(tmp_path / 'run', 3)
+  counts = {10: 0, 20: 2, 30: 2, 40: 3}
+  records = (json.dumps(dict(step=s, loss=1.0, skipped_steps=n)) + '\n' for s, n in counts.items())
+  (folder / 'metrics.jsonl').write_text(''.join(records))
+  (run,) = read_runs([str(folder)])
+  assert run.remarks[-1] == (
+    '3 steps were skipped, because their gradient or loss was not finite: 2 in steps 11 to 20, '
+    '1 in steps 31 to 40. They changed nothing.'
+  )
+
+
 class Tags(html.parser.HTMLParser):
   """Collects the tags and the text outside of scripts."""
 
@@ -161,7 +173,11 @@ def test_the_command(tmp_path, monkeypatch, capsys):
   write_run(tmp_path / 'run', 20)
   report.main(['run', '--output=o/r.html', '--curves=o/c.svg', '--markdown=-'])
   assert '| run | ' in capsys.readouterr().out
-  assert 'polyline' in (tmp_path / 'o' / 'c.svg').read_text()
+  drawn = xml.etree.ElementTree.parse(tmp_path / 'o' / 'c.svg').getroot()
+  titles = [picture.find('{*}text').text for picture in drawn]
+  assert titles[:2] == ['Training loss', 'Learning rate']
+  assert titles[-2:] == ['held_out: loss', 'held_out: accuracy']
+  assert [len(picture.findall('{*}polyline')) for picture in drawn] == [1] * 6
   assert '<h1>paxlite: run</h1>' in (tmp_path / 'o' / 'r.html').read_text()
   (tmp_path / 'none').mkdir()
   for arguments, problem in (

@@ -125,7 +125,7 @@ def test_tensorboard_after_a_clock_that_went_back(tmp_path, monkeypatch, foreign
   """The run continues from step 2 and repeats steps 3 and 4, a year earlier."""
   folder = tmp_path / 'summaries' / 'train'
   scalars = dict.fromkeys(
-    ('Metrics/total_loss', 'learning/lr', 'learning/raw_grad_norm'), 0.0
+    ('Metrics/total_loss', 'learning/lr', 'learning/raw_grad_norm', 'learning/skipped_steps'), 0.0
   )  # fmt: skip
   speed = dict.fromkeys(('tokens_per_second', 'step_seconds', 'model_tflops', 'mfu'))
   if foreign:

@@ -8,7 +8,12 @@ from paxlite.core.errors import UserError
 from paxlite.training import trackers
 from paxlite.training.summaries import Summaries
 
-SCALARS = {'Metrics/total_loss': 2.5, 'learning/lr': 0.1, 'learning/raw_grad_norm': 1.0}
+SCALARS = {
+  'Metrics/total_loss': 2.5,
+  'learning/lr': 0.1,
+  'learning/raw_grad_norm': 1.0,
+  'learning/skipped_steps': 0.0,
+}
 SPEED = dict.fromkeys(('tokens_per_second', 'step_seconds', 'model_tflops', 'mfu'))
 
 

@@ -1,5 +1,6 @@
 """The order of the loop, skipped steps, and meshes."""
 
+import itertools
 import pathlib
 import time
 
@@ -11,7 +12,7 @@ import optax
 import pytest
 
 from paxlite.checkpointing.checkpoints import Checkpoints
-from paxlite.core.errors import TrainingError, UserError
+from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.variable_names import path_name
 from paxlite.data.positions import Positions
 from paxlite.experiments.demo import TinyGPT
@@ -60,6 +61,13 @@ class Recorded(Callback):
     self.steps.append(step)
 
 
+class TwoBatches(Poisoned):
+  """An input that evaluates on two batches."""
+
+  def eval_batches(self, rows):
+    yield from itertools.islice(self.inner.train_batches(0, rows), 2)
+
+
 def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
   """A checkpoint of step n is saved before batch n is drawn."""
   events = []
@@ -88,6 +96,19 @@ def test_a_run_beyond_a_lower_max_steps_is_evaluated_and_ends(tmp_path):
   t.callbacks = [Recorded(evaluated)]
   t.train(*t.store.initial())
   assert evaluated == [4]
+
+
+def test_a_signal_ends_an_evaluation_which_the_next_start_repeats(tmp_path):
+  values = dict(MAX_STEPS=2, EVAL_INTERVAL_STEPS=2)  # the next start compiles no train step
+  t = make(tmp_path, **values)
+  t.evaluator = Evaluator(t.store.task, {'x': TwoBatches(t.data.input)}, stops=lambda: True)
+  with pytest.raises(Interrupted, match=r'asked to leave at step 2: step 2 is saved'):
+    t.train(*t.store.initial())
+  assert not (tmp_path / 'eval_metrics.jsonl').exists()
+  t = make(tmp_path, **values)
+  t.evaluator = Evaluator(t.store.task, {'x': TwoBatches(t.data.input)})
+  t.train(*t.store.initial())
+  assert [r['step'] for r in runs.records(tmp_path, 'eval_metrics.jsonl')] == [2]
 
 
 def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_path):
@@ -136,6 +157,7 @@ def test_skipped_steps_are_counted_and_training_goes_on(tmp_path):
   t.data = TrainData(Poisoned(t.data.input, poison={3, 4, 6}))
   state = t.train(*t.store.initial())
   assert (int(state.skipped), int(state.step)) == (3, 10)
+  assert runs.records(tmp_path)[-1]['skipped_steps'] == 3
   assert runs.records(tmp_path)[-1]['loss'] > 0
 
 
