@@ -125,11 +125,14 @@ def _import_published(
     f'  paxlite generate --checkpoint={shlex.quote(str(to))} --prompt="Once upon a time"',
   ]
   if not isinstance(experiment, GPT2):
+    one_device = shell.flags({'ICI_MESH_SHAPE': [1, 1, 1], 'DCN_MESH_SHAPE': [1, 1, 1]})
+    weights = f'{weights} {one_device}'
     lines += [
       f'  paxlite train HuggingFaceDocuments --job_log_dir=logs/text {weights} '
       '--fdl.TRAIN_SOURCES=text.jsonl',
       f'  paxlite train {sft} --job_log_dir=logs/sft {weights} --fdl.TRAIN_FILES=train.jsonl',
       f'  paxlite train {lora} --job_log_dir=logs/lora {weights} --fdl.TRAIN_FILES=train.jsonl',
+      'These train on one device; on 8, for example, with ICI_MESH_SHAPE=[1,8,1].',
     ]
   return lines
 
