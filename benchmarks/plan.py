@@ -91,7 +91,7 @@ def grid(name: str, workers: int) -> dict[str, Any]:
     everything = list(space)
     print(f'{name}: {len(everything)} candidates', flush=True)
     about = dict(versions=compiled_step.versions(where.platform), code=store.code(), grid=name)
-    kept_verdicts = store.Store(store.plans_folder(), about)
+    kept_verdicts = store.Store(store.own_place(), about)
     make = lambda budget: Search(
       space, Estimator(Model(experiment, device), where), pool, kept_verdicts, budget,
       1 if here else workers, lambda text: print(text, flush=True),

@@ -1,11 +1,14 @@
-"""python -m benchmarks.storage [--gigabytes=0.5] [--latency=0.05] [--json=FILE]
+"""python -m benchmarks.storage [--gigabytes=0.5] [--latency=0.05] [--silent=60] [--json=FILE]
+
 
 Starts SeaweedFS on loopback (needs the extra test) and measures
 
 - checkpoints: saving to the local disk, copying to the bucket, copying back and restoring, in MB/s;
 - rows of 256 tokens that are read in a shuffled order, without a model, a second;
 - data: the share of time that a run waits for its data, as goodput counts it, in a shuffled epoch
-  of flat tokens in a folder and in the bucket, whose answers are held back by the latency.
+  of flat tokens in a folder and in the bucket, whose answers are held back by the latency;
+- steps of a run in the bucket, from record to record, while the store answers, and while it does
+  not answer for --silent seconds, in which checkpoints are due.
 
 The server, its disk and the run share the machine, so that the figures are lower bounds.
 """
@@ -15,6 +18,7 @@ import json
 import os
 import pathlib
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -79,6 +83,8 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--gigabytes', type=float, default=0.5, help='of a checkpoint; 0: none')
   parser.add_argument('--latency', type=float, default=0.05)
+  parser.add_argument('--silent', type=float, default=60, help='seconds; 0: not measured')
+  parser.add_argument('--tokens', type=int, default=TOKENS, help='of the dataset')
   parser.add_argument('--rounds', type=int, default=3)
   parser.add_argument('--json', type=pathlib.Path)
   args = parser.parse_args()
@@ -92,7 +98,12 @@ def main() -> None:
       os.environ |= server.environment()
       speeds = checkpoints(folder, args.gigabytes, args.rounds) if args.gigabytes else {}
       result: dict[str, Any] = {'speeds': speeds}
-      write_tokens(folder / 'tokens')
+      write_tokens(folder / 'tokens', args.tokens)
+      with proxy(server.endpoint) as between:
+        if args.silent:
+          result['steps'] = steps(
+            folder, server.environment(between.endpoint), between, args.silent
+          )
       upload(folder / 'tokens', 'tokens')
       result['waits'] = {'folder': waiting(folder, 'here', str(folder / 'tokens'), {})}
       with proxy(server.endpoint, delay=args.latency) as between:
@@ -106,6 +117,8 @@ def main() -> None:
     print(f'{what:28} {speed:7,.0f} MB/s')
   for what, share in result['waits'].items():
     print(f'waiting for data, {what:14} {share:.2%} of the time of training')
+  for what, (median, longest, count) in result.get('steps', {}).items():
+    print(f'steps, store {what:7} median {median:.3f} s, longest {longest:.3f} s, of {count}')
   for what, speed in result['rows'].items():
     print(f'rows read at random, {what:11} {speed:,.0f} a second')
   if args.json is not None:
@@ -150,12 +163,12 @@ def checkpoints(folder: pathlib.Path, gigabytes: float, rounds: int) -> dict[str
   return {what: statistics.median(found) for what, found in speeds.items()}
 
 
-def write_tokens(folder: pathlib.Path) -> None:
+def write_tokens(folder: pathlib.Path, tokens: int) -> None:
   from paxlite.data.flat_tokens_writer import Writer
 
   rng = np.random.default_rng(0)
   writer = Writer(str(folder), 'train', 64, 'memmap')
-  for _ in range(TOKENS // 1_000_000):
+  for _ in range(tokens // 1_000_000):
     writer.write(rng.integers(0, 64, 1_000_000).astype(np.uint32), range(1000, 1_000_001, 1000))
   writer.close()
 
@@ -179,6 +192,46 @@ def rows(dataset: str, batches: int = 100) -> float:
   for _ in range(batches):
     next(found)
   return 64 * batches / (time.perf_counter() - began)
+
+
+def steps(
+  folder: pathlib.Path, environment: dict[str, str], between: Any, silent: float
+) -> dict[str, tuple[float, float, int]]:
+  """Returns the median and the longest step in seconds, and their number, for each phase."""
+  process = subprocess.Popen(
+    [
+      sys.executable, '-m', 'paxlite.main', '--fdl_config=benchmarks.storage.Shuffled',
+      '--job_log_dir=s3://bkt/silent', f'--local_dir={folder}/silent',
+      f'--fdl.DATASET_PATH={folder}/tokens', '--fdl.MAX_STEPS=1000000',
+      '--fdl.SUMMARY_INTERVAL_STEPS=1', '--fdl.CHECKPOINT_EVERY_N_STEPS=20',
+    ],
+    cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    env={**os.environ, **environment, 'JAX_PLATFORMS': 'cpu'},
+  )  # fmt: skip
+  found: dict[str, list[float]] = {'answers': [], 'silent': [], 'back': []}
+  phases = [('answers', silent / 2, 'forward'), ('silent', silent, 'silent'),
+            ('back', silent / 2, 'forward')]  # fmt: skip
+  count, last = 0, None
+  for phase, seconds, mode in phases:
+    between.mode = mode
+    until = None
+    while until is None or time.monotonic() < until:
+      time.sleep(0.002)
+      assert process.poll() is None, process.communicate()
+      try:
+        (path,) = (folder / 'silent').glob('*/metrics.jsonl')
+        now = path.read_bytes().count(b'\n')
+      except (ValueError, OSError):
+        continue
+      at = time.monotonic()
+      until = until or at + seconds
+      if now > count:
+        if last is not None and count > 5:  # the first steps compile
+          found[phase] += [(at - last) / (now - count)] * (now - count)
+        count, last = now, at
+  process.send_signal(signal.SIGTERM)
+  process.communicate()
+  return {k: (statistics.median(v), max(v), len(v)) for k, v in found.items()}
 
 
 def waiting(folder: pathlib.Path, name: str, dataset: str, environment: dict[str, str]) -> float:

@@ -138,11 +138,11 @@ class Names:
       rows: Rows of the traced batch. Best is a number that no other size equals.
       boxed: Its abstract parameters, with their logical axes.
     """
-    e: Any = experiment
-    self._rows, self._length = rows, e.MAX_SEQ_LEN
+    self._rows, self._length = rows, experiment.MAX_SEQ_LEN
+    values = experiment.values()
     self._widths: dict[int, str] = {}
     for attribute, name in _WIDTHS:
-      size = getattr(e, attribute, None)
+      size = values.get(attribute)
       if isinstance(size, int) and size > 1:
         self._widths.setdefault(size, name)
     self._weights: dict[tuple[int, ...], tuple[str | None, ...]] = {}

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from paxlite.core import shell
+from paxlite.core import object_copies, shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 from paxlite.parallel import devices
@@ -207,7 +207,7 @@ def calibrated(chip: Chip, path: str) -> Chip:
   Raises:
     UserError: The file cannot be read, is of another chip, or has a speed that is none.
   """
-  found = read_object(pathlib.Path(path))
+  found = read_object(pathlib.Path(object_copies.local(path)))
   speeds = ('memory_bandwidth', 'ici_bandwidth', 'dcn_bandwidth')
   if unknown := sorted(found.keys() - {'chip', 'flops', 'source', *speeds}):
     raise UserError(

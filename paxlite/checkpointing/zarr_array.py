@@ -99,7 +99,9 @@ class ArrayDescription:
     except (MemoryError, OverflowError):
       raise UserError(f'{path}: its {self.chunk_bytes:,} bytes do not fit in memory') from None
     if len(elements) != self.chunk_bytes:
-      raise UserError(f'{path} cannot be read: it holds other than {self.chunk_bytes:,} bytes')
+      raise UserError(
+        f'{path} cannot be read: it holds other than {self.chunk_bytes:,} bytes'
+      )
     return np.frombuffer(elements, self.dtype).reshape(self.chunks, order=self.order)
 
   def _check_held(self, path: pathlib.Path, held: int | None) -> None:
@@ -127,16 +129,16 @@ def read_description(folder: pathlib.Path) -> ArrayDescription:
     raise refuse(f'shape has {len(shape)} numbers and chunks {len(chunks)}')
   dtype = found.get('dtype')
   if not isinstance(dtype, str) or not (dtype in _EXTENDED or _PLAIN.fullmatch(dtype)):
-    raise UserError(f'{path}: dtype {str(dtype)[:40]!r} is not one of numbers')
+    raise UserError(f'{path}: dtype {str(dtype)[:40]!r} is not a type of numbers')
   if found.get('filters'):
-    raise UserError(f'{path} has filters, which are not read')
+    raise UserError(f'{path} has filters, and paxlite reads arrays without filters alone')
   separator, order = found.get('dimension_separator', '.'), found.get('order', 'C')
   if separator not in ('.', '/') or order not in ('C', 'F'):
     raise refuse(f'dimension_separator {separator!r} or order {order!r}')
   compressor = found.get('compressor')
   codec: Any = compressor.get('id') if isinstance(compressor, dict) else compressor
   if codec not in (None, 'zstd', 'gzip', 'zlib', 'blosc'):
-    raise UserError(f'{path}: chunks compressed by {str(codec)[:40]!r} are not read')
+    raise UserError(f'{path}: paxlite cannot read chunks compressed by {str(codec)[:40]!r}')
   kind: Any = getattr(ml_dtypes, dtype) if dtype in _EXTENDED else dtype
   return ArrayDescription(tuple(shape), tuple(chunks), np.dtype(kind), separator, order, codec)
 

@@ -28,26 +28,30 @@ _SPELLINGS = str.maketrans(
 # arguments of the tools that name files and folders; some are lists
 _STORED = (
   'base_weights',
+  'calibration',
+  'chat_template',
   'checkpoint',
+  'curves',
+  'file',
+  'html',
   'job_log_dir',
+  'json',
+  'markdown',
   'runs',
   'sources',
   'tasks',
   'tokenizer',
+  'verdicts',
   'vocab',
 )
 _PATHS = (
-  'calibration',
-  'chat_template',
-  'file',
-  'html',
-  'json',
   'output',
   'path',
   'save',
   'source',
   'tfds_data_dir',
   'to',
+  'write_hlo',
 )
 
 _END_SECONDS = 10.0  # the time after a signal in which unfinished files are removed

@@ -123,7 +123,7 @@ def _parse_at(text: str, start: int, path: str, line: int) -> tuple[dict[str, An
     if '\\u' in text[start:end]:
       json.dumps(value, ensure_ascii=False).encode()
   except UnicodeEncodeError:
-    raise UserError(f'{place} has half of a surrogate pair in it, which is no text') from None
+    raise UserError(f'{place} has half of a surrogate pair, which is not valid text') from None
   except json.JSONDecodeError as e:
     raise UserError(f'{path}:{e.lineno} is not JSON: {e.msg}') from None
   except (ValueError, RecursionError) as e:
@@ -155,7 +155,7 @@ def _parse_slowly(line: bytes, place: str) -> Any:
     json.dumps(record, ensure_ascii=False).encode()
     return record
   except UnicodeEncodeError:
-    raise UserError(f'{place} has half of a surrogate pair in it, which is no text') from None
+    raise UserError(f'{place} has half of a surrogate pair, which is not valid text') from None
   except UnicodeDecodeError as e:
     raise UserError(f'{place} is not UTF-8 (byte {e.start} of the line)') from None
   except ValueError as e:  # numbers with thousands of digits raise it too

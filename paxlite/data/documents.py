@@ -65,7 +65,9 @@ class DocumentSource:
     tfds_data_dir: str = '',
   ):
     if not names:
-      raise UserError('no documents: --fdl.TRAIN_SOURCES=/path/to/a.jsonl')
+      raise UserError(
+        'there are no documents to train on: --fdl.TRAIN_SOURCES=/path/to/a.jsonl names some'
+      )
     names = expanded(names)
     check_once(names)
     tokenizer = open_tokenizer(vocab_path)
@@ -87,7 +89,7 @@ def check_once(names: Sequence[str]) -> None:
   seen: set[str] = set()
   for name in names:
     if canonical(name) in seen:
-      raise UserError(f'the source {name} is there twice')
+      raise UserError(f'the source {name} is named twice: leave one out')
     seen.add(canonical(name))
 
 

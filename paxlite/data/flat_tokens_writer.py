@@ -183,14 +183,18 @@ class Writer:
       if self._settings.get(name) != theirs.get(name):
         raise UserError(
           f'{self._folder} was begun with {name}={theirs.get(name)} and now it is '
-          f'{self._settings.get(name)}: use the command of before to continue, or remove the folder'
+          f'{self._settings.get(name)}: continue with the same command as before, or remove '
+          'the folder'
         )
     for file, size in (
       (self._tokens, self.token_count * self.dtype.itemsize),
       (self._starts, (self.sequences + 1) * 8),
     ):
       if os.fstat(file.fileno()).st_size < size:
-        raise UserError(f'{file.name} is shorter than it was: remove {self._folder}')
+        raise UserError(
+          f'{file.name} has lost bytes since it was written: remove {self._folder}, and '
+          'tokenize again'
+        )
     self._cut(self.token_count, self.sequences + 1)
     self._ended = self.token_count
 
@@ -256,6 +260,11 @@ class Writer:
       compressors=compressor,
     )
     group.attrs['max_token_id'] = self._max
+
+
+def is_complete(path: pathlib.Path, split: str) -> bool:
+  """Returns whether a split is written, and not only begun."""
+  return (path / split).exists() and not (path / f'.{split}.unfinished').exists()
 
 
 def _parts(tokens: Any, dtype: np.dtype) -> Iterator[np.ndarray]:

@@ -51,7 +51,9 @@ class MixtureInput:
     seed: int = 1234,
   ):
     if not parts or len(parts) != len(weights):
-      raise UserError(f'a mixture of {len(parts)} sources has {len(weights)} weights')
+      raise UserError(
+        f'a mixture of {len(parts)} sources has {len(weights)} weights: give one for each source'
+      )
     self.parts, self.weights, self.batch_size, self._seed = parts, weights, batch_size, seed
     for part, weight, quota in zip(parts, weights, self.quotas, strict=True):
       if weight <= 0 or not quota:

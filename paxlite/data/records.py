@@ -187,7 +187,8 @@ class _HuggingFace(_Dataset):
       import datasets
     except ImportError:
       raise UserError(
-        f'{name} is a Hugging Face dataset: {shell.install("hf")}, or name a file'
+        f'{name} is a Hugging Face dataset, which needs a package: {shell.install("hf")}, or '
+        'name a file'
       ) from None
     folder = pathlib.Path(self._path)
     with read_errors(name):

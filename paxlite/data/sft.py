@@ -82,7 +82,9 @@ class SftRows:
     held_out_share: float = 0.0,
   ):
     if not files:
-      raise UserError('no examples: --fdl.TRAIN_FILES=/path/to/a.jsonl')
+      raise UserError(
+        'there are no examples to train on: --fdl.TRAIN_FILES=/path/to/a.jsonl names some'
+      )
     files = expanded(files)
     self.seq_len = seq_len
     self.tokenizer = open_tokenizer(vocab_path)
@@ -101,7 +103,9 @@ class SftRows:
     if self._examples and split != 'all':
       self._keep(split, held_out_share)
     if not self._examples:
-      raise UserError(f'{self.name}: no example of at most {seq_len + 1} tokens')
+      raise UserError(
+        f'{self.name} holds no example of at most {seq_len + 1} tokens: raise --fdl.MAX_SEQ_LEN'
+      )
     if self.num_skipped:
       log.warning(
         '%s: %d examples of more than %d tokens are left out, %d stay',

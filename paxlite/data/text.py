@@ -60,7 +60,7 @@ class TextRows(TokenRows):
     held_out_every: int = HELD_OUT_EVERY,
   ):
     if not files:
-      raise UserError('no text files: --fdl.TRAIN_FILES=/path/to/a.txt')
+      raise UserError('there is no text to train on: --fdl.TRAIN_FILES=/path/to/a.txt names files')
     files = expanded(files)
     tokenizer = open_tokenizer(vocab_path)
     found = split_files(files, held_out_every)

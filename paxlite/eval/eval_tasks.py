@@ -286,7 +286,7 @@ def read_tasks(
   found = [find_task(name, tfds_data_dir) for text in texts for name in _names(text)]
   names = [name for name, _ in found]
   if len(set(names)) < len(names):
-    raise UserError(f'the task {max(names, key=names.count)} is there twice')
+    raise UserError(f'the task {max(names, key=names.count)} is named twice: leave one out')
   return [
     Task(name, spec, *read_examples(spec, limit, skip_unreadable, tfds_data_dir))
     for name, spec in found
@@ -373,7 +373,9 @@ def _gold(target: str, choices: Sequence[str], labels: Sequence[str]) -> int:
   if re.fullmatch(r'\d{1,9}', target) and int(target) < len(choices):
     return int(target)
   if target not in choices:
-    raise UserError(f'the answer {target!r} is none of {len(choices)} choices, from 0, nor a label')
+    raise UserError(
+      f'the answer {target!r} is neither a label nor a number of a choice (0 to {len(choices) - 1})'
+    )
   return choices.index(target)
 
 

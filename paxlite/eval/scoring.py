@@ -131,7 +131,7 @@ class Scorer:
     vocab_size = self._params['embedding']['emb_var'].shape[0]
     for number, c in enumerate(continuations):
       if not c.context or not c.continuation:
-        raise UserError(f'continuation {number} has no token before it, or none of its own')
+        raise UserError(f'continuation {number} needs a token before it and one of its own')
       if len(c.continuation) > self._max_len:
         raise UserError(
           f'a continuation of {len(c.continuation):,} tokens is longer than a row of the model, '

@@ -139,7 +139,9 @@ class ZeroShot:
     most = self._max_len
     if length + new > most and (self._too_long == 'error' or not can_be_cut):
       answer = f' and an answer of up to {new:,}' if new else ''
-      raise UserError(f'a text of {length:,} tokens{answer}: the model takes MAX_SEQ_LEN={most:,}')
+      raise UserError(
+        f'a text of {length:,} tokens{answer} is too long: the model takes MAX_SEQ_LEN={most:,}'
+      )
 
 
 def continuation_of(inference: Inference, text: str, continuation: str) -> Continuation:
@@ -155,7 +157,7 @@ def continuation_of(inference: Inference, text: str, continuation: str) -> Conti
   start = min(start, len(whole) - 1)
   if start < 1:
     raise UserError(
-      f'{text[:40]!r} is no context: the model has no start token, and there is no text'
+      f'{text[:40]!r} cannot be a context: it is empty, and the model has no start token'
     )
   return Continuation(whole[:start], whole[start:])
 

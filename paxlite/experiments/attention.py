@@ -98,7 +98,7 @@ class AttentionAndNorms(RotaryPositions):
     if self.HEADS_SPAN_MODEL and self.NUM_HEADS * self.DIMS_PER_HEAD != self.MODEL_DIMS:
       raise UserError(
         f'{heads} is {self.NUM_HEADS * self.DIMS_PER_HEAD}, not MODEL_DIMS={self.MODEL_DIMS}. '
-        'If that is meant: --fdl.HEADS_SPAN_MODEL=False'
+        'If you want this: --fdl.HEADS_SPAN_MODEL=False'
       )
     if self.NUM_HEADS % self.NUM_KV_HEADS:
       raise UserError(

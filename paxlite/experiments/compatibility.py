@@ -23,7 +23,7 @@ from paxlite.experiments.registry import find_known
 _NEUTRAL = re.compile(
   r'(.*_init|dtype|dropout|embedding_dropout|checkpoint_policy|num_loss_chunks|kernel_tpl|rank'
   r'|aux_loss_weight|num_groups|num_stages|num_microbatches|num_repeats'
-  r'|gathers_once)'
+  r'|gathers_once|hides_sends|scatters)'
 )
 # Classes that compute the same as other classes.
 _SAME = {
@@ -62,7 +62,7 @@ def check_function(e: Experiment, source: Source) -> None:
     raise UserError(
       f'{source.folder} is of a model that computes something else: it has '
       f'{shell.flags(differing)} and this run {shell.flags({k: function[k] for k in differing})}. '
-      'Give the run the former, or, if the change is meant, '
+      'Give the run the values of the checkpoint, or, if you want the change, '
       f'{shell.flag("CHECKPOINT_RESTORE_CHANGES", list(differing))}'
     )
   changes = {name: function[name] for name in e.CHECKPOINT_RESTORE_CHANGES}

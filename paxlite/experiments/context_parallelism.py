@@ -34,14 +34,14 @@ class ContextParallelism(AttentionAndNorms):
     if size == 1 or way not in ('ring', 'heads'):
       return
     stated = f'CONTEXT_ATTENTION={way} on a mesh with context = {size}'
-    if self.DROPOUT_PROB or self.has_attention_bias or self.mesh_sizes.get('stage', 1) > 1:
+    if self.DROPOUT_PROB or self.has_attention_bias:
       raise UserError(
-        f'{stated} knows no dropout, no relative bias and no stages: --fdl.CONTEXT_ATTENTION=gather'
+        f'{stated} knows no dropout and no relative bias: --fdl.CONTEXT_ATTENTION=gather'
       )
     for window in self._windows:
       shapes = self._shapes(window, 'cpu')
       if way == 'ring' and not context_choice.has_ring(shapes):
-        raise UserError(f'{stated} needs a MAX_SEQ_LEN that 2 × {size} divides')
+        raise UserError(f'{stated} needs a MAX_SEQ_LEN that is divisible by 2 × {size}')
       if way == 'heads' and not context_choice.has_heads(shapes):
         raise UserError(
           f'{stated} needs NUM_HEADS={self.NUM_HEADS} and NUM_KV_HEADS={self.NUM_KV_HEADS} that '
@@ -63,7 +63,7 @@ class ContextParallelism(AttentionAndNorms):
     for window in self._windows:
       what = f'within {window:,} tokens' if window else 'to all tokens'
       known = context_choice.estimates(self._shapes(window, platform))
-      if self.DROPOUT_PROB or self.has_attention_bias or self.mesh_sizes.get('stage', 1) > 1:
+      if self.DROPOUT_PROB or self.has_attention_bias:
         known = {'gather': known['gather']}
       way = self.CONTEXT_ATTENTION
       if way == 'auto':

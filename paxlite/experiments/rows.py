@@ -34,12 +34,16 @@ class Rows(LanguageModel):
     """Raises UserError if a file is used both for training and for evaluation."""
     apart = [set(map(canonical, expanded(names, strict=False))) for names in (train, held_out)]
     for both in sorted(apart[0] & apart[1]):
-      raise UserError(f'{name}: {both} is trained on and evaluated on: name another, or none')
+      raise UserError(
+        f'{name}: {both} is used for training and for evaluation: name another one, or none'
+      )
 
   def check_splits(self, train: str, held_out: str | None) -> None:
     """Raises UserError if the same split is used for training and for evaluation."""
     if train == held_out:
-      raise UserError(f'EVAL_SPLIT: {train} is trained on and evaluated on: name another, or none')
+      raise UserError(
+        f'EVAL_SPLIT: {train} is used for training and for evaluation: name another one, or None'
+      )
 
   @property
   def row_kind(self) -> RowKind:

@@ -57,6 +57,8 @@ class Transformer(ContextParallelism, Decoding, Optimization):
   USE_REPEATED_LAYER: Training[bool] = False  # one compiled block is applied NUM_LAYERS times
   NUM_PIPELINE_REPEATS: Run[Count] = 1  # groups of layers in a stage of a pipeline
   GATHER_STAGES_ONCE: Run[bool] = True  # a pipeline gathers weights once a step, not once a tick
+  SCATTER_STAGES: Run[bool] = False  # a pipeline scatters gradients over data at each tick
+  HIDE_STAGE_SENDS: Run[bool] = False  # a stage sends while it computes the next microbatch
   CHECKPOINT_POLICY: Run[CheckpointPolicy] = 'SAVE_NOTHING'  # what is not recomputed
   SEPARATE_EMBEDDING: Shape[bool] = False  # logits have a weight of their own
   TRAINABLE_POSITION_EMB: Shape[bool] = False  # learned embeddings of positions are added
@@ -153,7 +155,8 @@ class Transformer(ContextParallelism, Decoding, Optimization):
   def recomputed(self) -> float:
     forward_twice = 4 / 3 if keeps_nothing(self.CHECKPOINT_POLICY) else 1.0
     groups = self.NUM_MICROBATCHES * self.NUM_PIPELINE_REPEATS
-    return forward_twice * (1 + (self.num_stages - 1) / groups)
+    idle = (self.num_stages - 1) * (2 if self.HIDE_STAGE_SENDS else 1)
+    return forward_twice * (1 + idle / groups)
 
   @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
@@ -276,6 +279,8 @@ class Transformer(ContextParallelism, Decoding, Optimization):
         num_microbatches=self.NUM_MICROBATCHES,
         num_repeats=self.NUM_PIPELINE_REPEATS,
         gathers_once=self.GATHER_STAGES_ONCE,
+        hides_sends=self.HIDE_STAGE_SENDS,
+        scatters=self.SCATTER_STAGES,
         **layers,
       )
     is_repeated = self.USE_REPEATED_LAYER and num_layers > 0

@@ -196,7 +196,7 @@ class Generator:
       check_ids(prompt, vocab_size, f'prompt {number}')
     longest = max(map(len, prompts))
     if min(map(len, prompts)) == 0:
-      raise UserError('a prompt has no token; give it a text, or START_ID to begin with')
+      raise UserError('a prompt is empty: give it a text, or set START_ID, the token to begin with')
     if longest >= self._max_len:
       raise UserError(
         f'a prompt of {longest} tokens leaves no room for another: the model has '

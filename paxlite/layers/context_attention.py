@@ -58,7 +58,7 @@ class ContextAttention:
     size, heads = shards('length'), shards('act_heads')
     B, T, N, H = q_BTNH.shape
     K = k_BSKH.shape[2]
-    if size == 1 or mesh.shape.get('stage', 1) > 1 or N % heads or K % heads:
+    if size == 1 or N % heads or K % heads:
       return 'gather'
     on_gpu = self._on_gpu(q_BTNH, k_BSKH)
     has_kernel = on_gpu or splash_attention.computes_locally(q_BTNH, k_BSKH)

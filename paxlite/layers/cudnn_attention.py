@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from paxlite.layers import cudnn_call
-from paxlite.layers.folded_vmap import with_folded_vmap
+from paxlite.layers.folded_vmap import folded, with_folded_vmap
 from paxlite.layers.partial_attention import Partial, gradients_of_fused, of_fused
 from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
@@ -58,8 +58,6 @@ def attend(
     partitioning.fitting(partitioning.spec(names, rules), x.shape, dict(mesh.shape))
     for names, x in zip((_Q, _KV, _KV, _SEGMENTS), arrays, strict=False)
   )
-  if segments is not None and mesh.shape.get('stage', 1) > 1:
-    local = with_folded_vmap(local)
   # a compiled step with calls of cuDNN can be saved only if the calls are in a shard_map
   sharded = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
   return sharded(*arrays)
@@ -81,7 +79,11 @@ def attend_locally(
   takes_bounds = softmax.window <= 0 and _capability() >= 9 and q_BTNH.size <= _LARGEST_OFFSET
   if takes_bounds:
     options = dataclasses.replace(options, max_segments=max_segments)
-  return cudnn_call.attend(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, options)
+  call: Callable[..., jax.Array] = functools.partial(cudnn_call.attend, options=options)
+  active = partitioning.active_mesh()
+  if active is not None and active[0].shape.get('stage', 1) > 1:
+    call = with_folded_vmap(call)
+  return call(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT)
 
 
 def _by_jax(
@@ -126,7 +128,11 @@ class CudnnParts:
     self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
   ) -> Partial:
     """See PartKernel."""
-    return Partial(*of_fused(self._kernel(segments, causal), q, k, v))
+
+    def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *segments: jax.Array) -> Partial:
+      return Partial(*of_fused(self._kernel(segments, causal), q, k, v))
+
+    return folded(of_rows)(q, k, v, *(segments or ()))
 
   def backward(
     self,
@@ -139,10 +145,17 @@ class CudnnParts:
     gradient: jax.Array,
   ) -> Any:
     """See PartKernel."""
-    return gradients_of_fused(self._kernel(segments, causal), (q, k, v), whole, gradient)
 
-  def _kernel(self, segments: Segments | None, causal: bool) -> Callable[..., jax.Array]:
-    return lambda q, k, v: _by_jax(q, k, v, segments, self.softmax, causal)
+    def of_rows(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+      q, k, v, context, log_sum, gradient, *segments = arrays
+      whole = Partial(context, log_sum)
+      return gradients_of_fused(self._kernel(segments, causal), (q, k, v), whole, gradient)
+
+    return folded(of_rows)(q, k, v, *whole, gradient, *(segments or ()))
+
+  def _kernel(self, segments: Sequence[jax.Array], causal: bool) -> Callable[..., jax.Array]:
+    of_rows = (segments[0], segments[1]) if segments else None
+    return lambda q, k, v: _by_jax(q, k, v, of_rows, self.softmax, causal)
 
 
 def computes_locally(q_BTNH: Any, k_BSKH: Any, softmax: Softmax) -> bool:

@@ -16,7 +16,7 @@ def with_folded_vmap(function: Callable[..., jax.Array]) -> Callable[..., jax.Ar
     function: Takes arrays [B, …] and returns an array [B, …]; each row is computed by itself. Only
       floating-point arrays have gradients. The backward pass computes the function again.
   """
-  forward = _folded(function)
+  forward = folded(function)
 
   def gradients(grad: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     is_float = [jnp.issubdtype(a.dtype, jnp.floating) for a in arrays]
@@ -28,7 +28,7 @@ def with_folded_vmap(function: Callable[..., jax.Array]) -> Callable[..., jax.Ar
     _, vjp = jax.vjp(of_floats, *(a for f, a in zip(is_float, arrays, strict=True) if f))
     return vjp(grad)
 
-  backward = _folded(gradients)
+  backward = folded(gradients)
 
   def all_gradients(arrays: tuple[jax.Array, ...], grad: jax.Array) -> tuple[jax.Array | None, ...]:
     found = iter(backward(grad, *arrays))
@@ -40,18 +40,18 @@ def with_folded_vmap(function: Callable[..., jax.Array]) -> Callable[..., jax.Ar
   return with_gradient
 
 
-def _folded(function: Callable) -> Callable:
-  """Returns `function` with a vmap that makes the mapped dimension a part of the rows."""
-  folded = jax.custom_batching.custom_vmap(function)
+def folded(function: Callable) -> Callable:
+  """Returns `function` without a derivative, and with the vmap of `with_folded_vmap`."""
+  of_rows = jax.custom_batching.custom_vmap(function)
 
-  @folded.def_vmap
+  @of_rows.def_vmap
   def vmap(size: int, is_mapped: list[bool], *arrays: jax.Array) -> tuple:
     spread = [
       a if mapped else jnp.broadcast_to(a, (size, *a.shape))
       for a, mapped in zip(arrays, is_mapped, strict=True)
     ]
-    results = folded(*(a.reshape(-1, *a.shape[2:]) for a in spread))
+    results = of_rows(*(a.reshape(-1, *a.shape[2:]) for a in spread))
     unfolded = jax.tree.map(lambda y: y.reshape(size, -1, *y.shape[1:]), results)
     return unfolded, jax.tree.map(lambda _: True, unfolded)
 
-  return folded
+  return of_rows

@@ -31,7 +31,9 @@ class PipelinedTransformer(RepeatedTransformer):
   (https://arxiv.org/abs/1811.06965), as GSPMD implements it (https://arxiv.org/abs/2105.04663,
   section 3.3). With R groups a microbatch goes around R times, as in the interleaved schedule of
   https://arxiv.org/abs/2104.04473. There are I · R + Z − 1 ticks, or more if there are fewer
-  microbatches than stages. A stage is idle for Z − 1 of them: its results are not used.
+  microbatches than stages. A stage is idle for Z − 1 of them: its results are not used. If stages
+  send while they compute the next microbatch, a microbatch reaches the next stage a tick later, and
+  a stage is idle for 2 (Z − 1) ticks.
 
   Parameters are those of RepeatedTransformer [L, …], so that a checkpoint fits any number of
   stages and repeats. Masks of dropout are those of a step that computes the same microbatches one
@@ -45,12 +47,16 @@ class PipelinedTransformer(RepeatedTransformer):
     num_microbatches: I. If it does not divide the rows of a batch, the batch is not split.
     num_repeats: R, the number of groups of layers in a stage.
     gathers_once: Whether weights are gathered over data once a step, instead of once a tick.
+    hides_sends: Whether a stage sends a microbatch while it computes the next one.
+    scatters: Whether gradients are scattered over data at each tick, and not once a step.
   """
 
   num_stages: int = 1
   num_microbatches: int = 1
   num_repeats: int = 1
   gathers_once: bool = True
+  hides_sends: bool = False
+  scatters: bool = False
 
   @property
   def microbatches(self) -> int:
@@ -76,11 +82,13 @@ class PipelinedTransformer(RepeatedTransformer):
     one = jax.ShapeDtypeStruct((B // I, T, D), x_BTD.dtype)
     facts = layer_facts(self.layer_tpl(parent=None), stack, one, segment_ids_BT is not None, rng)
     row_shards = self._row_shards(facts, B // I)
-    weights = StageWeights(stack, facts, self.num_stages, self.num_repeats, row_shards)
+    scattered = tuple(a for a in row_shards if a == 'data' and self.scatters)
+    weights = StageWeights(stack, facts, self.num_stages, self.num_repeats, row_shards, scattered)
     with _inside(row_shards):
       rows = StageRows(self.num_stages, I, _size(row_shards))
       positions, segment_ids = (None if a is None else rows.split(a) for a in beside)
-      schedule = Schedule(self.num_stages, I, self.num_repeats)
+      latency = 2 if self.hides_sends else 1
+      schedule = Schedule(self.num_stages, I, self.num_repeats, latency)
       run = self._applied(rng, row_shards)
       keys = None
       if facts.draws and rng is not None:
@@ -179,9 +187,9 @@ class PipelinedTransformer(RepeatedTransformer):
     send = jax.custom_vjp(lambda x_ZQbTD: roll(x_ZQbTD, 1))
     send.defvjp(lambda x_ZQbTD: (send(x_ZQbTD), None), lambda _, grad: (roll(grad, -1),))
 
-    def tick(carry: tuple[jax.Array, jax.Array, Any], t: jax.Array) -> Any:
-      waiting_ZIQbTD, left_ZQbTD, sums = carry
-      arriving_ZQbTD = send(left_ZQbTD)
+    def tick(carry: tuple[jax.Array, list[jax.Array], Any], t: jax.Array) -> Any:
+      waiting_ZIQbTD, (*sent, left_ZQbTD), sums = carry
+      arriving_ZQbTD, *sent = [*sent, send(left_ZQbTD)]
       waiting_ZIQbTD, entering_ZQbTD = schedule.exchange(waiting_ZIQbTD, arriving_ZQbTD, t)
       waiting_ZIQbTD = shard(waiting_ZIQbTD, *WAITING)
       held_ZQbTD = on_stages(jnp.where(is_first, entering_ZQbTD, arriving_ZQbTD))
@@ -203,15 +211,15 @@ class PipelinedTransformer(RepeatedTransformer):
       # a weight is never kept for the backward pass, which reads it again
       layer = jax.checkpoint(layer, policy=self._policy, prevent_cse=False)
       (left_ZQbTD, sums), sown = jax.lax.scan(layer, (held_ZQbTD, sums), jnp.arange(l))
-      return (waiting_ZIQbTD, left_ZQbTD, sums), sown
+      return (waiting_ZIQbTD, [*sent, left_ZQbTD], sums), sown
 
     nothing_ZQbTD = jnp.zeros_like(waiting_ZIQbTD[:, 0])
-    carry = waiting_ZIQbTD, nothing_ZQbTD, weights.sums
+    carry = waiting_ZIQbTD, [nothing_ZQbTD] * schedule.latency, weights.sums
     ticks = jnp.arange(schedule.ticks)
-    (waiting_ZIQbTD, left_ZQbTD, _), sown = jax.lax.scan(tick, carry, ticks)
-    arriving_ZQbTD = send(left_ZQbTD)
-    done_ZIQbTD, _ = schedule.exchange(waiting_ZIQbTD, arriving_ZQbTD, jnp.array(schedule.ticks))
-    return done_ZIQbTD, sown
+    (waiting_ZIQbTD, (*sent, left_ZQbTD), _), sown = jax.lax.scan(tick, carry, ticks)
+    for t, arriving_ZQbTD in enumerate([*sent, send(left_ZQbTD)], schedule.ticks):
+      waiting_ZIQbTD, _ = schedule.exchange(waiting_ZIQbTD, arriving_ZQbTD, jnp.array(t))
+    return waiting_ZIQbTD, sown
 
   @property
   def _policy(self) -> Callable[..., Any]:

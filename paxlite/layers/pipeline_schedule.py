@@ -12,24 +12,27 @@ class Schedule:
 
   Stage 0 begins with microbatch 0 at tick 0, and with a microbatch at every later tick, first
   with its group 0, then with group 1 … A microbatch that has left the last stage waits for its
-  turn. If there are fewer microbatches than stages, stage 0 waits for it.
+  turn. If it comes after all others have entered, stage 0 waits for it.
 
   Attributes:
     stages: Z.
     microbatches: I.
     repeats: R.
+    latency: The number of ticks between a microbatch at a stage and the same one at the next stage:
+      1 if it is sent before the next tick, 2 if it is sent during the next tick.
     period: The number of ticks between two groups of a stage.
     ticks: The number of ticks.
   """
 
-  def __init__(self, stages: int, microbatches: int, repeats: int):
+  def __init__(self, stages: int, microbatches: int, repeats: int, latency: int = 1):
     self.stages, self.microbatches, self.repeats = stages, microbatches, repeats
-    self.period = microbatches if repeats == 1 else max(microbatches, stages)
-    self.ticks = (repeats - 1) * self.period + microbatches + stages - 1
+    self.latency = latency
+    self.period = microbatches if repeats == 1 else max(microbatches, latency * stages)
+    self.ticks = (repeats - 1) * self.period + microbatches + latency * (stages - 1)
 
   def work(self, tick: jax.Array, stage: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(repeat, microbatch, whether there is any work) of a stage at a tick."""
-    since = tick - stage
+    since = tick - self.latency * stage
     repeat, microbatch = jnp.divmod(since, self.period)
     works = (since >= 0) & (repeat < self.repeats) & (microbatch < self.microbatches)
     repeat = jnp.clip(repeat, 0, self.repeats - 1)

@@ -81,7 +81,7 @@ def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:
   shards = functools.partial(partitioning.num_shards, dict(mesh.shape), rules)
   # each device has the keys of its own queries
   of_heads = (x.shape[2] % shards('act_heads') == 0 for x in (q_BTNH, k_BSKH))
-  whole = shards('length') == 1 and mesh.shape.get('stage', 1) == 1
+  whole = shards('length') == 1
   return whole and all(of_heads)
 
 

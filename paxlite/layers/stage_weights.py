@@ -6,14 +6,14 @@ A stage reads its layers again for each microbatch. Two things are done here onc
   parameter is stored as RepeatedTransformer's [L, …], in which neighboring layers are neighbors.
 - Weights that FSDP splits are gathered, and their gradients are scattered, both in the dtype of the
   computation. Before, a device adds up the gradients of its own rows over all ticks, in the dtype
-  of the parameter.
+  of the parameter. It may also scatter them at each tick, so that it holds the sums of its own part
+  of the weights alone.
 
 XLA's partitioner can do neither: it sends the gradients of a loop at each turn. Therefore the
 transfers are written by hand here, in both directions.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
@@ -42,10 +42,11 @@ class StageWeights:
     stages: int,
     repeats: int,
     row_shards: tuple[str, ...],
+    scattered: tuple[str, ...] = (),
   ):
     leaves, self._tree = jax.tree.flatten(stack)
     self._layouts = [
-      StageLayout(stages, repeats, _split(w, axes), row_shards, combine)
+      StageLayout(stages, repeats, _split(w, axes), row_shards, combine, scattered)
       for w, axes, combine in zip(leaves, facts.axes, facts.combine, strict=True)
     ]
     laid_out = [
@@ -80,6 +81,7 @@ class StageLayout:
     row_shards: The mesh axes whose devices each add up the gradients of their own rows. What is
       split over these axes is gathered.
     combine: Whether what the ticks return for an array is added, or its maximum is taken.
+    scattered: Those of the row_shards over which it is combined at each tick, and not after all.
   """
 
   stages: int
@@ -87,6 +89,7 @@ class StageLayout:
   split: PartitionSpec
   row_shards: tuple[str, ...]
   combine: Literal['add', 'max'] = 'add'
+  scattered: tuple[str, ...] = ()
 
   def lay_out(self, w: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
     """Returns the weights of a step, [Z, n, …], and the sums of their gradients.
@@ -133,7 +136,7 @@ class StageLayout:
     layer_spec = PartitionSpec('stage', self.row_shards or None, *self._step_spec[2:])
     read = _on_devices(_read, [self._step_spec, per_stage], layer_spec)
     accumulate = _on_devices(
-      functools.partial(_accumulate, self.combine),
+      self._accumulate,
       [self._sums_spec, layer_spec, per_stage, per_stage],
       self._sums_spec,
     )
@@ -151,7 +154,12 @@ class StageLayout:
   @property
   def _num_row_shards(self) -> int:
     active = active_mesh()
-    return 1 if active is None else math.prod(active[0].shape[a] for a in self.row_shards)
+    return 1 if active is None else math.prod(active[0].shape[a] for a in self._summed_at_last)
+
+  @property
+  def _summed_at_last(self) -> tuple[str, ...]:
+    """The mesh axes whose devices each have sums of their own until the last tick."""
+    return tuple(a for a in self.row_shards if a not in self.scattered)
 
   @property
   def _step_spec(self) -> PartitionSpec:
@@ -162,10 +170,35 @@ class StageLayout:
   @property
   def _sums_spec(self) -> PartitionSpec:
     """The mesh axes of the sums, [Z, Q, n, …]."""
-    return PartitionSpec('stage', self.row_shards or None, *self._step_spec[1:])
+    kept = (None if self._is_in(self._summed_at_last, entry) else entry for entry in self.split[1:])
+    return PartitionSpec('stage', self._summed_at_last or None, None, *kept)
 
   def _is_gathered(self, entry: str | tuple[str, ...] | None) -> bool:
-    return bool(axes_of(entry)) and set(axes_of(entry)) <= set(self.row_shards)
+    return self._is_in(self.row_shards, entry)
+
+  def _is_in(self, axes: tuple[str, ...], entry: str | tuple[str, ...] | None) -> bool:
+    """Whether a dimension is split, and over nothing but these axes."""
+    return bool(axes_of(entry)) and set(axes_of(entry)) <= set(axes)
+
+  def _combined(self, x: jax.Array, axes: tuple[str, ...], first: int) -> jax.Array:
+    """Combines arrays over axes; what is split over them is scattered, from `first` on."""
+    over = set(axes)
+    for dim, entry in enumerate(self.split[1:], first):
+      if self._is_in(axes, entry):
+        over -= set(axes_of(entry))
+        x = jax.lax.psum_scatter(x, axes_of(entry), scatter_dimension=dim, tiled=True)
+    if not over:
+      return x
+    total: Callable[..., jax.Array] = jax.lax.psum if self.combine == 'add' else jax.lax.pmax
+    return total(x, tuple(a for a in axes if a in over))
+
+  def _accumulate(
+    self, sums_ZQn: jax.Array, grads_ZQ: jax.Array, layer_Z: jax.Array, works_Z: jax.Array
+  ) -> jax.Array:
+    """The sums with the gradients of layer `layer_Z` of each stage that is here."""
+    if self.scattered:
+      grads_ZQ = self._combined(grads_ZQ, self.scattered, 2)
+    return _accumulate(self.combine, sums_ZQn, grads_ZQ, layer_Z, works_Z)
 
   def _send(self, w: jax.Array) -> jax.Array:
     """One device's part of an array [L, …] as its part of [Z, n, …]."""
@@ -177,17 +210,7 @@ class StageLayout:
 
   def _collect(self, sums_ZQn: jax.Array) -> jax.Array:
     """The reverse of _send, which adds up the sums of all rows."""
-    sums_Zn, over = sums_ZQn[:, 0], set(self.row_shards)
-    for dim, entry in enumerate(self.split):
-      if self._is_gathered(entry):
-        over -= set(axes_of(entry))
-        sums_Zn = jax.lax.psum_scatter(
-          sums_Zn, axes_of(entry), scatter_dimension=dim + 1, tiled=True
-        )
-    if over:
-      total: Callable[..., jax.Array] = jax.lax.psum if self.combine == 'add' else jax.lax.pmax
-      sums_Zn = total(sums_Zn, tuple(a for a in self.row_shards if a in over))
-    return self._from_stages(sums_Zn)
+    return self._from_stages(self._combined(sums_ZQn[:, 0], self._summed_at_last, 2))
 
   def _to_stages(self, w: jax.Array) -> jax.Array:
     """Returns [L, …] as [Z, n, …]; on a mesh, both are the part of one stage."""

@@ -1,12 +1,33 @@
-"""The devices that JAX has for this process, or a line that says why it has none."""
+"""The devices that JAX has for this process, and their peak FLOP/s."""
 
 import os
+import re
 from typing import Any
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 
 _EXTRAS = {'cuda': 'cuda13', 'gpu': 'cuda13', 'tpu': 'tpu'}
+# Dense bf16 FLOP/s per device from the vendors' data sheets. The first name that occurs in the
+# device's kind, as complete words, counts.
+_PEAK_FLOPS = {
+  'A100': 312e12,
+  'H100 PCIe': 756e12,
+  'H100 NVL': 835e12,
+  'H100': 989e12,
+  'H200': 989e12,
+  'H800': 989e12,
+  'B200': 2250e12,
+  'L40S': 362e12,
+  'L4': 121e12,
+  'TPU v4': 275e12,
+  'TPU v5 lite': 197e12,
+  'TPU v5e': 197e12,
+  'TPU v5p': 459e12,
+  'TPU v5': 459e12,
+  'TPU v6 lite': 918e12,
+  'TPU v6e': 918e12,
+}
 
 
 def present() -> list[Any]:
@@ -35,3 +56,11 @@ def described() -> str:
   """The devices as text: '8 × NVIDIA H100 80GB HBM3 (gpu)'."""
   found = present()
   return f'{len(found)} × {found[0].device_kind} ({found[0].platform})'
+
+
+def peak_flops(device_kind: str) -> float | None:
+  """Returns the dense bf16 peak in FLOP/s of JAX's device_kind, or None if unknown (CPUs)."""
+  for name, flops in _PEAK_FLOPS.items():
+    if re.search(rf'\b{name}\b', device_kind, re.IGNORECASE):
+      return flops
+  return None

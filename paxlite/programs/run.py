@@ -35,13 +35,14 @@ from paxlite.experiments.identity import (
 )
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import partitioning
+from paxlite.parallel.devices import peak_flops
 from paxlite.programs.sampler import Sampler
 from paxlite.programs.stored_run import StoredRun, twin
 from paxlite.runtime.compiled_step import SavedStep
 from paxlite.runtime.folder_lock import FolderLock
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.peers import Peers
-from paxlite.runtime.profiling import StepProfiler, peak_flops
+from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Limits, Watchdog
 from paxlite.training.best import Best
 from paxlite.training.evaluation import Evaluator
@@ -52,9 +53,10 @@ from paxlite.training.save_times import SaveTimes
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.spikes import Rollbacks, SpikeDetector
 from paxlite.training.state_store import StateStore
+from paxlite.training.step_compiler import StepCompiler
 from paxlite.training.trackers import trackers
 from paxlite.training.train_data import TrainData
-from paxlite.training.trainer import Schedule, StepCompiler, Trainer
+from paxlite.training.trainer import Schedule, Trainer
 
 
 @dataclasses.dataclass(frozen=True)

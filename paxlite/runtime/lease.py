@@ -147,6 +147,9 @@ class Lease:
             self._tag = None
             self._lost(f'{self._address} was taken over by another run ({_described(content)})')
             return
+          # The answer to an earlier renewal was lost, or the store could not decide (409 of S3).
+          self._tag, pause = tag, min(self._times.renew, self._times.look)
+          continue
       except (OSError, UserError) as e:
         log.debug('the lease of %s could not be renewed: %s', self._address, e)
         pause = min(self._times.renew, self._times.look)

@@ -28,9 +28,9 @@ class Command:
 
 GROUPS: dict[str, tuple[Command, ...]] = {
   'Runs': (
-    Command('train', 'train an experiment, or continue its run', 'runs', ('train',)),
-    Command('eval', 'evaluate the last checkpoint of a run', 'runs', ('eval',)),
-    Command('decode', 'continue the prompts of an experiment', 'runs', ('decode',)),
+    Command('train', 'train an experiment, or continue its run', 'modes', ('train',)),
+    Command('eval', 'evaluate the last checkpoint of a run', 'modes', ('eval',)),
+    Command('decode', 'continue the prompts of an experiment', 'modes', ('decode',)),
     Command('report', 'one page about runs: curves, tables, samples', 'report'),
     Command('goodput', "what a run's time was spent on, over all restarts", 'goodput'),
   ),

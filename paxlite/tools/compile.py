@@ -24,7 +24,7 @@ import sys
 from collections.abc import Sequence
 
 from paxlite.core import command_line
-from paxlite.core.errors import UserError
+from paxlite.core.stored_output import check_output, write_output
 
 
 def main(argv: Sequence[str]) -> None:
@@ -40,9 +40,9 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--json', help='where the report goes as JSON')
   parser.add_argument('--write_hlo', help='where the text of the compiled program goes')
   args, overrides = command_line.parse(parser, argv)
-  save = checked_output('--save', args.save)
-  page = checked_output('--json', args.json)
-  text = checked_output('--write_hlo', args.write_hlo)
+  for flag in ('save', 'json', 'write_hlo'):
+    check_output(f'--{flag}', getattr(args, flag))
+  save, text = (p and pathlib.Path(p) for p in (args.save, args.write_hlo))
 
   from paxlite.aot import targets
 
@@ -63,31 +63,10 @@ def main(argv: Sequence[str]) -> None:
   experiment = build_experiment(args.fdl_config, args.fiddler, overrides)
   report = analysis.compile_step(experiment, target, save, text)
   print(analysis.page(report))
-  if page is not None:
-    page.write_text(json.dumps(report.as_json(), indent=1) + '\n')
+  if args.json is not None:
+    write_output(args.json, (json.dumps(report.as_json(), indent=1) + '\n').encode())
   if report.fits is False:
     sys.exit(1)
-
-
-def checked_output(flag: str, text: str | None) -> pathlib.Path | None:
-  """Returns the path of an output file; None if there is none.
-
-  Raises:
-    UserError: The file cannot be written. It is checked here, before hours of compiling.
-  """
-  if text is None:
-    return None
-  path = pathlib.Path(text)
-  try:
-    if not path.name or path.is_dir():
-      raise IsADirectoryError('it names a folder')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    probe = path.with_name(f'.{path.name}.writable')
-    probe.touch()
-    probe.unlink()
-  except OSError as e:
-    raise UserError(f'{flag}={path} cannot be written: {e.strerror or e}') from None
-  return path
 
 
 if __name__ == '__main__':

@@ -14,14 +14,13 @@ Example:
   paxlite convert-te runs/llama --direction=fw2te --path=runs/llama-te
 """
 
-import pathlib
 from collections.abc import Sequence
 
-from paxlite.core import command_line, names_of_pax, shell
+from paxlite.core import command_line, names_of_pax, shell, stored_output
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
+  parser = command_line.Parser(__doc__, stored=['path'])
   parser.add_argument('--direction', required=True, choices=('fw2te', 'te2fw'))
   parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
   parser.add_argument('--path', required=True, help='the folder to make')
@@ -32,8 +31,10 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.weights import te
 
   source = find_source(args.checkpoint)
-  path = pathlib.Path(args.path)
-  with command_line.progress('converting') as report:
+  with (
+    stored_output.output_folder(args.path, last='checksums.json') as path,
+    command_line.progress('converting') as report,
+  ):
     size, experiment = te.convert(source, path, args.direction == 'fw2te', report)
   print(f'{args.path}: {size:,} bytes of {type(experiment).__name__}')
   values = {k: getattr(experiment, k) for k in ('USE_TE', 'PACKED_INPUT')}

@@ -15,10 +15,15 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paxlite.core import command_line
+from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
+
+if TYPE_CHECKING:
+  from paxlite.experiments.base import Experiment
+  from paxlite.experiments.datasets import SftFiles
 
 _MOST_TOKENS = 1000  # of the example
 # shows conversations where there is no model whose template could be used
@@ -45,7 +50,7 @@ def main(argv: Sequence[str]) -> None:
     _show(data, experiment)
 
 
-def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> Any:
+def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Experiment':
   """Returns the experiment whose data are shown, with what the arguments change."""
   from paxlite.core.files import read_text
   from paxlite.experiments.registry import build_experiment, find
@@ -54,14 +59,14 @@ def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> Any:
   if args.vocab:
     changes['VOCAB_PATH'] = args.vocab
   if args.chat_template:
-    is_file = os.path.isfile(args.chat_template)
+    is_file = is_address(args.chat_template) or os.path.isfile(args.chat_template)
     changes['CHAT_TEMPLATE'] = read_text(args.chat_template) if is_file else args.chat_template
   if args.fdl_config:
     named = _files_of(find(args.fdl_config), args.files) if args.files else {}
     texts = {
       name: value if isinstance(value, str) else repr(value) for name, value in named.items()
     }
-    e: Any = build_experiment(args.fdl_config, [], {**overrides, **texts})
+    e = build_experiment(args.fdl_config, [], {**overrides, **texts})
   else:
     e = _plain(args.files, overrides, args.vocab)
   e = e.replaced(**changes)
@@ -82,7 +87,7 @@ def _files_of(cls: type, files: Sequence[str]) -> dict[str, Any]:
   raise UserError(f'{cls.__name__} reads no files: leave FILES or --fdl_config out')
 
 
-def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None) -> Any:
+def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None) -> 'Experiment':
   """Returns an experiment without a model that reads these files."""
   from paxlite.core.attributes import parse
   from paxlite.data import packaged
@@ -129,7 +134,7 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   return datasets.SftFiles
 
 
-def _inputs(e: Any) -> list[Any]:
+def _inputs(e: 'Experiment') -> list[Any]:
   """Returns the training data of an experiment; the parts of a mixture, one by one."""
   import fiddle as fdl
 
@@ -150,21 +155,22 @@ def _inputs(e: Any) -> list[Any]:
     rows = isinstance(part, RowInput) and isinstance(part.source, SftRows | TokenRows)
     if not rows and not isinstance(part, StreamInput):
       raise UserError(
-        f'{type(e).__name__} trains on {e.dataset}, of which there is nothing to show'
+        f'{type(e).__name__} trains on {e.dataset}, and paxlite data cannot show such data'
       )
   return parts
 
 
-def _tolerant(e: Any) -> Any:
+def _tolerant(e: 'SftFiles') -> 'SftFiles':
   """Returns an experiment that leaves out long examples, where a run would refuse them."""
   return e.replaced(TOO_LONG='skip') if e.TOO_LONG == 'error' else e
 
 
-def _show(data: Any, e: Any) -> None:
+def _show(data: Any, e: 'Experiment') -> None:
   import fiddle as fdl
 
   from paxlite.data import about
   from paxlite.data.sft import SftRows
+  from paxlite.experiments.datasets import SftFiles
   from paxlite.experiments.epochs import max_steps
 
   source = data.source
@@ -176,7 +182,7 @@ def _show(data: Any, e: Any) -> None:
     print(line)
   if e.NUM_EPOCHS is not None:
     print(f'          NUM_EPOCHS={e.NUM_EPOCHS:g} is {max_steps(e, data):,} steps')
-  if isinstance(source, SftRows):
+  if isinstance(source, SftRows) and isinstance(e, SftFiles):
     if source.num_skipped and e.TOO_LONG == 'error':
       print(
         '          TOO_LONG=error: a run refuses these data; skip and truncate are other values'
@@ -189,7 +195,7 @@ def _show(data: Any, e: Any) -> None:
     print(f'\nExample, {"in green" if color else "in [[ ]]"} what is learned:\n{text}')
 
 
-def _example(data: Any, e: Any, color: bool) -> str:
+def _example(data: Any, e: 'Experiment', color: bool) -> str:
   """Returns the text of the first example, or of the first row of other data."""
   import numpy as np
 

@@ -9,15 +9,15 @@ Example:
 """
 
 import json
-import pathlib
 from collections.abc import Sequence
 
 from paxlite.core import command_line
 from paxlite.core.errors import UserError
+from paxlite.core.stored_output import check_output, write_output
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
+  parser = command_line.Parser(__doc__, stored=['output'])
   parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
   parser.add_argument('--tasks', required=True, nargs='+', help='what to evaluate')
   parser.add_argument('--limit', type=int, help='only the first examples of each task')
@@ -49,12 +49,8 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.eval.zero_shot import ZeroShot, as_json
 
   tasks = read_tasks(args.tasks, args.limit, args.skip_unreadable)
-  output = None if args.output is None else pathlib.Path(args.output)
-  if output is not None:
-    try:
-      output.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-      raise UserError(f'--output={output} cannot be written: {e.strerror or e}') from None
+  if args.output is not None:
+    check_output('--output', f'{args.output}/results.json')
   inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides, args.base_weights)
   evaluate = ZeroShot(inference, args.batch_tokens, args.too_long)
   is_first = jax.process_index() == 0  # only one of several processes prints and writes
@@ -65,10 +61,10 @@ def main(argv: Sequence[str]) -> None:
     if not is_first:
       continue
     print(results[task.name].table(task.name), flush=True)
-    if output is not None:
+    if args.output is not None:
       lines = [json.dumps(x, ensure_ascii=False) + '\n' for x in results[task.name].examples]
-      (output / f'{task.name}.jsonl').write_text(''.join(lines))
-      (output / 'results.json').write_text(as_json(results) + '\n')
+      write_output(f'{args.output}/{task.name}.jsonl', ''.join(lines).encode())
+      write_output(f'{args.output}/results.json', f'{as_json(results)}\n'.encode())
 
 
 if __name__ == '__main__':

@@ -17,7 +17,7 @@ import os
 from collections.abc import Sequence
 
 from paxlite.core import command_line
-from paxlite.tools.compile import checked_output
+from paxlite.core.stored_output import check_output, write_output
 
 
 def main(argv: Sequence[str]) -> None:
@@ -30,8 +30,8 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--json', help='where the explanation goes as JSON')
   parser.add_argument('--html', help='where the explanation goes as a page with pictures')
   args, overrides = command_line.parse(parser, argv)
-  data = checked_output('--json', args.json)
-  page = checked_output('--html', args.html)
+  check_output('--json', args.json)
+  check_output('--html', args.html)
 
   from paxlite.aot import targets
 
@@ -51,10 +51,10 @@ def main(argv: Sequence[str]) -> None:
     jax.config.update('jax_num_cpu_devices', experiment.num_devices)
   found = explanation.explain(experiment, targets.parse(args.target))
   print(explanation_text.text(found))
-  if data is not None:
-    data.write_text(json.dumps(found.as_json(), indent=1) + '\n')
-  if page is not None:
-    page.write_text(explanation_page.page(found), encoding='utf-8')
+  if args.json is not None:
+    write_output(args.json, (json.dumps(found.as_json(), indent=1) + '\n').encode())
+  if args.html is not None:
+    write_output(args.html, explanation_page.page(found).encode())
 
 
 if __name__ == '__main__':

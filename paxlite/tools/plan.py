@@ -24,7 +24,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paxlite.core import command_line
+from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
+from paxlite.core.stored_output import check_output, write_output
 from paxlite.core.terminal import say
 
 
@@ -48,17 +50,20 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--workers', type=int, help='processes that compile (one a core)')
   parser.add_argument('--calibration', help='measured speeds of the chip; see docs/scaling.md')
   parser.add_argument('--json', help='where the plan goes as JSON')
+  parser.add_argument('--verdicts', help="where verdicts are kept (the user's cache)")
   args, overrides = command_line.parse(parser, argv)
   for flag in ('global_batch', 'seq_len', 'most', 'workers'):
     value = getattr(args, flag)
     if value is not None and value < 1:
       raise UserError(f'--{flag}={value} must be at least 1')
-  if args.json is not None and not pathlib.Path(args.json).absolute().parent.is_dir():
+  is_here = args.json is not None and not is_address(args.json)
+  if is_here and not pathlib.Path(args.json).absolute().parent.is_dir():
     raise UserError(f'--json={args.json}: there is no such folder')
+  check_output('--json', args.json)
   answer = planned(args, overrides)
   say(answer['page'])
   if args.json is not None:
-    pathlib.Path(args.json).write_text(json.dumps(answer['json'], indent=1) + '\n')
+    write_output(args.json, (json.dumps(answer['json'], indent=1) + '\n').encode())
   if answer['interrupted']:
     sys.exit(128 + signal.SIGINT)
   if not answer['fits']:
@@ -80,6 +85,7 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
   from paxlite.aot.planning import impossible, machine, store
   from paxlite.aot.planning.candidates import Space
   from paxlite.aot.planning.worker_pool import WorkerPool
+  from paxlite.experiments.language_model import LanguageModel
   from paxlite.experiments.registry import build_experiment
   from paxlite.runtime import compiled_step
 
@@ -87,6 +93,11 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
   if args.seq_len is not None:
     given['MAX_SEQ_LEN'] = str(args.seq_len)
   experiment = build_experiment(args.fdl_config, args.fiddler, given)
+  if not isinstance(experiment, LanguageModel):
+    raise UserError(
+      f'{args.fdl_config} is no language model, and paxlite plan knows no other kind: paxlite '
+      'compile judges one mesh'
+    )
   if experiment.NUM_EPOCHS is not None:
     experiment = experiment.replaced(NUM_EPOCHS=None)
   impossible.check([*args.keep, *args.tried])
@@ -96,6 +107,7 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
     command.append(f'--calibration={args.calibration}')
   measures = args.target == 'here'
   workers = 1 if measures else args.workers or len(os.sched_getaffinity(0))
+  place = store.place_at(args.verdicts)
   with WorkerPool(command, workers, environment if measures else dict(os.environ)) as pool:
     if measures:
       where = described(pool, environment)
@@ -105,7 +117,7 @@ def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
       versions=compiled_step.versions(where.platform), code=store.code(), machine=where.identity,
       flags=environment.get('XLA_FLAGS', ''), python=sys.version_info[:2],
     )  # fmt: skip
-    answers = store.Store(store.plans_folder(), about)
+    answers = store.Store(place, about)
     question = {name: getattr(args, name) for name in _QUESTION}
     question |= dict(given=given, values=experiment.values(), planner=store.code('aot/planning'))
     if (kept := answers.read(question)) is not None:
@@ -163,7 +175,7 @@ def described(pool: Any, environment: Mapping[str, str]) -> Any:
 
   variables = {name: environment.get(name, '') for name in _DEVICES}
   about = dict(devices=variables, node=platform.node(), versions=jax.__version__)
-  kept = store.Store(store.plans_folder(), about)
+  kept = store.Store(store.own_place(), about)
   said = kept.read({'question': 'devices'})
   if said is None:
     said = pool.describe()

@@ -19,8 +19,9 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from paxlite.core import command_line
+from paxlite.core import command_line, object_copies
 from paxlite.core.errors import UserError
+from paxlite.core.stored_output import write_output
 
 
 def main(argv: Sequence[str]) -> None:
@@ -47,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--mesh={args.mesh} has {math.prod(sizes.values())} devices, not {devices}')
   if near.keys() != sizes.keys() or any(sizes[name] % near[name] for name in sizes):
     raise UserError(f'--near={args.near} does not divide the axes of --mesh={args.mesh}')
-  path = pathlib.Path(args.file)
+  path = pathlib.Path(object_copies.local(args.file))
   try:
     text = path.read_text()
     links = roofline.Links(sizes, near)
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'{path} is not the text of a compiled program: {error}') from None
   print('\n'.join(roofline.lines(costs, target.chip)))
   if args.json:
-    pathlib.Path(args.json).write_text(json.dumps(dataclasses.asdict(costs), indent=1) + '\n')
+    write_output(args.json, (json.dumps(dataclasses.asdict(costs), indent=1) + '\n').encode())
 
 
 def _sizes(flag: str, text: str) -> dict[str, int]:

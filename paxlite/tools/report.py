@@ -8,18 +8,17 @@ Example:
   paxlite report runs/narrow runs/wide --output=widths.html
 """
 
-import pathlib
 from collections.abc import Sequence
 
 from paxlite.core import command_line
 from paxlite.core.errors import UserError
-from paxlite.core.run_files import write_file
+from paxlite.core.stored_output import write_output
 
 _POINTS = 2_000  # of a curve of the picture, which is not wider
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
+  parser = command_line.Parser(__doc__, stored=['output'])
   parser.add_argument('runs', nargs='+', metavar='RUN', help='folders of runs')
   parser.add_argument('--output', default='report.html', help='the page to write (report.html)')
   parser.add_argument('--curves', help='a picture of the loss to write')
@@ -46,13 +45,8 @@ def _write(name: str, text: str) -> None:
   if name == '-':
     print(text, end='')
     return
-  path = pathlib.Path(name)
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(path, text.encode())
-  except OSError as e:
-    raise UserError(f'{path} cannot be written: {e.strerror or e}') from None
-  print(f'{path}: {len(text.encode()) / 1000:,.0f} kB')
+  write_output(name, text.encode())
+  print(f'{name}: {len(text.encode()) / 1000:,.0f} kB')
 
 
 if __name__ == '__main__':

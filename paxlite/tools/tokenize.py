@@ -10,12 +10,14 @@ Examples:
   paxlite tokenize hf:allenai/c4:en/train --vocab=tokenizer.model --output=data/c4
 """
 
+import argparse
 import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
 import itertools
+import json
 import multiprocessing
 import os
 import pathlib
@@ -24,14 +26,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any
 
 import numpy as np
 
 from paxlite.core import command_line
+from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
 from paxlite.core.files import expanded, lines_of
+from paxlite.core.stored_output import check_output, exists, resumed_folder
 from paxlite.data.documents import check_once, is_held_out
-from paxlite.data.flat_tokens_writer import Writer
+from paxlite.data.flat_tokens import META
+from paxlite.data.flat_tokens_writer import Writer, is_complete
 from paxlite.data.record_files import FileRange, JsonLines, Raw
 from paxlite.data.records import Records, open_records, parsed, share_done, text_of
 from paxlite.data.tokenizer import Tokenizer, encode_document, open_tokenizer, pieces
@@ -152,7 +158,7 @@ class Encoder:
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
+  parser = command_line.Parser(__doc__, stored=['output'])
   parser.add_argument('sources', nargs='+', help='files and datasets')
   parser.add_argument('--vocab', required=True, help='a SentencePiece .model or a tokenizer.json')
   parser.add_argument('--output', required=True, help='folder of the dataset')
@@ -173,7 +179,7 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f'--processes={args.processes} must be at least 1')
   every = args.held_out_every
   if (args.held_out and every is None) or (every is not None and every < 2):
-    raise UserError('--held_out_every=N names one document of how many, 2 at least')
+    raise UserError('--held_out_every=N holds out one of N documents, so that N must be at least 2')
   args.sources = expanded(args.sources)
   check_once(args.sources)
   sources = [open_records(s) for s in args.sources]
@@ -185,7 +191,30 @@ def main(argv: Sequence[str]) -> None:
     'held_out_every': args.held_out_every,
     'held_out': args.held_out,
   }
-  writer = Writer(args.output, args.split, tokenizer.vocab_size, args.format, settings)
+  if not is_address(args.output):
+    _write(args, args.output, sources, settings, tokenizer)
+    return
+  address = Address.parsed(args.output)
+  check_output('--output', f'{args.output}/{args.split}')
+  last = f'{args.split}/{META if args.format == "memmap" else ".zattrs"}'
+  if exists(f'{args.output}/{last}'):
+    raise UserError(f'{args.output}/{args.split} exists: choose another --output or remove it')
+  about = json.dumps([settings, args.split, args.format])
+  with resumed_folder(address, about, last) as folder:
+    if not is_complete(folder, args.split):  # or a copy of it to the store has failed
+      _write(args, str(folder), sources, settings, tokenizer)
+  print(f'{args.output}/{args.split}: copied')
+
+
+def _write(
+  args: argparse.Namespace,
+  path: str,
+  sources: Sequence[Records],
+  settings: Mapping[str, Any],
+  tokenizer: Tokenizer,
+) -> None:
+  """Writes the split into a folder on this machine, and prints what is in it."""
+  writer = Writer(path, args.split, tokenizer.vocab_size, args.format, settings)
   encoder = Encoder(
     args.vocab,
     args.field,
@@ -307,7 +336,8 @@ def _workers(encoder: Encoder, processes: int):
     yield lambda batches: _in_order(executor, batches, 4 * processes)
   except BrokenProcessPool:
     raise UserError(
-      'a worker was killed, perhaps for want of memory: run the command again to continue, with '
+      'a worker was killed, perhaps because there was too little memory: run the command '
+      'again to continue, with '
       'fewer --processes'
     ) from None
   finally:

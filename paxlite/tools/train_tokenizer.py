@@ -14,15 +14,16 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from paxlite.core import command_line, shell
+from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
 from paxlite.core.files import BOM, expanded, line_blocks
-from paxlite.core.run_files import write_file
+from paxlite.core.stored_output import check_output, exists, write_output
 
 _SAMPLE_CHARS = 20_000_000
 
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
+  parser = command_line.Parser(__doc__, stored=['output'])
   parser.add_argument('sources', nargs='+', help='files and datasets')
   parser.add_argument('--vocab_size', type=int, required=True, help='number of ids')
   parser.add_argument('--output', required=True, help='the file to write: NAME.model')
@@ -33,34 +34,35 @@ def main(argv: Sequence[str]) -> None:
     '--character_coverage', type=float, default=0.9995, help='share of characters with ids (0.9995)'
   )
   args = command_line.parse_args(parser, argv)
-  output = pathlib.Path(args.output)
-  _check(args, output)
+  _check(args)
 
   from paxlite.data.tokenizer import open_tokenizer
   from paxlite.data.tokenizer_training import sample, train
 
   pieces, num_chars = sample(_texts(expanded(args.sources), args.field), args.sample_chars)
   model = train(pieces, args.vocab_size, args.model_type, args.character_coverage)
-  write_file(output, model)
-  tokenizer = open_tokenizer(str(output))
+  write_output(args.output, model)
+  tokenizer = open_tokenizer(args.output)
   num_bytes = sum(len(piece.encode()) for piece in pieces)
   num_tokens = sum(len(tokenizer.encode_array(piece)) for piece in pieces)
   used = sum(map(len, pieces))
   part = f'{used:,} of {num_chars:,}' if used < num_chars else f'all {num_chars:,}'
   print(
-    f'{output}: {tokenizer.vocab_size:,} ids, trained on {part} characters, on which a token has '
-    f'{num_bytes / num_tokens:.2f} bytes'
+    f'{args.output}: {tokenizer.vocab_size:,} ids, trained on {part} characters, on which a token '
+    f'has {num_bytes / num_tokens:.2f} bytes'
   )
-  flags = shell.flags({'VOCAB_PATH': str(output), 'VOCAB_SIZE': tokenizer.vocab_size})
+  flags = shell.flags({'VOCAB_PATH': args.output, 'VOCAB_SIZE': tokenizer.vocab_size})
   print(f'Use it with {flags}, or with --vocab of a tool')
 
 
-def _check(args: argparse.Namespace, output: pathlib.Path) -> None:
+def _check(args: argparse.Namespace) -> None:
   """Raises UserError for arguments that would fail after all text is read."""
-  if output.exists():
-    raise UserError(f'--output={output} exists: choose another name, or remove it')
-  if output.suffix == '.json' or not output.parent.is_dir():
-    raise UserError(f'--output={output} must be NAME.model in a folder that exists')
+  if exists(args.output):
+    raise UserError(f'--output={args.output} exists: choose another name, or remove it')
+  path = pathlib.Path(args.output)
+  if path.suffix == '.json' or not (is_address(args.output) or path.parent.is_dir()):
+    raise UserError(f'--output={path} must be NAME.model in a folder that exists')
+  check_output('--output', args.output)
   for name, least in (('vocab_size', 300), ('sample_chars', 1000)):
     if getattr(args, name) < least:
       raise UserError(f'--{name}={getattr(args, name)} must be at least {least}')

@@ -12,11 +12,11 @@ from jax.experimental import multihost_utils
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import UserError
 from paxlite.training.callbacks import Evaluations
+from paxlite.training.metric_names import larger_is_better
 from paxlite.training.state_store import StateStore
 from paxlite.training.train_state import TrainState
 from paxlite.training.writers import EvalRecords, read_records
 
-_LARGER_IS_BETTER = ('fraction_of_correct_next_step_preds',)
 _OF_RUN = 'experiment.json', 'experiment.txt', 'config.json', 'config.txt'
 
 
@@ -109,7 +109,7 @@ class Best:
 
   def _note(self, step: int, value: float) -> bool:
     """Notes a value; returns whether it is the best."""
-    sign = -1 if self.metric in _LARGER_IS_BETTER else 1
+    sign = -1 if larger_is_better(self.metric) else 1
     is_better = math.isnan(self.value) or sign * value < sign * self.value
     if is_better:
       self.value, self.step = value, step

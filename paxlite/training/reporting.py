@@ -15,7 +15,6 @@ from paxlite.runtime.goodput import Goodput
 from paxlite.training.in_flight import StepsInFlight
 from paxlite.training.metrics import Metrics, to_host
 from paxlite.training.summaries import Summaries
-from paxlite.training.task import Batch
 from paxlite.training.train_state import TrainState
 
 # longest time between two lines in a log, and between two changes of the line on a terminal
@@ -59,6 +58,7 @@ class Reporter:
     throughput: Computes the speed of steps.
     is_due: Whether the metrics of a step are written.
     on_skipped: Called with the number of skipped steps in a row, and with the last of these steps.
+    on_written: Called with a step when the metrics of all steps up to it are written.
   """
 
   def __init__(
@@ -68,12 +68,14 @@ class Reporter:
     throughput: Throughput,
     is_due: Callable[[int], bool],
     on_skipped: Callable[[int, int], None],
+    on_written: Callable[[int], None],
   ):
     self._goodput = goodput
     self.summaries = summaries
     self._throughput = throughput
     self._is_due = is_due
     self._on_skipped = on_skipped
+    self._on_written = on_written
     self._pending: tuple[int, Metrics, jax.Array] | None = None
     self._in_flight = StepsInFlight(self._done)
     self._var_norm = jax.jit(optax.tree.norm)
@@ -93,15 +95,15 @@ class Reporter:
     """The loss of the last dispatched step; waits for the device."""
     return float(np.asarray(self._last_loss))
 
-  def next_batch(self, batches: Iterator[Batch]) -> Batch:
-    """Returns the next batch; the wait counts as waiting for data only if the device ran idle."""
+  @contextlib.contextmanager
+  def drawing(self) -> Iterator[None]:
+    """A context that draws a batch; it counts as waiting for data only if the device ran idle."""
     before = time.perf_counter()
     with self._goodput.spent_on('data'):
-      batch = next(batches)
+      yield
     self._drawn_at = time.perf_counter()
     if self._last_loss is not None and not self._last_loss.is_ready():
       self._goodput.excuse(self._drawn_at - before, 'data')
-    return batch
 
   def step(self, step: int, metrics: Metrics, state: TrainState) -> None:
     """Notes that `step` is dispatched; waits for the step before, and reports it if that is due."""
@@ -113,6 +115,7 @@ class Reporter:
     self._last_loss = metrics['Metrics/total_loss'].value
     if self._is_due(step):
       self._pending = (step, metrics, self._var_norm(state.params))
+    self._on_written(step - 1)
 
   def flush(self) -> None:
     """Reports the step whose metrics are pending; waits until the device has finished it."""

@@ -26,7 +26,7 @@ class SkippedSteps:
       raise TrainingError(
         f'{in_a_row} steps in a row had a gradient that is not finite, from step {first} on '
         f'(MAX_SKIPPED_STEPS={self.limit}). The last good state is that of step {first}; lower '
-        f'LEARNING_RATE, or look at the data that came then: {self.rows(first)}'
+        f'LEARNING_RATE, or look at the data of that step: {self.rows(first)}'
       )
 
   def check_all(self, skipped: int, steps: int) -> None:

@@ -135,6 +135,22 @@ class StateStore:
     if self.stop_on_failure:
       checkpoints.raise_failure()
 
+  def begin(self, step: int) -> None:
+    """Notes that training begins or rolls back to `step`; see LocalStates.begin."""
+    if self.local is not None:
+      self.local.begin(step)
+
+  def metrics_written(self, step: int) -> None:
+    """Notes that the metrics up to `step` are written; see LocalStates.reported."""
+    if self.local is not None:
+      self.local.reported(step)
+
+  def close(self) -> None:
+    """Waits until all states are written, and removes local states that are not needed any more."""
+    self.checkpoints.close()
+    if self.local is not None:
+      self.local.close(saved=max(self.checkpoints.steps(), default=-1))
+
   def notes(self, step: int) -> dict[str, Any]:
     """Returns the notes of a checkpoint; they are empty if the run has no checkpoint of `step`."""
     if self.is_local(step):
@@ -162,6 +178,10 @@ class StateStore:
   def is_local(self, step: int) -> bool:
     """Returns whether the run started from the local state of `step`."""
     return self._local_notes is not None and self._local_notes['step'] == step
+
+  def local_is_due(self, step: int) -> bool:
+    """Returns whether to keep the state after `step` on this host."""
+    return self.local is not None and self.local.due(step)
 
   def save_local(self, state: TrainState, step: int, notes: Callable[[], dict[str, Any]]) -> None:
     """Keeps a state on this host; see LocalStates.save."""

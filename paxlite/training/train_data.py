@@ -105,11 +105,11 @@ class TrainData:
       return np.array(notes['position'], np.int64)
     found = notes.get('positions')  # one for each process, as earlier versions saved them
     if found is None or len(found) != jax.process_count():
-      held = 'no position' if found is None else f'positions of {len(found)} processes'
+      held = 'no position' if found is None else f'the positions of {len(found)} processes'
       raise UserError(
-        f'{self.input.name}: the checkpoint of step {step} holds {held} of the data, as earlier '
-        f'versions saved them, and {jax.process_count()} read it: continue with as many as before '
-        'until the next checkpoint, which any number can continue'
+        f'{self.input.name}: an earlier version saved the checkpoint of step {step}, with {held}, '
+        f'and this run has {jax.process_count()}: continue with as many processes as before until '
+        'the next checkpoint, which any number of processes can continue'
       )
     starts = [process_rows(sharding, self.input.batch_size, p).start for p in range(len(found))]
     return np.array([found[starts.index(start)] for start in sorted(set(starts))], np.int64)

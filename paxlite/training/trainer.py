@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,20 +13,18 @@ from paxlite.core import live_line
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.runtime import preemption, processes
-from paxlite.runtime.compiled_step import SavedStep, compile_lowered
-from paxlite.runtime.compiler import without_pipelining
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Watchdog
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
 from paxlite.training.evaluation import Evaluator
-from paxlite.training.memory_check import MemoryCheck
 from paxlite.training.reporting import Reporter, Throughput
 from paxlite.training.save_times import SaveTimes
 from paxlite.training.skipped_steps import SkippedSteps, last_good
 from paxlite.training.spikes import Rollbacks, SpikeDetector
 from paxlite.training.state_store import StateStore
+from paxlite.training.step_compiler import StepCompiler
 from paxlite.training.summaries import Summaries
 from paxlite.training.train_data import TrainData
 from paxlite.training.train_state import TrainState
@@ -63,44 +61,6 @@ class Schedule:
   def saves(self, step: int) -> bool:
     """Returns whether to save after `step`. Every process calls this once after each step."""
     return step == self.max_steps or self.save_times.due(step)
-
-
-@dataclasses.dataclass(frozen=True)
-class StepCompiler:
-  """Compiles the train step, or loads a compiled step.
-
-  Attributes:
-    memory: Compares the memory that the step needs with the memory left.
-    options: XLA compiler options.
-    saved_step: A compiled step to load; None compiles the step.
-  """
-
-  memory: MemoryCheck
-  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  saved_step: SavedStep | None = None
-
-  def __call__(self, lowered: Any, arguments: tuple[Any, Any]) -> tuple[Any, str]:
-    """Returns the executable, and a text that says whether it was compiled or loaded.
-
-    Raises:
-      UserError: The step needs more memory than is left, or the saved step does not fit this run.
-    """
-    if self.saved_step is not None:
-      compiled = self.saved_step.load(lowered, arguments, self.memory.mesh)
-      self.memory.step(compiled)
-      return compiled, f'Loaded the train step of {self.saved_step.path}'
-    compiled = compile_lowered(lowered, self.options)
-    smaller = without_pipelining(self.options)
-    try:
-      self.memory.step(compiled)
-    except UserError:
-      if smaller == self.options:
-        raise
-    else:
-      return compiled, 'Compiled the train step'
-    compiled = compile_lowered(lowered, smaller)
-    self.memory.step(compiled)
-    return compiled, 'Compiled the train step again, without pipelined collectives, to save memory,'
 
 
 @dataclasses.dataclass
@@ -155,8 +115,7 @@ class Trainer:
 
   def is_complete(self, step: int) -> bool:
     """Returns whether a run that continues from `step` has nothing left to do."""
-    ended = step >= self.schedule.max_steps or (self.best is not None and self.best.is_over)
-    return ended and not self._evaluation_is_due(step)
+    return self._has_ended(step) and not self._evaluation_is_due(step)
 
   def train(self, state: TrainState, step: int) -> TrainState:
     """Trains from `state` after step `step`, as `store.initial` returns them, to the last step.
@@ -183,11 +142,9 @@ class Trainer:
       summaries.close()
       self.watchdog.pause()
       self.goodput.switch('save')
-      self.store.checkpoints.close()
+      self.store.close()
       if self.best is not None:
         self.best.close()
-      if self.store.local is not None:
-        self.store.local.close(saved=max(self.store.checkpoints.steps(), default=-1))
       self.goodput.write()
     self.store.checkpoints.raise_failure()
     self._skipped_steps.check_all(int(state.skipped), self.schedule.max_steps)
@@ -198,10 +155,14 @@ class Trainer:
     due = self._evaluation_is_due(start)
     summaries.drop_records_after(start, evaluated=start - 1 if due else start)
     self.evaluator.check()
-    if self.store.local is not None:
-      self.store.local.begin(start)
+    self.store.begin(start)
     reporter = Reporter(
-      self.goodput, summaries, self.throughput, self.schedule.reports, self._skipped_steps.check
+      self.goodput,
+      summaries,
+      self.throughput,
+      self.schedule.reports,
+      on_skipped=self._skipped_steps.check,
+      on_written=self.store.metrics_written,
     )
     batches = self.data.batches(start, self.store.task.batch_sharding)
     try:
@@ -233,7 +194,7 @@ class Trainer:
     self,
     state: TrainState,
     start: int,
-    evaluates: bool,
+    evaluation_is_due: bool,
     compiled: Any,
     batches: DeviceBatches,
     reporter: Reporter,
@@ -247,37 +208,35 @@ class Trainer:
     schedule.save_times.restart(start)
     while True:
       try:
-        if step > start:
-          evaluates = schedule.evaluates(step)
+        evaluates = schedule.evaluates(step) if step > start else evaluation_is_due
         if preemption.reached(step, schedule.max_steps):
           self._leave(state, step, evaluates, reporter)
         if evaluates:
           self._evaluate(state, step, reporter)
-        ends = step == schedule.max_steps or (self.best is not None and self.best.is_over)
-        if step > start and (schedule.saves(step) or ends):
-          with reporter.clock_stopped(state, 'save'):
-            self._save(state, step)
-        if step > start and not ends:
-          self._save_locally(state, step)
+        ends = self._has_ended(step)
+        if step > start:
+          self._save_if_due(state, step, ends, reporter)
         if self.profiler.is_due(step):
           with reporter.clock_stopped(state, 'profile'):
             self.profiler.switch()
         if ends:
           return state
-        with self._saved_on_bad_data(state, step):
-          batch = reporter.next_batch(batches)
+        with self._saved_on_bad_data(state, step), reporter.drawing():
+          batch = next(batches)
         state, metrics = compiled(state, batch)
         step += 1
         self.watchdog.beat()
         reporter.step(step, metrics, state)
-        if self.store.local is not None:
-          self.store.local.reported(step - 1)
         if self.spikes is not None and self.spikes(reporter.last_loss):
           state, step = self._roll_back(state, step, reporter)
-          start, evaluates = step, False
+          start, evaluation_is_due = step, False
       except TrainingError:
         self._save_last_good(state, step)
         raise
+
+  def _has_ended(self, step: int) -> bool:
+    """Returns whether no step is trained after `step`."""
+    return step >= self.schedule.max_steps or (self.best is not None and self.best.is_over)
 
   def _evaluation_is_due(self, step: int) -> bool:
     """Returns whether the run that saved `step` ended before it could evaluate this step."""
@@ -295,6 +254,14 @@ class Trainer:
           reporter.summaries.say(line)
       for callback in self.callbacks:
         callback.on_evaluation(state, step, evaluations, reporter.summaries)
+
+  def _save_if_due(self, state: TrainState, step: int, ends: bool, reporter: Reporter) -> None:
+    """Saves a checkpoint, a local state, or both, if they are due after `step`."""
+    if self.schedule.saves(step) or ends:
+      with reporter.clock_stopped(state, 'save'):
+        self._save(state, step)
+    if not ends and self.store.local_is_due(step):
+      self._save_locally(state, step)
 
   def _save(self, state: TrainState, step: int, unevaluated: bool = False) -> None:
     """Saves a state in the background.
@@ -316,9 +283,7 @@ class Trainer:
     self.store.save(state, step, notes)
 
   def _save_locally(self, state: TrainState, step: int) -> None:
-    """Keeps a state on each host if that is due; the best state is written before it."""
-    if self.store.local is None or not self.store.local.due(step):
-      return
+    """Keeps a state on each host, after the best state, which is not evaluated again."""
     if self.best is not None:
       self.best.wait()
     self.store.save_local(state, step, self._notes(step))
@@ -375,8 +340,7 @@ class Trainer:
       jax.tree.map(lambda x: x.delete(), state)  # there may be no memory for two states
       state, _ = self.store.restored(step)
       self.data.skip(spiked - step)
-    if self.store.local is not None:
-      self.store.local.begin(step)
+    self.store.begin(step)
     reporter.roll_back(spiked, step)
     self.schedule.save_times.restart(step)
     return state, step

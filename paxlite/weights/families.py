@@ -50,7 +50,7 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
   except UserError:
     raise
   except (TypeError, ValueError, ArithmeticError, AttributeError) as e:
-    raise UserError(f'{where} has a value that cannot be ({e})') from None
+    raise UserError(f'{where} has an impossible value ({e})') from None
   dtype = config.get('dtype', config.get('torch_dtype'))
   values['FPROP_DTYPE'] = 'float32' if dtype in (None, 'float32') else 'bfloat16'
   with located(str(where)):

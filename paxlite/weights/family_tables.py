@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from paxlite.experiments.deepseek import DeepSeekV2, DeepSeekV3
+from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gemma import Gemma, Gemma2, Gemma3
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.gpt_oss import GptOss
@@ -147,7 +148,8 @@ def _routing(methods: tuple[str, str], scores: str) -> Both:
       return {'NUM_EXPERT_GROUPS': 1, 'NUM_EXPERT_GROUPS_PER_TOKEN': 1}
     return _GROUPS[0].read(config) | _GROUPS[1].read(config)
 
-  def write(e: Any) -> dict[str, Any]:
+  def write(e: LanguageModel) -> dict[str, Any]:
+    assert isinstance(e, MixtureOfExperts)
     method = plain if e.NUM_EXPERT_GROUPS == 1 else grouped
     groups = _GROUPS[0].write(e) | _GROUPS[1].write(e)
     return groups | {'topk_method': method, 'scoring_func': scores}

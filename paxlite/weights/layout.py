@@ -14,6 +14,7 @@ import numpy as np
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import REPLACED
+from paxlite.experiments.deepseek import DeepSeek
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
 
@@ -84,7 +85,7 @@ def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> 
     norms = {'pre': norms, 'post': post, 'primer_hybrid': norms | post}[e.NORM_POLICY]
     entries += [_same(name[role], (D,), f'{layer}/{ours}/scale') for role, ours in norms.items()]
     attention = f'{layer}/self_attention'
-    if 'latent' in name:
+    if isinstance(e, DeepSeek):
       entries += _latent_attention(e, name, attention)
     else:
       entries += _attention(e, name, attention, rotary != e.ROPE_LAYOUT)
@@ -92,12 +93,12 @@ def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> 
       entries += _feed_forward(name, D, e.HIDDEN_DIMS, f'{layer}/ff_layer')
       continue
     ours = f'{layer}/ff_layer'
-    shared = getattr(e, 'NUM_SHARED_EXPERTS', 0) * getattr(e, 'EXPERT_HIDDEN_DIMS', 0)
-    if shared:
+    assert isinstance(e, MixtureOfExperts)
+    if shared := e.NUM_SHARED_EXPERTS * e.EXPERT_HIDDEN_DIMS:
       roles = {role: name[f'shared_{role}'] for role in ('gate', 'up', 'down')}
       entries += _feed_forward(roles, D, shared, f'{ours}/shared')
       ours = f'{ours}/experts'
-    entries += _experts(e, name, ours)  # type: ignore[arg-type]
+    entries += _experts(e, name, ours)
   return entries
 
 
@@ -155,7 +156,7 @@ def _attention(e: LanguageModel, name: Mapping[str, str], ours: str, swap: bool)
   return entries
 
 
-def _latent_attention(e: Any, name: Mapping[str, str], ours: str) -> list[Entry]:
+def _latent_attention(e: DeepSeek, name: Mapping[str, str], ours: str) -> list[Entry]:
   """Returns the entries of one layer of latent attention."""
   D, N, R, Q = e.MODEL_DIMS, e.NUM_HEADS, e.LATENT_DIMS, e.QUERY_LATENT_DIMS
   plain, rotated, value = e.DIMS_PER_HEAD, e.ROTARY_DIMS_PER_HEAD, e.VALUE_DIMS_PER_HEAD

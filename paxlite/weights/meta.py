@@ -51,7 +51,9 @@ class MetaTensors:
     try:
       numbers = [int(p.name.split('.')[1]) for p in paths]
     except ValueError:
-      raise UserError(f'{folder} holds {paths[-1].name}: a number must be there') from None
+      raise UserError(
+        f'{folder} holds {paths[-1].name}, and the middle of its name must be a number'
+      ) from None
     absent = sorted(set(range(max(numbers) + 1)) - set(numbers))
     if absent:
       raise UserError(f'{folder}/consolidated.{absent[0]:02d}.pth is missing')
@@ -92,7 +94,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
   except KeyError as e:
     raise UserError(f'{path} has no {e.args[0]}') from None
   except (TypeError, ValueError, OverflowError) as e:
-    raise UserError(f'{path} has a value that cannot be ({e})') from None
+    raise UserError(f'{path} has an impossible value ({e})') from None
   tensors = MetaTensors(folder, width)
   for name in (META['embedding'], META['gate'].format(i=0)):
     if name not in tensors.shapes:

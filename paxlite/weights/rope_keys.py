@@ -66,7 +66,8 @@ def _read_one(
   if kind == 'yarn':
     values.setdefault('ROPE_WHOLE_PAIRS', True)
   if is_optional:
-    longest, outer = (config.get(f'{x}max_position_embeddings') for x in ('', 'original_'))
+    longest = config['max_position_embeddings']
+    outer = config.get('original_max_position_embeddings')
     length = values.setdefault('ROPE_ORIGINAL_LENGTH', outer or longest)
     if outer is not None and outer != length:
       raise UserError(f'original_max_position_embeddings is {outer}, and {length} for rope_type')

@@ -3,11 +3,24 @@
 import ast
 import functools
 import graphlib
+import inspect
 import pathlib
 import re
+import sys
+import traceback
 from collections.abc import Iterator
 
+import pytest
+
 from paxlite import layers
+from paxlite.core.errors import Interrupted
+from paxlite.data.device_batches import DeviceBatches
+from paxlite.data.rows import TokenRows
+from paxlite.experiments.demo import DemoGPT
+from paxlite.layers.attention import Attention
+from paxlite.layers.feedforward import FeedForward
+from paxlite.optim.optimizers import Optimizer
+from paxlite.programs.run import Run
 
 ROOT = pathlib.Path(__file__).parents[2]
 PACKAGE = ROOT / 'paxlite'
@@ -72,26 +85,20 @@ def room(module: str) -> str:
 @functools.cache
 def imports(path: pathlib.Path) -> list[tuple[str, bool]]:
   """Returns (module, is inside a function) of every import, including those for type checkers."""
-  return list(_imports(path))
+  return list(_imports(ast.parse(path.read_text())))
 
 
-def _imports(path: pathlib.Path) -> Iterator[tuple[str, bool]]:
-  tree = ast.parse(path.read_text())
-  inside = {
-    id(n)
-    for f in ast.walk(tree)
-    if isinstance(f, ast.FunctionDef)
-    for n in ast.walk(f)
-    if isinstance(n, ast.Import | ast.ImportFrom)
-  }
-  for node in ast.walk(tree):
-    if isinstance(node, ast.Import):
-      for alias in node.names:
-        yield alias.name, id(node) in inside
-    elif isinstance(node, ast.ImportFrom) and node.module:
-      for alias in node.names:
-        whole = f'{node.module}.{alias.name}'
-        yield (whole if whole in MODULES else node.module), id(node) in inside
+def _imports(node: ast.AST, inside: bool = False) -> Iterator[tuple[str, bool]]:
+  if isinstance(node, ast.Import):
+    for alias in node.names:
+      yield alias.name, inside
+  elif isinstance(node, ast.ImportFrom) and node.module:
+    for alias in node.names:
+      whole = f'{node.module}.{alias.name}'
+      yield (whole if whole in MODULES else node.module), inside
+  elif not isinstance(node, ast.expr):  # no expression holds an import
+    for child in ast.iter_child_nodes(node):
+      yield from _imports(child, inside or isinstance(node, ast.FunctionDef))
 
 
 def test_the_rooms():
@@ -116,6 +123,13 @@ def test_no_module_is_in_a_circle():
     for name, path in MODULES.items()
   }
   graphlib.TopologicalSorter(graph).prepare()  # raises CycleError
+
+
+def test_experiments_have_types():
+  """Each attribute that a program reads is declared by the class of experiments that it takes."""
+  untyped = re.compile(r"\b(e|experiment): Any\b|getattr\([^()]*, '[A-Z][A-Z_]*'")
+  own = {'paxlite.runtime.lease'}  # asks the module time for a clock of Linux
+  assert {m for m, p in MODULES.items() if untyped.search(p.read_text())} == own
 
 
 def test_who_knows_fiddle():
@@ -144,25 +158,42 @@ def test_extras_are_imported_inside_functions():
   assert set(wrong) == {'paxlite.tools.lm_eval'}
 
 
-def test_one_batch_passes_14_files():
-  """A reader opens these files to follow a batch from a text file to the parameter update."""
-  way = [
-    'data/text.py',
-    'data/rows.py',
-    'data/base.py',
-    'data/device_batches.py',
-    'training/train_data.py',
-    'training/trainer.py',
-    'training/sharded_task.py',
-    'training/step.py',
-    'training/task.py',
-    'layers/language_model.py',
-    'layers/transformer.py',
-    'layers/attention.py',
-    'layers/feedforward.py',
-    'optim/optimizers.py',
-  ]
-  assert sum(len((PACKAGE / f).read_text().splitlines()) for f in way) <= 2400
+def test_one_batch_passes_14_files(tmp_path, monkeypatch):
+  """Their functions are running when a batch reaches its source, a layer or the optimizer."""
+  text = tmp_path / 'a.txt'
+  text.write_text('In the beginning was the Word.\n\n' * 3000)
+  trainer = Run(
+    DemoGPT(TRAIN_FILES=[str(text)], EVAL_FRACTION=0.0, NUM_LAYERS=1), tmp_path
+  ).trainer()
+  passed = {inspect.getfile(type(trainer.data.input.source))}
+
+  def watch(kind, name):
+    original = getattr(kind, name)
+
+    def watched(*args, **kwargs):
+      running = [frame.f_code.co_filename for frame, _ in traceback.walk_stack(sys._getframe())]
+      passed.update(f for f in [inspect.getfile(kind), *running] if f.startswith(str(PACKAGE)))
+      return original(*args, **kwargs)
+
+    monkeypatch.setattr(kind, name, watched)
+
+  for kind in (Attention, FeedForward):
+    watch(kind, '__call__')
+  watch(TokenRows, 'read')
+  watch(DeviceBatches, '__init__')
+  watch(Optimizer, 'update')
+
+  def leave(*_):
+    raise Interrupted('the step is traced')
+
+  trainer.compiler = leave
+  with pytest.raises(Interrupted, match='traced'):
+    trainer.train(None, 0)
+  page = (ROOT / 'docs/architecture.md').read_text()
+  listed = re.findall(r'^\d+\. `([\w/]+\.py)`', page, re.MULTILINE)
+  assert {pathlib.Path(f).relative_to(PACKAGE).as_posix() for f in passed} == set(listed)
+  assert len(listed) <= 14
+  assert sum(len((PACKAGE / f).read_text().splitlines()) for f in listed) <= 2400
 
 
 def test_shape_letters_are_those_of_the_legend():
@@ -184,3 +215,22 @@ def test_shape_letters_are_those_of_the_legend():
 def test_modules_stay_small():
   long = [str(p) for p in PACKAGE.rglob('*.py') if len(p.read_text().splitlines()) > 450]
   assert long == []
+
+
+def test_the_map_names_files_that_exist():
+  """In the tables of docs/architecture.md, a file without a folder is in one that its row names."""
+  page = (ROOT / 'docs/architecture.md').read_text()
+  missing = []
+  for row in re.findall(r'^\|.*`.*', page, re.MULTILINE):
+    names = re.findall(r'`([\w/]+(?:\.py|/))`', row)
+    folders = {'', *(re.sub(r'[^/]*$', '', name) for name in names)}
+    for name in names:
+      if not any((root / folder / name).exists() for root in (PACKAGE, ROOT) for folder in folders):
+        missing.append(name)
+  assert missing == []
+
+
+def test_the_readme_says_how_large_the_library_is():
+  said = re.search(r'the whole library is about ([\d,]+)\s+lines', (ROOT / 'README.md').read_text())
+  lines = sum(len(path.read_text().splitlines()) for path in FILES)
+  assert lines == pytest.approx(int(said[1].replace(',', '')), rel=0.05)

@@ -39,7 +39,7 @@ def split(cls=LLaMA, size=8, **values):
   [
     (dict(CONTEXT_ATTENTION='ring', DROPOUT_PROB=0.1), 'no dropout.*=gather'),
     (dict(CONTEXT_ATTENTION='ring', cls=GLaM126M64E), 'no relative bias.*=gather'),
-    (dict(CONTEXT_ATTENTION='ring', MAX_SEQ_LEN=4104), 'MAX_SEQ_LEN that 2 × 8 divides'),
+    (dict(CONTEXT_ATTENTION='ring', MAX_SEQ_LEN=4104), 'MAX_SEQ_LEN that is divisible by 2 × 8'),
     (dict(CONTEXT_ATTENTION='heads', NUM_KV_HEADS=4), 'NUM_KV_HEADS=4 .*=ring'),
   ],
 )

@@ -14,6 +14,9 @@ from tests.support import runs
 
 DROPOUT = 'DROPOUT_PROB=0.2/EMBEDDING_DROPOUT_PROB=0.1'
 REPEATS = 'NUM_PIPELINE_REPEATS=2'
+RING = 'CONTEXT_ATTENTION="ring"'
+SCATTERED = 'SCATTER_STAGES=true'  # gradients are scattered at each tick
+HIDDEN = 'HIDE_STAGE_SENDS=true'  # a microbatch takes two ticks from a stage to the next one
 
 # Each case with its number of ticks. tests.support.all_meshes has every pair and every triple.
 FAST = {f'gpt/stage=2,data=2/{REPEATS}': 4 * 2 + 1}
@@ -21,19 +24,22 @@ PAIRS = {
   'gpt/stage=2,replica=2/USE_LORA=true': 5,
   f'gpt/stage=2,mdl=2/{REPEATS}/SEQUENCE_SHARDED_ACTIVATIONS=true': 9,
   f'moe/stage=2,expert=2/NUM_LAYERS=8/{REPEATS}': 9,
-  # with fewer microbatches than stages, stage 0 waits
+  # with fewer microbatches than a group takes to come around, stage 0 waits
   f'llama/stage=4,data=2/NUM_LAYERS=8/NUM_MICROBATCHES=2/{REPEATS}': 4 + 2 + 3,
+  f'llama/stage=4,data=2/NUM_LAYERS=8/NUM_MICROBATCHES=2/{REPEATS}/{HIDDEN}': 8 + 2 + 6,
 }
 TRIPLES = {
   f'gpt/stage=2,data=2,mdl=2/{REPEATS}/GATHER_STAGES_ONCE=false': 9,
-  f'gpt/stage=2,data=2,context=2/{REPEATS}/CHECKPOINT_POLICY="SAVE_EVERYTHING"': 9,
+  f'llama/stage=2,data=2,context=2/{RING}/{REPEATS}/CHECKPOINT_POLICY="SAVE_EVERYTHING"': 9,
+  f'gpt/stage=2,replica=2,data=2/{REPEATS}/{SCATTERED}/{HIDDEN}': 10,
   'dropless/stage=2,data=2,expert=2': 5,
 }
 FEATURES = {
   f'gpt/stage=2,data=2/{DROPOUT}/{REPEATS}': 9,
   f'gpt/stage=2/{DROPOUT}/NUM_MICROBATCHES=1': 2,
   f'gpt/stage=2,data=2/USE_FP8=true/{REPEATS}': 9,
-  f'moe/stage=2,data=2/{DROPOUT}': 5,
+  f'gpt/stage=2,data=2/USE_FP8=true/{SCATTERED}': 5,
+  f'moe/stage=2,data=2/{DROPOUT}/{HIDDEN}': 6,
 }
 
 
@@ -45,7 +51,10 @@ def check(cases):
     assert r['metrics'] < 1e-5, r
     assert r['gradient'] < 1e-5, r
     # what stages pass on to the next one, forward and backward
-    assert max(r['runs']['collective-permute stage']) == cases[r['case']], r
+    ticks = cases[r['case']]
+    assert max(r['runs']['collective-permute stage']) == ticks, r
+    if SCATTERED in r['case']:
+      assert max(r['runs']['reduce-scatter data']) >= ticks, r  # for each layer of a group
   return results
 
 

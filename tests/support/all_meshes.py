@@ -3,8 +3,9 @@
 Compares meshes of 8 CPU devices with one device: every axis by itself, every pair of axes in both
 shapes, and every triple, for each model. Each case draws whether attention has a window, how rows
 that are split over context are computed, whether layers are repeated, whether the rows are computed
-in microbatches and the loss in chunks, how often a pipeline goes around, and whether the width is
-below or above the tokens of a shard. Rows are packed. The draws of a case do not depend on the
+in microbatches and the loss in chunks, how often a pipeline goes around, whether it hides what
+it sends and when it scatters gradients, and whether the width is below or above the tokens of a
+shard. Rows are packed. The draws of a case do not depend on the
 other cases, so that parts can run at different times.
 
 Prints one JSON line per case, and at the end the cases that differ by more than 1e-5. All 168 cases
@@ -52,7 +53,9 @@ def case_of(model: str, sizes: dict[str, int], draw: random.Random) -> tuple[str
   if 'stage' in sizes:
     chosen['NUM_PIPELINE_REPEATS'] = draw.choice((1, 2)) if sizes['stage'] < 8 else 1
     chosen['NUM_LAYERS'] = sizes['stage'] * chosen['NUM_PIPELINE_REPEATS']
-  elif 'context' in sizes:
+    chosen['HIDE_STAGE_SENDS'] = draw.random() < 0.5
+    chosen['SCATTER_STAGES'] = draw.random() < 0.5
+  if 'context' in sizes:
     heads = KEY_HEADS[model] % (sizes['context'] * sizes.get('mdl', 1)) == 0
     chosen['CONTEXT_ATTENTION'] = draw.choice(('gather', 'ring', 'heads' if heads else 'ring'))
   return f'{model}/{draw.choice((16, 128))}/{draw.choice((1, 4))}', chosen

@@ -14,7 +14,7 @@ from paxlite.core.errors import UserError
 from paxlite.data import base
 from paxlite.programs import run
 from paxlite.runtime import preemption
-from paxlite.training import evaluation, state_store, trainer
+from paxlite.training import evaluation, state_store, step_compiler
 
 fault, _, at = os.environ['FAULT'].partition(':')
 reached = preemption.reached
@@ -57,7 +57,7 @@ match fault:
   case 'hang_restoring' if '--host_idx=1' in sys.argv:
     state_store.StateStore.initial = lambda self: hang()
   case 'hang_compiling' if '--host_idx=1' in sys.argv:
-    trainer.StepCompiler.__call__ = lambda *_: hang()
+    step_compiler.StepCompiler.__call__ = lambda *_: hang()
   case 'hang_saving' if '--host_idx=1' in sys.argv:
     checkpoints.Checkpoints.save = lambda *_: hang()
   case 'wait':  # until the test writes a line

@@ -58,6 +58,7 @@ def one_device(
   mesh = dict(ICI_MESH_SHAPE=[1, 1, 1], DCN_MESH_SHAPE=[1, 1, 1], PERCORE_BATCH_SIZE=rows)
   of_meshes = (
     'MESH_AXES', 'SEQUENCE_SHARDED_ACTIVATIONS', 'CONTEXT_ATTENTION', 'NUM_PIPELINE_REPEATS',
+    'HIDE_STAGE_SENDS', 'SCATTER_STAGES',
   )  # fmt: skip
   kept = {k: v for k, v in changes if k not in of_meshes}
   e = experiment(model, width, 1, tied, **mesh | kept)

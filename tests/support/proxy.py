@@ -8,6 +8,10 @@ from collections.abc import Iterator
 
 _BLOCK = 1 << 16
 _MOST_CONNECTIONS = 128
+_CONFLICT = (
+  b'HTTP/1.1 409 Conflict\r\nContent-Type: application/xml\r\nContent-Length: 54\r\n'
+  b'Connection: close\r\n\r\n<Error><Code>ConditionalRequestConflict</Code></Error>'
+)
 _UNAVAILABLE = (
   b'HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nContent-Length: 47\r\n'
   b'Connection: close\r\n\r\n<Error><Code>SlowDown</Code><Message/></Error>\n'
@@ -21,7 +25,7 @@ class Proxy:
     delay: Seconds by which each request is held back.
     mode: 'forward'; '503' answers every request with that status; 'reset' closes connections;
       'silent' answers nothing, and begins to forward when the mode changes; 'third' answers every
-      third request with 503.
+      third request with 503; 'conflict' answers writes with 409, as S3 does if two of them race.
     endpoint: The address of the proxy.
     requests: The number of requests so far.
   """
@@ -78,6 +82,9 @@ class Proxy:
           break
         if self.mode == '503' or (self.mode == 'third' and self.requests % 3 == 0):
           client.sendall(_UNAVAILABLE)
+          break
+        if self.mode == 'conflict' and data.startswith(b'PUT'):
+          client.sendall(_CONFLICT)
           break
       server.sendall(data)
     for each in (client, server):

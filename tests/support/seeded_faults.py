@@ -12,6 +12,7 @@ import argparse
 import ast
 import pathlib
 import random
+import re
 import subprocess
 import sys
 import time
@@ -52,7 +53,12 @@ TESTS = {
   'contrib': ['runs/test_scripts.py', 'rules/test_golden.py', 'unit/data'],
   'main': ['runs/test_main.py'],
   'programs': ['runs', 'unit/checkpointing'],
-  'tools': ['unit/core', 'unit/data', 'unit/generation', 'unit/eval', 'parity', 'runs'],
+  'tools': [
+    *(f'unit/{name}' for name in ('tools', 'core', 'data', 'eval', 'generation')),
+    'parity',
+    'runs',
+  ],
+  'tools/report_page': ['unit/tools/test_report_page.py'],
 }
 _COMPARISONS = {
   ast.Lt: '<=', ast.LtE: '<', ast.Gt: '>=', ast.GtE: '>', ast.Eq: '!=', ast.NotEq: '==',
@@ -118,20 +124,29 @@ def faults(count: int, seed: int, under: Sequence[str]) -> list[tuple[pathlib.Pa
   return chosen
 
 
+def naming(place: pathlib.Path) -> list[str]:
+  """Returns the test files that name a module; they run before the rest of its room's tests."""
+  name = re.compile(rf'\b{place.parent.name}(\.| import \(?)([\w, ]*, )?{place.stem}\b')
+  order = lambda f: (f.stem != f'test_{place.stem}', 'unit' not in f.parts, f)
+  files = sorted((runs.ROOT / 'tests').rglob('test_*.py'), key=order)
+  found = [f for f in files if f.stem == f'test_{place.stem}' or name.search(f.read_text())]
+  return [f.relative_to(runs.ROOT).as_posix() for f in found]
+
+
 def notice(path: pathlib.Path, seconds: float) -> str:
-  """Returns the result of the tests of a file's room: 'caught', 'missed', or 'caught: too slow'."""
+  """Returns the result of the tests of a file's room: 'caught', 'missed', or 'too slow'."""
   place = path.relative_to(PACKAGE)
   room = place.parts[0].removesuffix('.py')
   known = [begin for begin in TESTS if place.as_posix().startswith(begin)]
   folders = TESTS[max(known, key=len)] if known else [f'unit/{room}']
-  tests = [f'tests/{f}' for f in folders]
+  tests = dict.fromkeys([*naming(place), *(f'tests/{f}' for f in folders)])
   command = [sys.executable, '-m', 'pytest', '-x', '-q', '-p', 'no:cacheprovider', *tests]
   try:
     done = subprocess.run(
       command, cwd=runs.ROOT, capture_output=True, timeout=seconds, check=False, text=True
     )
   except subprocess.TimeoutExpired:
-    return 'caught: too slow'
+    return 'too slow'
   if done.returncode == 0:
     return 'missed'
   failed = [x for x in done.stdout.splitlines() if x.startswith(('FAILED', 'ERROR'))]

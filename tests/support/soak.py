@@ -1,13 +1,15 @@
-"""python -m tests.support.soak [--kills=200] [--seed=0] [--store] [--steps=1000] [--json=FILE]
+"""python -m tests.support.soak [--kills=200] [--seed=0] [--store=s3] [--steps=1000] [--minutes=5]
+    [--json=FILE]
 
 Kills a small run with SIGKILL at random moments, and starts it again after each kill, until there
 were enough kills. The moments fall into start, compilation, training, evaluation and saving. When a
 run reaches its end, its losses, evaluations and final state must equal those of an undisturbed run
 bit for bit, and a new run begins. The exit code is 1 if they differ.
 
-With --store, the run is in a bucket of SeaweedFS, and each start is on one of two machines, which
-are two folders for --local_dir. The lease is short, so that a start on the other machine waits 3
-seconds.
+With --store=s3 the run is in a bucket of SeaweedFS, with --store=gs in one of
+tests/support/gcs_server.py. Each start is on one of two machines, which are two folders for
+--local_dir. The lease is short, so that a start on the other machine waits 3 seconds. After
+--minutes there are no more kills, so that a long soak can be done in pieces with other seeds.
 """
 
 import argparse
@@ -28,6 +30,7 @@ from paxlite.checkpointing.step_copies import StepCopies
 from paxlite.core.addresses import Address
 from paxlite.core.object_store import ObjectStore
 from paxlite.programs.stored_run import twin
+from tests.support.gcs_server import gcs_server
 from tests.support.s3_server import s3_server
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -40,14 +43,16 @@ FLAGS = [
 ]  # fmt: skip
 
 
-def start(folder: pathlib.Path, steps: int, local_dir: pathlib.Path | None) -> subprocess.Popen:
-  """Starts the run in a folder, or in the bucket, with its folder on a machine in `local_dir`."""
-  place = [f'--job_log_dir={folder}']
+def start(
+  place: pathlib.Path | Address, steps: int, local_dir: pathlib.Path | None = None
+) -> subprocess.Popen:
+  """Starts the run in a folder, or in a bucket, with its folder on a machine in `local_dir`."""
+  flags = [f'--job_log_dir={place}']
   if local_dir is not None:
-    place = [f'--job_log_dir=s3://soak/{folder.name}', f'--local_dir={local_dir}']
+    flags.append(f'--local_dir={local_dir}')
   module = 'paxlite.main' if local_dir is None else 'tests.support.stored_main'
   return subprocess.Popen(
-    [sys.executable, '-m', module, *place, f'--fdl.MAX_STEPS={steps}', *FLAGS],
+    [sys.executable, '-m', module, *flags, f'--fdl.MAX_STEPS={steps}', *FLAGS],
     cwd=ROOT,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
@@ -100,23 +105,27 @@ def main() -> int:
   parser.add_argument('--kills', type=int, default=200)
   parser.add_argument('--seed', type=int, default=0)
   parser.add_argument('--steps', type=int, default=1000)
-  parser.add_argument('--store', action='store_true')
+  parser.add_argument('--store', choices=('s3', 'gs'))
+  parser.add_argument('--minutes', type=float, default=float('inf'))
   parser.add_argument('--json', type=pathlib.Path)
   args = parser.parse_args()
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   rng = random.Random(args.seed)
+  until = time.monotonic() + 60 * args.minutes
   kills, ends, copied, phases = 0, 0, 0, collections.Counter()
   with tempfile.TemporaryDirectory() as temporary, contextlib.ExitStack() as stack:
-    if args.store:
+    if args.store == 's3':
       server = stack.enter_context(s3_server(pathlib.Path(temporary, 's3')))
       server.create_bucket('soak')
       os.environ |= server.environment()
+    elif args.store == 'gs':
+      os.environ |= stack.enter_context(gcs_server('soak')).environment()
     os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', f'{temporary}/cache')
     os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0.3')
     whole = pathlib.Path(temporary, 'whole')
     for folder in (pathlib.Path(temporary, 'warm'), whole):  # the second uses the cache
       began = time.monotonic()
-      process = start(folder, args.steps, None)
+      process = start(folder, args.steps)
       while not list(folder.glob('checkpoints/checkpoint_00000010')) and process.poll() is None:
         time.sleep(0.05)
       within = 2 * (time.monotonic() - began)  # so that half of the runs are killed before a save
@@ -133,8 +142,13 @@ def main() -> int:
     machines = [pathlib.Path(temporary, name) for name in 'ab'] if args.store else [None]
     begun = False
     while kills < args.kills or ends == 0 or begun:
+      if time.monotonic() > until:
+        args.kills = kills
+        if ends and not begun:
+          break
       machine = rng.choice(machines)
-      process = start(folder, args.steps, machine)
+      address = Address.parsed(f'{args.store or "s3"}://soak/{folder.name}')
+      process = start(folder if machine is None else address, args.steps, machine)
       begun = True
       # The last run is not killed once there were enough kills.
       moment = rng.uniform(0, within) if kills < args.kills else None
@@ -143,7 +157,6 @@ def main() -> int:
       except subprocess.TimeoutExpired:
         process.kill()
         printed, _ = process.communicate()
-      address = Address.parsed(f's3://soak/{folder.name}')
       at = folder if machine is None else twin(address, str(machine))
       if process.returncode == 0:
         found = outcome(at, args.steps)
@@ -166,11 +179,11 @@ def main() -> int:
       kills += 1
       print(f'kill {kills}: {phase(printed, at)}', flush=True)
       phases[phase(printed, at)] += 1
-      copied += args.store and is_being_copied(address, at)
+      copied += bool(args.store) and is_being_copied(address, at)
   result = {
     'kills': kills,
     'runs_to_the_end': ends,
-    'in_a_bucket': args.store,
+    'store': args.store,
     'killed_while': dict(phases.most_common()),
     'during_a_copy_to_the_bucket': copied,
     'python': platform.python_version(),

@@ -8,7 +8,7 @@ from paxlite.aot.planning import choices
 from paxlite.aot.planning.layouts import Layout, layouts, own_layout
 from paxlite.aot.planning.machine import Machine
 from paxlite.core.errors import UserError
-from paxlite.experiments.base import Experiment
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import partitioning
 
 
@@ -37,7 +37,7 @@ class Candidate:
     batch = {'PERCORE_BATCH_SIZE': self.rows / devices, 'NUM_MICROBATCHES': self.microbatches}
     return {**self.layout.values, **batch, **self.values}
 
-  def of(self, experiment: Experiment) -> Experiment:
+  def of(self, experiment: LanguageModel) -> LanguageModel:
     """The experiment with these attributes; UserError if it refuses them."""
     made = experiment.replaced(**self.attributes)
     made.validate()
@@ -73,7 +73,7 @@ class Space:
     values: Combinations of values of the choices; None for all.
   """
 
-  experiment: Experiment
+  experiment: LanguageModel
   machine: Machine
   kept: frozenset[str] = frozenset()
   tried: frozenset[str] = frozenset()

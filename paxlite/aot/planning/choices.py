@@ -9,7 +9,7 @@ from typing import Any
 
 from paxlite.aot.planning.machine import Machine
 from paxlite.core.attributes import attribute_types
-from paxlite.experiments.base import Experiment
+from paxlite.experiments.language_model import LanguageModel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +24,12 @@ class Choice:
   """
 
   name: str
-  values: Callable[[Any, Machine], Sequence[Any]]
+  values: Callable[[LanguageModel, Machine], Sequence[Any]]
   asked: bool = False
   own: bool = True
 
   def options(
-    self, experiment: Experiment, machine: Machine, kept: frozenset[str], tried: frozenset[str]
+    self, experiment: LanguageModel, machine: Machine, kept: frozenset[str], tried: frozenset[str]
   ) -> list[Any]:
     """The values to try, the experiment's own first; only that one if it is to be kept."""
     if self.name not in attribute_types(type(experiment)):
@@ -40,21 +40,21 @@ class Choice:
     return list(dict.fromkeys([*([own] if self.own else []), *self.values(experiment, machine)]))
 
 
-def _any(*values: Any) -> Callable[[Any, Machine], Sequence[Any]]:
+def _any(*values: Any) -> Callable[[LanguageModel, Machine], Sequence[Any]]:
   return lambda e, machine: values
 
 
-def _blocks(e: Any, machine: Machine) -> Sequence[int]:
+def _blocks(e: LanguageModel, machine: Machine) -> Sequence[int]:
   """Blocks of queries, for rows that are not too short and whose attention is in plain XLA."""
   return [0, *(b for b in (512, 1024) if e.MAX_SEQ_LEN % b == 0 and 2 * b <= e.MAX_SEQ_LEN)]
 
 
-def _repeated(e: Any, machine: Machine) -> Sequence[bool]:
+def _repeated(e: LanguageModel, machine: Machine) -> Sequence[bool]:
   """An unrolled stack of many layers would compile for hours."""
   return [True, False] if e.NUM_LAYERS <= _MOST_UNROLLED else [True]
 
 
-def _chunks(e: Any, machine: Machine) -> Sequence[int]:
+def _chunks(e: LanguageModel, machine: Machine) -> Sequence[int]:
   return [1, 4] if e.VOCAB_SIZE < 1 << 17 else [1, 4, 16]
 
 
@@ -77,7 +77,7 @@ NAMES = (*MESH, *BATCH, *(choice.name for choice in CHOICES))
 
 
 def combinations(
-  experiment: Experiment,
+  experiment: LanguageModel,
   machine: Machine,
   kept: frozenset[str],
   tried: frozenset[str] = frozenset(),
@@ -92,7 +92,7 @@ def combinations(
 
 
 def batches(
-  experiment: Experiment,
+  experiment: LanguageModel,
   devices: int,
   shards: int,
   kept: frozenset[str],
@@ -129,7 +129,7 @@ def batches(
 _DOUBLINGS = 7  # each shard of a batch has 1, 2, 4 … 64 rows
 
 
-def flags(values: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+def flags(values: Mapping[str, Any], experiment: LanguageModel) -> dict[str, Any]:
   """The values that differ from those that the experiment states."""
   stated = {name: getattr(type(experiment), name, None) for name in values}
   return {n: v for n, v in values.items() if v != stated[n]}

@@ -12,7 +12,8 @@ from paxlite.aot.planning.machine import Machine
 from paxlite.aot.planning.model import Model, StateBytes
 from paxlite.aot.planning.traced import Work
 from paxlite.aot.roofline import Links
-from paxlite.experiments.base import Experiment
+from paxlite.experiments.experts import MixtureOfExperts
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import partitioning
 
 
@@ -51,12 +52,12 @@ class Estimator:
     """
     self.model = model
     self._machine = machine
-    self._laid_out: dict[Layout, Experiment] = {}
+    self._laid_out: dict[Layout, LanguageModel] = {}
 
   def estimate(self, candidate: Candidate) -> Estimate:
     """The estimate of one candidate."""
     c, model, machine = candidate, self.model, self._machine
-    e: Any = model.experiment
+    e = model.experiment
     laid_out = self.laid_out(c.layout)
     sizes = laid_out.mesh_sizes
     stages, context, mdl = (sizes.get(a, 1) for a in ('stage', 'context', 'mdl'))
@@ -106,7 +107,7 @@ class Estimator:
 
   def _head(self, c: Candidate, outer: Shares) -> float:
     """Bytes of the logits that exist at a time, with their gradients."""
-    e: Any = self.model.experiment
+    e = self.model.experiment
     itemsize = 2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 4
     tokens = outer.rows * self.model.sizes.rows * e.MAX_SEQ_LEN / outer.context
     chunks = c.values.get('NUM_LOSS_CHUNKS', 1)
@@ -114,7 +115,7 @@ class Estimator:
     # the gradient of whole logits takes their place; that of a chunk is computed in float32
     return tokens * e.VOCAB_SIZE * itemsize * share * (1.2 if chunks == 1 else 2.6)
 
-  def laid_out(self, layout: Layout) -> Experiment:
+  def laid_out(self, layout: Layout) -> LanguageModel:
     """The experiment on a mesh."""
     if layout not in self._laid_out:
       self._laid_out[layout] = self.model.experiment.replaced(**layout.values)
@@ -122,7 +123,7 @@ class Estimator:
 
   def _traced_values(self, c: Candidate, sizes: Mapping[str, int]) -> dict[str, Any]:
     """The attributes that the traced program depends on."""
-    e: Any = self.model.experiment
+    e = self.model.experiment
     split = sizes.get('stage', 1) > 1 and self._machine.platform == 'tpu'
     split |= any(n % sizes.get('mdl', 1) for n in (e.NUM_HEADS, e.NUM_KV_HEADS))
     return {**c.values, 'USE_FLASH_ATTENTION': False} if split else dict(c.values)
@@ -147,7 +148,7 @@ class Estimator:
   ) -> tuple[float, float]:
     """Seconds of collectives that kernels can hide, and of those that the next kernel waits for."""
     machine, model = self._machine, self.model
-    e: Any = model.experiment
+    e = model.experiment
     near = dict(zip(c.layout.axes, c.layout.near, strict=True))
     links = Links(sizes, near)
 
@@ -177,10 +178,9 @@ class Estimator:
     exposed += seconds('mdl', width, 4 * runs)
     kv = tokens * shares.context * e.NUM_KV_HEADS * e.DIMS_PER_HEAD * itemsize / shares.mdl
     exposed += seconds('context', kv * blocks, 2 * (2 + again))
-    if sizes.get('expert', 1) > 1:
-      chosen = getattr(e, 'NUM_EXPERTS_PER_TOKEN', 1)
-      capacity = getattr(e, 'EXPERT_CAPACITY_FACTOR', 1.0)
-      exposed += seconds('expert', width * chosen * capacity * blocks / e.blocks_per_layer, 6)
+    if isinstance(e, MixtureOfExperts):
+      places = e.NUM_EXPERTS_PER_TOKEN * e.EXPERT_CAPACITY_FACTOR
+      exposed += seconds('expert', width * places * blocks / e.blocks_per_layer, 6)
     exposed += seconds('stage', width * runs, 8)
     return hidden, exposed
 

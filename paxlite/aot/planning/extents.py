@@ -7,9 +7,10 @@ factor of a dimension, the dimension belongs to the batch.
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from paxlite.experiments.base import Experiment
+from paxlite.experiments.experts import MixtureOfExperts
+from paxlite.experiments.language_model import LanguageModel
 
 _PRIMES = (13, 17, 19, 23, 29, 31, 37)
 
@@ -89,23 +90,20 @@ class Sizes:
     return Extent(rows, length, width, experts)
 
 
-def sizes_of(experiment: Experiment) -> Sizes:
+def sizes_of(e: LanguageModel) -> Sizes:
   """The sizes of an experiment's model, with a number of rows that divides none of them."""
-  e: Any = experiment
-  widths = {getattr(e, name, 1) for name in _WIDTHS}
-  widths = {w for w in widths if isinstance(w, int) and w > 1}
-  heads = getattr(e, 'NUM_HEADS', 1) * getattr(e, 'DIMS_PER_HEAD', 1)
+  widths = {e.NUM_HEADS, e.NUM_KV_HEADS, e.MODEL_DIMS, e.HIDDEN_DIMS, e.VOCAB_SIZE}
+  experts = 1
+  if isinstance(e, MixtureOfExperts):
+    widths.add(e.EXPERT_HIDDEN_DIMS)
+    experts = e.NUM_EXPERTS
+  widths -= {1}
+  heads = e.NUM_HEADS * e.DIMS_PER_HEAD
   # the loss computes the logits in chunks of the vocabulary
-  vocabulary = getattr(e, 'VOCAB_SIZE', 1)
-  widths |= {-(-vocabulary // chunks) for chunks in (2, 4, 8, 16, 32)}
-  known = {*widths, heads, e.MAX_SEQ_LEN, getattr(e, 'DIMS_PER_HEAD', 1)}
+  widths |= {-(-e.VOCAB_SIZE // chunks) for chunks in (2, 4, 8, 16, 32)}
+  known = {*widths, heads, e.MAX_SEQ_LEN, e.DIMS_PER_HEAD}
   rows = next((p for p in _PRIMES if all(size % p for size in known if size > 1)), 41)
-  return Sizes(rows, e.MAX_SEQ_LEN, frozenset({*widths, heads}), getattr(e, 'NUM_EXPERTS', 1))
-
-
-_WIDTHS = (
-  'NUM_HEADS', 'NUM_KV_HEADS', 'MODEL_DIMS', 'HIDDEN_DIMS', 'EXPERT_HIDDEN_DIMS', 'VOCAB_SIZE',
-)  # fmt: skip
+  return Sizes(rows, e.MAX_SEQ_LEN, frozenset({*widths, heads}), experts)
 
 
 class Amounts(dict[Extent, float]):

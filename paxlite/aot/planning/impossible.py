@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 
@@ -16,6 +15,7 @@ from paxlite.aot.planning.model import Model
 from paxlite.aot.planning.search import size
 from paxlite.core.attributes import attribute_types
 from paxlite.core.errors import UserError
+from paxlite.experiments.language_model import LanguageModel
 
 NAMES = choices.NAMES
 _SHORT = 128  # tokens of the shortest row that is proposed
@@ -94,7 +94,7 @@ def _ways_out(space: Space, model: Model, device: jax.Device, state_fits: bool) 
   """Yields changes that would make a candidate fit, as parts of a sentence."""
   if more := _more_devices(space, model):
     yield f'--target={more}'
-  e: Any = space.experiment
+  e = space.experiment
   if 'USE_LORA' in attribute_types(type(e)) and not e.USE_LORA:
     factors = dataclasses.replace(space, experiment=e.replaced(USE_LORA=True))
     if _fits(factors, Model(factors.experiment, device)):
@@ -153,10 +153,11 @@ def _devices(machine: Machine) -> str:
   return f'{machine.devices} × {chip}'
 
 
-def check_counted(experiment: Any) -> None:
+def check_counted(experiment: LanguageModel) -> None:
   """Raises UserError if the experiment has values whose memory or time is not estimated."""
   values = experiment.values()
-  wrong = [name for name in ('OFFLOAD_OPTIMIZER', 'OFFLOAD_ACTIVATIONS') if values.get(name)]
+  on = 'OFFLOAD_OPTIMIZER', 'OFFLOAD_ACTIVATIONS', 'SCATTER_STAGES', 'HIDE_STAGE_SENDS'
+  wrong = [name for name in on if values.get(name)]
   wrong += ['NUM_PIPELINE_REPEATS'] if values.get('NUM_PIPELINE_REPEATS', 1) != 1 else []
   if wrong:
     raise UserError(

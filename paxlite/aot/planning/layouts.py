@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from paxlite.aot.planning.machine import Machine
-from paxlite.experiments.base import Experiment
+from paxlite.experiments.experts import MixtureOfExperts
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel.mesh import MESH_AXES
 
 
@@ -48,9 +49,8 @@ _WITHIN = ('replica', 'data', 'mdl', 'expert', 'context')
 _BETWEEN = ('replica', 'data', 'stage')
 
 
-def layouts(experiment: Experiment, machine: Machine) -> list[Layout]:
+def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
   """All meshes of the machine whose axes the model can use; the experiment's own is one of them."""
-  e: Any = experiment
   usable = _usable(e)
   within = [a for a in _WITHIN if a in usable]
   # with one host or slice, stages are within it
@@ -68,24 +68,24 @@ def layouts(experiment: Experiment, machine: Machine) -> list[Layout]:
   return list(found.values())
 
 
-def own_layout(experiment: Experiment) -> Layout:
+def own_layout(e: LanguageModel) -> Layout:
   """The mesh of the experiment itself."""
-  e = experiment
   ones = (1,) * len(e.MESH_AXES)
   far = ones if all(n == 1 for n in e.DCN_MESH_SHAPE) else tuple(e.DCN_MESH_SHAPE)
   return Layout(tuple(e.MESH_AXES), tuple(e.ICI_MESH_SHAPE), far)
 
 
-def _usable(e: Any) -> dict[str, Any]:
+def _usable(e: LanguageModel) -> dict[str, Any]:
   """The axes that the model can use, with the test that a size must pass."""
   always = lambda size: True
   found: dict[str, Any] = {'replica': always, 'data': always}
-  heads = math.gcd(getattr(e, 'NUM_HEADS', 1), e.HIDDEN_DIMS)
+  heads = math.gcd(e.NUM_HEADS, e.HIDDEN_DIMS)
   found['mdl'] = lambda size: heads % size == 0
   if e.MAX_SEQ_LEN >= _LONG:
     found['context'] = lambda size: e.MAX_SEQ_LEN % (128 * size) == 0
-  if getattr(e, 'num_expert_blocks', 0):
-    found['expert'] = lambda size: e.NUM_EXPERTS % size == 0
+  if isinstance(e, MixtureOfExperts) and e.num_expert_blocks:
+    experts = e.NUM_EXPERTS
+    found['expert'] = lambda size: experts % size == 0
   units, rest = divmod(e.NUM_LAYERS - e.num_first_blocks, e.blocks_per_layer)
   if not rest and not e.num_first_blocks:
     found['stage'] = lambda size: units % size == 0

@@ -13,7 +13,7 @@ from flax.linen import meta
 from paxlite.aot import saved_activations
 from paxlite.aot.planning.extents import Amounts, Sizes, sizes_of
 from paxlite.aot.planning.traced import Work, read
-from paxlite.experiments.base import Experiment
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import mesh, partitioning
 
 _Array = tuple[tuple[int, ...], str, tuple[str | None, ...]]  # shape, type, logical axes
@@ -41,14 +41,14 @@ class StateBytes:
 class Model:
   """Traces an experiment for one kind of device; each combination of attributes only once."""
 
-  def __init__(self, experiment: Experiment, device: jax.Device):
+  def __init__(self, experiment: LanguageModel, device: jax.Device):
     """Traces nothing yet.
 
     Args:
       experiment: A validated experiment.
       device: A device of the target, which decides the kernels.
     """
-    self.experiment: Any = experiment
+    self.experiment = experiment
     self.sizes: Sizes = sizes_of(experiment)
     self._device = device
     self._works: dict[Any, Work] = {}
@@ -120,7 +120,7 @@ class Model:
       changes['EXPERT_AXIS'] = None
     return e.replaced(**{**values, **changes})
 
-  def state(self, values: Mapping[str, Any], laid_out: Experiment) -> StateBytes:
+  def state(self, values: Mapping[str, Any], laid_out: LanguageModel) -> StateBytes:
     """The bytes of the train state on a mesh.
 
     Args:
@@ -154,7 +154,7 @@ class Model:
   ) -> StateBytes:
     stages = sizes.get('stage', 1)
     others = first - unit
-    computed = jnp.dtype(getattr(self.experiment, 'FPROP_DTYPE', 'float32')).itemsize
+    computed = jnp.dtype(self.experiment.FPROP_DTYPE).itemsize
 
     def count(arrays: collections.Counter, kind: str, whole: bool = False) -> float:
       found = 0.0

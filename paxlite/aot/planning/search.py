@@ -15,7 +15,7 @@ from paxlite.aot.planning.features import Features
 from paxlite.aot.planning.store import Store, Verdict
 from paxlite.aot.planning.worker_pool import WorkerPool
 from paxlite.core.errors import UserError
-from paxlite.experiments.base import full_name
+from paxlite.experiments.base import Experiment, full_name
 
 _MOST = 3000  # candidates that are left after pruning
 _ROOM = 1.7  # an estimate of memory may be too high by this factor
@@ -248,7 +248,7 @@ class Search:
         self._store.put(self._valid[i].values(), verdict)
       yield i, verdict
 
-  def _question(self, experiment: Any) -> dict[str, Any]:
+  def _question(self, experiment: Experiment) -> dict[str, Any]:
     """What a worker is asked about an experiment."""
     return {
       'experiment': full_name(type(experiment)),
@@ -359,7 +359,7 @@ def pareto(points: Sequence[Point]) -> list[Point]:
   return found
 
 
-def stated(experiment: Any) -> dict[str, Any]:
+def stated(experiment: Experiment) -> dict[str, Any]:
   """The values that an experiment does not derive from others."""
   return {name: value for name, value in vars(experiment).items() if name.isupper()}
 

@@ -10,9 +10,14 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import parse_line
+from paxlite.core.object_copies import reading
+from paxlite.core.object_store import ObjectStore
 from paxlite.runtime.kept_programs import cache_folder, remove_old
+
+_PATIENCE = 10.0  # seconds for which a request is tried again; then a verdict is found anew
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,21 +48,55 @@ class Verdict:
     return not self.error and self.seconds > 0 and self.memory <= memory
 
 
-class Store:
-  """A folder with one file for each verdict; a file that cannot be read counts as missing."""
+class Folder:
+  """Files of verdicts in a folder, which is made; old ones are removed."""
 
-  def __init__(self, folder: pathlib.Path, about: Mapping[str, Any]):
-    """Makes the folder.
-
-    Args:
-      folder: The folder.
-      about: What all verdicts depend on: versions, machine.
-    """
-    self._folder = folder
-    self._about = about
+  def __init__(self, path: pathlib.Path):
+    self._path = path
     with contextlib.suppress(OSError):
-      folder.mkdir(parents=True, exist_ok=True)
-      remove_old(folder)
+      path.mkdir(parents=True, exist_ok=True)
+      remove_old(path)
+
+  def read(self, name: str) -> bytes:
+    return (self._path / name).read_bytes()
+
+  def write(self, name: str, content: bytes) -> None:
+    unfinished = self._path / f'{name}.{os.getpid()}.unfinished'
+    unfinished.write_bytes(content)
+    unfinished.replace(self._path / name)
+
+
+class Bucket:
+  """Files of verdicts in an object store, where several people and machines share them.
+
+  Raises:
+    UserError: The store cannot be used.
+  """
+
+  def __init__(self, address: Address):
+    self._address = address
+    self._store = ObjectStore.opened(address, patience=_PATIENCE)
+    with reading(address):
+      self._store.check()
+
+  def read(self, name: str) -> bytes:
+    return self._store.read((self._address / name).key)
+
+  def write(self, name: str, content: bytes) -> None:
+    self._store.write((self._address / name).key, content)
+
+
+class Store:
+  """One file for each verdict; a file that cannot be read counts as missing.
+
+  Args:
+    place: Where the files are; a folder is made.
+    about: What all verdicts depend on: versions, machine.
+  """
+
+  def __init__(self, place: Folder | Bucket, about: Mapping[str, Any]):
+    self._place = place
+    self._about = about
 
   def get(self, values: Mapping[str, Any]) -> Verdict | None:
     """The verdict about an experiment with these values; None if there is none."""
@@ -68,33 +107,41 @@ class Store:
       return None
 
   def put(self, values: Mapping[str, Any], verdict: Verdict) -> None:
-    """Keeps a verdict; if the disk is full, it is not kept."""
+    """Keeps a verdict; if it cannot be written, it is not kept."""
     self.write(values, dataclasses.asdict(verdict))
 
   def read(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
     """The answer to a question; None if there is none."""
-    path = self._path(question)
+    name = self._name(question)
     try:
-      return parse_line(path.read_bytes(), str(path))
+      return parse_line(self._place.read(name), name)
     except (OSError, UserError):
       return None
 
   def write(self, question: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
-    """Keeps the answer to a question; if the disk is full, it is not kept."""
-    path = self._path(question)
-    unfinished = path.with_suffix(f'.{os.getpid()}.unfinished')
-    with contextlib.suppress(OSError):
-      unfinished.write_text(json.dumps(answer) + '\n')
-      unfinished.replace(path)
+    """Keeps the answer to a question; if it cannot be written, it is not kept."""
+    with contextlib.suppress(OSError, UserError):
+      self._place.write(self._name(question), (json.dumps(answer) + '\n').encode())
 
-  def _path(self, question: Mapping[str, Any]) -> pathlib.Path:
+  def _name(self, question: Mapping[str, Any]) -> str:
     text = json.dumps([self._about, dict(question)], sort_keys=True, default=str)
-    return self._folder / f'{hashlib.sha256(text.encode()).hexdigest()[:32]}.json'
+    return f'{hashlib.sha256(text.encode()).hexdigest()[:32]}.json'
 
 
-def plans_folder() -> pathlib.Path:
+def own_place() -> Folder:
   """The folder of the verdicts of this user."""
-  return cache_folder() / 'plans'
+  return Folder(cache_folder() / 'plans')
+
+
+def place_at(text: str | None) -> Folder | Bucket:
+  """The place at a path or an address; None: that of this user.
+
+  Raises:
+    UserError: The store cannot be used.
+  """
+  if text is None:
+    return own_place()
+  return Bucket(Address.parsed(text)) if is_address(text) else Folder(pathlib.Path(text))
 
 
 @functools.cache

@@ -15,10 +15,13 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paxlite.aot.planning.store import Verdict
 from paxlite.core.json_text import parsed
+
+if TYPE_CHECKING:
+  from paxlite.experiments.base import Experiment
 
 _LEAST_STEPS = 3
 _SECONDS = 2.0  # the time for which steps are measured, if these are not more than 20 steps
@@ -63,7 +66,7 @@ def restored(name: str, values: Mapping[str, Any]) -> Any:
   return experiment
 
 
-def judged(experiment: Any, target: Any, memory: float) -> Verdict:
+def judged(experiment: 'Experiment', target: Any, memory: float) -> Verdict:
   """The verdict about an experiment.
 
   Args:
@@ -88,7 +91,7 @@ def judged(experiment: Any, target: Any, memory: float) -> Verdict:
   return Verdict(float(report.total), line.step, line.bound, report.mfu or (), parts)
 
 
-def measured(experiment: Any, memory: float) -> Verdict:
+def measured(experiment: 'Experiment', memory: float) -> Verdict:
   """Runs some steps of an experiment on random tokens; the median counts."""
   import jax
 
@@ -106,7 +109,7 @@ def measured(experiment: Any, memory: float) -> Verdict:
 class Step:
   """The compiled train step of an experiment on the devices that are here, and its state."""
 
-  def __init__(self, experiment: Any):
+  def __init__(self, experiment: 'Experiment'):
     """Compiles it; nothing is allocated before the first step."""
     import jax
 
@@ -117,7 +120,7 @@ class Step:
     self._mesh = e.mesh()
     self._task = analysis.sharded_task(e, self._mesh)
     self._shapes = analysis.abstract_batch(e, self._mesh, [])
-    self._vocabulary = e.VOCAB_SIZE
+    self._vocabulary = e.vocab_size
     platform = self._mesh.devices.flat[0].platform
     lowered = self._task.lower_step(self._shapes)
     with self._task.compiling():

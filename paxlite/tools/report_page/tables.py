@@ -5,9 +5,9 @@ from typing import Any
 
 from paxlite.tools.report_page.curves import short
 from paxlite.tools.report_page.records import RunRecords, differing
+from paxlite.training.metric_names import larger_is_better
 
 Table = tuple[list[str], list[list[str]]]  # the header, and rows
-_LARGER_IS_BETTER = ('acc', 'exact_match', 'fraction_of_correct')
 # metrics that repeat others, or count
 _LEFT_OUT = ('aux_loss', 'log_pplx', 'num_predictions', 'total_loss')
 _MOST_CHARS = 80  # of a value
@@ -52,7 +52,7 @@ def _evaluation(run: RunRecords, name: str, metric: str, has_error: bool) -> str
   found = [r for r in run.evaluations if r.get('input') == name and r.get(metric) is not None]
   if not found:
     return '–'
-  sign = -1 if metric.startswith(_LARGER_IS_BETTER) else 1
+  sign = -1 if larger_is_better(metric) else 1
   last, best = found[-1], min(found, key=lambda r: sign * r[metric])
   error = last.get(f'{metric}_stderr') if has_error else None
   text = f'{last[metric]:.4g}' + (f' ± {error:.2g}' if error is not None else '')

@@ -13,7 +13,7 @@ import pytest
 from paxlite.aot import roofline, targets
 from paxlite.core.errors import UserError
 from paxlite.experiments.registry import build_experiment
-from paxlite.parallel import mesh
+from paxlite.parallel import devices, mesh
 from paxlite.runtime.compiled_step import SavedStep
 from tests.support import runs
 
@@ -30,6 +30,11 @@ def compile_here(*flags: str, code: int = 0, devices: int = 1):
     code=code,
     devices=devices,
   )
+
+
+@pytest.mark.parametrize('kind', ['NVIDIA H100 80GB HBM3', 'TPU v5 lite', 'TPU v5p', 'TPU v6 lite'])
+def test_a_run_and_a_target_have_the_same_peak(kind):
+  assert devices.peak_flops(kind) == targets.chip_of_kind(kind).peak_flops
 
 
 @pytest.mark.slow

@@ -119,6 +119,13 @@ def test_a_flipped_bit_is_found_and_an_earlier_step_used(gcs, tmp_path, name):
     assert step_copies.newest_good(copies(here), here) == 6
 
 
+def test_a_step_that_only_the_folder_has_is_used_unless_it_is_damaged(gcs, tmp_path):
+  save(tmp_path, 3)
+  assert step_copies.newest_good(copies(tmp_path), tmp_path) == 3
+  (save(tmp_path, 6) / 'state/w/0.0').write_bytes(b'damaged')
+  assert step_copies.newest_good(copies(tmp_path), tmp_path) == 3
+
+
 def test_what_is_missing_here_is_copied(gcs, tmp_path):
   path = save(tmp_path, 3)
   copies(tmp_path).upload(3, always)

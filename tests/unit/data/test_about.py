@@ -39,7 +39,9 @@ def test_examples_and_what_is_learned_of_one(tmp_path, capsys):
   weights = source.read(np.arange(len(source)))['weights']
   tokens, learned = source.lengths.sum(), int(weights.sum())
   assert found['Format'] == 'prompt and completion (20)'
-  assert found['Contents'].startswith(f'20 examples, {tokens:,} tokens, {learned:,} learned (')
+  assert found['Contents'] == (
+    f'20 examples, {tokens:,} tokens, {learned:,} learned ({learned / tokens:.0%})'
+  )
   assert found['Rows'] == f'{len(source)} rows of 64 tokens, {tokens / weights.size:.0%} full'
   assert f'{len(source) / 2:g} steps of 2 rows' in found['Epoch']
   assert found['text'] == ', in [[ ]] what is learned:\n<s>0 times 0?[[ word</s>]]\n'
@@ -132,7 +134,7 @@ def test_a_long_stream_is_shown_in_part(tmp_path, capsys, monkeypatch):
     (['b.jsonl', VOCAB], r'b.jsonl:1: the keys of this record \(question\) .*; or to text'),
     (['b.jsonl', VOCAB, '--fdl.TEXT_FIELD=answer'], "b.jsonl:1 has no text field 'answer'"),
     (['a.jsonl', VOCAB, '--fdl_config=TinyGPT'], 'TinyGPT reads no files'),
-    (['--fdl_config=TinyGPT'], 'trains on synthetic, of which there is nothing to show'),
+    (['--fdl_config=TinyGPT'], 'trains on synthetic, and paxlite data cannot show such data'),
     (['none.jsonl', VOCAB], 'none.jsonl is not a file'),
   ],
 )

@@ -281,7 +281,7 @@ def test_what_is_held_out_is_chosen(tmp_path):
   assert 0.3 < len(half.tokens) / whole < 0.7
   for values, message in [
     (dict(EVAL_FRACTION=0.6), 'EVAL_FRACTION=0.6 must be 0, or from 1e-9 to 0.5'),
-    (dict(EVAL_FILES=[str(tmp_path / '*.txt')]), r'EVAL_FILES: .*a\.txt is trained on'),
+    (dict(EVAL_FILES=[str(tmp_path / '*.txt')]), r'EVAL_FILES: .*a\.txt is used for training'),
   ]:
     with pytest.raises(UserError, match=message):
       make(**values).validate()

@@ -195,12 +195,12 @@ def test_held_out_documents_are_never_trained_on(files, texts, small_blocks):
 @pytest.mark.parametrize(
   ('kind', 'values', 'match'),
   [
-    (FlatTokens, dict(TRAIN_SPLIT='a', EVAL_SPLIT='a'), 'EVAL_SPLIT: a is trained on and'),
-    (SeqioTask, dict(EVAL_SPLIT='train'), 'EVAL_SPLIT: train is trained on'),
+    (FlatTokens, dict(TRAIN_SPLIT='a', EVAL_SPLIT='a'), 'EVAL_SPLIT: a is used for training and'),
+    (SeqioTask, dict(EVAL_SPLIT='train'), 'EVAL_SPLIT: train is used for training'),
     (DocumentFiles, dict(TRAIN_SOURCES=['x', 'y'], EVAL_SOURCES=['y']), 'EVAL_SOURCES: .*/y is'),
     (DocumentFiles, dict(HELD_OUT_EVERY=1), 'HELD_OUT_EVERY=1 must be at least 2'),
-    (SftFiles, dict(TRAIN_FILES=['x'], EVAL_FILES=['x']), 'EVAL_FILES: .*/x is trained on'),
-    (Mixture, dict(SOURCES=['x', 'x'], WEIGHTS=[1, 1]), 'is there twice'),
+    (SftFiles, dict(TRAIN_FILES=['x'], EVAL_FILES=['x']), 'EVAL_FILES: .*/x is used for training'),
+    (Mixture, dict(SOURCES=['x', 'x'], WEIGHTS=[1, 1]), 'is named twice'),
     (Mixture, dict(SOURCES=['x'], WEIGHTS=[1], EVAL_SPLIT='train'), 'EVAL_SPLIT: train is'),
     (Mixture, dict(SOURCES=['x'], WEIGHTS=[1, 2]), '1 SOURCES have 2 WEIGHTS'),
     (Mixture, dict(SOURCES=['x.jsonl'], WEIGHTS=[1], HELD_OUT_EVERY=0), 'HELD_OUT_EVERY=0'),
@@ -231,7 +231,7 @@ def test_a_stream_refuses_other_files_than_it_read(files, tmp_path):
   position = stopped.position(3)
   with pytest.raises(UserError, match='is not what the checkpoint has read'):
     streamed(files[:2]).seek(3, position)
-  with pytest.raises(UserError, match='is there twice'):
+  with pytest.raises(UserError, match='is named twice'):
     streamed([files[0], files[0]])
 
 

@@ -229,7 +229,7 @@ def test_a_source_twice_or_changed_is_refused(tmp_path, documents, monkeypatch):
   source = as_json_lines(tmp_path / 'c.jsonl', documents * 5)
   flags = [f'--vocab={packaged.VOCAB}', f'--output={tmp_path / "out"}', '--processes=1']
   monkeypatch.chdir(tmp_path)
-  with pytest.raises(UserError, match=r'the source c\.jsonl is there twice'):
+  with pytest.raises(UserError, match=r'the source c\.jsonl is named twice'):
     tokenize.main([*flags, source, 'c.jsonl'])
   monkeypatch.setattr(tokenize, '_SECONDS_BETWEEN_NOTES', 0.0)
   with monkeypatch.context() as m:

@@ -5,10 +5,12 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.core.object_store import ObjectStore
+from paxlite.data import packaged
 from paxlite.data.base import RowInput
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.flat_tokens_writer import Writer
 from paxlite.data.records import open_records, read_records
+from paxlite.tools import tokenize
 from tests.support.gcs_server import gcs_server
 
 
@@ -94,3 +96,32 @@ def test_parquet(store, tmp_path):
   parquet.write_table(table, tmp_path / 'a.parquet', row_group_size=2)
   store.upload('a.parquet', tmp_path / 'a.parquet')
   assert [r['text'] for _, r in read_records('gs://bkt/a.parquet')] == ['a', 'b', 'c']
+
+
+@pytest.mark.parametrize('format', ['memmap', 'seqax'])
+def test_tokenizing_into_a_bucket(store, tmp_path, format, monkeypatch, capsys):
+  """A copy that fails is done again by the same command, which does not tokenize again."""
+  store.write('a.jsonl', b'{"text": "Once upon a time"}\n{"text": "there was a king"}\n')
+  arguments = ['gs://bkt/a.jsonl', f'--vocab={packaged.VOCAB}', '--processes=1']
+  arguments.append(f'--format={format}')
+  tokenize.main([*arguments, f'--output={tmp_path}/here'])
+  upload, there = ObjectStore.upload, [*arguments, '--output=gs://bkt/there']
+  last = 'there/train/' + {'memmap': 'meta.json', 'seqax': '.zattrs'}[format]
+
+  def fail(self, key, path):
+    if key == last:
+      raise OSError(5, 'the connection was reset')
+    upload(self, key, path)
+
+  with monkeypatch.context() as m:
+    m.setattr(ObjectStore, 'upload', fail)
+    with pytest.raises(UserError, match=r'gs://bkt/there cannot be written: .* the command again'):
+      tokenize.main(there)
+  capsys.readouterr()
+  tokenize.main(there)
+  assert capsys.readouterr().out == 'gs://bkt/there/train: copied\n'
+  for name, value in FlatTokenRows(f'{tmp_path}/here', 'train', 4).read(np.arange(2)).items():
+    found = FlatTokenRows('gs://bkt/there', 'train', 4).read(np.arange(2))[name]
+    np.testing.assert_array_equal(found, value)
+  with pytest.raises(UserError, match=r'gs://bkt/there/train exists'):
+    tokenize.main(there)

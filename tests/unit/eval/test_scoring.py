@@ -391,7 +391,7 @@ def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
   for flags, message in (
     (['--tasks', 'x'], 'error: --tasks: '),
     (['--tasks', f'lambada:{lambada}', '--limit=0'], 'error: --limit=0'),
-    (['--tasks', f'lambada:{lambada}', f'lambada:{lambada}'], 'is there twice'),
+    (['--tasks', f'lambada:{lambada}', f'lambada:{lambada}'], 'is named twice'),
   ):
     result = evaluate(trained, *flags)
     assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr

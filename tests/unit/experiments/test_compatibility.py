@@ -88,7 +88,8 @@ def test_the_scale_of_queries_is_seen():
   their = small(Seqax)
   our = small(LLaMA, **their.values_of(Kind.SHAPE, Kind.FUNCTION))
   found = differences(function_lines(their.task().model), function_lines(our.task().model))
-  assert any('query_scale' in line for line in found)
+  scales = [line.split('query_scale = ')[1] for line in found if 'query_scale' in line]
+  assert sorted(scales) == sorted(['1.0 there', f'{our.attention_scale} here'])
 
 
 @pytest.mark.parametrize(

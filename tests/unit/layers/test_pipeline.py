@@ -8,11 +8,14 @@ from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.stage_weights import StageLayout
 
 
+@pytest.mark.parametrize('latency', [1, 2])
 @pytest.mark.parametrize(
   ('stages', 'microbatches', 'repeats'), [(4, 8, 1), (4, 4, 3), (4, 2, 3), (3, 7, 2), (4, 2, 1)]
 )
-def test_groups_are_computed_in_order_and_as_soon_as_possible(stages, microbatches, repeats):
-  schedule = Schedule(stages, microbatches, repeats)
+def test_groups_are_computed_in_order_and_as_soon_as_possible(
+  stages, microbatches, repeats, latency
+):
+  schedule = Schedule(stages, microbatches, repeats, latency)
   when = {}
   for t in range(schedule.ticks):
     for z in range(stages):
@@ -23,11 +26,11 @@ def test_groups_are_computed_in_order_and_as_soon_as_possible(stages, microbatch
   assert len(when) == repeats * microbatches * stages
   for (repeat, microbatch, z), t in when.items():
     if z:
-      assert when[repeat, microbatch, z - 1] == t - 1
+      assert when[repeat, microbatch, z - 1] == t - latency
     elif repeat:
-      assert when[repeat - 1, microbatch, stages - 1] < t
-  if microbatches >= stages or repeats == 1:
-    assert schedule.ticks == microbatches * repeats + stages - 1
+      assert when[repeat - 1, microbatch, stages - 1] <= t - latency
+  if microbatches >= latency * stages or repeats == 1:
+    assert schedule.ticks == microbatches * repeats + latency * (stages - 1)
 
 
 @pytest.mark.parametrize(('stages', 'repeats'), [(4, 4), (4, 2), (2, 4), (3, 2), (6, 4), (4, 6)])

@@ -129,6 +129,27 @@ def test_a_silent_store_makes_the_lease_unsure_and_is_no_loss(gcs, monkeypatch):
     held.release()
 
 
+def test_a_store_that_answers_409_to_writes_that_race(gcs, monkeypatch):
+  """S3 may do so, and asks for the write to be repeated."""
+  with proxy(gcs.endpoint, mode='conflict') as between:
+    monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
+    why = []
+    held = lease(lost=why)
+    threading.Timer(0.1, lambda: setattr(between, 'mode', 'forward')).start()
+    held.acquire(None)
+    between.mode = 'conflict'
+    until = time.monotonic() + 10
+    while held.is_sure and time.monotonic() < until:
+      time.sleep(0.01)
+    assert not held.is_sure, 'an answer that renews nothing does not count'
+    between.mode = 'forward'
+    while not held.is_sure and time.monotonic() < until:
+      time.sleep(0.01)
+    assert held.is_sure
+    assert not why
+    held.release()
+
+
 def test_a_damaged_lease_is_replaced(gcs):
   ObjectStore.opened(RUN).write('run/lease.json', b'[1')
   held = lease()

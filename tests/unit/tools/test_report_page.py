@@ -13,6 +13,7 @@ from paxlite.core.errors import UserError
 from paxlite.tools import report
 from paxlite.tools.report_page import curves, page, tables
 from paxlite.tools.report_page.records import read_runs, thinned
+from tests.support.gcs_server import gcs_server
 
 EVIL = '</script><img src=x onerror=alert(1)>'
 
@@ -171,6 +172,19 @@ def test_the_command(tmp_path, monkeypatch, capsys):
   ):
     with pytest.raises(UserError, match=problem):
       report.main(arguments)
+
+
+def test_the_page_goes_into_a_bucket(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  write_run(tmp_path / 'run', 20)
+  to = 'gs://bkt/page'
+  with gcs_server('bkt') as gcs:
+    for name, value in gcs.environment().items():
+      monkeypatch.setenv(name, value)
+    places = [f'--output={to}.html', f'--curves={to}.svg', f'--markdown={to}.md']
+    report.main(['run', *places])
+    assert gcs.objects['bkt'].keys() == {'page.html', 'page.svg', 'page.md'}
+  assert [p.name for p in tmp_path.iterdir()] == ['run'], 'no folder called gs:'
 
 
 @pytest.mark.slow

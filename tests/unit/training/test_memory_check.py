@@ -11,7 +11,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
-from paxlite.training import trainer
+from paxlite.training import step_compiler
 from paxlite.training.memory_check import MemoryCheck
 from tests.support import runs
 
@@ -78,18 +78,18 @@ def test_pipelined_collectives_are_given_up_for_memory(monkeypatch):
     compiled.append(dict(options))
     return options
 
-  monkeypatch.setattr(trainer, 'compile_lowered', compile_lowered)
+  monkeypatch.setattr(step_compiler, 'compile_lowered', compile_lowered)
   pipelined = {
     'xla_gpu_pipeline_all_gather': 'COLLECTIVE_PIPELINING_MODE_ON',
     'xla_gpu_enable_while_loop_double_buffering': True,
   }
-  kept, done = trainer.StepCompiler(Memory(), pipelined)(None, (None, None))
+  kept, done = step_compiler.StepCompiler(Memory(), pipelined)(None, (None, None))
   assert kept == {'xla_gpu_enable_while_loop_double_buffering': True}
   assert compiled == [pipelined, kept]
   assert 'without pipelined collectives' in done
   monkeypatch.setattr(Memory, 'step', lambda *_: (_ for _ in ()).throw(UserError('too little')))
   with pytest.raises(UserError, match='too little'):
-    trainer.StepCompiler(Memory(), kept)(None, (None, None))
+    step_compiler.StepCompiler(Memory(), kept)(None, (None, None))
   assert len(compiled) == 3, 'there is nothing to give up'
 
 

@@ -17,10 +17,10 @@ from paxlite.data.positions import Positions
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.registry import experiments
 from paxlite.optim import optimizers
-from paxlite.parallel import partitioning
+from paxlite.parallel import devices, partitioning
 from paxlite.programs.run import Run
-from paxlite.runtime import profiling
 from paxlite.training import reporting, save_times, trainer
+from paxlite.training.callbacks import Callback
 from paxlite.training.evaluation import Evaluator
 from paxlite.training.train_data import TrainData
 from tests.support import runs
@@ -50,15 +50,25 @@ class Poisoned:
     yield next(self.inner.train_batches(0, rows))
 
 
+class Recorded(Callback):
+  """Notes which steps are evaluated."""
+
+  def __init__(self, steps):
+    self.steps = steps
+
+  def on_evaluation(self, state, step, evaluations, summaries):
+    self.steps.append(step)
+
+
 def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
   """A checkpoint of step n is saved before batch n is drawn."""
   events = []
   monkeypatch.setattr(
     Checkpoints, 'save', lambda self, step, state, data: events.append(f'save {step}')
   )
-  draw = reporting.Reporter.next_batch
+  draw = reporting.Reporter.drawing
   monkeypatch.setattr(
-    reporting.Reporter, 'next_batch', lambda *a: (events.append('draw'), draw(*a))[1]
+    reporting.Reporter, 'drawing', lambda *a: (events.append('draw'), draw(*a))[1]
   )
   t = make(tmp_path, MAX_STEPS=4, EVAL_INTERVAL_STEPS=2, CHECKPOINT_EVERY_N_STEPS=2)
   t.evaluator = Evaluator(t.store.task, {})
@@ -67,6 +77,17 @@ def test_the_order_is_evaluate_save_draw(tmp_path, monkeypatch):
   assert events == [
     'draw', 'draw', 'evaluate', 'save 2', 'draw', 'draw', 'evaluate', 'save 4',
   ]  # fmt: skip
+
+
+def test_a_run_beyond_a_lower_max_steps_is_evaluated_and_ends(tmp_path):
+  t = make(tmp_path, MAX_STEPS=4)
+  t.store.save(t.store.initial()[0], 4, {'unevaluated': True})
+  t.store.close()
+  t = make(tmp_path, MAX_STEPS=3)
+  t.evaluator, evaluated = Evaluator(t.store.task, {}), []
+  t.callbacks = [Recorded(evaluated)]
+  t.train(*t.store.initial())
+  assert evaluated == [4]
 
 
 def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_path):
@@ -229,7 +250,7 @@ def test_weights_and_moments_are_split_over_the_mesh():
   ],
 )
 def test_peaks(kind, peak):
-  assert profiling.peak_flops(kind) == peak
+  assert devices.peak_flops(kind) == peak
 
 
 def test_shard_raises_on_unknown_names():

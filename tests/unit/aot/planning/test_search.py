@@ -19,13 +19,15 @@ from paxlite.aot.planning.layouts import Layout
 from paxlite.aot.planning.machine import Machine, of_target
 from paxlite.aot.planning.model import Model
 from paxlite.aot.planning.search import Judged, Plan, Point, pareto
-from paxlite.aot.planning.store import Store, Verdict
+from paxlite.aot.planning.store import Folder, Store, Verdict, place_at
 from paxlite.core.errors import UserError
+from paxlite.experiments.base import Experiment
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.llama import LLaMA70B
-from paxlite.experiments.registry import build_experiment
+from paxlite.experiments.registry import build_experiment, register
 from paxlite.tools import plan as tool
 from tests.support import runs
+from tests.support.gcs_server import gcs_server
 
 HOST = Machine('here', 'cpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
 LAYOUT = Layout(('replica', 'data', 'mdl', 'context'), (1, 4, 1, 2), (1, 1, 1, 1))
@@ -34,14 +36,29 @@ VALUES = {'CHECKPOINT_POLICY': 'SAVE_OUT_PROJ', 'NUM_LOSS_CHUNKS': 4, 'USE_REPEA
 
 def test_a_store_keeps_verdicts_of_the_same_question(tmp_path):
   verdict = Verdict(1e9, 0.5, 'memory traffic', (0.25, 0.5), {'collectives': 0.1}, spent=3.0)
-  store = Store(tmp_path, {'versions': 1})
+  store = Store(Folder(tmp_path), {'versions': 1})
   store.put({'NUM_LAYERS': 2}, verdict)
-  assert Store(tmp_path, {'versions': 1}).get({'NUM_LAYERS': 2}) == verdict
+  assert Store(Folder(tmp_path), {'versions': 1}).get({'NUM_LAYERS': 2}) == verdict
   assert store.get({'NUM_LAYERS': 3}) is None
-  assert Store(tmp_path, {'versions': 2}).get({'NUM_LAYERS': 2}) is None
+  assert Store(Folder(tmp_path), {'versions': 2}).get({'NUM_LAYERS': 2}) is None
   for content in (b'', b'{"memory": 1}', b'no JSON'):
     next(tmp_path.glob('*.json')).write_bytes(content)
     assert store.get({'NUM_LAYERS': 2}) is None
+
+
+def test_people_share_verdicts_in_a_bucket(monkeypatch):
+  verdict = Verdict(1e9, 0.5, 'memory traffic', (0.25, 0.5), {'collectives': 0.1}, spent=3.0)
+  with gcs_server('bkt') as gcs:
+    for name, value in gcs.environment().items():
+      monkeypatch.setenv(name, value)
+    Store(place_at('gs://bkt/plans'), {'versions': 1}).put({'NUM_LAYERS': 2}, verdict)
+    found = Store(place_at('gs://bkt/plans'), {'versions': 1})
+    assert found.get({'NUM_LAYERS': 2}) == verdict
+    assert found.get({'NUM_LAYERS': 3}) is None
+    gcs.objects['bkt'].clear()
+    assert found.get({'NUM_LAYERS': 2}) is None
+    with pytest.raises(UserError, match='gs://none: there is no bucket none'):
+      place_at('gs://none/plans')
 
 
 def test_a_verdict_decides_about_the_memory():
@@ -119,6 +136,16 @@ def test_a_batch_that_cannot_be_split_is_named_with_the_nearest():
 def test_wrong_input(argument, message):
   with pytest.raises(UserError, match=message):
     tool.main(['TinyGPT', '--target=here', argument])
+
+
+@register
+class OtherModel(Experiment):
+  """An experiment without a language model."""
+
+
+def test_an_experiment_without_a_language_model_is_refused():
+  with pytest.raises(UserError, match='OtherModel is no language model, and paxlite plan knows no'):
+    tool.main([f'{__name__}.OtherModel', '--target=v5e-8'])
 
 
 def test_measured_speeds_replace_those_of_the_data_sheet(tmp_path):

@@ -1,0 +1,48 @@
+"""Compiles the train step before the training loop, or loads a compiled step."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from paxlite.core.errors import UserError
+from paxlite.runtime.compiled_step import SavedStep, compile_lowered
+from paxlite.runtime.compiler import without_pipelining
+from paxlite.training.memory_check import MemoryCheck
+
+
+@dataclasses.dataclass(frozen=True)
+class StepCompiler:
+  """Compiles the train step, or loads a compiled step.
+
+  Attributes:
+    memory: Compares the memory that the step needs with the memory left.
+    options: XLA compiler options.
+    saved_step: A compiled step to load; None compiles the step.
+  """
+
+  memory: MemoryCheck
+  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  saved_step: SavedStep | None = None
+
+  def __call__(self, lowered: Any, arguments: tuple[Any, Any]) -> tuple[Any, str]:
+    """Returns the executable, and a text that says whether it was compiled or loaded.
+
+    Raises:
+      UserError: The step needs more memory than is left, or the saved step does not fit this run.
+    """
+    if self.saved_step is not None:
+      compiled = self.saved_step.load(lowered, arguments, self.memory.mesh)
+      self.memory.step(compiled)
+      return compiled, f'Loaded the train step of {self.saved_step.path}'
+    compiled = compile_lowered(lowered, self.options)
+    smaller = without_pipelining(self.options)
+    try:
+      self.memory.step(compiled)
+    except UserError:
+      if smaller == self.options:
+        raise
+    else:
+      return compiled, 'Compiled the train step'
+    compiled = compile_lowered(lowered, smaller)
+    self.memory.step(compiled)
+    return compiled, 'Compiled the train step again, without pipelined collectives, to save memory,'
