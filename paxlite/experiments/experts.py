@@ -125,6 +125,12 @@ class MixtureOfExperts(LanguageModel):
         f'NUM_EXPERTS={self.NUM_EXPERTS} must be divisible by NUM_EXPERT_GROUPS={groups}, and '
         f'NUM_EXPERT_GROUPS_PER_TOKEN={self.NUM_EXPERT_GROUPS_PER_TOKEN} at most that number'
       )
+    available = self.NUM_EXPERT_GROUPS_PER_TOKEN * (self.NUM_EXPERTS // groups)
+    if available < self.NUM_EXPERTS_PER_TOKEN:
+      raise UserError(
+        f'NUM_EXPERTS_PER_TOKEN={self.NUM_EXPERTS_PER_TOKEN} is more than the experts of '
+        f'NUM_EXPERT_GROUPS_PER_TOKEN={self.NUM_EXPERT_GROUPS_PER_TOKEN} groups'
+      )
     if self.ROUTER == 'top_k' and (groups > 1 or self.EXPERT_WEIGHT_SCALE != 1):
       raise UserError(
         'NUM_EXPERT_GROUPS and EXPERT_WEIGHT_SCALE are for --fdl.ROUTER=group_top_k and balanced'

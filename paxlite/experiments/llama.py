@@ -127,10 +127,7 @@ class LLaMA3_2_1B(LLaMA):
 
 @register
 class Mistral7B(LLaMA):
-  """7,241,732,096 parameters: Mistral-7B-v0.1 with its sliding window of 4096 tokens.
-
-  v0.2 has no window and a theta of 1e6: --fdl.SLIDING_WINDOW=0 --fdl.ROPE_THETA=1e6.
-  """
+  """7,241,732,096 parameters: Mistral-7B-v0.1 with its sliding window of 4096 tokens."""
 
   NUM_LAYERS = 32
   NUM_HEADS = 32
@@ -202,12 +199,18 @@ class LLaMA3_2_3B(LLaMA3_2_1B):
 
 
 @register
-class Mistral7B_v0_3(Mistral7B):
-  """7,248,023,552 parameters: Mistral-7B-v0.3, without a sliding window."""
+class Mistral7B_v0_2(Mistral7B):
+  """7,241,732,096 parameters: Mistral-7B-v0.2, without a sliding window."""
 
-  VOCAB_SIZE = 32768
   SLIDING_WINDOW = 0
   ROPE_THETA = 1000000.0
+
+
+@register
+class Mistral7B_v0_3(Mistral7B_v0_2):
+  """7,248,023,552 parameters: Mistral-7B-v0.3, with a larger vocabulary."""
+
+  VOCAB_SIZE = 32768
 
 
 @register

@@ -75,6 +75,11 @@ class RotaryPositions(Experiment):
         f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and below ROPE_HIGH_FREQUENCY_FACTOR='
         f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
       )
+    if min(self.ROPE_FAST_TURNS, self.ROPE_SLOW_TURNS) <= 0:
+      raise UserError(
+        f'ROPE_FAST_TURNS={self.ROPE_FAST_TURNS:g} and ROPE_SLOW_TURNS={self.ROPE_SLOW_TURNS:g} '
+        'must be above 0'
+      )
     if self.ROPE_FACTOR > 1 and self.ROPE_SCALING == 'longrope':
       for name in ('ROPE_SHORT_FACTORS', 'ROPE_LONG_FACTORS'):
         if len(getattr(self, name)) != self.rotary_dims // 2:

@@ -125,10 +125,13 @@ def _import_published(
     f'  paxlite generate {shlex.quote(str(to))} "Once upon a time"',
   ]
   if not isinstance(experiment, GPT2):
+    one_device = "'ICI_MESH_SHAPE=[1,1,1]' 'DCN_MESH_SHAPE=[1,1,1]'"  # brackets need quotes in zsh
+    weights = f'{weights} {one_device}'
     lines += [
       f'  paxlite train HuggingFaceDocuments --folder=runs/text {weights} TRAIN_SOURCES=text.jsonl',
       f'  paxlite train {sft} --folder=runs/sft {weights} TRAIN_FILES=train.jsonl',
       f'  paxlite train {lora} --folder=runs/lora {weights} TRAIN_FILES=train.jsonl',
+      "These train on one device; on 8, for example, with 'ICI_MESH_SHAPE=[1,8,1]'.",
     ]
   return lines
 

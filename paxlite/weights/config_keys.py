@@ -93,7 +93,7 @@ class Same:
 class OneOf:
   """A key with few implemented values, which all mean the same.
 
-  A missing key and null mean the same too.
+  A missing key means the same too, and so does null where the values are false.
   """
 
   def __init__(self, key: str, *values: Any):
@@ -102,13 +102,44 @@ class OneOf:
     self._values = values
 
   def read(self, config: Config) -> dict[str, Any]:
-    value = config.get(self.theirs[0])
-    if value is not None and value not in self._values:
+    value = config.get(self.theirs[0], self._values[0])
+    if value not in self._values and (value is not None or self._values[0]):
       raise UserError(f'{self.theirs[0]}={value!r} is not implemented')
     return {}
 
   def write(self, e: LanguageModel) -> dict[str, Any]:
     return {self.theirs[0]: self._values[0]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Repeated:
+  """A key that repeats the value of another one, if a file has it.
+
+  Attributes:
+    key: The key.
+    other: The key with the same value.
+    written: The attribute that is written as the key; '': the key is not written.
+  """
+
+  key: str
+  other: str
+  written: str = ''
+  ours: Sequence[str] = ()
+
+  @property
+  def theirs(self) -> Sequence[str]:
+    return (self.key,)
+
+  def read(self, config: Config) -> dict[str, Any]:
+    value, expected = config.get(self.key), config.get(self.other)
+    if value not in (None, expected):
+      raise UserError(
+        f'{self.key}={value!r} is not implemented: it must be {self.other}={expected!r}'
+      )
+    return {}
+
+  def write(self, e: LanguageModel) -> dict[str, Any]:
+    return {self.key: getattr(e, self.written)} if self.written else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,8 +179,11 @@ def read_keys(keys: Sequence[Key], config: Config) -> dict[str, Any]:
   return values
 
 
-def _read_heads(config: Config) -> dict[str, Any]:
+def _read_heads(config: Config, required: Sequence[str]) -> dict[str, Any]:
   heads = config['num_attention_heads']
+  for name in required:
+    if name not in config:
+      raise KeyError(name)
   width = config.get('head_dim') or config['hidden_size'] // heads
   return {
     'NUM_HEADS': heads,
@@ -160,17 +194,20 @@ def _read_heads(config: Config) -> dict[str, Any]:
   }
 
 
-HEADS = Both(
-  ('num_attention_heads', 'num_key_value_heads', 'hidden_size', 'head_dim'),
-  ('NUM_HEADS', 'NUM_KV_HEADS', 'MODEL_DIMS', 'DIMS_PER_HEAD'),
-  _read_heads,
-  lambda e: {
-    'num_attention_heads': e.NUM_HEADS,
-    'num_key_value_heads': e.NUM_KV_HEADS,
-    'hidden_size': e.MODEL_DIMS,
-    'head_dim': e.DIMS_PER_HEAD,
-  },
-)
+def heads(*required: str) -> Both:
+  """Returns the keys of heads; those that are not required are derived where a file has none."""
+  return Both(
+    ('num_attention_heads', 'num_key_value_heads', 'hidden_size', 'head_dim'),
+    ('NUM_HEADS', 'NUM_KV_HEADS', 'MODEL_DIMS', 'DIMS_PER_HEAD'),
+    lambda config: _read_heads(config, required),
+    lambda e: {
+      'num_attention_heads': e.NUM_HEADS,
+      'num_key_value_heads': e.NUM_KV_HEADS,
+      'hidden_size': e.MODEL_DIMS,
+      'head_dim': e.DIMS_PER_HEAD,
+    },
+  )
+
 
 # Names of activations in transformers, and in experiments; the first of two is written.
 _ACTIVATIONS = {
@@ -182,7 +219,13 @@ _ACTIVATIONS = {
 }
 
 
-def activation(key: str, *others: str, default: str = '', written: str = '') -> Both:
+def activation(
+  key: str,
+  *others: str,
+  default: str = '',
+  written: str = '',
+  ours: Sequence[str] = ('ACTIVATION_CLS',),
+) -> Both:
   """Returns the key of the activation.
 
   Args:
@@ -190,21 +233,24 @@ def activation(key: str, *others: str, default: str = '', written: str = '') -> 
     *others: Further keys that some files have for it.
     default: The activation of files without the key.
     written: The name to write where several names stand for the same activation.
+    ours: The attributes, which all have the same value.
   """
 
   def read(config: Config) -> dict[str, Any]:
     name = config.get(key) or default or config[key]
     if name not in _ACTIVATIONS:
       raise UserError(f'activation {name!r} is none of {", ".join(_ACTIVATIONS)}')
-    return {'ACTIVATION_CLS': _ACTIVATIONS[name]}
+    return dict.fromkeys(ours, _ACTIVATIONS[name])
 
   def write(e: LanguageModel) -> dict[str, Any]:
-    names = [theirs for theirs, ours in _ACTIVATIONS.items() if ours == e.ACTIVATION_CLS]
+    found = {attribute: getattr(e, attribute) for attribute in ours}
+    names = [theirs for theirs, value in _ACTIVATIONS.items() if {value} == set(found.values())]
     if not names:
-      raise UserError(f'Hugging Face has no ACTIVATION_CLS={e.ACTIVATION_CLS}')
+      wrong = ' and '.join(f'{attribute}={value}' for attribute, value in found.items())
+      raise UserError(f'Hugging Face has no {wrong}')
     return dict.fromkeys((key, *others), written if written in names else names[0])
 
-  return Both((key, *others), ('ACTIVATION_CLS',), read, write)
+  return Both((key, *others), ours, read, write)
 
 
 def tied(default: bool) -> Both:

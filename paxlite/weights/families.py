@@ -11,7 +11,7 @@ from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import experiments
 from paxlite.weights.config_keys import read_keys
-from paxlite.weights.family_tables import FAMILIES, GEMMA3_DEFAULTS, Family
+from paxlite.weights.family_tables import FAMILIES, TEXT_DEFAULTS, Family
 from paxlite.weights.layout import Entry, decoder_entries
 
 # Kinds of attributes that decide the model; ROPE_LAYOUT is an order of elements, which an import
@@ -32,9 +32,11 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
       not valid.
   """
   kind = config.get('model_type')
-  if kind == 'gemma3' and isinstance(config.get('text_config'), dict):  # with images
-    outer = {k: config[k] for k in ('eos_token_id', 'dtype', 'torch_dtype') if k in config}
-    return experiment_of(GEMMA3_DEFAULTS | config['text_config'] | outer, where)
+  text = TEXT_DEFAULTS.get(str(kind))
+  if text is not None and isinstance(config.get('text_config'), dict):  # with images
+    both = ('eos_token_id', 'dtype', 'torch_dtype', 'tie_word_embeddings')
+    outer = {k: config[k] for k in both if k in config}
+    return experiment_of(text | config['text_config'] | outer, where)
   if not isinstance(kind, str) or kind not in FAMILIES:
     raise UserError(f'{where}: model_type {kind!r} is none of {", ".join(FAMILIES)}')
   family = FAMILIES[kind]

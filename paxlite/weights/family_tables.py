@@ -21,14 +21,15 @@ from paxlite.experiments.phi import Phi3
 from paxlite.experiments.qwen import Qwen2, Qwen3, Qwen3Moe
 from paxlite.weights import tensor_names
 from paxlite.weights.config_keys import (
-  HEADS,
   NO_ROPE_LAYERS,
   QWEN_WINDOW,
   Both,
   Key,
   OneOf,
+  Repeated,
   Same,
   activation,
+  heads,
   layer_types,
   tied,
 )
@@ -69,20 +70,23 @@ _LENGTHS = (
   Same('max_position_embeddings', 'MAX_SEQ_LEN'),
   Same('rms_norm_eps', 'LAYERNORM_EPSILON'),
 )
-_SIZES = (*_LENGTHS, HEADS)
+_SIZES = (*_LENGTHS, heads())
+_GIVEN_KV = (*_LENGTHS, heads('num_key_value_heads'))  # where transformers has another default
+_GIVEN_HEADS = (*_LENGTHS, heads('num_key_value_heads', 'head_dim'))
+_EXPERT_SILU = activation('hidden_act', ours=('EXPERT_ACTIVATION_CLS',))
 _SILU = activation('hidden_act')
 _NO_BIAS = OneOf('attention_bias', False)
 _NO_MLP_BIAS = OneOf('mlp_bias', False)
 _UNTIED, _TIED = tied(default=False), tied(default=True)
-_PLAIN = (*_SIZES, _SILU, _UNTIED, rope())
+_COMMON = (_SILU, _UNTIED, rope())
+_PLAIN = (*_SIZES, *_COMMON)
 _WINDOW = Same('sliding_window', 'SLIDING_WINDOW', default=0, null=0)
-_GEMMA = (*_SIZES, _TIED, _NO_BIAS, OneOf('use_bidirectional_attention', False))
+_GEMMA = (*_GIVEN_HEADS, _TIED, _NO_BIAS, OneOf('use_bidirectional_attention', False))
 _GELU = activation('hidden_activation', 'hidden_act', default='gelu_pytorch_tanh')
 _GEMMA2 = (
   *_GEMMA,
   _GELU,
   Same('query_pre_attn_scalar', 'QUERY_PRE_ATTN_SCALAR'),
-  Same('final_logit_softcapping', 'SOFTMAX_CAP_LOGITS', default=-1.0, null=-1.0),
 )
 _EXPERTS_PER_TOKEN = Same('num_experts_per_tok', 'NUM_EXPERTS_PER_TOKEN')
 _NORM_TOPK = Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=False)
@@ -102,70 +106,84 @@ _DEEPSEEK = (
   Same('num_attention_heads', 'NUM_HEADS'),
   Same('hidden_size', 'MODEL_DIMS'),
   Same('kv_lora_rank', 'LATENT_DIMS'),
-  Same('q_lora_rank', 'QUERY_LATENT_DIMS', default=0, null=0),
+  Same('q_lora_rank', 'QUERY_LATENT_DIMS', null=0),
   Same('qk_nope_head_dim', 'DIMS_PER_HEAD'),
   Same('qk_rope_head_dim', 'ROTARY_DIMS_PER_HEAD'),
   Same('v_head_dim', 'VALUE_DIMS_PER_HEAD'),
   Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
   _either('NUM_EXPERTS', 'n_routed_experts', 'num_local_experts'),
-  Same('n_shared_experts', 'NUM_SHARED_EXPERTS', default=0, null=0),
+  Same('n_shared_experts', 'NUM_SHARED_EXPERTS', null=0),
   Same('first_k_dense_replace', 'NUM_DENSE_BLOCKS'),
-  Same('n_group', 'NUM_EXPERT_GROUPS', default=1, null=1),
-  Same('topk_group', 'NUM_EXPERT_GROUPS_PER_TOKEN', default=1, null=1),
   Same('routed_scaling_factor', 'EXPERT_WEIGHT_SCALE'),
   OneOf('moe_layer_freq', 1),
+  Repeated('num_key_value_heads', 'num_attention_heads', written='NUM_HEADS'),
+  Repeated('head_dim', 'qk_rope_head_dim'),
   _EXPERTS_PER_TOKEN,
-  _NORM_TOPK,
-  _SILU,
+  activation('hidden_act', ours=('ACTIVATION_CLS', 'EXPERT_ACTIVATION_CLS')),
   _UNTIED,
   rope(has_mscale=True),
   _NO_BIAS,
   _NO_MLP_BIAS,
 )
+_GROUPS = (
+  Same('n_group', 'NUM_EXPERT_GROUPS', null=1),
+  Same('topk_group', 'NUM_EXPERT_GROUPS_PER_TOKEN', null=1),
+)
 
 
-def _routing(method: str, grouped: str, scores: str) -> Both:
+def _routing(methods: tuple[str, str], scores: str) -> Both:
   """Returns the keys that say how DeepSeek chooses experts, and keys that repeat other sizes.
 
   Args:
-    method: The value of topk_method for one group.
-    grouped: The same for several groups.
+    methods: The values of topk_method for one group and for several.
     scores: The value of scoring_func.
   """
+  plain, grouped = methods
+  names = ('n_group', 'topk_group', 'topk_method', 'scoring_func')
 
   def read(config: Mapping[str, Any]) -> dict[str, Any]:
-    OneOf('topk_method', method, grouped).read(config)
-    return OneOf('scoring_func', scores).read(config)
+    OneOf('topk_method', plain, grouped).read(config)
+    OneOf('scoring_func', scores).read(config)
+    if config.get('topk_method', plain) != grouped:
+      return {'NUM_EXPERT_GROUPS': 1, 'NUM_EXPERT_GROUPS_PER_TOKEN': 1}
+    return _GROUPS[0].read(config) | _GROUPS[1].read(config)
 
   def write(e: LanguageModel) -> dict[str, Any]:
     assert isinstance(e, MixtureOfExperts)
-    return {
-      'topk_method': method if e.NUM_EXPERT_GROUPS == 1 else grouped,
-      'scoring_func': scores,
-      'num_key_value_heads': e.NUM_HEADS,
-    }
+    method = plain if e.NUM_EXPERT_GROUPS == 1 else grouped
+    groups = _GROUPS[0].write(e) | _GROUPS[1].write(e)
+    return groups | {'topk_method': method, 'scoring_func': scores}
 
-  names = ('topk_method', 'scoring_func', 'num_key_value_heads', 'head_dim', 'num_local_experts')
-  return Both(names, (), read, write)
+  ours = tuple(key.attribute for key in _GROUPS)
+  return Both(names, ours, read, write)
 
 
-# What text_config of a Gemma 3 with images leaves out, because these are transformers' defaults.
-GEMMA3_DEFAULTS: dict[str, Any] = dict(
-  model_type='gemma3_text', vocab_size=262_208, hidden_size=2304, intermediate_size=9216,
-  num_hidden_layers=26, num_attention_heads=8, num_key_value_heads=4, head_dim=256,
-  max_position_embeddings=131_072, rms_norm_eps=1e-6, rope_theta=1e6, rope_local_base_freq=1e4,
-  query_pre_attn_scalar=256, sliding_window=4096,
-)  # fmt: skip
+# What text_config of models with images leaves out, because these are transformers' defaults.
+TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+  'gemma3': dict(
+    model_type='gemma3_text', vocab_size=262_208, hidden_size=2304, intermediate_size=9216,
+    num_hidden_layers=26, num_attention_heads=8, num_key_value_heads=4, head_dim=256,
+    max_position_embeddings=131_072, rms_norm_eps=1e-6, rope_theta=1e6, rope_local_base_freq=1e4,
+    query_pre_attn_scalar=256, sliding_window=4096,
+  ),
+  'mistral3': dict(model_type='mistral'),
+}  # fmt: skip
 
 FAMILIES: dict[str, Family] = {
   'llama': Family(
     'LlamaForCausalLM', LLaMA,
     (*_PLAIN, _NO_BIAS, _NO_MLP_BIAS, OneOf('rope_interleaved', False)),
   ),
-  'mistral': Family('MistralForCausalLM', LLaMA, (*_PLAIN, _WINDOW)),
+  'mistral': Family(
+    'MistralForCausalLM', LLaMA,
+    (*_GIVEN_KV, *_COMMON, Same('sliding_window', 'SLIDING_WINDOW', default=4096, null=0)),
+  ),
   'mixtral': Family(
     'MixtralForCausalLM', Mixtral,
-    (*_PLAIN, _WINDOW, _EXPERTS_PER_TOKEN, Same('num_local_experts', 'NUM_EXPERTS')),
+    (
+      *_GIVEN_KV, _EXPERT_SILU, _UNTIED, rope(theta=1e6), _WINDOW, _EXPERTS_PER_TOKEN,
+      Same('num_local_experts', 'NUM_EXPERTS'),
+    ),
     tensor_names.MIXTRAL,
   ),
   'gemma': Family(
@@ -174,34 +192,38 @@ FAMILIES: dict[str, Family] = {
       *_GEMMA, rope(),
       # old files say gelu, and mean this too
       OneOf('hidden_act', 'gelu_pytorch_tanh', 'gelu'),
-      OneOf('hidden_activation', 'gelu_pytorch_tanh'),
+      OneOf('hidden_activation', 'gelu_pytorch_tanh', None),
     ),
   ),
   'gemma2': Family(
     'Gemma2ForCausalLM', Gemma2,
     (
       *_GEMMA2, rope(), layer_types(['sliding', 'full'], 'sliding_window_size'),
-      Same('attn_logit_softcapping', 'ATTEN_LOGIT_CAP', default=-1.0, null=-1.0),
+      Same('attn_logit_softcapping', 'ATTEN_LOGIT_CAP', null=-1.0),
+      Same('final_logit_softcapping', 'SOFTMAX_CAP_LOGITS', null=-1.0),
     ),
     tensor_names.GEMMA2,
   ),
   'gemma3_text': Family(
     'Gemma3ForCausalLM', Gemma3,
     (
-      *_GEMMA2, rope('rope_local_base_freq', has_local=True),
+      *_GEMMA2, rope('rope_local_base_freq', theta=1e6, has_local=True),
+      Same('final_logit_softcapping', 'SOFTMAX_CAP_LOGITS', default=-1.0, null=-1.0),
       layer_types([*['sliding'] * 5, 'full'], 'sliding_window_pattern'),
       OneOf('attn_logit_softcapping', None),  # which transformers ignores
     ),
     tensor_names.GEMMA2,
   ),
   'qwen2': Family(
-    'Qwen2ForCausalLM', Qwen2, (*_PLAIN, QWEN_WINDOW, OneOf('use_mrope', False))
+    'Qwen2ForCausalLM', Qwen2, (*_GIVEN_KV, *_COMMON, QWEN_WINDOW, OneOf('use_mrope', False))
   ),
-  'qwen3': Family('Qwen3ForCausalLM', Qwen3, (*_PLAIN, QWEN_WINDOW, _NO_BIAS)),
+  'qwen3': Family(
+    'Qwen3ForCausalLM', Qwen3, (*_GIVEN_HEADS, *_COMMON, QWEN_WINDOW, _NO_BIAS)
+  ),
   'qwen3_moe': Family(
     'Qwen3MoeForCausalLM', Qwen3Moe,
     (
-      *_PLAIN, _NO_BIAS, _EXPERTS_PER_TOKEN, _NORM_TOPK,
+      *_GIVEN_KV, _EXPERT_SILU, _UNTIED, rope(), _NO_BIAS, _EXPERTS_PER_TOKEN, _NORM_TOPK,
       OneOf('use_sliding_window', False), OneOf('sliding_window', None),
       OneOf('decoder_sparse_step', 1), OneOf('mlp_only_layers', []),
       Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
@@ -212,7 +234,7 @@ FAMILIES: dict[str, Family] = {
   'olmo3': Family(
     'Olmo3ForCausalLM', OLMo3,
     (
-      *_SIZES, _SILU, _UNTIED, rope(has_local=True), _NO_BIAS,
+      *_SIZES, _SILU, _UNTIED, rope(theta=5e5, has_local=True), _NO_BIAS,
       layer_types([*['sliding'] * 3, 'full']),
     ),
     tensor_names.OLMO2,
@@ -220,7 +242,7 @@ FAMILIES: dict[str, Family] = {
   'olmoe': Family(
     'OlmoeForCausalLM', OLMoE,
     (
-      *_PLAIN, _NO_BIAS, _EXPERTS_PER_TOKEN, _NORM_TOPK,
+      *_SIZES, _EXPERT_SILU, _UNTIED, rope(), _NO_BIAS, _EXPERTS_PER_TOKEN, _NORM_TOPK,
       OneOf('clip_qkv', None), Same('num_experts', 'NUM_EXPERTS'),
     ),
   ),
@@ -235,22 +257,29 @@ FAMILIES: dict[str, Family] = {
   ),
   'smollm3': Family(
     'SmolLM3ForCausalLM', SmolLM3,
-    (*_SIZES, _SILU, _TIED, rope(), _NO_BIAS, _NO_MLP_BIAS, NO_ROPE_LAYERS),
+    (*_GIVEN_KV, _SILU, _TIED, rope(theta=2e6), _NO_BIAS, _NO_MLP_BIAS, NO_ROPE_LAYERS),
   ),
   'deepseek_v2': Family(
     'DeepseekV2ForCausalLM', DeepSeekV2,
-    (*_DEEPSEEK, _routing('greedy', 'group_limited_greedy', 'softmax')),
+    (
+      *_DEEPSEEK, OneOf('norm_topk_prob', False),
+      _routing(('greedy', 'group_limited_greedy'), 'softmax'),
+    ),
     tensor_names.DEEPSEEK, rotary='interleaved',
   ),
   'deepseek_v3': Family(
     'DeepseekV3ForCausalLM', DeepSeekV3,
-    (*_DEEPSEEK, OneOf('rope_interleave', True), _routing('noaux_tc', 'noaux_tc', 'sigmoid')),
+    (
+      *_DEEPSEEK, OneOf('rope_interleave', True), _routing(('noaux_tc', 'noaux_tc'), 'sigmoid'),
+      Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=True),
+    ),
     tensor_names.DEEPSEEK, rotary='interleaved',
   ),
   'gpt_oss': Family(
     'GptOssForCausalLM', GptOss,
     (
-      *_SIZES, _UNTIED, rope(is_stretched=True), layer_types(['sliding', 'full']),
+      *_GIVEN_HEADS, _UNTIED, rope(theta=150_000.0, is_stretched=True),
+      layer_types(['sliding', 'full']),
       _EXPERTS_PER_TOKEN,
       Same('num_local_experts', 'NUM_EXPERTS'), OneOf('attention_bias', True),
       OneOf('hidden_act', 'silu'), OneOf('swiglu_limit', 7.0), OneOf('swiglu_alpha', 1.702),

@@ -41,11 +41,17 @@ class Dequantized:
     for name, shape in stored.shapes.items():
       dtype = stored.dtypes[name]
       if name.endswith('_blocks') and name.replace('_blocks', '_scales') in stored.shapes:
+        scales = stored.shapes[name.replace('_blocks', '_scales')]
+        if len(shape) != 4 or tuple(scales) != tuple(shape[:3]):
+          raise UserError(f'{name} is {list(shape)} and its scales are {list(scales)}')
         experts, outputs, blocks, pairs = shape
         self.shapes[name.removesuffix('_blocks')] = (experts, blocks * pairs * 2, outputs)
       elif name.endswith(('_scales', '_scale_inv')):
         continue  # read with its tensor
-      elif (dtype == 'F8_E4M3' and f'{name}_scale_inv' in stored.shapes) or dtype in _PLAIN:
+      elif dtype == 'F8_E4M3' and f'{name}_scale_inv' in stored.shapes:
+        self._check_scales(name, shape, stored.shapes[f'{name}_scale_inv'])
+        self.shapes[name] = shape
+      elif dtype in _PLAIN:
         self.shapes[name] = shape
       else:
         raise UserError(
@@ -59,6 +65,14 @@ class Dequantized:
     if self._stored.dtypes[name] == 'F8_E4M3':
       return self._fp8(name)
     return self._stored.read(name)
+
+  def _check_scales(self, name: str, shape: tuple[int, ...], scales: tuple[int, ...]) -> None:
+    wanted = [-(-n // size) for n, size in zip(shape, self._block, strict=False)]
+    if len(shape) != 2 or list(scales) != wanted:
+      raise UserError(
+        f'{name}_scale_inv is {list(scales)}, and the blocks of {name} {list(shape)} are '
+        f'{list(self._block)} (weight_block_size)'
+      )
 
   def _fp8(self, name: str) -> np.ndarray:
     """Returns FP8 values times the scales of their blocks, as DeepSeek stores them."""

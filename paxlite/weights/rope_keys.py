@@ -39,9 +39,11 @@ _NAMES = ('rope_theta', 'rope_scaling', 'rope_parameters', 'partial_rotary_facto
 _OURS = ('ROPE_THETA', 'ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH', 'MAX_SEQ_LEN')
 
 
-def _read_one(rope: Mapping[str, Any], config: Config, has_mscale: bool) -> dict[str, Any]:
+def _read_one(
+  rope: Mapping[str, Any], config: Config, has_mscale: bool, default_theta: float
+) -> dict[str, Any]:
   """Returns the attributes that one dictionary of rotary positions decides."""
-  theta = rope.get('rope_theta') or config.get('rope_theta') or 10_000.0
+  theta = rope.get('rope_theta') or config.get('rope_theta') or default_theta
   values: dict[str, Any] = {'ROPE_THETA': float(theta), 'ROPE_FACTOR': 1.0}
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if kind == 'default':
@@ -54,19 +56,30 @@ def _read_one(rope: Mapping[str, Any], config: Config, has_mscale: bool) -> dict
   for name, value in rope.items():
     if name not in keys.keys() | _OTHERS | _MSCALE.keys() and value is not None:
       raise UserError(f'{name}={value!r} of rope_type {kind} is not implemented')
+  if has_mscale and rope.get('attention_factor') is not None:
+    raise UserError('attention_factor is not implemented where there is mscale_all_dim')
   values['ROPE_SCALING'] = kind
   is_optional = kind in ('yarn', 'longrope')
   for name, ours in keys.items():
     if rope.get(name) is not None or not is_optional:
       values[ours] = rope[name]
+  if kind == 'yarn':
+    values.setdefault('ROPE_WHOLE_PAIRS', True)
   if is_optional:
     longest = config['max_position_embeddings']
-    default = config.get('original_max_position_embeddings') or longest
-    length = values.setdefault('ROPE_ORIGINAL_LENGTH', default)
-    if rope.get('factor') is None or kind == 'longrope':
+    outer = config.get('original_max_position_embeddings')
+    length = values.setdefault('ROPE_ORIGINAL_LENGTH', outer or longest)
+    if outer is not None and outer != length:
+      raise UserError(f'original_max_position_embeddings is {outer}, and {length} for rope_type')
+    if rope.get('factor') is None:
       values['ROPE_FACTOR'] = longest / length
     if kind == 'longrope':  # the factors for short rows, with which transformers reads short texts
       values['MAX_SEQ_LEN'] = length
+      if not 1 < values['ROPE_FACTOR'] == longest / length:
+        raise UserError(
+          f'rope_type {kind} needs more max_position_embeddings ({longest}) than '
+          f'original_max_position_embeddings ({length}), and factor must be their ratio'
+        )
   if has_mscale:
     values |= {ours: rope.get(name) or 0.0 for name, ours in _MSCALE.items()}
   elif kind == 'yarn' and 'ROPE_ATTENTION_FACTOR' not in values:
@@ -96,6 +109,7 @@ def _write_one(e: LanguageModel) -> dict[str, Any] | None:
 
 def rope(
   *others: str,
+  theta: float = 10_000.0,
   has_mscale: bool = False,
   has_local: bool = False,
   fraction: bool = False,
@@ -105,6 +119,7 @@ def rope(
 
   Args:
     *others: Further keys of the family that say the same in another way.
+    theta: The base of files that state none.
     has_mscale: Whether mscale_all_dim also scales the scores of attention, as in DeepSeek.
     has_local: Whether layers with sliding attention have positions of their own.
     fraction: Whether only a part of a head may be rotated.
@@ -113,20 +128,23 @@ def rope(
 
   def read(config: Config) -> dict[str, Any]:
     given = config.get('rope_parameters') or config.get('rope_scaling') or {}
+    if is_stretched and not given:
+      raise KeyError('rope_scaling')
     kinds = given if 'full_attention' in given or 'sliding_attention' in given else {}
     local: dict[str, Any] = {}
     if has_local:
-      theta = config.get('rope_local_base_freq')
-      found = kinds.get('sliding_attention') or {}
+      found = kinds['sliding_attention'] if kinds else {}
       if found.get('rope_type', 'default') != 'default':
         raise UserError(f'rope_parameters of sliding_attention: {found!r} is not implemented')
-      theta = found.get('rope_theta') or theta
-      local = {'ROPE_LOCAL_THETA': float(theta)} if theta else {}
+      base = found['rope_theta'] if kinds else config.get('rope_local_base_freq')
+      local = {'ROPE_LOCAL_THETA': float(base)} if base else {}
     full = kinds.get('full_attention') or ({} if kinds else given)
     share = float(full.get('partial_rotary_factor') or config.get('partial_rotary_factor') or 1.0)
     if share != 1 and not fraction:
       raise UserError(f'partial_rotary_factor={share} is not implemented')
-    values = _read_one(full, config, has_mscale)
+    if fraction and 'short_factor' in full:
+      config['original_max_position_embeddings']  # a KeyError, if it is missing
+    values = _read_one(full, config, has_mscale, theta)
     values |= {k: v if v != values['ROPE_THETA'] else 0.0 for k, v in local.items()}
     return values | ({'ROPE_FRACTION': share} if fraction else {})
 

@@ -87,6 +87,18 @@ def test_fp8_with_scales_of_blocks(tmp_path):
   run_import('hf', tmp_path / 'hf', tmp_path / 'w')
 
 
+def test_fp8_with_scales_of_other_blocks(tmp_path):
+  def quantize(name, tensor):
+    if not name.endswith('q_proj.weight'):
+      return {name: tensor}
+    return {name: tensor.to(torch.float8_e4m3fn), f'{name}_scale_inv': torch.ones(2, 2)}
+
+  config = {'quant_method': 'fp8', 'weight_block_size': [16, 16]}
+  quantized(tmp_path / 'hf', 'qwen3', {}, config, quantize)
+  with pytest.raises(UserError, match=r'q_proj.weight_scale_inv is \[2, 2\], and the blocks'):
+    run_import('hf', tmp_path / 'hf', tmp_path / 'w')
+
+
 def test_fp8_without_scales(tmp_path):
   narrow = lambda name, tensor: {name: tensor.to(torch.float8_e4m3fn)}
   quantized(tmp_path / 'hf', 'qwen3', {}, {'quant_method': 'fp8'}, narrow)

@@ -454,17 +454,31 @@ def test_any_imported_model_can_be_trained(tmp_path, capsys):
     build_experiment('HuggingFaceSFT', [], {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'g')})
 
 
-def test_the_text_model_of_a_gemma_with_images(tmp_path):
+IMAGES = {
+  'Gemma3': (
+    dict(head_dim=10, sliding_window=5, query_pre_attn_scalar=7, eos_token_id=2),
+    dict(image_size=28, patch_size=14),
+    dict(mm_tokens_per_image=1, boi_token_index=94, eoi_token_index=93),
+  ),
+  'Mistral3': (
+    dict(model_type='mistral', head_dim=10, sliding_window=None),
+    dict(model_type='pixtral', image_size=28, patch_size=14, head_dim=8),
+    {},
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', ['Gemma3', pytest.param('Mistral3', marks=pytest.mark.slow)])
+def test_the_text_model_of_a_model_with_images(name, tmp_path):
   """Its weights have other names than those of a text model, and config.json has them inside."""
-  text = BLOCK | dict(num_key_value_heads=2, head_dim=10, sliding_window=5, query_pre_attn_scalar=7)
-  image = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
-               image_size=28, patch_size=14)  # fmt: skip
-  config = transformers.Gemma3Config(
-    text_config=text | dict(eos_token_id=2), vision_config=image, mm_tokens_per_image=1,
-    image_token_index=95, boi_token_index=94, eoi_token_index=93, eos_token_id=[2, 5],
+  text, image, others = IMAGES[name]
+  size = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+  config = getattr(transformers, f'{name}Config')(
+    text_config=BLOCK | dict(num_key_value_heads=2) | text, vision_config=size | image, **others,
+    image_token_index=95, eos_token_id=[2, 5],
   )  # fmt: skip
   torch.manual_seed(0)
-  model = transformers.Gemma3ForConditionalGeneration(config).eval()
+  model = getattr(transformers, f'{name}ForConditionalGeneration')(config).eval()
   model.save_pretrained(tmp_path / 'hf')
   run_import('hf', tmp_path / 'hf', tmp_path / 'w')
   experiment, ours, params = loaded(tmp_path / 'w')
@@ -521,6 +535,12 @@ PUBLISHED = {
     rope_scaling=None, sliding_window=None, embd_pdrop=0.0, resid_pdrop=0.0, attention_bias=False,
     original_max_position_embeddings=16384, max_position_embeddings=16384, rms_norm_eps=1e-5,
     hidden_act='silu',
+  ),
+  'Mistral7B_v0_2': dict(
+    model_type='mistral', hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+    num_attention_heads=32, num_key_value_heads=8, vocab_size=32000, sliding_window=None,
+    rope_theta=1000000.0, max_position_embeddings=32768, rms_norm_eps=1e-5, hidden_act='silu',
+    tie_word_embeddings=False,
   ),
   'SmolLM135M': dict(
     model_type='llama', is_llama_config=True, rope_interleaved=False, hidden_size=576,

@@ -44,6 +44,8 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
   )  # fmt: skip
   if not spans:
     config['head_dim'] = width
+  if not kind.startswith('gemma') and kind != 'gpt_oss':
+    config['hidden_act'] = pick('silu', 'silu', 'gelu', 'gelu_pytorch_tanh', 'relu')
   theta = pick(100.0, 1e4, 5e5)
   stretched = dict(rope_theta=theta, factor=pick(2.0, 8.0), original_max_position_embeddings=8)
   rope = pick(
@@ -59,7 +61,7 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     config['sliding_window'] = pick(None, window)
   if kind in ('gemma2', 'gemma3_text', 'olmo3', 'gpt_oss'):
     config |= dict(sliding_window=window, layer_types=types)
-  if kind == 'qwen2':
+  if kind in ('qwen2', 'qwen3'):
     config |= dict(use_sliding_window=chance(), sliding_window=window, layer_types=types)
     if not config['use_sliding_window']:
       config |= dict(sliding_window=None, layer_types=['full_attention'] * layers)
@@ -107,7 +109,7 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     elif rope['rope_type'] == 'yarn':
       config['rope_parameters'] = rope | dict(mscale=pick(1.0, 0.7), mscale_all_dim=pick(1.0, 0.7))
     if kind == 'deepseek_v2':
-      config['topk_method'] = 'greedy' if groups == 1 else 'group_limited_greedy'
+      config['topk_method'] = pick('greedy', 'group_limited_greedy')
   return config
 
 

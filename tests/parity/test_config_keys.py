@@ -1,0 +1,112 @@
+"""What a config.json means that leaves a key out, or states an unusual value, to transformers."""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.weights.config_keys import read_keys
+from paxlite.weights.families import config_json, experiment_of
+from paxlite.weights.family_tables import FAMILIES
+from tests.support.families import BLOCK, CASES, YARN
+
+SMALL = {'llama': BLOCK, 'gemma': BLOCK, 'gpt2': dict(n_embd=32, n_head=4, n_layer=3)} | CASES
+
+
+def known(case: str) -> dict[str, Any]:
+  """Returns transformers' config.json of a case, with the keys that decide what it computes."""
+  transformers = pytest.importorskip('transformers')
+  kind = case.partition(' ')[0]
+  config = transformers.AutoConfig.for_model(kind, **SMALL[case]).to_dict()
+  names = {name for key in FAMILIES[kind].keys for name in key.theirs}
+  return {k: v for k, v in config.items() if k in names or k == 'model_type'}
+
+
+def shorter(config: dict[str, Any], path: tuple = ()) -> Iterator[tuple[tuple, dict[str, Any]]]:
+  """Yields copies that lack one key or have null for it, at any depth."""
+  for name, value in config.items():
+    yield (*path, name), {k: v for k, v in config.items() if k != name}
+    yield (*path, name), config | {name: None}
+    if isinstance(value, dict):
+      for found, inner in shorter(value, (*path, name)):
+        yield found, config | {name: inner}
+
+
+def values(config: dict[str, Any]) -> Any:
+  """Returns the attributes of a config that decide the model, or None if it is refused."""
+  family = FAMILIES[config['model_type']]
+  try:
+    experiment = family.experiment(**read_keys(family.keys, config))
+    experiment.validate()
+    return experiment.model_values
+  except (AttributeError, KeyError, TypeError, UserError):
+    return None
+
+
+@pytest.mark.parametrize('case', SMALL)
+def test_a_missing_key_or_null_means_what_it_means_to_transformers_or_is_refused(case):
+  transformers = pytest.importorskip('transformers')
+  from huggingface_hub.errors import StrictDataclassError
+
+  whole = known(case)
+  kind = whole['model_type']
+  made = type(transformers.AutoConfig.for_model(kind))
+  compared = 0
+  for path, config in shorter(whole):
+    ours = values(config) if path != ('model_type',) else None
+    if ours is None:
+      continue
+    try:
+      theirs = made.from_dict(config).to_dict()
+    except (KeyError, TypeError, StrictDataclassError):  # transformers refuses it
+      continue
+    expected = values({k: v for k, v in theirs.items() if k in whole})
+    if expected is not None:
+      assert ours == expected, path
+      compared += 1
+  assert compared > 3
+
+
+# Values that once were read as something else than transformers reads.
+REFUSED = {
+  'norm_topk_prob=True': ('deepseek_v2', dict(norm_topk_prob=True)),
+  'rope_interleave=None': ('deepseek_v3', dict(rope_interleave=None)),
+  'it must be qk_rope_head_dim=4': ('deepseek_v3', dict(head_dim=2)),
+  'more than the experts of NUM_EXPERT_GROUPS_PER_TOKEN=2': (
+    'deepseek_v3', dict(num_experts_per_tok=6),
+  ),
+  'attention_factor is not implemented where': (
+    'deepseek_v3', dict(rope_parameters=YARN | dict(attention_factor=2.0)),
+  ),
+  r'more max_position_embeddings \(64\)': ('phi3 longrope', dict(max_position_embeddings=64)),
+  'original_max_position_embeddings is 32, and 64': (
+    'phi3 longrope', dict(original_max_position_embeddings=32),
+  ),
+  'ROPE_FAST_TURNS=0': ('llama yarn', dict(rope_parameters=YARN | dict(beta_fast=0.0))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('message', REFUSED)
+def test_values_that_are_refused(message):
+  case, changes = REFUSED[message]
+  config = known(case)
+  assert values(config) is not None
+  with pytest.raises(UserError, match=message):
+    experiment_of(config | changes, pathlib.Path('config.json'))
+
+
+@pytest.mark.parametrize('case', ['mixtral', 'qwen3_moe', 'olmoe', 'deepseek_v2', 'deepseek_v3'])
+def test_experts_have_the_activation_of_the_file(case):
+  for theirs, ours in {'silu': 'silu', 'gelu': 'gelu_exact'}.items():
+    config = known(case) | dict(hidden_act=theirs)
+    e = experiment_of(config, pathlib.Path('config.json'))
+    assert ours == e.EXPERT_ACTIVATION_CLS
+    assert config_json(e, 'float32', None)['hidden_act'] == theirs
+
+
+def test_greedy_routing_has_no_groups():
+  config = known('deepseek_v2') | dict(n_group=4, topk_group=2, topk_method='greedy')
+  e = experiment_of(config, pathlib.Path('config.json'))
+  assert (e.NUM_EXPERT_GROUPS, e.NUM_EXPERT_GROUPS_PER_TOKEN) == (1, 1)
