@@ -555,17 +555,26 @@ def test_goodput_adds_up_to_the_wall_time(tmp_path):
 
 @pytest.mark.slow
 def test_elastic_restart(tmp_path):
-  """20 steps on 4 devices equal a run on 4, then 2, then 1 devices, each with its own mesh."""
+  """20 steps on one mesh equal a run that continues with other devices, meshes and memories."""
 
-  def train(folder, steps, devices, mesh):
-    flags = f'--fdl.MAX_STEPS={steps}', '--fdl.EVAL_INTERVAL_STEPS=100'
+  def train(folder, steps, devices, mesh, *more):
+    flags = f'--fdl.MAX_STEPS={steps}', '--fdl.EVAL_INTERVAL_STEPS=100', *more
     flags += f'--fdl.PERCORE_BATCH_SIZE={4 / devices}', f'--fdl.ICI_MESH_SHAPE={mesh}'
+    flags += '--fdl.USE_REPEATED_LAYER=True', '--fdl.NUM_LAYERS=4'
     runs.run(tmp_path / folder, *flags, devices=devices, config=TEXT)
 
+  four_axes = '--fdl.DCN_MESH_SHAPE=[1,1,1,1]'
   train('fixed', 20, 4, '[2,2,1]')
-  train('elastic', 7, 4, '[2,2,1]')
-  train('elastic', 14, 2, '[1,1,2]')
-  train('elastic', 20, 1, '[1,1,1]')
+  train('elastic', 5, 4, '[2,2,1]')
+  train(
+    'elastic', 10, 4, '[2,1,1,2]', four_axes, '--fdl.MESH_AXES=[stage,replica,data,mdl]',
+    '--fdl.NUM_MICROBATCHES=2', '--fdl.NUM_PIPELINE_REPEATS=2',
+  )  # fmt: skip
+  train(
+    'elastic', 15, 2, '[1,1,1,2]', four_axes, '--fdl.MESH_AXES=[replica,data,mdl,context]',
+    '--fdl.CONTEXT_ATTENTION=ring',
+  )  # fmt: skip
+  train('elastic', 20, 1, '[1,1,1]', '--fdl.OFFLOAD_OPTIMIZER=True')
   fixed, found = runs.losses(tmp_path / 'fixed'), runs.losses(tmp_path / 'elastic')
   assert found.keys() == fixed.keys()
   assert max(abs(found[s] - fixed[s]) for s in fixed) < 1e-4
