@@ -116,7 +116,7 @@ class RowInput:
 
   def train_batches(self, start: int, rows: slice) -> Iterator[Batch]:
     ahead = getattr(self.source, 'read_ahead', 0)
-    for step in range(start + 1, start + ahead):
+    for step in range(start, start + ahead):
       self._will_read(step, rows)
     step = start
     while True:

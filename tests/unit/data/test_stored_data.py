@@ -69,8 +69,8 @@ def test_rows_are_asked_for_ahead(store, tmp_path):
   rows.read = lambda indices: (read.append(indices.tolist()), take(indices))[1]
   for _ in range(5):
     next(found)
-  assert len(asked) == 15 + 5
-  assert asked[:4] == read[1:5]
+  assert len(asked) == 16 + 5
+  assert asked[:5] == read, 'the first batch, too'
   assert read[0] != [0, 1, 2, 3]
 
 
