@@ -439,7 +439,7 @@ def test_any_imported_model_can_be_trained(tmp_path, capsys):
   printed = capsys.readouterr().out
   path = {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'w')}
   for kind in ('SFT', 'LoRA', 'Documents'):
-    assert f'paxlite train HuggingFace{kind} --job_log_dir=' in printed
+    assert f'paxlite train HuggingFace{kind} --folder=' in printed
     e = build_experiment(f'HuggingFace{kind}', [], path)
     assert find(full_name(type(e))) is type(e)
     assert type(e).__name__ == f'LLaMA{kind}'

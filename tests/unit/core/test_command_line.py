@@ -16,10 +16,10 @@ from paxlite.tools import (
   compile,
   experiments,
   goodput,
+  modes,
   new,
   show,
 )
-from paxlite.tools import runs as words
 from tests.support import runs
 
 # Each command prints letters that ASCII does not have.
@@ -182,6 +182,7 @@ def test_the_table_needs_no_import_and_shortens_nothing(capsys):
   lines = capsys.readouterr().out.splitlines()
   assert {x.split()[0] for x in lines if 'Mistral7B' in x} == {
     'Mistral7B', 'Mistral7BLoRA', 'Mistral7BSFT', 'SyntheticMistral7B',
+    'Mistral7B_v0_2', 'Mistral7B_v0_2LoRA', 'Mistral7B_v0_2SFT',
     'Mistral7B_v0_3', 'Mistral7B_v0_3LoRA', 'Mistral7B_v0_3SFT',
   }  # fmt: skip
   with pytest.raises(UserError, match="no experiment has 'nothing' in its name or dataset"):
@@ -263,9 +264,9 @@ def test_a_library_that_swallows_signals(number):
 
 
 def test_words_after_train_and_eval():
-  assert words.flags('train', ['TinyGPT', 'learning_rate=1', '--folder=x']) == [
+  assert modes.flags('train', ['TinyGPT', 'learning_rate=1', '--folder=x']) == [
     '--mode=train', '--fdl.learning_rate=1', '--job_log_dir=x', '--fdl_config=TinyGPT',
   ]  # fmt: skip
-  assert words.flags('eval', ['gs://bucket/run'])[1] == '--job_log_dir=gs://bucket/run'
+  assert modes.flags('eval', ['gs://bucket/run'])[1] == '--job_log_dir=gs://bucket/run'
   with pytest.raises(UserError, match=r'^runs/none is not a folder: name that of a run'):
-    words.flags('eval', ['runs/none'])
+    modes.flags('eval', ['runs/none'])

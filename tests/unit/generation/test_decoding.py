@@ -146,7 +146,11 @@ def test_repetition_penalty_and_eos_as_in_transformers(tmp_path):
 
 @pytest.mark.parametrize(
   ('prompt', 'new', 'match'),
-  [([], 1, 'no token'), (list(range(64)), 1, 'leaves no room'), ([1], 0, 'must be at least 1')],
+  [
+    ([], 1, 'a prompt is empty'),
+    (list(range(64)), 1, 'leaves no room'),
+    ([1], 0, 'must be at least 1'),
+  ],
 )
 def test_prompts_that_cannot_be_continued(prompt, new, match):
   model, params = made('llama')

@@ -121,13 +121,13 @@ def test_where_there_is_a_kernel(monkeypatch):
   assert fits()
   assert fits(H=256, data=4, mdl=4)
   assert fits(K=2, mdl=2)
+  assert fits(stage=2)
   assert not fits(platform='cpu')
   assert not fits(platform='cuda')
   assert not fits(T=1)
   assert not fits(T=192, S=192)
   assert not fits(K=2, mdl=4)
   assert not fits(context=2)
-  assert not fits(stage=2)
 
 
 @pytest.mark.parametrize(('policy', 'runs'), [('SAVE_NOTHING', 2), ('SAVE_ATTENTION', 1)])

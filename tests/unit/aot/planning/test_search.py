@@ -25,7 +25,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.llama import LLaMA70B
-from paxlite.experiments.registry import build_experiment, register
+from paxlite.experiments.registry import build_experiment
 from paxlite.tools import plan as tool
 from tests.support import runs
 from tests.support.gcs_server import gcs_server
@@ -199,7 +199,6 @@ def test_wrong_input(argument, message):
     tool.main(['TinyGPT', '--target=here', argument])
 
 
-@register
 class OtherModel(Experiment):
   """An experiment without a language model."""
 
