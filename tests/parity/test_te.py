@@ -77,7 +77,7 @@ def noisy(params):
   )
 
 
-QUICK = {'gpt', 'llama', 'gqa with bias'}
+QUICK = {'gpt', 'gqa with bias'}
 
 
 @pytest.mark.parametrize(

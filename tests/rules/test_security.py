@@ -29,11 +29,13 @@ SECRET = 'hunter2-of-the-environment'
 
 @functools.cache
 def nodes() -> list[tuple[str, ast.AST]]:
-  """Returns each node of each module, with the module's name."""
+  """Returns the calls, their named arguments and the imports of each module, with its name."""
+  kinds = (ast.Call, ast.keyword, ast.Import, ast.ImportFrom)
   return [
     (path.relative_to(PACKAGE).as_posix(), node)
     for path in FILES
     for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, kinds)
   ]
 
 

@@ -46,7 +46,7 @@ FAMILIES = [
 ]
 
 
-QUICK = {'TinyGPT', 'SyntheticGLaM126M64E'}
+QUICK = {'TinyGPT'}
 
 
 @pytest.mark.parametrize(

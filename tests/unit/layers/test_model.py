@@ -249,8 +249,14 @@ VARIANTS = {
 }
 
 
+# The gradients of the others are compared with praxis' and transformers' in tests/parity.
+QUICK = {'sinusoidal', 'separate', 'caps', 'grouped', 'bfloat16'}
+
+
 @pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
-@pytest.mark.parametrize('name', VARIANTS)
+@pytest.mark.parametrize(
+  'name', [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS]
+)
 def test_variants_have_finite_gradients_for_every_parameter(name, repeated):
   task = make(**VARIANTS[name], USE_REPEATED_LAYER=repeated)
   loss, grads = grads_of(task, params_of(task), batch_of(packed=True))
@@ -341,7 +347,10 @@ def on_whole_rows(q, k, v, visible, bias, softmax):
 @pytest.mark.parametrize(
   ('block_size', 'T'), [(8, 32), pytest.param(0, 512, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize('case', ['plain', 'grouped', 'window', 'bias and extra logit'])
+@pytest.mark.parametrize(
+  'case',
+  ['plain', pytest.param('grouped', marks=pytest.mark.slow), 'window', 'bias and extra logit'],
+)
 def test_attention_by_blocks_is_attention(case, block_size, T):
   """Compares output and gradients under packing; keys after a block's last query are skipped."""
   kv_heads = 2 if case == 'grouped' else 4

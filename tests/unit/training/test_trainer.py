@@ -130,7 +130,7 @@ def test_a_step_without_finite_gradient_changes_nothing_but_the_counters(tmp_pat
   assert (state.skipped, state.skipped_in_a_row) == (1, 0)
 
 
-@pytest.mark.parametrize('repeated', [False, True])
+@pytest.mark.parametrize('repeated', [pytest.param(False, marks=pytest.mark.slow), True])
 def test_frozen_variables_stay_and_have_no_optimizer_state(tmp_path, repeated):
   layer = 'transformer/repeat' if repeated else 'transformer/x_layers_1'
   t = make(
