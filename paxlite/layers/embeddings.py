@@ -70,7 +70,9 @@ def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
     # groups add up their shards. XLA would otherwise add up the whole table over all devices.
     copies_GVD = jnp.broadcast_to(table_VD, (groups, V, D))
     copies_GVD = shard(copies_GVD, 'lookup_batch', None, 'lookup_embed')
-    x_GBTD = jax.vmap(lambda table, ids: table[ids])(copies_GVD, ids_BT.reshape(groups, -1, T))
+    ids_GBT = shard(ids_BT.reshape(groups, -1, T), 'lookup_batch', None, 'length')
+    x_GBTD = jax.vmap(lambda table, ids: table[ids])(copies_GVD, ids_GBT)
+    x_GBTD = shard(x_GBTD, 'lookup_batch', None, 'length', 'lookup_embed')
     x_BTD = x_GBTD.reshape(B, T, D)
   return shard(x_BTD, 'lookup_batch', 'length', 'lookup_embed')
 
