@@ -39,7 +39,7 @@ def describe(tiny: bool) -> Result:
   """Returns the device, the versions of all packages, and the speed of products and copies."""
   import jax
 
-  from paxlite.runtime import profiling
+  from paxlite.parallel import devices
 
   device = jax.devices()[0]
   capability = getattr(device, 'compute_capability', None)
@@ -53,7 +53,7 @@ def describe(tiny: bool) -> Result:
     'driver': driver(),
     'python': sys.version.split()[0],
     'versions': {p: v for p in PACKAGES if (v := version(p))},
-    'peak_flops': profiling.peak_flops(device.device_kind),
+    'peak_flops': devices.peak_flops(device.device_kind),
     'peak_bandwidth': peak_bandwidth(device.device_kind),
     'matmul': {'size': size, 'dtype': 'bfloat16', 'flops': flops},
     'float32_flops': matmul_flops(size // 2, 'float32')[1],
