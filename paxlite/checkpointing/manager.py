@@ -47,6 +47,10 @@ def new_manager(
       ),
       cleanup_tmp_directories=cleans,
       multiprocessing_options=processes,
-      async_options=ocp.AsyncOptions(post_finalization_callback=before_commit),
+      async_options=ocp.AsyncOptions(
+        post_finalization_callback=before_commit,
+        # Otherwise a process writes as soon as any process has made its folders, not only itself.
+        create_directories_asynchronously=not own_disks,
+      ),
     ),
   )
