@@ -221,12 +221,23 @@ def test_two_processes(tmp_path, s3):
   assert stored_losses(place, environment) == runs.losses(tmp_path / 'folder')
 
 
-def on_two(place, folder, disks, environment, *flags):
+def test_a_process_whose_folders_come_late_is_not_waited_for_forever(tmp_path, s3):
+  environment = s3.environment() | {'LATE_FOLDERS': '1'}
+  flags = '--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.NUM_LAYERS=1', '--fdl.MAX_STEPS=3'
+  on_two('s3://bkt/late', tmp_path, 2, environment, *flags, seconds=90)
+  assert manifests('s3://bkt/late', environment) == [3]
+
+
+def on_two(place, folder, disks, environment, *flags, seconds=300):
   local = [f'--local_dir={folder}/disk{i % disks}' for i in range(2)]
   started = processes.start_processes(
     place, 2, *flags, config='TinyGPT', module=MODULE, env=environment, each=local
   )
-  ended = [p.communicate(timeout=300) for p in started]
+  try:
+    ended = [p.communicate(timeout=seconds) for p in started]
+  finally:
+    for process in started:
+      process.kill()  # one that hangs would take the processor from other tests
   for process, (_, stderr) in zip(started, ended, strict=True):
     assert process.returncode == 0, stderr
 

@@ -2,12 +2,14 @@
 
 KILL_AT=upload:N kills the process when it copies its Nth file to the store, KILL_AT=manifest:N
 before it writes the checksums of its Nth checkpoint there, and KILL_AT=copied:N after that.
+LATE_FOLDERS=1 lets the first of several processes make its folders of a checkpoint late.
 """
 
 import itertools
 import os
 import signal
 import sys
+import time
 
 from paxlite import main
 from paxlite.core import object_store
@@ -50,6 +52,16 @@ elif moment in ('manifest', 'copied'):
     return tag
 
   object_store.ObjectStore.create = create_or_die
+
+if os.environ.get('LATE_FOLDERS') and '--host_idx=0' in sys.argv:
+  mkdir = os.mkdir
+
+  def mkdir_late(path, *args, **kwargs):
+    if 'orbax-checkpoint-tmp' in str(path):
+      time.sleep(1)
+    mkdir(path, *args, **kwargs)
+
+  os.mkdir = mkdir_late
 
 if __name__ == '__main__':
   sys.exit(main.main(sys.argv))
