@@ -221,6 +221,7 @@ def test_two_processes(tmp_path, s3):
   assert stored_losses(place, environment) == runs.losses(tmp_path / 'folder')
 
 
+@pytest.mark.slow
 def test_a_process_whose_folders_come_late_is_not_waited_for_forever(tmp_path, s3):
   environment = s3.environment() | {'LATE_FOLDERS': '1'}
   flags = '--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.NUM_LAYERS=1', '--fdl.MAX_STEPS=3'
