@@ -7,12 +7,6 @@ import subprocess
 import numpy as np
 import pytest
 
-# Triton (in torch's CUDA builds) and TensorFlow each contain an LLVM. The process crashes if
-# Triton's is loaded second, and transformers loads it in other tests of this process.
-pytest.importorskip('torch._dynamo')
-pytest.importorskip('seqio')
-pytest.importorskip('tensorflow_datasets')
-
 from paxlite.core.errors import UserError
 from paxlite.core.files import read_text
 from paxlite.data import packaged
@@ -22,8 +16,20 @@ from paxlite.data.streams import StreamInput
 from paxlite.data.tokenizer import open_tokenizer
 from tests.support import runs
 
+pytestmark = pytest.mark.slow
 T = 32
 SCRIPTS = 'paxlite.contrib.gpu.scripts_gpu'
+
+
+@pytest.fixture(scope='module', autouse=True)
+def libraries():
+  """Imports TensorFlow when a test needs it, because that takes 7 seconds.
+
+  Triton (in torch's CUDA builds) and TensorFlow each contain an LLVM. The process crashes if
+  Triton's is loaded second, and transformers loads it in other tests of this process.
+  """
+  for name in ('torch._dynamo', 'seqio', 'tensorflow_datasets'):
+    pytest.importorskip(name)
 
 
 def write(path, records) -> None:
@@ -97,7 +103,6 @@ def targets(found: list) -> list[int]:
   return sorted(int(x) for b in found for x in b['labels'][b['weights'] > 0])
 
 
-@pytest.mark.slow
 def test_one_pass_holds_every_token_once(pile, documents):
   found = list(pile('validation', shuffle=False).eval_batches(slice(0, 4)))
   expected = tokens_of(documents[:7])
@@ -108,7 +113,6 @@ def test_one_pass_holds_every_token_once(pile, documents):
 
 
 @pytest.mark.parametrize('rows', ['stream', 'packed'])
-@pytest.mark.slow
 def test_an_epoch_loses_and_doubles_nothing(rows, pile, documents):
   source = pile(rows=rows, batch_size=1)
   whole = []
@@ -124,7 +128,6 @@ def test_an_epoch_loses_and_doubles_nothing(rows, pile, documents):
   assert targets(whole) == sorted(expected)
 
 
-@pytest.mark.slow
 def test_packed_examples_do_not_see_one_another(pile):
   (batch,) = batches(pile(rows='packed', batch_size=8), 1)
   for r in range(8):
@@ -136,7 +139,6 @@ def test_packed_examples_do_not_see_one_another(pile):
 
 
 @pytest.mark.parametrize('processes', [1, 2])
-@pytest.mark.slow
 def test_a_seed_fixes_the_order_and_a_position_goes_on_in_it(processes, pile):
   for process in range(processes):
     whole = batches(pile(), 90, process=process, processes=processes)
@@ -150,7 +152,6 @@ def test_a_seed_fixes_the_order_and_a_position_goes_on_in_it(processes, pile):
   assert not equal(whole[:5], batches(pile(seed=5), 5))
 
 
-@pytest.mark.slow
 def test_a_mixture_has_its_rates_and_goes_on(tmp_path, documents):
   """A user registered two tasks of text files; their rates are 3 to 1."""
   import seqio
@@ -183,7 +184,6 @@ def test_a_mixture_has_its_rates_and_goes_on(tmp_path, documents):
   assert equal(whole[21:], batches(resumed, 29, 21))
 
 
-@pytest.mark.slow
 def test_wrong_names(tfds, tmp_path):
   make = lambda task, split='train', folder=tfds: SeqioSource(
     task, split, packaged.VOCAB, str(folder)
@@ -200,7 +200,6 @@ def test_wrong_names(tfds, tmp_path):
     SeqioSource('the_pile_lm', 'train', tfds_data_dir=str(tfds))
 
 
-@pytest.mark.slow
 def test_scripts_name_what_is_wrong(tfds, tmp_path):
   said = build('download_the_pile', f'--source={tmp_path}', f'--tfds_data_dir={tmp_path}', code=2)
   assert 'holds neither train.jsonl' in said.stderr
@@ -221,7 +220,6 @@ SIZES = dict(NUM_LAYERS=1, NUM_HEADS=2, MODEL_DIMS=16, VOCAB_SIZE=8192, MAX_SEQ_
              FPROP_DTYPE='float32', ICI_MESH_SHAPE='[1,1,1]', DCN_MESH_SHAPE='[1,1,1]')  # fmt: skip
 
 
-@pytest.mark.slow
 def test_pile126m_and_lambada126m_as_pax_users_call_them(tfds, tmp_path):
   """The run is trained at once, and also stopped and continued; LAMBADA uses its checkpoints."""
   sizes = [f'--fdl.{k}={v}' for k, v in SIZES.items()]
@@ -255,7 +253,6 @@ def test_pile126m_and_lambada126m_as_pax_users_call_them(tfds, tmp_path):
   assert 'holds checkpoints of another model: NUM_LAYERS 1 → 2' in other.stderr
 
 
-@pytest.mark.slow
 def test_llama7b_learns_and_evaluates_boolq_as_pax_users_call_it(tfds, tmp_path):
   sizes = SIZES | dict(HIDDEN_DIMS=32, PERCORE_BATCH_SIZE=2, MAX_STEPS=3, MAX_SEQ_LEN=128)
   flags = [f'--fdl.{k}={v}' for k, v in sizes.items()]
