@@ -150,6 +150,26 @@ def test_a_checkpoint_continues_under_any_other(trained, tmp_path, source, targe
   jax.tree.map(np.testing.assert_array_equal, restored.params, state.params)
 
 
+@pytest.mark.parametrize(('before', 'after'), [('float32', 'bfloat16'), ('bfloat16', 'float32')])
+def test_frozen_weights_continue_in_the_other_dtype(tmp_path, before, after):
+  """Weights that LoRA freezes become the nearest bfloat16, and no bit of bfloat16 is lost."""
+  make = lambda dtype: run(tmp_path / 'run', USE_LORA=True, FROZEN_DTYPE=dtype).trainer()
+  t = make(before)
+  state, _ = t.store.initial()
+  t.store.save(state, 2, t.data.notes(2)())
+  t.store.checkpoints.close()
+  other = make(after)
+  restored, step = other.store.initial()
+  other.store.checkpoints.close()
+  assert step == 2
+  for (path, x), (_, saved) in zip(
+    jax.tree.leaves_with_path(restored.params), jax.tree.leaves_with_path(state.params), strict=True
+  ):
+    expected = 'float32' if 'lora_' in path_name(path) else after
+    assert x.dtype.name == expected, path_name(path)
+    np.testing.assert_array_equal(np.asarray(x), np.asarray(saved).astype(x.dtype))
+
+
 def test_a_loss_without_taps_has_no_gradients_in_bfloat16():
   class OwnLoss(Task):
     def loss(self, params, batch, rng=None, overwritten=None):
