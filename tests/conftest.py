@@ -29,6 +29,8 @@ def _resident_bytes() -> int:
 
 def pytest_configure(config):
   signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for `make test &`
+  if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as under nohup
+    signal.signal(signal.SIGHUP, lambda *_: None)  # a process that is started does not ignore it
   gc.set_threshold(200_000, 50, 100)  # tracing makes many objects, of which few are cycles
   if hasattr(config, 'workerinput'):  # a worker of xdist inherits the environment
     return
