@@ -96,7 +96,9 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
 
   cls = _dataset_of(files, overrides)
   values = {name: parse(cls, name, text) for name, text in overrides.items()}
-  vocab = vocab or values.get('VOCAB_PATH')
+  stated = values.get('VOCAB_PATH')
+  if not vocab and isinstance(stated, str):
+    vocab = stated
   needed: dict[str, Any] = {'START_ID': None}
   if not vocab:
     print("Counts    by the demo's tokenizer; --vocab or --fdl_config gives those of a model")
