@@ -126,6 +126,7 @@ def compile_step(
   known['compile_seconds'] = time.perf_counter() - before
 
   memory = compiled.memory_analysis()
+  assert memory is not None
   total = peak(memory, device.platform)
   host = memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes
   fits, verdict = _verdict(total, host, chip)

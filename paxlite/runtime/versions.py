@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 
+from paxlite.core.json_text import JsonObject
 from paxlite.parallel import devices
 
 
-def versions() -> dict[str, Any]:
+def versions() -> JsonObject:
   """Describes the environment of this run: Python, packages and devices."""
   import importlib.metadata
 
