@@ -4,10 +4,12 @@ the step needs: memory, communication, and the least time that the hardware allo
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import re
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import fiddle as fdl
 import jax
@@ -19,10 +21,15 @@ from paxlite.aot.roofline import Links, ProgramCosts, costs_of
 from paxlite.aot.roofline import lines as cost_lines
 from paxlite.aot.targets import Chip, Target
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
+from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
 from paxlite.runtime import compiled_step
+from paxlite.runtime.compiler import Option
 from paxlite.training.sharded_task import ShardedTask
+
+_T = TypeVar('_T')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Report:
   lower_seconds: float
   compile_seconds: float
   versions: dict[str, str]
-  options: dict[str, Any]
+  options: dict[str, Option]
   fits: bool | None
   verdict: str
   chip: Chip | None = None
@@ -56,7 +63,7 @@ class Report:
   notes: tuple[str, ...] = ()
   program: str | None = dataclasses.field(default=None, repr=False)
 
-  def as_json(self) -> dict[str, Any]:
+  def as_json(self) -> JsonObject:
     """The figures, without the text of the program."""
     return dataclasses.asdict(dataclasses.replace(self, program=None))
 
@@ -94,7 +101,8 @@ def compile_step(
   state = lowered.args_info[0][0]
   device = mesh.devices.flat[0]
   options = e.compiler_options(device.platform)
-  known: dict[str, Any] = dict(
+  known = functools.partial(
+    Report,
     experiment=type(e).__name__,
     target=target.name,
     device=device.device_kind,
@@ -120,10 +128,10 @@ def compile_step(
     if save is not None:
       notes.append(f'Nothing is in {save}.')
     verdict, total = too_large
-    return Report(
-      **known, compile_seconds=spent, fits=False, verdict=verdict, total=total, notes=tuple(notes)
+    return known(
+      compile_seconds=spent, fits=False, verdict=verdict, total=total, notes=tuple(notes)
     )
-  known['compile_seconds'] = time.perf_counter() - before
+  spent = time.perf_counter() - before
 
   memory = compiled.memory_analysis()
   assert memory is not None
@@ -143,8 +151,8 @@ def compile_step(
   if save is not None:
     size = compiled_step.save(save, compiled, lowered, mesh, e.values(), options)
     notes.append(f'The compiled step is in {save}: {size:,} bytes.')
-  return Report(
-    **known,
+  return known(
+    compile_seconds=spent,
     fits=fits,
     verdict=verdict,
     arguments=memory.argument_size_in_bytes,
@@ -167,7 +175,7 @@ def sharded_task(experiment: Experiment, mesh: Mesh) -> ShardedTask:
   return ShardedTask(fdl.build(e.task()), mesh, e.rules, e.SEED)
 
 
-def _timed(function: Any) -> tuple[Any, float]:
+def _timed(function: Callable[[], _T]) -> tuple[_T, float]:
   before = time.perf_counter()
   result = function()
   return result, time.perf_counter() - before
@@ -193,7 +201,7 @@ def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax
   return {k: jax.ShapeDtypeStruct(shape, v, sharding=sharding) for k, v in found.items()}
 
 
-def _shapes(tree: Any) -> Any:
+def _shapes(tree: PyTree) -> PyTree:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
@@ -241,7 +249,7 @@ def _verdict(total: int, host: int, chip: Chip | None) -> tuple[bool | None, str
   return True, f'fits: {of}'
 
 
-def _text(compiled: Any, notes: list[str]) -> str | None:
+def _text(compiled: jax.stages.Compiled, notes: list[str]) -> str | None:
   """The text of a compiled program; None where this version of the compiler cannot print it."""
   with contextlib.suppress(jax.errors.JaxRuntimeError):
     return compiled.as_text()

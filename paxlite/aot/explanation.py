@@ -23,6 +23,8 @@ from paxlite.aot.origins import RECOMPUTED, Origin, Paths, origins
 from paxlite.aot.roofline import Links, speed_of
 from paxlite.aot.schedule import Schedule
 from paxlite.aot.targets import Target
+from paxlite.core.json_text import JsonObject
+from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.base import Experiment
 from paxlite.optim.moments import is_moment
@@ -163,7 +165,7 @@ class Explanation:
     """The products of the forward pass that the backward pass computes again."""
     return tuple(p for p in self.products if p.of == RECOMPUTED)
 
-  def as_json(self) -> dict[str, Any]:
+  def as_json(self) -> JsonObject:
     """The explanation; `report` is what `paxlite compile --json` writes."""
     rows = lambda found: [dataclasses.asdict(row) for row in found]
     return {
@@ -257,7 +259,7 @@ def _device_bytes(
   return math.prod(shape) * jax.numpy.dtype(dtype).itemsize // shards
 
 
-def _bytes(tree: Any) -> int:
+def _bytes(tree: PyTree) -> int:
   """The bytes of abstract arrays on one device."""
 
   def one(x: jax.ShapeDtypeStruct) -> int:
@@ -275,7 +277,7 @@ def _collectives(
   waits: dict[str, float] = {}
   if speed is not None:
     waits = Schedule(costs, speed, links.sizes).timeline(program.entry).exposed_by
-  groups: dict[tuple[Any, ...], list[BlockCollective]] = collections.defaultdict(list)
+  groups: dict[tuple[object, ...], list[BlockCollective]] = collections.defaultdict(list)
   for one in collectives.collectives(program, links.sizes):
     computation = program.computations[one.computation]
     instruction = computation.get(one.instruction)

@@ -5,7 +5,6 @@ import dataclasses
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from paxlite.aot.explanation import ArrayRow, BlockCollective, Explanation, added
 from paxlite.aot.origins import BACKWARD, FORWARD, RECOMPUTED, UPDATE, label
@@ -89,7 +88,7 @@ def schedule_text(row: BlockCollective) -> str:
 def ordered(rows: Iterable[BlockCollective]) -> list[BlockCollective]:
   """Collectives in the order of the passes and of the blocks, the most sent first."""
 
-  def key(row: BlockCollective) -> tuple[Any, ...]:
+  def key(row: BlockCollective) -> tuple[object, ...]:
     of = row.passes[0]
     is_one = len(row.passes) == 1 and of in _PASSES
     order = _PASSES.index(of) if is_one else len(_PASSES)
@@ -98,7 +97,7 @@ def ordered(rows: Iterable[BlockCollective]) -> list[BlockCollective]:
   return sorted(rows, key=key)
 
 
-def block_order(block: str) -> tuple[Any, ...]:
+def block_order(block: str) -> tuple[object, ...]:
   """Sorts blocks in the order of the model."""
   head, _, rest = block.partition('/')
   kind = next((i for i, name in enumerate(_BLOCKS) if head.startswith(name)), len(_BLOCKS))

@@ -7,7 +7,7 @@ less: it can compute a cheap array again.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fiddle as fdl
 import jax
@@ -15,12 +15,16 @@ import jax.numpy as jnp
 from flax.linen import meta
 from jax.sharding import Mesh
 
+from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.transformer import REPEATED
 from paxlite.optim.optimizers import merge
 from paxlite.parallel import partitioning
 from paxlite.training.train_state import TrainState
+
+if TYPE_CHECKING:
+  from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +58,7 @@ class Saved:
     return jnp.dtype(self.dtype).itemsize
 
 
-def saved_by(function: Callable[..., jax.Array], variables: Any, *others: Any) -> list[Saved]:
+def saved_by(function: Callable[..., jax.Array], variables: PyTree, *others: PyTree) -> list[Saved]:
   """The arrays that the derivative of a function keeps; arguments of the function are left out.
 
   Args:
@@ -63,7 +67,7 @@ def saved_by(function: Callable[..., jax.Array], variables: Any, *others: Any) -
     *others: Further trees, for which there is none.
   """
 
-  def backward(variables: Any, *others: Any) -> Any:
+  def backward(variables: PyTree, *others: PyTree) -> PyTree:
     return jax.vjp(lambda v: function(v, *others), variables)[1]
 
   traced = jax.make_jaxpr(backward)(variables, *others).jaxpr
@@ -99,7 +103,7 @@ class Loss(NamedTuple):
   """
 
   function: Callable[..., jax.Array]
-  arguments: tuple[Any, ...]
+  arguments: tuple[PyTree, ...]
   state: TrainState
 
 
@@ -111,7 +115,7 @@ def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> Loss:
   state = meta.unbox(boxed)
   trainable, frozen = task.optimizer.split(state.params)
 
-  def loss(trainable: Any, frozen: Any, overwritten: Any, batch: Any) -> jax.Array:
+  def loss(trainable: PyTree, frozen: PyTree, overwritten: PyTree, batch: PyTree) -> jax.Array:
     with partitioning.activate(mesh, e.rules):
       rng = jax.random.key(e.SEED)
       return task.loss(merge(trainable, frozen), batch, rng, overwritten)[0]
@@ -131,7 +135,7 @@ def rows_of(experiment: Experiment, rows: int) -> dict[str, jax.ShapeDtypeStruct
 class Names:
   """Finds the logical axes of an array by the sizes of its dimensions."""
 
-  def __init__(self, experiment: Experiment, rows: int, boxed: Any):
+  def __init__(self, experiment: Experiment, rows: int, boxed: PyTree):
     """Takes the sizes of the model.
 
     Args:
@@ -245,11 +249,11 @@ _WIDTHS = (
 _WIDTH_NAMES = {name for _, name in _WIDTHS if name.startswith('act_')}
 
 
-def _is_literal(value: Any) -> bool:
+def _is_literal(value: 'Var | Literal') -> bool:
   return hasattr(value, 'val')
 
 
-def _origin(traced: Any, value: Any) -> tuple[str, str, str] | None:
+def _origin(traced: 'Jaxpr', value: 'Var | Literal') -> tuple[str, str, str] | None:
   """(operation, source, label) of a value in a traced function; None for one of its arguments.
 
   Loops and nested functions are looked into for the source and for the label, which is the name
@@ -276,7 +280,7 @@ def _origin(traced: Any, value: Any) -> tuple[str, str, str] | None:
   return operation, here, named.params['name'] if named.primitive.name == 'name' else ''
 
 
-def _maker(traced: Any, value: Any) -> tuple[Any, int] | None:
+def _maker(traced: 'Jaxpr', value: 'Var | Literal') -> 'tuple[JaxprEqn, int] | None':
   """The operation of a traced function that makes a value, and which of its results it is."""
   for equation in reversed(traced.eqns):
     for i, made in enumerate(equation.outvars):

@@ -6,12 +6,15 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paxlite.core import object_copies, shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 from paxlite.parallel import devices
+
+if TYPE_CHECKING:
+  import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +147,7 @@ class Target:
   devices: int
   slices: int = 1
 
-  def topology(self) -> list[Any]:
+  def topology(self) -> list['jax.Device']:
     """Returns the devices of the target; only the devices of `here` can run programs.
 
     Raises:
@@ -166,7 +169,7 @@ class Target:
         )
       else:
         grid = _shapes(self.chip.name)[self.devices // self.slices]
-        slices: dict[str, Any] = {'num_slices': self.slices} if self.slices > 1 else {}
+        slices: dict[str, int] = {'num_slices': self.slices} if self.slices > 1 else {}
         found = topologies.get_topology_desc(
           platform='tpu', topology_name=f'{self.chip.name}:{grid}', **slices
         )

@@ -83,7 +83,6 @@ def open_flat_tokens(path: str, split: str) -> tuple[Tokens, SequenceStarts, int
       f'{folder} is not a flat-tokens dataset: there is no such folder. paxlite tokenize makes one'
     )
   is_seqax = (folder / '.zgroup').exists() or (folder / 'encoded_tokens').is_dir()
-
   tokens: Tokens
   seq_starts: SequenceStarts
   if is_seqax:

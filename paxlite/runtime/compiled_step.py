@@ -44,7 +44,6 @@ class SavedStep:
   """
 
   path: pathlib.Path
-
   values: Mapping[str, object]
   options: Options
 

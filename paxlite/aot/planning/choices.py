@@ -5,11 +5,18 @@ Each entry of CHOICES is one axis of the search. A new attribute needs one entry
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 from paxlite.aot.planning.machine import Machine
 from paxlite.core.attributes import attribute_types
 from paxlite.experiments.language_model import LanguageModel
+
+
+class Batch(TypedDict):
+  """The attributes of an experiment that decide its batch."""
+
+  PERCORE_BATCH_SIZE: float
+  NUM_MICROBATCHES: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +31,13 @@ class Choice:
   """
 
   name: str
-  values: Callable[[LanguageModel, Machine], Sequence[Any]]
+  values: Callable[[LanguageModel, Machine], Sequence[object]]
   asked: bool = False
   own: bool = True
 
   def options(
     self, experiment: LanguageModel, machine: Machine, kept: frozenset[str], tried: frozenset[str]
-  ) -> list[Any]:
+  ) -> list[object]:
     """The values to try, the experiment's own first; only that one if it is to be kept."""
     if self.name not in attribute_types(type(experiment)):
       return []
@@ -41,7 +48,7 @@ class Choice:
     return list(dict.fromkeys([*([own] if self.own else []), *self.values(experiment, machine)]))
 
 
-def _any(*values: Any) -> Callable[[LanguageModel, Machine], Sequence[Any]]:
+def _any(*values: object) -> Callable[[LanguageModel, Machine], Sequence[object]]:
   return lambda e, machine: values
 
 
@@ -96,9 +103,9 @@ def combinations(
   machine: Machine,
   kept: frozenset[str],
   tried: frozenset[str] = frozenset(),
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
   """Every combination of the values of CHOICES."""
-  found: list[dict[str, Any]] = [{}]
+  found: list[dict[str, object]] = [{}]
   for choice in CHOICES:
     options = choice.options(experiment, machine, kept, tried)
     if options:
@@ -107,7 +114,9 @@ def combinations(
   return [values for values in found if _sensible(values, attributes(values), own)]
 
 
-def _sensible(values: Mapping[str, Any], made: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+def _sensible(
+  values: Mapping[str, object], made: Mapping[str, object], own: Mapping[str, object]
+) -> bool:
   """Whether a combination of values is worth a look; the experiment's own values always are."""
   if values.get('USE_FP8') and values.get('USE_INT8', 'off') != 'off':
     return False  # they exclude each other
@@ -117,7 +126,14 @@ def _sensible(values: Mapping[str, Any], made: Mapping[str, Any], own: Mapping[s
   return made['CHECKPOINT_POLICY'] in ('SAVE_NOTHING', 'SAVE_ATTENTION', own['CHECKPOINT_POLICY'])
 
 
-def attributes(values: Mapping[str, Any]) -> dict[str, Any]:
+def loss_chunks(values: Mapping[str, object]) -> int:
+  """Returns NUM_LOSS_CHUNKS; 1 if the experiment has no such attribute."""
+  found = values.get('NUM_LOSS_CHUNKS', 1)
+  assert isinstance(found, int)
+  return found
+
+
+def attributes(values: Mapping[str, object]) -> dict[str, object]:
   """The values as an experiment has them: lists instead of tuples."""
   return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
@@ -129,7 +145,7 @@ def batches(
   kept: frozenset[str],
   global_batch: int | None,
   stages: int,
-) -> list[dict[str, Any]]:
+) -> list[Batch]:
   """The batches that a mesh can hold: rows a device, and microbatches.
 
   Args:
@@ -144,7 +160,7 @@ def batches(
   rows = [global_batch] if global_batch else [shards * 2**i for i in range(_DOUBLINGS)]
   if 'PERCORE_BATCH_SIZE' in kept and not global_batch:
     rows = [round(e.PERCORE_BATCH_SIZE * devices)]
-  found = []
+  found: list[Batch] = []
   for total in rows:
     parts = [1, 2, 4, 8, 16, 32]
     if 'NUM_MICROBATCHES' in kept:
@@ -160,7 +176,7 @@ def batches(
 _DOUBLINGS = 7  # each shard of a batch has 1, 2, 4 … 64 rows
 
 
-def flags(values: Mapping[str, Any], experiment: LanguageModel) -> dict[str, Any]:
+def flags(values: Mapping[str, object], experiment: LanguageModel) -> dict[str, object]:
   """The values that differ from those that the experiment states."""
   stated = {name: getattr(type(experiment), name, None) for name in values}
   return {n: v for n, v in values.items() if v != stated[n]}

@@ -3,8 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
+from paxlite.aot.planning import choices
 from paxlite.aot.planning.candidates import Candidate
 from paxlite.aot.planning.extents import Amounts, Extent, Shares
 from paxlite.aot.planning.layouts import Layout
@@ -127,7 +127,7 @@ class Estimator:
     e = self.model.experiment
     itemsize = 2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 4
     tokens = outer.rows * self.model.sizes.rows * e.MAX_SEQ_LEN / outer.context
-    chunks = c.values.get('NUM_LOSS_CHUNKS', 1)
+    chunks = choices.loss_chunks(c.values)
     share = outer.of(Extent(width=e.VOCAB_SIZE)) / chunks
     table = 1.5 * e.VOCAB_SIZE * e.MODEL_DIMS * itemsize / outer.mdl
     # the gradient of whole logits takes their place; that of a chunk is computed in float32
@@ -139,7 +139,7 @@ class Estimator:
       self._laid_out[layout] = self.model.experiment.replaced(**layout.values)
     return self._laid_out[layout]
 
-  def _traced_values(self, c: Candidate, sizes: Mapping[str, int]) -> dict[str, Any]:
+  def _traced_values(self, c: Candidate, sizes: Mapping[str, int]) -> dict[str, object]:
     """The attributes that the traced program depends on."""
     e = self.model.experiment
     split = sizes.get('stage', 1) > 1 and self._machine.platform == 'tpu'

@@ -47,6 +47,7 @@ class Features:
     numbers += [math.log2(c.rows), math.log2(c.microbatches)]
     for name, value in c.values.items():
       if name in self._numeric:
+        assert isinstance(value, int | float)
         numbers.append(math.log2(1 + value))
       else:
         numbers += [_APART / 2 * (str(value) == word) for word in self._words[name]]

@@ -3,8 +3,7 @@
 import bisect
 import dataclasses
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import jax
 
@@ -70,8 +69,8 @@ def _lean(space: Space) -> Iterator[Candidate]:
   """The smallest batch on each mesh, with the policy and loss chunks that need least memory."""
   combinations = choices.combinations(space.experiment, space.machine, space.kept, space.tried)
   least = [c for c in combinations if c.get('CHECKPOINT_POLICY') == 'SAVE_NOTHING'] or combinations
-  most = max((c.get('NUM_LOSS_CHUNKS', 1) for c in least), default=1)
-  least = [c for c in least if c.get('NUM_LOSS_CHUNKS', 1) == most]
+  most = max(map(choices.loss_chunks, least), default=1)
+  least = [c for c in least if choices.loss_chunks(c) == most]
   values = max(least, key=lambda c: sum(bool(c.get(name)) for name in choices.ON_HOST))
   seen = set()
   for candidate in dataclasses.replace(space, values=(values,)):
@@ -129,19 +128,20 @@ def _shorter(space: Space, device: jax.Device) -> int | None:
   return lengths[first] if first < len(lengths) else None
 
 
-def _leaner(machine: Machine) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def _leaner(machine: Machine) -> Iterator[tuple[str, list[dict[str, object]]]]:
   """Yields what saves memory: its name, and attributes, the least change first."""
-  narrow = {'ADAM_MOMENTS_DTYPE': 'bfloat16', 'GRADIENT_DTYPE': 'bfloat16'}
+  narrow: dict[str, object] = {'ADAM_MOMENTS_DTYPE': 'bfloat16', 'GRADIENT_DTYPE': 'bfloat16'}
   if not machine.host:
     yield 'moments and gradients in bfloat16', [narrow]
     return
-  moments, inputs = {'OFFLOAD_OPTIMIZER': True}, {'OFFLOAD_ACTIVATIONS': ['iteration_input']}
+  moments: dict[str, object] = {'OFFLOAD_OPTIMIZER': True}
+  inputs: dict[str, object] = {'OFFLOAD_ACTIVATIONS': ['iteration_input']}
   both = moments | inputs
   yield 'host offload', [moments, inputs, both, moments | narrow, both | narrow]
   yield 'moments and gradients in bfloat16', [narrow]
 
 
-def _flags(values: dict[str, Any]) -> str:
+def _flags(values: Mapping[str, object]) -> str:
   return ' '.join(shell.flag(n, v).replace('--fdl.', '', 1) for n, v in values.items())
 
 

@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -57,9 +57,9 @@ class Model:
     self.experiment = experiment
     self.sizes: Sizes = sizes_of(experiment)
     self._device = device
-    self._works: dict[Any, Work] = {}
-    self._states: dict[Any, StateBytes] = {}
-    self._counts: dict[Any, tuple[collections.Counter, collections.Counter]] = {}
+    self._works: dict[tuple[object, ...], Work] = {}
+    self._states: dict[tuple[object, ...], StateBytes] = {}
+    self._counts: dict[tuple[object, ...], tuple[collections.Counter, collections.Counter]] = {}
 
   def saving(self, experiment: LanguageModel) -> 'Model':
     """The same model with other values of MemorySavings; the traces of its layers are shared."""
@@ -73,12 +73,12 @@ class Model:
     e = self.experiment
     return max((e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer, 1)
 
-  def unit(self, values: Mapping[str, Any]) -> Work:
+  def unit(self, values: Mapping[str, object]) -> Work:
     """The work of one unit of the stack, with these attributes."""
     layer = {k: v for k, v in values.items() if k not in _NOT_OF_A_LAYER}
     return self._kept(('unit', layer), lambda: self._traced(1, layer).minus(self._rest(layer)))
 
-  def rest(self, values: Mapping[str, Any]) -> Work:
+  def rest(self, values: Mapping[str, object]) -> Work:
     """The work of embeddings, logits and loss, and of blocks that are not repeated."""
     layer = {k: v for k, v in values.items() if k not in _NOT_OF_A_LAYER}
     chunks = {k: v for k, v in values.items() if k == 'NUM_LOSS_CHUNKS'}
@@ -88,7 +88,7 @@ class Model:
     key = ('rest', like | chunks)
     return self._kept(key, lambda: self._traced(1, like | chunks).minus(self.unit(like)))
 
-  def _rest(self, layer: Mapping[str, Any]) -> Work:
+  def _rest(self, layer: Mapping[str, object]) -> Work:
     like = _reference(layer)
 
     def work() -> Work:
@@ -97,28 +97,28 @@ class Model:
 
     return self._kept(('rest', like), work)
 
-  def everything_saved(self, values: Mapping[str, Any]) -> Amounts:
+  def everything_saved(self, values: Mapping[str, object]) -> Amounts:
     """The activations of one unit without recomputation: its memory during its backward pass."""
     return self.unit(_reference(values, 'SAVE_EVERYTHING')).saved
 
-  def _kept(self, key: tuple[str, Mapping[str, Any]], make: Any) -> Work:
+  def _kept(self, key: tuple[str, Mapping[str, object]], make: Callable[[], Work]) -> Work:
     what = key[0], tuple(sorted(key[1].items()))
     if what not in self._works:
       self._works[what] = make()
     return self._works[what]
 
-  def _traced(self, units: int, values: Mapping[str, Any]) -> Work:
+  def _traced(self, units: int, values: Mapping[str, object]) -> Work:
     def trace() -> Work:
       loss = self._loss(units, values)
       return read(loss.function, self.sizes, *loss.arguments)
 
     return self._kept((f'traced {units}', values), trace)
 
-  def _loss(self, units: int, values: Mapping[str, Any]) -> saved_activations.Loss:
+  def _loss(self, units: int, values: Mapping[str, object]) -> saved_activations.Loss:
     e = self.small(units, values)
     return saved_activations.loss_of(e, e.mesh([self._device]), self.sizes.rows)
 
-  def small(self, units: int, values: Mapping[str, Any]) -> Any:
+  def small(self, units: int, values: Mapping[str, object]) -> LanguageModel:
     """The experiment with so many units of blocks, for one device."""
     e = self.experiment
     axes = list(mesh.MESH_AXES)
@@ -132,7 +132,7 @@ class Model:
       changes['EXPERT_AXIS'] = None
     return e.replaced(**choices.attributes({**values, **changes}))
 
-  def state(self, values: Mapping[str, Any], laid_out: LanguageModel) -> StateBytes:
+  def state(self, values: Mapping[str, object], laid_out: LanguageModel) -> StateBytes:
     """The bytes of the train state on a mesh.
 
     Args:
@@ -148,7 +148,7 @@ class Model:
     return self._states[key]
 
   def _state_arrays(
-    self, variables: Mapping[str, Any]
+    self, variables: Mapping[str, object]
   ) -> tuple[collections.Counter, collections.Counter]:
     """(arrays of a model with one unit, those that one more unit adds), with their kinds."""
     key = tuple(sorted(variables.items()))
@@ -196,7 +196,7 @@ class Model:
     )
 
 
-def _reference(values: Mapping[str, Any], policy: str = 'SAVE_NOTHING') -> dict[str, Any]:
+def _reference(values: Mapping[str, object], policy: str = 'SAVE_NOTHING') -> dict[str, object]:
   """The values with one policy for all layers, and all activations on the device."""
   offloaded = {'OFFLOAD_ACTIVATIONS': ()} if 'OFFLOAD_ACTIVATIONS' in values else {}
   return {**values, 'CHECKPOINT_POLICY': policy, **offloaded}
@@ -221,7 +221,6 @@ def _arrays(loss: saved_activations.Loss) -> collections.Counter:
 
   for leaf in jax.tree.leaves(loss.state.params, is_leaf=is_box):
     add('params', leaf)
-  state: Any = loss.state
-  for leaf in jax.tree.leaves(state.replace(params=None), is_leaf=is_box):
+  for leaf in jax.tree.leaves(dataclasses.replace(loss.state, params=None), is_leaf=is_box):
     add('moment' if is_moment(leaf.value if is_box(leaf) else leaf) else 'other', leaf)
   return found

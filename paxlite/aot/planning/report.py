@@ -2,13 +2,13 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paxlite.aot.planning import choices
 from paxlite.aot.planning.search import Judged, Plan, Point, size
 from paxlite.aot.planning.store import Verdict
 from paxlite.core import shell
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
 from paxlite.experiments.base import Experiment
 
 _FRONT = 8  # points of the front that the page shows
@@ -84,7 +84,7 @@ def command(
     chosen['MAX_SEQ_LEN'] = e.MAX_SEQ_LEN
   words += [shlex.quote(f'{n}={text}') for n, text in given.items() if n not in chosen]
   for attribute, value in choices.flags(chosen, e).items():
-    if attribute == 'PERCORE_BATCH_SIZE' and value == int(value):
+    if attribute == 'PERCORE_BATCH_SIZE' and isinstance(value, float) and value.is_integer():
       value = int(value)
     words.append(shell.flag(attribute, value).replace('--fdl.', '', 1))
   share = plan.space.machine.share
@@ -127,11 +127,11 @@ def foreseen(plan: Plan) -> float | None:
   return off[len(off) // 2] if off else None
 
 
-def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> dict[str, Any]:
+def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> JsonObject:
   """The plan as an object for JSON."""
   machine = plan.space.machine
 
-  def one(j: Judged) -> dict[str, Any]:
+  def one(j: Judged) -> JsonObject:
     v = j.verdict
     return {
       'candidate': str(j.candidate),

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from paxlite.aot.planning.store import Store, Verdict
 from paxlite.aot.planning.worker_pool import WorkerPool
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment, full_name
+from paxlite.experiments.language_model import LanguageModel
 
 _MOST = 3000  # candidates that are left after pruning
 _ROOM = 1.7  # an estimate of memory may be too high by this factor
@@ -128,7 +128,7 @@ class Search:
     self._estimates: list[Estimate] = []
     self._dropped: set[int] = set()
     self._verdicts: dict[int, Judged] = {}
-    self._valid: dict[int, Any] = {}
+    self._valid: dict[int, LanguageModel] = {}
     self._spent: list[float] = []
 
   def everything(self) -> Plan:
@@ -166,7 +166,7 @@ class Search:
     """Estimates all candidates and keeps those that may be among the best."""
     plan, limit = self.plan, self.plan.space.machine.memory
     begun = time.monotonic()
-    found: dict[Any, tuple[Candidate, Estimate]] = {}
+    found: dict[tuple[object, ...], tuple[Candidate, Estimate]] = {}
     for candidate in plan.space:
       estimate = self._estimator.estimate(candidate)
       plan.considered += 1
@@ -248,7 +248,7 @@ class Search:
         self._store.put(self._valid[i].values(), verdict)
       yield i, verdict
 
-  def _question(self, experiment: Experiment) -> dict[str, Any]:
+  def _question(self, experiment: Experiment) -> dict[str, object]:
     """What a worker is asked about an experiment."""
     return {
       'experiment': full_name(type(experiment)),
@@ -362,7 +362,7 @@ def pareto(points: Sequence[Point]) -> list[Point]:
   return found
 
 
-def stated(experiment: Experiment) -> dict[str, Any]:
+def stated(experiment: Experiment) -> dict[str, object]:
   """The values that an experiment does not derive from others."""
   return {name: value for name, value in vars(experiment).items() if name.isupper()}
 

@@ -8,11 +8,11 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import parse_line
+from paxlite.core.json_text import JsonObject
 from paxlite.core.object_copies import reading
 from paxlite.core.object_store import ObjectStore
 from paxlite.runtime.kept_programs import cache_folder, remove_old
@@ -98,11 +98,11 @@ class Store:
     about: What all verdicts depend on: versions, machine.
   """
 
-  def __init__(self, place: Folder | Bucket, about: Mapping[str, Any]):
+  def __init__(self, place: Folder | Bucket, about: Mapping[str, object]):
     self._place = place
     self._about = about
 
-  def get(self, values: Mapping[str, Any]) -> Verdict | None:
+  def get(self, values: Mapping[str, object]) -> Verdict | None:
     """The verdict about an experiment with these values; None if there is none."""
     found = self.read(values)
     try:
@@ -110,11 +110,11 @@ class Store:
     except (TypeError, KeyError):
       return None
 
-  def put(self, values: Mapping[str, Any], verdict: Verdict) -> None:
+  def put(self, values: Mapping[str, object], verdict: Verdict) -> None:
     """Keeps a verdict; if it cannot be written, it is not kept."""
     self.write(values, dataclasses.asdict(verdict))
 
-  def read(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
+  def read(self, question: Mapping[str, object]) -> JsonObject | None:
     """The answer to a question; None if there is none."""
     name = self._name(question)
     try:
@@ -122,12 +122,12 @@ class Store:
     except (OSError, UserError):
       return None
 
-  def write(self, question: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+  def write(self, question: Mapping[str, object], answer: Mapping[str, object]) -> None:
     """Keeps the answer to a question; if it cannot be written, it is not kept."""
     with contextlib.suppress(OSError, UserError):
       self._place.write(self._name(question), (json.dumps(answer) + '\n').encode())
 
-  def _name(self, question: Mapping[str, Any]) -> str:
+  def _name(self, question: Mapping[str, object]) -> str:
     text = json.dumps([self._about, dict(question)], sort_keys=True, default=str)
     return f'{hashlib.sha256(text.encode()).hexdigest()[:32]}.json'
 
