@@ -64,7 +64,7 @@ class Report:
   program: str | None = dataclasses.field(default=None, repr=False)
 
   def as_json(self) -> JsonObject:
-    """The figures, without the text of the program."""
+    """Returns the figures, without the text of the program."""
     return dataclasses.asdict(dataclasses.replace(self, program=None))
 
 
@@ -170,7 +170,7 @@ def compile_step(
 
 
 def sharded_task(experiment: Experiment, mesh: Mesh) -> ShardedTask:
-  """The task of an experiment on a mesh."""
+  """Returns the task of an experiment on a mesh."""
   e = experiment
   return ShardedTask(fdl.build(e.task()), mesh, e.rules, e.SEED)
 
@@ -182,7 +182,7 @@ def _timed(function: Callable[[], _T]) -> tuple[_T, float]:
 
 
 def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax.ShapeDtypeStruct]:
-  """The shapes, dtypes and shardings of a batch: from the data or, where it is missing, assumed."""
+  """Returns the shapes, dtypes and shardings of a batch: of the data, or assumed without it."""
   sharding = partitioning.batch_sharding(mesh, e.rules)
   packed = dict(ids='int32', labels='int32', weights='float32')
   if e.packed:
@@ -206,7 +206,7 @@ def _shapes(tree: PyTree) -> PyTree:
 
 
 def _too_large(error: str) -> tuple[str, int] | None:
-  """(verdict, bytes that are needed, or 0) of a compiler's error; None if memory is not why."""
+  """Returns (verdict, needed bytes or 0) of a compiler's error; None if memory is not why."""
   if 'RESOURCE_EXHAUSTED' not in error:
     return None
   sizes = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)', error)
@@ -217,7 +217,7 @@ def _too_large(error: str) -> tuple[str, int] | None:
 
 
 def peak(memory: Any, platform: str) -> int:
-  """The most bytes that are in use at a time, from a compiled program's memory_analysis.
+  """Returns the most bytes that are in use at a time, from a compiled program's memory_analysis.
 
   On a TPU, the sum of temporaries counts shared memory once for each buffer that shares it. The TPU
   compiler itself refuses programs that do not fit. The compiler's peak counts the memory of the
@@ -250,7 +250,7 @@ def _verdict(total: int, host: int, chip: Chip | None) -> tuple[bool | None, str
 
 
 def _text(compiled: jax.stages.Compiled, notes: list[str]) -> str | None:
-  """The text of a compiled program; None where this version of the compiler cannot print it."""
+  """Returns the text of a compiled program; None where this compiler cannot print it."""
   with contextlib.suppress(jax.errors.JaxRuntimeError):
     return compiled.as_text()
   notes.append('This version of the compiler cannot print its program: its costs are unknown.')
@@ -258,26 +258,26 @@ def _text(compiled: jax.stages.Compiled, notes: list[str]) -> str | None:
 
 
 def platform_of(device: jax.Device) -> Platform:
-  """The kind of a device, as the costs of its programs are counted."""
+  """Returns the kind of a device, as the costs of its programs are counted."""
   return {'cpu': 'cpu', 'tpu': 'tpu'}.get(device.platform, 'gpu')  # type: ignore[return-value]
 
 
 def links_of(e: Experiment, mesh: Mesh) -> Links:
-  """The mesh of an experiment's program, and which of its devices are near each other."""
+  """Returns the mesh of an experiment's program, and which of its devices are near each other."""
   near = dict(zip(mesh.axis_names, e.ICI_MESH_SHAPE, strict=True))
   # with several slices of TPUs, the program is that of one slice
   return Links(near if mesh.devices.flat[0].platform == 'tpu' else dict(mesh.shape), near)
 
 
 def _peak_flops(costs: ProgramCosts, chip: Chip) -> float:
-  """The peak for the type of operands that most FLOPs have."""
+  """Returns the peak for the type of operands that most FLOPs have."""
   peaks = chip.flops_by_type
   most = max(costs.flops, key=lambda dtype: costs.flops[dtype], default='')
   return max(peaks.get(most, 0.0), chip.peak_flops)
 
 
 def page(report: Report) -> str:
-  """The report as a page of text."""
+  """Returns the report as a page of text."""
   r, chip = report, report.chip
   axes = ' × '.join(f'{a} {n}' for a, n in r.mesh.items() if n > 1) or 'one device'
   gib = lambda n: f'{n / 2**30:.2f} GiB' if n >= 1 << 30 else f'{n / 2**20:.2f} MiB'

@@ -166,7 +166,7 @@ class Explanation:
     return tuple(p for p in self.products if p.of == RECOMPUTED)
 
   def as_json(self) -> JsonObject:
-    """The explanation; `report` is what `paxlite compile --json` writes."""
+    """Returns the explanation; `report` is what `paxlite compile --json` writes."""
     rows = lambda found: [dataclasses.asdict(row) for row in found]
     return {
       'report': self.report.as_json(),
@@ -260,7 +260,7 @@ def _device_bytes(
 
 
 def _bytes(tree: PyTree) -> int:
-  """The bytes of abstract arrays on one device."""
+  """Returns the bytes of abstract arrays on one device."""
 
   def one(x: jax.ShapeDtypeStruct) -> int:
     shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
@@ -272,7 +272,7 @@ def _bytes(tree: PyTree) -> int:
 def _collectives(
   program: Program, costs: Costs, paths: Paths, links: Links, report: Report
 ) -> Iterator[BlockCollective]:
-  """The collectives by block and pass, in the order of the model's passes, the most sent first."""
+  """Yields the collectives by block and pass, the most sent first."""
   speed = None if report.chip is None else speed_of(report.chip, links)
   waits: dict[str, float] = {}
   if speed is not None:
@@ -307,7 +307,7 @@ def _collectives(
 
 
 def added(rows: Sequence[BlockCollective]) -> BlockCollective:
-  """Collectives of one kind along the same axes as one, with the blocks and passes of all."""
+  """Returns collectives of one kind and the same axes as one, with the blocks and passes of all."""
   names = ['runs', 'bytes', 'near_bytes', 'far_bytes', 'asynchronous_runs']
   if rows[0].seconds is not None:
     names += ['seconds', 'exposed']

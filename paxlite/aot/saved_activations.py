@@ -59,7 +59,7 @@ class Saved:
 
 
 def saved_by(function: Callable[..., jax.Array], variables: PyTree, *others: PyTree) -> list[Saved]:
-  """The arrays that the derivative of a function keeps; arguments of the function are left out.
+  """Returns the arrays that the derivative of a function keeps, without the function's arguments.
 
   Args:
     function: Maps (variables, *others) to one number.
@@ -79,7 +79,7 @@ def saved_by(function: Callable[..., jax.Array], variables: PyTree, *others: PyT
 
 
 def saved_by_loss(experiment: Experiment, mesh: Mesh, rows: int) -> list[Saved]:
-  """The arrays that the loss of an experiment keeps, with the logical axes of their dimensions.
+  """Returns the arrays that the loss of an experiment keeps, with their logical axes.
 
   Args:
     experiment: A validated experiment.
@@ -108,7 +108,7 @@ class Loss(NamedTuple):
 
 
 def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> Loss:
-  """The loss of an experiment; for the arguments see saved_by_loss."""
+  """Returns the loss of an experiment; for the arguments see saved_by_loss."""
   e = experiment
   task = fdl.build(e.task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
@@ -124,7 +124,7 @@ def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> Loss:
 
 
 def rows_of(experiment: Experiment, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-  """The shapes and types of a batch of so many rows."""
+  """Returns the shapes and types of a batch of so many rows."""
   types = dict(ids='int32', labels='int32', weights='float32')
   if experiment.packed:
     types |= dict(segment_ids='int32', segment_pos='int32')
@@ -160,7 +160,7 @@ class Names:
         self._weights.setdefault(tuple(named.value.shape), tuple(named.names))
 
   def of(self, saved: Saved) -> tuple[str | None, ...]:
-    """The names; those of a weight where the array is a weight in another type."""
+    """Returns the names; those of a weight where the array is a weight in another type."""
     if saved.shape in self._weights and saved.operation in _CASTS:
       return self._weights[saved.shape]
     names: list[str | None] = self._ticks.names(saved) if self._ticks else []
@@ -202,7 +202,7 @@ class _Ticks(NamedTuple):
 
   @classmethod
   def of(cls, e: LanguageModel, rows: int) -> '_Ticks':
-    """The dimensions in the pipeline of an experiment, for a batch of so many rows."""
+    """Returns the dimensions in the pipeline of an experiment, for a batch of so many rows."""
     groups = e.NUM_MICROBATCHES * e.NUM_PIPELINE_REPEATS
     layers = (e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer
     parts = partitioning.num_shards(e.mesh_sizes, e.rules, 'batch')
@@ -215,7 +215,7 @@ class _Ticks(NamedTuple):
     )
 
   def names(self, saved: Saved) -> list[str | None]:
-    """The names of the first dimensions of an array: (ticks, layers, stages, parts, rows)."""
+    """Returns the names of an array's first dimensions: (ticks, layers, stages, parts, rows)."""
     shape = saved.shape
     if saved.operation != 'scan' or not shape or shape[0] != self.ticks:
       return []
@@ -254,7 +254,7 @@ def _is_literal(value: 'Var | Literal') -> bool:
 
 
 def _origin(traced: 'Jaxpr', value: 'Var | Literal') -> tuple[str, str, str] | None:
-  """(operation, source, label) of a value in a traced function; None for one of its arguments.
+  """Returns (operation, source, label) of a value in a traced function; None for an argument.
 
   Loops and nested functions are looked into for the source and for the label, which is the name
   that `checkpoint_name` gives the value.
@@ -281,7 +281,7 @@ def _origin(traced: 'Jaxpr', value: 'Var | Literal') -> tuple[str, str, str] | N
 
 
 def _maker(traced: 'Jaxpr', value: 'Var | Literal') -> 'tuple[JaxprEqn, int] | None':
-  """The operation of a traced function that makes a value, and which of its results it is."""
+  """Returns the operation of a traced function that makes a value, and which result it is."""
   for equation in reversed(traced.eqns):
     for i, made in enumerate(equation.outvars):
       if made is value:
@@ -290,7 +290,7 @@ def _maker(traced: 'Jaxpr', value: 'Var | Literal') -> 'tuple[JaxprEqn, int] | N
 
 
 def _modules(stack: str) -> str:
-  """'jvp(TransformerLm.losses)/TransformerLm.hidden/transformer/…' without methods and JAX."""
+  """Removes methods and JAX from 'jvp(TransformerLm.losses)/TransformerLm.hidden/transformer/…'."""
   parts = [p for p in stack.split('/') if p.replace('_', '').isalnum() and p not in _FUNCTIONS]
   return '/'.join(parts)
 

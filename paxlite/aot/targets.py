@@ -84,12 +84,12 @@ _KINDS = {'H100': 'h100', 'TPU v5 lite': 'v5e', 'TPU v5e': 'v5e', 'TPU v5p': 'v5
 
 
 def chip_of_kind(kind: str) -> Chip | None:
-  """The chip of a device by JAX's name of its kind; None if it is not known."""
+  """Returns the chip of a device by JAX's name of its kind; None if it is not known."""
   return next((CHIPS[chip] for name, chip in _KINDS.items() if name in kind), None)
 
 
 def one_of(chip: Chip) -> str:
-  """The name of the smallest target with such a chip."""
+  """Returns the name of the smallest target with such a chip."""
   return 'h100x1' if chip.name == 'h100' else f'{chip.name}-{slice_sizes(chip.name)[0]}'
 
 
@@ -201,7 +201,7 @@ def parse(name: str, calibration: str | None = None) -> Target:
 
 
 def calibrated(chip: Chip, path: str) -> Chip:
-  """A chip with the measured speeds of a file.
+  """Returns a chip with the measured speeds of a file.
 
   The file is a JSON object: `chip` is the name of the chip, `flops` has FLOP/s by the types of the
   operands in HLO (bf16, f32, f8e4m3fn …). memory_bandwidth, ici_bandwidth, dcn_bandwidth, and
@@ -236,7 +236,7 @@ def calibrated(chip: Chip, path: str) -> Chip:
 
 
 def _parse(name: str) -> Target:
-  """The target, with the numbers of its data sheet."""
+  """Returns the target, with the numbers of its data sheet."""
   if name == 'here':
     return Target(name, None, len(devices.present()))
   if match := re.fullmatch(r'h100x(\d+)', name):
@@ -258,7 +258,7 @@ def _parse(name: str) -> Target:
 
 
 def slice_sizes(chip: str) -> list[int]:
-  """The sizes of a slice of TPUs as they are in its name, smallest first."""
+  """Returns the sizes of a slice of TPUs as they are in its name, smallest first."""
   cores = 2 if chip == 'v5p' else 1
   return [chips * cores for chips in _shapes(chip)]
 

@@ -37,7 +37,7 @@ class Candidate:
     return {**self.layout.values, **batch, **choices.attributes(self.values)}
 
   def of(self, experiment: LanguageModel) -> LanguageModel:
-    """The experiment with these attributes; UserError if it refuses them."""
+    """Returns the experiment with these attributes; UserError if it refuses them."""
     made = experiment.replaced(**self.attributes)
     made.validate()
     return made

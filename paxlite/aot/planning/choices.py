@@ -38,7 +38,7 @@ class Choice:
   def options(
     self, experiment: LanguageModel, machine: Machine, kept: frozenset[str], tried: frozenset[str]
   ) -> list[object]:
-    """The values to try, the experiment's own first; only that one if it is to be kept."""
+    """Returns the values to try, the experiment's own first; only that one if it is to be kept."""
     if self.name not in attribute_types(type(experiment)):
       return []
     own = getattr(experiment, self.name)
@@ -53,12 +53,12 @@ def _any(*values: object) -> Callable[[LanguageModel, Machine], Sequence[object]
 
 
 def _blocks(e: LanguageModel, machine: Machine) -> Sequence[int]:
-  """Blocks of queries, for rows that are not too short and whose attention is in plain XLA."""
+  """Returns blocks of queries, for rows that are not too short and attention in plain XLA."""
   return [0, *(b for b in (512, 1024) if e.MAX_SEQ_LEN % b == 0 and 2 * b <= e.MAX_SEQ_LEN)]
 
 
 def _repeated(e: LanguageModel, machine: Machine) -> Sequence[bool]:
-  """An unrolled stack of many layers would compile for hours."""
+  """Returns whether to repeat layers: an unrolled stack of many would compile for hours."""
   return [True, False] if e.NUM_LAYERS <= _MOST_UNROLLED else [True]
 
 
@@ -67,12 +67,12 @@ def _chunks(e: LanguageModel, machine: Machine) -> Sequence[int]:
 
 
 def _moments(e: LanguageModel, machine: Machine) -> Sequence[bool]:
-  """Whether moments are on the host, where a host has memory of its own at a known distance."""
+  """Returns whether moments are on the host, if the speed of its memory is known."""
   return [False, True] if machine.host else []
 
 
 def _offloaded(e: LanguageModel, machine: Machine) -> Sequence[tuple[str, ...]]:
-  """The activations that are on the host: none, or the input of each layer."""
+  """Returns the activations that are on the host: none, or the input of each layer."""
   return [(), ('iteration_input',)] if machine.host else []
 
 
@@ -104,7 +104,7 @@ def combinations(
   kept: frozenset[str],
   tried: frozenset[str] = frozenset(),
 ) -> list[dict[str, object]]:
-  """Every combination of the values of CHOICES."""
+  """Returns every combination of the values of CHOICES."""
   found: list[dict[str, object]] = [{}]
   for choice in CHOICES:
     options = choice.options(experiment, machine, kept, tried)
@@ -117,7 +117,7 @@ def combinations(
 def _sensible(
   values: Mapping[str, object], made: Mapping[str, object], own: Mapping[str, object]
 ) -> bool:
-  """Whether a combination of values is worth a look; the experiment's own values always are."""
+  """Returns whether a combination of values is worth a look; the experiment's own always are."""
   if values.get('USE_FP8') and values.get('USE_INT8', 'off') != 'off':
     return False  # they exclude each other
   if not values.get('OFFLOAD_ACTIVATIONS') or own['OFFLOAD_ACTIVATIONS']:
@@ -134,7 +134,7 @@ def loss_chunks(values: Mapping[str, object]) -> int:
 
 
 def attributes(values: Mapping[str, object]) -> dict[str, object]:
-  """The values as an experiment has them: lists instead of tuples."""
+  """Returns the values as an experiment has them: lists instead of tuples."""
   return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
@@ -146,7 +146,7 @@ def batches(
   global_batch: int | None,
   stages: int,
 ) -> list[Batch]:
-  """The batches that a mesh can hold: rows a device, and microbatches.
+  """Returns the batches that a mesh can hold: rows a device, and microbatches.
 
   Args:
     experiment: The experiment.
@@ -177,6 +177,6 @@ _DOUBLINGS = 7  # each shard of a batch has 1, 2, 4 … 64 rows
 
 
 def flags(values: Mapping[str, object], experiment: LanguageModel) -> dict[str, object]:
-  """The values that differ from those that the experiment states."""
+  """Returns the values that differ from those that the experiment states."""
   stated = {name: getattr(type(experiment), name, None) for name in values}
   return {n: v for n, v in values.items() if v != stated[n]}

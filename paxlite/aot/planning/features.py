@@ -36,7 +36,7 @@ class Features:
       self.groups.append(slice(begin, begin + size))
 
   def of(self, candidates: Sequence[Candidate]) -> np.ndarray:
-    """The numbers of candidates, [candidates, numbers]."""
+    """Returns the numbers of candidates, [candidates, numbers]."""
     return np.array([self._one(c) for c in candidates], float)
 
   def _one(self, c: Candidate) -> list[float]:

@@ -52,7 +52,7 @@ _BETWEEN = ('replica', 'data', 'stage')
 
 
 def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
-  """All meshes of the machine whose axes the model can use; the experiment's own is one of them."""
+  """Returns all meshes of the machine whose axes the model can use, and the experiment's own."""
   usable = _usable(e)
   within = [a for a in _WITHIN if a in usable]
   # with one host or slice, stages are within it
@@ -71,14 +71,14 @@ def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
 
 
 def own_layout(e: LanguageModel) -> Layout:
-  """The mesh of the experiment itself."""
+  """Returns the mesh of the experiment itself."""
   ones = (1,) * len(e.MESH_AXES)
   far = ones if all(n == 1 for n in e.DCN_MESH_SHAPE) else tuple(e.DCN_MESH_SHAPE)
   return Layout(tuple(e.MESH_AXES), tuple(e.ICI_MESH_SHAPE), far)
 
 
 def _usable(e: LanguageModel) -> dict[str, _Test]:
-  """The axes that the model can use, with the test that a size must pass."""
+  """Returns the axes that the model can use, with the test that a size must pass."""
   always = lambda size: True
   found: dict[str, _Test] = {'replica': always, 'data': always}
   heads = math.gcd(e.NUM_HEADS, e.HIDDEN_DIMS)
@@ -114,7 +114,7 @@ def _layout(
 
 
 def _splits(devices: int, axes: list[str]) -> Iterator[dict[str, int]]:
-  """Every way to write a number of devices as a product over axes."""
+  """Yields every way to write a number of devices as a product over axes."""
   if len(axes) == 1:
     yield {axes[0]: devices}
     return

@@ -59,7 +59,7 @@ class Machine:
 
 
 def of_target(target: Target) -> Machine:
-  """The machine of a target other than here."""
+  """Returns the machine of a target other than here."""
   chip = target.chip
   assert chip is not None
   gpus = chip.platform == 'gpu'
@@ -81,7 +81,7 @@ def of_target(target: Target) -> Machine:
 
 
 def of_description(described: Mapping[str, Json], chip: Chip | None) -> Machine:
-  """The machine of the devices that are here, as a process on it has described them.
+  """Returns the machine of the devices that are here, as a process on it has described them.
 
   Args:
     described: platform, devices, near, memory, flops and bandwidth.

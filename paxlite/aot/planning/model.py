@@ -62,7 +62,7 @@ class Model:
     self._counts: dict[tuple[object, ...], tuple[collections.Counter, collections.Counter]] = {}
 
   def saving(self, experiment: LanguageModel) -> 'Model':
-    """The same model with other values of MemorySavings; the traces of its layers are shared."""
+    """Returns the same model with other values of MemorySavings; traces of layers are shared."""
     found = Model(experiment, self._device)
     found._works = self._works
     return found
@@ -74,12 +74,12 @@ class Model:
     return max((e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer, 1)
 
   def unit(self, values: Mapping[str, object]) -> Work:
-    """The work of one unit of the stack, with these attributes."""
+    """Returns the work of one unit of the stack, with these attributes."""
     layer = {k: v for k, v in values.items() if k not in _NOT_OF_A_LAYER}
     return self._kept(('unit', layer), lambda: self._traced(1, layer).minus(self._rest(layer)))
 
   def rest(self, values: Mapping[str, object]) -> Work:
-    """The work of embeddings, logits and loss, and of blocks that are not repeated."""
+    """Returns the work of embeddings, logits and loss, and of blocks that are not repeated."""
     layer = {k: v for k, v in values.items() if k not in _NOT_OF_A_LAYER}
     chunks = {k: v for k, v in values.items() if k == 'NUM_LOSS_CHUNKS'}
     if not chunks:
@@ -98,7 +98,7 @@ class Model:
     return self._kept(('rest', like), work)
 
   def everything_saved(self, values: Mapping[str, object]) -> Amounts:
-    """The activations of one unit without recomputation: its memory during its backward pass."""
+    """Returns the activations of one unit without recomputation: memory of its backward pass."""
     return self.unit(_reference(values, 'SAVE_EVERYTHING')).saved
 
   def _kept(self, key: tuple[str, Mapping[str, object]], make: Callable[[], Work]) -> Work:
@@ -119,7 +119,7 @@ class Model:
     return saved_activations.loss_of(e, e.mesh([self._device]), self.sizes.rows)
 
   def small(self, units: int, values: Mapping[str, object]) -> LanguageModel:
-    """The experiment with so many units of blocks, for one device."""
+    """Returns the experiment with so many units of blocks, for one device."""
     e = self.experiment
     axes = list(mesh.MESH_AXES)
     ones = [1] * len(axes)
@@ -133,7 +133,7 @@ class Model:
     return e.replaced(**choices.attributes({**values, **changes}))
 
   def state(self, values: Mapping[str, object], laid_out: LanguageModel) -> StateBytes:
-    """The bytes of the train state on a mesh.
+    """Returns the bytes of the train state on a mesh.
 
     Args:
       values: Attributes that decide the variables, such as USE_FP8.
@@ -150,7 +150,7 @@ class Model:
   def _state_arrays(
     self, variables: Mapping[str, object]
   ) -> tuple[collections.Counter, collections.Counter]:
-    """(arrays of a model with one unit, those that one more unit adds), with their kinds."""
+    """Returns the arrays of a model with one unit, and those that one more adds, by kind."""
     key = tuple(sorted(variables.items()))
     if key not in self._counts:
       one, two = (_arrays(self._loss(n, variables)) for n in (1, 2))
@@ -197,7 +197,7 @@ class Model:
 
 
 def _reference(values: Mapping[str, object], policy: str = 'SAVE_NOTHING') -> dict[str, object]:
-  """The values with one policy for all layers, and all activations on the device."""
+  """Returns the values with one policy for all layers, and all activations on the device."""
   offloaded = {'OFFLOAD_ACTIVATIONS': ()} if 'OFFLOAD_ACTIVATIONS' in values else {}
   return {**values, 'CHECKPOINT_POLICY': policy, **offloaded}
 
@@ -207,7 +207,7 @@ _OF_VARIABLES = frozenset({'USE_FP8', 'USE_LORA'})
 
 
 def _arrays(loss: saved_activations.Loss) -> collections.Counter:
-  """How many arrays of each kind, shape, type and logical axes a train state has."""
+  """Returns how many arrays of each kind, shape, type and logical axes a train state has."""
   found: collections.Counter = collections.Counter()
   is_box = lambda x: isinstance(x, meta.AxisMetadata)
   trained = {id(x) for x in jax.tree.leaves(loss.arguments[0])}

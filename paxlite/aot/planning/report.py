@@ -15,7 +15,7 @@ _FRONT = 8  # points of the front that the page shows
 
 
 def page(plan: Plan, name: str, given: Mapping[str, str], fiddlers: Sequence[str] = ()) -> str:
-  """The page.
+  """Returns the page.
 
   Args:
     plan: The plan.
@@ -61,7 +61,7 @@ def _candidate(plan: Plan, judged: Judged, rank: int) -> list[str]:
 
 
 def _missing(experiment: Experiment) -> list[str]:
-  """What the experiment lacks, so that the printed commands cannot train it yet."""
+  """Returns what the experiment lacks, so that the printed commands cannot train it yet."""
   try:
     experiment.train_input()
   except UserError as e:
@@ -76,7 +76,7 @@ def _on_host(verdict: Verdict) -> str:
 def command(
   plan: Plan, judged: Judged, name: str, given: Mapping[str, str], fiddlers: Sequence[str] = ()
 ) -> str:
-  """The command that trains a candidate."""
+  """Returns the command that trains a candidate."""
   words = [f'--fiddler={shlex.quote(f)}' for f in fiddlers]
   e = plan.space.experiment
   chosen = judged.candidate.attributes
@@ -99,7 +99,7 @@ def _point(point: Point) -> str:
 
 
 def _thinned(front: Sequence[Point]) -> list[Point]:
-  """Some points of a front, with its ends."""
+  """Returns some points of a front, with its ends."""
   if len(front) <= _FRONT:
     return list(front)
   return [front[round(i * (len(front) - 1) / (_FRONT - 1))] for i in range(_FRONT)]
@@ -122,13 +122,13 @@ def _counts(plan: Plan) -> list[str]:
 
 
 def foreseen(plan: Plan) -> float | None:
-  """The median error of predictions of memory, made after the first four verdicts."""
+  """Returns the median error of predictions of memory, made after the first four verdicts."""
   off = sorted(j.off for j in plan.judged[4:] if j.verdict.memory and not j.verdict.error)
   return off[len(off) // 2] if off else None
 
 
 def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> JsonObject:
-  """The plan as an object for JSON."""
+  """Returns the plan as an object for JSON."""
   machine = plan.space.machine
 
   def one(j: Judged) -> JsonObject:

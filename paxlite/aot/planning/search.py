@@ -141,7 +141,7 @@ class Search:
     return self.plan
 
   def corrected(self) -> list[tuple[Candidate, float]]:
-    """Candidates without a verdict, with the bytes that are predicted for them."""
+    """Returns the candidates without a verdict, with the bytes that are predicted for them."""
     memory = self._predicted()[0]
     others = [i for i in range(len(self._candidates)) if i not in self._verdicts]
     return [(self._candidates[i], float(np.exp(memory[i]))) for i in others]
@@ -231,7 +231,7 @@ class Search:
       )
 
   def _verdicts_of(self, chosen: Sequence[int]) -> Iterator[tuple[int, Verdict]]:
-    """The verdicts about candidates: kept ones first, then those of the workers."""
+    """Yields the verdicts about candidates: kept ones first, then those of the workers."""
     asked = []
     for i in chosen:
       experiment = self._valid[i]
@@ -249,7 +249,7 @@ class Search:
       yield i, verdict
 
   def _question(self, experiment: Experiment) -> dict[str, object]:
-    """What a worker is asked about an experiment."""
+    """Returns what a worker is asked about an experiment."""
     return {
       'experiment': full_name(type(experiment)),
       'values': stated(experiment),
@@ -257,7 +257,7 @@ class Search:
     }
 
   def _chosen(self, number: int) -> list[int]:
-    """The most promising candidates by all verdicts so far; none if the expected gain is small."""
+    """Returns the most promising candidates by all verdicts; none if the expected gain is small."""
     self._valid = {}
     chosen: list[int] = []
     while len(chosen) < number:
@@ -275,7 +275,7 @@ class Search:
     return chosen
 
   def _gain(self, pending: Sequence[int]) -> np.ndarray:
-    """The expected gain of each candidate as a share of a step, times the chance that it fits."""
+    """Returns the expected gain of each candidate in steps, times the chance that it fits."""
     limit = math.log(self.plan.space.machine.memory)
     memory, memory_error, seconds, error = self._predicted(pending)
     fits = _probability((limit - memory) / memory_error)
@@ -294,7 +294,7 @@ class Search:
   def _predicted(
     self, pending: Sequence[int] = ()
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(log bytes, its error, log seconds a row, its error) of all candidates, corrected.
+    """Returns (log bytes, its error, log seconds a row, its error) of all candidates, corrected.
 
     Args:
       pending: Candidates that are being judged; their predictions are taken as verdicts.
@@ -340,7 +340,7 @@ class Search:
         self.plan.judged[at] = dataclasses.replace(old, verdict=verdict)
 
   def _front(self) -> list[Point]:
-    """The Pareto front of memory against time a row, of verdicts and corrected estimates."""
+    """Returns the Pareto front of memory and time a row, of verdicts and corrected estimates."""
     limit = self.plan.space.machine.memory
     memory, _, seconds, _ = self._predicted()
     points = [
@@ -354,7 +354,7 @@ class Search:
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
-  """The points that no other beats in memory and in time, least memory first."""
+  """Returns the points that no other beats in memory and in time, least memory first."""
   found: list[Point] = []
   for point in sorted(points, key=lambda p: (p.memory, p.row_seconds, not p.judged)):
     if not found or point.row_seconds < found[-1].row_seconds * 0.99:
@@ -363,12 +363,12 @@ def pareto(points: Sequence[Point]) -> list[Point]:
 
 
 def stated(experiment: Experiment) -> dict[str, object]:
-  """The values that an experiment does not derive from others."""
+  """Returns the values that an experiment does not derive from others."""
   return {name: value for name, value in vars(experiment).items() if name.isupper()}
 
 
 def said(judged: Judged) -> str:
-  """A verdict as a part of a line."""
+  """Returns a verdict as a part of a line."""
   v = judged.verdict
   if v.error:
     return f'failed: {v.error[:120]}'
@@ -379,11 +379,11 @@ def said(judged: Judged) -> str:
 
 
 def size(count: float) -> str:
-  """A number of bytes as text: '1.25 GiB', '80.1 MiB'."""
+  """Returns a number of bytes as text: '1.25 GiB', '80.1 MiB'."""
   return f'{count / 2**30:.2f} GiB' if count >= 1 << 30 else f'{count / 2**20:.1f} MiB'
 
 
 def _probability(z: np.ndarray) -> np.ndarray:
-  """The normal distribution's probability of less than z, to 1e-4."""
+  """Returns the normal distribution's probability of less than z, to 1e-4."""
   z = np.clip(z, -8, 8)
   return 1 / (1 + np.exp(-1.5976 * z - 0.07056 * z**3))

@@ -48,7 +48,7 @@ class Verdict:
   note: str = ''
 
   def fits(self, memory: float) -> bool:
-    """Whether the step runs with so many bytes on a device."""
+    """Returns whether the step runs with so many bytes on a device."""
     return not self.error and self.seconds > 0 and self.memory <= memory
 
 
@@ -103,7 +103,7 @@ class Store:
     self._about = about
 
   def get(self, values: Mapping[str, object]) -> Verdict | None:
-    """The verdict about an experiment with these values; None if there is none."""
+    """Returns the verdict about an experiment with these values; None if there is none."""
     found = self.read(values)
     try:
       return None if found is None else Verdict(**{**found, 'mfu': tuple(found['mfu'])})
@@ -115,7 +115,7 @@ class Store:
     self.write(values, dataclasses.asdict(verdict))
 
   def read(self, question: Mapping[str, object]) -> JsonObject | None:
-    """The answer to a question; None if there is none."""
+    """Returns the answer to a question; None if there is none."""
     name = self._name(question)
     try:
       return parse_line(self._place.read(name), name)
@@ -133,12 +133,12 @@ class Store:
 
 
 def own_place() -> Folder:
-  """The folder of the verdicts of this user."""
+  """Returns the folder of the verdicts of this user."""
   return Folder(cache_folder() / 'plans')
 
 
 def place_at(text: str | None) -> Folder | Bucket:
-  """The place at a path or an address; None: that of this user.
+  """Returns the place at a path or an address; None: that of this user.
 
   Raises:
     UserError: The store cannot be used.
@@ -150,7 +150,7 @@ def place_at(text: str | None) -> Folder | Bucket:
 
 @functools.cache
 def code(*rooms: str) -> str:
-  """A sum of the code of rooms; by default of those that decide compiled programs."""
+  """Returns a sum of the code of rooms; by default of those that decide compiled programs."""
   found = hashlib.sha256()
   package = pathlib.Path(__file__).parents[2]
   for room in rooms or _COMPILED:

@@ -58,7 +58,7 @@ class Work:
   offloaded: Amounts = dataclasses.field(default_factory=Amounts)
 
   def minus(self, other: 'Work') -> 'Work':
-    """The work of this without that of the other: what one more layer adds."""
+    """Returns the work of this without that of the other: what one more layer adds."""
     left = {_key(p): p for p in _merged(self.products)}
     for product in _merged(other.products):
       if mine := left.get(_key(product)):
@@ -77,7 +77,7 @@ def _key(product: Product) -> tuple[str, Extent, float]:
 
 
 def _merged(products: list[Product]) -> list[Product]:
-  """Products with those of equal FLOPs a byte together."""
+  """Returns products with those of equal FLOPs a byte together."""
   found: dict[tuple[str, Extent, float], Product] = {}
   for p in products:
     if (same := found.get(_key(p))) is None:
@@ -127,7 +127,7 @@ class Reader:
     self._sizes = sizes
 
   def read(self, traced: 'Jaxpr', saved: int, batch: int) -> Work:
-    """The work of a function.
+    """Returns the work of a function.
 
     Args:
       traced: Its jaxpr; its first results are what it keeps, then come gradients.
@@ -288,7 +288,7 @@ def _is_literal(value: 'Atom') -> bool:
 
 
 def _inner(equation: 'JaxprEqn') -> 'Jaxpr | None':
-  """The jaxpr that an operation calls, or the body of a loop; None for other operations."""
+  """Returns the jaxpr that an operation calls, or the body of a loop; None for other operations."""
   params = equation.params
   for key in ('jaxpr', 'call_jaxpr', 'fun_jaxpr', 'body_jaxpr', 'call'):
     if key in params and not callable(params[key]):
@@ -299,7 +299,7 @@ def _inner(equation: 'JaxprEqn') -> 'Jaxpr | None':
 
 
 def _attention(name: str, equation: 'JaxprEqn') -> float:
-  """FLOPs of a fused kernel of causal attention; 0 for other operations.
+  """Returns FLOPs of a fused kernel of causal attention; 0 for other operations.
 
   The forward kernel multiplies q kᵀ and p v, the backward kernels five products, or seven in two
   kernels.
@@ -320,7 +320,7 @@ def _attention(name: str, equation: 'JaxprEqn') -> float:
 
 
 def read(function: Callable[..., jax.Array], sizes: Sizes, *arguments: PyTree) -> Work:
-  """The work of the gradient of a function, and the arrays that its forward pass keeps.
+  """Returns the work of the gradient of a function, and the arrays that its forward pass keeps.
 
   Args:
     function: Maps (variables, *others) to a number.

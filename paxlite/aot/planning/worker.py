@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def restored(name: str, values: Mapping[str, Json]) -> 'Experiment':
-  """The experiment of a class with these values, validated."""
+  """Returns the experiment of a class with these values, validated."""
   from paxlite.experiments.registry import find
 
   experiment = find(name)(**values)
@@ -73,7 +73,7 @@ def restored(name: str, values: Mapping[str, Json]) -> 'Experiment':
 
 
 def judged(experiment: 'Experiment', target: 'Target', memory: float) -> Verdict:
-  """The verdict about an experiment.
+  """Returns the verdict about an experiment.
 
   Args:
     experiment: A validated experiment.
@@ -154,7 +154,7 @@ class Step:
     return time.perf_counter() - before
 
   def _numbers(self) -> 'TrainState':
-    """A state of random numbers, for which nothing has to be compiled."""
+    """Returns a state of random numbers, for which nothing has to be compiled."""
     import numpy as np
 
     jax, abstract = self._jax, self._task.abstract

@@ -39,7 +39,7 @@ class WorkerPool:
     self._workers.clear()
 
   def describe(self) -> JsonObject:
-    """What the first process says of its devices.
+    """Returns what the first process says of its devices.
 
     Raises:
       UserError: The process does not start.
@@ -96,7 +96,7 @@ class _Worker:
     return self._description
 
   def judge(self, asked: Mapping[str, object]) -> Verdict:
-    """The verdict. If the process dies while it judges, the verdict holds an error."""
+    """Returns the verdict. If the process dies while it judges, the verdict holds an error."""
     try:
       self._start()
       process = self._process
