@@ -311,6 +311,7 @@ def added(rows: Sequence[BlockCollective]) -> BlockCollective:
   names = ['runs', 'bytes', 'near_bytes', 'far_bytes', 'asynchronous_runs']
   if rows[0].seconds is not None:
     names += ['seconds', 'exposed']
+  # Any, because dataclasses.replace is declared with one type for each field.
   values: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in names}
   for name in ('blocks', 'passes'):
     values[name] = tuple(dict.fromkeys(part for row in rows for part in getattr(row, name)))

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 import fiddle as fdl
 
+# Modules are called with arguments of their own, so that no one type fits what a template makes.
 Template = Callable[..., Any]
 
 _B = TypeVar('_B', bound=fdl.Buildable)

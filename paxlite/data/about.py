@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -176,7 +175,8 @@ def report(data: RowInput | StreamInput) -> list[str]:
     *(f'          {line}' for line in histogram(found.lengths)),
   ]
   is_stream = isinstance(data, StreamInput)
-  layout: Any = data if is_stream else data.source
+  layout = data if isinstance(data, StreamInput) else data.source
+  assert isinstance(layout, StreamInput | SftRows | TokenRows)
   rows = f'{_counted(found.num_rows, "row")} of {layout.seq_len:,} tokens, {found.fill:.0%} full'
   lines.append(f'Rows      {first if is_stream else ""}{rows}')
   cut = int((found.lengths > layout.seq_len).sum())

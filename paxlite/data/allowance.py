@@ -107,7 +107,8 @@ class Allowance:
       return len(value)
     if value is None or isinstance(value, bool | float):
       return 0
-    total, todo = 0, list[Any]([value])
+    todo: list[Any] = [value]  # templates make values of any type
+    total = 0
     while todo:
       inner = todo.pop()
       if isinstance(inner, str):

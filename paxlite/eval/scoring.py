@@ -90,7 +90,7 @@ class Scorer:
     mesh: Mesh | None = None,
     rules: partitioning.Rules = partitioning.DEFAULT_RULES,
   ):
-    self._model: Any = model
+    self._model: Any = model  # Flax declares that apply may return a pair
     self._params = params
     self._max_len = max_len
     self._batch_tokens = batch_tokens

@@ -126,7 +126,7 @@ class Generator:
     mesh: Mesh | None = None,
     rules: partitioning.Rules = partitioning.DEFAULT_RULES,
   ):
-    self._model: Any = model
+    self._model: Any = model  # Flax declares that apply may return a pair
     self.params = params
     self._max_len = max_len
     self._sampling = sampling

@@ -100,7 +100,7 @@ def streamed(
     The next parameters, and the next state with its moments on the host.
   """
 
-  def moved(tree: PyTree, space: Any) -> PyTree:
+  def moved(tree: PyTree, space: Any) -> PyTree:  # JAX has no public type of jax.memory.Space
     return jax.tree.map(lambda x: jax.device_put(x, space) if is_moment(x) else x, tree)
 
   def update_here(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:

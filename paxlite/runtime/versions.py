@@ -20,7 +20,7 @@ def versions() -> JsonObject:
       found[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
       found[package] = 'not installed as a package'
-  config: Any = jax.config
+  config: Any = jax.config  # JAX declares no option of it
   return {
     'python': platform.python_version(),
     'packages': found,

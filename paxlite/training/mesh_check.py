@@ -83,7 +83,7 @@ def _largest_difference(mesh: Mesh, rules: Rules) -> float:
   )
 
   def loss(params: PyTree, x: jax.Array, targets: jax.Array) -> jax.Array:
-    logits: Any = probe.apply(params, x)
+    logits: Any = probe.apply(params, x)  # Flax declares that it may be a pair
     return (logits * targets).mean()
 
   def on_mesh(*arguments: PyTree) -> tuple[jax.Array, PyTree]:
