@@ -292,11 +292,9 @@ def to_pairs(x: np.ndarray, axis: int) -> np.ndarray:
 
 _whole: Transform = lambda x: x
 _Regrouping = Callable[[np.ndarray, int], np.ndarray]
-# by the layout of rotary pairs that the experiment has; None: there are none
-_TO_OURS: Mapping[str | None, _Regrouping | None]
-_TO_OURS = {'interleaved': to_pairs, 'half': to_halves, None: None}
-_TO_THEIRS: Mapping[str | None, _Regrouping | None]
-_TO_THEIRS = {'interleaved': to_halves, 'half': to_pairs, None: None}
+# by the layout of rotary pairs that the experiment has; none if it has no rotary positions
+_TO_OURS: dict[str | None, _Regrouping] = {'interleaved': to_pairs, 'half': to_halves}
+_TO_THEIRS: dict[str | None, _Regrouping] = {'interleaved': to_halves, 'half': to_pairs}
 
 
 def _rows(rows: slice) -> Transform:
@@ -305,8 +303,8 @@ def _rows(rows: slice) -> Transform:
 
 def _bias(heads: int, ours: str | None) -> tuple[Transform, Transform]:
   """Returns the transforms of _heads for a vector, [heads·H] → [heads, H] and back."""
-  into = _TO_OURS[ours]
-  out_of = _TO_THEIRS[ours]
+  into = _TO_OURS.get(ours)
+  out_of = _TO_THEIRS.get(ours)
   split = lambda x: x.reshape(heads, -1)
   return (
     lambda x: split(x) if into is None else into(split(x), 1),
@@ -331,8 +329,8 @@ def _heads(heads: int, head_dim: int, ours: str | None) -> tuple[Transform, Tran
 
   They convert rotary pairs to layout `ours` and back, unless `ours` is None.
   """
-  into = _TO_OURS[ours]
-  out_of = _TO_THEIRS[ours]
+  into = _TO_OURS.get(ours)
+  out_of = _TO_THEIRS.get(ours)
 
   def to_ours(x: np.ndarray) -> np.ndarray:
     x = x.reshape(heads, head_dim, -1)
