@@ -11,7 +11,7 @@ The names below are the public interface. Importing paxlite imports none of them
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
   from paxlite.core.errors import Interrupted, TrainingError, UserError
@@ -54,7 +54,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
   if name not in _WHERE:
     raise AttributeError(f'module paxlite has no attribute {name!r}')
   return getattr(importlib.import_module(_WHERE[name]), name)

@@ -14,13 +14,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from absl import flags
 
 from paxlite.checkpointing import save_errors
 from paxlite.core import command_line, other_names, paths
 from paxlite.core.errors import EXIT_AGAIN, AbsentError, Interrupted, TrainingError, UserError
+from paxlite.core.json_text import JsonObject
 from paxlite.core.terminal import occupy_standard_files, settle, warn
 from paxlite.runtime import (
   cpu_memory,
@@ -283,7 +284,7 @@ def _run(overrides: dict[str, str]) -> None:
     modes[_MODE.value](run)
 
 
-def _run_before(folder: str) -> dict[str, Any] | None:
+def _run_before(folder: str) -> JsonObject | None:
   """Returns the experiment of the run in a folder and its values, or None if there is no run."""
   from paxlite.checkpointing.stored_source import folder_of
   from paxlite.experiments.identity import run_values
@@ -294,7 +295,7 @@ def _run_before(folder: str) -> dict[str, Any] | None:
     return None
 
 
-def _experiment_name(run: dict[str, Any] | None) -> str:
+def _experiment_name(run: JsonObject | None) -> str:
   """Returns the name of a run's experiment, which is used if --fdl_config is missing.
 
   The name must be a known experiment: a name in a file must not cause the import of a module.

@@ -4,10 +4,12 @@ the step needs: memory, communication, and the least time that the hardware allo
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import re
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import fiddle as fdl
 import jax
@@ -19,10 +21,15 @@ from paxlite.aot.roofline import Links, ProgramCosts, costs_of
 from paxlite.aot.roofline import lines as cost_lines
 from paxlite.aot.targets import Chip, Target
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
+from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
 from paxlite.runtime import compiled_step
+from paxlite.runtime.compiler import Option
 from paxlite.training.sharded_task import ShardedTask
+
+_T = TypeVar('_T')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Report:
   lower_seconds: float
   compile_seconds: float
   versions: dict[str, str]
-  options: dict[str, Any]
+  options: dict[str, Option]
   fits: bool | None
   verdict: str
   chip: Chip | None = None
@@ -56,8 +63,8 @@ class Report:
   notes: tuple[str, ...] = ()
   program: str | None = dataclasses.field(default=None, repr=False)
 
-  def as_json(self) -> dict[str, Any]:
-    """The figures, without the text of the program."""
+  def as_json(self) -> JsonObject:
+    """Returns the figures, without the text of the program."""
     return dataclasses.asdict(dataclasses.replace(self, program=None))
 
 
@@ -94,7 +101,8 @@ def compile_step(
   state = lowered.args_info[0][0]
   device = mesh.devices.flat[0]
   options = e.compiler_options(device.platform)
-  known: dict[str, Any] = dict(
+  known = functools.partial(
+    Report,
     experiment=type(e).__name__,
     target=target.name,
     device=device.device_kind,
@@ -120,12 +128,13 @@ def compile_step(
     if save is not None:
       notes.append(f'Nothing is in {save}.')
     verdict, total = too_large
-    return Report(
-      **known, compile_seconds=spent, fits=False, verdict=verdict, total=total, notes=tuple(notes)
+    return known(
+      compile_seconds=spent, fits=False, verdict=verdict, total=total, notes=tuple(notes)
     )
-  known['compile_seconds'] = time.perf_counter() - before
+  spent = time.perf_counter() - before
 
   memory = compiled.memory_analysis()
+  assert memory is not None
   total = peak(memory, device.platform)
   host = memory.host_argument_size_in_bytes + memory.host_temp_size_in_bytes
   fits, verdict = _verdict(total, host, chip)
@@ -142,8 +151,8 @@ def compile_step(
   if save is not None:
     size = compiled_step.save(save, compiled, lowered, mesh, e.values(), options)
     notes.append(f'The compiled step is in {save}: {size:,} bytes.')
-  return Report(
-    **known,
+  return known(
+    compile_seconds=spent,
     fits=fits,
     verdict=verdict,
     arguments=memory.argument_size_in_bytes,
@@ -161,19 +170,19 @@ def compile_step(
 
 
 def sharded_task(experiment: Experiment, mesh: Mesh) -> ShardedTask:
-  """The task of an experiment on a mesh."""
+  """Returns the task of an experiment on a mesh."""
   e = experiment
   return ShardedTask(fdl.build(e.task()), mesh, e.rules, e.SEED)
 
 
-def _timed(function: Any) -> tuple[Any, float]:
+def _timed(function: Callable[[], _T]) -> tuple[_T, float]:
   before = time.perf_counter()
   result = function()
   return result, time.perf_counter() - before
 
 
 def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax.ShapeDtypeStruct]:
-  """The shapes, dtypes and shardings of a batch: from the data or, where it is missing, assumed."""
+  """Returns the shapes, dtypes and shardings of a batch: of the data, or assumed without it."""
   sharding = partitioning.batch_sharding(mesh, e.rules)
   packed = dict(ids='int32', labels='int32', weights='float32')
   if e.packed:
@@ -192,12 +201,12 @@ def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax
   return {k: jax.ShapeDtypeStruct(shape, v, sharding=sharding) for k, v in found.items()}
 
 
-def _shapes(tree: Any) -> Any:
+def _shapes(tree: PyTree) -> PyTree:
   return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def _too_large(error: str) -> tuple[str, int] | None:
-  """(verdict, bytes that are needed, or 0) of a compiler's error; None if memory is not why."""
+  """Returns (verdict, needed bytes or 0) of a compiler's error; None if memory is not why."""
   if 'RESOURCE_EXHAUSTED' not in error:
     return None
   sizes = re.search(r'\(([\d.]+)G\) exceeds available HBM \(([\d.]+)G\)', error)
@@ -208,7 +217,7 @@ def _too_large(error: str) -> tuple[str, int] | None:
 
 
 def peak(memory: Any, platform: str) -> int:
-  """The most bytes that are in use at a time, from a compiled program's memory_analysis.
+  """Returns the most bytes that are in use at a time, from a compiled program's memory_analysis.
 
   On a TPU, the sum of temporaries counts shared memory once for each buffer that shares it. The TPU
   compiler itself refuses programs that do not fit. The compiler's peak counts the memory of the
@@ -240,8 +249,8 @@ def _verdict(total: int, host: int, chip: Chip | None) -> tuple[bool | None, str
   return True, f'fits: {of}'
 
 
-def _text(compiled: Any, notes: list[str]) -> str | None:
-  """The text of a compiled program; None where this version of the compiler cannot print it."""
+def _text(compiled: jax.stages.Compiled, notes: list[str]) -> str | None:
+  """Returns the text of a compiled program; None where this compiler cannot print it."""
   with contextlib.suppress(jax.errors.JaxRuntimeError):
     return compiled.as_text()
   notes.append('This version of the compiler cannot print its program: its costs are unknown.')
@@ -249,26 +258,26 @@ def _text(compiled: Any, notes: list[str]) -> str | None:
 
 
 def platform_of(device: jax.Device) -> Platform:
-  """The kind of a device, as the costs of its programs are counted."""
+  """Returns the kind of a device, as the costs of its programs are counted."""
   return {'cpu': 'cpu', 'tpu': 'tpu'}.get(device.platform, 'gpu')  # type: ignore[return-value]
 
 
 def links_of(e: Experiment, mesh: Mesh) -> Links:
-  """The mesh of an experiment's program, and which of its devices are near each other."""
+  """Returns the mesh of an experiment's program, and which of its devices are near each other."""
   near = dict(zip(mesh.axis_names, e.ICI_MESH_SHAPE, strict=True))
   # with several slices of TPUs, the program is that of one slice
   return Links(near if mesh.devices.flat[0].platform == 'tpu' else dict(mesh.shape), near)
 
 
 def _peak_flops(costs: ProgramCosts, chip: Chip) -> float:
-  """The peak for the type of operands that most FLOPs have."""
+  """Returns the peak for the type of operands that most FLOPs have."""
   peaks = chip.flops_by_type
   most = max(costs.flops, key=lambda dtype: costs.flops[dtype], default='')
   return max(peaks.get(most, 0.0), chip.peak_flops)
 
 
 def page(report: Report) -> str:
-  """The report as a page of text."""
+  """Returns the report as a page of text."""
   r, chip = report, report.chip
   axes = ' × '.join(f'{a} {n}' for a, n in r.mesh.items() if n > 1) or 'one device'
   gib = lambda n: f'{n / 2**30:.2f} GiB' if n >= 1 << 30 else f'{n / 2**20:.2f} MiB'

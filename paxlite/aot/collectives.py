@@ -59,7 +59,7 @@ class Collective:
 
 
 def collectives(program: Program, mesh_sizes: Mapping[str, int]) -> list[Collective]:
-  """The collectives of a program for CPU, GPU or TPU.
+  """Returns the collectives of a program for CPU, GPU or TPU.
 
   Args:
     program: The compiled program.
@@ -86,7 +86,7 @@ def collective(
   mesh_sizes: Mapping[str, int],
   count: int = 1,
 ) -> Collective | None:
-  """The collective that an instruction is or starts; None for other instructions."""
+  """Returns the collective that an instruction is or starts; None for other instructions."""
   where = (computation.name, instruction.name, instruction.attribute('channel_id'))
   transfer = instruction.opcode == 'send' and re.search(
     r'_xla_megascale_transfer_type="(\w+)"', instruction.attributes
@@ -116,7 +116,7 @@ def collective(
 
 
 def totals(found: Sequence[Collective]) -> list[tuple[str, tuple[str, ...], int, int, float]]:
-  """(kind, axes, runs, bytes, sent bytes) of collectives by kind and axes, the most sent first."""
+  """Returns (kind, axes, runs, bytes, sent bytes) by kind and axes, the most sent first."""
   groups = collections.defaultdict(list)
   for c in found:
     groups[c.kind, c.axes].append(c)
@@ -134,7 +134,7 @@ def totals(found: Sequence[Collective]) -> list[tuple[str, tuple[str, ...], int,
 
 
 def _instructions(program: Program) -> Iterator[tuple[Computation, Instruction, int, bool]]:
-  """(computation, instruction, runs, whether in a fusion) of all that the program runs."""
+  """Yields (computation, instruction, runs, whether in a fusion) of all that the program runs."""
   waiting = [(program.entry, 1, False)]
   while waiting:
     computation, count, in_fusion = waiting.pop()
@@ -146,7 +146,7 @@ def _instructions(program: Program) -> Iterator[tuple[Computation, Instruction, 
 
 
 def _groups(line: str) -> np.ndarray | None:
-  """The positions of devices in the mesh, [groups, size]; at least those of the first group."""
+  """Returns positions of devices in the mesh, [groups, size]; at least those of the first group."""
   if match := re.search(r'source_target_pairs=\{\{(.*?)\}\}', line):
     return np.array([_integers(pair) for pair in match[1].split('},{')])
   if match := re.search(r'replica_groups=\{\{(.*?)\}', line):
@@ -163,14 +163,14 @@ def _integers(text: str) -> list[int]:
 
 
 def _iota(text: str) -> np.ndarray:
-  """The numbers of an iota: '<=[2,4]T(1,0)' is 0 to 7 as [2, 4], transposed and flattened."""
+  """Returns the numbers of an iota: '<=[2,4]T(1,0)' is 0 to 7 as [2, 4], transposed and flat."""
   dims, _, order = text.partition('T')
   numbers = np.arange(math.prod(_integers(dims))).reshape(_integers(dims))
   return (numbers.transpose(_integers(order)) if order else numbers).reshape(-1)
 
 
 def _mesh_groups(axes: str, ids: str | None, along: str) -> np.ndarray:
-  """The groups of "mesh['a'=2,'b'=4] {'b'}". Axes may be split: {'b':(1)2} is b's major half."""
+  """Returns the groups of "mesh['a'=2,'b'=4] {'b'}"; {'b':(1)2} is the major half of axis b."""
   sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", axes)}
   wanted = re.findall(r"'(\w+)'(?::\((\d+)\)(\d+))?", along)
   shape: list[int] = []
@@ -195,7 +195,7 @@ def _mesh_groups(axes: str, ids: str | None, along: str) -> np.ndarray:
 
 
 def _axes(groups: np.ndarray | None, mesh_sizes: Mapping[str, int]) -> tuple[tuple[str, ...], int]:
-  """The mesh axes along which the members of a group differ, and the number of members."""
+  """Returns the mesh axes along which the members of a group differ, and the number of members."""
   shape = list(mesh_sizes.values())
   total = math.prod(shape)
   if groups is None or not groups.size:

@@ -49,13 +49,13 @@ class Costs:
     self._traffic = Traffic(program, platform == 'gpu')
 
   def kernels(self) -> Iterator[tuple[Kernel, int]]:
-    """Every instruction that takes time, and how often it runs."""
+    """Yields every instruction that takes time, and how often it runs."""
     for computation, instruction, count in self.instructions():
       if kernel := self.kernel(computation, instruction):
         yield kernel, count
 
   def instructions(self) -> Iterator[tuple[Computation, Instruction, int]]:
-    """Every instruction that runs none of the program's computations, and how often it runs."""
+    """Yields each instruction that runs no computation of the program, and how often it runs."""
     waiting = [(self.program.entry, 1)]
     while waiting:
       computation, count = waiting.pop()
@@ -69,7 +69,7 @@ class Costs:
           yield computation, instruction, count
 
   def flops(self) -> dict[str, float]:
-    """FLOPs by the type of the operands."""
+    """Returns FLOPs by the type of the operands."""
     found: dict[str, float] = collections.defaultdict(float)
     for kernel, count in self.kernels():
       for dtype, n in kernel.flops.items():
@@ -77,28 +77,28 @@ class Costs:
     return dict(found)
 
   def traffic(self) -> int:
-    """Bytes that are read from and written to main memory."""
+    """Returns bytes that are read from and written to main memory."""
     return sum(kernel.bytes * count for kernel, count in self.kernels())
 
   def traffic_by_source(self) -> dict[str, int]:
-    """Bytes of main memory by the part of the model that they come from, most first."""
+    """Returns bytes of main memory by the part of the model that they come from, most first."""
     found: collections.Counter[str] = collections.Counter()
     for kernel, count in self.kernels():
       found[part_of(kernel.instruction.source)] += kernel.bytes * count
     return dict(found.most_common())
 
   def kernel(self, computation: Computation, instruction: Instruction) -> Kernel | None:
-    """The kernel that an instruction is; None where it takes no time of its own."""
+    """Returns the kernel that an instruction is; None where it takes no time of its own."""
     flops = flops_of(self.program, computation, instruction, self._platform == 'tpu')
     moved = self._traffic.moved(computation, instruction)
     return Kernel(instruction, computation, flops, moved) if flops or moved else None
 
   def trips(self, computation: Computation, instruction: Instruction) -> int:
-    """How often the computations of an instruction run."""
+    """Returns how often the computations of an instruction run."""
     return self.program.trips(computation, instruction) if instruction.opcode == 'while' else 1
 
   def dearest_branch(self, conditional: Instruction) -> list[Computation]:
-    """The branch of a conditional that moves most."""
+    """Returns the branch of a conditional that moves most."""
     branches = self.program.called(conditional)
     moved = lambda branch: sum(k.bytes for i in branch if (k := self.kernel(branch, i)) is not None)
     return [max(branches, key=moved)] if branches else []
@@ -111,7 +111,7 @@ SCOPE = re.compile(
 
 
 def part_of(source: str) -> str:
-  """The part of a model that an instruction comes from: the last modules of its path.
+  """Returns the part of a model that an instruction comes from: the last modules of its path.
 
   'jit(step)/jvp(TransformerLm.losses)/…/self_attention/rotary/mul' is 'self_attention/rotary'.
   """

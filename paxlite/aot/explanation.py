@@ -23,6 +23,8 @@ from paxlite.aot.origins import RECOMPUTED, Origin, Paths, origins
 from paxlite.aot.roofline import Links, speed_of
 from paxlite.aot.schedule import Schedule
 from paxlite.aot.targets import Target
+from paxlite.core.json_text import JsonObject
+from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.base import Experiment
 from paxlite.optim.moments import is_moment
@@ -163,8 +165,8 @@ class Explanation:
     """The products of the forward pass that the backward pass computes again."""
     return tuple(p for p in self.products if p.of == RECOMPUTED)
 
-  def as_json(self) -> dict[str, Any]:
-    """The explanation; `report` is what `paxlite compile --json` writes."""
+  def as_json(self) -> JsonObject:
+    """Returns the explanation; `report` is what `paxlite compile --json` writes."""
     rows = lambda found: [dataclasses.asdict(row) for row in found]
     return {
       'report': self.report.as_json(),
@@ -257,8 +259,8 @@ def _device_bytes(
   return math.prod(shape) * jax.numpy.dtype(dtype).itemsize // shards
 
 
-def _bytes(tree: Any) -> int:
-  """The bytes of abstract arrays on one device."""
+def _bytes(tree: PyTree) -> int:
+  """Returns the bytes of abstract arrays on one device."""
 
   def one(x: jax.ShapeDtypeStruct) -> int:
     shape = x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)
@@ -270,12 +272,12 @@ def _bytes(tree: Any) -> int:
 def _collectives(
   program: Program, costs: Costs, paths: Paths, links: Links, report: Report
 ) -> Iterator[BlockCollective]:
-  """The collectives by block and pass, in the order of the model's passes, the most sent first."""
+  """Yields the collectives by block and pass, the most sent first."""
   speed = None if report.chip is None else speed_of(report.chip, links)
   waits: dict[str, float] = {}
   if speed is not None:
     waits = Schedule(costs, speed, links.sizes).timeline(program.entry).exposed_by
-  groups: dict[tuple[Any, ...], list[BlockCollective]] = collections.defaultdict(list)
+  groups: dict[tuple[object, ...], list[BlockCollective]] = collections.defaultdict(list)
   for one in collectives.collectives(program, links.sizes):
     computation = program.computations[one.computation]
     instruction = computation.get(one.instruction)
@@ -305,10 +307,11 @@ def _collectives(
 
 
 def added(rows: Sequence[BlockCollective]) -> BlockCollective:
-  """Collectives of one kind along the same axes as one, with the blocks and passes of all."""
+  """Returns collectives of one kind and the same axes as one, with the blocks and passes of all."""
   names = ['runs', 'bytes', 'near_bytes', 'far_bytes', 'asynchronous_runs']
   if rows[0].seconds is not None:
     names += ['seconds', 'exposed']
+  # Any, because dataclasses.replace is declared with one type for each field.
   values: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in names}
   for name in ('blocks', 'passes'):
     values[name] = tuple(dict.fromkeys(part for row in rows for part in getattr(row, name)))

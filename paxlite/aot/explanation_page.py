@@ -56,7 +56,7 @@ def page(explanation: Explanation) -> str:
 
 
 def _memory(x: Explanation) -> str:
-  """Two bars at the same scale: what the compiler says, and what is in its temporaries."""
+  """Returns two bars at the same scale: what the compiler says, and what is in its temporaries."""
   t = x.totals
   state = dict(zip(_STATE, (t.parameters, t.optimizer, t.others, t.batch), strict=True))
   parts = [(name, size, _STATE[name]) for name, size in state.items() if size]
@@ -157,7 +157,7 @@ def squares(
 
 
 def _diagram(x: Explanation) -> Iterator[str]:
-  """The blocks from input to loss, with the collectives of the forward and the backward pass."""
+  """Yields the blocks from input to loss, with the collectives of the forward and backward pass."""
   shown, small = words.split_small(x.collectives)
   rows: dict[str, list[BlockCollective]] = collections.defaultdict(list)
   for row in shown:
@@ -296,7 +296,7 @@ def _tables(x: Explanation) -> Iterator[str]:
 
 
 def _table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-  """A table that opens by a click; columns whose title begins with # hold numbers."""
+  """Returns a table that opens by a click; columns whose title begins with # hold numbers."""
   kinds = [' class="n"' if name.startswith('#') else '' for name in header]
   line = lambda tag, cells: ''.join(
     f'<{tag}{kind}>{html.escape(cell)}</{tag}>' for cell, kind in zip(cells, kinds, strict=True)
@@ -319,7 +319,7 @@ def _box(
   text: str,
   size: int | None = None,
 ) -> str:
-  """A rectangle that says what it is where it has room, and under the pointer."""
+  """Returns a rectangle that says what it is where it has room, and under the pointer."""
   name = html.escape(text)
   lines = [name] if width > 9 + 7.5 * len(text) and height > 18 else []
   if lines and size is not None and height > 36:

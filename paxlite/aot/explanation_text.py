@@ -5,7 +5,6 @@ import dataclasses
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
 from paxlite.aot.explanation import ArrayRow, BlockCollective, Explanation, added
 from paxlite.aot.origins import BACKWARD, FORWARD, RECOMPUTED, UPDATE, label
@@ -41,20 +40,20 @@ class Collapsed:
 
 
 def collapsed(rows: Iterable[ArrayRow]) -> list[Collapsed]:
-  """One row for the equal arrays of unrolled layers, in the order of the first ones."""
+  """Returns one row for the equal arrays of unrolled layers, in the order of the first ones."""
   counts = collections.Counter(dataclasses.replace(row, name=short_name(row.name)) for row in rows)
   return [Collapsed(row, count) for row, count in counts.items()]
 
 
 def short_name(name: str) -> str:
-  """'transformer/x_layers_3/ff_layer' as 'layer/ff_layer', whichever way layers are stacked."""
+  """Returns 'transformer/x_layers_3/ff_layer' as 'layer/ff_layer', however layers are stacked."""
   short = re.sub(r'^(transformer/)?(repeat|x_layers_\d+|[A-Z]\w*)(?=/|$)', 'layer', name)
   short = re.sub(r'^transformer(?=/(?!first_|last_)|$)', 'layer', short)
   return re.sub(r'^transformer/|(?<=^layer/)x_layers_', '', short)
 
 
 def dims_text(row: ArrayRow) -> str:
-  """'[2,048 embed/data, 32 heads/mdl]': sizes, logical axes, and the mesh axes that split them."""
+  """Returns '[2,048 embed/data, 32 heads/mdl]': sizes, logical axes, and mesh axes."""
   parts = []
   for size, name, mesh_axes in zip(row.shape, row.axes, row.mesh_axes, strict=True):
     text = f'{size}{_JOINED}{name}' if name else str(size)
@@ -63,7 +62,7 @@ def dims_text(row: ArrayRow) -> str:
 
 
 def size_text(n: float) -> str:
-  """Bytes with three digits: '1.25 GiB'."""
+  """Returns bytes with three digits: '1.25 GiB'."""
   units = ['B', 'KiB', 'MiB', 'GiB', 'TiB']
   while n >= 1000 and len(units) > 1:
     n /= 1024
@@ -77,7 +76,7 @@ def passes_text(row: BlockCollective) -> str:
 
 
 def schedule_text(row: BlockCollective) -> str:
-  """How far the schedule hides a collective behind kernels."""
+  """Returns how far the schedule hides a collective behind kernels."""
   if row.seconds is None or row.exposed is None:
     return 'may overlap' if row.asynchronous_runs else 'exposed'
   if row.exposed < 0.005 * row.seconds:
@@ -87,9 +86,9 @@ def schedule_text(row: BlockCollective) -> str:
 
 
 def ordered(rows: Iterable[BlockCollective]) -> list[BlockCollective]:
-  """Collectives in the order of the passes and of the blocks, the most sent first."""
+  """Returns collectives in the order of the passes and of the blocks, the most sent first."""
 
-  def key(row: BlockCollective) -> tuple[Any, ...]:
+  def key(row: BlockCollective) -> tuple[object, ...]:
     of = row.passes[0]
     is_one = len(row.passes) == 1 and of in _PASSES
     order = _PASSES.index(of) if is_one else len(_PASSES)
@@ -98,7 +97,7 @@ def ordered(rows: Iterable[BlockCollective]) -> list[BlockCollective]:
   return sorted(rows, key=key)
 
 
-def block_order(block: str) -> tuple[Any, ...]:
+def block_order(block: str) -> tuple[object, ...]:
   """Sorts blocks in the order of the model."""
   head, _, rest = block.partition('/')
   kind = next((i for i, name in enumerate(_BLOCKS) if head.startswith(name)), len(_BLOCKS))
@@ -108,7 +107,7 @@ def block_order(block: str) -> tuple[Any, ...]:
 
 
 def block_of(name: str) -> str:
-  """The block of an array: 'layer/self_attention' of 'layer/self_attention/qkv/query/w'."""
+  """Returns the block of an array: 'layer/self_attention' of 'layer/self_attention/qkv/query/w'."""
   parts = name.split('/')
   if parts[0] == 'softmax':
     return 'logits'
@@ -118,14 +117,14 @@ def block_of(name: str) -> str:
 
 
 def sent(row: BlockCollective) -> float:
-  """Bytes that a device sends, near and far."""
+  """Returns bytes that a device sends, near and far."""
   return row.near_bytes + row.far_bytes
 
 
 def split_small(
   rows: Sequence[BlockCollective],
 ) -> tuple[list[BlockCollective], list[BlockCollective]]:
-  """(the collectives to list, those that are too small), in the order of the model.
+  """Returns (the collectives to list, those that are too small), in the order of the model.
 
   Collectives with the same names of blocks, passes, kind and axes become one.
   """
@@ -139,7 +138,7 @@ def split_small(
 
 
 def text(explanation: Explanation) -> str:
-  """The explanation as a page of text."""
+  """Returns the explanation as a page of text."""
   x = explanation
   mesh = ' × '.join(f'{a} {n}' for a, n in x.report.mesh.items() if n > 1) or 'one device'
   title = f'{x.report.experiment} on {x.report.target}, mesh {mesh}: {x.report.verdict}'
@@ -211,7 +210,7 @@ def _arrays(rows: Sequence[ArrayRow]) -> Iterator[str]:
 
 
 def _wrapped(name: str, width: int) -> list[str]:
-  """A name in lines of at most `width`, which end with a slash where one is near."""
+  """Returns a name in lines of at most `width`, which end with a slash where one is near."""
   lines = []
   while len(name) > width:
     cut = name.rfind('/', 3, width) + 1 or width

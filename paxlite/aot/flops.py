@@ -10,7 +10,7 @@ from paxlite.aot.hlo import Array, Computation, Instruction, Program
 def flops_of(
   program: Program, computation: Computation, instruction: Instruction, tpu: bool
 ) -> dict[str, float]:
-  """FLOPs of one run of an instruction by the type of its operands, such as bf16.
+  """Returns FLOPs of one run of an instruction by the type of its operands, such as bf16.
 
   On a TPU, float32 at the highest precision is computed as six products of bfloat16.
   """
@@ -46,7 +46,7 @@ def _dot_flops(dot: Instruction, left: Array) -> float:
 
 
 def convolution_flops(convolution: Instruction, left: Array, right: Array) -> float:
-  """FLOPs of a convolution, with products of padding and of holes left out.
+  """Returns FLOPs of a convolution, with products of padding and of holes left out.
 
   A TPU's matrix multiplications are convolutions: a batch dimension is a spatial one whose window
   meets one element at a time, so the size of the window alone says nothing.
@@ -76,7 +76,7 @@ def convolution_flops(convolution: Instruction, left: Array, right: Array) -> fl
 def _meetings(
   size: int, kernel: int, output: int, stride: int, low: int, dilation: int, window_dilation: int
 ) -> int:
-  """Pairs of an output and an element of the window that meet an element of the input."""
+  """Counts pairs of an output and an element of the window that meet an element of the input."""
   count = 0
   end = (size - 1) * dilation
   for k in range(kernel):
@@ -117,7 +117,7 @@ _GROUPED_ROWS = re.compile(r'\brows_(\d+)_of_(\d+)\b')
 
 
 def grouped_rows(call: Instruction) -> tuple[int, int] | None:
-  """The rows that a grouped product multiplies at equal load, and those that it has room for.
+  """Returns the rows that a grouped product multiplies at equal load, and those it has room for.
 
   paxlite.layers.dropless writes them into the name; None for other calls.
   """
@@ -137,7 +137,7 @@ _STATED_COST = re.compile(r'\\?"cost_estimate\\?":\s*\{[^}]*\\?"flops\\?":\s*\\?
 
 
 def _attention_flops(call: Instruction, operands: list[Array], products: int) -> float:
-  """FLOPs of cuDNN's attention; a causal mask leaves out half."""
+  """Returns FLOPs of cuDNN's attention; a causal mask leaves out half."""
   scores = re.search(
     r'"intermediate_tensor_shape":\s*(\{.*?"dimensions":\s*(\[.*?\]))', call.attributes
   )

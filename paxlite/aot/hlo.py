@@ -77,12 +77,12 @@ class Instruction:
     return sum(a.bytes for a in self.arrays)
 
   def attribute(self, name: str) -> str | None:
-    """The text of an attribute up to the next comma or bracket: a name or a number."""
+    """Returns the text of an attribute up to the next comma or bracket: a name or a number."""
     found = re.search(rf'\b{name}=%?([\w.\-]+)', self.attributes)
     return found[1] if found else None
 
   def quoted(self, name: str) -> str:
-    """The text of an attribute in quotation marks; '' where it is absent."""
+    """Returns the text of an attribute in quotation marks; '' where it is absent."""
     found = re.search(rf'\b{name}="((?:[^"\\]|\\.)*)"', self.attributes)
     return found[1] if found else ''
 
@@ -142,11 +142,11 @@ class Computation:
     return found
 
   def get(self, name: str) -> Instruction:
-    """The instruction with this name; one of opcode 'unknown' where there is none."""
+    """Returns the instruction with this name; one of opcode 'unknown' where there is none."""
     return self.instructions.get(name, _UNKNOWN)
 
   def arrays(self, operand: str) -> tuple[Array, ...]:
-    """The arrays of an operand."""
+    """Returns the arrays of an operand."""
     return self.get(operand).arrays
 
 
@@ -177,11 +177,11 @@ class Program:
     self.entry = self.computations[entry]
 
   def called(self, instruction: Instruction) -> list[Computation]:
-    """The computations that an instruction runs."""
+    """Returns the computations that an instruction runs."""
     return [self.computations[n] for n in instruction.called if n in self.computations]
 
   def trips(self, within: Computation, loop: Instruction) -> int:
-    """How often the body of a while loop runs; 1 where that is not known."""
+    """Returns how often the body of a while loop runs; 1 where that is not known."""
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"\}', loop.attributes):
       return int(known[1])
     condition = self.computations.get(loop.attribute('condition') or '')
@@ -201,7 +201,7 @@ class Program:
     return max(-(-distance.get(direction, 1) // abs(step)), 0)
 
   def _comparison(self, condition: Computation) -> tuple[int, str, int] | None:
-    """(position of the counter, direction, bound) of a loop's condition."""
+    """Returns (position of the counter, direction, bound) of a loop's condition."""
     test = condition.root
     inside, values = condition, dict[str, str]()
     if test.opcode in ('fusion', 'call') and (called := self.called(test)):
@@ -224,7 +224,7 @@ class Program:
     return left.index, direction, bound
 
   def _step(self, body: Computation, counter: int) -> int | None:
-    """What the body of a loop adds to its counter."""
+    """Returns what the body of a loop adds to its counter."""
     if body.root.opcode != 'tuple' or counter >= len(body.root.operands):
       return None
     added = self._origin(body, body.root.operands[counter])
@@ -256,14 +256,14 @@ class Program:
     return None
 
   def _start(self, within: Computation, loop: Instruction, counter: int) -> int | None:
-    """The first value of a loop's counter."""
+    """Returns the first value of a loop's counter."""
     state = self._origin(within, loop.operands[0])
     if state.opcode != 'tuple':
       return None
     return _constant(self._origin(within, state.operands[counter]))
 
   def _origin(self, computation: Computation, name: str) -> Instruction:
-    """The instruction that a value comes from, past copies and loops that do not change it."""
+    """Returns the instruction that a value comes from, past copies and loops that keep it."""
     instruction = computation.get(name)
     while True:
       if instruction.opcode in _SAME_VALUE:
@@ -298,7 +298,7 @@ def _constant(instruction: Instruction) -> int | None:
 
 
 def arrays_of(shape: str) -> tuple[Array, ...]:
-  """The arrays of a shape's text, those of nested tuples in turn."""
+  """Returns the arrays of a shape's text, those of nested tuples in turn."""
   return tuple(
     Array(
       dtype,
@@ -311,12 +311,12 @@ def arrays_of(shape: str) -> tuple[Array, ...]:
 
 
 def elements(shape: str) -> list[str]:
-  """The elements of a tuple's shape, each as text."""
+  """Returns the elements of a tuple's shape, each as text."""
   return split(re.sub(r'/\*.*?\*/', '', shape.strip())[1:-1])
 
 
 def split(text: str, separator: str = ',') -> list[str]:
-  """Parts of a text between separators that are in no brackets."""
+  """Returns the parts of a text between separators that are in no brackets."""
   parts, start, depth = [], 0, 0
   for match in re.finditer(rf'"(?:[^"\\]|\\.)*"|[()\[\]{{}}{separator}]', text):
     c = match[0]
@@ -331,7 +331,7 @@ def split(text: str, separator: str = ',') -> list[str]:
 
 
 def _computations(text: str) -> Iterator[tuple[str, bool, list[str]]]:
-  """(name, whether it is the entry, its instructions as text) of every computation.
+  """Yields (name, whether it is the entry, its instructions as text) of every computation.
 
   An instruction may take several lines: kernels of Pallas carry their own program as an attribute.
   """
@@ -357,7 +357,7 @@ def _computations(text: str) -> Iterator[tuple[str, bool, list[str]]]:
 
 
 def _open_brackets(text: str) -> int:
-  """Brackets that are opened and not closed; 1 within a text in quotation marks."""
+  """Counts brackets that are opened and not closed; 1 within a text in quotation marks."""
   depth, end = 0, 0
   for match in _BRACKETS.finditer(text):
     end = match.end()
@@ -387,7 +387,7 @@ def _instruction(line: str) -> Instruction | None:
 
 
 def _closing(text: str, opening: int) -> int:
-  """The position of the bracket that closes the one at `opening`."""
+  """Returns the position of the bracket that closes the one at `opening`."""
   depth = 0
   for match in _BRACKETS.finditer(text, opening):
     depth += (match[0] in '([{') - (match[0] in ')]}')

@@ -36,7 +36,7 @@ class Origin:
 
 
 def origins(path: str) -> tuple[Origin, ...]:
-  """The origins that a path of the compiler names, without repetition, in order.
+  """Returns the origins that a path of the compiler names, without repetition, in order.
 
   >>> origins('jit(step)/jvp(Lm.losses)/Lm.hidden/transformer/x_layers_3/ff_layer/ffn_layer1/dot')
   (Origin(block='layer/ff_layer', module='ffn_layer1', of='forward'),)
@@ -45,7 +45,7 @@ def origins(path: str) -> tuple[Origin, ...]:
 
 
 def label(parts: tuple[str, ...]) -> str:
-  """The names of several blocks as one: those of a layer, or of several parts of the model."""
+  """Returns the names of several blocks as one: those of a layer, or of parts of the model."""
   unique = list(dict.fromkeys(parts))
   if len(unique) == 1:
     return unique[0]
@@ -71,7 +71,7 @@ class Paths:
             self._callers.setdefault(called.name, (computation, instruction))
 
   def path(self, computation: Computation, instruction: Instruction) -> str:
-    """The path of an instruction; '' where none is near."""
+    """Returns the path of an instruction; '' where none is near."""
     if instruction.source:
       return instruction.source
     kind = instruction.opcode.removesuffix('-start')
@@ -91,7 +91,7 @@ class Paths:
   def _using(
     self, computation: Computation, instruction: Instruction
   ) -> Iterator[tuple[Computation, Instruction]]:
-    """The instructions that use a result; for the result of a computation, those of its caller."""
+    """Yields the instructions that use a result; for that of a computation, those of its caller."""
     users = self._users.get(computation.name)
     if users is None:
       users = self._users[computation.name] = {}
@@ -106,7 +106,7 @@ class Paths:
   def _used(
     self, computation: Computation, instruction: Instruction
   ) -> Iterator[tuple[Computation, Instruction]]:
-    """The instructions that make the operands; for a parameter, those of the caller."""
+    """Yields the instructions that make the operands; for a parameter, those of the caller."""
     if instruction.opcode == 'parameter' and computation.name in self._callers:
       caller, call = self._callers[computation.name]
       position = int(instruction.operands[0])
@@ -119,7 +119,7 @@ class Paths:
 
 
 def _alternatives(path: str) -> Iterator[str]:
-  """The paths that a merged path stands for."""
+  """Yields the paths that a merged path stands for."""
   opening = re.search(r'(?:^|/)\(', path)
   if opening is None:
     yield path

@@ -25,7 +25,7 @@ class Links:
   near: Mapping[str, int]
 
   def split(self, axes: tuple[str, ...], sent: float) -> tuple[float, float]:
-    """(bytes within, bytes between slices or hosts) that one device sends along mesh axes.
+    """Returns the bytes within and between slices or hosts that one device sends along mesh axes.
 
     Collectives are hierarchical: data of other hosts crosses the network once per host, split over
     its devices, and then goes round within the host.
@@ -136,7 +136,7 @@ class ProgramCosts:
 
 
 def speed_of(chip: Chip, links: Links) -> Speed:
-  """The speeds of a chip's data sheet in a mesh."""
+  """Returns the speeds of a chip's data sheet in a mesh."""
 
   def seconds(one: Collective) -> float:
     near, far = links.split(one.axes, one.sent_bytes)
@@ -186,7 +186,7 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
 
 
 def lines(costs: ProgramCosts, chip: Chip | None, parts: int = 8) -> list[str]:
-  """The costs as lines of text, with the parts of the model that move most."""
+  """Returns the costs as lines of text, with the parts of the model that move most."""
   flops = ', '.join(f'{n:.4g} {dtype}' for dtype, n in costs.flops.items()) or 'none'
   found = [
     'What the program does in a step, on one device',

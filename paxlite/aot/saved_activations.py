@@ -7,7 +7,7 @@ less: it can compute a cheap array again.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fiddle as fdl
 import jax
@@ -15,12 +15,16 @@ import jax.numpy as jnp
 from flax.linen import meta
 from jax.sharding import Mesh
 
+from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.transformer import REPEATED
 from paxlite.optim.optimizers import merge
 from paxlite.parallel import partitioning
 from paxlite.training.train_state import TrainState
+
+if TYPE_CHECKING:
+  from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +58,8 @@ class Saved:
     return jnp.dtype(self.dtype).itemsize
 
 
-def saved_by(function: Callable[..., jax.Array], variables: Any, *others: Any) -> list[Saved]:
-  """The arrays that the derivative of a function keeps; arguments of the function are left out.
+def saved_by(function: Callable[..., jax.Array], variables: PyTree, *others: PyTree) -> list[Saved]:
+  """Returns the arrays that the derivative of a function keeps, without the function's arguments.
 
   Args:
     function: Maps (variables, *others) to one number.
@@ -63,7 +67,7 @@ def saved_by(function: Callable[..., jax.Array], variables: Any, *others: Any) -
     *others: Further trees, for which there is none.
   """
 
-  def backward(variables: Any, *others: Any) -> Any:
+  def backward(variables: PyTree, *others: PyTree) -> PyTree:
     return jax.vjp(lambda v: function(v, *others), variables)[1]
 
   traced = jax.make_jaxpr(backward)(variables, *others).jaxpr
@@ -75,7 +79,7 @@ def saved_by(function: Callable[..., jax.Array], variables: Any, *others: Any) -
 
 
 def saved_by_loss(experiment: Experiment, mesh: Mesh, rows: int) -> list[Saved]:
-  """The arrays that the loss of an experiment keeps, with the logical axes of their dimensions.
+  """Returns the arrays that the loss of an experiment keeps, with their logical axes.
 
   Args:
     experiment: A validated experiment.
@@ -99,19 +103,19 @@ class Loss(NamedTuple):
   """
 
   function: Callable[..., jax.Array]
-  arguments: tuple[Any, ...]
+  arguments: tuple[PyTree, ...]
   state: TrainState
 
 
 def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> Loss:
-  """The loss of an experiment; for the arguments see saved_by_loss."""
+  """Returns the loss of an experiment; for the arguments see saved_by_loss."""
   e = experiment
   task = fdl.build(e.task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   state = meta.unbox(boxed)
   trainable, frozen = task.optimizer.split(state.params)
 
-  def loss(trainable: Any, frozen: Any, overwritten: Any, batch: Any) -> jax.Array:
+  def loss(trainable: PyTree, frozen: PyTree, overwritten: PyTree, batch: PyTree) -> jax.Array:
     with partitioning.activate(mesh, e.rules):
       rng = jax.random.key(e.SEED)
       return task.loss(merge(trainable, frozen), batch, rng, overwritten)[0]
@@ -120,7 +124,7 @@ def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> Loss:
 
 
 def rows_of(experiment: Experiment, rows: int) -> dict[str, jax.ShapeDtypeStruct]:
-  """The shapes and types of a batch of so many rows."""
+  """Returns the shapes and types of a batch of so many rows."""
   types = dict(ids='int32', labels='int32', weights='float32')
   if experiment.packed:
     types |= dict(segment_ids='int32', segment_pos='int32')
@@ -131,7 +135,7 @@ def rows_of(experiment: Experiment, rows: int) -> dict[str, jax.ShapeDtypeStruct
 class Names:
   """Finds the logical axes of an array by the sizes of its dimensions."""
 
-  def __init__(self, experiment: Experiment, rows: int, boxed: Any):
+  def __init__(self, experiment: Experiment, rows: int, boxed: PyTree):
     """Takes the sizes of the model.
 
     Args:
@@ -156,7 +160,7 @@ class Names:
         self._weights.setdefault(tuple(named.value.shape), tuple(named.names))
 
   def of(self, saved: Saved) -> tuple[str | None, ...]:
-    """The names; those of a weight where the array is a weight in another type."""
+    """Returns the names; those of a weight where the array is a weight in another type."""
     if saved.shape in self._weights and saved.operation in _CASTS:
       return self._weights[saved.shape]
     names: list[str | None] = self._ticks.names(saved) if self._ticks else []
@@ -198,7 +202,7 @@ class _Ticks(NamedTuple):
 
   @classmethod
   def of(cls, e: LanguageModel, rows: int) -> '_Ticks':
-    """The dimensions in the pipeline of an experiment, for a batch of so many rows."""
+    """Returns the dimensions in the pipeline of an experiment, for a batch of so many rows."""
     groups = e.NUM_MICROBATCHES * e.NUM_PIPELINE_REPEATS
     layers = (e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer
     parts = partitioning.num_shards(e.mesh_sizes, e.rules, 'batch')
@@ -211,7 +215,7 @@ class _Ticks(NamedTuple):
     )
 
   def names(self, saved: Saved) -> list[str | None]:
-    """The names of the first dimensions of an array: (ticks, layers, stages, parts, rows)."""
+    """Returns the names of an array's first dimensions: (ticks, layers, stages, parts, rows)."""
     shape = saved.shape
     if saved.operation != 'scan' or not shape or shape[0] != self.ticks:
       return []
@@ -245,12 +249,12 @@ _WIDTHS = (
 _WIDTH_NAMES = {name for _, name in _WIDTHS if name.startswith('act_')}
 
 
-def _is_literal(value: Any) -> bool:
+def _is_literal(value: 'Var | Literal') -> bool:
   return hasattr(value, 'val')
 
 
-def _origin(traced: Any, value: Any) -> tuple[str, str, str] | None:
-  """(operation, source, label) of a value in a traced function; None for one of its arguments.
+def _origin(traced: 'Jaxpr', value: 'Var | Literal') -> tuple[str, str, str] | None:
+  """Returns (operation, source, label) of a value in a traced function; None for an argument.
 
   Loops and nested functions are looked into for the source and for the label, which is the name
   that `checkpoint_name` gives the value.
@@ -276,8 +280,8 @@ def _origin(traced: Any, value: Any) -> tuple[str, str, str] | None:
   return operation, here, named.params['name'] if named.primitive.name == 'name' else ''
 
 
-def _maker(traced: Any, value: Any) -> tuple[Any, int] | None:
-  """The operation of a traced function that makes a value, and which of its results it is."""
+def _maker(traced: 'Jaxpr', value: 'Var | Literal') -> 'tuple[JaxprEqn, int] | None':
+  """Returns the operation of a traced function that makes a value, and which result it is."""
   for equation in reversed(traced.eqns):
     for i, made in enumerate(equation.outvars):
       if made is value:
@@ -286,7 +290,7 @@ def _maker(traced: Any, value: Any) -> tuple[Any, int] | None:
 
 
 def _modules(stack: str) -> str:
-  """'jvp(TransformerLm.losses)/TransformerLm.hidden/transformer/…' without methods and JAX."""
+  """Removes methods and JAX from 'jvp(TransformerLm.losses)/TransformerLm.hidden/transformer/…'."""
   parts = [p for p in stack.split('/') if p.replace('_', '').isalnum() and p not in _FUNCTIONS]
   return '/'.join(parts)
 

@@ -31,11 +31,11 @@ class Speed:
   host: float = 0.0
 
   def compute(self, flops: Mapping[str, float]) -> float:
-    """Seconds for FLOPs at the peak."""
+    """Returns seconds for FLOPs at the peak."""
     return sum(n / self.flops.get(dtype, self.flops['']) for dtype, n in flops.items())
 
   def kernel(self, kernel: Kernel) -> float:
-    """Seconds of one run of a kernel."""
+    """Returns seconds of one run of a kernel."""
     return max(self.compute(kernel.flops), kernel.bytes / self.memory)
 
 
@@ -101,7 +101,7 @@ class Schedule:
     self._begun = self._channels_begun()
 
   def timeline(self, computation: Computation) -> Timeline:
-    """The timeline of one run of a computation."""
+    """Returns the timeline of one run of a computation."""
     speed = self._speed
     line = Timeline()
     clock = link_free = 0.0
@@ -162,7 +162,7 @@ class Schedule:
   def _started(
     self, computation: Computation, instruction: Instruction
   ) -> Iterator[tuple[str, Collective, bool]]:
-    """(key of the end, collective, whether others run meanwhile) of what an instruction starts."""
+    """Yields (key of the end, collective, whether others run) of what an instruction starts."""
     if one := collective(computation, instruction, self._mesh_sizes):
       starts = instruction.opcode.endswith('-start') or instruction.opcode == 'send'
       yield instruction.name, one, starts
@@ -178,7 +178,7 @@ class Schedule:
           yield f'channel {channel}', one, starts
 
   def _channels_begun(self) -> set[str | None]:
-    """Channels of the collectives that one fusion of the program starts and another ends."""
+    """Returns the channels of collectives that one fusion starts and another ends."""
     return {
       i.attribute('channel_id')
       for computation in self._costs.program.computations.values()
@@ -188,7 +188,7 @@ class Schedule:
     }
 
   def _end_of(self, computation: Computation, instruction: Instruction) -> str | None:
-    """The key of the collective that an instruction waits for."""
+    """Returns the key of the collective that an instruction waits for."""
     if instruction.opcode.endswith('-done') and instruction.operands:
       return instruction.operands[0]
     if instruction.opcode == 'fusion':
@@ -200,7 +200,7 @@ class Schedule:
     return None
 
   def _inside(self, fusion: Instruction) -> list[Computation]:
-    """The computations of a fusion, with those of fusions in it."""
+    """Returns the computations of a fusion, with those of fusions in it."""
     found = self._costs.program.called(fusion)
     for inner in found:
       found = found + [c for i in inner if i.opcode == 'fusion' for c in self._inside(i)]

@@ -6,12 +6,15 @@ import os
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from paxlite.core import object_copies, shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 from paxlite.parallel import devices
+
+if TYPE_CHECKING:
+  import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +84,12 @@ _KINDS = {'H100': 'h100', 'TPU v5 lite': 'v5e', 'TPU v5e': 'v5e', 'TPU v5p': 'v5
 
 
 def chip_of_kind(kind: str) -> Chip | None:
-  """The chip of a device by JAX's name of its kind; None if it is not known."""
+  """Returns the chip of a device by JAX's name of its kind; None if it is not known."""
   return next((CHIPS[chip] for name, chip in _KINDS.items() if name in kind), None)
 
 
 def one_of(chip: Chip) -> str:
-  """The name of the smallest target with such a chip."""
+  """Returns the name of the smallest target with such a chip."""
   return 'h100x1' if chip.name == 'h100' else f'{chip.name}-{slice_sizes(chip.name)[0]}'
 
 
@@ -144,7 +147,7 @@ class Target:
   devices: int
   slices: int = 1
 
-  def topology(self) -> list[Any]:
+  def topology(self) -> list['jax.Device']:
     """Returns the devices of the target; only the devices of `here` can run programs.
 
     Raises:
@@ -166,7 +169,7 @@ class Target:
         )
       else:
         grid = _shapes(self.chip.name)[self.devices // self.slices]
-        slices: dict[str, Any] = {'num_slices': self.slices} if self.slices > 1 else {}
+        slices: dict[str, int] = {'num_slices': self.slices} if self.slices > 1 else {}
         found = topologies.get_topology_desc(
           platform='tpu', topology_name=f'{self.chip.name}:{grid}', **slices
         )
@@ -198,7 +201,7 @@ def parse(name: str, calibration: str | None = None) -> Target:
 
 
 def calibrated(chip: Chip, path: str) -> Chip:
-  """A chip with the measured speeds of a file.
+  """Returns a chip with the measured speeds of a file.
 
   The file is a JSON object: `chip` is the name of the chip, `flops` has FLOP/s by the types of the
   operands in HLO (bf16, f32, f8e4m3fn …). memory_bandwidth, ici_bandwidth, dcn_bandwidth, and
@@ -233,7 +236,7 @@ def calibrated(chip: Chip, path: str) -> Chip:
 
 
 def _parse(name: str) -> Target:
-  """The target, with the numbers of its data sheet."""
+  """Returns the target, with the numbers of its data sheet."""
   if name == 'here':
     return Target(name, None, len(devices.present()))
   if match := re.fullmatch(r'h100x(\d+)', name):
@@ -255,7 +258,7 @@ def _parse(name: str) -> Target:
 
 
 def slice_sizes(chip: str) -> list[int]:
-  """The sizes of a slice of TPUs as they are in its name, smallest first."""
+  """Returns the sizes of a slice of TPUs as they are in its name, smallest first."""
   cores = 2 if chip == 'v5p' else 1
   return [chips * cores for chips in _shapes(chip)]
 

@@ -39,7 +39,7 @@ class Traffic:
     self._main = (0, 1) if gpu else (0,)
 
   def moved(self, computation: Computation, instruction: Instruction) -> int:
-    """Bytes of one run of an instruction; 0 where it moves nothing itself."""
+    """Returns bytes of one run of an instruction; 0 where it moves nothing itself."""
     if instruction.opcode in _FREE or instruction.opcode.endswith('-done'):
       return 0
     if instruction.quoted('custom_call_target') in _FREE_CALLS:
@@ -47,7 +47,7 @@ class Traffic:
     return self._moved(computation, instruction)
 
   def _in_memory(self, array: Array) -> int:
-    """The bytes of an array that is in main memory; else 0."""
+    """Returns the bytes of an array that is in main memory; else 0."""
     return array.bytes if array.space in self._main else 0
 
   def _moved(self, computation: Computation, instruction: Instruction) -> int:
@@ -99,7 +99,7 @@ class Traffic:
     return total
 
   def _read(self, inner: Computation, name: str) -> int:
-    """Bytes that a fusion reads of one value: slices alone where nothing else is used."""
+    """Returns bytes that a fusion reads of one value: slices alone where nothing else is used."""
     arrays = inner.arrays(name)
     whole, size = sum(a.bytes for a in arrays), sum(a.size for a in arrays)
     return min(self._elements_read(inner, name) * whole // max(size, 1), whole)
@@ -130,7 +130,7 @@ class Traffic:
     return total
 
   def _passed_on(self, instruction: Instruction) -> str | None:
-    """The operand that an instruction in a fusion passes on, perhaps in another layout or type."""
+    """Returns the operand that an instruction in a fusion passes on, in any layout or type."""
     if instruction.opcode in _PASSES:
       return instruction.operands[0]
     if instruction.opcode == 'fusion' and len(instruction.operands) == 1:
@@ -140,7 +140,7 @@ class Traffic:
     return None
 
   def _origin(self, inner: Computation, made: Instruction) -> Instruction:
-    """The instruction of a fusion that a value comes from, past those that pass it on."""
+    """Returns the instruction of a fusion that a value comes from, past those that pass it on."""
     while (name := self._passed_on(made)) is not None:
       made = inner.get(name)
     return made
@@ -149,7 +149,7 @@ class Traffic:
     return self._origin(inner, made).opcode == 'parameter'
 
   def _written(self, inner: Computation, name: str) -> int:
-    """Bytes that a fusion writes of one result: the update alone where it is done in place."""
+    """Returns bytes that a fusion writes of one result: the update alone if it is done in place."""
     made = inner.get(name)
     while made.opcode == 'bitcast':
       made = inner.get(made.operands[0])

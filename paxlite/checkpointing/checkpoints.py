@@ -14,7 +14,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import jax
 import numpy as np
@@ -33,7 +33,13 @@ from paxlite.checkpointing.folders import remove, unused_name
 from paxlite.checkpointing.manager import new_manager
 from paxlite.checkpointing.structure import conversion, differing, shapes_of
 from paxlite.core.errors import TrainingError, UserError, listed
+from paxlite.core.json_text import JsonObject
+from paxlite.core.trees import PyTree
 
+if TYPE_CHECKING:
+  import orbax.checkpoint as ocp
+
+_T = TypeVar('_T')
 _DAMAGED = 'damaged'  # prefix of the names of damaged checkpoints that were moved aside
 _DESCRIPTION = 1 << 20  # bytes; files that describe the arrays are smaller
 _PAUSES = 0.5, 1.0, 2.0  # seconds before each new attempt of the last save
@@ -60,11 +66,11 @@ class Checkpoints:
   ):
     self._directory = pathlib.Path(directory).absolute()
     self._max_to_keep = max_to_keep
-    self._manager_: Any = None
+    self._manager_: ocp.CheckpointManager | None = None
     self._read_only = read_only
     self._own_disks = own_disks
     self._saving: int | None = None
-    self._last: tuple[int, Any, dict[str, Any]] | None = None  # the arguments of the last save()
+    self._last: tuple[int, PyTree, JsonObject] | None = None  # the arguments of the last save()
     self._failure: str | None = None
     self._callback_error: Exception | None = None
 
@@ -91,7 +97,7 @@ class Checkpoints:
       self._set_aside(after=step, below=below)
     return step
 
-  def restore_latest(self, restore: Callable[[int], Any]) -> tuple[int, Any] | None:
+  def restore_latest(self, restore: Callable[[int], _T]) -> tuple[int, _T] | None:
     """Restores the newest good step and moves damaged ones after it aside.
 
     The files are checked while they are restored, so that the disk reads them only once. With
@@ -117,15 +123,15 @@ class Checkpoints:
         continue
       with concurrent.futures.ThreadPoolExecutor(1) as pool:
         checking = pool.submit(damage, self.folder(step))
-        restored = None
+        restored: list[_T] = []  # empty if damaged files made it fail
         try:
-          restored = restore(step)
+          restored.append(restore(step))
         except Exception:
           if checking.result() is None:
             raise
       if self._is_good(step, checking.result()):
         self._set_aside(after=step)
-        return step, restored
+        return step, restored[0]
     return None
 
   def start_over(self, accepted: bool) -> None:
@@ -156,7 +162,7 @@ class Checkpoints:
     """Returns dtype and shape of a step's variables by name, 'opt_state/1/count': 'int32[]'."""
     return shapes_of(self._manager.item_metadata(step)['state'].tree)
 
-  def restore(self, step: int, abstract: Any, surplus: str = '') -> tuple[Any, dict[str, Any]]:
+  def restore(self, step: int, abstract: PyTree, surplus: str = '') -> tuple[PyTree, JsonObject]:
     """Restores a step.
 
     Args:
@@ -187,7 +193,7 @@ class Checkpoints:
     )
     return restored['state'], restored['data']
 
-  def save(self, step: int, state: Any, data: dict[str, Any]) -> None:
+  def save(self, step: int, state: PyTree, data: JsonObject) -> None:
     """Saves a step in the background; returns when the arrays may be overwritten.
 
     It first waits for an earlier save that is still being written. If that one failed, this is
@@ -278,8 +284,9 @@ class Checkpoints:
       log.error('saving failed, training continues: %s', self._failure)
     manager, step = self._manager_, self._saving
     self._manager_, self._saving = None, None
-    with contextlib.suppress(Exception):
-      manager.close()
+    if manager is not None:
+      with contextlib.suppress(Exception):
+        manager.close()
     if jax.process_index() == 0 or self._own_disks:
       for unfinished in self._unfinished(step):
         remove(unfinished)
@@ -304,7 +311,7 @@ class Checkpoints:
     return list(self._directory.glob(f'{self.folder(step).name}.orbax-checkpoint-tmp*'))
 
   @property
-  def _manager(self) -> Any:
+  def _manager(self) -> 'ocp.CheckpointManager':
     if self._manager_ is None:
       self._manager_ = new_manager(
         self._directory,
@@ -403,7 +410,7 @@ class Checkpoints:
       self._manager_.reload()  # Otherwise it would refuse to save steps up to the removed ones.
     return len(steps)
 
-  def _check_structure(self, step: int, abstract: Any, surplus: str) -> None:
+  def _check_structure(self, step: int, abstract: PyTree, surplus: str) -> None:
     found = self.shapes(step)
     if surplus:
       found = {name: shape for name, shape in found.items() if not name.startswith(surplus)}

@@ -14,10 +14,9 @@ import re
 import stat
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from paxlite.core.errors import UnreadableError, UserError, naming
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import JsonObject, parsed
 
 PREFIX = 'checkpoint'
 CHECKSUMS = 'checksums.json'
@@ -123,7 +122,7 @@ def _check_step(folder: pathlib.Path) -> None:
     raise _DamagedError(f'it is of step {inside}, as {_NOTES} says')
 
 
-def _json(folder: pathlib.Path, name: str) -> dict[str, Any]:
+def _json(folder: pathlib.Path, name: str) -> JsonObject:
   data = _read(folder / name)
   try:
     found = parsed(data)

@@ -9,19 +9,19 @@ process that is killed leaves nothing that looks like a state.
 import contextlib
 import dataclasses
 import hashlib
+import io
 import json
 import os
 import pathlib
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import google_crc32c
 import numpy as np
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import Json, JsonObject, parsed
 
 Bounds = tuple[tuple[int, int], ...]  # first and last + 1 along each dimension
 Key = tuple[str, Bounds]  # the name of a variable, and the part of it
@@ -120,7 +120,7 @@ class LocalFolder:
     self,
     name: Name,
     shards: Iterator[tuple[Key, np.ndarray]],
-    notes: Mapping[str, Any],
+    notes: Mapping[str, Json],
     commit: Callable[[], bool],
   ) -> bool:
     """Writes a file.
@@ -183,8 +183,8 @@ class LocalFile:
     if google_crc32c.value(description) != crc:
       raise DamagedError(f'{path} is damaged (the CRC-32C of its description differs)')
     found = parsed(description)
-    self.notes: dict[str, Any] = found['notes']
-    self._entries: dict[Key, dict[str, Any]] = {
+    self.notes: JsonObject = found['notes']
+    self._entries: dict[Key, JsonObject] = {
       (entry['variable'], tuple(map(tuple, entry['bounds']))): entry for entry in found['shards']
     }
 
@@ -212,14 +212,14 @@ class LocalFile:
     return array
 
 
-def _written(f: Any, key: Key, array: np.ndarray) -> dict[str, Any]:
+def _written(f: io.FileIO, key: Key, array: np.ndarray) -> JsonObject:
   """Writes an array; returns its entry in the description."""
   offset, crc = f.tell(), 0
   whole = _bytes(np.ascontiguousarray(array))
   for start in range(0, len(whole), _BLOCK):
-    block: Any = whole[start : start + _BLOCK]
+    block = whole[start : start + _BLOCK]
     crc = google_crc32c.extend(crc, block)
-    _write(f, memoryview(block))
+    _write(f, block.data)
   variable, bounds = key
   return {
     'variable': variable,
@@ -230,14 +230,14 @@ def _written(f: Any, key: Key, array: np.ndarray) -> dict[str, Any]:
   }
 
 
-def _bytes(array: np.ndarray) -> Any:
+def _bytes(array: np.ndarray) -> np.ndarray:
   """Returns the bytes of a contiguous array [n], which cannot be written through it."""
   found = array.reshape(-1).view(np.uint8)
   found.flags.writeable = False
   return found
 
 
-def _write(f: Any, block: bytes | memoryview) -> None:
+def _write(f: io.FileIO, block: bytes | memoryview) -> None:
   while len(block):  # a full disk may accept a part
     block = block[f.write(block) :]
 

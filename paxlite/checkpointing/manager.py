@@ -3,10 +3,13 @@
 import logging
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.checksums import ITEMS, PREFIX
+
+if TYPE_CHECKING:
+  import orbax.checkpoint as ocp
 
 
 def new_manager(
@@ -15,7 +18,7 @@ def new_manager(
   cleans: bool,
   own_disks: bool,
   before_commit: Callable[[], None],
-) -> Any:
+) -> 'ocp.CheckpointManager':
   """Returns a manager of the checkpoints in a folder.
 
   Args:

@@ -10,16 +10,18 @@ import functools
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import KeyPath
 
 from paxlite.checkpointing.source import Source, find_source, read_values
 from paxlite.checkpointing.structure import conversion
 from paxlite.checkpointing.variables import Variable, layer_of, stacked
 from paxlite.core import object_copies, shell
 from paxlite.core.errors import UserError, compiled, listed
+from paxlite.core.json_text import JsonObject
+from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.layers.lora import LORA_VARIABLES
 from paxlite.layers.transformer import REPEATED
@@ -50,7 +52,7 @@ class Restore:
   ignore: tuple[str, ...] = ()
   rename: tuple[str, ...] = ()
   whole_state: bool = False
-  sizes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  sizes: Mapping[str, object] = dataclasses.field(default_factory=dict)
   check: Callable[[Source], None] | None = None
 
 
@@ -69,7 +71,7 @@ class Plan:
       rule matches nothing, or the checkpoint's model computes something else.
   """
 
-  def __init__(self, restore: Restore, abstract: Any, source: Source | None = None):
+  def __init__(self, restore: Restore, abstract: PyTree, source: Source | None = None):
     self._restore = restore
     self.source = find_source(restore.path) if source is None else source
     self._found: dict[str, Variable] = {}
@@ -123,7 +125,7 @@ class Plan:
       lines.append(f'  {what:9}{len(names):6,}  {shown}{more}')
     return '\n'.join(lines)
 
-  def _match(self, stored: Mapping[str, Variable], abstract: Any) -> None:
+  def _match(self, stored: Mapping[str, Variable], abstract: PyTree) -> None:
     used: set[str] = set()
     rules = _IgnoreRules(self._restore.ignore)
     renames = _RenameRules(self._restore.rename)
@@ -167,7 +169,7 @@ class Plan:
           f'{attribute}: {unused[0]!r} matches no whole name; there are {", ".join(names[:3])} …'
         )
 
-  def _differing(self, ours: Mapping[str, Any]) -> dict[str, Any]:
+  def _differing(self, ours: Mapping[str, object]) -> JsonObject:
     """Returns the values of the source's experiment that differ from `ours`; {} if unknown."""
     if not self.source.experiment.is_file():
       return {}
@@ -175,7 +177,7 @@ class Plan:
     return {k: theirs[k] for k, v in ours.items() if k in theirs and theirs[k] != v}
 
 
-def _params(abstract: Any) -> list[Any]:
+def _params(abstract: PyTree) -> list[tuple[KeyPath, jax.ShapeDtypeStruct]]:
   leaves = jax.tree_util.tree_leaves_with_path(abstract)
   return [(p, x) for p, x in leaves if path_name(p).startswith(f'{_PARAMS}/')]
 

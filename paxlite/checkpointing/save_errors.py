@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import warnings
-from typing import Any, NoReturn
+from typing import NoReturn
 
 _noted = False
 _NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
@@ -24,7 +24,7 @@ def quieten() -> None:
   if getattr(before, 'leaves_out_closed_loops', False):
     return
 
-  def hook(unraisable: Any) -> None:
+  def hook(unraisable: 'sys.UnraisableHookArgs') -> None:
     error = unraisable.exc_value
     if not (isinstance(error, RuntimeError) and str(error) == 'Event loop is closed'):
       before(unraisable)

@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import shlex
-from typing import Any
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.checksums import CHECKSUMS, damage, fingerprint
@@ -17,6 +16,7 @@ from paxlite.core import object_copies, paths
 from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
+from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer import TOKENIZERS
 from paxlite.layers.lora import LORA_VARIABLES
 from paxlite.layers.transformer import REPEATED
@@ -229,7 +229,7 @@ def _experiment_file(folder: pathlib.Path) -> pathlib.Path:
   return (folder.parents[1] if of_run else folder) / _EXPERIMENT
 
 
-def read_values(source: Source) -> dict[str, Any]:
+def read_values(source: Source) -> JsonObject:
   """Returns the experiment that wrote a checkpoint: {'experiment': dotted path, 'values': {…}}.
 
   Raises:

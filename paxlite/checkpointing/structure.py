@@ -2,15 +2,15 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
 
+from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 
 
-def shapes_of(tree: Any) -> dict[str, str]:
+def shapes_of(tree: PyTree) -> dict[str, str]:
   """Returns dtype and shape of the leaves of a tree, by name."""
   leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda x: hasattr(x, 'shape'))
   return {path_name(p): f'{np.dtype(x.dtype).name}{list(x.shape)}' for p, x in leaves}

@@ -12,7 +12,7 @@ import pathlib
 import re
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -21,6 +21,7 @@ import zstandard
 from paxlite.core import host_memory
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
+from paxlite.core.json_text import Json
 
 _MAX_RANK = 32
 # Arrays of Python objects ('|O') are not allowed: reading one from a file can execute code.
@@ -47,7 +48,7 @@ class ArrayDescription:
   chunks: tuple[int, ...]
   dtype: np.dtype
   separator: str = '.'
-  order: Any = 'C'
+  order: Literal['C', 'F'] = 'C'
   compressor: str | None = None
 
   @property
@@ -115,9 +116,10 @@ def read_description(folder: pathlib.Path) -> ArrayDescription:
       encoded in a way that is not supported.
   """
   path = folder / '.zarray'
-  found: Any = read_object(path)
+  found = read_object(path)
   refuse = lambda what: UserError(f'{path} is damaged: {what}')
-  shape, chunks = found.get('shape'), found.get('chunks')
+  shape: Json = found.get('shape')
+  chunks: Json = found.get('chunks')
   for name, sizes, least in (('shape', shape, 0), ('chunks', chunks, 1)):
     if not isinstance(sizes, list) or len(sizes) > _MAX_RANK:
       raise refuse(f'{name} is no list of at most {_MAX_RANK} numbers')
@@ -134,10 +136,10 @@ def read_description(folder: pathlib.Path) -> ArrayDescription:
   if separator not in ('.', '/') or order not in ('C', 'F'):
     raise refuse(f'dimension_separator {separator!r} or order {order!r}')
   compressor = found.get('compressor')
-  codec: Any = compressor.get('id') if isinstance(compressor, dict) else compressor
+  codec = compressor.get('id') if isinstance(compressor, dict) else compressor
   if codec not in (None, 'zstd', 'gzip', 'zlib', 'blosc'):
     raise UserError(f'{path}: paxlite cannot read chunks compressed by {str(codec)[:40]!r}')
-  kind: Any = getattr(ml_dtypes, dtype) if dtype in _EXTENDED else dtype
+  kind = getattr(ml_dtypes, dtype) if dtype in _EXTENDED else dtype
   return ArrayDescription(tuple(shape), tuple(chunks), np.dtype(kind), separator, order, codec)
 
 

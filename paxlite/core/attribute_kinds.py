@@ -71,25 +71,25 @@ Below1 = Annotated[float, Bounds('must be at least 0 and below 1', lowest=0, bel
 Fraction = Annotated[float, Bounds('must be from 0 to 1', lowest=0, highest=1)]
 
 
-def kind_of(annotation: Any) -> Kind | None:
+def kind_of(annotation: object) -> Kind | None:
   """The kind that an annotation names; None where it names none."""
   metadata = getattr(annotation, '__metadata__', ())
   return next((m for m in metadata if isinstance(m, Kind)), None)
 
 
-def with_kind(annotation: Any, kind: Kind | None) -> Any:
+def with_kind(annotation: object, kind: Kind | None) -> object:
   """Returns `annotation`, with `kind` added where it names no kind."""
   if kind is None or kind_of(annotation) is not None:
     return annotation
   return Annotated[annotation, kind]
 
 
-def names_of(annotations: Mapping[str, Any], *kinds: Kind) -> list[str]:
+def names_of(annotations: Mapping[str, object], *kinds: Kind) -> list[str]:
   """The names of the attributes of these kinds."""
   return [name for name, annotation in annotations.items() if kind_of(annotation) in kinds]
 
 
-def broken_rule(value: Any, annotation: Any) -> str:
+def broken_rule(value: Any, annotation: object) -> str:
   """Returns the rule in `annotation` that a value of its type breaks; '' where it breaks none."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if origin is Annotated:

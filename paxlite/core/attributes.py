@@ -34,7 +34,7 @@ StoredPath = Annotated[str, paths.stored]  # on this machine, or gs:// or s3://
 LocalPath = Annotated[str, paths.local]  # on this machine
 AnyPath = Annotated[str, paths.expanded]  # TFDS reads from object stores
 
-_types: dict[type, dict[str, Any]] = {}  # the results of attribute_types
+_types: dict[type, dict[str, object]] = {}  # the results of attribute_types
 _signatures: dict[type, inspect.Signature] = {}
 
 
@@ -74,7 +74,7 @@ class Attributes:
     for name, value in overrides.items():
       setattr(self, name, value)
 
-  def __setattr__(self, name: str, value: Any) -> None:
+  def __setattr__(self, name: str, value: object) -> None:
     super().__setattr__(name, value if name.startswith('_') else convert(type(self), name, value))
 
   def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class Attributes:
       if rule := broken_rule(value := getattr(self, name), annotation):
         raise UserError(f'{name}={value:g} {rule}' if value < 1e6 else f'{name}={value} {rule}')
 
-  def replaced(self, **changes: Any) -> Self:
+  def replaced(self, **changes: object) -> Self:
     """A copy with these changes; attributes that are derived from others follow them."""
     cls = type(self)
     kept = {
@@ -97,12 +97,12 @@ class Attributes:
     }
     return cls(**kept | changes)
 
-  def values(self) -> dict[str, Any]:
+  def values(self) -> dict[str, object]:
     """Every attribute and its value in this object, derived ones included, sorted by name."""
     return {name: getattr(self, name) for name in sorted(attribute_types(type(self)))}
 
 
-def attribute_types(cls: type) -> Mapping[str, Any]:
+def attribute_types(cls: type) -> Mapping[str, object]:
   """The attributes of an `Attributes` class with their types.
 
   Args:
@@ -130,7 +130,7 @@ def attribute_types(cls: type) -> Mapping[str, Any]:
   return found
 
 
-def convert(cls: type, name: str, value: Any) -> Any:
+def convert(cls: type, name: str, value: object) -> object:
   """Returns `value` (an object, not text) as the type of the attribute `name`.
 
   Raises:
@@ -145,7 +145,7 @@ def convert(cls: type, name: str, value: Any) -> Any:
     raise UserError(_mismatch(cls, name, value)) from None
 
 
-def parse(cls: type, name: str, text: str) -> Any:
+def parse(cls: type, name: str, text: str) -> object:
   """Reads the text of `--fdl.NAME=text` as a value of the type of that attribute.
 
   Strings may be bare or quoted (`bfloat16`, `"bfloat16"`), also in lists (`[data,mdl]`). Lists may
@@ -180,7 +180,7 @@ def parse(cls: type, name: str, text: str) -> Any:
   raise UserError(_mismatch(cls, name, text))
 
 
-def describe(expected: Any) -> str:
+def describe(expected: object) -> str:
   """A type as users read it: `int`, `list[int]`, `float or None`, `one of 'a', 'b'`."""
   origin = typing.get_origin(expected)
   if origin is Literal:
@@ -202,7 +202,7 @@ def _is_attribute(name: str) -> bool:
   return name.isupper() and not name.startswith('_')
 
 
-def _literal(text: str) -> Any:
+def _literal(text: str) -> object:
   """`text` as a Python literal, or unchanged where it is none."""
   try:
     return ast.literal_eval(text.strip())
@@ -220,7 +220,7 @@ def _words(text: str) -> list[str]:
   return words if all(words) and text[0] not in '[({\'"' else []
 
 
-def _type_of_attribute(cls: type, name: str) -> Any:
+def _type_of_attribute(cls: type, name: str) -> object:
   known = attribute_types(cls)
   if name not in known:
     way_out = f'paxlite show {cls.__name__} lists them.'
@@ -266,7 +266,7 @@ def _unknown(cls: type, name: str, known: Iterable[str], way_out: str) -> str:
   return f'{cls.__name__} has no attribute {name}. {hint}{way_out}'
 
 
-def _mismatch(cls: type, name: str, value: Any) -> str:
+def _mismatch(cls: type, name: str, value: object) -> str:
   expected = _type_of_attribute(cls, name)
   shown = ''
   for example in (vars(base)[name] for base in cls.__mro__ if name in vars(base)):
@@ -287,7 +287,7 @@ def _signature(cls: type) -> inspect.Signature:
   return inspect.Signature(parameters)
 
 
-def _type_of(value: Any) -> Any:
+def _type_of(value: object) -> object:
   if value is None:
     return Any
   if isinstance(value, (list, tuple)):
@@ -296,7 +296,7 @@ def _type_of(value: Any) -> Any:
   return type(value)
 
 
-def _convert(value: Any, expected: Any) -> Any:
+def _convert(value: object, expected: object) -> object:
   """Returns `value` as `expected`.
 
   Raises TypeError, ValueError or OverflowError where that is impossible or loses something.
@@ -351,7 +351,7 @@ def _convert(value: Any, expected: Any) -> Any:
   raise TypeError(value)
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: object) -> str:
   if isinstance(value, str):
     return value
   name = getattr(value, '__name__', None)  # jnp.bfloat16 and similar types have a name and a dtype

@@ -5,19 +5,18 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import orjson
 
 from paxlite.core.errors import UnreadableError, UserError
 from paxlite.core.files import check_file, lines
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import Json, JsonObject, parsed
 
 _DEPTH = 100  # levels of nested lists and objects
 _SPACE = re.compile(r'[ \t\r\n]*')
 
 
-def read_json_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_json_lines(path: str) -> Iterator[tuple[str, JsonObject]]:
   """The lines of a .jsonl file as objects, each with its position 'path:line'.
 
   Raises:
@@ -28,7 +27,7 @@ def read_json_lines(path: str) -> Iterator[tuple[str, dict[str, Any]]]:
     yield place, parse_line(line, place)
 
 
-def read_object(path: pathlib.Path) -> dict[str, Any]:
+def read_object(path: pathlib.Path) -> JsonObject:
   """Reads a JSON file that holds an object.
 
   Raises:
@@ -51,7 +50,7 @@ def read_object(path: pathlib.Path) -> dict[str, Any]:
   return found
 
 
-def parse_line(line: bytes, place: str) -> dict[str, Any]:
+def parse_line(line: bytes, place: str) -> JsonObject:
   """Returns the JSON object on a line; raises UserError where the line holds none."""
   try:
     record = orjson.loads(line)
@@ -67,7 +66,7 @@ def parse_line(line: bytes, place: str) -> dict[str, Any]:
   return record
 
 
-def parse_text(text: str) -> Any:
+def parse_text(text: str) -> Json:
   """Returns the value of a JSON text in a record; raises ValueError where it is none."""
   found = orjson.loads(text)
   _check_depth(found)
@@ -83,7 +82,7 @@ def is_json(line: bytes) -> bool:
   return True
 
 
-def parse_objects(text: str, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def parse_objects(text: str, path: str) -> Iterator[tuple[int, JsonObject]]:
   """Yields the objects of a JSON list, or objects that follow each other, over any lines.
 
   Yields the number from 0 of the line in which each object begins, and the object.
@@ -114,7 +113,7 @@ def parse_objects(text: str, path: str) -> Iterator[tuple[int, dict[str, Any]]]:
       at = after(at + 1)
 
 
-def _parse_at(text: str, start: int, path: str, line: int) -> tuple[dict[str, Any], int]:
+def _parse_at(text: str, start: int, path: str, line: int) -> tuple[JsonObject, int]:
   """Returns the object that begins at `start`, and where it ends."""
   place = f'{path}:{line + 1}'
   try:
@@ -133,7 +132,7 @@ def _parse_at(text: str, start: int, path: str, line: int) -> tuple[dict[str, An
   return value, end
 
 
-def _check_depth(value: Any) -> None:
+def _check_depth(value: Json) -> None:
   """Raises ValueError for JSON nested so deeply that code which walks it would run out of stack."""
   level = [value] if isinstance(value, list | dict) else []
   for _ in range(_DEPTH):
@@ -148,7 +147,7 @@ def _check_depth(value: Any) -> None:
   raise ValueError(f'lists and objects in it are more than {_DEPTH} deep')
 
 
-def _parse_slowly(line: bytes, place: str) -> Any:
+def _parse_slowly(line: bytes, place: str) -> Json:
   """Parses a line by the json package, which accepts NaN and reports the position of an error."""
   try:
     record = parsed(line.decode('utf-8'))

@@ -3,8 +3,13 @@
 import json
 from typing import Any
 
+# A value of JSON: None, a bool, a number, a string, a list or an object. A union of these would ask
+# every reader of a file to test the type of each value that it takes out of it.
+Json = Any
+JsonObject = dict[str, Json]
 
-def parsed(text: str | bytes) -> Any:
+
+def parsed(text: str | bytes) -> Json:
   """Returns the value of a JSON text.
 
   Raises:

@@ -8,10 +8,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+  from rich.live import Live
+  from rich.text import Text
 
 _PATIENCE = 10.0  # seconds of silence after which work is reported where there is no live line
-_live: Any = None  # rich's display of the line, or None
+_live: 'Live | None' = None  # rich's display of the line
 _line = ''
 _works: list[tuple[str, float]] = []  # what the program works at, and since when
 
@@ -87,7 +91,7 @@ def working(what: str, say: Callable[[str], None]) -> Iterator[Callable[[str], N
 class _Line:
   """What rich draws: the line, or the work that is under way, cut at the edge of the terminal."""
 
-  def __rich__(self) -> Any:
+  def __rich__(self) -> 'Text':
     from rich.text import Text
 
     parts = [_line] if _line else []
@@ -98,7 +102,7 @@ class _Line:
     return Text('  '.join(parts), no_wrap=True, overflow='ellipsis')
 
 
-def _apply(act: Callable[[Any], None]) -> bool:
+def _apply(act: Callable[['Live'], None]) -> bool:
   """Applies `act` to the display; returns False if there is none, or if it has just failed."""
   global _live
   try:

@@ -18,12 +18,15 @@ import pathlib
 import threading
 import uuid
 from collections.abc import Iterable
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import AbsentError
 from paxlite.core.object_copies import most_bytes, reading, root
 from paxlite.core.object_store import ObjectStore
+
+if TYPE_CHECKING:
+  from _typeshed import WriteableBuffer
 
 IN_ORDER = 4 << 20  # bytes of a block of a file that is read from its beginning to its end
 AT_RANDOM = 1 << 18  # bytes of a block of a file whose short parts are read in any order
@@ -171,12 +174,13 @@ class _InOrder(io.RawIOBase):
   def tell(self) -> int:
     return self._at
 
-  def readinto(self, buffer: Any) -> int:
+  def readinto(self, buffer: 'WriteableBuffer') -> int:
+    view = memoryview(buffer)
     end = min(self._at + (_AHEAD + 1) * IN_ORDER, self._content.size)
     if IN_ORDER <= self._at < end:  # a reader of the first block alone does not need the next ones
       self._content.will_read([(self._at, end - self._at)])
-    data = self._content.read(self._at, min(len(buffer), IN_ORDER))
-    buffer[: len(data)] = data
+    data = self._content.read(self._at, min(len(view), IN_ORDER))
+    view[: len(data)] = data
     self._at += len(data)
     return len(data)
 

@@ -15,7 +15,7 @@ import os
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Self
 
 from paxlite.core import shell
 from paxlite.core.addresses import Address
@@ -74,7 +74,7 @@ class ObjectStore:
     client: obstore's object for the bucket.
   """
 
-  def __init__(self, scheme: str, bucket: str, client: Any):
+  def __init__(self, scheme: str, bucket: str, client: object):
     self.scheme, self.bucket = scheme, bucket
     self._client = client
 
@@ -102,9 +102,11 @@ class ObjectStore:
     except ImportError:
       extra = {'gs': 'gcs', 's3': 's3'}[address.scheme]
       raise UserError(f'{address} needs the package obstore: {shell.install(extra)}') from None
-    config = _s3_config(environment) if address.scheme == 's3' else _gs_config(environment)
-    endpoint = config.get('endpoint') or config.get('base_url') or ''
-    make: Any = S3Store if address.scheme == 's3' else GCSStore
+    config: Mapping[str, str | bool] = (
+      _s3_config(environment) if address.scheme == 's3' else _gs_config(environment)
+    )
+    endpoint = str(config.get('endpoint') or config.get('base_url') or '')
+    make = S3Store if address.scheme == 's3' else GCSStore
     with _translated(address):
       client = make(
         address.bucket,
@@ -159,7 +161,7 @@ class ObjectStore:
 
     name = {'s3': 'if_match', 'gs': 'version'}[self.scheme]
     with _translated(self.address(key)):
-      options: Any = {'range': (start, stop), name: tag}
+      options: dict[str, object] = {'range': (start, stop), name: tag}
       return obstore.get(self._client, key, options=options).bytes().to_bytes()
 
   def head(self, key: str) -> Object:
@@ -239,7 +241,7 @@ class ObjectStore:
     """Deletes all objects below a prefix."""
     self.delete([found.key for found in self.below(prefix)])
 
-  def _put(self, key: str, content: bytes, mode: Any) -> str:
+  def _put(self, key: str, content: bytes, mode: str | dict[str, str]) -> str:
     import obstore
 
     with _translated(self.address(key)):
@@ -247,7 +249,7 @@ class ObjectStore:
       found = obstore.put(self._client, key, content, mode=mode, use_multipart=False)
       return _tag(found)
 
-  def _put_if(self, key: str, content: bytes, mode: Any) -> str | None:
+  def _put_if(self, key: str, content: bytes, mode: str | dict[str, str]) -> str | None:
     from obstore.exceptions import AlreadyExistsError, PreconditionError
 
     try:
@@ -267,12 +269,12 @@ class ObjectStore:
 _TAG_OF = {'s3': 'e_tag', 'gs': 'version'}
 
 
-def _tag(meta: Mapping[str, Any]) -> str:
+def _tag(meta: Mapping[str, object]) -> str:
   """Returns the generation of an object of GCS, or the ETag of one of S3."""
   return str(meta.get('version') or meta.get('e_tag') or '')
 
 
-def _s3_config(environment: Mapping[str, str]) -> dict[str, Any]:
+def _s3_config(environment: Mapping[str, str]) -> dict[str, str]:
   """Returns the settings in the profiles of ~/.aws, which obstore does not read itself."""
   names = {
     'endpoint': ('AWS_ENDPOINT_URL_S3', 'AWS_ENDPOINT_URL', 'AWS_ENDPOINT'),
@@ -311,10 +313,10 @@ def _section(path: str, name: str) -> Mapping[str, str]:
     raise StoreError(f'{path} is damaged ({str(e).splitlines()[0]})') from None
 
 
-def _gs_config(environment: Mapping[str, str]) -> dict[str, Any]:
+def _gs_config(environment: Mapping[str, str]) -> dict[str, str | bool]:
   """Returns the settings for an emulator's endpoint, which obstore does not read itself."""
   token = environment.get('GOOGLE_BEARER_TOKEN')
-  config = {'bearer_token': token} if token else {}
+  config: dict[str, str | bool] = {'bearer_token': token} if token else {}
   if base := environment.get('GOOGLE_BASE_URL'):
     return {**config, 'base_url': base}
   emulator = environment.get('STORAGE_EMULATOR_HOST')

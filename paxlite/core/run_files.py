@@ -9,16 +9,26 @@ import errno
 import os
 import pathlib
 import stat
-from typing import IO, Any
+from typing import IO, Literal, TextIO, overload
 
 
-def open_file(path: pathlib.Path, mode: str, **options: Any) -> IO[Any]:
+@overload
+def open_file(
+  path: pathlib.Path, mode: Literal['a', 'a+'], *, encoding: str | None = None
+) -> TextIO: ...
+@overload
+def open_file(
+  path: pathlib.Path, mode: Literal['ab', 'wb'], *, buffering: int = -1
+) -> IO[bytes]: ...
+def open_file(
+  path: pathlib.Path, mode: str, *, buffering: int = -1, encoding: str | None = None
+) -> TextIO | IO[bytes]:
   """Opens a file as open() does, but refuses a link, a FIFO or another special file at `path`.
 
   Raises:
     OSError: The file cannot be opened, or `path` is not a regular file.
   """
-  return open(path, mode, opener=_open, **options)
+  return open(path, mode, buffering, encoding, opener=_open)
 
 
 def write_file(path: pathlib.Path, content: bytes) -> None:

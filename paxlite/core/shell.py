@@ -5,22 +5,21 @@ import pathlib
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
 _BARE = re.compile(r'(?!(?:True|False|None)$)[A-Za-z_./][A-Za-z0-9_./+=>^$*-]*')
 
 
-def flag(name: str, value: Any) -> str:
+def flag(name: str, value: object) -> str:
   """Returns `--fdl.NAME=VALUE`, in single quotes where a shell would interpret a part of it."""
   return shlex.quote(f'--fdl.{name}={_text(value)}')
 
 
-def flags(values: Mapping[str, Any]) -> str:
+def flags(values: Mapping[str, object]) -> str:
   """Returns several flags, separated by spaces."""
   return ' '.join(flag(name, value) for name, value in values.items())
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
   """The text of a value, as params.parse reads it; strings in a list are bare or double-quoted."""
   if not isinstance(value, list | tuple):
     return str(value)

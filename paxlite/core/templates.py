@@ -21,28 +21,30 @@ would change all configs.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import fiddle as fdl
 
+# Modules are called with arguments of their own, so that no one type fits what a template makes.
 Template = Callable[..., Any]
 
+_B = TypeVar('_B', bound=fdl.Buildable)
 _METADATA_KEY = 'paxlite_template'
 
 
-def template_field(cls: Callable[..., Any]) -> Any:
+def template_field(cls: Callable[..., object]) -> Template:
   """A dataclass field that holds a template, by default a template of `cls` with its defaults."""
   return dataclasses.field(
     default_factory=lambda: functools.partial(cls), metadata={_METADATA_KEY: cls}
   )
 
 
-def template(cls: Callable[..., Any], **kwargs: Any) -> fdl.Partial:
+def template(cls: Callable[..., object], **kwargs: object) -> fdl.Partial:
   """A Fiddle template of `cls`. It builds to a callable that makes a new `cls` at each call."""
   return _with_children(fdl.Partial(cls, **kwargs), cls)
 
 
-def config(cls: Callable[..., Any], **kwargs: Any) -> fdl.Config:
+def config(cls: Callable[..., object], **kwargs: object) -> fdl.Config:
   """A Fiddle config of `cls` that contains the default children, so that they can be edited."""
   return _with_children(fdl.Config(cls, **kwargs), cls)
 
@@ -55,7 +57,7 @@ def config_text(cfg: fdl.Buildable, root: str = 'task') -> str:
   """
   lines = []
 
-  def visit(path: str, value: Any) -> None:
+  def visit(path: str, value: object) -> None:
     if isinstance(value, list | tuple) and any(isinstance(x, fdl.Buildable) for x in value):
       for i, x in enumerate(value):
         visit(f'{path}[{i}]', x)
@@ -73,7 +75,7 @@ def config_text(cfg: fdl.Buildable, root: str = 'task') -> str:
   return '\n'.join(lines)
 
 
-def _with_children(cfg: Any, cls: Callable[..., Any]) -> Any:
+def _with_children(cfg: _B, cls: Callable[..., object]) -> _B:
   """Sets arguments to their defaults, children as templates, so a printed config is complete."""
   if not dataclasses.is_dataclass(cls):
     return cfg

@@ -1,11 +1,10 @@
 """Names of variables: the `name=` of modules along the path, joined by slashes."""
 
 from collections.abc import Sequence
-from typing import Any
 
 REPLACED = 'replaced_bias'  # the name of variables that a step replaces by their gradients
 
 
-def path_name(path: Sequence[Any]) -> str:
+def path_name(path: Sequence[object]) -> str:
   """A jax key path as 'transformer/x_layers_0/qkv/w'."""
   return '/'.join(str(getattr(k, 'key', getattr(k, 'name', getattr(k, 'idx', k)))) for k in path)

@@ -1,7 +1,11 @@
 """Reads zstd block by block, because a few compressed bytes may hold gigabytes."""
 
 import io
-from typing import IO, Any
+import types
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from _typeshed import WriteableBuffer
 
 _MAGIC = 0xFD2FB528
 _SKIPPABLE = range(0x184D2A50, 0x184D2A60)
@@ -21,7 +25,7 @@ class ZstdReader(io.RawIOBase):
     zstandard: The package zstandard.
   """
 
-  def __init__(self, raw: IO[bytes], zstandard: Any):
+  def __init__(self, raw: IO[bytes], zstandard: types.ModuleType):
     self._raw = raw
     self._zstandard = zstandard
     self._frame: Any = None  # None between frames
@@ -31,7 +35,8 @@ class ZstdReader(io.RawIOBase):
   def readable(self) -> bool:
     return True
 
-  def readinto(self, buffer: Any) -> int:
+  def readinto(self, buffer: 'WriteableBuffer') -> int:
+    view = memoryview(buffer)
     while not self._plain:
       try:
         if self._frame is not None:
@@ -40,8 +45,8 @@ class ZstdReader(io.RawIOBase):
           return 0
       except self._zstandard.ZstdError as e:
         raise OSError(str(e)) from None
-    count = min(len(buffer), len(self._plain))
-    buffer[:count] = self._plain[:count]
+    count = min(len(view), len(self._plain))
+    view[:count] = self._plain[:count]
     self._plain = self._plain[count:]
     return count
 

@@ -3,17 +3,17 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from paxlite.data import packaged
-from paxlite.data.base import Input, RowInput
+from paxlite.data.base import Input, RowInput, RowSource
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.records import share_done
 from paxlite.data.rows import TokenRows
 from paxlite.data.sft import SftRows
-from paxlite.data.streams import StreamInput
+from paxlite.data.stream_rows import Example
+from paxlite.data.streams import Examples, StreamInput
 from paxlite.data.tokenizer import Tokenizer
 
 _MOST_CHARS = 120  # of a name; a long list of files is cut
@@ -38,11 +38,11 @@ def lines(data: Input) -> list[str]:
   return [f'{name}: a stream, {data.batch_size:,} rows a step']
 
 
-def _part(part: Any, rows_a_step: float) -> str:
+def _part(part: Input, rows_a_step: float) -> str:
   return f': {_rows(part.source, rows_a_step)}' if isinstance(part, RowInput) else ': a stream'
 
 
-def _rows(source: Any, rows_a_step: float) -> str:
+def _rows(source: RowSource, rows_a_step: float) -> str:
   """Describes the contents of a RowSource, as far as it knows them, and how long they last."""
   count, length = len(source), getattr(source, 'seq_len', None)
   contents = getattr(source, 'contents', '')
@@ -108,10 +108,11 @@ def contents_of(data: RowInput | StreamInput) -> Contents:
   """Returns the contents of an input. Of a long stream, only the first documents are read."""
   if isinstance(data, StreamInput):
     return _contents_of_stream(data)
-  source: Any = data.source
+  source = data.source
   if isinstance(source, SftRows):
     lengths, learned = source.lengths, source.num_learned
     return Contents('example', lengths, learned, len(source), _share_filled(source))
+  assert isinstance(source, TokenRows)
   starts = np.asarray(source.seq_starts[: _MOST_DOCUMENTS + 1]).astype(np.int64)
   lengths = np.diff(starts)
   count, tokens = len(source.seq_starts) - 1, len(source.tokens)
@@ -129,7 +130,7 @@ def _contents_of_stream(data: StreamInput) -> Contents:
   parts = data.source.parts
   units = [(part, unit) for part in parts for unit in range(part.num_shards)]
   for part, unit in units:
-    measuring: Any = _Measuring(part, lengths)
+    measuring = _Measuring(part, lengths)
     for row, _ in data.rows_of(measuring, unit, epoch=None):
       num_rows += 1
       num_targets += int((row['segment_ids'] > 0).sum())
@@ -147,11 +148,13 @@ def _contents_of_stream(data: StreamInput) -> Contents:
 class _Measuring:
   """A part of a stream that notes the lengths of its examples."""
 
-  part: Any
+  part: Examples
   lengths: list[int]
 
-  def examples(self, *args: Any) -> Iterator[tuple[int, Any]]:
-    for number, example in self.part.examples(*args):
+  def examples(
+    self, shard: int, shuffle: bool, seed: int | None, start: int
+  ) -> Iterator[tuple[int, Example]]:
+    for number, example in self.part.examples(shard, shuffle, seed, start):
       self.lengths.append(len(example.ids))
       yield number, example
 
@@ -172,7 +175,8 @@ def report(data: RowInput | StreamInput) -> list[str]:
     *(f'          {line}' for line in histogram(found.lengths)),
   ]
   is_stream = isinstance(data, StreamInput)
-  layout: Any = data if is_stream else data.source
+  layout = data if isinstance(data, StreamInput) else data.source
+  assert isinstance(layout, StreamInput | SftRows | TokenRows)
   rows = f'{_counted(found.num_rows, "row")} of {layout.seq_len:,} tokens, {found.fill:.0%} full'
   lines.append(f'Rows      {first if is_stream else ""}{rows}')
   cut = int((found.lengths > layout.seq_len).sum())

@@ -8,7 +8,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 ALLOWANCE = 1 << 27  # characters and steps: a few seconds, and at most half a gigabyte
 
@@ -26,7 +26,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 # The methods that can be called, by the type that has them.
-METHODS: dict[type, frozenset[str]] = {
+METHODS: dict[type[Collection], frozenset[str]] = {
   str: _names(
     'capitalize casefold center count endswith find format format_map index isalnum isalpha isascii'
     ' isdecimal isdigit isidentifier islower isnumeric isspace istitle isupper join ljust lower'
@@ -52,6 +52,9 @@ _DEEP_TESTS = _names(
 )
 
 
+_T = TypeVar('_T')
+
+
 class TooMuch(Exception):
   """Raised when a rendering costs more than its allowance."""
 
@@ -72,12 +75,12 @@ class Allowance:
       raise TooMuch
     return True
 
-  def whole(self, value: Any) -> Any:
+  def whole(self, value: _T) -> _T:
     """Pays for reading every part of `value`, as often as the part occurs; returns `value`."""
-    self.pay(len(value) if type(value) is str else self.size(value))
+    self.pay(self.size(value))
     return value
 
-  def outer(self, value: Any) -> Any:
+  def outer(self, value: _T) -> _T:
     """Pays for reading the elements of `value`, but not their contents; returns `value`."""
     if isinstance(value, str):
       self.pay(len(value))
@@ -85,17 +88,17 @@ class Allowance:
       self.pay(_ELEMENT * len(value))
     return value
 
-  def searched(self, value: Any) -> Any:
+  def searched(self, value: _T) -> _T:
     """Pays for a search in `value`; returns `value`. A search in a dictionary is free."""
     return value if isinstance(value, dict) else self.whole(value)
 
-  def counted(self, values: Iterable[Any]) -> Iterator[Any]:
+  def counted(self, values: Iterable[_T]) -> Iterator[_T]:
     """Yields `values` and pays for each one as it is read."""
     for value in values:
       self.pay(4 * _ELEMENT)
       yield value
 
-  def size(self, value: Any) -> int:
+  def size(self, value: object) -> int:
     """Returns the cost of the characters and elements in a value.
 
     Contents that the value has several times are counted each time.
@@ -104,7 +107,8 @@ class Allowance:
       return len(value)
     if value is None or isinstance(value, bool | float):
       return 0
-    total, todo = 0, [value]
+    todo: list[Any] = [value]  # templates make values of any type
+    total = 0
     while todo:
       inner = todo.pop()
       if isinstance(inner, str):
@@ -127,7 +131,7 @@ class Allowance:
         raise TooMuch
     return total
 
-  def operator(self, name: str, left: Any, right: Any) -> None:
+  def operator(self, name: str, left: object, right: object) -> None:
     """Pays for `left + right`, `-`, `*`, `%` or `**`."""
     if isinstance(left, int) and isinstance(right, int):
       bits = left.bit_length() + right.bit_length()
@@ -146,7 +150,7 @@ class Allowance:
       self.outer(left)
       self.outer(right)
 
-  def formatted(self, form: str, arguments: Any) -> None:
+  def formatted(self, form: str, arguments: object) -> None:
     """Pays for formatting a text; widths of its fields may be numbers in it or arguments."""
     widths = sum(min(int(digits[:18]), ALLOWANCE + 1) for digits in re.findall(r'\d+', form))
     fields = 1 + form.count('{') + form.count('%')
@@ -155,11 +159,11 @@ class Allowance:
       widths += fields * sum(abs(x) for x in _integers(inner))
     self.pay(len(form) + widths + fields * (_ELEMENT + self.size(arguments)))
 
-  def replaced(self, text: str, old: Any, new: Any, *_: Any) -> None:
+  def replaced(self, text: str, old: object, new: object, *_: object) -> None:
     self.pay(len(text))
     self.pay(text.count(str(old)) * len(str(new)))
 
-  def method(self, owner: Any, name: str, args: tuple, kwargs: Mapping[str, Any]) -> None:
+  def method(self, owner: Collection, name: str, args: tuple, kwargs: Mapping[str, object]) -> None:
     """Pays for a method of a text, a list or a dictionary."""
     if name in _VIEWS:
       self.pay(_CALL)
@@ -172,14 +176,14 @@ class Allowance:
     elif name in ('partition', 'rpartition', 'rsplit', 'split', 'splitlines', 'title'):
       self.pay(_PIECE * len(owner))
     elif name == 'replace':
-      self.replaced(owner, *args)
+      self.replaced(str(owner), *args)
     elif name == 'join' and args:
       self.pay(len(owner) * (len(args[0]) if isinstance(args[0], Collection) else 0))
     elif name in ('format', 'format_map'):
-      self.formatted(owner, [*args, *kwargs.values()])
+      self.formatted(str(owner), [*args, *kwargs.values()])
 
 
-def _integers(values: Iterable[Any]) -> Iterator[int]:
+def _integers(values: Iterable[object]) -> Iterator[int]:
   for value in values:
     if isinstance(value, int):
       yield value
@@ -187,23 +191,23 @@ def _integers(values: Iterable[Any]) -> Iterator[int]:
       yield from (x for x in value.values() if isinstance(x, int))
 
 
-def _filter(allowance: Allowance, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+def _filter(allowance: Allowance, name: str, call: Callable[..., object]) -> Callable[..., object]:
   """Wraps a filter of Jinja's so that it pays for its cost.
 
   Some filters take a context or an environment as their first argument.
   """
   at = int(hasattr(call, 'jinja_pass_arg'))  # position of the value among the arguments
 
-  def lazy(*args: Any, **kwargs: Any) -> Any:
+  def lazy(*args: Any, **kwargs: object) -> object:
     allowance.pay(_CALL)
     return call(*args[:at], allowance.counted(args[at]), *args[at + 1 :], **kwargs)
 
-  def by_reference(*args: Any, **kwargs: Any) -> Any:
+  def by_reference(*args: Any, **kwargs: object) -> object:
     copied = name in ('list', 'reverse') and isinstance(args[at], Collection)
     allowance.pay(_CALL + (_ELEMENT * len(args[at]) if copied else 0))
     return call(*args, **kwargs)
 
-  def paying(*args: Any, **kwargs: Any) -> Any:
+  def paying(*args: Any, **kwargs: object) -> object:
     value = args[at]
     if name in ('join', 'sum') and not isinstance(value, Collection):
       value = list(value)
@@ -223,7 +227,7 @@ def _filter(allowance: Allowance, name: str, call: Callable[..., Any]) -> Callab
   return functools.wraps(call)(chosen)
 
 
-def _pay_for_growth(allowance: Allowance, name: str, value: Any, given: list[Any]) -> None:
+def _pay_for_growth(allowance: Allowance, name: str, value: Any, given: list[object]) -> None:
   """Pays for the output that a filter's other arguments add to its value."""
   if name in ('batch', 'center', 'slice'):
     allowance.pay(max(_integers(given), default=0))
@@ -243,10 +247,10 @@ def _pay_for_growth(allowance: Allowance, name: str, value: Any, given: list[Any
     allowance.pay(len(value) * allowance.size(value))
 
 
-def _test(allowance: Allowance, call: Callable[..., Any]) -> Callable[..., Any]:
+def _test(allowance: Allowance, call: Callable[..., object]) -> Callable[..., object]:
   at = int(hasattr(call, 'jinja_pass_arg'))
 
-  def paying(*args: Any, **kwargs: Any) -> Any:
+  def paying(*args: object, **kwargs: object) -> object:
     for value in (*args[at:], *kwargs.values()):
       allowance.whole(value)
     allowance.pay(_CALL)
@@ -278,13 +282,17 @@ def _tojson(allowance: Allowance) -> Callable[..., str]:
   return tojson
 
 
-def filters(allowance: Allowance, known: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+def filters(
+  allowance: Allowance, known: Mapping[str, Callable[..., object]]
+) -> dict[str, Callable[..., object]]:
   """Returns those of Jinja's filters that chats can use, and the tojson of transformers."""
   paying = {k: _filter(allowance, k, f) for k, f in known.items() if k not in _LEFT_OUT}
   return paying | {'tojson': _tojson(allowance)}
 
 
-def tests(allowance: Allowance, known: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+def tests(
+  allowance: Allowance, known: Mapping[str, Callable[..., object]]
+) -> dict[str, Callable[..., object]]:
   """Returns Jinja's tests; those that only look at a type cost nothing."""
   return {k: _test(allowance, f) if k in _DEEP_TESTS else f for k, f in known.items()}
 

@@ -10,12 +10,13 @@ from paxlite.core import object_copies, shell
 from paxlite.core.errors import UserError
 from paxlite.core.files import read_text
 from paxlite.core.json_files import parse_text
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.allowance import ALLOWANCE, Allowance
 from paxlite.data.chat_template import MAX_TEMPLATE_CHARS, environment
 from paxlite.data.tokenizer import CONFIGURATION, configuration, special_tokens
 
-Message = Mapping[str, Any]  # role and content, and perhaps tool_calls
-Tool = Mapping[str, Any]
+Message = Mapping[str, Json]  # role and content, and perhaps tool_calls
+Tool = Mapping[str, Json]
 ROLES = ('system', 'user', 'assistant', 'tool')
 
 
@@ -39,7 +40,7 @@ class Conversation:
     return bool(self.tools) or any(m['role'] == 'tool' or 'tool_calls' in m for m in self.messages)
 
 
-def conversation(messages: Any, tools: Any = None, first_learned: int = 0) -> Conversation:
+def conversation(messages: Json, tools: Json = None, first_learned: int = 0) -> Conversation:
   """Returns messages and tools as a file has them in the form that chat templates expect.
 
   A message may have tool_calls, or a function_call as OpenAI had it before. Calls and tools may
@@ -57,7 +58,7 @@ def conversation(messages: Any, tools: Any = None, first_learned: int = 0) -> Co
   return Conversation([_message(m) for m in messages], _tools(tools), first_learned)
 
 
-def _message(given: Mapping[str, Any]) -> Message:
+def _message(given: Message) -> Message:
   message = {k: v for k, v in given.items() if v is not None}  # Parquet has None for what is absent
   message['role'] = {'function': 'tool'}.get(message['role'], message['role'])
   if message['role'] not in ROLES:
@@ -76,7 +77,7 @@ def _message(given: Mapping[str, Any]) -> Message:
   return message
 
 
-def _tool_call(given: Any) -> dict[str, Any]:
+def _tool_call(given: Json) -> JsonObject:
   """Returns a call as {"type": "function", "function": …}; other keys, such as its id, are kept."""
   call = {k: v for k, v in given.items() if v is not None} if isinstance(given, Mapping) else {}
   function = call.pop('function', call)
@@ -92,7 +93,7 @@ def _tool_call(given: Any) -> dict[str, Any]:
   return outer | {'type': 'function', 'function': {'name': name, 'arguments': arguments or {}}}
 
 
-def _tools(given: Any) -> list[Tool] | None:
+def _tools(given: Json) -> list[Tool] | None:
   if isinstance(given, str) and given.strip():
     given = _parsed(given, '"tools"')
   if not given or isinstance(given, str):
@@ -110,7 +111,7 @@ def _name_of_tool(tool: Tool) -> str:
   return name if isinstance(name, str) else ''
 
 
-def _parsed(text: str, what: str) -> Any:
+def _parsed(text: str, what: str) -> Json:
   try:
     return parse_text(text)
   except ValueError as e:

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -89,7 +88,8 @@ def to_mesh(
   first = partitioning.process_rows(sharding, batch_size).start
 
   def make(rows: np.ndarray) -> jax.Array:
-    def part(index: Any) -> np.ndarray:
+    def part(index: tuple[slice, ...] | None) -> np.ndarray:
+      assert index is not None
       start, stop, _ = index[0].indices(batch_size)
       return rows[(slice(start - first, stop - first), *index[1:])]
 

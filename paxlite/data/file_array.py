@@ -9,7 +9,7 @@ import functools
 import os
 import pathlib
 from collections.abc import Iterable
-from typing import Any
+from typing import overload
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -81,7 +81,11 @@ class FileArray:
   def __len__(self) -> int:
     return self._count
 
-  def __getitem__(self, where: int | slice) -> Any:
+  @overload
+  def __getitem__(self, where: int) -> np.integer: ...
+  @overload
+  def __getitem__(self, where: slice) -> np.ndarray: ...
+  def __getitem__(self, where: int | slice) -> np.integer | np.ndarray:
     """Returns one value, or the values of a slice without a step."""
     if isinstance(where, slice):
       start, stop, _ = where.indices(self._count)
@@ -105,7 +109,11 @@ class SortedFileArray(FileArray):
     self._block = functools.lru_cache(_MOST_BLOCKS)(self._read_block)
     self._firsts = _Firsts(self)
 
-  def __getitem__(self, where: int | slice) -> Any:
+  @overload
+  def __getitem__(self, where: int) -> np.integer: ...
+  @overload
+  def __getitem__(self, where: slice) -> np.ndarray: ...
+  def __getitem__(self, where: int | slice) -> np.integer | np.ndarray:
     if isinstance(where, slice):
       return super().__getitem__(where)
     block, place = divmod(int(where) + (self._count if where < 0 else 0), _BLOCK)
@@ -115,7 +123,7 @@ class SortedFileArray(FileArray):
     """Returns the index of the first element that is not less than each value [b], as in NumPy."""
     return np.array([self._search(value) for value in values], np.int64)
 
-  def _search(self, value: Any) -> int:
+  def _search(self, value: np.integer) -> int:
     block = max(0, bisect.bisect_left(self._firsts, value) - 1)
     return block * _BLOCK + int(self._block(block).searchsorted(value))
 
@@ -128,12 +136,12 @@ class _Firsts:
 
   def __init__(self, array: SortedFileArray):
     self._array = array
-    self._known: dict[int, Any] = {}
+    self._known: dict[int, np.integer] = {}
 
   def __len__(self) -> int:
     return -(-len(self._array) // _BLOCK)
 
-  def __getitem__(self, block: int) -> Any:
+  def __getitem__(self, block: int) -> np.integer:
     if block not in self._known:
       self._known[block] = FileArray.__getitem__(self._array, block * _BLOCK)
     return self._known[block]

@@ -13,7 +13,7 @@ import json
 import os
 import pathlib
 import zlib
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 
@@ -26,7 +26,10 @@ from paxlite.core.object_store import ObjectStore
 from paxlite.data import checked_files
 from paxlite.data.file_array import FileArray, SortedFileArray
 from paxlite.data.records import read_errors
-from paxlite.data.rows import RowKind, TokenRows
+from paxlite.data.rows import RowKind, SequenceStarts, TokenRows, Tokens
+
+if TYPE_CHECKING:
+  import zarr
 
 Format = Literal['memmap', 'seqax']
 
@@ -72,7 +75,7 @@ def check_tokens(folder: pathlib.Path) -> None:
     checked_files.check(folder / TOKENS, crc32c)
 
 
-def open_flat_tokens(path: str, split: str) -> tuple[Any, Any, int]:
+def open_flat_tokens(path: str, split: str) -> tuple[Tokens, SequenceStarts, int]:
   """Returns (tokens, seq_starts, max_token_id) of a dataset; the first two are sliceable."""
   folder = local_folder(path, split)
   if not path or not os.path.isdir(folder):
@@ -80,6 +83,8 @@ def open_flat_tokens(path: str, split: str) -> tuple[Any, Any, int]:
       f'{folder} is not a flat-tokens dataset: there is no such folder. paxlite tokenize makes one'
     )
   is_seqax = (folder / '.zgroup').exists() or (folder / 'encoded_tokens').is_dir()
+  tokens: Tokens
+  seq_starts: SequenceStarts
   if is_seqax:
     tokens, seq_starts, max_token_id = _open_seqax(folder)
   else:
@@ -111,7 +116,9 @@ def local_folder(path: str, split: str) -> pathlib.Path:
   return place_of(place)
 
 
-def _open_memmap(folder: pathlib.Path, place: pathlib.Path | Address) -> tuple[Any, Any, int]:
+def _open_memmap(
+  folder: pathlib.Path, place: pathlib.Path | Address
+) -> tuple[Tokens, SequenceStarts, int]:
   """Opens a split whose meta.json is in `folder` and whose arrays are in `place`."""
   if not (folder / META).exists():
     raise UserError(f'{folder} is unfinished: {META} is missing. Tokenize it again')
@@ -139,7 +146,7 @@ def _open_memmap(folder: pathlib.Path, place: pathlib.Path | Address) -> tuple[A
   return FileArray(place / TOKENS, dtype), seq_starts[:] if in_memory else seq_starts, max_token_id
 
 
-def _open_seqax(folder: pathlib.Path) -> tuple['_ZarrTokens', np.ndarray, int]:
+def _open_seqax(folder: pathlib.Path) -> tuple['ZarrTokens', np.ndarray, int]:
   import zarr
 
   _check_zarr_files(folder)
@@ -158,7 +165,7 @@ def _open_seqax(folder: pathlib.Path) -> tuple['_ZarrTokens', np.ndarray, int]:
       chunks = -(-array.shape[0] // array.chunks[0])
       if (found := len(list((folder / name).glob('[0-9]*')))) != chunks:
         raise UserError(f'{folder / name} has {found:,} of its {chunks:,} chunks: copy it again')
-    return _ZarrTokens(group['encoded_tokens'], str(folder)), group['seq_starts'][:], max_token_id
+    return ZarrTokens(group['encoded_tokens'], str(folder)), group['seq_starts'][:], max_token_id
 
 
 def _check_zarr_files(folder: pathlib.Path) -> None:
@@ -174,7 +181,7 @@ def _check_zarr_files(folder: pathlib.Path) -> None:
       check_file(folder / name)
 
 
-def _fingerprint(folder: pathlib.Path, tokens: Any) -> int:
+def _fingerprint(folder: pathlib.Path, tokens: Tokens) -> int:
   """Returns a fingerprint of the contents of a dataset, without reading all of them."""
   if isinstance(tokens, FileArray):
     meta = read_object(folder / META)
@@ -192,14 +199,14 @@ def _fingerprint(folder: pathlib.Path, tokens: Any) -> int:
   return zlib.crc32(json.dumps([stated, *map(fingerprint_of, looked_at)]).encode())
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> TypeGuard[int]:
   return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-class _ZarrTokens:
+class ZarrTokens:
   """The token ids in a zarr array of encoded tokens, with a cache of 1 GiB of decoded chunks."""
 
-  def __init__(self, array: Any, name: str):
+  def __init__(self, array: 'zarr.Array', name: str):
     self._array, self._name = array, name
     self._chunk = int(array.chunks[0])
     self._cache: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
@@ -224,7 +231,7 @@ class _ZarrTokens:
     else:
       start = chunk * self._chunk
       with read_errors(self._name):
-        self._cache[chunk] = self._array[start : start + self._chunk] >> 1
+        self._cache[chunk] = np.asarray(self._array[start : start + self._chunk]) >> 1
       if len(self._cache) > self._capacity:
         self._cache.popitem(last=False)
     return self._cache[chunk]

@@ -13,16 +13,17 @@ import os
 import pathlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import google_crc32c
 import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.data import checked_files
 from paxlite.data.flat_tokens import META, TOKENS, Format, open_flat_tokens
+from paxlite.data.rows import Tokens
 
 _CHUNK = 1 << 20  # tokens in a zarr chunk, and in each step of a check
 _NOTE = 'progress.json'
@@ -55,7 +56,7 @@ class Writer:
     split: str,
     vocab_size: int,
     format: Format = 'memmap',
-    settings: Mapping[str, Any] | None = None,
+    settings: JsonObject | None = None,
   ):
     if not re.fullmatch('[A-Za-z0-9._-]+', split) or not split.strip('.'):
       raise UserError(f'{split!r} is no name of a split: use letters, digits, ., _ and -')
@@ -85,7 +86,7 @@ class Writer:
     self.dtype = np.dtype('<u2' if vocab_size <= 1 << 16 else '<u4')
     self._settings = dict(settings or {}) | {'dtype': self.dtype.str, 'format': format}
     self.sequences = self._max = self._crc = self.token_count = 0
-    self.position: Any = None
+    self.position: Json = None
     if (self._folder / _NOTE).is_file():
       self._go_on(read_object(self._folder / _NOTE))
     else:
@@ -109,7 +110,7 @@ class Writer:
       self._append_starts(ends)
       self.sequences += len(ends)
 
-  def note(self, position: Any) -> None:
+  def note(self, position: Json) -> None:
     """Saves what is written so far, with the position at which the caller resumes.
 
     No document may be unfinished.
@@ -170,7 +171,7 @@ class Writer:
         for folder in self._made:
           folder.rmdir()
 
-  def _go_on(self, note: Mapping[str, Any]) -> None:
+  def _go_on(self, note: JsonObject) -> None:
     try:
       theirs, self.position = note['settings'], note['position']
       self.token_count, self.sequences = note['token_count'], note['sequences']
@@ -233,10 +234,10 @@ class Writer:
 
     tokens, starts, _ = open_flat_tokens(self._path, self._folder.name)
     compressor = numcodecs.Blosc(cname='lz4', clevel=5, shuffle=numcodecs.Blosc.BITSHUFFLE)
-    root: Any = zarr.open_group(self._path, mode='a', zarr_format=2)
+    root = zarr.open_group(self._path, mode='a', zarr_format=2)
     with contextlib.suppress(KeyError):
       del root[self._split]  # left by a conversion that was killed
-    group: Any = root.create_group(self._split)
+    group = root.create_group(self._split)
     array = group.create_array(
       'encoded_tokens',
       shape=(len(tokens),),
@@ -267,6 +268,6 @@ def is_complete(path: pathlib.Path, split: str) -> bool:
   return (path / split).exists() and not (path / f'.{split}.unfinished').exists()
 
 
-def _parts(tokens: Any, dtype: np.dtype) -> Iterator[np.ndarray]:
+def _parts(tokens: Tokens, dtype: np.dtype) -> Iterator[np.ndarray]:
   for start in range(0, len(tokens), _CHUNK):
     yield np.asarray(tokens[start : start + _CHUNK], dtype)

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import pathlib
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from paxlite.core import shell
 from paxlite.core.addresses import is_address
@@ -27,7 +26,7 @@ from paxlite.core.files import (
 )
 from paxlite.core.json_files import is_json, parse_objects
 
-Record = Mapping[str, Any]
+Record = Mapping[str, object]
 Raw = bytes | str | Record  # an unparsed line, the text of a file, or a record
 
 _JSON_LINES = ('.jsonl', '.ndjson')

@@ -17,7 +17,7 @@ import os
 import pathlib
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from paxlite.core import shell
 from paxlite.core.addresses import is_address
@@ -153,7 +153,7 @@ class _Tfds(_Dataset):
       ) from None
     folder = data_dir or os.environ.get('TFDS_DATA_DIR') or None
     try:
-      self._builder: Any = tfds.builder(self._path, data_dir=folder)
+      self._builder = tfds.builder(self._path, data_dir=folder)
       splits = self._builder.info.splits
       info = splits[self._split]
     except Exception as e:  # TFDS has dozens of exception classes
@@ -193,13 +193,13 @@ class _HuggingFace(_Dataset):
     folder = pathlib.Path(self._path)
     with read_errors(name):
       if any((folder / f).is_file() for f in ('dataset_dict.json', 'state.json')):
-        saved: Any = datasets.load_from_disk(str(folder))
+        saved = datasets.load_from_disk(str(folder))
         if isinstance(saved, dict) and self._split not in saved:
           raise UserError(f'{name}: there is no such split; there are {", ".join(saved)}')
         found = saved[self._split] if isinstance(saved, dict) else saved
         self.size = len(found)
         files = len(found.cache_files)
-        self._dataset: Any = found.to_iterable_dataset(num_shards=max(1, min(files, len(found))))
+        self._dataset = found.to_iterable_dataset(num_shards=max(1, min(files, len(found))))
       else:
         path, _, configuration = self._path.partition(':')
         self._dataset = datasets.load_dataset(
@@ -217,11 +217,11 @@ class _HuggingFace(_Dataset):
         yield number, record
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
   """Converts bytes to text and NumPy numbers to Python numbers."""
   if isinstance(value, bytes):
     return value.decode('utf-8', 'replace')
-  return value.item() if hasattr(value, 'item') and value.ndim == 0 else value
+  return value.item() if hasattr(value, 'item') and getattr(value, 'ndim', None) == 0 else value
 
 
 def share_done(sources: Sequence[Records]) -> float | None:

@@ -9,14 +9,27 @@ Row kinds:
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data.base import Batch
 
+if TYPE_CHECKING:
+  from paxlite.data.file_array import SortedFileArray
+
+SequenceStarts: TypeAlias = 'np.ndarray | SortedFileArray'
+
 RowKind = Literal['stream', 'packed', 'sequences']
+
+
+class Tokens(Protocol):
+  """Token ids [n] in memory or in a file."""
+
+  def __len__(self) -> int: ...
+
+  def __getitem__(self, where: slice, /) -> np.ndarray: ...
 
 
 @dataclasses.dataclass
@@ -33,8 +46,8 @@ class TokenRows:
     name: Name of the dataset, for messages.
   """
 
-  tokens: Any
-  seq_starts: Any
+  tokens: Tokens
+  seq_starts: SequenceStarts
   seq_len: int
   rows: RowKind
   max_token_id: int
@@ -52,10 +65,12 @@ class TokenRows:
 
   def will_read(self, indices: np.ndarray) -> None:
     """Begins to fetch the tokens of rows `indices` [b]."""
+    assert hasattr(self.tokens, 'will_read')
     if self.rows == 'sequences':
-      firsts, ends = self.seq_starts[indices], self.seq_starts[indices + 1]
-      counts = np.minimum(ends - firsts, self.seq_len)
-      self.tokens.will_read(zip(firsts.tolist(), counts.tolist(), strict=True))
+      bounds = [(int(self.seq_starts[i]), int(self.seq_starts[i + 1])) for i in indices.tolist()]
+      counts = [min(max(end - first, 0), self.seq_len) for first, end in bounds]
+      firsts = [first for first, _ in bounds]
+      self.tokens.will_read(zip(firsts, counts, strict=True))
     else:
       firsts = np.maximum(indices * self.seq_len - 1, 0)
       self.tokens.will_read((first, self.seq_len + 1) for first in firsts.tolist())

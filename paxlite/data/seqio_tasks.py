@@ -5,7 +5,7 @@ import functools
 import os
 import pathlib
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -205,7 +205,7 @@ def _built_in(name: str, vocab_path: str) -> Any:
   )
 
 
-def _last_word(text: Any) -> dict[str, Any]:
+def _last_word(text: object) -> dict[str, object]:
   """Splits a text into the text before its last word, and ' ' + that word."""
   import tensorflow as tf
 
@@ -216,7 +216,7 @@ def _last_word(text: Any) -> dict[str, Any]:
   }
 
 
-def _question(x: Any) -> dict[str, Any]:
+def _question(x: Mapping[str, object]) -> dict[str, object]:
   """Returns a passage with its question as inputs, and ' yes' or ' no' as targets."""
   import tensorflow as tf
 

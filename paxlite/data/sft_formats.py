@@ -1,13 +1,13 @@
 """The formats of records for fine-tuning, each found by the keys of a record."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import parse_text
+from paxlite.core.json_text import Json
 from paxlite.data.chat_format import Conversation, conversation
-
-Record = Mapping[str, Any]
+from paxlite.data.record_files import Record
 
 
 class Pair(NamedTuple):
@@ -83,7 +83,7 @@ def _sharegpt(record: Record) -> Conversation:
   return conversation(messages, record.get('tools'))
 
 
-def _message_of_turn(turn: Any) -> Any:
+def _message_of_turn(turn: Json) -> Json:
   if not isinstance(turn, Mapping) or 'from' not in turn:
     return turn
   speaker, value = turn['from'], turn.get('value')
@@ -112,18 +112,20 @@ def _alpaca(record: Record) -> Conversation:
   return conversation([{'role': role, 'content': text} for role, text in texts.items() if text])
 
 
-def _parsed(record: Record, key: str) -> Any:
+def _parsed(record: Record, key: str) -> Json:
   """Returns a list, which a table may have as JSON text."""
+  value = record[key]
   try:
-    return parse_text(record[key]) if isinstance(record[key], str) else record[key]
+    return parse_text(value) if isinstance(value, str) else value
   except ValueError as e:
     raise UserError(f'{key!r} is a text that is not JSON: {e}') from None
 
 
 def _text(record: Record, key: str) -> str:
-  if not isinstance(record[key], str):
+  value = record[key]
+  if not isinstance(value, str):
     raise UserError(f'{key!r} must be a text')
-  return record[key]
+  return value
 
 
 def _optional(record: Record, key: str) -> str:

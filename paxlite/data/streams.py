@@ -10,14 +10,14 @@ positions of all readers (positions.py), so that a run resumes exactly where it 
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data.base import Batch, permute
 from paxlite.data.positions import Column, Positions
-from paxlite.data.stream_rows import Row, packed_rows, stream_rows
+from paxlite.data.stream_rows import Example, Row, packed_rows, stream_rows
 
 StreamRows = Literal['stream', 'packed']
 
@@ -27,7 +27,17 @@ _LEAST_BYTES = 1 << 20  # the least size of the shards of one reader
 _BALANCE = 9 / 8  # the shards of one reader may be larger than those of another by this factor
 
 
-class Part(Protocol):
+class Examples(Protocol):
+  """What has examples, in shards."""
+
+  def examples(
+    self, shard: int, shuffle: bool, seed: int | None, start: int
+  ) -> Iterator[tuple[int, Example]]:
+    """Yields the numbers and Examples of a shard, from number `start` on."""
+    ...
+
+
+class Part(Examples, Protocol):
   """A dataset, alone or in a mixture.
 
   Attributes:
@@ -52,12 +62,6 @@ class Part(Protocol):
 
   @property
   def shard_bytes(self) -> Sequence[float]: ...
-
-  def examples(
-    self, shard: int, shuffle: bool, seed: int | None, start: int
-  ) -> Iterator[tuple[int, Any]]:
-    """Yields the numbers and Examples of a shard, from number `start` on."""
-    ...
 
 
 class Source(Protocol):
@@ -196,7 +200,7 @@ class StreamInput:
       yield _stacked(batch[rows])
 
   def rows_of(
-    self, part: Part, unit: int, epoch: int | None, example: int = 0, offset: int = 0
+    self, part: Examples, unit: int, epoch: int | None, example: int = 0, offset: int = 0
   ) -> Iterator[Row]:
     """Returns the rows of one shard in the order of an epoch, from token `offset` of an example on.
 

@@ -73,15 +73,16 @@ class TextRows(TokenRows):
         f'{", ".join(files)}: too little text to hold out a part for evaluation. '
         '--fdl.EVAL_FILES=/path/to/b.txt names other text, --fdl.EVAL_FRACTION=0 does without'
       )
+    starts = np.cumsum([0, *map(len, encoded)])
     super().__init__(
       tokens=tokens,
-      seq_starts=np.cumsum([0, *map(len, encoded)]),
+      seq_starts=starts,
       seq_len=seq_len,
       rows=rows,
       max_token_id=int(tokens.max()),
       name=', '.join(files),
     )
-    self.fingerprint = zlib.crc32(self.tokens, zlib.crc32(self.seq_starts))
+    self.fingerprint = zlib.crc32(tokens.data, zlib.crc32(starts.data))
     self.bytes_per_token = sum(len(b.encode()) for b in blocks) / len(tokens)
 
   noun = 'block'

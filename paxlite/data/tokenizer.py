@@ -16,6 +16,7 @@ import numpy as np
 from paxlite.core import object_copies, paths, shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
+from paxlite.core.json_text import JsonObject
 
 _JSON, _MODEL = 'tokenizer.json', 'tokenizer.model'
 CONFIGURATION = 'tokenizer_config.json'
@@ -136,7 +137,7 @@ class SentencePieceTokenizer:
     import sentencepiece
 
     self.path = path
-    self._model: Any = sentencepiece.SentencePieceProcessor()
+    self._model = sentencepiece.SentencePieceProcessor()
     try:
       self._model.LoadFromFile(path)
     except (RuntimeError, OSError) as e:
@@ -236,7 +237,7 @@ class JsonTokenizer:
   def decode_marked(self, ids: Iterable[int]) -> str:
     return self._call('decode', [int(i) for i in ids], skip_special_tokens=False)
 
-  def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+  def _call(self, name: str, *args: object, **kwargs: object) -> Any:
     """Calls a method of the library; raises UserError if the tokenizer file makes it fail."""
     try:
       return getattr(self._tokenizer, name)(*args, **kwargs)
@@ -263,7 +264,7 @@ def special_tokens(path: str) -> dict[str, str]:
   return {k: v for k, v in texts.items() if k.endswith('_token') and isinstance(v, str)}
 
 
-def configuration(tokenizer_path: str) -> dict[str, Any]:
+def configuration(tokenizer_path: str) -> JsonObject:
   """Returns the tokenizer_config.json next to a tokenizer; {} if there is none."""
   path = pathlib.Path(tokenizer_path).parent / CONFIGURATION
   if not path.is_file():

@@ -14,11 +14,13 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError, compiled, located
 from paxlite.core.json_files import read_object
+from paxlite.core.json_text import Json, JsonObject
+from paxlite.data.record_files import Record
 from paxlite.data.records import open_records, parsed
 
 Kind = Literal['cloze', 'multiple_choice', 'generate']
@@ -65,7 +67,7 @@ class TaskSpec:
 _TFDS = {'lambada': 'tfds:lambada:1.0.0/test', 'boolq': 'tfds:bool_q:1.0.0/validation'}
 
 # The first variant of a task whose fields are all in the first record is used.
-_BUILT_IN: dict[str, list[dict[str, Any]]] = {
+_BUILT_IN: dict[str, list[JsonObject]] = {
   'lambada': [
     dict(
       fields=('context', 'continuation'),
@@ -139,7 +141,7 @@ def find_task(text: str, tfds_data_dir: str = '') -> tuple[str, TaskSpec]:
   raise UserError(f'{paths[0]}: {name} needs the fields {wanted}; there are {", ".join(first)}')
 
 
-def _first_record(paths: Sequence[str], tfds_data_dir: str) -> Mapping[str, Any]:
+def _first_record(paths: Sequence[str], tfds_data_dir: str) -> Record:
   """Returns the first record that can be read, or {} if there is none; opens every source."""
   for source in [open_records(path, tfds_data_dir) for path in paths]:
     for shard in range(source.num_shards):
@@ -176,7 +178,7 @@ def _spec(path: pathlib.Path) -> TaskSpec:
   return TaskSpec(**arguments)
 
 
-def _check_type(path: pathlib.Path, name: str, value: Any) -> None:
+def _check_type(path: pathlib.Path, name: str, value: Json) -> None:
   texts = isinstance(value, list) and all(isinstance(v, str) for v in value)
   good = isinstance(value, str)
   if name == 'max_new_tokens':
@@ -185,6 +187,9 @@ def _check_type(path: pathlib.Path, name: str, value: Any) -> None:
     good = good or texts
   if not good:
     raise UserError(f'{path}: {name} cannot be {value!r}')
+
+
+_T = TypeVar('_T')
 
 
 class Templates:
@@ -204,7 +209,7 @@ class Templates:
     self._environment.filters['truth'] = _truth
     self._compiled: dict[str, Any] = {}
 
-  def __call__(self, template: str, record: Mapping[str, Any]) -> str:
+  def __call__(self, template: str, record: Record) -> str:
     """Returns the rendered template, or the field of the record that `template` names.
 
     Raises:
@@ -220,13 +225,13 @@ class Templates:
       raise UserError(f'{template!r} cannot be written: {e}') from None
 
 
-def _not_null(value: Any) -> Any:
+def _not_null(value: _T) -> _T:
   if value is None:
     raise UserError('a field is null')
   return value
 
 
-def _truth(value: Any) -> int:
+def _truth(value: object) -> int:
   """Returns 1 for a value that says yes and 0 for one that says no."""
   text = str(value).strip().lower()
   if text not in ('true', 'yes', '1', 'false', 'no', '0'):
@@ -334,9 +339,7 @@ def read_examples(
   return examples, unreadable
 
 
-def _example(
-  spec: TaskSpec, record: Mapping[str, Any], templates: Templates, place: str
-) -> Example:
+def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -> Example:
   texts = tuple(templates(t, record) for t in _list(spec.doc_to_text))
   target = templates(spec.doc_to_target, record)
   if not target.strip():
@@ -379,7 +382,7 @@ def _gold(target: str, choices: Sequence[str], labels: Sequence[str]) -> int:
   return choices.index(target)
 
 
-def _labels(record: Mapping[str, Any], field: str, count: int) -> list[str]:
+def _labels(record: Record, field: str, count: int) -> list[str]:
   if not field:
     return []
   found = _field(record, field)
@@ -402,9 +405,9 @@ def matched(text: str, pattern: str) -> str | None:
   return (groups or [matches[-1][0]])[0].strip()
 
 
-def _field(record: Mapping[str, Any], path: str) -> Any:
+def _field(record: Record, path: str) -> object:
   """Returns the field at a path such as 'choices.text'."""
-  value: Any = record
+  value: object = record
   for part in path.split('.'):
     if not isinstance(value, Mapping) or part not in value:
       raise UserError(f'there is no field {path!r}')
@@ -412,5 +415,5 @@ def _field(record: Mapping[str, Any], path: str) -> Any:
   return value
 
 
-def _list(value: Any) -> list[Any]:
+def _list(value: str | Sequence[str]) -> list[str]:
   return [value] if isinstance(value, str) else list(value)

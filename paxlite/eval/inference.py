@@ -7,7 +7,6 @@ import os
 import pathlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import fiddle as fdl
 import jax
@@ -23,7 +22,9 @@ from paxlite.core.attributes import parse
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded
 from paxlite.core.json_files import read_json_lines, read_object
+from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import open_file, write_file
+from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.data.chat_format import ChatFormat, Conversation, Message, Tool, conversation
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
@@ -31,6 +32,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import find_known
 from paxlite.generation.decoding import Generator, Sampling
 from paxlite.layers.int8 import Int8LoraProjection, Int8Projection, quantized
+from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.parallel import devices, mesh, partitioning
@@ -50,8 +52,8 @@ class Inference:
   """
 
   experiment: LanguageModel
-  model: Any
-  params: Any
+  model: TransformerLm
+  params: PyTree
   mesh: Mesh
   tokenizer: Tokenizer
   source: Source
@@ -124,7 +126,7 @@ def load(
   return Inference(unrolled, fdl.build(config).model, params, mesh, tokenizer, source)
 
 
-def _shapes(task: fdl.Config, mesh: Mesh, e: LanguageModel) -> Any:
+def _shapes(task: fdl.Config, mesh: Mesh, e: LanguageModel) -> PyTree:
   boxed = jax.eval_shape(fdl.build(task).init_params, jax.random.key(0))
   return partitioning.sharded_shapes(boxed, mesh, e.rules)
 
@@ -139,7 +141,7 @@ def use_int8(task: fdl.Config) -> None:
     fdl.update_callable(projection, Int8LoraProjection if is_lora else Int8Projection)
 
 
-def _quantized(plan: Plan, wanted: Any, shapes: Any, dtype: str) -> Any:
+def _quantized(plan: Plan, wanted: PyTree, shapes: PyTree, dtype: str) -> PyTree:
   """Loads and quantises parameters, one variable at a time.
 
   `wanted` describes the parameters after the quantisation, and `shapes` before it. Variables that
@@ -185,7 +187,7 @@ def load_checkpoint(
   )
   cls = type(trained)
   changes = {k: parse(cls, k, text) for k, text in (overrides or {}).items()}
-  without: dict[str, Any] = {
+  without: dict[str, object] = {
     'CHECKPOINT_RESTORE_PATH': '',
     'CHECKPOINT_IGNORE_RULES': [],
     'CHECKPOINT_RENAME_RULES': [],
@@ -241,7 +243,7 @@ class Prompt:
     ids: Token ids of the prompt.
   """
 
-  record: dict[str, Any]
+  record: JsonObject
   ids: list[int]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from paxlite.core.errors import UserError
+from paxlite.core.trees import PyTree
 from paxlite.generation.decoding import check_ids
 from paxlite.layers.language_model import TransformerLm
 from paxlite.parallel import partitioning
@@ -65,6 +66,9 @@ class _Row:
   truncated: set[int]
 
 
+_Result = tuple[jax.Array, jax.Array]  # what Scorer._score returns
+
+
 class Scorer:
   """Scores continuations with a model.
 
@@ -80,13 +84,13 @@ class Scorer:
   def __init__(
     self,
     model: TransformerLm,
-    params: Any,
+    params: PyTree,
     max_len: int,
     batch_tokens: int = 4096,
     mesh: Mesh | None = None,
     rules: partitioning.Rules = partitioning.DEFAULT_RULES,
   ):
-    self._model: Any = model
+    self._model: Any = model  # Flax declares that apply may return a pair
     self._params = params
     self._max_len = max_len
     self._batch_tokens = batch_tokens
@@ -113,7 +117,7 @@ class Scorer:
     rows = self._rows_of(continuations)
     scores: list[Score | None] = [None] * len(continuations)
     done = 0
-    pending: tuple[list[_Row], Any] | None = None
+    pending: tuple[list[_Row], _Result] | None = None
     for batch in self._batches(rows):
       result = self._run(batch)
       if pending is not None:  # one batch late, so that the device computes meanwhile
@@ -171,7 +175,7 @@ class Scorer:
     )
     return max(1, self._batch_tokens // length // shards) * shards
 
-  def _run(self, batch: Sequence[_Row]) -> Any:
+  def _run(self, batch: Sequence[_Row]) -> _Result:
     T = self._bucket(len(batch[0].inputs))
     B = self._batch_rows(T)
     K = _power_of_two(max(r.num_targets for r in batch))
@@ -228,7 +232,7 @@ def _power_of_two(n: int) -> int:
   return 1 << (n - 1).bit_length()
 
 
-def _collect(batch: Sequence[_Row], result: Any, scores: list[Score | None]) -> None:
+def _collect(batch: Sequence[_Row], result: _Result, scores: list[Score | None]) -> None:
   log_likelihoods, greedy = jax.device_get(result)
   for r, row in enumerate(batch):
     for c, number in enumerate(row.numbers):

@@ -5,18 +5,19 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from paxlite.core.errors import UserError, located
+from paxlite.core.json_text import JsonObject
 from paxlite.eval.eval_tasks import Example, Task, TaskSpec, matched
 from paxlite.eval.inference import Inference
 from paxlite.eval.scoring import Continuation, Score, Scorer
 from paxlite.generation.decoding import Sampling
 
 TooLong = Literal['truncate', 'error']
-Found = tuple[dict[str, 'Metric'], list[dict[str, Any]]]  # metrics, and findings of each example
+Found = tuple[dict[str, 'Metric'], list[JsonObject]]  # metrics, and findings of each example
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Result:
   """
 
   metrics: dict[str, Metric]
-  examples: list[dict[str, Any]]
+  examples: list[JsonObject]
   seconds: float
   unreadable: int
 
@@ -248,7 +249,7 @@ def _cut(text: str, until: Sequence[str]) -> str:
   return text[: min(ends)] if ends else text
 
 
-def _mean(values: Sequence[Any] | np.ndarray) -> Metric:
+def _mean(values: Sequence[float] | np.ndarray) -> Metric:
   x = np.asarray(values, np.float64)
   stderr = x.std(ddof=1) / math.sqrt(len(x)) if len(x) > 1 else 0.0
   return Metric(float(x.mean()), float(stderr))

@@ -1,7 +1,7 @@
 """Attributes of a block's attention and norms, and the templates that they describe."""
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import fiddle as fdl
 
@@ -127,7 +127,7 @@ class AttentionAndNorms(RotaryPositions):
 
   def attention(self) -> fdl.Partial:
     """Returns the template of the attention layer."""
-    sizes: dict[str, Any] = dict(
+    sizes: dict[str, object] = dict(
       model_dims=self.MODEL_DIMS, num_heads=self.NUM_HEADS, head_dim=self.DIMS_PER_HEAD
     )
     if self.NUM_KV_HEADS == self.NUM_HEADS:

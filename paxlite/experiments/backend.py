@@ -1,7 +1,8 @@
 """The backend that computes a model's matrix multiplications, and how it enters the config."""
 
 import functools
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Literal
 
 import fiddle as fdl
 from fiddle import selectors
@@ -16,6 +17,7 @@ from paxlite.layers.backends import Backend, TeRecipe
 from paxlite.layers.einsum import DotGeneralEinsum, Einsum, JnpEinsum
 from paxlite.layers.fp8_product import Fp8DotGeneral, begin_step
 from paxlite.layers.moe import MoeFeedForward
+from paxlite.runtime.compiler import Option
 
 
 class Backends(Transformer):
@@ -44,7 +46,7 @@ class Backends(Transformer):
     return 'DelayedScaling' if backends.environment_flag('ENABLE_FP8') else 'bf16'
 
   @property
-  def plain_backend(self) -> dict[str, Any]:
+  def plain_backend(self) -> dict[str, object]:
     return dict(USE_FP8=False, USE_TE='off', TE_RECIPE='bf16', USE_INT8='off')
 
   @property
@@ -101,7 +103,7 @@ class Backends(Transformer):
         f'{self.backend}: a pipeline (mesh axis stage) runs in XLA alone, FP8 included'
       )
 
-  def compiler_options(self, platform: str) -> dict[str, Any]:
+  def compiler_options(self, platform: str) -> dict[str, Option]:
     options = super().compiler_options(platform)
     if self.backend.name == 'xla_fp8' and platform in ('gpu', 'cuda'):
       # Triton's kernels would multiply FP8 matrices in bfloat16; cuBLASLt has FP8 kernels.
@@ -128,7 +130,7 @@ class Backends(Transformer):
       task.context = template(backends.te_context, recipe=self.TE_RECIPE)
 
 
-def _multiply_by(model: fdl.Config, dot_general: Any, **kwargs: Any) -> None:
+def _multiply_by(model: fdl.Config, dot_general: Callable[..., object], **kwargs: object) -> None:
   for einsum in selectors.select(model, Einsum):
     fdl.update_callable(einsum, DotGeneralEinsum)
     einsum.dot_general_tpl = template(dot_general, **kwargs)

@@ -13,7 +13,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import fiddle as fdl
 from jax.sharding import Mesh
@@ -44,6 +44,9 @@ from paxlite.layers.backends import Backend
 from paxlite.parallel import mesh, partitioning
 from paxlite.runtime import compiler
 from paxlite.training.callbacks import Callback
+
+if TYPE_CHECKING:
+  import jax
 
 
 class Experiment(Attributes):
@@ -120,7 +123,7 @@ class Experiment(Attributes):
   @classmethod
   def config(cls) -> fdl.Config:
     """Returns an fdl.Config of this class with every attribute set except the derived ones."""
-    cfg: Any = fdl.Config(cls)
+    cfg = fdl.Config(cls)
     for name in inspect.signature(cls).parameters:
       value = getattr(cls, name)
       if not isinstance(value, derived):
@@ -128,14 +131,14 @@ class Experiment(Attributes):
     return cfg
 
   @classmethod
-  def chosen(cls, overrides: Mapping[str, str]) -> tuple[type['Experiment'], dict[str, Any]]:
+  def chosen(cls, overrides: Mapping[str, str]) -> tuple[type['Experiment'], dict[str, object]]:
     """Returns the class that a command with these overrides means, and values of it.
 
     A class whose sizes come from a file returns another one.
     """
     return cls, {}
 
-  def __init_subclass__(cls, **kwargs: Any):
+  def __init_subclass__(cls, **kwargs: object):
     super().__init_subclass__(**kwargs)
     bases = (base for base in cls.__mro__[1:] if issubclass(base, Experiment))
     if all(vars(base).get('task') is not cls.task for base in bases):  # not inherited
@@ -223,7 +226,7 @@ class Experiment(Attributes):
     return 0
 
   @property
-  def plain_backend(self) -> dict[str, Any]:
+  def plain_backend(self) -> dict[str, object]:
     """The values with which the attributes that choose a backend choose plain XLA."""
     return {}
 
@@ -260,11 +263,11 @@ class Experiment(Attributes):
     )
 
   @property
-  def model_values(self) -> tuple[dict[str, Any], dict[str, Any]]:
+  def model_values(self) -> tuple[dict[str, object], dict[str, object]]:
     """Attributes that decide the variables' shapes, and others that decide the function."""
     return self.values_of(Kind.SHAPE), self.values_of(Kind.FUNCTION)
 
-  def values_of(self, *kinds: Kind) -> dict[str, Any]:
+  def values_of(self, *kinds: Kind) -> dict[str, object]:
     """Returns the attributes of these kinds, with their values."""
     return {name: getattr(self, name) for name in names_of(attribute_types(type(self)), *kinds)}
 
@@ -296,11 +299,11 @@ class Experiment(Attributes):
   def num_devices(self) -> int:
     return math.prod(self.mesh_sizes.values())
 
-  def mesh(self, devices: Sequence[Any] | None = None) -> Mesh:
+  def mesh(self, devices: Sequence['jax.Device'] | None = None) -> Mesh:
     """Returns the mesh over `devices`, or all devices; UserError if their number does not fit."""
     return mesh.make_mesh(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices)
 
-  def compiler_options(self, platform: str) -> dict[str, Any]:
+  def compiler_options(self, platform: str) -> dict[str, compiler.Option]:
     """Returns the options of the train step for the devices of a platform: cpu, gpu, tpu.
 
     They are those of COMPILER_OPTIONS and, for several GPUs, paxlite's own.
@@ -364,7 +367,9 @@ class Experiment(Attributes):
     self.check_batch_size()
 
 
-def _with_backend(task: Callable[[Any], fdl.Config]) -> Callable[[Any], fdl.Config]:
+def _with_backend(
+  task: Callable[[Experiment], fdl.Config],
+) -> Callable[[Experiment], fdl.Config]:
   """Experiment.task of a class, with the backend put into what the most derived class returns."""
 
   @functools.wraps(task)
@@ -377,12 +382,12 @@ def _with_backend(task: Callable[[Any], fdl.Config]) -> Callable[[Any], fdl.Conf
   return with_backend
 
 
-def compiler_option(text: str) -> tuple[str, Any]:
+def compiler_option(text: str) -> tuple[str, compiler.Option]:
   """Parses 'xla_name=true' into ('xla_name', True); raises UserError for any other form."""
   name, equals, value = (part.strip() for part in text.strip().lstrip('-').partition('='))
   if not equals or not name.startswith('xla_'):
     raise UserError(f'COMPILER_OPTIONS: {text!r} must be xla_NAME=VALUE')
-  plain: dict[str, Any] = {'true': True, 'false': False}
+  plain: dict[str, compiler.Option] = {'true': True, 'false': False}
   return name, plain.get(value.lower(), int(value) if value.isdigit() else value)
 
 

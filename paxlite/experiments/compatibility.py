@@ -5,7 +5,6 @@ with the same names and shapes. But weights that were trained for one are useles
 """
 
 import re
-from typing import Any
 
 import fiddle as fdl
 
@@ -74,7 +73,7 @@ def check_function(e: Experiment, source: Source) -> None:
     )
 
 
-def _model_of(experiment: str, values: dict[str, Any]) -> list[str] | None:
+def _model_of(experiment: str, values: dict[str, object]) -> list[str] | None:
   """Returns function_lines of an experiment's model with these values; None if it is unknown."""
   try:
     cls = find_known(experiment)

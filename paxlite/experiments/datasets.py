@@ -2,7 +2,6 @@
 
 import importlib
 import os
-from typing import Any
 
 import fiddle as fdl
 
@@ -355,7 +354,7 @@ class Mixture(FromTfds, Rows):
     return dataset(**shared | attributes)
 
 
-def _dataset_of(source: str) -> tuple[type[Rows], dict[str, Any]]:
+def _dataset_of(source: str) -> tuple[type[Rows], dict[str, object]]:
   """Returns the mixin that reads a source, and the attributes that name the source."""
   name = source.partition(':')[2]
   if source.startswith('seqio:'):

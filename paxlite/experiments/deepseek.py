@@ -1,7 +1,7 @@
 """DeepSeek-V2 and V3: latent attention, and experts that are chosen from groups."""
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import fiddle as fdl
 
@@ -59,7 +59,7 @@ class DeepSeek(MixtureOfExperts, LLaMA):
     return self.ROTARY_DIMS_PER_HEAD
 
   def attention(self) -> fdl.Partial:
-    sizes: dict[str, Any] = dict(
+    sizes: dict[str, object] = dict(
       model_dims=self.MODEL_DIMS,
       num_heads=self.NUM_HEADS,
       latent_dims=self.LATENT_DIMS,

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-from typing import Any
 
 import fiddle as fdl
 import jax
@@ -10,6 +9,7 @@ from flax.linen import meta
 
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config_text
+from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.parallel import partitioning
 
@@ -66,7 +66,7 @@ def values_text(experiment: Experiment) -> str:
   )
 
 
-def _bytes_per_device(tree: Any, specs: Any, sizes: dict[str, int]) -> int:
+def _bytes_per_device(tree: PyTree, specs: PyTree, sizes: dict[str, int]) -> int:
   def one(x: jax.ShapeDtypeStruct, spec: jax.sharding.PartitionSpec) -> int:
     fitted = partitioning.fitting(spec, x.shape, sizes)
     axes = [a for entry in fitted for a in partitioning.axes_of(entry)]

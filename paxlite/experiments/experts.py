@@ -1,7 +1,7 @@
 """Mixture-of-experts models: which blocks have experts, and how the mesh shards the experts."""
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import fiddle as fdl
 
@@ -147,7 +147,7 @@ class MixtureOfExperts(LanguageModel):
       )
 
   @property
-  def decoding_values(self) -> dict[str, Any]:
+  def decoding_values(self) -> dict[str, object]:
     """Dropless experts, so that a text does not depend on its neighbors in the batch."""
     return super().decoding_values | dict(USE_DROPLESS_MOE=True)
 
@@ -183,7 +183,7 @@ class MixtureOfExperts(LanguageModel):
 
   def router(self) -> fdl.Partial:
     """Returns the template of the router."""
-    common: dict[str, Any] = dict(
+    common: dict[str, object] = dict(
       top_k=self.NUM_EXPERTS_PER_TOKEN,
       normalized=self.NORMALIZE_EXPERT_WEIGHTS,
       use_bias=self.USE_ROUTER_BIAS,

@@ -5,7 +5,6 @@ python -m paxlite.main --fdl_config=LLaMA7BLoRA --job_log_dir=LOGS
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import fiddle as fdl
 
@@ -111,7 +110,7 @@ class _OfWeights(Experiment):
   """An experiment whose model is that of the weights in CHECKPOINT_RESTORE_PATH."""
 
   @classmethod
-  def chosen(cls, overrides: Mapping[str, str]) -> tuple[type[Experiment], dict[str, Any]]:
+  def chosen(cls, overrides: Mapping[str, str]) -> tuple[type[Experiment], dict[str, object]]:
     path = overrides.get('CHECKPOINT_RESTORE_PATH')
     if not path:
       raise UserError(
@@ -157,8 +156,8 @@ class HuggingFaceDocuments(_OfWeights, Documents, LanguageModel):
 
 
 # What differs from SFT and LoRA in some sizes.
-_ONE_DEVICE: dict[str, Any] = dict(MAX_SEQ_LEN=512, ICI_MESH_SHAPE=[1, 1, 1])
-_CHANGES: dict[str, dict[str, Any]] = {
+_ONE_DEVICE: dict[str, object] = dict(MAX_SEQ_LEN=512, ICI_MESH_SHAPE=[1, 1, 1])
+_CHANGES: dict[str, dict[str, object]] = {
   'LLaMA70BLoRA': dict(ICI_MESH_SHAPE=[1, 8, 1]),  # the weights do not fit on one device
   'SmolLM135MSFT': _ONE_DEVICE
   | dict(

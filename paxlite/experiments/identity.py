@@ -4,7 +4,6 @@ import json
 import pathlib
 import zlib
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import jax
 
@@ -14,7 +13,7 @@ from paxlite.core.attribute_kinds import Kind
 from paxlite.core.attributes import attribute_types, derived
 from paxlite.core.errors import UnreadableError, UserError
 from paxlite.core.json_files import read_object
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import write_file
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs, configs_text, values_text
@@ -85,7 +84,7 @@ def fingerprint(e: Experiment) -> int:
   return zlib.crc32(text.encode())
 
 
-def run_values(folder: pathlib.Path) -> dict[str, Any] | None:
+def run_values(folder: pathlib.Path) -> JsonObject | None:
   """Returns the identity in a run's folder, {'experiment': dotted path, 'values': {…}}, or None.
 
   Raises:
@@ -95,7 +94,7 @@ def run_values(folder: pathlib.Path) -> dict[str, Any] | None:
   return read_values(Source(folder, path)) if path.is_file() else None
 
 
-def stated_values(cls: type[Experiment], values: Mapping[str, Any]) -> dict[str, Any]:
+def stated_values(cls: type[Experiment], values: Mapping[str, object]) -> dict[str, object]:
   """Returns the values of a run that were set, without the values that derive from them.
 
   Attributes that no longer exist are omitted.
@@ -135,7 +134,7 @@ def refuse_other_model(e: Experiment, folder: pathlib.Path, also: Iterable[str] 
     raise UserError(f'{folder} holds checkpoints of another model: {"; ".join(changed)}')
 
 
-def _identity(e: Experiment) -> dict[str, Any]:
+def _identity(e: Experiment) -> JsonObject:
   values = e.values()
   path = e.CHECKPOINT_RESTORE_PATH
   if path and not is_address(path):  # LoRA reads its base weights there, from any folder

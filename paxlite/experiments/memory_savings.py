@@ -26,7 +26,7 @@ class MemorySavings(Experiment):
   GRADIENT_DTYPE: Run[Dtype] = 'float32'  # a microbatch's gradients; their sum is float32
   FROZEN_DTYPE: Run[Dtype] = 'float32'  # parameters that are not trained, as under LoRA
 
-  def kept_activations(self, policy: str) -> Any:
+  def kept_activations(self, policy: str) -> str | fdl.Config:
     """Returns what a stack needs for its checkpoint policy: a name, or a config with more."""
     if not self.OFFLOAD_ACTIVATIONS:
       return policy

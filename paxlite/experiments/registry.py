@@ -7,12 +7,13 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import fiddle as fdl
 
 from paxlite.core import other_names
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import Json
 from paxlite.experiments.base import Experiment, full_name
 
 _REGISTRY: dict[str, type[Experiment]] = {}
@@ -123,7 +124,7 @@ def apply_fiddler(cfg: fdl.Config, name: str) -> None:
   function(cfg)
 
 
-def _attribute(dotted: str, flag: str) -> Any:
+def _attribute(dotted: str, flag: str) -> object:
   module_name, _, attribute = dotted.rpartition('.')
   if not all(dotted.split('.')):
     raise UserError(f'{flag}={dotted} is not a dotted path: write package.module.Name')
@@ -148,7 +149,7 @@ def build_experiment(
   name: str,
   fiddlers: Sequence[str],
   overrides: Mapping[str, str],
-  run: Mapping[str, Any] | None = None,
+  run: Mapping[str, Json] | None = None,
 ) -> Experiment:
   """Returns the experiment `name` after `fiddlers` and then `overrides` were applied; validated.
 
@@ -162,10 +163,10 @@ def build_experiment(
   from paxlite.core.attributes import parse
 
   cls, values = find(name).chosen(overrides)
-  cfg: Any = cls.config()
+  cfg = cls.config()
   for attribute, value in values.items():
     setattr(cfg, attribute, value)
-  before: Any = copy.copy(cfg)
+  before = copy.copy(cfg)
   for fiddler in fiddlers:
     apply_fiddler(cfg, fiddler)
   if run is not None and run['experiment'] == full_name(cls):

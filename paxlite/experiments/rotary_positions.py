@@ -1,7 +1,7 @@
 """Attributes of rotary positions, and the template of the layer that they describe."""
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import fiddle as fdl
 
@@ -91,7 +91,7 @@ class RotaryPositions(Experiment):
   def rotary(self, is_local: bool = False) -> fdl.Partial:
     """Returns the template of the rotary embedding; `is_local` means sliding attention."""
     theta = (is_local and self.ROPE_LOCAL_THETA) or self.ROPE_THETA
-    base: dict[str, Any] = dict(theta=theta, layout=self.ROPE_LAYOUT)
+    base: dict[str, object] = dict(theta=theta, layout=self.ROPE_LAYOUT)
     if self.ROPE_FACTOR == 1 or (is_local and not self.ROPE_STRETCHES_LOCAL):
       rotary = template(RotaryEmbedding, **base)
     elif self.ROPE_SCALING == 'linear':

@@ -7,7 +7,6 @@ counts here are complete.
 """
 
 import math
-from typing import Any
 
 import fiddle as fdl
 from fiddle import selectors
@@ -100,7 +99,7 @@ class Seqax(LanguageModel):
 _TRUNCATED_STD = 0.87962566103423978
 
 
-def _fan_in(size: int) -> Any:
+def _fan_in(size: int) -> fdl.Config:
   """Returns the config of a truncated normal of variance 1 / size."""
   return fdl.Config(nn.initializers.truncated_normal, stddev=1 / math.sqrt(size) / _TRUNCATED_STD)
 

@@ -1,7 +1,8 @@
 """Makes the config of a Task from the attributes of architecture, optimizer and schedule."""
 
 import math
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import fiddle as fdl
 from fiddle import selectors
@@ -107,7 +108,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
   @property
   def block_kinds(self) -> list[BlockKind]:
     """The kind of each block."""
-    pattern: list[Any] = self.ATTENTION_PATTERN or [None]
+    pattern: Sequence[AttentionKind | None] = self.ATTENTION_PATTERN or [None]
     return [
       BlockKind(pattern[i % len(pattern)], self.has_experts(i)) for i in range(self.NUM_LAYERS)
     ]
@@ -191,7 +192,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
 
   def model(self) -> fdl.Config:
     """Returns the config of the TransformerLm."""
-    sizes: dict[str, Any] = dict(
+    sizes: dict[str, object] = dict(
       vocab_size=self.VOCAB_SIZE, model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE
     )
     embedding = template(
@@ -262,7 +263,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
     kinds, period = self.block_kinds, self.blocks_per_layer
     num_layers = (self.NUM_LAYERS - first) // period
     last = first + num_layers * period
-    layers: dict[str, Any] = dict(
+    layers: dict[str, object] = dict(
       num_layers=num_layers,
       checkpoint_policy=self.kept_activations(self.CHECKPOINT_POLICY),
       layer_tpl=self.layer(),
@@ -327,7 +328,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
     return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
 
   @property
-  def decoding_values(self) -> dict[str, Any]:
+  def decoding_values(self) -> dict[str, object]:
     """Attributes with which a model of the same variables continues text."""
     return dict(
       USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING', OFFLOAD_ACTIVATIONS=[]

@@ -17,8 +17,10 @@ import numpy as np
 from flax import struct
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh
+from jax.tree_util import KeyPath
 
 from paxlite.core.errors import UserError
+from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.transformer import REPEATED
@@ -87,7 +89,7 @@ class DecodeState:
     keys_B: Random key of each row for the sampling.
   """
 
-  cache: Any
+  cache: PyTree
   tokens_BS: jax.Array
   starts_B: jax.Array
   ends_B: jax.Array
@@ -116,7 +118,7 @@ class Generator:
   def __init__(
     self,
     model: TransformerLm,
-    params: Any,
+    params: PyTree,
     max_len: int,
     sampling: Sampling = Sampling(),
     eos_ids: Sequence[int] = (),
@@ -124,7 +126,7 @@ class Generator:
     mesh: Mesh | None = None,
     rules: partitioning.Rules = partitioning.DEFAULT_RULES,
   ):
-    self._model: Any = model
+    self._model: Any = model  # Flax declares that apply may return a pair
     self.params = params
     self._max_len = max_len
     self._sampling = sampling
@@ -358,10 +360,10 @@ def bucket(length: int) -> int:
   return max(_SMALLEST_BUCKET, 1 << (length - 1).bit_length())
 
 
-def _padded(cache: Any, size: int) -> Any:
+def _padded(cache: PyTree, size: int) -> PyTree:
   """Pads the cache's arrays to `size` slots; in a repeated stack, axis 0 is the layer axis."""
 
-  def one(path: Sequence[Any], x: jax.Array) -> jax.Array:
+  def one(path: KeyPath, x: jax.Array) -> jax.Array:
     names = path_name(path).split('/')
     if names[-1] == 'index':
       return x

@@ -8,8 +8,9 @@ are used.
 import contextlib
 import dataclasses
 import os
+import types
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from flax import linen as nn
 
@@ -139,7 +140,7 @@ def mesh_resources(sizes: Mapping[str, int]) -> dict[str, str]:
   return {name: axis for name, axis in axes.items() if sizes.get(axis, 1) > 1}
 
 
-def te_recipe(name: TeRecipe) -> Any:
+def te_recipe(name: TeRecipe) -> object:
   """Returns Transformer Engine's recipe of this name, or None for bf16."""
   if name == 'bf16':
     return None
@@ -153,7 +154,7 @@ def te_recipe(name: TeRecipe) -> Any:
   return classes[name]()
 
 
-def transformer_engine() -> Any:
+def transformer_engine() -> types.ModuleType:
   """Returns the module transformer_engine.jax.
 
   Raises:

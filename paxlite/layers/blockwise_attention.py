@@ -7,7 +7,6 @@ See https://arxiv.org/abs/2112.05682.
 import dataclasses
 import functools
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +19,9 @@ from paxlite.layers.partial_attention import (
 )
 from paxlite.layers.softmax_attention import Segments, Softmax, masked_scores
 
+_Sums = tuple[jax.Array, jax.Array, jax.Array]  # contexts, largest scores, sums of exponentials
+# the arguments of _attend that are arrays, and its result
+_Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, Segments | None, Partial]
 _BLOCK = 512  # keys
 _PIECES = 8  # the queries of a row are cut into so many pieces, each with the keys that it sees
 
@@ -49,7 +51,7 @@ class Blockwise:
     B, T, N, _ = q_BTNH.shape
     K = k_BSKH.shape[2]
 
-    def step(kept: Any, i: jax.Array) -> tuple[Any, None]:
+    def step(kept: _Sums, i: jax.Array) -> tuple[_Sums, None]:
       context_BTNH, largest_BNT, total_BNT = kept
       k, v, mask = self._block(i, k_BSKH, v_BSKH, segments, T, start if causal else None)
       scores_BNTS = masked_scores(q_BTNH, k, mask, None, self.softmax)
@@ -194,7 +196,7 @@ def _forward(
   logit_N: jax.Array | None,
   segments: Segments | None,
   kernel: Blockwise,
-) -> tuple[jax.Array, tuple[Any, ...]]:
+) -> tuple[jax.Array, _Kept]:
   parts = [
     kernel.forward(q_BTNH[:, rows], k_BSKH[:, keys], v_BSKH[:, keys], ids, True, start)
     for rows, keys, ids, start in _pieces(q_BTNH.shape[1], segments, kernel.softmax.window)
@@ -206,7 +208,7 @@ def _forward(
   return whole.context, (q_BTNH, k_BSKH, v_BSKH, logit_N, segments, whole)
 
 
-def _backward(kernel: Blockwise, kept: tuple[Any, ...], gradient: jax.Array) -> tuple[Any, ...]:
+def _backward(kernel: Blockwise, kept: _Kept, gradient: jax.Array) -> tuple[jax.Array | None, ...]:
   q_BTNH, k_BSKH, v_BSKH, logit_N, segments, whole = kept
   dqs, dk, dv = [], jnp.zeros(k_BSKH.shape, jnp.float32), jnp.zeros(v_BSKH.shape, jnp.float32)
   for rows, keys, ids, start in _pieces(q_BTNH.shape[1], segments, kernel.softmax.window):

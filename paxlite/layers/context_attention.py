@@ -2,10 +2,9 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 
 from paxlite.layers import (
   blockwise_attention,
@@ -100,7 +99,7 @@ class ContextAttention:
     logit_N = extra_logits(self.softmax, q_BTNH.shape[2])
     arrays = (q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, logit_N)
     names = (_Q, _KV, _KV, ('batch', 'length'), ('act_heads',))
-    specs: list[Any] = [
+    specs: list[PartitionSpec | None] = [
       None if x is None else _spec(x, of, mesh, rules) for x, of in zip(arrays, names, strict=True)
     ]
     local = functools.partial(self._local, way, Ring(axis, mesh.shape[axis]))
@@ -169,5 +168,7 @@ class ContextAttention:
     return blockwise_attention.attend(q_BTNH, k_BTKH, v_BTKH, segments, softmax, self.block_size)
 
 
-def _spec(x: jax.Array, names: tuple[str | None, ...], mesh: Mesh, rules: Any) -> Any:
+def _spec(
+  x: jax.Array, names: tuple[str | None, ...], mesh: Mesh, rules: partitioning.Rules
+) -> PartitionSpec:
   return partitioning.fitting(partitioning.spec(names, rules), x.shape, dict(mesh.shape))

@@ -1,7 +1,7 @@
 """The cross-entropy of each token, from logits, or without ever holding all of them."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -120,6 +120,11 @@ class _Head(NamedTuple):
     return jnp.arange(M * I * v).reshape(M, I, v).swapaxes(0, 1)
 
 
+# the largest logits, the sums of exponentials, and the labels' logits
+_Sums = tuple[jax.Array, jax.Array, jax.Array]
+_Kept = tuple[jax.Array, _Head, jax.Array, jax.Array]  # x_BTD, the head, labels_BT, log_z_BT
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _chunked(
   x_BTD: jax.Array, head: _Head, labels_BT: jax.Array, logit_cap: float, vocab_size: int
@@ -129,9 +134,9 @@ def _chunked(
 
 def _chunked_forward(
   x_BTD: jax.Array, head: _Head, labels_BT: jax.Array, logit_cap: float, vocab_size: int
-) -> tuple[TokenLosses, tuple[Any, ...]]:
+) -> tuple[TokenLosses, _Kept]:
   # each shard of the vocabulary has its own sums, so that devices exchange them once
-  def chunk(sums: Any, of: tuple[_Head, jax.Array]) -> tuple[Any, None]:
+  def chunk(sums: _Sums, of: tuple[_Head, jax.Array]) -> tuple[_Sums, None]:
     largest, total, label_logits = sums
     head, ids_MBTv = of[0], of[1][:, None, None]
     logits_MBTv = cap_logits(_logits(x_BTD, head).astype(jnp.float32), logit_cap)
@@ -154,7 +159,7 @@ def _chunked_forward(
 
 
 def _chunked_backward(
-  logit_cap: float, vocab_size: int, kept: tuple[Any, ...], gradients: TokenLosses
+  logit_cap: float, vocab_size: int, kept: _Kept, gradients: TokenLosses
 ) -> tuple[jax.Array, _Head, None]:
   x_BTD, head, labels_BT, log_z_BT = kept
 

@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from paxlite.core.trees import ArrayOrShape
 from paxlite.layers import cudnn_call
 from paxlite.layers.folded_vmap import folded, with_folded_vmap
 from paxlite.layers.partial_attention import Partial, gradients_of_fused, of_fused
@@ -143,7 +143,7 @@ class CudnnParts:
     causal: bool,
     whole: Partial,
     gradient: jax.Array,
-  ) -> Any:
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """See PartKernel."""
 
     def of_rows(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -158,7 +158,7 @@ class CudnnParts:
     return lambda q, k, v: _by_jax(q, k, v, of_rows, self.softmax, causal)
 
 
-def computes_locally(q_BTNH: Any, k_BSKH: Any, softmax: Softmax) -> bool:
+def computes_locally(q_BTNH: ArrayOrShape, k_BSKH: ArrayOrShape, softmax: Softmax) -> bool:
   """Returns whether cuDNN has a kernel for one device's rows and heads."""
   return _is_plain(softmax) and _has_shapes(q_BTNH, k_BSKH)
 
@@ -194,7 +194,7 @@ def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:
   return shards('length') == 1 and all(of_heads)
 
 
-def _has_shapes(q_BTNH: Any, k_BSKH: Any) -> bool:
+def _has_shapes(q_BTNH: ArrayOrShape, k_BSKH: ArrayOrShape) -> bool:
   """Returns whether cuDNN has a kernel for these shapes on this platform.
 
   It has no kernel for float32, head widths above the largest or not divisible by 8, odd lengths,

@@ -9,7 +9,7 @@ cudnn_custom_call_compiler.cc reads.
 import dataclasses
 import functools
 import json
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +147,7 @@ def _call(
   shapes: list[tuple[int, ...]],
   others: list[jax.ShapeDtypeStruct],
   **products: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
-) -> Any:
+) -> Callable[..., Sequence[jax.Array]]:
   """Returns a function that calls cuDNN.
 
   Args:

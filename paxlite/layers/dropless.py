@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +91,7 @@ class DroplessDispatch:
     )
     # a spec for all arrays of a field: w_in_EDF, w_out_EFD, b_in_EF, b_out_ED
     dims = (over, None, hidden), (over, hidden), (over, hidden), (over,)
-    weights: Any = Weights(*(PartitionSpec(*names) for names in dims))  # type: ignore[arg-type]
+    weights = Weights(*(PartitionSpec(*names) for names in dims))  # type: ignore[arg-type]
     sharded = jax.shard_map(
       body,
       mesh=mesh,

@@ -32,6 +32,7 @@ class MicrobatchDropout(nn.Module):
     dropout = nn.Dropout(self.rate, deterministic=False, parent=None)
 
     def one(x: jax.Array, key: jax.Array) -> jax.Array:
+      # Flax knows only keys here, and does not say that the result is an array.
       rngs: Any = {'dropout': LazyRng.create(key, *rng.suffix)}
       y: Any = dropout.apply({}, x, rngs=rngs)
       return y

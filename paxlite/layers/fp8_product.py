@@ -8,7 +8,6 @@ of its products, in kernels that take longer to start than to run.
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +15,8 @@ import numpy as np
 from flax import linen as nn
 from flax.linen import fp8_ops
 from jax.ad_checkpoint import checkpoint_name
+
+from paxlite.core.trees import PyTree
 
 LARGEST = 'fp8_largest'  # the name of the largest absolute values, for checkpoint policies
 _HISTORY = 1024  # steps
@@ -59,7 +60,7 @@ class Fp8DotGeneral(nn.Module):
     return _product(dims, self.has_bias, x, w, *step)
 
 
-def begin_step(state: Mapping[str, Any]) -> dict[str, Any]:
+def begin_step(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
   """Returns what the products read in a step in place of their states.
 
   For each product that is `scales` [..., 3] and `amaxes` [..., 3], in the order of _DTYPES. The
@@ -89,11 +90,15 @@ def _amaxes(state: dict[str, jax.Array], scales: jax.Array) -> jax.Array:
   return jnp.zeros_like(scales)
 
 
-def _amaxes_forward(state: dict[str, jax.Array], scales: jax.Array) -> tuple[jax.Array, Any]:
+def _amaxes_forward(
+  state: dict[str, jax.Array], scales: jax.Array
+) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
   return _amaxes(state, scales), (state, scales)
 
 
-def _amaxes_backward(saved: Any, amaxes: jax.Array) -> tuple[dict[str, jax.Array], None]:
+def _amaxes_backward(
+  saved: tuple[dict[str, jax.Array], jax.Array], amaxes: jax.Array
+) -> tuple[dict[str, jax.Array], None]:
   state, scales = saved
   new = {}
   for i, name in enumerate(_DTYPES):
@@ -106,6 +111,10 @@ def _amaxes_backward(saved: Any, amaxes: jax.Array) -> tuple[dict[str, jax.Array
 _amaxes.defvjp(_amaxes_forward, _amaxes_backward)
 
 
+# x and w in 8 bits, the scales, and the largest absolute values of x and w
+_Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _product(
   dims: _Dims, has_bias: bool, x: jax.Array, w: jax.Array, scales: jax.Array, amaxes: jax.Array
@@ -115,7 +124,7 @@ def _product(
 
 def _forward(
   dims: _Dims, has_bias: bool, x: jax.Array, w: jax.Array, scales: jax.Array, amaxes: jax.Array
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, _Kept]:
   q_x = fp8_ops.quantize(x, _DTYPES['input'], scales[0], x.dtype)
   q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], x.dtype)
   y = jax.lax.dot_general(q_x, q_w, dims, preferred_element_type=x.dtype)
@@ -126,7 +135,7 @@ def _forward(
 
 
 def _backward(
-  dims: _Dims, has_bias: bool, saved: Any, g: jax.Array
+  dims: _Dims, has_bias: bool, saved: _Kept, g: jax.Array
 ) -> tuple[jax.Array, jax.Array, None, jax.Array]:
   (x_summed, w_summed), (x_batch, w_batch) = dims
   q_x, q_w, scales, amaxes = saved

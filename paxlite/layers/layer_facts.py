@@ -1,14 +1,19 @@
 """Facts about a layer that a pipeline needs, found by tracing the layer."""
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax.core.scope import LazyRng
 
+from paxlite.core.trees import PyTree
 from paxlite.layers.sown import SOWN
+
+if TYPE_CHECKING:
+  from jax.extend.core import JaxprEqn, Var
 
 
 class LayerFacts(NamedTuple):
@@ -26,7 +31,7 @@ class LayerFacts(NamedTuple):
   """
 
   axes: list[tuple[str | None, ...]]
-  dtypes: list[Any]
+  dtypes: list[np.dtype]
   combine: list[Literal['add', 'max']]
   draws: bool
   sows: bool
@@ -35,7 +40,7 @@ class LayerFacts(NamedTuple):
 
 def layer_facts(
   block: nn.Module,
-  stack: Mapping[str, Any],
+  stack: Mapping[str, PyTree],
   rows: jax.ShapeDtypeStruct,
   has_segments: bool,
   rng: LazyRng | None,
@@ -54,7 +59,9 @@ def layer_facts(
   tokens = jax.ShapeDtypeStruct(rows.shape[:2], jnp.int32)
   keys = {} if rng is None else {'dropout': rng.rng}
 
-  def apply(variables: list[Any], keys: dict[str, Any], x: Any, tokens: Any) -> Any:
+  def apply(
+    variables: list[jax.Array], keys: dict[str, jax.Array], x: jax.Array, tokens: jax.Array
+  ) -> tuple[jax.Array, PyTree]:
     return block.apply(
       jax.tree.unflatten(tree, variables),
       x,
@@ -66,20 +73,21 @@ def layer_facts(
 
   traced, (_, sown) = jax.make_jaxpr(apply, return_shape=True)(variables, keys, rows, tokens)
   arguments = traced.jaxpr.invars
-  uses: dict[Any, list[Any]] = {variable: [] for variable in arguments}
+  uses: dict[Var, list[JaxprEqn]] = {variable: [] for variable in arguments}
   for equation in traced.jaxpr.eqns:
     for variable in equation.invars:
       if variable in arguments:
         uses[variable].append(equation)
 
-  def dtype(variable: Any) -> Any:
+  def dtype(variable: 'Var', own: np.dtype) -> np.dtype:
     casts = {
       e.params['new_dtype'] if e.primitive.name == 'convert_element_type' else None
       for e in uses[variable]
     }
     (cast,) = casts if len(casts) == 1 else (None,)
-    is_lower = cast is not None and jnp.finfo(cast).bits < jnp.finfo(variable.aval.dtype).bits
-    return cast if is_lower else variable.aval.dtype
+    if cast is None or jnp.finfo(cast).bits >= jnp.finfo(own).bits:
+      return own
+    return cast
 
   first = jax.ShapeDtypeStruct((1, 1, rows.shape[2]), rows.dtype)
   boxed = jax.eval_shape(
@@ -101,7 +109,7 @@ def layer_facts(
   n = len(variables)
   return LayerFacts(
     axes=axes,
-    dtypes=[dtype(variable) for variable in arguments[:n]],
+    dtypes=[dtype(v, w.dtype) for v, w in zip(arguments[:n], variables, strict=True)],
     combine=['add' if path[0].key == 'params' else 'max' for path in paths],
     draws=any(uses[variable] for variable in arguments[n : n + len(keys)]),
     sows=bool(jax.tree.leaves(sown)),

@@ -7,7 +7,7 @@ are two: CapacityDispatch, which limits the number of tokens of an expert, and t
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -119,13 +119,13 @@ def load_balance_loss(routing: Routing) -> jax.Array:
 def assign_places(routing: Routing, capacity: int) -> Places:
   """Assigns places in the order of tokens, to all first choices, then to all second choices …"""
   E = routing.probabilities_JME.shape[-1]
-  taken_JE: Any = 0
+  taken_JE: jax.Array | int = 0
   places = []
   for k in range(routing.experts_JMX.shape[-1]):
     expert_JM = routing.experts_JMX[..., k]
     chosen_JME = jax.nn.one_hot(expert_JM, E, dtype=jnp.int32) * routing.is_token_JM[..., None]
     before_JME = jnp.cumsum(chosen_JME, axis=1) - chosen_JME
-    if k:
+    if not isinstance(taken_JE, int):
       before_JME += taken_JE[:, None]
     places.append(jnp.take_along_axis(before_JME, expert_JM[..., None], axis=-1))
     taken_JE += chosen_JME.sum(1)

@@ -7,12 +7,15 @@ https://arxiv.org/abs/2112.05682 and https://arxiv.org/abs/2310.01889.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from paxlite.layers.softmax_attention import Segments, Softmax
+
+_Arrays = TypeVar('_Arrays')
 
 
 class Partial(NamedTuple):
@@ -94,12 +97,12 @@ def extra_logit_gradient(
   return -(share_BNT * product_BTNH.sum(-1).swapaxes(1, 2)).sum((0, 2))
 
 
-def part_of(x: jax.Array, number: Any) -> jax.Array:
+def part_of(x: jax.Array, number: ArrayLike) -> jax.Array:
   """Returns one of the parts [parts, …] of an array."""
   return jax.lax.dynamic_index_in_dim(x, number, 0, keepdims=False)
 
 
-def updated(arrays: Any, number: Any, change: Callable[[Any], Any]) -> Any:
+def updated(arrays: _Arrays, number: ArrayLike, change: Callable[[_Arrays], _Arrays]) -> _Arrays:
   """Returns arrays [parts, …] in which one part is changed."""
   new = change(jax.tree.map(lambda x: part_of(x, number), arrays))
   put = lambda x, y: jax.lax.dynamic_update_index_in_dim(x, y, number, 0)
@@ -134,7 +137,7 @@ def gradients_of_fused(
   return jax.tree.unflatten(tree, leaves)(gradient.astype(context.dtype))
 
 
-def _places(leaves: list[Any], context: jax.Array) -> tuple[int, int]:
+def _places(leaves: list[jax.Array], context: jax.Array) -> tuple[int, int]:
   """Returns the places of the context and of the log-sums among what a backward kernel reads.
 
   Log-sums are the only array of float32 without a width. The context is next to them.

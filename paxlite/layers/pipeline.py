@@ -2,8 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from flax import linen as nn
 from flax.core.scope import LazyRng
 
 from paxlite.core.templates import Template
+from paxlite.core.trees import PyTree
 from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.layer_facts import LayerFacts, layer_facts
 from paxlite.layers.pipeline_schedule import Schedule
@@ -67,7 +67,7 @@ class PipelinedTransformer(RepeatedTransformer):
     beside = [
       None if a is None else jnp.broadcast_to(a, (B, T)) for a in (positions_BT, segment_ids_BT)
     ]
-    stack: dict[str, Any] = {
+    stack: dict[str, PyTree] = {
       name: self.get_variable(name, REPEATED)
       for name in ('params', *FP8_COLLECTIONS)
       if self.has_variable(name, REPEATED)
@@ -111,12 +111,12 @@ class PipelinedTransformer(RepeatedTransformer):
 
   def _applied(
     self, rng: LazyRng | None, row_shards: tuple[str, ...]
-  ) -> Callable[..., tuple[jax.Array, Any]]:
+  ) -> Callable[..., tuple[jax.Array, PyTree]]:
     """A layer as a function of the variables, inputs and keys of all stages, [Z, Q, …] each."""
     block = self.layer_tpl(parent=None)
     drawing = OneOfRepeated(self.layer_tpl, parent=None)
 
-    def one(variables: Any, *inputs_and_key: Any) -> tuple[jax.Array, Any]:
+    def one(variables: PyTree, *inputs_and_key: jax.Array | None) -> tuple[jax.Array, PyTree]:
       *inputs, key = inputs_and_key
       if key is None or rng is None:
         return block.apply(variables, *inputs, mutable=SOWN)
@@ -133,7 +133,7 @@ class PipelinedTransformer(RepeatedTransformer):
       return jax.vmap(one, spmd_axis_name=on_stages)
     over_stages = jax.vmap(one, spmd_axis_name=on_stages)
 
-    def run(variables: Any, *arguments: Any) -> tuple[jax.Array, Any]:
+    def run(variables: PyTree, *arguments: jax.Array | None) -> tuple[jax.Array, PyTree]:
       *inputs, keys_Z = arguments
       y, sown = over_stages(*jax.tree.map(lambda x: x[:, 0], (variables, *inputs)), keys_Z)
       return y[:, None], sown
@@ -144,11 +144,11 @@ class PipelinedTransformer(RepeatedTransformer):
     self,
     schedule: Schedule,
     weights: StageWeights,
-    run: Callable[..., tuple[jax.Array, Any]],
+    run: Callable[..., tuple[jax.Array, PyTree]],
     waiting_ZIQbTD: jax.Array,
     beside: tuple[jax.Array | None, jax.Array | None],
     keys: Callable[[jax.Array, jax.Array], jax.Array] | None,
-  ) -> tuple[jax.Array, Any]:
+  ) -> tuple[jax.Array, PyTree]:
     """Runs all ticks.
 
     Args:
@@ -179,7 +179,9 @@ class PipelinedTransformer(RepeatedTransformer):
     send = jax.custom_vjp(lambda x_ZQbTD: roll(x_ZQbTD, 1))
     send.defvjp(lambda x_ZQbTD: (send(x_ZQbTD), None), lambda _, grad: (roll(grad, -1),))
 
-    def tick(carry: tuple[jax.Array, jax.Array, Any], t: jax.Array) -> Any:
+    def tick(
+      carry: tuple[jax.Array, jax.Array, list[jax.Array]], t: jax.Array
+    ) -> tuple[tuple[jax.Array, jax.Array, list[jax.Array]], PyTree]:
       waiting_ZIQbTD, left_ZQbTD, sums = carry
       arriving_ZQbTD = send(left_ZQbTD)
       waiting_ZIQbTD, entering_ZQbTD = schedule.exchange(waiting_ZIQbTD, arriving_ZQbTD, t)
@@ -191,7 +193,9 @@ class PipelinedTransformer(RepeatedTransformer):
         for a in beside
       ]
 
-      def layer(carry: tuple[jax.Array, Any], j: jax.Array) -> tuple[Any, Any]:
+      def layer(
+        carry: tuple[jax.Array, list[jax.Array]], j: jax.Array
+      ) -> tuple[tuple[jax.Array, list[jax.Array]], PyTree]:
         x_ZQbTD, sums = carry
         variables, sums = weights.layer(sums, repeat_Z * l + j, works_Z)
         keys_Z = None
@@ -214,13 +218,15 @@ class PipelinedTransformer(RepeatedTransformer):
     return done_ZIQbTD, sown
 
   @property
-  def _policy(self) -> Callable[..., Any]:
+  def _policy(self) -> Callable[..., bool]:
     """What a layer keeps for its backward pass."""
     if self.checkpoint_policy == 'SAVE_EVERYTHING':
       return lambda primitive, *_, **__: primitive.name not in _READS
     return jax_policy(self.checkpoint_policy)
 
-  def _sow(self, sown: Any, schedule: Schedule, tokens_I: jax.Array | None) -> None:
+  def _sow(
+    self, sown: Mapping[str, PyTree], schedule: Schedule, tokens_I: jax.Array | None
+  ) -> None:
     """Sows loss terms and summaries over all microbatches, combined as in task.Task.grads.
 
     Values of idle stages do not count. Loss terms are averaged over the microbatches. Summaries are

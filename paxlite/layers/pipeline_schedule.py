@@ -1,7 +1,6 @@
 """The schedule of a pipeline: the microbatch and the layers that a stage computes at each tick."""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,12 +55,16 @@ class Schedule:
     get = functools.partial(jax.lax.dynamic_index_in_dim, axis=1, keepdims=False)
     put = functools.partial(jax.lax.dynamic_update_index_in_dim, axis=1)
 
-    def exchange(waiting: jax.Array, arriving: jax.Array, *at: jax.Array) -> Any:
+    def exchange(
+      waiting: jax.Array, arriving: jax.Array, *at: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
       place, puts, taken = at
       waiting = put(waiting, jnp.where(puts, arriving, get(waiting, place)), place)
       return waiting, get(waiting, taken)
 
-    def backward(at: Any, grads: tuple[jax.Array, jax.Array]) -> Any:
+    def backward(
+      at: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, None, None, None]:
       place, puts, taken = at
       waiting, entering = grads
       waiting = put(waiting, get(waiting, taken) + entering, taken)

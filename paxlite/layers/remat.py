@@ -7,7 +7,7 @@ what fused kernels of attention compute.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 import jax
 from flax import linen as nn
@@ -15,6 +15,11 @@ from flax import linen as nn
 from paxlite.layers.fp8_product import LARGEST
 from paxlite.layers.ring_attention import RESULTS as RING_RESULTS
 from paxlite.parallel.partitioning import HOST
+
+if TYPE_CHECKING:
+  from jax.extend.core import Primitive
+
+_Body = TypeVar('_Body', bound=Callable)
 
 CheckpointPolicy = Literal[
   'SAVE_NOTHING',
@@ -75,7 +80,7 @@ class Offloaded:
   names: Sequence[str]
 
 
-def jax_policy(policy: str | Offloaded) -> Callable[..., Any]:
+def jax_policy(policy: str | Offloaded) -> Callable[..., bool]:
   """Returns the jax checkpoint policy for the name of a CheckpointPolicy.
 
   It also keeps the largest absolute values that FP8 products find, a few numbers for each.
@@ -85,14 +90,14 @@ def jax_policy(policy: str | Offloaded) -> Callable[..., Any]:
   """
   rest = _policy_of_activations(policy)
 
-  def decide(primitive: Any, *avals: Any, **params: Any) -> Any:
+  def decide(primitive: 'Primitive', *avals: object, **params: object) -> bool:
     is_largest = primitive.name == 'name' and params['name'] == LARGEST
     return is_largest or rest(primitive, *avals, **params)
 
   return decide
 
 
-def _policy_of_activations(policy: str | Offloaded) -> Callable[..., Any]:
+def _policy_of_activations(policy: str | Offloaded) -> Callable[..., bool]:
   policies = jax.checkpoint_policies
   if isinstance(policy, Offloaded):
     return _offloading(policy)
@@ -114,7 +119,7 @@ def _policy_of_activations(policy: str | Offloaded) -> Callable[..., Any]:
   return policies.save_only_these_names(*_NAMES[policy])
 
 
-def _offloading(policy: Offloaded) -> Callable[..., Any]:
+def _offloading(policy: Offloaded) -> Callable[..., bool]:
   names = policy.names
   offload = jax.checkpoint_policies.save_and_offload_only_these_names(
     names_which_can_be_saved=[],
@@ -124,14 +129,14 @@ def _offloading(policy: Offloaded) -> Callable[..., Any]:
   )
   rest = _policy_of_activations(policy.policy)
 
-  def decide(primitive: Any, *avals: Any, **params: Any) -> Any:
+  def decide(primitive: 'Primitive', *avals: object, **params: object) -> bool:
     is_named = primitive.name == 'name' and params['name'] in names
     return (offload if is_named else rest)(primitive, *avals, **params)
 
   return decide
 
 
-def attention_saveable(primitive: Any, *_: Any, **params: Any) -> bool:
+def attention_saveable(primitive: 'Primitive', *_: object, **params: object) -> bool:
   """Keeps the results of fused kernels of attention: the context and the sums of the softmax.
 
   The backward kernels read both. Where the context alone is kept, the forward kernel runs again.
@@ -142,7 +147,7 @@ def attention_saveable(primitive: Any, *_: Any, **params: Any) -> bool:
     return params.get('name') == RING_RESULTS
   kernel = str(params.get('name', params.get('name_and_src_info', '')))
   fused = primitive.name == 'pallas_call' and 'splash' in kernel
-  called = primitive.name == 'ffi_call' and params['target_name'].startswith('__cudnn$fmha')
+  called = primitive.name == 'ffi_call' and str(params['target_name']).startswith('__cudnn$fmha')
   return fused or called or primitive.name.startswith('dot_product_attention_fwd')
 
 
@@ -151,7 +156,7 @@ def keeps_nothing(policy: str) -> bool:
   return policy in ('SAVE_NOTHING', 'SAVE_ITERATION_INPUT', 'SAVE_TRANSFORMER_LAYER_OUTPUT')
 
 
-def remat(body: Callable[..., Any], policy: str | Offloaded, in_scan: bool) -> Callable[..., Any]:
+def remat(body: _Body, policy: str | Offloaded, in_scan: bool) -> _Body:
   """Returns `body(module, …)` with a backward pass that recomputes what `policy` does not keep."""
   if policy == 'SAVE_EVERYTHING':
     return body  # a jax.checkpoint that keeps everything would only add barriers

@@ -13,12 +13,13 @@ and 2n − 1 − i would be balanced too, but both halves of a part would have t
 """
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar, TypeVarTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import ArrayLike
 
 from paxlite.layers.partial_attention import (
   Partial,
@@ -30,6 +31,8 @@ from paxlite.layers.partial_attention import (
   with_extra_logit,
 )
 
+_T = TypeVar('_T')
+_Ts = TypeVarTuple('_Ts')
 RESULTS = 'ring_attention'  # the checkpoint name of what the backward pass reads
 
 
@@ -44,16 +47,16 @@ class Ring(NamedTuple):
   axis: str
   size: int
 
-  def next(self, *arrays: Any) -> Any:
+  def next(self, *arrays: *_Ts) -> tuple[*_Ts]:
     """Returns the arrays of the device before this one."""
     return self._permuted(arrays, [(i, (i + 1) % self.size) for i in range(self.size)])
 
   def mirrored(self, x: jax.Array) -> jax.Array:
     """Returns the array of the mirror device: device n − 1 − i for device i of n."""
-    return self._permuted([x], [(i, self.size - 1 - i) for i in range(self.size)])[0]
+    return self._permuted((x,), [(i, self.size - 1 - i) for i in range(self.size)])[0]
 
-  def _permuted(self, arrays: Sequence[Any], pairs: list[tuple[int, int]]) -> Any:
-    return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, pairs), tuple(arrays))
+  def _permuted(self, arrays: tuple[*_Ts], pairs: list[tuple[int, int]]) -> tuple[*_Ts]:
+    return jax.tree.map(lambda x: jax.lax.ppermute(x, self.axis, pairs), arrays)
 
 
 def attend(
@@ -89,7 +92,11 @@ def attend(
 # From here on, arrays are [2, B, T / 2, …]: two halves. `ids` are the segments of the halves.
 
 _Keys = tuple[jax.Array, jax.Array, jax.Array | None]  # keys, values and segments that travel
-_Pairs = list[tuple[Any, Any]]  # numbers of a half of queries and of the half of keys that it sees
+_KeyGradients = tuple[jax.Array, jax.Array]  # of keys and values
+# the arguments of _attend that are arrays, and its result
+_Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array | None, jax.Array | None, Partial]
+# numbers of a half of queries and of the half of keys that it sees
+_Pairs = list[tuple[ArrayLike, ArrayLike]]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
@@ -113,11 +120,11 @@ def _forward(
   ids: jax.Array | None,
   kernel: PartKernel,
   ring: Ring,
-) -> tuple[jax.Array, tuple[Any, ...]]:
+) -> tuple[jax.Array, _Kept]:
   def seen(sums: Partial | None, keys: _Keys, pairs: _Pairs, causal: bool = False) -> Partial:
     """Adds to the sums of queries what they see in pairs of halves."""
     of_q, (of_k, of_v, of_ids) = _queries(q, pairs), _keys(keys, pairs)
-    both = None if ids is None else (_queries(ids, pairs), of_ids)
+    both = None if ids is None or of_ids is None else (_queries(ids, pairs), of_ids)
     parts = _apart(kernel.forward(of_q, of_k, of_v, both, causal), len(pairs))
     parts = [Partial(part.context.astype(jnp.float32), part.log_sum) for part in parts]
     if sums is None:
@@ -135,7 +142,7 @@ def _forward(
 
   sums = following(sums, keys, _own_pairs(ring))
 
-  def turn(carry: Any, step: jax.Array) -> tuple[Any, None]:
+  def turn(carry: tuple[_Keys, Partial], step: jax.Array) -> tuple[tuple[_Keys, Partial], None]:
     keys, sums = carry
     return (ring.next(*keys), following(sums, keys, _pairs(ring, step))), None
 
@@ -149,17 +156,17 @@ def _forward(
 
 
 def _backward(
-  kernel: PartKernel, ring: Ring, kept: tuple[Any, ...], gradient: jax.Array
-) -> tuple[Any, ...]:
+  kernel: PartKernel, ring: Ring, kept: _Kept, gradient: jax.Array
+) -> tuple[jax.Array | None, ...]:
   q, k, v, logit_N, ids, whole = kept
   add = functools.partial(jax.tree.map, jnp.add)
 
   def pulled(
     dq: jax.Array, keys: _Keys, pairs: _Pairs, causal: bool = False
-  ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+  ) -> tuple[jax.Array, _KeyGradients]:
     """Adds to dq, and returns the gradients of these keys and values."""
     of_q, (of_k, of_v, of_ids) = _queries(q, pairs), _keys(keys, pairs)
-    both = None if ids is None else (_queries(ids, pairs), of_ids)
+    both = None if ids is None or of_ids is None else (_queries(ids, pairs), of_ids)
     of_whole = Partial(*(_queries(x, pairs) for x in whole))
     found = kernel.backward(of_q, of_k, of_v, both, causal, of_whole, _queries(gradient, pairs))
     parts = _apart(tuple(x.astype(jnp.float32) for x in found), len(pairs))
@@ -173,8 +180,10 @@ def _backward(
   travelling = ring.next(*keys)
   dq, dkv = pulled(jnp.zeros(q.shape, jnp.float32), keys, [(0, 0), (1, 1)], causal=True)
 
-  def following(dq: jax.Array, dkv: Any, keys: _Keys, pairs: _Pairs) -> tuple[jax.Array, Any]:
-    def changed() -> tuple[jax.Array, Any]:
+  def following(
+    dq: jax.Array, dkv: _KeyGradients, keys: _Keys, pairs: _Pairs
+  ) -> tuple[jax.Array, _KeyGradients]:
+    def changed() -> tuple[jax.Array, _KeyGradients]:
       new, more = pulled(dq, keys, pairs)
       return new, add(dkv, more)
 
@@ -183,7 +192,9 @@ def _backward(
   dq, dkv = following(dq, dkv, keys, _own_pairs(ring))
 
   # the gradients of keys travel one step behind the keys, while the next ones are computed
-  def turn(carry: Any, step: jax.Array) -> tuple[Any, None]:
+  def turn(
+    carry: tuple[_Keys, _KeyGradients, jax.Array], step: jax.Array
+  ) -> tuple[tuple[_Keys, _KeyGradients, jax.Array], None]:
     keys, dkv, dq = carry
     next_keys, so_far = ring.next(*keys), ring.next(*dkv)
     dq, dkv = following(dq, so_far, keys, _pairs(ring, step))
@@ -224,9 +235,9 @@ def _if_they_meet(
   ids: jax.Array | None,
   keys: _Keys,
   pairs: _Pairs,
-  then: Callable[[], Any],
-  or_else: Callable[[], Any],
-) -> Any:
+  then: Callable[[], _T],
+  or_else: Callable[[], _T],
+) -> _T:
   """Returns `then()` if a query of these pairs may be of the segment of a key, else `or_else()`.
 
   Segments are numbered in the order of a row, and padding, 0, comes after them, so that the first
@@ -235,6 +246,7 @@ def _if_they_meet(
   if ids is None:
     return then()
   of_q, (_, _, of_k) = _queries(ids, pairs), _keys(keys, pairs)
+  assert of_k is not None
   of_q, of_k = (jnp.where(x == 0, jnp.iinfo(x.dtype).max, x) for x in (of_q, of_k))
   meet = (of_q.min(1) <= of_k.max(1)) & (of_k.min(1) <= of_q.max(1))
   return jax.lax.cond(meet.any(), then, or_else)
@@ -245,12 +257,12 @@ def _queries(x: jax.Array, pairs: _Pairs) -> jax.Array:
   return jnp.concatenate([part_of(x, of_queries) for of_queries, _ in pairs])
 
 
-def _keys(keys: _Keys, pairs: _Pairs) -> Any:
+def _keys(keys: _Keys, pairs: _Pairs) -> _Keys:
   """Returns the same of the halves of keys."""
   return jax.tree.map(lambda x: jnp.concatenate([part_of(x, i) for _, i in pairs]), keys)
 
 
-def _apart(arrays: Any, count: int) -> list[Any]:
+def _apart(arrays: _T, count: int) -> list[_T]:
   """Returns the parts of arrays [count · B, …]."""
   parts = [jnp.split(x, count) for x in jax.tree.leaves(arrays)]
   tree = jax.tree.structure(arrays)

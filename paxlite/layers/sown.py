@@ -1,16 +1,17 @@
 """Loss terms and summaries, which layers return in addition to their result by Flax's `sow`."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from paxlite.core.trees import PyTree
 
 LOSSES, SUMMARIES = 'losses', 'summaries'
 SOWN = (LOSSES, SUMMARIES)
 
 
-def total_loss(variables: Mapping[str, Any]) -> jax.Array:
+def total_loss(variables: Mapping[str, PyTree]) -> jax.Array:
   """Returns the sum of all loss terms of all layers, or 0 if there are none."""
   return sum((x.sum() for x in jax.tree.leaves(variables.get(LOSSES, {}))), jnp.zeros(()))
 
@@ -20,7 +21,7 @@ def is_maximum(summary: str) -> bool:
   return summary.startswith('max_')
 
 
-def over_layers(variables: Mapping[str, Any]) -> dict[str, jax.Array]:
+def over_layers(variables: Mapping[str, PyTree]) -> dict[str, jax.Array]:
   """Returns each summary's mean over the layers that have it, or its maximum (see is_maximum)."""
   values: dict[str, list[jax.Array]] = {}
   for path, x in jax.tree_util.tree_leaves_with_path(variables.get(SUMMARIES, {})):

@@ -7,11 +7,12 @@ the window leaves empty are not computed.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 
+from paxlite.core.trees import ArrayOrShape
 from paxlite.layers.partial_attention import Partial, gradients_of_fused, of_fused
 from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
@@ -50,7 +51,11 @@ def attend(
   fitting = lambda names, x: partitioning.fitting(
     partitioning.spec(names, rules), x.shape, dict(mesh.shape)
   )
-  specs: list[Any] = [fitting(_Q, q_BTNH), fitting(_KV, k_BSKH), fitting(_KV, v_BSKH)]
+  specs: list[PartitionSpec | tuple[PartitionSpec, ...] | None] = [
+    fitting(_Q, q_BTNH),
+    fitting(_KV, k_BSKH),
+    fitting(_KV, v_BSKH),
+  ]
   specs += [None if segments is None else tuple(fitting(_SEGMENTS, x) for x in segments)]
   specs += [None if sinks_N is None else fitting(('act_heads',), sinks_N)]
   # XLA cannot split a kernel over devices
@@ -85,7 +90,7 @@ def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:
   return whole and all(of_heads)
 
 
-def computes_locally(q_BTNH: Any, k_BSKH: Any) -> bool:
+def computes_locally(q_BTNH: ArrayOrShape, k_BSKH: ArrayOrShape) -> bool:
   """Whether the kernels take one device's rows and heads, on this platform."""
   T, S = q_BTNH.shape[1], k_BSKH.shape[1]
   return partitioning.active_platform() == 'tpu' and T == S and T % _LANES == 0
@@ -139,7 +144,7 @@ class SplashParts:
     causal: bool,
     whole: Partial,
     gradient: jax.Array,
-  ) -> Any:
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """See PartKernel."""
     kernel = self._rows(q.shape, segments, causal)
     kept = Partial(_heads_first(whole.context), whole.log_sum)
@@ -170,7 +175,9 @@ class SplashParts:
 EVERY_KEY = 'every_key'  # is in the names of calls whose mask is empty
 
 
-def _kernel(length: int, heads: int, softmax: Softmax, interpret: bool, causal: bool = True) -> Any:
+def _kernel(
+  length: int, heads: int, softmax: Softmax, interpret: bool, causal: bool = True
+) -> Callable[..., jax.Array]:
   """The kernels of a forward and a backward pass for the shapes of one row."""
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks

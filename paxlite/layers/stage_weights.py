@@ -16,13 +16,14 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
+from paxlite.core.trees import PyTree
 from paxlite.layers.layer_facts import LayerFacts
 from paxlite.parallel import partitioning
 from paxlite.parallel.partitioning import active_mesh, axes_of
@@ -37,7 +38,7 @@ class StageWeights:
 
   def __init__(
     self,
-    stack: Mapping[str, Any],
+    stack: Mapping[str, PyTree],
     facts: LayerFacts,
     stages: int,
     repeats: int,
@@ -57,7 +58,7 @@ class StageWeights:
 
   def layer(
     self, sums: list[jax.Array], layer_Z: jax.Array, works_Z: jax.Array
-  ) -> tuple[Any, list[jax.Array]]:
+  ) -> tuple[PyTree, list[jax.Array]]:
     """Returns the variables of one layer of each stage, [Z, Q, …], and the sums to pass on."""
     found = [
       layout.layer(w, one, layer_Z, works_Z)
@@ -141,7 +142,9 @@ class StageLayout:
     def layer(w: jax.Array, sums: jax.Array, *at: jax.Array) -> tuple[jax.Array, jax.Array]:
       return read(w, at[0]), sums
 
-    def backward(at: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]) -> Any:
+    def backward(
+      at: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
+    ) -> tuple[None, jax.Array, None, None]:
       return None, accumulate(grads[1], grads[0], *at), None, None
 
     with_gradient = jax.custom_vjp(layer)
@@ -256,8 +259,8 @@ class Turn:
 
 
 def _on_devices(
-  function: Callable[..., Any], in_specs: Sequence[PartitionSpec], out_specs: PartitionSpec
-) -> Callable[..., Any]:
+  function: Callable[..., jax.Array], in_specs: Sequence[PartitionSpec], out_specs: PartitionSpec
+) -> Callable[..., jax.Array]:
   """`function` of the parts that a device has, or of whole arrays if there is no mesh."""
   active = active_mesh()
   if active is None:
@@ -278,7 +281,7 @@ def _accumulate(
 ) -> jax.Array:
   """The sums with the gradients of layer `layer_Z` of each stage that is here."""
   for z in range(len(sums_ZQn)):
-    at: Any = z, 0, layer_Z[z], *(0 for _ in sums_ZQn.shape[3:])
+    at: tuple[jax.Array | int, ...] = z, 0, layer_Z[z], *(0 for _ in sums_ZQn.shape[3:])
     old = jax.lax.dynamic_slice(sums_ZQn, at, (1, 1, 1, *sums_ZQn.shape[3:]))
     grad = jnp.where(works_Z[z], grads_ZQ[z], 0).astype(old.dtype).reshape(old.shape)
     new = old + grad if combine == 'add' else jnp.maximum(old, grad)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +11,7 @@ from paxlite.layers.partial_attention import Partial, PartKernel, part_of, toget
 from paxlite.layers.softmax_attention import Segments
 
 TILE = 8192  # the most tokens of a tile: its mask takes 128 MiB
+_Gradients = tuple[jax.Array, jax.Array, jax.Array]  # of queries, keys and values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Tiled:
     B, t, N = q.shape[0], q.shape[1] // count, q.shape[2]
     q, k, v, of_q, of_k = (_tiles(x, count) for x in (q, k, v, *segments))
 
-    def turn(sums: Partial, at: Any, causal: bool) -> tuple[Partial, None]:
+    def turn(sums: Partial, at: tuple[jax.Array, jax.Array], causal: bool) -> tuple[Partial, None]:
       i, j = at
       ids = part_of(of_q, i), part_of(of_k, j)
       seen = self.kernel.forward(part_of(q, i), part_of(k, j), part_of(v, j), ids, causal)
@@ -74,7 +74,9 @@ class Tiled:
     arrays = (q, k, v, *segments, whole.context, gradient)
     q, k, v, of_q, of_k, context, gradient = (_tiles(x, count) for x in arrays)
 
-    def turn(found: Any, at: Any, causal: bool) -> tuple[Any, None]:
+    def turn(
+      found: _Gradients, at: tuple[jax.Array, jax.Array], causal: bool
+    ) -> tuple[_Gradients, None]:
       i, j = at
       of_whole = Partial(part_of(context, i), part_of(log_sum, i))
       dq, dk, dv = self.kernel.backward(
@@ -84,7 +86,8 @@ class Tiled:
       add = lambda sums, number, x: updated(sums, number, lambda old: old + x)
       return (add(found[0], i, dq), add(found[1], j, dk), add(found[2], j, dv)), None
 
-    found: Any = tuple(jnp.zeros(x.shape, jnp.float32) for x in (q, k, v))
+    zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
+    found: _Gradients = zeros(q), zeros(k), zeros(v)
     for pairs, is_causal in _pairs(count, causal):
       found, _ = jax.lax.scan(functools.partial(turn, causal=is_causal), found, pairs)
     dq, dk, dv = (_whole(x) for x in found)
@@ -95,7 +98,7 @@ class Tiled:
     return next(n for n in range(-(-T // self.size), T + 1) if T % n == 0)
 
 
-def _pairs(count: int, causal: bool) -> list[tuple[Any, bool]]:
+def _pairs(count: int, causal: bool) -> list[tuple[tuple[np.ndarray, np.ndarray], bool]]:
   """Returns the numbers of tiles of queries and of keys, and whether the mask is causal."""
   i, j = np.indices((count, count)).reshape(2, -1)
   if not causal:

@@ -6,7 +6,6 @@ that a block of rows belongs to one group, and no kernel needs to mask rows.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -74,11 +73,11 @@ def _rows_times_matrices(
     jnp.cumsum(sizes_E) // ROWS, jnp.arange(blocks), side='right', method='compare_all'
   )
 
-  def kernel(group_ref: Any, x_ref: Any, w_ref: Any, y_ref: Any) -> None:
+  def kernel(group_ref: jax.Ref, x_ref: jax.Ref, w_ref: jax.Ref, y_ref: jax.Ref) -> None:
     group = group_ref[pl.program_id(0)]
     column = pl.ds(pl.program_id(1) * columns, columns)
 
-    def step(i: Any, sum_PF: jax.Array) -> jax.Array:
+    def step(i: jax.Array, sum_PF: jax.Array) -> jax.Array:
       depth = pl.ds(i * _DEPTH, _DEPTH)
       w = w_ref[group, column, depth] if transposed else w_ref[group, depth, column]
       return sum_PF + plgpu.dot(x_ref[:, depth], w, trans_b=transposed)
@@ -112,10 +111,12 @@ def _columns_times_rows(
   stop_E = jnp.cumsum(sizes_E).astype(jnp.int32)
   start_E = stop_E - sizes_E.astype(jnp.int32)
 
-  def kernel(start_ref: Any, stop_ref: Any, x_ref: Any, dy_ref: Any, dw_ref: Any) -> None:
+  def kernel(
+    start_ref: jax.Ref, stop_ref: jax.Ref, x_ref: jax.Ref, dy_ref: jax.Ref, dw_ref: jax.Ref
+  ) -> None:
     group = pl.program_id(0)
 
-    def step(i: Any, sum_DF: jax.Array) -> jax.Array:
+    def step(i: jax.Array, sum_DF: jax.Array) -> jax.Array:
       depth = pl.ds(i * _DEPTH, _DEPTH)
       return sum_DF + plgpu.dot(x_ref[depth, :], dy_ref[depth, :], trans_a=True)
 

@@ -5,10 +5,10 @@ the window of its first query reaches from the devices before it. Nothing else i
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 
 from paxlite.layers.remat import attention_saveable
 from paxlite.layers.ring_attention import Ring
@@ -77,7 +77,9 @@ def attend(
       parts.insert(0, jax.lax.ppermute(own[:, T - size :], ring.axis, pairs))
     return jnp.concatenate(parts, axis=1)
 
-  def attend_piece(first: Any, q: jax.Array, keys: Any) -> jax.Array:
+  def attend_piece(
+    first: ArrayLike, q: jax.Array, keys: tuple[jax.Array, jax.Array, jax.Array | None]
+  ) -> jax.Array:
     """Returns the context of the queries from `first` on, with the keys before and at them."""
     valid = jnp.minimum(before, jax.lax.axis_index(ring.axis) * T + first)
 

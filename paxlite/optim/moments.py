@@ -10,16 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.tree_util import KeyPath
 from jax.typing import DTypeLike
 
+from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.layers.transformer import REPEATED
 from paxlite.parallel.partitioning import shards_of
 
-PyTree = Any
 
-
-def is_moment(x: Any) -> bool:
+def is_moment(x: jax.Array | jax.ShapeDtypeStruct) -> bool:
   """Whether an array of an optimizer's state, or its shape, is a moment."""
   return x.ndim > 0 and jnp.issubdtype(x.dtype, jnp.floating)
 
@@ -43,13 +43,13 @@ def narrow(
   def init(params: PyTree) -> PyTree:
     return jax.tree.map(narrowed, transformation.init(params))
 
-  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: Any):
+  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: object):
     wide = jax.tree.map(widened, state)
     updates, wide = transformation.update(updates, wide, params, **extra)
     counts = optax.tree.get_all_with_path(state, 'count')
     key = jax.random.fold_in(jax.random.key(0), counts[0][1])
 
-    def rounded(path: Any, x: jax.Array) -> jax.Array:
+    def rounded(path: KeyPath, x: jax.Array) -> jax.Array:
       name = path_name(path)
       if not is_moment(x):
         return x
@@ -100,7 +100,7 @@ def streamed(
     The next parameters, and the next state with its moments on the host.
   """
 
-  def moved(tree: PyTree, space: Any) -> PyTree:
+  def moved(tree: PyTree, space: Any) -> PyTree:  # JAX has no public type of jax.memory.Space
     return jax.tree.map(lambda x: jax.device_put(x, space) if is_moment(x) else x, tree)
 
   def update_here(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
@@ -149,7 +149,7 @@ def _put(stack: jax.Array, layer: jax.Array, i: jax.Array) -> jax.Array:
   return put.reshape(stack.shape)
 
 
-def _selected(tree: PyTree, wanted: Callable[[str, Any], bool]) -> PyTree:
+def _selected(tree: PyTree, wanted: Callable[[str, jax.Array], bool]) -> PyTree:
   """Returns `tree` with None in place of the leaves that are not wanted."""
   one = lambda path, x: x if wanted(path_name(path), x) else None
   return jax.tree_util.tree_map_with_path(one, tree)

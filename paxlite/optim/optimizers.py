@@ -3,18 +3,18 @@
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
+from jax.tree_util import KeyPath
 
+from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REPLACED, path_name
 from paxlite.layers.transformer import REPEATED
 from paxlite.optim import moments
-
-PyTree = Any
 
 
 class PaxAdamState(NamedTuple):
@@ -51,7 +51,7 @@ def scale_by_pax_adam(
     t = count.astype(jnp.float32)
     return beta * (1 - jnp.power(beta, t)) / (1 - jnp.power(beta, t + 1))
 
-  def update(updates: PyTree, state: Any, params: PyTree | None = None, valid=True):
+  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, valid=True):
     grads = jax.tree.map(lambda g: g.astype(jnp.float32), updates)
     del params
     # the gradients of a skipped update are zeros, and decays of 1 keep the moments exactly the same
@@ -60,7 +60,7 @@ def scale_by_pax_adam(
     m = jax.tree.map(lambda g, m: b1_t * m + (1 - b1_t) * g, grads, state.m)
     v = jax.tree.map(lambda g, v: b2_t * v + (1 - b2_t) * jnp.square(g), grads, state.v)
 
-    def step(path: Sequence[Any], m: jax.Array, v: jax.Array) -> jax.Array:
+    def step(path: KeyPath, m: jax.Array, v: jax.Array) -> jax.Array:
       u = m / (jnp.sqrt(v + epsilon_root) + epsilon)
       if update_clip > 0:
         # each layer of a repeated stack counts as a separate variable, as in Pax
@@ -87,7 +87,7 @@ def scale_by_learning_rate(schedule: optax.Schedule) -> optax.GradientTransforma
     del params
     return ScheduleState(jnp.zeros((), jnp.int32))
 
-  def update(updates: PyTree, state: Any, params: PyTree | None = None, valid=True):
+  def update(updates: PyTree, state: PyTree, params: PyTree | None = None, valid=True):
     del params
     learning_rate = jnp.where(valid, schedule(state.count), 0)
     scaled = jax.tree.map(lambda u: -learning_rate * u, updates)
@@ -219,7 +219,7 @@ def _is_replaced(name: str) -> bool:
   return name.rpartition('/')[2] == REPLACED
 
 
-def _is_box(x: Any) -> bool:
+def _is_box(x: object) -> bool:
   return isinstance(x, nn.meta.AxisMetadata)
 
 
@@ -250,7 +250,7 @@ def adam(
     moments_dtype: The dtype of the moments between two updates: see moments.narrow.
     on_host: Whether the moments are in the memory of the host: see moments.streamed.
   """
-  chain: list[Any] = []
+  chain: list[optax.GradientTransformation] = []
   if clip_gradient_norm > 0:
     chain.append(optax.identity())  # checkpoints have an entry for the clipping
   chain += [

@@ -1,7 +1,6 @@
 """Learning-rate schedules with Pax's exact values, as functions of the update count."""
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +62,7 @@ def _linear_rampup(
 ) -> optax.Schedule:
   """Ramps up, holds, then multiplies by decay(progress), where progress goes from 0 to 1."""
 
-  def schedule(count: Any) -> jax.Array:
+  def schedule(count: jax.typing.ArrayLike) -> jax.Array:
     count = jnp.asarray(count, jnp.float32)
     progress = jnp.clip((count - decay_start) / (decay_end - decay_start), 0.0, 1.0)
     rampup = count / jnp.maximum(warmup, 1)

@@ -3,10 +3,13 @@
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
+
+if TYPE_CHECKING:
+  import jax
 
 _EXTRAS = {'cuda': 'cuda13', 'gpu': 'cuda13', 'tpu': 'tpu'}
 # Dense bf16 FLOP/s per device from the vendors' data sheets. The first name that occurs in the
@@ -31,7 +34,7 @@ _PEAK_FLOPS = {
 }
 
 
-def present() -> list[Any]:
+def present() -> list['jax.Device']:
   """All devices of the run.
 
   Raises:
@@ -58,7 +61,7 @@ def described() -> str:
   return text(present())
 
 
-def text(found: Sequence[Any]) -> str:
+def text(found: Sequence['jax.Device']) -> str:
   """Devices as text: '8 × NVIDIA H100 80GB HBM3 (gpu)', '1 × cpu'."""
   kind, platform = found[0].device_kind, found[0].platform
   return f'{len(found)} × {kind}' + (f' ({platform})' if platform != kind else '')

@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +21,7 @@ def make_mesh(
   ici: Sequence[int],
   dcn: Sequence[int],
   axes: Sequence[str] = MESH_AXES,
-  devices: Sequence[Any] | None = None,
+  devices: Sequence[jax.Device] | None = None,
 ) -> Mesh:
   """The device mesh of shape `ici` × `dcn` over `axes`.
 
@@ -44,7 +43,9 @@ def make_mesh(
   )
 
 
-def device_order(ici: Sequence[int], dcn: Sequence[int], devices: Sequence[Any]) -> np.ndarray:
+def device_order(
+  ici: Sequence[int], dcn: Sequence[int], devices: Sequence[jax.Device]
+) -> np.ndarray:
   """The devices as an array of shape ici × dcn. Each copy over DCN is from one slice or host.
 
   Raises:
@@ -73,11 +74,11 @@ def device_order(ici: Sequence[int], dcn: Sequence[int], devices: Sequence[Any])
   return paired.reshape(mesh_shape(ici, dcn))
 
 
-def _granules(devices: Sequence[Any], count: int) -> list[list[Any]]:
+def _granules(devices: Sequence[jax.Device], count: int) -> list[list[jax.Device]]:
   """`count` groups of devices that are near each other: slices, else processes, else neighbors."""
   ordered = sorted(devices, key=lambda d: (_slice(d), d.process_index, d.id))
   for key in (_slice, lambda d: d.process_index):
-    groups: dict[int, list[Any]] = {}
+    groups: dict[int, list[jax.Device]] = {}
     for d in ordered:
       groups.setdefault(key(d), []).append(d)
     if len(groups) == count and len({len(g) for g in groups.values()}) == 1:

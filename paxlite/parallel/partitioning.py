@@ -21,7 +21,6 @@ import contextvars
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +30,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from paxlite.core.errors import UserError, listed
+from paxlite.core.trees import PyTree
 from paxlite.parallel.mesh import MESH_AXES
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
@@ -209,10 +209,10 @@ def spec(names: Sequence[str | None], rules: Rules) -> PartitionSpec:
   return PartitionSpec(*(None if n is None else rules[n] for n in names))
 
 
-def param_specs(boxed_params: Any, rules: Rules) -> Any:
+def param_specs(boxed_params: PyTree, rules: Rules) -> PyTree:
   """PartitionSpecs for a tree of (abstract) parameters that `param` below has boxed."""
 
-  def one(leaf: Any) -> PartitionSpec:
+  def one(leaf: object) -> PartitionSpec:
     return spec(leaf.names, rules) if isinstance(leaf, nn.LogicallyPartitioned) else PartitionSpec()
 
   return jax.tree.map(one, boxed_params, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned))
@@ -242,7 +242,7 @@ def fitting(
   return PartitionSpec(*(one(e, d) for e, d in zip(entries, shape, strict=True)))
 
 
-def sharded_shapes(boxed_params: Any, mesh: Mesh, rules: Rules) -> Any:
+def sharded_shapes(boxed_params: PyTree, mesh: Mesh, rules: Rules) -> PyTree:
   """jax.ShapeDtypeStructs, sharded over a mesh, of abstract parameters that `param` has boxed."""
   sizes = dict(mesh.shape)
 
@@ -262,7 +262,7 @@ def on_host(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
   Raises:
     UserError: The devices cannot read the memory of their host.
   """
-  sharding: Any = like.sharding
+  sharding = like.sharding
   memories = [m.kind for m in sharding.mesh.devices.flat[0].addressable_memories()]
   if HOST in memories:
     there = sharding.with_memory_kind(HOST)
@@ -277,7 +277,7 @@ def on_host(like: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
   return jax.ShapeDtypeStruct(like.shape, like.dtype, sharding=there)
 
 
-def is_on_host(like: Any) -> bool:
+def is_on_host(like: jax.Array | jax.ShapeDtypeStruct) -> bool:
   """Whether an array, or a sharded shape, is in the memory of the host."""
   return like.sharding is not None and like.sharding.memory_kind == HOST
 
@@ -309,7 +309,7 @@ def shards_of(name: str, size: int) -> int:
 def param(
   module: nn.Module,
   name: str,
-  init: Any,
+  init: Callable[..., jax.Array],
   shape: Sequence[int],
   axes: Sequence[str | None],
   dtype: DTypeLike = 'float32',
@@ -321,8 +321,8 @@ def param(
   """
   if len(shape) != len(axes):
     raise ValueError(f'{name}: {len(axes)} axis names {axes} for shape {shape}')
-  boxed_init: Any = nn.with_logical_partitioning(init, tuple(axes))
-  value = module.param(name, boxed_init, tuple(shape), dtype)
+  boxed_init = nn.with_logical_partitioning(init, tuple(axes))
+  value = module.param(name, boxed_init, tuple(shape), dtype, unbox=True)
   if not module.has_variable(TAPS, name):
     return value
   _taps_read.get().add('/'.join((*module.path, name)))
@@ -336,7 +336,7 @@ TAPS = 'taps'
 _taps_read: contextvars.ContextVar[set[str]] = contextvars.ContextVar('paxlite_taps_read')
 
 
-def new_taps(loss: Callable[..., Any], params: Any, dtype: DTypeLike) -> Any:
+def new_taps(loss: Callable[..., object], params: PyTree, dtype: DTypeLike) -> PyTree:
   """Returns the taps of parameters; UserError if the loss, which a user may write, takes none."""
   if 'taps' not in inspect.signature(loss).parameters:
     raise UserError(
@@ -381,6 +381,6 @@ def process_rows(sharding: NamedSharding, batch_size: int, process: int | None =
   """The rows of a global batch that the devices of a process hold; None: this process."""
   rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
   process = jax.process_index() if process is None else process
-  found: Mapping[Any, Any] = rows.devices_indices_map((batch_size,))
+  found: Mapping[jax.Device, tuple[slice, ...]] = rows.devices_indices_map((batch_size,))
   bounds = [i[0].indices(batch_size) for d, i in found.items() if d.process_index == process]
   return slice(min(b[0] for b in bounds), max(b[1] for b in bounds))

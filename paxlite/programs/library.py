@@ -3,8 +3,7 @@
 import functools
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from paxlite.checkpointing.stored_source import folder_of
 from paxlite.core import paths
 from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
+from paxlite.core.trees import PyTree
 from paxlite.eval.inference import Inference, load_checkpoint
 from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
@@ -63,7 +63,7 @@ def train(
   return TrainedModel(here)
 
 
-def load(folder: str | os.PathLike, **values: Any) -> 'TrainedModel':
+def load(folder: str | os.PathLike, **values: object) -> 'TrainedModel':
   """Returns the model of a run, or of weights that `paxlite import` has written.
 
   Args:
@@ -88,7 +88,7 @@ class TrainedModel:
   """
 
   def __init__(
-    self, folder: pathlib.Path, values: Mapping[str, Any] | None = None, address: str = ''
+    self, folder: pathlib.Path, values: Mapping[str, object] | None = None, address: str = ''
   ):
     self.folder = folder
     self._values = dict(values or {})
@@ -122,7 +122,7 @@ class TrainedModel:
     return self.inference.experiment
 
   @property
-  def params(self) -> Any:
+  def params(self) -> PyTree:
     """The parameters, a tree of arrays."""
     return self.inference.params
 
@@ -135,7 +135,7 @@ class TrainedModel:
     return self._logits(self.params, jnp.asarray([ids]))[0]
 
   @functools.cached_property
-  def _logits(self) -> Any:
+  def _logits(self) -> Callable[[PyTree, jax.Array], jax.Array]:
     return jax.jit(lambda params, ids_BT: self.inference.model.apply({'params': params}, ids_BT))
 
   def generate(

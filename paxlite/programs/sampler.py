@@ -1,10 +1,10 @@
 """Continues texts with the parameters of a run that is being trained."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import fiddle as fdl
 
+from paxlite.core.trees import PyTree
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.eval.inference import eos_ids, start_ids
 from paxlite.experiments.language_model import LanguageModel
@@ -49,7 +49,7 @@ class Sampler(Callback):
       rules=task.rules,
     )
 
-  def __call__(self, params: Any, prompt: str) -> str:
+  def __call__(self, params: PyTree, prompt: str) -> str:
     """Returns `prompt` and its continuation."""
     start = start_ids(self._experiment, self._tokenizer)
     ids = (start + self._tokenizer.encode(prompt))[: self._experiment.MAX_SEQ_LEN - 1]

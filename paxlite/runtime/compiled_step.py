@@ -13,18 +13,20 @@ import pathlib
 import pickle
 import zlib
 from collections.abc import Mapping
-from typing import Any
 
 import google_crc32c
 import jax
 from jax.experimental import serialize_executable
 from jax.sharding import Mesh
+from jax.tree_util import KeyPath
 
 import paxlite
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import parse_line
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.ownership import open_to_others
+from paxlite.core.trees import PyTree
+from paxlite.runtime.compiler import Options
 
 _FORMAT = 'paxlite compiled step 1'
 _HEADER = {'crc32c': int, 'program': int, 'arguments': list, 'values': dict}
@@ -42,15 +44,17 @@ class SavedStep:
   """
 
   path: pathlib.Path
-  values: Mapping[str, Any]
-  options: Mapping[str, Any]
+  values: Mapping[str, object]
+  options: Options
 
   def check(self, mesh: Mesh) -> None:
     """Raises UserError if the file cannot be loaded here; called before anything is traced."""
     header, _ = _read(self.path)
     _refuse_other_machine(self.path, header, machine(mesh, self.options))
 
-  def load(self, lowered: Any, arguments: tuple[Any, ...], mesh: Mesh) -> Any:
+  def load(
+    self, lowered: jax.stages.Lowered, arguments: tuple[PyTree, ...], mesh: Mesh
+  ) -> jax.stages.Compiled:
     """Returns the compiled step.
 
     Args:
@@ -83,11 +87,11 @@ class SavedStep:
 
 def save(
   path: pathlib.Path,
-  compiled: Any,
-  lowered: Any,
+  compiled: jax.stages.Compiled,
+  lowered: jax.stages.Lowered,
   mesh: Mesh,
-  values: Mapping[str, Any],
-  options: Mapping[str, Any],
+  values: Mapping[str, object],
+  options: Options,
 ) -> int:
   """Writes a compiled step to a file; returns the size of the file in bytes.
 
@@ -110,10 +114,11 @@ def save(
   return path.stat().st_size
 
 
-def compile_lowered(lowered: Any, options: Mapping[str, Any]) -> Any:
+def compile_lowered(lowered: jax.stages.Lowered, options: Options) -> jax.stages.Compiled:
   """Returns the compiled program; raises UserError if XLA does not know an option."""
   try:
-    return lowered.compile(compiler_options=dict(options))
+    # JAX declares texts and bools, and takes numbers too.
+    return lowered.compile(compiler_options=dict(options))  # type: ignore[arg-type]
   except jax.errors.JaxRuntimeError as e:
     message = str(e).splitlines()[0]
     if 'compile option' in message or 'While setting option' in message:
@@ -121,15 +126,15 @@ def compile_lowered(lowered: Any, options: Mapping[str, Any]) -> Any:
     raise
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Options) -> None:
   """Raises UserError if XLA does not know an option; compiles a trivial program to find out."""
   if options:
     compile_lowered(jax.jit(lambda: 0).lower(), options)
 
 
 def identity(
-  lowered: Any, mesh: Mesh, values: Mapping[str, Any], options: Mapping[str, Any]
-) -> dict[str, Any]:
+  lowered: jax.stages.Lowered, mesh: Mesh, values: Mapping[str, object], options: Options
+) -> JsonObject:
   """Describes a step: what must be equal for a compiled step to be used in its place."""
   return machine(mesh, options) | {
     'format': _FORMAT,
@@ -139,7 +144,7 @@ def identity(
   }
 
 
-def machine(mesh: Mesh, options: Mapping[str, Any]) -> dict[str, Any]:
+def machine(mesh: Mesh, options: Options) -> JsonObject:
   """Describes the software versions, devices and flags that compile and run a step."""
   devices = list(mesh.devices.flat)
   return {
@@ -176,16 +181,16 @@ def versions(platform: str) -> dict[str, str]:
   return found
 
 
-def _arguments(lowered: Any) -> Any:
+def _arguments(lowered: jax.stages.Lowered) -> list[tuple[KeyPath, jax.stages.ArgInfo]]:
   return jax.tree_util.tree_leaves_with_path(lowered.args_info[0])
 
 
-def _argument(path: Any, x: Any) -> str:
+def _argument(path: KeyPath, x: jax.stages.ArgInfo) -> str:
   name = jax.tree_util.keystr(path, simple=True, separator='.')
   return f'{name} {x.dtype}{list(x.shape)}'
 
 
-def _read(path: pathlib.Path) -> tuple[dict[str, Any], bytes]:
+def _read(path: pathlib.Path) -> tuple[JsonObject, bytes]:
   given = path
   try:
     path = path.resolve(strict=True)  # A link could be changed after the check.
@@ -207,7 +212,7 @@ def _read(path: pathlib.Path) -> tuple[dict[str, Any], bytes]:
   return header, payload
 
 
-def _parsed(line: bytes) -> dict[str, Any]:
+def _parsed(line: bytes) -> JsonObject:
   """Returns the parsed header; raises ValueError if a part is missing or of another type."""
   try:
     header = parse_line(line, 'the header')
@@ -221,7 +226,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
   return header
 
 
-def _refuse_other(path: pathlib.Path, saved: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def _refuse_other(path: pathlib.Path, saved: JsonObject, here: JsonObject) -> None:
   """Raises UserError if a step differs, with the values that may explain why."""
   if saved['program'] == here['program'] and saved['arguments'] == here['arguments']:
     return
@@ -237,9 +242,7 @@ def _refuse_other(path: pathlib.Path, saved: Mapping[str, Any], here: Mapping[st
   raise UserError(f'--compiled_step={path} is of another train step. What differs: {reason}')
 
 
-def _refuse_other_machine(
-  path: pathlib.Path, saved: Mapping[str, Any], here: Mapping[str, Any]
-) -> None:
+def _refuse_other_machine(path: pathlib.Path, saved: JsonObject, here: JsonObject) -> None:
   for name, value in here.items():
     if saved.get(name) != value:
       raise UserError(

@@ -3,16 +3,18 @@
 import functools
 import os
 from collections.abc import Mapping
-from typing import Any
+
+Option = str | bool | int | float
+Options = Mapping[str, Option]
 
 # Options for the program that computes initial values, which runs once. LLVM's first optimization
 # level gives bit-identical values to its last one, in a third of the time.
-_INITIAL_VALUES: dict[str, dict[str, Any]] = {'cpu': {'xla_backend_optimization_level': 1}}
+_INITIAL_VALUES: dict[str, dict[str, Option]] = {'cpu': {'xla_backend_optimization_level': 1}}
 
 # Options for programs that run on several GPUs: the next layer's weights are gathered and the last
 # one's gradients are reduced while a layer is computed, and a loop over layers does not copy what
 # it carries. Each option has a (name, value) for each generation of XLA, the newest first.
-_SEVERAL_GPUS: tuple[tuple[tuple[str, Any], ...], ...] = (
+_SEVERAL_GPUS: tuple[tuple[tuple[str, Option], ...], ...] = (
   *(
     (
       (f'xla_gpu_pipeline_{kind}', 'COLLECTIVE_PIPELINING_MODE_ON'),
@@ -35,13 +37,13 @@ def kind(platform: str) -> str:
   return {'cuda': 'gpu', 'rocm': 'gpu'}.get(platform, platform)
 
 
-def of_kind(platform: str, options: dict[str, Any]) -> dict[str, Any]:
+def of_kind(platform: str, options: dict[str, Option]) -> dict[str, Option]:
   """Returns `options` without those for other kinds of device."""
   others = tuple(p for k, ps in _PREFIXES.items() if k != kind(platform) for p in ps)
   return {name: value for name, value in options.items() if not name.startswith(others)}
 
 
-def step_options(platform: str, num_devices: int, given: dict[str, Any]) -> dict[str, Any]:
+def step_options(platform: str, num_devices: int, given: dict[str, Option]) -> dict[str, Option]:
   """Returns the options of a train step: paxlite's own for this platform, and those given.
 
   An option is left out if it is given under one of its names, here or in XLA_FLAGS, or if this XLA
@@ -52,7 +54,7 @@ def step_options(platform: str, num_devices: int, given: dict[str, Any]) -> dict
     num_devices: The number of devices of the mesh.
     given: The options that a user gives.
   """
-  own: dict[str, Any] = {}
+  own: dict[str, Option] = {}
   flags = os.environ.get('XLA_FLAGS', '')
   for names in _SEVERAL_GPUS if kind(platform) == 'gpu' and num_devices > 1 else ():
     if any(name in given or f'--{name}=' in flags for name, _ in names):
@@ -61,25 +63,26 @@ def step_options(platform: str, num_devices: int, given: dict[str, Any]) -> dict
   return own | given
 
 
-def without_pipelining(options: Mapping[str, Any]) -> dict[str, Any]:
+def without_pipelining(options: Options) -> dict[str, Option]:
   """Returns options without those that pipeline collectives, which need more memory."""
   pipelining = {name for names in _SEVERAL_GPUS for name, _ in names if 'pipeline' in name}
   return {name: value for name, value in options.items() if name not in pipelining}
 
 
 @functools.cache
-def _is_known(name: str, value: Any) -> bool:
+def _is_known(name: str, value: Option) -> bool:
   """Returns whether XLA takes an option; a trivial program is compiled to find out."""
   import jax
 
   try:
-    jax.jit(lambda: 0).lower().compile(compiler_options={name: value})
+    # JAX declares texts and bools, and takes numbers too.
+    jax.jit(lambda: 0).lower().compile(compiler_options={name: value})  # type: ignore[dict-item]
   except jax.errors.JaxRuntimeError:
     return False
   return True
 
 
-def initial_values_options(platform: str) -> dict[str, Any]:
+def initial_values_options(platform: str) -> dict[str, Option]:
   """Returns the options for the program of the initial values, without those in XLA_FLAGS."""
   flags = os.environ.get('XLA_FLAGS', '')
   options = _INITIAL_VALUES.get(kind(platform), {})

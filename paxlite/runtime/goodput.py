@@ -12,10 +12,9 @@ import math
 import pathlib
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from paxlite.core.damaged import set_aside
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import write_file
 
 _STARTED = time.time(), time.perf_counter()
@@ -191,7 +190,7 @@ def _next_path(folder: pathlib.Path) -> pathlib.Path:
   return folder / f'attempt_{max(found, default=0) + 1:05d}.json'
 
 
-def _read(path: pathlib.Path) -> dict[str, Any] | None:
+def _read(path: pathlib.Path) -> JsonObject | None:
   """Returns a record, or None if it is damaged: a report must not stop a run."""
   try:
     if not path.is_file():  # Reading a FIFO would block.
@@ -209,7 +208,7 @@ def _read(path: pathlib.Path) -> dict[str, Any] | None:
     return None
 
 
-def _finite(number: Any) -> float:
+def _finite(number: float) -> float:
   if not math.isfinite(number):
     raise ValueError(number)
   return float(number)

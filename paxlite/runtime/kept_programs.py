@@ -39,7 +39,7 @@ def keep_programs() -> None:
   import jax
   from jax._src import compilation_cache
 
-  config: Any = jax.config
+  config: Any = jax.config  # JAX declares no option of it
   jax_cache: Any = compilation_cache
   if config.jax_compilation_cache_dir or not config.jax_enable_compilation_cache:
     return

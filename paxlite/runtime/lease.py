@@ -18,11 +18,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from typing import Any
 
 from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.object_store import ObjectStore
 from paxlite.core.terminal import warn
 
@@ -156,7 +155,7 @@ class Lease:
         continue
       self._tag, self._renewed_at = tag, asked_at
 
-  def _current(self) -> tuple[dict[str, Any], str | None]:
+  def _current(self) -> tuple[JsonObject, str | None]:
     """Returns the content of the lease and its tag; {} if it is damaged, None if there is none."""
     try:
       data, tag = self._store.read_tagged(self._key)
@@ -194,7 +193,7 @@ def _user() -> str:
     return str(os.getuid())
 
 
-def _described(content: dict[str, Any]) -> str:
+def _described(content: JsonObject) -> str:
   if not content:
     return 'its lease is damaged'
   known = {k: str(content.get(k, 'unknown'))[:100] for k in ('process', 'host', 'user', 'since')}

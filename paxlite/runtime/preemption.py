@@ -18,8 +18,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
+import types
+from collections.abc import Callable, Iterator
 
 from paxlite.core.errors import EXIT_AGAIN, Interrupted
 from paxlite.core.terminal import say, warn
@@ -29,6 +29,8 @@ from paxlite.core.terminal import say, warn
 # milliseconds. Slurm sends SIGTERM twice at a time limit, and a session that ends sends SIGHUP to
 # all of its remaining processes.
 _SECOND_AFTER = {signal.SIGINT: 0.1, signal.SIGTERM: 2.0, signal.SIGHUP: float('inf')}
+# what signal.signal returns
+_Handler = Callable[[int, types.FrameType | None], object] | int | None
 _STOP = 0  # no signal has this number
 _SHOW_CURSOR = '\x1b[?25h'  # A progress line that is redrawn has hidden the cursor.
 
@@ -138,7 +140,7 @@ class _Listener:
     self._owner = owner
     self._interrupted = False
     self._first = float('inf')
-    self._before: dict[int, Any] = {}
+    self._before: dict[int, _Handler] = {}
     self._thread = threading.Thread(target=self._listen, name='signals', daemon=True)
 
   def __enter__(self) -> None:
@@ -162,7 +164,7 @@ class _Listener:
     os.close(self._reader)
     os.close(self._writer)
 
-  def _note(self, number: int, frame: Any) -> None:
+  def _note(self, number: int, frame: types.FrameType | None) -> None:
     """Python's handler in the main thread, whose next instruction sees what is noted here."""
     self.asked = True
     if self._interrupted:

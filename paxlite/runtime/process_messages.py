@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -38,7 +37,7 @@ def gathered(mine: np.ndarray) -> Callable[[], np.ndarray]:
 
 
 @functools.cache
-def _gathering() -> tuple[Mesh, Any]:
+def _gathering() -> tuple[Mesh, Callable[[jax.Array], jax.Array]]:
   """Returns a mesh with one device of each process, and a function that replicates its arrays."""
   first = {d.process_index: d for d in reversed(jax.devices())}
   devices = np.array([first[p] for p in range(jax.process_count())])

@@ -6,8 +6,7 @@ import os
 import re
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
 from paxlite.core.terminal import settle, warn
@@ -156,7 +155,7 @@ def leaving_together(before: Callable[[], None] = lambda: None) -> Iterator[None
     os._exit(code)
 
 
-def local_devices(environment: Any) -> list[int] | None:
+def local_devices(environment: Mapping[str, str]) -> list[int] | None:
   """Returns the ids of this task's GPUs on its node; None leaves the choice to JAX.
 
   Under Slurm, JAX takes one GPU per task, even if a node has one task and eight GPUs. It also takes
@@ -175,7 +174,7 @@ def local_devices(environment: Any) -> list[int] | None:
   return list(range(int(local) * share, (int(local) + 1) * share)) or None
 
 
-def slurm_step(environment: Any) -> tuple[str, int, int]:
+def slurm_step(environment: Mapping[str, str]) -> tuple[str, int, int]:
   """Returns the address of process 0, the number of processes and the number of this process.
 
   They are read from the variables of the Slurm step. The port depends on the job, so that two jobs

@@ -5,10 +5,11 @@ from typing import Any
 
 import jax
 
+from paxlite.core.json_text import JsonObject
 from paxlite.parallel import devices
 
 
-def versions() -> dict[str, Any]:
+def versions() -> JsonObject:
   """Describes the environment of this run: Python, packages and devices."""
   import importlib.metadata
 
@@ -19,7 +20,7 @@ def versions() -> dict[str, Any]:
       found[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
       found[package] = 'not installed as a package'
-  config: Any = jax.config
+  config: Any = jax.config  # JAX declares no option of it
   return {
     'python': platform.python_version(),
     'packages': found,

@@ -64,7 +64,7 @@ def describe(classes: Iterable[type]) -> list[dict[str, str]]:
   return sorted(rows.values(), key=lambda row: row['name'])
 
 
-def _declared(cls: type) -> dict[str, Any]:
+def _declared(cls: type) -> dict[str, object]:
   """Returns the annotations of attributes that a class itself declares or computes."""
   hints = {
     name: hint
@@ -78,11 +78,11 @@ def _declared(cls: type) -> dict[str, Any]:
   return hints
 
 
-def _default(value: Any) -> str:
+def _default(value: object) -> str:
   return 'from other attributes' if hasattr(value, 'fget') else repr(value)
 
 
-def type_text(annotation: Any) -> str:
+def type_text(annotation: object) -> str:
   """Returns the type of an annotation as text: int, list of str, 'a' or 'b', int or None."""
   origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
   if origin is Annotated:

@@ -14,7 +14,7 @@ Examples:
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paxlite.core import command_line
 from paxlite.core.addresses import is_address
@@ -22,6 +22,8 @@ from paxlite.core.errors import UserError
 from paxlite.core.terminal import has_color
 
 if TYPE_CHECKING:
+  from paxlite.data.base import RowInput
+  from paxlite.data.streams import StreamInput
   from paxlite.experiments.base import Experiment
   from paxlite.experiments.datasets import SftFiles
 
@@ -55,7 +57,7 @@ def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Expe
   from paxlite.core.files import read_text
   from paxlite.experiments.registry import build_experiment, find
 
-  changes: dict[str, Any] = {}
+  changes: dict[str, object] = {}
   if args.vocab:
     changes['VOCAB_PATH'] = args.vocab
   if args.chat_template:
@@ -74,7 +76,7 @@ def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Expe
   return e
 
 
-def _files_of(cls: type, files: Sequence[str]) -> dict[str, Any]:
+def _files_of(cls: type, files: Sequence[str]) -> dict[str, object]:
   """Returns the attribute of an experiment that names its files, with these files."""
   from paxlite.core.attributes import attribute_types
 
@@ -96,8 +98,10 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
 
   cls = _dataset_of(files, overrides)
   values = {name: parse(cls, name, text) for name, text in overrides.items()}
-  vocab = vocab or values.get('VOCAB_PATH')
-  needed: dict[str, Any] = {'START_ID': None}
+  stated = values.get('VOCAB_PATH')
+  if not vocab and isinstance(stated, str):
+    vocab = stated
+  needed: dict[str, object] = {'START_ID': None}
   if not vocab:
     print("Counts    by the demo's tokenizer; --vocab or --fdl_config gives those of a model")
     needed['VOCAB_PATH'] = vocab = packaged.VOCAB
@@ -134,7 +138,7 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   return datasets.SftFiles
 
 
-def _inputs(e: 'Experiment') -> list[Any]:
+def _inputs(e: 'Experiment') -> 'list[RowInput | StreamInput]':
   """Returns the training data of an experiment; the parts of a mixture, one by one."""
   import fiddle as fdl
 
@@ -165,7 +169,7 @@ def _tolerant(e: 'SftFiles') -> 'SftFiles':
   return e.replaced(TOO_LONG='skip') if e.TOO_LONG == 'error' else e
 
 
-def _show(data: Any, e: 'Experiment') -> None:
+def _show(data: 'RowInput | StreamInput', e: 'Experiment') -> None:
   import fiddle as fdl
 
   from paxlite.data import about
@@ -195,7 +199,7 @@ def _show(data: Any, e: 'Experiment') -> None:
     print(f'\nExample, {about.how_learned(color)}:\n{text}')
 
 
-def _example(data: Any, e: 'Experiment', color: bool) -> str:
+def _example(data: 'RowInput | StreamInput', e: 'Experiment', color: bool) -> str:
   """Returns the text of the first example, or of the first row of other data."""
   import numpy as np
 

@@ -9,10 +9,13 @@ Example:
 
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paxlite.core import command_line
 from paxlite.core.errors import UserError
+
+if TYPE_CHECKING:
+  from paxlite.data.tokenizer import Tokenizer
 
 
 def main(argv: Sequence[str]) -> None:
@@ -81,7 +84,7 @@ def answer(parser: command_line.Parser, argv: Sequence[str]) -> None:
     messages = [*asked, {'role': 'assistant', 'content': answer}]
 
 
-def _show(tokenizer: Any, tokens: Iterator[int]) -> str:
+def _show(tokenizer: 'Tokenizer', tokens: Iterator[int]) -> str:
   """Prints text while it is generated, and returns all of it."""
   from paxlite.eval.inference import text_stream
 

@@ -11,7 +11,6 @@ Example:
 import collections
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from paxlite.core import shell
 
@@ -63,10 +62,10 @@ class PaxliteLM(LM):
     base_weights: str = '',
     dtype: str | None = None,
     batch_tokens: int = 4096,
-    batch_size: Any = None,
-    max_batch_size: Any = None,
-    device: Any = None,
-    **attributes: Any,
+    batch_size: object = None,
+    max_batch_size: object = None,
+    device: object = None,
+    **attributes: object,
   ):
     super().__init__()
     overrides = {k: str(v) for k, v in attributes.items()}

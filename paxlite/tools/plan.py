@@ -14,6 +14,7 @@ Examples:
   paxlite plan DemoGPT --target=here --keep PERCORE_BATCH_SIZE
 """
 
+import argparse
 import json
 import os
 import pathlib
@@ -21,13 +22,24 @@ import platform
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paxlite.core import command_line
 from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
 from paxlite.core.stored_output import check_output, write_output
 from paxlite.core.terminal import say
+
+if TYPE_CHECKING:
+  import jax
+
+  from paxlite.aot.planning.candidates import Space
+  from paxlite.aot.planning.estimate import Estimator
+  from paxlite.aot.planning.machine import Machine
+  from paxlite.aot.planning.search import Plan
+  from paxlite.aot.planning.store import Store
+  from paxlite.aot.planning.worker_pool import WorkerPool
 
 
 def main(argv: Sequence[str]) -> None:
@@ -70,7 +82,7 @@ def main(argv: Sequence[str]) -> None:
     sys.exit(1)
 
 
-def planned(args: Any, overrides: dict[str, str]) -> dict[str, Any]:
+def planned(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
   """The answer: `page`, `json`, `fits` and `interrupted`; that of an earlier call if it is kept."""
   from paxlite.aot import targets
   from paxlite.runtime import cpu_memory
@@ -135,8 +147,13 @@ _QUESTION = ('fdl_config', 'fiddler', 'target', 'global_batch', 'keep', 'tried',
 
 
 def searched(
-  space: Any, args: Any, overrides: dict[str, str], pool: Any, workers: int, answers: Any
-) -> dict[str, Any]:
+  space: 'Space',
+  args: argparse.Namespace,
+  overrides: dict[str, str],
+  pool: 'WorkerPool',
+  workers: int,
+  answers: 'Store',
+) -> JsonObject:
   """The answer of a search; nothing is compiled if the state alone is too large for the devices.
 
   Raises:
@@ -169,7 +186,9 @@ def searched(
   )
 
 
-def only_on_host(found: Any, space: Any, estimator: Any, device: Any) -> str | None:
+def only_on_host(
+  found: 'Plan', space: 'Space', estimator: 'Estimator', device: 'jax.Device'
+) -> str | None:
   """The reason why the best candidates use the memory of the host; None if they need not."""
   from paxlite.aot.planning import choices, impossible
 
@@ -184,7 +203,7 @@ def only_on_host(found: Any, space: Any, estimator: Any, device: Any) -> str | N
   return impossible.message(on_devices, estimator, device)
 
 
-def described(pool: Any, environment: Mapping[str, str]) -> Any:
+def described(pool: 'WorkerPool', environment: Mapping[str, str]) -> 'Machine':
   """The machine that is here. The first call measures its speed, and keeps it."""
   import jax
 
@@ -207,7 +226,7 @@ def described(pool: Any, environment: Mapping[str, str]) -> Any:
   return machine.of_description(said, chip)
 
 
-def traced_device(where: Any) -> Any:
+def traced_device(where: 'Machine') -> 'jax.Device':
   """A device of a machine's kind, which need not be there, for which a model is traced."""
   import jax
 

@@ -26,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from paxlite.core import command_line
 from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
 from paxlite.core.files import expanded, lines_of
+from paxlite.core.json_text import JsonObject
 from paxlite.core.stored_output import check_output, exists, resumed_folder
 from paxlite.data.documents import check_once, is_held_out
 from paxlite.data.flat_tokens import META
@@ -210,7 +210,7 @@ def _write(
   args: argparse.Namespace,
   path: str,
   sources: Sequence[Records],
-  settings: Mapping[str, Any],
+  settings: JsonObject,
   tokenizer: Tokenizer,
 ) -> None:
   """Writes the split into a folder on this machine, and prints what is in it."""

@@ -8,11 +8,10 @@ file of the run's folder, so states of another run never belong to it.
 import json
 import pathlib
 import secrets
-from typing import Any
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import Json, parsed
 from paxlite.core.run_files import write_file
 
 _KEPT = 64  # branches; states of older ones are no longer used
@@ -28,7 +27,7 @@ class Branches:
   def read(cls, folder: pathlib.Path) -> 'Branches':
     """Reads the branches of the run in a folder; none if the file is missing or damaged."""
     try:
-      held: Any = read_object(folder / 'local_states.json')['branches']
+      held: Json = read_object(folder / 'local_states.json')['branches']
       return cls([(str(branch), int(step)) for branch, step in held])
     except (UserError, KeyError, TypeError, ValueError):
       return cls()

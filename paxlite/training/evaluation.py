@@ -3,11 +3,11 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 
 from paxlite.core import live_line
+from paxlite.core.trees import PyTree
 from paxlite.data.base import Input
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.parallel import partitioning
@@ -48,7 +48,7 @@ class Evaluator:
     self._sharding = task.batch_sharding
 
     @jax.jit
-    def metrics(params: Any, overwritten: Any, batch: dict[str, jax.Array]) -> Metrics:
+    def metrics(params: PyTree, overwritten: PyTree, batch: dict[str, jax.Array]) -> Metrics:
       with partitioning.activate(task.mesh, task.rules):
         return task.task.loss(params, batch, overwritten=overwritten)[1]
 
@@ -68,7 +68,9 @@ class Evaluator:
   def _batches(self, data: Input) -> DeviceBatches:
     return DeviceBatches(data, self._sharding, max_texts=self._max_texts)
 
-  def report(self, state: TrainState, step: int, summaries: Summaries) -> dict[str, Any]:
+  def report(
+    self, state: TrainState, step: int, summaries: Summaries
+  ) -> dict[str, dict[str, float]]:
     """Evaluates `state` on every input, writes the metrics and returns them by input.
 
     Raises:

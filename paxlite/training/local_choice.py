@@ -8,7 +8,6 @@ processes agree by collectives, so all of them choose the same state.
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +22,8 @@ from paxlite.checkpointing.local_files import (
   LocalFolder,
   Name,
 )
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import JsonObject, parsed
+from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.runtime.process_messages import broadcast
 
@@ -38,8 +38,8 @@ def bounds_of(index: Sequence[slice], shape: Sequence[int]) -> Bounds:
 
 
 def newest(
-  files: LocalFolder, names: Sequence[Name], abstract: Any, experiment: int | None
-) -> tuple[int, Any, dict[str, Any]] | None:
+  files: LocalFolder, names: Sequence[Name], abstract: PyTree, experiment: int | None
+) -> tuple[int, PyTree, JsonObject] | None:
   """Returns the newest state that all processes can complete: its step, tree and notes.
 
   Every process must call this.
@@ -81,7 +81,7 @@ class _Wanted:
     devices: The devices of the mesh, in its order.
   """
 
-  def __init__(self, abstract: Any):
+  def __init__(self, abstract: PyTree):
     leaves, self._structure = jax.tree_util.tree_flatten_with_path(abstract)
     self._variables = [(path_name(path), leaf) for path, leaf in leaves]
     self.devices = list(leaves[0][1].sharding.mesh.devices.flat)
@@ -96,7 +96,7 @@ class _Wanted:
 
   def read(
     self, files: LocalFolder, names: Sequence[Name], experiment: int | None
-  ) -> tuple[dict[Key, np.ndarray], dict[str, Any] | None]:
+  ) -> tuple[dict[Key, np.ndarray], JsonObject | None]:
     """Returns the parts that the devices of this process need, as far as they are in files.
 
     Returns:
@@ -149,7 +149,7 @@ class _Wanted:
       found.append(replicas[d % len(replicas)])
     return found
 
-  def tree(self, parts: Mapping[Key, np.ndarray], donors: Sequence[int]) -> Any:
+  def tree(self, parts: Mapping[Key, np.ndarray], donors: Sequence[int]) -> PyTree:
     """Makes the arrays of the state from the parts that this process has and receives."""
     arrays = []
     for v, (_, leaf) in enumerate(self._variables):
@@ -200,8 +200,8 @@ def _rounds(donors: Sequence[int]) -> list[list[tuple[int, int]]]:
 
 
 def _moved(
-  held: Mapping[Any, jax.Array], devices: Sequence[Any], pairs: list[tuple[int, int]]
-) -> dict[Any, jax.Array]:
+  held: Mapping[jax.Device, jax.Array], devices: Sequence[jax.Device], pairs: list[tuple[int, int]]
+) -> dict[jax.Device, jax.Array]:
   """Returns the arrays that devices of this process receive from others, by device."""
   mesh = Mesh(np.array(devices), ('device',), axis_types=(AxisType.Auto,))
   one_each = PartitionSpec('device')

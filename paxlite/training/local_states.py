@@ -18,8 +18,7 @@ import pathlib
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +27,8 @@ import numpy as np
 from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.local_files import Bounds, Key, LocalFolder, Name
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
+from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.runtime.process_messages import broadcast, gathered
 from paxlite.training import local_choice
@@ -71,7 +72,7 @@ class LocalStates:
     self._failed = False
     self._copied = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays])
 
-  def restored(self, abstract: Any, above: int) -> tuple[int, Any, dict[str, Any]] | None:
+  def restored(self, abstract: PyTree, above: int) -> tuple[int, PyTree, JsonObject] | None:
     """Returns the newest state that all processes can complete: its step, tree and notes.
 
     Args:
@@ -94,7 +95,7 @@ class LocalStates:
       self._files, [n for n in held if n.step > above], abstract, experiment
     )
 
-  def _check_room(self, abstract: Any) -> None:
+  def _check_room(self, abstract: PyTree) -> None:
     sizes: dict[tuple[str, Bounds], int] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(abstract):
       for index in x.sharding.addressable_devices_indices_map(x.shape).values():
@@ -136,7 +137,7 @@ class LocalStates:
     """Returns whether the state after `step` is to be kept."""
     return step % self._every == 0
 
-  def save(self, state: Any, step: int, notes: Callable[[], Mapping[str, Any]]) -> None:
+  def save(self, state: PyTree, step: int, notes: Callable[[], JsonObject]) -> None:
     """Keeps a state; returns when its arrays may be overwritten.
 
     Args:
@@ -180,8 +181,8 @@ class LocalStates:
   def _write(
     self,
     step: int,
-    copies: list[tuple[Key, Any]],
-    notes: Callable[[], Mapping[str, Any]],
+    copies: list[tuple[Key, jax.Array | np.ndarray]],
+    notes: Callable[[], JsonObject],
     newest: Callable[[], np.ndarray],
   ) -> None:
     common = int(newest().min())  # all processes have the state of this step
@@ -206,20 +207,20 @@ class LocalStates:
       self._reported.wait_for(lambda: self._closing or self._reported_step >= step)
       return self._reported_step >= step
 
-  def _copies(self, state: Any) -> list[tuple[Key, Any]]:
+  def _copies(self, state: PyTree) -> list[tuple[Key, jax.Array | np.ndarray]]:
     """Returns one copy of each part of a state that this process holds; transfers have begun."""
-    parts: dict[Key, list[Any]] = {}
+    parts: dict[Key, list[jax.Shard]] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(state):
       for shard in x.addressable_shards:
         key = path_name(path), local_choice.bounds_of(shard.index, x.shape)
         parts.setdefault(key, []).append(shard)
-    by_device: dict[Any, list[tuple[Key, Any]]] = {}
-    sizes: dict[Any, int] = {}
+    by_device: dict[jax.Device, list[tuple[Key, jax.Array]]] = {}
+    sizes: dict[jax.Device, int] = {}
     for key, shards in parts.items():  # the device that copies the least so far copies this part
       shard = min(shards, key=lambda s: sizes.get(s.device, 0))
       by_device.setdefault(shard.device, []).append((key, shard.data))
       sizes[shard.device] = sizes.get(shard.device, 0) + shard.data.nbytes
-    copies: list[tuple[Key, Any]] = []
+    copies: list[tuple[Key, jax.Array | np.ndarray]] = []
     for device, found in by_device.items():
       copied = _has_room(device, sizes[device])
       arrays = [x for _, x in found]
@@ -246,7 +247,9 @@ def _has_room(device: jax.Device, size: int) -> bool:
   return stats['bytes_limit'] - peak > 1.1 * size
 
 
-def _on_host(copies: list[tuple[Key, Any]]) -> Iterator[tuple[Key, np.ndarray]]:
+def _on_host(
+  copies: list[tuple[Key, jax.Array | np.ndarray]],
+) -> Iterator[tuple[Key, np.ndarray]]:
   """Yields arrays of the host, and frees those of the devices one by one."""
   copies.reverse()
   while copies:

@@ -6,7 +6,6 @@ little memory would be killed by the kernel, or would make the machine swap.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -14,6 +13,7 @@ from jax.sharding import Mesh
 from paxlite.core import host_memory
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import warn
+from paxlite.core.trees import PyTree
 from paxlite.parallel import partitioning
 
 _WARN = 0.8  # share of the memory left
@@ -32,7 +32,7 @@ class MemoryCheck:
   mesh: Mesh
   enabled: bool = True
 
-  def state(self, abstract: Any, trainable: Any) -> None:
+  def state(self, abstract: PyTree, trainable: PyTree) -> None:
     """Checks the size of the state and its gradients, before they are allocated.
 
     Args:
@@ -55,7 +55,7 @@ class MemoryCheck:
       'more devices with a larger axis data in ICI_MESH_SHAPE',
     )
 
-  def step(self, compiled: Any) -> None:
+  def step(self, compiled: jax.stages.Compiled) -> None:
     """Checks a compiled step, after its state is allocated and before the step runs.
 
     Args:
@@ -121,7 +121,7 @@ def _on_cpu(mesh: Mesh) -> bool:
   return mesh.devices.flat[0].platform == 'cpu'
 
 
-def _bytes_per_device(tree: Any) -> int:
+def _bytes_per_device(tree: PyTree) -> int:
   def one(x: jax.ShapeDtypeStruct) -> int:
     assert x.sharding is not None
     shape = x.sharding.shard_shape(x.shape)

@@ -15,6 +15,7 @@ from flax.linen import meta
 from jax.sharding import Mesh, NamedSharding
 
 from paxlite.core.errors import UserError
+from paxlite.core.trees import PyTree
 from paxlite.layers.embeddings import TokenEmbedding
 from paxlite.layers.feedforward import FeedForward
 from paxlite.parallel import partitioning
@@ -81,11 +82,11 @@ def _largest_difference(mesh: Mesh, rules: Rules) -> float:
     lambda p: rng.normal(size=p.shape).astype(np.float32) / 8, meta.unbox(boxed)
   )
 
-  def loss(params: Any, x: jax.Array, targets: jax.Array) -> jax.Array:
-    logits: Any = probe.apply(params, x)
+  def loss(params: PyTree, x: jax.Array, targets: jax.Array) -> jax.Array:
+    logits: Any = probe.apply(params, x)  # Flax declares that it may be a pair
     return (logits * targets).mean()
 
-  def on_mesh(*arguments: Any) -> Any:
+  def on_mesh(*arguments: PyTree) -> tuple[jax.Array, PyTree]:
     with partitioning.activate(mesh, rules):
       return jax.value_and_grad(loss, argnums=(0, 1))(*arguments)
 

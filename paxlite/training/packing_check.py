@@ -4,8 +4,6 @@ If MAX_TEXTS_PER_ROW is set, cuDNN gets the bounds of the texts instead of a bia
 was seen to pass wrong bounds for grouped heads, which gave wrong results without any error.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,8 +52,10 @@ def largest_difference() -> float:
   ids_BT[0, 100:] = 2
   ids_BT[1, 37:101], ids_BT[1, 101:229], ids_BT[1, 229:] = 2, 3, 0
 
-  def results(options: cudnn_call.Options) -> Any:
-    def value(q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array) -> Any:
+  def results(options: cudnn_call.Options) -> tuple[jax.Array, ...]:
+    def value(
+      q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
       context = cudnn_call.attend(q_BTNH, k_BTKH, v_BTKH, jnp.asarray(ids_BT), options)
       return (context * arrays[3]).astype(jnp.float32).sum(), context
 

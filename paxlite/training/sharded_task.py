@@ -4,13 +4,13 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
 from flax.linen import meta
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 
+from paxlite.core.trees import PyTree
 from paxlite.optim.moments import is_moment
 from paxlite.parallel import partitioning
 from paxlite.runtime import compiler
@@ -61,7 +61,7 @@ class ShardedTask:
     with partitioning.activate(self.mesh, self.rules), self.task.context():
       yield
 
-  def new(self, part: Callable[[TrainState], Any], like: Any) -> Any:
+  def new(self, part: Callable[[TrainState], PyTree], like: PyTree) -> PyTree:
     """Computes only `part` of a new state, with the shardings of `like`.
 
     No device ever holds the unsharded arrays. What is kept on the host is computed array by array,
@@ -85,7 +85,7 @@ class ShardedTask:
         found |= dict(zip(group, init(rng), strict=True))
     return jax.tree.unflatten(tree, [found[i] for i in range(len(leaves))])
 
-  def jitted_step(self) -> Any:
+  def jitted_step(self) -> jax.stages.Wrapped:
     """Returns train_step as a jitted function of (state, batch), which donates the state."""
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -95,7 +95,7 @@ class ShardedTask:
     shardings = jax.tree.map(lambda x: x.sharding, self.abstract)
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
-  def lower_step(self, batch: Any) -> Any:
+  def lower_step(self, batch: PyTree) -> jax.stages.Lowered:
     """Returns the train step lowered for `batch`, which may be its shapes and shardings alone."""
     with self.compiling():
       return self.jitted_step().lower(self.abstract, batch)

@@ -4,10 +4,10 @@ import dataclasses
 import logging
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 from flax import traverse_util
+from jax.tree_util import KeyPath
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.restore import OVERWRITTEN, Plan, Restore
@@ -15,6 +15,8 @@ from paxlite.checkpointing.source import Source, find_source
 from paxlite.checkpointing.structure import shapes_of
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
+from paxlite.core.json_text import Json, JsonObject
+from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.training.local_states import LocalStates
 from paxlite.training.sharded_task import ShardedTask
@@ -55,7 +57,7 @@ class StateStore:
 
   def __post_init__(self):
     self.plan = self._make_plan()
-    self._local_notes: dict[str, Any] | None = None  # of the local state that the run started from
+    self._local_notes: JsonObject | None = None  # of the local state that the run started from
 
   def _make_plan(self) -> Plan | None:
     if self.restore is None or (self.checkpoints.steps() and not self.trainable_only):
@@ -114,7 +116,7 @@ class StateStore:
     self,
     state: TrainState,
     step: int,
-    notes: Mapping[str, Any],
+    notes: Mapping[str, Json],
     to: Checkpoints | None = None,
   ) -> None:
     """Saves a state in the background, unless there is a checkpoint of the step.
@@ -151,14 +153,14 @@ class StateStore:
     if self.local is not None:
       self.local.close(saved=max(self.checkpoints.steps(), default=-1))
 
-  def notes(self, step: int) -> dict[str, Any]:
+  def notes(self, step: int) -> JsonObject:
     """Returns the notes of a checkpoint; they are empty if the run has no checkpoint of `step`."""
     if self.is_local(step):
       return dict(self._local_notes or {})
     path = self.checkpoints.folder(step) / 'data' / 'metadata'
     return read_object(path) if path.is_file() else {}
 
-  def restored(self, step: int) -> tuple[TrainState, dict[str, Any]]:
+  def restored(self, step: int) -> tuple[TrainState, JsonObject]:
     """Returns the state of one of the run's checkpoints, and its notes."""
     wanted = self._saved(self.task.abstract)
     # this backend cannot use the FP8 statistics of another backend: it starts with new ones
@@ -183,13 +185,13 @@ class StateStore:
     """Returns whether to keep the state after `step` on this host."""
     return self.local is not None and self.local.due(step)
 
-  def save_local(self, state: TrainState, step: int, notes: Callable[[], dict[str, Any]]) -> None:
+  def save_local(self, state: TrainState, step: int, notes: Callable[[], JsonObject]) -> None:
     """Keeps a state on this host; see LocalStates.save."""
     assert self.local is not None
     described = self._described(step)
     self.local.save(_on_disk(self._saved(state)), step, lambda: described | notes())
 
-  def _newest_local(self) -> tuple[int, tuple[TrainState, dict[str, Any]]] | None:
+  def _newest_local(self) -> tuple[int, tuple[TrainState, JsonObject]] | None:
     """Returns the newest local state, unless there is a newer checkpoint."""
     if self.local is None:
       return None
@@ -207,9 +209,9 @@ class StateStore:
     state = self._with_frozen(TrainState(**{OVERWRITTEN: {}, **tree}))
     return step, (state, notes)
 
-  def _described(self, step: int) -> dict[str, Any]:
+  def _described(self, step: int) -> JsonObject:
     """Returns what a checkpoint holds in addition to the notes of the training loop."""
-    described: dict[str, Any] = {'step': step, 'batch_size': self.batch_size}
+    described: JsonObject = {'step': step, 'batch_size': self.batch_size}
     if self.trainable_only and self.plan is not None:
       described['frozen'] = self.plan.source.fingerprint
     return described
@@ -236,7 +238,7 @@ class StateStore:
     new = self.task.new(unrestored, unrestored(self.task.abstract))
     return self._filled(new, restored)
 
-  def _filled(self, state: TrainState, wanted: Callable[[Any], bool]) -> TrainState:
+  def _filled(self, state: TrainState, wanted: Callable[[KeyPath], bool]) -> TrainState:
     """Returns `state` with the variables that `wanted` selects read from the other checkpoint."""
     assert self.plan is not None
     plan = self.plan
@@ -252,7 +254,7 @@ class StateStore:
     return dataclasses.replace(state, params=traverse_util.unflatten_dict(kept))
 
 
-def _on_disk(state: TrainState) -> dict[str, Any]:
+def _on_disk(state: TrainState) -> dict[str, PyTree]:
   """Returns the fields of a state by name, without FP8's field if that is empty."""
   fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
   return {k: v for k, v in fields.items() if k != OVERWRITTEN or jax.tree.leaves(v)}

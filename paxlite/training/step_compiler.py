@@ -1,12 +1,13 @@
 """Compiles the train step before the training loop, or loads a compiled step."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+
+import jax
 
 from paxlite.core.errors import UserError
+from paxlite.core.trees import PyTree
 from paxlite.runtime.compiled_step import SavedStep, compile_lowered
-from paxlite.runtime.compiler import without_pipelining
+from paxlite.runtime.compiler import Options, without_pipelining
 from paxlite.training.memory_check import MemoryCheck
 
 
@@ -21,10 +22,12 @@ class StepCompiler:
   """
 
   memory: MemoryCheck
-  options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  options: Options = dataclasses.field(default_factory=dict)
   saved_step: SavedStep | None = None
 
-  def __call__(self, lowered: Any, arguments: tuple[Any, Any]) -> tuple[Any, str]:
+  def __call__(
+    self, lowered: jax.stages.Lowered, arguments: tuple[PyTree, PyTree]
+  ) -> tuple[jax.stages.Compiled, str]:
     """Returns the executable, and a text that says whether it was compiled or loaded.
 
     Raises:

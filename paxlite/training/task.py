@@ -3,12 +3,12 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import traverse_util
 
+from paxlite.core.trees import PyTree
 from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN, over_layers, total_loss
@@ -49,9 +49,9 @@ class Task:
   gradient_dtype: str = 'float32'
   frozen_dtype: str = 'float32'
   context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
-  begin_step: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
+  begin_step: Callable[[Mapping[str, PyTree]], Mapping[str, PyTree]] = dict
 
-  def init_params(self, rng: jax.Array) -> Any:
+  def init_params(self, rng: jax.Array) -> PyTree:
     """Returns new parameters, boxed with their logical axes (flax.linen.LogicallyPartitioned)."""
     return self._init_variables(rng)['params']
 
@@ -70,17 +70,17 @@ class Task:
       skipped_in_a_row=zero(),
     )
 
-  def _init_variables(self, rng: jax.Array) -> Mapping[str, Any]:
+  def _init_variables(self, rng: jax.Array) -> Mapping[str, PyTree]:
     with self.context():
       return self.model.init(rng, jnp.zeros((1, 1), jnp.int32))
 
   def loss(
     self,
-    params: Any,
+    params: PyTree,
     batch: Batch,
     rng: jax.Array | None = None,
-    overwritten: Mapping[str, Any] | None = None,
-    taps: Any = None,
+    overwritten: Mapping[str, PyTree] | None = None,
+    taps: PyTree = None,
   ) -> tuple[jax.Array, Metrics]:
     """Returns the loss and Pax's metrics.
 
@@ -129,11 +129,11 @@ class Task:
 
   def grads(
     self,
-    params: Any,
+    params: PyTree,
     batch: Batch,
     rng: jax.Array | None,
-    overwritten: Mapping[str, Any] | None = None,
-  ) -> tuple[Any, tuple[Any, Any], Metrics]:
+    overwritten: Mapping[str, PyTree] | None = None,
+  ) -> tuple[PyTree, tuple[PyTree, PyTree], Metrics]:
     """Returns the gradients for the trainable parameters, what replaces others, and the metrics.
 
     Replaced are `overwritten`, and the parameters that Optimizer.split_replaced selects.
@@ -198,7 +198,7 @@ class Task:
     return (weights_BT.max(1) > 0).sum() * jnp.float32(weights_BT.shape[1])
 
 
-def _without_gaps(tree: Any) -> Any:
+def _without_gaps(tree: PyTree) -> PyTree:
   """Returns nested dicts without the entries that are None."""
   flat = traverse_util.flatten_dict(tree)
   return traverse_util.unflatten_dict({k: v for k, v in flat.items() if v is not None})

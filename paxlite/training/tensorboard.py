@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from paxlite.core.json_text import Json
 from paxlite.training.writers import Writer
 
 _EVENTS = 'events.out.tfevents.'
@@ -30,7 +31,7 @@ class TensorBoard(Writer):
     self.close()
     self._purge_step = step + 1
 
-  def train(self, step: int, record: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
+  def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
     shown = {'loss': scalars['Metrics/total_loss'], **scalars}
     if record['step_seconds']:
       shown['Steps/sec'] = 1 / record['step_seconds']
@@ -58,7 +59,7 @@ class TensorBoard(Writer):
       board.close()
     self._boards.clear()
 
-  def _add(self, name: str, step: int, values: list[dict[str, Any]]) -> None:
+  def _add(self, name: str, step: int, values: list[dict[str, object]]) -> None:
     """Adds values to the events of summaries/`name`, with unusual characters replaced."""
     name = re.sub('[^A-Za-z0-9._-]', '_', name)
     try:
@@ -90,7 +91,7 @@ class _Board:
   def close(self) -> None:
     self._records.close()
 
-  def write(self, **fields: Any) -> None:
+  def write(self, **fields: object) -> None:
     """Writes an event with these fields."""
     self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
     self._records.flush()

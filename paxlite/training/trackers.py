@@ -10,10 +10,10 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import Json
 from paxlite.training.writers import Writer
 
 
@@ -28,13 +28,13 @@ class Tracker(Writer):
 
   failures: tuple[type[Exception], ...] = (Exception,)
 
-  def __init__(self, folder: pathlib.Path, project: str, config: Mapping[str, Any]):
+  def __init__(self, folder: pathlib.Path, project: str, config: Mapping[str, object]):
     self._folder = folder
     self._project = project
     self._config = dict(config)
     self._started = False
 
-  def train(self, step: int, record: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
+  def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
     known = {k: v for k, v in record.items() if v is not None}
     self._log_in_run(step, {f'train/{k}': v for k, v in {**scalars, **known}.items()})
 
@@ -57,9 +57,11 @@ class Tracker(Writer):
     raise NotImplementedError
 
   def _log(self, step: int, numbers: dict[str, float]) -> None:
+    """Sends numbers of a step, by name."""
     raise NotImplementedError
 
   def _end(self) -> None:
+    """Ends the run, which may continue later."""
     raise NotImplementedError
 
   @property
@@ -156,7 +158,7 @@ KINDS: dict[str, Callable[..., Tracker]] = {
 
 
 def trackers(
-  names: Sequence[str], folder: pathlib.Path, project: str, config: Mapping[str, Any]
+  names: Sequence[str], folder: pathlib.Path, project: str, config: Mapping[str, object]
 ) -> list[Tracker]:
   """Returns the trackers of these names.
 

@@ -3,13 +3,13 @@
 import functools
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.base import Input, Seekable, place
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.fingerprints import fingerprint
@@ -51,7 +51,7 @@ class TrainData:
     """Makes all later steps train on batches that come `batches` later in the data."""
     self._skipped_batches += batches
 
-  def notes(self, step: int) -> Callable[[], dict[str, Any]]:
+  def notes(self, step: int) -> Callable[[], JsonObject]:
     """Begins to collect the notes from which reading resumes at the batch of `step`.
 
     Every process must call this.
@@ -59,7 +59,7 @@ class TrainData:
     Returns:
       A function that waits for the other processes, and returns the notes.
     """
-    notes: dict[str, Any] = {}
+    notes: JsonObject = {}
     if self._skipped_batches:
       notes['skipped_batches'] = self._skipped_batches
     if self._fingerprint is not None:
@@ -70,7 +70,7 @@ class TrainData:
     found = gathered(known.view(np.int32))  # JAX truncates int64
     return lambda: notes | {'position': merged(found().view(np.int64)).tolist()}
 
-  def resume(self, step: int, notes: Mapping[str, Any], sharding: NamedSharding) -> None:
+  def resume(self, step: int, notes: Mapping[str, Json], sharding: NamedSharding) -> None:
     """Moves the data to the batch of `step`; a second call for the same step does nothing.
 
     Args:
@@ -99,7 +99,7 @@ class TrainData:
       if jax.process_index() == 0:
         log.warning('%s; the run continues with it, because of --accept_changes', changed)
 
-  def _position(self, step: int, notes: Mapping[str, Any], sharding: NamedSharding) -> np.ndarray:
+  def _position(self, step: int, notes: Mapping[str, Json], sharding: NamedSharding) -> np.ndarray:
     """Returns the position in the notes of a checkpoint; see Positions.seek."""
     if 'position' in notes:
       return np.array(notes['position'], np.int64)

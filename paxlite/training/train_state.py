@@ -1,9 +1,9 @@
 """The train state, a tree of arrays that a train step maps to the next state."""
 
-from typing import Any
-
 import jax
 from flax import struct
+
+from paxlite.core.trees import PyTree
 
 
 @struct.dataclass
@@ -21,8 +21,8 @@ class TrainState:
   """
 
   step: jax.Array
-  params: Any
-  opt_state: Any
-  overwritten: Any
+  params: PyTree
+  opt_state: PyTree
+  overwritten: PyTree
   skipped: jax.Array
   skipped_in_a_row: jax.Array

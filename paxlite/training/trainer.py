@@ -5,12 +5,12 @@ import dataclasses
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import jax
 
 from paxlite.core import live_line
 from paxlite.core.errors import Interrupted, TrainingError, UserError
+from paxlite.core.json_text import JsonObject
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.runtime import preemption, processes
 from paxlite.runtime.goodput import Goodput
@@ -172,7 +172,7 @@ class Trainer:
       batches.close()
       self.profiler.stop()
 
-  def _compile(self, batches: DeviceBatches, summaries: Summaries) -> Any:
+  def _compile(self, batches: DeviceBatches, summaries: Summaries) -> jax.stages.Compiled:
     """Returns the executable of the train step, for batches shaped like the first one."""
     with self.goodput.spent_on('data'):
       shapes = batches.shapes()
@@ -193,7 +193,7 @@ class Trainer:
     state: TrainState,
     start: int,
     evaluation_is_due: bool,
-    compiled: Any,
+    compiled: jax.stages.Compiled | None,
     batches: DeviceBatches,
     reporter: Reporter,
   ) -> TrainState:
@@ -219,6 +219,7 @@ class Trainer:
             self.profiler.switch()
         if ends:
           return state
+        assert compiled is not None
         with self._saved_on_bad_data(state, step), reporter.drawing():
           batch = next(batches)
         state, metrics = compiled(state, batch)
@@ -288,7 +289,7 @@ class Trainer:
       self.best.wait()
     self.store.save_local(state, step, self._notes(step))
 
-  def _notes(self, step: int) -> Callable[[], dict[str, Any]]:
+  def _notes(self, step: int) -> Callable[[], JsonObject]:
     """Begins to collect the notes of a step; returns a function that waits for them."""
     of_data, count = self.data.notes(step), self.rollbacks.count
     return lambda: of_data() | ({'rollbacks': count} if count else {})

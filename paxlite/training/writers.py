@@ -6,11 +6,10 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 from paxlite.core import live_line
 from paxlite.core.damaged import set_aside
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import Json, JsonObject, parsed
 from paxlite.core.run_files import open_file
 from paxlite.core.terminal import say
 
@@ -34,7 +33,7 @@ class Writer:
       evaluated: The last step whose evaluation is not repeated.
     """
 
-  def train(self, step: int, record: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
+  def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
     """Receives a training step.
 
     Args:
@@ -44,7 +43,7 @@ class Writer:
       scalars: All metrics of the step by their TensorBoard names.
     """
 
-  def progress(self, step: int, record: Mapping[str, Any]) -> None:
+  def progress(self, step: int, record: Mapping[str, Json]) -> None:
     """Receives a step between two records; the arguments are those of `train`."""
 
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
@@ -68,7 +67,7 @@ class TrainRecords(Writer):
   def rewind(self, step: int, evaluated: int) -> None:
     drop_later_records(self._path, step)
 
-  def train(self, step: int, record: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
+  def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
     _append(self._path, {'step': step, **record})
 
 
@@ -118,7 +117,7 @@ class TerminalLines(Writer):
     self._ahead = ahead
     self._said_at = -math.inf
 
-  def train(self, step: int, record: Mapping[str, Any], scalars: Mapping[str, float]) -> None:
+  def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
     now = time.monotonic()
     if not live_line.is_possible() or step == self._max_steps or now - self._said_at >= _SECONDS:
       self._said_at = now
@@ -126,7 +125,7 @@ class TerminalLines(Writer):
     if live_line.is_possible() and step < self._max_steps:
       self.progress(step, record)
 
-  def progress(self, step: int, record: Mapping[str, Any]) -> None:
+  def progress(self, step: int, record: Mapping[str, Json]) -> None:
     if not live_line.show(train_line(step, self._max_steps, record, self._ahead(step))):
       say(train_line(step, self._max_steps, record))
 
@@ -138,7 +137,7 @@ class TerminalLines(Writer):
     live_line.close()
 
 
-def train_line(step: int, max_steps: int, record: Mapping[str, Any], ahead: str = '') -> str:
+def train_line(step: int, max_steps: int, record: Mapping[str, Json], ahead: str = '') -> str:
   """Returns the line of a training step; what matters most comes first, as terminals may cut it.
 
   Args:
@@ -167,7 +166,7 @@ def duration(seconds: float) -> str:
   return f'{hours}:{minutes:02d}:{rest:02d}' if hours else f'{minutes}:{rest:02d}'
 
 
-def _append(path: pathlib.Path, record: Mapping[str, Any]) -> None:
+def _append(path: pathlib.Path, record: Mapping[str, Json]) -> None:
   clean = {
     k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()
   }
@@ -180,7 +179,7 @@ def _append(path: pathlib.Path, record: Mapping[str, Any]) -> None:
       raise
 
 
-def read_records(path: pathlib.Path) -> Iterator[dict[str, Any]]:
+def read_records(path: pathlib.Path) -> Iterator[JsonObject]:
   """Yields the records of a file that can be read; each has a step."""
   try:
     lines = path.read_bytes().split(b'\n')
@@ -226,7 +225,7 @@ def _step_of(line: bytes) -> int | None:
   return None if record is None else record['step']
 
 
-def _record_of(line: bytes) -> dict[str, Any] | None:
+def _record_of(line: bytes) -> JsonObject | None:
   """Returns the record that a line holds; it has a step. None if the line is not a record."""
   try:
     record = parsed(line)

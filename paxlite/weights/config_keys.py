@@ -6,12 +6,13 @@ harmless, may change what a model computes. It is refused, so that tomorrow's ke
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments.language_model import LanguageModel
 
-Config = Mapping[str, Any]
+Config = Mapping[str, Json]
 
 # Keys that do not change what a model computes in training or when it continues text.
 HARMLESS = frozenset((
@@ -41,14 +42,14 @@ class Key(Protocol):
   def ours(self) -> Sequence[str]:
     """The names of the attributes."""
 
-  def read(self, config: Config) -> dict[str, Any]:
+  def read(self, config: Config) -> dict[str, object]:
     """Returns the attributes; a KeyError names a key that is missing."""
 
-  def write(self, e: LanguageModel) -> dict[str, Any]:
+  def write(self, e: LanguageModel) -> JsonObject:
     """Returns the keys."""
 
 
-_REQUIRED: Any = object()
+_REQUIRED = object()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +65,8 @@ class Same:
 
   key: str
   attribute: str
-  default: Any = _REQUIRED
-  null: Any = _REQUIRED
+  default: object = _REQUIRED
+  null: object = _REQUIRED
 
   @property
   def theirs(self) -> Sequence[str]:
@@ -75,7 +76,7 @@ class Same:
   def ours(self) -> Sequence[str]:
     return (self.attribute,)
 
-  def read(self, config: Config) -> dict[str, Any]:
+  def read(self, config: Config) -> dict[str, object]:
     value = config.get(self.key)
     if value is not None:
       return {self.attribute: value}
@@ -85,7 +86,7 @@ class Same:
       raise KeyError(self.key)
     return {self.attribute: self.default}
 
-  def write(self, e: LanguageModel) -> dict[str, Any]:
+  def write(self, e: LanguageModel) -> JsonObject:
     value = getattr(e, self.attribute)
     return {self.key: None if value == self.null else value}
 
@@ -96,18 +97,18 @@ class OneOf:
   A missing key means the same too, and so does null where the values are false.
   """
 
-  def __init__(self, key: str, *values: Any):
+  def __init__(self, key: str, *values: Json):
     self.theirs: Sequence[str] = (key,)
     self.ours: Sequence[str] = ()
     self._values = values
 
-  def read(self, config: Config) -> dict[str, Any]:
+  def read(self, config: Config) -> dict[str, object]:
     value = config.get(self.theirs[0], self._values[0])
     if value not in self._values and (value is not None or self._values[0]):
       raise UserError(f'{self.theirs[0]}={value!r} is not implemented')
     return {}
 
-  def write(self, e: LanguageModel) -> dict[str, Any]:
+  def write(self, e: LanguageModel) -> JsonObject:
     return {self.theirs[0]: self._values[0]}
 
 
@@ -130,7 +131,7 @@ class Repeated:
   def theirs(self) -> Sequence[str]:
     return (self.key,)
 
-  def read(self, config: Config) -> dict[str, Any]:
+  def read(self, config: Config) -> dict[str, object]:
     value, expected = config.get(self.key), config.get(self.other)
     if value not in (None, expected):
       raise UserError(
@@ -138,7 +139,7 @@ class Repeated:
       )
     return {}
 
-  def write(self, e: LanguageModel) -> dict[str, Any]:
+  def write(self, e: LanguageModel) -> JsonObject:
     return {self.key: getattr(e, self.written)} if self.written else {}
 
 
@@ -155,11 +156,11 @@ class Both:
 
   theirs: Sequence[str]
   ours: Sequence[str]
-  read: Callable[[Config], dict[str, Any]]
-  write: Callable[[LanguageModel], dict[str, Any]]
+  read: Callable[[Config], dict[str, object]]
+  write: Callable[[LanguageModel], JsonObject]
 
 
-def read_keys(keys: Sequence[Key], config: Config) -> dict[str, Any]:
+def read_keys(keys: Sequence[Key], config: Config) -> dict[str, object]:
   """Returns the attributes of a config.
 
   Raises:
@@ -173,13 +174,13 @@ def read_keys(keys: Sequence[Key], config: Config) -> dict[str, Any]:
         f'{name}={value!r} is not implemented: it may change what the model computes, and paxlite '
         'does not know this key'
       )
-  values: dict[str, Any] = {}
+  values: dict[str, object] = {}
   for key in keys:
     values |= key.read(config)
   return values
 
 
-def _read_heads(config: Config, required: Sequence[str]) -> dict[str, Any]:
+def _read_heads(config: Config, required: Sequence[str]) -> dict[str, object]:
   heads = config['num_attention_heads']
   for name in required:
     if name not in config:
@@ -236,13 +237,13 @@ def activation(
     ours: The attributes, which all have the same value.
   """
 
-  def read(config: Config) -> dict[str, Any]:
+  def read(config: Config) -> dict[str, object]:
     name = config.get(key) or default or config[key]
     if name not in _ACTIVATIONS:
       raise UserError(f'activation {name!r} is none of {", ".join(_ACTIVATIONS)}')
     return dict.fromkeys(ours, _ACTIVATIONS[name])
 
-  def write(e: LanguageModel) -> dict[str, Any]:
+  def write(e: LanguageModel) -> JsonObject:
     found = {attribute: getattr(e, attribute) for attribute in ours}
     names = [theirs for theirs, value in _ACTIVATIONS.items() if {value} == set(found.values())]
     if not names:
@@ -305,7 +306,7 @@ def layer_types(default: Sequence[str], *others: str) -> Both:
     *others: Keys that say the same in another way.
   """
 
-  def read(config: Config) -> dict[str, Any]:
+  def read(config: Config) -> dict[str, object]:
     period = config.get('sliding_window_pattern') or config.get('_sliding_window_pattern')
     repeated = [*['sliding'] * (period - 1), 'full'] if period else default
     pattern = _read_types(config, lambda i: repeated[i % len(repeated)])
@@ -319,7 +320,7 @@ def layer_types(default: Sequence[str], *others: str) -> Both:
   )
 
 
-def _read_qwen_window(config: Config) -> dict[str, Any]:
+def _read_qwen_window(config: Config) -> dict[str, object]:
   first = config.get('max_window_layers', 28)
   pattern = ['full']
   if config.get('use_sliding_window'):
@@ -333,7 +334,7 @@ def _read_qwen_window(config: Config) -> dict[str, Any]:
   }
 
 
-def _write_qwen_window(e: LanguageModel) -> dict[str, Any]:
+def _write_qwen_window(e: LanguageModel) -> JsonObject:
   types = _write_types(e, 'sliding' if e.SLIDING_WINDOW else 'full')
   if not e.SLIDING_WINDOW:
     return {'use_sliding_window': False, 'sliding_window': None}
@@ -348,7 +349,7 @@ QWEN_WINDOW = Both(
 )
 
 
-def _read_no_rope(config: Config) -> dict[str, Any]:
+def _read_no_rope(config: Config) -> dict[str, object]:
   layers, every = config['num_hidden_layers'], config.get('no_rope_layer_interval', 4)
   rotated = config.get('no_rope_layers') or [int((i + 1) % every != 0) for i in range(layers)]
   if len(rotated) != layers:

@@ -6,11 +6,12 @@ from typing import Any
 
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.errors import UserError, located
+from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import experiments
-from paxlite.weights.config_keys import read_keys
+from paxlite.weights.config_keys import Config, read_keys
 from paxlite.weights.family_tables import FAMILIES, TEXT_DEFAULTS, Family
 from paxlite.weights.layout import Entry, decoder_entries
 
@@ -20,7 +21,7 @@ _MODEL = (Kind.SHAPE, Kind.FUNCTION)
 _FREE = {'ROPE_LAYOUT'}
 
 
-def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageModel:
+def experiment_of(config: Config, where: pathlib.Path) -> LanguageModel:
   """Returns the experiment of a Hugging Face config.json.
 
   Args:
@@ -57,7 +58,7 @@ def experiment_of(config: Mapping[str, Any], where: pathlib.Path) -> LanguageMod
     return published(family.experiment, values)
 
 
-def _unquantized(config: Mapping[str, Any]) -> dict[str, Any]:
+def _unquantized(config: Config) -> JsonObject:
   """Returns quantization_config, unless it says what the import can dequantize."""
   found = config.get('quantization_config')
   if found is None:
@@ -66,7 +67,7 @@ def _unquantized(config: Mapping[str, Any]) -> dict[str, Any]:
   return {} if method in ('mxfp4', 'fp8') else {'quantization_config': found}
 
 
-def published(family: type[LanguageModel], values: Mapping[str, Any]) -> LanguageModel:
+def published(family: type[LanguageModel], values: Mapping[str, object]) -> LanguageModel:
   """Returns the registered experiment with these values, validated.
 
   If there is none, returns the family's base class with these values.
@@ -145,13 +146,13 @@ def _is_off(name: str, ours: Any, theirs: Any) -> bool:
   return name in ('ATTEN_LOGIT_CAP', 'SOFTMAX_CAP_LOGITS') and max(ours, theirs) <= 0
 
 
-def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) -> dict[str, Any]:
+def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) -> JsonObject:
   """Returns the contents of config.json with which transformers reads an experiment's model."""
   kind = family_of(e)
   family = FAMILIES[kind]
   bos, eos = _special_ids(tokenizer)
   end = list(e.EOS_IDS) or eos
-  config: dict[str, Any] = {
+  config: JsonObject = {
     'architectures': [family.architecture],
     'model_type': kind,
     'torch_dtype': dtype,

@@ -6,8 +6,8 @@ docs/adding_a_family.md describes how to add one.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
+from paxlite.core.json_text import JsonObject
 from paxlite.experiments.deepseek import DeepSeekV2, DeepSeekV3
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gemma import Gemma, Gemma2, Gemma3
@@ -24,6 +24,7 @@ from paxlite.weights.config_keys import (
   NO_ROPE_LAYERS,
   QWEN_WINDOW,
   Both,
+  Config,
   Key,
   OneOf,
   Repeated,
@@ -95,7 +96,7 @@ _NORM_TOPK = Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=False)
 def _either(attribute: str, *keys: str) -> Both:
   """Returns one attribute that versions of transformers write under different keys."""
 
-  def read(config: Mapping[str, Any]) -> dict[str, Any]:
+  def read(config: Config) -> dict[str, object]:
     return {attribute: config[next((k for k in keys if k in config), keys[0])]}
 
   return Both(keys, (attribute,), read, lambda e: {keys[0]: getattr(e, attribute)})
@@ -141,14 +142,14 @@ def _routing(methods: tuple[str, str], scores: str) -> Both:
   plain, grouped = methods
   names = ('n_group', 'topk_group', 'topk_method', 'scoring_func')
 
-  def read(config: Mapping[str, Any]) -> dict[str, Any]:
+  def read(config: Config) -> dict[str, object]:
     OneOf('topk_method', plain, grouped).read(config)
     OneOf('scoring_func', scores).read(config)
     if config.get('topk_method', plain) != grouped:
       return {'NUM_EXPERT_GROUPS': 1, 'NUM_EXPERT_GROUPS_PER_TOKEN': 1}
     return _GROUPS[0].read(config) | _GROUPS[1].read(config)
 
-  def write(e: LanguageModel) -> dict[str, Any]:
+  def write(e: LanguageModel) -> JsonObject:
     assert isinstance(e, MixtureOfExperts)
     method = plain if e.NUM_EXPERT_GROUPS == 1 else grouped
     groups = _GROUPS[0].write(e) | _GROUPS[1].write(e)
@@ -159,7 +160,7 @@ def _routing(methods: tuple[str, str], scores: str) -> Both:
 
 
 # What text_config of models with images leaves out, because these are transformers' defaults.
-TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+TEXT_DEFAULTS: dict[str, JsonObject] = {
   'gemma3': dict(
     model_type='gemma3_text', vocab_size=262_208, hidden_size=2304, intermediate_size=9216,
     num_hidden_layers=26, num_attention_heads=8, num_key_value_heads=4, head_dim=256,

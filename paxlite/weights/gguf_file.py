@@ -3,12 +3,13 @@
 import json
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError, located
+from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
@@ -27,7 +28,7 @@ _BYTE_LEVEL = {
   'trim_offsets': True,
   'use_regex': True,
 }
-_PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
+_PRE_TOKENIZERS: dict[str, list[JsonObject]] = {
   'gpt-2': [_BYTE_LEVEL],
   'smollm': [{'type': 'Digits', 'individual_digits': True}, _BYTE_LEVEL],
   'llama-bpe': [
@@ -36,6 +37,9 @@ _PRE_TOKENIZERS: dict[str, list[dict[str, Any]]] = {
   ],
 }
 _CONTROL = 3  # gguf's type of control tokens, which are not text
+
+
+_T = TypeVar('_T')
 
 
 class GgufTensors:
@@ -65,7 +69,7 @@ class GgufTensors:
     self._path = path
     try:
       reader = Reader(str(path))
-      self.fields: Mapping[str, Any] = {k: f.contents() for k, f in reader.fields.items()}
+      self.fields: Mapping[str, object] = {k: f.contents() for k, f in reader.fields.items()}
     except Exception as e:  # the package raises dozens of types
       raise UserError(f'{path} is no GGUF file, or is cut short ({e})') from None
     end, alignment = int(reader.data_offset), int(reader.alignment)
@@ -78,7 +82,7 @@ class GgufTensors:
     # GGUF lists the innermost dimension first.
     self.shapes = {n: tuple(int(d) for d in t.shape[::-1]) for n, t in self._tensors.items()}
 
-  def number(self, name: str, default: float | None = None) -> Any:
+  def number(self, name: str, default: float | None = None) -> float:
     """Returns a field, an int or a float; raises UserError if it is missing or not a number."""
     value = self.fields.get(name, default)
     if value is None:
@@ -143,7 +147,7 @@ def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTenso
   return experiment, decoder_entries(experiment, GGUF, 'interleaved'), tensors
 
 
-def write_tokenizer(fields: Mapping[str, Any], folder: pathlib.Path) -> bool:
+def write_tokenizer(fields: Mapping[str, object], folder: pathlib.Path) -> bool:
   """Writes the byte-level BPE tokenizer of a GGUF file as tokenizer.json.
 
   Returns:
@@ -184,7 +188,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: pathlib.Path) -> bool:
     },
   }
   (folder / 'tokenizer.json').write_text(json.dumps(tokenizer, ensure_ascii=False))
-  config: dict[str, Any] = {}
+  config: JsonObject = {}
   for name in ('bos', 'eos'):
     number = fields.get(f'tokenizer.ggml.{name}_token_id')
     if number is not None:
@@ -200,7 +204,7 @@ def write_tokenizer(fields: Mapping[str, Any], folder: pathlib.Path) -> bool:
   return True
 
 
-def _list(fields: Mapping[str, Any], name: str, of: type) -> list[Any]:
+def _list(fields: Mapping[str, object], name: str, of: type[_T]) -> list[_T]:
   found = fields.get(name)
   if not isinstance(found, list) or not all(isinstance(value, of) for value in found):
     raise UserError(f'{name} is missing, or no list of {of.__name__}')

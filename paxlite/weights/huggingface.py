@@ -8,13 +8,14 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from numpy.typing import DTypeLike
 
 from paxlite.checkpointing.variables import Variable, blocks
 from paxlite.core import shell
 from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_files import read_object
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.object_copies import reading
 from paxlite.core.object_store import ObjectStore
 from paxlite.core.unfinished_folder import UnfinishedFolder
@@ -280,7 +281,7 @@ def header(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> bytes:
   The format is that of https://huggingface.co/docs/safetensors. The package can only write tensors
   that are all in memory. After this header, they can be written one by one.
   """
-  table: dict[str, Any] = {'__metadata__': {'format': 'pt'}}
+  table: JsonObject = {'__metadata__': {'format': 'pt'}}
   offset = 0
   for name, (shape, dtype) in tensors.items():
     end = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
@@ -315,7 +316,7 @@ def _cast(block: bytes, stored: np.dtype, wanted: np.dtype) -> bytes:
   return block if stored == wanted else np.frombuffer(block, stored).astype(wanted).tobytes()
 
 
-def _dtype(name: str) -> Any:
+def _dtype(name: str) -> DTypeLike:
   if name not in _NAMES:
     raise UserError(f'variables of dtype {name} cannot be written; --dtype chooses another')
   return ml_dtypes.bfloat16 if name == 'bfloat16' else name

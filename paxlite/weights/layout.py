@@ -7,7 +7,6 @@ never copied as one array on its way (see variables.blocks).
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -48,7 +47,7 @@ class Entry:
   view: Transform = lambda x: x
 
 
-def check_layers(e: LanguageModel, shapes: Mapping[str, Any]) -> None:
+def check_layers(e: LanguageModel, shapes: Mapping[str, object]) -> None:
   """Raises UserError if there are fewer tensors than layers.
 
   NUM_LAYERS comes from a file and may be any number.
@@ -292,16 +291,20 @@ def to_pairs(x: np.ndarray, axis: int) -> np.ndarray:
 
 
 _whole: Transform = lambda x: x
+_Regrouping = Callable[[np.ndarray, int], np.ndarray]
+# by the layout of rotary pairs that the experiment has; none if it has no rotary positions
+_TO_OURS: dict[str | None, _Regrouping] = {'interleaved': to_pairs, 'half': to_halves}
+_TO_THEIRS: dict[str | None, _Regrouping] = {'interleaved': to_halves, 'half': to_pairs}
 
 
 def _rows(rows: slice) -> Transform:
   return lambda x: x[rows]
 
 
-def _bias(heads: int, ours: Any) -> tuple[Transform, Transform]:
+def _bias(heads: int, ours: str | None) -> tuple[Transform, Transform]:
   """Returns the transforms of _heads for a vector, [heads·H] → [heads, H] and back."""
-  into = {'interleaved': to_pairs, 'half': to_halves}.get(ours)
-  out_of = {'interleaved': to_halves, 'half': to_pairs}.get(ours)
+  into = _TO_OURS.get(ours)
+  out_of = _TO_THEIRS.get(ours)
   split = lambda x: x.reshape(heads, -1)
   return (
     lambda x: split(x) if into is None else into(split(x), 1),
@@ -321,13 +324,13 @@ def _transposed(theirs: str, shape: tuple[int, ...], ours: str) -> Entry:
   return Entry(theirs, shape, ours, shape[::-1], transpose, transpose)
 
 
-def _heads(heads: int, head_dim: int, ours: Any) -> tuple[Transform, Transform]:
+def _heads(heads: int, head_dim: int, ours: str | None) -> tuple[Transform, Transform]:
   """Returns the transforms [heads·H, D] → [D, heads, H] and back.
 
   They convert rotary pairs to layout `ours` and back, unless `ours` is None.
   """
-  into = {'interleaved': to_pairs, 'half': to_halves}.get(ours)
-  out_of = {'interleaved': to_halves, 'half': to_pairs}.get(ours)
+  into = _TO_OURS.get(ours)
+  out_of = _TO_THEIRS.get(ours)
 
   def to_ours(x: np.ndarray) -> np.ndarray:
     x = x.reshape(heads, head_dim, -1)

@@ -105,7 +105,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
       f'{folder}: its shards hold {rows:,} of {width:,} rows of the queries: '
       'not all consolidated.*.pth are there'
     )
-  values: dict[str, Any] = {
+  values: dict[str, object] = {
     'NUM_LAYERS': layers,
     'NUM_HEADS': heads,
     'NUM_KV_HEADS': key_heads,

@@ -1,12 +1,13 @@
 """Tensors that are published in FP8 or MXFP4, dequantized to bfloat16 when they are read."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import ml_dtypes
 import numpy as np
 
 from paxlite.core.errors import UserError
+from paxlite.weights.config_keys import Config
 
 _PLAIN = ('F32', 'BF16', 'F16')
 # The 16 values of FP4 (E2M1), by its bits. MXFP4 multiplies blocks of 32 of them by a power of two
@@ -34,7 +35,7 @@ class Dequantized:
     UserError: A tensor has another dtype, or the scales of a tensor are missing.
   """
 
-  def __init__(self, stored: Stored, config: Mapping[str, Any]):
+  def __init__(self, stored: Stored, config: Config):
     self._stored = stored
     self._block = tuple(config.get('weight_block_size') or (128, 128))
     self.shapes: dict[str, tuple[int, ...]] = {}

@@ -1,10 +1,9 @@
 """The keys of a Hugging Face config.json about rotary positions, in old and new files."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config
 
@@ -39,12 +38,10 @@ _NAMES = ('rope_theta', 'rope_scaling', 'rope_parameters', 'partial_rotary_facto
 _OURS = ('ROPE_THETA', 'ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH', 'MAX_SEQ_LEN')
 
 
-def _read_one(
-  rope: Mapping[str, Any], config: Config, has_mscale: bool, default_theta: float
-) -> dict[str, Any]:
+def _read_one(rope: Config, config: Config, has_mscale: bool, default_theta: float) -> JsonObject:
   """Returns the attributes that one dictionary of rotary positions decides."""
   theta = rope.get('rope_theta') or config.get('rope_theta') or default_theta
-  values: dict[str, Any] = {'ROPE_THETA': float(theta), 'ROPE_FACTOR': 1.0}
+  values: JsonObject = {'ROPE_THETA': float(theta), 'ROPE_FACTOR': 1.0}
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if kind == 'default':
     return values
@@ -94,7 +91,7 @@ def _read_one(
   return values
 
 
-def _write_one(e: LanguageModel) -> dict[str, Any] | None:
+def _write_one(e: LanguageModel) -> JsonObject | None:
   """Returns rope_scaling, as all versions of transformers read it."""
   if e.ROPE_FACTOR <= 1:
     return None
@@ -126,12 +123,12 @@ def rope(
     is_stretched: Whether transformers stretches positions where config.json does not say.
   """
 
-  def read(config: Config) -> dict[str, Any]:
+  def read(config: Config) -> dict[str, object]:
     given = config.get('rope_parameters') or config.get('rope_scaling') or {}
     if is_stretched and not given:
       raise KeyError('rope_scaling')
     kinds = given if 'full_attention' in given or 'sliding_attention' in given else {}
-    local: dict[str, Any] = {}
+    local: dict[str, object] = {}
     if has_local:
       found = kinds['sliding_attention'] if kinds else {}
       if found.get('rope_type', 'default') != 'default':
@@ -148,9 +145,9 @@ def rope(
     values |= {k: v if v != values['ROPE_THETA'] else 0.0 for k, v in local.items()}
     return values | ({'ROPE_FRACTION': share} if fraction else {})
 
-  def write(e: LanguageModel) -> dict[str, Any]:
+  def write(e: LanguageModel) -> JsonObject:
     scaling, local_theta = _write_one(e), e.ROPE_LOCAL_THETA or e.ROPE_THETA
-    config: dict[str, Any] = {'rope_theta': e.ROPE_THETA}
+    config: JsonObject = {'rope_theta': e.ROPE_THETA}
     if scaling is not None or is_stretched:
       config['rope_scaling'] = scaling or {'rope_type': 'default'}
     if 'rope_local_base_freq' in others:

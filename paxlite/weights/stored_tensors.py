@@ -3,21 +3,20 @@
 import concurrent.futures
 import functools
 from types import TracebackType
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.object_copies import reading
 from paxlite.core.object_store import Object, ObjectStore
 
 _HEADER_BYTES = 100 << 20  # the format allows no longer header
 _RANGE = 16 << 20  # bytes of one request
 _AT_ONCE = 8
-_DTYPES: dict[str, Any] = {
+_DTYPES: dict[str, type] = {
   'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,
   'F8_E4M3': ml_dtypes.float8_e4m3fn, 'I64': np.int64, 'I32': np.int32, 'I16': np.int16,
   'I8': np.int8, 'U8': np.uint8, 'BOOL': np.bool_,
@@ -75,7 +74,7 @@ class StoredTensors:
 class _Described:
   """The dtype and the shape of a tensor."""
 
-  def __init__(self, described: dict[str, Any]):
+  def __init__(self, described: JsonObject):
     self._described = described
 
   def get_dtype(self) -> str:
@@ -86,7 +85,7 @@ class _Described:
 
 
 @functools.lru_cache(1024)
-def _opened(address: Address) -> tuple[ObjectStore, Object, int, dict[str, Any]]:
+def _opened(address: Address) -> tuple[ObjectStore, Object, int, JsonObject]:
   """Returns the bucket, the object, where its tensors begin, and its table of contents."""
   damaged = f'{address} is damaged or truncated'
   with reading(address):

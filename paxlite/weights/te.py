@@ -11,7 +11,7 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -127,7 +127,7 @@ def convert(
   before = experiment_of(source)
   if (before.USE_TE == 'layer') == to_te_layer:
     raise UserError(f'{source.folder} has USE_TE={before.USE_TE}: choose the other --direction')
-  changes: dict[str, Any] = dict(USE_TE='off', TE_RECIPE='bf16')
+  changes: dict[str, object] = dict(USE_TE='off', TE_RECIPE='bf16')
   if to_te_layer:
     changes |= dict(USE_TE='layer', USE_FP8=False, USE_INT8='off', PACKED_INPUT=False)
   after = before.replaced(**changes)

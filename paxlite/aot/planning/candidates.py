@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from paxlite.aot.planning import choices
 from paxlite.aot.planning.layouts import Layout, layouts, own_layout
@@ -26,10 +25,10 @@ class Candidate:
   layout: Layout
   rows: int
   microbatches: int
-  values: Mapping[str, Any] = dataclasses.field(hash=False)
+  values: Mapping[str, object] = dataclasses.field(hash=False)
 
   @property
-  def attributes(self) -> dict[str, Any]:
+  def attributes(self) -> dict[str, object]:
     """The attributes with which an experiment runs in this way."""
     devices = 1
     for size in self.layout.sizes.values():
@@ -38,7 +37,7 @@ class Candidate:
     return {**self.layout.values, **batch, **choices.attributes(self.values)}
 
   def of(self, experiment: LanguageModel) -> LanguageModel:
-    """The experiment with these attributes; UserError if it refuses them."""
+    """Returns the experiment with these attributes; UserError if it refuses them."""
     made = experiment.replaced(**self.attributes)
     made.validate()
     return made
@@ -80,7 +79,7 @@ class Space:
   kept: frozenset[str] = frozenset()
   tried: frozenset[str] = frozenset()
   global_batch: int | None = None
-  values: tuple[Mapping[str, Any], ...] | None = None
+  values: tuple[Mapping[str, object], ...] | None = None
 
   @property
   def layouts(self) -> list[Layout]:
@@ -100,7 +99,7 @@ class Space:
     return [own_layout(e)]
 
   def __iter__(self) -> Iterator[Candidate]:
-    combinations: Sequence[Mapping[str, Any]] = self.values or choices.combinations(
+    combinations: Sequence[Mapping[str, object]] = self.values or choices.combinations(
       self.experiment, self.machine, self.kept, self.tried
     )
     for layout in self.layouts:

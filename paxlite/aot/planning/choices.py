@@ -5,11 +5,18 @@ Each entry of CHOICES is one axis of the search. A new attribute needs one entry
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TypedDict
 
 from paxlite.aot.planning.machine import Machine
 from paxlite.core.attributes import attribute_types
 from paxlite.experiments.language_model import LanguageModel
+
+
+class Batch(TypedDict):
+  """The attributes of an experiment that decide its batch."""
+
+  PERCORE_BATCH_SIZE: float
+  NUM_MICROBATCHES: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,14 +31,14 @@ class Choice:
   """
 
   name: str
-  values: Callable[[LanguageModel, Machine], Sequence[Any]]
+  values: Callable[[LanguageModel, Machine], Sequence[object]]
   asked: bool = False
   own: bool = True
 
   def options(
     self, experiment: LanguageModel, machine: Machine, kept: frozenset[str], tried: frozenset[str]
-  ) -> list[Any]:
-    """The values to try, the experiment's own first; only that one if it is to be kept."""
+  ) -> list[object]:
+    """Returns the values to try, the experiment's own first; only that one if it is to be kept."""
     if self.name not in attribute_types(type(experiment)):
       return []
     own = getattr(experiment, self.name)
@@ -41,17 +48,17 @@ class Choice:
     return list(dict.fromkeys([*([own] if self.own else []), *self.values(experiment, machine)]))
 
 
-def _any(*values: Any) -> Callable[[LanguageModel, Machine], Sequence[Any]]:
+def _any(*values: object) -> Callable[[LanguageModel, Machine], Sequence[object]]:
   return lambda e, machine: values
 
 
 def _blocks(e: LanguageModel, machine: Machine) -> Sequence[int]:
-  """Blocks of queries, for rows that are not too short and whose attention is in plain XLA."""
+  """Returns blocks of queries, for rows that are not too short and attention in plain XLA."""
   return [0, *(b for b in (512, 1024) if e.MAX_SEQ_LEN % b == 0 and 2 * b <= e.MAX_SEQ_LEN)]
 
 
 def _repeated(e: LanguageModel, machine: Machine) -> Sequence[bool]:
-  """An unrolled stack of many layers would compile for hours."""
+  """Returns whether to repeat layers: an unrolled stack of many would compile for hours."""
   return [True, False] if e.NUM_LAYERS <= _MOST_UNROLLED else [True]
 
 
@@ -60,12 +67,12 @@ def _chunks(e: LanguageModel, machine: Machine) -> Sequence[int]:
 
 
 def _moments(e: LanguageModel, machine: Machine) -> Sequence[bool]:
-  """Whether moments are on the host, where a host has memory of its own at a known distance."""
+  """Returns whether moments are on the host, if the speed of its memory is known."""
   return [False, True] if machine.host else []
 
 
 def _offloaded(e: LanguageModel, machine: Machine) -> Sequence[tuple[str, ...]]:
-  """The activations that are on the host: none, or the input of each layer."""
+  """Returns the activations that are on the host: none, or the input of each layer."""
   return [(), ('iteration_input',)] if machine.host else []
 
 
@@ -96,9 +103,9 @@ def combinations(
   machine: Machine,
   kept: frozenset[str],
   tried: frozenset[str] = frozenset(),
-) -> list[dict[str, Any]]:
-  """Every combination of the values of CHOICES."""
-  found: list[dict[str, Any]] = [{}]
+) -> list[dict[str, object]]:
+  """Returns every combination of the values of CHOICES."""
+  found: list[dict[str, object]] = [{}]
   for choice in CHOICES:
     options = choice.options(experiment, machine, kept, tried)
     if options:
@@ -107,8 +114,10 @@ def combinations(
   return [values for values in found if _sensible(values, attributes(values), own)]
 
 
-def _sensible(values: Mapping[str, Any], made: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-  """Whether a combination of values is worth a look; the experiment's own values always are."""
+def _sensible(
+  values: Mapping[str, object], made: Mapping[str, object], own: Mapping[str, object]
+) -> bool:
+  """Returns whether a combination of values is worth a look; the experiment's own always are."""
   if values.get('USE_FP8') and values.get('USE_INT8', 'off') != 'off':
     return False  # they exclude each other
   if not values.get('OFFLOAD_ACTIVATIONS') or own['OFFLOAD_ACTIVATIONS']:
@@ -117,8 +126,15 @@ def _sensible(values: Mapping[str, Any], made: Mapping[str, Any], own: Mapping[s
   return made['CHECKPOINT_POLICY'] in ('SAVE_NOTHING', 'SAVE_ATTENTION', own['CHECKPOINT_POLICY'])
 
 
-def attributes(values: Mapping[str, Any]) -> dict[str, Any]:
-  """The values as an experiment has them: lists instead of tuples."""
+def loss_chunks(values: Mapping[str, object]) -> int:
+  """Returns NUM_LOSS_CHUNKS; 1 if the experiment has no such attribute."""
+  found = values.get('NUM_LOSS_CHUNKS', 1)
+  assert isinstance(found, int)
+  return found
+
+
+def attributes(values: Mapping[str, object]) -> dict[str, object]:
+  """Returns the values as an experiment has them: lists instead of tuples."""
   return {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
 
 
@@ -129,8 +145,8 @@ def batches(
   kept: frozenset[str],
   global_batch: int | None,
   stages: int,
-) -> list[dict[str, Any]]:
-  """The batches that a mesh can hold: rows a device, and microbatches.
+) -> list[Batch]:
+  """Returns the batches that a mesh can hold: rows a device, and microbatches.
 
   Args:
     experiment: The experiment.
@@ -144,7 +160,7 @@ def batches(
   rows = [global_batch] if global_batch else [shards * 2**i for i in range(_DOUBLINGS)]
   if 'PERCORE_BATCH_SIZE' in kept and not global_batch:
     rows = [round(e.PERCORE_BATCH_SIZE * devices)]
-  found = []
+  found: list[Batch] = []
   for total in rows:
     parts = [1, 2, 4, 8, 16, 32]
     if 'NUM_MICROBATCHES' in kept:
@@ -160,7 +176,7 @@ def batches(
 _DOUBLINGS = 7  # each shard of a batch has 1, 2, 4 … 64 rows
 
 
-def flags(values: Mapping[str, Any], experiment: LanguageModel) -> dict[str, Any]:
-  """The values that differ from those that the experiment states."""
+def flags(values: Mapping[str, object], experiment: LanguageModel) -> dict[str, object]:
+  """Returns the values that differ from those that the experiment states."""
   stated = {name: getattr(type(experiment), name, None) for name in values}
   return {n: v for n, v in values.items() if v != stated[n]}

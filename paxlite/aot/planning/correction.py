@@ -60,7 +60,7 @@ class Correction:
     self._inverse = np.linalg.inv(covariance)
 
   def predict(self, points: np.ndarray, parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(mean, standard deviation) of the logarithm of true / estimated for candidates."""
+    """Returns (mean, standard deviation) of the logarithm of true / estimated for candidates."""
     prior = _COMMON**2 + _SHARED**2 * len(self._groups) + _JOINT**2
     prior = prior + _PART**2 * (parts**2).sum(1)
     if not len(self._ratios):
@@ -71,7 +71,7 @@ class Correction:
     return weights @ self._ratios, np.sqrt(np.maximum(variance, 1e-8))
 
   def _covariance(self, points: np.ndarray, parts: np.ndarray) -> np.ndarray:
-    """The covariance of candidates with those that are known."""
+    """Returns the covariance of candidates with those that are known."""
     total = np.full((len(points), len(self._points)), _COMMON**2)
     distance = np.zeros_like(total)
     for group in self._groups:

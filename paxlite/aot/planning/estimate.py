@@ -3,8 +3,8 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
 
+from paxlite.aot.planning import choices
 from paxlite.aot.planning.candidates import Candidate
 from paxlite.aot.planning.extents import Amounts, Extent, Shares
 from paxlite.aot.planning.layouts import Layout
@@ -57,7 +57,7 @@ class Estimator:
     self._laid_out: dict[Layout, LanguageModel] = {}
 
   def estimate(self, candidate: Candidate) -> Estimate:
-    """The estimate of one candidate."""
+    """Returns the estimate of one candidate."""
     c, model, machine = candidate, self.model, self._machine
     e = model.experiment
     laid_out = self.laid_out(c.layout)
@@ -123,31 +123,31 @@ class Estimator:
     )
 
   def _head(self, c: Candidate, outer: Shares) -> float:
-    """Bytes of the logits that exist at a time, and of their gradients and those of their table."""
+    """Returns bytes of the logits that exist at a time, of their gradients and their table's."""
     e = self.model.experiment
     itemsize = 2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 4
     tokens = outer.rows * self.model.sizes.rows * e.MAX_SEQ_LEN / outer.context
-    chunks = c.values.get('NUM_LOSS_CHUNKS', 1)
+    chunks = choices.loss_chunks(c.values)
     share = outer.of(Extent(width=e.VOCAB_SIZE)) / chunks
     table = 1.5 * e.VOCAB_SIZE * e.MODEL_DIMS * itemsize / outer.mdl
     # the gradient of whole logits takes their place; that of a chunk is computed in float32
     return tokens * e.VOCAB_SIZE * itemsize * share * (1.3 if chunks == 1 else 2.4) + table
 
   def laid_out(self, layout: Layout) -> LanguageModel:
-    """The experiment on a mesh."""
+    """Returns the experiment on a mesh."""
     if layout not in self._laid_out:
       self._laid_out[layout] = self.model.experiment.replaced(**layout.values)
     return self._laid_out[layout]
 
-  def _traced_values(self, c: Candidate, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The attributes that the traced program depends on."""
+  def _traced_values(self, c: Candidate, sizes: Mapping[str, int]) -> dict[str, object]:
+    """Returns the attributes that the traced program depends on."""
     e = self.model.experiment
     split = sizes.get('stage', 1) > 1 and self._machine.platform == 'tpu'
     split |= any(n % sizes.get('mdl', 1) for n in (e.NUM_HEADS, e.NUM_KV_HEADS))
     return {**c.values, 'USE_FLASH_ATTENTION': False} if split else dict(c.values)
 
   def _products(self, work: Work, shares: Shares) -> float:
-    """Seconds of products, each the longer of its FLOPs and its traffic."""
+    """Returns seconds of products, each the longer of its FLOPs and its traffic."""
     flops, bandwidth = self._machine.flops, self._machine.bandwidth
     found = 0.0
     for p in work.products:
@@ -164,7 +164,7 @@ class Estimator:
     shares: Shares,
     runs: int,
   ) -> tuple[float, float]:
-    """Seconds of collectives that kernels can hide, and of those that the next kernel waits for."""
+    """Returns seconds of collectives that kernels can hide, and of those that one waits for."""
     machine, model = self._machine, self.model
     e = model.experiment
     near = dict(zip(c.layout.axes, c.layout.near, strict=True))
@@ -211,5 +211,5 @@ _BACKWARD = 1.6
 
 
 def _logits(rest: Work, vocabulary: int) -> Amounts:
-  """What is kept of the size of the logits."""
+  """Returns what is kept of the size of the logits."""
   return Amounts({x: n for x, n in rest.saved.items() if x.width == vocabulary and x.rows})

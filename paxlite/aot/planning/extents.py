@@ -47,7 +47,7 @@ class Shares(NamedTuple):
   experts: int
 
   def of(self, extent: Extent) -> float:
-    """The share of an array that one device has."""
+    """Returns the share of an array that one device has."""
     share = self.rows**extent.rows
     if extent.length:
       share /= self.context
@@ -75,7 +75,7 @@ class Sizes:
   experts: int
 
   def extent(self, shape: Sequence[int]) -> Extent:
-    """The extent of an array of this shape."""
+    """Returns the extent of an array of this shape."""
     rows, length, width, experts = 0, False, 1, 1
     for size in shape:
       while size > 1 and size % self.rows == 0:
@@ -91,7 +91,7 @@ class Sizes:
 
 
 def sizes_of(e: LanguageModel) -> Sizes:
-  """The sizes of an experiment's model, with a number of rows that divides none of them."""
+  """Returns the sizes of an experiment's model, with a number of rows that divides none of them."""
   widths = {e.NUM_HEADS, e.NUM_KV_HEADS, e.MODEL_DIMS, e.HIDDEN_DIMS, e.VOCAB_SIZE}
   experts = 1
   if isinstance(e, MixtureOfExperts):
@@ -113,11 +113,11 @@ class Amounts(dict[Extent, float]):
     self[extent] = self.get(extent, 0.0) + amount
 
   def on_a_device(self, shares: Shares) -> float:
-    """The amount that one device has."""
+    """Returns the amount that one device has."""
     return sum(amount * shares.of(extent) for extent, amount in self.items())
 
   def minus(self, other: 'Amounts') -> 'Amounts':
-    """The difference of two amounts by extent; extents where it is not positive are left out."""
+    """Returns the difference of two amounts by extent, as far as it is positive."""
     found = Amounts()
     for extent, amount in self.items():
       if (left := amount - other.get(extent, 0.0)) > 0:
@@ -129,7 +129,7 @@ class Amounts(dict[Extent, float]):
 
 
 def total(parts: Iterable[Amounts]) -> Amounts:
-  """The sum of several amounts."""
+  """Returns the sum of several amounts."""
   return functools.reduce(_plus, parts, Amounts())
 
 

@@ -36,7 +36,7 @@ class Features:
       self.groups.append(slice(begin, begin + size))
 
   def of(self, candidates: Sequence[Candidate]) -> np.ndarray:
-    """The numbers of candidates, [candidates, numbers]."""
+    """Returns the numbers of candidates, [candidates, numbers]."""
     return np.array([self._one(c) for c in candidates], float)
 
   def _one(self, c: Candidate) -> list[float]:
@@ -47,6 +47,7 @@ class Features:
     numbers += [math.log2(c.rows), math.log2(c.microbatches)]
     for name, value in c.values.items():
       if name in self._numeric:
+        assert isinstance(value, int | float)
         numbers.append(math.log2(1 + value))
       else:
         numbers += [_APART / 2 * (str(value) == word) for word in self._words[name]]

@@ -3,8 +3,7 @@
 import bisect
 import dataclasses
 import re
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import jax
 
@@ -61,17 +60,17 @@ def message(
 
 
 def leanest(space: Space, estimator: Estimator) -> tuple[Candidate, Estimate] | None:
-  """The candidate that is estimated to need least memory; None if there is none."""
+  """Returns the candidate that is estimated to need least memory; None if there is none."""
   found = ((c, estimator.estimate(c)) for c in _lean(space))
   return min(found, key=lambda x: x[1].memory, default=None)
 
 
 def _lean(space: Space) -> Iterator[Candidate]:
-  """The smallest batch on each mesh, with the policy and loss chunks that need least memory."""
+  """Yields the smallest batch on each mesh, with policy and loss chunks that need least memory."""
   combinations = choices.combinations(space.experiment, space.machine, space.kept, space.tried)
   least = [c for c in combinations if c.get('CHECKPOINT_POLICY') == 'SAVE_NOTHING'] or combinations
-  most = max((c.get('NUM_LOSS_CHUNKS', 1) for c in least), default=1)
-  least = [c for c in least if c.get('NUM_LOSS_CHUNKS', 1) == most]
+  most = max(map(choices.loss_chunks, least), default=1)
+  least = [c for c in least if choices.loss_chunks(c) == most]
   values = max(least, key=lambda c: sum(bool(c.get(name)) for name in choices.ON_HOST))
   seen = set()
   for candidate in dataclasses.replace(space, values=(values,)):
@@ -82,7 +81,7 @@ def _lean(space: Space) -> Iterator[Candidate]:
 
 
 def nothing_valid(space: Space) -> str:
-  """The message where no mesh can split the batch."""
+  """Returns the message where no mesh can split the batch."""
   machine = space.machine
   batch = space.global_batch
   text = f'{type(space.experiment).__name__} has no layout on {_devices(machine)}'
@@ -117,7 +116,7 @@ def _ways_out(space: Space, model: Model, device: jax.Device, state_fits: bool) 
 
 
 def _shorter(space: Space, device: jax.Device) -> int | None:
-  """The longest row that fits, of those that are halved once or more; None if none does."""
+  """Returns the longest row that fits, of those that are halved once or more; None if none does."""
   e = space.experiment
   lengths = [n for i in range(1, 64) if (n := e.MAX_SEQ_LEN >> i) >= _SHORT]
 
@@ -129,24 +128,25 @@ def _shorter(space: Space, device: jax.Device) -> int | None:
   return lengths[first] if first < len(lengths) else None
 
 
-def _leaner(machine: Machine) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def _leaner(machine: Machine) -> Iterator[tuple[str, list[dict[str, object]]]]:
   """Yields what saves memory: its name, and attributes, the least change first."""
-  narrow = {'ADAM_MOMENTS_DTYPE': 'bfloat16', 'GRADIENT_DTYPE': 'bfloat16'}
+  narrow: dict[str, object] = {'ADAM_MOMENTS_DTYPE': 'bfloat16', 'GRADIENT_DTYPE': 'bfloat16'}
   if not machine.host:
     yield 'moments and gradients in bfloat16', [narrow]
     return
-  moments, inputs = {'OFFLOAD_OPTIMIZER': True}, {'OFFLOAD_ACTIVATIONS': ['iteration_input']}
+  moments: dict[str, object] = {'OFFLOAD_OPTIMIZER': True}
+  inputs: dict[str, object] = {'OFFLOAD_ACTIVATIONS': ['iteration_input']}
   both = moments | inputs
   yield 'host offload', [moments, inputs, both, moments | narrow, both | narrow]
   yield 'moments and gradients in bfloat16', [narrow]
 
 
-def _flags(values: dict[str, Any]) -> str:
+def _flags(values: Mapping[str, object]) -> str:
   return ' '.join(shell.flag(n, v).replace('--fdl.', '', 1) for n, v in values.items())
 
 
 def _more_devices(space: Space, model: Model) -> str | None:
-  """The smallest larger machine of the same chips on which the experiment fits."""
+  """Returns the smallest larger machine of the same chips on which the experiment fits."""
   for name in larger(space.machine.name):
     big = machine.of_target(targets.parse(name))
     kept = space.kept - {'PERCORE_BATCH_SIZE'} - set(choices.MESH)
@@ -159,7 +159,7 @@ def _more_devices(space: Space, model: Model) -> str | None:
 
 
 def larger(name: str) -> list[str]:
-  """The names of machines with more devices of the same chip, smallest first."""
+  """Returns the names of machines with more devices of the same chip, smallest first."""
   if match := re.fullmatch(r'h100x(\d+)', name):
     count = int(match[1])
     return [f'h100x{n}' for n in _doubled(count) if n <= 8 or n % 8 == 0]
@@ -197,7 +197,7 @@ def _devices(machine: Machine) -> str:
 
 
 def without_host(space: Space) -> Space:
-  """The candidates that keep everything on the devices."""
+  """Returns the candidates that keep everything on the devices."""
   e = space.experiment.replaced(OFFLOAD_OPTIMIZER=False, OFFLOAD_ACTIVATIONS=[])
   return dataclasses.replace(space, experiment=e, kept=space.kept | {*choices.ON_HOST})
 

@@ -1,13 +1,15 @@
 """The meshes of a machine that are worth a look."""
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 from paxlite.aot.planning.machine import Machine
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel.mesh import MESH_AXES
+
+_Test = Callable[[int], bool]  # whether an axis can have a size
 
 
 class Layout(NamedTuple):
@@ -24,7 +26,7 @@ class Layout(NamedTuple):
   far: tuple[int, ...]
 
   @property
-  def values(self) -> dict[str, Any]:
+  def values(self) -> dict[str, object]:
     """The attributes of an experiment that make this mesh."""
     return {
       'MESH_AXES': list(self.axes),
@@ -50,14 +52,14 @@ _BETWEEN = ('replica', 'data', 'stage')
 
 
 def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
-  """All meshes of the machine whose axes the model can use; the experiment's own is one of them."""
+  """Returns all meshes of the machine whose axes the model can use, and the experiment's own."""
   usable = _usable(e)
   within = [a for a in _WITHIN if a in usable]
   # with one host or slice, stages are within it
   between = [a for a in _BETWEEN if a in usable]
   if machine.hosts == 1 and 'stage' in usable:
     within.append('stage')
-  found: dict[tuple[Any, ...], Layout] = {}
+  found: dict[tuple[object, ...], Layout] = {}
   for near in _splits(machine.near, within):
     for far in _splits(machine.hosts, between):
       if layout := _layout(near, far, usable):
@@ -69,16 +71,16 @@ def layouts(e: LanguageModel, machine: Machine) -> list[Layout]:
 
 
 def own_layout(e: LanguageModel) -> Layout:
-  """The mesh of the experiment itself."""
+  """Returns the mesh of the experiment itself."""
   ones = (1,) * len(e.MESH_AXES)
   far = ones if all(n == 1 for n in e.DCN_MESH_SHAPE) else tuple(e.DCN_MESH_SHAPE)
   return Layout(tuple(e.MESH_AXES), tuple(e.ICI_MESH_SHAPE), far)
 
 
-def _usable(e: LanguageModel) -> dict[str, Any]:
-  """The axes that the model can use, with the test that a size must pass."""
+def _usable(e: LanguageModel) -> dict[str, _Test]:
+  """Returns the axes that the model can use, with the test that a size must pass."""
   always = lambda size: True
-  found: dict[str, Any] = {'replica': always, 'data': always}
+  found: dict[str, _Test] = {'replica': always, 'data': always}
   heads = math.gcd(e.NUM_HEADS, e.HIDDEN_DIMS)
   found['mdl'] = lambda size: heads % size == 0
   if e.MAX_SEQ_LEN >= _LONG:
@@ -96,7 +98,7 @@ _LONG = 8192  # tokens of a row from which splitting rows can pay
 
 
 def _layout(
-  near: Mapping[str, int], far: Mapping[str, int], usable: Mapping[str, Any]
+  near: Mapping[str, int], far: Mapping[str, int], usable: Mapping[str, _Test]
 ) -> Layout | None:
   sizes = {a: near.get(a, 1) * far.get(a, 1) for a in {*near, *far}}
   if any(size > 1 and not usable[a](size) for a, size in sizes.items()):
@@ -112,7 +114,7 @@ def _layout(
 
 
 def _splits(devices: int, axes: list[str]) -> Iterator[dict[str, int]]:
-  """Every way to write a number of devices as a product over axes."""
+  """Yields every way to write a number of devices as a product over axes."""
   if len(axes) == 1:
     yield {axes[0]: devices}
     return

@@ -4,9 +4,9 @@ import dataclasses
 import os
 import platform
 from collections.abc import Mapping
-from typing import Any
 
 from paxlite.aot.targets import Chip, Target
+from paxlite.core.json_text import Json
 
 _OF_GPUS = 0.92  # share of a GPU's memory; CUDA, NCCL and the allocator need the rest
 
@@ -59,7 +59,7 @@ class Machine:
 
 
 def of_target(target: Target) -> Machine:
-  """The machine of a target other than here."""
+  """Returns the machine of a target other than here."""
   chip = target.chip
   assert chip is not None
   gpus = chip.platform == 'gpu'
@@ -80,8 +80,8 @@ def of_target(target: Target) -> Machine:
   )
 
 
-def of_description(described: Mapping[str, Any], chip: Chip | None) -> Machine:
-  """The machine of the devices that are here, as a process on it has described them.
+def of_description(described: Mapping[str, Json], chip: Chip | None) -> Machine:
+  """Returns the machine of the devices that are here, as a process on it has described them.
 
   Args:
     described: platform, devices, near, memory, flops and bandwidth.

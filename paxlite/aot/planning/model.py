@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -57,12 +57,12 @@ class Model:
     self.experiment = experiment
     self.sizes: Sizes = sizes_of(experiment)
     self._device = device
-    self._works: dict[Any, Work] = {}
-    self._states: dict[Any, StateBytes] = {}
-    self._counts: dict[Any, tuple[collections.Counter, collections.Counter]] = {}
+    self._works: dict[tuple[object, ...], Work] = {}
+    self._states: dict[tuple[object, ...], StateBytes] = {}
+    self._counts: dict[tuple[object, ...], tuple[collections.Counter, collections.Counter]] = {}
 
   def saving(self, experiment: LanguageModel) -> 'Model':
-    """The same model with other values of MemorySavings; the traces of its layers are shared."""
+    """Returns the same model with other values of MemorySavings; traces of layers are shared."""
     found = Model(experiment, self._device)
     found._works = self._works
     return found
@@ -73,13 +73,13 @@ class Model:
     e = self.experiment
     return max((e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer, 1)
 
-  def unit(self, values: Mapping[str, Any]) -> Work:
-    """The work of one unit of the stack, with these attributes."""
+  def unit(self, values: Mapping[str, object]) -> Work:
+    """Returns the work of one unit of the stack, with these attributes."""
     layer = {k: v for k, v in values.items() if k not in _NOT_OF_A_LAYER}
     return self._kept(('unit', layer), lambda: self._traced(1, layer).minus(self._rest(layer)))
 
-  def rest(self, values: Mapping[str, Any]) -> Work:
-    """The work of embeddings, logits and loss, and of blocks that are not repeated."""
+  def rest(self, values: Mapping[str, object]) -> Work:
+    """Returns the work of embeddings, logits and loss, and of blocks that are not repeated."""
     layer = {k: v for k, v in values.items() if k not in _NOT_OF_A_LAYER}
     chunks = {k: v for k, v in values.items() if k == 'NUM_LOSS_CHUNKS'}
     if not chunks:
@@ -88,7 +88,7 @@ class Model:
     key = ('rest', like | chunks)
     return self._kept(key, lambda: self._traced(1, like | chunks).minus(self.unit(like)))
 
-  def _rest(self, layer: Mapping[str, Any]) -> Work:
+  def _rest(self, layer: Mapping[str, object]) -> Work:
     like = _reference(layer)
 
     def work() -> Work:
@@ -97,29 +97,29 @@ class Model:
 
     return self._kept(('rest', like), work)
 
-  def everything_saved(self, values: Mapping[str, Any]) -> Amounts:
-    """The activations of one unit without recomputation: its memory during its backward pass."""
+  def everything_saved(self, values: Mapping[str, object]) -> Amounts:
+    """Returns the activations of one unit without recomputation: memory of its backward pass."""
     return self.unit(_reference(values, 'SAVE_EVERYTHING')).saved
 
-  def _kept(self, key: tuple[str, Mapping[str, Any]], make: Any) -> Work:
+  def _kept(self, key: tuple[str, Mapping[str, object]], make: Callable[[], Work]) -> Work:
     what = key[0], tuple(sorted(key[1].items()))
     if what not in self._works:
       self._works[what] = make()
     return self._works[what]
 
-  def _traced(self, units: int, values: Mapping[str, Any]) -> Work:
+  def _traced(self, units: int, values: Mapping[str, object]) -> Work:
     def trace() -> Work:
       loss = self._loss(units, values)
       return read(loss.function, self.sizes, *loss.arguments)
 
     return self._kept((f'traced {units}', values), trace)
 
-  def _loss(self, units: int, values: Mapping[str, Any]) -> saved_activations.Loss:
+  def _loss(self, units: int, values: Mapping[str, object]) -> saved_activations.Loss:
     e = self.small(units, values)
     return saved_activations.loss_of(e, e.mesh([self._device]), self.sizes.rows)
 
-  def small(self, units: int, values: Mapping[str, Any]) -> Any:
-    """The experiment with so many units of blocks, for one device."""
+  def small(self, units: int, values: Mapping[str, object]) -> LanguageModel:
+    """Returns the experiment with so many units of blocks, for one device."""
     e = self.experiment
     axes = list(mesh.MESH_AXES)
     ones = [1] * len(axes)
@@ -132,8 +132,8 @@ class Model:
       changes['EXPERT_AXIS'] = None
     return e.replaced(**choices.attributes({**values, **changes}))
 
-  def state(self, values: Mapping[str, Any], laid_out: LanguageModel) -> StateBytes:
-    """The bytes of the train state on a mesh.
+  def state(self, values: Mapping[str, object], laid_out: LanguageModel) -> StateBytes:
+    """Returns the bytes of the train state on a mesh.
 
     Args:
       values: Attributes that decide the variables, such as USE_FP8.
@@ -148,9 +148,9 @@ class Model:
     return self._states[key]
 
   def _state_arrays(
-    self, variables: Mapping[str, Any]
+    self, variables: Mapping[str, object]
   ) -> tuple[collections.Counter, collections.Counter]:
-    """(arrays of a model with one unit, those that one more unit adds), with their kinds."""
+    """Returns the arrays of a model with one unit, and those that one more adds, by kind."""
     key = tuple(sorted(variables.items()))
     if key not in self._counts:
       one, two = (_arrays(self._loss(n, variables)) for n in (1, 2))
@@ -196,8 +196,8 @@ class Model:
     )
 
 
-def _reference(values: Mapping[str, Any], policy: str = 'SAVE_NOTHING') -> dict[str, Any]:
-  """The values with one policy for all layers, and all activations on the device."""
+def _reference(values: Mapping[str, object], policy: str = 'SAVE_NOTHING') -> dict[str, object]:
+  """Returns the values with one policy for all layers, and all activations on the device."""
   offloaded = {'OFFLOAD_ACTIVATIONS': ()} if 'OFFLOAD_ACTIVATIONS' in values else {}
   return {**values, 'CHECKPOINT_POLICY': policy, **offloaded}
 
@@ -207,7 +207,7 @@ _OF_VARIABLES = frozenset({'USE_FP8', 'USE_LORA'})
 
 
 def _arrays(loss: saved_activations.Loss) -> collections.Counter:
-  """How many arrays of each kind, shape, type and logical axes a train state has."""
+  """Returns how many arrays of each kind, shape, type and logical axes a train state has."""
   found: collections.Counter = collections.Counter()
   is_box = lambda x: isinstance(x, meta.AxisMetadata)
   trained = {id(x) for x in jax.tree.leaves(loss.arguments[0])}
@@ -221,7 +221,6 @@ def _arrays(loss: saved_activations.Loss) -> collections.Counter:
 
   for leaf in jax.tree.leaves(loss.state.params, is_leaf=is_box):
     add('params', leaf)
-  state: Any = loss.state
-  for leaf in jax.tree.leaves(state.replace(params=None), is_leaf=is_box):
+  for leaf in jax.tree.leaves(dataclasses.replace(loss.state, params=None), is_leaf=is_box):
     add('moment' if is_moment(leaf.value if is_box(leaf) else leaf) else 'other', leaf)
   return found

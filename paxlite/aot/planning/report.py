@@ -2,20 +2,20 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from paxlite.aot.planning import choices
 from paxlite.aot.planning.search import Judged, Plan, Point, size
 from paxlite.aot.planning.store import Verdict
 from paxlite.core import shell
 from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
 from paxlite.experiments.base import Experiment
 
 _FRONT = 8  # points of the front that the page shows
 
 
 def page(plan: Plan, name: str, given: Mapping[str, str], fiddlers: Sequence[str] = ()) -> str:
-  """The page.
+  """Returns the page.
 
   Args:
     plan: The plan.
@@ -61,7 +61,7 @@ def _candidate(plan: Plan, judged: Judged, rank: int) -> list[str]:
 
 
 def _missing(experiment: Experiment) -> list[str]:
-  """What the experiment lacks, so that the printed commands cannot train it yet."""
+  """Returns what the experiment lacks, so that the printed commands cannot train it yet."""
   try:
     experiment.train_input()
   except UserError as e:
@@ -76,7 +76,7 @@ def _on_host(verdict: Verdict) -> str:
 def command(
   plan: Plan, judged: Judged, name: str, given: Mapping[str, str], fiddlers: Sequence[str] = ()
 ) -> str:
-  """The command that trains a candidate."""
+  """Returns the command that trains a candidate."""
   words = [f'--fiddler={shlex.quote(f)}' for f in fiddlers]
   e = plan.space.experiment
   chosen = judged.candidate.attributes
@@ -84,7 +84,7 @@ def command(
     chosen['MAX_SEQ_LEN'] = e.MAX_SEQ_LEN
   words += [shlex.quote(f'{n}={text}') for n, text in given.items() if n not in chosen]
   for attribute, value in choices.flags(chosen, e).items():
-    if attribute == 'PERCORE_BATCH_SIZE' and value == int(value):
+    if attribute == 'PERCORE_BATCH_SIZE' and isinstance(value, float) and value.is_integer():
       value = int(value)
     words.append(shell.flag(attribute, value).replace('--fdl.', '', 1))
   share = plan.space.machine.share
@@ -99,7 +99,7 @@ def _point(point: Point) -> str:
 
 
 def _thinned(front: Sequence[Point]) -> list[Point]:
-  """Some points of a front, with its ends."""
+  """Returns some points of a front, with its ends."""
   if len(front) <= _FRONT:
     return list(front)
   return [front[round(i * (len(front) - 1) / (_FRONT - 1))] for i in range(_FRONT)]
@@ -122,16 +122,16 @@ def _counts(plan: Plan) -> list[str]:
 
 
 def foreseen(plan: Plan) -> float | None:
-  """The median error of predictions of memory, made after the first four verdicts."""
+  """Returns the median error of predictions of memory, made after the first four verdicts."""
   off = sorted(j.off for j in plan.judged[4:] if j.verdict.memory and not j.verdict.error)
   return off[len(off) // 2] if off else None
 
 
-def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> dict[str, Any]:
-  """The plan as an object for JSON."""
+def as_json(plan: Plan, name: str, given: Mapping[str, str]) -> JsonObject:
+  """Returns the plan as an object for JSON."""
   machine = plan.space.machine
 
-  def one(j: Judged) -> dict[str, Any]:
+  def one(j: Judged) -> JsonObject:
     v = j.verdict
     return {
       'candidate': str(j.candidate),

@@ -4,7 +4,6 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,6 +15,7 @@ from paxlite.aot.planning.store import Store, Verdict
 from paxlite.aot.planning.worker_pool import WorkerPool
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment, full_name
+from paxlite.experiments.language_model import LanguageModel
 
 _MOST = 3000  # candidates that are left after pruning
 _ROOM = 1.7  # an estimate of memory may be too high by this factor
@@ -128,7 +128,7 @@ class Search:
     self._estimates: list[Estimate] = []
     self._dropped: set[int] = set()
     self._verdicts: dict[int, Judged] = {}
-    self._valid: dict[int, Any] = {}
+    self._valid: dict[int, LanguageModel] = {}
     self._spent: list[float] = []
 
   def everything(self) -> Plan:
@@ -141,7 +141,7 @@ class Search:
     return self.plan
 
   def corrected(self) -> list[tuple[Candidate, float]]:
-    """Candidates without a verdict, with the bytes that are predicted for them."""
+    """Returns the candidates without a verdict, with the bytes that are predicted for them."""
     memory = self._predicted()[0]
     others = [i for i in range(len(self._candidates)) if i not in self._verdicts]
     return [(self._candidates[i], float(np.exp(memory[i]))) for i in others]
@@ -166,7 +166,7 @@ class Search:
     """Estimates all candidates and keeps those that may be among the best."""
     plan, limit = self.plan, self.plan.space.machine.memory
     begun = time.monotonic()
-    found: dict[Any, tuple[Candidate, Estimate]] = {}
+    found: dict[tuple[object, ...], tuple[Candidate, Estimate]] = {}
     for candidate in plan.space:
       estimate = self._estimator.estimate(candidate)
       plan.considered += 1
@@ -231,7 +231,7 @@ class Search:
       )
 
   def _verdicts_of(self, chosen: Sequence[int]) -> Iterator[tuple[int, Verdict]]:
-    """The verdicts about candidates: kept ones first, then those of the workers."""
+    """Yields the verdicts about candidates: kept ones first, then those of the workers."""
     asked = []
     for i in chosen:
       experiment = self._valid[i]
@@ -248,8 +248,8 @@ class Search:
         self._store.put(self._valid[i].values(), verdict)
       yield i, verdict
 
-  def _question(self, experiment: Experiment) -> dict[str, Any]:
-    """What a worker is asked about an experiment."""
+  def _question(self, experiment: Experiment) -> dict[str, object]:
+    """Returns what a worker is asked about an experiment."""
     return {
       'experiment': full_name(type(experiment)),
       'values': stated(experiment),
@@ -257,7 +257,7 @@ class Search:
     }
 
   def _chosen(self, number: int) -> list[int]:
-    """The most promising candidates by all verdicts so far; none if the expected gain is small."""
+    """Returns the most promising candidates by all verdicts; none if the expected gain is small."""
     self._valid = {}
     chosen: list[int] = []
     while len(chosen) < number:
@@ -275,7 +275,7 @@ class Search:
     return chosen
 
   def _gain(self, pending: Sequence[int]) -> np.ndarray:
-    """The expected gain of each candidate as a share of a step, times the chance that it fits."""
+    """Returns the expected gain of each candidate in steps, times the chance that it fits."""
     limit = math.log(self.plan.space.machine.memory)
     memory, memory_error, seconds, error = self._predicted(pending)
     fits = _probability((limit - memory) / memory_error)
@@ -294,7 +294,7 @@ class Search:
   def _predicted(
     self, pending: Sequence[int] = ()
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """(log bytes, its error, log seconds a row, its error) of all candidates, corrected.
+    """Returns (log bytes, its error, log seconds a row, its error) of all candidates, corrected.
 
     Args:
       pending: Candidates that are being judged; their predictions are taken as verdicts.
@@ -340,7 +340,7 @@ class Search:
         self.plan.judged[at] = dataclasses.replace(old, verdict=verdict)
 
   def _front(self) -> list[Point]:
-    """The Pareto front of memory against time a row, of verdicts and corrected estimates."""
+    """Returns the Pareto front of memory and time a row, of verdicts and corrected estimates."""
     limit = self.plan.space.machine.memory
     memory, _, seconds, _ = self._predicted()
     points = [
@@ -354,7 +354,7 @@ class Search:
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
-  """The points that no other beats in memory and in time, least memory first."""
+  """Returns the points that no other beats in memory and in time, least memory first."""
   found: list[Point] = []
   for point in sorted(points, key=lambda p: (p.memory, p.row_seconds, not p.judged)):
     if not found or point.row_seconds < found[-1].row_seconds * 0.99:
@@ -362,13 +362,13 @@ def pareto(points: Sequence[Point]) -> list[Point]:
   return found
 
 
-def stated(experiment: Experiment) -> dict[str, Any]:
-  """The values that an experiment does not derive from others."""
+def stated(experiment: Experiment) -> dict[str, object]:
+  """Returns the values that an experiment does not derive from others."""
   return {name: value for name, value in vars(experiment).items() if name.isupper()}
 
 
 def said(judged: Judged) -> str:
-  """A verdict as a part of a line."""
+  """Returns a verdict as a part of a line."""
   v = judged.verdict
   if v.error:
     return f'failed: {v.error[:120]}'
@@ -379,11 +379,11 @@ def said(judged: Judged) -> str:
 
 
 def size(count: float) -> str:
-  """A number of bytes as text: '1.25 GiB', '80.1 MiB'."""
+  """Returns a number of bytes as text: '1.25 GiB', '80.1 MiB'."""
   return f'{count / 2**30:.2f} GiB' if count >= 1 << 30 else f'{count / 2**20:.1f} MiB'
 
 
 def _probability(z: np.ndarray) -> np.ndarray:
-  """The normal distribution's probability of less than z, to 1e-4."""
+  """Returns the normal distribution's probability of less than z, to 1e-4."""
   z = np.clip(z, -8, 8)
   return 1 / (1 + np.exp(-1.5976 * z - 0.07056 * z**3))

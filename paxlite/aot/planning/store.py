@@ -8,11 +8,11 @@ import json
 import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
 
 from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import parse_line
+from paxlite.core.json_text import JsonObject
 from paxlite.core.object_copies import reading
 from paxlite.core.object_store import ObjectStore
 from paxlite.runtime.kept_programs import cache_folder, remove_old
@@ -48,7 +48,7 @@ class Verdict:
   note: str = ''
 
   def fits(self, memory: float) -> bool:
-    """Whether the step runs with so many bytes on a device."""
+    """Returns whether the step runs with so many bytes on a device."""
     return not self.error and self.seconds > 0 and self.memory <= memory
 
 
@@ -98,47 +98,47 @@ class Store:
     about: What all verdicts depend on: versions, machine.
   """
 
-  def __init__(self, place: Folder | Bucket, about: Mapping[str, Any]):
+  def __init__(self, place: Folder | Bucket, about: Mapping[str, object]):
     self._place = place
     self._about = about
 
-  def get(self, values: Mapping[str, Any]) -> Verdict | None:
-    """The verdict about an experiment with these values; None if there is none."""
+  def get(self, values: Mapping[str, object]) -> Verdict | None:
+    """Returns the verdict about an experiment with these values; None if there is none."""
     found = self.read(values)
     try:
       return None if found is None else Verdict(**{**found, 'mfu': tuple(found['mfu'])})
     except (TypeError, KeyError):
       return None
 
-  def put(self, values: Mapping[str, Any], verdict: Verdict) -> None:
+  def put(self, values: Mapping[str, object], verdict: Verdict) -> None:
     """Keeps a verdict; if it cannot be written, it is not kept."""
     self.write(values, dataclasses.asdict(verdict))
 
-  def read(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The answer to a question; None if there is none."""
+  def read(self, question: Mapping[str, object]) -> JsonObject | None:
+    """Returns the answer to a question; None if there is none."""
     name = self._name(question)
     try:
       return parse_line(self._place.read(name), name)
     except (OSError, UserError):
       return None
 
-  def write(self, question: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+  def write(self, question: Mapping[str, object], answer: Mapping[str, object]) -> None:
     """Keeps the answer to a question; if it cannot be written, it is not kept."""
     with contextlib.suppress(OSError, UserError):
       self._place.write(self._name(question), (json.dumps(answer) + '\n').encode())
 
-  def _name(self, question: Mapping[str, Any]) -> str:
+  def _name(self, question: Mapping[str, object]) -> str:
     text = json.dumps([self._about, dict(question)], sort_keys=True, default=str)
     return f'{hashlib.sha256(text.encode()).hexdigest()[:32]}.json'
 
 
 def own_place() -> Folder:
-  """The folder of the verdicts of this user."""
+  """Returns the folder of the verdicts of this user."""
   return Folder(cache_folder() / 'plans')
 
 
 def place_at(text: str | None) -> Folder | Bucket:
-  """The place at a path or an address; None: that of this user.
+  """Returns the place at a path or an address; None: that of this user.
 
   Raises:
     UserError: The store cannot be used.
@@ -150,7 +150,7 @@ def place_at(text: str | None) -> Folder | Bucket:
 
 @functools.cache
 def code(*rooms: str) -> str:
-  """A sum of the code of rooms; by default of those that decide compiled programs."""
+  """Returns a sum of the code of rooms; by default of those that decide compiled programs."""
   found = hashlib.sha256()
   package = pathlib.Path(__file__).parents[2]
   for room in rooms or _COMPILED:

@@ -7,12 +7,21 @@ reductions and kernels read and write memory.
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paxlite.aot.planning.extents import Amounts, Extent, Sizes, total
+from paxlite.core.trees import PyTree
+
+if TYPE_CHECKING:
+  from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
+
+  Atom = Var | Literal
+  _Env = dict[Atom, '_Value']
 
 
 @dataclasses.dataclass
@@ -49,7 +58,7 @@ class Work:
   offloaded: Amounts = dataclasses.field(default_factory=Amounts)
 
   def minus(self, other: 'Work') -> 'Work':
-    """The work of this without that of the other: what one more layer adds."""
+    """Returns the work of this without that of the other: what one more layer adds."""
     left = {_key(p): p for p in _merged(self.products)}
     for product in _merged(other.products):
       if mine := left.get(_key(product)):
@@ -62,14 +71,14 @@ class Work:
     return Work(products, *(getattr(self, part).minus(getattr(other, part)) for part in parts))
 
 
-def _key(product: Product) -> Any:
+def _key(product: Product) -> tuple[str, Extent, float]:
   moved = sum(product.bytes.values())
   return product.dtype, product.extent, round(product.flops / max(moved, 1), 3)
 
 
 def _merged(products: list[Product]) -> list[Product]:
-  """Products with those of equal FLOPs a byte together."""
-  found: dict[Any, Product] = {}
+  """Returns products with those of equal FLOPs a byte together."""
+  found: dict[tuple[str, Extent, float], Product] = {}
   for p in products:
     if (same := found.get(_key(p))) is None:
       found[_key(p)] = p
@@ -117,46 +126,45 @@ class Reader:
     self.work = Work()
     self._sizes = sizes
 
-  def read(self, traced: Any, saved: int, batch: int) -> Work:
-    """The work of a function.
+  def read(self, traced: 'Jaxpr', saved: int, batch: int) -> Work:
+    """Returns the work of a function.
 
     Args:
       traced: Its jaxpr; its first results are what it keeps, then come gradients.
       saved: Number of results that are kept.
       batch: Number of its last arguments that are no variables.
     """
-    env = {v: self._fresh(v) for v in (*traced.invars, *traced.constvars)}
+    env: _Env = {v: self._fresh(v) for v in (*traced.invars, *traced.constvars)}
     for v in (*traced.invars[len(traced.invars) - batch :], *traced.constvars):
       env[v].varies = False
     arguments = set(env)
     self._run(traced, env, 1.0)
-    for v in dict.fromkeys(v for v in traced.outvars[:saved] if not _is_literal(v)):
-      if v not in arguments and env[v].varies:
-        on_host = getattr(v.aval, 'memory_space', None) is jax.memory.Space.Host
-        kept = self.work.offloaded if on_host else self.work.saved
-        kept.add(self._fresh(v).extent, self._fresh(v).bytes)
-    for v in traced.outvars[saved:]:
-      if not _is_literal(v):
-        self._written(env, v, 1.0)
+    for kept in dict.fromkeys(v for v in traced.outvars[:saved] if not _is_literal(v)):
+      if kept not in arguments and env[kept].varies:
+        on_host = getattr(kept.aval, 'memory_space', None) is jax.memory.Space.Host
+        amounts = self.work.offloaded if on_host else self.work.saved
+        amounts.add(self._fresh(kept).extent, self._fresh(kept).bytes)
+    for gradient in traced.outvars[saved:]:
+      if not _is_literal(gradient):
+        self._written(env, gradient, 1.0)
     self.work.products = _merged(self.work.products)
     return self.work
 
-  def _fresh(self, v: Any) -> _Value:
-    shape = tuple(getattr(v.aval, 'shape', ()))
+  def _fresh(self, v: 'Atom') -> _Value:
     try:
-      itemsize = jnp.dtype(v.aval.dtype).itemsize
+      itemsize = jnp.dtype(_dtype(v)).itemsize
     except (TypeError, AttributeError):  # random keys
       itemsize = 8
-    return _Value(self._sizes.extent(shape), float(math.prod(shape) * itemsize))
+    return _Value(self._sizes.extent(_shape(v)), float(math.prod(_shape(v)) * itemsize))
 
-  def _get(self, env: dict[Any, _Value], v: Any) -> _Value:
+  def _get(self, env: '_Env', v: 'Atom') -> _Value:
     if _is_literal(v):
       literal = self._fresh(v)
       literal.varies = False
       return literal
     return env[v]
 
-  def _sources(self, env: dict[Any, _Value], operands: Any) -> dict[int, _Value]:
+  def _sources(self, env: '_Env', operands: 'Iterable[Atom]') -> dict[int, _Value]:
     found: dict[int, _Value] = {}
     for v in operands:
       if not _is_literal(v):
@@ -167,7 +175,7 @@ class Reader:
   def _move(self, value: _Value, times: float) -> None:
     self.work.traffic.add(value.extent, value.bytes * times)
 
-  def _written(self, env: dict[Any, _Value], v: Any, times: float) -> None:
+  def _written(self, env: '_Env', v: 'Atom', times: float) -> None:
     """Puts a fused value into memory, because a product or a kernel reads it."""
     if _is_literal(v) or not env[v].sources:
       return
@@ -178,17 +186,17 @@ class Reader:
     env[v].varies = varies
     self._move(env[v], times)
 
-  def _run(self, traced: Any, env: dict[Any, _Value], times: float) -> None:
+  def _run(self, traced: 'Jaxpr', env: '_Env', times: float) -> None:
     for equation in traced.eqns:
       self._equation(equation, env, times)
 
-  def _equation(self, equation: Any, env: dict[Any, _Value], times: float) -> None:
+  def _equation(self, equation: 'JaxprEqn', env: '_Env', times: float) -> None:
     self._results_of(equation, env, times)
     if not any(self._get(env, v).varies for v in equation.invars):
       for v in equation.outvars:
         env[v].varies = False
 
-  def _results_of(self, equation: Any, env: dict[Any, _Value], times: float) -> None:
+  def _results_of(self, equation: 'JaxprEqn', env: '_Env', times: float) -> None:
     name = equation.primitive.name
     operands = equation.invars
     if name == 'dot_general':
@@ -213,7 +221,7 @@ class Reader:
       for v in (*operands, *equation.outvars):
         moved.add(self._fresh(v).extent, self._fresh(v).bytes * times)
       extent = self._fresh(operands[0]).extent
-      dtype = _HLO_TYPES.get(str(operands[0].aval.dtype), '')
+      dtype = _HLO_TYPES.get(str(_dtype(operands[0])), '')
       self.work.products.append(Product(flops * times, dtype, extent, moved))
     elif inner := _inner(equation):
       self._nested(equation, inner, env, times)
@@ -228,29 +236,29 @@ class Reader:
         fresh = self._fresh(v)
         env[v] = _Value(fresh.extent, fresh.bytes, dict(sources) or {id(fresh): fresh})
 
-  def _results(self, equation: Any, env: dict[Any, _Value], times: float) -> None:
+  def _results(self, equation: 'JaxprEqn', env: '_Env', times: float) -> None:
     for v in equation.outvars:
       env[v] = self._fresh(v)
       self._move(env[v], times)
 
-  def _product(self, equation: Any, env: dict[Any, _Value], times: float) -> None:
+  def _product(self, equation: 'JaxprEqn', env: '_Env', times: float) -> None:
     (contracted, _), _ = equation.params['dimension_numbers']
-    left, out = equation.invars[0].aval, equation.outvars[0].aval
-    dims = [left.shape[d] for d in contracted]
+    left, out = equation.invars[0], _shape(equation.outvars[0])
+    dims = [_shape(left)[d] for d in contracted]
     moved = Amounts()
     for v in (*equation.invars, equation.outvars[0]):
       value = self._get(env, v)
       moved.add(value.extent, value.bytes * times)
     # a product is split along the dimensions of its result and those that it contracts
-    extent = self._sizes.extent((*out.shape, *dims))
-    flops = 2.0 * math.prod(out.shape) * math.prod(dims) * times
-    dtype = _HLO_TYPES.get(str(left.dtype), '')
+    extent = self._sizes.extent((*out, *dims))
+    flops = 2.0 * math.prod(out) * math.prod(dims) * times
+    dtype = _HLO_TYPES.get(str(_dtype(left)), '')
     self.work.products.append(Product(flops, dtype, extent, moved))
 
-  def _nested(self, equation: Any, inner: Any, env: dict[Any, _Value], times: float) -> None:
+  def _nested(self, equation: 'JaxprEqn', inner: 'Jaxpr', env: '_Env', times: float) -> None:
     name = equation.primitive.name
     operands = equation.invars[-len(inner.invars) :] if inner.invars else []
-    within = {v: self._fresh(v) for v in inner.constvars}
+    within: _Env = {v: self._fresh(v) for v in inner.constvars}
     if name in ('scan', 'while'):
       times *= equation.params.get('length', 1)
       within |= {v: self._fresh(v) for v in inner.invars}
@@ -266,12 +274,21 @@ class Reader:
         self._move(env[v], times)
 
 
-def _is_literal(value: Any) -> bool:
+def _shape(v: 'Atom') -> tuple[int, ...]:
+  return tuple(getattr(v.aval, 'shape', ()))
+
+
+def _dtype(v: 'Atom') -> np.dtype:
+  aval: Any = v.aval  # JAX declares no dtype of an abstract value
+  return aval.dtype
+
+
+def _is_literal(value: 'Atom') -> bool:
   return hasattr(value, 'val')
 
 
-def _inner(equation: Any) -> Any:
-  """The jaxpr that an operation calls, or the body of a loop; None for other operations."""
+def _inner(equation: 'JaxprEqn') -> 'Jaxpr | None':
+  """Returns the jaxpr that an operation calls, or the body of a loop; None for other operations."""
   params = equation.params
   for key in ('jaxpr', 'call_jaxpr', 'fun_jaxpr', 'body_jaxpr', 'call'):
     if key in params and not callable(params[key]):
@@ -281,8 +298,8 @@ def _inner(equation: Any) -> Any:
   return None
 
 
-def _attention(name: str, equation: Any) -> float:
-  """FLOPs of a fused kernel of causal attention; 0 for other operations.
+def _attention(name: str, equation: 'JaxprEqn') -> float:
+  """Returns FLOPs of a fused kernel of causal attention; 0 for other operations.
 
   The forward kernel multiplies q kᵀ and p v, the backward kernels five products, or seven in two
   kernels.
@@ -297,13 +314,13 @@ def _attention(name: str, equation: Any) -> float:
     products = 4 if 'dkv' in called else 3 if 'dq' in called else 2
   if not products:
     return 0.0
-  q, k = [v.aval.shape for v in equation.invars if len(getattr(v.aval, 'shape', ())) >= 3][:2]
+  q, k = [_shape(v) for v in equation.invars if len(_shape(v)) >= 3][:2]
   tokens = k[-2] if name == 'pallas_call' else k[1]  # [B, N, S, H] there, [B, S, K, H] in cuDNN's
   return 1.0 * products * math.prod(q) * tokens  # the causal mask leaves out half
 
 
-def read(function: Any, sizes: Sizes, *arguments: Any) -> Work:
-  """The work of the gradient of a function, and the arrays that its forward pass keeps.
+def read(function: Callable[..., jax.Array], sizes: Sizes, *arguments: PyTree) -> Work:
+  """Returns the work of the gradient of a function, and the arrays that its forward pass keeps.
 
   Args:
     function: Maps (variables, *others) to a number.
@@ -312,7 +329,7 @@ def read(function: Any, sizes: Sizes, *arguments: Any) -> Work:
   """
   count = 0
 
-  def both(variables: Any, *others: Any) -> Any:
+  def both(variables: PyTree, *others: PyTree) -> tuple[list[jax.Array], PyTree]:
     nonlocal count
     value, backward = jax.vjp(lambda v: function(v, *others), variables)
     kept = jax.tree.leaves(backward)

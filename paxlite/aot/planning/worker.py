@@ -14,14 +14,19 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from paxlite.aot.planning.store import Verdict
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import Json, JsonObject, parsed
+from paxlite.core.trees import PyTree
 
 if TYPE_CHECKING:
+  import jax
+
+  from paxlite.aot.targets import Target
   from paxlite.experiments.base import Experiment
+  from paxlite.training.train_state import TrainState
 
 _LEAST_STEPS = 3
 _ON_HOST = 'The compiler computes a part of the step on the host, which the time does not count.'
@@ -58,8 +63,8 @@ def main() -> None:
     print(json.dumps(dataclasses.asdict(verdict)), file=answers, flush=True)
 
 
-def restored(name: str, values: Mapping[str, Any]) -> Any:
-  """The experiment of a class with these values, validated."""
+def restored(name: str, values: Mapping[str, Json]) -> 'Experiment':
+  """Returns the experiment of a class with these values, validated."""
   from paxlite.experiments.registry import find
 
   experiment = find(name)(**values)
@@ -67,8 +72,8 @@ def restored(name: str, values: Mapping[str, Any]) -> Any:
   return experiment
 
 
-def judged(experiment: 'Experiment', target: Any, memory: float) -> Verdict:
-  """The verdict about an experiment.
+def judged(experiment: 'Experiment', target: 'Target', memory: float) -> Verdict:
+  """Returns the verdict about an experiment.
 
   Args:
     experiment: A validated experiment.
@@ -132,8 +137,8 @@ class Step:
     with self._task.compiling():
       self._step = compiled_step.compile_lowered(lowered, e.compiler_options(platform))
     self.memory = float(analysis.peak(self._step.memory_analysis(), platform))
-    self._state: Any = None
-    self._batch: Any = None
+    self._state: TrainState | None = None
+    self._batch: dict[str, jax.Array] = {}
     self._jax = jax
 
   def run(self) -> float:
@@ -148,21 +153,21 @@ class Step:
     jax.block_until_ready((self._state, metrics))
     return time.perf_counter() - before
 
-  def _numbers(self) -> Any:
-    """A state of random numbers, for which nothing has to be compiled."""
+  def _numbers(self) -> 'TrainState':
+    """Returns a state of random numbers, for which nothing has to be compiled."""
     import numpy as np
 
     jax, abstract = self._jax, self._task.abstract
     some = 0.02 * np.random.default_rng(0).standard_normal(1 << 20)
 
-    def filled(values: Any) -> Any:
+    def filled(values: np.ndarray) -> Callable[[PyTree], PyTree]:
       put = lambda x: jax.device_put(np.resize(values, x.shape).astype(x.dtype), x.sharding)
       return lambda tree: jax.tree.map(put, tree)
 
-    moments: Any = filled(np.abs(some))(abstract)  # a squared gradient is not negative
+    moments = filled(np.abs(some))(abstract)  # a squared gradient is not negative
     return moments.replace(params=filled(some)(abstract.params))
 
-  def _random(self, name: str, like: Any) -> Any:
+  def _random(self, name: str, like: 'jax.ShapeDtypeStruct') -> 'jax.Array':
     import numpy as np
 
     numbers = np.random.default_rng(0)
@@ -175,7 +180,7 @@ class Step:
     return self._jax.device_put(values.astype(like.dtype), like.sharding)
 
 
-def described() -> dict[str, Any]:
+def described() -> JsonObject:
   """Describes the devices of this machine, with the measured FLOP/s of a product and bytes/s."""
   import jax
   import jax.numpy as jnp
@@ -204,7 +209,7 @@ def described() -> dict[str, Any]:
   )  # fmt: skip
 
 
-def _fastest(function: Any) -> float:
+def _fastest(function: Callable[[], 'jax.Array']) -> float:
   times = []
   for _ in range(4):
     before = time.perf_counter()

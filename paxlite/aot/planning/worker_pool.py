@@ -8,11 +8,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from paxlite.aot.planning.store import Verdict
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import parsed
+from paxlite.core.json_text import JsonObject, parsed
 
 
 class WorkerPool:
@@ -34,20 +33,20 @@ class WorkerPool:
   def __enter__(self) -> 'WorkerPool':
     return self
 
-  def __exit__(self, *_: Any) -> None:
+  def __exit__(self, *_: object) -> None:
     for worker in self._workers:
       worker.end()
     self._workers.clear()
 
-  def describe(self) -> dict[str, Any]:
-    """What the first process says of its devices.
+  def describe(self) -> JsonObject:
+    """Returns what the first process says of its devices.
 
     Raises:
       UserError: The process does not start.
     """
     return self._worker(0).described()
 
-  def judge(self, asked: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, Verdict]]:
+  def judge(self, asked: Sequence[Mapping[str, object]]) -> Iterator[tuple[int, Verdict]]:
     """Yields (position in `asked`, verdict) of experiments, in the order in which they are judged.
 
     Args:
@@ -90,14 +89,14 @@ class _Worker:
     self._command = [sys.executable, '-P', '-m', 'paxlite.aot.planning.worker', *command]
     self._environment = environment
     self._process: subprocess.Popen[str] | None = None
-    self._description: dict[str, Any] = {}
+    self._description: JsonObject = {}
 
-  def described(self) -> dict[str, Any]:
+  def described(self) -> JsonObject:
     self._start()
     return self._description
 
-  def judge(self, asked: Mapping[str, Any]) -> Verdict:
-    """The verdict. If the process dies while it judges, the verdict holds an error."""
+  def judge(self, asked: Mapping[str, object]) -> Verdict:
+    """Returns the verdict. If the process dies while it judges, the verdict holds an error."""
     try:
       self._start()
       process = self._process

@@ -4,8 +4,8 @@ import html
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
+from paxlite.core.json_text import JsonObject
 from paxlite.tools.report_page import tables
 from paxlite.tools.report_page.curves import stroke
 from paxlite.tools.report_page.records import Points, RunRecords, thinned
@@ -75,7 +75,7 @@ def charts(runs: Sequence[RunRecords]) -> list[tuple[str, dict[str, list[Points]
   return [(t, series) for t, series in found if any(map(len, series['step']))]
 
 
-def _curves(runs: Sequence[RunRecords]) -> tuple[list[dict[str, Any]], int, int]:
+def _curves(runs: Sequence[RunRecords]) -> tuple[list[JsonObject], int, int]:
   """Returns the curves with a list of points for each run, and how many points there are."""
   found = charts(runs)
   number = max(1, len(found) * len(runs) * len(_OVER))

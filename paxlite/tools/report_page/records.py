@@ -6,11 +6,11 @@ import functools
 import math
 import pathlib
 from collections.abc import Sequence
-from typing import Any
 
 from paxlite.checkpointing.stored_source import folder_of
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.runtime import goodput
 from paxlite.training.writers import EvalRecords, Samples, TrainRecords, read_records
 
@@ -32,7 +32,7 @@ class RunRecords:
   name: str
 
   @functools.cached_property
-  def steps(self) -> list[dict[str, Any]]:
+  def steps(self) -> list[JsonObject]:
     """The recorded training steps, with the tokens and hours of training up to each."""
     found, tokens, hours, before = [], 0.0, 0.0, 0
     for record in read_records(self.folder / TrainRecords.name):
@@ -45,17 +45,17 @@ class RunRecords:
     return found
 
   @functools.cached_property
-  def evaluations(self) -> list[dict[str, Any]]:
+  def evaluations(self) -> list[JsonObject]:
     """The evaluations: a step, an input, and numbers by metric."""
     return list(read_records(self.folder / EvalRecords.name))
 
   @functools.cached_property
-  def samples(self) -> list[dict[str, Any]]:
+  def samples(self) -> list[JsonObject]:
     """The texts that the model has generated: a step, a prompt and a text."""
     return list(read_records(self.folder / Samples.name))
 
   @functools.cached_property
-  def values(self) -> dict[str, Any]:
+  def values(self) -> JsonObject:
     """The experiment and its attributes; empty if they cannot be read."""
     found = self._object('experiment.json')
     values = found.get('values')
@@ -145,7 +145,7 @@ class RunRecords:
     }
     return list(found)
 
-  def _object(self, name: str) -> dict[str, Any]:
+  def _object(self, name: str) -> JsonObject:
     path = self.folder / name
     try:
       return read_object(path) if path.is_file() else {}
@@ -184,14 +184,14 @@ def thinned(points: Points, most: int) -> Points:
   return kept
 
 
-def differing(runs: Sequence[RunRecords]) -> list[tuple[str, list[Any]]]:
+def differing(runs: Sequence[RunRecords]) -> list[tuple[str, list[Json]]]:
   """Returns the attributes whose values are not the same in all runs, with the values."""
   names = sorted({name for run in runs for name in run.values})
   rows = [(name, [run.values.get(name) for run in runs]) for name in names]
   return [(name, values) for name, values in rows if any(v != values[0] for v in values)]
 
 
-def _number(value: Any) -> float | None:
+def _number(value: object) -> float | None:
   """Returns a finite number as float; None for anything else."""
   if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
     return None

@@ -1,8 +1,8 @@
 """Tables of a report, as rows of texts, and as Markdown."""
 
 from collections.abc import Sequence
-from typing import Any
 
+from paxlite.core.json_text import JsonObject
 from paxlite.tools.report_page.curves import short
 from paxlite.tools.report_page.records import RunRecords, differing
 from paxlite.training.metric_names import larger_is_better
@@ -18,7 +18,7 @@ def summary(runs: Sequence[RunRecords]) -> Table:
   header = ['run', 'experiment', 'step', 'loss', 'tokens', 'hours', 'goodput', 'starts', 'devices']
   rows = []
   for run in runs:
-    last: dict[str, Any] = next((r for r in reversed(run.steps) if r.get('loss') is not None), {})
+    last: JsonObject = next((r for r in reversed(run.steps) if r.get('loss') is not None), {})
     spent = run.goodput
     rows.append([
       run.name,
@@ -109,6 +109,6 @@ def _markdown(table: Table) -> str:
   return '\n'.join([line(header), line(['---'] * len(header)), *map(line, rows)])
 
 
-def _value(value: Any) -> str:
+def _value(value: object) -> str:
   text = '–' if value is None else str(value)
   return text if len(text) <= _MOST_CHARS else f'{text[:_MOST_CHARS]}…'

@@ -5,7 +5,7 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.core.object_store import ObjectStore
-from paxlite.data import packaged
+from paxlite.data import flat_tokens, packaged
 from paxlite.data.base import RowInput
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.flat_tokens_writer import Writer
@@ -47,6 +47,19 @@ def test_flat_tokens(store, tmp_path, kind, format):
   assert there.fingerprint == here.fingerprint, 'a run may continue with the other one'
   assert len(there) == len(here)
   assert there.read_ahead == (16 if format == 'memmap' else 0)
+  for batch, expected in zip(batches(there), batches(here), strict=True):
+    for name in expected:
+      np.testing.assert_array_equal(batch[name], expected[name])
+
+
+@pytest.mark.parametrize('kind', ['stream', 'packed', 'sequences'])
+def test_more_documents_than_are_kept_in_memory(store, tmp_path, kind, monkeypatch):
+  rng = np.random.default_rng(0)
+  write(tmp_path / 'd', [rng.integers(0, 500, rng.integers(1, 60)) for _ in range(200)])
+  put(store, tmp_path / 'd', 'data')
+  here = FlatTokenRows(str(tmp_path / 'd'), 'train', 16, kind)
+  monkeypatch.setattr(flat_tokens, '_STARTS_IN_MEMORY', 0)
+  there = FlatTokenRows('gs://bkt/data', 'train', 16, kind)
   for batch, expected in zip(batches(there), batches(here), strict=True):
     for name in expected:
       np.testing.assert_array_equal(batch[name], expected[name])

@@ -6,15 +6,15 @@ import os
 import pathlib
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_json_lines
+from paxlite.core.json_text import JsonObject
 
 _KINDS = {str: 'text', bool: 'true or false'}
 
-Convert = Callable[[Mapping[str, Any]], dict[str, Any]]
+Convert = Callable[[JsonObject], JsonObject]
 
 
 def add_data_dir(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_data_dir(parser: argparse.ArgumentParser) -> None:
 
 def build(
   name: str,
-  features: Mapping[str, Any],
+  features: Mapping[str, type],
   splits: Mapping[str, Sequence[str]],
   convert: Convert,
   data_dir: str,
@@ -63,8 +63,8 @@ def build(
   types = {str: tfds.features.Text(), bool: tfds.features.Scalar(tf.bool)}
   errors: list[BaseException] = []  # TensorFlow replaces errors of a generator by its own
 
-  def dataset(files: Sequence[str]) -> Any:
-    def records() -> Iterator[dict[str, Any]]:
+  def dataset(files: Sequence[str]) -> object:
+    def records() -> Iterator[JsonObject]:
       try:
         for file in files:
           yield from _converted(file, convert, features)
@@ -91,9 +91,7 @@ def build(
   return f'{folder}: {counts}'
 
 
-def _converted(
-  file: str, convert: Convert, features: Mapping[str, type]
-) -> Iterator[dict[str, Any]]:
+def _converted(file: str, convert: Convert, features: Mapping[str, type]) -> Iterator[JsonObject]:
   for place, record in read_json_lines(file):
     try:
       converted = convert(record)
