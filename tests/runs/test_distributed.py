@@ -179,12 +179,11 @@ def test_the_jobset_of_the_docs(tmp_path):
     text = text.replace(old, new)
   tiny = '--fdl.NUM_LAYERS=1', '--fdl.MODEL_DIMS=16', '--fdl.NUM_HEADS=2', '--fdl.VOCAB_SIZE=64'
   processes = [
-    subprocess.Popen(
+    runs.started(
       [sys.executable, '-m', 'paxlite.main',
        *text.replace('$(JOB_COMPLETION_INDEX)', str(i)).splitlines(), *tiny,
        '--fdl.MAX_SEQ_LEN=16', '--fdl.MAX_STEPS=2', '--fdl.HIDDEN_DIMS=32'],
-      cwd=runs.ROOT, env=runs.environment(), text=True, stderr=subprocess.PIPE,
-      stdout=subprocess.PIPE,
+      runs.environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE,
     )
     for i in range(pods['completions'])
   ]  # fmt: skip

@@ -4,7 +4,6 @@ import argparse
 import importlib
 import importlib.util
 import json
-import subprocess
 import sys
 import time
 
@@ -16,14 +15,8 @@ HAS_TE = importlib.util.find_spec('transformer_engine') is not None
 
 
 def benchmark(*flags: str, code: int = 0, env: dict[str, str] | None = None) -> str:
-  result = subprocess.run(
-    [sys.executable, '-m', 'benchmarks.gpu', *flags],
-    capture_output=True,
-    text=True,
-    cwd=runs.ROOT,
-    env=runs.environment() | (env or {}),
-    timeout=300,
-    check=False,
+  result = runs.ended(
+    [sys.executable, '-m', 'benchmarks.gpu', *flags], runs.environment() | (env or {})
   )
   assert result.returncode == code, result.stdout + result.stderr
   return result.stdout if code == 0 else result.stderr

@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import subprocess
 
 import numpy as np
 import pytest
@@ -20,13 +19,8 @@ def uninterrupted(tmp_path_factory):
 
 
 def start_and_be_killed(folder, moment):
-  killed = subprocess.run(
-    runs.command(folder, *SHORT, module='tests.support.killed_main'),
-    env=runs.environment() | {'KILL_AT': moment},
-    cwd=runs.ROOT,
-    capture_output=True,
-    timeout=300,
-    check=False,
+  killed = runs.run(
+    folder, *SHORT, module='tests.support.killed_main', env={'KILL_AT': moment}, code=None
   )
   assert killed.returncode == -signal.SIGKILL, killed.stderr
 

@@ -43,10 +43,9 @@ def run(place, local_dir, environment, *flags, **kwargs):
 
 def start(place, local_dir, environment, *flags):
   command = runs.command(place, *FLAGS, f'--local_dir={local_dir}', *flags, module=MODULE)
-  return subprocess.Popen(
-    command, cwd=runs.ROOT, env=runs.environment() | environment, text=True,
-    stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-  )  # fmt: skip
+  return runs.started(
+    command, runs.environment() | environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+  )
 
 
 def store_of(place, environment):

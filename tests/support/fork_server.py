@@ -6,6 +6,8 @@ import must have the same values in server and child: see `serves`.
 """
 
 import contextlib
+import ctypes
+import gc
 import importlib
 import json
 import os
@@ -18,6 +20,8 @@ import sys
 import tempfile
 
 _AT_IMPORT = ('JAX_', 'PYTHON', 'LD_', 'GLIBC_', 'MALLOC_')
+_PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
+_MODES = os.O_RDONLY, os.O_WRONLY, os.O_WRONLY  # of standard input, output and error
 _LATER = 'PYTHONPATH'  # a child adds it to sys.path
 
 
@@ -45,12 +49,40 @@ class ForkServer:
     theirs.close()
     self._answers = self._socket.makefile('r')
 
+  def start(
+    self, command: list[str], environment: dict[str, str], cwd: str, **pipes: int
+  ) -> subprocess.Popen:
+    """Works like subprocess.Popen(text=True) for [python, '-m', module, …]; the fork is a child."""
+    return _Started(self, command, environment, cwd, **pipes)
+
+  def fork_our_child(
+    self, command: list[str], environment: dict[str, str], cwd: str, files: list[int]
+  ) -> int:
+    """Returns the process id of a fork whose standard input, output and error are `files`.
+
+    The server forks twice, and a process whose parent has ended becomes a child of the nearest
+    subreaper, which this process is for that moment.
+    """
+    paths = [os.devnull if f < 0 else f'/proc/{os.getpid()}/fd/{f}' for f in files]
+    request = {'argv': command[2:], 'env': environment, 'cwd': cwd, 'files': paths}
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    assert prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, ctypes.get_errno()
+    try:
+      self._socket.sendall(json.dumps(request).encode() + b'\n')
+      return json.loads(self._answers.readline())
+    finally:
+      prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
   def run(
     self, command: list[str], environment: dict[str, str], cwd: str, timeout: float
   ) -> subprocess.CompletedProcess:
     """Works like subprocess.run(capture_output=True, text=True) for [python, '-m', module, …]."""
     folder = pathlib.Path(self._folder.name)
-    request = {'argv': command[2:], 'env': environment, 'cwd': str(cwd), 'folder': str(folder)}
+    outputs = [folder / 'stdout', folder / 'stderr']
+    files = [os.devnull, *map(str, outputs)]
+    for path in outputs:
+      path.write_bytes(b'')
+    request = {'argv': command[2:], 'env': environment, 'cwd': cwd, 'files': files, 'wait': True}
     self._socket.sendall(json.dumps(request).encode() + b'\n')
     pid = json.loads(self._answers.readline())
     self._socket.settimeout(timeout)
@@ -62,14 +94,35 @@ class ForkServer:
     finally:
       self._socket.settimeout(None)
     code = os.waitstatus_to_exitcode(status)
-    stdout, stderr = ((folder / name).read_text() for name in ('stdout', 'stderr'))
-    return subprocess.CompletedProcess(command, code, stdout, stderr)
+    return subprocess.CompletedProcess(command, code, *(path.read_text() for path in outputs))
 
   def close(self) -> None:
     self._answers.close()
     self._socket.close()
     self._process.wait(10)
     self._folder.cleanup()
+
+
+class _Started(subprocess.Popen):
+  """A fork of the server that is used like any other process."""
+
+  def __init__(
+    self,
+    server: ForkServer,
+    command: list[str],
+    environment: dict[str, str],
+    cwd: str,
+    **pipes: int,
+  ):
+    self._server = server
+    super().__init__(command, env=environment, cwd=cwd, text=True, **pipes)
+
+  def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
+    _, _, _, *pipes = others[:9]  # after what only Windows has, and whether there is a shell
+    stdin, _, _, stdout, _, stderr = pipes
+    self.pid = self._server.fork_our_child(args, env, str(cwd), [stdin, stdout, stderr])
+    self._child_created = True
+    self._close_pipe_fds(*pipes)
 
 
 def _serve(connection: socket.socket) -> dict | None:
@@ -87,17 +140,44 @@ def _serve(connection: socket.socket) -> dict | None:
 
   for name in filter(None, sys.argv[2].split(',')):
     importlib.import_module(name)
+  gc.collect()
+  gc.freeze()  # a child's collections leave out what the server made, and do not copy its pages
+  gc.set_threshold(200_000, 50, 100)  # tracing makes many objects, of which few are cycles
   requests = connection.makefile('r')
   while line := requests.readline():
     request = json.loads(line)
+    # opened here: before the answer, after which our caller closes its ends of pipes
+    opened = [os.open(path, mode) for path, mode in zip(request['files'], _MODES, strict=True)]
+    pid = os.fork() if request.get('wait') else _fork_orphan()
+    if pid == 0:
+      return request | {'opened': opened}
+    for fd in opened:
+      os.close(fd)
+    connection.sendall(f'{pid}\n'.encode())
+    if request.get('wait'):
+      _, status = os.waitpid(pid, 0)
+      with contextlib.suppress(BrokenPipeError):
+        connection.sendall(f'{status}\n'.encode())
+  return None
+
+
+def _fork_orphan() -> int:
+  """Forks a process whose parent ends at once; returns its process id, or 0 in that process."""
+  reader, writer = os.pipe()
+  between = os.fork()
+  if between == 0:
     pid = os.fork()
     if pid == 0:
-      return request
-    connection.sendall(f'{pid}\n'.encode())
-    _, status = os.waitpid(pid, 0)
-    with contextlib.suppress(BrokenPipeError):
-      connection.sendall(f'{status}\n'.encode())
-  return None
+      os.close(reader)
+      os.close(writer)
+      return 0
+    os.write(writer, str(pid).encode())
+    os._exit(0)
+  os.close(writer)
+  pid = int(os.read(reader, 32))
+  os.close(reader)
+  os.waitpid(between, 0)
+  return pid
 
 
 def _become(request: dict) -> str:
@@ -105,11 +185,13 @@ def _become(request: dict) -> str:
   os.environ.clear()
   os.environ.update(request['env'])
   os.chdir(request['cwd'])
-  for number, name in ((0, None), (1, 'stdout'), (2, 'stderr')):
-    path = os.devnull if name is None else os.path.join(request['folder'], name)
-    fd = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_TRUNC if name else 0), 0o600)
+  for number, fd in enumerate(request['opened']):
     os.dup2(fd, number)
     os.close(fd)
+  # the server's streams remember whether its files can seek
+  sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+  sys.stdout = sys.__stdout__ = open(1, 'w', closefd=False)  # noqa: SIM115
+  sys.stderr = sys.__stderr__ = open(2, 'w', 1, errors='backslashreplace', closefd=False)  # noqa: SIM115
   module, *flags = request['argv']
   sys.argv = sys.orig_argv = [module, *flags]
   paths = os.environ.get(_LATER, '').split(os.pathsep)

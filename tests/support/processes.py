@@ -30,13 +30,12 @@ def start_processes(
     s.bind(('127.0.0.1', 0))
     address = f'127.0.0.1:{s.getsockname()[1]}'
   return [
-    subprocess.Popen(
+    runs.started(
       runs.command(
         folder, *MESH, *flags, *each[i : i + 1], '--multiprocess_gpu', f'--server_addr={address}',
         f'--num_hosts={count}', f'--host_idx={i}', config=config, module=module,
       ),
-      cwd=runs.ROOT, env=runs.environment(4 // count) | (env or {}), text=True,
-      stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+      runs.environment(4 // count) | (env or {}), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )
     for i in range(count)
   ]  # fmt: skip
@@ -69,9 +68,9 @@ def faulty(folder, fault: str, *flags: str, code: int = 0, **kwargs):
 
 
 def start(folder, fault: str, *flags: str, config: str = 'TinyGPT') -> subprocess.Popen:
-  return subprocess.Popen(
+  return runs.started(
     runs.command(folder, *flags, config=config, module='tests.support.faulty_main'),
-    cwd=runs.ROOT, env=runs.environment() | {'FAULT': fault}, text=True,
+    runs.environment() | {'FAULT': fault},
     stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
   )  # fmt: skip
 

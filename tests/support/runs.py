@@ -85,6 +85,22 @@ def ended(
   )
 
 
+def started(
+  command: list[str],
+  environment: dict[str, str],
+  cwd: str | pathlib.Path = ROOT,
+  **pipes: int,
+) -> subprocess.Popen:
+  """Starts [python, '-m', module, …], as a fork if that gives the same result.
+
+  `pipes` are stdin, stdout and stderr, as subprocess.Popen takes them.
+  """
+  server = _fork_server('')
+  if sys.platform == 'linux' and serves(command, environment, server.environment):
+    return server.start(command, environment, str(cwd), **pipes)
+  return subprocess.Popen(command, cwd=cwd, env=environment, text=True, **pipes)
+
+
 @functools.cache
 def _fork_server(imported: str) -> ForkServer:
   server = ForkServer(environment(), imported)

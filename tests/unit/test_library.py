@@ -63,8 +63,11 @@ def test_what_there_is_not(tmp_path):
 
 
 def test_an_experiment_of_ones_own(tmp_path, monkeypatch, capsys):
+  from paxlite.experiments import registry
   from paxlite.tools import new
 
+  paxlite.get('DemoGPT')
+  monkeypatch.setattr(registry, '_REGISTRY', {**registry._REGISTRY})  # for this test alone
   monkeypatch.chdir(tmp_path)
   new.main(['mine.py', '--base=DemoGPT'])
   assert 'paxlite train mine.MyDemoGPT' in capsys.readouterr().out

@@ -160,15 +160,10 @@ def test_tokenize_json_lines(tmp_path, suffix, capsys):
 def test_tokenize_with_several_processes_equals_one(tmp_path):
   """The tool tokenizes the real texts through the command line."""
   for processes in (1, 3):
-    subprocess.run(
-      [
-        *(sys.executable, '-m', 'paxlite.tools.tokenize', '--append_eos'),
-        *(f'--vocab={packaged.VOCAB}', f'--output={tmp_path / str(processes)}'),
-        *(f'--processes={processes}', *packaged.TEXTS),
-      ],
-      check=True,
-      capture_output=True,
-    )
+    runs.module(
+      'paxlite.tools.tokenize', '--append_eos', f'--vocab={packaged.VOCAB}',
+      f'--output={tmp_path / str(processes)}', f'--processes={processes}', *packaged.TEXTS,
+    )  # fmt: skip
   for name in ('tokens.bin', 'seq_starts.bin', 'meta.json'):
     one, three = ((tmp_path / p / 'train' / name).read_bytes() for p in ('1', '3'))
     assert one == three, name

@@ -72,9 +72,7 @@ def as_tfds(path: pathlib.Path, documents) -> str:
   as_json_lines(mirror / 'val.jsonl', documents[:2])
   script = 'paxlite.contrib.gpu.scripts_gpu.download_the_pile'
   flags = [f'--source={mirror}', f'--tfds_data_dir={path}', '--num_shards=2']
-  subprocess.run(
-    [sys.executable, '-m', script, *flags], check=True, env=runs.environment(), capture_output=True
-  )
+  runs.module(script, *flags, imported='seqio')
   return 'tfds:the_pile:1.0.0/train'
 
 
@@ -121,11 +119,7 @@ def test_what_is_no_source_is_named(tmp_path, monkeypatch, name, message):
 
 
 def run(*flags: str, code: int = 0) -> str:
-  result = subprocess.run(
-    [sys.executable, '-m', 'paxlite.tools.tokenize', *flags],
-    capture_output=True, text=True, check=False, cwd=runs.ROOT, env=runs.environment(),
-  )  # fmt: skip
-  assert result.returncode == code, result.stderr
+  result = runs.module('paxlite.tools.tokenize', *flags, code=code)
   return result.stdout + result.stderr
 
 
@@ -259,10 +253,7 @@ def test_a_full_disk_is_said_and_gone_on_after(tmp_path, documents):
 def killed_until_it_ends(*flags: str) -> int:
   """Calls the tool until it completes; returns the number of kills."""
   for kills in range(20):
-    process = subprocess.run(
-      [sys.executable, '-m', 'tests.support.killed_tokenize', *flags], check=False, cwd=runs.ROOT,
-      env=runs.environment(), capture_output=True, text=True,
-    )  # fmt: skip
+    process = runs.module('tests.support.killed_tokenize', *flags, code=None)
     if process.returncode == 0:
       return kills
     assert process.returncode == -signal.SIGKILL, process.stderr

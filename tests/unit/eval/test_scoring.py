@@ -287,10 +287,9 @@ def trained(tmp_path_factory):
 
 
 def evaluate(trained, *flags: str, devices: int = 1) -> subprocess.CompletedProcess:
-  return subprocess.run(
-    [sys.executable, '-m', 'paxlite.tools.evaluate', f'--checkpoint={trained}', *flags,
-     '--import=tests.unit.generation.test_decoding'],
-    capture_output=True, text=True, cwd=runs.ROOT, env=runs.environment(devices), check=False,
+  return runs.module(
+    'paxlite.tools.evaluate', f'--checkpoint={trained}', *flags,
+    '--import=tests.unit.generation.test_decoding', devices=devices, code=None,
   )  # fmt: skip
 
 
@@ -300,13 +299,12 @@ def distributed(count: int, module: str, *flags: str) -> list[subprocess.Complet
     s.bind(('127.0.0.1', 0))
     port = s.getsockname()[1]
   started = [
-    subprocess.Popen(
+    runs.started(
       [
         sys.executable, '-m', 'tests.support.distributed',
         str(i), str(count), str(port), module, *flags,
       ],
-      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=runs.ROOT,
-      env=runs.environment(),
+      runs.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )
     for i in range(count)
   ]  # fmt: skip

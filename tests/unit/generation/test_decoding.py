@@ -278,10 +278,9 @@ def test_a_file_of_prompts_and_an_interrupted_one(trained, tmp_path):
 
 @pytest.mark.slow
 def test_generate_streams_the_same_text(trained, tmp_path):
-  runs_as = lambda *flags, code=0: subprocess.run(
-    [runs.sys.executable, '-m', 'paxlite.tools.generate', f'--checkpoint={trained}', *flags,
-     '--import=tests.unit.generation.test_decoding'],
-    capture_output=True, text=True, cwd=runs.ROOT, env=runs.environment(), check=False,
+  runs_as = lambda *flags: runs.module(
+    'paxlite.tools.generate', f'--checkpoint={trained}', *flags,
+    '--import=tests.unit.generation.test_decoding', code=None,
   )  # fmt: skip
   result = runs_as('--prompt=And it came to pass ', '--max_new_tokens=6')
   assert result.returncode == 0, result.stderr

@@ -99,7 +99,7 @@ def test_an_import_that_is_stopped(number, tmp_path):
   flags = ['--from=hf', f'--path={tmp_path / "hf"}', f'--to={tmp_path / "w"}']
   command = [sys.executable, '-m', 'paxlite.tools.import_weights', *flags]
   environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT)}
-  process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+  process = runs.started(command, environment, stderr=subprocess.PIPE)
   unfinished = tmp_path / '.w.unfinished'
   while process.poll() is None and not (unfinished / 'state').exists():
     time.sleep(0.001)
