@@ -16,11 +16,11 @@ WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 demo: $(VENV)/.core
 	$(BIN)/python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=$(LOGS) $(FLAGS)
 
+# All tests of a file run in one worker: what they share is made once, and there is one Slurm.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist=worksteal --durations=25
+	$(BIN)/python -m pytest -n $(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=25
 
-# A worker for each file, as there is one Slurm; one worker more than cores, as many tests wait for
-# other processes.
+# One worker more than cores, as many tests wait for other processes.
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -n $$(($(WORKERS) + 1)) --dist=loadfile --no-loadscope-reorder -m slow --durations=10
 

@@ -45,8 +45,12 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(items):
-  """Runs the longest tests first, so that none of them runs alone at the end."""
-  longest = 'test_demo', 'test_slurm', 'test_smollm', 'test_faults', 'test_meshes', 'test_te'
+  """Runs the longest modules first, so that none of them runs alone at the end."""
+  longest = (
+    'test_smollm', 'test_docs', 'test_faults', 'test_meshes', 'test_slurm', 'test_demo', 'test_te',
+    'test_families', 'test_model', 'test_stores', 'test_resume', 'test_decoding', 'test_restoring',
+    'test_reference', 'test_trainer', 'test_weights', 'test_main', 'test_backends',
+  )  # fmt: skip
   order = {name: i for i, name in enumerate(longest)}
   items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 
