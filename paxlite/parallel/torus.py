@@ -10,7 +10,7 @@ def lines(mesh: Mesh, axis: str) -> tuple[int, ...]:
   """The sizes of the lines that the devices along a mesh axis form, the outermost first.
 
   256 devices on a torus of 16 × 16 are 16 lines of 16 neighbors: (16, 16). Devices that form no
-  rectangle of such lines are taken as one line, as are devices without coordinates.
+  rectangle of such lines are taken as one line, as are all devices but TPUs.
 
   Args:
     mesh: The mesh.
@@ -18,7 +18,7 @@ def lines(mesh: Mesh, axis: str) -> tuple[int, ...]:
   """
   devices = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), -1)
   n = devices.shape[-1]
-  if not all(hasattr(d, 'coords') for d in devices.flat):
+  if any(d.platform != 'tpu' for d in devices.flat):  # GPUs may have coordinates, too
     return (n,)
   sizes = {_rectangle([d.coords for d in row]) for row in devices.reshape(-1, n)}
   return sizes.pop() if len(sizes) == 1 else (n,)

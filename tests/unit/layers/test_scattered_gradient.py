@@ -15,11 +15,11 @@ from paxlite.layers.weight_product import weight_product
 from paxlite.parallel import partitioning, torus
 
 
-def mesh_of(places: np.ndarray, *axes: str) -> Any:
+def mesh_of(places: np.ndarray, *axes: str, platform: str = 'tpu') -> Any:
   """A mesh of devices with these coordinates [sizes of the axes…, coordinates]."""
   devices = np.empty(places.shape[:-1], object)
   for index in np.ndindex(devices.shape):
-    devices[index] = types.SimpleNamespace(coords=places[index].tolist())
+    devices[index] = types.SimpleNamespace(platform=platform, coords=places[index].tolist())
   return types.SimpleNamespace(
     devices=devices,
     axis_names=axes,
@@ -68,9 +68,10 @@ def test_lines_are_the_same_for_all_other_places_of_a_mesh():
   assert torus.lines(mesh_of(bent, 'replica', 'data'), 'data') == (16,)
 
 
-def test_devices_without_coordinates_are_one_line():
-  mesh = Mesh(np.array(jax.devices()[:1]), ('data',))
-  assert torus.lines(mesh, 'data') == (1,)
+def test_devices_that_are_not_tpus_are_one_line():
+  assert torus.lines(Mesh(np.array(jax.devices()[:1]), ('data',)), 'data') == (1,)
+  # those of `paxlite compile --target=h100x64` have the numbers of their hosts as coordinates
+  assert torus.lines(mesh_of(grid(8, 8), 'data', platform='gpu'), 'data') == (64,)
 
 
 def scatter_on(sizes: dict[str, int], rows: int, shape: tuple[int, ...], *names: str | None) -> Any:
