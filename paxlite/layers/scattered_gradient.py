@@ -4,8 +4,9 @@ FSDP splits a weight over the mesh axis data. The gradient of the weight is a su
 along data, and each device needs its own part of the sum. XLA's compiler for TPUs scatters such a
 sum along one line of the torus. Where data goes through several lines, it sums the whole gradient
 on every device and then cuts it, even if the program asks for a reduce-scatter (libtpu 0.0.52, 64
-and 256 chips of v5e). Here the sum is scattered along one line after the other. A device sends half
-as many bytes, and never holds the sum of a whole gradient.
+and 256 chips of v5e). On 32 chips it splits the product and sends partial sums on, which reads the
+activations again for each part. Here the sum is scattered along one line after the other. A device
+sends half as many bytes as for a whole sum, which it never holds.
 """
 
 import functools
