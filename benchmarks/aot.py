@@ -47,6 +47,10 @@ def on_one_slice(devices: int) -> list[str]:
   return [f'--fdl.ICI_MESH_SHAPE=[1,{devices},1]', '--fdl.DCN_MESH_SHAPE=[1,1,1]']
 
 
+def rows_of_2048(devices: int) -> list[str]:
+  return [*on_one_slice(devices), '--fdl.PERCORE_BATCH_SIZE=4', '--fdl.MAX_SEQ_LEN=2048']
+
+
 CASES: dict[str, list[str]] = {
   # How compile time and bytes grow with the number of devices.
   'llama7b_h100x8': ['paxlite.experiments.llama.LLaMA7B', 'h100x8', '--fdl.PERCORE_BATCH_SIZE=2'],
@@ -133,6 +137,10 @@ CASES: dict[str, list[str]] = {
   'maxtext32b_2xv5e_256': ['MaxText32B', '2xv5e-256', *SLICES],
   'maxtext64b_2xv5e_256': ['MaxText64B', '2xv5e-256', *SLICES],
   'maxtext128b_2xv5e_256': ['MaxText128B', '2xv5e-256', *SLICES],
+  # The models in the comparison with MaxText's own programs.
+  'llama7b_v5e_16': ['paxlite.experiments.llama.LLaMA7B', 'v5e-16', *rows_of_2048(16)],
+  'gemma2b_v5e_16': ['Gemma2B', 'v5e-16', *rows_of_2048(16)],
+  'llama13b_v5e_256': ['paxlite.experiments.llama.LLaMA13B', 'v5e-256', *rows_of_2048(256)],
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from paxlite.layers.scattered_gradient import scatter_of, scattered_sum
 from paxlite.parallel.partitioning import active_platform, shard, shards_of
 
 
@@ -176,7 +177,7 @@ def _chunked_backward(
     x_gradient += jnp.einsum(
       'MBTv,MvD->MBTD', gradient_MBTv, head.w, preferred_element_type=jnp.float32
     )
-    w_gradient = shard(jnp.einsum('MBTv,BTD->MvD', gradient_MBTv, x_BTD), 'vocab', None, 'embed')
+    w_gradient = shard(_weight_gradient(gradient_MBTv, x_BTD), *_CHUNK_AXES)
     b_gradient = None if head.b is None else shard(gradient_MBTv.sum((1, 2)), 'vocab', None)
     return x_gradient, _Head(w_gradient, b_gradient)
 
@@ -189,6 +190,16 @@ def _chunked_backward(
 
 
 _chunked.defvjp(_chunked_forward, _chunked_backward)
+
+
+_CHUNK_AXES = ('vocab', None, 'embed')  # of a chunk [M, v, D] of the head's weight
+
+
+def _weight_gradient(gradient_MBTv: jax.Array, x_BTD: jax.Array) -> jax.Array:
+  equation, (M, B, _, v) = 'MBTv,BTD->MvD', gradient_MBTv.shape
+  if scatter := scatter_of(B, (M, v, x_BTD.shape[-1]), _CHUNK_AXES):
+    return scattered_sum(equation, 'B', scatter, gradient_MBTv, x_BTD)
+  return jnp.einsum(equation, gradient_MBTv, x_BTD)
 
 
 def _logits(x_BTD: jax.Array, head: _Head) -> jax.Array:

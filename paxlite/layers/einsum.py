@@ -21,13 +21,15 @@ class Einsum(nn.Module):
 
   Attributes:
     equation: Einsum equation of activations and weight, with single letters and no ellipsis.
+    axes: The weight's logical axes if the first dimension of the activations is the batch; or None.
   """
 
   equation: str
+  axes: tuple[str | None, ...] | None
 
   @nn.compact
   def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:
-    return weight_product(self.equation, x, w)
+    return weight_product(self.equation, x, w, self.axes)
 
 
 class JnpEinsum(Einsum):

@@ -11,6 +11,8 @@ from paxlite.layers.projection import Initializer
 from paxlite.layers.weight_product import weight_product
 from paxlite.parallel.partitioning import gather_weight, param, shard, shards_of
 
+_HEAD_AXES = ('vocab', 'embed')  # of an embedding table and of the weight of the logits
+
 
 class TokenEmbedding(nn.Module):
   """An embedding table [V, D], which also computes the logits if embedding and head are tied.
@@ -31,7 +33,7 @@ class TokenEmbedding(nn.Module):
 
   def setup(self):
     self.emb_var = param(
-      self, 'emb_var', self.emb_init, [self.vocab_size, self.model_dims], ['vocab', 'embed']
+      self, 'emb_var', self.emb_init, [self.vocab_size, self.model_dims], _HEAD_AXES
     )
 
   def __call__(self, ids_BT: jax.Array) -> jax.Array:
@@ -43,14 +45,14 @@ class TokenEmbedding(nn.Module):
 
   def attend(self, x_BTD: jax.Array) -> jax.Array:
     """Maps activations [B, T, D] to logits [B, T, V]."""
-    return weight_product('BTD,VD->BTV', *self.factors(x_BTD))
+    return weight_product('BTD,VD->BTV', *self.factors(x_BTD), _HEAD_AXES)
 
   def factors(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the two arrays whose product the logits are, [B, T, D] and [V, D]."""
     x_BTD = x_BTD.astype(self.dtype)
     if self.attend_scale != 1:
       x_BTD = x_BTD * jnp.asarray(self.attend_scale, self.dtype)
-    return x_BTD, gather_weight(self.emb_var.astype(self.dtype), ['vocab', 'embed'])
+    return x_BTD, gather_weight(self.emb_var.astype(self.dtype), _HEAD_AXES)
 
 
 def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
@@ -123,14 +125,14 @@ class LmHead(nn.Module):
 
   def attend(self, x_BTD: jax.Array) -> jax.Array:
     """Maps activations [B, T, D] to logits [B, T, V]."""
-    return weight_product('BTD,VD->BTV', *self.factors(x_BTD))
+    return weight_product('BTD,VD->BTV', *self.factors(x_BTD), _HEAD_AXES)
 
   @nn.compact
   def factors(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the two arrays whose product the logits are, [B, T, D] and [V, D]."""
-    shape, axes = [self.vocab_size, self.model_dims], ['vocab', 'embed']
-    w_VD = param(self, 'w', self.w_init, shape, axes).astype(self.dtype)
-    return x_BTD.astype(self.dtype), gather_weight(w_VD, axes)
+    shape = [self.vocab_size, self.model_dims]
+    w_VD = param(self, 'w', self.w_init, shape, _HEAD_AXES).astype(self.dtype)
+    return x_BTD.astype(self.dtype), gather_weight(w_VD, _HEAD_AXES)
 
 
 class LogitsBias(nn.Module):

@@ -5,6 +5,7 @@ are two: CapacityDispatch, which limits the number of tokens of an expert, and t
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -282,11 +283,13 @@ class MoeFeedForward(nn.Module):
         b_in_EF=tuple(made(f'b{n[1:]}', zeros, [E, F], ['experts', 'mlp']) for n in names),
         b_out_ED=(made('b_out', zeros, [E, D], ['experts', 'expert_embed']),),
       )
+    # the rows of an expert are of no part of the batch
+    einsum = functools.partial(self.einsum_tpl, axes=None)
     return Experts(
       weights,
       gate_by(self.activation) if self.gated else ACTIVATIONS[self.activation],
-      [self.einsum_tpl(equation='JECD,EDF->JECF', name=n.replace('w', 'einsum')) for n in names],
-      self.einsum_tpl(equation='JECF,EFD->JECD', name='einsum_out'),
+      [einsum(equation='JECD,EDF->JECF', name=n.replace('w', 'einsum')) for n in names],
+      einsum(equation='JECF,EFD->JECD', name='einsum_out'),
     )
 
   def _sow_load(self, routing: Routing, kept_JMX: jax.Array) -> None:

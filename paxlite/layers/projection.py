@@ -51,7 +51,7 @@ class Projection(nn.Module):
   def product(self, x: jax.Array) -> jax.Array:
     """Returns einsum(equation, x, w)."""
     w = param(self, 'w', self.w_init, self.shape, self.axes)
-    einsum = self.einsum_tpl(equation=self.equation, name='einsum')
+    einsum = self.einsum_tpl(equation=self.equation, axes=self.axes, name='einsum')
     return einsum(x.astype(self.dtype), gather_weight(w.astype(self.dtype), self.axes))
 
   @property

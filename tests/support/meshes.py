@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from typing import Any
+from unittest import mock
 
 import fiddle as fdl
 import jax
@@ -24,7 +25,7 @@ from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
-from paxlite.parallel import partitioning
+from paxlite.parallel import partitioning, torus
 
 SMALL = dict(
   NUM_LAYERS=4,
@@ -86,7 +87,13 @@ MESHES: dict[str, dict[str, Any]] = {
     SEQUENCE_SHARDED_ACTIVATIONS=True,
   ),
   'fractional': dict(ICI_MESH_SHAPE=[1, 4, 2], PERCORE_BATCH_SIZE=0.5),
+  'torus': dict(ICI_MESH_SHAPE=[1, 8, 1]),
+  'torus_dp': dict(ICI_MESH_SHAPE=[2, 4, 1]),
+  'torus_chunks': dict(ICI_MESH_SHAPE=[1, 8, 1], NUM_LOSS_CHUNKS=3),
+  'torus_expert': dict(MESH_AXES=[*AXES, 'expert'], ICI_MESH_SHAPE=[1, 4, 1, 2]),
 }
+# The devices along data are taken to form such lines, which those of a TPU do.
+LINES = {'torus': (2, 4), 'torus_dp': (2, 2), 'torus_chunks': (2, 2, 2), 'torus_expert': (2, 2)}
 
 
 def experiment(model: str, mesh: str) -> Any:
@@ -150,6 +157,14 @@ def largest(differences: Any) -> tuple[float, str]:
 
 
 def check(name: str) -> dict[str, Any]:
+  lines = LINES.get(name.split('/')[1])
+  if lines is None:
+    return _check(name)
+  with mock.patch.object(torus, 'lines', return_value=lines):
+    return _check(name)
+
+
+def _check(name: str) -> dict[str, Any]:
   model, mesh_name = name.split('/')
   e = experiment(model, mesh_name)
   mesh, task = e.mesh(), fdl.build(e.task())

@@ -1,0 +1,116 @@
+"""Where the gradient of a weight is scattered along the lines of a TPU's torus."""
+
+import itertools
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from paxlite.layers import scattered_gradient
+from paxlite.layers.weight_product import weight_product
+from paxlite.parallel import partitioning, torus
+
+
+def mesh_of(places: np.ndarray, *axes: str, platform: str = 'tpu') -> Any:
+  """A mesh of devices with these coordinates [sizes of the axes…, coordinates]."""
+  devices = np.empty(places.shape[:-1], object)
+  for index in np.ndindex(devices.shape):
+    devices[index] = types.SimpleNamespace(platform=platform, coords=places[index].tolist())
+  return types.SimpleNamespace(
+    devices=devices,
+    axis_names=axes,
+    size=devices.size,
+    shape=dict(zip(axes, devices.shape, strict=True)),
+  )
+
+
+def grid(*sizes: int) -> np.ndarray:
+  """All places of a grid in the order of their coordinates, [places, 3]."""
+  places = list(itertools.product(*map(range, sizes)))
+  return np.array([[*place, 0, 0][:3] for place in places])
+
+
+SNAKE = grid(4, 4)[[0, 4, 8, 12, 13, 9, 5, 6, 10, 14, 15, 11, 7, 3, 2, 1]]
+TURNED = np.concatenate([grid(2, 3), grid(2, 3)[[1, 0, 2, 4, 3, 5]] + [2, 0, 0]])
+
+
+@pytest.mark.parametrize(
+  ('places', 'expected'),
+  [
+    (grid(8), (8,)),
+    (grid(16, 16), (16, 16)),
+    (grid(4, 8), (4, 8)),
+    (grid(2, 3, 4), (2, 3, 4)),
+    (grid(1, 8), (8,)),
+    (SNAKE, (16,)),  # JAX lays a ring through a slice of 16 chips
+    (TURNED, (12,)),  # the second half is in another order
+    (np.concatenate([grid(4, 4)] * 2), (32,)),  # two slices have the same coordinates
+    (grid(4, 4)[:14], (14,)),
+    (grid(4, 4)[::5], (4,)),  # a diagonal
+    (grid(1), (1,)),
+  ],
+)
+def test_the_lines_of_a_mesh_axis(places, expected):
+  assert torus.lines(mesh_of(places, 'data'), 'data') == expected
+
+
+def test_lines_are_the_same_for_all_other_places_of_a_mesh():
+  places = grid(4, 4, 2).reshape(4, 4, 2, 3)
+  data_first = places.transpose(2, 0, 1, 3).reshape(2, 16, 3)
+  assert torus.lines(mesh_of(data_first, 'replica', 'data'), 'data') == (4, 4)
+  assert torus.lines(mesh_of(data_first, 'replica', 'data'), 'replica') == (2,)
+  bent = data_first.copy()
+  bent[1, [0, 1]] = bent[1, [1, 0]]
+  assert torus.lines(mesh_of(bent, 'replica', 'data'), 'data') == (16,)
+
+
+def test_devices_that_are_not_tpus_are_one_line():
+  assert torus.lines(Mesh(np.array(jax.devices()[:1]), ('data',)), 'data') == (1,)
+  # those of `paxlite compile --target=h100x64` have the numbers of their hosts as coordinates
+  assert torus.lines(mesh_of(grid(8, 8), 'data', platform='gpu'), 'data') == (64,)
+
+
+def scatter_on(sizes: dict[str, int], rows: int, shape: tuple[int, ...], *names: str | None) -> Any:
+  """The scatter on a mesh of devices in lines of 4, and the same without them."""
+  count = int(np.prod(list(sizes.values())))
+  places = grid(count // 4, 4).reshape(*sizes.values(), 3)
+  mesh: Any = mesh_of(places, *sizes)
+  with partitioning.activate(mesh, partitioning.rules_for(tuple(sizes), partitioning.ALL_RULES)):
+    return scattered_gradient.scatter_of(rows, shape, names)
+
+
+def test_a_gradient_is_scattered_where_only_the_batch_is_split():
+  one = {'replica': 1, 'data': 16, 'mdl': 1}
+  made = scatter_on(one, 32, (64, 8, 4), 'embed', 'heads', 'head_dim')
+  assert made.lines == (4, 4)
+  assert made.dim == 0
+  assert scatter_on(one, 32, (3, 64, 8, 4), 'qkv', 'embed', 'heads', None).dim == 1
+  assert scatter_on({'replica': 2, 'data': 16, 'mdl': 1}, 32, (64, 8), 'embed', 'mlp') is not None
+
+
+@pytest.mark.parametrize(
+  ('sizes', 'rows', 'shape', 'names'),
+  [
+    ({'replica': 1, 'data': 16, 'mdl': 2}, 32, (64, 8), ('embed', 'mlp')),
+    ({'replica': 1, 'data': 8, 'mdl': 1, 'context': 2}, 32, (64, 8), ('embed', 'mlp')),
+    ({'stage': 2, 'replica': 1, 'data': 8, 'mdl': 1}, 32, (64, 8), ('embed', 'mlp')),
+    ({'replica': 4, 'data': 4, 'mdl': 1}, 32, (64, 8), ('embed', 'mlp')),  # one line
+    ({'replica': 16, 'data': 1, 'mdl': 1}, 32, (64, 8), ('embed', 'mlp')),
+    ({'replica': 1, 'data': 16, 'mdl': 1}, 8, (64, 8), ('embed', 'mlp')),  # half a row a device
+    ({'replica': 1, 'data': 16, 'mdl': 1}, 32, (65, 8), ('embed', 'mlp')),  # not split
+    ({'replica': 1, 'data': 16, 'mdl': 1}, 32, (64, 8), (None, 'mlp')),
+  ],
+)
+def test_xla_sums_all_other_gradients(sizes, rows, shape, names):
+  assert scatter_on(sizes, rows, shape, *names) is None
+
+
+def test_without_a_mesh_a_product_is_that_of_einsum():
+  x, w = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
+  assert scattered_gradient.scatter_of(2, w.shape, ('embed', 'mlp')) is None
+  y = weight_product('BTD,DF->BTF', x, w, ('embed', 'mlp'))
+  np.testing.assert_array_equal(y, jnp.einsum('BTD,DF->BTF', x, w))
