@@ -16,13 +16,15 @@ WORKERS ?= $(shell nproc 2>/dev/null || echo 2)
 demo: $(VENV)/.core
 	$(BIN)/python -m paxlite.main --fdl_config=DemoGPT --job_log_dir=$(LOGS) $(FLAGS)
 
-# All tests of a file run in one worker: what they share is made once, and there is one Slurm.
-test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist=loadfile --no-loadscope-reorder --durations=25
+# All tests of a file run in one worker: what they share is made once, and there is one Slurm. There
+# is one worker more than cores, as many tests wait for other processes.
+PYTEST = $(BIN)/python -m pytest -n $$(($(WORKERS) + 1)) --dist=loadfile --no-loadscope-reorder
 
-# One worker more than cores, as many tests wait for other processes.
+test: $(VENV)/.dev
+	$(PYTEST) --durations=25
+
 test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest -n $$(($(WORKERS) + 1)) --dist=loadfile --no-loadscope-reorder -m slow --durations=10
+	$(PYTEST) -m slow --durations=10
 
 site: $(VENV)/.dev
 	$(BIN)/python -m sphinx -W --keep-going -q docs build/site

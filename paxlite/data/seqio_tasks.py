@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -129,6 +130,8 @@ def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> li
   Raises:
     UserError: The package seqio is missing, or the task, split or dataset does not exist.
   """
+  if name in _BUILT_IN and 'seqio' not in sys.modules:
+    open_tokenizer(vocab_path)  # a mistake is answered before TensorFlow is imported, which is slow
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # silences TensorFlow's dozen lines
   try:
     import seqio

@@ -9,9 +9,10 @@ from paxlite.core.files import read_text
 from paxlite.data import packaged
 from tests.support.imported import run_import
 
-torch = pytest.importorskip('torch._dynamo') and pytest.importorskip('torch')  # see test_seqio
+torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
-pytest.importorskip('lm_eval')
+
+pytestmark = pytest.mark.slow
 
 TASKS = {
   'choose': dict(
@@ -28,6 +29,12 @@ TASKS = {
     metric_list=[dict(metric='exact_match', aggregation='mean', higher_is_better=True)],
   ),
 }  # fmt: skip
+
+
+@pytest.fixture(scope='module', autouse=True)
+def libraries():
+  for name in ('torch._dynamo', 'lm_eval'):  # the first before TensorFlow: see test_seqio
+    pytest.importorskip(name)
 
 
 @pytest.fixture(scope='module')
@@ -95,7 +102,6 @@ def responses(found, task: str) -> list:
   return [s['filtered_resps'] for s in samples]
 
 
-@pytest.mark.slow
 def test_log_likelihoods_are_theirs(both):
   ours, theirs = (responses(found, 'choose') for found in both)
   assert len(ours) == 7

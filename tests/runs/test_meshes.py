@@ -218,6 +218,7 @@ for room in (0, 1, 2):
 """
 
 
+@pytest.mark.slow
 def test_choices_without_room_get_nothing_and_all_others_what_they_get_alone():
   """Of 64 choices, a device has room for 16 (the mean), 32, or all; half choose one device."""
   done = subprocess.run(

@@ -26,6 +26,7 @@ def experiment(steps):
   )
 
 
+@pytest.mark.slow
 def test_a_run_continues_on_another_machine(tmp_path, monkeypatch):
   monkeypatch.setattr(stored_run, '_LOOK_SECONDS', 0.05)
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
