@@ -72,7 +72,7 @@ def saved_by(function: Callable[..., jax.Array], variables: PyTree, *others: PyT
 
   traced = jax.make_jaxpr(backward)(variables, *others).jaxpr
   found = []
-  for kept in dict.fromkeys(v for v in traced.outvars if not _is_literal(v)):
+  for kept in dict.fromkeys(v for v in traced.outvars if not is_literal(v)):
     if (origin := _origin(traced, kept)) is not None:
       found.append(Saved(tuple(kept.aval.shape), str(kept.aval.dtype), *origin))
   return found
@@ -249,7 +249,8 @@ _WIDTHS = (
 _WIDTH_NAMES = {name for _, name in _WIDTHS if name.startswith('act_')}
 
 
-def _is_literal(value: 'Var | Literal') -> bool:
+def is_literal(value: 'Var | Literal') -> bool:
+  """Returns whether an operand of a traced function is a constant."""
   return hasattr(value, 'val')
 
 

@@ -1,5 +1,6 @@
 """Records of files. The module records names the kinds of files."""
 
+import abc
 import array
 import contextlib
 import csv
@@ -56,7 +57,7 @@ def open_file(name: str) -> 'File':
   raise UserError(f'{name} is neither {", ".join(OF_RECORDS)} nor .txt')
 
 
-class File:
+class File(abc.ABC):
   """A source that is one file, which is one shard."""
 
   num_shards = 1
@@ -77,9 +78,9 @@ class File:
   def fingerprint(self) -> int:
     return fingerprint_of(self.name)
 
+  @abc.abstractmethod
   def read(self, shard: int, start: int = 0) -> Iterator[tuple[int, Raw]]:
     """Yields the numbers and records from record `start` on; see records.Records."""
-    raise NotImplementedError
 
 
 class JsonLines(File):
@@ -184,9 +185,9 @@ class _Parsed(File):
   def place(self, shard: int, number: int) -> str:
     return f'{self.name}:{self._lines[number] + 1}'
 
+  @abc.abstractmethod
   def _parsed(self) -> Iterator[tuple[int, Record]]:
     """Yields the records, and the number from 0 of the line in which each begins."""
-    raise NotImplementedError
 
 
 class Json(_Parsed):

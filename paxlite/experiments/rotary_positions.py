@@ -58,7 +58,11 @@ class RotaryPositions(Experiment):
 
   @property
   def rotary_dims(self) -> int:
-    """The number of dimensions of a query or key that are rotated."""
+    """The number of dimensions of a query or key that are rotated, which depends on the attention.
+
+    Raises:
+      NotImplementedError: A class of experiments has rotary positions and no attention.
+    """
     raise NotImplementedError
 
   def validate(self) -> None:

@@ -139,6 +139,6 @@ scattered_product.defvjp(_forward, _backward)
 
 
 def _groups(lines: Sequence[int]) -> list[list[list[int]]]:
-  """The devices of each line, for each dimension of the rectangle, the outermost first."""
+  """Returns the devices of each line, for each dimension of the rectangle, the outermost first."""
   places = np.arange(math.prod(lines)).reshape(lines)
   return [np.moveaxis(places, i, -1).reshape(-1, n).tolist() for i, n in enumerate(lines)]

@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 
 def lines(mesh: Mesh, axis: str) -> tuple[int, ...]:
-  """The sizes of the lines that the devices along a mesh axis form, the outermost first.
+  """Returns the sizes of the lines that devices along a mesh axis form, the outermost first.
 
   256 devices on a torus of 16 × 16 are 16 lines of 16 neighbors: (16, 16). Devices that form no
   rectangle of such lines are taken as one line, as are all devices but TPUs.
@@ -25,7 +25,7 @@ def lines(mesh: Mesh, axis: str) -> tuple[int, ...]:
 
 
 def _rectangle(places: Sequence[Sequence[int]]) -> tuple[int, ...]:
-  """The sizes of the lines that coordinates form."""
+  """Returns the sizes of the lines that coordinates form."""
   left = np.array(places)
   if len(np.unique(left, axis=0)) < len(left):  # of several slices, or two cores of a chip
     return (len(left),)

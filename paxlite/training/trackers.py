@@ -4,6 +4,7 @@ Each is a package of its own (the extras wandb, mlflow and trackio) and finds it
 by its own environment variables. A tracker that fails never stops a run.
 """
 
+import abc
 import hashlib
 import importlib.util
 import os
@@ -17,7 +18,7 @@ from paxlite.core.json_text import Json
 from paxlite.training.writers import Writer
 
 
-class Tracker(Writer):
+class Tracker(Writer, abc.ABC):
   """A writer that sends numbers by name, in a run of its own that continues when ours does.
 
   Args:
@@ -52,17 +53,17 @@ class Tracker(Writer):
       self._started = True
     self._log(step, numbers)
 
+  @abc.abstractmethod
   def _start(self) -> None:
     """Begins the run, or continues it."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def _log(self, step: int, numbers: dict[str, float]) -> None:
     """Sends numbers of a step, by name."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def _end(self) -> None:
     """Ends the run, which may continue later."""
-    raise NotImplementedError
 
   @property
   def _run_id(self) -> str:

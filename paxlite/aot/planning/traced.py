@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paxlite.aot.planning.extents import Amounts, Extent, Sizes, total
+from paxlite.aot.saved_activations import is_literal
 from paxlite.core.trees import PyTree
 
 if TYPE_CHECKING:
@@ -139,13 +140,13 @@ class Reader:
       env[v].varies = False
     arguments = set(env)
     self._run(traced, env, 1.0)
-    for kept in dict.fromkeys(v for v in traced.outvars[:saved] if not _is_literal(v)):
+    for kept in dict.fromkeys(v for v in traced.outvars[:saved] if not is_literal(v)):
       if kept not in arguments and env[kept].varies:
         on_host = getattr(kept.aval, 'memory_space', None) is jax.memory.Space.Host
         amounts = self.work.offloaded if on_host else self.work.saved
         amounts.add(self._fresh(kept).extent, self._fresh(kept).bytes)
     for gradient in traced.outvars[saved:]:
-      if not _is_literal(gradient):
+      if not is_literal(gradient):
         self._written(env, gradient, 1.0)
     self.work.products = _merged(self.work.products)
     return self.work
@@ -158,7 +159,7 @@ class Reader:
     return _Value(self._sizes.extent(_shape(v)), float(math.prod(_shape(v)) * itemsize))
 
   def _get(self, env: '_Env', v: 'Atom') -> _Value:
-    if _is_literal(v):
+    if is_literal(v):
       literal = self._fresh(v)
       literal.varies = False
       return literal
@@ -167,7 +168,7 @@ class Reader:
   def _sources(self, env: '_Env', operands: 'Iterable[Atom]') -> dict[int, _Value]:
     found: dict[int, _Value] = {}
     for v in operands:
-      if not _is_literal(v):
+      if not is_literal(v):
         value = env[v]
         found |= value.sources or {id(value): value}
     return found
@@ -177,7 +178,7 @@ class Reader:
 
   def _written(self, env: '_Env', v: 'Atom', times: float) -> None:
     """Puts a fused value into memory, because a product or a kernel reads it."""
-    if _is_literal(v) or not env[v].sources:
+    if is_literal(v) or not env[v].sources:
       return
     for source in env[v].sources.values():
       self._move(source, times)
@@ -281,10 +282,6 @@ def _shape(v: 'Atom') -> tuple[int, ...]:
 def _dtype(v: 'Atom') -> np.dtype:
   aval: Any = v.aval  # JAX declares no dtype of an abstract value
   return aval.dtype
-
-
-def _is_literal(value: 'Atom') -> bool:
-  return hasattr(value, 'val')
 
 
 def _inner(equation: 'JaxprEqn') -> 'Jaxpr | None':

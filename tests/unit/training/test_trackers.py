@@ -83,6 +83,12 @@ def test_a_tracker_that_fails_stops_nothing(tmp_path, caplog):
     def _start(self) -> None:
       raise RuntimeError('the server is gone')
 
+    def _log(self, step, numbers) -> None:
+      raise AssertionError('there is no run')
+
+    def _end(self) -> None:
+      raise AssertionError('there is no run')
+
   summaries = Summaries(tmp_path, 10, trackers=[Failing(tmp_path, 'Project', {})])
   for step in (1, 2):
     summaries.train(step, SCALARS, SPEED)
