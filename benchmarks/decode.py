@@ -24,6 +24,7 @@ def main() -> None:
   parser.add_argument('--rounds', type=int, default=3)
   parser.add_argument('--prompt', type=int, default=128, help='tokens of a prompt')
   parser.add_argument('--new', type=int, default=128, help='tokens after it')
+  parser.add_argument('--batch', type=int, nargs='+', default=[1, 8], help='rows')
   parser.add_argument('--json', help='append the result to this file')
   args = parser.parse_args()
 
@@ -64,7 +65,7 @@ def main() -> None:
       seconds.append(time.perf_counter() - start)
     return seconds[0], seconds[1] - seconds[0]
 
-  for batch in (1, 8):
+  for batch in args.batch:
     rng = np.random.default_rng(0)
     prompts = rng.integers(0, e.VOCAB_SIZE, (batch, args.prompt)).tolist()
     times: dict = {ours: [], their_generate: []}

@@ -32,6 +32,12 @@ def timed(command: list[str], cache: str = '') -> tuple[float, float]:
   return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
+def seconds_of(paxlite: list[str], cache: str = '') -> float:
+  """Returns the wall seconds of a run of paxlite in an empty folder."""
+  with tempfile.TemporaryDirectory() as folder:
+    return timed([*paxlite, f'--job_log_dir={folder}'], cache)[0]
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--size', default='11M')
@@ -52,13 +58,11 @@ def main() -> None:
   plain = [sys.executable, '-c', code]
   walls: dict[str, list[float]] = {'plain JAX': [], 'paxlite': [], 'paxlite, warm': []}
   with tempfile.TemporaryDirectory() as cache:
-    for i in range(args.rounds + 1):  # the first round only fills the cache
-      took = {'plain JAX': timed(plain)[0]}
-      for side, kept in {'paxlite': '', 'paxlite, warm': cache}.items():
-        with tempfile.TemporaryDirectory() as folder:
-          took[side] = timed([*paxlite, f'--job_log_dir={folder}'], kept)[0]
-      for side, seconds in took.items():
-        walls[side] += [seconds] if i else []
+    seconds_of(paxlite, cache)  # fills the cache
+    for _ in range(args.rounds):
+      walls['plain JAX'].append(timed(plain)[0])
+      walls['paxlite'].append(seconds_of(paxlite))
+      walls['paxlite, warm'].append(seconds_of(paxlite, cache))
   medians = {side: statistics.median(w) for side, w in walls.items()}
   for side, m in medians.items():
     ratio = m / medians['plain JAX']

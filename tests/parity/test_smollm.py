@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 import sys
 
 import pytest
@@ -39,10 +38,8 @@ def test_the_capital_of_france(tmp_path):
     words = shlex.split(line)
     assert words[0] in ('python', 'paxlite'), line
     command = words[1:] if words[0] == 'python' else ['-m', *words]
-    result = subprocess.run(
-      [sys.executable, *command], capture_output=True, text=True, cwd=tmp_path, check=False,
-      env=runs.environment() | {'PYTHONPATH': str(runs.ROOT), 'XLA_FLAGS': ''}, timeout=600,
-    )  # fmt: skip
+    environment = runs.environment() | {'PYTHONPATH': str(runs.ROOT), 'XLA_FLAGS': ''}
+    result = runs.ended([sys.executable, *command], environment, 600, tmp_path)
     assert result.returncode == 0, f'{line}\n{result.stdout}\n{result.stderr}'
     if line.startswith('paxlite generate'):
       (checkpoint,) = re.findall('--checkpoint=([^ ]+)', line)

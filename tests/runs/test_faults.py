@@ -91,7 +91,7 @@ def test_a_second_sigterm_ends_at_once(tmp_path):
 
 @pytest.mark.slow
 def test_sigterm_to_one_of_two_makes_both_save_the_same_step(tmp_path):
-  flags = '--fdl.MAX_STEPS=40', '--fdl.CHECKPOINT_EVERY_N_STEPS=1000'
+  flags = '--fdl.MAX_STEPS=20', '--fdl.CHECKPOINT_EVERY_N_STEPS=1000'
   flags += '--fdl.EVAL_INTERVAL_STEPS=1000', '--fdl.DROPOUT_PROB=0.1'
   whole, halves = tmp_path / 'whole', tmp_path / 'halves'
   on_processes(whole, 2, *flags, config='TinyGPT')
@@ -555,7 +555,7 @@ def test_goodput_adds_up_to_the_wall_time(tmp_path):
 
 @pytest.mark.slow
 def test_elastic_restart(tmp_path):
-  """20 steps on one mesh equal a run that continues with other devices, meshes and memories."""
+  """8 steps on one mesh equal a run that continues with other devices, meshes and memories."""
 
   def train(folder, steps, devices, mesh, *more):
     flags = f'--fdl.MAX_STEPS={steps}', '--fdl.EVAL_INTERVAL_STEPS=100', *more
@@ -564,17 +564,17 @@ def test_elastic_restart(tmp_path):
     runs.run(tmp_path / folder, *flags, devices=devices, config=TEXT)
 
   four_axes = '--fdl.DCN_MESH_SHAPE=[1,1,1,1]'
-  train('fixed', 20, 4, '[2,2,1]')
-  train('elastic', 5, 4, '[2,2,1]')
+  train('fixed', 8, 4, '[2,2,1]')
+  train('elastic', 2, 4, '[2,2,1]')
   train(
-    'elastic', 10, 4, '[2,1,1,2]', four_axes, '--fdl.MESH_AXES=[stage,replica,data,mdl]',
+    'elastic', 4, 4, '[2,1,1,2]', four_axes, '--fdl.MESH_AXES=[stage,replica,data,mdl]',
     '--fdl.NUM_MICROBATCHES=2', '--fdl.NUM_PIPELINE_REPEATS=2',
   )  # fmt: skip
   train(
-    'elastic', 15, 2, '[1,1,1,2]', four_axes, '--fdl.MESH_AXES=[replica,data,mdl,context]',
+    'elastic', 6, 2, '[1,1,1,2]', four_axes, '--fdl.MESH_AXES=[replica,data,mdl,context]',
     '--fdl.CONTEXT_ATTENTION=ring',
   )  # fmt: skip
-  train('elastic', 20, 1, '[1,1,1]', '--fdl.OFFLOAD_OPTIMIZER=True')
+  train('elastic', 8, 1, '[1,1,1]', '--fdl.OFFLOAD_OPTIMIZER=True')
   fixed, found = runs.losses(tmp_path / 'fixed'), runs.losses(tmp_path / 'elastic')
   assert found.keys() == fixed.keys()
   assert max(abs(found[s] - fixed[s]) for s in fixed) < 1e-4

@@ -94,7 +94,7 @@ def theirs(case: str, seed: int = 0, **changes):
   return model
 
 
-def experiment(case: str):
+def experiment(case: str, **changes):
   """Returns the experiment of a case."""
   import pathlib
 
@@ -102,5 +102,5 @@ def experiment(case: str):
 
   from paxlite.weights.families import experiment_of
 
-  config = transformers.AutoConfig.for_model(case.partition(' ')[0], **CASES[case])
+  config = transformers.AutoConfig.for_model(case.partition(' ')[0], **CASES[case] | changes)
   return experiment_of(config.to_dict(), pathlib.Path('config.json'))

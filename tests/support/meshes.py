@@ -54,9 +54,11 @@ def model_of(name: str) -> tuple[type, dict[str, Any]]:
   """Returns the class and the values of a model: one of MODELS, or a tiny one of a family."""
   if name in MODELS:
     return MODELS[name]
-  from tests.support.families import experiment
+  from tests.support.families import WINDOW, experiment
 
-  e = experiment(name)
+  # two layers of each kind, of the eight that a block of this family and a remainder have
+  short = {'gemma3_text': dict(num_hidden_layers=4, layer_types=WINDOW)}
+  e = experiment(name, **short.get(name, {}))
   sizes = e.values_of(Kind.SHAPE, Kind.FUNCTION)
   kept = {k: v for k, v in SMALL.items() if k not in sizes}
   groups = {'NUM_MOE_GROUPS': 8} if isinstance(e, MixtureOfExperts) else {}
