@@ -18,7 +18,12 @@ def test_make_demo(tmp_path):
   shutil.copytree(runs.ROOT, tmp_path, ignore=shutil.ignore_patterns(*left_out), dirs_exist_ok=True)
 
   def make() -> str:
-    command = ['make', 'demo', f'PYTHON={sys.executable}', 'FLAGS=--fdl.MAX_STEPS=120']
+    command = [
+      'make',
+      'demo',
+      f'PYTHON={sys.executable}',
+      'FLAGS=--fdl.MAX_STEPS=120 --fdl.MAX_EVAL_BATCHES=8',
+    ]
     result = subprocess.run(
       command,
       cwd=tmp_path,

@@ -1,28 +1,27 @@
 """Starts processes quickly, as forks of a process that has imported JAX and other packages.
 
 A process of paxlite spends more than a second on imports. The server imports no module of paxlite,
-and JAX has no device before a fork, so a child behaves like `python -m`. Variables that are read at
-import must have the same values in server and child: see `serves`.
+and JAX has no device before a fork, so a child does what `python -m` does; only its garbage
+collector runs less often. Variables that are read at import must have the same values in server and
+child: see `serves`.
 """
 
-import contextlib
 import ctypes
 import gc
 import importlib
+import inspect
 import json
 import os
 import pathlib
 import runpy
-import signal
 import socket
 import subprocess
 import sys
-import tempfile
 
 _AT_IMPORT = ('JAX_', 'PYTHON', 'LD_', 'GLIBC_', 'MALLOC_')
-_PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
-_MODES = os.O_RDONLY, os.O_WRONLY, os.O_WRONLY  # of standard input, output and error
 _LATER = 'PYTHONPATH'  # a child adds it to sys.path
+_MOST_BYTES = 1 << 18  # of a request
+_PR_SET_CHILD_SUBREAPER = 36  # of Linux's prctl
 
 
 def serves(command: list[str], environment: dict[str, str], ours: dict[str, str]) -> bool:
@@ -39,21 +38,25 @@ class ForkServer:
 
   def __init__(self, environment: dict[str, str], imported: str = ''):
     self.environment = environment
-    self._folder = tempfile.TemporaryDirectory(prefix='paxlite-fork-')
-    self._socket, theirs = socket.socketpair()
+    self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     self._process = subprocess.Popen(
       [sys.executable, '-m', 'tests.support.fork_server', str(theirs.fileno()), imported],
       env=environment, pass_fds=[theirs.fileno()],
       cwd=pathlib.Path(__file__).parents[2],
     )  # fmt: skip
     theirs.close()
-    self._answers = self._socket.makefile('r')
 
   def start(
-    self, command: list[str], environment: dict[str, str], cwd: str, **pipes: int
+    self,
+    command: list[str],
+    environment: dict[str, str],
+    cwd: str,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
   ) -> subprocess.Popen:
     """Works like subprocess.Popen(text=True) for [python, '-m', module, …]; the fork is a child."""
-    return _Started(self, command, environment, cwd, **pipes)
+    return _Started(self, command, environment, cwd, stdin, stdout, stderr)
 
   def fork_our_child(
     self, command: list[str], environment: dict[str, str], cwd: str, files: list[int]
@@ -63,44 +66,20 @@ class ForkServer:
     The server forks twice, and a process whose parent has ended becomes a child of the nearest
     subreaper, which this process is for that moment.
     """
-    paths = [os.devnull if f < 0 else f'/proc/{os.getpid()}/fd/{f}' for f in files]
-    request = {'argv': command[2:], 'env': environment, 'cwd': cwd, 'files': paths}
+    request = json.dumps({'argv': command[2:], 'env': environment, 'cwd': cwd}).encode()
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     assert prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0, ctypes.get_errno()
     try:
-      self._socket.sendall(json.dumps(request).encode() + b'\n')
-      return json.loads(self._answers.readline())
+      socket.send_fds(self._socket, [request], files)
+      answer = self._socket.recv(32)
     finally:
       prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
-
-  def run(
-    self, command: list[str], environment: dict[str, str], cwd: str, timeout: float
-  ) -> subprocess.CompletedProcess:
-    """Works like subprocess.run(capture_output=True, text=True) for [python, '-m', module, …]."""
-    folder = pathlib.Path(self._folder.name)
-    outputs = [folder / 'stdout', folder / 'stderr']
-    files = [os.devnull, *map(str, outputs)]
-    for path in outputs:
-      path.write_bytes(b'')
-    request = {'argv': command[2:], 'env': environment, 'cwd': cwd, 'files': files, 'wait': True}
-    self._socket.sendall(json.dumps(request).encode() + b'\n')
-    pid = json.loads(self._answers.readline())
-    self._socket.settimeout(timeout)
-    try:
-      status = json.loads(self._answers.readline())
-    except TimeoutError:
-      os.kill(pid, signal.SIGKILL)
-      raise subprocess.TimeoutExpired(command, timeout) from None
-    finally:
-      self._socket.settimeout(None)
-    code = os.waitstatus_to_exitcode(status)
-    return subprocess.CompletedProcess(command, code, *(path.read_text() for path in outputs))
+    assert answer, 'the fork server has ended'
+    return int(answer)
 
   def close(self) -> None:
-    self._answers.close()
     self._socket.close()
     self._process.wait(10)
-    self._folder.cleanup()
 
 
 class _Started(subprocess.Popen):
@@ -112,17 +91,26 @@ class _Started(subprocess.Popen):
     command: list[str],
     environment: dict[str, str],
     cwd: str,
-    **pipes: int,
+    *files: int | None,
   ):
     self._server = server
-    super().__init__(command, env=environment, cwd=cwd, text=True, **pipes)
+    stdin, stdout, stderr = files
+    super().__init__(
+      command, env=environment, cwd=cwd, text=True, stdin=stdin, stdout=stdout, stderr=stderr
+    )
 
-  def _execute_child(self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *others):
-    _, _, _, *pipes = others[:9]  # after what only Windows has, and whether there is a shell
-    stdin, _, _, stdout, _, stderr = pipes
-    self.pid = self._server.fork_our_child(args, env, str(cwd), [stdin, stdout, stderr])
+  def _execute_child(self, *arguments):
+    given = _OF_EXECUTE_CHILD.bind(self, *arguments).arguments
+    files = [given[name] for name in ('p2cread', 'c2pwrite', 'errwrite')]
+    files = [i if fd == -1 else fd for i, fd in enumerate(files)]  # -1: the child has ours
+    args, env, cwd = (given[name] for name in ('args', 'env', 'cwd'))
+    self.pid = self._server.fork_our_child(args, env, str(cwd), files)
     self._child_created = True
-    self._close_pipe_fds(*pipes)
+    ends = 'p2cread', 'p2cwrite', 'c2pread', 'c2pwrite', 'errread', 'errwrite'
+    self._close_pipe_fds(*(given[name] for name in ends))
+
+
+_OF_EXECUTE_CHILD = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr-defined]
 
 
 def _serve(connection: socket.socket) -> dict | None:
@@ -143,22 +131,16 @@ def _serve(connection: socket.socket) -> dict | None:
   gc.collect()
   gc.freeze()  # a child's collections leave out what the server made, and do not copy its pages
   gc.set_threshold(200_000, 50, 100)  # tracing makes many objects, of which few are cycles
-  requests = connection.makefile('r')
-  while line := requests.readline():
-    request = json.loads(line)
-    # opened here: before the answer, after which our caller closes its ends of pipes
-    opened = [os.open(path, mode) for path, mode in zip(request['files'], _MODES, strict=True)]
-    pid = os.fork() if request.get('wait') else _fork_orphan()
+  while True:
+    request, files, _, _ = socket.recv_fds(connection, _MOST_BYTES, 3)
+    if not request:
+      return None
+    pid = _fork_orphan()
     if pid == 0:
-      return request | {'opened': opened}
-    for fd in opened:
+      return json.loads(request) | {'files': files}
+    for fd in files:
       os.close(fd)
-    connection.sendall(f'{pid}\n'.encode())
-    if request.get('wait'):
-      _, status = os.waitpid(pid, 0)
-      with contextlib.suppress(BrokenPipeError):
-        connection.sendall(f'{status}\n'.encode())
-  return None
+    connection.send(str(pid).encode())
 
 
 def _fork_orphan() -> int:
@@ -185,7 +167,7 @@ def _become(request: dict) -> str:
   os.environ.clear()
   os.environ.update(request['env'])
   os.chdir(request['cwd'])
-  for number, fd in enumerate(request['opened']):
+  for number, fd in enumerate(request['files']):
     os.dup2(fd, number)
     os.close(fd)
   # the server's streams remember whether its files can seek

@@ -77,28 +77,37 @@ def ended(
   imported: str = '',
 ) -> subprocess.CompletedProcess:
   """Runs [python, '-m', module, …] to its end, in a fork if that gives the same result."""
-  server = _fork_server(imported)
-  if serves(command, environment, server.environment):
-    return server.run(command, environment, str(cwd), timeout)
-  return subprocess.run(
-    command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=timeout, check=False
+  process = started(
+    command, environment, cwd, subprocess.DEVNULL, subprocess.PIPE, subprocess.PIPE, imported
   )
+  try:
+    stdout, stderr = process.communicate(timeout=timeout)
+  except subprocess.TimeoutExpired:
+    process.kill()
+    process.communicate()
+    raise
+  return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def started(
   command: list[str],
   environment: dict[str, str],
   cwd: str | pathlib.Path = ROOT,
-  **pipes: int,
+  stdin: int | None = None,
+  stdout: int | None = None,
+  stderr: int | None = None,
+  imported: str = '',
 ) -> subprocess.Popen:
   """Starts [python, '-m', module, …], as a fork if that gives the same result.
 
-  `pipes` are stdin, stdout and stderr, as subprocess.Popen takes them.
+  stdin, stdout and stderr are as subprocess.Popen takes them.
   """
-  server = _fork_server('')
+  server = _fork_server(imported)
   if sys.platform == 'linux' and serves(command, environment, server.environment):
-    return server.start(command, environment, str(cwd), **pipes)
-  return subprocess.Popen(command, cwd=cwd, env=environment, text=True, **pipes)
+    return server.start(command, environment, str(cwd), stdin, stdout, stderr)
+  return subprocess.Popen(
+    command, cwd=cwd, env=environment, text=True, stdin=stdin, stdout=stdout, stderr=stderr
+  )
 
 
 @functools.cache

@@ -86,7 +86,7 @@ def trained(tmp_path_factory):
   """A LoRA run that is based on a run of a small GPT, and that base."""
   folder = tmp_path_factory.mktemp('trained')
   flags = ['--fdl.MODEL_DIMS=64', '--fdl.MAX_STEPS=60', '--fdl.LR_COS_DECAY_END=60']
-  flags += ['--fdl.LEARNING_RATE=1e-2', '--fdl.EVAL_INTERVAL_STEPS=60']
+  flags += ['--fdl.LEARNING_RATE=1e-2', '--fdl.MAX_EVAL_BATCHES=1']
   runs.run(folder / 'base', *flags, config='tests.support.experiments.TinyText')
   lora = [*flags, '--fdl.USE_LORA=True', f'--fdl.CHECKPOINT_RESTORE_PATH={folder / "base"}']
   runs.run(folder / 'lora', *lora, config='tests.support.experiments.TinyText')
