@@ -19,6 +19,8 @@ from tests.support import runs
 
 _CACHE = 'JAX_COMPILATION_CACHE_DIR'
 _ENDPOINTS = 'AWS_ENDPOINT_URL', 'AWS_METADATA_ENDPOINT', 'GOOGLE_BASE_URL'
+TESTS = pathlib.Path(__file__).parent
+_NOHUP = 'PAXLITE_TESTS_NOHUP'
 _MOST_BYTES = 3 << 30  # of the memory of a worker, before its compiled programs are freed
 
 
@@ -30,7 +32,10 @@ def _resident_bytes() -> int:
 def pytest_configure(config):
   signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore SIGINT for `make test &`
   if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as under nohup
-    signal.signal(signal.SIGHUP, lambda *_: None)  # a process that is started does not ignore it
+    os.environ[_NOHUP] = '1'  # for the workers of xdist
+  if _NOHUP in os.environ:
+    # SIG_IGN would be inherited by the processes that tests start, and a handler is not.
+    signal.signal(signal.SIGHUP, lambda *_: None)
   gc.set_threshold(200_000, 50, 100)  # tracing makes many objects, of which few are cycles
   if hasattr(config, 'workerinput'):  # a worker of xdist inherits the environment
     return
@@ -51,6 +56,7 @@ def pytest_collection_modifyitems(items):
     'test_families', 'test_model', 'test_stores', 'test_resume', 'test_decoding', 'test_restoring',
     'test_reference', 'test_trainer', 'test_weights', 'test_main', 'test_backends',
   )  # fmt: skip
+  assert all(any(TESTS.glob(f'*/**/{name}.py')) for name in longest)
   order = {name: i for i, name in enumerate(longest)}
   items.sort(key=lambda item: order.get(item.path.stem, len(order)))
 

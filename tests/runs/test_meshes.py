@@ -26,7 +26,6 @@ from tests.support import runs
 MUST = {
   'dp': {'all-reduce replica'},
   'fsdp': {'all-gather data', 'all-reduce data'},
-  'tp': {'all-gather data', 'all-reduce mdl'},
   'tp4': {'all-gather data', 'all-reduce mdl'},
   'dp_fsdp_tp': {'all-gather data', 'all-reduce mdl', 'all-reduce replica+data'},
   'dcn': {'all-gather data', 'all-reduce mdl', 'all-reduce replica+data'},
@@ -36,7 +35,6 @@ MUST = {
   'context_tp': {'all-gather context', 'all-reduce context', 'all-reduce mdl'},
   'pipeline': {'collective-permute stage'},
   'pipeline_tp': {'collective-permute stage', 'all-reduce mdl'},
-  'expert': {'all-to-all expert'},
   'expert_tp': {'all-to-all expert', 'all-reduce mdl'},
   'expert_fsdp': {'all-gather data'},
   'fractional': {'all-gather data', 'all-reduce mdl'},
@@ -57,7 +55,7 @@ MUST_OF = {
 CASES = [
   ['gpt/fsdp', 'gpt/tp4', 'gpt/dcn', 'gpt/dcn_data', 'gpt/sequence', 'gpt/context',
    'gpt/fractional', 'gpt/pipeline_tp', 'gpt/pipeline_sequence', 'gpt/torus'],
-  ['llama/fsdp', 'llama/dp_fsdp_tp', 'llama/context_tp', 'llama/pipeline',
+  ['llama/fsdp', 'llama/dp_fsdp_tp', 'llama/sequence', 'llama/context_tp', 'llama/pipeline',
    'llama/torus_dp', 'llama/torus_chunks'],
   ['glam/dp', 'glam/fsdp', 'glam/expert_tp', 'glam/expert_fsdp', 'glam/context',
    'glam/fractional', 'glam/torus_expert'],

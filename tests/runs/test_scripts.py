@@ -249,7 +249,7 @@ def xla_flags(config: str, device: str = 'gpu') -> str:
 
 
 def test_xla_knows_the_flags_of_every_experiment():
-  loop = 'for name in "${@:2}"; do xla_flags "$name" "$1"; echo; done'
+  loop = 'for name in "${@:2}"; do xla_flags "$name" "$1" || exit 1; echo; done'
   command = ['bash', '-c', f'source {SCRIPTS}/common.sh; {loop}', 'test']
   of_all = lambda device: set(
     subprocess.check_output([*command, device, *experiments()], text=True).splitlines()

@@ -69,7 +69,6 @@ AXES = ['replica', 'data', 'mdl']
 MESHES: dict[str, dict[str, Any]] = {
   'dp': dict(ICI_MESH_SHAPE=[8, 1, 1]),
   'fsdp': dict(ICI_MESH_SHAPE=[1, 8, 1]),
-  'tp': dict(ICI_MESH_SHAPE=[1, 4, 2]),
   'tp4': dict(ICI_MESH_SHAPE=[1, 2, 4]),
   'dp_fsdp_tp': dict(ICI_MESH_SHAPE=[2, 2, 2]),
   'dcn': dict(ICI_MESH_SHAPE=[1, 2, 2], DCN_MESH_SHAPE=[2, 1, 1]),
@@ -79,7 +78,6 @@ MESHES: dict[str, dict[str, Any]] = {
   'context_tp': dict(MESH_AXES=[*AXES, 'context'], ICI_MESH_SHAPE=[1, 2, 2, 2]),
   'pipeline': dict(MESH_AXES=['stage', *AXES], ICI_MESH_SHAPE=[2, 1, 4, 1], NUM_MICROBATCHES=4),
   'pipeline_tp': dict(MESH_AXES=['stage', *AXES], ICI_MESH_SHAPE=[2, 1, 2, 2], NUM_MICROBATCHES=2),
-  'expert': dict(MESH_AXES=[*AXES, 'expert'], ICI_MESH_SHAPE=[1, 2, 1, 4]),
   'expert_tp': dict(MESH_AXES=[*AXES, 'expert'], ICI_MESH_SHAPE=[1, 2, 2, 2]),
   'expert_fsdp': dict(ICI_MESH_SHAPE=[1, 8, 1], EXPERT_AXIS=None),
   'pipeline_sequence': dict(
@@ -94,7 +92,7 @@ MESHES: dict[str, dict[str, Any]] = {
   'torus_chunks': dict(ICI_MESH_SHAPE=[1, 8, 1], NUM_LOSS_CHUNKS=3),
   'torus_expert': dict(MESH_AXES=[*AXES, 'expert'], ICI_MESH_SHAPE=[1, 4, 1, 2]),
 }
-# The devices along data are taken to form such lines, which those of a TPU do.
+# The test takes the devices along data as lines of these sizes, as on a TPU.
 LINES = {'torus': (2, 4), 'torus_dp': (2, 2), 'torus_chunks': (2, 2, 2), 'torus_expert': (2, 2)}
 
 
