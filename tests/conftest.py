@@ -39,6 +39,7 @@ def pytest_configure(config):
   gc.set_threshold(200_000, 50, 100)  # tracing makes many objects, of which few are cycles
   if hasattr(config, 'workerinput'):  # a worker of xdist inherits the environment
     return
+  os.environ.pop('PYTHONDONTWRITEBYTECODE', None)  # each process would compile paxlite's modules
   config.compilation_cache = tempfile.mkdtemp(prefix='paxlite-tests-')
   os.environ[_CACHE] = config.compilation_cache
   os.environ['XDG_CACHE_HOME'] = config.compilation_cache

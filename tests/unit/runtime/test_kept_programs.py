@@ -39,7 +39,9 @@ def home(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_next_run_reads_what_the_last_has_compiled(home, tmp_path, monkeypatch):
+def test_the_next_run_reads_what_the_last_has_compiled_unless_it_is_damaged(
+  home, tmp_path, monkeypatch
+):
   monkeypatch.setattr(runs, 'QUICK_TO_COMPILE', '')  # else compilation is too quick to be kept
   log = {
     'JAX_DEBUG_LOG_MODULES': 'jax._src.compiler,jax._src.compilation_cache',
@@ -53,8 +55,17 @@ def test_the_next_run_reads_what_the_last_has_compiled(home, tmp_path, monkeypat
   second = runs.run(tmp_path / 'b', *TINY, env=log)
   assert re.search(hit, second.stderr)
   assert runs.losses(tmp_path / 'b') == runs.losses(tmp_path / 'a')
-  third = runs.run(tmp_path / 'c', *TINY, env=log | {'JAX_ENABLE_COMPILATION_CACHE': 'false'})
-  assert not re.search(hit, third.stderr)
+  without = runs.run(tmp_path / 'c', *TINY, env=log | {'JAX_ENABLE_COMPILATION_CACHE': 'false'})
+  assert not re.search(hit, without.stderr)
+
+  (program,) = (p for p in home.iterdir() if 'jit_step' in p.name)
+  # this bit is one of those that crashed a run or changed its losses
+  flip(program, 8 * (program.stat().st_size // 2) + 3)
+  damaged = runs.run(tmp_path / 'd', *TINY)
+  assert damaged.stderr.count('is damaged: it is removed and compiled again') == 1
+  assert program.is_file()
+  assert runs.losses(tmp_path / 'd') == runs.losses(tmp_path / 'a')
+  assert 'is damaged' not in runs.run(tmp_path / 'e', *TINY).stderr
 
 
 @pytest.mark.slow
@@ -110,21 +121,6 @@ def flip(path: pathlib.Path, bit: int) -> None:
   content = bytearray(path.read_bytes())
   content[bit // 8] ^= 1 << bit % 8
   path.write_bytes(content)
-
-
-@pytest.mark.slow
-def test_a_damaged_program_is_removed_and_compiled_again(home, tmp_path, monkeypatch):
-  """These bits include some that crashed a run and some that changed its losses."""
-  monkeypatch.setattr(runs, 'QUICK_TO_COMPILE', '')
-  runs.run(tmp_path / 'a', *TINY)
-  (program,) = (p for p in home.iterdir() if 'jit_step' in p.name)
-  whole = program.read_bytes()
-  flip(program, 8 * (len(whole) // 2) + 3)
-  damaged = runs.run(tmp_path / 'b', *TINY)
-  assert damaged.stderr.count('is damaged: it is removed and compiled again') == 1
-  assert program.is_file()
-  assert runs.losses(tmp_path / 'b') == runs.losses(tmp_path / 'a')
-  assert 'is damaged' not in runs.run(tmp_path / 'c', *TINY).stderr
 
 
 def test_every_flipped_bit_is_noticed(tmp_path, caplog):
