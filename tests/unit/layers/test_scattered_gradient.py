@@ -1,5 +1,6 @@
 """Where the gradient of a weight is scattered along the lines of a TPU's torus."""
 
+import dataclasses
 import itertools
 import types
 from typing import Any
@@ -15,17 +16,26 @@ from paxlite.layers.weight_product import weight_product
 from paxlite.parallel import partitioning, torus
 
 
+@dataclasses.dataclass(eq=False)  # hashable, as a Mesh is
+class FakeMesh:
+  devices: np.ndarray
+  axis_names: tuple[str, ...]
+
+  @property
+  def size(self) -> int:
+    return self.devices.size
+
+  @property
+  def shape(self) -> dict[str, int]:
+    return dict(zip(self.axis_names, self.devices.shape, strict=True))
+
+
 def mesh_of(places: np.ndarray, *axes: str, platform: str = 'tpu') -> Any:
   """A mesh of devices with these coordinates [sizes of the axes…, coordinates]."""
   devices = np.empty(places.shape[:-1], object)
   for index in np.ndindex(devices.shape):
     devices[index] = types.SimpleNamespace(platform=platform, coords=places[index].tolist())
-  return types.SimpleNamespace(
-    devices=devices,
-    axis_names=axes,
-    size=devices.size,
-    shape=dict(zip(axes, devices.shape, strict=True)),
-  )
+  return FakeMesh(devices, axes)
 
 
 def grid(*sizes: int) -> np.ndarray:
@@ -75,7 +85,7 @@ def test_devices_that_are_not_tpus_are_one_line():
 
 
 def scatter_on(sizes: dict[str, int], rows: int, shape: tuple[int, ...], *names: str | None) -> Any:
-  """The scatter on a mesh of devices in lines of 4, and the same without them."""
+  """Returns the scatter of a weight's gradient on a mesh whose devices are in lines of 4."""
   count = int(np.prod(list(sizes.values())))
   places = grid(count // 4, 4).reshape(*sizes.values(), 3)
   mesh: Any = mesh_of(places, *sizes)
