@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -130,7 +129,7 @@ def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> li
   Raises:
     UserError: The package seqio is missing, or the task, split or dataset does not exist.
   """
-  if name in _BUILT_IN and 'seqio' not in sys.modules:
+  if name in _BUILT_IN:
     open_tokenizer(vocab_path)  # a mistake is answered before TensorFlow is imported, which is slow
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # silences TensorFlow's dozen lines
   try:
@@ -190,7 +189,6 @@ def _part(task: Any, split: str, rate: float, folder: str) -> Part:
 def _built_in(name: str, vocab_path: str) -> Any:
   import seqio
 
-  open_tokenizer(vocab_path)  # raises clear errors if the file is not a tokenizer
   vocabulary = seqio.SentencePieceVocabulary(vocab_path)
   dataset, texts, has_inputs = _BUILT_IN[name]
   return seqio.Task(
