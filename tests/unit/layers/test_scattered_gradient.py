@@ -2,6 +2,8 @@
 
 import dataclasses
 import itertools
+import subprocess
+import sys
 import types
 from typing import Any
 
@@ -14,6 +16,7 @@ from jax.sharding import Mesh
 from paxlite.layers import scattered_gradient
 from paxlite.layers.weight_product import weight_product
 from paxlite.parallel import partitioning, torus
+from tests.support import runs
 
 
 @dataclasses.dataclass(eq=False)  # hashable, as a Mesh is
@@ -117,6 +120,36 @@ def test_a_gradient_is_scattered_where_only_the_batch_is_split():
 )
 def test_xla_sums_all_other_gradients(sizes, rows, shape, names):
   assert scatter_on(sizes, rows, shape, *names) is None
+
+
+VALUES = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh
+from paxlite.layers.scattered_gradient import Scatter, scattered_sum
+
+mesh = Mesh(np.array(jax.devices()).reshape(1, 8), ('replica', 'data'))
+x, y = (jax.random.normal(jax.random.key(i), (16, 4, n)) for i, n in enumerate((24, 6)))
+for made, dim in ('DF', 0), ('FD', 1):
+  equation = f'BTD,BTF->{made}'
+  scatter = Scatter(mesh, ('replica', 'data'), dim, (2, 4))
+  found = jax.jit(lambda x, y: scattered_sum(equation, 'B', scatter, x, y))(x, y)
+  assert found.sharding.shard_shape(found.shape)[dim] == 24 // 8
+  np.testing.assert_allclose(found, jnp.einsum(equation, x, y), rtol=1e-5, atol=1e-5)
+print('equal')
+"""
+
+
+def test_a_scattered_sum_has_the_values_of_einsum():
+  """On lines of two sizes, so that each device gets its own part in one order of them alone."""
+  done = subprocess.run(
+    [sys.executable, '-c', VALUES],
+    capture_output=True,
+    text=True,
+    env=runs.environment(8),
+    cwd=runs.ROOT,
+    check=False,
+  )
+  assert done.stdout == 'equal\n', done.stderr
 
 
 def test_without_a_mesh_a_product_is_that_of_einsum():
