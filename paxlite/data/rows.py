@@ -9,7 +9,8 @@ Row kinds:
 """
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -30,6 +31,15 @@ class Tokens(Protocol):
   def __len__(self) -> int: ...
 
   def __getitem__(self, where: slice, /) -> np.ndarray: ...
+
+
+@runtime_checkable
+class FarArray(Protocol):
+  """An array that may be far away, and fetches values before they are read."""
+
+  def will_read(self, parts: Iterable[tuple[int, int]]) -> None:
+    """Begins to fetch values that will be read soon: (first, count) of each part."""
+    ...
 
 
 @dataclasses.dataclass
@@ -65,8 +75,10 @@ class TokenRows:
 
   def will_read(self, indices: np.ndarray) -> None:
     """Begins to fetch the tokens of rows `indices` [b]."""
-    assert hasattr(self.tokens, 'will_read')
+    assert isinstance(self.tokens, FarArray), 'only such tokens have a read_ahead'
     if self.rows == 'sequences':
+      if isinstance(self.seq_starts, FarArray):  # all at once, before the first one is waited for
+        self.seq_starts.will_read((i, 2) for i in indices.tolist())
       bounds = [(int(self.seq_starts[i]), int(self.seq_starts[i + 1])) for i in indices.tolist()]
       counts = [min(max(end - first, 0), self.seq_len) for first, end in bounds]
       firsts = [first for first, _ in bounds]

@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import os
 import pathlib
-import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from paxlite.core import shell
-from paxlite.core.errors import UserError
-from paxlite.data.records import line_of
+from paxlite.core.errors import UserError, line_of
 from paxlite.data.tokenizer import open_tokenizer
 
 # The dataset, the function from a record to texts, and whether the texts are inputs and targets
@@ -130,7 +128,7 @@ def find_parts(name: str, split: str, vocab_path: str, tfds_data_dir: str) -> li
   Raises:
     UserError: The package seqio is missing, or the task, split or dataset does not exist.
   """
-  if name in _BUILT_IN and 'seqio' not in sys.modules:
+  if name in _BUILT_IN:
     open_tokenizer(vocab_path)  # a mistake is answered before TensorFlow is imported, which is slow
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')  # silences TensorFlow's dozen lines
   try:
@@ -190,7 +188,6 @@ def _part(task: Any, split: str, rate: float, folder: str) -> Part:
 def _built_in(name: str, vocab_path: str) -> Any:
   import seqio
 
-  open_tokenizer(vocab_path)  # raises clear errors if the file is not a tokenizer
   vocabulary = seqio.SentencePieceVocabulary(vocab_path)
   dataset, texts, has_inputs = _BUILT_IN[name]
   return seqio.Task(

@@ -28,7 +28,7 @@ _BALANCE = 9 / 8  # the shards of one reader may be larger than those of another
 
 
 class Examples(Protocol):
-  """What has examples, in shards."""
+  """The side of a Part that rows are made of; about.py wraps it to measure examples."""
 
   def examples(
     self, shard: int, shuffle: bool, seed: int | None, start: int

@@ -41,9 +41,11 @@ def register(cls: E) -> E:
     cls.__module__,
     cls.__qualname__,
   ):
+    ours = cls.__module__.startswith('paxlite.')  # its module may be imported after a user's
+    kept, renamed = (cls, other) if ours else (other, cls)
     raise UserError(
-      f'an experiment {cls.__name__} is registered by {other.__module__} already: give the one of '
-      f'{cls.__module__} another name, or no @register'
+      f'an experiment {cls.__name__} is registered by {kept.__module__} already: give the one of '
+      f'{renamed.__module__} another name, or no @register'
     )
   _REGISTRY[cls.__name__] = cls
   doc = inspect.cleandoc(cls.__doc__ or '')
@@ -79,10 +81,12 @@ def find(name: str) -> type[Experiment]:
   Only subclasses of Experiment are returned; nothing else is ever called or instantiated.
 
   Raises:
-    UserError: There is no such experiment; the message suggests similar names.
+    UserError: There is no such experiment, and the message suggests similar names; or a module of
+      the user registers the name of one of paxlite's.
   """
   if '.' not in name:
-    if name not in _REGISTRY:
+    found = _REGISTRY.get(name)
+    if found is None or not found.__module__.startswith('paxlite.'):
       _import_module_of(name)
     if name not in _REGISTRY and name not in (known := experiments()):
       near = difflib.get_close_matches(name, known, n=3, cutoff=0.7)

@@ -4,6 +4,8 @@ FP8 and Transformer Engine keep a state for each product, in the collections FP8
 train step replaces these collections by their gradients; see flax.linen.fp8_ops.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -25,7 +27,7 @@ class Einsum(nn.Module):
   """
 
   equation: str
-  axes: tuple[str | None, ...] | None
+  axes: tuple[str | None, ...] | None = None
 
   @nn.compact
   def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -50,7 +52,7 @@ class DotGeneralEinsum(Einsum):
     dot_general_tpl: A module that is called with (x, w, dimension_numbers).
   """
 
-  dot_general_tpl: Template
+  dot_general_tpl: Template = dataclasses.field(kw_only=True)
 
   @nn.compact
   def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:

@@ -5,7 +5,6 @@ are two: CapacityDispatch, which limits the number of tokens of an expert, and t
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -283,8 +282,7 @@ class MoeFeedForward(nn.Module):
         b_in_EF=tuple(made(f'b{n[1:]}', zeros, [E, F], ['experts', 'mlp']) for n in names),
         b_out_ED=(made('b_out', zeros, [E, D], ['experts', 'expert_embed']),),
       )
-    # the rows of an expert are of no part of the batch
-    einsum = functools.partial(self.einsum_tpl, axes=None)
+    einsum = self.einsum_tpl  # without axes: the rows of an expert are not split like the batch
     return Experts(
       weights,
       gate_by(self.activation) if self.gated else ACTIVATIONS[self.activation],

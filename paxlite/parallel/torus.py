@@ -1,11 +1,13 @@
 """The lines of a TPU's torus that a mesh axis goes through."""
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 from jax.sharding import Mesh
 
 
+@functools.cache  # each product with a weight asks
 def lines(mesh: Mesh, axis: str) -> tuple[int, ...]:
   """Returns the sizes of the lines that devices along a mesh axis form, the outermost first.
 

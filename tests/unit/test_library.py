@@ -62,18 +62,25 @@ def test_what_there_is_not(tmp_path):
     paxlite.load(tmp_path / 'empty').generate('x')
 
 
-def test_an_experiment_of_ones_own(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def registered():
+  """The registered experiments; that of a test is removed at its end."""
   from paxlite.experiments import registry
+
+  yield registry._REGISTRY
+  registry._REGISTRY.pop('MyDemoGPT', None)
+
+
+def test_an_experiment_of_ones_own(tmp_path, monkeypatch, capsys, registered):
   from paxlite.tools import new
 
-  paxlite.get('DemoGPT')
-  monkeypatch.setattr(registry, '_REGISTRY', {**registry._REGISTRY})  # for this test alone
   monkeypatch.chdir(tmp_path)
   new.main(['mine.py', '--base=DemoGPT'])
   assert 'paxlite train mine.MyDemoGPT' in capsys.readouterr().out
   spec = importlib.util.spec_from_file_location('mine', 'mine.py')
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
+  assert registered['MyDemoGPT'] is module.MyDemoGPT
   assert module.MyDemoGPT().NUM_LAYERS == paxlite.get('DemoGPT')().NUM_LAYERS
   for path, why in (('mine.py', 'exists'), ('mine.txt', 'named like'), ('a-b.py', 'named like')):
     with pytest.raises(paxlite.UserError, match=why):

@@ -211,5 +211,5 @@ _BACKWARD = 1.6
 
 
 def _logits(rest: Work, vocabulary: int) -> Amounts:
-  """Returns what is kept of the size of the logits."""
+  """Returns the saved activations that have the vocabulary as a dimension, as the logits do."""
   return Amounts({x: n for x, n in rest.saved.items() if x.width == vocabulary and x.rows})

@@ -1,5 +1,7 @@
 """Datasets in a bucket equal those in a folder, and are fetched before they are needed."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,27 @@ def test_rows_are_asked_for_ahead(store, tmp_path):
   assert len(asked) == 16 + 5
   assert asked[:5] == read, 'the first batch, too'
   assert read[0] != [0, 1, 2, 3]
+
+
+def test_starts_of_documents_are_fetched_at_once(store, tmp_path, monkeypatch):
+  """A request waits here until those for all three blocks of starts are under way."""
+  writer = Writer(str(tmp_path / 'd'), 'train', 500, 'memmap')
+  writer.write(np.arange(140_000, dtype=np.uint32) % 500, np.arange(1, 140_001))
+  writer.close()
+  put(store, tmp_path / 'd', 'data')
+  monkeypatch.setattr(flat_tokens, '_STARTS_IN_MEMORY', 0)
+  rows = FlatTokenRows('gs://bkt/data', 'train', 16, 'sequences')
+  together, take = threading.Barrier(3), ObjectStore.read_range
+
+  def read_range(self, key, *args):
+    if key.endswith('seq_starts.bin'):
+      together.wait(timeout=20)
+    return take(self, key, *args)
+
+  monkeypatch.setattr(ObjectStore, 'read_range', read_range)
+  indices = np.array([40_000, 70_000, 100_000])
+  rows.will_read(indices)
+  np.testing.assert_array_equal(rows.read(indices)['labels'][:, 0], indices % 500)
 
 
 def test_records(store, tmp_path):

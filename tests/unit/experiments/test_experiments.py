@@ -1,6 +1,7 @@
 """Runs one step of each registered experiment at a small size, and checks its attributes."""
 
 import re
+import sys
 
 import fiddle as fdl
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from paxlite.core.attribute_kinds import Kind, kind_of
 from paxlite.core.attributes import attribute_types
 from paxlite.core.errors import UserError
+from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.demo import TinyGPT
@@ -82,6 +84,29 @@ def test_dotted_and_bare_names_find_the_same():
 def test_two_experiments_of_one_name_are_an_error():
   with pytest.raises(UserError, match='GPT126M is registered by'):
     register(type('GPT126M', (Experiment,), {}))
+
+
+@pytest.mark.parametrize('first', ['user', 'paxlite'])
+def test_a_name_of_paxlite_is_taken_whatever_registers_first(first, monkeypatch):
+  taken = find('DemoGPT')
+  mine = type('DemoGPT', (Experiment,), {'__module__': 'mine.configs'})
+  message = (
+    'an experiment DemoGPT is registered by paxlite.experiments.demo already: '
+    'give the one of mine.configs another name'
+  )
+  if first == 'paxlite':
+    with pytest.raises(UserError, match=message):
+      register(mine)
+    assert find('DemoGPT') is taken
+    return
+  # As if paxlite's module were not imported yet; all others are, so that none is missing later.
+  others = {name: cls for name, cls in experiments().items() if cls is not taken}
+  monkeypatch.setattr(registry, '_REGISTRY', others)
+  monkeypatch.delitem(sys.modules, taken.__module__)
+  register(mine)
+  for look in (lambda: find('DemoGPT'), experiments):
+    with pytest.raises(UserError, match=message):
+      look()
 
 
 def classes(cls: type) -> set[type]:

@@ -1,6 +1,9 @@
 """Where the gradient of a weight is scattered along the lines of a TPU's torus."""
 
+import dataclasses
 import itertools
+import subprocess
+import sys
 import types
 from typing import Any
 
@@ -13,6 +16,21 @@ from jax.sharding import Mesh
 from paxlite.layers import scattered_gradient
 from paxlite.layers.weight_product import weight_product
 from paxlite.parallel import partitioning, torus
+from tests.support import runs
+
+
+@dataclasses.dataclass(eq=False)  # hashable, as a Mesh is
+class FakeMesh:
+  devices: np.ndarray
+  axis_names: tuple[str, ...]
+
+  @property
+  def size(self) -> int:
+    return self.devices.size
+
+  @property
+  def shape(self) -> dict[str, int]:
+    return dict(zip(self.axis_names, self.devices.shape, strict=True))
 
 
 def mesh_of(places: np.ndarray, *axes: str, platform: str = 'tpu') -> Any:
@@ -20,12 +38,7 @@ def mesh_of(places: np.ndarray, *axes: str, platform: str = 'tpu') -> Any:
   devices = np.empty(places.shape[:-1], object)
   for index in np.ndindex(devices.shape):
     devices[index] = types.SimpleNamespace(platform=platform, coords=places[index].tolist())
-  return types.SimpleNamespace(
-    devices=devices,
-    axis_names=axes,
-    size=devices.size,
-    shape=dict(zip(axes, devices.shape, strict=True)),
-  )
+  return FakeMesh(devices, axes)
 
 
 def grid(*sizes: int) -> np.ndarray:
@@ -75,7 +88,7 @@ def test_devices_that_are_not_tpus_are_one_line():
 
 
 def scatter_on(sizes: dict[str, int], rows: int, shape: tuple[int, ...], *names: str | None) -> Any:
-  """The scatter on a mesh of devices in lines of 4, and the same without them."""
+  """Returns the scatter of a weight's gradient on a mesh whose devices are in lines of 4."""
   count = int(np.prod(list(sizes.values())))
   places = grid(count // 4, 4).reshape(*sizes.values(), 3)
   mesh: Any = mesh_of(places, *sizes)
@@ -107,6 +120,36 @@ def test_a_gradient_is_scattered_where_only_the_batch_is_split():
 )
 def test_xla_sums_all_other_gradients(sizes, rows, shape, names):
   assert scatter_on(sizes, rows, shape, *names) is None
+
+
+VALUES = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh
+from paxlite.layers.scattered_gradient import Scatter, scattered_sum
+
+mesh = Mesh(np.array(jax.devices()).reshape(1, 8), ('replica', 'data'))
+x, y = (jax.random.normal(jax.random.key(i), (16, 4, n)) for i, n in enumerate((24, 6)))
+for made, dim in ('DF', 0), ('FD', 1):
+  equation = f'BTD,BTF->{made}'
+  scatter = Scatter(mesh, ('replica', 'data'), dim, (2, 4))
+  found = jax.jit(lambda x, y: scattered_sum(equation, 'B', scatter, x, y))(x, y)
+  assert found.sharding.shard_shape(found.shape)[dim] == 24 // 8
+  np.testing.assert_allclose(found, jnp.einsum(equation, x, y), rtol=1e-5, atol=1e-5)
+print('equal')
+"""
+
+
+def test_a_scattered_sum_has_the_values_of_einsum():
+  """On lines of two sizes, so that each device gets its own part in one order of them alone."""
+  done = subprocess.run(
+    [sys.executable, '-c', VALUES],
+    capture_output=True,
+    text=True,
+    env=runs.environment(8),
+    cwd=runs.ROOT,
+    check=False,
+  )
+  assert done.stdout == 'equal\n', done.stderr
 
 
 def test_without_a_mesh_a_product_is_that_of_einsum():
