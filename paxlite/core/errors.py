@@ -55,6 +55,11 @@ def located(place: str) -> Iterator[None]:
     raise UserError(f'{place}: {e}') from None
 
 
+def line_of(error: Exception) -> str:
+  """Returns the first line of an exception's message, at most 200 characters."""
+  return (str(error).strip() or repr(error)).splitlines()[0][:200]
+
+
 def compiled(pattern: str, place: str) -> re.Pattern[str]:
   """Compiles a regular expression that a user wrote; raises UserError where it is not valid."""
   try:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from paxlite.core import shell
 from paxlite.core.addresses import is_address
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, line_of
 from paxlite.core.files import (
   BOM,
   COMPRESSED,
@@ -257,8 +257,3 @@ def read_errors(name: str) -> Iterator[None]:
     raise
   except Exception as e:
     raise UserError(f'{name} cannot be read: {line_of(e)}') from None
-
-
-def line_of(error: Exception) -> str:
-  """Returns the first line of an exception's message, at most 200 characters."""
-  return (str(error).strip() or repr(error)).splitlines()[0][:200]

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from paxlite.core import shell
-from paxlite.core.errors import UserError
-from paxlite.data.records import line_of
+from paxlite.core.errors import UserError, line_of
 from paxlite.data.tokenizer import open_tokenizer
 
 # The dataset, the function from a record to texts, and whether the texts are inputs and targets

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 
 from paxlite.core import shell
-from paxlite.core.errors import UserError, located
+from paxlite.core.errors import UserError, line_of, located
 from paxlite.core.json_files import read_object
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
@@ -133,7 +133,7 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
   try:
     found = torch.load(path, map_location='cpu', weights_only=True, mmap=True)
   except Exception as e:  # torch raises a dozen types for this
-    raise UserError(f'{path} is damaged, or no file of weights alone: {_line(e)}') from None
+    raise UserError(f'{path} is damaged, or no file of weights alone: {line_of(e)}') from None
   if not isinstance(found, dict):
     raise UserError(f'{path} holds no tensors by name')
   kinds = (torch.float32, torch.bfloat16, torch.float16)
@@ -141,10 +141,6 @@ def _load(path: pathlib.Path) -> dict[str, Any]:
     if not isinstance(tensor, torch.Tensor) or tensor.dtype not in kinds:
       raise UserError(f'{path}: {name} is {getattr(tensor, "dtype", type(tensor).__name__)}')
   return found
-
-
-def _line(error: Exception) -> str:
-  return (str(error).strip() or repr(error)).splitlines()[0][:200]
 
 
 def _numpy(tensor: Any) -> np.ndarray:
