@@ -21,7 +21,7 @@ from typing import Protocol
 
 from paxlite.core import shell
 from paxlite.core.addresses import is_address
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, line_of
 from paxlite.core.json_files import parse_line
 from paxlite.data.record_files import Raw, Record, open_file, read_errors
 
