@@ -23,7 +23,7 @@ from paxlite.data.sft import SftRows, TooLong
 from paxlite.data.streams import StreamRows
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import HELD_OUT_EVERY, Split, TextRows
-from paxlite.experiments.rows import FromTfds, Rows, Tokenized, check_fraction
+from paxlite.experiments.rows import FromTfds, Rows, Splits, Tokenized, check_fraction
 
 
 class Synthetic(Rows):
@@ -100,18 +100,12 @@ class EmbeddedText(TextFiles):
     return 'embedded text'
 
 
-class FlatTokens(Tokenized, Rows):
+class FlatTokens(Tokenized, Splits):
   """A tokenized dataset in paxlite's format or seqax's format (see data.flat_tokens)."""
 
   DATASET_PATH: Run[StoredPath] = ''  # folder that paxlite tokenize has written
-  TRAIN_SPLIT: Training[str] = 'train'  # the split to train on
-  EVAL_SPLIT: Run[str | None] = 'validation'  # the split to evaluate on; None: no evaluation
   ROWS: Training[RowKind | None] = None  # None: packed or stream, as PACKED_INPUT says
   VOCAB_PATH: Run[StoredPath] = ''  # only for printing a sample
-
-  def validate(self) -> None:
-    super().validate()
-    self.check_splits(self.TRAIN_SPLIT, self.EVAL_SPLIT)
 
   @property
   def dataset(self) -> str:
@@ -141,7 +135,7 @@ class FlatTokens(Tokenized, Rows):
     )
 
 
-class SeqioTask(FromTfds, Rows):
+class SeqioTask(FromTfds, Splits):
   """A SeqIO task or mixture over TFDS datasets (needs the extra seqio).
 
   If the attributes are empty, the environment's VOCAB_PATH and TFDS_DATA_DIR are used.
@@ -149,13 +143,7 @@ class SeqioTask(FromTfds, Rows):
 
   SEQIO_TASK: Training[str] = ''  # name of a SeqIO task or mixture
   SEQIO_MODULES: Training[list[str]] = []  # imported first: they register your own tasks
-  TRAIN_SPLIT: Training[str] = 'train'  # the split to train on
-  EVAL_SPLIT: Run[str | None] = 'validation'  # the split to evaluate on; None: no evaluation
   SEQIO_ROWS: Training[StreamRows] = 'stream'  # how texts become rows
-
-  def validate(self) -> None:
-    super().validate()
-    self.check_splits(self.TRAIN_SPLIT, self.EVAL_SPLIT)
 
   @property
   def dataset(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Count, Run
+from paxlite.core.attribute_kinds import Count, Run, Training
 from paxlite.core.attributes import AnyPath, StoredPath
 from paxlite.core.errors import UserError
 from paxlite.core.files import expanded
@@ -36,13 +36,6 @@ class Rows(LanguageModel):
     for both in sorted(apart[0] & apart[1]):
       raise UserError(
         f'{name}: {both} is used for training and for evaluation: name another one, or none'
-      )
-
-  def check_splits(self, train: str, held_out: str | None) -> None:
-    """Raises UserError if the same split is used for training and for evaluation."""
-    if train == held_out:
-      raise UserError(
-        f'EVAL_SPLIT: {train} is used for training and for evaluation: name another one, or None'
       )
 
   @property
@@ -80,6 +73,21 @@ class Rows(LanguageModel):
       seed=self.SEED,
       max_eval_batches=self.MAX_EVAL_BATCHES,
     )
+
+
+class Splits(Rows):
+  """Rows of a dataset that has splits."""
+
+  TRAIN_SPLIT: Training[str] = 'train'  # the split to train on
+  EVAL_SPLIT: Run[str | None] = 'validation'  # the split to evaluate on; None: no evaluation
+
+  def validate(self) -> None:
+    super().validate()
+    if self.TRAIN_SPLIT == self.EVAL_SPLIT:
+      raise UserError(
+        f'EVAL_SPLIT: {self.EVAL_SPLIT} is used for training and for evaluation: name another one, '
+        'or None'
+      )
 
 
 class Tokenized(Experiment):
