@@ -1,5 +1,6 @@
 """Attributes of rotary positions, and the template of the layer that they describe."""
 
+import abc
 import math
 from typing import Literal
 
@@ -21,7 +22,7 @@ from paxlite.layers.rotary import (
 RopeScaling = Literal['llama3', 'linear', 'yarn', 'longrope']
 
 
-class RotaryPositions(Experiment):
+class RotaryPositions(Experiment, abc.ABC):
   """Rotary positions, which can be stretched for sequences that are longer than in training."""
 
   USE_ROTARY_POSITION_EMB: Function[bool] = False  # queries and keys are rotated by position
@@ -57,13 +58,9 @@ class RotaryPositions(Experiment):
     return math.sqrt(1 + math.log(self.ROPE_FACTOR) / math.log(self.ROPE_ORIGINAL_LENGTH))
 
   @property
+  @abc.abstractmethod
   def rotary_dims(self) -> int:
-    """The number of dimensions of a query or key that are rotated, which depends on the attention.
-
-    Raises:
-      NotImplementedError: A class of experiments has rotary positions and no attention.
-    """
-    raise NotImplementedError
+    """The number of rotated dimensions of a query or key, which depends on the attention."""
 
   def validate(self) -> None:
     super().validate()

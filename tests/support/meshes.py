@@ -56,7 +56,7 @@ def model_of(name: str) -> tuple[type, dict[str, Any]]:
     return MODELS[name]
   from tests.support.families import WINDOW, experiment
 
-  # two layers of each kind, of the eight that a block of this family and a remainder have
+  # two layers of each kind: the pattern of this family has six, and with a remainder eight
   short = {'gemma3_text': dict(num_hidden_layers=4, layer_types=WINDOW)}
   e = experiment(name, **short.get(name, {}))
   sizes = e.values_of(Kind.SHAPE, Kind.FUNCTION)
