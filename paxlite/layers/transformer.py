@@ -120,6 +120,9 @@ class UnrolledTransformer(nn.Module):
   ) -> jax.Array:
     """Applies the equal layers."""
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=False)
+    # Equal layers are traced once. Random keys depend on a layer's name outside of a jit alone.
+    if not (self.is_initializing() or self.has_rng('dropout')):
+      apply_block = nn.jit(apply_block)
     for i in range(self.num_layers):
       layer = self.layer_tpl(name=f'x_layers_{i}')
       x_BTD = apply_block(layer, x_BTD, positions_BT, segment_ids_BT)

@@ -39,12 +39,17 @@ class ShardedTask:
   @functools.cached_property
   def abstract(self) -> TrainState:
     """The shapes, dtypes and shardings of the train state."""
-    boxed = jax.eval_shape(self.task.init, jax.random.key(0))
+    boxed = self._traced_init.out_info
     state: TrainState = partitioning.sharded_shapes(boxed, self.mesh, self.rules)
     if not self.task.optimizer.on_host:
       return state
     put = lambda x: partitioning.on_host(x) if is_moment(x) else x
     return dataclasses.replace(state, opt_state=jax.tree.map(put, state.opt_state))
+
+  @functools.cached_property
+  def _traced_init(self) -> jax.stages.Traced:
+    """The task's init, which is traced once for the shapes of a state and its initial values."""
+    return jax.jit(self.task.init).trace(jax.random.key(self.seed))
 
   @property
   def batch_sharding(self) -> NamedSharding:
@@ -71,13 +76,18 @@ class ShardedTask:
     on_host = [i for i, x in enumerate(leaves) if partitioning.is_on_host(x)]
     rest = [i for i in range(len(leaves)) if i not in on_host]
     rng = jax.random.key(self.seed)
-    values_of = lambda rng: jax.tree.leaves(part(meta.unbox(self.task.init(rng))))
-    with self.compiling():
-      values = jaxpr_as_fun(jax.jit(values_of).trace(rng).jaxpr)
+    values = jaxpr_as_fun(self._traced_init.jaxpr)
+    state_tree = jax.tree.structure(meta.unbox(self._traced_init.out_info))
+    numbers = jax.tree.leaves(part(state_tree.unflatten(range(state_tree.num_leaves))))
     found: dict[int, jax.Array] = {}
     for group in filter(None, (rest, *([i] for i in on_host))):
+
+      def values_of_group(rng: jax.Array, group: list[int] = group) -> list[jax.Array]:
+        computed = values(rng)
+        return [computed[numbers[i]] for i in group]
+
       init = jax.jit(
-        lambda rng, group=group: [x for i, x in enumerate(values(rng)) if i in group],
+        values_of_group,
         out_shardings=[leaves[i].sharding for i in group],
         compiler_options=compiler.initial_values_options(self.mesh.devices.flat[0].platform),
       )

@@ -16,6 +16,7 @@ from paxlite.layers.attention import DotProductAttention
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.relative_bias import RelativeBias
 from paxlite.layers.remat import CheckpointPolicy
+from paxlite.layers.transformer import TransformerBlock
 from paxlite.layers.weight_product import weight_product
 from paxlite.training.task import Task
 
@@ -136,6 +137,17 @@ def test_checkpoint_policies_keep_what_they_name(repeated):
   assert sizes == sorted(set(sizes)), sizes
   one_activation = 6 * 4 * 16 * 32
   assert sizes[1] - sizes[0] == pytest.approx(one_activation, rel=0.2)
+
+
+@pytest.mark.parametrize('dropout, traced', [(0.0, 1), (0.3, 5)])
+def test_equal_layers_are_traced_once_unless_they_have_random_keys(monkeypatch, dropout, traced):
+  task = make(NUM_LAYERS=5, DROPOUT_PROB=dropout)
+  params, batch = params_of(task), batch_of()
+  calls = []
+  call = TransformerBlock.__call__
+  monkeypatch.setattr(TransformerBlock, '__call__', lambda *args: calls.append(1) or call(*args))
+  jax.make_jaxpr(task.grads)(params, batch, jax.random.key(0) if dropout else None)
+  assert len(calls) == traced
 
 
 def test_microbatches_change_rounding_alone():
