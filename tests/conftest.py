@@ -4,6 +4,8 @@ The processes share a compilation cache, because most of them compile the same p
 compiles without LLVM's optimizations, which take half of the time and only matter at larger sizes.
 """
 
+import contextlib
+import fcntl
 import gc
 import os
 import pathlib
@@ -11,6 +13,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 import unittest.mock
 
 import pytest
@@ -21,6 +24,7 @@ _CACHE = 'JAX_COMPILATION_CACHE_DIR'
 _ENDPOINTS = 'AWS_ENDPOINT_URL', 'AWS_METADATA_ENDPOINT', 'GOOGLE_BASE_URL'
 TESTS = pathlib.Path(__file__).parent
 _NOHUP = 'PAXLITE_TESTS_NOHUP'
+_WAITING = ('test_slurm',)  # modules that use hardly any processor time
 _MOST_BYTES = 3 << 30  # of the memory of a worker, before its compiled programs are freed
 
 
@@ -60,6 +64,30 @@ def pytest_collection_modifyitems(items):
   assert all(any(TESTS.glob(f'*/**/{name}.py')) for name in longest)
   order = {name: i for i, name in enumerate(longest)}
   items.sort(key=lambda item: order.get(item.path.stem, len(order)))
+
+
+@contextlib.contextmanager
+def _processor():
+  """Waits until fewer tests than there are processors compute; more would slow each other down."""
+  with contextlib.ExitStack() as stack:
+    folder = pathlib.Path(os.environ[_CACHE])
+    names = [folder / f'processor_{i}' for i in range(os.cpu_count() or 1)]
+    files = [stack.enter_context(open(name, 'w')) for name in names]
+    while True:
+      for file in files:
+        try:
+          fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until the file is closed
+        except BlockingIOError:
+          continue
+        yield
+        return
+      time.sleep(0.02)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # the timeout of a test starts after it
+def pytest_runtest_protocol(item):
+  with contextlib.nullcontext() if item.path.stem in _WAITING else _processor():
+    return (yield)
 
 
 @pytest.fixture(scope='module', autouse=True)

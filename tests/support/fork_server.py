@@ -119,7 +119,9 @@ def _serve(connection: socket.socket) -> dict | None:
   import fiddle.printing
   import fiddle.selectors  # noqa: F401
   import flax.linen  # noqa: F401
-  import jax.experimental.multihost_utils  # noqa: F401
+  import jax.experimental.multihost_utils
+  import jax.experimental.serialize_executable  # noqa: F401
+  import jaxlib.mlir.dialects.mhlo  # noqa: F401
   import numpy.random  # noqa: F401
   import optax  # noqa: F401
   import orbax.checkpoint  # noqa: F401
