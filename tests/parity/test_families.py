@@ -62,7 +62,7 @@ def ids_of(rows: int = 2) -> np.ndarray:
   return np.random.default_rng(0).integers(3, 96, (rows, T))
 
 
-@pytest.mark.parametrize('seed', [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2))])
+@pytest.mark.parametrize('seed', range(3))
 @pytest.mark.parametrize('family', FAMILIES)
 def test_random_configurations(family, seed):
   """`python -m tests.support.family_draws` compares as many as it is asked for."""
