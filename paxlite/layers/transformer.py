@@ -120,7 +120,7 @@ class UnrolledTransformer(nn.Module):
   ) -> jax.Array:
     """Applies the equal layers."""
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=False)
-    # Equal layers are traced once. Random keys depend on a layer's name outside of a jit alone.
+    # Equal layers are traced once, but not with random keys: these depend on a layer's name.
     if not (self.is_initializing() or self.has_rng('dropout')):
       apply_block = nn.jit(apply_block)
     for i in range(self.num_layers):

@@ -75,24 +75,18 @@ class ShardedTask:
     leaves, tree = jax.tree.flatten(like)
     on_host = [i for i, x in enumerate(leaves) if partitioning.is_on_host(x)]
     rest = [i for i in range(len(leaves)) if i not in on_host]
-    rng = jax.random.key(self.seed)
-    values = jaxpr_as_fun(self._traced_init.jaxpr)
-    state_tree = jax.tree.structure(meta.unbox(self._traced_init.out_info))
-    numbers = jax.tree.leaves(part(state_tree.unflatten(range(state_tree.num_leaves))))
+    computed = jaxpr_as_fun(self._traced_init.jaxpr)
+    state = jax.tree.structure(meta.unbox(self._traced_init.out_info))
+    values = lambda rng: jax.tree.leaves(part(jax.tree.unflatten(state, computed(rng))))
     found: dict[int, jax.Array] = {}
     for group in filter(None, (rest, *([i] for i in on_host))):
-
-      def values_of_group(rng: jax.Array, group: list[int] = group) -> list[jax.Array]:
-        computed = values(rng)
-        return [computed[numbers[i]] for i in group]
-
       init = jax.jit(
-        values_of_group,
+        lambda rng, group=group: [x for i, x in enumerate(values(rng)) if i in group],
         out_shardings=[leaves[i].sharding for i in group],
         compiler_options=compiler.initial_values_options(self.mesh.devices.flat[0].platform),
       )
       with self.compiling():
-        found |= dict(zip(group, init(rng), strict=True))
+        found |= dict(zip(group, init(jax.random.key(self.seed)), strict=True))
     return jax.tree.unflatten(tree, [found[i] for i in range(len(leaves))])
 
   def jitted_step(self) -> jax.stages.Wrapped:

@@ -139,7 +139,7 @@ def test_checkpoint_policies_keep_what_they_name(repeated):
   assert sizes[1] - sizes[0] == pytest.approx(one_activation, rel=0.2)
 
 
-@pytest.mark.parametrize('dropout, traced', [(0.0, 1), (0.3, 5)])
+@pytest.mark.parametrize(('dropout', 'traced'), [(0.0, 1), (0.3, 5)])
 def test_equal_layers_are_traced_once_unless_they_have_random_keys(monkeypatch, dropout, traced):
   task = make(NUM_LAYERS=5, DROPOUT_PROB=dropout)
   params, batch = params_of(task), batch_of()

@@ -1,6 +1,7 @@
 """Metrics reach trackers without a network, and a tracker that fails stops nothing."""
 
 import sqlite3
+import time
 
 import pytest
 
@@ -71,7 +72,9 @@ def test_wandb_keeps_a_file_to_send_later(tmp_path, offline):
   folder.mkdir()
   reported(folder, 'wandb', [1, 2])
   (kept,) = (folder / 'wandb').glob('offline-run-*/run-*.wandb')
-  content = kept.read_bytes()
+  until = time.monotonic() + 30  # a process of wandb writes the file, maybe after the run's end
+  while b'train/loss' not in (content := kept.read_bytes()) and time.monotonic() < until:
+    time.sleep(0.1)
   assert b'train/loss' in content
   assert b'eval_held_out/avg_xent' in content
 
