@@ -85,6 +85,7 @@ def main() -> None:
   parser.add_argument('--latency', type=float, default=0.05)
   parser.add_argument('--silent', type=float, default=60, help='seconds; 0: not measured')
   parser.add_argument('--tokens', type=int, default=TOKENS, help='of the dataset')
+  parser.add_argument('--steps', type=int, default=100, help='of a run whose waiting is measured')
   parser.add_argument('--rounds', type=int, default=3)
   parser.add_argument('--json', type=pathlib.Path)
   args = parser.parse_args()
@@ -105,14 +106,15 @@ def main() -> None:
             folder, server.environment(between.endpoint), between, args.silent
           )
       upload(folder / 'tokens', 'tokens')
-      result['waits'] = {'folder': waiting(folder, 'here', str(folder / 'tokens'), {})}
+      result['waits'] = {'folder': waiting(folder, 'here', folder / 'tokens', args.steps, {})}
       with proxy(server.endpoint, delay=args.latency) as between:
         far = server.environment(between.endpoint)
         what = f'bucket, {1000 * args.latency:.0f} ms'
-        result['waits'][what] = waiting(folder, 'there', 's3://bkt/tokens', far)
+        result['waits'][what] = waiting(folder, 'there', 's3://bkt/tokens', args.steps, far)
         os.environ |= far | {'XDG_CACHE_HOME': str(folder / 'cache-rows')}
         result['rows'] = {'folder': rows(str(folder / 'tokens')), what: rows('s3://bkt/tokens')}
   result |= {'gigabytes': args.gigabytes, 'cpus': os.cpu_count(), 'machine': platform.machine()}
+  result['steps of a wait'] = args.steps
   for what, speed in result['speeds'].items():
     print(f'{what:28} {speed:7,.0f} MB/s')
   for what, share in result['waits'].items():
@@ -234,7 +236,13 @@ def steps(
   return {k: (statistics.median(v), max(v), len(v)) for k, v in found.items()}
 
 
-def waiting(folder: pathlib.Path, name: str, dataset: str, environment: dict[str, str]) -> float:
+def waiting(
+  folder: pathlib.Path,
+  name: str,
+  dataset: str | pathlib.Path,
+  steps: int,
+  environment: dict[str, str],
+) -> float:
   """Trains on a dataset; returns the time of waiting for data as a share of that and of steps."""
   from paxlite.runtime import goodput
 
@@ -242,7 +250,7 @@ def waiting(folder: pathlib.Path, name: str, dataset: str, environment: dict[str
   subprocess.run(
     [
       sys.executable, '-m', 'paxlite.main', '--fdl_config=benchmarks.storage.Shuffled',
-      f'--job_log_dir={run}', f'--fdl.DATASET_PATH={dataset}',
+      f'--job_log_dir={run}', f'--fdl.DATASET_PATH={dataset}', f'--fdl.MAX_STEPS={steps}',
     ],
     check=True, cwd=ROOT, stdout=subprocess.DEVNULL,
     env={**os.environ, **environment, 'JAX_PLATFORMS': 'cpu',

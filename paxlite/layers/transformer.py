@@ -120,8 +120,8 @@ class UnrolledTransformer(nn.Module):
   ) -> jax.Array:
     """Applies the equal layers."""
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=False)
-    # Equal layers are traced once, but not with random keys: these depend on a layer's name.
-    if not (self.is_initializing() or self.has_rng('dropout')):
+    # Equal layers are traced once, but not with random keys or taps, which have names of their own.
+    if not (self.is_initializing() or self.has_rng('dropout') or TAPS in self.variables):
       apply_block = nn.jit(apply_block)
     for i in range(self.num_layers):
       layer = self.layer_tpl(name=f'x_layers_{i}')
