@@ -6,6 +6,9 @@ it waits until the state is copied to the memory of the host. A thread writes th
 thread has not finished when the next state is due, the loop waits for it, so that all processes
 have states of the same steps.
 
+On CPUs the loop waits until the thread has written the arrays themselves. A copy would take twice
+the processor time of this, and a thread beside a step would delay every process, one at a time.
+
 A state counts when every process has written it, which happens before the next one is due. Until
 then the one before it is the newest. So a killed run loses at most two intervals, and a run that
 may lose N steps keeps a state every N / 2 steps.
@@ -148,8 +151,11 @@ class LocalStates:
     self._finish()
     copies = self._copies(state)
     newest = gathered(np.array([self._newest], np.int32))
+    read = threading.Event()
     assert self._pool is not None
-    self._job = self._pool.submit(self._write, step, copies, notes, newest)
+    self._job = self._pool.submit(self._write, step, copies, notes, newest, read.set)
+    if any(_is_on_cpu(x) for x in jax.tree.leaves(state)):
+      read.wait()
 
   def reported(self, step: int) -> None:
     """Notes that the metrics of all steps up to `step` are written.
@@ -184,25 +190,34 @@ class LocalStates:
     copies: list[tuple[Key, jax.Array | np.ndarray]],
     notes: Callable[[], JsonObject],
     newest: Callable[[], np.ndarray],
+    read: Callable[[], None],
   ) -> None:
-    common = int(newest().min())  # all processes have the state of this step
-    held = dict(notes()) | {'experiment': self._experiment}
-    name = Name(step, self._branches.current, jax.process_index())
-    # states between these two are left over if another process cannot write
-    self._files.remove(
-      lambda n: n.step in (common, self._newest) or (n.step > common and n.process != name.process)
-    )
+    """Writes a state, and calls `read` as soon as its arrays are no longer needed."""
     try:
-      if self._files.write(name, _on_host(copies), held, commit=lambda: self._is_reported(step)):
+      common = int(newest().min())  # all processes have the state of this step
+      held = dict(notes()) | {'experiment': self._experiment}
+      name = Name(step, self._branches.current, jax.process_index())
+      # states between these two are left over if another process cannot write
+      needed = (common, self._newest)
+      mine = [n for n in self._files.names() if n.process == name.process]
+      old = [n for n in mine if n.step not in needed]
+      over = old.pop() if old else None
+      self._files.remove(lambda n: n not in old)
+      commit = lambda: self._is_complete(step, read)
+      if self._files.write(name, _on_host(copies), held, commit, over):
         self._newest, self._failed = step, False
     except OSError as e:
       if not self._failed:
         reason = save_errors.reason(e, self._files.path)
         log.error('local states cannot be written, training continues: %s', reason)
       self._failed = True
+    finally:
+      copies.clear()
+      read()
 
-  def _is_reported(self, step: int) -> bool:
+  def _is_complete(self, step: int, read: Callable[[], None]) -> bool:
     """Waits until the metrics of `step` are written; returns False if the run ends before that."""
+    read()
     with self._reported:
       self._reported.wait_for(lambda: self._closing or self._reported_step >= step)
       return self._reported_step >= step
@@ -222,13 +237,15 @@ class LocalStates:
       sizes[shard.device] = sizes.get(shard.device, 0) + shard.data.nbytes
     copies: list[tuple[Key, jax.Array | np.ndarray]] = []
     for device, found in by_device.items():
+      keys, arrays = [key for key, _ in found], [x for _, x in found]
+      if device.platform == 'cpu':
+        copies += zip(keys, arrays, strict=True)
+        continue
       copied = _has_room(device, sizes[device])
-      arrays = [x for _, x in found]
       if copied:
         arrays = self._copied(arrays)
       for x in arrays:
         x.copy_to_host_async()
-      keys = [key for key, _ in found]
       copies += zip(keys, arrays if copied else map(np.asarray, arrays), strict=True)
     return copies
 
@@ -242,7 +259,7 @@ def _has_room(device: jax.Device, size: int) -> bool:
   """Returns whether a device has room for a copy of `size` bytes and for what a step needs."""
   stats = device.memory_stats()
   if not stats or 'bytes_limit' not in stats:
-    return True  # a CPU, whose devices are the memory of the host
+    return True
   peak = stats.get('peak_bytes_in_use', stats.get('bytes_in_use', 0))
   return stats['bytes_limit'] - peak > 1.1 * size
 
@@ -255,3 +272,7 @@ def _on_host(
   while copies:
     key, array = copies.pop()
     yield key, np.asarray(array)
+
+
+def _is_on_cpu(x: jax.Array) -> bool:
+  return any(shard.device.platform == 'cpu' for shard in x.addressable_shards)

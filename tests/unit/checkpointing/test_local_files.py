@@ -45,6 +45,33 @@ def test_what_is_read_is_what_was_written(folder):
   assert folder.open(NAME).dtype(('a/w', ((0, 2), (0, 3)))) is None
 
 
+@pytest.mark.parametrize('extra', [0, 1000], ids=['a shorter file', 'a longer file'])
+def test_the_pages_of_an_old_file_are_written_over(folder, extra):
+  old = Name(6, '0123abcd', 3)
+  array = np.zeros(extra, np.float32)
+  folder.write(old, iter([*SHARDS.items(), (('more', ((0, extra),)), array)]), {}, lambda: True)
+  number = (folder.path / str(old)).stat().st_ino
+  assert folder.write(NAME, iter(SHARDS.items()), {'position': [[1, 2]]}, lambda: True, over=old)
+  assert (folder.path / str(NAME)).stat().st_ino == number
+  assert os.listdir(folder.path) == [str(NAME)]
+  for key, array in whole(folder).items():
+    assert array.tobytes() == SHARDS[key].tobytes()
+
+
+def test_an_old_file_does_not_count_while_it_is_written_over(folder):
+  old = Name(6, '0123abcd', 3)
+  write(folder, old)
+
+  def fails():
+    yield next(iter(SHARDS.items()))
+    assert folder.names() == []
+    raise OSError(28, 'No space left on device')
+
+  with pytest.raises(OSError, match='No space left'):
+    folder.write(NAME, fails(), {}, lambda: True, over=old)
+  assert os.listdir(folder.path) == []
+
+
 def test_a_changed_byte_anywhere_and_a_shorter_file_are_found(folder):
   write(folder)
   path = folder.path / str(NAME)

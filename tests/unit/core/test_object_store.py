@@ -150,6 +150,20 @@ def test_a_missing_package_is_named(monkeypatch):
     ObjectStore.opened('gs://bkt')
 
 
+@pytest.mark.parametrize(
+  ('error', 'text'),
+  [
+    (OSError(5, 'Input/output error'), 'gs://bucket/a cannot be read: Input/output error'),
+    (OSError(5, 'Input/output error', '/b'), '/b cannot be read: Input/output error'),
+    (OSError('the answer is too short'), 'gs://bucket/a cannot be read: the answer is too short'),
+  ],
+)
+def test_an_error_of_reading_names_place_and_reason(error, text):
+  with pytest.raises(UserError) as found, object_copies.reading(Address.parsed('gs://bucket/a')):
+    raise error
+  assert str(found.value) == text
+
+
 def test_copies_follow_the_store(store, gcs, monkeypatch, tmp_path):
   store.write('w/a', b'1')
   store.write('w/deep/b', b'22')

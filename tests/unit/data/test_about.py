@@ -177,6 +177,12 @@ def test_a_histogram_counts_everything_once(lengths):
   assert len(lines) <= 13
 
 
+def test_bars_are_as_long_as_their_counts():
+  lines = about.histogram(np.array([1] * 8 + [2] * 4 + [4] * 2))
+  longest = lines[0].count('#')
+  assert [line.count('#') / longest for line in lines] == [1, 1 / 2, 0, 1 / 4]
+
+
 def test_a_run_says_what_is_cut_and_left_out(tmp_path):
   path = write(tmp_path / 'a.jsonl', [*EXAMPLES, LONG])
   line = lambda **how: about.lines(RowInput(SftRows([path], packaged.VOCAB, 64, 8192, **how), 4))[0]

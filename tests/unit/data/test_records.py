@@ -96,6 +96,8 @@ def test_every_record_once_and_from_any_on(tmp_path, documents, make, monkeypatc
   source = open_records(name)
   whole = [list(source.read(s)) for s in range(source.num_shards)]
   assert source.size == source.done or make is as_folder_of_files
+  if make in (as_saved_dataset, as_tfds):  # the size of a record is assumed
+    assert source.shard_bytes * source.num_shards == 1000 * len(documents)
   for shard, records in enumerate(whole):
     for start in (0, 3, len(records) - 1, len(records)):
       assert list(source.read(shard, start)) == [r for r in records if r[0] >= start]

@@ -15,10 +15,20 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.eval.eval_tasks import find_task, read_examples, read_tasks
 from paxlite.eval.scoring import Continuation, Scorer, bucket
-from paxlite.eval.zero_shot import matched
+from paxlite.eval.zero_shot import Metric, Result, matched
 from paxlite.tools import evaluate as tool
 from tests.support import runs
 from tests.unit.generation.test_decoding import CONFIG, made
+
+
+def test_the_table_of_a_task():
+  result = Result({'acc': Metric(0.5, 0.25)}, [{'truncated': True}] * 3000, 1.5, unreadable=2)
+  assert result.table('lambada').splitlines() == [
+    'lambada: 3,000 examples, 2,000.0 a second',
+    '  acc                       0.5000 ± 0.2500',
+    '  3,000 texts longer than the model takes lost their beginning',
+    '  2 unreadable records left out',
+  ]
 
 
 def some(count: int, seed: int = 0) -> list[Continuation]:

@@ -206,9 +206,13 @@ def test_a_killed_run_loses_no_more_than_it_may(tmp_path, monkeypatch, lose):
   written = threading.Semaphore(0)
   write = local_states.LocalFolder.write
 
-  def slow(*args, **kwargs):
-    written.acquire()
-    return write(*args, **kwargs)
+  def slow(folder, name, shards, notes, commit, over):
+    def late() -> bool:
+      complete = commit()
+      written.acquire()
+      return complete
+
+    return write(folder, name, shards, notes, late, over)
 
   monkeypatch.setattr(local_states.LocalFolder, 'write', slow)
   (tmp_path / 'run').mkdir()
