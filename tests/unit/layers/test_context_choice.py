@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from paxlite.experiments.registry import find
 from paxlite.layers.context_choice import Shapes, estimates, fastest
 
 # one row of LLaMA 3 8B on 8 devices: 32 heads of 128 numbers, 8 of keys
@@ -18,6 +19,18 @@ def test_bytes_that_a_device_sends():
   assert found['heads'].sent == 2 * (32 + 8) * HEAD * 7 / 8
   window = dataclasses.replace(ROW, window=4096)
   assert estimates(window)['ring'].sent == pytest.approx(2 * 8 * HEAD / 4, rel=1e-3)
+
+
+@pytest.mark.parametrize('parts', [1, 2])
+def test_bytes_are_those_of_the_rows_that_a_device_computes_at_a_time(parts):
+  experiment = find('LLaMA3_8B')().replaced(
+    MESH_AXES=['replica', 'data', 'mdl', 'context'], ICI_MESH_SHAPE=[1, 4, 1, 2],
+    DCN_MESH_SHAPE=[1, 1, 1, 1], PERCORE_BATCH_SIZE=2, MAX_SEQ_LEN=8192, NUM_MICROBATCHES=parts,
+  )  # fmt: skip
+  rows = 16 // 4 // parts
+  sent = rows * 2 * 8 * 4096 * 128 * 2  # the keys and values of the other device's tokens
+  (remark,) = experiment.context_remarks('gpu')
+  assert f' ms and {sent / 1e6:.0f} MB sent with ' in remark
 
 
 def test_bytes_of_scores_and_masks():
