@@ -46,7 +46,11 @@ class Candidate:
     parts = [str(self.layout), f'{self.rows} rows']
     if self.microbatches > 1:
       parts.append(f'in {self.microbatches} parts')
-    names = {'NUM_LOSS_CHUNKS': 'loss chunks', 'ATTENTION_BLOCK_SIZE': 'blocks of'}
+    names = {
+      'NUM_LOSS_CHUNKS': 'loss chunks',
+      'ATTENTION_BLOCK_SIZE': 'blocks of',
+      'NUM_PIPELINE_REPEATS': 'repeats',
+    }
     for name, value in self.values.items():
       if name == 'CHECKPOINT_POLICY':
         parts.append(str(value))
@@ -112,5 +116,6 @@ class Space:
       ):
         rows = round(batch['PERCORE_BATCH_SIZE'] * self.machine.devices)
         for values in combinations:
-          if stages == 1 or values.get('USE_REPEATED_LAYER', True):
-            yield Candidate(layout, rows, batch['NUM_MICROBATCHES'], values)
+          parts = batch['NUM_MICROBATCHES']
+          if choices.are_possible(values, self.experiment, stages, parts):
+            yield Candidate(layout, rows, parts, values)

@@ -62,6 +62,11 @@ def _repeated(e: LanguageModel, machine: Machine) -> Sequence[bool]:
   return [True, False] if e.NUM_LAYERS <= _MOST_UNROLLED else [True]
 
 
+def _repeats(e: LanguageModel, machine: Machine) -> Sequence[int]:
+  """Returns numbers of groups of layers in a stage; only a pipeline has such groups."""
+  return [r for r in (1, 2, 4) if num_units(e) % (2 * r) == 0] or [1]
+
+
 def _chunks(e: LanguageModel, machine: Machine) -> Sequence[int]:
   return [1, 4] if e.VOCAB_SIZE < 1 << 17 else [1, 4, 16]
 
@@ -87,6 +92,7 @@ CHOICES: tuple[Choice, ...] = (
   Choice('NUM_LOSS_CHUNKS', _chunks),
   Choice('ATTENTION_BLOCK_SIZE', _blocks),
   Choice('USE_REPEATED_LAYER', _repeated, own=False),
+  Choice('NUM_PIPELINE_REPEATS', _repeats),
   Choice('OFFLOAD_OPTIMIZER', _moments),
   Choice('OFFLOAD_ACTIVATIONS', _offloaded),
   Choice('USE_FP8', _any(False, True), asked=True),
@@ -124,6 +130,31 @@ def _sensible(
     return True
   # a policy that keeps more on the device is not for memory that is short
   return made['CHECKPOINT_POLICY'] in ('SAVE_NOTHING', 'SAVE_ATTENTION', own['CHECKPOINT_POLICY'])
+
+
+def num_units(experiment: LanguageModel) -> int:
+  """Returns how often an experiment's stack repeats its unit of blocks."""
+  e = experiment
+  return max((e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer, 1)
+
+
+def pipeline_repeats(values: Mapping[str, object]) -> int:
+  """Returns NUM_PIPELINE_REPEATS; 1 if the values have none."""
+  found = values.get('NUM_PIPELINE_REPEATS', 1)
+  assert isinstance(found, int)
+  return found
+
+
+def are_possible(
+  values: Mapping[str, object], experiment: LanguageModel, stages: int, microbatches: int
+) -> bool:
+  """Returns whether values differ from others on a mesh with so many stages, and are possible."""
+  repeats = pipeline_repeats(values)
+  if stages == 1:
+    return repeats in (1, experiment.values().get('NUM_PIPELINE_REPEATS'))
+  if repeats > 1 and (microbatches < stages or num_units(experiment) // stages % repeats):
+    return False  # with fewer microbatches than stages, a second round only waits
+  return bool(values.get('USE_REPEATED_LAYER', True))
 
 
 def loss_chunks(values: Mapping[str, object]) -> int:

@@ -69,39 +69,41 @@ class Estimator:
     unit, rest = model.unit(values), model.rest(values)
     state = model.state(c.values, laid_out)
     units = model.units / stages
-    # a pipeline computes a microbatch at each tick, and the loss of all of them at the end
+    # a pipeline computes a group of layers for a microbatch at each tick, and at the end the loss
     is_pipeline = stages > 1
     parts = c.microbatches
-    ticks = parts + stages - 1 if is_pipeline else parts
+    repeats = choices.pipeline_repeats(c.values) if is_pipeline else 1
+    ticks = parts * repeats + stages - 1 if is_pipeline else parts
+    runs = ticks / repeats  # of each layer
     losses = 1 if is_pipeline else parts
     share = lambda rows: Shares(rows / model.sizes.rows, context, mdl, experts)
     inner, outer = share(c.rows / (shards * parts)), share(c.rows / (shards * stages * losses))
 
-    products = units * ticks * self._products(unit, inner)
+    products = units * runs * self._products(unit, inner)
     products += losses * self._products(rest, outer)
-    moved = units * ticks * unit.traffic.on_a_device(inner)
+    moved = units * runs * unit.traffic.on_a_device(inner)
     moved += losses * rest.traffic.on_a_device(outer)
     saved = unit.saved.on_a_device(inner)
     if c.values.get('USE_REPEATED_LAYER'):
       # a loop copies what it keeps, and each layer's weights and gradients
-      moved += 2 * units * ticks * saved + 4 * parts * state.layers
+      moved += 2 * units * runs * saved + 4 * parts * state.layers
     gradients = state.trained * (0.5 if e.GRADIENT_DTYPE == 'bfloat16' else 1)
     # Adam reads parameters, moments and gradients, and the norm reads the gradients once more
     moved += 8 * state.trained + (2 * parts * state.trained if parts > 1 else 0)
-    moved += 1.5 * ticks * (state.layers + state.others)  # weights in the type of products
+    moved += 1.5 * runs * (state.layers + state.others)  # weights in the type of products
     traffic = moved / machine.bandwidth
     kernels = products + traffic
-    hidden, exposed = self._sent(c, sizes, state, inner, ticks)
+    hidden, exposed = self._sent(c, sizes, state, inner, runs)
     sent = max(hidden - _OVERLAP * kernels, 0.02 * hidden) + exposed
     # an update reads moments, computes, and writes them in turn; kernels hide copies of activations
     streams = bool(c.values.get('OFFLOAD_OPTIMIZER'))
     moments = 2 * state.moments if streams else 0.0
-    activations = 2 * units * ticks * unit.offloaded.on_a_device(inner)
+    activations = 2 * units * runs * unit.offloaded.on_a_device(inner)
     copied = (moments + activations) / machine.host if machine.host else 0.0
     waits = copied * moments / (moments + activations) if copied else 0.0
     waits += max(copied - waits - _OVERLAP * kernels, 0.0)
 
-    saved *= ticks if is_pipeline else 1
+    saved *= runs if is_pipeline else 1
     everything = model.everything_saved(values).on_a_device(inner)
     running = max(_BACKWARD * everything - unit.saved.on_a_device(inner), 0.0)
     running += 4 * state.gathered  # weights and gradients of two units
@@ -162,7 +164,7 @@ class Estimator:
     sizes: Mapping[str, int],
     state: StateBytes,
     shares: Shares,
-    runs: int,
+    runs: float,
   ) -> tuple[float, float]:
     """Returns seconds of collectives that kernels can hide, and of those that one waits for."""
     machine, model = self._machine, self.model
@@ -199,7 +201,7 @@ class Estimator:
     if isinstance(e, MixtureOfExperts):
       places = e.NUM_EXPERTS_PER_TOKEN * e.EXPERT_CAPACITY_FACTOR
       exposed += seconds('expert', width * places * blocks / e.blocks_per_layer, 6)
-    exposed += seconds('stage', width * runs, 8)
+    exposed += seconds('stage', width * runs * choices.pipeline_repeats(c.values), 8)
     return hidden, exposed
 
 

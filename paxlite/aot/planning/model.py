@@ -70,8 +70,7 @@ class Model:
   @property
   def units(self) -> int:
     """Repetitions of the unit of blocks that the stack repeats."""
-    e = self.experiment
-    return max((e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer, 1)
+    return choices.num_units(self.experiment)
 
   def unit(self, values: Mapping[str, object]) -> Work:
     """Returns the work of one unit of the stack, with these attributes."""
@@ -202,7 +201,9 @@ def _reference(values: Mapping[str, object], policy: str = 'SAVE_NOTHING') -> di
   return {**values, 'CHECKPOINT_POLICY': policy, **offloaded}
 
 
-_NOT_OF_A_LAYER = frozenset({'USE_REPEATED_LAYER', 'NUM_LOSS_CHUNKS', 'OFFLOAD_OPTIMIZER'})
+_NOT_OF_A_LAYER = frozenset({
+  'USE_REPEATED_LAYER', 'NUM_LOSS_CHUNKS', 'NUM_PIPELINE_REPEATS', 'OFFLOAD_OPTIMIZER',
+})  # fmt: skip
 _OF_VARIABLES = frozenset({'USE_FP8', 'USE_LORA'})
 
 

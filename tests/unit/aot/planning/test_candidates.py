@@ -3,7 +3,7 @@
 import dataclasses
 
 from paxlite.aot.planning import choices
-from paxlite.aot.planning.candidates import Candidate
+from paxlite.aot.planning.candidates import Candidate, Space
 from paxlite.aot.planning.layouts import Layout
 from paxlite.aot.planning.machine import Machine
 from paxlite.experiments.demo import TinyGPT
@@ -30,6 +30,21 @@ def test_each_shard_has_equal_parts_of_a_batch():
 def test_a_pipeline_has_a_microbatch_for_each_stage():
   assert microbatches(stages=4, shards=2) == [4, 8]
   assert microbatches(stages=4, shards=2, kept=['NUM_MICROBATCHES']) == [2]
+
+
+def test_only_a_pipeline_with_enough_microbatches_repeats():
+  machine = Machine('here', 'cpu', 8, 8, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
+  experiment = TinyGPT(NUM_LAYERS=16, USE_REPEATED_LAYER=True)
+  kept = frozenset({'CHECKPOINT_POLICY', 'NUM_LOSS_CHUNKS', 'ATTENTION_BLOCK_SIZE'})
+  repeats: dict[int, set[object]] = {}
+  for c in Space(experiment, machine, kept, global_batch=16):
+    stages = c.layout.sizes.get('stage', 1)
+    repeats.setdefault(stages, set()).add(c.values['NUM_PIPELINE_REPEATS'])
+    if stages > 1:
+      c.of(experiment)
+  assert repeats == {1: {1}, 2: {1, 2, 4}, 4: {1, 2, 4}, 8: {1, 2}}  # 8 stages of two layers
+  one_part = Space(experiment, machine, kept | {'NUM_MICROBATCHES'}, global_batch=16)
+  assert {c.values['NUM_PIPELINE_REPEATS'] for c in one_part} == {1}
 
 
 def test_batches_are_tried_where_none_is_given():
@@ -70,6 +85,7 @@ def test_a_candidate_says_how_it_runs():
   said = (
     'data 2·3 × mdl 4, 48 rows, in 2 parts, SAVE_NOTHING, loss chunks 4, unrolled, blocks of 512'
   )
+  assert str(Candidate(layout, 48, 2, values | {'NUM_PIPELINE_REPEATS': 1})) == f'{said}, USE_FP8'
   assert str(one) == f'{said}, USE_FP8'
   off = {'USE_FP8': False, 'USE_INT8': 'off', 'OFFLOAD_ACTIVATIONS': (), 'OFFLOAD_OPTIMIZER': False}
   assert str(Candidate(layout, 48, 2, values | off)) == said

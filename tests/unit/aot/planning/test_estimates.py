@@ -96,6 +96,20 @@ def test_candidates_differ_as_they_should(model):
   assert copies.state == pytest.approx(8 * one.state, rel=0.1)
 
 
+def test_repeats_make_a_pipeline_wait_less(model):
+  """Each of 3 stages has 2 layers: there are 6 + 2 ticks of both, or 12 + 2 ticks of one."""
+  estimator = Estimator(model, HOST)
+  layout = Layout(('stage', 'replica', 'data', 'mdl'), (3, 1, 1, 1), (1, 1, 1, 1))
+  values = VALUES | {'USE_REPEATED_LAYER': True}
+  one, two = (
+    estimator.estimate(Candidate(layout, 6, 6, values | {'NUM_PIPELINE_REPEATS': r}))
+    for r in (1, 2)
+  )
+  assert two.saved / one.saved == pytest.approx((14 / 2) / 8)
+  assert 7 / 8 < two.products / one.products < 1
+  assert two.sent > one.sent
+
+
 def test_what_is_on_the_host(model):
   """Moments and inputs of layers leave the device, and cross the bus once each way in a step."""
   machine = dataclasses.replace(HOST, host=1e9)

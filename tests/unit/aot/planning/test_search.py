@@ -173,8 +173,6 @@ def test_what_is_not_counted_is_refused():
   impossible.check_counted(
     TinyGPT(OFFLOAD_OPTIMIZER=True), dataclasses.replace(HOST, measured=True)
   )
-  with pytest.raises(UserError, match='does not count NUM_PIPELINE_REPEATS'):
-    impossible.check_counted(TinyGPT(NUM_PIPELINE_REPEATS=2), tpu)
 
 
 def test_a_batch_that_cannot_be_split_is_named_with_the_nearest():
