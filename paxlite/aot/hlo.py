@@ -150,6 +150,9 @@ class Computation:
     return self.get(operand).arrays
 
 
+_SWAPPED = {'LT': 'GT', 'GT': 'LT', 'LE': 'GE', 'GE': 'LE'}
+
+
 class Program:
   """A program: its computations by name, and the one that runs first."""
 
@@ -193,15 +196,21 @@ class Program:
       return 1
     counter, direction, bound = test
     step = self._step(bodies[0], counter)
+    if not step:
+      counter, direction, bound = bound, _SWAPPED.get(direction, direction), counter
+      step = self._step(bodies[0], counter)
     start = self._start(within, loop, counter)
-    if not step or start is None:
+    end = _constant(bound)
+    if self._step(bodies[0], bound) == 0:
+      end = self._start(within, loop, bound)
+    if not step or start is None or end is None:
       return 1
-    distance = {'LT': bound - start, 'LE': bound - start + 1, 'NE': bound - start}
-    distance |= {'GT': start - bound, 'GE': start - bound + 1}
+    distance = {'LT': end - start, 'LE': end - start + 1, 'NE': end - start}
+    distance |= {'GT': start - end, 'GE': start - end + 1}
     return max(-(-distance.get(direction, 1) // abs(step)), 0)
 
-  def _comparison(self, condition: Computation) -> tuple[int, str, int] | None:
-    """Returns (position of the counter, direction, bound) of a loop's condition."""
+  def _comparison(self, condition: Computation) -> tuple[Instruction, str, Instruction] | None:
+    """Returns (left, direction, right) of a loop's condition, a comparison of two values."""
     test = condition.root
     inside, values = condition, dict[str, str]()
     if test.opcode in ('fusion', 'call') and (called := self.called(test)):
@@ -214,18 +223,14 @@ class Program:
     left, right = (
       self._origin(condition, values[i.name]) if i.name in values else i for i in (left, right)
     )
-    direction = test.attribute('direction') or ''
-    if left.opcode == 'constant':
-      left, right = right, left
-      direction = {'LT': 'GT', 'GT': 'LT', 'LE': 'GE', 'GE': 'LE'}.get(direction, direction)
-    bound = _constant(right)
-    if bound is None or left.opcode != 'get-tuple-element':
-      return None
-    return left.index, direction, bound
+    return left, test.attribute('direction') or '', right
 
-  def _step(self, body: Computation, counter: int) -> int | None:
-    """Returns what the body of a loop adds to its counter."""
-    if body.root.opcode != 'tuple' or counter >= len(body.root.operands):
+  def _step(self, body: Computation, value: Instruction) -> int | None:
+    """Returns what the body of a loop adds to a part of the loop's state; None: not known."""
+    if value.opcode != 'get-tuple-element' or body.root.opcode != 'tuple':
+      return None
+    counter = value.index
+    if counter >= len(body.root.operands):
       return None
     added = self._origin(body, body.root.operands[counter])
     total, inside, values = 0, body, dict[str, str]()
@@ -255,12 +260,12 @@ class Program:
         return None
     return None
 
-  def _start(self, within: Computation, loop: Instruction, counter: int) -> int | None:
-    """Returns the first value of a loop's counter."""
+  def _start(self, within: Computation, loop: Instruction, value: Instruction) -> int | None:
+    """Returns the first value of a part of a loop's state; None: not known."""
     state = self._origin(within, loop.operands[0])
-    if state.opcode != 'tuple':
+    if state.opcode != 'tuple' or value.opcode != 'get-tuple-element':
       return None
-    return _constant(self._origin(within, state.operands[counter]))
+    return _constant(self._origin(within, state.operands[value.index]))
 
   def _origin(self, computation: Computation, name: str) -> Instruction:
     """Returns the instruction that a value comes from, past copies and loops that keep it."""

@@ -15,6 +15,7 @@ from paxlite.layers.sown import SOWN, over_layers, total_loss
 from paxlite.optim.optimizers import Optimizer, merge
 from paxlite.parallel.partitioning import TAPS, new_taps, reading_taps
 from paxlite.training.metrics import Metrics, Weighted, over_microbatches
+from paxlite.training.microbatch_loop import microbatch_scan
 from paxlite.training.train_state import TrainState
 
 Batch = dict[str, jax.Array]
@@ -185,7 +186,8 @@ class Task:
       return (jax.tree.map(jnp.add, total, g), after), metrics
 
     zeros = jax.tree.map(jnp.zeros_like, trainable)
-    (grads, after), metrics = jax.lax.scan(accumulate, (zeros, replaced), (jnp.arange(n), split))
+    scan = microbatch_scan()
+    (grads, after), metrics = scan(accumulate, (zeros, replaced), (jnp.arange(n), split))
     mean = {k: over_microbatches(k, m) for k, m in metrics.items()}
     total = mean['avg_xent'].value + mean['aux_loss'].value
     mean['total_loss'] = Weighted(total, mean['total_loss'].weight)

@@ -98,7 +98,9 @@ CHOICES: tuple[Choice, ...] = (
   Choice('USE_FP8', _any(False, True), asked=True),
   Choice('USE_INT8', _any('off', 'forward', 'forward_backward'), asked=True),
 )
-ON_HOST = ('OFFLOAD_OPTIMIZER', 'OFFLOAD_ACTIVATIONS')
+# what may be on the host, and the values that keep it on the devices
+OFF_HOST: Mapping[str, object] = {'OFFLOAD_OPTIMIZER': False, 'OFFLOAD_ACTIVATIONS': ()}
+ON_HOST = tuple(OFF_HOST)
 MESH = ('MESH_AXES', 'ICI_MESH_SHAPE', 'DCN_MESH_SHAPE')
 BATCH = ('PERCORE_BATCH_SIZE', 'NUM_MICROBATCHES')
 NAMES = (*MESH, *BATCH, *(choice.name for choice in CHOICES))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from paxlite.aot.planning import choices
 from paxlite.aot.planning.candidates import Candidate, Space
 from paxlite.aot.planning.correction import Correction
 from paxlite.aot.planning.estimate import Estimate, Estimator
@@ -19,6 +20,7 @@ from paxlite.experiments.language_model import LanguageModel
 
 _MOST = 3000  # candidates that are left after pruning
 _ROOM = 1.7  # an estimate of memory may be too high by this factor
+_NEAR = 1.2  # a corrected estimate of memory may be too high by this factor
 _ENOUGH = 0.004  # the search ends when less than this share of a step can be expected to be won
 _NOISE_HERE = 0.03  # of steps that are measured
 
@@ -153,6 +155,7 @@ class Search:
     try:
       self._estimate()
       self._judge(begun)
+      self._judge_on_devices(begun)
       if plan.space.machine.measured:
         self._again()
     except KeyboardInterrupt:
@@ -213,6 +216,28 @@ class Search:
         return
       self._ask(chosen, begun)
 
+  def _judge_on_devices(self, begun: float) -> None:
+    """Asks for a verdict about the best candidate without host offload, which it may not need."""
+    while best := self.plan.best:
+      found = self._on_devices(best[0].candidate)
+      if found is None or found in self._verdicts or found in self._dropped:
+        return
+      if self._predicted()[0][found] > math.log(self.plan.space.machine.memory * _NEAR):
+        return
+      try:
+        self._valid[found] = self._candidates[found].of(self.plan.space.experiment)
+      except UserError:
+        return
+      self._ask([found], begun)
+
+  def _on_devices(self, candidate: Candidate) -> int | None:
+    """Returns the number of a candidate that differs only by keeping everything on the devices."""
+    values = {**candidate.values, **choices.OFF_HOST}
+    if values == candidate.values:
+      return None
+    like = dataclasses.replace(candidate, values=values)
+    return next((i for i, c in enumerate(self._candidates) if c == like), None)
+
   def _ask(self, chosen: Sequence[int], begun: float) -> None:
     """Takes the verdicts about some candidates."""
     foreseen = self._predicted()[0]
@@ -224,9 +249,10 @@ class Search:
       self._verdicts[i] = judged
       self.plan.judged.append(judged)
       self._spent.append(verdict.spent)
-      left = (self._budget - len(self._verdicts)) * float(np.mean(self._spent)) / self._workers
+      most = max(self._budget, len(self._verdicts))
+      left = (most - len(self._verdicts)) * float(np.mean(self._spent)) / self._workers
       self._say(
-        f'[{len(self._verdicts)} of at most {self._budget}, {time.monotonic() - begun:.0f} s, '
+        f'[{len(self._verdicts)} of at most {most}, {time.monotonic() - begun:.0f} s, '
         f'at most {left:.0f} s left] {judged.candidate}: {said(judged)}'
       )
 

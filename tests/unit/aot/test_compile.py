@@ -244,6 +244,23 @@ def test_h100x8(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
+def test_microbatches_are_not_pipelined_on_h100s(tmp_path):
+  """The compiler does not know how many there are; the reader does, and counts all of them."""
+  flops = []
+  for parts in (1, 4):
+    report, program = tmp_path / f'{parts}.json', tmp_path / f'{parts}.hlo'
+    flags = ['--target=h100x8', '--fdl.ICI_MESH_SHAPE=[1,8,1]', '--fdl.PERCORE_BATCH_SIZE=4']
+    flags += [f'--fdl.NUM_MICROBATCHES={parts}', f'--json={report}', f'--write_hlo={program}']
+    runs.module('paxlite.tools.compile', *SMALL, *flags)
+    flops.append(sum(json.loads(report.read_text())['costs']['flops'].values()))
+  assert flops[1] == pytest.approx(flops[0], rel=0.02)
+  loops = re.findall(r'^.* while\(.*op_name="jit\(step\)/while".*$', program.read_text(), re.M)
+  assert len(loops) == 1
+  assert 'known_trip_count' not in loops[0]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
 @pytest.mark.parametrize(
   'mesh',
   [

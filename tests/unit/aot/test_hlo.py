@@ -1,5 +1,7 @@
 """The text of programs: loops, attributes of several lines, shapes."""
 
+import re
+
 import pytest
 
 from paxlite.aot.hlo import Program, arrays_of, elements
@@ -51,6 +53,23 @@ ENTRY %main (a: f32[8]) -> f32[8] {{
 )  # fmt: skip
 def test_trips(start, body, condition, trips):
   program = Program(loop(start, body, condition))
+  assert program.trips(program.entry, program.entry.instructions['loop']) == trips
+
+
+@pytest.mark.parametrize('condition', ['%i, %end), direction=LT', '%end, %i), direction=GT'])
+@pytest.mark.parametrize(('end', 'trips'), [('%end', 4), ('%j', 1)], ids=['kept', 'changed'])
+def test_trips_to_a_bound_that_the_loop_carries(condition, end, trips):
+  text = loop('1', '%j = s32[] add(%i, %step)', f'compare({condition}')
+  text = text.replace('(s32[], f32[8])', '(s32[], f32[8], s32[])')
+  text = text.replace('tuple(%copy, %a)', 'tuple(%copy, %a, %nine)')
+  text = text.replace('%limit = s32[] constant(9)', '%end = s32[] get-tuple-element(%p), index=2')
+  text = text.replace('%copy =', '%nine = s32[] constant(9)\n  %copy =')
+  text = re.sub(
+    r'ROOT (\S+) = (.*) tuple\(%j, (\S+)\)',
+    rf'%end = s32[] get-tuple-element(%p), index=2\n  ROOT \1 = \2 tuple(%j, \3, {end})',
+    text,
+  )
+  program = Program(text)
   assert program.trips(program.entry, program.entry.instructions['loop']) == trips
 
 

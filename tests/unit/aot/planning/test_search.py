@@ -19,7 +19,7 @@ from paxlite.aot.planning.estimate import Estimate, Estimator
 from paxlite.aot.planning.layouts import Layout
 from paxlite.aot.planning.machine import Machine, of_target
 from paxlite.aot.planning.model import Model
-from paxlite.aot.planning.search import Judged, Plan, Point, pareto
+from paxlite.aot.planning.search import Judged, Plan, Point, Search, pareto
 from paxlite.aot.planning.store import Folder, Store, Verdict, place_at
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
@@ -105,6 +105,32 @@ def test_the_page_says_what_is_on_the_host():
   page = report.page(Plan(Space(TinyGPT(), HOST), judged=[judged]), 'TinyGPT', {})
   assert ', and 1.00 GiB of its host\n' in page
   assert '\n   Not all is counted.\n' in page
+
+
+@pytest.mark.parametrize('memory', [1e9, 1e3], ids=['it fits', 'it does not fit'])
+def test_what_is_on_the_host_is_also_judged_without(tmp_path, memory):
+  layout = Layout(('replica', 'data', 'mdl'), (1, 8, 1), (1, 1, 1))
+  experiment = TinyGPT(ICI_MESH_SHAPE=[1, 8, 1])
+  plain = VALUES | {'OFFLOAD_OPTIMIZER': False, 'OFFLOAD_ACTIVATIONS': ()}
+  offloaded = plain | {'OFFLOAD_OPTIMIZER': True}
+  machine = dataclasses.replace(HOST, memory=memory, host=1e9)
+  kept = frozenset({'MESH_AXES', 'ICI_MESH_SHAPE', 'DCN_MESH_SHAPE', 'NUM_MICROBATCHES'})
+  space = Space(experiment, machine, kept, frozenset(), 8, (offloaded, plain))
+
+  class Pool:
+    def judge(self, questions):
+      return ((i, Verdict(990.0, 1.0)) for i in range(len(questions)))
+
+  estimator = Estimator(Model(experiment, jax.devices()[0]), machine)
+  search = Search(space, estimator, Pool(), Store(Folder(tmp_path), {}), 1, 1, lambda _: None)
+  search._estimate()
+  first = Candidate(layout, 8, 1, offloaded)
+  i = search._candidates.index(first)
+  search._valid[i] = first.of(experiment)
+  search._ask([i], 0.0)
+  search._judge_on_devices(0.0)
+  judged = [j.candidate.values for j in search.plan.judged]
+  assert judged == ([offloaded, plain] if memory > 1e6 else [offloaded])
 
 
 def test_the_page_says_that_data_is_missing():

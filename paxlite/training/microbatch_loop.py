@@ -1,0 +1,48 @@
+"""The loop over the microbatches of a step, which XLA must not pipeline on GPUs."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from paxlite.core.trees import PyTree
+from paxlite.parallel.partitioning import active_mesh, active_platform
+
+_Carry = TypeVar('_Carry')
+_Body = Callable[[_Carry, PyTree], tuple[_Carry, PyTree]]
+_Scan = Callable[[_Body, _Carry, PyTree], tuple[_Carry, PyTree]]
+
+
+def microbatch_scan() -> _Scan:
+  """Returns a function that computes what `jax.lax.scan` does, for the active mesh."""
+  mesh = active_mesh()
+  is_pipelined = active_platform() in ('gpu', 'cuda') and mesh is not None and mesh[0].size > 1
+  return opaque_scan if is_pipelined else jax.lax.scan
+
+
+def opaque_scan(body: _Body, carry: _Carry, inputs: PyTree) -> tuple[_Carry, PyTree]:
+  """Computes what `jax.lax.scan` does, in a loop whose number of iterations XLA does not know.
+
+  XLA pipelines collectives of loops on several GPUs, and unrolls the loops once
+  (runtime/compiler.py). Loops over layers need this. A loop over microbatches would hold the
+  activations of two microbatches at a time: LLaMA 3 8B on 64 H100 with 8 microbatches takes 43.7
+  GiB instead of 35.1 with this loop. XLA leaves loops alone whose length it does not know.
+
+  The result has no derivative, as that of `jax.lax.while_loop`.
+  """
+  count = len(jax.tree.leaves(inputs)[0])
+  body = jax.jit(body, inline=True)  # it is traced once, although it is called twice
+  at = lambda i: jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, keepdims=False), inputs)
+  _, shapes = jax.eval_shape(body, carry, at(0))
+  outputs = jax.tree.map(lambda x: jnp.zeros((count, *x.shape), x.dtype), shapes)
+
+  def one(state: tuple[jax.Array, _Carry, PyTree]) -> tuple[jax.Array, _Carry, PyTree]:
+    i, carry, outputs = state
+    carry, output = body(carry, at(i))
+    put = lambda all_, x: jax.lax.dynamic_update_index_in_dim(all_, x, i, 0)
+    return i + 1, carry, jax.tree.map(put, outputs, output)
+
+  end = jax.lax.optimization_barrier(jnp.int32(count))
+  _, carry, outputs = jax.lax.while_loop(lambda s: s[0] < end, one, (jnp.int32(0), carry, outputs))
+  return carry, outputs
