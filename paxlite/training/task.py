@@ -160,9 +160,8 @@ class Task:
 
     if self.num_microbatches == 1:
       with self.context():
-        (grads, after), metrics = jax.grad(loss, argnums=(0, 1), has_aux=True)(
-          varied, replaced, batch, rng
-        )
+        gradient = jax.grad(loss, argnums=(0, 1), has_aux=True)
+        (grads, after), metrics = gradient(varied, replaced, batch, rng)
       return grads, after, metrics
 
     n = self.num_microbatches
@@ -180,9 +179,8 @@ class Task:
       i, microbatch = inputs
       rng_i = None if rng is None else jax.random.fold_in(rng, i)
       with self.context():
-        (g, after), metrics = jax.grad(part, argnums=(0, 1), has_aux=True)(
-          varied, replaced, microbatch, rng_i
-        )
+        gradient = jax.grad(part, argnums=(0, 1), has_aux=True)
+        (g, after), metrics = gradient(varied, replaced, microbatch, rng_i)
       return (jax.tree.map(jnp.add, total, g), after), metrics
 
     zeros = jax.tree.map(jnp.zeros_like, trainable)

@@ -107,6 +107,16 @@ def test_the_page_says_what_is_on_the_host():
   assert '\n   Not all is counted.\n' in page
 
 
+@pytest.mark.parametrize(('seconds', 'first'), [(0.998, 'devices'), (0.99, 'host')])
+def test_the_host_is_used_only_if_it_is_worth_it(seconds, first):
+  def judged(seconds, on_host):
+    one = Candidate(LAYOUT, 4, 1, VALUES | {'OFFLOAD_OPTIMIZER': on_host})
+    return Judged(one, Estimate(*[1.0] * 8), Verdict(1.0, seconds), 1.0, fits=True)
+
+  plan = Plan(Space(TinyGPT(), HOST), judged=[judged(seconds, True), judged(1.0, False)])
+  assert plan.best[0].candidate.values['OFFLOAD_OPTIMIZER'] is (first == 'host')
+
+
 @pytest.mark.parametrize('memory', [1e9, 1e3], ids=['it fits', 'it does not fit'])
 def test_what_is_on_the_host_is_also_judged_without(tmp_path, memory):
   layout = Layout(('replica', 'data', 'mdl'), (1, 8, 1), (1, 1, 1))
