@@ -195,6 +195,8 @@ class Program:
     if test is None:
       return 1
     counter, direction, bound = test
+    if any(x.opcode == 'get-tuple-element' and not _is_carried(condition, x) for x in test[::2]):
+      return 1
     step = self._step(bodies[0], counter)
     if not step:
       counter, direction, bound = bound, _SWAPPED.get(direction, direction), counter
@@ -205,7 +207,8 @@ class Program:
       end = self._start(within, loop, bound)
     if not step or start is None or end is None:
       return 1
-    distance = {'LT': end - start, 'LE': end - start + 1, 'NE': end - start}
+    distance = {'LT': end - start, 'LE': end - start + 1}
+    distance['NE'] = end - start if step > 0 else start - end
     distance |= {'GT': start - end, 'GE': start - end + 1}
     return max(-(-distance.get(direction, 1) // abs(step)), 0)
 
@@ -242,7 +245,7 @@ class Program:
       if added.name in values:
         added, inside, values = self._origin(body, values[added.name]), body, {}
       if added.opcode == 'get-tuple-element':
-        return total if added.index == counter else None
+        return total if added.index == counter and _is_carried(body, added) else None
       if added.opcode not in ('add', 'subtract'):
         return None
       one, other = (self._origin(inside, name) for name in added.operands)
@@ -294,6 +297,12 @@ class Program:
       else:
         return instruction
       instruction = computation.get(operand)
+
+
+def _is_carried(computation: Computation, part: Instruction) -> bool:
+  """Returns whether a get-tuple-element reads the state of a loop, and no other tuple."""
+  state = computation.instructions.get(part.operands[0])
+  return state is not None and state.opcode == 'parameter'
 
 
 def _constant(instruction: Instruction) -> int | None:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.transformer import REPEATED
 from paxlite.optim.optimizers import merge
 from paxlite.parallel import partitioning
@@ -203,11 +204,11 @@ class _Ticks(NamedTuple):
   @classmethod
   def of(cls, e: LanguageModel, rows: int) -> '_Ticks':
     """Returns the dimensions in the pipeline of an experiment, for a batch of so many rows."""
-    groups = e.NUM_MICROBATCHES * e.NUM_PIPELINE_REPEATS
+    schedule = Schedule(e.num_stages, e.NUM_MICROBATCHES, e.NUM_PIPELINE_REPEATS)
     layers = (e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer
     parts = partitioning.num_shards(e.mesh_sizes, e.rules, 'batch')
     return cls(
-      ticks=groups + e.num_stages - 1,
+      ticks=schedule.ticks,
       layers=layers // (e.num_stages * e.NUM_PIPELINE_REPEATS),
       stages=e.num_stages,
       parts=parts,

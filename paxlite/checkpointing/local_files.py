@@ -1,9 +1,9 @@
 """Files of local states: the shards of one process of a train state, on a file system of its host.
 
 A file begins with the raw bytes of arrays, one after the other. A description in JSON follows, with
-the place and the CRC-32C of each array, and the notes of the checkpoint. The file ends with a
-footer, which has the length of the description. A file gets its name when it is complete, so a
-process that is killed leaves nothing that looks like a state.
+the place and the CRC-32C of each array, the notes of the checkpoint, and the file's name. The file
+ends with a footer, which has the length of the description. A file gets its name when it is
+complete, so a process that is killed leaves nothing that looks like a state.
 """
 
 import contextlib
@@ -144,10 +144,12 @@ class LocalFolder:
     unfinished = path.with_name(f'{path.name}{_UNFINISHED}')
     try:
       if over is not None:
-        (self.path / str(over)).replace(unfinished)
-      with unfinished.open('wb' if over is None else 'r+b', buffering=0) as f:
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it
+          (self.path / str(over)).replace(unfinished)
+      with unfinished.open('r+b' if unfinished.exists() else 'wb', buffering=0) as f:
         entries = [_written(f, key, array) for key, array in shards]
-        description = json.dumps({'shards': entries, 'notes': dict(notes)}).encode()
+        held = {'shards': entries, 'notes': dict(notes), 'name': str(name)}
+        description = json.dumps(held).encode()
         _write(f, description)
         footer = _FOOTER.pack(len(description), google_crc32c.value(description))
         _write(f, footer + _MAGIC)
@@ -189,6 +191,9 @@ class LocalFile:
     if google_crc32c.value(description) != crc:
       raise DamagedError(f'{path} is damaged (the CRC-32C of its description differs)')
     found = parsed(description)
+    # after a loss of power, an old file may have the name of the one that was to replace it
+    if found.get('name', path.name) != path.name:
+      raise DamagedError(f'{path} is damaged (its content is that of {found["name"]})')
     self.notes: JsonObject = found['notes']
     self._entries: dict[Key, JsonObject] = {
       (entry['variable'], tuple(map(tuple, entry['bounds']))): entry for entry in found['shards']

@@ -28,6 +28,7 @@ from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.latent_attention import LatentAttention
 from paxlite.layers.lora import LORA_VARIABLES, LoraProjection
 from paxlite.layers.pipeline import PipelinedTransformer
+from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import CheckpointPolicy, keeps_nothing
 from paxlite.layers.transformer import (
@@ -153,8 +154,8 @@ class Transformer(ContextParallelism, Decoding, Optimization):
   @property
   def recomputed(self) -> float:
     forward_twice = 4 / 3 if keeps_nothing(self.CHECKPOINT_POLICY) else 1.0
-    groups = self.NUM_MICROBATCHES * self.NUM_PIPELINE_REPEATS
-    return forward_twice * (1 + (self.num_stages - 1) / groups)
+    schedule = Schedule(self.num_stages, self.NUM_MICROBATCHES, self.NUM_PIPELINE_REPEATS)
+    return forward_twice * schedule.ticks / (schedule.microbatches * schedule.repeats)
 
   @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:

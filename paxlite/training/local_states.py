@@ -7,7 +7,8 @@ thread has not finished when the next state is due, the loop waits for it, so th
 have states of the same steps.
 
 On CPUs the loop waits until the thread has written the arrays themselves. A copy would take twice
-the processor time of this, and a thread beside a step would delay every process, one at a time.
+the processor time of this. And if each process wrote beside its step, each would be late at another
+moment, and all the others would wait for it in the collectives of the step.
 
 A state counts when every process has written it, which happens before the next one is due. Until
 then the one before it is the newest. So a killed run loses at most two intervals, and a run that
@@ -67,6 +68,7 @@ class LocalStates:
     self._accept_changes = accept_changes
     self._branches = Branches()
     self._newest = -1  # the step of the newest complete state of this process
+    self._began = -1  # the step from which the current branch continues
     self._reported = threading.Condition()
     self._reported_step = -1
     self._closing = False
@@ -126,8 +128,10 @@ class LocalStates:
     if self._pool is None:
       self._pool = concurrent.futures.ThreadPoolExecutor(1, 'local-states')
       self._files.remove_unfinished()
-    self._files.remove(lambda n: n.step == step and self._branches.hold(n.branch, step))
-    self._newest, self._reported_step, self._closing = -1, step, False
+    is_kept = lambda n: n.step == step and self._branches.hold(n.branch, step)
+    self._files.remove(is_kept)
+    self._newest = step if any(map(is_kept, self._files.names())) else -1
+    self._began, self._reported_step, self._closing = step, step, False
     branches = self._branches.begun(step)
     if jax.process_index() == 0:
       try:
@@ -197,23 +201,30 @@ class LocalStates:
       common = int(newest().min())  # all processes have the state of this step
       held = dict(notes()) | {'experiment': self._experiment}
       name = Name(step, self._branches.current, jax.process_index())
-      # states between these two are left over if another process cannot write
-      needed = (common, self._newest)
-      mine = [n for n in self._files.names() if n.process == name.process]
-      old = [n for n in mine if n.step not in needed]
-      over = old.pop() if old else None
-      self._files.remove(lambda n: n not in old)
+      over = self._removed(common, name)
       commit = lambda: self._is_complete(step, read)
-      if self._files.write(name, _on_host(copies), held, commit, over):
-        self._newest, self._failed = step, False
-    except OSError as e:
-      if not self._failed:
-        reason = save_errors.reason(e, self._files.path)
-        log.error('local states cannot be written, training continues: %s', reason)
-      self._failed = True
+      try:
+        if self._files.write(name, _on_host(copies), held, commit, over):
+          self._newest, self._failed = step, False
+      except OSError as e:
+        if not self._failed:
+          reason = save_errors.reason(e, self._files.path)
+          log.error('local states cannot be written, training continues: %s', reason)
+        self._failed = True
     finally:
       copies.clear()
       read()
+
+  def _removed(self, common: int, name: Name) -> Name | None:
+    """Removes the files that are no longer needed, but for one, whose name is returned."""
+    # states between these two are left over if another process cannot write
+    old = [n for n in self._files.names() if n.step not in (common, self._newest)]
+    mine = [n for n in old if n.process == name.process]
+    # the processes of an earlier branch may have had other numbers
+    others = [n for n in old if n.branch != name.branch and common > self._began]
+    over = mine.pop(0) if mine else None
+    self._files.remove(lambda n: n == over or n not in mine + others)
+    return over
 
   def _is_complete(self, step: int, read: Callable[[], None]) -> bool:
     """Waits until the metrics of `step` are written; returns False if the run ends before that."""
@@ -223,7 +234,10 @@ class LocalStates:
       return self._reported_step >= step
 
   def _copies(self, state: PyTree) -> list[tuple[Key, jax.Array | np.ndarray]]:
-    """Returns one copy of each part of a state that this process holds; transfers have begun."""
+    """Returns one copy of each part of a state that this process holds; transfers have begun.
+
+    On CPUs it returns the parts themselves.
+    """
     parts: dict[Key, list[jax.Shard]] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(state):
       for shard in x.addressable_shards:

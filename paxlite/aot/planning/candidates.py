@@ -106,16 +106,18 @@ class Space:
     combinations: Sequence[Mapping[str, object]] = self.values or choices.combinations(
       self.experiment, self.machine, self.kept, self.tried
     )
+    own_repeats = self.experiment.values().get('NUM_PIPELINE_REPEATS', 1)
     for layout in self.layouts:
       sizes = layout.sizes
       laid_out = self.experiment.replaced(**layout.values)
       shards = partitioning.num_shards(sizes, laid_out.rules, 'batch')
       stages = sizes.get('stage', 1)
+      layers = choices.num_units(self.experiment) // stages
       for batch in choices.batches(
         self.experiment, self.machine.devices, shards, self.kept, self.global_batch, stages
       ):
         rows = round(batch['PERCORE_BATCH_SIZE'] * self.machine.devices)
         for values in combinations:
           parts = batch['NUM_MICROBATCHES']
-          if choices.are_possible(values, self.experiment, stages, parts):
+          if choices.are_possible(values, own_repeats, stages, layers, parts):
             yield Candidate(layout, rows, parts, values)

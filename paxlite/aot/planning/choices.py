@@ -64,7 +64,7 @@ def _repeated(e: LanguageModel, machine: Machine) -> Sequence[bool]:
 
 def _repeats(e: LanguageModel, machine: Machine) -> Sequence[int]:
   """Returns numbers of groups of layers in a stage; only a pipeline has such groups."""
-  return [r for r in (1, 2, 4) if num_units(e) % (2 * r) == 0] or [1]
+  return [r for r in (1, 2, 4) if num_units(e) % r == 0]
 
 
 def _chunks(e: LanguageModel, machine: Machine) -> Sequence[int]:
@@ -148,15 +148,23 @@ def pipeline_repeats(values: Mapping[str, object]) -> int:
 
 
 def are_possible(
-  values: Mapping[str, object], experiment: LanguageModel, stages: int, microbatches: int
+  values: Mapping[str, object], own_repeats: object, stages: int, layers: int, microbatches: int
 ) -> bool:
-  """Returns whether values differ from others on a mesh with so many stages, and are possible."""
+  """Returns whether values are possible on a mesh, and others do not do the same.
+
+  Args:
+    values: The values.
+    own_repeats: The experiment's NUM_PIPELINE_REPEATS; 1 if it has none.
+    stages: Stages of the mesh.
+    layers: Repeated layers of a stage.
+    microbatches: Parts of a batch.
+  """
   repeats = pipeline_repeats(values)
   if stages == 1:
-    return repeats in (1, experiment.values().get('NUM_PIPELINE_REPEATS'))
-  if repeats > 1 and (microbatches < stages or num_units(experiment) // stages % repeats):
-    return False  # with fewer microbatches than stages, a second round only waits
-  return bool(values.get('USE_REPEATED_LAYER', True))
+    return 'NUM_PIPELINE_REPEATS' not in values or repeats == own_repeats
+  if not values.get('USE_REPEATED_LAYER', True) or layers % repeats:
+    return False
+  return repeats == own_repeats or repeats == 1 or microbatches > 1
 
 
 def loss_chunks(values: Mapping[str, object]) -> int:

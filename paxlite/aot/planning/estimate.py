@@ -14,6 +14,7 @@ from paxlite.aot.planning.traced import Work
 from paxlite.aot.roofline import Links
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.parallel import partitioning
 
 
@@ -73,7 +74,7 @@ class Estimator:
     is_pipeline = stages > 1
     parts = c.microbatches
     repeats = choices.pipeline_repeats(c.values) if is_pipeline else 1
-    ticks = parts * repeats + stages - 1 if is_pipeline else parts
+    ticks = Schedule(stages, parts, repeats).ticks if is_pipeline else parts
     runs = ticks / repeats  # of each layer
     losses = 1 if is_pipeline else parts
     share = lambda rows: Shares(rows / model.sizes.rows, context, mdl, experts)

@@ -71,10 +71,16 @@ def _lean(space: Space) -> Iterator[Candidate]:
   least = [c for c in combinations if c.get('CHECKPOINT_POLICY') == 'SAVE_NOTHING'] or combinations
   most = max(map(choices.loss_chunks, least), default=1)
   least = [c for c in least if choices.loss_chunks(c) == most]
-  values = max(least, key=lambda c: sum(bool(c.get(name)) for name in choices.ON_HOST))
+  on_host = lambda c: sum(bool(c.get(name)) for name in choices.ON_HOST)
+  most_on_host = max(map(on_host, least))
+  kinds: dict[int, Mapping[str, object]] = {}
+  for values in least:
+    if on_host(values) == most_on_host:
+      kinds.setdefault(choices.pipeline_repeats(values), values)
   seen = set()
-  for candidate in dataclasses.replace(space, values=(values,)):
-    rows = candidate.layout, candidate.microbatches
+  for candidate in dataclasses.replace(space, values=tuple(kinds.values())):
+    repeats = choices.pipeline_repeats(candidate.values)
+    rows = candidate.layout, candidate.microbatches, repeats
     if rows not in seen:  # the smallest batch of each mesh
       seen.add(rows)
       yield candidate

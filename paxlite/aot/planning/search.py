@@ -92,7 +92,8 @@ class Plan:
   def best(self) -> list[Judged]:
     """The candidates that fit, the fastest a row first.
 
-    One that uses the host's memory comes first only if it is faster by more than _ENOUGH.
+    One that uses the host's memory comes before one that does not only if it is faster by more than
+    _ENOUGH.
     """
 
     def order(j: Judged) -> tuple[float, float]:
@@ -122,7 +123,7 @@ class Search:
       estimator: Its estimates.
       pool: The processes that judge.
       store: What was judged earlier.
-      budget: The most verdicts to ask for.
+      budget: The most verdicts to ask for, besides those of `_judge_on_devices`.
       workers: Number of verdicts to ask for at a time.
       say: Prints a line of progress.
     """
@@ -224,7 +225,7 @@ class Search:
       self._ask(chosen, begun)
 
   def _judge_on_devices(self, begun: float) -> None:
-    """Asks for a verdict about the best candidate without host offload, which it may not need."""
+    """Asks for a verdict about the best candidate with everything on the devices instead."""
     while best := self.plan.best:
       found = self._on_devices(best[0].candidate)
       if found is None or found in self._verdicts or found in self._dropped:

@@ -46,6 +46,8 @@ ENTRY %main (a: f32[8]) -> f32[8] {{
     ('0', '%j = s32[] add(%i, %step)', 'compare(%limit, %i), direction=GT', 5),
     ('19', '%j = s32[] subtract(%i, %step)', 'compare(%i, %limit), direction=GT', 5),
     ('9', '%j = s32[] add(%i, %step)', 'compare(%i, %limit), direction=LT', 0),
+    ('19', '%j = s32[] subtract(%i, %step)', 'compare(%i, %limit), direction=NE', 5),
+    ('1', '%j = s32[] add(%i, %step)', 'compare(%i, %limit), direction=NE', 4),
     ('0', '%j = s32[] multiply(%i, %step)', 'compare(%i, %limit), direction=LT', 1),  # not known
     ('0', '%k = s32[] add(%i, %step)\n  %j = s32[] add(%k, %step)',
      'compare(%i, %limit), direction=LT', 3),
@@ -57,9 +59,17 @@ def test_trips(start, body, condition, trips):
 
 
 @pytest.mark.parametrize('condition', ['%i, %end), direction=LT', '%end, %i), direction=GT'])
-@pytest.mark.parametrize(('end', 'trips'), [('%end', 4), ('%j', 1)], ids=['kept', 'changed'])
+@pytest.mark.parametrize(
+  ('end', 'trips'),
+  [('%end', 4), ('%j', 1), ('%less', 1), ('%part', 1)],
+  ids=['kept', 'the counter', 'changed', 'computed anew'],
+)
 def test_trips_to_a_bound_that_the_loop_carries(condition, end, trips):
-  text = loop('1', '%j = s32[] add(%i, %step)', f'compare({condition}')
+  body = """%j = s32[] add(%i, %step)
+  %less = s32[] subtract(%end, %step)
+  %both = (f32[8], f32[8], s32[]) fusion(%end, %x), kind=kLoop, calls=%f
+  %part = s32[] get-tuple-element(%both), index=2"""
+  text = loop('1', body, f'compare({condition}')
   text = text.replace('(s32[], f32[8])', '(s32[], f32[8], s32[])')
   text = text.replace('tuple(%copy, %a)', 'tuple(%copy, %a, %nine)')
   text = text.replace('%limit = s32[] constant(9)', '%end = s32[] get-tuple-element(%p), index=2')

@@ -45,17 +45,34 @@ def test_what_is_read_is_what_was_written(folder):
   assert folder.open(NAME).dtype(('a/w', ((0, 2), (0, 3)))) is None
 
 
-@pytest.mark.parametrize('extra', [0, 1000], ids=['a shorter file', 'a longer file'])
-def test_the_pages_of_an_old_file_are_written_over(folder, extra):
+@pytest.mark.parametrize('size', [1, 1000], ids=['a shorter file', 'a longer file'])
+def test_the_pages_of_an_old_file_are_written_over(folder, size):
   old = Name(6, '0123abcd', 3)
-  array = np.zeros(extra, np.float32)
-  folder.write(old, iter([*SHARDS.items(), (('more', ((0, extra),)), array)]), {}, lambda: True)
+  shards = iter([(('other', ((0, size),)), np.zeros(size, np.float32))])
+  folder.write(old, shards, {}, lambda: True)
+  new = 405  # bytes
+  assert ((folder.path / str(old)).stat().st_size < new) is (size == 1)
   number = (folder.path / str(old)).stat().st_ino
   assert folder.write(NAME, iter(SHARDS.items()), {'position': [[1, 2]]}, lambda: True, over=old)
   assert (folder.path / str(NAME)).stat().st_ino == number
   assert os.listdir(folder.path) == [str(NAME)]
+  assert (folder.path / str(NAME)).stat().st_size > new
   for key, array in whole(folder).items():
     assert array.tobytes() == SHARDS[key].tobytes()
+
+
+def test_an_old_file_that_is_gone_is_no_obstacle(folder):
+  shards = iter(SHARDS.items())
+  assert folder.write(NAME, shards, {}, lambda: True, over=Name(6, '0123abcd', 3))
+  assert folder.names() == [NAME]
+
+
+def test_the_content_of_another_step_is_damage(folder):
+  write(folder)
+  later = Name(18, '0123abcd', 3)
+  (folder.path / str(NAME)).rename(folder.path / str(later))
+  with pytest.raises(DamagedError, match=rf'its content is that of {NAME}\)'):
+    folder.open(later)
 
 
 def test_an_old_file_does_not_count_while_it_is_written_over(folder):

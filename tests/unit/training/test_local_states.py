@@ -145,6 +145,62 @@ def test_two_states_are_kept_and_the_newest_is_used(killed, local, tmp_path):
   assert restored(local(), above=12) is None, 'the checkpoint is as new'
 
 
+def test_the_state_of_the_start_is_kept_until_all_have_a_newer_one(killed, local, tmp_path):
+  run = local()
+  assert restored(run) == 12
+  run.begin(12)
+  run.save(small_state(15), 15, lambda: {'step': 15})
+  assert names(tmp_path) == [12], 'a kill at this moment loses three steps'
+  run.reported(15)
+  run._finish()
+  assert names(tmp_path) == [12, 15]
+  kept(run, 18)
+  run._finish()
+  assert names(tmp_path) == [15, 18]
+
+
+def test_files_of_a_process_that_has_moved_are_removed(local, tmp_path, monkeypatch):
+  before = local()
+  before.begin(0)
+  with monkeypatch.context() as patch:
+    patch.setattr(jax, 'process_index', lambda: 1)
+    kept(before, 9, 12)
+    before._finish()
+  run = local()
+  assert restored(run) == 12
+  run.begin(12)
+  kept(run, 15)
+  run._finish()
+  assert names(tmp_path) == [12, 15]
+  kept(run, 18, 21)
+  run._finish()
+  assert names(tmp_path) == [18, 21]
+
+
+def test_pages_of_the_state_before_the_last_are_used_again(local, tmp_path):
+  run = local()
+  run.begin(0)
+  numbers = {}
+  for step in (3, 6, 9, 12):
+    kept(run, step)
+    run._finish()
+    (path,) = (tmp_path / 'local').rglob(f'{step:08d}_*.state')
+    numbers[step] = path.stat().st_ino
+  assert numbers[9] == numbers[3] != numbers[6] == numbers[12]
+  assert restored(local()) == 12
+
+
+def test_an_error_of_the_notes_is_raised(local):
+  def notes():
+    raise ConnectionError('a process is gone')
+
+  run = local()
+  run.begin(0)
+  run.save(small_state(3), 3, notes)
+  with pytest.raises(ConnectionError, match='gone'):
+    run.save(small_state(6), 6, dict)
+
+
 def test_a_damaged_state_falls_back_to_the_one_before_it(killed, local, tmp_path, caplog):
   (newest,) = (tmp_path / 'local').rglob('00000012*')
   content = bytearray(newest.read_bytes())

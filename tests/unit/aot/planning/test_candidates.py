@@ -47,6 +47,34 @@ def test_only_a_pipeline_with_enough_microbatches_repeats():
   assert {c.values['NUM_PIPELINE_REPEATS'] for c in one_part} == {1}
 
 
+def test_what_an_experiment_has_is_a_candidate():
+  """Two microbatches in four stages of two groups, and the other value that is possible."""
+  machine = Machine('here', 'cpu', 4, 4, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
+  experiment = TinyGPT(
+    NUM_LAYERS=8, USE_REPEATED_LAYER=True, NUM_MICROBATCHES=2, NUM_PIPELINE_REPEATS=2,
+    MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[4, 1, 1, 1],
+    DCN_MESH_SHAPE=[1, 1, 1, 1],
+  )  # fmt: skip
+  kept = frozenset({*choices.MESH, 'NUM_MICROBATCHES'})
+  of = lambda *more: {
+    c.values['NUM_PIPELINE_REPEATS']
+    for c in Space(experiment, machine, kept | {*more}, global_batch=8)
+  }
+  assert of('NUM_PIPELINE_REPEATS') == {2}
+  assert of() == {1, 2}
+
+
+def test_repeats_of_three_stages():
+  machine = Machine('here', 'cpu', 3, 3, 1e9, {'': 1e12}, 1e11, 1e10, 1e9)
+  experiment = TinyGPT(NUM_LAYERS=12, USE_REPEATED_LAYER=True)
+  repeats = {
+    c.values['NUM_PIPELINE_REPEATS']
+    for c in Space(experiment, machine, global_batch=12)
+    if c.layout.sizes.get('stage', 1) == 3
+  }
+  assert repeats == {1, 2, 4}
+
+
 def test_batches_are_tried_where_none_is_given():
   found = choices.batches(TinyGPT(), 8, 4, frozenset(), None, 1)
   assert [b['PERCORE_BATCH_SIZE'] * 8 for b in found] == [4, 8, 16, 32, 64, 128, 256]
