@@ -17,10 +17,8 @@ ON_256 = ['--fdl.ICI_MESH_SHAPE=[1,8,1]', '--fdl.DCN_MESH_SHAPE=[1,32,1]']
 ON_512 = ['--fdl.ICI_MESH_SHAPE=[1,8,1]', '--fdl.DCN_MESH_SHAPE=[1,64,1]']
 LEAN = ['--fdl.ATTENTION_BLOCK_SIZE=512', '--fdl.NUM_LOSS_CHUNKS=4']
 SMALL = ['--fdl.USE_REPEATED_LAYER=True', '--fdl.CHECKPOINT_POLICY=SAVE_NOTHING']
-KINDS = ('all_gather', 'reduce_scatter', 'all_reduce')
-OFF = ','.join(f'xla_gpu_enable_pipelined_{kind}=false' for kind in KINDS)
-# the last one: nothing is computed twice to save memory that there is
-UNPIPELINED = f'--fdl.COMPILER_OPTIONS=[{OFF},xla_gpu_memory_limit_slop_factor=130]'
+# nothing is computed twice to save memory that there is
+ROOMY = '--fdl.COMPILER_OPTIONS=[xla_gpu_memory_limit_slop_factor=130]'
 SLICES = ['--fdl.DCN_MESH_SHAPE=[2,1,1]']
 
 
@@ -102,15 +100,23 @@ CASES: dict[str, list[str]] = {
   'gpt175b_pipeline_slow_h100x256': [
     'Synthetic175B', 'h100x256', '--network=50', *LEAN, '--fdl.MESH_AXES=[stage,replica,data,mdl]',
     '--fdl.ICI_MESH_SHAPE=[1,1,2,4]', '--fdl.DCN_MESH_SHAPE=[16,1,2,1]',
-    '--fdl.NUM_MICROBATCHES=96', UNPIPELINED,
+    '--fdl.NUM_MICROBATCHES=96', ROOMY,
   ],
   'llama70b_slow_h100x256': [
     'paxlite.experiments.llama.LLaMA70B', 'h100x256', '--network=50', *ON_256[1:], *LEAN,
   ],
+  'llama70b_mdl2_h100x256': [
+    'paxlite.experiments.llama.LLaMA70B', 'h100x256', *LEAN, '--fdl.ICI_MESH_SHAPE=[1,4,2]',
+    '--fdl.DCN_MESH_SHAPE=[1,32,1]',
+  ],
+  'llama70b_mdl2_slow_h100x256': [
+    'paxlite.experiments.llama.LLaMA70B', 'h100x256', '--network=50', *LEAN,
+    '--fdl.ICI_MESH_SHAPE=[1,4,2]', '--fdl.DCN_MESH_SHAPE=[1,32,1]',
+  ],
   'llama70b_pipeline_slow_h100x256': [
     'paxlite.experiments.llama.LLaMA70B', 'h100x256', '--network=50', *LEAN,
     '--fdl.MESH_AXES=[stage,replica,data,mdl]', '--fdl.ICI_MESH_SHAPE=[1,1,4,2]',
-    '--fdl.DCN_MESH_SHAPE=[8,1,4,1]', '--fdl.NUM_MICROBATCHES=32', UNPIPELINED,
+    '--fdl.DCN_MESH_SHAPE=[8,1,4,1]', '--fdl.NUM_MICROBATCHES=32', ROOMY,
   ],
   'gpt175b_h100x1024': [
     'Synthetic175B', 'h100x1024', *LEAN, '--fdl.PERCORE_BATCH_SIZE=2',

@@ -309,7 +309,7 @@ class Experiment(Attributes):
     They are those of COMPILER_OPTIONS and, for several GPUs, paxlite's own.
     """
     given = compiler.of_kind(platform, dict(map(compiler_option, self.COMPILER_OPTIONS)))
-    return compiler.step_options(platform, self.num_devices, given)
+    return compiler.step_options(platform, self.mesh_sizes, given)
 
   @property
   def batch_shards(self) -> int:

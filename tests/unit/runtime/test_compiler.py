@@ -31,14 +31,32 @@ def test_options_for_several_gpus_come_after_those_given(monkeypatch):
     for kind in ('all_gather', 'reduce_scatter', 'all_reduce')
   }
   buffering = {'xla_gpu_enable_while_loop_double_buffering': True}
-  assert compiler.step_options('cuda', 8, {}) == pipelined | buffering
-  assert compiler.step_options('cuda', 1, {'xla_gpu_a': 1}) == {'xla_gpu_a': 1}
-  assert compiler.step_options('tpu', 8, {}) == {}
+  assert compiler.step_options('cuda', {'data': 8, 'mdl': 1}, {}) == pipelined | buffering
+  assert compiler.step_options('cuda', {'data': 1}, {'xla_gpu_a': 1}) == {'xla_gpu_a': 1}
+  assert compiler.step_options('tpu', {'data': 8}, {}) == {}
   given = {'xla_gpu_pipeline_all_gather': 'COLLECTIVE_PIPELINING_MODE_OFF'}
   own = {k: v for k, v in pipelined.items() if 'all_gather' not in k}
-  assert compiler.step_options('gpu', 8, given) == own | buffering | given
+  assert compiler.step_options('gpu', {'data': 8}, given) == own | buffering | given
   monkeypatch.setenv('XLA_FLAGS', '--xla_gpu_enable_while_loop_double_buffering=false')
-  assert compiler.step_options('gpu', 8, {}) == pipelined
+  assert compiler.step_options('gpu', {'data': 8}, {}) == pipelined
+
+
+@pytest.mark.parametrize('axis', ['mdl', 'stage', 'expert'])
+@pytest.mark.parametrize('is_new', [True, False])
+def test_gathers_of_activations_are_not_pipelined(monkeypatch, axis, is_new):
+  monkeypatch.delenv('XLA_FLAGS', raising=False)
+  is_known = lambda name, value: is_new or 'xla_gpu_pipeline' not in name
+  monkeypatch.setattr(compiler, '_is_known', is_known)
+  found = compiler.step_options('cuda', {'data': 4, axis: 2}, {})
+  if is_new:
+    assert found['xla_gpu_pipeline_all_gather'] == 'COLLECTIVE_PIPELINING_MODE_OFF'
+    assert found['xla_gpu_pipeline_reduce_scatter'] == 'COLLECTIVE_PIPELINING_MODE_ON'
+  else:
+    assert found['xla_gpu_enable_pipelined_all_gather'] is False
+    assert found['xla_gpu_enable_pipelined_all_reduce'] is True
+  given = {'xla_gpu_enable_pipelined_all_gather': True}
+  found = compiler.step_options('cuda', {'data': 4, axis: 2}, given)
+  assert found.items() >= given.items()
 
 
 def test_this_xla_knows_the_options_for_several_gpus():
