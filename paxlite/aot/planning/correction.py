@@ -14,7 +14,7 @@ import numpy as np
 # standard deviations of the logarithm of (true / estimated)
 _COMMON = 0.5  # of an error that all estimates share
 _SHARED = 0.1  # of an error that comes with one value of one choice
-_PART = 0.5  # of an error of one part of an estimate
+_PART = 1.0  # of an error of one part of an estimate
 _JOINT = 0.08  # of an error that comes with a combination of values
 _NOISE = 0.002  # of the compiler's own figures
 # by how much a doubling of a number lowers the logarithm of the covariance

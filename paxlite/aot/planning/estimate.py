@@ -31,6 +31,7 @@ class Estimate:
     traffic: Seconds of all other kernels.
     sent: Seconds of collectives, hidden or not.
     copied: Seconds of copies from and to the host, hidden or not.
+    logits: Bytes of logits, their gradients and their table's, as far as they count in `memory`.
   """
 
   memory: float
@@ -41,6 +42,7 @@ class Estimate:
   traffic: float
   sent: float
   copied: float = 0.0
+  logits: float = 0.0
 
 
 class Estimator:
@@ -121,8 +123,9 @@ class Estimator:
       end = max(end, gradients + 3 * state.streamed)  # moments of a layer, old and new
     memory = on_device + accumulated + kept + max(start, end) + _CODE
     seconds = kernels + sent + waits
+    logits = head if start > end and head > running else 0.0
     return Estimate(
-      memory, seconds, on_device, units * saved, products, traffic, hidden + exposed, copied
+      memory, seconds, on_device, units * saved, products, traffic, hidden + exposed, copied, logits
     )
 
   def _head(self, c: Candidate, outer: Shares) -> float:

@@ -199,18 +199,10 @@ class Search:
     self._features = Features(self._candidates)
     self._numbers = self._features.of(self._candidates)
     self._log_memory = np.log([e.memory for e in self._estimates])
-    estimates = self._estimates
-    self._of_memory = np.array(
-      [
-        [e.state / e.memory, e.saved / e.memory, 1 - (e.state + e.saved) / e.memory]
-        for e in estimates
-      ]
-    )
+    pairs = zip(self._candidates, self._estimates, strict=True)
+    self._of_memory = np.array([_parts_of_memory(c, e) for c, e in pairs])
     self._of_seconds = np.array(
-      [
-        [e.products / e.seconds, e.traffic / e.seconds, 1 - (e.products + e.traffic) / e.seconds]
-        for e in estimates
-      ]
+      [_shares([e.products, e.traffic], e.seconds) for e in self._estimates]
     )
     rows = np.array([c.rows for c in self._candidates])
     self._log_rows = np.log(rows)
@@ -385,6 +377,18 @@ class Search:
         point = Point(candidate, float(np.exp(memory[i])), float(np.exp(seconds[i])), False)
         points.append(point)
     return pareto(points)
+
+
+def _parts_of_memory(candidate: Candidate, estimate: Estimate) -> list[float]:
+  """Returns the shares of the parts of a device's memory that have errors of their own."""
+  e = estimate
+  whole = e.logits if choices.loss_chunks(candidate.values) == 1 else 0.0
+  return _shares([e.state, e.saved, whole, e.logits - whole], e.memory)
+
+
+def _shares(parts: Sequence[float], total: float) -> list[float]:
+  """Returns the shares of parts in a total, and the share of the rest."""
+  return [*(part / total for part in parts), 1 - sum(parts) / total]
 
 
 def pareto(points: Sequence[Point]) -> list[Point]:
