@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     parts = []
     for axis, near, far in zip(self.axes, self.near, self.far, strict=True):
       if near * far > 1:
-        parts.append(f'{axis} {near * far}' if far == 1 or near == 1 else f'{axis} {near}·{far}')
+        parts.append(f'{axis} {near}' if far == 1 else f'{axis} {near}·{far}')
     return ' × '.join(parts) or 'one device'
 
 

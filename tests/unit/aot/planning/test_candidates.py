@@ -108,6 +108,8 @@ def test_the_host_and_other_backends_are_tried_where_they_can_be():
 def test_a_candidate_says_how_it_runs():
   layout = Layout(AXES, (1, 2, 4), (1, 3, 1))
   assert layout.sizes == {'replica': 1, 'data': 6, 'mdl': 4}
+  assert str(Layout(AXES, (1, 8, 1), (8, 1, 1))) == 'replica 1·8 × data 8'
+  assert str(Layout(AXES, (8, 1, 1), (1, 8, 1))) == 'replica 8 × data 1·8'
   values = {**VALUES, 'NUM_LOSS_CHUNKS': 4, 'ATTENTION_BLOCK_SIZE': 512, 'USE_FP8': True}
   one = Candidate(layout, 48, 2, values)
   said = (
