@@ -192,7 +192,10 @@ class StreamInput:
     for number in itertools.count():
       batch = list(itertools.islice(found, self.batch_size))
       if not batch and number == 0:
-        raise UserError(f'{self.name}: there is nothing to evaluate on; none of it is held out')
+        raise UserError(
+          f'{self.name}: there is nothing to evaluate on. If one of many documents is to be held '
+          'out, lower --fdl.HELD_OUT_EVERY, or name others with --fdl.EVAL_SOURCES'
+        )
       if not batch or number == self._max_eval_batches:
         return
       empty = {k: np.zeros_like(v) for k, v in batch[0].items()}

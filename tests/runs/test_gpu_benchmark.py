@@ -56,7 +56,7 @@ def test_every_kind(tmp_path):
   xla, fp8 = found['llama7b_wide/xla'], found['llama7b_wide/xla_fp8']
   assert xla['status'] == fp8['status'] == 'ok'
   assert (xla['backend'], fp8['backend']) == (
-    'xla (nothing else was asked for)',
+    'xla (the default)',
     'xla_fp8 (USE_FP8=True)',
   )
   # Fewer layers than the model has, because memory is small; other cases use the same number.
