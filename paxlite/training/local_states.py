@@ -227,7 +227,11 @@ class LocalStates:
     return over
 
   def _is_complete(self, step: int, read: Callable[[], None]) -> bool:
-    """Waits until the metrics of `step` are written; returns False if the run ends before that."""
+    """Calls `read`, and waits until the metrics of `step` are written.
+
+    Returns:
+      Whether they are; False if the run ends before that.
+    """
     read()
     with self._reported:
       self._reported.wait_for(lambda: self._closing or self._reported_step >= step)
