@@ -58,6 +58,7 @@ class Estimator:
     self.model = model
     self._machine = machine
     self._laid_out: dict[Layout, LanguageModel] = {}
+    self._gathers_once = _gathers_once(model.experiment)
 
   def estimate(self, candidate: Candidate) -> Estimate:
     """Returns the estimate of one candidate."""
@@ -108,8 +109,8 @@ class Estimator:
 
     saved *= runs if is_pipeline else 1
     everything = model.everything_saved(values).on_a_device(inner)
-    running = max(_BACKWARD * everything - unit.saved.on_a_device(inner), 0.0)
-    running += 4 * state.gathered  # weights and gradients of two units
+    activations_of_a_unit = max(_BACKWARD * everything - unit.saved.on_a_device(inner), 0.0)
+    running = activations_of_a_unit + 4 * state.gathered  # weights and gradients of two units
     head = self._head(c, outer)
     kept = rest.saved.minus(_logits(rest, e.VOCAB_SIZE)).on_a_device(outer)
     accumulated = state.trained if losses > 1 else 0.0  # their sum is in float32
@@ -117,6 +118,11 @@ class Estimator:
     if c.values.get('USE_REPEATED_LAYER'):
       start += gradients  # a loop allocates the gradients of all layers before it runs
     end = gradients + running + saved
+    if is_pipeline and self._gathers_once:
+      # the weights of a stage are whole over data, and so are the float32 sums of their gradients
+      sums = state.layers * (2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 1)
+      start = units * saved + head + state.layers
+      end = units * saved + activations_of_a_unit + state.gathered + state.layers + sums - kept
     on_device = state.all
     if streams:
       on_device -= state.moments
@@ -207,6 +213,13 @@ class Estimator:
       exposed += seconds('expert', width * places * blocks / e.blocks_per_layer, 6)
     exposed += seconds('stage', width * runs * choices.pipeline_repeats(c.values), 8)
     return hidden, exposed
+
+
+def _gathers_once(e: LanguageModel) -> bool:
+  """Returns whether a pipeline gathers weights over data once a step; see PipelinedTransformer."""
+  values = e.values()
+  once = values.get('GATHER_STAGES_ONCE') and not values.get('DROPOUT_PROB')
+  return bool(once) and not isinstance(e, MixtureOfExperts)
 
 
 _OVERLAP = 0.8  # share of the kernels' time in which collectives of weights run unseen

@@ -110,6 +110,22 @@ def test_repeats_make_a_pipeline_wait_less(model):
   assert two.sent > one.sent
 
 
+def test_a_pipeline_that_gathers_once_holds_the_weights_of_its_stage():
+  e = TinyGPT(
+    NUM_LAYERS=12, MODEL_DIMS=512, HIDDEN_DIMS=2048, MAX_SEQ_LEN=16, VOCAB_SIZE=1024,
+    USE_REPEATED_LAYER=True,
+  )  # fmt: skip
+  layout = Layout(('stage', 'replica', 'data', 'mdl'), (2, 1, 4, 1), (1, 1, 1, 1))
+  one = Candidate(layout, 16, 4, VALUES | {'USE_REPEATED_LAYER': True})
+  memory = {}
+  for changes in ((), ('GATHER_STAGES_ONCE', False), ('DROPOUT_PROB', 0.1)):
+    changed = e.replaced(**dict([changes] if changes else []))
+    memory[changes[:1]] = Estimator(Model(changed, jax.devices()[0]), HOST).estimate(one).memory
+  weights = 12 / 2 * 4 * (4 * 512**2 + 2 * 512 * 2048)  # bytes of the layers of a stage
+  assert memory[()] > memory[('GATHER_STAGES_ONCE',)] + weights
+  assert memory[()] > memory[('DROPOUT_PROB',)]
+
+
 def test_what_is_on_the_host(model):
   """Moments and inputs of layers leave the device, and cross the bus once each way in a step."""
   machine = dataclasses.replace(HOST, host=1e9)
