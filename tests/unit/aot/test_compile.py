@@ -4,7 +4,9 @@ import collections
 import importlib.util
 import json
 import math
+import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -218,12 +220,17 @@ def test_v5e_256(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
-def test_the_commands_of_the_docs():
-  page = (runs.ROOT / 'docs' / 'scaling.md').read_text()
-  for line in re.search(r'```sh aot\n(.*?)```', page, re.DOTALL)[1].splitlines():
-    words = line.split()
-    assert words[:2] == ['python', '-m']
-    runs.module(*words[2:])
+def test_the_commands_of_the_docs(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  pathlib.Path('logs').mkdir()
+  commands = []
+  for page in sorted((runs.ROOT / 'docs').glob('*.md')):
+    for block in re.findall(r'```sh aot\n(.*?)```', page.read_text(), re.DOTALL):
+      commands += map(shlex.split, block.splitlines())
+  assert {words[1] for words in commands} == {'compile', 'explain', 'read-hlo'}
+  for words in commands:
+    assert words[0] == 'paxlite'
+    runs.module(*words)
 
 
 @pytest.mark.slow
