@@ -95,7 +95,7 @@ class GgufTensors:
     tensor = self._tensors[name]
     try:
       return self._dequantize(tensor.data, tensor.tensor_type).reshape(self.shapes[name])
-    except NotImplementedError as e:
+    except NotImplementedError as e:  # the package gguf does not decode every type of tensor
       raise UserError(f'{self._path}: {name} cannot be read: {e}') from None
 
 

@@ -218,6 +218,16 @@ def test_v5e_256(tmp_path):
   assert '15.75 GiB are there' in page
 
 
+@pytest.mark.parametrize(
+  ('target', 'extra', 'is_there'), [('h100x8', 'cuda', HAS_GPU), ('v5e-8', 'tpu', HAS_TPU)]
+)
+def test_a_compiler_that_is_missing_is_named(target, extra, is_there):
+  if is_there:
+    pytest.skip(f'the extra {extra} is installed')
+  with pytest.raises(UserError, match=rf'--target={target} needs the compiler of .*\[{extra}'):
+    targets.parse(target).topology()
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not HAS_GPU, reason='the extra cuda is not installed')
 def test_the_commands_of_the_docs(tmp_path, monkeypatch):
