@@ -201,7 +201,7 @@ class LocalStates:
       common = int(newest().min())  # all processes have the state of this step
       held = dict(notes()) | {'experiment': self._experiment}
       name = Name(step, self._branches.current, jax.process_index())
-      over = self._removed(common, name)
+      over = self._remove_old(common, name)
       commit = lambda: self._is_complete(step, read)
       try:
         if self._files.write(name, _on_host(copies), held, commit, over):
@@ -215,8 +215,17 @@ class LocalStates:
       copies.clear()
       read()
 
-  def _removed(self, common: int, name: Name) -> Name | None:
-    """Removes the files that are no longer needed, but for one, whose name is returned."""
+  def _remove_old(self, common: int, name: Name) -> Name | None:
+    """Removes the files that are no longer needed.
+
+    Args:
+      common: The step of the newest state that all processes have.
+      name: The name of the file that is to be written.
+
+    Returns:
+      The name of an old file of this process, which is left to be written over; None if there is
+      none.
+    """
     # states between these two are left over if another process cannot write
     old = [n for n in self._files.names() if n.step not in (common, self._newest)]
     mine = [n for n in old if n.process == name.process]

@@ -31,6 +31,17 @@ def opaque_scan(body: _Body, carry: _Carry, inputs: PyTree) -> tuple[_Carry, PyT
   GiB instead of 35.1 with this loop. XLA leaves loops alone whose length it does not know.
 
   It has no reverse-mode derivative, as `jax.lax.while_loop` has none.
+
+  Args:
+    body: Maps (carry, input) to (carry, output).
+    carry: The carry before the first iteration; its shapes and dtypes stay the same.
+    inputs: A tree of arrays [n, …], of which iteration i gets part i.
+
+  Returns:
+    The carry after the last iteration, and a tree of all outputs, [n, …] each.
+
+  Raises:
+    TypeError: The body changes a shape or a dtype of the carry.
   """
   count = len(jax.tree.leaves(inputs)[0])
   body = jax.jit(body, inline=True)  # it is traced once, although it is called twice
