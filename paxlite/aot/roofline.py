@@ -138,9 +138,9 @@ class ProgramCosts:
 def speed_of(chip: Chip, links: Links) -> Speed:
   """Returns the speeds of a chip's data sheet in a mesh."""
 
-  def seconds(one: Collective) -> float:
+  def seconds(one: Collective) -> tuple[float, float]:
     near, far = links.split(one.axes, one.sent_bytes)
-    return near / chip.ici_bandwidth + far / chip.dcn_bandwidth
+    return near / chip.ici_bandwidth, far / chip.dcn_bandwidth
 
   return Speed(chip.flops_by_type, chip.memory_bandwidth, seconds, chip.host_bandwidth)
 

@@ -21,13 +21,13 @@ class Speed:
   Attributes:
     flops: FLOP/s at the peak by the type of the operands; '' is the type that is not listed.
     memory: Bytes/s of main memory.
-    link: Seconds that a collective takes.
+    links: Seconds that a collective takes within slices or hosts, and then between them.
     host: Bytes/s to the host, and from it; 0 where it is not known.
   """
 
   flops: Mapping[str, float]
   memory: float
-  link: Callable[[Collective], float]
+  links: Callable[[Collective], tuple[float, float]]
   host: float = 0.0
 
   def compute(self, flops: Mapping[str, float]) -> float:
@@ -104,7 +104,8 @@ class Schedule:
     """Returns the timeline of one run of a computation."""
     speed = self._speed
     line = Timeline()
-    clock = link_free = 0.0
+    clock = 0.0
+    links_free = [0.0, 0.0]  # when the links within and between slices or hosts are free
     ends: dict[str, float] = {}  # of collectives that are under way, by instruction or channel
     copied: dict[str, float] = {}  # ends of copies that are under way, by instruction
     host_free = {True: 0.0, False: 0.0}  # when the way to the host, and that from it, is free
@@ -146,9 +147,10 @@ class Schedule:
       for key, one, is_async in self._started(computation, instruction):
         if key in ends:
           continue
-        seconds = speed.link(one)
-        line.collectives += seconds
-        end = link_free = max(clock, link_free) + seconds
+        used = speed.links(one)
+        line.collectives += sum(used)
+        end = max(clock, *(free for free, s in zip(links_free, used) if s > 0), 0) + sum(used)
+        links_free = [end if s > 0 else free for free, s in zip(links_free, used)]
         if is_async:
           ends[key] = end
         else:

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from paxlite.layers.layer_facts import LayerFacts, layer_facts
 from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.remat import jax_policy
 from paxlite.layers.sown import LOSSES, SOWN, is_maximum
-from paxlite.layers.stage_rows import WAITING, StageRows
+from paxlite.layers.stage_rows import StageRows
 from paxlite.layers.stage_weights import StageWeights
 from paxlite.layers.transformer import REPEATED, RepeatedTransformer
 from paxlite.parallel import partitioning
@@ -78,19 +78,17 @@ class PipelinedTransformer(RepeatedTransformer):
     row_shards = self._row_shards(facts, B // I)
     weights = StageWeights(stack, facts, self.num_stages, self.num_repeats, row_shards)
     with _inside(row_shards):
-      rows = StageRows(self.num_stages, I, _size(row_shards))
-      positions, segment_ids = (None if a is None else rows.split(a) for a in beside)
       schedule = Schedule(self.num_stages, I, self.num_repeats)
+      rows = StageRows(schedule, x_BTD.shape, _size(row_shards))
+      beside = [None if a is None else rows.split(a) for a in beside]
       run = self._applied(rng, row_shards)
       keys = None
       if facts.draws and rng is not None:
         keys = lambda i, layer: jax.random.split(
           rng.rng if I == 1 else jax.random.fold_in(rng.rng, i), self.num_layers
         )[layer]
-      waiting = rows.enter(x_BTD)
-      done, sown = self._ticks(schedule, weights, run, waiting, (positions, segment_ids), keys)
-      y_BTD = rows.leave(done)
-    self._sow(sown, schedule, None if segment_ids is None else (segment_ids > 0).sum((1, 2, 3)))
+      y_BTD, sown = self._ticks(rows, weights, run, x_BTD, beside, keys)
+    self._sow(sown, schedule, None if beside[1] is None else (beside[1] > 0).sum((1, 2, 3)))
     return shard(y_BTD, 'outer_batch', 'residual_length', 'act_embed')
 
   def _row_shards(self, facts: LayerFacts, rows: int) -> tuple[str, ...]:
@@ -142,31 +140,32 @@ class PipelinedTransformer(RepeatedTransformer):
 
   def _ticks(
     self,
-    schedule: Schedule,
+    rows: StageRows,
     weights: StageWeights,
     run: Callable[..., tuple[jax.Array, PyTree]],
-    waiting_ZIQbTD: jax.Array,
-    beside: tuple[jax.Array | None, jax.Array | None],
+    x_BTD: jax.Array,
+    beside: Sequence[jax.Array | None],
     keys: Callable[[jax.Array, jax.Array], jax.Array] | None,
   ) -> tuple[jax.Array, PyTree]:
     """Runs all ticks.
 
     Args:
-      schedule: The schedule.
+      rows: The way of the rows through the stages.
       weights: The variables of the stages.
       run: A layer, from `_applied`.
-      waiting_ZIQbTD: The microbatches, at stage 0.
+      x_BTD: The rows before the first layer.
       beside: Positions and segment ids, [I, Q, b, T].
       keys: Returns the key of a microbatch and a layer; None if layers draw nothing.
 
     Returns:
-      The microbatches after the last layer, and what layers sow, [ticks, l, Z, …].
+      The rows after the last layer, and what layers sow, [ticks, l, Z, …].
     """
+    schedule = rows.schedule
     Z, l = self.num_stages, self.num_layers // (self.num_stages * self.num_repeats)
     stages = jnp.arange(Z)
     on_stages = lambda x: shard(x, 'layers', 'row_shards', 'batch', 'residual_length', 'act_embed')
     # stages are selected by a mask, because slicing a sharded dimension would gather it
-    is_first = (stages == 0).reshape(Z, 1, 1, 1, 1)
+    is_stage = lambda z: (stages == z).reshape(Z, 1, 1, 1, 1)
 
     active = active_mesh()
 
@@ -175,18 +174,29 @@ class PipelinedTransformer(RepeatedTransformer):
       with contextlib.nullcontext() if active is None else partitioning.activate(*active):
         return on_stages(jnp.roll(on_stages(x_ZQbTD), by, axis=0))
 
-    # JAX's own derivative is a sum of two arrays, and XLA sends both
-    send = jax.custom_vjp(lambda x_ZQbTD: roll(x_ZQbTD, 1))
-    send.defvjp(lambda x_ZQbTD: (send(x_ZQbTD), None), lambda _, grad: (roll(grad, -1),))
+    def send(x_ZQbTD: jax.Array, by: int) -> jax.Array:
+      # JAX's own derivative is a sum of two arrays, and XLA sends both
+      send = jax.custom_vjp(lambda x: roll(x, by))
+      send.defvjp(lambda x: (roll(x, by), None), lambda _, grad: (roll(grad, -by),))
+      return send(x_ZQbTD)
 
-    def tick(
-      carry: tuple[jax.Array, jax.Array, list[jax.Array]], t: jax.Array
-    ) -> tuple[tuple[jax.Array, jax.Array, list[jax.Array]], PyTree]:
-      waiting_ZIQbTD, left_ZQbTD, sums = carry
-      arriving_ZQbTD = send(left_ZQbTD)
-      waiting_ZIQbTD, entering_ZQbTD = schedule.exchange(waiting_ZIQbTD, arriving_ZQbTD, t)
-      waiting_ZIQbTD = shard(waiting_ZIQbTD, *WAITING)
-      held_ZQbTD = on_stages(jnp.where(is_first, entering_ZQbTD, arriving_ZQbTD))
+    def arrive(own: jax.Array, entering: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+      return rows.load(own, send(entering, -1), rows.entering(t))
+
+    def leave(own: jax.Array, leaving: jax.Array, t: jax.Array) -> jax.Array:
+      return rows.keep(own, leaving, rows.leaving(t))
+
+    together = jax.lax.optimization_barrier
+
+    def tick(carry, t: jax.Array):
+      before, entering, arriving_ZQbTD, waiting, leaving, after, sums = carry
+      first = entering
+      if self.num_repeats > 1:
+        waiting, again = schedule.exchange(waiting, arriving_ZQbTD, t)
+        waiting = shard(waiting, *_WAITING)
+        repeat, _, _ = schedule.work(t, jnp.array(0))
+        first = jnp.where(repeat == 0, entering, again)
+      held_ZQbTD = on_stages(jnp.where(is_stage(0), first, arriving_ZQbTD))
       repeat_Z, microbatch_Z, works_Z = schedule.work(t, stages)
       inputs = [
         None if a is None else shard(a[microbatch_Z], 'layers', 'row_shards', 'batch', 'length')
@@ -194,28 +204,52 @@ class PipelinedTransformer(RepeatedTransformer):
       ]
 
       def layer(
-        carry: tuple[jax.Array, list[jax.Array]], j: jax.Array
-      ) -> tuple[tuple[jax.Array, list[jax.Array]], PyTree]:
-        x_ZQbTD, sums = carry
-        variables, sums = weights.layer(sums, repeat_Z * l + j, works_Z)
+        j: int, x_ZQbTD: jax.Array, sums: list[jax.Array]
+      ) -> tuple[jax.Array, list[jax.Array], PyTree]:
+        variables, sums = weights.layer(j, sums, repeat_Z, works_Z)
         keys_Z = None
         if keys is not None:
           keys_Z = jax.vmap(keys)(microbatch_Z, (repeat_Z * Z + stages) * l + j)
         y_ZQbTD, sown = run(variables, x_ZQbTD, *inputs, keys_Z)
-        return (on_stages(y_ZQbTD), sums), sown
+        return on_stages(y_ZQbTD), sums, sown
 
-      # a weight is never kept for the backward pass, which reads it again
-      layer = jax.checkpoint(layer, policy=self._policy, prevent_cse=False)
-      (left_ZQbTD, sums), sown = jax.lax.scan(layer, (held_ZQbTD, sums), jnp.arange(l))
-      return (waiting_ZIQbTD, left_ZQbTD, sums), sown
+      # a weight is never kept for the backward pass, which reads it again; that pass is a loop of
+      # its own, with whose operations XLA cannot merge those of this one
+      layer = jax.checkpoint(layer, policy=self._policy, prevent_cse=False, static_argnums=0)
+      x_ZQbTD, passed, sown_l = held_ZQbTD, [], []
+      for j in range(l):
+        if j == (l > 3):
+          x_ZQbTD, entering = together((x_ZQbTD, entering))
+          before, entering = arrive(before, entering, t + 1)
+        if j == l // 2 > 0:
+          x_ZQbTD, entering = together((x_ZQbTD, entering))
+        if j == l // 2:
+          x_ZQbTD, leaving = together((x_ZQbTD, leaving))
+          leaving = send(leaving, -1)
+        x_ZQbTD, of_layer, sown = layer(j, x_ZQbTD, sums[j])
+        passed.append(of_layer)
+        sown_l.append(sown)
+      sown = jax.tree.map(lambda *values: jnp.stack(values), *sown_l)
+      leaving = jnp.where(is_stage(Z - 1), x_ZQbTD, leaving)
+      after = leave(after, leaving, t)
+      return (before, entering, send(x_ZQbTD, 1), waiting, leaving, after, passed), sown
 
-    nothing_ZQbTD = jnp.zeros_like(waiting_ZIQbTD[:, 0])
-    carry = waiting_ZIQbTD, nothing_ZQbTD, weights.sums
-    ticks = jnp.arange(schedule.ticks)
-    (waiting_ZIQbTD, left_ZQbTD, _), sown = jax.lax.scan(tick, carry, ticks)
-    arriving_ZQbTD = send(left_ZQbTD)
-    done_ZIQbTD, _ = schedule.exchange(waiting_ZIQbTD, arriving_ZQbTD, jnp.array(schedule.ticks))
-    return done_ZIQbTD, sown
+    before = rows.own(x_BTD)
+    b = x_BTD.shape[0] // (schedule.microbatches * rows.parts)
+    nothing = on_stages(jnp.zeros((Z, rows.parts, b, *x_BTD.shape[1:]), x_BTD.dtype))
+    entering = nothing
+    for t in range(-rows.earlier, 1):
+      before, entering = arrive(before, entering, jnp.array(t))
+    waiting = None
+    if self.num_repeats > 1:
+      waiting = jnp.zeros((Z, schedule.microbatches, *nothing.shape[1:]), x_BTD.dtype)
+      waiting = shard(waiting, *_WAITING)
+    carry = before, entering, nothing, waiting, nothing, jnp.zeros_like(before), weights.sums
+    (*_, leaving, after, _), sown = jax.lax.scan(tick, carry, jnp.arange(schedule.ticks))
+    for t in range(schedule.ticks, schedule.ticks + rows.later):
+      leaving = send(leaving, -1)
+      after = leave(after, leaving, jnp.array(t))
+    return rows.whole(after), sown
 
   @property
   def _policy(self) -> Callable[..., bool]:
@@ -252,6 +286,9 @@ class PipelinedTransformer(RepeatedTransformer):
         else:
           share = along(tokens_tZ / jnp.maximum(tokens_tZ.sum(0), 1e-6))
           self.sow(collection, short, (jnp.where(works, value, 0) * share).sum(0))
+
+
+_WAITING = ('layers', None, 'row_shards', 'batch', 'residual_length', 'act_embed')
 
 
 class OneOfRepeated(nn.Module):

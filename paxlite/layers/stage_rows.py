@@ -1,121 +1,250 @@
-"""How the rows of a batch enter a pipeline, and leave it."""
+"""How the rows of a batch come to the first stage of a pipeline, and leave the last one."""
 
-import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from paxlite.parallel.partitioning import active_mesh, axes_of, fitting, shard, spec
-
-_ROWS = ('outer_batch', 'residual_length', 'act_embed')
-WAITING = ('layers', None, 'row_shards', 'batch', 'residual_length', 'act_embed')
+from paxlite.layers.pipeline_schedule import Schedule
+from paxlite.parallel.partitioning import active_mesh, axes_of, fitting, spec
 
 
-@dataclasses.dataclass(frozen=True)
 class StageRows:
-  """Rows as microbatches that wait at stage 0.
+  """The rows that each stage owns, and their way from stage to stage.
 
-  Embeddings and logits are computed by all stages, each with a part of the rows. All rows are
-  gathered by every stage, and scattered from stage 0. XLA's partitioner would sum them over the
-  stages, which sends twice as much.
+  Embeddings and logits are computed by all stages, each with its own rows. Rows travel towards
+  stage 0, by one stage at each tick, while the stages compute. A microbatch is at stage 0 when it
+  enters the first layer: each stage that it passes adds its own rows. After the last layer, it
+  travels from the last stage, and each stage that it passes keeps its own rows. Gradients travel
+  the other way.
 
   A microbatch takes every I-th row, so that rows stay on their devices.
 
+  Shape letters: Z stages, I microbatches of b rows, which are split into Q parts; k rows that a
+  stage owns of each Q-th of the batch.
+
   Attributes:
-    stages: Z.
-    microbatches: I.
-    parts: Q, the number of parts of a microbatch.
+    schedule: The schedule of the pipeline.
+    shape: The shape of the batch, (B, T, D).
+    parts: Q.
   """
 
-  stages: int
-  microbatches: int
-  parts: int
-
-  def enter(self, x_BTD: jax.Array) -> jax.Array:
-    """Returns the rows at every stage, [Z, I, Q, b, T, D]; only those of stage 0 are used."""
-    if not self._is_split(x_BTD.shape):
-      x_IQbTD = shard(self.split(x_BTD), *WAITING[1:])
-      return jnp.broadcast_to(x_IQbTD, (self.stages, *x_IQbTD.shape))
-    gather, scatter = self._moves(x_BTD.shape)
-    enter = jax.custom_vjp(gather)
-    enter.defvjp(lambda x: (gather(x), None), lambda _, grad: (scatter(grad),))
-    return enter(x_BTD)
-
-  def leave(self, waiting_ZIQbTD: jax.Array) -> jax.Array:
-    """Returns the rows [B, T, D] that wait at stage 0."""
-    shape = math.prod(waiting_ZIQbTD.shape[1:4]), *waiting_ZIQbTD.shape[4:]
-    if not self._is_split(shape):
-      is_first = (jnp.arange(self.stages) == 0).reshape(-1, 1, 1, 1, 1, 1)
-      # selected by a mask, because slicing a sharded dimension would gather it
-      y_IQbTD = shard(jnp.where(is_first, waiting_ZIQbTD, 0).sum(0), *WAITING[1:])
-      return _rows(y_IQbTD)
-    gather, scatter = self._moves(shape)
-
-    def backward(_: None, grad: jax.Array) -> tuple[jax.Array]:
-      return (gather(grad),)
-
-    leave = jax.custom_vjp(scatter)
-    leave.defvjp(lambda x: (scatter(x), None), backward)
-    return leave(waiting_ZIQbTD)
+  def __init__(self, schedule: Schedule, shape: tuple[int, int, int], parts: int):
+    """Takes the active mesh and rules, because derivatives are traced where others are active."""
+    self.schedule, self.shape, self.parts = schedule, shape, parts
+    self._active = active_mesh()
 
   def split(self, x: jax.Array) -> jax.Array:
     """[B, …] as [I, Q, b, …]."""
-    split = x.reshape(-1, self.microbatches, *x.shape[1:]).swapaxes(0, 1)
-    return split.reshape(self.microbatches, self.parts, -1, *x.shape[1:])
+    I = self.schedule.microbatches
+    split = x.reshape(-1, I, *x.shape[1:]).swapaxes(0, 1)
+    return split.reshape(I, self.parts, -1, *x.shape[1:])
 
-  def _is_split(self, shape: tuple[int, ...]) -> bool:
-    """Whether every stage can have a part of the rows that each device's microbatches have."""
-    active = active_mesh()
-    if active is None:
-      return False
-    sizes = active[0].shape
-    shards = math.prod(sizes[a] for a in (*self._row_axes, 'stage'))
-    return shape[0] % (shards * self.microbatches // math.gcd(self.microbatches, self.stages)) == 0
+  def own(self, x_BTD: jax.Array) -> jax.Array:
+    """Returns the rows of each stage, [Z, Q, k, T, D]; k is rounded up, the last ones are zero."""
+    own, whole = self._moves()
+    with_gradient = jax.custom_vjp(own)
+    with_gradient.defvjp(lambda x: (own(x), None), lambda _, grad: (whole(grad),))
+    return with_gradient(x_BTD)
+
+  def whole(self, own_ZQkTD: jax.Array) -> jax.Array:
+    """Returns [B, T, D]: the reverse of `own`."""
+    own, whole = self._moves()
+    with_gradient = jax.custom_vjp(whole)
+    with_gradient.defvjp(lambda x: (whole(x), None), lambda _, grad: (own(grad),))
+    return with_gradient(own_ZQkTD)
+
+  def entering(self, tick: jax.Array) -> jax.Array:
+    """The microbatch [Z] that passes each stage on its way to stage 0; not all of them exist."""
+    return tick + jnp.arange(self.schedule.stages)
+
+  def leaving(self, tick: jax.Array) -> jax.Array:
+    """The microbatch [Z] that passes each stage after the last layer; not all of them exist."""
+    s = self.schedule
+    return tick - (s.ticks - s.microbatches) - jnp.arange(s.stages)[::-1]
+
+  @property
+  def earlier(self) -> int:
+    """The number of ticks before tick 0 in which rows travel."""
+    I = self.schedule.microbatches
+    return max(r // self._rows_of_stage - r % I for r in range(self._rows))
+
+  @property
+  def later(self) -> int:
+    """The number of ticks after the last one in which rows travel."""
+    Z, I = self.schedule.stages, self.schedule.microbatches
+    return max((Z - 1 - r // self._rows_of_stage) - (I - 1 - r % I) for r in range(self._rows))
+
+  def load(
+    self, own_ZQkTD: jax.Array, passing_ZQbTD: jax.Array, microbatch_Z: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Adds the rows of each stage to the microbatch that passes it.
+
+    Returns:
+      The rows of each stage as they are, because their gradient is stored in place; and the
+      microbatches.
+    """
+
+    def load(own: jax.Array, passing: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
+      return own, self._copy(_loaded, own, passing, at)
+
+    def backward(
+      at: jax.Array, grads: tuple[jax.Array, jax.Array]
+    ) -> tuple[jax.Array, jax.Array, None]:
+      own, passing = grads
+      rest = self._copy(_loaded, jnp.zeros_like(own), passing, at)
+      return self._copy(_kept, own, passing, at), rest, None
+
+    with_gradient = jax.custom_vjp(load)
+    with_gradient.defvjp(lambda own, passing, at: (load(own, passing, at), at), backward)
+    return with_gradient(own_ZQkTD, passing_ZQbTD, microbatch_Z)
+
+  def keep(
+    self, own_ZQkTD: jax.Array, passing_ZQbTD: jax.Array, microbatch_Z: jax.Array
+  ) -> jax.Array:
+    """Stores the rows of each stage that are in the microbatch that passes it.
+
+    Each row is stored once, so that what was in its place has no gradient.
+    """
+
+    def keep(own: jax.Array, passing: jax.Array, at: jax.Array) -> jax.Array:
+      return self._copy(_kept, own, passing, at)
+
+    def backward(at: jax.Array, own: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+      nothing = jnp.zeros_like(passing_ZQbTD)
+      return own, self._copy(_loaded, own, nothing, at), None
+
+    with_gradient = jax.custom_vjp(keep)
+    with_gradient.defvjp(lambda own, passing, at: (keep(own, passing, at), at), backward)
+    return with_gradient(own_ZQkTD, passing_ZQbTD, microbatch_Z)
+
+  @property
+  def _rows(self) -> int:
+    """The rows of the batch that one device has in the pipeline."""
+    sizes = {} if self._active is None else self._active[0].shape
+    return self.shape[0] // math.prod(sizes[a] for a in self._row_axes)
+
+  @property
+  def _rows_of_stage(self) -> int:
+    """k: the rows of a device that one stage owns."""
+    return -(-self._rows // self.schedule.stages)
+
+  @property
+  def _batch_axes(self) -> tuple[str, ...]:
+    """The mesh axes over which the rows of a part of a microbatch are split."""
+    if self._active is None:
+      return ()
+    mesh, rules = self._active
+    b = self.shape[0] // (self.schedule.microbatches * self.parts)
+    (entry,) = fitting(spec(['batch'], rules), [b], dict(mesh.shape))
+    return axes_of(entry)
 
   @property
   def _row_axes(self) -> tuple[str, ...]:
-    active = active_mesh()
-    assert active is not None
-    return axes_of(active[1]['row_shards']) + axes_of(active[1]['batch'])
+    """The mesh axes over which the rows of the batch are split, without stage."""
+    parts = () if self._active is None else axes_of(self._active[1]['row_shards'])
+    return parts + self._batch_axes
 
-  def _moves(
-    self, shape: tuple[int, ...]
-  ) -> tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array]]:
-    """Two functions between rows [B, T, D] and [Z, I, Q, b, T, D], each the transpose of the other.
+  @property
+  def _specs(self) -> tuple[PartitionSpec, PartitionSpec]:
+    """The mesh axes of [B, T, D] and of [Z, Q, rows, T, D]."""
+    assert self._active is not None
+    mesh, rules = self._active
+    beyond = fitting(spec(['residual_length', 'act_embed'], rules), self.shape[1:], dict(mesh.shape))
+    rows = (*self._row_axes, 'stage') if self._is_split else self._row_axes
+    of_stages = 'stage', axes_of(rules['row_shards']) or None, self._batch_axes or None, *beyond
+    return PartitionSpec(rows or None, *beyond), PartitionSpec(*of_stages)
 
-    The first one leaves zeros at the stages after stage 0.
-    """
-    active = active_mesh()
-    assert active is not None
-    mesh, rules = active
-    sizes = dict(mesh.shape)
-    beyond = fitting(spec(_ROWS[1:], rules), shape[1:], sizes)
-    rows = PartitionSpec((*self._row_axes, 'stage'), *beyond)
-    waiting = PartitionSpec(
-      'stage', None, axes_of(rules['row_shards']) or None, axes_of(rules['batch']) or None, *beyond
+  @property
+  def _is_split(self) -> bool:
+    """Whether the rows [B, T, D] are split over stages outside the pipeline."""
+    return self._rows % self.schedule.stages == 0
+
+  def _moves(self) -> tuple[Callable[[jax.Array], jax.Array], Callable[[jax.Array], jax.Array]]:
+    """Two functions between rows [B, T, D] and [Z, Q, k, T, D], each the reverse of the other."""
+    Z, n, k = self.schedule.stages, self._rows, self._rows_of_stage
+    padded = lambda x: jnp.pad(x, [(0, Z * k - n), (0, 0), (0, 0)])
+    if self._active is None:
+      shape = Z, 1, k, *self.shape[1:]
+      return lambda x: padded(x).reshape(shape), lambda x: x.reshape(-1, *x.shape[3:])[:n]
+
+    def own(x: jax.Array) -> jax.Array:
+      if not self._is_split:
+        x = jax.lax.dynamic_slice_in_dim(padded(x), jax.lax.axis_index('stage') * k, k)
+      return x[None, None]
+
+    def whole(x: jax.Array) -> jax.Array:
+      rows = x[0, 0]
+      return rows if self._is_split else jax.lax.all_gather(rows, 'stage', tiled=True)[:n]
+
+    (mesh, _), (rows, of_stages) = self._active, self._specs
+    on_mesh = lambda function, before, after: jax.shard_map(
+      function, mesh=mesh, in_specs=before, out_specs=after, check_vma=False
     )
-    is_first = lambda: jax.lax.axis_index('stage') == 0
+    return on_mesh(own, rows, of_stages), on_mesh(whole, of_stages, rows)
 
-    def gather(x: jax.Array) -> jax.Array:
-      x = jax.lax.all_gather(x, 'stage', tiled=True)
-      x = x.reshape(-1, self.microbatches, *x.shape[1:]).swapaxes(0, 1)
-      return jnp.where(is_first(), x, 0)[None, :, None]
+  def _copy(
+    self,
+    function: Callable[..., jax.Array],
+    own_ZQkTD: jax.Array,
+    passing_ZQbTD: jax.Array,
+    microbatch_Z: jax.Array,
+  ) -> jax.Array:
+    """`_loaded` or `_kept` on the devices of each stage."""
+    I, k = self.schedule.microbatches, self._rows_of_stage
+    stages = jnp.arange(self.schedule.stages)
 
-    def scatter(x: jax.Array) -> jax.Array:
-      x = jnp.where(is_first(), x, 0)[0, :, 0]
-      x = x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
-      return jax.lax.psum_scatter(x, 'stage', scatter_dimension=0, tiled=True)
+    def local(own: jax.Array, passing: jax.Array, at: jax.Array, stages: jax.Array) -> jax.Array:
+      return function(own, passing, at, stages * k, I)
 
-    return (
-      jax.shard_map(gather, mesh=mesh, in_specs=rows, out_specs=waiting, check_vma=False),
-      jax.shard_map(scatter, mesh=mesh, in_specs=waiting, out_specs=rows, check_vma=False),
-    )
+    if self._active is not None:
+      _, rows = self._specs
+      of_stages = PartitionSpec('stage')
+      local = jax.shard_map(
+        local, mesh=self._active[0], in_specs=(rows, rows, of_stages, of_stages), out_specs=rows,
+        check_vma=False,
+      )  # fmt: skip
+    return local(own_ZQkTD, passing_ZQbTD, microbatch_Z, stages)
 
 
-def _rows(x_IQb: jax.Array) -> jax.Array:
-  """[I, Q, b, …] as [B, …]."""
-  I, *_ = x_IQb.shape
-  return x_IQb.reshape(I, -1, *x_IQb.shape[3:]).swapaxes(0, 1).reshape(-1, *x_IQb.shape[3:])
+def _loaded(
+  own: jax.Array, passing: jax.Array, microbatch: jax.Array, first: jax.Array, microbatches: int
+) -> jax.Array:
+  """The microbatches that pass, with the rows of the stages that are here.
+
+  Args:
+    own: The rows of these stages, [Z, 1, k, T, D].
+    passing: The microbatches, [Z, 1, b, T, D].
+    microbatch: Their numbers, [Z].
+    first: The first row of each stage, [Z].
+    microbatches: I.
+  """
+  for z, row, place, is_own in _places(own, passing, microbatch, first, microbatches):
+    new = jax.lax.dynamic_index_in_dim(own[z, 0], place, keepdims=False)
+    passing = passing.at[z, 0, row].set(jnp.where(is_own, new, passing[z, 0, row]))
+  return passing
+
+
+def _kept(
+  own: jax.Array, passing: jax.Array, microbatch: jax.Array, first: jax.Array, microbatches: int
+) -> jax.Array:
+  """The rows of the stages that are here, with those that pass; arguments as of `_loaded`."""
+  for z, row, place, is_own in _places(own, passing, microbatch, first, microbatches):
+    at = z, 0, place, 0, 0
+    old = jax.lax.dynamic_slice(own, at, (1, 1, 1, *own.shape[3:]))
+    new = jnp.where(is_own, passing[z, 0, row], old)
+    own = jax.lax.dynamic_update_slice(own, new, at)
+  return own
+
+
+def _places(
+  own: jax.Array, passing: jax.Array, microbatch: jax.Array, first: jax.Array, microbatches: int
+) -> Iterator[tuple[int, int, jax.Array, jax.Array]]:
+  """(z, row of a microbatch, its place among the rows of the stage, whether it has one)."""
+  exists = (microbatch >= 0) & (microbatch < microbatches)
+  for z in range(len(own)):
+    for row in range(passing.shape[2]):
+      place = row * microbatches + microbatch[z] - first[z]
+      yield z, row, place, exists[z] & (place >= 0) & (place < own.shape[2])

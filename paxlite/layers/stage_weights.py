@@ -33,7 +33,8 @@ class StageWeights:
   """The variables of a stack as the stages read them.
 
   Attributes:
-    sums: Where gradients are added up: a tree of arrays that ticks pass on.
+    sums: Where gradients are added up: for each layer of a group, a list of arrays that ticks pass
+      on.
   """
 
   def __init__(
@@ -53,16 +54,17 @@ class StageWeights:
       layout.lay_out(w, dtype)
       for layout, w, dtype in zip(self._layouts, leaves, facts.dtypes, strict=True)
     ]
-    self._weights = [w for w, _ in laid_out]
-    self.sums = [sums for _, sums in laid_out]
+    by_layer = lambda of_leaves: [list(one) for one in zip(*of_leaves, strict=True)]
+    self._weights = by_layer([w for w, _ in laid_out])
+    self.sums = by_layer([sums for _, sums in laid_out])
 
   def layer(
-    self, sums: list[jax.Array], layer_Z: jax.Array, works_Z: jax.Array
+    self, j: int, sums: list[jax.Array], repeat_Z: jax.Array, works_Z: jax.Array
   ) -> tuple[PyTree, list[jax.Array]]:
-    """Returns the variables of one layer of each stage, [Z, Q, …], and the sums to pass on."""
+    """Returns layer j of a group of each stage, [Z, Q, …], and its sums to pass on."""
     found = [
-      layout.layer(w, one, layer_Z, works_Z)
-      for layout, w, one in zip(self._layouts, self._weights, sums, strict=True)
+      layout.layer(w, one, repeat_Z, works_Z)
+      for layout, w, one in zip(self._layouts, self._weights[j], sums, strict=True)
     ]
     return jax.tree.unflatten(self._tree, [w for w, _ in found]), [one for _, one in found]
 
@@ -71,8 +73,9 @@ class StageWeights:
 class StageLayout:
   """How the layers of one array [L, …] are distributed, before a step and in it.
 
-  In a step, the array is [Z, n, …]: stage z has n = R · l layers, first those of its first group.
-  Layer j of a stage in repeat r is layer (r · Z + z) · l + j of the stack.
+  In a step there is one array for each layer of a group, [Z, R, …]: stage z has layer j of its
+  groups there. Layer j of a stage in repeat r is layer (r · Z + z) · l + j of the stack. Separate
+  arrays can be read without copying a layer out of a stack.
 
   Attributes:
     stages: Z.
@@ -89,27 +92,27 @@ class StageLayout:
   row_shards: tuple[str, ...]
   combine: Literal['add', 'max'] = 'add'
 
-  def lay_out(self, w: jax.Array, dtype: DTypeLike) -> tuple[jax.Array, jax.Array]:
-    """Returns the weights of a step, [Z, n, …], and the sums of their gradients.
+  def lay_out(self, w: jax.Array, dtype: DTypeLike) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Returns the weights of a step, l arrays [Z, R, …], and the sums of their gradients.
 
-    The sums are zeros [Z, Q, n, …]. They are there for their own gradient, which `layer` makes.
+    The sums are zeros [Z, Q, R, …]. They are there for their own gradient, which `layer` makes.
     The weights that are returned have no gradient.
 
     Args:
       w: The array [L, …].
       dtype: The dtype in which the layers read it.
     """
-    n = w.shape[0] // self.stages
-    sums_shape = self.stages, self._num_row_shards, n, *w.shape[1:]
-    send = _on_devices(self._send, [self.split], self._step_spec)
-    collect = _on_devices(self._collect, [self._sums_spec], self.split)
+    l = w.shape[0] // (self.stages * self.repeats)
+    sums_shape = self.stages, self._num_row_shards, self.repeats, *w.shape[1:]
+    send = _on_devices(self._send, [self.split], [self._step_spec] * l)
+    collect = _on_devices(self._collect, [self._sums_spec] * l, self.split)
 
-    def lay_out(w: jax.Array) -> tuple[jax.Array, jax.Array]:
-      return send(w.astype(dtype)), jnp.zeros(sums_shape, w.dtype)
+    def lay_out(w: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
+      return send(w.astype(dtype)), [jnp.zeros(sums_shape, w.dtype) for _ in range(l)]
 
-    def backward(_: None, grads: tuple[jax.Array, jax.Array]) -> tuple[jax.Array]:
+    def backward(_: None, grads: tuple[list[jax.Array], list[jax.Array]]) -> tuple[jax.Array]:
       # sent in the dtype in which layers without stages send theirs
-      return (collect(grads[1].astype(dtype)).astype(w.dtype),)
+      return (collect(*(grad.astype(dtype) for grad in grads[1])).astype(w.dtype),)
 
     with_gradient = jax.custom_vjp(lay_out)
     with_gradient.defvjp(lambda w: (lay_out(w), None), backward)
@@ -117,7 +120,7 @@ class StageLayout:
     return jax.lax.stop_gradient(laid_out), sums
 
   def layer(
-    self, w_Zn: jax.Array, sums_ZQn: jax.Array, layer_Z: jax.Array, works_Z: jax.Array
+    self, w_ZR: jax.Array, sums_ZQR: jax.Array, repeat_Z: jax.Array, works_Z: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
     """Returns the weights of one layer of each stage, [Z, Q, …], and the sums as they are.
 
@@ -125,9 +128,9 @@ class StageLayout:
     place.
 
     Args:
-      w_Zn: The weights from `lay_out`.
-      sums_ZQn: The sums from `lay_out`, or from an earlier call.
-      layer_Z: The number of the layer, from 0 to n - 1.
+      w_ZR: The weights of the layer in all groups, from `lay_out`.
+      sums_ZQR: Their sums from `lay_out`, or from an earlier call.
+      repeat_Z: The number of the group, from 0 to R - 1.
       works_Z: Whether a stage computes a microbatch; gradients of others are left out.
     """
     per_stage = PartitionSpec('stage')
@@ -149,7 +152,7 @@ class StageLayout:
 
     with_gradient = jax.custom_vjp(layer)
     with_gradient.defvjp(lambda w, sums, *at: (layer(w, sums, *at), at), backward)
-    return with_gradient(w_Zn, sums_ZQn, layer_Z, works_Z)
+    return with_gradient(w_ZR, sums_ZQR, repeat_Z, works_Z)
 
   @property
   def _num_row_shards(self) -> int:
@@ -158,39 +161,49 @@ class StageLayout:
 
   @property
   def _step_spec(self) -> PartitionSpec:
-    """The mesh axes of the weights of a step, [Z, n, …]."""
+    """The mesh axes of the weights of a step, [Z, R, …]."""
     kept = (None if self._is_gathered(entry) else entry for entry in self.split[1:])
     return PartitionSpec('stage', None, *kept)
 
   @property
   def _sums_spec(self) -> PartitionSpec:
-    """The mesh axes of the sums, [Z, Q, n, …]."""
+    """The mesh axes of the sums, [Z, Q, R, …]."""
     return PartitionSpec('stage', self.row_shards or None, *self._step_spec[1:])
 
   def _is_gathered(self, entry: str | tuple[str, ...] | None) -> bool:
     return bool(axes_of(entry)) and set(axes_of(entry)) <= set(self.row_shards)
 
-  def _send(self, w: jax.Array) -> jax.Array:
-    """One device's part of an array [L, …] as its part of [Z, n, …]."""
+  def _send(self, w: jax.Array) -> list[jax.Array]:
+    """One device's part of an array [L, …] as its parts of l arrays [Z, R, …]."""
     w_Zn = self._to_stages(w)
-    for dim, entry in enumerate(self.split):
-      if self._is_gathered(entry):
-        w_Zn = jax.lax.all_gather(w_Zn, axes_of(entry), axis=dim + 1, tiled=True)
-    return w_Zn
+    w_ZRl = w_Zn.reshape(len(w_Zn), self.repeats, -1, *w_Zn.shape[2:])
+    sent = []
+    for j in range(w_ZRl.shape[2]):
+      w_ZR = w_ZRl[:, :, j]
+      for dim, entry in enumerate(self.split):
+        if self._is_gathered(entry):
+          w_ZR = jax.lax.all_gather(w_ZR, axes_of(entry), axis=dim + 1, tiled=True)
+      sent.append(w_ZR)
+    return sent
 
-  def _collect(self, sums_ZQn: jax.Array) -> jax.Array:
+  def _collect(self, *sums_ZQR: jax.Array) -> jax.Array:
     """The reverse of _send, which adds up the sums of all rows."""
-    sums_Zn, over = sums_ZQn[:, 0], set(self.row_shards)
+    w_ZRl = jnp.stack([self._total(sums[:, 0]) for sums in sums_ZQR], axis=2)
+    return self._from_stages(w_ZRl.reshape(len(w_ZRl), -1, *w_ZRl.shape[3:]))
+
+  def _total(self, sums_ZR: jax.Array) -> jax.Array:
+    """The sums of one layer over the devices of `row_shards`, split as the weight is stored."""
+    over = set(self.row_shards)
     for dim, entry in enumerate(self.split):
       if self._is_gathered(entry):
         over -= set(axes_of(entry))
-        sums_Zn = jax.lax.psum_scatter(
-          sums_Zn, axes_of(entry), scatter_dimension=dim + 1, tiled=True
+        sums_ZR = jax.lax.psum_scatter(
+          sums_ZR, axes_of(entry), scatter_dimension=dim + 1, tiled=True
         )
     if over:
       total: Callable[..., jax.Array] = jax.lax.psum if self.combine == 'add' else jax.lax.pmax
-      sums_Zn = total(sums_Zn, tuple(a for a in self.row_shards if a in over))
-    return self._from_stages(sums_Zn)
+      sums_ZR = total(sums_ZR, tuple(a for a in self.row_shards if a in over))
+    return sums_ZR
 
   def _to_stages(self, w: jax.Array) -> jax.Array:
     """Returns [L, …] as [Z, n, …]; on a mesh, both are the part of one stage."""
@@ -259,8 +272,10 @@ class Turn:
 
 
 def _on_devices(
-  function: Callable[..., jax.Array], in_specs: Sequence[PartitionSpec], out_specs: PartitionSpec
-) -> Callable[..., jax.Array]:
+  function: Callable[..., PyTree],
+  in_specs: Sequence[PartitionSpec],
+  out_specs: PartitionSpec | list[PartitionSpec],
+) -> Callable[..., PyTree]:
   """`function` of the parts that a device has, or of whole arrays if there is no mesh."""
   active = active_mesh()
   if active is None:
@@ -270,23 +285,30 @@ def _on_devices(
   )
 
 
-def _read(w_Zn: jax.Array, layer_Z: jax.Array) -> jax.Array:
-  """Layer `layer_Z` of each stage that is here, [Z, 1, …]."""
+def _read(w_ZR: jax.Array, repeat_Z: jax.Array) -> jax.Array:
+  """The weights of group `repeat_Z` of each stage that is here, [Z, 1, …]."""
+  if w_ZR.shape[1] == 1:  # without a copy
+    return w_ZR
   index = jax.lax.dynamic_index_in_dim
-  return jnp.stack([index(w_n, layer_Z[z]) for z, w_n in enumerate(w_Zn)])
+  return jnp.stack([index(w_R, repeat_Z[z]) for z, w_R in enumerate(w_ZR)])
 
 
 def _accumulate(
-  combine: str, sums_ZQn: jax.Array, grads_ZQ: jax.Array, layer_Z: jax.Array, works_Z: jax.Array
+  combine: str, sums_ZQR: jax.Array, grads_ZQ: jax.Array, repeat_Z: jax.Array, works_Z: jax.Array
 ) -> jax.Array:
-  """The sums with the gradients of layer `layer_Z` of each stage that is here."""
-  for z in range(len(sums_ZQn)):
-    at: tuple[jax.Array | int, ...] = z, 0, layer_Z[z], *(0 for _ in sums_ZQn.shape[3:])
-    old = jax.lax.dynamic_slice(sums_ZQn, at, (1, 1, 1, *sums_ZQn.shape[3:]))
+  """The sums with the gradients of group `repeat_Z` of each stage that is here."""
+  if combine == 'add' and sums_ZQR.shape[2] == 1:
+    return jnp.stack([
+      (old[0, 0] + grad[0].astype(old.dtype))[None, None]
+      for old, grad in zip(sums_ZQR, grads_ZQ, strict=True)
+    ])
+  for z in range(len(sums_ZQR)):
+    at: tuple[jax.Array | int, ...] = z, 0, repeat_Z[z], *(0 for _ in sums_ZQR.shape[3:])
+    old = jax.lax.dynamic_slice(sums_ZQR, at, (1, 1, 1, *sums_ZQR.shape[3:]))
     grad = jnp.where(works_Z[z], grads_ZQ[z], 0).astype(old.dtype).reshape(old.shape)
     new = old + grad if combine == 'add' else jnp.maximum(old, grad)
-    sums_ZQn = jax.lax.dynamic_update_slice(sums_ZQn, new, at)
-  return sums_ZQn
+    sums_ZQR = jax.lax.dynamic_update_slice(sums_ZQR, new, at)
+  return sums_ZQR
 
 
 def _split(w: jax.Array, axes: tuple[str | None, ...]) -> PartitionSpec:

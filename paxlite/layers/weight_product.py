@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.scattered_gradient import scatter_of, scattered_product
-from paxlite.parallel.partitioning import active_platform
+from paxlite.parallel.partitioning import active_platform, inside_stages
 
 
 def weight_product(
@@ -35,8 +35,25 @@ def weight_product(
   """
   if axes is not None and (scatter := scatter_of(x.shape[0], w.shape, axes)):
     return scattered_product(equation, scatter, x, w)
-  product = _on_cpu if active_platform() == 'cpu' else jnp.einsum
+  product = _on_cpu if active_platform() == 'cpu' else _in_stages if inside_stages() else jnp.einsum
   return product(equation, x, w)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _in_stages(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
+  return jnp.einsum(equation, x, w)
+
+
+def _backward_in_stages(
+  equation: str, factors: tuple[jax.Array, jax.Array], grad: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  x, w = factors
+  x_dims, w_dims, out_dims = equation.replace('->', ',').split(',')
+  x_grad = jnp.einsum(f'{out_dims},{w_dims}->{x_dims}', grad, w)
+  w_grad = jnp.einsum(
+    f'{x_dims},{out_dims}->{w_dims}', x, grad, preferred_element_type=jnp.float32
+  )
+  return x_grad.astype(x.dtype), w_grad
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -91,3 +108,4 @@ def _product(first: _Factor, second: _Factor, out: str) -> jax.Array:
 
 
 _on_cpu.defvjp(_forward, _backward)
+_in_stages.defvjp(_forward, _backward_in_stages)

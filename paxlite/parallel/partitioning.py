@@ -126,6 +126,12 @@ def active_platform() -> str:
   return active[0].devices.flat[0].platform if active else jax.default_backend()
 
 
+def inside_stages() -> bool:
+  """Whether the layers of a pipeline are being traced."""
+  active = active_mesh()
+  return active is not None and active[1]['row_shards'] is not None
+
+
 def shard(x: jax.Array, *names: str | None) -> jax.Array:
   """Constrains `x` to the layout that the active rules give its logical axes.
 
