@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -163,40 +164,18 @@ class PipelinedTransformer(RepeatedTransformer):
     schedule = rows.schedule
     Z, l = self.num_stages, self.num_layers // (self.num_stages * self.num_repeats)
     stages = jnp.arange(Z)
-    on_stages = lambda x: shard(x, 'layers', 'row_shards', 'batch', 'residual_length', 'act_embed')
     # stages are selected by a mask, because slicing a sharded dimension would gather it
     is_stage = lambda z: (stages == z).reshape(Z, 1, 1, 1, 1)
 
-    active = active_mesh()
-
-    def roll(x_ZQbTD: jax.Array, by: int) -> jax.Array:
-      # a derivative is traced later, where other axes are active
-      with contextlib.nullcontext() if active is None else partitioning.activate(*active):
-        return on_stages(jnp.roll(on_stages(x_ZQbTD), by, axis=0))
-
-    def send(x_ZQbTD: jax.Array, by: int) -> jax.Array:
-      # JAX's own derivative is a sum of two arrays, and XLA sends both
-      send = jax.custom_vjp(lambda x: roll(x, by))
-      send.defvjp(lambda x: (roll(x, by), None), lambda _, grad: (roll(grad, -by),))
-      return send(x_ZQbTD)
-
-    def arrive(own: jax.Array, entering: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
-      return rows.load(own, send(entering, -1), rows.entering(t))
-
-    def leave(own: jax.Array, leaving: jax.Array, t: jax.Array) -> jax.Array:
-      return rows.keep(own, leaving, rows.leaving(t))
-
-    together = jax.lax.optimization_barrier
-
-    def tick(carry, t: jax.Array):
-      before, entering, arriving_ZQbTD, waiting, leaving, after, sums = carry
+    def tick(state: _State, t: jax.Array) -> tuple[_State, PyTree]:
+      before, entering, arriving, waiting, leaving, after, sums = state
       first = entering
-      if self.num_repeats > 1:
-        waiting, again = schedule.exchange(waiting, arriving_ZQbTD, t)
+      if waiting is not None:
+        waiting, again = schedule.exchange(waiting, arriving, t)
         waiting = shard(waiting, *_WAITING)
         repeat, _, _ = schedule.work(t, jnp.array(0))
         first = jnp.where(repeat == 0, entering, again)
-      held_ZQbTD = on_stages(jnp.where(is_stage(0), first, arriving_ZQbTD))
+      x_ZQbTD = rows.on_stages(jnp.where(is_stage(0), first, arriving))
       repeat_Z, microbatch_Z, works_Z = schedule.work(t, stages)
       inputs = [
         None if a is None else shard(a[microbatch_Z], 'layers', 'row_shards', 'batch', 'length')
@@ -211,45 +190,42 @@ class PipelinedTransformer(RepeatedTransformer):
         if keys is not None:
           keys_Z = jax.vmap(keys)(microbatch_Z, (repeat_Z * Z + stages) * l + j)
         y_ZQbTD, sown = run(variables, x_ZQbTD, *inputs, keys_Z)
-        return on_stages(y_ZQbTD), sums, sown
+        return rows.on_stages(y_ZQbTD), sums, sown
 
       # a weight is never kept for the backward pass, which reads it again; that pass is a loop of
       # its own, with whose operations XLA cannot merge those of this one
       layer = jax.checkpoint(layer, policy=self._policy, prevent_cse=False, static_argnums=0)
-      x_ZQbTD, passed, sown_l = held_ZQbTD, [], []
+      passed, sown_l = [], []
       for j in range(l):
+        # Rows travel while layers compute. XLA would start both transfers at the same time, and
+        # with them the one that the next tick waits for.
         if j == (l > 3):
-          x_ZQbTD, entering = together((x_ZQbTD, entering))
-          before, entering = arrive(before, entering, t + 1)
-        if j == l // 2 > 0:
-          x_ZQbTD, entering = together((x_ZQbTD, entering))
+          x_ZQbTD, entering = _together(x_ZQbTD, entering)
+          before, entering = rows.enter(before, entering, t + 1)
         if j == l // 2:
-          x_ZQbTD, leaving = together((x_ZQbTD, leaving))
-          leaving = send(leaving, -1)
+          if j:
+            x_ZQbTD, entering = _together(x_ZQbTD, entering)
+          x_ZQbTD, leaving = _together(x_ZQbTD, leaving)
+          leaving = rows.send(leaving, -1)
         x_ZQbTD, of_layer, sown = layer(j, x_ZQbTD, sums[j])
         passed.append(of_layer)
         sown_l.append(sown)
       sown = jax.tree.map(lambda *values: jnp.stack(values), *sown_l)
       leaving = jnp.where(is_stage(Z - 1), x_ZQbTD, leaving)
-      after = leave(after, leaving, t)
-      return (before, entering, send(x_ZQbTD, 1), waiting, leaving, after, passed), sown
+      after = rows.leave(after, leaving, t)
+      # at the end of a tick, so that its gradient arrives while the last layer is recomputed
+      arriving = rows.send(x_ZQbTD, 1)
+      return _State(before, entering, arriving, waiting, leaving, after, passed), sown
 
-    before = rows.own(x_BTD)
-    b = x_BTD.shape[0] // (schedule.microbatches * rows.parts)
-    nothing = on_stages(jnp.zeros((Z, rows.parts, b, *x_BTD.shape[1:]), x_BTD.dtype))
-    entering = nothing
-    for t in range(-rows.earlier, 1):
-      before, entering = arrive(before, entering, jnp.array(t))
-    waiting = None
+    before, entering = rows.start(x_BTD)
+    nothing, waiting = rows.nothing(x_BTD.dtype), None
     if self.num_repeats > 1:
-      waiting = jnp.zeros((Z, schedule.microbatches, *nothing.shape[1:]), x_BTD.dtype)
-      waiting = shard(waiting, *_WAITING)
-    carry = before, entering, nothing, waiting, nothing, jnp.zeros_like(before), weights.sums
-    (*_, leaving, after, _), sown = jax.lax.scan(tick, carry, jnp.arange(schedule.ticks))
-    for t in range(schedule.ticks, schedule.ticks + rows.later):
-      leaving = send(leaving, -1)
-      after = leave(after, leaving, jnp.array(t))
-    return rows.whole(after), sown
+      shape = Z, schedule.microbatches, *nothing.shape[1:]
+      waiting = shard(jnp.zeros(shape, x_BTD.dtype), *_WAITING)
+    after = jnp.zeros_like(before)
+    state = _State(before, entering, nothing, waiting, nothing, after, weights.sums)
+    state, sown = jax.lax.scan(tick, state, jnp.arange(schedule.ticks))
+    return rows.finish(state.after, state.leaving), sown
 
   @property
   def _policy(self) -> Callable[..., bool]:
@@ -286,6 +262,34 @@ class PipelinedTransformer(RepeatedTransformer):
         else:
           share = along(tokens_tZ / jnp.maximum(tokens_tZ.sum(0), 1e-6))
           self.sow(collection, short, (jnp.where(works, value, 0) * share).sum(0))
+
+
+class _State(NamedTuple):
+  """What a tick passes on to the next one, [Z, Q, b, T, D] each where nothing else is said.
+
+  Attributes:
+    before: The rows of each stage before the first layer, [Z, Q, k, T, D].
+    entering: What is on its way to stage 0.
+    arriving: What each stage has got from the stage before it.
+    waiting: The microbatches between two groups of layers, [Z, I, Q, b, T, D]; None if a stage has
+      one group.
+    leaving: What is on its way from the last stage.
+    after: The rows of each stage after the last layer, [Z, Q, k, T, D].
+    sums: Where gradients are added up, from StageWeights.
+  """
+
+  before: jax.Array
+  entering: jax.Array
+  arriving: jax.Array
+  waiting: jax.Array | None
+  leaving: jax.Array
+  after: jax.Array
+  sums: list[list[jax.Array]]
+
+
+def _together(*arrays: jax.Array) -> Sequence[jax.Array]:
+  """Arrays that XLA uses only when all of them are there, and their gradients likewise."""
+  return jax.lax.optimization_barrier(arrays)
 
 
 _WAITING = ('layers', None, 'row_shards', 'batch', 'residual_length', 'act_embed')

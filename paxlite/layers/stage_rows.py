@@ -1,14 +1,16 @@
 """How the rows of a batch come to the first stage of a pipeline, and leave the last one."""
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
 
 from paxlite.layers.pipeline_schedule import Schedule
-from paxlite.parallel.partitioning import active_mesh, axes_of, fitting, spec
+from paxlite.parallel.partitioning import activate, active_mesh, axes_of, fitting, shard, spec
 
 
 class StageRows:
@@ -42,42 +44,89 @@ class StageRows:
     split = x.reshape(-1, I, *x.shape[1:]).swapaxes(0, 1)
     return split.reshape(I, self.parts, -1, *x.shape[1:])
 
-  def own(self, x_BTD: jax.Array) -> jax.Array:
-    """Returns the rows of each stage, [Z, Q, k, T, D]; k is rounded up, the last ones are zero."""
+  def start(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the rows of each stage, [Z, Q, k, T, D], and what is at each stage at tick 0.
+
+    Args:
+      x_BTD: The rows before the first layer.
+    """
     own, whole = self._moves()
     with_gradient = jax.custom_vjp(own)
     with_gradient.defvjp(lambda x: (own(x), None), lambda _, grad: (whole(grad),))
-    return with_gradient(x_BTD)
+    own_ZQkTD, entering_ZQbTD = with_gradient(x_BTD), self.nothing(x_BTD.dtype)
+    for tick in range(-self._earlier, 1):
+      own_ZQkTD, entering_ZQbTD = self.enter(own_ZQkTD, entering_ZQbTD, jnp.array(tick))
+    return own_ZQkTD, entering_ZQbTD
 
-  def whole(self, own_ZQkTD: jax.Array) -> jax.Array:
-    """Returns [B, T, D]: the reverse of `own`."""
+  def enter(
+    self, own_ZQkTD: jax.Array, entering_ZQbTD: jax.Array, tick: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns what `start` does, for a later tick.
+
+    Args:
+      own_ZQkTD: The rows of each stage, which are passed on for their gradient alone.
+      entering_ZQbTD: What was on its way to stage 0 at the tick before, by stage.
+      tick: The tick.
+    """
+    microbatch_Z = tick + jnp.arange(self.schedule.stages)
+    return self._load(own_ZQkTD, self.send(entering_ZQbTD, -1), microbatch_Z)
+
+  def leave(self, own_ZQkTD: jax.Array, leaving_ZQbTD: jax.Array, tick: jax.Array) -> jax.Array:
+    """Returns the rows that each stage has after the last layer, [Z, Q, k, T, D].
+
+    Args:
+      own_ZQkTD: Those that it had before.
+      leaving_ZQbTD: What comes from the last layer, or is on its way from it, by stage.
+      tick: The tick.
+    """
+    s = self.schedule
+    microbatch_Z = tick - (s.ticks - s.microbatches) - jnp.arange(s.stages)[::-1]
+    return self._keep(own_ZQkTD, leaving_ZQbTD, microbatch_Z)
+
+  def finish(self, own_ZQkTD: jax.Array, leaving_ZQbTD: jax.Array) -> jax.Array:
+    """Returns the rows after the last layer, [B, T, D], when all ticks are done."""
+    for tick in range(self.schedule.ticks, self.schedule.ticks + self._later):
+      leaving_ZQbTD = self.send(leaving_ZQbTD, -1)
+      own_ZQkTD = self.leave(own_ZQkTD, leaving_ZQbTD, jnp.array(tick))
     own, whole = self._moves()
     with_gradient = jax.custom_vjp(whole)
     with_gradient.defvjp(lambda x: (whole(x), None), lambda _, grad: (own(grad),))
     return with_gradient(own_ZQkTD)
 
-  def entering(self, tick: jax.Array) -> jax.Array:
-    """The microbatch [Z] that passes each stage on its way to stage 0; not all of them exist."""
-    return tick + jnp.arange(self.schedule.stages)
+  def send(self, x_ZQbTD: jax.Array, by: int) -> jax.Array:
+    """Returns what each stage gets from the stage whose number is less by `by`."""
 
-  def leaving(self, tick: jax.Array) -> jax.Array:
-    """The microbatch [Z] that passes each stage after the last layer; not all of them exist."""
-    s = self.schedule
-    return tick - (s.ticks - s.microbatches) - jnp.arange(s.stages)[::-1]
+    def roll(x: jax.Array, by: int) -> jax.Array:
+      return self.on_stages(jnp.roll(self.on_stages(x), by, axis=0))
+
+    # JAX's own derivative is a sum of two arrays, and XLA sends both
+    send = jax.custom_vjp(lambda x: roll(x, by))
+    send.defvjp(lambda x: (roll(x, by), None), lambda _, grad: (roll(grad, -by),))
+    return send(x_ZQbTD)
+
+  def nothing(self, dtype: DTypeLike) -> jax.Array:
+    """Returns zeros for each stage, [Z, Q, b, T, D]."""
+    b = self.shape[0] // (self.schedule.microbatches * self.parts)
+    return self.on_stages(jnp.zeros((self.schedule.stages, self.parts, b, *self.shape[1:]), dtype))
+
+  def on_stages(self, x_ZQbTD: jax.Array) -> jax.Array:
+    """Constrains an array to the devices of its stages."""
+    with contextlib.nullcontext() if self._active is None else activate(*self._active):
+      return shard(x_ZQbTD, 'layers', 'row_shards', 'batch', 'residual_length', 'act_embed')
 
   @property
-  def earlier(self) -> int:
+  def _earlier(self) -> int:
     """The number of ticks before tick 0 in which rows travel."""
     I = self.schedule.microbatches
     return max(r // self._rows_of_stage - r % I for r in range(self._rows))
 
   @property
-  def later(self) -> int:
+  def _later(self) -> int:
     """The number of ticks after the last one in which rows travel."""
     Z, I = self.schedule.stages, self.schedule.microbatches
     return max((Z - 1 - r // self._rows_of_stage) - (I - 1 - r % I) for r in range(self._rows))
 
-  def load(
+  def _load(
     self, own_ZQkTD: jax.Array, passing_ZQbTD: jax.Array, microbatch_Z: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
     """Adds the rows of each stage to the microbatch that passes it.
@@ -101,7 +150,7 @@ class StageRows:
     with_gradient.defvjp(lambda own, passing, at: (load(own, passing, at), at), backward)
     return with_gradient(own_ZQkTD, passing_ZQbTD, microbatch_Z)
 
-  def keep(
+  def _keep(
     self, own_ZQkTD: jax.Array, passing_ZQbTD: jax.Array, microbatch_Z: jax.Array
   ) -> jax.Array:
     """Stores the rows of each stage that are in the microbatch that passes it.

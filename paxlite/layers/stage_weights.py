@@ -131,7 +131,7 @@ class StageLayout:
       w_ZR: The weights of the layer in all groups, from `lay_out`.
       sums_ZQR: Their sums from `lay_out`, or from an earlier call.
       repeat_Z: The number of the group, from 0 to R - 1.
-      works_Z: Whether a stage computes a microbatch; gradients of others are left out.
+      works_Z: Whether a stage computes a microbatch; others have no maximum.
     """
     per_stage = PartitionSpec('stage')
     layer_spec = PartitionSpec('stage', self.row_shards or None, *self._step_spec[2:])
@@ -297,18 +297,20 @@ def _accumulate(
   combine: str, sums_ZQR: jax.Array, grads_ZQ: jax.Array, repeat_Z: jax.Array, works_Z: jax.Array
 ) -> jax.Array:
   """The sums with the gradients of group `repeat_Z` of each stage that is here."""
-  if combine == 'add' and sums_ZQR.shape[2] == 1:
-    return jnp.stack([
-      (old[0, 0] + grad[0].astype(old.dtype))[None, None]
-      for old, grad in zip(sums_ZQR, grads_ZQ, strict=True)
-    ])
-  for z in range(len(sums_ZQR)):
-    at: tuple[jax.Array | int, ...] = z, 0, repeat_Z[z], *(0 for _ in sums_ZQR.shape[3:])
-    old = jax.lax.dynamic_slice(sums_ZQR, at, (1, 1, 1, *sums_ZQR.shape[3:]))
-    grad = jnp.where(works_Z[z], grads_ZQ[z], 0).astype(old.dtype).reshape(old.shape)
-    new = old + grad if combine == 'add' else jnp.maximum(old, grad)
-    sums_ZQR = jax.lax.dynamic_update_slice(sums_ZQR, new, at)
-  return sums_ZQR
+  new_ZQR = []
+  for z, sums_QR in enumerate(sums_ZQR):
+    grad = grads_ZQ[z, 0].astype(sums_QR.dtype)
+    if combine == 'max':
+      grad = jnp.where(works_Z[z], grad, 0)
+    # what an idle stage computes is not used, so that its gradients are zero
+    add = jnp.add if combine == 'add' else jnp.maximum
+    if sums_QR.shape[1] == 1:  # XLA lets a product add to this sum
+      new_ZQR.append(add(sums_QR[0, 0], grad)[None, None])
+      continue
+    at: tuple[jax.Array | int, ...] = 0, repeat_Z[z], *(0 for _ in grad.shape)
+    old = jax.lax.dynamic_slice(sums_QR, at, (1, 1, *grad.shape))
+    new_ZQR.append(jax.lax.dynamic_update_slice(sums_QR, add(old, grad), at))
+  return jnp.stack(new_ZQR)
 
 
 def _split(w: jax.Array, axes: tuple[str | None, ...]) -> PartitionSpec:
