@@ -295,7 +295,9 @@ def _collectives(
       near_bytes=near,
       far_bytes=far,
       asynchronous_runs=one.count if starts else 0,
-      seconds=None if speed is None else speed.link(dataclasses.replace(one, count=1)) * one.count,
+      seconds=None
+      if speed is None
+      else sum(speed.links(dataclasses.replace(one, count=1))) * one.count,
       # Copies of an instruction share a channel. The time spent waiting for it is counted once.
       exposed=None
       if speed is None

@@ -34,7 +34,8 @@ def flops_of(
   if not n:
     return {}
   passes = 6 if tpu and 'highest' in instruction.attributes else 1
-  factors = operands[:2] if instruction.opcode != 'custom-call' else operands
+  is_product = instruction.opcode != 'custom-call' or _is_cublas(instruction)
+  factors = operands[:2] if is_product else operands  # cuBLAS adds to a third one
   dtype = max(factors, key=lambda array: array.size).dtype
   return {dtype: n * passes}
 
@@ -95,7 +96,7 @@ def _custom_call_flops(call: Instruction, operands: list[Array]) -> float:
   target = call.quoted('custom_call_target')
   if 'fmha' in target:
     return _attention_flops(call, operands, 10 if 'Backward' in target else 4)
-  if target.startswith('__cublas'):
+  if _is_cublas(call):
     contracted = re.search(r'"lhs_contracting_dimensions":\["?(\d+)', call.attributes)
     inner = operands[0].dims[int(contracted[1])] if contracted else 0
     return 2.0 * call.arrays[0].size * inner
@@ -111,6 +112,10 @@ def _custom_call_flops(call: Instruction, operands: list[Array]) -> float:
     return 2.0 * rows[0] * math.prod(of_groups[0].dims[1:])
   stated = _STATED_COST.search(call.attributes)
   return float(stated[1]) if stated else 0.0
+
+
+def _is_cublas(call: Instruction) -> bool:
+  return call.quoted('custom_call_target').startswith('__cublas')
 
 
 _GROUPED_ROWS = re.compile(r'\brows_(\d+)_of_(\d+)\b')

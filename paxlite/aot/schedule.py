@@ -2,7 +2,8 @@
 
 Instructions run in the order of the text. A kernel takes the longer of its FLOPs at the peak and
 its memory traffic at the bandwidth. A collective takes its bytes at the bandwidth of its links. The
-time between its start and its end that no kernel fills is exposed.
+time between its start and its end that no kernel fills is exposed. Collectives that are under way
+at the same time take turns on the links within slices or hosts, and on those between them.
 """
 
 import dataclasses
@@ -149,8 +150,9 @@ class Schedule:
           continue
         used = speed.links(one)
         line.collectives += sum(used)
-        end = max(clock, *(free for free, s in zip(links_free, used) if s > 0), 0) + sum(used)
-        links_free = [end if s > 0 else free for free, s in zip(links_free, used)]
+        waits = [free for free, s in zip(links_free, used, strict=True) if s > 0]
+        end = max([clock, *waits]) + sum(used)
+        links_free = [end if s > 0 else free for free, s in zip(links_free, used, strict=True)]
         if is_async:
           ends[key] = end
         else:

@@ -1,6 +1,7 @@
 """A repeated stack as a pipeline, in which each stage of the mesh holds a part of the layers."""
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -80,7 +81,7 @@ class PipelinedTransformer(RepeatedTransformer):
     weights = StageWeights(stack, facts, self.num_stages, self.num_repeats, row_shards)
     with _inside(row_shards):
       schedule = Schedule(self.num_stages, I, self.num_repeats)
-      rows = StageRows(schedule, x_BTD.shape, _size(row_shards))
+      rows = StageRows(schedule, (B, T, D), _size(row_shards))
       beside = [None if a is None else rows.split(a) for a in beside]
       run = self._applied(rng, row_shards)
       keys = None
@@ -182,19 +183,22 @@ class PipelinedTransformer(RepeatedTransformer):
         for a in beside
       ]
 
-      def layer(
-        j: int, x_ZQbTD: jax.Array, sums: list[jax.Array]
-      ) -> tuple[jax.Array, list[jax.Array], PyTree]:
-        variables, sums = weights.layer(j, sums, repeat_Z, works_Z)
+      def layer(j: int, x_ZQbTD: jax.Array, slots: list[jax.Array]) -> tuple[jax.Array, PyTree]:
+        variables = weights.layer(j, slots, repeat_Z)
         keys_Z = None
         if keys is not None:
           keys_Z = jax.vmap(keys)(microbatch_Z, (repeat_Z * Z + stages) * l + j)
         y_ZQbTD, sown = run(variables, x_ZQbTD, *inputs, keys_Z)
-        return rows.on_stages(y_ZQbTD), sums, sown
+        return rows.on_stages(y_ZQbTD), sown
 
-      # a weight is never kept for the backward pass, which reads it again; that pass is a loop of
-      # its own, with whose operations XLA cannot merge those of this one
-      layer = jax.checkpoint(layer, policy=self._policy, prevent_cse=False, static_argnums=0)
+      # A weight is never kept for the backward pass, which reads it again. A layer is recomputed
+      # when its gradient is there; the last one is, while the gradient arrives.
+      layers = [
+        jax.checkpoint(
+          functools.partial(layer, j), policy=self._policy, prevent_cse=(j < l - 1, False)
+        )
+        for j in range(l)
+      ]
       passed, sown_l = [], []
       for j in range(l):
         # Rows travel while layers compute. XLA would start both transfers at the same time, and
@@ -207,7 +211,9 @@ class PipelinedTransformer(RepeatedTransformer):
             x_ZQbTD, entering = _together(x_ZQbTD, entering)
           x_ZQbTD, leaving = _together(x_ZQbTD, leaving)
           leaving = rows.send(leaving, -1)
-        x_ZQbTD, of_layer, sown = layer(j, x_ZQbTD, sums[j])
+        x_ZQbTD, of_layer = _in_turn(x_ZQbTD, sums[j])
+        slots, of_layer = weights.slots(of_layer, repeat_Z, works_Z)
+        x_ZQbTD, sown = layers[j](x_ZQbTD, slots)
         passed.append(of_layer)
         sown_l.append(sown)
       sown = jax.tree.map(lambda *values: jnp.stack(values), *sown_l)
@@ -285,6 +291,20 @@ class _State(NamedTuple):
   leaving: jax.Array
   after: jax.Array
   sums: list[list[jax.Array]]
+
+
+@jax.custom_vjp
+def _in_turn(x: jax.Array, sums: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+  """Returns the arguments, whose gradients XLA passes on when all of them are there.
+
+  XLA would otherwise compute gradients of several layers at a time, with activations of all.
+  """
+  return x, sums
+
+
+_in_turn.defvjp(
+  lambda x, sums: ((x, sums), None), lambda _, grads: jax.lax.optimization_barrier(grads)
+)
 
 
 def _together(*arrays: jax.Array) -> Sequence[jax.Array]:

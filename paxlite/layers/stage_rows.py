@@ -201,7 +201,9 @@ class StageRows:
     """The mesh axes of [B, T, D] and of [Z, Q, rows, T, D]."""
     assert self._active is not None
     mesh, rules = self._active
-    beyond = fitting(spec(['residual_length', 'act_embed'], rules), self.shape[1:], dict(mesh.shape))
+    beyond = fitting(
+      spec(['residual_length', 'act_embed'], rules), self.shape[1:], dict(mesh.shape)
+    )
     rows = (*self._row_axes, 'stage') if self._is_split else self._row_axes
     of_stages = 'stage', axes_of(rules['row_shards']) or None, self._batch_axes or None, *beyond
     return PartitionSpec(rows or None, *beyond), PartitionSpec(*of_stages)

@@ -58,15 +58,22 @@ class StageWeights:
     self._weights = by_layer([w for w, _ in laid_out])
     self.sums = by_layer([sums for _, sums in laid_out])
 
-  def layer(
-    self, j: int, sums: list[jax.Array], repeat_Z: jax.Array, works_Z: jax.Array
-  ) -> tuple[PyTree, list[jax.Array]]:
-    """Returns layer j of a group of each stage, [Z, Q, …], and its sums to pass on."""
+  def slots(
+    self, sums: list[jax.Array], repeat_Z: jax.Array, works_Z: jax.Array
+  ) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Returns where `layer` leaves the gradients of one layer, and its sums to pass on."""
     found = [
-      layout.layer(w, one, repeat_Z, works_Z)
-      for layout, w, one in zip(self._layouts, self._weights[j], sums, strict=True)
+      layout.slot(one, repeat_Z, works_Z) for layout, one in zip(self._layouts, sums, strict=True)
     ]
-    return jax.tree.unflatten(self._tree, [w for w, _ in found]), [one for _, one in found]
+    return [slot for slot, _ in found], [one for _, one in found]
+
+  def layer(self, j: int, slots: list[jax.Array], repeat_Z: jax.Array) -> PyTree:
+    """Returns the variables of layer j of a group of each stage, [Z, Q, …]."""
+    found = [
+      layout.layer(w, slot, repeat_Z)
+      for layout, w, slot in zip(self._layouts, self._weights[j], slots, strict=True)
+    ]
+    return jax.tree.unflatten(self._tree, found)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,40 +126,56 @@ class StageLayout:
     laid_out, sums = with_gradient(w)
     return jax.lax.stop_gradient(laid_out), sums
 
-  def layer(
-    self, w_ZR: jax.Array, sums_ZQR: jax.Array, repeat_Z: jax.Array, works_Z: jax.Array
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns the weights of one layer of each stage, [Z, Q, …], and the sums as they are.
-
-    In the backward pass, the gradients of the layers are added to the gradient of the sums, in
-    place.
+  def layer(self, w_ZR: jax.Array, slot_ZQ: jax.Array, repeat_Z: jax.Array) -> jax.Array:
+    """Returns the weights of one layer of each stage, [Z, Q, …], whose gradient goes to a slot.
 
     Args:
       w_ZR: The weights of the layer in all groups, from `lay_out`.
-      sums_ZQR: Their sums from `lay_out`, or from an earlier call.
+      slot_ZQ: From `slot`.
+      repeat_Z: The number of the group, from 0 to R - 1.
+    """
+    read = _on_devices(_read, [self._step_spec, PartitionSpec('stage')], self._layer_spec)
+    dtype = slot_ZQ.dtype
+
+    def layer(w: jax.Array, slot: jax.Array, repeat: jax.Array) -> jax.Array:
+      return read(w, repeat)
+
+    with_gradient = jax.custom_vjp(layer)
+    with_gradient.defvjp(
+      lambda *arguments: (layer(*arguments), None), lambda _, grad: (None, grad.astype(dtype), None)
+    )
+    return with_gradient(w_ZR, slot_ZQ, repeat_Z)
+
+  def slot(
+    self, sums_ZQR: jax.Array, repeat_Z: jax.Array, works_Z: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns zeros [Z, Q, …], whose gradient is added to that of the sums, and the sums.
+
+    The gradient is added in place.
+
+    Args:
+      sums_ZQR: The sums of a layer from `lay_out`, or from an earlier call.
       repeat_Z: The number of the group, from 0 to R - 1.
       works_Z: Whether a stage computes a microbatch; others have no maximum.
     """
     per_stage = PartitionSpec('stage')
-    layer_spec = PartitionSpec('stage', self.row_shards or None, *self._step_spec[2:])
-    read = _on_devices(_read, [self._step_spec, per_stage], layer_spec)
     accumulate = _on_devices(
       functools.partial(_accumulate, self.combine),
-      [self._sums_spec, layer_spec, per_stage, per_stage],
+      [self._sums_spec, self._layer_spec, per_stage, per_stage],
       self._sums_spec,
     )
 
-    def layer(w: jax.Array, sums: jax.Array, *at: jax.Array) -> tuple[jax.Array, jax.Array]:
-      return read(w, at[0]), sums
+    def slot(sums: jax.Array, *at: jax.Array) -> tuple[jax.Array, jax.Array]:
+      return jnp.zeros((*sums.shape[:2], *sums.shape[3:]), sums.dtype), sums
 
     def backward(
       at: tuple[jax.Array, ...], grads: tuple[jax.Array, jax.Array]
-    ) -> tuple[None, jax.Array, None, None]:
-      return None, accumulate(grads[1], grads[0], *at), None, None
+    ) -> tuple[jax.Array, None, None]:
+      return accumulate(grads[1], grads[0], *at), None, None
 
-    with_gradient = jax.custom_vjp(layer)
-    with_gradient.defvjp(lambda w, sums, *at: (layer(w, sums, *at), at), backward)
-    return with_gradient(w_ZR, sums_ZQR, repeat_Z, works_Z)
+    with_gradient = jax.custom_vjp(slot)
+    with_gradient.defvjp(lambda sums, *at: (slot(sums, *at), at), backward)
+    return with_gradient(sums_ZQR, repeat_Z, works_Z)
 
   @property
   def _num_row_shards(self) -> int:
@@ -169,6 +192,11 @@ class StageLayout:
   def _sums_spec(self) -> PartitionSpec:
     """The mesh axes of the sums, [Z, Q, R, …]."""
     return PartitionSpec('stage', self.row_shards or None, *self._step_spec[1:])
+
+  @property
+  def _layer_spec(self) -> PartitionSpec:
+    """The mesh axes of the weights of a layer, [Z, Q, …]."""
+    return PartitionSpec('stage', self.row_shards or None, *self._step_spec[2:])
 
   def _is_gathered(self, entry: str | tuple[str, ...] | None) -> bool:
     return bool(axes_of(entry)) and set(axes_of(entry)) <= set(self.row_shards)

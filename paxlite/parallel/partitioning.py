@@ -126,8 +126,8 @@ def active_platform() -> str:
   return active[0].devices.flat[0].platform if active else jax.default_backend()
 
 
-def inside_stages() -> bool:
-  """Whether the layers of a pipeline are being traced."""
+def in_pipeline() -> bool:
+  """Whether the layers of a pipeline are being traced: its rules split rows into `row_shards`."""
   active = active_mesh()
   return active is not None and active[1]['row_shards'] is not None
 

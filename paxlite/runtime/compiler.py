@@ -25,6 +25,11 @@ _SEVERAL_GPUS: tuple[tuple[tuple[str, Option], ...], ...] = (
   ),
   (('xla_gpu_enable_while_loop_double_buffering', True),),
 )
+# Options for a pipeline on several GPUs: rows travel between hosts while other collectives run
+# within them. Six steps that were compiled with and without it take 0.1 to 5 % less time.
+_STAGES: tuple[tuple[tuple[str, Option], ...], ...] = (
+  (('xla_gpu_experimental_parallel_collective_overlap_limit', 4),),
+)
 # With these mesh axes, activations are gathered in the loops over layers, or weights in the loop
 # over the ticks of a pipeline. XLA pipelines such gathers by computing what is before them twice.
 # Of 11 steps that were compiled without that, 10 take 2 to 17 % less time, one takes 5 % more, and
@@ -69,8 +74,9 @@ def step_options(
   own: dict[str, Option] = {}
   flags = os.environ.get('XLA_FLAGS', '')
   is_needed = kind(platform) == 'gpu' and math.prod(mesh_sizes.values()) > 1
+  groups = _SEVERAL_GPUS + (_STAGES if mesh_sizes.get('stage', 1) > 1 else ())
   is_gathering = any(mesh_sizes.get(axis, 1) > 1 for axis in _GATHERING_AXES)
-  for names in _SEVERAL_GPUS if is_needed else ():
+  for names in groups if is_needed else ():
     if any(name in given or f'--{name}=' in flags for name, _ in names):
       continue
     if is_gathering and 'all_gather' in names[0][0]:

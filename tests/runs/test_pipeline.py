@@ -35,6 +35,8 @@ FEATURES = {
   f'gpt/stage=2/{DROPOUT}/NUM_MICROBATCHES=1': 2,
   f'gpt/stage=2,data=2/USE_FP8=true/{REPEATS}': 9,
   f'moe/stage=2,data=2/{DROPOUT}': 5,
+  # stages own two rows or none
+  'gpt/stage=8/NUM_LAYERS=8/PERCORE_BATCH_SIZE=1.5': 4 + 7,
 }
 
 

@@ -88,13 +88,19 @@ class Estimator:
     moved = units * runs * unit.traffic.on_a_device(inner)
     moved += losses * rest.traffic.on_a_device(outer)
     saved = unit.saved.on_a_device(inner)
+    gathers_once = is_pipeline and self._gathers_once
     if c.values.get('USE_REPEATED_LAYER'):
       # a loop copies what it keeps, and each layer's weights and gradients
-      moved += 2 * units * runs * saved + 4 * parts * state.layers
+      moved += 2 * units * runs * saved
+      if not gathers_once:
+        moved += 4 * parts * state.layers
+      elif repeats > 1:  # one group of layers is read where it is, and products add to its sums
+        moved += 12 * runs * state.layers
     gradients = state.trained * (0.5 if e.GRADIENT_DTYPE == 'bfloat16' else 1)
     # Adam reads parameters, moments and gradients, and the norm reads the gradients once more
-    moved += 8 * state.trained + (2 * parts * state.trained if parts > 1 else 0)
-    moved += 1.5 * runs * (state.layers + state.others)  # weights in the type of products
+    moved += 8 * state.trained + (2 * parts * state.trained if losses > 1 else 0)
+    # weights in the type of products
+    moved += 1.5 * (1 if gathers_once else runs) * (state.layers + state.others)
     traffic = moved / machine.bandwidth
     kernels = products + traffic
     hidden, exposed = self._sent(c, sizes, state, inner, runs)
@@ -118,7 +124,7 @@ class Estimator:
     if c.values.get('USE_REPEATED_LAYER'):
       start += gradients  # a loop allocates the gradients of all layers before it runs
     end = gradients + running + saved
-    if is_pipeline and self._gathers_once:
+    if gathers_once:
       # the weights of a stage are whole over data, and so are the float32 sums of their gradients
       sums = state.layers * (2 if e.FPROP_DTYPE in ('bfloat16', 'float16') else 1)
       start = units * saved + head + state.layers
@@ -211,7 +217,8 @@ class Estimator:
     if isinstance(e, MixtureOfExperts):
       places = e.NUM_EXPERTS_PER_TOKEN * e.EXPERT_CAPACITY_FACTOR
       exposed += seconds('expert', width * places * blocks / e.blocks_per_layer, 6)
-    exposed += seconds('stage', width * runs * choices.pipeline_repeats(c.values), 8)
+    # rows travel to the next stage, to the first one and from the last one; some are hidden
+    exposed += seconds('stage', width * runs * choices.pipeline_repeats(c.values), 4)
     return hidden, exposed
 
 

@@ -79,7 +79,7 @@ def test_a_gather_in_a_loop_that_steps_by_two():
 
 def test_what_nothing_hides_is_exposed():
   """The GPU waits for each gather; of the TPU's nine permutes products hide some."""
-  speed = Speed({'': 1e12}, 1e12, lambda c: c.sent_bytes / 1e11)
+  speed = Speed({'': 1e12}, 1e12, lambda c: (c.sent_bytes / 1e11, 0.0))
   found = costs('gpu_gathered_scan')
   line = timeline(found, speed)
   gathers = 4 * 7 / 8 * 32 * MIB / 1e11
@@ -97,8 +97,49 @@ def test_what_nothing_hides_is_exposed():
   assert 0 < len(line.exposed_by) < 9  # some are hidden as a whole
 
 
+@pytest.mark.parametrize(('second', 'exposed'), [('data', 8.0), ('mdl', 4.0)])
+def test_collectives_share_a_link_or_not(second, exposed):
+  """Two gathers of 4 s each, one along `data`: beside one along `mdl`, both links are in use."""
+  groups = {'data': '{{0,2},{1,3}}', 'mdl': '{{0,1},{2,3}}'}
+  gather = lambda n, axis: (
+    f'all-gather-start(%p), channel_id={n}, replica_groups={groups[axis]}, dimensions={{0}}, '
+    'use_global_device_ids=true'
+  )
+  program = Program(f"""HloModule test
+
+ENTRY %main (p: bf16[64]) -> (bf16[128], bf16[128]) {{
+  %p = bf16[64] parameter(0)
+  %a = (bf16[64], bf16[128]) {gather(1, 'data')}
+  %b = (bf16[64], bf16[128]) {gather(2, second)}
+  %c = bf16[128] all-gather-done(%a)
+  %d = bf16[128] all-gather-done(%b)
+  ROOT %t = (bf16[128], bf16[128]) tuple(%c, %d)
+}}
+""")
+  speed = Speed({'': 1.0}, 1e12, lambda c: (4.0, 0.0) if c.axes == ('data',) else (0.0, 4.0))
+  line = Schedule(Costs(program, 'gpu'), speed, {'data': 2, 'mdl': 2}).timeline(program.entry)
+  assert (line.exposed, line.collectives) == pytest.approx((exposed, 8.0))
+
+
+def test_a_product_that_cublas_adds_to_a_sum():
+  """[32, 4] × [4, 16] in bfloat16, added to a larger array of float32 in place."""
+  program = Program("""HloModule test
+
+ENTRY %main (a: bf16[32,4], b: bf16[4,16], c: f32[32,16]) -> f32[32,16] {
+  %a = bf16[32,4] parameter(0)
+  %b = bf16[4,16] parameter(1)
+  %c = f32[32,16] parameter(2)
+  %t = (f32[32,16], s8[4]) custom-call(%a, %b, %c), custom_call_target="__cublas$lt$matmul", \
+backend_config={"gemm_backend_config":{"beta":1,"dot_dimension_numbers":\
+{"lhs_contracting_dimensions":["1"],"rhs_contracting_dimensions":["0"]}}}
+  ROOT %r = f32[32,16] get-tuple-element(%t), index=0
+}
+""")
+  assert Costs(program, 'gpu').flops() == {'bf16': 2 * 32 * 4 * 16}
+
+
 def test_eight_bits_have_a_peak_of_their_own():
-  speed = Speed({'': 1e12, 'f8e4m3fn': 2e12}, 1e15, lambda _: 0.0)
+  speed = Speed({'': 1e12, 'f8e4m3fn': 2e12}, 1e15, lambda _: (0.0, 0.0))
   assert timeline(costs('gpu_fp8'), speed).compute_bound == pytest.approx(MATMUL / 2e12)
   assert timeline(costs('gpu_matmul'), speed).compute_bound == pytest.approx(MATMUL / 1e12)
 

@@ -17,7 +17,7 @@ from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.relative_bias import RelativeBias
 from paxlite.layers.remat import CheckpointPolicy
 from paxlite.layers.transformer import TransformerBlock
-from paxlite.layers.weight_product import weight_product
+from paxlite.layers.weight_product import summed_product, weight_product
 from paxlite.training.task import Task
 
 SMALL = dict(
@@ -456,3 +456,16 @@ def test_gradients_of_a_product_with_a_weight(equation, x, w, first):
   dots = [e for e in jax.make_jaxpr(pull)(y).jaxpr.eqns if e.primitive.name == 'dot_general']
   shapes = [[v.aval.shape for v in e.invars] for e in dots]
   assert ([x.shape, y.shape] if first == 'x' else [y.shape, x.shape]) in shapes
+
+
+def test_a_gradient_that_a_pipeline_adds_up_is_not_rounded():
+  """bfloat16 has a relative error of up to 4e-3."""
+  x, w, grad = (
+    jax.random.normal(jax.random.key(i), s, jnp.bfloat16)
+    for i, s in enumerate([(2, 8, 16), (16, 64), (2, 8, 64)])
+  )
+  y, pull = jax.vjp(lambda x, w: summed_product('BTD,DF->BTF', x, w), x, w)
+  x_grad, w_grad = pull(grad)
+  want = np.einsum('BTD,BTF->DF', *(np.asarray(a, np.float64) for a in (x, grad)))
+  assert (y.dtype, x_grad.dtype, w_grad.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
+  np.testing.assert_allclose(w_grad, want, rtol=1e-5, atol=1e-5)

@@ -1,10 +1,13 @@
 """The schedule of a pipeline, and the ways of layers to their stages."""
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
 from paxlite.layers.pipeline_schedule import Schedule
+from paxlite.layers.stage_rows import StageRows
 from paxlite.layers.stage_weights import StageLayout
 
 
@@ -40,3 +43,30 @@ def test_every_group_of_layers_reaches_its_stage(stages, repeats):
     for z, to in enumerate(turn.to):
       found[to][turn.put[to]] = stored[z][turn.taken[z]]
   assert found == [[r * stages + z for r in range(repeats)] for z in range(stages)]
+
+
+@pytest.mark.parametrize(
+  ('stages', 'microbatches', 'rows'), [(4, 8, 8), (4, 4, 8), (4, 6, 6), (4, 2, 4), (3, 4, 20)]
+)
+def test_rows_reach_the_first_stage_in_time_and_come_back_from_the_last(stages, microbatches, rows):
+  """Also where stages own different numbers of rows. A pipeline of one layer doubles them."""
+  schedule = Schedule(stages, microbatches, 1)
+  ways = StageRows(schedule, (rows, 2, 3), 1)
+  x = jnp.arange(1.0, rows * 6 + 1).reshape(rows, 2, 3)
+
+  def through(x):
+    before, entering = ways.start(x)
+    after, leaving, entered = jnp.zeros_like(before), ways.nothing(x.dtype), []
+    for t in range(schedule.ticks):
+      entered.append(entering[0])
+      leaving = ways.send(leaving, -1)
+      if t >= stages - 1:
+        leaving = leaving.at[-1].set(2 * entered[t - (stages - 1)])
+      after = ways.leave(after, leaving, jnp.array(t))
+      before, entering = ways.enter(before, entering, jnp.array(t + 1))
+    return ways.finish(after, leaving), jnp.stack(entered[:microbatches])
+
+  y, pull, entered = jax.vjp(through, x, has_aux=True)
+  np.testing.assert_array_equal(entered, ways.split(x))
+  np.testing.assert_array_equal(y, 2 * x)
+  np.testing.assert_array_equal(pull(x)[0], 2 * x)

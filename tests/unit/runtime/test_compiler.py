@@ -12,6 +12,7 @@ import pytest
 from paxlite.runtime import compiler, cpu_memory
 from tests.support import runs
 
+OVERLAP = 'xla_gpu_experimental_parallel_collective_overlap_limit'
 TINY = ['--fdl.MAX_STEPS=2', '--noenable_checkpoint_saving']
 
 
@@ -54,15 +55,15 @@ def test_gathers_of_activations_are_not_pipelined(monkeypatch, axis, is_new):
   else:
     assert found['xla_gpu_enable_pipelined_all_gather'] is False
     assert found['xla_gpu_enable_pipelined_all_reduce'] is True
+  assert found.get(OVERLAP) == (4 if axis == 'stage' else None)
   given = {'xla_gpu_enable_pipelined_all_gather': True}
   found = compiler.step_options('cuda', {'data': 4, axis: 2}, given)
   assert found.items() >= given.items()
 
 
 def test_this_xla_knows_the_options_for_several_gpus():
-  known = [
-    [name for name in names if compiler._is_known(*name)] for names in compiler._SEVERAL_GPUS
-  ]
+  groups = compiler._SEVERAL_GPUS + compiler._STAGES
+  known = [[name for name in names if compiler._is_known(*name)] for names in groups]
   assert all(known)
   assert not compiler._is_known('xla_gpu_nonsense', True)
 
