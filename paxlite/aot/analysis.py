@@ -25,7 +25,7 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
-from paxlite.runtime import compiled_step
+from paxlite.runtime import compiled_step, compiler
 from paxlite.runtime.compiler import Option
 from paxlite.training.sharded_task import ShardedTask
 
@@ -100,7 +100,7 @@ def compile_step(
   lowered, seconds = _timed(lambda: task.lower_step(abstract_batch(e, mesh, notes)))
   state = lowered.args_info[0][0]
   device = mesh.devices.flat[0]
-  options = e.compiler_options(device.platform)
+  options = e.compiler_options(device.platform, compiler.is_known_to(device))
   known = functools.partial(
     Report,
     experiment=type(e).__name__,

@@ -17,7 +17,7 @@ from paxlite.layers.backends import Backend, TeRecipe
 from paxlite.layers.einsum import DotGeneralEinsum, Einsum, JnpEinsum
 from paxlite.layers.fp8_product import Fp8DotGeneral, begin_step
 from paxlite.layers.moe import MoeFeedForward
-from paxlite.runtime.compiler import Option
+from paxlite.runtime.compiler import Option, is_known_here
 
 
 class Backends(Transformer):
@@ -103,8 +103,10 @@ class Backends(Transformer):
         f'{self.backend}: a pipeline (mesh axis stage) runs in XLA alone, FP8 included'
       )
 
-  def compiler_options(self, platform: str) -> dict[str, Option]:
-    options = super().compiler_options(platform)
+  def compiler_options(
+    self, platform: str, is_known: Callable[[str, Option], bool] = is_known_here
+  ) -> dict[str, Option]:
+    options = super().compiler_options(platform, is_known)
     if self.backend.name == 'xla_fp8' and platform in ('gpu', 'cuda'):
       # Triton's kernels would multiply FP8 matrices in bfloat16; cuBLASLt has FP8 kernels.
       options.setdefault('xla_gpu_enable_triton_gemm', False)

@@ -303,13 +303,21 @@ class Experiment(Attributes):
     """Returns the mesh over `devices`, or all devices; UserError if their number does not fit."""
     return mesh.make_mesh(self.ICI_MESH_SHAPE, self.DCN_MESH_SHAPE, self.MESH_AXES, devices)
 
-  def compiler_options(self, platform: str) -> dict[str, compiler.Option]:
+  def compiler_options(
+    self,
+    platform: str,
+    is_known: Callable[[str, compiler.Option], bool] = compiler.is_known_here,
+  ) -> dict[str, compiler.Option]:
     """Returns the options of the train step for the devices of a platform: cpu, gpu, tpu.
 
-    They are those of COMPILER_OPTIONS and, for several GPUs, paxlite's own.
+    They are those of COMPILER_OPTIONS and, for several GPUs or TPUs, paxlite's own.
+
+    Args:
+      platform: JAX's name of the platform.
+      is_known: Whether the XLA of the devices takes an option.
     """
     given = compiler.of_kind(platform, dict(map(compiler_option, self.COMPILER_OPTIONS)))
-    return compiler.step_options(platform, self.mesh_sizes, given)
+    return compiler.step_options(platform, self.mesh_sizes, given, is_known)
 
   @property
   def batch_shards(self) -> int:

@@ -26,7 +26,7 @@ def test_flags_of_the_environment_come_first(monkeypatch):
 
 def test_options_for_several_gpus_come_after_those_given(monkeypatch):
   monkeypatch.delenv('XLA_FLAGS', raising=False)
-  monkeypatch.setattr(compiler, '_is_known', lambda name, value: 'xla_gpu_pipeline' not in name)
+  monkeypatch.setattr(compiler, '_is_known', lambda name, *_: 'xla_gpu_pipeline' not in name)
   pipelined = {
     f'xla_gpu_enable_pipelined_{kind}': True
     for kind in ('all_gather', 'reduce_scatter', 'all_reduce')
@@ -34,7 +34,6 @@ def test_options_for_several_gpus_come_after_those_given(monkeypatch):
   buffering = {'xla_gpu_enable_while_loop_double_buffering': True}
   assert compiler.step_options('cuda', {'data': 8, 'mdl': 1}, {}) == pipelined | buffering
   assert compiler.step_options('cuda', {'data': 1}, {'xla_gpu_a': 1}) == {'xla_gpu_a': 1}
-  assert compiler.step_options('tpu', {'data': 8}, {}) == {}
   given = {'xla_gpu_pipeline_all_gather': 'COLLECTIVE_PIPELINING_MODE_OFF'}
   own = {k: v for k, v in pipelined.items() if 'all_gather' not in k}
   assert compiler.step_options('gpu', {'data': 8}, given) == own | buffering | given
@@ -46,7 +45,7 @@ def test_options_for_several_gpus_come_after_those_given(monkeypatch):
 @pytest.mark.parametrize('is_new', [True, False])
 def test_gathers_of_activations_are_not_pipelined(monkeypatch, axis, is_new):
   monkeypatch.delenv('XLA_FLAGS', raising=False)
-  is_known = lambda name, value: is_new or 'xla_gpu_pipeline' not in name
+  is_known = lambda name, *_: is_new or 'xla_gpu_pipeline' not in name
   monkeypatch.setattr(compiler, '_is_known', is_known)
   found = compiler.step_options('cuda', {'data': 4, axis: 2}, {})
   if is_new:
@@ -63,9 +62,34 @@ def test_gathers_of_activations_are_not_pipelined(monkeypatch, axis, is_new):
 
 def test_this_xla_knows_the_options_for_several_gpus():
   groups = compiler._SEVERAL_GPUS + compiler._STAGES
-  known = [[name for name in names if compiler._is_known(*name)] for names in groups]
+  known = [[name for name in names if compiler.is_known_here(*name)] for names in groups]
   assert all(known)
-  assert not compiler._is_known('xla_gpu_nonsense', True)
+  assert not compiler.is_known_here('xla_gpu_nonsense', True)
+
+
+def test_options_for_several_tpus_that_their_xla_knows(monkeypatch):
+  monkeypatch.delenv('LIBTPU_INIT_ARGS', raising=False)
+  own = dict(name for names in compiler._SEVERAL_TPUS for name in names)
+  anything = lambda *_: True
+  options = lambda given, mesh={'data': 8}, known=anything: compiler.step_options(
+    'tpu', mesh, given, known
+  )
+  assert options({}) == own
+  assert options({}, {'data': 1}) == options({}, known=lambda *_: False) == {}
+  given = {'xla_tpu_enable_windowed_einsum_for_all_gather': True, 'xla_tpu_a': 1}
+  assert options(given) == own | given
+  gathering = {'xla_tpu_enable_windowed_einsum_for_all_gather': False}
+  assert compiler.without_pipelining(own) == gathering
+  monkeypatch.setenv('LIBTPU_INIT_ARGS', '--xla_tpu_enable_windowed_einsum_for_all_gather=true')
+  assert options({}) == {k: v for k, v in own.items() if k not in gathering}
+
+
+def test_a_device_says_what_its_xla_knows():
+  import jax
+
+  known = compiler.is_known_to(jax.devices('cpu')[0])
+  assert known('xla_cpu_enable_fast_math', True)
+  assert not known('xla_tpu_enable_ici_ag_pipelining', True)
 
 
 def test_malloc_keeps_memory_in_large_pages_where_it_can(tmp_path, monkeypatch):
