@@ -34,9 +34,9 @@ _SEVERAL_GPUS: tuple[tuple[tuple[str, Option], ...], ...] = (
 _STAGES: tuple[tuple[tuple[str, Option], ...], ...] = (
   (('xla_gpu_experimental_parallel_collective_overlap_limit', 4),),
 )
-# Options for several TPUs. By itself, XLA gathers weights in parts and multiplies each part with the
-# activations, which are read again for each. Without that, and with the first gathers of the next
-# layer in the loop of this one, steps take 1 to 18 % less time (docs/scaling.md).
+# Options for several TPUs. By itself, XLA gathers weights in parts, and multiplies each part with
+# the activations, which are read again each time. Without that, and with the first gathers of the
+# next layer in the loop of this one, steps take 1 to 18 % less time (docs/scaling.md).
 _SEVERAL_TPUS: tuple[tuple[tuple[str, Option], ...], ...] = (
   (('xla_tpu_enable_windowed_einsum_for_all_gather', False),),
   (('xla_tpu_enable_ici_ag_pipelining', True),),
