@@ -189,14 +189,14 @@ class _Ticks(NamedTuple):
 
   Attributes:
     ticks: Number of ticks.
-    layers: Layers that a stage computes in a tick.
+    repeats: Groups of layers in a stage.
     stages: Number of stages.
     parts: Devices that each compute a part of a microbatch.
     rows: Rows of such a part.
   """
 
   ticks: int
-  layers: int
+  repeats: int
   stages: int
   parts: int
   rows: int
@@ -205,28 +205,26 @@ class _Ticks(NamedTuple):
   def of(cls, e: LanguageModel, rows: int) -> '_Ticks':
     """Returns the dimensions in the pipeline of an experiment, for a batch of so many rows."""
     schedule = Schedule(e.num_stages, e.NUM_MICROBATCHES, e.NUM_PIPELINE_REPEATS)
-    layers = (e.NUM_LAYERS - e.num_first_blocks) // e.blocks_per_layer
     parts = partitioning.num_shards(e.mesh_sizes, e.rules, 'batch')
     return cls(
       ticks=schedule.ticks,
-      layers=layers // (e.num_stages * e.NUM_PIPELINE_REPEATS),
+      repeats=e.NUM_PIPELINE_REPEATS,
       stages=e.num_stages,
       parts=parts,
       rows=rows // e.NUM_MICROBATCHES // parts,
     )
 
   def names(self, saved: Saved) -> list[str | None]:
-    """Returns the names of an array's first dimensions: (ticks, layers, stages, parts, rows)."""
+    """Returns the names of an array's first dimensions: (ticks, stages, parts, rows).
+
+    Those of a weight, which is kept for all ticks, are (stages, repeats).
+    """
     shape = saved.shape
-    if saved.operation != 'scan' or not shape or shape[0] != self.ticks:
-      return []
-    names: list[str | None] = [None]
-    if shape[1:3] == (self.layers, self.stages):
-      names += [None, 'layers']
-    elif shape[1:2] == (self.stages,):
-      names += ['layers']
-    else:
-      return names
+    if saved.operation == 'stop_gradient' and shape[:2] == (self.stages, self.repeats):
+      return ['layers', None]
+    if saved.operation != 'scan' or shape[:2] != (self.ticks, self.stages):
+      return [None] if saved.operation == 'scan' and shape[:1] == (self.ticks,) else []
+    names: list[str | None] = [None, 'layers']
     left = shape[len(names) :]
     if left[:1] == (self.parts,):
       names += ['batch', None] if left[1:2] == (self.rows,) else ['batch']
