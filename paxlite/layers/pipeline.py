@@ -66,9 +66,6 @@ class PipelinedTransformer(RepeatedTransformer):
       return super().layers(x_BTD, positions_BT, segment_ids_BT)
     B, T, D = x_BTD.shape
     I = self.num_microbatches if B % self.num_microbatches == 0 else 1
-    beside = [
-      None if a is None else jnp.broadcast_to(a, (B, T)) for a in (positions_BT, segment_ids_BT)
-    ]
     stack: dict[str, PyTree] = {
       name: self.get_variable(name, REPEATED)
       for name in ('params', *FP8_COLLECTIONS)
@@ -82,15 +79,19 @@ class PipelinedTransformer(RepeatedTransformer):
     with _inside(row_shards):
       schedule = Schedule(self.num_stages, I, self.num_repeats)
       rows = StageRows(schedule, (B, T, D), _size(row_shards))
-      beside = [None if a is None else rows.split(a) for a in beside]
+      positions_IQbT, segment_ids_IQbT = (
+        None if a is None else rows.split(jnp.broadcast_to(a, (B, T)))
+        for a in (positions_BT, segment_ids_BT)
+      )
       run = self._applied(rng, row_shards)
       keys = None
       if facts.draws and rng is not None:
         keys = lambda i, layer: jax.random.split(
           rng.rng if I == 1 else jax.random.fold_in(rng.rng, i), self.num_layers
         )[layer]
-      y_BTD, sown = self._ticks(rows, weights, run, x_BTD, beside, keys)
-    self._sow(sown, schedule, None if beside[1] is None else (beside[1] > 0).sum((1, 2, 3)))
+      y_BTD, sown = self._ticks(rows, weights, run, x_BTD, (positions_IQbT, segment_ids_IQbT), keys)
+    tokens_I = None if segment_ids_IQbT is None else (segment_ids_IQbT > 0).sum((1, 2, 3))
+    self._sow(sown, schedule, tokens_I)
     return shard(y_BTD, 'outer_batch', 'residual_length', 'act_embed')
 
   def _row_shards(self, facts: LayerFacts, rows: int) -> tuple[str, ...]:
@@ -168,6 +169,11 @@ class PipelinedTransformer(RepeatedTransformer):
     # stages are selected by a mask, because slicing a sharded dimension would gather it
     is_stage = lambda z: (stages == z).reshape(Z, 1, 1, 1, 1)
 
+    # Rows travel to stage 0 from one layer to the next, and from the last stage in the second half
+    # of a tick. XLA would start both transfers together with the one that the next tick waits for,
+    # which is why the first layer of several has none.
+    enters_at, leaves_at = 1 if l > 3 else 0, l // 2
+
     def tick(state: _State, t: jax.Array) -> tuple[_State, PyTree]:
       before, entering, arriving, waiting, leaving, after, sums = state
       first = entering
@@ -191,45 +197,44 @@ class PipelinedTransformer(RepeatedTransformer):
         y_ZQbTD, sown = run(variables, x_ZQbTD, *inputs, keys_Z)
         return rows.on_stages(y_ZQbTD), sown
 
-      # A weight is never kept for the backward pass, which reads it again. A layer is recomputed
-      # when its gradient is there; the last one is, while the gradient arrives.
+      # A weight is never kept for the backward pass, which reads it again. XLA recomputes a layer
+      # when the gradient of its result is there (prevent_cse, of which the second entry is for the
+      # slots). The last layer may be recomputed before, while that gradient is on its way.
       layers = [
         jax.checkpoint(
           functools.partial(layer, j), policy=self._policy, prevent_cse=(j < l - 1, False)
         )
         for j in range(l)
       ]
-      passed, sown_l = [], []
+      new_sums, sown_l = [], []
       for j in range(l):
-        # Rows travel while layers compute. XLA would start both transfers at the same time, and
-        # with them the one that the next tick waits for.
-        if j == (l > 3):
+        if j == enters_at:
           x_ZQbTD, entering = _together(x_ZQbTD, entering)
           before, entering = rows.enter(before, entering, t + 1)
-        if j == l // 2:
-          if j:
+        if j == leaves_at:
+          if enters_at < leaves_at:
             x_ZQbTD, entering = _together(x_ZQbTD, entering)
           x_ZQbTD, leaving = _together(x_ZQbTD, leaving)
           leaving = rows.send(leaving, -1)
-        x_ZQbTD, of_layer = _in_turn(x_ZQbTD, sums[j])
-        slots, of_layer = weights.slots(of_layer, repeat_Z, works_Z)
+        x_ZQbTD, passed_on = weights.in_turn(x_ZQbTD, sums[j])
+        slots, passed_on = weights.slots(passed_on, repeat_Z, works_Z)
         x_ZQbTD, sown = layers[j](x_ZQbTD, slots)
-        passed.append(of_layer)
+        new_sums.append(passed_on)
         sown_l.append(sown)
       sown = jax.tree.map(lambda *values: jnp.stack(values), *sown_l)
       leaving = jnp.where(is_stage(Z - 1), x_ZQbTD, leaving)
       after = rows.leave(after, leaving, t)
       # at the end of a tick, so that its gradient arrives while the last layer is recomputed
       arriving = rows.send(x_ZQbTD, 1)
-      return _State(before, entering, arriving, waiting, leaving, after, passed), sown
+      return _State(before, entering, arriving, waiting, leaving, after, new_sums), sown
 
     before, entering = rows.start(x_BTD)
-    nothing, waiting = rows.nothing(x_BTD.dtype), None
+    filler, waiting = rows.filler(x_BTD.dtype), None
     if self.num_repeats > 1:
-      shape = Z, schedule.microbatches, *nothing.shape[1:]
-      waiting = shard(jnp.zeros(shape, x_BTD.dtype), *_WAITING)
+      shape = Z, schedule.microbatches, *filler.shape[1:]
+      waiting = shard(jnp.broadcast_to(filler[:, None], shape), *_WAITING)
     after = jnp.zeros_like(before)
-    state = _State(before, entering, nothing, waiting, nothing, after, weights.sums)
+    state = _State(before, entering, filler, waiting, filler, after, weights.sums)
     state, sown = jax.lax.scan(tick, state, jnp.arange(schedule.ticks))
     return rows.finish(state.after, state.leaving), sown
 
@@ -291,20 +296,6 @@ class _State(NamedTuple):
   leaving: jax.Array
   after: jax.Array
   sums: list[list[jax.Array]]
-
-
-@jax.custom_vjp
-def _in_turn(x: jax.Array, sums: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
-  """Returns the arguments, whose gradients XLA passes on when all of them are there.
-
-  XLA would otherwise compute gradients of several layers at a time, with activations of all.
-  """
-  return x, sums
-
-
-_in_turn.defvjp(
-  lambda x, sums: ((x, sums), None), lambda _, grads: jax.lax.optimization_barrier(grads)
-)
 
 
 def _together(*arrays: jax.Array) -> Sequence[jax.Array]:

@@ -53,7 +53,7 @@ class StageRows:
     own, whole = self._moves()
     with_gradient = jax.custom_vjp(own)
     with_gradient.defvjp(lambda x: (own(x), None), lambda _, grad: (whole(grad),))
-    own_ZQkTD, entering_ZQbTD = with_gradient(x_BTD), self.nothing(x_BTD.dtype)
+    own_ZQkTD, entering_ZQbTD = with_gradient(x_BTD), self.filler(x_BTD.dtype)
     for tick in range(-self._earlier, 1):
       own_ZQkTD, entering_ZQbTD = self.enter(own_ZQkTD, entering_ZQbTD, jnp.array(tick))
     return own_ZQkTD, entering_ZQbTD
@@ -61,7 +61,7 @@ class StageRows:
   def enter(
     self, own_ZQkTD: jax.Array, entering_ZQbTD: jax.Array, tick: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    """Returns what `start` does, for a later tick.
+    """Returns the rows of each stage, and what is at each stage at a tick, as `start` for tick 0.
 
     Args:
       own_ZQkTD: The rows of each stage, which are passed on for their gradient alone.
@@ -104,10 +104,14 @@ class StageRows:
     send.defvjp(lambda x: (roll(x, by), None), lambda _, grad: (roll(grad, -by),))
     return send(x_ZQbTD)
 
-  def nothing(self, dtype: DTypeLike) -> jax.Array:
-    """Returns zeros for each stage, [Z, Q, b, T, D]."""
+  def filler(self, dtype: DTypeLike) -> jax.Array:
+    """Returns what idle stages compute with, [Z, Q, b, T, D].
+
+    Its entries differ, so that norms have finite derivatives, also with an epsilon of 0.
+    """
     b = self.shape[0] // (self.schedule.microbatches * self.parts)
-    return self.on_stages(jnp.zeros((self.schedule.stages, self.parts, b, *self.shape[1:]), dtype))
+    shape = self.schedule.stages, self.parts, b, *self.shape[1:]
+    return self.on_stages(jnp.broadcast_to(jnp.cos(jnp.arange(shape[-1])).astype(dtype), shape))
 
   def on_stages(self, x_ZQbTD: jax.Array) -> jax.Array:
     """Constrains an array to the devices of its stages."""
@@ -131,9 +135,10 @@ class StageRows:
   ) -> tuple[jax.Array, jax.Array]:
     """Adds the rows of each stage to the microbatch that passes it.
 
+    Each row is added to one microbatch, so that its gradient is stored in its place.
+
     Returns:
-      The rows of each stage as they are, because their gradient is stored in place; and the
-      microbatches.
+      The rows of each stage as they are, which passes their gradient on; and the microbatches.
     """
 
     def load(own: jax.Array, passing: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:

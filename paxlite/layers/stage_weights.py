@@ -10,10 +10,15 @@ A stage reads its layers again for each microbatch. Two things are done here onc
 
 XLA's partitioner can do neither: it sends the gradients of a loop at each turn. Therefore the
 transfers are written by hand here, in both directions.
+
+The gradient of a layer's weight goes to a slot, and from there to the sum. The sums are thus no
+argument of the function that recomputes the layer: XLA would not let a product add to an argument
+that it keeps behind an optimization barrier.
 """
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
@@ -55,8 +60,21 @@ class StageWeights:
       for layout, w, dtype in zip(self._layouts, leaves, facts.dtypes, strict=True)
     ]
     by_layer = lambda of_leaves: [list(one) for one in zip(*of_leaves, strict=True)]
-    self._weights = by_layer([w for w, _ in laid_out])
-    self.sums = by_layer([sums for _, sums in laid_out])
+    self._weights = by_layer([w for w, _, _ in laid_out])
+    self.sums = by_layer([sums for _, sums, _ in laid_out])
+    self._is_trained = [is_trained for _, _, is_trained in laid_out]
+
+  def in_turn(self, x: jax.Array, sums: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+    """Returns the arguments; XLA passes on their gradients when it has computed all of them.
+
+    XLA would otherwise compute the gradients of several layers at a time, and hold the activations
+    of all these layers. Sums of frozen weights are left out, because an argument of a function with
+    a derivative of its own gets a gradient, needed or not.
+    """
+    x, trained = _in_turn(x, list(itertools.compress(sums, self._is_trained)))
+    left = iter(trained)
+    found = [next(left) if t else one for t, one in zip(self._is_trained, sums, strict=True)]
+    return x, found
 
   def slots(
     self, sums: list[jax.Array], repeat_Z: jax.Array, works_Z: jax.Array
@@ -99,11 +117,14 @@ class StageLayout:
   row_shards: tuple[str, ...]
   combine: Literal['add', 'max'] = 'add'
 
-  def lay_out(self, w: jax.Array, dtype: DTypeLike) -> tuple[list[jax.Array], list[jax.Array]]:
+  def lay_out(
+    self, w: jax.Array, dtype: DTypeLike
+  ) -> tuple[list[jax.Array], list[jax.Array], bool]:
     """Returns the weights of a step, l arrays [Z, R, …], and the sums of their gradients.
 
-    The sums are zeros [Z, Q, R, …]. They are there for their own gradient, which `layer` makes.
-    The weights that are returned have no gradient.
+    The sums are zeros [Z, Q, R, …]. They are there for their own gradient, which `slot` adds up.
+    The weights that are returned have no gradient. The third result says whether the array is
+    trained, as far as this is known while it is traced.
 
     Args:
       w: The array [L, …].
@@ -114,17 +135,24 @@ class StageLayout:
     send = _on_devices(self._send, [self.split], [self._step_spec] * l)
     collect = _on_devices(self._collect, [self._sums_spec] * l, self.split)
 
+    is_trained = False
+
     def lay_out(w: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
       return send(w.astype(dtype)), [jnp.zeros(sums_shape, w.dtype) for _ in range(l)]
+
+    def forward(w: jax.Array) -> tuple[tuple[list[jax.Array], list[jax.Array]], None]:
+      nonlocal is_trained
+      is_trained = True  # JAX calls this function if w has a gradient
+      return lay_out(w), None
 
     def backward(_: None, grads: tuple[list[jax.Array], list[jax.Array]]) -> tuple[jax.Array]:
       # sent in the dtype in which layers without stages send theirs
       return (collect(*(grad.astype(dtype) for grad in grads[1])).astype(w.dtype),)
 
     with_gradient = jax.custom_vjp(lay_out)
-    with_gradient.defvjp(lambda w: (lay_out(w), None), backward)
+    with_gradient.defvjp(forward, backward)
     laid_out, sums = with_gradient(w)
-    return jax.lax.stop_gradient(laid_out), sums
+    return jax.lax.stop_gradient(laid_out), sums, is_trained
 
   def layer(self, w_ZR: jax.Array, slot_ZQ: jax.Array, repeat_Z: jax.Array) -> jax.Array:
     """Returns the weights of one layer of each stage, [Z, Q, …], whose gradient goes to a slot.
@@ -299,6 +327,16 @@ class Turn:
   put: list[int]
 
 
+@jax.custom_vjp
+def _in_turn(x: jax.Array, sums: list[jax.Array]) -> tuple[jax.Array, list[jax.Array]]:
+  return x, sums
+
+
+_in_turn.defvjp(
+  lambda x, sums: ((x, sums), None), lambda _, grads: jax.lax.optimization_barrier(grads)
+)
+
+
 def _on_devices(
   function: Callable[..., PyTree],
   in_specs: Sequence[PartitionSpec],
@@ -330,7 +368,8 @@ def _accumulate(
     grad = grads_ZQ[z, 0].astype(sums_QR.dtype)
     if combine == 'max':
       grad = jnp.where(works_Z[z], grad, 0)
-    # what an idle stage computes is not used, so that its gradients are zero
+    # An idle stage computes with numbers of which every derivative is finite. Its result is not
+    # used, so that its gradients are zero.
     add = jnp.add if combine == 'add' else jnp.maximum
     if sums_QR.shape[1] == 1:  # XLA lets a product add to this sum
       new_ZQR.append(add(sums_QR[0, 0], grad)[None, None])

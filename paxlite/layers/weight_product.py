@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.scattered_gradient import scatter_of, scattered_product
-from paxlite.parallel.partitioning import active_platform, in_pipeline
+from paxlite.parallel.partitioning import active_platform, adds_up_gradients
+from paxlite.runtime import compiler
 
 
 def weight_product(
@@ -38,16 +39,18 @@ def weight_product(
     return scattered_product(equation, scatter, x, w)
   if active_platform() == 'cpu':
     return _on_cpu(equation, x, w)
-  return summed_product(equation, x, w) if in_pipeline() else jnp.einsum(equation, x, w)
+  is_summed = compiler.kind(active_platform()) == 'gpu' and adds_up_gradients()
+  return summed_product(equation, x, w) if is_summed else jnp.einsum(equation, x, w)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def summed_product(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
   """Returns jnp.einsum(equation, x, w), whose gradient of w is float32.
 
-  A pipeline adds up the gradients of its microbatches in float32. XLA's products on GPUs add to
-  such a sum themselves if their results are float32; bfloat16 results are written, read and added
-  by kernels of their own. JAX takes a gradient that is wider than its argument.
+  A pipeline adds up the gradients of its microbatches in the dtype of the parameter, which is
+  mostly float32. XLA's products on GPUs add to such a sum themselves if their results are float32;
+  bfloat16 results are written, read and added by kernels of their own. JAX takes a gradient that is
+  wider than its argument.
 
   Args:
     equation: Einsum equation of x and w, with single letters, no space and no ellipsis.

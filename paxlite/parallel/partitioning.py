@@ -126,10 +126,16 @@ def active_platform() -> str:
   return active[0].devices.flat[0].platform if active else jax.default_backend()
 
 
-def in_pipeline() -> bool:
-  """Whether the layers of a pipeline are being traced: its rules split rows into `row_shards`."""
+def adds_up_gradients() -> bool:
+  """Whether a device adds up the gradients of its own rows, and sends their sum once a step.
+
+  The layers of a pipeline do, if all mesh axes that split rows are in `row_shards`.
+  """
   active = active_mesh()
-  return active is not None and active[1]['row_shards'] is not None
+  if active is None or active[1]['row_shards'] is None:
+    return False
+  mesh, rules = active
+  return all(num_shards(mesh.shape, rules, name) == 1 for name in ('batch', 'length'))
 
 
 def shard(x: jax.Array, *names: str | None) -> jax.Array:

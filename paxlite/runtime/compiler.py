@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ _SEVERAL_TPUS: tuple[tuple[tuple[str, Option], ...], ...] = (
 # Of 11 steps that were compiled without that, 10 take 2 to 17 % less time, one takes 5 % more, and
 # all take less memory (docs/scaling.md).
 _GATHERING_AXES = ('mdl', 'stage', 'expert')
+_GATHERS = _SEVERAL_GPUS[0]
 _OFF: dict[Option, Option] = {
   True: False,
   'COLLECTIVE_PIPELINING_MODE_ON': 'COLLECTIVE_PIPELINING_MODE_OFF',
@@ -103,9 +105,9 @@ def step_options(
   flags = ' '.join(os.environ.get(name, '') for name in ('XLA_FLAGS', 'LIBTPU_INIT_ARGS'))
   is_gathering = any(mesh_sizes.get(axis, 1) > 1 for axis in _GATHERING_AXES)
   for names in groups:
-    if any(name in given or f'--{name}=' in flags for name, _ in names):
+    if any(name in given or re.search(rf'--(no)?{name}\b', flags) for name, _ in names):
       continue
-    if is_gathering and 'pipeline' in names[0][0] and 'all_gather' in names[0][0]:
+    if is_gathering and names == _GATHERS:
       names = tuple((name, _OFF[value]) for name, value in names)
     own |= dict([option for option in names if is_known(*option)][:1])
   return own | given

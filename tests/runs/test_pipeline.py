@@ -35,8 +35,10 @@ FEATURES = {
   f'gpt/stage=2/{DROPOUT}/NUM_MICROBATCHES=1': 2,
   f'gpt/stage=2,data=2/USE_FP8=true/{REPEATS}': 9,
   f'moe/stage=2,data=2/{DROPOUT}': 5,
-  # stages own two rows or none
-  'gpt/stage=8/NUM_LAYERS=8/PERCORE_BATCH_SIZE=1.5': 4 + 7,
+  # six stages own two rows, and two own none
+  'gpt/stage=8/NUM_LAYERS=8/ROWS=12': 4 + 7,
+  # idle stages have finite derivatives
+  f'llama/stage=2,data=2/LAYERNORM_EPSILON=0.0/{REPEATS}': 9,
 }
 
 

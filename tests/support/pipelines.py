@@ -1,8 +1,8 @@
 """python -m tests.support.pipelines CASE…: compares pipelines with one device.
 
-A case is MODEL/MESH[/NAME=VALUE…]; a mesh is 'stage=2,data=4'. Prints one JSON line per case: the
-largest relative differences of the loss and of the gradients, the trip counts of the program's
-loops, and its collectives.
+A case is MODEL/MESH[/NAME=VALUE…]; a mesh is 'stage=2,data=4', and ROWS are those of the batch.
+Prints one JSON line per case: the largest relative differences of the loss and of the gradients,
+the trip counts of the program's loops, and its collectives.
 """
 
 import json
@@ -20,19 +20,16 @@ from paxlite.aot.hlo import Program
 from paxlite.parallel import partitioning
 from tests.support.meshes import MODELS, batch_of, compiled, largest
 
-# of one device, because they change the computed function
-KEPT = ('NUM_MICROBATCHES', 'PERCORE_BATCH_SIZE')
 AXES = ('stage', 'replica', 'data', 'expert', 'context', 'mdl')
-ROWS = 16
 
 
-def experiment(model: str, mesh: dict[str, int], changes: dict[str, Any]) -> Any:
+def experiment(model: str, mesh: dict[str, int], changes: dict[str, Any], rows: int) -> Any:
   cls, values = MODELS[model]
   axes = [a for a in AXES if a in mesh or a in ('replica', 'data', 'mdl')]
   shape = [mesh.get(a, 1) for a in axes]
   e = cls(
     **values
-    | dict(MAX_SEQ_LEN=16, NUM_MICROBATCHES=4, PERCORE_BATCH_SIZE=ROWS / math.prod(shape))
+    | dict(MAX_SEQ_LEN=16, NUM_MICROBATCHES=4, PERCORE_BATCH_SIZE=rows / math.prod(shape))
     | dict(MESH_AXES=axes, ICI_MESH_SHAPE=shape)
     | changes
   )
@@ -67,11 +64,12 @@ def check(name: str) -> dict[str, Any]:
     key, _, value = word.partition('=')
     changes[key] = json.loads(value)
   sizes = {a: int(n) for a, n in (part.split('=') for part in mesh.split(','))}
-  e = experiment(model, sizes, changes)
-  alone = {k: v for k, v in changes.items() if k != 'PERCORE_BATCH_SIZE'}
+  rows = changes.pop('ROWS', 16)
+  e = experiment(model, sizes, changes, rows)
+  alone = dict(changes)
   if changes.get('USE_FP8'):  # microbatches that are computed in turn have scales of their own
     alone['NUM_MICROBATCHES'] = 1
-  one = experiment(model, {}, alone)
+  one = experiment(model, {}, alone, rows)
   state = jax.jit(lambda rng: meta.unbox(fdl.build(one.task()).init(rng)))(jax.random.key(0))
   state = jax.device_get(state)
   rng = jax.random.key(7) if any('DROPOUT' in k for k in changes) else None

@@ -6,9 +6,15 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from paxlite.layers import weight_product
+from paxlite.layers.layer_facts import LayerFacts
 from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.stage_rows import StageRows
-from paxlite.layers.stage_weights import StageLayout
+from paxlite.layers.stage_weights import StageLayout, StageWeights
+from paxlite.parallel import partitioning
+
+TWO_DEVICES = jax.sharding.AbstractMesh((2, 1, 1), ('data', 'replica', 'mdl'))
+RULES = {**partitioning.DEFAULT_RULES, 'row_shards': ('data',)}
 
 
 @pytest.mark.parametrize(
@@ -56,7 +62,7 @@ def test_rows_reach_the_first_stage_in_time_and_come_back_from_the_last(stages, 
 
   def through(x):
     before, entering = ways.start(x)
-    after, leaving, entered = jnp.zeros_like(before), ways.nothing(x.dtype), []
+    after, leaving, entered = jnp.zeros_like(before), ways.filler(x.dtype), []
     for t in range(schedule.ticks):
       entered.append(entering[0])
       leaving = ways.send(leaving, -1)
@@ -70,3 +76,31 @@ def test_rows_reach_the_first_stage_in_time_and_come_back_from_the_last(stages, 
   np.testing.assert_array_equal(entered, ways.split(x))
   np.testing.assert_array_equal(y, 2 * x)
   np.testing.assert_array_equal(pull(x)[0], 2 * x)
+
+
+def test_frozen_weights_have_no_sums_of_gradients():
+  """A function with a derivative of its own would give all of its arguments one."""
+  facts = LayerFacts([(None,)] * 2, [np.dtype('float32')] * 2, ['add'] * 2, False, False, False)
+
+  def loss(trained, frozen):
+    weights = StageWeights({'a': trained, 'b': frozen}, facts, 2, 1, ())
+    x, sums = weights.in_turn(jnp.sum(trained), weights.sums[0])
+    return x + sum(map(jnp.sum, sums))
+
+  w = jnp.ones((4, 3))
+  traced = jax.make_jaxpr(jax.grad(loss))(w, w)
+  barriers = [e for e in traced.jaxpr.eqns if e.primitive.name == 'optimization_barrier']
+  assert [len(e.invars) for e in barriers] == [2]  # x and the sum of the trained weight
+
+
+@pytest.mark.parametrize(
+  ('rules', 'dtype'),
+  [({'batch': None}, 'float32'), ({}, 'bfloat16'), ({'row_shards': None}, 'bfloat16')],
+)
+def test_only_gradients_that_a_device_adds_up_itself_are_float32(rules, dtype, monkeypatch):
+  """Others would be sent in float32 at each tick."""
+  monkeypatch.setattr(weight_product, 'active_platform', lambda: 'cuda')
+  x, w = jnp.ones((2, 8, 16), jnp.bfloat16), jnp.ones((16, 4), jnp.bfloat16)
+  monkeypatch.setattr(partitioning, 'active_mesh', lambda: (TWO_DEVICES, RULES | rules))
+  _, pull = jax.vjp(lambda w: weight_product.weight_product('BTD,DF->BTF', x, w), w)
+  assert pull(jnp.ones((2, 8, 4), jnp.bfloat16))[0].dtype == dtype
