@@ -52,7 +52,8 @@ def on_one_slice(devices: int) -> list[str]:
 
 
 def rows_of_2048(devices: int) -> list[str]:
-  return [*on_one_slice(devices), '--fdl.PERCORE_BATCH_SIZE=4', '--fdl.MAX_SEQ_LEN=2048']
+  rows = ['--fdl.PERCORE_BATCH_SIZE=4', '--fdl.MAX_SEQ_LEN=2048', '--fdl.NUM_LOSS_CHUNKS=4']
+  return [*on_one_slice(devices), *rows]
 
 
 CASES: dict[str, list[str]] = {
