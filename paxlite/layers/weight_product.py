@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from paxlite.layers.scattered_gradient import scatter_of, scattered_product
 from paxlite.parallel.partitioning import active_platform, adds_up_gradients
-from paxlite.runtime import compiler
 
 
 def weight_product(
@@ -39,7 +38,7 @@ def weight_product(
     return scattered_product(equation, scatter, x, w)
   if active_platform() == 'cpu':
     return _on_cpu(equation, x, w)
-  is_summed = compiler.kind(active_platform()) == 'gpu' and adds_up_gradients()
+  is_summed = active_platform() in ('gpu', 'cuda', 'rocm') and adds_up_gradients()
   return summed_product(equation, x, w) if is_summed else jnp.einsum(equation, x, w)
 
 
