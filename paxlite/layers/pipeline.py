@@ -202,7 +202,7 @@ class PipelinedTransformer(RepeatedTransformer):
       # slots). The last layer may be recomputed before, while that gradient is on its way.
       layers = [
         jax.checkpoint(
-          functools.partial(layer, j), policy=self._policy, prevent_cse=(j < l - 1, False)
+          functools.partial(layer, j), policy=self._policy, prevent_cse=False
         )
         for j in range(l)
       ]
