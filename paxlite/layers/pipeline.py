@@ -198,12 +198,10 @@ class PipelinedTransformer(RepeatedTransformer):
         return rows.on_stages(y_ZQbTD), sown
 
       # A weight is never kept for the backward pass, which reads it again. XLA recomputes a layer
-      # when the gradient of its result is there (prevent_cse, of which the second entry is for the
-      # slots). The last layer may be recomputed before, while that gradient is on its way.
+      # when the gradient of its result is there (prevent_cse). The last layer may be recomputed
+      # before, while that gradient is on its way.
       layers = [
-        jax.checkpoint(
-          functools.partial(layer, j), policy=self._policy, prevent_cse=False
-        )
+        jax.checkpoint(functools.partial(layer, j), policy=self._policy, prevent_cse=j < l - 1)
         for j in range(l)
       ]
       new_sums, sown_l = [], []
