@@ -43,7 +43,8 @@ class Schedule:
     gradient is computed in place, too.
 
     Args:
-      waiting_ZIQbTD: The microbatches before their next group of layers, or after the last one.
+      waiting_ZIQbTD: The microbatches before their next group of layers. Those that have left the
+        last one are stored too, and not used.
       arriving_ZQbTD: The microbatch that each stage gets from the stage before it at this tick.
       tick: The number of the tick.
 

@@ -51,9 +51,7 @@ class StageRows:
       x_BTD: The rows before the first layer.
     """
     own, whole = self._moves()
-    with_gradient = jax.custom_vjp(own)
-    with_gradient.defvjp(lambda x: (own(x), None), lambda _, grad: (whole(grad),))
-    own_ZQkTD, entering_ZQbTD = with_gradient(x_BTD), self.filler(x_BTD.dtype)
+    own_ZQkTD, entering_ZQbTD = _linear(own, whole)(x_BTD), self.filler(x_BTD.dtype)
     for tick in range(-self._earlier, 1):
       own_ZQkTD, entering_ZQbTD = self.enter(own_ZQkTD, entering_ZQbTD, jnp.array(tick))
     return own_ZQkTD, entering_ZQbTD
@@ -89,20 +87,16 @@ class StageRows:
       leaving_ZQbTD = self.send(leaving_ZQbTD, -1)
       own_ZQkTD = self.leave(own_ZQkTD, leaving_ZQbTD, jnp.array(tick))
     own, whole = self._moves()
-    with_gradient = jax.custom_vjp(whole)
-    with_gradient.defvjp(lambda x: (whole(x), None), lambda _, grad: (own(grad),))
-    return with_gradient(own_ZQkTD)
+    return _linear(whole, own)(own_ZQkTD)
 
   def send(self, x_ZQbTD: jax.Array, by: int) -> jax.Array:
     """Returns what each stage gets from the stage whose number is less by `by`."""
 
-    def roll(x: jax.Array, by: int) -> jax.Array:
-      return self.on_stages(jnp.roll(self.on_stages(x), by, axis=0))
+    def roll(by: int) -> Callable[[jax.Array], jax.Array]:
+      return lambda x: self.on_stages(jnp.roll(self.on_stages(x), by, axis=0))
 
     # JAX's own derivative is a sum of two arrays, and XLA sends both
-    send = jax.custom_vjp(lambda x: roll(x, by))
-    send.defvjp(lambda x: (roll(x, by), None), lambda _, grad: (roll(grad, -by),))
-    return send(x_ZQbTD)
+    return _linear(roll(by), roll(-by))(x_ZQbTD)
 
   def filler(self, dtype: DTypeLike) -> jax.Array:
     """Returns what idle stages compute with, [Z, Q, b, T, D].
@@ -263,6 +257,15 @@ class StageRows:
         check_vma=False,
       )  # fmt: skip
     return local(own_ZQkTD, passing_ZQbTD, microbatch_Z, stages)
+
+
+def _linear(
+  function: Callable[[jax.Array], jax.Array], transpose: Callable[[jax.Array], jax.Array]
+) -> Callable[[jax.Array], jax.Array]:
+  """A linear function with the function that computes its gradient."""
+  linear = jax.custom_vjp(function)
+  linear.defvjp(lambda x: (function(x), None), lambda _, grad: (transpose(grad),))
+  return linear
 
 
 def _loaded(

@@ -134,7 +134,6 @@ class StageLayout:
     sums_shape = self.stages, self._num_row_shards, self.repeats, *w.shape[1:]
     send = _on_devices(self._send, [self.split], [self._step_spec] * l)
     collect = _on_devices(self._collect, [self._sums_spec] * l, self.split)
-
     is_trained = False
 
     def lay_out(w: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
