@@ -16,6 +16,7 @@ from jax.typing import ArrayLike
 from paxlite.layers.softmax_attention import Segments, Softmax
 
 _Arrays = TypeVar('_Arrays')
+RESULTS = 'attention_results'  # the checkpoint name of what a backward kernel reads
 
 
 class Partial(NamedTuple):

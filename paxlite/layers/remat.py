@@ -13,7 +13,7 @@ import jax
 from flax import linen as nn
 
 from paxlite.layers.fp8_product import LARGEST
-from paxlite.layers.ring_attention import RESULTS as RING_RESULTS
+from paxlite.layers.partial_attention import RESULTS as ATTENTION_RESULTS
 from paxlite.parallel.partitioning import HOST
 
 if TYPE_CHECKING:
@@ -141,14 +141,13 @@ def attention_saveable(primitive: 'Primitive', *_: object, **params: object) -> 
 
   The backward kernels read both. Where the context alone is kept, the forward kernel runs again.
   Attention in plain XLA has no such results, and nothing of it is kept. Of a ring, the results of
-  all its steps together are kept.
+  all its steps together are kept. Splash's kernel itself writes each sum 128 times, so that not its
+  results are kept but those that have a name.
   """
   if primitive.name == 'name':
-    return params.get('name') == RING_RESULTS
-  kernel = str(params.get('name', params.get('name_and_src_info', '')))
-  fused = primitive.name == 'pallas_call' and 'splash' in kernel
+    return params.get('name') == ATTENTION_RESULTS
   called = primitive.name == 'ffi_call' and str(params['target_name']).startswith('__cudnn$fmha')
-  return fused or called or primitive.name.startswith('dot_product_attention_fwd')
+  return called or primitive.name.startswith('dot_product_attention_fwd')
 
 
 def keeps_nothing(policy: str) -> bool:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from paxlite.core.trees import ArrayOrShape
-from paxlite.layers.partial_attention import Partial, gradients_of_fused, of_fused
+from paxlite.layers.partial_attention import RESULTS, Partial, gradients_of_fused, of_fused
 from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
@@ -108,7 +108,7 @@ def attend_locally(
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
   T, N = q_BTNH.shape[1:3]
-  kernel = _kernel(T, N, softmax, interpret=partitioning.active_platform() == 'cpu')
+  kernel = _kernel((T, T), N, softmax, interpret=partitioning.active_platform() == 'cpu')
   ids = None if segments is None else splash.SegmentIds(*segments)
   context_BNTH = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, ids, sinks_N))(
     _heads_first(q_BTNH * softmax.query_scale), _heads_first(k_BSKH), _heads_first(v_BSKH), ids
@@ -131,7 +131,7 @@ class SplashParts:
     self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
   ) -> Partial:
     """See PartKernel."""
-    kernel = self._rows(q.shape, segments, causal)
+    kernel = self._rows(q, k, segments, causal)
     context, log_sum = of_fused(kernel, *self._arguments(q, k, v))
     return Partial(_heads_first(context), log_sum)
 
@@ -146,7 +146,7 @@ class SplashParts:
     gradient: jax.Array,
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """See PartKernel."""
-    kernel = self._rows(q.shape, segments, causal)
+    kernel = self._rows(q, k, segments, causal)
     kept = Partial(_heads_first(whole.context), whole.log_sum)
     dq, dk, dv = gradients_of_fused(kernel, self._arguments(q, k, v), kept, _heads_first(gradient))
     return _heads_first(dq) * self.softmax.query_scale, _heads_first(dk), _heads_first(dv)
@@ -155,13 +155,14 @@ class SplashParts:
     return _heads_first(q * self.softmax.query_scale), _heads_first(k), _heads_first(v)
 
   def _rows(
-    self, shape: tuple[int, ...], segments: Segments | None, causal: bool
+    self, q: jax.Array, k: jax.Array, segments: Segments | None, causal: bool
   ) -> Callable[..., jax.Array]:
     """Returns the kernel for a part of all rows, with heads before tokens."""
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
     interpret = partitioning.active_platform() == 'cpu'
-    kernel = _kernel(shape[1], shape[2], self.softmax, interpret, causal)
+    shape = q.shape[1], k.shape[1]
+    kernel = _kernel(shape, q.shape[2], self.softmax, interpret, causal)
     ids = None if segments is None else splash.SegmentIds(*segments)
 
     def rows(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -176,27 +177,27 @@ EVERY_KEY = 'every_key'  # is in the names of calls whose mask is empty
 
 
 def _kernel(
-  length: int, heads: int, softmax: Softmax, interpret: bool, causal: bool = True
+  shape: tuple[int, int], heads: int, softmax: Softmax, interpret: bool, causal: bool = True
 ) -> Callable[..., jax.Array]:
-  """The kernels of a forward and a backward pass for the shapes of one row."""
+  """The kernels of a forward and a backward pass for the queries and the keys of one row."""
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-  shape = length, length
   mask: masks.Mask = masks.CausalMask(shape)
   if not causal:
     mask = masks.FullMask(shape)
   elif softmax.window > 0:
     mask = masks.LocalMask(shape, (softmax.window - 1, 0), 0)
-  block = next(n for n in _BLOCKS if length % n == 0)
+  of_q, of_k = (next(n for n in _BLOCKS if length % n == 0) for length in shape)
   return splash.make_splash_mha(
     masks.MultiHeadMask([mask] * heads),
     block_sizes=splash.BlockSizes(
-      block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block,
-      block_q_dq=block, block_kv_dq=block,
+      block_q=of_q, block_kv=of_k, block_q_dkv=of_q, block_kv_dkv=of_k,
+      block_q_dq=of_q, block_kv_dq=of_k,
     ),
     attn_logits_soft_cap=softmax.logit_cap if softmax.logit_cap > 0 else None,
     head_shards=1,
     q_seq_shards=1,
+    residual_checkpoint_name=RESULTS,
     interpret=interpret,
   )  # fmt: skip

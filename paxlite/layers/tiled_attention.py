@@ -23,7 +23,7 @@ class Tiled:
 
   Attributes:
     kernel: Computes a tile.
-    size: The most queries and keys of a tile.
+    size: The most tokens of a tile, of the queries or of the keys, whichever are fewer.
   """
 
   kernel: PartKernel
@@ -33,7 +33,7 @@ class Tiled:
     self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
   ) -> Partial:
     """See PartKernel."""
-    count = self._count(q.shape[1])
+    count = self._count(min(q.shape[1], k.shape[1]))
     if segments is None or count == 1:
       return self.kernel.forward(q, k, v, segments, causal)
     B, t, N = q.shape[0], q.shape[1] // count, q.shape[2]
@@ -66,7 +66,7 @@ class Tiled:
     gradient: jax.Array,
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """See PartKernel."""
-    count = self._count(q.shape[1])
+    count = self._count(min(q.shape[1], k.shape[1]))
     if segments is None or count == 1:
       return self.kernel.backward(q, k, v, segments, causal, whole, gradient)
     B, T, N = q.shape[:3]
