@@ -58,11 +58,12 @@ class TokenEmbedding(nn.Module):
 def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
   """Returns rows of a table, [B, T, D].
 
-  Each device looks up its part of D for the tokens of all devices along the mesh axis data. Then
-  these devices exchange their parts. If the rows of the table were split as well, each device
-  would have to look up all tokens of the batch.
+  Each device looks up its part of D for the tokens of all devices along the mesh axes data and
+  context. Then these devices exchange their parts. If the rows of the table were split as well,
+  each device would have to look up all tokens of the batch.
   """
   table_VD = shard(table_VD, None, 'lookup_embed')
+  ids_BT = shard(ids_BT, 'lookup_batch', 'lookup_length')
   (B, T), (V, D) = ids_BT.shape, table_VD.shape
   groups = shards_of('lookup_batch', B)
   if groups == 1 or shards_of('lookup_embed', D) == 1:
@@ -72,11 +73,13 @@ def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
     # groups add up their shards. XLA would otherwise add up the whole table over all devices.
     copies_GVD = jnp.broadcast_to(table_VD, (groups, V, D))
     copies_GVD = shard(copies_GVD, 'lookup_batch', None, 'lookup_embed')
-    ids_GBT = shard(ids_BT.reshape(groups, -1, T), 'lookup_batch', None, 'length')
+    ids_GBT = shard(ids_BT.reshape(groups, -1, T), 'lookup_batch', None, 'lookup_length')
     x_GBTD = jax.vmap(lambda table, ids: table[ids])(copies_GVD, ids_GBT)
-    x_GBTD = shard(x_GBTD, 'lookup_batch', None, 'length', 'lookup_embed')
+    x_GBTD = shard(x_GBTD, 'lookup_batch', None, 'lookup_length', 'lookup_embed')
     x_BTD = x_GBTD.reshape(B, T, D)
-  return shard(x_BTD, 'lookup_batch', 'length', 'lookup_embed')
+  x_BTD = shard(x_BTD, 'lookup_batch', 'lookup_length', 'lookup_embed')
+  # XLA exchanges along one axis at a time; along both, it would gather everything
+  return shard(x_BTD, 'lookup_batch', 'length', 'exchanged_embed')
 
 
 class LearnedPositions(nn.Module):

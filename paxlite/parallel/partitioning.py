@@ -41,8 +41,11 @@ ALL_RULES: Rules = {
   'batch': ('replica', 'data', 'expert'),
   'outer_batch': ('replica', 'data', 'expert', 'stage'),  # of the final norm and the logits
   'row_shards': None,  # parts of the batch as a dimension: see layers.pipeline
-  'lookup_batch': ('replica', 'expert'),  # rows looked up in a table that is split by data
-  'lookup_embed': 'data',
+  # lookups in a table whose columns are split, for the tokens of all devices along these axes
+  'lookup_batch': ('replica', 'expert'),
+  'lookup_length': None,
+  'lookup_embed': ('data', 'context'),
+  'exchanged_embed': 'data',  # when each device along context has its own tokens again
   'length': 'context',
   'residual_length': 'context',  # of the activations between two layers
   'kv_length': None,  # a query needs the keys of its full sequence: gathered over context
