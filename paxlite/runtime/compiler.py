@@ -30,12 +30,14 @@ _SEVERAL_GPUS: tuple[tuple[tuple[str, Option], ...], ...] = (
   ),
   (('xla_gpu_enable_while_loop_double_buffering', True),),
 )
-# Options for a pipeline on several GPUs: rows travel between hosts while other collectives run
-# within them. Steps of GPT 175B, LLaMA 70B and LLaMA 3 8B take 0.1 to 5 % less time with it, by the
-# compiler's schedule.
-_STAGES: tuple[tuple[tuple[str, Option], ...], ...] = (
+# Options for GPUs that exchange activations along these mesh axes. Several collectives run at a
+# time, so that none waits for another one. By the compiler's schedule, steps take 5 to 12 % less
+# time with mdl, 6 to 8 % with context, and 0.1 to 5 % with stage. With data alone, steps of large
+# models take 3 to 16 % more, and with experts nothing changes (docs/scaling.md).
+_EXCHANGING: tuple[tuple[tuple[str, Option], ...], ...] = (
   (('xla_gpu_experimental_parallel_collective_overlap_limit', 4),),
 )
+_EXCHANGING_AXES = ('mdl', 'stage', 'context')
 # Options for several TPUs. By itself, XLA gathers weights in parts, and multiplies each part with
 # the activations, which are read again each time. Without that, and with the first gathers of the
 # next layer in the loop of this one, most steps take 1 to 18 % less time (docs/scaling.md).
@@ -100,15 +102,15 @@ def step_options(
   if math.prod(mesh_sizes.values()) == 1:
     return given
   groups = {'gpu': _SEVERAL_GPUS, 'tpu': _SEVERAL_TPUS}.get(kind(platform), ())
-  if kind(platform) == 'gpu' and mesh_sizes.get('stage', 1) > 1:
-    groups += _STAGES
+  has = lambda axes: any(mesh_sizes.get(axis, 1) > 1 for axis in axes)
+  if kind(platform) == 'gpu' and has(_EXCHANGING_AXES) and not has(('expert',)):
+    groups += _EXCHANGING
   own: dict[str, Option] = {}
   flags = ' '.join(os.environ.get(name, '') for name in ('XLA_FLAGS', 'LIBTPU_INIT_ARGS'))
-  is_gathering = any(mesh_sizes.get(axis, 1) > 1 for axis in _GATHERING_AXES)
   for names in groups:
     if any(name in given or re.search(rf'--(no)?{name}\b', flags) for name, _ in names):
       continue
-    if is_gathering and names == _GATHERS:
+    if has(_GATHERING_AXES) and names == _GATHERS:
       names = tuple((name, _OFF[value]) for name, value in names)
     own |= dict([option for option in names if is_known(*option)][:1])
   return own | given

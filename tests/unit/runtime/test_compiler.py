@@ -54,14 +54,27 @@ def test_gathers_of_activations_are_not_pipelined(monkeypatch, axis, is_new):
   else:
     assert found['xla_gpu_enable_pipelined_all_gather'] is False
     assert found['xla_gpu_enable_pipelined_all_reduce'] is True
-  assert found.get(OVERLAP) == (4 if axis == 'stage' else None)
   given = {'xla_gpu_enable_pipelined_all_gather': True}
   found = compiler.step_options('cuda', {'data': 4, axis: 2}, given)
   assert found.items() >= given.items()
 
 
+@pytest.mark.parametrize(
+  ('mesh', 'most'),
+  [
+    ({'mdl': 2}, 4), ({'stage': 2}, 4), ({'context': 2}, 4),
+    ({'replica': 2}, None), ({'expert': 2}, None), ({'expert': 2, 'mdl': 2}, None),
+  ],
+)  # fmt: skip
+def test_several_collectives_run_at_a_time_where_activations_are_exchanged(monkeypatch, mesh, most):
+  monkeypatch.delenv('XLA_FLAGS', raising=False)
+  monkeypatch.setattr(compiler, '_is_known', lambda *_: True)
+  assert compiler.step_options('cuda', {'data': 4} | mesh, {}).get(OVERLAP) == most
+  assert OVERLAP not in compiler.step_options('tpu', {'data': 4} | mesh, {})
+
+
 def test_this_xla_knows_the_options_for_several_gpus():
-  groups = compiler._SEVERAL_GPUS + compiler._STAGES
+  groups = compiler._SEVERAL_GPUS + compiler._EXCHANGING
   known = [[name for name in names if compiler.is_known_here(*name)] for names in groups]
   assert all(known)
   assert not compiler.is_known_here('xla_gpu_nonsense', True)
