@@ -240,8 +240,8 @@ class Experiment(Attributes):
     """Sentences to print at the start about values that are valid but unusual."""
     return []
 
-  def context_remarks(self, platform: str) -> list[str]:
-    """Returns sentences on how rows that are split over devices are computed on a platform."""
+  def context_remarks(self, device: 'jax.Device') -> list[str]:
+    """Returns sentences on how rows that are split over such devices are computed."""
     return []
 
   @property
@@ -285,7 +285,8 @@ class Experiment(Attributes):
     if 'stage' in self.MESH_AXES:
       # data is smaller than the number of devices by the stages: rows are looked up where they
       # enter the pipeline, and not by all devices along data
-      rules |= {'lookup_batch': rules['outer_batch'], 'lookup_embed': None}
+      rules |= {'lookup_batch': rules['outer_batch'], 'lookup_length': rules['length']}
+      rules |= {'lookup_embed': None, 'exchanged_embed': None}
       rules |= {'embed': 'data'}  # stages gather weights over data alone: see stage_weights
     return partitioning.rules_for(self.MESH_AXES, rules)
 

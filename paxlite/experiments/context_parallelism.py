@@ -1,14 +1,19 @@
 """The attribute that selects how attention is computed on a mesh with the axis context."""
 
+from typing import TYPE_CHECKING
+
 import fiddle as fdl
 
 from paxlite.core.attribute_kinds import Run
 from paxlite.core.errors import UserError
 from paxlite.experiments.attention import AttentionAndNorms
-from paxlite.layers import context_choice
+from paxlite.layers import context_choice, cudnn_attention
 from paxlite.layers.attention_kernel import ContextWay
 from paxlite.layers.context_choice import Shapes
 from paxlite.parallel import devices, partitioning
+
+if TYPE_CHECKING:
+  import jax
 
 
 class ContextParallelism(AttentionAndNorms):
@@ -52,9 +57,9 @@ class ContextParallelism(AttentionAndNorms):
   def remarks(self) -> list[str]:
     if self.mesh_sizes.get('context', 1) == 1:
       return super().remarks
-    return [*super().remarks, *self.context_remarks(devices.present()[0].platform)]
+    return [*super().remarks, *self.context_remarks(devices.present()[0])]
 
-  def context_remarks(self, platform: str) -> list[str]:
+  def context_remarks(self, device: 'jax.Device') -> list[str]:
     """Returns a sentence for each kind of attention: how it is computed over context."""
     size = self.mesh_sizes.get('context', 1)
     if size == 1:
@@ -62,7 +67,9 @@ class ContextParallelism(AttentionAndNorms):
     found = []
     for window in self._windows:
       what = f'within {window:,} tokens' if window else 'to all tokens'
-      known = context_choice.estimates(self._shapes(window, platform))
+      known = context_choice.estimates(
+        self._shapes(window, device.platform, cudnn_attention.capability_of(device))
+      )
       if self.DROPOUT_PROB or self.has_attention_bias:
         known = {'gather': known['gather']}
       way = self.CONTEXT_ATTENTION
@@ -85,20 +92,25 @@ class ContextParallelism(AttentionAndNorms):
     kinds = self.ATTENTION_PATTERN or ['sliding']
     return sorted({window if kind == 'sliding' else 0 for kind in kinds})
 
-  def _shapes(self, window: int, platform: str) -> Shapes:
+  def _shapes(self, window: int, platform: str, capability: float = 0) -> Shapes:
     """Returns the shapes of the attention of one layer on one device."""
     heads = partitioning.num_shards(self.mesh_sizes, self.rules, 'act_heads')
     on_gpu = platform in ('gpu', 'cuda')
     plain = on_gpu and (self.ATTEN_LOGIT_CAP > 0 or self.FPROP_DTYPE == 'float32')
+    size, width = self.mesh_sizes.get('context', 1), self.DIMS_PER_HEAD
+    rows = max(self.batch_size // self.batch_shards // self.NUM_MICROBATCHES, 1)
+    of_whole_rows = rows * self.MAX_SEQ_LEN * self.NUM_HEADS // heads // size * width
+    bounds = cudnn_attention.takes_bounds(of_whole_rows, window, capability)
     return Shapes(
-      rows=max(self.batch_size // self.batch_shards // self.NUM_MICROBATCHES, 1),
+      rows=rows,
       length=self.MAX_SEQ_LEN,
       heads=max(self.NUM_HEADS // heads, 1),
       kv_heads=max(self.NUM_KV_HEADS // heads, 1),
-      width=self.DIMS_PER_HEAD,
-      size=self.mesh_sizes.get('context', 1),
+      width=width,
+      size=size,
       window=window,
       masked_by_array=self.packed and on_gpu and not plain,
+      takes_bounds=self.MAX_TEXTS_PER_ROW > 0 and bounds,
       fused=self.USE_FLASH_ATTENTION and platform != 'cpu' and not plain,
       itemsize=4 if self.FPROP_DTYPE == 'float32' else 2,
     )

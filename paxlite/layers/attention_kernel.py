@@ -44,7 +44,7 @@ class AttentionKernel:
     softmax: Softmax,
   ) -> jax.Array:
     way = None if self.context == 'auto' else self.context
-    over_context = ContextAttention(softmax, self.fused, self.block_size, way)
+    over_context = ContextAttention(softmax, self.fused, self.block_size, way, self.max_segments)
     segments = visible.segments
     chosen = over_context.chosen(q_BTNH, k_BSKH, segments is not None)
     if chosen != 'gather' and bias_JNTS is None:

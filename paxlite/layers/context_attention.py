@@ -34,12 +34,14 @@ class ContextAttention:
     fused: Whether fused kernels compute what they can.
     block_size: The most keys whose scores plain XLA holds at a time; 0 chooses.
     way: The way to compute it; None means the fastest by the estimates.
+    max_segments: The most segments of a row, padding included; see cudnn_call.Options.
   """
 
   softmax: Softmax
   fused: bool
   block_size: int = 0
   way: Way | None = None
+  max_segments: int = 0
 
   def chosen(self, q_BTNH: jax.Array, k_BSKH: jax.Array, packed: bool) -> Way:
     """Returns how this attention is computed on the active mesh.
@@ -60,9 +62,14 @@ class ContextAttention:
     if size == 1 or N % heads or K % heads:
       return 'gather'
     on_gpu = self._on_gpu(q_BTNH, k_BSKH)
+    rows = B // partitioning.shards_of('batch', B)
+    of_whole_rows = rows * T * (N // heads // size) * H  # elements of queries
+    takes_bounds = self.max_segments > 0 and cudnn_attention.takes_bounds(
+      of_whole_rows, self.softmax.window, cudnn_attention.capability()
+    )
     has_kernel = on_gpu or splash_attention.computes_locally(q_BTNH, k_BSKH)
     shapes = Shapes(
-      rows=B // partitioning.shards_of('batch', B),
+      rows=rows,
       length=T,
       heads=N // heads,
       kv_heads=K // heads,
@@ -70,6 +77,7 @@ class ContextAttention:
       size=size,
       window=self.softmax.window if self.softmax.window < T else 0,
       masked_by_array=packed and on_gpu,
+      takes_bounds=takes_bounds,
       fused=self.fused and has_kernel,
       itemsize=q_BTNH.dtype.itemsize,
     )
@@ -136,7 +144,7 @@ class ContextAttention:
     return ring_attention.attend(q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_N, parts, ring)
 
   def _parts(self, q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array) -> PartKernel:
-    """Returns the kernel for a half of this device's queries and a half of a device's keys."""
+    """Returns the kernel for halves of this device's queries and halves of a device's keys."""
     softmax = dataclasses.replace(self.softmax, extra_logit=None, window=0)
     if self.fused and k_BTKH.shape == v_BTKH.shape:
       half = lambda x: jax.ShapeDtypeStruct((x.shape[0], x.shape[1] // 2, *x.shape[2:]), x.dtype)
@@ -160,7 +168,9 @@ class ContextAttention:
     segments = None if ids_BT is None else (ids_BT, ids_BT)
     if self.fused and k_BTKH.shape == v_BTKH.shape:
       if cudnn_attention.computes_locally(q_BTNH, k_BTKH, softmax):
-        return cudnn_attention.attend_locally(q_BTNH, k_BTKH, v_BTKH, ids_BT, softmax=softmax)
+        return cudnn_attention.attend_locally(
+          q_BTNH, k_BTKH, v_BTKH, ids_BT, softmax=softmax, max_segments=self.max_segments
+        )
       if splash_attention.computes_locally(q_BTNH, k_BTKH):
         return splash_attention.attend_locally(
           q_BTNH, k_BTKH, v_BTKH, segments, logit_N, dataclasses.replace(softmax, extra_logit=None)

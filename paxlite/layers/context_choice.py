@@ -33,6 +33,7 @@ class Shapes:
     size: Devices that share a row.
     window: The keys that a query sees, with its own; ≤ 0 means all.
     masked_by_array: Whether the kernel needs an array of the pairs of tokens of one segment.
+    takes_bounds: Whether a kernel of whole rows takes the bounds of segments instead of it.
     fused: Whether a fused kernel computes it.
     itemsize: Bytes of a number.
   """
@@ -45,6 +46,7 @@ class Shapes:
   size: int
   window: int = 0
   masked_by_array: bool = False
+  takes_bounds: bool = False
   fused: bool = True
   itemsize: int = 2
 
@@ -116,8 +118,10 @@ def _ring(s: Shapes) -> Estimate:
   seconds = _pair_seconds(s, s.rows * s.length**2 / 2 / s.size, s.heads)
   waits = (s.size - 1) * max(step / _LINK - seconds / s.size, 0.0)
   half = min(s.length / s.size / 2, TILE)
+  # contexts are added up in float32 after each step, and a step writes those of its queries
+  added = s.size * s.heads * _token_bytes(s) * (2 * 4 / s.itemsize + 2)
   return Estimate(
-    seconds + exchanged / _LINK + waits + (s.size + 4) * _START,
+    seconds + exchanged / _LINK + waits + added / _MEMORY + (s.size + 4) * _START,
     exchanged + (s.size - 1) * step,
     2 * _masks(s, half, half),
   )
@@ -135,6 +139,7 @@ def _window(s: Shapes) -> Estimate:
 
 
 def _heads(s: Shapes) -> Estimate:
+  s = dataclasses.replace(s, masked_by_array=s.masked_by_array and not s.takes_bounds)
   sent = 2 * (s.heads + s.kv_heads) * _token_bytes(s) * (s.size - 1) / s.size
   keys = min(s.window, s.length) if s.window > 0 else s.length / 2
   seconds = _pair_seconds(s, s.rows * s.length * keys, s.heads / s.size)

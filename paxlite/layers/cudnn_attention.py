@@ -76,14 +76,24 @@ def attend_locally(
   if segment_ids_BT is None:
     return _by_jax(q_BTNH, k_BTKH, v_BTKH, None, softmax, causal=True)
   options = cudnn_call.Options(softmax.query_scale, softmax.window)
-  takes_bounds = softmax.window <= 0 and _capability() >= 9 and q_BTNH.size <= _LARGEST_OFFSET
-  if takes_bounds:
+  if takes_bounds(q_BTNH.size, softmax.window, capability()):
     options = dataclasses.replace(options, max_segments=max_segments)
   call: Callable[..., jax.Array] = functools.partial(cudnn_call.attend, options=options)
   active = partitioning.active_mesh()
   if active is not None and active[0].shape.get('stage', 1) > 1:
     call = with_folded_vmap(call)
   return call(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT)
+
+
+def takes_bounds(size: int, window: int, capability: float) -> bool:
+  """Returns whether cuDNN can get the bounds of segments instead of a bias.
+
+  Args:
+    size: The number of elements of one device's queries.
+    window: The keys that a query sees, with its own; ≤ 0 means all.
+    capability: The compute capability of the GPU.
+  """
+  return window <= 0 and capability >= 9 and size <= _LARGEST_OFFSET
 
 
 def _by_jax(
@@ -209,11 +219,15 @@ def _has_shapes(q_BTNH: ArrayOrShape, k_BSKH: ArrayOrShape) -> bool:
 
 def _largest_width() -> int:
   """Returns the largest width of a head that the kernels compute: 256 from Hopper on, else 128."""
-  return 256 if _capability() >= 9 else 128
+  return 256 if capability() >= 9 else 128
 
 
-def _capability() -> float:
+def capability() -> float:
   """Returns the compute capability of the GPUs, 9.0 for Hopper; 0 on other devices."""
   active = partitioning.active_mesh()
-  device = active[0].devices.flat[0] if active else jax.devices()[0]
+  return capability_of(active[0].devices.flat[0] if active else jax.devices()[0])
+
+
+def capability_of(device: jax.Device) -> float:
+  """Returns the compute capability of a device."""
   return float(getattr(device, 'compute_capability', 0))

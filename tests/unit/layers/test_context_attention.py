@@ -12,7 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.layers import context_attention, splash_attention, tiled_attention, window_attention
+from paxlite.layers import (
+  context_attention,
+  cudnn_attention,
+  splash_attention,
+  tiled_attention,
+  window_attention,
+)
 from paxlite.layers.attention import DotProductAttention, Sinks
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.blockwise_attention import Blockwise
@@ -124,17 +130,17 @@ def test_every_way_computes_the_same():
   check([name for name in CASES if name not in ('ring', 'short texts')])
 
 
-def halves(length: int, width: int, kv_heads: int = 2):
-  keys = jax.random.split(jax.random.key(0), 4)
-  shapes = (2, length, 4, width), (2, length, kv_heads, width), (2, length, kv_heads, width)
-  qkv = [jax.random.normal(key, shape) for key, shape in zip(keys, shapes, strict=False)]
-  ids = jnp.where(jnp.arange(length) < length // 3, 1, 2)[None].repeat(2, 0)
-  return qkv, (ids, ids[:, ::-1]), jax.random.normal(keys[3], shapes[0])
+def part(queries: int, keys: int, width: int):
+  rng = jax.random.split(jax.random.key(0), 4)
+  shapes = (2, queries, 4, width), (2, keys, 2, width), (2, keys, 2, width)
+  qkv = [jax.random.normal(key, shape) for key, shape in zip(rng, shapes, strict=False)]
+  of_q, of_k = (jnp.where(jnp.arange(n) < n // 3, 1, 2)[None].repeat(2, 0) for n in (queries, keys))
+  return qkv, (of_q, of_k), jax.random.normal(rng[3], shapes[0])
 
 
-def same(kernel, other, length, width, segmented, causal):
-  qkv, segments, gradient = halves(length, width)
-  segments = ((segments[0],) * 2 if causal else segments) if segmented else None
+def same(kernel, other, queries, keys, width, segmented, causal):
+  qkv, (of_q, of_k), gradient = part(queries, keys, width)
+  segments = (of_q, of_k if causal else of_k[:, ::-1]) if segmented else None
   parts = [jax.jit(k.forward, static_argnums=4)(*qkv, segments, causal) for k in (kernel, other)]
   # the backward pass of a part uses the results of all parts together
   whole = Partial(parts[1].context * 0.7, parts[1].log_sum + 0.4)
@@ -144,19 +150,39 @@ def same(kernel, other, length, width, segmented, causal):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(jnp.abs(b).max()))
 
 
-@pytest.mark.parametrize('causal', [False, True])
-def test_tiles_are_the_same_as_a_whole(causal):
+# A ring has parts with as many queries as keys, and half or twice as many.
+
+
+@pytest.mark.parametrize(
+  ('queries', 'keys', 'causal'), [(32, 32, False), (32, 32, True), (16, 32, False), (32, 16, False)]
+)
+def test_tiles_are_the_same_as_a_whole(queries, keys, causal):
   whole = Blockwise(Softmax(0.4))
-  same(tiled_attention.Tiled(whole, 8), whole, 32, 8, True, causal)
+  same(tiled_attention.Tiled(whole, 8), whole, queries, keys, 8, True, causal)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('causal', [False, True])
+@pytest.mark.parametrize(
+  ('queries', 'keys', 'causal'),
+  [(256, 256, False), (256, 256, True), (128, 256, False), (256, 128, False)],
+)
 @pytest.mark.parametrize('segmented', [False, True])
-def test_splash_computes_a_part(segmented, causal):
+def test_splash_computes_a_part(segmented, queries, keys, causal):
   """In Pallas' interpreter. This also tests what a function of jax.vjp holds."""
   softmax = Softmax(0.125, logit_cap=3.0)
-  same(splash_attention.SplashParts(softmax), Blockwise(softmax), 256, 64, segmented, causal)
+  splash = splash_attention.SplashParts(softmax)
+  same(splash, Blockwise(softmax), queries, keys, 64, segmented, causal)
+
+
+def test_whole_rows_have_bounds_of_texts(monkeypatch):
+  monkeypatch.setattr(cudnn_attention, 'computes_locally', lambda *_: True)
+  asked = {}
+  monkeypatch.setattr(
+    cudnn_attention, 'attend_locally', lambda *_, **options: asked.update(options)
+  )
+  attention = context_attention.ContextAttention(Softmax(0.5), fused=True, max_segments=7)
+  attention._whole_rows(*[jnp.zeros((1, 8, 2, 8))] * 3, jnp.ones((1, 8), jnp.int32), None)
+  assert asked['max_segments'] == 7
 
 
 if __name__ == '__main__':

@@ -1,6 +1,7 @@
 """The choice of the way to compute attention over context, with bytes that are counted by hand."""
 
 import dataclasses
+import types
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_bytes_are_those_of_the_rows_that_a_device_computes_at_a_time(parts):
   )  # fmt: skip
   rows = 16 // 4 // parts
   sent = rows * 2 * 8 * 4096 * 128 * 2  # the keys and values of the other device's tokens
-  (remark,) = experiment.context_remarks('gpu')
+  (remark,) = experiment.context_remarks(types.SimpleNamespace(platform='gpu'))
   assert f' ms and {sent / 1e6:.0f} MB sent with ' in remark
 
 
@@ -40,6 +41,9 @@ def test_bytes_of_scores_and_masks():
   masked = estimates(dataclasses.replace(ROW, masked_by_array=True))
   assert masked['heads'].held == 2 * 2 * 131_072**2
   assert masked['ring'].held == 2 * 2 * 2 * 8192**2
+  bounded = estimates(dataclasses.replace(ROW, masked_by_array=True, takes_bounds=True))
+  assert bounded['heads'] == found['heads']
+  assert bounded['ring'] == masked['ring']
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,9 @@ def test_ways_that_shapes_allow(changes, ways):
 def test_the_fastest_way():
   choice = lambda **changes: fastest(estimates(dataclasses.replace(ROW, **changes)))
   assert choice(length=512, masked_by_array=True) == 'gather'
+  assert choice() == 'heads'
   assert choice(masked_by_array=True) == 'ring'  # the masks of whole rows do not fit
+  assert choice(masked_by_array=True, takes_bounds=True) == 'heads'
   assert choice(window=4096) == 'ring'
   assert choice(length=8 * 1023) == 'heads'
   assert choice(length=2**16 - 8, kv_heads=4) == 'gather'  # the only way that is left

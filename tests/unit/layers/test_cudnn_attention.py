@@ -58,7 +58,7 @@ def asked(monkeypatch):
   monkeypatch.setattr(jax.nn, 'dot_product_attention', attend)
   monkeypatch.setattr(jax.ffi, 'ffi_call', call)
   monkeypatch.setattr(cudnn_attention, '_has_kernel', lambda q, k: True)
-  monkeypatch.setattr(cudnn_attention, '_capability', lambda: 9.0)
+  monkeypatch.setattr(cudnn_attention, 'capability', lambda: 9.0)
   monkeypatch.setitem(cudnn_call._TYPES, 'float32', ('F32', -1e30))
   return found
 
