@@ -17,7 +17,7 @@ _FLOPS = 989e12  # FLOP/s
 _LINK, _MEMORY = 450e9, 3352e9  # bytes/s that a device sends, and those of its memory
 _START = 20e-6  # seconds until a collective and the kernels after it run
 _PASSES = 6  # how often scores in main memory are read or written
-_MOST_BYTES = 4 << 30  # the most memory for the scores or masks of one layer
+_MOST_BYTES = 256 << 20  # how much more memory than others scores or masks of a layer may need
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +62,8 @@ class Estimate:
 
 def fastest(found: Mapping[Way, Estimate]) -> Way:
   """Returns the way with the least seconds among those that need little memory."""
-  small = {way: e for way, e in found.items() if e.held <= _MOST_BYTES} or found
+  least = min(e.held for e in found.values())
+  small = {way: e for way, e in found.items() if e.held <= least + _MOST_BYTES}
   return min(small, key=lambda way: small[way].seconds)
 
 
