@@ -110,7 +110,8 @@ class ContextParallelism(AttentionAndNorms):
       size=size,
       window=window,
       masked_by_array=self.packed and on_gpu and not plain,
-      takes_bounds=self.MAX_TEXTS_PER_ROW > 0 and bounds,
+      max_segments=self.MAX_TEXTS_PER_ROW if bounds else 0,
       fused=self.USE_FLASH_ATTENTION and platform != 'cpu' and not plain,
+      rows_fused=not (on_gpu and self.USE_ATTENTION_SINKS),
       itemsize=4 if self.FPROP_DTYPE == 'float32' else 2,
     )

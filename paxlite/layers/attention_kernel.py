@@ -43,6 +43,8 @@ class AttentionKernel:
     bias_JNTS: jax.Array | None,
     softmax: Softmax,
   ) -> jax.Array:
+    if softmax.window >= q_BTNH.shape[1] == k_BSKH.shape[1]:
+      softmax = dataclasses.replace(softmax, window=0)  # a query sees all tokens before it
     way = None if self.context == 'auto' else self.context
     over_context = ContextAttention(softmax, self.fused, self.block_size, way, self.max_segments)
     segments = visible.segments

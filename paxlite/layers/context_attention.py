@@ -64,7 +64,7 @@ class ContextAttention:
     on_gpu = self._on_gpu(q_BTNH, k_BSKH)
     rows = B // partitioning.shards_of('batch', B)
     of_whole_rows = rows * T * (N // heads // size) * H  # elements of queries
-    takes_bounds = self.max_segments > 0 and cudnn_attention.takes_bounds(
+    takes_bounds = cudnn_attention.takes_bounds(
       of_whole_rows, self.softmax.window, cudnn_attention.capability()
     )
     has_kernel = on_gpu or splash_attention.computes_locally(q_BTNH, k_BSKH)
@@ -75,10 +75,11 @@ class ContextAttention:
       kv_heads=K // heads,
       width=H,
       size=size,
-      window=self.softmax.window if self.softmax.window < T else 0,
+      window=self.softmax.window,
       masked_by_array=packed and on_gpu,
-      takes_bounds=takes_bounds,
+      max_segments=self.max_segments if takes_bounds else 0,
       fused=self.fused and has_kernel,
+      rows_fused=not (on_gpu and self.softmax.extra_logit is not None),
       itemsize=q_BTNH.dtype.itemsize,
     )
     possible = estimates(shapes)

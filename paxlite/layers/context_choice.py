@@ -17,7 +17,7 @@ _FLOPS = 989e12  # FLOP/s
 _LINK, _MEMORY = 450e9, 3352e9  # bytes/s that a device sends, and those of its memory
 _START = 20e-6  # seconds until a collective and the kernels after it run
 _PASSES = 6  # how often scores in main memory are read or written
-_MOST_BYTES = 256 << 20  # how much more memory than others scores or masks of a layer may need
+_MORE_BYTES = 256 << 20  # a way may hold so much more for a layer than the leanest way
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,10 @@ class Shapes:
     size: Devices that share a row.
     window: The keys that a query sees, with its own; ≤ 0 means all.
     masked_by_array: Whether the kernel needs an array of the pairs of tokens of one segment.
-    takes_bounds: Whether a kernel of whole rows takes the bounds of segments instead of it.
+    max_segments: The most segments of a row if a kernel of whole rows takes their bounds instead of
+      that array; else 0.
     fused: Whether a fused kernel computes it.
+    rows_fused: Whether a fused kernel computes whole rows too.
     itemsize: Bytes of a number.
   """
 
@@ -46,8 +48,9 @@ class Shapes:
   size: int
   window: int = 0
   masked_by_array: bool = False
-  takes_bounds: bool = False
+  max_segments: int = 0
   fused: bool = True
+  rows_fused: bool = True
   itemsize: int = 2
 
 
@@ -61,9 +64,9 @@ class Estimate:
 
 
 def fastest(found: Mapping[Way, Estimate]) -> Way:
-  """Returns the way with the least seconds among those that need little memory."""
+  """Returns the way with the least seconds among those that hold little more than the leanest."""
   least = min(e.held for e in found.values())
-  small = {way: e for way, e in found.items() if e.held <= least + _MOST_BYTES}
+  small = {way: e for way, e in found.items() if e.held <= least + _MORE_BYTES}
   return min(small, key=lambda way: small[way].seconds)
 
 
@@ -119,7 +122,7 @@ def _ring(s: Shapes) -> Estimate:
   seconds = _pair_seconds(s, s.rows * s.length**2 / 2 / s.size, s.heads)
   waits = (s.size - 1) * max(step / _LINK - seconds / s.size, 0.0)
   half = min(s.length / s.size / 2, TILE)
-  # contexts are added up in float32 after each step, and a step writes those of its queries
+  # each step reads and writes sums of contexts in float32, and writes and reads its own contexts
   added = s.size * s.heads * _token_bytes(s) * (2 * 4 / s.itemsize + 2)
   return Estimate(
     seconds + exchanged / _LINK + waits + added / _MEMORY + (s.size + 4) * _START,
@@ -135,13 +138,22 @@ def _window(s: Shapes) -> Estimate:
   piece = window_attention.piece(s.window, own, TILE) if s.masked_by_array else own
   computed = row - own + piece  # tokens of a call of the kernel
   pairs = s.rows * own / piece * computed * min(s.window, computed)
+  s = _of_whole_rows(s)
   seconds = _pair_seconds(s, pairs, s.heads) + sent / _LINK + 2 * _START
   return Estimate(seconds, sent, _masks(s, computed, computed))
 
 
 def _heads(s: Shapes) -> Estimate:
-  s = dataclasses.replace(s, masked_by_array=s.masked_by_array and not s.takes_bounds)
+  s = _of_whole_rows(s)
   sent = 2 * (s.heads + s.kv_heads) * _token_bytes(s) * (s.size - 1) / s.size
   keys = min(s.window, s.length) if s.window > 0 else s.length / 2
   seconds = _pair_seconds(s, s.rows * s.length * keys, s.heads / s.size)
-  return Estimate(seconds + sent / _LINK + 4 * _START, sent, _masks(s, s.length, s.length))
+  sums = 4 * s.rows * s.length * s.heads / s.size * s.max_segments  # cuDNN's, of each segment
+  held = _masks(s, s.length, s.length) + sums
+  return Estimate(seconds + sent / _LINK + 4 * _START, sent, held)
+
+
+def _of_whole_rows(s: Shapes) -> Shapes:
+  """Returns the shapes for the kernel that computes whole rows."""
+  needs_array = s.masked_by_array and s.rows_fused and not s.max_segments
+  return dataclasses.replace(s, fused=s.fused and s.rows_fused, masked_by_array=needs_array)

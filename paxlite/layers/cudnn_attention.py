@@ -229,5 +229,6 @@ def capability() -> float:
 
 
 def capability_of(device: jax.Device) -> float:
-  """Returns the compute capability of a device."""
-  return float(getattr(device, 'compute_capability', 0))
+  """Returns the compute capability of a device; 0 if it is not an NVIDIA GPU."""
+  found = str(getattr(device, 'compute_capability', ''))
+  return float(found) if found.replace('.', '', 1).isdigit() else 0.0

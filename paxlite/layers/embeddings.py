@@ -62,9 +62,12 @@ def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
   context. Then these devices exchange their parts. If the rows of the table were split as well,
   each device would have to look up all tokens of the batch.
   """
-  table_VD = shard(table_VD, None, 'lookup_embed')
-  ids_BT = shard(ids_BT, 'lookup_batch', 'lookup_length')
   (B, T), (V, D) = ids_BT.shape, table_VD.shape
+  # where context does not divide D, each device looks up its own tokens
+  is_split = shards_of('lookup_embed', D) > shards_of('exchanged_embed', D)
+  length = 'lookup_length' if is_split else 'length'
+  table_VD = shard(table_VD, None, 'lookup_embed')
+  ids_BT = shard(ids_BT, 'lookup_batch', length)
   groups = shards_of('lookup_batch', B)
   if groups == 1 or shards_of('lookup_embed', D) == 1:
     x_BTD = table_VD[ids_BT]
@@ -73,11 +76,11 @@ def _lookup(table_VD: jax.Array, ids_BT: jax.Array) -> jax.Array:
     # groups add up their shards. XLA would otherwise add up the whole table over all devices.
     copies_GVD = jnp.broadcast_to(table_VD, (groups, V, D))
     copies_GVD = shard(copies_GVD, 'lookup_batch', None, 'lookup_embed')
-    ids_GBT = shard(ids_BT.reshape(groups, -1, T), 'lookup_batch', None, 'lookup_length')
+    ids_GBT = shard(ids_BT.reshape(groups, -1, T), 'lookup_batch', None, length)
     x_GBTD = jax.vmap(lambda table, ids: table[ids])(copies_GVD, ids_GBT)
-    x_GBTD = shard(x_GBTD, 'lookup_batch', None, 'lookup_length', 'lookup_embed')
+    x_GBTD = shard(x_GBTD, 'lookup_batch', None, length, 'lookup_embed')
     x_BTD = x_GBTD.reshape(B, T, D)
-  x_BTD = shard(x_BTD, 'lookup_batch', 'lookup_length', 'lookup_embed')
+  x_BTD = shard(x_BTD, 'lookup_batch', length, 'lookup_embed')
   # XLA exchanges along one axis at a time; along both, it would gather everything
   return shard(x_BTD, 'lookup_batch', 'length', 'exchanged_embed')
 

@@ -141,8 +141,8 @@ def attention_saveable(primitive: 'Primitive', *_: object, **params: object) -> 
 
   The backward kernels read both. Where the context alone is kept, the forward kernel runs again.
   Attention in plain XLA has no such results, and nothing of it is kept. Of a ring, the results of
-  all its steps together are kept. Splash's kernel itself writes each sum 128 times, so that not its
-  results are kept but those that have a name.
+  all its steps together are kept. Of splash's kernel, the results that have a name are kept instead
+  of its own, which have each sum 128 times.
   """
   if primitive.name == 'name':
     return params.get('name') == ATTENTION_RESULTS

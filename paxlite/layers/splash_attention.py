@@ -183,11 +183,13 @@ def _kernel(
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-  mask: masks.Mask = masks.CausalMask(shape)
+  from paxlite.layers import splash_mask
+
+  mask: masks.Mask = splash_mask.CausalMask(shape)
   if not causal:
     mask = masks.FullMask(shape)
   elif softmax.window > 0:
-    mask = masks.LocalMask(shape, (softmax.window - 1, 0), 0)
+    mask = splash_mask.LocalMask(shape, softmax.window)
   of_q, of_k = (next(n for n in _BLOCKS if length % n == 0) for length in shape)
   return splash.make_splash_mha(
     masks.MultiHeadMask([mask] * heads),

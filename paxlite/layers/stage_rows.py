@@ -262,7 +262,7 @@ class StageRows:
 def _linear(
   function: Callable[[jax.Array], jax.Array], transpose: Callable[[jax.Array], jax.Array]
 ) -> Callable[[jax.Array], jax.Array]:
-  """A linear function with the function that computes its gradient."""
+  """Returns a linear function, whose gradient `transpose` computes."""
   linear = jax.custom_vjp(function)
   linear.defvjp(lambda x: (function(x), None), lambda _, grad: (transpose(grad),))
   return linear

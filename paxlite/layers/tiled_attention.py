@@ -10,7 +10,7 @@ import numpy as np
 from paxlite.layers.partial_attention import Partial, PartKernel, part_of, together, updated
 from paxlite.layers.softmax_attention import Segments
 
-TILE = 8192  # the most tokens of a tile: its mask takes 128 MiB
+TILE = 8192  # the most tokens of a tile: a mask takes 128 MiB, or 256 with twice as many keys
 _Gradients = tuple[jax.Array, jax.Array, jax.Array]  # of queries, keys and values
 
 

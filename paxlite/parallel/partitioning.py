@@ -41,7 +41,7 @@ ALL_RULES: Rules = {
   'batch': ('replica', 'data', 'expert'),
   'outer_batch': ('replica', 'data', 'expert', 'stage'),  # of the final norm and the logits
   'row_shards': None,  # parts of the batch as a dimension: see layers.pipeline
-  # lookups in a table whose columns are split, for the tokens of all devices along these axes
+  # a device looks up its columns of a table for the tokens of all devices along data and context
   'lookup_batch': ('replica', 'expert'),
   'lookup_length': None,
   'lookup_embed': ('data', 'context'),

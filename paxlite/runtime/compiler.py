@@ -31,9 +31,10 @@ _SEVERAL_GPUS: tuple[tuple[tuple[str, Option], ...], ...] = (
   (('xla_gpu_enable_while_loop_double_buffering', True),),
 )
 # Options for GPUs that exchange activations along these mesh axes. Several collectives run at a
-# time, so that none waits for another one. By the compiler's schedule, steps take 5 to 12 % less
+# time, so that none waits for another one. By the compiler's schedule, steps take 4 to 12 % less
 # time with mdl, 6 to 8 % with context, and 0.1 to 5 % with stage. With data alone, steps of large
-# models take 3 to 16 % more, and with experts nothing changes (docs/scaling.md).
+# models take 1 to 16 % more. With expert nothing was gained, and a ragged all-to-all, which writes
+# to the memory of other devices, would run beside other collectives.
 _EXCHANGING: tuple[tuple[tuple[str, Option], ...], ...] = (
   (('xla_gpu_experimental_parallel_collective_overlap_limit', 4),),
 )

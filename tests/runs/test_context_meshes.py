@@ -3,11 +3,17 @@
 import json
 import types
 
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.llama import LLaMA
+from paxlite.layers import context_attention
+from paxlite.parallel import partitioning
 from tests.support import runs
 
 CASES = [
@@ -26,7 +32,7 @@ def test_split_rows_change_nothing_but_rounding(cases):
     assert r['loss'] < 1e-5, r
     assert r['gradient'] < 1e-5, r
     assert ('collective-permute context' in r['collectives']) == ('ring' in r['case']), r
-    assert 'all-to-all context' in r['collectives'], r  # of embeddings too
+    assert r['exchanges heads'] == ('heads' in r['case']), r
 
 
 GPU = types.SimpleNamespace(platform='cuda', compute_capability='9.0')
@@ -73,3 +79,44 @@ def test_each_kind_of_attention_has_its_choice():
   full, sliding = e.context_remarks(GPU)
   assert full.startswith('Attention to all tokens, over context 8: ring.')
   assert sliding.startswith('Attention within 4,096 tokens, over context 8: ring.')
+
+
+class Asked(Exception):
+  pass
+
+
+@pytest.mark.parametrize(
+  'values',
+  [
+    dict(NUM_KV_HEADS=8),
+    dict(NUM_KV_HEADS=8, MAX_TEXTS_PER_ROW=64),
+    dict(NUM_KV_HEADS=8, MAX_TEXTS_PER_ROW=2048),
+    dict(NUM_KV_HEADS=8, PACKED_INPUT=False),
+    dict(NUM_KV_HEADS=8, PACKED_INPUT=False, USE_ATTENTION_SINKS=True),
+    dict(NUM_KV_HEADS=8, MAX_TEXTS_PER_ROW=64, USE_ATTENTION_SINKS=True),
+    dict(NUM_KV_HEADS=8, MAX_TEXTS_PER_ROW=64, SLIDING_WINDOW=262_144),
+    dict(NUM_KV_HEADS=8, MAX_TEXTS_PER_ROW=64, SLIDING_WINDOW=4096),
+    dict(NUM_KV_HEADS=4),
+    dict(NUM_KV_HEADS=8, MAX_SEQ_LEN=512),
+  ],
+)
+def test_the_program_has_the_shapes_of_the_stated_choice(monkeypatch, values):
+  e = split(**dict(MAX_SEQ_LEN=131_072, FPROP_DTYPE='bfloat16') | values)
+  (window,) = e._windows
+  stated = e._shapes(window, GPU.platform, float(GPU.compute_capability))
+
+  def stop(shapes):
+    raise Asked(shapes)
+
+  monkeypatch.setattr(context_attention, 'estimates', stop)
+  mesh = types.SimpleNamespace(devices=np.array([GPU]), shape=e.mesh_sizes)
+  monkeypatch.setattr(partitioning, 'active_mesh', lambda: (mesh, e.rules))
+  attention = fdl.build(e.dot_product_attention())()
+  array = lambda heads: jax.ShapeDtypeStruct(
+    (e.batch_size, e.MAX_SEQ_LEN, heads, e.DIMS_PER_HEAD), jnp.bfloat16
+  )
+  ids = jax.ShapeDtypeStruct((e.batch_size, e.MAX_SEQ_LEN), jnp.int32) if e.packed else None
+  q, kv = array(e.NUM_HEADS), array(e.NUM_KV_HEADS)
+  with pytest.raises(Asked) as found:
+    jax.eval_shape(lambda *args: attention.init(jax.random.key(0), *args), q, kv, kv, ids)
+  assert found.value.args[0] == stated

@@ -201,6 +201,7 @@ def _check(name: str) -> dict[str, Any]:
   result['collectives'] = found
   T = e.MAX_SEQ_LEN
   sums = re.findall(r'= (.*) (?:all-reduce|reduce-scatter)', text)
+  result['exchanges heads'] = 'dot_product/shard_map/all_to_all' in text
   result['sums of scores'] = [x for x in sums if f'{T},{T}]' in x]
   return result | {'activation': e.batch_size * T * e.MODEL_DIMS * 4}
 

@@ -41,8 +41,8 @@ def test_bytes_of_scores_and_masks():
   masked = estimates(dataclasses.replace(ROW, masked_by_array=True))
   assert masked['heads'].held == 2 * 2 * 131_072**2
   assert masked['ring'].held == 2 * 2 * 2 * 8192**2
-  bounded = estimates(dataclasses.replace(ROW, masked_by_array=True, takes_bounds=True))
-  assert bounded['heads'] == found['heads']
+  bounded = estimates(dataclasses.replace(ROW, masked_by_array=True, max_segments=64))
+  assert bounded['heads'] == dataclasses.replace(found['heads'], held=4 * 64 * 131_072 * 4)
   assert bounded['ring'] == masked['ring']
 
 
@@ -66,7 +66,9 @@ def test_the_fastest_way():
   assert choice(length=512, masked_by_array=True) == 'gather'
   assert choice() == 'heads'
   assert choice(masked_by_array=True) == 'ring'  # the masks of whole rows do not fit
-  assert choice(masked_by_array=True, takes_bounds=True) == 'heads'
+  assert choice(masked_by_array=True, max_segments=64) == 'heads'
+  assert choice(masked_by_array=True, max_segments=1024) == 'ring'  # sums of 2 GiB
+  assert choice(rows_fused=False) == 'ring'
   assert choice(window=4096) == 'ring'
   assert choice(length=8 * 1023) == 'heads'
   assert choice(length=2**16 - 8, kv_heads=4) == 'gather'  # the only way that is left

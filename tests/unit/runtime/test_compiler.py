@@ -64,6 +64,7 @@ def test_gathers_of_activations_are_not_pipelined(monkeypatch, axis, is_new):
   [
     ({'mdl': 2}, 4), ({'stage': 2}, 4), ({'context': 2}, 4),
     ({'replica': 2}, None), ({'expert': 2}, None), ({'expert': 2, 'mdl': 2}, None),
+    ({'expert': 2, 'stage': 2}, None),
   ],
 )  # fmt: skip
 def test_several_collectives_run_at_a_time_where_activations_are_exchanged(monkeypatch, mesh, most):
