@@ -10,6 +10,7 @@ from paxlite.experiments.attention import AttentionAndNorms
 from paxlite.layers import context_choice, cudnn_attention
 from paxlite.layers.attention_kernel import ContextWay
 from paxlite.layers.context_choice import Shapes
+from paxlite.layers.softmax_attention import Softmax
 from paxlite.parallel import devices, partitioning
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ class ContextParallelism(AttentionAndNorms):
     size, width = self.mesh_sizes.get('context', 1), self.DIMS_PER_HEAD
     rows = max(self.batch_size // self.batch_shards // self.NUM_MICROBATCHES, 1)
     of_whole_rows = rows * self.MAX_SEQ_LEN * self.NUM_HEADS // heads // size * width
-    bounds = cudnn_attention.takes_bounds(of_whole_rows, window, capability)
+    softmax = Softmax(1.0, window=window, extra_logit=0.0 if self.USE_ATTENTION_SINKS else None)
+    bounds = cudnn_attention.takes_bounds(of_whole_rows, softmax, capability)
     return Shapes(
       rows=rows,
       length=self.MAX_SEQ_LEN,
@@ -112,6 +114,5 @@ class ContextParallelism(AttentionAndNorms):
       masked_by_array=self.packed and on_gpu and not plain,
       max_segments=self.MAX_TEXTS_PER_ROW if bounds else 0,
       fused=self.USE_FLASH_ATTENTION and platform != 'cpu' and not plain,
-      rows_fused=not (on_gpu and self.USE_ATTENTION_SINKS),
       itemsize=4 if self.FPROP_DTYPE == 'float32' else 2,
     )

@@ -65,7 +65,7 @@ class ContextAttention:
     rows = B // partitioning.shards_of('batch', B)
     of_whole_rows = rows * T * (N // heads // size) * H  # elements of queries
     takes_bounds = cudnn_attention.takes_bounds(
-      of_whole_rows, self.softmax.window, cudnn_attention.capability()
+      of_whole_rows, self.softmax, cudnn_attention.capability()
     )
     has_kernel = on_gpu or splash_attention.computes_locally(q_BTNH, k_BSKH)
     shapes = Shapes(
@@ -79,7 +79,6 @@ class ContextAttention:
       masked_by_array=packed and on_gpu,
       max_segments=self.max_segments if takes_bounds else 0,
       fused=self.fused and has_kernel,
-      rows_fused=not (on_gpu and self.softmax.extra_logit is not None),
       itemsize=q_BTNH.dtype.itemsize,
     )
     possible = estimates(shapes)
@@ -89,8 +88,7 @@ class ContextAttention:
 
   def _on_gpu(self, q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:
     """Returns whether cuDNN computes it, for which segments are an array [B, T, S]."""
-    softmax = dataclasses.replace(self.softmax, extra_logit=None)
-    return self.fused and cudnn_attention.computes_locally(q_BTNH, k_BSKH, softmax)
+    return self.fused and cudnn_attention.computes_locally(q_BTNH, k_BSKH, self.softmax)
 
   def __call__(
     self,

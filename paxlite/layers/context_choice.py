@@ -36,7 +36,6 @@ class Shapes:
     max_segments: The most segments of a row if a kernel of whole rows takes their bounds instead of
       that array; else 0.
     fused: Whether a fused kernel computes it.
-    rows_fused: Whether a fused kernel computes whole rows too.
     itemsize: Bytes of a number.
   """
 
@@ -50,7 +49,6 @@ class Shapes:
   masked_by_array: bool = False
   max_segments: int = 0
   fused: bool = True
-  rows_fused: bool = True
   itemsize: int = 2
 
 
@@ -138,22 +136,16 @@ def _window(s: Shapes) -> Estimate:
   piece = window_attention.piece(s.window, own, TILE) if s.masked_by_array else own
   computed = row - own + piece  # tokens of a call of the kernel
   pairs = s.rows * own / piece * computed * min(s.window, computed)
-  s = _of_whole_rows(s)
   seconds = _pair_seconds(s, pairs, s.heads) + sent / _LINK + 2 * _START
   return Estimate(seconds, sent, _masks(s, computed, computed))
 
 
 def _heads(s: Shapes) -> Estimate:
-  s = _of_whole_rows(s)
+  if s.max_segments:
+    s = dataclasses.replace(s, masked_by_array=False)
   sent = 2 * (s.heads + s.kv_heads) * _token_bytes(s) * (s.size - 1) / s.size
   keys = min(s.window, s.length) if s.window > 0 else s.length / 2
   seconds = _pair_seconds(s, s.rows * s.length * keys, s.heads / s.size)
   sums = 4 * s.rows * s.length * s.heads / s.size * s.max_segments  # cuDNN's, of each segment
   held = _masks(s, s.length, s.length) + sums
   return Estimate(seconds + sent / _LINK + 4 * _START, sent, held)
-
-
-def _of_whole_rows(s: Shapes) -> Shapes:
-  """Returns the shapes for the kernel that computes whole rows."""
-  needs_array = s.masked_by_array and s.rows_fused and not s.max_segments
-  return dataclasses.replace(s, fused=s.fused and s.rows_fused, masked_by_array=needs_array)

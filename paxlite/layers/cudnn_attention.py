@@ -11,12 +11,17 @@ from jax.typing import DTypeLike
 from paxlite.core.trees import ArrayOrShape
 from paxlite.layers import cudnn_call
 from paxlite.layers.folded_vmap import folded, with_folded_vmap
-from paxlite.layers.partial_attention import Partial, gradients_of_fused, of_fused
+from paxlite.layers.partial_attention import (
+  Partial,
+  extra_logits,
+  gradients_of_fused,
+  of_fused,
+)
 from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
 _Q, _KV = ('batch', 'length', 'act_heads', None), ('batch', 'kv_length', 'act_kv_heads', None)
-_SEGMENTS = ('batch', 'length')
+_SEGMENTS, _LOGITS = ('batch', 'length'), ('act_heads',)
 _LARGEST_OFFSET = 2**31 - 1  # cuDNN gets the bounds of segments in elements, as int32
 
 
@@ -36,27 +41,35 @@ def attend(
     v_BSKH: Values, as wide as keys or narrower.
     segments: Segment ids of the queries and of the keys, which are the same; None where there are
       none. cuDNN gets them as a bias of 0 and −∞, which is the only array [B, T, T].
-    softmax: The scale and the window.
+    softmax: The scale, the window and the extra logit.
     max_segments: If it is above 0, cuDNN gets the bounds of the segments instead of a bias and
       skips the scores between segments. A row must not have more segments, padding included. This
-      needs Hopper and no window.
+      needs Hopper, no window and no extra logit.
   """
   width = v_BSKH.shape[3]
   if width < k_BSKH.shape[3]:
     # latent attention has narrower values, and cuDNN has that only from its version 9.10 on
     v_BSKH = jnp.pad(v_BSKH, [*[(0, 0)] * 3, (0, k_BSKH.shape[3] - width)])
     return attend(q_BTNH, k_BSKH, v_BSKH, segments, softmax, max_segments)[..., :width]
-  arrays = [q_BTNH, k_BSKH, v_BSKH, *([] if segments is None else segments[:1])]
-  local: Callable[..., jax.Array] = functools.partial(
-    attend_locally, softmax=softmax, max_segments=max_segments
-  )
+  ids_BT = None if segments is None else segments[0]
+  arrays = q_BTNH, k_BSKH, v_BSKH, ids_BT, extra_logits(softmax, q_BTNH.shape[2])
+
+  def local(
+    q: jax.Array, k: jax.Array, v: jax.Array, ids: jax.Array | None, logit_N: jax.Array | None
+  ) -> jax.Array:
+    of_device = dataclasses.replace(softmax, extra_logit=logit_N)
+    return attend_locally(q, k, v, ids, softmax=of_device, max_segments=max_segments)
+
   active = partitioning.active_mesh()
   if active is None:
     return local(*arrays)
   mesh, rules = active
+  fitting = lambda names, x: partitioning.fitting(
+    partitioning.spec(names, rules), x.shape, dict(mesh.shape)
+  )
   specs = tuple(
-    partitioning.fitting(partitioning.spec(names, rules), x.shape, dict(mesh.shape))
-    for names, x in zip((_Q, _KV, _KV, _SEGMENTS), arrays, strict=False)
+    None if x is None else fitting(names, x)
+    for names, x in zip((_Q, _KV, _KV, _SEGMENTS, _LOGITS), arrays, strict=True)
   )
   # a compiled step with calls of cuDNN can be saved only if the calls are in a shard_map
   sharded = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
@@ -73,27 +86,37 @@ def attend_locally(
   max_segments: int = 0,
 ) -> jax.Array:
   """Computes causal attention of one device's rows and heads; see `attend`."""
-  if segment_ids_BT is None:
+  B, _, N, _ = q_BTNH.shape
+  logit_N = extra_logits(softmax, N)
+  if segment_ids_BT is None and logit_N is None:
     return _by_jax(q_BTNH, k_BTKH, v_BTKH, None, softmax, causal=True)
   options = cudnn_call.Options(softmax.query_scale, softmax.window)
-  if takes_bounds(q_BTNH.size, softmax.window, capability()):
+  if takes_bounds(q_BTNH.size, softmax, capability()) and segment_ids_BT is not None:
     options = dataclasses.replace(options, max_segments=max_segments)
-  call: Callable[..., jax.Array] = functools.partial(cudnn_call.attend, options=options)
+  logit_BN = None if logit_N is None else jnp.broadcast_to(logit_N, (B, N))
+
+  def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *others: jax.Array) -> jax.Array:
+    given = iter(others)
+    ids, logit = (None if x is None else next(given) for x in (segment_ids_BT, logit_BN))
+    return cudnn_call.attend(q, k, v, ids, logit, options)
+
   active = partitioning.active_mesh()
   if active is not None and active[0].shape.get('stage', 1) > 1:
-    call = with_folded_vmap(call)
-  return call(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT)
+    of_rows = with_folded_vmap(of_rows)
+  others = (x for x in (segment_ids_BT, logit_BN) if x is not None)
+  return of_rows(q_BTNH, k_BTKH, v_BTKH, *others)
 
 
-def takes_bounds(size: int, window: int, capability: float) -> bool:
+def takes_bounds(size: int, softmax: Softmax, capability: float) -> bool:
   """Returns whether cuDNN can get the bounds of segments instead of a bias.
 
   Args:
     size: The number of elements of one device's queries.
-    window: The keys that a query sees, with its own; ≤ 0 means all.
+    softmax: The window and the extra logit, neither of which may be there.
     capability: The compute capability of the GPU.
   """
-  return window <= 0 and capability >= 9 and size <= _LARGEST_OFFSET
+  is_full = softmax.window <= 0 and softmax.extra_logit is None
+  return is_full and capability >= 9 and size <= _LARGEST_OFFSET
 
 
 def _by_jax(
@@ -178,13 +201,13 @@ def computes(
 ) -> bool:
   """Returns whether cuDNN has a kernel for this attention on this platform and mesh.
 
-  It has no kernel for capped logits, a bias, an extra logit or dropout.
+  It has no kernel for capped logits, a bias or dropout.
   """
   return bias_JNTS is None and _is_plain(softmax) and _has_kernel(q_BTNH, k_BSKH)
 
 
 def _is_plain(softmax: Softmax) -> bool:
-  return softmax.logit_cap <= 0 and softmax.extra_logit is None and softmax.dropout is None
+  return softmax.logit_cap <= 0 and softmax.dropout is None
 
 
 def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:

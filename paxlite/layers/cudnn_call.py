@@ -1,8 +1,9 @@
-"""cuDNN's attention as XLA calls it, for packed rows.
+"""cuDNN's attention as XLA calls it, for packed rows and extra logits.
 
 jax.nn.dot_product_attention turns a mask into a bias and asks cuDNN for its gradient [B, 1, T, T],
 which nobody uses. XLA can leave this result out, and cuDNN can take the bounds of the segments
-instead of a bias. The operands, results and configuration of these calls are those that XLA's
+instead of a bias. And JAX does not give the sums of the softmax, to which an extra logit is added
+after the call. The operands, results and configuration of these calls are those that XLA's
 cudnn_custom_call_compiler.cc reads.
 """
 
@@ -13,6 +14,8 @@ from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+
+from paxlite.layers.partial_attention import Partial, extra_logit_gradient, with_extra_logit
 
 _HEADS_INSIDE = (0, 2, 1, 3)  # results [B, N, T, H] whose memory is that of [B, T, N, H]
 # XLA's name of a type, and the bias of keys in other segments
@@ -36,12 +39,13 @@ class Options:
   max_segments: int = 0
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def attend(
   q_BTNH: jax.Array,
   k_BTKH: jax.Array,
   v_BTKH: jax.Array,
-  segment_ids_BT: jax.Array,
+  segment_ids_BT: jax.Array | None,
+  logit_BN: jax.Array | None,
   options: Options,
 ) -> jax.Array:
   """Causal attention within segments on one device, [B, T, N, H].
@@ -51,23 +55,33 @@ def attend(
     k_BTKH: Keys; N / K neighboring query heads share a key head.
     v_BTKH: Values.
     segment_ids_BT: Segment ids. With `max_segments`, a segment is a run of neighbors of the same
-      id. If the rows together have more than B · max_segments, the context is NaN.
+      id. If the rows together have more than B · max_segments, the context is NaN. None where there
+      are no segments.
+    logit_BN: The logit of a virtual key whose value is 0, float32, without `max_segments`; None
+      where there is none.
     options: The scale, the window and the form in which cuDNN gets the segments.
   """
-  return _forward(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, options)[0]
+  return _forward(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, logit_BN, options)[0]
 
 
 def _forward(
-  q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, ids_BT: jax.Array, options: Options
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+  q_BTNH: jax.Array,
+  k_BTKH: jax.Array,
+  v_BTKH: jax.Array,
+  ids_BT: jax.Array | None,
+  logit_BN: jax.Array | None,
+  options: Options,
+) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
   B, T, N, H = q_BTNH.shape
   bias, limits = _segments(q_BTNH, k_BTKH, ids_BT, options)
   rows = B * max(options.max_segments, 1)
   if options.max_segments:
+    assert ids_BT is not None
+    assert logit_BN is None
     fit = (ids_BT[:, 1:] != ids_BT[:, :-1]).sum() + B <= rows
     q_BTNH *= jnp.where(fit, 1, jnp.nan).astype(q_BTNH.dtype)
   call = _call(
-    'Softmax',
+    f'{"ScaleBias" if bias else ""}Softmax',
     options,
     q_BTNH,
     [(B, N, T, H)],
@@ -77,17 +91,20 @@ def _forward(
   )
   context_BNTH, sums, _ = call(q_BTNH, k_BTKH, v_BTKH, *bias, *limits)
   context_BTNH = context_BNTH.swapaxes(1, 2)
-  return context_BTNH, (q_BTNH, k_BTKH, v_BTKH, ids_BT, context_BTNH, sums)
+  if logit_BN is not None:
+    whole = with_extra_logit(Partial(context_BTNH.astype(jnp.float32), sums), logit_BN)
+    context_BTNH, sums = whole.context.astype(v_BTKH.dtype), whole.log_sum
+  return context_BTNH, (q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, context_BTNH, sums)
 
 
 def _backward(
   options: Options, kept: tuple[jax.Array, ...], d_context_BTNH: jax.Array
 ) -> tuple[jax.Array | None, ...]:
-  q_BTNH, k_BTKH, v_BTKH, ids_BT, context_BTNH, sums = kept
+  q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, context_BTNH, sums = kept
   (B, T, N, H), K = q_BTNH.shape, k_BTKH.shape[2]
   bias, limits = _segments(q_BTNH, k_BTKH, ids_BT, options)
   call = _call(
-    'SoftmaxBackward',
+    f'{"ScaleBias" if bias else ""}SoftmaxBackward',
     options,
     q_BTNH,
     [(B, N, T, H), (B, K, T, H), (B, K, T, H)],
@@ -98,16 +115,20 @@ def _backward(
     bmm2_grad_gemm2=((3, 3), (0, 2), (0, 2)),
   )
   *gradients, _ = call(q_BTNH, k_BTKH, v_BTKH, sums, d_context_BTNH, *bias, context_BTNH, *limits)
-  return *(g.swapaxes(1, 2) for g in gradients), None
+  # cuDNN's kernel needs the sums of all keys, those of the virtual one too
+  d_logit_BN = extra_logit_gradient(Partial(context_BTNH, sums), d_context_BTNH, logit_BN)
+  return *(g.swapaxes(1, 2) for g in gradients), None, d_logit_BN
 
 
 attend.defvjp(_forward, _backward)
 
 
 def _segments(
-  q_BTNH: jax.Array, k_BTKH: jax.Array, ids_BT: jax.Array, options: Options
+  q_BTNH: jax.Array, k_BTKH: jax.Array, ids_BT: jax.Array | None, options: Options
 ) -> tuple[list[jax.Array], list[jax.Array]]:
   """Returns the operands that tell cuDNN the segments: a bias [B, 1, T, T], or their bounds."""
+  if ids_BT is None:
+    return [], []
   if not options.max_segments:
     same_B1TT = (ids_BT[:, :, None] == ids_BT[:, None, :])[:, None]
     masked = jnp.asarray(_TYPES[q_BTNH.dtype.name][1], q_BTNH.dtype)
@@ -195,7 +216,7 @@ def _call(
   workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)
   results = [jax.ShapeDtypeStruct(shape, q_BTNH.dtype) for shape in shapes]
   return jax.ffi.ffi_call(
-    f'__cudnn$fmha{"" if options.max_segments else "ScaleBias"}{kind}',
+    f'__cudnn$fmha{kind}',
     [*results, *others, workspace],
     output_layouts=[_HEADS_INSIDE] * len(shapes) + [None] * (len(others) + 1),
     vmap_method='sequential',

@@ -78,24 +78,31 @@ def extra_logits(softmax: Softmax, heads: int) -> jax.Array | None:
   return jnp.broadcast_to(jnp.asarray(softmax.extra_logit, jnp.float32), (heads,))
 
 
-def with_extra_logit(part: Partial, logit_N: jax.Array | None) -> Partial:
-  """Adds a virtual key whose value is 0 to a part; None adds nothing."""
-  if logit_N is None:
+def with_extra_logit(part: Partial, logit: jax.Array | None) -> Partial:
+  """Adds a virtual key whose value is 0 to a part.
+
+  Args:
+    part: A part.
+    logit: The logit of that key for each head [N], or for each row and head [B, N]; None adds
+      nothing.
+  """
+  if logit is None:
     return part
-  log_sum = jnp.logaddexp(part.log_sum, logit_N[:, None])
+  log_sum = jnp.logaddexp(part.log_sum, logit[..., None])
   share = jnp.exp(part.log_sum - log_sum).swapaxes(1, 2)[..., None]
   return Partial(part.context * share, log_sum)
 
 
 def extra_logit_gradient(
-  whole: Partial, gradient_BTNH: jax.Array, logit_N: jax.Array | None
+  whole: Partial, gradient_BTNH: jax.Array, logit: jax.Array | None
 ) -> jax.Array | None:
-  """Returns the gradient of the logit of the virtual key, [N]; None if there is no such key."""
-  if logit_N is None:
+  """Returns the gradient of the logit of the virtual key; None if there is no such key."""
+  if logit is None:
     return None
   product_BTNH = whole.context.astype(jnp.float32) * gradient_BTNH.astype(jnp.float32)
-  share_BNT = jnp.exp(logit_N[:, None] - whole.log_sum)
-  return -(share_BNT * product_BTNH.sum(-1).swapaxes(1, 2)).sum((0, 2))
+  share_BNT = jnp.exp(logit[..., None] - whole.log_sum)
+  gradient_BN = -(share_BNT * product_BTNH.sum(-1).swapaxes(1, 2)).sum(2)
+  return gradient_BN if logit.ndim == 2 else gradient_BN.sum(0)
 
 
 def part_of(x: jax.Array, number: ArrayLike) -> jax.Array:

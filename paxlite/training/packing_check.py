@@ -56,7 +56,7 @@ def largest_difference() -> float:
     def value(
       q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-      context = cudnn_call.attend(q_BTNH, k_BTKH, v_BTKH, jnp.asarray(ids_BT), options)
+      context = cudnn_call.attend(q_BTNH, k_BTKH, v_BTKH, jnp.asarray(ids_BT), None, options)
       return (context * arrays[3]).astype(jnp.float32).sum(), context
 
     gradients, context = jax.jit(jax.grad(value, argnums=(0, 1, 2), has_aux=True))(*arrays[:3])

@@ -68,7 +68,6 @@ def test_the_fastest_way():
   assert choice(masked_by_array=True) == 'ring'  # the masks of whole rows do not fit
   assert choice(masked_by_array=True, max_segments=64) == 'heads'
   assert choice(masked_by_array=True, max_segments=1024) == 'ring'  # sums of 2 GiB
-  assert choice(rows_fused=False) == 'ring'
   assert choice(window=4096) == 'ring'
   assert choice(length=8 * 1023) == 'heads'
   assert choice(length=2**16 - 8, kv_heads=4) == 'gather'  # the only way that is left

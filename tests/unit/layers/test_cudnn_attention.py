@@ -12,9 +12,10 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.layers import cudnn_attention, cudnn_call, remat
-from paxlite.layers.attention import DotProductAttention
+from paxlite.layers.attention import DotProductAttention, Sinks
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.relative_bias import RelativeBias
+from paxlite.layers.softmax_attention import Softmax
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
 from paxlite.training import packing_check
@@ -47,8 +48,6 @@ def asked(monkeypatch):
 
     def answer(*operands):
       computed = answered(target, config, *operands)
-      if 'Backward' not in target:
-        computed.append(jnp.zeros(results[1].shape))  # the sums of the softmax, not used here
       computed.append(jnp.zeros(0, jnp.uint8))
       assert [(x.shape, x.dtype) for x in computed] == [(x.shape, x.dtype) for x in results]
       return computed
@@ -67,13 +66,14 @@ def answered(target, config, q_BTNH, k_BSKH, v_BSKH, *others):
   """The results of one of cuDNN's calls, from its operands in their order."""
   assert k_BSKH.shape == v_BSKH.shape
   (B, T, N), others = q_BTNH.shape[:3], list(others)
-  d_context = None
+  d_context = sums = context = None
   if 'Backward' in target:
-    assert others.pop(0).shape == (B * config['max_seg_per_batch'], N, T)
-    d_context = others.pop(0)
-  bias = others.pop(0) if 'Bias' in target else None
+    sums, d_context = others.pop(0), others.pop(0)
+    assert sums.shape == (B * config['max_seg_per_batch'], N, T)
+  bias = others.pop(0) if 'Bias' in target else 0
   if d_context is not None:
-    assert others.pop(0).shape == d_context.shape
+    context = others.pop(0)
+    assert context.shape == d_context.shape
   distance = jnp.arange(T)[:, None] - jnp.arange(T)
   mask = distance >= 0
   if config['sliding_window_length']:
@@ -88,13 +88,26 @@ def answered(target, config, q_BTNH, k_BSKH, v_BSKH, *others):
   else:
     assert (config['mask_type'], others) == ('CAUSAL', [])
 
-  def attend(q, k, v):
-    values = dict(mask=mask, bias=bias, scale=config['fmha_scale'], implementation='xla')
-    return XLA_ATTENTION(q, k, v, **values)
-
-  context, pull = jax.vjp(attend, q_BTNH, k_BSKH, v_BSKH)
-  results = [context] if d_context is None else pull(d_context)
-  return [x.swapaxes(1, 2) for x in results]
+  groups = N // k_BSKH.shape[2]
+  as_float = lambda x: x.astype(jnp.float32)
+  q, k, v = as_float(q_BTNH), *(as_float(x).repeat(groups, 2) for x in (k_BSKH, v_BSKH))
+  scores = jnp.einsum('BTNH,BSNH->BNTS', q, k) * config['fmha_scale'] + bias
+  scores = jnp.where(mask, scores, -1e30)
+  if d_context is None:
+    sums = jax.nn.logsumexp(scores, -1)
+    context = jnp.einsum('BNTS,BSNH->BNTH', jnp.exp(scores - sums[..., None]), v)
+    context = context.astype(q_BTNH.dtype)
+    # with bounds, each segment has its own sums
+    return [context, jnp.tile(sums, (config['max_seg_per_batch'], 1, 1))]
+  weights = jnp.exp(scores - sums[:B, ..., None])
+  context, d_context = as_float(context), as_float(d_context)
+  means = (context * d_context).sum(-1).swapaxes(1, 2)[..., None]
+  d_scores = weights * (jnp.einsum('BTNH,BSNH->BNTS', d_context, v) - means) * config['fmha_scale']
+  dq = jnp.einsum('BNTS,BSNH->BNTH', d_scores, k)
+  dk = jnp.einsum('BNTS,BTNH->BNSH', d_scores, q)
+  dv = jnp.einsum('BNTS,BTNH->BNSH', weights, d_context)
+  of_group = lambda x: x.reshape(B, -1, groups, *x.shape[2:]).sum(2)
+  return [x.astype(q_BTNH.dtype) for x in (dq, of_group(dk), of_group(dv))]
 
 
 def segments_of(offsets, lengths, shape):
@@ -167,11 +180,63 @@ def test_bounds_that_differ_from_a_bias_end_a_run(asked, monkeypatch):
     packing_check.check_packing(8, mesh)
 
 
+@pytest.mark.parametrize('mesh', [False, True])
+@pytest.mark.parametrize('packed', [False, True])
+@pytest.mark.parametrize('window', [0, 6])
+def test_an_extra_logit_of_each_head(asked, window, packed, mesh):
+  """The kernels know nothing of it: their results are corrected, and so is what they read back."""
+  sinks = functools.partial(Sinks, num_heads=4)
+  logits = jnp.asarray([0.5, -1.0, 2.0, 0.0])
+  values = dict(query_scale=0.5, window=window, sinks_tpl=sinks)
+
+  def grad(module):
+    def value(logits, arrays):
+      variables = {'params': {'sinks': {'logits': logits}}}
+      y = module.apply(variables, *arrays, SEGMENTS if packed else None)
+      return jnp.sin(y).sum(), y
+
+    return jax.jit(jax.value_and_grad(value, argnums=(0, 1), has_aux=True))(logits, qkv(2))
+
+  (_, expected), grads = grad(DotProductAttention(**values))
+  assert not asked
+  rules = partitioning.rules_for(['replica', 'data', 'mdl'])
+  one = make_mesh([1, 1, 1], [1, 1, 1], ['replica', 'data', 'mdl'], jax.devices()[:1])
+  kernel = functools.partial(CUDNN, max_segments=4)  # the sums of bounds have another order
+  with partitioning.activate(one, rules) if mesh else contextlib.nullcontext():
+    (_, y), found = grad(DotProductAttention(**values, kernel_tpl=kernel))
+  bias = 'ScaleBias' if packed else ''
+  names = [f'__cudnn$fmha{bias}Softmax', f'__cudnn$fmha{bias}SoftmaxBackward']
+  assert [a['target'] for a in asked] == names
+  np.testing.assert_allclose(y, expected, atol=1e-6)
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, grads)
+
+
+def test_stages_with_extra_logits_are_rows_of_one_call(asked, monkeypatch):
+  stages = [jnp.stack([x, x[:, ::-1]]) for x in qkv()]
+  logits_ZN = jnp.asarray([[0.5, -1.0, 2.0, 0.0], [1.0, 0.0, -3.0, 0.5]])
+
+  def of_stage(logit_N, q, k, v):
+    softmax = Softmax(0.5, extra_logit=logit_N)
+    return cudnn_attention.attend_locally(q, k, v, SEGMENTS, softmax=softmax)
+
+  def grad(of_stages):
+    value = lambda *args: jnp.sin(of_stages(*args)).sum()
+    return jax.jit(jax.grad(value, argnums=(0, 1, 2, 3)))(logits_ZN, *stages)
+
+  one_by_one = lambda *args: jnp.stack([of_stage(*(x[i] for x in args)) for i in (0, 1)])
+  expected = grad(one_by_one)
+  asked.clear()
+  mesh = types.SimpleNamespace(shape={'stage': 2})
+  monkeypatch.setattr(partitioning, 'active_mesh', lambda: (mesh, {}))
+  found = grad(jax.vmap(of_stage))
+  assert '4' in {a['intermediate_tensor_shape']['dimensions'][0] for a in asked}
+  jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, expected)
+
+
 @pytest.mark.parametrize(
   'values',
   [
     dict(logit_cap=30.0),
-    dict(extra_logit=0.0),
     dict(relative_bias_tpl=lambda name: RelativeBias(4, name=name)),
     dict(dropout=0.1),
   ],
@@ -229,7 +294,7 @@ def test_a_policy_keeps_what_the_forward_kernel_computes(policy, runs, max_segme
   options = cudnn_call.Options(1.0, max_segments=max_segments)
 
   def value(q_BTNH):
-    context = cudnn_call.attend(jnp.sin(q_BTNH), q_BTNH, q_BTNH, SEGMENTS, options)
+    context = cudnn_call.attend(jnp.sin(q_BTNH), q_BTNH, q_BTNH, SEGMENTS, None, options)
     return jnp.sin(context).astype(jnp.float32).sum()
 
   body = jax.checkpoint(value, policy=remat.jax_policy(policy))
