@@ -79,6 +79,10 @@ class AttentionAndNorms(RotaryPositions):
     return self.MAX_TEXTS_PER_ROW
 
   @property
+  def uses_softmax_sums(self) -> bool:
+    return self.USE_ATTENTION_SINKS and self.USE_FLASH_ATTENTION and self.FPROP_DTYPE != 'float32'
+
+  @property
   def USE_QKV_BIAS(self) -> Shape[bool]:
     """Whether queries, keys and values have biases."""
     return self.USE_BIAS

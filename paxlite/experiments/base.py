@@ -226,6 +226,11 @@ class Experiment(Attributes):
     return 0
 
   @property
+  def uses_softmax_sums(self) -> bool:
+    """Whether attention is computed from the sums of the softmax that a fused kernel gives."""
+    return False
+
+  @property
   def plain_backend(self) -> dict[str, object]:
     """The values with which the attributes that choose a backend choose plain XLA."""
     return {}

@@ -29,6 +29,11 @@ class ContextParallelism(AttentionAndNorms):
     """Whether the scores of attention get a bias, which needs all keys."""
     return False
 
+  @property
+  def uses_softmax_sums(self) -> bool:
+    is_fused = self.USE_FLASH_ATTENTION and self.FPROP_DTYPE != 'float32'
+    return super().uses_softmax_sums or (is_fused and self.mesh_sizes.get('context', 1) > 1)
+
   def dot_product_attention(self) -> fdl.Partial:
     attention = super().dot_product_attention()
     attention.kernel_tpl.context = self.CONTEXT_ATTENTION

@@ -8,9 +8,9 @@ from paxlite.core.terminal import say
 from paxlite.parallel import devices
 from paxlite.programs.run import Run, holding, load, make_folder
 from paxlite.runtime.goodput import Goodput
+from paxlite.training.attention_check import check_attention
 from paxlite.training.memory_check import MemoryCheck
 from paxlite.training.mesh_check import check_mesh
-from paxlite.training.packing_check import check_packing
 from paxlite.training.summaries import Summaries
 
 
@@ -41,7 +41,7 @@ def _evaluate(run: Run) -> None:
     store, evaluator = run.evaluator(watchdog.beat)
     watchdog.pause()
     check_mesh(store.task.mesh, store.task.rules)
-    check_packing(e.max_texts_per_row, store.task.mesh)
+    check_attention(e.max_texts_per_row, e.uses_softmax_sums, store.task.mesh)
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
     say(f'Backend: {e.backend}')

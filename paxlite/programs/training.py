@@ -18,8 +18,8 @@ from paxlite.programs.run import Run, holding, make_folder
 from paxlite.runtime import goodput, preemption, processes
 from paxlite.runtime.compiled_step import check_options
 from paxlite.runtime.folder_lock import FolderLock
+from paxlite.training.attention_check import check_attention
 from paxlite.training.mesh_check import check_mesh
-from paxlite.training.packing_check import check_packing
 from paxlite.training.trainer import Trainer
 
 
@@ -67,7 +67,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   sampler = run.sampler(trainer.store.task)
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
-  check_packing(run.experiment.max_texts_per_row, task.mesh)
+  check_attention(run.experiment.max_texts_per_row, run.experiment.uses_softmax_sums, task.mesh)
   if sampler is not None and run.experiment.sample_prompts and jax.process_count() == 1:
     trainer.callbacks = [*trainer.callbacks, sampler]
   if run.compiled_step is None:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
+from paxlite.experiments.registry import find
 from paxlite.layers import cudnn_attention, cudnn_call, remat
 from paxlite.layers.attention import DotProductAttention, Sinks
 from paxlite.layers.attention_kernel import AttentionKernel
@@ -18,7 +19,7 @@ from paxlite.layers.relative_bias import RelativeBias
 from paxlite.layers.softmax_attention import Softmax
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
-from paxlite.training import packing_check
+from paxlite.training import attention_check
 
 CUDNN = functools.partial(AttentionKernel, fused=True)
 XLA_ATTENTION = jax.nn.dot_product_attention
@@ -165,19 +166,64 @@ def test_more_segments_than_there_is_room_for(asked):
   assert jnp.isnan(attend(2)).all()
 
 
-def test_bounds_that_differ_from_a_bias_end_a_run(asked, monkeypatch):
-  gpu = types.SimpleNamespace(platform='gpu', compute_capability='9.0')
-  mesh = types.SimpleNamespace(local_devices=[gpu])
+@pytest.fixture
+def gpu_mesh(monkeypatch):
   monkeypatch.setattr(jax, 'default_device', lambda device: contextlib.nullcontext())
-  packing_check.check_packing(0, mesh)
+  gpu = types.SimpleNamespace(platform='gpu', compute_capability='9.0')
+  return types.SimpleNamespace(local_devices=[gpu])
+
+
+def test_bounds_that_differ_from_a_bias_end_a_run(asked, gpu_mesh, monkeypatch):
+  attention_check.check_attention(0, False, gpu_mesh)
   assert not asked
-  packing_check.check_packing(8, mesh)
+  attention_check.check_attention(8, False, gpu_mesh)
   assert {a['max_seg_per_batch'] for a in asked} == {1, 4}
   right = cudnn_call.bounds
   wrong = lambda ids, n: (right(ids, n)[0] + (right(ids, n)[0] == 100), right(ids, n)[1])
   monkeypatch.setattr(cudnn_call, 'bounds', wrong)
-  with pytest.raises(UserError, match='MAX_TEXTS_PER_ROW=8: cuDNN of jax'):
-    packing_check.check_packing(8, mesh)
+  with pytest.raises(UserError, match=r'MAX_TEXTS_PER_ROW=8, and the result .*MAX_TEXTS_PER_ROW=0'):
+    attention_check.check_attention(8, False, gpu_mesh)
+
+
+@pytest.mark.parametrize('is_backward', [False, True])
+def test_sums_with_another_meaning_end_a_run(asked, gpu_mesh, monkeypatch, is_backward):
+  attention_check.check_attention(0, True, gpu_mesh)
+  assert {a['target'].endswith('Backward') for a in asked} == {False, True}
+  of_call = cudnn_call._call
+
+  def in_base_2(kind, *args, **kwargs):
+    call = of_call(kind, *args, **kwargs)
+
+    def changed(*operands):
+      if kind.endswith('Backward') and is_backward:
+        operands = [*operands[:3], operands[3] / jnp.log(2), *operands[4:]]
+      context, *others = call(*operands)
+      if not kind.endswith('Backward') and not is_backward:
+        others[0] = others[0] / jnp.log(2)
+      return context, *others
+
+    return changed
+
+  monkeypatch.setattr(cudnn_call, '_call', in_base_2)
+  with pytest.raises(UserError, match=r'from its sums of the softmax.*USE_FLASH_ATTENTION=False'):
+    attention_check.check_attention(0, True, gpu_mesh)
+
+
+@pytest.mark.parametrize(
+  ('values', 'uses'),
+  [
+    (dict(), False),
+    (dict(USE_ATTENTION_SINKS=True), True),
+    (dict(USE_ATTENTION_SINKS=True, USE_FLASH_ATTENTION=False), False),
+    (dict(USE_ATTENTION_SINKS=True, FPROP_DTYPE='float32'), False),
+    (dict(MESH_AXES=['replica', 'data', 'mdl', 'context'], ICI_MESH_SHAPE=[1, 1, 1, 2]), True),
+  ],
+)
+def test_experiments_that_use_sums(values, uses):
+  e = find('LLaMA3_8B')().replaced(
+    DCN_MESH_SHAPE=[1] * len(values.get('MESH_AXES', 'xyz')), **values
+  )
+  assert e.uses_softmax_sums == uses
 
 
 @pytest.mark.parametrize('mesh', [False, True])
