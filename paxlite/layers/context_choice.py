@@ -94,8 +94,8 @@ def _token_bytes(s: Shapes) -> float:
 
 
 def _masks(s: Shapes, queries: float, keys: float) -> float:
-  """Bytes of an array of pairs of tokens, and of the gradient that JAX asks for."""
-  return 2 * s.rows * queries * keys * s.itemsize if s.masked_by_array else 0.0
+  """Bytes of an array of pairs of tokens."""
+  return s.rows * queries * keys * s.itemsize if s.masked_by_array else 0.0
 
 
 def _pair_seconds(s: Shapes, pairs: float, heads: float) -> float:
@@ -103,7 +103,7 @@ def _pair_seconds(s: Shapes, pairs: float, heads: float) -> float:
   seconds = 4 * pairs * heads * s.width / _FLOPS
   if not s.fused:
     seconds += _PASSES * 4 * pairs * heads / _MEMORY
-  return seconds + (4 * pairs * s.itemsize / _MEMORY if s.masked_by_array else 0.0)
+  return seconds + (2 * pairs * s.itemsize / _MEMORY if s.masked_by_array else 0.0)
 
 
 def _gather(s: Shapes) -> Estimate:

@@ -2,21 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from paxlite.core.trees import ArrayOrShape
 from paxlite.layers import cudnn_call
 from paxlite.layers.folded_vmap import folded, with_folded_vmap
-from paxlite.layers.partial_attention import (
-  Partial,
-  extra_logits,
-  gradients_of_fused,
-  of_fused,
-)
+from paxlite.layers.partial_attention import Partial, extra_logits
 from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
@@ -89,7 +82,15 @@ def attend_locally(
   B, _, N, _ = q_BTNH.shape
   logit_N = extra_logits(softmax, N)
   if segment_ids_BT is None and logit_N is None:
-    return _by_jax(q_BTNH, k_BTKH, v_BTKH, None, softmax, causal=True)
+    return jax.nn.dot_product_attention(
+      q_BTNH,
+      k_BTKH,
+      v_BTKH,
+      is_causal=True,
+      scale=softmax.query_scale,
+      local_window_size=(softmax.window - 1, 0) if softmax.window > 0 else None,
+      implementation='cudnn',
+    )
   options = cudnn_call.Options(softmax.query_scale, softmax.window)
   if takes_bounds(q_BTNH.size, softmax, capability()) and segment_ids_BT is not None:
     options = dataclasses.replace(options, max_segments=max_segments)
@@ -119,38 +120,6 @@ def takes_bounds(size: int, softmax: Softmax, capability: float) -> bool:
   return is_full and capability >= 9 and size <= _LARGEST_OFFSET
 
 
-def _by_jax(
-  q_BTNH: jax.Array,
-  k_BSKH: jax.Array,
-  v_BSKH: jax.Array,
-  segments: Segments | None,
-  softmax: Softmax,
-  causal: bool,
-) -> jax.Array:
-  """Computes attention of one device's queries by jax.nn, with a bias for the segments."""
-  return jax.nn.dot_product_attention(
-    q_BTNH,
-    k_BSKH,
-    v_BSKH,
-    bias=None if segments is None else _bias(segments, q_BTNH.dtype),
-    is_causal=causal,
-    scale=softmax.query_scale,
-    local_window_size=(softmax.window - 1, 0) if softmax.window > 0 else None,
-    implementation='cudnn',
-  )
-
-
-def _bias(segments: Segments, dtype: DTypeLike) -> jax.Array:
-  """Returns 0 for pairs of tokens of one segment, and else a large negative number, [B, 1, T, S].
-
-  JAX would make the same of a mask, but it would also write the mask and the numbers to memory.
-  """
-  of_queries_BT, of_keys_BS = segments
-  same = of_queries_BT[:, None, :, None] == of_keys_BS[:, None, None]
-  # the sum of a score and this number must be finite
-  return jnp.where(same, 0, 0.7 * jnp.finfo(dtype).min).astype(dtype)
-
-
 @dataclasses.dataclass(frozen=True)
 class CudnnParts:
   """A PartKernel of cuDNN, for a softmax without a cap, a window and an extra logit."""
@@ -162,8 +131,8 @@ class CudnnParts:
   ) -> Partial:
     """See PartKernel."""
 
-    def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *segments: jax.Array) -> Partial:
-      return Partial(*of_fused(self._kernel(segments, causal), q, k, v))
+    def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> Partial:
+      return cudnn_call.forward(q, k, v, (ids[0], ids[1]) if ids else None, self._options(causal))
 
     return folded(of_rows)(q, k, v, *(segments or ()))
 
@@ -180,15 +149,15 @@ class CudnnParts:
     """See PartKernel."""
 
     def of_rows(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-      q, k, v, context, log_sum, gradient, *segments = arrays
+      q, k, v, context, log_sum, gradient, *ids = arrays
+      of_texts = (ids[0], ids[1]) if ids else None
       whole = Partial(context, log_sum)
-      return gradients_of_fused(self._kernel(segments, causal), (q, k, v), whole, gradient)
+      return cudnn_call.backward(q, k, v, of_texts, self._options(causal), whole, gradient)
 
     return folded(of_rows)(q, k, v, *whole, gradient, *(segments or ()))
 
-  def _kernel(self, segments: Sequence[jax.Array], causal: bool) -> Callable[..., jax.Array]:
-    of_rows = (segments[0], segments[1]) if segments else None
-    return lambda q, k, v: _by_jax(q, k, v, of_rows, self.softmax, causal)
+  def _options(self, causal: bool) -> cudnn_call.Options:
+    return cudnn_call.Options(self.softmax.query_scale, causal=causal)
 
 
 def computes_locally(q_BTNH: ArrayOrShape, k_BSKH: ArrayOrShape, softmax: Softmax) -> bool:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.partial_attention import Partial, extra_logit_gradient, with_extra_logit
+from paxlite.layers.softmax_attention import Segments
 
 _HEADS_INSIDE = (0, 2, 1, 3)  # results [B, N, T, H] whose memory is that of [B, T, N, H]
 # XLA's name of a type, and the bias of keys in other segments
@@ -29,6 +30,7 @@ class Options:
   Attributes:
     scale: Factor of the scores.
     window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
+    causal: Whether a query sees the keys up to its own index alone.
     max_segments: If it is above 0, the kernels get the bounds of the segments. A row then has at
       most so many segments on average. Scores between segments are not computed, and the sums of
       the softmax take [B · max_segments, N, T] float32. 0 means a bias.
@@ -37,6 +39,7 @@ class Options:
   scale: float
   window: int = 0
   max_segments: int = 0
+  causal: bool = True
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
@@ -61,80 +64,122 @@ def attend(
       where there is none.
     options: The scale, the window and the form in which cuDNN gets the segments.
   """
-  return _forward(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, logit_BN, options)[0]
+  return _attend_forward(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, logit_BN, options)[0]
 
 
-def _forward(
+def _attend_forward(
   q_BTNH: jax.Array,
   k_BTKH: jax.Array,
   v_BTKH: jax.Array,
   ids_BT: jax.Array | None,
   logit_BN: jax.Array | None,
   options: Options,
-) -> tuple[jax.Array, tuple[jax.Array | None, ...]]:
-  B, T, N, H = q_BTNH.shape
-  bias, limits = _segments(q_BTNH, k_BTKH, ids_BT, options)
-  rows = B * max(options.max_segments, 1)
+) -> tuple[jax.Array, tuple[jax.Array | Partial | None, ...]]:
   if options.max_segments:
     assert ids_BT is not None
     assert logit_BN is None
-    fit = (ids_BT[:, 1:] != ids_BT[:, :-1]).sum() + B <= rows
+    B = ids_BT.shape[0]
+    fit = (ids_BT[:, 1:] != ids_BT[:, :-1]).sum() + B <= B * options.max_segments
     q_BTNH *= jnp.where(fit, 1, jnp.nan).astype(q_BTNH.dtype)
+  whole = forward(q_BTNH, k_BTKH, v_BTKH, None if ids_BT is None else (ids_BT, ids_BT), options)
+  if logit_BN is not None:
+    whole = with_extra_logit(Partial(whole.context.astype(jnp.float32), whole.log_sum), logit_BN)
+    whole = Partial(whole.context.astype(v_BTKH.dtype), whole.log_sum)
+  return whole.context, (q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole)
+
+
+def _attend_backward(
+  options: Options, kept: tuple, d_context_BTNH: jax.Array
+) -> tuple[jax.Array | None, ...]:
+  q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole = kept
+  segments = None if ids_BT is None else (ids_BT, ids_BT)
+  gradients = backward(q_BTNH, k_BTKH, v_BTKH, segments, options, whole, d_context_BTNH)
+  return *gradients, None, extra_logit_gradient(whole, d_context_BTNH, logit_BN)
+
+
+attend.defvjp(_attend_forward, _attend_backward)
+
+
+def forward(
+  q_BTNH: jax.Array,
+  k_BSKH: jax.Array,
+  v_BSKH: jax.Array,
+  segments: Segments | None,
+  options: Options,
+) -> Partial:
+  """Returns the context and the log-sums of a part of the keys, without a derivative.
+
+  With `max_segments`, the log-sums are [B · max_segments, N, T], in an order of cuDNN's own.
+  """
+  B, T, N, H = q_BTNH.shape
+  bias, limits = _segments(q_BTNH, k_BSKH, segments, options)
   call = _call(
     f'{"ScaleBias" if bias else ""}Softmax',
     options,
     q_BTNH,
+    k_BSKH,
     [(B, N, T, H)],
-    [jax.ShapeDtypeStruct((rows, N, T), jnp.float32)],
+    [jax.ShapeDtypeStruct((B * max(options.max_segments, 1), N, T), jnp.float32)],
     bmm1=((3, 3), (0, 2), (0, 2)),
     bmm2=((3, 1), (0, 1), (0, 2)),
   )
-  context_BNTH, sums, _ = call(q_BTNH, k_BTKH, v_BTKH, *bias, *limits)
-  context_BTNH = context_BNTH.swapaxes(1, 2)
-  if logit_BN is not None:
-    whole = with_extra_logit(Partial(context_BTNH.astype(jnp.float32), sums), logit_BN)
-    context_BTNH, sums = whole.context.astype(v_BTKH.dtype), whole.log_sum
-  return context_BTNH, (q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, context_BTNH, sums)
+  context_BNTH, sums, _ = call(q_BTNH, k_BSKH, v_BSKH, *bias, *limits)
+  return Partial(context_BNTH.swapaxes(1, 2), sums)
 
 
-def _backward(
-  options: Options, kept: tuple[jax.Array, ...], d_context_BTNH: jax.Array
-) -> tuple[jax.Array | None, ...]:
-  q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, context_BTNH, sums = kept
-  (B, T, N, H), K = q_BTNH.shape, k_BTKH.shape[2]
-  bias, limits = _segments(q_BTNH, k_BTKH, ids_BT, options)
+def backward(
+  q_BTNH: jax.Array,
+  k_BSKH: jax.Array,
+  v_BSKH: jax.Array,
+  segments: Segments | None,
+  options: Options,
+  whole: Partial,
+  d_context_BTNH: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns the gradients of queries, keys and values.
+
+  Args:
+    q_BTNH: Queries.
+    k_BSKH: A part of the keys.
+    v_BSKH: Their values.
+    segments: Segments of the queries and of the keys; None where there are none.
+    options: The options of the forward pass.
+    whole: The context and the log-sums of all keys, those of an extra logit too.
+    d_context_BTNH: The gradient of the context.
+  """
+  (B, T, N, H), (_, S, K, _) = q_BTNH.shape, k_BSKH.shape
+  bias, limits = _segments(q_BTNH, k_BSKH, segments, options)
   call = _call(
     f'{"ScaleBias" if bias else ""}SoftmaxBackward',
     options,
     q_BTNH,
-    [(B, N, T, H), (B, K, T, H), (B, K, T, H)],
+    k_BSKH,
+    [(B, N, T, H), (B, K, S, H), (B, K, S, H)],
     [],
     bmm1_grad_gemm1=((2, 1), (0, 1), (0, 2)),
     bmm1_grad_gemm2=((3, 1), (0, 1), (0, 2)),
     bmm2_grad_gemm1=((2, 1), (0, 1), (0, 2)),
     bmm2_grad_gemm2=((3, 3), (0, 2), (0, 2)),
   )
-  *gradients, _ = call(q_BTNH, k_BTKH, v_BTKH, sums, d_context_BTNH, *bias, context_BTNH, *limits)
-  # cuDNN's kernel needs the sums of all keys, those of the virtual one too
-  d_logit_BN = extra_logit_gradient(Partial(context_BTNH, sums), d_context_BTNH, logit_BN)
-  return *(g.swapaxes(1, 2) for g in gradients), None, d_logit_BN
-
-
-attend.defvjp(_forward, _backward)
+  context_BTNH, sums = whole
+  *gradients, _ = call(q_BTNH, k_BSKH, v_BSKH, sums, d_context_BTNH, *bias, context_BTNH, *limits)
+  dq, dk, dv = (g.swapaxes(1, 2) for g in gradients)
+  return dq, dk, dv
 
 
 def _segments(
-  q_BTNH: jax.Array, k_BTKH: jax.Array, ids_BT: jax.Array | None, options: Options
+  q_BTNH: jax.Array, k_BSKH: jax.Array, segments: Segments | None, options: Options
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-  """Returns the operands that tell cuDNN the segments: a bias [B, 1, T, T], or their bounds."""
-  if ids_BT is None:
+  """Returns the operands that tell cuDNN the segments: a bias [B, 1, T, S], or their bounds."""
+  if segments is None:
     return [], []
+  of_q_BT, of_k_BS = segments
   if not options.max_segments:
-    same_B1TT = (ids_BT[:, :, None] == ids_BT[:, None, :])[:, None]
+    same_B1TS = (of_q_BT[:, :, None] == of_k_BS[:, None, :])[:, None]
     masked = jnp.asarray(_TYPES[q_BTNH.dtype.name][1], q_BTNH.dtype)
-    return [jnp.where(same_B1TT, jnp.zeros_like(masked), masked)], []
-  starts, lengths = bounds(ids_BT, options.max_segments)
-  heads = q_BTNH.shape[2], k_BTKH.shape[2]
+    return [jnp.where(same_B1TS, jnp.zeros_like(masked), masked)], []
+  starts, lengths = bounds(of_q_BT, options.max_segments)
+  heads = q_BTNH.shape[2], k_BSKH.shape[2]
   # cuDNN counts elements; grouped heads have fewer of them in a token of keys
   offsets = [starts * (n * q_BTNH.shape[3]) for n in heads]
   return [], [lengths, lengths, *offsets]
@@ -165,6 +210,7 @@ def _call(
   kind: str,
   options: Options,
   q_BTNH: jax.Array,
+  k_BSKH: jax.Array,
   shapes: list[tuple[int, ...]],
   others: list[jax.ShapeDtypeStruct],
   **products: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
@@ -175,12 +221,14 @@ def _call(
     kind: The last part of the call's name.
     options: The options of the kernel.
     q_BTNH: The queries.
+    k_BSKH: The keys.
     shapes: Shapes of the results that have the queries' dtype.
     others: The other results, before the workspace.
     **products: The dimensions of each matrix multiplication that are contracted, and those of the
       batch of its left and its right operand.
   """
-  B, T, N, _ = q_BTNH.shape
+  (B, T, N, _), S = q_BTNH.shape, k_BSKH.shape[1]
+  masks = ('CAUSAL', 'PADDING_CAUSAL') if options.causal else ('NO_MASK', 'PADDING')
   numbers = {
     f'{name}_dot_dimension_numbers': {
       'lhs_contracting_dimensions': [str(contracted[0])],
@@ -201,12 +249,12 @@ def _call(
     'fmha_scale': options.scale,
     'intermediate_tensor_shape': {
       'element_type': _TYPES[q_BTNH.dtype.name][0],
-      'dimensions': [str(n) for n in (B, N, T, T)],
+      'dimensions': [str(n) for n in (B, N, T, S)],
       'layout': {'minor_to_major': ['3', '2', '1', '0']},
       'is_dynamic_dimension': [False] * 4,
     },
     'is_flash_attention': True,
-    'mask_type': 'PADDING_CAUSAL' if options.max_segments else 'CAUSAL',
+    'mask_type': masks[options.max_segments > 0],
     'dropout_rate': 0.0,
     'seed': 42,
     'sliding_window_length': max(options.window, 0),

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from paxlite.core.trees import ArrayOrShape
-from paxlite.layers.partial_attention import RESULTS, Partial, gradients_of_fused, of_fused
+from paxlite.layers.partial_attention import RESULTS, Partial
 from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
@@ -132,7 +132,7 @@ class SplashParts:
   ) -> Partial:
     """See PartKernel."""
     kernel = self._rows(q, k, segments, causal)
-    context, log_sum = of_fused(kernel, *self._arguments(q, k, v))
+    context, log_sum = _with_log_sums(kernel, *self._arguments(q, k, v))
     return Partial(_heads_first(context), log_sum)
 
   def backward(
@@ -148,7 +148,7 @@ class SplashParts:
     """See PartKernel."""
     kernel = self._rows(q, k, segments, causal)
     kept = Partial(_heads_first(whole.context), whole.log_sum)
-    dq, dk, dv = gradients_of_fused(kernel, self._arguments(q, k, v), kept, _heads_first(gradient))
+    dq, dk, dv = _gradients(kernel, self._arguments(q, k, v), kept, _heads_first(gradient))
     return _heads_first(dq) * self.softmax.query_scale, _heads_first(dk), _heads_first(dv)
 
   def _arguments(self, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
@@ -203,3 +203,54 @@ def _kernel(
     residual_checkpoint_name=RESULTS,
     interpret=interpret,
   )  # fmt: skip
+
+
+# JAX gives neither splash's log-sums nor its backward kernel. But what jax.vjp returns is a pytree
+# of the arrays that the backward kernel reads.
+
+
+def _with_log_sums(
+  kernel: Callable[..., jax.Array], *qkv: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the context of a fused kernel and its log-sums [B, N, T], for q, k and v."""
+  context, pull = jax.vjp(kernel, *qkv)
+  leaves = jax.tree.leaves(pull)
+  return context, leaves[_places(leaves, context)[1]]
+
+
+def _gradients(
+  kernel: Callable[..., jax.Array],
+  qkv: tuple[jax.Array, ...],
+  whole: Partial,
+  gradient: jax.Array,
+) -> tuple[jax.Array, ...]:
+  """Returns the gradients of q, k and v; the arguments are in the kernel's own layout.
+
+  XLA removes the forward kernel, whose results nothing uses.
+  """
+  context, pull = jax.vjp(kernel, *qkv)
+  leaves, tree = jax.tree.flatten(pull)
+  for place, kept in zip(_places(leaves, context), whole, strict=True):
+    leaves[place] = kept.astype(leaves[place].dtype)
+  return jax.tree.unflatten(tree, leaves)(gradient.astype(context.dtype))
+
+
+def _places(leaves: list[jax.Array], context: jax.Array) -> tuple[int, int]:
+  """Returns the places of the context and of the log-sums among what a backward kernel reads.
+
+  Log-sums are the only array of float32 without a width. The context is next to them.
+  """
+  like = lambda i, dims: 0 <= i < len(leaves) and sorted(leaves[i].shape) == sorted(dims)
+  sums = [i for i, x in enumerate(leaves) if x.dtype == jnp.float32 and x.ndim == 3]
+  found = [
+    (i, at)
+    for at in sums
+    for i in (at - 1, at + 1)
+    if like(i, context.shape) and like(at, context.shape[:-1])
+  ]
+  if len(found) != 1:
+    raise RuntimeError(
+      'this version of JAX keeps other arrays for the backward kernel of attention than paxlite '
+      'knows: --fdl.CONTEXT_ATTENTION=heads'
+    )
+  return found[0]

@@ -39,8 +39,8 @@ def test_bytes_of_scores_and_masks():
   assert found['gather'].held == 4 * 32 * 131_072**2 / 8
   assert found['ring'].held == found['heads'].held == 0
   masked = estimates(dataclasses.replace(ROW, masked_by_array=True))
-  assert masked['heads'].held == 2 * 2 * 131_072**2
-  assert masked['ring'].held == 2 * 2 * 2 * 8192**2
+  assert masked['heads'].held == 2 * 131_072**2
+  assert masked['ring'].held == 2 * 2 * 8192**2
   bounded = estimates(dataclasses.replace(ROW, masked_by_array=True, max_segments=64))
   assert bounded['heads'] == dataclasses.replace(found['heads'], held=4 * 64 * 131_072 * 4)
   assert bounded['ring'] == masked['ring']

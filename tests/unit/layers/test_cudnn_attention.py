@@ -15,6 +15,8 @@ from paxlite.experiments.registry import find
 from paxlite.layers import cudnn_attention, cudnn_call, remat
 from paxlite.layers.attention import DotProductAttention, Sinks
 from paxlite.layers.attention_kernel import AttentionKernel
+from paxlite.layers.blockwise_attention import Blockwise
+from paxlite.layers.partial_attention import Partial
 from paxlite.layers.relative_bias import RelativeBias
 from paxlite.layers.softmax_attention import Softmax
 from paxlite.parallel import partitioning
@@ -66,7 +68,8 @@ def asked(monkeypatch):
 def answered(target, config, q_BTNH, k_BSKH, v_BSKH, *others):
   """The results of one of cuDNN's calls, from its operands in their order."""
   assert k_BSKH.shape == v_BSKH.shape
-  (B, T, N), others = q_BTNH.shape[:3], list(others)
+  (B, T, N), S, others = q_BTNH.shape[:3], k_BSKH.shape[1], list(others)
+  assert config['intermediate_tensor_shape']['dimensions'] == [str(n) for n in (B, N, T, S)]
   d_context = sums = context = None
   if 'Backward' in target:
     sums, d_context = others.pop(0), others.pop(0)
@@ -75,11 +78,11 @@ def answered(target, config, q_BTNH, k_BSKH, v_BSKH, *others):
   if d_context is not None:
     context = others.pop(0)
     assert context.shape == d_context.shape
-  distance = jnp.arange(T)[:, None] - jnp.arange(T)
-  mask = distance >= 0
+  distance = jnp.arange(T)[:, None] - jnp.arange(S)
+  mask = (distance >= 0) | (config['mask_type'] == 'NO_MASK')
   if config['sliding_window_length']:
     mask &= distance < config['sliding_window_length']
-  mask = jnp.broadcast_to(mask, (B, 1, T, T))
+  mask = jnp.broadcast_to(mask, (B, 1, T, S))
   if config['max_seg_per_batch'] > 1:
     assert config['mask_type'] == 'PADDING_CAUSAL'
     q_lengths, k_lengths, q_offsets, k_offsets = others
@@ -87,7 +90,8 @@ def answered(target, config, q_BTNH, k_BSKH, v_BSKH, *others):
     keys = segments_of(k_offsets, k_lengths, k_BSKH.shape)
     mask &= (queries[:, :, None] == keys[:, None, :])[:, None]
   else:
-    assert (config['mask_type'], others) == ('CAUSAL', [])
+    assert config['mask_type'] in ('CAUSAL', 'NO_MASK')
+    assert not others
 
   groups = N // k_BSKH.shape[2]
   as_float = lambda x: x.astype(jnp.float32)
@@ -255,6 +259,27 @@ def test_an_extra_logit_of_each_head(asked, window, packed, mesh):
   assert [a['target'] for a in asked] == names
   np.testing.assert_allclose(y, expected, atol=1e-6)
   jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, grads)
+
+
+@pytest.mark.parametrize(
+  ('queries', 'keys', 'causal'), [(32, 32, False), (32, 32, True), (16, 32, False), (32, 16, False)]
+)
+@pytest.mark.parametrize('segmented', [False, True])
+def test_parts_of_a_ring(asked, queries, keys, causal, segmented):
+  softmax = Softmax(0.4)
+  rng = jax.random.split(jax.random.key(0), 4)
+  shapes = (2, queries, 4, 8), (2, keys, 2, 8), (2, keys, 2, 8), (2, queries, 4, 8)
+  *qkv, gradient = (jax.random.normal(key, s) for key, s in zip(rng, shapes, strict=True))
+  of = lambda n: jnp.where(jnp.arange(n) < n // 3, 1, 2)[None].repeat(2, 0)
+  segments = (of(queries), of(keys)) if segmented else None
+  cudnn, plain = cudnn_attention.CudnnParts(softmax), Blockwise(softmax)
+  found, expected = (k.forward(*qkv, segments, causal) for k in (cudnn, plain))
+  whole = Partial(expected.context * 0.7, expected.log_sum + 0.4)
+  both = [(*found, *cudnn.backward(*qkv, segments, causal, whole, gradient))]
+  both += [(*expected, *plain.backward(*qkv, segments, causal, whole, gradient))]
+  assert {a['mask_type'] for a in asked} == {'CAUSAL' if causal else 'NO_MASK'}
+  for a, b in zip(*both, strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-5)
 
 
 def test_stages_with_extra_logits_are_rows_of_one_call(asked, monkeypatch):
