@@ -36,6 +36,7 @@ from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.parallel import devices, mesh, partitioning
+from paxlite.training.attention_check import check_attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +110,7 @@ def load(
   check_vocabulary(tokenizer, experiment.VOCAB_SIZE)
   unrolled = experiment.plain.replaced(**experiment.decoding_values)
   mesh = experiment.mesh()
+  check_attention(unrolled, mesh)
   config = unrolled.task()
   shapes = _shapes(config, mesh, unrolled)
   abstract = {'params': jax.tree.map(lambda x: x.update(dtype=unrolled.FPROP_DTYPE), shapes)}

@@ -79,8 +79,14 @@ class AttentionAndNorms(RotaryPositions):
     return self.MAX_TEXTS_PER_ROW
 
   @property
-  def uses_softmax_sums(self) -> bool:
-    return self.USE_ATTENTION_SINKS and self.USE_FLASH_ATTENTION and self.FPROP_DTYPE != 'float32'
+  def has_fused_attention(self) -> bool:
+    """Whether cuDNN computes the attention on GPUs, as far as its values decide."""
+    is_plain = self.ATTEN_LOGIT_CAP > 0 or self.FPROP_DTYPE == 'float32' or self.DROPOUT_PROB > 0
+    return self.USE_FLASH_ATTENTION and not is_plain
+
+  @property
+  def has_fused_logits(self) -> bool:
+    return self.USE_ATTENTION_SINKS and self.has_fused_attention
 
   @property
   def USE_QKV_BIAS(self) -> Shape[bool]:

@@ -226,8 +226,13 @@ class Experiment(Attributes):
     return 0
 
   @property
-  def uses_softmax_sums(self) -> bool:
-    """Whether attention is computed from the sums of the softmax that a fused kernel gives."""
+  def has_fused_logits(self) -> bool:
+    """Whether fused kernels of attention get heads with an extra logit."""
+    return False
+
+  @property
+  def has_fused_ring(self) -> bool:
+    """Whether fused kernels may compute attention in a ring."""
     return False
 
   @property

@@ -30,9 +30,9 @@ class ContextParallelism(AttentionAndNorms):
     return False
 
   @property
-  def uses_softmax_sums(self) -> bool:
-    is_fused = self.USE_FLASH_ATTENTION and self.FPROP_DTYPE != 'float32'
-    return super().uses_softmax_sums or (is_fused and self.mesh_sizes.get('context', 1) > 1)
+  def has_fused_ring(self) -> bool:
+    is_split = self.mesh_sizes.get('context', 1) > 1 and self.CONTEXT_ATTENTION in ('auto', 'ring')
+    return is_split and self.has_fused_attention and not self.has_attention_bias
 
   def dot_product_attention(self) -> fdl.Partial:
     attention = super().dot_product_attention()

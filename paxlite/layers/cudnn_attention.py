@@ -15,6 +15,7 @@ from paxlite.parallel import partitioning
 
 _Q, _KV = ('batch', 'length', 'act_heads', None), ('batch', 'kv_length', 'act_kv_heads', None)
 _SEGMENTS, _LOGITS = ('batch', 'length'), ('act_heads',)
+LEAST_CAPABILITY = 8  # of a GPU that has the kernels: Ampere
 _LARGEST_OFFSET = 2**31 - 1  # cuDNN gets the bounds of segments in elements, as int32
 
 
@@ -200,12 +201,14 @@ def _has_shapes(q_BTNH: ArrayOrShape, k_BSKH: ArrayOrShape) -> bool:
   """Returns whether cuDNN has a kernel for these shapes on this platform.
 
   It has no kernel for float32, head widths above the largest or not divisible by 8, odd lengths,
-  and cached keys.
+  cached keys, and GPUs before Ampere.
   """
   on_gpu = partitioning.active_platform() in ('gpu', 'cuda')
   if not on_gpu or q_BTNH.dtype not in (jnp.bfloat16, jnp.float16):
     return False
   T, H = q_BTNH.shape[1], q_BTNH.shape[3]
+  if capability() < LEAST_CAPABILITY:
+    return False
   return k_BSKH.shape[1] == T and T % 2 == 0 and H % 8 == 0 and _largest_width() >= H
 
 

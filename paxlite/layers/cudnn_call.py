@@ -2,9 +2,9 @@
 
 jax.nn.dot_product_attention turns a mask into a bias and asks cuDNN for its gradient [B, 1, T, T],
 which nobody uses. XLA can leave this result out, and cuDNN can take the bounds of the segments
-instead of a bias. And JAX does not give the sums of the softmax, to which an extra logit is added
-after the call. The operands, results and configuration of these calls are those that XLA's
-cudnn_custom_call_compiler.cc reads.
+instead of a bias. And JAX rounds the sums of the softmax to 16 bits; an extra logit and the parts
+of a ring need them in float32. The operands, results and configuration of these calls are those
+that XLA's cudnn_custom_call_compiler.cc reads.
 """
 
 import dataclasses
@@ -30,7 +30,8 @@ class Options:
   Attributes:
     scale: Factor of the scores.
     window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
-    causal: Whether a query sees the keys up to its own index alone.
+    causal: Whether a query sees the keys up to its own index alone; without, no window and no
+      `max_segments`.
     max_segments: If it is above 0, the kernels get the bounds of the segments. A row then has at
       most so many segments on average. Scores between segments are not computed, and the sums of
       the softmax take [B · max_segments, N, T] float32. 0 means a bias.
@@ -228,7 +229,13 @@ def _call(
       batch of its left and its right operand.
   """
   (B, T, N, _), S = q_BTNH.shape, k_BSKH.shape[1]
-  masks = ('CAUSAL', 'PADDING_CAUSAL') if options.causal else ('NO_MASK', 'PADDING')
+  assert q_BTNH.dtype == k_BSKH.dtype
+  assert T % 2 == S % 2 == 0, (T, S)  # cuDNN has no backward kernel for odd lengths with a bias
+  mask = 'CAUSAL' if options.causal else 'NO_MASK'
+  if options.max_segments:
+    assert options.causal
+    assert T == S
+    mask = 'PADDING_CAUSAL'
   numbers = {
     f'{name}_dot_dimension_numbers': {
       'lhs_contracting_dimensions': [str(contracted[0])],
@@ -254,7 +261,7 @@ def _call(
       'is_dynamic_dimension': [False] * 4,
     },
     'is_flash_attention': True,
-    'mask_type': masks[options.max_segments > 0],
+    'mask_type': mask,
     'dropout_rate': 0.0,
     'seed': 42,
     'sliding_window_length': max(options.window, 0),

@@ -205,8 +205,8 @@ def _kernel(
   )  # fmt: skip
 
 
-# JAX gives neither splash's log-sums nor its backward kernel. But what jax.vjp returns is a pytree
-# of the arrays that the backward kernel reads.
+# Splash's backward kernel is not public. But what jax.vjp returns is a pytree of the arrays that
+# this kernel reads, the log-sums among them.
 
 
 def _with_log_sums(

@@ -41,7 +41,7 @@ def _evaluate(run: Run) -> None:
     store, evaluator = run.evaluator(watchdog.beat)
     watchdog.pause()
     check_mesh(store.task.mesh, store.task.rules)
-    check_attention(e.max_texts_per_row, e.uses_softmax_sums, store.task.mesh)
+    check_attention(e, store.task.mesh)
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
     say(f'Backend: {e.backend}')

@@ -67,7 +67,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   sampler = run.sampler(trainer.store.task)
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
-  check_attention(run.experiment.max_texts_per_row, run.experiment.uses_softmax_sums, task.mesh)
+  check_attention(run.experiment, task.mesh)
   if sampler is not None and run.experiment.sample_prompts and jax.process_count() == 1:
     trainer.callbacks = [*trainer.callbacks, sampler]
   if run.compiled_step is None:

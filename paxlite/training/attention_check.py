@@ -2,11 +2,11 @@
 
 If MAX_TEXTS_PER_ROW is set, cuDNN gets the bounds of the texts instead of a bias. A version of JAX
 was seen to pass wrong bounds for grouped heads, which gave wrong results without any error. An
-extra logit and a ring read the sums of the softmax that cuDNN gives, and give it others.
+extra logit and a ring read the sums of the softmax, and give others to the backward kernel.
 """
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -14,115 +14,155 @@ import numpy as np
 from jax.sharding import Mesh
 
 from paxlite.core.errors import UserError
-from paxlite.layers import cudnn_call, softmax_attention
+from paxlite.layers import cudnn_attention, cudnn_call, softmax_attention
+from paxlite.layers.blockwise_attention import Blockwise
+from paxlite.layers.cudnn_attention import CudnnParts
+from paxlite.layers.partial_attention import Partial, PartKernel, together
 from paxlite.layers.softmax_attention import Softmax, Visible
 
 _TOLERANCE = 0.05  # relative to the largest entry; bfloat16 gives about 0.01, wrong bounds 1
 _B, _T, _N, _K, _H = 2, 256, 4, 2, 64
 _SCALE = _H**-0.5
-# queries, keys, values, segment ids and logits to the context
-_Attention = Callable[[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
+_Case = Callable[[], Sequence[jax.Array]]  # computes results and gradients
 
 
-def check_attention(max_texts: int, uses_sums: bool, mesh: Mesh) -> None:
-  """Compares small attentions and their gradients, if a run computes them by cuDNN on GPUs.
+class FusedAttention(Protocol):
+  """What an experiment asks of cuDNN's kernels."""
 
-  Every process has to call this.
+  @property
+  def max_texts_per_row(self) -> int:
+    """The most texts of a packed row, whose bounds cuDNN gets; 0: it gets none."""
 
-  Args:
-    max_texts: MAX_TEXTS_PER_ROW of the run; 0 needs no check.
-    uses_sums: Whether the run reads cuDNN's sums of the softmax.
-    mesh: The mesh of the run.
+  @property
+  def has_fused_logits(self) -> bool:
+    """Whether heads have an extra logit."""
+
+  @property
+  def has_fused_ring(self) -> bool:
+    """Whether rows may be computed in parts."""
+
+
+def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
+  """Compares small attentions and their gradients, if a run computes them by cuDNN.
 
   Raises:
     UserError: They differ.
   """
   device = mesh.local_devices[0]
-  if device.platform != 'gpu':
+  capability = cudnn_attention.capability_of(device)
+  if capability < cudnn_attention.LEAST_CAPABILITY:
     return
   with jax.default_device(device):
-    if max_texts and float(device.compute_capability) >= 9:
-      wrong = largest_difference(_by_bounds, _by_bias)
-      _check(wrong, f'within the texts of MAX_TEXTS_PER_ROW={max_texts}', 'MAX_TEXTS_PER_ROW=0')
-    if uses_sums:
-      wrong = largest_difference(_with_logits, _plain_with_logits)
-      _check(wrong, 'from its sums of the softmax', 'USE_FLASH_ATTENTION=False')
+    if asked.max_texts_per_row and capability >= 9:
+      what = f'MAX_TEXTS_PER_ROW={asked.max_texts_per_row}: attention'
+      _check(_packed(), what, 'with a bias', 'MAX_TEXTS_PER_ROW=0')
+    if asked.has_fused_logits:
+      what = 'attention with an extra logit'
+      _check(_logits(), what, 'in plain XLA', 'USE_FLASH_ATTENTION=False')
+    if asked.has_fused_ring:
+      _check(_rings(), 'attention in a ring', 'in plain XLA', 'CONTEXT_ATTENTION=heads')
 
 
-def _check(wrong: float, what: str, way_out: str) -> None:
+def _check(cases: Iterator[tuple[_Case, _Case]], what: str, other: str, way_out: str) -> None:
+  """Raises UserError if the two computations of a case differ."""
+  wrong = float(np.max([largest_difference(*both) for both in cases]))
   if not wrong <= _TOLERANCE:
     raise UserError(
-      f'cuDNN of jax {jax.__version__} computes attention {what}, and the result differs from the '
-      f'same in another way by {wrong:.1g} of the largest entry. Leave it out: --fdl.{way_out}'
+      f'{what} by cuDNN (jax {jax.__version__}) differs from the same {other} by {wrong:.1g} of '
+      f'the largest entry. Leave it out: --fdl.{way_out}'
     )
 
 
-def largest_difference(one: _Attention, other: _Attention) -> float:
-  """Returns the largest difference of results and gradients, relative to each one's largest entry.
-
-  The rows have different numbers of texts, and grouped heads.
-  """
-  rng = np.random.default_rng(0)
-  arrays = [jnp.asarray(rng.normal(size=(_B, _T, n, _H)), jnp.bfloat16) for n in (_N, _K, _K, _N)]
-  logit_N = jnp.asarray([4.0, -2.0, 0.0, 2.0])
-  ids_BT = np.ones((_B, _T), np.int32)
-  ids_BT[0, 100:] = 2
-  ids_BT[1, 37:101], ids_BT[1, 101:229], ids_BT[1, 229:] = 2, 3, 0
-
-  def results(attend: _Attention) -> list[jax.Array]:
-    def value(
-      q_BTNH: jax.Array, k_BTKH: jax.Array, v_BTKH: jax.Array, logit_N: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-      context = attend(q_BTNH, k_BTKH, v_BTKH, jnp.asarray(ids_BT), logit_N)
-      return (context * arrays[3]).astype(jnp.float32).sum(), context
-
-    of = jax.jit(jax.grad(value, argnums=(0, 1, 2, 3), has_aux=True))
-    return jax.tree.leaves(of(*arrays[:3], logit_N))
-
-  both = zip(results(one), results(other), strict=True)
-  return max(_difference(*pair) for pair in both)
+def largest_difference(one: _Case, other: _Case) -> float:
+  """Returns the largest difference of results, relative to each one's largest entry, or NaN."""
+  both = zip(jax.jit(one)(), jax.jit(other)(), strict=True)
+  return float(np.max([_difference(*pair) for pair in both]))  # max() would leave out a NaN
 
 
 def _difference(got: jax.Array, expected: jax.Array) -> float:
   found, right = (np.asarray(x.astype(jnp.float32)) for x in (got, expected))
-  largest = np.abs(right).max()  # 0 for the gradient of logits that are not used
-  return float(np.abs(found - right).max() / (largest or 1))
+  return float(np.abs(found - right).max() / np.abs(right).max())
 
 
-def _by_cudnn(
-  options: cudnn_call.Options,
-  q_BTNH: jax.Array,
-  k_BTKH: jax.Array,
-  v_BTKH: jax.Array,
-  ids_BT: jax.Array,
-  _: jax.Array,
-) -> jax.Array:
-  return cudnn_call.attend(q_BTNH, k_BTKH, v_BTKH, ids_BT, None, options)
+def _random(seed: int, tokens: int, heads: int) -> jax.Array:
+  rng = np.random.default_rng(seed)
+  return jnp.asarray(rng.normal(size=(_B, tokens, heads, _H)), jnp.bfloat16)
 
 
-_by_bias = functools.partial(_by_cudnn, cudnn_call.Options(_SCALE))
-_by_bounds = functools.partial(_by_cudnn, cudnn_call.Options(_SCALE, max_segments=4))
+def _texts() -> jax.Array:
+  """Returns the segments of rows with different numbers of texts, one of them with padding."""
+  ids_BT = np.ones((_B, _T), np.int32)
+  ids_BT[0, 100:] = 2
+  ids_BT[1, 37:101], ids_BT[1, 101:229], ids_BT[1, 229:] = 2, 3, 0
+  return jnp.asarray(ids_BT)
 
 
-def _with_logits(
-  q_BTNH: jax.Array,
-  k_BTKH: jax.Array,
-  v_BTKH: jax.Array,
-  ids_BT: jax.Array,
-  logit_N: jax.Array,
-) -> jax.Array:
-  logit_BN = jnp.broadcast_to(logit_N, (_B, _N))
-  options = cudnn_call.Options(_SCALE)
-  return cudnn_call.attend(q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, options)
+def _with_gradients(attend: Callable[..., jax.Array], *arrays: jax.Array) -> _Case:
+  """Returns a function that gives the context and the gradients of all arrays."""
+
+  def case() -> Sequence[jax.Array]:
+    context, pull = jax.vjp(attend, *arrays)
+    return context, *pull(_random(3, _T, _N))
+
+  return case
 
 
-def _plain_with_logits(
-  q_BTNH: jax.Array,
-  k_BTKH: jax.Array,
-  v_BTKH: jax.Array,
-  ids_BT: jax.Array,
-  logit_N: jax.Array,
-) -> jax.Array:
-  mask = Visible(segments=(ids_BT, ids_BT)).mask(_T, _T)
-  softmax = Softmax(_SCALE, extra_logit=logit_N)
-  return softmax_attention.attend(q_BTNH, k_BTKH, v_BTKH, mask, None, softmax)
+def _packed() -> Iterator[tuple[_Case, _Case]]:
+  qkv, ids_BT = [_random(i, _T, n) for i, n in enumerate((_N, _K, _K))], _texts()
+
+  def case(options: cudnn_call.Options) -> _Case:
+    attend = lambda q, k, v: cudnn_call.attend(q, k, v, ids_BT, None, options)
+    return _with_gradients(attend, *qkv)
+
+  yield case(cudnn_call.Options(_SCALE, max_segments=4)), case(cudnn_call.Options(_SCALE))
+
+
+def _logits() -> Iterator[tuple[_Case, _Case]]:
+  for window, ids_BT in ((0, _texts()), (64, _texts()), (0, None)):
+    yield _logit_case(ids_BT, window, is_fused=True), _logit_case(ids_BT, window, is_fused=False)
+
+
+def _logit_case(ids_BT: jax.Array | None, window: int, *, is_fused: bool) -> _Case:
+  segments = None if ids_BT is None else (ids_BT, ids_BT)
+
+  def attend(q: jax.Array, k: jax.Array, v: jax.Array, logit_N: jax.Array) -> jax.Array:
+    softmax = Softmax(_SCALE, window=window, extra_logit=logit_N)
+    if is_fused:
+      return cudnn_attention.attend_locally(q, k, v, ids_BT, softmax=softmax)
+    mask = Visible(window=window, segments=segments).mask(_T, _T)
+    return softmax_attention.attend(q, k, v, mask, None, softmax)
+
+  qkv = [_random(i, _T, n) for i, n in enumerate((_N, _K, _K))]
+  return _with_gradients(attend, *qkv, jnp.asarray([4.0, -2.0, 0.0, 2.0]))
+
+
+def _rings() -> Iterator[tuple[_Case, _Case]]:
+  softmax = Softmax(_SCALE)
+  for earlier in (2 * _T, _T // 2):
+    for is_packed in (False, True):
+      case = lambda kernel, *of: lambda: _two_parts(kernel, *of)
+      of = earlier, is_packed
+      yield case(CudnnParts(softmax), *of), case(Blockwise(softmax), *of)
+
+
+def _two_parts(kernel: PartKernel, earlier: int, is_packed: bool) -> Sequence[jax.Array]:
+  """Returns the context of queries that see their own keys and earlier ones, and all gradients.
+
+  Where rows are packed, the earlier keys are of the first text, which few queries see.
+  """
+  q, gradient = _random(0, _T, _N), _random(3, _T, _N)
+  own_k, own_v = _random(1, _T, _K), _random(2, _T, _K)
+  k, v = _random(4, earlier, _K), _random(5, earlier, _K)
+  ids_BT = _texts()
+  of_own = (ids_BT, ids_BT) if is_packed else None
+  of_before = (ids_BT, jnp.ones((_B, earlier), jnp.int32)) if is_packed else None
+  own = kernel.forward(q, own_k, own_v, of_own, True)
+  before = kernel.forward(q, k, v, of_before, False)
+  in_float32 = (Partial(x.context.astype(jnp.float32), x.log_sum) for x in (own, before))
+  whole = together(*in_float32)
+  whole = Partial(whole.context.astype(q.dtype), whole.log_sum)
+  return (
+    whole.context,
+    *kernel.backward(q, own_k, own_v, of_own, True, whole, gradient),
+    *kernel.backward(q, k, v, of_before, False, whole, gradient),
+  )

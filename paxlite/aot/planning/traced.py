@@ -307,6 +307,8 @@ def _attention(name: str, equation: 'JaxprEqn') -> float:
     products = 2
   elif name.startswith('dot_product_attention_bwd'):
     products = 5
+  elif name == 'ffi_call' and str(equation.params.get('target_name')).startswith('__cudnn$fmha'):
+    products = 5 if 'Backward' in equation.params['target_name'] else 2
   elif name == 'pallas_call' and 'splash' in called:
     products = 4 if 'dkv' in called else 3 if 'dq' in called else 2
   if not products:

@@ -69,6 +69,7 @@ def answered(target, config, q_BTNH, k_BSKH, v_BSKH, *others):
   """The results of one of cuDNN's calls, from its operands in their order."""
   assert k_BSKH.shape == v_BSKH.shape
   (B, T, N), S, others = q_BTNH.shape[:3], k_BSKH.shape[1], list(others)
+  assert q_BTNH.dtype == k_BSKH.dtype == v_BSKH.dtype
   assert config['intermediate_tensor_shape']['dimensions'] == [str(n) for n in (B, N, T, S)]
   d_context = sums = context = None
   if 'Backward' in target:
@@ -78,6 +79,8 @@ def answered(target, config, q_BTNH, k_BSKH, v_BSKH, *others):
   if d_context is not None:
     context = others.pop(0)
     assert context.shape == d_context.shape
+    assert (context.dtype, d_context.dtype) == (q_BTNH.dtype, q_BTNH.dtype)
+    assert sums.dtype == jnp.float32
   distance = jnp.arange(T)[:, None] - jnp.arange(S)
   mask = (distance >= 0) | (config['mask_type'] == 'NO_MASK')
   if config['sliding_window_length']:
@@ -177,64 +180,105 @@ def gpu_mesh(monkeypatch):
   return types.SimpleNamespace(local_devices=[gpu])
 
 
+def check(mesh, **asked):
+  nothing = dict(max_texts_per_row=0, has_fused_logits=False, has_fused_ring=False)
+  attention_check.check_attention(types.SimpleNamespace(**nothing | asked), mesh)
+
+
 def test_bounds_that_differ_from_a_bias_end_a_run(asked, gpu_mesh, monkeypatch):
-  attention_check.check_attention(0, False, gpu_mesh)
+  check(gpu_mesh)
   assert not asked
-  attention_check.check_attention(8, False, gpu_mesh)
+  check(gpu_mesh, max_texts_per_row=8)
   assert {a['max_seg_per_batch'] for a in asked} == {1, 4}
   right = cudnn_call.bounds
   wrong = lambda ids, n: (right(ids, n)[0] + (right(ids, n)[0] == 100), right(ids, n)[1])
   monkeypatch.setattr(cudnn_call, 'bounds', wrong)
-  with pytest.raises(UserError, match=r'MAX_TEXTS_PER_ROW=8, and the result .*MAX_TEXTS_PER_ROW=0'):
-    attention_check.check_attention(8, False, gpu_mesh)
+  with pytest.raises(UserError, match=r'MAX_TEXTS_PER_ROW=8: .*: --fdl.MAX_TEXTS_PER_ROW=0'):
+    check(gpu_mesh, max_texts_per_row=8)
+
+
+def in_base_2(kind, is_backward, operands, call):
+  if kind.endswith('Backward') and is_backward:
+    operands = [*operands[:3], operands[3] / jnp.log(2), *operands[4:]]
+  context, *others = call(*operands)
+  if not kind.endswith('Backward') and not is_backward:
+    others[0] = others[0] / jnp.log(2)
+  return context, *others
+
+
+def with_a_nan(kind, is_backward, operands, call):
+  results = list(call(*operands))
+  if kind.endswith('Backward') == is_backward:
+    at = 2 if is_backward else 0
+    results[at] = results[at].at[0, 1, 2, 3].set(jnp.nan)
+  return tuple(results)
 
 
 @pytest.mark.parametrize('is_backward', [False, True])
-def test_sums_with_another_meaning_end_a_run(asked, gpu_mesh, monkeypatch, is_backward):
-  attention_check.check_attention(0, True, gpu_mesh)
+@pytest.mark.parametrize('change', [in_base_2, with_a_nan])
+@pytest.mark.parametrize(
+  ('case', 'way_out'),
+  [
+    ('has_fused_logits', 'USE_FLASH_ATTENTION=False'),
+    ('has_fused_ring', 'CONTEXT_ATTENTION=heads'),
+  ],
+)
+def test_wrong_kernels_end_a_run(asked, gpu_mesh, monkeypatch, case, way_out, change, is_backward):
+  check(gpu_mesh, **{case: True})
   assert {a['target'].endswith('Backward') for a in asked} == {False, True}
   of_call = cudnn_call._call
+  changed = lambda kind, *args, **kwargs: (
+    lambda *operands: change(kind, is_backward, operands, of_call(kind, *args, **kwargs))
+  )
+  monkeypatch.setattr(cudnn_call, '_call', changed)
+  with pytest.raises(UserError, match=f'by cuDNN .*: --fdl.{way_out}'):
+    check(gpu_mesh, **{case: True})
 
-  def in_base_2(kind, *args, **kwargs):
-    call = of_call(kind, *args, **kwargs)
 
-    def changed(*operands):
-      if kind.endswith('Backward') and is_backward:
-        operands = [*operands[:3], operands[3] / jnp.log(2), *operands[4:]]
-      context, *others = call(*operands)
-      if not kind.endswith('Backward') and not is_backward:
-        others[0] = others[0] / jnp.log(2)
-      return context, *others
+def test_what_the_check_computes(asked, gpu_mesh):
+  check(gpu_mesh, has_fused_logits=True)
+  calls = {(a['target'].split('fmha')[1], a['sliding_window_length']) for a in asked}
+  softmax = 'Softmax', 'SoftmaxBackward', 'ScaleBiasSoftmax', 'ScaleBiasSoftmaxBackward'
+  assert calls == {(name, 0) for name in softmax} | {(name, 64) for name in softmax[2:]}
+  asked.clear()
+  check(gpu_mesh, has_fused_ring=True)
+  shapes = {tuple(a['intermediate_tensor_shape']['dimensions'][2:]) for a in asked}
+  assert shapes == {('256', '256'), ('256', '512'), ('256', '128')}
+  assert {a['mask_type'] for a in asked} == {'CAUSAL', 'NO_MASK'}
 
-    return changed
 
-  monkeypatch.setattr(cudnn_call, '_call', in_base_2)
-  with pytest.raises(UserError, match=r'from its sums of the softmax.*USE_FLASH_ATTENTION=False'):
-    attention_check.check_attention(0, True, gpu_mesh)
+def test_gpus_without_the_kernels_are_not_asked(asked, gpu_mesh):
+  gpu_mesh.local_devices[0].compute_capability = '7.5'
+  check(gpu_mesh, max_texts_per_row=8, has_fused_logits=True, has_fused_ring=True)
+  assert not asked
+
+
+SPLIT = dict(MESH_AXES=['replica', 'data', 'mdl', 'context'], ICI_MESH_SHAPE=[1, 1, 1, 2])
 
 
 @pytest.mark.parametrize(
-  ('values', 'uses'),
+  ('values', 'logits', 'ring'),
   [
-    (dict(), False),
-    (dict(USE_ATTENTION_SINKS=True), True),
-    (dict(USE_ATTENTION_SINKS=True, USE_FLASH_ATTENTION=False), False),
-    (dict(USE_ATTENTION_SINKS=True, FPROP_DTYPE='float32'), False),
-    (dict(MESH_AXES=['replica', 'data', 'mdl', 'context'], ICI_MESH_SHAPE=[1, 1, 1, 2]), True),
+    (dict(), False, False),
+    (dict(USE_ATTENTION_SINKS=True), True, False),
+    (dict(USE_ATTENTION_SINKS=True, USE_FLASH_ATTENTION=False), False, False),
+    (dict(USE_ATTENTION_SINKS=True, FPROP_DTYPE='float32'), False, False),
+    (SPLIT, False, True),
+    (SPLIT | dict(CONTEXT_ATTENTION='heads'), False, False),
+    (SPLIT | dict(ATTEN_LOGIT_CAP=30.0), False, False),
   ],
 )
-def test_experiments_that_use_sums(values, uses):
-  e = find('LLaMA3_8B')().replaced(
-    DCN_MESH_SHAPE=[1] * len(values.get('MESH_AXES', 'xyz')), **values
-  )
-  assert e.uses_softmax_sums == uses
+def test_what_experiments_ask_for(values, logits, ring):
+  dcn = [1] * len(values.get('MESH_AXES', 'xyz'))
+  e = find('LLaMA3_8B')().replaced(DCN_MESH_SHAPE=dcn, **values)
+  assert (e.has_fused_logits, e.has_fused_ring) == (logits, ring)
 
 
 @pytest.mark.parametrize('mesh', [False, True])
 @pytest.mark.parametrize('packed', [False, True])
 @pytest.mark.parametrize('window', [0, 6])
 def test_an_extra_logit_of_each_head(asked, window, packed, mesh):
-  """The kernels know nothing of it: their results are corrected, and so is what they read back."""
+  """The calls take none: their results are corrected, and so is what the backward call reads."""
   sinks = functools.partial(Sinks, num_heads=4)
   logits = jnp.asarray([0.5, -1.0, 2.0, 0.0])
   values = dict(query_scale=0.5, window=window, sinks_tpl=sinks)
