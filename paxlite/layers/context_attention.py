@@ -4,7 +4,7 @@ import dataclasses
 import functools
 
 import jax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from paxlite.layers import (
   blockwise_attention,
@@ -107,7 +107,8 @@ class ContextAttention:
     arrays = (q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, logit_N)
     names = (_Q, _KV, _KV, ('batch', 'length'), ('act_heads',))
     specs: list[PartitionSpec | None] = [
-      None if x is None else _spec(x, of, mesh, rules) for x, of in zip(arrays, names, strict=True)
+      None if x is None else partitioning.spec_of(x, of, mesh, rules)
+      for x, of in zip(arrays, names, strict=True)
     ]
     local = functools.partial(self._local, way, Ring(axis, mesh.shape[axis]))
     sharded = jax.shard_map(
@@ -175,9 +176,3 @@ class ContextAttention:
           q_BTNH, k_BTKH, v_BTKH, segments, logit_N, dataclasses.replace(softmax, extra_logit=None)
         )
     return blockwise_attention.attend(q_BTNH, k_BTKH, v_BTKH, segments, softmax, self.block_size)
-
-
-def _spec(
-  x: jax.Array, names: tuple[str | None, ...], mesh: Mesh, rules: partitioning.Rules
-) -> PartitionSpec:
-  return partitioning.fitting(partitioning.spec(names, rules), x.shape, dict(mesh.shape))

@@ -58,11 +58,8 @@ def attend(
   if active is None:
     return local(*arrays)
   mesh, rules = active
-  fitting = lambda names, x: partitioning.fitting(
-    partitioning.spec(names, rules), x.shape, dict(mesh.shape)
-  )
   specs = tuple(
-    None if x is None else fitting(names, x)
+    None if x is None else partitioning.spec_of(x, names, mesh, rules)
     for names, x in zip((_Q, _KV, _KV, _SEGMENTS, _LOGITS), arrays, strict=True)
   )
   # a compiled step with calls of cuDNN can be saved only if the calls are in a shard_map

@@ -122,7 +122,7 @@ def _forward(
   ring: Ring,
 ) -> tuple[jax.Array, _Kept]:
   def seen(keys: _Keys, of_queries: _Half, of_keys: _Half) -> Partial:
-    """Returns what queries see in keys, for all queries."""
+    """Returns what a half of the queries sees in keys; the other half sees nothing."""
     of_q, of_k, of_v = _half(q, of_queries), _half(keys[0], of_keys), _half(keys[1], of_keys)
     segments = _segments(ids, keys, of_queries, of_keys)
     context, log_sum = kernel.forward(of_q, of_k, of_v, segments, False)
@@ -159,7 +159,7 @@ def _backward(
   add = functools.partial(jax.tree.map, lambda sums, part: sums + part.astype(jnp.float32))
 
   def pulled(keys: _Keys, of_queries: _Half, of_keys: _Half) -> _Gradients:
-    """Returns the gradients of all queries, keys and values."""
+    """Returns the gradients of queries, keys and values; 0 for those of other halves."""
     of_q, of_k, of_v = _half(q, of_queries), _half(keys[0], of_keys), _half(keys[1], of_keys)
     segments = _segments(ids, keys, of_queries, of_keys)
     of_whole = Partial(_half(whole.context, of_queries), _half(whole.log_sum, of_queries, 2))

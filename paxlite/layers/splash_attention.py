@@ -48,16 +48,14 @@ def attend(
   if active is None:
     return local(q_BTNH, k_BSKH, v_BSKH, segments, sinks_N)
   mesh, rules = active
-  fitting = lambda names, x: partitioning.fitting(
-    partitioning.spec(names, rules), x.shape, dict(mesh.shape)
-  )
+  spec = lambda names, x: partitioning.spec_of(x, names, mesh, rules)
   specs: list[PartitionSpec | tuple[PartitionSpec, ...] | None] = [
-    fitting(_Q, q_BTNH),
-    fitting(_KV, k_BSKH),
-    fitting(_KV, v_BSKH),
+    spec(_Q, q_BTNH),
+    spec(_KV, k_BSKH),
+    spec(_KV, v_BSKH),
   ]
-  specs += [None if segments is None else tuple(fitting(_SEGMENTS, x) for x in segments)]
-  specs += [None if sinks_N is None else fitting(('act_heads',), sinks_N)]
+  specs += [None if segments is None else tuple(spec(_SEGMENTS, x) for x in segments)]
+  specs += [None if sinks_N is None else spec(('act_heads',), sinks_N)]
   # XLA cannot split a kernel over devices
   sharded = jax.shard_map(
     local, mesh=mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False

@@ -160,7 +160,7 @@ def shard(x: jax.Array, *names: str | None) -> jax.Array:
     spec(names, DEFAULT_RULES)
     return x
   mesh, rules = active
-  partition = fitting(spec(names, rules), x.shape, dict(mesh.shape))
+  partition = spec_of(x, names, mesh, rules)
   if mesh.size == 1:
     return x
   return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, partition))
@@ -231,6 +231,11 @@ def param_specs(boxed_params: PyTree, rules: Rules) -> PyTree:
     return spec(leaf.names, rules) if isinstance(leaf, nn.LogicallyPartitioned) else PartitionSpec()
 
   return jax.tree.map(one, boxed_params, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned))
+
+
+def spec_of(x: jax.Array, names: Sequence[str | None], mesh: Mesh, rules: Rules) -> PartitionSpec:
+  """Returns how an array with these logical axes is split over a mesh; see `fitting`."""
+  return fitting(spec(names, rules), x.shape, dict(mesh.shape))
 
 
 def fitting(

@@ -32,6 +32,7 @@ from tests.support import runs
 CASES = {
   'ring': ('ring', 4, 1, 2, 0, True, 0.0, False),
   'ring of two': ('ring', 2, 2, 4, 0, True, 3.0, True),
+  'ring of three': ('ring', 3, 2, 4, 0, True, 0.0, True),
   'ring of eight': ('ring', 8, 1, 8, 0, False, 0.0, True),
   'short texts': ('only if seen', 8, 1, 2, 0, True, 0.0, False),
   'window': ('ring', 4, 1, 2, 12, True, 0.0, True),
@@ -41,7 +42,7 @@ CASES = {
   'heads and window': ('heads', 2, 2, 4, 12, True, 2.0, False),
   'gather': ('gather', 4, 1, 4, 12, True, 0.0, False),
 }
-T = 64
+T = 96
 AXES = ['replica', 'data', 'mdl', 'context']
 
 
