@@ -328,7 +328,12 @@ class Experiment(Attributes):
       is_known: Whether the XLA of the devices takes an option.
     """
     given = compiler.of_kind(platform, dict(map(compiler_option, self.COMPILER_OPTIONS)))
-    return compiler.step_options(platform, self.mesh_sizes, given, is_known)
+    is_unrolled = self.is_unrolled(platform)
+    return compiler.step_options(platform, self.mesh_sizes, given, is_known, is_unrolled)
+
+  def is_unrolled(self, platform: str) -> bool:
+    """Returns whether a step for a platform has dense layers and no loop over them."""
+    return False
 
   @property
   def batch_shards(self) -> int:

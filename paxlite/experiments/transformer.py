@@ -30,15 +30,17 @@ from paxlite.layers.lora import LORA_VARIABLES, LoraProjection
 from paxlite.layers.pipeline import PipelinedTransformer
 from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.projection import Projection
-from paxlite.layers.remat import CheckpointPolicy, keeps_nothing
+from paxlite.layers.remat import CheckpointPolicy, keeps_nothing, keeps_products
 from paxlite.layers.transformer import (
   BlockSequence,
   RepeatedTransformer,
   TransformerBlock,
   UnrolledTransformer,
 )
+from paxlite.parallel import devices
 from paxlite.training.task import Task
 
+DeviceKind = Literal['cpu', 'gpu', 'tpu']
 Activation = Literal['gelu', 'gelu_exact', 'relu', 'silu', 'clamped_swiglu']
 
 
@@ -82,6 +84,17 @@ class Transformer(ContextParallelism, Decoding, Optimization):
   SAMPLE_PROMPT: Run[str | None] = None  # text that is continued after training; None: no sample
 
   @property
+  def UNROLL_LAYERS(self) -> Run[list[DeviceKind]]:
+    """The kinds of devices on which repeated layers are compiled one by one, without a loop.
+
+    By default these are GPUs, for dense layers that keep their products on a mesh of data and
+    replica. There, steps take less time without the loop, and most of them less memory.
+    """
+    is_split = any(n > 1 for axis, n in self.mesh_sizes.items() if axis not in ('replica', 'data'))
+    moves = is_split or self.OFFLOAD_ACTIVATIONS or self.has_any_experts
+    return ['gpu'] if keeps_products(self.CHECKPOINT_POLICY) and not moves else []
+
+  @property
   def HIDDEN_DIMS(self) -> Shape[Count]:
     """The width inside a feed-forward layer."""
     return 4 * self.MODEL_DIMS
@@ -117,6 +130,15 @@ class Transformer(ContextParallelism, Decoding, Optimization):
   def has_experts(self, block: int) -> bool:
     """Returns whether the feed-forward layer of a block has experts."""
     return False
+
+  @property
+  def has_any_experts(self) -> bool:
+    """Whether any block has experts."""
+    return any(map(self.has_experts, range(self.NUM_LAYERS)))
+
+  def is_unrolled(self, platform: str) -> bool:
+    is_loop = self.USE_REPEATED_LAYER and devices.kind(platform) not in self.UNROLL_LAYERS
+    return not is_loop and not self.has_any_experts
 
   @property
   def block_names(self) -> list[str]:
@@ -179,6 +201,8 @@ class Transformer(ContextParallelism, Decoding, Optimization):
         )
       if not self.USE_REPEATED_LAYER:
         raise UserError('a pipeline (mesh axis stage) needs --fdl.USE_REPEATED_LAYER=True')
+      if self.UNROLL_LAYERS:
+        raise UserError('a pipeline (mesh axis stage) needs --fdl.UNROLL_LAYERS=[]')
 
   def task(self) -> fdl.Config:
     return config(
@@ -280,8 +304,9 @@ class Transformer(ContextParallelism, Decoding, Optimization):
         gathers_once=self.GATHER_STAGES_ONCE,
         **layers,
       )
-    is_repeated = self.USE_REPEATED_LAYER and num_layers > 0
-    return template(RepeatedTransformer if is_repeated else UnrolledTransformer, **layers)
+    if self.USE_REPEATED_LAYER and num_layers > 0:
+      return template(RepeatedTransformer, unrolled_on=self.UNROLL_LAYERS, **layers)
+    return template(UnrolledTransformer, **layers)
 
   def layer(self) -> fdl.Partial:
     """Returns the template of the unit that the stack repeats: blocks_per_layer blocks."""

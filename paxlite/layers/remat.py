@@ -155,6 +155,11 @@ def keeps_nothing(policy: str) -> bool:
   return policy in ('SAVE_NOTHING', 'SAVE_ITERATION_INPUT', 'SAVE_TRANSFORMER_LAYER_OUTPUT')
 
 
+def keeps_products(policy: str) -> bool:
+  """Returns whether a policy keeps the results of a layer's products inside the layer."""
+  return policy.startswith('SAVE_DOT') or policy == 'SAVE_QKV_CONTEXT_OUT_PROJ'
+
+
 def remat(body: _Body, policy: str | Offloaded, in_scan: bool) -> _Body:
   """Returns `body(module, …)` with a backward pass that recomputes what `policy` does not keep."""
   if policy == 'SAVE_EVERYTHING':

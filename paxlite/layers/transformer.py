@@ -13,7 +13,8 @@ from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.remat import Offloaded, remat
 from paxlite.layers.sown import SOWN
-from paxlite.parallel.partitioning import TAPS, shard
+from paxlite.parallel import devices
+from paxlite.parallel.partitioning import TAPS, active_platform, shard
 
 
 class TransformerBlock(nn.Module):
@@ -132,15 +133,23 @@ class UnrolledTransformer(nn.Module):
 class RepeatedTransformer(UnrolledTransformer):
   """A stack that scans one layer over parameters with a leading dimension [L, …].
 
-  Its compile time does not depend on the number of layers.
+  A program with a loop over the layers compiles in a time that does not depend on their number. A
+  loop copies the activations that a layer keeps into an array of all layers. XLA for GPUs does that
+  in kernels of their own, and fills the arrays with zeros before. Without the loop, a layer's
+  activations stay where they are made. The parameters are the same.
+
+  Attributes:
+    unrolled_on: The kinds of devices for whose programs there is no loop: cpu, gpu, tpu.
   """
 
   checkpoint_policy: str | Offloaded = 'SAVE_NOTHING'
+  unrolled_on: Sequence[str] = ()
 
   def layers(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
-    apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=True)
+    is_loop = devices.kind(active_platform()) not in self.unrolled_on
+    apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=is_loop)
 
     def step(block: nn.Module, x: jax.Array, _: None) -> tuple[jax.Array, None]:
       return apply_block(block, x, positions_BT, segment_ids_BT), None
@@ -150,6 +159,7 @@ class RepeatedTransformer(UnrolledTransformer):
       variable_axes=dict.fromkeys(['params', TAPS, 'cache', *FP8_COLLECTIONS, *SOWN], 0),
       split_rngs={'params': True, 'dropout': True},
       length=self.num_layers,
+      unroll=1 if is_loop else self.num_layers,
       metadata_params={nn.PARTITION_NAME: 'layers'},
     )
     return scan(self.layer_tpl(name=REPEATED), x_BTD, None)[0]

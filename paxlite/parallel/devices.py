@@ -34,6 +34,11 @@ _PEAK_FLOPS = {
 }
 
 
+def kind(platform: str) -> str:
+  """Returns cpu, gpu or tpu for the name of a platform in JAX."""
+  return {'cuda': 'gpu', 'rocm': 'gpu'}.get(platform, platform)
+
+
 def present() -> list['jax.Device']:
   """All devices of the run.
 

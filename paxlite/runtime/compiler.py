@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from paxlite.parallel.devices import kind
+
 if TYPE_CHECKING:
   import jax
 
@@ -39,6 +41,12 @@ _EXCHANGING: tuple[tuple[tuple[str, Option], ...], ...] = (
   (('xla_gpu_experimental_parallel_collective_overlap_limit', 4),),
 )
 _EXCHANGING_AXES = ('mdl', 'stage', 'context')
+# An option for several GPUs without a loop over layers. By itself, XLA scatters the gradients of
+# many layers in one collective, which nothing hides, and which holds the gradients until then. With
+# it, gradients are scattered alone, but for those whose part on a device has less bytes.
+_UNROLLED: tuple[tuple[tuple[str, Option], ...], ...] = (
+  (('xla_gpu_reduce_scatter_combine_threshold_bytes', 1 << 16),),
+)
 # Options for several TPUs. By itself, XLA gathers weights in parts, and multiplies each part with
 # the activations, which are read again each time. Without that, and with the first gathers of the
 # next layer in the loop of this one, most steps take 1 to 18 % less time (docs/scaling.md).
@@ -67,11 +75,6 @@ _PREFIXES = {
 }
 
 
-def kind(platform: str) -> str:
-  """Returns cpu, gpu or tpu for the name of a platform in JAX."""
-  return {'cuda': 'gpu', 'rocm': 'gpu'}.get(platform, platform)
-
-
 def of_kind(platform: str, options: dict[str, Option]) -> dict[str, Option]:
   """Returns `options` without those for other kinds of device."""
   others = tuple(p for k, ps in _PREFIXES.items() if k != kind(platform) for p in ps)
@@ -88,6 +91,7 @@ def step_options(
   mesh_sizes: Mapping[str, int],
   given: dict[str, Option],
   is_known: Callable[[str, Option], bool] = is_known_here,
+  is_unrolled: bool = False,
 ) -> dict[str, Option]:
   """Returns the options of a train step: paxlite's own for this platform, and those given.
 
@@ -99,6 +103,7 @@ def step_options(
     mesh_sizes: The sizes of the mesh axes.
     given: The options that a user gives.
     is_known: Whether the XLA of the devices takes an option.
+    is_unrolled: Whether the step has dense layers and no loop over them.
   """
   if math.prod(mesh_sizes.values()) == 1:
     return given
@@ -106,6 +111,8 @@ def step_options(
   has = lambda axes: any(mesh_sizes.get(axis, 1) > 1 for axis in axes)
   if kind(platform) == 'gpu' and has(_EXCHANGING_AXES) and not has(('expert',)):
     groups += _EXCHANGING
+  if kind(platform) == 'gpu' and is_unrolled:
+    groups += _UNROLLED
   own: dict[str, Option] = {}
   flags = ' '.join(os.environ.get(name, '') for name in ('XLA_FLAGS', 'LIBTPU_INIT_ARGS'))
   for names in groups:
