@@ -1,8 +1,9 @@
 """The schedule of a compiled program, played at the speeds of a chip.
 
 Instructions run in the order of the text. A kernel takes the longer of its FLOPs at the peak and
-its memory traffic at the bandwidth. A collective takes its bytes at the bandwidth of its links. The
-time between its start and its end that no kernel fills is exposed. Collectives that are under way
+its memory traffic at the bandwidth. A collective takes its bytes at the bandwidth of its links, and
+what it reads and writes on the device takes no time of its own. The time between its start and its
+end that no kernel fills is exposed. Collectives that are under way
 at the same time take turns on the links within slices or hosts, and on those between them.
 """
 
@@ -138,7 +139,8 @@ class Schedule:
         begin = max(clock, host_free[copy.to_host])
         copied[instruction.name] = host_free[copy.to_host] = begin + copy.bytes / speed.host
         continue
-      if kernel := self._costs.kernel(computation, instruction):
+      kernel = self._costs.kernel(computation, instruction)
+      if kernel and not instruction.opcode.endswith('-start'):
         seconds = speed.kernel(kernel)
         if speed.compute(kernel.flops) >= kernel.bytes / speed.memory:
           line.compute_bound += seconds
