@@ -5,10 +5,12 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.layers.projection import Projection
 from paxlite.parallel.partitioning import gather_weight, param
 
+LORA_SUM = 'lora_sum'  # the name of a projection's output, for checkpoint policies
 LORA_VARIABLES = r'.*/lora_[ab]'  # a regular expression that matches the variables of LoRA
 
 
@@ -47,4 +49,4 @@ class LoraProjection(Projection):
     k = 'k' if stacked else ''
     hidden = jnp.einsum(f'bti,{k}ir->bt{k}r', x_flat, a)
     delta = jnp.einsum(f'bt{k}r,{k}or->bt{k}o', hidden, b)
-    return y + delta.reshape(y.shape)
+    return checkpoint_name(y + delta.reshape(y.shape), LORA_SUM)

@@ -13,6 +13,7 @@ import jax
 from flax import linen as nn
 
 from paxlite.layers.fp8_product import LARGEST
+from paxlite.layers.lora import LORA_SUM
 from paxlite.layers.partial_attention import RESULTS as ATTENTION_RESULTS
 from paxlite.parallel.partitioning import HOST
 
@@ -101,19 +102,20 @@ def _policy_of_activations(policy: str | Offloaded) -> Callable[..., bool]:
   policies = jax.checkpoint_policies
   if isinstance(policy, Offloaded):
     return _offloading(policy)
+  both = policies.save_from_both_policies
+  # Where LoRA adds two products, their sum is kept, and JAX then keeps neither of them.
+  sums = policies.save_only_these_names(LORA_SUM)
+  no_batch = both(sums, policies.dots_with_no_batch_dims_saveable)
   plain = {
     'SAVE_NOTHING': policies.nothing_saveable,
     'SAVE_EVERYTHING': policies.everything_saveable,
-    'SAVE_DOT_ONLY': policies.dots_saveable,
-    'SAVE_DOT_WITH_NO_BATCH_DIM': policies.dots_with_no_batch_dims_saveable,
+    'SAVE_DOT_ONLY': both(sums, policies.dots_saveable),
+    'SAVE_DOT_WITH_NO_BATCH_DIM': no_batch,
+    'SAVE_ATTENTION': attention_saveable,
+    'SAVE_DOT_AND_ATTENTION': both(no_batch, attention_saveable),
   }
   if policy in plain:
     return plain[policy]
-  if policy == 'SAVE_ATTENTION':
-    return attention_saveable
-  if policy == 'SAVE_DOT_AND_ATTENTION':
-    no_batch = policies.dots_with_no_batch_dims_saveable
-    return policies.save_from_both_policies(no_batch, attention_saveable)
   if policy not in _NAMES:
     raise ValueError(f'unknown checkpoint policy {policy!r}; known: {get_args(CheckpointPolicy)}')
   return policies.save_only_these_names(*_NAMES[policy])
