@@ -58,6 +58,7 @@ class Estimator:
     self.model = model
     self._machine = machine
     self._laid_out: dict[Layout, LanguageModel] = {}
+    self._loops: dict[tuple[object, ...], bool] = {}
     self._gathers_once = _gathers_once(model.experiment)
 
   def estimate(self, candidate: Candidate) -> Estimate:
@@ -89,7 +90,8 @@ class Estimator:
     moved += losses * rest.traffic.on_a_device(outer)
     saved = unit.saved.on_a_device(inner)
     gathers_once = is_pipeline and self._gathers_once
-    if c.values.get('USE_REPEATED_LAYER'):
+    is_loop = self._is_loop(c)
+    if is_loop:
       # a loop copies what it keeps, and each layer's weights and gradients
       moved += 2 * units * runs * saved
       if not gathers_once:
@@ -121,7 +123,7 @@ class Estimator:
     kept = rest.saved.minus(_logits(rest, e.VOCAB_SIZE)).on_a_device(outer)
     accumulated = state.trained if losses > 1 else 0.0  # their sum is in float32
     start = units * saved + max(head, running)
-    if c.values.get('USE_REPEATED_LAYER'):
+    if is_loop:
       start += gradients  # a loop allocates the gradients of all layers before it runs
     end = gradients + running + saved
     if gathers_once:
@@ -156,6 +158,17 @@ class Estimator:
     if layout not in self._laid_out:
       self._laid_out[layout] = self.model.experiment.replaced(**layout.values)
     return self._laid_out[layout]
+
+  def _is_loop(self, c: Candidate) -> bool:
+    """Returns whether the program has a loop over the layers."""
+    names = ('USE_REPEATED_LAYER', 'CHECKPOINT_POLICY', 'OFFLOAD_ACTIVATIONS')
+    values = {name: c.values[name] for name in names if name in c.values}
+    key = (c.layout, *values.values())
+    if key not in self._loops:
+      made = self.laid_out(c.layout).replaced(**choices.attributes(values))
+      is_unrolled = self._machine.platform in made.UNROLL_LAYERS
+      self._loops[key] = made.USE_REPEATED_LAYER and not is_unrolled
+    return self._loops[key]
 
   def _traced_values(self, c: Candidate, sizes: Mapping[str, int]) -> dict[str, object]:
     """Returns the attributes that the traced program depends on."""

@@ -13,6 +13,7 @@ from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.registry import experiments, find, register
 from paxlite.experiments.te_layer import check_supported
@@ -145,6 +146,38 @@ def test_a_kind_is_inherited_and_bounds_are_checked():
   ):
     with pytest.raises(UserError, match=message):
       Mine(**values).validate()
+
+
+@pytest.mark.parametrize(
+  ('values', 'unrolled'),
+  [
+    (dict(CHECKPOINT_POLICY='SAVE_DOT_AND_ATTENTION'), ['gpu']),
+    (dict(CHECKPOINT_POLICY='SAVE_QKV_CONTEXT_OUT_PROJ', ICI_MESH_SHAPE=[2, 4, 1]), ['gpu']),
+    (dict(CHECKPOINT_POLICY='SAVE_ATTENTION'), []),
+    (dict(CHECKPOINT_POLICY='SAVE_DOT_ONLY', ICI_MESH_SHAPE=[1, 4, 2]), []),
+    (dict(CHECKPOINT_POLICY='SAVE_DOT_ONLY', OFFLOAD_ACTIVATIONS=['iteration_input']), []),
+    (dict(CHECKPOINT_POLICY='SAVE_NOTHING', UNROLL_LAYERS=['gpu', 'tpu']), ['gpu', 'tpu']),
+  ],
+)
+def test_repeated_layers_are_unrolled_where_that_is_faster(values, unrolled):
+  e = TinyGPT(USE_REPEATED_LAYER=True, **values)
+  assert e.UNROLL_LAYERS == unrolled
+  assert e.model().transformer_tpl.unrolled_on == unrolled
+  assert [e.is_unrolled(p) for p in ('cuda', 'tpu')] == [k in unrolled for k in ('gpu', 'tpu')]
+  assert e.replaced(USE_REPEATED_LAYER=False).is_unrolled('tpu')
+
+
+def test_experts_and_stages_stay_in_a_loop():
+  values = dict(USE_REPEATED_LAYER=True, CHECKPOINT_POLICY='SAVE_DOT_ONLY')
+  experts = GLaM126M64E(**values)
+  assert experts.UNROLL_LAYERS == []
+  assert not experts.replaced(USE_REPEATED_LAYER=False).is_unrolled('cuda')
+  axes = dict(MESH_AXES=['stage', 'replica', 'data', 'mdl'], DCN_MESH_SHAPE=[1, 1, 1, 1])
+  stages = TinyGPT(**values, **axes, ICI_MESH_SHAPE=[2, 1, 1, 1], NUM_LAYERS=2)
+  assert stages.UNROLL_LAYERS == []
+  stages.validate()
+  with pytest.raises(UserError, match=r'\(mesh axis stage\) needs --fdl.UNROLL_LAYERS=\[\]'):
+    stages.replaced(UNROLL_LAYERS=['gpu']).validate()
 
 
 def test_te_refuses_blocks_that_it_does_not_know():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import fiddle as fdl
 import jax
@@ -87,6 +88,27 @@ def test_repeated_equals_unrolled(packed):
   assert_trees_close(stacked(grads_u), grads_r, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize('policy', ['SAVE_NOTHING', 'SAVE_DOT_WITH_NO_BATCH_DIM'])
+def test_repeated_layers_without_a_loop(policy):
+  """The same variables, and nearly the same loss and gradients; what is not kept is recomputed."""
+  values = dict(USE_REPEATED_LAYER=True, CHECKPOINT_POLICY=policy, DROPOUT_PROB=0.2)
+  loop, unrolled = make(**values, UNROLL_LAYERS=[]), make(**values, UNROLL_LAYERS=['cpu'])
+  params, batch, rng = params_of(loop), batch_of(), jax.random.key(3)
+  shapes = jax.tree.map(lambda x: x.shape, params)
+  assert shapes == jax.tree.map(lambda x: x.shape, params_of(unrolled))
+  programs = [jax.jit(t.grads).lower(params, batch, rng).compile() for t in (loop, unrolled)]
+  has_loop = ['transformer.layers/while' in p.as_text() for p in programs]
+  assert has_loop == [True, False]
+  # XLA would undo the recomputation without a barrier
+  again = re.findall(r' dot\(.*rematted_computation.*ffn_layer1', programs[1].as_text())
+  assert bool(again) == (policy == 'SAVE_NOTHING')
+  (grads, _, metrics), (grads_u, _, metrics_u) = (p(params, batch, rng) for p in programs)
+  assert float(metrics['total_loss'].value) == pytest.approx(
+    float(metrics_u['total_loss'].value), rel=1e-6
+  )
+  assert_trees_close(grads, grads_u, atol=1e-6, rtol=1e-5)
+
+
 @pytest.fixture(scope='module')
 def plain():
   """Parameters, a batch, the loss and the gradients of the plain model."""
@@ -137,6 +159,13 @@ def test_checkpoint_policies_keep_what_they_name(repeated):
   assert sizes == sorted(set(sizes)), sizes
   one_activation = 6 * 4 * 16 * 32
   assert sizes[1] - sizes[0] == pytest.approx(one_activation, rel=0.2)
+
+
+def test_lora_keeps_the_sum_of_two_products_alone():
+  """Both take a policy of products to the same memory, but for the factors' narrow products."""
+  size = lambda **values: saved_floats(task := make(**KEEPS, **values), params_of(task), batch_of())
+  KEEPS = dict(CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM', NUM_LAYERS=6, LORA_RANK=1)
+  assert size(USE_LORA=True) < 1.1 * size()
 
 
 @pytest.mark.parametrize(('dropout', 'traced'), [(0.0, 1), (0.3, 5)])

@@ -74,8 +74,19 @@ def test_several_collectives_run_at_a_time_where_activations_are_exchanged(monke
   assert OVERLAP not in compiler.step_options('tpu', {'data': 4} | mesh, {})
 
 
+def test_gradients_are_scattered_alone_without_a_loop_over_layers(monkeypatch):
+  monkeypatch.delenv('XLA_FLAGS', raising=False)
+  monkeypatch.setattr(compiler, '_is_known', lambda *_: True)
+  name = 'xla_gpu_reduce_scatter_combine_threshold_bytes'
+  options = lambda *args: compiler.step_options(*args, is_unrolled=True)
+  assert options('cuda', {'data': 8}, {})[name] == 65536
+  assert options('cuda', {'data': 8}, {name: 1})[name] == 1
+  assert name not in options('cuda', {'data': 1}, {}) | options('tpu', {'data': 8}, {})
+  assert name not in compiler.step_options('cuda', {'data': 8}, {})
+
+
 def test_this_xla_knows_the_options_for_several_gpus():
-  groups = compiler._SEVERAL_GPUS + compiler._EXCHANGING
+  groups = compiler._SEVERAL_GPUS + compiler._EXCHANGING + compiler._UNROLLED
   known = [[name for name in names if compiler.is_known_here(*name)] for names in groups]
   assert all(known)
   assert not compiler.is_known_here('xla_gpu_nonsense', True)

@@ -110,6 +110,25 @@ def test_repeats_make_a_pipeline_wait_less(model):
   assert two.sent > one.sent
 
 
+def test_gpus_have_no_loop_over_layers_that_keep_their_products(model):
+  """Copies of a loop count where the program has one; the experiment decides that for each mesh."""
+  data, mdl = (Layout(('replica', 'data', 'mdl'), shape, shape) for shape in ((1, 8, 1), (1, 4, 2)))
+
+  def traffic(platform: str, layout: Layout, repeated: bool, policy: str) -> float:
+    estimator = Estimator(model, dataclasses.replace(HOST, platform=platform))
+    values = VALUES | {'CHECKPOINT_POLICY': policy, 'USE_REPEATED_LAYER': repeated}
+    return estimator.estimate(Candidate(layout, 16, 1, values)).traffic
+
+  for platform, layout, policy, has_loop in (
+    ('gpu', data, 'SAVE_DOT_WITH_NO_BATCH_DIM', False),
+    ('gpu', data, 'SAVE_NOTHING', True),
+    ('gpu', mdl, 'SAVE_DOT_WITH_NO_BATCH_DIM', True),
+    ('tpu', data, 'SAVE_DOT_WITH_NO_BATCH_DIM', True),
+  ):
+    repeated, unrolled = (traffic(platform, layout, r, policy) for r in (True, False))
+    assert (repeated > unrolled) == has_loop, (platform, layout, policy)
+
+
 def test_a_pipeline_that_gathers_once_holds_the_weights_of_its_stage():
   e = TinyGPT(
     NUM_LAYERS=12, MODEL_DIMS=512, HIDDEN_DIMS=2048, MAX_SEQ_LEN=16, VOCAB_SIZE=1024,
