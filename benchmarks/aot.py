@@ -17,6 +17,10 @@ RESULTS = pathlib.Path(__file__).parent / 'results' / 'aot'
 ON_256 = ['--fdl.ICI_MESH_SHAPE=[1,8,1]', '--fdl.DCN_MESH_SHAPE=[1,32,1]']
 ON_512 = ['--fdl.ICI_MESH_SHAPE=[1,8,1]', '--fdl.DCN_MESH_SHAPE=[1,64,1]']
 LEAN = ['--fdl.ATTENTION_BLOCK_SIZE=512', '--fdl.NUM_LOSS_CHUNKS=4']
+KEPT = [
+  '--fdl.DCN_MESH_SHAPE=[1,8,1]', '--fdl.NUM_LOSS_CHUNKS=8',
+  '--fdl.CHECKPOINT_POLICY=SAVE_DOT_AND_ATTENTION',
+]  # fmt: skip
 SMALL = ['--fdl.USE_REPEATED_LAYER=True', '--fdl.CHECKPOINT_POLICY=SAVE_NOTHING']
 # nothing is computed twice to save memory that there is
 ROOMY = '--fdl.COMPILER_OPTIONS=[xla_gpu_memory_limit_slop_factor=130]'
@@ -69,6 +73,13 @@ CASES: dict[str, list[str]] = {
   'gpt126m_v5e_8': ['Synthetic126M', 'v5e-8', *SMALL, *on_one_slice(8)],
   'gpt126m_v5e_64': ['Synthetic126M', 'v5e-64', *SMALL, *on_one_slice(64)],
   'gpt126m_v5e_256': ['Synthetic126M', 'v5e-256', *SMALL, *on_one_slice(256)],
+  # Products that are kept, with and without a loop over layers; FP8; and a small model.
+  'llama8b_h100x64': ['LLaMA3_8B', 'h100x64', *KEPT],
+  'llama8b_loop_h100x64': ['LLaMA3_8B', 'h100x64', *KEPT, '--fdl.UNROLL_LAYERS=[]'],
+  'gpt5b_h100x256': ['GPT5B', 'h100x256'],
+  'gpt5b_loop_h100x256': ['GPT5B', 'h100x256', '--fdl.UNROLL_LAYERS=[]'],
+  'gpt5b_fp8_h100x256': ['GPT5B', 'h100x256', '--fdl.USE_FP8=True'],
+  'gpt126m_h100x8': ['GPT126M', 'h100x8', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
   # Large models on GPUs.
   'gpt175b_h100x256': ['Synthetic175B', 'h100x256'],
   'gpt175b_lean_h100x256': ['Synthetic175B', 'h100x256', *LEAN],

@@ -154,6 +154,10 @@ MODELS = {
   # Keeps the matrix products. At most 12 layers, because more take time and are no faster.
   'llama7b_dots': llama7b(4, NUM_LAYERS=12, CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM'),
   'llama7b_dots_b2': llama7b(2, CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM'),
+  # The same in a loop over the layers, as with --fdl.UNROLL_LAYERS=[].
+  'llama7b_dots_loop': llama7b(
+    4, NUM_LAYERS=12, CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM', UNROLL_LAYERS=[]
+  ),
   # Recomputes nothing.
   'llama7b_all': llama7b(2, CHECKPOINT_POLICY='SAVE_EVERYTHING'),
   'gpt5b_wide': Model(
@@ -242,6 +246,7 @@ SUITES: dict[str, list[str]] = {
   'all': [
     'gpt126m_b16/xla',
     'llama7b_dots/xla',
+    'llama7b_dots_loop/xla',
     'gpt5b_wide/xla',
     'gpt5b_wide/xla_fp8',
     'llama7b_decode/xla',
@@ -261,6 +266,7 @@ SUITES: dict[str, list[str]] = {
   'train': [
     'gpt126m_b16/xla',
     'llama7b_dots/xla',
+    'llama7b_dots_loop/xla',
     'gpt5b_wide/xla',
     'gpt5b_wide/xla_fp8',
     'gpt5b_wide/te_layer_delayed',

@@ -37,7 +37,8 @@ class MaxText16B(LLaMA):
   CHECKPOINT_POLICY = 'SAVE_NOTHING'
   ATTENTION_BLOCK_SIZE = 256
   NUM_LOSS_CHUNKS = 8
-  COMPILER_OPTIONS = _V5E
+  # With the last option on, a step takes 1 % less time, and more memory than MaxText's.
+  COMPILER_OPTIONS = [*_V5E, 'xla_tpu_enable_ici_ag_pipelining=false']
 
 
 @register
@@ -47,6 +48,7 @@ class MaxText32B(MaxText16B):
   MODEL_DIMS = 8192
   HEADS_SPAN_MODEL = True
   PERCORE_BATCH_SIZE = 4
+  COMPILER_OPTIONS = _V5E
 
 
 @register

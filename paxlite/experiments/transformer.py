@@ -16,6 +16,7 @@ from paxlite.experiments.context_parallelism import ContextParallelism
 from paxlite.experiments.decoding import Decoding
 from paxlite.experiments.optimization import Optimization
 from paxlite.layers.attention import Attention
+from paxlite.layers.block_sequence import BlockSequence
 from paxlite.layers.embeddings import (
   LearnedPositions,
   LmHead,
@@ -31,12 +32,7 @@ from paxlite.layers.pipeline import PipelinedTransformer
 from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import CheckpointPolicy, keeps_nothing, keeps_products
-from paxlite.layers.transformer import (
-  BlockSequence,
-  RepeatedTransformer,
-  TransformerBlock,
-  UnrolledTransformer,
-)
+from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
 from paxlite.parallel import devices
 from paxlite.training.task import Task
 
@@ -202,7 +198,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
       if not self.USE_REPEATED_LAYER:
         raise UserError('a pipeline (mesh axis stage) needs --fdl.USE_REPEATED_LAYER=True')
       if self.UNROLL_LAYERS:
-        raise UserError('a pipeline (mesh axis stage) needs --fdl.UNROLL_LAYERS=[]')
+        raise UserError("a pipeline (mesh axis stage) needs '--fdl.UNROLL_LAYERS=[]'")
 
   def task(self) -> fdl.Config:
     return config(

@@ -13,8 +13,7 @@ from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.norms import LayerNorm
 from paxlite.layers.remat import Offloaded, remat
 from paxlite.layers.sown import SOWN
-from paxlite.parallel import devices
-from paxlite.parallel.partitioning import TAPS, active_platform, shard
+from paxlite.parallel.partitioning import TAPS, active_kind, shard
 
 
 class TransformerBlock(nn.Module):
@@ -53,26 +52,6 @@ class TransformerBlock(nn.Module):
     x_BTD = x_BTD + dropout(h_BTD)
     x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
     return checkpoint_name(x_BTD, 'transformer_layer_out')
-
-
-class BlockSequence(nn.Module):
-  """A sequence of different blocks, which a stack repeats as one layer.
-
-  A layer of GLaM, for example, is a block with experts followed by a block without.
-
-  Attributes:
-    block_tpls: Templates of the blocks, whose parameters are x_layers_0, x_layers_1 …
-  """
-
-  block_tpls: Sequence[Template]
-
-  @nn.compact
-  def __call__(
-    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
-  ) -> jax.Array:
-    for i, block_tpl in enumerate(self.block_tpls):
-      x_BTD = block_tpl(name=f'x_layers_{i}')(x_BTD, positions_BT, segment_ids_BT)
-    return x_BTD
 
 
 REPEATED = 'repeat'  # the name under which a repeated stack keeps its parameters [L, …]
@@ -133,10 +112,8 @@ class UnrolledTransformer(nn.Module):
 class RepeatedTransformer(UnrolledTransformer):
   """A stack that scans one layer over parameters with a leading dimension [L, …].
 
-  A program with a loop over the layers compiles in a time that does not depend on their number. A
-  loop copies the activations that a layer keeps into an array of all layers. XLA for GPUs does that
-  in kernels of their own, and fills the arrays with zeros before. Without the loop, a layer's
-  activations stay where they are made. The parameters are the same.
+  The scan is a loop, whose compile time does not depend on the number of layers. A loop copies the
+  activations that a layer keeps into an array of all layers.
 
   Attributes:
     unrolled_on: The kinds of devices for whose programs there is no loop: cpu, gpu, tpu.
@@ -148,7 +125,7 @@ class RepeatedTransformer(UnrolledTransformer):
   def layers(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
-    is_loop = devices.kind(active_platform()) not in self.unrolled_on
+    is_loop = active_kind() not in self.unrolled_on
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=is_loop)
 
     def step(block: nn.Module, x: jax.Array, _: None) -> tuple[jax.Array, None]:

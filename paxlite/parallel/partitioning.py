@@ -31,6 +31,7 @@ from jax.typing import DTypeLike
 
 from paxlite.core.errors import UserError, listed
 from paxlite.core.trees import PyTree
+from paxlite.parallel import devices
 from paxlite.parallel.mesh import MESH_AXES
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
@@ -127,6 +128,11 @@ def active_platform() -> str:
   """The platform of the active mesh, or else JAX's default one: cpu, gpu, cuda, tpu."""
   active = active_mesh()
   return active[0].devices.flat[0].platform if active else jax.default_backend()
+
+
+def active_kind() -> str:
+  """The kind of the active platform: cpu, gpu, tpu."""
+  return devices.kind(active_platform())
 
 
 def adds_up_gradients() -> bool:
