@@ -80,6 +80,7 @@ CASES: dict[str, list[str]] = {
   'gpt5b_loop_h100x256': ['GPT5B', 'h100x256', '--fdl.UNROLL_LAYERS=[]'],
   'gpt5b_fp8_h100x256': ['GPT5B', 'h100x256', '--fdl.USE_FP8=True'],
   'gpt126m_h100x8': ['GPT126M', 'h100x8', '--fdl.DCN_MESH_SHAPE=[1,1,1]'],
+  'gpt126m_data_h100x8': ['GPT126M', 'h100x8', *on_one_slice(8)],
   # Large models on GPUs.
   'gpt175b_h100x256': ['Synthetic175B', 'h100x256'],
   'gpt175b_lean_h100x256': ['Synthetic175B', 'h100x256', *LEAN],

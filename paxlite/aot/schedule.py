@@ -3,8 +3,8 @@
 Instructions run in the order of the text. A kernel takes the longer of its FLOPs at the peak and
 its memory traffic at the bandwidth. A collective takes its bytes at the bandwidth of its links, and
 what it reads and writes on the device takes no time of its own. The time between its start and its
-end that no kernel fills is exposed. Collectives that are under way
-at the same time take turns on the links within slices or hosts, and on those between them.
+end that no kernel fills is exposed. Collectives that are under way at the same time take turns on
+the links within slices or hosts, and on those between them.
 """
 
 import dataclasses
@@ -140,7 +140,7 @@ class Schedule:
         copied[instruction.name] = host_free[copy.to_host] = begin + copy.bytes / speed.host
         continue
       kernel = self._costs.kernel(computation, instruction)
-      if kernel and not instruction.opcode.endswith('-start'):
+      if kernel and collective(computation, instruction, self._mesh_sizes) is None:
         seconds = speed.kernel(kernel)
         if speed.compute(kernel.flops) >= kernel.bytes / speed.memory:
           line.compute_bound += seconds

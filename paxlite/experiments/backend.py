@@ -7,11 +7,11 @@ from typing import Literal
 import fiddle as fdl
 from fiddle import selectors
 
-from paxlite.core.attribute_kinds import Training
+from paxlite.core.attribute_kinds import Run, Training
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.te_layer import te_block
-from paxlite.experiments.transformer import Transformer
+from paxlite.experiments.transformer import DeviceKind, Transformer
 from paxlite.layers import backends
 from paxlite.layers.backends import Backend, TeRecipe
 from paxlite.layers.einsum import DotGeneralEinsum, Einsum, JnpEinsum
@@ -102,6 +102,15 @@ class Backends(Transformer):
       raise UserError(
         f'{self.backend}: a pipeline (mesh axis stage) runs in XLA alone, FP8 included'
       )
+
+  @property
+  def UNROLL_LAYERS(self) -> Run[list[DeviceKind]]:
+    """The kinds of devices on which repeated layers are compiled one by one, without a loop.
+
+    By default these are GPUs, for dense layers that keep their products on a mesh of data and
+    replica. Policies do not see the products of Transformer Engine.
+    """
+    return [] if self.USE_TE != 'off' else super().UNROLL_LAYERS
 
   def compiler_options(
     self, platform: str, is_known: Callable[[str, Option], bool] = is_known_here

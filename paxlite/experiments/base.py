@@ -332,7 +332,11 @@ class Experiment(Attributes):
     return compiler.step_options(platform, self.mesh_sizes, given, is_known, is_unrolled)
 
   def is_unrolled(self, platform: str) -> bool:
-    """Returns whether a step for a platform has dense layers and no loop over them."""
+    """Returns whether a step has no loop over its layers, which are dense and at most split by data.
+
+    Args:
+      platform: JAX's name of the platform.
+    """
     return False
 
   @property

@@ -54,7 +54,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
   NUM_LAYERS: Shape[Count] = 10  # transformer blocks
   VOCAB_SIZE: Shape[Count] = 32000  # rows of the embedding
   PACKED_INPUT: Training[bool] = True  # rows hold several texts, which do not see each other
-  USE_REPEATED_LAYER: Training[bool] = False  # one compiled block is applied NUM_LAYERS times
+  USE_REPEATED_LAYER: Training[bool] = False  # layers share arrays [L, …]; see UNROLL_LAYERS
   NUM_PIPELINE_REPEATS: Run[Count] = 1  # groups of layers in a stage of a pipeline
   GATHER_STAGES_ONCE: Run[bool] = True  # a pipeline gathers weights once a step, not once a tick
   CHECKPOINT_POLICY: Run[CheckpointPolicy] = 'SAVE_NOTHING'  # what is not recomputed
@@ -86,9 +86,8 @@ class Transformer(ContextParallelism, Decoding, Optimization):
     By default these are GPUs, for dense layers that keep their products on a mesh of data and
     replica. There, steps take less time without the loop, and most of them less memory.
     """
-    is_split = any(n > 1 for axis, n in self.mesh_sizes.items() if axis not in ('replica', 'data'))
-    moves = is_split or self.OFFLOAD_ACTIVATIONS or self.has_any_experts
-    return ['gpu'] if keeps_products(self.CHECKPOINT_POLICY) and not moves else []
+    is_kept = keeps_products(self.CHECKPOINT_POLICY) and not self.OFFLOAD_ACTIVATIONS
+    return ['gpu'] if is_kept and self.is_dense_and_whole else []
 
   @property
   def HIDDEN_DIMS(self) -> Shape[Count]:
@@ -132,9 +131,18 @@ class Transformer(ContextParallelism, Decoding, Optimization):
     """Whether any block has experts."""
     return any(map(self.has_experts, range(self.NUM_LAYERS)))
 
+  @property
+  def is_dense_and_whole(self) -> bool:
+    """Whether no block has experts, and the mesh has no axis but replica and data."""
+    others = (n for axis, n in self.mesh_sizes.items() if axis not in ('replica', 'data'))
+    return not self.has_any_experts and all(n == 1 for n in others)
+
+  def has_loop(self, platform: str) -> bool:
+    """Returns whether a step for a platform has a loop over its layers."""
+    return self.USE_REPEATED_LAYER and devices.kind(platform) not in self.UNROLL_LAYERS
+
   def is_unrolled(self, platform: str) -> bool:
-    is_loop = self.USE_REPEATED_LAYER and devices.kind(platform) not in self.UNROLL_LAYERS
-    return not is_loop and not self.has_any_experts
+    return self.is_dense_and_whole and not self.has_loop(platform)
 
   @property
   def block_names(self) -> list[str]:

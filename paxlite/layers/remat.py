@@ -53,6 +53,14 @@ _NAMES: dict[str, tuple[str, ...]] = {
 }
 
 
+_OF_PRODUCTS = (
+  'SAVE_DOT_ONLY',
+  'SAVE_DOT_WITH_NO_BATCH_DIM',
+  'SAVE_DOT_AND_ATTENTION',
+  'SAVE_QKV_CONTEXT_OUT_PROJ',
+  'SAVE_DOT_FOR_MLPERF_200B',
+)
+
 # The names that layers give to their activations.
 ActivationName = Literal[
   'iteration_input',
@@ -158,8 +166,8 @@ def keeps_nothing(policy: str) -> bool:
 
 
 def keeps_products(policy: str) -> bool:
-  """Returns whether a policy keeps the results of a layer's products inside the layer."""
-  return policy.startswith('SAVE_DOT') or policy == 'SAVE_QKV_CONTEXT_OUT_PROJ'
+  """Returns whether a policy keeps most products of a layer, and not everything."""
+  return policy in _OF_PRODUCTS
 
 
 def remat(body: _Body, policy: str | Offloaded, in_scan: bool) -> _Body:

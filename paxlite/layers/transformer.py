@@ -125,7 +125,7 @@ class RepeatedTransformer(UnrolledTransformer):
   def layers(
     self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None
   ) -> jax.Array:
-    is_loop = active_kind() not in self.unrolled_on
+    is_loop = self.is_initializing() or active_kind() not in self.unrolled_on
     apply_block = remat(_apply_block, self.checkpoint_policy, in_scan=is_loop)
 
     def step(block: nn.Module, x: jax.Array, _: None) -> tuple[jax.Array, None]:

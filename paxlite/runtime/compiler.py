@@ -43,7 +43,7 @@ _EXCHANGING: tuple[tuple[tuple[str, Option], ...], ...] = (
 _EXCHANGING_AXES = ('mdl', 'stage', 'context')
 # An option for several GPUs without a loop over layers. By itself, XLA scatters the gradients of
 # many layers in one collective, which nothing hides, and which holds the gradients until then. With
-# it, gradients are scattered alone, but for those whose part on a device has less bytes.
+# it, gradients are scattered alone, but for those whose part on a device has fewer bytes.
 _UNROLLED: tuple[tuple[tuple[str, Option], ...], ...] = (
   (('xla_gpu_reduce_scatter_combine_threshold_bytes', 1 << 16),),
 )
@@ -103,7 +103,8 @@ def step_options(
     mesh_sizes: The sizes of the mesh axes.
     given: The options that a user gives.
     is_known: Whether the XLA of the devices takes an option.
-    is_unrolled: Whether the step has dense layers and no loop over them.
+    is_unrolled: Whether the step has no loop over its layers, which are dense and at most split by
+      data.
   """
   if math.prod(mesh_sizes.values()) == 1:
     return given

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.core.trees import PyTree
-from paxlite.parallel.partitioning import active_mesh, active_platform
-from paxlite.runtime.compiler import kind
+from paxlite.parallel.partitioning import active_kind, active_mesh
 
 _Carry = TypeVar('_Carry')
 _Body = Callable[[_Carry, PyTree], tuple[_Carry, PyTree]]
@@ -18,7 +17,7 @@ _Scan = Callable[[_Body, _Carry, PyTree], tuple[_Carry, PyTree]]
 def microbatch_scan() -> _Scan:
   """Returns a function that computes what `jax.lax.scan` does, for the active mesh."""
   mesh = active_mesh()
-  is_pipelined = kind(active_platform()) == 'gpu' and mesh is not None and mesh[0].size > 1
+  is_pipelined = active_kind() == 'gpu' and mesh is not None and mesh[0].size > 1
   return opaque_scan if is_pipelined else jax.lax.scan
 
 

@@ -58,7 +58,7 @@ def _blocks(e: LanguageModel, machine: Machine) -> Sequence[int]:
 
 
 def _repeated(e: LanguageModel, machine: Machine) -> Sequence[bool]:
-  """Returns whether to repeat layers: an unrolled stack of many would compile for hours."""
+  """Returns whether to repeat layers: an unrolled stack of many takes TPUs hours to compile."""
   return [True, False] if e.NUM_LAYERS <= _MOST_UNROLLED else [True]
 
 

@@ -163,11 +163,10 @@ class Estimator:
     """Returns whether the program has a loop over the layers."""
     names = ('USE_REPEATED_LAYER', 'CHECKPOINT_POLICY', 'OFFLOAD_ACTIVATIONS')
     values = {name: c.values[name] for name in names if name in c.values}
-    key = (c.layout, *values.values())
+    key = (c.layout, *values.items())
     if key not in self._loops:
       made = self.laid_out(c.layout).replaced(**choices.attributes(values))
-      is_unrolled = self._machine.platform in made.UNROLL_LAYERS
-      self._loops[key] = made.USE_REPEATED_LAYER and not is_unrolled
+      self._loops[key] = made.has_loop(self._machine.platform)
     return self._loops[key]
 
   def _traced_values(self, c: Candidate, sizes: Mapping[str, int]) -> dict[str, object]:

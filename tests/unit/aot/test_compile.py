@@ -151,7 +151,7 @@ def test_what_cannot_be_compiled(flags, message, capsys, monkeypatch):
 def test_options_are_those_of_the_platform():
   e = build_experiment('MaxText16B', [], {})
   assert e.compiler_options('cpu') == {}
-  assert len(e.compiler_options('tpu', lambda *_: False)) == 7
+  assert len(e.compiler_options('tpu', lambda *_: False)) == len(e.COMPILER_OPTIONS)
   options = {'COMPILER_OPTIONS': '[xla_gpu_a=2, xla_cpu_b=x]'}
   e = build_experiment('TinyGPT', [], options)
   assert e.compiler_options('cuda') == {'xla_gpu_a': 2}

@@ -121,6 +121,29 @@ ENTRY %main (p: bf16[64]) -> (bf16[128], bf16[128]) {{
   assert (line.exposed, line.collectives) == pytest.approx((exposed, 8.0))
 
 
+def test_copies_take_time_and_collectives_take_none_of_their_own():
+  """16 bytes are fetched into VMEM and written negated; a gather beside them writes 256 bytes."""
+  program = Program("""HloModule test
+
+ENTRY %main (p: f32[4], q: bf16[64]) -> (f32[4], bf16[128]) {
+  %p = f32[4] parameter(0)
+  %q = bf16[64] parameter(1)
+  %g = (bf16[64], bf16[128]) all-gather-start(%q), channel_id=1, replica_groups={{0,1}}, \
+dimensions={0}, use_global_device_ids=true
+  %c = (f32[4]{0:S(1)}, f32[4], u32[]) copy-start(%p)
+  %d = f32[4]{0:S(1)} copy-done(%c)
+  %n = f32[4] negate(%d)
+  %h = bf16[128] all-gather-done(%g)
+  ROOT %t = (f32[4], bf16[128]) tuple(%n, %h)
+}
+""")
+  speed = Speed({'': 1.0}, 1.0, lambda _: (0.0, 0.0))
+  costs = Costs(program, 'tpu')
+  line = Schedule(costs, speed, {'data': 2}).timeline(program.entry)
+  assert line.seconds == 16 + 16
+  assert costs.traffic() > 256 + 32
+
+
 def test_a_product_that_cublas_adds_to_a_sum():
   """[32, 4] × [4, 16] in bfloat16, added to a larger array of float32 in place."""
   program = Program("""HloModule test

@@ -154,6 +154,7 @@ def test_a_kind_is_inherited_and_bounds_are_checked():
     (dict(CHECKPOINT_POLICY='SAVE_DOT_AND_ATTENTION'), ['gpu']),
     (dict(CHECKPOINT_POLICY='SAVE_QKV_CONTEXT_OUT_PROJ', ICI_MESH_SHAPE=[2, 4, 1]), ['gpu']),
     (dict(CHECKPOINT_POLICY='SAVE_ATTENTION'), []),
+    (dict(CHECKPOINT_POLICY='SAVE_DOT_ONLY', USE_TE='gemm'), []),
     (dict(CHECKPOINT_POLICY='SAVE_DOT_ONLY', ICI_MESH_SHAPE=[1, 4, 2]), []),
     (dict(CHECKPOINT_POLICY='SAVE_DOT_ONLY', OFFLOAD_ACTIVATIONS=['iteration_input']), []),
     (dict(CHECKPOINT_POLICY='SAVE_NOTHING', UNROLL_LAYERS=['gpu', 'tpu']), ['gpu', 'tpu']),
@@ -164,7 +165,7 @@ def test_repeated_layers_are_unrolled_where_that_is_faster(values, unrolled):
   assert unrolled == e.UNROLL_LAYERS
   assert e.model().transformer_tpl.unrolled_on == unrolled
   assert [e.is_unrolled(p) for p in ('cuda', 'tpu')] == [k in unrolled for k in ('gpu', 'tpu')]
-  assert e.replaced(USE_REPEATED_LAYER=False).is_unrolled('tpu')
+  assert e.replaced(USE_REPEATED_LAYER=False).is_unrolled('tpu') == (e.mesh_sizes['mdl'] == 1)
 
 
 def test_experts_and_stages_stay_in_a_loop():

@@ -99,6 +99,8 @@ def test_repeated_layers_without_a_loop(policy):
   programs = [jax.jit(t.grads).lower(params, batch, rng).compile() for t in (loop, unrolled)]
   has_loop = ['transformer.layers/while' in p.as_text() for p in programs]
   assert has_loop == [True, False]
+  initial = jax.jit(unrolled.init_params).lower(rng)
+  assert 'transformer.layers/while' in initial.compile().as_text()  # it keeps nothing
   # XLA would undo the recomputation without a barrier
   again = re.findall(r' dot\(.*rematted_computation.*ffn_layer1', programs[1].as_text())
   assert bool(again) == (policy == 'SAVE_NOTHING')
@@ -163,8 +165,8 @@ def test_checkpoint_policies_keep_what_they_name(repeated):
 
 def test_lora_keeps_the_sum_of_two_products_alone():
   """Both take a policy of products to the same memory, but for the factors' narrow products."""
-  size = lambda **values: saved_floats(task := make(**KEEPS, **values), params_of(task), batch_of())
-  KEEPS = dict(CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM', NUM_LAYERS=6, LORA_RANK=1)
+  keeps = dict(CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM', NUM_LAYERS=6, LORA_RANK=1)
+  size = lambda **values: saved_floats(task := make(**keeps, **values), params_of(task), batch_of())
   assert size(USE_LORA=True) < 1.1 * size()
 
 
