@@ -332,7 +332,7 @@ class Experiment(Attributes):
     return compiler.step_options(platform, self.mesh_sizes, given, is_known, is_unrolled)
 
   def is_unrolled(self, platform: str) -> bool:
-    """Returns whether a step has no loop over its layers, which are dense and at most split by data.
+    """Returns whether a step has no loop over layers, which are dense and at most split by data.
 
     Args:
       platform: JAX's name of the platform.
