@@ -16,9 +16,9 @@ _V5E = [
   'xla_tpu_enable_async_collective_fusion_multiple_steps=true',
   'xla_tpu_overlap_compute_collective_tc=true',
   'xla_enable_async_all_gather=true',
-  # XLA's scheduler would hold more arrays at a time as long as there is memory
-  'xla_tpu_scheduler_percent_shared_memory_limit=65',
 ]
+# XLA's scheduler would hold more arrays at a time as long as there is memory.
+_LEAN = [*_V5E, 'xla_tpu_scheduler_percent_shared_memory_limit=65']
 
 
 @register
@@ -42,7 +42,7 @@ class MaxText16B(LLaMA):
   NUM_LOSS_CHUNKS = 8
   GRADIENT_DTYPE = 'bfloat16'
   # The gathers of the next layer would take 1 % less time, and more memory than MaxText's program.
-  COMPILER_OPTIONS = [*_V5E, 'xla_tpu_enable_ici_ag_pipelining=false']
+  COMPILER_OPTIONS = [*_LEAN, 'xla_tpu_enable_ici_ag_pipelining=false']
 
 
 @register
@@ -52,7 +52,7 @@ class MaxText32B(MaxText16B):
   MODEL_DIMS = 8192
   HEADS_SPAN_MODEL = True
   PERCORE_BATCH_SIZE = 4
-  COMPILER_OPTIONS = _V5E
+  COMPILER_OPTIONS = _LEAN
 
 
 @register
@@ -61,6 +61,7 @@ class MaxText64B(MaxText32B):
 
   NUM_LAYERS = 64
   PERCORE_BATCH_SIZE = 2
+  COMPILER_OPTIONS = _V5E
 
 
 @register
