@@ -62,6 +62,6 @@ def test_the_compiler_does_not_know_its_length():
 )
 def test_only_several_gpus_need_it(monkeypatch, platform, shape, is_opaque):
   mesh = jax.sharding.AbstractMesh(shape, ('replica', 'data', 'mdl'))
-  monkeypatch.setattr(microbatch_loop, 'active_platform', lambda: platform)
+  monkeypatch.setattr(microbatch_loop, 'active_kind', lambda: platform)
   with partitioning.activate(mesh, partitioning.DEFAULT_RULES):
     assert microbatch_scan() is (opaque_scan if is_opaque else jax.lax.scan)
