@@ -105,11 +105,7 @@ class Backends(Transformer):
 
   @property
   def UNROLL_LAYERS(self) -> Run[list[DeviceKind]]:
-    """The kinds of devices on which repeated layers are compiled one by one, without a loop.
-
-    By default these are GPUs, for dense layers that keep their products on a mesh of data and
-    replica. Policies do not see the products of Transformer Engine.
-    """
+    """As in Transformer; none with Transformer Engine, whose products no policy sees and keeps."""
     return [] if self.USE_TE != 'off' else super().UNROLL_LAYERS
 
   def compiler_options(

@@ -328,11 +328,11 @@ class Experiment(Attributes):
       is_known: Whether the XLA of the devices takes an option.
     """
     given = compiler.of_kind(platform, dict(map(compiler_option, self.COMPILER_OPTIONS)))
-    is_unrolled = self.is_unrolled(platform)
-    return compiler.step_options(platform, self.mesh_sizes, given, is_known, is_unrolled)
+    scatters_each = self.scatters_each_gradient(platform)
+    return compiler.step_options(platform, self.mesh_sizes, given, is_known, scatters_each)
 
-  def is_unrolled(self, platform: str) -> bool:
-    """Returns whether a step has no loop over layers, which are dense and at most split by data.
+  def scatters_each_gradient(self, platform: str) -> bool:
+    """Returns whether XLA scatters the gradient of each weight of a step by itself.
 
     Args:
       platform: JAX's name of the platform.

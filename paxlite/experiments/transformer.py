@@ -87,7 +87,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
     replica. There, steps take less time without the loop, and most of them less memory.
     """
     is_kept = keeps_products(self.CHECKPOINT_POLICY) and not self.OFFLOAD_ACTIVATIONS
-    return ['gpu'] if is_kept and self.is_dense_and_whole else []
+    return ['gpu'] if is_kept and self.is_dense_and_data_parallel else []
 
   @property
   def HIDDEN_DIMS(self) -> Shape[Count]:
@@ -132,7 +132,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
     return any(map(self.has_experts, range(self.NUM_LAYERS)))
 
   @property
-  def is_dense_and_whole(self) -> bool:
+  def is_dense_and_data_parallel(self) -> bool:
     """Whether no block has experts, and the mesh has no axis but replica and data."""
     others = (n for axis, n in self.mesh_sizes.items() if axis not in ('replica', 'data'))
     return not self.has_any_experts and all(n == 1 for n in others)
@@ -141,8 +141,8 @@ class Transformer(ContextParallelism, Decoding, Optimization):
     """Returns whether a step for a platform has a loop over its layers."""
     return self.USE_REPEATED_LAYER and devices.kind(platform) not in self.UNROLL_LAYERS
 
-  def is_unrolled(self, platform: str) -> bool:
-    return self.is_dense_and_whole and not self.has_loop(platform)
+  def scatters_each_gradient(self, platform: str) -> bool:
+    return self.is_dense_and_data_parallel and not self.has_loop(platform)
 
   @property
   def block_names(self) -> list[str]:

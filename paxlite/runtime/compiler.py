@@ -44,7 +44,7 @@ _EXCHANGING_AXES = ('mdl', 'stage', 'context')
 # An option for several GPUs without a loop over layers. By itself, XLA scatters the gradients of
 # many layers in one collective, which nothing hides, and which holds the gradients until then. With
 # it, gradients are scattered alone, but for those whose part on a device has fewer bytes.
-_UNROLLED: tuple[tuple[tuple[str, Option], ...], ...] = (
+_EACH_GRADIENT: tuple[tuple[tuple[str, Option], ...], ...] = (
   (('xla_gpu_reduce_scatter_combine_threshold_bytes', 1 << 16),),
 )
 # Options for several TPUs. By itself, XLA gathers weights in parts, and multiplies each part with
@@ -91,7 +91,7 @@ def step_options(
   mesh_sizes: Mapping[str, int],
   given: dict[str, Option],
   is_known: Callable[[str, Option], bool] = is_known_here,
-  is_unrolled: bool = False,
+  scatters_each_gradient: bool = False,
 ) -> dict[str, Option]:
   """Returns the options of a train step: paxlite's own for this platform, and those given.
 
@@ -103,8 +103,8 @@ def step_options(
     mesh_sizes: The sizes of the mesh axes.
     given: The options that a user gives.
     is_known: Whether the XLA of the devices takes an option.
-    is_unrolled: Whether the step has no loop over its layers, which are dense and at most split by
-      data.
+    scatters_each_gradient: Whether XLA scatters the gradient of each weight by itself, as is better
+      without a loop over layers.
   """
   if math.prod(mesh_sizes.values()) == 1:
     return given
@@ -112,8 +112,8 @@ def step_options(
   has = lambda axes: any(mesh_sizes.get(axis, 1) > 1 for axis in axes)
   if kind(platform) == 'gpu' and has(_EXCHANGING_AXES) and not has(('expert',)):
     groups += _EXCHANGING
-  if kind(platform) == 'gpu' and is_unrolled:
-    groups += _UNROLLED
+  if kind(platform) == 'gpu' and scatters_each_gradient:
+    groups += _EACH_GRADIENT
   own: dict[str, Option] = {}
   flags = ' '.join(os.environ.get(name, '') for name in ('XLA_FLAGS', 'LIBTPU_INIT_ARGS'))
   for names in groups:

@@ -164,15 +164,19 @@ def test_repeated_layers_are_unrolled_where_that_is_faster(values, unrolled):
   e = TinyGPT(USE_REPEATED_LAYER=True, **values)
   assert unrolled == e.UNROLL_LAYERS
   assert e.model().transformer_tpl.unrolled_on == unrolled
-  assert [e.is_unrolled(p) for p in ('cuda', 'tpu')] == [k in unrolled for k in ('gpu', 'tpu')]
-  assert e.replaced(USE_REPEATED_LAYER=False).is_unrolled('tpu') == (e.mesh_sizes['mdl'] == 1)
+  assert [e.scatters_each_gradient(p) for p in ('cuda', 'tpu')] == [
+    k in unrolled for k in ('gpu', 'tpu')
+  ]
+  assert e.replaced(USE_REPEATED_LAYER=False).scatters_each_gradient('tpu') == (
+    e.mesh_sizes['mdl'] == 1
+  )
 
 
 def test_experts_and_stages_stay_in_a_loop():
   values = dict(USE_REPEATED_LAYER=True, CHECKPOINT_POLICY='SAVE_DOT_ONLY')
   experts = GLaM126M64E(**values)
   assert experts.UNROLL_LAYERS == []
-  assert not experts.replaced(USE_REPEATED_LAYER=False).is_unrolled('cuda')
+  assert not experts.replaced(USE_REPEATED_LAYER=False).scatters_each_gradient('cuda')
   axes = dict(MESH_AXES=['stage', 'replica', 'data', 'mdl'], DCN_MESH_SHAPE=[1, 1, 1, 1])
   stages = TinyGPT(**values, **axes, ICI_MESH_SHAPE=[2, 1, 1, 1], NUM_LAYERS=2)
   assert stages.UNROLL_LAYERS == []

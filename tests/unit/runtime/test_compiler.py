@@ -78,7 +78,7 @@ def test_gradients_are_scattered_alone_without_a_loop_over_layers(monkeypatch):
   monkeypatch.delenv('XLA_FLAGS', raising=False)
   monkeypatch.setattr(compiler, '_is_known', lambda *_: True)
   name = 'xla_gpu_reduce_scatter_combine_threshold_bytes'
-  options = lambda *args: compiler.step_options(*args, is_unrolled=True)
+  options = lambda *args: compiler.step_options(*args, scatters_each_gradient=True)
   assert options('cuda', {'data': 8}, {})[name] == 65536
   assert options('cuda', {'data': 8}, {name: 1})[name] == 1
   assert name not in options('cuda', {'data': 1}, {}) | options('tpu', {'data': 8}, {})
@@ -86,7 +86,7 @@ def test_gradients_are_scattered_alone_without_a_loop_over_layers(monkeypatch):
 
 
 def test_this_xla_knows_the_options_for_several_gpus():
-  groups = compiler._SEVERAL_GPUS + compiler._EXCHANGING + compiler._UNROLLED
+  groups = compiler._SEVERAL_GPUS + compiler._EXCHANGING + compiler._EACH_GRADIENT
   known = [[name for name in names if compiler.is_known_here(*name)] for names in groups]
   assert all(known)
   assert not compiler.is_known_here('xla_gpu_nonsense', True)
