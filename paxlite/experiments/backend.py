@@ -105,7 +105,10 @@ class Backends(Transformer):
 
   @property
   def UNROLL_LAYERS(self) -> Run[list[DeviceKind]]:
-    """As in Transformer; none with Transformer Engine, whose products no policy sees and keeps."""
+    """The kinds of devices on which repeated layers are compiled one by one, without a loop.
+
+    With Transformer Engine there are none: policies neither see nor keep its products.
+    """
     return [] if self.USE_TE != 'off' else super().UNROLL_LAYERS
 
   def compiler_options(
