@@ -61,6 +61,8 @@ _OF_PRODUCTS = (
   'SAVE_DOT_FOR_MLPERF_200B',
 )
 
+_INSTEAD_OF_PRODUCTS = (LORA_SUM, 'attention_input', 'residual')
+
 # The names that layers give to their activations.
 ActivationName = Literal[
   'iteration_input',
@@ -111,13 +113,12 @@ def _policy_of_activations(policy: str | Offloaded) -> Callable[..., bool]:
   if isinstance(policy, Offloaded):
     return _offloading(policy)
   both = policies.save_from_both_policies
-  # Where LoRA adds two products, their sum is kept, and JAX then keeps neither of them.
-  sums = policies.save_only_these_names(LORA_SUM)
-  no_batch = both(sums, policies.dots_with_no_batch_dims_saveable)
+  instead = policies.save_only_these_names(*_INSTEAD_OF_PRODUCTS)
+  no_batch = both(instead, policies.dots_with_no_batch_dims_saveable)
   plain = {
     'SAVE_NOTHING': policies.nothing_saveable,
     'SAVE_EVERYTHING': policies.everything_saveable,
-    'SAVE_DOT_ONLY': both(sums, policies.dots_saveable),
+    'SAVE_DOT_ONLY': both(instead, policies.dots_saveable),
     'SAVE_DOT_WITH_NO_BATCH_DIM': no_batch,
     'SAVE_ATTENTION': attention_saveable,
     'SAVE_DOT_AND_ATTENTION': both(no_batch, attention_saveable),

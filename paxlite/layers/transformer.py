@@ -45,6 +45,8 @@ class TransformerBlock(nn.Module):
     h_BTD = self.attention_tpl(name='self_attention')(h_BTD, positions_BT, segment_ids_BT)
     h_BTD = normed(self.post_norm_tpl, 'post_layer_norm', h_BTD)
     x_BTD = x_BTD + dropout(h_BTD)
+    if self.post_norm_tpl is None:
+      x_BTD = checkpoint_name(x_BTD, 'residual')
 
     h_BTD = normed(self.norm_tpl, 'ff_layer_norm', x_BTD)
     h_BTD = self.ffn_tpl(name='ff_layer')(h_BTD, paddings_BT)
