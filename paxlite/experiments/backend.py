@@ -15,7 +15,7 @@ from paxlite.experiments.transformer import DeviceKind, Transformer
 from paxlite.layers import backends
 from paxlite.layers.backends import Backend, TeRecipe
 from paxlite.layers.einsum import DotGeneralEinsum, Einsum, JnpEinsum
-from paxlite.layers.fp8_product import Fp8DotGeneral, begin_step
+from paxlite.layers.fp8_product import Fp8DotGeneral, Fp8Einsum, begin_step
 from paxlite.layers.moe import MoeFeedForward
 from paxlite.runtime.compiler import Option, is_known_here
 
@@ -122,7 +122,9 @@ class Backends(Transformer):
 
   def put_on_backend(self, task: fdl.Config) -> None:
     if self.USE_FP8:
-      _multiply_by(task.model, Fp8DotGeneral, has_bias=self.USE_BIAS)
+      for einsum in selectors.select(task.model, Einsum):
+        fdl.update_callable(einsum, Fp8Einsum)
+        einsum.dot_general_tpl = template(Fp8DotGeneral)
       task.begin_step = template(begin_step)
     if self.USE_TE == 'gemm':
       _multiply_by(task.model, backends.te_dot_general, recipe=self.TE_RECIPE)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
+from jax.lax import DotDimensionNumbers
 
 from paxlite.core.templates import Template
 from paxlite.layers.weight_product import weight_product
@@ -19,7 +20,9 @@ FP8_COLLECTIONS = (OVERWRITE_WITH_GRADIENT, 'fp8_metas')
 
 
 class Einsum(nn.Module):
-  """einsum(equation, x, w) in XLA, in the common dtype of x and w.
+  """einsum(equation, x, w) + b in XLA, in the common dtype of x and w.
+
+  b is optional and has the rank of the result, with sizes of 1 in the dimensions that w lacks.
 
   Attributes:
     equation: Einsum equation of activations and weight, with single letters and no ellipsis.
@@ -30,16 +33,17 @@ class Einsum(nn.Module):
   axes: tuple[str | None, ...] | None = None
 
   @nn.compact
-  def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:
-    return weight_product(self.equation, x, w, self.axes)
+  def __call__(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> jax.Array:
+    return weight_product(self.equation, x, w, self.axes, b)
 
 
 class JnpEinsum(Einsum):
   """The same product by jnp.einsum, which qwix replaces by its own function."""
 
   @nn.compact
-  def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:
-    return jnp.einsum(self.equation, x, w)
+  def __call__(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> jax.Array:
+    y = jnp.einsum(self.equation, x, w)
+    return y if b is None else y + b
 
 
 class DotGeneralEinsum(Einsum):
@@ -55,7 +59,7 @@ class DotGeneralEinsum(Einsum):
   dot_general_tpl: Template = dataclasses.field(kw_only=True)
 
   @nn.compact
-  def __call__(self, x: jax.Array, w: jax.Array) -> jax.Array:
+  def __call__(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> jax.Array:
     x_dims, w_dims, out_dims = self.equation.replace('->', ',').split(',')
     batch = [d for d in w_dims if d in x_dims and d in out_dims]
     summed = [d for d in x_dims if d in w_dims and d not in out_dims]
@@ -65,6 +69,14 @@ class DotGeneralEinsum(Einsum):
     n = len(batch)
     contracting = tuple(map(x_dims.index, summed)), tuple(range(n, n + len(summed)))
     batching = tuple(map(x_dims.index, batch)), tuple(range(n))
-    y = self.dot_general_tpl(name='dot_general')(x, w, (contracting, batching))
+    b = None if b is None else b.reshape(w.shape[n + len(summed) :])
+    y = self.multiply(x, w, (contracting, batching), b)
     y_dims = batch + kept + made
     return y.transpose([y_dims.index(d) for d in out_dims])
+
+  def multiply(
+    self, x: jax.Array, w: jax.Array, dims: DotDimensionNumbers, b: jax.Array | None
+  ) -> jax.Array:
+    """Returns lax.dot_general(x, w, dims) + b, where b has the dimensions that w alone has."""
+    y = self.dot_general_tpl(name='dot_general')(x, w, dims)
+    return y if b is None else y + b

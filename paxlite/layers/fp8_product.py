@@ -16,7 +16,9 @@ from flax import linen as nn
 from flax.linen import fp8_ops
 from jax.ad_checkpoint import checkpoint_name
 
+from paxlite.core.templates import Template, template_field
 from paxlite.core.trees import PyTree
+from paxlite.layers.einsum import DotGeneralEinsum
 
 LARGEST = 'fp8_largest'  # the name of the largest absolute values, for checkpoint policies
 _HISTORY = 1024  # steps
@@ -33,31 +35,39 @@ class Fp8DotGeneral(nn.Module):
   [1024] of largest absolute values. Where the module is applied, it reads what `begin_step` made of
   that state. On GPUs with FP8, XLA turns the products into cuBLASLt's FP8 matmuls. On other devices
   XLA emulates them.
-
-  Attributes:
-    has_bias: Whether a bias is added to the product. This changes speed only.
   """
 
-  has_bias: bool = False
-
   @nn.compact
-  def __call__(self, x: jax.Array, w: jax.Array, dims: _Dims) -> jax.Array:
-    """Returns lax.dot_general(x, w, dims) in w's dtype.
+  def __call__(
+    self, x: jax.Array, w: jax.Array, dims: _Dims, b: jax.Array | None = None
+  ) -> jax.Array:
+    """Returns lax.dot_general(x, w, dims) + b in w's dtype.
 
     Args:
       x: Activations.
       w: The weight: batch dimensions, then those that are summed over in the order of x, then those
         of the result.
       dims: The dimension numbers.
+      b: A bias with the dimensions of the result that w alone has; w then has no batch dimensions.
     """
     x, collection = x.astype(w.dtype), fp8_ops.OVERWRITE_WITH_GRADIENT
     if self.is_initializing():
       for name in _DTYPES:
         self.variable(collection, f'{name}_scale', jnp.ones, 1)
         self.variable(collection, f'{name}_amax_history', jnp.zeros, _HISTORY)
-      return jax.lax.dot_general(x, w, dims)
+      y = jax.lax.dot_general(x, w, dims)
+      return y if b is None else y + b
     step: list[jax.Array] = [self.get_variable(collection, name) for name in ('scales', 'amaxes')]
-    return _product(dims, self.has_bias, x, w, *step)
+    return _product(dims, x, w, b, *step)
+
+
+class Fp8Einsum(DotGeneralEinsum):
+  """The product by Fp8DotGeneral, which adds the bias itself."""
+
+  dot_general_tpl: Template = template_field(Fp8DotGeneral)
+
+  def multiply(self, x: jax.Array, w: jax.Array, dims: _Dims, b: jax.Array | None) -> jax.Array:
+    return self.dot_general_tpl(name='dot_general')(x, w, dims, b)
 
 
 def begin_step(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
@@ -111,34 +121,90 @@ def _amaxes_backward(
 _amaxes.defvjp(_amaxes_forward, _amaxes_backward)
 
 
-# x and w in 8 bits, the scales, and the largest absolute values of x and w
-_Kept = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+# x and w in 8 bits, the bias, the scales, and the largest absolute values of x and w
+_Kept = tuple[jax.Array, jax.Array, jax.Array | None, jax.Array, jax.Array]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(
-  dims: _Dims, has_bias: bool, x: jax.Array, w: jax.Array, scales: jax.Array, amaxes: jax.Array
+  dims: _Dims,
+  x: jax.Array,
+  w: jax.Array,
+  b: jax.Array | None,
+  scales: jax.Array,
+  amaxes: jax.Array,
 ) -> jax.Array:
-  return _forward(dims, has_bias, x, w, scales, amaxes)[0]
+  return _forward(dims, x, w, b, scales, amaxes)[0]
 
 
 def _forward(
-  dims: _Dims, has_bias: bool, x: jax.Array, w: jax.Array, scales: jax.Array, amaxes: jax.Array
+  dims: _Dims,
+  x: jax.Array,
+  w: jax.Array,
+  b: jax.Array | None,
+  scales: jax.Array,
+  amaxes: jax.Array,
 ) -> tuple[jax.Array, _Kept]:
   q_x = fp8_ops.quantize(x, _DTYPES['input'], scales[0], x.dtype)
   q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], x.dtype)
-  y = jax.lax.dot_general(q_x, q_w, dims, preferred_element_type=x.dtype)
-  y = fp8_ops.dequantize(y, x.dtype, scales[0] * scales[1])
+  y = _scaled(dims, q_x, q_w, b, scales[0] * scales[1], x.dtype)
   # Kept by every policy: the backward pass would compute all of x again for its largest value.
   amaxes = checkpoint_name(jnp.stack([_amax(x), _amax(w)]), LARGEST)
-  return y, (q_x, q_w, scales, amaxes)
+  return y, (q_x, q_w, b, scales, amaxes)
+
+
+def _scaled(
+  dims: _Dims,
+  q_x: jax.Array,
+  q_w: jax.Array,
+  b: jax.Array | None,
+  scale: jax.Array,
+  dtype: jnp.dtype,
+) -> jax.Array:
+  """Returns (q_x·q_w) · scale + b.
+
+  cuBLASLt multiplies by the scale and adds the bias, if the bias has one dimension and nothing else
+  reads the product or the scale that was broadcast for it. Queries, keys and values of one weight,
+  whose result has three dimensions, are therefore computed one by one. Computed together, they
+  would be split in memory in any case, because kernels of attention read them from arrays of their
+  own.
+  """
+  first = len(dims[0][1]) + len(dims[1][1])  # of the result's dimensions in w
+  if q_w.ndim - first > 2:
+    parts = q_w.shape[first]
+    weights = jnp.split(q_w, parts, first)
+    biases = [None] * parts if b is None else jnp.split(b, parts)
+    scales = jax.lax.optimization_barrier([scale] * parts)  # so that XLA does not make them one
+    results = [
+      _scaled_part(dims, q_x, *of_part, dtype)
+      for of_part in zip(weights, biases, scales, strict=True)
+    ]
+    return jnp.concatenate(results, axis=first - q_w.ndim)
+  return _scaled_part(dims, q_x, q_w, b, scale, dtype)
+
+
+def _scaled_part(
+  dims: _Dims,
+  q_x: jax.Array,
+  q_w: jax.Array,
+  b: jax.Array | None,
+  scale: jax.Array,
+  dtype: jnp.dtype,
+) -> jax.Array:
+  multiply = functools.partial(jax.lax.dot_general, preferred_element_type=dtype)
+  if b is None:
+    return fp8_ops.dequantize(multiply(q_x, q_w, dims), dtype, scale)
+  made = b.shape
+  flat = multiply(q_x, q_w.reshape(*q_w.shape[: q_w.ndim - b.ndim], -1), dims)
+  y = fp8_ops.dequantize(flat, dtype, scale) + b.reshape(-1)
+  return y.reshape(*y.shape[:-1], *made)
 
 
 def _backward(
-  dims: _Dims, has_bias: bool, saved: _Kept, g: jax.Array
-) -> tuple[jax.Array, jax.Array, None, jax.Array]:
+  dims: _Dims, saved: _Kept, g: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array | None, None, jax.Array]:
   (x_summed, w_summed), (x_batch, w_batch) = dims
-  q_x, q_w, scales, amaxes = saved
+  q_x, q_w, b, scales, amaxes = saved
   x_kept = [i for i in range(q_x.ndim) if i not in (*x_batch, *x_summed)]
   batch, w_made = len(w_batch), range(len(w_batch) + len(w_summed), q_w.ndim)
   # g has the batch dimensions, then those of x that are kept, then those that w makes
@@ -169,11 +235,12 @@ def _backward(
     made = range(batch, batch + len(w_made))
     w_grad = w_grad.transpose([*g_batch, *range(batch + len(w_made), w_grad.ndim), *made])
 
-  largest = jnp.abs(g)
-  if has_bias:
+  largest, b_grad = jnp.abs(g), None
+  if b is not None:
     # The bias' gradient sums over the same dimensions, so that XLA computes both in one pass.
+    b_grad = g.sum(tuple(g_kept))
     largest = jax.lax.optimization_barrier(largest.max(tuple(g_kept)))
-  return x_grad, w_grad, None, jnp.append(amaxes, _amax(largest))
+  return x_grad, w_grad, b_grad, None, jnp.append(amaxes, _amax(largest))
 
 
 def _amax(x: jax.Array) -> jax.Array:

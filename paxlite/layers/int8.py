@@ -16,7 +16,7 @@ class Int8Projection(Projection):
   values exactly, so that the conversion to `dtype` does not round.
   """
 
-  def product(self, x: jax.Array) -> jax.Array:
+  def product(self, x: jax.Array, b: jax.Array | None) -> jax.Array:
     w = param(self, 'w', nn.initializers.zeros, self.shape, self.axes, jnp.int8)
     made = self.made_dims
     shape = [n if i in made else 1 for i, n in enumerate(self.shape)]
@@ -30,7 +30,8 @@ class Int8Projection(Projection):
       w.astype(self.dtype),
       preferred_element_type=jnp.float32,  # float16 would overflow before the scale is applied
     )
-    return (y * self.like_output(scale)).astype(self.dtype)
+    y = (y * self.like_output(scale)).astype(self.dtype)
+    return y if b is None else y + b
 
 
 class Int8LoraProjection(LoraProjection, Int8Projection):

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from paxlite.layers.remat import recomputed
@@ -28,9 +29,10 @@ class LayerNorm(nn.Module):
     @recomputed
     def norm(x: jax.Array, scale: jax.Array, bias: jax.Array) -> jax.Array:
       x = x.astype(jnp.float32)
-      mean = x.mean(-1, keepdims=True)
+      mean = checkpoint_name(x.mean(-1, keepdims=True), 'norm_statistics')
       # without the derivative by the mean, which is the sum of what is centered: 0
       variance = jnp.square(x - jax.lax.stop_gradient(mean)).mean(-1, keepdims=True)
+      variance = checkpoint_name(variance, 'norm_statistics')
       if active_platform() in ('gpu', 'cuda'):
         # Without it, XLA fuses the moments into each use of y, which is then written to memory: a
         # kernel that reduces rows can neither transpose y nor sum over its columns.
@@ -58,7 +60,8 @@ class RmsNorm(nn.Module):
     @recomputed
     def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
       x = x.astype(jnp.float32)
-      y = x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + self.epsilon)
+      square = checkpoint_name(jnp.square(x).mean(-1, keepdims=True), 'norm_statistics')
+      y = x * jax.lax.rsqrt(square + self.epsilon)
       return (y * (self.offset + scale)).astype(self.dtype)
 
     return norm(x, scale)

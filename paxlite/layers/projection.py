@@ -40,19 +40,19 @@ class Projection(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    y = self.product(x)
-    if not self.use_bias:
-      return y
-    made = self.made_dims
-    shape, axes = [self.shape[i] for i in made], [self.axes[i] for i in made]
-    b = param(self, 'b', nn.initializers.zeros, shape, axes)
-    return y + self.like_output(b.astype(self.dtype))
+    b = None
+    if self.use_bias:
+      made = self.made_dims
+      shape, axes = [self.shape[i] for i in made], [self.axes[i] for i in made]
+      b = param(self, 'b', nn.initializers.zeros, shape, axes)
+      b = self.like_output(b.astype(self.dtype))
+    return self.product(x, b)
 
-  def product(self, x: jax.Array) -> jax.Array:
-    """Returns einsum(equation, x, w)."""
+  def product(self, x: jax.Array, b: jax.Array | None) -> jax.Array:
+    """Returns einsum(equation, x, w) + b."""
     w = param(self, 'w', self.w_init, self.shape, self.axes)
     einsum = self.einsum_tpl(equation=self.equation, axes=self.axes, name='einsum')
-    return einsum(x.astype(self.dtype), gather_weight(w.astype(self.dtype), self.axes))
+    return einsum(x.astype(self.dtype), gather_weight(w.astype(self.dtype), self.axes), b)
 
   @property
   def made_dims(self) -> list[int]:

@@ -12,39 +12,59 @@ from paxlite.layers.fp8_product import Fp8DotGeneral, begin_step
 from paxlite.layers.remat import jax_policy
 
 # Shapes of activations and weights with their dimension numbers: a wider and a narrower result,
-# two dimensions that are summed over, and experts as a batch dimension.
+# two dimensions that are summed over, experts as a batch dimension, and combined queries, keys and
+# values, which are computed one by one.
 WIDER = (4, 8, 16), (16, 24), (((2,), (0,)), ((), ()))
 NARROWER = (4, 8, 6, 4), (6, 4, 16), (((2, 3), (0, 1)), ((), ()))
 EXPERTS = (4, 3, 8, 16), (3, 16, 24), (((3,), (1,)), ((1,), (0,)))
+COMBINED = (4, 8, 16), (16, 3, 2, 8), (((2,), (0,)), ((), ()))
 
 
 @pytest.mark.parametrize(
   ('case', 'dtype', 'has_bias'),
-  [(WIDER, 'bfloat16', True), (NARROWER, 'bfloat16', False), (EXPERTS, 'float32', True)],
+  [
+    (WIDER, 'bfloat16', True),
+    (NARROWER, 'bfloat16', False),
+    (EXPERTS, 'float32', False),
+    (COMBINED, 'bfloat16', True),
+  ],
 )
 def test_numbers_and_states_are_those_of_flax(case, dtype, has_bias):
   """In five steps, whose activations grow and whose output gradients shrink."""
   x_shape, w_shape, dims = case
   keys = jax.random.split(jax.random.key(0), 3)
   w = jax.random.normal(keys[1], w_shape, dtype)
-  ours, flax = Fp8DotGeneral(has_bias=has_bias), fp8_ops.Fp8DirectDotGeneralOp()
+  made = w_shape[len(dims[0][1]) + len(dims[1][1]) :]
+  bias = jax.random.normal(keys[1], made, dtype) if has_bias else None
+  ours, flax = Fp8DotGeneral(), fp8_ops.Fp8DirectDotGeneralOp()
 
-  def scaled(module, begin):
-    def loss(state, x, w, g):
-      y = module.apply(begin(state), x, w, dims)
+  def our_product(state, x, w, b):
+    return ours.apply(begin_step(state), x, w, dims, b)
+
+  def its_product(state, x, w, b):
+    y = flax.apply(state, x, w, dims)
+    return y if b is None else y + b
+
+  def gradients(product):
+    def loss(state, x, w, b, g):
+      y = product(state, x, w, b)
       return (y.astype(jnp.float32) * g).sum(), y
 
-    return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+    return jax.jit(jax.grad(loss, (0, 1, 2, 3), has_aux=True))
 
-  steps = scaled(ours, begin_step), scaled(flax, lambda state: state)
+  steps = gradients(our_product), gradients(its_product)
   x = jnp.zeros(x_shape, dtype)
   states = [module.init(keys[0], x, w, dims) for module in (ours, flax)]
   for i in range(5):
     x = (i + 1) * jax.random.normal(jax.random.fold_in(keys[0], i), x_shape, dtype)
     g = jax.random.normal(keys[2], jax.lax.dot_general(x, w, dims).shape) / 10**i
-    results = [step(state, x, w, g) for step, state in zip(steps, states, strict=True)]
-    ((our_state, our_x, our_w), our_y), ((state, its_x, its_w), its_y) = results
+    results = [step(state, x, w, bias, g) for step, state in zip(steps, states, strict=True)]
+    ((our_state, our_x, our_w, our_b), our_y), ((state, its_x, its_w, its_b), its_y) = results
     jax.tree.map(np.testing.assert_array_equal, (our_state, our_x, our_y), (state, its_x, its_y))
+    if has_bias:  # Flax's is summed in bfloat16, and is less exact
+      exact = g.astype(dtype).astype(jnp.float32).sum(range(g.ndim - len(made))).astype(dtype)
+      np.testing.assert_array_equal(our_b, exact)
+      assert jnp.abs(our_b - its_b).max() <= 0.03 * jnp.abs(its_b).max()
     # For CPUs, XLA of jax 0.12 sums Flax's bfloat16 gradient of a weight in bfloat16.
     error = jnp.abs(our_w - its_w).max() / jnp.abs(its_w).max()
     assert error <= (0.016 if dtype == 'bfloat16' else 0)
