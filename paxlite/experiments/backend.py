@@ -15,8 +15,11 @@ from paxlite.experiments.transformer import DeviceKind, Transformer
 from paxlite.layers import backends
 from paxlite.layers.backends import Backend, TeRecipe
 from paxlite.layers.einsum import DotGeneralEinsum, Einsum, JnpEinsum
+from paxlite.layers.feedforward import FeedForward, GatedFeedForward
+from paxlite.layers.fp8_feedforward import Fp8FeedForward, Fp8GatedFeedForward
 from paxlite.layers.fp8_product import Fp8DotGeneral, Fp8Einsum, begin_step
 from paxlite.layers.moe import MoeFeedForward
+from paxlite.layers.projection import Projection
 from paxlite.runtime.compiler import Option, is_known_here
 
 
@@ -125,6 +128,10 @@ class Backends(Transformer):
       for einsum in selectors.select(task.model, Einsum):
         fdl.update_callable(einsum, Fp8Einsum)
         einsum.dot_general_tpl = template(Fp8DotGeneral)
+      for cls, fp8_cls in _FP8_FEED_FORWARD.items():
+        for ffn in selectors.select(task.model, cls, match_subclasses=False):
+          if fdl.get_callable(ffn.projection_tpl) is Projection:
+            fdl.update_callable(ffn, fp8_cls)
       task.begin_step = template(begin_step)
     if self.USE_TE == 'gemm':
       _multiply_by(task.model, backends.te_dot_general, recipe=self.TE_RECIPE)
@@ -140,6 +147,9 @@ class Backends(Transformer):
       task.model = fdl.Config(backends.int8_model, model=task.model, backward=backward)
     if self.USE_TE != 'off':
       task.context = template(backends.te_context, recipe=self.TE_RECIPE)
+
+
+_FP8_FEED_FORWARD = {FeedForward: Fp8FeedForward, GatedFeedForward: Fp8GatedFeedForward}
 
 
 def _multiply_by(model: fdl.Config, dot_general: Callable[..., object], **kwargs: object) -> None:

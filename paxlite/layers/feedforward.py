@@ -66,36 +66,57 @@ class FeedForward(nn.Module):
   @nn.compact
   def __call__(self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None) -> jax.Array:
     hidden_BTF = self.hidden(x_BTD)
-    hidden_BTF = _zero_padding(shard(hidden_BTF, 'batch', 'length', 'act_mlp'), paddings_BT)
+    hidden_BTF = zero_padding(shard(hidden_BTF, 'batch', 'length', 'act_mlp'), paddings_BT)
     hidden_BTF = nn.Dropout(self.dropout, deterministic=not self.has_rng('dropout'))(hidden_BTF)
-    y_BTD = self.projection_tpl(
+    y_BTD = self.down_tpl()(hidden_BTF)
+    y_BTD = shard(y_BTD, 'batch', 'residual_length', 'act_embed')
+    return zero_padding(y_BTD, paddings_BT)
+
+  def hidden(self, x_BTD: jax.Array) -> jax.Array:
+    return recomputed(self.activate)(*(self.up_tpl(name=name)(x_BTD) for name in self.up_names))
+
+  @property
+  def up_names(self) -> tuple[str, ...]:
+    """The names of the projections that make the arguments of `activate`."""
+    return ('ffn_layer1',)
+
+  @property
+  def activate(self) -> Callable[..., jax.Array]:
+    """The function that makes the hidden units."""
+    return ACTIVATIONS[self.activation]
+
+  @property
+  def up_tpl(self) -> Template:
+    """The template of a projection from D to F."""
+    shape = self.model_dims, self.hidden_dims
+    return functools.partial(
+      self.projection_tpl, equation='BTD,DF->BTF', shape=shape, axes=('embed', 'mlp')
+    )
+
+  @property
+  def down_tpl(self) -> Template:
+    """The template of the projection from F to D."""
+    return functools.partial(
+      self.projection_tpl,
       equation='BTF,FD->BTD',
       shape=(self.hidden_dims, self.model_dims),
       axes=('mlp', 'embed'),
       name='ffn_layer2',
-    )(hidden_BTF)
-    y_BTD = shard(y_BTD, 'batch', 'residual_length', 'act_embed')
-    return _zero_padding(y_BTD, paddings_BT)
-
-  def hidden(self, x_BTD: jax.Array) -> jax.Array:
-    return recomputed(ACTIVATIONS[self.activation])(self.up(x_BTD, 'ffn_layer1'))
-
-  def up(self, x_BTD: jax.Array, name: str) -> jax.Array:
-    return self.projection_tpl(
-      equation='BTD,DF->BTF',
-      shape=(self.model_dims, self.hidden_dims),
-      axes=('embed', 'mlp'),
-      name=name,
-    )(x_BTD)
+    )
 
 
 class GatedFeedForward(FeedForward):
   """w2·(activation(w_gate·x) ⊙ (w1·x)), https://arxiv.org/abs/2002.05202."""
 
-  def hidden(self, x_BTD: jax.Array) -> jax.Array:
-    gate_BTF, up_BTF = self.up(x_BTD, 'ffn_layer1_gate'), self.up(x_BTD, 'ffn_layer1')
-    return recomputed(gate_by(self.activation))(gate_BTF, up_BTF)
+  @property
+  def up_names(self) -> tuple[str, ...]:
+    return 'ffn_layer1_gate', 'ffn_layer1'
+
+  @property
+  def activate(self) -> Callable[..., jax.Array]:
+    return gate_by(self.activation)
 
 
-def _zero_padding(x: jax.Array, paddings_BT: jax.Array | None) -> jax.Array:
+def zero_padding(x: jax.Array, paddings_BT: jax.Array | None) -> jax.Array:
+  """Returns x [B, T, …], with 0 where `paddings_BT` is 1."""
   return x if paddings_BT is None else x * (1 - paddings_BT[..., None]).astype(x.dtype)

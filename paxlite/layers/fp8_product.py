@@ -7,7 +7,8 @@ of its products, in kernels that take longer to start than to run.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ _HISTORY = 1024  # steps
 # The dtypes of activations, weights and output gradients, by Flax's names of their states.
 _DTYPES = dict(input=jnp.float8_e4m3fn, kernel=jnp.float8_e4m3fn, output_grad=jnp.float8_e5m2)
 
-_Dims = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+Dims = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 class Fp8DotGeneral(nn.Module):
@@ -39,7 +40,7 @@ class Fp8DotGeneral(nn.Module):
 
   @nn.compact
   def __call__(
-    self, x: jax.Array, w: jax.Array, dims: _Dims, b: jax.Array | None = None
+    self, x: jax.Array, w: jax.Array, dims: Dims, b: jax.Array | None = None
   ) -> jax.Array:
     """Returns lax.dot_general(x, w, dims) + b in w's dtype.
 
@@ -57,8 +58,20 @@ class Fp8DotGeneral(nn.Module):
         self.variable(collection, f'{name}_amax_history', jnp.zeros, _HISTORY)
       y = jax.lax.dot_general(x, w, dims)
       return y if b is None else y + b
-    step: list[jax.Array] = [self.get_variable(collection, name) for name in ('scales', 'amaxes')]
-    return _product(dims, x, w, b, *step)
+    return _product(dims, x, w, b, *_step_of(self))
+
+
+class Fp8Step(nn.Module):
+  """Returns what Fp8DotGeneral of the same name reads in a step: the arrays of `begin_step`."""
+
+  @nn.compact
+  def __call__(self) -> tuple[jax.Array, jax.Array]:
+    return _step_of(self)
+
+
+def _step_of(module: nn.Module) -> tuple[jax.Array, jax.Array]:
+  collection = fp8_ops.OVERWRITE_WITH_GRADIENT
+  return module.get_variable(collection, 'scales'), module.get_variable(collection, 'amaxes')
 
 
 class Fp8Einsum(DotGeneralEinsum):
@@ -66,7 +79,7 @@ class Fp8Einsum(DotGeneralEinsum):
 
   dot_general_tpl: Template = template_field(Fp8DotGeneral)
 
-  def multiply(self, x: jax.Array, w: jax.Array, dims: _Dims, b: jax.Array | None) -> jax.Array:
+  def multiply(self, x: jax.Array, w: jax.Array, dims: Dims, b: jax.Array | None) -> jax.Array:
     return self.dot_general_tpl(name='dot_general')(x, w, dims, b)
 
 
@@ -121,40 +134,56 @@ def _amaxes_backward(
 _amaxes.defvjp(_amaxes_forward, _amaxes_backward)
 
 
-# x and w in 8 bits, the bias, the scales, and the largest absolute values of x and w
-_Kept = tuple[jax.Array, jax.Array, jax.Array | None, jax.Array, jax.Array]
+class Kept(NamedTuple):
+  """What a product keeps for its backward pass.
+
+  Attributes:
+    q_x: The activations in FP8.
+    q_w: The weight in FP8.
+    b: The bias, or None.
+    scales: The scales of the activations, of the weight and of the output gradient, [3].
+    amaxes: The largest absolute values of the activations and of the weight, [2].
+  """
+
+  q_x: jax.Array
+  q_w: jax.Array
+  b: jax.Array | None
+  scales: jax.Array
+  amaxes: jax.Array
+
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(
-  dims: _Dims,
+  dims: Dims,
   x: jax.Array,
   w: jax.Array,
   b: jax.Array | None,
   scales: jax.Array,
   amaxes: jax.Array,
 ) -> jax.Array:
-  return _forward(dims, x, w, b, scales, amaxes)[0]
+  return forward(dims, x, w, b, scales, amaxes)[0]
 
 
-def _forward(
-  dims: _Dims,
+def forward(
+  dims: Dims,
   x: jax.Array,
   w: jax.Array,
   b: jax.Array | None,
   scales: jax.Array,
   amaxes: jax.Array,
-) -> tuple[jax.Array, _Kept]:
+) -> tuple[jax.Array, Kept]:
+  """Returns the product and what its backward pass needs; see Fp8DotGeneral."""
   q_x = fp8_ops.quantize(x, _DTYPES['input'], scales[0], x.dtype)
   q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], x.dtype)
   y = _scaled(dims, q_x, q_w, b, scales[0] * scales[1], x.dtype)
   # Kept by every policy: the backward pass would compute all of x again for its largest value.
   amaxes = checkpoint_name(jnp.stack([_amax(x), _amax(w)]), LARGEST)
-  return y, (q_x, q_w, b, scales, amaxes)
+  return y, Kept(q_x, q_w, b, scales, amaxes)
 
 
 def _scaled(
-  dims: _Dims,
+  dims: Dims,
   q_x: jax.Array,
   q_w: jax.Array,
   b: jax.Array | None,
@@ -169,7 +198,7 @@ def _scaled(
   would be split in memory in any case, because kernels of attention read them from arrays of their
   own.
   """
-  first = len(dims[0][1]) + len(dims[1][1])  # of the result's dimensions in w
+  first = _first_made(dims)
   if q_w.ndim - first > 2:
     parts = q_w.shape[first]
     weights = jnp.split(q_w, parts, first)
@@ -184,7 +213,7 @@ def _scaled(
 
 
 def _scaled_part(
-  dims: _Dims,
+  dims: Dims,
   q_x: jax.Array,
   q_w: jax.Array,
   b: jax.Array | None,
@@ -201,50 +230,94 @@ def _scaled_part(
 
 
 def _backward(
-  dims: _Dims, saved: _Kept, g: jax.Array
+  dims: Dims, kept: Kept, g: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, None, jax.Array]:
-  (x_summed, w_summed), (x_batch, w_batch) = dims
-  q_x, q_w, b, scales, amaxes = saved
-  x_kept = [i for i in range(q_x.ndim) if i not in (*x_batch, *x_summed)]
-  batch, w_made = len(w_batch), range(len(w_batch) + len(w_summed), q_w.ndim)
-  # g has the batch dimensions, then those of x that are kept, then those that w makes
-  g_batch, g_kept = range(batch), range(batch, batch + len(x_kept))
-  g_made = range(batch + len(x_kept), g.ndim)
+  q_g, b_grad, amax = quantized_gradient(kept, g, len(kept.q_w.shape) - _first_made(dims))
+  w_grad = _weight_gradient(dims, kept, q_g, g.dtype)
+  return input_gradient(dims, kept, q_g, g.dtype), w_grad, b_grad, None, jnp.append(kept.amaxes, amax)
+
+
+def quantized_gradient(
+  kept: Kept, g: jax.Array, made: int
+) -> tuple[jax.Array, jax.Array | None, jax.Array]:
+  """Returns the output gradient in FP8, the gradient of the bias, and the largest absolute value.
+
+  Args:
+    kept: What the product kept.
+    g: The output gradient, whose last `made` dimensions are those that the weight alone has.
+    made: The number of these dimensions.
+  """
   # With the barrier, XLA quantizes g where it is computed and transposes 8 bits; without it, XLA
   # writes g, reads it again for each of the two layouts of its products, and for the sums below.
   q_g = jax.lax.optimization_barrier(
-    fp8_ops.quantize(g, _DTYPES['output_grad'], scales[2], g.dtype)
+    fp8_ops.quantize(g, _DTYPES['output_grad'], kept.scales[2], g.dtype)
   )
-  dot = functools.partial(
-    jax.lax.dot_general, precision=jax.lax.Precision.HIGHEST, preferred_element_type=g.dtype
-  )
+  if kept.b is None:
+    return q_g, None, _amax(g)
+  # Both are over the same dimensions, so that XLA computes them in one pass.
+  summed = tuple(range(g.ndim - made))
+  return q_g, g.sum(summed), _amax(jax.lax.optimization_barrier(jnp.abs(g).max(summed)))
 
-  x_grad = dot(q_g, q_w, ((g_made, w_made), (g_batch, w_batch)))
-  x_grad = fp8_ops.dequantize(x_grad, g.dtype, scales[1] * scales[2])
-  x_grad = x_grad.transpose(np.argsort([*x_batch, *x_kept, *x_summed]))
 
+def input_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """Returns the gradient of the activations.
+
+  Args:
+    dims: The dimension numbers of the product.
+    kept: What the product kept.
+    q_g: The output gradient in FP8: the batch dimensions, then those of the activations that are
+      kept, then those that the weight makes.
+    dtype: The dtype of the result.
+  """
+  (x_summed, _), (x_batch, w_batch) = dims
+  w_made = range(_first_made(dims), kept.q_w.ndim)
+  g_made = range(q_g.ndim - len(w_made), q_g.ndim)
+  x_kept = _kept_of(dims, kept.q_x.ndim)
+  grad = dot(dtype)(q_g, kept.q_w, ((g_made, w_made), (range(len(w_batch)), w_batch)))
+  grad = fp8_ops.dequantize(grad, dtype, kept.scales[1] * kept.scales[2])
+  return grad.transpose(np.argsort([*x_batch, *x_kept, *x_summed]))
+
+
+def _weight_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  (_, w_summed), (x_batch, w_batch) = dims
+  q_x, q_w, _, scales, _ = kept
+  batch, w_made = len(w_batch), range(_first_made(dims), q_w.ndim)
+  x_kept = _kept_of(dims, q_x.ndim)
+  g_batch, g_kept = range(batch), range(batch, batch + len(x_kept))
   # The gradient of a weight is scattered over the model's width, which is the shorter side of most
   # weights. With this side first, cuBLASLt writes what is sent, and XLA transposes nothing.
   summed_first = np.prod(np.take(q_w.shape, w_summed)) < np.prod(np.take(q_w.shape, w_made))
   if summed_first:
-    w_grad = dot(q_x, q_g, ((x_kept, g_kept), (x_batch, g_batch)))
+    grad = dot(dtype)(q_x, q_g, ((x_kept, g_kept), (x_batch, g_batch)))
   else:
-    w_grad = dot(q_g, q_x, ((g_kept, x_kept), (g_batch, x_batch)))
-  w_grad = fp8_ops.dequantize(w_grad, g.dtype, scales[0] * scales[2])
-  if not summed_first:
-    made = range(batch, batch + len(w_made))
-    w_grad = w_grad.transpose([*g_batch, *range(batch + len(w_made), w_grad.ndim), *made])
+    grad = dot(dtype)(q_g, q_x, ((g_kept, x_kept), (g_batch, x_batch)))
+  grad = fp8_ops.dequantize(grad, dtype, scales[0] * scales[2])
+  if summed_first:
+    return grad
+  made = range(batch, batch + len(w_made))
+  return grad.transpose([*g_batch, *range(batch + len(w_made), grad.ndim), *made])
 
-  largest, b_grad = jnp.abs(g), None
-  if b is not None:
-    # The bias' gradient sums over the same dimensions, so that XLA computes both in one pass.
-    b_grad = g.sum(tuple(g_kept))
-    largest = jax.lax.optimization_barrier(largest.max(tuple(g_kept)))
-  return x_grad, w_grad, b_grad, None, jnp.append(amaxes, _amax(largest))
+
+def dot(dtype: jnp.dtype) -> Callable[..., jax.Array]:
+  """Returns the dot_general of the backward pass, with results of `dtype`."""
+  precision = jax.lax.Precision.HIGHEST
+  return functools.partial(
+    jax.lax.dot_general, precision=precision, preferred_element_type=dtype
+  )
+
+
+def _first_made(dims: Dims) -> int:
+  """Returns the index of the first dimension of the weight that is in the result alone."""
+  return len(dims[0][1]) + len(dims[1][1])
+
+
+def _kept_of(dims: Dims, x_dims: int) -> list[int]:
+  """Returns the dimensions of the activations that are neither summed over nor of the batch."""
+  return [i for i in range(x_dims) if i not in (*dims[1][0], *dims[0][0])]
 
 
 def _amax(x: jax.Array) -> jax.Array:
   return jnp.abs(x).max().astype(jnp.float32)
 
 
-_product.defvjp(_forward, _backward)
+_product.defvjp(forward, _backward)

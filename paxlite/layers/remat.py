@@ -61,7 +61,7 @@ _OF_PRODUCTS = (
   'SAVE_DOT_FOR_MLPERF_200B',
 )
 
-_INSTEAD_OF_PRODUCTS = (LORA_SUM, 'attention_input', 'residual', 'norm_statistics')
+_INSTEAD_OF_PRODUCTS = (LORA_SUM, 'attention_input', 'residual', 'norm_statistics', 'hidden_argument')
 
 # The names that layers give to their activations.
 ActivationName = Literal[

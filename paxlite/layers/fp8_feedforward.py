@@ -1,0 +1,206 @@
+"""Feed-forward layers in FP8 whose backward pass has one kernel between its products.
+
+The numbers and the state are those of a feed-forward layer with Fp8Einsum. What one product needs
+of the other is known only to the whole layer: the kernel quantizes the gradient of the hidden
+units, transposes it, and computes the hidden units again, for products of both weights.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+from flax.linen import fp8_ops
+from jax.sharding import PartitionSpec as P
+
+from paxlite.layers import cudnn_attention, fp8_hidden_kernel, fp8_product
+from paxlite.layers.einsum import Einsum
+from paxlite.layers.feedforward import FeedForward, GatedFeedForward, zero_padding
+from paxlite.layers.fp8_hidden_kernel import QuantizedGradient
+from paxlite.layers.fp8_product import Fp8Step
+from paxlite.parallel.partitioning import active_mesh, active_platform, axes_of, shard
+
+_LEAST_CAPABILITY = 8.9  # of a GPU that has FP8
+
+
+class Operand(NamedTuple):
+  """What a product in FP8 reads beside the activations.
+
+  Attributes:
+    w: The weight, with the dimension that is summed over first.
+    b: The bias, or None.
+    scales: The scales of the activations, of the weight and of the output gradient, [3].
+    amaxes: An array [3], whose gradient is the largest absolute values of the step.
+  """
+
+  w: jax.Array
+  b: jax.Array | None
+  scales: jax.Array | None
+  amaxes: jax.Array
+
+
+class Fp8Operand(Einsum):
+  """Returns the operand of the product instead of the product."""
+
+  @nn.compact
+  def __call__(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> Operand:
+    b = None if b is None else b.reshape(-1)
+    return Operand(w, b, *Fp8Step(name='dot_general')())
+
+
+class Fp8FeedForward(FeedForward):
+  """FeedForward whose products are in FP8, with one kernel in its backward pass on GPUs.
+
+  Where the kernel does not fit, it is the same as FeedForward. The kernel needs a GPU with FP8, a
+  mesh that splits nothing but the batch, bfloat16 or float16, no dropout of hidden units, and
+  tokens of a device and hidden units that its blocks divide.
+  """
+
+  @nn.compact
+  def __call__(self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None) -> jax.Array:
+    if self.is_initializing() or not self._has_kernel(x_BTD):
+      return super().__call__(x_BTD, paddings_BT)
+    up_tpl, down_tpl = (
+      functools.partial(tpl, einsum_tpl=Fp8Operand) for tpl in (self.up_tpl, self.down_tpl)
+    )
+    ups = tuple(up_tpl(name=name)(x_BTD) for name in self.up_names)
+    down = down_tpl()(x_BTD)
+    dtype = down.w.dtype
+    mask_BT = jnp.ones(x_BTD.shape[:2], dtype) if paddings_BT is None else 1 - paddings_BT
+    y_BTD = _feed_forward(self.activate, x_BTD.astype(dtype), mask_BT.astype(dtype), ups, down)
+    y_BTD = shard(y_BTD, 'batch', 'residual_length', 'act_embed')
+    return zero_padding(y_BTD, paddings_BT)
+
+  def _has_kernel(self, x_BTD: jax.Array) -> bool:
+    drops = self.dropout > 0 and self.has_rng('dropout')
+    if drops or active_platform() not in ('gpu', 'cuda'):
+      return False
+    rows, shards = x_BTD.shape[0], _batch_shards()
+    if shards == 0 or rows % shards or cudnn_attention.capability() < _LEAST_CAPABILITY:
+      return False
+    tokens = rows // shards * x_BTD.shape[1]
+    is_half = x_BTD.dtype in (jnp.bfloat16, jnp.float16)
+    return is_half and fp8_hidden_kernel.fits(tokens, self.hidden_dims)
+
+
+class Fp8GatedFeedForward(Fp8FeedForward, GatedFeedForward):
+  """GatedFeedForward in the same way as Fp8FeedForward."""
+
+
+def _batch_shards() -> int:
+  """Returns the number of devices over which the batch is split; 0 if anything else is split."""
+  active = active_mesh()
+  if active is None:
+    return 1
+  mesh, rules = active
+  batch = axes_of(rules['batch'])
+  others = (size for axis, size in mesh.shape.items() if axis not in batch)
+  return 0 if any(size > 1 for size in others) else mesh.size
+
+
+_DIMS = ((2,), (0,)), ((), ())  # x [B, T, D] times w [D, F]
+_Function = Callable[..., jax.Array]
+_Kept = tuple[Any, ...]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _feed_forward(
+  activate: _Function, x: jax.Array, mask: jax.Array, ups: tuple[Operand, ...], down: Operand
+) -> jax.Array:
+  """Returns (activate(x·w1 + b1, …) · mask)·w2 + b2, [B, T, D].
+
+  Args:
+    activate: The elementwise function that makes the hidden units.
+    x: Activations [B, T, D].
+    mask: 0 for padding, else 1, [B, T].
+    ups: The operands that make the arguments of `activate`, with weights [D, F].
+    down: The operand with the weight [F, D].
+  """
+  return _forward(activate, x, mask, ups, down)[0]
+
+
+def _forward(
+  activate: _Function, x: jax.Array, mask: jax.Array, ups: tuple[Operand, ...], down: Operand
+) -> tuple[jax.Array, _Kept]:
+  products = [fp8_product.forward(_DIMS, x, *up) for up in ups]
+  # Kept in place of the products without scale and bias, which the kernel could not read.
+  args = tuple(checkpoint_name(y, 'hidden_argument') for y, _ in products)
+  y, down_kept = fp8_product.forward(_DIMS, activate(*args) * mask[..., None], *down)
+  return y, (args, mask, [kept for _, kept in products], down_kept)
+
+
+def _backward(
+  activate: _Function, kept: _Kept, g: jax.Array
+) -> tuple[jax.Array, None, tuple[Operand, ...], Operand]:
+  args, mask, up_kept, down_kept = kept
+  q_g, down_b, down_amax = fp8_product.quantized_gradient(down_kept, g, 1)
+  hidden = fp8_product.input_gradient(_DIMS, down_kept, q_g, g.dtype)
+  gradients, h_FR = _through_activation(
+    activate, hidden, args, mask, jnp.stack([k.scales[2] for k in up_kept]), down_kept.scales[0]
+  )
+
+  # With the shorter side first, cuBLASLt writes what is sent; see fp8_product.
+  multiply = fp8_product.dot(g.dtype)
+  flat = lambda q: q.reshape(-1, q.shape[-1])
+  down_w = multiply(flat(q_g), h_FR, (((0,), (1,)), ((), ())))
+  down_w = fp8_ops.dequantize(down_w, g.dtype, down_kept.scales[0] * down_kept.scales[2]).T
+  down_grad = Operand(down_w, down_b, None, jnp.append(down_kept.amaxes, down_amax))
+
+  x_grad, up_grads = 0, []
+  for up, gradient in zip(up_kept, gradients, strict=True):
+    x_grad += fp8_product.input_gradient(_DIMS, up, gradient.q_RF, g.dtype)
+    up_w = multiply(flat(up.q_x), gradient.q_FR, (((0,), (1,)), ((), ())))
+    up_w = fp8_ops.dequantize(up_w, g.dtype, up.scales[0] * up.scales[2])
+    up_b = None if up.b is None else gradient.sum_F.astype(g.dtype)
+    up_grads.append(Operand(up_w, up_b, None, jnp.append(up.amaxes, gradient.largest)))
+  return x_grad, None, tuple(up_grads), down_grad
+
+
+def _through_activation(
+  activate: _Function,
+  hidden: jax.Array,
+  args: tuple[jax.Array, ...],
+  mask: jax.Array,
+  scales: jax.Array,
+  h_scale: jax.Array,
+) -> tuple[list[QuantizedGradient], jax.Array]:
+  """Calls the kernel on each device's rows; the gradients are [B, T, F] and [F, B·T]."""
+  B, T, F = hidden.shape
+
+  def local(
+    hidden: jax.Array, args: tuple[jax.Array, ...], mask: jax.Array, *scales: jax.Array
+  ) -> tuple[list[QuantizedGradient], jax.Array]:
+    flat = lambda x: x.reshape(-1, F)
+    gradients, h_FR = fp8_hidden_kernel.gradients(
+      activate, flat(hidden), tuple(map(flat, args)), mask.reshape(-1), *scales
+    )
+    whole = [
+      g._replace(
+        q_RF=g.q_RF.reshape(hidden.shape), sum_F=g.sum_F[None], largest=g.largest[None]
+      )
+      for g in gradients
+    ]
+    return whole, h_FR
+
+  active = active_mesh()
+  call = local
+  if active is not None:
+    mesh, rules = active
+    rows = axes_of(rules['batch'])
+    of_rows, transposed, of_device = P(rows), P(None, rows), P(rows)
+    of_gradient = QuantizedGradient(of_rows, transposed, of_device, of_device)
+    call = jax.shard_map(
+      local,
+      mesh=mesh,
+      in_specs=(of_rows, of_rows, of_rows, P(), P()),
+      out_specs=([of_gradient] * len(args), transposed),
+      check_vma=False,
+    )
+  gradients, h_FR = call(hidden, args, mask.astype(jnp.float32), scales, h_scale)
+  return [g._replace(sum_F=g.sum_F.sum(0), largest=g.largest.max()) for g in gradients], h_FR
+
+
+_feed_forward.defvjp(_forward, _backward)

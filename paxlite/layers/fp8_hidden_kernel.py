@@ -1,0 +1,117 @@
+"""A Triton kernel for the backward pass between the two products of a feed-forward layer in FP8.
+
+cuBLASLt's products in FP8 read both matrices along the dimension that they sum over. The gradient
+of the hidden units is therefore read in two layouts, by the products for the gradients of the
+activations and of the weights. XLA cannot transpose and sum in one kernel. It writes that gradient
+in bfloat16, reads it again to quantize it and for its sums, and then transposes 8 bits. This kernel
+does all of it in one pass over what it reads.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+_ROWS, _COLUMNS = 64, 128  # of a block
+GRADIENT, ACTIVATION = jnp.float8_e5m2, jnp.float8_e4m3fn
+
+
+class QuantizedGradient(NamedTuple):
+  """The gradient of an argument of the activation function, [R, F], in FP8.
+
+  Attributes:
+    q_RF: The gradient divided by its scale.
+    q_FR: The same, transposed.
+    sum_F: The sum of the unscaled gradient over rows, float32.
+    largest: The largest absolute value of the unscaled gradient, float32.
+  """
+
+  q_RF: jax.Array
+  q_FR: jax.Array
+  sum_F: jax.Array
+  largest: jax.Array
+
+
+def fits(rows: int, columns: int) -> bool:
+  """Returns whether the kernel computes gradients of this shape."""
+  return rows % _ROWS == 0 and columns % _COLUMNS == 0
+
+
+def gradients(
+  activate: Callable[..., jax.Array],
+  dh_RF: jax.Array,
+  args: tuple[jax.Array, ...],
+  mask_R: jax.Array,
+  scales: jax.Array,
+  h_scale: jax.Array,
+  interpret: bool = False,
+) -> tuple[list[QuantizedGradient], jax.Array]:
+  """Returns the gradients of the arguments, and the hidden units in FP8, transposed, [F, R].
+
+  The hidden units are activate(*args) · mask.
+
+  Args:
+    activate: An elementwise function.
+    dh_RF: The gradient of the hidden units.
+    args: The arguments of `activate`, [R, F] each.
+    mask_R: 0 for rows of padding, else 1; float32.
+    scales: The scale of the gradient of each argument, float32.
+    h_scale: The scale of the hidden units, float32, no dimension.
+    interpret: Whether the kernel runs as plain JAX, on any platform.
+  """
+  R, F = dh_RF.shape
+  n = len(args)
+
+  def kernel(*refs: jax.Ref) -> None:
+    scale_ref, mask_ref, dh_ref, *rest = refs
+    arg_refs, (h_ref, *out_refs) = rest[:n], rest[n:]
+    values = [ref[...].astype(jnp.float32) for ref in arg_refs]
+    h, gradient = jax.vjp(activate, *values)
+    mask = mask_ref[...][:, None]
+    h_ref[...] = _quantized(h * mask, scale_ref[n], ACTIVATION).T
+    for k, d in enumerate(gradient(dh_ref[...].astype(jnp.float32) * mask)):
+      q_ref, transposed_ref, sum_ref, largest_ref = out_refs[4 * k : 4 * k + 4]
+      q = _quantized(d, scale_ref[k], GRADIENT)
+      q_ref[...] = q
+      transposed_ref[...] = q.T
+      sum_ref[...] = d.sum(0)
+      largest_ref[...] = jnp.abs(d).max()
+
+  whole = pl.BlockSpec((_ROWS, _COLUMNS), lambda i, j: (i, j))
+  transposed = pl.BlockSpec((_COLUMNS, _ROWS), lambda i, j: (j, i))
+  blocks = R // _ROWS, F // _COLUMNS
+  of_each = [
+    (whole, jax.ShapeDtypeStruct((R, F), GRADIENT)),
+    (transposed, jax.ShapeDtypeStruct((F, R), GRADIENT)),
+    (
+      pl.BlockSpec((None, _COLUMNS), lambda i, j: (i, j)),
+      jax.ShapeDtypeStruct((blocks[0], F), jnp.float32),
+    ),
+    (pl.BlockSpec((None, None), lambda i, j: (i, j)), jax.ShapeDtypeStruct(blocks, jnp.float32)),
+  ]
+  outs = [(transposed, jax.ShapeDtypeStruct((F, R), ACTIVATION)), *of_each * n]
+  h_FR, *results = pl.pallas_call(
+    kernel,
+    grid=blocks,
+    in_specs=[
+      pl.BlockSpec((n + 1,), lambda i, j: (0,)),
+      pl.BlockSpec((_ROWS,), lambda i, j: (i,)),
+      *[whole] * (n + 1),
+    ],
+    out_specs=[spec for spec, _ in outs],
+    out_shape=[shape for _, shape in outs],
+    compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=1),
+    interpret=interpret,
+    name='hidden_gradients',
+  )(jnp.append(scales, h_scale), mask_R, dh_RF, *args)
+  each = [QuantizedGradient(*results[4 * k : 4 * k + 4]) for k in range(n)]
+  return [g._replace(sum_F=g.sum_F.sum(0), largest=g.largest.max()) for g in each], h_FR
+
+
+def _quantized(x: jax.Array, scale: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  largest = float(jnp.finfo(dtype).max)
+  return jnp.clip(x / scale, -largest, largest).astype(dtype)
