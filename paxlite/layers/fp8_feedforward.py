@@ -128,8 +128,9 @@ def _forward(
   products = [fp8_product.forward(_DIMS, x, *up) for up in ups]
   # Kept in place of the products without scale and bias, which the kernel could not read.
   args = tuple(checkpoint_name(y, 'hidden_argument') for y, _ in products)
-  y, down_kept = fp8_product.forward(_DIMS, activate(*args) * mask[..., None], *down)
-  return y, (args, mask, [kept for _, kept in products], down_kept)
+  q_h, largest = _hidden_units(activate, args, mask, down.scales[0])
+  y, down_kept = fp8_product.multiply(_DIMS, q_h, largest, down.w, down.b, down.scales)
+  return y, (args, mask, [kept for _, kept in products], down_kept._replace(q_x=None))
 
 
 def _backward(
@@ -138,7 +139,7 @@ def _backward(
   args, mask, up_kept, down_kept = kept
   q_g, down_b, down_amax = fp8_product.quantized_gradient(down_kept, g, 1)
   hidden = fp8_product.input_gradient(_DIMS, down_kept, q_g, g.dtype)
-  gradients, h_FR = _through_activation(
+  gradients, h_FR = _gradients(
     activate, hidden, args, mask, jnp.stack([k.scales[2] for k in up_kept]), down_kept.scales[0]
   )
 
@@ -159,7 +160,25 @@ def _backward(
   return x_grad, None, tuple(up_grads), down_grad
 
 
-def _through_activation(
+def _hidden_units(
+  activate: _Function, args: tuple[jax.Array, ...], mask: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the hidden units in FP8, [B, T, F], and their largest absolute value."""
+
+  def local(
+    mask: jax.Array, args: tuple[jax.Array, ...], scale: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    q_h, largest = fp8_hidden_kernel.hidden_units(activate, _flat(args), mask.reshape(-1), scale)
+    return q_h.reshape(args[0].shape), largest[None]
+
+  rows = _rows()
+  q_h, largest = _on_each_device(local, (rows, rows, P()), (rows, rows))(
+    mask.astype(jnp.float32), args, scale
+  )
+  return q_h, largest.max()
+
+
+def _gradients(
   activate: _Function,
   hidden: jax.Array,
   args: tuple[jax.Array, ...],
@@ -167,40 +186,51 @@ def _through_activation(
   scales: jax.Array,
   h_scale: jax.Array,
 ) -> tuple[list[QuantizedGradient], jax.Array]:
-  """Calls the kernel on each device's rows; the gradients are [B, T, F] and [F, B·T]."""
-  B, T, F = hidden.shape
+  """Returns the gradients, [B, T, F] and [F, B·T], and the hidden units in FP8, [F, B·T]."""
 
   def local(
-    hidden: jax.Array, args: tuple[jax.Array, ...], mask: jax.Array, *scales: jax.Array
+    mask: jax.Array, arrays: tuple[jax.Array, ...], *scales: jax.Array
   ) -> tuple[list[QuantizedGradient], jax.Array]:
-    flat = lambda x: x.reshape(-1, F)
+    flat, *args = _flat(arrays)
     gradients, h_FR = fp8_hidden_kernel.gradients(
-      activate, flat(hidden), tuple(map(flat, args)), mask.reshape(-1), *scales
+      activate, flat, tuple(args), mask.reshape(-1), *scales
     )
-    whole = [
-      g._replace(
-        q_RF=g.q_RF.reshape(hidden.shape), sum_F=g.sum_F[None], largest=g.largest[None]
+    of_device = [
+      QuantizedGradient(
+        g.q_RF.reshape(arrays[0].shape), g.q_FR, g.sum_F[None], g.largest[None]
       )
       for g in gradients
     ]
-    return whole, h_FR
+    return of_device, h_FR
 
-  active = active_mesh()
-  call = local
-  if active is not None:
-    mesh, rules = active
-    rows = axes_of(rules['batch'])
-    of_rows, transposed, of_device = P(rows), P(None, rows), P(rows)
-    of_gradient = QuantizedGradient(of_rows, transposed, of_device, of_device)
-    call = jax.shard_map(
-      local,
-      mesh=mesh,
-      in_specs=(of_rows, of_rows, of_rows, P(), P()),
-      out_specs=([of_gradient] * len(args), transposed),
-      check_vma=False,
-    )
-  gradients, h_FR = call(hidden, args, mask.astype(jnp.float32), scales, h_scale)
+  rows = _rows()
+  columns = P(None, *rows)
+  of_each = QuantizedGradient(rows, columns, rows, rows)
+  call = _on_each_device(local, (rows, rows, P(), P()), ([of_each] * len(args), columns))
+  gradients, h_FR = call(mask.astype(jnp.float32), (hidden, *args), scales, h_scale)
   return [g._replace(sum_F=g.sum_F.sum(0), largest=g.largest.max()) for g in gradients], h_FR
+
+
+def _flat(arrays: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+  return tuple(x.reshape(-1, x.shape[-1]) for x in arrays)
+
+
+def _rows() -> P:
+  """Returns how a first dimension of rows, or of devices, is split."""
+  active = active_mesh()
+  return P() if active is None else P(axes_of(active[1]['batch']))
+
+
+def _on_each_device(
+  function: Callable[..., Any], in_specs: tuple[Any, ...], out_specs: tuple[Any, ...]
+) -> Callable[..., Any]:
+  """Returns `function` of each device's part of the arguments."""
+  active = active_mesh()
+  if active is None:
+    return function
+  return jax.shard_map(
+    function, mesh=active[0], in_specs=in_specs, out_specs=out_specs, check_vma=False
+  )
 
 
 _feed_forward.defvjp(_forward, _backward)

@@ -1,13 +1,13 @@
-"""A Triton kernel for the backward pass between the two products of a feed-forward layer in FP8.
+"""Triton kernels between the products of a feed-forward layer in FP8.
 
 cuBLASLt's products in FP8 read both matrices along the dimension that they sum over. The gradient
 of the hidden units is therefore read in two layouts, by the products for the gradients of the
 activations and of the weights. XLA cannot transpose and sum in one kernel. It writes that gradient
-in bfloat16, reads it again to quantize it and for its sums, and then transposes 8 bits. This kernel
-does all of it in one pass over what it reads.
+in bfloat16, reads it again to quantize it and for its sums, and then transposes 8 bits. `gradients`
+does all of it in one pass over what it reads. The kernel of the forward pass exists because XLA
+writes some hidden units in bfloat16 before it quantizes them.
 """
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -17,6 +17,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 _ROWS, _COLUMNS = 64, 128  # of a block
+# What a block has of an array: its own elements, the same transposed, a row of them, or one.
+_WHOLE = pl.BlockSpec((_ROWS, _COLUMNS), lambda i, j: (i, j))
+_TRANSPOSED = pl.BlockSpec((_COLUMNS, _ROWS), lambda i, j: (j, i))
+_ROW = pl.BlockSpec((None, _COLUMNS), lambda i, j: (i, j))
+_ONE = pl.BlockSpec((None, None), lambda i, j: (i, j))
 GRADIENT, ACTIVATION = jnp.float8_e5m2, jnp.float8_e4m3fn
 
 
@@ -39,6 +44,44 @@ class QuantizedGradient(NamedTuple):
 def fits(rows: int, columns: int) -> bool:
   """Returns whether the kernel computes gradients of this shape."""
   return rows % _ROWS == 0 and columns % _COLUMNS == 0
+
+
+def hidden_units(
+  activate: Callable[..., jax.Array],
+  args: tuple[jax.Array, ...],
+  mask_R: jax.Array,
+  scale: jax.Array,
+  interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+  """Returns activate(*args) · mask in FP8, [R, F], and its largest absolute value, float32.
+
+  Args:
+    activate: An elementwise function.
+    args: The arguments of `activate`, [R, F] each.
+    mask_R: 0 for rows of padding, else 1; float32.
+    scale: The scale of the hidden units, float32, no dimension.
+    interpret: Whether the kernel runs as plain JAX, on any platform.
+  """
+  R, F = args[0].shape
+
+  def kernel(scale_ref: jax.Ref, mask_ref: jax.Ref, *refs: jax.Ref) -> None:
+    *arg_refs, h_ref, largest_ref = refs
+    h = activate(*(ref[...].astype(jnp.float32) for ref in arg_refs)) * mask_ref[...][:, None]
+    h_ref[...] = _quantized(h, scale_ref[0], ACTIVATION)
+    largest_ref[...] = jnp.abs(h).max()
+
+  h_RF, largest = _call(
+    kernel,
+    scale[None],
+    mask_R,
+    args,
+    [
+      (_WHOLE, jax.ShapeDtypeStruct((R, F), ACTIVATION)),
+      (_ONE, jax.ShapeDtypeStruct(_blocks(R, F), jnp.float32)),
+    ],
+    interpret,
+  )
+  return h_RF, largest.max()
 
 
 def gradients(
@@ -81,35 +124,47 @@ def gradients(
       sum_ref[...] = d.sum(0)
       largest_ref[...] = jnp.abs(d).max()
 
-  whole = pl.BlockSpec((_ROWS, _COLUMNS), lambda i, j: (i, j))
-  transposed = pl.BlockSpec((_COLUMNS, _ROWS), lambda i, j: (j, i))
-  blocks = R // _ROWS, F // _COLUMNS
   of_each = [
-    (whole, jax.ShapeDtypeStruct((R, F), GRADIENT)),
-    (transposed, jax.ShapeDtypeStruct((F, R), GRADIENT)),
-    (
-      pl.BlockSpec((None, _COLUMNS), lambda i, j: (i, j)),
-      jax.ShapeDtypeStruct((blocks[0], F), jnp.float32),
-    ),
-    (pl.BlockSpec((None, None), lambda i, j: (i, j)), jax.ShapeDtypeStruct(blocks, jnp.float32)),
+    (_WHOLE, jax.ShapeDtypeStruct((R, F), GRADIENT)),
+    (_TRANSPOSED, jax.ShapeDtypeStruct((F, R), GRADIENT)),
+    (_ROW, jax.ShapeDtypeStruct((_blocks(R, F)[0], F), jnp.float32)),
+    (_ONE, jax.ShapeDtypeStruct(_blocks(R, F), jnp.float32)),
   ]
-  outs = [(transposed, jax.ShapeDtypeStruct((F, R), ACTIVATION)), *of_each * n]
-  h_FR, *results = pl.pallas_call(
+  outs = [(_TRANSPOSED, jax.ShapeDtypeStruct((F, R), ACTIVATION)), *of_each * n]
+  h_FR, *results = _call(
+    kernel, jnp.append(scales, h_scale), mask_R, (dh_RF, *args), outs, interpret
+  )
+  each = [QuantizedGradient(*results[4 * k : 4 * k + 4]) for k in range(n)]
+  return [g._replace(sum_F=g.sum_F.sum(0), largest=g.largest.max()) for g in each], h_FR
+
+
+def _call(
+  kernel: Callable[..., None],
+  scales: jax.Array,
+  mask_R: jax.Array,
+  arrays: tuple[jax.Array, ...],
+  outs: list[tuple[pl.BlockSpec, jax.ShapeDtypeStruct]],
+  interpret: bool,
+) -> list[jax.Array]:
+  """Calls a kernel for each block of arrays [R, F]."""
+  return pl.pallas_call(
     kernel,
-    grid=blocks,
+    grid=_blocks(*arrays[0].shape),
     in_specs=[
-      pl.BlockSpec((n + 1,), lambda i, j: (0,)),
+      pl.BlockSpec(scales.shape, lambda i, j: (0,)),
       pl.BlockSpec((_ROWS,), lambda i, j: (i,)),
-      *[whole] * (n + 1),
+      *[_WHOLE] * len(arrays),
     ],
     out_specs=[spec for spec, _ in outs],
     out_shape=[shape for _, shape in outs],
     compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=1),
     interpret=interpret,
-    name='hidden_gradients',
-  )(jnp.append(scales, h_scale), mask_R, dh_RF, *args)
-  each = [QuantizedGradient(*results[4 * k : 4 * k + 4]) for k in range(n)]
-  return [g._replace(sum_F=g.sum_F.sum(0), largest=g.largest.max()) for g in each], h_FR
+    name='fp8_' + kernel.__qualname__.split('.')[0],
+  )(scales, mask_R, *arrays)
+
+
+def _blocks(rows: int, columns: int) -> tuple[int, int]:
+  return rows // _ROWS, columns // _COLUMNS
 
 
 def _quantized(x: jax.Array, scale: jax.Array, dtype: jnp.dtype) -> jax.Array:

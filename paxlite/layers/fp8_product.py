@@ -175,10 +175,31 @@ def forward(
 ) -> tuple[jax.Array, Kept]:
   """Returns the product and what its backward pass needs; see Fp8DotGeneral."""
   q_x = fp8_ops.quantize(x, _DTYPES['input'], scales[0], x.dtype)
-  q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], x.dtype)
-  y = _scaled(dims, q_x, q_w, b, scales[0] * scales[1], x.dtype)
+  return multiply(dims, q_x, _amax(x), w, b, scales)
+
+
+def multiply(
+  dims: Dims,
+  q_x: jax.Array,
+  largest: jax.Array,
+  w: jax.Array,
+  b: jax.Array | None,
+  scales: jax.Array,
+) -> tuple[jax.Array, Kept]:
+  """Returns the same as `forward` for activations in FP8.
+
+  Args:
+    dims: The dimension numbers.
+    q_x: The activations in FP8, divided by their scale.
+    largest: The largest absolute value of the activations.
+    w: The weight.
+    b: The bias, or None.
+    scales: The scales of the activations, of the weight and of the output gradient, [3].
+  """
+  q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], w.dtype)
+  y = _scaled(dims, q_x, q_w, b, scales[0] * scales[1], w.dtype)
   # Kept by every policy: the backward pass would compute all of x again for its largest value.
-  amaxes = checkpoint_name(jnp.stack([_amax(x), _amax(w)]), LARGEST)
+  amaxes = checkpoint_name(jnp.stack([largest, _amax(w)]), LARGEST)
   return y, Kept(q_x, q_w, b, scales, amaxes)
 
 
@@ -272,7 +293,7 @@ def input_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -> 
   (x_summed, _), (x_batch, w_batch) = dims
   w_made = range(_first_made(dims), kept.q_w.ndim)
   g_made = range(q_g.ndim - len(w_made), q_g.ndim)
-  x_kept = _kept_of(dims, kept.q_x.ndim)
+  x_kept = _kept_of(dims, q_g.ndim - len(w_made) + len(x_summed))
   grad = dot(dtype)(q_g, kept.q_w, ((g_made, w_made), (range(len(w_batch)), w_batch)))
   grad = fp8_ops.dequantize(grad, dtype, kept.scales[1] * kept.scales[2])
   return grad.transpose(np.argsort([*x_batch, *x_kept, *x_summed]))
