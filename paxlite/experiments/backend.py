@@ -14,7 +14,8 @@ from paxlite.experiments.te_layer import te_block
 from paxlite.experiments.transformer import DeviceKind, Transformer
 from paxlite.layers import backends
 from paxlite.layers.backends import Backend, TeRecipe
-from paxlite.layers.einsum import DotGeneralEinsum, Einsum, JnpEinsum
+from paxlite.layers.dot_general_einsum import DotGeneralEinsum
+from paxlite.layers.einsum import Einsum, JnpEinsum
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.layers.fp8_feedforward import Fp8FeedForward, Fp8GatedFeedForward
 from paxlite.layers.fp8_product import Fp8DotGeneral, Fp8Einsum, begin_step
@@ -129,7 +130,7 @@ class Backends(Transformer):
         fdl.update_callable(einsum, Fp8Einsum)
         einsum.dot_general_tpl = template(Fp8DotGeneral)
       for cls, fp8_cls in _FP8_FEED_FORWARD.items():
-        for ffn in selectors.select(task.model, cls, match_subclasses=False):
+        for ffn in selectors.select(task.model, cls, match_subclasses=False, check_nonempty=False):
           if fdl.get_callable(ffn.projection_tpl) is Projection:
             fdl.update_callable(ffn, fp8_cls)
       task.begin_step = template(begin_step)

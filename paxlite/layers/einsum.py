@@ -4,15 +4,11 @@ FP8 and Transformer Engine keep a state for each product, in the collections FP8
 train step replaces these collections by their gradients; see flax.linen.fp8_ops.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen.fp8_ops import OVERWRITE_WITH_GRADIENT
-from jax.lax import DotDimensionNumbers
 
-from paxlite.core.templates import Template
 from paxlite.layers.weight_product import weight_product
 
 # scales and histories of largest absolute values, from Flax and from Transformer Engine's layers
@@ -34,7 +30,7 @@ class Einsum(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> jax.Array:
-    return weight_product(self.equation, x, w, self.axes, b)
+    return with_bias(weight_product(self.equation, x, w, self.axes), b)
 
 
 class JnpEinsum(Einsum):
@@ -42,41 +38,9 @@ class JnpEinsum(Einsum):
 
   @nn.compact
   def __call__(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> jax.Array:
-    y = jnp.einsum(self.equation, x, w)
-    return y if b is None else y + b
+    return with_bias(jnp.einsum(self.equation, x, w), b)
 
 
-class DotGeneralEinsum(Einsum):
-  """The same product by a module that takes the arguments of jax.lax.dot_general.
-
-  The weight is transposed: batch dimensions come first, then the dimensions that are summed over,
-  then those of the result. Transformer Engine needs this order.
-
-  Attributes:
-    dot_general_tpl: A module that is called with (x, w, dimension_numbers).
-  """
-
-  dot_general_tpl: Template = dataclasses.field(kw_only=True)
-
-  @nn.compact
-  def __call__(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> jax.Array:
-    x_dims, w_dims, out_dims = self.equation.replace('->', ',').split(',')
-    batch = [d for d in w_dims if d in x_dims and d in out_dims]
-    summed = [d for d in x_dims if d in w_dims and d not in out_dims]
-    made = [d for d in w_dims if d not in x_dims]
-    kept = [d for d in x_dims if d not in w_dims]
-    w = w.transpose([w_dims.index(d) for d in batch + summed + made])
-    n = len(batch)
-    contracting = tuple(map(x_dims.index, summed)), tuple(range(n, n + len(summed)))
-    batching = tuple(map(x_dims.index, batch)), tuple(range(n))
-    b = None if b is None else b.reshape(w.shape[n + len(summed) :])
-    y = self.multiply(x, w, (contracting, batching), b)
-    y_dims = batch + kept + made
-    return y.transpose([y_dims.index(d) for d in out_dims])
-
-  def multiply(
-    self, x: jax.Array, w: jax.Array, dims: DotDimensionNumbers, b: jax.Array | None
-  ) -> jax.Array:
-    """Returns lax.dot_general(x, w, dims) + b, where b has the dimensions that w alone has."""
-    y = self.dot_general_tpl(name='dot_general')(x, w, dims)
-    return y if b is None else y + b
+def with_bias(y: jax.Array, b: jax.Array | None) -> jax.Array:
+  """Returns y + b, or y if there is no bias."""
+  return y if b is None else y + b

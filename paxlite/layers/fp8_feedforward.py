@@ -12,12 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jax.ad_checkpoint import checkpoint_name
 from flax.linen import fp8_ops
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 
 from paxlite.layers import cudnn_attention, fp8_hidden_kernel, fp8_product
-from paxlite.layers.einsum import Einsum
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward, zero_padding
 from paxlite.layers.fp8_hidden_kernel import QuantizedGradient
 from paxlite.layers.fp8_product import Fp8Step
@@ -27,7 +26,7 @@ _LEAST_CAPABILITY = 8.9  # of a GPU that has FP8
 
 
 class Operand(NamedTuple):
-  """What a product in FP8 reads beside the activations.
+  """What a product in FP8 reads beside the activations, or the gradients of these arrays.
 
   Attributes:
     w: The weight, with the dimension that is summed over first.
@@ -38,12 +37,15 @@ class Operand(NamedTuple):
 
   w: jax.Array
   b: jax.Array | None
-  scales: jax.Array | None
+  scales: jax.Array
   amaxes: jax.Array
 
 
-class Fp8Operand(Einsum):
-  """Returns the operand of the product instead of the product."""
+class Fp8Operand(nn.Module):
+  """Returns the operand of an Fp8Einsum with the same attributes, instead of the product."""
+
+  equation: str
+  axes: tuple[str | None, ...] | None = None
 
   @nn.compact
   def __call__(self, x: jax.Array, w: jax.Array, b: jax.Array | None = None) -> Operand:
@@ -129,8 +131,10 @@ def _forward(
   # Kept in place of the products without scale and bias, which the kernel could not read.
   args = tuple(checkpoint_name(y, 'hidden_argument') for y, _ in products)
   q_h, largest = _hidden_units(activate, args, mask, down.scales[0])
-  y, down_kept = fp8_product.multiply(_DIMS, q_h, largest, down.w, down.b, down.scales)
-  return y, (args, mask, [kept for _, kept in products], down_kept._replace(q_x=None))
+  y, down_kept = fp8_product.multiply(_DIMS, q_h, largest, *down[:3])
+  # The kernel of the backward pass computes the hidden units again.
+  down_kept = down_kept._replace(q_x=jnp.zeros((), q_h.dtype))
+  return y, (args, mask, [kept for _, kept in products], down_kept)
 
 
 def _backward(
@@ -148,16 +152,20 @@ def _backward(
   flat = lambda q: q.reshape(-1, q.shape[-1])
   down_w = multiply(flat(q_g), h_FR, (((0,), (1,)), ((), ())))
   down_w = fp8_ops.dequantize(down_w, g.dtype, down_kept.scales[0] * down_kept.scales[2]).T
-  down_grad = Operand(down_w, down_b, None, jnp.append(down_kept.amaxes, down_amax))
+  down_grad = Operand(
+    down_w, down_b, jnp.zeros_like(down_kept.scales), jnp.append(down_kept.amaxes, down_amax)
+  )
 
-  x_grad, up_grads = 0, []
+  x_grads, up_grads = [], []
   for up, gradient in zip(up_kept, gradients, strict=True):
-    x_grad += fp8_product.input_gradient(_DIMS, up, gradient.q_RF, g.dtype)
+    x_grads.append(fp8_product.input_gradient(_DIMS, up, gradient.q_RF, g.dtype))
     up_w = multiply(flat(up.q_x), gradient.q_FR, (((0,), (1,)), ((), ())))
     up_w = fp8_ops.dequantize(up_w, g.dtype, up.scales[0] * up.scales[2])
     up_b = None if up.b is None else gradient.sum_F.astype(g.dtype)
-    up_grads.append(Operand(up_w, up_b, None, jnp.append(up.amaxes, gradient.largest)))
-  return x_grad, None, tuple(up_grads), down_grad
+    up_grads.append(
+      Operand(up_w, up_b, jnp.zeros_like(up.scales), jnp.append(up.amaxes, gradient.largest))
+    )
+  return functools.reduce(jnp.add, x_grads), None, tuple(up_grads), down_grad
 
 
 def _hidden_units(
@@ -189,23 +197,21 @@ def _gradients(
   """Returns the gradients, [B, T, F] and [F, B·T], and the hidden units in FP8, [F, B·T]."""
 
   def local(
-    mask: jax.Array, arrays: tuple[jax.Array, ...], *scales: jax.Array
+    mask: jax.Array, arrays: tuple[jax.Array, ...], scales: jax.Array, h_scale: jax.Array
   ) -> tuple[list[QuantizedGradient], jax.Array]:
     flat, *args = _flat(arrays)
     gradients, h_FR = fp8_hidden_kernel.gradients(
-      activate, flat, tuple(args), mask.reshape(-1), *scales
+      activate, flat, tuple(args), mask.reshape(-1), scales, h_scale
     )
     of_device = [
-      QuantizedGradient(
-        g.q_RF.reshape(arrays[0].shape), g.q_FR, g.sum_F[None], g.largest[None]
-      )
+      QuantizedGradient(g.q_RF.reshape(arrays[0].shape), g.q_FR, g.sum_F[None], g.largest[None])
       for g in gradients
     ]
     return of_device, h_FR
 
   rows = _rows()
   columns = P(None, *rows)
-  of_each = QuantizedGradient(rows, columns, rows, rows)
+  of_each = QuantizedGradient(rows, columns, rows, rows)  # type: ignore[arg-type]
   call = _on_each_device(local, (rows, rows, P(), P()), ([of_each] * len(args), columns))
   gradients, h_FR = call(mask.astype(jnp.float32), (hidden, *args), scales, h_scale)
   return [g._replace(sum_F=g.sum_F.sum(0), largest=g.largest.max()) for g in gradients], h_FR

@@ -16,17 +16,17 @@ import numpy as np
 from flax import linen as nn
 from flax.linen import fp8_ops
 from jax.ad_checkpoint import checkpoint_name
+from jax.lax import DotDimensionNumbers as Dims
 
 from paxlite.core.templates import Template, template_field
 from paxlite.core.trees import PyTree
-from paxlite.layers.einsum import DotGeneralEinsum
+from paxlite.layers.dot_general_einsum import DotGeneralEinsum
+from paxlite.layers.einsum import with_bias
 
 LARGEST = 'fp8_largest'  # the name of the largest absolute values, for checkpoint policies
 _HISTORY = 1024  # steps
 # The dtypes of activations, weights and output gradients, by Flax's names of their states.
 _DTYPES = dict(input=jnp.float8_e4m3fn, kernel=jnp.float8_e4m3fn, output_grad=jnp.float8_e5m2)
-
-Dims = tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
 
 
 class Fp8DotGeneral(nn.Module):
@@ -56,8 +56,7 @@ class Fp8DotGeneral(nn.Module):
       for name in _DTYPES:
         self.variable(collection, f'{name}_scale', jnp.ones, 1)
         self.variable(collection, f'{name}_amax_history', jnp.zeros, _HISTORY)
-      y = jax.lax.dot_general(x, w, dims)
-      return y if b is None else y + b
+      return with_bias(jax.lax.dot_general(x, w, dims), b)
     return _product(dims, x, w, b, *_step_of(self))
 
 
@@ -150,7 +149,6 @@ class Kept(NamedTuple):
   b: jax.Array | None
   scales: jax.Array
   amaxes: jax.Array
-
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -255,7 +253,13 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, None, jax.Array]:
   q_g, b_grad, amax = quantized_gradient(kept, g, len(kept.q_w.shape) - _first_made(dims))
   w_grad = _weight_gradient(dims, kept, q_g, g.dtype)
-  return input_gradient(dims, kept, q_g, g.dtype), w_grad, b_grad, None, jnp.append(kept.amaxes, amax)
+  return (
+    input_gradient(dims, kept, q_g, g.dtype),
+    w_grad,
+    b_grad,
+    None,
+    jnp.append(kept.amaxes, amax),
+  )
 
 
 def quantized_gradient(
@@ -322,9 +326,7 @@ def _weight_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -
 def dot(dtype: jnp.dtype) -> Callable[..., jax.Array]:
   """Returns the dot_general of the backward pass, with results of `dtype`."""
   precision = jax.lax.Precision.HIGHEST
-  return functools.partial(
-    jax.lax.dot_general, precision=precision, preferred_element_type=dtype
-  )
+  return functools.partial(jax.lax.dot_general, precision=precision, preferred_element_type=dtype)
 
 
 def _first_made(dims: Dims) -> int:

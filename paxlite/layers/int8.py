@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from paxlite.layers.einsum import with_bias
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.parallel.partitioning import gather_weight, param
@@ -30,8 +31,7 @@ class Int8Projection(Projection):
       w.astype(self.dtype),
       preferred_element_type=jnp.float32,  # float16 would overflow before the scale is applied
     )
-    y = (y * self.like_output(scale)).astype(self.dtype)
-    return y if b is None else y + b
+    return with_bias((y * self.like_output(scale)).astype(self.dtype), b)
 
 
 class Int8LoraProjection(LoraProjection, Int8Projection):

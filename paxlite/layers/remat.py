@@ -61,7 +61,18 @@ _OF_PRODUCTS = (
   'SAVE_DOT_FOR_MLPERF_200B',
 )
 
-_INSTEAD_OF_PRODUCTS = (LORA_SUM, 'attention_input', 'residual', 'norm_statistics', 'hidden_argument')
+# What the policies of products keep in place of products, because the backward pass then computes
+# less again, and what they keep in addition, because it is small. JAX drops a product from which
+# nothing but one of these is computed.
+_INSTEAD_OF_PRODUCTS = (
+  LORA_SUM,  # the sum of the products of a weight and of LoRA's factors
+  'attention_input',  # queries, keys and values after their biases and rotations
+  'residual',  # the sum after attention
+  'hidden_argument',  # what the kernels between the products of an FP8 feed-forward layer read
+  'norm_statistics',  # two numbers or one for each token
+)
+# Those of them that would keep on the device what OFFLOAD_ACTIVATIONS moves to the host.
+_HOLDS = {'attention_input': _QKV, 'residual': ('out_proj',)}
 
 # The names that layers give to their activations.
 ActivationName = Literal[
@@ -139,10 +150,13 @@ def _offloading(policy: Offloaded) -> Callable[..., bool]:
     offload_dst=HOST,
   )
   rest = _policy_of_activations(policy.policy)
+  dropped = {holder for holder, held in _HOLDS.items() if not set(held).isdisjoint(names)}
 
   def decide(primitive: 'Primitive', *avals: object, **params: object) -> bool:
-    is_named = primitive.name == 'name' and params['name'] in names
-    return (offload if is_named else rest)(primitive, *avals, **params)
+    name = params['name'] if primitive.name == 'name' else None
+    if name in dropped:
+      return False
+    return (offload if name in names else rest)(primitive, *avals, **params)
 
   return decide
 

@@ -12,13 +12,9 @@ from paxlite.parallel.partitioning import active_platform, adds_up_gradients
 
 
 def weight_product(
-  equation: str,
-  x: jax.Array,
-  w: jax.Array,
-  axes: Sequence[str | None] | None = None,
-  b: jax.Array | None = None,
+  equation: str, x: jax.Array, w: jax.Array, axes: Sequence[str | None] | None = None
 ) -> jax.Array:
-  """Returns jnp.einsum(equation, x, w) + b, with a faster gradient of w where there is one.
+  """Returns jnp.einsum(equation, x, w), with a faster gradient of w where there is one.
 
   How it is summed on TPUs is explained in layers.scattered_gradient, and the one of pipelines in
   `summed_product`.
@@ -38,13 +34,6 @@ def weight_product(
     w: The weight.
     axes: The weight's logical axes, if the first dimension of x is the batch.
   """
-  y = _product_of(equation, x, w, axes)
-  return y if b is None else y + b
-
-
-def _product_of(
-  equation: str, x: jax.Array, w: jax.Array, axes: Sequence[str | None] | None
-) -> jax.Array:
   if axes is not None and (scatter := scatter_of(x.shape[0], w.shape, axes)):
     return scattered_product(equation, scatter, x, w)
   if active_platform() == 'cpu':

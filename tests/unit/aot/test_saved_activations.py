@@ -24,7 +24,7 @@ def test_of_a_function():
     ('SAVE_OUT_PROJ', {('act_embed',): 2}),
     (
       'SAVE_DOT_WITH_NO_BATCH_DIM',
-      {('act_embed',): 2, ('act_mlp',): 1, (None, 'act_heads', None): 1},
+      {('act_embed',): 2, ('act_mlp',): 1, ('act_heads', None): 3},
     ),
   ],
 )

@@ -134,7 +134,7 @@ def test_fp8_needs_experts_of_one_shape():
 
 
 # Matrix multiplications of a block: queries, keys and values, output, feed-forward. `split` is how
-# many more there are forward, because queries, keys and values of one weight are computed one by one.
+# many more there are forward: queries, keys and values of one weight are computed one by one.
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('model', 'values', 'products', 'split'),

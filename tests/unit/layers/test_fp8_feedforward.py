@@ -35,8 +35,8 @@ def interpreted():
     for name in ('hidden_units', 'gradients'):
       kernel = functools.partial(getattr(fp8_hidden_kernel, name), interpret=True)
       stack.enter_context(mock.patch.object(fp8_hidden_kernel, name, kernel))
-    stack.enter_context(mock.patch.object(fp8_feedforward, 'active_platform', lambda: 'gpu'))
-    capability = mock.patch.object(fp8_feedforward.cudnn_attention, 'capability', lambda: 9.0)
+    stack.enter_context(mock.patch.object(fp8_feedforward, 'active_platform', return_value='gpu'))
+    capability = mock.patch.object(fp8_feedforward.cudnn_attention, 'capability', return_value=9.0)
     stack.enter_context(capability)
     yield
 

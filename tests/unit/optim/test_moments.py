@@ -277,6 +277,12 @@ def test_named_activations_are_on_the_host(policy, repeated):
   assert (residuals_on_host(policy, ['iteration_input'], repeated) > 0) == expected
 
 
+@pytest.mark.parametrize('name', ['combined_qkv_proj', 'out_proj'])
+def test_nothing_on_the_device_stands_for_what_is_on_the_host(name):
+  """Policies of products keep what is computed from these, unless they are on the host."""
+  assert residuals_on_host('SAVE_DOT_WITH_NO_BATCH_DIM', [name], True) > 0
+
+
 @pytest.mark.slow
 def test_activations_on_the_host_change_nothing_but_rounding(trained, tmp_path):
   _, state, losses = two_steps(tmp_path / 'run', OFFLOAD_ACTIVATIONS=['iteration_input', 'context'])
