@@ -15,8 +15,8 @@ from flax import linen as nn
 from jax.typing import DTypeLike
 
 from paxlite.core.templates import Template, template_field
+from paxlite.layers.activations import ACTIVATIONS, gate_by
 from paxlite.layers.einsum import Einsum
-from paxlite.layers.feedforward import ACTIVATIONS, gate_by
 from paxlite.layers.projection import Initializer
 from paxlite.layers.sown import LOSSES, SUMMARIES
 from paxlite.parallel.partitioning import gather_weight, param, shard

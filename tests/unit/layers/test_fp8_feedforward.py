@@ -15,8 +15,9 @@ import pytest
 from flax.linen import fp8_ops, meta
 
 from paxlite.layers import fp8_feedforward, fp8_hidden_kernel
+from paxlite.layers.activations import ACTIVATIONS, gate_by
 from paxlite.layers.einsum import Einsum
-from paxlite.layers.feedforward import ACTIVATIONS, FeedForward, GatedFeedForward, gate_by
+from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.layers.fp8_feedforward import Fp8FeedForward, Fp8GatedFeedForward
 from paxlite.layers.fp8_product import Fp8Einsum, begin_step
 from paxlite.layers.projection import Projection
