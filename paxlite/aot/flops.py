@@ -127,7 +127,12 @@ def grouped_rows(call: Instruction) -> tuple[int, int] | None:
   paxlite.layers.dropless writes them into the name; None for other calls.
   """
   is_kernel = call.quoted('custom_call_target') in ('tpu_custom_call', '__gpu$xla.gpu.triton')
-  found = _GROUPED_ROWS.search(call.source) if is_kernel else None
+  return grouped_rows_in(call.source) if is_kernel else None
+
+
+def grouped_rows_in(name: str) -> tuple[int, int] | None:
+  """Returns the two numbers of `grouped_rows` from the name of an operation."""
+  found = _GROUPED_ROWS.search(name)
   return (int(found[1]), int(found[2])) if found else None
 
 

@@ -215,9 +215,8 @@ class Attention(nn.Module):
     if self.rotary_tpl is not None:
       rotary = self.rotary_tpl(name='rotary')
       query, key = rotary(query, positions_BT), rotary(key, positions_BT)
-    if self.qk_norm_tpl is None:
-      query, key = (checkpoint_name(x, 'attention_input') for x in (query, key))
-    value = checkpoint_name(value, 'attention_input')
+    if self.qk_norm_tpl is None:  # a norm needs what it is computed from, and both would be kept
+      query, key, value = (checkpoint_name(x, 'attention_input') for x in (query, key, value))
     if self.query_scale_tpl is not None:
       query = self.query_scale_tpl(name='per_dim_scale')(query)
     cached: list[jax.Array] = []

@@ -18,7 +18,8 @@ FP8_COLLECTIONS = (OVERWRITE_WITH_GRADIENT, 'fp8_metas')
 class Einsum(nn.Module):
   """einsum(equation, x, w) + b in XLA, in the common dtype of x and w.
 
-  b is optional and has the rank of the result, with sizes of 1 in the dimensions that w lacks.
+  b is optional and has the rank of the result, with sizes of 1 in the dimensions that w lacks. None
+  is given where x, w and the result share a dimension, as with experts.
 
   Attributes:
     equation: Einsum equation of activations and weight, with single letters and no ellipsis.

@@ -1,8 +1,8 @@
-"""Feed-forward layers in FP8 whose backward pass has one kernel between its products.
+"""Feed-forward layers in FP8 with a Triton kernel between their products, forward and backward.
 
 The numbers and the state are those of a feed-forward layer with Fp8Einsum. What one product needs
-of the other is known only to the whole layer: the kernel quantizes the gradient of the hidden
-units, transposes it, and computes the hidden units again, for products of both weights.
+of the other is known only to the whole layer: the backward kernel quantizes the gradient of the
+hidden units, transposes it, and computes the hidden units again, for products of both weights.
 """
 
 import functools
@@ -54,31 +54,33 @@ class Fp8Operand(nn.Module):
 
 
 class Fp8FeedForward(FeedForward):
-  """FeedForward whose products are in FP8, with one kernel in its backward pass on GPUs.
+  """FeedForward whose products are in FP8, with kernels between them on GPUs.
 
-  Where the kernel does not fit, it is the same as FeedForward. The kernel needs a GPU with FP8, a
-  mesh that splits nothing but the batch, bfloat16 or float16, no dropout of hidden units, and
-  tokens of a device and hidden units that its blocks divide.
+  Where the kernels do not fit, it is the same as FeedForward. They need a GPU with FP8, a mesh that
+  splits nothing but the batch, bfloat16 or float16, no dropout of hidden units, another activation
+  than gelu_exact, and tokens of a device and hidden units that their blocks divide.
   """
 
   @nn.compact
   def __call__(self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None) -> jax.Array:
-    if self.is_initializing() or not self._has_kernel(x_BTD):
+    if self.is_initializing() or not self._has_kernels(x_BTD):
       return super().__call__(x_BTD, paddings_BT)
     up_tpl, down_tpl = (
       functools.partial(tpl, einsum_tpl=Fp8Operand) for tpl in (self.up_tpl, self.down_tpl)
     )
     ups = tuple(up_tpl(name=name)(x_BTD) for name in self.up_names)
-    down = down_tpl()(x_BTD)
+    down = down_tpl()(x_BTD)  # of its argument, an operand has nothing
     dtype = down.w.dtype
     mask_BT = jnp.ones(x_BTD.shape[:2], dtype) if paddings_BT is None else 1 - paddings_BT
     y_BTD = _feed_forward(self.activate, x_BTD.astype(dtype), mask_BT.astype(dtype), ups, down)
     y_BTD = shard(y_BTD, 'batch', 'residual_length', 'act_embed')
     return zero_padding(y_BTD, paddings_BT)
 
-  def _has_kernel(self, x_BTD: jax.Array) -> bool:
+  def _has_kernels(self, x_BTD: jax.Array) -> bool:
     drops = self.dropout > 0 and self.has_rng('dropout')
     if drops or active_platform() not in ('gpu', 'cuda'):
+      return False
+    if self.activation == 'gelu_exact':  # Triton has no error function
       return False
     rows, shards = x_BTD.shape[0], _batch_shards()
     if shards == 0 or rows % shards or cudnn_attention.capability() < _LEAST_CAPABILITY:
@@ -148,9 +150,9 @@ def _backward(
   )
 
   # With the shorter side first, cuBLASLt writes what is sent; see fp8_product.
-  multiply = fp8_product.dot(g.dtype)
+  dot = fp8_product.gradient_dot(g.dtype)
   flat = lambda q: q.reshape(-1, q.shape[-1])
-  down_w = multiply(flat(q_g), h_FR, (((0,), (1,)), ((), ())))
+  down_w = dot(flat(q_g), h_FR, (((0,), (1,)), ((), ())))
   down_w = fp8_ops.dequantize(down_w, g.dtype, down_kept.scales[0] * down_kept.scales[2]).T
   down_grad = Operand(
     down_w, down_b, jnp.zeros_like(down_kept.scales), jnp.append(down_kept.amaxes, down_amax)
@@ -159,7 +161,7 @@ def _backward(
   x_grads, up_grads = [], []
   for up, gradient in zip(up_kept, gradients, strict=True):
     x_grads.append(fp8_product.input_gradient(_DIMS, up, gradient.q_RF, g.dtype))
-    up_w = multiply(flat(up.q_x), gradient.q_FR, (((0,), (1,)), ((), ())))
+    up_w = dot(flat(up.q_x), gradient.q_FR, (((0,), (1,)), ((), ())))
     up_w = fp8_ops.dequantize(up_w, g.dtype, up.scales[0] * up.scales[2])
     up_b = None if up.b is None else gradient.sum_F.astype(g.dtype)
     up_grads.append(

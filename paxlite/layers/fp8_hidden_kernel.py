@@ -42,8 +42,9 @@ class QuantizedGradient(NamedTuple):
 
 
 def fits(rows: int, columns: int) -> bool:
-  """Returns whether the kernel computes gradients of this shape."""
-  return rows % _ROWS == 0 and columns % _COLUMNS == 0
+  """Returns whether the kernels compute arrays of this shape."""
+  in_blocks = rows % _ROWS == 0 and columns % _COLUMNS == 0
+  return in_blocks and rows * columns <= 2**31  # Triton's offsets are int32
 
 
 def hidden_units(
@@ -68,7 +69,7 @@ def hidden_units(
     *arg_refs, h_ref, largest_ref = refs
     h = activate(*(ref[...].astype(jnp.float32) for ref in arg_refs)) * mask_ref[...][:, None]
     h_ref[...] = _quantized(h, scale_ref[0], ACTIVATION)
-    largest_ref[...] = jnp.abs(h).max()
+    largest_ref[...] = _largest(h)
 
   h_RF, largest = _call(
     kernel,
@@ -122,7 +123,7 @@ def gradients(
       q_ref[...] = q
       transposed_ref[...] = q.T
       sum_ref[...] = d.sum(0)
-      largest_ref[...] = jnp.abs(d).max()
+      largest_ref[...] = _largest(d)
 
   of_each = [
     (_WHOLE, jax.ShapeDtypeStruct((R, F), GRADIENT)),
@@ -169,4 +170,11 @@ def _blocks(rows: int, columns: int) -> tuple[int, int]:
 
 def _quantized(x: jax.Array, scale: jax.Array, dtype: jnp.dtype) -> jax.Array:
   largest = float(jnp.finfo(dtype).max)
-  return jnp.clip(x / scale, -largest, largest).astype(dtype)
+  # Triton's minimum and maximum return the other number for NaN, which would hide it.
+  return jnp.where(x == x, jnp.clip(x / scale, -largest, largest), x).astype(dtype)
+
+
+def _largest(x: jax.Array) -> jax.Array:
+  """Returns the largest absolute value of a block, or NaN if the block has any."""
+  has_nan = jnp.where(x == x, 0.0, 1.0).max() > 0
+  return jnp.where(has_nan, jnp.nan, jnp.abs(x).max())

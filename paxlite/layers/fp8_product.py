@@ -139,7 +139,7 @@ class Kept(NamedTuple):
   Attributes:
     q_x: The activations in FP8.
     q_w: The weight in FP8.
-    b: The bias, or None.
+    b: The bias, or None; its gradient does not depend on its values.
     scales: The scales of the activations, of the weight and of the output gradient, [3].
     amaxes: The largest absolute values of the activations and of the weight, [2].
   """
@@ -239,11 +239,11 @@ def _scaled_part(
   scale: jax.Array,
   dtype: jnp.dtype,
 ) -> jax.Array:
-  multiply = functools.partial(jax.lax.dot_general, preferred_element_type=dtype)
+  dot = functools.partial(jax.lax.dot_general, preferred_element_type=dtype)
   if b is None:
-    return fp8_ops.dequantize(multiply(q_x, q_w, dims), dtype, scale)
+    return fp8_ops.dequantize(dot(q_x, q_w, dims), dtype, scale)
   made = b.shape
-  flat = multiply(q_x, q_w.reshape(*q_w.shape[: q_w.ndim - b.ndim], -1), dims)
+  flat = dot(q_x, q_w.reshape(*q_w.shape[: q_w.ndim - b.ndim], -1), dims)
   y = fp8_ops.dequantize(flat, dtype, scale) + b.reshape(-1)
   return y.reshape(*y.shape[:-1], *made)
 
@@ -298,7 +298,7 @@ def input_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -> 
   w_made = range(_first_made(dims), kept.q_w.ndim)
   g_made = range(q_g.ndim - len(w_made), q_g.ndim)
   x_kept = _kept_of(dims, q_g.ndim - len(w_made) + len(x_summed))
-  grad = dot(dtype)(q_g, kept.q_w, ((g_made, w_made), (range(len(w_batch)), w_batch)))
+  grad = gradient_dot(dtype)(q_g, kept.q_w, ((g_made, w_made), (range(len(w_batch)), w_batch)))
   grad = fp8_ops.dequantize(grad, dtype, kept.scales[1] * kept.scales[2])
   return grad.transpose(np.argsort([*x_batch, *x_kept, *x_summed]))
 
@@ -313,9 +313,9 @@ def _weight_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -
   # weights. With this side first, cuBLASLt writes what is sent, and XLA transposes nothing.
   summed_first = np.prod(np.take(q_w.shape, w_summed)) < np.prod(np.take(q_w.shape, w_made))
   if summed_first:
-    grad = dot(dtype)(q_x, q_g, ((x_kept, g_kept), (x_batch, g_batch)))
+    grad = gradient_dot(dtype)(q_x, q_g, ((x_kept, g_kept), (x_batch, g_batch)))
   else:
-    grad = dot(dtype)(q_g, q_x, ((g_kept, x_kept), (g_batch, x_batch)))
+    grad = gradient_dot(dtype)(q_g, q_x, ((g_kept, x_kept), (g_batch, x_batch)))
   grad = fp8_ops.dequantize(grad, dtype, scales[0] * scales[2])
   if summed_first:
     return grad
@@ -323,7 +323,7 @@ def _weight_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -
   return grad.transpose([*g_batch, *range(batch + len(w_made), grad.ndim), *made])
 
 
-def dot(dtype: jnp.dtype) -> Callable[..., jax.Array]:
+def gradient_dot(dtype: jnp.dtype) -> Callable[..., jax.Array]:
   """Returns the dot_general of the backward pass, with results of `dtype`."""
   precision = jax.lax.Precision.HIGHEST
   return functools.partial(jax.lax.dot_general, precision=precision, preferred_element_type=dtype)

@@ -17,7 +17,7 @@ class Int8Projection(Projection):
   values exactly, so that the conversion to `dtype` does not round.
   """
 
-  def product(self, x: jax.Array, b: jax.Array | None) -> jax.Array:
+  def product(self, x: jax.Array) -> jax.Array:
     w = param(self, 'w', nn.initializers.zeros, self.shape, self.axes, jnp.int8)
     made = self.made_dims
     shape = [n if i in made else 1 for i, n in enumerate(self.shape)]
@@ -31,7 +31,7 @@ class Int8Projection(Projection):
       w.astype(self.dtype),
       preferred_element_type=jnp.float32,  # float16 would overflow before the scale is applied
     )
-    return with_bias((y * self.like_output(scale)).astype(self.dtype), b)
+    return with_bias((y * self.like_output(scale)).astype(self.dtype), self.bias())
 
 
 class Int8LoraProjection(LoraProjection, Int8Projection):

@@ -40,19 +40,25 @@ class Projection(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    b = None
-    if self.use_bias:
-      made = self.made_dims
-      shape, axes = [self.shape[i] for i in made], [self.axes[i] for i in made]
-      b = param(self, 'b', nn.initializers.zeros, shape, axes)
-      b = self.like_output(b.astype(self.dtype))
-    return self.product(x, b)
+    return self.product(x)
 
-  def product(self, x: jax.Array, b: jax.Array | None) -> jax.Array:
+  def product(self, x: jax.Array) -> jax.Array:
     """Returns einsum(equation, x, w) + b."""
     w = param(self, 'w', self.w_init, self.shape, self.axes)
     einsum = self.einsum_tpl(equation=self.equation, axes=self.axes, name='einsum')
-    return einsum(x.astype(self.dtype), gather_weight(w.astype(self.dtype), self.axes), b)
+    return einsum(x.astype(self.dtype), gather_weight(w.astype(self.dtype), self.axes), self.bias())
+
+  def bias(self) -> jax.Array | None:
+    """Returns b with the rank of the output, or None. The weight must be declared before it.
+
+    In the other order, the weight would get another random key, and other initial values.
+    """
+    if not self.use_bias:
+      return None
+    made = self.made_dims
+    shape, axes = [self.shape[i] for i in made], [self.axes[i] for i in made]
+    b = param(self, 'b', nn.initializers.zeros, shape, axes)
+    return self.like_output(b.astype(self.dtype))
 
   @property
   def made_dims(self) -> list[int]:

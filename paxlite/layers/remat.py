@@ -61,18 +61,18 @@ _OF_PRODUCTS = (
   'SAVE_DOT_FOR_MLPERF_200B',
 )
 
-# What the policies of products keep in place of products, because the backward pass then computes
-# less again, and what they keep in addition, because it is small. JAX drops a product from which
-# nothing but one of these is computed.
-_INSTEAD_OF_PRODUCTS = (
+# What SAVE_DOT_ONLY, SAVE_DOT_WITH_NO_BATCH_DIM and SAVE_DOT_AND_ATTENTION keep beside products.
+# The first four are as large as the product that each is computed from. Where the backward pass
+# reads one of them instead of the product, JAX does not keep the product, and computes less again.
+_BESIDE_PRODUCTS = (
   LORA_SUM,  # the sum of the products of a weight and of LoRA's factors
   'attention_input',  # queries, keys and values after their biases and rotations
   'residual',  # the sum after attention
-  'hidden_argument',  # what the kernels between the products of an FP8 feed-forward layer read
-  'norm_statistics',  # two numbers or one for each token
+  'hidden_argument',  # what the kernels of an FP8 feed-forward layer read
+  'norm_statistics',  # one or two numbers for each token
 )
-# Those of them that would keep on the device what OFFLOAD_ACTIVATIONS moves to the host.
-_HOLDS = {'attention_input': _QKV, 'residual': ('out_proj',)}
+# What each is computed from. It is not kept if OFFLOAD_ACTIVATIONS moves that to the host.
+_COMPUTED_FROM = {'attention_input': _QKV, 'residual': ('out_proj',)}
 
 # The names that layers give to their activations.
 ActivationName = Literal[
@@ -124,12 +124,12 @@ def _policy_of_activations(policy: str | Offloaded) -> Callable[..., bool]:
   if isinstance(policy, Offloaded):
     return _offloading(policy)
   both = policies.save_from_both_policies
-  instead = policies.save_only_these_names(*_INSTEAD_OF_PRODUCTS)
-  no_batch = both(instead, policies.dots_with_no_batch_dims_saveable)
+  beside = policies.save_only_these_names(*_BESIDE_PRODUCTS)
+  no_batch = both(beside, policies.dots_with_no_batch_dims_saveable)
   plain = {
     'SAVE_NOTHING': policies.nothing_saveable,
     'SAVE_EVERYTHING': policies.everything_saveable,
-    'SAVE_DOT_ONLY': both(instead, policies.dots_saveable),
+    'SAVE_DOT_ONLY': both(beside, policies.dots_saveable),
     'SAVE_DOT_WITH_NO_BATCH_DIM': no_batch,
     'SAVE_ATTENTION': attention_saveable,
     'SAVE_DOT_AND_ATTENTION': both(no_batch, attention_saveable),
@@ -150,11 +150,11 @@ def _offloading(policy: Offloaded) -> Callable[..., bool]:
     offload_dst=HOST,
   )
   rest = _policy_of_activations(policy.policy)
-  dropped = {holder for holder, held in _HOLDS.items() if not set(held).isdisjoint(names)}
+  computed = {name for name, source in _COMPUTED_FROM.items() if not set(source).isdisjoint(names)}
 
   def decide(primitive: 'Primitive', *avals: object, **params: object) -> bool:
     name = params['name'] if primitive.name == 'name' else None
-    if name in dropped:
+    if name in computed:
       return False
     return (offload if name in names else rest)(primitive, *avals, **params)
 

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paxlite.aot.flops import grouped_rows_in
 from paxlite.aot.planning.extents import Amounts, Extent, Sizes, total
 from paxlite.aot.saved_activations import is_literal
 from paxlite.core.trees import PyTree
@@ -126,6 +127,7 @@ class Reader:
   def __init__(self, sizes: Sizes):
     self.work = Work()
     self._sizes = sizes
+    self._scopes: list[str] = []  # of the operations around the present one
 
   def read(self, traced: 'Jaxpr', saved: int, batch: int) -> Work:
     """Returns the work of a function.
@@ -224,7 +226,9 @@ class Reader:
       extent = self._fresh(operands[0]).extent
       dtype = _HLO_TYPES.get(str(_dtype(operands[0])), '')
       self.work.products.append(Product(flops * times, dtype, extent, moved))
-    elif inner := _inner(equation):
+    elif name == 'pallas_call' and (rows := self._grouped_rows(equation)):
+      self._grouped_product(equation, rows, env, times)
+    elif name != 'pallas_call' and (inner := _inner(equation)):
       self._nested(equation, inner, env, times)
     elif name in _KERNELS or name == 'pallas_call':
       for v in operands:
@@ -256,6 +260,32 @@ class Reader:
     dtype = _HLO_TYPES.get(str(_dtype(left)), '')
     self.work.products.append(Product(flops, dtype, extent, moved))
 
+  def _grouped_rows(self, equation: 'JaxprEqn') -> tuple[int, int] | None:
+    return grouped_rows_in('/'.join([*self._scopes, _scope(equation)]))
+
+  def _grouped_product(
+    self, equation: 'JaxprEqn', rows: tuple[int, int], env: '_Env', times: float
+  ) -> None:
+    """Adds the product of groups of rows with a matrix each; see aot.flops.grouped_rows."""
+    at_equal_load, room = rows
+    moved = Amounts()
+    shapes = []
+    for v in (*equation.invars, *equation.outvars):
+      if v in equation.outvars:
+        env[v] = self._fresh(v)
+      elif not is_literal(v):
+        self._written(env, v, times)
+      # the room is no multiple of the batch, by which the rows are split
+      shape = tuple(at_equal_load if n == room else n for n in _shape(v))
+      shapes.append(shape)
+      moved.add(self._sizes.extent(shape), self._fresh(v).bytes * times)
+    matrix = next(shape for shape in shapes if len(shape) == 3)[1:]
+    flops = 2.0 * at_equal_load * math.prod(matrix) * times
+    x = next(v for v in equation.invars if room in _shape(v))
+    dtype = _HLO_TYPES.get(str(_dtype(x)), '')
+    extent = self._sizes.extent((at_equal_load, *matrix))
+    self.work.products.append(Product(flops, dtype, extent, moved))
+
   def _nested(self, equation: 'JaxprEqn', inner: 'Jaxpr', env: '_Env', times: float) -> None:
     name = equation.primitive.name
     operands = equation.invars[-len(inner.invars) :] if inner.invars else []
@@ -265,7 +295,9 @@ class Reader:
       within |= {v: self._fresh(v) for v in inner.invars}
     else:
       within |= {v: self._get(env, o) for v, o in zip(inner.invars, operands, strict=False)}
+    self._scopes.append(_scope(equation))
     self._run(inner, within, times)
+    self._scopes.pop()
     same = len(inner.outvars) == len(equation.outvars) and name not in ('scan', 'while')
     for i, v in enumerate(equation.outvars):
       if same:
@@ -293,6 +325,10 @@ def _inner(equation: 'JaxprEqn') -> 'Jaxpr | None':
   if branches := params.get('branches'):
     return getattr(branches[-1], 'jaxpr', branches[-1])
   return None
+
+
+def _scope(equation: 'JaxprEqn') -> str:
+  return str(equation.source_info.name_stack)
 
 
 def _attention(name: str, equation: 'JaxprEqn') -> float:

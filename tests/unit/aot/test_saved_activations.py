@@ -39,3 +39,12 @@ def test_of_the_layers_of_a_model(policy, of_a_layer, repeated):
       found[names[2:]] += k.shape[0] if 'layers' in k.names else 1
   found['act_embed',] -= 1  # the result of the last layer
   assert found == {names: e.NUM_LAYERS * count for names, count in of_a_layer.items()}, kept
+
+
+def test_nothing_is_kept_beside_what_a_norm_of_queries_and_keys_reads():
+  """Their norms read the combined product, and the statistics of each head are not small."""
+  e = TinyGPT(QK_NORM='per_head', CHECKPOINT_POLICY='SAVE_DOT_WITH_NO_BATCH_DIM')
+  kept = saved_by_loss(e, e.mesh(jax.devices()[:1]), rows=7)
+  of_attention = [k for k in kept if 'attention' in k.source]
+  assert {k.label for k in of_attention} == {''}
+  assert {k.shape[-3:] for k in of_attention} == {(3, e.NUM_HEADS, e.DIMS_PER_HEAD)}

@@ -26,7 +26,6 @@ from paxlite.parallel.mesh import make_mesh
 from tests.support import runs
 
 STATE = fp8_ops.OVERWRITE_WITH_GRADIENT
-KERNELS = ('hidden_units', 'gradients')
 
 
 @contextlib.contextmanager
@@ -162,20 +161,21 @@ def differences(plain_cls, fp8_cls, use_bias) -> tuple[float, float, float]:
   return worst(*results), *(worst(of_params, exact) for of_params, *_ in results)
 
 
-# rows of 32 tokens, hidden units, dtype, mesh, and whether the kernels fit
+# rows of 32 tokens, hidden units, dtype, mesh, activation, and whether the kernels fit
 MESHES = [
-  (4, 256, 'bfloat16', [1, 2, 1], True),
-  (4, 256, 'float16', [2, 1, 1], True),
-  (4, 256, 'bfloat16', [1, 1, 2], False),  # the hidden units are split
-  (4, 200, 'bfloat16', [1, 2, 1], False),
-  (2, 256, 'bfloat16', [1, 2, 1], False),  # 32 tokens on a device
-  (4, 256, 'float32', [1, 2, 1], False),
+  (4, 256, 'bfloat16', [1, 2, 1], 'gelu', True),
+  (4, 256, 'float16', [2, 1, 1], 'gelu', True),
+  (4, 256, 'bfloat16', [1, 1, 2], 'gelu', False),  # the hidden units are split
+  (4, 200, 'bfloat16', [1, 2, 1], 'gelu', False),
+  (2, 256, 'bfloat16', [1, 2, 1], 'gelu', False),  # 32 tokens on a device
+  (4, 256, 'float32', [1, 2, 1], 'gelu', False),
+  (4, 256, 'bfloat16', [1, 2, 1], 'gelu_exact', False),  # Triton has no error function
 ]
 
 
-def uses_kernels(rows, hidden_dims, dtype, mesh) -> bool:
+def uses_kernels(rows, hidden_dims, dtype, mesh, activation) -> bool:
   tpl = functools.partial(Projection, dtype=dtype, einsum_tpl=Fp8Einsum)
-  layer = Fp8FeedForward(model_dims=64, hidden_dims=hidden_dims, projection_tpl=tpl)
+  layer = Fp8FeedForward(64, hidden_dims, activation, projection_tpl=tpl)
   x = jnp.ones((rows, 32, 64), dtype)
   variables = meta.unbox(layer.init(jax.random.key(0), x))
   variables[STATE] = begin_step(variables[STATE])
@@ -191,14 +191,41 @@ def test_layers_of_two_devices():
   assert fits == [expected for *_, expected in MESHES]
 
 
-def test_kernels_are_lowered_for_cuda():
-  arrays = jnp.ones((64, 128), jnp.bfloat16)
+def test_kernels_keep_nan():
+  """A step whose gradients are not finite is skipped."""
+  x, mask, scale = (
+    jnp.ones((128, 128), jnp.bfloat16).at[70, 3].set(jnp.nan),
+    jnp.ones(128),
+    jnp.float32(1),
+  )
+  q_h, largest = fp8_hidden_kernel.hidden_units(jax.nn.silu, (x,), mask, scale, interpret=True)
+  (result,), _ = fp8_hidden_kernel.gradients(
+    jax.nn.silu, x, (x,), mask, scale[None], scale, interpret=True
+  )
+  for numbers in (q_h, result.q_RF, result.q_FR.T):
+    np.testing.assert_array_equal(np.argwhere(np.isnan(np.asarray(numbers, np.float32))), [[70, 3]])
+  assert jnp.isnan(largest)
+  assert jnp.isnan(result.largest)
+
+
+FUNCTIONS = {name: f for name, f in ACTIVATIONS.items() if name != 'gelu_exact'}
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize(
+  'activate',
+  [*FUNCTIONS.values(), *map(gate_by, [*FUNCTIONS, 'clamped_swiglu'])],
+  ids=[*FUNCTIONS, *(f'gate_{name}' for name in [*FUNCTIONS, 'clamped_swiglu'])],
+)
+def test_kernels_are_lowered_for_cuda(activate, dtype):
+  n = 1 if activate in FUNCTIONS.values() else 2
+  arrays = jnp.ones((64, 128), dtype)
   mask, scale = jnp.ones(64), jnp.ones(())
 
   def both(x):
-    gated = gate_by('silu')
-    results = fp8_hidden_kernel.gradients(gated, x, (x, x), mask, jnp.ones(2), scale)
-    return results, fp8_hidden_kernel.hidden_units(jax.nn.relu, (x,), mask, scale)
+    args = (x,) * n
+    results = fp8_hidden_kernel.gradients(activate, x, args, mask, jnp.ones(n), scale)
+    return results, fp8_hidden_kernel.hidden_units(activate, args, mask, scale)
 
   text = jax.jit(both).trace(arrays).lower(lowering_platforms=('cuda',)).as_text()
   assert 'fp8_gradients' in text

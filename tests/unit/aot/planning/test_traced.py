@@ -6,7 +6,7 @@ import pytest
 
 from paxlite.aot.planning import traced
 from paxlite.aot.planning.extents import Sizes
-from paxlite.layers import cudnn_call
+from paxlite.layers import cudnn_call, fp8_hidden_kernel, triton_product
 
 
 @pytest.mark.parametrize('has_logit', [False, True])
@@ -25,3 +25,45 @@ def test_products_of_cudnn(has_logit):
   work = traced.read(loss, sizes, qkv, ids)
   # two products forward and five backward; the causal mask leaves out half of 2 · T · T · H each
   assert sum(p.flops for p in work.products) == 7 * B * N * T * T * H
+
+
+def test_a_product_of_groups_of_rows():
+  """One forward and two backward, of the rows at equal load, in a kernel that has room for more."""
+  B, T, D, F, E = 13, 64, 128, 64, 4
+  rows, room = B * T, 1280
+  array = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+  def loss(w_EDF, x):
+    with jax.named_scope(f'rows_{rows}_of_{room}'):
+      sizes_E = jnp.full(E, 256, jnp.int32)
+      return triton_product.product(jnp.sin(x), w_EDF, sizes_E).astype(jnp.float32).sum()
+
+  def of_both(arrays, _):
+    return loss(*arrays)
+
+  sizes = Sizes(rows=B, length=T, widths=frozenset({D, F}), experts=E)
+  work = traced.read(of_both, sizes, (array(E, D, F), array(room, D)), array(B))
+  assert sum(p.flops for p in work.products) == 3 * 2 * rows * D * F
+  assert {(p.extent.rows, p.extent.length) for p in work.products} == {(1, True)}
+
+
+def test_other_kernels_read_and_write():
+  """A kernel of an FP8 layer reads two bytes of each number and writes one."""
+  B, T, F = 13, 64, 128
+  array = jax.ShapeDtypeStruct((B * T, F), jnp.bfloat16)
+
+  def loss(x, scale):
+    mask = jnp.ones(B * T)
+    q, largest = fp8_hidden_kernel.hidden_units(jax.nn.silu, (x,), mask, scale)
+    return largest + 0 * q.astype(jnp.float32).sum()
+
+  sizes = Sizes(rows=B, length=T, widths=frozenset({F}), experts=1)
+  function = lambda scale, x: loss(x, scale)
+  work = traced.read(
+    lambda scale, x: function(jax.lax.stop_gradient(scale), x) + scale,
+    sizes,
+    jax.ShapeDtypeStruct((), jnp.float32),
+    array,
+  )
+  moved = sum(work.traffic.values())
+  assert 3 * B * T * F <= moved <= 4.5 * B * T * F
