@@ -75,6 +75,7 @@ CASES: dict[str, list[str]] = {
   'gpt126m_v5e_256': ['Synthetic126M', 'v5e-256', *SMALL, *on_one_slice(256)],
   # Products that are kept, with and without a loop over layers; FP8; and a small model.
   'llama8b_h100x64': ['LLaMA3_8B', 'h100x64', *KEPT],
+  'llama8b_fp8_h100x64': ['LLaMA3_8B', 'h100x64', *KEPT, '--fdl.USE_FP8=True'],
   'llama8b_loop_h100x64': ['LLaMA3_8B', 'h100x64', *KEPT, '--fdl.UNROLL_LAYERS=[]'],
   'gpt5b_h100x256': ['GPT5B', 'h100x256'],
   'gpt5b_loop_h100x256': ['GPT5B', 'h100x256', '--fdl.UNROLL_LAYERS=[]'],
