@@ -35,6 +35,7 @@ class Backends(Transformer):
   """
 
   USE_FP8: Training[bool] = False  # XLA's own FP8
+  USE_FP8_KERNELS: Run[bool] = True  # between the products of feed-forward layers on GPUs
   USE_INT8: Training[Literal['off', 'forward', 'forward_backward']] = 'off'  # products in int8
 
   @property
@@ -128,7 +129,8 @@ class Backends(Transformer):
     if self.USE_FP8:
       for einsum in selectors.select(task.model, Einsum):
         fdl.update_callable(einsum, Fp8Einsum)
-      if not self.USE_LORA:  # frozen weights need no gradient, for which the kernels transpose
+      # Frozen weights need no gradient, for which the kernels transpose.
+      if self.USE_FP8_KERNELS and not self.USE_LORA:
         _use_fp8_kernels(task.model)
       task.begin_step = template(begin_step)
     if self.USE_TE == 'gemm':
