@@ -6,7 +6,7 @@ factor of a dimension, the dimension belongs to the batch.
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from paxlite.experiments.experts import MixtureOfExperts
@@ -67,17 +67,20 @@ class Sizes:
     length: Tokens of a row.
     widths: Sizes of dimensions that the axis mdl may split: heads, units, vocabulary, width.
     experts: Number of experts; 1 if there are none.
+    rooms: For each number of places that dropless experts have for tokens, the number of tokens
+      that take one. The places, which no number of rows divides, are split as the tokens are.
   """
 
   rows: int
   length: int
   widths: frozenset[int]
   experts: int
+  rooms: Mapping[int, int] = dataclasses.field(default_factory=dict)
 
   def extent(self, shape: Sequence[int]) -> Extent:
     """Returns the extent of an array of this shape."""
     rows, length, width, experts = 0, False, 1, 1
-    for size in shape:
+    for size in (self.rooms.get(n, n) for n in shape):
       while size > 1 and size % self.rows == 0:
         size //= self.rows
         rows += 1

@@ -7,7 +7,7 @@ reductions and kernels read and write memory.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -269,21 +269,18 @@ class Reader:
     """Adds the product of groups of rows with a matrix each; see aot.flops.grouped_rows."""
     at_equal_load, room = rows
     moved = Amounts()
-    shapes = []
+    for v in equation.invars:
+      self._written(env, v, times)
+    for v in equation.outvars:
+      env[v] = self._fresh(v)
     for v in (*equation.invars, *equation.outvars):
-      if v in equation.outvars:
-        env[v] = self._fresh(v)
-      elif not is_literal(v):
-        self._written(env, v, times)
-      # the room is no multiple of the batch, by which the rows are split
-      shape = tuple(at_equal_load if n == room else n for n in _shape(v))
-      shapes.append(shape)
-      moved.add(self._sizes.extent(shape), self._fresh(v).bytes * times)
-    matrix = next(shape for shape in shapes if len(shape) == 3)[1:]
-    flops = 2.0 * at_equal_load * math.prod(matrix) * times
+      moved.add(self._fresh(v).extent, self._fresh(v).bytes * times)
     x = next(v for v in equation.invars if room in _shape(v))
+    shapes = (_shape(v) for v in (*equation.invars, *equation.outvars))
+    matrix = next(shape for shape in shapes if len(shape) == 3)[1:]
     dtype = _HLO_TYPES.get(str(_dtype(x)), '')
-    extent = self._sizes.extent((at_equal_load, *matrix))
+    extent = self._sizes.extent((room, *matrix))
+    flops = 2.0 * at_equal_load * math.prod(matrix) * times
     self.work.products.append(Product(flops, dtype, extent, moved))
 
   def _nested(self, equation: 'JaxprEqn', inner: 'Jaxpr', env: '_Env', times: float) -> None:
@@ -325,6 +322,15 @@ def _inner(equation: 'JaxprEqn') -> 'Jaxpr | None':
   if branches := params.get('branches'):
     return getattr(branches[-1], 'jaxpr', branches[-1])
   return None
+
+
+def _rooms(traced: 'Jaxpr') -> Iterator[tuple[int, int]]:
+  """Yields the places of dropless experts and the tokens that take one; see Sizes.rooms."""
+  for equation in traced.eqns:
+    if found := grouped_rows_in(_scope(equation)):
+      yield found[1], found[0]
+    if inner := _inner(equation):
+      yield from _rooms(inner)
 
 
 def _scope(equation: 'JaxprEqn') -> str:
@@ -372,4 +378,5 @@ def read(function: Callable[..., jax.Array], sizes: Sizes, *arguments: PyTree) -
     return kept, backward(jnp.ones_like(value))
 
   traced = jax.make_jaxpr(both)(*arguments).jaxpr
+  sizes = dataclasses.replace(sizes, rooms=dict(_rooms(traced)))
   return Reader(sizes).read(traced, count, len(jax.tree.leaves(arguments[-1])))
