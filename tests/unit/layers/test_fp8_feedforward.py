@@ -227,7 +227,12 @@ def test_kernels_are_lowered_for_cuda(activate, dtype):
     results = fp8_hidden_kernel.gradients(activate, x, args, mask, jnp.ones(n), scale)
     return results, fp8_hidden_kernel.hidden_units(activate, args, mask, scale)
 
-  text = jax.jit(both).trace(arrays).lower(lowering_platforms=('cuda',)).as_text()
+  # JAX 0.12 asks for the device that a kernel is for.
+  device = jax.sharding.AbstractDevice('NVIDIA H100 80GB HBM3', None, 'gpu')
+  automatic = (jax.sharding.AxisType.Auto,)
+  mesh = jax.sharding.AbstractMesh((1,), ('data',), automatic, abstract_device=device)
+  with jax.sharding.use_abstract_mesh(mesh):
+    text = jax.jit(both).trace(arrays).lower(lowering_platforms=('cuda',)).as_text()
   assert 'fp8_gradients' in text
   assert 'fp8_hidden_units' in text
 
