@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from paxlite.layers import cudnn_attention, fp8_hidden_kernel, fp8_product
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward, zero_padding
 from paxlite.layers.fp8_hidden_kernel import QuantizedGradient
-from paxlite.layers.fp8_product import Fp8Step
+from paxlite.layers.fp8_product import Amaxes, Fp8Step
 from paxlite.parallel.partitioning import active_mesh, active_platform, axes_of, shard
 
 _LEAST_CAPABILITY = 8.9  # of a GPU that has FP8
@@ -32,13 +32,13 @@ class Operand(NamedTuple):
     w: The weight, with the dimension that is summed over first.
     b: The bias, or None.
     scales: The scales of the activations, of the weight and of the output gradient, [3].
-    amaxes: An array [3], whose gradient is the largest absolute values of the step.
+    amaxes: Three numbers, whose gradients are the largest absolute values of the step.
   """
 
   w: jax.Array
   b: jax.Array | None
   scales: jax.Array
-  amaxes: jax.Array
+  amaxes: Amaxes
 
 
 class Fp8Operand(nn.Module):
@@ -132,7 +132,7 @@ def _forward(
   products = [fp8_product.forward(_DIMS, x, *up) for up in ups]
   # Kept in place of the products without scale and bias, which the kernel could not read.
   args = tuple(checkpoint_name(y, 'hidden_argument') for y, _ in products)
-  q_h, largest = _hidden_units(activate, args, mask, down.scales[0])
+  q_h, largest = _hidden_units(activate, args, mask, down.scales)
   y, down_kept = fp8_product.multiply(_DIMS, q_h, largest, *down[:3])
   # The kernel of the backward pass computes the hidden units again.
   down_kept = down_kept._replace(q_x=jnp.zeros((), q_h.dtype))
@@ -145,9 +145,8 @@ def _backward(
   args, mask, up_kept, down_kept = kept
   q_g, down_b, down_amax = fp8_product.quantized_gradient(down_kept, g, 1)
   hidden = fp8_product.input_gradient(_DIMS, down_kept, q_g, g.dtype)
-  gradients, h_FR = _gradients(
-    activate, hidden, args, mask, jnp.stack([k.scales[2] for k in up_kept]), down_kept.scales[0]
-  )
+  up_scales = tuple(up.scales for up in up_kept)
+  gradients, h_FR = _gradients(activate, hidden, args, mask, up_scales, down_kept.scales)
 
   # With the shorter side first, cuBLASLt writes what is sent; see fp8_product.
   dot = fp8_product.gradient_dot(g.dtype)
@@ -155,7 +154,7 @@ def _backward(
   down_w = dot(flat(q_g), h_FR, (((0,), (1,)), ((), ())))
   down_w = fp8_ops.dequantize(down_w, g.dtype, down_kept.scales[0] * down_kept.scales[2]).T
   down_grad = Operand(
-    down_w, down_b, jnp.zeros_like(down_kept.scales), jnp.append(down_kept.amaxes, down_amax)
+    down_w, down_b, jnp.zeros_like(down_kept.scales), (*down_kept.amaxes, down_amax)
   )
 
   x_grads, up_grads = [], []
@@ -164,26 +163,24 @@ def _backward(
     up_w = dot(flat(up.q_x), gradient.q_FR, (((0,), (1,)), ((), ())))
     up_w = fp8_ops.dequantize(up_w, g.dtype, up.scales[0] * up.scales[2])
     up_b = None if up.b is None else gradient.sum_F.astype(g.dtype)
-    up_grads.append(
-      Operand(up_w, up_b, jnp.zeros_like(up.scales), jnp.append(up.amaxes, gradient.largest))
-    )
+    up_grads.append(Operand(up_w, up_b, jnp.zeros_like(up.scales), (*up.amaxes, gradient.largest)))
   return functools.reduce(jnp.add, x_grads), None, tuple(up_grads), down_grad
 
 
 def _hidden_units(
-  activate: _Function, args: tuple[jax.Array, ...], mask: jax.Array, scale: jax.Array
+  activate: _Function, args: tuple[jax.Array, ...], mask: jax.Array, down_scales: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the hidden units in FP8, [B, T, F], and their largest absolute value."""
 
   def local(
-    mask: jax.Array, args: tuple[jax.Array, ...], scale: jax.Array
+    mask: jax.Array, args: tuple[jax.Array, ...], scales: jax.Array
   ) -> tuple[jax.Array, jax.Array]:
-    q_h, largest = fp8_hidden_kernel.hidden_units(activate, _flat(args), mask.reshape(-1), scale)
+    q_h, largest = fp8_hidden_kernel.hidden_units(activate, _flat(args), mask.reshape(-1), scales)
     return q_h.reshape(args[0].shape), largest[None]
 
   rows = _rows()
   q_h, largest = _on_each_device(local, (rows, rows, P()), (rows, rows))(
-    mask.astype(jnp.float32), args, scale
+    mask.astype(jnp.float32), args, down_scales
   )
   return q_h, largest.max()
 
@@ -193,17 +190,20 @@ def _gradients(
   hidden: jax.Array,
   args: tuple[jax.Array, ...],
   mask: jax.Array,
-  scales: jax.Array,
-  h_scale: jax.Array,
+  up_scales: tuple[jax.Array, ...],
+  down_scales: jax.Array,
 ) -> tuple[list[QuantizedGradient], jax.Array]:
   """Returns the gradients, [B, T, F] and [F, B·T], and the hidden units in FP8, [F, B·T]."""
 
   def local(
-    mask: jax.Array, arrays: tuple[jax.Array, ...], scales: jax.Array, h_scale: jax.Array
+    mask: jax.Array,
+    arrays: tuple[jax.Array, ...],
+    up_scales: tuple[jax.Array, ...],
+    down_scales: jax.Array,
   ) -> tuple[list[QuantizedGradient], jax.Array]:
     flat, *args = _flat(arrays)
     gradients, h_FR = fp8_hidden_kernel.gradients(
-      activate, flat, tuple(args), mask.reshape(-1), scales, h_scale
+      activate, flat, tuple(args), mask.reshape(-1), up_scales, down_scales
     )
     of_device = [
       QuantizedGradient(g.q_RF.reshape(arrays[0].shape), g.q_FR, g.sum_F[None], g.largest[None])
@@ -215,7 +215,7 @@ def _gradients(
   columns = P(None, *rows)
   of_each = QuantizedGradient(rows, columns, rows, rows)  # type: ignore[arg-type]
   call = _on_each_device(local, (rows, rows, P(), P()), ([of_each] * len(args), columns))
-  gradients, h_FR = call(mask.astype(jnp.float32), (hidden, *args), scales, h_scale)
+  gradients, h_FR = call(mask.astype(jnp.float32), (hidden, *args), up_scales, down_scales)
   return [g._replace(sum_F=g.sum_F.sum(0), largest=g.largest.max()) for g in gradients], h_FR
 
 

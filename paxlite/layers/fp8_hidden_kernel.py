@@ -23,6 +23,7 @@ _TRANSPOSED = pl.BlockSpec((_COLUMNS, _ROWS), lambda i, j: (j, i))
 _ROW = pl.BlockSpec((None, _COLUMNS), lambda i, j: (i, j))
 _ONE = pl.BlockSpec((None, None), lambda i, j: (i, j))
 GRADIENT, ACTIVATION = jnp.float8_e5m2, jnp.float8_e4m3fn
+_OF_ACTIVATIONS, _OF_GRADIENT = 0, 2  # places in the scales of a product; 1 is that of the weight
 
 
 class QuantizedGradient(NamedTuple):
@@ -51,7 +52,7 @@ def hidden_units(
   activate: Callable[..., jax.Array],
   args: tuple[jax.Array, ...],
   mask_R: jax.Array,
-  scale: jax.Array,
+  down_scales: jax.Array,
   interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns activate(*args) · mask in FP8, [R, F], and its largest absolute value, float32.
@@ -60,7 +61,8 @@ def hidden_units(
     activate: An elementwise function.
     args: The arguments of `activate`, [R, F] each.
     mask_R: 0 for rows of padding, else 1; float32.
-    scale: The scale of the hidden units, float32, no dimension.
+    down_scales: The scales of the product that reads the hidden units, float32 [3]: of the
+      activations, of the weight and of the output gradient.
     interpret: Whether the kernel runs as plain JAX, on any platform.
   """
   R, F = args[0].shape
@@ -68,12 +70,12 @@ def hidden_units(
   def kernel(scale_ref: jax.Ref, mask_ref: jax.Ref, *refs: jax.Ref) -> None:
     *arg_refs, h_ref, largest_ref = refs
     h = activate(*(ref[...].astype(jnp.float32) for ref in arg_refs)) * mask_ref[...][:, None]
-    h_ref[...] = _quantized(h, scale_ref[0], ACTIVATION)
+    h_ref[...] = _quantized(h, scale_ref[_OF_ACTIVATIONS], ACTIVATION)
     largest_ref[...] = _largest(h)
 
   h_RF, largest = _call(
     kernel,
-    scale[None],
+    (down_scales,),
     mask_R,
     args,
     [
@@ -90,8 +92,8 @@ def gradients(
   dh_RF: jax.Array,
   args: tuple[jax.Array, ...],
   mask_R: jax.Array,
-  scales: jax.Array,
-  h_scale: jax.Array,
+  up_scales: tuple[jax.Array, ...],
+  down_scales: jax.Array,
   interpret: bool = False,
 ) -> tuple[list[QuantizedGradient], jax.Array]:
   """Returns the gradients of the arguments, and the hidden units in FP8, transposed, [F, R].
@@ -103,23 +105,24 @@ def gradients(
     dh_RF: The gradient of the hidden units.
     args: The arguments of `activate`, [R, F] each.
     mask_R: 0 for rows of padding, else 1; float32.
-    scales: The scale of the gradient of each argument, float32.
-    h_scale: The scale of the hidden units, float32, no dimension.
+    up_scales: The scales of the products that make the arguments, [3] each; see `hidden_units`.
+    down_scales: Those of the product that reads the hidden units.
     interpret: Whether the kernel runs as plain JAX, on any platform.
   """
   R, F = dh_RF.shape
   n = len(args)
 
   def kernel(*refs: jax.Ref) -> None:
-    scale_ref, mask_ref, dh_ref, *rest = refs
+    scale_refs = refs[: n + 1]
+    mask_ref, dh_ref, *rest = refs[n + 1 :]
     arg_refs, (h_ref, *out_refs) = rest[:n], rest[n:]
     values = [ref[...].astype(jnp.float32) for ref in arg_refs]
     h, gradient = jax.vjp(activate, *values)
     mask = mask_ref[...][:, None]
-    h_ref[...] = _quantized(h * mask, scale_ref[n], ACTIVATION).T
+    h_ref[...] = _quantized(h * mask, scale_refs[n][_OF_ACTIVATIONS], ACTIVATION).T
     for k, d in enumerate(gradient(dh_ref[...].astype(jnp.float32) * mask)):
       q_ref, transposed_ref, sum_ref, largest_ref = out_refs[4 * k : 4 * k + 4]
-      q = _quantized(d, scale_ref[k], GRADIENT)
+      q = _quantized(d, scale_refs[k][_OF_GRADIENT], GRADIENT)
       q_ref[...] = q
       transposed_ref[...] = q.T
       sum_ref[...] = d.sum(0)
@@ -132,16 +135,15 @@ def gradients(
     (_ONE, jax.ShapeDtypeStruct(_blocks(R, F), jnp.float32)),
   ]
   outs = [(_TRANSPOSED, jax.ShapeDtypeStruct((F, R), ACTIVATION)), *of_each * n]
-  h_FR, *results = _call(
-    kernel, jnp.append(scales, h_scale), mask_R, (dh_RF, *args), outs, interpret
-  )
+  arrays, scales = (dh_RF, *args), (*up_scales, down_scales)
+  h_FR, *results = _call(kernel, scales, mask_R, arrays, outs, interpret)
   each = [QuantizedGradient(*results[4 * k : 4 * k + 4]) for k in range(n)]
   return [g._replace(sum_F=g.sum_F.sum(0), largest=g.largest.max()) for g in each], h_FR
 
 
 def _call(
   kernel: Callable[..., None],
-  scales: jax.Array,
+  scales: tuple[jax.Array, ...],
   mask_R: jax.Array,
   arrays: tuple[jax.Array, ...],
   outs: list[tuple[pl.BlockSpec, jax.ShapeDtypeStruct]],
@@ -152,7 +154,7 @@ def _call(
     kernel,
     grid=_blocks(*arrays[0].shape),
     in_specs=[
-      pl.BlockSpec(scales.shape, lambda i, j: (0,)),
+      *[pl.BlockSpec((3,), lambda i, j: (0,))] * len(scales),
       pl.BlockSpec((_ROWS,), lambda i, j: (i,)),
       *[_WHOLE] * len(arrays),
     ],
@@ -161,7 +163,7 @@ def _call(
     compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=1),
     interpret=interpret,
     name='fp8_' + kernel.__qualname__.split('.')[0],
-  )(scales, mask_R, *arrays)
+  )(*scales, mask_R, *arrays)
 
 
 def _blocks(rows: int, columns: int) -> tuple[int, int]:

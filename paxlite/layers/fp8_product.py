@@ -25,6 +25,7 @@ from paxlite.layers.einsum import with_bias
 
 LARGEST = 'fp8_largest'  # the name of the largest absolute values, for checkpoint policies
 _HISTORY = 1024  # steps
+Amaxes = tuple[jax.Array, jax.Array, jax.Array]
 # The dtypes of activations, weights and output gradients, by Flax's names of their states.
 _DTYPES = dict(input=jnp.float8_e4m3fn, kernel=jnp.float8_e4m3fn, output_grad=jnp.float8_e5m2)
 
@@ -64,11 +65,11 @@ class Fp8Step(nn.Module):
   """Returns what Fp8DotGeneral of the same name reads in a step: the arrays of `begin_step`."""
 
   @nn.compact
-  def __call__(self) -> tuple[jax.Array, jax.Array]:
+  def __call__(self) -> tuple[jax.Array, Amaxes]:
     return _step_of(self)
 
 
-def _step_of(module: nn.Module) -> tuple[jax.Array, jax.Array]:
+def _step_of(module: nn.Module) -> tuple[jax.Array, Amaxes]:
   collection = fp8_ops.OVERWRITE_WITH_GRADIENT
   return module.get_variable(collection, 'scales'), module.get_variable(collection, 'amaxes')
 
@@ -85,8 +86,8 @@ class Fp8Einsum(DotGeneralEinsum):
 def begin_step(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
   """Returns what the products read in a step in place of their states.
 
-  For each product that is `scales` [..., 3] and `amaxes` [..., 3], in the order of _DTYPES. The
-  values of `amaxes` are not used; their gradient is the largest absolute values of the step. As
+  For each product that is `scales` [..., 3] and three `amaxes` [...], in the order of _DTYPES. The
+  values of `amaxes` are not used; their gradients are the largest absolute values of the step. As
   with Flax, the next state is then the gradient of this state.
 
   Args:
@@ -107,25 +108,29 @@ def begin_step(state: Mapping[str, PyTree]) -> dict[str, PyTree]:
 
 
 @jax.custom_vjp
-def _amaxes(state: dict[str, jax.Array], scales: jax.Array) -> jax.Array:
-  """Returns zeros like `scales`; from their gradient the backward pass makes the next state."""
-  return jnp.zeros_like(scales)
+def _amaxes(state: dict[str, jax.Array], scales: jax.Array) -> Amaxes:
+  """Returns three zeros; from their gradients the backward pass makes the next state.
+
+  They are no array [3], because each layer would then collect its numbers in kernels of their own.
+  """
+  zeros = jnp.zeros_like(scales[..., 0])
+  return zeros, zeros, zeros
 
 
 def _amaxes_forward(
   state: dict[str, jax.Array], scales: jax.Array
-) -> tuple[jax.Array, tuple[dict[str, jax.Array], jax.Array]]:
+) -> tuple[Amaxes, tuple[dict[str, jax.Array], jax.Array]]:
   return _amaxes(state, scales), (state, scales)
 
 
 def _amaxes_backward(
-  saved: tuple[dict[str, jax.Array], jax.Array], amaxes: jax.Array
+  saved: tuple[dict[str, jax.Array], jax.Array], amaxes: Amaxes
 ) -> tuple[dict[str, jax.Array], None]:
   state, scales = saved
   new = {}
   for i, name in enumerate(_DTYPES):
     history = jnp.roll(state[f'{name}_amax_history'], -1, axis=-1)
-    new[f'{name}_amax_history'] = history.at[..., 0].set(amaxes[..., i])
+    new[f'{name}_amax_history'] = history.at[..., 0].set(amaxes[i])
     new[f'{name}_scale'] = scales[..., i : i + 1]
   return new, None
 
@@ -141,14 +146,14 @@ class Kept(NamedTuple):
     q_w: The weight in FP8.
     b: The bias, or None; its gradient does not depend on its values.
     scales: The scales of the activations, of the weight and of the output gradient, [3].
-    amaxes: The largest absolute values of the activations and of the weight, [2].
+    amaxes: The largest absolute values of the activations and of the weight.
   """
 
   q_x: jax.Array
   q_w: jax.Array
   b: jax.Array | None
   scales: jax.Array
-  amaxes: jax.Array
+  amaxes: tuple[jax.Array, jax.Array]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -158,7 +163,7 @@ def _product(
   w: jax.Array,
   b: jax.Array | None,
   scales: jax.Array,
-  amaxes: jax.Array,
+  amaxes: Amaxes,
 ) -> jax.Array:
   return forward(dims, x, w, b, scales, amaxes)[0]
 
@@ -169,7 +174,7 @@ def forward(
   w: jax.Array,
   b: jax.Array | None,
   scales: jax.Array,
-  amaxes: jax.Array,
+  amaxes: Amaxes,
 ) -> tuple[jax.Array, Kept]:
   """Returns the product and what its backward pass needs; see Fp8DotGeneral."""
   q_x = fp8_ops.quantize(x, _DTYPES['input'], scales[0], x.dtype)
@@ -197,8 +202,8 @@ def multiply(
   q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], w.dtype)
   y = _scaled(dims, q_x, q_w, b, scales[0] * scales[1], w.dtype)
   # Kept by every policy: the backward pass would compute all of x again for its largest value.
-  amaxes = checkpoint_name(jnp.stack([largest, _amax(w)]), LARGEST)
-  return y, Kept(q_x, q_w, b, scales, amaxes)
+  kept = tuple(checkpoint_name(a, LARGEST) for a in (largest, _amax(w)))
+  return y, Kept(q_x, q_w, b, scales, kept)
 
 
 def _scaled(
@@ -250,7 +255,7 @@ def _scaled_part(
 
 def _backward(
   dims: Dims, kept: Kept, g: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array | None, None, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array | None, None, Amaxes]:
   q_g, b_grad, amax = quantized_gradient(kept, g, len(kept.q_w.shape) - _first_made(dims))
   w_grad = _weight_gradient(dims, kept, q_g, g.dtype)
   return (
@@ -258,7 +263,7 @@ def _backward(
     w_grad,
     b_grad,
     None,
-    jnp.append(kept.amaxes, amax),
+    (*kept.amaxes, amax),
   )
 
 
@@ -340,7 +345,7 @@ def _kept_of(dims: Dims, x_dims: int) -> list[int]:
 
 
 def _amax(x: jax.Array) -> jax.Array:
-  return jnp.abs(x).max().astype(jnp.float32)
+  return jnp.abs(x).astype(jnp.float32).max()
 
 
 _product.defvjp(forward, _backward)

@@ -55,7 +55,9 @@ def test_kernels_quantize_what_jax_differentiates(activate):
     for key in jax.random.split(jax.random.key(0), n + 1)
   )
   mask = (jnp.arange(rows) < 100).astype(jnp.float32)
-  scales, h_scale = jnp.array([0.01, 0.002][:n]), jnp.float32(0.05)
+  scales, h_scale = [0.01, 0.002][:n], 0.05
+  up_scales = tuple(jnp.array([7.0, 7.0, scale]) for scale in scales)
+  down_scales = jnp.array([h_scale, 7.0, 7.0])
 
   def exact(dh, args):
     wide = [x.astype(jnp.float32) for x in args]
@@ -63,12 +65,12 @@ def test_kernels_quantize_what_jax_differentiates(activate):
     return h, vjp(dh.astype(jnp.float32))
 
   h, gradients = jax.jit(exact)(dh, args)
-  q_h, h_largest = fp8_hidden_kernel.hidden_units(activate, args, mask, h_scale, interpret=True)
+  q_h, h_largest = fp8_hidden_kernel.hidden_units(activate, args, mask, down_scales, interpret=True)
   results, q_h_transposed = fp8_hidden_kernel.gradients(
-    activate, dh, tuple(args), mask, scales, h_scale, interpret=True
+    activate, dh, tuple(args), mask, up_scales, down_scales, interpret=True
   )
   quantize = functools.partial(fp8_ops.quantize, compute_dtype=jnp.float32)
-  expected_h = quantize(h, jnp.float8_e4m3fn, h_scale)
+  expected_h = quantize(h, jnp.float8_e4m3fn, jnp.float32(h_scale))
   as_numbers = lambda x: np.asarray(x, np.float32)
   # A last bit of float32 may differ, and with it the rounding of one number in thousands.
   same = lambda x, y: np.mean(as_numbers(x) == as_numbers(y)) >= 0.9995
@@ -76,7 +78,7 @@ def test_kernels_quantize_what_jax_differentiates(activate):
   np.testing.assert_array_equal(as_numbers(q_h_transposed), as_numbers(q_h).T)
   np.testing.assert_allclose(h_largest, jnp.abs(h).max(), rtol=1e-6)
   for result, gradient, scale in zip(results, gradients, scales, strict=True):
-    assert same(result.q_RF, quantize(gradient, jnp.float8_e5m2, scale))
+    assert same(result.q_RF, quantize(gradient, jnp.float8_e5m2, jnp.float32(scale)))
     np.testing.assert_array_equal(as_numbers(result.q_FR), as_numbers(result.q_RF).T)
     np.testing.assert_allclose(result.sum_F, gradient.sum(0), atol=1e-4)
     np.testing.assert_allclose(result.largest, jnp.abs(gradient).max(), rtol=1e-6)
@@ -86,10 +88,10 @@ def test_kernels_quantize_what_jax_differentiates(activate):
 def test_kernels_saturate():
   """Numbers beyond the largest of FP8 become that number, and neither infinite nor NaN."""
   x, mask = jnp.full((64, 128), 1000.0, jnp.bfloat16), jnp.ones(64)
-  small = jnp.float32(1e-6)
+  small = jnp.full(3, 1e-6)
   q_h, largest = fp8_hidden_kernel.hidden_units(jax.nn.relu, (x,), mask, small, interpret=True)
   (result,), _ = fp8_hidden_kernel.gradients(
-    jax.nn.relu, -x, (x,), mask, small[None], small, interpret=True
+    jax.nn.relu, -x, (x,), mask, (small,), small, interpret=True
   )
   np.testing.assert_array_equal(np.asarray(q_h, np.float32), 448)
   np.testing.assert_array_equal(np.asarray(result.q_RF, np.float32), -57344)
@@ -193,14 +195,11 @@ def test_layers_of_two_devices():
 
 def test_kernels_keep_nan():
   """A step whose gradients are not finite is skipped."""
-  x, mask, scale = (
-    jnp.ones((128, 128), jnp.bfloat16).at[70, 3].set(jnp.nan),
-    jnp.ones(128),
-    jnp.float32(1),
-  )
-  q_h, largest = fp8_hidden_kernel.hidden_units(jax.nn.silu, (x,), mask, scale, interpret=True)
+  x = jnp.ones((128, 128), jnp.bfloat16).at[70, 3].set(jnp.nan)
+  mask, scales = jnp.ones(128), jnp.ones(3)
+  q_h, largest = fp8_hidden_kernel.hidden_units(jax.nn.silu, (x,), mask, scales, interpret=True)
   (result,), _ = fp8_hidden_kernel.gradients(
-    jax.nn.silu, x, (x,), mask, scale[None], scale, interpret=True
+    jax.nn.silu, x, (x,), mask, (scales,), scales, interpret=True
   )
   for numbers in (q_h, result.q_RF, result.q_FR.T):
     np.testing.assert_array_equal(np.argwhere(np.isnan(np.asarray(numbers, np.float32))), [[70, 3]])
@@ -220,12 +219,12 @@ FUNCTIONS = {name: f for name, f in ACTIVATIONS.items() if name != 'gelu_exact'}
 def test_kernels_are_lowered_for_cuda(activate, dtype):
   n = 1 if activate in FUNCTIONS.values() else 2
   arrays = jnp.ones((64, 128), dtype)
-  mask, scale = jnp.ones(64), jnp.ones(())
+  mask, scales = jnp.ones(64), jnp.ones(3)
 
   def both(x):
     args = (x,) * n
-    results = fp8_hidden_kernel.gradients(activate, x, args, mask, jnp.ones(n), scale)
-    return results, fp8_hidden_kernel.hidden_units(activate, args, mask, scale)
+    results = fp8_hidden_kernel.gradients(activate, x, args, mask, (scales,) * n, scales)
+    return results, fp8_hidden_kernel.hidden_units(activate, args, mask, scales)
 
   # JAX 0.12 asks for the device that a kernel is for.
   device = jax.sharding.AbstractDevice('NVIDIA H100 80GB HBM3', None, 'gpu')
