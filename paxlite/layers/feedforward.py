@@ -1,6 +1,5 @@
 """Feed-forward layers with F hidden units, [B, T, D] to [B, T, D]."""
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -35,12 +34,12 @@ class FeedForward(nn.Module):
     hidden_BTF = self.hidden(x_BTD)
     hidden_BTF = zero_padding(shard(hidden_BTF, 'batch', 'length', 'act_mlp'), paddings_BT)
     hidden_BTF = nn.Dropout(self.dropout, deterministic=not self.has_rng('dropout'))(hidden_BTF)
-    y_BTD = self.down_tpl()(hidden_BTF)
+    y_BTD = self.down(hidden_BTF)
     y_BTD = shard(y_BTD, 'batch', 'residual_length', 'act_embed')
     return zero_padding(y_BTD, paddings_BT)
 
   def hidden(self, x_BTD: jax.Array) -> jax.Array:
-    return recomputed(self.activate)(*(self.up_tpl(name=name)(x_BTD) for name in self.up_names))
+    return recomputed(self.activate)(*(self.up(x_BTD, name) for name in self.up_names))
 
   @property
   def up_names(self) -> tuple[str, ...]:
@@ -52,24 +51,25 @@ class FeedForward(nn.Module):
     """The function that makes the hidden units."""
     return ACTIVATIONS[self.activation]
 
-  @property
-  def up_tpl(self) -> Template:
-    """The template of a projection from D to F."""
-    shape = self.model_dims, self.hidden_dims
-    return functools.partial(
-      self.projection_tpl, equation='BTD,DF->BTF', shape=shape, axes=('embed', 'mlp')
-    )
+  def up(self, x_BTD: jax.Array, name: str, **attributes: object) -> jax.Array:
+    """Returns a projection to F, whose template gets more attributes."""
+    return self.projection_tpl(
+      equation='BTD,DF->BTF',
+      shape=(self.model_dims, self.hidden_dims),
+      axes=('embed', 'mlp'),
+      name=name,
+      **attributes,
+    )(x_BTD)
 
-  @property
-  def down_tpl(self) -> Template:
-    """The template of the projection from F to D."""
-    return functools.partial(
-      self.projection_tpl,
+  def down(self, hidden_BTF: jax.Array, **attributes: object) -> jax.Array:
+    """Returns the projection to D, whose template gets more attributes."""
+    return self.projection_tpl(
       equation='BTF,FD->BTD',
       shape=(self.hidden_dims, self.model_dims),
       axes=('mlp', 'embed'),
       name='ffn_layer2',
-    )
+      **attributes,
+    )(hidden_BTF)
 
 
 class GatedFeedForward(FeedForward):

@@ -65,11 +65,9 @@ class Fp8FeedForward(FeedForward):
   def __call__(self, x_BTD: jax.Array, paddings_BT: jax.Array | None = None) -> jax.Array:
     if self.is_initializing() or not self._has_kernels(x_BTD):
       return super().__call__(x_BTD, paddings_BT)
-    up_tpl, down_tpl = (
-      functools.partial(tpl, einsum_tpl=Fp8Operand) for tpl in (self.up_tpl, self.down_tpl)
-    )
-    ups = tuple(up_tpl(name=name)(x_BTD) for name in self.up_names)
-    down = down_tpl()(x_BTD)  # of its argument, an operand has nothing
+    # With this einsum, a projection returns its operand, which has nothing of the activations.
+    ups: Any = tuple(self.up(x_BTD, name, einsum_tpl=Fp8Operand) for name in self.up_names)
+    down: Any = self.down(x_BTD, einsum_tpl=Fp8Operand)
     dtype = down.w.dtype
     mask_BT = jnp.ones(x_BTD.shape[:2], dtype) if paddings_BT is None else 1 - paddings_BT
     y_BTD = _feed_forward(self.activate, x_BTD.astype(dtype), mask_BT.astype(dtype), ups, down)
