@@ -222,41 +222,29 @@ def _scaled(
   would be split in memory in any case, because kernels of attention read them from arrays of their
   own.
   """
+
+  def product(q_w: jax.Array, b: jax.Array | None, scale: jax.Array) -> jax.Array:
+    dot = functools.partial(jax.lax.dot_general, preferred_element_type=dtype)
+    if b is None:
+      return fp8_ops.dequantize(dot(q_x, q_w, dims), dtype, scale)
+    flat = dot(q_x, q_w.reshape(*q_w.shape[: q_w.ndim - b.ndim], -1), dims)
+    y = fp8_ops.dequantize(flat, dtype, scale) + b.reshape(-1)
+    return y.reshape(*y.shape[:-1], *b.shape)
+
   first = _first_made(dims)
-  if q_w.ndim - first > 2:
-    parts = q_w.shape[first]
-    weights = jnp.split(q_w, parts, first)
-    biases = [None] * parts if b is None else jnp.split(b, parts)
-    scales = jax.lax.optimization_barrier([scale] * parts)  # so that XLA does not make them one
-    results = [
-      _scaled_part(dims, q_x, *of_part, dtype)
-      for of_part in zip(weights, biases, scales, strict=True)
-    ]
-    return jnp.concatenate(results, axis=first - q_w.ndim)
-  return _scaled_part(dims, q_x, q_w, b, scale, dtype)
-
-
-def _scaled_part(
-  dims: Dims,
-  q_x: jax.Array,
-  q_w: jax.Array,
-  b: jax.Array | None,
-  scale: jax.Array,
-  dtype: jnp.dtype,
-) -> jax.Array:
-  dot = functools.partial(jax.lax.dot_general, preferred_element_type=dtype)
-  if b is None:
-    return fp8_ops.dequantize(dot(q_x, q_w, dims), dtype, scale)
-  made = b.shape
-  flat = dot(q_x, q_w.reshape(*q_w.shape[: q_w.ndim - b.ndim], -1), dims)
-  y = fp8_ops.dequantize(flat, dtype, scale) + b.reshape(-1)
-  return y.reshape(*y.shape[:-1], *made)
+  if q_w.ndim - first <= 2:
+    return product(q_w, b, scale)
+  parts = q_w.shape[first]
+  weights = jnp.split(q_w, parts, first)
+  biases = [None] * parts if b is None else jnp.split(b, parts)
+  scales = jax.lax.optimization_barrier([scale] * parts)  # so that XLA does not make them one
+  return jnp.concatenate(list(map(product, weights, biases, scales)), axis=first - q_w.ndim)
 
 
 def _backward(
   dims: Dims, kept: Kept, g: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, None, Amaxes]:
-  q_g, b_grad, amax = quantized_gradient(kept, g, len(kept.q_w.shape) - _first_made(dims))
+  q_g, b_grad, amax = quantized_gradient(kept, g, kept.q_w.ndim - _first_made(dims))
   w_grad = _weight_gradient(dims, kept, q_g, g.dtype)
   return (
     input_gradient(dims, kept, q_g, g.dtype),
