@@ -26,7 +26,8 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import open_file, write_file
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
-from paxlite.data.chat_format import ChatFormat, Conversation, Message, Tool, conversation
+from paxlite.data.chat_format import Message, Tool, conversation
+from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import find_known
@@ -59,34 +60,40 @@ class Inference:
   tokenizer: Tokenizer
   source: Source
 
-  def generator(self, sampling: Sampling | None = None) -> Generator:
-    """Returns a generator that continues prompts; `sampling` None takes the experiment's."""
+  def generator(self, sampling: Sampling | None = None, chat: bool = False) -> Generator:
+    """Returns a generator that continues prompts.
+
+    Args:
+      sampling: How tokens are chosen; None: as the experiment says.
+      chat: Whether the prompts are those of a chat, so that the token with which the chat template
+        ends an answer stops it as well.
+    """
     e = self.experiment
     return Generator(
       self.model,
       self.params,
       e.MAX_SEQ_LEN,
       e.sampling() if sampling is None else sampling,
-      eos_ids=eos_ids(e, self.tokenizer),
-      vocab_size=self.tokenizer.vocab_size,
+      eos_ids=self.encoding.chat_eos_ids if chat else self.encoding.eos_ids,
+      is_token=self.tokenizer.is_token,
       mesh=self.mesh,
       rules=e.rules,
     )
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of a text, after the model's start id if it has one."""
-    return start_ids(self.experiment, self.tokenizer) + self.tokenizer.encode(text)
+    return self.encoding.prompt(text)
 
   def encode_chat(
     self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
   ) -> list[int]:
     """Returns the ids of a conversation, up to where the answer begins."""
-    self._chat.check_tools(Conversation(messages, tools))
-    return self.tokenizer.encode_marked(self._chat.render(messages, True, tools))
+    return self.encoding.chat_prompt(messages, tools)
 
   @functools.cached_property
-  def _chat(self) -> ChatFormat:
-    return ChatFormat(self.experiment.CHAT_TEMPLATE, self.tokenizer.path)
+  def encoding(self) -> TextEncoding:
+    """What encodes the texts and conversations of the model."""
+    return encoding_of(self.experiment, self.tokenizer)
 
 
 def load(
@@ -225,15 +232,11 @@ def refuse_te_layers(source: Source) -> None:
     )
 
 
-def start_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
-  """Returns the ids that every text of the experiment's model begins with: one, or none."""
-  start = tokenizer.bos_id if e.START_ID is None else e.START_ID
-  return [start] if start >= 0 else []
-
-
-def eos_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
-  """Returns the ids that end a text of the experiment's model; any one of them ends it."""
-  return list(e.EOS_IDS) or [i for i in (tokenizer.eos_id,) if i >= 0]
+def encoding_of(e: LanguageModel, tokenizer: Tokenizer) -> TextEncoding:
+  """Returns what encodes the texts of an experiment's model, as in its training."""
+  return TextEncoding(
+    tokenizer, e.VOCAB_SIZE, e.START_ID, e.EOS_IDS, e.CHAT_TEMPLATE, e.CHAT_DATE, e.CHAT_THINKING
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,10 +246,12 @@ class Prompt:
   Attributes:
     record: The JSON object of the line.
     ids: Token ids of the prompt.
+    is_chat: Whether the line has messages.
   """
 
   record: JsonObject
   ids: list[int]
+  is_chat: bool = False
 
 
 def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
@@ -274,7 +279,7 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
           f'{place}: a prompt of {len(ids):,} tokens; the model takes 1 to '
           f'MAX_SEQ_LEN − 1 = {inference.experiment.MAX_SEQ_LEN - 1:,}'
         )
-      prompts.append(Prompt(record, ids))
+      prompts.append(Prompt(record, ids, 'messages' in record))
   if not prompts:
     raise UserError(f'{", ".join(files) or "DECODE_FILES"}: no prompts')
   return prompts
@@ -300,15 +305,19 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
     return 0
   done = _finished(partial)
   todo = sorted(set(range(len(prompts))) - done.keys(), key=lambda i: len(prompts[i].ids))
+  kinds = [(chat, [i for i in todo if prompts[i].is_chat == chat]) for chat in (False, True)]
   todo_batches = [
-    todo[i : i + e.DECODE_BATCH_SIZE] for i in range(0, len(todo), e.DECODE_BATCH_SIZE)
+    (chat, rows[i : i + e.DECODE_BATCH_SIZE])
+    for chat, rows in kinds
+    for i in range(0, len(rows), e.DECODE_BATCH_SIZE)
   ]
-  generator = inference.generator()
+  generators = {chat: inference.generator(chat=chat) for chat, rows in kinds if rows}
   console = Console(stderr=True)
   with open_file(partial, 'a', encoding='utf-8') as f:
-    for batch in track(todo_batches, 'decoding', console=console, disable=not console.is_terminal):
+    disable = not console.is_terminal
+    for chat, batch in track(todo_batches, 'decoding', console=console, disable=disable):
       padded = batch + batch[-1:] * (e.DECODE_BATCH_SIZE - len(batch))  # one program for all
-      rows = generator.generate(
+      rows = generators[chat].generate(
         [prompts[i].ids for i in padded], e.MAX_DECODE_STEPS, seed=e.SEED, row_ids=padded
       )
       for i, ids in zip(batch, rows, strict=False):

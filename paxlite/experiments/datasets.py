@@ -85,6 +85,7 @@ class TextFiles(Tokenized, Rows):
       split=split,
       rows=self.row_kind,
       held_out_every=round(1 / self.EVAL_FRACTION) if self._holds_out else HELD_OUT_EVERY,
+      eos_ids=list(self.EOS_IDS),
     )
 
 
@@ -217,6 +218,7 @@ class DocumentFiles(FromTfds, Rows):
       vocab_size=self.VOCAB_SIZE,
       field=self.TEXT_FIELD,
       start_id=self.START_ID,
+      eos_ids=list(self.EOS_IDS),
       split=split,
       held_out_every=self.HELD_OUT_EVERY,
       skip_unreadable=self.SKIP_UNREADABLE,
@@ -274,7 +276,10 @@ class SftFiles(Tokenized, Rows):
       vocab_size=self.VOCAB_SIZE,
       seq_len=self.MAX_SEQ_LEN,
       start_id=self.START_ID,
+      eos_ids=list(self.EOS_IDS),
       chat_template=self.CHAT_TEMPLATE,
+      date=self.CHAT_DATE,
+      thinking=self.CHAT_THINKING,
       too_long=self.TOO_LONG,
       packed=self.PACKED_INPUT,
       split=split,

@@ -27,8 +27,7 @@ except ImportError as e:
 
 from paxlite.core import command_line, paths
 from paxlite.core.errors import located
-from paxlite.data.chat_format import ChatFormat
-from paxlite.eval.inference import load_checkpoint, start_ids
+from paxlite.eval.inference import load_checkpoint
 from paxlite.eval.scoring import Continuation, Scorer
 from paxlite.eval.zero_shot import continuation_of, continued
 from paxlite.generation.decoding import Sampling
@@ -80,8 +79,8 @@ class PaxliteLM(LM):
   @property
   def _prefix(self) -> list[int]:
     """The ids that replace an empty context: the start id, or EOS if there is none."""
-    tokenizer = self._inference.tokenizer
-    return start_ids(self._inference.experiment, tokenizer) or [max(0, tokenizer.eos_id)]
+    encoding = self._inference.encoding
+    return encoding.start_ids or [max(0, self._inference.tokenizer.eos_id)]
 
   def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
     """Returns Σ ln p of each continuation, and whether its tokens are the likeliest."""
@@ -132,8 +131,7 @@ class PaxliteLM(LM):
 
   def apply_chat_template(self, chat_history, add_generation_prompt: bool = True) -> str:
     """Returns the text that the chat template makes of a conversation, without the start id."""
-    e, tokenizer = self._inference.experiment, self._inference.tokenizer
-    return ChatFormat(e.CHAT_TEMPLATE, tokenizer.path).render(chat_history, add_generation_prompt)
+    return self._inference.encoding.chat_text(chat_history, add_generation_prompt)
 
   @property
   def tokenizer_name(self) -> str:

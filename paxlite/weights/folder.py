@@ -19,7 +19,7 @@ from paxlite.checkpointing.checksums import write_checksums
 from paxlite.checkpointing.variables import write_variable
 from paxlite.core.errors import UserError, listed
 from paxlite.core.unfinished_folder import UnfinishedFolder
-from paxlite.data.tokenizer import FILES, TOKENIZERS
+from paxlite.data.tokenizer_files import FILES, TOKENIZERS
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.layout import Entry
 
