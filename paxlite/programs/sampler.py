@@ -41,7 +41,7 @@ class Sampler(Callback):
     self._generator = Generator(
       fdl.build(experiment.plain.task()).model,
       None,
-      experiment.MAX_SEQ_LEN,
+      experiment.num_positions,
       Sampling(temperature=_TEMPERATURE),
       eos_ids=eos_ids(experiment, tokenizer),
       vocab_size=tokenizer.vocab_size,
@@ -52,7 +52,7 @@ class Sampler(Callback):
   def __call__(self, params: PyTree, prompt: str) -> str:
     """Returns `prompt` and its continuation."""
     start = start_ids(self._experiment, self._tokenizer)
-    ids = (start + self._tokenizer.encode(prompt))[: self._experiment.MAX_SEQ_LEN - 1]
+    ids = (start + self._tokenizer.encode(prompt))[: self._experiment.num_positions - 1]
     self._generator.params = params
     try:
       return self._tokenizer.decode(
