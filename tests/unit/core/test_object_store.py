@@ -9,7 +9,9 @@ from paxlite.core import object_blocks, object_copies, paths
 from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError
 from paxlite.core.files import expanded, lines, read_text
-from paxlite.core.object_store import ObjectStore, StoreError
+from paxlite.core.object_store import ObjectStore
+from paxlite.core.store_errors import StoreError
+from paxlite.core.store_settings import s3_settings
 from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy
 
@@ -123,8 +125,6 @@ def test_what_no_repetition_helps(gcs, monkeypatch):
 
 
 def test_a_profile_has_the_credentials(tmp_path):
-  from paxlite.core.object_store import _s3_config
-
   (tmp_path / 'credentials').write_text('[me]\naws_access_key_id = A\naws_secret_access_key = B%\n')
   (tmp_path / 'config').write_text('[profile me]\nregion = eu-north-1\n')
   environment = {
@@ -133,8 +133,8 @@ def test_a_profile_has_the_credentials(tmp_path):
     'AWS_CONFIG_FILE': str(tmp_path / 'config'),
   }
   keys = {'access_key_id': 'A', 'secret_access_key': 'B%', 'region': 'eu-north-1'}
-  assert _s3_config(environment) == keys
-  assert _s3_config({**environment, 'AWS_ACCESS_KEY_ID': 'C'})['access_key_id'] == 'C'
+  assert s3_settings(environment) == keys
+  assert s3_settings({**environment, 'AWS_ACCESS_KEY_ID': 'C'})['access_key_id'] == 'C'
 
 
 def test_a_missing_package_is_named(monkeypatch):
