@@ -19,7 +19,7 @@ from typing import Self
 from paxlite.core import shell
 from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError
-from paxlite.core.store_errors import translated
+from paxlite.core.store_errors import StoreError, translated
 from paxlite.core.store_settings import gs_settings, s3_settings
 
 PATIENCE = 120.0  # seconds during which a request is tried again
@@ -28,7 +28,9 @@ _PART = 8 << 20  # bytes of a part of a large upload
 _PARTS = 9000  # S3 allows 10,000
 _AT_ONCE = 2  # parts of one upload
 _DELETED_AT_ONCE = {'s3': 1000, 'gs': 20}  # S3 deletes many by one request
+_TRIES = 3  # to write an object that another process seems to have changed
 _PAGE = 1000  # objects of a page of a list
+_proven: set[tuple[str, str, str]] = set()  # scheme, bucket and endpoint of what is a store
 # objects of which one is in each folder of a run, a checkpoint, weights or a dataset
 _USUAL = ('lease.json', 'experiment.json', 'checksums.json', 'config.json', 'meta.json')
 
@@ -57,14 +59,22 @@ class ObjectStore:
     client: obstore's object for the bucket.
     guard: Is called before each request that writes or deletes; it raises OSError if this process
       may not do so any more.
+    endpoint: The server; '' for that of the cloud.
   """
 
   def __init__(
-    self, scheme: str, bucket: str, client: object, guard: Callable[[], None] = lambda: None
+    self,
+    scheme: str,
+    bucket: str,
+    client: object,
+    guard: Callable[[], None] | None = None,
+    endpoint: str = '',
   ):
     self.scheme, self.bucket = scheme, bucket
+    self._name = scheme, bucket, endpoint
     self._client = client
-    self._guard = guard
+    self._guard = guard or (lambda: None)
+    self._is_guarded = guard is not None
 
   @classmethod
   def opened(
@@ -72,7 +82,7 @@ class ObjectStore:
     address: str | Address,
     patience: float = PATIENCE,
     environment: Mapping[str, str] = os.environ,
-    guard: Callable[[], None] = lambda: None,
+    guard: Callable[[], None] | None = None,
   ) -> Self:
     """Opens the bucket of an address; nothing is sent yet.
 
@@ -117,7 +127,7 @@ class ObjectStore:
           },
         },
       )
-    return cls(address.scheme, address.bucket, client, guard)
+    return cls(address.scheme, address.bucket, client, guard, endpoint)
 
   def address(self, key: str) -> Address:
     return Address(self.scheme, self.bucket, key)
@@ -165,6 +175,12 @@ class ObjectStore:
 
   def head(self, key: str) -> Object:
     """Returns the size and the tag of an object; raises FileNotFoundError if there is none."""
+    found = self._head(key)
+    if self._name not in _proven:
+      self._check_absent(key.rpartition('/')[0])
+    return found
+
+  def _head(self, key: str) -> Object:
     import obstore
 
     with translated(self.address(key)):
@@ -248,13 +264,51 @@ class ObjectStore:
     """
     return self._put_if(key, content, {_TAG_OF[self.scheme]: tag})
 
+  def write_own(self, key: str, content: bytes, tag: str | None = None) -> str:
+    """Writes an object that only one process may write, on the condition that it is unchanged.
+
+    A request that arrives late, when the process may not write any more, then changes nothing that
+    another process has written in the meantime.
+
+    Args:
+      key: Its name.
+      content: Its content.
+      tag: The tag that the object has, if it is known; None for a new object.
+
+    Returns:
+      Its new tag.
+
+    Raises:
+      OSError: The store does not answer, or the object changes all the time.
+    """
+    for _ in range(_TRIES):
+      new = self.create(key, content) if tag is None else self.replace(key, content, tag)
+      if new is not None:
+        return new
+      try:  # It was left by a process that held the lease before, or by this one.
+        tag = self.head(key).tag
+      except FileNotFoundError:
+        tag = None
+    reason = 'the store says at each try that another process has changed it'
+    raise OSError(errno.EBUSY, reason, str(self.address(key)))
+
+  def enforces_conditions(self, key: str, content: bytes) -> bool:
+    """Returns whether the store refuses a write whose condition does not hold.
+
+    Args:
+      key: An object that is there, and that only this process may write.
+      content: What may be written if the store does not refuse it; unlike what is there.
+    """
+    wrong = {'s3': '"00000000000000000000000000000000"', 'gs': '1'}[self.scheme]
+    return self.create(key, content) is None and self.replace(key, content, wrong) is None
+
   def upload(self, key: str, path: pathlib.Path) -> None:
     """Writes a file as an object, which appears when it is complete."""
     import obstore
 
     size = path.stat().st_size
     if size <= _PART:
-      self.write(key, path.read_bytes())
+      (self.write_own if self._is_guarded else self.write)(key, path.read_bytes())
       return
     length = max(_PART, -(-size // _PARTS))
 
@@ -336,15 +390,16 @@ class ObjectStore:
     self._check_absent(prefix)
     for key in (f'{prefix}/{name}'.lstrip('/') for name in _USUAL):
       with contextlib.suppress(FileNotFoundError):
-        self.head(key)
+        self._head(key)
         if all(o.key != key for o in self._names(prefix)[1]):  # It may have been written just now.
           raise self._no_list(prefix, f'{self.address(key)} is missing in its list')
 
   def _check_absent(self, prefix: str) -> None:
     """Raises OSError if there seems to be an object with a random name."""
     try:
-      self.head(f'{prefix}/.paxlite-{uuid.uuid4().hex}'.lstrip('/'))
-    except FileNotFoundError:
+      self._head(f'{prefix}/.paxlite-{uuid.uuid4().hex}'.lstrip('/'))
+    except (FileNotFoundError, StoreError):  # A store may refuse what is absent to some users.
+      _proven.add(self._name)
       return
     raise self._no_list(prefix, 'it claims to have an object with a random name')
 

@@ -44,6 +44,12 @@ class StoreError(UserError):
     self.reason = reason
 
 
+def reason_of(error: Exception) -> str:
+  """Returns what is wrong, without the object that was asked for, so that it can be said once."""
+  reason = error.reason if isinstance(error, StoreError) else getattr(error, 'strerror', None)
+  return reason or str(error) or repr(error)
+
+
 @contextlib.contextmanager
 def translated(address: Address) -> Iterator[None]:
   """Turns obstore's errors into FileNotFoundError, OSError or StoreError."""
