@@ -42,102 +42,14 @@ GPU = 'contrib.gpu.scripts_gpu.configs'
 GPU_FOLDER = 'paxlite/contrib/gpu/scripts_gpu'
 TINY = '--fdl_config=TinyGPT'
 # Words of names that say nothing of what an attribute is about.
-GENERIC = set(
-  [
-    'activation',
-    'attn',
-    'axe',
-    'axi',
-    'base',
-    'batch',
-    'batche',
-    'block',
-    'by',
-    'cache',
-    'cap',
-    'checkpoint',
-    'config',
-    'context',
-    'data',
-    'dataset',
-    'decode',
-    'device',
-    'dim',
-    'dir',
-    'emb',
-    'embedding',
-    'enable',
-    'end',
-    'eval',
-    'factor',
-    'file',
-    'fraction',
-    'full',
-    'global',
-    'gradient',
-    'group',
-    'host',
-    'id',
-    'init',
-    'input',
-    'key',
-    'last',
-    'layer',
-    'learning',
-    'length',
-    'local',
-    'log',
-    'logit',
-    'lr',
-    'max',
-    'mesh',
-    'metric',
-    'min',
-    'mode',
-    'model',
-    'module',
-    'name',
-    'norm',
-    'num',
-    'on',
-    'order',
-    'out',
-    'output',
-    'over',
-    'param',
-    'path',
-    'per',
-    'percore',
-    'pipeline',
-    'position',
-    'prompt',
-    'rate',
-    'row',
-    'rule',
-    'sample',
-    'save',
-    'seq',
-    'sequence',
-    'shape',
-    'size',
-    'skip',
-    'start',
-    'state',
-    'step',
-    'target',
-    'test',
-    'text',
-    'to',
-    'token',
-    'total',
-    'train',
-    'trainable',
-    'type',
-    'use',
-    'value',
-    'weight',
-  ]
-)
+GENERIC = """
+  activation attn axe axi base batch batche block by cache cap checkpoint config context data
+  dataset decode device dim dir emb embedding enable end eval factor file fraction full global
+  gradient group host id init input key last layer learning length local log logit lr max mesh
+  metric min mode model module name norm num on order out output over param path per percore
+  pipeline position prompt rate row rule sample save seq sequence shape size skip start state step
+  target test text to token total train trainable type use value weight
+"""
 # Words that stand for the same thing.
 SYNONYMS = {
   'opt': 'optimizer',
@@ -196,50 +108,16 @@ ANSWERED_OTHERWISE = {
   'init_lora_weights': 'the other attributes of LoRA',
   'lora_modules_to_save': 'the other attributes of LoRA',
 }
-PLACEHOLDERS = [
-  'EXPERIMENT',
-  'FOLDER',
-  'FILE',
-  'NAME',
-  'VALUE',
-  'VERSION',
-  'SPLIT',
-  'CONFIGURATION',
-  'RUN',
-  'CHECKPOINT',
-]
+PLACEHOLDERS = """
+  EXPERIMENT FOLDER FILE NAME VALUE VERSION SPLIT CONFIGURATION RUN CHECKPOINT
+"""
 # Variables of the environment, and names of XLA and JAX, that answers may name.
-OUTSIDE = [
-  'HF_TOKEN',
-  'JAX_COMPILATION_CACHE_DIR',
-  'JAX_DEBUG_NANS',
-  'JAX_DEFAULT_MATMUL_PRECISION',
-  'JAX_ENABLE_CHECKS',
-  'JAX_PLATFORMS',
-  'JAX_TRACEBACK_FILTERING',
-  'MLFLOW_EXPERIMENT_NAME',
-  'TRACKIO_PROJECT',
-  'WANDB_PROJECT',
-  'ENABLE_TE',
-  'ENABLE_FP8',
-  'NCCL',
-  'LL128',
-  'DCN',
-  'ICI',
-  'SIGTERM',
-  'YAML',
-  'JSON',
-  'GPT',
-  'GPU',
-  'GPUS',
-  'XLA',
-  'JAX',
-  'TFDS',
-  'FSDP',
-  'BOS',
-  'EOS',
-  'README',
-]
+OUTSIDE = """
+  HF_TOKEN JAX_COMPILATION_CACHE_DIR JAX_DEBUG_NANS JAX_DEFAULT_MATMUL_PRECISION JAX_ENABLE_CHECKS
+  JAX_PLATFORMS JAX_TRACEBACK_FILTERING MLFLOW_EXPERIMENT_NAME TRACKIO_PROJECT WANDB_PROJECT
+  ENABLE_TE ENABLE_FP8 NCCL LL128 DCN ICI SIGTERM YAML JSON GPT GPU GPUS XLA JAX TFDS FSDP BOS EOS
+  README
+"""
 
 
 @pytest.fixture(scope='module')
@@ -282,7 +160,7 @@ def choices(annotation: object) -> set[str]:
 def words(name: str) -> set[str]:
   """The words of a name that say what it is about, in the singular."""
   singular = (re.sub(r'(?<=[^s])s$', '', word.lower()) for word in re.split(r'[^A-Za-z0-9]+', name))
-  return {SYNONYMS.get(word, word) for word in singular if len(word) > 1} - GENERIC
+  return {SYNONYMS.get(word, word) for word in singular if len(word) > 1} - set(GENERIC.split())
 
 
 def _choices_of(cls: type) -> set[str]:
@@ -298,7 +176,7 @@ def _flags_of_commands() -> set[str]:
 
 def test_what_answers_name_exists(known):
   values = {value for cls in experiments().values() for value in _choices_of(cls)}
-  there = known | values | set(experiments()) | set(OUTSIDE) | set(PLACEHOLDERS)
+  there = known | values | set(experiments()) | {*OUTSIDE.split(), *PLACEHOLDERS.split()}
   flags = {*main._FLAGS, 'fdl', *_flags_of_commands()}
   for name, answer in answers():
     said = answer.sentence()
