@@ -15,7 +15,12 @@ from paxlite.core.json_files import parse_text
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.allowance import ALLOWANCE, Allowance
 from paxlite.data.chat_template import GENERATION, MAX_TEMPLATE_CHARS, environment
-from paxlite.data.tokenizer_files import CONFIGURATION, configuration, special_tokens
+from paxlite.data.tokenizer_files import (
+  CHAT_TEMPLATE,
+  CONFIGURATION,
+  configuration,
+  special_tokens,
+)
 
 Message = Mapping[str, Json]  # role and content, and perhaps tool_calls
 Tool = Mapping[str, Json]
@@ -351,7 +356,7 @@ def _described(e: Exception) -> str:
 
 def _chat_templates(tokenizer_path: str) -> dict[str, str]:
   """Returns the templates that come with a tokenizer, by name; one of them is `default`."""
-  beside = pathlib.Path(tokenizer_path).parent / 'chat_template.jinja'
+  beside = pathlib.Path(tokenizer_path).parent / CHAT_TEMPLATE
   if beside.is_file():
     return {'default': read_text(str(beside))}
   template = configuration(tokenizer_path).get('chat_template')

@@ -14,8 +14,10 @@ from paxlite.core.json_text import JsonObject
 JSON, MODEL = 'tokenizer.json', 'tokenizer.model'
 CONFIGURATION = 'tokenizer_config.json'
 SPECIAL_TOKENS = 'special_tokens_map.json'
+ADDED_TOKENS = 'added_tokens.json'
+CHAT_TEMPLATE = 'chat_template.jinja'
 TOKENIZERS = (JSON, MODEL)  # a folder's tokenizer is the first of these that exists
-FILES = (*TOKENIZERS, CONFIGURATION, 'chat_template.jinja', SPECIAL_TOKENS)
+FILES = (*TOKENIZERS, CONFIGURATION, CHAT_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS)
 
 NAMED = tuple(f'{name}_token' for name in ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask'))
 
@@ -87,15 +89,18 @@ def published(tokenizer_path: str) -> Published:
   found = configuration(tokenizer_path)
   stated = {k: v for k, v in found.items() if k.endswith('_token')}
   decoder = found.get('added_tokens_decoder')
-  if not isinstance(decoder, dict):  # an older form, in which the map has the last word
+  if isinstance(decoder, dict):
+    added = list(decoder.values())
+  else:  # an older form, in which the map has the last word
     stated |= {k: v for k, v in _object(folder / SPECIAL_TOKENS).items() if k.endswith('_token')}
-    decoder = {}
+    added = sorted(ids := _object(folder / ADDED_TOKENS), key=lambda text: ids[text])
+    added = [{'content': text, 'special': False} for text in added]
   kind = _class_of(folder, found)
   named = CLASSES.get(kind, {}) | stated
   tokens = {k: t for k, v in named.items() if (t := _text(v)) is not None}
   extra = found.get('extra_special_tokens') or found.get('additional_special_tokens') or []
   more = list(extra.values()) if isinstance(extra, dict) else extra
-  added = [t for t in (*decoder.values(), *(more if isinstance(more, list) else ())) if _text(t)]
+  added = [t for t in (*added, *(more if isinstance(more, list) else ())) if _text(t)]
   return Published(found, tokens, added, kind)
 
 

@@ -51,6 +51,7 @@ class Inference:
     mesh: The mesh of the devices that hold the parameters.
     tokenizer: The tokenizer, which converts text to ids and back.
     source: The checkpoint or imported weights that the parameters come from.
+    max_length: The most tokens of a text, prompt and answer together.
   """
 
   experiment: LanguageModel
@@ -59,6 +60,7 @@ class Inference:
   mesh: Mesh
   tokenizer: Tokenizer
   source: Source
+  max_length: int
 
   def generator(self, sampling: Sampling | None = None, chat: bool = False) -> Generator:
     """Returns a generator that continues prompts.
@@ -72,9 +74,9 @@ class Inference:
     return Generator(
       self.model,
       self.params,
-      e.MAX_SEQ_LEN,
+      self.max_length,
       e.sampling() if sampling is None else sampling,
-      eos_ids=self.encoding.chat_eos_ids if chat else self.encoding.eos_ids,
+      eos_ids=eos_ids(e, self.tokenizer, chat),
       is_token=self.tokenizer.is_token,
       mesh=self.mesh,
       rules=e.rules,
@@ -93,11 +95,15 @@ class Inference:
   @functools.cached_property
   def encoding(self) -> TextEncoding:
     """What encodes the texts and conversations of the model."""
-    return encoding_of(self.experiment, self.tokenizer)
+    return self.experiment.encoding(self.tokenizer)
 
 
 def load(
-  experiment: LanguageModel, source: Source, restore: Restore, tokenizer_path: str = ''
+  experiment: LanguageModel,
+  source: Source,
+  restore: Restore,
+  tokenizer_path: str = '',
+  max_length: int | None = None,
 ) -> Inference:
   """Loads the weights of `restore` into the experiment's model.
 
@@ -107,6 +113,7 @@ def load(
     source: The checkpoint, whose tokenizer is used where `tokenizer_path` is ''.
     restore: The path of the weights and the rules by which they are restored.
     tokenizer_path: A tokenizer file or its folder; '' looks next to the weights and in VOCAB_PATH.
+    max_length: The most tokens of a text; None: as many as the model has positions.
 
   Raises:
     UserError: There is no tokenizer, its vocabulary is another one, or the weights have another
@@ -132,7 +139,8 @@ def load(
   else:
     load_one = lambda path, like: plan.load(path_name(path), like)
     params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
-  return Inference(unrolled, fdl.build(config).model, params, mesh, tokenizer, source)
+  positions = experiment.num_positions if max_length is None else max_length
+  return Inference(unrolled, fdl.build(config).model, params, mesh, tokenizer, source, positions)
 
 
 def _shapes(task: fdl.Config, mesh: Mesh, e: LanguageModel) -> PyTree:
@@ -184,7 +192,8 @@ def load_checkpoint(
   Args:
     checkpoint: The folder of the checkpoint; see source.find_source.
     tokenizer_path: A tokenizer file or its folder; '' looks next to the weights and in VOCAB_PATH.
-    overrides: Values of experiment attributes as text, as in --fdl.NAME=VALUE.
+    overrides: Values of experiment attributes as text, as in --fdl.NAME=VALUE. MAX_SEQ_LEN is the
+      most tokens of a text here, which otherwise has as many as the model has positions.
     base_weights: The folder of the base weights of a LoRA run, if they were moved.
   """
   source = find_source(checkpoint, base_weights)
@@ -203,9 +212,15 @@ def load_checkpoint(
     'CHECKPOINT_RESTORE_STATE': False,
     'CHECKPOINT_RESTORE_CHANGES': [],
   }
-  experiment = trained.replaced(**(without | here | {'PERCORE_BATCH_SIZE': 1.0} | changes))
+  positions = trained.MAX_POSITION_EMBEDDINGS  # may derive from the path that is left out here
+  kept = {'PERCORE_BATCH_SIZE': 1.0, 'MAX_POSITION_EMBEDDINGS': positions}
+  experiment = trained.replaced(**(without | here | kept | changes))
+  longest = experiment.MAX_SEQ_LEN if 'MAX_SEQ_LEN' in changes else None
+  if longest is not None and not experiment.has_position_table:
+    more = max(experiment.MAX_POSITION_EMBEDDINGS, longest)
+    experiment = experiment.replaced(MAX_POSITION_EMBEDDINGS=more)
   experiment.validate()
-  return load(experiment, source, Restore(checkpoint), tokenizer_path)
+  return load(experiment, source, Restore(checkpoint), tokenizer_path, longest)
 
 
 def experiment_of(source: Source) -> LanguageModel:
@@ -232,11 +247,9 @@ def refuse_te_layers(source: Source) -> None:
     )
 
 
-def encoding_of(e: LanguageModel, tokenizer: Tokenizer) -> TextEncoding:
-  """Returns what encodes the texts of an experiment's model, as in its training."""
-  return TextEncoding(
-    tokenizer, e.VOCAB_SIZE, e.START_ID, e.EOS_IDS, e.CHAT_TEMPLATE, e.CHAT_DATE, e.CHAT_THINKING
-  )
+def eos_ids(e: LanguageModel, tokenizer: Tokenizer, chat: bool = False) -> list[int]:
+  """Returns the ids that end a text of an experiment's model, or an answer of a chat."""
+  return e.eos_ids(tokenizer, chat)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,10 +287,10 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
         ids = inference.encode(record['inputs'])
       else:
         raise UserError(f'{place} has neither a text "inputs" nor a list "messages"')
-      if not 0 < len(ids) < inference.experiment.MAX_SEQ_LEN:
+      if not 0 < len(ids) < inference.max_length:
         raise UserError(
           f'{place}: a prompt of {len(ids):,} tokens; the model takes 1 to '
-          f'MAX_SEQ_LEN − 1 = {inference.experiment.MAX_SEQ_LEN - 1:,}'
+          f'{inference.max_length - 1:,}, one less than it has positions'
         )
       prompts.append(Prompt(record, ids, 'messages' in record))
   if not prompts:
@@ -351,7 +364,8 @@ def _check_settings(output: pathlib.Path, inference: Inference, prompts: Sequenc
     write_file(path, (json.dumps(settings, indent=2) + '\n').encode())
     return
   before = read_object(path)
-  changed = [f'{k} {before.get(k)!r} → {v!r}' for k, v in settings.items() if before.get(k) != v]
+  # an attribute that is newer than the file made no difference then
+  changed = [f'{k} {before[k]!r} → {v!r}' for k, v in settings.items() if before.get(k, v) != v]
   if changed:
     raise UserError(
       f'{output} was decoded with other settings: {"; ".join(changed)}. '

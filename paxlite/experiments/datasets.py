@@ -248,6 +248,10 @@ class SftFiles(Tokenized, Rows):
   def dataset(self) -> str:
     return 'prompts and answers'
 
+  @property
+  def learns_chats(self) -> bool:
+    return True
+
   def train_input(self) -> fdl.Config:
     split: Split = 'train' if self.EVAL_FRACTION else 'all'
     return self.input(self._source(self.TRAIN_FILES, split))
@@ -306,6 +310,10 @@ class Mixture(FromTfds, Rows):
   @property
   def dataset(self) -> str:
     return 'a mixture'
+
+  @property
+  def learns_chats(self) -> bool:
+    return any(part.learns_chats for part in self._parts)
 
   def validate(self) -> None:
     super().validate()

@@ -202,9 +202,8 @@ class Generator:
       raise UserError('a prompt is empty: give it a text, or set START_ID, the token to begin with')
     if longest >= self._max_len:
       raise UserError(
-        f'a prompt of {longest} tokens leaves no room for another: the model has '
-        f'MAX_SEQ_LEN={self._max_len}; shorten it, or raise --fdl.MAX_SEQ_LEN where positions are '
-        'rotary'
+        f'a prompt of {longest} tokens leaves no room for another: the model takes '
+        f'{self._max_len}; shorten it, or raise --fdl.MAX_SEQ_LEN where positions are rotary'
       )
     rooms = [min(max_new_tokens, self._max_len - len(prompt)) for prompt in prompts]
     P = min(bucket(longest), self._max_len)

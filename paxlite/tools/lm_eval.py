@@ -73,7 +73,7 @@ class PaxliteLM(LM):
     self._inference = load_checkpoint(checkpoint, tokenizer, overrides, base_weights)
     inference, e = self._inference, self._inference.experiment
     self._scorer = Scorer(
-      inference.model, inference.params, e.MAX_SEQ_LEN, batch_tokens, inference.mesh, e.rules
+      inference.model, inference.params, inference.max_length, batch_tokens, inference.mesh, e.rules
     )
 
   @property
@@ -102,7 +102,7 @@ class PaxliteLM(LM):
       windows = get_rolling_token_windows(
         token_list=self._inference.tokenizer.encode(request.args[0]),
         prefix_token=self._prefix[-1],
-        max_seq_len=self._inference.experiment.MAX_SEQ_LEN,
+        max_seq_len=self._inference.max_length,
         context_len=1,
       )
       for context, continuation in map(make_disjoint_window, windows):
