@@ -17,7 +17,7 @@ from paxlite.training.summaries import Summaries
 def evaluate(run: Run) -> None:
   """Evaluates the last good checkpoint, or restored weights, on all inputs and on EVAL_TASKS."""
   with holding(run, deletes=False) as (held, _):
-    _evaluate(dataclasses.replace(held, read_only=True))
+    _evaluate(dataclasses.replace(held.as_begun(), read_only=True))
 
 
 def _evaluate(run: Run) -> None:
