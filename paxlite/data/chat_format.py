@@ -173,6 +173,7 @@ class ChatFormat:
       and `default` the others, as in transformers.
     tokenizer_path: The tokenizer file. Its folder holds the template and the special tokens.
     date: The day that the template sees, as 2026-11-26; '': the present time.
+    tokens: The texts of bos_token, eos_token …; None: those that the tokenizer's folder names.
 
   Attributes:
     reads_clock: Whether what it writes depends on the time.
@@ -183,7 +184,13 @@ class ChatFormat:
     UserError: It is not a Jinja template.
   """
 
-  def __init__(self, template: str, tokenizer_path: str, date: str = ''):
+  def __init__(
+    self,
+    template: str,
+    tokenizer_path: str,
+    date: str = '',
+    tokens: Mapping[str, str] | None = None,
+  ):
     try:
       import jinja2  # noqa: F401
     except ImportError:
@@ -198,7 +205,7 @@ class ChatFormat:
     self.has_thinking = any(_THINKING.search(text) for text in texts.values())
     self._marking = {name for name, text in texts.items() if _GENERATION_TAG.search(text)}
     self._templates = {name: self._compiled(text) for name, text in texts.items()}
-    self._tokens = special_tokens(tokenizer_path)
+    self._tokens = special_tokens(tokenizer_path) if tokens is None else dict(tokens)
     self._lock = threading.Lock()
 
   def _compiled(self, template: str) -> Any:

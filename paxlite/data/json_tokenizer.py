@@ -77,6 +77,10 @@ class JsonTokenizer:
     return frozenset(i for i, token in found.items() if token.special)
 
   @property
+  def named_tokens(self) -> dict[str, str]:
+    return self._files.special_tokens
+
+  @property
   def bos_id(self) -> int:
     return self.start_ids[0] if self.start_ids else -1
 

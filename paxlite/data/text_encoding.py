@@ -125,7 +125,8 @@ class TextEncoding:
   @functools.cached_property
   def chat_format(self) -> ChatFormat:
     """What writes conversations; raises UserError if there is no template."""
-    return ChatFormat(self._template, self.tokenizer.path, self._date)
+    tokens = self.tokenizer.named_tokens
+    return ChatFormat(self._template, self.tokenizer.path, self._date, tokens)
 
   def text(self, text: str) -> list[int]:
     """Returns the ids of a text without those that begin and end it."""

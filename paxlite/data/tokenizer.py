@@ -57,6 +57,11 @@ class Tokenizer(Protocol):
     ...
 
   @property
+  def named_tokens(self) -> dict[str, str]:
+    """The texts of bos_token, eos_token …, which chat templates may use."""
+    ...
+
+  @property
   def bos_id(self) -> int:
     """The id that is put before the first token of a text; −1: there is none."""
     ...
@@ -190,6 +195,12 @@ class SentencePieceTokenizer:
   def special_ids(self) -> frozenset[int]:
     is_special = lambda i: self._model.IsControl(i) or self._model.IsUnknown(i)
     return frozenset(filter(is_special, range(self.vocab_size)))
+
+  @property
+  def named_tokens(self) -> dict[str, str]:
+    ids = {'bos_token': self.bos_id, 'eos_token': self.eos_id, 'unk_token': self._model.unk_id()}
+    own = {name: self._model.IdToPiece(i) for name, i in ids.items() if i >= 0}
+    return own | published(self.path).special_tokens
 
   @property
   def bos_id(self) -> int:

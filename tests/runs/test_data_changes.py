@@ -1,6 +1,7 @@
 """A run continues with the data that it was trained on, and with other data only if allowed."""
 
 import dataclasses
+import datetime
 import json
 import logging
 import shutil
@@ -23,6 +24,7 @@ from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import TextRows
 from paxlite.experiments.datasets import FlatTokens, SftFiles, TextFiles
 from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.identity import write_configuration
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
 from paxlite.training import train_data
@@ -173,9 +175,9 @@ def test_a_change_of_records_and_one_of_their_tokens_are_told_apart(tmp_path):
   notes = chats(tmp_path).notes(2)()
   chats(tmp_path).resume(2, notes, None)
   other = '{{ messages[1].content }}.{{ eos_token }}'
-  with pytest.raises(UserError, match='records are the same, but .* the chat template'):
+  with pytest.raises(UserError, match=r'records are the same, but .* the chat template'):
     chats(tmp_path, other).resume(2, notes, None)
-  with pytest.raises(UserError, match='its contents have changed since, so that rows'):
+  with pytest.raises(UserError, match='its contents have changed since'):
     chats(tmp_path, changed=True).resume(2, notes, None)
   clock = "{{ strftime_now('%d %B') }}" + other
   dated = chats(tmp_path, clock, date='2024-02-29').notes(2)()
@@ -190,3 +192,22 @@ def test_the_notes_of_an_earlier_version_are_compared_with_the_tokens(tmp_path):
   chats(tmp_path).resume(2, before, None)
   with pytest.raises(UserError, match='or an earlier version of paxlite has encoded them'):
     chats(tmp_path, changed=True).resume(2, before, None)
+
+
+def test_the_day_of_a_template_is_that_of_the_first_start(tmp_path):
+  e = experiment(tmp_path, 'sft', 2).replaced(CHAT_TEMPLATE="{{ strftime_now('%d') }}")
+  run = Run(e, tmp_path / 'run')
+  today = datetime.date.today().isoformat()
+  assert run.dated().experiment.CHAT_DATE >= today
+  begun = e.replaced(CHAT_DATE='2024-02-29', CHAT_THINKING=False)
+  (tmp_path / 'run').mkdir()
+  write_configuration(begun, tmp_path / 'run')
+  assert run.dated().experiment.CHAT_DATE == '2024-02-29'
+  assert run.dated().experiment.CHAT_THINKING is None  # so that the data are read as before
+  assert run.as_begun().experiment.CHAT_THINKING is False
+  stated = dataclasses.replace(run, experiment=e.replaced(CHAT_DATE='2024-03-01'))
+  assert stated.as_begun().dated().experiment.CHAT_DATE == '2024-03-01'
+  plain = dataclasses.replace(run, experiment=e.replaced(CHAT_TEMPLATE='{{ bos_token }}'))
+  assert plain.dated().experiment.CHAT_DATE == ''
+  with pytest.raises(UserError, match='CHAT_DATE=tomorrow must be a day'):
+    e.replaced(CHAT_DATE='tomorrow').validate()

@@ -18,8 +18,8 @@ from tests.support import runs
 from tests.support.imported import flat
 
 TEMPLATE = (
-  '{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}'
-  '{% if add_generation_prompt %}[assistant] {% endif %}'
+  '{% for m in messages %}[{{ m.role }}]\n{{ m.content }}{{ eos_token }}{% endfor %}'
+  '{% if add_generation_prompt %}[assistant]\n{% endif %}'
 )
 
 
@@ -65,8 +65,8 @@ def test_a_chat_learns_every_answer_of_the_assistant(tmp_path):
   source = rows(path, 64, chat_template=TEMPLATE)
   tokenizer = open_tokenizer(packaged.VOCAB)
   batch = source.read(np.array([0]))
-  learned = tokenizer.decode(batch['labels'][0][batch['weights'][0] > 0].tolist())
-  assert learned == 'good day\nfarewell\n'
+  learned = tokenizer.decode_marked(batch['labels'][0][batch['weights'][0] > 0].tolist())
+  assert learned == 'good day</s>farewell</s>'
 
 
 QUESTION, ANSWER = dict(role='user', content='hello'), dict(role='assistant', content='good day')
@@ -210,7 +210,7 @@ def test_of_few_examples_one_is_held_out(tmp_path):
     UserError, match=r'9 examples are too few, or too much the same, .*EVAL_FILES'
   ):
     rows(same, split='train', held_out_share=0.1)
-  assert held_out([np.arange(n) for n in range(3)], 0.01).sum() == 1
+  assert held_out([0, 1, 2], 0.01).sum() == 1
 
 
 def test_a_held_out_share_is_an_attribute(tmp_path):

@@ -2,6 +2,7 @@
 
 import io
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -15,6 +16,10 @@ from paxlite.data.sft import SftRows, held_out
 from paxlite.data.sft_formats import format_of, identity
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
+from paxlite.experiments import finetuning
+from paxlite.experiments.llama import SmolLM135M
+from paxlite.weights.families import config_json
+from paxlite.weights.folder import copy_tokenizer
 
 tokenizers = pytest.importorskip('tokenizers')
 
@@ -278,3 +283,23 @@ def test_the_identity_of_a_record_is_what_it_says():
   assert read(dict(prompt='a', completion='b')) != read(same[0])
   assert read(dict(prompt=turns[:1], completion=turns[1:])) != read(same[0])
   assert held_out([read(same[0])] * 2, 0.5).tolist() == [True, True]
+
+
+def test_an_export_stops_where_the_run_stops(tmp_path):
+  folder = pathlib.Path(written(tmp_path))
+  stops = lambda e: config_json(e, 'float32', folder)['eos_token_id']
+  tuned = finetuning.SmolLM135MSFT(EOS_IDS=[256])
+  assert stops(tuned) == [256, 258]
+  assert stops(tuned.replaced(CHAT_TEMPLATE=CHATML.replace('<|im_end|>', ''))) == 256
+  assert stops(SmolLM135M(EOS_IDS=[7])) == 7
+  assert stops(SmolLM135M()) == 256
+
+
+def test_a_copy_of_a_tokenizer_keeps_the_class_that_config_json_gave_it(tmp_path):
+  written(tmp_path / 'a')
+  files(tmp_path / 'a', tokenizer_config={'model_max_length': 9}, config={'model_type': 'gpt2'})
+  (tmp_path / 'b').mkdir()
+  copy_tokenizer(tmp_path / 'a', tmp_path / 'b')
+  assert open_tokenizer(str(tmp_path / 'b')).eos_id == 256
+  stated = json.loads((tmp_path / 'b' / 'tokenizer_config.json').read_text())
+  assert stated == {'model_max_length': 9, 'tokenizer_class': 'GPT2Tokenizer'}
