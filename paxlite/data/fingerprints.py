@@ -5,8 +5,9 @@ template or the day that it sees changes the tokens of the same records.
 """
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from paxlite.core.json_text import Json
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.streams import StreamInput
@@ -39,6 +40,28 @@ def former_fingerprint(data: Input) -> int | None:
     return getattr(source, 'fingerprint', None) if tokens is None else tokens
 
   return _of(data, of)
+
+
+def change(data: Input, notes: Mapping[str, Json]) -> str:
+  """Says what has changed in the data since the notes of a checkpoint; '' if nothing has."""
+  before, now = notes.get('fingerprint'), fingerprint(data)
+  if before is None or now is None:  # as in old checkpoints, which are accepted
+    return ''
+  if 'tokens' not in notes:  # written by an earlier version
+    if before in (now, former_fingerprint(data)):
+      return ''
+    return (
+      'its contents have changed since, or an earlier version of paxlite has encoded them, or '
+      'chosen what is held out, in another way'
+    )
+  if before != now:
+    return 'its contents have changed since, so that rows would be read twice or never'
+  if notes['tokens'] != tokens_fingerprint(data):
+    return (
+      'its records are the same, but they are encoded in another way: the tokenizer, the chat '
+      'template, its date (CHAT_DATE), START_ID, EOS_IDS or TOO_LONG has changed since'
+    )
+  return ''
 
 
 def _of(data: Input, of: Callable[[object], int | None]) -> int | None:

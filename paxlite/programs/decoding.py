@@ -2,13 +2,14 @@
 
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
+from paxlite.programs.begun import as_begun
 from paxlite.programs.run import Run, holding, load, make_folder
 
 
 def decode(run: Run) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint or restored weights."""
   with holding(run, deletes=False) as (held, _):
-    _decode(held.as_begun())
+    _decode(as_begun(held))
 
 
 def _decode(run: Run) -> None:

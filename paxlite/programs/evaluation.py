@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
 from paxlite.parallel import devices
+from paxlite.programs.begun import as_begun
 from paxlite.programs.run import Run, holding, load, make_folder
 from paxlite.runtime.goodput import Goodput
 from paxlite.training.attention_check import check_attention
@@ -17,7 +18,7 @@ from paxlite.training.summaries import Summaries
 def evaluate(run: Run) -> None:
   """Evaluates the last good checkpoint, or restored weights, on all inputs and on EVAL_TASKS."""
   with holding(run, deletes=False) as (held, _):
-    _evaluate(dataclasses.replace(held.as_begun(), read_only=True))
+    _evaluate(dataclasses.replace(as_begun(held), read_only=True))
 
 
 def _evaluate(run: Run) -> None:

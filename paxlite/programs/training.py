@@ -14,6 +14,7 @@ from paxlite.experiments.identity import (
   write_configuration,
 )
 from paxlite.parallel import devices
+from paxlite.programs.begun import dated, noting
 from paxlite.programs.run import Run, holding, make_folder
 from paxlite.runtime import goodput, preemption, processes
 from paxlite.runtime.compiled_step import check_options
@@ -44,13 +45,13 @@ def train(run: Run) -> None:
 def _train(run: Run, lock: FolderLock) -> None:
   spent = goodput.Goodput(run.folder if jax.process_index() == 0 else None)
   with run.watchdog(spent) as watchdog:
-    run = run.dated().in_steps().with_positions()
+    run = dated(run).in_steps().with_positions()
     run.check_folder()
     _lock(lock, run)
     with live_line.working('Reading the training data', _say):
       trainer = run.trainer(spent, watchdog)
     watchdog.pause()
-    _train_watched(run.noting(trainer.data.input), lock, trainer)
+    _train_watched(noting(run, trainer.data.input), lock, trainer)
 
 
 def _about_data(trainer: Trainer) -> list[str]:

@@ -290,9 +290,10 @@ def _pieces(
           continue
         after = Position(s, shard, number + 1)
         text = raw.get(encoder.field) if isinstance(raw, Mapping) else raw
-        is_text = isinstance(text, str)
-        place = source.name if is_text else source.place(shard, number)
-        yield Piece(text if is_text else raw, place, number, s + shard), after
+        if isinstance(text, str):
+          yield Piece(text, source.name, number, s + shard), after
+        else:
+          yield Piece(raw, source.place(shard, number), number, s + shard), after
 
 
 Batch = tuple[list[Piece], Position]

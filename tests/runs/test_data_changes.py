@@ -25,6 +25,7 @@ from paxlite.data.text import TextRows
 from paxlite.experiments.datasets import FlatTokens, SftFiles, TextFiles
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.identity import write_configuration
+from paxlite.programs.begun import as_begun, dated
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
 from paxlite.training import train_data
@@ -198,16 +199,17 @@ def test_the_day_of_a_template_is_that_of_the_first_start(tmp_path):
   e = experiment(tmp_path, 'sft', 2).replaced(CHAT_TEMPLATE="{{ strftime_now('%d') }}")
   run = Run(e, tmp_path / 'run')
   today = datetime.date.today().isoformat()
-  assert run.dated().experiment.CHAT_DATE >= today
+  found = dated(run).experiment.CHAT_DATE
+  assert found >= today
   begun = e.replaced(CHAT_DATE='2024-02-29', CHAT_THINKING=False)
   (tmp_path / 'run').mkdir()
   write_configuration(begun, tmp_path / 'run')
-  assert run.dated().experiment.CHAT_DATE == '2024-02-29'
-  assert run.dated().experiment.CHAT_THINKING is None  # so that the data are read as before
-  assert run.as_begun().experiment.CHAT_THINKING is False
+  assert dated(run).experiment.CHAT_DATE == '2024-02-29'
+  assert dated(run).experiment.CHAT_THINKING is None  # so that the data are read as before
+  assert as_begun(run).experiment.CHAT_THINKING is False
   stated = dataclasses.replace(run, experiment=e.replaced(CHAT_DATE='2024-03-01'))
-  assert stated.as_begun().dated().experiment.CHAT_DATE == '2024-03-01'
+  assert dated(as_begun(stated)).experiment.CHAT_DATE == '2024-03-01'
   plain = dataclasses.replace(run, experiment=e.replaced(CHAT_TEMPLATE='{{ bos_token }}'))
-  assert plain.dated().experiment.CHAT_DATE == ''
+  assert dated(plain).experiment.CHAT_DATE == ''
   with pytest.raises(UserError, match='CHAT_DATE=tomorrow must be a day'):
     e.replaced(CHAT_DATE='tomorrow').validate()
