@@ -167,11 +167,8 @@ def read_folder(
     check_layers(experiment, tensors.shapes)
   tensors.shapes = without_predictors(tensors.shapes, experiment.NUM_LAYERS, contents)
   if not experiment.SEPARATE_EMBEDDING and _HEAD in tensors.shapes and not _is_tied(tensors):
-    log.warning(
-      '%s: %s is not the embedding, though config.json ties them: both are read, as by transformers',
-      folder,
-      _HEAD,
-    )
+    log.warning('%s: %s is not the embedding, though config.json ties them', folder, _HEAD)
+    log.warning('%s: both are read, as by transformers', folder)
     experiment = experiment_of(contents | {'tie_word_embeddings': False}, config, ends)
   return experiment, hugging_face_entries(experiment), tensors
 

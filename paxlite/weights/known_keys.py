@@ -97,14 +97,20 @@ def shortened(value: object) -> str:
   return text if len(text) <= _SHOWN else f'{text[:_SHOWN]}…'
 
 
+def check_count(name: str, value: object, most: int) -> int:
+  """Returns a number that loops run over; raises UserError where no model has so many."""
+  if isinstance(value, bool) or not isinstance(value, int):
+    raise UserError(f'{name}={shortened(value)} must be an integer')
+  if not 0 <= value <= most:
+    raise UserError(f'{name}={value} must be from 0 to {most:,}')
+  return value
+
+
 def check_counts(config: Mapping[str, Json]) -> None:
   """Raises UserError where a number that loops run over is none, or no model has so many."""
   for name, most in COUNTS.items():
-    value = config.get(name)
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-      raise UserError(f'{name}={shortened(value)} must be an integer')
-    if value is not None and not 0 <= value <= most:
-      raise UserError(f'{name}={value} must be from 0 to {most:,}')
+    if config.get(name) is not None:
+      check_count(name, config[name], most)
 
 
 def check_quantization(found: Json) -> None:
