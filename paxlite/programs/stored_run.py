@@ -36,7 +36,7 @@ from paxlite.runtime import lease
 from paxlite.runtime.folder_lock import FolderLock
 from paxlite.runtime.hosts import Hosts, hosts_of
 from paxlite.runtime.mirror import Mirror
-from paxlite.runtime.process_messages import broadcast, gathered
+from paxlite.runtime.process_messages import broadcast, gathered, meet
 
 _NOTES = '.store.json'
 _LOOK_SECONDS = 1.0  # the time between two looks for a new checkpoint
@@ -134,18 +134,16 @@ class StoredRun:
   def _together(self, act) -> None:
     """Calls `act` in every process; if it fails in one, all processes raise UserError."""
     problem: Exception | None = None
+    meet()
     try:
       act()
     except (UserError, Interrupted) as e:
       problem = e
     except OSError as e:
       problem = UserError(f'{e.filename or self._address}: {e.strerror or e}')
-    if jax.process_count() > 1:
-      from jax.experimental import multihost_utils
-
-      failed = np.asarray(multihost_utils.process_allgather(np.int32(problem is not None)))
-      if failed.any() and problem is None:
-        problem = UserError(f'process {int(failed.argmax())} says what is wrong')
+    failed = gathered(np.array([problem is not None], np.int32))().ravel()
+    if failed.any() and problem is None:
+      problem = UserError(f'process {int(failed.argmax())} says what is wrong')
     if problem is not None:
       raise problem
 
