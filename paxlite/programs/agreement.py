@@ -16,6 +16,7 @@ from collections.abc import Mapping
 import jax
 
 import paxlite
+from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.source import tokenizer_of
 from paxlite.core.attributes import LocalPath, attribute_types
 from paxlite.core.errors import UserError
@@ -109,7 +110,7 @@ def _seen(run: Run) -> list[Json]:
   """Returns what decides how a run continues."""
   path = run.folder / 'experiment.json'
   of_run = zlib.crc32(path.read_bytes()) if path.is_file() else None
-  return [run.checkpoints().steps(), of_run]
+  return [run.checkpoints().steps(), of_run, SavedRecord(run.folder).exists]
 
 
 def _is_of_machine(annotation: object) -> bool:

@@ -19,6 +19,7 @@ def _decode(run: Run) -> None:
   if not e.DECODE_FILES:
     raise UserError('--fdl.DECODE_FILES=/path/to/prompts.jsonl is missing')
   compare_configs(run)
+  run.check_present()
   run.check_evaluated()
   loaded, step = load(run)
   prompts = inference.read_prompts(e.DECODE_FILES, loaded)

@@ -24,6 +24,7 @@ def evaluate(run: Run) -> None:
 def _evaluate(run: Run) -> None:
   e = run.experiment
   compare_configs(run)
+  run.check_present()
   if not run.checkpoints().steps() and e.restore is None:
     raise UserError(
       f'{run.place} holds no checkpoint to evaluate: train first, or name weights '

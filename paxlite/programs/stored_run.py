@@ -19,6 +19,7 @@ from types import TracebackType
 import jax
 import numpy as np
 
+from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.step_copies import (
   StepCopies,
   StepUploader,
@@ -166,6 +167,7 @@ class StoredRun:
       self._mirror.download()
       # the metrics of the store are older than local states, which would continue after them
       (self._folder / 'local_states.json').unlink(missing_ok=True)
+      SavedRecord(self._folder).remove()  # the store says what was saved
     for name in ('', 'best/'):
       copies, folder = self._copies(name)
       copies.remove_unfinished()

@@ -24,6 +24,7 @@ from paxlite.runtime.process_messages import meet
 from paxlite.training.attention_check import check_attention
 from paxlite.training.mesh_check import check_mesh
 from paxlite.training.trainer import Trainer
+from paxlite.training.writers import TrainRecords, read_records
 
 
 def train(run: Run) -> None:
@@ -103,6 +104,9 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     state, step = trainer.store.initial()
     if not trainer.is_complete(step):
       trainer.resume(step)
+    last = max((r['step'] for r in read_records(run.folder / TrainRecords.name)), default=0)
+    if step == 0 and last:
+      _say(f'No state of the {last:,} steps in {TrainRecords.name} was saved: they are done again')
   trainer.watchdog.pause()
   if trainer.store.plan is not None and jax.process_index() == 0:
     say(trainer.store.plan.table())
