@@ -6,6 +6,7 @@ for your own. --fdl.NAME=VALUE overrides one of its attributes.
 """
 
 import contextlib
+import dataclasses
 import errno
 import os
 import pathlib
@@ -243,6 +244,7 @@ def _run(overrides: dict[str, str]) -> None:
     raise UserError('--compiled_step is for training: leave it out')
   from paxlite.experiments.description import dry_run
   from paxlite.parallel import devices
+  from paxlite.programs.agreement import statement
   from paxlite.programs.decoding import decode
   from paxlite.programs.evaluation import evaluate
   from paxlite.programs.run import Run, located_run
@@ -253,8 +255,23 @@ def _run(overrides: dict[str, str]) -> None:
     devices.present()
     print(dry_run(experiment))
     return
+  folder, address = located_run(str(_FOLDER.value), _LOCAL_DIR.value)
+  run = Run(
+    experiment,
+    folder,
+    address=address,
+    save=_SAVE.value,
+    accept_changes=_ACCEPT.value,
+    start_over=_START_OVER.value,
+    check_memory=bool(_CHECK_MEMORY.value),
+    compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
+  )
   peers = processes.join(
-    _SERVER_ADDR.value, _NUM_HOSTS.value, _HOST_IDX.value, required=_MULTIPROCESS.value
+    _SERVER_ADDR.value,
+    _NUM_HOSTS.value,
+    _HOST_IDX.value,
+    required=_MULTIPROCESS.value,
+    statement=lambda: statement(run, _MODE.value),
   )
   if peers.alone:
     kept_programs.keep_programs()
@@ -265,22 +282,10 @@ def _run(overrides: dict[str, str]) -> None:
     import jax
 
     jax.profiler.start_server(_PROFILER_PORT.value)
-  folder, address = located_run(str(_FOLDER.value), _LOCAL_DIR.value)
-  run = Run(
-    experiment,
-    folder,
-    address=address,
-    peers=peers,
-    save=_SAVE.value,
-    accept_changes=_ACCEPT.value,
-    start_over=_START_OVER.value,
-    check_memory=bool(_CHECK_MEMORY.value),
-    compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
-  )
   modes = {'train': train, 'eval': evaluate, 'decode': decode, 'decode_once': decode}
   with peers, processes.leaving_together():
     preemption.check()
-    modes[_MODE.value](run)
+    modes[_MODE.value](dataclasses.replace(run, peers=peers))
 
 
 def _run_before(folder: str) -> JsonObject | None:

@@ -31,6 +31,7 @@ from paxlite.checkpointing.checksums import (
 )
 from paxlite.checkpointing.folders import remove, unused_name
 from paxlite.checkpointing.manager import new_manager
+from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.structure import conversion, differing, shapes_of
 from paxlite.core.errors import TrainingError, UserError, listed
 from paxlite.core.json_text import JsonObject
@@ -55,6 +56,7 @@ class Checkpoints:
     max_to_keep: Number of checkpoints to keep; older ones are deleted.
     read_only: If True, nothing on disk is changed, because another process may be writing there.
     own_disks: Whether each process has a disk of its own, and so a part of each checkpoint.
+    record: Says outside of the directory that there are checkpoints; None: nothing does.
   """
 
   def __init__(
@@ -63,12 +65,14 @@ class Checkpoints:
     max_to_keep: int = 10,
     read_only: bool = False,
     own_disks: bool = False,
+    record: SavedRecord | None = None,
   ):
     self._directory = pathlib.Path(directory).absolute()
     self._max_to_keep = max_to_keep
     self._manager_: ocp.CheckpointManager | None = None
     self._read_only = read_only
     self._own_disks = own_disks
+    self._record = record
     self._saving: int | None = None
     self._last: tuple[int, PyTree, JsonObject] | None = None  # the arguments of the last save()
     self._failure: str | None = None
@@ -96,6 +100,24 @@ class Checkpoints:
     if self._is_alone_with_disk:
       self._set_aside(after=step, below=below)
     return step
+
+  def refuse_missing(self) -> None:
+    """Raises UserError if the run has saved checkpoints, and they are gone."""
+    if self._record is not None:
+      self._record.refuse_missing(self._directory, self.steps())
+
+  def note_saved(self) -> None:
+    """Notes the newest checkpoint in the run's record."""
+    if self._record is None or self._read_only or jax.process_index() != 0:
+      return
+    if steps := self.steps():
+      self._record.note(steps[-1])
+
+  def note_completed(self) -> None:
+    """Notes the checkpoint that is being saved if it is complete; costs one look at the disk."""
+    noted = self._record is None or self._record.newest == self._saving
+    if self._saving is not None and not noted and self.folder(self._saving).is_dir():
+      self.note_saved()
 
   def restore_latest(self, restore: Callable[[int], _T]) -> tuple[int, _T] | None:
     """Restores the newest good step and moves damaged ones after it aside.
@@ -228,6 +250,7 @@ class Checkpoints:
       self._note_failure(error)
     elif self._saving in self.steps():
       self._failure = self._last = None
+      self.note_saved()
     self._saving = None
 
   def finish(self) -> None:
@@ -344,6 +367,11 @@ class Checkpoints:
     try:
       return os.listdir(self._directory)
     except (FileNotFoundError, NotADirectoryError):
+      if self._directory.is_symlink():
+        raise UserError(
+          f'{self._directory} is a link to {os.readlink(self._directory)}, which is not there: '
+          'mount the disk that holds it, or remove the link'
+        ) from None
       return []
     except OSError as e:
       raise unreadable(self._directory, e) from None
@@ -391,6 +419,8 @@ class Checkpoints:
       )
     if left:
       log.warning('no checkpoint is good: the run begins again, as --start_over says')
+    if self._record is not None and not self._read_only:
+      self._record.remove()
     return self._set_aside(after=-1)
 
   def _set_aside(self, after: int, why: str = _DAMAGED, below: float = math.inf) -> int:

@@ -4,7 +4,6 @@ import argparse
 import codecs
 import contextlib
 import errno
-import importlib
 import io
 import os
 import re
@@ -21,6 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from paxlite.core import other_names, paths
 from paxlite.core.answers import Names
 from paxlite.core.errors import UserError, located
+from paxlite.core.own_modules import import_named
 
 _SPELLINGS = str.maketrans(
   {'×': 'x', '…': '...', '→': '->', '−': '-', '–': '-', '≤': '<=', '≥': '>=', '·': '*', '─': '-'}
@@ -195,7 +195,7 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
   for argument in argv:
     if argument.startswith('--import='):
       try:
-        importlib.import_module(argument.removeprefix('--import='))
+        import_named(argument.removeprefix('--import='))
       except ImportError as e:
         raise UserError(f'{argument}: {e}') from None
       except Exception as e:  # the code of a module may raise anything

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.restore import Restore
+from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
@@ -267,9 +268,20 @@ class Run:
     return Watchdog(self.folder, limits, goodput, self.peers)
 
   def check_folder(self) -> None:
-    """Raises UserError if the folder's checkpoints are those of another experiment."""
+    """Raises UserError if the checkpoints are gone, or are those of another experiment."""
+    self.check_present()
     if not self.accept_changes and self.checkpoints().steps():
       refuse_other_experiment(self.experiment, self.folder)
+
+  def check_present(self) -> None:
+    """Raises UserError if the run has saved checkpoints and they are gone."""
+    if self.folder.is_symlink() and not self.folder.exists():
+      raise UserError(
+        f'--job_log_dir={self.folder} is a link to {os.readlink(self.folder)}, which is not there: '
+        'mount the disk that holds it, or remove the link'
+      )
+    if not self.start_over:
+      self.checkpoints().refuse_missing()
 
   def check_evaluated(self) -> None:
     """Raises UserError if the folder's checkpoints are those of another experiment or model.
@@ -301,7 +313,8 @@ class Run:
   def checkpoints(self) -> Checkpoints:
     keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
     folder = self.folder / 'checkpoints'
-    return Checkpoints(folder, keep, read_only=self.read_only, own_disks=self.own_disks)
+    record = SavedRecord(self.folder)
+    return Checkpoints(folder, keep, self.read_only, self.own_disks, record)
 
   def sampler(self, task: ShardedTask) -> Sampler | None:
     """Returns what continues the prompts of the experiment; None if there are none, or it cannot.

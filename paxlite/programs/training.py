@@ -14,13 +14,17 @@ from paxlite.experiments.identity import (
   write_configuration,
 )
 from paxlite.parallel import devices
+from paxlite.programs.agreement import compare_configs, compare_data
 from paxlite.programs.run import Run, holding, make_folder
 from paxlite.runtime import goodput, preemption, processes
 from paxlite.runtime.compiled_step import check_options
 from paxlite.runtime.folder_lock import FolderLock
+from paxlite.runtime.hosts import check_shared
+from paxlite.runtime.process_messages import meet
 from paxlite.training.attention_check import check_attention
 from paxlite.training.mesh_check import check_mesh
 from paxlite.training.trainer import Trainer
+from paxlite.training.writers import TrainRecords, read_records
 
 
 def train(run: Run) -> None:
@@ -44,11 +48,13 @@ def train(run: Run) -> None:
 def _train(run: Run, lock: FolderLock) -> None:
   spent = goodput.Goodput(run.folder if jax.process_index() == 0 else None)
   with run.watchdog(spent) as watchdog:
+    compare_configs(run)
     run = run.in_steps().with_positions()
     run.check_folder()
     _lock(lock, run)
     with live_line.working('Reading the training data', _say):
       trainer = run.trainer(spent, watchdog)
+      compare_data(run, trainer)
     watchdog.pause()
     _train_watched(run, lock, trainer)
 
@@ -74,6 +80,8 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     check_options(trainer.compiler.options)
   make_folder(run.folder)
   _lock(lock, run)
+  if run.address is None:
+    check_shared(run.folder)
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
@@ -85,6 +93,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     if trainer.compiler.options:
       options = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler.options.items()))
       say(f'XLA: {options}')
+  meet()  # before programs that initialize or restore
   trainable, _ = task.task.optimizer.split(task.abstract.params)
   trainer.compiler.memory.state(task.abstract, trainable)
   with (
@@ -95,6 +104,9 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     state, step = trainer.store.initial()
     if not trainer.is_complete(step):
       trainer.resume(step)
+    last = max((r['step'] for r in read_records(run.folder / TrainRecords.name)), default=0)
+    if step == 0 and last:
+      _say(f'No state of the {last:,} steps in {TrainRecords.name} was saved: they are done again')
   trainer.watchdog.pause()
   if trainer.store.plan is not None and jax.process_index() == 0:
     say(trainer.store.plan.table())

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError
 from paxlite.core.terminal import settle, warn
+from paxlite.runtime.rendezvous import received
 
 _GRACE_SECONDS = 2  # If all processes fail alike, each reports its error and exit code.
 # A host that loses power closes no connection: it counts as gone after this many seconds of silence
@@ -109,14 +110,14 @@ class Peers:
     """Receives a message; returns whether there may be another one."""
     process = self._connections[connection]
     try:
-      kind = _received(connection, 1)
+      kind = received(connection, 1)
       if kind == _AT:
-        at, phase = _AT_FORMAT.unpack(_received(connection, _AT_FORMAT.size))
+        at, phase = _AT_FORMAT.unpack(received(connection, _AT_FORMAT.size))
         self._at[process] = at, phase.rstrip(b'\0').decode(errors='replace')
         return True
       lost = process
       if kind == _LOST:
-        (lost,) = _LOST_FORMAT.unpack(_received(connection, _LOST_FORMAT.size))
+        (lost,) = _LOST_FORMAT.unpack(received(connection, _LOST_FORMAT.size))
     except (OSError, EOFError):
       kind, lost = b'', process
     if kind != _GOODBYE and not self._leaving:
@@ -134,13 +135,3 @@ class Peers:
     warn(f'stopped: process {self._process} of {self._count}: process {lost} is gone')
     settle()
     os._exit(EXIT_AGAIN)
-
-
-def _received(connection: socket.socket, count: int) -> bytes:
-  data = b''
-  while len(data) < count:
-    more = connection.recv(count - len(data))
-    if not more:
-      raise EOFError
-    data += more
-  return data

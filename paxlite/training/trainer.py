@@ -156,6 +156,7 @@ class Trainer:
     summaries.drop_records_after(start, evaluated=start - 1 if due else start)
     self.evaluator.check()
     self.store.begin(start)
+    self.store.checkpoints.note_saved()
     reporter = Reporter(
       self.goodput,
       summaries,
@@ -225,6 +226,7 @@ class Trainer:
         state, metrics = compiled(state, batch)
         step += 1
         self.watchdog.beat()
+        self.store.checkpoints.note_completed()
         reporter.step(step, metrics, state)
         if self.spikes is not None and self.spikes(reporter.last_loss):
           state, step = self._roll_back(state, step, reporter)

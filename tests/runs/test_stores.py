@@ -228,6 +228,25 @@ def test_a_process_whose_folders_come_late_is_not_waited_for_forever(tmp_path, s
   assert manifests('s3://bkt/late', environment) == [3]
 
 
+@pytest.mark.slow
+def test_two_processes_on_another_machine_wait_for_the_lease_of_a_killed_run(tmp_path, s3):
+  """They wait for longer than gloo's 30 s, in which processes must connect to each other."""
+  place, environment = 's3://bkt/killed', s3.environment()
+  flags = '--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.NUM_LAYERS=1'
+  local = f'--local_dir={tmp_path}/one'
+  started = processes.start_processes(
+    place, 2, *flags, '--fdl.MAX_STEPS=100000', config='TinyGPT', module=MODULE, env=environment,
+    each=[local] * 2,
+  )  # fmt: skip
+  wait_for_folder(tmp_path / 'one', 'checkpoints/checkpoint_00000003')
+  time.sleep(2)
+  for process in started:
+    process.kill()
+    process.communicate()
+  environment |= {'LEASE_EXPIRES': '40'}
+  on_two(place, tmp_path / 'others', 1, environment, *flags, '--fdl.MAX_STEPS=100')
+
+
 def on_two(place, folder, disks, environment, *flags, seconds=300):
   local = [f'--local_dir={folder}/disk{i % disks}' for i in range(2)]
   started = processes.start_processes(

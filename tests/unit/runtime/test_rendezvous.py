@@ -112,6 +112,19 @@ def test_strangers_are_hung_up_on_and_hold_nobody_up(port, threads, monkeypatch)
     s.close()
 
 
+def test_a_stranger_without_the_token_is_hung_up_on(port, threads, monkeypatch):
+  """He knows what paxlite's processes say, and comes first."""
+  monkeypatch.setenv('PAXLITE_TOKEN', 'a secret of this run')
+  first = threads.submit(gather, HOST, port, 2, str, 20)
+  stranger = connected(port)
+  stranger.sendall(greeting(1, 2))
+  with contextlib.suppress(ConnectionError):
+    assert stranger.recv(1) == b''
+  connection, _ = attend(HOST, port, 1, 2, 20)
+  for s in (stranger, connection, *first.result().values()):
+    s.close()
+
+
 @pytest.mark.parametrize(
   ('process', 'count', 'problem'),
   [
