@@ -23,7 +23,7 @@ from paxlite.core import command_line, other_names, paths
 from paxlite.core.errors import EXIT_AGAIN, AbsentError, Interrupted, TrainingError, UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.core.near_names import did_you_mean
-from paxlite.core.terminal import occupy_standard_files, settle, warn
+from paxlite.core.terminal import occupy_standard_files, print_logs, settle, warn
 from paxlite.runtime import (
   cpu_memory,
   goodput,  # noqa: F401 - its clock starts here
@@ -130,6 +130,7 @@ def main(argv: Sequence[str]) -> int:
   continues when it is started again. 130 means Ctrl-C at a time when there was nothing to save.
   """
   occupy_standard_files()
+  print_logs()
   try:
     if _HELP & set(argv):
       print(f'{__doc__}\nFlags:\n{_FLAGS.get_help()}\n  --fdl.NAME=VALUE: One of its attributes.')

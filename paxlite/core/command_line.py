@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
-from paxlite.core import other_names, paths
+from paxlite.core import other_names, paths, terminal
 from paxlite.core.answers import Names
 from paxlite.core.errors import UserError, located
 from paxlite.core.own_modules import import_named
@@ -82,6 +82,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   imported because a file names it.
   """
   _end_by_signals()
+  terminal.print_logs()
   with printing():
     try:
       main(_import_modules(['--help' if a == '-help' else a for a in sys.argv[1:]]))

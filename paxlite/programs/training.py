@@ -1,5 +1,8 @@
 """Runs --mode=train."""
 
+import contextlib
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -23,6 +26,8 @@ from paxlite.runtime.hosts import check_shared
 from paxlite.runtime.process_messages import meet
 from paxlite.training.attention_check import check_attention
 from paxlite.training.mesh_check import check_mesh
+from paxlite.training.trackers import started
+from paxlite.training.train_state import TrainState
 from paxlite.training.trainer import Trainer
 from paxlite.training.writers import TrainRecords, read_records
 
@@ -96,6 +101,34 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   meet()  # before programs that initialize or restore
   trainable, _ = task.task.optimizer.split(task.abstract.params)
   trainer.compiler.memory.state(task.abstract, trainable)
+  with _tracked(trainer):
+    state = _trained(run, trainer)
+  if run.experiment.sample_prompt is not None and jax.process_count() == 1:
+    if sampler is not None:
+      text = sampler(state.params, run.experiment.sample_prompt)
+      say(f'\nA sample, continuing {run.experiment.sample_prompt!r}:\n{text}\n')
+    else:
+      say("No sample: Transformer Engine's layers keep no keys and values")
+  if jax.process_index() == 0:
+    say(f'Logs, metrics and checkpoints are in {run.place}')
+
+
+@contextlib.contextmanager
+def _tracked(trainer: Trainer) -> Iterator[None]:
+  """A context in which the trackers of process 0 have started; UserError if one cannot."""
+  steps = trainer.store.checkpoints.steps()
+  if jax.process_index() or (steps and trainer.is_complete(steps[-1])):
+    yield
+    return
+  with contextlib.ExitStack() as stack:
+    with processes.leaving_together(), live_line.working('Starting the trackers', _say):
+      stack.enter_context(started(trainer.trackers))
+    yield
+
+
+def _trained(run: Run, trainer: Trainer) -> TrainState:
+  """Restores or makes the state of a run, and trains it to its last step."""
+  begins = not trainer.store.checkpoints.steps()
   with (
     processes.leaving_together(),
     trainer.goodput.spent_on('restore'),
@@ -108,23 +141,15 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     if step == 0 and last:
       _say(f'No state of the {last:,} steps in {TrainRecords.name} was saved: they are done again')
   trainer.watchdog.pause()
-  if trainer.store.plan is not None and jax.process_index() == 0:
-    say(trainer.store.plan.table())
+  if trainer.store.plan is not None and begins and not trainer.store.is_local(step):
+    _say(trainer.store.plan.table())
   # Only now is it known that the folder's checkpoint fits.
   write_configuration(run.experiment, run.folder)
   preemption.check()
   try:
-    state = trainer.train(state, step)
+    return trainer.train(state, step)
   finally:
     _print_goodput(run)
-  if run.experiment.sample_prompt is not None and jax.process_count() == 1:
-    if sampler is not None:
-      text = sampler(state.params, run.experiment.sample_prompt)
-      say(f'\nA sample, continuing {run.experiment.sample_prompt!r}:\n{text}\n')
-    else:
-      say("No sample: Transformer Engine's layers keep no keys and values")
-  if jax.process_index() == 0:
-    say(f'Logs, metrics and checkpoints are in {run.place}')
 
 
 def _say(text: str) -> None:

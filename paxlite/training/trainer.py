@@ -121,6 +121,7 @@ class Trainer:
     """Trains from `state` after step `step`, as `store.initial` returns them, to the last step.
 
     Raises:
+      UserError: A tracker cannot start.
       TrainingError: Too many steps were skipped, the loss spiked too often, or a save failed.
       Interrupted: There was a signal. The trained state is saved.
     """
@@ -151,6 +152,7 @@ class Trainer:
     return state
 
   def _train(self, state: TrainState, start: int, summaries: Summaries) -> TrainState:
+    summaries.start()
     self.resume(start)
     due = self._evaluation_is_due(start)
     summaries.drop_records_after(start, evaluated=start - 1 if due else start)

@@ -25,6 +25,9 @@ class Writer:
   name = ''  # what a message calls it, such as the name of a file
   failures: tuple[type[Exception], ...] = (OSError,)  # do not stop the run
 
+  def start(self) -> None:
+    """Begins; raises UserError if that is impossible."""
+
   def rewind(self, step: int, evaluated: int) -> None:
     """Drops records of later steps, which the run repeats.
 
