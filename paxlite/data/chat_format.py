@@ -127,6 +127,9 @@ class ChatFormat:
       and `default` the others, as in transformers.
     tokenizer_path: The tokenizer file. Its folder holds the template and the special tokens.
 
+  Attributes:
+    text: The template, as it was found.
+
   Raises:
     UserError: There is no template, or it is not a Jinja template.
   """
@@ -138,6 +141,7 @@ class ChatFormat:
       raise UserError(f'a chat needs the package jinja2: {shell.install("weights")}') from None
     self._allowance = Allowance()
     texts = {'default': template} if template else _chat_templates(tokenizer_path)
+    self.text = texts['default']
     self._templates = {name: self._compiled(text) for name, text in texts.items()}
     self._tokens = special_tokens(tokenizer_path)
     self._lock = threading.Lock()

@@ -84,7 +84,18 @@ class Inference:
   ) -> list[int]:
     """Returns the ids of a conversation, up to where the answer begins."""
     self._chat.check_tools(Conversation(messages, tools))
-    return self.tokenizer.encode_marked(self._chat.render(messages, True, tools))
+    return self.tokenizer.encode_marked(self.chat_text(messages, True, tools))
+
+  def chat_text(
+    self, messages: Sequence[Message], prompt: bool = True, tools: Sequence[Tool] | None = None
+  ) -> str:
+    """Returns the text of a conversation; with `prompt`, up to where the answer begins."""
+    return self._chat.render(messages, prompt, tools)
+
+  @property
+  def chat_template(self) -> str:
+    """The Jinja template of chats; UserError if there is none."""
+    return self._chat.text
 
   @functools.cached_property
   def _chat(self) -> ChatFormat:

@@ -11,8 +11,9 @@ import numpy as np
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
+from paxlite.eval.contexts import Contexts, text_until
 from paxlite.eval.eval_tasks import Example, Task, TaskSpec, matched
-from paxlite.eval.inference import Inference
+from paxlite.eval.inference import Inference, start_ids
 from paxlite.eval.scoring import Continuation, Score, Scorer
 from paxlite.generation.decoding import Sampling
 
@@ -87,6 +88,7 @@ class ZeroShot:
   ):
     self._inference = inference
     self._too_long = too_long
+    self._contexts = contexts_of(inference)
     e = inference.experiment
     self._score = Scorer(
       inference.model, inference.params, inference.max_length, batch_tokens, inference.mesh, e.rules
@@ -118,14 +120,14 @@ class ZeroShot:
 
   def _asked(self, example: Example) -> list[Continuation]:
     with located(example.place):
-      asked = [continuation_of(self._inference, *x) for x in example.asked]
+      asked = [self._contexts.pair(*pair) for pair in example.asked]
       for c in asked:
         self._check(len(c.context) + len(c.continuation) - 1, 0)
         self._check(len(c.continuation), 0, can_be_cut=False)
       return asked
 
   def _prompt(self, spec: TaskSpec, example: Example) -> list[int]:
-    ids = self._inference.encode(example.texts[0])
+    ids = self._contexts.encode(example.texts[0])
     with located(example.place):
       if not ids:
         raise UserError('the text is empty, and the model has no start token')
@@ -143,22 +145,23 @@ class ZeroShot:
       raise UserError(f'a text of {length:,} tokens{answer} is too long: the model takes {most:,}')
 
 
-def continuation_of(inference: Inference, text: str, continuation: str) -> Continuation:
-  """Returns the ids of both texts; a token that spans the border belongs to the continuation.
+def contexts_of(
+  inference: Inference, adds_bos: bool | None = None, prefix: int | None = None
+) -> Contexts:
+  """Returns what encodes contexts and continuations for a model.
 
-  Raises:
-    UserError: There is no text, and the model has no start token that could replace it.
+  Args:
+    inference: The model.
+    adds_bos: Whether a text begins with BOS; None: as the model and its tokenizer say.
+    prefix: The id that stands for an empty context; None: the start of a text, BOS or EOS.
   """
-  whole, context = inference.encode(text + continuation), inference.encode(text)
-  start = len(context)
-  while start and whole[:start] != context[:start]:
-    start -= 1
-  start = min(start, len(whole) - 1)
-  if start < 1:
-    raise UserError(
-      f'{text[:40]!r} cannot be a context: it is empty, and the model has no start token'
-    )
-  return Continuation(whole[:start], whole[start:])
+  tokenizer = inference.tokenizer
+  start, bos = start_ids(inference.experiment, tokenizer), tokenizer.special_id('bos_token')
+  if adds_bos is not None:
+    start = [bos] if adds_bos and bos >= 0 else []
+  stated = [] if inference.experiment.START_ID is None else start
+  found = [*stated, bos, tokenizer.eos_id] if prefix is None else [prefix]
+  return Contexts(tokenizer, start, next((i for i in found if i >= 0), -1))
 
 
 def _cloze(examples: Sequence[Example], scores: Sequence[Sequence[Score]]) -> Found:
@@ -225,10 +228,17 @@ def continued(
     until: Texts that end the generated text.
     sampling: How tokens are sampled; None: as the experiment says.
     report: Called with the number of prompts done and the number of all prompts.
+
+  Raises:
+    UserError: The new tokens leave no room for a prompt.
   """
-  generator = inference.generator(sampling)
-  max_new_tokens = min(max_new_tokens, inference.max_length - 1)
   room = inference.max_length - max_new_tokens
+  if room < 1:
+    raise UserError(
+      f'an answer of {max_new_tokens:,} new tokens leaves no room for a prompt: the model takes '
+      f'{inference.max_length:,} tokens. Ask for fewer new ones'
+    )
+  generator = inference.generator(sampling)
   order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
   texts = [''] * len(prompts)
   size = inference.experiment.DECODE_BATCH_SIZE
@@ -237,14 +247,9 @@ def continued(
     padded = batch + batch[-1:] * (size - len(batch))  # one program for all
     rows = generator.generate([prompts[i][-room:] for i in padded], max_new_tokens, row_ids=padded)
     for i, ids in zip(batch, rows, strict=False):
-      texts[i] = _cut(inference.tokenizer.decode(ids), until)
+      texts[i] = text_until(inference.tokenizer, ids, until)
     report(start + len(batch), len(order))
   return texts
-
-
-def _cut(text: str, until: Sequence[str]) -> str:
-  ends = [text.find(u) for u in until if u in text]
-  return text[: min(ends)] if ends else text
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> Metric:
