@@ -49,7 +49,7 @@ class Contexts:
       starts = mark is None or not text.startswith(mark)
     return (list(self.start) if starts else []) + self.tokenizer.encode_marked(text)
 
-  def pair(self, context: str, continuation: str, starts: bool | None = None) -> Continuation:
+  def pair(self, context: str, starts: bool | None, continuation: str) -> Continuation:
     """Returns the ids of a context and of its continuation.
 
     Spaces at the end of the context belong to the continuation, because most tokenizers have them
@@ -57,8 +57,8 @@ class Contexts:
 
     Args:
       context: The context; '' stands for `prefix`.
+      starts: Whether it begins with `start`, as in `encode`.
       continuation: What follows it.
-      starts: As in `encode`.
 
     Raises:
       UserError: There is no context, and no id that stands for it, or there is no continuation.

@@ -109,7 +109,7 @@ class ZeroShot:
       prompts = [self._prompt(task.spec, example) for example in task.examples]
       metrics, found = _generated(task.spec, task.examples, prompts, self._inference, report)
     else:
-      asked = [self._asked(example) for example in task.examples]
+      asked = [self._asked(task.spec, example) for example in task.examples]
       scores = iter(self._score([c for row in asked for c in row], report))
       by_example = [[next(scores) for _ in row] for row in asked]
       of_kind = _cloze if task.spec.kind == 'cloze' else _multiple_choice
@@ -118,17 +118,25 @@ class ZeroShot:
         entry['truncated'] = any(s.is_truncated for s in row)
     return Result(metrics, found, time.perf_counter() - started, task.unreadable)
 
-  def _asked(self, example: Example) -> list[Continuation]:
+  def _asked(self, spec: TaskSpec, example: Example) -> list[Continuation]:
     with located(example.place):
-      asked = [self._contexts.pair(*pair) for pair in example.asked]
+      texts = {text: self._context(spec, text) for text in example.texts}
+      asked = [self._contexts.pair(*texts[text], after) for text, after in example.asked]
       for c in asked:
         self._check(len(c.context) + len(c.continuation) - 1, 0)
         self._check(len(c.continuation), 0, can_be_cut=False)
       return asked
 
+  def _context(self, spec: TaskSpec, text: str) -> tuple[str, bool | None]:
+    """Returns the text that the model reads, and whether it begins as texts do.
+
+    A chat template writes all of a chat, so that nothing is put before it, as in training.
+    """
+    return (self._inference.chat_text(spec.messages(text)), False) if spec.chat else (text, None)
+
   def _prompt(self, spec: TaskSpec, example: Example) -> list[int]:
-    ids = self._contexts.encode(example.texts[0])
     with located(example.place):
+      ids = self._contexts.encode(*self._context(spec, example.texts[0]))
       if not ids:
         raise UserError('the text is empty, and the model has no start token')
       self._check(len(ids), spec.max_new_tokens, can_be_cut=spec.max_new_tokens < self._max_len)

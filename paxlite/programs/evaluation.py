@@ -65,6 +65,7 @@ def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
     names,
     skip_unreadable=e.EVAL_SKIP_UNREADABLE,
     tfds_data_dir=e.tfds_data_dir,
+    chat=e.EVAL_CHAT,
   )
   inference, step = load(run)
   evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG)

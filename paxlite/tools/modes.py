@@ -45,7 +45,7 @@ Examples:
   paxlite eval runs/TinyGPT EVAL_BATCH_SIZE=8""",
   'decode': """paxlite decode RUN [NAME=VALUE …]
 
-Continues the prompts of an experiment (DECODE_PROMPTS) with the last good checkpoint of its run.
+Continues the prompts in DECODE_FILES with the last good checkpoint of its run.
 
   RUN                 the folder of the run
   NAME=VALUE          changes an attribute, such as MAX_DECODE_STEPS or TEMPERATURE

@@ -7,8 +7,8 @@ from typing import Any
 
 # Templates that write BOS themselves, and one that does not.
 LLAMA3 = (
-  "{{ bos_token }}{% for m in messages %}{{ '<|start|>' + m.role + '<|stop|>\n\n' + m.content | trim"
-  " + '<|eot|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant<|stop|>\n\n' }}"
+  "{{ bos_token }}{% for m in messages %}{{ '<|start|>' + m.role + '<|stop|>\n\n' + "
+  "m.content | trim + '<|eot|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant<|stop|>\n\n' }}"
   '{% endif %}'
 )
 MISTRAL = (
