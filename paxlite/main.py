@@ -6,7 +6,6 @@ for your own. --fdl.NAME=VALUE overrides one of its attributes.
 """
 
 import contextlib
-import difflib
 import errno
 import os
 import pathlib
@@ -22,6 +21,7 @@ from paxlite.checkpointing import save_errors
 from paxlite.core import command_line, other_names, paths
 from paxlite.core.errors import EXIT_AGAIN, AbsentError, Interrupted, TrainingError, UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.core.near_names import did_you_mean
 from paxlite.core.terminal import occupy_standard_files, settle, warn
 from paxlite.runtime import (
   cpu_memory,
@@ -198,8 +198,7 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
     _FLAGS.unparse_flags()
     rest = _FLAGS(plain)[1:]
   except flags.UnrecognizedFlagError as e:
-    near = difflib.get_close_matches(e.flagname, _FLAGS, n=1, cutoff=0.8)
-    meant = f'Did you mean --{near[0]}?' if near else 'See python -m paxlite.main --help'
+    meant = did_you_mean(e.flagname, _FLAGS, prefix='--') or 'See python -m paxlite.main --help'
     hint = other_names.flag_hint(e.flagname) or meant
     raise UserError(f'Unknown command line flag {e.flagname!r}. {hint}') from None
   except (flags.Error, ValueError) as e:  # ValueError comes from --flagfile and --nodry_run=x
@@ -310,6 +309,17 @@ def _experiment_name(run: JsonObject | None) -> str:
   name = run['experiment']
   find_known(name, way_out=f'--fdl_config={name}')
   return name
+
+
+def is_flag(argument: str) -> bool:
+  """Returns whether an argument that begins with a hyphen is a flag of this program."""
+  name = argument.lstrip('-').partition('=')[0]
+  return (
+    name in _FLAGS
+    or name.removeprefix('no') in _FLAGS
+    or name.startswith('fdl.')
+    or other_names.remark_on(argument) is not None
+  )
 
 
 def takes_next_word(argument: str) -> bool:

@@ -15,7 +15,6 @@ This module imports neither JAX nor Fiddle.
 
 import ast
 import contextlib
-import difflib
 import inspect
 import math
 import re
@@ -27,6 +26,7 @@ from typing import Annotated, Any, Literal, Self
 from paxlite.core import other_names, paths
 from paxlite.core.attribute_kinds import broken_rule, kind_of, with_kind
 from paxlite.core.errors import UserError
+from paxlite.core.near_names import did_you_mean
 from paxlite.core.shell import shortened
 
 # Types of attributes that are paths, and the functions that read them
@@ -260,10 +260,8 @@ def _check_attributes(cls: type) -> None:
 
 def _unknown(cls: type, name: str, known: Iterable[str], way_out: str) -> str:
   """The message for a name that is not in `known`, with the nearest known names and a way out."""
-  near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.8)
-  meant = f'Did you mean {" or ".join(near)}? ' if near else ''
-  hint = other_names.attribute_hint(name) or meant
-  return f'{cls.__name__} has no attribute {name}. {hint}{way_out}'
+  hint = other_names.attribute_hint(name).strip() or did_you_mean(name, known)
+  return ' '.join(filter(None, [f'{cls.__name__} has no attribute {name}.', hint, way_out]))
 
 
 def _mismatch(cls: type, name: str, value: object) -> str:

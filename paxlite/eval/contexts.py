@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from paxlite.core.errors import UserError
+from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.eval.scoring import Continuation
 
@@ -18,12 +19,12 @@ class Contexts:
   """Encodes contexts and continuations for a model.
 
   Attributes:
-    tokenizer: The tokenizer.
+    encoding: What encodes the texts of the model.
     start: The ids that a text begins with; none if the tokenizer adds none.
     prefix: The id that stands for an empty context: the start, or else BOS, or else EOS; −1: none.
   """
 
-  tokenizer: Tokenizer
+  encoding: TextEncoding
   start: Sequence[int]
   prefix: int
 
@@ -45,9 +46,9 @@ class Contexts:
         that of most chat templates does.
     """
     if starts is None:
-      mark = self.tokenizer.decode_marked([self.prefix]) if self.prefix >= 0 else None
+      mark = self.encoding.tokenizer.decode_marked([self.prefix]) if self.prefix >= 0 else None
       starts = mark is None or not text.startswith(mark)
-    return (list(self.start) if starts else []) + self.tokenizer.encode_marked(text)
+    return (list(self.start) if starts else []) + self.encoding.marked(text)
 
   def pair(self, context: str, starts: bool | None, continuation: str) -> Continuation:
     """Returns the ids of a context and of its continuation.
@@ -95,7 +96,9 @@ def text_until(tokenizer: Tokenizer, ids: Sequence[int], until: Sequence[str]) -
 
 def _end(tokenizer: Tokenizer, ids: Sequence[int], ending: str) -> int:
   """Returns the number of ids after which generation ends."""
-  width = len(tokenizer.encode_marked(ending)) + 2  # the ending may be in other tokens than these
+  width = (
+    len(tokenizer.encode_tokens(ending, marked=True).ids) + 2
+  )  # the ending may be in other tokens than these
   for count in range(1, len(ids) + 1):
     if ending in tokenizer.decode_marked(ids[max(0, count - width) : count]):
       return count

@@ -26,7 +26,8 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import open_file, write_file
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
-from paxlite.data.chat_format import ChatFormat, Conversation, Message, Tool, conversation
+from paxlite.data.chat_format import Message, Tool, conversation
+from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import find_known
@@ -61,45 +62,40 @@ class Inference:
   source: Source
   max_length: int
 
-  def generator(self, sampling: Sampling | None = None) -> Generator:
-    """Returns a generator that continues prompts; `sampling` None takes the experiment's."""
+  def generator(self, sampling: Sampling | None = None, chat: bool = False) -> Generator:
+    """Returns a generator that continues prompts.
+
+    Args:
+      sampling: How tokens are chosen; None: as the experiment says.
+      chat: Whether the prompts are those of a chat, so that the token with which the chat template
+        ends an answer stops it as well.
+    """
     e = self.experiment
     return Generator(
       self.model,
       self.params,
       self.max_length,
       e.sampling() if sampling is None else sampling,
-      eos_ids=eos_ids(e, self.tokenizer),
-      vocab_size=self.tokenizer.vocab_size,
+      eos_ids=eos_ids(e, self.tokenizer, chat),
+      is_token=self.tokenizer.is_token,
       mesh=self.mesh,
       rules=e.rules,
     )
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of a text, after the model's start id if it has one."""
-    return start_ids(self.experiment, self.tokenizer) + self.tokenizer.encode(text)
+    return self.encoding.prompt(text)
 
   def encode_chat(
     self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
   ) -> list[int]:
     """Returns the ids of a conversation, up to where the answer begins."""
-    self._chat.check_tools(Conversation(messages, tools))
-    return self.tokenizer.encode_marked(self.chat_text(messages, True, tools))
-
-  def chat_text(
-    self, messages: Sequence[Message], prompt: bool = True, tools: Sequence[Tool] | None = None
-  ) -> str:
-    """Returns the text of a conversation; with `prompt`, up to where the answer begins."""
-    return self._chat.render(messages, prompt, tools)
-
-  @property
-  def chat_template(self) -> str:
-    """The Jinja template of chats; UserError if there is none."""
-    return self._chat.text
+    return self.encoding.chat_prompt(messages, tools)
 
   @functools.cached_property
-  def _chat(self) -> ChatFormat:
-    return ChatFormat(self.experiment.CHAT_TEMPLATE, self.tokenizer.path)
+  def encoding(self) -> TextEncoding:
+    """What encodes the texts and conversations of the model."""
+    return self.experiment.encoding(self.tokenizer)
 
 
 def load(
@@ -251,15 +247,9 @@ def refuse_te_layers(source: Source) -> None:
     )
 
 
-def start_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
-  """Returns the ids that every text of the experiment's model begins with: one, or none."""
-  start = tokenizer.bos_id if e.START_ID is None else e.START_ID
-  return [start] if start >= 0 else []
-
-
-def eos_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
-  """Returns the ids that end a text of the experiment's model; any one of them ends it."""
-  return list(e.EOS_IDS) or [i for i in (tokenizer.eos_id,) if i >= 0]
+def eos_ids(e: LanguageModel, tokenizer: Tokenizer, chat: bool = False) -> list[int]:
+  """Returns the ids that end a text of an experiment's model, or an answer of a chat."""
+  return e.eos_ids(tokenizer, chat)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,10 +259,12 @@ class Prompt:
   Attributes:
     record: The JSON object of the line.
     ids: Token ids of the prompt.
+    is_chat: Whether the line has messages.
   """
 
   record: JsonObject
   ids: list[int]
+  is_chat: bool = False
 
 
 def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
@@ -300,7 +292,7 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
           f'{place}: a prompt of {len(ids):,} tokens; the model takes 1 to '
           f'{inference.max_length - 1:,}, one less than it has positions'
         )
-      prompts.append(Prompt(record, ids))
+      prompts.append(Prompt(record, ids, 'messages' in record))
   if not prompts:
     raise UserError(f'{", ".join(files) or "DECODE_FILES"}: no prompts')
   return prompts
@@ -326,15 +318,19 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
     return 0
   done = _finished(partial)
   todo = sorted(set(range(len(prompts))) - done.keys(), key=lambda i: len(prompts[i].ids))
+  kinds = [(chat, [i for i in todo if prompts[i].is_chat == chat]) for chat in (False, True)]
   todo_batches = [
-    todo[i : i + e.DECODE_BATCH_SIZE] for i in range(0, len(todo), e.DECODE_BATCH_SIZE)
+    (chat, rows[i : i + e.DECODE_BATCH_SIZE])
+    for chat, rows in kinds
+    for i in range(0, len(rows), e.DECODE_BATCH_SIZE)
   ]
-  generator = inference.generator()
+  generators = {chat: inference.generator(chat=chat) for chat, rows in kinds if rows}
   console = Console(stderr=True)
   with open_file(partial, 'a', encoding='utf-8') as f:
-    for batch in track(todo_batches, 'decoding', console=console, disable=not console.is_terminal):
+    disable = not console.is_terminal
+    for chat, batch in track(todo_batches, 'decoding', console=console, disable=disable):
       padded = batch + batch[-1:] * (e.DECODE_BATCH_SIZE - len(batch))  # one program for all
-      rows = generator.generate(
+      rows = generators[chat].generate(
         [prompts[i].ids for i in padded], e.MAX_DECODE_STEPS, seed=e.SEED, row_ids=padded
       )
       for i, ids in zip(batch, rows, strict=False):

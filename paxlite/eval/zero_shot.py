@@ -13,7 +13,7 @@ from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
 from paxlite.eval.contexts import Contexts, text_until
 from paxlite.eval.eval_tasks import Example, Task, TaskSpec, matched
-from paxlite.eval.inference import Inference, start_ids
+from paxlite.eval.inference import Inference
 from paxlite.eval.scoring import Continuation, Score, Scorer
 from paxlite.generation.decoding import Sampling
 
@@ -132,7 +132,9 @@ class ZeroShot:
 
     A chat template writes all of a chat, so that nothing is put before it, as in training.
     """
-    return (self._inference.chat_text(spec.messages(text)), False) if spec.chat else (text, None)
+    if not spec.chat:
+      return text, None
+    return self._inference.encoding.chat_text(spec.messages(text), True), False
 
   def _prompt(self, spec: TaskSpec, example: Example) -> list[int]:
     with located(example.place):
@@ -163,13 +165,13 @@ def contexts_of(
     adds_bos: Whether a text begins with BOS; None: as the model and its tokenizer say.
     prefix: The id that stands for an empty context; None: the start of a text, BOS or EOS.
   """
-  tokenizer = inference.tokenizer
-  start, bos = start_ids(inference.experiment, tokenizer), tokenizer.special_id('bos_token')
+  encoding, tokenizer = inference.encoding, inference.tokenizer
+  start, bos = encoding.start_ids, tokenizer.special_id('bos_token')
   if adds_bos is not None:
     start = [bos] if adds_bos and bos >= 0 else []
   stated = [] if inference.experiment.START_ID is None else start
   found = [*stated, bos, tokenizer.eos_id] if prefix is None else [prefix]
-  return Contexts(tokenizer, start, next((i for i in found if i >= 0), -1))
+  return Contexts(encoding, start, next((i for i in found if i >= 0), -1))
 
 
 def _cloze(examples: Sequence[Example], scores: Sequence[Sequence[Score]]) -> Found:
@@ -207,7 +209,9 @@ def _generated(
 ) -> Found:
   most = inference.max_length - spec.max_new_tokens
   truncated = [len(prompt) > most for prompt in prompts]
-  texts = continued(inference, prompts, spec.max_new_tokens, spec.until, report=report)
+  texts = continued(
+    inference, prompts, spec.max_new_tokens, spec.until, report=report, chat=spec.chat
+  )
   right, found = [], []
   for example, text, cut in zip(examples, texts, truncated, strict=True):
     answer = matched(text, spec.generation_pattern)
@@ -226,6 +230,7 @@ def continued(
   until: Sequence[str] = (),
   sampling: Sampling | None = None,
   report: Callable[[int, int], None] = lambda done, total: None,
+  chat: bool = False,
 ) -> list[str]:
   """Returns the text that the model writes after each prompt, up to one of `until`.
 
@@ -236,6 +241,7 @@ def continued(
     until: Texts that end the generated text.
     sampling: How tokens are sampled; None: as the experiment says.
     report: Called with the number of prompts done and the number of all prompts.
+    chat: Whether the prompts are those of a chat; see Inference.generator.
 
   Raises:
     UserError: The new tokens leave no room for a prompt.
@@ -246,7 +252,7 @@ def continued(
       f'an answer of {max_new_tokens:,} new tokens leaves no room for a prompt: the model takes '
       f'{inference.max_length:,} tokens. Ask for fewer new ones'
     )
-  generator = inference.generator(sampling)
+  generator = inference.generator(sampling, chat)
   order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
   texts = [''] * len(prompts)
   size = inference.experiment.DECODE_BATCH_SIZE

@@ -194,10 +194,10 @@ class PaxliteLM(TemplateLM):
 
   def _chat_text(self, messages: list[Mapping[str, str]], prompt: bool) -> str:
     if prompt or not messages:
-      return self._inference.chat_text(messages, prompt)
+      return self._inference.encoding.chat_text(messages, prompt)
     last = messages[-1]
     marked = [*messages[:-1], {**last, 'content': last['content'] + _TAG}]
-    text = self._inference.chat_text(marked, False)
+    text = self._inference.encoding.chat_text(marked, False)
     before, mark, after = text.rpartition(_TAG.strip())
     if not mark:
       raise UserError('the chat template leaves out the last message, which is to be continued')
@@ -205,7 +205,7 @@ class PaxliteLM(TemplateLM):
 
   def chat_template(self, chat_template: bool | str = False) -> str | None:
     """Returns the chat template, which the harness notes; None if none is asked for."""
-    return self._inference.chat_template if chat_template else None
+    return self._inference.encoding.chat_format.text if chat_template else None
 
   @property
   def tokenizer_name(self) -> str:

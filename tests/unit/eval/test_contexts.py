@@ -5,6 +5,7 @@ import json
 import pytest
 
 from paxlite.core.errors import UserError
+from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.contexts import Contexts, text_until
 
@@ -44,22 +45,22 @@ def tokenizer(tmp_path_factory):
   ],
 )
 def test_pairs(tokenizer, context, continuation, before, after):
-  found = Contexts(tokenizer, [256], 256).pair(context, None, continuation)
+  found = Contexts(TextEncoding(tokenizer), [256], 256).pair(context, None, continuation)
   assert tokenizer.decode_marked(found.context) == before
   assert tokenizer.decode_marked(found.continuation) == after
 
 
 def test_a_text_that_a_template_wrote_gets_no_start(tokenizer):
-  contexts = Contexts(tokenizer, [256], 256)
+  contexts = Contexts(TextEncoding(tokenizer), [256], 256)
   assert tokenizer.decode_marked(contexts.pair('<|end|>a', False, 'b').context) == '<|end|>a'
   assert contexts.encode('<s>a').count(256) == 1
 
 
 def test_what_cannot_be_scored_is_refused(tokenizer):
   with pytest.raises(UserError, match='has no token of its own'):
-    Contexts(tokenizer, [256], 256).pair('', None, '')
+    Contexts(TextEncoding(tokenizer), [256], 256).pair('', None, '')
   with pytest.raises(UserError, match='neither BOS nor EOS'):
-    Contexts(tokenizer, [], -1).pair('', None, 'b')
+    Contexts(TextEncoding(tokenizer), [], -1).pair('', None, 'b')
 
 
 @pytest.mark.parametrize(
@@ -73,5 +74,5 @@ def test_what_cannot_be_scored_is_refused(tokenizer):
   ],
 )
 def test_a_text_ends_at_the_first_ending_even_if_that_is_a_token(tokenizer, until, text):
-  ids = tokenizer.encode_marked('one two<|end|>three')
+  ids = TextEncoding(tokenizer).marked('one two<|end|>three')
   assert text_until(tokenizer, ids, until) == text
