@@ -8,8 +8,8 @@ from typing import Any
 # Templates that write BOS themselves, and one that does not.
 LLAMA3 = (
   "{{ bos_token }}{% for m in messages %}{{ '<|start|>' + m.role + '<|stop|>\n\n' + "
-  "m.content | trim + '<|eot|>' }}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant<|stop|>\n\n' }}"
-  '{% endif %}'
+  "m.content | trim + '<|eot|>' }}{% endfor %}{% if add_generation_prompt %}"
+  "{{ '<|start|>assistant<|stop|>\n\n' }}{% endif %}"
 )
 MISTRAL = (
   "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ '[INST] ' + m.content + "
