@@ -8,6 +8,7 @@ for your own. --fdl.NAME=VALUE overrides one of its attributes.
 import contextlib
 import dataclasses
 import errno
+import functools
 import os
 import pathlib
 import signal
@@ -71,6 +72,12 @@ _DRY_RUN = flags.DEFINE_bool(
 )
 _SAVE = flags.DEFINE_bool(
   'enable_checkpoint_saving', True, 'Whether training writes checkpoints.', flag_values=_FLAGS
+)
+_BEFORE = flags.DEFINE_bool(
+  'before',
+  False,
+  'For --mode=eval: evaluate also the weights that the run began with.',
+  flag_values=_FLAGS,
 )
 _ACCEPT = flags.DEFINE_bool(
   'accept_changes',
@@ -243,6 +250,8 @@ def _run(overrides: dict[str, str]) -> None:
   experiment = build_experiment(name, _FIDDLERS.value, overrides, run_before)
   if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
     raise UserError('--compiled_step is for training: leave it out')
+  if _BEFORE.value and _MODE.value != 'eval':
+    raise UserError('--before is for --mode=eval: leave it out')
   from paxlite.experiments.description import dry_run
   from paxlite.parallel import devices
   from paxlite.programs.agreement import statement
@@ -283,7 +292,8 @@ def _run(overrides: dict[str, str]) -> None:
     import jax
 
     jax.profiler.start_server(_PROFILER_PORT.value)
-  modes = {'train': train, 'eval': evaluate, 'decode': decode, 'decode_once': decode}
+  scored = functools.partial(evaluate, before=bool(_BEFORE.value))
+  modes = {'train': train, 'eval': scored, 'decode': decode, 'decode_once': decode}
   with peers, processes.leaving_together():
     preemption.check()
     modes[_MODE.value](dataclasses.replace(run, peers=peers))

@@ -31,6 +31,7 @@ class Decoding(Experiment):
 
   # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
   EVAL_TASKS: Run[list[StoredPath]] = []  # zero-shot tasks of --mode=eval
+  EVAL_CHAT: Run[bool] = False  # asks all tasks in a chat, by the chat template
   EVAL_BATCH_TOKENS: Run[Count] = 4096  # approximate number of tokens per batch
   EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = 'truncate'  # texts too long for the model
   EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips invalid records and counts them

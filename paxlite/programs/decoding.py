@@ -8,6 +8,7 @@ from paxlite.programs.run import Run, holding, load, make_folder
 
 def decode(run: Run) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint or restored weights."""
+  run.refuse_weights('decode')
   with holding(run, deletes=False) as (held, _):
     _decode(held)
 

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -283,6 +284,19 @@ class Run:
     if not self.start_over:
       self.checkpoints().refuse_missing()
 
+  def refuse_weights(self, mode: str) -> None:
+    """Raises UserError, which says what to do, if the folder holds weights instead of a run."""
+    if not (self.folder / 'state').is_dir() or self.checkpoints().steps():
+      return
+    where = shlex.quote(str(self.place))
+    ways = {
+      'eval': f'paxlite zero-shot {where} --tasks=task.json asks them the questions of a task. On '
+      'texts they are evaluated by an experiment that starts from them, such as HuggingFaceSFT '
+      f'with CHECKPOINT_RESTORE_PATH={where} and EVAL_FILES (docs/evaluation.md)',
+      'decode': f'paxlite generate {where} "Once upon a time" continues a text with them',
+    }
+    raise UserError(f'{self.place} holds weights and no run: {ways[mode]}')
+
   def check_evaluated(self) -> None:
     """Raises UserError if the folder's checkpoints are those of another experiment or model.
 
@@ -316,11 +330,15 @@ class Run:
     record = SavedRecord(self.folder)
     return Checkpoints(folder, keep, self.read_only, self.own_disks, record)
 
-  def sampler(self, task: ShardedTask) -> Sampler | None:
+  def sampler(self, task: ShardedTask, has_chats: bool = False) -> Sampler | None:
     """Returns what continues the prompts of the experiment; None if there are none, or it cannot.
 
+    Args:
+      task: The task of the experiment, on its mesh.
+      has_chats: Whether the training data has conversations.
+
     Raises:
-      UserError: There is no tokenizer.
+      UserError: There is no tokenizer, no chat template, or a prompt is too long.
     """
     e = self.experiment
     if e.sample_prompt is None and not e.sample_prompts:
@@ -328,7 +346,13 @@ class Run:
     restored = tokenizer_of(e.CHECKPOINT_RESTORE_PATH)
     tokenizer = open_tokenizer(e.tokenizer_path or str(restored or ''))
     e = self.decoding
-    return Sampler(e, task, tokenizer, e.sample_prompts) if e.continues_text else None
+    if not e.continues_text:
+      return None
+    chat = has_chats if e.SAMPLE_CHAT is None else e.SAMPLE_CHAT
+    single = [] if e.sample_prompt is None else [e.sample_prompt]
+    sampler = Sampler(e, task, tokenizer, e.sample_prompts, chat)
+    sampler.check([*e.sample_prompts, *single])
+    return sampler
 
   @property
   def decoding(self) -> LanguageModel:

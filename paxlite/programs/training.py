@@ -11,7 +11,8 @@ from paxlite.core import live_line
 from paxlite.core.errors import Interrupted, UserError
 from paxlite.core.terminal import has_color, say
 from paxlite.data import about
-from paxlite.data.base import RowInput
+from paxlite.data.base import Input, RowInput
+from paxlite.data.mixture import MixtureInput
 from paxlite.data.sft import SftRows
 from paxlite.experiments.identity import (
   write_configuration,
@@ -75,7 +76,7 @@ def _about_data(trainer: Trainer) -> list[str]:
 
 
 def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
-  sampler = run.sampler(trainer.store.task)
+  sampler = run.sampler(trainer.store.task, _has_chats(trainer.data.input))
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
   check_attention(run.experiment, task.mesh)
@@ -90,7 +91,8 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
-    for line in (*_about_data(trainer), *run.experiment.remarks):
+    of_samples = [] if sampler is None else sampler.remarks
+    for line in (*_about_data(trainer), *run.experiment.remarks, *of_samples):
       say(line)
     if run.experiment.NUM_EPOCHS is not None:
       steps = run.experiment.MAX_STEPS
@@ -106,7 +108,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   if run.experiment.sample_prompt is not None and jax.process_count() == 1:
     if sampler is not None:
       text = sampler(state.params, run.experiment.sample_prompt)
-      say(f'\nA sample, continuing {run.experiment.sample_prompt!r}:\n{text}\n')
+      say(f'\nA sample, {sampler.verb} {run.experiment.sample_prompt!r}:\n{text}\n')
     else:
       say("No sample: Transformer Engine's layers keep no keys and values")
   if jax.process_index() == 0:
@@ -150,6 +152,13 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
     return trainer.train(state, step)
   finally:
     _print_goodput(run)
+
+
+def _has_chats(data: Input) -> bool:
+  """Returns whether a part of the data has conversations."""
+  parts = data.parts if isinstance(data, MixtureInput) else [data]
+  sources = [part.source for part in parts if isinstance(part, RowInput)]
+  return any(isinstance(source, SftRows) and source.has_chats for source in sources)
 
 
 def _say(text: str) -> None:

@@ -100,9 +100,9 @@ class Summaries:
     self._send(lambda writer: writer.evaluation(step, name, metrics))
     self.say(f'eval {name} at step {step:,}: {text}')
 
-  def samples(self, step: int, texts: Mapping[str, str]) -> None:
-    """Reports texts that the model has generated, by their prompts."""
-    self._send(lambda writer: writer.samples(step, texts))
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
+    """Reports texts that the model has generated, by their prompts; `verb` says how."""
+    self._send(lambda writer: writer.samples(step, texts, verb))
 
   def say(self, text: str) -> None:
     """Prints a line."""

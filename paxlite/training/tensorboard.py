@@ -43,7 +43,7 @@ class TensorBoard(Writer):
     values = [{'tag': f'Metrics/{k}', 'simple_value': v} for k, v in metrics.items()]
     self._add(f'eval_{name}', step, values)
 
-  def samples(self, step: int, texts: Mapping[str, str]) -> None:
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
     metadata = {'plugin_data': {'plugin_name': 'text'}}
     self._add('train', step, [
       {

@@ -52,8 +52,8 @@ class Writer:
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
     """Receives the metrics of input `name`."""
 
-  def samples(self, step: int, texts: Mapping[str, str]) -> None:
-    """Receives texts that the model has generated, by their prompts."""
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
+    """Receives texts that the model has generated, by their prompts; `verb` says how."""
 
   def close(self) -> None:
     """Writes what is left, and ends."""
@@ -100,9 +100,10 @@ class Samples(Writer):
   def rewind(self, step: int, evaluated: int) -> None:
     drop_later_records(self._path, evaluated)
 
-  def samples(self, step: int, texts: Mapping[str, str]) -> None:
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
     for prompt, text in texts.items():
-      _append(self._path, {'step': step, 'prompt': prompt, 'text': text})
+      how = {} if verb == 'continuing' else {'how': verb}
+      _append(self._path, {'step': step, 'prompt': prompt, 'text': text, **how})
 
 
 class TerminalLines(Writer):
@@ -132,9 +133,9 @@ class TerminalLines(Writer):
     if not live_line.show(train_line(step, self._max_steps, record, self._ahead(step))):
       say(train_line(step, self._max_steps, record))
 
-  def samples(self, step: int, texts: Mapping[str, str]) -> None:
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
     for prompt, text in texts.items():
-      say(f'sample at step {step:,}, continuing {prompt!r}: {text}')
+      say(f'sample at step {step:,}, {verb} {prompt!r}: {text}')
 
   def close(self) -> None:
     live_line.close()
