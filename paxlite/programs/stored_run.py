@@ -31,7 +31,7 @@ from paxlite.core.addresses import Address
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.json_text import parsed
 from paxlite.core.object_store import ObjectStore
-from paxlite.core.run_files import write_file
+from paxlite.core.run_files import check_place, write_file
 from paxlite.core.terminal import say, warn
 from paxlite.runtime import lease
 from paxlite.runtime.folder_lock import FolderLock
@@ -248,6 +248,7 @@ class StoredRun:
       Exception: The first failure.
     """
     is_0 = jax.process_index() == 0
+    check_place(self._folder)
     if is_0 and not self._lease.is_sure:  # The objects may be those of another run by now.
       raise OSError(errno.EAGAIN, 'the lease could not be renewed in time', str(self._address))
     failures: list[Exception] = []
