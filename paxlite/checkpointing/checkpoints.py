@@ -35,6 +35,7 @@ from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.structure import conversion, differing, shapes_of
 from paxlite.core.errors import TrainingError, UserError, listed
 from paxlite.core.json_text import JsonObject
+from paxlite.core.run_files import MovedError, check_place
 from paxlite.core.trees import PyTree
 
 if TYPE_CHECKING:
@@ -228,6 +229,7 @@ class Checkpoints:
     self._last = step, state, data
     args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data))
     try:
+      check_place(self._directory)
       if step in self.steps():
         self._saving = self._failure = None
       else:
@@ -310,7 +312,7 @@ class Checkpoints:
     if manager is not None:
       with contextlib.suppress(Exception):
         manager.close()
-    if jax.process_index() == 0 or self._own_disks:
+    if (jax.process_index() == 0 or self._own_disks) and not isinstance(error, MovedError):
       for unfinished in self._unfinished(step):
         remove(unfinished)
       whole = self.folder(step) if step is not None else None
@@ -354,8 +356,9 @@ class Checkpoints:
     """Called by Orbax when all files of a step are written, before its folder is renamed."""
     if jax.process_index() != 0 and not self._own_disks:
       return
-    (folder,) = self._unfinished(self._saving)
     try:
+      check_place(self._directory)  # the rename that follows must not be in another run's folder
+      (folder,) = self._unfinished(self._saving)
       write_checksums(folder)
     except Exception as e:
       if jax.process_count() == 1:

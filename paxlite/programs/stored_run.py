@@ -30,7 +30,7 @@ from paxlite.core.addresses import Address
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.json_text import parsed
 from paxlite.core.object_store import ObjectStore
-from paxlite.core.run_files import write_file
+from paxlite.core.run_files import check_place, write_file
 from paxlite.core.terminal import say, warn
 from paxlite.runtime import lease
 from paxlite.runtime.failure_log import FailureLog
@@ -262,6 +262,7 @@ class StoredRun:
       Exception: The first failure.
     """
     is_0 = jax.process_index() == 0
+    check_place(self._folder)
     self._check_lease()  # The objects may be those of another run by now.
     failures: list[Exception] = []
     acts = [uploader.look for uploader in self._uploaders]

@@ -8,8 +8,11 @@ when they get this message or lose process 0.
 """
 
 import contextlib
+import ctypes
+import faulthandler
 import os
 import selectors
+import signal
 import socket
 import struct
 import threading
@@ -63,6 +66,7 @@ class Peers:
   def watch(self) -> None:
     """Starts to watch in a thread, until the context ends."""
     if self._connections:
+      _delay_aborts()
       threading.Thread(target=self._watch, name='peers', daemon=True).start()
 
   def __enter__(self) -> 'Peers':
@@ -135,3 +139,17 @@ class Peers:
     warn(f'stopped: process {self._process} of {self._count}: process {lost} is gone')
     settle()
     os._exit(EXIT_AGAIN)
+
+
+def _delay_aborts() -> None:
+  """Makes a thread that calls abort() wait before the process ends with SIGABRT.
+
+  When a peer is gone, gloo may throw where nobody catches, and JAX's coordination agent aborts. The
+  watching thread then says who is gone, and ends the process with EXIT_AGAIN. The handler is libc's
+  sleep(), whose argument is the number of the signal: 6 seconds, longer than _GRACE_SECONDS.
+  """
+  if not faulthandler.is_enabled():  # which has a handler of its own
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))

@@ -16,6 +16,7 @@ from paxlite.runtime import preemption, processes
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Watchdog
+from paxlite.training import moved_folder
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
 from paxlite.training.evaluation import Evaluator, StoppedError
@@ -261,8 +262,12 @@ class Trainer:
         callback.on_evaluation(state, step, evaluations, reporter.summaries)
 
   def _save_if_due(self, state: TrainState, step: int, ends: bool, reporter: Reporter) -> None:
-    """Saves a checkpoint, a local state, or both, if they are due after `step`."""
-    if self.schedule.saves(step) or ends:
+    """Saves a checkpoint, a local state, or both, if they are due after `step`.
+
+    One process also saves if its folder is gone; several notice that when they save.
+    """
+    moved = jax.process_count() == 1 and moved_folder.is_moved(self.folder)
+    if self.schedule.saves(step) or ends or moved:
       with reporter.clock_stopped(state, 'save'):
         self._save(state, step)
     if not ends and self.store.local_is_due(step):
@@ -277,7 +282,8 @@ class Trainer:
       unevaluated: Whether a run that resumes from this checkpoint must first evaluate it.
 
     Raises:
-      TrainingError: Too many steps in a row were skipped, or a save failed.
+      TrainingError: Too many steps in a row were skipped, a save failed, or the run's folder is not
+        at its path any more.
     """
     self._skipped_steps.check(int(state.skipped_in_a_row), step)
     if not self.store.writes:
@@ -285,6 +291,7 @@ class Trainer:
     notes = self._notes(step)()
     if unevaluated:
       notes['unevaluated'] = True
+    moved_folder.save_there(self.folder, self.store, state, step, notes)
     self.store.save(state, step, notes)
 
   def _save_locally(self, state: TrainState, step: int) -> None:

@@ -4,15 +4,18 @@ import concurrent.futures
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
-from paxlite.core.errors import Interrupted, UserError
+from paxlite.core.errors import EXIT_AGAIN, Interrupted, UserError
 from paxlite.runtime import rendezvous
 from paxlite.runtime.peers import Peers
 from paxlite.runtime.rendezvous import attend, gather
+from tests.support import runs
 
 HOST = '127.0.0.1'
 
@@ -195,3 +198,21 @@ def test_a_lost_peer_ends_the_process(process, monkeypatch, capfd):
   assert left.wait(10)
   assert f'stopped: process {process} of 2: process {1 - process} is gone' in capfd.readouterr().err
   ours.close()
+
+
+def test_a_library_that_aborts_when_a_peer_is_gone_does_not_end_the_process_first():
+  """A thread calls abort(), as gloo does through std::terminate; it is another one that watches."""
+  code = """
+import ctypes, socket, threading
+from paxlite.runtime.peers import Peers
+server = socket.create_server(('127.0.0.1', 0))
+theirs = socket.create_connection(server.getsockname())
+Peers({1: server.accept()[0]}, 0, 2).watch()
+theirs.close()
+ctypes.CDLL(None).abort()
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60
+  )
+  assert done.returncode == EXIT_AGAIN, done.stderr
+  assert 'stopped: process 0 of 2: process 1 is gone' in done.stderr
