@@ -17,6 +17,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
 from paxlite.core.near_names import did_you_mean
 from paxlite.core.own_modules import hidden, import_named
+from paxlite.core.templates import selections_named
 from paxlite.experiments.base import Experiment, full_name
 
 _REGISTRY: dict[str, type[Experiment]] = {}
@@ -147,7 +148,8 @@ def apply_fiddler(cfg: fdl.Config, name: str) -> None:
   function = _attribute(name, '--fiddler')
   if not inspect.isfunction(function):
     raise UserError(f'--fiddler={name} is not a function')
-  function(cfg)
+  with selections_named(f'--fiddler={name}'):
+    function(cfg)
 
 
 def _attribute(dotted: str, flag: str) -> object:

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 import shlex
 import sys
 import tempfile
@@ -440,12 +441,15 @@ def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
 def _check_trainable(task: ShardedTask) -> None:
   params = task.abstract.params
   optimizer = task.task.optimizer
+  names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+  for pattern in optimizer.trainable:
+    if not any(re.fullmatch(pattern, name) for name in names):
+      raise UserError(
+        f'TRAINABLE_VARIABLES: {pattern!r} matches no variable as a whole; '
+        f'there are {", ".join(names[:3])} …'
+      )
   if not jax.tree.leaves(optimizer.split(params)[0]):
-    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    raise UserError(
-      f'TRAINABLE_VARIABLES={list(optimizer.trainable)} matches no variable as a whole; '
-      f'there are {", ".join(names[:3])} …'
-    )
+    raise UserError('TRAINABLE_VARIABLES=[] trains nothing: name variables, or leave it out')
 
 
 def _check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:
