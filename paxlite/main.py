@@ -293,7 +293,12 @@ def _run(overrides: dict[str, str]) -> None:
 
     jax.profiler.start_server(_PROFILER_PORT.value)
   scored = functools.partial(evaluate, before=bool(_BEFORE.value))
-  modes = {'train': train, 'eval': scored, 'decode': decode, 'decode_once': decode}
+  modes: dict[str, Callable[[Run], object]] = {
+    'train': train,
+    'eval': scored,
+    'decode': decode,
+    'decode_once': decode,
+  }
   with peers, processes.leaving_together():
     preemption.check()
     modes[_MODE.value](dataclasses.replace(run, peers=peers))
