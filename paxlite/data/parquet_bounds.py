@@ -5,13 +5,10 @@ hold gigabytes, and its footer does not say so.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Any
 
 from paxlite.core import host_memory
 from paxlite.core.errors import UserError
-
-if TYPE_CHECKING:
-  from pyarrow.parquet import ColumnChunkMetaData, FileMetaData
 
 BATCH_BYTES = 1 << 28  # of the rows that are decoded at a time; no record is larger
 _MOST_ROWS = 1 << 14
@@ -20,13 +17,11 @@ _DICTIONARY_PAGE = 2  # a type of page
 _I32_FIELD = 0x15  # the compact protocol of Thrift: a field of 32 bits after the one before it
 
 
-def rows_at_once(
-  file: 'FileMetaData', number: int, read: Callable[[int, int], bytes], name: str
-) -> int:
+def rows_at_once(file: Any, number: int, read: Callable[[int, int], bytes], name: str) -> int:
   """Returns how many rows of a row group take at most about BATCH_BYTES, at least one.
 
   Args:
-    file: The footer.
+    file: The footer, pyarrow's FileMetaData.
     number: The row group, which has rows.
     read: Returns a number of bytes of the file from an offset on.
     name: The file, for error messages.
@@ -47,9 +42,7 @@ def rows_at_once(
   return max(1, min(_MOST_ROWS, int(BATCH_BYTES / max(most, 1))))
 
 
-def _row_bytes(
-  column: 'ColumnChunkMetaData', rows: int, read: Callable[[int, int], bytes]
-) -> float:
+def _row_bytes(column: Any, rows: int, read: Callable[[int, int], bytes]) -> float:
   """Returns the most bytes of a column in a row, on average over the rows of the group."""
   values = column.num_values / rows
   if column.physical_type not in ('BYTE_ARRAY', 'FIXED_LEN_BYTE_ARRAY'):
@@ -61,10 +54,10 @@ def _row_bytes(
   return values * (longest + _WIDTH) + plain / rows
 
 
-def _dictionary_bytes(column: 'ColumnChunkMetaData', read: Callable[[int, int], bytes]) -> int:
+def _dictionary_bytes(column: Any, read: Callable[[int, int], bytes]) -> int:
   """Returns the size of a column's dictionary, which no value in it exceeds; 0 if it has none."""
   begin = column.data_page_offset
-  if column.dictionary_page_offset is not None:
+  if column.dictionary_page_offset:  # Some writers put 0 for none.
     begin = min(begin, column.dictionary_page_offset)
   header = read(begin, 16)
   kind, at = _number(header, 0)
