@@ -89,7 +89,7 @@ class ZeroShot:
     self._too_long = too_long
     e = inference.experiment
     self._score = Scorer(
-      inference.model, inference.params, e.MAX_SEQ_LEN, batch_tokens, inference.mesh, e.rules
+      inference.model, inference.params, inference.max_length, batch_tokens, inference.mesh, e.rules
     )
 
   def __call__(
@@ -134,15 +134,13 @@ class ZeroShot:
 
   @property
   def _max_len(self) -> int:
-    return self._inference.experiment.MAX_SEQ_LEN
+    return self._inference.max_length
 
   def _check(self, length: int, new: int, can_be_cut: bool = True) -> None:
     most = self._max_len
     if length + new > most and (self._too_long == 'error' or not can_be_cut):
       answer = f' and an answer of up to {new:,}' if new else ''
-      raise UserError(
-        f'a text of {length:,} tokens{answer} is too long: the model takes MAX_SEQ_LEN={most:,}'
-      )
+      raise UserError(f'a text of {length:,} tokens{answer} is too long: the model takes {most:,}')
 
 
 def continuation_of(inference: Inference, text: str, continuation: str) -> Continuation:
@@ -196,7 +194,7 @@ def _generated(
   inference: Inference,
   report: Callable[[int, int], None],
 ) -> Found:
-  most = inference.experiment.MAX_SEQ_LEN - spec.max_new_tokens
+  most = inference.max_length - spec.max_new_tokens
   truncated = [len(prompt) > most for prompt in prompts]
   texts = continued(inference, prompts, spec.max_new_tokens, spec.until, report=report)
   right, found = [], []
@@ -229,8 +227,8 @@ def continued(
     report: Called with the number of prompts done and the number of all prompts.
   """
   generator = inference.generator(sampling)
-  max_new_tokens = min(max_new_tokens, inference.experiment.MAX_SEQ_LEN - 1)
-  room = inference.experiment.MAX_SEQ_LEN - max_new_tokens
+  max_new_tokens = min(max_new_tokens, inference.max_length - 1)
+  room = inference.max_length - max_new_tokens
   order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
   texts = [''] * len(prompts)
   size = inference.experiment.DECODE_BATCH_SIZE

@@ -88,6 +88,7 @@ class TextFiles(Tokenized, Rows):
       split=split,
       rows=self.row_kind,
       held_out_every=round(1 / self.EVAL_FRACTION) if self._holds_out else HELD_OUT_EVERY,
+      eos_ids=list(self.EOS_IDS),
     )
 
 
@@ -220,6 +221,7 @@ class DocumentFiles(FromTfds, Rows):
       vocab_size=self.VOCAB_SIZE,
       field=self.TEXT_FIELD,
       start_id=self.START_ID,
+      eos_ids=list(self.EOS_IDS),
       split=split,
       held_out_every=self.HELD_OUT_EVERY,
       skip_unreadable=self.SKIP_UNREADABLE,
@@ -249,6 +251,10 @@ class SftFiles(Tokenized, Rows):
   def dataset(self) -> str:
     return 'prompts and answers'
 
+  @property
+  def learns_chats(self) -> bool:
+    return True
+
   def train_input(self) -> fdl.Config:
     split: Split = 'train' if self.EVAL_FRACTION else 'all'
     return self.input(self._source(self.TRAIN_FILES, split))
@@ -277,7 +283,10 @@ class SftFiles(Tokenized, Rows):
       vocab_size=self.VOCAB_SIZE,
       seq_len=self.MAX_SEQ_LEN,
       start_id=self.START_ID,
+      eos_ids=list(self.EOS_IDS),
       chat_template=self.CHAT_TEMPLATE,
+      date=self.CHAT_DATE,
+      thinking=self.CHAT_THINKING,
       too_long=self.TOO_LONG,
       packed=self.PACKED_INPUT,
       split=split,
@@ -304,6 +313,10 @@ class Mixture(FromTfds, Rows):
   @property
   def dataset(self) -> str:
     return 'a mixture'
+
+  @property
+  def learns_chats(self) -> bool:
+    return any(part.learns_chats for part in self._parts)
 
   def validate(self) -> None:
     super().validate()

@@ -58,6 +58,13 @@ class RotaryPositions(Experiment, abc.ABC):
     return math.sqrt(1 + math.log(self.ROPE_FACTOR) / math.log(self.ROPE_ORIGINAL_LENGTH))
 
   @property
+  def has_long_factors(self) -> bool | None:
+    """Whether LongRoPE's factors are those for long rows; None without LongRoPE."""
+    if not self.USE_ROTARY_POSITION_EMB or self.ROPE_FACTOR == 1 or self.ROPE_SCALING != 'longrope':
+      return None
+    return self.MAX_SEQ_LEN > self.ROPE_ORIGINAL_LENGTH
+
+  @property
   @abc.abstractmethod
   def rotary_dims(self) -> int:
     """The number of rotated dimensions of a query or key, which depends on the attention."""
@@ -109,10 +116,9 @@ class RotaryPositions(Experiment, abc.ABC):
         **base,
       )
     elif self.ROPE_SCALING == 'longrope':
-      is_long = self.MAX_SEQ_LEN > self.ROPE_ORIGINAL_LENGTH
       rotary = template(
         LongRopeRotaryEmbedding,
-        factors=self.ROPE_LONG_FACTORS if is_long else self.ROPE_SHORT_FACTORS,
+        factors=self.ROPE_LONG_FACTORS if self.has_long_factors else self.ROPE_SHORT_FACTORS,
         stretched=self.rotary_length,
         **base,
       )

@@ -119,6 +119,19 @@ class Run:
     counted.validate()
     return dataclasses.replace(self, experiment=counted, data=data)
 
+  def with_positions(self) -> 'Run':
+    """Returns the run with the number of positions that it began with, if it continues.
+
+    The weights that say it may be gone. A number that the experiment states is kept.
+    """
+    e, name = self.experiment, 'MAX_POSITION_EMBEDDINGS'
+    before = run_values(self.folder) if self.checkpoints().steps() else None
+    values = before['values'] if before else {}
+    if name not in e.values() or name in vars(e) or name not in values:
+      return self
+    positions = max(values[name], e.MAX_SEQ_LEN)
+    return dataclasses.replace(self, experiment=e.replaced(**{name: positions}))
+
   def trainer(self, spent: Goodput | None = None, watchdog: Watchdog | None = None) -> Trainer:
     """Builds the trainer; raises UserError before a file is written or a program is compiled.
 

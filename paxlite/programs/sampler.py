@@ -6,7 +6,6 @@ import fiddle as fdl
 
 from paxlite.core.trees import PyTree
 from paxlite.data.tokenizer import Tokenizer
-from paxlite.eval.inference import eos_ids, start_ids
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.generation.decoding import Generator, Sampling
 from paxlite.training.callbacks import Callback, Evaluations
@@ -37,22 +36,23 @@ class Sampler(Callback):
   ):
     self._experiment = experiment
     self._tokenizer = tokenizer
+    self._encoding = experiment.encoding(tokenizer)
     self._prompts = prompts
     self._generator = Generator(
       fdl.build(experiment.plain.task()).model,
       None,
-      experiment.MAX_SEQ_LEN,
+      experiment.num_positions,
       Sampling(temperature=_TEMPERATURE),
-      eos_ids=eos_ids(experiment, tokenizer),
-      vocab_size=tokenizer.vocab_size,
+      eos_ids=experiment.eos_ids(tokenizer),
+      is_token=tokenizer.is_token,
       mesh=task.mesh,
       rules=task.rules,
     )
 
   def __call__(self, params: PyTree, prompt: str) -> str:
     """Returns `prompt` and its continuation."""
-    start = start_ids(self._experiment, self._tokenizer)
-    ids = (start + self._tokenizer.encode(prompt))[: self._experiment.MAX_SEQ_LEN - 1]
+    start = self._encoding.start_ids
+    ids = self._encoding.prompt(prompt)[: self._experiment.num_positions - 1]
     self._generator.params = params
     try:
       return self._tokenizer.decode(

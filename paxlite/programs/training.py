@@ -49,7 +49,7 @@ def train(run: Run) -> None:
 def _train(run: Run, lock: FolderLock) -> None:
   spent = goodput.Goodput(run.folder if jax.process_index() == 0 else None)
   with run.watchdog(spent) as watchdog:
-    run = run.in_steps()
+    run = run.in_steps().with_positions()
     run.check_folder()
     _lock(lock, run)
     with live_line.working('Reading the training data', _say):

@@ -33,7 +33,7 @@ _TEMPLATE = (
   "{% if tools %}tools: {{ tools | tojson }}{{ '\\n' }}{% endif %}"
   "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}"
   "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ '\\n' }}{% endfor %}"
-  '{% if add_generation_prompt %}assistant: {% endif %}'
+  '{% if add_generation_prompt %}assistant:{% endif %}'
 )
 
 

@@ -62,7 +62,7 @@ def answer(parser: command_line.Parser, argv: Sequence[str]) -> None:
   from paxlite.eval.inference import load_checkpoint
 
   inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides, args.base_weights)
-  generator = inference.generator()
+  generator = inference.generator(chat=args.chat)
 
   def show(ids: list[int]) -> str:
     tokens = generator.stream(ids, args.max_new_tokens, seed=args.seed)

@@ -27,8 +27,7 @@ except ImportError as e:
 
 from paxlite.core import command_line, paths
 from paxlite.core.errors import located
-from paxlite.data.chat_format import ChatFormat
-from paxlite.eval.inference import load_checkpoint, start_ids
+from paxlite.eval.inference import load_checkpoint
 from paxlite.eval.scoring import Continuation, Scorer
 from paxlite.eval.zero_shot import continuation_of, continued
 from paxlite.generation.decoding import Sampling
@@ -74,14 +73,14 @@ class PaxliteLM(LM):
     self._inference = load_checkpoint(checkpoint, tokenizer, overrides, base_weights)
     inference, e = self._inference, self._inference.experiment
     self._scorer = Scorer(
-      inference.model, inference.params, e.MAX_SEQ_LEN, batch_tokens, inference.mesh, e.rules
+      inference.model, inference.params, inference.max_length, batch_tokens, inference.mesh, e.rules
     )
 
   @property
   def _prefix(self) -> list[int]:
     """The ids that replace an empty context: the start id, or EOS if there is none."""
-    tokenizer = self._inference.tokenizer
-    return start_ids(self._inference.experiment, tokenizer) or [max(0, tokenizer.eos_id)]
+    encoding = self._inference.encoding
+    return encoding.start_ids or [max(0, self._inference.tokenizer.eos_id)]
 
   def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
     """Returns Σ ln p of each continuation, and whether its tokens are the likeliest."""
@@ -103,7 +102,7 @@ class PaxliteLM(LM):
       windows = get_rolling_token_windows(
         token_list=self._inference.tokenizer.encode(request.args[0]),
         prefix_token=self._prefix[-1],
-        max_seq_len=self._inference.experiment.MAX_SEQ_LEN,
+        max_seq_len=self._inference.max_length,
         context_len=1,
       )
       for context, continuation in map(make_disjoint_window, windows):
@@ -132,8 +131,7 @@ class PaxliteLM(LM):
 
   def apply_chat_template(self, chat_history, add_generation_prompt: bool = True) -> str:
     """Returns the text that the chat template makes of a conversation, without the start id."""
-    e, tokenizer = self._inference.experiment, self._inference.tokenizer
-    return ChatFormat(e.CHAT_TEMPLATE, tokenizer.path).render(chat_history, add_generation_prompt)
+    return self._inference.encoding.chat_text(chat_history, add_generation_prompt)
 
   @property
   def tokenizer_name(self) -> str:

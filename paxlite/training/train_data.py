@@ -12,7 +12,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.base import Input, Seekable, place
 from paxlite.data.device_batches import DeviceBatches
-from paxlite.data.fingerprints import fingerprint
+from paxlite.data.fingerprints import fingerprint, former_fingerprint, tokens_fingerprint
 from paxlite.data.positions import merged
 from paxlite.parallel.partitioning import process_rows
 from paxlite.runtime.process_messages import gathered
@@ -64,6 +64,7 @@ class TrainData:
       notes['skipped_batches'] = self._skipped_batches
     if self._fingerprint is not None:
       notes['fingerprint'] = self._fingerprint
+      notes['tokens'] = self._tokens
     if not isinstance(self.input, Seekable):
       return lambda: notes
     known = np.ascontiguousarray(self.input.position(self._batch_of(step)), np.int64)
@@ -87,17 +88,37 @@ class TrainData:
     self._skipped_batches = int(notes.get('skipped_batches', 0))
     if isinstance(self.input, Seekable) and step:
       self.input.seek(self._batch_of(step), self._position(step, notes, sharding))
-    # old checkpoints have no fingerprint, and are accepted
-    if self._fingerprint not in (None, notes.get('fingerprint', self._fingerprint)):
+    why = self._change(notes)
+    if why:
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
       if not self._accept_changes:
         raise UserError(
-          f'{changed}: its contents have changed since, so that rows would be read twice or never. '
-          'Put them back, choose another --job_log_dir, or continue with the change: '
-          '--accept_changes'
+          f'{changed}: {why}. Put it back, choose another --job_log_dir, or continue with the '
+          'change: --accept_changes'
         )
       if jax.process_index() == 0:
         log.warning('%s; the run continues with it, because of --accept_changes', changed)
+
+  def _change(self, notes: Mapping[str, Json]) -> str:
+    """Says what has changed in the data since the notes were written; '' if nothing has."""
+    before = notes.get('fingerprint')
+    if before is None or self._fingerprint is None:  # as in old checkpoints, which are accepted
+      return ''
+    if 'tokens' not in notes:  # written by an earlier version
+      if before in (self._fingerprint, former_fingerprint(self.input)):
+        return ''
+      return (
+        'its contents have changed since, or an earlier version of paxlite has encoded them, or '
+        'chosen what is held out, in another way'
+      )
+    if before != self._fingerprint:
+      return 'its contents have changed since, so that rows would be read twice or never'
+    if notes['tokens'] != self._tokens:
+      return (
+        'its records are the same, but they are encoded in another way: the tokenizer, the chat '
+        'template, its date (CHAT_DATE), START_ID, EOS_IDS or TOO_LONG has changed since'
+      )
+    return ''
 
   def _position(self, step: int, notes: Mapping[str, Json], sharding: NamedSharding) -> np.ndarray:
     """Returns the position in the notes of a checkpoint; see Positions.seek."""
@@ -120,3 +141,7 @@ class TrainData:
   @functools.cached_property
   def _fingerprint(self) -> int | None:
     return fingerprint(self.input)
+
+  @functools.cached_property
+  def _tokens(self) -> int | None:
+    return tokens_fingerprint(self.input)

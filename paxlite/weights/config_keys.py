@@ -254,6 +254,16 @@ def activation(
   return Both((key, *others), ours, read, write)
 
 
+def positions(key: str) -> Both:
+  """Returns the key of the number of positions, which are also the longest rows of training."""
+  ours = ('MAX_POSITION_EMBEDDINGS', 'MAX_SEQ_LEN')
+
+  def read(config: Config) -> dict[str, object]:
+    return dict.fromkeys(ours, Same(key, ours[0]).read(config)[ours[0]])
+
+  return Both((key,), ours, read, lambda e: {key: max(getattr(e, name) for name in ours)})
+
+
 def tied(default: bool) -> Both:
   """Returns the key of tied embeddings, whose default differs between families."""
   name = 'tie_word_embeddings'

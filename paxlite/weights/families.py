@@ -150,8 +150,7 @@ def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) ->
   """Returns the contents of config.json with which transformers reads an experiment's model."""
   kind = family_of(e)
   family = FAMILIES[kind]
-  bos, eos = _special_ids(tokenizer)
-  end = list(e.EOS_IDS) or eos
+  bos, end = _special_ids(e, tokenizer)
   config: JsonObject = {
     'architectures': [family.architecture],
     'model_type': kind,
@@ -165,16 +164,16 @@ def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) ->
   return config
 
 
-def _special_ids(tokenizer: pathlib.Path | None) -> tuple[int | None, list[int]]:
-  """Returns the ids of bos_token and eos_token; None and [] if the tokenizer has none."""
+def _special_ids(e: LanguageModel, tokenizer: pathlib.Path | None) -> tuple[int | None, list[int]]:
+  """Returns the id of bos_token, None if there is none, and the ids that stop generation."""
   if tokenizer is None:
-    return None, []
+    return None, list(e.EOS_IDS)
   try:
     opened = open_tokenizer(str(tokenizer))
   except UserError:
-    return None, []
-  bos, eos = opened.special_id('bos_token'), opened.special_id('eos_token')
-  return None if bos < 0 else bos, [] if eos < 0 else [eos]
+    return None, list(e.EOS_IDS)
+  bos = opened.special_id('bos_token')
+  return None if bos < 0 else bos, e.eos_ids(opened)
 
 
 def _ids(value: int | Sequence[int] | None) -> list[int]:

@@ -32,6 +32,7 @@ from paxlite.weights.config_keys import (
   activation,
   heads,
   layer_types,
+  positions,
   tied,
 )
 from paxlite.weights.layout import Entry, gpt2_entries
@@ -68,7 +69,7 @@ _LENGTHS = (
   Same('num_hidden_layers', 'NUM_LAYERS'),
   Same('intermediate_size', 'HIDDEN_DIMS'),
   Same('vocab_size', 'VOCAB_SIZE'),
-  Same('max_position_embeddings', 'MAX_SEQ_LEN'),
+  positions('max_position_embeddings'),
   Same('rms_norm_eps', 'LAYERNORM_EPSILON'),
 )
 _SIZES = (*_LENGTHS, heads())
@@ -291,7 +292,7 @@ FAMILIES: dict[str, Family] = {
     'GPT2LMHeadModel', GPT2,
     (
       Same('n_layer', 'NUM_LAYERS'), Same('n_head', 'NUM_HEADS'), Same('n_embd', 'MODEL_DIMS'),
-      Same('vocab_size', 'VOCAB_SIZE'), Same('n_positions', 'MAX_SEQ_LEN'),
+      Same('vocab_size', 'VOCAB_SIZE'), positions('n_positions'),
       Same('layer_norm_epsilon', 'LAYERNORM_EPSILON'),
       activation('activation_function', written='gelu_new'),
       Both(

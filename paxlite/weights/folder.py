@@ -19,7 +19,14 @@ from paxlite.checkpointing.checksums import write_checksums
 from paxlite.checkpointing.variables import write_variable
 from paxlite.core.errors import UserError, listed
 from paxlite.core.unfinished_folder import UnfinishedFolder
-from paxlite.data.tokenizer import FILES, TOKENIZERS
+from paxlite.data.tokenizer_files import (
+  CONFIGURATION,
+  FILES,
+  JSON,
+  TOKENIZERS,
+  configuration,
+  published,
+)
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.layout import Entry
 
@@ -132,6 +139,9 @@ def _variable(parts: Sequence[Entry], tensors: Tensors) -> tuple[np.ndarray, tup
 def copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
   """Copies a tokenizer, with the files next to it for chats and special tokens.
 
+  Its class, which may follow from the config.json next to it, is written into
+  tokenizer_config.json, because a copy without config.json must encode texts in the same way.
+
   Args:
     source: A tokenizer's file, or a folder that may hold a tokenizer; None copies nothing.
     folder: The folder that receives the tokenizer under its usual name.
@@ -144,3 +154,7 @@ def copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
   for name in FILES:
     if (beside / name).is_file() and not (source.is_file() and name in TOKENIZERS):
       shutil.copyfile(beside / name, folder / name)
+  found, copied = (published(str(place / JSON)).tokenizer_class for place in (beside, folder))
+  if found and found != copied:
+    contents = configuration(str(beside / JSON)) | {'tokenizer_class': found}
+    (folder / CONFIGURATION).write_text(json.dumps(contents, indent=2) + '\n')

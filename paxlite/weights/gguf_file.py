@@ -130,6 +130,7 @@ def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTenso
     'HEADS_SPAN_MODEL': heads * head_dim == width,
     'VOCAB_SIZE': embedding[0],
     'MAX_SEQ_LEN': number('llama.context_length'),
+    'MAX_POSITION_EMBEDDINGS': number('llama.context_length'),
     'LAYERNORM_EPSILON': round(number('llama.attention.layer_norm_rms_epsilon'), 12),
     'ROPE_THETA': number('llama.rope.freq_base', 10_000.0),
     'SEPARATE_EMBEDDING': GGUF['head'] in tensors.shapes,

@@ -19,6 +19,7 @@ from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.object_copies import reading
 from paxlite.core.object_store import ObjectStore
 from paxlite.core.unfinished_folder import UnfinishedFolder
+from paxlite.data.tokenizer_files import CHAT_TEMPLATE
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.families import config_json, experiment_of, hugging_face_entries
 from paxlite.weights.folder import Tensors, copy_tokenizer
@@ -242,8 +243,12 @@ def write_folder(
       (folder / _INDEX).write_text(json.dumps(index, indent=2))
     kinds = {d.name for d in as_stored.values()}
     config = config_json(experiment, kinds.pop() if len(kinds) == 1 else 'float32', tokenizer)
-    (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+    generation = {k: config[k] for k in ('bos_token_id', 'eos_token_id') if config[k] is not None}
+    for name, contents in {'config.json': config, 'generation_config.json': generation}.items():
+      (folder / name).write_text(json.dumps(contents, indent=2) + '\n')
     copy_tokenizer(tokenizer, folder)
+    if experiment.CHAT_TEMPLATE:  # of several templates, transformers takes this one
+      (folder / CHAT_TEMPLATE).write_text(experiment.CHAT_TEMPLATE)
   return size
 
 

@@ -236,7 +236,7 @@ def gpt2_entries(e: LanguageModel) -> list[Entry]:
   D, F, N, H = e.MODEL_DIMS, e.HIDDEN_DIMS, e.NUM_HEADS, e.DIMS_PER_HEAD
   entries = [
     _same('wte.weight', (e.VOCAB_SIZE, D), 'embedding/emb_var'),
-    _same('wpe.weight', (e.MAX_SEQ_LEN, D), 'position_emb/emb_var'),
+    _same('wpe.weight', (e.MAX_POSITION_EMBEDDINGS, D), 'position_emb/emb_var'),
     _same('ln_f.weight', (D,), 'final_ln/scale'),
     _same('ln_f.bias', (D,), 'final_ln/bias'),
   ]

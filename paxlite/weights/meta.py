@@ -32,6 +32,7 @@ _SPLIT = {
 
 
 _WIDTH_OF_3B = 3072
+_POSITIONS_OF_SCALED = 131_072  # of Llama 3.1, 3.2 and 3.3, as their config.json says
 
 
 class MetaTensors:
@@ -119,6 +120,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
   if params.get('use_scaled_rope'):
     # The file does not say it: 32 for the small models (Llama 3.2 1B and 3B), 8 for Llama 3.1, 3.3.
     values['ROPE_FACTOR'] = 32.0 if width <= _WIDTH_OF_3B else 8.0
+    values['MAX_POSITION_EMBEDDINGS'] = _POSITIONS_OF_SCALED
   with located(str(path)):
     experiment = published(LLaMA, values)
     check_layers(experiment, tensors.shapes)

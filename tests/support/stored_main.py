@@ -18,6 +18,7 @@ from paxlite.runtime import lease
 
 TIMES = lease.Times(renew=0.3, expires=3.0, sure=2.0, look=0.1)
 lease.Lease.__init__.__defaults__ = (TIMES,)
+lease.LeaseView.__init__.__defaults__ = (TIMES,)
 stored_run._MIRROR_SECONDS = 0.3
 stored_run._LOOK_SECONDS = 0.1
 stored_run._PAUSE_SECONDS = 0.3

@@ -62,8 +62,8 @@ def test_a_file_of_chats_alone_is_enough(tmp_path, capsys):
   found = shown(capsys, path)
   assert found['Counts'].startswith("by the demo's tokenizer")
   assert found['Format'] == 'messages (5)'
-  assert 'assistant: [[[{"type": "function"' in found['text']
-  assert '\nassistant: [[In Rome.\n]]' in found['text']
+  assert 'assistant:[[ [{"type": "function"' in found['text']
+  assert '\nassistant:[[ In Rome.\n]]' in found['text']
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_special_tokens_of_a_json_tokenizer_are_shown(tmp_path):
   bpe.train_from_iterator(['a b'], vocab_size=260, special_tokens=['<|end|>'])
   bpe.save(str(tmp_path / 'tokenizer.json'))
   tokenizer = open_tokenizer(str(tmp_path))
-  ids = tokenizer.encode_marked('a b<|end|>')
+  ids = tokenizer.encode('a b<|end|>')
   assert tokenizer.decode(ids) == 'a b'
   assert tokenizer.decode_marked(ids) == 'a b<|end|>'
 
