@@ -54,6 +54,7 @@ _PATHS = (
   'write_hlo',
 )
 
+_LINE_SECONDS = 5.0  # between two lines on work that takes long, where there is no terminal
 _END_SECONDS = 10.0  # the time after a signal in which unfinished files are removed
 BASE_WEIGHTS = 'folder of the weights that the factors of LoRA belong to, if they were moved'
 
@@ -285,11 +286,30 @@ def translate(argv: Sequence[str], names: Names) -> list[str]:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-  """A context with a progress bar on a terminal; yields a function (done, total) to move it."""
+  """A context that shows how far work is; yields a function (done, total) that moves it.
+
+  On a terminal there is a progress bar, and elsewhere a line on standard error every few seconds.
+  """
   from rich.console import Console
   from rich.progress import Progress
 
   console = Console(stderr=True)
-  with Progress(console=console, disable=not console.is_terminal) as bar:
+  if not console.is_terminal:
+    yield _progress_lines(what)
+    return
+  with Progress(console=console) as bar:
     task = bar.add_task(what, total=None)
     yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _progress_lines(what: str) -> Callable[[int, int], None]:
+  """Returns a function (done, total) that prints a line if the last one is some seconds old."""
+  last = time.monotonic()
+
+  def report(done: int, total: int) -> None:
+    nonlocal last
+    if time.monotonic() - last >= _LINE_SECONDS and done < total:
+      last = time.monotonic()
+      terminal.warn(f'{what} … {done / total:.0%}')
+
+  return report

@@ -225,18 +225,18 @@ def first_look(source: SftRows, color: bool) -> list[str]:
     'Tokens of an example, and how many examples have so many:',
     *(f'  {line}' for line in histogram(source.lengths)),
     f'The first example, {how_learned(color)}:',
-    first_example(source, color, _MOST_TOKENS),
+    example_text(source, 0, color, _MOST_TOKENS),
   ]
 
 
 def how_learned(color: bool) -> str:
-  """Says how first_example and masked_text mark what is learned."""
+  """Says how example_text and masked_text mark what is learned."""
   return f'{"in green" if color else "in [[ ]]"} what is learned'
 
 
-def first_example(source: SftRows, color: bool, most: int) -> str:
-  """Returns the text of at most `most` tokens of the first example."""
-  example = source.example(0)
+def example_text(source: SftRows, number: int, color: bool, most: int) -> str:
+  """Returns the text of at most `most` tokens of an example."""
+  example = source.example(number)
   text = masked_text(source.tokenizer, example.ids[:most], example.is_answer[:most], color)
   return text if len(example.ids) <= most else f'{text} …'
 

@@ -1,6 +1,9 @@
 """Datasets as mixins: `class Synthetic126M(Synthetic, GPT126M)`."""
 
 import os
+import pathlib
+import re
+from collections.abc import Sequence
 
 import fiddle as fdl
 
@@ -337,8 +340,8 @@ class Mixture(FromTfds, Rows):
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
     return {
-      f'{number}_{name}': eval_input
-      for number, part in enumerate(self._parts)
+      f'{source}_{name}': eval_input
+      for source, part in zip(short_names(self.SOURCES), self._parts, strict=True)
       for name, eval_input in part.eval_inputs().items()
     }
 
@@ -353,6 +356,21 @@ class Mixture(FromTfds, Rows):
     mine = self.values()
     shared = {name: mine[name] for name in attribute_types(dataset).keys() & mine.keys()}
     return dataset(**shared | attributes)
+
+
+def short_names(sources: Sequence[str]) -> list[str]:
+  """Returns names of sources for metrics: wiki for data/wiki.jsonl; each name is another one."""
+  names: list[str] = []
+  for source in sources:
+    name = source.removeprefix('sft:')
+    if name.startswith(('hf:', 'tfds:', 'seqio:')):
+      last = '_'.join(name.partition(':')[2].split('/')[-2:])  # c4_en_train
+    else:
+      last = pathlib.PurePath(name).name.partition('.')[0]
+    short = re.sub(r'[^A-Za-z0-9_-]+', '_', last).strip('_') or 'source'
+    number = 1 + sum(re.fullmatch(rf'{re.escape(short)}(_\d+)?', n) is not None for n in names)
+    names.append(short if number == 1 else f'{short}_{number}')
+  return names
 
 
 def _dataset_of(source: str) -> tuple[type[Rows], dict[str, object]]:
