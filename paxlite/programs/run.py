@@ -393,7 +393,7 @@ def _check_trainable(task: ShardedTask) -> None:
   if not jax.tree.leaves(optimizer.split(params)[0]):
     names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
     raise UserError(
-      f'TRAINABLE_VARIABLES={list(optimizer.trainable)} matches no variable as a whole; '
+      f'TRAINABLE_VARIABLES={list(optimizer.patterns)} matches no variable as a whole; '
       f'there are {", ".join(names[:3])} …'
     )
 
