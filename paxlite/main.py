@@ -13,14 +13,13 @@ import os
 import pathlib
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from absl import flags
 
 from paxlite.checkpointing import save_errors
-from paxlite.core import command_line, other_names, paths
+from paxlite.core import command_line, other_names, own_code, paths
 from paxlite.core.errors import EXIT_AGAIN, AbsentError, Interrupted, TrainingError, UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.core.near_names import did_you_mean
@@ -155,8 +154,10 @@ def main(argv: Sequence[str]) -> int:
     warn(f'stopped: {e}')
     return 1
   except OSError as e:
-    if not e.filename and e.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if command_line.is_of_stdout(e):
       raise
+    if not e.filename and e.errno not in (errno.ENOSPC, errno.EDQUOT):
+      return _unexpected(e)
     warn(f'stopped: {e.filename or "a file of the run"}: {e.strerror or e}')
     return 1
   except Interrupted as e:
@@ -172,15 +173,20 @@ def main(argv: Sequence[str]) -> int:
   except KeyboardInterrupt:  # there was nothing to save
     warn('interrupted')
     return 128 + signal.SIGINT
-  except Exception:
-    traceback.print_exc()
-    folder = _FOLDER.value or ''
-    has_files = '://' in folder or (pathlib.Path(folder).expanduser() / 'versions.json').exists()
-    files = f', and experiment.txt and versions.json in {folder}' if folder and has_files else ''
-    warn(f'{command_line.DEFECT}{files}.')
-    return 1
+  except Exception as e:
+    return _unexpected(e)
   finally:
     settle()
+
+
+def _unexpected(error: Exception) -> int:
+  """Reports an error of the user's own code, or of paxlite; returns the exit code."""
+  folder = _FOLDER.value or ''
+  place = None if not folder or '://' in folder else pathlib.Path(folder).expanduser()
+  has_files = '://' in folder or (place is not None and (place / 'versions.json').exists())
+  files = f', and experiment.txt and versions.json in {folder}' if has_files else ''
+  own_code.print_error(error, f'{command_line.DEFECT}{files}.', place)
+  return 1
 
 
 def first_line(error: UserError) -> str:

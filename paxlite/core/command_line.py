@@ -14,10 +14,9 @@ import stat
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 
-from paxlite.core import other_names, paths, terminal
+from paxlite.core import other_names, own_code, paths, terminal
 from paxlite.core.answers import Names
 from paxlite.core.errors import UserError, located
 from paxlite.core.own_modules import import_named
@@ -68,8 +67,8 @@ def this_command() -> str:
 
 # what is said after the traceback of an unexpected error; what else to add may follow
 DEFECT = (
-  'This error is a defect of paxlite, or of your own code if its last lines are there. To report '
-  'it, add the lines above, what `paxlite doctor` prints'
+  'This error is a defect of paxlite. To report it, add the lines above, what `paxlite doctor` '
+  'prints'
 )
 
 
@@ -93,14 +92,14 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)
       sys.exit(128 + signal.SIGINT)
-    except OSError as e:
-      if e.errno not in (errno.ENOSPC, errno.EDQUOT) or _is_of_stdout(e):
+    except Exception as e:
+      is_full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
+      if isinstance(e, OSError) and is_of_stdout(e):
         raise
-      print(f'error: {e.filename or "a file"} cannot be written: {e.strerror}', file=sys.stderr)
-      sys.exit(1)
-    except Exception:
-      traceback.print_exc()
-      print(f'{DEFECT}, and the command.', file=sys.stderr)
+      if is_full:
+        print(f'error: {e.filename or "a file"} cannot be written: {e.strerror}', file=sys.stderr)
+      else:
+        own_code.print_error(e, f'{DEFECT}, and the command.')
       sys.exit(1)
 
 
@@ -142,7 +141,7 @@ def printing(output_matters: bool = True) -> Iterator[None]:
   try:
     yield
   except OSError as e:
-    if not _is_of_stdout(e):
+    if not is_of_stdout(e):
       raise
     if not isinstance(e, BrokenPipeError):
       problem = e.strerror or str(e)
@@ -154,7 +153,7 @@ def printing(output_matters: bool = True) -> Iterator[None]:
     sys.exit(1)
 
 
-def _is_of_stdout(error: OSError) -> bool:
+def is_of_stdout(error: OSError) -> bool:
   """Whether an error probably comes from printing: such errors name no file."""
   if error.filename or sys.stdout is None or sys.stdout.closed:
     return False
@@ -199,9 +198,9 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
       try:
         import_named(argument.removeprefix('--import='))
       except ImportError as e:
+        if own_code.frame_of(e) is not None:  # the module is there, and does not import
+          raise
         raise UserError(f'{argument}: {e}') from None
-      except Exception as e:  # the code of a module may raise anything
-        raise UserError(f'{argument}: {type(e).__name__}: {e}') from None
   return [a for a in argv if not a.startswith('--import=')]
 
 

@@ -5,12 +5,14 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
+_WORK = 'paxlite_work'  # an attribute of exceptions
+
 
 class UserError(ValueError):
   """Wrong input. The message says on one line what is wrong, where, and how to correct it.
 
-  The exit code is 2 and there is no traceback. An unexpected exception is a defect of paxlite and
-  keeps its traceback.
+  The exit code is 2 and there is no traceback. An unexpected exception that came out at a user's
+  own code is reported by own_code; any other is a defect of paxlite and keeps its traceback.
   """
 
   def __init__(self, message: str):
@@ -53,6 +55,27 @@ def located(place: str) -> Iterator[None]:
     yield
   except UserError as e:
     raise UserError(f'{place}: {e}') from None
+
+
+@contextlib.contextmanager
+def doing(what: str) -> Iterator[None]:
+  """A context that notes in the exceptions that leave it what was done, for `work_of`.
+
+  Args:
+    what: The work, as 'Compiling the train step'.
+  """
+  try:
+    yield
+  except Exception as e:
+    if not work_of(e):  # the innermost work says most
+      with contextlib.suppress(AttributeError, TypeError):
+        setattr(e, _WORK, what)
+    raise
+
+
+def work_of(error: BaseException) -> str:
+  """Returns what was done when an exception came out; '' if that is not known."""
+  return getattr(error, _WORK, '')
 
 
 def line_of(error: Exception) -> str:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from paxlite.core.errors import doing
+
 if TYPE_CHECKING:
   from rich.live import Live
   from rich.text import Text
@@ -79,7 +81,8 @@ def working(what: str, say: Callable[[str], None]) -> Iterator[Callable[[str], N
   else:
     late.start()
   try:
-    yield progress
+    with doing(what):
+      yield progress
   finally:
     late.cancel()
     if _works:

@@ -5,9 +5,9 @@ import logging
 import os
 import re
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 
+from paxlite.core import own_code
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
 from paxlite.core.terminal import settle, warn
 from paxlite.runtime.agreement import Statement, compare_at_start
@@ -158,7 +158,7 @@ def leaving_together(before: Callable[[], None] = lambda: None) -> Iterator[None
       time.sleep(_VERDICT_SECONDS)  # Meanwhile peers.py names the lost process, and ends this one.
       code, what = EXIT_AGAIN, f'stopped: {process} lost another one: {str(e).splitlines()[0]}'
     else:
-      traceback.print_exc()
+      own_code.print_error(e, '')
       code, what = 1, f'stopped: {process} failed'
     warn(what)
     settle()

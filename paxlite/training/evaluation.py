@@ -46,11 +46,12 @@ class Evaluator:
     self._max_texts = max_texts
     self.inputs = inputs
     self._sharding = task.batch_sharding
+    self._loss = 'total_loss' if task.task.has_own_loss else 'avg_xent'
 
     @jax.jit
     def metrics(params: PyTree, overwritten: PyTree, batch: dict[str, jax.Array]) -> Metrics:
       with partitioning.activate(task.mesh, task.rules):
-        return task.task.loss(params, batch, overwritten=overwritten)[1]
+        return task.task.loss_and_metrics(params, batch, overwritten=overwritten)[1]
 
     def step(state: TrainState, batch: dict[str, jax.Array]) -> Metrics:
       with task.compiling():
@@ -84,7 +85,7 @@ class Evaluator:
         live_line.working(f'Evaluating {name} at step {step:,}', summaries.say) as progress,
       ):
         metrics = self(name, state, progress)
-      summaries.evaluation(step, name, metrics, time.perf_counter() - before)
+      summaries.evaluation(step, name, metrics, time.perf_counter() - before, self._loss)
       found[name] = metrics
     return found
 
@@ -118,10 +119,10 @@ class Evaluator:
     if pending is not None:
       mean.add(jax.device_get(pending))
     result = mean.result()
-    count = mean.weight('fraction_of_correct_next_step_preds')
+    count = mean.total('num_predictions')
     result['num_predictions'] = count
     bytes_per_token = getattr(getattr(data, 'source', None), 'bytes_per_token', None)
-    if bytes_per_token:
+    if bytes_per_token and 'avg_xent' in result:  # a loss of one's own may not report it
       xent = result['avg_xent'] * mean.weight('avg_xent') / max(count, 1)  # per target
       result['bits_per_byte'] = xent / math.log(2) / bytes_per_token
     return result

@@ -73,27 +73,43 @@ class Summaries:
       scalars: Values by their TensorBoard names.
       speed: tokens_per_second, step_seconds, model_tflops and mfu; unknown values are None.
     """
-    record = {k: scalars[v] for k, v in _SHORT.items()} | dict(speed)
+    record = {k: scalars.get(v) for k, v in _SHORT.items()} | dict(speed)
     self._send(lambda writer: writer.train(step, record, scalars))
 
   def progress(
     self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
   ) -> None:
     """Shows a training step that is not recorded; the arguments are those of `train`."""
-    record = {k: scalars[v] for k, v in _SHORT.items()} | dict(speed)
+    record = {k: scalars.get(v) for k, v in _SHORT.items()} | dict(speed)
     self._send(lambda writer: writer.progress(step, record))
 
-  def evaluation(self, step: int, name: str, metrics: Mapping[str, float], seconds: float) -> None:
-    """Reports one evaluation of input `name`."""
-    bits = f'  {metrics["bits_per_byte"]:.3f} bits per byte' if 'bits_per_byte' in metrics else ''
-    self.result(
-      step,
-      name,
-      metrics,
-      f'loss {metrics["avg_xent"]:.4f}{bits}  '
-      f'accuracy {metrics["fraction_of_correct_next_step_preds"]:.3f}  '
-      f'{metrics["num_predictions"]:,.0f} tokens in {seconds:.1f} s',
-    )
+  def evaluation(
+    self,
+    step: int,
+    name: str,
+    metrics: Mapping[str, float],
+    seconds: float,
+    loss: str = 'avg_xent',
+  ) -> None:
+    """Reports one evaluation.
+
+    Args:
+      step: Number of steps done.
+      name: Name of the input.
+      metrics: The metrics of the evaluation.
+      seconds: The time that it took.
+      loss: Name of the metric that is printed as the loss.
+    """
+    shown = [(loss, 'loss {:.4f}')]
+    if loss != 'avg_xent':
+      shown.append(('avg_xent', 'cross-entropy {:.4f}'))
+    shown += [
+      ('bits_per_byte', '{:.3f} bits per byte'),
+      ('fraction_of_correct_next_step_preds', 'accuracy {:.3f}'),
+      ('num_predictions', '{:,.0f} tokens'),
+    ]
+    parts = [text.format(metrics[key]) for key, text in shown if key in metrics]
+    self.result(step, name, metrics, f'{"  ".join(parts)} in {seconds:.1f} s')
 
   def result(self, step: int, name: str, metrics: Mapping[str, float], text: str) -> None:
     """Writes the metrics of an evaluation of input `name`, and prints `text` on the terminal."""

@@ -160,7 +160,9 @@ def train_line(step: int, max_steps: int, record: Mapping[str, Json], ahead: str
     elif record['model_tflops'] >= 1:
       parts.append(f'{record["model_tflops"]:.3g} TFLOP/s')
   parts += filter(None, [ahead, seconds and f'{seconds:.3f} s/step'])
-  return '  '.join([*parts, f'lr {record["lr"]:.2e}', f'grad {record["grad_norm"]:.3f}'])
+  if record['lr'] is not None:  # an optimizer of one's own may not say it
+    parts.append(f'lr {record["lr"]:.2e}')
+  return '  '.join([*parts, f'grad {record["grad_norm"]:.3f}'])
 
 
 def duration(seconds: float) -> str:
