@@ -25,7 +25,29 @@ _BAR = 40  # characters of the longest bar
 
 
 def lines(data: Input) -> list[str]:
-  """Returns a line that describes an input, and one more for each part of a mixture."""
+  """Returns a line that describes an input, one more for each part of a mixture, and remarks."""
+  return [*_described(data), *remarks(data)]
+
+
+def remarks(data: Input) -> list[str]:
+  """Returns what a person should know of the data before a model learns them, a line each."""
+  found = [line for source in _sources(data) for line in getattr(source, 'remarks', ())]
+  return list(dict.fromkeys(found))
+
+
+def thinking(data: Input) -> bool | None:
+  """Returns False if answers follow prompts without thinking; None: as the chat template has it."""
+  found = {source.thinking for source in _sources(data) if isinstance(source, SftRows)}
+  return False if found == {False} else None
+
+
+def _sources(data: Input) -> list[object]:
+  if isinstance(data, MixtureInput):
+    return [source for part in data.parts for source in _sources(part)]
+  return [getattr(data, 'source', None)]
+
+
+def _described(data: Input) -> list[str]:
   name = f'Training data: {_shortened(data.name)}'
   if isinstance(data, RowInput):
     return [f'{name}: {_rows(data.source, data.batch_size)}']
@@ -189,7 +211,7 @@ def report(data: RowInput | StreamInput) -> list[str]:
     num_rows = round(found.num_rows / found.share) if is_stream else found.num_rows
     roughly = 'about: ' if is_stream and not found.is_whole else ''
     lines.append(f'Epoch     {roughly}{epoch(num_rows, data.batch_size)}')
-  return lines
+  return lines + [f'Note      {line}' for line in remarks(data)]
 
 
 def _left_out(source: SftRows) -> list[str]:
@@ -198,7 +220,8 @@ def _left_out(source: SftRows) -> list[str]:
   if source.num_cut:
     lines.append(f'Cut       {_counted(source.num_cut, "example")}, too long')
   if source.num_skipped:
-    lines.append(f'Left out  {_counted(source.num_skipped, "example")}, too long')
+    why = 'whose answer begins behind the cut' if source.too_long == 'truncate' else 'too long'
+    lines.append(f'Left out  {_counted(source.num_skipped, "example")}, {why}')
   return [*lines, f'          the first: {source.first_long}'] if lines else lines
 
 

@@ -65,6 +65,7 @@ class SftRows:
 
   Attributes beyond RowSource's:
     tokenizer: The tokenizer.
+    too_long: What is done with examples that are too long.
     lengths: Number of tokens of each example, without the first, which is no target [n].
     num_learned: Number of tokens that are learned.
     num_cut: Number of examples that are cut.
@@ -108,6 +109,7 @@ class SftRows:
     self.tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(self.tokenizer, vocab_size)
     self._chat_template = chat_template
+    self.too_long = too_long
     self._encoding = TextEncoding(
       self.tokenizer, vocab_size, start_id, eos_ids, chat_template, date, thinking
     )

@@ -58,6 +58,11 @@ class Remarks:
         f'{_counted(self._missed, "answer")} not learned, because nothing says where the chat '
         'template writes them'
       )
+    if self.thinking is False:
+      found.append(
+        'No answer begins with thinking, so that prompts of this model ask for none '
+        '(CHAT_THINKING=False)'
+      )
     if self._without_thinking and self._with_thinking:
       found.append(
         f'{self._with_thinking:,} answers begin with thinking and {self._without_thinking:,} do '

@@ -101,16 +101,8 @@ class Tokenizer(Protocol):
     ...
 
 
-def open_tokenizer(path: str) -> Tokenizer:
-  """Opens the tokenizer in a file, or in a folder with tokenizer.json or tokenizer.model.
-
-  Args:
-    path: Value of `--fdl.VOCAB_PATH`: a SentencePiece .model, a tokenizer.json or the folder of
-      one.
-
-  Raises:
-    UserError: The file does not exist, or it is not a tokenizer.
-  """
+def tokenizer_file(path: str) -> pathlib.Path:
+  """Returns the file of a tokenizer, which may be named by its folder; see open_tokenizer."""
   if not path:
     raise UserError(f'there is no tokenizer: {_FLAGS}')
   path = object_copies.local(paths.stored(path), object_copies.SMALL)
@@ -122,6 +114,20 @@ def open_tokenizer(path: str) -> Tokenizer:
     file = found[0]
   if not os.path.isfile(file):
     raise UserError(f'the tokenizer {path} is not a file: {_FLAGS}')
+  return file
+
+
+def open_tokenizer(path: str) -> Tokenizer:
+  """Opens the tokenizer in a file, or in a folder with tokenizer.json or tokenizer.model.
+
+  Args:
+    path: Value of `--fdl.VOCAB_PATH`: a SentencePiece .model, a tokenizer.json or the folder of
+      one.
+
+  Raises:
+    UserError: The file does not exist, or it is not a tokenizer.
+  """
+  file = tokenizer_file(path)
   if file.suffix == '.json':
     return JsonTokenizer(str(file))
   return SentencePieceTokenizer(str(file))

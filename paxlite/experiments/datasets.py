@@ -16,6 +16,7 @@ from paxlite.core.files import kind
 from paxlite.core.own_modules import import_named
 from paxlite.core.templates import config
 from paxlite.data import packaged
+from paxlite.data.chat_format import ChatFormat
 from paxlite.data.documents import DocumentSource, check_once
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.mixture import mixture_of
@@ -26,6 +27,7 @@ from paxlite.data.sft import SftRows, TooLong
 from paxlite.data.streams import StreamRows
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import HELD_OUT_EVERY, Split, TextRows
+from paxlite.data.tokenizer import tokenizer_file
 from paxlite.experiments.rows import FromTfds, Rows, Splits, Tokenized, check_fraction
 
 
@@ -255,6 +257,14 @@ class SftFiles(Tokenized, Rows):
   def learns_chats(self) -> bool:
     return True
 
+  @property
+  def reads_clock(self) -> bool:
+    try:
+      path = tokenizer_file(self.VOCAB_PATH or self._restored_tokenizer)
+      return ChatFormat(self.CHAT_TEMPLATE, str(path)).reads_clock
+    except UserError:  # reported where the data are read; pairs of texts need no template
+      return False
+
   def train_input(self) -> fdl.Config:
     split: Split = 'train' if self.EVAL_FRACTION else 'all'
     return self.input(self._source(self.TRAIN_FILES, split))
@@ -317,6 +327,10 @@ class Mixture(FromTfds, Rows):
   @property
   def learns_chats(self) -> bool:
     return any(part.learns_chats for part in self._parts)
+
+  @property
+  def reads_clock(self) -> bool:
+    return any(part.reads_clock for part in self._parts)
 
   def validate(self) -> None:
     super().validate()

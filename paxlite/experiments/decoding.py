@@ -1,9 +1,11 @@
 """Attributes that decide how an experiment's model continues text."""
 
+import datetime
 from typing import Literal
 
 from paxlite.core.attribute_kinds import Count, Generation, Run, Training
 from paxlite.core.attributes import StoredPath
+from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.generation.decoding import Sampling
 
@@ -48,6 +50,12 @@ class Decoding(Experiment):
   def validate(self) -> None:
     super().validate()
     self.sampling()
+    try:
+      datetime.date.fromisoformat(self.CHAT_DATE or '2000-01-01')
+    except ValueError:
+      raise UserError(
+        f'CHAT_DATE={self.CHAT_DATE} must be a day, as 2026-11-26, or empty'
+      ) from None
 
   def sampling(self) -> Sampling:
     """Returns how the next token is chosen; raises UserError if a number is out of range."""

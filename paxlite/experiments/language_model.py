@@ -13,6 +13,11 @@ class LanguageModel(Backends):
     """Whether the model learns answers, so that what ends an answer of a chat always stops it."""
     return False
 
+  @property
+  def reads_clock(self) -> bool:
+    """Whether the training data depend on the day, because the chat template writes it."""
+    return False
+
   def encoding(self, tokenizer: Tokenizer) -> TextEncoding:
     """Returns what encodes the texts and conversations of the model, as in its training."""
     return TextEncoding(

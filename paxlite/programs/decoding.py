@@ -10,7 +10,7 @@ def decode(run: Run) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint or restored weights."""
   run.refuse_weights('decode')
   with holding(run, deletes=False) as (held, _):
-    _decode(held)
+    _decode(held.as_begun())
 
 
 def _decode(run: Run) -> None:

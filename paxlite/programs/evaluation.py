@@ -30,7 +30,7 @@ def evaluate(run: Run, before: bool = False) -> None:
   """
   run.refuse_weights('eval')
   with holding(run, deletes=False) as (held, _):
-    held = dataclasses.replace(held, read_only=True)
+    held = dataclasses.replace(held.as_begun(), read_only=True)
     if before:
       _evaluate_before(held)
     _evaluate(held)

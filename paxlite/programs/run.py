@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import os
 import pathlib
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import fiddle as fdl
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.checkpoints import Checkpoints
@@ -22,6 +25,7 @@ from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
+from paxlite.data.about import thinking
 from paxlite.data.base import Input
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import Inference
@@ -99,6 +103,42 @@ class Run:
   def place(self) -> Address | pathlib.Path:
     """The job_log_dir, for messages."""
     return self.address or self.folder
+
+  def dated(self) -> 'Run':
+    """Returns the run with the day that its chat template sees, if that writes the day.
+
+    It is the day of the run's first start, so that the data stay the same on all days.
+    """
+    e = self.experiment
+    if not isinstance(e, LanguageModel) or e.CHAT_DATE or not e.reads_clock:
+      return self
+    begun = self.as_begun().decoding
+    if begun.CHAT_DATE:
+      return dataclasses.replace(self, experiment=e.replaced(CHAT_DATE=begun.CHAT_DATE))
+    today = np.int32(datetime.datetime.now().toordinal())
+    if jax.process_count() > 1:
+      today = multihost_utils.broadcast_one_to_all(today)
+    day = datetime.date.fromordinal(int(today)).isoformat()
+    return dataclasses.replace(self, experiment=e.replaced(CHAT_DATE=day))
+
+  def as_begun(self) -> 'Run':
+    """Returns the run with what its first start has found out, unless the experiment states it."""
+    e = self.experiment
+    before = run_values(self.folder) if isinstance(e, LanguageModel) else None
+    values = before['values'] if before else {}
+    found = {
+      name: values[name]
+      for name in ('CHAT_DATE', 'CHAT_THINKING')
+      if values.get(name) is not None and getattr(e, name) in (None, '')
+    }
+    return dataclasses.replace(self, experiment=e.replaced(**found)) if found else self
+
+  def noting(self, data: Input) -> 'Run':
+    """Returns the run with what its training data say of prompts, for its folder and samples."""
+    e = self.experiment
+    if isinstance(e, LanguageModel) and e.CHAT_THINKING is None and thinking(data) is False:
+      return dataclasses.replace(self, experiment=e.replaced(CHAT_THINKING=False))
+    return self
 
   def in_steps(self) -> 'Run':
     """Returns the run with the MAX_STEPS that NUM_EPOCHS means, and so with its whole schedule.

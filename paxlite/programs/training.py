@@ -55,14 +55,14 @@ def _train(run: Run, lock: FolderLock) -> None:
   spent = goodput.Goodput(run.folder if jax.process_index() == 0 else None)
   with run.watchdog(spent) as watchdog:
     compare_configs(run)
-    run = run.in_steps().with_positions()
+    run = run.dated().in_steps().with_positions()
     run.check_folder()
     _lock(lock, run)
     with live_line.working('Reading the training data', _say):
       trainer = run.trainer(spent, watchdog)
       compare_data(run, trainer)
     watchdog.pause()
-    _train_watched(run, lock, trainer)
+    _train_watched(run.noting(trainer.data.input), lock, trainer)
 
 
 def _about_data(trainer: Trainer) -> list[str]:

@@ -26,6 +26,7 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
 from paxlite.training import train_data
+from paxlite.training.train_data import TrainData
 
 TEXT = read_text(packaged.TEXTS[1])[:300_000]
 
@@ -153,3 +154,39 @@ def test_a_checkpoint_from_before_there_were_fingerprints_goes_on(tmp_path, monk
   assert 'fingerprint' not in notes.read_text()
   write(tmp_path, 'memmap', changed=True)
   train(dataclasses.replace(run, experiment=experiment(tmp_path, 'memmap', 3)))
+
+
+def chats(folder, template='{{ messages[1].content }}{{ eos_token }}', changed=False, **how):
+  """Returns the input of a few chats, which `template` writes."""
+  records = [
+    {'messages': [dict(role='user', content='q'), dict(role='assistant', content=f'{i} is')]}
+    for i in range(20 + changed)
+  ]
+  (folder / 'a.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in records))
+  source = SftRows(
+    [str(folder / 'a.jsonl')], packaged.VOCAB, 32, 8192, chat_template=template, **how
+  )
+  return TrainData(RowInput(source, 4))
+
+
+def test_a_change_of_records_and_one_of_their_tokens_are_told_apart(tmp_path):
+  notes = chats(tmp_path).notes(2)()
+  chats(tmp_path).resume(2, notes, None)
+  other = '{{ messages[1].content }}.{{ eos_token }}'
+  with pytest.raises(UserError, match='records are the same, but .* the chat template'):
+    chats(tmp_path, other).resume(2, notes, None)
+  with pytest.raises(UserError, match='its contents have changed since, so that rows'):
+    chats(tmp_path, changed=True).resume(2, notes, None)
+  clock = "{{ strftime_now('%d %B') }}" + other
+  dated = chats(tmp_path, clock, date='2024-02-29').notes(2)()
+  chats(tmp_path, clock, date='2024-02-29').resume(2, dated, None)
+  with pytest.raises(UserError, match='CHAT_DATE'):
+    chats(tmp_path, clock, date='2024-03-01').resume(2, dated, None)
+
+
+def test_the_notes_of_an_earlier_version_are_compared_with_the_tokens(tmp_path):
+  data = chats(tmp_path)
+  before = {'fingerprint': data.input.source.tokens_fingerprint}
+  chats(tmp_path).resume(2, before, None)
+  with pytest.raises(UserError, match='or an earlier version of paxlite has encoded them'):
+    chats(tmp_path, changed=True).resume(2, before, None)

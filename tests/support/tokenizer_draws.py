@@ -117,7 +117,7 @@ def draw_tokenizer(rng: random.Random, folder: pathlib.Path, template: str) -> d
   )
   _frame(made, pick('frame', 'neither', 'bos', 'bos', 'both'), kind)
   made.save(str(folder / 'tokenizer.json'))
-  _write_configuration(folder, pick, kind, template)
+  _write_configuration(folder, pick, drawn, template)
   return drawn
 
 
@@ -196,7 +196,10 @@ def _frame(made: Tokenizer, frame: str, kind: str) -> None:
     made.post_processor = template
 
 
-def _write_configuration(folder: pathlib.Path, pick: Any, kind: str, template: str) -> None:
+def _write_configuration(
+  folder: pathlib.Path, pick: Any, drawn: dict[str, Any], template: str
+) -> None:
+  kind = drawn['kind']
   stated = {'bos_token': '<s>', 'eos_token': '</s>', 'unk_token': '<unk>'}
   contents: dict[str, Any] = {'chat_template': template}
   where = pick('stated', 'texts', 'objects', 'map')
@@ -215,7 +218,7 @@ def _write_configuration(folder: pathlib.Path, pick: Any, kind: str, template: s
   if pick('clean_up', False, True):
     contents['clean_up_tokenization_spaces'] = True
   names = ['PreTrainedTokenizerFast', 'PreTrainedTokenizerFast']
-  if kind in ('prepend', 'metaspace'):
+  if drawn.get('byte_fallback'):  # without it, this class drops what it does not know
     names += ['LlamaTokenizer', 'LlamaTokenizerFast']
     legacy = pick('legacy', None, False, True)
     contents |= {} if legacy is None else {'legacy': legacy}
