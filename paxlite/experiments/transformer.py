@@ -76,9 +76,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
 
   # A prompt to continue when training ends, if the dataset has a tokenizer
   SAMPLE_PROMPTS: Run[list[str]] = []  # texts that are continued at each evaluation
-  SAMPLE_CHAT: Run[bool | None] = (
-    None  # the model answers prompts; None: if it learns chats
-  )
+  SAMPLE_CHAT: Run[bool | None] = None  # the model answers prompts; None: if it learns chats
   SAMPLE_PROMPT: Run[str | None] = None  # text that is continued after training; None: no sample
 
   @property
