@@ -287,6 +287,7 @@ def _run(overrides: dict[str, str]) -> None:
     compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
   )
   scored = functools.partial(evaluate, before=bool(_BEFORE.value))
+  modes: dict[str, Callable[[Run], None]]
   modes = {'train': train, 'eval': scored, 'decode': decode, 'decode_once': decode}
   with peers, processes.leaving_together():
     preemption.check()
