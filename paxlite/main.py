@@ -6,6 +6,7 @@ for your own. --fdl.NAME=VALUE overrides one of its attributes.
 """
 
 import contextlib
+import dataclasses
 import errno
 import functools
 import os
@@ -23,7 +24,7 @@ from paxlite.core import command_line, other_names, paths
 from paxlite.core.errors import EXIT_AGAIN, AbsentError, Interrupted, TrainingError, UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.core.near_names import did_you_mean
-from paxlite.core.terminal import occupy_standard_files, settle, warn
+from paxlite.core.terminal import occupy_standard_files, print_logs, settle, warn
 from paxlite.runtime import (
   cpu_memory,
   goodput,  # noqa: F401 - its clock starts here
@@ -136,6 +137,7 @@ def main(argv: Sequence[str]) -> int:
   continues when it is started again. 130 means Ctrl-C at a time when there was nothing to save.
   """
   occupy_standard_files()
+  print_logs()
   try:
     if _HELP & set(argv):
       print(f'{__doc__}\nFlags:\n{_FLAGS.get_help()}\n  --fdl.NAME=VALUE: One of its attributes.')
@@ -252,6 +254,7 @@ def _run(overrides: dict[str, str]) -> None:
     raise UserError('--before is for --mode=eval: leave it out')
   from paxlite.experiments.description import dry_run
   from paxlite.parallel import devices
+  from paxlite.programs.agreement import statement
   from paxlite.programs.decoding import decode
   from paxlite.programs.evaluation import evaluate
   from paxlite.programs.run import Run, located_run
@@ -262,8 +265,23 @@ def _run(overrides: dict[str, str]) -> None:
     devices.present()
     print(dry_run(experiment))
     return
+  folder, address = located_run(str(_FOLDER.value), _LOCAL_DIR.value)
+  run = Run(
+    experiment,
+    folder,
+    address=address,
+    save=_SAVE.value,
+    accept_changes=_ACCEPT.value,
+    start_over=_START_OVER.value,
+    check_memory=bool(_CHECK_MEMORY.value),
+    compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
+  )
   peers = processes.join(
-    _SERVER_ADDR.value, _NUM_HOSTS.value, _HOST_IDX.value, required=_MULTIPROCESS.value
+    _SERVER_ADDR.value,
+    _NUM_HOSTS.value,
+    _HOST_IDX.value,
+    required=_MULTIPROCESS.value,
+    statement=lambda: statement(run, _MODE.value),
   )
   if peers.alone:
     kept_programs.keep_programs()
@@ -274,24 +292,16 @@ def _run(overrides: dict[str, str]) -> None:
     import jax
 
     jax.profiler.start_server(_PROFILER_PORT.value)
-  folder, address = located_run(str(_FOLDER.value), _LOCAL_DIR.value)
-  run = Run(
-    experiment,
-    folder,
-    address=address,
-    peers=peers,
-    save=_SAVE.value,
-    accept_changes=_ACCEPT.value,
-    start_over=_START_OVER.value,
-    check_memory=bool(_CHECK_MEMORY.value),
-    compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
-  )
   scored = functools.partial(evaluate, before=bool(_BEFORE.value))
-  modes: dict[str, Callable[[Run], None]]
-  modes = {'train': train, 'eval': scored, 'decode': decode, 'decode_once': decode}
+  modes: dict[str, Callable[[Run], object]] = {
+    'train': train,
+    'eval': scored,
+    'decode': decode,
+    'decode_once': decode,
+  }
   with peers, processes.leaving_together():
     preemption.check()
-    modes[_MODE.value](run)
+    modes[_MODE.value](dataclasses.replace(run, peers=peers))
 
 
 def _run_before(folder: str) -> JsonObject | None:

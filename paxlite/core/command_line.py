@@ -4,7 +4,6 @@ import argparse
 import codecs
 import contextlib
 import errno
-import importlib
 import io
 import os
 import re
@@ -18,9 +17,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 
-from paxlite.core import other_names, paths
+from paxlite.core import other_names, paths, terminal
 from paxlite.core.answers import Names
 from paxlite.core.errors import UserError, located
+from paxlite.core.own_modules import import_named
 
 _SPELLINGS = str.maketrans(
   {'×': 'x', '…': '...', '→': '->', '−': '-', '–': '-', '≤': '<=', '≥': '>=', '·': '*', '─': '-'}
@@ -82,6 +82,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   imported because a file names it.
   """
   _end_by_signals()
+  terminal.print_logs()
   with printing():
     try:
       main(_import_modules(['--help' if a == '-help' else a for a in sys.argv[1:]]))
@@ -195,7 +196,7 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
   for argument in argv:
     if argument.startswith('--import='):
       try:
-        importlib.import_module(argument.removeprefix('--import='))
+        import_named(argument.removeprefix('--import='))
       except ImportError as e:
         raise UserError(f'{argument}: {e}') from None
       except Exception as e:  # the code of a module may raise anything

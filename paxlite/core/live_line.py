@@ -109,7 +109,9 @@ def _apply(act: Callable[['Live'], None]) -> bool:
     if _live is None:
       from rich.live import Live
 
-      _live = Live(_Line(), refresh_per_second=2, transient=True)
+      # what goes to another file or pipe stays there
+      to_screen = sys.stderr is not None and sys.stderr.isatty()
+      _live = Live(_Line(), refresh_per_second=2, transient=True, redirect_stderr=to_screen)
       _live.start()
     act(_live)
   except (OSError, ValueError):  # ValueError: the terminal's encoding lacks a character

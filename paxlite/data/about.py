@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from paxlite.core.round_numbers import round_up
 from paxlite.data import packaged
 from paxlite.data.base import Input, RowInput, RowSource
 from paxlite.data.mixture import MixtureInput
@@ -204,7 +205,7 @@ def _left_out(source: SftRows) -> list[str]:
 def histogram(lengths: np.ndarray) -> list[str]:
   """Returns a line with a bar for each range of lengths; the last takes the longest 1%."""
   low, high = int(lengths.min()), int(np.quantile(lengths, 0.99, method='higher'))
-  step = _round_step((high - low + 1) / _BUCKETS)
+  step = round_up((high - low + 1) / _BUCKETS)
   edges = list(range(low // step * step, high + 1, step))
   counts = np.bincount(np.searchsorted(edges, lengths, side='right') - 1, minlength=len(edges))
   ranges = [f'{edge:,} to {edge + step - 1:,}' if step > 1 else f'{edge:,}' for edge in edges]
@@ -216,12 +217,6 @@ def histogram(lengths: np.ndarray) -> list[str]:
     f'{name:>{width}}  {bar}{" " * bool(bar)}{count:,}'
     for name, bar, count in zip(ranges, bars, counts, strict=True)
   ]
-
-
-def _round_step(least: float) -> int:
-  """Returns the smallest of 1, 2, 5, 10, 20, 50 … that is at least `least`."""
-  power = 10 ** max(0, math.floor(math.log10(max(1.0, least))))
-  return next(power * k for k in (1, 2, 5, 10) if power * k >= least)
 
 
 def first_look(source: SftRows, color: bool) -> list[str]:

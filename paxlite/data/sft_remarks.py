@@ -12,14 +12,14 @@ class Remarks:
 
   def __init__(self) -> None:
     self.endless = 0
-    self._straddling: list[str] = []
+    self._differing: list[str] = []
     self._missed: list[str] = []
     self._without_thinking = self._with_thinking = 0
 
   def note(self, place: str, encoded: Encoded) -> None:
     """Notes an example that was read at `place`."""
-    if encoded.straddles:
-      self._straddling.append(place)
+    if encoded.prompt_differs:
+      self._differing.append(place)
     self._missed += [f'{place}, message {number}' for number in encoded.missed]
     self._without_thinking += sum(encoded.without_thinking)
     self._with_thinking += len(encoded.without_thinking) - sum(encoded.without_thinking)
@@ -47,11 +47,11 @@ class Remarks:
         'model does not learn to stop: the chat template must write such a token within what is '
         'learned, or --fdl.EOS_IDS=[ID] names it'
       )
-    if self._straddling:
+    if self._differing:
       found.append(
-        f'{_counted(self._straddling, "example")}: a token holds the end of the prompt and the '
-        'beginning of the answer, so that the prompt alone has other tokens: let the answer begin '
-        'with the space or line that is between them'
+        f'{_counted(self._differing, "example")}: the prompt alone has other tokens than together '
+        'with the answer, so that generation begins with what was not learned. Where a space is '
+        'between them, let the answer begin with it'
       )
     if self._missed:
       found.append(

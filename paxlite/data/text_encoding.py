@@ -28,15 +28,15 @@ class Encoded(NamedTuple):
   Attributes:
     ids: Token ids, int32 [n].
     is_learned: Whether each of them is learned, bool [n].
-    straddles: Whether a learned token holds the end of the prompt as well, so that a prompt alone
-      has other ids than at this place.
+    prompt_differs: Whether the text before the (last) answer alone, as a prompt, has other ids
+      than together with the answer: a token holds the end of one and the beginning of the other.
     missed: Numbers, from 1, of answers that are not learned; see chat_spans.Learned.
     without_thinking: See chat_spans.Learned.
   """
 
   ids: np.ndarray
   is_learned: np.ndarray
-  straddles: bool = False
+  prompt_differs: bool = False
   missed: Sequence[int] = ()
   without_thinking: Sequence[bool] = ()
 
@@ -149,14 +149,13 @@ class TextEncoding:
     self._check(tokens.ids)
     border = len(inputs)
     is_learned = tokens.within([(border, border + len(targets))])
-    straddles = bool((is_learned & (tokens.starts < border)).any())
     ended = len(tokens.ids) > 0 and is_learned[-1] and int(tokens.ids[-1]) in self.eos_ids
     end = [] if ended else self.end_ids
     before = self.start_ids
     return Encoded(
       np.concatenate([before, tokens.ids, end]).astype(np.int32),
       np.concatenate([np.zeros(len(before)), is_learned, np.ones(len(end))]).astype(bool),
-      straddles,
+      self._differs(inputs, tokens.ids, is_learned, marked=False),
     )
 
   def chat_text(
@@ -189,9 +188,16 @@ class TextEncoding:
     tokens = self.tokenizer.encode_tokens(found.text, marked=True)
     self._check(tokens.ids)
     is_learned = tokens.within(found.spans)
-    begin = {start for start, _ in found.spans}
-    straddles = any(bool(((tokens.starts < b) & (tokens.ends > b)).any()) for b in begin)
-    return Encoded(tokens.ids, is_learned, straddles, found.missed, found.without_thinking)
+    last = found.spans[-1][0] if found.spans else 0
+    is_last = is_learned & (tokens.ends > last)
+    differs = self._differs(found.text[:last], tokens.ids, is_last, marked=True)
+    return Encoded(tokens.ids, is_learned, differs, found.missed, found.without_thinking)
+
+  def _differs(self, prompt: str, ids: np.ndarray, is_answer: np.ndarray, marked: bool) -> bool:
+    """Returns whether a prompt alone has other ids than those before the answer in the text."""
+    alone = self.tokenizer.encode_tokens(prompt, marked).ids
+    begins = np.flatnonzero(is_answer)[:1]
+    return not np.array_equal(alone, ids[: len(alone)]) or bool((begins != len(alone)).any())
 
   def _check(self, ids: np.ndarray) -> None:
     check_ids(self.tokenizer, ids, self._vocab_size)

@@ -40,6 +40,7 @@ from paxlite.core.attributes import (
   derived,
 )
 from paxlite.core.errors import UserError
+from paxlite.core.templates import selections_named
 from paxlite.layers.backends import Backend
 from paxlite.parallel import mesh, partitioning
 from paxlite.runtime import compiler
@@ -402,7 +403,8 @@ def _with_backend(
 
   @functools.wraps(task)
   def with_backend(self: Experiment) -> fdl.Config:
-    config = task(self)
+    with selections_named(type(self).__name__):
+      config = task(self)
     if type(self).task is with_backend:  # and not super().task() of a subclass
       self.put_on_backend(config)
     return config

@@ -1,6 +1,5 @@
 """Datasets as mixins: `class Synthetic126M(Synthetic, GPT126M)`."""
 
-import importlib
 import os
 
 import fiddle as fdl
@@ -11,6 +10,7 @@ from paxlite.core.attribute_kinds import Run, Training
 from paxlite.core.attributes import StoredPath, attribute_types
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import kind
+from paxlite.core.own_modules import import_named
 from paxlite.core.templates import config
 from paxlite.data import packaged
 from paxlite.data.documents import DocumentSource, check_once
@@ -163,7 +163,7 @@ class SeqioTask(FromTfds, Splits):
       raise UserError('--fdl.SEQIO_TASK=NAME is missing: a SeqIO task or mixture')
     for module in self.SEQIO_MODULES:
       try:
-        importlib.import_module(module)
+        import_named(module)
       except ImportError as e:
         raise UserError(f'SEQIO_MODULES: {module} cannot be imported: {e}') from None
     source = config(

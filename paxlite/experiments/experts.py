@@ -151,6 +151,12 @@ class MixtureOfExperts(LanguageModel):
     """Dropless experts, so that a text does not depend on its neighbors in the batch."""
     return super().decoding_values | dict(USE_DROPLESS_MOE=True)
 
+  def task(self) -> fdl.Config:
+    task = super().task()
+    if self.ROUTER == 'balanced':
+      task.load_bias_rate = self.ROUTER_BIAS_RATE
+    return task
+
   def block_of(self, kind: BlockKind) -> fdl.Partial:
     block = super().block_of(kind)
     if kind.has_experts:
@@ -196,7 +202,6 @@ class MixtureOfExperts(LanguageModel):
       top_groups=self.NUM_EXPERT_GROUPS_PER_TOKEN,
       use_sigmoid=self.ROUTER == 'balanced',
       scale=self.EXPERT_WEIGHT_SCALE,
-      bias_rate=self.ROUTER_BIAS_RATE,
       **common,
     )
 

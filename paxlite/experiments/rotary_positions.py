@@ -46,6 +46,12 @@ class RotaryPositions(Experiment, abc.ABC):
   ROPE_STRETCHES_LOCAL: Function[bool] = True  # also in layers with sliding attention
 
   @property
+  def stretches_positions(self) -> bool:
+    """Whether rotary positions are stretched, or the rotated vectors alone (YaRN with factor 1)."""
+    scales = self.ROPE_SCALING in ('yarn', 'longrope') and self.ROPE_ATTENTION_FACTOR not in (0, 1)
+    return self.ROPE_FACTOR > 1 or scales
+
+  @property
   def rotary_length(self) -> float:
     """The length of a rotated vector over its length before: ROPE_ATTENTION_FACTOR, or its default.
 
@@ -88,7 +94,7 @@ class RotaryPositions(Experiment, abc.ABC):
         f'ROPE_FAST_TURNS={self.ROPE_FAST_TURNS:g} and ROPE_SLOW_TURNS={self.ROPE_SLOW_TURNS:g} '
         'must be above 0'
       )
-    if self.ROPE_FACTOR > 1 and self.ROPE_SCALING == 'longrope':
+    if self.stretches_positions and self.ROPE_SCALING == 'longrope':
       for name in ('ROPE_SHORT_FACTORS', 'ROPE_LONG_FACTORS'):
         if len(getattr(self, name)) != self.rotary_dims // 2:
           raise UserError(
@@ -100,7 +106,7 @@ class RotaryPositions(Experiment, abc.ABC):
     """Returns the template of the rotary embedding; `is_local` means sliding attention."""
     theta = (is_local and self.ROPE_LOCAL_THETA) or self.ROPE_THETA
     base: dict[str, object] = dict(theta=theta, layout=self.ROPE_LAYOUT)
-    if self.ROPE_FACTOR == 1 or (is_local and not self.ROPE_STRETCHES_LOCAL):
+    if not self.stretches_positions or (is_local and not self.ROPE_STRETCHES_LOCAL):
       rotary = template(RotaryEmbedding, **base)
     elif self.ROPE_SCALING == 'linear':
       rotary = template(LinearRotaryEmbedding, factor=self.ROPE_FACTOR, **base)

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax.tree_util import KeyPath
 
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import REPLACED, path_name
+from paxlite.core.variable_names import LOAD_BIAS, path_name
 from paxlite.layers.transformer import REPEATED
 from paxlite.optim import moments
 
@@ -136,21 +136,22 @@ class Optimizer:
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
     """Returns (trainable, frozen): trees like `params`, with None where the other has the leaf."""
 
-    trains = lambda name: self._matches(name) and not _is_replaced(name)
+    trains = lambda name: self._matches(name) and not _is_load_bias(name)
     return _select(params, trains), _select(params, lambda name: not trains(name))
 
-  def split_replaced(self, frozen: PyTree) -> tuple[PyTree, PyTree]:
-    """Splits frozen variables into those that a step replaces by their gradients, and all others.
+  def split_load_biases(self, frozen: PyTree) -> tuple[PyTree, PyTree]:
+    """Splits frozen variables into biases for the load of experts, and all others.
 
-    The former are the variables with the name REPLACED that would train under another name.
+    A step moves the former by a rule: group_router.balanced. They are the variables with the name
+    LOAD_BIAS that `trainable` matches; others with this name stay as they are.
     """
-    replaced = lambda name: self._matches(name) and _is_replaced(name)
-    return _select(frozen, replaced), _select(frozen, lambda name: not replaced(name))
+    moves = lambda name: self._matches(name) and _is_load_bias(name)
+    return _select(frozen, moves), _select(frozen, lambda name: not moves(name))
 
   def with_frozen_as(self, params: PyTree, dtype: str) -> PyTree:
     """Returns parameters with the frozen ones of float32 in another dtype."""
     _, others = self.split(params)
-    _, frozen = self.split_replaced(others)
+    _, frozen = self.split_load_biases(others)
     names = {path_name(p) for p, _ in jax.tree.leaves_with_path(frozen, is_leaf=_is_box)}
     narrowed = lambda x: x.astype(dtype) if x.dtype == jnp.float32 else x
     one = lambda path, leaf: jax.tree.map(narrowed, leaf) if path_name(path) in names else leaf
@@ -215,8 +216,8 @@ def _select(params: PyTree, wanted: Callable[[str], bool]) -> PyTree:
   return jax.tree_util.tree_map_with_path(one, params, is_leaf=_is_box)
 
 
-def _is_replaced(name: str) -> bool:
-  return name.rpartition('/')[2] == REPLACED
+def _is_load_bias(name: str) -> bool:
+  return name.rpartition('/')[2] == LOAD_BIAS
 
 
 def _is_box(x: object) -> bool:

@@ -2,6 +2,7 @@
 
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
+from paxlite.programs.agreement import compare_configs
 from paxlite.programs.run import Run, holding, load, make_folder
 
 
@@ -18,6 +19,8 @@ def _decode(run: Run) -> None:
   e = run.decoding
   if not e.DECODE_FILES:
     raise UserError('--fdl.DECODE_FILES=/path/to/prompts.jsonl is missing')
+  compare_configs(run)
+  run.check_present()
   run.check_evaluated()
   loaded, step = load(run)
   prompts = inference.read_prompts(e.DECODE_FILES, loaded)

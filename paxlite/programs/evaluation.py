@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
 from paxlite.parallel import devices
+from paxlite.programs.agreement import compare_configs
 from paxlite.programs.run import Run, holding, load, make_folder
 from paxlite.runtime.goodput import Goodput
 from paxlite.training.attention_check import check_attention
@@ -49,6 +50,8 @@ def _evaluate_before(run: Run) -> None:
 
 def _evaluate(run: Run) -> None:
   e = run.experiment
+  compare_configs(run)
+  run.check_present()
   if not run.checkpoints().steps() and e.restore is None:
     raise UserError(
       f'{run.place} holds no checkpoint to evaluate: train first, or name weights '

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 import shlex
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.restore import Restore
+from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
@@ -268,9 +270,20 @@ class Run:
     return Watchdog(self.folder, limits, goodput, self.peers)
 
   def check_folder(self) -> None:
-    """Raises UserError if the folder's checkpoints are those of another experiment."""
+    """Raises UserError if the checkpoints are gone, or are those of another experiment."""
+    self.check_present()
     if not self.accept_changes and self.checkpoints().steps():
       refuse_other_experiment(self.experiment, self.folder)
+
+  def check_present(self) -> None:
+    """Raises UserError if the run has saved checkpoints and they are gone."""
+    if self.folder.is_symlink() and not self.folder.exists():
+      raise UserError(
+        f'--job_log_dir={self.folder} is a link to {os.readlink(self.folder)}, which is not there: '
+        'mount the disk that holds it, or remove the link'
+      )
+    if not self.start_over:
+      self.checkpoints().refuse_missing()
 
   def refuse_weights(self, mode: str) -> None:
     """Raises UserError, which says what to do, if the folder holds weights instead of a run."""
@@ -315,7 +328,8 @@ class Run:
   def checkpoints(self) -> Checkpoints:
     keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
     folder = self.folder / 'checkpoints'
-    return Checkpoints(folder, keep, read_only=self.read_only, own_disks=self.own_disks)
+    record = SavedRecord(self.folder)
+    return Checkpoints(folder, keep, self.read_only, self.own_disks, record)
 
   def sampler(self, task: ShardedTask, has_chats: bool = False) -> Sampler | None:
     """Returns what continues the prompts of the experiment; None if there are none, or it cannot.
@@ -427,12 +441,15 @@ def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
 def _check_trainable(task: ShardedTask) -> None:
   params = task.abstract.params
   optimizer = task.task.optimizer
+  names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+  for pattern in optimizer.trainable:
+    if not any(re.fullmatch(pattern, name) for name in names):
+      raise UserError(
+        f'TRAINABLE_VARIABLES: {pattern!r} matches no variable as a whole; '
+        f'there are {", ".join(names[:3])} …'
+      )
   if not jax.tree.leaves(optimizer.split(params)[0]):
-    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    raise UserError(
-      f'TRAINABLE_VARIABLES={list(optimizer.trainable)} matches no variable as a whole; '
-      f'there are {", ".join(names[:3])} …'
-    )
+    raise UserError('TRAINABLE_VARIABLES=[] trains nothing: name variables, or leave it out')
 
 
 def _check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:

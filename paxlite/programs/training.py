@@ -1,5 +1,8 @@
 """Runs --mode=train."""
 
+import contextlib
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -15,13 +18,19 @@ from paxlite.experiments.identity import (
   write_configuration,
 )
 from paxlite.parallel import devices
+from paxlite.programs.agreement import compare_configs, compare_data
 from paxlite.programs.run import Run, holding, make_folder
 from paxlite.runtime import goodput, preemption, processes
 from paxlite.runtime.compiled_step import check_options
 from paxlite.runtime.folder_lock import FolderLock
+from paxlite.runtime.hosts import check_shared
+from paxlite.runtime.process_messages import meet
 from paxlite.training.attention_check import check_attention
 from paxlite.training.mesh_check import check_mesh
+from paxlite.training.trackers import started
+from paxlite.training.train_state import TrainState
 from paxlite.training.trainer import Trainer
+from paxlite.training.writers import TrainRecords, read_records
 
 
 def train(run: Run) -> None:
@@ -45,11 +54,13 @@ def train(run: Run) -> None:
 def _train(run: Run, lock: FolderLock) -> None:
   spent = goodput.Goodput(run.folder if jax.process_index() == 0 else None)
   with run.watchdog(spent) as watchdog:
+    compare_configs(run)
     run = run.in_steps().with_positions()
     run.check_folder()
     _lock(lock, run)
     with live_line.working('Reading the training data', _say):
       trainer = run.trainer(spent, watchdog)
+      compare_data(run, trainer)
     watchdog.pause()
     _train_watched(run, lock, trainer)
 
@@ -75,6 +86,8 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     check_options(trainer.compiler.options)
   make_folder(run.folder)
   _lock(lock, run)
+  if run.address is None:
+    check_shared(run.folder)
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
@@ -87,26 +100,11 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     if trainer.compiler.options:
       options = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler.options.items()))
       say(f'XLA: {options}')
+  meet()  # before programs that initialize or restore
   trainable, _ = task.task.optimizer.split(task.abstract.params)
   trainer.compiler.memory.state(task.abstract, trainable)
-  with (
-    processes.leaving_together(),
-    trainer.goodput.spent_on('restore'),
-    live_line.working('Restoring, or making initial values', _say),
-  ):
-    state, step = trainer.store.initial()
-    if not trainer.is_complete(step):
-      trainer.resume(step)
-  trainer.watchdog.pause()
-  if trainer.store.plan is not None and jax.process_index() == 0:
-    say(trainer.store.plan.table())
-  # Only now is it known that the folder's checkpoint fits.
-  write_configuration(run.experiment, run.folder)
-  preemption.check()
-  try:
-    state = trainer.train(state, step)
-  finally:
-    _print_goodput(run)
+  with _tracked(trainer):
+    state = _trained(run, trainer)
   if run.experiment.sample_prompt is not None and jax.process_count() == 1:
     if sampler is not None:
       text = sampler(state.params, run.experiment.sample_prompt)
@@ -115,6 +113,45 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
       say("No sample: Transformer Engine's layers keep no keys and values")
   if jax.process_index() == 0:
     say(f'Logs, metrics and checkpoints are in {run.place}')
+
+
+@contextlib.contextmanager
+def _tracked(trainer: Trainer) -> Iterator[None]:
+  """A context in which the trackers of process 0 have started; UserError if one cannot."""
+  steps = trainer.store.checkpoints.steps()
+  if jax.process_index() or (steps and trainer.is_complete(steps[-1])):
+    yield
+    return
+  with contextlib.ExitStack() as stack:
+    with processes.leaving_together(), live_line.working('Starting the trackers', _say):
+      stack.enter_context(started(trainer.trackers))
+    yield
+
+
+def _trained(run: Run, trainer: Trainer) -> TrainState:
+  """Restores or makes the state of a run, and trains it to its last step."""
+  begins = not trainer.store.checkpoints.steps()
+  with (
+    processes.leaving_together(),
+    trainer.goodput.spent_on('restore'),
+    live_line.working('Restoring, or making initial values', _say),
+  ):
+    state, step = trainer.store.initial()
+    if not trainer.is_complete(step):
+      trainer.resume(step)
+    last = max((r['step'] for r in read_records(run.folder / TrainRecords.name)), default=0)
+    if step == 0 and last:
+      _say(f'No state of the {last:,} steps in {TrainRecords.name} was saved: they are done again')
+  trainer.watchdog.pause()
+  if trainer.store.plan is not None and begins and not trainer.store.is_local(step):
+    _say(trainer.store.plan.table())
+  # Only now is it known that the folder's checkpoint fits.
+  write_configuration(run.experiment, run.folder)
+  preemption.check()
+  try:
+    return trainer.train(state, step)
+  finally:
+    _print_goodput(run)
 
 
 def has_chats(data: Input) -> bool:

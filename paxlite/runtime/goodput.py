@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from paxlite.core.damaged import set_aside
 from paxlite.core.json_text import JsonObject, parsed
-from paxlite.core.run_files import write_file
+from paxlite.core.run_files import make_folder, write_file
 
 _STARTED = time.time(), time.perf_counter()
 _FOLDER = 'goodput'
@@ -107,7 +107,7 @@ class Goodput:
       if self._path is None:
         _set_damaged_aside(self._folder)
         self._path = _next_path(self._folder)
-      self._path.parent.mkdir(exist_ok=True)
+      make_folder(self._folder)
       write_file(self._path, json.dumps(record).encode())
 
 

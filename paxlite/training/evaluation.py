@@ -44,7 +44,7 @@ class Evaluator:
     self._progress = progress
     self._stops = stops
     self._max_texts = max_texts
-    self._inputs = inputs
+    self.inputs = inputs
     self._sharding = task.batch_sharding
 
     @jax.jit
@@ -60,7 +60,7 @@ class Evaluator:
 
   def check(self) -> None:
     """Draws one batch of every input, so that an unreadable input is found before training."""
-    for data in self._inputs.values():
+    for data in self.inputs.values():
       batches = self._batches(data)
       next(batches, None)
       batches.close()
@@ -77,7 +77,7 @@ class Evaluator:
       StoppedError: `stops` returned True. Some inputs may have been written.
     """
     found = {}
-    for name in self._inputs:
+    for name in self.inputs:
       before = time.perf_counter()
       with (
         preemption.evaluating(step),
@@ -103,7 +103,7 @@ class Evaluator:
     Raises:
       StoppedError: `stops` returned True.
     """
-    data = self._inputs[name]
+    data = self.inputs[name]
     mean = Mean()
     pending: Metrics | None = None
     for number, batch in enumerate(self._batches(data)):

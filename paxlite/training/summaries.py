@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from paxlite.core.shell import shortened
 from paxlite.core.terminal import say
 from paxlite.training.tensorboard import TensorBoard
 from paxlite.training.writers import EvalRecords, Samples, TerminalLines, TrainRecords, Writer
@@ -47,6 +46,11 @@ class Summaries:
     if jax.process_index() == 0:
       files = [TrainRecords(folder), EvalRecords(folder), Samples(folder), TensorBoard(folder)]
       self._writers = [*files, TerminalLines(max_steps, ahead), *trackers]
+
+  def start(self) -> None:
+    """Starts the writers; raises UserError if one cannot."""
+    for writer in self._writers:
+      writer.start()
 
   def drop_records_after(self, step: int, evaluated: int) -> None:
     """Drops the records of later steps, because the run does these steps again.
@@ -115,7 +119,7 @@ class Summaries:
         act(writer)
       except writer.failures as e:
         if writer.name not in self._failed:
-          reason = getattr(e, 'strerror', None) or shortened(str(e) or type(e).__name__)
+          reason = getattr(e, 'strerror', None) or ' '.join(str(e).split()) or type(e).__name__
           of_file = isinstance(e, OSError)
           what = (
             f'{self._folder / writer.name} cannot be written'

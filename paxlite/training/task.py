@@ -38,6 +38,7 @@ class Task:
     gradient_dtype: The dtype that the gradients of one microbatch are kept in. Their sum over
       several microbatches is float32.
     frozen_dtype: The dtype that frozen parameters are kept in.
+    load_bias_rate: How much a step moves the biases for the load of experts; 0: not at all.
     context: Returns a context in which the model is traced, forward and backward.
     begin_step: Turns a state's `overwritten` into what the model reads in this step.
   """
@@ -49,6 +50,7 @@ class Task:
   max_skipped_steps: int = 100
   gradient_dtype: str = 'float32'
   frozen_dtype: str = 'float32'
+  load_bias_rate: float = 0.001
   context: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext
   begin_step: Callable[[Mapping[str, PyTree]], Mapping[str, PyTree]] = dict
 
@@ -135,25 +137,26 @@ class Task:
     rng: jax.Array | None,
     overwritten: Mapping[str, PyTree] | None = None,
   ) -> tuple[PyTree, tuple[PyTree, PyTree], Metrics]:
-    """Returns the gradients for the trainable parameters, what replaces others, and the metrics.
+    """Returns the gradients for the trainable parameters, what others become, and the metrics.
 
-    Replaced are `overwritten`, and the parameters that Optimizer.split_replaced selects.
+    The second result is what replaces `overwritten`, and the loads of the whole batch for the
+    parameters that Optimizer.split_load_biases selects: see group_router.balanced.
 
     The cross-entropy of a microbatch is weighted by its number of target tokens. Therefore the
     number of microbatches changes the result only by rounding, dropout masks and FP8. Auxiliary
-    losses are averaged over the microbatches. Each microbatch passes what it replaces on to the
-    next, as each step does.
+    losses are averaged over the microbatches. Each microbatch passes `overwritten` on to the next,
+    as each step does. The biases for the load are the same for all microbatches of a step.
     """
     trainable, others = self.optimizer.split(params)
-    replaced, frozen = self.optimizer.split_replaced(others)
-    replaced = dict(overwritten or {}), replaced
+    biases, frozen = self.optimizer.split_load_biases(others)
+    overwritten = dict(overwritten or {})
     is_tapped = self.gradient_dtype != 'float32'
     varied = trainable
     if is_tapped:
       varied = new_taps(self.loss, trainable, self.gradient_dtype)
 
-    def loss(varied, replaced, batch, rng):
-      overwritten, biases = replaced
+    def loss(varied, changed, batch, rng):
+      overwritten, biases = changed
       params = merge(trainable if is_tapped else varied, merge(biases, frozen))
       taps = {'taps': _without_gaps(varied)} if is_tapped else {}  # a user's loss may have none
       return self.loss(params, batch, rng, overwritten, **taps)
@@ -161,7 +164,7 @@ class Task:
     if self.num_microbatches == 1:
       with self.context():
         gradient = jax.grad(loss, argnums=(0, 1), has_aux=True)
-        (grads, after), metrics = gradient(varied, replaced, batch, rng)
+        (grads, after), metrics = gradient(varied, (overwritten, biases), batch, rng)
       return grads, after, metrics
 
     n = self.num_microbatches
@@ -169,27 +172,28 @@ class Task:
     split = jax.tree.map(lambda x: x.reshape(-1, n, *x.shape[1:]).swapaxes(0, 1), batch)
     whole = jnp.maximum(self._xent_weight(batch['weights']), 1e-6)
 
-    def part(varied, replaced, microbatch, rng):
-      _, metrics = loss(varied, replaced, microbatch, rng)
+    def part(varied, changed, microbatch, rng):
+      _, metrics = loss(varied, changed, microbatch, rng)
       xent, aux_loss = metrics['avg_xent'], metrics['aux_loss']
       return xent.value * xent.weight / whole + aux_loss.value / n, metrics
 
     def accumulate(carry, inputs):
-      total, replaced = carry
+      total, overwritten, loads = carry
       i, microbatch = inputs
       rng_i = None if rng is None else jax.random.fold_in(rng, i)
       with self.context():
         gradient = jax.grad(part, argnums=(0, 1), has_aux=True)
-        (g, after), metrics = gradient(varied, replaced, microbatch, rng_i)
-      return (jax.tree.map(jnp.add, total, g), after), metrics
+        (g, after), metrics = gradient(varied, (overwritten, biases), microbatch, rng_i)
+      total, loads = jax.tree.map(jnp.add, (total, loads), (g, after[1]))
+      return (total, after[0], loads), metrics
 
-    zeros = jax.tree.map(jnp.zeros_like, trainable)
-    scan = microbatch_scan()
-    (grads, after), metrics = scan(accumulate, (zeros, replaced), (jnp.arange(n), split))
+    zeros, no_load = jax.tree.map(jnp.zeros_like, (trainable, biases))
+    start = zeros, overwritten, no_load
+    (grads, *after), metrics = microbatch_scan()(accumulate, start, (jnp.arange(n), split))
     mean = {k: over_microbatches(k, m) for k, m in metrics.items()}
     total = mean['avg_xent'].value + mean['aux_loss'].value
     mean['total_loss'] = Weighted(total, mean['total_loss'].weight)
-    return grads, after, mean
+    return grads, tuple(after), mean
 
   def _xent_weight(self, weights_BT: jax.Array) -> jax.Array:
     """Returns the divisor of the sum of cross-entropies."""

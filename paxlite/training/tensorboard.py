@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paxlite.core.json_text import Json
+from paxlite.core.run_files import make_folder
 from paxlite.training.writers import Writer
 
 _EVENTS = 'events.out.tfevents.'
@@ -82,7 +83,7 @@ class _Board:
 
   def __init__(self, folder: pathlib.Path, purge_step: int | None):
     self._event, record_writer = _tensorboard()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     self._records = record_writer(str(folder / _events_name(folder)))
     self.write(file_version='brain.Event:2', step=purge_step or 0)
     if purge_step is not None:

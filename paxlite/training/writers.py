@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from paxlite.core import live_line
 from paxlite.core.damaged import set_aside
 from paxlite.core.json_text import Json, JsonObject, parsed
-from paxlite.core.run_files import open_file
+from paxlite.core.run_files import check_place, open_file
 from paxlite.core.terminal import say
 
 _SECONDS = 10.0  # between two lines that stay on a terminal
@@ -24,6 +24,9 @@ class Writer:
 
   name = ''  # what a message calls it, such as the name of a file
   failures: tuple[type[Exception], ...] = (OSError,)  # do not stop the run
+
+  def start(self) -> None:
+    """Begins; raises UserError if that is impossible."""
 
   def rewind(self, step: int, evaluated: int) -> None:
     """Drops records of later steps, which the run repeats.
@@ -196,6 +199,7 @@ def drop_later_records(path: pathlib.Path, start: int) -> None:
 
   If other lines are not records, the file is set aside, and a new one gets the good lines.
   """
+  check_place(path)
   if not os.path.lexists(path):
     return
   if path.is_symlink() or not path.is_file():

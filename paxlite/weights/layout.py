@@ -12,7 +12,7 @@ import numpy as np
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.variable_names import REPLACED
+from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.experiments.deepseek import DeepSeek
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
@@ -204,7 +204,7 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
   D, F, E = e.MODEL_DIMS, e.EXPERT_HIDDEN_DIMS, e.NUM_EXPERTS
   entries = [_transposed(name['router'], (E, D), f'{ours}/router/gate')]
   if e.ROUTER == 'balanced':
-    entries.append(_same(name['router_balance'], (E,), f'{ours}/router/{REPLACED}'))
+    entries.append(_same(name['router_balance'], (E,), f'{ours}/router/{LOAD_BIAS}'))
   if e.USE_ROUTER_BIAS:
     entries.append(_same(name['router_bias'], (E,), f'{ours}/router/b'))
   if 'experts_gate_up' in name:
