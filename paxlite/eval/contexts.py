@@ -96,9 +96,8 @@ def text_until(tokenizer: Tokenizer, ids: Sequence[int], until: Sequence[str]) -
 
 def _end(tokenizer: Tokenizer, ids: Sequence[int], ending: str) -> int:
   """Returns the number of ids after which generation ends."""
-  width = (
-    len(tokenizer.encode_tokens(ending, marked=True).ids) + 2
-  )  # the ending may be in other tokens than these
+  # the ending may be in other tokens than these
+  width = len(tokenizer.encode_tokens(ending, marked=True).ids) + 2
   for count in range(1, len(ids) + 1):
     if ending in tokenizer.decode_marked(ids[max(0, count - width) : count]):
       return count

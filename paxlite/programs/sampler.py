@@ -39,7 +39,7 @@ class Sampler(Callback):
     chat: bool = False,
   ):
     self._experiment = experiment
-    self._tokenizer = tokenizer
+    self.tokenizer = tokenizer
     self._encoding = experiment.encoding(tokenizer)
     self._prompts = prompts
     self._chat = chat
@@ -92,7 +92,7 @@ class Sampler(Callback):
     shown = [] if self._chat else ids[len(self._encoding.start_ids) :]
     self._generator.params = params
     try:
-      return self._tokenizer.decode(shown + self._generator.generate([ids], _MOST_TOKENS)[0])
+      return self.tokenizer.decode(shown + self._generator.generate([ids], _MOST_TOKENS)[0])
     finally:
       self._generator.params = None  # the next step overwrites them
 

@@ -76,7 +76,7 @@ def _about_data(trainer: Trainer) -> list[str]:
 
 
 def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
-  sampler = run.sampler(trainer.store.task, _has_chats(trainer.data.input))
+  sampler = run.sampler(trainer.store.task, has_chats(trainer.data.input))
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
   check_attention(run.experiment, task.mesh)
@@ -154,7 +154,7 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
     _print_goodput(run)
 
 
-def _has_chats(data: Input) -> bool:
+def has_chats(data: Input) -> bool:
   """Returns whether a part of the data has conversations."""
   parts = data.parts if isinstance(data, MixtureInput) else [data]
   sources = [part.source for part in parts if isinstance(part, RowInput)]
