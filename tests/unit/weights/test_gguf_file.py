@@ -139,10 +139,10 @@ def test_parts_that_do_not_belong_together(tmp_path):
   with pytest.raises(UserError, match='context_length=65 is not that of the parts before'):
     read_file(folder)
   folder = parts(tmp_path, {'split.tensors.count': 99})
-  with pytest.raises(UserError, match='split.tensors.count=99 is not that'):
+  with pytest.raises(UserError, match=r'split.tensors.count=99 is not that'):
     read_file(folder)
   (folder / 'm-00002-of-00002.gguf').unlink()
-  with pytest.raises(UserError, match='m-00002-of-00002.gguf is missing: the model has 2 parts'):
+  with pytest.raises(UserError, match=r'm-00002-of-00002.gguf is missing: the model has 2 parts'):
     read_file(folder)
   (folder / 'm-00001-of-00002.gguf').rename(folder / 'm.gguf')
   with pytest.raises(UserError, match='its name must say so'):

@@ -1,4 +1,4 @@
-"""Which files of a Hugging Face folder hold its weights, and what import refuses to open or copy."""
+"""Which files of a Hugging Face folder hold its weights, and what import refuses to open."""
 
 import json
 import os
@@ -95,7 +95,7 @@ def test_links_out_of_a_folder_are_not_copied(tmp_path):
   secret.write_text('key')
   folder.mkdir()
   (folder / 'tokenizer_config.json').symlink_to(secret)
-  with pytest.raises(UserError, match='tokenizer_config.json is a link out of its folder'):
+  with pytest.raises(UserError, match=r'tokenizer_config.json is a link out of its folder'):
     tokenizer_files(folder)
   (folder / 'tokenizer_config.json').unlink()
   (folder / 'real.json').write_text('{}')
