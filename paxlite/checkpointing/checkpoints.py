@@ -23,6 +23,7 @@ from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.checksums import (
   CHECKSUMS,
   PREFIX,
+  check_notes,
   damage,
   folder_name,
   step_of,
@@ -338,6 +339,8 @@ class Checkpoints:
   @property
   def _manager(self) -> 'ocp.CheckpointManager':
     if self._manager_ is None:
+      if self._directory.is_dir():
+        check_notes(self._directory)
       self._manager_ = new_manager(
         self._directory,
         self._max_to_keep,

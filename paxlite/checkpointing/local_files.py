@@ -21,6 +21,7 @@ import google_crc32c
 import numpy as np
 
 from paxlite.core.errors import UserError
+from paxlite.core.files import open_regular
 from paxlite.core.json_text import Json, JsonObject, parsed
 
 Bounds = tuple[tuple[int, int], ...]  # first and last + 1 along each dimension
@@ -179,7 +180,7 @@ class LocalFile:
 
   def __init__(self, path: pathlib.Path):
     self._path = path
-    with _readable(path), path.open('rb') as f:
+    with _readable(path), io.BufferedReader(open_regular(path)) as f:
       end = f.seek(0, os.SEEK_END) - _FOOTER.size - len(_MAGIC)
       f.seek(max(end, 0))
       footer = f.read()
@@ -213,7 +214,7 @@ class LocalFile:
     entry = self._entries[key]
     array = np.empty([stop - start for start, stop in key[1]], np.dtype(entry['dtype']))
     crc, whole = 0, _bytes(array)
-    with _readable(self._path), self._path.open('rb') as f:
+    with _readable(self._path), io.BufferedReader(open_regular(self._path)) as f:
       f.seek(entry['offset'])
       f.readinto(array.reshape(-1).view(np.uint8).data)
       for start in range(0, len(whole), _BLOCK):

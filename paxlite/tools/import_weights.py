@@ -106,6 +106,7 @@ def _import_published(
     check_vocabulary(open_tokenizer(str(tokenizer)), experiment.VOCAB_SIZE)
   elif path.is_dir():
     tokenizer = path
+  folder.tokenizer_files(tokenizer)  # raises UserError before anything is written
   with located(str(path)):
     folder.check_tensors(entries, tensors.shapes, ignored)
   with command_line.progress('importing') as report:

@@ -26,7 +26,13 @@ from paxlite.data.tokenizer_files import CHAT_TEMPLATE
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights import model_files
 from paxlite.weights.config_keys import Config
-from paxlite.weights.families import config_json, experiment_of, hugging_face_entries
+from paxlite.weights.families import (
+  config_json,
+  experiment_of,
+  family_of,
+  hugging_face_entries,
+)
+from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.folder import Tensors, copy_tokenizer
 from paxlite.weights.layout import Entry, check_layers
 from paxlite.weights.quantized import Dequantized
@@ -165,7 +171,7 @@ def read_folder(
   with located(str(folder)):
     tensors = Dequantized(stored, contents.get('quantization_config') or {})
   with located(str(config)):
-    check_layers(experiment, tensors.shapes)
+    check_layers(experiment, tensors.shapes, FAMILIES[family_of(experiment)].names)
   tensors.shapes = without_predictors(tensors.shapes, experiment.NUM_LAYERS, contents)
   if not experiment.SEPARATE_EMBEDDING and _HEAD in tensors.shapes and not _is_tied(tensors):
     log.warning('%s: %s is not the embedding, though config.json ties them', folder, _HEAD)

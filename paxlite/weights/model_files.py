@@ -77,7 +77,7 @@ def chosen(
     hints = (hint for kind, hint in _OTHERS.items() if any(re.fullmatch(kind, n) for n in names))
     hint = next(hints, '')
     raise UserError(f'{where} holds no .safetensors file' + (f': {hint}' if hint else ''))
-  if len(found) > 1:
+  if len(found) > 1 or _SHARD.fullmatch(found[0]):
     _check_shards(where, found)
   return found, {}
 
