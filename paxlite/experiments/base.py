@@ -22,6 +22,7 @@ from paxlite.core.attribute_kinds import (
   Bounds,
   Count,
   Kind,
+  NotNegativeInt,
   OffAtZero,
   OffAtZeroInt,
   Run,
@@ -90,20 +91,28 @@ class Experiment(Attributes):
   TRACKERS: Run[list[Literal['wandb', 'mlflow', 'trackio']]] = []  # services that compare runs
   KEEP_BEST: Run[bool] = False  # keeps the checkpoint of the best evaluation, in best/
   BEST_METRIC: Run[str] = 'avg_xent'  # of the first evaluation input, by which it is the best
-  EARLY_STOPPING_PATIENCE: Run[OffAtZeroInt] = 0  # ends after so many evaluations without a best
+  EARLY_STOPPING_PATIENCE: Run[OffAtZeroInt] = (
+    0  # ends after so many evaluations without a best; 0: off
+  )
   MAX_EVAL_BATCHES: Run[Count | None] = None  # of an evaluation; None: all
   # At most 1000: streams remember their positions before the last 1024 steps (data/base.py).
   MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1000)]] = 100  # in a row; then a run ends
 
   # Faults: see docs/reliability.md. Times are in seconds; 0 turns a check off.
-  STEP_TIMEOUT: Run[OffAtZero] = 1800.0  # a run without a step for so long writes stacks and ends
+  STEP_TIMEOUT: Run[OffAtZero] = (
+    1800.0  # a run without a step for so long writes stacks and ends; 0: no limit
+  )
   PHASE_TIMEOUT: Run[OffAtZero] = (
     14400.0  # the same for starting, restoring, compiling and the last save
   )
-  STACK_TRACE_INTERVAL: Run[OffAtZero] = 0.0  # seconds between stack traces, even without a hang
-  LOSS_SPIKE_FACTOR: Run[float] = 0.0  # rolls back at a loss above so many times the recent mean
+  STACK_TRACE_INTERVAL: Run[OffAtZero] = (
+    0.0  # seconds between stack traces, even without a hang; 0: none
+  )
+  LOSS_SPIKE_FACTOR: Run[OffAtZero] = (
+    0.0  # rolls back at a loss above so many times the recent mean; 0: off
+  )
   LOSS_SPIKE_WINDOW: Run[Annotated[Count, at_most(1e6)]] = 100  # number of steps in that mean
-  MAX_ROLLBACKS: Run[OffAtZeroInt] = 3  # a run ends after so many loss spikes
+  MAX_ROLLBACKS: Run[NotNegativeInt] = 3  # a run ends at the next loss spike after so many
   STOP_ON_FAILED_SAVE: Run[bool] = False  # ends a run that cannot save, at the next save
 
   PROFILER_NUM_STEPS: Run[Count] = 2  # steps that are traced

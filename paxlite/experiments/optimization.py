@@ -27,8 +27,8 @@ class Optimization(MemorySavings):
   ADAM_BETA2: Training[Below1] = 0.99  # decay of the mean squared gradient
   ADAM_EPSILON: Training[NotNegative] = 1e-6  # added to the root of the mean squared gradient
   ADAM_EPSILON_ROOT: Training[NotNegative] = 0.0  # added below that root
-  ADAM_CLIP_THRESHOLD: Training[float] = 1.0  # largest RMS of a variable's update; below 0: off
-  CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = 5.0  # largest norm of all gradients; 0: off
+  ADAM_CLIP_THRESHOLD: Training[float] = 1.0  # largest RMS of a variable's update; ≤ 0: off
+  CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = 5.0  # largest norm of all gradients; ≤ 0: off
   WEIGHT_DECAY: Training[NotNegative] = 1e-3  # decoupled, times the learning rate
 
   # Schedule

@@ -294,10 +294,8 @@ class Run:
     e = self.experiment
     inputs = e.eval_inputs()
     if not inputs:
-      raise UserError(
-        f'{type(e).__name__} has no evaluation input'
-        + (': --fdl.EVAL_FILES names one' if 'EVAL_FILES' in e.values() else '')
-      )
+      names = [f': --fdl.{n} names one' for n in ('EVAL_FILES', 'EVAL_SOURCES') if n in e.values()]
+      raise UserError(f'{type(e).__name__} has no evaluation input{"".join(names)}')
     store = self.store()
     data = {name: fdl.build(cfg) for name, cfg in inputs.items()}
     _check_vocabulary(e, data)

@@ -206,12 +206,12 @@ def test_held_out_documents_are_never_trained_on(files, texts, small_blocks):
     (FlatTokens, dict(TRAIN_SPLIT='a', EVAL_SPLIT='a'), 'EVAL_SPLIT: a is used for training and'),
     (SeqioTask, dict(EVAL_SPLIT='train'), 'EVAL_SPLIT: train is used for training'),
     (DocumentFiles, dict(TRAIN_SOURCES=['x', 'y'], EVAL_SOURCES=['y']), 'EVAL_SOURCES: .*/y is'),
-    (DocumentFiles, dict(HELD_OUT_EVERY=1), 'HELD_OUT_EVERY=1 must be at least 2'),
+    (DocumentFiles, dict(HELD_OUT_EVERY=1), 'HELD_OUT_EVERY=1 would hold out all'),
     (SftFiles, dict(TRAIN_FILES=['x'], EVAL_FILES=['x']), 'EVAL_FILES: .*/x is used for training'),
     (Mixture, dict(SOURCES=['x', 'x'], WEIGHTS=[1, 1]), 'is named twice'),
     (Mixture, dict(SOURCES=['x'], WEIGHTS=[1], EVAL_SPLIT='train'), 'EVAL_SPLIT: train is'),
     (Mixture, dict(SOURCES=['x'], WEIGHTS=[1, 2]), '1 SOURCES have 2 WEIGHTS'),
-    (Mixture, dict(SOURCES=['x.jsonl'], WEIGHTS=[1], HELD_OUT_EVERY=0), 'HELD_OUT_EVERY=0'),
+    (Mixture, dict(SOURCES=['x.jsonl'], WEIGHTS=[1], HELD_OUT_EVERY=1), 'HELD_OUT_EVERY=1'),
   ],
 )
 def test_what_is_trained_on_is_not_evaluated_on(kind, values, match):
