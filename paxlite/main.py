@@ -8,7 +8,6 @@ for your own. --fdl.NAME=VALUE overrides one of its attributes.
 import contextlib
 import dataclasses
 import difflib
-import errno
 import os
 import pathlib
 import signal
@@ -21,15 +20,24 @@ from absl import flags
 
 from paxlite.checkpointing import save_errors
 from paxlite.core import command_line, other_names, paths
-from paxlite.core.errors import EXIT_AGAIN, AbsentError, Interrupted, TrainingError, UserError
+from paxlite.core.errors import (
+  EXIT_AGAIN,
+  NO_SPACE,
+  AbsentError,
+  Interrupted,
+  TrainingError,
+  UserError,
+)
 from paxlite.core.json_text import JsonObject
 from paxlite.core.terminal import occupy_standard_files, settle, warn
 from paxlite.runtime import (
   cpu_memory,
-  goodput,  # noqa: F401 - its clock starts here
+  goodput,
   kept_programs,
   preemption,
 )
+
+goodput.start_clock()
 
 _FLAGS = flags.FlagValues()
 _PATHS = {
@@ -147,7 +155,7 @@ def main(argv: Sequence[str]) -> int:
     warn(f'stopped: {e}')
     return 1
   except OSError as e:
-    if not e.filename and e.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if not e.filename and e.errno not in NO_SPACE:
       raise
     warn(f'stopped: {e.filename or "a file of the run"}: {e.strerror or e}')
     return 1

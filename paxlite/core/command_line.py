@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from paxlite.core import other_names, paths
 from paxlite.core.answers import Names
-from paxlite.core.errors import UserError, located
+from paxlite.core.errors import NO_SPACE, UserError, located
 from paxlite.core.own_modules import import_named
 
 _SPELLINGS = str.maketrans(
@@ -92,7 +92,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
       print('interrupted', file=sys.stderr)
       sys.exit(128 + signal.SIGINT)
     except OSError as e:
-      if e.errno not in (errno.ENOSPC, errno.EDQUOT) or _is_of_stdout(e):
+      if e.errno not in NO_SPACE or _is_of_stdout(e):
         raise
       print(f'error: {e.filename or "a file"} cannot be written: {e.strerror}', file=sys.stderr)
       sys.exit(1)
