@@ -7,7 +7,6 @@ for your own. --fdl.NAME=VALUE overrides one of its attributes.
 
 import contextlib
 import dataclasses
-import errno
 import functools
 import os
 import pathlib
@@ -20,16 +19,25 @@ from absl import flags
 
 from paxlite.checkpointing import save_errors
 from paxlite.core import command_line, other_names, own_code, paths
-from paxlite.core.errors import EXIT_AGAIN, AbsentError, Interrupted, TrainingError, UserError
+from paxlite.core.errors import (
+  EXIT_AGAIN,
+  NO_SPACE,
+  AbsentError,
+  Interrupted,
+  TrainingError,
+  UserError,
+)
 from paxlite.core.json_text import JsonObject
 from paxlite.core.near_names import did_you_mean
 from paxlite.core.terminal import occupy_standard_files, print_logs, settle, warn
 from paxlite.runtime import (
   cpu_memory,
-  goodput,  # noqa: F401 - its clock starts here
+  goodput,
   kept_programs,
   preemption,
 )
+
+goodput.start_clock()
 
 _FLAGS = flags.FlagValues()
 _PATHS = {
@@ -156,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
   except OSError as e:
     if command_line.is_of_stdout(e):
       raise
-    if not e.filename and e.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if not e.filename and e.errno not in NO_SPACE:
       return _unexpected(e)
     warn(f'stopped: {e.filename or "a file of the run"}: {e.strerror or e}')
     return 1

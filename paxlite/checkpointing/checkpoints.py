@@ -30,7 +30,7 @@ from paxlite.checkpointing.checksums import (
   unreadable,
   write_checksums,
 )
-from paxlite.checkpointing.folders import remove, unused_name
+from paxlite.checkpointing.folders import refuse_dangling, remove, unused_name
 from paxlite.checkpointing.manager import new_manager
 from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.structure import conversion, differing, shapes_of
@@ -110,15 +110,14 @@ class Checkpoints:
 
   def note_saved(self) -> None:
     """Notes the newest checkpoint in the run's record."""
-    if self._record is None or self._read_only or jax.process_index() != 0:
-      return
-    if steps := self.steps():
-      self._record.note(steps[-1])
+    if self._record is not None and not self._read_only and jax.process_index() == 0:
+      for step in self.steps()[-1:]:
+        self._record.note(step)
 
   def note_completed(self) -> None:
     """Notes the checkpoint that is being saved if it is complete; costs one look at the disk."""
-    noted = self._record is None or self._record.newest == self._saving
-    if self._saving is not None and not noted and self.folder(self._saving).is_dir():
+    step, noted = self._saving, self._record is None or self._record.newest == self._saving
+    if step is not None and not noted and self.folder(step).is_dir():
       self.note_saved()
 
   def restore_latest(self, restore: Callable[[int], _T]) -> tuple[int, _T] | None:
@@ -233,8 +232,8 @@ class Checkpoints:
       check_place(self._directory)
       if step in self.steps():
         self._saving = self._failure = None
-      else:
-        self._manager.save(step, args=args)
+      elif not self._manager.save(step, args=args, force=True):  # other folders may look newer
+        raise OSError(f'Orbax has left out step {step}')
     except Exception as e:
       self._note_failure(e)
 
@@ -371,13 +370,9 @@ class Checkpoints:
   def _names(self) -> list[str]:
     """Returns the names of the entries in the directory."""
     try:
+      refuse_dangling(self._directory)
       return os.listdir(self._directory)
     except (FileNotFoundError, NotADirectoryError):
-      if self._directory.is_symlink():
-        raise UserError(
-          f'{self._directory} is a link to {os.readlink(self._directory)}, which is not there: '
-          'mount the disk that holds it, or remove the link'
-        ) from None
       return []
     except OSError as e:
       raise unreadable(self._directory, e) from None

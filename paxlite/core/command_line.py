@@ -3,7 +3,6 @@
 import argparse
 import codecs
 import contextlib
-import errno
 import io
 import os
 import re
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from paxlite.core import other_names, own_code, paths, terminal
 from paxlite.core.answers import Names
-from paxlite.core.errors import UserError, located
+from paxlite.core.errors import NO_SPACE, UserError, located
 from paxlite.core.own_modules import import_named
 
 _SPELLINGS = str.maketrans(
@@ -93,7 +92,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
       print('interrupted', file=sys.stderr)
       sys.exit(128 + signal.SIGINT)
     except Exception as e:
-      is_full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
+      is_full = isinstance(e, OSError) and e.errno in NO_SPACE
       if isinstance(e, OSError) and is_of_stdout(e):
         raise
       if is_full:
@@ -164,7 +163,7 @@ def is_of_stdout(error: OSError) -> bool:
       poll.register(descriptor, 0)
       return bool(poll.poll(0))
     kind = os.fstat(descriptor).st_mode  # terminals and pipes are never full
-    return error.errno in (errno.ENOSPC, errno.EDQUOT) and (
+    return error.errno in NO_SPACE and (
       stat.S_ISREG(kind) or (stat.S_ISCHR(kind) and not os.isatty(descriptor))
     )
   except (OSError, ValueError):

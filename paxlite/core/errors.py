@@ -1,6 +1,7 @@
 """The errors that paxlite raises on purpose. `paxlite.main` prints them as one line."""
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,7 @@ class Interrupted(RuntimeError):
   """The run was asked to end; started again, it continues. The exit code is EXIT_AGAIN."""
 
 
+NO_SPACE = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # a disk, a quota, or RLIMIT_FSIZE is used up
 EXIT_AGAIN = 75  # sysexits.h's EX_TEMPFAIL: launch scripts start the run again
 
 

@@ -15,6 +15,8 @@ import stat
 from collections.abc import Callable
 from typing import IO, Literal, TextIO, overload
 
+from paxlite.core.errors import naming
+
 
 class MovedError(OSError):
   """The folder of a run is not at its path any more.
@@ -100,7 +102,7 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
   """
   path = _followed(path)
   unfinished = path.with_name(f'{path.name}.tmp')
-  with open_file(unfinished, 'wb') as f:
+  with naming(path), open_file(unfinished, 'wb') as f:
     f.write(content)
   unfinished.replace(path)  # replaces a link at `path`, and leaves the link's target unchanged
 

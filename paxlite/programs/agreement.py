@@ -7,6 +7,7 @@ their contents.
 
 import functools
 import importlib.metadata
+import os
 import pathlib
 import platform
 import sys
@@ -18,6 +19,7 @@ import jax
 import paxlite
 from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.source import tokenizer_of
+from paxlite.core.addresses import is_address
 from paxlite.core.attributes import LocalPath, attribute_types
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
@@ -98,12 +100,21 @@ def compare_data(run: Run, trainer: Trainer) -> None:
     stated[f'the number of rows of the {name} data'] = str(rows)
   if trainer.store.plan is not None:
     stated['CHECKPOINT_RESTORE_PATH'] = str(trainer.store.plan.source.fingerprint)
-  tokenizer = e.tokenizer_path or tokenizer_of(e.CHECKPOINT_RESTORE_PATH)
-  if tokenizer is not None and (path := pathlib.Path(str(tokenizer))).is_file():
-    stated['the tokenizer'] = f'{zlib.crc32(path.read_bytes()):08x}'
+  restored = tokenizer_of(e.CHECKPOINT_RESTORE_PATH)
+  tokenizer = e.tokenizer_path or restored or os.environ.get('VOCAB_PATH')
+  if tokenizer and not is_address(str(tokenizer)):
+    stated['the tokenizer'] = _checksum(_tokenizer_files(pathlib.Path(tokenizer)))
   if run.compiled_step is not None:
-    stated['--compiled_step'] = f'{zlib.crc32(run.compiled_step.read_bytes()):08x}'
+    stated['--compiled_step'] = _checksum([run.compiled_step])
   compare(stated)
+
+
+def _tokenizer_files(tokenizer: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files of a tokenizer: a file or a folder, and what is beside it on its tokens."""
+  folder = tokenizer if tokenizer.is_dir() else tokenizer.parent
+  names = 'tokenizer*', 'special_tokens_map.json', 'added_tokens.json', 'chat_template*'
+  found = {p for name in names for p in folder.glob(name) if p.is_file()}
+  return sorted(found | ({tokenizer} if tokenizer.is_file() else set()))
 
 
 def _seen(run: Run) -> list[Json]:

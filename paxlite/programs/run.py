@@ -19,6 +19,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.checkpoints import Checkpoints
+from paxlite.checkpointing.folders import refuse_dangling
 from paxlite.checkpointing.restore import Restore
 from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
@@ -315,11 +316,7 @@ class Run:
 
   def check_present(self) -> None:
     """Raises UserError if the run has saved checkpoints and they are gone."""
-    if self.folder.is_symlink() and not self.folder.exists():
-      raise UserError(
-        f'--job_log_dir={self.folder} is a link to {os.readlink(self.folder)}, which is not there: '
-        'mount the disk that holds it, or remove the link'
-      )
+    refuse_dangling(self.folder, f'--job_log_dir={self.folder}')
     if not self.start_over:
       self.checkpoints().refuse_missing()
 
@@ -423,11 +420,18 @@ def located_run(place: str, local_dir: str | None) -> tuple[pathlib.Path, Addres
   Args:
     place: The job_log_dir.
     local_dir: Where the folder of a run in an object store is; None: in the user's cache.
+
+  Raises:
+    UserError: Checkpoints cannot be written to a folder of that name.
   """
   if not is_address(place):
-    return pathlib.Path(place).absolute(), None
+    folder = pathlib.Path(place).absolute()
+    _check_name(folder, '--job_log_dir')
+    return folder, None
   address = Address.parsed(place)
-  return twin(address, local_dir), address
+  folder = twin(address, local_dir)
+  _check_name(folder, '--local_dir')
+  return folder, address
 
 
 @contextlib.contextmanager
@@ -453,6 +457,22 @@ def holding(run: Run, deletes: bool = True) -> Iterator[tuple[Run, FolderLock]]:
         yield dataclasses.replace(run, own_disks=stored.hosts.count > 1), lock
   finally:
     lock.release()  # the process of a notebook does not end here
+
+
+def _check_name(folder: pathlib.Path, flag: str) -> None:
+  """Raises UserError if TensorStore, which writes checkpoints, would write to another path."""
+  text = str(folder)
+  problem = ''
+  if any('\ud800' <= c <= '\udfff' for c in text):  # bytes that Python could not decode
+    encoding = sys.getfilesystemencoding()
+    problem = f'it is not UTF-8, or Python reads it as {encoding} here (LC_ALL, PYTHONUTF8)'
+  elif '\\' in text:
+    problem = 'a backslash would be taken for a slash'
+  elif address := re.search(r'/([a-z0-9]+:)/', f'{text}/'):
+    problem = f'{address[1]} would be taken for the beginning of an address'
+  if problem:
+    shown = text.encode('ascii', 'backslashreplace').decode() if problem[:2] == 'it' else text
+    raise UserError(f'{flag}={shown}: checkpoints cannot be written there, {problem}: rename it')
 
 
 def make_folder(folder: pathlib.Path) -> None:
