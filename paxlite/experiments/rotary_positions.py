@@ -94,6 +94,11 @@ class RotaryPositions(Experiment, abc.ABC):
         f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and below ROPE_HIGH_FREQUENCY_FACTOR='
         f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
       )
+    lowest = 1 if self.stretches_positions and self.ROPE_SCALING == 'yarn' else 0
+    if self.ROPE_THETA <= lowest:
+      raise UserError(f'ROPE_THETA={self.ROPE_THETA:g} must be above {lowest}')
+    if self.stretches_positions and self.ROPE_ORIGINAL_LENGTH <= 1:
+      raise UserError(f'ROPE_ORIGINAL_LENGTH={self.ROPE_ORIGINAL_LENGTH} must be above 1')
     if min(self.ROPE_FAST_TURNS, self.ROPE_SLOW_TURNS) <= 0:
       raise UserError(
         f'ROPE_FAST_TURNS={self.ROPE_FAST_TURNS:g} and ROPE_SLOW_TURNS={self.ROPE_SLOW_TURNS:g} '

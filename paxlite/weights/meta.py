@@ -53,7 +53,6 @@ HARMLESS = (
   'max_batch_size',
   'model_parallel_size',
 )
-NEUTRAL: Mapping[str, Sequence[object]] = {}
 _MOST_LAYERS, _MOST = 2000, 1 << 31
 _MATRIX = 2  # dimensions
 
@@ -130,7 +129,7 @@ def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaT
   params = read_object(path)
   try:
     with located(str(path)):
-      check_known({k: v for k, v in params.items() if k not in READ}, HARMLESS, NEUTRAL)
+      check_known({k: v for k, v in params.items() if k not in READ}, HARMLESS, {})
       layers = check_count('n_layers', params['n_layers'], _MOST_LAYERS)
       width, heads = (check_count(name, params[name], _MOST) for name in ('dim', 'n_heads'))
       stated = params.get('n_kv_heads')

@@ -13,7 +13,7 @@ from paxlite.weights.config_keys import Both, Config
 
 # Keys by rope_type, with their attributes.
 _COMMON = {'factor': 'ROPE_FACTOR', 'original_max_position_embeddings': 'ROPE_ORIGINAL_LENGTH'}
-_KEYS: dict[str, dict[str, str]] = {
+KEYS: dict[str, dict[str, str]] = {
   'default': {},
   'linear': {'factor': 'ROPE_FACTOR'},
   'llama3': _COMMON
@@ -35,7 +35,7 @@ _KEYS: dict[str, dict[str, str]] = {
     'attention_factor': 'ROPE_ATTENTION_FACTOR',
   },
 }
-_MSCALE = {'mscale': 'ROPE_MSCALE', 'mscale_all_dim': 'ROPE_MSCALE_ALL_DIM'}  # of yarn
+MSCALE = {'mscale': 'ROPE_MSCALE', 'mscale_all_dim': 'ROPE_MSCALE_ALL_DIM'}  # of yarn
 # Keys of every rope_type, and keys that change nothing.
 _OTHERS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor'}
 HARMLESS = {'max_position_embeddings', 'finetuned'}
@@ -53,8 +53,8 @@ def _number(value: Json, name: str) -> float:
 
 def _check_names(rope: Config, kind: str) -> None:
   """Raises UserError for keys that are unknown, and for keys that a rope_type does not read."""
-  known = _KEYS[kind].keys() | _OTHERS | HARMLESS | (_MSCALE.keys() if kind == 'yarn' else set())
-  elsewhere = {name for keys in (*_KEYS.values(), _MSCALE) for name in keys}
+  known = KEYS[kind].keys() | _OTHERS | HARMLESS | (MSCALE.keys() if kind == 'yarn' else set())
+  elsewhere = {name for keys in (*KEYS.values(), MSCALE) for name in keys}
   for name, value in rope.items():
     if name in known or value is None:
       continue
@@ -80,8 +80,8 @@ def _read_one(
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if fraction and kind in ('su', 'yarn'):  # transformers' former names of longrope in Phi-3
     kind = 'longrope'
-  if kind not in list(_KEYS):
-    raise UserError(f'rope_type {kind!r} is not implemented; {", ".join(_KEYS)} are')
+  if kind not in list(KEYS):
+    raise UserError(f'rope_type {kind!r} is not implemented; {", ".join(KEYS)} are')
   _check_names(rope, kind)
   if kind == 'default':
     return values
@@ -93,7 +93,7 @@ def _read_one(
   is_optional = kind in ('yarn', 'longrope')
   if kind == 'yarn':
     rope['factor']  # may be null, but transformers wants the key
-  for name, ours in _KEYS[kind].items():
+  for name, ours in KEYS[kind].items():
     if rope.get(name) is not None or not is_optional:
       values[ours] = rope[name]
   if kind == 'yarn':
@@ -114,9 +114,9 @@ def _read_one(
           f'original_max_position_embeddings ({length}), and factor must be their ratio'
         )
   if has_mscale:
-    values |= {ours: rope.get(name) or 0.0 for name, ours in _MSCALE.items()}
+    values |= {ours: rope.get(name) or 0.0 for name, ours in MSCALE.items()}
   elif kind == 'yarn' and 'ROPE_ATTENTION_FACTOR' not in values:
-    given = [rope.get(name) or 0.0 for name in _MSCALE]
+    given = [rope.get(name) or 0.0 for name in MSCALE]
     if all(given):
       one, two = (0.1 * x * math.log(max(values['ROPE_FACTOR'], 1)) + 1 for x in given)
       values['ROPE_ATTENTION_FACTOR'] = one / two
@@ -155,12 +155,12 @@ def _write_one(e: LanguageModel) -> JsonObject | None:
   """Returns rope_scaling, as all versions of transformers read it."""
   if not e.stretches_positions:
     return None
-  keys = _KEYS[e.ROPE_SCALING]
+  keys = KEYS[e.ROPE_SCALING]
   rope = {'rope_type': e.ROPE_SCALING} | {k: getattr(e, ours) for k, ours in keys.items()}
   if rope.get('attention_factor') == 0:
     del rope['attention_factor']
   if hasattr(e, 'ROPE_MSCALE') and e.ROPE_SCALING == 'yarn':
-    rope |= {name: getattr(e, ours) for name, ours in _MSCALE.items()}
+    rope |= {name: getattr(e, ours) for name, ours in MSCALE.items()}
   return rope
 
 
@@ -225,8 +225,8 @@ def rope(
       config['max_position_embeddings'] = round(e.ROPE_FACTOR * e.ROPE_ORIGINAL_LENGTH)
     return config
 
-  ours = set(_OURS) | {x for keys in _KEYS.values() for x in keys.values()}
-  ours |= set(_MSCALE.values()) if has_mscale else set()
+  ours = set(_OURS) | {x for keys in KEYS.values() for x in keys.values()}
+  ours |= set(MSCALE.values()) if has_mscale else set()
   ours -= {'ROPE_ATTENTION_FACTOR'} if has_mscale else set()
   ours |= {'ROPE_LOCAL_THETA'} if local_theta else set()
   ours |= {'ROPE_FRACTION'} if fraction else set()
