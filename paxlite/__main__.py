@@ -4,7 +4,6 @@ Trains language models. `paxlite COMMAND --help` explains a command, `paxlite --
 version, and `python -m paxlite COMMAND` is the same as `paxlite COMMAND`.
 """
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -24,8 +23,6 @@ Examples:
 
 def main() -> None:
   """Runs the command that the command line names, and ends the process with its exit code."""
-  if os.path.basename(sys.argv[0]) == 'paxlite':
-    sys.path.append(os.getcwd())  # for experiments of the user, as python -m does
   if sys.argv[1:] and sys.argv[1] in RUNS:  # paxlite.main has its own signals and exit codes
     COMMANDS[sys.argv[1]].run(sys.argv[2:])
   else:

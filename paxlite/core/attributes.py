@@ -97,6 +97,15 @@ class Attributes:
     }
     return cls(**kept | changes)
 
+  def is_stated_by_user(self, name: str) -> bool:
+    """Whether a user has set an attribute: of an object, or in a class outside of paxlite."""
+    cls = type(self)
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    value = vars(cls).get(name, vars(owner)[name])
+    if not owner.__module__.startswith('paxlite.'):
+      return True
+    return name in vars(self) and (isinstance(value, derived) or getattr(self, name) != value)
+
   def values(self) -> dict[str, object]:
     """Every attribute and its value in this object, derived ones included, sorted by name."""
     return {name: getattr(self, name) for name in sorted(attribute_types(type(self)))}

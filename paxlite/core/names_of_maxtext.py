@@ -68,7 +68,9 @@ KEYS: dict[str, Answer] = {
   'logits_dot_in_fp32': absent('the product is in FPROP_DTYPE and the loss in float32'),
   'use_iota_embed': needless('rows of the table are gathered'),
   'use_untrainable_positional_embedding': renamed('TRAINABLE_POSITION_EMB', 'it is the opposite'),
-  'trainable_position_size': renamed('TRAINABLE_POSITION_EMB', 'its length is MAX_SEQ_LEN'),
+  'trainable_position_size': renamed(
+    'TRAINABLE_POSITION_EMB', 'its length is MAX_POSITION_EMBEDDINGS'
+  ),
   'num_experts': renamed('NUM_EXPERTS', 'experiments with experts have it'),
   'num_experts_per_tok': renamed('NUM_EXPERTS_PER_TOKEN'),
   'capacity_factor': renamed('EXPERT_CAPACITY_FACTOR'),

@@ -153,7 +153,9 @@ ATTRIBUTES: dict[str, Answer] = {
   'REL_POS_EMB_DIM': absent('positions are learned, sinusoidal, rotary or a relative bias'),
   'ENABLE_DCONV': absent('projections have no depthwise convolution'),
   'EMBEDDING_LOOKUP_STYLE': needless('rows of the table are gathered, which is the same number'),
-  'TRAINABLE_PE_MAX_SEQ_LEN': renamed('MAX_SEQ_LEN', 'learned positions have this length'),
+  'TRAINABLE_PE_MAX_SEQ_LEN': renamed(
+    'MAX_POSITION_EMBEDDINGS', 'the rows of a table of learned positions'
+  ),
   'RMS_NORM_EPSILON': renamed('LAYERNORM_EPSILON'),
   'INPUT_DROPOUT_PROB': renamed('EMBEDDING_DROPOUT_PROB'),
   'ACTIVATION': renamed('ACTIVATION_CLS', 'gelu, relu, silu'),

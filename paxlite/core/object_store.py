@@ -375,10 +375,9 @@ class ObjectStore:
     if found.key.endswith('_$folder$'):
       return False
     try:
-      self.head(found.key)
+      return not self.head(found.key).size  # or else the marker beside a file of the same name
     except FileNotFoundError:
       return False
-    return True
 
   def _check_end(self, prefix: str, count: int) -> None:
     """Checks that a list ended because nothing follows: a page of HTML looks like an empty one."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-REPLACED = 'replaced_bias'  # the name of variables that a step replaces by their gradients
+LOAD_BIAS = 'replaced_bias'  # of experts, which a rule moves once a step: see group_router
 
 
 def path_name(path: Sequence[object]) -> str:

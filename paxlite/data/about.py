@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from paxlite.core.round_numbers import round_up
 from paxlite.data import packaged
 from paxlite.data.base import Input, RowInput, RowSource
 from paxlite.data.mixture import MixtureInput
@@ -227,7 +228,7 @@ def _left_out(source: SftRows) -> list[str]:
 def histogram(lengths: np.ndarray) -> list[str]:
   """Returns a line with a bar for each range of lengths; the last takes the longest 1%."""
   low, high = int(lengths.min()), int(np.quantile(lengths, 0.99, method='higher'))
-  step = _round_step((high - low + 1) / _BUCKETS)
+  step = round_up((high - low + 1) / _BUCKETS)
   edges = list(range(low // step * step, high + 1, step))
   counts = np.bincount(np.searchsorted(edges, lengths, side='right') - 1, minlength=len(edges))
   ranges = [f'{edge:,} to {edge + step - 1:,}' if step > 1 else f'{edge:,}' for edge in edges]
@@ -241,30 +242,24 @@ def histogram(lengths: np.ndarray) -> list[str]:
   ]
 
 
-def _round_step(least: float) -> int:
-  """Returns the smallest of 1, 2, 5, 10, 20, 50 … that is at least `least`."""
-  power = 10 ** max(0, math.floor(math.log10(max(1.0, least))))
-  return next(power * k for k in (1, 2, 5, 10) if power * k >= least)
-
-
 def first_look(source: SftRows, color: bool) -> list[str]:
   """Returns lines on the examples of a new run: how long they are, and the first one."""
   return [
     'Tokens of an example, and how many examples have so many:',
     *(f'  {line}' for line in histogram(source.lengths)),
     f'The first example, {how_learned(color)}:',
-    first_example(source, color, _MOST_TOKENS),
+    example_text(source, 0, color, _MOST_TOKENS),
   ]
 
 
 def how_learned(color: bool) -> str:
-  """Says how first_example and masked_text mark what is learned."""
+  """Says how example_text and masked_text mark what is learned."""
   return f'{"in green" if color else "in [[ ]]"} what is learned'
 
 
-def first_example(source: SftRows, color: bool, most: int) -> str:
-  """Returns the text of at most `most` tokens of the first example."""
-  example = source.example(0)
+def example_text(source: SftRows, number: int, color: bool, most: int) -> str:
+  """Returns the text of at most `most` tokens of an example."""
+  example = source.example(number)
   text = masked_text(source.tokenizer, example.ids[:most], example.is_answer[:most], color)
   return text if len(example.ids) <= most else f'{text} …'
 

@@ -10,6 +10,7 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.tokenizer_files import CLASSES, JSON, NAMED, last_resort, published
+from paxlite.data.tokenizer_growth import check_growth
 from paxlite.data.tokens import Tokens
 
 # The pattern of words of Qwen2Tokenizer.
@@ -43,6 +44,8 @@ class JsonTokenizer:
       if _is_of_library(e):
         raise UserError(f'the tokenizer {path} is not a {JSON} ({e})') from None
       raise
+    check_growth(path, 'normalizer', self._tokenizer.normalizer)
+    check_growth(path, 'decoder', self._tokenizer.decoder)
     # The file may enable truncation or padding, but texts must be encoded in full and unpadded.
     self._tokenizer.no_truncation()
     self._tokenizer.no_padding()

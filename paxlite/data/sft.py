@@ -72,6 +72,7 @@ class SftRows:
     num_skipped: Number of examples of all splits that are left out.
     first_long: Says which example is the first that is too long; '' if there is none.
     formats: Number of records of all splits by the keys of their format.
+    has_chats: Whether one of them is a conversation, which a chat template writes.
     fingerprint: A checksum of the records, whichever tokenizer and template have encoded them.
     tokens_fingerprint: A checksum of the tokens and of what is learned of them.
     remarks: What a person should know of the examples, a line each.
@@ -113,7 +114,7 @@ class SftRows:
       self.tokenizer, vocab_size, start_id, eos_ids, chat_template, date, thinking
     )
     self._remarks = Remarks()
-    self._has_pairs = False
+    self._has_pairs = self.has_chats = False
     self.name = ', '.join(files)
     self.num_skipped = 0
     self.first_long = ''
@@ -215,6 +216,7 @@ class SftRows:
         self._has_pairs = True
         encoded = self._encoding.pair(*contents)
       else:
+        self.has_chats = True
         encoded = self._chat(contents)
     empty = isinstance(contents, Pair) and not contents.targets  # its EOS would be learned
     if empty or not encoded.is_learned[1:].any():

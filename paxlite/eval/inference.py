@@ -223,6 +223,32 @@ def load_checkpoint(
   return load(experiment, source, Restore(checkpoint), tokenizer_path, longest)
 
 
+def load_before(
+  checkpoint: str,
+  tokenizer_path: str = '',
+  overrides: Mapping[str, str] | None = None,
+  base_weights: str = '',
+) -> Inference:
+  """Loads the weights that a run began with; texts and chats become ids as in the run.
+
+  The arguments are those of load_checkpoint.
+
+  Raises:
+    UserError: The run began without weights, or they are gone.
+  """
+  source = find_source(checkpoint, base_weights)
+  run = experiment_of(source)
+  path = base_weights or run.CHECKPOINT_RESTORE_PATH
+  if not path:
+    raise UserError(f'{checkpoint} began without weights: there is nothing before it')
+  tokenizer = tokenizer_path or str(tokenizer_of(source.folder) or '')
+  with located('the weights before the training'):
+    found = load_checkpoint(path, tokenizer, overrides)
+  names = {'CHAT_TEMPLATE', 'CHAT_DATE', 'CHAT_THINKING', 'START_ID'} - set(overrides or {})
+  same = found.experiment.replaced(**{name: getattr(run, name) for name in names})
+  return dataclasses.replace(found, experiment=same)
+
+
 def experiment_of(source: Source) -> LanguageModel:
   """Returns the experiment that a checkpoint was trained with.
 

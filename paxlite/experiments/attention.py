@@ -5,7 +5,17 @@ from typing import Literal
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Below1, Count, Function, OffAtZeroInt, Run, Shape, Training
+from paxlite.core.attribute_kinds import (
+  Below1,
+  Count,
+  Function,
+  NotNegative,
+  NotNegativeInt,
+  OffAtZeroInt,
+  Run,
+  Shape,
+  Training,
+)
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.positions import Positions
@@ -45,19 +55,19 @@ class AttentionAndNorms(Positions):
   # With a number, GPUs from Hopper on skip the scores between the texts of a packed row. A row with
   # more texts is refused.
   MAX_TEXTS_PER_ROW: Run[OffAtZeroInt] = 0  # texts and padding of a packed row, at most; 0: any
-  SLIDING_WINDOW: Function[int] = 0  # tokens that a query sees; 0: all previous ones
+  SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query sees; 0: all previous ones
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
   # 'full', and 'full_nope' (full, and without rotary positions).
   ATTENTION_PATTERN: Function[list[AttentionKind]] = []  # kinds by block; []: all blocks alike
   USE_ATTENTION_SINKS: Shape[bool] = False  # each head has a learned logit that takes no value
   QK_NORM: Shape[QkNorm] = 'none'  # norms of queries and of keys, within heads or over all
-  ATTEN_LOGIT_CAP: Function[float] = 50.0  # cap of the scores of attention; 0: off
+  ATTEN_LOGIT_CAP: Function[float] = 50.0  # cap of the scores of attention; ≤ 0: off
   USE_PER_DIM_SCALE: Shape[bool] = False  # learned scales of the dimensions of queries
   NORM_CLS: Function[Norm] = 'RmsNorm'  # the kind of norm
   # Norms are before attention and feed-forward layers (pre), after them (post), or both. The names
   # are those of praxis.
   NORM_POLICY: Shape[Literal['pre', 'post', 'primer_hybrid']] = 'pre'  # where norms are
-  LAYERNORM_EPSILON: Function[float] = 1e-6  # added to the variance
+  LAYERNORM_EPSILON: Function[NotNegative] = 1e-6  # added to the variance
 
   @property
   def DIMS_PER_HEAD(self) -> Shape[Count]:

@@ -9,7 +9,6 @@ the built object return the configs of the task and of the inputs. Its propertie
 that the trainer needs.
 """
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ from paxlite.core.attribute_kinds import (
   Bounds,
   Count,
   Kind,
+  NotNegativeInt,
   OffAtZero,
   OffAtZeroInt,
   Run,
@@ -40,6 +40,7 @@ from paxlite.core.attributes import (
   derived,
 )
 from paxlite.core.errors import UserError
+from paxlite.experiments.own_methods import check_overrides
 from paxlite.layers.backends import Backend
 from paxlite.parallel import mesh, partitioning
 from paxlite.runtime import compiler
@@ -90,20 +91,28 @@ class Experiment(Attributes):
   TRACKERS: Run[list[Literal['wandb', 'mlflow', 'trackio']]] = []  # services that compare runs
   KEEP_BEST: Run[bool] = False  # keeps the checkpoint of the best evaluation, in best/
   BEST_METRIC: Run[str] = 'avg_xent'  # of the first evaluation input, by which it is the best
-  EARLY_STOPPING_PATIENCE: Run[OffAtZeroInt] = 0  # ends after so many evaluations without a best
+  EARLY_STOPPING_PATIENCE: Run[OffAtZeroInt] = (
+    0  # ends after so many evaluations without a best; 0: off
+  )
   MAX_EVAL_BATCHES: Run[Count | None] = None  # of an evaluation; None: all
   # At most 1000: streams remember their positions before the last 1024 steps (data/base.py).
   MAX_SKIPPED_STEPS: Run[Annotated[Count, at_most(1000)]] = 100  # in a row; then a run ends
 
   # Faults: see docs/reliability.md. Times are in seconds; 0 turns a check off.
-  STEP_TIMEOUT: Run[OffAtZero] = 1800.0  # a run without a step for so long writes stacks and ends
+  STEP_TIMEOUT: Run[OffAtZero] = (
+    1800.0  # a run without a step for so long writes stacks and ends; 0: no limit
+  )
   PHASE_TIMEOUT: Run[OffAtZero] = (
     14400.0  # the same for starting, restoring, compiling and the last save
   )
-  STACK_TRACE_INTERVAL: Run[OffAtZero] = 0.0  # seconds between stack traces, even without a hang
-  LOSS_SPIKE_FACTOR: Run[float] = 0.0  # rolls back at a loss above so many times the recent mean
+  STACK_TRACE_INTERVAL: Run[OffAtZero] = (
+    0.0  # seconds between stack traces, even without a hang; 0: none
+  )
+  LOSS_SPIKE_FACTOR: Run[OffAtZero] = (
+    0.0  # rolls back at a loss above so many times the recent mean; 0: off
+  )
   LOSS_SPIKE_WINDOW: Run[Annotated[Count, at_most(1e6)]] = 100  # number of steps in that mean
-  MAX_ROLLBACKS: Run[OffAtZeroInt] = 3  # a run ends after so many loss spikes
+  MAX_ROLLBACKS: Run[NotNegativeInt] = 3  # a run ends at the next loss spike after so many
   STOP_ON_FAILED_SAVE: Run[bool] = False  # ends a run that cannot save, at the next save
 
   PROFILER_NUM_STEPS: Run[Count] = 2  # steps that are traced
@@ -140,17 +149,24 @@ class Experiment(Attributes):
 
   def __init_subclass__(cls, **kwargs: object):
     super().__init_subclass__(**kwargs)
-    bases = (base for base in cls.__mro__[1:] if issubclass(base, Experiment))
-    if all(vars(base).get('task') is not cls.task for base in bases):  # not inherited
-      cls.task = _with_backend(cls.task)  # type: ignore
+    check_overrides(cls, Experiment, cls._finish)
+
+  def _finish(self, task: fdl.Config) -> None:
+    """Edits what the task() of the most derived class returns."""
+    self.put_on_backend(task)
+    self.complete_optimizer(task)
 
   def task(self) -> fdl.Config:
     """Returns the config of the training.task.Task to train, on the experiment's backend.
 
     A subclass overrides this method and edits what super().task() returns, which is the model in
-    plain XLA. The backend is put into the result, so that it reaches the edits too.
+    plain XLA. The backend is put into the result, so that it reaches the edits too, and the
+    optimizer is completed.
     """
     raise UserError(f'{type(self).__name__} has no model: derive it from LanguageModel')
+
+  def complete_optimizer(self, task: fdl.Config) -> None:
+    """Edits the config of a task so that attributes hold for an optimizer of the user's."""
 
   def put_on_backend(self, task: fdl.Config) -> None:
     """Edits the config of a task in plain XLA so that it computes on the experiment's backend."""
@@ -393,21 +409,6 @@ class Experiment(Attributes):
     self.compiler_options('')  # raises UserError for an invalid option
     self.check_restore()
     self.check_batch_size()
-
-
-def _with_backend(
-  task: Callable[[Experiment], fdl.Config],
-) -> Callable[[Experiment], fdl.Config]:
-  """Experiment.task of a class, with the backend put into what the most derived class returns."""
-
-  @functools.wraps(task)
-  def with_backend(self: Experiment) -> fdl.Config:
-    config = task(self)
-    if type(self).task is with_backend:  # and not super().task() of a subclass
-      self.put_on_backend(config)
-    return config
-
-  return with_backend
 
 
 def compiler_option(text: str) -> tuple[str, compiler.Option]:

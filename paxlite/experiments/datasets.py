@@ -1,16 +1,19 @@
 """Datasets as mixins: `class Synthetic126M(Synthetic, GPT126M)`."""
 
-import importlib
 import os
+import pathlib
+import re
+from collections.abc import Sequence
 
 import fiddle as fdl
 
 from paxlite.checkpointing.source import check_weights, tokenizer_of
 from paxlite.core import shell
-from paxlite.core.attribute_kinds import Run, Training
+from paxlite.core.attribute_kinds import NotNegativeInt, Run, Training
 from paxlite.core.attributes import StoredPath, attribute_types
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import kind
+from paxlite.core.own_modules import import_named
 from paxlite.core.templates import config
 from paxlite.data import packaged
 from paxlite.data.chat_format import ChatFormat
@@ -165,7 +168,7 @@ class SeqioTask(FromTfds, Splits):
       raise UserError('--fdl.SEQIO_TASK=NAME is missing: a SeqIO task or mixture')
     for module in self.SEQIO_MODULES:
       try:
-        importlib.import_module(module)
+        import_named(module)
       except ImportError as e:
         raise UserError(f'SEQIO_MODULES: {module} cannot be imported: {e}') from None
     source = config(
@@ -188,7 +191,7 @@ class DocumentFiles(FromTfds, Rows):
 
   TRAIN_SOURCES: Run[list[StoredPath]] = []  # files, tfds: and hf: datasets
   EVAL_SOURCES: Run[list[StoredPath]] = []  # the same for evaluation
-  HELD_OUT_EVERY: Training[int] = 200  # one of so many documents is held out; 0: none
+  HELD_OUT_EVERY: Training[NotNegativeInt] = 200  # one of so many documents is held out; 0: none
   TEXT_FIELD: Training[str] = 'text'  # the field of a record that holds the text
   SKIP_UNREADABLE: Run[bool] = False  # skips records without text and logs their number
 
@@ -198,19 +201,25 @@ class DocumentFiles(FromTfds, Rows):
 
   def validate(self) -> None:
     super().validate()
-    if self.HELD_OUT_EVERY < 2:
-      raise UserError(f'HELD_OUT_EVERY={self.HELD_OUT_EVERY} must be at least 2')
+    if self.HELD_OUT_EVERY == 1:
+      raise UserError('HELD_OUT_EVERY=1 would hold out all documents: 2 or more, or 0 for none')
     self.check_apart('EVAL_SOURCES', self.TRAIN_SOURCES, self.EVAL_SOURCES)
 
   def train_input(self) -> fdl.Config:
-    split = 'all' if self.EVAL_SOURCES else 'train'
+    split = 'train' if self._holds_out else 'all'
     return self._documents(self.TRAIN_SOURCES, split, self.batch_size)
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
-    names, split = (
-      (self.EVAL_SOURCES, 'all') if self.EVAL_SOURCES else (self.TRAIN_SOURCES, 'held_out')
-    )
-    return {'held_out': self._documents(names, split, self.eval_batch_size)}
+    if self._holds_out:
+      held_out = self._documents(self.TRAIN_SOURCES, 'held_out', self.eval_batch_size)
+      return {'held_out': held_out}
+    if self.EVAL_SOURCES:
+      return {'held_out': self._documents(self.EVAL_SOURCES, 'all', self.eval_batch_size)}
+    return {}
+
+  @property
+  def _holds_out(self) -> bool:
+    return not self.EVAL_SOURCES and self.HELD_OUT_EVERY > 0
 
   def _documents(self, names: list[str], split: str, batch_size: int) -> fdl.Config:
     source = config(
@@ -312,7 +321,7 @@ class Mixture(FromTfds, Rows):
   WEIGHTS: Training[list[float]] = []  # weights of the rows; their sum does not matter
   TRAIN_SPLIT: Training[str] = 'train'  # the split to train on
   EVAL_SPLIT: Run[str | None] = 'validation'  # the split to evaluate on; None: no evaluation
-  HELD_OUT_EVERY: Training[int] = 200  # one of so many documents is held out; 0: none
+  HELD_OUT_EVERY: Training[NotNegativeInt] = 200  # one of so many documents is held out; 0: none
   TEXT_FIELD: Training[str] = 'text'  # the field of a record that holds the text
   SKIP_UNREADABLE: Training[bool] = False  # leaves out invalid records and counts them
   SEQIO_MODULES: Training[list[str]] = []  # imported first: they register your own tasks
@@ -351,8 +360,8 @@ class Mixture(FromTfds, Rows):
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
     return {
-      f'{number}_{name}': eval_input
-      for number, part in enumerate(self._parts)
+      f'{source}_{name}': eval_input
+      for source, part in zip(short_names(self.SOURCES), self._parts, strict=True)
       for name, eval_input in part.eval_inputs().items()
     }
 
@@ -364,9 +373,26 @@ class Mixture(FromTfds, Rows):
     dataset, attributes = _dataset_of(source)
     if dataset is SeqioTask:
       attributes['SEQIO_ROWS'] = self.stream_rows
+    if dataset is TextFiles and not self.HELD_OUT_EVERY:
+      attributes['EVAL_FRACTION'] = 0.0
     mine = self.values()
     shared = {name: mine[name] for name in attribute_types(dataset).keys() & mine.keys()}
     return dataset(**shared | attributes)
+
+
+def short_names(sources: Sequence[str]) -> list[str]:
+  """Returns names of sources for metrics: wiki for data/wiki.jsonl; each name is another one."""
+  names: list[str] = []
+  for source in sources:
+    name = source.removeprefix('sft:')
+    if name.startswith(('hf:', 'tfds:', 'seqio:')):
+      last = '_'.join(name.partition(':')[2].split('/')[-2:])  # c4_en_train
+    else:
+      last = pathlib.PurePath(name).name.partition('.')[0]
+    short = re.sub(r'[^A-Za-z0-9_-]+', '_', last).strip('_') or 'source'
+    number = 1 + sum(re.fullmatch(rf'{re.escape(short)}(_\d+)?', n) is not None for n in names)
+    names.append(short if number == 1 else f'{short}_{number}')
+  return names
 
 
 def _dataset_of(source: str) -> tuple[type[Rows], dict[str, object]]:

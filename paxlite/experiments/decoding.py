@@ -3,7 +3,7 @@
 import datetime
 from typing import Literal
 
-from paxlite.core.attribute_kinds import Count, Generation, Run, Training
+from paxlite.core.attribute_kinds import Count, Generation, NotNegativeInt, Run, Training
 from paxlite.core.attributes import StoredPath
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
@@ -14,7 +14,7 @@ class Decoding(Experiment):
   """Attributes of every language model for `--mode=decode` and zero-shot evaluation."""
 
   # The token id at the start of every text; None: the one that the tokenizer adds
-  START_ID: Training[int | None] = 0  # token id that a text begins with; None: nothing
+  START_ID: Training[NotNegativeInt | None] = 0  # id that a text begins with; None: the tokenizer's
   EOS_IDS: Generation[list[int]] = []  # token ids that end a text; empty: the tokenizer's
 
   DECODE_FILES: Run[list[StoredPath]] = []  # JSON lines with inputs or chat messages
@@ -33,6 +33,7 @@ class Decoding(Experiment):
 
   # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
   EVAL_TASKS: Run[list[StoredPath]] = []  # zero-shot tasks of --mode=eval
+  EVAL_CHAT: Run[bool] = False  # asks all tasks in a chat, by the chat template
   EVAL_BATCH_TOKENS: Run[Count] = 4096  # approximate number of tokens per batch
   EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = 'truncate'  # texts too long for the model
   EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips invalid records and counts them

@@ -6,6 +6,7 @@ from typing import Literal
 import fiddle as fdl
 
 from paxlite.core.attribute_kinds import Count, Function, NotNegativeInt, Shape
+from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.llama import LLaMA
@@ -39,6 +40,13 @@ class DeepSeek(MixtureOfExperts, LLaMA):
   EXPERT_ACTIVATION_CLS: Activation = 'silu'
   USE_GATED_EXPERTS = True
   AUX_LOSS_COEF = 0.001
+
+  def validate(self) -> None:
+    super().validate()
+    if self.ROPE_FRACTION != 1:
+      raise UserError(
+        f'ROPE_FRACTION={self.ROPE_FRACTION:g} must be 1: ROTARY_DIMS_PER_HEAD is what rotates'
+      )
 
   @property
   def rotary_length(self) -> float:

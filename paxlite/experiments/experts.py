@@ -8,6 +8,7 @@ import fiddle as fdl
 from paxlite.core.attribute_kinds import (
   Count,
   Function,
+  NotNegative,
   NotNegativeInt,
   OffAtZero,
   Run,
@@ -32,7 +33,7 @@ class MixtureOfExperts(LanguageModel):
   NUM_EXPERTS: Shape[Count] = 64  # of a layer with experts
   NUM_EXPERTS_PER_TOKEN: Function[Count] = 2  # that a router chooses
   EXPERT_CAPACITY_FACTOR: Function[float] = 2.0  # places of an expert, times the mean load
-  AUX_LOSS_COEF: Training[float] = (
+  AUX_LOSS_COEF: Training[NotNegative] = (
     0.01  # weight of the load-balancing loss, which is a mean over the layers with experts
   )
   USE_DROPLESS_MOE: Function[bool] = False  # gives every token its place, without a capacity
@@ -151,6 +152,12 @@ class MixtureOfExperts(LanguageModel):
     """Dropless experts, so that a text does not depend on its neighbors in the batch."""
     return super().decoding_values | dict(USE_DROPLESS_MOE=True)
 
+  def task(self) -> fdl.Config:
+    task = super().task()
+    if self.ROUTER == 'balanced':
+      task.load_bias_rate = self.ROUTER_BIAS_RATE
+    return task
+
   def block_of(self, kind: BlockKind) -> fdl.Partial:
     block = super().block_of(kind)
     if kind.has_experts:
@@ -196,7 +203,6 @@ class MixtureOfExperts(LanguageModel):
       top_groups=self.NUM_EXPERT_GROUPS_PER_TOKEN,
       use_sigmoid=self.ROUTER == 'balanced',
       scale=self.EXPERT_WEIGHT_SCALE,
-      bias_rate=self.ROUTER_BIAS_RATE,
       **common,
     )
 

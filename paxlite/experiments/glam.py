@@ -1,12 +1,14 @@
 """GLaM as in Pax, https://arxiv.org/abs/2112.06905: GLaM126M64E, GLaM64B64E, without a dataset."""
 
 import math
+from typing import Annotated
 
 import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
-from paxlite.core.attribute_kinds import Function, Shape
+from paxlite.core.attribute_kinds import Bounds, Count, Function, Shape
+from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.attention import Norm
 from paxlite.experiments.experts import MixtureOfExperts
@@ -38,8 +40,18 @@ class GLaM(MixtureOfExperts):
   SOFTMAX_CAP_LOGITS = -1.0
   ATTEN_LOGIT_CAP = -1.0
   SOFTMAX_INIT_STD = 1.0
-  RELATIVE_BIAS_BUCKETS: Shape[int] = 32  # of distances, in T5's bias
-  RELATIVE_BIAS_MAX_DISTANCE: Function[int] = 128  # distances from here on share a bucket
+  RELATIVE_BIAS_BUCKETS: Shape[Annotated[int, Bounds('must be at least 2', lowest=2)]] = (
+    32  # of distances, in T5's bias
+  )
+  RELATIVE_BIAS_MAX_DISTANCE: Function[Count] = 128  # distances from here on share a bucket
+
+  def validate(self) -> None:
+    super().validate()
+    if not self.RELATIVE_BIAS_BUCKETS // 2 < self.RELATIVE_BIAS_MAX_DISTANCE:
+      raise UserError(
+        f'RELATIVE_BIAS_MAX_DISTANCE={self.RELATIVE_BIAS_MAX_DISTANCE} must be more than half of '
+        f'RELATIVE_BIAS_BUCKETS={self.RELATIVE_BIAS_BUCKETS}, which are for one distance each'
+      )
 
   def task(self) -> fdl.Config:
     task = super().task()

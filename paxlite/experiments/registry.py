@@ -16,6 +16,8 @@ from paxlite.core import other_names
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
 from paxlite.core.near_names import did_you_mean
+from paxlite.core.own_modules import hidden, import_named
+from paxlite.core.templates import selections_named
 from paxlite.experiments.base import Experiment, full_name
 
 _REGISTRY: dict[str, type[Experiment]] = {}
@@ -146,7 +148,8 @@ def apply_fiddler(cfg: fdl.Config, name: str) -> None:
   function = _attribute(name, '--fiddler')
   if not inspect.isfunction(function):
     raise UserError(f'--fiddler={name} is not a function')
-  function(cfg)
+  with selections_named(f'--fiddler={name}'):
+    function(cfg)
 
 
 def _attribute(dotted: str, flag: str) -> object:
@@ -154,12 +157,13 @@ def _attribute(dotted: str, flag: str) -> object:
   if dotted.endswith('.py') or not all(part.isidentifier() for part in dotted.split('.')):
     raise UserError(f'{flag}={dotted} is not a dotted path. {_dotted(dotted, flag)}')
   try:
-    module = importlib.import_module(module_name)
+    module = import_named(module_name)
   except ModuleNotFoundError as e:
     if e.name is not None and (module_name + '.').startswith(e.name + '.'):
       hint = other_names.experiment_hint(dotted)
       if attribute in experiments():
         hint = f'It is {flag}={attribute} here.'
+      hint = hidden(module_name) or hint
       raise UserError(f'{flag}={dotted}: there is no module {e.name}. {hint}'.rstrip()) from None
     raise  # the module exists, but one of its own imports is missing
   if not hasattr(module, attribute):

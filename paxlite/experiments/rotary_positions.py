@@ -2,11 +2,11 @@
 
 import abc
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Fraction, Function, OffAtZero
+from paxlite.core.attribute_kinds import Bounds, Count, Fraction, Function, OffAtZero
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.base import Experiment
@@ -26,12 +26,14 @@ class RotaryPositions(Experiment, abc.ABC):
   """Rotary positions, which can be stretched for sequences that are longer than in training."""
 
   USE_ROTARY_POSITION_EMB: Function[bool] = False  # queries and keys are rotated by position
-  ROPE_THETA: Function[float] = 10_000.0  # base of the wavelengths of that rotation
+  ROPE_THETA: Function[Annotated[float, Bounds('must be above 0', above=0)]] = (
+    10_000.0  # base of the wavelengths of that rotation
+  )
   ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = 'interleaved'  # pairs that rotate
   ROPE_FRACTION: Function[Fraction] = 1.0  # share of a head's dimensions that rotate
   ROPE_FACTOR: Function[float] = 1.0  # above 1: positions are stretched, as ROPE_SCALING says
   ROPE_SCALING: Function[RopeScaling] = 'llama3'  # the kind of stretching
-  ROPE_ORIGINAL_LENGTH: Function[int] = 8192  # tokens of a row before the stretching
+  ROPE_ORIGINAL_LENGTH: Function[Count] = 8192  # tokens of a row before the stretching
   ROPE_LOW_FREQUENCY_FACTOR: Function[float] = 1.0  # llama3: longer waves are stretched fully
   ROPE_HIGH_FREQUENCY_FACTOR: Function[float] = 4.0  # llama3: shorter waves are kept
   ROPE_FAST_TURNS: Function[float] = 32.0  # yarn: waves with more turns are kept
@@ -44,6 +46,12 @@ class RotaryPositions(Experiment, abc.ABC):
   ROPE_ATTENTION_FACTOR: Function[OffAtZero] = 0.0  # a factor of rotated vectors; 0: the usual
   ROPE_LOCAL_THETA: Function[OffAtZero] = 0.0  # base in sliding attention; 0: ROPE_THETA
   ROPE_STRETCHES_LOCAL: Function[bool] = True  # also in layers with sliding attention
+
+  @property
+  def stretches_positions(self) -> bool:
+    """Whether rotary positions are stretched, or the rotated vectors alone (YaRN with factor 1)."""
+    scales = self.ROPE_SCALING in ('yarn', 'longrope') and self.ROPE_ATTENTION_FACTOR not in (0, 1)
+    return self.ROPE_FACTOR > 1 or scales
 
   @property
   def rotary_length(self) -> float:
@@ -74,7 +82,10 @@ class RotaryPositions(Experiment, abc.ABC):
     if not self.USE_ROTARY_POSITION_EMB:
       return
     if self.rotary_dims % 2 or self.rotary_dims == 0:
-      raise UserError(f'rotary positions need an even DIMS_PER_HEAD, not {self.rotary_dims}')
+      part = '' if self.ROPE_FRACTION == 1 else f' × ROPE_FRACTION={self.ROPE_FRACTION:g}'
+      raise UserError(
+        f'rotary positions need an even DIMS_PER_HEAD{part}, above 0, not {self.rotary_dims}'
+      )
     if self.ROPE_FACTOR < 1 or not (
       0 < self.ROPE_LOW_FREQUENCY_FACTOR < self.ROPE_HIGH_FREQUENCY_FACTOR
     ):
@@ -83,12 +94,27 @@ class RotaryPositions(Experiment, abc.ABC):
         f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and below ROPE_HIGH_FREQUENCY_FACTOR='
         f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
       )
+    lowest = 1 if self.stretches_positions and self.ROPE_SCALING == 'yarn' else 0
+    if lowest >= self.ROPE_THETA:
+      raise UserError(f'ROPE_THETA={self.ROPE_THETA:g} must be above {lowest}')
+    if self.stretches_positions and self.ROPE_ORIGINAL_LENGTH <= 1:
+      raise UserError(f'ROPE_ORIGINAL_LENGTH={self.ROPE_ORIGINAL_LENGTH} must be above 1')
     if min(self.ROPE_FAST_TURNS, self.ROPE_SLOW_TURNS) <= 0:
       raise UserError(
         f'ROPE_FAST_TURNS={self.ROPE_FAST_TURNS:g} and ROPE_SLOW_TURNS={self.ROPE_SLOW_TURNS:g} '
         'must be above 0'
       )
-    if self.ROPE_FACTOR > 1 and self.ROPE_SCALING == 'longrope':
+    theta = min(self.ROPE_THETA, self.ROPE_LOCAL_THETA or self.ROPE_THETA)
+    if self.ROPE_SCALING == 'yarn' and self.ROPE_FACTOR > 1 and theta <= 1:
+      raise UserError(f'ROPE_SCALING=yarn needs ROPE_THETA and its local one above 1: {theta:g}')
+    factors = self.ROPE_SHORT_FACTORS + self.ROPE_LONG_FACTORS
+    is_long = self.ROPE_SCALING == 'longrope' and self.ROPE_FACTOR > 1
+    if is_long and min([self.ROPE_ORIGINAL_LENGTH - 1, *factors]) <= 0:
+      raise UserError(
+        'ROPE_SCALING=longrope needs ROPE_ORIGINAL_LENGTH above 1, and ROPE_SHORT_FACTORS and '
+        'ROPE_LONG_FACTORS above 0'
+      )
+    if self.stretches_positions and self.ROPE_SCALING == 'longrope':
       for name in ('ROPE_SHORT_FACTORS', 'ROPE_LONG_FACTORS'):
         if len(getattr(self, name)) != self.rotary_dims // 2:
           raise UserError(
@@ -100,7 +126,7 @@ class RotaryPositions(Experiment, abc.ABC):
     """Returns the template of the rotary embedding; `is_local` means sliding attention."""
     theta = (is_local and self.ROPE_LOCAL_THETA) or self.ROPE_THETA
     base: dict[str, object] = dict(theta=theta, layout=self.ROPE_LAYOUT)
-    if self.ROPE_FACTOR == 1 or (is_local and not self.ROPE_STRETCHES_LOCAL):
+    if not self.stretches_positions or (is_local and not self.ROPE_STRETCHES_LOCAL):
       rotary = template(RotaryEmbedding, **base)
     elif self.ROPE_SCALING == 'linear':
       rotary = template(LinearRotaryEmbedding, factor=self.ROPE_FACTOR, **base)

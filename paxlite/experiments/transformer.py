@@ -8,12 +8,21 @@ import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
-from paxlite.core.attribute_kinds import Below1, Count, Function, Run, Shape, Training
+from paxlite.core.attribute_kinds import (
+  Below1,
+  Count,
+  Function,
+  NotNegative,
+  Run,
+  Shape,
+  Training,
+)
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config, template
 from paxlite.experiments.attention import AttentionKind
 from paxlite.experiments.context_parallelism import ContextParallelism
 from paxlite.experiments.decoding import Decoding
+from paxlite.experiments.effects import without_effect
 from paxlite.experiments.optimization import Optimization
 from paxlite.layers.attention import Attention
 from paxlite.layers.block_sequence import BlockSequence
@@ -63,10 +72,10 @@ class Transformer(ContextParallelism, Decoding, Optimization):
   USE_GATED_ACTIVATION: Shape[bool] = False  # the activation is multiplied by a second projection
   SCALE_EMBEDDING: Function[bool] = False  # embeddings × √MODEL_DIMS
   USE_SOFTMAX_BIAS: Shape[bool] = False  # a bias is added to the logits
-  SOFTMAX_CAP_LOGITS: Function[float] = 30.0  # cap of logits, cap · tanh(logits / cap); 0: off
+  SOFTMAX_CAP_LOGITS: Function[float] = 30.0  # cap of logits, cap · tanh(logits / cap); ≤ 0: off
   EMBEDDING_DROPOUT_PROB: Training[Below1] = 0.0  # of the embeddings
   WEIGHT_INIT: Training[Literal['normal', 'xavier_uniform']] = 'normal'  # of initial values
-  INIT_STD: Training[float] = 0.02  # standard deviation for 'normal'
+  INIT_STD: Training[NotNegative] = 0.02  # standard deviation for 'normal'
   NUM_LOSS_CHUNKS: Run[Count] = 1  # parts of the vocabulary whose logits are held at a time
 
   # LoRA: trains low-rank factors of the chosen layers' weights, and freezes all other weights
@@ -76,6 +85,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
 
   # A prompt to continue when training ends, if the dataset has a tokenizer
   SAMPLE_PROMPTS: Run[list[str]] = []  # texts that are continued at each evaluation
+  SAMPLE_CHAT: Run[bool | None] = None  # the model answers prompts; None: if it learns chats
   SAMPLE_PROMPT: Run[str | None] = None  # text that is continued after training; None: no sample
 
   @property
@@ -99,7 +109,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
     return self.USE_BIAS
 
   @property
-  def SOFTMAX_INIT_STD(self) -> Training[float]:
+  def SOFTMAX_INIT_STD(self) -> Training[NotNegative]:
     """The standard deviation of initial embeddings and of the weight of the logits."""
     return self.INIT_STD
 
@@ -186,8 +196,20 @@ class Transformer(ContextParallelism, Decoding, Optimization):
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
     return [LORA_VARIABLES] if self.USE_LORA else ['.*']
 
+  @property
+  def remarks(self) -> list[str]:
+    return [
+      *super().remarks,
+      *(f'{n}={getattr(self, n)!r} changes nothing: other values leave it out.'
+        for n in without_effect(self)),
+    ]  # fmt: skip
+
   def validate(self) -> None:
     super().validate()
+    if self.START_ID is not None and self.START_ID >= self.VOCAB_SIZE:
+      raise UserError(
+        f'START_ID={self.START_ID} is no token id: VOCAB_SIZE={self.VOCAB_SIZE} ids begin with 0'
+      )
     if (self.ACTIVATION_CLS == 'clamped_swiglu') > self.USE_GATED_ACTIVATION:
       raise UserError('ACTIVATION_CLS=clamped_swiglu needs --fdl.USE_GATED_ACTIVATION=True')
     if self.num_stages > 1:

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from paxlite.core.variable_names import REPLACED
+from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.layers.moe import Routing, TopKRouter
 from paxlite.parallel.partitioning import param
 
@@ -14,8 +14,8 @@ class GroupRouter(TopKRouter):
 
   DeepSeek-V3 (https://arxiv.org/abs/2412.19437, section 2.1.2) has scores sigmoid(x·gate), and a
   group's score is the sum of its two best. A bias [E] is added to the scores when experts are
-  chosen, and not to their weights. It has no gradient: after each step it grows by `bias_rate` for
-  experts with less than the mean load, and shrinks by as much for the others. DeepSeek-V2
+  chosen, and not to their weights. No gradient reaches it: what a backward pass returns in place of
+  its gradient is the load of the experts, and `balanced` moves it once after each step. DeepSeek-V2
   (https://arxiv.org/abs/2405.04434, section 2.2.2) has the scores of a softmax and no bias, and a
   group's score is its best one.
 
@@ -24,14 +24,12 @@ class GroupRouter(TopKRouter):
     top_groups: The number of groups that are chosen.
     use_sigmoid: Whether scores and choice are those of DeepSeek-V3.
     scale: Factor of the weights.
-    bias_rate: How much the bias changes in a step.
   """
 
   num_groups: int = 1
   top_groups: int = 1
   use_sigmoid: bool = True
   scale: float = 1.0
-  bias_rate: float = 0.001
 
   @nn.compact
   def __call__(self, x_JMD: jax.Array, is_token_JM: jax.Array) -> Routing:
@@ -40,7 +38,7 @@ class GroupRouter(TopKRouter):
     scores_JME = jax.nn.sigmoid(logits_JME) if self.use_sigmoid else jax.nn.softmax(logits_JME)
     chosen_JME = jax.lax.stop_gradient(scores_JME)
     if self.use_sigmoid:
-      bias_E = param(self, REPLACED, nn.initializers.zeros, [E], [None])
+      bias_E = param(self, LOAD_BIAS, nn.initializers.zeros, [E], [None])
       chosen_JME += jax.lax.stop_gradient(bias_E)
     in_groups_JMGe = chosen_JME.reshape(*chosen_JME.shape[:2], G, E // G)
     best_JMGe = jax.lax.top_k(in_groups_JMGe, min(2 if self.use_sigmoid else 1, E // G))[0]
@@ -54,16 +52,35 @@ class GroupRouter(TopKRouter):
     weights_JMX = self.scale * values_JMX * is_token_JM[..., None]
     if self.use_sigmoid:
       load_E = (jax.nn.one_hot(experts_JMX, E) * is_token_JM[..., None, None]).sum((0, 1, 2))
-      next_E = bias_E + self.bias_rate * jnp.sign(load_E.mean() - load_E)
-      weights_JMX = replaced_by(weights_JMX, bias_E, jax.lax.stop_gradient(next_E))
+      weights_JMX = _with_load(weights_JMX, bias_E, jax.lax.stop_gradient(load_E))
     probabilities_JME = scores_JME / scores_JME.sum(-1, keepdims=True)
     return Routing(experts_JMX, weights_JMX, probabilities_JME, is_token_JM)
 
 
+def balanced(bias: jax.Array, load: jax.Array, rate: float) -> jax.Array:
+  """Returns the bias of the next step, by DeepSeek-V3's rule, [..., E].
+
+  It grows by `rate` for experts with less than the mean load, and shrinks by as much for those with
+  more.
+
+  Args:
+    bias: The bias of this step.
+    load: How many tokens of the whole batch chose each expert, in float32. Sums are exact up to
+      2^24, and beyond that to 7 digits, so that an expert that has the mean load may move too.
+    rate: How much the bias changes.
+  """
+  return bias + rate * jnp.sign(load.mean(-1, keepdims=True) - load)
+
+
 @jax.custom_vjp
-def replaced_by(x: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
-  """Returns x; the gradient of `old` is `new`, by which a train step replaces `old`."""
+def _with_load(x: jax.Array, bias_E: jax.Array, load_E: jax.Array) -> jax.Array:
+  """Returns x; what stands for the gradient of the bias is the load.
+
+  Gradients are added up over devices, microbatches and ticks of a pipeline, and loads may be too.
+  """
   return x
 
 
-replaced_by.defvjp(lambda x, old, new: (x, new), lambda new, dx: (dx, new, jnp.zeros_like(new)))
+_with_load.defvjp(
+  lambda x, bias_E, load_E: (x, load_E), lambda load_E, dx: (dx, load_E, jnp.zeros_like(load_E))
+)

@@ -10,10 +10,15 @@ from flax import linen as nn
 from flax.core.scope import LazyRng
 
 from paxlite.core.trees import PyTree
+from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.layers.sown import SOWN
 
 if TYPE_CHECKING:
   from jax.extend.core import JaxprEqn, Var
+
+
+# 'add' for what is zero if the result of a layer is not used; 'count' for what is not
+Combine = Literal['add', 'count', 'max']
 
 
 class LayerFacts(NamedTuple):
@@ -23,8 +28,8 @@ class LayerFacts(NamedTuple):
     axes: The logical axes of each variable, in the order of jax.tree.leaves.
     dtypes: The dtype in which the layer reads each variable. It is narrower than the variable's own
       dtype if the layer only casts the variable to it.
-    combine: How the results of microbatches for a variable are combined: gradients are added, and
-      new values of an FP8 state are combined by their maximum.
+    combine: How the results of microbatches for a variable are combined: gradients are added, loads
+      of experts are counted, and new values of an FP8 state are combined by their maximum.
     draws: Whether the layer draws random numbers.
     sows: Whether it sows losses or summaries.
     has_experts: Whether it has experts.
@@ -32,7 +37,7 @@ class LayerFacts(NamedTuple):
 
   axes: list[tuple[str | None, ...]]
   dtypes: list[np.dtype]
-  combine: list[Literal['add', 'max']]
+  combine: list[Combine]
   draws: bool
   sows: bool
   has_experts: bool
@@ -110,8 +115,14 @@ def layer_facts(
   return LayerFacts(
     axes=axes,
     dtypes=[dtype(v, w.dtype) for v, w in zip(arguments[:n], variables, strict=True)],
-    combine=['add' if path[0].key == 'params' else 'max' for path in paths],
+    combine=[_combine(path[0].key, path[-1].key) for path in paths],
     draws=any(uses[variable] for variable in arguments[n : n + len(keys)]),
     sows=bool(jax.tree.leaves(sown)),
     has_experts=any('experts' in one for one in axes),
   )
+
+
+def _combine(collection: str, name: str) -> Combine:
+  if collection != 'params':
+    return 'max'
+  return 'count' if name == LOAD_BIAS else 'add'

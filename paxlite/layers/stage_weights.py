@@ -21,7 +21,6 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,7 @@ from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from paxlite.core.trees import PyTree
-from paxlite.layers.layer_facts import LayerFacts
+from paxlite.layers.layer_facts import Combine, LayerFacts
 from paxlite.parallel import partitioning
 from paxlite.parallel.partitioning import active_mesh, axes_of
 
@@ -108,14 +107,14 @@ class StageLayout:
     split: The mesh axes of each dimension of [L, …], before a step and after it.
     row_shards: The mesh axes whose devices each add up the gradients of their own rows. What is
       split over these axes is gathered.
-    combine: Whether what the ticks return for an array is added, or its maximum is taken.
+    combine: How what the ticks return for an array is combined: see LayerFacts.
   """
 
   stages: int
   repeats: int
   split: PartitionSpec
   row_shards: tuple[str, ...]
-  combine: Literal['add', 'max'] = 'add'
+  combine: Combine = 'add'
 
   def lay_out(
     self, w: jax.Array, dtype: DTypeLike
@@ -183,7 +182,7 @@ class StageLayout:
     Args:
       sums_ZQR: The sums of a layer from `lay_out`, or from an earlier call.
       repeat_Z: The number of the group, from 0 to R - 1.
-      works_Z: Whether a stage computes a microbatch; others have no maximum.
+      works_Z: Whether a stage computes a microbatch; others have no load and no maximum.
     """
     per_stage = PartitionSpec('stage')
     accumulate = _on_devices(
@@ -256,7 +255,7 @@ class StageLayout:
           sums_ZR, axes_of(entry), scatter_dimension=dim + 1, tiled=True
         )
     if over:
-      total: Callable[..., jax.Array] = jax.lax.psum if self.combine == 'add' else jax.lax.pmax
+      total: Callable[..., jax.Array] = jax.lax.pmax if self.combine == 'max' else jax.lax.psum
       sums_ZR = total(sums_ZR, tuple(a for a in self.row_shards if a in over))
     return sums_ZR
 
@@ -359,17 +358,21 @@ def _read(w_ZR: jax.Array, repeat_Z: jax.Array) -> jax.Array:
 
 
 def _accumulate(
-  combine: str, sums_ZQR: jax.Array, grads_ZQ: jax.Array, repeat_Z: jax.Array, works_Z: jax.Array
+  combine: Combine,
+  sums_ZQR: jax.Array,
+  grads_ZQ: jax.Array,
+  repeat_Z: jax.Array,
+  works_Z: jax.Array,
 ) -> jax.Array:
   """The sums with the gradients of group `repeat_Z` of each stage that is here."""
   new_ZQR = []
   for z, sums_QR in enumerate(sums_ZQR):
     grad = grads_ZQ[z, 0].astype(sums_QR.dtype)
-    if combine == 'max':
+    if combine != 'add':
       grad = jnp.where(works_Z[z], grad, 0)
     # An idle stage computes with numbers of which every derivative is finite. Its result is not
     # used, so that its gradients are zero.
-    add = jnp.add if combine == 'add' else jnp.maximum
+    add = jnp.maximum if combine == 'max' else jnp.add
     if sums_QR.shape[1] == 1:  # XLA lets a product add to this sum
       new_ZQR.append(add(sums_QR[0, 0], grad)[None, None])
       continue

@@ -2,12 +2,14 @@
 
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
+from paxlite.programs.agreement import compare_configs
 from paxlite.programs.begun import as_begun
 from paxlite.programs.run import Run, holding, load, make_folder
 
 
 def decode(run: Run) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint or restored weights."""
+  run.refuse_weights('decode')
   with holding(run, deletes=False) as (held, _):
     _decode(as_begun(held))
 
@@ -18,6 +20,8 @@ def _decode(run: Run) -> None:
   e = run.decoding
   if not e.DECODE_FILES:
     raise UserError('--fdl.DECODE_FILES=/path/to/prompts.jsonl is missing')
+  compare_configs(run)
+  run.check_present()
   run.check_evaluated()
   loaded, step = load(run)
   prompts = inference.read_prompts(e.DECODE_FILES, loaded)

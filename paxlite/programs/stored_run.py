@@ -18,6 +18,7 @@ from types import TracebackType
 import jax
 import numpy as np
 
+from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.step_copies import (
   StepCopies,
   StepUploader,
@@ -29,14 +30,14 @@ from paxlite.core.addresses import Address
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.json_text import parsed
 from paxlite.core.object_store import ObjectStore
-from paxlite.core.run_files import write_file
+from paxlite.core.run_files import check_place, write_file
 from paxlite.core.terminal import say, warn
 from paxlite.runtime import lease
 from paxlite.runtime.failure_log import FailureLog
 from paxlite.runtime.folder_lock import FolderLock
 from paxlite.runtime.hosts import Hosts, hosts_of
 from paxlite.runtime.mirror import Mirror
-from paxlite.runtime.process_messages import broadcast, gathered
+from paxlite.runtime.process_messages import broadcast, gathered, meet
 
 _NOTES = '.store.json'
 _LOOK_SECONDS = 1.0  # the time between two looks for a new checkpoint
@@ -149,18 +150,16 @@ class StoredRun:
   def _together(self, act) -> None:
     """Calls `act` in every process; if it fails in one, all processes raise UserError."""
     problem: Exception | None = None
+    meet()
     try:
       act()
     except (UserError, Interrupted) as e:
       problem = e
     except OSError as e:
       problem = UserError(f'{e.filename or self._address}: {e.strerror or e}')
-    if jax.process_count() > 1:
-      from jax.experimental import multihost_utils
-
-      failed = np.asarray(multihost_utils.process_allgather(np.int32(problem is not None)))
-      if failed.any() and problem is None:
-        problem = UserError(f'process {int(failed.argmax())} says what is wrong')
+    failed = gathered(np.array([problem is not None], np.int32))().ravel()
+    if failed.any() and problem is None:
+      problem = UserError(f'process {int(failed.argmax())} says what is wrong')
     if problem is not None:
       raise problem
 
@@ -183,6 +182,7 @@ class StoredRun:
       self._mirror.download()
       # the metrics of the store are older than local states, which would continue after them
       (self._folder / 'local_states.json').unlink(missing_ok=True)
+      SavedRecord(self._folder).remove()  # the store says what was saved
     for name in ('', 'best/'):
       copies, folder = self._copies(name)
       copies.remove_unfinished()
@@ -262,6 +262,7 @@ class StoredRun:
       Exception: The first failure.
     """
     is_0 = jax.process_index() == 0
+    check_place(self._folder)
     self._check_lease()  # The objects may be those of another run by now.
     failures: list[Exception] = []
     acts = [uploader.look for uploader in self._uploaders]

@@ -31,14 +31,17 @@ Examples:
   paxlite train GPT126M --dry_run
 
 `python -m paxlite.main --help` lists all flags, with those for several processes.""",
-  'eval': """paxlite eval RUN [NAME=VALUE …]
+  'eval': """paxlite eval RUN [--before] [NAME=VALUE …]
 
 Evaluates the last good checkpoint of a run on its held-out data, with the settings of the run, and
 on the zero-shot tasks of EVAL_TASKS.
 
   RUN                 the folder of the run; or an experiment that starts from published weights
   --folder=FOLDER     where metrics go, if RUN is an experiment (runs/EXPERIMENT)
+  --before            evaluate first the weights that the run began with
   NAME=VALUE          changes an attribute
+
+`paxlite zero-shot WEIGHTS --tasks=TASK.json` evaluates imported weights on a task.
 
 Examples:
   paxlite eval runs/TinyGPT

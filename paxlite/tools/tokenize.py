@@ -321,6 +321,7 @@ def _workers(encoder: Encoder, processes: int):
     yield lambda batches: ((encoder(tokenizer, batch), after) for batch, after in batches)
     return
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers use all cores
+  os.environ['PYTHONSAFEPATH'] = '1'  # workers import nothing from the current folder
   executor = concurrent.futures.ProcessPoolExecutor(
     processes, multiprocessing.get_context('spawn'), _start_worker, (encoder,)
   )

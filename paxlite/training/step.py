@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from paxlite.layers.group_router import balanced
 from paxlite.optim.optimizers import merge
 from paxlite.training.metrics import Metrics, Weighted
 from paxlite.training.task import Batch, Task
@@ -27,16 +28,17 @@ def train_step(
     The next state, and scalars by their TensorBoard names.
   """
   rng = jax.random.fold_in(jax.random.key(seed), state.step)
-  grads, replaced, metrics = task.grads(state.params, batch, rng, state.overwritten)
+  grads, (overwritten, loads), metrics = task.grads(state.params, batch, rng, state.overwritten)
   grad_norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
   # after the limit the state stays as it is, so that the run can stop with its last good state
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics['total_loss'].value)
   valid = finite & (state.skipped_in_a_row < task.max_skipped_steps)
 
   trainable, others = task.optimizer.split(state.params)
-  former, frozen = task.optimizer.split_replaced(others)
+  biases, frozen = task.optimizer.split_load_biases(others)
+  moved = jax.tree.map(lambda b, load: balanced(b, load, task.load_bias_rate), biases, loads)
   overwritten, biases = jax.tree.map(
-    lambda new, old: jnp.where(valid, new, old), replaced, (state.overwritten, former)
+    lambda new, old: jnp.where(valid, new, old), (overwritten, moved), (state.overwritten, biases)
   )
   trainable, opt_state = task.optimizer.update(grads, grad_norm, valid, state.opt_state, trainable)
   new_state = TrainState(
@@ -47,8 +49,9 @@ def train_step(
     skipped=state.skipped + ~valid,
     skipped_in_a_row=jnp.where(valid, 0, state.skipped_in_a_row + 1),
   )
-  learning = {
-    'lr': task.optimizer.learning_rate(state.opt_state),
+  learning_rate = task.optimizer.learning_rate(state.opt_state, state.step - state.skipped)
+  learning = {} if learning_rate is None else {'lr': learning_rate}
+  learning |= {
     'raw_grad_norm': grad_norm,
     'clipped_grad_norm': task.optimizer.clipped(grad_norm),
     'is_valid_step': valid,

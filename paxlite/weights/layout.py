@@ -12,10 +12,11 @@ import numpy as np
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.variable_names import REPLACED
+from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.experiments.deepseek import DeepSeek
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.weights.tensor_names import GGUF
 
 Transform = Callable[[np.ndarray], np.ndarray]
 
@@ -47,13 +48,21 @@ class Entry:
   view: Transform = lambda x: x
 
 
-def check_layers(e: LanguageModel, shapes: Mapping[str, object]) -> None:
-  """Raises UserError if there are fewer tensors than layers.
+def check_layers(
+  e: LanguageModel, shapes: Mapping[str, object], names: Mapping[str, str] = GGUF
+) -> None:
+  """Raises UserError if there are fewer tensors than layers, or than experts in all layers.
 
-  NUM_LAYERS comes from a file and may be any number.
+  Their numbers come from a file, and loops run over them. `names` are as for decoder_entries.
   """
   if len(shapes) < e.NUM_LAYERS:
     raise UserError(f'{len(shapes):,} tensors are too few for NUM_LAYERS={e.NUM_LAYERS:,}')
+  if isinstance(e, MixtureOfExperts) and 'expert_gate' in names and 'experts_gate_up' not in names:
+    layers = sum(kind.has_experts for kind in e.block_kinds)
+    if len(shapes) < layers * e.NUM_EXPERTS:
+      raise UserError(
+        f'{len(shapes):,} tensors are too few for NUM_EXPERTS={e.NUM_EXPERTS:,} in {layers} layers'
+      )
 
 
 def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> list[Entry]:
@@ -204,7 +213,7 @@ def _experts(e: MixtureOfExperts, name: Mapping[str, str], ours: str) -> list[En
   D, F, E = e.MODEL_DIMS, e.EXPERT_HIDDEN_DIMS, e.NUM_EXPERTS
   entries = [_transposed(name['router'], (E, D), f'{ours}/router/gate')]
   if e.ROUTER == 'balanced':
-    entries.append(_same(name['router_balance'], (E,), f'{ours}/router/{REPLACED}'))
+    entries.append(_same(name['router_balance'], (E,), f'{ours}/router/{LOAD_BIAS}'))
   if e.USE_ROUTER_BIAS:
     entries.append(_same(name['router_bias'], (E,), f'{ours}/router/b'))
   if 'experts_gate_up' in name:

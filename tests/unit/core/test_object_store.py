@@ -233,10 +233,18 @@ def test_blocks_are_cached_and_bounded(store, gcs, monkeypatch, tmp_path):
 def test_markers_of_folders_are_no_files(gcs, store):
   store.write('run/a', b'1')
   store.write('run/empty', b'')
-  for marker in ('run/', 'run/checkpoints/', 'run/old_$folder$', 'run/old/', 'out/', 'data/x/'):
+  for marker in (
+    'run/',
+    'run/a/',
+    'run/checkpoints/',
+    'run/old_$folder$',
+    'run/old/',
+    'out/',
+    'data/x/',
+  ):
     gcs.put(f'/bkt/{marker}')
   assert [o.key for o in store.below('run')] == ['run/a', 'run/empty']
-  assert store.names('run') == (['checkpoints', 'old'], ['a', 'empty'])
+  assert store.names('run') == (['a', 'checkpoints', 'old'], ['a', 'empty'])
   assert list(store.below('out')) == []
   assert store.names('out') == ([], [])
   place = object_copies.copy_of(Address.parsed('gs://bkt/run'))

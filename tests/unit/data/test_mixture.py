@@ -24,6 +24,7 @@ from paxlite.experiments.datasets import (
   Mixture,
   SeqioTask,
   SftFiles,
+  short_names,
 )
 from paxlite.experiments.demo import TinyGPT
 from tests.support import runs
@@ -205,12 +206,12 @@ def test_held_out_documents_are_never_trained_on(files, texts, small_blocks):
     (FlatTokens, dict(TRAIN_SPLIT='a', EVAL_SPLIT='a'), 'EVAL_SPLIT: a is used for training and'),
     (SeqioTask, dict(EVAL_SPLIT='train'), 'EVAL_SPLIT: train is used for training'),
     (DocumentFiles, dict(TRAIN_SOURCES=['x', 'y'], EVAL_SOURCES=['y']), 'EVAL_SOURCES: .*/y is'),
-    (DocumentFiles, dict(HELD_OUT_EVERY=1), 'HELD_OUT_EVERY=1 must be at least 2'),
+    (DocumentFiles, dict(HELD_OUT_EVERY=1), 'HELD_OUT_EVERY=1 would hold out all'),
     (SftFiles, dict(TRAIN_FILES=['x'], EVAL_FILES=['x']), 'EVAL_FILES: .*/x is used for training'),
     (Mixture, dict(SOURCES=['x', 'x'], WEIGHTS=[1, 1]), 'is named twice'),
     (Mixture, dict(SOURCES=['x'], WEIGHTS=[1], EVAL_SPLIT='train'), 'EVAL_SPLIT: train is'),
     (Mixture, dict(SOURCES=['x'], WEIGHTS=[1, 2]), '1 SOURCES have 2 WEIGHTS'),
-    (Mixture, dict(SOURCES=['x.jsonl'], WEIGHTS=[1], HELD_OUT_EVERY=0), 'HELD_OUT_EVERY=0'),
+    (Mixture, dict(SOURCES=['x.jsonl'], WEIGHTS=[1], HELD_OUT_EVERY=1), 'HELD_OUT_EVERY=1'),
   ],
 )
 def test_what_is_trained_on_is_not_evaluated_on(kind, values, match):
@@ -318,4 +319,13 @@ def test_a_mixture_trains_and_resumes_bit_for_bit(tmp_path, files):
   assert len(whole) == 10
   assert whole == runs.losses(tmp_path / 'halves')
   evaluated = {p.name for p in (tmp_path / 'whole' / 'summaries').iterdir()}
-  assert evaluated >= {'eval_0_validation', *(f'eval_{i}_held_out' for i in (1, 2, 3))}
+  third = pathlib.Path(files[1]).name.partition('.')[0]
+  names = ['flat_validation', 'book_held_out', f'{third}_held_out']
+  assert evaluated >= {f'eval_{name}' for name in names}
+
+
+def test_evaluations_of_a_mixture_have_the_names_of_its_sources():
+  sources = ['data/wiki.jsonl', 's3://bucket/more/wiki.jsonl.gz', 'hf:allenai/c4:en/train']
+  sources += ['seqio:lm_task', 'sft:chats.jsonl', 'books/all the.txt', 'flat/']
+  expected = ['wiki', 'wiki_2', 'c4_en_train', 'lm_task', 'chats', 'all_the', 'flat']
+  assert short_names(sources) == expected

@@ -1,5 +1,7 @@
 """Experts: the numbers of praxis, capacity and drops, and the dropless variant."""
 
+import functools
+
 import fiddle as fdl
 import jax
 import jax.numpy as jnp
@@ -9,15 +11,18 @@ from flax import traverse_util
 from flax.linen import meta
 
 from paxlite.core.errors import UserError
-from paxlite.core.variable_names import REPLACED
+from paxlite.core.variable_names import LOAD_BIAS
+from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.layers import moe
 from paxlite.layers.dropless import DroplessDispatch
+from paxlite.layers.group_router import GroupRouter, balanced
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.sown import SOWN, SUMMARIES, over_layers
 from paxlite.training.metrics import Mean, Weighted
 from paxlite.training.step import train_step
 from tests.support import praxis
+from tests.support.meshes import compiled
 
 SMALL = dict(
   NUM_LAYERS=4,
@@ -286,34 +291,117 @@ def test_summaries_of_a_pipeline_are_those_of_microbatches():
     assert pipeline[name] == pytest.approx(value, abs=1e-6), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('microbatches', [1, 2])
-def test_the_bias_for_the_load_is_replaced_and_not_optimized(microbatches):
-  """It grows for experts with less than the mean load; the optimizer has no state for it."""
-  from paxlite.experiments.deepseek import DeepSeekV3
+BALANCED = SMALL | dict(
+  NUM_LAYERS=2, MODEL_DIMS=16, HIDDEN_DIMS=16, NUM_HEADS=2, MAX_SEQ_LEN=8, BLOCKS_PER_LAYER=1,
+  ROUTER='balanced', NUM_EXPERT_GROUPS=4, NUM_EXPERT_GROUPS_PER_TOKEN=2, USE_DROPLESS_MOE=True,
+  USE_REPEATED_LAYER=True, ROUTER_BIAS_RATE=0.25,
+)  # fmt: skip
+STAGES = dict(
+  MESH_AXES=['stage', 'replica', 'data', 'mdl'], ICI_MESH_SHAPE=[2, 1, 1, 1],
+  DCN_MESH_SHAPE=[1, 1, 1, 1], NUM_MICROBATCHES=4,
+)  # fmt: skip
 
-  sizes = dict(
-    NUM_LAYERS=1, NUM_DENSE_BLOCKS=0, NUM_HEADS=2, MODEL_DIMS=16, HIDDEN_DIMS=24,
-    VOCAB_SIZE=61, MAX_SEQ_LEN=8,
-    DIMS_PER_HEAD=8, ROTARY_DIMS_PER_HEAD=4, VALUE_DIMS_PER_HEAD=8, LATENT_DIMS=8,
-    QUERY_LATENT_DIMS=0, NUM_EXPERTS=8, NUM_EXPERT_GROUPS=4, NUM_EXPERT_GROUPS_PER_TOKEN=2,
-    NUM_EXPERTS_PER_TOKEN=2, EXPERT_HIDDEN_DIMS=8, FPROP_DTYPE='float32', LR_COS_WARMUP=1,
-    NUM_MICROBATCHES=microbatches, ROUTER_BIAS_RATE=0.25,
-  )  # fmt: skip
-  task = fdl.build(DeepSeekV3(**sizes).task())
-  state = meta.unbox(task.init(jax.random.key(0)))
+
+def balanced_task(**changes):
+  """Returns a Task, parameters that route, and a batch with padding."""
+  task = fdl.build(MixtureOfExperts(**BALANCED | changes).task())
   ids = jax.random.randint(jax.random.key(1), (4, 9), 0, 61)
-  batch = {'ids': ids[:, :-1], 'labels': ids[:, 1:], 'weights': jnp.ones((4, 8))}
-  after, _ = jax.jit(lambda s: train_step(task, 0, s, batch))(state)
-  bias = lambda s: s.params['transformer']['repeat']['ff_layer']['experts']['router'][REPLACED]
-  moved = np.asarray(bias(after) - bias(state))[0]
-  assert set(np.unique(moved)) <= {0.25 * n for n in range(-microbatches, microbatches + 1)}
-  assert np.any(moved)
-  if microbatches == 1:
-    assert moved.max() > 0 > moved.min()
+  segments = jnp.ones((4, 8), jnp.int32).at[::2, 5:].set(0)
+  batch = {'ids': ids[:, :-1], 'labels': ids[:, 1:], 'weights': segments * 1.0}
+  batch |= {'segment_ids': segments, 'segment_pos': jnp.broadcast_to(jnp.arange(8), (4, 8))}
+  return task, batch
+
+
+def initial(task):
+  return compiled(jax.jit(lambda rng: meta.unbox(task.init(rng))), jax.random.key(0))(
+    jax.random.key(0)
+  )
+
+
+def by_layer(loads):
+  """Returns loads or biases of both layers, [2, E]."""
+  found = [np.asarray(x) for x in jax.tree.leaves(loads)]
+  return found[0] if len(found) == 1 else np.stack(found)
+
+
+@functools.cache
+def loads_of(**changes):
+  task, batch = balanced_task(**changes)
+  params = initial(balanced_task(**changes | dict(USE_REPEATED_LAYER=True))[0]).params
+  if not changes.get('USE_REPEATED_LAYER', True):
+    layers = params['transformer'].pop('repeat')
+    for i in range(2):
+      params['transformer'][f'x_layers_{i}'] = jax.tree.map(lambda w, i=i: w[i], layers)
+  grads = jax.jit(lambda *arguments: task.grads(*arguments, None)[1][1])
+  return by_layer(compiled(grads, params, batch)(params, batch))
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    STAGES,
+    *(
+      pytest.param(changes, marks=pytest.mark.slow)
+      for changes in (
+        dict(NUM_MICROBATCHES=2),
+        dict(NUM_MICROBATCHES=4, GRADIENT_DTYPE='bfloat16'),
+        STAGES | dict(NUM_LAYERS=4, NUM_PIPELINE_REPEATS=2),
+        STAGES | dict(NUM_MICROBATCHES=1),
+        STAGES | dict(CHECKPOINT_POLICY='SAVE_EVERYTHING'),
+        dict(USE_REPEATED_LAYER=False),
+        dict(USE_DROPLESS_MOE=False, EXPERT_CAPACITY_FACTOR=9.0),
+      )
+    ),
+  ],
+  ids=str,
+)
+def test_loads_are_those_of_the_whole_batch(changes):
+  """However a step is computed. Neither padding nor an idle stage has a load."""
+  like = {'NUM_LAYERS': changes['NUM_LAYERS']} if 'NUM_LAYERS' in changes else {}
+  loads = loads_of(**like)
+  assert (loads.sum(-1) == 2 * (2 * 8 + 2 * 5)).all()
+  stages = {k: tuple(v) if isinstance(v, list) else v for k, v in changes.items()}
+  np.testing.assert_array_equal(loads_of(**stages), loads)
+
+
+def test_the_bias_follows_the_number_of_tokens_that_chose_an_expert():
+  """The counts are those of the routing, without padding."""
+  router = GroupRouter(num_experts=6, top_k=2, num_groups=3, top_groups=2)
+  x_JMD = jax.random.normal(jax.random.key(0), (2, 7, 8))
+  is_token_JM = jnp.ones((2, 7), bool).at[1, 3:].set(False)
+  params = meta.unbox(router.init(jax.random.key(1), x_JMD, is_token_JM))['params']
+
+  def output(params):
+    routing = router.apply({'params': params}, x_JMD, is_token_JM)
+    return routing.weights_JMX.sum(), routing.experts_JMX
+
+  grads, experts_JMX = jax.grad(output, has_aux=True)(params)
+  load = np.bincount(np.asarray(experts_JMX)[np.asarray(is_token_JM)].ravel(), minlength=6)
+  assert load.sum() == 2 * (7 + 3)
+  np.testing.assert_array_equal(grads[LOAD_BIAS], load)
+  expected = 0.5 + 0.01 * np.sign(load.mean() - load).astype(np.float32)
+  np.testing.assert_array_equal(balanced(jnp.full(6, 0.5), grads[LOAD_BIAS], 0.01), expected)
+
+
+def test_a_step_moves_the_bias_once_by_the_load_of_all_microbatches():
+  """The optimizer has no state for it, and a step that is skipped leaves it."""
+  task, batch = balanced_task(NUM_MICROBATCHES=4)
+  before = initial(task)
+  step = compiled(jax.jit(functools.partial(train_step, task, 0)), before, batch)
+  bias = lambda state: by_layer(task.optimizer.split_load_biases(state.params)[0])
+  load = loads_of()
+  after, _ = step(before, batch)
+  expected = 0.25 * np.sign(load.mean(-1, keepdims=True) - load)
+  np.testing.assert_array_equal(bias(after), expected)
+  assert len(np.unique(expected)) > 1
+  skipped, _ = step(after, batch | {'weights': batch['weights'] * jnp.nan})
+  assert int(skipped.skipped) == 1
+  np.testing.assert_array_equal(bias(skipped), expected)
   names = {jax.tree_util.keystr(p) for p, _ in jax.tree.leaves_with_path(after.opt_state)}
-  assert not [name for name in names if REPLACED in name]
-  frozen = fdl.build(DeepSeekV3(**sizes, USE_LORA=True).task())
-  state = meta.unbox(frozen.init(jax.random.key(0)))
-  after, _ = jax.jit(lambda s: train_step(frozen, 0, s, batch))(state)
-  assert np.array_equal(bias(after), bias(state))
+  assert not [name for name in names if LOAD_BIAS in name]
+
+
+def test_a_bias_that_is_not_among_the_trainable_variables_stays():
+  task, _ = balanced_task(USE_LORA=True)
+  names = jax.eval_shape(task.init_params, jax.random.key(0))
+  assert not jax.tree.leaves(task.optimizer.split_load_biases(names)[0])
