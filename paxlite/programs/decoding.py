@@ -1,5 +1,7 @@
 """Runs --mode=decode, which continues texts."""
 
+import shlex
+
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
 from paxlite.programs.agreement import compare_configs
@@ -9,7 +11,11 @@ from paxlite.programs.run import Run, holding, load, make_folder
 
 def decode(run: Run) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint or restored weights."""
-  run.refuse_weights('decode')
+  if run.holds_weights:
+    raise UserError(
+      f'{run.place} holds weights and no run: paxlite generate {shlex.quote(str(run.place))} '
+      '"Once upon a time" continues a text with them'
+    )
   with holding(run, deletes=False) as (held, _):
     _decode(as_begun(held))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import shlex
 import tempfile
 from collections.abc import Sequence
 
@@ -29,7 +30,14 @@ def evaluate(run: Run, before: bool = False) -> None:
   Raises:
     UserError: There is nothing to evaluate.
   """
-  run.refuse_weights('eval')
+  if run.holds_weights:
+    where = shlex.quote(str(run.place))
+    raise UserError(
+      f'{run.place} holds weights and no run: paxlite zero-shot {where} --tasks=task.json asks '
+      'them the questions of a task. On texts they are evaluated by an experiment that starts from '
+      f'them, such as HuggingFaceSFT with CHECKPOINT_RESTORE_PATH={where} and EVAL_FILES '
+      '(docs/evaluation.md)'
+    )
   with holding(run, deletes=False) as (held, _):
     held = dataclasses.replace(as_begun(held), read_only=True)
     if before:

@@ -6,7 +6,6 @@ import functools
 import os
 import pathlib
 import re
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -123,10 +122,7 @@ class Run:
     return dataclasses.replace(self, experiment=counted, data=data)
 
   def with_positions(self) -> 'Run':
-    """Returns the run with the number of positions that it began with, if it continues.
-
-    The weights that say it may be gone. A number that the experiment states is kept.
-    """
+    """Returns the run with the positions that it began with, as the weights may be gone by now."""
     e, name = self.experiment, 'MAX_POSITION_EMBEDDINGS'
     before = run_values(self.folder) if self.checkpoints().steps() else None
     values = before['values'] if before else {}
@@ -280,18 +276,10 @@ class Run:
     if not self.start_over:
       self.checkpoints().refuse_missing()
 
-  def refuse_weights(self, mode: str) -> None:
-    """Raises UserError, which says what to do, if the folder holds weights instead of a run."""
-    if not (self.folder / 'state').is_dir() or self.checkpoints().steps():
-      return
-    where = shlex.quote(str(self.place))
-    ways = {
-      'eval': f'paxlite zero-shot {where} --tasks=task.json asks them the questions of a task. On '
-      'texts they are evaluated by an experiment that starts from them, such as HuggingFaceSFT '
-      f'with CHECKPOINT_RESTORE_PATH={where} and EVAL_FILES (docs/evaluation.md)',
-      'decode': f'paxlite generate {where} "Once upon a time" continues a text with them',
-    }
-    raise UserError(f'{self.place} holds weights and no run: {ways[mode]}')
+  @property
+  def holds_weights(self) -> bool:
+    """Whether the folder holds imported weights, and no run."""
+    return (self.folder / 'state').is_dir() and not self.checkpoints().steps()
 
   def check_evaluated(self) -> None:
     """Raises UserError if the folder's checkpoints are those of another experiment or model.
@@ -345,9 +333,8 @@ class Run:
     if not e.continues_text:
       return None
     chat = has_chats if e.SAMPLE_CHAT is None else e.SAMPLE_CHAT
-    single = [] if e.sample_prompt is None else [e.sample_prompt]
     sampler = Sampler(e, task, tokenizer, e.sample_prompts, chat)
-    sampler.check([*e.sample_prompts, *single])
+    sampler.check(e.sample_prompts + ([] if e.sample_prompt is None else [e.sample_prompt]))
     return sampler
 
   @property
