@@ -97,7 +97,7 @@ ARGUMENTS: dict[str, Answer] = {
   'early_stopping_threshold': absent('EARLY_STOPPING_PATIENCE counts any better value'),
   **each(
     'ignore_data_skip restore_callback_states_from_checkpoint',
-    needless('a run continues bit for bit, with its position in the data'),
+    needless('a run continues with its whole state and its position in the data'),
   ),
   # Reports
   'logging_strategy': renamed('SUMMARY_INTERVAL_STEPS', 'it is always by steps'),

@@ -16,11 +16,8 @@ from paxlite.layers import backends
 from paxlite.layers.backends import Backend, TeRecipe
 from paxlite.layers.dot_general_einsum import DotGeneralEinsum
 from paxlite.layers.einsum import Einsum, JnpEinsum
-from paxlite.layers.feedforward import FeedForward, GatedFeedForward
-from paxlite.layers.fp8_feedforward import Fp8FeedForward, Fp8GatedFeedForward
 from paxlite.layers.fp8_product import Fp8Einsum, begin_step
 from paxlite.layers.moe import MoeFeedForward
-from paxlite.layers.projection import Projection
 from paxlite.runtime.compiler import Option, is_known_here
 
 
@@ -35,7 +32,6 @@ class Backends(Transformer):
   """
 
   USE_FP8: Training[bool] = False  # XLA's own FP8
-  USE_FP8_KERNELS: Run[bool] = True  # between the products of feed-forward layers on GPUs
   USE_INT8: Training[Literal['off', 'forward', 'forward_backward']] = 'off'  # products in int8
 
   @property
@@ -129,9 +125,6 @@ class Backends(Transformer):
     if self.USE_FP8:
       for einsum in selectors.select(task.model, Einsum):
         fdl.update_callable(einsum, Fp8Einsum)
-      # Frozen weights need no gradient, for which the kernels transpose.
-      if self.USE_FP8_KERNELS and not self.USE_LORA:
-        _use_fp8_kernels(task.model)
       task.begin_step = template(begin_step)
     if self.USE_TE == 'gemm':
       _multiply_by(task.model, backends.te_dot_general, recipe=self.TE_RECIPE)
@@ -153,13 +146,3 @@ def _multiply_by(model: fdl.Config, dot_general: Callable[..., object], **kwargs
   for einsum in selectors.select(model, Einsum):
     fdl.update_callable(einsum, DotGeneralEinsum)
     einsum.dot_general_tpl = template(dot_general, **kwargs)
-
-
-_FP8_FEED_FORWARD = {FeedForward: Fp8FeedForward, GatedFeedForward: Fp8GatedFeedForward}
-
-
-def _use_fp8_kernels(model: fdl.Config) -> None:
-  for cls, fp8_cls in _FP8_FEED_FORWARD.items():
-    for ffn in selectors.select(model, cls, match_subclasses=False, check_nonempty=False):
-      if fdl.get_callable(ffn.projection_tpl) is Projection:
-        fdl.update_callable(ffn, fp8_cls)

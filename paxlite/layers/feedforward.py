@@ -51,24 +51,22 @@ class FeedForward(nn.Module):
     """The function that makes the hidden units."""
     return ACTIVATIONS[self.activation]
 
-  def up(self, x_BTD: jax.Array, name: str, **attributes: object) -> jax.Array:
-    """Returns a projection to F, whose template gets more attributes."""
+  def up(self, x_BTD: jax.Array, name: str) -> jax.Array:
+    """Returns a projection to F."""
     return self.projection_tpl(
       equation='BTD,DF->BTF',
       shape=(self.model_dims, self.hidden_dims),
       axes=('embed', 'mlp'),
       name=name,
-      **attributes,
     )(x_BTD)
 
-  def down(self, hidden_BTF: jax.Array, **attributes: object) -> jax.Array:
-    """Returns the projection to D, whose template gets more attributes."""
+  def down(self, hidden_BTF: jax.Array) -> jax.Array:
+    """Returns the projection to D."""
     return self.projection_tpl(
       equation='BTF,FD->BTD',
       shape=(self.hidden_dims, self.model_dims),
       axes=('mlp', 'embed'),
       name='ffn_layer2',
-      **attributes,
     )(hidden_BTF)
 
 

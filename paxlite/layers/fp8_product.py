@@ -58,20 +58,8 @@ class Fp8DotGeneral(nn.Module):
         self.variable(collection, f'{name}_scale', jnp.ones, 1)
         self.variable(collection, f'{name}_amax_history', jnp.zeros, _HISTORY)
       return with_bias(jax.lax.dot_general(x, w, dims), b)
-    return _product(dims, x, w, b, *_step_of(self))
-
-
-class Fp8Step(nn.Module):
-  """Returns what Fp8DotGeneral of the same name reads in a step: the arrays of `begin_step`."""
-
-  @nn.compact
-  def __call__(self) -> tuple[jax.Array, Amaxes]:
-    return _step_of(self)
-
-
-def _step_of(module: nn.Module) -> tuple[jax.Array, Amaxes]:
-  collection = fp8_ops.OVERWRITE_WITH_GRADIENT
-  return module.get_variable(collection, 'scales'), module.get_variable(collection, 'amaxes')
+    scales, amaxes = (self.get_variable(collection, name) for name in ('scales', 'amaxes'))
+    return _product(dims, x, w, b, scales, amaxes)
 
 
 class Fp8Einsum(DotGeneralEinsum):
@@ -165,10 +153,10 @@ def _product(
   scales: jax.Array,
   amaxes: Amaxes,
 ) -> jax.Array:
-  return forward(dims, x, w, b, scales, amaxes)[0]
+  return _forward(dims, x, w, b, scales, amaxes)[0]
 
 
-def forward(
+def _forward(
   dims: Dims,
   x: jax.Array,
   w: jax.Array,
@@ -176,33 +164,11 @@ def forward(
   scales: jax.Array,
   amaxes: Amaxes,
 ) -> tuple[jax.Array, Kept]:
-  """Returns the product and what its backward pass needs; see Fp8DotGeneral."""
   q_x = fp8_ops.quantize(x, _DTYPES['input'], scales[0], x.dtype)
-  return multiply(dims, q_x, _amax(x), w, b, scales)
-
-
-def multiply(
-  dims: Dims,
-  q_x: jax.Array,
-  largest: jax.Array,
-  w: jax.Array,
-  b: jax.Array | None,
-  scales: jax.Array,
-) -> tuple[jax.Array, Kept]:
-  """Returns the same as `forward` for activations in FP8.
-
-  Args:
-    dims: The dimension numbers.
-    q_x: The activations in FP8, divided by their scale.
-    largest: The largest absolute value of the activations.
-    w: The weight.
-    b: The bias, or None.
-    scales: The scales of the activations, of the weight and of the output gradient, [3].
-  """
   q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], w.dtype)
   y = _scaled(dims, q_x, q_w, b, scales[0] * scales[1], w.dtype)
   # Kept by every policy: the backward pass would compute all of x again for its largest value.
-  kept = tuple(checkpoint_name(a, LARGEST) for a in (largest, _amax(w)))
+  kept = tuple(checkpoint_name(a, LARGEST) for a in (_amax(x), _amax(w)))
   return y, Kept(q_x, q_w, b, scales, kept)
 
 
@@ -244,10 +210,10 @@ def _scaled(
 def _backward(
   dims: Dims, kept: Kept, g: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, None, Amaxes]:
-  q_g, b_grad, amax = quantized_gradient(kept, g, kept.q_w.ndim - _first_made(dims))
+  q_g, b_grad, amax = _quantized_gradient(kept, g, kept.q_w.ndim - _first_made(dims))
   w_grad = _weight_gradient(dims, kept, q_g, g.dtype)
   return (
-    input_gradient(dims, kept, q_g, g.dtype),
+    _input_gradient(dims, kept, q_g, g.dtype),
     w_grad,
     b_grad,
     None,
@@ -255,7 +221,7 @@ def _backward(
   )
 
 
-def quantized_gradient(
+def _quantized_gradient(
   kept: Kept, g: jax.Array, made: int
 ) -> tuple[jax.Array, jax.Array | None, jax.Array]:
   """Returns the output gradient in FP8, the gradient of the bias, and the largest absolute value.
@@ -277,7 +243,7 @@ def quantized_gradient(
   return q_g, g.sum(summed), _amax(jax.lax.optimization_barrier(jnp.abs(g).max(summed)))
 
 
-def input_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _input_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """Returns the gradient of the activations.
 
   Args:
@@ -291,7 +257,7 @@ def input_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -> 
   w_made = range(_first_made(dims), kept.q_w.ndim)
   g_made = range(q_g.ndim - len(w_made), q_g.ndim)
   x_kept = _kept_of(dims, q_g.ndim - len(w_made) + len(x_summed))
-  grad = gradient_dot(dtype)(q_g, kept.q_w, ((g_made, w_made), (range(len(w_batch)), w_batch)))
+  grad = _gradient_dot(dtype)(q_g, kept.q_w, ((g_made, w_made), (range(len(w_batch)), w_batch)))
   grad = fp8_ops.dequantize(grad, dtype, kept.scales[1] * kept.scales[2])
   return grad.transpose(np.argsort([*x_batch, *x_kept, *x_summed]))
 
@@ -306,9 +272,9 @@ def _weight_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -
   # weights. With this side first, cuBLASLt writes what is sent, and XLA transposes nothing.
   summed_first = np.prod(np.take(q_w.shape, w_summed)) < np.prod(np.take(q_w.shape, w_made))
   if summed_first:
-    grad = gradient_dot(dtype)(q_x, q_g, ((x_kept, g_kept), (x_batch, g_batch)))
+    grad = _gradient_dot(dtype)(q_x, q_g, ((x_kept, g_kept), (x_batch, g_batch)))
   else:
-    grad = gradient_dot(dtype)(q_g, q_x, ((g_kept, x_kept), (g_batch, x_batch)))
+    grad = _gradient_dot(dtype)(q_g, q_x, ((g_kept, x_kept), (g_batch, x_batch)))
   grad = fp8_ops.dequantize(grad, dtype, scales[0] * scales[2])
   if summed_first:
     return grad
@@ -316,7 +282,7 @@ def _weight_gradient(dims: Dims, kept: Kept, q_g: jax.Array, dtype: jnp.dtype) -
   return grad.transpose([*g_batch, *range(batch + len(w_made), grad.ndim), *made])
 
 
-def gradient_dot(dtype: jnp.dtype) -> Callable[..., jax.Array]:
+def _gradient_dot(dtype: jnp.dtype) -> Callable[..., jax.Array]:
   """Returns the dot_general of the backward pass, with results of `dtype`."""
   precision = jax.lax.Precision.HIGHEST
   return functools.partial(jax.lax.dot_general, precision=precision, preferred_element_type=dtype)
@@ -336,4 +302,4 @@ def _amax(x: jax.Array) -> jax.Array:
   return jnp.abs(x).astype(jnp.float32).max()
 
 
-_product.defvjp(forward, _backward)
+_product.defvjp(_forward, _backward)

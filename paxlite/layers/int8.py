@@ -46,5 +46,5 @@ def quantized(w: jax.Array, axes: tuple[int, ...]) -> tuple[jax.Array, jax.Array
   """
   w = w.astype(jnp.float32)
   largest = jnp.abs(w).max(axes, keepdims=True)
-  scale = jnp.where(largest > 0, largest, 1) / 127
+  scale = jnp.where(largest == 0, 1, largest) / 127
   return jnp.round(w / scale).astype(jnp.int8), scale

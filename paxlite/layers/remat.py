@@ -68,7 +68,6 @@ _BESIDE_PRODUCTS = (
   LORA_SUM,  # the sum of the products of a weight and of LoRA's factors
   'attention_input',  # queries, keys and values after their biases and rotations
   'residual',  # the sum after attention
-  'hidden_argument',  # what the kernels of an FP8 feed-forward layer read
   'norm_statistics',  # one or two numbers for each token
 )
 # What each is computed from. It is not kept if OFFLOAD_ACTIVATIONS moves that to the host.

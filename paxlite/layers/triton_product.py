@@ -6,6 +6,7 @@ that a block of rows belongs to one group, and no kernel needs to mask rows.
 """
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,33 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 ROWS = 128  # a block of rows; a group's number of rows is a multiple of it
-_DEPTH = 64  # what a step of the sum takes of the contracted dimension
+_STAGES = 3  # of the pipeline of steps
 _COLUMNS = (256, 128, 64)  # the first that divides a matrix is the width of a block
+
+
+class Blocks(NamedTuple):
+  """The sizes of what a kernel holds in shared memory.
+
+  Attributes:
+    columns: The largest width of a block.
+    depth: What a step of the sum takes of the contracted dimension.
+  """
+
+  columns: int
+  depth: int
+
+  def shared_bytes(self, itemsize: int) -> int:
+    """The shared memory of a kernel: the operands of two steps, and one operand once more."""
+    step = self.depth * itemsize
+    return (_STAGES - 1) * (ROWS + self.columns) * step + self.columns * step
+
+
+def blocks_of(itemsize: int) -> Blocks:
+  """Returns the blocks for numbers of 2 or 4 bytes.
+
+  With the blocks of 2 bytes, kernels of 4 bytes need 256 KiB of shared memory. An H100 has 227.
+  """
+  return Blocks(256, 64) if itemsize <= 2 else Blocks(128, 32)
 
 
 def computes(w_EDF: jax.Array) -> bool:
@@ -66,7 +92,8 @@ def _rows_times_matrices(
   """Returns x[p]·w[e], or x[p]·w[e]ᵀ if `transposed`; D is what is contracted."""
   P, D = x_PD.shape
   E, F = w_EDF.shape[0], w_EDF.shape[1 if transposed else 2]
-  columns = _width(F)
+  sizes = blocks_of(x_PD.dtype.itemsize)
+  columns, depth = _width(F, sizes.columns), sizes.depth
   blocks = P // ROWS
   # the group of each block of rows; E for blocks after the last group
   group_B = jnp.searchsorted(
@@ -78,11 +105,11 @@ def _rows_times_matrices(
     column = pl.ds(pl.program_id(1) * columns, columns)
 
     def step(i: jax.Array, sum_PF: jax.Array) -> jax.Array:
-      depth = pl.ds(i * _DEPTH, _DEPTH)
-      w = w_ref[group, column, depth] if transposed else w_ref[group, depth, column]
-      return sum_PF + plgpu.dot(x_ref[:, depth], w, trans_b=transposed)
+      part = pl.ds(i * depth, depth)
+      w = w_ref[group, column, part] if transposed else w_ref[group, part, column]
+      return sum_PF + plgpu.dot(x_ref[:, part], w, trans_b=transposed)
 
-    steps = jnp.where(group < E, jnp.int32(D // _DEPTH), jnp.int32(0))
+    steps = jnp.where(group < E, jnp.int32(D // depth), jnp.int32(0))
     sum_PF = jax.lax.fori_loop(jnp.int32(0), steps, step, jnp.zeros((ROWS, columns), jnp.float32))
     y_ref[...] = sum_PF.astype(y_ref.dtype)
 
@@ -96,7 +123,7 @@ def _rows_times_matrices(
     ],
     out_specs=pl.BlockSpec((ROWS, columns), lambda i, j: (i, j)),
     out_shape=jax.ShapeDtypeStruct((P, F), x_PD.dtype),
-    compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=3),
+    compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=_STAGES),
     interpret=interpret,
     name='rows_times_matrices',
   )(group_B.astype(jnp.int32), x_PD, w_EDF)
@@ -107,7 +134,8 @@ def _columns_times_rows(
 ) -> jax.Array:
   """Returns Σ x[p]ᵀ·dy[p] over the rows of each group, [E, D, F]."""
   D, F, E = x_PD.shape[1], dy_PF.shape[1], sizes_E.shape[0]
-  rows, columns = min(_width(D), 128), _width(F)
+  sizes = blocks_of(x_PD.dtype.itemsize)
+  rows, columns, depth = _width(D, ROWS), _width(F, sizes.columns), sizes.depth
   stop_E = jnp.cumsum(sizes_E).astype(jnp.int32)
   start_E = stop_E - sizes_E.astype(jnp.int32)
 
@@ -117,11 +145,11 @@ def _columns_times_rows(
     group = pl.program_id(0)
 
     def step(i: jax.Array, sum_DF: jax.Array) -> jax.Array:
-      depth = pl.ds(i * _DEPTH, _DEPTH)
-      return sum_DF + plgpu.dot(x_ref[depth, :], dy_ref[depth, :], trans_a=True)
+      part = pl.ds(i * depth, depth)
+      return sum_DF + plgpu.dot(x_ref[part, :], dy_ref[part, :], trans_a=True)
 
-    first = jax.lax.div(start_ref[group], jnp.int32(_DEPTH))
-    last = jax.lax.div(stop_ref[group], jnp.int32(_DEPTH))
+    first = jax.lax.div(start_ref[group], jnp.int32(depth))
+    last = jax.lax.div(stop_ref[group], jnp.int32(depth))
     sum_DF = jax.lax.fori_loop(first, last, step, jnp.zeros((rows, columns), jnp.float32))
     dw_ref[...] = sum_DF.astype(dw_ref.dtype)
 
@@ -137,11 +165,11 @@ def _columns_times_rows(
     ],
     out_specs=pl.BlockSpec((None, rows, columns), lambda e, i, j: (e, i, j)),
     out_shape=jax.ShapeDtypeStruct((E, D, F), x_PD.dtype),
-    compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=3),
+    compiler_params=plgpu.CompilerParams(num_warps=8, num_stages=_STAGES),
     interpret=interpret,
     name='columns_times_rows',
   )(start_E, stop_E, x_PD, dy_PF)
 
 
-def _width(size: int) -> int:
-  return next(width for width in _COLUMNS if size % width == 0)
+def _width(size: int, largest: int) -> int:
+  return next(width for width in _COLUMNS if size % width == 0 and width <= largest)

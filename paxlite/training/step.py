@@ -16,7 +16,8 @@ def train_step(
 ) -> tuple[TrainState, Metrics]:
   """Updates the state once.
 
-  If the gradient or the loss is not finite, only the step and the counters change.
+  If the gradient, the loss, or a largest value of FP8 is not finite, only the step and the counters
+  change. FP8 saturates: after a product, an infinite number is one of the largest.
 
   Args:
     task: Computes loss and gradients, and has the optimizer.
@@ -31,7 +32,11 @@ def train_step(
   grads, (overwritten, loads), metrics = task.grads(state.params, batch, rng, state.overwritten)
   grad_norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
   # after the limit the state stays as it is, so that the run can stop with its last good state
+  seen = [
+    jnp.atleast_1d(x)[..., 0].sum() for x in jax.tree.leaves(overwritten)
+  ]  # the newest of each history
   finite = jnp.isfinite(grad_norm) & jnp.isfinite(metrics['total_loss'].value)
+  finite &= jnp.isfinite(sum(seen, jnp.zeros(())))
   valid = finite & (state.skipped_in_a_row < task.max_skipped_steps)
 
   trainable, others = task.optimizer.split(state.params)

@@ -15,8 +15,6 @@ from flax.linen import meta
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config_text, template
 from paxlite.experiments.demo import TinyGPT
-from paxlite.layers.feedforward import FeedForward
-from paxlite.layers.fp8_feedforward import Fp8FeedForward, Fp8GatedFeedForward
 from paxlite.layers.projection import Projection
 from paxlite.training.step import train_step
 from tests.support import runs
@@ -373,18 +371,6 @@ def test_a_step_in_fp8_is_compiled_ahead_and_loaded(tmp_path):
   done = runs.run(tmp_path / 'run', fp8[0], step, '--fdl.MAX_STEPS=10')
   assert 'Loaded the train step' in done.stdout
   assert 'USE_FP8 True → False' in runs.run(tmp_path / 'other', step, code=2).stderr
-
-
-def test_which_feed_forward_layers_have_kernels():
-  def kind(**values):
-    ffn = TinyGPT(**values).task().model.transformer_tpl.layer_tpl.ffn_tpl
-    return fdl.get_callable(ffn)
-
-  assert kind() is kind(USE_FP8=True, USE_FP8_KERNELS=False) is FeedForward
-  assert kind(USE_FP8=True) is Fp8FeedForward
-  assert kind(USE_FP8=True, USE_GATED_ACTIVATION=True) is Fp8GatedFeedForward
-  # They would transpose for the gradients of frozen weights.
-  assert kind(USE_FP8=True, USE_LORA=True) is FeedForward
 
 
 class Halved(TinyGPT):

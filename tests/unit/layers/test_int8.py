@@ -69,6 +69,13 @@ def test_what_int8_cannot(monkeypatch):
     Step(experiment(USE_INT8='forward'))
 
 
+def test_a_weight_that_is_not_finite_stays_so():
+  w = np.ones((2, 3), np.float32)
+  w[0, 1], w[1, 2] = np.nan, np.inf
+  values, scale = jax.device_get(quantized(w, (0,)))
+  np.testing.assert_array_equal(np.isfinite(values * scale).all(0), [True, False, False])
+
+
 def test_rounding_is_to_the_nearest_of_255_by_channel():
   w = np.random.default_rng(0).standard_normal((3, 16, 4, 8)).astype(np.float32)
   w[0, :, 1, 2] = 0
