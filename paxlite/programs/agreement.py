@@ -12,15 +12,16 @@ import pathlib
 import platform
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 
 import jax
 
 import paxlite
 from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.source import tokenizer_of
+from paxlite.core import paths
 from paxlite.core.addresses import is_address
-from paxlite.core.attributes import LocalPath, attribute_types
+from paxlite.core.attributes import attribute_types
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
 from paxlite.data.fingerprints import fingerprint
@@ -95,7 +96,8 @@ def compare_data(run: Run, trainer: Trainer) -> None:
   stated = {'MAX_STEPS': str(e.MAX_STEPS)}  # NUM_EPOCHS counts them in the data
   for name, data in inputs.items():
     found = fingerprint(data)
-    rows = len(data.source) if hasattr(getattr(data, 'source', None), '__len__') else 'unknown'
+    source = getattr(data, 'source', None)
+    rows = len(source) if isinstance(source, Sized) else 'unknown'
     stated[f'the {name} data'] = 'unknown' if found is None else f'{found:08x}'
     stated[f'the number of rows of the {name} data'] = str(rows)
   if trainer.store.plan is not None:
@@ -126,7 +128,7 @@ def _seen(run: Run) -> list[Json]:
 
 def _is_of_machine(annotation: object) -> bool:
   """Whether an attribute is a path of one machine, which may have another name on the next one."""
-  return LocalPath.__metadata__[0] in getattr(annotation, '__metadata__', ())
+  return paths.local in getattr(annotation, '__metadata__', ())
 
 
 def _version(package: str) -> str:

@@ -140,9 +140,7 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
     state, step = trainer.store.initial()
     if not trainer.is_complete(step):
       trainer.resume(step)
-    last = max((r['step'] for r in read_records(run.folder / TrainRecords.name)), default=0)
-    if step == 0 and last:
-      _say(f'No state of the {last:,} steps in {TrainRecords.name} was saved: they are done again')
+    _say_what_records_lack(run, step)
   trainer.watchdog.pause()
   if trainer.store.plan is not None and begins and not trainer.store.is_local(step):
     _say(trainer.store.plan.table())
@@ -160,6 +158,19 @@ def has_chats(data: Input) -> bool:
   parts = data.parts if isinstance(data, MixtureInput) else [data]
   sources = [part.source for part in parts if isinstance(part, RowInput)]
   return any(isinstance(source, SftRows) and source.has_chats for source in sources)
+
+
+def _say_what_records_lack(run: Run, start: int) -> None:
+  """Says if the records and the state that the run continues from do not end at the same step."""
+  records = run.folder / TrainRecords.name
+  if jax.process_index() != 0 or not (steps := [r['step'] for r in read_records(records)]):
+    return
+  if start == 0:
+    say(f'No state of the {max(steps):,} steps in {records.name} was saved: they are done again')
+  before = [0, 0, *sorted({s for s in steps if s <= start})]
+  usual = max(run.experiment.SUMMARY_INTERVAL_STEPS, before[-1] - before[-2])
+  if start - before[-1] >= usual:
+    say(f'{records.name} has no records of steps {before[-1] + 1:,} to {start:,}: they were lost')
 
 
 def _say(text: str) -> None:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from paxlite.core.files import read_text
 from paxlite.data import packaged
 from tests.support import runs
 
@@ -85,7 +86,7 @@ def test_code_data_and_folders(tmp_path):
     folder.mkdir()
     (folder / 'mine.py').write_text(OWN)
     (folder / 'factor').write_text('1')
-    text = packaged.TEXTS[0].read_text()
+    text = read_text(packaged.TEXTS[0])
     (folder / 'text.txt').write_text(text if folder.name == 'a' else text.replace('the', 'The'))
   own = '--fdl_config=mine.Mine', f'--job_log_dir={tmp_path}/run'
   text = (

@@ -93,6 +93,13 @@ def test_ways_to_begin_again(run, capsys):
   train(Run(run.experiment, run.folder))  # `save=False` saved nothing
 
 
+def test_records_that_are_lost_are_noticed(run, capsys):
+  records = run.folder / 'metrics.jsonl'
+  records.write_bytes(records.read_bytes().splitlines(keepends=True)[0])
+  train(run)
+  assert 'metrics.jsonl has no records of steps 2 to 2: they were lost' in capsys.readouterr().out
+
+
 def test_the_record_of_an_earlier_version_is_made_up_for(run):
   record = run.folder / '.saved.json'
   record.unlink()
