@@ -6,8 +6,10 @@ import random
 
 import pytest
 
+from paxlite.core.errors import UserError
 from paxlite.core.files import read_text
 from paxlite.data import packaged
+from paxlite.eval.zero_shot import contexts_of
 from tests.support import harness_draws as draws
 from tests.support.imported import run_import
 
@@ -177,6 +179,12 @@ def test_drawn_requests_are_answered_as_by_the_harness(name, count, tmp_path):
     assert ours.tok_encode(text) == theirs.tok_encode(text)
     rendered.append(text)
   drawn = draws.requests(rng, words, rendered, count)
+  contexts = contexts_of(ours._inference)  # those of the native tasks
+  for context, continuation in (args for kind, args in drawn if kind == 'loglikelihood'):
+    their_pair = theirs._encode_pair(context, continuation) if context else ()
+    if their_pair and all(their_pair):
+      pair = contexts.pair(context, None, continuation)
+      assert (list(pair.context), list(pair.continuation)) == their_pair
   for kind in ('loglikelihood', 'loglikelihood_rolling', 'generate_until'):
     asked = [Instance(kind, {}, args, i) for i, (k, args) in enumerate(drawn) if k == kind]
     answers, expected = (getattr(lm, kind)(asked, disable_tqdm=True) for lm in (ours, theirs))
@@ -189,3 +197,11 @@ def test_drawn_requests_are_answered_as_by_the_harness(name, count, tmp_path):
         assert answer[1] == right[1], request.args
       else:
         assert math.isclose(answer, right, abs_tol=1e-3), request.args
+
+  for arguments, match in (
+    (dict(max_gen_toks=draws.POSITIONS), 'leaves no room for a prompt'),
+    (dict(num_beams=4), 'num_beams=4 is not implemented'),
+    (dict(do_sample=True), 'do_sample=True needs a temperature above 0'),
+  ):
+    with pytest.raises(UserError, match=match):
+      ours.generate_until([Instance('generate_until', {}, ('a', arguments), 0)])
