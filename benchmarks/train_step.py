@@ -30,6 +30,7 @@ def main() -> None:
     serve(args.serve, args.size)
     return
   sides = args.sides.split(',')
+  check(sides, args.size)
   workers = {side: Worker(side, args.size) for side in sides}
   times: dict[str, list[float]] = {side: [] for side in sides}
   for _ in range(args.rounds):
@@ -76,6 +77,16 @@ def main() -> None:
   if args.json:
     with open(args.json, 'a') as f:
       f.write(json.dumps(result) + '\n')
+
+
+def check(sides: list[str], size: str) -> None:
+  """Ends the program if there is no such side or size."""
+  from peers import SIDES, SIZES
+
+  for what, given, known in (('--size', [size], SIZES), ('--sides', sides, SIDES)):
+    for name in given:
+      if name.removesuffix('+memory') not in known:
+        raise SystemExit(f'error: {what}: {name!r} is none of {", ".join(known)}')
 
 
 class Worker:

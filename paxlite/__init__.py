@@ -10,6 +10,16 @@
 The names below are the public interface. Importing paxlite imports none of them, and no JAX.
 """
 
+import sys
+
+# `python -m paxlite…` has put the current folder first on the path, and so before the modules that
+# are imported from here on; core/own_modules.py imports the user's modules from there. While Python
+# looks for the module, argv[0] is '-m'.
+if sys.argv[:1] == ['-m'] and not sys.flags.safe_path:
+  _program = sys.orig_argv[len(sys.orig_argv) - len(sys.argv)].rpartition('-m')[2]
+  if _program == 'paxlite' or _program.startswith('paxlite.'):
+    del sys.path[0]
+
 import importlib
 from typing import TYPE_CHECKING
 

@@ -4,14 +4,13 @@ Trains language models. `paxlite COMMAND --help` explains a command, `paxlite --
 version, and `python -m paxlite COMMAND` is the same as `paxlite COMMAND`.
 """
 
-import difflib
-import os
 import sys
 from collections.abc import Sequence
 
 import paxlite
 from paxlite.core import command_line
 from paxlite.core.errors import UserError
+from paxlite.core.near_names import did_you_mean
 from paxlite.tools.commands import COMMANDS, RUNS, listing
 
 _EXAMPLES = """
@@ -24,8 +23,6 @@ Examples:
 
 def main() -> None:
   """Runs the command that the command line names, and ends the process with its exit code."""
-  if os.path.basename(sys.argv[0]) == 'paxlite':
-    sys.path.append(os.getcwd())  # for experiments of the user, as python -m does
   if sys.argv[1:] and sys.argv[1] in RUNS:  # paxlite.main has its own signals and exit codes
     COMMANDS[sys.argv[1]].run(sys.argv[2:])
   else:
@@ -40,9 +37,9 @@ def _run(argv: Sequence[str]) -> None:
   elif argv[0] in COMMANDS:
     COMMANDS[argv[0]].run(argv[1:])
   else:
-    near = difflib.get_close_matches(argv[0], COMMANDS, n=1)
-    hint = f'did you mean paxlite {near[0]}? ' if near else ''
-    raise UserError(f'{argv[0]!r} is not a command: {hint}paxlite --help lists the commands')
+    meant = did_you_mean(argv[0], COMMANDS, cutoff=0.6, prefix='paxlite ')
+    hint = ' '.join(filter(None, [meant, 'paxlite --help lists the commands']))
+    raise UserError(f'{argv[0]!r} is not a command. {hint}')
 
 
 if __name__ == '__main__':

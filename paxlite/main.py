@@ -6,29 +6,38 @@ for your own. --fdl.NAME=VALUE overrides one of its attributes.
 """
 
 import contextlib
-import difflib
-import errno
+import dataclasses
+import functools
 import os
 import pathlib
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from absl import flags
 
 from paxlite.checkpointing import save_errors
-from paxlite.core import command_line, other_names, paths
-from paxlite.core.errors import EXIT_AGAIN, AbsentError, Interrupted, TrainingError, UserError
+from paxlite.core import command_line, other_names, own_code, paths
+from paxlite.core.errors import (
+  EXIT_AGAIN,
+  NO_SPACE,
+  AbsentError,
+  Interrupted,
+  TrainingError,
+  UserError,
+)
 from paxlite.core.json_text import JsonObject
-from paxlite.core.terminal import occupy_standard_files, settle, warn
+from paxlite.core.near_names import did_you_mean
+from paxlite.core.terminal import occupy_standard_files, print_logs, settle, warn
 from paxlite.runtime import (
   cpu_memory,
-  goodput,  # noqa: F401 - its clock starts here
+  goodput,
   kept_programs,
   preemption,
 )
+
+goodput.start_clock()
 
 _FLAGS = flags.FlagValues()
 _PATHS = {
@@ -70,6 +79,12 @@ _DRY_RUN = flags.DEFINE_bool(
 )
 _SAVE = flags.DEFINE_bool(
   'enable_checkpoint_saving', True, 'Whether training writes checkpoints.', flag_values=_FLAGS
+)
+_BEFORE = flags.DEFINE_bool(
+  'before',
+  False,
+  'For --mode=eval: evaluate also the weights that the run began with.',
+  flag_values=_FLAGS,
 )
 _ACCEPT = flags.DEFINE_bool(
   'accept_changes',
@@ -129,6 +144,7 @@ def main(argv: Sequence[str]) -> int:
   continues when it is started again. 130 means Ctrl-C at a time when there was nothing to save.
   """
   occupy_standard_files()
+  print_logs()
   try:
     if _HELP & set(argv):
       print(f'{__doc__}\nFlags:\n{_FLAGS.get_help()}\n  --fdl.NAME=VALUE: One of its attributes.')
@@ -146,8 +162,10 @@ def main(argv: Sequence[str]) -> int:
     warn(f'stopped: {e}')
     return 1
   except OSError as e:
-    if not e.filename and e.errno not in (errno.ENOSPC, errno.EDQUOT):
+    if command_line.is_of_stdout(e):
       raise
+    if not e.filename and e.errno not in NO_SPACE:
+      return _unexpected(e)
     warn(f'stopped: {e.filename or "a file of the run"}: {e.strerror or e}')
     return 1
   except Interrupted as e:
@@ -163,15 +181,20 @@ def main(argv: Sequence[str]) -> int:
   except KeyboardInterrupt:  # there was nothing to save
     warn('interrupted')
     return 128 + signal.SIGINT
-  except Exception:
-    traceback.print_exc()
-    folder = _FOLDER.value or ''
-    has_files = '://' in folder or (pathlib.Path(folder).expanduser() / 'versions.json').exists()
-    files = f', and experiment.txt and versions.json in {folder}' if folder and has_files else ''
-    warn(f'{command_line.DEFECT}{files}.')
-    return 1
+  except Exception as e:
+    return _unexpected(e)
   finally:
     settle()
+
+
+def _unexpected(error: Exception) -> int:
+  """Reports an error of the user's own code, or of paxlite; returns the exit code."""
+  folder = _FOLDER.value or ''
+  place = None if not folder or '://' in folder else pathlib.Path(folder).expanduser()
+  has_files = '://' in folder or (place is not None and (place / 'versions.json').exists())
+  files = f', and experiment.txt and versions.json in {folder}' if has_files else ''
+  own_code.print_error(error, f'{command_line.DEFECT}{files}.', place)
+  return 1
 
 
 def first_line(error: UserError) -> str:
@@ -198,8 +221,7 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
     _FLAGS.unparse_flags()
     rest = _FLAGS(plain)[1:]
   except flags.UnrecognizedFlagError as e:
-    near = difflib.get_close_matches(e.flagname, _FLAGS, n=1, cutoff=0.8)
-    meant = f'Did you mean --{near[0]}?' if near else 'See python -m paxlite.main --help'
+    meant = did_you_mean(e.flagname, _FLAGS, prefix='--') or 'See python -m paxlite.main --help'
     hint = other_names.flag_hint(e.flagname) or meant
     raise UserError(f'Unknown command line flag {e.flagname!r}. {hint}') from None
   except (flags.Error, ValueError) as e:  # ValueError comes from --flagfile and --nodry_run=x
@@ -242,8 +264,11 @@ def _run(overrides: dict[str, str]) -> None:
   experiment = build_experiment(name, _FIDDLERS.value, overrides, run_before)
   if _COMPILED_STEP.value is not None and (_MODE.value != 'train' or _DRY_RUN.value):
     raise UserError('--compiled_step is for training: leave it out')
+  if _BEFORE.value and _MODE.value != 'eval':
+    raise UserError('--before is for --mode=eval: leave it out')
   from paxlite.experiments.description import dry_run
   from paxlite.parallel import devices
+  from paxlite.programs.agreement import statement
   from paxlite.programs.decoding import decode
   from paxlite.programs.evaluation import evaluate
   from paxlite.programs.run import Run, located_run
@@ -254,8 +279,23 @@ def _run(overrides: dict[str, str]) -> None:
     devices.present()
     print(dry_run(experiment))
     return
+  folder, address = located_run(str(_FOLDER.value), _LOCAL_DIR.value)
+  run = Run(
+    experiment,
+    folder,
+    address=address,
+    save=_SAVE.value,
+    accept_changes=_ACCEPT.value,
+    start_over=_START_OVER.value,
+    check_memory=bool(_CHECK_MEMORY.value),
+    compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
+  )
   peers = processes.join(
-    _SERVER_ADDR.value, _NUM_HOSTS.value, _HOST_IDX.value, required=_MULTIPROCESS.value
+    _SERVER_ADDR.value,
+    _NUM_HOSTS.value,
+    _HOST_IDX.value,
+    required=_MULTIPROCESS.value,
+    statement=lambda: statement(run, _MODE.value),
   )
   if peers.alone:
     kept_programs.keep_programs()
@@ -266,22 +306,16 @@ def _run(overrides: dict[str, str]) -> None:
     import jax
 
     jax.profiler.start_server(_PROFILER_PORT.value)
-  folder, address = located_run(str(_FOLDER.value), _LOCAL_DIR.value)
-  run = Run(
-    experiment,
-    folder,
-    address=address,
-    peers=peers,
-    save=_SAVE.value,
-    accept_changes=_ACCEPT.value,
-    start_over=_START_OVER.value,
-    check_memory=bool(_CHECK_MEMORY.value),
-    compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
-  )
-  modes = {'train': train, 'eval': evaluate, 'decode': decode, 'decode_once': decode}
+  scored = functools.partial(evaluate, before=bool(_BEFORE.value))
+  modes: dict[str, Callable[[Run], object]] = {
+    'train': train,
+    'eval': scored,
+    'decode': decode,
+    'decode_once': decode,
+  }
   with peers, processes.leaving_together():
     preemption.check()
-    modes[_MODE.value](run)
+    modes[_MODE.value](dataclasses.replace(run, peers=peers))
 
 
 def _run_before(folder: str) -> JsonObject | None:
@@ -310,6 +344,17 @@ def _experiment_name(run: JsonObject | None) -> str:
   name = run['experiment']
   find_known(name, way_out=f'--fdl_config={name}')
   return name
+
+
+def is_flag(argument: str) -> bool:
+  """Returns whether an argument that begins with a hyphen is a flag of this program."""
+  name = argument.lstrip('-').partition('=')[0]
+  return (
+    name in _FLAGS
+    or name.removeprefix('no') in _FLAGS
+    or name.startswith('fdl.')
+    or other_names.remark_on(argument) is not None
+  )
 
 
 def takes_next_word(argument: str) -> bool:

@@ -105,6 +105,8 @@ run_job() {
   # A newly submitted job counts its restarts from zero.
   if ((${SLURM_RESTART_COUNT:-0} == 0)); then rm -f -- "$LOG_DIR/restarts"; fi
 
+  # Who does not know it cannot take the place of a task (docs/reliability.md).
+  export PAXLITE_TOKEN=${PAXLITE_TOKEN:-$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')}
   local step=(
     srun --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$((SLURM_JOB_NUM_NODES * GPUS_PER_NODE))"
     --ntasks-per-node="$GPUS_PER_NODE" --overcommit

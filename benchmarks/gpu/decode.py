@@ -34,7 +34,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
     params,
     e.MAX_SEQ_LEN,
     e.sampling(),
-    vocab_size=e.VOCAB_SIZE,
+    is_token=np.ones(e.VOCAB_SIZE, bool),
     mesh=mesh,
     rules=e.rules,
   )

@@ -9,6 +9,7 @@ from paxlite.aot import explanation_text as words
 from paxlite.aot.explanation import ArrayRow, BlockCollective, Explanation
 from paxlite.aot.explanation_text import block_of, block_order, size_text
 from paxlite.aot.origins import BACKWARD, FORWARD, LAYER, label
+from paxlite.core import html_page
 
 _HERE = pathlib.Path(__file__).parent
 _W = 1160  # the width of a picture, in its own units
@@ -49,10 +50,8 @@ def page(explanation: Explanation) -> str:
     *_tables(x),
     *(f'<p class="note">{html.escape(note)}</p>' for note in x.report.notes),
   ]
-  text = (_HERE / 'explanation.html').read_text(encoding='utf-8')
-  return text.replace('<!--title-->', html.escape(title)).replace(
-    '<!--body-->', '\n'.join(sections)
-  )
+  parts = {'title': html.escape(title), 'body': '\n'.join(sections)}
+  return html_page.filled(_HERE / 'explanation.html', parts)
 
 
 def _memory(x: Explanation) -> str:

@@ -119,7 +119,7 @@ def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> Loss:
   def loss(trainable: PyTree, frozen: PyTree, overwritten: PyTree, batch: PyTree) -> jax.Array:
     with partitioning.activate(mesh, e.rules):
       rng = jax.random.key(e.SEED)
-      return task.loss(merge(trainable, frozen), batch, rng, overwritten)[0]
+      return task.loss_and_metrics(merge(trainable, frozen), batch, rng, overwritten)[0]
 
   return Loss(loss, (trainable, frozen, state.overwritten, rows_of(e, rows)), boxed)
 

@@ -23,17 +23,20 @@ from paxlite.checkpointing import save_errors
 from paxlite.checkpointing.checksums import (
   CHECKSUMS,
   PREFIX,
+  check_notes,
   damage,
   folder_name,
   step_of,
   unreadable,
   write_checksums,
 )
-from paxlite.checkpointing.folders import remove, unused_name
+from paxlite.checkpointing.folders import refuse_dangling, remove, unused_name
 from paxlite.checkpointing.manager import new_manager
+from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.structure import conversion, differing, shapes_of
 from paxlite.core.errors import TrainingError, UserError, listed
 from paxlite.core.json_text import JsonObject
+from paxlite.core.run_files import MovedError, check_place
 from paxlite.core.trees import PyTree
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ class Checkpoints:
     max_to_keep: Number of checkpoints to keep; older ones are deleted.
     read_only: If True, nothing on disk is changed, because another process may be writing there.
     own_disks: Whether each process has a disk of its own, and so a part of each checkpoint.
+    record: Says outside of the directory that there are checkpoints; None: nothing does.
   """
 
   def __init__(
@@ -63,12 +67,14 @@ class Checkpoints:
     max_to_keep: int = 10,
     read_only: bool = False,
     own_disks: bool = False,
+    record: SavedRecord | None = None,
   ):
     self._directory = pathlib.Path(directory).absolute()
     self._max_to_keep = max_to_keep
     self._manager_: ocp.CheckpointManager | None = None
     self._read_only = read_only
     self._own_disks = own_disks
+    self._record = record
     self._saving: int | None = None
     self._last: tuple[int, PyTree, JsonObject] | None = None  # the arguments of the last save()
     self._failure: str | None = None
@@ -96,6 +102,23 @@ class Checkpoints:
     if self._is_alone_with_disk:
       self._set_aside(after=step, below=below)
     return step
+
+  def refuse_missing(self) -> None:
+    """Raises UserError if the run has saved checkpoints, and they are gone."""
+    if self._record is not None:
+      self._record.refuse_missing(self._directory, self.steps())
+
+  def note_saved(self) -> None:
+    """Notes the newest checkpoint in the run's record."""
+    if self._record is not None and not self._read_only and jax.process_index() == 0:
+      for step in self.steps()[-1:]:
+        self._record.note(step)
+
+  def note_completed(self) -> None:
+    """Notes the checkpoint that is being saved if it is complete; costs one look at the disk."""
+    step, noted = self._saving, self._record is None or self._record.newest == self._saving
+    if step is not None and not noted and self.folder(step).is_dir():
+      self.note_saved()
 
   def restore_latest(self, restore: Callable[[int], _T]) -> tuple[int, _T] | None:
     """Restores the newest good step and moves damaged ones after it aside.
@@ -206,10 +229,11 @@ class Checkpoints:
     self._last = step, state, data
     args = ocp.args.Composite(state=ocp.args.PyTreeSave(state), data=ocp.args.JsonSave(data))
     try:
+      check_place(self._directory)
       if step in self.steps():
         self._saving = self._failure = None
-      else:
-        self._manager.save(step, args=args)
+      elif not self._manager.save(step, args=args, force=True):  # other folders may look newer
+        raise OSError(f'Orbax has left out step {step}')
     except Exception as e:
       self._note_failure(e)
 
@@ -228,6 +252,7 @@ class Checkpoints:
       self._note_failure(error)
     elif self._saving in self.steps():
       self._failure = self._last = None
+      self.note_saved()
     self._saving = None
 
   def finish(self) -> None:
@@ -287,7 +312,7 @@ class Checkpoints:
     if manager is not None:
       with contextlib.suppress(Exception):
         manager.close()
-    if jax.process_index() == 0 or self._own_disks:
+    if (jax.process_index() == 0 or self._own_disks) and not isinstance(error, MovedError):
       for unfinished in self._unfinished(step):
         remove(unfinished)
       whole = self.folder(step) if step is not None else None
@@ -313,6 +338,8 @@ class Checkpoints:
   @property
   def _manager(self) -> 'ocp.CheckpointManager':
     if self._manager_ is None:
+      if self._directory.is_dir():
+        check_notes(self._directory)
       self._manager_ = new_manager(
         self._directory,
         self._max_to_keep,
@@ -331,8 +358,9 @@ class Checkpoints:
     """Called by Orbax when all files of a step are written, before its folder is renamed."""
     if jax.process_index() != 0 and not self._own_disks:
       return
-    (folder,) = self._unfinished(self._saving)
     try:
+      check_place(self._directory)  # the rename that follows must not be in another run's folder
+      (folder,) = self._unfinished(self._saving)
       write_checksums(folder)
     except Exception as e:
       if jax.process_count() == 1:
@@ -342,6 +370,7 @@ class Checkpoints:
   def _names(self) -> list[str]:
     """Returns the names of the entries in the directory."""
     try:
+      refuse_dangling(self._directory)
       return os.listdir(self._directory)
     except (FileNotFoundError, NotADirectoryError):
       return []
@@ -391,6 +420,8 @@ class Checkpoints:
       )
     if left:
       log.warning('no checkpoint is good: the run begins again, as --start_over says')
+    if self._record is not None and not self._read_only:
+      self._record.remove()
     return self._set_aside(after=-1)
 
   def _set_aside(self, after: int, why: str = _DAMAGED, below: float = math.inf) -> int:

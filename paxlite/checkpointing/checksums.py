@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 
 from paxlite.core.errors import UnreadableError, UserError, naming
+from paxlite.core.files import open_regular
 from paxlite.core.json_text import JsonObject, parsed
 
 PREFIX = 'checkpoint'
@@ -81,6 +82,21 @@ def damage(folder: pathlib.Path, up_to: float = math.inf) -> str | None:
     name = missing.relative_to(folder) if missing.is_relative_to(folder) else missing
     return f'{name} is missing'
   return None
+
+
+def check_notes(folder: pathlib.Path) -> None:
+  """Raises UserError if something in a folder of checkpoints would block Orbax, as a FIFO does.
+
+  Orbax reads its notes of every step, which have no checksums.
+  """
+  try:
+    steps = [path for path in folder.iterdir() if step_of(path.name) is not None]
+    for notes in (folder, folder / 'metadata', *steps):
+      for entry in notes.iterdir() if notes.is_dir() else ():
+        if entry.exists() and not (entry.is_file() or entry.is_dir()):
+          raise UserError(f'{entry} is not a file: move it elsewhere')
+  except OSError as e:
+    raise unreadable(folder, e) from None
 
 
 def unreadable(path: str | os.PathLike, error: OSError) -> UserError:
@@ -174,7 +190,7 @@ def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 def _checksum(path: pathlib.Path) -> tuple[int, int]:
   size = crc = 0
   block = memoryview(bytearray(1 << 20))
-  with naming(path), path.open('rb', buffering=0) as f:
+  with naming(path), open_regular(path) as f:
     while n := f.readinto(block):
       size += n
       crc = zlib.crc32(block[:n], crc)

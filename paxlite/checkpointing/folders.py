@@ -1,8 +1,11 @@
 """Removes and renames folders of checkpoints."""
 
+import os
 import pathlib
 import shutil
 import time
+
+from paxlite.core.errors import UserError
 
 
 def unused_name(path: pathlib.Path) -> pathlib.Path:
@@ -11,6 +14,20 @@ def unused_name(path: pathlib.Path) -> pathlib.Path:
   while candidate.exists():
     candidate, n = path.with_name(f'{path.name}.{n}'), n + 1
   return candidate
+
+
+def refuse_dangling(folder: pathlib.Path, name: str = '') -> None:
+  """Raises UserError if `folder` is a link to what is not there, as a disk that is not mounted.
+
+  Args:
+    folder: A path.
+    name: What to call it in the message; '' means the path.
+  """
+  if folder.is_symlink() and not folder.exists():
+    raise UserError(
+      f'{name or folder} is a link to {os.readlink(folder)}, which is not there: mount the disk '
+      'that holds it, or remove the link'
+    )
 
 
 def remove(folder: pathlib.Path, patience: float = 5.0) -> None:

@@ -20,8 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 import google_crc32c
 import numpy as np
 
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, line_of
 from paxlite.core.json_text import Json, JsonObject, parsed
+from paxlite.core.run_files import no_link
 
 Bounds = tuple[tuple[int, int], ...]  # first and last + 1 along each dimension
 Key = tuple[str, Bounds]  # the name of a variable, and the part of it
@@ -29,7 +30,8 @@ Key = tuple[str, Bounds]  # the name of a variable, and the part of it
 _MAGIC = b'paxlite local state 1\n'
 _FOOTER = struct.Struct('<QI')  # length and CRC-32C of the description; _MAGIC comes after it
 _BLOCK = 4 << 20  # bytes that are written, or checked, at once
-_NAME = re.compile(r'(\d{8,18})_([0-9a-f]{8})_(\d{5,9})\.state')
+_NAME = re.compile(r'(\d{8,10})_([0-9a-f]{8})_(\d{5,9})\.state', re.ASCII)
+_MOST_STEPS = 2**31 - 1  # processes send each other the steps as int32
 _UNFINISHED = '.unfinished'
 
 
@@ -88,7 +90,8 @@ class LocalFolder:
       found = [_NAME.fullmatch(name) for name in os.listdir(self.path)]
     except OSError:
       return []
-    return sorted(Name(int(f[1]), f[2], int(f[3])) for f in found if f is not None)
+    names = [(f[0], Name(int(f[1]), f[2], int(f[3]))) for f in found if f is not None]
+    return sorted(name for text, name in names if str(name) == text and name.step <= _MOST_STEPS)
 
   def size(self) -> int:
     """Returns the bytes of all files."""
@@ -179,7 +182,7 @@ class LocalFile:
 
   def __init__(self, path: pathlib.Path):
     self._path = path
-    with _readable(path), path.open('rb') as f:
+    with _readable(path), open(path, 'rb', opener=no_link) as f:
       end = f.seek(0, os.SEEK_END) - _FOOTER.size - len(_MAGIC)
       f.seek(max(end, 0))
       footer = f.read()
@@ -190,19 +193,25 @@ class LocalFile:
       description = f.read(min(length, end))
     if google_crc32c.value(description) != crc:
       raise DamagedError(f'{path} is damaged (the CRC-32C of its description differs)')
-    found = parsed(description)
-    # after a loss of power, an old file may have the name of the one that was to replace it
-    if found.get('name', path.name) != path.name:
-      raise DamagedError(f'{path} is damaged (its content is that of {found["name"]})')
-    self.notes: JsonObject = found['notes']
-    self._entries: dict[Key, JsonObject] = {
-      (entry['variable'], tuple(map(tuple, entry['bounds']))): entry for entry in found['shards']
-    }
+    with _readable(path):
+      found = parsed(description)
+      # after a loss of power, an old file may have the name of the one that was to replace it
+      if found.get('name', path.name) != path.name:
+        raise DamagedError(f'{path} is damaged (its content is that of {found["name"]})')
+      self.notes: JsonObject = dict(found['notes'])
+      self._entries: dict[Key, JsonObject] = {
+        (entry['variable'], tuple(map(tuple, entry['bounds']))): {
+          'dtype': np.dtype(entry['dtype']),
+          'offset': int(entry['offset']),
+          'crc32c': int(entry['crc32c']),
+        }
+        for entry in found['shards']
+      }
 
   def dtype(self, key: Key) -> np.dtype | None:
     """Returns the dtype of an array; None if the file has no such array."""
     entry = self._entries.get(key)
-    return None if entry is None else np.dtype(entry['dtype'])
+    return None if entry is None else entry['dtype']
 
   def read(self, key: Key) -> np.ndarray:
     """Returns an array that the file has.
@@ -211,9 +220,9 @@ class LocalFile:
       DamagedError: It is damaged, or cannot be read.
     """
     entry = self._entries[key]
-    array = np.empty([stop - start for start, stop in key[1]], np.dtype(entry['dtype']))
+    array = np.empty([stop - start for start, stop in key[1]], entry['dtype'])
     crc, whole = 0, _bytes(array)
-    with _readable(self._path), self._path.open('rb') as f:
+    with _readable(self._path), open(self._path, 'rb', opener=no_link) as f:
       f.seek(entry['offset'])
       f.readinto(array.reshape(-1).view(np.uint8).data)
       for start in range(0, len(whole), _BLOCK):
@@ -255,8 +264,10 @@ def _write(f: io.FileIO, block: bytes | memoryview) -> None:
 
 @contextlib.contextmanager
 def _readable(path: pathlib.Path) -> Iterator[None]:
-  """A context in which an error of reading is a DamagedError."""
+  """A context in which an error of reading, or of what was read, is a DamagedError."""
   try:
     yield
   except OSError as e:
     raise DamagedError(f'{path} cannot be read: {e.strerror or e}') from None
+  except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as e:
+    raise DamagedError(f'{path} is damaged ({line_of(e)})') from None

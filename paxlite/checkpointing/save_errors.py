@@ -2,15 +2,16 @@
 
 import atexit
 import contextlib
-import errno
 import logging
 import os
 import sys
 import warnings
 from typing import NoReturn
 
+from paxlite.core.errors import NO_SPACE
+
 _noted = False
-_NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+_NO_SPACE = tuple(map(os.strerror, NO_SPACE))
 
 
 def quieten() -> None:

@@ -169,6 +169,30 @@ def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
   return None
 
 
+def positions_of(path: str | pathlib.Path) -> int | None:
+  """Returns the number of positions of the model at `path`, or None where nothing says it.
+
+  A run that began before there was MAX_POSITION_EMBEDDINGS says only how long its rows were. Its
+  model has at least the positions of the weights that it started from.
+  """
+  found: list[int] = []
+  seen: set[pathlib.Path] = set()
+  while str(path):
+    try:
+      folder = _checkpoint_folders(path)[0]
+      values = read_values(Source(folder, _experiment_file(folder)))['values']
+    except UserError:
+      break  # whoever reads the weights says what is wrong with them
+    if folder.resolve() in seen:
+      break
+    seen.add(folder.resolve())
+    names = ('MAX_POSITION_EMBEDDINGS', 'MAX_SEQ_LEN')
+    found += [n for n in [next((values[k] for k in names if k in values), None)]
+              if isinstance(n, int) and n > 0]  # fmt: skip
+    path = '' if names[0] in values else values.get('CHECKPOINT_RESTORE_PATH') or ''
+  return max(found, default=None)
+
+
 def _circular(experiment: pathlib.Path) -> UserError:
   return UserError(
     f'{experiment} is damaged: following its CHECKPOINT_RESTORE_PATH leads back to where it began'

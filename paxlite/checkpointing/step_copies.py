@@ -21,6 +21,7 @@ from paxlite.checkpointing.folders import unused_name
 from paxlite.core.addresses import Address
 from paxlite.core.json_text import parsed
 from paxlite.core.object_store import Object, ObjectStore
+from paxlite.core.stored_files import files_below
 
 _AT_ONCE = 4  # files that are copied at the same time
 _HOST = '.host-{:05d}.json'  # checksums of the files that one of several hosts has written
@@ -43,11 +44,20 @@ class StepCopies:
     folder: The folder of Orbax's checkpoints.
     host: Number of this host.
     hosts: Number of hosts; each of them has its own folder, with the files that it has written.
+    known: The key of an object that is there, in a folder above the address. It proves that there
+      are no steps; see ObjectStore.folders.
   """
 
   def __init__(
-    self, store: ObjectStore, address: Address, folder: pathlib.Path, host: int = 0, hosts: int = 1
+    self,
+    store: ObjectStore,
+    address: Address,
+    folder: pathlib.Path,
+    host: int = 0,
+    hosts: int = 1,
+    known: str | None = None,
   ):
+    self._known = known
     self._store = store
     self._address = address
     self._folder = folder
@@ -190,17 +200,24 @@ class StepCopies:
       expected = {str(k): list(v) for k, v in parsed(manifest).items()}
     except (ValueError, TypeError, AttributeError):
       expected = {}
-    prefix = self._key(step) + '/'
-    present = {o.key.removeprefix(prefix): o for o in self._store.below(self._key(step))}
-    present = {n: o for n, o in present.items() if n != CHECKSUMS and not n.startswith('.host-')}
+    listed = files_below(self._store, self._key(step), self._key(step, CHECKSUMS))
+    present = {
+      name: found[0]
+      for name, found in listed.items()
+      if name != CHECKSUMS and not name.startswith('.host-')
+    }
     for name in set(_files(folder)) - present.keys():
       (folder / name).unlink()
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
       get = lambda name: self._get(present[name], folder / name, expected.get(name))
-      good = all(list(pool.map(get, present)))
+      bad = [n for n, good in zip(present, pool.map(get, present), strict=True) if not good]
+    if bad:
+      more = f', and so are {len(bad) - 1} more files of this step' if len(bad) > 1 else ''
+      place = self._store.address(self._key(step, bad[0]))
+      log.warning('%s is damaged (size or CRC-32 differs)%s', place, more)
     (folder / CHECKSUMS).write_bytes(manifest)
     folder.rename(final)
-    return good and bool(expected) and expected.keys() <= present.keys()
+    return not bad and bool(expected) and expected.keys() <= present.keys()
 
   def _get(self, found: Object, path: pathlib.Path, expected: list[int] | None) -> bool:
     """Gets a file, a second time if it is not as expected; returns whether it is good."""
@@ -211,12 +228,11 @@ class StepCopies:
       size = crc = 0
       with path.open('wb') as f:
         if found.size:  # A store answers a range of an empty object with an error.
-          for data in self._store.chunks(found.key):
+          for data in self._store.chunks(found.key, None if expected else found.size):
             size, crc = size + len(data), zlib.crc32(data, crc)
             f.write(data)
       if expected is None or [size, crc] == expected:
         return True
-    log.warning('%s is damaged (size or CRC-32 differs)', self._store.address(found.key))
     return False
 
   def _merged(self, step: int, own: dict, may_write: Callable[[], bool]) -> bytes:
@@ -239,7 +255,8 @@ class StepCopies:
 
   def _found(self) -> dict[int, bool]:
     """Returns the steps in the store, and whether each of them is complete."""
-    folders, _ = self._store.names(self._address.key)
+    key = self._address.key
+    folders = self._store.folders(key, self._known) if self._known else self._store.names(key)[0]
     steps = [step for step in map(step_of, folders) if step is not None]
 
     def is_complete(step: int) -> bool:

@@ -22,7 +22,7 @@ class Answer:
       none, or has nothing like it.
     target: The name in paxlite, of kind 'renamed'.
     text: A remark, the way to do it here, or the reason, without a full stop.
-    accepted: The values with which a needless flag of main is accepted: none, false, or any.
+    accepted: The values with which a flag of Pax's main is accepted: none, false, or any.
   """
 
   kind: Kind
@@ -52,9 +52,9 @@ def renamed(target: str, text: str = '') -> Answer:
   return Answer('renamed', target, text)
 
 
-def instead(text: str) -> Answer:
+def instead(text: str, accepted: Accepted = '') -> Answer:
   """Returns the answer for what is done in another way, which `text` says in a sentence."""
-  return Answer('instead', text=text)
+  return Answer('instead', text=text, accepted=accepted)
 
 
 def needless(text: str, accepted: Accepted = '') -> Answer:

@@ -15,7 +15,6 @@ This module imports neither JAX nor Fiddle.
 
 import ast
 import contextlib
-import difflib
 import inspect
 import math
 import re
@@ -27,6 +26,7 @@ from typing import Annotated, Any, Literal, Self
 from paxlite.core import other_names, paths
 from paxlite.core.attribute_kinds import broken_rule, kind_of, with_kind
 from paxlite.core.errors import UserError
+from paxlite.core.near_names import did_you_mean
 from paxlite.core.shell import shortened
 
 # Types of attributes that are paths, and the functions that read them
@@ -96,6 +96,15 @@ class Attributes:
       if name in vars(self) or not isinstance(getattr(cls, name), derived)
     }
     return cls(**kept | changes)
+
+  def is_stated_by_user(self, name: str) -> bool:
+    """Whether a user has set an attribute: of an object, or in a class outside of paxlite."""
+    cls = type(self)
+    owner = next(base for base in cls.__mro__ if name in vars(base))
+    value = vars(cls).get(name, vars(owner)[name])
+    if not owner.__module__.startswith('paxlite.'):
+      return True
+    return name in vars(self) and (isinstance(value, derived) or getattr(self, name) != value)
 
   def values(self) -> dict[str, object]:
     """Every attribute and its value in this object, derived ones included, sorted by name."""
@@ -260,10 +269,8 @@ def _check_attributes(cls: type) -> None:
 
 def _unknown(cls: type, name: str, known: Iterable[str], way_out: str) -> str:
   """The message for a name that is not in `known`, with the nearest known names and a way out."""
-  near = difflib.get_close_matches(name.upper(), known, n=3, cutoff=0.8)
-  meant = f'Did you mean {" or ".join(near)}? ' if near else ''
-  hint = other_names.attribute_hint(name) or meant
-  return f'{cls.__name__} has no attribute {name}. {hint}{way_out}'
+  hint = other_names.attribute_hint(name).strip() or did_you_mean(name, known)
+  return ' '.join(filter(None, [f'{cls.__name__} has no attribute {name}.', hint, way_out]))
 
 
 def _mismatch(cls: type, name: str, value: object) -> str:

@@ -3,8 +3,6 @@
 import argparse
 import codecs
 import contextlib
-import errno
-import importlib
 import io
 import os
 import re
@@ -15,12 +13,12 @@ import stat
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 
-from paxlite.core import other_names, paths
+from paxlite.core import other_names, own_code, paths, terminal
 from paxlite.core.answers import Names
-from paxlite.core.errors import UserError, located
+from paxlite.core.errors import NO_SPACE, UserError, located
+from paxlite.core.own_modules import import_named
 
 _SPELLINGS = str.maketrans(
   {'×': 'x', '…': '...', '→': '->', '−': '-', '–': '-', '≤': '<=', '≥': '>=', '·': '*', '─': '-'}
@@ -54,6 +52,7 @@ _PATHS = (
   'write_hlo',
 )
 
+_LINE_SECONDS = 5.0  # between two lines on work that takes long, where there is no terminal
 _END_SECONDS = 10.0  # the time after a signal in which unfinished files are removed
 BASE_WEIGHTS = 'folder of the weights that the factors of LoRA belong to, if they were moved'
 
@@ -67,8 +66,8 @@ def this_command() -> str:
 
 # what is said after the traceback of an unexpected error; what else to add may follow
 DEFECT = (
-  'This error is a defect of paxlite, or of your own code if its last lines are there. To report '
-  'it, add the lines above, what `paxlite doctor` prints'
+  'This error is a defect of paxlite. To report it, add the lines above, what `paxlite doctor` '
+  'prints'
 )
 
 
@@ -82,6 +81,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   imported because a file names it.
   """
   _end_by_signals()
+  terminal.print_logs()
   with printing():
     try:
       main(_import_modules(['--help' if a == '-help' else a for a in sys.argv[1:]]))
@@ -91,14 +91,14 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     except KeyboardInterrupt:
       print('interrupted', file=sys.stderr)
       sys.exit(128 + signal.SIGINT)
-    except OSError as e:
-      if e.errno not in (errno.ENOSPC, errno.EDQUOT) or _is_of_stdout(e):
+    except Exception as e:
+      is_full = isinstance(e, OSError) and e.errno in NO_SPACE
+      if isinstance(e, OSError) and is_of_stdout(e):
         raise
-      print(f'error: {e.filename or "a file"} cannot be written: {e.strerror}', file=sys.stderr)
-      sys.exit(1)
-    except Exception:
-      traceback.print_exc()
-      print(f'{DEFECT}, and the command.', file=sys.stderr)
+      if is_full:
+        print(f'error: {e.filename or "a file"} cannot be written: {e.strerror}', file=sys.stderr)
+      else:
+        own_code.print_error(e, f'{DEFECT}, and the command.')
       sys.exit(1)
 
 
@@ -140,7 +140,7 @@ def printing(output_matters: bool = True) -> Iterator[None]:
   try:
     yield
   except OSError as e:
-    if not _is_of_stdout(e):
+    if not is_of_stdout(e):
       raise
     if not isinstance(e, BrokenPipeError):
       problem = e.strerror or str(e)
@@ -152,7 +152,7 @@ def printing(output_matters: bool = True) -> Iterator[None]:
     sys.exit(1)
 
 
-def _is_of_stdout(error: OSError) -> bool:
+def is_of_stdout(error: OSError) -> bool:
   """Whether an error probably comes from printing: such errors name no file."""
   if error.filename or sys.stdout is None or sys.stdout.closed:
     return False
@@ -163,7 +163,7 @@ def _is_of_stdout(error: OSError) -> bool:
       poll.register(descriptor, 0)
       return bool(poll.poll(0))
     kind = os.fstat(descriptor).st_mode  # terminals and pipes are never full
-    return error.errno in (errno.ENOSPC, errno.EDQUOT) and (
+    return error.errno in NO_SPACE and (
       stat.S_ISREG(kind) or (stat.S_ISCHR(kind) and not os.isatty(descriptor))
     )
   except (OSError, ValueError):
@@ -195,11 +195,11 @@ def _import_modules(argv: Sequence[str]) -> list[str]:
   for argument in argv:
     if argument.startswith('--import='):
       try:
-        importlib.import_module(argument.removeprefix('--import='))
+        import_named(argument.removeprefix('--import='))
       except ImportError as e:
+        if own_code.frame_of(e) is not None:  # the module is there, and does not import
+          raise
         raise UserError(f'{argument}: {e}') from None
-      except Exception as e:  # the code of a module may raise anything
-        raise UserError(f'{argument}: {type(e).__name__}: {e}') from None
   return [a for a in argv if not a.startswith('--import=')]
 
 
@@ -284,11 +284,30 @@ def translate(argv: Sequence[str], names: Names) -> list[str]:
 
 @contextlib.contextmanager
 def progress(what: str) -> Iterator[Callable[[int, int], None]]:
-  """A context with a progress bar on a terminal; yields a function (done, total) to move it."""
+  """A context that shows how far work is; yields a function (done, total) that moves it.
+
+  On a terminal there is a progress bar, and elsewhere a line on standard error every few seconds.
+  """
   from rich.console import Console
   from rich.progress import Progress
 
   console = Console(stderr=True)
-  with Progress(console=console, disable=not console.is_terminal) as bar:
+  if not console.is_terminal:
+    yield _progress_lines(what)
+    return
+  with Progress(console=console) as bar:
     task = bar.add_task(what, total=None)
     yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _progress_lines(what: str) -> Callable[[int, int], None]:
+  """Returns a function (done, total) that prints a line if the last one is some seconds old."""
+  last = time.monotonic()
+
+  def report(done: int, total: int) -> None:
+    nonlocal last
+    if time.monotonic() - last >= _LINE_SECONDS and done < total:
+      last = time.monotonic()
+      terminal.warn(f'{what} … {done / total:.0%}')
+
+  return report

@@ -1,16 +1,19 @@
 """The errors that paxlite raises on purpose. `paxlite.main` prints them as one line."""
 
 import contextlib
+import errno
 import os
 import re
 from collections.abc import Iterable, Iterator
+
+_WORK = 'paxlite_work'  # an attribute of exceptions
 
 
 class UserError(ValueError):
   """Wrong input. The message says on one line what is wrong, where, and how to correct it.
 
-  The exit code is 2 and there is no traceback. An unexpected exception is a defect of paxlite and
-  keeps its traceback.
+  The exit code is 2 and there is no traceback. An unexpected exception that came out at a user's
+  own code is reported by own_code; any other is a defect of paxlite and keeps its traceback.
   """
 
   def __init__(self, message: str):
@@ -26,6 +29,7 @@ class Interrupted(RuntimeError):
   """The run was asked to end; started again, it continues. The exit code is EXIT_AGAIN."""
 
 
+NO_SPACE = errno.ENOSPC, errno.EDQUOT, errno.EFBIG  # a disk, a quota, or RLIMIT_FSIZE is used up
 EXIT_AGAIN = 75  # sysexits.h's EX_TEMPFAIL: launch scripts start the run again
 
 
@@ -53,6 +57,27 @@ def located(place: str) -> Iterator[None]:
     yield
   except UserError as e:
     raise UserError(f'{place}: {e}') from None
+
+
+@contextlib.contextmanager
+def doing(what: str) -> Iterator[None]:
+  """A context that notes in the exceptions that leave it what was done, for `work_of`.
+
+  Args:
+    what: The work, as 'Compiling the train step'.
+  """
+  try:
+    yield
+  except Exception as e:
+    if not work_of(e):  # the innermost work says most
+      with contextlib.suppress(AttributeError, TypeError):
+        setattr(e, _WORK, what)
+    raise
+
+
+def work_of(error: BaseException) -> str:
+  """Returns what was done when an exception came out; '' if that is not known."""
+  return getattr(error, _WORK, '')
 
 
 def line_of(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """Reading text and JSON lines, compressed or not, with errors that name file and line."""
 
+import errno
 import glob
 import gzip
 import io
@@ -14,12 +15,13 @@ from typing import IO, cast
 from paxlite.core import host_memory, object_blocks
 from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError, naming
-from paxlite.core.zstd import ZstdReader
+from paxlite.core.zstd import ZstdReader, most_window
 
 _DAMAGED = (OSError, EOFError, lzma.LZMAError, zlib.error)
 _BLOCK_BYTES = 1 << 19
 _TEXT_BYTES = 1 << 24
 _LINE_BYTES = 1 << 28  # no record of a dataset is longer
+_XZ_BYTES = 1 << 24  # that xz needs in addition to its window
 COMPRESSED = ('.gz', '.xz', '.zst')
 BOM = b'\xef\xbb\xbf'  # Windows begins UTF-8 files with it
 _KINDS = {
@@ -46,6 +48,24 @@ def check_file(path: str | pathlib.Path) -> None:
     if is_one(mode):
       hint = f'{path}/* are its files' if is_one is stat.S_ISDIR else 'copy what it gives to one'
       raise UserError(f'{path} is not a file, it is {kind_of_file}: {hint}')
+
+
+def open_regular(path: str | os.PathLike) -> IO[bytes]:
+  """Opens a file to be read, without a buffer. It may be a link.
+
+  Raises:
+    OSError: It cannot be opened, or is a FIFO or another special file, which may block the reader.
+  """
+  return open(path, 'rb', buffering=0, opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
+  # opening a FIFO would wait for its other end; for regular files O_NONBLOCK means nothing
+  descriptor = os.open(path, flags | os.O_NONBLOCK)
+  if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, 'it is not a file', path)
+  return descriptor
 
 
 def fingerprint_of(path: str | pathlib.Path) -> int:
@@ -121,6 +141,7 @@ def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
   if file.suffix == '.gz':
     return cast(IO[bytes], gzip.open(raw, 'rb'))
   if file.suffix == '.xz':
+    _check_window(path, raw)
     return cast(IO[bytes], lzma.open(raw, 'rb'))
   if file.suffix == '.zst':
     try:
@@ -131,6 +152,21 @@ def open_bytes(path: str, raw: IO[bytes] | None = None) -> IO[bytes]:
       ) from None
     return io.BufferedReader(ZstdReader(raw, zstandard), 1 << 20)
   return raw
+
+
+def _check_window(path: str, raw: IO[bytes]) -> None:
+  """Raises UserError if a .xz file needs too much memory, whatever it holds."""
+  most = most_window()
+  head = raw.read(1 << 12)
+  raw.seek(0)
+  try:
+    lzma.LZMADecompressor(memlimit=most + _XZ_BYTES).decompress(head, max_length=1)
+  except lzma.LZMAError as e:
+    if 'limit' in str(e):
+      raise UserError(
+        f'{path} needs a window of more than {most >> 20:,} MiB: compress it again with xz -9, or '
+        'decompress it with xz -d'
+      ) from None
 
 
 def head_of(path: str, size: int) -> bytes:

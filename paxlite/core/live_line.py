@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from paxlite.core.errors import doing
+
 if TYPE_CHECKING:
   from rich.live import Live
   from rich.text import Text
@@ -79,7 +81,8 @@ def working(what: str, say: Callable[[str], None]) -> Iterator[Callable[[str], N
   else:
     late.start()
   try:
-    yield progress
+    with doing(what):
+      yield progress
   finally:
     late.cancel()
     if _works:
@@ -109,7 +112,9 @@ def _apply(act: Callable[['Live'], None]) -> bool:
     if _live is None:
       from rich.live import Live
 
-      _live = Live(_Line(), refresh_per_second=2, transient=True)
+      # what goes to another file or pipe stays there
+      to_screen = sys.stderr is not None and sys.stderr.isatty()
+      _live = Live(_Line(), refresh_per_second=2, transient=True, redirect_stderr=to_screen)
       _live.start()
     act(_live)
   except (OSError, ValueError):  # ValueError: the terminal's encoding lacks a character

@@ -5,7 +5,7 @@ from paxlite.core.answers import Answer, absent, each, instead, needless, rename
 _FOLDER = instead('--job_log_dir=FOLDER is where a run writes')
 _SHUFFLED = 'SEED decides the order of rows and the initial values'
 _CACHE = absent('the layout of the cache of keys and values is fixed')
-_CLOUD = absent('a run writes to its --job_log_dir only')
+_CLOUD = absent('a run writes to its --job_log_dir, which may be gs://, and to TRACKERS')
 
 
 def _axis(ours: str) -> dict[str, Answer]:
@@ -33,8 +33,10 @@ KEYS: dict[str, Answer] = {
   'load_parameters_path': renamed('CHECKPOINT_RESTORE_PATH'),
   'load_full_state_path': renamed('CHECKPOINT_RESTORE_PATH', 'with CHECKPOINT_RESTORE_STATE=True'),
   'enable_single_replica_ckpt_restoring': needless('there is one way to restore'),
-  'force_unroll': needless('weights fit repeated and unrolled layers'),
-  'enable_emergency_checkpoint': absent('checkpoints are on the shared folder only'),
+  'force_unroll': needless('weights fit repeated and unrolled layers; UNROLL_LAYERS unrolls them'),
+  'enable_emergency_checkpoint': renamed(
+    'LOCAL_CHECKPOINT_EVERY_N_STEPS', 'each host keeps a state in LOCAL_CHECKPOINT_DIR'
+  ),
   'save_config_to_gcs': needless('the experiment and its config are always written'),
   'metrics_file': needless('metrics.jsonl is always written'),
   **each('gcs_metrics enable_checkpoint_cloud_logger enable_checkpoint_standard_logger', _CLOUD),
@@ -42,7 +44,7 @@ KEYS: dict[str, Answer] = {
   'enable_tensorboard': needless('summaries for TensorBoard are always written'),
   'enable_goodput_recording': needless('goodput is always recorded'),
   'log_period': renamed('SUMMARY_INTERVAL_STEPS'),
-  'record_internal_nn_metrics': absent('summaries have the same values in every run'),
+  'record_internal_nn_metrics': absent('each layer sows the same summaries in every run'),
   # The model
   'base_emb_dim': renamed('MODEL_DIMS'),
   'base_num_query_heads': renamed('NUM_HEADS'),
@@ -66,7 +68,9 @@ KEYS: dict[str, Answer] = {
   'logits_dot_in_fp32': absent('the product is in FPROP_DTYPE and the loss in float32'),
   'use_iota_embed': needless('rows of the table are gathered'),
   'use_untrainable_positional_embedding': renamed('TRAINABLE_POSITION_EMB', 'it is the opposite'),
-  'trainable_position_size': renamed('TRAINABLE_POSITION_EMB', 'its length is MAX_SEQ_LEN'),
+  'trainable_position_size': renamed(
+    'TRAINABLE_POSITION_EMB', 'its length is MAX_POSITION_EMBEDDINGS'
+  ),
   'num_experts': renamed('NUM_EXPERTS', 'experiments with experts have it'),
   'num_experts_per_tok': renamed('NUM_EXPERTS_PER_TOKEN'),
   'capacity_factor': renamed('EXPERT_CAPACITY_FACTOR'),
@@ -75,12 +79,12 @@ KEYS: dict[str, Answer] = {
   'dropout_rate': renamed('DROPOUT_PROB'),
   'enable_dropout': renamed('DROPOUT_PROB', '0 turns it off'),
   'dtype': renamed('FPROP_DTYPE'),
-  'weight_dtype': needless('parameters are float32'),
+  'weight_dtype': needless('trained parameters are float32; FROZEN_DTYPE is for the others'),
   'mu_dtype': renamed('ADAM_MOMENTS_DTYPE', 'it is the dtype of both moments'),
   'grad_dtype': renamed('GRADIENT_DTYPE'),
   'optimizer_memory_host_offload': renamed('OFFLOAD_OPTIMIZER'),
   'quantization': instead('USE_FP8, USE_INT8 or USE_TE choose a backend: docs/backends.md'),
-  'quantize_kvcache': absent('INT8_WEIGHTS quantizes the weights'),
+  'quantize_kvcache': absent('INT8_WEIGHTS quantizes the weights alone'),
   'quantization_local_shard_count': absent('USE_INT8 has no such number'),
   # How it is computed
   'remat_policy': renamed(
@@ -105,7 +109,7 @@ KEYS: dict[str, Answer] = {
   **each(
     'ici_fsdp_transpose_parallelism dcn_fsdp_transpose_parallelism'
     ' ici_autoregressive_parallelism dcn_autoregressive_parallelism',
-    absent('the axes are those of docs/scaling.md'),
+    absent('the axes have their sizes in ICI_MESH_SHAPE and DCN_MESH_SHAPE: docs/scaling.md'),
   ),
   'mesh_axes': renamed('MESH_AXES'),
   'logical_axis_rules': instead('parallel/partitioning.py has the rules, and rules() changes them'),
@@ -131,7 +135,7 @@ KEYS: dict[str, Answer] = {
   'packing': renamed('PACKED_INPUT'),
   'grain_worker_count': needless('a thread reads two batches ahead'),
   'expansion_factor_real_data': absent('every process reads its own rows'),
-  'max_corpus_chars': absent('it makes no tokenizers'),
+  'max_corpus_chars': instead('--sample_chars of paxlite train-tokenizer is the same'),
   'reuse_example_batch': instead('Synthetic experiments, as Synthetic126M, measure without data'),
   'enable_data_shuffling': absent(_SHUFFLED),
   **each('data_shuffle_seed init_weights_seed', renamed('SEED')),
@@ -151,7 +155,9 @@ KEYS: dict[str, Answer] = {
   # Evaluation
   'eval_interval': renamed('EVAL_INTERVAL_STEPS'),
   'eval_steps': renamed('MAX_EVAL_BATCHES'),
-  'target_eval_loss': absent('a run ends at MAX_STEPS'),
+  'target_eval_loss': absent(
+    'a run ends at MAX_STEPS, or after EARLY_STOPPING_PATIENCE evaluations without a best one'
+  ),
   # Profiles, faults, compilation
   'profiler': renamed('PROFILER_CAPTURE_STEP'),
   'skip_first_n_steps_for_profiler': renamed('PROFILER_CAPTURE_STEP'),
@@ -163,12 +169,14 @@ KEYS: dict[str, Answer] = {
   'max_checkify': absent('JAX_DEBUG_NANS=1 in the environment finds the first NaN'),
   'jax_cache_dir': instead('JAX_COMPILATION_CACHE_DIR in the environment is the same'),
   'compiled_trainstep_file': instead(
-    '--compiled_step=FILE loads it; tools.compile --save writes it'
+    '--compiled_step=FILE loads it; paxlite compile --save writes it'
   ),
   'compile_topology': instead('It is --target of paxlite compile'),
-  'compile_topology_num_slices': instead('It is part of --target of paxlite.tools.compile'),
+  'compile_topology_num_slices': instead('It is part of --target of paxlite compile'),
   # Generating text
-  'prompt': instead('--prompt of paxlite generate; SAMPLE_PROMPT after training'),
+  'prompt': instead(
+    'paxlite generate CHECKPOINT "a prompt"; SAMPLE_PROMPT and SAMPLE_PROMPTS during training'
+  ),
   'max_prefill_predict_length': needless('it is the length of the prompt'),
   'decode_sampling_strategy': instead('TEMPERATURE, TOP_K and TOP_P choose the next token'),
   'decode_sampling_nucleus_p': renamed('TOP_P'),
@@ -185,7 +193,7 @@ KEYS: dict[str, Answer] = {
   ),
 }
 
-# Flags of MaxText's convert_llama_ckpt.py, which is paxlite.tools.import_weights.
+# Flags of MaxText's convert_llama_ckpt.py, which is paxlite import.
 CONVERT_LLAMA: dict[str, Answer] = {
   'base_model_path': renamed('--from=meta --path', 'both names work'),
   'maxtext_model_path': renamed('--to', 'both names work'),

@@ -34,8 +34,10 @@ FLAGS: dict[str, Answer] = {
     'training evaluates on held-out data every EVAL_INTERVAL_STEPS, and EVAL_SPLIT names the split',
     'any',
   ),
-  'decode_during_train': absent('--mode=decode continues texts with a checkpoint', 'false'),
-  'eval_during_decode': absent('--mode=eval evaluates a checkpoint', 'false'),
+  'decode_during_train': instead(
+    'SAMPLE_PROMPTS are continued at each evaluation of a training run', 'false'
+  ),
+  'eval_during_decode': absent('paxlite eval RUN evaluates a checkpoint', 'false'),
   'restore_checkpoint_dir': instead(
     'Give --fdl.CHECKPOINT_RESTORE_PATH=FOLDER and a --job_log_dir without checkpoints'
   ),
@@ -55,7 +57,7 @@ FLAGS: dict[str, Answer] = {
   'decode_output_pickle': needless('decoded texts are written as JSON lines only', 'any'),
   'globally_use_hardware_rng': needless('the random numbers are those of JAX', 'any'),
   'enable_auto_sharding': absent(
-    'shardings follow the mesh: ICI_MESH_SHAPE and DCN_MESH_SHAPE', 'false'
+    'shardings follow ICI_MESH_SHAPE and DCN_MESH_SHAPE, which paxlite plan can choose', 'false'
   ),
   'jax_traceback_filtering_option': instead(
     'JAX_TRACEBACK_FILTERING in the environment is the same'
@@ -151,11 +153,13 @@ ATTRIBUTES: dict[str, Answer] = {
   'REL_POS_EMB_DIM': absent('positions are learned, sinusoidal, rotary or a relative bias'),
   'ENABLE_DCONV': absent('projections have no depthwise convolution'),
   'EMBEDDING_LOOKUP_STYLE': needless('rows of the table are gathered, which is the same number'),
-  'TRAINABLE_PE_MAX_SEQ_LEN': renamed('MAX_SEQ_LEN', 'learned positions have this length'),
+  'TRAINABLE_PE_MAX_SEQ_LEN': renamed(
+    'MAX_POSITION_EMBEDDINGS', 'the rows of a table of learned positions'
+  ),
   'RMS_NORM_EPSILON': renamed('LAYERNORM_EPSILON'),
   'INPUT_DROPOUT_PROB': renamed('EMBEDDING_DROPOUT_PROB'),
   'ACTIVATION': renamed('ACTIVATION_CLS', 'gelu, relu, silu'),
-  'MODEL_DTYPE': needless('parameters are float32, and FPROP_DTYPE is for the computation'),
+  'MODEL_DTYPE': needless('trained parameters are float32, and FPROP_DTYPE is for the computation'),
   'ENABLE_BFLOAT16': renamed('FPROP_DTYPE', 'bfloat16 is the default'),
   'MODEL_CLASS': instead('task() says which model is trained: docs/experiments.md'),
   'ENABLE_TE': renamed('USE_TE', 'ENABLE_TE=1 in the environment works too'),
@@ -177,7 +181,9 @@ ATTRIBUTES: dict[str, Answer] = {
   # Optimizer, schedule, loop
   'DECAY_END': renamed('LR_LRED_DECAY_END'),
   'EMA_DECAY': absent('there is no average of the weights'),
-  'TARGET_LOG_PPLX': absent('a run ends at MAX_STEPS'),
+  'TARGET_LOG_PPLX': absent(
+    'a run ends at MAX_STEPS, or after EARLY_STOPPING_PATIENCE evaluations without a best one'
+  ),
   'NUM_TRAIN_STEPS': renamed('MAX_STEPS'),
   'CHECKPOINT_SAVE_MAX_TO_KEEP': renamed('CHECKPOINT_MAX_TO_KEEP'),
   'PROFILER_MIN_DURATION_SEC': needless('the profile has PROFILER_NUM_STEPS steps'),
@@ -204,24 +210,35 @@ ATTRIBUTES: dict[str, Answer] = {
   'LR': renamed('LEARNING_RATE'),
 }
 
-# Flags of JAX-Toolbox's te_pax_t5x_ckpt_converter, which is paxlite.tools.convert_te.
+# Paths of Pax's repository and of JAX-Toolbox's, and what they are in the checkout of paxlite
+SCRIPTS: dict[str, Answer] = {
+  'paxml/main.py': instead('paxlite train; python -m paxlite.main has the flags of Pax'),
+  'paxml/contrib/gpu/scripts_gpu/': renamed('paxlite/contrib/gpu/scripts_gpu/'),
+  'rosetta/projects/pax/scripts/': renamed('scripts/'),
+  'launch_base_config.sub': renamed('launch_base_script.sub', 'both names work'),
+}
+
+# Flags of JAX-Toolbox's te_pax_t5x_ckpt_converter, which is paxlite convert-te.
 CONVERT_TE: dict[str, Answer] = {
   'direction': SAME,
   'input_path': renamed('--checkpoint', 'both names work'),
   'output_path': renamed('--path', 'both names work'),
-  'fw': needless('the checkpoint is one of paxlite; tools.import_weights reads those of Pax'),
+  'fw': needless('the checkpoint is one of paxlite; paxlite import reads those of Pax'),
   **each('num_of_layer num_of_head head_dim mlp_intermediate_dim embed_dim', _SIZES),
   **each('use_gated_activations pax_repeat pax_split_qkv num_gqa_groups te_qkv_layout', _SIZES),
   'kernel_chunk_size': needless('variables are written one by one'),
   'weight_only': needless("Adam's moments are converted if the checkpoint has them"),
   'skip_ln': absent('the scales and biases of norms are always converted'),
+  'skip_bias': absent('a model without biases has none to convert'),
   't5x_fuse_qkv': absent('checkpoints are those of paxlite and of Pax'),
 }
 
-# Flags of saxml's convert_llama_ckpt.py, which is paxlite.tools.import_weights.
+# Flags of saxml's convert_llama_ckpt.py, which is paxlite import. Its older versions have the
+# long names.
 CONVERT_LLAMA: dict[str, Answer] = {
-  'base': renamed('--from=meta --path', 'both names work'),
-  'pax': renamed('--to', 'both names work'),
+  **each('base base_model_path', renamed('--from=meta --path', 'both names work')),
+  **each('pax pax_model_path', renamed('--to', 'both names work')),
+  'skip_bias': needless('the weights name their own tensors, and LLaMA has no biases'),
   'model_size': needless('the weights name their own sizes'),
 }
 

@@ -36,7 +36,9 @@ KEYS: dict[str, Answer] = {
   'hf_dataset.name': renamed('TRAIN_SOURCES', 'hf:NAME:CONFIGURATION/SPLIT'),
   'hf_dataset.tokenizer': renamed('VOCAB_PATH'),
   'hf_dataset.num_workers': needless('a thread reads two batches ahead'),
-  'hf_dataset.sequences_packed_per_batch': needless('rows are packed until they are full'),
+  'hf_dataset.sequences_packed_per_batch': needless(
+    'rows are packed until they are full where PACKED_INPUT is True'
+  ),
   **each(
     'paths.root_working_dir paths.model_name',
     instead('--job_log_dir=FOLDER is where a run writes'),

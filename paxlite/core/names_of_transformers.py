@@ -1,4 +1,7 @@
-"""Names of TrainingArguments in transformers, and what they are in paxlite."""
+"""Names of TrainingArguments in transformers and of its example scripts, and what they are here.
+
+Those of TRL, PEFT and Axolotl are in names_of_trl.py.
+"""
 
 from paxlite.core.answers import Answer, absent, each, instead, needless, renamed
 
@@ -9,7 +12,9 @@ _DDP = needless('the mesh says how devices share the work: docs/scaling.md')
 _LOADER = needless('a thread reads two batches ahead')
 _MODE = instead('--mode=train, eval or decode')
 _LOG = needless('a run prints a line at each report, and process 0 prints it')
-_METRICS = absent('evaluation reports the loss, perplexity and accuracy')
+_METRICS = absent(
+  'evaluation reports the loss, perplexity and accuracy; EVAL_TASKS are zero-shot tasks'
+)
 
 ARGUMENTS: dict[str, Answer] = {
   **each('output_dir logging_dir run_name', _FOLDER),
@@ -23,14 +28,14 @@ ARGUMENTS: dict[str, Answer] = {
   'gradient_accumulation_steps': renamed(
     'NUM_MICROBATCHES', 'PERCORE_BATCH_SIZE counts the rows of all of them'
   ),
-  'auto_find_batch_size': absent('--dry_run says how many bytes a device needs'),
+  'auto_find_batch_size': instead('paxlite plan EXPERIMENT --target=here finds the largest batch'),
   'max_steps': renamed('MAX_STEPS'),
-  'num_train_epochs': renamed('MAX_STEPS', 'epochs × rows / rows of a batch'),
-  'max_seq_length': renamed('MAX_SEQ_LEN'),
-  'max_length': renamed('MAX_SEQ_LEN'),
+  **each('num_train_epochs num_epochs epochs', renamed('NUM_EPOCHS')),
+  **each('max_seq_length max_length', renamed('MAX_SEQ_LEN')),
   'packing': renamed('PACKED_INPUT'),
+  'batch_size': renamed('PERCORE_BATCH_SIZE', 'rows for each device'),
   # Optimizer and schedule
-  'learning_rate': renamed('LEARNING_RATE'),
+  **each('learning_rate lr', renamed('LEARNING_RATE')),
   'lr_scheduler_type': renamed(
     'LR_SCHEDULE', 'cosine is linear_rampup_cosine_decay, which ends at LR_COS_MIN_RATIO'
   ),
@@ -67,21 +72,29 @@ ARGUMENTS: dict[str, Answer] = {
   'evaluation_strategy': renamed('EVAL_INTERVAL_STEPS', 'it is always by steps'),
   'eval_steps': renamed('EVAL_INTERVAL_STEPS'),
   'eval_delay': absent('evaluation is every EVAL_INTERVAL_STEPS'),
-  'eval_on_start': absent('--mode=eval evaluates a checkpoint'),
+  'eval_on_start': absent('paxlite eval RUN evaluates a checkpoint'),
   **each('prediction_loss_only include_for_metrics batch_eval_metrics label_names', _METRICS),
   **each('eval_do_concat_batches eval_use_gather_object eval_accumulation_steps', _METRICS),
   # Checkpoints
   'save_strategy': renamed('CHECKPOINT_EVERY_N_STEPS', 'it is always by steps'),
   'save_steps': renamed('CHECKPOINT_EVERY_N_STEPS'),
   'save_total_limit': renamed('CHECKPOINT_MAX_TO_KEEP'),
-  'save_only_model': absent('a checkpoint has the whole state; tools.export_weights has weights'),
+  'save_only_model': absent(
+    'a checkpoint has the whole state; paxlite export writes weights alone'
+  ),
   'save_safetensors': instead('paxlite export writes safetensors'),
   'save_on_each_node': needless('all processes write to one folder'),
   'enable_jit_checkpoint': needless('a run that gets SIGTERM saves first'),
-  **each(
-    'load_best_model_at_end metric_for_best_model greater_is_better',
-    absent('the last CHECKPOINT_MAX_TO_KEEP checkpoints are kept, and none is chosen by its loss'),
+  'load_best_model_at_end': renamed(
+    'KEEP_BEST', 'the checkpoint is in the folder best/ of the run'
   ),
+  'metric_for_best_model': renamed('BEST_METRIC', 'such as avg_xent, for KEEP_BEST'),
+  'greater_is_better': needless('paxlite knows which values of BEST_METRIC are better'),
+  **each(
+    'early_stopping_patience early_stopping',
+    renamed('EARLY_STOPPING_PATIENCE', 'evaluations without a best one'),
+  ),
+  'early_stopping_threshold': absent('EARLY_STOPPING_PATIENCE counts any better value'),
   **each(
     'ignore_data_skip restore_callback_states_from_checkpoint',
     needless('a run continues with its whole state and its position in the data'),
@@ -91,13 +104,18 @@ ARGUMENTS: dict[str, Answer] = {
   'logging_steps': renamed('SUMMARY_INTERVAL_STEPS'),
   **each('logging_first_step logging_nan_inf_filter log_on_each_node', _LOG),
   **each('log_level log_level_replica disable_tqdm include_num_input_tokens_seen', _LOG),
-  **each('report_to project', absent('metrics.jsonl and summaries/ for TensorBoard are written')),
+  'report_to': renamed(
+    'TRACKERS', 'wandb, mlflow or trackio; files and TensorBoard are always written'
+  ),
+  'project': instead(
+    'WANDB_PROJECT, MLFLOW_EXPERIMENT_NAME or TRACKIO_PROJECT in the environment, for TRACKERS'
+  ),
   **each(
     'trackio_space_id trackio_bucket_id trackio_static_space_id',
-    absent('metrics.jsonl and summaries/ for TensorBoard are written'),
+    absent('TRACKERS=[trackio] writes to a database on this machine'),
   ),
   'debug': absent('JAX_DEBUG_NANS=1 in the environment finds the first NaN'),
-  'skip_memory_metrics': needless('--dry_run and tools.compile say what a device needs'),
+  'skip_memory_metrics': needless('--dry_run and paxlite compile say what a device needs'),
   # Data
   'seed': renamed('SEED'),
   'data_seed': renamed('SEED', 'it decides the order of rows too'),
@@ -125,16 +143,20 @@ ARGUMENTS: dict[str, Answer] = {
   # The hub
   **each('push_to_hub hub_token hub_private_repo hub_model_id hub_strategy', _HUB),
   **each('hub_always_push hub_revision', _HUB),
-  # Models and LoRA, as in example scripts and in peft
-  'model_name_or_path': renamed(
-    'CHECKPOINT_RESTORE_PATH', 'a folder that tools.import_weights --from=hf makes'
+  # Models and files, as in example scripts
+  **each(
+    'model_name_or_path model_name',
+    renamed('CHECKPOINT_RESTORE_PATH', 'a folder that paxlite import --from=hf makes'),
   ),
+  'tokenizer_name': renamed('VOCAB_PATH', 'imported weights have theirs'),
   'torch_dtype': renamed('FPROP_DTYPE'),
   'attn_implementation': renamed('USE_FLASH_ATTENTION'),
-  'use_peft': renamed('USE_LORA'),
-  'lora_r': renamed('LORA_RANK'),
-  'lora_alpha': absent("LoRA's product is not scaled"),
-  'lora_dropout': absent("LoRA's factors have no dropout"),
-  'lora_target_modules': renamed('LORA_TARGET_LAYERS', 'all, attention or mlp'),
-  **each('load_in_4bit load_in_8bit', absent('the frozen weights are float32')),
+  **each(
+    'load_in_4bit load_in_8bit',
+    absent('FROZEN_DTYPE=bfloat16 halves the memory of weights that are not trained'),
+  ),
+  **each(
+    'train_file train_files training_file', renamed('TRAIN_FILES', 'of fine-tuning experiments')
+  ),
+  **each('validation_file eval_file', renamed('EVAL_FILES', 'of fine-tuning experiments')),
 }

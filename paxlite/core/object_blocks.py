@@ -8,6 +8,7 @@ object that has changed have other names, so they are never mixed.
 import collections
 import concurrent.futures
 import contextlib
+import errno
 import fnmatch
 import functools
 import glob
@@ -144,6 +145,8 @@ class ObjectBytes:
         return data
     with reading(self.address):
       data = self._store.read_range(self.address.key, start, start + length, self._tag)
+      if len(data) != length:
+        raise OSError(errno.EIO, f'the store sent {len(data):,} of {length:,} bytes')
     _keep(path, data)
     return data
 

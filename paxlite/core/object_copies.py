@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 from collections.abc import Iterator
 from typing import IO
 
@@ -23,10 +22,10 @@ from paxlite.core.errors import AbsentError, UnreadableError, UserError
 from paxlite.core.json_text import parsed
 from paxlite.core.object_store import Object, ObjectStore
 from paxlite.core.run_files import write_file
+from paxlite.core.stored_files import files_below
 
 SMALL = 1 << 27  # bytes of the largest file that comes with a tokenizer or describes a run
 _AT_ONCE = 4
-_PIECE = re.compile(r'(.+)\.piece(\d{5})')  # files of runs are cut into pieces
 _in_use: dict[pathlib.Path, IO[bytes]] = {}  # locks of the copies that this process uses
 
 
@@ -83,11 +82,12 @@ def copy_of(address: Address, largest: int | None = None, deep: bool = True) -> 
   place = place_of(address)
   with reading(address):
     store = ObjectStore.opened(address)
-    try:
-      found = {place: [store.head(address.key)]} if address.key else {}
-    except FileNotFoundError:
-      found = {}
-    found = found or _below(store, address, place, largest, deep)
+    found: dict[pathlib.Path, list[Object]] = {}
+    if address.key:
+      with contextlib.suppress(FileNotFoundError):
+        found = {place: [store.head(address.key)]}
+    if not found or not found[place][0].size:  # It may be the marker of a folder.
+      found = _below(store, address, place, largest, deep) or found
     if not found:
       raise AbsentError(f'{address} is not there: no object has this name or lies below it')
     entry = _Entry.of(address)
@@ -110,15 +110,12 @@ def reading(address: Address) -> Iterator[None]:
 def _below(
   store: ObjectStore, address: Address, place: pathlib.Path, largest: int | None, deep: bool
 ) -> dict[pathlib.Path, list[Object]]:
-  """Returns the objects below a prefix by the files that they become; a file may have pieces."""
-  found: dict[pathlib.Path, list[Object]] = {}
-  for each in sorted(store.below(address.key), key=lambda o: o.key):
-    name = each.key[len(address.key) :].lstrip('/')
-    if (largest is not None and each.size > largest) or (not deep and '/' in name):
-      continue
-    piece = _PIECE.fullmatch(name)
-    found.setdefault(place / (piece[1] if piece else name), []).append(each)
-  return found
+  """Returns the objects below a prefix by the paths of the files that they become."""
+  return {
+    place / name: objects
+    for name, objects in files_below(store, address.key).items()
+    if (deep or '/' not in name) and (largest is None or sum(o.size for o in objects) <= largest)
+  }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +176,7 @@ def _download(store: ObjectStore, path: pathlib.Path, pieces: list[Object]) -> N
   unfinished = path.with_name(f'{path.name}.tmp')
   with unfinished.open('wb') as f:
     for piece in pieces:
-      for data in store.chunks(piece.key) if piece.size else ():
+      for data in store.chunks(piece.key, piece.size) if piece.size else ():
         f.write(data)
   unfinished.replace(path)
 

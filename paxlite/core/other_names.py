@@ -1,4 +1,4 @@
-"""Answers users who come with the names of Pax, MaxText, transformers or seqax.
+"""Answers users who come with the names of Pax, MaxText, transformers, TRL or seqax.
 
 The tables are in names_of_pax.py and its neighbors; the pages docs/migrating_from_*.md show them,
 and a test compares both. Apart from flags of Pax that change nothing here, and those of converters,
@@ -8,7 +8,13 @@ paxlite does not accept the names: a message says what they are called.
 import itertools
 from collections.abc import Sequence
 
-from paxlite.core import names_of_maxtext, names_of_pax, names_of_seqax, names_of_transformers
+from paxlite.core import (
+  names_of_maxtext,
+  names_of_pax,
+  names_of_seqax,
+  names_of_transformers,
+  names_of_trl,
+)
 from paxlite.core.answers import Answer, Names
 from paxlite.core.errors import UserError
 
@@ -17,6 +23,7 @@ _LIBRARIES: dict[str, Names] = {
   'Pax': names_of_pax.ATTRIBUTES,
   'MaxText': names_of_maxtext.KEYS,
   'transformers': names_of_transformers.ARGUMENTS,
+  'TRL': names_of_trl.ARGUMENTS,
   'seqax': names_of_seqax.KEYS,
 }
 _ATTRIBUTES = {

@@ -3,13 +3,51 @@
 No file is written through a symbolic link at its path. Otherwise someone who can make a link there
 could let the run overwrite another file of its user. Folders may be links: people keep checkpoints
 on another disk.
+
+While a run uses its folder, somebody may move it, and start another run in its place. Then nothing
+is written to the path any more, which is the folder of the other run. Records follow the folder.
 """
 
 import errno
 import os
 import pathlib
 import stat
+from collections.abc import Callable
 from typing import IO, Literal, TextIO, overload
+
+from paxlite.core.errors import naming
+
+
+class MovedError(OSError):
+  """The folder of a run is not at its path any more.
+
+  Attributes:
+    now: Where it is; None if it was deleted, or if that is not known.
+  """
+
+  def __init__(self, folder: pathlib.Path, now: pathlib.Path | None, how: str):
+    super().__init__(errno.ESTALE, how, str(folder))
+    self.now = now
+
+
+_guards: dict[pathlib.Path, Callable[[], None]] = {}  # by folder: raises MovedError
+
+
+def guard(folder: pathlib.Path, check: Callable[[], None]) -> None:
+  """Lets `check` be called before anything is written below a folder."""
+  _guards[folder] = check
+
+
+def unguard(folder: pathlib.Path) -> None:
+  """Ends what `guard` began; does nothing if it did not."""
+  _guards.pop(folder, None)
+
+
+def check_place(path: pathlib.Path) -> None:
+  """Raises MovedError if `path` is below the folder of a run that is not there any more."""
+  for folder, check in _guards.items():
+    if path.is_relative_to(folder):
+      check()
 
 
 @overload
@@ -26,9 +64,34 @@ def open_file(
   """Opens a file as open() does, but refuses a link, a FIFO or another special file at `path`.
 
   Raises:
-    OSError: The file cannot be opened, or `path` is not a regular file.
+    OSError: The file cannot be opened, `path` is not a regular file, or the run's folder was
+      deleted.
   """
-  return open(path, mode, buffering, encoding, opener=_open)
+  return open(_followed(path), mode, buffering, encoding, opener=no_link)
+
+
+def _followed(path: pathlib.Path) -> pathlib.Path:
+  """Returns `path`, or the same path below where the folder of its run is now.
+
+  Raises:
+    MovedError: The folder was deleted, or it is not known where it is.
+  """
+  try:
+    check_place(path)
+  except MovedError as e:
+    if e.now is None or not path.is_relative_to(e.filename):
+      raise
+    return e.now / path.relative_to(e.filename)
+  return path
+
+
+def make_folder(path: pathlib.Path) -> None:
+  """Makes a folder within that of a run, if there is none.
+
+  Raises:
+    OSError: It cannot be made, or the run's folder was deleted.
+  """
+  _followed(path).mkdir(parents=True, exist_ok=True)
 
 
 def write_file(path: pathlib.Path, content: bytes) -> None:
@@ -37,13 +100,15 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
   Raises:
     OSError: The file cannot be written.
   """
+  path = _followed(path)
   unfinished = path.with_name(f'{path.name}.tmp')
-  with open_file(unfinished, 'wb') as f:
+  with naming(path), open_file(unfinished, 'wb') as f:
     f.write(content)
   unfinished.replace(path)  # replaces a link at `path`, and leaves the link's target unchanged
 
 
-def _open(path: str, flags: int) -> int:
+def no_link(path: str, flags: int) -> int:
+  """An opener for open(), which refuses what is not a regular file."""
   # opening a FIFO would wait for its other end; for regular files O_NONBLOCK means nothing
   descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
   if not stat.S_ISREG(os.fstat(descriptor).st_mode):

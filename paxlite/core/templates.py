@@ -18,12 +18,21 @@ silently share its parameters between the uses. If the default were a class, an 
 would change all configs.
 """
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import fiddle as fdl
+from fiddle import selectors
+
+from paxlite.core.errors import UserError
+
+# A selection that finds nothing would leave the model as it is. Fiddle only warns of it so far,
+# and says that it will be an error, as select(…, check_nonempty=True) is now.
+selectors.select.__kwdefaults__['check_nonempty'] = True
 
 # Modules are called with arguments of their own, so that no one type fits what a template makes.
 Template = Callable[..., Any]
@@ -47,6 +56,21 @@ def template(cls: Callable[..., object], **kwargs: object) -> fdl.Partial:
 def config(cls: Callable[..., object], **kwargs: object) -> fdl.Config:
   """A Fiddle config of `cls` that contains the default children, so that they can be edited."""
   return _with_children(fdl.Config(cls, **kwargs), cls)
+
+
+@contextlib.contextmanager
+def selections_named(where: str) -> Iterator[None]:
+  """Turns Fiddle's error for a selection that finds nothing into a UserError."""
+  try:
+    yield
+  except ValueError as e:
+    found = re.match(r"Selection .*fn_or_cls=(?:<\w+ )?'?([\w.]+).* is empty!", str(e))
+    if found is None:
+      raise
+    raise UserError(
+      f'{where}: selectors.select finds no {found[1]} in the config, so that nothing would be '
+      'changed: name a class that is there (paxlite show lists them), or pass check_nonempty=False'
+    ) from None
 
 
 def config_text(cfg: fdl.Buildable, root: str = 'task') -> str:

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import logging
 import os
 import sys
 
@@ -17,6 +18,21 @@ def say(text: str) -> None:
 def warn(text: str) -> None:
   """Prints a line on standard error."""
   _print('stderr', text)
+
+
+class _LogLines(logging.Handler):
+  """Prints log records on standard error, above the live line if there is one.
+
+  The handlers of `logging` keep the stream that they began with, and so would write into the line.
+  """
+
+  def emit(self, record: logging.LogRecord) -> None:
+    warn(self.format(record))
+
+
+def print_logs() -> None:
+  """Prints what is logged, unless the program has handlers of its own already."""
+  logging.basicConfig(handlers=[_LogLines()])
 
 
 def has_color() -> bool:

@@ -4,12 +4,16 @@ import io
 import types
 from typing import IO, TYPE_CHECKING, Any
 
+from paxlite.core import host_memory
+
 if TYPE_CHECKING:
   from _typeshed import WriteableBuffer
 
 _MAGIC = 0xFD2FB528
 _SKIPPABLE = range(0x184D2A50, 0x184D2A60)
 _RLE = 1
+_LARGEST = 1 << 31  # bytes of the largest window that zstd decompresses
+_USUAL = 1 << 27  # the largest window of a file that was compressed without --long
 
 
 class ZstdReader(io.RawIOBase):
@@ -17,17 +21,19 @@ class ZstdReader(io.RawIOBase):
 
   zstandard's readers either end silently at such a frame, or decompress all their input at once.
   This reader therefore walks the frames itself (RFC 8878) and decompresses one block at a time,
-  which holds at most 128 KiB. In addition to a block, memory holds the window, which the library
-  limits to 128 MiB.
+  which holds at most 128 KiB. In addition to a block, memory holds the window of the frame.
 
   Args:
     raw: The compressed file.
     zstandard: The package zstandard.
+    most: Bytes of the largest window. None: all that zstd knows, 2 GiB, if that is at most a
+      quarter of the memory that is left, but always the 128 MiB of `zstd --ultra -22`.
   """
 
-  def __init__(self, raw: IO[bytes], zstandard: types.ModuleType):
+  def __init__(self, raw: IO[bytes], zstandard: types.ModuleType, most: int | None = None):
     self._raw = raw
     self._zstandard = zstandard
+    self._most = most_window() if most is None else most
     self._frame: Any = None  # None between frames
     self._has_checksum = False
     self._plain = memoryview(b'')
@@ -72,8 +78,14 @@ class ZstdReader(io.RawIOBase):
     is_single = bool(flags & 0x20)
     content_size = (1 if is_single else 0, 2, 4, 8)[flags >> 6]
     rest = self._exactly((not is_single) + (0, 1, 2, 4)[flags & 3] + content_size)
+    window = _content_bytes(rest[-content_size:]) if is_single else _window_bytes(rest[0])
+    if window > self._most:
+      raise OSError(
+        f'it needs a window of {window >> 20:,} MiB, and {self._most >> 20:,} MiB are the most '
+        'here: compress it again with zstd --long=27, or decompress it with zstd -d --long=31'
+      )
     self._has_checksum = bool(flags & 4)
-    self._frame = self._zstandard.ZstdDecompressor().decompressobj()
+    self._frame = self._zstandard.ZstdDecompressor(max_window_size=_LARGEST).decompressobj()
     self._frame.decompress(start + descriptor + rest)
     return True
 
@@ -96,3 +108,17 @@ class ZstdReader(io.RawIOBase):
     if len(data) < count:
       raise EOFError('its last frame is cut off')
     return data
+
+
+def most_window() -> int:
+  """Returns the bytes of the largest window with which a file is decompressed here."""
+  return min(_LARGEST, max(_USUAL, (host_memory.available() or 0) // 4))
+
+
+def _window_bytes(descriptor: int) -> int:
+  base = 1 << 10 + (descriptor >> 3)
+  return base + base // 8 * (descriptor & 7)
+
+
+def _content_bytes(field: bytes) -> int:
+  return int.from_bytes(field, 'little') + (256 if len(field) == 2 else 0)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from paxlite.core.round_numbers import round_up
 from paxlite.data import packaged
 from paxlite.data.base import Input, RowInput, RowSource
 from paxlite.data.mixture import MixtureInput
@@ -24,7 +25,29 @@ _BAR = 40  # characters of the longest bar
 
 
 def lines(data: Input) -> list[str]:
-  """Returns a line that describes an input, and one more for each part of a mixture."""
+  """Returns a line that describes an input, one more for each part of a mixture, and remarks."""
+  return [*_described(data), *remarks(data)]
+
+
+def remarks(data: Input) -> list[str]:
+  """Returns what a person should know of the data before a model learns them, a line each."""
+  found = [line for source in _sources(data) for line in getattr(source, 'remarks', ())]
+  return list(dict.fromkeys(found))
+
+
+def thinking(data: Input) -> bool | None:
+  """Returns False if answers follow prompts without thinking; None: as the chat template has it."""
+  found = {source.thinking for source in _sources(data) if isinstance(source, SftRows)}
+  return False if found == {False} else None
+
+
+def _sources(data: Input) -> list[object]:
+  if isinstance(data, MixtureInput):
+    return [source for part in data.parts for source in _sources(part)]
+  return [getattr(data, 'source', None)]
+
+
+def _described(data: Input) -> list[str]:
   name = f'Training data: {_shortened(data.name)}'
   if isinstance(data, RowInput):
     return [f'{name}: {_rows(data.source, data.batch_size)}']
@@ -188,7 +211,7 @@ def report(data: RowInput | StreamInput) -> list[str]:
     num_rows = round(found.num_rows / found.share) if is_stream else found.num_rows
     roughly = 'about: ' if is_stream and not found.is_whole else ''
     lines.append(f'Epoch     {roughly}{epoch(num_rows, data.batch_size)}')
-  return lines
+  return lines + [f'Note      {line}' for line in remarks(data)]
 
 
 def _left_out(source: SftRows) -> list[str]:
@@ -197,14 +220,15 @@ def _left_out(source: SftRows) -> list[str]:
   if source.num_cut:
     lines.append(f'Cut       {_counted(source.num_cut, "example")}, too long')
   if source.num_skipped:
-    lines.append(f'Left out  {_counted(source.num_skipped, "example")}, too long')
+    why = 'whose answer begins behind the cut' if source.too_long == 'truncate' else 'too long'
+    lines.append(f'Left out  {_counted(source.num_skipped, "example")}, {why}')
   return [*lines, f'          the first: {source.first_long}'] if lines else lines
 
 
 def histogram(lengths: np.ndarray) -> list[str]:
   """Returns a line with a bar for each range of lengths; the last takes the longest 1%."""
   low, high = int(lengths.min()), int(np.quantile(lengths, 0.99, method='higher'))
-  step = _round_step((high - low + 1) / _BUCKETS)
+  step = round_up((high - low + 1) / _BUCKETS)
   edges = list(range(low // step * step, high + 1, step))
   counts = np.bincount(np.searchsorted(edges, lengths, side='right') - 1, minlength=len(edges))
   ranges = [f'{edge:,} to {edge + step - 1:,}' if step > 1 else f'{edge:,}' for edge in edges]
@@ -218,30 +242,24 @@ def histogram(lengths: np.ndarray) -> list[str]:
   ]
 
 
-def _round_step(least: float) -> int:
-  """Returns the smallest of 1, 2, 5, 10, 20, 50 … that is at least `least`."""
-  power = 10 ** max(0, math.floor(math.log10(max(1.0, least))))
-  return next(power * k for k in (1, 2, 5, 10) if power * k >= least)
-
-
 def first_look(source: SftRows, color: bool) -> list[str]:
   """Returns lines on the examples of a new run: how long they are, and the first one."""
   return [
     'Tokens of an example, and how many examples have so many:',
     *(f'  {line}' for line in histogram(source.lengths)),
     f'The first example, {how_learned(color)}:',
-    first_example(source, color, _MOST_TOKENS),
+    example_text(source, 0, color, _MOST_TOKENS),
   ]
 
 
 def how_learned(color: bool) -> str:
-  """Says how first_example and masked_text mark what is learned."""
+  """Says how example_text and masked_text mark what is learned."""
   return f'{"in green" if color else "in [[ ]]"} what is learned'
 
 
-def first_example(source: SftRows, color: bool, most: int) -> str:
-  """Returns the text of at most `most` tokens of the first example."""
-  example = source.example(0)
+def example_text(source: SftRows, number: int, color: bool, most: int) -> str:
+  """Returns the text of at most `most` tokens of an example."""
+  example = source.example(number)
   text = masked_text(source.tokenizer, example.ids[:most], example.is_answer[:most], color)
   return text if len(example.ids) <= most else f'{text} …'
 

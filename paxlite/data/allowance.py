@@ -39,14 +39,15 @@ METHODS: dict[type[Collection], frozenset[str]] = {
 }
 _VIEWS = _names('get items keys values')
 # Filters that do not copy the contents of their value.
-_BY_REFERENCE = _names('attr count d default first items last length list random reverse safe')
+_BY_REFERENCE = _names('attr count d default first items last length list reverse safe')
 _LAZY = _names('map reject rejectattr select selectattr')
 # Filters that do more with a character than copy it.
 _HEAVY = _names(
   'batch dictsort e escape forceescape groupby indent max min slice sort sum title truncate unique'
   ' urlencode wordcount'
 )
-_LEFT_OUT = _names('pprint striptags urlize wordwrap xmlattr')
+# `random` is left out because a text must be the same whenever it is written.
+_LEFT_OUT = _names('pprint random striptags urlize wordwrap xmlattr')
 _DEEP_TESTS = _names(
   '!= < <= == > >= divisibleby eq equalto ge greaterthan gt in le lessthan lower lt ne upper'
 )

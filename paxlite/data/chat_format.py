@@ -1,10 +1,12 @@
 """Conversations, and the text that the chat template of a model writes for them."""
 
 import dataclasses
+import datetime
 import pathlib
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from paxlite.core import object_copies, shell
 from paxlite.core.errors import UserError
@@ -12,12 +14,23 @@ from paxlite.core.files import read_text
 from paxlite.core.json_files import parse_text
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.allowance import ALLOWANCE, Allowance
-from paxlite.data.chat_template import MAX_TEMPLATE_CHARS, environment
-from paxlite.data.tokenizer import CONFIGURATION, configuration, special_tokens
+from paxlite.data.chat_template import GENERATION, MAX_TEMPLATE_CHARS, environment
+from paxlite.data.tokenizer_files import (
+  CHAT_TEMPLATE,
+  CONFIGURATION,
+  configuration,
+  special_tokens,
+)
 
 Message = Mapping[str, Json]  # role and content, and perhaps tool_calls
 Tool = Mapping[str, Json]
 ROLES = ('system', 'user', 'assistant', 'tool')
+
+_MARKS = re.compile('|'.join(map(re.escape, GENERATION)))
+_GENERATION_TAG = re.compile(r'\{%[-+]?\s*generation\s*[-+]?%\}')
+_THINKING = re.compile(r'\b(enable_thinking|thinking)\b')
+# The names of a message's reasoning. Templates get it under the first two, as from transformers.
+_REASONING = ('reasoning_content', 'thinking', 'reasoning')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +85,26 @@ def _message(given: Message) -> Message:
       raise UserError('"tool_calls" must be a list, in a message of the assistant')
     message['tool_calls'] = [_tool_call(call) for call in calls]
     message.setdefault('content', '')
+  if isinstance(message.get('content'), list | tuple):
+    message['content'] = _joined(message['content'], message['role'])
   if not isinstance(message.get('content'), str):
     raise UserError(f'the message of the {message["role"]} has no text "content"')
   return message
+
+
+def _joined(parts: Sequence[Json], role: str) -> str:
+  """Returns the text of a content that is a list of parts; UserError if one of them is no text."""
+  texts = []
+  for part in parts:
+    kind = part.get('type', 'text') if isinstance(part, Mapping) else type(part).__name__
+    text = part.get('text') if isinstance(part, Mapping) else part
+    if kind not in ('text', 'str') or not isinstance(text, str):
+      raise UserError(
+        f'the message of the {role} has a part of the type {kind!r} in its "content", and only '
+        'texts are read, {"type": "text", "text": …}: leave the part or the row out'
+      )
+    texts.append(text)
+  return ''.join(texts)
 
 
 def _tool_call(given: Json) -> JsonObject:
@@ -118,6 +148,22 @@ def _parsed(text: str, what: str) -> Json:
     raise UserError(f'{what} is a text that is not JSON: {e}') from None
 
 
+class Written(NamedTuple):
+  """The text of a conversation.
+
+  Attributes:
+    text: The text.
+    generated: First and last + 1 character of each {% generation %} block of the template.
+  """
+
+  text: str
+  generated: list[tuple[int, int]]
+
+
+class NoTemplate(UserError):
+  """Raised where a tokenizer comes without a chat template."""
+
+
 class ChatFormat:
   """Writes a conversation as one text, with the Jinja template of a model.
 
@@ -126,20 +172,42 @@ class ChatFormat:
       or tokenizer_config.json). Of several templates, `tool_use` writes conversations with tools
       and `default` the others, as in transformers.
     tokenizer_path: The tokenizer file. Its folder holds the template and the special tokens.
+    date: The day that the template sees, as 2026-11-26; '': the present time.
+    tokens: The texts of bos_token, eos_token …; None: those that the tokenizer's folder names.
+
+  Attributes:
+    reads_clock: Whether what it writes depends on the time.
+    has_thinking: Whether it writes a conversation in another way where thinking is turned off.
+    text: The template, as it was found.
 
   Raises:
-    UserError: There is no template, or it is not a Jinja template.
+    NoTemplate: There is no template.
+    UserError: It is not a Jinja template.
   """
 
-  def __init__(self, template: str, tokenizer_path: str):
+  def __init__(
+    self,
+    template: str,
+    tokenizer_path: str,
+    date: str = '',
+    tokens: Mapping[str, str] | None = None,
+  ):
     try:
       import jinja2  # noqa: F401
     except ImportError:
       raise UserError(f'a chat needs the package jinja2: {shell.install("weights")}') from None
     self._allowance = Allowance()
+    self._now: Callable[[], datetime.datetime] = datetime.datetime.now
+    if date:
+      day = datetime.datetime.fromisoformat(date)
+      self._now = lambda: day
     texts = {'default': template} if template else _chat_templates(tokenizer_path)
+    self.text = texts['default']
+    self.reads_clock = any('strftime_now' in text for text in texts.values())
+    self.has_thinking = any(_THINKING.search(text) for text in texts.values())
+    self._marking = {name for name, text in texts.items() if _GENERATION_TAG.search(text)}
     self._templates = {name: self._compiled(text) for name, text in texts.items()}
-    self._tokens = special_tokens(tokenizer_path)
+    self._tokens = special_tokens(tokenizer_path) if tokens is None else dict(tokens)
     self._lock = threading.Lock()
 
   def _compiled(self, template: str) -> Any:
@@ -149,38 +217,67 @@ class ChatFormat:
         'no template of a conversation'
       )
     try:
-      return environment(self._allowance).from_string(template)
+      return environment(self._allowance, lambda: self._now()).from_string(template)
     except Exception as e:  # Jinja compiles to Python code, so Python's compiler may raise too
       raise UserError(f'the chat template is not one of Jinja: {_described(e)}') from None
 
   def render(
-    self, messages: Sequence[Message], prompt: bool, tools: Sequence[Tool] | None = None
+    self,
+    messages: Sequence[Message],
+    prompt: bool,
+    tools: Sequence[Tool] | None = None,
+    thinking: bool | None = None,
   ) -> str:
-    """Returns the text of the conversation.
+    """Returns the text of the conversation; see `written`."""
+    return self.written(messages, prompt, tools, thinking).text
 
-    With `prompt`, the text ends where the assistant's answer begins.
+  def marks_learned(self, tools: Sequence[Tool] | None = None) -> bool:
+    """Returns whether the template says by {% generation %} which text is learned."""
+    return self._name(tools) in self._marking
+
+  def written(
+    self,
+    messages: Sequence[Message],
+    prompt: bool,
+    tools: Sequence[Tool] | None = None,
+    thinking: bool | None = None,
+  ) -> Written:
+    """Returns the text of the conversation, as apply_chat_template of transformers writes it.
+
+    Args:
+      messages: The messages.
+      prompt: Whether the text ends where the assistant's answer begins.
+      tools: The tools.
+      thinking: The value of enable_thinking and thinking; None: the template's default.
 
     Raises:
       UserError: The template refuses the messages, fails, or uses up its allowance
         (allowance.ALLOWANCE), which is far more than a conversation needs.
     """
-    values = dict(
-      messages=list(messages), add_generation_prompt=prompt, tools=tools, documents=None
+    values: dict[str, Any] = dict(
+      messages=[_with_reasoning(m) for m in messages],
+      add_generation_prompt=prompt,
+      tools=tools,
+      documents=None,
     )
-    default = self._templates['default']
-    template = self._templates.get('tool_use', default) if tools else default
+    if thinking is not None:
+      values |= {'enable_thinking': thinking, 'thinking': thinking}
+    template = self._templates[self._name(tools)]
     pieces = []
     with self._lock:
       self._allowance.left = ALLOWANCE
       try:
-        for piece in template.generate(**values | self._tokens):
+        for piece in template.generate(**self._tokens | values):
           self._allowance.pay(len(piece))
           pieces.append(piece)
         text = ''.join(pieces)
         text.encode()  # fails if the text has half of a surrogate pair
       except Exception as e:  # a template is a program, which may fail in any way
         raise UserError(f'the chat template cannot write these messages: {_described(e)}') from None
-    return text
+    return _without_marks(text)
+
+  def _name(self, tools: Sequence[Tool] | None) -> str:
+    return 'tool_use' if tools and 'tool_use' in self._templates else 'default'
 
   def check_tools(self, chat: Conversation) -> None:
     """Raises UserError if the template leaves out a call, the result of a call, or a tool.
@@ -208,6 +305,31 @@ class ChatFormat:
           f'the chat template leaves out {what}: --fdl.CHAT_TEMPLATE=TEMPLATE gives one that '
           'writes it; otherwise leave the row out'
         )
+
+
+def _with_reasoning(message: Message) -> Message:
+  """Returns a message with its reasoning under each name that templates know."""
+  found = next((message[k] for k in _REASONING if message.get(k) is not None), None)
+  if found is None:
+    return message
+  return {'thinking': found, **message, 'reasoning_content': found}
+
+
+def _without_marks(text: str) -> Written:
+  """Takes the marks of {% generation %} out of a text; returns it with what was between them."""
+  pieces: list[str] = []
+  open_at: list[int] = []
+  spans = []
+  place = length = 0
+  for mark in _MARKS.finditer(text):
+    pieces.append(text[place : mark.start()])
+    length += mark.start() - place
+    place = mark.end()
+    if mark.group() == GENERATION[0]:
+      open_at.append(length)
+    elif open_at:
+      spans.append((open_at.pop(), length))
+  return Written(''.join([*pieces, text[place:]]), sorted(spans))
 
 
 def _marked(message: Message, number: int, mark: Callable[[str], str]) -> Message:
@@ -243,7 +365,7 @@ def _described(e: Exception) -> str:
 
 def _chat_templates(tokenizer_path: str) -> dict[str, str]:
   """Returns the templates that come with a tokenizer, by name; one of them is `default`."""
-  beside = pathlib.Path(tokenizer_path).parent / 'chat_template.jinja'
+  beside = pathlib.Path(tokenizer_path).parent / CHAT_TEMPLATE
   if beside.is_file():
     return {'default': read_text(str(beside))}
   template = configuration(tokenizer_path).get('chat_template')
@@ -266,7 +388,7 @@ def _chat_templates(tokenizer_path: str) -> dict[str, str]:
     return {k: v for k, v in template.items() if k in ('default', 'tool_use')}
   if not isinstance(template, str):
     place = object_copies.shown(pathlib.Path(tokenizer_path))
-    raise UserError(
+    raise NoTemplate(
       f'{place} comes with no chat template: neither chat_template.jinja nor '
       f'chat_template in {CONFIGURATION} are next to it'
     )

@@ -24,22 +24,33 @@ from paxlite.data.allowance import Allowance
 MAX_TEMPLATE_CHARS = 1 << 18
 
 
-def environment(allowance: Allowance) -> Any:
-  """Returns Jinja's sandbox with the additions of transformers; every operation in it pays."""
+# What a rendering writes around the body of {% generation %}: characters that no text has, because
+# Unicode keeps them for the inner use of programs.
+GENERATION = '\ufdd0\ufdd1', '\ufdd1\ufdd0'
+
+
+def environment(allowance: Allowance, now: Callable[[], datetime.datetime]) -> Any:
+  """Returns Jinja's sandbox with the additions of transformers; every operation in it pays.
+
+  Args:
+    allowance: What a rendering may cost.
+    now: The clock that templates read.
+  """
   import jinja2.ext
   from jinja2 import nodes, runtime, sandbox, utils
   from jinja2.compiler import CodeGenerator
   from jinja2.exceptions import SecurityError, TemplateError
 
   class Generation(jinja2.ext.Extension):
-    """{% generation %} … {% endgeneration %}: marks learned text, and writes its body."""
+    """{% generation %} … {% endgeneration %}: writes its body, which is learned, between marks."""
 
     tags = {'generation'}
 
     def parse(self, parser):
       line = next(parser.stream).lineno
       body = parser.parse_statements(('name:endgeneration',), drop_needle=True)
-      return nodes.Scope(body).set_lineno(line)
+      begin, end = (nodes.Output([nodes.TemplateData(mark)]) for mark in GENERATION)
+      return nodes.Scope([begin, *body, end]).set_lineno(line)
 
   class Code(CodeGenerator):
     """Generates Jinja's code, and adds a call that pays where an operation has no call itself."""
@@ -163,7 +174,7 @@ def environment(allowance: Allowance) -> Any:
 
   def strftime_now(form):
     allowance.pay(256 * len(form))
-    return datetime.datetime.now().strftime(form)
+    return now().strftime(form)
 
   def dictionary(*args, **kwargs):
     return dict(*args, **kwargs)

@@ -8,12 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from paxlite.core.errors import UserError
+from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded
 from paxlite.data.base import mix, permute
 from paxlite.data.record_files import Raw
 from paxlite.data.records import Records, canonical, open_records, parsed, text_of
-from paxlite.data.tokenizer import Tokenizer, check_vocabulary, encode_document, open_tokenizer
+from paxlite.data.text_encoding import TextEncoding
+from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 
 log = logging.getLogger('paxlite')
 
@@ -42,6 +43,7 @@ class DocumentSource:
     vocab_size: Vocabulary size of the model.
     field: The field of a record that holds the text.
     start_id: The first input id of a text; None: the tokenizer's BOS, or 0 if it has none.
+    eos_ids: The ids that end a text; empty: the tokenizer's EOS.
     split: 'train' leaves out the documents that are held out, 'held_out' reads only those, and
       'all' reads every document.
     held_out_every: On average, one document of this many is held out; 0: all are read.
@@ -59,6 +61,7 @@ class DocumentSource:
     vocab_size: int,
     field: str = 'text',
     start_id: int | None = 0,
+    eos_ids: Sequence[int] = (),
     split: Split = 'all',
     held_out_every: int = 0,
     skip_unreadable: bool = False,
@@ -73,11 +76,13 @@ class DocumentSource:
     tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(tokenizer, vocab_size)
     self.name = ', '.join(names)
-    self.max_token_id = tokenizer.vocab_size - 1
-    self.start_id = max(0, tokenizer.bos_id if start_id is None else start_id)
+    encoding = TextEncoding(tokenizer, vocab_size, start_id, eos_ids)
+    self.max_token_id = min(tokenizer.vocab_size, vocab_size) - 1
+    self.start_id = (encoding.start_ids or [0])[-1]
+    self.remarks = encoding.remarks
     sources = [open_records(name, tfds_data_dir) for name in names]
     self.parts = [
-      Documents(self.name, sources, tokenizer, field, split, held_out_every, skip_unreadable)
+      Documents(self.name, sources, encoding, field, split, held_out_every, skip_unreadable)
     ]
 
 
@@ -99,7 +104,7 @@ class Documents:
 
   name: str
   sources: Sequence[Records]
-  tokenizer: Tokenizer
+  encoding: TextEncoding
   field: str
   split: Split
   held_out_every: int
@@ -111,6 +116,10 @@ class Documents:
   @property
   def fingerprint(self) -> int:
     return zlib.crc32(repr([source.fingerprint for source in self.sources]).encode())
+
+  @property
+  def tokens_fingerprint(self) -> int:
+    return self.encoding.fingerprint
 
   @property
   def num_shards(self) -> int:
@@ -129,7 +138,6 @@ class Documents:
       UserError: A record cannot be read, or has no text.
     """
     source, inner, offset = self._find(shard)
-    end = [self.tokenizer.eos_id] if self.tokenizer.eos_id >= 0 else []
     first = start // _BLOCK
     records = source.read(inner, first * _BLOCK)
     found = next(records, None)
@@ -147,9 +155,11 @@ class Documents:
         if here < start or number not in raws or not self._is_wanted(offset + number):
           continue
         place = source.place(inner, number)
-        parts = encode_document(self.tokenizer, self._text(raws[number], place))
-        if parts:
-          yield here, Document(np.concatenate([*parts, end]).astype(np.int32))
+        text = self._text(raws[number], place)
+        if text:
+          with located(place):
+            ids = self.encoding.document(text).astype(np.int32)
+          yield here, Document(ids)
       block += 1
 
   def _text(self, raw: Raw, place: str) -> str:

@@ -1,26 +1,77 @@
-"""Identifies the data of an input by one number, which is saved with checkpoints."""
+"""Identifies the data of an input by numbers, which are saved with checkpoints.
+
+The data are the records. Their tokens have a number of their own, because a tokenizer, a chat
+template or the day that it sees changes the tokens of the same records.
+"""
 
 import zlib
+from collections.abc import Callable, Mapping
 
+from paxlite.core.json_text import Json
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.streams import StreamInput
 
 
 def fingerprint(data: Input) -> int | None:
-  """Returns the fingerprint of an input's data; None if it is not known.
+  """Returns the fingerprint of an input's records; None if it is not known.
 
   It is the same on every host, and changes when the data changes. It does not depend on the batch
   size, the order or the length of the run. User-defined sources and inputs may have it as the
   attribute `fingerprint`.
   """
+  return _of(data, lambda source: getattr(source, 'fingerprint', None))
+
+
+def tokens_fingerprint(data: Input) -> int | None:
+  """Returns the fingerprint of how an input's records are encoded; None if there is none.
+
+  User-defined sources and inputs may have it as the attribute `tokens_fingerprint`.
+  """
+  return _of(data, lambda source: getattr(source, 'tokens_fingerprint', None))
+
+
+def former_fingerprint(data: Input) -> int | None:
+  """Returns the fingerprint as earlier versions have saved it, in which tokens were the data."""
+
+  def of(source: object) -> int | None:
+    is_rows = hasattr(source, 'read')  # and not a part of a stream
+    tokens = getattr(source, 'tokens_fingerprint', None) if is_rows else None
+    return getattr(source, 'fingerprint', None) if tokens is None else tokens
+
+  return _of(data, of)
+
+
+def change(data: Input, notes: Mapping[str, Json]) -> str:
+  """Says what has changed in the data since the notes of a checkpoint; '' if nothing has."""
+  before, now = notes.get('fingerprint'), fingerprint(data)
+  if before is None or now is None:  # as in old checkpoints, which are accepted
+    return ''
+  if 'tokens' not in notes:  # written by an earlier version
+    if before in (now, former_fingerprint(data)):
+      return ''
+    return (
+      'its contents have changed since, or an earlier version of paxlite has encoded them, or '
+      'chosen what is held out, in another way'
+    )
+  if before != now:
+    return 'its contents have changed since, so that rows would be read twice or never'
+  if notes['tokens'] != tokens_fingerprint(data):
+    return (
+      'its records are the same, but they are encoded in another way: the tokenizer, the chat '
+      'template, its date (CHAT_DATE), START_ID, EOS_IDS or TOO_LONG has changed since'
+    )
+  return ''
+
+
+def _of(data: Input, of: Callable[[object], int | None]) -> int | None:
   if isinstance(data, RowInput):
-    return getattr(data.source, 'fingerprint', None)
+    return of(data.source)
   if isinstance(data, StreamInput):
-    return _combined([part.fingerprint for part in data.source.parts])
+    return _combined([of(part) for part in data.source.parts])
   if isinstance(data, MixtureInput):
-    return _combined([fingerprint(part) for part in data.parts])
-  return getattr(data, 'fingerprint', None)
+    return _combined([_of(part, of) for part in data.parts])
+  return of(data)
 
 
 def _combined(found: list[int | None]) -> int:

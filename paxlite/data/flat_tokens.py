@@ -27,6 +27,7 @@ from paxlite.data import checked_files
 from paxlite.data.file_array import FileArray, SortedFileArray
 from paxlite.data.records import read_errors
 from paxlite.data.rows import RowKind, SequenceStarts, TokenRows, Tokens
+from paxlite.data.zarr_chunks import Chunks
 
 if TYPE_CHECKING:
   import zarr
@@ -165,7 +166,11 @@ def _open_seqax(folder: pathlib.Path) -> tuple['ZarrTokens', np.ndarray, int]:
       chunks = -(-array.shape[0] // array.chunks[0])
       if (found := len(list((folder / name).glob('[0-9]*')))) != chunks:
         raise UserError(f'{folder / name} has {found:,} of its {chunks:,} chunks: copy it again')
-    return ZarrTokens(group['encoded_tokens'], str(folder)), group['seq_starts'][:], max_token_id
+    starts = group['seq_starts']
+    of_starts = Chunks(folder / 'seq_starts')
+    for number in range(-(-starts.shape[0] // starts.chunks[0])):
+      of_starts.check(number)
+    return ZarrTokens(group['encoded_tokens'], folder), starts[:], max_token_id
 
 
 def _check_zarr_files(folder: pathlib.Path) -> None:
@@ -206,8 +211,9 @@ def _is_count(value: object) -> TypeGuard[int]:
 class ZarrTokens:
   """The token ids in a zarr array of encoded tokens, with a cache of 1 GiB of decoded chunks."""
 
-  def __init__(self, array: 'zarr.Array', name: str):
-    self._array, self._name = array, name
+  def __init__(self, array: 'zarr.Array', folder: pathlib.Path):
+    self._array, self._name = array, str(folder)
+    self._chunks = Chunks(folder / 'encoded_tokens')
     self._chunk = int(array.chunks[0])
     self._cache: collections.OrderedDict[int, np.ndarray] = collections.OrderedDict()
     self._capacity = max(1, _CACHE_BYTES // (4 * self._chunk))
@@ -231,6 +237,7 @@ class ZarrTokens:
     else:
       start = chunk * self._chunk
       with read_errors(self._name):
+        self._chunks.check(chunk)
         self._cache[chunk] = np.asarray(self._array[start : start + self._chunk]) >> 1
       if len(self._cache) > self._capacity:
         self._cache.popitem(last=False)

@@ -26,6 +26,7 @@ from paxlite.core.files import (
   size_of,
 )
 from paxlite.core.json_files import is_json, parse_objects
+from paxlite.data.parquet_bounds import BATCH_BYTES, rows_at_once
 
 Record = Mapping[str, object]
 Raw = bytes | str | Record  # an unparsed line, the text of a file, or a record
@@ -35,6 +36,8 @@ _TABLES = ('.csv', '.tsv')
 _TEXTS = ('.txt', '.text', '.md', '.rst', '')
 OF_RECORDS = (*_JSON_LINES, '.json', *_TABLES, '.parquet')
 _CELL_CHARS = 1 << 28
+_SHOWN_CHARS = 500
+_ROW_CHARS = 1 << 28  # of a row of a table, whose cells may have many lines
 
 
 def open_file(name: str) -> 'File':
@@ -140,7 +143,7 @@ class Text(File):
 
 
 class Parquet(File):
-  """A Parquet file, read one row group at a time."""
+  """A Parquet file, of which as many rows are decoded at a time as fit in memory."""
 
   def __init__(self, name: str):
     super().__init__(name)
@@ -156,15 +159,33 @@ class Parquet(File):
     metadata, number = self._file.metadata, 0
     for group in range(metadata.num_row_groups):
       rows = metadata.row_group(group).num_rows
-      if number + rows > start:
-        with read_errors(self.name):
-          for record in self._file.read_row_group(group).to_pylist():
-            self.done = number + 1
-            if number >= start:
-              yield number, record
-            number += 1
+      if rows and number + rows > start:
+        for record in self._records(group):
+          self.done = number + 1
+          if number >= start:
+            yield number, record
+          number += 1
       else:
         number += rows
+
+  def _records(self, group: int) -> Iterator[Record]:
+    with read_errors(self.name), open_raw(self.name) as raw:
+
+      def read(offset: int, length: int) -> bytes:
+        raw.seek(offset)
+        return raw.read(length)
+
+      count = rows_at_once(self._file.metadata, group, read, self.name)
+      for batch in self._file.iter_batches(count, row_groups=[group]):
+        # Values are counted on average, so that one row may hold most of them.
+        fits = batch.nbytes <= BATCH_BYTES
+        for part in [batch] if fits else (batch.slice(i, 1) for i in range(batch.num_rows)):
+          if part.nbytes > BATCH_BYTES:
+            raise UserError(
+              f'{self.name} has a row of more than {BATCH_BYTES >> 20} MiB, which is no record: '
+              'cut it into several rows'
+            )
+          yield from part.to_pylist()
 
 
 class _Parsed(File):
@@ -203,17 +224,22 @@ class Table(_Parsed):
   Columns are separated by commas, semicolons or tabs, whichever the first line has most of.
   """
 
+  _row_chars = 0  # of the row that is being read
+
   def _parsed(self) -> Iterator[tuple[int, Record]]:
     csv.field_size_limit(_CELL_CHARS)  # Python's own limit is 128 Ki characters
-    lines, line = self._decoded(), 0
+    lines, line = self._bounded(self._decoded()), 0
     first = next(lines)
     separator = max(',;\t', key=first.count)
     try:
       (names,) = csv.reader([first], delimiter=separator, strict=True)
       if len(set(names)) != len(names) or not all(names):
-        raise UserError(f'{self.name}:1 must name the columns, each with another name: {names}')
+        shown = str(names)[:_SHOWN_CHARS]
+        raise UserError(f'{self.name}:1 must name the columns, each with another name: {shown}')
       line, rows = 1, csv.reader(lines, delimiter=separator, strict=True)
+      self._row_chars = 0
       for row in rows:
+        self._row_chars = 0
         if row and len(row) != len(names):
           raise UserError(
             f'{self.name}:{line + 1} has {len(row)} columns and the first line names '
@@ -224,6 +250,17 @@ class Table(_Parsed):
         line = rows.line_num + 1
     except csv.Error as e:
       raise UserError(f'{self.name}:{line + 1} is not CSV: {e}') from None
+
+  def _bounded(self, lines: Iterator[str]) -> Iterator[str]:
+    """Yields the lines; a row of many lines, as after a quote that nobody closes, is refused."""
+    for number, line in enumerate(lines, 1):
+      self._row_chars += len(line)
+      if self._row_chars > _ROW_CHARS:
+        raise UserError(
+          f'{self.name}:{number} is in a row of more than {_ROW_CHARS >> 20} Mi characters, which '
+          'is no record: look for a quote that is not closed'
+        )
+      yield line
 
   def _decoded(self) -> Iterator[str]:
     """Yields the lines with their ends."""

@@ -4,7 +4,7 @@ import collections
 import dataclasses
 import logging
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
@@ -12,10 +12,12 @@ import numpy as np
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import expanded
 from paxlite.data.base import Batch, mix
-from paxlite.data.chat_format import ChatFormat, Conversation
+from paxlite.data.chat_format import Conversation, NoTemplate
 from paxlite.data.record_files import Record
 from paxlite.data.records import read_records
-from paxlite.data.sft_formats import Pair, format_of
+from paxlite.data.sft_formats import Pair, format_of, identity
+from paxlite.data.sft_remarks import Remarks
+from paxlite.data.text_encoding import Encoded, TextEncoding
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 
 log = logging.getLogger('paxlite')
@@ -26,10 +28,14 @@ Split = Literal['all', 'train', 'held_out']
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-  """Token ids [n] and a mask [n] of those in the answer, which are learned."""
+  """Token ids [n] and a mask [n] of those in the answer, which are learned.
+
+  The identity is that of the record, whichever tokenizer and template have encoded it.
+  """
 
   ids: np.ndarray
   is_answer: np.ndarray
+  identity: int
   is_cut: bool = False
 
 
@@ -47,7 +53,10 @@ class SftRows:
     vocab_size: Vocabulary size of the model.
     start_id: The id before each prompt; None: the tokenizer's BOS, if it has one. Conversations do
       not use it, because a chat template writes its own.
+    eos_ids: The ids that end a text; empty: the tokenizer's EOS.
     chat_template: The Jinja template; '' takes the tokenizer's.
+    date: The day that the template sees, as 2026-11-26; '': today.
+    thinking: Whether the template writes prompts for an answer with thinking; None: its default.
     too_long: What to do with examples of more than T + 1 tokens: refuse them, leave them out, or
       cut off their end. A cut example without an answer is left out.
     packed: Whether examples share rows.
@@ -56,12 +65,19 @@ class SftRows:
 
   Attributes beyond RowSource's:
     tokenizer: The tokenizer.
+    too_long: What is done with examples that are too long.
     lengths: Number of tokens of each example, without the first, which is no target [n].
     num_learned: Number of tokens that are learned.
     num_cut: Number of examples that are cut.
     num_skipped: Number of examples of all splits that are left out.
     first_long: Says which example is the first that is too long; '' if there is none.
     formats: Number of records of all splits by the keys of their format.
+    has_chats: Whether one of them is a conversation, which a chat template writes.
+    fingerprint: A checksum of the records, whichever tokenizer and template have encoded them.
+    tokens_fingerprint: A checksum of the tokens and of what is learned of them.
+    remarks: What a person should know of the examples, a line each.
+    thinking: False if all answers follow the prompt of a template whose thinking is turned off,
+      although that is not its default; None otherwise.
 
   Raises:
     UserError: A record is in no known format, has no answer, or is too long. The message names the
@@ -75,7 +91,10 @@ class SftRows:
     seq_len: int,
     vocab_size: int,
     start_id: int | None = None,
+    eos_ids: Sequence[int] = (),
     chat_template: str = '',
+    date: str = '',
+    thinking: bool | None = None,
     too_long: TooLong = 'error',
     packed: bool = True,
     split: Split = 'all',
@@ -89,9 +108,13 @@ class SftRows:
     self.seq_len = seq_len
     self.tokenizer = open_tokenizer(vocab_path)
     check_vocabulary(self.tokenizer, vocab_size)
-    self._start_id = self.tokenizer.bos_id if start_id is None else start_id
     self._chat_template = chat_template
-    self._chat: ChatFormat | None = None
+    self.too_long = too_long
+    self._encoding = TextEncoding(
+      self.tokenizer, vocab_size, start_id, eos_ids, chat_template, date, thinking
+    )
+    self._remarks = Remarks()
+    self._has_pairs = self.has_chats = False
     self.name = ', '.join(files)
     self.num_skipped = 0
     self.first_long = ''
@@ -106,21 +129,18 @@ class SftRows:
       raise UserError(
         f'{self.name} holds no example of at most {seq_len + 1} tokens: raise --fdl.MAX_SEQ_LEN'
       )
-    if self.num_skipped:
-      log.warning(
-        '%s: %d examples of more than %d tokens are left out, %d stay',
-        self.name,
-        self.num_skipped,
-        seq_len + 1,
-        len(self._examples),
-      )
+    self.num_cut = sum(e.is_cut for e in self._examples)
+    if self.num_skipped or self.num_cut:
+      log.warning('%s: %s', self.name, self._too_long())
+    self.remarks = self._remarks.lines(self._has_pairs and not self._encoding.end_ids)
+    self.thinking = self._remarks.thinking
     self.max_token_id = max(int(e.ids.max()) for e in self._examples)
-    self.fingerprint = 0
+    self.fingerprint = zlib.crc32(np.array([e.identity for e in self._examples]).tobytes())
+    self.tokens_fingerprint = 0
     for example in self._examples:
       for part in (example.ids, example.is_answer):
-        self.fingerprint = zlib.crc32(part.tobytes(), self.fingerprint)
+        self.tokens_fingerprint = zlib.crc32(part.tobytes(), self.tokens_fingerprint)
     self.lengths = np.array([len(e.ids) - 1 for e in self._examples])
-    self.num_cut = sum(e.is_cut for e in self._examples)
     self.num_learned = sum(int(e.is_answer[1:].sum()) for e in self._examples)
     lengths = self.lengths.tolist()
     self._rows = pack(lengths, seq_len) if packed else [[i] for i in range(len(lengths))]
@@ -163,12 +183,23 @@ class SftRows:
       if too_long == 'skip' or not example.is_answer[1:most].any():
         self.num_skipped += 1
         return
-      example = Example(example.ids[:most], example.is_answer[:most], is_cut=True)
+      example = Example(example.ids[:most], example.is_answer[:most], example.identity, is_cut=True)
     self._examples.append(example)
+
+  def _too_long(self) -> str:
+    """Says what became of the examples that are too long."""
+    most, skipped = self.seq_len + 1, f'{self.num_skipped:,}'
+    if not self.num_cut:
+      found = f'{skipped} examples of more than {most:,} tokens are left out'
+    else:
+      found = f'{self.num_cut:,} examples of more than {most:,} tokens are cut'
+      if self.num_skipped:
+        found += f', and {skipped} are left out, whose answers begin behind the cut'
+    return f'{found}, {len(self._examples):,} stay'
 
   def _keep(self, split: Split, share: float) -> None:
     """Keeps the examples of a split; raises UserError if there is none."""
-    here = held_out([e.ids for e in self._examples], share) == (split == 'held_out')
+    here = held_out([e.identity for e in self._examples], share) == (split == 'held_out')
     if here.all() or not here.any():
       raise UserError(
         f'{self.name}: {len(here):,} examples are too few, or too much the same, to hold out '
@@ -182,56 +213,37 @@ class SftRows:
       contents = found.read(record)
       self.formats[' and '.join(found.keys)] += 1
       if isinstance(contents, Pair):
-        parts = list(self._pair_parts(contents))
+        self._has_pairs = True
+        encoded = self._encoding.pair(*contents)
       else:
-        parts = list(self._chat_parts(contents))
-    ids = np.array([i for part, _ in parts for i in part], np.int32)
-    is_answer = np.array([answer for part, answer in parts for _ in part], bool)
+        self.has_chats = True
+        encoded = self._chat(contents)
     empty = isinstance(contents, Pair) and not contents.targets  # its EOS would be learned
-    if empty or not is_answer[1:].any():
+    if empty or not encoded.is_learned[1:].any():
       raise UserError(f'{place} has no answer to learn')
-    return Example(ids, is_answer)
+    self._remarks.note(place, encoded)
+    return Example(encoded.ids, encoded.is_learned, identity(contents))
 
-  def _pair_parts(self, pair: Pair) -> Iterator[tuple[list[int], bool]]:
-    """Yields the ids of both texts, and whether they are learned."""
-    encode, eos_id = self.tokenizer.encode, self.tokenizer.eos_id
-    yield ([self._start_id] if self._start_id >= 0 else []) + encode(pair.inputs), False
-    yield encode(pair.targets) + ([eos_id] if eos_id >= 0 else []), True
-
-  def _chat_parts(self, chat: Conversation) -> Iterator[tuple[list[int], bool]]:
-    """Yields the ids of each piece of a conversation, and whether the piece is learned."""
-    if self._chat is None:
-      try:
-        self._chat = ChatFormat(self._chat_template, self.tokenizer.path)
-      except UserError as e:
-        hint = '' if self._chat_template else '. --fdl.CHAT_TEMPLATE=TEMPLATE gives one'
-        raise UserError(f'{e}{hint}') from None
-    self._chat.check_tools(chat)
-    messages, tools = chat.messages, chat.tools
-    written = ''
-    for i, message in enumerate(messages):
-      if message['role'] != 'assistant' or i < chat.first_learned:
-        continue
-      before = self._chat.render(messages[:i], True, tools)
-      after = self._chat.render(messages[: i + 1], False, tools)
-      if not before.startswith(written) or not after.startswith(before):
-        raise UserError(
-          'the chat template does not write the conversation message by message, so that '
-          'nothing says which part is the answer'
-        )
-      yield self.tokenizer.encode_marked(before[len(written) :]), False
-      yield self.tokenizer.encode_marked(after[len(before) :]), True
-      written = after
+  def _chat(self, chat: Conversation) -> Encoded:
+    try:
+      encoded = self._encoding.chat(chat)
+    except NoTemplate as e:
+      hint = '' if self._chat_template else '. --fdl.CHAT_TEMPLATE=TEMPLATE gives one'
+      raise UserError(f'{e}{hint}') from None
+    ends = encoded.ids[encoded.is_learned]
+    if not np.isin(ends, self._encoding.chat_eos_ids).any():
+      self._remarks.endless += 1
+    return encoded
 
 
-def held_out(examples: Sequence[np.ndarray], share: float) -> np.ndarray:
-  """Returns whether each example [n] is held out: those with the smallest hashes of their ids.
+def held_out(identities: Sequence[int], share: float) -> np.ndarray:
+  """Returns whether each example [n] is held out: those with the smallest hashes of their records.
 
-  So the choice depends on neither the order of examples nor a seed, examples that are the same are
-  on one side, and few examples change sides where others are added.
+  So the choice depends on neither the tokenizer, the template and the day, nor the order of
+  examples and a seed. Examples that are the same are on one side, and few examples change sides
+  where others are added.
   """
-  hashes = np.array([zlib.crc32(ids.astype(np.int32).tobytes()) for ids in examples], np.uint64)
-  mixed = mix(hashes + np.uint64(1))
+  mixed = mix(np.array(identities, np.uint64) + np.uint64(1))
   count = max(1, round(share * len(mixed)))
   return mixed <= np.sort(mixed)[count - 1]
 

@@ -1,5 +1,7 @@
 """The formats of records for fine-tuning, each found by the keys of a record."""
 
+import json
+import zlib
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -49,6 +51,26 @@ def format_of(record: Record) -> Format:
     f'the keys of this record ({keys}) are those of no format for fine-tuning: rename them to '
     f'{known}'
   )
+
+
+def identity(contents: Conversation | Pair) -> int:
+  """Returns a checksum of what a record says, whichever keys, files and order of keys say it.
+
+  It depends on neither a tokenizer nor a template, so that the same records are held out with any.
+  """
+  if isinstance(contents, Pair):
+    said: Json = list(contents)
+  else:
+    said = [contents.messages, contents.tools, contents.first_learned]
+  text = json.dumps(_stated(said), sort_keys=True, ensure_ascii=False, default=repr)
+  return zlib.crc32(text.encode('utf-8', 'surrogatepass'))
+
+
+def _stated(value: object) -> object:
+  """Returns a value without keys that have no value, which a table has for what is absent."""
+  if isinstance(value, Mapping):
+    return {str(k): _stated(v) for k, v in value.items() if v is not None}
+  return [_stated(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _messages(record: Record) -> Conversation:

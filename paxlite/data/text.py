@@ -10,6 +10,7 @@ import numpy as np
 from paxlite.core.errors import UserError
 from paxlite.core.files import expanded, read_text
 from paxlite.data.rows import RowKind, TokenRows
+from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
 
 Split = Literal['all', 'train', 'held_out']
@@ -41,10 +42,13 @@ class TextRows(TokenRows):
     split: 'train' leaves out what 'held_out' reads; 'all' reads everything.
     rows: Kind of row.
     held_out_every: One of this many blocks is held out (20 above).
+    eos_ids: The ids that end a block; empty: the tokenizer's EOS.
 
   Attributes beyond TokenRows':
     bytes_per_token: UTF-8 bytes per target token, for bits per byte.
-    fingerprint: A checksum of the tokens and of seq_starts.
+    fingerprint: A checksum of the text.
+    tokens_fingerprint: A checksum of the tokens and of seq_starts.
+    remarks: What a person should know of the text, a line each.
 
   Raises:
     UserError: A file cannot be read, or there is too little text to hold out a part of it.
@@ -58,15 +62,15 @@ class TextRows(TokenRows):
     split: Split,
     rows: RowKind = 'stream',
     held_out_every: int = HELD_OUT_EVERY,
+    eos_ids: Sequence[int] = (),
   ):
     if not files:
       raise UserError('there is no text to train on: --fdl.TRAIN_FILES=/path/to/a.txt names files')
     files = expanded(files)
-    tokenizer = open_tokenizer(vocab_path)
+    encoding = TextEncoding(open_tokenizer(vocab_path), eos_ids=eos_ids)
     found = split_files(files, held_out_every)
     blocks = [block for block, held in found if split == 'all' or held == (split == 'held_out')]
-    end = [tokenizer.eos_id] if tokenizer.eos_id >= 0 else []
-    encoded = [np.array(tokenizer.encode(block) + end, np.uint32) for block in blocks]
+    encoded = [encoding.document(block).astype(np.uint32) for block in blocks]
     tokens = np.concatenate(encoded) if encoded else np.zeros(0, np.uint32)
     if not len(tokens):
       raise UserError(
@@ -82,7 +86,11 @@ class TextRows(TokenRows):
       max_token_id=int(tokens.max()),
       name=', '.join(files),
     )
-    self.fingerprint = zlib.crc32(tokens.data, zlib.crc32(starts.data))
+    self.fingerprint = 0
+    for block in blocks:
+      self.fingerprint = zlib.crc32(f'{len(block)} {block}'.encode(), self.fingerprint)
+    self.tokens_fingerprint = zlib.crc32(tokens.data, zlib.crc32(starts.data))
+    self.remarks = encoding.remarks
     self.bytes_per_token = sum(len(b.encode()) for b in blocks) / len(tokens)
 
   noun = 'block'

@@ -8,28 +8,26 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from paxlite.core import object_copies, paths, shell
+from paxlite.core import object_copies, paths
 from paxlite.core.errors import UserError
-from paxlite.core.json_files import read_object
-from paxlite.core.json_text import JsonObject
-
-_JSON, _MODEL = 'tokenizer.json', 'tokenizer.model'
-CONFIGURATION = 'tokenizer_config.json'
-TOKENIZERS = (_JSON, _MODEL)  # a folder's tokenizer is the first of these that exists
-FILES = (*TOKENIZERS, CONFIGURATION, 'chat_template.jinja', 'special_tokens_map.json')
-
-_PIECE_CHARS = 1 << 16
+from paxlite.data.json_tokenizer import JsonTokenizer
+from paxlite.data.tokenizer_files import JSON, MODEL, PLAIN, TOKENIZERS, published
+from paxlite.data.tokens import Tokens
 
 # A model may have this many more ids than its tokenizer, or a 32nd of its ids where that is more,
 # because vocabulary sizes are rounded up to a multiple.
 _SPARE_IDS = 1024
 
-_FLAGS = f'--fdl.VOCAB_PATH, or --tokenizer of a tool, names a SentencePiece .model or a {_JSON}'
+_FLAGS = f'--fdl.VOCAB_PATH, or --tokenizer of a tool, names a SentencePiece .model or a {JSON}'
+
+# Appended to a SentencePiece model, it makes one that puts no space before a text: the field
+# normalizer_spec (3) with its field add_dummy_prefix (3) set to false. The last value counts.
+_NO_PREFIX = b'\x1a\x02\x18\x00'
 
 
 class Tokenizer(Protocol):
@@ -39,11 +37,38 @@ class Tokenizer(Protocol):
   def path(self) -> str: ...
 
   @property
-  def vocab_size(self) -> int: ...
+  def vocab_size(self) -> int:
+    """The largest id + 1; some ids below it may have no token."""
+    ...
+
+  @property
+  def is_token(self) -> np.ndarray:
+    """Whether each id has a token, bool [vocab_size]."""
+    ...
+
+  @property
+  def added_ids(self) -> frozenset[int]:
+    """The ids of tokens that are found in a text before all others, special or not."""
+    ...
+
+  @property
+  def special_ids(self) -> frozenset[int]:
+    """Those of added_ids whose tokens are no text, as BOS."""
+    ...
+
+  @property
+  def named_tokens(self) -> dict[str, str]:
+    """The texts of bos_token, eos_token …, which chat templates may use."""
+    ...
 
   @property
   def bos_id(self) -> int:
     """The id that is put before the first token of a text; −1: there is none."""
+    ...
+
+  @property
+  def start_ids(self) -> list[int]:
+    """All ids that are put before the first token of a text; the first one is bos_id."""
     ...
 
   @property
@@ -63,6 +88,13 @@ class Tokenizer(Protocol):
     """Returns the ids of `encode` as an integer array [n]; this is faster."""
     ...
 
+  def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
+    """Returns the tokens of a text and their places in it.
+
+    With `marked`, the text is one of a chat template, in which special tokens are spelled out.
+    """
+    ...
+
   def encode_marked(self, text: str) -> list[int]:
     """Returns the ids of a chat template's text, in which special tokens are spelled out."""
     ...
@@ -72,6 +104,22 @@ class Tokenizer(Protocol):
   def decode_marked(self, ids: Iterable[int]) -> str:
     """Returns the text of ids, in which special tokens are spelled out."""
     ...
+
+
+def tokenizer_file(path: str) -> pathlib.Path:
+  """Returns the file of a tokenizer, which may be named by its folder; see open_tokenizer."""
+  if not path:
+    raise UserError(f'there is no tokenizer: {_FLAGS}')
+  path = object_copies.local(paths.stored(path), object_copies.SMALL)
+  file = pathlib.Path(path)
+  if os.path.isdir(file):
+    found = [file / name for name in TOKENIZERS if (file / name).is_file()]
+    if not found:
+      raise UserError(f'{path} holds no tokenizer, neither {JSON} nor {MODEL}: {_FLAGS}')
+    file = found[0]
+  if not os.path.isfile(file):
+    raise UserError(f'the tokenizer {path} is not a file: {_FLAGS}')
+  return file
 
 
 def open_tokenizer(path: str) -> Tokenizer:
@@ -84,50 +132,38 @@ def open_tokenizer(path: str) -> Tokenizer:
   Raises:
     UserError: The file does not exist, or it is not a tokenizer.
   """
-  if not path:
-    raise UserError(f'there is no tokenizer: {_FLAGS}')
-  path = object_copies.local(paths.stored(path), object_copies.SMALL)
-  file = pathlib.Path(path)
-  if os.path.isdir(file):
-    found = [file / name for name in TOKENIZERS if (file / name).is_file()]
-    if not found:
-      raise UserError(f'{path} holds no tokenizer, neither {_JSON} nor {_MODEL}: {_FLAGS}')
-    file = found[0]
-  if not os.path.isfile(file):
-    raise UserError(f'the tokenizer {path} is not a file: {_FLAGS}')
+  file = tokenizer_file(path)
   if file.suffix == '.json':
     return JsonTokenizer(str(file))
   return SentencePieceTokenizer(str(file))
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-  """Raises UserError if the tokenizer cannot belong to a model with `vocab_size` ids."""
+  """Raises UserError if the tokenizer cannot belong to a model with `vocab_size` ids.
+
+  Tokens that were added to the tokenizer may have ids beyond those of the model, as in Gemma 3.
+  They are refused where a text uses them (`check_ids`).
+  """
   spare = vocab_size - tokenizer.vocab_size
-  if not 0 <= spare <= max(_SPARE_IDS, vocab_size // 32):
+  beyond = np.flatnonzero(tokenizer.is_token[vocab_size:]) + vocab_size
+  if spare > max(_SPARE_IDS, vocab_size // 32) or not tokenizer.added_ids.issuperset(
+    beyond.tolist()
+  ):
     raise UserError(
       f'{tokenizer.path} has {tokenizer.vocab_size:,} ids and the model VOCAB_SIZE={vocab_size:,}: '
       'it is the tokenizer of another model'
     )
 
 
-def pieces(text: str) -> Iterator[tuple[str, bool]]:
-  """Cuts a document into pieces; yields each piece, and whether it is the last.
-
-  A piece has 64 Ki characters and the rest of its last line. A long document is encoded piece by
-  piece, so that time and memory stay linear and several cores can share the work.
-  """
-  start = 0
-  while start < len(text):
-    end = text.find('\n', start + _PIECE_CHARS) + 1 or len(text)
-    yield text[start:end], end == len(text)
-    start = end
-
-
-def encode_document(tokenizer: Tokenizer, text: str) -> list[np.ndarray]:
-  """Returns the ids of a document, one array for each of its pieces."""
-  if len(text) <= _PIECE_CHARS:  # true of nearly all documents
-    return [tokenizer.encode_array(text)] if text else []
-  return [tokenizer.encode_array(piece) for piece, _ in pieces(text)]
+def check_ids(tokenizer: Tokenizer, ids: np.ndarray, vocab_size: int) -> None:
+  """Raises UserError if a text has a token whose id is not one of the model's `vocab_size`."""
+  beyond = ids[ids >= vocab_size]
+  if len(beyond):
+    token = tokenizer.decode_marked([int(beyond[0])])
+    raise UserError(
+      f'the text has the token {token!r}, whose id {beyond[0]:,} the model does not have '
+      f'(VOCAB_SIZE={vocab_size:,}): leave it out of the text'
+    )
 
 
 class SentencePieceTokenizer:
@@ -148,8 +184,31 @@ class SentencePieceTokenizer:
     return self._model.GetPieceSize()
 
   @property
+  def is_token(self) -> np.ndarray:
+    return np.ones(self.vocab_size, bool)
+
+  @property
+  def added_ids(self) -> frozenset[int]:
+    return self.special_ids
+
+  @functools.cached_property
+  def special_ids(self) -> frozenset[int]:
+    is_special = lambda i: self._model.IsControl(i) or self._model.IsUnknown(i)
+    return frozenset(filter(is_special, range(self.vocab_size)))
+
+  @property
+  def named_tokens(self) -> dict[str, str]:
+    ids = {'bos_token': self.bos_id, 'eos_token': self.eos_id, 'unk_token': self._model.unk_id()}
+    own = {name: self._model.IdToPiece(i) for name, i in ids.items() if i >= 0}
+    return own | published(self.path).special_tokens
+
+  @property
   def bos_id(self) -> int:
     return self._model.bos_id()
+
+  @property
+  def start_ids(self) -> list[int]:
+    return [self.bos_id] if self.bos_id >= 0 else []
 
   @property
   def eos_id(self) -> int:
@@ -164,12 +223,27 @@ class SentencePieceTokenizer:
   def encode_array(self, text: str) -> np.ndarray:
     return self._model.Encode(text, return_type='numpy')
 
+  def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
+    ids: list[int] = []
+    places: list[tuple[int, int]] = []
+    start = 0
+    for part in self._marks.split(text) if marked else [text]:
+      mark = self._mark_ids.get(part) if marked else None
+      if mark is not None:
+        ids.append(mark)
+        places.append((start, start + len(part)))
+      elif part:
+        # A space is put before the text, and before each of its parts only in an old class.
+        model = self._without_prefix if start and not self._is_legacy else self._model
+        found = model.Encode(part, return_type='offset_mapping')
+        ids += found['ids']
+        places += [(start + a, start + b) for a, b in found['offsets']]
+      start += len(part)
+    where = np.array(places, np.int64).reshape(-1, 2)
+    return Tokens(np.array(ids, np.int32), where[:, 0], where[:, 1])
+
   def encode_marked(self, text: str) -> list[int]:
-    marks = {self._model.IdToPiece(i): i for i in (self.bos_id, self.eos_id) if i >= 0}
-    if not marks:
-      return self.encode(text)
-    pieces = re.split(f'({"|".join(map(re.escape, marks))})', text)
-    return [i for p in pieces if p for i in ([marks[p]] if p in marks else self.encode(p))]
+    return self.encode_tokens(text, marked=True).ids.tolist()
 
   def decode(self, ids: Iterable[int]) -> str:
     return self._model.DecodeIds([int(i) for i in ids])
@@ -179,94 +253,23 @@ class SentencePieceTokenizer:
     spelled = lambda part: ''.join(map(self._model.IdToPiece, part))
     return ''.join(spelled(part) if mark else self.decode(part) for mark, part in parts)
 
-
-class JsonTokenizer:
-  """A Tokenizer from a Hugging Face tokenizer.json and the tokenizer_config.json next to it."""
-
-  def __init__(self, path: str):
-    try:
-      import tokenizers
-    except ImportError:
-      raise UserError(
-        f'the tokenizer {path} needs the package tokenizers: {shell.install("weights")}'
-      ) from None
-
-    self.path = path
-    try:
-      self._tokenizer = tokenizers.Tokenizer.from_file(path)
-    except BaseException as e:
-      if _is_of_library(e):
-        raise UserError(f'the tokenizer {path} is not a {_JSON} ({e})') from None
-      raise
-    # The file may enable truncation or padding, but texts must be encoded in full and unpadded.
-    self._tokenizer.no_truncation()
-    self._tokenizer.no_padding()
-
-  @property
-  def vocab_size(self) -> int:
-    return self._tokenizer.get_vocab_size(with_added_tokens=True)
-
-  @property
-  def bos_id(self) -> int:
-    framed = self._call('encode', '', add_special_tokens=True).ids
-    return framed[0] if framed and framed[0] != self.eos_id else -1
+  @functools.cached_property
+  def _mark_ids(self) -> dict[str, int]:
+    return {self._model.IdToPiece(i): i for i in sorted(self.special_ids)}
 
   @functools.cached_property
-  def eos_id(self) -> int:
-    return self.special_id('eos_token')
+  def _marks(self) -> re.Pattern[str]:
+    longest_first = sorted(self._mark_ids, key=len, reverse=True)
+    return re.compile(f'({"|".join(map(re.escape, longest_first)) or "(?!)"})')
 
-  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
-    token = special_tokens(self.path).get(name)
-    found = None if token is None else self._tokenizer.token_to_id(token)
-    return -1 if found is None else found
+  @functools.cached_property
+  def _without_prefix(self) -> Any:
+    import sentencepiece
 
-  def encode(self, text: str) -> list[int]:
-    return self._call('encode', text, add_special_tokens=False).ids
+    changed = pathlib.Path(self.path).read_bytes() + _NO_PREFIX
+    return sentencepiece.SentencePieceProcessor(model_proto=changed)
 
-  def encode_array(self, text: str) -> np.ndarray:
-    # Faster, because it does not compute where in the text each token is.
-    (encoded,) = self._call('encode_batch_fast', [text], add_special_tokens=False)
-    return np.array(encoded.ids, np.uint32)
-
-  def encode_marked(self, text: str) -> list[int]:
-    return self.encode(text)
-
-  def decode(self, ids: Iterable[int]) -> str:
-    return self._call('decode', [int(i) for i in ids])
-
-  def decode_marked(self, ids: Iterable[int]) -> str:
-    return self._call('decode', [int(i) for i in ids], skip_special_tokens=False)
-
-  def _call(self, name: str, *args: object, **kwargs: object) -> Any:
-    """Calls a method of the library; raises UserError if the tokenizer file makes it fail."""
-    try:
-      return getattr(self._tokenizer, name)(*args, **kwargs)
-    except BaseException as e:
-      if not _is_of_library(e):
-        raise
-      verb = 'decode ids' if name == 'decode' else 'encode a text'
-      raise UserError(f'the tokenizer {self.path} cannot {verb} ({e})') from None
-
-
-def _is_of_library(e: BaseException) -> bool:
-  """Returns whether the library tokenizers raised the exception.
-
-  A panic in its Rust code is a BaseException but not an Exception, so it is recognized by its name.
-  Other exceptions of this kind, such as KeyboardInterrupt, do not come from the library.
-  """
-  return isinstance(e, Exception) or type(e).__name__ == 'PanicException'
-
-
-def special_tokens(path: str) -> dict[str, str]:
-  """Returns bos_token, eos_token … from the tokenizer's tokenizer_config.json."""
-  entries = configuration(path).items()
-  texts = {k: v['content'] if isinstance(v, dict) and 'content' in v else v for k, v in entries}
-  return {k: v for k, v in texts.items() if k.endswith('_token') and isinstance(v, str)}
-
-
-def configuration(tokenizer_path: str) -> JsonObject:
-  """Returns the tokenizer_config.json next to a tokenizer; {} if there is none."""
-  path = pathlib.Path(tokenizer_path).parent / CONFIGURATION
-  if not path.is_file():
-    return {}
-  return read_object(path)
+  @functools.cached_property
+  def _is_legacy(self) -> bool:
+    files = published(self.path)
+    return bool(files.configuration.get('legacy', files.tokenizer_class == PLAIN))

@@ -14,55 +14,14 @@ import dataclasses
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from paxlite.core import shell
-from paxlite.core.errors import UserError, compiled, located
-from paxlite.core.json_files import read_object
-from paxlite.core.json_text import Json, JsonObject
+from paxlite.core.errors import UserError, located
+from paxlite.core.json_text import JsonObject
 from paxlite.data.record_files import Record
 from paxlite.data.records import open_records, parsed
-
-Kind = Literal['cloze', 'multiple_choice', 'generate']
-_KINDS = {'cloze', 'multiple_choice', 'generate'}
-
-
-@dataclasses.dataclass(frozen=True)
-class TaskSpec:
-  """The description of a task.
-
-  Attributes:
-    kind: 'cloze' asks whether the model would write doc_to_target after doc_to_text, token by
-      token. 'multiple_choice' asks which of doc_to_choice the model finds likeliest. 'generate'
-      compares the text that the model writes with doc_to_target.
-    files: Sources of the records, named as in data.records.
-    doc_to_text: The text that the model reads: a template, or the name of a field. Where each
-      choice has a text of its own, it is a list with one template for each choice.
-    doc_to_target: For cloze and generate, the right text. For multiple_choice, the number of the
-      right choice, or its text or label.
-    doc_to_choice: The choices: a list of templates, or the name of a field that holds a list.
-    doc_to_label: Name of the field with the choices' labels ("A", "B" …), if doc_to_target is a
-      label.
-    target_delimiter: The text between the text and the target.
-    generation_pattern: A regular expression. Its last match in the generated text is compared (its
-      group, if it has one); '' compares the entire text.
-    target_pattern: The same for doc_to_target.
-    until: Texts that end a generated answer.
-    max_new_tokens: Largest number of tokens of a generated answer.
-  """
-
-  kind: Kind
-  files: tuple[str, ...]
-  doc_to_text: str | tuple[str, ...]
-  doc_to_target: str
-  doc_to_choice: str | tuple[str, ...] = ()
-  doc_to_label: str = ''
-  target_delimiter: str = ' '
-  generation_pattern: str = ''
-  target_pattern: str = ''
-  until: tuple[str, ...] = ()
-  max_new_tokens: int = 128
-
+from paxlite.eval.task_spec import TaskSpec, as_list, read_specs
 
 _TFDS = {'lambada': 'tfds:lambada:1.0.0/test', 'boolq': 'tfds:bool_q:1.0.0/validation'}
 
@@ -115,18 +74,17 @@ def _names(text: str) -> list[str]:
   return names
 
 
-def find_task(text: str, tfds_data_dir: str = '') -> tuple[str, TaskSpec]:
-  """Returns the name and description of a task that the command line names.
+def find_tasks(text: str, tfds_data_dir: str = '') -> list[tuple[str, TaskSpec]]:
+  """Returns the names and descriptions of the tasks that the command line names.
 
-  The task is TASK.json, or a built-in one: lambada:FILE[,FILE…].
+  They are those of TASK.json, or a built-in one: lambada:FILE[,FILE…].
 
   Raises:
     UserError: There is no such task or file, or the description is not valid.
   """
   name, colon, files = text.partition(':')
   if not colon and text.endswith('.json'):
-    path = pathlib.Path(text)
-    return path.stem, _spec(path)
+    return read_specs(pathlib.Path(text))
   if name not in _BUILT_IN:
     raise UserError(
       f'--tasks: {text!r} is neither the .json file of a task nor NAME:FILE.jsonl with a NAME of '
@@ -136,7 +94,8 @@ def find_task(text: str, tfds_data_dir: str = '') -> tuple[str, TaskSpec]:
   first = _first_record(paths, tfds_data_dir)
   for variant in _BUILT_IN[name]:
     if all(field in first for field in variant['fields']):
-      return name, TaskSpec(files=paths, **{k: v for k, v in variant.items() if k != 'fields'})
+      fields = {k: v for k, v in variant.items() if k != 'fields'}
+      return [(name, TaskSpec(files=paths, **fields))]
   wanted = ' or '.join(', '.join(v['fields']) for v in _BUILT_IN[name])
   raise UserError(f'{paths[0]}: {name} needs the fields {wanted}; there are {", ".join(first)}')
 
@@ -149,44 +108,6 @@ def _first_record(paths: Sequence[str], tfds_data_dir: str) -> Record:
         with contextlib.suppress(UserError):  # read_examples will report or skip it
           return parsed(raw, source.place(shard, number))
   return {}
-
-
-def _spec(path: pathlib.Path) -> TaskSpec:
-  values = read_object(path)
-  fields = {f.name: f for f in dataclasses.fields(TaskSpec)}
-  for name in values.keys() - fields.keys():
-    raise UserError(f'{path}: {name!r} is none of {", ".join(fields)}')
-  for name in ('kind', 'files', 'doc_to_text', 'doc_to_target'):
-    if name not in values:
-      raise UserError(f'{path} has no {name!r}')
-  for name, value in values.items():
-    _check_type(path, name, value)
-  if values['kind'] not in _KINDS:
-    raise UserError(f'{path}: kind {values["kind"]!r} is none of {", ".join(sorted(_KINDS))}')
-  if values['kind'] == 'multiple_choice' and not values.get('doc_to_choice'):
-    raise UserError(f'{path}: multiple_choice needs doc_to_choice')
-  if values['kind'] != 'multiple_choice' and not isinstance(values['doc_to_text'], str):
-    raise UserError(f'{path}: only multiple_choice has a doc_to_text for each choice')
-  for name in ('generation_pattern', 'target_pattern'):
-    compiled(values.get(name, ''), f'{path}: {name}')
-  named = [f.startswith(('hf:', 'tfds:')) for f in _list(values['files'])]
-  values['files'] = [
-    f if n else str(path.parent / f) for f, n in zip(_list(values['files']), named, strict=True)
-  ]
-  values['until'] = _list(values.get('until', []))
-  arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-  return TaskSpec(**arguments)
-
-
-def _check_type(path: pathlib.Path, name: str, value: Json) -> None:
-  texts = isinstance(value, list) and all(isinstance(v, str) for v in value)
-  good = isinstance(value, str)
-  if name == 'max_new_tokens':
-    good = isinstance(value, int) and not isinstance(value, bool) and value > 0
-  elif name in ('files', 'doc_to_text', 'doc_to_choice', 'until'):
-    good = good or texts
-  if not good:
-    raise UserError(f'{path}: {name} cannot be {value!r}')
 
 
 _T = TypeVar('_T')
@@ -286,9 +207,21 @@ def read_tasks(
   limit: int | None = None,
   skip_unreadable: bool = False,
   tfds_data_dir: str = '',
+  chat: bool = False,
 ) -> list[Task]:
-  """Reads the tasks that a command line names ('lambada,boolq'); see find_task, read_examples."""
-  found = [find_task(name, tfds_data_dir) for text in texts for name in _names(text)]
+  """Reads the tasks that a command line names ('lambada,boolq').
+
+  Args:
+    texts: What names them; see find_tasks.
+    limit, skip_unreadable, tfds_data_dir: See read_examples.
+    chat: Whether all of them are asked in a chat, as TaskSpec.chat says of one.
+  """
+  found = [
+    (name, dataclasses.replace(spec, chat=True) if chat else spec)
+    for text in texts
+    for part in _names(text)
+    for name, spec in find_tasks(part, tfds_data_dir)
+  ]
   names = [name for name, _ in found]
   if len(set(names)) < len(names):
     raise UserError(f'the task {max(names, key=names.count)} is named twice: leave one out')
@@ -340,7 +273,7 @@ def read_examples(
 
 
 def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -> Example:
-  texts = tuple(templates(t, record) for t in _list(spec.doc_to_text))
+  texts = tuple(templates(t, record) for t in as_list(spec.doc_to_text))
   target = templates(spec.doc_to_target, record)
   if not target.strip():
     raise UserError(f'the answer {spec.doc_to_target!r} is empty')
@@ -349,7 +282,7 @@ def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -
       raise UserError(f'target_pattern {spec.target_pattern!r} is not in the answer {target!r}')
     return Example(texts, (), 0, target, place)
   if spec.kind == 'cloze':
-    return Example(texts, (spec.target_delimiter + target,), 0, target, place)
+    return Example(texts, (spec.delimiter + target,), 0, target, place)
   if isinstance(spec.doc_to_choice, str):
     found = _field(record, spec.doc_to_choice)
     if not isinstance(found, list) or not found:
@@ -363,7 +296,7 @@ def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -
   if len(texts) not in (1, len(choices)):
     raise UserError(f'doc_to_text has {len(texts)} templates and there are {len(choices)} choices')
   gold = _gold(target, choices, labels)
-  return Example(texts, tuple(spec.target_delimiter + c for c in choices), gold, target, place)
+  return Example(texts, tuple(spec.delimiter + c for c in choices), gold, target, place)
 
 
 def _gold(target: str, choices: Sequence[str], labels: Sequence[str]) -> int:
@@ -413,7 +346,3 @@ def _field(record: Record, path: str) -> object:
       raise UserError(f'there is no field {path!r}')
     value = value[part]
   return value
-
-
-def _list(value: str | Sequence[str]) -> list[str]:
-  return [value] if isinstance(value, str) else list(value)

@@ -26,7 +26,8 @@ from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import open_file, write_file
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
-from paxlite.data.chat_format import ChatFormat, Conversation, Message, Tool, conversation
+from paxlite.data.chat_format import Message, Tool, conversation
+from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import find_known
@@ -50,6 +51,7 @@ class Inference:
     mesh: The mesh of the devices that hold the parameters.
     tokenizer: The tokenizer, which converts text to ids and back.
     source: The checkpoint or imported weights that the parameters come from.
+    max_length: The most tokens of a text, prompt and answer together.
   """
 
   experiment: LanguageModel
@@ -58,39 +60,50 @@ class Inference:
   mesh: Mesh
   tokenizer: Tokenizer
   source: Source
+  max_length: int
 
-  def generator(self, sampling: Sampling | None = None) -> Generator:
-    """Returns a generator that continues prompts; `sampling` None takes the experiment's."""
+  def generator(self, sampling: Sampling | None = None, chat: bool = False) -> Generator:
+    """Returns a generator that continues prompts.
+
+    Args:
+      sampling: How tokens are chosen; None: as the experiment says.
+      chat: Whether the prompts are those of a chat, so that the token with which the chat template
+        ends an answer stops it as well.
+    """
     e = self.experiment
     return Generator(
       self.model,
       self.params,
-      e.MAX_SEQ_LEN,
+      self.max_length,
       e.sampling() if sampling is None else sampling,
-      eos_ids=eos_ids(e, self.tokenizer),
-      vocab_size=self.tokenizer.vocab_size,
+      eos_ids=eos_ids(e, self.tokenizer, chat),
+      is_token=self.tokenizer.is_token,
       mesh=self.mesh,
       rules=e.rules,
     )
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of a text, after the model's start id if it has one."""
-    return start_ids(self.experiment, self.tokenizer) + self.tokenizer.encode(text)
+    return self.encoding.prompt(text)
 
   def encode_chat(
     self, messages: Sequence[Message], tools: Sequence[Tool] | None = None
   ) -> list[int]:
     """Returns the ids of a conversation, up to where the answer begins."""
-    self._chat.check_tools(Conversation(messages, tools))
-    return self.tokenizer.encode_marked(self._chat.render(messages, True, tools))
+    return self.encoding.chat_prompt(messages, tools)
 
   @functools.cached_property
-  def _chat(self) -> ChatFormat:
-    return ChatFormat(self.experiment.CHAT_TEMPLATE, self.tokenizer.path)
+  def encoding(self) -> TextEncoding:
+    """What encodes the texts and conversations of the model."""
+    return self.experiment.encoding(self.tokenizer)
 
 
 def load(
-  experiment: LanguageModel, source: Source, restore: Restore, tokenizer_path: str = ''
+  experiment: LanguageModel,
+  source: Source,
+  restore: Restore,
+  tokenizer_path: str = '',
+  max_length: int | None = None,
 ) -> Inference:
   """Loads the weights of `restore` into the experiment's model.
 
@@ -100,6 +113,7 @@ def load(
     source: The checkpoint, whose tokenizer is used where `tokenizer_path` is ''.
     restore: The path of the weights and the rules by which they are restored.
     tokenizer_path: A tokenizer file or its folder; '' looks next to the weights and in VOCAB_PATH.
+    max_length: The most tokens of a text; None: as many as the model has positions.
 
   Raises:
     UserError: There is no tokenizer, its vocabulary is another one, or the weights have another
@@ -125,7 +139,8 @@ def load(
   else:
     load_one = lambda path, like: plan.load(path_name(path), like)
     params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
-  return Inference(unrolled, fdl.build(config).model, params, mesh, tokenizer, source)
+  positions = experiment.num_positions if max_length is None else max_length
+  return Inference(unrolled, fdl.build(config).model, params, mesh, tokenizer, source, positions)
 
 
 def _shapes(task: fdl.Config, mesh: Mesh, e: LanguageModel) -> PyTree:
@@ -177,7 +192,8 @@ def load_checkpoint(
   Args:
     checkpoint: The folder of the checkpoint; see source.find_source.
     tokenizer_path: A tokenizer file or its folder; '' looks next to the weights and in VOCAB_PATH.
-    overrides: Values of experiment attributes as text, as in --fdl.NAME=VALUE.
+    overrides: Values of experiment attributes as text, as in --fdl.NAME=VALUE. MAX_SEQ_LEN is the
+      most tokens of a text here, which otherwise has as many as the model has positions.
     base_weights: The folder of the base weights of a LoRA run, if they were moved.
   """
   source = find_source(checkpoint, base_weights)
@@ -196,9 +212,41 @@ def load_checkpoint(
     'CHECKPOINT_RESTORE_STATE': False,
     'CHECKPOINT_RESTORE_CHANGES': [],
   }
-  experiment = trained.replaced(**(without | here | {'PERCORE_BATCH_SIZE': 1.0} | changes))
+  positions = trained.MAX_POSITION_EMBEDDINGS  # may derive from the path that is left out here
+  kept = {'PERCORE_BATCH_SIZE': 1.0, 'MAX_POSITION_EMBEDDINGS': positions}
+  experiment = trained.replaced(**(without | here | kept | changes))
+  longest = experiment.MAX_SEQ_LEN if 'MAX_SEQ_LEN' in changes else None
+  if longest is not None and not experiment.has_position_table:
+    more = max(experiment.MAX_POSITION_EMBEDDINGS, longest)
+    experiment = experiment.replaced(MAX_POSITION_EMBEDDINGS=more)
   experiment.validate()
-  return load(experiment, source, Restore(checkpoint), tokenizer_path)
+  return load(experiment, source, Restore(checkpoint), tokenizer_path, longest)
+
+
+def load_before(
+  checkpoint: str,
+  tokenizer_path: str = '',
+  overrides: Mapping[str, str] | None = None,
+  base_weights: str = '',
+) -> Inference:
+  """Loads the weights that a run began with; texts and chats become ids as in the run.
+
+  The arguments are those of load_checkpoint.
+
+  Raises:
+    UserError: The run began without weights, or they are gone.
+  """
+  source = find_source(checkpoint, base_weights)
+  run = experiment_of(source)
+  path = base_weights or run.CHECKPOINT_RESTORE_PATH
+  if not path:
+    raise UserError(f'{checkpoint} began without weights: there is nothing before it')
+  tokenizer = tokenizer_path or str(tokenizer_of(source.folder) or '')
+  with located('the weights before the training'):
+    found = load_checkpoint(path, tokenizer, overrides)
+  names = {'CHAT_TEMPLATE', 'CHAT_DATE', 'CHAT_THINKING', 'START_ID'} - set(overrides or {})
+  same = found.experiment.replaced(**{name: getattr(run, name) for name in names})
+  return dataclasses.replace(found, experiment=same)
 
 
 def experiment_of(source: Source) -> LanguageModel:
@@ -225,15 +273,9 @@ def refuse_te_layers(source: Source) -> None:
     )
 
 
-def start_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
-  """Returns the ids that every text of the experiment's model begins with: one, or none."""
-  start = tokenizer.bos_id if e.START_ID is None else e.START_ID
-  return [start] if start >= 0 else []
-
-
-def eos_ids(e: LanguageModel, tokenizer: Tokenizer) -> list[int]:
-  """Returns the ids that end a text of the experiment's model; any one of them ends it."""
-  return list(e.EOS_IDS) or [i for i in (tokenizer.eos_id,) if i >= 0]
+def eos_ids(e: LanguageModel, tokenizer: Tokenizer, chat: bool = False) -> list[int]:
+  """Returns the ids that end a text of an experiment's model, or an answer of a chat."""
+  return e.eos_ids(tokenizer, chat)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,10 +285,12 @@ class Prompt:
   Attributes:
     record: The JSON object of the line.
     ids: Token ids of the prompt.
+    is_chat: Whether the line has messages.
   """
 
   record: JsonObject
   ids: list[int]
+  is_chat: bool = False
 
 
 def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
@@ -269,12 +313,12 @@ def read_prompts(files: Sequence[str], inference: Inference) -> list[Prompt]:
         ids = inference.encode(record['inputs'])
       else:
         raise UserError(f'{place} has neither a text "inputs" nor a list "messages"')
-      if not 0 < len(ids) < inference.experiment.MAX_SEQ_LEN:
+      if not 0 < len(ids) < inference.max_length:
         raise UserError(
           f'{place}: a prompt of {len(ids):,} tokens; the model takes 1 to '
-          f'MAX_SEQ_LEN − 1 = {inference.experiment.MAX_SEQ_LEN - 1:,}'
+          f'{inference.max_length - 1:,}, one less than it has positions'
         )
-      prompts.append(Prompt(record, ids))
+      prompts.append(Prompt(record, ids, 'messages' in record))
   if not prompts:
     raise UserError(f'{", ".join(files) or "DECODE_FILES"}: no prompts')
   return prompts
@@ -300,15 +344,19 @@ def decode_file(inference: Inference, prompts: Sequence[Prompt], output: pathlib
     return 0
   done = _finished(partial)
   todo = sorted(set(range(len(prompts))) - done.keys(), key=lambda i: len(prompts[i].ids))
+  kinds = [(chat, [i for i in todo if prompts[i].is_chat == chat]) for chat in (False, True)]
   todo_batches = [
-    todo[i : i + e.DECODE_BATCH_SIZE] for i in range(0, len(todo), e.DECODE_BATCH_SIZE)
+    (chat, rows[i : i + e.DECODE_BATCH_SIZE])
+    for chat, rows in kinds
+    for i in range(0, len(rows), e.DECODE_BATCH_SIZE)
   ]
-  generator = inference.generator()
+  generators = {chat: inference.generator(chat=chat) for chat, rows in kinds if rows}
   console = Console(stderr=True)
   with open_file(partial, 'a', encoding='utf-8') as f:
-    for batch in track(todo_batches, 'decoding', console=console, disable=not console.is_terminal):
+    disable = not console.is_terminal
+    for chat, batch in track(todo_batches, 'decoding', console=console, disable=disable):
       padded = batch + batch[-1:] * (e.DECODE_BATCH_SIZE - len(batch))  # one program for all
-      rows = generator.generate(
+      rows = generators[chat].generate(
         [prompts[i].ids for i in padded], e.MAX_DECODE_STEPS, seed=e.SEED, row_ids=padded
       )
       for i, ids in zip(batch, rows, strict=False):
@@ -342,7 +390,8 @@ def _check_settings(output: pathlib.Path, inference: Inference, prompts: Sequenc
     write_file(path, (json.dumps(settings, indent=2) + '\n').encode())
     return
   before = read_object(path)
-  changed = [f'{k} {before.get(k)!r} → {v!r}' for k, v in settings.items() if before.get(k) != v]
+  # an attribute that is newer than the file made no difference then
+  changed = [f'{k} {before[k]!r} → {v!r}' for k, v in settings.items() if before.get(k, v) != v]
   if changed:
     raise UserError(
       f'{output} was decoded with other settings: {"; ".join(changed)}. '

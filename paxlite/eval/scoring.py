@@ -139,7 +139,7 @@ class Scorer:
       if len(c.continuation) > self._max_len:
         raise UserError(
           f'a continuation of {len(c.continuation):,} tokens is longer than a row of the model, '
-          f'MAX_SEQ_LEN={self._max_len:,}'
+          f'which has {self._max_len:,}'
         )
       check_ids([*c.context, *c.continuation], vocab_size, f'continuation {number}')
       whole = [*c.context, *c.continuation[:-1]]

@@ -11,6 +11,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
+from paxlite.eval.contexts import Contexts, text_until
 from paxlite.eval.eval_tasks import Example, Task, TaskSpec, matched
 from paxlite.eval.inference import Inference
 from paxlite.eval.scoring import Continuation, Score, Scorer
@@ -87,9 +88,10 @@ class ZeroShot:
   ):
     self._inference = inference
     self._too_long = too_long
+    self._contexts = contexts_of(inference)
     e = inference.experiment
     self._score = Scorer(
-      inference.model, inference.params, e.MAX_SEQ_LEN, batch_tokens, inference.mesh, e.rules
+      inference.model, inference.params, inference.max_length, batch_tokens, inference.mesh, e.rules
     )
 
   def __call__(
@@ -107,7 +109,7 @@ class ZeroShot:
       prompts = [self._prompt(task.spec, example) for example in task.examples]
       metrics, found = _generated(task.spec, task.examples, prompts, self._inference, report)
     else:
-      asked = [self._asked(example) for example in task.examples]
+      asked = [self._asked(task.spec, example) for example in task.examples]
       scores = iter(self._score([c for row in asked for c in row], report))
       by_example = [[next(scores) for _ in row] for row in asked]
       of_kind = _cloze if task.spec.kind == 'cloze' else _multiple_choice
@@ -116,17 +118,27 @@ class ZeroShot:
         entry['truncated'] = any(s.is_truncated for s in row)
     return Result(metrics, found, time.perf_counter() - started, task.unreadable)
 
-  def _asked(self, example: Example) -> list[Continuation]:
+  def _asked(self, spec: TaskSpec, example: Example) -> list[Continuation]:
     with located(example.place):
-      asked = [continuation_of(self._inference, *x) for x in example.asked]
+      texts = {text: self._context(spec, text) for text in example.texts}
+      asked = [self._contexts.pair(*texts[text], after) for text, after in example.asked]
       for c in asked:
         self._check(len(c.context) + len(c.continuation) - 1, 0)
         self._check(len(c.continuation), 0, can_be_cut=False)
       return asked
 
+  def _context(self, spec: TaskSpec, text: str) -> tuple[str, bool | None]:
+    """Returns the text that the model reads, and whether it begins as texts do.
+
+    A chat template writes all of a chat, so that nothing is put before it, as in training.
+    """
+    if not spec.chat:
+      return text, None
+    return self._inference.encoding.chat_text(spec.messages(text), True), False
+
   def _prompt(self, spec: TaskSpec, example: Example) -> list[int]:
-    ids = self._inference.encode(example.texts[0])
     with located(example.place):
+      ids = self._contexts.encode(*self._context(spec, example.texts[0]))
       if not ids:
         raise UserError('the text is empty, and the model has no start token')
       self._check(len(ids), spec.max_new_tokens, can_be_cut=spec.max_new_tokens < self._max_len)
@@ -134,33 +146,32 @@ class ZeroShot:
 
   @property
   def _max_len(self) -> int:
-    return self._inference.experiment.MAX_SEQ_LEN
+    return self._inference.max_length
 
   def _check(self, length: int, new: int, can_be_cut: bool = True) -> None:
     most = self._max_len
     if length + new > most and (self._too_long == 'error' or not can_be_cut):
       answer = f' and an answer of up to {new:,}' if new else ''
-      raise UserError(
-        f'a text of {length:,} tokens{answer} is too long: the model takes MAX_SEQ_LEN={most:,}'
-      )
+      raise UserError(f'a text of {length:,} tokens{answer} is too long: the model takes {most:,}')
 
 
-def continuation_of(inference: Inference, text: str, continuation: str) -> Continuation:
-  """Returns the ids of both texts; a token that spans the border belongs to the continuation.
+def contexts_of(
+  inference: Inference, adds_bos: bool | None = None, prefix: int | None = None
+) -> Contexts:
+  """Returns what encodes contexts and continuations for a model.
 
-  Raises:
-    UserError: There is no text, and the model has no start token that could replace it.
+  Args:
+    inference: The model.
+    adds_bos: Whether a text begins with BOS; None: as the model and its tokenizer say.
+    prefix: The id that stands for an empty context; None: the start of a text, BOS or EOS.
   """
-  whole, context = inference.encode(text + continuation), inference.encode(text)
-  start = len(context)
-  while start and whole[:start] != context[:start]:
-    start -= 1
-  start = min(start, len(whole) - 1)
-  if start < 1:
-    raise UserError(
-      f'{text[:40]!r} cannot be a context: it is empty, and the model has no start token'
-    )
-  return Continuation(whole[:start], whole[start:])
+  encoding, tokenizer = inference.encoding, inference.tokenizer
+  start, bos = encoding.start_ids, tokenizer.special_id('bos_token')
+  if adds_bos is not None:
+    start = [bos] if adds_bos and bos >= 0 else []
+  stated = [] if inference.experiment.START_ID is None else start
+  found = [*stated, bos, tokenizer.eos_id] if prefix is None else [prefix]
+  return Contexts(encoding, start, next((i for i in found if i >= 0), -1))
 
 
 def _cloze(examples: Sequence[Example], scores: Sequence[Sequence[Score]]) -> Found:
@@ -196,9 +207,11 @@ def _generated(
   inference: Inference,
   report: Callable[[int, int], None],
 ) -> Found:
-  most = inference.experiment.MAX_SEQ_LEN - spec.max_new_tokens
+  most = inference.max_length - spec.max_new_tokens
   truncated = [len(prompt) > most for prompt in prompts]
-  texts = continued(inference, prompts, spec.max_new_tokens, spec.until, report=report)
+  texts = continued(
+    inference, prompts, spec.max_new_tokens, spec.until, report=report, chat=spec.chat
+  )
   right, found = [], []
   for example, text, cut in zip(examples, texts, truncated, strict=True):
     answer = matched(text, spec.generation_pattern)
@@ -217,6 +230,7 @@ def continued(
   until: Sequence[str] = (),
   sampling: Sampling | None = None,
   report: Callable[[int, int], None] = lambda done, total: None,
+  chat: bool = False,
 ) -> list[str]:
   """Returns the text that the model writes after each prompt, up to one of `until`.
 
@@ -227,10 +241,18 @@ def continued(
     until: Texts that end the generated text.
     sampling: How tokens are sampled; None: as the experiment says.
     report: Called with the number of prompts done and the number of all prompts.
+    chat: Whether the prompts are those of a chat; see Inference.generator.
+
+  Raises:
+    UserError: The new tokens leave no room for a prompt.
   """
-  generator = inference.generator(sampling)
-  max_new_tokens = min(max_new_tokens, inference.experiment.MAX_SEQ_LEN - 1)
-  room = inference.experiment.MAX_SEQ_LEN - max_new_tokens
+  room = inference.max_length - max_new_tokens
+  if room < 1:
+    raise UserError(
+      f'an answer of {max_new_tokens:,} new tokens leaves no room for a prompt: the model takes '
+      f'{inference.max_length:,} tokens. Ask for fewer new ones'
+    )
+  generator = inference.generator(sampling, chat)
   order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
   texts = [''] * len(prompts)
   size = inference.experiment.DECODE_BATCH_SIZE
@@ -239,14 +261,9 @@ def continued(
     padded = batch + batch[-1:] * (size - len(batch))  # one program for all
     rows = generator.generate([prompts[i][-room:] for i in padded], max_new_tokens, row_ids=padded)
     for i, ids in zip(batch, rows, strict=False):
-      texts[i] = _cut(inference.tokenizer.decode(ids), until)
+      texts[i] = text_until(inference.tokenizer, ids, until)
     report(start + len(batch), len(order))
   return texts
-
-
-def _cut(text: str, until: Sequence[str]) -> str:
-  ends = [text.find(u) for u in until if u in text]
-  return text[: min(ends)] if ends else text
 
 
 def _mean(values: Sequence[float] | np.ndarray) -> Metric:

@@ -18,7 +18,7 @@ from paxlite.core.attribute_kinds import (
 )
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
-from paxlite.experiments.rotary_positions import RotaryPositions
+from paxlite.experiments.positions import Positions
 from paxlite.layers.attention import (
   Attention,
   CombinedQkv,
@@ -38,7 +38,7 @@ QkNorm = Literal['none', 'per_head', 'all_heads']
 _NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
 
 
-class AttentionAndNorms(RotaryPositions):
+class AttentionAndNorms(Positions):
   """Attention, norms and positions; defaults are those of Pax's base class of language models."""
 
   FPROP_DTYPE: Training[Literal['bfloat16', 'float32', 'float16']] = 'bfloat16'  # of activations

@@ -9,7 +9,6 @@ the built object return the configs of the task and of the inputs. Its propertie
 that the trainer needs.
 """
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +40,7 @@ from paxlite.core.attributes import (
   derived,
 )
 from paxlite.core.errors import UserError
+from paxlite.experiments.own_methods import check_overrides
 from paxlite.layers.backends import Backend
 from paxlite.parallel import mesh, partitioning
 from paxlite.runtime import compiler
@@ -149,17 +149,24 @@ class Experiment(Attributes):
 
   def __init_subclass__(cls, **kwargs: object):
     super().__init_subclass__(**kwargs)
-    bases = (base for base in cls.__mro__[1:] if issubclass(base, Experiment))
-    if all(vars(base).get('task') is not cls.task for base in bases):  # not inherited
-      cls.task = _with_backend(cls.task)  # type: ignore
+    check_overrides(cls, Experiment, cls._finish)
+
+  def _finish(self, task: fdl.Config) -> None:
+    """Edits what the task() of the most derived class returns."""
+    self.put_on_backend(task)
+    self.complete_optimizer(task)
 
   def task(self) -> fdl.Config:
     """Returns the config of the training.task.Task to train, on the experiment's backend.
 
     A subclass overrides this method and edits what super().task() returns, which is the model in
-    plain XLA. The backend is put into the result, so that it reaches the edits too.
+    plain XLA. The backend is put into the result, so that it reaches the edits too, and the
+    optimizer is completed.
     """
     raise UserError(f'{type(self).__name__} has no model: derive it from LanguageModel')
+
+  def complete_optimizer(self, task: fdl.Config) -> None:
+    """Edits the config of a task so that attributes hold for an optimizer of the user's."""
 
   def put_on_backend(self, task: fdl.Config) -> None:
     """Edits the config of a task in plain XLA so that it computes on the experiment's backend."""
@@ -402,21 +409,6 @@ class Experiment(Attributes):
     self.compiler_options('')  # raises UserError for an invalid option
     self.check_restore()
     self.check_batch_size()
-
-
-def _with_backend(
-  task: Callable[[Experiment], fdl.Config],
-) -> Callable[[Experiment], fdl.Config]:
-  """Experiment.task of a class, with the backend put into what the most derived class returns."""
-
-  @functools.wraps(task)
-  def with_backend(self: Experiment) -> fdl.Config:
-    config = task(self)
-    if type(self).task is with_backend:  # and not super().task() of a subclass
-      self.put_on_backend(config)
-    return config
-
-  return with_backend
 
 
 def compiler_option(text: str) -> tuple[str, compiler.Option]:

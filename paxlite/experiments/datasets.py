@@ -1,7 +1,9 @@
 """Datasets as mixins: `class Synthetic126M(Synthetic, GPT126M)`."""
 
-import importlib
 import os
+import pathlib
+import re
+from collections.abc import Sequence
 
 import fiddle as fdl
 
@@ -11,8 +13,10 @@ from paxlite.core.attribute_kinds import NotNegativeInt, Run, Training
 from paxlite.core.attributes import StoredPath, attribute_types
 from paxlite.core.errors import UserError, located
 from paxlite.core.files import kind
+from paxlite.core.own_modules import import_named
 from paxlite.core.templates import config
 from paxlite.data import packaged
+from paxlite.data.chat_format import ChatFormat
 from paxlite.data.documents import DocumentSource, check_once
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.mixture import mixture_of
@@ -23,6 +27,7 @@ from paxlite.data.sft import SftRows, TooLong
 from paxlite.data.streams import StreamRows
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import HELD_OUT_EVERY, Split, TextRows
+from paxlite.data.tokenizer import tokenizer_file
 from paxlite.experiments.rows import FromTfds, Rows, Splits, Tokenized, check_fraction
 
 
@@ -85,6 +90,7 @@ class TextFiles(Tokenized, Rows):
       split=split,
       rows=self.row_kind,
       held_out_every=round(1 / self.EVAL_FRACTION) if self._holds_out else HELD_OUT_EVERY,
+      eos_ids=list(self.EOS_IDS),
     )
 
 
@@ -162,7 +168,7 @@ class SeqioTask(FromTfds, Splits):
       raise UserError('--fdl.SEQIO_TASK=NAME is missing: a SeqIO task or mixture')
     for module in self.SEQIO_MODULES:
       try:
-        importlib.import_module(module)
+        import_named(module)
       except ImportError as e:
         raise UserError(f'SEQIO_MODULES: {module} cannot be imported: {e}') from None
     source = config(
@@ -223,6 +229,7 @@ class DocumentFiles(FromTfds, Rows):
       vocab_size=self.VOCAB_SIZE,
       field=self.TEXT_FIELD,
       start_id=self.START_ID,
+      eos_ids=list(self.EOS_IDS),
       split=split,
       held_out_every=self.HELD_OUT_EVERY,
       skip_unreadable=self.SKIP_UNREADABLE,
@@ -252,6 +259,18 @@ class SftFiles(Tokenized, Rows):
   def dataset(self) -> str:
     return 'prompts and answers'
 
+  @property
+  def learns_chats(self) -> bool:
+    return True
+
+  @property
+  def reads_clock(self) -> bool:
+    try:
+      path = tokenizer_file(self.VOCAB_PATH or self._restored_tokenizer)
+      return ChatFormat(self.CHAT_TEMPLATE, str(path)).reads_clock
+    except UserError:  # reported where the data are read; pairs of texts need no template
+      return False
+
   def train_input(self) -> fdl.Config:
     split: Split = 'train' if self.EVAL_FRACTION else 'all'
     return self.input(self._source(self.TRAIN_FILES, split))
@@ -280,7 +299,10 @@ class SftFiles(Tokenized, Rows):
       vocab_size=self.VOCAB_SIZE,
       seq_len=self.MAX_SEQ_LEN,
       start_id=self.START_ID,
+      eos_ids=list(self.EOS_IDS),
       chat_template=self.CHAT_TEMPLATE,
+      date=self.CHAT_DATE,
+      thinking=self.CHAT_THINKING,
       too_long=self.TOO_LONG,
       packed=self.PACKED_INPUT,
       split=split,
@@ -308,6 +330,14 @@ class Mixture(FromTfds, Rows):
   def dataset(self) -> str:
     return 'a mixture'
 
+  @property
+  def learns_chats(self) -> bool:
+    return any(part.learns_chats for part in self._parts)
+
+  @property
+  def reads_clock(self) -> bool:
+    return any(part.reads_clock for part in self._parts)
+
   def validate(self) -> None:
     super().validate()
     if len(self.SOURCES) != len(self.WEIGHTS) or not self.SOURCES:
@@ -330,8 +360,8 @@ class Mixture(FromTfds, Rows):
 
   def eval_inputs(self) -> dict[str, fdl.Config]:
     return {
-      f'{number}_{name}': eval_input
-      for number, part in enumerate(self._parts)
+      f'{source}_{name}': eval_input
+      for source, part in zip(short_names(self.SOURCES), self._parts, strict=True)
       for name, eval_input in part.eval_inputs().items()
     }
 
@@ -348,6 +378,21 @@ class Mixture(FromTfds, Rows):
     mine = self.values()
     shared = {name: mine[name] for name in attribute_types(dataset).keys() & mine.keys()}
     return dataset(**shared | attributes)
+
+
+def short_names(sources: Sequence[str]) -> list[str]:
+  """Returns names of sources for metrics: wiki for data/wiki.jsonl; each name is another one."""
+  names: list[str] = []
+  for source in sources:
+    name = source.removeprefix('sft:')
+    if name.startswith(('hf:', 'tfds:', 'seqio:')):
+      last = '_'.join(name.partition(':')[2].split('/')[-2:])  # c4_en_train
+    else:
+      last = pathlib.PurePath(name).name.partition('.')[0]
+    short = re.sub(r'[^A-Za-z0-9_-]+', '_', last).strip('_') or 'source'
+    number = 1 + sum(re.fullmatch(rf'{re.escape(short)}(_\d+)?', n) is not None for n in names)
+    names.append(short if number == 1 else f'{short}_{number}')
+  return names
 
 
 def _dataset_of(source: str) -> tuple[type[Rows], dict[str, object]]:

@@ -1,9 +1,11 @@
 """Attributes that decide how an experiment's model continues text."""
 
+import datetime
 from typing import Literal
 
 from paxlite.core.attribute_kinds import Count, Generation, NotNegativeInt, Run, Training
 from paxlite.core.attributes import StoredPath
+from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.generation.decoding import Sampling
 
@@ -23,10 +25,15 @@ class Decoding(Experiment):
   TOP_P: Generation[float] = 1.0  # 1: off
   REPETITION_PENALTY: Generation[float] = 1.0  # 1: off
   CHAT_TEMPLATE: Generation[str] = ''  # a Jinja template; '': the tokenizer's
+  # the day that a chat template sees, as 2026-11-26; '': today, or that of a run's first start
+  CHAT_DATE: Generation[str] = ''
+  # enable_thinking of the chat template; None: as the answers that a run has learned
+  CHAT_THINKING: Generation[bool | None] = None
   INT8_WEIGHTS: Generation[bool] = False  # quantizes projections, with one scale per output channel
 
   # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
   EVAL_TASKS: Run[list[StoredPath]] = []  # zero-shot tasks of --mode=eval
+  EVAL_CHAT: Run[bool] = False  # asks all tasks in a chat, by the chat template
   EVAL_BATCH_TOKENS: Run[Count] = 4096  # approximate number of tokens per batch
   EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = 'truncate'  # texts too long for the model
   EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips invalid records and counts them
@@ -43,6 +50,12 @@ class Decoding(Experiment):
   def validate(self) -> None:
     super().validate()
     self.sampling()
+    try:
+      datetime.date.fromisoformat(self.CHAT_DATE or '2000-01-01')
+    except ValueError:
+      raise UserError(
+        f'CHAT_DATE={self.CHAT_DATE} must be a day, as 2026-11-26, or empty'
+      ) from None
 
   def sampling(self) -> Sampling:
     """Returns how the next token is chosen; raises UserError if a number is out of range."""

@@ -1,7 +1,36 @@
 """The base class of experiments with a language model."""
 
+from paxlite.data.text_encoding import TextEncoding
+from paxlite.data.tokenizer import Tokenizer
 from paxlite.experiments.backend import Backends
 
 
 class LanguageModel(Backends):
   """A decoder-only transformer on any backend, trained with Pax's Adam."""
+
+  @property
+  def learns_chats(self) -> bool:
+    """Whether the model learns answers, so that what ends an answer of a chat always stops it."""
+    return False
+
+  @property
+  def reads_clock(self) -> bool:
+    """Whether the training data depend on the day, because the chat template writes it."""
+    return False
+
+  def encoding(self, tokenizer: Tokenizer) -> TextEncoding:
+    """Returns what encodes the texts and conversations of the model, as in its training."""
+    return TextEncoding(
+      tokenizer,
+      self.VOCAB_SIZE,
+      self.START_ID,
+      self.EOS_IDS,
+      self.CHAT_TEMPLATE,
+      self.CHAT_DATE,
+      self.CHAT_THINKING,
+    )
+
+  def eos_ids(self, tokenizer: Tokenizer, chat: bool = False) -> list[int]:
+    """Returns the ids that end a text of the model, or an answer of a chat; any one ends it."""
+    encoding = self.encoding(tokenizer)
+    return encoding.chat_eos_ids if chat or self.learns_chats else encoding.eos_ids

@@ -1,6 +1,5 @@
 """Attributes that decide in which dtype, and in which memory, a train step keeps its arrays."""
 
-import inspect
 from typing import Any, Literal
 
 import fiddle as fdl
@@ -10,6 +9,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.templates import config
 from paxlite.experiments.base import Experiment
 from paxlite.layers.remat import ActivationName, Offloaded
+from paxlite.parallel.partitioning import takes_taps
 
 Dtype = Literal['float32', 'bfloat16']
 
@@ -45,7 +45,7 @@ class MemorySavings(Experiment):
       )
     if self.GRADIENT_DTYPE != 'float32':
       task: Any = fdl.get_callable(self.task())
-      if 'taps' in inspect.signature(task.loss).parameters:
+      if takes_taps(task.loss):
         return
       raise UserError(
         f'GRADIENT_DTYPE={self.GRADIENT_DTYPE} needs a loss with the argument taps, as Task.loss '

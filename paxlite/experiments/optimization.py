@@ -5,12 +5,17 @@ from typing import Literal
 import fiddle as fdl
 
 from paxlite.core.attribute_kinds import Below1, Fraction, NotNegative, NotNegativeInt, Training
+from paxlite.core.attribute_reads import reads_of
+from paxlite.core.attributes import derived
 from paxlite.core.errors import UserError, compiled
 from paxlite.core.templates import config
 from paxlite.experiments.memory_savings import MemorySavings
-from paxlite.optim import optimizers, schedules
+from paxlite.optim import optimizers, own_optimizer, schedules
 
 Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay']
+
+# attributes that hold for any optimizer, because it is completed by them
+_ALWAYS_HELD = {'TRAINABLE_VARIABLES', 'CLIP_GRADIENT_NORM_TO_VALUE'}
 
 
 class Optimization(MemorySavings):
@@ -91,7 +96,14 @@ class Optimization(MemorySavings):
       found.append(
         f'FROZEN_DTYPE={self.FROZEN_DTYPE}: all variables are trained, and none is frozen.'
       )
-    if kind := self.schedule_kind:
+    if unread := self._unread:
+      found.append(
+        f'{", ".join(unread)}: the optimizer of {type(self).__name__} does not read '
+        f'{"it, and it has" if len(unread) == 1 else "them, and they have"} no effect.'
+      )
+    if 'schedule' not in self._read_by_optimizer:
+      return found
+    if (kind := self.schedule_kind) and not self._is_as_published(kind):
       warmup, start, _ = self._schedule_steps
       if warmup >= self.MAX_STEPS:
         found.append(
@@ -105,7 +117,70 @@ class Optimization(MemorySavings):
         )
     return found
 
+  def _is_as_published(self, kind: str) -> bool:
+    """Whether this is an experiment of paxlite with its own steps: a user has chosen none of them.
+
+    Pax's synthetic experiments, which measure speed, end within their warmup.
+    """
+    names = ('MAX_STEPS', 'NUM_EPOCHS', 'LR_SCHEDULE', f'LR_{kind}_WARMUP')
+    cls = type(self)
+    return cls.__module__.startswith('paxlite.') and all(
+      getattr(self, name) == getattr(cls, name) for name in names
+    )
+
+  def complete_optimizer(self, task: fdl.Config) -> None:
+    own = task.optimizer
+    held: dict[str, object] = dict(
+      trainable=list(self.TRAINABLE_VARIABLES),
+      clip_gradient_norm=self.CLIP_GRADIENT_NORM_TO_VALUE,
+      moments_dtype=self.ADAM_MOMENTS_DTYPE,
+      on_host=self.OFFLOAD_OPTIMIZER,
+    )
+    if fdl.get_callable(own) is optimizers.adam:
+      for name in held.keys() - own.__arguments__.keys():
+        setattr(own, name, held[name])
+    if fdl.get_callable(own) is not optimizers.adam or held != {k: getattr(own, k) for k in held}:
+      experiment = f'{type(self).__module__}.{type(self).__qualname__}'
+      known = self._schedule_of_own_optimizer()
+      task.optimizer = config(
+        own_optimizer.completed, optimizer=own, experiment=experiment, schedule=known, **held
+      )
+
+  def _schedule_of_own_optimizer(self) -> fdl.Config | None:
+    """Returns the schedule that optimizer() has read; None if it has read none."""
+    read = self._read_by_optimizer
+    if 'schedule' in read:
+      return self.schedule()
+    if 'LEARNING_RATE' in read:
+      return config(schedules.constant, learning_rate=self.LEARNING_RATE)
+    return None
+
+  @property
+  def _read_by_optimizer(self) -> set[str]:
+    """The attributes and methods that optimizer() and task() read."""
+    return reads_of(self, lambda e: e.optimizer())
+
+  @property
+  def _unread(self) -> list[str]:
+    """Attributes of the optimizer that the optimizer does not read, and that somebody has set."""
+    own = {name for name in vars(Optimization) if name.isupper()} - _ALWAYS_HELD
+    unread = own - self._read_by_optimizer
+    if type(self).optimizer is Optimization.optimizer:
+      return [name for name in sorted(unread) if self.is_stated_by_user(name)]
+    default = lambda name: vars(Optimization)[name]
+    return [
+      name
+      for name in sorted(unread)
+      if self.is_stated_by_user(name)
+      or not (isinstance(default(name), derived) or getattr(self, name) == default(name))
+    ]
+
   def optimizer(self) -> fdl.Config:
+    """Returns the config of an Optimizer, or of an optax transformation.
+
+    A subclass may override it. Trainable variables, clipping, the dtype and the place of moments,
+    and skipped steps hold for any optimizer: see own_optimizer.
+    """
     return config(
       optimizers.adam,
       schedule=self.schedule(),

@@ -1,14 +1,13 @@
 """Finds experiments by name."""
 
 import copy
-import difflib
 import importlib
 import inspect
 import pathlib
 import pkgutil
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import fiddle as fdl
@@ -16,12 +15,17 @@ import fiddle as fdl
 from paxlite.core import other_names
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
+from paxlite.core.near_names import did_you_mean
+from paxlite.core.own_modules import hidden, import_named
+from paxlite.core.templates import selections_named
 from paxlite.experiments.base import Experiment, full_name
 
 _REGISTRY: dict[str, type[Experiment]] = {}
 
 
 _PACKAGES = ('paxlite.experiments', 'paxlite.contrib.gpu.scripts_gpu')
+# what models of the hub end in, which decides neither sizes nor layers
+_HUB_ENDING = re.compile(r'[-_](hf|base|it|instruct|chat)$', re.I)
 _PAX_CONFIGS = 'paxml.contrib.gpu.scripts_gpu.configs.'
 
 
@@ -89,11 +93,7 @@ def find(name: str) -> type[Experiment]:
     if found is None or not found.__module__.startswith('paxlite.'):
       _import_module_of(name)
     if name not in _REGISTRY and name not in (known := experiments()):
-      near = difflib.get_close_matches(name, known, n=3, cutoff=0.7)
-      meant = f'Did you mean {" or ".join(near)}?' if near else ''
-      hint = other_names.experiment_hint(name) or meant
-      hint = hint or 'List them: paxlite list'
-      raise UserError(f'--fdl_config={name}: no experiment of that name. {hint}')
+      raise UserError(f'--fdl_config={name}: no experiment of that name. {_meant(name, known)}')
     return _REGISTRY[name]
   if name.startswith(_PAX_CONFIGS):
     name = name.replace('paxml', 'paxlite', 1)
@@ -103,6 +103,17 @@ def find(name: str) -> type[Experiment]:
   if not (isinstance(cls, type) and issubclass(cls, Experiment)):
     raise UserError(f'--fdl_config={name} is not an Experiment class')
   return cls
+
+
+def _meant(name: str, known: Iterable[str]) -> str:
+  """Returns a sentence on what is meant by a bare name, or by a model's name on the hub."""
+  last = name.rpartition('/')[2]
+  return (
+    other_names.experiment_hint(name)
+    or did_you_mean(_HUB_ENDING.sub('', last), known, cutoff=0.7)
+    or (f'paxlite list {last} lists some' if any(last.lower() in n.lower() for n in known) else '')
+    or 'List them: paxlite list'
+  )
 
 
 def find_known(name: str, way_out: str = '--import={}') -> type[Experiment]:
@@ -137,28 +148,46 @@ def apply_fiddler(cfg: fdl.Config, name: str) -> None:
   function = _attribute(name, '--fiddler')
   if not inspect.isfunction(function):
     raise UserError(f'--fiddler={name} is not a function')
-  function(cfg)
+  with selections_named(f'--fiddler={name}'):
+    function(cfg)
 
 
 def _attribute(dotted: str, flag: str) -> object:
   module_name, _, attribute = dotted.rpartition('.')
-  if not all(dotted.split('.')):
-    raise UserError(f'{flag}={dotted} is not a dotted path: write package.module.Name')
+  if dotted.endswith('.py') or not all(part.isidentifier() for part in dotted.split('.')):
+    raise UserError(f'{flag}={dotted} is not a dotted path. {_dotted(dotted, flag)}')
   try:
-    module = importlib.import_module(module_name)
+    module = import_named(module_name)
   except ModuleNotFoundError as e:
     if e.name is not None and (module_name + '.').startswith(e.name + '.'):
       hint = other_names.experiment_hint(dotted)
       if attribute in experiments():
         hint = f'It is {flag}={attribute} here.'
+      hint = hidden(module_name) or hint
       raise UserError(f'{flag}={dotted}: there is no module {e.name}. {hint}'.rstrip()) from None
     raise  # the module exists, but one of its own imports is missing
   if not hasattr(module, attribute):
-    near = difflib.get_close_matches(attribute, dir(module), n=3, cutoff=0.7)
-    meant = f'Did you mean {" or ".join(near)}?' if near else ''
+    meant = did_you_mean(attribute, dir(module), cutoff=0.7)
     hint = other_names.experiment_hint(dotted) or meant
     raise UserError(f'{flag}={dotted}: {module_name} has no {attribute}. {hint}'.rstrip())
   return getattr(module, attribute)
+
+
+def _dotted(path: str, flag: str) -> str:
+  """Returns a sentence on what is meant by a path of files, or by a model's name on the hub."""
+  known = experiments()
+  last = re.split(r'[/.:]', path)[-1]
+  if path.startswith(('paxml', 'praxis', 'paxlite')) and last in known:
+    return f'It is {flag}={last} here.'
+  name = re.sub(r'\.py$|\.py(?=[.:])', '', path).strip('./').replace('/', '.').replace(':', '.')
+  if path.endswith('.py'):
+    name += '.CLASS'
+  is_name = all(part.isidentifier() for part in name.split('.'))
+  if flag == '--fdl_config' and '.py' not in path and not (is_name and last[:1].isupper()):
+    return _meant(path, known)
+  if not is_name:
+    name = 'package.module.Name'
+  return other_names.experiment_hint(name) or f'Write {flag}={name}'
 
 
 def build_experiment(

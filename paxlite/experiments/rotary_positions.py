@@ -48,6 +48,12 @@ class RotaryPositions(Experiment, abc.ABC):
   ROPE_STRETCHES_LOCAL: Function[bool] = True  # also in layers with sliding attention
 
   @property
+  def stretches_positions(self) -> bool:
+    """Whether rotary positions are stretched, or the rotated vectors alone (YaRN with factor 1)."""
+    scales = self.ROPE_SCALING in ('yarn', 'longrope') and self.ROPE_ATTENTION_FACTOR not in (0, 1)
+    return self.ROPE_FACTOR > 1 or scales
+
+  @property
   def rotary_length(self) -> float:
     """The length of a rotated vector over its length before: ROPE_ATTENTION_FACTOR, or its default.
 
@@ -58,6 +64,13 @@ class RotaryPositions(Experiment, abc.ABC):
     if self.ROPE_SCALING == 'yarn':
       return 0.1 * math.log(self.ROPE_FACTOR) + 1
     return math.sqrt(1 + math.log(self.ROPE_FACTOR) / math.log(self.ROPE_ORIGINAL_LENGTH))
+
+  @property
+  def has_long_factors(self) -> bool | None:
+    """Whether LongRoPE's factors are those for long rows; None without LongRoPE."""
+    if not self.USE_ROTARY_POSITION_EMB or self.ROPE_FACTOR == 1 or self.ROPE_SCALING != 'longrope':
+      return None
+    return self.MAX_SEQ_LEN > self.ROPE_ORIGINAL_LENGTH
 
   @property
   @abc.abstractmethod
@@ -81,6 +94,11 @@ class RotaryPositions(Experiment, abc.ABC):
         f'{self.ROPE_LOW_FREQUENCY_FACTOR:g} positive and below ROPE_HIGH_FREQUENCY_FACTOR='
         f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
       )
+    lowest = 1 if self.stretches_positions and self.ROPE_SCALING == 'yarn' else 0
+    if lowest >= self.ROPE_THETA:
+      raise UserError(f'ROPE_THETA={self.ROPE_THETA:g} must be above {lowest}')
+    if self.stretches_positions and self.ROPE_ORIGINAL_LENGTH <= 1:
+      raise UserError(f'ROPE_ORIGINAL_LENGTH={self.ROPE_ORIGINAL_LENGTH} must be above 1')
     if min(self.ROPE_FAST_TURNS, self.ROPE_SLOW_TURNS) <= 0:
       raise UserError(
         f'ROPE_FAST_TURNS={self.ROPE_FAST_TURNS:g} and ROPE_SLOW_TURNS={self.ROPE_SLOW_TURNS:g} '
@@ -96,7 +114,7 @@ class RotaryPositions(Experiment, abc.ABC):
         'ROPE_SCALING=longrope needs ROPE_ORIGINAL_LENGTH above 1, and ROPE_SHORT_FACTORS and '
         'ROPE_LONG_FACTORS above 0'
       )
-    if self.ROPE_FACTOR > 1 and self.ROPE_SCALING == 'longrope':
+    if self.stretches_positions and self.ROPE_SCALING == 'longrope':
       for name in ('ROPE_SHORT_FACTORS', 'ROPE_LONG_FACTORS'):
         if len(getattr(self, name)) != self.rotary_dims // 2:
           raise UserError(
@@ -108,7 +126,7 @@ class RotaryPositions(Experiment, abc.ABC):
     """Returns the template of the rotary embedding; `is_local` means sliding attention."""
     theta = (is_local and self.ROPE_LOCAL_THETA) or self.ROPE_THETA
     base: dict[str, object] = dict(theta=theta, layout=self.ROPE_LAYOUT)
-    if self.ROPE_FACTOR == 1 or (is_local and not self.ROPE_STRETCHES_LOCAL):
+    if not self.stretches_positions or (is_local and not self.ROPE_STRETCHES_LOCAL):
       rotary = template(RotaryEmbedding, **base)
     elif self.ROPE_SCALING == 'linear':
       rotary = template(LinearRotaryEmbedding, factor=self.ROPE_FACTOR, **base)
@@ -124,10 +142,9 @@ class RotaryPositions(Experiment, abc.ABC):
         **base,
       )
     elif self.ROPE_SCALING == 'longrope':
-      is_long = self.MAX_SEQ_LEN > self.ROPE_ORIGINAL_LENGTH
       rotary = template(
         LongRopeRotaryEmbedding,
-        factors=self.ROPE_LONG_FACTORS if is_long else self.ROPE_SHORT_FACTORS,
+        factors=self.ROPE_LONG_FACTORS if self.has_long_factors else self.ROPE_SHORT_FACTORS,
         stretched=self.rotary_length,
         **base,
       )

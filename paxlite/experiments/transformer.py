@@ -68,7 +68,6 @@ class Transformer(ContextParallelism, Decoding, Optimization):
   GATHER_STAGES_ONCE: Run[bool] = True  # a pipeline gathers weights once a step, not once a tick
   CHECKPOINT_POLICY: Run[CheckpointPolicy] = 'SAVE_NOTHING'  # what is not recomputed
   SEPARATE_EMBEDDING: Shape[bool] = False  # logits have a weight of their own
-  TRAINABLE_POSITION_EMB: Shape[bool] = False  # learned embeddings of positions are added
   ACTIVATION_CLS: Function[Activation] = 'relu'  # of the feed-forward layer
   USE_GATED_ACTIVATION: Shape[bool] = False  # the activation is multiplied by a second projection
   SCALE_EMBEDDING: Function[bool] = False  # embeddings × √MODEL_DIMS
@@ -86,6 +85,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
 
   # A prompt to continue when training ends, if the dataset has a tokenizer
   SAMPLE_PROMPTS: Run[list[str]] = []  # texts that are continued at each evaluation
+  SAMPLE_CHAT: Run[bool | None] = None  # the model answers prompts; None: if it learns chats
   SAMPLE_PROMPT: Run[str | None] = None  # text that is continued after training; None: no sample
 
   @property
@@ -301,7 +301,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
       return template(SinusoidalPositions, model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE)
     return template(
       LearnedPositions,
-      max_length=self.MAX_SEQ_LEN,
+      max_length=self.MAX_POSITION_EMBEDDINGS,
       model_dims=self.MODEL_DIMS,
       dtype=self.FPROP_DTYPE,
       emb_init=fdl.Config(nn.initializers.normal, stddev=self.INIT_STD),

@@ -110,7 +110,8 @@ class Generator:
     max_len: Maximum number of tokens in prompt and continuation: the model's number of positions.
     sampling: How the next token is chosen.
     eos_ids: Token ids that end a row.
-    vocab_size: Ids from this number on are never chosen (for a vocabulary that was rounded up).
+    is_token: Whether each id has a token [n]. Others, and those from n on, are never chosen, as
+      where a vocabulary was rounded up. None: all ids have one.
     mesh: Mesh over which the batch is sharded; None means one device.
     rules: Mapping of logical axes to mesh axes.
   """
@@ -122,7 +123,7 @@ class Generator:
     max_len: int,
     sampling: Sampling = Sampling(),
     eos_ids: Sequence[int] = (),
-    vocab_size: int | None = None,
+    is_token: np.ndarray | None = None,
     mesh: Mesh | None = None,
     rules: partitioning.Rules = partitioning.DEFAULT_RULES,
   ):
@@ -131,7 +132,7 @@ class Generator:
     self._max_len = max_len
     self._sampling = sampling
     self._eos_ids = tuple(eos_ids)
-    self._vocab_size = vocab_size
+    self._is_token = is_token
     self._mesh = mesh
     self._rules = rules
     self._prefill = jax.jit(self._traced(self._prefill_program), static_argnums=(4,))
@@ -201,9 +202,8 @@ class Generator:
       raise UserError('a prompt is empty: give it a text, or set START_ID, the token to begin with')
     if longest >= self._max_len:
       raise UserError(
-        f'a prompt of {longest} tokens leaves no room for another: the model has '
-        f'MAX_SEQ_LEN={self._max_len}; shorten it, or raise --fdl.MAX_SEQ_LEN where positions are '
-        'rotary'
+        f'a prompt of {longest} tokens leaves no room for another: the model takes '
+        f'{self._max_len}; shorten it, or raise --fdl.MAX_SEQ_LEN where positions are rotary'
       )
     rooms = [min(max_new_tokens, self._max_len - len(prompt)) for prompt in prompts]
     P = min(bucket(longest), self._max_len)
@@ -301,9 +301,11 @@ class Generator:
   def _append(self, params, state: DecodeState, x_B1D: jax.Array) -> DecodeState:
     """Chooses each row's next token from its last hidden state, and puts it in the next slot."""
     logits_BV = self._model.apply({'params': params}, x_B1D, method='logits')[:, 0]
-    if self._vocab_size is not None:
-      known = jnp.arange(logits_BV.shape[-1]) < self._vocab_size
-      logits_BV = jnp.where(known, logits_BV, -jnp.inf)
+    if self._is_token is not None:
+      known_V = np.zeros(logits_BV.shape[-1], bool)
+      found = self._is_token[: len(known_V)]
+      known_V[: len(found)] = found
+      logits_BV = jnp.where(known_V, logits_BV, -jnp.inf)
     if state.seen_BV is not None:
       penalty = self._sampling.repetition_penalty
       penalised = jnp.where(logits_BV > 0, logits_BV / penalty, logits_BV * penalty)

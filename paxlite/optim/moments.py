@@ -3,6 +3,7 @@
 Moments are the floating-point arrays of a state that have at least one dimension.
 """
 
+import functools
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import optax
 from jax.tree_util import KeyPath
 from jax.typing import DTypeLike
 
+from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.layers.transformer import REPEATED
@@ -37,32 +39,62 @@ def narrow(
     transformation: A transformation whose state has a `count` of updates.
     dtype: bfloat16; with float32 nothing changes.
   """
-  narrowed = lambda x: x.astype(dtype) if is_moment(x) else x
-  widened = lambda x: x.astype(jnp.float32) if is_moment(x) else x
+  dtype = jnp.dtype(dtype)
+  if dtype == jnp.float32:
+    return optax.with_extra_args_support(transformation)
 
   def init(params: PyTree) -> PyTree:
-    return jax.tree.map(narrowed, transformation.init(params))
+    state = transformation.init(params)
+    _check(state, params, dtype)
+    one = lambda path, x: x.astype(dtype) if _is_narrowed(path, x) else x
+    return jax.tree_util.tree_map_with_path(one, state)
 
   def update(updates: PyTree, state: PyTree, params: PyTree | None = None, **extra: object):
-    wide = jax.tree.map(widened, state)
+    wide = jax.tree_util.tree_map_with_path(
+      lambda path, x: x.astype(jnp.float32) if _is_narrowed(path, x) else x, state
+    )
     updates, wide = transformation.update(updates, wide, params, **extra)
     counts = optax.tree.get_all_with_path(state, 'count')
     key = jax.random.fold_in(jax.random.key(0), counts[0][1])
 
     def rounded(path: KeyPath, x: jax.Array) -> jax.Array:
       name = path_name(path)
-      if not is_moment(x):
+      if not _is_narrowed(path, x):
         return x
       # layers of a repeated stack share their draws, so that they can be updated one by one
       shape = x.shape[1:] if is_repeated(name) else x.shape
       bits = jax.random.bits(jax.random.fold_in(key, zlib.crc32(name.encode())), shape, jnp.uint16)
-      return stochastically_rounded(x, bits)
+      return stochastically_rounded(x.astype(jnp.float32), bits)
 
     return updates, jax.tree_util.tree_map_with_path(rounded, wide)
 
-  if jnp.dtype(dtype) == jnp.float32:
-    return optax.with_extra_args_support(transformation)
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+# names of moments in the states of Pax's Adam and of optax; what has another name may be parameters
+_NAMES = {'m', 'v', 'mu', 'nu', 'nu_max', 'trace', 'sum_of_squares', 'm1', 'm2', 'e_g', 'e_x'}
+
+
+def _is_narrowed(path: KeyPath, x: jax.Array) -> bool:
+  """Whether `narrow` keeps an array of a state in its dtype: a mean of gradients, by its name."""
+  fields = [k.name for k in path if isinstance(k, jax.tree_util.GetAttrKey)]
+  return is_moment(x) and bool(fields) and fields[-1] in _NAMES
+
+
+def _check(state: PyTree, params: PyTree, dtype: jnp.dtype) -> None:
+  """Raises UserError if a state holds other arrays like parameters, or does not count updates."""
+  way_out = "--fdl.ADAM_MOMENTS_DTYPE=float32, or an argument of the optimizer's own (mu_dtype)"
+  shapes = {x.shape for x in jax.tree.leaves(params) if x.ndim}
+  for path, x in jax.tree_util.tree_leaves_with_path(state):
+    if is_moment(x) and x.shape in shapes and not _is_narrowed(path, x):
+      raise UserError(
+        f'ADAM_MOMENTS_DTYPE={dtype}: {path_name(path)} of the optimizer is not known to be a '
+        f'moment, and may not be rounded: {way_out}'
+      )
+  if not optax.tree.get_all_with_path(state, 'count'):
+    raise UserError(
+      f'ADAM_MOMENTS_DTYPE={dtype} needs an optimizer whose state counts the updates: {way_out}'
+    )
 
 
 def stochastically_rounded(x: jax.Array, bits: jax.Array) -> jax.Array:
@@ -100,13 +132,7 @@ def streamed(
     The next parameters, and the next state with its moments on the host.
   """
 
-  def moved(tree: PyTree, space: Any) -> PyTree:  # JAX has no public type of jax.memory.Space
-    return jax.tree.map(lambda x: jax.device_put(x, space) if is_moment(x) else x, tree)
-
-  def update_here(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
-    params, state = update(grads, moved(state, jax.memory.Space.Device), params)
-    return params, moved(state, jax.memory.Space.Host)
-
+  update_here = functools.partial(fetched, update)
   rest = update_here(
     *(_selected(t, lambda name, _: not is_repeated(name)) for t in (grads, state, params))
   )
@@ -127,6 +153,21 @@ def streamed(
   num_layers = layers[0].shape[0] // _num_stages(layers[0])
   stacked = jax.lax.fori_loop(0, num_layers, layer, stacked)
   return _merged(stacked[0], rest[0]), _merged(stacked[1], rest[1])
+
+
+def fetched(
+  update: Callable[[PyTree, PyTree, PyTree], tuple[PyTree, PyTree]],
+  grads: PyTree,
+  state: PyTree,
+  params: PyTree,
+) -> tuple[PyTree, PyTree]:
+  """Updates parameters as a whole with moments that are on the host; see `streamed`."""
+
+  def moved(tree: PyTree, space: Any) -> PyTree:  # JAX has no public type of jax.memory.Space
+    return jax.tree.map(lambda x: jax.device_put(x, space) if is_moment(x) else x, tree)
+
+  params, state = update(grads, moved(state, jax.memory.Space.Device), params)
+  return params, moved(state, jax.memory.Space.Host)
 
 
 def is_repeated(name: str) -> bool:

@@ -362,9 +362,15 @@ TAPS = 'taps'
 _taps_read: contextvars.ContextVar[set[str]] = contextvars.ContextVar('paxlite_taps_read')
 
 
+def takes_taps(loss: Callable[..., object]) -> bool:
+  """Returns whether a loss, which a user may write, has the argument `taps`."""
+  parameters = inspect.signature(loss).parameters
+  return 'taps' in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
 def new_taps(loss: Callable[..., object], params: PyTree, dtype: DTypeLike) -> PyTree:
-  """Returns the taps of parameters; UserError if the loss, which a user may write, takes none."""
-  if 'taps' not in inspect.signature(loss).parameters:
+  """Returns the taps of parameters; UserError if the loss takes none."""
+  if not takes_taps(loss):
     raise UserError(
       f'GRADIENT_DTYPE={dtype} needs a loss with the argument `taps`, and {loss.__qualname__} has '
       'none: add it, or --fdl.GRADIENT_DTYPE=float32'
@@ -377,14 +383,24 @@ def reading_taps(names: Collection[str]) -> Iterator[None]:
   """Checks that a model which is traced reads the taps of all these parameters.
 
   Raises:
-    UserError: A parameter was not declared by `param`: it would get no gradient.
+    UserError: A parameter was not declared by `param`, or the taps were not passed on to the model:
+      it would get no gradient.
   """
-  token = _taps_read.set(set())
+  read: set[str] = set()
+  outer = _taps_read.get(None)
+  token = _taps_read.set(read)
   try:
     yield
-    missing = sorted(set(names) - _taps_read.get())
   finally:
     _taps_read.reset(token)
+    if outer is not None:
+      outer |= read
+  missing = sorted(set(names) - read)
+  if missing and not read:
+    raise UserError(
+      'GRADIENT_DTYPE needs a loss that passes its argument `taps` on to super().loss, and this '
+      'one does not: --fdl.GRADIENT_DTYPE=float32'
+    )
   if missing:
     raise UserError(
       f'GRADIENT_DTYPE needs parameters that paxlite.parallel.partitioning.param declares, and '

@@ -1,14 +1,23 @@
 """Runs --mode=decode, which continues texts."""
 
+import shlex
+
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
+from paxlite.programs.agreement import compare_configs
+from paxlite.programs.begun import as_begun
 from paxlite.programs.run import Run, holding, load, make_folder
 
 
 def decode(run: Run) -> None:
   """Continues the prompts of DECODE_FILES with the last good checkpoint or restored weights."""
+  if run.holds_weights:
+    raise UserError(
+      f'{run.place} holds weights and no run: paxlite generate {shlex.quote(str(run.place))} '
+      '"Once upon a time" continues a text with them'
+    )
   with holding(run, deletes=False) as (held, _):
-    _decode(held)
+    _decode(as_begun(held))
 
 
 def _decode(run: Run) -> None:
@@ -17,6 +26,8 @@ def _decode(run: Run) -> None:
   e = run.decoding
   if not e.DECODE_FILES:
     raise UserError('--fdl.DECODE_FILES=/path/to/prompts.jsonl is missing')
+  compare_configs(run)
+  run.check_present()
   run.check_evaluated()
   loaded, step = load(run)
   prompts = inference.read_prompts(e.DECODE_FILES, loaded)

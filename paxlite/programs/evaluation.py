@@ -1,11 +1,16 @@
 """Runs --mode=eval, which evaluates a checkpoint."""
 
 import dataclasses
+import pathlib
+import shlex
+import tempfile
 from collections.abc import Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
 from paxlite.parallel import devices
+from paxlite.programs.agreement import compare_configs
+from paxlite.programs.begun import as_begun
 from paxlite.programs.run import Run, holding, load, make_folder
 from paxlite.runtime.goodput import Goodput
 from paxlite.training.attention_check import check_attention
@@ -14,14 +19,48 @@ from paxlite.training.mesh_check import check_mesh
 from paxlite.training.summaries import Summaries
 
 
-def evaluate(run: Run) -> None:
-  """Evaluates the last good checkpoint, or restored weights, on all inputs and on EVAL_TASKS."""
+def evaluate(run: Run, before: bool = False) -> None:
+  """Evaluates the last good checkpoint, or restored weights, on all inputs and on EVAL_TASKS.
+
+  Args:
+    run: The run.
+    before: Whether the weights that the run began with are evaluated too. Their metrics are
+      printed, and not kept.
+
+  Raises:
+    UserError: There is nothing to evaluate.
+  """
+  if run.holds_weights:
+    where = shlex.quote(str(run.place))
+    raise UserError(
+      f'{run.place} holds weights and no run: paxlite zero-shot {where} --tasks=task.json asks '
+      'them the questions of a task. On texts they are evaluated by an experiment that starts from '
+      f'them, such as HuggingFaceSFT with CHECKPOINT_RESTORE_PATH={where} and EVAL_FILES '
+      '(docs/evaluation.md)'
+    )
   with holding(run, deletes=False) as (held, _):
-    _evaluate(dataclasses.replace(held, read_only=True))
+    held = dataclasses.replace(as_begun(held), read_only=True)
+    if before:
+      _evaluate_before(held)
+    _evaluate(held)
+
+
+def _evaluate_before(run: Run) -> None:
+  path = run.experiment.CHECKPOINT_RESTORE_PATH
+  if not path or not run.checkpoints().steps():
+    why = 'holds no checkpoint' if path else 'began without weights'
+    raise UserError(f'--before: {run.place} {why}, so that there is no before and after')
+  run.check_evaluated()
+  say(f'Before, {path}:')
+  with tempfile.TemporaryDirectory() as folder:
+    _evaluate(dataclasses.replace(run, folder=pathlib.Path(folder), address=None))
+  say(f'After, {run.place}:')
 
 
 def _evaluate(run: Run) -> None:
   e = run.experiment
+  compare_configs(run)
+  run.check_present()
   if not run.checkpoints().steps() and e.restore is None:
     raise UserError(
       f'{run.place} holds no checkpoint to evaluate: train first, or name weights '
@@ -65,6 +104,7 @@ def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
     names,
     skip_unreadable=e.EVAL_SKIP_UNREADABLE,
     tfds_data_dir=e.tfds_data_dir,
+    chat=e.EVAL_CHAT,
   )
   inference, step = load(run)
   evaluate = zero_shot.ZeroShot(inference, e.EVAL_BATCH_TOKENS, e.EVAL_TOO_LONG)

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +15,9 @@ import jax
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.checkpoints import Checkpoints
+from paxlite.checkpointing.folders import refuse_dangling
 from paxlite.checkpointing.restore import Restore
+from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
@@ -117,6 +120,16 @@ class Run:
     counted = e.replaced(MAX_STEPS=max_steps(e, data))
     counted.validate()
     return dataclasses.replace(self, experiment=counted, data=data)
+
+  def with_positions(self) -> 'Run':
+    """Returns the run with the positions that it began with, as the weights may be gone by now."""
+    e, name = self.experiment, 'MAX_POSITION_EMBEDDINGS'
+    before = run_values(self.folder) if self.checkpoints().steps() else None
+    values = before['values'] if before else {}
+    if name not in e.values() or name in vars(e) or name not in values:
+      return self
+    positions = max(values[name], e.MAX_SEQ_LEN)
+    return dataclasses.replace(self, experiment=e.replaced(**{name: positions}))
 
   def trainer(self, spent: Goodput | None = None, watchdog: Watchdog | None = None) -> Trainer:
     """Builds the trainer; raises UserError before a file is written or a program is compiled.
@@ -252,9 +265,21 @@ class Run:
     return Watchdog(self.folder, limits, goodput, self.peers)
 
   def check_folder(self) -> None:
-    """Raises UserError if the folder's checkpoints are those of another experiment."""
+    """Raises UserError if the checkpoints are gone, or are those of another experiment."""
+    self.check_present()
     if not self.accept_changes and self.checkpoints().steps():
       refuse_other_experiment(self.experiment, self.folder)
+
+  def check_present(self) -> None:
+    """Raises UserError if the run has saved checkpoints and they are gone."""
+    refuse_dangling(self.folder, f'--job_log_dir={self.folder}')
+    if not self.start_over:
+      self.checkpoints().refuse_missing()
+
+  @property
+  def holds_weights(self) -> bool:
+    """Whether the folder holds imported weights, and no run."""
+    return (self.folder / 'state').is_dir() and not self.checkpoints().steps()
 
   def check_evaluated(self) -> None:
     """Raises UserError if the folder's checkpoints are those of another experiment or model.
@@ -286,13 +311,18 @@ class Run:
   def checkpoints(self) -> Checkpoints:
     keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
     folder = self.folder / 'checkpoints'
-    return Checkpoints(folder, keep, read_only=self.read_only, own_disks=self.own_disks)
+    record = SavedRecord(self.folder)
+    return Checkpoints(folder, keep, self.read_only, self.own_disks, record)
 
-  def sampler(self, task: ShardedTask) -> Sampler | None:
+  def sampler(self, task: ShardedTask, has_chats: bool = False) -> Sampler | None:
     """Returns what continues the prompts of the experiment; None if there are none, or it cannot.
 
+    Args:
+      task: The task of the experiment, on its mesh.
+      has_chats: Whether the training data has conversations.
+
     Raises:
-      UserError: There is no tokenizer.
+      UserError: There is no tokenizer, no chat template, or a prompt is too long.
     """
     e = self.experiment
     if e.sample_prompt is None and not e.sample_prompts:
@@ -300,7 +330,12 @@ class Run:
     restored = tokenizer_of(e.CHECKPOINT_RESTORE_PATH)
     tokenizer = open_tokenizer(e.tokenizer_path or str(restored or ''))
     e = self.decoding
-    return Sampler(e, task, tokenizer, e.sample_prompts) if e.continues_text else None
+    if not e.continues_text:
+      return None
+    chat = has_chats if e.SAMPLE_CHAT is None else e.SAMPLE_CHAT
+    sampler = Sampler(e, task, tokenizer, e.sample_prompts, chat)
+    sampler.check(e.sample_prompts + ([] if e.sample_prompt is None else [e.sample_prompt]))
+    return sampler
 
   @property
   def decoding(self) -> LanguageModel:
@@ -332,11 +367,18 @@ def located_run(place: str, local_dir: str | None) -> tuple[pathlib.Path, Addres
   Args:
     place: The job_log_dir.
     local_dir: Where the folder of a run in an object store is; None: in the user's cache.
+
+  Raises:
+    UserError: Checkpoints cannot be written to a folder of that name.
   """
   if not is_address(place):
-    return pathlib.Path(place).absolute(), None
+    folder = pathlib.Path(place).absolute()
+    _check_name(folder, '--job_log_dir')
+    return folder, None
   address = Address.parsed(place)
-  return twin(address, local_dir), address
+  folder = twin(address, local_dir)
+  _check_name(folder, '--local_dir')
+  return folder, address
 
 
 @contextlib.contextmanager
@@ -364,6 +406,22 @@ def holding(run: Run, deletes: bool = True) -> Iterator[tuple[Run, FolderLock]]:
     lock.release()  # the process of a notebook does not end here
 
 
+def _check_name(folder: pathlib.Path, flag: str) -> None:
+  """Raises UserError if TensorStore, which writes checkpoints, would write to another path."""
+  text = str(folder)
+  problem = ''
+  if any('\ud800' <= c <= '\udfff' for c in text):  # bytes that Python could not decode
+    encoding = sys.getfilesystemencoding()
+    problem = f'it is not UTF-8, or Python reads it as {encoding} here (LC_ALL, PYTHONUTF8)'
+  elif '\\' in text:
+    problem = 'a backslash would be taken for a slash'
+  elif address := re.search(r'/([a-z0-9]+:)/', f'{text}/'):
+    problem = f'{address[1]} would be taken for the beginning of an address'
+  if problem:
+    shown = text.encode('ascii', 'backslashreplace').decode() if problem[:2] == 'it' else text
+    raise UserError(f'{flag}={shown}: checkpoints cannot be written there, {problem}: rename it')
+
+
 def make_folder(folder: pathlib.Path) -> None:
   """Makes job_log_dir; raises UserError if it cannot be made or written."""
   try:
@@ -388,12 +446,15 @@ def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
 def _check_trainable(task: ShardedTask) -> None:
   params = task.abstract.params
   optimizer = task.task.optimizer
+  names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+  for pattern in optimizer.patterns:
+    if not any(re.fullmatch(pattern, name) for name in names):
+      raise UserError(
+        f'TRAINABLE_VARIABLES: {pattern!r} matches no variable as a whole; '
+        f'there are {", ".join(names[:3])} …'
+      )
   if not jax.tree.leaves(optimizer.split(params)[0]):
-    names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-    raise UserError(
-      f'TRAINABLE_VARIABLES={list(optimizer.trainable)} matches no variable as a whole; '
-      f'there are {", ".join(names[:3])} …'
-    )
+    raise UserError('TRAINABLE_VARIABLES=[] trains nothing: name variables, or leave it out')
 
 
 def _check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import fiddle as fdl
 
+from paxlite.core.errors import UserError, located
 from paxlite.core.trees import PyTree
 from paxlite.data.tokenizer import Tokenizer
-from paxlite.eval.inference import eos_ids, start_ids
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.generation.decoding import Generator, Sampling
 from paxlite.training.callbacks import Callback, Evaluations
@@ -26,6 +26,8 @@ class Sampler(Callback):
     task: Its task, on its mesh.
     tokenizer: The tokenizer of its data.
     prompts: The texts to continue at each evaluation.
+    chat: Whether the prompts are messages of the user, which the chat template writes, so that the
+      model answers them.
   """
 
   def __init__(
@@ -34,30 +36,63 @@ class Sampler(Callback):
     task: ShardedTask,
     tokenizer: Tokenizer,
     prompts: Sequence[str] = (),
+    chat: bool = False,
   ):
     self._experiment = experiment
-    self._tokenizer = tokenizer
+    self.tokenizer = tokenizer
+    self._encoding = experiment.encoding(tokenizer)
     self._prompts = prompts
+    self._chat = chat
     self._generator = Generator(
       fdl.build(experiment.plain.task()).model,
       None,
-      experiment.MAX_SEQ_LEN,
+      experiment.num_positions,
       Sampling(temperature=_TEMPERATURE),
-      eos_ids=eos_ids(experiment, tokenizer),
-      vocab_size=tokenizer.vocab_size,
+      eos_ids=experiment.eos_ids(tokenizer, chat),
+      is_token=tokenizer.is_token,
       mesh=task.mesh,
       rules=task.rules,
     )
 
+  @property
+  def verb(self) -> str:
+    """How a text is made of a prompt."""
+    return 'answering' if self._chat else 'continuing'
+
+  @property
+  def remarks(self) -> list[str]:
+    """A line for a run that samples."""
+    if not self._chat:
+      return []
+    return [
+      'Samples: prompts are messages of the user, written by the chat template '
+      '(SAMPLE_CHAT=False continues them as plain text)'
+    ]
+
+  def check(self, prompts: Sequence[str]) -> None:
+    """Raises UserError if a prompt is longer than the model takes, or there is no template."""
+    most = self._experiment.num_positions - 1
+    for prompt in prompts:
+      with located(f'the prompt {prompt[:40]!r} of a sample'):
+        count = len(self.ids(prompt))
+        if not count:
+          raise UserError('it is empty, and the model has no token that begins a text')
+        if count > most:
+          raise UserError(f'it has {count:,} tokens, and the model takes {most:,} before its own')
+
+  def ids(self, prompt: str) -> list[int]:
+    """Returns the ids that the model reads of a prompt."""
+    if self._chat:
+      return self._encoding.chat_prompt([{'role': 'user', 'content': prompt}])
+    return self._encoding.prompt(prompt)
+
   def __call__(self, params: PyTree, prompt: str) -> str:
-    """Returns `prompt` and its continuation."""
-    start = start_ids(self._experiment, self._tokenizer)
-    ids = (start + self._tokenizer.encode(prompt))[: self._experiment.MAX_SEQ_LEN - 1]
+    """Returns `prompt` and its continuation, or the answer in a chat."""
+    ids = self.ids(prompt)
+    shown = [] if self._chat else ids[len(self._encoding.start_ids) :]
     self._generator.params = params
     try:
-      return self._tokenizer.decode(
-        ids[len(start) :] + self._generator.generate([ids], _MOST_TOKENS)[0]
-      )
+      return self.tokenizer.decode(shown + self._generator.generate([ids], _MOST_TOKENS)[0])
     finally:
       self._generator.params = None  # the next step overwrites them
 
@@ -65,4 +100,4 @@ class Sampler(Callback):
     self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries
   ) -> None:
     texts = {prompt: self(state.params, prompt) for prompt in self._prompts}
-    summaries.samples(step, texts)
+    summaries.samples(step, texts, self.verb)

@@ -6,7 +6,6 @@ machine from its folder, whether it was copied or not, and on another machine fr
 """
 
 import contextlib
-import errno
 import hashlib
 import json
 import logging
@@ -19,6 +18,7 @@ from types import TracebackType
 import jax
 import numpy as np
 
+from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.step_copies import (
   StepCopies,
   StepUploader,
@@ -30,13 +30,14 @@ from paxlite.core.addresses import Address
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.json_text import parsed
 from paxlite.core.object_store import ObjectStore
-from paxlite.core.run_files import write_file
+from paxlite.core.run_files import check_place, write_file
 from paxlite.core.terminal import say, warn
 from paxlite.runtime import lease
+from paxlite.runtime.failure_log import FailureLog
 from paxlite.runtime.folder_lock import FolderLock
 from paxlite.runtime.hosts import Hosts, hosts_of
 from paxlite.runtime.mirror import Mirror
-from paxlite.runtime.process_messages import broadcast, gathered
+from paxlite.runtime.process_messages import broadcast, gathered, meet
 
 _NOTES = '.store.json'
 _LOOK_SECONDS = 1.0  # the time between two looks for a new checkpoint
@@ -82,17 +83,21 @@ class StoredRun:
     self._folder = folder
     self._max_to_keep = max_to_keep
     self._lock = lock
-    self._store = ObjectStore.opened(address, patience=_PATIENCE)
     self._lease = lease.Lease(address, lease.leave)
-    self._mirror = Mirror(self._store, address, folder)
+    self._view: lease.LeaseView | None = None  # of the lease, in a process that does not hold it
+    self._store = ObjectStore.opened(address, _PATIENCE, guard=self._check_lease)
+    self._mirror = Mirror(self._store, address, folder, lease.NAME)
     self._uploaders: list[StepUploader] = []
     self._stop = threading.Event()
     self._thread = threading.Thread(target=self._copy, name='store', daemon=True)
-    self._last_failure = ''
+    self._failures = FailureLog(str(address))
 
   def __enter__(self) -> 'StoredRun':
     try:
       self._together(self._take)
+      attempt = broadcast(self._lease.attempt.encode()).decode()
+      if jax.process_index() != 0:
+        self._view = lease.LeaseView(self._address, attempt)
       self.hosts = hosts_of(self._folder)
       if self.hosts.count not in (1, jax.process_count()):
         raise UserError(
@@ -131,21 +136,30 @@ class StoredRun:
     if problem and jax.process_index() == 0:
       warn(problem)
 
+  def _check_lease(self) -> None:
+    """Raises OSError unless this run holds its lease; the store calls it before each write."""
+    (self._view or self._lease).check()
+
+  def _may_write(self) -> bool:
+    try:
+      self._check_lease()
+    except OSError:
+      return False
+    return True
+
   def _together(self, act) -> None:
     """Calls `act` in every process; if it fails in one, all processes raise UserError."""
     problem: Exception | None = None
+    meet()
     try:
       act()
     except (UserError, Interrupted) as e:
       problem = e
     except OSError as e:
       problem = UserError(f'{e.filename or self._address}: {e.strerror or e}')
-    if jax.process_count() > 1:
-      from jax.experimental import multihost_utils
-
-      failed = np.asarray(multihost_utils.process_allgather(np.int32(problem is not None)))
-      if failed.any() and problem is None:
-        problem = UserError(f'process {int(failed.argmax())} says what is wrong')
+    failed = gathered(np.array([problem is not None], np.int32))().ravel()
+    if failed.any() and problem is None:
+      problem = UserError(f'process {int(failed.argmax())} says what is wrong')
     if problem is not None:
       raise problem
 
@@ -168,6 +182,7 @@ class StoredRun:
       self._mirror.download()
       # the metrics of the store are older than local states, which would continue after them
       (self._folder / 'local_states.json').unlink(missing_ok=True)
+      SavedRecord(self._folder).remove()  # the store says what was saved
     for name in ('', 'best/'):
       copies, folder = self._copies(name)
       copies.remove_unfinished()
@@ -210,17 +225,18 @@ class StoredRun:
           set_aside(folder, step)
     # A checkpoint in the store comes with the metrics up to its step, so they are copied before it.
     is_0 = jax.process_index() == 0
-    may_write = (lambda: self._lease.is_sure) if is_0 else (lambda: True)
     for name, keep in (('', self._max_to_keep), ('best/', 1)):
       copies, folder = self._copies(name)
-      uploader = StepUploader(copies, folder, keep, may_write, is_0, self._mirror.upload)
+      uploader = StepUploader(copies, folder, keep, self._may_write, is_0, self._mirror.upload)
       uploader.begin()
       self._uploaders.append(uploader)
 
   def _copies(self, name: str) -> tuple[StepCopies, pathlib.Path]:
     folder = self._folder / f'{name}checkpoints'
     address = self._address / f'{name}checkpoints'
-    return StepCopies(self._store, address, folder, self.hosts.index, self.hosts.count), folder
+    known = (self._address / lease.NAME).key
+    hosts = self.hosts
+    return StepCopies(self._store, address, folder, hosts.index, hosts.count, known), folder
 
   def _copy(self) -> None:
     """Copies what appears in the folder until the context ends."""
@@ -231,12 +247,10 @@ class StoredRun:
         self._look(mirrors=is_due)
         mirrored_at = time.monotonic() if is_due else mirrored_at
       except Exception as e:  # After any error the thread must try again.
-        self._note_failure(e)
+        self._failures.failed(e)
         self._stop.wait(_PAUSE_SECONDS)
       else:
-        if self._last_failure:
-          log.warning('%s can be written again', self._address)
-        self._last_failure = ''
+        self._failures.passed()
 
   def _look(self, mirrors: bool) -> None:
     """Copies what is new; what fails does not keep the rest waiting.
@@ -248,8 +262,8 @@ class StoredRun:
       Exception: The first failure.
     """
     is_0 = jax.process_index() == 0
-    if is_0 and not self._lease.is_sure:  # The objects may be those of another run by now.
-      raise OSError(errno.EAGAIN, 'the lease could not be renewed in time', str(self._address))
+    check_place(self._folder)
+    self._check_lease()  # The objects may be those of another run by now.
     failures: list[Exception] = []
     acts = [uploader.look for uploader in self._uploaders]
     for act in [*acts, self._mirror.upload] if mirrors and is_0 else acts:
@@ -272,7 +286,7 @@ class StoredRun:
       try:
         self._look(mirrors=True)
       except Exception as e:
-        reason = self._note_failure(e)
+        reason = self._failures.failed(e)
       left = [step for uploader in self._uploaders for step in uploader.pending()]
       if not reason and not left:
         return ''
@@ -283,14 +297,6 @@ class StoredRun:
           f'{self._folder}. Start the run again on this machine to copy it'
         )
       time.sleep(_LOOK_SECONDS)
-
-  def _note_failure(self, error: Exception) -> str:
-    """Logs a failure unless it is that of the last time; returns its reason."""
-    reason = getattr(error, 'strerror', None) or str(error) or repr(error)
-    if reason != self._last_failure:
-      log.warning('%s cannot be written, training continues: %s', self._address, reason)
-    self._last_failure = reason
-    return reason
 
 
 def _read_notes(folder: pathlib.Path) -> str | None:

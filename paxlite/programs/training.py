@@ -1,5 +1,8 @@
 """Runs --mode=train."""
 
+import contextlib
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -8,19 +11,27 @@ from paxlite.core import live_line
 from paxlite.core.errors import Interrupted, UserError
 from paxlite.core.terminal import has_color, say
 from paxlite.data import about
-from paxlite.data.base import RowInput
+from paxlite.data.base import Input, RowInput
+from paxlite.data.mixture import MixtureInput
 from paxlite.data.sft import SftRows
 from paxlite.experiments.identity import (
   write_configuration,
 )
 from paxlite.parallel import devices
+from paxlite.programs.agreement import compare_configs, compare_data
+from paxlite.programs.begun import dated, noting
 from paxlite.programs.run import Run, holding, make_folder
 from paxlite.runtime import goodput, preemption, processes
 from paxlite.runtime.compiled_step import check_options
 from paxlite.runtime.folder_lock import FolderLock
+from paxlite.runtime.hosts import check_shared
+from paxlite.runtime.process_messages import meet
 from paxlite.training.attention_check import check_attention
 from paxlite.training.mesh_check import check_mesh
+from paxlite.training.trackers import started
+from paxlite.training.train_state import TrainState
 from paxlite.training.trainer import Trainer
+from paxlite.training.writers import TrainRecords, read_records
 
 
 def train(run: Run) -> None:
@@ -44,13 +55,15 @@ def train(run: Run) -> None:
 def _train(run: Run, lock: FolderLock) -> None:
   spent = goodput.Goodput(run.folder if jax.process_index() == 0 else None)
   with run.watchdog(spent) as watchdog:
-    run = run.in_steps()
+    compare_configs(run)
+    run = dated(run).in_steps().with_positions()
     run.check_folder()
     _lock(lock, run)
     with live_line.working('Reading the training data', _say):
       trainer = run.trainer(spent, watchdog)
+      compare_data(run, trainer)
     watchdog.pause()
-    _train_watched(run, lock, trainer)
+    _train_watched(noting(run, trainer.data.input), lock, trainer)
 
 
 def _about_data(trainer: Trainer) -> list[str]:
@@ -64,7 +77,7 @@ def _about_data(trainer: Trainer) -> list[str]:
 
 
 def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
-  sampler = run.sampler(trainer.store.task)
+  sampler = run.sampler(trainer.store.task, has_chats(trainer.data.input))
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
   check_attention(run.experiment, task.mesh)
@@ -74,10 +87,13 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     check_options(trainer.compiler.options)
   make_folder(run.folder)
   _lock(lock, run)
+  if run.address is None:
+    check_shared(run.folder)
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
-    for line in (*_about_data(trainer), *run.experiment.remarks):
+    of_samples = [] if sampler is None else sampler.remarks
+    for line in (*_about_data(trainer), *run.experiment.remarks, *of_samples):
       say(line)
     if run.experiment.NUM_EPOCHS is not None:
       steps = run.experiment.MAX_STEPS
@@ -85,8 +101,37 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     if trainer.compiler.options:
       options = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler.options.items()))
       say(f'XLA: {options}')
+  meet()  # before programs that initialize or restore
   trainable, _ = task.task.optimizer.split(task.abstract.params)
   trainer.compiler.memory.state(task.abstract, trainable)
+  with _tracked(trainer):
+    state = _trained(run, trainer)
+  if run.experiment.sample_prompt is not None and jax.process_count() == 1:
+    if sampler is not None:
+      text = sampler(state.params, run.experiment.sample_prompt)
+      say(f'\nA sample, {sampler.verb} {run.experiment.sample_prompt!r}:\n{text}\n')
+    else:
+      say("No sample: Transformer Engine's layers keep no keys and values")
+  if jax.process_index() == 0:
+    say(f'Logs, metrics and checkpoints are in {run.place}')
+
+
+@contextlib.contextmanager
+def _tracked(trainer: Trainer) -> Iterator[None]:
+  """A context in which the trackers of process 0 have started; UserError if one cannot."""
+  steps = trainer.store.checkpoints.steps()
+  if jax.process_index() or (steps and trainer.is_complete(steps[-1])):
+    yield
+    return
+  with contextlib.ExitStack() as stack:
+    with processes.leaving_together(), live_line.working('Starting the trackers', _say):
+      stack.enter_context(started(trainer.trackers))
+    yield
+
+
+def _trained(run: Run, trainer: Trainer) -> TrainState:
+  """Restores or makes the state of a run, and trains it to its last step."""
+  begins = not trainer.store.checkpoints.steps()
   with (
     processes.leaving_together(),
     trainer.goodput.spent_on('restore'),
@@ -95,24 +140,37 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     state, step = trainer.store.initial()
     if not trainer.is_complete(step):
       trainer.resume(step)
+    _say_what_records_lack(run, step)
   trainer.watchdog.pause()
-  if trainer.store.plan is not None and jax.process_index() == 0:
-    say(trainer.store.plan.table())
+  if trainer.store.plan is not None and begins and not trainer.store.is_local(step):
+    _say(trainer.store.plan.table())
   # Only now is it known that the folder's checkpoint fits.
   write_configuration(run.experiment, run.folder)
   preemption.check()
   try:
-    state = trainer.train(state, step)
+    return trainer.train(state, step)
   finally:
     _print_goodput(run)
-  if run.experiment.sample_prompt is not None and jax.process_count() == 1:
-    if sampler is not None:
-      text = sampler(state.params, run.experiment.sample_prompt)
-      say(f'\nA sample, continuing {run.experiment.sample_prompt!r}:\n{text}\n')
-    else:
-      say("No sample: Transformer Engine's layers keep no keys and values")
-  if jax.process_index() == 0:
-    say(f'Logs, metrics and checkpoints are in {run.place}')
+
+
+def has_chats(data: Input) -> bool:
+  """Returns whether a part of the data has conversations."""
+  parts = data.parts if isinstance(data, MixtureInput) else [data]
+  sources = [part.source for part in parts if isinstance(part, RowInput)]
+  return any(isinstance(source, SftRows) and source.has_chats for source in sources)
+
+
+def _say_what_records_lack(run: Run, start: int) -> None:
+  """Says if the records and the state that the run continues from do not end at the same step."""
+  records = run.folder / TrainRecords.name
+  if jax.process_index() != 0 or not (steps := [r['step'] for r in read_records(records)]):
+    return
+  if start == 0:
+    say(f'No state of the {max(steps):,} steps in {records.name} was saved: they are done again')
+  before = [0, 0, *sorted({s for s in steps if s <= start})]
+  usual = max(run.experiment.SUMMARY_INTERVAL_STEPS, before[-1] - before[-2])
+  if start - before[-1] >= usual:
+    say(f'{records.name} has no records of steps {before[-1] + 1:,} to {start:,}: they were lost')
 
 
 def _say(text: str) -> None:

@@ -8,7 +8,6 @@ the user can have written it.
 import dataclasses
 import importlib.metadata
 import json
-import os
 import pathlib
 import pickle
 import zlib
@@ -26,7 +25,7 @@ from paxlite.core.json_files import parse_line
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.ownership import open_to_others
 from paxlite.core.trees import PyTree
-from paxlite.runtime.compiler import Options
+from paxlite.runtime.compiler import Options, flags_of
 
 _FORMAT = 'paxlite compiled step 1'
 _HEADER = {'crc32c': int, 'program': int, 'arguments': list, 'values': dict}
@@ -153,19 +152,10 @@ def machine(mesh: Mesh, options: Options) -> JsonObject:
     'devices': len(devices),
     'mesh': dict(mesh.shape),
     'device ids': zlib.crc32(json.dumps([d.id for d in devices]).encode()),
-    'XLA_FLAGS': _flags('XLA_FLAGS'),
-    'LIBTPU_INIT_ARGS': _flags('LIBTPU_INIT_ARGS'),
+    'XLA_FLAGS': flags_of('XLA_FLAGS'),
+    'LIBTPU_INIT_ARGS': flags_of('LIBTPU_INIT_ARGS'),
     'COMPILER_OPTIONS': dict(options),
   }
-
-
-def _flags(variable: str) -> list[str]:
-  """Returns the XLA flags of a variable, except those that change no program.
-
-  Those set dumps, or the number of fake devices, which machine() counts.
-  """
-  idle = ('--xla_force_host_platform_device_count', '--xla_dump_')
-  return [f for f in os.environ.get(variable, '').split() if not f.startswith(idle)]
 
 
 def versions(platform: str) -> dict[str, str]:

@@ -19,6 +19,10 @@ Options = Mapping[str, Option]
 # level gives bit-identical values to its last one, in a third of the time.
 _INITIAL_VALUES: dict[str, dict[str, Option]] = {'cpu': {'xla_backend_optimization_level': 1}}
 
+_FLAGS_OF_XLA = 'XLA_FLAGS', 'LIBTPU_INIT_ARGS'
+# prefixes of further environment variables that choose kernels or the precision of products
+_CHANGES_PROGRAMS = 'NVIDIA_TF32_OVERRIDE', 'NVTE_', 'TF_CUDNN_', 'TF_XLA_FLAGS', 'CUBLAS_'
+
 # Options for programs that run on several GPUs: the next layer's weights are gathered and the last
 # one's gradients are reduced while a layer is computed, and a loop over layers does not copy what
 # it carries. Each option has a (name, value) for each generation of XLA, the newest first.
@@ -157,3 +161,19 @@ def initial_values_options(platform: str) -> dict[str, Option]:
   flags = os.environ.get('XLA_FLAGS', '')
   options = _INITIAL_VALUES.get(kind(platform), {})
   return {name: value for name, value in options.items() if f'--{name}=' not in flags}
+
+
+def flags_of(variable: str) -> list[str]:
+  """Returns the XLA flags of an environment variable, except those that change no program.
+
+  Those set dumps, or the number of fake devices, which is compared where it matters.
+  """
+  idle = ('--xla_force_host_platform_device_count', '--xla_dump_')
+  return [f for f in os.environ.get(variable, '').split() if not f.startswith(idle)]
+
+
+def environment_of_programs() -> dict[str, str]:
+  """Returns the environment variables that change what a program computes, or how."""
+  found = {name: ' '.join(flags_of(name)) for name in _FLAGS_OF_XLA}
+  found |= {k: v for k, v in os.environ.items() if k.startswith(_CHANGES_PROGRAMS)}
+  return {k: v for k, v in sorted(found.items()) if v}

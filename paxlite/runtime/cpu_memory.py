@@ -63,8 +63,11 @@ def restart_with_them() -> None:
   changes, plain = environment(), plain_command(sys.orig_argv, sys.argv[1:])
   if not changes or plain is None or not sys.executable or sys.gettrace():
     return
+  # -P: a file of the current folder must not be taken for a module that runpy imports
+  safe = ['-P'] if any(finder.find_spec('paxlite', None) for finder in sys.meta_path) else []
+  command = [sys.executable, '-X', _MARK, *safe, *plain]
   with contextlib.suppress(OSError):  # If this fails, the run continues without them.
-    os.execve(sys.executable, [sys.executable, '-X', _MARK, *plain], {**os.environ, **changes})
+    os.execve(sys.executable, command, {**os.environ, **changes})
 
 
 def _leave_to_children_what_was_there() -> None:

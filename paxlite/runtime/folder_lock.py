@@ -13,7 +13,7 @@ from typing import IO
 
 from paxlite.core.errors import Interrupted, UserError
 from paxlite.core.json_text import parsed
-from paxlite.core.run_files import open_file
+from paxlite.core.run_files import MovedError, guard, no_link, open_file, unguard
 
 _FILE = '.lock'
 _HELD = (errno.EACCES, errno.EAGAIN)
@@ -29,13 +29,19 @@ class FolderLock:
   child processes and depends neither on clocks nor on host names. The file names the holder of the
   lock, but only for the error message.
 
+  The lock is on a file, and the run uses a path. So the holder looks whether the path still leads
+  to that file before it writes anything there.
+
   Args:
     folder: The run's job_log_dir.
   """
 
   def __init__(self, folder: pathlib.Path):
+    self._folder = folder
     self._path = folder / _FILE
     self._file: IO[str] | None = None
+    self._directory = -1
+    self._of_checkpoints: FolderLock | None = None
 
   def acquire(self) -> None:
     """Takes the lock; does nothing if this object holds it, or if the folder does not exist yet.
@@ -45,17 +51,14 @@ class FolderLock:
       Interrupted: A process of the same Slurm job, on a node that Slurm has given up, still holds
         the lock after _WAIT_SECONDS.
     """
-    if self._file is not None or not self._path.parent.is_dir():
+    if self._file is not None or not self._folder.is_dir():
       return
-    try:
-      file = open_file(self._path, 'a+')
-    except OSError as e:
-      raise UserError(f'--job_log_dir={self._path.parent} cannot be written: {e}') from None
     end = time.monotonic() + _WAIT_SECONDS
+    file = self._opened()
     while not self._locked(file):
       file.seek(0)
       owner, its_job = _described(file.read())
-      where = f'--job_log_dir={self._path.parent}'
+      where = f'--job_log_dir={self._folder}'
       same_job = its_job is not None and its_job == os.environ.get('SLURM_JOB_ID')
       if same_job and time.monotonic() < end:
         time.sleep(1)
@@ -66,6 +69,9 @@ class FolderLock:
           f'{where} is in use by another run{owner}. Wait for it or end it, or choose another '
           '--job_log_dir'
         )
+    if not _leads_to(self._path, file.fileno()):  # moved or deleted since it was opened
+      file.close()
+      return self.acquire()
     file.truncate(0)
     job = os.environ.get('SLURM_JOB_ID')
     holder = {'host': socket.gethostname(), 'process': os.getpid(), 'slurm_job': job}
@@ -73,6 +79,46 @@ class FolderLock:
     with contextlib.suppress(OSError):  # A full disk is reported where a checkpoint is written.
       file.write(json.dumps(holder))
       file.flush()
+    self._directory = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    guard(self._folder, self.check)
+    if (self._folder / 'checkpoints').is_symlink():  # another folder may have the same link
+      self._of_checkpoints = FolderLock(self._folder / 'checkpoints')
+      try:
+        self._of_checkpoints.acquire()
+      except BaseException:
+        self.release()
+        raise
+
+  def check(self) -> None:
+    """Looks whether the folder is still at its path; does nothing if the lock is not held.
+
+    A lock file that was deleted is made again.
+
+    Raises:
+      MovedError: It is not, or another run has the lock.
+    """
+    if self._file is None or _leads_to(self._path, self._file.fileno()):
+      return
+    if not _leads_to(self._folder, self._directory):
+      now = _path_of(self._directory)
+      how = f'it was moved to {now}' if now else 'it was deleted'
+      raise MovedError(self._folder, now, f'{how} while the run used it')
+    try:
+      file = open(self._path, 'a+', opener=no_link)  # noqa: SIM115
+      is_free = self._locked(file)
+    except OSError as e:
+      raise MovedError(self._folder, None, f'its lock is gone: {e.strerror}') from None
+    if not is_free:
+      file.close()
+      raise MovedError(self._folder, None, 'its lock was deleted, and another run has it')
+    self._file.close()
+    self._file = file
+
+  def _opened(self) -> IO[str]:
+    try:
+      return open_file(self._path, 'a+')
+    except OSError as e:
+      raise UserError(f'--job_log_dir={self._folder} cannot be written: {e}') from None
 
   def _locked(self, file: IO[str]) -> bool:
     """Tries to take the lock; returns False if another process holds it.
@@ -89,9 +135,34 @@ class FolderLock:
 
   def release(self) -> None:
     """Releases the lock; does nothing if it is not held."""
+    if self._of_checkpoints is not None:
+      self._of_checkpoints.release()
+      self._of_checkpoints = None
     if self._file is not None:
+      unguard(self._folder)
       self._file.close()
+      os.close(self._directory)
       self._file = None
+
+
+def _leads_to(path: pathlib.Path, descriptor: int) -> bool:
+  """Returns whether a path leads to an open file or folder.
+
+  A file server that does not answer is no reason to believe that it does not.
+  """
+  try:
+    return os.path.samestat(os.stat(path), os.fstat(descriptor))
+  except OSError as e:
+    return e.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+def _path_of(directory: int) -> pathlib.Path | None:
+  """Returns where an open folder is now; None if it was deleted, or if the system does not tell."""
+  with contextlib.suppress(OSError):
+    path = pathlib.Path(os.readlink(f'/proc/self/fd/{directory}'))
+    if os.path.samestat(os.stat(path), os.fstat(directory)):
+      return path
+  return None
 
 
 def _described(text: str) -> tuple[str, str | None]:

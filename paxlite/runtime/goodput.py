@@ -1,8 +1,9 @@
 """Goodput: the share of a run's wall time in productive steps, over all of its restarts.
 
 Each start of a run is an attempt with its own file, goodput/attempt_%05d.json, which is rewritten
-with every report of the loss. This module does not need JAX. `paxlite.main` imports it first,
-because the clock starts with the import.
+with every report of the loss. This module does not need JAX. `paxlite.main` starts the clock before
+it imports anything that takes time. In other programs, which may train several runs, the clock of
+each run starts with the run.
 """
 
 import contextlib
@@ -15,10 +16,11 @@ from collections.abc import Iterator
 
 from paxlite.core.damaged import set_aside
 from paxlite.core.json_text import JsonObject, parsed
-from paxlite.core.run_files import write_file
+from paxlite.core.run_files import make_folder, write_file
 
-_STARTED = time.time(), time.perf_counter()
 _FOLDER = 'goodput'
+
+_program_started: list[tuple[float, float]] = []  # times of the two clocks; empty, or one entry
 
 # in the order of the report
 KINDS = {
@@ -35,6 +37,15 @@ KINDS = {
 }
 
 
+def start_clock() -> None:
+  """Notes that a program has started that does nothing but train one run."""
+  _program_started[:] = [_now()]
+
+
+def _now() -> tuple[float, float]:
+  return time.time(), time.perf_counter()
+
+
 class Goodput:
   """Measures the time of this attempt, by kind.
 
@@ -45,7 +56,8 @@ class Goodput:
   def __init__(self, folder: pathlib.Path | None):
     self._folder = None if folder is None else folder / _FOLDER
     self._path: pathlib.Path | None = None
-    self._since = _STARTED[1]
+    self._started = _program_started.pop() if _program_started else _now()
+    self._since = self._started[1]
     self._kind = 'init'
     self._seconds = dict.fromkeys(KINDS, 0.0)
     self._first_step: int | None = None
@@ -96,8 +108,8 @@ class Goodput:
     if self._folder is None:
       return
     record = {
-      'started': _STARTED[0],
-      'ended': _STARTED[0] + time.perf_counter() - _STARTED[1],
+      'started': self._started[0],
+      'ended': self._started[0] + time.perf_counter() - self._started[1],
       'first_step': self._first_step or 0,
       'last_step': self._last_step,
       'lost_steps': self._lost_steps,
@@ -107,7 +119,7 @@ class Goodput:
       if self._path is None:
         _set_damaged_aside(self._folder)
         self._path = _next_path(self._folder)
-      self._path.parent.mkdir(exist_ok=True)
+      make_folder(self._folder)
       write_file(self._path, json.dumps(record).encode())
 
 

@@ -9,6 +9,7 @@ rely on it. The time for which its machine was suspended counts.
 
 import contextlib
 import dataclasses
+import errno
 import getpass
 import json
 import logging
@@ -23,9 +24,10 @@ from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.object_store import ObjectStore
+from paxlite.core.store_errors import reason_of
 from paxlite.core.terminal import warn
 
-_NAME = 'lease.json'
+NAME = 'lease.json'
 _REQUEST_SECONDS = 10.0  # the time for which a request for the lease is tried again
 
 log = logging.getLogger('paxlite')
@@ -60,13 +62,14 @@ class Lease:
   def __init__(self, address: Address, lost: Callable[[str], None], times: Times | None = None):
     self.attempt = uuid.uuid4().hex
     self._address = address
-    self._key = (address / _NAME).key
+    self._key = (address / NAME).key
     self._store = ObjectStore.opened(address, patience=_REQUEST_SECONDS)
     self._lost = lost
     self._times = times or Times()
     self._tag: str | None = None
     self._renewals = 0
     self._renewed_at = -float('inf')
+    self._problem = ''  # why the last renewal failed
     self._since = time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime())
     self._stop = threading.Event()
     self._thread = threading.Thread(target=self._renew, name='lease', daemon=True)
@@ -75,6 +78,12 @@ class Lease:
   def is_sure(self) -> bool:
     """Whether no other process can have taken the lease since the last renewal."""
     return self._tag is not None and _now() < self._renewed_at + self._times.sure
+
+  def check(self) -> None:
+    """Raises OSError unless the lease is sure; to be called before each write."""
+    if not self.is_sure:
+      why = f' ({self._problem})' if self._problem else ''
+      raise _unsure(self._address, why)
 
   def acquire(self, own: str | None) -> str | None:
     """Takes the lease, and renews it in a thread until `release`.
@@ -86,23 +95,24 @@ class Lease:
       The attempt that held it last; None for a new run.
 
     Raises:
-      UserError: Another run holds it and renews it.
+      UserError: Another run holds it and renews it, or it cannot be replaced.
       OSError: The store does not answer.
     """
-    seen: str | None = None
+    seen: bytes | None = None
     until = 0.0
+    refused_at: float | None = None
     while True:
       asked_at = _now()
-      content, tag = self._current()
+      data, content, tag = self._current()
       last = content.get('attempt')
-      is_free = content == {} or content.get('released') or (own is not None and last == own)
+      is_free = tag is None or content.get('released') or (own is not None and last == own)
       if not is_free and seen is None:
-        seen, until = tag, asked_at + self._times.expires
+        seen, until = data, asked_at + self._times.expires
         log.warning(
           '%s is in use by another run (%s), or that was killed: waiting up to %.0f s to see '
           'whether it renews its lease', self._address, _described(content), self._times.expires,
         )  # fmt: skip
-      if not is_free and tag != seen:
+      if not is_free and data != seen:
         raise UserError(
           f'--job_log_dir={self._address} is in use by another run ({_described(content)}). Wait '
           'for it or end it, or choose another --job_log_dir'
@@ -116,11 +126,30 @@ class Lease:
         )
         if taken is not None:
           self._tag, self._renewed_at = taken, asked_at
+          self._check_conditions()
           self._thread.start()
           return last if isinstance(last, str) else None
-        seen = seen or ''  # Another process was faster; the next look shows which one.
-        continue
+        # Another process was faster, and the next look shows which one; or it is not so.
+        seen = data if seen is None and not is_free else seen or b''
+        if refused_at is None:
+          refused_at = asked_at
+        elif asked_at > refused_at + self._times.expires:
+          raise UserError(
+            f'the lease {self._store.address(self._key)} can be read and not replaced: for '
+            f'{self._times.expires:.0f} s the store has answered that another process changes it, '
+            'and it is the same. Look for a proxy or a cache between, or for a rule that keeps '
+            'objects as they are'
+          )
       time.sleep(self._times.look)
+
+  def _check_conditions(self) -> None:
+    """Raises UserError if the store ignores conditions: then a lease keeps nobody out."""
+    if not self._store.enforces_conditions(self._key, self._content(released=True)):
+      self._tag = None
+      raise UserError(
+        f'{self._address}: the store ignores the conditions of writes (If-None-Match, If-Match), '
+        'so that two runs could write here at the same time. Use a store that has them'
+      )
 
   def release(self) -> None:
     """Gives the lease back; a store that does not answer is left alone."""
@@ -141,31 +170,26 @@ class Lease:
       try:
         tag = self._store.replace(self._key, self._content(), self._tag or '')
         if tag is None:
-          content, tag = self._current()
-          if content.get('attempt') != self.attempt:
+          _, content, tag = self._current()
+          if tag is None or content.get('attempt', self.attempt) != self.attempt:
             self._tag = None
-            self._lost(f'{self._address} was taken over by another run ({_described(content)})')
+            how = f'was taken over by another run ({_described(content)})'
+            self._lost(f'{self._address} {how if tag else "has no lease any more: it was removed"}')
             return
           # The answer to an earlier renewal was lost, or the store could not decide (409 of S3).
           self._tag, pause = tag, min(self._times.renew, self._times.look)
+          self._problem = 'the store says that another process changes it'
           continue
       except (OSError, UserError) as e:
         log.debug('the lease of %s could not be renewed: %s', self._address, e)
+        self._problem = reason_of(e)
         pause = min(self._times.renew, self._times.look)
         continue
-      self._tag, self._renewed_at = tag, asked_at
+      self._tag, self._renewed_at, self._problem = tag, asked_at, ''
 
-  def _current(self) -> tuple[JsonObject, str | None]:
-    """Returns the content of the lease and its tag; {} if it is damaged, None if there is none."""
-    try:
-      data, tag = self._store.read_tagged(self._key)
-    except FileNotFoundError:
-      return {}, None
-    try:
-      content = parsed(data)
-    except ValueError:
-      content = None
-    return content if isinstance(content, dict) else {}, tag
+  def _current(self) -> tuple[bytes, JsonObject, str | None]:
+    """Returns the lease, what it says, {} if it is damaged, and its tag, None if there is none."""
+    return _read(self._store, self._key)
 
   def _content(self, released: bool = False) -> bytes:
     holder = {
@@ -178,6 +202,60 @@ class Lease:
       'released': released,
     }
     return json.dumps(holder, indent=1).encode()
+
+
+class LeaseView:
+  """The lease of a run as another process of the run sees it.
+
+  Args:
+    address: The run's job_log_dir.
+    attempt: The attempt that must hold the lease.
+    times: How often its holder renews it.
+  """
+
+  def __init__(self, address: Address, attempt: str, times: Times | None = None):
+    self._address = address
+    self._key = (address / NAME).key
+    self._store = ObjectStore.opened(address, patience=_REQUEST_SECONDS)
+    self._attempt = attempt
+    self._times = times or Times()
+    self._seen = b''
+    self._renewed_at = self._looked_at = _now()  # its holder has just taken it
+    self._lock = threading.Lock()
+
+  def check(self) -> None:
+    """Raises OSError unless the holder has renewed its lease lately, as `Lease.check` does.
+
+    The lease is read once for each third of the time between two renewals.
+    """
+    with self._lock:
+      now = _now()
+      if not self._seen or now > self._looked_at + self._times.renew / 3:
+        data, content, _ = _read(self._store, self._key)
+        if content.get('attempt') != self._attempt or content.get('released'):
+          raise _unsure(self._address, f' ({_described(content)} has the lease)')
+        if data != self._seen:  # It was renewed after the last look, and maybe long ago.
+          self._seen, self._renewed_at = data, self._looked_at
+        self._looked_at = now
+      if now > self._renewed_at + self._times.sure:
+        raise _unsure(self._address, '')
+
+
+def _unsure(address: Address, why: str) -> OSError:
+  reason = f'the lease could not be renewed in time{why}'
+  return OSError(errno.EAGAIN, reason, str(address))
+
+
+def _read(store: ObjectStore, key: str) -> tuple[bytes, JsonObject, str | None]:
+  try:
+    data, tag = store.read_tagged(key)
+  except FileNotFoundError:
+    return b'', {}, None
+  try:
+    content = parsed(data)
+  except ValueError:
+    content = None
+  return data, content if isinstance(content, dict) else {}, tag
 
 
 def _now() -> float:

@@ -8,22 +8,22 @@ memory at a time. Checkpoints are not copied here.
 
 import concurrent.futures
 import contextlib
+import errno
 import json
 import os
 import pathlib
-import re
 import zlib
 from collections.abc import Iterator
 
 from paxlite.core.addresses import Address
 from paxlite.core.json_text import parsed
-from paxlite.core.object_store import ObjectStore
+from paxlite.core.object_store import Object, ObjectStore
 from paxlite.core.run_files import write_file
+from paxlite.core.stored_files import files_below, is_piece, piece_name
 
 CHECKPOINTS = 'checkpoints'  # folders of this name are left out, in the run's folder and below
 _PIECE = 8 << 20
 _NOTES = '.mirrored.json'
-_PIECE_NAME = re.compile(r'(.+)\.piece(\d{5})')
 _READERS = 8
 _OTHERS = {'lease.json'}  # objects that are no files of the run
 
@@ -35,13 +35,17 @@ class Mirror:
     store: The bucket of the address.
     address: The run's job_log_dir.
     folder: The folder on this machine.
+    known: The name of an object that is below the address when files are copied to the folder. A
+      list without it is not believed; '' if there is none.
   """
 
-  def __init__(self, store: ObjectStore, address: Address, folder: pathlib.Path):
+  def __init__(self, store: ObjectStore, address: Address, folder: pathlib.Path, known: str = ''):
     self._store = store
     self._address = address
     self._folder = folder
+    self._known = (address / known).key if known else None
     self._pieces: dict[str, list[int]] = {}  # the CRC-32 of each piece that is in the store
+    self._tags: dict[str, str] = {}  # of the objects that this process has written
     self._changed: dict[str, tuple[int, int]] = {}  # size and time of change of each file
 
   def resume(self) -> None:
@@ -62,6 +66,9 @@ class Mirror:
       StoreError: The bucket cannot be used.
     """
     files = dict(self._files())
+    if self._pieces and not files:  # a run always has files, so something else removed them
+      reason = 'its files are gone; none is deleted in the store'
+      raise FileNotFoundError(errno.ENOENT, reason, str(self._folder))
     try:
       for name in [name for name in self._pieces if name not in files]:
         self._delete(name, 0)
@@ -82,31 +89,24 @@ class Mirror:
 
   def _download_all(self, present: set[str]) -> None:
     """Gets the files that are not present."""
-    pieces: dict[str, list[tuple[int, str]]] = {}
-    for found in self._store.below(self._address.key):
-      name = found.key.removeprefix(self._address.key).lstrip('/')
-      if name in _OTHERS or CHECKPOINTS in name.split('/') or name.rpartition('/')[2][0] == '.':
-        continue
-      split = _PIECE_NAME.fullmatch(name)
-      whole, number = (split[1], int(split[2])) if split else (name, 0)
-      if whole in present:
-        continue
-      pieces.setdefault(whole, []).append((number, found.key))
+    files = {
+      name: objects
+      for name, objects in files_below(self._store, self._address.key, self._known).items()
+      if name not in present and _is_of_mirror(name)
+    }
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-      for name, crcs in zip(pieces, pool.map(self._download, pieces.items()), strict=True):
+      for name, crcs in zip(files, pool.map(self._download, files.items()), strict=True):
         self._pieces[name] = crcs
 
-  def _download(self, file: tuple[str, list[tuple[int, str]]]) -> list[int]:
-    name, pieces = file
+  def _download(self, file: tuple[str, list[Object]]) -> list[int]:
+    name, objects = file
     path = self._folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f'{path.name}.tmp')
     crcs = []
     with unfinished.open('wb') as f:
-      for expected, (number, key) in enumerate(sorted(pieces)):
-        if number != expected:
-          break  # A piece is missing: the file ends before it.
-        data = self._store.read(key)
+      for found in objects:
+        data = self._store.read(found.key, found.size)
         crcs.append(zlib.crc32(data))
         f.write(data)
     unfinished.replace(path)
@@ -123,7 +123,8 @@ class Mirror:
           data = f.read(_PIECE)
           crc = zlib.crc32(data)
           if number >= len(known) or known[number] != crc:
-            self._store.write(self._key(name, number), data)
+            key = self._key(name, number)
+            self._tags[key] = self._store.write_own(key, data, self._tags.get(key))
             known[number:] = [crc, *known[number + 1 :]]
     except FileNotFoundError:
       return  # It was renamed in the meantime.
@@ -132,17 +133,19 @@ class Mirror:
     """Deletes the pieces of a file from number `kept` on, the last one first."""
     known = self._pieces[name]
     while len(known) > kept:
-      self._store.delete([self._key(name, len(known) - 1)])
+      key = self._key(name, len(known) - 1)
+      self._store.delete([key])
+      self._tags.pop(key, None)
       known.pop()
     if not kept:
       del self._pieces[name]
 
   def _key(self, name: str, number: int) -> str:
-    return (self._address / (f'{name}.piece{number:05d}' if number else name)).key
+    return (self._address / piece_name(name, number)).key
 
   def _files(self) -> Iterator[tuple[str, tuple[int, int]]]:
     """Yields the names of the files to copy, with their sizes and times of change."""
-    for parent, folders, names in os.walk(self._folder):
+    for parent, folders, names in os.walk(self._folder, onerror=_raise_unless_absent):
       folders[:] = [f for f in folders if f != CHECKPOINTS and not f.startswith('.')]
       for name in names:
         path = pathlib.Path(parent, name)
@@ -151,3 +154,17 @@ class Mirror:
         with contextlib.suppress(OSError):
           stat = path.stat()
           yield path.relative_to(self._folder).as_posix(), (stat.st_size, stat.st_mtime_ns)
+
+
+def _raise_unless_absent(error: OSError) -> None:
+  """Raises the error of a folder that cannot be read, whose files are not gone."""
+  if not isinstance(error, FileNotFoundError):
+    raise error
+
+
+def _is_of_mirror(name: str) -> bool:
+  """Returns whether the file of a run is one that `upload` copies."""
+  parts = name.split('/')
+  return not (
+    name in _OTHERS or CHECKPOINTS in parts or parts[-1].startswith('.') or is_piece(name)
+  )

@@ -8,8 +8,11 @@ when they get this message or lose process 0.
 """
 
 import contextlib
+import ctypes
+import faulthandler
 import os
 import selectors
+import signal
 import socket
 import struct
 import threading
@@ -19,6 +22,7 @@ from types import TracebackType
 
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError
 from paxlite.core.terminal import settle, warn
+from paxlite.runtime.rendezvous import received
 
 _GRACE_SECONDS = 2  # If all processes fail alike, each reports its error and exit code.
 # A host that loses power closes no connection: it counts as gone after this many seconds of silence
@@ -62,6 +66,7 @@ class Peers:
   def watch(self) -> None:
     """Starts to watch in a thread, until the context ends."""
     if self._connections:
+      _delay_aborts()
       threading.Thread(target=self._watch, name='peers', daemon=True).start()
 
   def __enter__(self) -> 'Peers':
@@ -109,14 +114,14 @@ class Peers:
     """Receives a message; returns whether there may be another one."""
     process = self._connections[connection]
     try:
-      kind = _received(connection, 1)
+      kind = received(connection, 1)
       if kind == _AT:
-        at, phase = _AT_FORMAT.unpack(_received(connection, _AT_FORMAT.size))
+        at, phase = _AT_FORMAT.unpack(received(connection, _AT_FORMAT.size))
         self._at[process] = at, phase.rstrip(b'\0').decode(errors='replace')
         return True
       lost = process
       if kind == _LOST:
-        (lost,) = _LOST_FORMAT.unpack(_received(connection, _LOST_FORMAT.size))
+        (lost,) = _LOST_FORMAT.unpack(received(connection, _LOST_FORMAT.size))
     except (OSError, EOFError):
       kind, lost = b'', process
     if kind != _GOODBYE and not self._leaving:
@@ -136,11 +141,15 @@ class Peers:
     os._exit(EXIT_AGAIN)
 
 
-def _received(connection: socket.socket, count: int) -> bytes:
-  data = b''
-  while len(data) < count:
-    more = connection.recv(count - len(data))
-    if not more:
-      raise EOFError
-    data += more
-  return data
+def _delay_aborts() -> None:
+  """Makes a thread that calls abort() wait before the process ends with SIGABRT.
+
+  When a peer is gone, gloo may throw where nobody catches, and JAX's coordination agent aborts. The
+  watching thread then says who is gone, and ends the process with EXIT_AGAIN. The handler is libc's
+  sleep(), whose argument is the number of the signal: 6 seconds, longer than _GRACE_SECONDS.
+  """
+  if not faulthandler.is_enabled():  # which has a handler of its own
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = ctypes.c_int, ctypes.c_void_p
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))

@@ -19,6 +19,17 @@ def broadcast(message: bytes, source: int = 0) -> bytes:
   return np.asarray(multihost_utils.broadcast_one_to_all(padded, is_source)).tobytes()
 
 
+def meet() -> None:
+  """Waits for all processes; every process must call this.
+
+  On CPUs, gloo connects the processes when they first call a collective of some devices, and fails
+  if one of them comes 30 s later than another. After that they may wait for any time. So processes
+  meet here before they call new collectives after work that takes unlike times, and before such
+  work, if they have not met yet.
+  """
+  gathered(np.zeros(1, np.int32))()
+
+
 def gathered(mine: np.ndarray) -> Callable[[], np.ndarray]:
   """Starts to gather arrays of all processes; returns a function that waits for them.
 

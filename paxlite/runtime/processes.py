@@ -5,11 +5,12 @@ import logging
 import os
 import re
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 
+from paxlite.core import own_code
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
 from paxlite.core.terminal import settle, warn
+from paxlite.runtime.agreement import Statement, compare_at_start
 from paxlite.runtime.coordinator import HEARTBEAT_SECONDS, SHUTDOWN_SECONDS, Coordinator
 from paxlite.runtime.peers import Peers
 from paxlite.runtime.rendezvous import attend, cannot_listen, gather, listens_on
@@ -28,7 +29,11 @@ log = logging.getLogger('paxlite')
 
 
 def join(
-  server_addr: str | None, num_hosts: int | None, host_idx: int | None, required: bool = False
+  server_addr: str | None,
+  num_hosts: int | None,
+  host_idx: int | None,
+  required: bool = False,
+  statement: Callable[[], Statement] = dict,
 ) -> Peers:
   """Joins the processes of a run; must be called before anything asks JAX for devices.
 
@@ -41,12 +46,14 @@ def join(
     num_hosts: The number of processes.
     host_idx: The number of this process, from 0.
     required: Whether a single process is an error.
+    statement: Returns what all processes must have in common; called if there are several.
 
   Returns:
     The other processes, watched from now on; none for a single process.
 
   Raises:
-    UserError: An argument is missing or not valid, or the other processes did not connect.
+    UserError: An argument is missing or not valid, the other processes did not connect, or what
+      the processes state differs.
     Interrupted: A process connected and was lost again, or a signal asked this process to leave.
   """
   given = {'server_addr': server_addr, 'num_hosts': num_hosts, 'host_idx': host_idx}
@@ -70,10 +77,11 @@ def join(
   if num_hosts == 1:
     return Peers()
   host, _, port = str(server_addr).rpartition(':')
-  return _joined(host.strip('[]'), int(port), int(host_idx or 0), int(num_hosts or 0))
+  where = host.strip('[]'), int(port), int(host_idx or 0), int(num_hosts or 0)
+  return _joined(*where, statement())
 
 
-def _joined(host: str, port: int, process: int, count: int) -> Peers:
+def _joined(host: str, port: int, process: int, count: int, statement: Statement) -> Peers:
   coordinator = None
   connections = {}
   if process == 0:
@@ -85,12 +93,14 @@ def _joined(host: str, port: int, process: int, count: int) -> Peers:
       raise cannot_listen(host, port, e) from None
     try:
       connections = gather(host, port, count, answer=lambda: _ready(coordinator))
+      compare_at_start(connections, process, statement)
     except BaseException:
       coordinator.shutdown()
       raise
     service = coordinator.port  # `answer` has waited for it.
   else:
     connections[0], answer = attend(host, port, process, count)
+    compare_at_start(connections, process, statement)
     service = int(answer)
   peers = Peers(connections, process, count)
   peers.watch()
@@ -148,7 +158,7 @@ def leaving_together(before: Callable[[], None] = lambda: None) -> Iterator[None
       time.sleep(_VERDICT_SECONDS)  # Meanwhile peers.py names the lost process, and ends this one.
       code, what = EXIT_AGAIN, f'stopped: {process} lost another one: {str(e).splitlines()[0]}'
     else:
-      traceback.print_exc()
+      own_code.print_error(e, '')
       code, what = 1, f'stopped: {process} failed'
     warn(what)
     settle()

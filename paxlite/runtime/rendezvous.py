@@ -6,8 +6,11 @@ coordination service.
 """
 
 import contextlib
+import hashlib
+import os
 import selectors
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterable
 
@@ -16,6 +19,7 @@ from paxlite.core.terminal import warn
 from paxlite.runtime import preemption
 
 _MAGIC = b'paxlite1'
+_TOKEN = 'PAXLITE_TOKEN'  # an environment variable that the processes of a run share
 _GREETING_BYTES = len(_MAGIC) + 8  # followed by the process number and the number of processes
 _GREETING_SECONDS = 5.0  # A connection that sends no greeting is closed after this time.
 _STRANGERS = 64  # maximum number of connections without a complete greeting
@@ -23,6 +27,9 @@ _ANSWER_BYTES = 300
 _WAIT_SECONDS = 300.0  # The nodes of a large job start minutes apart.
 _SAY_SECONDS = 10.0
 _HERE, _YES, _NO, _GONE = b'+', b'=', b'!', b'-'  # _HERE is sent first, one of the others later.
+_LENGTH = struct.Struct('>I')  # bytes of a text
+_LONGEST_TEXT = 1 << 24
+_TEXT_SECONDS = 120.0  # the most time that another process may take for a text
 
 
 def listens_on(host: str) -> str:
@@ -36,6 +43,50 @@ def listens_on(host: str) -> str:
   except OSError:
     return host
   return '' if '127.0.1.1' in found else host
+
+
+def send_text(connection: socket.socket, text: str) -> None:
+  """Sends a text; a lost connection is noticed when something is received from it."""
+  data = text.encode()
+  connection.settimeout(_TEXT_SECONDS)
+  with contextlib.suppress(OSError):
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+  connection.settimeout(None)
+
+
+def receive_text(connection: socket.socket, gone: str) -> str:
+  """Receives a text that `send_text` sent.
+
+  Raises:
+    Interrupted: The connection is lost, or nothing came in time; `gone` is the message.
+  """
+  connection.settimeout(_TEXT_SECONDS)
+  try:
+    (length,) = _LENGTH.unpack(received(connection, _LENGTH.size))
+    if length > _LONGEST_TEXT:
+      raise EOFError
+    return received(connection, length).decode()
+  except (OSError, EOFError, UnicodeDecodeError):
+    raise Interrupted(gone) from None
+  finally:
+    connection.settimeout(None)
+
+
+def received(connection: socket.socket, count: int) -> bytes:
+  """Returns the next `count` bytes of a connection; raises EOFError if it ends before."""
+  data = b''
+  while len(data) < count:
+    more = connection.recv(count - len(data))
+    if not more:
+      raise EOFError
+    data += more
+  return data
+
+
+def _greeting() -> bytes:
+  """Returns the first bytes of a greeting, which only processes with the same token know."""
+  token = os.environ.get(_TOKEN)
+  return hashlib.sha256(_MAGIC + os.fsencode(token)).digest()[: len(_MAGIC)] if token else _MAGIC
 
 
 def cannot_listen(host: str, port: int, error: OSError) -> UserError:
@@ -140,7 +191,7 @@ def _answer(connection: socket.socket, process: int, count: int, waiting: '_Wait
   connection.settimeout(1.0)
   said = b''
   try:
-    connection.sendall(_MAGIC + process.to_bytes(4, 'big') + count.to_bytes(4, 'big'))
+    connection.sendall(_greeting() + process.to_bytes(4, 'big') + count.to_bytes(4, 'big'))
     while len(said) < _ANSWER_BYTES:
       waiting.check(f'process {process} waits for the others, as process 0 does')
       try:
@@ -238,7 +289,7 @@ class _Gathering:
       more = b''
     said += more
     self._greetings[connection] = said, until
-    if not more or not said.startswith(_MAGIC[: len(said)]):
+    if not more or said[: len(_MAGIC)] != _greeting()[: len(said)]:
       self._drop(connection)
     elif len(said) == _GREETING_BYTES:
       self._greet(connection, *(int.from_bytes(said[i : i + 4], 'big') for i in (8, 12)))

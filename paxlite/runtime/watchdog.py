@@ -17,7 +17,7 @@ from types import TracebackType
 import jax
 
 from paxlite.core.errors import EXIT_AGAIN, listed
-from paxlite.core.run_files import open_file
+from paxlite.core.run_files import make_folder, open_file
 from paxlite.core.terminal import settle, warn
 from paxlite.runtime.goodput import KINDS, Goodput
 from paxlite.runtime.peers import Peers
@@ -163,7 +163,7 @@ class Watchdog:
     """
     head = f'{datetime.datetime.now().astimezone().isoformat(timespec="seconds")} {reason}\n'
     try:
-      self._path.parent.mkdir(exist_ok=True)
+      make_folder(self._path.parent)
       with open_file(self._path, 'a') as f:
         f.write(f'{head}{stacks_of_threads()}\n')
     except OSError:

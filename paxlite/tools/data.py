@@ -1,7 +1,8 @@
 """paxlite data [FILES…] [--fdl_config=EXPERIMENT] [--vocab=FILE] [NAME=VALUE …]
 
 Shows what a run would see of its data: the format, examples and tokens, a histogram of lengths, how
-full rows are, what is cut or left out, the steps of an epoch, and one example, in which the learned
+full rows are, what is cut or left out, what is odd (empty answers, chats that end with a question,
+duplicates, special tokens in a text), the steps of an epoch, and examples, in which the learned
 text is green, or in [[ ]] where there is no color. Without FILES, the data are those of the
 experiment. Without an experiment, rows have MAX_SEQ_LEN tokens, a step has PERCORE_BATCH_SIZE rows,
 and without a tokenizer, that of the demo is used, so that counts are rough. Nothing is written.
@@ -12,8 +13,9 @@ Examples:
 """
 
 import argparse
+import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from paxlite.core import command_line
@@ -27,13 +29,13 @@ if TYPE_CHECKING:
   from paxlite.experiments.base import Experiment
   from paxlite.experiments.datasets import SftFiles
 
-_MOST_TOKENS = 1000  # of the example
+_MOST_TOKENS, _FEWEST_TOKENS = 1000, 100  # of all examples, and of one
 # shows conversations where there is no model whose template could be used
 _TEMPLATE = (
   "{% if tools %}tools: {{ tools | tojson }}{{ '\\n' }}{% endif %}"
   "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}"
   "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ '\\n' }}{% endfor %}"
-  '{% if add_generation_prompt %}assistant: {% endif %}'
+  '{% if add_generation_prompt %}assistant:{% endif %}'
 )
 
 
@@ -43,13 +45,21 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument('--fdl_config', help='the experiment that would train on them')
   parser.add_argument('--vocab', help="a tokenizer; without it, the experiment's")
   parser.add_argument('--chat_template', help='a file with a Jinja template, or its text')
+  parser.add_argument('--examples', type=int, default=3, help='how many examples are shown (3)')
   args, overrides = command_line.parse(parser, argv)
+  if args.examples < 0:
+    raise UserError(f'--examples={args.examples} must be at least 0')
   if not args.files and not args.fdl_config:
     raise UserError('name FILES, or an experiment with --fdl_config=EXPERIMENT')
 
   experiment = _experiment(args, overrides)
+  odd = _odd(experiment)  # first, because records that a run refuses end the command
+  for start, line in zip(
+    itertools.chain(['Odd       '], itertools.repeat(10 * ' ')), odd, strict=False
+  ):
+    print(start + line)
   for data in _inputs(experiment):
-    _show(data, experiment)
+    _show(data, experiment, args.examples)
 
 
 def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Experiment':
@@ -138,6 +148,27 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   return datasets.SftFiles
 
 
+def _odd(e: 'Experiment') -> list[str]:
+  """Returns lines on records that are odd; [] if there are none, or if the data are no records."""
+  from paxlite.core.files import expanded, kind
+  from paxlite.data.oddities import Oddities
+  from paxlite.data.record_files import OF_RECORDS
+  from paxlite.data.tokenizer import open_tokenizer
+  from paxlite.experiments.datasets import DocumentFiles, SftFiles
+
+  if isinstance(e, SftFiles):
+    files, field = expanded(e.TRAIN_FILES), ''
+    vocab = SftFiles.train_input(e).source.vocab_path  # of the weights, if there are some
+  elif isinstance(e, DocumentFiles):
+    files, field, vocab = expanded(e.TRAIN_SOURCES), e.TEXT_FIELD, e.tokenizer_path
+  else:
+    return []
+  files = [f for f in files if kind(f) in OF_RECORDS]
+  oddities = Oddities(open_tokenizer(vocab) if vocab else None, field)
+  oddities.read(files)
+  return oddities.lines()
+
+
 def _inputs(e: 'Experiment') -> 'list[RowInput | StreamInput]':
   """Returns the training data of an experiment; the parts of a mixture, one by one."""
   import fiddle as fdl
@@ -169,7 +200,7 @@ def _tolerant(e: 'SftFiles') -> 'SftFiles':
   return e.replaced(TOO_LONG='skip') if e.TOO_LONG == 'error' else e
 
 
-def _show(data: 'RowInput | StreamInput', e: 'Experiment') -> None:
+def _show(data: 'RowInput | StreamInput', e: 'Experiment', num_examples: int) -> None:
   import fiddle as fdl
 
   from paxlite.data import about
@@ -194,13 +225,15 @@ def _show(data: 'RowInput | StreamInput', e: 'Experiment') -> None:
     for cfg in _tolerant(e).eval_inputs().values():
       print(f'Held out  {about.examples(fdl.build(cfg).source)}')
   color = has_color()
-  text = _example(data, e, color)
-  if text:
-    print(f'\nExample, {about.how_learned(color)}:\n{text}')
+  for number, text in enumerate(_examples(data, e, color, num_examples), 1):
+    marked = f', {about.how_learned(color)}' if number == 1 else ''
+    print(f'\nExample {number}{marked}:\n{text}')
 
 
-def _example(data: 'RowInput | StreamInput', e: 'Experiment', color: bool) -> str:
-  """Returns the text of the first example, or of the first row of other data."""
+def _examples(
+  data: 'RowInput | StreamInput', e: 'Experiment', color: bool, count: int
+) -> Iterator[str]:
+  """Yields the texts of the first examples, or of the first row of other data."""
   import numpy as np
 
   from paxlite.data import about
@@ -208,16 +241,21 @@ def _example(data: 'RowInput | StreamInput', e: 'Experiment', color: bool) -> st
   from paxlite.data.sft import SftRows
   from paxlite.data.tokenizer import open_tokenizer
 
+  if not count:
+    return
+  most = max(_FEWEST_TOKENS, _MOST_TOKENS // count)
   if isinstance(data, RowInput) and isinstance(data.source, SftRows):
-    return about.first_example(data.source, color, _MOST_TOKENS)
+    for number in range(min(count, data.source.num_examples)):
+      yield about.example_text(data.source, number, color, most)
+    return
   path = e.tokenizer_path or os.environ.get('VOCAB_PATH', '')
   if not path:
-    return ''
+    return
   batch = next(data.eval_batches(slice(0, 1)))
   ids = batch['labels'][0][batch['weights'][0] > 0]
   end = '' if len(ids) <= _MOST_TOKENS else ' …'
   learned = np.ones(len(ids), bool)[:_MOST_TOKENS]
-  return about.masked_text(open_tokenizer(path), ids[:_MOST_TOKENS], learned, color) + end
+  yield about.masked_text(open_tokenizer(path), ids[:_MOST_TOKENS], learned, color) + end
 
 
 if __name__ == '__main__':

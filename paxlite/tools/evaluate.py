@@ -20,6 +20,7 @@ def main(argv: Sequence[str]) -> None:
   parser = command_line.Parser(__doc__, stored=['output'])
   parser.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights')
   parser.add_argument('--tasks', required=True, nargs='+', help='what to evaluate')
+  parser.add_argument('--chat', action='store_true', help='ask in a chat, by the chat template')
   parser.add_argument('--limit', type=int, help='only the first examples of each task')
   parser.add_argument('--batch_tokens', type=int, default=4096, help='tokens of a batch (4096)')
   parser.add_argument('--skip_unreadable', action='store_true', help='leave out bad records')
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
   from paxlite.eval.inference import load_checkpoint
   from paxlite.eval.zero_shot import ZeroShot, as_json
 
-  tasks = read_tasks(args.tasks, args.limit, args.skip_unreadable)
+  tasks = read_tasks(args.tasks, args.limit, args.skip_unreadable, chat=args.chat)
   if args.output is not None:
     check_output('--output', f'{args.output}/results.json')
   inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides, args.base_weights)

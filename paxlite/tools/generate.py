@@ -1,12 +1,14 @@
-"""paxlite generate CHECKPOINT PROMPT [--chat] [NAME=VALUE …]
+"""paxlite generate CHECKPOINT PROMPT [--chat] [--before] [NAME=VALUE …]
 
 Continues a text and prints it while it is generated. CHECKPOINT is the folder of a run or of
-imported weights. With --chat, the text is a question of a chat.
+imported weights. With --chat, the text is a question of a chat. With --before, the weights that the
+run began with continue the same prompt too.
 
 Example:
   paxlite generate runs/demo "And it came to pass" --temperature=0.8
 """
 
+import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ from paxlite.core.errors import UserError
 
 if TYPE_CHECKING:
   from paxlite.data.tokenizer import Tokenizer
+  from paxlite.eval.inference import Inference
 
 
 def main(argv: Sequence[str]) -> None:
@@ -29,6 +32,9 @@ def main(argv: Sequence[str]) -> None:
 def answer(parser: command_line.Parser, argv: Sequence[str]) -> None:
   """Adds the options of generation to a parser, and does what the command line asks for."""
   parser.add_argument('--system', help='what a chat begins with')
+  parser.add_argument(
+    '--before', action='store_true', help='show also what the weights before the training write'
+  )
   parser.add_argument(
     '--tokenizer', default='', help='file or folder, if it is not next to the weights'
   )
@@ -47,6 +53,8 @@ def answer(parser: command_line.Parser, argv: Sequence[str]) -> None:
     )
   if not 0 <= args.seed < 1 << 32:
     raise UserError(f'--seed={args.seed} must be from 0 to 2**32 - 1')
+  if args.before and args.prompt is None:
+    raise UserError('--before needs a prompt, which both the run and the weights before it get')
   if args.system is not None and not args.chat:
     raise UserError('--system needs --chat')
   for flag, name in (
@@ -59,10 +67,21 @@ def answer(parser: command_line.Parser, argv: Sequence[str]) -> None:
     if getattr(args, flag) is not None:
       overrides[name] = str(getattr(args, flag))
 
-  from paxlite.eval.inference import load_checkpoint
+  from paxlite.eval.inference import load_before, load_checkpoint
 
-  inference = load_checkpoint(args.checkpoint, args.tokenizer, overrides, args.base_weights)
-  generator = inference.generator()
+  given = args.tokenizer, overrides, args.base_weights
+  if args.before:
+    before = load_before(args.checkpoint, *given)
+    print(f'Before, {before.source.folder}:', flush=True)
+    _respond(before, args)
+    del before  # room for the other weights
+    print(f'\nAfter, {args.checkpoint}:', flush=True)
+  _respond(load_checkpoint(args.checkpoint, *given), args)
+
+
+def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
+  """Continues the prompt, or answers the questions of a chat."""
+  generator = inference.generator(chat=args.chat)
 
   def show(ids: list[int]) -> str:
     tokens = generator.stream(ids, args.max_new_tokens, seed=args.seed)

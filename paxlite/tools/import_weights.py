@@ -82,20 +82,20 @@ def _import_published(
   from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
   from paxlite.experiments.gpt import GPT2
   from paxlite.experiments.registry import experiments
-  from paxlite.weights import folder, gguf_file, huggingface, meta
+  from paxlite.weights import folder, gguf_keys, gguf_tokenizer, huggingface, meta
   from paxlite.weights.folder import Tensors
 
   finish = None
   ignored = ''
   tensors: Tensors
   if source == 'gguf':
-    experiment, entries, gguf_tensors = gguf_file.read_file(path)
+    experiment, entries, gguf_tensors = gguf_keys.read_file(path)
     tensors = gguf_tensors
     if tokenizer is None:
 
       def finish(unfinished):
         with located(f'{path}: its tokenizer, which --tokenizer can replace'):
-          gguf_file.write_tokenizer(gguf_tensors.fields, unfinished)
+          gguf_tokenizer.write_tokenizer(gguf_tensors.fields, unfinished, experiment.VOCAB_SIZE)
   elif source == 'meta':
     experiment, entries, tensors = meta.read_folder(path)
     ignored = meta.IGNORED
@@ -106,6 +106,7 @@ def _import_published(
     check_vocabulary(open_tokenizer(str(tokenizer)), experiment.VOCAB_SIZE)
   elif path.is_dir():
     tokenizer = path
+  folder.tokenizer_files(tokenizer)  # raises UserError before anything is written
   with located(str(path)):
     folder.check_tensors(entries, tensors.shapes, ignored)
   with command_line.progress('importing') as report:
@@ -113,7 +114,11 @@ def _import_published(
   name = type(experiment).__name__
   lines = [f'{to}: {len(entries):,} tensors, {size:,} bytes', f'The model is a {name}.']
   if not any((to / f).exists() for f in ('tokenizer.json', 'tokenizer.model')):
-    lines.append('There was no tokenizer: name one with --tokenizer when text is read or written.')
+    kind = gguf_tokenizer.kind_of(gguf_tensors.fields) if source == 'gguf' else ''
+    reason = (
+      f'A tokenizer of this kind ({kind}) is not converted' if kind else 'There was no tokenizer'
+    )
+    lines.append(f'{reason}: name one with --tokenizer when text is read or written.')
   known = experiments()
   sft, lora = (
     f'{name}{kind}' if f'{name}{kind}' in known else f'HuggingFace{kind}'

@@ -10,13 +10,14 @@ Example:
 
 import collections
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from paxlite.core import shell
 
 try:
   from lm_eval.__main__ import cli_evaluate
-  from lm_eval.api.model import LM
+  from lm_eval.api.model import TemplateLM
   from lm_eval.api.registry import register_model
   from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 except ImportError as e:
@@ -26,21 +27,35 @@ except ImportError as e:
   raise ImportError(missing) from None
 
 from paxlite.core import command_line, paths
-from paxlite.core.errors import located
-from paxlite.data.chat_format import ChatFormat
-from paxlite.eval.inference import load_checkpoint, start_ids
+from paxlite.core.errors import UserError, located
+from paxlite.eval.inference import load_checkpoint
 from paxlite.eval.scoring import Continuation, Scorer
-from paxlite.eval.zero_shot import continuation_of, continued
+from paxlite.eval.zero_shot import contexts_of, continued
 from paxlite.generation.decoding import Sampling
 
 _MAX_GEN_TOKS = 256
+_TAG = 'CONTINUE_FINAL_MESSAGE_TAG '  # marks where an unfinished message ends
+
+# Arguments of a generation: the names of the most new tokens, the first of which counts, those that
+# are understood, and others with the values that mean what is done anyway.
+_LENGTHS = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
+_UNDERSTOOD = ('until', 'do_sample', 'temperature', 'top_k', 'top_p', 'repetition_penalty')
+_HARMLESS: dict[str, tuple] = {
+  'num_beams': (1,),
+  'num_return_sequences': (1,),
+  'use_cache': (True, False),
+  'early_stopping': (False,),
+  'min_p': (0,),
+  'length_penalty': (1,),
+}
 
 
 @register_model('paxlite')
-class PaxliteLM(LM):
+class PaxliteLM(TemplateLM):
   """The model of a job_log_dir or of imported weights, with the interface of the harness.
 
-  A text that is longer than the model takes loses its beginning, as with the harness' own models.
+  Texts become ids as in HFLM, the harness' own class for transformers. A text that is longer than
+  the model takes loses its beginning, also as there.
 
   Args:
     checkpoint: The folder of the checkpoint.
@@ -48,6 +63,9 @@ class PaxliteLM(LM):
     base_weights: The folder of the base weights of a LoRA run, if they were moved.
     dtype: Dtype of the weights, float32 or bfloat16; None: as trained.
     batch_tokens: Approximate number of tokens in a batch of log-likelihoods.
+    max_length: The most tokens of a text; None: as many as the model has positions.
+    add_bos_token: Whether texts begin with BOS; None: as the tokenizer says.
+    prefix_token_id: The id that stands for an empty context; None: BOS, or EOS if there is none.
     batch_size, max_batch_size, device: Arguments that the harness passes; they are not used.
     attributes: Attributes of the experiment, such as DECODE_BATCH_SIZE=32.
 
@@ -62,6 +80,9 @@ class PaxliteLM(LM):
     base_weights: str = '',
     dtype: str | None = None,
     batch_tokens: int = 4096,
+    max_length: int | None = None,
+    add_bos_token: bool | None = None,
+    prefix_token_id: int | None = None,
     batch_size: object = None,
     max_batch_size: object = None,
     device: object = None,
@@ -71,39 +92,56 @@ class PaxliteLM(LM):
     overrides = {k: str(v) for k, v in attributes.items()}
     if dtype is not None:
       overrides['FPROP_DTYPE'] = dtype
+    if max_length is not None:
+      overrides['MAX_SEQ_LEN'] = str(max_length)
     self._inference = load_checkpoint(checkpoint, tokenizer, overrides, base_weights)
     inference, e = self._inference, self._inference.experiment
+    self.max_length = inference.max_length
+    self._contexts = contexts_of(inference, add_bos_token, prefix_token_id)
     self._scorer = Scorer(
-      inference.model, inference.params, e.MAX_SEQ_LEN, batch_tokens, inference.mesh, e.rules
+      inference.model, inference.params, self.max_length, batch_tokens, inference.mesh, e.rules
     )
 
   @property
-  def _prefix(self) -> list[int]:
-    """The ids that replace an empty context: the start id, or EOS if there is none."""
-    tokenizer = self._inference.tokenizer
-    return start_ids(self._inference.experiment, tokenizer) or [max(0, tokenizer.eos_id)]
+  def eot_token_id(self) -> int:
+    """The EOS of the tokenizer; −1 if it has none."""
+    return self._inference.tokenizer.eos_id
 
-  def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-    """Returns Σ ln p of each continuation, and whether its tokens are the likeliest."""
-    asked = [self._continuation(*request.args) for request in requests]
+  @property
+  def prefix_token_id(self) -> int:
+    """The id that stands for an empty context."""
+    return self._contexts.needed_prefix
+
+  def tok_encode(
+    self, string: str, add_special_tokens: bool | None = None, **kwargs: object
+  ) -> list[int]:
+    """Returns the ids of a text; add_special_tokens says whether it begins as texts do."""
+    return self._contexts.encode(string, add_special_tokens)
+
+  def _loglikelihood_tokens(
+    self,
+    requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+    disable_tqdm: bool = False,
+    **kwargs: object,
+  ) -> list[tuple[float, bool]]:
+    for (context, continuation), before, after in requests:
+      if not before or not after:
+        what = f'continuation {continuation[:40]!r}' if before else f'context {context[:40]!r}'
+        raise UserError(f'the {what} has no token of its own, so that nothing can be scored')
+    asked = [Continuation(before, after) for _, before, after in requests]
     with command_line.progress('loglikelihood') as report:
       scores = self._scorer(asked, report)
     return [(s.log_likelihood, s.is_greedy) for s in scores]
 
-  def _continuation(self, context: str, continuation: str) -> Continuation:
-    if not context:
-      return Continuation(self._prefix, self._inference.tokenizer.encode(continuation))
-    return continuation_of(self._inference, context, continuation)
-
-  def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
+  def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
     """Returns Σ ln p of each text, in windows as long as the model takes."""
     asked: list[Continuation] = []
     owners: list[int] = []
     for number, request in enumerate(requests):
       windows = get_rolling_token_windows(
-        token_list=self._inference.tokenizer.encode(request.args[0]),
-        prefix_token=self._prefix[-1],
-        max_seq_len=self._inference.experiment.MAX_SEQ_LEN,
+        token_list=self.tok_encode(request.args[0]),
+        prefix_token=self.prefix_token_id,
+        max_seq_len=self.max_length,
         context_len=1,
       )
       for context, continuation in map(make_disjoint_window, windows):
@@ -115,25 +153,59 @@ class PaxliteLM(LM):
         sums[number] += score.log_likelihood
     return sums
 
-  def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
+  def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
     """Returns the text that the model writes after each context."""
     alike: dict[tuple, list[int]] = collections.defaultdict(list)
     for number, request in enumerate(requests):
       alike[_generation(request.args[1])].append(number)
     texts = [''] * len(requests)
+    eos = self.eot_token_id
+    end = (self._inference.tokenizer.decode_marked([eos]),) if eos >= 0 else ()
     for (until, max_new_tokens, sampling), numbers in alike.items():
-      texts_before = [requests[i].args[0] for i in numbers]
-      prompts = [self._inference.encode(text) or self._prefix for text in texts_before]
+      prompts = [self._prompt(requests[i].args[0]) for i in numbers]
+      endings = (*until, *(text for text in end if text not in until))
       with command_line.progress('generate_until') as report:
-        found = continued(self._inference, prompts, max_new_tokens, until, sampling, report)
+        found = continued(self._inference, prompts, max_new_tokens, endings, sampling, report)
       for number, text in zip(numbers, found, strict=True):
         texts[number] = text
     return texts
 
-  def apply_chat_template(self, chat_history, add_generation_prompt: bool = True) -> str:
-    """Returns the text that the chat template makes of a conversation, without the start id."""
-    e, tokenizer = self._inference.experiment, self._inference.tokenizer
-    return ChatFormat(e.CHAT_TEMPLATE, tokenizer.path).render(chat_history, add_generation_prompt)
+  def _prompt(self, context: str) -> list[int]:
+    tokenizer = self._inference.tokenizer
+    bos = tokenizer.special_id('bos_token')  # and not what stands for an empty context
+    has_bos = bos >= 0 and context.startswith(tokenizer.decode_marked([bos]))
+    return self.tok_encode(context, not has_bos) or [self.prefix_token_id]
+
+  def apply_chat_template(
+    self, chat_history: Sequence[Mapping[str, str]], add_generation_prompt: bool = True
+  ) -> str:
+    """Returns the text that the chat template makes of a conversation.
+
+    Without the prompt of an answer, the last message is one to be continued, so that the text ends
+    with it. A template that refuses a message of the system gets the others, as in the harness.
+    """
+    try:
+      return self._chat_text(list(chat_history), add_generation_prompt)
+    except UserError:
+      others = [m for m in chat_history if m['role'] != 'system']
+      if len(others) == len(chat_history):
+        raise
+      return self._chat_text(others, add_generation_prompt)
+
+  def _chat_text(self, messages: list[Mapping[str, str]], prompt: bool) -> str:
+    if prompt or not messages:
+      return self._inference.encoding.chat_text(messages, prompt)
+    last = messages[-1]
+    marked = [*messages[:-1], {**last, 'content': last['content'] + _TAG}]
+    text = self._inference.encoding.chat_text(marked, False)
+    before, mark, after = text.rpartition(_TAG.strip())
+    if not mark:
+      raise UserError('the chat template leaves out the last message, which is to be continued')
+    return before if after.startswith(' ') else before.rstrip()
+
+  def chat_template(self, chat_template: bool | str = False) -> str | None:
+    """Returns the chat template, which the harness notes; None if none is asked for."""
+    return self._inference.encoding.chat_format.text if chat_template else None
 
   @property
   def tokenizer_name(self) -> str:
@@ -141,16 +213,32 @@ class PaxliteLM(LM):
     return self._inference.tokenizer.path.replace('/', '__')
 
 
-def _generation(arguments) -> tuple[tuple[str, ...], int, Sampling]:
-  """Returns `until`, the largest number of tokens and the sampling of a request."""
+def _generation(arguments: Mapping[str, Any]) -> tuple[tuple[str, ...], int, Sampling]:
+  """Returns `until`, the largest number of tokens and the sampling of a request.
+
+  Raises:
+    UserError: An argument is not understood, so that the text might be another than expected.
+  """
+  for name, value in arguments.items():
+    if name in (*_LENGTHS, *_UNDERSTOOD) or value is None or value in _HARMLESS.get(name, ()):
+      continue
+    raise UserError(
+      f'generation_kwargs: {name}={value!r} is not implemented; '
+      f'{", ".join((*_LENGTHS[:1], *_UNDERSTOOD))} are'
+    )
   until = arguments.get('until') or []
   until = [until] if isinstance(until, str) else until
-  most = arguments.get('max_gen_toks', arguments.get('max_new_tokens', _MAX_GEN_TOKS))
+  lengths = [arguments[name] for name in _LENGTHS if arguments.get(name) is not None]
+  most = int(lengths[0]) if lengths else _MAX_GEN_TOKS
   temperature = float(arguments.get('temperature') or 0.0)
-  if not arguments.get('do_sample', temperature > 0):
-    return tuple(until), int(most), Sampling()
+  is_drawn = arguments.get('do_sample')
+  if is_drawn and not temperature:
+    raise UserError('generation_kwargs: do_sample=True needs a temperature above 0')
+  penalty = float(arguments.get('repetition_penalty') or 1.0)
+  if not (temperature > 0 if is_drawn is None else is_drawn):
+    return tuple(until), most, Sampling(repetition_penalty=penalty)
   top_p, top_k = float(arguments.get('top_p') or 1.0), int(arguments.get('top_k') or 0)
-  return tuple(until), int(most), Sampling(temperature or 1.0, top_k, top_p)
+  return tuple(until), most, Sampling(temperature, top_k, top_p, penalty)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -31,21 +31,24 @@ Examples:
   paxlite train GPT126M --dry_run
 
 `python -m paxlite.main --help` lists all flags, with those for several processes.""",
-  'eval': """paxlite eval RUN [NAME=VALUE …]
+  'eval': """paxlite eval RUN [--before] [NAME=VALUE …]
 
 Evaluates the last good checkpoint of a run on its held-out data, with the settings of the run, and
 on the zero-shot tasks of EVAL_TASKS.
 
   RUN                 the folder of the run; or an experiment that starts from published weights
   --folder=FOLDER     where metrics go, if RUN is an experiment (runs/EXPERIMENT)
+  --before            evaluate first the weights that the run began with
   NAME=VALUE          changes an attribute
+
+`paxlite zero-shot WEIGHTS --tasks=TASK.json` evaluates imported weights on a task.
 
 Examples:
   paxlite eval runs/TinyGPT
   paxlite eval runs/TinyGPT EVAL_BATCH_SIZE=8""",
   'decode': """paxlite decode RUN [NAME=VALUE …]
 
-Continues the prompts of an experiment (DECODE_PROMPTS) with the last good checkpoint of its run.
+Continues the prompts of an experiment (DECODE_FILES) with the last good checkpoint of its run.
 
   RUN                 the folder of the run
   NAME=VALUE          changes an attribute, such as MAX_DECODE_STEPS or TEMPERATURE
@@ -97,6 +100,8 @@ def _is_folder(word: str) -> bool:
 def _named(mode: str, names: Sequence[str], given: Sequence[str]) -> list[str]:
   """Returns the flags for the words that are neither flags nor attributes."""
   is_given = lambda name: any(w.lstrip('-').partition('=')[0] == name for w in given)
+  if any(w.startswith('-') and not paxlite_main.is_flag(w) for w in given):
+    return []  # paxlite.main names the flag; the word after it is its value and no name
   if len(names) > 1:
     raise UserError(f'{names[1]!r} is one name too many: see paxlite {mode} --help')
   if not names:

@@ -68,9 +68,15 @@ def _own_meanings(cls: type) -> dict[str, str]:
   for node in ast.walk(ast.parse(source)):
     if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
       lines = source.splitlines()[node.lineno - 1 : node.end_lineno]
-      if comment := re.search(r'  # (?!noqa)(.*)', '\n'.join(lines)):
-        found.setdefault(node.target.id, comment[1])
+      if comment := _comment('\n'.join(lines)):
+        found.setdefault(node.target.id, comment)
   return found
+
+
+def _comment(code: str) -> str:
+  """Returns the first comment that is for people; # type: ignore and # noqa are for tools."""
+  comments = (line for after in code.split('  # ')[1:] for line in after.splitlines()[:1])
+  return next((c.strip() for c in comments if not re.match(r'(type: ?ignore|noqa)\b', c)), '')
 
 
 if __name__ == '__main__':

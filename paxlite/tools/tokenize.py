@@ -40,9 +40,10 @@ from paxlite.data.flat_tokens import META
 from paxlite.data.flat_tokens_writer import Writer, is_complete
 from paxlite.data.record_files import FileRange, JsonLines, Raw
 from paxlite.data.records import Records, open_records, parsed, share_done, text_of
-from paxlite.data.tokenizer import Tokenizer, encode_document, open_tokenizer, pieces
+from paxlite.data.text_encoding import TextEncoding
+from paxlite.data.tokenizer import Tokenizer, open_tokenizer
 
-_BATCH_CHARS = 1 << 19  # of the pieces that a worker is given at once
+_BATCH_CHARS = 1 << 19  # of the documents that a worker is given at once, or more
 _SECONDS_BETWEEN_NOTES = 5.0
 _SECONDS_BETWEEN_LINES = 60.0
 
@@ -64,21 +65,19 @@ class Position:
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-  """A document, a part of a document, or a block of lines that are a document each.
+  """A document, or a block of lines that are a document each.
 
   Attributes:
     raw: The text, the record, or the block of lines.
     place: Location of the record, or the file of the lines.
     number: Number of the record, or of the first line.
     shift: Number that is added to `number` to decide whether a document is held out.
-    is_last: Whether the document ends with this piece.
   """
 
   raw: Raw | FileRange
   place: str
   number: int
   shift: int
-  is_last: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,22 +107,19 @@ class Encoder:
   held_out: bool
 
   def __call__(self, tokenizer: Tokenizer, batch: Sequence[Piece]) -> Encoded:
+    encoding = TextEncoding(tokenizer)
     parts: list[np.ndarray] = []
     ends: list[int] = []
     count = num_bytes = skipped = 0
-    for text, is_last in self._texts(batch):
+    for text in self._texts(batch):
       if text is None:
         skipped += 1
         continue
       num_bytes += len(text) if text.isascii() else len(text.encode())
-      for ids in encode_document(tokenizer, text):
-        parts.append(ids)
-        count += len(ids)
-      if is_last:
-        if self.eos and text:
-          parts.append(np.array([tokenizer.eos_id]))
-          count += 1
-        ends.append(count)
+      if text:
+        parts.append(encoding.document(text) if self.eos else tokenizer.encode_array(text))
+        count += len(parts[-1])
+      ends.append(count)
     tokens = np.concatenate(parts, dtype=self.dtype, casting='unsafe') if parts else np.zeros(0)
     return Encoded(
       tokens.astype(self.dtype, copy=False), np.array(ends, np.int64), num_bytes, skipped
@@ -135,18 +131,18 @@ class Encoder:
       return True
     return is_held_out(number, self.held_out_every) == self.held_out
 
-  def _texts(self, batch: Sequence[Piece]) -> Iterator[tuple[str | None, bool]]:
-    """Yields each text, or None if it cannot be read, and whether its document ends there."""
+  def _texts(self, batch: Sequence[Piece]) -> Iterator[str | None]:
+    """Yields the text of each document, or None if it cannot be read."""
     for piece in batch:
       if isinstance(piece.raw, str):
-        yield piece.raw, piece.is_last
+        yield piece.raw
       elif isinstance(piece.raw, bytes | FileRange):
         block = piece.raw if isinstance(piece.raw, bytes) else piece.raw.read()
         for number, line in lines_of(block, piece.number):
           if self.is_wanted(piece.shift + number):
-            yield self._text(line, f'{piece.place}:{number + 1}'), True
+            yield self._text(line, f'{piece.place}:{number + 1}')
       else:
-        yield self._text(piece.raw, piece.place), True
+        yield self._text(piece.raw, piece.place)
 
   def _text(self, raw: Raw, place: str) -> str | None:
     try:
@@ -190,6 +186,7 @@ def main(argv: Sequence[str]) -> None:
     'append_eos': args.append_eos,
     'held_out_every': args.held_out_every,
     'held_out': args.held_out,
+    'whole_documents': True,  # an earlier version has encoded long ones in parts
   }
   if not is_address(args.output):
     _write(args, args.output, sources, settings, tokenizer)
@@ -259,11 +256,11 @@ def _tokenize(
     for encoded, end in encode(_batches(_pieces(sources, position, encoder))):
       writer.write(encoded.tokens, encoded.ends)
       position = dataclasses.replace(
-        end or position,
+        end,
         num_bytes=position.num_bytes + encoded.num_bytes,
         skipped=position.skipped + encoded.skipped,
       )
-      if end is not None and time.monotonic() > noted + _SECONDS_BETWEEN_NOTES:
+      if time.monotonic() > noted + _SECONDS_BETWEEN_NOTES:
         writer.note(dataclasses.asdict(position))
         noted = time.monotonic()
       report(position.num_bytes, writer.token_count)
@@ -275,11 +272,8 @@ def _tokenize(
 
 def _pieces(
   sources: Sequence[Records], start: Position, encoder: Encoder
-) -> Iterator[tuple[Piece, Position | None]]:
-  """Yields the pieces after `start`, each with the position after it.
-
-  The position is None where a document continues in the next piece.
-  """
+) -> Iterator[tuple[Piece, Position]]:
+  """Yields the pieces after `start`, each with the position after it."""
   for s, source in enumerate(sources):
     if s < start.source:
       source.done = source.size or 0
@@ -296,21 +290,19 @@ def _pieces(
           continue
         after = Position(s, shard, number + 1)
         text = raw.get(encoder.field) if isinstance(raw, Mapping) else raw
-        if not isinstance(text, str):
+        if isinstance(text, str):
+          yield Piece(text, source.name, number, s + shard), after
+        else:
           yield Piece(raw, source.place(shard, number), number, s + shard), after
-          continue
-        for piece, is_last in pieces(text):
-          end = after if is_last else None
-          yield Piece(piece, source.name, number, s + shard, is_last), end
 
 
-Batch = tuple[list[Piece], Position | None]
+Batch = tuple[list[Piece], Position]
 
 
-def _batches(found: Iterable[tuple[Piece, Position | None]]) -> Iterator[Batch]:
-  """Yields groups of pieces of about _BATCH_CHARS characters, with the position after each."""
+def _batches(found: Iterable[tuple[Piece, Position]]) -> Iterator[Batch]:
+  """Yields groups of pieces of at least _BATCH_CHARS characters, with the position after each."""
   batch: list[Piece] = []
-  chars, after = 0, None
+  chars, after = 0, Position()
   for piece, after in found:
     batch.append(piece)
     chars += len(piece.raw)
@@ -329,6 +321,7 @@ def _workers(encoder: Encoder, processes: int):
     yield lambda batches: ((encoder(tokenizer, batch), after) for batch, after in batches)
     return
   os.environ['TOKENIZERS_PARALLELISM'] = 'false'  # the workers use all cores
+  os.environ['PYTHONSAFEPATH'] = '1'  # workers import nothing from the current folder
   executor = concurrent.futures.ProcessPoolExecutor(
     processes, multiprocessing.get_context('spawn'), _start_worker, (encoder,)
   )
@@ -346,7 +339,7 @@ def _workers(encoder: Encoder, processes: int):
 
 def _in_order(
   executor: concurrent.futures.Executor, batches: Iterator[Batch], ahead: int
-) -> Iterator[tuple[Encoded, Position | None]]:
+) -> Iterator[tuple[Encoded, Position]]:
   """Yields the results in the order of the batches; reads at most `ahead` batches in advance."""
   submit = lambda n: [
     (executor.submit(_encode, batch), after) for batch, after in itertools.islice(batches, n)

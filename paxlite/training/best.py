@@ -1,9 +1,9 @@
 """Keeps the best checkpoint of a run, and ends a run that does not get better any more."""
 
+import contextlib
 import dataclasses
 import math
 import pathlib
-import shutil
 
 import jax
 import numpy as np
@@ -11,6 +11,7 @@ from jax.experimental import multihost_utils
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import UserError
+from paxlite.core.run_files import MovedError, write_file
 from paxlite.training.callbacks import Evaluations
 from paxlite.training.metric_names import larger_is_better
 from paxlite.training.state_store import StateStore
@@ -105,7 +106,8 @@ class Best:
     if self.keeps and jax.process_index() == 0 and self._checkpoints.steps():
       for name in _OF_RUN:
         if (self.folder / name).is_file():
-          shutil.copyfile(self.folder / name, self.folder / 'best' / name)
+          with contextlib.suppress(MovedError):  # Trainer says so
+            write_file(self.folder / 'best' / name, (self.folder / name).read_bytes())
 
   def _note(self, step: int, value: float) -> bool:
     """Notes a value; returns whether it is the best."""

@@ -44,13 +44,14 @@ class Evaluator:
     self._progress = progress
     self._stops = stops
     self._max_texts = max_texts
-    self._inputs = inputs
+    self.inputs = inputs
     self._sharding = task.batch_sharding
+    self._loss = 'total_loss' if task.task.has_own_loss else 'avg_xent'
 
     @jax.jit
     def metrics(params: PyTree, overwritten: PyTree, batch: dict[str, jax.Array]) -> Metrics:
       with partitioning.activate(task.mesh, task.rules):
-        return task.task.loss(params, batch, overwritten=overwritten)[1]
+        return task.task.loss_and_metrics(params, batch, overwritten=overwritten)[1]
 
     def step(state: TrainState, batch: dict[str, jax.Array]) -> Metrics:
       with task.compiling():
@@ -60,7 +61,7 @@ class Evaluator:
 
   def check(self) -> None:
     """Draws one batch of every input, so that an unreadable input is found before training."""
-    for data in self._inputs.values():
+    for data in self.inputs.values():
       batches = self._batches(data)
       next(batches, None)
       batches.close()
@@ -77,14 +78,14 @@ class Evaluator:
       StoppedError: `stops` returned True. Some inputs may have been written.
     """
     found = {}
-    for name in self._inputs:
+    for name in self.inputs:
       before = time.perf_counter()
       with (
         preemption.evaluating(step),
         live_line.working(f'Evaluating {name} at step {step:,}', summaries.say) as progress,
       ):
         metrics = self(name, state, progress)
-      summaries.evaluation(step, name, metrics, time.perf_counter() - before)
+      summaries.evaluation(step, name, metrics, time.perf_counter() - before, self._loss)
       found[name] = metrics
     return found
 
@@ -103,7 +104,7 @@ class Evaluator:
     Raises:
       StoppedError: `stops` returned True.
     """
-    data = self._inputs[name]
+    data = self.inputs[name]
     mean = Mean()
     pending: Metrics | None = None
     for number, batch in enumerate(self._batches(data)):
@@ -118,10 +119,10 @@ class Evaluator:
     if pending is not None:
       mean.add(jax.device_get(pending))
     result = mean.result()
-    count = mean.weight('fraction_of_correct_next_step_preds')
+    count = mean.total('num_predictions')
     result['num_predictions'] = count
     bytes_per_token = getattr(getattr(data, 'source', None), 'bytes_per_token', None)
-    if bytes_per_token:
+    if bytes_per_token and 'avg_xent' in result:  # a loss of one's own may not report it
       xent = result['avg_xent'] * mean.weight('avg_xent') / max(count, 1)  # per target
       result['bits_per_byte'] = xent / math.log(2) / bytes_per_token
     return result

@@ -106,6 +106,8 @@ class _Wanted:
     for name in names:
       try:
         file = files.open(name)
+        if file.notes.get('step') != name.step or not isinstance(file.notes.get('batch_size'), int):
+          raise DamagedError(f'{files.path / str(name)} is damaged (it has no notes of its step)')
       except DamagedError as e:
         log.warning('%s', e)
         continue

@@ -28,7 +28,8 @@ def over_microbatches(name: str, m: Weighted) -> Weighted:
   if name == 'num_predictions':  # a count of the step, not a mean of counts
     return Weighted(m.value.sum(), m.weight.mean())
   weight = m.weight.sum()
-  return Weighted((m.value * m.weight).sum() / jnp.maximum(weight, 1e-6), weight)
+  weighted = jnp.where(m.weight == 0, 0, m.value * m.weight)  # a mean over nothing may be NaN
+  return Weighted(weighted.sum() / jnp.where(weight > 0, weight, 1), weight)
 
 
 class Mean:
@@ -54,6 +55,10 @@ class Mean:
 
   def weight(self, name: str) -> float:
     return self._weights.get(name, 0.0)
+
+  def total(self, name: str) -> float:
+    """Returns the sum of the values times their weights."""
+    return self._sums.get(name, 0.0)
 
 
 def to_host(metrics: Metrics) -> dict[str, float]:

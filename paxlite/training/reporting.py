@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from paxlite.core import live_line
+from paxlite.core.round_numbers import round_up
 from paxlite.runtime.goodput import Goodput
 from paxlite.training.in_flight import StepsInFlight
 from paxlite.training.metrics import Metrics, to_host
@@ -47,6 +48,20 @@ class Throughput:
       'model_tflops': flops / 1e12,
       'mfu': None if self.peak is None else flops / self.peak,
     }
+
+
+def line_is_due(step: int, last: int, seconds: float) -> bool:
+  """Returns whether a log gets a line between two records.
+
+  Args:
+    step: The step that has been done.
+    last: The step of the last line.
+    seconds: The time since that line.
+  """
+  if seconds < _LOG_SECONDS / 2:
+    return False
+  interval = round_up(_LOG_SECONDS / (seconds / (step - last)))
+  return step % interval == 0 and step - last >= interval / 2
 
 
 class Reporter:
@@ -168,9 +183,7 @@ class Reporter:
     if in_a_row:
       self._report_skip(step)
       self._on_skipped(in_a_row, step)
-    wait = _LIVE_SECONDS if live_line.is_possible() else _LOG_SECONDS
-    late = step > self._lines.step and self._lines.seconds >= wait
-    if late or not self._lines.read_once:
+    if self._lines.is_due(step, live_line.is_possible()) or not self._lines.read_once:
       speeds = self._throughput.speeds(self._lines.read(step))
       self.summaries.progress(step, to_host(metrics), speeds)
       self._goodput.write()
@@ -209,6 +222,21 @@ class _Clock:
   def seconds(self) -> float:
     """Seconds since the last reading."""
     return time.perf_counter() - self._time
+
+  def is_due(self, step: int, changes: bool) -> bool:
+    """Returns whether it is time for a line between two records.
+
+    Lines that stay are at round numbers of steps, some ten seconds apart.
+
+    Args:
+      step: The step that has been done.
+      changes: Whether the line is one that changes.
+    """
+    if step <= self.step:
+      return False
+    if changes:
+      return self.seconds >= _LIVE_SECONDS
+    return line_is_due(step, self.step, self.seconds)
 
   def read(self, step: int) -> float | None:
     """Returns the seconds per step since the last reading, or None if there was no step."""

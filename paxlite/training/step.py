@@ -54,8 +54,9 @@ def train_step(
     skipped=state.skipped + ~valid,
     skipped_in_a_row=jnp.where(valid, 0, state.skipped_in_a_row + 1),
   )
-  learning = {
-    'lr': task.optimizer.learning_rate(state.opt_state),
+  learning_rate = task.optimizer.learning_rate(state.opt_state, state.step - state.skipped)
+  learning = {} if learning_rate is None else {'lr': learning_rate}
+  learning |= {
     'raw_grad_norm': grad_norm,
     'clipped_grad_norm': task.optimizer.clipped(grad_norm),
     'is_valid_step': valid,

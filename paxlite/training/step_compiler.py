@@ -1,14 +1,22 @@
 """Compiles the train step before the training loop, or loads a compiled step."""
 
 import dataclasses
+import json
+import re
+import zlib
 
 import jax
 
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
+from paxlite.runtime.agreement import compare
 from paxlite.runtime.compiled_step import SavedStep, compile_lowered
 from paxlite.runtime.compiler import Options, without_pipelining
+from paxlite.runtime.process_messages import meet
 from paxlite.training.memory_check import MemoryCheck
+
+# where a callback of Python, as jax.debug.print makes one, is in the memory of a process
+_ADDRESS = re.compile(r'(?<=index = )\d+|(?<=backend_config = ")\d+')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +39,17 @@ class StepCompiler:
     """Returns the executable, and a text that says whether it was compiled or loaded.
 
     Raises:
-      UserError: The step needs more memory than is left, or the saved step does not fit this run.
+      UserError: The step needs more memory than is left, the saved step does not fit this run, or
+        another process has another step.
     """
+    self._compare(lowered)
+    compiled = self._compiled(lowered, arguments)
+    meet()  # one process may have compiled for longer than another one
+    return compiled
+
+  def _compiled(
+    self, lowered: jax.stages.Lowered, arguments: tuple[PyTree, PyTree]
+  ) -> tuple[jax.stages.Compiled, str]:
     if self.saved_step is not None:
       compiled = self.saved_step.load(lowered, arguments, self.memory.mesh)
       self.memory.step(compiled)
@@ -49,3 +66,18 @@ class StepCompiler:
     compiled = compile_lowered(lowered, smaller)
     self.memory.step(compiled)
     return compiled, 'Compiled the train step again, without pipelined collectives, to save memory,'
+
+  def _compare(self, lowered: jax.stages.Lowered) -> None:
+    """Compares the programs of all processes, which would wait for each other or compute nonsense.
+
+    Raises:
+      UserError: They differ.
+    """
+    if jax.process_count() > 1:
+      program = _ADDRESS.sub('', lowered.as_text())
+      compare(
+        {
+          'the program of the train step': f'{zlib.crc32(program.encode()):08x}',
+          'COMPILER_OPTIONS': json.dumps(dict(self.options), sort_keys=True),
+        }
+      )

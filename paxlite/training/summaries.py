@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import jax
 
-from paxlite.core.shell import shortened
 from paxlite.core.terminal import say
 from paxlite.training.tensorboard import TensorBoard
 from paxlite.training.writers import EvalRecords, Samples, TerminalLines, TrainRecords, Writer
@@ -48,6 +47,11 @@ class Summaries:
       files = [TrainRecords(folder), EvalRecords(folder), Samples(folder), TensorBoard(folder)]
       self._writers = [*files, TerminalLines(max_steps, ahead), *trackers]
 
+  def start(self) -> None:
+    """Starts the writers; raises UserError if one cannot."""
+    for writer in self._writers:
+      writer.start()
+
   def drop_records_after(self, step: int, evaluated: int) -> None:
     """Drops the records of later steps, because the run does these steps again.
 
@@ -69,36 +73,52 @@ class Summaries:
       scalars: Values by their TensorBoard names.
       speed: tokens_per_second, step_seconds, model_tflops and mfu; unknown values are None.
     """
-    record = {k: scalars[v] for k, v in _SHORT.items()} | dict(speed)
+    record = {k: scalars.get(v) for k, v in _SHORT.items()} | dict(speed)
     self._send(lambda writer: writer.train(step, record, scalars))
 
   def progress(
     self, step: int, scalars: Mapping[str, float], speed: Mapping[str, float | None]
   ) -> None:
     """Shows a training step that is not recorded; the arguments are those of `train`."""
-    record = {k: scalars[v] for k, v in _SHORT.items()} | dict(speed)
+    record = {k: scalars.get(v) for k, v in _SHORT.items()} | dict(speed)
     self._send(lambda writer: writer.progress(step, record))
 
-  def evaluation(self, step: int, name: str, metrics: Mapping[str, float], seconds: float) -> None:
-    """Reports one evaluation of input `name`."""
-    bits = f'  {metrics["bits_per_byte"]:.3f} bits per byte' if 'bits_per_byte' in metrics else ''
-    self.result(
-      step,
-      name,
-      metrics,
-      f'loss {metrics["avg_xent"]:.4f}{bits}  '
-      f'accuracy {metrics["fraction_of_correct_next_step_preds"]:.3f}  '
-      f'{metrics["num_predictions"]:,.0f} tokens in {seconds:.1f} s',
-    )
+  def evaluation(
+    self,
+    step: int,
+    name: str,
+    metrics: Mapping[str, float],
+    seconds: float,
+    loss: str = 'avg_xent',
+  ) -> None:
+    """Reports one evaluation.
+
+    Args:
+      step: Number of steps done.
+      name: Name of the input.
+      metrics: The metrics of the evaluation.
+      seconds: The time that it took.
+      loss: Name of the metric that is printed as the loss.
+    """
+    shown = [(loss, 'loss {:.4f}')]
+    if loss != 'avg_xent':
+      shown.append(('avg_xent', 'cross-entropy {:.4f}'))
+    shown += [
+      ('bits_per_byte', '{:.3f} bits per byte'),
+      ('fraction_of_correct_next_step_preds', 'accuracy {:.3f}'),
+      ('num_predictions', '{:,.0f} tokens'),
+    ]
+    parts = [text.format(metrics[key]) for key, text in shown if key in metrics]
+    self.result(step, name, metrics, f'{"  ".join(parts)} in {seconds:.1f} s')
 
   def result(self, step: int, name: str, metrics: Mapping[str, float], text: str) -> None:
     """Writes the metrics of an evaluation of input `name`, and prints `text` on the terminal."""
     self._send(lambda writer: writer.evaluation(step, name, metrics))
     self.say(f'eval {name} at step {step:,}: {text}')
 
-  def samples(self, step: int, texts: Mapping[str, str]) -> None:
-    """Reports texts that the model has generated, by their prompts."""
-    self._send(lambda writer: writer.samples(step, texts))
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
+    """Reports texts that the model has generated, by their prompts; `verb` says how."""
+    self._send(lambda writer: writer.samples(step, texts, verb))
 
   def say(self, text: str) -> None:
     """Prints a line."""
@@ -115,7 +135,7 @@ class Summaries:
         act(writer)
       except writer.failures as e:
         if writer.name not in self._failed:
-          reason = getattr(e, 'strerror', None) or shortened(str(e) or type(e).__name__)
+          reason = getattr(e, 'strerror', None) or ' '.join(str(e).split()) or type(e).__name__
           of_file = isinstance(e, OSError)
           what = (
             f'{self._folder / writer.name} cannot be written'

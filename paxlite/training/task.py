@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
-from flax import traverse_util
 
 from paxlite.core.trees import PyTree
 from paxlite.layers.einsum import FP8_COLLECTIONS
@@ -14,6 +13,7 @@ from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN, over_layers, total_loss
 from paxlite.optim.optimizers import Optimizer, merge
 from paxlite.parallel.partitioning import TAPS, new_taps, reading_taps
+from paxlite.training import own_loss, tap_trees
 from paxlite.training.metrics import Metrics, Weighted, over_microbatches
 from paxlite.training.microbatch_loop import microbatch_scan
 from paxlite.training.train_state import TrainState
@@ -61,13 +61,16 @@ class Task:
   def init(self, rng: jax.Array) -> TrainState:
     """Returns a new state; parameters and moments are boxed with their logical axes."""
     variables = self._init_variables(rng)
-    params = self.optimizer.with_frozen_as(variables['params'], self.frozen_dtype)
+    params = variables['params']
+    if type(self).init_params is not Task.init_params:
+      params = self.init_params(rng)
+    params = self.optimizer.with_frozen_as(params, self.frozen_dtype)
     trainable, _ = self.optimizer.split(params)
     zero = lambda: jnp.zeros((), jnp.int32)  # arrays of their own, which a step can overwrite
     return TrainState(
       step=zero(),
       params=params,
-      opt_state=self.optimizer.transformation.init(trainable),
+      opt_state=self.optimizer.init(trainable),
       overwritten={k: variables[k] for k in FP8_COLLECTIONS if k in variables},
       skipped=zero(),
       skipped_in_a_row=zero(),
@@ -87,9 +90,9 @@ class Task:
   ) -> tuple[jax.Array, Metrics]:
     """Returns the loss and Pax's metrics.
 
-    The loss is the mean cross-entropy per target token in nats, plus the auxiliary losses of the
-    layers: Σ(xent·w) / (Σw + 1e-6) + Σ auxiliary. With mean_over_padding the divisor is the number
-    of positions in rows that have a target.
+    A subclass may override it: see `loss_and_metrics`. This one is the mean cross-entropy per
+    target token in nats, plus the layers' auxiliary losses: Σ(xent·w) / (Σw + 1e-6) + Σ auxiliary.
+    With mean_over_padding the divisor is the number of positions in rows that have a target.
 
     Args:
       params: Unboxed parameters.
@@ -99,8 +102,7 @@ class Task:
       taps: Arrays like some parameters, whose gradients are those of the parameters in the arrays'
         dtype; None means no taps. See partitioning.param.
     """
-    names = [] if taps is None else ['/'.join(path) for path in traverse_util.flatten_dict(taps)]
-    with self.context(), reading_taps(names):
+    with self.context(), reading_taps(tap_trees.names_of(taps)):
       (losses, sown) = self.model.apply(
         {'params': params, TAPS: taps or {}, **self.begin_step(overwritten or {})},
         batch['ids'],
@@ -122,13 +124,41 @@ class Task:
     aux_loss = total_loss(sown)
     loss = xent.value + aux_loss
     return loss, {
-      'total_loss': Weighted(loss, num_predictions),
+      'total_loss': Weighted(loss, xent.weight),
       'avg_xent': xent,
       'aux_loss': Weighted(aux_loss, one),
       'log_pplx': xent,
       'fraction_of_correct_next_step_preds': Weighted(mean(losses.correct), num_predictions),
       'num_predictions': Weighted(num_predictions, one),
     } | {name: Weighted(value, _num_tokens(batch)) for name, value in over_layers(sown).items()}
+
+  @property
+  def has_own_loss(self) -> bool:
+    """Whether a subclass overrides `loss`."""
+    return type(self).loss is not Task.loss
+
+  def loss_and_metrics(
+    self,
+    params: PyTree,
+    batch: Batch,
+    rng: jax.Array | None = None,
+    overwritten: Mapping[str, PyTree] | None = None,
+    **taps: PyTree,
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns what `loss` returns, checked and completed where a subclass overrides it.
+
+    The metrics of a loss of one's own may be bare scalars and may be few: own_loss.completed says
+    what is added. The value of `total_loss` is always the loss itself. Its weight says how much the
+    rows of this batch count beside others; the number of target tokens is the default.
+
+    Raises:
+      UserError: An overridden loss returns something else.
+    """
+    found = self.loss(params, batch, rng, overwritten, **taps)
+    if not self.has_own_loss:
+      return found
+    weights_BT = batch['weights']
+    return own_loss.completed(found, self.loss, self._xent_weight(weights_BT), weights_BT.sum())
 
   def grads(
     self,
@@ -146,26 +176,34 @@ class Task:
     number of microbatches changes the result only by rounding, dropout masks and FP8. Auxiliary
     losses are averaged over the microbatches. Each microbatch passes `overwritten` on to the next,
     as each step does. The biases for the load are the same for all microbatches of a step.
+
+    If a subclass overrides `loss`, the loss of a step is the mean of the losses that it returns for
+    the microbatches, weighted by the weights of their `total_loss`. This is the loss of the whole
+    batch if that is such a mean over its rows.
     """
     trainable, others = self.optimizer.split(params)
     biases, frozen = self.optimizer.split_load_biases(others)
     overwritten = dict(overwritten or {})
     is_tapped = self.gradient_dtype != 'float32'
-    varied = trainable
-    if is_tapped:
-      varied = new_taps(self.loss, trainable, self.gradient_dtype)
+    taps = new_taps(self.loss, trainable, self.gradient_dtype) if is_tapped else None
+    # a loss of one's own may read parameters itself, and not only through the model and its taps
+    varied = (trainable if not is_tapped or self.has_own_loss else None), taps
 
     def loss(varied, changed, batch, rng):
-      overwritten, biases = changed
-      params = merge(trainable if is_tapped else varied, merge(biases, frozen))
-      taps = {'taps': _without_gaps(varied)} if is_tapped else {}  # a user's loss may have none
-      return self.loss(params, batch, rng, overwritten, **taps)
+      (weights, taps), (overwritten, biases) = varied, changed
+      params = merge(trainable if weights is None else weights, merge(biases, frozen))
+      if taps is None:  # a user's loss may have no argument for them
+        return self.loss_and_metrics(params, batch, rng, overwritten)
+      with reading_taps(tap_trees.names_of(taps)):
+        return self.loss_and_metrics(
+          params, batch, rng, overwritten, taps=tap_trees.without_gaps(taps)
+        )
 
     if self.num_microbatches == 1:
       with self.context():
         gradient = jax.grad(loss, argnums=(0, 1), has_aux=True)
         (grads, after), metrics = gradient(varied, (overwritten, biases), batch, rng)
-      return grads, after, metrics
+      return tap_trees.gradients_of(*grads), after, metrics
 
     n = self.num_microbatches
     # a microbatch takes every n-th row, so that rows stay on their devices
@@ -173,7 +211,9 @@ class Task:
     whole = jnp.maximum(self._xent_weight(batch['weights']), 1e-6)
 
     def part(varied, changed, microbatch, rng):
-      _, metrics = loss(varied, changed, microbatch, rng)
+      value, metrics = loss(varied, changed, microbatch, rng)
+      if self.has_own_loss:
+        return value, metrics
       xent, aux_loss = metrics['avg_xent'], metrics['aux_loss']
       return xent.value * xent.weight / whole + aux_loss.value / n, metrics
 
@@ -184,28 +224,31 @@ class Task:
       with self.context():
         gradient = jax.grad(part, argnums=(0, 1), has_aux=True)
         (g, after), metrics = gradient(varied, (overwritten, biases), microbatch, rng_i)
-      total, loads = jax.tree.map(jnp.add, (total, loads), (g, after[1]))
+      g, of_part = tap_trees.gradients_of(*g), metrics['total_loss']
+      loads = jax.tree.map(jnp.add, loads, after[1])
+      if self.has_own_loss:
+        total = total.with_part((g, of_part.value), of_part.weight)
+      else:
+        total = jax.tree.map(jnp.add, total, g)
       return (total, after[0], loads), metrics
 
     zeros, no_load = jax.tree.map(jnp.zeros_like, (trainable, biases))
-    start = zeros, overwritten, no_load
-    (grads, *after), metrics = microbatch_scan()(accumulate, start, (jnp.arange(n), split))
+    first = own_loss.RunningMean.of((zeros, jnp.zeros(()))) if self.has_own_loss else zeros
+    start = first, overwritten, no_load
+    (found, *after), metrics = microbatch_scan()(accumulate, start, (jnp.arange(n), split))
     mean = {k: over_microbatches(k, m) for k, m in metrics.items()}
-    total = mean['avg_xent'].value + mean['aux_loss'].value
+    if self.has_own_loss:
+      found, total = found.mean
+    else:
+      total = mean['avg_xent'].value + mean['aux_loss'].value
     mean['total_loss'] = Weighted(total, mean['total_loss'].weight)
-    return grads, tuple(after), mean
+    return found, tuple(after), mean
 
   def _xent_weight(self, weights_BT: jax.Array) -> jax.Array:
     """Returns the divisor of the sum of cross-entropies."""
     if not self.mean_over_padding:
       return weights_BT.sum()
     return (weights_BT.max(1) > 0).sum() * jnp.float32(weights_BT.shape[1])
-
-
-def _without_gaps(tree: PyTree) -> PyTree:
-  """Returns nested dicts without the entries that are None."""
-  flat = traverse_util.flatten_dict(tree)
-  return traverse_util.unflatten_dict({k: v for k, v in flat.items() if v is not None})
 
 
 def _num_tokens(batch: Batch) -> jax.Array:

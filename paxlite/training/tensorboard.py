@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paxlite.core.json_text import Json
+from paxlite.core.run_files import make_folder
 from paxlite.training.writers import Writer
 
 _EVENTS = 'events.out.tfevents.'
@@ -43,7 +44,7 @@ class TensorBoard(Writer):
     values = [{'tag': f'Metrics/{k}', 'simple_value': v} for k, v in metrics.items()]
     self._add(f'eval_{name}', step, values)
 
-  def samples(self, step: int, texts: Mapping[str, str]) -> None:
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
     metadata = {'plugin_data': {'plugin_name': 'text'}}
     self._add('train', step, [
       {
@@ -82,7 +83,7 @@ class _Board:
 
   def __init__(self, folder: pathlib.Path, purge_step: int | None):
     self._event, record_writer = _tensorboard()
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     self._records = record_writer(str(folder / _events_name(folder)))
     self.write(file_version='brain.Event:2', step=purge_step or 0)
     if purge_step is not None:

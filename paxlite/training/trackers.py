@@ -1,25 +1,37 @@
 """Sends the metrics of a run to services that compare runs: Weights & Biases, MLflow, Trackio.
 
 Each is a package of its own (the extras wandb, mlflow and trackio) and finds its server and its key
-by its own environment variables. A tracker that fails never stops a run.
+by its own environment variables. A tracker that cannot start is an error before a run begins; one
+that fails later never stops the run.
 """
 
 import abc
+import contextlib
 import hashlib
 import importlib.util
+import logging
 import os
 import pathlib
+import queue
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
 from paxlite.training.writers import Writer
 
+log = logging.getLogger('paxlite')
+
+_MOST_WAITING = 10_000  # records that wait for a tracker
+
 
 class Tracker(Writer, abc.ABC):
   """A writer that sends numbers by name, in a run of its own that continues when ours does.
+
+  A thread sends them, so that a server that does not answer holds up no step. Only numbers that are
+  left over at the end are waited for, and these not for long.
 
   Args:
     folder: The run's job_log_dir, whose name is the name of the run.
@@ -27,31 +39,69 @@ class Tracker(Writer, abc.ABC):
     config: The values of the experiment.
   """
 
-  failures: tuple[type[Exception], ...] = (Exception,)
+  way_out = ''  # a sentence on what it needs, for a message
+  end_seconds = 60.0  # the longest time that the end of a run waits for the tracker
 
   def __init__(self, folder: pathlib.Path, project: str, config: Mapping[str, object]):
     self._folder = folder
     self._project = project
     self._config = dict(config)
-    self._started = False
+    self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(_MOST_WAITING)
+    self._thread: threading.Thread | None = None
+    self._failed = False
+
+  def start(self) -> None:
+    if self._thread is not None:
+      return
+    try:
+      self._start()
+    except Exception as e:  # packages of others raise anything
+      reason = str(e).strip() or type(e).__name__
+      raise UserError(
+        f'TRACKERS has {self.name}, which cannot start: {reason.rstrip(".")}. {self.way_out}; '
+        '--fdl.TRACKERS=[] trains without it'
+      ) from None
+    self._thread = threading.Thread(target=self._send, name=self.name, daemon=True)
+    self._thread.start()
 
   def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
     known = {k: v for k, v in record.items() if v is not None}
-    self._log_in_run(step, {f'train/{k}': v for k, v in {**scalars, **known}.items()})
+    self._log_later(step, {f'train/{k}': v for k, v in {**scalars, **known}.items()})
 
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
-    self._log_in_run(step, {f'eval_{name}/{k}': v for k, v in metrics.items()})
+    self._log_later(step, {f'eval_{name}/{k}': v for k, v in metrics.items()})
 
   def close(self) -> None:
-    if self._started:
-      self._end()
-    self._started = False
+    if self._thread is None:
+      return
+    until = time.monotonic() + self.end_seconds
+    with contextlib.suppress(queue.Full):
+      self._waiting.put(self._end, timeout=self.end_seconds)
+      self._waiting.put(None, timeout=max(0.0, until - time.monotonic()))
+    self._thread.join(max(0.0, until - time.monotonic()))
+    if self._thread.is_alive():
+      log.error('%s does not answer: its last numbers are not sent', self.name)
+    self._thread = None
 
-  def _log_in_run(self, step: int, numbers: dict[str, float]) -> None:
-    if not self._started:
-      self._start()
-      self._started = True
-    self._log(step, numbers)
+  def _log_later(self, step: int, numbers: dict[str, float]) -> None:
+    try:
+      self._waiting.put_nowait(lambda: self._log(step, numbers))
+    except queue.Full:
+      self._report('it does not answer, and numbers that wait for it are dropped')
+
+  def _send(self) -> None:
+    """Sends what waits until there is a None; runs in the thread."""
+    while (act := self._waiting.get()) is not None:
+      try:
+        act()
+      except Exception as e:  # packages of others raise anything
+        self._report(str(e).strip() or type(e).__name__)
+
+  def _report(self, reason: str) -> None:
+    """Logs the first failure."""
+    if not self._failed:
+      log.error('%s failed, training continues: %s', self.name, ' '.join(reason.split()))
+    self._failed = True
 
   @abc.abstractmethod
   def _start(self) -> None:
@@ -75,6 +125,7 @@ class WandbTracker(Tracker):
   """Weights & Biases. WANDB_MODE=offline writes to the run's folder, for `wandb sync`."""
 
   name = 'wandb'
+  way_out = 'With WANDB_MODE=offline in the environment it needs neither a key nor a network'
 
   def _start(self) -> None:
     import wandb
@@ -98,14 +149,25 @@ class WandbTracker(Tracker):
 
 
 class MlflowTracker(Tracker):
-  """MLflow, at MLFLOW_TRACKING_URI."""
+  """MLflow, at MLFLOW_TRACKING_URI.
+
+  Without that variable, it is MLflow's own default, a database in the current folder. The small
+  package mlflow-skinny has no database: then it is the folder mlruns.
+  """
 
   name = 'mlflow'
+  way_out = 'MLFLOW_TRACKING_URI in the environment names a server or a folder'
 
   def _start(self) -> None:
     from mlflow import MlflowClient
 
-    self._client = client = MlflowClient()
+    uri = os.environ.get('MLFLOW_TRACKING_URI')
+    if not uri and importlib.util.find_spec('sqlalchemy') is None:
+      uri = pathlib.Path('mlruns').absolute().as_uri()
+    if uri and (uri.startswith('file:') or '://' not in uri):
+      # MLflow advises against folders, and without this refuses them
+      os.environ.setdefault('MLFLOW_ALLOW_FILE_STORE', 'true')
+    self._client = client = MlflowClient(uri or None)
     note = self._folder / 'mlflow_run_id'
     if note.is_file():
       self._run = note.read_text().strip()
@@ -134,6 +196,7 @@ class TrackioTracker(Tracker):
   """Trackio, whose database is in TRACKIO_DIR."""
 
   name = 'trackio'
+  way_out = 'TRACKIO_DIR in the environment names the folder of its database'
 
   def _start(self) -> None:
     import trackio
@@ -170,3 +233,17 @@ def trackers(
     if importlib.util.find_spec(name) is None:
       raise UserError(f'TRACKERS has {name}, which is not installed: {shell.install(name)}')
   return [KINDS[name](folder, project, config) for name in names]
+
+
+@contextlib.contextmanager
+def started(writers: Sequence[Writer]) -> Iterator[None]:
+  """A context in which trackers have started; it closes them.
+
+  Raises:
+    UserError: A tracker cannot start.
+  """
+  with contextlib.ExitStack() as stack:
+    for writer in writers:
+      writer.start()
+      stack.callback(writer.close)
+    yield

@@ -12,7 +12,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.base import Input, Seekable, place
 from paxlite.data.device_batches import DeviceBatches
-from paxlite.data.fingerprints import fingerprint
+from paxlite.data.fingerprints import change, fingerprint, tokens_fingerprint
 from paxlite.data.positions import merged
 from paxlite.parallel.partitioning import process_rows
 from paxlite.runtime.process_messages import gathered
@@ -64,6 +64,7 @@ class TrainData:
       notes['skipped_batches'] = self._skipped_batches
     if self._fingerprint is not None:
       notes['fingerprint'] = self._fingerprint
+      notes['tokens'] = tokens_fingerprint(self.input)
     if not isinstance(self.input, Seekable):
       return lambda: notes
     known = np.ascontiguousarray(self.input.position(self._batch_of(step)), np.int64)
@@ -87,14 +88,13 @@ class TrainData:
     self._skipped_batches = int(notes.get('skipped_batches', 0))
     if isinstance(self.input, Seekable) and step:
       self.input.seek(self._batch_of(step), self._position(step, notes, sharding))
-    # old checkpoints have no fingerprint, and are accepted
-    if self._fingerprint not in (None, notes.get('fingerprint', self._fingerprint)):
+    why = change(self.input, notes)
+    if why:
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
       if not self._accept_changes:
         raise UserError(
-          f'{changed}: its contents have changed since, so that rows would be read twice or never. '
-          'Put them back, choose another --job_log_dir, or continue with the change: '
-          '--accept_changes'
+          f'{changed}: {why}. Put it back, choose another --job_log_dir, or continue with the '
+          'change: --accept_changes'
         )
       if jax.process_index() == 0:
         log.warning('%s; the run continues with it, because of --accept_changes', changed)

@@ -16,6 +16,7 @@ from paxlite.runtime import preemption, processes
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Watchdog
+from paxlite.training import moved_folder
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
 from paxlite.training.evaluation import Evaluator, StoppedError
@@ -121,6 +122,7 @@ class Trainer:
     """Trains from `state` after step `step`, as `store.initial` returns them, to the last step.
 
     Raises:
+      UserError: A tracker cannot start.
       TrainingError: Too many steps were skipped, the loss spiked too often, or a save failed.
       Interrupted: There was a signal. The trained state is saved.
     """
@@ -151,11 +153,13 @@ class Trainer:
     return state
 
   def _train(self, state: TrainState, start: int, summaries: Summaries) -> TrainState:
+    summaries.start()
     self.resume(start)
     due = self._evaluation_is_due(start)
     summaries.drop_records_after(start, evaluated=start - 1 if due else start)
     self.evaluator.check()
     self.store.begin(start)
+    self.store.checkpoints.note_saved()
     reporter = Reporter(
       self.goodput,
       summaries,
@@ -225,6 +229,7 @@ class Trainer:
         state, metrics = compiled(state, batch)
         step += 1
         self.watchdog.beat()
+        self.store.checkpoints.note_completed()
         reporter.step(step, metrics, state)
         if self.spikes is not None and self.spikes(reporter.last_loss):
           state, step = self._roll_back(state, step, reporter)
@@ -257,8 +262,12 @@ class Trainer:
         callback.on_evaluation(state, step, evaluations, reporter.summaries)
 
   def _save_if_due(self, state: TrainState, step: int, ends: bool, reporter: Reporter) -> None:
-    """Saves a checkpoint, a local state, or both, if they are due after `step`."""
-    if self.schedule.saves(step) or ends:
+    """Saves a checkpoint, a local state, or both, if they are due after `step`.
+
+    One process also saves if its folder is gone; several notice that when they save.
+    """
+    moved = jax.process_count() == 1 and moved_folder.is_moved(self.folder)
+    if self.schedule.saves(step) or ends or moved:
       with reporter.clock_stopped(state, 'save'):
         self._save(state, step)
     if not ends and self.store.local_is_due(step):
@@ -273,7 +282,8 @@ class Trainer:
       unevaluated: Whether a run that resumes from this checkpoint must first evaluate it.
 
     Raises:
-      TrainingError: Too many steps in a row were skipped, or a save failed.
+      TrainingError: Too many steps in a row were skipped, a save failed, or the run's folder is not
+        at its path any more.
     """
     self._skipped_steps.check(int(state.skipped_in_a_row), step)
     if not self.store.writes:
@@ -281,6 +291,7 @@ class Trainer:
     notes = self._notes(step)()
     if unevaluated:
       notes['unevaluated'] = True
+    moved_folder.save_there(self.folder, self.store, state, step, notes)
     self.store.save(state, step, notes)
 
   def _save_locally(self, state: TrainState, step: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from paxlite.core import live_line
 from paxlite.core.damaged import set_aside
 from paxlite.core.json_text import Json, JsonObject, parsed
-from paxlite.core.run_files import open_file
+from paxlite.core.run_files import check_place, open_file
 from paxlite.core.terminal import say
 
 _SECONDS = 10.0  # between two lines that stay on a terminal
@@ -24,6 +24,9 @@ class Writer:
 
   name = ''  # what a message calls it, such as the name of a file
   failures: tuple[type[Exception], ...] = (OSError,)  # do not stop the run
+
+  def start(self) -> None:
+    """Begins; raises UserError if that is impossible."""
 
   def rewind(self, step: int, evaluated: int) -> None:
     """Drops records of later steps, which the run repeats.
@@ -49,8 +52,8 @@ class Writer:
   def evaluation(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
     """Receives the metrics of input `name`."""
 
-  def samples(self, step: int, texts: Mapping[str, str]) -> None:
-    """Receives texts that the model has generated, by their prompts."""
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
+    """Receives texts that the model has generated, by their prompts; `verb` says how."""
 
   def close(self) -> None:
     """Writes what is left, and ends."""
@@ -97,9 +100,10 @@ class Samples(Writer):
   def rewind(self, step: int, evaluated: int) -> None:
     drop_later_records(self._path, evaluated)
 
-  def samples(self, step: int, texts: Mapping[str, str]) -> None:
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
     for prompt, text in texts.items():
-      _append(self._path, {'step': step, 'prompt': prompt, 'text': text})
+      how = {} if verb == 'continuing' else {'how': verb}
+      _append(self._path, {'step': step, 'prompt': prompt, 'text': text, **how})
 
 
 class TerminalLines(Writer):
@@ -129,9 +133,9 @@ class TerminalLines(Writer):
     if not live_line.show(train_line(step, self._max_steps, record, self._ahead(step))):
       say(train_line(step, self._max_steps, record))
 
-  def samples(self, step: int, texts: Mapping[str, str]) -> None:
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
     for prompt, text in texts.items():
-      say(f'sample at step {step:,}, continuing {prompt!r}: {text}')
+      say(f'sample at step {step:,}, {verb} {prompt!r}: {text}')
 
   def close(self) -> None:
     live_line.close()
@@ -156,7 +160,9 @@ def train_line(step: int, max_steps: int, record: Mapping[str, Json], ahead: str
     elif record['model_tflops'] >= 1:
       parts.append(f'{record["model_tflops"]:.3g} TFLOP/s')
   parts += filter(None, [ahead, seconds and f'{seconds:.3f} s/step'])
-  return '  '.join([*parts, f'lr {record["lr"]:.2e}', f'grad {record["grad_norm"]:.3f}'])
+  if record['lr'] is not None:  # an optimizer of one's own may not say it
+    parts.append(f'lr {record["lr"]:.2e}')
+  return '  '.join([*parts, f'grad {record["grad_norm"]:.3f}'])
 
 
 def duration(seconds: float) -> str:
@@ -195,6 +201,7 @@ def drop_later_records(path: pathlib.Path, start: int) -> None:
 
   If other lines are not records, the file is set aside, and a new one gets the good lines.
   """
+  check_place(path)
   if not os.path.lexists(path):
     return
   if path.is_symlink() or not path.is_file():

@@ -11,24 +11,9 @@ from typing import Protocol
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.weights.known_keys import HARMLESS, NEUTRAL, check_known
 
 Config = Mapping[str, Json]
-
-# Keys that do not change what a model computes in training or when it continues text.
-HARMLESS = frozenset((
-  'architectures', 'attention_dropout', 'attn_implementation', 'attn_pdrop', 'auto_map',
-  'aux_loss_alpha', 'bos_token_id', 'cache_implementation', 'chunk_size_feed_forward', 'dtype',
-  'embd_pdrop', 'eos_token_id', 'ep_size', 'experts_per_token', 'finetuning_task', 'id2label',
-  'initial_context_length', 'initializer_range', 'is_decoder', 'is_encoder_decoder',
-  'is_llama_config', 'max_sequence_length', 'transformers.js_config',
-  'keys_to_ignore_at_inference', 'label2id', 'max_window_layers', 'model_type',
-  'name_or_path', 'num_nextn_predict_layers', 'output_attentions', 'output_hidden_states',
-  'output_router_logits', 'pad_token_id', 'pretraining_tp', 'problem_type', 'qk_head_dim',
-  'resid_pdrop', 'return_dict', 'router_aux_loss_coef', 'router_jitter_noise', 'seq_aux',
-  'summary_activation', 'summary_first_dropout', 'summary_proj_to_labels', 'summary_type',
-  'summary_use_proj', 'task_specific_params', 'tokenizer_class', 'torch_dtype',
-  'transformers_version', 'unsloth_fixed', 'unsloth_version', 'use_cache', 'use_return_dict',
-))  # fmt: skip
 
 
 class Key(Protocol):
@@ -89,6 +74,41 @@ class Same:
   def write(self, e: LanguageModel) -> JsonObject:
     value = getattr(e, self.attribute)
     return {self.key: None if value == self.null else value}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cap:
+  """A key of a cap on logits, which is null where there is none.
+
+  A file with 0 or less is refused: transformers divides by it, and here it turns the cap off.
+
+  Attributes:
+    key: The key.
+    attribute: The attribute, which is 0 or less where there is no cap.
+    is_required: Whether a file without the key is refused.
+  """
+
+  key: str
+  attribute: str
+  is_required: bool = True
+
+  @property
+  def theirs(self) -> Sequence[str]:
+    return (self.key,)
+
+  @property
+  def ours(self) -> Sequence[str]:
+    return (self.attribute,)
+
+  def read(self, config: Config) -> dict[str, object]:
+    value = config[self.key] if self.is_required else config.get(self.key)
+    if value is not None and not value > 0:
+      raise UserError(f'{self.key}={value!r} must be above 0, or null')
+    return {self.attribute: -1.0 if value is None else value}
+
+  def write(self, e: LanguageModel) -> JsonObject:
+    value = getattr(e, self.attribute)
+    return {self.key: value if value > 0 else None}
 
 
 class OneOf:
@@ -167,13 +187,8 @@ def read_keys(keys: Sequence[Key], config: Config) -> dict[str, object]:
     UserError: A key or its value is not implemented.
     KeyError: A key is missing.
   """
-  known = {name for key in keys for name in key.theirs} | HARMLESS
-  for name, value in config.items():
-    if name not in known and value is not None and not name.startswith('_'):
-      raise UserError(
-        f'{name}={value!r} is not implemented: it may change what the model computes, and paxlite '
-        'does not know this key'
-      )
+  known = {name for key in keys for name in key.theirs}
+  check_known({k: v for k, v in config.items() if k not in known}, HARMLESS, NEUTRAL)
   values: dict[str, object] = {}
   for key in keys:
     values |= key.read(config)
@@ -185,10 +200,11 @@ def _read_heads(config: Config, required: Sequence[str]) -> dict[str, object]:
   for name in required:
     if name not in config:
       raise KeyError(name)
-  width = config.get('head_dim') or config['hidden_size'] // heads
+  stated, groups = config.get('head_dim'), config.get('num_key_value_heads')
+  width = config['hidden_size'] // heads if stated is None else stated
   return {
     'NUM_HEADS': heads,
-    'NUM_KV_HEADS': config.get('num_key_value_heads') or heads,
+    'NUM_KV_HEADS': heads if groups is None else groups,
     'MODEL_DIMS': config['hidden_size'],
     'DIMS_PER_HEAD': width,
     'HEADS_SPAN_MODEL': heads * width == config['hidden_size'],
@@ -254,6 +270,16 @@ def activation(
   return Both((key, *others), ours, read, write)
 
 
+def positions(key: str) -> Both:
+  """Returns the key of the number of positions, which are also the longest rows of training."""
+  ours = ('MAX_POSITION_EMBEDDINGS', 'MAX_SEQ_LEN')
+
+  def read(config: Config) -> dict[str, object]:
+    return dict.fromkeys(ours, Same(key, ours[0]).read(config)[ours[0]])
+
+  return Both((key,), ours, read, lambda e: {key: max(getattr(e, name) for name in ours)})
+
+
 def tied(default: bool) -> Both:
   """Returns the key of tied embeddings, whose default differs between families."""
   name = 'tie_word_embeddings'
@@ -307,7 +333,7 @@ def layer_types(default: Sequence[str], *others: str) -> Both:
   """
 
   def read(config: Config) -> dict[str, object]:
-    period = config.get('sliding_window_pattern') or config.get('_sliding_window_pattern')
+    period = config.get('sliding_window_pattern')
     repeated = [*['sliding'] * (period - 1), 'full'] if period else default
     pattern = _read_types(config, lambda i: repeated[i % len(repeated)])
     return {'SLIDING_WINDOW': config['sliding_window'], 'ATTENTION_PATTERN': pattern}

@@ -1,32 +1,38 @@
 """The conversion of published configurations to experiments, and back."""
 
+import logging
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.errors import UserError, located
-from paxlite.core.json_text import JsonObject
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import experiments
 from paxlite.weights.config_keys import Config, read_keys
 from paxlite.weights.family_tables import FAMILIES, TEXT_DEFAULTS, Family
+from paxlite.weights.known_keys import check_counts, check_quantization
 from paxlite.weights.layout import Entry, decoder_entries
+
+log = logging.getLogger('paxlite')
 
 # Kinds of attributes that decide the model; ROPE_LAYOUT is an order of elements, which an import
 # and an export change.
 _MODEL = (Kind.SHAPE, Kind.FUNCTION)
 _FREE = {'ROPE_LAYOUT'}
+_MOST_ENDS = 64  # ids that end a text
 
 
-def experiment_of(config: Config, where: pathlib.Path) -> LanguageModel:
+def experiment_of(config: Config, where: pathlib.Path, ends: Json = None) -> LanguageModel:
   """Returns the experiment of a Hugging Face config.json.
 
   Args:
     config: The contents of config.json.
     where: The path of the file, for messages.
+    ends: The eos_token_id of generation_config.json, an id or several.
 
   Raises:
     UserError: The architecture or one of its options is not implemented, or a value is missing or
@@ -35,17 +41,19 @@ def experiment_of(config: Config, where: pathlib.Path) -> LanguageModel:
   kind = config.get('model_type')
   text = TEXT_DEFAULTS.get(str(kind))
   if text is not None and isinstance(config.get('text_config'), dict):  # with images
-    both = ('eos_token_id', 'dtype', 'torch_dtype', 'tie_word_embeddings')
+    both = ('dtype', 'torch_dtype', 'tie_word_embeddings')
     outer = {k: config[k] for k in both if k in config}
-    return experiment_of(text | config['text_config'] | outer, where)
+    inner = text | config['text_config'] | outer
+    eos = [*_listed(config.get('eos_token_id')), *_listed(inner.get('eos_token_id'))]
+    return experiment_of(inner | {'eos_token_id': eos}, where, ends)
   if not isinstance(kind, str) or kind not in FAMILIES:
     raise UserError(f'{where}: model_type {kind!r} is none of {", ".join(FAMILIES)}')
   family = FAMILIES[kind]
-  config = {k: v for k, v in config.items() if k != 'quantization_config'} | _unquantized(config)
   try:
     with located(str(where)):
+      check_counts(config)
+      check_quantization(config.get('quantization_config'))
       values = read_keys(family.keys, config)
-    values['EOS_IDS'] = _ids(config.get('eos_token_id'))
   except KeyError as e:
     raise UserError(f'{where} has no {e.args[0]}') from None
   except UserError:
@@ -55,16 +63,34 @@ def experiment_of(config: Config, where: pathlib.Path) -> LanguageModel:
   dtype = config.get('dtype', config.get('torch_dtype'))
   values['FPROP_DTYPE'] = 'float32' if dtype in (None, 'float32') else 'bfloat16'
   with located(str(where)):
-    return published(family.experiment, values)
+    found = [*_listed(ends), *_listed(config.get('eos_token_id'))]
+    experiment = published(family.experiment, values)
+    return experiment.replaced(EOS_IDS=end_ids(found, experiment.VOCAB_SIZE))
 
 
-def _unquantized(config: Config) -> JsonObject:
-  """Returns quantization_config, unless it says what the import can dequantize."""
-  found = config.get('quantization_config')
-  if found is None:
-    return {}
-  method = found.get('quant_method') if isinstance(found, dict) else None
-  return {} if method in ('mxfp4', 'fp8') else {'quantization_config': found}
+def end_ids(found: Sequence[Json], vocab_size: int) -> list[int]:
+  """Returns ids that end a text, each once, without those that the model does not have.
+
+  Args:
+    found: What files say, the more complete one first.
+    vocab_size: The number of ids of the model.
+
+  Raises:
+    UserError: One of them is not an id.
+  """
+  if wrong := [i for i in found if isinstance(i, bool) or not isinstance(i, int)]:
+    raise UserError(f'eos_token_id {wrong[0]!r} is not an id')
+  ids = list(dict.fromkeys(found))
+  if outside := [i for i in ids if not 0 <= i < vocab_size]:
+    log.warning('eos_token_id %s can never come: the model has %s ids', outside[0], vocab_size)
+  kept = [i for i in ids if 0 <= i < vocab_size]
+  if len(kept) > _MOST_ENDS:
+    raise UserError(f'eos_token_id has {len(kept):,} ids, and at most {_MOST_ENDS} are implemented')
+  return kept
+
+
+def _listed(value: Json) -> list[Json]:
+  return [] if value is None else value if isinstance(value, list) else [value]
 
 
 def published(family: type[LanguageModel], values: Mapping[str, object]) -> LanguageModel:
@@ -150,8 +176,7 @@ def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) ->
   """Returns the contents of config.json with which transformers reads an experiment's model."""
   kind = family_of(e)
   family = FAMILIES[kind]
-  bos, eos = _special_ids(tokenizer)
-  end = list(e.EOS_IDS) or eos
+  bos, end = _special_ids(e, tokenizer)
   config: JsonObject = {
     'architectures': [family.architecture],
     'model_type': kind,
@@ -165,17 +190,13 @@ def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) ->
   return config
 
 
-def _special_ids(tokenizer: pathlib.Path | None) -> tuple[int | None, list[int]]:
-  """Returns the ids of bos_token and eos_token; None and [] if the tokenizer has none."""
+def _special_ids(e: LanguageModel, tokenizer: pathlib.Path | None) -> tuple[int | None, list[int]]:
+  """Returns the id of bos_token, None if there is none, and the ids that stop generation."""
   if tokenizer is None:
-    return None, []
+    return None, list(e.EOS_IDS)
   try:
     opened = open_tokenizer(str(tokenizer))
   except UserError:
-    return None, []
-  bos, eos = opened.special_id('bos_token'), opened.special_id('eos_token')
-  return None if bos < 0 else bos, [] if eos < 0 else [eos]
-
-
-def _ids(value: int | Sequence[int] | None) -> list[int]:
-  return [] if value is None else [value] if isinstance(value, int) else list(value)
+    return None, list(e.EOS_IDS)
+  bos = opened.special_id('bos_token')
+  return None if bos < 0 else bos, e.eos_ids(opened)

@@ -24,6 +24,7 @@ from paxlite.weights.config_keys import (
   NO_ROPE_LAYERS,
   QWEN_WINDOW,
   Both,
+  Cap,
   Config,
   Key,
   OneOf,
@@ -32,6 +33,7 @@ from paxlite.weights.config_keys import (
   activation,
   heads,
   layer_types,
+  positions,
   tied,
 )
 from paxlite.weights.layout import Entry, gpt2_entries
@@ -68,7 +70,7 @@ _LENGTHS = (
   Same('num_hidden_layers', 'NUM_LAYERS'),
   Same('intermediate_size', 'HIDDEN_DIMS'),
   Same('vocab_size', 'VOCAB_SIZE'),
-  Same('max_position_embeddings', 'MAX_SEQ_LEN'),
+  positions('max_position_embeddings'),
   Same('rms_norm_eps', 'LAYERNORM_EPSILON'),
 )
 _SIZES = (*_LENGTHS, heads())
@@ -102,6 +104,12 @@ def _either(attribute: str, *keys: str) -> Both:
   return Both(keys, (attribute,), read, lambda e: {keys[0]: getattr(e, attribute)})
 
 
+def _counted(key: str, attribute: str, null: int) -> Both:
+  """Returns a number that some files have as null, which transformers can compute with no more."""
+  same = Same(key, attribute, null=null)
+  return Both((key,), (attribute,), same.read, lambda e: {key: getattr(e, attribute)})
+
+
 _DEEPSEEK = (
   *_LENGTHS,
   Same('num_attention_heads', 'NUM_HEADS'),
@@ -113,7 +121,7 @@ _DEEPSEEK = (
   Same('v_head_dim', 'VALUE_DIMS_PER_HEAD'),
   Same('moe_intermediate_size', 'EXPERT_HIDDEN_DIMS'),
   _either('NUM_EXPERTS', 'n_routed_experts', 'num_local_experts'),
-  Same('n_shared_experts', 'NUM_SHARED_EXPERTS', null=0),
+  _counted('n_shared_experts', 'NUM_SHARED_EXPERTS', 0),
   Same('first_k_dense_replace', 'NUM_DENSE_BLOCKS'),
   Same('routed_scaling_factor', 'EXPERT_WEIGHT_SCALE'),
   OneOf('moe_layer_freq', 1),
@@ -127,8 +135,8 @@ _DEEPSEEK = (
   _NO_MLP_BIAS,
 )
 _GROUPS = (
-  Same('n_group', 'NUM_EXPERT_GROUPS', null=1),
-  Same('topk_group', 'NUM_EXPERT_GROUPS_PER_TOKEN', null=1),
+  _counted('n_group', 'NUM_EXPERT_GROUPS', 1),
+  _counted('topk_group', 'NUM_EXPERT_GROUPS_PER_TOKEN', 1),
 )
 
 
@@ -155,7 +163,7 @@ def _routing(methods: tuple[str, str], scores: str) -> Both:
     groups = _GROUPS[0].write(e) | _GROUPS[1].write(e)
     return groups | {'topk_method': method, 'scoring_func': scores}
 
-  ours = tuple(key.attribute for key in _GROUPS)
+  ours = tuple(name for key in _GROUPS for name in key.ours)
   return Both(names, ours, read, write)
 
 
@@ -200,16 +208,16 @@ FAMILIES: dict[str, Family] = {
     'Gemma2ForCausalLM', Gemma2,
     (
       *_GEMMA2, rope(), layer_types(['sliding', 'full'], 'sliding_window_size'),
-      Same('attn_logit_softcapping', 'ATTEN_LOGIT_CAP', null=-1.0),
-      Same('final_logit_softcapping', 'SOFTMAX_CAP_LOGITS', null=-1.0),
+      Cap('attn_logit_softcapping', 'ATTEN_LOGIT_CAP'),
+      Cap('final_logit_softcapping', 'SOFTMAX_CAP_LOGITS'),
     ),
     tensor_names.GEMMA2,
   ),
   'gemma3_text': Family(
     'Gemma3ForCausalLM', Gemma3,
     (
-      *_GEMMA2, rope('rope_local_base_freq', theta=1e6, has_local=True),
-      Same('final_logit_softcapping', 'SOFTMAX_CAP_LOGITS', default=-1.0, null=-1.0),
+      *_GEMMA2, rope('rope_local_base_freq', theta=1e6, local_theta=1e4),
+      Cap('final_logit_softcapping', 'SOFTMAX_CAP_LOGITS', is_required=False),
       layer_types([*['sliding'] * 5, 'full'], 'sliding_window_pattern'),
       OneOf('attn_logit_softcapping', None),  # which transformers ignores
     ),
@@ -235,7 +243,7 @@ FAMILIES: dict[str, Family] = {
   'olmo3': Family(
     'Olmo3ForCausalLM', OLMo3,
     (
-      *_SIZES, _SILU, _UNTIED, rope(theta=5e5, has_local=True), _NO_BIAS,
+      *_SIZES, _SILU, _UNTIED, rope(theta=5e5, local_theta=5e5), _NO_BIAS,
       layer_types([*['sliding'] * 3, 'full']),
     ),
     tensor_names.OLMO2,
@@ -291,7 +299,7 @@ FAMILIES: dict[str, Family] = {
     'GPT2LMHeadModel', GPT2,
     (
       Same('n_layer', 'NUM_LAYERS'), Same('n_head', 'NUM_HEADS'), Same('n_embd', 'MODEL_DIMS'),
-      Same('vocab_size', 'VOCAB_SIZE'), Same('n_positions', 'MAX_SEQ_LEN'),
+      Same('vocab_size', 'VOCAB_SIZE'), positions('n_positions'),
       Same('layer_norm_epsilon', 'LAYERNORM_EPSILON'),
       activation('activation_function', written='gelu_new'),
       Both(

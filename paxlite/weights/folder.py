@@ -7,6 +7,7 @@ TO/tokenizer.json …                   the tokenizer, where there is one
 """
 
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -18,8 +19,16 @@ import numpy as np
 from paxlite.checkpointing.checksums import write_checksums
 from paxlite.checkpointing.variables import write_variable
 from paxlite.core.errors import UserError, listed
+from paxlite.core.files import check_file
 from paxlite.core.unfinished_folder import UnfinishedFolder
-from paxlite.data.tokenizer import FILES, TOKENIZERS
+from paxlite.data.tokenizer_files import (
+  CONFIGURATION,
+  FILES,
+  JSON,
+  TOKENIZERS,
+  configuration,
+  published,
+)
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.layout import Entry
 
@@ -132,15 +141,53 @@ def _variable(parts: Sequence[Entry], tensors: Tensors) -> tuple[np.ndarray, tup
 def copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
   """Copies a tokenizer, with the files next to it for chats and special tokens.
 
+  Its class, which may follow from the config.json next to it, is written into
+  tokenizer_config.json, because a copy without config.json must encode texts in the same way.
+
   Args:
     source: A tokenizer's file, or a folder that may hold a tokenizer; None copies nothing.
     folder: The folder that receives the tokenizer under its usual name.
+
+  Raises:
+    UserError: See tokenizer_files.
   """
+  for name, path in tokenizer_files(source).items():
+    shutil.copyfile(path, folder / name)
   if source is None:
     return
-  if source.is_file():
-    shutil.copyfile(source, folder / f'tokenizer{source.suffix}')
-  beside = source.parent if source.is_file() else source
+  beside = source if source.is_dir() else source.parent
+  found, copied = (published(str(place / JSON)).tokenizer_class for place in (beside, folder))
+  if found and found != copied:
+    contents = configuration(str(beside / JSON)) | {'tokenizer_class': found}
+    (folder / CONFIGURATION).write_text(json.dumps(contents, indent=2) + '\n')
+
+
+def tokenizer_files(source: pathlib.Path | None) -> dict[str, pathlib.Path]:
+  """Returns the files of a tokenizer, by the names that a copy gives them.
+
+  Raises:
+    UserError: One of them is a FIFO or another special file, or a link out of its folder, by which
+      someone else's model could have any file of the user copied. Links of Hugging Face's cache
+      stay within it.
+  """
+  if source is None:
+    return {}
+  is_file = not source.is_dir()
+  found = {f'tokenizer{source.suffix}': source} if is_file else {}
+  beside = source.parent if is_file else source
   for name in FILES:
-    if (beside / name).is_file() and not (source.is_file() and name in TOKENIZERS):
-      shutil.copyfile(beside / name, folder / name)
+    path = beside / name
+    if not os.path.lexists(path) or (is_file and name in TOKENIZERS):
+      continue
+    check_file(path)
+    root, target = beside.resolve(), path.resolve()
+    roots = [root, root.parent.parent / 'blobs'] if root.parent.name == 'snapshots' else [root]
+    if not any(target.is_relative_to(r) for r in roots):
+      raise UserError(
+        f'{path} is a link out of its folder, to {target}: put a copy there, or name the tokenizer '
+        'with --tokenizer'
+      )
+    found[name] = path
+  for path in found.values():
+    check_file(path)
+  return found

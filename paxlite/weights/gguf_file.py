@@ -1,86 +1,186 @@
-"""GGUF files of LLaMA models, which the package gguf dequantises, and the tokenizer in them."""
+"""The header and the tensors of a GGUF file, or of all files of a model that is split.
 
-import json
+The format is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The header is
+read here, because the reader of the package gguf continues behind the end of a file, and takes
+quantized tensors in the other byte order as they are. The package dequantizes.
+"""
+
+import math
 import pathlib
+import re
+import struct
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from paxlite.core import shell
-from paxlite.core.errors import UserError, located
-from paxlite.core.json_text import JsonObject
-from paxlite.data.tokenizer import open_tokenizer
-from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.llama import LLaMA
-from paxlite.weights.families import published
-from paxlite.weights.layout import Entry, check_layers, decoder_entries
-from paxlite.weights.tensor_names import GGUF
+from paxlite.core.errors import UserError
+from paxlite.core.files import check_file
+from paxlite.weights.known_keys import shortened
 
-# llama.cpp's names of pre-tokenizers, with their configuration for the package tokenizers.
-_SPLIT = (
-  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-  r'|\s*[\r\n]+|\s+(?!\S)|\s+'
-)
-_BYTE_LEVEL = {
-  'type': 'ByteLevel',
-  'add_prefix_space': False,
-  'trim_offsets': True,
-  'use_regex': True,
+_SCALARS = {
+  0: 'B',
+  1: 'b',
+  2: 'H',
+  3: 'h',
+  4: 'I',
+  5: 'i',
+  6: 'f',
+  7: '?',
+  10: 'Q',
+  11: 'q',
+  12: 'd',
 }
-_PRE_TOKENIZERS: dict[str, list[JsonObject]] = {
-  'gpt-2': [_BYTE_LEVEL],
-  'smollm': [{'type': 'Digits', 'individual_digits': True}, _BYTE_LEVEL],
-  'llama-bpe': [
-    {'type': 'Split', 'pattern': {'Regex': _SPLIT}, 'behavior': 'Isolated', 'invert': False},
-    _BYTE_LEVEL | {'use_regex': False},
-  ],
-}
-_CONTROL = 3  # gguf's type of control tokens, which are not text
+_STRING, _ARRAY = 8, 9
+_MOST = 1 << 24  # elements of a list, fields, or tensors: far more than any model has
+_DIMENSIONS = 4
+_ALIGNMENT = 'general.alignment'
+_NO, _COUNT, _TENSORS = 'split.no', 'split.count', 'split.tensors.count'
+_PART = re.compile(r'(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf')
+SPLIT = frozenset((_NO, _COUNT, _TENSORS))
 
 
-_T = TypeVar('_T')
+class _Damaged(Exception):
+  """The file is not what the format asks for."""
+
+
+class Stored(NamedTuple):
+  """Where a tensor is, and how.
+
+  Attributes:
+    file: The bytes of its file.
+    start: Where its bytes begin.
+    kind: Its GGMLQuantizationType.
+    shape: Its shape, with the innermost dimension last.
+    byte_shape: The shape of its bytes.
+  """
+
+  file: np.ndarray
+  start: int
+  kind: Any
+  shape: tuple[int, ...]
+  byte_shape: tuple[int, ...]
+
+
+class _Header:
+  """Reads a file from its start."""
+
+  def __init__(self, path: pathlib.Path):
+    if not path.stat().st_size:
+      raise _Damaged('it is empty')
+    self._data = np.memmap(path, np.uint8, 'r')
+    self._at = 0
+
+  def bytes(self, size: int) -> np.ndarray:
+    if size > len(self._data) - self._at:
+      raise _Damaged('it ends too early')
+    self._at += size
+    return self._data[self._at - size : self._at]
+
+  def number(self, form: str) -> Any:
+    return struct.unpack(f'<{form}', self.bytes(struct.calcsize(f'<{form}')).tobytes())[0]
+
+  def count(self, what: str) -> int:
+    found = self.number('Q')
+    if found > len(self._data) - self._at:
+      raise _Damaged(f'it ends too early for {found:,} {what}')
+    if found > _MOST:
+      raise _Damaged(f'{found:,} {what} are more than {_MOST:,}')
+    return found
+
+  def text(self) -> str:
+    return self.bytes(self.number('Q')).tobytes().decode()
+
+  def value(self, kind: int) -> object:
+    """Returns a text, a number or a list of them."""
+    if kind == _STRING:
+      return self.text()
+    if kind == 7 and self._data[self._at : self._at + 1] not in (0, 1):
+      raise _Damaged('a truth value is neither 0 nor 1')
+    if kind in _SCALARS:
+      return self.number(_SCALARS[kind])
+    if kind != _ARRAY:
+      raise _Damaged(f'there is no type {kind} of values')
+    of, count = self.number('I'), self.count('elements of a list')
+    if of == _STRING:
+      return [self.text() for _ in range(count)]
+    if of not in _SCALARS:
+      raise _Damaged(f'lists of type {of} are not implemented')
+    dtype = np.dtype(f'<{_SCALARS[of]}' if of != 7 else '?')
+    return np.frombuffer(self.bytes(count * dtype.itemsize).tobytes(), dtype).tolist()
+
+  def read(self) -> tuple[dict[str, object], dict[str, Stored]]:
+    """Returns the fields and the tensors of the file."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    if self.bytes(4).tobytes() != b'GGUF':
+      raise _Damaged('it does not begin with GGUF')
+    version = self.number('I')
+    if version and version & 0xFFFF == 0:
+      raise _Damaged(
+        'its byte order is big-endian: gguf-convert-endian of the package gguf turns it'
+      )
+    if version not in (2, 3):
+      raise _Damaged(f'version {version} is not implemented; 2 and 3 are')
+    tensors, count = self.count('tensors'), self.count('fields')
+    fields: dict[str, object] = {}
+    for _ in range(count):
+      name = self.text()
+      if name in fields:
+        raise _Damaged(f'{name} is there twice')
+      fields[name] = self.value(self.number('I'))
+    alignment = fields.get(_ALIGNMENT, 32)
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+      raise _Damaged(f'{_ALIGNMENT} must be a power of two')
+    described: list[tuple[str, Any, tuple[int, ...], int]] = []
+    for _ in range(tensors):
+      name, dimensions = self.text(), self.number('I')
+      if not 1 <= dimensions <= _DIMENSIONS:
+        raise _Damaged(f'{name} has {dimensions:,} dimensions')
+      shape = tuple(self.number('Q') for _ in range(dimensions))[::-1]  # the innermost is first
+      described.append((name, GGMLQuantizationType(self.number('I')), shape, self.number('Q')))
+    end = start = -(-self._at // alignment) * alignment
+    found: dict[str, Stored] = {}
+    for name, kind, shape, offset in described:
+      block, size = GGML_QUANT_SIZES[kind]
+      if shape[-1] % block:
+        raise _Damaged(f'{name} {list(shape)} is not in blocks of {block}')
+      if start + offset != end:  # llama.cpp also stores them without gaps
+        raise _Damaged(f'{name} is not where the tensor before it ends')
+      if name in found:
+        raise _Damaged(f'{name} is there twice')
+      byte_shape = (*shape[:-1], shape[-1] // block * size)
+      if math.prod(byte_shape) > len(self._data) - end:
+        raise _Damaged('it ends too early')
+      found[name] = Stored(self._data, end, kind, shape, byte_shape)
+      end += -(-math.prod(byte_shape) // alignment) * alignment
+    return fields, found
 
 
 class GgufTensors:
-  """The tensors of a GGUF file in float32; only one tensor is in memory at a time.
+  """The tensors of a model in float32; only one tensor is in memory at a time.
+
+  Args:
+    path: A GGUF file. If it is a part of a split model, all parts are read.
 
   Raises:
-    UserError: The file is not a GGUF file, is damaged or is truncated.
+    UserError: A file is not a GGUF file, is damaged or is truncated, or a part is missing.
   """
 
   def __init__(self, path: pathlib.Path):
     try:
-      import gguf
+      from gguf import quants
     except ImportError:
       raise UserError(f'GGUF files need the package gguf: {shell.install("weights")}') from None
 
-    class Reader(gguf.GGUFReader):
-      """A reader that raises EOFError at the end of the file.
-
-      The reader of the package continues there, with up to 2**64 values without bytes.
-      """
-
-      def _get(self, offset, dtype, count=1, override_order=None):
-        if int(offset) + int(count) * np.dtype(dtype).itemsize > len(self.data):
-          raise EOFError('it ends too early')
-        return super()._get(offset, dtype, count, override_order)
-
     self._path = path
-    try:
-      reader = Reader(str(path))
-      self.fields: Mapping[str, object] = {k: f.contents() for k, f in reader.fields.items()}
-    except Exception as e:  # the package raises dozens of types
-      raise UserError(f'{path} is no GGUF file, or is cut short ({e})') from None
-    end, alignment = int(reader.data_offset), int(reader.alignment)
-    for tensor in reader.tensors:  # llama.cpp also stores them without gaps
-      if tensor.data_offset != end:
-        raise UserError(f'{path} is damaged: {tensor.name} is not where the tensor before it ends')
-      end += -(-tensor.n_bytes // alignment) * alignment
-    self._dequantize = gguf.quants.dequantize
-    self._tensors = {t.name: t for t in reader.tensors}
-    # GGUF lists the innermost dimension first.
-    self.shapes = {n: tuple(int(d) for d in t.shape[::-1]) for n, t in self._tensors.items()}
+    self._dequantize = quants.dequantize
+    fields, self._tensors = _opened(path)
+    self.fields: Mapping[str, object] = fields
+    if fields.get(_COUNT, 1) != 1:
+      self.fields, self._tensors = _joined(path, fields)
+    self.shapes = {name: tensor.shape for name, tensor in self._tensors.items()}
 
   def number(self, name: str, default: float | None = None) -> float:
     """Returns a field, an int or a float; raises UserError if it is missing or not a number."""
@@ -88,124 +188,73 @@ class GgufTensors:
     if value is None:
       raise UserError(f'{self._path} has no {name}')
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-      raise UserError(f'{self._path}: {name} must be a number, not {value!r}')
+      raise UserError(f'{self._path}: {name} must be a number, not {shortened(value)}')
     return value
 
   def read(self, name: str) -> np.ndarray:
     tensor = self._tensors[name]
+    size = math.prod(tensor.byte_shape)
+    data = tensor.file[tensor.start : tensor.start + size].reshape(tensor.byte_shape)
     try:
-      return self._dequantize(tensor.data, tensor.tensor_type).reshape(self.shapes[name])
+      return self._dequantize(data, tensor.kind).reshape(tensor.shape)
     except NotImplementedError as e:  # the package gguf does not decode every type of tensor
       raise UserError(f'{self._path}: {name} cannot be read: {e}') from None
 
 
-def read_file(path: pathlib.Path) -> tuple[LanguageModel, list[Entry], GgufTensors]:
-  """Returns a GGUF file's experiment, the entries of the tensors it needs, and its tensors."""
-  if path.is_dir():
-    found = sorted(path.rglob('*.gguf'))
-    if len(found) != 1:
-      raise UserError(f'{path} holds {len(found)} .gguf files: --path must name one')
-    path = found[0]
-  if not path.is_file():
-    raise UserError(f'{path} is not a file')
-  tensors = GgufTensors(path)
-  fields, number = tensors.fields, tensors.number
-  architecture = fields.get('general.architecture')
-  if architecture != 'llama':
-    raise UserError(f'{path}: architecture {architecture!r} is not implemented; llama is')
-  if 'llama.rope.scaling.type' in fields and fields['llama.rope.scaling.type'] != 'none':
-    raise UserError(f'{path}: llama.rope.scaling is not implemented')
-  embedding = tensors.shapes.get(GGUF['embedding'])
-  if not embedding:
-    raise UserError(f'{path} has no {GGUF["embedding"]}')
-  heads, width = number('llama.attention.head_count'), number('llama.embedding_length')
-  head_dim = number('llama.attention.key_length', width // heads if heads else 0)
-  values = {
-    'NUM_LAYERS': number('llama.block_count'),
-    'NUM_HEADS': heads,
-    'NUM_KV_HEADS': number('llama.attention.head_count_kv', heads),
-    'MODEL_DIMS': width,
-    'HIDDEN_DIMS': number('llama.feed_forward_length'),
-    'DIMS_PER_HEAD': head_dim,
-    'HEADS_SPAN_MODEL': heads * head_dim == width,
-    'VOCAB_SIZE': embedding[0],
-    'MAX_SEQ_LEN': number('llama.context_length'),
-    'LAYERNORM_EPSILON': round(number('llama.attention.layer_norm_rms_epsilon'), 12),
-    'ROPE_THETA': number('llama.rope.freq_base', 10_000.0),
-    'SEPARATE_EMBEDDING': GGUF['head'] in tensors.shapes,
-    'FPROP_DTYPE': 'float32',
-  }
-  if 'rope_freqs.weight' in tensors.shapes:
-    raise UserError(
-      f'{path} stretches rotary positions (rope_freqs.weight): import the Hugging Face folder'
-    )
-  if 'tokenizer.ggml.eos_token_id' in fields:
-    values['EOS_IDS'] = [number('tokenizer.ggml.eos_token_id')]
-  with located(str(path)):
-    experiment = published(LLaMA, values)
-    check_layers(experiment, tensors.shapes)
-  return experiment, decoder_entries(experiment, GGUF, 'interleaved'), tensors
-
-
-def write_tokenizer(fields: Mapping[str, object], folder: pathlib.Path) -> bool:
-  """Writes the byte-level BPE tokenizer of a GGUF file as tokenizer.json.
-
-  Returns:
-    False, with nothing written, if the tokenizer is of another kind.
+def file_of(path: pathlib.Path) -> pathlib.Path:
+  """Returns the GGUF file that a path names: the file, or the one model of a folder.
 
   Raises:
-    UserError: The tokenizer is damaged.
+    UserError: The folder holds none, or several that are not the parts of one model.
   """
-  pre = fields.get('tokenizer.ggml.pre')
-  if fields.get('tokenizer.ggml.model') != 'gpt2' or pre not in list(_PRE_TOKENIZERS):
-    return False
-  tokens, merges, kinds = (
-    _list(fields, f'tokenizer.ggml.{name}', of)
-    for name, of in (('tokens', str), ('merges', str), ('token_type', int))
-  )
-  if len(kinds) != len(tokens):
-    raise UserError(f'tokenizer.ggml has {len(tokens):,} tokens and {len(kinds):,} of token_type')
-  special = [i for i, kind in enumerate(kinds) if kind == _CONTROL]
-  added = [
-    dict(id=i, content=tokens[i], special=True, lstrip=False, rstrip=False, normalized=False)
-    | {'single_word': False}
-    for i in special
-  ]
-  tokenizer = {
-    'version': '1.0',
-    'truncation': None,
-    'padding': None,
-    'added_tokens': added,
-    'normalizer': None,
-    'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': _PRE_TOKENIZERS[pre]},
-    'post_processor': None,
-    'decoder': _BYTE_LEVEL,
-    'model': {
-      'type': 'BPE',
-      'vocab': {token: i for i, token in enumerate(tokens)},
-      'merges': merges,
-      'ignore_merges': pre == 'llama-bpe',
-    },
+  if not path.is_dir():
+    return path
+  found = sorted(path.rglob('*.gguf'))
+  parts = [_PART.fullmatch(file.name) for file in found]
+  models = {
+    (f.parent, m['stem'], m['count']) if m else f for f, m in zip(found, parts, strict=True)
   }
-  (folder / 'tokenizer.json').write_text(json.dumps(tokenizer, ensure_ascii=False))
-  config: JsonObject = {}
-  for name in ('bos', 'eos'):
-    number = fields.get(f'tokenizer.ggml.{name}_token_id')
-    if number is not None:
-      if not isinstance(number, int) or not 0 <= number < len(tokens):
-        raise UserError(
-          f'tokenizer.ggml.{name}_token_id is none of {len(tokens):,} ids: {number!r}'
-        )
-      config[f'{name}_token'] = tokens[number]
-  if 'tokenizer.chat_template' in fields:
-    config['chat_template'] = fields['tokenizer.chat_template']
-  (folder / 'tokenizer_config.json').write_text(json.dumps(config, indent=2) + '\n')
-  open_tokenizer(str(folder))  # raises UserError if the tokenizer is not valid
-  return True
+  if len(models) != 1:
+    raise UserError(f'{path} holds {len(found)} .gguf files: --path must name one')
+  return found[0]
 
 
-def _list(fields: Mapping[str, object], name: str, of: type[_T]) -> list[_T]:
-  found = fields.get(name)
-  if not isinstance(found, list) or not all(isinstance(value, of) for value in found):
-    raise UserError(f'{name} is missing, or no list of {of.__name__}')
-  return found
+def _opened(path: pathlib.Path) -> tuple[dict[str, object], dict[str, Stored]]:
+  check_file(path)
+  try:
+    return _Header(path).read()
+  except (_Damaged, ValueError, OSError) as e:
+    raise UserError(f'{path} is no GGUF file, or is cut short ({e})') from None
+
+
+def _joined(
+  path: pathlib.Path, fields: Mapping[str, object]
+) -> tuple[dict[str, object], dict[str, Stored]]:
+  """Returns the fields and the tensors of all parts of a model, of which `path` is one."""
+  count, match = fields[_COUNT], _PART.fullmatch(path.name)
+  if match is None or int(match['count']) != count or fields.get(_NO) != int(match['number']) - 1:
+    raise UserError(
+      f'{path} is part {shortened(fields.get(_NO))} (from 0) of {shortened(count)} of a model, and '
+      f'its name must say so, as in MODEL-00001-of-{match["count"] if match else "00002"}.gguf'
+    )
+  whole: dict[str, object] = {}
+  tensors: dict[str, Stored] = {}
+  for i in range(int(match['count'])):
+    part = path.with_name(f'{match["stem"]}-{i + 1:05d}-of-{match["count"]}.gguf')
+    if not part.exists():
+      raise UserError(f'{part} is missing: the model has {int(match["count"])} parts')
+    found, stored = _opened(part)
+    if (found.get(_NO), found.get(_COUNT)) != (i, count):
+      raise UserError(f'{part} says that it is another part ({_NO}, {_COUNT})')
+    for name in found.keys() & whole.keys() - {_NO}:
+      if found[name] != whole[name]:
+        raise UserError(f'{part}: {name}={shortened(found[name])} is not that of the parts before')
+    if twice := sorted(stored.keys() & tensors.keys()):
+      raise UserError(f'{part}: {twice[0]} is in a part before it, too')
+    whole, tensors = found | whole, tensors | stored
+  if whole.get(_TENSORS, len(tensors)) != len(tensors):
+    raise UserError(
+      f'{path}: its parts hold {len(tensors):,} tensors, and {_TENSORS} is '
+      f'{shortened(whole[_TENSORS])}'
+    )
+  return whole, tensors

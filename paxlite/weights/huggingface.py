@@ -1,6 +1,8 @@
 """Reads and writes Hugging Face folders (config.json and safetensors), tensor by tensor."""
 
 import json
+import logging
+import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -14,18 +16,30 @@ from paxlite.checkpointing.variables import Variable, blocks
 from paxlite.core import shell
 from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError, located
+from paxlite.core.files import check_file
 from paxlite.core.json_files import read_object
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.object_copies import reading
 from paxlite.core.object_store import ObjectStore
 from paxlite.core.unfinished_folder import UnfinishedFolder
+from paxlite.data.tokenizer_files import CHAT_TEMPLATE
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.weights.families import config_json, experiment_of, hugging_face_entries
+from paxlite.weights import model_files
+from paxlite.weights.config_keys import Config
+from paxlite.weights.families import (
+  config_json,
+  experiment_of,
+  family_of,
+  hugging_face_entries,
+)
+from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.folder import Tensors, copy_tokenizer
 from paxlite.weights.layout import Entry, check_layers
 from paxlite.weights.quantized import Dequantized
 from paxlite.weights.stored_tensors import StoredTensors
 from paxlite.weights.tensor_names import HUGGING_FACE
+
+log = logging.getLogger('paxlite')
 
 # Names of tensors that are not weights: buffers, and copies of a tied embedding.
 IGNORED = r'.*\.(rotary_emb\.inv_freq|attn\.bias|attn\.masked_bias)|lm_head\.weight'
@@ -35,7 +49,6 @@ _PREFIX = re.compile(r'^transformer\.|^language_model\.|(?<=^model\.)language_mo
 _IMAGES = re.compile(r'(model\.)?(vision_tower|multi_modal_projector)\.')
 _HEAD = 'lm_head.weight'
 _EMBEDDINGS = (HUGGING_FACE['embedding'], 'wte.weight')
-_INDEX = 'model.safetensors.index.json'
 _NAMES = {'float32': 'F32', 'bfloat16': 'BF16', 'float16': 'F16'}
 
 
@@ -47,28 +60,37 @@ class Safetensors:
     address: Where the files are in an object store; `folder` has copies of the other files.
 
   Raises:
-    UserError: A file is missing, truncated or not a safetensors file.
+    UserError: A file is missing, truncated or not a safetensors file, or two of them hold the same
+      tensor.
   """
 
   def __init__(self, folder: pathlib.Path, address: Address | None = None):
     self._files: dict[str, tuple[pathlib.Path | Address, str]] = {}  # and the name in the file
     self.shapes: dict[str, tuple[int, ...]] = {}
     self.dtypes: dict[str, str] = {}
-    for path in _safetensors_files(folder) if address is None else _objects(folder, address):
+    place: pathlib.Path | Address = folder if address is None else address
+    files, stated = model_files.chosen(
+      place, names_in(folder, address), lambda: _weight_map(folder / model_files.INDEX)
+    )
+    for path in (place / file for file in files):
       with _opened(path) as f:
         for name in f.keys():  # noqa: SIM118 - not a dict
           short = _PREFIX.sub('', name)
           if _IMAGES.match(name):
             continue
+          if short in self._files:
+            first, other = self._files[short]
+            raise UserError(f'{short} is there twice: {other} of {first}, and {name} of {path}')
           described = f.get_slice(name)
           self.dtypes[short] = described.get_dtype()
           self._files[short] = path, name
           self.shapes[short] = tuple(described.get_shape())
-    stated = _weight_map(folder / _INDEX)
     names = {name for _, name in self._files.values()}
     missing = [n for n in stated if n not in names and not _IMAGES.match(n)]
     if missing:
-      raise UserError(f'{folder / _INDEX} names {missing[0]}, which is in none of its files')
+      raise UserError(
+        f'{place / model_files.INDEX} names {missing[0]}, which is in none of its files'
+      )
 
   def read(self, name: str) -> np.ndarray:
     # The file is opened again each time, so that the pages of one tensor do not stay mapped while
@@ -93,6 +115,7 @@ def _read_fp8(path: pathlib.Path, name: str, shape: tuple[int, ...]) -> np.ndarr
 def _opened(path: pathlib.Path | Address) -> Any:
   if isinstance(path, Address):
     return StoredTensors(path)
+  check_file(path)
   try:
     from safetensors import SafetensorError, safe_open
   except ImportError:
@@ -105,34 +128,13 @@ def _opened(path: pathlib.Path | Address) -> Any:
     raise UserError(f'{path} is damaged or truncated: {e}') from None
 
 
-def _safetensors_files(folder: pathlib.Path) -> list[pathlib.Path]:
-  index = folder / _INDEX
-  if index.is_file():
-    names = set(_weight_map(index).values())
-    missing = sorted(names - {p.name for p in folder.iterdir() if p.is_file()})
-    if missing:
-      raise UserError(f'{missing[0]} is missing: {index} names it')
-    return [folder / name for name in sorted(names)]
-  files = sorted(folder.glob('*.safetensors'))
-  if not files:
-    raise UserError(
-      f'{folder} holds no .safetensors file'
-      + (': convert its .bin files with transformers' if list(folder.glob('*.bin')) else '')
-    )
-  return files
-
-
-def _objects(folder: pathlib.Path, address: Address) -> list[Address]:
-  """Returns the .safetensors files at an address; `folder` has a copy of their index."""
+def names_in(folder: pathlib.Path, address: Address | None) -> set[str]:
+  """Returns the names of the files in a folder, or at an address."""
+  if address is None:
+    return {path.name for path in folder.iterdir()}
   with reading(address):
     _, names = ObjectStore.opened(address).names(address.key)
-  present = {name for name in names if name.endswith('.safetensors')}
-  wanted = set(_weight_map(folder / _INDEX).values()) or present
-  if not wanted:
-    raise UserError(f'{address} holds no .safetensors file')
-  if missing := sorted(wanted - present):
-    raise UserError(f'{missing[0]} is missing: {address / _INDEX} names it')
-  return [address / name for name in sorted(wanted)]
+  return set(names)
 
 
 def _weight_map(index: pathlib.Path) -> dict[str, str]:
@@ -154,38 +156,47 @@ def read_folder(
     folder: The folder.
     address: Where the tensors are in an object store; `folder` has copies of the other files.
   """
+  names = names_in(folder, address)
+  model_files.check_no_adapter(
+    address or folder, names, lambda: _base_model(folder / model_files.ADAPTER)
+  )
   config = folder / 'config.json'
-  if not config.is_file():
+  if not os.path.lexists(config):
     raise UserError(f'{config} is missing: --path must be a Hugging Face folder')
   contents = read_object(config)
   generation = folder / 'generation_config.json'
-  if generation.is_file():  # its list of EOS ids is more complete
-    contents |= {k: v for k, v in read_object(generation).items() if k == 'eos_token_id'}
-  experiment = experiment_of(contents, config)
+  ends = read_object(generation).get('eos_token_id') if os.path.lexists(generation) else None
+  experiment = experiment_of(contents, config, ends)
   stored = Safetensors(folder, address)
   with located(str(folder)):
     tensors = Dequantized(stored, contents.get('quantization_config') or {})
-    # DeepSeek's layers behind the last one predict a second token
-    for i in range(contents.get('num_nextn_predict_layers') or 0):
-      beyond = f'model.layers.{experiment.NUM_LAYERS + i}.'
-      tensors.shapes = {k: v for k, v in tensors.shapes.items() if not k.startswith(beyond)}
   with located(str(config)):
-    check_layers(experiment, tensors.shapes)
-  if not experiment.SEPARATE_EMBEDDING and _HEAD in tensors.shapes:
-    _check_tied(folder, tensors)
+    check_layers(experiment, tensors.shapes, FAMILIES[family_of(experiment)].names)
+  tensors.shapes = without_predictors(tensors.shapes, experiment.NUM_LAYERS, contents)
+  if not experiment.SEPARATE_EMBEDDING and _HEAD in tensors.shapes and not _is_tied(tensors):
+    log.warning('%s: %s is not the embedding, though config.json ties them', folder, _HEAD)
+    log.warning('%s: both are read, as by transformers', folder)
+    experiment = experiment_of(contents | {'tie_word_embeddings': False}, config, ends)
   return experiment, hugging_face_entries(experiment), tensors
 
 
-def _check_tied(folder: pathlib.Path, tensors: Tensors) -> None:
-  """Raises UserError if the head is not a copy of the embedding, though config.json ties them."""
+def _base_model(adapter: pathlib.Path) -> str:
+  return str(read_object(adapter).get('base_model_name_or_path'))
+
+
+def without_predictors(
+  shapes: Mapping[str, tuple[int, ...]], layers: int, config: Config
+) -> dict[str, tuple[int, ...]]:
+  """Leaves out DeepSeek's layers behind the last one, which predict a second token."""
+  count = config.get('num_nextn_predict_layers') or 0
+  number = lambda name: int(m[1]) if (m := re.match(r'model\.layers\.(\d{1,9})\.', name)) else -1
+  return {k: v for k, v in shapes.items() if not layers <= number(k) < layers + count}
+
+
+def _is_tied(tensors: Tensors) -> bool:
+  """Returns whether the head is a copy of the embedding."""
   name = next((n for n in _EMBEDDINGS if n in tensors.shapes), None)
-  if name is not None and not np.array_equal(
-    tensors.read(_HEAD).view(np.uint8), tensors.read(name).view(np.uint8)
-  ):
-    raise UserError(
-      f'{folder}: {_HEAD} is not {name}, though config.json ties them (tie_word_embeddings, or the '
-      'model_type of another family)'
-    )
+  return name is None or np.array_equal(tensors.read(_HEAD), tensors.read(name))
 
 
 def write_folder(
@@ -239,11 +250,15 @@ def write_folder(
           report(done, len(by_tensor))
     if len(shards) > 1:
       index = {'metadata': {'total_size': size}, 'weight_map': weight_map}
-      (folder / _INDEX).write_text(json.dumps(index, indent=2))
+      (folder / model_files.INDEX).write_text(json.dumps(index, indent=2))
     kinds = {d.name for d in as_stored.values()}
     config = config_json(experiment, kinds.pop() if len(kinds) == 1 else 'float32', tokenizer)
-    (folder / 'config.json').write_text(json.dumps(config, indent=2) + '\n')
+    generation = {k: config[k] for k in ('bos_token_id', 'eos_token_id') if config[k] is not None}
+    for name, contents in {'config.json': config, 'generation_config.json': generation}.items():
+      (folder / name).write_text(json.dumps(contents, indent=2) + '\n')
     copy_tokenizer(tokenizer, folder)
+    if experiment.CHAT_TEMPLATE:  # of several templates, transformers takes this one
+      (folder / CHAT_TEMPLATE).write_text(experiment.CHAT_TEMPLATE)
   return size
 
 

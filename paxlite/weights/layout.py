@@ -16,6 +16,7 @@ from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.experiments.deepseek import DeepSeek
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.weights.tensor_names import GGUF
 
 Transform = Callable[[np.ndarray], np.ndarray]
 
@@ -47,13 +48,21 @@ class Entry:
   view: Transform = lambda x: x
 
 
-def check_layers(e: LanguageModel, shapes: Mapping[str, object]) -> None:
-  """Raises UserError if there are fewer tensors than layers.
+def check_layers(
+  e: LanguageModel, shapes: Mapping[str, object], names: Mapping[str, str] = GGUF
+) -> None:
+  """Raises UserError if there are fewer tensors than layers, or than experts in all layers.
 
-  NUM_LAYERS comes from a file and may be any number.
+  Their numbers come from a file, and loops run over them. `names` are as for decoder_entries.
   """
   if len(shapes) < e.NUM_LAYERS:
     raise UserError(f'{len(shapes):,} tensors are too few for NUM_LAYERS={e.NUM_LAYERS:,}')
+  if isinstance(e, MixtureOfExperts) and 'expert_gate' in names and 'experts_gate_up' not in names:
+    layers = sum(kind.has_experts for kind in e.block_kinds)
+    if len(shapes) < layers * e.NUM_EXPERTS:
+      raise UserError(
+        f'{len(shapes):,} tensors are too few for NUM_EXPERTS={e.NUM_EXPERTS:,} in {layers} layers'
+      )
 
 
 def decoder_entries(e: LanguageModel, names: Mapping[str, str], rotary: str) -> list[Entry]:
@@ -236,7 +245,7 @@ def gpt2_entries(e: LanguageModel) -> list[Entry]:
   D, F, N, H = e.MODEL_DIMS, e.HIDDEN_DIMS, e.NUM_HEADS, e.DIMS_PER_HEAD
   entries = [
     _same('wte.weight', (e.VOCAB_SIZE, D), 'embedding/emb_var'),
-    _same('wpe.weight', (e.MAX_SEQ_LEN, D), 'position_emb/emb_var'),
+    _same('wpe.weight', (e.MAX_POSITION_EMBEDDINGS, D), 'position_emb/emb_var'),
     _same('ln_f.weight', (D,), 'final_ln/scale'),
     _same('ln_f.bias', (D,), 'final_ln/bias'),
   ]

@@ -1,15 +1,20 @@
-"""The keys of a Hugging Face config.json about rotary positions, in old and new files."""
+"""The keys of a Hugging Face config.json about rotary positions, in old and new files.
+
+Old files have rope_scaling, with rope_theta beside it; new files have rope_parameters, which holds
+both. A file that has both means what transformers makes of it: rope_scaling comes first.
+"""
 
 import math
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import JsonObject
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights.config_keys import Both, Config
 
 # Keys by rope_type, with their attributes.
 _COMMON = {'factor': 'ROPE_FACTOR', 'original_max_position_embeddings': 'ROPE_ORIGINAL_LENGTH'}
-_KEYS = {
+KEYS: dict[str, dict[str, str]] = {
+  'default': {},
   'linear': {'factor': 'ROPE_FACTOR'},
   'llama3': _COMMON
   | {
@@ -30,34 +35,65 @@ _KEYS = {
     'attention_factor': 'ROPE_ATTENTION_FACTOR',
   },
 }
-# Keys of every rope_type, and keys that repeat what other keys say.
-_OTHERS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor', 'max_position_embeddings'}
-_MSCALE = {'mscale': 'ROPE_MSCALE', 'mscale_all_dim': 'ROPE_MSCALE_ALL_DIM'}
+MSCALE = {'mscale': 'ROPE_MSCALE', 'mscale_all_dim': 'ROPE_MSCALE_ALL_DIM'}  # of yarn
+# Keys of every rope_type, and keys that change nothing.
+_OTHERS = {'rope_type', 'type', 'rope_theta', 'partial_rotary_factor'}
+HARMLESS = {'max_position_embeddings', 'finetuned'}
 _USUAL = ('ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH')  # give the usual factor
 _NAMES = ('rope_theta', 'rope_scaling', 'rope_parameters', 'partial_rotary_factor')
 _OURS = ('ROPE_THETA', 'ROPE_FACTOR', 'ROPE_SCALING', 'ROPE_ORIGINAL_LENGTH', 'MAX_SEQ_LEN')
+_FULL, _SLIDING = 'full_attention', 'sliding_attention'
 
 
-def _read_one(rope: Config, config: Config, has_mscale: bool, default_theta: float) -> JsonObject:
-  """Returns the attributes that one dictionary of rotary positions decides."""
-  theta = rope.get('rope_theta') or config.get('rope_theta') or default_theta
-  values: JsonObject = {'ROPE_THETA': float(theta), 'ROPE_FACTOR': 1.0}
+def _number(value: Json, name: str) -> float:
+  if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+    raise UserError(f'{name}={value!r} must be a number above 0')
+  return float(value)
+
+
+def _check_names(rope: Config, kind: str) -> None:
+  """Raises UserError for keys that are unknown, and for keys that a rope_type does not read."""
+  known = KEYS[kind].keys() | _OTHERS | HARMLESS | (MSCALE.keys() if kind == 'yarn' else set())
+  elsewhere = {name for keys in (*KEYS.values(), MSCALE) for name in keys}
+  for name, value in rope.items():
+    if name in known or value is None:
+      continue
+    if name in elsewhere:
+      raise UserError(f'{name}={value!r} has no effect with rope_type {kind}: one of them is wrong')
+    raise UserError(f'{name}={value!r} of rope_type {kind} is not implemented')
+
+
+def _read_one(
+  rope: Config, config: Config, theta: Json, has_mscale: bool, fraction: bool
+) -> JsonObject:
+  """Returns the attributes that one dictionary of rotary positions decides.
+
+  Args:
+    rope: The dictionary.
+    config: All keys of the file.
+    theta: The base where the dictionary has none.
+    has_mscale: As for rope.
+    fraction: As for rope.
+  """
+  theta = _number(rope.get('rope_theta', theta), 'rope_theta')
+  values: JsonObject = {'ROPE_THETA': theta, 'ROPE_FACTOR': 1.0}
   kind = rope.get('rope_type', rope.get('type', 'default'))
+  if fraction and kind in ('su', 'yarn'):  # transformers' former names of longrope in Phi-3
+    kind = 'longrope'
+  if kind not in list(KEYS):
+    raise UserError(f'rope_type {kind!r} is not implemented; {", ".join(KEYS)} are')
+  _check_names(rope, kind)
   if kind == 'default':
     return values
-  if kind == 'su':  # the former name of longrope in files of Phi-3
-    kind = 'longrope'
-  if kind not in _KEYS:
-    raise UserError(f'rope_type {kind!r} is not implemented; default, {", ".join(_KEYS)} are')
-  keys = _KEYS[kind]
-  for name, value in rope.items():
-    if name not in keys.keys() | _OTHERS | _MSCALE.keys() and value is not None:
-      raise UserError(f'{name}={value!r} of rope_type {kind} is not implemented')
   if has_mscale and rope.get('attention_factor') is not None:
     raise UserError('attention_factor is not implemented where there is mscale_all_dim')
+  if rope.get('attention_factor') is not None:
+    _number(rope['attention_factor'], 'attention_factor')
   values['ROPE_SCALING'] = kind
   is_optional = kind in ('yarn', 'longrope')
-  for name, ours in keys.items():
+  if kind == 'yarn':
+    rope['factor']  # may be null, but transformers wants the key
+  for name, ours in KEYS[kind].items():
     if rope.get(name) is not None or not is_optional:
       values[ours] = rope[name]
   if kind == 'yarn':
@@ -78,11 +114,11 @@ def _read_one(rope: Config, config: Config, has_mscale: bool, default_theta: flo
           f'original_max_position_embeddings ({length}), and factor must be their ratio'
         )
   if has_mscale:
-    values |= {ours: rope.get(name) or 0.0 for name, ours in _MSCALE.items()}
+    values |= {ours: rope.get(name) or 0.0 for name, ours in MSCALE.items()}
   elif kind == 'yarn' and 'ROPE_ATTENTION_FACTOR' not in values:
-    given = [rope.get(name) or 0.0 for name in _MSCALE]
+    given = [rope.get(name) or 0.0 for name in MSCALE]
     if all(given):
-      one, two = (0.1 * x * math.log(values['ROPE_FACTOR']) + 1 for x in given)
+      one, two = (0.1 * x * math.log(max(values['ROPE_FACTOR'], 1)) + 1 for x in given)
       values['ROPE_ATTENTION_FACTOR'] = one / two
   stated = values.get('ROPE_ATTENTION_FACTOR')
   usual = LanguageModel(**{k: v for k, v in values.items() if k in _USUAL}).rotary_length
@@ -91,24 +127,48 @@ def _read_one(rope: Config, config: Config, has_mscale: bool, default_theta: flo
   return values
 
 
+def _by_kind(config: Config) -> tuple[JsonObject, JsonObject]:
+  """Returns the dictionaries of full and of sliding attention, as transformers finds them.
+
+  rope_scaling changes that of full attention alone.
+  """
+  plain = {'rope_type': 'default'}
+  given = config.get('rope_parameters')
+  parts = {_FULL: plain, _SLIDING: plain} if given is None else dict(given)
+  if unread := parts.keys() - {_FULL, _SLIDING}:
+    raise UserError(
+      f'{min(unread)}={parts[min(unread)]!r} of rope_parameters has no effect: this family has '
+      f'{_FULL} and {_SLIDING} there'
+    )
+  if config.get('rope_scaling') is not None:
+    parts[_FULL] = parts[_FULL] | config['rope_scaling']
+  full, local = (dict(parts.get(kind) or plain) for kind in (_FULL, _SLIDING))
+  for name, value in local.items():
+    if name not in ('rope_type', 'type', 'rope_theta') and value is not None:
+      raise UserError(f'{name}={value!r} of {_SLIDING} is not implemented')
+  if local.get('rope_type', local.get('type', 'default')) != 'default':
+    raise UserError(f'rope_parameters of sliding_attention: {local!r} is not implemented')
+  return full, local
+
+
 def _write_one(e: LanguageModel) -> JsonObject | None:
   """Returns rope_scaling, as all versions of transformers read it."""
-  if e.ROPE_FACTOR <= 1:
+  if not e.stretches_positions:
     return None
-  keys = _KEYS[e.ROPE_SCALING]
+  keys = KEYS[e.ROPE_SCALING]
   rope = {'rope_type': e.ROPE_SCALING} | {k: getattr(e, ours) for k, ours in keys.items()}
   if rope.get('attention_factor') == 0:
     del rope['attention_factor']
   if hasattr(e, 'ROPE_MSCALE') and e.ROPE_SCALING == 'yarn':
-    rope |= {name: getattr(e, ours) for name, ours in _MSCALE.items()}
+    rope |= {name: getattr(e, ours) for name, ours in MSCALE.items()}
   return rope
 
 
 def rope(
   *others: str,
   theta: float = 10_000.0,
+  local_theta: float = 0.0,
   has_mscale: bool = False,
-  has_local: bool = False,
   fraction: bool = False,
   is_stretched: bool = False,
 ) -> Both:
@@ -117,56 +177,57 @@ def rope(
   Args:
     *others: Further keys of the family that say the same in another way.
     theta: The base of files that state none.
+    local_theta: The same for layers with sliding attention, where these have positions of their
+      own; 0: they have none.
     has_mscale: Whether mscale_all_dim also scales the scores of attention, as in DeepSeek.
-    has_local: Whether layers with sliding attention have positions of their own.
-    fraction: Whether only a part of a head may be rotated.
+    fraction: Whether only a part of a head may be rotated, as in Phi-3.
     is_stretched: Whether transformers stretches positions where config.json does not say.
   """
 
   def read(config: Config) -> dict[str, object]:
-    given = config.get('rope_parameters') or config.get('rope_scaling') or {}
-    if is_stretched and not given:
-      raise KeyError('rope_scaling')
-    kinds = given if 'full_attention' in given or 'sliding_attention' in given else {}
-    local: dict[str, object] = {}
-    if has_local:
-      found = kinds['sliding_attention'] if kinds else {}
-      if found.get('rope_type', 'default') != 'default':
-        raise UserError(f'rope_parameters of sliding_attention: {found!r} is not implemented')
-      base = found['rope_theta'] if kinds else config.get('rope_local_base_freq')
-      local = {'ROPE_LOCAL_THETA': float(base)} if base else {}
-    full = kinds.get('full_attention') or ({} if kinds else given)
-    share = float(full.get('partial_rotary_factor') or config.get('partial_rotary_factor') or 1.0)
+    base, local = config.get('rope_theta', theta), {}
+    if local_theta:
+      full, sliding = _by_kind(config)
+      default = config.get('rope_local_base_freq', local_theta)
+      local = {'ROPE_LOCAL_THETA': _number(sliding.get('rope_theta', default), 'rope_theta')}
+    else:
+      full = config.get('rope_scaling') or config.get('rope_parameters') or {}
+      if is_stretched and not full:
+        raise KeyError('rope_scaling')
+    share = full.get('partial_rotary_factor', config.get('partial_rotary_factor', 1.0))
+    share = _number(1.0 if share is None else share, 'partial_rotary_factor')
     if share != 1 and not fraction:
       raise UserError(f'partial_rotary_factor={share} is not implemented')
     if fraction and 'short_factor' in full:
       config['original_max_position_embeddings']  # a KeyError, if it is missing
-    values = _read_one(full, config, has_mscale, theta)
+    values: dict[str, object] = dict(_read_one(full, config, base, has_mscale, fraction))
     values |= {k: v if v != values['ROPE_THETA'] else 0.0 for k, v in local.items()}
     return values | ({'ROPE_FRACTION': share} if fraction else {})
 
   def write(e: LanguageModel) -> JsonObject:
-    scaling, local_theta = _write_one(e), e.ROPE_LOCAL_THETA or e.ROPE_THETA
+    scaling, written = _write_one(e), e.ROPE_LOCAL_THETA or e.ROPE_THETA
+    if fraction and scaling is not None and e.ROPE_SCALING != 'longrope':
+      raise UserError(f'Hugging Face has no ROPE_SCALING={e.ROPE_SCALING} in this family')
     config: JsonObject = {'rope_theta': e.ROPE_THETA}
     if scaling is not None or is_stretched:
       config['rope_scaling'] = scaling or {'rope_type': 'default'}
     if 'rope_local_base_freq' in others:
-      config['rope_local_base_freq'] = local_theta
-    elif has_local:
+      config['rope_local_base_freq'] = written
+    elif local_theta:
       config['rope_parameters'] = {
-        'full_attention': {'rope_theta': e.ROPE_THETA, **(scaling or {'rope_type': 'default'})},
-        'sliding_attention': {'rope_theta': local_theta, 'rope_type': 'default'},
+        _FULL: {'rope_theta': e.ROPE_THETA, **(scaling or {'rope_type': 'default'})},
+        _SLIDING: {'rope_theta': written, 'rope_type': 'default'},
       }
     if fraction:
       config['partial_rotary_factor'] = e.ROPE_FRACTION
-    if e.ROPE_FACTOR > 1 and e.ROPE_SCALING == 'longrope':
+    if scaling is not None and e.ROPE_SCALING == 'longrope':
       config['original_max_position_embeddings'] = e.ROPE_ORIGINAL_LENGTH
       config['max_position_embeddings'] = round(e.ROPE_FACTOR * e.ROPE_ORIGINAL_LENGTH)
     return config
 
-  ours = set(_OURS) | {x for keys in _KEYS.values() for x in keys.values()}
-  ours |= set(_MSCALE.values()) if has_mscale else set()
+  ours = set(_OURS) | {x for keys in KEYS.values() for x in keys.values()}
+  ours |= set(MSCALE.values()) if has_mscale else set()
   ours -= {'ROPE_ATTENTION_FACTOR'} if has_mscale else set()
-  ours |= {'ROPE_LOCAL_THETA'} if has_local else set()
+  ours |= {'ROPE_LOCAL_THETA'} if local_theta else set()
   ours |= {'ROPE_FRACTION'} if fraction else set()
   return Both((*_NAMES, *others), sorted(ours), read, write)

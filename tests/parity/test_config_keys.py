@@ -1,9 +1,11 @@
 """What a config.json means that leaves a key out, or states an unusual value, to transformers."""
 
+import copy
 import pathlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
@@ -67,6 +69,53 @@ def test_a_missing_key_or_null_means_what_it_means_to_transformers_or_is_refused
       assert ours == expected, path
       compared += 1
   assert compared > 3
+
+
+def sources(rng) -> dict[str, Any]:
+  """Returns keys about rotary positions, of which several may say something else."""
+  yarn = YARN | dict(factor=float(rng.choice([1.0, 4.0])))
+  yarn |= {} if rng.integers(2) else dict(attention_factor=0.7)
+  linear = dict(rope_type='linear', factor=2.0)
+  plain = dict(rope_type='default', rope_theta=77.0)
+  flat = [yarn, linear, plain, {}, None, yarn | dict(rope_theta=33.0)]
+  nested = dict(
+    full_attention=flat[rng.integers(len(flat))], sliding_attention=dict(plain, rope_theta=55.0)
+  )
+  parameters = [*flat, nested, dict(full_attention=yarn), dict(sliding_attention=plain)]
+  options = dict(
+    rope_parameters=parameters,
+    rope_scaling=flat,
+    rope_theta=[11.0],
+    rope_local_base_freq=[22.0],
+    partial_rotary_factor=[None, 1.0],
+  )
+  return {k: v[rng.integers(len(v))] for k, v in options.items() if rng.integers(2)}
+
+
+@pytest.mark.parametrize('case', ['llama', 'qwen3', 'gemma3_text', 'olmo3', 'gpt_oss', 'phi3'])
+def test_two_sources_of_rotary_positions_mean_what_they_mean_to_transformers(case):
+  """rope_scaling and rope_parameters, nested or not, and bases and factors beside them."""
+  transformers = pytest.importorskip('transformers')
+  from huggingface_hub.errors import StrictDataclassError
+
+  whole = known(case)
+  names = ('rope_parameters', 'rope_scaling', 'rope_theta', 'rope_local_base_freq')
+  whole = {k: v for k, v in whole.items() if k not in names}
+  made = type(transformers.AutoConfig.for_model(whole['model_type']))
+  compared = 0
+  for seed in range(150):
+    config = whole | sources(np.random.default_rng(seed))
+    ours = values(config)
+    if ours is None:
+      continue
+    try:
+      theirs = made.from_dict(copy.deepcopy(config)).to_dict()
+    except StrictDataclassError:  # transformers refuses it
+      continue
+    kept = {k: v for k, v in theirs.items() if k in whole or k in names}
+    assert ours == values(kept), config
+    compared += 1
+  assert compared > 15
 
 
 # Values that once were read as something else than transformers reads.

@@ -2,17 +2,17 @@
 
 import json
 import math
+import random
 
 import pytest
 
 from paxlite.core.files import read_text
 from paxlite.data import packaged
+from tests.support import harness_draws as draws
 from tests.support.imported import run_import
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers')
-
-pytestmark = pytest.mark.slow
 
 TASKS = {
   'choose': dict(
@@ -29,6 +29,9 @@ TASKS = {
     metric_list=[dict(metric='exact_match', aggregation='mean', higher_is_better=True)],
   ),
 }  # fmt: skip
+
+
+slow = pytest.mark.slow
 
 
 @pytest.fixture(scope='module', autouse=True)
@@ -102,6 +105,7 @@ def responses(found, task: str) -> list:
   return [s['filtered_resps'] for s in samples]
 
 
+@slow
 def test_log_likelihoods_are_theirs(both):
   ours, theirs = (responses(found, 'choose') for found in both)
   assert len(ours) == 7
@@ -111,20 +115,77 @@ def test_log_likelihoods_are_theirs(both):
       assert greedy == their_greedy
 
 
+@slow
 def test_whole_texts_are_as_likely_as_theirs(both):
   for a, b in zip(*(responses(found, 'whole') for found in both), strict=True):
     assert math.isclose(a[0], b[0], rel_tol=1e-4)
 
 
+@slow
 def test_greedy_texts_are_theirs(both):
   ours, theirs = (responses(found, 'write') for found in both)
   assert ours == theirs
   assert any(text.strip() for (text,) in ours)
 
 
+@slow
 def test_metrics_are_theirs(both):
   ours, theirs = (found['results'] for found in both)
   for task, metrics in theirs.items():
     for name, value in metrics.items():
       if isinstance(value, float):
         assert math.isclose(ours[task][name], value, rel_tol=1e-4), (task, name)
+
+
+def models(folder, name: str):
+  """Returns paxlite's and the harness's model of the same random weights, with a tokenizer."""
+  from lm_eval.models.huggingface import HFLM
+
+  from paxlite.tools.lm_eval import PaxliteLM
+
+  draws.write_tokenizer(folder / 'hf', name, read_text(packaged.TEXTS[0])[:50_000])
+  torch.manual_seed(0)
+  config = transformers.LlamaConfig(
+    vocab_size=draws.SIZE, hidden_size=32, intermediate_size=56, num_hidden_layers=1,
+    num_attention_heads=4, max_position_embeddings=draws.POSITIONS, bos_token_id=0, eos_token_id=1,
+    initializer_range=0.5,
+  )  # fmt: skip
+  transformers.LlamaForCausalLM(config).save_pretrained(folder / 'hf')
+  run_import('hf', folder / 'hf', folder / 'w')
+  ours = PaxliteLM(checkpoint=str(folder / 'w'), batch_tokens=512, DECODE_BATCH_SIZE=4)
+  return ours, HFLM(pretrained=str(folder / 'hf'), device='cpu', dtype='float32', batch_size=1)
+
+
+@pytest.mark.parametrize(
+  ('name', 'count'),
+  [
+    ('bytes, BOS by both', 20),
+    *(pytest.param(name, 30, marks=slow) for name in draws.TOKENIZERS),
+  ],
+)
+def test_drawn_requests_are_answered_as_by_the_harness(name, count, tmp_path):
+  from lm_eval.api.instance import Instance
+
+  ours, theirs = models(tmp_path, name)
+  assert ours.max_length == theirs.max_length == draws.POSITIONS
+  rng = random.Random(f'{name} {count}')
+  words = read_text(packaged.TEXTS[0])[:5_000].split()
+  rendered = []
+  for chat, begins in draws.chats(rng, words):
+    text = ours.apply_chat_template(chat, begins)
+    assert text == theirs.apply_chat_template(chat, begins)
+    assert ours.tok_encode(text) == theirs.tok_encode(text)
+    rendered.append(text)
+  drawn = draws.requests(rng, words, rendered, count)
+  for kind in ('loglikelihood', 'loglikelihood_rolling', 'generate_until'):
+    asked = [Instance(kind, {}, args, i) for i, (k, args) in enumerate(drawn) if k == kind]
+    answers, expected = (getattr(lm, kind)(asked, disable_tqdm=True) for lm in (ours, theirs))
+    assert len(asked) >= count // 6
+    for request, answer, right in zip(asked, answers, expected, strict=True):
+      if kind == 'generate_until':
+        assert answer == right, request.args
+      elif kind == 'loglikelihood':
+        assert math.isclose(answer[0], right[0], abs_tol=1e-3), request.args
+        assert answer[1] == right[1], request.args
+      else:
+        assert math.isclose(answer, right, abs_tol=1e-3), request.args

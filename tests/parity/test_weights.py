@@ -195,6 +195,8 @@ INDEX = 'model.safetensors.index.json'
 def test_damaged_json(name, contents, tmp_path):
   folder = hf_folder(tmp_path)
   (folder / name).write_text(contents)
+  if name == INDEX:  # it is not read where there is one file
+    (folder / 'model.safetensors').rename(folder / 'model-00001-of-00001.safetensors')
   refused(tmp_path, folder, f'{name} is damaged')
   if name == INDEX:
     (folder / name).write_text('{"weight_map": [1]}')
@@ -212,17 +214,30 @@ def test_tensors_that_are_no_plain_weights(dtype, tmp_path):
   refused(tmp_path, folder, 'model.norm.weight is .*: dequantize them first')
 
 
-def test_a_head_that_is_no_copy_of_the_embedding(tmp_path):
-  """This happens if Llama's weights come with the config of a family that ties them."""
+def test_a_head_that_is_no_copy_of_the_embedding(tmp_path, caplog):
+  """transformers then reads both and says so, whatever tie_word_embeddings is."""
   from safetensors.torch import load_file, save_file
 
   folder = hf_folder(tmp_path)
   file = folder / 'model.safetensors'
   tensors = load_file(file)
-  save_file(tensors | {'lm_head.weight': tensors['model.embed_tokens.weight'].clone()}, file)
+  copy = tensors['model.embed_tokens.weight'].clone()
+  save_file(tensors | {'lm_head.weight': copy}, file, {'format': 'pt'})
   run_import('hf', folder, tmp_path / 'good')
-  save_file(tensors | {'lm_head.weight': tensors['model.embed_tokens.weight'] * 2}, file)
-  refused(tmp_path, folder, 'lm_head.weight is not model.embed_tokens.weight')
+  assert not caplog.messages
+  assert not loaded(tmp_path / 'good')[0].SEPARATE_EMBEDDING
+  save_file(tensors | {'lm_head.weight': copy * 2}, file, {'format': 'pt'})
+  run_import('hf', folder, tmp_path / 'w')
+  assert 'lm_head.weight is not the embedding, though config.json ties them' in caplog.text
+  experiment, model, params = loaded(tmp_path / 'w')
+  assert experiment.SEPARATE_EMBEDDING
+  ids = np.arange(12)[None]
+  with torch.no_grad():
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    expected = theirs(torch.tensor(ids)).logits.numpy()
+  with jax.default_matmul_precision('highest'):
+    logits = jax.jit(model.apply)({'params': params}, ids)
+  np.testing.assert_allclose(logits, expected, atol=2e-5, rtol=1e-4)
 
 
 def published_sizes() -> list[type]:

@@ -1,6 +1,7 @@
 """A run continues with the data that it was trained on, and with other data only if allowed."""
 
 import dataclasses
+import datetime
 import json
 import logging
 import shutil
@@ -23,9 +24,12 @@ from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import TextRows
 from paxlite.experiments.datasets import FlatTokens, SftFiles, TextFiles
 from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.identity import write_configuration
+from paxlite.programs.begun import as_begun, dated
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
 from paxlite.training import train_data
+from paxlite.training.train_data import TrainData
 
 TEXT = read_text(packaged.TEXTS[1])[:300_000]
 
@@ -153,3 +157,59 @@ def test_a_checkpoint_from_before_there_were_fingerprints_goes_on(tmp_path, monk
   assert 'fingerprint' not in notes.read_text()
   write(tmp_path, 'memmap', changed=True)
   train(dataclasses.replace(run, experiment=experiment(tmp_path, 'memmap', 3)))
+
+
+def chats(folder, template='{{ messages[1].content }}{{ eos_token }}', changed=False, **how):
+  """Returns the input of a few chats, which `template` writes."""
+  records = [
+    {'messages': [dict(role='user', content='q'), dict(role='assistant', content=f'{i} is')]}
+    for i in range(20 + changed)
+  ]
+  (folder / 'a.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in records))
+  source = SftRows(
+    [str(folder / 'a.jsonl')], packaged.VOCAB, 32, 8192, chat_template=template, **how
+  )
+  return TrainData(RowInput(source, 4))
+
+
+def test_a_change_of_records_and_one_of_their_tokens_are_told_apart(tmp_path):
+  notes = chats(tmp_path).notes(2)()
+  chats(tmp_path).resume(2, notes, None)
+  other = '{{ messages[1].content }}.{{ eos_token }}'
+  with pytest.raises(UserError, match=r'records are the same, but .* the chat template'):
+    chats(tmp_path, other).resume(2, notes, None)
+  with pytest.raises(UserError, match='its contents have changed since'):
+    chats(tmp_path, changed=True).resume(2, notes, None)
+  clock = "{{ strftime_now('%d %B') }}" + other
+  dated = chats(tmp_path, clock, date='2024-02-29').notes(2)()
+  chats(tmp_path, clock, date='2024-02-29').resume(2, dated, None)
+  with pytest.raises(UserError, match='CHAT_DATE'):
+    chats(tmp_path, clock, date='2024-03-01').resume(2, dated, None)
+
+
+def test_the_notes_of_an_earlier_version_are_compared_with_the_tokens(tmp_path):
+  data = chats(tmp_path)
+  before = {'fingerprint': data.input.source.tokens_fingerprint}
+  chats(tmp_path).resume(2, before, None)
+  with pytest.raises(UserError, match='or an earlier version of paxlite has encoded them'):
+    chats(tmp_path, changed=True).resume(2, before, None)
+
+
+def test_the_day_of_a_template_is_that_of_the_first_start(tmp_path):
+  e = experiment(tmp_path, 'sft', 2).replaced(CHAT_TEMPLATE="{{ strftime_now('%d') }}")
+  run = Run(e, tmp_path / 'run')
+  today = datetime.date.today().isoformat()
+  found = dated(run).experiment.CHAT_DATE
+  assert found >= today
+  begun = e.replaced(CHAT_DATE='2024-02-29', CHAT_THINKING=False)
+  (tmp_path / 'run').mkdir()
+  write_configuration(begun, tmp_path / 'run')
+  assert dated(run).experiment.CHAT_DATE == '2024-02-29'
+  assert dated(run).experiment.CHAT_THINKING is None  # so that the data are read as before
+  assert as_begun(run).experiment.CHAT_THINKING is False
+  stated = dataclasses.replace(run, experiment=e.replaced(CHAT_DATE='2024-03-01'))
+  assert dated(as_begun(stated)).experiment.CHAT_DATE == '2024-03-01'
+  plain = dataclasses.replace(run, experiment=e.replaced(CHAT_TEMPLATE='{{ bos_token }}'))
+  assert dated(plain).experiment.CHAT_DATE == ''
+  with pytest.raises(UserError, match='CHAT_DATE=tomorrow must be a day'):
+    e.replaced(CHAT_DATE='tomorrow').validate()

@@ -1,6 +1,7 @@
 """SFT inputs, and a tiny LLaMA that learns a task with SFT and with LoRA."""
 
 import json
+import re
 
 import fiddle as fdl
 import numpy as np
@@ -12,15 +13,22 @@ from paxlite.data.sft import SftRows, held_out, pack
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.datasets import SftFiles
 from paxlite.experiments.llama import LLaMA
+from paxlite.programs.decoding import decode
+from paxlite.programs.evaluation import evaluate
 from paxlite.programs.run import Run
+from paxlite.programs.training import has_chats
 from paxlite.programs.training import train as program
+from paxlite.training.sharded_task import ShardedTask
 from tests.support import runs
 from tests.support.imported import flat
 
 TEMPLATE = (
-  '{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}'
-  '{% if add_generation_prompt %}[assistant] {% endif %}'
+  '{% for m in messages %}[{{ m.role }}]\n{{ m.content }}{{ eos_token }}{% endfor %}'
+  '{% if add_generation_prompt %}[assistant]\n{% endif %}'
 )
+CHAT = {'messages': [
+  {'role': 'user', 'content': 'x'}, {'role': 'assistant', 'content': 'y'},
+]}  # fmt: skip
 
 
 def write(path, records) -> str:
@@ -65,8 +73,8 @@ def test_a_chat_learns_every_answer_of_the_assistant(tmp_path):
   source = rows(path, 64, chat_template=TEMPLATE)
   tokenizer = open_tokenizer(packaged.VOCAB)
   batch = source.read(np.array([0]))
-  learned = tokenizer.decode(batch['labels'][0][batch['weights'][0] > 0].tolist())
-  assert learned == 'good day\nfarewell\n'
+  learned = tokenizer.decode_marked(batch['labels'][0][batch['weights'][0] > 0].tolist())
+  assert learned == 'good day</s>farewell</s>'
 
 
 QUESTION, ANSWER = dict(role='user', content='hello'), dict(role='assistant', content='good day')
@@ -210,7 +218,7 @@ def test_of_few_examples_one_is_held_out(tmp_path):
     UserError, match=r'9 examples are too few, or too much the same, .*EVAL_FILES'
   ):
     rows(same, split='train', held_out_share=0.1)
-  assert held_out([np.arange(n) for n in range(3)], 0.01).sum() == 1
+  assert held_out([0, 1, 2], 0.01).sum() == 1
 
 
 def test_a_held_out_share_is_an_attribute(tmp_path):
@@ -225,6 +233,55 @@ def test_a_held_out_share_is_an_attribute(tmp_path):
   ]:
     with pytest.raises(UserError, match=match):
       Squares(TRAIN_FILES=[path], **values).validate()
+
+
+@pytest.mark.parametrize(
+  ('record', 'stated', 'prompt', 'verb'),
+  [
+    (CHAT, None, '[user] a\n[assistant] ', 'answering'),
+    (CHAT, False, 'a', 'continuing'),
+    (dict(inputs='x', targets='y'), None, 'a', 'continuing'),
+    (dict(inputs='x', targets='y'), True, '[user] a\n[assistant] ', 'answering'),
+  ],
+)
+def test_the_prompt_of_a_sample_is_a_message_where_chats_are_learned(
+  record, stated, prompt, verb, tmp_path
+):
+  path = write(tmp_path / 'a.jsonl', [record])
+  e = Squares(
+    TRAIN_FILES=[path], CHAT_TEMPLATE=TEMPLATE, SAMPLE_PROMPTS=['a'], SAMPLE_CHAT=stated,
+    PERCORE_BATCH_SIZE=1,
+  )  # fmt: skip
+  data = fdl.build(e.train_input())
+  task = ShardedTask(fdl.build(e.task()), e.mesh(), e.rules, e.SEED)
+  sampler = Run(e, tmp_path).sampler(task, has_chats(data))
+  assert sampler.tokenizer.decode(sampler.ids('a')) == prompt
+  assert sampler.verb == verb
+  assert len(sampler.remarks) == (verb == 'answering')
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_training(tmp_path):
+  path = write(tmp_path / 'a.jsonl', [CHAT])
+  e = Squares(TRAIN_FILES=[path], CHAT_TEMPLATE=TEMPLATE, SAMPLE_PROMPTS=['word ' * 40])
+  task = ShardedTask(fdl.build(e.task()), e.mesh(), e.rules, e.SEED)
+  with pytest.raises(UserError, match=r'of a sample: it has .* tokens, and the model takes 31'):
+    Run(e, tmp_path).sampler(task, True)
+
+
+def test_a_folder_of_weights_is_no_run(tmp_path):
+  (tmp_path / 'state').mkdir()
+  for mode, match in (
+    (evaluate, r'holds weights and no run: paxlite zero-shot /\S+ --tasks=task\.json'),
+    (decode, 'holds weights and no run: paxlite generate /'),
+  ):
+    with pytest.raises(UserError, match=match):
+      mode(Run(Squares(), tmp_path))
+  assert [p.name for p in tmp_path.iterdir()] == ['state']
+
+
+def test_before_needs_weights_and_a_checkpoint(tmp_path):
+  with pytest.raises(UserError, match='began without weights'):
+    evaluate(Run(Squares(), tmp_path), before=True)
 
 
 class Squares(SftFiles, LLaMA):
@@ -250,7 +307,7 @@ class Squares(SftFiles, LLaMA):
 
 
 @pytest.mark.slow
-def test_a_tiny_llama_learns_by_sft_and_lora_leaves_it_as_it_is(tmp_path):
+def test_a_tiny_llama_learns_by_sft_and_lora_leaves_it_as_it_is(tmp_path, capsys):
   words = ['alpha', 'beta', 'gamma', 'delta', 'epsilon', 'zeta', 'eta', 'theta', 'iota', 'kappa']
   pairs = lambda shift: [
     dict(inputs=f'{w} goes before', targets=f' {words[(i + shift) % 10]}')
@@ -288,6 +345,22 @@ def test_a_tiny_llama_learns_by_sft_and_lora_leaves_it_as_it_is(tmp_path):
   losses = train(lora, **changes)
   assert losses[60] < 0.05 < 1 < losses[1]
   assert answers(lora, second, **changes) == [r['targets'] for r in pairs(3)]
+
+  generate = lambda folder, code: runs.module(
+    'paxlite.tools.generate', str(folder), 'alpha goes before', '--before', '--max_new_tokens=8',
+    '--import=tests.runs.test_finetuning', code=code,
+  )  # fmt: skip
+  before, after = generate(lora, 0).stdout.split('After, ')
+  assert before.startswith(f'Before, {sft}')
+  assert [shown.split(':\n')[1].strip() for shown in (before, after)] == ['beta', 'delta']
+  assert 'began without weights: there is nothing before it' in generate(sft, 2).stderr
+
+  capsys.readouterr()
+  evaluate(Run(Squares(**changes, EVAL_FILES=[second]), lora), before=True)
+  lines = capsys.readouterr().out
+  found = re.findall(r'^eval eval at step (\d+): loss ([\d.]+)', lines, re.MULTILINE)
+  assert [step for step, _ in found] == ['0', '60']
+  assert float(found[1][1]) < 0.05 < 1 < float(found[0][1])
 
   base = flat(Run(Squares(TRAIN_FILES=[first]), sft).trainer().store.initial()[0].params)
   tuned = flat(Run(Squares(**changes), lora).trainer().store.initial()[0].params)

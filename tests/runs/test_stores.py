@@ -151,6 +151,105 @@ def test_a_run_that_lost_its_lease_leaves(tmp_path, s3):
 
 
 @pytest.mark.slow
+def test_a_run_that_wakes_in_the_middle_of_a_copy_writes_no_object(tmp_path, s3):
+  place, own = 's3://bkt/woken', s3.environment()
+  with proxy(s3.endpoint, delay=0.1) as between:
+    environment = s3.environment(between.endpoint)
+    first = start(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=100000')
+    try:
+      (local,) = wait_for_folder(tmp_path / 'a', 'metrics.jsonl')
+      for i in range(300):
+        (local.parent / f'{i:03d}.txt').write_text(f'{i}')
+      below = lambda: {o.key: o.tag for o in store_of(place, own).below('woken')}
+      until = time.monotonic() + 60
+      while len([key for key in below() if key.endswith('.txt')]) < 20:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+      first.send_signal(signal.SIGSTOP)
+      run(place, tmp_path / 'b', own, '--fdl.MAX_STEPS=4')
+      after = below()
+      assert len([key for key in after if key.endswith('.txt')]) < 250
+      first.send_signal(signal.SIGCONT)
+      out, _ = first.communicate(timeout=60)
+    finally:
+      first.kill()
+  assert first.returncode == 1
+  assert 'was taken over by another run' in out
+  assert below() == after
+
+
+@pytest.mark.slow
+def test_a_page_for_each_list_begins_no_run_again(tmp_path):
+  with gcs_server('bkt') as gcs, proxy(gcs.endpoint) as between:
+    place, environment = 'gs://bkt/page', gcs.environment(between.endpoint)
+    run(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=4')
+    before = dict(gcs.objects['bkt'])
+    between.mode = 'list-page'
+    for machine in ('a', 'b'):
+      result = run(place, tmp_path / machine, environment, code=2)
+      assert 'error: gs://bkt/page: what answers is no object store' in result.stderr
+      assert 'lease.json is missing in its list' in result.stderr
+    del before['page/lease.json']
+    assert {k: v for k, v in gcs.objects['bkt'].items() if k != 'page/lease.json'} == before
+    between.mode = 'forward'
+    out = run(place, tmp_path / 'b', environment).stdout
+    assert 'Continuing from the checkpoint of step 4' in out
+
+
+MARKERS = (
+  'runs/', 'runs/one/', 'runs/one/checkpoints/', 'runs/one/checkpoints/checkpoint_00000003/',
+  'runs/one/checkpoints/checkpoint_00000003/state/', 'runs/one/best/', 'runs/one/best/checkpoints/',
+  'runs/one/goodput/', 'runs/one/summaries/', 'runs/one/old_$folder$', 'data/', 'data/more/',
+  'data/more.txt/', 'data/more_$folder$', 'tokens/', 'tokens/train/', 'exported/',
+  'imported/', 'imported/state/', 'plans/',
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scheme', ['s3', 'gs'])
+def test_every_command_below_markers_of_folders(tmp_path, s3, monkeypatch, scheme):
+  """Consoles make them: objects without content whose names end in a slash."""
+  with gcs_server('bkt') as gcs:
+    server = s3 if scheme == 's3' else gcs
+    environment = server.environment() | {'XDG_CACHE_HOME': str(tmp_path / 'cache')}
+    for name, value in environment.items():
+      monkeypatch.setenv(name, value)
+    bucket = f'{scheme}://bkt/marked'
+    for marker in MARKERS:
+      server.put(f'/bkt/marked/{marker}')
+    store = ObjectStore.opened(bucket)
+    store.write('marked/data/more/a.txt', b'In the beginning. ' * 3000)
+    one = f'{bucket}/runs/one'
+    small = (
+      '--fdl.MODEL_DIMS=64', '--fdl.MAX_SEQ_LEN=32', '--fdl.PERCORE_BATCH_SIZE=2',
+      '--fdl.MAX_EVAL_BATCHES=1',
+    )  # fmt: skip
+    train = lambda folder, steps, *flags: (
+      run(
+        one, folder, environment, *small, f'--fdl.MAX_STEPS={steps}', *flags, config='DemoGPT'
+      ).stdout
+    )
+    train(tmp_path / 'a', 3)
+    assert 'Continuing from the checkpoint of step 3' in train(tmp_path / 'b', 6)
+    for marker in MARKERS:
+      server.put(f'/bkt/marked/{marker}')
+    paxlite = lambda *arguments: runs.module('paxlite', *map(str, arguments)).stdout
+    assert 'one' in paxlite('report', one, '--markdown=-', f'--output={tmp_path}/r.html')
+    assert 'productive steps' in paxlite('goodput', one)
+    assert paxlite('generate', f'--checkpoint={one}', '--prompt=In', '--max_new_tokens=3')
+    train(tmp_path / 'b', 6, '--mode=eval')
+    started = (f'--fdl.CHECKPOINT_RESTORE_PATH={one}', '--fdl.MAX_STEPS=1', '--fdl.NUM_LAYERS=1')
+    runs.run(tmp_path / 'restored', *small, *started, config='DemoGPT', env=environment)
+    data = f'{bucket}/data/*'
+    vocab = 'paxlite/data/packaged/text8k.model'
+    paxlite('tokenize', f'--vocab={vocab}', f'--output={bucket}/tokens', data)
+    paxlite('tokenize', f'--vocab={vocab}', f'--output={tmp_path}/tokens', f'{bucket}/data/more/*')
+    assert {p.name for p in (tmp_path / 'tokens/train').iterdir()} == {
+      key.rpartition('/')[2] for key in (o.key for o in store.below('marked/tokens/train'))
+    }
+
+
+@pytest.mark.slow
 def test_a_flipped_bit_in_the_bucket(tmp_path, s3, expected):
   place, environment = 's3://bkt/flipped', s3.environment()
   run(place, tmp_path / 'a', environment, '--fdl.MAX_STEPS=6')
@@ -226,6 +325,25 @@ def test_a_process_whose_folders_come_late_is_not_waited_for_forever(tmp_path, s
   flags = '--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.NUM_LAYERS=1', '--fdl.MAX_STEPS=3'
   on_two('s3://bkt/late', tmp_path, 2, environment, *flags, seconds=90)
   assert manifests('s3://bkt/late', environment) == [3]
+
+
+@pytest.mark.slow
+def test_two_processes_on_another_machine_wait_for_the_lease_of_a_killed_run(tmp_path, s3):
+  """They wait for longer than gloo's 30 s, in which processes must connect to each other."""
+  place, environment = 's3://bkt/killed', s3.environment()
+  flags = '--fdl.ICI_MESH_SHAPE=[1,2,2]', '--fdl.NUM_LAYERS=1'
+  local = f'--local_dir={tmp_path}/one'
+  started = processes.start_processes(
+    place, 2, *flags, '--fdl.MAX_STEPS=100000', config='TinyGPT', module=MODULE, env=environment,
+    each=[local] * 2,
+  )  # fmt: skip
+  wait_for_folder(tmp_path / 'one', 'checkpoints/checkpoint_00000003')
+  time.sleep(2)
+  for process in started:
+    process.kill()
+    process.communicate()
+  environment |= {'LEASE_EXPIRES': '40'}
+  on_two(place, tmp_path / 'others', 1, environment, *flags, '--fdl.MAX_STEPS=100')
 
 
 def on_two(place, folder, disks, environment, *flags, seconds=300):

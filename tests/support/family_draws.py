@@ -1,8 +1,9 @@
 """python -m tests.support.family_draws [FAMILY…] [--draws=200] [--first=0]
 
 Draws configurations of each family at random, sizes and options, and compares the logits of the
-imported model with those of transformers. Prints the largest difference of a family, as a share of
-its largest logit, and every draw that is above 1e-5.
+imported model with those of transformers, and these with those of its exported config.json. Prints
+the largest difference of a family, as a share of its largest logit, and every draw that is above
+1e-5.
 """
 
 import pathlib
@@ -15,6 +16,7 @@ import jax
 import numpy as np
 
 from paxlite.weights import folder, huggingface
+from paxlite.weights.families import config_json
 from paxlite.weights.family_tables import FAMILIES
 from tests.support.imported import nested, repeated, variables_of
 
@@ -53,6 +55,7 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     dict(rope_type='linear', rope_theta=theta, factor=pick(2.0, 4.0)),
     dict(rope_type='llama3', low_freq_factor=1.0, high_freq_factor=4.0, **stretched),
     dict(rope_type='yarn', beta_fast=pick(32.0, 2.0), truncate=chance(), **stretched),
+    dict(rope_type='yarn', attention_factor=pick(0.7, 1.0), **stretched | dict(factor=1.0)),
   )  # fmt: skip
   config['rope_parameters'] = rope
   window = pick(3, 7, 30)
@@ -107,14 +110,20 @@ def draw(kind: str, seed: int) -> dict[str, Any]:
     if rope['rope_type'] not in ('default', 'yarn'):
       config['rope_parameters'] = dict(rope_type='default', rope_theta=theta)
     elif rope['rope_type'] == 'yarn':
-      config['rope_parameters'] = rope | dict(mscale=pick(1.0, 0.7), mscale_all_dim=pick(1.0, 0.7))
+      scales = dict(mscale=pick(1.0, 0.7), mscale_all_dim=pick(0.0, 1.0, 0.7))
+      config['rope_parameters'] = rope | scales
+      config['rope_parameters'].pop('attention_factor', None)
     if kind == 'deepseek_v2':
       config['topk_method'] = pick('greedy', 'group_limited_greedy')
   return config
 
 
 def difference(kind: str, seed: int) -> float:
-  """Returns the largest difference of the logits of a draw, as a share of the largest logit."""
+  """Returns the largest difference of the logits of a draw, as a share of the largest logit.
+
+  The logits are those of the imported model, and those of transformers with the config.json of an
+  export.
+  """
   import torch
   import transformers
 
@@ -127,12 +136,19 @@ def difference(kind: str, seed: int) -> float:
       tensor.add_(torch.randn_like(tensor) * 0.1)
     ids = np.random.default_rng(seed).integers(3, 50, (2, LENGTH))
     expected = model(torch.tensor(ids)).logits.numpy()
+  largest = np.abs(expected).max()
   with tempfile.TemporaryDirectory() as made:
     path = pathlib.Path(made)
     model.save_pretrained(path)
     experiment, entries, tensors = huggingface.read_folder(path)
     folder.check_tensors(entries, tensors.shapes, huggingface.IGNORED)
     variables = variables_of(entries, tensors.read)
+  written = config_json(experiment, 'float32', None)
+  config = transformers.AutoConfig.for_model(written.pop('model_type'), **written)
+  back = transformers.AutoModelForCausalLM.from_config(config, attn_implementation='eager').eval()
+  back.load_state_dict(model.state_dict())
+  with torch.no_grad():
+    exported = np.abs(back(torch.tensor(ids)).logits.numpy() - expected).max()
   if experiment.ROPE_SCALING == 'longrope' and experiment.ROPE_ORIGINAL_LENGTH < LENGTH:
     experiment = experiment.replaced(MAX_SEQ_LEN=64)  # the factors for long rows
   ours = fdl.build(experiment.replaced(USE_REPEATED_LAYER=True).task()).model
@@ -140,7 +156,7 @@ def difference(kind: str, seed: int) -> float:
   with jax.default_matmul_precision('highest'):
     apply = jax.jit(ours.apply).lower({'params': params}, ids)
     logits = apply.compile({'xla_backend_optimization_level': 0})({'params': params}, ids)
-  return float(np.abs(logits - expected).max() / np.abs(expected).max())
+  return float(max(np.abs(logits - expected).max(), exported) / largest)
 
 
 def main(arguments: list[str]) -> None:

@@ -34,6 +34,13 @@ class Gcs:
     self.generation = 1000
     self.endpoint = ''
 
+  def put(self, path: str, body: bytes = b'') -> None:
+    """Writes an object whose name obstore cannot write, such as /bucket/folder/."""
+    _, bucket, name = path.split('/', 2)
+    with self.lock:
+      self.generation += 1
+      self.objects[bucket][name] = self.generation, body
+
   def environment(self, endpoint: str | None = None) -> dict[str, str]:
     return {'GOOGLE_BASE_URL': endpoint or self.endpoint, 'GOOGLE_BEARER_TOKEN': TOKEN}
 
@@ -190,4 +197,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_header(key, value)
     self.end_headers()
     if self.command != 'HEAD':
-      self.wfile.write(content)
+      with contextlib.suppress(BrokenPipeError):  # A client may give a request up.
+        self.wfile.write(content)

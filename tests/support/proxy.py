@@ -16,6 +16,16 @@ _UNAVAILABLE = (
   b'HTTP/1.1 %d Slow Down\r\nContent-Type: application/xml\r\nContent-Length: 47\r\n'
   b'Connection: close\r\n\r\n<Error><Code>SlowDown</Code><Message/></Error>\n'
 )
+_PAGE = (
+  b'HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 40\r\nETag: "1"\r\n'
+  b'Last-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nx-goog-generation: 1\r\n'
+  b'Connection: close\r\n\r\n'
+)
+_HTML = b'<html><body>Please sign in</body></html>'
+_REFUSED = (
+  b'HTTP/1.1 %s\r\nContent-Type: application/xml\r\nContent-Length: 42\r\n'
+  b'Connection: close\r\n\r\n<Error><Code>AccessDenied</Code></Error>   '
+)
 
 
 class Proxy:
@@ -26,7 +36,8 @@ class Proxy:
     mode: 'forward'; '503' and '429' answer every request with that status; 'reset' closes
       connections; 'silent' answers nothing, and begins to forward when the mode changes; 'third'
       answers every third request with 503; 'conflict' answers writes with 409, as S3 does if two of
-      them race.
+      them race, and '412' and '403' with these; 'list-page' answers lists with a page of HTML, and
+      'page' all that is read.
     endpoint: The address of the proxy.
     requests: The number of requests so far.
   """
@@ -84,6 +95,16 @@ class Proxy:
         status = '503' if self.mode == 'third' and self.requests % 3 == 0 else self.mode
         if status in ('429', '503'):
           client.sendall(_UNAVAILABLE % int(status))
+          break
+        line = data.partition(b'\r\n')[0]
+        reads = line.startswith((b'GET', b'HEAD'))
+        if reads and (status == 'page' or (status == 'list-page' and b'list-type=' in line)):
+          client.sendall(_PAGE + (b'' if line.startswith(b'HEAD') else _HTML))
+          break
+        if status in ('412', '403') and data.startswith(b'PUT'):
+          client.sendall(
+            _REFUSED % {'412': b'412 Precondition Failed', '403': b'403 Forbidden'}[status]
+          )
           break
         if self.mode == 'conflict' and data.startswith(b'PUT'):
           client.sendall(_CONFLICT)

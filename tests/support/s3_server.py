@@ -1,6 +1,8 @@
 """SeaweedFS as an S3 server on loopback: it checks signatures and preconditions."""
 
 import contextlib
+import hashlib
+import hmac
 import json
 import pathlib
 import socket
@@ -8,6 +10,7 @@ import subprocess
 import sysconfig
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 
@@ -84,6 +87,29 @@ class Server:
       except (OSError, urllib.error.URLError):
         assert time.monotonic() < end, self._log.read_text()[-2000:]
         time.sleep(0.1)
+
+  def put(self, path: str, body: bytes = b'') -> None:
+    """Writes an object whose name obstore cannot write, such as /bucket/folder/."""
+    host, now = self.endpoint.removeprefix('http://'), time.gmtime()
+    time_stamp, day = time.strftime('%Y%m%dT%H%M%SZ', now), time.strftime('%Y%m%d', now)
+    digest = hashlib.sha256(body).hexdigest()
+    headers = {'host': host, 'x-amz-content-sha256': digest, 'x-amz-date': time_stamp}
+    names = ';'.join(headers)
+    url = urllib.parse.quote(path, safe='/~')
+    lines = [f'{name}:{value}' for name, value in headers.items()]
+    request = '\n'.join(['PUT', url, '', *lines, '', names, digest])
+    scope = f'{day}/us-east-1/s3/aws4_request'
+    hashed = hashlib.sha256(request.encode()).hexdigest()
+    key = f'AWS4{SECRET}'.encode()
+    for part in (*scope.split('/'), f'AWS4-HMAC-SHA256\n{time_stamp}\n{scope}\n{hashed}'):
+      signature = hmac.new(key, part.encode(), hashlib.sha256)
+      key = signature.digest()
+    headers['Authorization'] = (
+      f'AWS4-HMAC-SHA256 Credential={KEY}/{scope}, SignedHeaders={names}, '
+      f'Signature={signature.hexdigest()}'
+    )
+    sent = urllib.request.Request(f'{self.endpoint}{url}', body, headers, method='PUT')
+    urllib.request.urlopen(sent, timeout=10).close()
 
   def environment(self, endpoint: str | None = None) -> dict[str, str]:
     """Returns the variables by which clients find the server (or a proxy before it)."""

@@ -2,6 +2,7 @@
 
 KILL_AT=upload:N kills the process when it copies its Nth file to the store, KILL_AT=manifest:N
 before it writes the checksums of its Nth checkpoint there, and KILL_AT=copied:N after that.
+LEASE_EXPIRES=N is the number of seconds after which a lease is abandoned.
 LATE_FOLDERS=1 lets the first of several processes make its folders of a checkpoint late.
 """
 
@@ -16,8 +17,11 @@ from paxlite.core import object_store
 from paxlite.programs import stored_run
 from paxlite.runtime import lease
 
-TIMES = lease.Times(renew=0.3, expires=3.0, sure=2.0, look=0.1)
+TIMES = lease.Times(
+  renew=0.3, expires=float(os.environ.get('LEASE_EXPIRES', '3')), sure=2.0, look=0.1
+)
 lease.Lease.__init__.__defaults__ = (TIMES,)
+lease.LeaseView.__init__.__defaults__ = (TIMES,)
 stored_run._MIRROR_SECONDS = 0.3
 stored_run._LOOK_SECONDS = 0.1
 stored_run._PAUSE_SECONDS = 0.3

@@ -39,7 +39,6 @@ def main() -> None:
   parser.add_argument('--calibration')
   args = parser.parse_args()
   answers = os.fdopen(os.dup(1), 'w')
-  sys.path.append(os.getcwd())  # for experiments of the user, as in paxlite/__main__.py
   os.dup2(2, 1)  # libraries may print: their lines must not be read as answers
   from paxlite.aot import targets
 

@@ -1,10 +1,11 @@
 """Writes a report as one HTML page that needs no network."""
 
 import html
-import json
 import pathlib
 from collections.abc import Sequence
 
+from paxlite.core import html_page
+from paxlite.core.html_page import shortened
 from paxlite.core.json_text import JsonObject
 from paxlite.tools.report_page import tables
 from paxlite.tools.report_page.curves import stroke
@@ -26,7 +27,11 @@ _EVALUATED = {
   'acc': 'accuracy',
 }
 _OVER = {'step': 'steps', 'tokens': 'tokens', 'hours': 'hours of steps'}
+_CHARTS = 60  # the first ones; a run may be evaluated on any number of inputs
 _SAMPLES = 12  # of a run: the last ones
+_SAMPLE_CHARS = 5_000
+_VALUE_CHARS = 2_000
+_ROWS = 1_000  # of a table
 _HERE = pathlib.Path(__file__).parent
 
 
@@ -54,12 +59,12 @@ def page(runs: Sequence[RunRecords], title: str) -> str:
     _values(runs),
     _table('Versions and devices', tables.versions(runs)),
   ]
-  text = (_HERE / 'page.html').read_text(encoding='utf-8')
-  # in a script, only this could end it
-  script = json.dumps(data, separators=(',', ':')).replace('<', '\\u003c')
-  for name, value in (('title', html.escape(title)), ('body', '\n'.join(filter(None, sections)))):
-    text = text.replace(f'<!--{name}-->', value)
-  return text.replace('/*data*/', script)
+  parts = {
+    'title': html.escape(title),
+    'body': '\n'.join(filter(None, sections)),
+    'data': html_page.script_value(data),
+  }
+  return html_page.filled(_HERE / 'page.html', parts)
 
 
 def charts(runs: Sequence[RunRecords]) -> list[tuple[str, dict[str, list[Points]]]]:
@@ -72,7 +77,7 @@ def charts(runs: Sequence[RunRecords]) -> list[tuple[str, dict[str, list[Points]
     if metric in _EVALUATED:
       title = f'{name}: {_EVALUATED[metric]}'
       found.append((title, {o: [run.evaluated(name, metric, o) for run in runs] for o in _OVER}))
-  return [(t, series) for t, series in found if any(map(len, series['step']))]
+  return [(t, series) for t, series in found if any(map(len, series['step']))][:_CHARTS]
 
 
 def _curves(runs: Sequence[RunRecords]) -> tuple[list[JsonObject], int, int]:
@@ -98,9 +103,13 @@ def _table(title: str, table: tables.Table) -> str:
   if not rows:
     return ''
   row = lambda cells, tag: (
-    '<tr>' + ''.join(f'<{tag}>{html.escape(c)}</{tag}>' for c in cells) + '</tr>'
+    '<tr>'
+    + ''.join(f'<{tag}>{html.escape(shortened(c, _VALUE_CHARS))}</{tag}>' for c in cells)
+    + '</tr>'
   )
-  body = ''.join(row(cells, 'td') for cells in rows)
+  body = ''.join(row(cells, 'td') for cells in rows[:_ROWS])
+  if len(rows) > _ROWS:
+    body += row([f'… and {len(rows) - _ROWS:,} more rows'], 'td')
   return (
     f'<section><h2>{html.escape(title)}</h2><div class="wide"><table><thead>{row(header, "th")}'
     f'</thead><tbody>{body}</tbody></table></div></section>'
@@ -120,7 +129,8 @@ def _samples(runs: Sequence[RunRecords]) -> str:
       text = str(sample.get('text', '')).removeprefix(prompt)
       blocks.append(
         f'<figure><figcaption>{html.escape(run.name)}, step {step:,}</figcaption>'
-        f'<pre><b>{html.escape(prompt)}</b>{html.escape(text)}</pre></figure>'
+        f'<pre><b>{html.escape(shortened(prompt, _SAMPLE_CHARS))}</b>'
+        f'{html.escape(shortened(text, _SAMPLE_CHARS))}</pre></figure>'
       )
   return f'<section><h2>Samples</h2>{"".join(blocks)}</section>' if blocks else ''
 
@@ -128,7 +138,8 @@ def _samples(runs: Sequence[RunRecords]) -> str:
 def _values(runs: Sequence[RunRecords]) -> str:
   blocks = []
   for run in runs:
-    lines = '\n'.join(f'{name} = {value!r}' for name, value in run.values.items())
+    values = list(run.values.items())
+    lines = '\n'.join(shortened(f'{name} = {v!r}', _VALUE_CHARS) for name, v in values[:_ROWS])
     if lines:
       blocks.append(
         f'<details><summary>{html.escape(run.name)}</summary><pre>{html.escape(lines)}</pre>'

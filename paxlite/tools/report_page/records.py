@@ -36,7 +36,7 @@ class RunRecords:
     """The recorded training steps, with the tokens and hours of training up to each."""
     found, tokens, hours, before = [], 0.0, 0.0, 0
     for record in read_records(self.folder / TrainRecords.name):
-      seconds, speed = record.get('step_seconds'), record.get('tokens_per_second')
+      seconds, speed = number(record.get('step_seconds')), number(record.get('tokens_per_second'))
       if seconds and speed:
         tokens += (record['step'] - before) * seconds * speed
         hours += (record['step'] - before) * seconds / 3600
@@ -92,7 +92,7 @@ class RunRecords:
     for name, held in (('experiment.json', self.values), ('versions.json', self.versions)):
       if not held:
         found.append(f'{name} is missing or cannot be read.')
-    missing = sum(1 for r in self.steps if r.get('loss') is None)
+    missing = sum(1 for r in self.steps if number(r.get('loss')) is None)
     if missing:
       found.append(f'{missing} recorded steps have no finite loss and are left out of the curves.')
     return found + self._skipped
@@ -100,7 +100,7 @@ class RunRecords:
   @property
   def _skipped(self) -> list[str]:
     """A sentence about the steps that changed nothing: how many, when, and why."""
-    counts = [(r['step'], int(_number(r.get('skipped_steps')) or 0)) for r in self.steps]
+    counts = [(r['step'], int(number(r.get('skipped_steps')) or 0)) for r in self.steps]
     total = counts[-1][1] if counts else 0
     if not total:
       return []
@@ -114,7 +114,7 @@ class RunRecords:
 
   def series(self, metric: str, over: str) -> Points:
     """Returns the finite values of a metric over 'step', 'tokens' or 'hours'."""
-    pairs = ((_number(r.get(over)), _number(r.get(metric))) for r in self.steps)
+    pairs = ((number(r.get(over)), number(r.get(metric))) for r in self.steps)
     return [(x, y) for x, y in pairs if x is not None and y is not None]
 
   def evaluated(self, name: str, metric: str, over: str) -> Points:
@@ -123,12 +123,12 @@ class RunRecords:
     known = sorted(at)
     points = []
     for record in self.evaluations:
-      y = _number(record.get(metric))
+      y = number(record.get(metric))
       if record.get('input') != name or y is None:
         continue
       # an evaluation may be between two records of training
       before = bisect.bisect_right(known, record['step'])
-      x = _number(record['step'] if over == 'step' else at[known[before - 1]] if before else None)
+      x = number(record['step'] if over == 'step' else at[known[before - 1]] if before else None)
       if x is not None:
         points.append((x, y))
     return points
@@ -141,7 +141,7 @@ class RunRecords:
       for r in self.evaluations
       if isinstance(r.get('input'), str)
       for k, v in r.items()
-      if k != 'step' and _number(v) is not None
+      if k != 'step' and number(v) is not None
     }
     return list(found)
 
@@ -191,7 +191,7 @@ def differing(runs: Sequence[RunRecords]) -> list[tuple[str, list[Json]]]:
   return [(name, values) for name, values in rows if any(v != values[0] for v in values)]
 
 
-def _number(value: object) -> float | None:
+def number(value: object) -> float | None:
   """Returns a finite number as float; None for anything else."""
   if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
     return None

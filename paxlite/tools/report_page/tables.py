@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from paxlite.core.json_text import JsonObject
 from paxlite.tools.report_page.curves import short
-from paxlite.tools.report_page.records import RunRecords, differing
+from paxlite.tools.report_page.records import RunRecords, differing, number
 from paxlite.training.metric_names import larger_is_better
 
 Table = tuple[list[str], list[list[str]]]  # the header, and rows
@@ -18,7 +18,9 @@ def summary(runs: Sequence[RunRecords]) -> Table:
   header = ['run', 'experiment', 'step', 'loss', 'tokens', 'hours', 'goodput', 'starts', 'devices']
   rows = []
   for run in runs:
-    last: JsonObject = next((r for r in reversed(run.steps) if r.get('loss') is not None), {})
+    last: JsonObject = next(
+      (r for r in reversed(run.steps) if number(r.get('loss')) is not None), {}
+    )
     spent = run.goodput
     rows.append([
       run.name,
@@ -49,12 +51,14 @@ def evaluations(runs: Sequence[RunRecords]) -> Table:
 
 
 def _evaluation(run: RunRecords, name: str, metric: str, has_error: bool) -> str:
-  found = [r for r in run.evaluations if r.get('input') == name and r.get(metric) is not None]
+  found = [
+    r for r in run.evaluations if r.get('input') == name and number(r.get(metric)) is not None
+  ]
   if not found:
     return '–'
   sign = -1 if larger_is_better(metric) else 1
   last, best = found[-1], min(found, key=lambda r: sign * r[metric])
-  error = last.get(f'{metric}_stderr') if has_error else None
+  error = number(last.get(f'{metric}_stderr')) if has_error else None
   text = f'{last[metric]:.4g}' + (f' ± {error:.2g}' if error is not None else '')
   return (
     text
@@ -105,8 +109,13 @@ def _markdown(table: Table) -> str:
   header, rows = table
   if not rows:
     return ''
-  line = lambda cells: f'| {" | ".join(c.replace("|", chr(92) + "|") for c in cells)} |'
+  line = lambda cells: f'| {" | ".join(map(_cell, cells))} |'
   return '\n'.join([line(header), line(['---'] * len(header)), *map(line, rows)])
+
+
+def _cell(text: str) -> str:
+  """Returns a text that neither ends a cell nor a row."""
+  return ' '.join(text.split()).replace('|', '\\|')
 
 
 def _value(value: object) -> str:

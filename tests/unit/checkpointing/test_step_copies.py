@@ -11,6 +11,7 @@ from paxlite.checkpointing.step_copies import AbandonedError, StepCopies, StepUp
 from paxlite.core.addresses import Address
 from paxlite.core.object_store import ObjectStore
 from tests.support.gcs_server import gcs_server
+from tests.support.proxy import proxy
 
 PLACE = Address.parsed('gs://bkt/run/checkpoints')
 always = lambda: True
@@ -262,3 +263,31 @@ def test_a_step_that_was_saved_again_and_not_copied_is_the_newest(gcs, tmp_path)
   save(tmp_path, 3, b'after the rollback')
   assert step_copies.newest_good(copies(tmp_path), tmp_path) == 3
   assert (path / 'state/w/0.0').read_bytes() == b'after the rollback'
+
+
+def test_many_damaged_files_of_a_step_are_one_warning(gcs, tmp_path, caplog):
+  save(tmp_path / 'here', 3)
+  copies(tmp_path / 'here').upload(3, always)
+  for name in ('state/w/0.0', 'data/metadata'):
+    gcs.put(f'/bkt/run/checkpoints/checkpoint_00000003/{name}', b'else')
+  assert not copies(tmp_path / 'there').download(3)
+  (record,) = caplog.records
+  assert record.getMessage().endswith(
+    'damaged (size or CRC-32 differs), and so are 1 more files of this step'
+  )
+
+
+def test_no_steps_are_believed_only_if_the_list_shows_what_is_there(gcs, tmp_path):
+  save(tmp_path, 3)
+  copies(tmp_path).upload(3, always)
+  gcs.put('/bkt/run/lease.json', b'{}')
+  assert copies(tmp_path, known='run/lease.json').steps() == [3]
+  gcs.put('/bkt/run/checkpoints/')
+  gcs.put('/bkt/run/checkpoints/checkpoint_00000003/')
+  assert copies(tmp_path, known='run/lease.json').steps() == [3]
+  with proxy(gcs.endpoint, mode='list-page') as between:
+    store = ObjectStore.opened(PLACE, environment=gcs.environment(between.endpoint))
+    with pytest.raises(OSError, match=r'lease\.json is missing in its list'):
+      StepCopies(store, PLACE, tmp_path, known='run/lease.json').steps()
+    with pytest.raises(OSError, match='what answers is no object store'):
+      StepCopies(store, PLACE / 'checkpoint_00000003', tmp_path).steps()

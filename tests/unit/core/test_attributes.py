@@ -77,7 +77,7 @@ def test_an_annotated_near_name_is_a_new_attribute():
     ('LR', 0.1, 'It is LEARNING_RATE here. If it is a new attribute, annotate it: LR: float = 0.1'),
     ('NUM_LAYER', 3, 'Did you mean NUM_LAYERS'),
     ('EMBEDDING_LOOKUP_STYLE', 'matmul', 'Leave it out: rows of the table are gathered'),
-    ('TRAINABLE_PE_MAX_SEQ_LEN', 16384, 'It is MAX_SEQ_LEN here'),
+    ('TRAINABLE_PE_MAX_SEQ_LEN', 16384, 'It is MAX_POSITION_EMBEDDINGS here'),
     ('EMA_DECAY', 0.9, 'nothing like it'),
     ('USE_MQA', True, 'It is NUM_KV_HEADS here .*1 is multi-query attention'),
     ('per_device_batch_size', 4, 'It is PERCORE_BATCH_SIZE here'),
@@ -280,6 +280,7 @@ def test_config_holds_every_value_and_builds_to_the_same():
   derived = {'HIDDEN_DIMS', 'USE_FFN_BIAS', 'DIMS_PER_HEAD', 'NUM_KV_HEADS', 'SOFTMAX_INIT_STD'}
   derived |= {'LR_COS_DECAY_START', 'LR_LRED_DECAY_START', 'USE_QKV_BIAS'}
   derived |= {'NORM_SCALE_OFFSET', 'TRAINABLE_VARIABLES', 'USE_TE', 'TE_RECIPE', 'UNROLL_LAYERS'}
+  derived |= {'MAX_POSITION_EMBEDDINGS'}
   assert set(cfg.__arguments__) == set(GPT126M().values()) - derived
   cfg.NUM_LAYERS = 3
   built = fdl.build(cfg)

@@ -82,6 +82,43 @@ def test_zst_of_every_kind_of_frame_and_block(options):
       zstd.ZstdReader(io.BytesIO(whole[:cut]), zstandard).readall()
 
 
+def frame(window_log: int, mantissa: int = 0) -> bytes:
+  """Returns a frame of zstd with the text x and a window of (8 + mantissa)/8 · 2^window_log."""
+  header = bytes([0, (window_log - 10) << 3 | mantissa])
+  return (0xFD2FB528).to_bytes(4, 'little') + header + (1 << 3 | 1).to_bytes(3, 'little') + b'x'
+
+
+@pytest.mark.parametrize(('window_log', 'mantissa'), [(27, 0), (27, 7), (30, 0), (31, 0)])
+def test_a_large_window_of_zst_is_read_if_there_is_memory_for_it(window_log, mantissa):
+  read = lambda most: zstd.ZstdReader(
+    io.BytesIO(frame(window_log, mantissa)), zstandard, most
+  ).readall()
+  assert read(1 << 31) == b'x'
+  with pytest.raises(OSError, match=r'a window of [\d,]+ MiB, and 127 MiB are .*zstd --long=27'):
+    read((1 << 27) - 1)
+
+
+def test_a_window_that_zst_itself_does_not_know_and_one_of_a_single_segment(tmp_path):
+  path = tmp_path / 'a.jsonl.zst'
+  path.write_bytes(frame(35))
+  said = refusal(lambda: list(files.lines(str(path))))
+  assert said.startswith(f'{path} cannot be read beyond line 1: it needs a window of 32,768 MiB')
+  single = (0xFD2FB528).to_bytes(4, 'little') + b'\xe0' + (1 << 40).to_bytes(8, 'little')
+  path.write_bytes(single + (1 << 3 | 1).to_bytes(3, 'little') + b'x')
+  assert 'a window of 1,048,576 MiB' in refusal(lambda: list(files.lines(str(path))))
+
+
+def test_a_large_window_of_xz_is_refused_before_it_is_made(tmp_path, monkeypatch):
+  path = tmp_path / 'a.txt.xz'
+  filters = [{'id': lzma.FILTER_LZMA2, 'dict_size': 1 << 25}]
+  path.write_bytes(lzma.compress(b'text', filters=filters))
+  assert files.read_text(str(path)) == 'text'
+  monkeypatch.setattr(files, 'most_window', lambda: 1 << 20)
+  monkeypatch.setattr(files, '_XZ_BYTES', 1 << 20)
+  said = refusal(lambda: files.read_text(str(path)))
+  assert said.startswith(f'{path} needs a window of more than 1 MiB: compress it again with xz -9')
+
+
 @pytest.mark.parametrize('suffix', ['', *OPENERS])
 def test_a_line_without_end_is_named(tmp_path, suffix, monkeypatch):
   monkeypatch.setattr(files, '_LINE_BYTES', 4 * MIB)

@@ -5,11 +5,13 @@ import threading
 
 import pytest
 
-from paxlite.core import object_blocks, object_copies, paths
+from paxlite.core import object_blocks, object_copies, object_store, paths, stored_output
 from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError
 from paxlite.core.files import expanded, lines, read_text
-from paxlite.core.object_store import ObjectStore, StoreError
+from paxlite.core.object_store import ObjectStore
+from paxlite.core.store_errors import StoreError
+from paxlite.core.store_settings import s3_settings
 from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy
 
@@ -123,8 +125,6 @@ def test_what_no_repetition_helps(gcs, monkeypatch):
 
 
 def test_a_profile_has_the_credentials(tmp_path):
-  from paxlite.core.object_store import _s3_config
-
   (tmp_path / 'credentials').write_text('[me]\naws_access_key_id = A\naws_secret_access_key = B%\n')
   (tmp_path / 'config').write_text('[profile me]\nregion = eu-north-1\n')
   environment = {
@@ -133,8 +133,8 @@ def test_a_profile_has_the_credentials(tmp_path):
     'AWS_CONFIG_FILE': str(tmp_path / 'config'),
   }
   keys = {'access_key_id': 'A', 'secret_access_key': 'B%', 'region': 'eu-north-1'}
-  assert _s3_config(environment) == keys
-  assert _s3_config({**environment, 'AWS_ACCESS_KEY_ID': 'C'})['access_key_id'] == 'C'
+  assert s3_settings(environment) == keys
+  assert s3_settings({**environment, 'AWS_ACCESS_KEY_ID': 'C'})['access_key_id'] == 'C'
 
 
 def test_a_missing_package_is_named(monkeypatch):
@@ -228,3 +228,113 @@ def test_blocks_are_cached_and_bounded(store, gcs, monkeypatch, tmp_path):
   store.write('tokens', content)
   with pytest.raises(UserError, match='gs://bkt/tokens cannot be read'):
     changed.read(90_000, 1000)
+
+
+def test_markers_of_folders_are_no_files(gcs, store):
+  store.write('run/a', b'1')
+  store.write('run/empty', b'')
+  for marker in (
+    'run/',
+    'run/a/',
+    'run/checkpoints/',
+    'run/old_$folder$',
+    'run/old/',
+    'out/',
+    'data/x/',
+  ):
+    gcs.put(f'/bkt/{marker}')
+  assert [o.key for o in store.below('run')] == ['run/a', 'run/empty']
+  assert store.names('run') == (['a', 'checkpoints', 'old'], ['a', 'empty'])
+  assert list(store.below('out')) == []
+  assert store.names('out') == ([], [])
+  place = object_copies.copy_of(Address.parsed('gs://bkt/run'))
+  assert sorted(p.name for p in place.iterdir()) == ['a', 'empty']
+  assert not stored_output.exists('gs://bkt/out')
+  store.write('data/x/1.jsonl', b'{}')
+  assert expanded(['gs://bkt/data/*']) == ['gs://bkt/data/x/1.jsonl']
+  store.delete_below('run')
+  assert set(gcs.objects['bkt']) >= {'run/', 'run/checkpoints/'}, 'they do no harm'
+
+
+@pytest.mark.parametrize('name', ['run//b', 'run/../b', 'run/a\x01b'])
+def test_a_name_that_is_no_path_is_told(gcs, store, name):
+  gcs.put(f'/bkt/{name}')
+  for read in (lambda: list(store.below('run')), lambda: store.names('run')):
+    with pytest.raises(StoreError, match=r'gs://bkt/run: an object below it is called .*: rename'):
+      read()
+
+
+@pytest.mark.parametrize('mode', ['list-page', 'page'])
+def test_a_page_is_no_list(gcs, store, monkeypatch, mode):
+  store.write('run/experiment.json', b'{}')
+  with proxy(gcs.endpoint, mode=mode) as between:
+    environment = gcs.environment(between.endpoint)
+    portal = ObjectStore.opened('gs://bkt', patience=0.5, environment=environment)
+    for read in (
+      lambda: list(portal.below('run')),
+      lambda: portal.names('run'),
+      lambda: list(portal.below('other', known='run/experiment.json')),
+      lambda: portal.folders('run/checkpoints', 'run/experiment.json'),
+    ):
+      with pytest.raises(OSError, match='what answers is no object store, or hides a part of it'):
+        read()
+    if mode == 'page':
+      with pytest.raises(OSError, match='random name'):
+        portal.check()
+      with pytest.raises(
+        OSError, match='the answer has 40 bytes, and the list of the store says 2'
+      ):
+        portal.read('run/experiment.json', 2)
+      with pytest.raises(OSError, match='the answer has 40 bytes'):
+        list(portal.chunks('run/experiment.json', 2))
+    monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
+    object_store._proven.clear()
+    with pytest.raises(UserError, match='what answers is no object store'):
+      object_copies.copy_of(Address.parsed('gs://bkt/run/'))
+  assert store.folders('run/checkpoints', 'run/experiment.json') == []
+  store.write('run/checkpoints/one/x', b'')
+  assert store.folders('run/checkpoints', 'run/experiment.json') == ['one']
+
+
+def test_the_guard_is_asked_before_each_request_that_writes(gcs, tmp_path):
+  """An upload in parts does not appear either if the right to write ends before its last part."""
+  left = [0]
+
+  def guard():
+    left[0] -= 1
+    if left[0] < 0:
+      raise OSError('this process may not write any more')
+
+  store = ObjectStore.opened('gs://bkt', guard=guard)
+  (tmp_path / 'big').write_bytes(bytes(17 << 20))  # three parts
+  for writes, act in (
+    (0, lambda: store.write('x', b'')),
+    (0, lambda: store.create('x', b'')),
+    (0, lambda: store.delete(['x'])),
+    (1, lambda: store.delete([f'{i}' for i in range(21)])),
+    (0, lambda: store.upload('big', tmp_path / 'big')),
+    (3, lambda: store.upload('big', tmp_path / 'big')),
+  ):
+    left[0] = writes
+    with pytest.raises(OSError, match='may not write any more'):
+      act()
+  assert not gcs.objects['bkt']
+  left[0] = 4
+  store.upload('big', tmp_path / 'big')
+  assert len(gcs.objects['bkt']['big'][1]) == 17 << 20
+
+
+def test_a_late_write_replaces_nothing_of_another_process(gcs, store, monkeypatch):
+  late = ObjectStore.opened('gs://bkt', guard=lambda: None)
+  tag = late.write_own('x', b'1')
+  store.write('x', b'of another')
+  assert late.replace('x', b'2', tag) is None
+  assert store.read('x') == b'of another'
+  tag = late.write_own('x', b'2', tag)  # it holds the lease again, so it may
+  assert store.read('x') == b'2'
+  store.delete(['x'])
+  assert late.write_own('x', b'3', tag)
+  assert store.read('x') == b'3'
+  monkeypatch.setattr(late, '_put_if', lambda *args: None)
+  with pytest.raises(OSError, match='at each try'):
+    late.write_own('x', b'4')

@@ -44,7 +44,8 @@ def test_examples_and_what_is_learned_of_one(tmp_path, capsys):
   )
   assert found['Rows'] == f'{len(source)} rows of 64 tokens, {tokens / weights.size:.0%} full'
   assert f'{len(source) / 2:g} steps of 2 rows' in found['Epoch']
-  assert found['text'] == ', in [[ ]] what is learned:\n<s>0 times 0?[[ word</s>]]\n'
+  first = found['text'].partition('\nExample 2')[0]
+  assert first == ' 1, in [[ ]] what is learned:\n<s>0 times 0?[[ word</s>]]\n'
   counts = [int(line.split()[-1]) for line in found['out'].splitlines() if line.startswith(' ')]
   assert sum(counts) == 20
 
@@ -62,8 +63,8 @@ def test_a_file_of_chats_alone_is_enough(tmp_path, capsys):
   found = shown(capsys, path)
   assert found['Counts'].startswith("by the demo's tokenizer")
   assert found['Format'] == 'messages (5)'
-  assert 'assistant: [[[{"type": "function"' in found['text']
-  assert '\nassistant: [[In Rome.\n]]' in found['text']
+  assert 'assistant:[[ [{"type": "function"' in found['text']
+  assert '\nassistant:[[ In Rome.\n]]' in found['text']
 
 
 @pytest.mark.parametrize(
@@ -97,7 +98,7 @@ def test_text_documents_and_mixtures(tmp_path, capsys):
   found = shown(capsys, documents, VOCAB, '--fdl.MAX_SEQ_LEN=32', '--fdl.HELD_OUT_EVERY=1000')
   assert found['Contents'].startswith('9 documents, ')
   assert found['Cut'] == '9 documents of more than 32 tokens'
-  assert found['text'].startswith(', in [[ ]] what is learned:\n[[number ')
+  assert found['text'].startswith(' 1, in [[ ]] what is learned:\n[[number ')
   found = shown(capsys, str(tmp_path / 'a.txt'), VOCAB, '--fdl.MAX_SEQ_LEN=32')
   assert '% full' in found['Rows']
   assert 'Cut' not in found
@@ -165,7 +166,7 @@ def test_special_tokens_of_a_json_tokenizer_are_shown(tmp_path):
   bpe.train_from_iterator(['a b'], vocab_size=260, special_tokens=['<|end|>'])
   bpe.save(str(tmp_path / 'tokenizer.json'))
   tokenizer = open_tokenizer(str(tmp_path))
-  ids = tokenizer.encode_marked('a b<|end|>')
+  ids = tokenizer.encode('a b<|end|>')
   assert tokenizer.decode(ids) == 'a b'
   assert tokenizer.decode_marked(ids) == 'a b<|end|>'
 
@@ -200,4 +201,4 @@ def test_a_run_begins_with_lengths_and_one_example(tmp_path):
     '<s>0 times 0?[[ word</s>]]',
   )
   assert about.first_look(source, color=True)[-1] == '<s>0 times 0?\x1b[32m word</s>\x1b[0m'
-  assert about.first_example(source, color=False, most=3).endswith(' …')
+  assert about.example_text(source, 0, color=False, most=3).endswith(' …')

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import numcodecs
 import numpy as np
 import pytest
 import zarr
@@ -82,6 +83,24 @@ def test_seqax_of_many_chunks(tmp_path, monkeypatch):
   tokens, _, _ = open_flat_tokens(str(tmp_path / 'd'), 'train')
   np.testing.assert_array_equal(tokens[0 : len(tokens)], np.concatenate(documents))
   np.testing.assert_array_equal(tokens[95:305], np.concatenate(documents)[95:305])
+
+
+@pytest.mark.parametrize('name', ['encoded_tokens', 'seq_starts'])
+def test_a_chunk_of_seqax_that_expands_is_refused(tmp_path, monkeypatch, name):
+  write(tmp_path / 'd', 'seqax')
+  chunk = tmp_path / 'd/train' / name / '0'
+  chunk.write_bytes(numcodecs.Blosc().encode(bytes(1 << 26)))
+  assert chunk.stat().st_size < 1 << 20
+  with pytest.raises(UserError, match=rf'{name}/0 is damaged: it holds 67,108,864 bytes and need'):
+    open_flat_tokens(str(tmp_path / 'd'), 'train')[0][0:5]
+  description = chunk.with_name('.zarray')
+  found = json.loads(description.read_text())
+  description.write_text(json.dumps({**found, 'compressor': {'id': 'gzip', 'level': 1}}))
+  with pytest.raises(UserError, match=r"compressed by 'gzip' do not say how large they are"):
+    open_flat_tokens(str(tmp_path / 'd'), 'train')
+  description.write_text(json.dumps({**found, 'chunks': [1 << 40]}))
+  with pytest.raises(UserError, match=r'a chunk of [\d,]+ bytes does not fit in memory|chunks'):
+    open_flat_tokens(str(tmp_path / 'd'), 'train')
 
 
 def test_ids_beyond_uint16(tmp_path):

@@ -24,6 +24,7 @@ from paxlite.experiments.datasets import (
   Mixture,
   SeqioTask,
   SftFiles,
+  short_names,
 )
 from paxlite.experiments.demo import TinyGPT
 from tests.support import runs
@@ -318,4 +319,13 @@ def test_a_mixture_trains_and_resumes_bit_for_bit(tmp_path, files):
   assert len(whole) == 10
   assert whole == runs.losses(tmp_path / 'halves')
   evaluated = {p.name for p in (tmp_path / 'whole' / 'summaries').iterdir()}
-  assert evaluated >= {'eval_0_validation', *(f'eval_{i}_held_out' for i in (1, 2, 3))}
+  third = pathlib.Path(files[1]).name.partition('.')[0]
+  names = ['flat_validation', 'book_held_out', f'{third}_held_out']
+  assert evaluated >= {f'eval_{name}' for name in names}
+
+
+def test_evaluations_of_a_mixture_have_the_names_of_its_sources():
+  sources = ['data/wiki.jsonl', 's3://bucket/more/wiki.jsonl.gz', 'hf:allenai/c4:en/train']
+  sources += ['seqio:lm_task', 'sft:chats.jsonl', 'books/all the.txt', 'flat/']
+  expected = ['wiki', 'wiki_2', 'c4_en_train', 'lm_task', 'chats', 'all_the', 'flat']
+  assert short_names(sources) == expected

@@ -2,14 +2,18 @@
 
 import gzip
 import json
+import pathlib
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from paxlite.core import host_memory
 from paxlite.core.attributes import parse
 from paxlite.core.errors import UserError
-from paxlite.data import packaged
+from paxlite.data import packaged, parquet_bounds, record_files
 from paxlite.data.documents import DocumentSource
 from paxlite.data.records import open_records, read_records
 from paxlite.data.sft import SftRows
@@ -105,6 +109,73 @@ def test_a_damaged_file_is_one_error(tmp_path, name, content, match):
   (tmp_path / name).write_bytes(content)
   with pytest.raises(UserError, match=match):
     list(read_records(str(tmp_path / name)))
+
+
+def parquet(path, table, **options):
+  pq.write_table(table, path, compression='zstd', **options)
+  return str(path)
+
+
+def test_a_small_parquet_file_of_huge_rows_is_read_in_little_memory(tmp_path, monkeypatch):
+  """Each of its rows names one long text of a dictionary."""
+  monkeypatch.setattr(parquet_bounds, 'BATCH_BYTES', 16 << 20)
+  long = pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), ['x' * 1_000_000])
+  nested = pa.ListArray.from_arrays(pa.array(range(0, 100_001, 10), pa.int32()), long)
+  for name, column in (('flat', long), ('nested', nested)):
+    path = parquet(tmp_path / f'{name}.parquet', pa.table({'text': column}), store_schema=False)
+    assert pathlib.Path(path).stat().st_size < 10_000
+    before = pa.total_allocated_bytes()
+    found = zip(range(3), read_records(path), strict=False)
+    for _, (_, record) in found:
+      assert len(record['text']) == {'flat': 1_000_000, 'nested': 10}[name]
+      assert pa.total_allocated_bytes() < before + 2 * parquet_bounds.BATCH_BYTES
+
+
+def test_a_row_of_parquet_that_is_no_record_is_refused(tmp_path, monkeypatch):
+  monkeypatch.setattr(record_files, 'BATCH_BYTES', 1000)
+  table = pa.table({'text': ['x', 'y' * 2000]})
+  path = parquet(tmp_path / 'a.parquet', table)
+  records = read_records(path)
+  assert next(records)[1] == {'text': 'x'}
+  with pytest.raises(UserError, match=r'a\.parquet has a row of more than .* cut it into several'):
+    next(records)
+
+
+def test_lists_of_parquet_that_may_not_fit_in_memory_are_refused(tmp_path, monkeypatch):
+  path = parquet(tmp_path / 'a.parquet', pa.table({'ids': [[7] * 100_000], 'n': [1]}))
+  assert len(next(read_records(path))[1]['ids']) == 100_000
+  monkeypatch.setattr(host_memory, 'available', lambda: 1_000_000)
+  with pytest.raises(UserError, match=r'row group 0 has 100,000 values in its lists.*smaller row'):
+    next(read_records(path))
+
+
+@pytest.mark.parametrize('encoding', ['DELTA_BYTE_ARRAY', 'PLAIN', None])
+def test_parquet_in_many_row_groups_and_batches(tmp_path, monkeypatch, encoding):
+  monkeypatch.setattr(parquet_bounds, 'BATCH_BYTES', 20_000)
+  rows = [
+    {'text': f'{i} ' * (i % 50), 'n': i, 'm': [{'role': 'user', 'content': f'{i}'}] * (i % 4)}
+    for i in range(1000)
+  ]
+  options = {'use_dictionary': False} if encoding else {}
+  options |= {'column_encoding': {'text': encoding}} if encoding else {}
+  path = parquet(tmp_path / 'a.parquet', pa.Table.from_pylist(rows), row_group_size=300, **options)
+  assert [r for _, r in read_records(path)] == rows
+  source = open_records(path)
+  assert list(source.read(0, 450)) == list(enumerate(rows))[450:]
+  assert source.done == source.size == 1000
+
+
+def test_rows_of_a_table_are_bounded(tmp_path, monkeypatch):
+  monkeypatch.setattr(record_files, '_ROW_CHARS', 1000)
+  (tmp_path / 'a.csv').write_text('text,n\n' + 'x,1\n' * 1000)
+  assert len(list(read_records(str(tmp_path / 'a.csv')))) == 1000
+  (tmp_path / 'a.csv').write_text('text,n\nx,1\n"x,1\n' + 'x,1\n' * 1000)
+  with pytest.raises(UserError, match=r'a\.csv:\d+ is in a row of more than .*: look for a quote'):
+    list(read_records(str(tmp_path / 'a.csv')))
+  (tmp_path / 'a.csv').write_text(',' * 900 + '\nx')
+  with pytest.raises(UserError) as error:
+    list(read_records(str(tmp_path / 'a.csv')))
+  assert len(str(error.value)) < 800
 
 
 def test_an_empty_list_and_long_cells(tmp_path):

@@ -66,7 +66,7 @@ def test_texts_and_ids_that_a_tokenizer_does_not_know(tmp_path):
   tree = bpe() | {'model': {'type': 'WordPiece', 'vocab': {'a': 0}, 'unk_token': '[UNK]'}}
   tree['model'] |= {'continuing_subword_prefix': '##', 'max_input_chars_per_word': 100}
   tokenizer = JsonTokenizer(written(tmp_path, tree))
-  for encode in (tokenizer.encode, tokenizer.encode_array, tokenizer.encode_marked):
+  for encode in (tokenizer.encode, tokenizer.encode_array, tokenizer.encode_tokens):
     with pytest.raises(UserError, match=r'cannot encode a text \(WordPiece error: Missing \[UNK\]'):
       encode('b')
   for ids in ([-1], [2**40]):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.eval.eval_tasks import find_task, read_examples, read_tasks
+from paxlite.eval.eval_tasks import find_tasks, read_examples, read_tasks
 from paxlite.eval.scoring import Continuation, Scorer, bucket
 from paxlite.eval.zero_shot import Metric, Result, matched
 from paxlite.tools import evaluate as tool
@@ -154,7 +154,7 @@ def test_tasks_by_naming_fields(tmp_path):
   ):  # fmt: skip
     write(tmp_path / f'{name}.jsonl', [record])
     path = task(tmp_path, kind='multiple_choice', files=f'{name}.jsonl', **spec)
-    ((example,), _) = read_examples(find_task(path)[1])
+    ((example,), _) = read_examples(find_tasks(path)[0][1])
     assert (example.texts, example.choices, example.gold) == (texts, choices, gold)
 
 
@@ -162,10 +162,10 @@ def test_built_in_tasks_know_the_forms_of_their_records(tmp_path):
   given = write(tmp_path / 'a.jsonl', [dict(context='He said', continuation='no')])
   text = write(tmp_path / 'b.jsonl', [dict(text='He said no')])
   for path in (given, text):
-    ((example,), _) = read_examples(find_task(f'lambada:{path}')[1])
+    ((example,), _) = read_examples(find_tasks(f'lambada:{path}')[0][1])
     assert (example.texts, example.choices) == (('He said',), (' no',))
   paxs = write(tmp_path / 'c.jsonl', [dict(passage='Ice is cold.', question='is it', answer=True)])
-  ((example,), _) = read_examples(find_task(f'boolq:{paxs}')[1])
+  ((example,), _) = read_examples(find_tasks(f'boolq:{paxs}')[0][1])
   assert example.texts == ('Ice is cold.\nquestion: is it?\nanswer:',)
   assert (example.choices, example.gold) == ((' no', ' yes'), 1)
 
@@ -218,7 +218,7 @@ GOOD = dict(kind='cloze', files='a.jsonl', doc_to_text='{{a}}', doc_to_target='{
 def test_bad_tasks_are_named(record, spec, match, tmp_path):
   write(tmp_path / 'a.jsonl', [record])
   with pytest.raises(UserError, match=match):
-    read_examples(find_task(task(tmp_path, **spec))[1])
+    read_examples(find_tasks(task(tmp_path, **spec))[0][1])
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_tasks_that_are_none(text, match, tmp_path, monkeypatch):
   monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
   write(tmp_path / 'a.jsonl', [dict(x=1)])
   with pytest.raises(UserError, match=match):
-    find_task(text)
+    find_tasks(text)
 
 
 @pytest.mark.parametrize(('target', 'gold'), [(1, 1), ('1', 1), ('3', 1), ('9', None), ('B', 2)])
@@ -242,7 +242,7 @@ def test_the_right_choice_by_label_number_or_text(target, gold, tmp_path):
   """A number means a number, as in the harness, even if the choices are numbers too."""
   write(tmp_path / 'a.jsonl', [dict(a='x', b=target, c=['1', '3', '0'], l=['X', 'Y', 'B'])])
   spec = GOOD | dict(kind='multiple_choice', doc_to_choice='c', doc_to_label='l')
-  spec = find_task(task(tmp_path, **spec))[1]
+  spec = find_tasks(task(tmp_path, **spec))[0][1]
   if gold is None:
     with pytest.raises(UserError, match="the answer '9' is neither a label nor a number"):
       read_examples(spec)
@@ -253,7 +253,7 @@ def test_the_right_choice_by_label_number_or_text(target, gold, tmp_path):
 def test_names_of_fields_and_a_single_end(tmp_path):
   write(tmp_path / 'a.jsonl', [dict(a='{{x}}', b=7)])
   spec = GOOD | dict(kind='generate', doc_to_text='a', doc_to_target='b', until='Question:')
-  spec = find_task(task(tmp_path, **spec))[1]
+  spec = find_tasks(task(tmp_path, **spec))[0][1]
   (example,), _ = read_examples(spec)
   assert (example.texts, example.target, spec.until) == (('{{x}}',), '7', ('Question:',))
 
@@ -261,16 +261,16 @@ def test_names_of_fields_and_a_single_end(tmp_path):
 @pytest.mark.parametrize(('answer', 'gold'), [(True, 1), ('True', 1), ('no', 0), (0, 0)])
 def test_boolq_answers(answer, gold, tmp_path):
   path = write(tmp_path / 'b.jsonl', [dict(passage='p', question='q', answer=answer)])
-  assert read_examples(find_task(f'boolq:{path}')[1])[0][0].gold == gold
+  assert read_examples(find_tasks(f'boolq:{path}')[0][1])[0][0].gold == gold
   path = write(tmp_path / 'b.jsonl', [dict(passage='p', question='q', answer='perhaps')])
   with pytest.raises(UserError, match=r"b.jsonl:1: .*'perhaps' says neither yes nor no"):
-    read_examples(find_task(f'boolq:{path}')[1])
+    read_examples(find_tasks(f'boolq:{path}')[0][1])
 
 
 def test_unreadable_records_are_left_out_only_if_asked_and_counted(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text('{"a": "x", "b": "y"}\n{"a": "x"}\n{"a"\n{"a": "z", "b": "y"}\n')
-  spec = find_task(task(tmp_path, **GOOD))[1]
+  spec = find_tasks(task(tmp_path, **GOOD))[0][1]
   with pytest.raises(UserError, match=r'a\.jsonl:2: '):
     read_examples(spec)
   examples, unreadable = read_examples(spec, skip_unreadable=True)
@@ -355,7 +355,7 @@ def test_the_tool_says_what_it_cut_and_left_out(trained, tmp_path):
   assert '2 unreadable records left out' in result.stdout
   result = evaluate(trained, *flags, '--too_long=error')
   assert 'l.jsonl:2: a text of ' in result.stderr
-  assert 'the model takes MAX_SEQ_LEN=' in result.stderr
+  assert 'is too long: the model takes ' in result.stderr
 
 
 @pytest.mark.slow
@@ -414,3 +414,32 @@ def test_the_tool_counts_every_example_once_on_any_mesh(trained, tmp_path):
     result = evaluate(trained, *flags)
     assert (result.returncode, len(result.stderr.splitlines())) == (2, 1), result.stderr
     assert message in result.stderr
+
+
+def test_a_file_of_several_tasks_names_each(tmp_path):
+  write(tmp_path / 'a.jsonl', [dict(a='x', b='y')])
+  path = tmp_path / 'all.json'
+  path.write_text(json.dumps([GOOD | dict(name='one'), GOOD | dict(name='two', chat=True)]))
+  assert [(t.name, t.spec.chat) for t in read_tasks([str(path)])] == [('one', False), ('two', True)]
+  path.write_text(json.dumps([GOOD, GOOD]))
+  with pytest.raises(UserError, match=r'all\.json: task 1 needs a "name"'):
+    read_tasks([str(path)])
+  path.write_text(json.dumps([GOOD | dict(name='one'), GOOD | dict(name='two', kind='guess')]))
+  with pytest.raises(UserError, match=r"all\.json: two: kind 'guess' is none of"):
+    read_tasks([str(path)])
+  for text, match in (('[]', 'holds no task'), ('[3]', 'is no JSON object'), ('', 'is empty')):
+    path.write_text(text)
+    with pytest.raises(UserError, match=match):
+      read_tasks([str(path)])
+
+
+def test_a_chat_has_no_space_before_the_answer_unless_the_task_says_so(tmp_path):
+  write(tmp_path / 'a.jsonl', [dict(a='x', b='y')])
+  for changes, chat, choice in (
+    ({}, False, ' y'), ({}, True, 'y'), (dict(chat=True), False, 'y'),
+    (dict(chat=True, target_delimiter='\n'), False, '\ny'),
+  ):  # fmt: skip
+    (found,) = read_tasks([task(tmp_path, **GOOD | changes)], chat=chat)
+    assert found.examples[0].choices == (choice,)
+  with pytest.raises(UserError, match='"system" is the beginning of a chat'):
+    read_tasks([task(tmp_path, **GOOD | dict(system='Be brief.'))])

@@ -5,6 +5,7 @@ import sys
 
 import fiddle as fdl
 import pytest
+from fiddle import selectors
 
 from paxlite.core.attribute_kinds import Kind, kind_of
 from paxlite.core.attributes import attribute_types
@@ -17,6 +18,7 @@ from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.registry import experiments, find, register
 from paxlite.experiments.te_layer import check_supported
+from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.programs.run import Run
 
 NAMES = list(experiments())
@@ -198,3 +200,38 @@ def test_te_refuses_blocks_that_it_does_not_know():
 
   with pytest.raises(UserError, match='the blocks of Mine, which compute something else'):
     check_supported(Mine(**plain))
+
+
+def test_a_selection_of_nothing_is_an_error():
+  """It would train the model as it was."""
+
+  class Gated(TinyGPT):
+    def model(self):
+      model = super().model()
+      selectors.select(model, GatedFeedForward).set(hidden_dims=3)
+      return model
+
+  class Plain(TinyGPT):
+    def model(self):
+      model = super().model()
+      selectors.select(model, FeedForward).set(hidden_dims=3)
+      return model
+
+  with pytest.raises(UserError, match=r'Gated: selectors.select finds no .*GatedFeedForward'):
+    Gated().task()
+  layer = Plain().task().model.transformer_tpl.layer_tpl
+  assert layer.ffn_tpl.hidden_dims == 3
+
+
+def test_each_pattern_of_trainable_variables_matches(tmp_path):
+  experiment = TinyGPT(TRAINABLE_VARIABLES=['.*', 'nothing'], NUM_LAYERS=1)
+  with pytest.raises(UserError, match="TRAINABLE_VARIABLES: 'nothing' matches no variable"):
+    Run(experiment, tmp_path).trainer()
+
+
+def test_only_what_a_user_has_chosen_is_remarked_on():
+  synthetic = find('Synthetic126M')  # ends within its warmup, as in Pax
+  assert not [r for r in synthetic().remarks if 'MAX_STEPS' in r]
+  assert [r for r in synthetic(MAX_STEPS=90).remarks if 'ends within the warmup' in r]
+  mine = type('Mine', (synthetic,), {'MAX_STEPS': 90, '__module__': 'mine'})
+  assert [r for r in mine().remarks if 'ends within the warmup' in r]

@@ -144,6 +144,15 @@ def test_repetition_penalty_and_eos_as_in_transformers(tmp_path):
     assert ours.generate([prompt], 20)[0] == (out[: out.index(eos)] if eos in out else out)
 
 
+def test_ids_without_a_token_are_never_drawn():
+  model, params = made('llama')
+  is_token = np.arange(params['embedding']['emb_var'].shape[0] - 9) % 7 == 3
+  generator = Generator(model, params, 64, Sampling(temperature=9.0), is_token=is_token)
+  drawn = {i for row in generator.generate([[1]] * 4, 30) for i in row}
+  assert len(drawn) > 1
+  assert drawn <= set(np.flatnonzero(is_token).tolist())
+
+
 @pytest.mark.parametrize(
   ('prompt', 'new', 'match'),
   [

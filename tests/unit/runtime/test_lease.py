@@ -9,7 +9,8 @@ import pytest
 from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError
 from paxlite.core.object_store import ObjectStore
-from paxlite.runtime.lease import Lease, Times
+from paxlite.runtime.lease import Lease, LeaseView, Times
+from tests.support import gcs_server as gcs_server_module
 from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy
 
@@ -150,8 +151,95 @@ def test_a_store_that_answers_409_to_writes_that_race(gcs, monkeypatch):
     held.release()
 
 
-def test_a_damaged_lease_is_replaced(gcs):
+def test_a_damaged_lease_is_watched_as_any_other(gcs):
+  """It may be a page of a proxy in its place."""
   ObjectStore.opened(RUN).write('run/lease.json', b'[1')
-  held = lease()
+  held, began = lease(), time.monotonic()
   assert held.acquire(None) is None
+  assert time.monotonic() - began >= QUICK.expires
   held.release()
+
+
+@pytest.mark.parametrize(
+  'content', [b'{"attempt": "a", "released": true}', b'{"attempt": "a"}', None]
+)
+def test_a_lease_that_cannot_be_replaced_is_told_after_a_while(gcs, monkeypatch, content):
+  """It is tried again with pauses, and not for ever."""
+  if content is not None:
+    ObjectStore.opened(RUN).write('run/lease.json', content)
+  with proxy(gcs.endpoint, mode='412') as between:
+    monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
+    with pytest.raises(UserError, match=r'gs://bkt/run/lease\.json can be read and not replaced'):
+      lease(Times(renew=1, expires=0.4, sure=1, look=0.1)).acquire(None)
+    assert between.requests < 40
+
+
+def test_a_lease_that_may_not_be_replaced_is_told_at_once(gcs, monkeypatch):
+  ObjectStore.opened(RUN).write('run/lease.json', b'{"attempt": "a", "released": true}')
+  with proxy(gcs.endpoint, mode='403') as between:
+    monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
+    with pytest.raises(UserError, match=r'refuses these credentials \(AccessDenied\)'):
+      lease().acquire(None)
+    assert between.requests < 5
+
+
+def test_why_the_lease_is_not_sure_is_told(gcs, monkeypatch):
+  with proxy(gcs.endpoint) as between:
+    monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
+    held = lease()
+    held.acquire(None)
+    held.check()
+    between.mode = '403'
+    until = time.monotonic() + 10
+    while held.is_sure and time.monotonic() < until:
+      time.sleep(0.01)
+    with pytest.raises(OSError, match=r'not be renewed in time \(the store refuses these creden'):
+      held.check()
+    between.mode = 'forward'
+    held.release()
+
+
+def test_a_store_that_ignores_conditions_is_refused(gcs, monkeypatch):
+  put = gcs_server_module._Handler._put
+
+  def ignore(self, *args):
+    del self.headers['x-goog-if-generation-match']
+    put(self, *args)
+
+  monkeypatch.setattr(gcs_server_module._Handler, '_put', ignore)
+  with pytest.raises(UserError, match='gs://bkt/run: the store ignores the conditions of writes'):
+    lease().acquire(None)
+
+
+def test_a_lease_that_was_removed_is_lost(gcs):
+  why = []
+  loser = lease(lost=why)
+  loser.acquire(None)
+  del gcs.objects['bkt']['run/lease.json']
+  until = time.monotonic() + 10
+  while not why and time.monotonic() < until:
+    time.sleep(0.01)
+  assert why == ['gs://bkt/run has no lease any more: it was removed']
+  loser.release()
+
+
+def test_another_process_of_the_run_sees_whether_its_lease_is_renewed(gcs):
+  held = lease()
+  held.acquire(None)
+  view = LeaseView(RUN, held.attempt, QUICK)
+  for _ in range(5):
+    view.check()
+    time.sleep(0.1)
+  held._stop.set()  # as if its machine was suspended
+  held._thread.join()
+  time.sleep(QUICK.sure)
+  with pytest.raises(OSError, match='could not be renewed in time'):
+    view.check()
+  other = lease()
+  other.acquire(held.attempt)
+  with pytest.raises(OSError, match=r'\(process \d+ on .* has the lease\)'):
+    view.check()
+  LeaseView(RUN, other.attempt, QUICK).check()
+  other.release()
+  with pytest.raises(OSError, match='in time'):
+    LeaseView(RUN, other.attempt, QUICK).check()

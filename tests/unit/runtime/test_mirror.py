@@ -100,3 +100,29 @@ def test_files_of_an_earlier_history_are_replaced(gcs, tmp_path):
   one.upload()
   other.download()
   assert files(there) == {'metrics.jsonl': b'mine'}
+
+
+def test_markers_of_folders_are_no_files(gcs, tmp_path):
+  gcs.put('/bkt/run/metrics.jsonl', b'1')
+  gcs.put('/bkt/run/.hidden', b'1')
+  for marker in ('run/', 'run/goodput/', 'run/checkpoints/'):
+    gcs.put(f'/bkt/{marker}')
+  mirror_of(tmp_path).download()
+  assert [p.name for p in tmp_path.iterdir()] == ['metrics.jsonl']
+
+
+def test_files_are_not_deleted_because_the_folder_is_gone(gcs, tmp_path):
+  one = mirror_of(tmp_path / 'run')
+  (tmp_path / 'run/a').write_bytes(b'1')
+  one.upload()
+  (tmp_path / 'run').rename(tmp_path / 'moved')
+  with pytest.raises(FileNotFoundError, match='its files are gone; none is deleted'):
+    one.upload()
+  assert objects(gcs) == {'run/a': b'1'}
+
+
+def test_a_list_without_the_lease_is_not_believed(gcs, tmp_path):
+  (tmp_path / 'metrics.jsonl').write_bytes(b'1')
+  one = mirror.Mirror(ObjectStore.opened(RUN), RUN, tmp_path, 'lease.json')
+  with pytest.raises(OSError, match=r'gs://bkt/run/lease\.json is missing in its list'):
+    one.download()

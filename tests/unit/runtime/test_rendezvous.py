@@ -4,15 +4,18 @@ import concurrent.futures
 import contextlib
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 
-from paxlite.core.errors import Interrupted, UserError
+from paxlite.core.errors import EXIT_AGAIN, Interrupted, UserError
 from paxlite.runtime import rendezvous
 from paxlite.runtime.peers import Peers
 from paxlite.runtime.rendezvous import attend, gather
+from tests.support import runs
 
 HOST = '127.0.0.1'
 
@@ -112,6 +115,19 @@ def test_strangers_are_hung_up_on_and_hold_nobody_up(port, threads, monkeypatch)
     s.close()
 
 
+def test_a_stranger_without_the_token_is_hung_up_on(port, threads, monkeypatch):
+  """He knows what paxlite's processes say, and comes first."""
+  monkeypatch.setenv('PAXLITE_TOKEN', 'a secret of this run')
+  first = threads.submit(gather, HOST, port, 2, str, 20)
+  stranger = connected(port)
+  stranger.sendall(greeting(1, 2))
+  with contextlib.suppress(ConnectionError):
+    assert stranger.recv(1) == b''
+  connection, _ = attend(HOST, port, 1, 2, 20)
+  for s in (stranger, connection, *first.result().values()):
+    s.close()
+
+
 @pytest.mark.parametrize(
   ('process', 'count', 'problem'),
   [
@@ -182,3 +198,21 @@ def test_a_lost_peer_ends_the_process(process, monkeypatch, capfd):
   assert left.wait(10)
   assert f'stopped: process {process} of 2: process {1 - process} is gone' in capfd.readouterr().err
   ours.close()
+
+
+def test_a_library_that_aborts_when_a_peer_is_gone_does_not_end_the_process_first():
+  """A thread calls abort(), as gloo does through std::terminate; it is another one that watches."""
+  code = """
+import ctypes, socket, threading
+from paxlite.runtime.peers import Peers
+server = socket.create_server(('127.0.0.1', 0))
+theirs = socket.create_connection(server.getsockname())
+Peers({1: server.accept()[0]}, 0, 2).watch()
+theirs.close()
+ctypes.CDLL(None).abort()
+"""
+  done = subprocess.run(
+    [sys.executable, '-c', code], cwd=runs.ROOT, capture_output=True, text=True, timeout=60
+  )
+  assert done.returncode == EXIT_AGAIN, done.stderr
+  assert 'stopped: process 0 of 2: process 1 is gone' in done.stderr

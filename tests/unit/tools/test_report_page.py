@@ -161,6 +161,54 @@ def test_nothing_of_a_run_becomes_markup(tmp_path):
   xml.etree.ElementTree.fromstring(curves.svg(EVIL, EVIL, {EVIL: [(0, 1), (1, 2)]}))
 
 
+MARKERS = '/*data*/ <!--body--> <!--title--> \u2028 ]]> --!> \\u003c'
+
+
+def test_a_text_that_looks_like_a_marker_of_the_page_is_text(tmp_path):
+  folder = write_run(tmp_path / 'run', 20)
+  (folder / 'samples.jsonl').write_text(json.dumps({'step': 3, 'prompt': MARKERS, 'text': MARKERS}))
+  (folder / 'experiment.json').write_text(
+    json.dumps({'experiment': MARKERS, 'values': {'NAME': MARKERS}})
+  )
+  plain = page.page(read_runs([str(write_run(tmp_path / 'plain', 20))]), 'x')
+  text = page.page(read_runs([str(folder)]), MARKERS)
+  assert Tags(text).text.count('/*data*/ <!--body--> <!--title-->') >= 4
+  assert text.count('const DATA = {"runs":') == text.count('"curves":') == 1
+  assert len(text) < len(plain) + 3_000
+
+
+def test_the_page_stays_small_whatever_a_run_has_recorded(tmp_path):
+  folder = write_run(tmp_path / 'run', 20)
+  (folder / 'samples.jsonl').write_text(
+    json.dumps({'step': 3, 'prompt': 'p' * 1_000_000, 'text': 't' * 1_000_000})
+  )
+  values = {'experiment': 'e', 'values': {f'V{i}': 'v' * 500_000 for i in range(4)}}
+  (folder / 'experiment.json').write_text(json.dumps(values))
+  records = [dict(step=5, input=f'input{i}', avg_xent=1.0, acc='text') for i in range(3_000)]
+  (folder / 'eval_metrics.jsonl').write_text(''.join(json.dumps(r) + '\n' for r in records))
+  text = page.page(read_runs([str(folder)]), 'x')
+  assert len(text) < 300_000
+  assert '995,000 more characters' in text
+  assert '… and 2,000 more rows' in text
+
+
+def test_numbers_that_are_texts_are_left_out(tmp_path):
+  folder = write_run(tmp_path / 'run', 3)
+  with open(folder / 'metrics.jsonl', 'a') as f:
+    f.write('{"step": 4, "loss": "x", "step_seconds": "1", "tokens_per_second": [2]}\n')
+  (folder / 'eval_metrics.jsonl').write_text(
+    '{"step": 1, "input": "a", "acc": 0.5}\n{"step": 2, "input": "a", "acc": "x\\ny|z"}\n'
+  )
+  (run,) = read_runs([str(folder)])
+  assert tables.evaluations([run])[1] == [['a', 'acc', '0.5']]
+  assert (
+    dict(zip(*[tables.summary([run])[0], tables.summary([run])[1][0]], strict=True))['loss']
+    == '3.3333'
+  )
+  assert page.page([run], 'x')
+  assert tables._markdown((['a\nb'], [['c|d\n']])).splitlines()[2] == '| c\\|d |'
+
+
 def test_no_two_of_many_runs_look_alike():
   assert len({curves.stroke(i) for i in range(32)}) == 32
   drawn = curves.svg('x', 'y', {str(i): [(0, i), (1, i)] for i in range(10)})

@@ -12,7 +12,7 @@ from tensorboardX.record_writer import RecordWriter
 
 from paxlite.core import terminal
 from paxlite.runtime import goodput
-from paxlite.training import tensorboard
+from paxlite.training import reporting, tensorboard
 from paxlite.training.summaries import Summaries
 from tests.support import runs
 
@@ -195,3 +195,21 @@ def test_any_stream_will_do(monkeypatch, stream):
   monkeypatch.setattr(sys, 'stdout', stream)
   terminal.say('x')
   terminal.settle()
+
+
+@pytest.mark.parametrize(
+  ('step_seconds', 'expected'),
+  [
+    (6.0, [2, 4, 6, 8, 10, 12]),
+    (2.0, [5, 10]),
+    (25.0, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]),
+    (0.9, []),  # the next record comes before the next round number, 20
+  ],
+)
+def test_lines_between_records_are_at_round_numbers(step_seconds, expected):
+  shown, last = [], 0
+  for step in range(1, 13):
+    if reporting.line_is_due(step, last, (step - last) * step_seconds):
+      shown.append(step)
+      last = step
+  assert shown == expected

@@ -16,6 +16,7 @@ from paxlite.runtime.hosts import Hosts
 from paxlite.tools.report_page.records import read_runs
 from tests.support import runs
 from tests.support.gcs_server import gcs_server
+from tests.support.proxy import proxy
 
 PLACE = 'gs://bkt/runs/one'
 
@@ -97,3 +98,27 @@ def test_a_part_of_a_best_checkpoint_is_moved_aside(gcs, tmp_path, monkeypatch):
   run._leave_parts_of_the_best()
   left = sorted(p.name for p in (tmp_path / 'best/checkpoints').iterdir())
   assert left == ['checkpoint_00000010', 'left_checkpoint_00000020']
+
+
+def test_a_page_for_a_list_does_not_begin_the_run_again(gcs, tmp_path, monkeypatch):
+  """A list that is not one seems to be empty; the metrics of the store would be overwritten."""
+  with stored(tmp_path / 'a'):
+    (tmp_path / 'a/metrics.jsonl').write_text('{"step": 1}')
+  with proxy(gcs.endpoint, mode='list-page') as between:
+    monkeypatch.setenv('GOOGLE_BASE_URL', between.endpoint)
+    for folder in ('a', 'b'):
+      with (
+        pytest.raises(UserError, match='what answers is no object store'),
+        stored(tmp_path / folder),
+      ):
+        pass
+  assert gcs.objects['bkt']['runs/one/metrics.jsonl'][1] == b'{"step": 1}'
+
+
+def test_a_run_below_markers_of_folders(gcs, tmp_path):
+  for marker in ('runs/', 'runs/one/', 'runs/one/checkpoints/', 'runs/one/best/checkpoints/'):
+    gcs.put(f'/bkt/{marker}')
+  for folder in ('a', 'b'):
+    with stored(tmp_path / folder):
+      (tmp_path / folder / 'metrics.jsonl').write_text(f'"{folder}"')
+  assert gcs.objects['bkt']['runs/one/metrics.jsonl'][1] == b'"b"'

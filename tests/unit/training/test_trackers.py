@@ -1,6 +1,7 @@
-"""Metrics reach trackers without a network, and a tracker that fails stops nothing."""
+"""Metrics reach trackers without a network; one that cannot start ends a run, and no other does."""
 
 import sqlite3
+import threading
 import time
 
 import pytest
@@ -31,6 +32,7 @@ def offline(tmp_path, monkeypatch):
 def reported(folder, kind, steps) -> None:
   (tracker,) = trackers.trackers([kind], folder, 'Project', {'NUM_LAYERS': 2, 'NAMES': ['a', 'b']})
   summaries = Summaries(folder, 10, trackers=[tracker])
+  summaries.start()
   for step in steps:
     summaries.train(step, {**SCALARS, 'Metrics/total_loss': 10.0 - step}, SPEED)
   summaries.result(steps[-1], 'held_out', {'avg_xent': 3.5}, 'text')
@@ -79,25 +81,101 @@ def test_wandb_keeps_a_file_to_send_later(tmp_path, offline):
   assert b'eval_held_out/avg_xent' in content
 
 
-def test_a_tracker_that_fails_stops_nothing(tmp_path, caplog):
-  class Failing(trackers.Tracker):
-    name = 'wandb'
+class Recorded(trackers.Tracker):
+  """Notes what is sent, in place of a service; a test may replace what a method does."""
 
-    def _start(self) -> None:
-      raise RuntimeError('the server is gone')
+  name = 'wandb'
+  way_out = 'It needs a key'
 
-    def _log(self, step, numbers) -> None:
-      raise AssertionError('there is no run')
+  def __init__(self, *args):
+    super().__init__(*args)
+    self.sent = []
 
-    def _end(self) -> None:
-      raise AssertionError('there is no run')
+  def _start(self) -> None:
+    self.sent.append('start')
 
-  summaries = Summaries(tmp_path, 10, trackers=[Failing(tmp_path, 'Project', {})])
-  for step in (1, 2):
-    summaries.train(step, SCALARS, SPEED)
-  summaries.close()
-  assert caplog.messages == ['wandb failed, training continues: the server is gone']
+  def _log(self, step, numbers) -> None:
+    self.sent.append(step)
+
+  def _end(self) -> None:
+    self.sent.append('end')
+
+
+class Absent(Recorded):
+  def _start(self) -> None:
+    raise RuntimeError('no key is configured.\n  Log in, or\nset KEY')
+
+
+class Failing(Recorded):
+  def _log(self, step, numbers) -> None:
+    raise RuntimeError('the server is gone:\n' + 100 * 'x')
+
+
+class Hanging(Recorded):
+  end_seconds = 0.2
+
+  def __init__(self, *args):
+    super().__init__(*args)
+    self.answers = threading.Event()
+
+  def _log(self, step, numbers) -> None:
+    self.answers.wait()
+    super()._log(step, numbers)
+
+
+def sent_by(kind: type[Recorded], folder) -> Recorded:
+  """Reports two steps to a tracker; returns it."""
+  tracker = kind(folder, 'Project', {})
+  with trackers.started([tracker]):
+    summaries = Summaries(folder, 10, trackers=[tracker])
+    summaries.start()
+    for step in (1, 2):
+      summaries.train(step, SCALARS, SPEED)
+    summaries.close()
+  return tracker
+
+
+def test_a_tracker_starts_and_ends_once(tmp_path):
+  assert sent_by(Recorded, tmp_path).sent == ['start', 1, 2, 'end']
+
+
+def test_a_tracker_that_cannot_start_is_an_error_with_the_whole_reason(tmp_path):
+  first = Recorded(tmp_path, 'Project', {})
+  with (
+    pytest.raises(UserError) as error,
+    trackers.started([first, Absent(tmp_path, 'Project', {})]),
+  ):
+    raise AssertionError('the run begins')
+  assert str(error.value) == (
+    'TRACKERS has wandb, which cannot start: no key is configured. Log in, or set KEY. '
+    'It needs a key; --fdl.TRACKERS=[] trains without it'
+  )
+  assert first.sent == ['start', 'end']
+
+
+def test_a_tracker_that_fails_later_stops_nothing(tmp_path, caplog):
+  assert sent_by(Failing, tmp_path).sent == ['start', 'end']
+  assert caplog.messages == [f'wandb failed, training continues: the server is gone: {100 * "x"}']
   assert len((tmp_path / 'metrics.jsonl').read_text().splitlines()) == 2
+
+
+def test_a_tracker_that_does_not_answer_holds_up_no_step(tmp_path, caplog, monkeypatch):
+  monkeypatch.setattr(trackers, '_MOST_WAITING', 1)
+  tracker = sent_by(Hanging, tmp_path)  # would not return
+  assert 'wandb does not answer: its last numbers are not sent' in caplog.messages
+  tracker.answers.set()
+
+
+@pytest.mark.slow  # imports MLflow
+def test_mlflow_without_a_server_writes_to_a_folder(tmp_path, monkeypatch):
+  """mlflow-skinny has no database, and refuses folders unless it is told."""
+  pytest.importorskip('mlflow')
+  monkeypatch.setattr(trackers.importlib.util, 'find_spec', lambda name: None)
+  monkeypatch.delenv('MLFLOW_TRACKING_URI', raising=False)
+  monkeypatch.delenv('MLFLOW_ALLOW_FILE_STORE', raising=False)
+  monkeypatch.chdir(tmp_path)
+  with trackers.started([trackers.MlflowTracker(tmp_path, 'Project', {'NUM_LAYERS': 2})]):
+    assert (tmp_path / 'mlruns').is_dir()
 
 
 def test_a_tracker_that_is_not_installed(tmp_path, monkeypatch):

@@ -1,0 +1,72 @@
+"""A small file that says that a run has saved checkpoints, beside the folder that holds them.
+
+Without it a run whose checkpoints are gone looks like one that has not saved any yet: their folder
+was deleted, or is on a disk that is not mounted. Such a run must not begin again at step 0.
+"""
+
+import json
+import logging
+import os
+import pathlib
+
+from paxlite.core.errors import UserError
+from paxlite.core.json_files import read_object
+from paxlite.core.run_files import write_file
+
+_NAME = '.saved.json'  # of this machine; what a store holds, the store's list of checkpoints says
+_OF_RUN = 'experiment.json'
+
+log = logging.getLogger('paxlite')
+
+
+class SavedRecord:
+  """The record of a run.
+
+  Args:
+    folder: The run's job_log_dir.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self._path = folder / _NAME
+    self.newest: int | None = None  # the step that this process has noted
+
+  @property
+  def exists(self) -> bool:
+    return os.path.lexists(self._path)
+
+  def note(self, step: int) -> None:
+    """Notes that the checkpoint of a step is complete. A failure is left to the next save."""
+    if self.newest == step:
+      return
+    try:
+      write_file(self._path, json.dumps({'step': step}).encode())
+      self.newest = step
+    except OSError as e:
+      log.debug('%s cannot be written: %s', self._path, e)
+
+  def remove(self) -> None:
+    """Forgets what was saved; there are no checkpoints from now on."""
+    self.newest = None
+    self._path.unlink(missing_ok=True)
+
+  def refuse_missing(self, checkpoints: pathlib.Path, steps: list[int]) -> None:
+    """Raises UserError if the run has saved checkpoints, and they are gone.
+
+    A folder without experiment.json holds no run any more, so that its checkpoints may be gone.
+
+    Args:
+      checkpoints: The folder of the checkpoints.
+      steps: The steps that are there.
+    """
+    if steps or not (self._path.parent / _OF_RUN).exists() or not self.exists:
+      return
+    try:
+      saved = read_object(self._path).get('step')
+    except UserError:
+      saved = None
+    saved_step = f'the checkpoint of step {saved}' if isinstance(saved, int) else 'checkpoints'
+    raise UserError(
+      f'this run has saved {saved_step}, and {checkpoints} holds none: put them back, or mount the '
+      'disk that holds them. Or choose another --job_log_dir, or begin again as a new run does: '
+      '--start_over'
+    )

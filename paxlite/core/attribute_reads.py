@@ -1,0 +1,34 @@
+"""Which attributes of an object a call reads."""
+
+import copy
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from paxlite.core.attributes import Attributes
+
+_A = TypeVar('_A', bound=Attributes)
+
+
+def reads_of(owner: _A, call: Callable[[_A], object]) -> set[str]:
+  """Returns the names of the attributes and methods that a call reads from an object.
+
+  Args:
+    owner: The object. A copy of it, which notes what is read, is passed to the call.
+    call: The call, such as `lambda e: e.optimizer()`.
+  """
+  found: set[str] = set()
+  cls: Any = type(owner)
+
+  class Noting(cls):
+    def __getattribute__(self, name: str) -> object:
+      found.add(name)
+      return super().__getattribute__(name)
+
+  Noting.__module__, Noting.__qualname__, Noting.__name__ = (
+    cls.__module__, cls.__qualname__, cls.__name__,
+  )  # fmt: skip
+  noting = copy.copy(owner)
+  noting.__class__ = Noting
+  found.clear()
+  call(noting)
+  return found

@@ -1,0 +1,231 @@
+"""Tokenizers of Hugging Face: a tokenizer.json, read as transformers' AutoTokenizer reads it."""
+
+import functools
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import numpy as np
+
+from paxlite.core import shell
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import JsonObject
+from paxlite.data.tokenizer_files import CLASSES, JSON, NAMED, last_resort, published
+from paxlite.data.tokenizer_growth import check_growth
+from paxlite.data.tokens import Tokens
+
+# The pattern of words of Qwen2Tokenizer.
+_QWEN2 = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+  r'|\s*[\r\n]+|\s+(?!\S)|\s+'
+)
+# What transformers replaces in decoded text where clean_up_tokenization_spaces is true.
+_CLEANED = (
+  (' .', '.'), (' ?', '?'), (' !', '!'), (' ,', ','), (" ' ", "'"), (" n't", "n't"), (" 'm", "'m"),
+  (" 's", "'s"), (" 've", "'ve"), (" 're", "'re"),
+)  # fmt: skip
+
+
+class JsonTokenizer:
+  """A Tokenizer from a Hugging Face tokenizer.json and the files next to it."""
+
+  def __init__(self, path: str):
+    try:
+      import tokenizers
+    except ImportError:
+      raise UserError(
+        f'the tokenizer {path} needs the package tokenizers: {shell.install("weights")}'
+      ) from None
+
+    self.path = path
+    self._files = published(path)
+    try:
+      self._tokenizer = tokenizers.Tokenizer.from_file(path)
+    except BaseException as e:
+      if _is_of_library(e):
+        raise UserError(f'the tokenizer {path} is not a {JSON} ({e})') from None
+      raise
+    check_growth(path, 'normalizer', self._tokenizer.normalizer)
+    check_growth(path, 'decoder', self._tokenizer.decoder)
+    # The file may enable truncation or padding, but texts must be encoded in full and unpadded.
+    self._tokenizer.no_truncation()
+    self._tokenizer.no_padding()
+    # It adds BOS and EOS, which `frame` asks for, and would cut spaces off the places of tokens.
+    self._post_processor = self._tokenizer.post_processor
+    self._tokenizer.post_processor = None
+    self._tokenizer.encode_special_tokens = bool(
+      self._files.configuration.get('split_special_tokens', False)
+    )
+    if self._files.tokenizer_class in CLASSES:
+      self._become(self._files.tokenizer_class)
+    self._add_special_tokens()
+
+  @functools.cached_property
+  def is_token(self) -> np.ndarray:
+    ids = list(self._tokenizer.get_vocab(with_added_tokens=True).values())
+    found = np.zeros(max(ids, default=-1) + 1, bool)
+    found[ids] = True
+    return found
+
+  @property
+  def vocab_size(self) -> int:
+    return len(self.is_token)
+
+  @functools.cached_property
+  def added_ids(self) -> frozenset[int]:
+    return frozenset(self._tokenizer.get_added_tokens_decoder())
+
+  @functools.cached_property
+  def special_ids(self) -> frozenset[int]:
+    found = self._tokenizer.get_added_tokens_decoder()
+    return frozenset(i for i, token in found.items() if token.special)
+
+  @property
+  def named_tokens(self) -> dict[str, str]:
+    return self._files.special_tokens
+
+  @property
+  def bos_id(self) -> int:
+    return self.start_ids[0] if self.start_ids else -1
+
+  @functools.cached_property
+  def start_ids(self) -> list[int]:
+    if self._post_processor is None:
+      return []
+    texts = ('a', '0', ' ', '')
+    plain = next((e for t in texts if (e := self._encoding(t)).ids), self._encoding(''))
+    framed = self._guarded('encode a text', self._post_processor.process, plain, None, True)
+    if not plain.ids:  # nothing says where the text would be
+      return [] if framed.ids == [self.eos_id] else framed.ids[:1]
+    mask = list(framed.special_tokens_mask)
+    return framed.ids[: mask.index(0)] if 0 in mask else framed.ids[:1]
+
+  @functools.cached_property
+  def eos_id(self) -> int:
+    return self.special_id('eos_token')
+
+  def special_id(self, name: Literal['bos_token', 'eos_token']) -> int:
+    token = self._files.special_tokens.get(name) or last_resort(self.path, name)
+    found = None if token is None else self._tokenizer.token_to_id(token)
+    return -1 if found is None else found
+
+  def encode(self, text: str) -> list[int]:
+    return self._encoding(text).ids
+
+  def encode_array(self, text: str) -> np.ndarray:
+    # Faster, because it does not compute where in the text each token is.
+    method = self._tokenizer.encode_batch_fast
+    (encoded,) = self._guarded('encode a text', method, [text], add_special_tokens=False)
+    return np.array(encoded.ids, np.uint32)
+
+  def encode_tokens(self, text: str, marked: bool = False) -> Tokens:
+    encoded = self._encoding(text)
+    places = np.array(encoded.offsets, np.int64).reshape(-1, 2)
+    return Tokens(np.array(encoded.ids, np.int32), places[:, 0], places[:, 1])
+
+  def encode_marked(self, text: str) -> list[int]:
+    return self.encode_tokens(text, marked=True).ids.tolist()
+
+  def decode(self, ids: Iterable[int]) -> str:
+    return self._cleaned(self._guarded('decode ids', self._tokenizer.decode, _plain(ids)))
+
+  def decode_marked(self, ids: Iterable[int]) -> str:
+    decode = self._tokenizer.decode
+    return self._cleaned(
+      self._guarded('decode ids', decode, _plain(ids), skip_special_tokens=False)
+    )
+
+  def _encoding(self, text: str) -> Any:
+    return self._guarded('encode a text', self._tokenizer.encode, text, add_special_tokens=False)
+
+  def _guarded(self, does: str, method: Any, *args: object, **kwargs: object) -> Any:
+    """Calls a method of the library; raises UserError if the tokenizer file makes it fail."""
+    try:
+      return method(*args, **kwargs)
+    except BaseException as e:
+      if not _is_of_library(e):
+        raise
+      raise UserError(f'the tokenizer {self.path} cannot {does} ({e})') from None
+
+  def _cleaned(self, text: str) -> str:
+    if self._files.configuration.get('clean_up_tokenization_spaces') is not True or self._is_bpe:
+      return text
+    return functools.reduce(lambda t, pair: t.replace(*pair), _CLEANED, text)
+
+  @property
+  def _is_bpe(self) -> bool:
+    return type(self._tokenizer.model).__name__ == 'BPE'
+
+  def _become(self, name: str) -> None:
+    """Gives the tokenizer the pipeline of a class of transformers, instead of that of the file."""
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
+
+    if not self._is_bpe:  # such a class takes no other model
+      return
+    stated = self._files.configuration
+    tokenizer, model = self._tokenizer, self._tokenizer.model
+    space = bool(stated.get('add_prefix_space') or False)
+    tokenizer.normalizer, tokenizer.decoder = None, decoders.ByteLevel()
+    model.fuse_unk = name in ('LlamaTokenizer', 'GemmaTokenizer')
+    model.byte_fallback = model.fuse_unk
+    model.unk_token = self._files.special_tokens['unk_token'] if name == 'GemmaTokenizer' else None
+    match name:
+      case 'LlamaTokenizer':
+        space = True if stated.get('add_prefix_space') is None else space
+        scheme = 'never' if not space else 'always' if stated.get('legacy') else 'first'
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace('▁', prepend_scheme=scheme, split=False)
+        strip = [decoders.Strip(content=' ', left=1)] if space else []
+        tokenizer.decoder = decoders.Sequence(
+          [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse(), *strip]
+        )
+      case 'GemmaTokenizer':
+        tokenizer.normalizer = normalizers.Replace(' ', '▁')
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(' ', 'merged_with_previous')
+        tokenizer.decoder = decoders.Sequence(
+          [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse()]
+        )
+      case 'Qwen2Tokenizer':
+        tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+          [
+            pre_tokenizers.Split(Regex(_QWEN2), 'isolated'),
+            pre_tokenizers.ByteLevel(add_prefix_space=space, use_regex=False),
+          ]
+        )
+      case 'GPT2Tokenizer' | 'GPTNeoXTokenizer':
+        if name == 'GPTNeoXTokenizer':
+          tokenizer.normalizer = normalizers.NFC()
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+
+  def _add_special_tokens(self) -> None:
+    """Adds the tokens that only the files next to the tokenizer know, as transformers does.
+
+    A special token that is an ordinary one in tokenizer.json is found in texts as a whole.
+    """
+    from tokenizers import AddedToken
+
+    known = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+    named = [self._files.special_tokens[k] for k in NAMED if k in self._files.special_tokens]
+    for token in (*self._files.added_tokens, *named):
+      told: JsonObject = dict(token) if isinstance(token, dict) else {'content': token}
+      text = str(told['content'])
+      if text and text not in known:
+        known.add(text)
+        flags = {k: bool(told[k]) for k in ('lstrip', 'rstrip', 'single_word') if k in told}
+        special = bool(told.get('special', not isinstance(token, dict))) or text in named
+        normalized = bool(told.get('normalized', not special))
+        self._tokenizer.add_tokens(
+          [AddedToken(text, special=special, normalized=normalized, **flags)]
+        )
+
+
+def _plain(ids: Iterable[int]) -> list[int]:
+  return [int(i) for i in ids]
+
+
+def _is_of_library(e: BaseException) -> bool:
+  """Returns whether the library tokenizers raised the exception.
+
+  A panic in its Rust code is a BaseException but not an Exception, so it is recognized by its name.
+  Other exceptions of this kind, such as KeyboardInterrupt, do not come from the library.
+  """
+  return isinstance(e, Exception) or type(e).__name__ == 'PanicException'

@@ -1,0 +1,112 @@
+"""Counts records that are valid and that nobody is likely to have meant, for `paxlite data`."""
+
+import itertools
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from paxlite.core.errors import UserError
+from paxlite.core.json_text import Json
+from paxlite.data.chat_format import Conversation
+from paxlite.data.record_files import Record
+from paxlite.data.records import read_records
+from paxlite.data.sft_formats import Pair, format_of
+from paxlite.data.tokenizer import Tokenizer
+
+_MOST_RECORDS = 100_000  # that are looked at
+_SHORTEST_MARK = 3  # characters of a special token that no text has by chance
+
+EMPTY = 'a text that is empty'
+NO_ANSWER = 'no answer, which a run refuses'
+BLANK_ANSWER = 'an answer that is empty'
+OPEN = 'a last message that is no answer, of which nothing is learned'
+SAME = 'the same as an earlier record'
+MARKED = 'a special token of the tokenizer within the text'
+REFUSED = 'refused by a run'
+
+
+class Oddities:
+  """Counts oddities by kind, with the place of the first one.
+
+  Args:
+    tokenizer: The tokenizer whose special tokens are looked for; None: none is.
+    field: The field of documents; '' if the records are examples for fine-tuning.
+  """
+
+  def __init__(self, tokenizer: Tokenizer | None, field: str = ''):
+    self._field = field
+    self._marks = special_texts(tokenizer) if tokenizer is not None else []
+    self._seen: set[int] = set()
+    self._counts: dict[str, int] = {}
+    self._first: dict[str, str] = {}
+
+  def read(self, files: Sequence[str]) -> None:
+    """Looks at the first records of files."""
+    records = itertools.chain.from_iterable(map(read_records, files))
+    for place, record in itertools.islice(records, _MOST_RECORDS):
+      self.look_at(place, record)
+
+  def look_at(self, place: str, record: Record) -> None:
+    """Counts what is odd in a record."""
+    for kind, detail in self._found(record):
+      self._counts[kind] = self._counts.get(kind, 0) + 1
+      self._first.setdefault(kind, f'{place}{detail}')
+
+  def lines(self) -> list[str]:
+    """Returns a line for each kind, the most frequent one first."""
+    kinds = sorted(self._counts, key=lambda kind: -self._counts[kind])
+    return [f'{self._counts[kind]:,} × {kind}; the first: {self._first[kind]}' for kind in kinds]
+
+  def _found(self, record: Record) -> Iterator[tuple[str, str]]:
+    """Yields the kinds of what is odd in a record, with details."""
+    texts = list(_texts(record.get(self._field) if self._field else dict(record)))
+    identity = zlib.crc32(json.dumps(texts).encode()) << 32 | zlib.adler32(str(texts).encode())
+    if identity in self._seen:
+      yield SAME, ''
+    self._seen.add(identity)
+    if mark := next((m for m in self._marks if any(m in text for text in texts)), ''):
+      yield MARKED, f' has {mark}'
+    if self._field:
+      if not any(text.strip() for text in texts):
+        yield EMPTY, ''
+      return
+    try:
+      contents = format_of(record).read(record)
+    except UserError as e:
+      yield REFUSED, f': {e}'
+      return
+    if isinstance(contents, Pair):
+      if not contents.targets.strip():
+        yield BLANK_ANSWER, ''
+      return
+    yield from _found_in_chat(contents)
+
+
+def _found_in_chat(chat: Conversation) -> Iterator[tuple[str, str]]:
+  learned = [m for m in chat.messages[chat.first_learned :] if m['role'] == 'assistant']
+  if not learned:
+    yield NO_ANSWER, ''
+    return
+  if any(not any(t.strip() for t in _texts(m.get('content'))) and not m.get('tool_calls')
+         for m in learned):  # fmt: skip
+    yield BLANK_ANSWER, ''
+  if chat.messages[-1]['role'] != 'assistant':
+    yield OPEN, f' ends with a message of the {chat.messages[-1]["role"]}'
+
+
+def special_texts(tokenizer: Tokenizer) -> list[str]:
+  """Returns the special tokens of a tokenizer as they are spelled in its templates."""
+  texts = (tokenizer.decode_marked([i]).strip() for i in sorted(tokenizer.special_ids))
+  return [text for text in texts if len(text) >= _SHORTEST_MARK]
+
+
+def _texts(value: Json | Mapping[str, Json]) -> Iterator[str]:
+  """Yields all texts in a value of JSON."""
+  if isinstance(value, str):
+    yield value
+  elif isinstance(value, Mapping):
+    for part in value.values():
+      yield from _texts(part)
+  elif isinstance(value, list):
+    for part in value:
+      yield from _texts(part)

@@ -1,0 +1,75 @@
+"""What a person should know of the examples of a fine-tuning run before it begins."""
+
+from paxlite.data.text_encoding import Encoded
+
+
+class Remarks:
+  """Counts what is odd in examples.
+
+  Attributes:
+    endless: Number of conversations without a learned token that stops generation.
+  """
+
+  def __init__(self) -> None:
+    self.endless = 0
+    self._differing: list[str] = []
+    self._missed: list[str] = []
+    self._without_thinking = self._with_thinking = 0
+
+  def note(self, place: str, encoded: Encoded) -> None:
+    """Notes an example that was read at `place`."""
+    if encoded.prompt_differs:
+      self._differing.append(place)
+    self._missed += [f'{place}, message {number}' for number in encoded.missed]
+    self._without_thinking += sum(encoded.without_thinking)
+    self._with_thinking += len(encoded.without_thinking) - sum(encoded.without_thinking)
+
+  @property
+  def thinking(self) -> bool | None:
+    """False if every answer follows a prompt without thinking; None otherwise."""
+    return False if self._without_thinking and not self._with_thinking else None
+
+  def lines(self, has_endless_texts: bool) -> list[str]:
+    """Returns a line for each thing that is odd.
+
+    Args:
+      has_endless_texts: Whether there are pairs of texts, and no id that ends them.
+    """
+    found = []
+    if has_endless_texts:
+      found.append(
+        'Nothing ends an answer: the tokenizer has no EOS, so that the model does not learn to '
+        'stop. --fdl.EOS_IDS=[ID] names an id, or use a tokenizer with an eos_token'
+      )
+    if self.endless:
+      found.append(
+        f'{self.endless:,} chats end no answer with a token that stops generation, so that the '
+        'model does not learn to stop: the chat template must write such a token within what is '
+        'learned, or --fdl.EOS_IDS=[ID] names it'
+      )
+    if self._differing:
+      found.append(
+        f'{_counted(self._differing, "example")}: the prompt alone has other tokens than together '
+        'with the answer, so that generation begins with what was not learned. Where a space is '
+        'between them, let the answer begin with it'
+      )
+    if self._missed:
+      found.append(
+        f'{_counted(self._missed, "answer")} not learned, because nothing says where the chat '
+        'template writes them'
+      )
+    if self.thinking is False:
+      found.append(
+        'No answer begins with thinking, so that prompts of this model ask for none '
+        '(CHAT_THINKING=False)'
+      )
+    if self._without_thinking and self._with_thinking:
+      found.append(
+        f'{self._with_thinking:,} answers begin with thinking and {self._without_thinking:,} do '
+        'not: prompts ask for thinking, and --fdl.CHAT_THINKING=False asks for none'
+      )
+    return found
+
+
+def _counted(places: list[str], noun: str) -> str:
+  return f'{len(places):,} {noun}{"s" if len(places) > 1 else ""} (the first: {places[0]})'

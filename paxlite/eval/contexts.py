@@ -1,0 +1,104 @@
+"""The token ids of a context and of what follows it, by the rules of EleutherAI's harness.
+
+A context and its continuation are encoded as one text. Where the model reads text as a tokenizer
+of transformers writes it, the ids are those of the harness's own class for transformers, so that
+likelihoods can be compared.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from paxlite.core.errors import UserError
+from paxlite.data.text_encoding import TextEncoding
+from paxlite.data.tokenizer import Tokenizer
+from paxlite.eval.scoring import Continuation
+
+
+@dataclasses.dataclass(frozen=True)
+class Contexts:
+  """Encodes contexts and continuations for a model.
+
+  Attributes:
+    encoding: What encodes the texts of the model.
+    start: The ids that a text begins with; none if the tokenizer adds none.
+    prefix: The id that stands for an empty context: the start, or else BOS, or else EOS; −1: none.
+  """
+
+  encoding: TextEncoding
+  start: Sequence[int]
+  prefix: int
+
+  @property
+  def needed_prefix(self) -> int:
+    """The prefix; UserError if there is none."""
+    if self.prefix < 0:
+      raise UserError(
+        'the context is empty, and the tokenizer has neither BOS nor EOS that could stand for it'
+      )
+    return self.prefix
+
+  def encode(self, text: str, starts: bool | None = None) -> list[int]:
+    """Returns the ids of a text in which special tokens are spelled out.
+
+    Args:
+      text: The text.
+      starts: Whether it begins with `start`; None: unless it begins with the text of `prefix`, as
+        that of most chat templates does.
+    """
+    if starts is None:
+      mark = self.encoding.tokenizer.decode_marked([self.prefix]) if self.prefix >= 0 else None
+      starts = mark is None or not text.startswith(mark)
+    return (list(self.start) if starts else []) + self.encoding.marked(text)
+
+  def pair(self, context: str, starts: bool | None, continuation: str) -> Continuation:
+    """Returns the ids of a context and of its continuation.
+
+    Spaces at the end of the context belong to the continuation, because most tokenizers have them
+    at the beginning of a word. The continuation is what the whole has after the ids of the context.
+
+    Args:
+      context: The context; '' stands for `prefix`.
+      starts: Whether it begins with `start`, as in `encode`.
+      continuation: What follows it.
+
+    Raises:
+      UserError: There is no context, and no id that stands for it, or there is no continuation.
+    """
+    if not context:
+      before, after = [self.needed_prefix], self.encode(continuation, starts=False)
+      if after and after[0] == before[0]:
+        before, after = after[:1], after[1:]
+    else:
+      stripped = context.rstrip()
+      whole = self.encode(context + continuation, starts)
+      before = self.encode(stripped, starts)
+      after = whole[len(before) :]
+      if not after:  # the border is within a token, which belongs to the continuation
+        before, after = whole[:-1], whole[-1:]
+      before = before or [self.needed_prefix]
+    if not after:
+      raise UserError(f'the continuation {continuation[:40]!r} has no token of its own')
+    return Continuation(before, after)
+
+
+def text_until(tokenizer: Tokenizer, ids: Sequence[int], until: Sequence[str]) -> str:
+  """Returns the text of generated ids up to the first of the texts that end it.
+
+  As in the harness, a token can end the text too if it is spelled out in `until`, as <|im_end|>.
+  A text ends after the first token with which one of `until` stands in the last few tokens.
+  """
+  count = min((_end(tokenizer, ids, u) for u in until), default=len(ids))
+  text = tokenizer.decode(ids[:count])
+  for ending in filter(None, until):
+    text = text.split(ending)[0]
+  return text
+
+
+def _end(tokenizer: Tokenizer, ids: Sequence[int], ending: str) -> int:
+  """Returns the number of ids after which generation ends."""
+  # the ending may be in other tokens than these
+  width = len(tokenizer.encode_tokens(ending, marked=True).ids) + 2
+  for count in range(1, len(ids) + 1):
+    if ending in tokenizer.decode_marked(ids[max(0, count - width) : count]):
+      return count
+  return len(ids)

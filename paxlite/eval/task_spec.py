@@ -1,0 +1,140 @@
+"""The description of a zero-shot task, and the file that holds it."""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from paxlite.core.errors import UserError, compiled
+from paxlite.core.files import read_text
+from paxlite.core.json_files import parse_objects
+from paxlite.core.json_text import Json, JsonObject
+
+Kind = Literal['cloze', 'multiple_choice', 'generate']
+_KINDS = {'cloze', 'multiple_choice', 'generate'}
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskSpec:
+  """The description of a task.
+
+  Attributes:
+    kind: 'cloze' asks whether the model would write doc_to_target after doc_to_text, token by
+      token. 'multiple_choice' asks which of doc_to_choice the model finds likeliest. 'generate'
+      compares the text that the model writes with doc_to_target.
+    files: Sources of the records, named as in data.records.
+    doc_to_text: The text that the model reads: a template, or the name of a field. Where each
+      choice has a text of its own, it is a list with one template for each choice.
+    doc_to_target: For cloze and generate, the right text. For multiple_choice, the number of the
+      right choice, or its text or label.
+    doc_to_choice: The choices: a list of templates, or the name of a field that holds a list.
+    doc_to_label: Name of the field with the choices' labels ("A", "B" …), if doc_to_target is a
+      label.
+    target_delimiter: The text between the text and the target; None: a space, or nothing in a chat.
+    generation_pattern: A regular expression. Its last match in the generated text is compared (its
+      group, if it has one); '' compares the entire text.
+    target_pattern: The same for doc_to_target.
+    until: Texts that end a generated answer.
+    max_new_tokens: Largest number of tokens of a generated answer.
+    chat: Whether the text is a message of the user, which the chat template of the model writes, so
+      that the target is the assistant's answer.
+    system: The message of the system that such a chat begins with; '': none.
+  """
+
+  kind: Kind
+  files: tuple[str, ...]
+  doc_to_text: str | tuple[str, ...]
+  doc_to_target: str
+  doc_to_choice: str | tuple[str, ...] = ()
+  doc_to_label: str = ''
+  target_delimiter: str | None = None
+  generation_pattern: str = ''
+  target_pattern: str = ''
+  until: tuple[str, ...] = ()
+  max_new_tokens: int = 128
+  chat: bool = False
+  system: str = ''
+
+  @property
+  def delimiter(self) -> str:
+    """The text between the text and the target."""
+    if self.target_delimiter is not None:
+      return self.target_delimiter
+    return '' if self.chat else ' '
+
+  def messages(self, text: str) -> list[dict[str, str]]:
+    """Returns the chat in which a text is asked."""
+    system = [{'role': 'system', 'content': self.system}] if self.system else []
+    return [*system, {'role': 'user', 'content': text}]
+
+
+def read_specs(path: pathlib.Path) -> list[tuple[str, TaskSpec]]:
+  """Returns the names and descriptions of the tasks in a file.
+
+  The file holds one task, which has the file's name unless it states a "name", or a list of tasks
+  with a "name" each.
+
+  Raises:
+    UserError: There is no such file, or a description is not valid.
+  """
+  if not path.is_file():
+    raise UserError(f'{path} is missing')
+  found = [values for _, values in parse_objects(read_text(str(path)), str(path))]
+  if not found:
+    raise UserError(f'{path} holds no task')
+  specs = []
+  for number, values in enumerate(found, 1):
+    name = values.pop('name', path.stem if len(found) == 1 else None)
+    if not isinstance(name, str) or not re.fullmatch(r'[\w.-]+', name):
+      what = 'needs a "name"' if name is None else f'has the "name" {name!r}, which must be'
+      raise UserError(f'{path}: task {number} {what} of letters, digits and _.-')
+    where = str(path) if len(found) == 1 else f'{path}: {name}'
+    specs.append((name, _spec(path, where, values)))
+  return specs
+
+
+def _spec(path: pathlib.Path, where: str, values: JsonObject) -> TaskSpec:
+  fields = {f.name: f for f in dataclasses.fields(TaskSpec)}
+  for name in values.keys() - fields.keys():
+    raise UserError(f'{where}: {name!r} is none of {", ".join(fields)}')
+  for name in ('kind', 'files', 'doc_to_text', 'doc_to_target'):
+    if name not in values:
+      raise UserError(f'{where} has no {name!r}')
+  for name, value in values.items():
+    _check_type(where, name, value)
+  if values['kind'] not in _KINDS:
+    raise UserError(f'{where}: kind {values["kind"]!r} is none of {", ".join(sorted(_KINDS))}')
+  if values['kind'] == 'multiple_choice' and not values.get('doc_to_choice'):
+    raise UserError(f'{where}: multiple_choice needs doc_to_choice')
+  if values['kind'] != 'multiple_choice' and not isinstance(values['doc_to_text'], str):
+    raise UserError(f'{where}: only multiple_choice has a doc_to_text for each choice')
+  for name in ('generation_pattern', 'target_pattern'):
+    compiled(values.get(name, ''), f'{where}: {name}')
+  named = [f.startswith(('hf:', 'tfds:')) for f in as_list(values['files'])]
+  values['files'] = [
+    f if n else str(path.parent / f) for f, n in zip(as_list(values['files']), named, strict=True)
+  ]
+  if values.get('system') and not values.get('chat'):
+    raise UserError(f'{where}: "system" is the beginning of a chat, and needs "chat": true')
+  values['until'] = as_list(values.get('until', []))
+  arguments: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+  return TaskSpec(**arguments)
+
+
+def _check_type(where: str, name: str, value: Json) -> None:
+  texts = isinstance(value, list) and all(isinstance(v, str) for v in value)
+  good = isinstance(value, str)
+  if name == 'max_new_tokens':
+    good = isinstance(value, int) and not isinstance(value, bool) and value > 0
+  elif name == 'chat':
+    good = isinstance(value, bool)
+  elif name in ('files', 'doc_to_text', 'doc_to_choice', 'until'):
+    good = good or texts
+  if not good:
+    raise UserError(f'{where}: {name} cannot be {value!r}')
+
+
+def as_list(value: str | Sequence[str]) -> list[str]:
+  """Returns a text as a list of it, and a list as it is."""
+  return [value] if isinstance(value, str) else list(value)

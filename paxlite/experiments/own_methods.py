@@ -1,0 +1,82 @@
+"""Checks what the methods of an experiment return, which users override."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import fiddle as fdl
+
+from paxlite.core.errors import UserError
+from paxlite.core.own_code import place_of
+from paxlite.core.templates import selections_named
+
+
+class _Kind(NamedTuple):
+  """What a method returns, for messages; whether a value is that; and what is often forgotten."""
+
+  described: str
+  fits: Callable[[object], bool]
+  hint: str = ''
+
+
+def _is_config(x: object) -> bool:
+  return isinstance(x, fdl.Buildable)
+
+
+def _are_configs(x: object) -> bool:
+  return isinstance(x, Mapping) and all(map(_is_config, x.values()))
+
+
+def _are_callbacks(x: object) -> bool:
+  return isinstance(x, list | tuple) and all(hasattr(c, 'on_evaluation') for c in x)
+
+
+_CONFIG = (
+  ': write paxlite.core.templates.config(FUNCTION, ARGUMENT=VALUE) in place of '
+  'FUNCTION(ARGUMENT=VALUE)'
+)
+_KINDS = {
+  'task': _Kind('the fdl.Config of a Task', _is_config, _CONFIG),
+  'model': _Kind('the fdl.Config of a TransformerLm', _is_config, _CONFIG),
+  'optimizer': _Kind(
+    'the fdl.Config of an Optimizer or of an optax transformation', _is_config, _CONFIG
+  ),
+  'train_input': _Kind('the fdl.Config of an Input', _is_config, _CONFIG),
+  'eval_inputs': _Kind('a dict of fdl.Config by name', _are_configs, _CONFIG),
+  'callbacks': _Kind('a list of paxlite.Callback', _are_callbacks),
+}
+
+
+def check_overrides(cls: type, base: type, finish: Callable[[Any, Any], None]) -> None:
+  """Adds a check to each method that a class overrides, or gets from a mixin.
+
+  Args:
+    cls: The class of an experiment.
+    base: The base class of all experiments.
+    finish: Called with the experiment and with what the task() of its own class has returned.
+  """
+  bases = [b for b in cls.__mro__[1:] if issubclass(b, base)]
+  for name, kind in _KINDS.items():
+    method = getattr(cls, name, None)
+    if method is not None and all(vars(b).get(name) is not method for b in bases):
+      setattr(cls, name, _checked(method, name, kind, finish))
+
+
+def _checked(
+  method: Callable[..., Any], name: str, kind: _Kind, finish: Callable[[Any, Any], None]
+) -> Callable[..., Any]:
+  @functools.wraps(method)
+  def checked(self: object, *args: object, **kwargs: object) -> Any:
+    with selections_named(type(self).__name__):
+      found = method(self, *args, **kwargs)
+    if not kind.fits(found):
+      made = 'nothing' if found is None else f'an object of the type {type(found).__name__}'
+      raise UserError(
+        f'{place_of(method)}: {method.__qualname__} returns {made}, and must return '
+        f'{kind.described}{kind.hint if found is not None else ""}'
+      )
+    if name == 'task' and type(self).task is checked:  # type: ignore[attr-defined]
+      finish(self, found)  # and not for super().task() of a subclass
+    return found
+
+  return checked

@@ -1,0 +1,60 @@
+"""How many positions a model has, which is not how long the rows are that a run trains it on."""
+
+from paxlite.checkpointing.source import positions_of
+from paxlite.core.attribute_kinds import Count, Generation, Shape
+from paxlite.core.errors import UserError
+from paxlite.experiments.rotary_positions import RotaryPositions
+
+
+class Positions(RotaryPositions):
+  """The positions of a model, learned, rotary or fixed.
+
+  MAX_SEQ_LEN is the length of the rows of a run. A text that the trained model reads and writes may
+  be as long as the model has positions.
+  """
+
+  TRAINABLE_POSITION_EMB: Shape[bool] = False  # learned embeddings of positions are added
+
+  @property
+  def MAX_POSITION_EMBEDDINGS(self) -> Generation[Count]:
+    """The positions of the model: those of the weights that a run starts from, or MAX_SEQ_LEN."""
+    found = positions_of(self.CHECKPOINT_RESTORE_PATH) or self.MAX_SEQ_LEN
+    return found if self.has_position_table else max(found, self.MAX_SEQ_LEN)
+
+  @property
+  def has_position_table(self) -> bool:
+    """Whether each position has a learned embedding, so that there are no further positions."""
+    return self.TRAINABLE_POSITION_EMB and not self.USE_ROTARY_POSITION_EMB
+
+  @property
+  def num_positions(self) -> int:
+    """The most tokens of a text that the model reads and writes.
+
+    LongRoPE has factors for texts of up to ROPE_ORIGINAL_LENGTH tokens and others for longer ones.
+    MAX_SEQ_LEN chooses between them, so that a model with the first takes no longer text.
+    """
+    if self.has_long_factors is False:
+      return min(self.MAX_POSITION_EMBEDDINGS, self.ROPE_ORIGINAL_LENGTH)
+    return max(self.MAX_POSITION_EMBEDDINGS, self.MAX_SEQ_LEN)
+
+  def validate(self) -> None:
+    super().validate()
+    length, positions = self.MAX_SEQ_LEN, self.MAX_POSITION_EMBEDDINGS
+    is_stretched = self.USE_ROTARY_POSITION_EMB and self.ROPE_FACTOR > 1
+    if length > positions and not is_stretched:
+      table = ', each with a learned embedding' if self.has_position_table else ''
+      raise UserError(
+        f'MAX_SEQ_LEN={length} is longer than the model: it has MAX_POSITION_EMBEDDINGS='
+        f'{positions}{table}. Shorten the rows, or set --fdl.MAX_POSITION_EMBEDDINGS={length}'
+      )
+
+  @property
+  def remarks(self) -> list[str]:
+    before = positions_of(self.CHECKPOINT_RESTORE_PATH) or self.num_positions
+    if before >= self.MAX_SEQ_LEN:
+      return super().remarks
+    return [
+      *super().remarks,
+      f'MAX_SEQ_LEN={self.MAX_SEQ_LEN:,}: the weights in {self.CHECKPOINT_RESTORE_PATH} have '
+      f'{before:,} positions, and the model of this run has {self.num_positions:,}.',
+    ]

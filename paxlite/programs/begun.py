@@ -1,0 +1,54 @@
+"""What the first start of a run finds out, which later starts take over from its folder."""
+
+import dataclasses
+import datetime
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from paxlite.data.about import thinking
+from paxlite.data.base import Input
+from paxlite.experiments.identity import run_values
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.programs.run import Run
+
+_NAMES = ('CHAT_DATE', 'CHAT_THINKING')
+
+
+def as_begun(run: Run) -> Run:
+  """Returns the run with what its first start has found out, unless the experiment states it."""
+  e = run.experiment
+  before = run_values(run.folder) if isinstance(e, LanguageModel) else None
+  values = before['values'] if before else {}
+  found = {
+    name: values[name]
+    for name in _NAMES
+    if values.get(name) is not None and getattr(e, name) in (None, '')
+  }
+  return dataclasses.replace(run, experiment=e.replaced(**found)) if found else run
+
+
+def dated(run: Run) -> Run:
+  """Returns the run with the day that its chat template sees, if that writes the day.
+
+  It is the day of the run's first start, so that the data stay the same on all days.
+  """
+  e = run.experiment
+  if not isinstance(e, LanguageModel) or e.CHAT_DATE or not e.reads_clock:
+    return run
+  day = as_begun(run).decoding.CHAT_DATE
+  if not day:
+    today = np.int32(datetime.datetime.now().toordinal())
+    if jax.process_count() > 1:
+      today = multihost_utils.broadcast_one_to_all(today)
+    day = datetime.date.fromordinal(int(today)).isoformat()
+  return dataclasses.replace(run, experiment=e.replaced(CHAT_DATE=day))
+
+
+def noting(run: Run, data: Input) -> Run:
+  """Returns the run with what its training data say of prompts, for its folder and samples."""
+  e = run.experiment
+  if isinstance(e, LanguageModel) and e.CHAT_THINKING is None and thinking(data) is False:
+    return dataclasses.replace(run, experiment=e.replaced(CHAT_THINKING=False))
+  return run

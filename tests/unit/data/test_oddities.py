@@ -1,0 +1,70 @@
+"""What is odd in data is counted by kind, with the place of the first record."""
+
+import json
+
+import pytest
+
+from paxlite.data import oddities, packaged
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.tools import data
+
+
+def chat(*contents: str) -> dict:
+  roles = ('user', 'assistant') * len(contents)
+  pairs = zip(roles, contents, strict=False)
+  return {'messages': [{'role': role, 'content': text} for role, text in pairs]}
+
+
+@pytest.mark.parametrize(
+  ('record', 'kind'),
+  [
+    (chat('Hi', ''), oddities.BLANK_ANSWER),
+    (chat('Hi', ' \n'), oddities.BLANK_ANSWER),
+    (chat('Hi', 'Yes', 'And?'), oddities.OPEN),
+    (chat('Hi'), oddities.NO_ANSWER),
+    (chat('Say </s>', 'No'), oddities.MARKED),
+    (chat('Say it', '</s>'), oddities.MARKED),
+    ({'prompt': 'a', 'completion': ' '}, oddities.BLANK_ANSWER),
+    ({'prompt': 'a', 'completion': '</s>'}, oddities.MARKED),
+    ({'question': 'a', 'answer': 'b'}, oddities.REFUSED),
+  ],
+)
+def test_an_odd_record_is_counted(record, kind):
+  found = oddities.Oddities(open_tokenizer(packaged.VOCAB))
+  found.look_at('a.jsonl:1', chat('Hi', 'Hello'))
+  assert found.lines() == []
+  found.look_at('a.jsonl:2', record)
+  (line,) = found.lines()
+  assert line.startswith(f'1 × {kind}; the first: a.jsonl:2')
+
+
+def test_a_tool_call_is_an_answer():
+  call = {'type': 'function', 'function': {'name': 'f', 'arguments': {}}}
+  record = chat('Hi', '')
+  record['messages'][1]['tool_calls'] = [call]
+  found = oddities.Oddities(None)
+  found.look_at('a.jsonl:1', record)
+  assert found.lines() == []
+
+
+def test_documents_that_are_empty_or_the_same():
+  found = oddities.Oddities(open_tokenizer(packaged.VOCAB), 'text')
+  for number, text in enumerate(['one', 'two', '', 'one', 'one', '<s> two'], 1):
+    found.look_at(f'a.jsonl:{number}', {'text': text, 'id': number})
+  assert found.lines() == [
+    f'2 × {oddities.SAME}; the first: a.jsonl:4',
+    f'1 × {oddities.EMPTY}; the first: a.jsonl:3',
+    f'1 × {oddities.MARKED}; the first: a.jsonl:6 has <s>',
+  ]
+
+
+@pytest.mark.parametrize('count', [0, 1, 2, 9])
+def test_the_command_shows_what_is_odd_and_as_many_examples(tmp_path, capsys, count):
+  file = tmp_path / 'chats.jsonl'
+  records = [chat('Hi', 'Hello'), chat('Hi', 'Hello'), chat('Bye', 'So long')]
+  file.write_text('\n'.join(map(json.dumps, records)))
+  data.main([str(file), f'--examples={count}'])
+  out = capsys.readouterr().out
+  assert f'Odd       1 × {oddities.SAME}; the first: {file}:2\n' in out
+  assert out.count('\nExample ') == min(count, 3)
+  assert ('[[ So long' in out) == (count == 9)

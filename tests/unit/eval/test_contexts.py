@@ -1,0 +1,78 @@
+"""Contexts and continuations are split, and texts end, as EleutherAI's harness has it."""
+
+import json
+
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.data.text_encoding import TextEncoding
+from paxlite.data.tokenizer import open_tokenizer
+from paxlite.eval.contexts import Contexts, text_until
+
+pytest.importorskip('tokenizers')
+
+
+@pytest.fixture(scope='module')
+def tokenizer(tmp_path_factory):
+  """One token for each byte, and the special tokens 256 to 258; BOS is added by the tokenizer."""
+  from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+
+  folder = tmp_path_factory.mktemp('tokenizer')
+  letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+  made = Tokenizer(models.BPE(vocab={x: i for i, x in enumerate(letters)}, merges=[]))
+  made.add_special_tokens(['<s>', '</s>', '<|end|>'])
+  made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+  made.decoder = decoders.ByteLevel()
+  made.post_processor = processors.TemplateProcessing(
+    single='<s> $A', special_tokens=[('<s>', 256)]
+  )
+  made.save(str(folder / 'tokenizer.json'))
+  named = dict(bos_token='<s>', eos_token='</s>')
+  (folder / 'tokenizer_config.json').write_text(json.dumps(named))
+  return open_tokenizer(str(folder))
+
+
+@pytest.mark.parametrize(
+  ('context', 'continuation', 'before', 'after'),
+  [
+    ('a', ' b', '<s>a', ' b'),
+    ('a ', 'b', '<s>a', ' b'),
+    ('a \n', 'b', '<s>a', ' \nb'),
+    ('', 'b', '<s>', 'b'),
+    ('', '<s>b', '<s>', 'b'),
+    ('  ', 'b', '<s>', '  b'),
+    ('<s>a', 'b', '<s>a', 'b'),
+  ],
+)
+def test_pairs(tokenizer, context, continuation, before, after):
+  found = Contexts(TextEncoding(tokenizer), [256], 256).pair(context, None, continuation)
+  assert tokenizer.decode_marked(found.context) == before
+  assert tokenizer.decode_marked(found.continuation) == after
+
+
+def test_a_text_that_a_template_wrote_gets_no_start(tokenizer):
+  contexts = Contexts(TextEncoding(tokenizer), [256], 256)
+  assert tokenizer.decode_marked(contexts.pair('<|end|>a', False, 'b').context) == '<|end|>a'
+  assert contexts.encode('<s>a').count(256) == 1
+
+
+def test_what_cannot_be_scored_is_refused(tokenizer):
+  with pytest.raises(UserError, match='has no token of its own'):
+    Contexts(TextEncoding(tokenizer), [256], 256).pair('', None, '')
+  with pytest.raises(UserError, match='neither BOS nor EOS'):
+    Contexts(TextEncoding(tokenizer), [], -1).pair('', None, 'b')
+
+
+@pytest.mark.parametrize(
+  ('until', 'text'),
+  [
+    ([], 'one twothree'),
+    (['two', ' '], 'one'),
+    (['<|end|>'], 'one two'),
+    (['e'], 'on'),
+    (['three', 'zzz'], 'one two'),
+  ],
+)
+def test_a_text_ends_at_the_first_ending_even_if_that_is_a_token(tokenizer, until, text):
+  ids = TextEncoding(tokenizer).marked('one two<|end|>three')
+  assert text_until(tokenizer, ids, until) == text

@@ -1,0 +1,111 @@
+"""The positions of a model are those of its weights, however long the rows of a run are."""
+
+import json
+
+import fiddle as fdl
+import jax
+import numpy as np
+import pytest
+
+from paxlite.core.errors import UserError
+from paxlite.experiments.gpt import GPT2
+from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.registry import build_experiment
+from paxlite.programs.run import Run
+from paxlite.weights.families import config_json, experiment_of
+
+SMALL = dict(
+  NUM_LAYERS=2, NUM_HEADS=2, MODEL_DIMS=16, DIMS_PER_HEAD=8, HIDDEN_DIMS=32, VOCAB_SIZE=64
+)
+LONGROPE = dict(
+  USE_ROTARY_POSITION_EMB=True, ROPE_SCALING='longrope', ROPE_FACTOR=4.0, ROPE_ORIGINAL_LENGTH=64,
+  ROPE_SHORT_FACTORS=[1.0] * 4, ROPE_LONG_FACTORS=[2.0] * 4,
+)  # fmt: skip
+
+
+def write(folder, **values) -> str:
+  """Makes a folder that looks like weights of an experiment with these values; returns its path."""
+  (folder / 'state').mkdir(parents=True)
+  found = {'experiment': 'paxlite.experiments.llama.LLaMA', 'values': SMALL | values}
+  (folder / 'experiment.json').write_text(json.dumps(found))
+  return str(folder)
+
+
+def exported(e) -> int:
+  return config_json(e, 'float32', None)['max_position_embeddings']
+
+
+def test_fine_tuning_keeps_the_positions_of_the_weights(tmp_path):
+  weights = write(tmp_path / 'w', MAX_SEQ_LEN=8192, MAX_POSITION_EMBEDDINGS=8192)
+  e = LLaMA(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=128, **SMALL)
+  e.validate()
+  assert (e.MAX_POSITION_EMBEDDINGS, e.num_positions, exported(e)) == (8192, 8192, 8192)
+  assert not [line for line in e.remarks if 'positions' in line]
+  again = LLaMA(**e.values())  # from the experiment.json of the run, wherever the weights are
+  assert again.replaced(CHECKPOINT_RESTORE_PATH='').num_positions == 8192
+  lora = build_experiment('SmolLM135MLoRA', [], {'CHECKPOINT_RESTORE_PATH': weights})
+  assert lora.values()['MAX_SEQ_LEN'] == 512
+  assert lora.values()['MAX_POSITION_EMBEDDINGS'] == 8192
+
+
+def test_an_experiment_from_scratch_has_as_many_positions_as_its_rows():
+  e = LLaMA(MAX_SEQ_LEN=128, **SMALL)
+  assert (e.MAX_POSITION_EMBEDDINGS, e.num_positions, exported(e)) == (128, 128, 128)
+
+
+def test_weights_of_an_older_version_say_it_by_the_length_of_rows(tmp_path):
+  base = write(tmp_path / 'w', MAX_SEQ_LEN=8192)
+  tuned = write(tmp_path / 'tuned', MAX_SEQ_LEN=128, CHECKPOINT_RESTORE_PATH=base)
+  for path in (base, tuned):
+    assert LLaMA(CHECKPOINT_RESTORE_PATH=path, MAX_SEQ_LEN=64, **SMALL).num_positions == 8192
+
+
+def test_longer_rows_than_the_weights_have_positions_are_said_or_refused(tmp_path):
+  weights = write(tmp_path / 'w', MAX_SEQ_LEN=256, MAX_POSITION_EMBEDDINGS=256)
+  e = LLaMA(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=512, **SMALL)
+  e.validate()
+  assert exported(e) == 512
+  assert 'have 256 positions, and the model of this run has 512' in ' '.join(e.remarks)
+  stated = e.replaced(MAX_POSITION_EMBEDDINGS=256)
+  with pytest.raises(UserError, match='MAX_SEQ_LEN=512 is longer than the model: it has MAX_POS'):
+    stated.validate()
+  stated.replaced(ROPE_FACTOR=2.0, ROPE_SCALING='linear').validate()  # which reaches 512
+
+
+def test_a_table_of_positions_is_that_of_the_model(tmp_path):
+  weights = write(tmp_path / 'w', MAX_SEQ_LEN=256, MAX_POSITION_EMBEDDINGS=256)
+  e = GPT2(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=32, **SMALL)
+  e.validate()
+  shapes = jax.eval_shape(
+    fdl.build(e.plain.task()).model.init, jax.random.key(0), np.zeros((1, 1), np.int32)
+  )
+  assert jax.tree.leaves(shapes['params']['position_emb'])[0].shape == (256, 16)
+  assert config_json(e, 'float32', None)['n_positions'] == 256
+  with pytest.raises(UserError, match='=256, each with a learned embedding'):
+    e.replaced(MAX_SEQ_LEN=512).validate()
+
+
+def test_the_factors_of_longrope_bound_a_text():
+  long = dict(MAX_POSITION_EMBEDDINGS=256, **LONGROPE, **SMALL)
+  assert LLaMA(MAX_SEQ_LEN=64, **long).num_positions == 64
+  assert LLaMA(MAX_SEQ_LEN=65, **long).num_positions == 256
+
+
+def test_a_published_config_says_the_positions():
+  config = dict(
+    model_type='llama', num_hidden_layers=2, hidden_size=16, num_attention_heads=2,
+    intermediate_size=32, vocab_size=64, max_position_embeddings=8192, rms_norm_eps=1e-5,
+    hidden_act='silu',
+  )  # fmt: skip
+  assert experiment_of(config, 'config.json').MAX_POSITION_EMBEDDINGS == 8192
+
+
+def test_a_run_that_continues_keeps_its_positions_without_the_weights(tmp_path):
+  folder = tmp_path / 'run'
+  values = SMALL | dict(MAX_POSITION_EMBEDDINGS=8192)
+  step = folder / 'checkpoints' / 'checkpoint_00000002'
+  step.mkdir(parents=True)
+  found = {'experiment': 'paxlite.experiments.llama.LLaMA', 'values': values}
+  (folder / 'experiment.json').write_text(json.dumps(found))
+  e = LLaMA(CHECKPOINT_RESTORE_PATH=str(tmp_path / 'gone'), MAX_SEQ_LEN=64, **SMALL)
+  assert Run(e, folder).with_positions().experiment.values()['MAX_POSITION_EMBEDDINGS'] == 8192
