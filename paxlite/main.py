@@ -19,7 +19,14 @@ from absl import flags
 
 from paxlite.checkpointing import save_errors
 from paxlite.core import command_line, other_names, own_code, paths
-from paxlite.core.errors import EXIT_AGAIN, AbsentError, Interrupted, TrainingError, UserError
+from paxlite.core.errors import (
+  EXIT_AGAIN,
+  AbsentError,
+  Interrupted,
+  TrainingError,
+  UserError,
+  check_interpreter,
+)
 from paxlite.core.json_text import JsonObject
 from paxlite.core.terminal import occupy_standard_files, settle, warn
 from paxlite.runtime import (
@@ -129,6 +136,7 @@ def main(argv: Sequence[str]) -> int:
   """
   occupy_standard_files()
   try:
+    check_interpreter()
     if _HELP & set(argv):
       print(f'{__doc__}\nFlags:\n{_FLAGS.get_help()}\n  --fdl.NAME=VALUE: One of its attributes.')
       return 0

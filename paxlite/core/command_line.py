@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from paxlite.core import other_names, own_code, paths
 from paxlite.core.answers import Names
-from paxlite.core.errors import UserError, located
+from paxlite.core.errors import UserError, check_interpreter, located
 
 _SPELLINGS = str.maketrans(
   {'×': 'x', '…': '...', '→': '->', '−': '-', '–': '-', '≤': '<=', '≥': '>=', '·': '*', '─': '-'}
@@ -83,6 +83,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   _end_by_signals()
   with printing():
     try:
+      check_interpreter()
       main(_import_modules(['--help' if a == '-help' else a for a in sys.argv[1:]]))
     except UserError as e:
       print(f'error: {str(e).splitlines()[0]}', file=sys.stderr)
@@ -91,10 +92,9 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
       print('interrupted', file=sys.stderr)
       sys.exit(128 + signal.SIGINT)
     except Exception as e:
-      is_full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
       if isinstance(e, OSError) and is_of_stdout(e):
         raise
-      if is_full:
+      if isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
         print(f'error: {e.filename or "a file"} cannot be written: {e.strerror}', file=sys.stderr)
       else:
         own_code.print_error(e, f'{DEFECT}, and the command.')

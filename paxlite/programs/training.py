@@ -10,9 +10,8 @@ from paxlite.core.terminal import has_color, say
 from paxlite.data import about
 from paxlite.data.base import RowInput
 from paxlite.data.sft import SftRows
-from paxlite.experiments.identity import (
-  write_configuration,
-)
+from paxlite.experiments.description import remarks
+from paxlite.experiments.identity import write_configuration
 from paxlite.parallel import devices
 from paxlite.programs.run import Run, holding, make_folder
 from paxlite.runtime import goodput, preemption, processes
@@ -77,7 +76,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   if jax.process_index() == 0:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
-    for line in (*_about_data(trainer), *run.experiment.remarks):
+    for line in (*_about_data(trainer), *remarks(run.experiment, task.task, task.abstract)):
       say(line)
     if run.experiment.NUM_EPOCHS is not None:
       steps = run.experiment.MAX_STEPS
