@@ -67,6 +67,7 @@ __all__ = [
 def __getattr__(name: str) -> object:
   if name not in _WHERE:
     raise AttributeError(f'module paxlite has no attribute {name!r}')
+  importlib.import_module('paxlite.core.errors').check_interpreter()
   return getattr(importlib.import_module(_WHERE[name]), name)
 
 

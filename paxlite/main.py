@@ -26,6 +26,7 @@ from paxlite.core.errors import (
   Interrupted,
   TrainingError,
   UserError,
+  check_interpreter,
 )
 from paxlite.core.json_text import JsonObject
 from paxlite.core.near_names import did_you_mean
@@ -146,6 +147,7 @@ def main(argv: Sequence[str]) -> int:
   occupy_standard_files()
   print_logs()
   try:
+    check_interpreter()
     if _HELP & set(argv):
       print(f'{__doc__}\nFlags:\n{_FLAGS.get_help()}\n  --fdl.NAME=VALUE: One of its attributes.')
       return 0

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from paxlite.core import other_names, own_code, paths, terminal
 from paxlite.core.answers import Names
-from paxlite.core.errors import NO_SPACE, UserError, located
+from paxlite.core.errors import NO_SPACE, UserError, check_interpreter, located
 from paxlite.core.own_modules import import_named
 
 _SPELLINGS = str.maketrans(
@@ -84,6 +84,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   terminal.print_logs()
   with printing():
     try:
+      check_interpreter()
       main(_import_modules(['--help' if a == '-help' else a for a in sys.argv[1:]]))
     except UserError as e:
       print(f'error: {str(e).splitlines()[0]}', file=sys.stderr)
@@ -92,10 +93,9 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
       print('interrupted', file=sys.stderr)
       sys.exit(128 + signal.SIGINT)
     except Exception as e:
-      is_full = isinstance(e, OSError) and e.errno in NO_SPACE
       if isinstance(e, OSError) and is_of_stdout(e):
         raise
-      if is_full:
+      if isinstance(e, OSError) and e.errno in NO_SPACE:
         print(f'error: {e.filename or "a file"} cannot be written: {e.strerror}', file=sys.stderr)
       else:
         own_code.print_error(e, f'{DEFECT}, and the command.')

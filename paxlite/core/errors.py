@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator
 
 _WORK = 'paxlite_work'  # an attribute of exceptions
@@ -57,6 +58,15 @@ def located(place: str) -> Iterator[None]:
     yield
   except UserError as e:
     raise UserError(f'{place}: {e}') from None
+
+
+def check_interpreter() -> None:
+  """Raises UserError if Python drops docstrings, without which Fiddle cannot be imported."""
+  if sys.flags.optimize > 1:
+    raise UserError(
+      'Python was started with -OO (or PYTHONOPTIMIZE=2), which drops docstrings, and Fiddle needs '
+      'them: start it without, or with -O'
+    )
 
 
 @contextlib.contextmanager

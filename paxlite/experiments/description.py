@@ -11,7 +11,10 @@ from paxlite.core.errors import UserError
 from paxlite.core.templates import config_text
 from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment, full_name
+from paxlite.optim import partitions
 from paxlite.parallel import partitioning
+from paxlite.training.task import Task
+from paxlite.training.train_state import TrainState
 
 
 def configs(experiment: Experiment) -> dict[str, fdl.Config]:
@@ -27,10 +30,23 @@ def configs_text(experiment: Experiment) -> str:
   return '\n'.join(config_text(cfg, name) for name, cfg in configs(experiment).items())
 
 
+def remarks(experiment: Experiment, task: Task, state: TrainState) -> list[str]:
+  """Returns sentences about what is valid but unusual in an experiment, and in its optimizer.
+
+  Args:
+    experiment: The experiment.
+    task: Its task.
+    state: A state of the task, or its shapes.
+  """
+  trainable, _ = task.optimizer.split(state.params)
+  parts = partitions.described(state.opt_state, trainable)
+  return [*experiment.remarks, *task.optimizer.remarks, *parts]
+
+
 def requirements(experiment: Experiment) -> str:
-  """Returns the parameters, the bytes per device, and the tokens and FLOPs of a step."""
+  """Returns the parameters, the bytes per device, the tokens and FLOPs of a step, and remarks."""
   e = experiment
-  task = fdl.build(e.task())
+  task: Task = fdl.build(e.task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   specs = partitioning.param_specs(boxed, e.rules)
   state = meta.unbox(boxed)
@@ -50,6 +66,8 @@ def requirements(experiment: Experiment) -> str:
     f'per device: gradients {per_device(trainable, trainable_specs)}',
     f'global batch {e.batch_size:,} × {e.MAX_SEQ_LEN:,} = {tokens:,} tokens per step',
     f'model FLOPs per step {e.flops_per_token * tokens:.4g} (attention counted causally)',
+    *_on_epochs(e),
+    *remarks(e, task, state),
   ]
   return '\n'.join(lines)
 
@@ -90,7 +108,5 @@ def dry_run(experiment: Experiment) -> str:
       configs_text(experiment),
       '',
       requirements(experiment),
-      *_on_epochs(experiment),
-      *experiment.remarks,
     ]
   )

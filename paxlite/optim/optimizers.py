@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import LOAD_BIAS, path_name
 from paxlite.optim import moments, state_axes
@@ -54,8 +55,18 @@ class Optimizer:
     object.__setattr__(self, 'transformation', skippable(self.transformation))
 
   def init(self, trainable: PyTree) -> PyTree:
-    """Returns the first state for trainable parameters, boxed as they are with logical axes."""
+    """Returns the first state for trainable parameters, boxed as they are with logical axes.
+
+    Raises:
+      UserError: It holds a random key of JAX's own type, which no checkpoint can hold.
+    """
     state = self.transformation.init(state_axes.unboxed(trainable))
+    for path, x in jax.tree_util.tree_leaves_with_path(state):
+      if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
+        raise UserError(
+          f'{path_name(path)} of the optimizer is a random key of its own type, which a checkpoint '
+          'cannot hold: choose an optimizer without one'
+        )
     return state_axes.boxed_like(trainable, state)
 
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:

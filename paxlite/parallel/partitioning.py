@@ -27,10 +27,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import meta
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.tree_util import KeyPath
 from jax.typing import DTypeLike
 
 from paxlite.core.errors import UserError, listed
 from paxlite.core.trees import PyTree
+from paxlite.core.variable_names import path_name
 from paxlite.parallel import devices
 from paxlite.parallel.mesh import MESH_AXES
 
@@ -231,12 +233,18 @@ def spec(names: Sequence[str | None], rules: Rules) -> PartitionSpec:
 
 
 def param_specs(boxed_params: PyTree, rules: Rules) -> PyTree:
-  """PartitionSpecs for a tree of (abstract) parameters that `param` below has boxed."""
+  """PartitionSpecs of parameters that `param` has boxed; UserError if an axis has no rule."""
 
-  def one(leaf: object) -> PartitionSpec:
-    return spec(leaf.names, rules) if isinstance(leaf, nn.LogicallyPartitioned) else PartitionSpec()
+  def one(path: KeyPath, leaf: object) -> PartitionSpec:
+    if not isinstance(leaf, nn.LogicallyPartitioned):
+      return PartitionSpec()
+    try:
+      return spec(leaf.names, rules)
+    except ValueError as e:
+      raise UserError(f'the variable {path_name(path)}: {e}') from None
 
-  return jax.tree.map(one, boxed_params, is_leaf=lambda x: isinstance(x, nn.LogicallyPartitioned))
+  is_leaf = lambda x: isinstance(x, nn.LogicallyPartitioned)
+  return jax.tree_util.tree_map_with_path(one, boxed_params, is_leaf=is_leaf)
 
 
 def spec_of(x: jax.Array, names: Sequence[str | None], mesh: Mesh, rules: Rules) -> PartitionSpec:
@@ -332,6 +340,19 @@ def shards_of(name: str, size: int) -> int:
   return math.prod(sizes[a] for a in axes_of(entry))
 
 
+_declared_by = contextvars.ContextVar[Rules | None]('paxlite_declared_by', default=None)
+
+
+@contextlib.contextmanager
+def declared_by(rules: Rules) -> Iterator[None]:
+  """A context in which `param` raises ValueError for an axis without a rule, at its own line."""
+  token = _declared_by.set(rules)
+  try:
+    yield
+  finally:
+    _declared_by.reset(token)
+
+
 def param(
   module: nn.Module,
   name: str,
@@ -347,6 +368,8 @@ def param(
   """
   if len(shape) != len(axes):
     raise ValueError(f'{name}: {len(axes)} axis names {axes} for shape {shape}')
+  if (rules := _declared_by.get()) is not None:
+    spec(axes, rules)
   boxed_init = nn.with_logical_partitioning(init, tuple(axes))
   value = module.param(name, boxed_init, tuple(shape), dtype, unbox=True)
   if not module.has_variable(TAPS, name):
@@ -383,8 +406,7 @@ def reading_taps(names: Collection[str]) -> Iterator[None]:
   """Checks that a model which is traced reads the taps of all these parameters.
 
   Raises:
-    UserError: A parameter was not declared by `param`, or the taps were not passed on to the model:
-      it would get no gradient.
+    UserError: A parameter is not declared by `param`, or a loss drops its taps: it gets no gradient.
   """
   read: set[str] = set()
   outer = _taps_read.get(None)
@@ -398,8 +420,7 @@ def reading_taps(names: Collection[str]) -> Iterator[None]:
   missing = sorted(set(names) - read)
   if missing and not read:
     raise UserError(
-      'GRADIENT_DTYPE needs a loss that passes its argument `taps` on to super().loss, and this '
-      'one does not: --fdl.GRADIENT_DTYPE=float32'
+      'GRADIENT_DTYPE needs a loss that passes its argument `taps` on to super().loss'
     )
   if missing:
     raise UserError(

@@ -14,9 +14,8 @@ from paxlite.data import about
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.sft import SftRows
-from paxlite.experiments.identity import (
-  write_configuration,
-)
+from paxlite.experiments.description import remarks
+from paxlite.experiments.identity import write_configuration
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs, compare_data
 from paxlite.programs.begun import dated, noting
@@ -93,7 +92,8 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     say(f'Devices: {devices.described()}')
     say(f'Backend: {run.experiment.backend}')
     of_samples = [] if sampler is None else sampler.remarks
-    for line in (*_about_data(trainer), *run.experiment.remarks, *of_samples):
+    of_experiment = remarks(run.experiment, task.task, task.abstract)
+    for line in (*_about_data(trainer), *of_experiment, *of_samples):
       say(line)
     if run.experiment.NUM_EPOCHS is not None:
       steps = run.experiment.MAX_STEPS

@@ -8,13 +8,19 @@ Example:
 """
 
 import ast
+import contextlib
 import functools
 import inspect
 import re
 import textwrap
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from paxlite.core import command_line
+from paxlite.core.errors import UserError
+
+if TYPE_CHECKING:
+  from paxlite.experiments.base import Experiment
 
 
 def main(argv: Sequence[str]) -> None:
@@ -34,7 +40,17 @@ def text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
   if explained:
     known = meanings(type(experiment).__mro__)
     values = '\n'.join(_explained(line, known) for line in values.split('\n'))
-  return values + '\n' + configs_text(experiment)
+  found = values + '\n' + configs_text(experiment)
+  return '\n'.join([found, *(f'# {r}' for r in _remarks(experiment))]) if explained else found
+
+
+def _remarks(experiment: 'Experiment') -> list[str]:
+  """Returns sentences about values that are unusual, or that the experiment's optimizer ignores."""
+  import fiddle as fdl
+
+  with contextlib.suppress(UserError):
+    return [*experiment.remarks, *fdl.build(experiment.task().optimizer).remarks]
+  return []
 
 
 def _explained(line: str, meanings: dict[str, str]) -> str:

@@ -1,7 +1,7 @@
 """What a loss that overrides Task.loss returns: its check, and its mean over microbatches."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ def completed(
     )
   if not isinstance(metrics, Mapping):
     raise UserError(f'{where} returns {_described(metrics)} as the metrics, which must be a dict')
-  stated = metrics.get('total_loss')
+  stated: Any = metrics.get('total_loss')
   if _is_pair(stated):
     weight = stated[1]
   checked = {name: _weighted(name, m, weight, where) for name, m in metrics.items()}
@@ -53,7 +53,7 @@ def completed(
   return value, {**checked, 'total_loss': total}
 
 
-def _weighted(name: object, metric: object, weight: jax.Array, where: str) -> Weighted:
+def _weighted(name: object, metric: Any, weight: jax.Array, where: str) -> Weighted:
   """Returns a metric as Weighted; raises UserError if it is neither that nor a scalar."""
   if not isinstance(name, str):
     raise UserError(f'{where} returns a metric named {name!r}: a name must be a string')
@@ -77,7 +77,7 @@ def _is_number(x: object) -> bool:
   return hasattr(x, 'dtype') and getattr(x, 'shape', None) == ()
 
 
-def _is_scalar(x: object) -> bool:
+def _is_scalar(x: Any) -> bool:
   """Whether x is an array without dimensions that has a gradient."""
   return hasattr(x, 'dtype') and x.shape == () and jnp.issubdtype(x.dtype, jnp.floating)
 

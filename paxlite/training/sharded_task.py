@@ -49,7 +49,8 @@ class ShardedTask:
   @functools.cached_property
   def _traced_init(self) -> jax.stages.Traced:
     """The task's init, which is traced once for the shapes of a state and its initial values."""
-    return jax.jit(self.task.init).trace(jax.random.key(self.seed))
+    with partitioning.declared_by(self.rules):
+      return jax.jit(self.task.init).trace(jax.random.key(self.seed))
 
   @property
   def batch_sharding(self) -> NamedSharding:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
-from paxlite.core import live_line
+from paxlite.core import live_line, own_code
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.device_batches import DeviceBatches
@@ -309,14 +309,15 @@ class Trainer:
   def _saved_on_bad_data(
     self, state: TrainState, step: int, unevaluated: bool = False
   ) -> Iterator[None]:
-    """A context in which the state is saved before unreadable data ends the run.
+    """A context in which the state is saved before unreadable data, or a user's code, ends the run.
 
     A run of several processes saves nothing, because only one process knows of the error.
     """
     try:
       yield
-    except UserError:
-      if step and jax.process_count() == 1:
+    except Exception as e:
+      is_own = isinstance(e, UserError) or own_code.frame_of(e) is not None
+      if is_own and step and jax.process_count() == 1:
         self._save(state, step, unevaluated)
       raise
 

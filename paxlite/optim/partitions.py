@@ -1,0 +1,55 @@
+"""How many variables each part of an optimizer trains that treats variables in different ways."""
+
+from collections.abc import Mapping
+
+import jax
+
+from paxlite.core.trees import PyTree
+from paxlite.optim.state_axes import named, parameter_of
+
+
+def described(opt_state: PyTree, params: PyTree) -> list[str]:
+  """Returns a sentence on each partitioned or masked state of optax; none for other optimizers.
+
+  optax.contrib.muon, as an example, trains matrices by Muon and all other arrays by Adam, and the
+  stacked layers of a repeated stack are no matrices.
+
+  Args:
+    opt_state: The state, or its shapes.
+    params: The trainable parameters, or their shapes.
+  """
+  sizes = {name: x.size for name, x in named(params).items()}
+  lines = []
+  for node in jax.tree.leaves(opt_state, is_leaf=_is_split):
+    if not _is_split(node):
+      continue
+    parts = _parts(node)
+    held = {label: _names(part, sizes) for label, part in parts.items()}
+    stateless = [label for label, names in held.items() if not names]
+    if len(stateless) == 1 and len(held) > 1:  # as plain SGD: it trains what no other part does
+      held[stateless[0]] = set(sizes) - set().union(*held.values())
+    texts = [
+      f'{label} {len(names):,} of {len(sizes):,} arrays '
+      f'({sum(sizes[name] for name in names):,} parameters)'
+      for label, names in held.items()
+      if names
+    ]
+    if texts:
+      lines.append(f'The parts of the optimizer train: {", ".join(texts)}.')
+  return lines
+
+
+def _is_split(node: object) -> bool:
+  return hasattr(node, 'inner_states') or type(node).__name__ == 'MaskedState'
+
+
+def _parts(node: PyTree) -> Mapping[str, PyTree]:
+  if hasattr(node, 'inner_states'):
+    return {str(label): part for label, part in node.inner_states.items()}
+  return {'the masked one': node}
+
+
+def _names(part: PyTree, sizes: dict[str, int]) -> set[str]:
+  """Returns the names of the variables for which a part has an array."""
+  paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(part)]
+  return {name for path in paths if (name := parameter_of(path, sizes)) is not None}

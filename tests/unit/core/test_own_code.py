@@ -1,0 +1,162 @@
+"""Errors that come out at a user's own code: few lines that name it, and no traceback."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from paxlite import main
+from paxlite.core import own_code
+from paxlite.core.errors import doing
+from tests.support import runs
+
+HEAD = """
+import fiddle as fdl, jax, jax.numpy as jnp, optax
+from fiddle import selectors
+from paxlite.core.templates import config
+from paxlite.data.base import RowInput
+from paxlite.experiments.demo import TinyGPT
+from paxlite.layers.feedforward import FeedForward
+from paxlite.parallel.partitioning import param
+from paxlite.training.callbacks import Callback
+from paxlite.training.task import Task
+"""
+LOSS = (
+  HEAD
+  + """
+class MyTask(Task):
+  def loss(self, {arguments}):
+    {body}
+
+class Mine(TinyGPT):
+  NUM_LAYERS = 1
+  MAX_STEPS = 2
+  def task(self):
+    task = super().task()
+    fdl.update_callable(task, MyTask)
+    return task
+"""
+)
+ARGUMENTS = 'params, batch, rng=None, overwritten=None'
+WITH_LAYER = (
+  HEAD
+  + """
+class Layer(FeedForward):
+  def hidden(self, x_BTD):
+    {body}
+
+class Mine(TinyGPT):
+  NUM_LAYERS = 1
+  def model(self):
+    model = super().model()
+    for layer in selectors.select(model, FeedForward):
+      fdl.update_callable(layer, Layer)
+    return model
+"""
+)
+METHOD = (
+  HEAD
+  + """
+class Bad(Callback):
+  def on_evaluation(self, state, step, evaluations, summaries):
+    raise OSError('no network')  # here
+
+class Mine(TinyGPT):
+  NUM_LAYERS = 1
+  {body}
+"""
+)
+loss = lambda body, arguments=ARGUMENTS: LOSS.format(body=body, arguments=arguments)
+method = lambda body: METHOD.format(body=body)
+layer = lambda body: WITH_LAYER.format(body=body)
+
+# code, a text of the line that must be named, and a part of the message
+MISTAKES = {
+  'shape': (loss('return params["embedding"]["emb_var"] @ batch["ids"], {}'), '@ batch', 'shape'),
+  'bare array': (loss('return jnp.ones(())  # here'), 'def loss', 'a pair of the loss and a dict'),
+  'no scalar': (loss('return batch["weights"], {}'), 'def loss', 'must be a scalar'),
+  'metric': (loss('return jnp.ones(()), {"a": jnp.ones(3)}'), 'def loss', "the metric 'a'"),
+  'signature': (loss('return 1', arguments='params, batch'), 'def loss', 'TypeError'),
+  'name': (loss('return params["embeding"], {}'), 'embeding', 'KeyError'),
+  'axis': (
+    layer('return self.up(x_BTD, "a") * param(self, "s", jax.nn.initializers.ones, (1,), ["wide"])'),
+    'param(self', 'no sharding rule',
+  ),
+  'layer': (layer('return x_BTD @ jnp.ones((3, 3))'), '@ jnp.ones', 'TypeError'),
+  'optax object': (
+    method('def optimizer(self): return optax.lion(1e-3)'), 'def optimizer', 'config(FUNCTION'
+  ),
+  'no optimizer': (method('def optimizer(self): pass'), 'def optimizer', 'returns nothing'),
+  'no task': (method('def task(self): super().task()'), 'def task', 'returns nothing'),
+  'no model': (method('def model(self): super().model()'), 'def model', 'returns nothing'),
+  'too few arguments': (
+    method('def optimizer(self, schedule): pass'), 'def optimizer', 'TypeError'
+  ),
+  'callbacks': (method('def callbacks(self): return Bad()'), 'def callbacks', 'a list of'),
+  'build': (
+    method('def optimizer(self): return config(optax.adamw, 1e-3, b1="x", learning_rte=3)'),
+    'def optimizer', 'learning_rte',
+  ),
+  'import': ('import numpy.nothing', 'import numpy.nothing', 'ModuleNotFoundError'),
+  'syntax': ('def f(:\n  pass\nclass Mine: pass', 'def f(:', 'SyntaxError'),
+  'at import': ('x = 1 / 0', 'x = 1 / 0', 'ZeroDivisionError'),
+}  # fmt: skip
+
+
+def reported(tmp_path, monkeypatch, capsys, code, *flags) -> str:
+  """Runs `paxlite train mistake_N.Mine` in this process; returns what it prints on stderr."""
+  name = f'mistake_{abs(hash((code, flags)))}'
+  (tmp_path / f'{name}.py').write_text(textwrap.dedent(code))
+  monkeypatch.syspath_prepend(str(tmp_path))
+  folder = f'--job_log_dir={tmp_path / "run"}'
+  assert main.main(['x', f'--fdl_config={name}.Mine', folder, *flags]) in (1, 2)
+  return capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', MISTAKES)
+def test_a_mistake_in_ones_own_code_is_named_in_a_few_lines(name, tmp_path, monkeypatch, capsys):
+  code, line, message = MISTAKES[name]
+  printed = reported(tmp_path, monkeypatch, capsys, code)
+  assert len(printed.splitlines()) <= 8, printed
+  assert 'defect of paxlite' not in printed
+  assert message in printed
+  number = next(i for i, text in enumerate(code.splitlines(), 1) if line in text)
+  assert f'.py, line {number}' in printed, printed
+
+
+def test_an_error_says_what_was_done_and_where_the_traceback_is(tmp_path, monkeypatch, capsys):
+  with pytest.raises(ZeroDivisionError) as found, doing('outer'), doing('Reading numbers'):
+    1 / 0  # noqa: B018
+  assert 'paxlite was at: Reading numbers' in own_code.report(found.value)
+  monkeypatch.setenv(own_code.FULL, '1')
+  own_code.print_error(found.value, 'a defect')
+  printed = capsys.readouterr().err
+  assert 'Traceback (most recent call last)' in printed
+  assert 'a defect' not in printed
+  monkeypatch.delenv(own_code.FULL)
+  own_code.print_error(found.value, 'a defect', tmp_path)
+  assert f'is in {tmp_path / "traceback.txt"}.' in capsys.readouterr().err
+  assert 'ZeroDivisionError' in (tmp_path / 'traceback.txt').read_text()
+
+
+def test_an_error_of_paxlites_keeps_its_traceback(capsys):
+  try:
+    own_code.place_of(None.missing)
+  except AttributeError as e:
+    e.__traceback__ = None  # no line of a user's is in it
+    own_code.print_error(e, 'a defect')
+  assert 'a defect' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+  'words', [['paxlite', 'list'], ['paxlite.main', '--help'], ['paxlite.tools.show', 'TinyGPT']]
+)
+def test_python_without_docstrings_is_refused_in_one_line(words):
+  done = subprocess.run(
+    [sys.executable, '-OO', '-m', *words], capture_output=True, text=True, check=False,
+    cwd=runs.ROOT,
+  )  # fmt: skip
+  assert done.returncode == 2
+  assert done.stderr.startswith('error: Python was started with -OO')
+  assert len(done.stderr.splitlines()) == 1
