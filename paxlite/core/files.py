@@ -50,7 +50,7 @@ def check_file(path: str | pathlib.Path) -> None:
       raise UserError(f'{path} is not a file, it is {kind_of_file}: {hint}')
 
 
-def open_regular(path: str | os.PathLike) -> IO[bytes]:
+def open_regular(path: str | os.PathLike) -> io.FileIO:
   """Opens a file to be read, without a buffer. It may be a link.
 
   Raises:

@@ -95,7 +95,7 @@ class RotaryPositions(Experiment, abc.ABC):
         f'{self.ROPE_HIGH_FREQUENCY_FACTOR:g}'
       )
     lowest = 1 if self.stretches_positions and self.ROPE_SCALING == 'yarn' else 0
-    if lowest >= self.ROPE_THETA:
+    if not lowest < self.ROPE_THETA:
       raise UserError(f'ROPE_THETA={self.ROPE_THETA:g} must be above {lowest}')
     if self.stretches_positions and self.ROPE_ORIGINAL_LENGTH <= 1:
       raise UserError(f'ROPE_ORIGINAL_LENGTH={self.ROPE_ORIGINAL_LENGTH} must be above 1')

@@ -291,6 +291,28 @@ def tied(default: bool) -> Both:
   )
 
 
+def window(missing: int = 0) -> Both:
+  """Returns the key of a sliding window of all layers, which is null where there is none.
+
+  Args:
+    missing: The window of files without the key; 0: none.
+  """
+  name = 'sliding_window'
+
+  def read(config: Config) -> dict[str, object]:
+    value = config.get(name, missing or None)
+    if value is not None and not value > 0:  # transformers would mask everything
+      raise UserError(f'{name}={value!r} must be above 0, or null')
+    return {'SLIDING_WINDOW': 0 if value is None else value}
+
+  return Both(
+    (name,),
+    ('SLIDING_WINDOW',),
+    read,
+    lambda e: {name: e.SLIDING_WINDOW if e.SLIDING_WINDOW > 0 else None},
+  )
+
+
 # Kinds of attention in layer_types, and in ATTENTION_PATTERN.
 _KINDS = {'sliding_attention': 'sliding', 'full_attention': 'full'}
 

@@ -35,6 +35,7 @@ from paxlite.weights.config_keys import (
   layer_types,
   positions,
   tied,
+  window,
 )
 from paxlite.weights.layout import Entry, gpt2_entries
 from paxlite.weights.rope_keys import rope
@@ -83,7 +84,7 @@ _NO_MLP_BIAS = OneOf('mlp_bias', False)
 _UNTIED, _TIED = tied(default=False), tied(default=True)
 _COMMON = (_SILU, _UNTIED, rope())
 _PLAIN = (*_SIZES, *_COMMON)
-_WINDOW = Same('sliding_window', 'SLIDING_WINDOW', default=0, null=0)
+_WINDOW = window()
 _GEMMA = (*_GIVEN_HEADS, _TIED, _NO_BIAS, OneOf('use_bidirectional_attention', False))
 _GELU = activation('hidden_activation', 'hidden_act', default='gelu_pytorch_tanh')
 _GEMMA2 = (
@@ -185,7 +186,7 @@ FAMILIES: dict[str, Family] = {
   ),
   'mistral': Family(
     'MistralForCausalLM', LLaMA,
-    (*_GIVEN_KV, *_COMMON, Same('sliding_window', 'SLIDING_WINDOW', default=4096, null=0)),
+    (*_GIVEN_KV, *_COMMON, window(missing=4096)),
   ),
   'mixtral': Family(
     'MixtralForCausalLM', Mixtral,

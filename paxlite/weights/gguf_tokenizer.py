@@ -88,10 +88,8 @@ def write_tokenizer(
   if fields.get('tokenizer.ggml.model') != 'gpt2' or pre not in list(_PRE_TOKENIZERS):
     return False
   _check_fields(fields)
-  tokens, merges, kinds = (
-    _list(fields, f'tokenizer.ggml.{name}', of)
-    for name, of in (('tokens', str), ('merges', str), ('token_type', int))
-  )
+  tokens, merges = (_list(fields, f'tokenizer.ggml.{name}', str) for name in ('tokens', 'merges'))
+  kinds = _list(fields, 'tokenizer.ggml.token_type', int)
   if len(kinds) != len(tokens):
     raise UserError(f'tokenizer.ggml has {len(tokens):,} tokens and {len(kinds):,} of token_type')
   if vocab_size is not None and len(tokens) != vocab_size:

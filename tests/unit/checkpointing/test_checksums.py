@@ -10,7 +10,14 @@ import zlib
 
 import pytest
 
-from paxlite.checkpointing.checksums import damage, fingerprint, step_of, write_checksums
+from paxlite.checkpointing.checksums import (
+  check_notes,
+  damage,
+  fingerprint,
+  step_of,
+  write_checksums,
+)
+from paxlite.core.errors import UserError
 from tests.support import failing_calls, runs
 
 
@@ -142,3 +149,16 @@ def test_the_manifest_holds_sizes_and_crcs(folder):
   assert found.keys() == {'state/w/0.0', 'data/metadata'}
   assert found['state/w/0.0'] == [7, zlib.crc32(b'weights')]
   assert fingerprint(folder) == zlib.crc32((folder / 'checksums.json').read_bytes())
+
+
+@pytest.mark.parametrize(
+  'name', ['checkpoint_00000003/_CHECKPOINT_METADATA', 'metadata/notes', 'a']
+)
+def test_a_fifo_among_the_notes_of_orbax_is_refused_at_once(tmp_path, name):
+  """Orbax would wait for its other end; it reads the notes of all steps."""
+  (tmp_path / 'checkpoint_00000003' / 'state').mkdir(parents=True)
+  (tmp_path / 'metadata').mkdir()
+  check_notes(tmp_path)
+  os.mkfifo(tmp_path / name)
+  with pytest.raises(UserError, match=f'{name} is not a file'):
+    check_notes(tmp_path)

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from paxlite.checkpointing.local_files import DamagedError, LocalFolder, Name
+from paxlite.checkpointing.local_files import DamagedError, LocalFile, LocalFolder, Name
 from paxlite.core.errors import UserError
 
 NAME = Name(12, '0123abcd', 3)
@@ -146,3 +146,9 @@ def test_a_folder_that_others_can_read_is_refused(tmp_path):
 def test_runs_have_folders_of_their_own(tmp_path):
   paths = {LocalFolder(str(tmp_path), pathlib.Path(p)).path for p in ('/runs/a', '/runs/b')}
   assert len(paths) == 2
+
+
+def test_a_fifo_is_damaged_at_once(tmp_path):
+  os.mkfifo(tmp_path / 'state')
+  with pytest.raises(DamagedError, match='it is not a file'):
+    LocalFile(tmp_path / 'state')
