@@ -58,8 +58,8 @@ class Fp8DotGeneral(nn.Module):
         self.variable(collection, f'{name}_scale', jnp.ones, 1)
         self.variable(collection, f'{name}_amax_history', jnp.zeros, _HISTORY)
       return with_bias(jax.lax.dot_general(x, w, dims), b)
-    scales, amaxes = (self.get_variable(collection, name) for name in ('scales', 'amaxes'))
-    return _product(dims, x, w, b, scales, amaxes)
+    read = functools.partial(self.get_variable, collection)
+    return _product(dims, x, w, b, read('scales'), read('amaxes'))
 
 
 class Fp8Einsum(DotGeneralEinsum):
