@@ -14,7 +14,7 @@ from paxlite.experiments.identity import (
   write_configuration,
 )
 from paxlite.parallel import devices
-from paxlite.programs.agreement import compare_configs, compare_data
+from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
 from paxlite.programs.run import Run, holding, make_folder
 from paxlite.runtime import goodput, preemption, processes
 from paxlite.runtime.compiled_step import check_options
@@ -49,6 +49,7 @@ def _train(run: Run, lock: FolderLock) -> None:
   spent = goodput.Goodput(run.folder if jax.process_index() == 0 else None)
   with run.watchdog(spent) as watchdog:
     compare_configs(run)
+    compare_folders(run)
     run = run.in_steps()
     run.check_folder()
     _lock(lock, run)
