@@ -75,7 +75,7 @@ def statement(run: Run, mode: str = 'train') -> Statement:
 
 
 def compare_configs(run: Run) -> None:
-  """Compares statements, built configs, devices, and what is seen of a run that continues."""
+  """Compares the statements of all processes, their built configs, and their devices."""
   if jax.process_count() == 1:
     return
   local = jax.local_devices()
@@ -83,6 +83,13 @@ def compare_configs(run: Run) -> None:
   devices = {'devices': f'{len(local)} × {local[0].device_kind}'}
   compilers = {f'the version of {k}': v for k, v in versions(local[0].platform).items()}
   compare({**statement(run), **built, **devices, **compilers})
+
+
+def compare_folders(run: Run) -> None:
+  """Compares what the processes see in the folder of a run that will be trained.
+
+  An evaluation does not, because a run that trains meanwhile changes what is there.
+  """
   if run.address is None:
     check_alike(run.folder, lambda: _seen(run))
 

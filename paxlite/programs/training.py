@@ -17,7 +17,7 @@ from paxlite.data.sft import SftRows
 from paxlite.experiments.description import remarks
 from paxlite.experiments.identity import write_configuration
 from paxlite.parallel import devices
-from paxlite.programs.agreement import compare_configs, compare_data
+from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
 from paxlite.programs.begun import dated, noting
 from paxlite.programs.run import Run, holding, make_folder
 from paxlite.runtime import goodput, preemption, processes
@@ -55,6 +55,7 @@ def _train(run: Run, lock: FolderLock) -> None:
   spent = goodput.Goodput(run.folder if jax.process_index() == 0 else None)
   with run.watchdog(spent) as watchdog:
     compare_configs(run)
+    compare_folders(run)
     run = dated(run).in_steps().with_positions()
     run.check_folder()
     _lock(lock, run)
