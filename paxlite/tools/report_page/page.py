@@ -97,12 +97,18 @@ def _table(title: str, table: tables.Table) -> str:
   header, rows = table
   if not rows:
     return ''
-  row = lambda cells, tag: (
-    '<tr>' + ''.join(f'<{tag}>{html.escape(c)}</{tag}>' for c in cells) + '</tr>'
+  head = ''.join(f'<th>{html.escape(name)}</th>' for name in header)
+  body = ''.join(
+    '<tr>'
+    + ''.join(
+      f'<td data-label="{html.escape(name)}">{html.escape(cell)}</td>'
+      for name, cell in zip(header, cells, strict=True)
+    )
+    + '</tr>'
+    for cells in rows
   )
-  body = ''.join(row(cells, 'td') for cells in rows)
   return (
-    f'<section><h2>{html.escape(title)}</h2><div class="wide"><table><thead>{row(header, "th")}'
+    f'<section><h2>{html.escape(title)}</h2><div class="wide"><table><thead><tr>{head}</tr>'
     f'</thead><tbody>{body}</tbody></table></div></section>'
   )
 
