@@ -2,7 +2,9 @@
 
 import collections
 import dataclasses
+import math
 import re
+import shutil
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -10,7 +12,8 @@ from paxlite.aot.explanation import ArrayRow, BlockCollective, Explanation, adde
 from paxlite.aot.origins import BACKWARD, FORWARD, RECOMPUTED, UPDATE, label
 
 _JOINED = '\N{NO-BREAK SPACE}'
-_NAME, _DIMS = 35, 38  # columns
+_NAME, _DIMS = 35, 38  # columns on a wide screen
+_WIDE = 100  # characters of the widest table
 _SMALL = 0.005  # the share of the bytes below which collectives are not listed one by one
 _PASSES = (FORWARD, RECOMPUTED, BACKWARD, UPDATE)
 _BLOCKS = (
@@ -144,7 +147,7 @@ def text(explanation: Explanation) -> str:
   title = f'{x.report.experiment} on {x.report.target}, mesh {mesh}: {x.report.verdict}'
   return '\n'.join(
     [
-      *textwrap.wrap(title, 100),
+      *textwrap.wrap(title, _narrowed(_WIDE, 40, 1.0)),
       '',
       *_memory(x),
       '',
@@ -159,7 +162,16 @@ def text(explanation: Explanation) -> str:
       *_collectives(x),
       '',
       *_recomputed(x),
-      *(['', *(line for note in x.report.notes for line in textwrap.wrap(note, 100))]),
+      *(
+        [
+          '',
+          *(
+            line
+            for note in x.report.notes
+            for line in textwrap.wrap(note, _narrowed(_WIDE, 40, 1.0))
+          ),
+        ]
+      ),
     ]
   )
 
@@ -187,26 +199,33 @@ def _memory(x: Explanation) -> Iterator[str]:
     yield f'  there is     {size_text(t.memory):>10}'
 
 
+def _narrowed(wide: int, least: int, share: float) -> int:
+  """Returns the width of a column, of which a narrow terminal takes its share of what it lacks."""
+  lacking = _WIDE - shutil.get_terminal_size((_WIDE, 0)).columns
+  return max(least, wide - math.ceil(max(0, lacking) * share))
+
+
 def _arrays(rows: Sequence[ArrayRow]) -> Iterator[str]:
+  width, dims_width = _narrowed(_NAME, 18, 0.5), _narrowed(_DIMS, 18, 0.5)
   for found in collapsed(rows):
     row = found.row
     name = f'{row.name}: {row.made_by}' if row.made_by else row.name
-    names = _wrapped(row.name, _NAME)
-    if row.made_by and len(name) <= _NAME:
+    names = _wrapped(row.name, width)
+    if row.made_by and len(name) <= width:
       names = [name]
     elif row.made_by:
-      names = [*_wrapped(f'{row.name}:', _NAME), f'  {row.made_by}'[:_NAME]]
-    wrapped = textwrap.wrap(dims_text(row), _DIMS, break_on_hyphens=False)
+      names = [*_wrapped(f'{row.name}:', width), f'  {row.made_by}'[:width]]
+    wrapped = textwrap.wrap(dims_text(row), dims_width, break_on_hyphens=False)
     dims = [line.replace(_JOINED, ' ') for line in wrapped]
     number = f'{found.count}x' if found.count > 1 else ''
     for i in range(max(len(names), len(dims))):
       part = lambda lines, i=i: lines[i] if i < len(lines) else ''
-      line = f'  {part(names):{_NAME}} {part(dims):{_DIMS}}'
+      line = f'  {part(names):{width}} {part(dims):{dims_width}}'
       if i == 0:
         line += f' {row.dtype:8} {number:>4} {size_text(found.bytes):>9}'
       yield line.rstrip()
-  count = len(rows)
-  yield f'  {f"{count} arrays":{_NAME + _DIMS + 15}} {size_text(sum(r.bytes for r in rows)):>9}'
+  total, before = size_text(sum(r.bytes for r in rows)), width + dims_width + 15
+  yield f'  {f"{len(rows)} arrays":{before}} {total:>9}'
 
 
 def _wrapped(name: str, width: int) -> list[str]:
@@ -225,20 +244,25 @@ def _collectives(x: Explanation) -> Iterator[str]:
     yield 'There are no collectives: one device has all of the model, or the program is not known.'
     return
   yield 'Collectives of a step, by block'
-  yield (f'  {"block":25} {"pass":10} {"kind":18} {"axes":12} {"runs":>5} {"bytes":>9}  schedule')
+  block, axes = _narrowed(25, 11, 0.7), _narrowed(12, 6, 0.3)
+  before = block + axes + 31
+  yield (
+    f'  {"block":{block}} {"pass":10} {"kind":18} {"axes":{axes}} {"runs":>5} {"bytes":>9}'
+    '  schedule'
+  )
   shown, small = split_small(rows)
   for row in shown:
     yield (
-      f'  {_cut(label(row.blocks), 25)} {passes_text(row):10} {row.kind:18} '
-      f'{_cut("+".join(row.axes), 12)} {row.runs:5,} {size_text(row.bytes):>9}  '
+      f'  {_cut(label(row.blocks), block)} {passes_text(row):10} {row.kind:18} '
+      f'{_cut("+".join(row.axes), axes)} {row.runs:5,} {size_text(row.bytes):>9}  '
       f'{schedule_text(row)}'
     )
   if small:
     runs, moved = sum(r.runs for r in small), sum(r.bytes for r in small)
-    yield f'  {"others, which send less":68} {runs:5,} {size_text(moved):>9}'
+    yield f'  {"others, which send less":{before}} {runs:5,} {size_text(moved):>9}'
   total = sum(r.bytes for r in rows)
   runs = sum(r.runs for r in rows)
-  yield f'  {"all":68} {runs:5,} {size_text(total):>9}'
+  yield f'  {"all":{before}} {runs:5,} {size_text(total):>9}'
   if rows[0].seconds is not None:
     seconds, exposed = (sum(getattr(r, n) for r in rows) for n in ('seconds', 'exposed'))
     yield (
@@ -259,7 +283,8 @@ def _recomputed(x: Explanation) -> Iterator[str]:
     return
   total, again = (sum(p.flops for p in products) for products in (x.products, x.recomputed))
   yield f'Matrix products that the backward pass computes again: {again / total:.1%} of all FLOPs'
-  yield f'  {"module":60} {"runs":>8} {"FLOPs of a device":>20}'
+  module = _narrowed(60, 25, 1.0)
+  yield f'  {"module":{module}} {"runs":>8} {"FLOPs of a device":>20}'
   for p in x.recomputed:
     name = f'{p.block}/{p.module}' if p.module else p.block
-    yield f'  {_cut(name, 60)} {p.runs:8,} {p.flops:20.4g}'
+    yield f'  {_cut(name, module)} {p.runs:8,} {p.flops:20.4g}'

@@ -10,6 +10,8 @@ Example:
   paxlite completion bash >> ~/.bashrc
 """
 
+import ast
+import pathlib
 from collections.abc import Iterable, Sequence
 
 from paxlite.core import command_line
@@ -58,14 +60,54 @@ def words(typed: Sequence[str]) -> list[str]:
   if before[0] not in _OF_EXPERIMENTS:
     return []
   if last.startswith('--fdl.'):
-    return [f'--fdl.{name}' for name in _attributes(last.removeprefix('--fdl.'))]
+    return [f'--fdl.{name}' for name in _attributes(last.removeprefix('--fdl.'), before[1:])]
   names = [row[1] for row in parsed(experiments.INDEX.read_text(encoding='utf-8'))]
-  return _beginning(last, names) + (_attributes(last) if len(before) > 1 else [])
+  found = _beginning(last, names) + _own_classes(last)
+  return found + (_attributes(last, before[1:]) if len(before) > 1 else [])
 
 
-def _attributes(text: str) -> list[str]:
-  """Returns NAME= for the attributes that begin with a text."""
-  return [f'{name}=' for name in _beginning(text, (a['name'] for a in attributes.described()))]
+def _attributes(text: str, before: Sequence[str]) -> list[str]:
+  """Returns NAME= for the attributes that begin with a text: those of the experiment before it."""
+  known = next(filter(None, map(_names_of, before)), None)
+  if known is None:
+    known = [a['name'] for a in attributes.described()]
+  return [f'{name}=' for name in _beginning(text, known)]
+
+
+def _names_of(word: str) -> list[str]:
+  """Returns the attributes of the experiment that a word names; [] if it names none here.
+
+  A module of the user is not imported, because that would run its code.
+  """
+  from paxlite.core.attributes import attribute_types
+  from paxlite.core.errors import UserError
+  from paxlite.experiments.registry import find
+
+  word = word.removeprefix('--fdl_config=')
+  if word.startswith('-') or not word.isidentifier():
+    return []
+  try:
+    return sorted(attribute_types(find(word)))
+  except UserError:
+    return []
+
+
+def _own_classes(text: str) -> list[str]:
+  """Returns the dotted names of classes in a module of the current folder that begin with a text.
+
+  The file is read and not imported. Classes without a base are no experiments.
+  """
+  module, dot, _ = text.rpartition('.')
+  parts = module.split('.')
+  if not dot or not all(map(str.isidentifier, parts)):
+    return []
+  path = pathlib.Path(*parts[:-1], f'{parts[-1]}.py')
+  try:
+    tree = ast.parse(path.read_bytes())
+  except (OSError, SyntaxError, ValueError):
+    return []
+  classes = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.bases)
+  return _beginning(text, [f'{module}.{node.name}' for node in classes])
 
 
 def _beginning(text: str, candidates: Iterable[str]) -> list[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from paxlite.core import command_line
 from paxlite.core.errors import UserError
+from paxlite.core.terminal import warn
 
 if TYPE_CHECKING:
   from paxlite.data.tokenizer import Tokenizer
@@ -88,7 +89,10 @@ def _respond(inference: 'Inference', args: argparse.Namespace) -> None:
     return _show(inference.tokenizer, tokens)
 
   if not args.chat:
-    show(inference.encode(args.prompt))
+    if not show(inference.encode(args.prompt)).strip():
+      warn(
+        'The model ends the text at once. If it was trained on chats, ask it with `paxlite chat`.'
+      )
     return
   messages = [] if args.system is None else [{'role': 'system', 'content': args.system}]
   for text in [args.prompt] if args.prompt is not None else _questions():

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import inspect
 import re
+import shutil
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -55,7 +56,15 @@ def _remarks(experiment: 'Experiment') -> list[str]:
 
 def _explained(line: str, meanings: dict[str, str]) -> str:
   meaning = meanings.get(line.partition(' = ')[0])
-  return line if meaning is None else f'{line}  # {meaning}'
+  if not meaning:
+    return line
+  explained = f'{line}  # {meaning}'
+  width = shutil.get_terminal_size((0, 0)).columns  # 0: not a terminal
+  if not width or len(explained) <= width:
+    return explained
+  start = '    # '
+  below = textwrap.wrap(meaning, max(20, width), initial_indent=start, subsequent_indent=start)
+  return '\n'.join([line, *below])
 
 
 def meanings(classes: Iterable[type]) -> dict[str, str]:

@@ -102,16 +102,17 @@ def _table(title: str, table: tables.Table) -> str:
   header, rows = table
   if not rows:
     return ''
-  row = lambda cells, tag: (
-    '<tr>'
-    + ''.join(f'<{tag}>{html.escape(shortened(c, _VALUE_CHARS))}</{tag}>' for c in cells)
-    + '</tr>'
+  head = ''.join(f'<th>{html.escape(name)}</th>' for name in header)
+  row = lambda cells: ''.join(
+    f'<td data-label="{html.escape(name)}">{html.escape(shortened(cell, _VALUE_CHARS))}</td>'
+    for name, cell in zip(header, cells, strict=False)
   )
-  body = ''.join(row(cells, 'td') for cells in rows[:_ROWS])
+  shown = rows[:_ROWS]
   if len(rows) > _ROWS:
-    body += row([f'… and {len(rows) - _ROWS:,} more rows'], 'td')
+    shown = [*shown, [f'… and {len(rows) - _ROWS:,} more rows']]
+  body = ''.join(f'<tr>{row(cells)}</tr>' for cells in shown)
   return (
-    f'<section><h2>{html.escape(title)}</h2><div class="wide"><table><thead>{row(header, "th")}'
+    f'<section><h2>{html.escape(title)}</h2><div class="wide"><table><thead><tr>{head}</tr>'
     f'</thead><tbody>{body}</tbody></table></div></section>'
   )
 

@@ -25,3 +25,12 @@ def test_every_attribute_has_a_meaning_for_people():
   for cls in experiments().values():
     meanings = show.meanings(cls.__mro__)
     assert not [n for n in attribute_types(cls) if 'ignore[' in meanings.get(n, '')]
+
+
+@pytest.mark.parametrize('columns', [60, 80])
+def test_meanings_fit_a_narrow_terminal(capsys, monkeypatch, columns):
+  monkeypatch.setenv('COLUMNS', str(columns))
+  show.main(['TinyGPT'])
+  lines = [line for line in capsys.readouterr().out.splitlines() if '# ' in line]
+  assert max(map(len, lines)) <= columns
+  assert any(line.startswith('    # ') for line in lines)
