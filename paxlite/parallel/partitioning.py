@@ -406,7 +406,7 @@ def reading_taps(names: Collection[str]) -> Iterator[None]:
   """Checks that a model which is traced reads the taps of all these parameters.
 
   Raises:
-    UserError: A parameter is not declared by `param`, or a loss drops its taps: it gets no gradient.
+    UserError: A parameter is not declared by `param`, or a loss drops its taps.
   """
   read: set[str] = set()
   outer = _taps_read.get(None)

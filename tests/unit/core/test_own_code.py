@@ -80,7 +80,7 @@ MISTAKES = {
   'signature': (loss('return 1', arguments='params, batch'), 'def loss', 'TypeError'),
   'name': (loss('return params["embeding"], {}'), 'embeding', 'KeyError'),
   'axis': (
-    layer('return self.up(x_BTD, "a") * param(self, "s", jax.nn.initializers.ones, (1,), ["wide"])'),
+    layer('return x_BTD * param(self, "s", jax.nn.initializers.ones, (1,), ["wide"])'),
     'param(self', 'no sharding rule',
   ),
   'layer': (layer('return x_BTD @ jnp.ones((3, 3))'), '@ jnp.ones', 'TypeError'),

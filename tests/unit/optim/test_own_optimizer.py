@@ -1,4 +1,4 @@
-"""Optimizers of optax: what they must keep of an experiment, and states that are not like Adam's."""
+"""Optimizers of optax: what they must keep of an experiment, and states unlike Adam's."""
 
 import functools
 import subprocess
@@ -87,7 +87,7 @@ def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None):
     return optimizer.update(grads, norm, valid, opt_state, params)
 
   for number in range(steps):
-    grads = jax.tree.map(lambda x: jnp.sin(number + 3 * x), state[0])
+    grads = jax.tree.map(lambda x, number=number: jnp.sin(number + 3 * x), state[0])
     state = step(*state, grads, True)
   nothing = step(*state, jax.tree.map(lambda x: x * np.nan, state[0]), False)
   jax.tree.map(np.testing.assert_array_equal, nothing, state)

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+import re
 
 import fiddle as fdl
 import jax
@@ -243,4 +244,32 @@ def test_an_error_in_a_callback_or_in_data_names_its_line(
   assert f'{__file__}, line {number}, in Failing' in printed[0]
   assert error in printed[2]
   assert len(printed) <= 8
-  assert (tmp_path / 'checkpoints' / 'checkpoint_000000002').is_dir() == saved
+  assert bool(list(tmp_path.glob('checkpoints/checkpoint_*2'))) == saved
+
+
+def test_the_parts_of_the_page_hold_with_microbatches_and_lora():
+  """The code of docs/library.md, with its loss, its optimizer and its layer."""
+  page = (pathlib.Path(main.__file__).parents[1] / 'docs' / 'library.md').read_text()
+  code = next(c for c in re.findall(r'```python\n(.*?)```', page, re.DOTALL) if 'my_parts' in c)
+  code = code.replace('@paxlite.register\n', '')
+  scope: dict = {'__name__': 'my_parts'}
+  exec(compile(code, 'my_parts', 'exec'), scope)
+  small = dict(NUM_LAYERS=1, MODEL_DIMS=16, NUM_HEADS=2, VOCAB_SIZE=32, MAX_SEQ_LEN=8)
+  e = scope['MyParts'](**small, CLIP_GRADIENT_NORM_TO_VALUE=0.5, USE_LORA=True)
+  task = fdl.build(e.task())
+  data = fdl.build(e.train_input())
+  batch = next(iter(data.train_batches(0, slice(0, data.batch_size))))
+  rng = np.random.default_rng(0)
+  params = jax.eval_shape(task.init_params, jax.random.key(0))
+  params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype('float32'), meta.unbox(params))
+  trainable, _ = task.optimizer.split(params)
+  assert 0 < len(jax.tree.leaves(trainable)) < len(jax.tree.leaves(params))
+  assert task.optimizer.cap == 0.5
+  found = []
+  for n in (1, 2, 4):
+    grads = dataclasses.replace(task, num_microbatches=n).grads
+    grads, _, metrics = jax.jit(grads)(params, batch, None)
+    assert jax.tree.structure(grads) == jax.tree.structure(trainable)
+    found.append(float(metrics['total_loss'].value))
+    assert found[-1] > float(metrics['avg_xent'].value) + 0.1
+  assert found == pytest.approx([found[0]] * 3, rel=1e-5)
