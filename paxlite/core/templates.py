@@ -32,7 +32,10 @@ from paxlite.core.errors import UserError
 
 # A selection that finds nothing would leave the model as it is. Fiddle only warns of it so far,
 # and says that it will be an error, as select(…, check_nonempty=True) is now.
-selectors.select.__kwdefaults__['check_nonempty'] = True
+selectors.select.__kwdefaults__ = {
+  **(selectors.select.__kwdefaults__ or {}),
+  'check_nonempty': True,
+}
 
 # Modules are called with arguments of their own, so that no one type fits what a template makes.
 Template = Callable[..., Any]
