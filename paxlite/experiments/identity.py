@@ -11,7 +11,7 @@ from paxlite.checkpointing.source import Source, read_values
 from paxlite.core.addresses import is_address
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.attributes import attribute_types, derived
-from paxlite.core.errors import UnreadableError, UserError
+from paxlite.core.errors import UnreadableError, UserError, line_of
 from paxlite.core.json_files import read_object
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import write_file
@@ -24,12 +24,24 @@ _FORMER = ('RESUMABLE_CHANGES',)  # attributes of earlier versions without a mea
 
 
 def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
-  """Writes the identity of the run into its folder: values, built config, versions."""
+  """Writes the identity of the run into its folder: values, built config, versions.
+
+  Raises:
+    UserError: A config holds what no file can hold, such as a lambda.
+  """
   if jax.process_index() != 0:
     return
   from fiddle.experimental import serialization
 
-  built = {name: parsed(serialization.dump_json(cfg)) for name, cfg in configs(e).items()}
+  built = {}
+  for name, cfg in configs(e).items():
+    try:
+      built[name] = parsed(serialization.dump_json(cfg))
+    except Exception as error:  # Fiddle has no one class of errors for what it cannot write
+      raise UserError(
+        f'the config of {full_name(type(e))}.{name} cannot be written into the folder of the run: '
+        f'{line_of(error)}. Use functions and classes of a module, and no lambda or object'
+      ) from None
   for name, text in {
     _VALUES: json.dumps(_identity(e), indent=2),
     'experiment.txt': values_text(e),

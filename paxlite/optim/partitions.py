@@ -32,9 +32,9 @@ def described(opt_state: PyTree, params: PyTree) -> list[str]:
       f'{label} {len(names):,} of {len(sizes):,} arrays '
       f'({sum(sizes[name] for name in names):,} parameters)'
       for label, names in held.items()
-      if names
+      if names or len(stateless) < 2  # of several parts without arrays it is not known
     ]
-    if texts:
+    if any(held.values()):
       lines.append(f'The parts of the optimizer train: {", ".join(texts)}.')
   return lines
 

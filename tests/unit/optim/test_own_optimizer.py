@@ -17,6 +17,7 @@ from optax import contrib
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config
+from paxlite.experiments import identity
 from paxlite.experiments.demo import TinyGPT
 from paxlite.optim import own_optimizer, partitions, state_axes
 from paxlite.optim.optimizers import Optimizer, adam
@@ -149,6 +150,8 @@ def test_the_run_says_what_each_part_of_an_optimizer_trains():
     'b 1 of 4 arrays (16 parameters).'
   ]
   assert said(optax.adam(0.1)) == []
+  params = {'a': jnp.zeros((2, 3, 4))}
+  assert 'muon 0 of 1 arrays (0 parameters)' in said(OPTAX['muon']())[0]
 
 
 def test_an_optimizer_that_needs_more_than_gradients_is_refused_in_one_line():
@@ -252,3 +255,12 @@ def test_a_learning_rate_that_is_not_known_is_not_reported():
 
   own = fdl.build(Sgd().task().optimizer)
   assert own.learning_rate(own.transformation.init({'w': jnp.ones(2)}), jnp.zeros(())) is None
+
+
+def test_a_config_that_no_file_can_hold_is_refused_in_one_line(tmp_path):
+  class Local(TinyGPT):
+    def optimizer(self):
+      return config(optax.sgd, learning_rate=lambda count: 0.1)
+
+  with pytest.raises(UserError, match=r'Local\.task cannot be written .* no lambda'):
+    identity.write_configuration(Local(), tmp_path)
