@@ -273,7 +273,8 @@ def _run(overrides: dict[str, str]) -> None:
   from paxlite.programs.agreement import statement
   from paxlite.programs.decoding import decode
   from paxlite.programs.evaluation import evaluate
-  from paxlite.programs.run import Run, located_run
+  from paxlite.programs.run import Run
+  from paxlite.programs.run_folder import located_run
   from paxlite.programs.training import train
   from paxlite.runtime import processes
 

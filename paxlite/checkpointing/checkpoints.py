@@ -111,13 +111,11 @@ class Checkpoints:
   def note_saved(self) -> None:
     """Notes the newest checkpoint in the run's record."""
     if self._record is not None and not self._read_only and jax.process_index() == 0:
-      for step in self.steps()[-1:]:
-        self._record.note(step)
+      self._record.note(self.steps())
 
   def note_completed(self) -> None:
-    """Notes the checkpoint that is being saved if it is complete; costs one look at the disk."""
-    step, noted = self._saving, self._record is None or self._record.newest == self._saving
-    if step is not None and not noted and self.folder(step).is_dir():
+    """Notes the checkpoint that is being saved, if it is complete."""
+    if self._record is not None and self._saving not in (None, self._record.newest):
       self.note_saved()
 
   def restore_latest(self, restore: Callable[[int], _T]) -> tuple[int, _T] | None:
@@ -411,8 +409,7 @@ class Checkpoints:
 
   def _start_over(self, accepted: bool) -> int:
     damaged = [n for n in self._names() if n.startswith(f'{_DAMAGED}_{PREFIX}_')]
-    left = damaged + [folder_name(step) for step in self.steps()]
-    if left and not accepted:
+    if (left := damaged + [folder_name(step) for step in self.steps()]) and not accepted:
       raise UserError(
         f'{self._directory} holds checkpoints, and none of them is good: {listed(left, shown=3)}. '
         'Put a good one back, choose another --job_log_dir, or begin again as a new run does, '

@@ -34,13 +34,13 @@ class SavedRecord:
   def exists(self) -> bool:
     return os.path.lexists(self._path)
 
-  def note(self, step: int) -> None:
-    """Notes that the checkpoint of a step is complete. A failure is left to the next save."""
-    if self.newest == step:
+  def note(self, steps: list[int]) -> None:
+    """Notes the newest of the complete checkpoints. A failure is left to the next save."""
+    if not steps or self.newest == steps[-1]:
       return
     try:
-      write_file(self._path, json.dumps({'step': step}).encode())
-      self.newest = step
+      write_file(self._path, json.dumps({'step': steps[-1]}).encode())
+      self.newest = steps[-1]
     except OSError as e:
       log.debug('%s cannot be written: %s', self._path, e)
 

@@ -75,5 +75,3 @@ AXOLOTL: dict[str, Answer] = {
     instead('TRACKERS=[wandb], with WANDB_PROJECT and others of its variables in the environment'),
   ),
 }
-
-ARGUMENTS: dict[str, Answer] = {**SFT, **LORA, **AXOLOTL}

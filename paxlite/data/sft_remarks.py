@@ -39,13 +39,13 @@ class Remarks:
     if has_endless_texts:
       found.append(
         'Nothing ends an answer: the tokenizer has no EOS, so that the model does not learn to '
-        'stop. --fdl.EOS_IDS=[ID] names an id, or use a tokenizer with an eos_token'
+        "stop. '--fdl.EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token"
       )
     if self.endless:
       found.append(
         f'{self.endless:,} chats end no answer with a token that stops generation, so that the '
         'model does not learn to stop: the chat template must write such a token within what is '
-        'learned, or --fdl.EOS_IDS=[ID] names it'
+        "learned, or '--fdl.EOS_IDS=[ID]' names it"
       )
     if self._differing:
       found.append(

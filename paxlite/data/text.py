@@ -86,9 +86,7 @@ class TextRows(TokenRows):
       max_token_id=int(tokens.max()),
       name=', '.join(files),
     )
-    self.fingerprint = 0
-    for block in blocks:
-      self.fingerprint = zlib.crc32(f'{len(block)} {block}'.encode(), self.fingerprint)
+    self.fingerprint = zlib.crc32(repr([zlib.crc32(b.encode()) for b in blocks]).encode())
     self.tokens_fingerprint = zlib.crc32(tokens.data, zlib.crc32(starts.data))
     self.remarks = encoding.remarks
     self.bytes_per_token = sum(len(b.encode()) for b in blocks) / len(tokens)

@@ -95,7 +95,7 @@ class TextEncoding:
       return []
     return [
       'Nothing ends a document: the tokenizer has no EOS, so that the model does not learn to '
-      'stop. --fdl.EOS_IDS=[ID] names an id, or use a tokenizer with an eos_token'
+      "stop. '--fdl.EOS_IDS=[ID]' names an id, or use a tokenizer with an eos_token"
     ]
 
   @functools.cached_property

@@ -25,10 +25,8 @@ class Decoding(Experiment):
   TOP_P: Generation[float] = 1.0  # 1: off
   REPETITION_PENALTY: Generation[float] = 1.0  # 1: off
   CHAT_TEMPLATE: Generation[str] = ''  # a Jinja template; '': the tokenizer's
-  # the day that a chat template sees, as 2026-11-26; '': today, or that of a run's first start
-  CHAT_DATE: Generation[str] = ''
-  # enable_thinking of the chat template; None: as the answers that a run has learned
-  CHAT_THINKING: Generation[bool | None] = None
+  CHAT_DATE: Generation[str] = ''  # day that a chat template sees; '': of a run's first start
+  CHAT_THINKING: Generation[bool | None] = None  # enable_thinking; None: as in learned answers
   INT8_WEIGHTS: Generation[bool] = False  # quantizes projections, with one scale per output channel
 
   # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task

@@ -52,3 +52,14 @@ def noting(run: Run, data: Input) -> Run:
   if isinstance(e, LanguageModel) and e.CHAT_THINKING is None and thinking(data) is False:
     return dataclasses.replace(run, experiment=e.replaced(CHAT_THINKING=False))
   return run
+
+
+def with_positions(run: Run) -> Run:
+  """Returns the run with the positions that it began with, as the weights may be gone by now."""
+  e, name = run.experiment, 'MAX_POSITION_EMBEDDINGS'
+  before = run_values(run.folder) if run.checkpoints().steps() else None
+  values = before['values'] if before else {}
+  if name not in e.values() or name in vars(e) or name not in values:
+    return run
+  positions = max(values[name], e.MAX_SEQ_LEN)
+  return dataclasses.replace(run, experiment=e.replaced(**{name: positions}))

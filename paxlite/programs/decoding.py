@@ -6,7 +6,8 @@ from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.begun import as_begun
-from paxlite.programs.run import Run, holding, load, make_folder
+from paxlite.programs.run import Run, holding, load
+from paxlite.programs.run_folder import make_folder
 
 
 def decode(run: Run) -> None:

@@ -11,7 +11,8 @@ from paxlite.core.terminal import say
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.begun import as_begun
-from paxlite.programs.run import Run, holding, load, make_folder
+from paxlite.programs.run import Run, holding, load
+from paxlite.programs.run_folder import make_folder
 from paxlite.runtime.goodput import Goodput
 from paxlite.training.attention_check import check_attention
 from paxlite.training.memory_check import MemoryCheck

@@ -19,7 +19,8 @@ from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment
 from paxlite.generation.decoding import Sampling
 from paxlite.programs import training
-from paxlite.programs.run import Run, located_run
+from paxlite.programs.run import Run
+from paxlite.programs.run_folder import located_run
 from paxlite.training.writers import read_records
 
 

@@ -7,7 +7,6 @@ import os
 import pathlib
 import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import fiddle as fdl
@@ -19,7 +18,7 @@ from paxlite.checkpointing.folders import refuse_dangling
 from paxlite.checkpointing.restore import Restore
 from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
-from paxlite.core.addresses import Address, is_address
+from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input
@@ -40,7 +39,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import partitioning
 from paxlite.parallel.devices import peak_flops
 from paxlite.programs.sampler import Sampler
-from paxlite.programs.stored_run import StoredRun, twin
+from paxlite.programs.stored_run import StoredRun
 from paxlite.runtime import preemption
 from paxlite.runtime.compiled_step import SavedStep
 from paxlite.runtime.folder_lock import FolderLock
@@ -120,16 +119,6 @@ class Run:
     counted = e.replaced(MAX_STEPS=max_steps(e, data))
     counted.validate()
     return dataclasses.replace(self, experiment=counted, data=data)
-
-  def with_positions(self) -> 'Run':
-    """Returns the run with the positions that it began with, as the weights may be gone by now."""
-    e, name = self.experiment, 'MAX_POSITION_EMBEDDINGS'
-    before = run_values(self.folder) if self.checkpoints().steps() else None
-    values = before['values'] if before else {}
-    if name not in e.values() or name in vars(e) or name not in values:
-      return self
-    positions = max(values[name], e.MAX_SEQ_LEN)
-    return dataclasses.replace(self, experiment=e.replaced(**{name: positions}))
 
   def trainer(self, spent: Goodput | None = None, watchdog: Watchdog | None = None) -> Trainer:
     """Builds the trainer; raises UserError before a file is written or a program is compiled.
@@ -361,26 +350,6 @@ def load(run: Run) -> tuple[Inference, int | None]:
   return loaded, int(source.folder.name.rpartition('_')[2]) if own else None
 
 
-def located_run(place: str, local_dir: str | None) -> tuple[pathlib.Path, Address | None]:
-  """Returns the folder on this machine of a job_log_dir, and its address in an object store.
-
-  Args:
-    place: The job_log_dir.
-    local_dir: Where the folder of a run in an object store is; None: in the user's cache.
-
-  Raises:
-    UserError: Checkpoints cannot be written to a folder of that name.
-  """
-  if not is_address(place):
-    folder = pathlib.Path(place).absolute()
-    _check_name(folder, '--job_log_dir')
-    return folder, None
-  address = Address.parsed(place)
-  folder = twin(address, local_dir)
-  _check_name(folder, '--local_dir')
-  return folder, address
-
-
 @contextlib.contextmanager
 def holding(run: Run, deletes: bool = True) -> Iterator[tuple[Run, FolderLock]]:
   """A context in which a run may use its folder; yields the run and the folder's lock.
@@ -404,32 +373,6 @@ def holding(run: Run, deletes: bool = True) -> Iterator[tuple[Run, FolderLock]]:
         yield dataclasses.replace(run, own_disks=stored.hosts.count > 1), lock
   finally:
     lock.release()  # the process of a notebook does not end here
-
-
-def _check_name(folder: pathlib.Path, flag: str) -> None:
-  """Raises UserError if TensorStore, which writes checkpoints, would write to another path."""
-  text = str(folder)
-  problem = ''
-  if any('\ud800' <= c <= '\udfff' for c in text):  # bytes that Python could not decode
-    encoding = sys.getfilesystemencoding()
-    problem = f'it is not UTF-8, or Python reads it as {encoding} here (LC_ALL, PYTHONUTF8)'
-  elif '\\' in text:
-    problem = 'a backslash would be taken for a slash'
-  elif address := re.search(r'/([a-z0-9]+:)/', f'{text}/'):
-    problem = f'{address[1]} would be taken for the beginning of an address'
-  if problem:
-    shown = text.encode('ascii', 'backslashreplace').decode() if problem[:2] == 'it' else text
-    raise UserError(f'{flag}={shown}: checkpoints cannot be written there, {problem}: rename it')
-
-
-def make_folder(folder: pathlib.Path) -> None:
-  """Makes job_log_dir; raises UserError if it cannot be made or written."""
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):  # has no name, so that processes do not collide
-      pass
-  except OSError as e:
-    raise UserError(f'--job_log_dir={folder} cannot be written: {e.strerror or e}') from None
 
 
 def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:

@@ -18,8 +18,9 @@ from paxlite.experiments.description import remarks
 from paxlite.experiments.identity import write_configuration
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
-from paxlite.programs.begun import dated, noting
-from paxlite.programs.run import Run, holding, make_folder
+from paxlite.programs.begun import dated, noting, with_positions
+from paxlite.programs.run import Run, holding
+from paxlite.programs.run_folder import make_folder
 from paxlite.runtime import goodput, preemption, processes
 from paxlite.runtime.compiled_step import check_options
 from paxlite.runtime.folder_lock import FolderLock
@@ -56,7 +57,7 @@ def _train(run: Run, lock: FolderLock) -> None:
   with run.watchdog(spent) as watchdog:
     compare_configs(run)
     compare_folders(run)
-    run = dated(run).in_steps().with_positions()
+    run = with_positions(dated(run).in_steps())
     run.check_folder()
     _lock(lock, run)
     with live_line.working('Reading the training data', _say):

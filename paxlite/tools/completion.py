@@ -11,6 +11,7 @@ Example:
 """
 
 import ast
+import functools
 import pathlib
 from collections.abc import Iterable, Sequence
 
@@ -77,19 +78,40 @@ def _attributes(text: str, before: Sequence[str]) -> list[str]:
 def _names_of(word: str) -> list[str]:
   """Returns the attributes of the experiment that a word names; [] if it names none here.
 
-  A module of the user is not imported, because that would run its code.
+  The classes are read and not imported, which would take seconds.
   """
-  from paxlite.core.attributes import attribute_types
-  from paxlite.core.errors import UserError
-  from paxlite.experiments.registry import find
+  name = word.removeprefix('--fdl_config=')
+  classes = _published()
+  if name not in classes:
+    return []
+  found: set[str] = set()
+  left = [name]
+  while left:
+    bases, attributes_of_class = classes.get(left.pop(), ([], []))
+    found.update(attributes_of_class)
+    left += bases
+  return sorted(found)
 
-  word = word.removeprefix('--fdl_config=')
-  if word.startswith('-') or not word.isidentifier():
-    return []
-  try:
-    return sorted(attribute_types(find(word)))
-  except UserError:
-    return []
+
+@functools.cache
+def _published() -> dict[str, tuple[list[str], list[str]]]:
+  """Returns the bases and the attributes of each class in the modules of experiments, by name."""
+  found = {}
+  package = pathlib.Path(__file__).parent.parent
+  folders = (package / 'experiments', package / 'contrib/gpu/scripts_gpu')
+  for path in (path for folder in folders for path in folder.glob('*.py')):
+    for node in ast.parse(path.read_bytes()).body:
+      if isinstance(node, ast.ClassDef):
+        bases = [ast.unparse(base).rpartition('.')[2] for base in node.bases]
+        found[node.name] = bases, [n for n in map(_declared, node.body) if n.isupper()]
+  return found
+
+
+def _declared(statement: ast.stmt) -> str:
+  """Returns the name that a statement of a class declares as an attribute; '' if it does not."""
+  if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+    return statement.target.id
+  return statement.name if isinstance(statement, ast.FunctionDef) and statement.returns else ''
 
 
 def _own_classes(text: str) -> list[str]:

@@ -11,8 +11,10 @@ import ast
 import contextlib
 import functools
 import inspect
+import os
 import re
 import shutil
+import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -59,7 +61,8 @@ def _explained(line: str, meanings: dict[str, str]) -> str:
   if not meaning:
     return line
   explained = f'{line}  # {meaning}'
-  width = shutil.get_terminal_size((0, 0)).columns  # 0: not a terminal
+  is_narrow = sys.stdout.isatty() or 'COLUMNS' in os.environ
+  width = shutil.get_terminal_size((0, 0)).columns if is_narrow else 0
   if not width or len(explained) <= width:
     return explained
   start = '    # '

@@ -32,6 +32,14 @@ def over_microbatches(name: str, m: Weighted) -> Weighted:
   return Weighted(weighted.sum() / jnp.where(weight > 0, weight, 1), weight)
 
 
+def num_tokens(batch: Mapping[str, jax.Array]) -> jax.Array:
+  """Returns the number of positions of a batch that are not padding."""
+  segment_ids_BT = batch.get('segment_ids')
+  if segment_ids_BT is None:
+    return jnp.float32(batch['ids'].size)
+  return (segment_ids_BT > 0).sum().astype(jnp.float32)
+
+
 class Mean:
   """Weighted means and maxima over many batches, accumulated on the host in float64."""
 

@@ -18,8 +18,11 @@ from paxlite.training.train_state import TrainState
 
 
 def is_moved(folder: pathlib.Path) -> bool:
-  """Returns whether a run's folder is not at its path any more, as process 0 sees it."""
-  return bool(_seen(folder)[0])
+  """Returns whether the folder of a run of one process is not at its path any more.
+
+  Several processes notice it when they save, which they do together.
+  """
+  return jax.process_count() == 1 and bool(_seen(folder)[0])
 
 
 def _together(folder: pathlib.Path) -> tuple[str, pathlib.Path]:

@@ -14,7 +14,7 @@ from paxlite.layers.sown import SOWN, over_layers, total_loss
 from paxlite.optim.optimizers import Optimizer, merge
 from paxlite.parallel.partitioning import TAPS, new_taps, reading_taps
 from paxlite.training import own_loss, tap_trees
-from paxlite.training.metrics import Metrics, Weighted, over_microbatches
+from paxlite.training.metrics import Metrics, Weighted, num_tokens, over_microbatches
 from paxlite.training.microbatch_loop import microbatch_scan
 from paxlite.training.train_state import TrainState
 
@@ -124,13 +124,13 @@ class Task:
     aux_loss = total_loss(sown)
     loss = xent.value + aux_loss
     return loss, {
-      'total_loss': Weighted(loss, xent.weight),
+      'total_loss': Weighted(loss, num_predictions),
       'avg_xent': xent,
       'aux_loss': Weighted(aux_loss, one),
       'log_pplx': xent,
       'fraction_of_correct_next_step_preds': Weighted(mean(losses.correct), num_predictions),
       'num_predictions': Weighted(num_predictions, one),
-    } | {name: Weighted(value, _num_tokens(batch)) for name, value in over_layers(sown).items()}
+    } | {name: Weighted(value, num_tokens(batch)) for name, value in over_layers(sown).items()}
 
   @property
   def has_own_loss(self) -> bool:
@@ -249,11 +249,3 @@ class Task:
     if not self.mean_over_padding:
       return weights_BT.sum()
     return (weights_BT.max(1) > 0).sum() * jnp.float32(weights_BT.shape[1])
-
-
-def _num_tokens(batch: Batch) -> jax.Array:
-  """Returns the number of positions of a batch that are not padding."""
-  segment_ids_BT = batch.get('segment_ids')
-  if segment_ids_BT is None:
-    return jnp.float32(batch['ids'].size)
-  return (segment_ids_BT > 0).sum().astype(jnp.float32)

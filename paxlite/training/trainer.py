@@ -262,12 +262,8 @@ class Trainer:
         callback.on_evaluation(state, step, evaluations, reporter.summaries)
 
   def _save_if_due(self, state: TrainState, step: int, ends: bool, reporter: Reporter) -> None:
-    """Saves a checkpoint, a local state, or both, if they are due after `step`.
-
-    One process also saves if its folder is gone; several notice that when they save.
-    """
-    moved = jax.process_count() == 1 and moved_folder.is_moved(self.folder)
-    if self.schedule.saves(step) or ends or moved:
+    """Saves a checkpoint, a local state, or both, if they are due after `step`."""
+    if self.schedule.saves(step) or ends or moved_folder.is_moved(self.folder):
       with reporter.clock_stopped(state, 'save'):
         self._save(state, step)
     if not ends and self.store.local_is_due(step):

@@ -9,7 +9,7 @@ import pytest
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import UserError
-from paxlite.programs.run import located_run
+from paxlite.programs.run_folder import located_run
 
 
 def state(step: int):

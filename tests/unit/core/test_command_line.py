@@ -193,7 +193,8 @@ def test_the_table_needs_no_import_and_shortens_nothing(capsys):
     assert ('SAVE_DOT_WITH_NO_BATCH_DIM' in '\n'.join(lines)) == (screen == 200)
 
 
-def test_show_says_what_values_mean(capsys):
+def test_show_says_what_values_mean(capsys, monkeypatch):
+  monkeypatch.delenv('COLUMNS', raising=False)
   show.main(['TinyGPT'])
   out = capsys.readouterr().out
   assert 'SAMPLE_PROMPT = None  # text that is continued' in out

@@ -252,7 +252,7 @@ def test_texts_with_blank_lines_are_split_as_ever(tmp_path):
   found = split_files(packaged.TEXTS, 20)
   assert found == [pair for path in packaged.TEXTS for pair in split_blocks(path)]
   rows = TextRows(packaged.TEXTS, packaged.VOCAB, 256, 'train')
-  assert (len(rows.tokens), rows.fingerprint) == (2_382_861, 100_832_392)
+  assert (len(rows.tokens), rows.tokens_fingerprint) == (2_382_861, 100_832_392)
   small, large = tmp_path / 'small.txt', tmp_path / 'large.txt'
   small.write_text(WORDS * 100)  # is not cut, unlike the other file
   large.write_text(f'{WORDS}\n\n' * 3000)

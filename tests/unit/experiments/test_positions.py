@@ -11,6 +11,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import build_experiment
+from paxlite.programs.begun import with_positions
 from paxlite.programs.run import Run
 from paxlite.weights.families import config_json, experiment_of
 
@@ -108,4 +109,4 @@ def test_a_run_that_continues_keeps_its_positions_without_the_weights(tmp_path):
   found = {'experiment': 'paxlite.experiments.llama.LLaMA', 'values': values}
   (folder / 'experiment.json').write_text(json.dumps(found))
   e = LLaMA(CHECKPOINT_RESTORE_PATH=str(tmp_path / 'gone'), MAX_SEQ_LEN=64, **SMALL)
-  assert Run(e, folder).with_positions().experiment.values()['MAX_POSITION_EMBEDDINGS'] == 8192
+  assert with_positions(Run(e, folder)).experiment.values()['MAX_POSITION_EMBEDDINGS'] == 8192
