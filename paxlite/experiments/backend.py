@@ -123,7 +123,7 @@ class Backends(Transformer):
 
   def put_on_backend(self, task: fdl.Config) -> None:
     if self.USE_FP8:
-      for einsum in selectors.select(task.model, Einsum):
+      for einsum in selectors.select(task.model, Einsum, check_nonempty=False):
         fdl.update_callable(einsum, Fp8Einsum)
       task.begin_step = template(begin_step)
     if self.USE_TE == 'gemm':
@@ -134,7 +134,9 @@ class Backends(Transformer):
     if self.USE_TE == 'layer':
       task.model.transformer_tpl.layer_tpl = te_block(self, task.model)
     if self.USE_INT8 != 'off':
-      for einsum in selectors.select(task.model, Einsum, match_subclasses=False):
+      for einsum in selectors.select(
+        task.model, Einsum, match_subclasses=False, check_nonempty=False
+      ):
         fdl.update_callable(einsum, JnpEinsum)
       backward = self.USE_INT8 == 'forward_backward'
       task.model = fdl.Config(backends.int8_model, model=task.model, backward=backward)
@@ -143,6 +145,6 @@ class Backends(Transformer):
 
 
 def _multiply_by(model: fdl.Config, dot_general: Callable[..., object], **kwargs: object) -> None:
-  for einsum in selectors.select(model, Einsum):
+  for einsum in selectors.select(model, Einsum, check_nonempty=False):
     fdl.update_callable(einsum, DotGeneralEinsum)
     einsum.dot_general_tpl = template(dot_general, **kwargs)

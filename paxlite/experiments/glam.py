@@ -67,7 +67,7 @@ class GLaM(MixtureOfExperts):
     for qkv in selectors.select(lm, SeparateQkv):
       qkv.query_tpl.w_init = normal(D * H)
       qkv.key_value_tpl.w_init = normal(D)
-    for ffn in selectors.select(lm, FeedForward):
+    for ffn in selectors.select(lm, FeedForward, check_nonempty=False):
       ffn.projection_tpl.w_init = fdl.Config(nn.initializers.variance_scaling, **_FAN_IN)
     return lm
 

@@ -271,7 +271,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
     for ffn in selectors.select(lm, FeedForward, check_nonempty=False):
       selectors.select(ffn, Projection).set(use_bias=self.USE_FFN_BIAS)
     if self.USE_QKV_BIAS != self.USE_BIAS:
-      for attention in selectors.select(lm, Attention):
+      for attention in selectors.select(lm, Attention, check_nonempty=False):
         selectors.select(attention.qkv_tpl, Projection).set(use_bias=self.USE_QKV_BIAS)
     if self.USE_LORA:
       self.add_lora(lm)

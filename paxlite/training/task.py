@@ -123,8 +123,10 @@ class Task:
       xent = Weighted((losses.xent * weights).sum() / jnp.maximum(positions, 1), positions)
     aux_loss = total_loss(sown)
     loss = xent.value + aux_loss
+    # Pax weights it by targets; microbatches of one's own loss need what it is a mean over
+    weight = xent.weight if self.has_own_loss else num_predictions
     return loss, {
-      'total_loss': Weighted(loss, num_predictions),
+      'total_loss': Weighted(loss, weight),
       'avg_xent': xent,
       'aux_loss': Weighted(aux_loss, one),
       'log_pplx': xent,

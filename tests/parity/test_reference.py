@@ -12,7 +12,7 @@ from flax.linen import meta
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
-from paxlite.optim import optimizers, schedules
+from paxlite.optim import optimizers, schedules, transformations
 from tests.support import praxis
 
 SMALL = dict(
@@ -157,7 +157,7 @@ def test_adam():
     for k in 'wb':
       np.testing.assert_allclose(updates[k], at(f'u{i}')[k], atol=1e-6, rtol=1e-5)
       np.testing.assert_allclose(params[k], at(f'p{i + 1}')[k], atol=1e-6)
-  moments = next(s for s in state if isinstance(s, optimizers.PaxAdamState))
+  moments = next(s for s in state if isinstance(s, transformations.PaxAdamState))
   for k in 'wb':
     np.testing.assert_allclose(moments.m[k], reference[f'm/{k}'], atol=1e-6)
     np.testing.assert_allclose(moments.v[k], reference[f'v/{k}'], atol=1e-6)
@@ -165,7 +165,7 @@ def test_adam():
 
 def test_the_update_cap_is_per_layer_of_a_repeated_stack():
   """As in Pax, a stacked variable is updated as if its layers were separate variables."""
-  adam = optimizers.scale_by_pax_adam(update_clip=0.5)
+  adam = transformations.scale_by_pax_adam(update_clip=0.5)
   rng = np.random.default_rng(0)
   grads = [rng.normal(size=(3, 4, 5)) * np.array([1, 10, 0.1])[:, None, None] for _ in range(3)]
   stacked, single = {'repeat': {'w': jnp.zeros((3, 4, 5))}}, [{'w': jnp.zeros((4, 5))}] * 3

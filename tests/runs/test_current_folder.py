@@ -72,7 +72,7 @@ def test_a_run_by_the_installed_script(folder):
   command = [str(script)] if script.exists() else [sys.executable, '-P', '-c', text]
   train = *command, 'train', EXPERIMENT, '--folder=run', 'MAX_STEPS=1'
   assert 'step 1/1' in ended(folder, *train)
-  assert 'Goodput' in ended(folder, *command, 'goodput', 'run')
+  assert 'productive steps' in ended(folder, *command, 'goodput', 'run')
 
 
 @pytest.mark.slow

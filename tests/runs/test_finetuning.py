@@ -238,10 +238,10 @@ def test_a_held_out_share_is_an_attribute(tmp_path):
 @pytest.mark.parametrize(
   ('record', 'stated', 'prompt', 'verb'),
   [
-    (CHAT, None, '[user] a\n[assistant] ', 'answering'),
+    (CHAT, None, '[user]\na[assistant]\n', 'answering'),
     (CHAT, False, 'a', 'continuing'),
     (dict(inputs='x', targets='y'), None, 'a', 'continuing'),
-    (dict(inputs='x', targets='y'), True, '[user] a\n[assistant] ', 'answering'),
+    (dict(inputs='x', targets='y'), True, '[user]\na[assistant]\n', 'answering'),
   ],
 )
 def test_the_prompt_of_a_sample_is_a_message_where_chats_are_learned(

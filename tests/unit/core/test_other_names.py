@@ -96,6 +96,7 @@ UNRELATED = {
 }
 # Names that share a word with attributes which are rightly left out of the answer.
 ANSWERED_OTHERWISE = {
+  'TRAINABLE_PE_MAX_SEQ_LEN': 'rows of the table of positions, which are not those of training',
   'EMA_DECAY': 'decays are of the schedule, of Adam and of weights',
   'learning_rate_schedule_steps': 'the kind of the schedule',
   'upload_all_profiler_results': 'which steps are traced',

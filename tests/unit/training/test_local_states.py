@@ -25,6 +25,10 @@ VALUES = dict(
 )  # fmt: skip
 
 
+class Killed(BaseException):
+  """Ends a run as a kill does: nothing is saved, as it would be after an error in data."""
+
+
 @dataclasses.dataclass
 class Failing:
   """An input that fails at a batch, as a process fails that is killed there."""
@@ -40,7 +44,7 @@ class Failing:
   def train_batches(self, start, rows):
     for step, batch in enumerate(self.inner.train_batches(start, rows), start):
       if step == self.at:
-        raise RuntimeError('killed')
+        raise Killed
       yield batch
 
 
@@ -55,7 +59,7 @@ def start(tmp_path, fails_at=None, folder='run', accept_changes=False, **values)
   state, step = trainer.store.initial()
   if fails_at is None:
     return trainer.train(state, step), step
-  with pytest.raises(RuntimeError, match='killed'):
+  with pytest.raises(Killed):
     trainer.train(state, step)
   return None, step
 
@@ -107,14 +111,14 @@ def restored(local, above=-1):
     return None
   step, state, notes = found
   jax.tree.map(np.testing.assert_array_equal, state, small_state(step))
-  assert notes == {'step': step}
+  assert notes == {'batch_size': 4, 'step': step}
   return step
 
 
 def kept(local, *steps):
   """Keeps a state after each of these steps."""
   for step in steps:
-    local.save(small_state(step), step, lambda step=step: {'step': step})
+    local.save(small_state(step), step, lambda step=step: {'batch_size': 4, 'step': step})
     local.reported(step)
 
 
@@ -149,7 +153,7 @@ def test_the_state_of_the_start_is_kept_until_all_have_a_newer_one(killed, local
   run = local()
   assert restored(run) == 12
   run.begin(12)
-  run.save(small_state(15), 15, lambda: {'step': 15})
+  run.save(small_state(15), 15, lambda: {'batch_size': 4, 'step': 15})
   assert names(tmp_path) == [12], 'a kill at this moment loses three steps'
   run.reported(15)
   run._finish()
