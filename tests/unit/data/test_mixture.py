@@ -329,3 +329,4 @@ def test_evaluations_of_a_mixture_have_the_names_of_its_sources():
   sources += ['seqio:lm_task', 'sft:chats.jsonl', 'books/all the.txt', 'flat/']
   expected = ['wiki', 'wiki_2', 'c4_en_train', 'lm_task', 'chats', 'all_the', 'flat']
   assert short_names(sources) == expected
+  assert short_names(['a_2.jsonl', 'a.jsonl', 'b/a.jsonl']) == ['a_2', 'a', 'a_3']
