@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.errors import UserError
+from paxlite.core.templates import config_text
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.description import configs_text
 
@@ -25,6 +26,7 @@ def without_effect(experiment: Experiment, known: Collection[str]) -> list[str]:
     known: Attributes of which it is known already that they have no effect; they are left out.
   """
   cls, found = type(experiment), []
+  of_task = functools.cache(lambda: config_text(experiment.task(), 'task'))
   text = functools.cache(lambda: configs_text(experiment))
   values = {name: value for name, value in vars(experiment).items() if name.isupper()}
   for name in experiment.values_of(Kind.SHAPE, Kind.FUNCTION, Kind.TRAINING):
@@ -38,6 +40,7 @@ def without_effect(experiment: Experiment, known: Collection[str]) -> list[str]:
       if getattr(without, name) == values[name]:
         continue
       without.validate()
-      if configs_text(without) == text():
+      # the task first: configs of inputs may ask a store for a tokenizer
+      if config_text(without.task(), 'task') == of_task() and configs_text(without) == text():
         found.append(name)
   return found
