@@ -144,7 +144,10 @@ def test_a_kind_is_inherited_and_bounds_are_checked():
     (dict(STEP_TIMEOUT=-1.0), 'STEP_TIMEOUT=-1 must not be negative; 0 turns it off'),
     (dict(MAX_EVAL_BATCHES=0), 'MAX_EVAL_BATCHES=0 must be at least 1'),
     (dict(SEED=1 << 32), 'SEED=4294967296 must be from 0 to'),
-    (dict(USE_ROTARY_POSITION_EMB=True, NUM_HEADS=32), 'need an even DIMS_PER_HEAD, above 0, not 1'),
+    (
+      dict(USE_ROTARY_POSITION_EMB=True, NUM_HEADS=32),
+      'need an even DIMS_PER_HEAD, above 0, not 1',
+    ),
   ):
     with pytest.raises(UserError, match=message):
       Mine(**values).validate()
