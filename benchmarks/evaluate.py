@@ -16,7 +16,7 @@ import jax
 from paxlite.eval.eval_tasks import read_tasks
 from paxlite.eval.inference import load_checkpoint
 from paxlite.eval.scoring import Scorer
-from paxlite.eval.zero_shot import continuation_of
+from paxlite.eval.zero_shot import contexts_of
 
 
 class PaddedScorer(Scorer):
@@ -43,8 +43,11 @@ def main() -> None:
   e = inference.experiment
   arguments = (inference.model, inference.params, e.MAX_SEQ_LEN, args.batch_tokens,
                inference.mesh, e.rules)  # fmt: skip
+  contexts = contexts_of(inference)
   for task in read_tasks(args.tasks, args.limit):
-    asked = [continuation_of(inference, *x) for example in task.examples for x in example.asked]
+    asked = [
+      contexts.pair(text, None, after) for example in task.examples for text, after in example.asked
+    ]
     longest = min(e.MAX_SEQ_LEN, max(len(c.context) + len(c.continuation) - 1 for c in asked))
     sides = {'buckets': Scorer(*arguments)}
     lengths = {'longest': longest} | ({} if args.short else {'MAX_SEQ_LEN': e.MAX_SEQ_LEN})

@@ -114,8 +114,8 @@ class Checkpoints:
       self._record.note(self.steps())
 
   def note_completed(self) -> None:
-    """Notes the checkpoint that is being saved, if it is complete."""
-    if self._record is not None and self._saving not in (None, self._record.newest):
+    """Notes the checkpoint that is being saved, if it is complete; to be called often."""
+    if self._record is not None and self._record.is_due(self._saving):
       self.note_saved()
 
   def restore_latest(self, restore: Callable[[int], _T]) -> tuple[int, _T] | None:

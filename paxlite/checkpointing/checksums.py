@@ -15,8 +15,8 @@ import stat
 import zlib
 from collections.abc import Iterable, Iterator
 
+from paxlite.core import regular_file
 from paxlite.core.errors import UnreadableError, UserError, naming
-from paxlite.core.files import open_regular
 from paxlite.core.json_text import JsonObject, parsed
 
 PREFIX = 'checkpoint'
@@ -190,7 +190,7 @@ def _below(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 def _checksum(path: pathlib.Path) -> tuple[int, int]:
   size = crc = 0
   block = memoryview(bytearray(1 << 20))
-  with naming(path), open_regular(path) as f:
+  with naming(path), open(path, 'rb', buffering=0, opener=regular_file.opener) as f:
     while n := f.readinto(block):
       size += n
       crc = zlib.crc32(block[:n], crc)

@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterator, Mapping
 import google_crc32c
 import numpy as np
 
+from paxlite.core import regular_file
 from paxlite.core.errors import UserError, line_of
 from paxlite.core.json_text import Json, JsonObject, parsed
-from paxlite.core.run_files import no_link
 
 Bounds = tuple[tuple[int, int], ...]  # first and last + 1 along each dimension
 Key = tuple[str, Bounds]  # the name of a variable, and the part of it
@@ -182,7 +182,7 @@ class LocalFile:
 
   def __init__(self, path: pathlib.Path):
     self._path = path
-    with _readable(path), open(path, 'rb', opener=no_link) as f:
+    with _readable(path), open(path, 'rb', opener=regular_file.no_link) as f:
       end = f.seek(0, os.SEEK_END) - _FOOTER.size - len(_MAGIC)
       f.seek(max(end, 0))
       footer = f.read()
@@ -222,7 +222,10 @@ class LocalFile:
     entry = self._entries[key]
     array = np.empty([stop - start for start, stop in key[1]], entry['dtype'])
     crc, whole = 0, _bytes(array)
-    with _readable(self._path), open(self._path, 'rb', opener=no_link) as f:
+    with (
+      _readable(self._path),
+      open(self._path, 'rb', opener=regular_file.no_link) as f,
+    ):
       f.seek(entry['offset'])
       f.readinto(array.reshape(-1).view(np.uint8).data)
       for start in range(0, len(whole), _BLOCK):

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pathlib
+import time
 
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
@@ -15,6 +16,7 @@ from paxlite.core.run_files import write_file
 
 _NAME = '.saved.json'  # of this machine; what a store holds, the store's list of checkpoints says
 _OF_RUN = 'experiment.json'
+_LOOK_SECONDS = 1.0  # between two looks at a folder, which may be on a file server
 
 log = logging.getLogger('paxlite')
 
@@ -28,25 +30,33 @@ class SavedRecord:
 
   def __init__(self, folder: pathlib.Path):
     self._path = folder / _NAME
-    self.newest: int | None = None  # the step that this process has noted
+    self._newest: int | None = None  # the step that this process has noted
+    self._looked_at = -float('inf')
 
   @property
   def exists(self) -> bool:
     return os.path.lexists(self._path)
 
+  def is_due(self, saving: int | None) -> bool:
+    """Returns whether it is time to look if the save of a step is complete; None: of no step."""
+    if saving in (None, self._newest) or time.monotonic() < self._looked_at + _LOOK_SECONDS:
+      return False
+    self._looked_at = time.monotonic()
+    return True
+
   def note(self, steps: list[int]) -> None:
     """Notes the newest of the complete checkpoints. A failure is left to the next save."""
-    if not steps or self.newest == steps[-1]:
+    if not steps or self._newest == steps[-1]:
       return
     try:
       write_file(self._path, json.dumps({'step': steps[-1]}).encode())
-      self.newest = steps[-1]
+      self._newest = steps[-1]
     except OSError as e:
       log.debug('%s cannot be written: %s', self._path, e)
 
   def remove(self) -> None:
     """Forgets what was saved; there are no checkpoints from now on."""
-    self.newest = None
+    self._newest = None
     self._path.unlink(missing_ok=True)
 
   def refuse_missing(self, checkpoints: pathlib.Path, steps: list[int]) -> None:

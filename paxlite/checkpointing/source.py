@@ -7,6 +7,7 @@ import os
 import pathlib
 import re
 import shlex
+import time
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.checksums import CHECKSUMS, damage, fingerprint
@@ -26,6 +27,8 @@ log = logging.getLogger('paxlite')
 _PARAMS = 'params'
 _EXPERIMENT = 'experiment.json'
 _PATHS = 'VOCAB_PATH', 'CHECKPOINT_RESTORE_PATH'
+_BELIEVED_SECONDS = 60.0
+_stored_positions: dict[str, tuple[float, int | None]] = {}  # by address: until when, and what
 _PATH_CHARS = 4096  # The kernel accepts no longer paths.
 
 _HUB_NAME = r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*'
@@ -174,10 +177,23 @@ def positions_of(path: str | pathlib.Path) -> int | None:
 
   A run that began before there was MAX_POSITION_EMBEDDINGS says only how long its rows were. Its
   model has at least the positions of the weights that it started from.
+
+  An attribute asks for it whenever it is read. So what a store says is believed for a minute.
   """
+  text = str(path)
+  if not is_address(text):
+    return _positions_of(text)
+  until, found = _stored_positions.get(text, (0.0, None))
+  if time.monotonic() >= until:
+    found = _positions_of(text)  # takes minutes if the store does not answer
+    _stored_positions[text] = time.monotonic() + _BELIEVED_SECONDS, found
+  return found
+
+
+def _positions_of(path: str) -> int | None:
   found: list[int] = []
   seen: set[pathlib.Path] = set()
-  while str(path):
+  while path:
     try:
       folder = _checkpoint_folders(path)[0]
       values = read_values(Source(folder, _experiment_file(folder)))['values']

@@ -1,6 +1,5 @@
 """Reading text and JSON lines, compressed or not, with errors that name file and line."""
 
-import errno
 import glob
 import gzip
 import io
@@ -48,24 +47,6 @@ def check_file(path: str | pathlib.Path) -> None:
     if is_one(mode):
       hint = f'{path}/* are its files' if is_one is stat.S_ISDIR else 'copy what it gives to one'
       raise UserError(f'{path} is not a file, it is {kind_of_file}: {hint}')
-
-
-def open_regular(path: str | os.PathLike) -> io.FileIO:
-  """Opens a file to be read, without a buffer. It may be a link.
-
-  Raises:
-    OSError: It cannot be opened, or is a FIFO or another special file, which may block the reader.
-  """
-  return open(path, 'rb', buffering=0, opener=_open_regular)
-
-
-def _open_regular(path: str, flags: int) -> int:
-  # opening a FIFO would wait for its other end; for regular files O_NONBLOCK means nothing
-  descriptor = os.open(path, flags | os.O_NONBLOCK)
-  if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, 'it is not a file', path)
-  return descriptor
 
 
 def fingerprint_of(path: str | pathlib.Path) -> int:

@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable
 
 from paxlite.core import errors
+from paxlite.core.run_files import write_file
 from paxlite.core.terminal import warn
 
 FULL = 'PAXLITE_TRACEBACK'  # the variable of the environment that asks for whole tracebacks
@@ -57,8 +58,8 @@ class Frame:
 
 def place_of(function: Callable[..., object]) -> str:
   """Returns the file and the line where a function or method is defined, as far as is known."""
-  function = inspect.unwrap(getattr(function, '__func__', function))
-  code = getattr(function, '__code__', None)
+  function = getattr(function, '__func__', function)
+  code = _code_of(function)
   return f'{code.co_filename}, line {code.co_firstlineno}' if code else repr(function)
 
 
@@ -130,7 +131,7 @@ def print_error(error: BaseException, defect: str, folder: pathlib.Path | None =
   if folder is not None and folder.is_dir() and report(error) is not None:
     with contextlib.suppress(OSError):
       text = ''.join(traceback.format_exception(error))
-      (folder / 'traceback.txt').write_text(text, encoding='utf-8')
+      write_file(folder / 'traceback.txt', text.encode('utf-8', 'replace'))
       path = str(folder / 'traceback.txt')
   lines = report(error, path)
   if lines is None:
@@ -160,10 +161,19 @@ def _called(error: BaseException) -> Frame | None:
     if isinstance(module, types.ModuleType) and is_own(getattr(module, '__file__', '') or '<'):
       candidates.append(_member(module, match[1]))
   for candidate in candidates:
-    code = getattr(inspect.unwrap(candidate), '__code__', None) if callable(candidate) else None
+    code = _code_of(candidate)
     if code is not None and code.co_qualname == match[1] and is_own(code.co_filename):
       return Frame(code.co_filename, code.co_firstlineno, code.co_qualname)
   return None
+
+
+def _code_of(value: object) -> types.CodeType | None:
+  """Returns the code of a function, without its decorators; None for other values."""
+  try:
+    code = getattr(inspect.unwrap(value), '__code__', None) if callable(value) else None
+  except Exception:  # of an object that answers for any name, such as a mock or a lazy module
+    return None
+  return code if isinstance(code, types.CodeType) else None
 
 
 def _member(module: types.ModuleType, qualname: str) -> object:

@@ -9,12 +9,11 @@ is written to the path any more, which is the folder of the other run. Records f
 """
 
 import errno
-import os
 import pathlib
-import stat
 from collections.abc import Callable
 from typing import IO, Literal, TextIO, overload
 
+from paxlite.core import regular_file
 from paxlite.core.errors import naming
 
 
@@ -45,7 +44,7 @@ def unguard(folder: pathlib.Path) -> None:
 
 def check_place(path: pathlib.Path) -> None:
   """Raises MovedError if `path` is below the folder of a run that is not there any more."""
-  for folder, check in _guards.items():
+  for folder, check in list(_guards.items()):  # another run may begin in another thread
     if path.is_relative_to(folder):
       check()
 
@@ -67,7 +66,7 @@ def open_file(
     OSError: The file cannot be opened, `path` is not a regular file, or the run's folder was
       deleted.
   """
-  return open(_followed(path), mode, buffering, encoding, opener=no_link)
+  return open(_followed(path), mode, buffering, encoding, opener=regular_file.no_link)
 
 
 def _followed(path: pathlib.Path) -> pathlib.Path:
@@ -105,13 +104,3 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
   with naming(path), open_file(unfinished, 'wb') as f:
     f.write(content)
   unfinished.replace(path)  # replaces a link at `path`, and leaves the link's target unchanged
-
-
-def no_link(path: str, flags: int) -> int:
-  """An opener for open(), which refuses what is not a regular file."""
-  # opening a FIFO would wait for its other end; for regular files O_NONBLOCK means nothing
-  descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-  if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-    os.close(descriptor)
-    raise OSError(errno.EINVAL, 'it is not a file', path)
-  return descriptor

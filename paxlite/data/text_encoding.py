@@ -6,7 +6,6 @@ depend on each other. What is learned are places in the text, and the tokens at 
 """
 
 import functools
-import pathlib
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paxlite.core.errors import UserError
+from paxlite.data import tokenizer_files
 from paxlite.data.chat_format import ChatFormat, Conversation, Message, Tool
 from paxlite.data.chat_spans import learned
 from paxlite.data.tokenizer import Tokenizer, check_ids
@@ -101,8 +101,8 @@ class TextEncoding:
   @functools.cached_property
   def fingerprint(self) -> int:
     """A checksum of the tokenizer and of what begins and ends a text."""
-    contents = zlib.crc32(pathlib.Path(self.tokenizer.path).read_bytes())
-    return zlib.crc32(repr((contents, self.start_ids, self.end_ids)).encode())
+    tokenizer = tokenizer_files.fingerprint(self.tokenizer.path)
+    return zlib.crc32(repr((tokenizer, self.start_ids, self.end_ids)).encode())
 
   @functools.cached_property
   def answer_end_ids(self) -> list[int]:
@@ -212,9 +212,11 @@ def _end_of_answer(tokenizer: Tokenizer, chat_format: ChatFormat) -> int | None:
     return None
   text, tokens = found
   for token, start, end in zip(*tokens, strict=True):
-    if int(token) in tokenizer.added_ids:
+    is_blank = not text[start:end].strip()
+    # Gemma has added tokens for blank lines, with which an answer may go on
+    if int(token) in (tokenizer.special_ids if is_blank else tokenizer.added_ids):
       return int(token)
-    if text[start:end].strip():
+    if not is_blank:
       return None
   return None
 

@@ -5,7 +5,9 @@ tokenizer_config.json, in special_tokens_map.json, or the default of the tokeniz
 class may follow from the model_type in config.json.
 """
 
+import json
 import pathlib
+import zlib
 from typing import NamedTuple
 
 from paxlite.core.json_files import read_object
@@ -60,6 +62,8 @@ _REGISTERED = {
   'olmo': 'GPTNeoXTokenizer',
   'olmoe': 'GPTNeoXTokenizer',
 }
+# Keys of tokenizer_config.json that change ids; others are for people, templates and padding.
+_OF_IDS = ('add_prefix_space', 'legacy', 'split_special_tokens')
 _OVERRULED = ('qwen2', 'phi3')  # a model_type whose stated class is often wrong
 
 
@@ -102,6 +106,15 @@ def published(tokenizer_path: str) -> Published:
   more = list(extra.values()) if isinstance(extra, dict) else extra
   added = [t for t in (*added, *(more if isinstance(more, list) else ())) if _text(t)]
   return Published(found, tokens, added, kind)
+
+
+def fingerprint(tokenizer_path: str) -> int:
+  """Returns a checksum of a tokenizer, and of what the files next to it say on its ids."""
+  contents = zlib.crc32(pathlib.Path(tokenizer_path).read_bytes())
+  found = published(tokenizer_path)
+  said = {k: v for k, v in found.configuration.items() if k in _OF_IDS}
+  rest = found.tokenizer_class, found.special_tokens, found.added_tokens, said
+  return zlib.crc32(json.dumps(rest, sort_keys=True).encode(), contents)
 
 
 def special_tokens(tokenizer_path: str) -> dict[str, str]:

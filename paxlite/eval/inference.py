@@ -76,7 +76,7 @@ class Inference:
       self.params,
       self.max_length,
       e.sampling() if sampling is None else sampling,
-      eos_ids=eos_ids(e, self.tokenizer, chat),
+      eos_ids=e.eos_ids(self.tokenizer, chat),
       is_token=self.tokenizer.is_token,
       mesh=self.mesh,
       rules=e.rules,
@@ -271,11 +271,6 @@ def refuse_te_layers(source: Source) -> None:
       f"{source.folder} holds the weights of Transformer Engine's layers, which keep no keys and "
       'values: first paxlite convert-te --direction=te2fw'
     )
-
-
-def eos_ids(e: LanguageModel, tokenizer: Tokenizer, chat: bool = False) -> list[int]:
-  """Returns the ids that end a text of an experiment's model, or an answer of a chat."""
-  return e.eos_ids(tokenizer, chat)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Datasets as mixins: `class Synthetic126M(Synthetic, GPT126M)`."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -390,8 +391,8 @@ def short_names(sources: Sequence[str]) -> list[str]:
     else:
       last = pathlib.PurePath(name).name.partition('.')[0]
     short = re.sub(r'[^A-Za-z0-9_-]+', '_', last).strip('_') or 'source'
-    number = 1 + sum(re.fullmatch(rf'{re.escape(short)}(_\d+)?', n) is not None for n in names)
-    names.append(short if number == 1 else f'{short}_{number}')
+    candidates = itertools.chain([short], (f'{short}_{i}' for i in itertools.count(2)))
+    names.append(next(candidate for candidate in candidates if candidate not in names))
   return names
 
 

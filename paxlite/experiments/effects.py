@@ -1,9 +1,12 @@
 """Finds values that a user has set and that change nothing, because other values leave them out."""
 
 import contextlib
+import functools
+from collections.abc import Collection
 
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.errors import UserError
+from paxlite.core.templates import config_text
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.description import configs_text
 
@@ -12,16 +15,24 @@ from paxlite.experiments.description import configs_text
 _NOT_OF_CONFIGS = {'HEADS_SPAN_MODEL', 'START_ID', 'SEED', 'MAX_SEQ_LEN', 'PACKED_INPUT'}
 
 
-def without_effect(experiment: Experiment) -> list[str]:
+def without_effect(experiment: Experiment, known: Collection[str]) -> list[str]:
   """Returns the attributes of model and training that were set on this object, and change nothing.
 
   An attribute changes nothing if the configs that the experiment makes are the same with the value
-  of its class, and the remarks and refusals of `validate` are not about it.
+  of its class, and `validate` accepts that value.
+
+  Args:
+    experiment: The experiment.
+    known: Attributes of which it is known already that they have no effect; they are left out.
   """
   cls, found = type(experiment), []
+  of_task = functools.cache(lambda: config_text(experiment.task(), 'task'))
+  text = functools.cache(lambda: configs_text(experiment))
   values = {name: value for name, value in vars(experiment).items() if name.isupper()}
   for name in experiment.values_of(Kind.SHAPE, Kind.FUNCTION, Kind.TRAINING):
-    if name not in values or name in _NOT_OF_CONFIGS or name.startswith('CHECKPOINT_'):
+    if name not in values or name in known or name in _NOT_OF_CONFIGS:
+      continue
+    if name.startswith('CHECKPOINT_'):
       continue
     others = {other: value for other, value in values.items() if other != name}
     with contextlib.suppress(UserError):
@@ -29,6 +40,7 @@ def without_effect(experiment: Experiment) -> list[str]:
       if getattr(without, name) == values[name]:
         continue
       without.validate()
-      if configs_text(without) == configs_text(experiment):
+      # the task first: configs of inputs may ask a store for a tokenizer
+      if config_text(without.task(), 'task') == of_task() and configs_text(without) == text():
         found.append(name)
   return found

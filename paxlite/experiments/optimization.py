@@ -96,7 +96,7 @@ class Optimization(MemorySavings):
       found.append(
         f'FROZEN_DTYPE={self.FROZEN_DTYPE}: all variables are trained, and none is frozen.'
       )
-    if unread := self._unread:
+    if unread := self.unread_by_optimizer:
       found.append(
         f'{", ".join(unread)}: the optimizer of {type(self).__name__} does not read '
         f'{"it, and it has" if len(unread) == 1 else "them, and they have"} no effect.'
@@ -141,7 +141,9 @@ class Optimization(MemorySavings):
         setattr(own, name, held[name])
     if fdl.get_callable(own) is not optimizers.adam or held != {k: getattr(own, k) for k in held}:
       experiment = f'{type(self).__module__}.{type(self).__qualname__}'
-      known = self._schedule_of_own_optimizer()
+      # task() may put in another optimizer than that of optimizer(), whose rate is not known
+      is_that = fdl.get_callable(own) is fdl.get_callable(self.optimizer())
+      known = self._schedule_of_own_optimizer() if is_that else None
       task.optimizer = config(
         own_optimizer.completed, optimizer=own, experiment=experiment, schedule=known, **held
       )
@@ -157,11 +159,11 @@ class Optimization(MemorySavings):
 
   @property
   def _read_by_optimizer(self) -> set[str]:
-    """The attributes and methods that optimizer() and task() read."""
+    """The attributes and methods that optimizer() reads."""
     return reads_of(self, lambda e: e.optimizer())
 
   @property
-  def _unread(self) -> list[str]:
+  def unread_by_optimizer(self) -> list[str]:
     """Attributes of the optimizer that the optimizer does not read, and that somebody has set."""
     own = {name for name in vars(Optimization) if name.isupper()} - _ALWAYS_HELD
     unread = own - self._read_by_optimizer

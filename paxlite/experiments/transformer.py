@@ -201,7 +201,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
     return [
       *super().remarks,
       *(f'{n}={getattr(self, n)!r} changes nothing: other values leave it out.'
-        for n in without_effect(self)),
+        for n in without_effect(self, self.unread_by_optimizer)),
     ]  # fmt: skip
 
   def validate(self) -> None:

@@ -8,12 +8,14 @@ import logging
 import os
 import pathlib
 import socket
+import threading
 import time
 from typing import IO
 
+from paxlite.core import regular_file
 from paxlite.core.errors import Interrupted, UserError
 from paxlite.core.json_text import parsed
-from paxlite.core.run_files import MovedError, guard, no_link, open_file, unguard
+from paxlite.core.run_files import MovedError, guard, open_file, unguard
 
 _FILE = '.lock'
 _HELD = (errno.EACCES, errno.EAGAIN)
@@ -42,6 +44,7 @@ class FolderLock:
     self._file: IO[str] | None = None
     self._directory = -1
     self._of_checkpoints: FolderLock | None = None
+    self._checking = threading.RLock()  # several threads write into the folder
 
   def acquire(self) -> None:
     """Takes the lock; does nothing if this object holds it, or if the folder does not exist yet.
@@ -97,22 +100,26 @@ class FolderLock:
     Raises:
       MovedError: It is not, or another run has the lock.
     """
-    if self._file is None or _leads_to(self._path, self._file.fileno()):
-      return
+    with self._checking:
+      if self._file is not None and not _leads_to(self._path, self._file.fileno()):
+        self._file = self._made_again(self._file)
+
+  def _made_again(self, former: IO[str]) -> IO[str]:
+    """Returns the lock file in place of a deleted one; raises as `check` does."""
     if not _leads_to(self._folder, self._directory):
       now = _path_of(self._directory)
       how = f'it was moved to {now}' if now else 'it was deleted'
       raise MovedError(self._folder, now, f'{how} while the run used it')
     try:
-      file = open(self._path, 'a+', opener=no_link)  # noqa: SIM115
+      file = open(self._path, 'a+', opener=regular_file.no_link)  # noqa: SIM115
       is_free = self._locked(file)
     except OSError as e:
       raise MovedError(self._folder, None, f'its lock is gone: {e.strerror}') from None
     if not is_free:
       file.close()
       raise MovedError(self._folder, None, 'its lock was deleted, and another run has it')
-    self._file.close()
-    self._file = file
+    former.close()
+    return file
 
   def _opened(self) -> IO[str]:
     try:
@@ -138,11 +145,12 @@ class FolderLock:
     if self._of_checkpoints is not None:
       self._of_checkpoints.release()
       self._of_checkpoints = None
-    if self._file is not None:
-      unguard(self._folder)
-      self._file.close()
-      os.close(self._directory)
-      self._file = None
+    with self._checking:
+      if self._file is not None:
+        unguard(self._folder)
+        self._file.close()
+        os.close(self._directory)
+        self._file = None
 
 
 def _leads_to(path: pathlib.Path, descriptor: int) -> bool:

@@ -231,9 +231,10 @@ class LeaseView:
     with self._lock:
       now = _now()
       if not self._seen or now > self._looked_at + self._times.renew / 3:
-        data, content, _ = _read(self._store, self._key)
+        data, content, tag = _read(self._store, self._key)
         if content.get('attempt') != self._attempt or content.get('released'):
-          raise _unsure(self._address, f' ({_described(content)} has the lease)')
+          held = f'the lease is that of {_described(content)}' if content else 'it is damaged'
+          raise _unsure(self._address, f' ({held if tag else "there is none any more"})')
         if data != self._seen:  # It was renewed after the last look, and maybe long ago.
           self._seen, self._renewed_at = data, self._looked_at
         self._looked_at = now

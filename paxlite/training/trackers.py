@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
+from paxlite.core.run_files import write_file
 from paxlite.training.writers import Writer
 
 log = logging.getLogger('paxlite')
@@ -179,7 +180,7 @@ class MlflowTracker(Tracker):
     self._run = client.create_run(number, run_name=self._folder.name).info.run_id
     for key, value in self._config.items():
       client.log_param(self._run, key, str(value)[:500])  # MLflow's longest value
-    note.write_text(f'{self._run}\n')
+    write_file(note, f'{self._run}\n'.encode())
 
   def _log(self, step: int, numbers: dict[str, float]) -> None:
     from mlflow.entities import Metric

@@ -122,7 +122,9 @@ def write_tokenizer(
       'ignore_merges': pre == 'llama-bpe',
     },
   }
-  (folder / 'tokenizer.json').write_text(json.dumps(tokenizer, ensure_ascii=False))
+  (folder / 'tokenizer.json').write_text(
+    json.dumps(tokenizer, ensure_ascii=False), encoding='utf-8'
+  )
   (folder / 'tokenizer_config.json').write_text(json.dumps(config, indent=2) + '\n')
   open_tokenizer(str(folder))  # raises UserError if the tokenizer is not valid
   return True

@@ -258,7 +258,7 @@ def write_folder(
       (folder / name).write_text(json.dumps(contents, indent=2) + '\n')
     copy_tokenizer(tokenizer, folder)
     if experiment.CHAT_TEMPLATE:  # of several templates, transformers takes this one
-      (folder / CHAT_TEMPLATE).write_text(experiment.CHAT_TEMPLATE)
+      (folder / CHAT_TEMPLATE).write_text(experiment.CHAT_TEMPLATE, encoding='utf-8')
   return size
 
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+import types
 
 import pytest
 
@@ -138,6 +139,36 @@ def test_an_error_says_what_was_done_and_where_the_traceback_is(tmp_path, monkey
   own_code.print_error(found.value, 'a defect', tmp_path)
   assert f'is in {tmp_path / "traceback.txt"}.' in capsys.readouterr().err
   assert 'ZeroDivisionError' in (tmp_path / 'traceback.txt').read_text()
+
+
+def test_the_traceback_is_not_written_through_a_link(tmp_path, capsys):
+  folder = tmp_path / 'run'
+  folder.mkdir()
+  (tmp_path / 'mine').write_text('kept')
+  (folder / 'traceback.txt').symlink_to(tmp_path / 'mine')
+  try:
+    exec(compile('1 / 0', str(tmp_path / 'own.py'), 'exec'))
+  except ZeroDivisionError as e:
+    own_code.print_error(e, '', folder)
+  assert f'is in {folder}/traceback.txt' in capsys.readouterr().err
+  assert (tmp_path / 'mine').read_text() == 'kept'
+  assert 'ZeroDivisionError' in (folder / 'traceback.txt').read_text()
+
+
+def test_an_object_that_answers_for_any_name_does_not_hide_an_error(monkeypatch):
+  class Anything:
+    def __getattr__(self, name):
+      return self
+
+    def __call__(self):
+      pass
+
+  module = types.ModuleType('own_lazy_module')
+  module.__file__ = '/somewhere/own_lazy_module.py'
+  module.call = Anything()  # type: ignore[attr-defined]
+  monkeypatch.setitem(sys.modules, module.__name__, module)
+  assert own_code.frame_of(TypeError('call() takes 1 positional argument but 2 were given')) is None
+  assert 'Anything' in own_code.place_of(module.call)
 
 
 def test_an_error_of_paxlites_keeps_its_traceback(capsys):

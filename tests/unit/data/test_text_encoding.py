@@ -65,6 +65,30 @@ def test_a_long_document_is_encoded_as_a_whole():
   ]
 
 
+def test_a_blank_line_is_no_end_of_an_answer_though_it_is_an_added_token(tmp_path):
+  template = '{% for m in messages %}{{ m.role + ": " + m.content + "\n\n" }}{% endfor %}'
+  blank = {'added_tokens_decoder': {'300': {'content': '\n\n', 'special': False}}}
+  tokenizer = open_tokenizer(written(tmp_path, template, **blank))
+  assert tokenizer.decode(tokenizer.encode('a\n\n')[1:]) == '\n\n'
+  assert len(tokenizer.encode('a\n\n')) == 2
+  assert TextEncoding(tokenizer).answer_end_ids == []
+
+
+def test_what_is_beside_a_tokenizer_is_a_part_of_its_fingerprint(tmp_path):
+  variants = {
+    'as it is': {},
+    'another template': {'chat_template': 'x', 'padding_side': 'left'},
+    'a prefix space': {'add_prefix_space': True, 'tokenizer_class': 'GPT2Tokenizer'},
+    'another token': {'extra_special_tokens': ['<more>']},
+  }
+  found = {
+    name: TextEncoding(open_tokenizer(written(tmp_path / name, **stated))).fingerprint
+    for name, stated in variants.items()
+  }
+  assert found.pop('another template') == found['as it is']
+  assert len(set(found.values())) == 3
+
+
 def test_a_pair_is_one_text_and_its_prompt_may_differ():
   tokenizer = open_tokenizer(packaged.VOCAB)
   encoding = TextEncoding(tokenizer)

@@ -7,7 +7,9 @@ import jax
 import numpy as np
 import pytest
 
+from paxlite.checkpointing import source
 from paxlite.core.errors import UserError
+from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import build_experiment
@@ -110,3 +112,15 @@ def test_a_run_that_continues_keeps_its_positions_without_the_weights(tmp_path):
   (folder / 'experiment.json').write_text(json.dumps(found))
   e = LLaMA(CHECKPOINT_RESTORE_PATH=str(tmp_path / 'gone'), MAX_SEQ_LEN=64, **SMALL)
   assert with_positions(Run(e, folder)).experiment.values()['MAX_POSITION_EMBEDDINGS'] == 8192
+
+
+def test_what_a_store_says_of_positions_is_not_asked_for_at_each_access(monkeypatch):
+  asked = []
+  monkeypatch.setattr(source, '_stored_positions', {})
+  monkeypatch.setattr(source, '_positions_of', lambda path: asked.append(path) or 77)
+  e = TinyGPT(CHECKPOINT_RESTORE_PATH='gs://bucket/weights', MAX_SEQ_LEN=64)
+  assert [e.MAX_POSITION_EMBEDDINGS, e.num_positions, e.MAX_POSITION_EMBEDDINGS] == [77] * 3
+  assert asked == ['gs://bucket/weights']
+  here = TinyGPT(CHECKPOINT_RESTORE_PATH='here')
+  assert here.MAX_POSITION_EMBEDDINGS == here.MAX_POSITION_EMBEDDINGS == 77
+  assert asked[1:] == ['here', 'here']

@@ -2,9 +2,11 @@
 
 import os
 import shutil
+import time
 
 import pytest
 
+from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.core.errors import UserError
 from paxlite.experiments.registry import find
 from paxlite.programs import library
@@ -107,3 +109,16 @@ def test_the_record_of_an_earlier_version_is_made_up_for(run):
   assert record.exists()
   assert library.load(run.folder).folder == run.folder
   assert os.listdir(run.folder / 'checkpoints')
+
+
+def test_a_save_that_does_not_end_is_not_looked_for_at_each_step(tmp_path, monkeypatch):
+  now = 100.0
+  monkeypatch.setattr(time, 'monotonic', lambda: now)
+  record = SavedRecord(tmp_path)
+  assert not record.is_due(None)
+  assert [record.is_due(3) for _ in range(9)] == [True] + [False] * 8
+  now += 2
+  assert record.is_due(3)
+  record.note([3])
+  now += 2
+  assert not record.is_due(3)

@@ -1,5 +1,6 @@
 """A run whose folder is moved, deleted or replaced writes into no other run's folder."""
 
+import concurrent.futures
 import pathlib
 import shutil
 import subprocess
@@ -120,6 +121,18 @@ def test_nothing_is_written_to_a_path_that_leads_elsewhere(tmp_path):
   write_file(folder / 'a', b'of another run')
 
 
+def test_threads_that_notice_a_deleted_lock_make_one(tmp_path):
+  lock = FolderLock(tmp_path)
+  lock.acquire()
+  with concurrent.futures.ThreadPoolExecutor(8) as pool:
+    for _ in range(50):
+      (tmp_path / '.lock').unlink()
+      for checked in [pool.submit(lock.check) for _ in range(8)]:
+        checked.result()
+  assert _in_another_process(tmp_path) == 'refused'
+  lock.release()
+
+
 def test_a_folder_of_checkpoints_that_two_runs_link_to(tmp_path):
   (tmp_path / 'disk').mkdir()
   for name in ('a', 'b'):
@@ -141,7 +154,7 @@ def _in_another_process(folder: pathlib.Path) -> str:
   done = subprocess.run(
     [sys.executable, '-c', code, folder], cwd=runs.ROOT, capture_output=True, text=True
   )
-  assert done.returncode == 0 or f'{folder}/checkpoints is in use by another run' in done.stderr
+  assert done.returncode == 0 or ' is in use by another run' in done.stderr
   return 'refused' if done.returncode else 'taken'
 
 
