@@ -119,7 +119,9 @@ def _fork_server(imported: str) -> ForkServer:
 
 def environment(devices: int = 1) -> dict[str, str]:
   flags = f'--xla_force_host_platform_device_count={devices} {QUICK_TO_COMPILE}'
-  return {**os.environ, 'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
+  width = ('COLUMNS', 'LINES')  # those of a terminal are not those of a file
+  kept = {k: v for k, v in os.environ.items() if k not in width}
+  return {**kept, 'XLA_FLAGS': flags, 'JAX_PLATFORMS': 'cpu'}
 
 
 def records(folder, name: str = 'metrics.jsonl') -> list[dict]:
