@@ -31,6 +31,8 @@ _GENERATION_TAG = re.compile(r'\{%[-+]?\s*generation\s*[-+]?%\}')
 _THINKING = re.compile(r'\b(enable_thinking|thinking)\b')
 # The names of a message's reasoning. Templates get it under the first two, as from transformers.
 _REASONING = ('reasoning_content', 'thinking', 'reasoning')
+# Keys by which OpenAI and axolotl leave an answer out of what is learned.
+_LEARNED = ('weight', 'train', 'training')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +79,13 @@ def _message(given: Message) -> Message:
   if message['role'] not in ROLES:
     raise UserError(
       f'a message has the role {message["role"]!r}; there are {", ".join(ROLES)}: rename it'
+    )
+  unread = [k for k in _LEARNED if not message.get(k, True)]
+  if unread and message['role'] == 'assistant':
+    raise UserError(
+      f'a message of the assistant has {unread[0]}={message[unread[0]]!r}, so that it is not to be '
+      'learned, which is not read: cut the conversation, or use "prompt" and "completion", lists '
+      'of messages of which the second is learned'
     )
   call = message.pop('function_call', None)
   calls = message.pop('tool_calls', None) or ([] if not call else [call])
