@@ -18,6 +18,7 @@ from paxlite.data.chat_template import GENERATION, MAX_TEMPLATE_CHARS, environme
 from paxlite.data.tokenizer_files import (
   CHAT_TEMPLATE,
   CONFIGURATION,
+  TOOL_TEMPLATE,
   configuration,
   special_tokens,
 )
@@ -240,6 +241,11 @@ class ChatFormat:
     """Returns the text of the conversation; see `written`."""
     return self.written(messages, prompt, tools, thinking).text
 
+  @property
+  def eos_token(self) -> str:
+    """The text of the token that ends a text; '' if there is none."""
+    return self._tokens.get('eos_token', '')
+
   def marks_learned(self, tools: Sequence[Tool] | None = None) -> bool:
     """Returns whether the template says by {% generation %} which text is learned."""
     return self._name(tools) in self._marking
@@ -376,7 +382,9 @@ def _chat_templates(tokenizer_path: str) -> dict[str, str]:
   """Returns the templates that come with a tokenizer, by name; one of them is `default`."""
   beside = pathlib.Path(tokenizer_path).parent / CHAT_TEMPLATE
   if beside.is_file():
-    return {'default': read_text(str(beside))}
+    for_tools = beside.parent / TOOL_TEMPLATE
+    more = {'tool_use': read_text(str(for_tools))} if for_tools.is_file() else {}
+    return {'default': read_text(str(beside))} | more
   template = configuration(tokenizer_path).get('chat_template')
   where = f'chat_template in {pathlib.Path(tokenizer_path).parent / CONFIGURATION}'
   if isinstance(template, list):  # several templates, each with a name

@@ -132,11 +132,12 @@ class _Places:
     if end < len(before) or not self._text.startswith(before) or not self._text.endswith(after):
       return None
     closing = alone.split(_MARK)[1]
-    if not after.startswith(closing):
-      closing = closing.rstrip()
-    if not after.startswith(closing):
-      return None
-    return len(before), end + len(closing)
+    # Some templates, as that of Phi-3, write EOS only behind the whole conversation.
+    shorter = closing.removesuffix(self._format.eos_token)
+    for found in (closing, closing.rstrip(), shorter, shorter.rstrip()):
+      if after.startswith(found) and (found or not closing):
+        return len(before), end + len(found)
+    return None
 
   def _written(
     self, messages: Sequence[Message], prompt: bool = False, thinking: bool | None = None

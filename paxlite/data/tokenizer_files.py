@@ -16,8 +16,11 @@ CONFIGURATION = 'tokenizer_config.json'
 SPECIAL_TOKENS = 'special_tokens_map.json'
 ADDED_TOKENS = 'added_tokens.json'
 CHAT_TEMPLATE = 'chat_template.jinja'
+TOOL_TEMPLATE = 'additional_chat_templates/tool_use.jinja'  # beside CHAT_TEMPLATE
 TOKENIZERS = (JSON, MODEL)  # a folder's tokenizer is the first of these that exists
-FILES = (*TOKENIZERS, CONFIGURATION, CHAT_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS)
+FILES = (
+  *TOKENIZERS, CONFIGURATION, CHAT_TEMPLATE, TOOL_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS
+)  # fmt: skip
 
 NAMED = tuple(f'{name}_token' for name in ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask'))
 
