@@ -193,7 +193,8 @@ def test_an_answer_that_the_template_leaves_out_is_named(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text(json.dumps({'messages': chat('a', 'one', 'b', 'two').messages}) + '\n')
   rows = SftRows([str(path)], written(tmp_path / 't', template), 99, 259)
-  assert rows.remarks == [
+  assert 'another text before the last answer' in rows.remarks[0]  # its prompt has message 2
+  assert rows.remarks[1:] == [
     f'1 answer (the first: {path}:1, message 2) not learned, because nothing says where the chat '
     'template writes them'
   ]
@@ -208,6 +209,20 @@ def test_every_answer_is_learned_where_eos_stands_behind_the_conversation(tmp_pa
   assert not encoded.missed
   learned = tokenizer.decode_marked(encoded.ids[encoded.is_learned].tolist())
   assert learned == 'b<|im_end|>\nd<|im_end|>\n<|endoftext|>'
+
+
+def test_a_prompt_that_no_conversation_has_is_said(tmp_path):
+  # DeepSeek-R1 asks for thinking, and drops that of the conversation
+  asks = CHATML.replace("assistant\n' }}{% endif", "assistant\n<think>\n' }}{% endif")
+  assert asks != CHATML
+  file = tmp_path / 'a.jsonl'
+  file.write_text(json.dumps({'messages': chat('a', 'b', 'c', 'd').messages}) + '\n')
+  for template, count in ((CHATML, 0), (asks, 1)):
+    rows = SftRows([str(file)], written(tmp_path, template), 200, 300)
+    assert sum('generation begins with what was not learned' in r for r in rows.remarks) == count
+    example = rows.example(0)
+    learned = rows.tokenizer.decode_marked(example.ids[example.is_answer].tolist())
+    assert learned == 'b<|im_end|>\nd<|im_end|>\n'
 
 
 def test_a_template_for_tools_may_be_a_file(tmp_path):
