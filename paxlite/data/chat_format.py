@@ -18,6 +18,7 @@ from paxlite.data.chat_template import GENERATION, MAX_TEMPLATE_CHARS, environme
 from paxlite.data.tokenizer_files import (
   CHAT_TEMPLATE,
   CONFIGURATION,
+  TOOL_TEMPLATE,
   configuration,
   special_tokens,
 )
@@ -31,6 +32,8 @@ _GENERATION_TAG = re.compile(r'\{%[-+]?\s*generation\s*[-+]?%\}')
 _THINKING = re.compile(r'\b(enable_thinking|thinking)\b')
 # The names of a message's reasoning. Templates get it under the first two, as from transformers.
 _REASONING = ('reasoning_content', 'thinking', 'reasoning')
+# Keys by which OpenAI and axolotl leave an answer out of what is learned.
+_LEARNED = ('weight', 'train', 'training')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,13 @@ def _message(given: Message) -> Message:
   if message['role'] not in ROLES:
     raise UserError(
       f'a message has the role {message["role"]!r}; there are {", ".join(ROLES)}: rename it'
+    )
+  unread = [k for k in _LEARNED if not message.get(k, True)]
+  if unread and message['role'] == 'assistant':
+    raise UserError(
+      f'a message of the assistant has {unread[0]}={message[unread[0]]!r}, so that it is not to be '
+      'learned, which is not read: cut the conversation, or use "prompt" and "completion", lists '
+      'of messages of which the second is learned'
     )
   call = message.pop('function_call', None)
   calls = message.pop('tool_calls', None) or ([] if not call else [call])
@@ -231,6 +241,11 @@ class ChatFormat:
     """Returns the text of the conversation; see `written`."""
     return self.written(messages, prompt, tools, thinking).text
 
+  @property
+  def eos_token(self) -> str:
+    """The text of the token that ends a text; '' if there is none."""
+    return self._tokens.get('eos_token', '')
+
   def marks_learned(self, tools: Sequence[Tool] | None = None) -> bool:
     """Returns whether the template says by {% generation %} which text is learned."""
     return self._name(tools) in self._marking
@@ -367,7 +382,9 @@ def _chat_templates(tokenizer_path: str) -> dict[str, str]:
   """Returns the templates that come with a tokenizer, by name; one of them is `default`."""
   beside = pathlib.Path(tokenizer_path).parent / CHAT_TEMPLATE
   if beside.is_file():
-    return {'default': read_text(str(beside))}
+    for_tools = beside.parent / TOOL_TEMPLATE
+    more = {'tool_use': read_text(str(for_tools))} if for_tools.is_file() else {}
+    return {'default': read_text(str(beside))} | more
   template = configuration(tokenizer_path).get('chat_template')
   where = f'chat_template in {pathlib.Path(tokenizer_path).parent / CONFIGURATION}'
   if isinstance(template, list):  # several templates, each with a name

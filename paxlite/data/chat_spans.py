@@ -28,12 +28,15 @@ class Learned(NamedTuple):
       should be, because nothing says where they are in the text.
     without_thinking: Whether each answer follows the prompt of a template whose thinking is turned
       off; only of templates and answers for which that differs.
+    is_unprompted: Whether the last message is an answer, and no prompt that asks for it is the
+      beginning of the text: generation begins with what is not learned.
   """
 
   text: str
   spans: list[Span]
   missed: list[int]
   without_thinking: list[bool]
+  is_unprompted: bool = False
 
 
 def learned(chat_format: ChatFormat, chat: Conversation, thinking: bool | None = None) -> Learned:
@@ -71,7 +74,7 @@ def learned(chat_format: ChatFormat, chat: Conversation, thinking: bool | None =
       spans.append(span)
   if missed and not spans:
     raise _unknown()
-  return Learned(text, spans, missed, places.without_thinking)
+  return Learned(text, spans, missed, places.without_thinking, places.is_unprompted)
 
 
 def _unknown() -> UserError:
@@ -87,11 +90,13 @@ class _Places:
   def __init__(self, chat_format: ChatFormat, chat: Conversation, text: str, thinking: bool | None):
     self._format, self._chat, self._text, self._thinking = chat_format, chat, text, thinking
     self.without_thinking: list[bool] = []
+    self.is_unprompted = False
 
   def answer(self, number: int) -> Span | None:
     """Returns the place of a message with what ends it, and None if nothing says where it is."""
     start = self.prompt(number)
     last = number == len(self._chat.messages) - 1
+    self.is_unprompted |= last and start is None
     alone = self._text if last else self._written(self._chat.messages[: number + 1])
     if start is not None and alone is not None and self._text.startswith(alone):
       return start, len(alone)
@@ -132,11 +137,12 @@ class _Places:
     if end < len(before) or not self._text.startswith(before) or not self._text.endswith(after):
       return None
     closing = alone.split(_MARK)[1]
-    if not after.startswith(closing):
-      closing = closing.rstrip()
-    if not after.startswith(closing):
-      return None
-    return len(before), end + len(closing)
+    # Some templates, as that of Phi-3, write EOS only behind the whole conversation.
+    shorter = closing.removesuffix(self._format.eos_token)
+    for found in (closing, closing.rstrip(), shorter, shorter.rstrip()):
+      if after.startswith(found) and (found or not closing):
+        return len(before), end + len(found)
+    return None
 
   def _written(
     self, messages: Sequence[Message], prompt: bool = False, thinking: bool | None = None

@@ -165,15 +165,18 @@ class JsonTokenizer:
     tokenizer, model = self._tokenizer, self._tokenizer.model
     space = bool(stated.get('add_prefix_space') or False)
     tokenizer.normalizer, tokenizer.decoder = None, decoders.ByteLevel()
-    model.fuse_unk = name in ('LlamaTokenizer', 'GemmaTokenizer')
+    model.fuse_unk = name in ('LlamaTokenizer', 'CodeLlamaTokenizer', 'GemmaTokenizer')
     model.byte_fallback = model.fuse_unk
-    model.unk_token = self._files.special_tokens['unk_token'] if name == 'GemmaTokenizer' else None
+    has_unk = name in ('CodeLlamaTokenizer', 'GemmaTokenizer')
+    model.unk_token = self._files.special_tokens['unk_token'] if has_unk else None
     match name:
-      case 'LlamaTokenizer':
+      case 'LlamaTokenizer' | 'CodeLlamaTokenizer':
         space = True if stated.get('add_prefix_space') is None else space
-        scheme = 'never' if not space else 'always' if stated.get('legacy') else 'first'
+        always = bool(stated.get('legacy')) and name == 'LlamaTokenizer'
+        scheme = 'never' if not space else 'always' if always else 'first'
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace('▁', prepend_scheme=scheme, split=False)
-        strip = [decoders.Strip(content=' ', left=1)] if space else []
+        strips = space or name == 'CodeLlamaTokenizer'
+        strip = [decoders.Strip(content=' ', left=1)] if strips else []
         tokenizer.decoder = decoders.Sequence(
           [decoders.Replace('▁', ' '), decoders.ByteFallback(), decoders.Fuse(), *strip]
         )

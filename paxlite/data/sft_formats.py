@@ -42,6 +42,11 @@ def format_of(record: Record) -> Format:
   Raises:
     UserError: The record has none of FORMATS; the message names its keys.
   """
+  if record.get('chat_template_kwargs'):
+    raise UserError(
+      '"chat_template_kwargs" of a record is not read: --fdl.CHAT_THINKING says for all records '
+      'whether prompts ask for thinking'
+    )
   for found in FORMATS:
     if all(record.get(key) is not None for key in found.keys):
       return found

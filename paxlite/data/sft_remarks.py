@@ -14,12 +14,15 @@ class Remarks:
     self.endless = 0
     self._differing: list[str] = []
     self._missed: list[str] = []
+    self._unprompted: list[str] = []
     self._without_thinking = self._with_thinking = 0
 
   def note(self, place: str, encoded: Encoded) -> None:
     """Notes an example that was read at `place`."""
     if encoded.prompt_differs:
       self._differing.append(place)
+    if encoded.is_unprompted:
+      self._unprompted.append(place)
     self._missed += [f'{place}, message {number}' for number in encoded.missed]
     self._without_thinking += sum(encoded.without_thinking)
     self._with_thinking += len(encoded.without_thinking) - sum(encoded.without_thinking)
@@ -52,6 +55,13 @@ class Remarks:
         f'{_counted(self._differing, "example")}: the prompt alone has other tokens than together '
         'with the answer, so that generation begins with what was not learned. Where a space is '
         'between them, let the answer begin with it'
+      )
+    if self._unprompted:
+      found.append(
+        f'{_counted(self._unprompted, "chat")}: the chat template writes another text before the '
+        'last answer than in the prompt that asks for it, so that generation begins with what was '
+        'not learned. If it ends a prompt with <think> and drops the thinking of answers, '
+        '--fdl.CHAT_TEMPLATE=TEMPLATE gives one that does neither or both'
       )
     if self._missed:
       found.append(

@@ -32,6 +32,7 @@ class Encoded(NamedTuple):
       than together with the answer: a token holds the end of one and the beginning of the other.
     missed: Numbers, from 1, of answers that are not learned; see chat_spans.Learned.
     without_thinking: See chat_spans.Learned.
+    is_unprompted: See chat_spans.Learned.
   """
 
   ids: np.ndarray
@@ -39,6 +40,7 @@ class Encoded(NamedTuple):
   prompt_differs: bool = False
   missed: Sequence[int] = ()
   without_thinking: Sequence[bool] = ()
+  is_unprompted: bool = False
 
 
 class TextEncoding:
@@ -192,7 +194,15 @@ class TextEncoding:
     last = found.spans[-1][0] if found.spans else 0
     is_last = is_learned & (tokens.ends > last)
     differs = self._differs(found.text[:last], tokens.ids, is_last, marked=True)
-    return Encoded(tokens.ids, is_learned, differs, found.missed, found.without_thinking)
+    differs &= not found.is_unprompted  # which says more
+    return Encoded(
+      tokens.ids,
+      is_learned,
+      differs,
+      found.missed,
+      found.without_thinking,
+      found.is_unprompted,
+    )
 
   def _differs(self, prompt: str, ids: np.ndarray, is_answer: np.ndarray, marked: bool) -> bool:
     """Returns whether a prompt alone has other ids than those before the answer in the text."""

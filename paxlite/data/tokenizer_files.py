@@ -18,8 +18,11 @@ CONFIGURATION = 'tokenizer_config.json'
 SPECIAL_TOKENS = 'special_tokens_map.json'
 ADDED_TOKENS = 'added_tokens.json'
 CHAT_TEMPLATE = 'chat_template.jinja'
+TOOL_TEMPLATE = 'additional_chat_templates/tool_use.jinja'  # beside CHAT_TEMPLATE
 TOKENIZERS = (JSON, MODEL)  # a folder's tokenizer is the first of these that exists
-FILES = (*TOKENIZERS, CONFIGURATION, CHAT_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS)
+FILES = (
+  *TOKENIZERS, CONFIGURATION, CHAT_TEMPLATE, TOOL_TEMPLATE, SPECIAL_TOKENS, ADDED_TOKENS
+)  # fmt: skip
 
 NAMED = tuple(f'{name}_token' for name in ('bos', 'eos', 'unk', 'sep', 'pad', 'cls', 'mask'))
 
@@ -28,6 +31,7 @@ NAMED = tuple(f'{name}_token' for name in ('bos', 'eos', 'unk', 'sep', 'pad', 'c
 _END = '<|endoftext|>'
 CLASSES: dict[str, dict[str, str]] = {
   'LlamaTokenizer': {'unk_token': '<unk>', 'bos_token': '<s>', 'eos_token': '</s>'},
+  'CodeLlamaTokenizer': {'unk_token': '<unk>', 'bos_token': '<s>', 'eos_token': '</s>'},
   'GemmaTokenizer': {
     'unk_token': '<unk>', 'bos_token': '<bos>', 'eos_token': '<eos>', 'pad_token': '<pad>',
     'mask_token': '<mask>',
@@ -38,6 +42,8 @@ CLASSES: dict[str, dict[str, str]] = {
     'unk_token': _END, 'bos_token': _END, 'eos_token': _END, 'pad_token': '<|padding|>'
   },
 }  # fmt: skip
+# Special tokens that a class adds, whatever files say.
+_ADDED = {'CodeLlamaTokenizer': ('▁<PRE>', '▁<MID>', '▁<SUF>', '▁<EOT>', '<FILL_ME>')}
 PLAIN = 'TokenizersBackend'  # the class that takes tokenizer.json as it is
 
 # The class that transformers registers for a model_type; None: it takes the one that is stated.
@@ -104,7 +110,8 @@ def published(tokenizer_path: str) -> Published:
   tokens = {k: t for k, v in named.items() if (t := _text(v)) is not None}
   extra = found.get('extra_special_tokens') or found.get('additional_special_tokens') or []
   more = list(extra.values()) if isinstance(extra, dict) else extra
-  added = [t for t in (*added, *(more if isinstance(more, list) else ())) if _text(t)]
+  more = [*(more if isinstance(more, list) else ()), *_ADDED.get(kind, ())]
+  added = [t for t in (*added, *more) if _text(t)]
   return Published(found, tokens, added, kind)
 
 

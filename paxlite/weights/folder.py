@@ -152,6 +152,7 @@ def copy_tokenizer(source: pathlib.Path | None, folder: pathlib.Path) -> None:
     UserError: See tokenizer_files.
   """
   for name, path in tokenizer_files(source).items():
+    (folder / name).parent.mkdir(exist_ok=True)
     shutil.copyfile(path, folder / name)
   if source is None:
     return

@@ -22,7 +22,7 @@ from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.object_copies import reading
 from paxlite.core.object_store import ObjectStore
 from paxlite.core.unfinished_folder import UnfinishedFolder
-from paxlite.data.tokenizer_files import CHAT_TEMPLATE
+from paxlite.data.tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights import model_files
 from paxlite.weights.config_keys import Config
@@ -259,6 +259,7 @@ def write_folder(
     copy_tokenizer(tokenizer, folder)
     if experiment.CHAT_TEMPLATE:  # of several templates, transformers takes this one
       (folder / CHAT_TEMPLATE).write_text(experiment.CHAT_TEMPLATE, encoding='utf-8')
+      (folder / TOOL_TEMPLATE).unlink(missing_ok=True)
   return size
 
 

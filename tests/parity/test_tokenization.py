@@ -12,6 +12,8 @@ from paxlite.data.tokenizer import open_tokenizer
 transformers = pytest.importorskip('transformers')
 pytest.importorskip('tokenizers')
 
+from tokenizers import Tokenizer, models, normalizers  # noqa: E402
+
 from tests.support.tokenizer_draws import TEMPLATES, TEXTS, draw_chat, draw_tokenizer  # noqa: E402
 
 TOOL = {'type': 'function', 'function': {'name': 'f', 'parameters': {'x': 'text'}}}
@@ -50,6 +52,26 @@ def check(seed: int, folder) -> None:
     messages = draw_chat(rng, name)
     tools = [TOOL] if name == 'tools' and rng.random() < 0.5 else None
     check_chat(encoding, theirs, messages, tools, name, drawn)
+
+
+def test_code_llama_has_a_class_of_its_own(tmp_path):
+  """Its published tokenizer.json prepends a space after a special token, and its class does not."""
+  pieces = ['<unk>', '<s>', '</s>', *(f'<0x{i:02X}>' for i in range(256)), *'▁abIT[]/', '▁a']
+  vocabulary = {piece: i for i, piece in enumerate(pieces)}
+  made = Tokenizer(models.BPE(vocabulary, [('▁', 'a')], unk_token='<unk>', byte_fallback=True))
+  made.normalizer = normalizers.Sequence([normalizers.Prepend('▁'), normalizers.Replace(' ', '▁')])
+  made.add_special_tokens(['<unk>', '<s>', '</s>'])
+  made.save(str(tmp_path / 'tokenizer.json'))
+  (tmp_path / 'config.json').write_text('{"model_type": "llama"}')
+  (tmp_path / 'tokenizer_config.json').write_text('{"tokenizer_class": "CodeLlamaTokenizer"}')
+  theirs = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+  ours = open_tokenizer(str(tmp_path))
+  assert ours.eos_id == theirs.eos_token_id
+  assert ours.vocab_size == max(theirs.get_vocab().values()) + 1
+  for text in (*TEXTS, ' a', '[T] a</s> a', 'a ▁<PRE> b'):
+    ids = theirs(text, add_special_tokens=False)['input_ids']
+    assert ours.encode(text) == ids, text
+    assert ours.decode_marked(ids) == theirs.decode(ids), text
 
 
 def _last(framed: list[int], plain: list[int]) -> int:

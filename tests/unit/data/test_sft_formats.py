@@ -232,3 +232,24 @@ def test_conversations_with_tools_have_a_template_of_their_own(tmp_path):
   chat = ChatFormat('', str(tmp_path / 'tokenizer.json'))
   assert chat.render([USER], False) == 'plain'
   assert chat.render([USER], False, WRAPPED) == 'tools'
+
+
+@pytest.mark.parametrize(
+  ('record', 'name'),
+  [
+    ({'messages': [USER, {**ANSWER, 'weight': 0}, USER, {**ANSWER, 'weight': 1}]}, 'weight=0'),
+    ({'messages': [USER, {**ANSWER, 'train': False}]}, 'train=False'),
+    (
+      {'messages': [USER, ANSWER], 'chat_template_kwargs': {'enable_thinking': False}},
+      'chat_template_kwargs',
+    ),
+  ],
+)
+def test_what_a_record_says_of_its_learning_is_not_dropped(record, name):
+  with pytest.raises(UserError, match=name):
+    format_of(record).read(record)
+
+
+def test_an_answer_that_is_learned_may_say_so():
+  record = {'messages': [USER, {**ANSWER, 'weight': 1}], 'chat_template_kwargs': {}}
+  assert format_of(record).read(record).messages[1]['content'] == 'good day'

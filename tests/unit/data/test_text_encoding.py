@@ -217,10 +217,54 @@ def test_an_answer_that_the_template_leaves_out_is_named(tmp_path):
   path = tmp_path / 'a.jsonl'
   path.write_text(json.dumps({'messages': chat('a', 'one', 'b', 'two').messages}) + '\n')
   rows = SftRows([str(path)], written(tmp_path / 't', template), 99, 259)
-  assert rows.remarks == [
+  assert 'another text before the last answer' in rows.remarks[0]  # its prompt has message 2
+  assert rows.remarks[1:] == [
     f'1 answer (the first: {path}:1, message 2) not learned, because nothing says where the chat '
     'template writes them'
   ]
+
+
+def test_every_answer_is_learned_where_eos_stands_behind_the_conversation(tmp_path):
+  # as in Phi-3
+  template = CHATML.replace('{% endif %}', '{% else %}{{ eos_token }}{% endif %}')
+  assert template.count('{{ eos_token }}') == 1
+  tokenizer = open_tokenizer(written(tmp_path, template))
+  encoded = TextEncoding(tokenizer).chat(chat('a', 'b', 'c', 'd'))
+  assert not encoded.missed
+  learned = tokenizer.decode_marked(encoded.ids[encoded.is_learned].tolist())
+  assert learned == 'b<|im_end|>\nd<|im_end|>\n<|endoftext|>'
+
+
+def test_a_prompt_that_no_conversation_has_is_said(tmp_path):
+  # DeepSeek-R1 asks for thinking, and drops that of the conversation
+  asks = CHATML.replace("assistant\n' }}{% endif", "assistant\n<think>\n' }}{% endif")
+  assert asks != CHATML
+  file = tmp_path / 'a.jsonl'
+  file.write_text(json.dumps({'messages': chat('a', 'b', 'c', 'd').messages}) + '\n')
+  for template, count in ((CHATML, 0), (asks, 1)):
+    rows = SftRows([str(file)], written(tmp_path, template), 200, 300)
+    assert sum('generation begins with what was not learned' in r for r in rows.remarks) == count
+    example = rows.example(0)
+    learned = rows.tokenizer.decode_marked(example.ids[example.is_answer].tolist())
+    assert learned == 'b<|im_end|>\nd<|im_end|>\n'
+
+
+def test_a_template_for_tools_may_be_a_file(tmp_path):
+  # as transformers saves it
+  (tmp_path / 'a').mkdir()
+  (tmp_path / 'b').mkdir()
+  folder = pathlib.Path(written(tmp_path / 'a'))
+  folder = folder.parent if folder.is_file() else folder
+  (folder / 'chat_template.jinja').write_text('{{ messages[0].content }}{{ tools }}')
+  (folder / 'additional_chat_templates').mkdir()
+  for_tools = folder / 'additional_chat_templates' / 'tool_use.jinja'
+  for_tools.write_text('{{ messages[0].content }} with {{ tools[0].function.name }}')
+  copy_tokenizer(folder, tmp_path / 'b')
+  said, tool = [{'role': 'user', 'content': 'hi'}], {'type': 'function', 'function': {'name': 'f'}}
+  for place in (folder, tmp_path / 'b'):
+    encoding = TextEncoding(open_tokenizer(str(place)))
+    assert encoding.chat_text(said, False, [tool]) == 'hi with f'
+    assert encoding.chat_text(said, False) == 'hiNone'
 
 
 def test_ids_without_tokens_and_tokens_without_rows(tmp_path):
