@@ -123,10 +123,9 @@ class Task:
       xent = Weighted((losses.xent * weights).sum() / jnp.maximum(positions, 1), positions)
     aux_loss = total_loss(sown)
     loss = xent.value + aux_loss
-    # Pax weights it by targets; microbatches of one's own loss need what it is a mean over
-    weight = xent.weight if self.has_own_loss else num_predictions
+    # Pax weights the total by targets; microbatches of one's own loss need what it is a mean over
     return loss, {
-      'total_loss': Weighted(loss, weight),
+      'total_loss': Weighted(loss, xent.weight if self.has_own_loss else num_predictions),
       'avg_xent': xent,
       'aux_loss': Weighted(aux_loss, one),
       'log_pplx': xent,
