@@ -145,7 +145,7 @@ class Run:
         store.task, eval_data, watchdog.beat, e.max_texts_per_row, preemption.asked_alone
       ),
       schedule=self._schedule(),
-      compiler=self._compiler(store.task.mesh),
+      compiler=self._compiler(store.task.mesh, watchdog.pause),
       folder=self.folder,
       throughput=self._throughput(store.task.mesh, data.batch_size),
       goodput=spent,
@@ -186,16 +186,16 @@ class Run:
       save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
     )
 
-  def _compiler(self, mesh: Mesh) -> StepCompiler:
+  def _compiler(self, mesh: Mesh, beat: Callable[[], None]) -> StepCompiler:
     """Returns the compiler; UserError if the compiled step is for another mesh or machine."""
     e = self.experiment
     options = e.compiler_options(mesh.devices.flat[0].platform)
     memory = MemoryCheck(mesh, self.check_memory)
     if self.compiled_step is None:
-      return StepCompiler(memory, options)
+      return StepCompiler(memory, options, beat=beat)
     saved = SavedStep(self.compiled_step, e.values(), options)
     saved.check(mesh)
-    return StepCompiler(memory, options, saved)
+    return StepCompiler(memory, options, saved, beat)
 
   def _throughput(self, mesh: Mesh, batch_size: int) -> Throughput:
     tokens = batch_size * self.experiment.MAX_SEQ_LEN

@@ -55,6 +55,7 @@ def train(run: Run) -> None:
 def _train(run: Run, lock: FolderLock) -> None:
   spent = goodput.Goodput(run.folder if jax.process_index() == 0 else None)
   with run.watchdog(spent) as watchdog:
+    watchdog.pause()  # before each wait for others, so that they are named if they do not come
     compare_configs(run)
     compare_folders(run)
     run = with_positions(dated(run).in_steps())
@@ -62,6 +63,7 @@ def _train(run: Run, lock: FolderLock) -> None:
     _lock(lock, run)
     with live_line.working('Reading the training data', _say):
       trainer = run.trainer(spent, watchdog)
+      watchdog.pause()
       compare_data(run, trainer)
     watchdog.pause()
     _train_watched(noting(run, trainer.data.input), lock, trainer)
@@ -103,6 +105,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     if trainer.compiler.options:
       options = ' '.join(f'{k}={v}' for k, v in sorted(trainer.compiler.options.items()))
       say(f'XLA: {options}')
+  trainer.watchdog.pause()
   meet()  # before programs that initialize or restore
   trainable, _ = task.task.optimizer.split(task.abstract.params)
   trainer.compiler.memory.state(task.abstract, trainable)

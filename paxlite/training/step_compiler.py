@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import zlib
+from collections.abc import Callable
 
 import jax
 
@@ -27,11 +28,13 @@ class StepCompiler:
     memory: Compares the memory that the step needs with the memory left.
     options: XLA compiler options.
     saved_step: A compiled step to load; None compiles the step.
+    beat: Called before this process waits for others.
   """
 
   memory: MemoryCheck
   options: Options = dataclasses.field(default_factory=dict)
   saved_step: SavedStep | None = None
+  beat: Callable[[], None] = lambda: None
 
   def __call__(
     self, lowered: jax.stages.Lowered, arguments: tuple[PyTree, PyTree]
@@ -44,6 +47,7 @@ class StepCompiler:
     """
     self._compare(lowered)
     compiled = self._compiled(lowered, arguments)
+    self.beat()
     meet()  # one process may have compiled for longer than another one
     return compiled
 
@@ -75,6 +79,7 @@ class StepCompiler:
     """
     if jax.process_count() > 1:
       program = _ADDRESS.sub('', lowered.as_text())
+      self.beat()
       compare(
         {
           'the program of the train step': f'{zlib.crc32(program.encode()):08x}',
