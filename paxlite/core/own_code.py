@@ -74,7 +74,9 @@ def frame_of(error: BaseException) -> Frame | None:
   """Returns the innermost line of the user's own code in an exception; None if there is none.
 
   Exceptions that caused it are looked through too. An error of syntax, and a call that does not fit
-  the definition of a function of the user's, name their place themselves.
+  the definition of a function of the user's, name their place themselves. If paxlite's own code has
+  failed in a method of an object of the user's class, such as a layer that returns a wrong shape,
+  it is the line of the class.
   """
   seen: set[int] = set()
   current: BaseException | None = error
@@ -87,6 +89,8 @@ def frame_of(error: BaseException) -> Frame | None:
     own = [Frame.of(f, line) for f, line in _frames(current) if is_own(f.f_code.co_filename)]
     if own:
       return own[-1]
+    if found := _class_of_object(current):
+      return found
     current = current.__cause__ or current.__context__
   return None
 
@@ -164,6 +168,19 @@ def _called(error: BaseException) -> Frame | None:
     code = _code_of(candidate)
     if code is not None and code.co_qualname == match[1] and is_own(code.co_filename):
       return Frame(code.co_filename, code.co_firstlineno, code.co_qualname)
+  return None
+
+
+def _class_of_object(error: BaseException) -> Frame | None:
+  """Returns the line of the user's class whose object was called last, experiments aside."""
+  from paxlite.core.attributes import Attributes
+
+  for frame, _ in reversed(_frames(error)):
+    cls = type(frame.f_locals.get('self'))
+    file = getattr(sys.modules.get(cls.__module__), '__file__', None) or '<'
+    if is_own(file) and _is_ours(frame.f_code.co_filename) and not issubclass(cls, Attributes):
+      with contextlib.suppress(OSError, TypeError):
+        return Frame(file, inspect.getsourcelines(cls)[1], cls.__qualname__)
   return None
 
 

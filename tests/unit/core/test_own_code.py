@@ -85,6 +85,7 @@ MISTAKES = {
     'param(self', 'no sharding rule',
   ),
   'layer': (layer('return x_BTD @ jnp.ones((3, 3))'), '@ jnp.ones', 'TypeError'),
+  'shape of a result': (layer('return self.up(x_BTD, "ffn_layer1")[..., :-1]'), 'class Layer', ''),
   'optax object': (
     method('def optimizer(self): return optax.lion(1e-3)'), 'def optimizer', 'config(FUNCTION'
   ),
