@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import jax
 
 from paxlite.core.trees import PyTree
+from paxlite.optim import moments
 from paxlite.optim.state_axes import named, parameter_of
 
 
@@ -36,6 +37,12 @@ def described(opt_state: PyTree, params: PyTree) -> list[str]:
     ]
     if any(held.values()):
       lines.append(f'The parts of the optimizer train: {", ".join(texts)}.')
+  has_mask = any(map(_is_split, jax.tree.leaves(opt_state, is_leaf=_is_split)))
+  if has_mask and (stacked := next(filter(moments.is_repeated, sizes), None)):
+    lines.append(
+      'The optimizer has masks. To one that counts dimensions, an array of the repeated stack has '
+      f'one more, that of its layers: {stacked} has the shape {list(named(params)[stacked].shape)}.'
+    )
   return lines
 
 

@@ -156,8 +156,9 @@ class PaxliteLM(TemplateLM):
   def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
     """Returns the text that the model writes after each context."""
     alike: dict[tuple, list[int]] = collections.defaultdict(list)
+    penalty = self._inference.experiment.REPETITION_PENALTY
     for number, request in enumerate(requests):
-      alike[_generation(request.args[1])].append(number)
+      alike[_generation(request.args[1], penalty)].append(number)
     texts = [''] * len(requests)
     eos = self.eot_token_id
     end = (self._inference.tokenizer.decode_marked([eos]),) if eos >= 0 else ()
@@ -213,8 +214,14 @@ class PaxliteLM(TemplateLM):
     return self._inference.tokenizer.path.replace('/', '__')
 
 
-def _generation(arguments: Mapping[str, Any]) -> tuple[tuple[str, ...], int, Sampling]:
+def _generation(
+  arguments: Mapping[str, Any], penalty: float
+) -> tuple[tuple[str, ...], int, Sampling]:
   """Returns `until`, the largest number of tokens and the sampling of a request.
+
+  Args:
+    arguments: The arguments of the request.
+    penalty: The repetition penalty of a request that states none.
 
   Raises:
     UserError: An argument is not understood, so that the text might be another than expected.
@@ -234,7 +241,7 @@ def _generation(arguments: Mapping[str, Any]) -> tuple[tuple[str, ...], int, Sam
   is_drawn = arguments.get('do_sample')
   if is_drawn and not temperature:
     raise UserError('generation_kwargs: do_sample=True needs a temperature above 0')
-  penalty = float(arguments.get('repetition_penalty') or 1.0)
+  penalty = float(arguments.get('repetition_penalty') or penalty)
   if not (temperature > 0 if is_drawn is None else is_drawn):
     return tuple(until), most, Sampling(repetition_penalty=penalty)
   top_p, top_k = float(arguments.get('top_p') or 1.0), int(arguments.get('top_k') or 0)

@@ -34,6 +34,7 @@ from paxlite.weights.families import (
 )
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.folder import Tensors, copy_tokenizer
+from paxlite.weights.generation_keys import read_generation, written_generation
 from paxlite.weights.layout import Entry, check_layers
 from paxlite.weights.quantized import Dequantized
 from paxlite.weights.stored_tensors import StoredTensors
@@ -165,7 +166,8 @@ def read_folder(
     raise UserError(f'{config} is missing: --path must be a Hugging Face folder')
   contents = read_object(config)
   generation = folder / 'generation_config.json'
-  ends = read_object(generation).get('eos_token_id') if os.path.lexists(generation) else None
+  of_generation = read_object(generation) if os.path.lexists(generation) else {}
+  ends = of_generation.get('eos_token_id')
   experiment = experiment_of(contents, config, ends)
   stored = Safetensors(folder, address)
   with located(str(folder)):
@@ -177,6 +179,7 @@ def read_folder(
     log.warning('%s: %s is not the embedding, though config.json ties them', folder, _HEAD)
     log.warning('%s: both are read, as by transformers', folder)
     experiment = experiment_of(contents | {'tie_word_embeddings': False}, config, ends)
+  experiment = read_generation(of_generation, experiment, generation)
   return experiment, hugging_face_entries(experiment), tensors
 
 
@@ -254,6 +257,7 @@ def write_folder(
     kinds = {d.name for d in as_stored.values()}
     config = config_json(experiment, kinds.pop() if len(kinds) == 1 else 'float32', tokenizer)
     generation = {k: config[k] for k in ('bos_token_id', 'eos_token_id') if config[k] is not None}
+    generation |= written_generation(experiment)
     for name, contents in {'config.json': config, 'generation_config.json': generation}.items():
       (folder / name).write_text(json.dumps(contents, indent=2) + '\n')
     copy_tokenizer(tokenizer, folder)
