@@ -166,10 +166,12 @@ def test_an_object_that_answers_for_any_name_does_not_hide_an_error(monkeypatch)
 
   module = types.ModuleType('own_lazy_module')
   module.__file__ = '/somewhere/own_lazy_module.py'
-  module.call = Anything()  # type: ignore[attr-defined]
+  module.lazy_call = Anything()  # type: ignore[attr-defined]
   monkeypatch.setitem(sys.modules, module.__name__, module)
-  assert own_code.frame_of(TypeError('call() takes 1 positional argument but 2 were given')) is None
-  assert 'Anything' in own_code.place_of(module.call)
+  assert (
+    own_code.frame_of(TypeError('lazy_call() takes 1 positional argument but 2 were given')) is None
+  )
+  assert 'Anything' in own_code.place_of(module.lazy_call)
 
 
 def test_an_error_of_paxlites_keeps_its_traceback(capsys):
