@@ -101,6 +101,7 @@ def write_file(path: pathlib.Path, content: bytes) -> None:
   """
   path = _followed(path)
   unfinished = path.with_name(f'{path.name}.tmp')
-  with naming(path), open_file(unfinished, 'wb') as f:
+  with open_file(unfinished, 'wb') as f, naming(path):
     f.write(content)
+    f.flush()
   unfinished.replace(path)  # replaces a link at `path`, and leaves the link's target unchanged

@@ -7,7 +7,7 @@ template or the day that it sees changes the tokens of the same records.
 import zlib
 from collections.abc import Callable, Mapping
 
-from paxlite.core.json_text import Json
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.streams import StreamInput
@@ -42,21 +42,33 @@ def former_fingerprint(data: Input) -> int | None:
   return _of(data, of)
 
 
-def change(data: Input, notes: Mapping[str, Json]) -> str:
-  """Says what has changed in the data since the notes of a checkpoint; '' if nothing has."""
-  before, now = notes.get('fingerprint'), fingerprint(data)
-  if before is None or now is None:  # as in old checkpoints, which are accepted
+def identity(data: Input) -> JsonObject:
+  """Returns what notes of a checkpoint hold to identify the data; {} if that is not known."""
+  found = fingerprint(data)
+  return {} if found is None else {'fingerprint': found, 'tokens': tokens_fingerprint(data)}
+
+
+def change(data: Input, now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
+  """Says what has changed in the data since a checkpoint; '' if nothing has.
+
+  Args:
+    data: The input.
+    now: Its identity.
+    before: The notes of the checkpoint.
+  """
+  records, known = now.get('fingerprint'), before.get('fingerprint')
+  if records is None or known is None:  # as in old checkpoints, which are accepted
     return ''
-  if 'tokens' not in notes:  # written by an earlier version
-    if before in (now, former_fingerprint(data)):
+  if 'tokens' not in before:  # written by an earlier version
+    if known in (records, former_fingerprint(data)):
       return ''
     return (
       'its contents have changed since, or an earlier version of paxlite has encoded them, or '
       'chosen what is held out, in another way'
     )
-  if before != now:
+  if known != records:
     return 'its contents have changed since, so that rows would be read twice or never'
-  if notes['tokens'] != tokens_fingerprint(data):
+  if before['tokens'] != now['tokens']:
     return (
       'its records are the same, but they are encoded in another way: the tokenizer, the chat '
       'template, its date (CHAT_DATE), START_ID, EOS_IDS or TOO_LONG has changed since'

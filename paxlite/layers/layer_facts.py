@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.core.scope import LazyRng
+from jax.tree_util import keystr
 
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import LOAD_BIAS
@@ -102,27 +103,28 @@ def layer_facts(
   )
   is_boxed = lambda x: isinstance(x, nn.LogicallyPartitioned)
   names = {
-    jax.tree_util.keystr(path): x.names
+    keystr(path): x.names
     for path, x in jax.tree_util.tree_leaves_with_path(boxed, is_leaf=is_boxed)
     if is_boxed(x)
   }
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(stack)]
   axes = [
-    names.get(jax.tree_util.keystr(path), (None,) * len(w.shape))
+    names.get(keystr(path), (None,) * len(w.shape))
     for path, w in zip(paths, variables, strict=True)
   ]
   n = len(variables)
   return LayerFacts(
     axes=axes,
     dtypes=[dtype(v, w.dtype) for v, w in zip(arguments[:n], variables, strict=True)],
-    combine=[_combine(path[0].key, path[-1].key) for path in paths],
+    combine=[_combine(keystr(path, simple=True, separator='/').split('/')) for path in paths],
     draws=any(uses[variable] for variable in arguments[n : n + len(keys)]),
     sows=bool(jax.tree.leaves(sown)),
     has_experts=any('experts' in one for one in axes),
   )
 
 
-def _combine(collection: str, name: str) -> Combine:
+def _combine(names: list[str]) -> Combine:
+  collection, *_, variable = names
   if collection != 'params':
     return 'max'
-  return 'count' if name == LOAD_BIAS else 'add'
+  return 'count' if variable == LOAD_BIAS else 'add'

@@ -12,7 +12,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.base import Input, Seekable, place
 from paxlite.data.device_batches import DeviceBatches
-from paxlite.data.fingerprints import change, fingerprint, tokens_fingerprint
+from paxlite.data.fingerprints import change, identity
 from paxlite.data.positions import merged
 from paxlite.parallel.partitioning import process_rows
 from paxlite.runtime.process_messages import gathered
@@ -62,9 +62,7 @@ class TrainData:
     notes: JsonObject = {}
     if self._skipped_batches:
       notes['skipped_batches'] = self._skipped_batches
-    if self._fingerprint is not None:
-      notes['fingerprint'] = self._fingerprint
-      notes['tokens'] = tokens_fingerprint(self.input)
+    notes |= self._identity
     if not isinstance(self.input, Seekable):
       return lambda: notes
     known = np.ascontiguousarray(self.input.position(self._batch_of(step)), np.int64)
@@ -88,7 +86,7 @@ class TrainData:
     self._skipped_batches = int(notes.get('skipped_batches', 0))
     if isinstance(self.input, Seekable) and step:
       self.input.seek(self._batch_of(step), self._position(step, notes, sharding))
-    why = change(self.input, notes)
+    why = change(self.input, self._identity, notes)
     if why:
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
       if not self._accept_changes:
@@ -118,5 +116,6 @@ class TrainData:
     return step + self._skipped_batches
 
   @functools.cached_property
-  def _fingerprint(self) -> int | None:
-    return fingerprint(self.input)
+  def _identity(self) -> JsonObject:
+    # read before the first batch: a state is saved after its files have vanished too
+    return identity(self.input)

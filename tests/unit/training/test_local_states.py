@@ -357,7 +357,7 @@ def test_a_rollback_is_remembered(tmp_path):
     state, step = trainer.store.initial()
     try:
       trainer.train(state, step)
-    except RuntimeError:
+    except Killed:
       assert names(tmp_path) == [34, 36]
     return step, trainer.rollbacks.count
 
