@@ -1,8 +1,9 @@
 """Writes a report as one HTML page that needs no network."""
 
 import html
+import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from paxlite.core import html_page
 from paxlite.core.html_page import shortened
@@ -69,15 +70,17 @@ def page(runs: Sequence[RunRecords], title: str) -> str:
 
 def charts(runs: Sequence[RunRecords]) -> list[tuple[str, dict[str, list[Points]]]]:
   """Returns titles, each with the points of all runs over steps, tokens and hours."""
-  found = []
+  drawn = ((t, series) for t, series in _series(runs) if any(map(len, series['step'])))
+  return list(itertools.islice(drawn, _CHARTS))
+
+
+def _series(runs: Sequence[RunRecords]) -> Iterator[tuple[str, dict[str, list[Points]]]]:
   for metric, title in _CURVES.items():
-    found.append((title, {o: [run.series(metric, o) for run in runs] for o in _OVER}))
-  names = dict.fromkeys(pair for run in runs for pair in run.evaluated_metrics)
-  for name, metric in names:
+    yield title, {o: [run.series(metric, o) for run in runs] for o in _OVER}
+  for name, metric in dict.fromkeys(pair for run in runs for pair in run.evaluated_metrics):
     if metric in _EVALUATED:
       title = f'{name}: {_EVALUATED[metric]}'
-      found.append((title, {o: [run.evaluated(name, metric, o) for run in runs] for o in _OVER}))
-  return [(t, series) for t, series in found if any(map(len, series['step']))][:_CHARTS]
+      yield title, {o: [run.evaluated(name, metric, o) for run in runs] for o in _OVER}
 
 
 def _curves(runs: Sequence[RunRecords]) -> tuple[list[JsonObject], int, int]:

@@ -122,9 +122,9 @@ class RunRecords:
     at = {} if over == 'step' else {r['step']: r.get(over) for r in self.steps}
     known = sorted(at)
     points = []
-    for record in self.evaluations:
+    for record in self.evaluations_of.get(name, ()):
       y = number(record.get(metric))
-      if record.get('input') != name or y is None:
+      if y is None:
         continue
       # an evaluation may be between two records of training
       before = bisect.bisect_right(known, record['step'])
@@ -132,6 +132,15 @@ class RunRecords:
       if x is not None:
         points.append((x, y))
     return points
+
+  @functools.cached_property
+  def evaluations_of(self) -> dict[str, list[JsonObject]]:
+    """The evaluations by their input."""
+    found: dict[str, list[JsonObject]] = {}
+    for record in self.evaluations:
+      if isinstance(record.get('input'), str):
+        found.setdefault(record['input'], []).append(record)
+    return found
 
   @property
   def evaluated_metrics(self) -> list[tuple[str, str]]:

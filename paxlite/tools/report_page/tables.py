@@ -51,9 +51,7 @@ def evaluations(runs: Sequence[RunRecords]) -> Table:
 
 
 def _evaluation(run: RunRecords, name: str, metric: str, has_error: bool) -> str:
-  found = [
-    r for r in run.evaluations if r.get('input') == name and number(r.get(metric)) is not None
-  ]
+  found = [r for r in run.evaluations_of.get(name, ()) if number(r.get(metric)) is not None]
   if not found:
     return '–'
   sign = -1 if larger_is_better(metric) else 1
