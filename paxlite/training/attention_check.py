@@ -5,8 +5,9 @@ was seen to pass wrong bounds for grouped heads, which gave wrong results withou
 extra logit and a ring read the sums of the softmax, and give others to the backward kernel.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,16 @@ from paxlite.layers.softmax_attention import Softmax, Visible
 _TOLERANCE = 0.05  # relative to the largest entry; bfloat16 gives about 0.01, wrong bounds 1
 _B, _T, _N, _K, _H = 2, 256, 4, 2, 64
 _SCALE = _H**-0.5
-_Case = Callable[[], Sequence[jax.Array]]  # computes results and gradients
+
+
+class _Case(NamedTuple):
+  """A function that computes results and gradients, and its arguments.
+
+  They are not constants of the function, which XLA would compute with slowly while it compiles.
+  """
+
+  function: Callable[..., Sequence[jax.Array]]
+  arrays: Sequence[jax.Array]
 
 
 class FusedAttention(Protocol):
@@ -75,7 +85,7 @@ def _check(cases: Iterator[tuple[_Case, _Case]], what: str, other: str, way_out:
 
 def largest_difference(one: _Case, other: _Case) -> float:
   """Returns the largest difference of results, relative to each one's largest entry, or NaN."""
-  both = zip(jax.jit(one)(), jax.jit(other)(), strict=True)
+  both = zip(*(jax.jit(case.function)(*case.arrays) for case in (one, other)), strict=True)
   return float(np.max([_difference(*pair) for pair in both]))  # max() would leave out a NaN
 
 
@@ -98,13 +108,13 @@ def _texts() -> jax.Array:
 
 
 def _with_gradients(attend: Callable[..., jax.Array], *arrays: jax.Array) -> _Case:
-  """Returns a function that gives the context and the gradients of all arrays."""
+  """Returns the computation of the context and of the gradients of all arrays."""
 
-  def case() -> Sequence[jax.Array]:
+  def function(gradient: jax.Array, *arrays: jax.Array) -> Sequence[jax.Array]:
     context, pull = jax.vjp(attend, *arrays)
-    return context, *pull(_random(3, _T, _N))
+    return context, *pull(gradient)
 
-  return case
+  return _Case(function, (_random(3, _T, _N), *arrays))
 
 
 def _packed() -> Iterator[tuple[_Case, _Case]]:
@@ -140,22 +150,32 @@ def _rings() -> Iterator[tuple[_Case, _Case]]:
   softmax = Softmax(_SCALE)
   for earlier in (2 * _T, _T // 2):
     for is_packed in (False, True):
-      case = lambda kernel, *of: lambda: _two_parts(kernel, *of)
-      of = earlier, is_packed
-      yield case(CudnnParts(softmax), *of), case(Blockwise(softmax), *of)
+      sizes = (_T, _N), (_T, _K), (_T, _K), (_T, _N), (earlier, _K), (earlier, _K)
+      arrays = [_random(seed, *size) for seed, size in enumerate(sizes)]
+      one, other = (
+        functools.partial(_two_parts, kernel(softmax), is_packed)
+        for kernel in (CudnnParts, Blockwise)
+      )
+      yield _Case(one, arrays), _Case(other, arrays)
 
 
-def _two_parts(kernel: PartKernel, earlier: int, is_packed: bool) -> Sequence[jax.Array]:
+def _two_parts(
+  kernel: PartKernel,
+  is_packed: bool,
+  q: jax.Array,
+  own_k: jax.Array,
+  own_v: jax.Array,
+  gradient: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+) -> Sequence[jax.Array]:
   """Returns the context of queries that see their own keys and earlier ones, and all gradients.
 
   Where rows are packed, the earlier keys are of the first text, which few queries see.
   """
-  q, gradient = _random(0, _T, _N), _random(3, _T, _N)
-  own_k, own_v = _random(1, _T, _K), _random(2, _T, _K)
-  k, v = _random(4, earlier, _K), _random(5, earlier, _K)
   ids_BT = _texts()
   of_own = (ids_BT, ids_BT) if is_packed else None
-  of_before = (ids_BT, jnp.ones((_B, earlier), jnp.int32)) if is_packed else None
+  of_before = (ids_BT, jnp.ones((_B, k.shape[1]), jnp.int32)) if is_packed else None
   own = kernel.forward(q, own_k, own_v, of_own, True)
   before = kernel.forward(q, k, v, of_before, False)
   in_float32 = (Partial(x.context.astype(jnp.float32), x.log_sum) for x in (own, before))
