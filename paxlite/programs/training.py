@@ -174,8 +174,12 @@ def _say_what_records_lack(run: Run, start: int) -> None:
     say(f'No state of the {max(steps):,} steps in {records.name} was saved: they are done again')
   before = [0, 0, *sorted({s for s in steps if s <= start})]
   usual = max(run.experiment.SUMMARY_INTERVAL_STEPS, before[-1] - before[-2])
+  first = before[-1] + 1
   if start - before[-1] >= usual:
-    say(f'{records.name} has no records of steps {before[-1] + 1:,} to {start:,}: they were lost')
+    lost = (
+      f'step {start:,}: it was' if first == start else f'steps {first:,} to {start:,}: they were'
+    )
+    say(f'{records.name} has no record of {lost} lost')
 
 
 def _say(text: str) -> None:

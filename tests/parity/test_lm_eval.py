@@ -161,7 +161,7 @@ def models(folder, name: str):
 @pytest.mark.parametrize(
   ('name', 'count'),
   [
-    ('bytes, BOS by both', 20),
+    ('bytes, BOS by both', 12),
     *(pytest.param(name, 30, marks=slow) for name in draws.TOKENIZERS),
   ],
 )

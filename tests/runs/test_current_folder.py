@@ -66,6 +66,7 @@ def test_an_experiment_of_the_current_folder_and_nothing_else(folder, start):
   assert 'NUM_LAYERS = 1\n' in ended(folder, *command)
 
 
+@pytest.mark.slow
 def test_a_run_by_the_installed_script(folder):
   script = pathlib.Path(sys.executable).with_name('paxlite')
   text = 'import sys; from paxlite.__main__ import main; sys.exit(main())'

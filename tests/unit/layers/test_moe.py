@@ -339,11 +339,11 @@ def loads_of(**changes):
 @pytest.mark.parametrize(
   'changes',
   [
-    STAGES,
+    dict(NUM_MICROBATCHES=2),
     *(
       pytest.param(changes, marks=pytest.mark.slow)
       for changes in (
-        dict(NUM_MICROBATCHES=2),
+        STAGES,
         dict(NUM_MICROBATCHES=4, GRADIENT_DTYPE='bfloat16'),
         STAGES | dict(NUM_LAYERS=4, NUM_PIPELINE_REPEATS=2),
         STAGES | dict(NUM_MICROBATCHES=1),

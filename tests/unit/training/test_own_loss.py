@@ -127,7 +127,13 @@ def language_model():
 
 
 @pytest.mark.parametrize(
-  'changes', [{}, {'gradient_dtype': 'bfloat16'}, {'mean_over_padding': True}], ids=str
+  'changes',
+  [
+    {},
+    {'gradient_dtype': 'bfloat16'},
+    pytest.param({'mean_over_padding': True}, marks=pytest.mark.slow),
+  ],
+  ids=str,
 )
 def test_a_penalty_on_parameters_reaches_their_gradients(changes):
   task, params, batch = language_model()
