@@ -2,7 +2,8 @@
 
 import contextlib
 import functools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.attributes import derived
@@ -14,6 +15,63 @@ from paxlite.experiments.description import configs_text
 # A permission, and what matters to data, to prompts and to initial values, which no config of the
 # model holds.
 _NOT_OF_CONFIGS = {'HEADS_SPAN_MODEL', 'START_ID', 'SEED', 'MAX_SEQ_LEN', 'PACKED_INPUT'}
+
+_SPIKES = 'LOSS_SPIKE_FACTOR', lambda e: e.LOSS_SPIKE_FACTOR
+_STAGES = 'an axis stage of the mesh', lambda e: e.mesh_sizes.get('stage', 1) > 1
+_EVALUATED = 'data to evaluate on', lambda e: e.eval_inputs()
+# Attributes that decide how a run goes, each with what it needs, and whether that is there.
+_NEEDS: dict[str, tuple[str, Callable[[Any], object]]] = {
+  'LOSS_SPIKE_WINDOW': _SPIKES,
+  'MAX_ROLLBACKS': _SPIKES,
+  'BEST_METRIC': (
+    'KEEP_BEST or EARLY_STOPPING_PATIENCE',
+    lambda e: e.KEEP_BEST or e.EARLY_STOPPING_PATIENCE,
+  ),
+  'LOCAL_CHECKPOINT_DIR': (
+    'LOCAL_CHECKPOINT_EVERY_N_STEPS',
+    lambda e: e.LOCAL_CHECKPOINT_EVERY_N_STEPS,
+  ),
+  'PROFILER_NUM_STEPS': (
+    'PROFILER_CAPTURE_STEP',
+    lambda e: e.PROFILER_CAPTURE_STEP is not None,
+  ),
+  'FROZEN_DTYPE': (
+    'variables that TRAINABLE_VARIABLES leaves out',
+    lambda e: e.TRAINABLE_VARIABLES != ['.*'],
+  ),
+  'NUM_PIPELINE_REPEATS': _STAGES,
+  'GATHER_STAGES_ONCE': _STAGES,
+  'CONTEXT_ATTENTION': (
+    'an axis context of the mesh',
+    lambda e: e.mesh_sizes.get('context', 1) > 1,
+  ),
+  'SEQUENCE_SHARDED_ACTIVATIONS': (
+    'an axis mdl of the mesh',
+    lambda e: e.mesh_sizes.get('mdl', 1) > 1,
+  ),
+  'SAMPLE_CHAT': ('SAMPLE_PROMPTS', lambda e: e.SAMPLE_PROMPT or e.SAMPLE_PROMPTS),
+  'EVAL_BATCH_SIZE': _EVALUATED,
+  'MAX_EVAL_BATCHES': _EVALUATED,
+}
+
+
+def remarks(experiment: Experiment, known: Collection[str]) -> list[str]:
+  """Returns a sentence on each value that a user has set, and that changes nothing.
+
+  Args:
+    experiment: The experiment.
+    known: Attributes of which it is said already that they have no effect; they are left out.
+  """
+  unused = ((name, 'other values leave it out') for name in without_effect(experiment, known))
+  waiting = (
+    (name, f'it needs {what}')
+    for name, (what, is_there) in _NEEDS.items()
+    if hasattr(experiment, name) and _otherwise(experiment, name) and not is_there(experiment)
+  )
+  return [
+    f'{name}={getattr(experiment, name)!r} changes nothing: {why}.'
+    for name, why in (*unused, *waiting)
+  ]
 
 
 def without_effect(experiment: Experiment, known: Collection[str]) -> list[str]:
@@ -27,28 +85,36 @@ def without_effect(experiment: Experiment, known: Collection[str]) -> list[str]:
     experiment: The experiment.
     known: Attributes of which it is known already that they have no effect; they are left out.
   """
-  cls, found = type(experiment), []
+  found = []
   of_task = functools.cache(lambda: config_text(experiment.task(), 'task'))
   text = functools.cache(lambda: configs_text(experiment))
-  values = {name: value for name, value in vars(experiment).items() if name.isupper()}
   for name in experiment.values_of(Kind.SHAPE, Kind.FUNCTION, Kind.TRAINING):
     if name in known or name in _NOT_OF_CONFIGS or name.startswith('CHECKPOINT_'):
       continue
-    others = {other: value for other, value in values.items() if other != name}
-    if name not in values:
-      published = _published(cls, name)
-      if isinstance(published, derived):
-        continue
-      others[name] = published
     with contextlib.suppress(UserError):
-      without = cls(**others)
-      if getattr(without, name) == getattr(experiment, name):
+      without = _otherwise(experiment, name)
+      if without is None:
         continue
       without.validate()
       # the task first: configs of inputs may ask a store for a tokenizer
       if config_text(without.task(), 'task') == of_task() and configs_text(without) == text():
         found.append(name)
   return found
+
+
+def _otherwise(experiment: Experiment, name: str) -> Experiment | None:
+  """Returns the experiment with the value that an attribute has otherwise; None if it is that."""
+  cls = type(experiment)
+  values = {other: value for other, value in vars(experiment).items() if other.isupper()}
+  if name in values:
+    del values[name]
+  else:
+    published = _published(cls, name)
+    if isinstance(published, derived):
+      return None
+    values[name] = published
+  other = cls(**values)
+  return None if getattr(other, name) == getattr(experiment, name) else other
 
 
 def _published(cls: type[Experiment], name: str) -> object:

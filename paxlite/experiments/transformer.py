@@ -19,10 +19,10 @@ from paxlite.core.attribute_kinds import (
 )
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config, template
+from paxlite.experiments import effects
 from paxlite.experiments.attention import AttentionKind
 from paxlite.experiments.context_parallelism import ContextParallelism
 from paxlite.experiments.decoding import Decoding
-from paxlite.experiments.effects import without_effect
 from paxlite.experiments.optimization import Optimization
 from paxlite.layers.attention import Attention
 from paxlite.layers.block_sequence import BlockSequence
@@ -198,11 +198,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
 
   @property
   def remarks(self) -> list[str]:
-    return [
-      *super().remarks,
-      *(f'{n}={getattr(self, n)!r} changes nothing: other values leave it out.'
-        for n in without_effect(self, self.unread_by_optimizer)),
-    ]  # fmt: skip
+    return [*super().remarks, *effects.remarks(self, self.unread_by_optimizer)]
 
   def validate(self) -> None:
     super().validate()

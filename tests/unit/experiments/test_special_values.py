@@ -106,6 +106,11 @@ def test_what_would_not_be_a_number_or_mean_nothing_is_refused(cls, values, mess
     (DeepSeekV3_671B, dict(NUM_KV_HEADS=2), ['NUM_KV_HEADS=2']),
     (DeepSeekV3_671B, dict(QK_NORM='per_head'), ["QK_NORM='per_head'"]),
     (GLaM126M64E, dict(ROUTER_BIAS_RATE=0.1), ['ROUTER_BIAS_RATE=0.1']),
+    (TinyGPT, dict(BEST_METRIC='acc', LOSS_SPIKE_WINDOW=5),
+     ["BEST_METRIC='acc'", 'LOSS_SPIKE_WINDOW=5']),
+    (TinyGPT, dict(BEST_METRIC='acc', KEEP_BEST=True, LOSS_SPIKE_FACTOR=2.0, MAX_ROLLBACKS=1), []),
+    (TinyGPT, dict(GATHER_STAGES_ONCE=False, FROZEN_DTYPE='bfloat16', MAX_EVAL_BATCHES=1),
+     ['GATHER_STAGES_ONCE=False', "FROZEN_DTYPE='bfloat16'", 'MAX_EVAL_BATCHES=1']),
     (TinyGPT, dict(SEED=3, MAX_SEQ_LEN=32, HEADS_SPAN_MODEL=False, MODEL_DIMS=128), []),
   ],
 )  # fmt: skip
