@@ -155,7 +155,7 @@ class Task:
     Raises:
       UserError: An overridden loss returns something else.
     """
-    found = self.loss(params, batch, rng, overwritten, **taps)
+    found = self.loss(params, batch, rng=rng, overwritten=overwritten, **taps)
     if not self.has_own_loss:
       return found
     weights_BT = batch['weights']

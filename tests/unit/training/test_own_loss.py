@@ -169,8 +169,8 @@ def test_initial_values_of_ones_own_are_those_of_a_run():
 class Few(Task):
   """A loss that reports nothing of its own."""
 
-  def loss(self, params, batch, rng=None, overwritten=None):
-    return super().loss(params, batch, rng, overwritten)[0] + 3, {}
+  def loss(self, params, batch, **rest):
+    return super().loss(params, batch, **rest)[0] + 3, {}
 
 
 class FailingCallback(Callback):
