@@ -11,7 +11,7 @@ from flax.core.scope import LazyRng
 from jax.tree_util import keystr
 
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import LOAD_BIAS
+from paxlite.core.variable_names import LOAD_BIAS, path_name
 from paxlite.layers.sown import SOWN
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def layer_facts(
   return LayerFacts(
     axes=axes,
     dtypes=[dtype(v, w.dtype) for v, w in zip(arguments[:n], variables, strict=True)],
-    combine=[_combine(keystr(path, simple=True, separator='/').split('/')) for path in paths],
+    combine=[_combine(path_name(path).split('/')) for path in paths],
     draws=any(uses[variable] for variable in arguments[n : n + len(keys)]),
     sows=bool(jax.tree.leaves(sown)),
     has_experts=any('experts' in one for one in axes),
