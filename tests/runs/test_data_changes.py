@@ -151,12 +151,22 @@ def test_a_checkpoint_from_before_there_were_fingerprints_goes_on(tmp_path, monk
   write(tmp_path, 'memmap', changed=False)
   run = Run(experiment(tmp_path, 'memmap', 2), tmp_path / 'run')
   with monkeypatch.context() as m:
-    m.setattr(train_data, 'fingerprint', lambda _: None)
+    m.setattr(train_data, 'identity', lambda _: {})
     train(run)
   notes = tmp_path / 'run' / 'checkpoints' / 'checkpoint_00000002' / 'data' / 'metadata'
   assert 'fingerprint' not in notes.read_text()
   write(tmp_path, 'memmap', changed=True)
   train(dataclasses.replace(run, experiment=experiment(tmp_path, 'memmap', 3)))
+
+
+def test_a_state_can_be_saved_after_its_data_vanished(tmp_path):
+  path = tmp_path / 'a.jsonl'
+  path.write_text('{"text": "some words of a document"}\n' * 9)
+  data = TrainData(StreamInput(DocumentSource([str(path)], packaged.VOCAB, 8192), 8, 4))
+  data.resume(0, {}, None)
+  next(iter(data.input.train_batches(0, slice(0, 4))))
+  path.unlink()
+  assert data.notes(1)().keys() >= {'fingerprint', 'tokens'}
 
 
 def chats(folder, template='{{ messages[1].content }}{{ eos_token }}', changed=False, **how):

@@ -1,16 +1,21 @@
 """The schedule of a pipeline, and the ways of layers to their stages."""
 
+import fiddle as fdl
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax.linen import meta
 from jax.sharding import PartitionSpec
 
+from paxlite.experiments.gpt import GPT126M
 from paxlite.layers import weight_product
-from paxlite.layers.layer_facts import LayerFacts
+from paxlite.layers.einsum import FP8_COLLECTIONS
+from paxlite.layers.layer_facts import LayerFacts, layer_facts
 from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.stage_rows import StageRows
 from paxlite.layers.stage_weights import StageLayout, StageWeights
+from paxlite.layers.transformer import REPEATED
 from paxlite.parallel import partitioning
 
 TWO_DEVICES = jax.sharding.AbstractMesh((2, 1, 1), ('data', 'replica', 'mdl'))
@@ -104,3 +109,26 @@ def test_only_gradients_that_a_device_adds_up_itself_are_float32(rules, dtype, m
   monkeypatch.setattr(partitioning, 'active_mesh', lambda: (TWO_DEVICES, RULES | rules))
   _, pull = jax.vjp(lambda w: weight_product.weight_product('BTD,DF->BTF', x, w), w)
   assert pull(jnp.ones((2, 8, 4), jnp.bfloat16))[0].dtype == dtype
+
+
+def test_what_microbatches_do_to_each_variable():
+  """Gradients are added, and the largest values that FP8 has seen are combined by their maximum."""
+  e = GPT126M(
+    NUM_LAYERS=2, MODEL_DIMS=16, HIDDEN_DIMS=32, NUM_HEADS=2, VOCAB_SIZE=32, HEADS_SPAN_MODEL=True,
+    USE_REPEATED_LAYER=True, USE_FP8=True,
+  )  # fmt: skip
+  task = fdl.build(e.task())
+
+  def stack():
+    variables = meta.unbox(task.model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))
+    fp8 = task.begin_step({k: variables[k] for k in FP8_COLLECTIONS if k in variables})
+    return {
+      k: v['transformer'][REPEATED] for k, v in {'params': variables['params'], **fp8}.items()
+    }
+
+  block = task.model.transformer_tpl().layer_tpl(parent=None)
+  shapes = jax.eval_shape(stack)
+  facts = layer_facts(block, shapes, jax.ShapeDtypeStruct((1, 8, 16), jnp.bfloat16), False, None)
+  paths = [path[0].key for path, _ in jax.tree.leaves_with_path(shapes)]
+  assert set(paths) > {'params'}
+  assert facts.combine == ['add' if path == 'params' else 'max' for path in paths]
