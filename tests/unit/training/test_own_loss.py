@@ -1,6 +1,7 @@
 """A loss of one's own: its value and its gradients do not depend on the number of microbatches."""
 
 import dataclasses
+import math
 import os
 import pathlib
 import re
@@ -24,6 +25,7 @@ from paxlite.training.callbacks import Callback
 from paxlite.training.metrics import Weighted, over_microbatches
 from paxlite.training.own_loss import RunningMean
 from paxlite.training.task import Task
+from tests.support import runs
 
 ROWS, LENGTH, VOCABULARY = 8, 6, 5
 
@@ -253,11 +255,34 @@ def test_an_error_in_a_callback_or_in_data_names_its_line(
   assert bool(list(tmp_path.glob('checkpoints/checkpoint_*2'))) == saved
 
 
+def code_of_the_page() -> str:
+  page = (pathlib.Path(main.__file__).parents[1] / 'docs' / 'library.md').read_text()
+  return next(c for c in re.findall(r'```python\n(.*?)```', page, re.DOTALL) if 'my_parts' in c)
+
+
+@pytest.mark.slow
+def test_the_parts_of_the_page_hold_on_eight_devices(tmp_path):
+  (tmp_path / 'my_parts.py').write_text(code_of_the_page())
+  found = {}
+  for mesh, microbatches in (([1, 1, 1], 1), ([1, 8, 1], 1), ([1, 4, 2], 2), ([2, 2, 2], 4)):
+    folder, devices = tmp_path / f'{mesh} {microbatches}', math.prod(mesh)
+    runs.run(
+      folder, f'--fdl.ICI_MESH_SHAPE={mesh}', f'--fdl.NUM_MICROBATCHES={microbatches}',
+      f'--fdl.PERCORE_BATCH_SIZE={16 / devices}', '--fdl.MAX_STEPS=5', '--fdl.LR_COS_WARMUP=1',
+      '--fdl.SUMMARY_INTERVAL_STEPS=1', '--fdl.FPROP_DTYPE=float32', devices=devices,
+      config='my_parts.MyParts', env={'PYTHONPATH': str(tmp_path)},
+    )  # fmt: skip
+    found[folder.name] = list(runs.losses(folder).values())
+  one, *others = found.values()
+  assert len(one) == 5
+  assert one[-1] < one[0]
+  for losses in others:
+    assert losses == pytest.approx(one, rel=1e-5), found
+
+
 def test_the_parts_of_the_page_hold_with_microbatches_and_lora():
   """The code of docs/library.md, with its loss, its optimizer and its layer."""
-  page = (pathlib.Path(main.__file__).parents[1] / 'docs' / 'library.md').read_text()
-  code = next(c for c in re.findall(r'```python\n(.*?)```', page, re.DOTALL) if 'my_parts' in c)
-  code = code.replace('@paxlite.register\n', '')
+  code = code_of_the_page().replace('@paxlite.register\n', '')
   scope: dict = {'__name__': 'my_parts'}
   exec(compile(code, 'my_parts', 'exec'), scope)
   small = dict(NUM_LAYERS=1, MODEL_DIMS=16, NUM_HEADS=2, VOCAB_SIZE=32, MAX_SEQ_LEN=8)
