@@ -14,7 +14,7 @@ from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.summaries import Summaries
 from paxlite.training.train_state import TrainState
 
-_TEMPERATURE = 0.8
+TEMPERATURE = 0.8  # of samples
 _MOST_TOKENS = 100
 
 
@@ -47,7 +47,7 @@ class Sampler(Callback):
       fdl.build(experiment.plain.task()).model,
       None,
       experiment.num_positions,
-      Sampling(temperature=_TEMPERATURE),
+      Sampling(temperature=TEMPERATURE),
       eos_ids=experiment.eos_ids(tokenizer, chat),
       is_token=tokenizer.is_token,
       mesh=task.mesh,

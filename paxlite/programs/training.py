@@ -21,6 +21,7 @@ from paxlite.programs.agreement import compare_configs, compare_data, compare_fo
 from paxlite.programs.begun import dated, noting, with_positions
 from paxlite.programs.run import Run, holding
 from paxlite.programs.run_folder import make_folder
+from paxlite.programs.sampler import TEMPERATURE
 from paxlite.runtime import goodput, preemption, processes
 from paxlite.runtime.compiled_step import check_options
 from paxlite.runtime.folder_lock import FolderLock
@@ -114,7 +115,8 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   if run.experiment.sample_prompt is not None and jax.process_count() == 1:
     if sampler is not None:
       text = sampler(state.params, run.experiment.sample_prompt)
-      say(f'\nA sample, {sampler.verb} {run.experiment.sample_prompt!r}:\n{text}\n')
+      how = f'at temperature {TEMPERATURE}, {sampler.verb} {run.experiment.sample_prompt!r}'
+      say(f'\nA sample {how}:\n{text}\n')
     else:
       say("No sample: Transformer Engine's layers keep no keys and values")
   if jax.process_index() == 0:

@@ -36,7 +36,7 @@ def test_make_demo(tmp_path):
     return result.stdout
 
   output = make()
-  assert 'A sample, continuing' in output
+  assert 'A sample at temperature 0.8, continuing' in output
   assert 'Logs, metrics and checkpoints are in' in output
   records = (tmp_path / 'logs' / 'demo' / 'eval_metrics.jsonl').read_text().splitlines()
   last = json.loads(records[-1])

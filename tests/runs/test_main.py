@@ -308,7 +308,7 @@ def test_what_a_run_leaves(tmp_path):
   assert 'Compiled the train step in' in out
   assert 'First step: ' in out
   assert 'eval held_out at step 10: loss' in out
-  assert "A sample, continuing 'In the beginning':\nIn the beginning" in out
+  assert "A sample at temperature 0.8, continuing 'In the beginning':\nIn the beginning" in out
   assert f'Logs, metrics and checkpoints are in {tmp_path}' in out
 
   spent = goodput.report(tmp_path).seconds
@@ -403,4 +403,4 @@ def test_a_folder_that_cannot_be_is_named(capsys, tmp_path, kind):
 def test_a_vocabulary_rounded_up_samples_known_tokens_only(tmp_path):
   flags = '--fdl.VOCAB_SIZE=65536', '--fdl.MAX_STEPS=1', '--noenable_checkpoint_saving'
   out = runs.run(tmp_path, *flags, config='tests.support.experiments.TinyText').stdout
-  assert "A sample, continuing 'In the beginning':" in out
+  assert "A sample at temperature 0.8, continuing 'In the beginning':" in out

@@ -328,7 +328,7 @@ def test_evaluation_and_text_after_training_in_fp8(tmp_path):
   config = 'tests.support.experiments.TinyText'
   flags = ['--fdl.USE_FP8=True', '--fdl.MAX_STEPS=4']
   done = runs.run(tmp_path / 'fp8', *flags, config=config)
-  assert "A sample, continuing 'In the beginning'" in done.stdout
+  assert "A sample at temperature 0.8, continuing 'In the beginning'" in done.stdout
   again = runs.run(tmp_path / 'fp8', *flags, '--mode=eval', config=config)
   assert 'Backend: xla_fp8 (USE_FP8=True)' in again.stdout
   once, twice = (r['avg_xent'] for r in runs.records(tmp_path / 'fp8', 'eval_metrics.jsonl'))
