@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from paxlite.core import errors
 from paxlite.core.run_files import write_file
@@ -172,16 +172,32 @@ def _called(error: BaseException) -> Frame | None:
 
 
 def _class_of_object(error: BaseException) -> Frame | None:
-  """Returns the line of the user's class whose object was called last, experiments aside."""
+  """Returns the line of the user's class whose object was called last, experiments aside.
+
+  A layer may have returned what the layer of paxlite around it cannot use. That one holds a
+  template of the class.
+  """
   from paxlite.core.attributes import Attributes
 
-  for frame, _ in reversed(_frames(error)):
-    cls = type(frame.f_locals.get('self'))
+  frames = [f for f, _ in reversed(_frames(error)) if _is_ours(f.f_code.co_filename)]
+  objects = [frame.f_locals.get('self') for frame in frames]
+  held = [x for holder in objects[:1] for x in getattr(holder, '__dict__', {}).values()]
+  around = [cls for x in held for cls in _classes_in(x)]
+  for cls in [*map(type, objects[:1]), *around, *map(type, objects[1:])]:
     file = getattr(sys.modules.get(cls.__module__), '__file__', None) or '<'
-    if is_own(file) and _is_ours(frame.f_code.co_filename) and not issubclass(cls, Attributes):
+    if is_own(file) and not issubclass(cls, Attributes):
       with contextlib.suppress(OSError, TypeError):
         return Frame(file, inspect.getsourcelines(cls)[1], cls.__qualname__)
   return None
+
+
+def _classes_in(template: object) -> Iterator[type]:
+  """Yields the class that a template makes objects of, and those of the templates in it."""
+  if isinstance(template, functools.partial):
+    if isinstance(template.func, type):
+      yield template.func
+    for value in template.keywords.values():
+      yield from _classes_in(value)
 
 
 def _code_of(value: object) -> types.CodeType | None:

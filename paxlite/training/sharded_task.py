@@ -10,6 +10,7 @@ from flax.linen import meta
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 
+from paxlite.core.errors import doing
 from paxlite.core.trees import PyTree
 from paxlite.optim.moments import is_moment
 from paxlite.parallel import partitioning
@@ -49,7 +50,7 @@ class ShardedTask:
   @functools.cached_property
   def _traced_init(self) -> jax.stages.Traced:
     """The task's init, which is traced once for the shapes of a state and its initial values."""
-    with partitioning.declared_by(self.rules):
+    with doing('Tracing the model'), partitioning.declared_by(self.rules):
       return jax.jit(self.task.init).trace(jax.random.key(self.seed))
 
   @property

@@ -71,6 +71,7 @@ class Mine(TinyGPT):
 loss = lambda body, arguments=ARGUMENTS: LOSS.format(body=body, arguments=arguments)
 method = lambda body: METHOD.format(body=body)
 layer = lambda body: WITH_LAYER.format(body=body)
+whole_layer = lambda body: layer(body).replace('hidden(self, x_BTD)', '__call__(self, x_BTD, *_)')
 
 # code, a text of the line that must be named, and a part of the message
 MISTAKES = {
@@ -86,6 +87,11 @@ MISTAKES = {
   ),
   'layer': (layer('return x_BTD @ jnp.ones((3, 3))'), '@ jnp.ones', 'TypeError'),
   'shape of a result': (layer('return self.up(x_BTD, "ffn_layer1")[..., :-1]'), 'class Layer', ''),
+  'width': (whole_layer('return x_BTD[..., ::2]'), 'class Layer', 'at: Tracing the model'),
+  'nothing in a stack': (
+    whole_layer('pass').replace('NUM_LAYERS = 1', 'USE_REPEATED_LAYER = True'),
+    'class Layer', "'NoneType'",
+  ),
   'optax object': (
     method('def optimizer(self): return optax.lion(1e-3)'), 'def optimizer', 'config(FUNCTION'
   ),
