@@ -159,7 +159,8 @@ class RowInput:
     for b in range(count):
       index = (b * self.batch_size + np.arange(self.batch_size, dtype=np.int64))[rows]
       batch = self.source.read(np.minimum(index, n - 1))
-      batch['weights'] = batch['weights'] * (index < n)[:, None].astype(np.float32)
+      if (index >= n).any():
+        batch = batch | {'weights': batch['weights'] * (index < n)[:, None].astype(np.float32)}
       yield batch
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data.base import Batch, Input, prefetch
+from paxlite.data.batch_check import check
 from paxlite.parallel import partitioning
 
 
@@ -31,10 +32,8 @@ class DeviceBatches:
     rows = partitioning.process_rows(sharding, data.batch_size)
     host = data.eval_batches(rows) if start is None else data.train_batches(start, rows)
     put = functools.partial(to_mesh, sharding=sharding, batch_size=data.batch_size)
-    host = _readable(data.name, host)
-    if max_texts:
-      host = _limited(data.name, host, max_texts)
-    self._batches = prefetch(map(put, host), size=2)
+    checked = _checked(data, rows.stop - rows.start, max_texts, host)
+    self._batches = prefetch(map(put, checked), size=2)
     self._first: dict[str, jax.Array] | None = None
 
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -56,29 +55,19 @@ class DeviceBatches:
     self._batches.close()
 
 
-def _readable(name: str, batches: Iterator[Batch]) -> Iterator[Batch]:
-  """Yields `batches`; raises UserError if a file, or its disk, can no longer be read."""
+def _checked(
+  data: Input, num_rows: int, max_texts: int, batches: Iterator[Batch]
+) -> Iterator[Batch]:
+  """Yields `batches`; raises UserError if one of them is wrong, or can no longer be read."""
   try:
-    yield from batches
+    for batch in batches:
+      check(data, batch, num_rows, max_texts)
+      yield batch
   except OSError as e:
     what = f'{e.filename}: {e.strerror}' if e.filename else str(e)
     raise UserError(
-      f'the data {name} can no longer be read ({what}): put it back and start the run again'
+      f'the data {data.name} can no longer be read ({what}): put it back and start the run again'
     ) from None
-
-
-def _limited(name: str, batches: Iterator[Batch], max_texts: int) -> Iterator[Batch]:
-  """Yields `batches`; raises UserError if a packed row has more than `max_texts` texts."""
-  for batch in batches:
-    if 'segment_ids' in batch:
-      ids = batch['segment_ids']
-      most = 1 + (ids[:, 1:] != ids[:, :-1]).sum(1).max(initial=0)
-      if most > max_texts:
-        raise UserError(
-          f'the data {name} has a row of {most} texts and padding, and MAX_TEXTS_PER_ROW is '
-          f'{max_texts}: --fdl.MAX_TEXTS_PER_ROW={2 * most}, or 0 for any number'
-        )
-    yield batch
 
 
 def to_mesh(
