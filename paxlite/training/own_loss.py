@@ -12,6 +12,9 @@ from paxlite.core.trees import PyTree
 from paxlite.training.metrics import Metrics, Weighted
 
 
+_OF_RECORDS = ('step', 'input')
+
+
 def completed(
   found: object, loss: Callable[..., object], weight: jax.Array, num_predictions: jax.Array
 ) -> tuple[jax.Array, Metrics]:
@@ -57,6 +60,10 @@ def _weighted(name: object, metric: Any, weight: jax.Array, where: str) -> Weigh
   """Returns a metric as Weighted; raises UserError if it is neither that nor a scalar."""
   if not isinstance(name, str):
     raise UserError(f'{where} returns a metric named {name!r}: a name must be a string')
+  if name in _OF_RECORDS:
+    raise UserError(
+      f'{where} returns a metric named {name!r}, which the records of evaluations use: rename it'
+    )
   value, of_value = metric if _is_pair(metric) else (metric, weight)
   for part in (value, of_value):
     if not _is_number(part):

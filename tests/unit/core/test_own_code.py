@@ -79,6 +79,7 @@ MISTAKES = {
   'bare array': (loss('return jnp.ones(())  # here'), 'def loss', 'a pair of the loss and a dict'),
   'no scalar': (loss('return batch["weights"], {}'), 'def loss', 'must be a scalar'),
   'metric': (loss('return jnp.ones(()), {"a": jnp.ones(3)}'), 'def loss', "the metric 'a'"),
+  'reserved': (loss('return jnp.ones(()), {"step": 1.0}'), 'def loss', "named 'step', which"),
   'signature': (loss('return 1', arguments='params, batch'), 'def loss', 'TypeError'),
   'name': (loss('return params["embeding"], {}'), 'embeding', 'KeyError'),
   'axis': (
