@@ -11,7 +11,6 @@ from paxlite.core.own_code import place_of
 from paxlite.core.trees import PyTree
 from paxlite.training.metrics import Metrics, Weighted
 
-
 _OF_RECORDS = ('step', 'input')
 
 
