@@ -16,10 +16,10 @@ from flax.linen import meta
 from jax.sharding import Mesh
 
 from paxlite.core.trees import PyTree
+from paxlite.core.variable_names import REPEATED
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.pipeline_schedule import Schedule
-from paxlite.layers.transformer import REPEATED
 from paxlite.optim.optimizers import merge
 from paxlite.parallel import partitioning
 from paxlite.training.train_state import TrainState

@@ -22,9 +22,7 @@ from paxlite.core import object_copies, shell
 from paxlite.core.errors import UserError, compiled, listed
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import path_name
-from paxlite.layers.lora import LORA_VARIABLES
-from paxlite.layers.transformer import REPEATED
+from paxlite.core.variable_names import LORA_VARIABLES, REPEATED, path_name
 
 log = logging.getLogger('paxlite')
 

@@ -18,9 +18,8 @@ from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 from paxlite.core.json_text import JsonObject
+from paxlite.core.variable_names import LORA_VARIABLES, REPEATED
 from paxlite.data.tokenizer import TOKENIZERS
-from paxlite.layers.lora import LORA_VARIABLES
-from paxlite.layers.transformer import REPEATED
 
 log = logging.getLogger('paxlite')
 

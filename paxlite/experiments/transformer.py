@@ -19,6 +19,7 @@ from paxlite.core.attribute_kinds import (
 )
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config, template
+from paxlite.core.variable_names import LORA_VARIABLES
 from paxlite.experiments import effects
 from paxlite.experiments.attention import AttentionKind
 from paxlite.experiments.context_parallelism import ContextParallelism
@@ -36,7 +37,7 @@ from paxlite.layers.embeddings import (
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.latent_attention import LatentAttention
-from paxlite.layers.lora import LORA_VARIABLES, LoraProjection
+from paxlite.layers.lora import LoraProjection
 from paxlite.layers.pipeline import PipelinedTransformer
 from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.projection import Projection

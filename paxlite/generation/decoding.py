@@ -21,9 +21,8 @@ from jax.tree_util import KeyPath
 
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import path_name
+from paxlite.core.variable_names import REPEATED, path_name
 from paxlite.layers.language_model import TransformerLm
-from paxlite.layers.transformer import REPEATED
 from paxlite.parallel import partitioning
 
 _SMALLEST_BUCKET = 32

@@ -11,7 +11,6 @@ from paxlite.layers.projection import Projection
 from paxlite.parallel.partitioning import gather_weight, param
 
 LORA_SUM = 'lora_sum'  # the name of a projection's output, for checkpoint policies
-LORA_VARIABLES = r'.*/lora_[ab]'  # a regular expression that matches the variables of LoRA
 
 
 class LoraProjection(Projection):

@@ -13,6 +13,7 @@ from flax.core.scope import LazyRng
 
 from paxlite.core.templates import Template
 from paxlite.core.trees import PyTree
+from paxlite.core.variable_names import REPEATED
 from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.layer_facts import LayerFacts, layer_facts
 from paxlite.layers.pipeline_schedule import Schedule
@@ -20,7 +21,7 @@ from paxlite.layers.remat import jax_policy
 from paxlite.layers.sown import LOSSES, SOWN, is_maximum
 from paxlite.layers.stage_rows import StageRows
 from paxlite.layers.stage_weights import StageWeights
-from paxlite.layers.transformer import REPEATED, RepeatedTransformer
+from paxlite.layers.transformer import RepeatedTransformer
 from paxlite.parallel import partitioning
 from paxlite.parallel.partitioning import active_mesh, axes_of, shard
 

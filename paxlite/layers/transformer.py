@@ -7,6 +7,7 @@ from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.core.templates import Template, template_field
+from paxlite.core.variable_names import REPEATED
 from paxlite.layers.attention import Attention
 from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.feedforward import FeedForward
@@ -54,9 +55,6 @@ class TransformerBlock(nn.Module):
     x_BTD = x_BTD + dropout(h_BTD)
     x_BTD = shard(x_BTD, 'batch', 'residual_length', 'act_embed')
     return checkpoint_name(x_BTD, 'transformer_layer_out')
-
-
-REPEATED = 'repeat'  # the name under which a repeated stack keeps its parameters [L, …]
 
 
 def _apply_block(block: nn.Module, x_BTD: jax.Array, *args: jax.Array | None) -> jax.Array:

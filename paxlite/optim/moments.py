@@ -16,8 +16,7 @@ from jax.typing import DTypeLike
 
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import path_name
-from paxlite.layers.transformer import REPEATED
+from paxlite.core.variable_names import REPEATED, path_name
 from paxlite.parallel.partitioning import shards_of
 
 

@@ -9,8 +9,7 @@ import optax
 from jax.tree_util import KeyPath
 
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import path_name
-from paxlite.layers.transformer import REPEATED
+from paxlite.core.variable_names import REPEATED, path_name
 
 
 class PaxAdamState(NamedTuple):

@@ -29,11 +29,11 @@ PACKAGE = ROOT / 'paxlite'
 ROOMS = [
   'core',
   'parallel',
-  'layers',
-  'data',
   'optim',
+  'data',
   'runtime',
   'checkpointing',
+  'layers',
   'generation',
   'training',
   'experiments',
@@ -115,6 +115,12 @@ def test_imports_go_downward():
     if module.startswith('paxlite.') and ROOMS.index(room(module)) > ROOMS.index(room(name))
   ]
   assert wrong == []
+
+
+def test_what_layers_know():
+  known = {room(m) for name, path in MODULES.items() if room(name) == 'layers'
+           for m, _ in imports(path) if m.startswith('paxlite.')}  # fmt: skip
+  assert known == {'core', 'parallel', 'layers'}
 
 
 def test_no_module_is_in_a_circle():

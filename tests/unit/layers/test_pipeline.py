@@ -8,6 +8,7 @@ import pytest
 from flax.linen import meta
 from jax.sharding import PartitionSpec
 
+from paxlite.core.variable_names import REPEATED
 from paxlite.experiments.gpt import GPT126M
 from paxlite.layers import weight_product
 from paxlite.layers.einsum import FP8_COLLECTIONS
@@ -15,7 +16,6 @@ from paxlite.layers.layer_facts import LayerFacts, layer_facts
 from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.stage_rows import StageRows
 from paxlite.layers.stage_weights import StageLayout, StageWeights
-from paxlite.layers.transformer import REPEATED
 from paxlite.parallel import partitioning
 
 TWO_DEVICES = jax.sharding.AbstractMesh((2, 1, 1), ('data', 'replica', 'mdl'))
