@@ -61,6 +61,4 @@ def problem(batch: object, num_rows: int, max_token_id: int) -> str:
       return f'{name} of {low} (a target that is not learned has the weight 0, and any id)'
     if high > max_token_id:
       return f'{name} of {high}, and its max_token_id is {max_token_id}'
-  if not np.isfinite(batch['weights']).all():
-    return 'weights that are not finite'
-  return ''
+  return ''  # a step whose weights are not finite is skipped, and said

@@ -41,6 +41,10 @@ class Failing:
   def batch_size(self):
     return self.inner.batch_size
 
+  @property
+  def max_token_id(self):
+    return self.inner.max_token_id
+
   def train_batches(self, start, rows):
     for step, batch in enumerate(self.inner.train_batches(start, rows), start):
       if step == self.at:
