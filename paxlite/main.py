@@ -236,7 +236,9 @@ def _parse(argv: Sequence[str]) -> dict[str, str]:
   for name, read in _PATHS.items():
     _expand(name, read)
   if _CONFIG.value is None and (_MODE.value == 'train' or not _FOLDER.value):
-    raise UserError('--fdl_config=EXPERIMENT is missing. List them: paxlite list')
+    run = _run_before(_FOLDER.value) if _FOLDER.value else None
+    hint = f'The run there is of {run["experiment"]}' if run else 'List them: paxlite list'
+    raise UserError(f'--fdl_config=EXPERIMENT is missing. {hint}')
   if not _FOLDER.value and not _DRY_RUN.value:
     raise UserError('--job_log_dir=FOLDER is missing')
   for remark in filter(None, remarks):

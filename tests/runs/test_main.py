@@ -301,7 +301,7 @@ def seven(cfg):
   cfg.SEED = 7
 
 
-def test_what_a_run_leaves(tmp_path):
+def test_what_a_run_leaves(tmp_path, capsys):
   flags = '--fdl.PROFILER_CAPTURE_STEP=4', '--fdl.EVAL_INTERVAL_STEPS=5'
   config = 'tests.support.experiments.TinyText'
   out = runs.run(tmp_path, *flags, config=config).stdout
@@ -310,6 +310,10 @@ def test_what_a_run_leaves(tmp_path):
   assert 'eval held_out at step 10: loss' in out
   assert "A sample at temperature 0.8, continuing 'In the beginning':\nIn the beginning" in out
   assert f'Logs, metrics and checkpoints are in {tmp_path}' in out
+  assert main.main(['paxlite.main', f'--job_log_dir={tmp_path}']) == 2
+  assert (
+    'is missing. The run there is of tests.support.experiments.TinyText' in capsys.readouterr().err
+  )
 
   spent = goodput.report(tmp_path).seconds
   assert min(spent['profile'], spent['evaluation']) > 0
