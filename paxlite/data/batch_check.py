@@ -9,6 +9,7 @@ from paxlite.data.base import Input
 
 _INTEGERS = ('ids', 'labels', 'segment_ids', 'segment_pos')
 _NEEDED = ('ids', 'labels', 'weights')
+_OF_TOKENS = {*_INTEGERS, 'weights'}
 
 
 def check(data: Input, batch: object, num_rows: int, max_texts: int) -> None:
@@ -22,8 +23,8 @@ def check(data: Input, batch: object, num_rows: int, max_texts: int) -> None:
   """
   if what := problem(batch, num_rows, data.max_token_id):
     raise UserError(
-      f'the data {data.name} yields {what}: a batch is a dict of ids, labels and weights, NumPy '
-      f'arrays [{num_rows}, T], with ids that are token ids'
+      f'the data {data.name} yields {what}: a batch is a dict of arrays ids, labels and weights '
+      f'[{num_rows}, T], whose ids and labels are from 0 to max_token_id'
     )
   if max_texts and isinstance(batch, Mapping) and 'segment_ids' in batch:
     ids = batch['segment_ids']
@@ -39,7 +40,7 @@ def problem(batch: object, num_rows: int, max_token_id: int) -> str:
   """Returns what is wrong with a batch; '' if nothing is.
 
   Args:
-    batch: What an input has yielded.
+    batch: What an input has yielded: arrays [b, T], and [b, T, …] under other names.
     num_rows: The rows that it must have.
     max_token_id: The largest id that the input says it has.
   """
@@ -49,16 +50,21 @@ def problem(batch: object, num_rows: int, max_token_id: int) -> str:
   if missing:
     return f'no {" and no ".join(missing)}'
   for name, x in batch.items():
-    if not isinstance(x, np.ndarray):
-      return f'{name} of the type {type(x).__name__} in place of a NumPy array'
-    if x.shape != (num_rows, *batch['ids'].shape[1:2]):
+    if not hasattr(x, 'shape') or not hasattr(x, 'dtype'):
+      return f'{name} of the type {type(x).__name__} in place of an array'
+    # a loss of one's own may need arrays [b, T, …] of its own
+    if x.shape[:1] != (num_rows,) or (name in _OF_TOKENS and x.ndim != 2):
       return f'{name} of shape {list(x.shape)}'
     if name in _INTEGERS and not np.issubdtype(x.dtype, np.integer):
       return f'{name} of the type {x.dtype} in place of integers'
+  for name in _OF_TOKENS & batch.keys():
+    if batch[name].shape != batch['ids'].shape:
+      return f'{name} of shape {list(batch[name].shape)} beside ids of {list(batch["ids"].shape)}'
   for name in ('ids', 'labels'):
     low, high = batch[name].min(initial=0), batch[name].max(initial=0)
     if low < 0:
-      return f'{name} of {low} (a target that is not learned has the weight 0, and any id)'
+      way_out = ' (the weight 0 leaves a target out, not a negative label)'
+      return f'{name} of {low}{way_out if name == "labels" else ""}'
     if high > max_token_id:
       return f'{name} of {high}, and its max_token_id is {max_token_id}'
   return ''  # a step whose weights are not finite is skipped, and said

@@ -41,9 +41,13 @@ class Rows:
     (RIGHT | {'ids': IDS.astype(np.float32)}, 'ids of the type float32'),
     (
       RIGHT | {'labels': IDS - 100},
-      'labels of -100 (a target that is not learned has the weight 0',
+      'labels of -100 (the weight 0 leaves a target out',
     ),
     (RIGHT | {'ids': IDS + 1}, 'ids of 12, and its max_token_id is 11'),
+    ({'labels': IDS, 'weights': IDS, 'ids': IDS.tolist()}, 'ids of the type list'),
+    (dict.fromkeys(('ids', 'labels', 'weights'), IDS[:, 0]), 'ids of shape [3]'),
+    (RIGHT | {'teacher': np.zeros((2, 4, 7))}, 'teacher of shape [2, 4, 7]'),
+    (RIGHT | {'teacher': np.zeros((3, 4, 7))}, ''),
     (RIGHT, ''),
   ],
 )
