@@ -69,7 +69,10 @@ def place(data: Input, step: int) -> str:
 
 
 class RowSource(Protocol):
-  """Rows of tokens that can be read in any order."""
+  """Rows of tokens that can be read in any order.
+
+  If so many rows in a row belong together, such as pairs, it has an attribute `rows_per_example`.
+  """
 
   max_token_id: int
   name: str
@@ -105,6 +108,16 @@ class RowInput:
   def __post_init__(self):
     if len(self.source) == 0:
       raise UserError(f'{self.source.name} holds no rows')
+    if len(self.source) % self.rows_per_example:
+      raise UserError(
+        f'{self.source.name} holds {len(self.source)} rows, and {self.rows_per_example} each '
+        'belong together: the last ones are incomplete'
+      )
+
+  @property
+  def rows_per_example(self) -> int:
+    """So many rows in a row belong together; they are in one batch, and stay in their order."""
+    return getattr(self.source, 'rows_per_example', 1)
 
   @property
   def max_token_id(self) -> int:
@@ -136,13 +149,12 @@ class RowInput:
 
   def indices(self, numbers: np.ndarray) -> np.ndarray:
     """Returns the source's indices of these rows [b] of the endless training order."""
-    n = len(self.source)
-    epoch, index = np.divmod(numbers, n)
-    if not self.shuffle:
-      return index
-    for e in np.unique(epoch):
+    example, row = np.divmod(numbers, self.rows_per_example)
+    n = len(self.source) // self.rows_per_example
+    epoch, index = np.divmod(example, n)
+    for e in np.unique(epoch) if self.shuffle else ():
       index[epoch == e] = permute(index[epoch == e], n, self.seed, int(e))
-    return index
+    return index * self.rows_per_example + row
 
   def place(self, step: int) -> str:
     """Says which rows the batch of `step` holds, for messages."""

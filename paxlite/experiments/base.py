@@ -70,6 +70,7 @@ class Experiment(Attributes):
   PERCORE_BATCH_SIZE: Run[float] = 1.0  # rows of a batch per device
   MAX_SEQ_LEN: Training[Count] = 1024  # tokens of a row
   NUM_MICROBATCHES: Run[Count] = 1  # parts of a batch, whose gradients are added up
+  ROWS_PER_EXAMPLE: Training[Count] = 1  # rows of the data that belong together, such as pairs
   SEED: Training[Uint32] = 1234  # of initial values, of dropout and of the order of data
 
   # Training loop; intervals are in steps.
@@ -289,6 +290,11 @@ class Experiment(Attributes):
     )
 
   @property
+  def reference_restore(self) -> Restore | None:
+    """The weights of a frozen reference model; None if there is none that has its own."""
+    return None
+
+  @property
   def model_values(self) -> tuple[dict[str, object], dict[str, object]]:
     """Attributes that decide the variables' shapes, and others that decide the function."""
     return self.values_of(Kind.SHAPE), self.values_of(Kind.FUNCTION)
@@ -385,8 +391,9 @@ class Experiment(Attributes):
     if batch < 1 or abs(batch - exact) > 1e-6:
       raise UserError(f'{where} is a global batch of {exact:g}: it must be a whole number ≥ 1')
     shards = self.batch_shards
-    if batch % (shards * self.NUM_MICROBATCHES):
-      micro = f' × NUM_MICROBATCHES={self.NUM_MICROBATCHES}' if self.NUM_MICROBATCHES != 1 else ''
+    parts = {n: getattr(self, n) for n in ('NUM_MICROBATCHES', 'ROWS_PER_EXAMPLE')}
+    if batch % (shards * math.prod(parts.values())):
+      micro = ''.join(f' × {name}={n}' for name, n in parts.items() if n != 1)
       axes = ' × '.join(partitioning.axes_of(self.rules['batch']))
       raise UserError(
         f'{where} is a global batch of {batch}, not divisible by {axes} = {shards}{micro}'

@@ -53,10 +53,10 @@ class GLaM(MixtureOfExperts):
         f'RELATIVE_BIAS_BUCKETS={self.RELATIVE_BIAS_BUCKETS}, which are for one distance each'
       )
 
-  def task(self) -> fdl.Config:
-    task = super().task()
-    task.mean_over_padding = True
-    return task
+  def losses(self) -> dict[str, fdl.Config]:
+    losses = super().losses()
+    losses['avg_xent'].over_padding = True
+    return losses
 
   def model(self) -> fdl.Config:
     D, N, H = self.MODEL_DIMS, self.NUM_HEADS, self.DIMS_PER_HEAD

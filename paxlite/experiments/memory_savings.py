@@ -1,6 +1,6 @@
 """Attributes that decide in which dtype, and in which memory, a train step keeps its arrays."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import fiddle as fdl
 
@@ -9,7 +9,6 @@ from paxlite.core.errors import UserError
 from paxlite.core.templates import config
 from paxlite.experiments.base import Experiment
 from paxlite.layers.remat import ActivationName, Offloaded
-from paxlite.parallel.partitioning import takes_taps
 
 Dtype = Literal['float32', 'bfloat16']
 
@@ -42,12 +41,4 @@ class MemorySavings(Experiment):
       raise UserError(
         f'GRADIENT_DTYPE={self.GRADIENT_DTYPE} needs a mesh without stages: the gradients of a '
         'pipeline are added up over its ticks. Choose --fdl.GRADIENT_DTYPE=float32'
-      )
-    if self.GRADIENT_DTYPE != 'float32':
-      task: Any = fdl.get_callable(self.task())
-      if takes_taps(task.loss):
-        return
-      raise UserError(
-        f'GRADIENT_DTYPE={self.GRADIENT_DTYPE} needs a loss with the argument taps, as Task.loss '
-        f'has it, and that of {task.__name__} has none: --fdl.GRADIENT_DTYPE=float32'
       )

@@ -24,6 +24,7 @@ from paxlite.experiments import effects
 from paxlite.experiments.attention import AttentionKind
 from paxlite.experiments.context_parallelism import ContextParallelism
 from paxlite.experiments.decoding import Decoding
+from paxlite.experiments.objective import Objective
 from paxlite.experiments.optimization import Optimization
 from paxlite.layers.attention import Attention
 from paxlite.layers.block_sequence import BlockSequence
@@ -57,7 +58,7 @@ class BlockKind(NamedTuple):
   has_experts: bool
 
 
-class Transformer(ContextParallelism, Decoding, Optimization):
+class Transformer(ContextParallelism, Decoding, Objective, Optimization):
   """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
 
   # Architecture
@@ -231,7 +232,10 @@ class Transformer(ContextParallelism, Decoding, Optimization):
       Task,
       model=self.model(),
       optimizer=self.optimizer(),
+      losses=self.losses(),
+      reference=self.reference(),
       num_microbatches=1 if self.num_stages > 1 else self.NUM_MICROBATCHES,
+      rows_per_example=self.ROWS_PER_EXAMPLE,
       max_skipped_steps=self.MAX_SKIPPED_STEPS,
       gradient_dtype=self.GRADIENT_DTYPE,
       frozen_dtype=self.FROZEN_DTYPE,

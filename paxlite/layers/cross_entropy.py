@@ -1,20 +1,25 @@
 """The cross-entropy of each token, from logits, or without ever holding all of them."""
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
 from paxlite.layers.scattered_gradient import scatter_of, scattered_sum
 from paxlite.parallel.partitioning import active_platform, shard, shards_of
 
+T = TypeVar('T')
+
 
 class TokenLosses(NamedTuple):
-  """The loss of each target token, and whether it was predicted, both [B, T]."""
+  """The loss of each target token, and what belongs to it, [B, T] each."""
 
   xent: jax.Array  # float32, nats
   correct: jax.Array  # bool: the target has the largest logit
+  log_z: jax.Array  # float32: log Σ exp(logits)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -33,8 +38,34 @@ def cross_entropy(logits_BTV: jax.Array, labels_BT: jax.Array, logit_cap: float)
     labels_BT: Token ids.
     logit_cap: cap · tanh(logits / cap); off if ≤ 0.
   """
-  losses, _ = _forward(logits_BTV, labels_BT, logit_cap)
-  return losses
+  return _forward(logits_BTV, labels_BT, logit_cap)[0]
+
+
+def _gradient(
+  softmax: jax.Array, is_label: jax.Array, gradients: TokenLosses, capped: jax.Array, cap: float
+) -> jax.Array:
+  """Returns the gradient for logits [..., V] before the cap; gradients are [...]."""
+  gradient = softmax - is_label
+  gradient *= _last(gradients.xent, softmax)
+  if not isinstance(gradients.log_z, SymbolicZero):  # as few losses read it
+    gradient += softmax * gradients.log_z[..., None]
+  if cap > 0:
+    gradient *= 1 - (capped / cap) ** 2
+  return gradient
+
+
+def _last(gradient: jax.Array, like: jax.Array) -> jax.Array:
+  """Returns a gradient [...] as [..., 1]; zeros where JAX knows that there is none."""
+  if isinstance(gradient, SymbolicZero):
+    gradient = jnp.zeros(like.shape[:-1], like.dtype)
+  return gradient[..., None]
+
+
+def _unmarked(forward: Callable[..., T]) -> Callable[..., T]:
+  """Returns a forward pass that takes arguments with JAX's marks of what has a gradient."""
+  is_marked = lambda x: isinstance(x, CustomVJPPrimal)
+  value = lambda x: x.value if is_marked(x) else x
+  return lambda *args: forward(*jax.tree.map(value, args, is_leaf=is_marked))
 
 
 def _forward(
@@ -48,7 +79,7 @@ def _forward(
   again_BTV = _after(largest, logits_BTV, logit_cap)
   capped_BTV = cap_logits(again_BTV.astype(jnp.float32), logit_cap)
   log_z = largest + jnp.log(jnp.exp(capped_BTV - largest[..., None]).sum(-1))
-  losses = TokenLosses(log_z - label_logits, label_logits >= largest)
+  losses = TokenLosses(log_z - label_logits, label_logits >= largest, log_z)
   return losses, (logits_BTV, labels_BT, log_z)
 
 
@@ -59,15 +90,13 @@ def _backward(
   again_BTV = _after(log_z_BT, logits_BTV, logit_cap)
   capped_BTV = cap_logits(again_BTV.astype(jnp.float32), logit_cap)
   is_label_BTV = labels_BT[..., None] == jnp.arange(logits_BTV.shape[-1], dtype=labels_BT.dtype)
-  gradient_BTV = jnp.exp(capped_BTV - log_z_BT[..., None]) - is_label_BTV
-  gradient_BTV *= gradients.xent[..., None]
-  if logit_cap > 0:
-    gradient_BTV *= 1 - (capped_BTV / logit_cap) ** 2
+  softmax_BTV = jnp.exp(capped_BTV - log_z_BT[..., None])
+  gradient_BTV = _gradient(softmax_BTV, is_label_BTV, gradients, capped_BTV, logit_cap)
   gradient_BTV = gradient_BTV.astype(logits_BTV.dtype)
   return shard(gradient_BTV, 'outer_batch', 'length', 'act_vocab'), None
 
 
-cross_entropy.defvjp(_forward, _backward)
+cross_entropy.defvjp(_unmarked(_forward), _backward, symbolic_zeros=True)
 
 
 def chunked_cross_entropy(
@@ -155,7 +184,7 @@ def _chunked_forward(
   largest_MBT, total_MBT, label_logits_MBT = sums
   largest, label_logits = largest_MBT.max(0), label_logits_MBT.sum(0)
   log_z = largest + jnp.log((total_MBT * jnp.exp(largest_MBT - largest)).sum(0))
-  losses = TokenLosses(log_z - label_logits, label_logits >= largest)
+  losses = TokenLosses(log_z - label_logits, label_logits >= largest, log_z)
   return losses, (x_BTD, head, labels_BT, log_z)
 
 
@@ -168,10 +197,9 @@ def _chunked_backward(
     head, ids_MBTv = of[0], of[1][:, None, None]
     logits_MBTv = _logits(x_BTD, head)
     capped_MBTv = cap_logits(logits_MBTv.astype(jnp.float32), logit_cap)
-    gradient = jnp.exp(capped_MBTv - log_z_BT[..., None]) - (ids_MBTv == labels_BT[..., None])
-    gradient *= gradients.xent[..., None]
-    if logit_cap > 0:
-      gradient *= 1 - (capped_MBTv / logit_cap) ** 2
+    softmax = jnp.exp(capped_MBTv - log_z_BT[..., None])
+    is_label = ids_MBTv == labels_BT[..., None]
+    gradient = _gradient(softmax, is_label, gradients, capped_MBTv, logit_cap)
     gradient = jnp.where(ids_MBTv < vocab_size, gradient, 0)
     gradient_MBTv = _shard(gradient.astype(logits_MBTv.dtype))
     x_gradient += jnp.einsum(
@@ -189,7 +217,7 @@ def _chunked_backward(
   return x_gradient, head_gradient, None
 
 
-_chunked.defvjp(_chunked_forward, _chunked_backward)
+_chunked.defvjp(_unmarked(_chunked_forward), _chunked_backward, symbolic_zeros=True)
 
 
 _CHUNK_AXES = ('vocab', None, 'embed')  # of a chunk [M, v, D] of the head's weight

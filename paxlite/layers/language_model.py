@@ -71,15 +71,8 @@ class TransformerLm(nn.Module):
     """
     return self.logits(self.hidden(ids_BT, positions_BT, segment_ids_BT))
 
-  def losses(
-    self,
-    ids_BT: jax.Array,
-    labels_BT: jax.Array,
-    positions_BT: jax.Array | None = None,
-    segment_ids_BT: jax.Array | None = None,
-  ) -> TokenLosses:
-    """Returns the cross-entropy of each label; the other arguments are those of __call__."""
-    x_BTD = self.hidden(ids_BT, positions_BT, segment_ids_BT)
+  def token_losses(self, x_BTD: jax.Array, labels_BT: jax.Array) -> TokenLosses:
+    """Maps the result of `hidden`, [B, T, D], to the cross-entropy of each label [B, T]."""
     if self.num_loss_chunks == 1:
       return cross_entropy(self._uncapped_logits(x_BTD), labels_BT, self.logit_cap)
     x_BTD, w_VD = self._head.factors(x_BTD)
@@ -87,9 +80,12 @@ class TransformerLm(nn.Module):
     return chunked_cross_entropy(x_BTD, w_VD, b_V, labels_BT, self.logit_cap, self.num_loss_chunks)
 
   def hidden(
-    self, ids_BT: jax.Array, positions_BT: jax.Array | None, segment_ids_BT: jax.Array | None
+    self,
+    ids_BT: jax.Array,
+    positions_BT: jax.Array | None = None,
+    segment_ids_BT: jax.Array | None = None,
   ) -> jax.Array:
-    """Returns the output of the final norm, [B, T, D]."""
+    """Returns the output of the final norm, [B, T, D]; the arguments are those of __call__."""
     if positions_BT is None:
       positions_BT = jnp.arange(ids_BT.shape[1])[None]
     x_BTD = self.embedding(ids_BT)

@@ -21,6 +21,11 @@ def is_maximum(summary: str) -> bool:
   return summary.startswith('max_')
 
 
+def is_count(metric: str) -> bool:
+  """Returns whether values of a metric are added up."""
+  return metric.startswith('num_')
+
+
 def over_layers(variables: Mapping[str, PyTree]) -> dict[str, jax.Array]:
   """Returns each summary's mean over the layers that have it, or its maximum (see is_maximum)."""
   values: dict[str, list[jax.Array]] = {}

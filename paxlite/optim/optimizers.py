@@ -10,7 +10,7 @@ import optax
 
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import LOAD_BIAS, path_name
+from paxlite.core.variable_names import LOAD_BIAS, REFERENCE, path_name
 from paxlite.optim import moments, state_axes
 from paxlite.optim.transformations import (
   Skippable,
@@ -104,7 +104,8 @@ class Optimizer:
     return self.clip_gradient_norm or 0.0
 
   def _matches(self, name: str) -> bool:
-    return any(re.fullmatch(p, name) for p in self.patterns)
+    is_reference = name.startswith(f'{REFERENCE}/')
+    return not is_reference and any(re.fullmatch(p, name) for p in self.patterns)
 
   def clipped(self, norm: jax.Array) -> jax.Array:
     """Returns the gradients' global norm after clipping."""

@@ -18,7 +18,6 @@ XLA's partitioner does the rest.
 
 import contextlib
 import contextvars
-import inspect
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
@@ -385,28 +384,12 @@ TAPS = 'taps'
 _taps_read: contextvars.ContextVar[set[str]] = contextvars.ContextVar('paxlite_taps_read')
 
 
-def takes_taps(loss: Callable[..., object]) -> bool:
-  """Returns whether a loss, which a user may write, has the argument `taps`."""
-  parameters = inspect.signature(loss).parameters
-  return 'taps' in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-
-
-def new_taps(loss: Callable[..., object], params: PyTree, dtype: DTypeLike) -> PyTree:
-  """Returns the taps of parameters; UserError if the loss takes none."""
-  if not takes_taps(loss):
-    raise UserError(
-      f'GRADIENT_DTYPE={dtype} needs a loss with the argument `taps`, and {loss.__qualname__} has '
-      'none: add it, or --fdl.GRADIENT_DTYPE=float32'
-    )
-  return jax.tree.map(lambda w: jnp.zeros(w.shape, dtype), params)
-
-
 @contextlib.contextmanager
 def reading_taps(names: Collection[str]) -> Iterator[None]:
   """Checks that a model which is traced reads the taps of all these parameters.
 
   Raises:
-    UserError: A parameter is not declared by `param`, or a loss drops its taps.
+    UserError: A parameter is not declared by `param`, or no loss reads the model.
   """
   read: set[str] = set()
   outer = _taps_read.get(None)
@@ -420,7 +403,7 @@ def reading_taps(names: Collection[str]) -> Iterator[None]:
   missing = sorted(set(names) - read)
   if missing and not read:
     raise UserError(
-      'GRADIENT_DTYPE needs a loss that passes its argument `taps` on to super().loss'
+      'GRADIENT_DTYPE needs a loss that reads what the model returns: --fdl.GRADIENT_DTYPE=float32'
     )
   if missing:
     raise UserError(

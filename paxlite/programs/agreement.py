@@ -109,6 +109,8 @@ def compare_data(run: Run, trainer: Trainer) -> None:
     stated[f'the number of rows of the {name} data'] = str(rows)
   if trainer.store.plan is not None:
     stated['CHECKPOINT_RESTORE_PATH'] = str(trainer.store.plan.source.fingerprint)
+  if trainer.store.reference_plan is not None:
+    stated['REFERENCE_RESTORE_PATH'] = str(trainer.store.reference_plan.source.fingerprint)
   restored = tokenizer_of(e.CHECKPOINT_RESTORE_PATH)
   tokenizer = e.tokenizer_path or restored or os.environ.get('VOCAB_PATH')
   if tokenizer and not is_address(str(tokenizer)):

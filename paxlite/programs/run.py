@@ -136,6 +136,7 @@ class Run:
     eval_data = {name: fdl.build(cfg) for name, cfg in inputs[1].items()}
     _check_vocabulary(e, {'training': data, **eval_data})
     _check_eval_batches(e, eval_data)
+    _check_examples(e, {'training': data, **eval_data})
     _check_trainable(store.task)
     watchdog = watchdog or self.watchdog(spent)
     return Trainer(
@@ -215,6 +216,7 @@ class Run:
       checkpoints=self.checkpoints(),
       batch_size=e.batch_size,
       restore=self.restore,
+      reference=e.reference_restore,
       trainable_only=e.saves_trainable_only,
       start_over=self.start_over,
       writes=self.save,
@@ -246,6 +248,7 @@ class Run:
     data = {name: fdl.build(cfg) for name, cfg in inputs.items()}
     _check_vocabulary(e, data)
     _check_eval_batches(e, data)
+    _check_examples(e, data)
     return store, Evaluator(store.task, data, beat, e.max_texts_per_row)
 
   def watchdog(self, goodput: Goodput) -> Watchdog:
@@ -402,8 +405,20 @@ def _check_trainable(task: ShardedTask) -> None:
 
 def _check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:
   for name, data in inputs.items():
-    if data.batch_size % e.batch_shards:
+    if data.batch_size % (e.batch_shards * e.ROWS_PER_EXAMPLE):
       axes = ' × '.join(partitioning.axes_of(e.rules['batch']))
+      each = f' × ROWS_PER_EXAMPLE={e.ROWS_PER_EXAMPLE}' if e.ROWS_PER_EXAMPLE != 1 else ''
       raise UserError(
-        f'EVAL_BATCH_SIZE={data.batch_size} ({name}) is not divisible by {axes} = {e.batch_shards}'
+        f'EVAL_BATCH_SIZE={data.batch_size} ({name}) is not divisible by '
+        f'{axes} = {e.batch_shards}{each}'
+      )
+
+
+def _check_examples(e: Experiment, inputs: dict[str, Input]) -> None:
+  for name, data in inputs.items():
+    rows = getattr(data, 'rows_per_example', 1)
+    if rows != e.ROWS_PER_EXAMPLE:
+      raise UserError(
+        f'in the {name} data ({data.name}) {rows} rows belong together, and ROWS_PER_EXAMPLE is '
+        f'{e.ROWS_PER_EXAMPLE}: its losses and its data must agree'
       )

@@ -149,8 +149,9 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
       trainer.resume(step)
     _say_what_records_lack(run, step)
   trainer.watchdog.pause()
-  if trainer.store.plan is not None and begins and not trainer.store.is_local(step):
-    _say(trainer.store.plan.table())
+  if begins and not trainer.store.is_local(step):
+    for plan in filter(None, (trainer.store.plan, trainer.store.reference_plan)):
+      _say(plan.table())
   # Only now is it known that the folder's checkpoint fits.
   write_configuration(run.experiment, run.folder)
   preemption.check()

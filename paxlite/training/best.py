@@ -12,8 +12,8 @@ from jax.experimental import multihost_utils
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import UserError
 from paxlite.core.run_files import MovedError, write_file
+from paxlite.losses.metric_names import larger_is_better
 from paxlite.training.callbacks import Evaluations
-from paxlite.training.metric_names import larger_is_better
 from paxlite.training.state_store import StateStore
 from paxlite.training.train_state import TrainState
 from paxlite.training.writers import EvalRecords, read_records

@@ -1,6 +1,5 @@
 """Evaluation on complete inputs: weighted means in which every example counts exactly once."""
 
-import math
 import time
 from collections.abc import Callable, Mapping
 
@@ -10,11 +9,12 @@ from paxlite.core import live_line
 from paxlite.core.trees import PyTree
 from paxlite.data.base import Input
 from paxlite.data.device_batches import DeviceBatches
+from paxlite.losses.metrics import Mean, Metrics
 from paxlite.parallel import partitioning
 from paxlite.runtime import preemption
-from paxlite.training.metrics import Mean, Metrics
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.summaries import Summaries
+from paxlite.training.task import TOTAL
 from paxlite.training.train_state import TrainState
 
 
@@ -46,7 +46,7 @@ class Evaluator:
     self._max_texts = max_texts
     self.inputs = inputs
     self._sharding = task.batch_sharding
-    self._loss = 'total_loss' if task.task.has_own_loss else 'avg_xent'
+    self._task = task.task
 
     @jax.jit
     def metrics(params: PyTree, overwritten: PyTree, batch: dict[str, jax.Array]) -> Metrics:
@@ -85,7 +85,7 @@ class Evaluator:
         live_line.working(f'Evaluating {name} at step {step:,}', summaries.say) as progress,
       ):
         metrics = self(name, state, progress)
-      summaries.evaluation(step, name, metrics, time.perf_counter() - before, self._loss)
+      summaries.evaluation(step, name, metrics, time.perf_counter() - before, self._task.shown)
       found[name] = metrics
     return found
 
@@ -94,7 +94,7 @@ class Evaluator:
   ) -> dict[str, float]:
     """Returns the metrics over input `name`.
 
-    They include bits_per_byte if the input's source knows its number of bytes per token.
+    The total loss is that of one batch with all rows of the input.
 
     Args:
       name: Name of the input.
@@ -118,11 +118,10 @@ class Evaluator:
       pending = metrics
     if pending is not None:
       mean.add(jax.device_get(pending))
-    result = mean.result()
-    count = mean.total('num_predictions')
-    result['num_predictions'] = count
+    found = mean.result()
+    if not found:
+      return found
     bytes_per_token = getattr(getattr(data, 'source', None), 'bytes_per_token', None)
-    if bytes_per_token and 'avg_xent' in result:  # a loss of one's own may not report it
-      xent = result['avg_xent'] * mean.weight('avg_xent') / max(count, 1)  # per target
-      result['bits_per_byte'] = xent / math.log(2) / bytes_per_token
-    return result
+    for key, loss in self._task.losses.items():
+      found |= loss.of_evaluation(found[key], mean.weight(key), found, bytes_per_token)
+    return found | {TOTAL: self._task.total(found)}

@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Callable
 
-from paxlite.training.metrics import Metrics
+from paxlite.losses.metrics import Metrics
 
 # While the device computes one step, the host prepares and dispatches the next one. More steps in
 # flight would not keep the device busier. They would delay the reaction to a signal or a bad step.

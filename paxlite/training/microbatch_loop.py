@@ -1,4 +1,4 @@
-"""The loop over the microbatches of a step, which XLA must not pipeline on GPUs."""
+"""The microbatches of a step, and the loop over them, which XLA must not pipeline on GPUs."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,6 +12,57 @@ from paxlite.parallel.partitioning import active_kind, active_mesh
 _Carry = TypeVar('_Carry')
 _Body = Callable[[_Carry, PyTree], tuple[_Carry, PyTree]]
 _Scan = Callable[[_Body, _Carry, PyTree], tuple[_Carry, PyTree]]
+
+
+def in_microbatches(batch: PyTree, n: int, rows_per_example: int = 1) -> PyTree:
+  """Returns the arrays [B, …] of a batch as [n, B / n, …].
+
+  A microbatch takes every n-th example, so that rows stay on their devices.
+
+  Args:
+    batch: The batch.
+    n: Number of microbatches.
+    rows_per_example: So many rows in a row stay together.
+  """
+  if n == 1:
+    return jax.tree.map(lambda x: x[None], batch)
+  examples = lambda x: x.reshape(-1, n, rows_per_example, *x.shape[1:])
+  return jax.tree.map(
+    lambda x: examples(x).swapaxes(0, 1).reshape(n, len(x) // n, *x.shape[1:]), batch
+  )
+
+
+def summed(
+  part: Callable[[jax.Array | None, PyTree, _Carry], tuple[PyTree, _Carry, PyTree]],
+  zeros: PyTree,
+  carry: _Carry,
+  microbatches: PyTree,
+) -> tuple[PyTree, _Carry, PyTree]:
+  """Returns the sum of what `part` returns for each microbatch.
+
+  Args:
+    part: Maps (index, microbatch, carry) to (term, carry, output). The index of a single microbatch
+      is None.
+    zeros: A tree like a term, in whose dtypes the terms are added up.
+    carry: What the first microbatch gets; each one passes its own on to the next.
+    microbatches: A tree of arrays [n, …].
+
+  Returns:
+    The sum, the last carry, and a tree of all outputs, [n, …] each.
+  """
+  n = len(jax.tree.leaves(microbatches)[0])
+  if n == 1:
+    term, carry, output = part(None, jax.tree.map(lambda x: x[0], microbatches), carry)
+    return term, carry, jax.tree.map(lambda x: x[None], output)
+
+  def body(state: tuple[PyTree, _Carry], inputs: PyTree) -> tuple[tuple[PyTree, _Carry], PyTree]:
+    total, carry = state
+    term, carry, output = part(*inputs, carry)
+    return (jax.tree.map(jnp.add, total, term), carry), output
+
+  start = zeros, carry
+  (total, carry), outputs = microbatch_scan()(body, start, (jnp.arange(n), microbatches))
+  return total, carry, outputs
 
 
 def microbatch_scan() -> _Scan:

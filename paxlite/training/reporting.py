@@ -12,9 +12,9 @@ import optax
 
 from paxlite.core import live_line
 from paxlite.core.round_numbers import round_up
+from paxlite.losses.metrics import Metrics, to_host
 from paxlite.runtime.goodput import Goodput
 from paxlite.training.in_flight import StepsInFlight
-from paxlite.training.metrics import Metrics, to_host
 from paxlite.training.summaries import Summaries
 from paxlite.training.train_state import TrainState
 

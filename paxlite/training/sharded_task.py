@@ -12,10 +12,10 @@ from jax.sharding import Mesh, NamedSharding
 
 from paxlite.core.errors import doing
 from paxlite.core.trees import PyTree
+from paxlite.losses.metrics import Metrics
 from paxlite.optim.moments import is_moment
 from paxlite.parallel import partitioning
 from paxlite.runtime import compiler
-from paxlite.training.metrics import Metrics
 from paxlite.training.step import train_step
 from paxlite.training.task import Batch, Task
 from paxlite.training.train_state import TrainState

@@ -17,7 +17,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.json_files import read_object
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.trees import PyTree
-from paxlite.core.variable_names import path_name
+from paxlite.core.variable_names import REFERENCE, path_name
 from paxlite.training.local_states import LocalStates
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.train_state import TrainState
@@ -34,6 +34,7 @@ class StateStore:
     checkpoints: The checkpoints of the run.
     batch_size: Rows of a global batch. A checkpoint of another batch size is refused.
     restore: Another checkpoint that a new run starts from.
+    reference: The checkpoint of a frozen reference model. Checkpoints of the run do not hold it.
     trainable_only: Whether checkpoints hold only the trainable parameters. The frozen parameters
       are read from `restore` at each start.
     start_over: Whether the run may begin again if all of its checkpoints are damaged.
@@ -42,21 +43,25 @@ class StateStore:
     local: The states of recent steps on this host; None if there are none.
     plan: Says where to read the variables that are not in the run's own checkpoints. It is made
       when the store is made, and raises UserError if the other checkpoint does not fit.
+    reference_plan: The same for the variables of the reference.
   """
 
   task: ShardedTask
   checkpoints: Checkpoints
   batch_size: int
   restore: Restore | None = None
+  reference: Restore | None = None
   trainable_only: bool = False
   start_over: bool = False
   writes: bool = True
   stop_on_failure: bool = False
   local: LocalStates | None = None
   plan: Plan | None = dataclasses.field(init=False)
+  reference_plan: Plan | None = dataclasses.field(init=False)
 
   def __post_init__(self):
     self.plan = self._make_plan()
+    self.reference_plan = self._make_reference_plan()
     self._local_notes: JsonObject | None = None  # of the local state that the run started from
 
   def _make_plan(self) -> Plan | None:
@@ -64,7 +69,16 @@ class StateStore:
       return None
     step = self.checkpoints.latest_good_step() if self.trainable_only else None
     frozen = None if step is None else Source(self.checkpoints.folder(step), pathlib.Path()).frozen
-    return Plan(self.restore, self.task.abstract, find_source(self.restore.path, frozen=frozen))
+    own = _without_reference(self.task.abstract)
+    return Plan(self.restore, own, find_source(self.restore.path, frozen=frozen))
+
+  def _make_reference_plan(self) -> Plan | None:
+    if self.reference is None:
+      return None
+    step = self.checkpoints.latest_good_step()
+    noted = None if step is None else self.notes(step).get('reference')
+    source = find_source(self.reference.path, frozen=noted)
+    return Plan(self.reference, {'params': self.task.abstract.params[REFERENCE]}, source)
 
   def initial(self) -> tuple[TrainState, int]:
     """Returns the state of the run's last good checkpoint, or a new state, and its step.
@@ -200,7 +214,8 @@ class StateStore:
     if found is None:
       return None
     step, tree, notes = found
-    if notes.get('frozen') != self._described(step).get('frozen'):
+    ours = self._described(step)
+    if any(notes.get(kind) != ours.get(kind) for kind in ('frozen', 'reference')):
       log.warning('the local state of step %d is not used: its frozen variables are others', step)
       return None
     self._local_notes = notes
@@ -214,11 +229,13 @@ class StateStore:
     described: JsonObject = {'step': step, 'batch_size': self.batch_size}
     if self.trainable_only and self.plan is not None:
       described['frozen'] = self.plan.source.fingerprint
+    if self.reference_plan is not None:
+      described['reference'] = self.reference_plan.source.fingerprint
     return described
 
   def _with_frozen(self, state: TrainState) -> TrainState:
     """Returns a state that was restored, with the variables that checkpoints do not hold."""
-    if not self.trainable_only:
+    if not self.trainable_only and self.reference_plan is None:
       return state
     trained = {path_name(p) for p, _ in jax.tree_util.tree_leaves_with_path(self._saved(state))}
     full = jax.tree_util.tree_map(lambda _: None, self.task.abstract.params)
@@ -228,10 +245,7 @@ class StateStore:
 
   def _new(self) -> TrainState:
     """Returns a new state; initial values are computed only for variables that are not restored."""
-    if self.plan is None:
-      return self.task.new(lambda state: state, self.task.abstract)
-    plan = self.plan
-    restored = lambda path: path_name(path) in plan
+    restored = lambda path: self._place(path) is not None
     unrestored = lambda tree: jax.tree_util.tree_map_with_path(
       lambda path, x: None if restored(path) else x, tree
     )
@@ -240,18 +254,40 @@ class StateStore:
 
   def _filled(self, state: TrainState, wanted: Callable[[KeyPath], bool]) -> TrainState:
     """Returns `state` with the variables that `wanted` selects read from the other checkpoint."""
-    assert self.plan is not None
-    plan = self.plan
-    load = lambda path, like, x: plan.load(path_name(path), like) if wanted(path) else x
+
+    def load(path: KeyPath, like: jax.ShapeDtypeStruct, x: jax.Array) -> jax.Array:
+      if not wanted(path):
+        return x
+      place = self._place(path)
+      assert place is not None
+      return place[0].load(place[1], like)
+
     return jax.tree_util.tree_map_with_path(load, self.task.abstract, state)
+
+  def _place(self, path: KeyPath) -> tuple[Plan, str] | None:
+    """Returns the plan that reads a variable, and its name there; None if nothing does."""
+    name = path_name(path)
+    of_reference = name.removeprefix(f'params/{REFERENCE}/')
+    if of_reference != name:
+      return (
+        None if self.reference_plan is None else (self.reference_plan, f'params/{of_reference}')
+      )
+    return (self.plan, name) if self.plan is not None and name in self.plan else None
 
   def _saved(self, state: TrainState) -> TrainState:
     """Returns the part of a state that is written to disk."""
     if not self.trainable_only:
-      return state
+      return _without_reference(state)
     flat = traverse_util.flatten_dict(self.task.task.optimizer.split(state.params)[0])
     kept = {k: v for k, v in flat.items() if v is not None}
     return dataclasses.replace(state, params=traverse_util.unflatten_dict(kept))
+
+
+def _without_reference(state: TrainState) -> TrainState:
+  """Returns a state without the parameters of the reference model."""
+  return dataclasses.replace(
+    state, params={name: x for name, x in state.params.items() if name != REFERENCE}
+  )
 
 
 def _on_disk(state: TrainState) -> dict[str, PyTree]:

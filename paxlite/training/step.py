@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import optax
 
 from paxlite.layers.group_router import balanced
+from paxlite.losses.metrics import Metrics, Weighted
 from paxlite.optim.optimizers import merge
-from paxlite.training.metrics import Metrics, Weighted
 from paxlite.training.task import Batch, Task
 from paxlite.training.train_state import TrainState
 

@@ -89,7 +89,7 @@ class Summaries:
     name: str,
     metrics: Mapping[str, float],
     seconds: float,
-    loss: str = 'avg_xent',
+    shown: Mapping[str, str],
   ) -> None:
     """Reports one evaluation.
 
@@ -98,17 +98,9 @@ class Summaries:
       name: Name of the input.
       metrics: The metrics of the evaluation.
       seconds: The time that it took.
-      loss: Name of the metric that is printed as the loss.
+      shown: The formats of the metrics that are printed, by their names.
     """
-    shown = [(loss, 'loss {:.4f}')]
-    if loss != 'avg_xent':
-      shown.append(('avg_xent', 'cross-entropy {:.4f}'))
-    shown += [
-      ('bits_per_byte', '{:.3f} bits per byte'),
-      ('fraction_of_correct_next_step_preds', 'accuracy {:.3f}'),
-      ('num_predictions', '{:,.0f} tokens'),
-    ]
-    parts = [text.format(metrics[key]) for key, text in shown if key in metrics]
+    parts = [text.format(metrics[key]) for key, text in shown.items() if key in metrics]
     self.result(step, name, metrics, f'{"  ".join(parts)} in {seconds:.1f} s')
 
   def result(self, step: int, name: str, metrics: Mapping[str, float], text: str) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 
 from paxlite.core.json_text import JsonObject
+from paxlite.losses.metric_names import larger_is_better
 from paxlite.tools.report_page.curves import short
 from paxlite.tools.report_page.records import RunRecords, differing, number
-from paxlite.training.metric_names import larger_is_better
 
 Table = tuple[list[str], list[list[str]]]  # the header, and rows
 # metrics that repeat others, or count

@@ -19,7 +19,7 @@ from paxlite.layers.dropless import DroplessDispatch
 from paxlite.layers.group_router import GroupRouter, balanced
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.sown import SOWN, SUMMARIES, over_layers
-from paxlite.training.metrics import Mean, Weighted
+from paxlite.losses.metrics import Mean, Weighted
 from paxlite.training.step import train_step
 from tests.support import praxis
 from tests.support.meshes import compiled

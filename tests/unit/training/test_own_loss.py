@@ -22,7 +22,7 @@ from paxlite.experiments.description import dry_run
 from paxlite.optim.optimizers import Optimizer
 from paxlite.programs import library
 from paxlite.training.callbacks import Callback
-from paxlite.training.metrics import Weighted, over_microbatches
+from paxlite.losses.metrics import Weighted, over_microbatches
 from paxlite.training.own_loss import RunningMean
 from paxlite.training.task import Task
 from tests.support import runs

@@ -2,20 +2,35 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxlite.layers.sown import is_maximum
+from paxlite.layers.sown import is_count, is_maximum
+
+Batch = Mapping[str, jax.Array]
 
 
 class Weighted(NamedTuple):
-  """A mean `value` over a total `weight`, or a maximum (sown.is_maximum); both are scalars."""
+  """A mean `value` over a total `weight`; both are scalars.
+
+  By its name it may be a maximum (sown.is_maximum) or a count (sown.is_count) instead.
+  """
 
   value: jax.Array
   weight: jax.Array
+
+  @classmethod
+  def mean(cls, total: jax.Array, weight: jax.Array) -> Self:
+    """Returns the mean total / weight; that over nothing is `total`, which is 0."""
+    return cls(total / divisor(weight), weight)
+
+
+def divisor(weight: jax.Array) -> jax.Array:
+  """Returns `weight`, or 1 where it is 0."""
+  return jnp.where(weight > 0, weight, 1)
 
 
 Metrics = dict[str, Weighted]
@@ -23,13 +38,14 @@ Metrics = dict[str, Weighted]
 
 def over_microbatches(name: str, m: Weighted) -> Weighted:
   """Returns one metric of a step from its values and weights [n] over n microbatches."""
+  if len(m.value) == 1:
+    return Weighted(m.value[0], m.weight[0])
   if is_maximum(name):
     return Weighted(m.value.max(), m.weight.sum())
-  if name == 'num_predictions':  # a count of the step, not a mean of counts
+  if is_count(name):
     return Weighted(m.value.sum(), m.weight.mean())
-  weight = m.weight.sum()
   weighted = jnp.where(m.weight == 0, 0, m.value * m.weight)  # a mean over nothing may be NaN
-  return Weighted(weighted.sum() / jnp.where(weight > 0, weight, 1), weight)
+  return Weighted.mean(weighted.sum(), m.weight.sum())
 
 
 def num_tokens(batch: Mapping[str, jax.Array]) -> jax.Array:
@@ -58,15 +74,12 @@ class Mean:
       self._sums[name] = self._sums.get(name, 0.0) + (float(m.value) * weight if weight else 0.0)
 
   def result(self) -> dict[str, float]:
-    means = {n: s / self._weights[n] if self._weights[n] else 0.0 for n, s in self._sums.items()}
-    return means | self._largest
+    """Returns the means, maxima and counts by name."""
+    divisors = {n: 1.0 if is_count(n) else w or math.inf for n, w in self._weights.items()}
+    return {n: s / divisors[n] for n, s in self._sums.items()} | self._largest
 
   def weight(self, name: str) -> float:
     return self._weights.get(name, 0.0)
-
-  def total(self, name: str) -> float:
-    """Returns the sum of the values times their weights."""
-    return self._sums.get(name, 0.0)
 
 
 def to_host(metrics: Metrics) -> dict[str, float]:

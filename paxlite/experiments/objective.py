@@ -1,0 +1,67 @@
+"""What a model is trained for: its losses, and the frozen model that losses may read."""
+
+import fiddle as fdl
+from fiddle import selectors
+
+from paxlite.checkpointing.restore import Restore
+from paxlite.core.attribute_kinds import Fraction, NotNegative, Run, Training
+from paxlite.core.attributes import StoredPath
+from paxlite.core.errors import UserError
+from paxlite.core.templates import config
+from paxlite.experiments.base import Experiment
+from paxlite.layers.lora import LoraProjection
+from paxlite.layers.projection import Projection
+from paxlite.losses.sown_losses import SownLosses
+from paxlite.losses.token_losses import CrossEntropy, Uniform, ZLoss
+from paxlite.training.reference import Reference
+
+
+class Objective(Experiment):
+  """Next-token prediction. A subclass overrides `losses`, and `reference` if a loss reads one."""
+
+  LABEL_SMOOTHING: Training[Fraction] = 0.0  # share of the uniform distribution in the labels
+  Z_LOSS_WEIGHT: Training[NotNegative] = 0.0  # of the square of log Σ exp(logits)
+
+  @property
+  def REFERENCE_RESTORE_PATH(self) -> Run[StoredPath]:
+    """The weights of the frozen reference model, for experiments whose losses read one."""
+    return self.CHECKPOINT_RESTORE_PATH
+
+  def losses(self) -> dict[str, fdl.Config]:
+    """Returns the configs of the losses, by the names of their metrics: see losses/loss.py."""
+    smoothing = self.LABEL_SMOOTHING
+    found = {'avg_xent': config(CrossEntropy, coefficient=1 - smoothing)}
+    if smoothing:
+      found['uniform_xent'] = config(Uniform, coefficient=smoothing)
+    if self.Z_LOSS_WEIGHT:
+      found['z_loss'] = config(ZLoss, coefficient=self.Z_LOSS_WEIGHT)
+    return found | {'aux_loss': config(SownLosses)}
+
+  def reference(self) -> fdl.Config | None:
+    """Returns the config of the Reference, a frozen model that losses read; None: there is none."""
+    return None
+
+  def initial_reference(self) -> fdl.Config:
+    """Returns the config of a Reference: the model with the weights that training starts from.
+
+    With LoRA it is the base, which has no copy. Otherwise it is a frozen copy.
+    """
+    model = self.model()
+    factors = list(selectors.select(model, LoraProjection, check_nonempty=False))
+    for projection in factors:
+      del projection.rank
+      fdl.update_callable(projection, Projection)
+    return config(Reference, model=model, is_base=bool(factors))
+
+  @property
+  def reference_restore(self) -> Restore | None:
+    """The weights of the reference; None if it has none of its own."""
+    reference = self.reference()
+    if reference is None or reference.is_base:
+      return None
+    if not self.REFERENCE_RESTORE_PATH:
+      raise UserError(
+        f'{type(self).__name__} has a reference model, and nothing says where its weights are: '
+        '--fdl.REFERENCE_RESTORE_PATH=FOLDER, of imported weights or of a run'
+      )
+    return Restore(self.REFERENCE_RESTORE_PATH)

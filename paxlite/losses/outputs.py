@@ -1,0 +1,92 @@
+"""What a model makes of a batch, as losses read it."""
+
+import functools
+from collections.abc import Callable, Mapping
+
+import jax
+
+from paxlite.core.errors import UserError
+from paxlite.core.trees import PyTree
+from paxlite.layers.cross_entropy import TokenLosses
+from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.sown import SOWN
+from paxlite.losses.metrics import Batch
+
+
+class Outputs:
+  """What a model makes of a batch. Each part is computed when a loss first asks for it.
+
+  Args:
+    model: The model, bound to its variables, with the collections of SOWN mutable.
+    batch: The batch.
+    params: The parameters, for losses that read them; None if no loss has said that it does.
+    reference: Makes the outputs of a frozen reference model; None if there is none.
+  """
+
+  def __init__(
+    self,
+    model: TransformerLm,
+    batch: Batch,
+    params: PyTree | None = None,
+    reference: Callable[[], 'Outputs'] | None = None,
+  ):
+    # bound once: all readers of a parameter share its tap, which gets the sum of their gradients
+    self._model = model
+    self._batch = batch
+    self._params = params
+    self._reference = reference
+
+  @functools.cached_property
+  def hidden(self) -> jax.Array:
+    """The output of the final norm, [B, T, D]."""
+    batch = self._batch
+    return self._model.hidden(batch['ids'], batch.get('segment_pos'), batch.get('segment_ids'))
+
+  @property
+  def sown(self) -> Mapping[str, PyTree]:
+    """Loss terms and summaries of the layers: see layers/sown.py."""
+    _ = self.hidden  # computing it is what sows them
+    return {kind: self._model.variables.get(kind, {}) for kind in SOWN}
+
+  @functools.cached_property
+  def tokens(self) -> TokenLosses:
+    """The cross-entropy of each label [B, T], and what belongs to it, without all logits."""
+    return self._model.token_losses(self.hidden, self._batch['labels'])
+
+  @property
+  def log_probs(self) -> jax.Array:
+    """The logarithm of the probability of each label, float32 [B, T], in nats."""
+    return -self.tokens.xent
+
+  @functools.cached_property
+  def logits(self) -> jax.Array:
+    """All logits, float32 [B, T, V]."""
+    return self._model.logits(self.hidden)
+
+  @property
+  def params(self) -> PyTree:
+    """The parameters.
+
+    Raises:
+      UserError: The class of no loss states reads_params.
+    """
+    if self._params is None:
+      raise UserError(
+        'a loss reads outputs.params: its class must state `reads_params = True`, so that the '
+        'parameters get the gradient of the loss also where GRADIENT_DTYPE is not float32'
+      )
+    return self._params
+
+  @functools.cached_property
+  def reference(self) -> 'Outputs':
+    """The outputs of the reference model for the same batch, without dropout and gradients.
+
+    Raises:
+      UserError: The task has no reference.
+    """
+    if self._reference is None:
+      raise UserError(
+        'a loss reads outputs.reference, and the experiment has none: override its method '
+        'reference(), as docs/library.md shows'
+      )
+    return self._reference()

@@ -1,0 +1,36 @@
+"""A frozen model beside the trained one, such as a teacher or the reference of preferences."""
+
+import dataclasses
+
+import jax
+
+from paxlite.core.trees import PyTree
+from paxlite.core.variable_names import REFERENCE
+from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.sown import SOWN
+from paxlite.losses.metrics import Batch
+from paxlite.losses.outputs import Outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference:
+  """A frozen model whose outputs losses read.
+
+  Attributes:
+    model: The model.
+    is_base: Whether it reads the parameters of the trained model, which LoRA has frozen. If not, it
+      has parameters of its own, below the name REFERENCE.
+  """
+
+  model: TransformerLm
+  is_base: bool = False
+
+  def outputs(self, params: PyTree, batch: Batch) -> Outputs:
+    """Returns what the reference makes of a batch, without a gradient.
+
+    Args:
+      params: The parameters of the task.
+      batch: The batch.
+    """
+    own = jax.lax.stop_gradient(params if self.is_base else params[REFERENCE])
+    return Outputs(self.model.bind({'params': own}, mutable=SOWN), batch)
