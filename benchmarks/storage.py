@@ -14,6 +14,7 @@ The server, its disk and the run share the machine, so that the figures are lowe
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -26,13 +27,13 @@ import tempfile
 import time
 from typing import Any
 
-import fiddle as fdl
 import jax
 import numpy as np
 
+from paxlite.core.templates import config
 from paxlite.experiments.datasets import FlatTokens
 from paxlite.experiments.demo import TinyGPT
-from paxlite.training.task import Task
+from paxlite.losses.loss import Loss
 
 ROOT = pathlib.Path(__file__).parents[1]
 TOKENS = 200_000_000
@@ -46,16 +47,15 @@ def _sleep(_: np.ndarray) -> np.ndarray:
   return np.float32(0)
 
 
-class BusyDevice(Task):
-  """A task whose step takes at least DEVICE_SECONDS, and the cores of this machine hardly at all.
+@dataclasses.dataclass(frozen=True)
+class BusyDevice(Loss):
+  """A loss of 0 that takes DEVICE_SECONDS, and the cores of this machine hardly at all.
 
   So the cores are free for what reads the data, as they are beside an accelerator.
   """
 
-  def loss(self, params, batch, rng=None, overwritten=None, taps=None):
-    zero = jax.pure_callback(_sleep, jax.ShapeDtypeStruct((), np.float32), batch['ids'][0, 0])
-    batch = batch | {'weights': batch['weights'] + zero}
-    return super().loss(params, batch, rng, overwritten, taps)
+  def __call__(self, outputs, batch):
+    return jax.pure_callback(_sleep, jax.ShapeDtypeStruct((), np.float32), batch['ids'][0, 0])
 
 
 class Shuffled(FlatTokens, TinyGPT):
@@ -73,10 +73,8 @@ class Shuffled(FlatTokens, TinyGPT):
   MAX_STEPS = 100
   CHECKPOINT_EVERY_N_STEPS = 1000
 
-  def task(self):
-    config = super().task()
-    fdl.update_callable(config, BusyDevice)
-    return config
+  def losses(self):
+    return super().losses() | {'busy': config(BusyDevice)}
 
 
 def main() -> None:

@@ -59,14 +59,9 @@ def test_logits_loss_and_every_gradient(name):
   )
   np.testing.assert_allclose(logits, reference['logits'], atol=2e-5, rtol=1e-4)
 
-  losses = task.model.apply(
-    {'params': params},
-    batch['ids'],
-    batch['labels'],
-    batch['segment_pos'],
-    batch['segment_ids'],
-    method='losses',
-  )
+  model = task.model.bind({'params': params})
+  hidden = model.hidden(batch['ids'], batch['segment_pos'], batch['segment_ids'])
+  losses = model.token_losses(hidden, batch['labels'])
   xent = losses.xent * batch['weights']
   np.testing.assert_allclose(xent, reference['per_token_xent'], atol=2e-5, rtol=1e-4)
 

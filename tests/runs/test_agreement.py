@@ -16,21 +16,20 @@ FLAGS = [
   '--fdl.NUM_LAYERS=1', '--num_hosts=2',
 ]  # fmt: skip
 OWN = """
+import dataclasses
 import pathlib
-import fiddle as fdl
+from paxlite.core.templates import config
 from paxlite.experiments.registry import find
-from paxlite.training.task import Task
+from paxlite.losses.token_losses import CrossEntropy
 
-class Scaled(Task):
-  def loss(self, *args, **kwargs):
-    loss, metrics = super().loss(*args, **kwargs)
-    return loss * float(pathlib.Path('factor').read_text()), metrics
+@dataclasses.dataclass(frozen=True)
+class Scaled(CrossEntropy):
+  def __call__(self, outputs, batch):
+    return super().__call__(outputs, batch) * float(pathlib.Path('factor').read_text())
 
 class Mine(find('TinyGPT')):
-  def task(self):
-    cfg = super().task()
-    fdl.update_callable(cfg, Scaled)
-    return cfg
+  def losses(self):
+    return {'avg_xent': config(Scaled)}
 """
 
 

@@ -221,7 +221,7 @@ def test_histories_are_replaced_and_not_optimized():
   # Neither the optimizer's state nor the reported norm includes the histories.
   moments = jax.tree.leaves(step.state.opt_state)
   assert len(moments) == 2 * len(jax.tree.leaves(before.params)) + 2
-  loss = lambda params: step.task.loss(params, step.batch, None, before.overwritten)[0]
+  loss = lambda params: step.task.loss_and_metrics(params, step.batch, None, before.overwritten)[0]
   norm = optax.tree.norm(jax.jit(jax.grad(loss))(before.params))
   _, metrics = step.jitted(before, step.batch)
   assert float(metrics['learning/raw_grad_norm'].value) == pytest.approx(float(norm), rel=1e-5)

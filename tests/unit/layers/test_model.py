@@ -141,7 +141,7 @@ def test_checkpoint_policies_change_no_gradient(plain, policy, repeated):
 
 def saved_floats(task, params, batch) -> int:
   """Returns the numbers that the forward pass keeps for the backward, besides its arguments."""
-  forward = lambda p: jax.tree.leaves(jax.vjp(lambda q: task.loss(q, batch)[0], p))
+  forward = lambda p: jax.tree.leaves(jax.vjp(lambda q: task.loss_and_metrics(q, batch)[0], p))
   traced = jax.make_jaxpr(forward)(params).jaxpr
   arguments = {id(v) for v in (*traced.invars, *traced.constvars)}
   kept = {id(v): v.aval.size for v in traced.outvars if not hasattr(v, 'val')}
@@ -340,13 +340,13 @@ def test_grouped_heads_equal_repeated_keys():
 def test_dropout_is_on_with_an_rng_alone_and_a_function_of_it(repeated):
   task = make(DROPOUT_PROB=0.3, EMBEDDING_DROPOUT_PROB=0.3, USE_REPEATED_LAYER=repeated)
   params, batch = params_of(task), batch_of()
-  loss = jax.jit(lambda key: task.loss(params, batch, key)[0])
+  loss = jax.jit(lambda key: task.loss_and_metrics(params, batch, key)[0])
   losses = [float(loss(k)) for k in (None, None, *map(jax.random.key, (1, 1, 2)))]
   assert losses[0] == losses[1]
   assert losses[2] == losses[3]
   assert len({losses[0], losses[2], losses[4]}) == 3
   without = make(USE_REPEATED_LAYER=repeated)
-  assert losses[0] == float(jax.jit(lambda: without.loss(params, batch)[0])())
+  assert losses[0] == float(jax.jit(lambda: without.loss_and_metrics(params, batch)[0])())
 
 
 def test_logit_cap_bounds_logits():
@@ -363,7 +363,7 @@ def test_accuracy_counts_the_largest_logit():
   weights = np.asarray(batch['weights'])
   labels = np.asarray(batch['labels'])
   expected = ((logits.argmax(-1) == labels) * weights).sum() / weights.sum()
-  accuracy = task.loss(params, batch)[1]['fraction_of_correct_next_step_preds'].value
+  accuracy = task.loss_and_metrics(params, batch)[1]['fraction_of_correct_next_step_preds'].value
   assert float(accuracy) == pytest.approx(float(expected), abs=1e-6)
 
 

@@ -189,7 +189,7 @@ def test_rows_that_fill_a_batch_up_do_not_count():
   params = praxis.glam_tree(reference, 'params', num_heads=4)
   batch = praxis.batch(reference)
   filled = {k: np.concatenate([v, np.zeros_like(v)]) for k, v in batch.items()}
-  loss = jax.jit(task.loss)
+  loss = jax.jit(task.loss_and_metrics)
   metrics, more = loss(params, batch)[1], loss(params, filled)[1]
   for name in ('avg_xent', 'log_pplx', 'num_predictions'):
     np.testing.assert_allclose(metrics[name].value, more[name].value, rtol=1e-6)

@@ -21,7 +21,6 @@ from paxlite.optim import moments, optimizers
 from paxlite.parallel.partitioning import HOST
 from paxlite.programs.run import Run
 from paxlite.training.step import train_step
-from paxlite.training.task import Task
 
 
 def test_rounding_is_right_in_the_mean_and_leaves_what_fits_alone():
@@ -168,34 +167,6 @@ def test_frozen_weights_continue_in_the_other_dtype(tmp_path, before, after):
     expected = 'float32' if 'lora_' in path_name(path) else after
     assert x.dtype.name == expected, path_name(path)
     np.testing.assert_array_equal(np.asarray(x), np.asarray(saved).astype(x.dtype))
-
-
-def test_a_loss_without_taps_has_no_gradients_in_bfloat16():
-  class OwnLoss(Task):
-    def loss(self, params, batch, rng=None, overwritten=None):
-      raise AssertionError('it is traced')
-
-  optimizer = optimizers.adam(lambda step: 0.1)
-  task = OwnLoss(model=nn.Dense(1), optimizer=optimizer, gradient_dtype='bfloat16')
-  with pytest.raises(UserError, match=r'OwnLoss.loss has none: add it'):
-    task.grads({'w': jnp.ones(1)}, {}, None)
-
-
-def test_a_loss_that_cannot_collect_gradients_is_refused():
-  class MyTask(Task):
-    def loss(self, params, batch, rng=None, overwritten=None):
-      return super().loss(params, batch, rng, overwritten)
-
-  class Mine(TinyGPT):
-    def task(self):
-      found = super().task()
-      fdl.update_callable(found, MyTask)
-      return found
-
-  Mine().validate()
-  with pytest.raises(UserError, match=r'GRADIENT_DTYPE=bfloat16 needs a loss .* MyTask has none'):
-    Mine(GRADIENT_DTYPE='bfloat16').validate()
-  TinyGPT(GRADIENT_DTYPE='bfloat16').validate()
 
 
 @pytest.mark.slow

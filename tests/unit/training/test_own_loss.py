@@ -12,50 +12,100 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from flax.linen import meta
 
 from paxlite import main
 from paxlite.core.errors import UserError
+from paxlite.core.templates import config
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.description import dry_run
+from paxlite.layers.cross_entropy import cross_entropy
+from paxlite.losses.loss import Loss, OnceABatch
+from paxlite.losses.metrics import Mean, Weighted, over_microbatches
+from paxlite.losses.token_losses import CrossEntropy, Uniform, ZLoss
 from paxlite.optim.optimizers import Optimizer
 from paxlite.programs import library
 from paxlite.training.callbacks import Callback
-from paxlite.losses.metrics import Weighted, over_microbatches
-from paxlite.training.own_loss import RunningMean
+from paxlite.training.microbatch_loop import in_microbatches
 from paxlite.training.task import Task
 from tests.support import runs
 
 ROWS, LENGTH, VOCABULARY = 8, 6, 5
 
 
-class Model:
-  """Stands for a language model: logits are rows of a table."""
+class Table(nn.Module):
+  """A language model that is a table of logits."""
+
+  def setup(self):
+    self.table = self.param('table', nn.initializers.normal(), (VOCABULARY, VOCABULARY))
+
+  def hidden(self, ids, positions=None, segments=None):
+    return self.table[ids]
+
+  def token_losses(self, x, labels):
+    return cross_entropy(x, labels, 0.0)
+
+  def logits(self, x):
+    return x
 
 
 @dataclasses.dataclass(frozen=True)
-class Table(Task):
-  """A Task of one table of logits, whose loss is its own."""
+class Penalty(OnceABatch):
+  reads_params = True
 
-  kind: str = 'tokens'
+  def __call__(self, outputs, batch):
+    return jnp.square(outputs.params['table']).sum()
 
-  def loss(self, params, batch, rng=None, overwritten=None, taps=None):
-    table = params['table']
-    logits = jax.nn.log_softmax(table[batch['ids']])
-    xent = -jnp.take_along_axis(logits, batch['labels'][..., None], -1)[..., 0]
+
+@dataclasses.dataclass(frozen=True)
+class OverRows(Loss):
+  """The mean over rows of the mean over their targets."""
+
+  def weight(self, batch):
+    return batch['weights'].max(1).sum()
+
+  def __call__(self, outputs, batch):
     weights = batch['weights']
-    if self.kind == 'tokens':  # not a number where a microbatch has no target
-      return (xent * weights).sum() / weights.sum(), {
-        'entropy': (logits * weights[..., None]).sum()
-      }
-    if self.kind == 'penalty':
-      loss = (xent * weights).sum() / weights.sum() + 0.1 * (table**2).sum()
-      return loss, {'norm': Weighted((table**2).sum(), weights.sum())}
-    rows = weights.max(1)  # each row counts once, however many targets it has
-    of_rows = (xent * weights).sum(1) / jnp.maximum(weights.sum(1), 1)
-    loss = (of_rows * rows).sum() / jnp.maximum(rows.sum(), 1)
-    return loss, {'total_loss': Weighted(jnp.zeros(()), rows.sum())}
+    return ((outputs.tokens.xent * weights).sum(1) / jnp.maximum(weights.sum(1), 1)).sum()
+
+  def metrics(self, outputs, batch):
+    return {'entropy': -outputs.log_probs.mean(), 'num_rows': self.weight(batch), 'one': 1}
+
+
+LOSSES = {
+  'tokens': {'xent': CrossEntropy()},
+  'padding': {'xent': CrossEntropy(over_padding=True)},
+  'penalty': {'xent': CrossEntropy(), 'norm': Penalty(0.1)},
+  'rows': {'rows': OverRows(2.0)},
+  'z_loss': {'xent': CrossEntropy(), 'z': ZLoss(0.1)},
+  'smoothed': {'xent': CrossEntropy(0.9), 'uniform': Uniform(0.1)},
+}
+
+
+def expected_loss(kind, table, batch):
+  """The loss of the whole batch, written without the library."""
+  logits, weights = table[batch['ids']], batch['weights']
+  log_z = jax.nn.logsumexp(logits, -1)
+  xent = log_z - jnp.take_along_axis(logits, batch['labels'][..., None], -1)[..., 0]
+  mean = lambda x: (x * weights).sum() / weights.sum()
+  rows = weights.max(1)
+  match kind:
+    case 'tokens':
+      return mean(xent)
+    case 'padding':
+      return (xent * weights).sum() / (rows.sum() * LENGTH)
+    case 'penalty':
+      return mean(xent) + 0.1 * (table**2).sum()
+    case 'rows':
+      of_rows = (xent * weights).sum(1) / jnp.maximum(weights.sum(1), 1)
+      return 2 * (of_rows * rows).sum() / rows.sum()
+    case 'z_loss':
+      return mean(xent) + 0.1 * mean(log_z**2)
+    case 'smoothed':
+      labels = 0.9 * jax.nn.one_hot(batch['labels'], VOCABULARY) + 0.1 / VOCABULARY
+      return mean(-(labels * jax.nn.log_softmax(logits)).sum(-1))
 
 
 def table_and_batch():
@@ -68,55 +118,119 @@ def table_and_batch():
   return params, {'ids': draw(), 'labels': draw(), 'weights': weights}
 
 
-@pytest.mark.parametrize('kind', ['tokens', 'penalty', 'rows'])
+@pytest.mark.parametrize('kind', LOSSES)
 def test_one_two_and_four_microbatches_agree(kind):
   params, batch = table_and_batch()
-  task = Table(Model(), Optimizer(optax.sgd(1.0)), kind=kind)
-  expected, gradients = jax.value_and_grad(lambda p: task.loss(p, batch)[0])(params)
+  task = Task(Table(), Optimizer(optax.sgd(1.0)), LOSSES[kind])
+  of_table = lambda table: expected_loss(kind, table, batch)
+  expected, gradient = jax.value_and_grad(of_table)(params['table'])
   for n in (1, 2, 4):
     of_n = dataclasses.replace(task, num_microbatches=n)
     grads, _, metrics = jax.jit(of_n.grads)(params, batch, None)
     assert float(metrics['total_loss'].value) == pytest.approx(float(expected), rel=1e-6)
-    np.testing.assert_allclose(grads['table'], gradients['table'], atol=1e-6)
-    assert float(metrics['num_predictions'].value) == batch['weights'].sum()
+    np.testing.assert_allclose(grads['table'], gradient, atol=1e-6)
     assert all(np.isfinite(m.value) for m in metrics.values())
+    if kind == 'rows':
+      assert float(metrics['num_rows'].value) == batch['weights'].max(1).sum()
+      assert float(metrics['one'].value) == 1
 
 
-def test_a_batch_without_any_target_has_the_mean_of_the_losses():
+def test_a_batch_without_any_target_has_the_loss_0():
   params, batch = table_and_batch()
   batch['weights'] = np.zeros_like(batch['weights'])
-  for kind, expected in (('rows', 0.0), ('tokens', np.nan)):
-    task = Table(Model(), Optimizer(optax.sgd(1.0)), num_microbatches=2, kind=kind)
+  for kind in ('rows', 'tokens', 'padding'):
+    task = Task(Table(), Optimizer(optax.sgd(1.0)), LOSSES[kind], num_microbatches=2)
     grads, _, metrics = jax.jit(task.grads)(params, batch, None)
-    np.testing.assert_equal(float(metrics['total_loss'].value), expected)
-    assert np.isfinite(grads['table']).all() == (kind == 'rows')
+    assert float(metrics['total_loss'].value) == 0
+    assert not grads['table'].any()
 
 
-def test_a_running_mean_is_the_mean():
-  mean = RunningMean.of(jnp.zeros(3))
-  parts = [(np.full(3, np.nan), 0.0), (np.arange(3.0), 1.0), (np.ones(3), 3.0), (np.ones(3), 0.0)]
-  for part, weight in parts:
-    mean = mean.with_part(jnp.asarray(part, jnp.float32), jnp.float32(weight))
-  np.testing.assert_allclose(mean.mean, (np.arange(3.0) + 3) / 4)
-  metric = over_microbatches('x', Weighted(jnp.array([jnp.nan, 2e-8]), jnp.array([0.0, 1e-8])))
+def test_rows_that_belong_together_stay_in_one_microbatch():
+  rows = jnp.arange(16)[:, None]
+  found = in_microbatches({'ids': rows}, 2, rows_per_example=2)['ids'][..., 0]
+  assert found.tolist() == [[0, 1, 4, 5, 8, 9, 12, 13], [2, 3, 6, 7, 10, 11, 14, 15]]
+  found = in_microbatches({'ids': rows}, 4)['ids'][..., 0]
+  assert found[1].tolist() == [1, 5, 9, 13]
+
+
+def test_counts_maxima_and_means_of_microbatches():
+  of = lambda value, weight: Weighted(jnp.array(value), jnp.array(weight))
+  metric = over_microbatches('x', of([jnp.nan, 2e-8], [0.0, 1e-8]))
   assert float(metric.value) == pytest.approx(2e-8)
+  assert float(over_microbatches('num_x', of([2.0, 3.0], [1.0, 1.0])).value) == 5
+  assert float(over_microbatches('max_x', of([2.0, 3.0], [9.0, 1.0])).value) == 3
+  mean = Mean()
+  for value in (2.0, 4.0):
+    mean.add({'num_x': Weighted(value, 1.0), 'x': Weighted(value, value), 'y': Weighted(value, 0)})
+  assert mean.result() == {'num_x': 6.0, 'x': pytest.approx(20 / 6), 'y': 0.0}
 
 
-class Smoothed(Task):
-  """Adds a penalty, as docs/library.md shows; the metric of the loss is left as it was."""
+@dataclasses.dataclass(frozen=True)
+class Bad(Loss):
+  """A loss that is wrong in one of several ways."""
 
-  def loss(self, params, batch, rng=None, overwritten=None, **taps):
-    loss, metrics = super().loss(params, batch, rng, overwritten, **taps)
-    return loss + 0.01 * optax.tree.norm(params['embedding']) ** 2, metrics | {'one': 1.0}
+  kind: str = ''
+
+  def __call__(self, outputs, batch):
+    match self.kind:
+      case 'array':
+        return outputs.tokens.xent
+      case 'none':
+        return None
+      case 'params':
+        return outputs.params['table'].sum()
+      case 'reference':
+        return outputs.reference.log_probs.sum()
+    return outputs.tokens.xent.sum()
+
+  def metrics(self, outputs, batch):
+    return {
+      'name': {'step': jnp.ones(())},
+      'vector': {'x': outputs.tokens.xent},
+      'list': [1.0],
+    }.get(self.kind, {})
 
 
-class Deaf(Task):
-  def loss(self, params, batch, rng=None, overwritten=None, taps=None):
-    return super().loss(params, batch, rng, overwritten)
+@pytest.mark.parametrize(
+  ('kind', 'message'),
+  [
+    ('array', r'test_own_loss.py, line \d+: Bad.__call__ returns an array float32\[8, 6\] for the'),
+    ('none', r'Bad.__call__ returns None for the loss .bad.'),
+    ('params', 'must state `reads_params = True`'),
+    ('reference', 'the experiment has none: override its method'),
+    ('name', r"returns a metric named 'step', a name that the records of evaluations use"),
+    ('vector', r"returns an array float32\[8, 6\] in the metric 'x'"),
+    ('list', 'returns an object of the type list, and must return a dict'),
+  ],
+)
+def test_what_a_loss_returns_is_checked(kind, message):
+  params, batch = table_and_batch()
+  task = Task(Table(), Optimizer(optax.sgd(1.0)), {'bad': Bad(kind=kind)})
+  with pytest.raises(UserError, match=message):
+    jax.eval_shape(task.grads, params, batch, None)
 
 
-def language_model():
-  e = TinyGPT(NUM_LAYERS=1, MODEL_DIMS=16, NUM_HEADS=2, VOCAB_SIZE=32, PACKED_INPUT=False)
+def test_losses_of_a_task_are_checked():
+  make = lambda losses: Task(Table(), Optimizer(optax.sgd(1.0)), losses)
+  for losses, message in (
+    ({}, 'must be a dict of them by name'),
+    ({'x': print}, "the loss 'x' is an object of the type builtin_function"),
+    ({'total_loss': CrossEntropy()}, 'a name that the sum of all losses has'),
+  ):
+    with pytest.raises(UserError, match=message):
+      make(losses)
+
+  class WithLoss(Task):
+    def loss(self, params, batch):
+      return 0
+
+  with pytest.raises(UserError, match='WithLoss has a method `loss`, which nothing calls'):
+    WithLoss(Table(), Optimizer(optax.sgd(1.0)), LOSSES['tokens'])
+
+
+def language_model(**values):
+  small = dict(NUM_LAYERS=1, MODEL_DIMS=16, NUM_HEADS=2, VOCAB_SIZE=32, PACKED_INPUT=False)
+  e = TinyGPT(**small | values)
   task = fdl.build(e.task())
   params = jax.eval_shape(task.init_params, jax.random.key(0))
   rng = np.random.default_rng(0)
@@ -128,22 +242,25 @@ def language_model():
   return task, params, {'ids': ids, 'labels': ids, 'weights': weights}
 
 
-@pytest.mark.parametrize(
-  'changes',
-  [
-    {},
-    {'gradient_dtype': 'bfloat16'},
-    pytest.param({'mean_over_padding': True}, marks=pytest.mark.slow),
-  ],
-  ids=str,
-)
-def test_a_penalty_on_parameters_reaches_their_gradients(changes):
-  task, params, batch = language_model()
-  make = lambda cls, n: cls(task.model, task.optimizer, n, **changes)
+@dataclasses.dataclass(frozen=True)
+class EmbeddingNorm(OnceABatch):
+  """As docs/library.md shows."""
+
+  reads_params = True
+
+  def __call__(self, outputs, batch):
+    return optax.tree.norm(outputs.params['embedding']) ** 2
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_penalty_on_parameters_reaches_their_gradients(dtype):
+  task, params, batch = language_model(GRADIENT_DTYPE=dtype)
+  with_norm = dict(task.losses) | {'norm': EmbeddingNorm(0.01)}
+  make = lambda losses, n: dataclasses.replace(task, losses=losses, num_microbatches=n)
   run = lambda task: jax.jit(task.grads)(params, batch, None)
-  plain, one, two = run(make(Task, 1)), run(make(Smoothed, 1)), run(make(Smoothed, 2))
+  plain, one, two = run(task), run(make(with_norm, 1)), run(make(with_norm, 2))
   name, of = 'emb_var', lambda grads: np.asarray(grads[0]['embedding']['emb_var'], 'float32')
-  atol = 1e-6 if not changes.get('gradient_dtype') else 2e-2
+  atol = 1e-6 if dtype == 'float32' else 2e-2
   np.testing.assert_allclose(of(one), of(plain) + 0.02 * params['embedding'][name], atol=atol)
   np.testing.assert_allclose(of(two), of(one), atol=atol)
   losses = [float(x[2]['total_loss'].value) for x in (one, two)]
@@ -151,11 +268,24 @@ def test_a_penalty_on_parameters_reaches_their_gradients(changes):
   assert losses[0] > float(plain[2]['total_loss'].value) + 0.01
 
 
-def test_a_loss_that_drops_its_taps_is_refused():
-  task, params, batch = language_model()
-  deaf = Deaf(task.model, task.optimizer, gradient_dtype='bfloat16')
-  with pytest.raises(UserError, match='passes its argument `taps` on'):
-    jax.eval_shape(deaf.grads, params, batch, None)
+@pytest.mark.parametrize('chunks', [1, 4])
+@pytest.mark.parametrize('cap', [0.0, 3.0])
+def test_z_loss_and_smoothing_equal_formulas_of_the_logits(chunks, cap):
+  task, params, batch = language_model(
+    NUM_LOSS_CHUNKS=chunks, SOFTMAX_CAP_LOGITS=cap, LABEL_SMOOTHING=0.2, Z_LOSS_WEIGHT=0.5
+  )
+
+  def formula(params):
+    logits = task.model.apply({'params': params}, batch['ids'])
+    log_p = jax.nn.log_softmax(logits)
+    labels = 0.8 * jax.nn.one_hot(batch['labels'], 32) + 0.2 / 32
+    each = -(labels * log_p).sum(-1) + 0.5 * jax.nn.logsumexp(logits, -1) ** 2
+    return (each * batch['weights']).sum() / batch['weights'].sum()
+
+  expected, gradients = jax.jit(jax.value_and_grad(formula))(params)
+  grads, _, metrics = jax.jit(task.grads)(params, batch, None)
+  assert float(metrics['total_loss'].value) == pytest.approx(float(expected), rel=1e-6)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), grads, gradients)
 
 
 def test_initial_values_of_ones_own_are_those_of_a_run():
@@ -164,15 +294,16 @@ def test_initial_values_of_ones_own_are_those_of_a_run():
       return jax.tree.map(jnp.zeros_like, super().init_params(rng))
 
   task, *_ = language_model()
-  state = jax.jit(Zeros(task.model, task.optimizer).init)(jax.random.key(0))
+  state = jax.jit(Zeros(task.model, task.optimizer, task.losses).init)(jax.random.key(0))
   assert not any(x.any() for x in jax.tree.leaves(state.params))
 
 
-class Few(Task):
+@dataclasses.dataclass(frozen=True)
+class Few(Loss):
   """A loss that reports nothing of its own."""
 
-  def loss(self, params, batch, **rest):
-    return super().loss(params, batch, **rest)[0] + 3, {}
+  def __call__(self, outputs, batch):
+    return ((outputs.tokens.xent + 3) * batch['weights']).sum()
 
 
 class FailingCallback(Callback):
@@ -198,10 +329,8 @@ class Whole(TinyGPT):
   MAX_EVAL_BATCHES = 1
   NUM_MICROBATCHES = 2
 
-  def task(self):
-    task = super().task()
-    fdl.update_callable(task, Few)
-    return task
+  def losses(self):
+    return {'few': config(Few)}
 
   def eval_inputs(self):
     cfg = self.train_input()

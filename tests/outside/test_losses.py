@@ -1,0 +1,73 @@
+"""Losses that are added from outside: on eight devices with two microbatches, and on one."""
+
+import math
+
+import numpy as np
+import pytest
+
+from paxlite.checkpointing.source import find_source
+from paxlite.programs import library
+from tests.outside.parts.distillation import Teacher
+from tests.outside.trained import trained, trained_on_one
+from tests.support import runs
+
+SIXTEEN = '--fdl.PERCORE_BATCH_SIZE=2'  # rows on eight devices
+
+
+def losses_agree(folder, part, *flags):
+  """Returns the losses of a part; checks that the mesh and microbatches do not change them."""
+  eight = trained(folder / 'eight', part, SIXTEEN, *flags)
+  one = trained_on_one(folder / 'one', part, 16, *flags)
+  assert list(eight.values()) == pytest.approx(list(one.values()), rel=1e-5)
+  return list(eight.values())
+
+
+@pytest.mark.slow
+def test_a_loss_is_added_and_reported(tmp_path):
+  losses = losses_agree(tmp_path, 'z_loss.WithLogSumExp')
+  plain = trained_on_one(tmp_path / 'plain', 'z_loss.WithLogSumExp', 16, '--fdl.MAX_STEPS=1')
+  assert losses[0] == plain[1]
+  record = runs.records(tmp_path / 'eight')[0]
+  assert losses[0] > record['loss'] - 1e-6
+  # log Σ exp of logits near 0 is the logarithm of their number
+  tensorboard = losses[0] - 0.1 * math.log(128) ** 2
+  assert tensorboard == pytest.approx(math.log(128), rel=0.02)
+
+
+def test_preferences_read_the_weights_that_training_starts_from(tmp_path):
+  runs.run(tmp_path / 'base', '--fdl.MAX_STEPS=2')
+  start = f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "base"}'
+  losses = trained(tmp_path / 'eight', 'preferences.Preferences', SIXTEEN, start)
+  assert losses[1] == pytest.approx(math.log(2), rel=1e-6)  # nothing is gained yet
+  assert losses[4] < losses[1] - 0.01
+  stored = find_source(tmp_path / 'eight').variables
+  assert not [name for name in stored if 'reference' in name]  # it is in the other checkpoint
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('lora', [False, True])
+def test_preferences_are_the_same_on_one_device_and_after_a_stop(tmp_path, lora):
+  runs.run(tmp_path / 'base', '--fdl.MAX_STEPS=2')
+  flags = [f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "base"}']
+  if lora:
+    flags += ['--fdl.USE_LORA=True', '--fdl.LORA_RANK=2']
+  losses = losses_agree(tmp_path, 'preferences.Preferences', *flags)
+  assert losses[0] == pytest.approx(math.log(2), rel=1e-6)
+  assert losses[-1] < losses[0]
+  stopped = tmp_path / 'stopped'
+  one = lambda steps: trained_on_one(
+    stopped, 'preferences.Preferences', 16, *flags, f'--fdl.MAX_STEPS={steps}'
+  )
+  one(2)
+  # the base has moved on; the reference is still the state that the run began with
+  runs.run(tmp_path / 'base', '--fdl.MAX_STEPS=4')
+  assert one(4) == runs.losses(tmp_path / 'one')
+
+
+@pytest.mark.slow
+def test_a_student_learns_from_a_larger_teacher(tmp_path):
+  teacher = library.train(Teacher(), tmp_path / 'teacher')
+  flag = f'--fdl.REFERENCE_RESTORE_PATH={tmp_path / "teacher"}'
+  losses = losses_agree(tmp_path, 'distillation.Student', flag)
+  assert losses[-1] < losses[0]
+  assert np.isfinite(teacher.metrics['loss'][-1])
