@@ -27,6 +27,10 @@ class Objective(Experiment):
     """The weights of the frozen reference model, for experiments whose losses read one."""
     return self.CHECKPOINT_RESTORE_PATH
 
+  def model(self) -> fdl.Config:
+    """Returns the config of the model that is trained."""
+    raise NotImplementedError
+
   def losses(self) -> dict[str, fdl.Config]:
     """Returns the configs of the losses, by the names of their metrics: see losses/loss.py."""
     smoothing = self.LABEL_SMOOTHING

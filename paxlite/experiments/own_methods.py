@@ -38,6 +38,10 @@ _CONFIG = (
 _KINDS = {
   'task': _Kind('the fdl.Config of a Task', _is_config, _CONFIG),
   'model': _Kind('the fdl.Config of a TransformerLm', _is_config, _CONFIG),
+  'losses': _Kind('a dict of the fdl.Config of losses by name', _are_configs, _CONFIG),
+  'reference': _Kind(
+    'the fdl.Config of a Reference, or None', lambda x: x is None or _is_config(x), _CONFIG
+  ),
   'optimizer': _Kind(
     'the fdl.Config of an Optimizer or of an optax transformation', _is_config, _CONFIG
   ),

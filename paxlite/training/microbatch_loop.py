@@ -56,8 +56,8 @@ def summed(
     return term, carry, jax.tree.map(lambda x: x[None], output)
 
   def body(state: tuple[PyTree, _Carry], inputs: PyTree) -> tuple[tuple[PyTree, _Carry], PyTree]:
-    total, carry = state
-    term, carry, output = part(*inputs, carry)
+    (total, carry), (i, microbatch) = state, inputs
+    term, carry, output = part(i, microbatch, carry)
     return (jax.tree.map(jnp.add, total, term), carry), output
 
   start = zeros, carry

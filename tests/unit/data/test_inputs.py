@@ -417,3 +417,40 @@ def test_bad_vocabularies_are_named(tmp_path):
   ]:
     with pytest.raises(UserError, match=message):
       open_tokenizer(path)
+
+
+class Pairs:
+  """Rows whose two halves belong together; a row's tokens are its own index."""
+
+  rows_per_example = 2
+  max_token_id = 1000
+  name = 'pairs'
+
+  def __init__(self, count: int):
+    self.count = count
+
+  def __len__(self):
+    return self.count
+
+  def read(self, indices):
+    ids = np.repeat(np.asarray(indices, np.int32)[:, None], 3, 1)
+    return {'ids': ids, 'labels': ids, 'weights': np.ones(ids.shape, np.float32)}
+
+
+def test_rows_that_belong_together_are_shuffled_together():
+  data = RowInput(Pairs(20), batch_size=8)
+  drawn = np.concatenate([b['ids'][:, 0] for b, _ in zip(
+    data.train_batches(0, slice(0, 8)), range(5), strict=False)])  # fmt: skip
+  assert (drawn[::2] % 2 == 0).all()
+  assert (drawn[1::2] == drawn[::2] + 1).all()
+  for epoch in drawn.reshape(2, 20):
+    assert sorted(epoch) == list(range(20))
+  assert (drawn[:20] != drawn[20:]).any()
+  assert (drawn[:20] != np.arange(20)).any()
+  later = next(data.train_batches(3, slice(4, 8)))['ids'][:, 0]
+  assert later.tolist() == drawn[28:32].tolist()
+
+
+def test_an_incomplete_example_is_refused():
+  with pytest.raises(UserError, match='pairs holds 7 rows, and 2 each belong together'):
+    RowInput(Pairs(7), batch_size=2)
