@@ -121,7 +121,7 @@ class Task:
       overwritten: FP8 statistics as in TrainState, unboxed.
     """
     loss, metrics = self._share(self._weights(batch), params, batch, rng, overwritten or {})
-    return loss, self.with_total(metrics)
+    return loss, self._with_total(metrics, batch)
 
   def _share(
     self,
@@ -176,10 +176,10 @@ class Task:
   def _reads_params(self) -> bool:
     return any(loss.reads_params for loss in self.losses.values())
 
-  def with_total(self, metrics: Metrics) -> Metrics:
-    """Adds the sum of all losses; its weight is that of the first one."""
+  def _with_total(self, metrics: Metrics, batch: Batch) -> Metrics:
+    """Adds the sum of all losses; its weight is the number of targets, as in Pax."""
     total = self.total({name: metrics[name].value for name in self.losses})
-    return {TOTAL: Weighted(total, metrics[next(iter(self.losses))].weight), **metrics}
+    return {TOTAL: Weighted(total, batch['weights'].sum()), **metrics}
 
   def total(self, means: Mapping[str, Any]) -> Any:
     """Returns the sum of the losses' means, arrays or floats, each times its coefficient."""
@@ -247,4 +247,4 @@ class Task:
     zeros = jax.tree.map(jnp.zeros_like, (trainable, biases))
     (grads, loads), after, found = summed(part, zeros, dict(overwritten or {}), parts)
     metrics = {k: over_microbatches(k, m) for k, m in found.items()}
-    return grads, (after, loads), self.with_total(metrics)
+    return grads, (after, loads), self._with_total(metrics, batch)
