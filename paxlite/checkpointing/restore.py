@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.tree_util import KeyPath
 
-from paxlite.checkpointing.source import Source, find_source, read_values
+from paxlite.checkpointing.source import Source, find_source
 from paxlite.checkpointing.structure import conversion
 from paxlite.checkpointing.variables import Variable, layer_of, stacked
 from paxlite.core import object_copies, shell
@@ -171,7 +171,7 @@ class Plan:
     """Returns the values of the source's experiment that differ from `ours`; {} if unknown."""
     if not self.source.experiment.is_file():
       return {}
-    theirs = read_values(self.source)['values']
+    theirs = self.source.written_by['values']
     return {k: theirs[k] for k, v in ours.items() if k in theirs and theirs[k] != v}
 
 

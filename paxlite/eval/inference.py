@@ -16,7 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.restore import Plan, Restore
-from paxlite.checkpointing.source import Source, find_source, read_values, tokenizer_of
+from paxlite.checkpointing.source import Source, find_source, tokenizer_of, weights_facts
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.attributes import parse
 from paxlite.core.errors import UserError, located
@@ -255,18 +255,20 @@ def experiment_of(source: Source) -> LanguageModel:
   Raises:
     UserError: The experiment is not known, or it is not a language model.
   """
-  found = read_values(source)
+  found = source.written_by
   cls = find_known(found['experiment'])
   if not issubclass(cls, LanguageModel):
     raise UserError(f'{source.experiment}: {found["experiment"]} is not a language model')
   # A checkpoint of an older paxlite may have attributes that no longer exist.
   known = {k: v for k, v in found['values'].items() if hasattr(cls, k)}
-  return cls(**known)
+  e = cls(**known)
+  is_older = 'MAX_POSITION_EMBEDDINGS' not in known  # so that they derive from its weights
+  return e.knowing(weights_facts(e.CHECKPOINT_RESTORE_PATH)) if is_older else e
 
 
 def refuse_te_layers(source: Source) -> None:
   """Raises UserError if the weights belong to the fused layers of Transformer Engine."""
-  if source.experiment.is_file() and read_values(source)['values'].get('USE_TE') == 'layer':
+  if source.experiment.is_file() and source.written_by['values'].get('USE_TE') == 'layer':
     raise UserError(
       f"{source.folder} holds the weights of Transformer Engine's layers, which keep no keys and "
       'values: first paxlite convert-te --direction=te2fw'
