@@ -23,10 +23,12 @@ from paxlite.experiments.registry import find_known
 _NEUTRAL = re.compile(
   r'(.*_init|dtype|dropout|embedding_dropout|checkpoint_policy|num_loss_chunks|kernel_tpl|rank'
   r'|aux_loss_weight|num_groups|num_stages|num_microbatches|num_repeats'
-  r'|gathers_once|unrolled_on)'
+  r'|gathers_once|unrolled_on|form)'
 )
 # Classes that compute the same as other classes.
 _SAME = {
+  'EncodedLoraProjection': 'Projection',
+  'EncodedProjection': 'Projection',
   'LoraProjection': 'Projection',
   'PipelinedTransformer': 'UnrolledTransformer',
   'RepeatedTransformer': 'UnrolledTransformer',

@@ -64,7 +64,8 @@ class StateStore:
       return None
     step = self.checkpoints.latest_good_step() if self.trainable_only else None
     frozen = None if step is None else Source(self.checkpoints.folder(step), pathlib.Path()).frozen
-    return Plan(self.restore, self.task.abstract, find_source(self.restore.path, frozen=frozen))
+    source = find_source(self.restore.path, frozen=frozen)
+    return Plan(self.restore, self.task.abstract, source, self.task.encodings)
 
   def initial(self) -> tuple[TrainState, int]:
     """Returns the state of the run's last good checkpoint, or a new state, and its step.
