@@ -113,7 +113,7 @@ class Plan:
     if whole in self._found:
       if name not in self._encoded:
         encoding = self._encodings[whole]
-        arrays = encoding(self._read(self._found[whole], encoding.like))
+        arrays = encoding.encode(self._read(self._found[whole], encoding.like))
         self._encoded = {f'{whole}/{key}': array for key, array in arrays.items()}
       return self._encoded.pop(name)
     return self._read(self._found[name], like)

@@ -29,7 +29,7 @@ class MemorySavings(Experiment):
   OFFLOAD_OPTIMIZER: Run[bool] = False  # keeps the moments of Adam in the memory of the host
   OFFLOAD_ACTIVATIONS: Run[list[ActivationName]] = []  # activations kept in the host's memory
   GRADIENT_DTYPE: Run[Dtype] = 'float32'  # a microbatch's gradients; their sum is float32
-  FROZEN_DTYPE: Run[str] = 'float32'  # parameters that are not trained, as under LoRA, or a form
+  FROZEN_DTYPE: Run[str] = 'float32'  # of parameters that are not trained, or their form: int8
 
   def kept_activations(self, policy: str) -> str | fdl.Config:
     """Returns what a stack needs for its checkpoint policy: a name, or a config with more."""
@@ -37,16 +37,11 @@ class MemorySavings(Experiment):
       return policy
     return config(Offloaded, policy=policy, names=list(self.OFFLOAD_ACTIVATIONS))
 
-  @property
-  def frozen_dtype(self) -> str:
-    """The dtype of frozen parameters that no form keeps."""
-    form = form_named(self.FROZEN_DTYPE)
-    return self.FROZEN_DTYPE if form is None else form.rest
-
   def put_on_backend(self, task: fdl.Config) -> None:
     super().put_on_backend(task)
     form = form_named(self.FROZEN_DTYPE)
     if form is not None:
+      task.frozen_dtype = form.rest
       put_form(task, form)
 
   def validate(self) -> None:

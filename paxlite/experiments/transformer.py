@@ -234,7 +234,7 @@ class Transformer(ContextParallelism, Decoding, Optimization):
       num_microbatches=1 if self.num_stages > 1 else self.NUM_MICROBATCHES,
       max_skipped_steps=self.MAX_SKIPPED_STEPS,
       gradient_dtype=self.GRADIENT_DTYPE,
-      frozen_dtype=self.frozen_dtype,
+      frozen_dtype=self.FROZEN_DTYPE,
     )
 
   def model(self) -> fdl.Config:

@@ -25,8 +25,7 @@ class EncodedProjection(Projection):
     summed = tuple(i for i in range(len(self.shape)) if i not in self.made_dims)
     weight = Weight(self.form, tuple(self.shape), tuple(self.axes), summed)
     arrays = encoded_param(self, 'w', self.w_init, weight)
-    axes = self.form.axes(weight.axes, summed)
-    gathered = {name: gather_weight(array, axes[name]) for name, array in arrays.items()}
+    gathered = {name: gather_weight(x, weight.axes_of(x)) for name, x in arrays.items()}
     y = _product(self.form, self.equation, weight.shape, x.astype(self.dtype), gathered)
     return with_bias(y.astype(self.dtype), self.bias())
 

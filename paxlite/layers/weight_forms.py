@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from paxlite.core.errors import UserError
 
 Arrays = Mapping[str, jax.Array]
-Axes = Sequence[str | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,18 +32,15 @@ class WeightForm:
   rest = 'float32'  # the dtype of frozen variables that the form does not keep
 
   def keeps(self, name: str, shape: Sequence[int]) -> bool:
-    """Returns whether the weight of a projection is kept so: 'transformer/x_layers_0/qkv/w'.
-
-    A weight that is trained must not be kept in a form.
-    """
+    """Returns whether the weight "…/x_layers_0/qkv/w" is kept so; no trained one may be."""
     return True
 
   def encode(self, w: jax.Array, summed: Sequence[int]) -> dict[str, jax.Array]:
-    """Returns the arrays of a float32 weight, by name."""
-    raise NotImplementedError
+    """Returns the arrays of a float32 weight, by name.
 
-  def axes(self, axes: Axes, summed: Sequence[int]) -> dict[str, tuple[str | None, ...]]:
-    """Returns the logical axes of each array, from those of the weight."""
+    Each has as many dimensions as the weight. Those that are not 1 are split over the mesh as the
+    same dimensions of the weight.
+    """
     raise NotImplementedError
 
   def decode(self, arrays: Arrays, shape: Sequence[int]) -> jax.Array:
@@ -92,10 +88,6 @@ class Int8(WeightForm):
     largest = jnp.abs(w).max(tuple(summed), keepdims=True)
     scale = jnp.where(largest == 0, 1, largest) / 127
     return {'values': jnp.round(w / scale).astype(jnp.int8), 'scale': scale}
-
-  def axes(self, axes: Axes, summed: Sequence[int]) -> dict[str, tuple[str | None, ...]]:
-    scale = tuple(None if i in summed else axis for i, axis in enumerate(axes))
-    return {'values': tuple(axes), 'scale': scale}
 
   def decode(self, arrays: Arrays, shape: Sequence[int]) -> jax.Array:
     return arrays['values'] * arrays['scale']

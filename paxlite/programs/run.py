@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import fiddle as fdl
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.checkpoints import Checkpoints
@@ -407,7 +408,14 @@ def _check_trainable(task: ShardedTask) -> None:
         f'TRAINABLE_VARIABLES: {pattern!r} matches no variable as a whole; '
         f'there are {", ".join(names[:3])} …'
       )
-  if not jax.tree.leaves(optimizer.split(params)[0]):
+  trained = optimizer.split(params)[0]
+  for path, like in jax.tree_util.tree_leaves_with_path(trained):
+    if not jnp.issubdtype(like.dtype, jnp.floating):
+      raise UserError(
+        f'TRAINABLE_VARIABLES trains {path_name(path)}, and FROZEN_DTYPE keeps it as {like.dtype}, '
+        'which is for weights that are not trained: --fdl.USE_LORA=True'
+      )
+  if not jax.tree.leaves(trained):
     raise UserError('TRAINABLE_VARIABLES=[] trains nothing: name variables, or leave it out')
 
 

@@ -23,12 +23,6 @@ class FourBits(WeightForm):
     values = (jnp.round(w / scale) + 8).astype(jnp.uint8)
     return {'bytes': values[..., ::2] * 16 + values[..., 1::2], 'scale': scale}
 
-  def axes(
-    self, axes: Sequence[str | None], summed: Sequence[int]
-  ) -> dict[str, tuple[str | None, ...]]:
-    scale = tuple(None if i in summed else axis for i, axis in enumerate(axes))
-    return {'bytes': tuple(axes), 'scale': scale}
-
   def decode(self, arrays: Mapping[str, jax.Array], shape: Sequence[int]) -> jax.Array:
     packed = arrays['bytes']
     values = jnp.stack([packed // 16, packed % 16], axis=-1).reshape(tuple(shape))
