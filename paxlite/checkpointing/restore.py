@@ -161,9 +161,7 @@ class Plan:
       if variable is None and (kind == OVERWRITTEN or re.fullmatch(LORA_VARIABLES, full)):
         self.fresh.append(full)
       elif variable is None:
-        kept = [n for n in stored if n.startswith(f'{wanted}/')]
-        how = ', and kept in another form: FROZEN_DTYPE must be as there' if kept else ''
-        problems.append(f'{wanted} is missing{how}')
+        problems.append(f'{wanted} is missing')
       elif variable.shape != like.shape:
         problems.append(f'{wanted} is {list(variable.shape)} and the model has {list(like.shape)}')
       else:
