@@ -256,7 +256,7 @@ def _expand(name: str, read: Callable[[str], str]) -> None:
 
 
 def _run(overrides: dict[str, str]) -> None:
-  from paxlite.experiments.registry import build_experiment
+  from paxlite.programs.weights_model import build_experiment
 
   if _TFDS_DATA_DIR.value is not None:
     try:

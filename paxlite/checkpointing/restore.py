@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.tree_util import KeyPath
 
-from paxlite.checkpointing.source import Source, find_source, read_values
+from paxlite.checkpointing.source import Source, find_source
 from paxlite.checkpointing.structure import conversion
 from paxlite.checkpointing.variables import Variable, layer_of, stacked
 from paxlite.core import object_copies, shell
@@ -23,6 +23,7 @@ from paxlite.core.errors import UserError, compiled, listed
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import LORA_VARIABLES, REPEATED, path_name
+from paxlite.parallel.encoded_weights import Encoding
 
 log = logging.getLogger('paxlite')
 
@@ -63,14 +64,24 @@ class Plan:
     restore: Which checkpoint and variables to restore.
     abstract: The state to fill, a tree of jax.ShapeDtypeStruct.
     source: The checkpoint at restore.path, if it was found already.
+    encodings: How weights of the state are made of those of a checkpoint, by name: see
+      parallel.encoded_weights. A checkpoint may also hold them as the state does.
 
   Raises:
     UserError: Variables are missing, left over or of another shape (the message names them), a
       rule matches nothing, or the checkpoint's model computes something else.
   """
 
-  def __init__(self, restore: Restore, abstract: PyTree, source: Source | None = None):
+  def __init__(
+    self,
+    restore: Restore,
+    abstract: PyTree,
+    source: Source | None = None,
+    encodings: Mapping[str, Encoding] | None = None,
+  ):
     self._restore = restore
+    self._encodings = encodings or {}
+    self._encoded: dict[str, jax.Array] = {}  # of the last weight, until they are asked for
     self.source = find_source(restore.path) if source is None else source
     self._found: dict[str, Variable] = {}
     self.fresh: list[str] = []
@@ -90,14 +101,24 @@ class Plan:
       restore.check(self.source)
 
   def __contains__(self, name: str) -> bool:
-    return name in self._found
+    return name in self._found or name.rpartition('/')[0] in self._found
 
   def load(self, name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
     """Restores variable `name` with the shape, dtype and sharding of `like`.
 
-    Only the shards of this process's devices are read, each one separately.
+    Only the shards of this process's devices are read, each one separately. A weight that is kept
+    in another form is encoded when the first of its arrays is asked for.
     """
-    variable = self._found[name]
+    whole = name.rpartition('/')[0]
+    if whole in self._found:
+      if name not in self._encoded:
+        encoding = self._encodings[whole]
+        arrays = encoding.encode(self._read(self._found[whole], encoding.like))
+        self._encoded = {f'{whole}/{key}': array for key, array in arrays.items()}
+      return self._encoded.pop(name)
+    return self._read(self._found[name], like)
+
+  def _read(self, variable: Variable, like: jax.ShapeDtypeStruct) -> jax.Array:
 
     @functools.cache
     def part(bounds: tuple[tuple[int, int], ...]) -> np.ndarray:
@@ -128,8 +149,7 @@ class Plan:
     rules = _IgnoreRules(self._restore.ignore)
     renames = _RenameRules(self._restore.rename)
     problems: list[str] = []
-    for path, like in jax.tree_util.tree_leaves_with_path(abstract):
-      full = path_name(path)
+    for full, like in self._wanted(stored, abstract).items():
       kind, _, name = full.partition('/')
       if kind != _PARAMS and not self._restore.whole_state:
         continue
@@ -167,11 +187,24 @@ class Plan:
           f'{attribute}: {unused[0]!r} matches no whole name; there are {", ".join(names[:3])} …'
         )
 
+  def _wanted(
+    self, stored: Mapping[str, Variable], abstract: PyTree
+  ) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns what to look for by name: what is encoded here and not there as a whole."""
+    found = {}
+    for path, like in jax.tree_util.tree_leaves_with_path(abstract):
+      name = path_name(path)
+      whole = name.rpartition('/')[0]
+      if whole in self._encodings and _find(stored, name, like.shape, set()) is None:
+        name, like = whole, self._encodings[whole].like
+      found[name] = like
+    return found
+
   def _differing(self, ours: Mapping[str, object]) -> JsonObject:
     """Returns the values of the source's experiment that differ from `ours`; {} if unknown."""
     if not self.source.experiment.is_file():
       return {}
-    theirs = read_values(self.source)['values']
+    theirs = self.source.written_by['values']
     return {k: theirs[k] for k, v in ours.items() if k in theirs and theirs[k] != v}
 
 

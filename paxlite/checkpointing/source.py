@@ -1,5 +1,6 @@
 """Checkpoints and imported weights to restore from, and the files next to them."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -7,7 +8,7 @@ import os
 import pathlib
 import re
 import shlex
-import time
+from collections.abc import Iterator
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.checksums import CHECKSUMS, damage, fingerprint
@@ -15,7 +16,8 @@ from paxlite.checkpointing.stored_source import checkpoint_folders, complete
 from paxlite.checkpointing.variables import Variable, layer_of, stored_variables
 from paxlite.core import object_copies, paths
 from paxlite.core.addresses import Address, is_address
-from paxlite.core.errors import UserError
+from paxlite.core.errors import AbsentError, UserError
+from paxlite.core.experiment_file import EXPERIMENT, WeightsFacts, read_experiment
 from paxlite.core.json_files import read_object
 from paxlite.core.json_text import JsonObject
 from paxlite.core.variable_names import LORA_VARIABLES, REPEATED
@@ -24,11 +26,6 @@ from paxlite.data.tokenizer import TOKENIZERS
 log = logging.getLogger('paxlite')
 
 _PARAMS = 'params'
-_EXPERIMENT = 'experiment.json'
-_PATHS = 'VOCAB_PATH', 'CHECKPOINT_RESTORE_PATH'
-_BELIEVED_SECONDS = 60.0
-_stored_positions: dict[str, tuple[float, int | None]] = {}  # by address: until when, and what
-_PATH_CHARS = 4096  # The kernel accepts no longer paths.
 
 _HUB_NAME = r'[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*'
 # value of --from of paxlite import, origin of the weights, endings of their file names
@@ -55,6 +52,11 @@ class Source:
   base: str = ''
 
   @functools.cached_property
+  def written_by(self) -> JsonObject:
+    """The experiment that wrote it, as core.experiment_file.read_experiment returns it."""
+    return read_experiment(self.experiment)
+
+  @functools.cached_property
   def variables(self) -> dict[str, Variable]:
     """All stored variables by name: 'params/embedding/emb_var', 'opt_state/1/m/…', 'step'.
 
@@ -69,7 +71,7 @@ class Source:
     params = [k for k in own if k.startswith(f'{_PARAMS}/')]
     if not params or not all(re.fullmatch(LORA_VARIABLES, k) for k in params):
       return own
-    path = self.base or read_values(self)['values'].get('CHECKPOINT_RESTORE_PATH')
+    path = self.base or self.written_by['values'].get('CHECKPOINT_RESTORE_PATH')
     if not path:
       raise UserError(
         f'{self.folder} holds the factors of LoRA, and not the weights that they belong to'
@@ -150,62 +152,69 @@ def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
   Raises:
     UserError: The experiment.json of such a run is damaged.
   """
+  with contextlib.suppress(AbsentError):
+    for source in _lineage(path):
+      if found := _own_tokenizer(source):
+        return found
+  return None
+
+
+def weights_facts(path: str) -> WeightsFacts:
+  """Returns what is known of the weights at `path`, of which no array is read.
+
+  A run that began before there was MAX_POSITION_EMBEDDINGS says only how long its rows were. Its
+  model has at least the positions of the weights that it started from.
+  """
+  first: JsonObject = {'experiment': '', 'values': {}}
+  tokenizer, positions, problem, is_said = None, 0, '', False
+  try:
+    for number, source in enumerate(_lineage(path)):
+      tokenizer = tokenizer or _own_tokenizer(source)
+      found = source.written_by
+      first = first if number else found
+      values = {} if is_said else found['values']
+      is_said |= 'MAX_POSITION_EMBEDDINGS' in values
+      stated = values.get('MAX_POSITION_EMBEDDINGS', values.get('MAX_SEQ_LEN'))
+      positions = max(positions, stated if isinstance(stated, int) else 0)
+      if is_said and tokenizer:
+        break
+  except UserError as e:  # whoever needs the weights says what is wrong with them
+    problem = str(e)
+  named = first['experiment'], first['values']
+  return WeightsFacts(path, *named, positions or None, str(tokenizer or ''), problem)
+
+
+def _lineage(path: str | pathlib.Path) -> Iterator[Source]:
+  """Yields the checkpoint at `path`, then the one that its run started from, and so on.
+
+  Raises:
+    AbsentError: One of them is not there, or does not say which run wrote it.
+    UserError: An experiment.json is damaged.
+  """
   seen: set[pathlib.Path] = set()
   while str(path):
     try:
       folder = _checkpoint_folders(path)[0]
-    except UserError:
-      return None
+    except UserError as e:
+      raise AbsentError(str(e)) from None
     source = Source(folder, _experiment_file(folder))
-    if any((folder / name).is_file() for name in TOKENIZERS):
-      return folder
-    if not source.experiment.is_file():
-      return None
     if folder.resolve() in seen:
       raise _circular(source.experiment)
     seen.add(folder.resolve())
-    values = read_values(source)['values']
-    vocab, path = values.get('VOCAB_PATH'), values.get('CHECKPOINT_RESTORE_PATH') or ''
-    if vocab and (is_address(vocab) or os.path.exists(vocab)):
-      return pathlib.Path(object_copies.local(vocab, object_copies.SMALL))
+    yield source
+    if not source.experiment.is_file():
+      raise AbsentError(f'{source.experiment} is missing')
+    path = source.written_by['values'].get('CHECKPOINT_RESTORE_PATH') or ''
+
+
+def _own_tokenizer(source: Source) -> pathlib.Path | None:
+  """Returns the tokenizer next to a checkpoint, or that of the run that wrote it, or None."""
+  if any((source.folder / name).is_file() for name in TOKENIZERS):
+    return source.folder
+  vocab = source.written_by['values'].get('VOCAB_PATH') if source.experiment.is_file() else None
+  if vocab and (is_address(vocab) or os.path.exists(vocab)):
+    return pathlib.Path(object_copies.local(vocab, object_copies.SMALL))
   return None
-
-
-def positions_of(path: str | pathlib.Path) -> int | None:
-  """Returns the number of positions of the model at `path`, or None where nothing says it.
-
-  A run that began before there was MAX_POSITION_EMBEDDINGS says only how long its rows were. Its
-  model has at least the positions of the weights that it started from.
-
-  An attribute asks for it whenever it is read. So what a store says is believed for a minute.
-  """
-  text = str(path)
-  if not is_address(text):
-    return _positions_of(text)
-  until, found = _stored_positions.get(text, (0.0, None))
-  if time.monotonic() >= until:
-    found = _positions_of(text)  # takes minutes if the store does not answer
-    _stored_positions[text] = time.monotonic() + _BELIEVED_SECONDS, found
-  return found
-
-
-def _positions_of(path: str) -> int | None:
-  found: list[int] = []
-  seen: set[pathlib.Path] = set()
-  while path:
-    try:
-      folder = _checkpoint_folders(path)[0]
-      values = read_values(Source(folder, _experiment_file(folder)))['values']
-    except UserError:
-      break  # whoever reads the weights says what is wrong with them
-    if folder.resolve() in seen:
-      break
-    seen.add(folder.resolve())
-    names = ('MAX_POSITION_EMBEDDINGS', 'MAX_SEQ_LEN')
-    found += [n for n in [next((values[k] for k in names if k in values), None)]
-              if isinstance(n, int) and n > 0]  # fmt: skip
-    path = '' if names[0] in values else values.get('CHECKPOINT_RESTORE_PATH') or ''
-  return max(found, default=None)
 
 
 def _circular(experiment: pathlib.Path) -> UserError:
@@ -254,37 +263,10 @@ def _importing(path: str) -> str:
   return f'. Weights of other formats are read by {tool}' if names else ''
 
 
-def check_weights(path: str | pathlib.Path) -> None:
-  """Raises UserError if a path holds neither checkpoints nor imported weights."""
-  _checkpoint_folders(path)
-
-
 def _experiment_file(folder: pathlib.Path) -> pathlib.Path:
   """Returns the path of experiment.json.
 
   It is next to imported weights. A run has it two folders above its checkpoint_00000100.
   """
-  of_run = folder.parent.name == 'checkpoints' and not (folder / _EXPERIMENT).exists()
-  return (folder.parents[1] if of_run else folder) / _EXPERIMENT
-
-
-def read_values(source: Source) -> JsonObject:
-  """Returns the experiment that wrote a checkpoint: {'experiment': dotted path, 'values': {…}}.
-
-  Raises:
-    UserError: The file experiment.json is missing or damaged.
-  """
-  if not source.experiment.is_file():
-    raise UserError(
-      f'{source.experiment} is missing: which model {source.folder} is of is not known'
-    )
-  found = read_object(source.experiment)
-  try:
-    name, values = str(found['experiment']), dict(found['values'])
-  except (ValueError, KeyError, TypeError) as e:
-    raise UserError(f'{source.experiment} is damaged ({e!r})') from None
-  for path in _PATHS:
-    value = values.get(path) or ''
-    if not isinstance(value, str) or len(value) > _PATH_CHARS or '\0' in value:
-      raise UserError(f'{source.experiment} is damaged: its {path} is no path')
-  return {'experiment': name, 'values': values}
+  of_run = folder.parent.name == 'checkpoints' and not (folder / EXPERIMENT).exists()
+  return (folder.parents[1] if of_run else folder) / EXPERIMENT

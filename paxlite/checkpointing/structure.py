@@ -37,7 +37,10 @@ def differing(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
 
 
 def conversion(differences: list[str]) -> str:
-  """Returns a hint for differences caused by Transformer Engine's layers, or ''."""
+  """Returns a hint for differences caused by Transformer Engine's layers, or by a form, or ''."""
+  names = {text.partition(' ')[0] for text in differences}
+  if any(name.rpartition('/')[0] in names for name in names):  # w, and w/values in place of it
+    return '; weights that are not trained are kept in one form: FROZEN_DTYPE must be as it was'
   if not any('/te/' in text for text in differences):
     return ''
   return '; between USE_TE=layer and others, paxlite convert-te'

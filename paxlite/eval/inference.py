@@ -10,13 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import fiddle as fdl
 import jax
-import jax.numpy as jnp
-from fiddle import selectors
-from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.restore import Plan, Restore
-from paxlite.checkpointing.source import Source, find_source, read_values, tokenizer_of
+from paxlite.checkpointing.source import Source, find_source, tokenizer_of, weights_facts
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.attributes import parse
 from paxlite.core.errors import UserError, located
@@ -30,13 +27,13 @@ from paxlite.data.chat_format import Message, Tool, conversation
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.memory_savings import put_form
 from paxlite.experiments.registry import find_known
 from paxlite.generation.decoding import Generator, Sampling
-from paxlite.layers.int8 import Int8LoraProjection, Int8Projection, quantized
 from paxlite.layers.language_model import TransformerLm
-from paxlite.layers.lora import LoraProjection
-from paxlite.layers.projection import Projection
+from paxlite.layers.weight_forms import Int8
 from paxlite.parallel import devices, mesh, partitioning
+from paxlite.parallel.encoded_weights import encodings
 from paxlite.training.attention_check import check_attention
 
 
@@ -126,59 +123,23 @@ def load(
   mesh = experiment.mesh()
   check_attention(unrolled, mesh)
   config = unrolled.task()
-  shapes = _shapes(config, mesh, unrolled)
-  abstract = {'params': jax.tree.map(lambda x: x.update(dtype=unrolled.FPROP_DTYPE), shapes)}
-  plan = Plan(restore, abstract, source)
+  if unrolled.INT8_WEIGHTS:
+    put_form(config.model, Int8)
+  boxed = {'params': jax.eval_shape(fdl.build(config).init_params, jax.random.key(0))}
+  encoded = encodings(boxed, mesh, unrolled.rules)
+  dtype = lambda path, x: x.dtype if path_name(path[:-1]) in encoded else unrolled.FPROP_DTYPE
+  abstract = jax.tree_util.tree_map_with_path(
+    lambda path, x: x.update(dtype=dtype(path, x)),
+    partitioning.sharded_shapes(boxed, mesh, unrolled.rules),
+  )
+  plan = Plan(restore, abstract, source, encoded)
   missing = plan.fresh + plan.ignored
   if missing:
     raise UserError(f'{source.folder} lacks {missing[0]}, without which there is no text')
-  if unrolled.INT8_WEIGHTS:
-    use_int8(config)
-    wanted = _shapes(config, mesh, unrolled)
-    params = _quantized(plan, wanted, shapes, unrolled.FPROP_DTYPE)
-  else:
-    load_one = lambda path, like: plan.load(path_name(path), like)
-    params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
+  load_one = lambda path, like: plan.load(path_name(path), like)
+  params = jax.tree_util.tree_map_with_path(load_one, abstract)['params']
   positions = experiment.num_positions if max_length is None else max_length
   return Inference(unrolled, fdl.build(config).model, params, mesh, tokenizer, source, positions)
-
-
-def _shapes(task: fdl.Config, mesh: Mesh, e: LanguageModel) -> PyTree:
-  boxed = jax.eval_shape(fdl.build(task).init_params, jax.random.key(0))
-  return partitioning.sharded_shapes(boxed, mesh, e.rules)
-
-
-def use_int8(task: fdl.Config) -> None:
-  """Gives all projections of a model int8 weights.
-
-  Experts, embeddings and logits keep the dtype of their weights.
-  """
-  for projection in selectors.select(task, Projection):
-    is_lora = fdl.get_callable(projection) is LoraProjection
-    fdl.update_callable(projection, Int8LoraProjection if is_lora else Int8Projection)
-
-
-def _quantized(plan: Plan, wanted: PyTree, shapes: PyTree, dtype: str) -> PyTree:
-  """Loads and quantises parameters, one variable at a time.
-
-  `wanted` describes the parameters after the quantisation, and `shapes` before it. Variables that
-  are not quantised get `dtype`.
-  """
-  flat_shapes, flat_wanted = flatten_dict(shapes, sep='/'), flatten_dict(wanted, sep='/')
-  found = {}
-  for name, like in flat_wanted.items():
-    if name not in flat_shapes:
-      continue  # a scale, which is computed with its weight
-    if like.dtype != jnp.int8:
-      found[name] = plan.load(f'params/{name}', like.update(dtype=dtype))
-      continue
-    scale_like = flat_wanted[f'{name}_scale']
-    summed = tuple(i for i, n in enumerate(scale_like.shape) if n != like.shape[i])
-    one = jax.jit(quantized, static_argnums=1, out_shardings=(like.sharding, scale_like.sharding))
-    found[name], found[f'{name}_scale'] = one(
-      plan.load(f'params/{name}', flat_shapes[name]), summed
-    )
-  return unflatten_dict(found, sep='/')
 
 
 def load_checkpoint(
@@ -255,18 +216,20 @@ def experiment_of(source: Source) -> LanguageModel:
   Raises:
     UserError: The experiment is not known, or it is not a language model.
   """
-  found = read_values(source)
+  found = source.written_by
   cls = find_known(found['experiment'])
   if not issubclass(cls, LanguageModel):
     raise UserError(f'{source.experiment}: {found["experiment"]} is not a language model')
   # A checkpoint of an older paxlite may have attributes that no longer exist.
   known = {k: v for k, v in found['values'].items() if hasattr(cls, k)}
-  return cls(**known)
+  e = cls(**known)
+  is_older = 'MAX_POSITION_EMBEDDINGS' not in known  # so that they derive from its weights
+  return e.knowing(weights_facts(e.CHECKPOINT_RESTORE_PATH)) if is_older else e
 
 
 def refuse_te_layers(source: Source) -> None:
   """Raises UserError if the weights belong to the fused layers of Transformer Engine."""
-  if source.experiment.is_file() and read_values(source)['values'].get('USE_TE') == 'layer':
+  if source.experiment.is_file() and source.written_by['values'].get('USE_TE') == 'layer':
     raise UserError(
       f"{source.folder} holds the weights of Transformer Engine's layers, which keep no keys and "
       'values: first paxlite convert-te --direction=te2fw'

@@ -122,6 +122,7 @@ class Backends(Transformer):
     return options
 
   def put_on_backend(self, task: fdl.Config) -> None:
+    super().put_on_backend(task)
     if self.USE_FP8:
       for einsum in selectors.select(task.model, Einsum, check_nonempty=False):
         fdl.update_callable(einsum, Fp8Einsum)

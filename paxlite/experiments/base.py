@@ -9,15 +9,15 @@ the built object return the configs of the task and of the inputs. Its propertie
 that the trainer needs.
 """
 
+import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import fiddle as fdl
 from jax.sharding import Mesh
 
-from paxlite.checkpointing.restore import Restore
 from paxlite.core.attribute_kinds import (
   Bounds,
   Count,
@@ -40,6 +40,7 @@ from paxlite.core.attributes import (
   derived,
 )
 from paxlite.core.errors import UserError
+from paxlite.core.experiment_file import UNKNOWN, WeightsFacts
 from paxlite.experiments.own_methods import check_overrides
 from paxlite.layers.backends import Backend
 from paxlite.parallel import mesh, partitioning
@@ -140,11 +141,31 @@ class Experiment(Attributes):
         setattr(cfg, name, convert(cls, name, value))
     return cfg
 
-  @classmethod
-  def chosen(cls, overrides: Mapping[str, str]) -> tuple[type['Experiment'], dict[str, object]]:
-    """Returns the class that a command with these overrides means, and values of it.
+  _weights = UNKNOWN
 
-    A class whose sizes come from a file returns another one.
+  @property
+  def weights(self) -> WeightsFacts:
+    """What is known of the weights in CHECKPOINT_RESTORE_PATH; no experiment reads a file for it.
+
+    Programs read it once, when they are built: see programs.weights_model.
+    """
+    is_of_path = self._weights.path == self.CHECKPOINT_RESTORE_PATH
+    return self._weights if is_of_path else UNKNOWN
+
+  def knowing(self, weights: WeightsFacts) -> Self:
+    """Returns a copy that knows this of the weights at `weights.path`."""
+    known = copy.copy(self)
+    known._weights = weights
+    return known
+
+  def replaced(self, **changes: object) -> Self:
+    return super().replaced(**changes).knowing(self._weights)
+
+  @classmethod
+  def chosen(cls, weights: WeightsFacts) -> tuple[type['Experiment'], dict[str, object]]:
+    """Returns the class that a command means which starts from these weights, and values of it.
+
+    A class whose sizes are those of the weights returns another one.
     """
     return cls, {}
 
@@ -277,22 +298,9 @@ class Experiment(Attributes):
     return 0.0
 
   @property
-  def restore(self) -> Restore | None:
-    """The checkpoint that a new run starts from; None if it starts from initial values."""
-    if not self.CHECKPOINT_RESTORE_PATH:
-      return None
-    return Restore(
-      path=self.CHECKPOINT_RESTORE_PATH,
-      ignore=tuple(self.CHECKPOINT_IGNORE_RULES),
-      rename=tuple(self.CHECKPOINT_RENAME_RULES),
-      whole_state=self.CHECKPOINT_RESTORE_STATE,
-      sizes=self.values_of(Kind.SHAPE),
-    )
-
-  @property
-  def reference_restore(self) -> Restore | None:
-    """The weights of a frozen reference model; None if there is none that has its own."""
-    return None
+  def reference_path(self) -> str:
+    """Where the weights of a frozen reference model are; '' if there is none that has its own."""
+    return ''
 
   @property
   def model_values(self) -> tuple[dict[str, object], dict[str, object]]:
@@ -305,7 +313,7 @@ class Experiment(Attributes):
 
   @property
   def saves_trainable_only(self) -> bool:
-    """Whether checkpoints omit frozen variables, which are read from `restore` each time."""
+    """Whether checkpoints omit frozen variables, which are read from the weights each time."""
     return False
 
   @property

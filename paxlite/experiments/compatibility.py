@@ -4,14 +4,15 @@ Shapes are not enough. A query that is scaled by 1 and a query that is scaled by
 with the same names and shapes. But weights that were trained for one are useless for the other.
 """
 
+import pathlib
 import re
 
 import fiddle as fdl
 
-from paxlite.checkpointing.source import Source, read_values
 from paxlite.core import shell
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.errors import UserError, listed
+from paxlite.core.experiment_file import read_experiment
 from paxlite.core.templates import config_text
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import stated_values
@@ -22,10 +23,12 @@ from paxlite.experiments.registry import find_known
 _NEUTRAL = re.compile(
   r'(.*_init|dtype|dropout|embedding_dropout|checkpoint_policy|num_loss_chunks|kernel_tpl|rank'
   r'|aux_loss_weight|num_groups|num_stages|num_microbatches|num_repeats'
-  r'|gathers_once|unrolled_on)'
+  r'|gathers_once|unrolled_on|form)'
 )
 # Classes that compute the same as other classes.
 _SAME = {
+  'EncodedLoraProjection': 'Projection',
+  'EncodedProjection': 'Projection',
   'LoraProjection': 'Projection',
   'PipelinedTransformer': 'UnrolledTransformer',
   'RepeatedTransformer': 'UnrolledTransformer',
@@ -33,11 +36,16 @@ _SAME = {
 _CLASS = re.compile(r'(.*: (?:template of )?)\S+\.(\w+)')
 
 
-def check_function(e: Experiment, source: Source) -> None:
+def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path) -> None:
   """Compares the model of `e` with the model of a checkpoint.
 
   Attributes that CHECKPOINT_RESTORE_CHANGES names may differ. A checkpoint that does not name its
   experiment is not compared. If its class was not imported, only the attributes are compared.
+
+  Args:
+    e: The experiment.
+    folder: The checkpoint, for messages.
+    experiment: The experiment.json of what wrote it; it may not exist.
 
   Raises:
     UserError: The checkpoint's model computes a different function.
@@ -48,9 +56,9 @@ def check_function(e: Experiment, source: Source) -> None:
       raise UserError(
         f'CHECKPOINT_RESTORE_CHANGES: {name!r} is none of {", ".join(function) or "nothing"}'
       )
-  if not source.experiment.is_file():
+  if not experiment.is_file():
     return
-  found = read_values(source)
+  found = read_experiment(experiment)
   theirs = found['values']
   differing = {
     name: theirs[name]
@@ -59,7 +67,7 @@ def check_function(e: Experiment, source: Source) -> None:
   }
   if differing:
     raise UserError(
-      f'{source.folder} is of a model that computes something else: it has '
+      f'{folder} is of a model that computes something else: it has '
       f'{shell.flags(differing)} and this run {shell.flags({k: function[k] for k in differing})}. '
       'Give the run the values of the checkpoint, or, if you want the change, '
       f'{shell.flag("CHECKPOINT_RESTORE_CHANGES", list(differing))}'
@@ -68,7 +76,7 @@ def check_function(e: Experiment, source: Source) -> None:
   lines = _model_of(found['experiment'], theirs | changes)
   if lines is not None and (different := differences(lines, function_lines(e.plain.task().model))):
     raise UserError(
-      f'{source.folder} is of {found["experiment"]}, whose model computes something else than that '
+      f'{folder} is of {found["experiment"]}, whose model computes something else than that '
       f'of {type(e).__name__}: {listed(different, shown=3)}. Use the former'
     )
 

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 import fiddle as fdl
 
-from paxlite.checkpointing.source import check_weights, tokenizer_of
 from paxlite.core import shell
 from paxlite.core.attribute_kinds import NotNegativeInt, Run, Training
 from paxlite.core.attributes import StoredPath, attribute_types
-from paxlite.core.errors import UserError, located
+from paxlite.core.errors import UserError
 from paxlite.core.files import kind
 from paxlite.core.own_modules import import_named
 from paxlite.core.templates import config
@@ -285,12 +284,13 @@ class SftFiles(Tokenized, Rows):
 
   @property
   def _restored_tokenizer(self) -> str:
-    path = self.CHECKPOINT_RESTORE_PATH
-    found = tokenizer_of(path)
-    if path and found is None:  # missing weights are reported before a missing tokenizer
-      with located('CHECKPOINT_RESTORE_PATH, whose tokenizer is used where VOCAB_PATH names none'):
-        check_weights(path)
-    return str(found or path)
+    weights = self.weights
+    if weights.problem and not weights.tokenizer:  # reported before a missing tokenizer
+      raise UserError(
+        'CHECKPOINT_RESTORE_PATH, whose tokenizer is used where VOCAB_PATH names none: '
+        f'{weights.problem}'
+      )
+    return weights.tokenizer or self.CHECKPOINT_RESTORE_PATH
 
   def _source(self, files: list[str], split: Split) -> fdl.Config:
     return config(

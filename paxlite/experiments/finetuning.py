@@ -4,14 +4,12 @@ python -m paxlite.main --fdl_config=LLaMA7BLoRA --job_log_dir=LOGS
   --fdl.CHECKPOINT_RESTORE_PATH=WEIGHTS --fdl.TRAIN_FILES=train.jsonl
 """
 
-from collections.abc import Mapping
-
 import fiddle as fdl
 
-from paxlite.checkpointing.source import find_source, read_values, tokenizer_of
 from paxlite.core.attribute_kinds import Kind, names_of
 from paxlite.core.attributes import attribute_types, derived
 from paxlite.core.errors import UserError
+from paxlite.core.experiment_file import WeightsFacts
 from paxlite.experiments import deepseek, gemma, gpt_oss, llama, mixtral, olmo, phi, qwen
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import DocumentFiles, SftFiles
@@ -110,24 +108,26 @@ class _OfWeights(Experiment):
   """An experiment whose model is that of the weights in CHECKPOINT_RESTORE_PATH."""
 
   @classmethod
-  def chosen(cls, overrides: Mapping[str, str]) -> tuple[type[Experiment], dict[str, object]]:
-    path = overrides.get('CHECKPOINT_RESTORE_PATH')
-    if not path:
+  def chosen(cls, weights: WeightsFacts) -> tuple[type[Experiment], dict[str, object]]:
+    if not weights.path:
       raise UserError(
         f'{cls.__name__} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER: the weights that say which '
         'model it is, as paxlite import makes them'
       )
-    found = read_values(find_source(path))
-    base = find_known(found['experiment'])
+    if not weights.experiment:
+      raise UserError(weights.problem)
+    base = find_known(weights.experiment)
     variant = globals().get(f'{base.__name__}{cls.__name__.removeprefix("HuggingFace")}')
     if variant is None:
-      raise UserError(f'{path} is of a {base.__name__}, which {cls.__name__} does not fine-tune')
+      raise UserError(
+        f'{weights.path} is of a {base.__name__}, which {cls.__name__} does not fine-tune'
+      )
     model = names_of(attribute_types(base), Kind.SHAPE, Kind.FUNCTION)
     kept = {*model, 'HEADS_SPAN_MODEL', 'EOS_IDS', 'START_ID'}
-    values = {k: v for k, v in stated_values(base, found['values']).items() if k in kept}
-    values['MAX_SEQ_LEN'] = min(variant.MAX_SEQ_LEN, found['values']['MAX_SEQ_LEN'])
+    values = {k: v for k, v in stated_values(base, weights.values).items() if k in kept}
+    values['MAX_SEQ_LEN'] = min(variant.MAX_SEQ_LEN, weights.values['MAX_SEQ_LEN'])
     if issubclass(variant, Documents):
-      values['VOCAB_PATH'] = str(tokenizer_of(path) or '')
+      values['VOCAB_PATH'] = weights.tokenizer
     return variant, values
 
 

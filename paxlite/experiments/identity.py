@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 
 import jax
 
-from paxlite.checkpointing.source import Source, read_values
 from paxlite.core.addresses import is_address
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.attributes import attribute_types, derived
 from paxlite.core.errors import UnreadableError, UserError, line_of
+from paxlite.core.experiment_file import EXPERIMENT, UNKNOWN, WeightsFacts, read_experiment
 from paxlite.core.json_files import read_object
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import write_file
@@ -19,7 +19,6 @@ from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs, configs_text, values_text
 from paxlite.runtime.versions import versions
 
-_VALUES = 'experiment.json'
 _FORMER = ('RESUMABLE_CHANGES',)  # attributes of earlier versions without a meaning today
 
 
@@ -43,7 +42,7 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
         f'{line_of(error)}. Use functions and classes of a module, and no lambda or object'
       ) from None
   for name, text in {
-    _VALUES: json.dumps(_identity(e), indent=2),
+    EXPERIMENT: json.dumps(_identity(e), indent=2),
     'experiment.txt': values_text(e),
     'config.txt': configs_text(e),
     'config.json': json.dumps(built, indent=1),
@@ -54,7 +53,7 @@ def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
 
 def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
   """Raises UserError if a folder has checkpoints of a different experiment."""
-  path = folder / _VALUES
+  path = folder / EXPERIMENT
   if not path.exists():
     return
   try:
@@ -102,18 +101,25 @@ def run_values(folder: pathlib.Path) -> JsonObject | None:
   Raises:
     UserError: The file that holds it is damaged.
   """
-  path = folder / _VALUES
-  return read_values(Source(folder, path)) if path.is_file() else None
+  path = folder / EXPERIMENT
+  return read_experiment(path) if path.is_file() else None
 
 
-def stated_values(cls: type[Experiment], values: Mapping[str, object]) -> dict[str, object]:
+def stated_values(
+  cls: type[Experiment], values: Mapping[str, object], weights: WeightsFacts = UNKNOWN
+) -> dict[str, object]:
   """Returns the values of a run that were set, without the values that derive from them.
 
   Attributes that no longer exist are omitted.
+
+  Args:
+    cls: The experiment of the run.
+    values: Its values.
+    weights: What is known of the weights that it began with, from which values derive too.
   """
   known = {k: v for k, v in values.items() if k in attribute_types(cls)}
   stated = {k: v for k, v in known.items() if not isinstance(getattr(cls, k), derived)}
-  e = cls(**stated)
+  e = cls(**stated).knowing(weights)
   return stated | {k: v for k, v in known.items() if k not in stated and getattr(e, k) != v}
 
 

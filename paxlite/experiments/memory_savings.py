@@ -3,12 +3,17 @@
 from typing import Literal
 
 import fiddle as fdl
+from fiddle import selectors
 
 from paxlite.core.attribute_kinds import Run
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config
 from paxlite.experiments.base import Experiment
+from paxlite.layers.encoded_projection import EncodedLoraProjection, EncodedProjection
+from paxlite.layers.lora import LoraProjection
+from paxlite.layers.projection import Projection
 from paxlite.layers.remat import ActivationName, Offloaded
+from paxlite.layers.weight_forms import WeightForm, form_named
 
 Dtype = Literal['float32', 'bfloat16']
 
@@ -23,7 +28,7 @@ class MemorySavings(Experiment):
   OFFLOAD_OPTIMIZER: Run[bool] = False  # keeps the moments of Adam in the memory of the host
   OFFLOAD_ACTIVATIONS: Run[list[ActivationName]] = []  # activations kept in the host's memory
   GRADIENT_DTYPE: Run[Dtype] = 'float32'  # a microbatch's gradients; their sum is float32
-  FROZEN_DTYPE: Run[Dtype] = 'float32'  # parameters that are not trained, as under LoRA
+  FROZEN_DTYPE: Run[str] = 'float32'  # of parameters that are not trained, or their form: int8
 
   def kept_activations(self, policy: str) -> str | fdl.Config:
     """Returns what a stack needs for its checkpoint policy: a name, or a config with more."""
@@ -31,8 +36,23 @@ class MemorySavings(Experiment):
       return policy
     return config(Offloaded, policy=policy, names=list(self.OFFLOAD_ACTIVATIONS))
 
+  def put_on_backend(self, task: fdl.Config) -> None:
+    super().put_on_backend(task)
+    form = form_named(self.FROZEN_DTYPE)
+    if form is not None:
+      task.frozen_dtype = form.rest
+      put_form(task.model, form)
+      if task.reference is not None:
+        put_form(task.reference.model, form)
+
   def validate(self) -> None:
     super().validate()
+    is_plain = self.backend.name == 'xla' and self.mesh_sizes.get('stage', 1) == 1
+    if form_named(self.FROZEN_DTYPE) is not None and not is_plain:
+      raise UserError(
+        f'FROZEN_DTYPE={self.FROZEN_DTYPE} is for plain XLA on a mesh without stages: choose '
+        '--fdl.FROZEN_DTYPE=bfloat16'
+      )
     if self.OFFLOAD_ACTIVATIONS and self.mesh_sizes.get('stage', 1) > 1:
       raise UserError(
         "OFFLOAD_ACTIVATIONS needs a mesh without stages: '--fdl.OFFLOAD_ACTIVATIONS=[]'"
@@ -42,3 +62,17 @@ class MemorySavings(Experiment):
         f'GRADIENT_DTYPE={self.GRADIENT_DTYPE} needs a mesh without stages: the gradients of a '
         'pipeline are added up over its ticks. Choose --fdl.GRADIENT_DTYPE=float32'
       )
+
+
+def put_form(model: fdl.Config, form: type[WeightForm]) -> None:
+  """Keeps the weights of all projections of a model in a form, in place of another one.
+
+  Experts, embeddings and logits keep the dtype of their weights, as do subclasses of a user's.
+  """
+  kinds = {Projection: EncodedProjection, LoraProjection: EncodedLoraProjection}
+  for projection in selectors.select(model, Projection, check_nonempty=False):
+    kind = fdl.get_callable(projection)
+    if kind in kinds:
+      fdl.update_callable(projection, kinds[kind])
+    if kind in kinds or kind in kinds.values():
+      projection.form = fdl.Config(form)

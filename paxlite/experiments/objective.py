@@ -3,7 +3,6 @@
 import fiddle as fdl
 from fiddle import selectors
 
-from paxlite.checkpointing.restore import Restore
 from paxlite.core.attribute_kinds import Fraction, NotNegative, Run, Training
 from paxlite.core.attributes import StoredPath
 from paxlite.core.errors import UserError
@@ -58,14 +57,13 @@ class Objective(Experiment):
     return config(Reference, model=model, is_base=bool(factors))
 
   @property
-  def reference_restore(self) -> Restore | None:
-    """The weights of the reference; None if it has none of its own."""
+  def reference_path(self) -> str:
     reference = self.reference()
     if reference is None or reference.is_base:
-      return None
+      return ''
     if not self.REFERENCE_RESTORE_PATH:
       raise UserError(
         f'{type(self).__name__} has a reference model, and nothing says where its weights are: '
         '--fdl.REFERENCE_RESTORE_PATH=FOLDER, of imported weights or of a run'
       )
-    return Restore(self.REFERENCE_RESTORE_PATH)
+    return self.REFERENCE_RESTORE_PATH

@@ -1,6 +1,5 @@
 """How many positions a model has, which is not how long the rows are that a run trains it on."""
 
-from paxlite.checkpointing.source import positions_of
 from paxlite.core.attribute_kinds import Count, Generation, Shape
 from paxlite.core.errors import UserError
 from paxlite.experiments.rotary_positions import RotaryPositions
@@ -18,7 +17,7 @@ class Positions(RotaryPositions):
   @property
   def MAX_POSITION_EMBEDDINGS(self) -> Generation[Count]:
     """The positions of the model: those of the weights that a run starts from, or MAX_SEQ_LEN."""
-    found = positions_of(self.CHECKPOINT_RESTORE_PATH) or self.MAX_SEQ_LEN
+    found = self.weights.positions or self.MAX_SEQ_LEN
     return found if self.has_position_table else max(found, self.MAX_SEQ_LEN)
 
   @property
@@ -50,7 +49,7 @@ class Positions(RotaryPositions):
 
   @property
   def remarks(self) -> list[str]:
-    before = positions_of(self.CHECKPOINT_RESTORE_PATH) or self.num_positions
+    before = self.weights.positions or self.num_positions
     if before >= self.MAX_SEQ_LEN:
       return super().remarks
     return [

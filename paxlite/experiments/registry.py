@@ -7,13 +7,14 @@ import pathlib
 import pkgutil
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import fiddle as fdl
 
 from paxlite.core import other_names
 from paxlite.core.errors import UserError
+from paxlite.core.experiment_file import WeightsFacts
 from paxlite.core.json_text import Json
 from paxlite.core.near_names import did_you_mean
 from paxlite.core.own_modules import hidden, import_named
@@ -195,6 +196,7 @@ def build_experiment(
   fiddlers: Sequence[str],
   overrides: Mapping[str, str],
   run: Mapping[str, Json] | None = None,
+  facts: Callable[[str], WeightsFacts] = WeightsFacts,
 ) -> Experiment:
   """Returns the experiment `name` after `fiddlers` and then `overrides` were applied; validated.
 
@@ -204,10 +206,13 @@ def build_experiment(
     overrides: Values as text, by attribute.
     run: identity.run_values of a run. If the run has the same experiment, it gives the values of
       all attributes that neither fiddlers nor overrides set.
+    facts: Returns what is known of the weights at a path. This function reads no weights.
   """
   from paxlite.core.attributes import parse
 
-  cls, values = find(name).chosen(overrides)
+  cls, key = find(name), 'CHECKPOINT_RESTORE_PATH'
+  path = str(parse(cls, key, overrides[key])) if key in overrides else getattr(cls, key)
+  cls, values = cls.chosen(facts(path))
   cfg = cls.config()
   for attribute, value in values.items():
     setattr(cfg, attribute, value)
@@ -217,7 +222,8 @@ def build_experiment(
   if run is not None and run['experiment'] == full_name(cls):
     from paxlite.experiments.identity import stated_values
 
-    for attribute, value in stated_values(cls, run['values']).items():
+    began_with = facts(run['values'].get(key) or '')
+    for attribute, value in stated_values(cls, run['values'], began_with).items():
       if getattr(cfg, attribute) == getattr(before, attribute):
         setattr(cfg, attribute, value)
   for attribute, text in overrides.items():
@@ -228,5 +234,6 @@ def build_experiment(
       'leave one of them out (--fdl.NUM_EPOCHS=None, if the experiment states it)'
     )
   experiment = fdl.build(cfg)
+  experiment = experiment.knowing(facts(experiment.CHECKPOINT_RESTORE_PATH))
   experiment.validate()
   return experiment

@@ -18,7 +18,6 @@ import jax
 
 import paxlite
 from paxlite.checkpointing.saved_record import SavedRecord
-from paxlite.checkpointing.source import tokenizer_of
 from paxlite.core import paths
 from paxlite.core.addresses import is_address
 from paxlite.core.attributes import attribute_types
@@ -111,8 +110,7 @@ def compare_data(run: Run, trainer: Trainer) -> None:
     stated['CHECKPOINT_RESTORE_PATH'] = str(trainer.store.plan.source.fingerprint)
   if trainer.store.reference_plan is not None:
     stated['REFERENCE_RESTORE_PATH'] = str(trainer.store.reference_plan.source.fingerprint)
-  restored = tokenizer_of(e.CHECKPOINT_RESTORE_PATH)
-  tokenizer = e.tokenizer_path or restored or os.environ.get('VOCAB_PATH')
+  tokenizer = e.tokenizer_path or e.weights.tokenizer or os.environ.get('VOCAB_PATH')
   if tokenizer and not is_address(str(tokenizer)):
     stated['the tokenizer'] = _checksum(_tokenizer_files(pathlib.Path(tokenizer)))
   if run.compiled_step is not None:

@@ -62,7 +62,7 @@ def _evaluate(run: Run) -> None:
   e = run.experiment
   compare_configs(run)
   run.check_present()
-  if not run.checkpoints().steps() and e.restore is None:
+  if not run.checkpoints().steps() and run.restore is None:
     raise UserError(
       f'{run.place} holds no checkpoint to evaluate: train first, or name weights '
       'with --fdl.CHECKPOINT_RESTORE_PATH'

@@ -21,6 +21,7 @@ from paxlite.generation.decoding import Sampling
 from paxlite.programs import training
 from paxlite.programs.run import Run
 from paxlite.programs.run_folder import located_run
+from paxlite.programs.weights_model import knowing_weights
 from paxlite.training.writers import read_records
 
 
@@ -58,6 +59,7 @@ def train(
     UserError: The experiment, its data or the folder cannot be used.
     Interrupted: Training was stopped. The same call continues it.
   """
+  experiment = knowing_weights(experiment)
   experiment.validate()
   here, address = located_run(paths.stored(os.fspath(folder)), None)
   training.train(Run(experiment, here, accept_changes=accept_changes, address=address))

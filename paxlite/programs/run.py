@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 import re
@@ -11,15 +10,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import fiddle as fdl
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.folders import refuse_dangling
 from paxlite.checkpointing.restore import Restore
 from paxlite.checkpointing.saved_record import SavedRecord
-from paxlite.checkpointing.source import Source, find_source, tokenizer_of
+from paxlite.checkpointing.source import find_source
 from paxlite.core.addresses import Address
+from paxlite.core.attribute_kinds import Kind
 from paxlite.core.errors import UserError
+from paxlite.core.experiment_file import EXPERIMENT
 from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input
 from paxlite.data.tokenizer import open_tokenizer
@@ -40,6 +42,7 @@ from paxlite.parallel import partitioning
 from paxlite.parallel.devices import peak_flops
 from paxlite.programs.sampler import Sampler
 from paxlite.programs.stored_run import StoredRun
+from paxlite.programs.weights_model import knowing_weights
 from paxlite.runtime import preemption
 from paxlite.runtime.compiled_step import SavedStep
 from paxlite.runtime.folder_lock import FolderLock
@@ -93,6 +96,9 @@ class Run:
   data: Input | None = None
   address: Address | None = None
   own_disks: bool = False
+
+  def __post_init__(self) -> None:
+    object.__setattr__(self, 'experiment', knowing_weights(self.experiment))
 
   @property
   def place(self) -> Address | pathlib.Path:
@@ -216,7 +222,7 @@ class Run:
       checkpoints=self.checkpoints(),
       batch_size=e.batch_size,
       restore=self.restore,
-      reference=e.reference_restore,
+      reference=Restore(e.reference_path) if e.reference_path else None,
       trainable_only=e.saves_trainable_only,
       start_over=self.start_over,
       writes=self.save,
@@ -290,15 +296,22 @@ class Run:
       also: Further attributes that must equal the run's, if the experiment has them.
     """
     refuse_other_model(self.experiment, self.folder, also)
-    check_function(self.experiment, Source(self.folder, self.folder / 'experiment.json'))
+    check_function(self.experiment, self.folder, self.folder / EXPERIMENT)
 
   @property
   def restore(self) -> Restore | None:
     """The checkpoint that a new run starts from. A model with another function is refused."""
-    restore = self.experiment.restore
-    if restore is None:
+    e = self.experiment
+    if not e.CHECKPOINT_RESTORE_PATH:
       return None
-    return dataclasses.replace(restore, check=functools.partial(check_function, self.experiment))
+    return Restore(
+      path=e.CHECKPOINT_RESTORE_PATH,
+      ignore=tuple(e.CHECKPOINT_IGNORE_RULES),
+      rename=tuple(e.CHECKPOINT_RENAME_RULES),
+      whole_state=e.CHECKPOINT_RESTORE_STATE,
+      sizes=e.values_of(Kind.SHAPE),
+      check=lambda source: check_function(e, source.folder, source.experiment),
+    )
 
   def checkpoints(self) -> Checkpoints:
     keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
@@ -319,8 +332,7 @@ class Run:
     e = self.experiment
     if e.sample_prompt is None and not e.sample_prompts:
       return None
-    restored = tokenizer_of(e.CHECKPOINT_RESTORE_PATH)
-    tokenizer = open_tokenizer(e.tokenizer_path or str(restored or ''))
+    tokenizer = open_tokenizer(e.tokenizer_path or e.weights.tokenizer)
     e = self.decoding
     if not e.continues_text:
       return None
@@ -399,7 +411,14 @@ def _check_trainable(task: ShardedTask) -> None:
         f'TRAINABLE_VARIABLES: {pattern!r} matches no variable as a whole; '
         f'there are {", ".join(names[:3])} …'
       )
-  if not jax.tree.leaves(optimizer.split(params)[0]):
+  trained = optimizer.split(params)[0]
+  for path, like in jax.tree_util.tree_leaves_with_path(trained):
+    if not jnp.issubdtype(like.dtype, jnp.floating):
+      raise UserError(
+        f'TRAINABLE_VARIABLES trains {path_name(path)}, and FROZEN_DTYPE keeps it as {like.dtype}, '
+        'which is for weights that are not trained: --fdl.USE_LORA=True'
+      )
+  if not jax.tree.leaves(trained):
     raise UserError('TRAINABLE_VARIABLES=[] trains nothing: name variables, or leave it out')
 
 

@@ -65,7 +65,8 @@ def main(argv: Sequence[str]) -> None:
 def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Experiment':
   """Returns the experiment whose data are shown, with what the arguments change."""
   from paxlite.core.files import read_text
-  from paxlite.experiments.registry import build_experiment, find
+  from paxlite.experiments.registry import find
+  from paxlite.programs.weights_model import build_experiment
 
   changes: dict[str, object] = {}
   if args.vocab:

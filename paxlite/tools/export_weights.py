@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 
 from paxlite.core import command_line, stored_output
+from paxlite.core.errors import UserError
 
 _LAST = {'hf': 'config.json', 'peft': 'adapter_config.json'}  # the file that is written last
 
@@ -37,6 +38,11 @@ def main(argv: Sequence[str]) -> None:
   experiment = experiment_of(source)
   refuse_te_layers(source)
   variables = source.unrolled_params()
+  if args.to != 'peft' and any(v.dtype.kind in 'iu' for v in variables.values()):
+    raise UserError(
+      f'{source.folder} holds weights in the form {experiment.FROZEN_DTYPE}, of which there is no '
+      'export: --to=peft exports the factors, and a run that began from weights exports those'
+    )
   started = time.perf_counter()
   with (
     stored_output.output_folder(args.path, last=_LAST[args.to]) as folder,

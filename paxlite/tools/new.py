@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     )
   if path.exists():
     raise UserError(f'{path} exists: choose another name')
-  from paxlite.experiments.registry import build_experiment
+  from paxlite.programs.weights_model import build_experiment
 
   base = build_experiment(args.base, [], {})
   cls = type(base)

@@ -98,7 +98,7 @@ def planned(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
   from paxlite.aot.planning.candidates import Space
   from paxlite.aot.planning.worker_pool import WorkerPool
   from paxlite.experiments.language_model import LanguageModel
-  from paxlite.experiments.registry import build_experiment
+  from paxlite.programs.weights_model import build_experiment
   from paxlite.runtime import compiled_step
 
   given = dict(overrides)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
 def text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
   """Returns the values of an experiment and its built config, one on each line."""
   from paxlite.experiments.description import configs_text, values_text
-  from paxlite.experiments.registry import build_experiment
+  from paxlite.programs.weights_model import build_experiment
 
   experiment = build_experiment(name, [], overrides)
   values = values_text(experiment)

@@ -15,6 +15,7 @@ from paxlite.core.trees import PyTree
 from paxlite.losses.metrics import Metrics
 from paxlite.optim.moments import is_moment
 from paxlite.parallel import partitioning
+from paxlite.parallel.encoded_weights import Encoding, encodings
 from paxlite.runtime import compiler
 from paxlite.training.step import train_step
 from paxlite.training.task import Batch, Task
@@ -46,6 +47,11 @@ class ShardedTask:
       return state
     put = lambda x: partitioning.on_host(x) if is_moment(x) else x
     return dataclasses.replace(state, opt_state=jax.tree.map(put, state.opt_state))
+
+  @property
+  def encodings(self) -> dict[str, Encoding]:
+    """How weights that are kept in another form are made of float32 ones, by name in the state."""
+    return encodings(self._traced_init.out_info, self.mesh, self.rules)
 
   @functools.cached_property
   def _traced_init(self) -> jax.stages.Traced:

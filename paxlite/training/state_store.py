@@ -69,8 +69,9 @@ class StateStore:
       return None
     step = self.checkpoints.latest_good_step() if self.trainable_only else None
     frozen = None if step is None else Source(self.checkpoints.folder(step), pathlib.Path()).frozen
+    source = find_source(self.restore.path, frozen=frozen)
     own = _without_reference(self.task.abstract)
-    return Plan(self.restore, own, find_source(self.restore.path, frozen=frozen))
+    return Plan(self.restore, own, source, self.task.encodings)
 
   def _make_reference_plan(self) -> Plan | None:
     if self.reference is None:
@@ -78,7 +79,10 @@ class StateStore:
     step = self.checkpoints.latest_good_step()
     noted = None if step is None else self.notes(step).get('reference')
     source = find_source(self.reference.path, frozen=noted)
-    return Plan(self.reference, {'params': self.task.abstract.params[REFERENCE]}, source)
+    own = {'params': self.task.abstract.params[REFERENCE]}
+    name = lambda of_state: of_state.replace(f'params/{REFERENCE}/', 'params/')
+    encodings = {name(k): v for k, v in self.task.encodings.items() if name(k) != k}
+    return Plan(self.reference, own, source, encodings)
 
   def initial(self) -> tuple[TrainState, int]:
     """Returns the state of the run's last good checkpoint, or a new state, and its step.
@@ -147,7 +151,7 @@ class StateStore:
     if not self.writes:
       return
     checkpoints = to or self.checkpoints
-    checkpoints.save(step, _on_disk(self._saved(state)), self._described(step) | dict(notes))
+    checkpoints.save(step, self._on_disk(self._saved(state)), self._described(step) | dict(notes))
     if self.stop_on_failure:
       checkpoints.raise_failure()
 
@@ -184,8 +188,8 @@ class StateStore:
     if changed:
       wanted = dataclasses.replace(wanted, overwritten={})
     surplus = prefix if changed else ''
-    found, notes = self.checkpoints.restore(step, _on_disk(wanted), surplus)
-    state = TrainState(**{OVERWRITTEN: {}, **found})
+    found, notes = self.checkpoints.restore(step, self._on_disk(wanted), surplus)
+    state = self._in_memory(found)
     if changed:
       new = self.task.new(lambda state: state.overwritten, self.task.abstract.overwritten)
       state = dataclasses.replace(state, overwritten=new)
@@ -203,14 +207,14 @@ class StateStore:
     """Keeps a state on this host; see LocalStates.save."""
     assert self.local is not None
     described = self._described(step)
-    self.local.save(_on_disk(self._saved(state)), step, lambda: described | notes())
+    self.local.save(self._on_disk(self._saved(state)), step, lambda: described | notes())
 
   def _newest_local(self) -> tuple[int, tuple[TrainState, JsonObject]] | None:
     """Returns the newest local state, unless there is a newer checkpoint."""
     if self.local is None:
       return None
     above = max(self.checkpoints.steps(), default=-1)
-    found = self.local.restored(_on_disk(self._saved(self.task.abstract)), above)
+    found = self.local.restored(self._on_disk(self._saved(self.task.abstract)), above)
     if found is None:
       return None
     step, tree, notes = found
@@ -221,7 +225,7 @@ class StateStore:
     self._local_notes = notes
     if not self.trainable_only:
       self.plan = None  # nothing is read from the other checkpoint
-    state = self._with_frozen(TrainState(**{OVERWRITTEN: {}, **tree}))
+    state = self._with_frozen(self._in_memory(tree))
     return step, (state, notes)
 
   def _described(self, step: int) -> JsonObject:
@@ -282,15 +286,28 @@ class StateStore:
     kept = {k: v for k, v in flat.items() if v is not None}
     return dataclasses.replace(state, params=traverse_util.unflatten_dict(kept))
 
+  def _on_disk(self, state: TrainState) -> dict[str, PyTree]:
+    """Returns the fields of a state by name, without FP8's field if that is empty.
+
+    Moments have one gap for a frozen weight, however many arrays it is kept as.
+    """
+    fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
+    weights = tuple(name.removeprefix('params') for name in self.task.encodings)
+    is_gap = lambda x: isinstance(x, dict) and all(v is None for v in x.values())
+    one = lambda path, x: None if is_gap(x) and f'/{path_name(path)}'.endswith(weights) else x
+    moments = jax.tree_util.tree_map_with_path(one, state.opt_state, is_leaf=is_gap)
+    fields |= {'opt_state': moments}
+    return {k: v for k, v in fields.items() if k != OVERWRITTEN or jax.tree.leaves(v)}
+
+  def _in_memory(self, fields: dict[str, PyTree]) -> TrainState:
+    """Reverses _on_disk."""
+    structure = jax.tree.structure(self.task.abstract.opt_state)
+    moments = jax.tree.unflatten(structure, jax.tree.leaves(fields['opt_state']))
+    return TrainState(**{OVERWRITTEN: {}, **fields, 'opt_state': moments})
+
 
 def _without_reference(state: TrainState) -> TrainState:
   """Returns a state without the parameters of the reference model."""
   return dataclasses.replace(
     state, params={name: x for name, x in state.params.items() if name != REFERENCE}
   )
-
-
-def _on_disk(state: TrainState) -> dict[str, PyTree]:
-  """Returns the fields of a state by name, without FP8's field if that is empty."""
-  fields = {f.name: getattr(state, f.name) for f in dataclasses.fields(state)}
-  return {k: v for k, v in fields.items() if k != OVERWRITTEN or jax.tree.leaves(v)}

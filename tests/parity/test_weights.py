@@ -11,7 +11,8 @@ from paxlite.data import packaged
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.registry import build_experiment, experiments, find
+from paxlite.experiments.registry import experiments, find
+from paxlite.programs.weights_model import build_experiment
 from paxlite.tools import export_weights
 from paxlite.tools.experiments import num_parameters
 from paxlite.weights.families import config_json, family_of

@@ -122,6 +122,17 @@ def test_what_layers_know():
   assert known == {'core', 'parallel', 'layers'}
 
 
+def test_experiments_know_no_checkpoints():
+  """What they need of weights, programs read: see paxlite.programs.weights_model."""
+  wrong = [
+    f'{name} imports {module}'
+    for name, path in MODULES.items()
+    for module, _ in imports(path)
+    if room(name) == 'experiments' and module.startswith('paxlite.checkpointing')
+  ]
+  assert wrong == []
+
+
 def test_no_module_is_in_a_circle():
   graph = {
     name: {m for m, _ in imports(path) if m in MODULES and m != name}

@@ -9,12 +9,13 @@ import pytest
 
 from paxlite.checkpointing import source
 from paxlite.core.errors import UserError
-from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments import registry
+from paxlite.experiments.description import configs_text
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.registry import build_experiment
 from paxlite.programs.begun import with_positions
 from paxlite.programs.run import Run
+from paxlite.programs.weights_model import build_experiment, knowing_weights
 from paxlite.weights.families import config_json, experiment_of
 
 SMALL = dict(
@@ -40,7 +41,7 @@ def exported(e) -> int:
 
 def test_fine_tuning_keeps_the_positions_of_the_weights(tmp_path):
   weights = write(tmp_path / 'w', MAX_SEQ_LEN=8192, MAX_POSITION_EMBEDDINGS=8192)
-  e = LLaMA(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=128, **SMALL)
+  e = knowing_weights(LLaMA(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=128, **SMALL))
   e.validate()
   assert (e.MAX_POSITION_EMBEDDINGS, e.num_positions, exported(e)) == (8192, 8192, 8192)
   assert not [line for line in e.remarks if 'positions' in line]
@@ -60,12 +61,13 @@ def test_weights_of_an_older_version_say_it_by_the_length_of_rows(tmp_path):
   base = write(tmp_path / 'w', MAX_SEQ_LEN=8192)
   tuned = write(tmp_path / 'tuned', MAX_SEQ_LEN=128, CHECKPOINT_RESTORE_PATH=base)
   for path in (base, tuned):
-    assert LLaMA(CHECKPOINT_RESTORE_PATH=path, MAX_SEQ_LEN=64, **SMALL).num_positions == 8192
+    e = LLaMA(CHECKPOINT_RESTORE_PATH=path, MAX_SEQ_LEN=64, **SMALL)
+    assert knowing_weights(e).num_positions == 8192
 
 
 def test_longer_rows_than_the_weights_have_positions_are_said_or_refused(tmp_path):
   weights = write(tmp_path / 'w', MAX_SEQ_LEN=256, MAX_POSITION_EMBEDDINGS=256)
-  e = LLaMA(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=512, **SMALL)
+  e = knowing_weights(LLaMA(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=512, **SMALL))
   e.validate()
   assert exported(e) == 512
   assert 'have 256 positions, and the model of this run has 512' in ' '.join(e.remarks)
@@ -77,7 +79,7 @@ def test_longer_rows_than_the_weights_have_positions_are_said_or_refused(tmp_pat
 
 def test_a_table_of_positions_is_that_of_the_model(tmp_path):
   weights = write(tmp_path / 'w', MAX_SEQ_LEN=256, MAX_POSITION_EMBEDDINGS=256)
-  e = GPT2(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=32, **SMALL)
+  e = knowing_weights(GPT2(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=32, **SMALL))
   e.validate()
   shapes = jax.eval_shape(
     fdl.build(e.plain.task()).model.init, jax.random.key(0), np.zeros((1, 1), np.int32)
@@ -114,13 +116,31 @@ def test_a_run_that_continues_keeps_its_positions_without_the_weights(tmp_path):
   assert with_positions(Run(e, folder)).experiment.values()['MAX_POSITION_EMBEDDINGS'] == 8192
 
 
-def test_what_a_store_says_of_positions_is_not_asked_for_at_each_access(monkeypatch):
-  asked = []
-  monkeypatch.setattr(source, '_stored_positions', {})
-  monkeypatch.setattr(source, '_positions_of', lambda path: asked.append(path) or 77)
-  e = TinyGPT(CHECKPOINT_RESTORE_PATH='gs://bucket/weights', MAX_SEQ_LEN=64)
-  assert [e.MAX_POSITION_EMBEDDINGS, e.num_positions, e.MAX_POSITION_EMBEDDINGS] == [77] * 3
-  assert asked == ['gs://bucket/weights']
-  here = TinyGPT(CHECKPOINT_RESTORE_PATH='here')
-  assert here.MAX_POSITION_EMBEDDINGS == here.MAX_POSITION_EMBEDDINGS == 77
-  assert asked[1:] == ['here', 'here']
+def test_a_checkpoint_is_found_and_read_once_when_an_experiment_is_built(tmp_path, monkeypatch):
+  weights = write(tmp_path / 'w', MAX_SEQ_LEN=256, MAX_POSITION_EMBEDDINGS=256)
+  calls = []
+  for module, name in ((source, '_checkpoint_folders'), (source, 'read_experiment')):
+    original = getattr(module, name)
+    counted = lambda path, name=name, original=original: calls.append(name) or original(path)
+    monkeypatch.setattr(module, name, counted)
+  e = build_experiment('HuggingFaceSFT', [], {'CHECKPOINT_RESTORE_PATH': weights})
+  configs_text(e)
+  assert (type(e).__name__, e.MODEL_DIMS, e.MAX_POSITION_EMBEDDINGS) == ('LLaMASFT', 16, 256)
+  changed = Run(e.replaced(MAX_SEQ_LEN=64), tmp_path / 'run').experiment
+  assert changed.weights is e.weights
+  assert calls == ['_checkpoint_folders', 'read_experiment']
+  assert e.replaced(CHECKPOINT_RESTORE_PATH='other').weights.positions is None
+  registry.build_experiment('LLaMA7BSFT', [], {'CHECKPOINT_RESTORE_PATH': weights})
+  assert len(calls) == 2  # flags alone say nothing of weights
+
+
+def test_weights_that_are_gone_are_a_problem_of_whoever_needs_them(tmp_path):
+  gone = {'CHECKPOINT_RESTORE_PATH': str(tmp_path / 'gone')}
+  e = build_experiment('SmolLM135MSFT', [], gone)
+  with pytest.raises(UserError, match=r'whose tokenizer is used .*gone is not a folder'):
+    e.train_input()
+  with pytest.raises(UserError, match='gone is not a folder: it must be a job_log_dir'):
+    build_experiment('HuggingFaceSFT', [], gone)
+  (tmp_path / 'gone' / 'state').mkdir(parents=True)
+  with pytest.raises(UserError, match=r'is missing: which model .*gone is of is not known'):
+    build_experiment('HuggingFaceSFT', [], gone)

@@ -10,7 +10,7 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.eval import inference
 from paxlite.generation.decoding import Generator
-from paxlite.layers.int8 import quantized
+from paxlite.layers.weight_forms import Int8
 from tests.support import experiments, runs  # noqa: F401 - named in checkpoints
 from tests.unit.experiments.test_backends import Step, experiment
 
@@ -72,14 +72,16 @@ def test_what_int8_cannot(monkeypatch):
 def test_a_weight_that_is_not_finite_stays_so():
   w = np.ones((2, 3), np.float32)
   w[0, 1], w[1, 2] = np.nan, np.inf
-  values, scale = jax.device_get(quantized(w, (0,)))
+  arrays = jax.device_get(Int8().encode(w, (0,)))
+  values, scale = arrays['values'], arrays['scale']
   np.testing.assert_array_equal(np.isfinite(values * scale).all(0), [True, False, False])
 
 
 def test_rounding_is_to_the_nearest_of_255_by_channel():
   w = np.random.default_rng(0).standard_normal((3, 16, 4, 8)).astype(np.float32)
   w[0, :, 1, 2] = 0
-  values, scale = jax.device_get(quantized(w, (1,)))
+  arrays = jax.device_get(Int8().encode(w, (1,)))
+  values, scale = arrays['values'], arrays['scale']
   assert values.dtype == np.int8
   assert scale.shape == (3, 1, 4, 8)
   np.testing.assert_allclose(values * scale, w, atol=float(scale.max()) / 2 * 1.0001)

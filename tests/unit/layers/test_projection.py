@@ -1,12 +1,15 @@
 """Initial values of projections."""
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 from flax.core import meta
 
-from paxlite.layers.int8 import Int8Projection
+from paxlite.layers.encoded_projection import EncodedProjection
 from paxlite.layers.projection import Projection
+from paxlite.layers.weight_forms import Int8
 
 
 def test_a_bias_does_not_change_the_initial_weight():
@@ -20,7 +23,7 @@ def test_a_bias_does_not_change_the_initial_weight():
   np.testing.assert_array_equal(weight(True), weight(False))
 
 
-@pytest.mark.parametrize('cls', [Projection, Int8Projection])
+@pytest.mark.parametrize('cls', [Projection, functools.partial(EncodedProjection, form=Int8())])
 def test_a_bias_has_the_dimensions_of_the_output(cls):
   module = cls('BTD,ADNH->BTANH', (3, 8, 2, 4), ('qkv', 'embed', 'heads', 'head_dim'))
   x = np.ones((2, 5, 8), np.float32)
