@@ -18,7 +18,7 @@ class Int8Projection(Projection):
   """
 
   def product(self, x: jax.Array) -> jax.Array:
-    w = param(self, 'w', nn.initializers.zeros, self.shape, self.axes, jnp.int8)
+    w = param(self, 'w', nn.initializers.zeros, self.shape, self.axes, jnp.int8, self.equation)
     made = self.made_dims
     shape = [n if i in made else 1 for i, n in enumerate(self.shape)]
     axes = [axis if i in made else None for i, axis in enumerate(self.axes)]

@@ -17,7 +17,9 @@ from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.finetuning import SmolLM135MLoRA
-from paxlite.optim import moments, optimizers
+from paxlite.optim import by_name, moments
+from paxlite.optim.optimizers import Optimizer
+from paxlite.optim.transformations import scale_by_pax_adam
 from paxlite.parallel.partitioning import HOST
 from paxlite.programs.run import Run
 from paxlite.training.step import train_step
@@ -37,7 +39,7 @@ def test_rounding_is_right_in_the_mean_and_leaves_what_fits_alone():
 
 def test_a_second_moment_in_bfloat16_shrinks_at_a_decay_of_0999():
   """To the nearest, v · 0.999 would be v again, for ever."""
-  adam = moments.narrow(optimizers.scale_by_pax_adam(b2=0.999), 'bfloat16')
+  adam = moments.narrow(scale_by_pax_adam(b2=0.999), 'bfloat16')
   params = {'w': jnp.zeros(1000)}
   state = adam.init(params)._replace(
     count=jnp.int32(100_000), v={'w': jnp.full(1000, 1.0, jnp.bfloat16)}
@@ -175,7 +177,7 @@ def test_a_loss_without_taps_has_no_gradients_in_bfloat16():
     def loss(self, params, batch, rng=None, overwritten=None):
       raise AssertionError('it is traced')
 
-  optimizer = optimizers.adam(lambda step: 0.1)
+  optimizer = Optimizer(by_name.adam(lambda step: 0.1), by_layer=True)
   task = OwnLoss(model=nn.Dense(1), optimizer=optimizer, gradient_dtype='bfloat16')
   with pytest.raises(UserError, match=r'OwnLoss.loss has none: add it'):
     task.grads({'w': jnp.ones(1)}, {}, None)
