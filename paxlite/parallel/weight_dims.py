@@ -114,12 +114,14 @@ def weight_dims(params: PyTree) -> PyTree:
   Args:
     params: Parameters, or gradients or moments in a tree with the same names. Some may be left out.
   """
-  find = _declared.get(None)
-  if find is None:
-    raise UserError('weight_dims is known in the init and the update of an optimizer alone')
   is_box = lambda x: isinstance(x, nn.LogicallyPartitioned)
-  leaves = jax.tree_util.tree_leaves_with_path(find(), is_leaf=is_box)
+  leaves = jax.tree_util.tree_leaves_with_path(_declared.get(dict)(), is_leaf=is_box)
   boxes = {path_name(path): x for path, x in leaves if is_box(x)}
+  if not boxes:
+    raise UserError(
+      'weight_dims is called outside of the init and the update of an optimizer, or no parameter '
+      'is declared by paxlite.parallel.partitioning.param'
+    )
 
   def one(path: Sequence[object], x: jax.Array) -> WeightDims:
     name = path_name(path)

@@ -65,8 +65,8 @@ def completed(transformation, **changes) -> Optimizer:
   return Optimizer(transformation, **{'clip_gradient_norm': 0.5, **changes})
 
 
-def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None):
-  """Returns parameters and state after some steps on a mesh, whose step is compiled once."""
+def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None, first: int = 0):
+  """Returns parameters and state after steps from `first` on, and their shapes on the mesh."""
   rng = np.random.default_rng(1)
   value = lambda leaf: rng.normal(size=leaf[0]).astype('float32')
   box = lambda leaf: nn.LogicallyPartitioned(value(leaf), names=leaf[1])
@@ -75,8 +75,8 @@ def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None):
   sharded = partitioning.sharded_shapes(shapes, mesh, partitioning.DEFAULT_RULES)
   shardings = jax.tree.map(lambda x: x.sharding, sharded)
   if state is None:
-    first = lambda: state_axes.unboxed((boxed, optimizer.init(boxed)))
-    make = jax.jit(first, out_shardings=shardings)
+    new = lambda: state_axes.unboxed((boxed, optimizer.init(boxed)))
+    make = jax.jit(new, out_shardings=shardings)
     state = make()
 
   @functools.partial(jax.jit, out_shardings=shardings)
@@ -84,7 +84,7 @@ def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None):
     norm = optax.tree.norm(grads)
     return optimizer.update(grads, norm, valid, opt_state, params)
 
-  for number in range(steps):
+  for number in range(first, first + steps):
     grads = jax.tree.map(lambda x, number=number: jnp.sin(number + 3 * x), state[0])
     state = step(*state, grads, True)
   nothing = step(*state, jax.tree.map(lambda x: x * np.nan, state[0]), False)
@@ -92,8 +92,9 @@ def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None):
   return state, sharded
 
 
-def mesh_of(n: int) -> Mesh:
-  return Mesh(np.array(jax.devices()[:n]).reshape(1, n, 1), ('replica', 'data', 'mdl'))
+def mesh_of(n: int, by_axis: int = 1) -> Mesh:
+  shape = by_axis, n // by_axis**2, by_axis
+  return Mesh(np.array(jax.devices()[:n]).reshape(shape), ('replica', 'data', 'mdl'))
 
 
 @pytest.mark.parametrize('name', OPTAX)
