@@ -1,5 +1,6 @@
 """Attributes of the optimizer and the schedule, and the configs that they make."""
 
+import inspect
 import re
 from typing import Literal
 
@@ -179,12 +180,12 @@ class Optimization(MemorySavings):
     A subclass may override it. All else that concerns an optimizer holds for any transformation.
     """
     make, values = by_name.maker(self.OPTIMIZER), {}
-    for name, is_needed in by_name.parameters(make).items():
+    for name, parameter in inspect.signature(make).parameters.items():
       if name == 'schedule':
         values[name] = self.schedule()
       elif hasattr(type(self), name.upper()):
         values[name] = getattr(self, name.upper())
-      elif is_needed:
+      elif parameter.default is parameter.empty:
         raise UserError(
           f'OPTIMIZER={self.OPTIMIZER} needs the attribute {name.upper()}, which '
           f'{type(self).__qualname__} does not declare'

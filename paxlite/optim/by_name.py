@@ -1,19 +1,18 @@
 """Optimizers by name, for the attribute OPTIMIZER.
 
-Each is a function that returns an optax transformation. A parameter of the function is an attribute
-of the experiment in small letters, and `schedule` is the learning rate by update count. So the
-function itself says which attributes have a meaning for the optimizer.
+Each is a function that returns an optax transformation. Its parameters are attributes of the
+experiment in small letters, and `schedule` is the learning rate by update count. So the function
+itself says which attributes have a meaning for the optimizer.
 
-    @register('signed')
-    def signed(schedule, weight_decay):
-      return optax.sign_sgd(schedule)
+    @register('momentum')
+    def momentum(schedule, adam_beta1):
+      return optax.sgd(schedule, adam_beta1)
 
 What holds for every optimizer, such as clipping, is in optimizers.Optimizer.
 """
 
-import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import optax
 from optax import contrib
@@ -24,18 +23,12 @@ from paxlite.core.own_code import place_of
 from paxlite.optim.transformations import Skippable, scale_by_learning_rate, scale_by_pax_adam
 
 _F = TypeVar('_F', bound=Callable[..., optax.GradientTransformation])
-
-
-class _Named(NamedTuple):
-  make: Callable[..., optax.GradientTransformation]
-  by_layer: bool
-
-
-_NAMED: dict[str, _Named] = {}
+_MAKERS: dict[str, Callable[..., optax.GradientTransformation]] = {}
+_BY_LAYER: set[Callable[..., object]] = set()
 
 
 def register(name: str, by_layer: bool = False) -> Callable[[_F], _F]:
-  """Returns a decorator that makes OPTIMIZER=name an optimizer. The module must be imported.
+  """Returns a decorator that makes OPTIMIZER=name an optimizer, once its module is imported.
 
   Args:
     name: The name; UserError if another function has it.
@@ -44,10 +37,11 @@ def register(name: str, by_layer: bool = False) -> Callable[[_F], _F]:
   """
 
   def add(make: _F) -> _F:
-    other = _NAMED.setdefault(name, _Named(make, by_layer)).make
+    other = _MAKERS.get(name, make)
     if (other.__module__, other.__qualname__) != (make.__module__, make.__qualname__):
       raise UserError(f'{place_of(make)}: the optimizer {name!r} is registered already')
-    _NAMED[name] = _Named(make, by_layer)
+    _MAKERS[name] = make
+    _BY_LAYER.update([make] if by_layer else [])
     return make
 
   return add
@@ -55,24 +49,17 @@ def register(name: str, by_layer: bool = False) -> Callable[[_F], _F]:
 
 def maker(name: str) -> Callable[..., optax.GradientTransformation]:
   """Returns the function of an optimizer; UserError if there is none of this name."""
-  if name in _NAMED:
-    return _NAMED[name].make
+  if name in _MAKERS:
+    return _MAKERS[name]
   raise UserError(
-    f'OPTIMIZER={name!r}: the optimizers are {", ".join(_NAMED)}, and those of modules that '
-    f'register their own. {did_you_mean(name, _NAMED, 0.5)}'.rstrip()
+    f'OPTIMIZER={name!r}: the optimizers are {", ".join(_MAKERS)}, and those that imported modules '
+    f'register. {did_you_mean(name, _MAKERS, 0.5)}'.rstrip()
   )
 
 
 def is_by_layer(make: Callable[..., object]) -> bool:
   """Whether a function is that of an optimizer which is registered with `by_layer`."""
-  return any(make is named.make and named.by_layer for named in _NAMED.values())
-
-
-def parameters(make: Callable[..., object]) -> Mapping[str, bool]:
-  """Returns the parameters of an optimizer's function, and whether each needs an attribute."""
-  found = inspect.signature(make).parameters.values()
-  named = (p for p in found if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-  return {p.name: p.default is p.empty for p in named}
+  return make in _BY_LAYER
 
 
 @register('adam', by_layer=True)
@@ -86,27 +73,18 @@ def adam(
   weight_decay: float = 1e-3,
   clip_gradient_norm_to_value: float = 5.0,
 ) -> optax.GradientTransformation:
-  """Returns Pax's Adam: Adam, decay of all trainable variables, and the learning rate.
+  """Returns Pax's Adam: scale_by_pax_adam, decay of all trainable variables, and −schedule.
 
-  Args:
-    schedule: Learning rate by update count.
-    adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root, adam_clip_threshold: The arguments of
-      scale_by_pax_adam.
-    weight_decay: This factor times a variable is added to its update, also for biases, norms and
-      embeddings.
-    clip_gradient_norm_to_value: If positive, the state has an empty entry for the clipping, as in
-      older checkpoints. Optimizer.clip does the clipping.
+  Biases, norms and embeddings decay too. If gradients are clipped, which Optimizer.clip does, the
+  state has an empty entry for it, as in older checkpoints.
   """
-  return Skippable(
-    *optax.chain(
-      *([optax.identity()] if clip_gradient_norm_to_value > 0 else []),
-      scale_by_pax_adam(
-        adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root, adam_clip_threshold
-      ),
-      optax.add_decayed_weights(weight_decay),
-      scale_by_learning_rate(schedule),
-    )
-  )
+  parts = [
+    scale_by_pax_adam(adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root, adam_clip_threshold),
+    optax.add_decayed_weights(weight_decay),
+    scale_by_learning_rate(schedule),
+  ]
+  clipping = [optax.identity()] if clip_gradient_norm_to_value > 0 else []
+  return Skippable(*optax.chain(*clipping, *parts))
 
 
 @register('adamw', by_layer=True)
@@ -119,9 +97,8 @@ def adamw(
   weight_decay: float,
 ) -> optax.GradientTransformation:
   """Returns optax's AdamW (https://arxiv.org/abs/1711.05101)."""
-  return optax.adamw(
-    schedule, adam_beta1, adam_beta2, adam_epsilon, adam_epsilon_root, weight_decay=weight_decay
-  )
+  betas, epsilons = (adam_beta1, adam_beta2), (adam_epsilon, adam_epsilon_root)
+  return optax.adamw(schedule, *betas, *epsilons, weight_decay=weight_decay)
 
 
 @register('lion', by_layer=True)
@@ -137,11 +114,8 @@ def sgd(
   schedule: optax.Schedule, adam_beta1: float, weight_decay: float
 ) -> optax.GradientTransformation:
   """Returns gradient descent with the momentum `adam_beta1`, and decoupled weight decay."""
-  return optax.chain(
-    optax.trace(adam_beta1),
-    optax.add_decayed_weights(weight_decay),
-    optax.scale_by_learning_rate(schedule),
-  )
+  decay, rate = optax.add_decayed_weights(weight_decay), optax.scale_by_learning_rate(schedule)
+  return optax.chain(optax.trace(adam_beta1), decay, rate)
 
 
 @register('adafactor')
@@ -150,10 +124,9 @@ def adafactor(schedule: optax.Schedule, weight_decay: float) -> optax.GradientTr
 
   The decay is multiplied by the learning rate, as that of all others here. In optax it is not.
   """
+  decay = optax.add_decayed_weights(-weight_decay)  # the updates before it are negative
   return optax.chain(
-    optax.adafactor(None),  # its updates are negative
-    optax.add_decayed_weights(-weight_decay),
-    optax.scale_by_learning_rate(schedule, flip_sign=False),
+    optax.adafactor(None), decay, optax.scale_by_learning_rate(schedule, flip_sign=False)
   )
 
 
@@ -174,5 +147,5 @@ def schedule_free(
     raise UserError('OPTIMIZER=schedule_free needs ADAM_BETA1 above 0')
   rate: Any = schedule  # which optax declares as a number
   return contrib.schedule_free_adamw(
-    rate, b1=adam_beta1, b2=adam_beta2, eps=adam_epsilon, weight_decay=weight_decay
+    rate, None, adam_beta1, adam_beta2, adam_epsilon, weight_decay=weight_decay
   )

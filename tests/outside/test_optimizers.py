@@ -35,12 +35,12 @@ def muon(schedule):
   return contrib.muon(schedule, muon_weight_dimension_numbers=muon_dims)
 
 
-@pytest.mark.parametrize('cls', [Orthogonal, Muon])
+@pytest.mark.parametrize('cls', [Orthogonal, pytest.param(Muon, marks=pytest.mark.slow)])
 def test_a_matrix_is_the_same_in_a_repeated_and_in_an_unrolled_stack(cls):
   small = dict(MODEL_DIMS=16, NUM_HEADS=2, VOCAB_SIZE=32, MAX_SEQ_LEN=8)
   unrolled = after_steps(cls(USE_REPEATED_LAYER=False, **small))
   repeated = after_steps(cls(USE_REPEATED_LAYER=True, **small))
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), unrolled, repeated)
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=5e-6), unrolled, repeated)
 
 
 def after_steps(e):
@@ -54,7 +54,10 @@ def after_steps(e):
     with declared(task.boxed_params):
       opt_state = task.optimizer.transformation.init(params)
     state = state.replace(params=params, opt_state=opt_state)
-  step = jax.jit(lambda state, batch: train_step(task, e.SEED, state, batch))
+  step = jax.jit(
+    lambda state, batch: train_step(task, e.SEED, state, batch),
+    compiler_options={'xla_backend_optimization_level': 0},
+  )
   for _, batch in zip(range(2), data.train_batches(0, slice(0, data.batch_size)), strict=False):
     state, _ = step(state, batch)
   return state.params if e.USE_REPEATED_LAYER else stacked(state.params)

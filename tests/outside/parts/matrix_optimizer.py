@@ -16,11 +16,12 @@ from paxlite.parallel.weight_dims import WeightDims, weight_dims
 
 def orthogonal(g_io: jax.Array) -> jax.Array:
   """Returns U·Vᵀ of a matrix U·S·Vᵀ, approximately, by five Newton-Schulz steps."""
-  x = g_io / (jnp.linalg.norm(g_io) + 1e-7)
-  for _ in range(5):
+
+  def step(_, x: jax.Array) -> jax.Array:
     a = x @ x.T
-    x = 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
-  return x
+    return 3.4445 * x + (-4.775 * a + 2.0315 * a @ a) @ x
+
+  return jax.lax.fori_loop(0, 5, step, g_io / (jnp.linalg.norm(g_io) + 1e-7))
 
 
 def of_matrices(g: jax.Array, dims: WeightDims) -> jax.Array:

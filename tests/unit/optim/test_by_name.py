@@ -145,7 +145,7 @@ def test_show_prints_what_the_optimizer_reads_alone(name):
   text = show.text('TinyGPT', {'OPTIMIZER': name}, explained=True)
   shown = {line.split(' = ')[0] for line in text.splitlines() if ' = ' in line}
   read = {p.upper() for p in inspect.signature(by_name.maker(name)).parameters}
-  of_optimizers = {p.upper() for n in NAMES for p in by_name.parameters(by_name.maker(n))}
+  of_optimizers = {p.upper() for n in NAMES for p in inspect.signature(by_name.maker(n)).parameters}
   of_optimizers -= {'CLIP_GRADIENT_NORM_TO_VALUE', 'SCHEDULE'}
   assert shown & of_optimizers == read & of_optimizers
   assert {'LEARNING_RATE', 'LR_SCHEDULE', 'LR_COS_WARMUP', 'OPTIMIZER'} <= shown
@@ -170,7 +170,7 @@ def test_wrong_names_are_refused_in_one_line():
 
 
 def test_an_optimizer_of_ones_own_reads_attributes_of_ones_own(monkeypatch):
-  monkeypatch.setattr(by_name, '_NAMED', dict(by_name._NAMED))
+  monkeypatch.setattr(by_name, '_MAKERS', dict(by_name._MAKERS))
 
   @by_name.register('own')
   def own(schedule, trust, momentum=0.7):
