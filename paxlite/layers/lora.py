@@ -35,7 +35,6 @@ class LoraProjection(Projection):
     stacked = [i for i, axis in enumerate(self.axes) if axis == 'qkv']
     read = [i for i, d in enumerate(weight_dims) if d in in_dims]
     made = [i for i in range(len(weight_dims)) if i not in read + stacked]
-
     k = 'k' if stacked else ''
     to_hidden, to_delta = f'bti,{k}ir->bt{k}r', f'bt{k}r,{k}or->bt{k}o'
 
