@@ -146,7 +146,7 @@ KEYS: dict[str, Answer] = {
   'cosine_learning_rate_final_fraction': renamed('LR_COS_MIN_RATIO'),
   'warmup_steps_fraction': renamed('LR_COS_WARMUP', 'in steps'),
   'gradient_clipping_threshold': renamed('CLIP_GRADIENT_NORM_TO_VALUE'),
-  'opt_type': absent('the optimizer is Adam; adam_pax is this one'),
+  'opt_type': renamed('OPTIMIZER', 'adam_pax is adam'),
   'adam_b1': renamed('ADAM_BETA1'),
   'adam_b2': renamed('ADAM_BETA2'),
   'adam_eps': renamed('ADAM_EPSILON'),

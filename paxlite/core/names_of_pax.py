@@ -100,9 +100,10 @@ EXPERIMENTS: dict[str, Answer] = {
   'CheckpointRestoreMixin': needless('every experiment has CHECKPOINT_RESTORE_PATH'),
   'TransformerLmSpmdAdam': renamed('LanguageModel', 'paxlite/experiments/language_model.py'),
   **each(
-    'TransformerLmSpmdAdafactor TransformerLmSpmdPipelineAdafactor TransformerLmPmapAdam',
-    absent('the optimizer is Adam, and LanguageModel is the base class'),
+    'TransformerLmSpmdAdafactor TransformerLmSpmdPipelineAdafactor',
+    renamed('LanguageModel', 'with OPTIMIZER=adafactor'),
   ),
+  'TransformerLmPmapAdam': renamed('LanguageModel', 'the mesh says how devices share the work'),
   'TransformerLmSpmdPipelineAdam': renamed(
     'LanguageModel', 'a pipeline is the mesh axis stage: docs/scaling.md'
   ),

@@ -176,19 +176,18 @@ class Experiment(Attributes):
   def _finish(self, task: fdl.Config) -> None:
     """Edits what the task() of the most derived class returns."""
     self.put_on_backend(task)
-    self.complete_optimizer(task)
+    self.check_optimizer(task)
 
   def task(self) -> fdl.Config:
     """Returns the config of the training.task.Task to train, on the experiment's backend.
 
     A subclass overrides this method and edits what super().task() returns, which is the model in
-    plain XLA. The backend is put into the result, so that it reaches the edits too, and the
-    optimizer is completed.
+    plain XLA. The backend is put into the result, so that it reaches the edits too.
     """
     raise UserError(f'{type(self).__name__} has no model: derive it from LanguageModel')
 
-  def complete_optimizer(self, task: fdl.Config) -> None:
-    """Edits the config of a task so that attributes hold for an optimizer of the user's."""
+  def check_optimizer(self, task: fdl.Config) -> None:
+    """Raises UserError if the config of a task has another optimizer than that of optimizer()."""
 
   def put_on_backend(self, task: fdl.Config) -> None:
     """Edits the config of a task in plain XLA so that it computes on the experiment's backend."""
@@ -282,6 +281,11 @@ class Experiment(Attributes):
   def plain(self) -> Self:
     """The same experiment in plain XLA."""
     return self.replaced(**self.plain_backend)
+
+  @property
+  def unread_attributes(self) -> set[str]:
+    """Attributes that do nothing, because the optimizer does not read them."""
+    return set()
 
   @property
   def remarks(self) -> list[str]:

@@ -40,7 +40,7 @@ def remarks(experiment: Experiment, task: Task, state: TrainState) -> list[str]:
   """
   trainable, _ = task.optimizer.split(state.params)
   parts = partitions.described(state.opt_state, trainable)
-  return [*experiment.remarks, *task.optimizer.remarks, *parts]
+  return [*experiment.remarks, *parts]
 
 
 def requirements(experiment: Experiment) -> str:
@@ -73,12 +73,13 @@ def requirements(experiment: Experiment) -> str:
 
 
 def values_text(experiment: Experiment) -> str:
-  """Returns one line `NAME = value` per attribute."""
+  """Returns one line `NAME = value` per attribute, without those that the optimizer never reads."""
+  unread = experiment.unread_attributes
   return '\n'.join(
     [
       f'# {full_name(type(experiment))}',
       f'# backend {experiment.backend}',
-      *(f'{k} = {v!r}' for k, v in experiment.values().items()),
+      *(f'{k} = {v!r}' for k, v in experiment.values().items() if k not in unread),
       '',
     ]
   )

@@ -25,7 +25,7 @@ class MemorySavings(Experiment):
   """
 
   ADAM_MOMENTS_DTYPE: Run[Dtype] = 'float32'  # moments in bfloat16 are rounded stochastically
-  OFFLOAD_OPTIMIZER: Run[bool] = False  # keeps the moments of Adam in the memory of the host
+  OFFLOAD_OPTIMIZER: Run[bool] = False  # keeps moments in the memory of the host
   OFFLOAD_ACTIVATIONS: Run[list[ActivationName]] = []  # activations kept in the host's memory
   GRADIENT_DTYPE: Run[Dtype] = 'float32'  # a microbatch's gradients; their sum is float32
   FROZEN_DTYPE: Run[str] = 'float32'  # of parameters that are not trained, or their form: int8

@@ -1,5 +1,7 @@
 """Attributes of the optimizer and the schedule, and the configs that they make."""
 
+import inspect
+import re
 from typing import Literal
 
 import fiddle as fdl
@@ -8,20 +10,22 @@ from paxlite.core.attribute_kinds import Below1, Fraction, NotNegative, NotNegat
 from paxlite.core.attribute_reads import reads_of
 from paxlite.core.attributes import derived
 from paxlite.core.errors import UserError, compiled
-from paxlite.core.templates import config
+from paxlite.core.templates import config, config_text
 from paxlite.experiments.memory_savings import MemorySavings
-from paxlite.optim import optimizers, own_optimizer, schedules
+from paxlite.optim import by_name, schedules
+from paxlite.optim.optimizers import Optimizer
 
 Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_exponential_decay']
 
-# attributes that hold for any optimizer, because it is completed by them
+# attributes that hold for any transformation
 _ALWAYS_HELD = {'TRAINABLE_VARIABLES', 'CLIP_GRADIENT_NORM_TO_VALUE'}
 
 
 class Optimization(MemorySavings):
-  """Pax's Adam and its learning rate schedule. The defaults are those of Pax's base class."""
+  """An optimizer and its learning rate schedule. The defaults are those of Pax's base class."""
 
   # Optimizer
+  OPTIMIZER: Training[str] = 'adam'  # Pax's Adam; adamw, lion, sgd, adafactor, schedule_free, …
   LEARNING_RATE: Training[NotNegative] = 1e-3  # its schedule is multiplied by this
   ADAM_BETA1: Training[Below1] = 0.9  # decay of the mean gradient
   ADAM_BETA2: Training[Below1] = 0.99  # decay of the mean squared gradient
@@ -59,7 +63,8 @@ class Optimization(MemorySavings):
 
   def validate(self) -> None:
     super().validate()
-    if not self.ADAM_EPSILON and not self.ADAM_EPSILON_ROOT:
+    reads_epsilon = 'ADAM_EPSILON' in self._read_by_optimizer
+    if reads_epsilon and not self.ADAM_EPSILON and not self.ADAM_EPSILON_ROOT:
       raise UserError(
         'ADAM_EPSILON=0 and ADAM_EPSILON_ROOT=0: the update of a variable without gradient is '
         'not a number; one of them must be positive'
@@ -128,28 +133,17 @@ class Optimization(MemorySavings):
       getattr(self, name) == getattr(cls, name) for name in names
     )
 
-  def complete_optimizer(self, task: fdl.Config) -> None:
-    own = task.optimizer
-    held: dict[str, object] = dict(
-      trainable=list(self.TRAINABLE_VARIABLES),
-      clip_gradient_norm=self.CLIP_GRADIENT_NORM_TO_VALUE,
-      moments_dtype=self.ADAM_MOMENTS_DTYPE,
-      on_host=self.OFFLOAD_OPTIMIZER,
-    )
-    if fdl.get_callable(own) is optimizers.adam:
-      for name in held.keys() - own.__arguments__.keys():
-        setattr(own, name, held[name])
-    if fdl.get_callable(own) is not optimizers.adam or held != {k: getattr(own, k) for k in held}:
-      experiment = f'{type(self).__module__}.{type(self).__qualname__}'
-      # task() may put in another optimizer than that of optimizer(), whose rate is not known
-      is_that = fdl.get_callable(own) is fdl.get_callable(self.optimizer())
-      known = self._schedule_of_own_optimizer() if is_that else None
-      task.optimizer = config(
-        own_optimizer.completed, optimizer=own, experiment=experiment, schedule=known, **held
+  def check_optimizer(self, task: fdl.Config) -> None:
+    # functions that a method makes anew differ by their addresses alone
+    text = lambda cfg: re.sub(' at 0x[0-9a-f]+', '', config_text(cfg))
+    if text(task.optimizer) != text(self.optimizer()):
+      raise UserError(
+        f'{type(self).__qualname__}.task() changes the optimizer of the task: override '
+        'transformation() instead, and set attributes such as CLIP_GRADIENT_NORM_TO_VALUE'
       )
 
-  def _schedule_of_own_optimizer(self) -> fdl.Config | None:
-    """Returns the schedule that optimizer() has read; None if it has read none."""
+  def _known_schedule(self) -> fdl.Config | None:
+    """Returns the schedule that transformation() has read; None if it has read none."""
     read = self._read_by_optimizer
     if 'schedule' in read:
       return self.schedule()
@@ -159,43 +153,57 @@ class Optimization(MemorySavings):
 
   @property
   def _read_by_optimizer(self) -> set[str]:
-    """The attributes and methods that optimizer() reads."""
-    return reads_of(self, lambda e: e.optimizer())
+    """The attributes and methods that transformation() reads."""
+    return reads_of(self, lambda e: e.transformation())
+
+  @property
+  def unread_attributes(self) -> set[str]:
+    return {n for n in vars(Optimization) if n.isupper()} - _ALWAYS_HELD - self._read_by_optimizer
 
   @property
   def unread_by_optimizer(self) -> list[str]:
     """Attributes of the optimizer that the optimizer does not read, and that somebody has set."""
-    own = {name for name in vars(Optimization) if name.isupper()} - _ALWAYS_HELD
-    unread = own - self._read_by_optimizer
-    if type(self).optimizer is Optimization.optimizer:
-      return [name for name in sorted(unread) if self.is_stated_by_user(name)]
+    unread = sorted(self.unread_attributes)
+    if type(self).transformation is Optimization.transformation:
+      return [name for name in unread if self.is_stated_by_user(name)]
     default = lambda name: vars(Optimization)[name]
     return [
       name
-      for name in sorted(unread)
+      for name in unread
       if self.is_stated_by_user(name)
       or not (isinstance(default(name), derived) or getattr(self, name) == default(name))
     ]
 
-  def optimizer(self) -> fdl.Config:
-    """Returns the config of an Optimizer, or of an optax transformation.
+  def transformation(self) -> fdl.Config:
+    """Returns the config of an optax transformation, here that of OPTIMIZER.
 
-    A subclass may override it. Trainable variables, clipping, the dtype and the place of moments,
-    and skipped steps hold for any optimizer: see own_optimizer.
+    A subclass may override it. All else that concerns an optimizer holds for any transformation.
     """
+    make, values = by_name.maker(self.OPTIMIZER), {}
+    for name, parameter in inspect.signature(make).parameters.items():
+      if name == 'schedule':
+        values[name] = self.schedule()
+      elif hasattr(type(self), name.upper()):
+        values[name] = getattr(self, name.upper())
+      elif parameter.default is parameter.empty:
+        raise UserError(
+          f'OPTIMIZER={self.OPTIMIZER} needs the attribute {name.upper()}, which '
+          f'{type(self).__qualname__} does not declare'
+        )
+    return config(make, **values)
+
+  def optimizer(self) -> fdl.Config:
+    """Returns the config of the Optimizer, in which the attributes hold for any transformation."""
+    transformation = self.transformation()
     return config(
-      optimizers.adam,
-      schedule=self.schedule(),
-      b1=self.ADAM_BETA1,
-      b2=self.ADAM_BETA2,
-      epsilon=self.ADAM_EPSILON,
-      epsilon_root=self.ADAM_EPSILON_ROOT,
-      update_clip=self.ADAM_CLIP_THRESHOLD,
-      weight_decay=self.WEIGHT_DECAY,
+      Optimizer,
+      transformation=transformation,
+      schedule=self._known_schedule(),
+      trainable=tuple(self.TRAINABLE_VARIABLES),
       clip_gradient_norm=self.CLIP_GRADIENT_NORM_TO_VALUE,
-      trainable=list(self.TRAINABLE_VARIABLES),
-      moments_dtype=self.ADAM_MOMENTS_DTYPE,
       on_host=self.OFFLOAD_OPTIMIZER,
+      moments_dtype=self.ADAM_MOMENTS_DTYPE,
+      by_layer=by_name.is_by_layer(fdl.get_callable(transformation)),
     )
 
   def schedule(self) -> fdl.Config:

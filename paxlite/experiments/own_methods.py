@@ -42,9 +42,7 @@ _KINDS = {
   'reference': _Kind(
     'the fdl.Config of a Reference, or None', lambda x: x is None or _is_config(x), _CONFIG
   ),
-  'optimizer': _Kind(
-    'the fdl.Config of an Optimizer or of an optax transformation', _is_config, _CONFIG
-  ),
+  'transformation': _Kind('the fdl.Config of an optax transformation', _is_config, _CONFIG),
   'train_input': _Kind('the fdl.Config of an Input', _is_config, _CONFIG),
   'eval_inputs': _Kind('a dict of fdl.Config by name', _are_configs, _CONFIG),
   'callbacks': _Kind('a list of paxlite.Callback', _are_callbacks),
@@ -60,10 +58,22 @@ def check_overrides(cls: type, base: type, finish: Callable[[Any, Any], None]) -
     finish: Called with the experiment and with what the task() of its own class has returned.
   """
   bases = [b for b in cls.__mro__[1:] if issubclass(b, base)]
+  is_new = lambda name: all(vars(b).get(name) is not getattr(cls, name, None) for b in bases)
   for name, kind in _KINDS.items():
-    method = getattr(cls, name, None)
-    if method is not None and all(vars(b).get(name) is not method for b in bases):
-      setattr(cls, name, _checked(method, name, kind, finish))
+    if hasattr(cls, name) and is_new(name):
+      setattr(cls, name, _checked(getattr(cls, name), name, kind, finish))
+  if any('optimizer' in vars(b) for b in bases) and is_new('optimizer'):
+    cls.optimizer = _refused(cls.optimizer)  # type: ignore[attr-defined]
+
+
+def _refused(method: Callable[..., Any]) -> Callable[..., Any]:
+  def refused(self: object) -> Any:
+    raise UserError(
+      f"{place_of(method)}: {method.__qualname__} is paxlite's own: override transformation(), "
+      'which returns the config of an optax transformation'
+    )
+
+  return refused
 
 
 def _checked(

@@ -32,9 +32,8 @@ class TokenEmbedding(nn.Module):
   dtype: DTypeLike = jnp.float32
 
   def setup(self):
-    self.emb_var = param(
-      self, 'emb_var', self.emb_init, [self.vocab_size, self.model_dims], _HEAD_AXES
-    )
+    shape = [self.vocab_size, self.model_dims]
+    self.emb_var = param(self, 'emb_var', self.emb_init, shape, _HEAD_AXES, equation='BTV,VD->BTD')
 
   def __call__(self, ids_BT: jax.Array) -> jax.Array:
     """Maps ids [B, T] to embeddings [B, T, D]."""
@@ -95,9 +94,8 @@ class LearnedPositions(nn.Module):
 
   @nn.compact
   def __call__(self, positions_BT: jax.Array) -> jax.Array:
-    table = param(
-      self, 'emb_var', self.emb_init, [self.max_length, self.model_dims], ['positions', 'embed']
-    )
+    shape, axes = [self.max_length, self.model_dims], ['positions', 'embed']
+    table = param(self, 'emb_var', self.emb_init, shape, axes, equation='BTP,PD->BTD')
     return _lookup(table, positions_BT).astype(self.dtype)
 
 
@@ -137,8 +135,8 @@ class LmHead(nn.Module):
   def factors(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the two arrays whose product the logits are, [B, T, D] and [V, D]."""
     shape = [self.vocab_size, self.model_dims]
-    w_VD = param(self, 'w', self.w_init, shape, _HEAD_AXES).astype(self.dtype)
-    return x_BTD.astype(self.dtype), gather_weight(w_VD, _HEAD_AXES)
+    w_VD = param(self, 'w', self.w_init, shape, _HEAD_AXES, equation='BTD,VD->BTV')
+    return x_BTD.astype(self.dtype), gather_weight(w_VD.astype(self.dtype), _HEAD_AXES)
 
 
 class LogitsBias(nn.Module):

@@ -35,17 +35,18 @@ class LoraProjection(Projection):
     stacked = [i for i, axis in enumerate(self.axes) if axis == 'qkv']
     read = [i for i, d in enumerate(weight_dims) if d in in_dims]
     made = [i for i in range(len(weight_dims)) if i not in read + stacked]
+    k = 'k' if stacked else ''
+    to_hidden, to_delta = f'bti,{k}ir->bt{k}r', f'bt{k}r,{k}or->bt{k}o'
 
-    def factor(name: str, init, dims: list[int]) -> jax.Array:
+    def factor(name: str, init, dims: list[int], equation: str) -> jax.Array:
       shape = [*(self.shape[i] for i in stacked), math.prod(self.shape[i] for i in dims), self.rank]
       axes = [*(self.axes[i] for i in stacked), self.axes[dims[0]], 'lora_rank']
-      return gather_weight(param(self, name, init, shape, axes).astype(self.dtype), axes)
+      w = param(self, name, init, shape, axes, equation=equation)
+      return gather_weight(w.astype(self.dtype), axes)
 
-    a = factor('lora_a', self.w_init, read)
-    b = factor('lora_b', nn.initializers.zeros, made)
+    a = factor('lora_a', self.w_init, read, to_hidden)
+    b = factor('lora_b', nn.initializers.zeros, made, to_delta)
     kept = x.ndim - len(read)  # batch and length; the dimensions that are summed over come last
     x_flat = x.astype(self.dtype).reshape(*x.shape[:kept], -1)
-    k = 'k' if stacked else ''
-    hidden = jnp.einsum(f'bti,{k}ir->bt{k}r', x_flat, a)
-    delta = jnp.einsum(f'bt{k}r,{k}or->bt{k}o', hidden, b)
+    delta = jnp.einsum(to_delta, jnp.einsum(to_hidden, x_flat, a), b)
     return checkpoint_name(y + delta.reshape(y.shape), LORA_SUM)

@@ -68,8 +68,9 @@ class TopKRouter(nn.Module):
   def logits(self, x_JMD: jax.Array) -> jax.Array:
     """Returns x·gate + bias, [J, M, E] float32."""
     shape, axes = [x_JMD.shape[-1], self.num_experts], ['embed', None]
-    gate_DE = param(self, 'gate', self.w_init, shape, axes)
-    logits_JME = jnp.einsum('JMD,DE->JME', x_JMD.astype(jnp.float32), gate_DE)
+    equation = 'JMD,DE->JME'
+    gate_DE = param(self, 'gate', self.w_init, shape, axes, equation=equation)
+    logits_JME = jnp.einsum(equation, x_JMD.astype(jnp.float32), gate_DE)
     if not self.use_bias:
       return logits_JME
     return logits_JME + param(self, 'b', nn.initializers.zeros, [self.num_experts], [None])
@@ -271,11 +272,12 @@ class MoeFeedForward(nn.Module):
     E, D, F = self.num_experts, self.model_dims, self.hidden_dims
     names = ('w_in_gate', 'w_in') if self.gated else ('w_in',)
     axes_in, axes_out = ['experts', 'expert_embed', 'mlp'], ['experts', 'mlp', 'expert_embed']
-    made = lambda *args: param(self, *args).astype(self.dtype)
+    made = lambda *args, **of: param(self, *args, **of).astype(self.dtype)
     zeros = nn.initializers.zeros
+    to_F, to_D = dict(equation='JECD,EDF->JECF'), dict(equation='JECF,EFD->JECD')
     weights = Weights(
-      tuple(made(name, self.w_init, [E, D, F], axes_in) for name in names),
-      made('w_out', self.w_init, [E, F, D], axes_out),
+      tuple(made(name, self.w_init, [E, D, F], axes_in, **to_F) for name in names),
+      made('w_out', self.w_init, [E, F, D], axes_out, **to_D),
     )
     if self.use_bias:
       weights = weights._replace(
@@ -286,8 +288,8 @@ class MoeFeedForward(nn.Module):
     return Experts(
       weights,
       gate_by(self.activation) if self.gated else ACTIVATIONS[self.activation],
-      [einsum(equation='JECD,EDF->JECF', name=n.replace('w', 'einsum')) for n in names],
-      einsum(equation='JECF,EFD->JECD', name='einsum_out'),
+      [einsum(**to_F, name=n.replace('w', 'einsum')) for n in names],
+      einsum(**to_D, name='einsum_out'),
     )
 
   def _sow_load(self, routing: Routing, kept_JMX: jax.Array) -> None:

@@ -44,7 +44,7 @@ class Projection(nn.Module):
 
   def product(self, x: jax.Array) -> jax.Array:
     """Returns einsum(equation, x, w) + b."""
-    w = param(self, 'w', self.w_init, self.shape, self.axes)
+    w = param(self, 'w', self.w_init, self.shape, self.axes, equation=self.equation)
     einsum = self.einsum_tpl(equation=self.equation, axes=self.axes, name='einsum')
     return einsum(x.astype(self.dtype), gather_weight(w.astype(self.dtype), self.axes), self.bias())
 

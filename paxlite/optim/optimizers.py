@@ -1,58 +1,62 @@
-"""An optimizer: an optax transformation, and the choice of the variables that it trains."""
+"""An optimizer: an optax transformation, and what holds for every one of them."""
 
+import contextlib
 import dataclasses
+import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from paxlite.core.errors import UserError
+from paxlite.core import own_code
+from paxlite.core.errors import UserError, line_of
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import LOAD_BIAS, REFERENCE, path_name
 from paxlite.optim import moments, state_axes
-from paxlite.optim.transformations import (
-  Skippable,
-  scale_by_learning_rate,
-  scale_by_pax_adam,
-  skippable,
-)
+from paxlite.optim.transformations import Skippable, skippable
+from paxlite.parallel import weight_dims
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """An optax chain together with its schedule and the variables it trains.
-
-  Where a field is None, an experiment fills in what its attributes say: see own_optimizer. Without
-  an experiment, None means all variables, no cap, and moments on the devices.
+  """An optax transformation, with its schedule, the variables it trains, and how they are updated.
 
   Attributes:
-    transformation: Turns gradients into updates, including the learning rate. It is made
-      `skippable`, so that an update whose gradients are not finite changes nothing.
+    transformation: Turns gradients into updates, including the learning rate. An update whose
+      gradients are not finite changes nothing: see `skippable`.
     schedule: Learning rate by update count, for the summaries; None if it is not known.
     trainable: Regular expressions; a variable trains when one of them matches its full path
       ('transformer/x_layers_0/qkv/w'). Frozen variables get no gradient and no optimizer state.
     clip_gradient_norm: Cap on the global norm of the gradients that `transformation` gets; ≤ 0
       means no cap.
     on_host: Whether the moments are in the memory of the host between two updates.
-    moments_dtype: The dtype that `transformation` keeps moments in: see moments.narrow.
+    moments_dtype: The dtype that moments are kept in: see moments.narrow.
     by_layer: Whether the layers of a repeated stack may be updated one by one, as moments.streamed
       does it, because each number is updated by itself.
-    remarks: Sentences on values that contradict the attributes of an experiment.
+
+  Raises:
+    UserError: `transformation` is no optax transformation.
   """
 
   transformation: optax.GradientTransformation
   schedule: optax.Schedule | None = None
-  trainable: tuple[str, ...] | None = None
-  clip_gradient_norm: float | None = None
-  on_host: bool | None = None
-  moments_dtype: str | None = None
+  trainable: Sequence[str] = ('.*',)
+  clip_gradient_norm: float = 0.0
+  on_host: bool = False
+  moments_dtype: str = 'float32'
   by_layer: bool = False
-  remarks: tuple[str, ...] = ()
 
   def __post_init__(self) -> None:
-    object.__setattr__(self, 'transformation', skippable(self.transformation))
+    if not isinstance(self.transformation, optax.GradientTransformation):
+      made = type(self.transformation).__name__  # type: ignore[unreachable]
+      raise UserError(f'transformation() makes a {made}, and must make an optax transformation')
+
+  @functools.cached_property
+  def _kept(self) -> Skippable:
+    """The transformation with moments in their dtype, which can skip an update."""
+    return Skippable(*moments.narrow(skippable(self.transformation), self.moments_dtype))
 
   def init(self, trainable: PyTree) -> PyTree:
     """Returns the first state for trainable parameters, boxed as they are with logical axes.
@@ -60,7 +64,8 @@ class Optimizer:
     Raises:
       UserError: It holds a random key of JAX's own type, which no checkpoint can hold.
     """
-    state = self.transformation.init(state_axes.unboxed(trainable))
+    with _explained('make its state for'), weight_dims.declared(lambda: trainable):
+      state = self._kept.init(state_axes.unboxed(trainable))
     for path, x in jax.tree_util.tree_leaves_with_path(state):
       if jnp.issubdtype(jnp.asarray(x).dtype, jax.dtypes.prng_key):
         raise UserError(
@@ -93,30 +98,21 @@ class Optimizer:
     one = lambda path, leaf: jax.tree.map(narrowed, leaf) if path_name(path) in names else leaf
     return jax.tree_util.tree_map_with_path(one, params, is_leaf=state_axes.is_box)
 
-  @property
-  def patterns(self) -> tuple[str, ...]:
-    """Regular expressions of the trainable variables."""
-    return ('.*',) if self.trainable is None else self.trainable
-
-  @property
-  def cap(self) -> float:
-    """The cap on the global norm of the gradients; ≤ 0: none."""
-    return self.clip_gradient_norm or 0.0
-
   def _matches(self, name: str) -> bool:
     is_reference = name.startswith(f'{REFERENCE}/')
-    return not is_reference and any(re.fullmatch(p, name) for p in self.patterns)
+    return not is_reference and any(re.fullmatch(p, name) for p in self.trainable)
 
   def clipped(self, norm: jax.Array) -> jax.Array:
     """Returns the gradients' global norm after clipping."""
-    return jnp.minimum(norm, self.cap) if self.cap > 0 else norm
+    cap = self.clip_gradient_norm
+    return jnp.minimum(norm, cap) if cap > 0 else norm
 
   def clip(self, grads: PyTree, norm: jax.Array, valid: jax.Array) -> PyTree:
     """Clips gradients, whose global norm is `norm`; returns zeros where `valid` is False.
 
     This is one product with a scalar, which XLA fuses into the code that reads the gradients.
     """
-    cap = self.cap
+    cap = self.clip_gradient_norm
     if cap <= 0:
       return jax.tree.map(lambda g: jnp.where(valid, g, 0), grads)
     scale = jnp.where(norm > cap, cap / norm, 1)  # float32, and with it the product
@@ -137,8 +133,8 @@ class Optimizer:
 
     def update(grads: PyTree, state: PyTree, params: PyTree) -> tuple[PyTree, PyTree]:
       grads = self.clip(grads, norm, valid)
-      transformation = skippable(self.transformation)
-      updates, state = transformation.update(grads, state, params, valid=valid)
+      with _explained('update'):
+        updates, state = self._kept.update(grads, state, params, valid=valid)
       return optax.apply_updates(params, updates), state
 
     if self.on_host:
@@ -176,48 +172,19 @@ def _is_load_bias(name: str) -> bool:
   return name.rpartition('/')[2] == LOAD_BIAS
 
 
-def adam(
-  schedule: optax.Schedule,
-  b1: float = 0.9,
-  b2: float = 0.99,
-  epsilon: float = 1e-6,
-  epsilon_root: float = 0.0,
-  update_clip: float = 1.0,
-  weight_decay: float = 1e-3,
-  clip_gradient_norm: float = 5.0,
-  trainable: Sequence[str] | None = None,
-  moments_dtype: str | None = None,
-  on_host: bool | None = None,
-) -> Optimizer:
-  """Returns Pax's Adam: clip the global norm, Adam, decay all trainable variables, scale by −lr.
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+  """Turns an error of optax, as of a transformation that needs a loss function, into one line.
 
-  Optimizer.clip does the clipping; `transformation` by itself does not clip.
-
-  Args:
-    schedule: Learning rate by update count.
-    b1, b2, epsilon, epsilon_root, update_clip: The arguments of scale_by_pax_adam.
-    weight_decay: This factor times a variable is added to its update, also for biases, norms and
-      embeddings.
-    clip_gradient_norm: Cap on the global norm of the gradients; ≤ 0 means no cap.
-    trainable: Regular expressions of the trainable variables: see Optimizer.
-    moments_dtype: The dtype of the moments between two updates: see moments.narrow.
-    on_host: Whether the moments are in the memory of the host: see moments.streamed.
+  An error in a line of the user's own stays as it is.
   """
-  chain: list[optax.GradientTransformation] = []
-  if clip_gradient_norm > 0:
-    chain.append(optax.identity())  # checkpoints have an entry for the clipping
-  chain += [
-    scale_by_pax_adam(b1, b2, epsilon, epsilon_root, update_clip),
-    optax.add_decayed_weights(weight_decay),
-    scale_by_learning_rate(schedule),
-  ]
-  patterns = None if trainable is None else tuple(trainable)
-  return Optimizer(
-    Skippable(*moments.narrow(optax.chain(*chain), moments_dtype or 'float32')),
-    schedule,
-    patterns,
-    clip_gradient_norm,
-    on_host,
-    moments_dtype,
-    by_layer=True,
-  )
+  try:
+    yield
+  except UserError:
+    raise
+  except Exception as e:
+    if own_code.frame_of(e) is not None:
+      raise
+    raise UserError(
+      f'the optimizer cannot {what} the trainable variables: {type(e).__name__}: {line_of(e)}'
+    ) from e

@@ -43,6 +43,12 @@ def described(opt_state: PyTree, params: PyTree) -> list[str]:
       'The optimizer has masks. To one that counts dimensions, an array of the repeated stack has '
       f'one more, that of its layers: {stacked} has the shape {list(named(params)[stacked].shape)}.'
     )
+  is_averaged = lambda x: type(x).__name__ == 'ScheduleFreeState'
+  if any(map(is_averaged, jax.tree.leaves(opt_state, is_leaf=is_averaged))):
+    lines.append(
+      'Evaluated and exported are the weights that the gradients are computed at, and not the '
+      'average of them that a schedule-free optimizer has.'
+    )
   return lines
 
 

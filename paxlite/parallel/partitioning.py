@@ -12,8 +12,6 @@ The mesh has Pax's axes (replica, data, mdl), and others where a run asks for th
     expert   splits the batch, and experts (expert parallelism)
     context  splits the length of the activations (context parallelism)
     mdl      splits heads, hidden units and vocabulary (TP)
-
-XLA's partitioner does the rest.
 """
 
 import contextlib
@@ -34,6 +32,7 @@ from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import path_name
 from paxlite.parallel import devices
 from paxlite.parallel.mesh import MESH_AXES
+from paxlite.parallel.weight_dims import boxed
 
 Rules = Mapping[str, str | tuple[str, ...] | None]
 
@@ -359,18 +358,19 @@ def param(
   shape: Sequence[int],
   axes: Sequence[str | None],
   dtype: DTypeLike = 'float32',
+  equation: str = '',
 ) -> jax.Array:
   """Declares a parameter of `module` together with its logical axes.
 
-  If the module has a variable of the same name in the collection TAPS, the parameter's gradient is
-  that of this variable, and has its dtype.
+  A weight has the `equation` of its product with activations: see weight_dims. If the module has a
+  variable of the same name in the collection TAPS, the parameter's gradient is that of this
+  variable, and has its dtype.
   """
   if len(shape) != len(axes):
     raise ValueError(f'{name}: {len(axes)} axis names {axes} for shape {shape}')
   if (rules := _declared_by.get()) is not None:
     spec(axes, rules)
-  boxed_init = nn.with_logical_partitioning(init, tuple(axes))
-  value = module.param(name, boxed_init, tuple(shape), dtype, unbox=True)
+  value = module.param(name, boxed(init, axes, equation), tuple(shape), dtype, unbox=True)
   if not module.has_variable(TAPS, name):
     return value
   _taps_read.get().add('/'.join((*module.path, name)))

@@ -405,7 +405,7 @@ def _check_trainable(task: ShardedTask) -> None:
   params = task.abstract.params
   optimizer = task.task.optimizer
   names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-  for pattern in optimizer.patterns:
+  for pattern in optimizer.trainable:
     if not any(re.fullmatch(pattern, name) for name in names):
       raise UserError(
         f'TRAINABLE_VARIABLES: {pattern!r} matches no variable as a whole; '

@@ -49,10 +49,8 @@ def text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
 
 def _remarks(experiment: 'Experiment') -> list[str]:
   """Returns sentences about values that are unusual, or that the experiment's optimizer ignores."""
-  import fiddle as fdl
-
   with contextlib.suppress(UserError):
-    return [*experiment.remarks, *fdl.build(experiment.task().optimizer).remarks]
+    return experiment.remarks
   return []
 
 

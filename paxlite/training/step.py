@@ -7,6 +7,7 @@ import optax
 from paxlite.layers.group_router import balanced
 from paxlite.losses.metrics import Metrics, Weighted
 from paxlite.optim.optimizers import merge
+from paxlite.parallel.weight_dims import declared
 from paxlite.training.task import Batch, Task
 from paxlite.training.train_state import TrainState
 
@@ -45,7 +46,10 @@ def train_step(
   overwritten, biases = jax.tree.map(
     lambda new, old: jnp.where(valid, new, old), (overwritten, moved), (state.overwritten, biases)
   )
-  trainable, opt_state = task.optimizer.update(grads, grad_norm, valid, state.opt_state, trainable)
+  with declared(task.boxed_params):
+    trainable, opt_state = task.optimizer.update(
+      grads, grad_norm, valid, state.opt_state, trainable
+    )
   new_state = TrainState(
     step=state.step + 1,
     params=merge(trainable, merge(biases, frozen)),

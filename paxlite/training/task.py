@@ -1,6 +1,7 @@
 """Model, losses and optimizer, and the gradients as pure functions of (params, batch, rng)."""
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import operator
@@ -98,6 +99,11 @@ class Task:
       skipped=zero(),
       skipped_in_a_row=zero(),
     )
+
+  def boxed_params(self) -> PyTree:
+    """Returns the shapes of the parameters, boxed; they are the same on any mesh."""
+    trace = functools.partial(jax.eval_shape, self.init_params, jax.random.key(0))
+    return contextvars.Context().run(trace)  # without the mesh that may be active
 
   def _init_variables(
     self, rng: jax.Array, model: TransformerLm | None = None

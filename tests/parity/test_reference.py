@@ -12,7 +12,7 @@ from flax.linen import meta
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
-from paxlite.optim import optimizers, schedules, transformations
+from paxlite.optim import by_name, schedules, transformations
 from tests.support import praxis
 
 SMALL = dict(
@@ -135,15 +135,15 @@ def test_adam():
   reference = praxis.load('adam_gpt126m')
   at = lambda prefix: {'w': reference[f'{prefix}/w'], 'b': reference[f'{prefix}/b']}
   schedule = schedules.linear_rampup_cosine_decay(6e-4, 2, 3, 8)
-  adam = optimizers.adam(
+  adam = by_name.adam(
     schedule,
-    b1=0.9,
-    b2=0.95,
-    epsilon=1e-8,
-    update_clip=-1.0,
+    adam_beta1=0.9,
+    adam_beta2=0.95,
+    adam_epsilon=1e-8,
+    adam_clip_threshold=-1.0,
     weight_decay=0.1,
-    clip_gradient_norm=0.0,  # the reference has only Adam
-  ).transformation
+    clip_gradient_norm_to_value=0.0,  # the reference has only Adam
+  )
   params = jax.tree.map(jnp.asarray, at('p0'))
   state = adam.init(params)
   for i in range(5):

@@ -94,18 +94,25 @@ MISTAKES = {
     'class Layer', "'NoneType'",
   ),
   'optax object': (
-    method('def optimizer(self): return optax.lion(1e-3)'), 'def optimizer', 'config(FUNCTION'
+    method('def transformation(self): return optax.lion(1e-3)'), 'def transformation',
+    'config(FUNCTION',
   ),
-  'no optimizer': (method('def optimizer(self): pass'), 'def optimizer', 'returns nothing'),
+  'optimizer': (
+    method('def optimizer(self): return config(optax.lion, 1e-3)'), 'def optimizer',
+    'override transformation()',
+  ),
+  'no transformation': (
+    method('def transformation(self): pass'), 'def transformation', 'returns nothing'
+  ),
   'no task': (method('def task(self): super().task()'), 'def task', 'returns nothing'),
   'no model': (method('def model(self): super().model()'), 'def model', 'returns nothing'),
   'too few arguments': (
-    method('def optimizer(self, schedule): pass'), 'def optimizer', 'TypeError'
+    method('def transformation(self, schedule): pass'), 'def transformation', 'TypeError'
   ),
   'callbacks': (method('def callbacks(self): return Bad()'), 'def callbacks', 'a list of'),
   'build': (
-    method('def optimizer(self): return config(optax.adamw, 1e-3, b1="x", learning_rte=3)'),
-    'def optimizer', 'learning_rte',
+    method('def transformation(self): return config(optax.adamw, 1e-3, b1="x", learning_rte=3)'),
+    'def transformation', 'learning_rte',
   ),
   'import': ('import numpy.nothing', 'import numpy.nothing', 'ModuleNotFoundError'),
   'syntax': ('def f(:\n  pass\nclass Mine: pass', 'def f(:', 'SyntaxError'),

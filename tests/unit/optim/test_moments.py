@@ -17,7 +17,8 @@ from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.finetuning import SmolLM135MLoRA
-from paxlite.optim import moments, optimizers
+from paxlite.optim import moments
+from paxlite.optim.transformations import scale_by_pax_adam
 from paxlite.parallel.partitioning import HOST
 from paxlite.programs.run import Run
 from paxlite.training.step import train_step
@@ -36,7 +37,7 @@ def test_rounding_is_right_in_the_mean_and_leaves_what_fits_alone():
 
 def test_a_second_moment_in_bfloat16_shrinks_at_a_decay_of_0999():
   """To the nearest, v · 0.999 would be v again, for ever."""
-  adam = moments.narrow(optimizers.scale_by_pax_adam(b2=0.999), 'bfloat16')
+  adam = moments.narrow(scale_by_pax_adam(b2=0.999), 'bfloat16')
   params = {'w': jnp.zeros(1000)}
   state = adam.init(params)._replace(
     count=jnp.int32(100_000), v={'w': jnp.full(1000, 1.0, jnp.bfloat16)}

@@ -19,8 +19,8 @@ from paxlite.core.errors import UserError
 from paxlite.core.templates import config
 from paxlite.experiments import identity
 from paxlite.experiments.demo import TinyGPT
-from paxlite.optim import own_optimizer, partitions, state_axes
-from paxlite.optim.optimizers import Optimizer, adam
+from paxlite.optim import by_name, partitions, state_axes
+from paxlite.optim.optimizers import Optimizer
 from paxlite.parallel import partitioning
 from tests.support import runs
 
@@ -36,7 +36,7 @@ def of_leaves(make):
   return jax.tree.map(make, SHAPES, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def by_name(params):
+def labels(params):
   return jax.tree_util.tree_map_with_path(lambda p, _: 'w' if p[-1].key == 'w' else 'b', params)
 
 
@@ -47,9 +47,9 @@ OPTAX = {
   'adafactor': lambda: optax.adafactor(0.01, min_dim_size_to_factor=4),
   'lamb': lambda: optax.lamb(0.01),
   'muon': lambda: contrib.muon(0.01),
-  'partition': lambda: optax.partition({'w': optax.adamw(0.01), 'b': optax.sgd(0.1)}, by_name),
+  'partition': lambda: optax.partition({'w': optax.adamw(0.01), 'b': optax.sgd(0.1)}, labels),
   'masked': lambda: optax.masked(
-    optax.adam(0.01), lambda params: jax.tree.map(lambda x: x == 'w', by_name(params))
+    optax.adam(0.01), lambda params: jax.tree.map(lambda x: x == 'w', labels(params))
   ),
   'multi_steps': lambda: optax.MultiSteps(optax.adam(0.01), 2).gradient_transformation(),
   'inject_hyperparams': lambda: optax.inject_hyperparams(optax.adamw)(lambda count: 0.01),
@@ -61,15 +61,12 @@ OPTAX = {
 }
 
 
-def completed(optimizer, **changes) -> Optimizer:
-  values = dict(
-    schedule=None, trainable=['.*'], clip_gradient_norm=0.5, moments_dtype='float32', on_host=False
-  )
-  return own_optimizer.completed(optimizer, 'mine.Mine', **{**values, **changes})
+def completed(transformation, **changes) -> Optimizer:
+  return Optimizer(transformation, **{'clip_gradient_norm': 0.5, **changes})
 
 
-def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None):
-  """Returns parameters and state after some steps on a mesh, whose step is compiled once."""
+def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None, first: int = 0):
+  """Returns parameters and state after steps from `first` on, and their shapes on the mesh."""
   rng = np.random.default_rng(1)
   value = lambda leaf: rng.normal(size=leaf[0]).astype('float32')
   box = lambda leaf: nn.LogicallyPartitioned(value(leaf), names=leaf[1])
@@ -78,8 +75,8 @@ def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None):
   sharded = partitioning.sharded_shapes(shapes, mesh, partitioning.DEFAULT_RULES)
   shardings = jax.tree.map(lambda x: x.sharding, sharded)
   if state is None:
-    plain = state_axes.unboxed(boxed)
-    make = jax.jit(lambda: (plain, optimizer.transformation.init(plain)), out_shardings=shardings)
+    new = lambda: state_axes.unboxed((boxed, optimizer.init(boxed)))
+    make = jax.jit(new, out_shardings=shardings)
     state = make()
 
   @functools.partial(jax.jit, out_shardings=shardings)
@@ -87,7 +84,7 @@ def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None):
     norm = optax.tree.norm(grads)
     return optimizer.update(grads, norm, valid, opt_state, params)
 
-  for number in range(steps):
+  for number in range(first, first + steps):
     grads = jax.tree.map(lambda x, number=number: jnp.sin(number + 3 * x), state[0])
     state = step(*state, grads, True)
   nothing = step(*state, jax.tree.map(lambda x: x * np.nan, state[0]), False)
@@ -95,8 +92,9 @@ def trained(optimizer: Optimizer, mesh: Mesh, steps: int, state=None):
   return state, sharded
 
 
-def mesh_of(n: int) -> Mesh:
-  return Mesh(np.array(jax.devices()[:n]).reshape(1, n, 1), ('replica', 'data', 'mdl'))
+def mesh_of(n: int, by_axis: int = 1) -> Mesh:
+  shape = by_axis, n // by_axis**2, by_axis
+  return Mesh(np.array(jax.devices()[:n]).reshape(shape), ('replica', 'data', 'mdl'))
 
 
 @pytest.mark.parametrize('name', OPTAX)
@@ -150,7 +148,7 @@ def test_the_run_says_what_each_part_of_an_optimizer_trains():
     'adam 2 of 4 arrays (144 parameters).',
     stacked,
   ]
-  assert said(optax.partition({'w': optax.adam(0.1), 'b': optax.sgd(0.1)}, by_name)) == [
+  assert said(optax.partition({'w': optax.adam(0.1), 'b': optax.sgd(0.1)}, labels)) == [
     'The parts of the optimizer train: w 3 of 4 arrays (384 parameters), '
     'b 1 of 4 arrays (16 parameters).',
     stacked,
@@ -163,9 +161,9 @@ def test_the_run_says_what_each_part_of_an_optimizer_trains():
 
 
 def test_an_optimizer_that_needs_more_than_gradients_is_refused_in_one_line():
-  with pytest.raises(UserError, match=r'the optimizer of mine\.Mine cannot update .*value'):
+  with pytest.raises(UserError, match=r'the optimizer cannot update .*value'):
     trained(completed(optax.polyak_sgd()), mesh_of(1), 1)
-  with pytest.raises(UserError, match='must be an optax transformation'):
+  with pytest.raises(UserError, match='makes a int, and must make an optax transf'):
     completed(3)
 
 
@@ -180,58 +178,44 @@ def test_moments_of_an_optimizer_of_ones_own_are_kept_narrow_or_refused():
     trained(narrow(optax.sgd(0.1, momentum=0.9)), mesh_of(1), 0)
 
 
-def test_what_an_optimizer_states_itself_stays_and_is_said():
-  own = completed(Optimizer(optax.sgd(0.1), clip_gradient_norm=2.0), trainable=['.*lora.*'])
-  assert (own.clip_gradient_norm, own.trainable) == (2.0, ('.*lora.*',))
-  assert own.remarks == (
-    'The optimizer of mine.Mine itself states clip_gradient_norm=2.0: '
-    'CLIP_GRADIENT_NORM_TO_VALUE has no effect.',
-  )
-
-
 class Lion(TinyGPT):
   NUM_LAYERS = 1
   WEIGHT_DECAY = 0.5
   CLIP_GRADIENT_NORM_TO_VALUE = 0.5
 
-  def optimizer(self):
+  def transformation(self):
     return config(optax.lion, learning_rate=self.schedule(), b1=self.ADAM_BETA1)
 
 
 class OwnLion(Lion):
-  """A function that returns an Optimizer, as in docs/library.md."""
+  """A function of the user's own, as in docs/library.md."""
 
-  def optimizer(self):
+  def transformation(self):
     return config(lion, schedule=self.schedule(), weight_decay=self.WEIGHT_DECAY)
 
 
 def lion(schedule, weight_decay):
-  return Optimizer(optax.lion(schedule, weight_decay=weight_decay), schedule)
+  return optax.lion(schedule, weight_decay=weight_decay)
 
 
 class EditedAdam(Lion):
-  def optimizer(self):
-    return config(adam, schedule=self.schedule())
+  def transformation(self):
+    return config(by_name.adam, schedule=self.schedule())
 
 
-class Step(Lion):
-  """Edits the task and not the optimizer."""
+class Constant(Lion):
+  """A rate that paxlite does not know."""
 
-  def optimizer(self):
-    return TinyGPT.optimizer(self)
-
-  def task(self):
-    task = super().task()
-    task.optimizer = config(optax.sgd, learning_rate=self.LEARNING_RATE)
-    return task
+  def transformation(self):
+    return config(optax.sgd, learning_rate=0.1)
 
 
-@pytest.mark.parametrize('cls', [Lion, OwnLion, EditedAdam, Step])
+@pytest.mark.parametrize('cls', [Lion, OwnLion, EditedAdam, Constant])
 def test_attributes_hold_for_an_optimizer_of_ones_own(cls):
   e = cls(USE_LORA=True, OFFLOAD_OPTIMIZER=True)
   task = fdl.build(e.task())
   optimizer = task.optimizer
-  assert optimizer.cap == 0.5
+  assert optimizer.clip_gradient_norm == 0.5
   assert optimizer.on_host
   state = jax.eval_shape(task.init, jax.random.key(0))
   trained, frozen = (jax.tree.leaves(x) for x in optimizer.split(state.params))
@@ -239,7 +223,7 @@ def test_attributes_hold_for_an_optimizer_of_ones_own(cls):
   moments = sum(x.size for x in jax.tree.leaves(state.opt_state) if x.ndim)
   assert moments in (sum(x.size for x in trained) * n for n in (0, 1, 2))
   rate = jax.eval_shape(optimizer.learning_rate, state.opt_state, state.step)
-  assert (rate is None) == (cls is Step)  # whose optimizer may have any rate
+  assert (rate is None) == (cls is Constant)
 
 
 def test_attributes_that_an_optimizer_does_not_read_are_said():
@@ -257,25 +241,39 @@ def test_attributes_that_an_optimizer_does_not_read_are_said():
   assert said.startswith('LR_COS_WARMUP: the optimizer of TinyGPT does not read it')
 
 
-def test_a_learning_rate_that_is_not_known_is_not_reported():
-  class Sgd(TinyGPT):
-    def optimizer(self):
-      return config(optax.sgd, learning_rate=0.1)
-
-  class PutIn(TinyGPT):
+def test_an_optimizer_that_is_put_in_beside_transformation_is_refused_in_one_line():
+  class Replaced(TinyGPT):
     def task(self):
       task = super().task()
       task.optimizer = config(optax.sgd, learning_rate=0.1)
       return task
 
-  for cls in (Sgd, PutIn):
-    own = fdl.build(cls().task().optimizer)
-    assert own.learning_rate(own.transformation.init({'w': jnp.ones(2)}), jnp.zeros(())) is None
+  class Edited(TinyGPT):
+    def task(self):
+      task = super().task()
+      task.optimizer.clip_gradient_norm = 2.0
+      return task
+
+  for cls in (Replaced, Edited):
+    with pytest.raises(UserError, match=rf'{cls.__name__}\.task\(\) changes the optimizer'):
+      cls().task()
+
+  class Mixin:
+    def optimizer(self):
+      return config(optax.sgd, learning_rate=0.1)
+
+  class Overridden(Mixin, TinyGPT):
+    pass
+
+  with pytest.raises(
+    UserError, match=r'Mixin\.optimizer is paxlite.s own: override transformation'
+  ):
+    Overridden().task()
 
 
 def test_a_config_that_no_file_can_hold_is_refused_in_one_line(tmp_path):
   class Local(TinyGPT):
-    def optimizer(self):
+    def transformation(self):
       return config(optax.sgd, learning_rate=lambda count: 0.1)
 
   with pytest.raises(UserError, match=r'Local\.task cannot be written .* no lambda'):

@@ -424,7 +424,7 @@ def test_the_parts_of_the_page_hold_with_microbatches_and_lora():
   params = jax.tree.map(lambda x: rng.normal(size=x.shape).astype('float32'), meta.unbox(params))
   trainable, _ = task.optimizer.split(params)
   assert 0 < len(jax.tree.leaves(trainable)) < len(jax.tree.leaves(params))
-  assert task.optimizer.cap == 0.5
+  assert task.optimizer.clip_gradient_norm == 0.5
   found = []
   for n in (1, 2, 4):
     grads = dataclasses.replace(task, num_microbatches=n).grads

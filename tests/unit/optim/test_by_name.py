@@ -1,0 +1,208 @@
+"""Optimizers by name: the attribute OPTIMIZER, what it reads, and that each is what optax has."""
+
+import inspect
+import subprocess
+import sys
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from optax import contrib
+
+from paxlite.checkpointing.checkpoints import Checkpoints
+from paxlite.core.errors import UserError
+from paxlite.experiments.demo import TinyGPT
+from paxlite.experiments.llama import LLaMA7B
+from paxlite.optim import by_name, moments, partitions
+from paxlite.optim.optimizers import Optimizer
+from paxlite.tools import show
+from tests.support import runs
+from tests.unit.optim.test_own_optimizer import mesh_of, of_leaves, trained
+
+NAMES = ['adam', 'adamw', 'lion', 'sgd', 'adafactor', 'schedule_free']
+VALUES = dict(
+  LR_SCHEDULE='constant', LEARNING_RATE=0.01, WEIGHT_DECAY=0.1, ADAM_BETA1=0.9, ADAM_BETA2=0.99
+)
+OWN = {
+  'adam': lambda: optax.adamw(0.01, 0.9, 0.99, 1e-8, weight_decay=0.1),
+  'adamw': lambda: optax.adamw(0.01, 0.9, 0.99, 1e-8, weight_decay=0.1),
+  'lion': lambda: optax.lion(0.01, 0.9, 0.99, weight_decay=0.1),
+  'sgd': lambda: optax.chain(optax.add_decayed_weights(0.0), optax.sgd(0.01, 0.9)),
+  'adafactor': lambda: optax.adafactor(0.01, weight_decay_rate=0.001),
+  'schedule_free': lambda: contrib.schedule_free_adamw(
+    0.01, b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.1
+  ),
+}
+
+
+def optimizer_of(name: str, **values) -> Optimizer:
+  e = TinyGPT(OPTIMIZER=name, **{**VALUES, 'ADAM_EPSILON': 1e-8, **values})
+  e.validate()
+  return fdl.build(e.task()).optimizer
+
+
+def test_all_optimizers_are_tested():
+  assert list(OWN) == NAMES
+  with pytest.raises(UserError, match=f'the optimizers are .*{NAMES[0]}'):
+    TinyGPT(OPTIMIZER='').validate()
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_an_optimizer_is_optaxs(name):
+  """With the same gradients, which are small enough for no cap."""
+  decay = dict(WEIGHT_DECAY=0.0) if name == 'sgd' else {}
+  ours, own = optimizer_of(name, ADAM_CLIP_THRESHOLD=0.0, **decay), OWN[name]()
+  rng = np.random.default_rng(0)
+  params = of_leaves(lambda leaf: jnp.asarray(rng.normal(size=leaf[0]), jnp.float32))
+  expected, state, own_state = params, ours.init(params), own.init(params)
+  for number in range(4):
+    grads = jax.tree.map(lambda x, number=number: 0.01 * jnp.cos(number + 3 * x), expected)
+    norm = optax.tree.norm(grads)
+    params, state = ours.update(grads, norm, jnp.asarray(True), state, params)
+    updates, own_state = own.update(grads, own_state, expected)
+    expected = optax.apply_updates(expected, updates)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-7), params, expected
+  )
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_a_run_that_is_resumed_equals_one_that_is_not_stopped(name, tmp_path):
+  whole, sharded = trained(optimizer_of(name), mesh_of(1), 4)
+  (params, state), _ = trained(optimizer_of(name), mesh_of(1), 2)
+  checkpoints = Checkpoints(tmp_path, max_to_keep=1)
+  checkpoints.save(2, {'params': params, 'opt_state': state}, {})
+  checkpoints.close()
+  like = {'params': sharded[0], 'opt_state': sharded[1]}
+  found, _ = Checkpoints(tmp_path, max_to_keep=1).restore(2, like, '')
+  state = found['params'], found['opt_state']
+  resumed, _ = trained(optimizer_of(name), mesh_of(1), 2, state, first=2)
+  jax.tree.map(np.testing.assert_array_equal, whole, resumed)
+
+
+@pytest.mark.slow
+def test_each_optimizer_is_the_same_on_eight_devices():
+  """Runs what follows in a process that has eight."""
+  code = 'from tests.unit.optim.test_by_name import *; check_eight_devices()'
+  subprocess.run([sys.executable, '-c', code], env=runs.environment(8), cwd=runs.ROOT, check=True)
+
+
+def check_eight_devices() -> None:
+  narrow = dict(ADAM_MOMENTS_DTYPE='bfloat16')
+  for name, values in [
+    *((name, {}) for name in NAMES),
+    *((name, narrow) for name in NAMES[:-1]),
+    *((name, dict(CLIP_GRADIENT_NORM_TO_VALUE=0.1)) for name in NAMES),
+  ]:
+    one, _ = trained(optimizer_of(name, **values), mesh_of(1), 3)
+    eight, _ = trained(optimizer_of(name, **values), mesh_of(8, by_axis=2), 3)
+    same = lambda a, b: np.testing.assert_allclose(
+      np.asarray(a, 'float32'), np.asarray(b, 'float32'), rtol=1e-5, atol=1e-6
+    )
+    jax.tree.map(same, one[0], eight[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', NAMES)
+def test_a_model_trains_on_eight_devices_as_on_one(name, tmp_path):
+  """With moments on the host and LoRA; what a mesh rounds differently shows in the last digits."""
+  flags = [f'--fdl.OPTIMIZER={name}', '--fdl.OFFLOAD_OPTIMIZER=True', '--fdl.USE_LORA=True',
+           '--fdl.USE_REPEATED_LAYER=True', '--fdl.MAX_STEPS=4']  # fmt: skip
+  runs.run(tmp_path / 'one', *flags, '--fdl.PERCORE_BATCH_SIZE=16')
+  mesh = '--fdl.ICI_MESH_SHAPE=[2,2,2]', '--fdl.PERCORE_BATCH_SIZE=2', '--fdl.NUM_MICROBATCHES=2'
+  runs.run(tmp_path / 'eight', *flags, *mesh, devices=8)
+  found = runs.losses(tmp_path / 'one')
+  assert len(set(found.values())) > 2
+  assert runs.losses(tmp_path / 'eight') == pytest.approx(found, rel=1e-5)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_where_moments_are_changes_nothing(name):
+  """Layers of a repeated stack are updated one by one, if that is known to be the same."""
+  at_once, streamed = optimizer_of(name), optimizer_of(name, OFFLOAD_OPTIMIZER=True)
+  assert streamed.by_layer == (name not in ('adafactor', 'schedule_free'))
+  rng = np.random.default_rng(0)
+  params = of_leaves(lambda leaf: jnp.asarray(rng.normal(size=leaf[0]), jnp.float32))
+  found = []
+  for optimizer in (at_once, streamed):
+    here, state = params, optimizer.init(params)
+    if optimizer.on_host:
+      put = lambda x: jax.device_put(x, jax.memory.Space.Host) if moments.is_moment(x) else x
+      state = jax.tree.map(put, state)
+    for _ in range(2):
+      grads = jax.tree.map(jnp.sin, here)
+      here, state = jax.jit(optimizer.update)(grads, jnp.ones(()), jnp.asarray(True), state, here)
+    found.append((here, state))
+  same = lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+  jax.tree.map(same, *found)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_show_prints_what_the_optimizer_reads_alone(name):
+  text = show.text('TinyGPT', {'OPTIMIZER': name}, explained=True)
+  shown = {line.split(' = ')[0] for line in text.splitlines() if ' = ' in line}
+  read = {p.upper() for p in inspect.signature(by_name.maker(name)).parameters}
+  of_optimizers = {p.upper() for n in NAMES for p in inspect.signature(by_name.maker(n)).parameters}
+  of_optimizers -= {'CLIP_GRADIENT_NORM_TO_VALUE', 'SCHEDULE'}
+  assert shown & of_optimizers == read & of_optimizers
+  assert {'LEARNING_RATE', 'LR_SCHEDULE', 'LR_COS_WARMUP', 'OPTIMIZER'} <= shown
+  assert not any(s.startswith('LR_LRED') for s in shown)  # of the other schedule
+  assert not [line for line in text.splitlines() if 'does not read' in line]
+
+
+def test_what_a_user_sets_and_an_optimizer_does_not_read_is_said():
+  text = show.text('TinyGPT', {'OPTIMIZER': 'lion', 'ADAM_EPSILON': '1e-3'}, explained=True)
+  assert '# ADAM_EPSILON: the optimizer of TinyGPT does not read it' in text
+  assert 'ADAM_EPSILON = ' not in text
+  TinyGPT(OPTIMIZER='lion', ADAM_EPSILON=0.0).validate()  # Lion divides by nothing
+
+
+def test_wrong_names_are_refused_in_one_line():
+  with pytest.raises(UserError, match=r"OPTIMIZER='loin': the optimizers are .* Did you mean lion"):
+    TinyGPT(OPTIMIZER='loin').validate()
+  with pytest.raises(UserError, match="optimizer 'lion' is registered already"):
+    by_name.register('lion')(lambda schedule: optax.sgd(schedule))
+  with pytest.raises(UserError, match='schedule_free needs ADAM_BETA1 above 0'):
+    optimizer_of('schedule_free', ADAM_BETA1=0.0)
+
+
+def test_an_optimizer_of_ones_own_reads_attributes_of_ones_own(monkeypatch):
+  monkeypatch.setattr(by_name, '_MAKERS', dict(by_name._MAKERS))
+
+  @by_name.register('own')
+  def own(schedule, trust, momentum=0.7):
+    return optax.chain(optax.scale(trust), optax.sgd(schedule, momentum))
+
+  with pytest.raises(UserError, match='OPTIMIZER=own needs the attribute TRUST, which TinyGPT'):
+    TinyGPT(OPTIMIZER='own').validate()
+
+  class Trusting(TinyGPT):
+    OPTIMIZER = 'own'
+    TRUST: float = 0.5
+
+  made = Trusting().task().optimizer.transformation
+  assert (made.trust, 'momentum' in made.__arguments__) == (0.5, False)
+  assert 'TRUST' not in Trusting().unread_attributes
+
+
+def test_the_learning_rate_of_every_optimizer_is_known():
+  for name in NAMES:
+    optimizer = optimizer_of(name)
+    state = optimizer.init({'w': jnp.ones((2, 2))})
+    assert float(optimizer.learning_rate(state, jnp.zeros(()))) == pytest.approx(0.01)
+
+
+def test_the_weights_that_a_schedule_free_run_evaluates_are_said():
+  params = {'w': jnp.ones((2, 2))}
+  said = partitions.described(optimizer_of('schedule_free').init(params), params)
+  assert len(said) == 1
+  assert said[0].startswith('Evaluated and exported are the weights that the gradients')
+  assert partitions.described(optimizer_of('adam').init(params), params) == []
+
+
+def test_values_of_a_family_are_not_said():
+  e = LLaMA7B(OPTIMIZER='lion')
+  assert [r for r in e.remarks if 'does not read' in r] == []  # its values are the family's own
