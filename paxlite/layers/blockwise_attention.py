@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from paxlite.layers.attention_case import Case, LocalKernel
 from paxlite.layers.partial_attention import (
   Partial,
   extra_logit_gradient,
@@ -175,6 +176,32 @@ def attend(
   logit_N = extra_logits(softmax, q_BTNH.shape[2])
   kernel = Blockwise(dataclasses.replace(softmax, extra_logit=None), block_size)
   return _attend(q_BTNH, k_BSKH, v_BSKH, logit_N, segments, kernel)
+
+
+class BlockwiseKernel(LocalKernel):
+  """Computes rows that are split over context where no fused kernel does."""
+
+  name = 'plain XLA by blocks of keys'
+  is_fused = False
+
+  def reasons(self, case: Case) -> dict[str, bool]:
+    return {'is for rows that are split over context': not case.over_context}
+
+  def attend_locally(
+    self,
+    case: Case,
+    q_BTNH: jax.Array,
+    k_BTKH: jax.Array,
+    v_BTKH: jax.Array,
+    segment_ids_BT: jax.Array | None,
+    logit_N: jax.Array | None,
+  ) -> jax.Array:
+    softmax = dataclasses.replace(case.softmax, extra_logit=logit_N)
+    segments = None if segment_ids_BT is None else (segment_ids_BT, segment_ids_BT)
+    return attend(q_BTNH, k_BTKH, v_BTKH, segments, softmax, case.block_size)
+
+  def parts(self, case: Case) -> Blockwise:
+    return Blockwise(case.softmax, case.block_size)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from paxlite.layers import (
+  blockwise_attention,
   context_attention,
   cudnn_attention,
   splash_attention,
@@ -20,6 +21,7 @@ from paxlite.layers import (
   window_attention,
 )
 from paxlite.layers.attention import DotProductAttention, Sinks
+from paxlite.layers.attention_case import Case
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.blockwise_attention import Blockwise
 from paxlite.layers.partial_attention import Partial
@@ -76,7 +78,7 @@ def compare(name: str) -> None:
     attend = window_attention.attend
     context_attention.window_attention.attend = lambda *args: attend(*args[:-1], 8)
     way = 'ring'
-  context_attention.Blockwise = OnlyIfSeen if way == 'only if seen' else Blockwise
+  blockwise_attention.Blockwise = OnlyIfSeen if way == 'only if seen' else Blockwise
   way = 'ring' if way == 'only if seen' else way
   kernel = functools.partial(AttentionKernel, fused=True, context=way)
   data = min(8 // size // mdl, 2)
@@ -176,13 +178,14 @@ def test_splash_computes_a_part(segmented, queries, keys, causal):
 
 
 def test_whole_rows_have_bounds_of_texts(monkeypatch):
-  monkeypatch.setattr(cudnn_attention, 'computes_locally', lambda *_: True)
+  monkeypatch.setattr(cudnn_attention.CudnnKernel, 'reasons', lambda *_: {})
   asked = {}
   monkeypatch.setattr(
     cudnn_attention, 'attend_locally', lambda *_, **options: asked.update(options)
   )
-  attention = context_attention.ContextAttention(Softmax(0.5), fused=True, max_segments=7)
-  attention._whole_rows(*[jnp.zeros((1, 8, 2, 8))] * 3, jnp.ones((1, 8), jnp.int32), None)
+  qkv = [jnp.zeros((1, 8, 2, 8))] * 3
+  case = Case(*qkv, Softmax(0.5), max_segments=7, platform='gpu', capability=9.0)
+  context_attention.ContextAttention(case)._whole_rows(*qkv, jnp.ones((1, 8), jnp.int32), None)
   assert asked['max_segments'] == 7
 
 
