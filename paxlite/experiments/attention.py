@@ -91,11 +91,6 @@ class AttentionAndNorms(Positions):
     return 1 / math.sqrt(self.DIMS_PER_HEAD)
 
   @property
-  def has_attention_bias(self) -> bool:
-    """Whether the scores of attention get a bias, which needs all keys."""
-    return False
-
-  @property
   def head_widths(self) -> tuple[int, int]:
     """The widths of keys and of values."""
     return self.DIMS_PER_HEAD, self.DIMS_PER_HEAD
@@ -106,13 +101,13 @@ class AttentionAndNorms(Positions):
     array = lambda heads, width: jax.ShapeDtypeStruct(
       (rows, self.MAX_SEQ_LEN, heads, width), self.FPROP_DTYPE
     )
-    of_keys, of_values = self.head_widths
+    (of_keys, of_values), asked = self.head_widths, self.attention().attention_tpl
     softmax = Softmax(
-      self.attention_scale,
-      self.ATTEN_LOGIT_CAP,
+      asked.query_scale,
+      asked.logit_cap,
       window,
-      0.0 if self.USE_ATTENTION_SINKS else None,
-      (lambda weights: weights) if self.DROPOUT_PROB > 0 else None,
+      asked.extra_logit if asked.sinks_tpl is None else 0.0,
+      (lambda weights: weights) if asked.dropout > 0 else None,
     )
     return Case(
       array(self.NUM_HEADS, of_keys),
@@ -120,7 +115,7 @@ class AttentionAndNorms(Positions):
       array(self.NUM_KV_HEADS, of_values),
       softmax,
       is_packed=self.packed,
-      has_bias=self.has_attention_bias,
+      has_bias=asked.relative_bias_tpl is not None,
       fused=self.USE_FLASH_ATTENTION,
       block_size=self.ATTENTION_BLOCK_SIZE,
       max_segments=self.MAX_TEXTS_PER_ROW,

@@ -38,7 +38,8 @@ class ContextParallelism(AttentionAndNorms):
     if size == 1 or way not in ('ring', 'heads'):
       return
     stated = f'CONTEXT_ATTENTION={way} on a mesh with context = {size}'
-    if self.DROPOUT_PROB or self.has_attention_bias:
+    case = self.attention_case()
+    if case.has_bias or case.softmax.dropout is not None:
       raise UserError(
         f'{stated} knows no dropout and no relative bias: --fdl.CONTEXT_ATTENTION=gather'
       )
