@@ -1,7 +1,7 @@
 """Attributes of a block's attention and norms, and the templates that they describe."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import fiddle as fdl
 import jax
@@ -34,7 +34,7 @@ from paxlite.layers.attention_case import Case
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.cudnn_attention import CudnnKernel
 from paxlite.layers.norms import LayerNorm, RmsNorm
-from paxlite.layers.softmax_attention import Softmax
+from paxlite.layers.softmax_attention import Softmax, Visible
 from paxlite.parallel.devices import kind
 
 AttentionKind = Literal['sliding', 'full', 'full_nope']
@@ -101,6 +101,7 @@ class AttentionAndNorms(Positions):
     array = lambda heads, width: jax.ShapeDtypeStruct(
       (rows, self.MAX_SEQ_LEN, heads, width), self.FPROP_DTYPE
     )
+    segments: Any = 2 * (jax.ShapeDtypeStruct((rows, self.MAX_SEQ_LEN), 'int32'),)
     (of_keys, of_values), asked = self.head_widths, self.attention().attention_tpl
     softmax = Softmax(
       asked.query_scale,
@@ -114,8 +115,8 @@ class AttentionAndNorms(Positions):
       array(self.NUM_KV_HEADS, of_keys),
       array(self.NUM_KV_HEADS, of_values),
       softmax,
-      is_packed=self.packed,
-      has_bias=asked.relative_bias_tpl is not None,
+      Visible(window=window, segments=segments if self.packed else None),
+      None if asked.relative_bias_tpl is None else array(self.NUM_HEADS, self.MAX_SEQ_LEN),
       fused=self.USE_FLASH_ATTENTION,
       block_size=self.ATTENTION_BLOCK_SIZE,
       max_segments=self.MAX_TEXTS_PER_ROW,

@@ -39,7 +39,7 @@ class ContextParallelism(AttentionAndNorms):
       return
     stated = f'CONTEXT_ATTENTION={way} on a mesh with context = {size}'
     case = self.attention_case()
-    if case.has_bias or case.softmax.dropout is not None:
+    if case.bias is not None or case.softmax.dropout is not None:
       raise UserError(
         f'{stated} knows no dropout and no relative bias: --fdl.CONTEXT_ATTENTION=gather'
       )
@@ -73,7 +73,7 @@ class ContextParallelism(AttentionAndNorms):
           found.append(f'Attention {what} is computed by {name}: {", ".join(reasons)}.')
         continue
       known = context_choice.estimates(context_choice.shapes_of(case))
-      if context_choice.needs_all_keys(case):
+      if not case.has_parts:
         known = {'gather': known['gather']}
       way = self.CONTEXT_ATTENTION
       if way == 'auto':

@@ -1,78 +1,139 @@
 """What a kernel of attention is: the cases that it is asked for, and the calls that it makes."""
 
 import dataclasses
-import functools
+import math
 import re
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, cast
 
 import jax
 
 from paxlite.core.trees import ArrayOrShape
 from paxlite.layers.partial_attention import PartKernel, extra_logits
 from paxlite.layers.softmax_attention import Softmax, Visible
-from paxlite.parallel import partitioning
+from paxlite.parallel import devices, partitioning
 
-_Q, _KV = ('batch', 'length', 'act_heads', None), ('batch', 'kv_length', 'act_kv_heads', None)
-_SEGMENTS, _LOGITS = ('batch', 'length'), ('act_heads',)
+
+def active_capability() -> float:
+  """Returns the compute capability of the active mesh's devices, or else of JAX's first one."""
+  active = partitioning.active_mesh()
+  return devices.capability(active[0].devices.flat[0] if active else jax.devices()[0])
+
+
+def _active_axes() -> tuple[Mapping[str, int], partitioning.Rules]:
+  """Returns the sizes of the axes of the active mesh, which are 1 without a mesh, and its rules."""
+  active = partitioning.active_mesh()
+  if active is None:
+    return dict.fromkeys(partitioning.MESH_AXES, 1), partitioning.DEFAULT_RULES
+  return dict(active[0].shape), active[1]
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-  """An attention that is asked for, as far as kernels differ in what they compute.
+  """An attention that is asked for, with its arrays or with their shapes.
 
   Attributes:
-    q: Queries [B, T, N, H], or their shape: those of all devices, or of one if `over_context`.
-    k: Keys [B, S, K, H].
+    q: Queries [B, T, N, H]: those of all devices, or of one if `over_context`.
+    k: Keys [B, S, K, H]; N / K neighboring query heads share a key head.
     v: Values [B, S, K, any width].
     softmax: The scale, the cap, the window, the extra logit and the dropout.
-    is_packed: Whether rows have segments.
-    has_bias: Whether the scores get a bias.
+    visible: The keys that a query sees.
+    bias: Is added to the capped scores, [J, N, T, S] for J groups of neighboring rows; or None.
     fused: Whether fused kernels may compute it.
-    block_size: Queries per block for kernels without a fused program, and keys per block where
-      rows are split over context; 0 chooses a size.
+    block_size: Queries per block of plain XLA, or keys over context; 0 chooses a size.
     max_segments: The most segments of a packed row, padding included; 0 means any number.
     platform: The kind of the devices: cpu, gpu, tpu.
     capability: The compute capability of NVIDIA GPUs, 9.0 for Hopper; 0 on other devices.
     sizes: The sizes of the mesh axes.
     rules: The mesh axes of the logical axes.
-    over_context: Whether it is a part of attention whose rows are split over devices: what one
-      device computes after it has got the keys that it needs, or some of them.
+    over_context: Whether it is what one device computes of rows that are split over devices.
   """
 
   q: ArrayOrShape
   k: ArrayOrShape
   v: ArrayOrShape
   softmax: Softmax
-  is_packed: bool = False
-  has_bias: bool = False
+  visible: Visible = dataclasses.field(default_factory=Visible)
+  bias: 'ArrayOrShape | None' = None
   fused: bool = True
   block_size: int = 0
   max_segments: int = 0
   platform: str = dataclasses.field(default_factory=lambda: partitioning.active_kind())
-  capability: float = dataclasses.field(default_factory=lambda: partitioning.active_capability())
-  sizes: Mapping[str, int] = dataclasses.field(
-    default_factory=lambda: partitioning.active_axes()[0]
-  )
-  rules: partitioning.Rules = dataclasses.field(
-    default_factory=lambda: partitioning.active_axes()[1]
-  )
+  capability: float = dataclasses.field(default_factory=lambda: active_capability())
+  sizes: Mapping[str, int] = dataclasses.field(default_factory=lambda: _active_axes()[0])
+  rules: partitioning.Rules = dataclasses.field(default_factory=lambda: _active_axes()[1])
   over_context: bool = False
+
+  @property
+  def arrays(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The queries, keys and values of a case that is computed."""
+    return cast('tuple[jax.Array, jax.Array, jax.Array]', (self.q, self.k, self.v))
+
+  @property
+  def is_packed(self) -> bool:
+    """Whether rows have segments."""
+    return self.visible.segments is not None
+
+  @property
+  def has_parts(self) -> bool:
+    """Whether devices may compute whole rows of their heads, or parts of them, each for itself."""
+    heads = self.shards('act_heads')
+    fits = self.q.shape[1] == self.k.shape[1] and not (
+      self.q.shape[2] % heads + self.k.shape[2] % heads
+    )
+    return self.bias is None and self.softmax.dropout is None and fits
 
   def shards(self, axis: str) -> int:
     """Returns over how many devices the mesh splits a logical axis."""
     return partitioning.num_shards(self.sizes, self.rules, axis)
 
   def of_one_device(self) -> 'Case':
-    """Returns the rows and heads of one device, with all of their tokens."""
-    rows = self.q.shape[0] // partitioning.fitting_shards(
-      self.sizes, self.rules, 'batch', self.q.shape[0]
-    )
-    heads = self.shards('act_heads')
+    """Returns the shapes of the rows and heads of one device, with all of their tokens."""
+    B, heads = self.q.shape[0], self.shards('act_heads')
+    fitting = partitioning.fitting(partitioning.spec(['batch'], self.rules), [B], self.sizes)
+    rows = B // math.prod(self.sizes[a] for a in partitioning.axes_of(fitting[0]))
     of = lambda x: jax.ShapeDtypeStruct(
       (rows, x.shape[1], max(x.shape[2] // heads, 1), x.shape[3]), x.dtype
     )
     return dataclasses.replace(self, q=of(self.q), k=of(self.k), v=of(self.v), over_context=True)
+
+  def with_arrays(
+    self,
+    qkv: Iterable[ArrayOrShape],
+    ids_BT: jax.Array | None,
+    logit_N: jax.Array | None,
+    over_context: bool = False,
+  ) -> 'Case':
+    """Returns the case of one device's arrays, segments and extra logits."""
+    visible = Visible(0, self.visible.window, None if ids_BT is None else (ids_BT, ids_BT))
+    softmax = dataclasses.replace(self.softmax, extra_logit=logit_N)
+    q, k, v = qkv
+    return dataclasses.replace(
+      self, q=q, k=k, v=v, visible=visible, softmax=softmax, over_context=over_context
+    )
+
+  def on_devices(self, local: Callable[..., jax.Array], keys: str = 'kv_length') -> jax.Array:
+    """Returns the context by a function of the arrays of one device, as with_arrays gets them.
+
+    Args:
+      local: Returns the context of this device's queries.
+      keys: The logical axis of the tokens of keys.
+    """
+    ids_BT = self.visible.segments[0] if self.visible.segments else None
+    arrays = *self.arrays, ids_BT, extra_logits(self.softmax, self.q.shape[2])
+    active = partitioning.active_mesh()
+    if active is None:
+      return local(*arrays)
+    mesh, rules = active
+    of_q, of_kv = ('batch', 'length', 'act_heads', None), ('batch', keys, 'act_kv_heads', None)
+    names = of_q, of_kv, of_kv, ('batch', 'length'), ('act_heads',)
+    specs = tuple(
+      None if x is None else partitioning.spec_of(x, axes, mesh, rules)
+      for axes, x in zip(names, arrays, strict=True)
+    )
+    # a compiled step with calls of cuDNN can be saved only if the calls are in a shard_map
+    sharded = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    return sharded(*arrays)
 
 
 class Call(NamedTuple):
@@ -110,25 +171,8 @@ class Kernel:
     """Returns why the kernel does not compute a case, to follow its name; None if it does."""
     raise NotImplementedError
 
-  def attend(
-    self,
-    case: Case,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    visible: Visible,
-    bias_JNTS: jax.Array | None,
-  ) -> jax.Array:
-    """Returns the context [B, T, N, H], for arguments as those of DotProductAttention.
-
-    Args:
-      case: What is asked for, with the same arrays.
-      q_BTNH: Queries.
-      k_BSKH: Keys; N / K neighboring query heads share a key head.
-      v_BSKH: Values.
-      visible: The keys that a query sees, with the window.
-      bias_JNTS: Is added to the capped scores, for J groups of neighboring rows; None adds nothing.
-    """
+  def attend(self, case: Case) -> jax.Array:
+    """Returns the context [B, T, N, width of a value]."""
     raise NotImplementedError
 
   def flops(self, call: Call) -> float:
@@ -145,64 +189,27 @@ class LocalKernel(Kernel):
   """
 
   def refusal(self, case: Case) -> str | None:
-    own_keys = all(x.shape[2] % case.shards('act_heads') == 0 for x in (case.q, case.k))
-    is_local = case.over_context or (case.shards('length') == 1 and own_keys)
-    return first_of({
-      'knows no bias': case.has_bias,
+    reasons = {
+      'knows no bias': case.bias is not None,
       'knows no dropout of attention': case.softmax.dropout is not None,
-      'takes as many keys as queries': case.q.shape[1] != case.k.shape[1],
-      'needs whole rows, and the keys of its heads, on each device': not is_local,
+      'needs whole rows, and the keys of its heads, on each device': not (
+        case.over_context or (case.has_parts and case.shards('length') == 1)
+      ),
       **self.reasons(case),
-    })  # fmt: skip
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
   def reasons(self, case: Case) -> dict[str, bool]:
     """Returns further reasons to refuse a case, and whether each holds."""
     raise NotImplementedError
 
-  def attend(
-    self,
-    case: Case,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    visible: Visible,
-    bias_JNTS: jax.Array | None,
-  ) -> jax.Array:
-    del bias_JNTS
-    ids_BT = None if visible.segments is None else visible.segments[0]
-    arrays = q_BTNH, k_BSKH, v_BSKH, ids_BT, extra_logits(case.softmax, q_BTNH.shape[2])
-    local = functools.partial(self.attend_locally, case)
-    active = partitioning.active_mesh()
-    if active is None:
-      return local(*arrays)
-    mesh, rules = active
-    specs = tuple(
-      None if x is None else partitioning.spec_of(x, names, mesh, rules)
-      for names, x in zip((_Q, _KV, _KV, _SEGMENTS, _LOGITS), arrays, strict=True)
+  def attend(self, case: Case) -> jax.Array:
+    return case.on_devices(
+      lambda q, k, v, *others: self.attend_locally(case.with_arrays((q, k, v), *others))
     )
-    # a compiled step with calls of cuDNN can be saved only if the calls are in a shard_map
-    sharded = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
-    return sharded(*arrays)
 
-  def attend_locally(
-    self,
-    case: Case,
-    q_BTNH: jax.Array,
-    k_BTKH: jax.Array,
-    v_BTKH: jax.Array,
-    segment_ids_BT: jax.Array | None,
-    logit_N: jax.Array | None,
-  ) -> jax.Array:
-    """Returns the context of one device's rows and heads, [B, T, N, H].
-
-    Args:
-      case: What is asked for; its arrays may be those of all devices.
-      q_BTNH: Queries.
-      k_BTKH: Keys.
-      v_BTKH: Values.
-      segment_ids_BT: Segments of queries and keys; None where there are none.
-      logit_N: The extra logit of each head, in place of that of the case; None means none.
-    """
+  def attend_locally(self, case: Case) -> jax.Array:
+    """Returns the context of one device's arrays; extra logits are [N], or None."""
     raise NotImplementedError
 
   def parts(self, case: Case) -> PartKernel | None:
@@ -216,11 +223,7 @@ class LocalKernel(Kernel):
     return False
 
   def bounds(self, case: Case) -> int:
-    """Returns `max_segments` if whole rows have bounds of segments instead of that array; else 0.
-
-    Args:
-      case: The arrays of one device.
-    """
+    """Returns `max_segments` if rows of one device have bounds in place of that array; else 0."""
     del case
     return 0
 
@@ -230,8 +233,3 @@ def call_name(primitive: str, params: Mapping[str, object]) -> str:
   keys = {'ffi_call': ['target_name'], 'pallas_call': ['name', 'name_and_src_info']}
   named = (params.get(key) for key in keys.get(primitive, []))
   return ' '.join([primitive, *(str(name) for name in named if name)])
-
-
-def first_of(reasons: Mapping[str, bool]) -> str | None:
-  """Returns the first reason that holds; None if none does."""
-  return next((reason for reason, holds in reasons.items() if holds), None)

@@ -42,24 +42,13 @@ class AttentionKernel:
   ) -> jax.Array:
     if softmax.window >= q_BTNH.shape[1] == k_BSKH.shape[1]:
       softmax = dataclasses.replace(softmax, window=0)  # a query sees all tokens before it
-    segments = visible.segments
     case = Case(
-      q_BTNH,
-      k_BSKH,
-      v_BSKH,
-      softmax,
-      is_packed=segments is not None,
-      has_bias=bias_JNTS is not None,
-      fused=self.fused,
-      block_size=self.block_size,
-      max_segments=self.max_segments,
-    )
+      q_BTNH, k_BSKH, v_BSKH, softmax, visible, bias_JNTS, fused=self.fused,
+      block_size=self.block_size, max_segments=self.max_segments,
+    )  # fmt: skip
     over_context = ContextAttention(case, None if self.context == 'auto' else self.context)
     chosen = over_context.chosen()
     if chosen != 'gather':
-      return over_context(chosen, q_BTNH, k_BSKH, v_BSKH, None if segments is None else segments[0])
-    k_BSKH, v_BSKH = (
-      shard(x, 'batch', 'kv_length', 'act_kv_heads', None) for x in (k_BSKH, v_BSKH)
-    )
-    kernel = attention_kernels.first(case)
-    return kernel.attend(case, q_BTNH, k_BSKH, v_BSKH, visible, bias_JNTS)
+      return over_context(chosen)
+    k, v = (shard(x, 'batch', 'kv_length', 'act_kv_heads', None) for x in (k_BSKH, v_BSKH))
+    return attention_kernels.first(case).attend(dataclasses.replace(case, k=k, v=v))

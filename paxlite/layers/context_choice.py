@@ -64,14 +64,6 @@ class Estimate:
   held: float
 
 
-def needs_all_keys(case: Case) -> bool:
-  """Returns whether `gather` alone computes a case, whatever its shapes on a device are."""
-  has_parts = case.q.shape[1] == case.k.shape[1] and all(
-    x.shape[2] % case.shards('act_heads') == 0 for x in (case.q, case.k)
-  )
-  return case.has_bias or case.softmax.dropout is not None or not has_parts
-
-
 def shapes_of(case: Case) -> Shapes:
   """Returns the shapes of a case whose rows the mesh splits, without its dropout and its bias.
 
@@ -79,7 +71,7 @@ def shapes_of(case: Case) -> Shapes:
   """
   softmax = dataclasses.replace(case.softmax, dropout=None)
   size = case.shards('length')
-  of_device = dataclasses.replace(case.of_one_device(), softmax=softmax, has_bias=False)
+  of_device = dataclasses.replace(case.of_one_device(), softmax=softmax, bias=None)
   kernel = attention_kernels.local(of_device)
   (rows, length, heads, width), kv_heads = of_device.q.shape, of_device.k.shape[2]
   # the way `heads` gives a device a share of the heads

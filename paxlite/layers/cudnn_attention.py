@@ -11,7 +11,7 @@ from paxlite.layers import cudnn_call
 from paxlite.layers.attention_case import Call, Case, LocalKernel
 from paxlite.layers.folded_vmap import folded, with_folded_vmap
 from paxlite.layers.partial_attention import Partial, extra_logits
-from paxlite.layers.softmax_attention import Segments, Softmax, Visible
+from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.layers.tiled_attention import Tiled
 from paxlite.parallel import partitioning
 
@@ -48,36 +48,44 @@ class CudnnKernel(LocalKernel):
       ),
     }
 
-  def attend(
-    self,
-    case: Case,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    visible: Visible,
-    bias_JNTS: jax.Array | None,
-  ) -> jax.Array:
+  def attend(self, case: Case) -> jax.Array:
+    _, k_BSKH, v_BSKH = case.arrays
     width = v_BSKH.shape[3]
-    if width < k_BSKH.shape[3]:
-      # latent attention has narrower values, and cuDNN has that only from its version 9.10 on
-      v_BSKH = jnp.pad(v_BSKH, [*[(0, 0)] * 3, (0, k_BSKH.shape[3] - width)])
-      return self.attend(case, q_BTNH, k_BSKH, v_BSKH, visible, bias_JNTS)[..., :width]
-    return super().attend(case, q_BTNH, k_BSKH, v_BSKH, visible, bias_JNTS)
+    if width == k_BSKH.shape[3]:
+      return super().attend(case)
+    # latent attention has narrower values, and cuDNN has that only from its version 9.10 on
+    v_BSKH = jnp.pad(v_BSKH, [*[(0, 0)] * 3, (0, k_BSKH.shape[3] - width)])
+    return super().attend(dataclasses.replace(case, v=v_BSKH))[..., :width]
 
-  def attend_locally(
-    self,
-    case: Case,
-    q_BTNH: jax.Array,
-    k_BTKH: jax.Array,
-    v_BTKH: jax.Array,
-    segment_ids_BT: jax.Array | None,
-    logit_N: jax.Array | None,
-  ) -> jax.Array:
-    softmax = dataclasses.replace(case.softmax, extra_logit=logit_N)
-    bounds = self.bounds(dataclasses.replace(case, q=q_BTNH, softmax=softmax))
-    return attend_locally(
-      q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, softmax=softmax, max_segments=bounds
+  def attend_locally(self, case: Case) -> jax.Array:
+    (q_BTNH, k_BTKH, v_BTKH), softmax = case.arrays, case.softmax
+    logit_N = extra_logits(softmax, q_BTNH.shape[2])
+    if not case.is_packed and logit_N is None:
+      return jax.nn.dot_product_attention(
+        q_BTNH,
+        k_BTKH,
+        v_BTKH,
+        is_causal=True,
+        scale=softmax.query_scale,
+        local_window_size=(softmax.window - 1, 0) if softmax.window > 0 else None,
+        implementation='cudnn',
+      )
+    bounds = self.bounds(case) if case.is_packed else 0
+    options = cudnn_call.Options(softmax.query_scale, softmax.window, bounds)
+    logit_BN = (
+      None if logit_N is None else jnp.broadcast_to(logit_N, (q_BTNH.shape[0], q_BTNH.shape[2]))
     )
+    ids_BT = case.visible.segments[0] if case.visible.segments else None
+
+    def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *others: jax.Array) -> jax.Array:
+      given = iter(others)
+      ids, logit = (None if x is None else next(given) for x in (ids_BT, logit_BN))
+      return cudnn_call.attend(q, k, v, ids, logit, options)
+
+    active = partitioning.active_mesh()
+    if active is not None and active[0].shape.get('stage', 1) > 1:
+      of_rows = with_folded_vmap(of_rows)
+    return of_rows(*case.arrays, *(x for x in (ids_BT, logit_BN) if x is not None))
 
   def parts(self, case: Case) -> Tiled:
     return Tiled(CudnnParts(case.softmax))
@@ -105,48 +113,6 @@ def _scores(call: Call) -> tuple[int, ...]:
     return tuple(int(n) for n in re.findall(r'\d+', stated[2]))
   (B, T, N, _), k = call.operands[:2]
   return B, N, T, k[1]
-
-
-def attend_locally(
-  q_BTNH: jax.Array,
-  k_BTKH: jax.Array,
-  v_BTKH: jax.Array,
-  segment_ids_BT: jax.Array | None = None,
-  *,
-  softmax: Softmax,
-  max_segments: int = 0,
-) -> jax.Array:
-  """Computes causal attention of one device's rows and heads; see CudnnKernel.
-
-  `max_segments` is that of cudnn_call.Options.
-  """
-  B, _, N, _ = q_BTNH.shape
-  logit_N = extra_logits(softmax, N)
-  if segment_ids_BT is None and logit_N is None:
-    return jax.nn.dot_product_attention(
-      q_BTNH,
-      k_BTKH,
-      v_BTKH,
-      is_causal=True,
-      scale=softmax.query_scale,
-      local_window_size=(softmax.window - 1, 0) if softmax.window > 0 else None,
-      implementation='cudnn',
-    )
-  options = cudnn_call.Options(
-    softmax.query_scale, softmax.window, max_segments if segment_ids_BT is not None else 0
-  )
-  logit_BN = None if logit_N is None else jnp.broadcast_to(logit_N, (B, N))
-
-  def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *others: jax.Array) -> jax.Array:
-    given = iter(others)
-    ids, logit = (None if x is None else next(given) for x in (segment_ids_BT, logit_BN))
-    return cudnn_call.attend(q, k, v, ids, logit, options)
-
-  active = partitioning.active_mesh()
-  if active is not None and active[0].shape.get('stage', 1) > 1:
-    of_rows = with_folded_vmap(of_rows)
-  others = (x for x in (segment_ids_BT, logit_BN) if x is not None)
-  return of_rows(q_BTNH, k_BTKH, v_BTKH, *others)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,29 +2,13 @@
 
 import functools
 from collections.abc import Callable
-from typing import Protocol
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
 from paxlite.layers import softmax_attention
 from paxlite.layers.attention_case import Case, Kernel
-from paxlite.layers.softmax_attention import Softmax, Visible
-
-
-class _Function(Protocol):
-  """Attention with a mask; see softmax_attention."""
-
-  def __call__(
-    self,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    mask: jax.Array,
-    bias_JNTS: jax.Array | None,
-    /,
-    softmax: Softmax,
-  ) -> jax.Array: ...
 
 
 class XlaKernel(Kernel):
@@ -32,7 +16,7 @@ class XlaKernel(Kernel):
 
   name = 'plain XLA'
   is_fused = False
-  function: _Function = staticmethod(softmax_attention.attend)
+  function: Callable[..., jax.Array] = staticmethod(softmax_attention.attend)
 
   def refusal(self, case: Case) -> str | None:
     del case
@@ -42,17 +26,10 @@ class XlaKernel(Kernel):
     """Returns the number of queries per block where none is asked for."""
     return length
 
-  def attend(
-    self,
-    case: Case,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    visible: Visible,
-    bias_JNTS: jax.Array | None,
-  ) -> jax.Array:
-    T, S = q_BTNH.shape[1], k_BSKH.shape[1]
-    arrays = q_BTNH, k_BSKH, v_BSKH, visible.mask(T, S), bias_JNTS
+  def attend(self, case: Case) -> jax.Array:
+    (q_BTNH, k_BSKH, v_BSKH), T, S = case.arrays, case.q.shape[1], case.k.shape[1]
+    bias_JNTS = cast('jax.Array | None', case.bias)
+    arrays = q_BTNH, k_BSKH, v_BSKH, case.visible.mask(T, S), bias_JNTS
     kernel: Callable[..., jax.Array] = functools.partial(self.function, softmax=case.softmax)
     size = case.block_size or self.block_size(T)
     is_whole = T == S and case.shards('length') == 1

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.layers.attention_case import Call, Case, LocalKernel
-from paxlite.layers.partial_attention import RESULTS, Partial
+from paxlite.layers.partial_attention import RESULTS, Partial, extra_logits
 from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
@@ -36,17 +36,18 @@ class SplashKernel(LocalKernel):
       ),
     }
 
-  def attend_locally(
-    self,
-    case: Case,
-    q_BTNH: jax.Array,
-    k_BTKH: jax.Array,
-    v_BTKH: jax.Array,
-    segment_ids_BT: jax.Array | None,
-    logit_N: jax.Array | None,
-  ) -> jax.Array:
-    segments = None if segment_ids_BT is None else (segment_ids_BT, segment_ids_BT)
-    return attend_locally(q_BTNH, k_BTKH, v_BTKH, segments, logit_N, case.softmax)
+  def attend_locally(self, case: Case) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+
+    (q_BTNH, k_BTKH, v_BTKH), segments = case.arrays, case.visible.segments
+    T, N = q_BTNH.shape[1:3]
+    softmax, sinks_N = case.softmax, extra_logits(case.softmax, N)
+    kernel = _kernel((T, T), N, softmax, interpret=partitioning.active_platform() == 'cpu')
+    ids = None if segments is None else splash.SegmentIds(*segments)
+    context_BNTH = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, ids, sinks_N))(
+      _heads_first(q_BTNH * softmax.query_scale), _heads_first(k_BTKH), _heads_first(v_BTKH), ids
+    )
+    return _heads_first(context_BNTH).astype(v_BTKH.dtype)
 
   def parts(self, case: Case) -> 'SplashParts':
     return SplashParts(case.softmax)
@@ -64,26 +65,6 @@ class SplashKernel(LocalKernel):
     # a causal mask leaves out half of the blocks; of a window's nothing is known here
     share = 2.0 if re.search(rf'\b{EVERY_KEY}\b', call.text) else 1.0
     return share * (of_keys * q[-1] + of_values * v[-1]) * math.prod(q[:-1]) * k[-2]
-
-
-def attend_locally(
-  q_BTNH: jax.Array,
-  k_BSKH: jax.Array,
-  v_BSKH: jax.Array,
-  segments: Segments | None,
-  sinks_N: jax.Array | None,
-  softmax: Softmax,
-) -> jax.Array:
-  """The attention of one device's rows and heads, in a shard_map."""
-  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-
-  T, N = q_BTNH.shape[1:3]
-  kernel = _kernel((T, T), N, softmax, interpret=partitioning.active_platform() == 'cpu')
-  ids = None if segments is None else splash.SegmentIds(*segments)
-  context_BNTH = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, ids, sinks_N))(
-    _heads_first(q_BTNH * softmax.query_scale), _heads_first(k_BSKH), _heads_first(v_BSKH), ids
-  )
-  return _heads_first(context_BNTH).astype(v_BSKH.dtype)
 
 
 def _heads_first(x_BTNH: jax.Array) -> jax.Array:

@@ -105,7 +105,6 @@ def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 DEFAULT_RULES: Rules = rules_for(MESH_AXES)
-NO_MESH = dict.fromkeys(MESH_AXES, 1)  # the sizes of the axes without a mesh
 
 _active: contextvars.ContextVar[tuple[Mesh, Rules] | None] = contextvars.ContextVar(
   'paxlite_partitioning', default=None
@@ -136,18 +135,6 @@ def active_platform() -> str:
 def active_kind() -> str:
   """The kind of the active platform: cpu, gpu, tpu."""
   return devices.kind(active_platform())
-
-
-def active_capability() -> float:
-  """The compute capability of the GPUs of the active mesh, or else of JAX's first device."""
-  active = active_mesh()
-  return devices.capability(active[0].devices.flat[0] if active else jax.devices()[0])
-
-
-def active_axes() -> tuple[Mapping[str, int], Rules]:
-  """The sizes of the axes of the active mesh and its rules; all sizes are 1 where there is none."""
-  active = active_mesh()
-  return (dict(active[0].shape), active[1]) if active else (NO_MESH, DEFAULT_RULES)
 
 
 def adds_up_gradients() -> bool:
@@ -344,11 +331,11 @@ def num_shards(sizes: Mapping[str, int], rules: Rules, name: str) -> int:
 
 def shards_of(name: str, size: int) -> int:
   """The number of shards of a dimension of this size and logical axis on the active mesh."""
-  return fitting_shards(*active_axes(), name, size)
-
-
-def fitting_shards(sizes: Mapping[str, int], rules: Rules, name: str, size: int) -> int:
-  """The number of shards of a dimension of this size and logical axis on a mesh of these sizes."""
+  active = _active.get()
+  if active is None:
+    return 1
+  mesh, rules = active
+  sizes = dict(mesh.shape)
   (entry,) = fitting(spec([name], rules), [size], sizes)
   return math.prod(sizes[a] for a in axes_of(entry))
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from paxlite.core.errors import UserError
-from paxlite.layers import attention_kernels, cudnn_attention, cudnn_call, softmax_attention
+from paxlite.layers import attention_kernels, cudnn_call, softmax_attention
 from paxlite.layers.attention_case import Case
 from paxlite.layers.blockwise_attention import Blockwise
 from paxlite.layers.cudnn_attention import CudnnKernel, CudnnParts
@@ -61,10 +61,11 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
     UserError: They differ.
   """
   device = mesh.local_devices[0]
-  array = jax.ShapeDtypeStruct((_B, _T, _N, _H), jnp.bfloat16)
+  array, ids_BT = jax.ShapeDtypeStruct((_B, _T, _N, _H), jnp.bfloat16), _texts()
   case = Case(
-    array, array, array, Softmax(_SCALE), is_packed=True, max_segments=asked.max_texts_per_row,
-    platform=kind(device.platform), capability=capability(device), over_context=True,
+    array, array, array, Softmax(_SCALE), Visible(segments=(ids_BT, ids_BT)),
+    max_segments=asked.max_texts_per_row, platform=kind(device.platform),
+    capability=capability(device), over_context=True,
   )  # fmt: skip
   kernel = CudnnKernel()
   if attention_kernels.refusal(kernel, case):
@@ -145,7 +146,7 @@ def _logit_case(ids_BT: jax.Array | None, window: int, *, is_fused: bool) -> _Ca
   def attend(q: jax.Array, k: jax.Array, v: jax.Array, logit_N: jax.Array) -> jax.Array:
     softmax = Softmax(_SCALE, window=window, extra_logit=logit_N)
     if is_fused:
-      return cudnn_attention.attend_locally(q, k, v, ids_BT, softmax=softmax)
+      return CudnnKernel().attend_locally(Case(q, k, v, softmax, Visible(segments=segments)))
     mask = Visible(window=window, segments=segments).mask(_T, _T)
     return softmax_attention.attend(q, k, v, mask, None, softmax)
 

@@ -62,7 +62,7 @@ def test_a_bias_is_known_to_the_experiment():
   with pytest.raises(UserError, match=r'no relative bias: --fdl.CONTEXT_ATTENTION=gather'):
     e.validate()
   gpu = e.attention_case(platform='gpu', capability=9.0)
-  assert gpu.has_bias
+  assert gpu.bias is not None
   assert not e.has_fused_attention
 
 

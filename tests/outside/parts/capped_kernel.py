@@ -7,7 +7,6 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.registry import register
 from paxlite.layers import attention_kernels
 from paxlite.layers.attention_case import Case, Kernel
-from paxlite.layers.softmax_attention import Visible
 
 
 class Capped(Kernel):
@@ -21,26 +20,19 @@ class Capped(Kernel):
     softmax = case.softmax
     if softmax.logit_cap <= 0:
       return 'computes capped scores alone'
-    if case.has_bias or softmax.dropout is not None or softmax.extra_logit is not None:
+    if case.bias is not None or softmax.dropout is not None or softmax.extra_logit is not None:
       return 'knows no bias, no dropout and no extra logit'
     return None
 
-  def attend(
-    self,
-    case: Case,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    visible: Visible,
-    bias_JNTS: jax.Array | None,
-  ) -> jax.Array:
+  def attend(self, case: Case) -> jax.Array:
     Capped.traced += 1
+    q_BTNH, k_BSKH, v_BSKH = case.arrays
     (B, T, N, H), (S, K) = q_BTNH.shape, k_BSKH.shape[1:3]
     q_BTKGH = (q_BTNH * case.softmax.query_scale).reshape(B, T, K, N // K, H)
     scores = jnp.einsum('BTKGH,BSKH->BKGTS', q_BTKGH, k_BSKH).astype(jnp.float32)
     cap = case.softmax.logit_cap
     weights = jnp.exp(cap * (jnp.tanh(scores / cap) - 1))
-    weights = jnp.where(visible.mask(T, S)[..., None, :, :], weights, 0)
+    weights = jnp.where(case.visible.mask(T, S)[..., None, :, :], weights, 0)
     context = jnp.einsum('BKGTS,BSKH->BTKGH', weights.astype(v_BSKH.dtype), v_BSKH)
     total = weights.sum(-1).transpose(0, 3, 1, 2)[..., None]
     return (context / total).astype(v_BSKH.dtype).reshape(B, T, N, -1)

@@ -16,6 +16,7 @@ from paxlite.layers import (
   blockwise_attention,
   context_attention,
   cudnn_attention,
+  cudnn_call,
   splash_attention,
   tiled_attention,
   window_attention,
@@ -179,14 +180,13 @@ def test_splash_computes_a_part(segmented, queries, keys, causal):
 
 def test_whole_rows_have_bounds_of_texts(monkeypatch):
   monkeypatch.setattr(cudnn_attention.CudnnKernel, 'reasons', lambda *_: {})
-  asked = {}
-  monkeypatch.setattr(
-    cudnn_attention, 'attend_locally', lambda *_, **options: asked.update(options)
+  monkeypatch.setattr(cudnn_call, 'attend', lambda *args: args[-1].max_segments)
+  case = Case(
+    *[jnp.zeros((1, 8, 2, 8))] * 3, Softmax(0.5), max_segments=7, platform='gpu', capability=9.0
   )
-  qkv = [jnp.zeros((1, 8, 2, 8))] * 3
-  case = Case(*qkv, Softmax(0.5), max_segments=7, platform='gpu', capability=9.0)
-  context_attention.ContextAttention(case)._whole_rows(*qkv, jnp.ones((1, 8), jnp.int32), None)
-  assert asked['max_segments'] == 7
+  ids = jnp.ones((1, 8), jnp.int32)
+  attention = context_attention.ContextAttention(case)
+  assert attention._whole_rows(case.q, case.k, case.v, ids, None) == 7
 
 
 if __name__ == '__main__':

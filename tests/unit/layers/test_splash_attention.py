@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.interpreters import partial_eval
 
-from paxlite.layers import attention_kernels, remat, splash_attention
+from paxlite.layers import attention_kernels, remat
 from paxlite.layers.attention import DotProductAttention, Sinks
 from paxlite.layers.attention_case import Case
 from paxlite.layers.attention_kernel import AttentionKernel
@@ -35,13 +35,13 @@ def qkv(kv_heads: int = 4, rows: int = 2, value_width: int = 64):
 def asked(monkeypatch):
   """Counts the calls of splash, which is taken on this CPU too."""
   found = []
-  attend = splash_attention.attend_locally
+  attend = SplashKernel.attend_locally
 
   def counted(*args, **kwargs):
     found.append(args)
     return attend(*args, **kwargs)
 
-  monkeypatch.setattr(splash_attention, 'attend_locally', counted)
+  monkeypatch.setattr(SplashKernel, 'attend_locally', counted)
   monkeypatch.setattr(SplashKernel, 'platform', 'cpu')
   return found
 
