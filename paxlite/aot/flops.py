@@ -5,6 +5,9 @@ import math
 import re
 
 from paxlite.aot.hlo import Array, Computation, Instruction, Program
+from paxlite.layers import attention_kernels
+from paxlite.layers.attention_case import Call
+from paxlite.layers.grouped_product import is_call
 
 
 def flops_of(
@@ -94,22 +97,20 @@ def _meetings(
 
 def _custom_call_flops(call: Instruction, operands: list[Array]) -> float:
   target = call.quoted('custom_call_target')
-  if 'fmha' in target:
-    return _attention_flops(call, operands, 10 if 'Backward' in target else 4)
   if _is_cublas(call):
     contracted = re.search(r'"lhs_contracting_dimensions":\["?(\d+)', call.attributes)
     inner = operands[0].dims[int(contracted[1])] if contracted else 0
     return 2.0 * call.arrays[0].size * inner
-  if splash := _SPLASH.search(call.name):
-    q, k, v = [a for a in operands if a.dtype in ('bf16', 'f32') and len(a.dims) >= 3][:3]
-    # a causal mask leaves out half of the blocks; of a window's nothing is known here
-    share = 2.0 if _EVERY_KEY.search(call.source) else 1.0
-    of_keys, of_values = _SPLASH_PRODUCTS[splash[1]]
-    width = of_keys * q.dims[-1] + of_values * v.dims[-1]
-    return share * width * math.prod(q.dims[:-1]) * k.dims[-2]
+  if kernel := attention_kernels.of_call(f'{target} {call.name}'):
+    floats = [a.dims for a in operands if 'f' in a.dtype and len(a.dims) >= 3]
+    return kernel.flops(Call(f'{target} {call.name}', call.attributes, floats)) or _stated(call)
   if rows := grouped_rows(call):
     of_groups = [a for a in (*operands, *call.arrays) if len(a.dims) == 3]
     return 2.0 * rows[0] * math.prod(of_groups[0].dims[1:])
+  return _stated(call)
+
+
+def _stated(call: Instruction) -> float:
   stated = _STATED_COST.search(call.attributes)
   return float(stated[1]) if stated else 0.0
 
@@ -126,8 +127,7 @@ def grouped_rows(call: Instruction) -> tuple[int, int] | None:
 
   paxlite.layers.dropless writes them into the name; None for other calls.
   """
-  is_kernel = call.quoted('custom_call_target') in ('tpu_custom_call', '__gpu$xla.gpu.triton')
-  return grouped_rows_in(call.source) if is_kernel else None
+  return grouped_rows_in(call.source) if is_call(call.quoted('custom_call_target')) else None
 
 
 def grouped_rows_in(name: str) -> tuple[int, int] | None:
@@ -136,24 +136,4 @@ def grouped_rows_in(name: str) -> tuple[int, int] | None:
   return (int(found[1]), int(found[2])) if found else None
 
 
-# Splash's kernels do not state their cost. The forward kernel multiplies q kᵀ and p v. That of dq
-# multiplies q kᵀ, do vᵀ and ds k, and that of dk and dv the first two, pᵀ do and dsᵀ q. The numbers
-# are those of products as wide as keys, and of products as wide as values.
-# paxlite.layers.splash_attention names the calls whose queries see every key of a part.
-_EVERY_KEY = re.compile(r'\bevery_key\b')
-_SPLASH = re.compile(r'^splash_m[hq]a_(fwd|dq|dkv)_')
-_SPLASH_PRODUCTS = {'fwd': (1, 1), 'dq': (2, 1), 'dkv': (2, 2)}
 _STATED_COST = re.compile(r'\\?"cost_estimate\\?":\s*\{[^}]*\\?"flops\\?":\s*\\?"?(\d+)')
-
-
-def _attention_flops(call: Instruction, operands: list[Array], products: int) -> float:
-  """Returns FLOPs of cuDNN's attention; a causal mask leaves out half."""
-  scores = re.search(
-    r'"intermediate_tensor_shape":\s*(\{.*?"dimensions":\s*(\[.*?\]))', call.attributes
-  )
-  if scores is None:
-    return 0.0
-  dims = [int(n) for n in re.findall(r'\d+', scores[2])]
-  causal = re.search(r'"mask_type":\s*"(\w+)"', call.attributes)
-  share = 0.5 if causal and 'CAUSAL' in causal[1] else 1.0
-  return products * share * math.prod(dims) * operands[0].dims[-1]

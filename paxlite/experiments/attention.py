@@ -1,9 +1,10 @@
 """Attributes of a block's attention and norms, and the templates that they describe."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import fiddle as fdl
+import jax
 
 from paxlite.core.attribute_kinds import (
   Below1,
@@ -19,6 +20,7 @@ from paxlite.core.attribute_kinds import (
 from paxlite.core.errors import UserError
 from paxlite.core.templates import template
 from paxlite.experiments.positions import Positions
+from paxlite.layers import attention_kernels
 from paxlite.layers.attention import (
   Attention,
   CombinedQkv,
@@ -28,8 +30,12 @@ from paxlite.layers.attention import (
   SeparateQkv,
   Sinks,
 )
+from paxlite.layers.attention_case import Case
 from paxlite.layers.attention_kernel import AttentionKernel
+from paxlite.layers.cudnn_attention import CudnnKernel
 from paxlite.layers.norms import LayerNorm, RmsNorm
+from paxlite.layers.softmax_attention import Softmax, Visible
+from paxlite.parallel.devices import kind
 
 AttentionKind = Literal['sliding', 'full', 'full_nope']
 Norm = Literal['LayerNorm', 'RmsNorm']
@@ -85,14 +91,52 @@ class AttentionAndNorms(Positions):
     return 1 / math.sqrt(self.DIMS_PER_HEAD)
 
   @property
+  def head_widths(self) -> tuple[int, int]:
+    """The widths of keys and of values."""
+    return self.DIMS_PER_HEAD, self.DIMS_PER_HEAD
+
+  def attention_case(self, window: int = 0, platform: str = 'cpu', capability: float = 0.0) -> Case:
+    """Returns what one layer asks of the kernels of attention on such devices; 0: no window."""
+    rows = max(self.batch_size // self.NUM_MICROBATCHES, 1)
+    array = lambda heads, width: jax.ShapeDtypeStruct(
+      (rows, self.MAX_SEQ_LEN, heads, width), self.FPROP_DTYPE
+    )
+    segments: Any = 2 * (jax.ShapeDtypeStruct((rows, self.MAX_SEQ_LEN), 'int32'),)
+    (of_keys, of_values), asked = self.head_widths, self.attention().attention_tpl
+    softmax = Softmax(
+      asked.query_scale,
+      asked.logit_cap,
+      window,
+      asked.extra_logit if asked.sinks_tpl is None else 0.0,
+      (lambda weights: weights) if asked.dropout > 0 else None,
+    )
+    return Case(
+      array(self.NUM_HEADS, of_keys),
+      array(self.NUM_KV_HEADS, of_keys),
+      array(self.NUM_KV_HEADS, of_values),
+      softmax,
+      Visible(window=window, segments=segments if self.packed else None),
+      None if asked.relative_bias_tpl is None else array(self.NUM_HEADS, self.MAX_SEQ_LEN),
+      fused=self.USE_FLASH_ATTENTION,
+      block_size=self.ATTENTION_BLOCK_SIZE,
+      max_segments=self.MAX_TEXTS_PER_ROW,
+      platform=kind(platform),
+      capability=capability,
+      sizes=self.mesh_sizes,
+      rules=self.rules,
+    )
+
+  @property
   def max_texts_per_row(self) -> int:
     return self.MAX_TEXTS_PER_ROW
 
   @property
   def has_fused_attention(self) -> bool:
-    """Whether cuDNN computes the attention on GPUs, as far as its values decide."""
-    is_plain = self.ATTEN_LOGIT_CAP > 0 or self.FPROP_DTYPE == 'float32' or self.DROPOUT_PROB > 0
-    return self.USE_FLASH_ATTENTION and not is_plain
+    """Whether cuDNN computes the attention on GPUs from Hopper on, or parts of it over context."""
+    case = self.attention_case(platform='gpu', capability=9.0)
+    if case.shards('length') > 1:
+      case = case.of_one_device()
+    return attention_kernels.refusal(CudnnKernel(), case) is None
 
   @property
   def has_fused_logits(self) -> bool:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import fiddle as fdl
 from fiddle import selectors
@@ -19,6 +19,9 @@ from paxlite.layers.einsum import Einsum, JnpEinsum
 from paxlite.layers.fp8_product import Fp8Einsum, begin_step
 from paxlite.layers.moe import MoeFeedForward
 from paxlite.runtime.compiler import Option, is_known_here
+
+if TYPE_CHECKING:
+  import jax
 
 
 class Backends(Transformer):
@@ -87,6 +90,9 @@ class Backends(Transformer):
     if self.USE_TE == 'layer':
       reason += f', NVTE_FUSED_ATTN={backends.fused_attention():d}'
     return Backend('te' if self.TE_RECIPE == 'bf16' else 'te_fp8', reason)
+
+  def attention_remarks(self, device: 'jax.Device') -> list[str]:
+    return [] if self.USE_TE == 'layer' else super().attention_remarks(device)
 
   def _origin(self, name: str) -> str:
     """Returns an attribute with its value, or the environment variable that it follows."""

@@ -292,8 +292,8 @@ class Experiment(Attributes):
     """Sentences to print at the start about values that are valid but unusual."""
     return []
 
-  def context_remarks(self, device: 'jax.Device') -> list[str]:
-    """Returns sentences on how rows that are split over such devices are computed."""
+  def attention_remarks(self, device: 'jax.Device') -> list[str]:
+    """Returns sentences on how such devices compute attention."""
     return []
 
   @property

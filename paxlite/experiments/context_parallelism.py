@@ -7,11 +7,9 @@ import fiddle as fdl
 from paxlite.core.attribute_kinds import Run
 from paxlite.core.errors import UserError
 from paxlite.experiments.attention import AttentionAndNorms
-from paxlite.layers import context_choice, cudnn_attention
+from paxlite.layers import attention_kernels, context_choice
 from paxlite.layers.attention_kernel import ContextWay
-from paxlite.layers.context_choice import Shapes
-from paxlite.layers.softmax_attention import Softmax
-from paxlite.parallel import devices, partitioning
+from paxlite.parallel import devices
 
 if TYPE_CHECKING:
   import jax
@@ -25,14 +23,9 @@ class ContextParallelism(AttentionAndNorms):
   CONTEXT_ATTENTION: Run[ContextWay] = 'auto'  # auto: the fastest way by an estimate from shapes
 
   @property
-  def has_attention_bias(self) -> bool:
-    """Whether the scores of attention get a bias, which needs all keys."""
-    return False
-
-  @property
   def has_fused_ring(self) -> bool:
     is_split = self.mesh_sizes.get('context', 1) > 1 and self.CONTEXT_ATTENTION in ('auto', 'ring')
-    return is_split and self.has_fused_attention and not self.has_attention_bias
+    return is_split and self.has_fused_attention
 
   def dot_product_attention(self) -> fdl.Partial:
     attention = super().dot_product_attention()
@@ -45,12 +38,13 @@ class ContextParallelism(AttentionAndNorms):
     if size == 1 or way not in ('ring', 'heads'):
       return
     stated = f'CONTEXT_ATTENTION={way} on a mesh with context = {size}'
-    if self.DROPOUT_PROB or self.has_attention_bias:
+    case = self.attention_case()
+    if case.bias is not None or case.softmax.dropout is not None:
       raise UserError(
         f'{stated} knows no dropout and no relative bias: --fdl.CONTEXT_ATTENTION=gather'
       )
     for window in self._windows:
-      shapes = self._shapes(window, 'cpu')
+      shapes = context_choice.shapes_of(self.attention_case(window))
       if way == 'ring' and not context_choice.has_ring(shapes):
         raise UserError(f'{stated} needs a MAX_SEQ_LEN that is divisible by 2 × {size}')
       if way == 'heads' and not context_choice.has_heads(shapes):
@@ -61,22 +55,25 @@ class ContextParallelism(AttentionAndNorms):
 
   @property
   def remarks(self) -> list[str]:
-    if self.mesh_sizes.get('context', 1) == 1:
+    if self.mesh_sizes.get('context', 1) == 1:  # `show` must not start devices that are in use
       return super().remarks
-    return [*super().remarks, *self.context_remarks(devices.present()[0])]
+    return [*super().remarks, *self.attention_remarks(devices.present()[0])]
 
-  def context_remarks(self, device: 'jax.Device') -> list[str]:
-    """Returns a sentence for each kind of attention: how it is computed over context."""
+  def attention_remarks(self, device: 'jax.Device') -> list[str]:
+    """Returns a sentence for each kind of attention: why no fused kernel of an accelerator computes
+    it, or how it is computed over context."""
     size = self.mesh_sizes.get('context', 1)
-    if size == 1:
-      return []
     found = []
     for window in self._windows:
       what = f'within {window:,} tokens' if window else 'to all tokens'
-      known = context_choice.estimates(
-        self._shapes(window, device.platform, cudnn_attention.capability_of(device))
-      )
-      if self.DROPOUT_PROB or self.has_attention_bias:
+      case = self.attention_case(window, device.platform, devices.capability(device))
+      if size == 1:
+        if reasons := attention_kernels.why_not_fused(case):
+          name = attention_kernels.first(case).name
+          found.append(f'Attention {what} is computed by {name}: {", ".join(reasons)}.')
+        continue
+      known = context_choice.estimates(context_choice.shapes_of(case))
+      if not case.has_parts:
         known = {'gather': known['gather']}
       way = self.CONTEXT_ATTENTION
       if way == 'auto':
@@ -97,27 +94,3 @@ class ContextParallelism(AttentionAndNorms):
     window = self.SLIDING_WINDOW if 0 < self.SLIDING_WINDOW < self.MAX_SEQ_LEN else 0
     kinds = self.ATTENTION_PATTERN or ['sliding']
     return sorted({window if kind == 'sliding' else 0 for kind in kinds})
-
-  def _shapes(self, window: int, platform: str, capability: float = 0) -> Shapes:
-    """Returns the shapes of the attention of one layer on one device."""
-    heads = partitioning.num_shards(self.mesh_sizes, self.rules, 'act_heads')
-    on_gpu = platform in ('gpu', 'cuda')
-    plain = on_gpu and (self.ATTEN_LOGIT_CAP > 0 or self.FPROP_DTYPE == 'float32')
-    size, width = self.mesh_sizes.get('context', 1), self.DIMS_PER_HEAD
-    rows = max(self.batch_size // self.batch_shards // self.NUM_MICROBATCHES, 1)
-    of_whole_rows = rows * self.MAX_SEQ_LEN * self.NUM_HEADS // heads // size * width
-    softmax = Softmax(1.0, window=window, extra_logit=0.0 if self.USE_ATTENTION_SINKS else None)
-    bounds = cudnn_attention.takes_bounds(of_whole_rows, softmax, capability)
-    return Shapes(
-      rows=rows,
-      length=self.MAX_SEQ_LEN,
-      heads=max(self.NUM_HEADS // heads, 1),
-      kv_heads=max(self.NUM_KV_HEADS // heads, 1),
-      width=width,
-      size=size,
-      window=window,
-      masked_by_array=self.packed and on_gpu and not plain,
-      max_segments=self.MAX_TEXTS_PER_ROW if bounds else 0,
-      fused=self.USE_FLASH_ATTENTION and platform != 'cpu' and not plain,
-      itemsize=4 if self.FPROP_DTYPE == 'float32' else 2,
-    )

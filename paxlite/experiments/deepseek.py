@@ -63,6 +63,10 @@ class DeepSeek(MixtureOfExperts, LLaMA):
     return 0.1 * mscale * math.log(self.ROPE_FACTOR) + 1.0
 
   @property
+  def head_widths(self) -> tuple[int, int]:
+    return self.DIMS_PER_HEAD + self.ROTARY_DIMS_PER_HEAD, self.VALUE_DIMS_PER_HEAD
+
+  @property
   def rotary_dims(self) -> int:
     return self.ROTARY_DIMS_PER_HEAD
 

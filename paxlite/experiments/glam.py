@@ -71,10 +71,6 @@ class GLaM(MixtureOfExperts):
       ffn.projection_tpl.w_init = fdl.Config(nn.initializers.variance_scaling, **_FAN_IN)
     return lm
 
-  @property
-  def has_attention_bias(self) -> bool:
-    return True
-
   def positions(self) -> None:
     """Returns None, because the attention has relative positions."""
 

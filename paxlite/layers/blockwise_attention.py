@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from paxlite.layers.attention_case import Case, LocalKernel
 from paxlite.layers.partial_attention import (
   Partial,
   extra_logit_gradient,
@@ -154,27 +155,22 @@ def _product(equation: str, one: jax.Array, other: jax.Array, kv_heads: int) -> 
   return y.reshape(*y.shape[:at], -1, *y.shape[at + 2 :])
 
 
-def attend(
-  q_BTNH: jax.Array,
-  k_BSKH: jax.Array,
-  v_BSKH: jax.Array,
-  segments: Segments | None,
-  softmax: Softmax,
-  block_size: int = 0,
-) -> jax.Array:
-  """Causal attention of whole rows, [B, T, N, H], without dropout.
+class BlockwiseKernel(LocalKernel):
+  """Computes rows that are split over context where no fused kernel does."""
 
-  Args:
-    q_BTNH: Queries.
-    k_BSKH: Keys, as many as queries.
-    v_BSKH: Values.
-    segments: Segments of the queries and of the keys; None where there are none.
-    softmax: The scale, the cap, the window and the extra logit.
-    block_size: The most keys of a block; 0 means 512.
-  """
-  logit_N = extra_logits(softmax, q_BTNH.shape[2])
-  kernel = Blockwise(dataclasses.replace(softmax, extra_logit=None), block_size)
-  return _attend(q_BTNH, k_BSKH, v_BSKH, logit_N, segments, kernel)
+  name = 'plain XLA by blocks of keys'
+  is_fused = False
+
+  def reasons(self, case: Case) -> dict[str, bool]:
+    return {'is for rows that are split over context': not case.over_context}
+
+  def attend_locally(self, case: Case) -> jax.Array:
+    logit_N = extra_logits(case.softmax, case.q.shape[2])
+    kernel = Blockwise(dataclasses.replace(case.softmax, extra_logit=None), case.block_size)
+    return _attend(*case.arrays, logit_N, case.visible.segments, kernel)
+
+  def parts(self, case: Case) -> Blockwise:
+    return Blockwise(case.softmax, case.block_size)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))

@@ -8,7 +8,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Literal
 
-from paxlite.layers import window_attention
+import jax
+
+from paxlite.layers import attention_kernels, window_attention
+from paxlite.layers.attention_case import Case
 from paxlite.layers.tiled_attention import TILE
 
 Way = Literal['gather', 'ring', 'heads']
@@ -59,6 +62,33 @@ class Estimate:
   seconds: float
   sent: float
   held: float
+
+
+def shapes_of(case: Case) -> Shapes:
+  """Returns the shapes of a case whose rows the mesh splits, without its dropout and its bias.
+
+  Its arrays are those of all devices, with as many keys as queries.
+  """
+  softmax = dataclasses.replace(case.softmax, dropout=None)
+  size = case.shards('length')
+  of_device = dataclasses.replace(case.of_one_device(), softmax=softmax, bias=None)
+  kernel = attention_kernels.local(of_device)
+  (rows, length, heads, width), kv_heads = of_device.q.shape, of_device.k.shape[2]
+  # the way `heads` gives a device a share of the heads
+  share = jax.ShapeDtypeStruct((rows, length, max(heads // size, 1), width), case.q.dtype)
+  return Shapes(
+    rows=rows,
+    length=length,
+    heads=heads,
+    kv_heads=kv_heads,
+    width=width,
+    size=size,
+    window=case.softmax.window,
+    masked_by_array=kernel.masks_by_array(of_device),
+    max_segments=kernel.bounds(dataclasses.replace(of_device, q=share)),
+    fused=kernel.is_fused,
+    itemsize=case.q.dtype.itemsize,
+  )
 
 
 def fastest(found: Mapping[Way, Estimate]) -> Way:

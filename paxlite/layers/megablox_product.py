@@ -3,18 +3,23 @@
 import jax
 import jax.numpy as jnp
 
+from paxlite.core.trees import ArrayOrShape
+
 ROWS = 128  # a group's number of rows is a multiple of it, so that few blocks have two groups
+CALLS = 'pallas_call', 'tpu_custom_call'
 _LANES = 128
 _TILE = (512, 1024, 1024)  # rows, contracted dimension and columns of a block, at most
 
 
-def computes(w_EDF: jax.Array) -> bool:
-  """Returns whether the kernels multiply by matrices of this shape and type."""
-  return (
-    w_EDF.shape[1] % _LANES == 0
-    and w_EDF.shape[2] % _LANES == 0
-    and w_EDF.dtype in (jnp.bfloat16, jnp.float32)
-  )
+def refusal(w_EDF: ArrayOrShape, platform: str) -> str | None:
+  """See GroupedKernel."""
+  if platform != 'tpu':
+    return 'runs on TPUs'
+  if w_EDF.dtype not in (jnp.bfloat16, jnp.float32):
+    return 'multiplies bfloat16 and float32'
+  if w_EDF.shape[1] % _LANES or w_EDF.shape[2] % _LANES:
+    return f'takes matrices whose sizes {_LANES} divides'
+  return None
 
 
 def product(

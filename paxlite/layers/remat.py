@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 import jax
 from flax import linen as nn
 
+from paxlite.layers import attention_kernels
+from paxlite.layers.attention_case import call_name
 from paxlite.layers.fp8_product import LARGEST
 from paxlite.layers.lora import LORA_SUM
 from paxlite.layers.partial_attention import RESULTS as ATTENTION_RESULTS
@@ -170,8 +172,7 @@ def attention_saveable(primitive: 'Primitive', *_: object, **params: object) -> 
   """
   if primitive.name == 'name':
     return params.get('name') == ATTENTION_RESULTS
-  called = primitive.name == 'ffi_call' and str(params['target_name']).startswith('__cudnn$fmha')
-  return called or primitive.name.startswith('dot_product_attention_fwd')
+  return attention_kernels.is_kept(call_name(primitive.name, params))
 
 
 def keeps_nothing(policy: str) -> bool:

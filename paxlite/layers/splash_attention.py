@@ -5,113 +5,66 @@ the window leaves empty are not computed.
 """
 
 import dataclasses
-import functools
+import math
+import re
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
-from paxlite.core.trees import ArrayOrShape
-from paxlite.layers.partial_attention import RESULTS, Partial
+from paxlite.layers.attention_case import Call, Case, LocalKernel
+from paxlite.layers.partial_attention import RESULTS, Partial, extra_logits
 from paxlite.layers.softmax_attention import Segments, Softmax
 from paxlite.parallel import partitioning
 
-_Q, _KV = ('batch', 'length', 'act_heads', None), ('batch', 'kv_length', 'act_kv_heads', None)
-_SEGMENTS = ('batch', 'length')
 _LANES = 128  # blocks are multiples of a TPU's vector lanes
 _BLOCKS = (512, 256, _LANES)
 
 
-def attend(
-  q_BTNH: jax.Array,
-  k_BSKH: jax.Array,
-  v_BSKH: jax.Array,
-  segments: Segments | None,
-  softmax: Softmax,
-) -> jax.Array:
-  """Causal attention, [B, T, N, H].
+class SplashKernel(LocalKernel):
+  """Computes causal attention with caps, windows and extra logits, and values of any width."""
 
-  Args:
-    q_BTNH: Queries.
-    k_BSKH: Keys, as many as queries.
-    v_BSKH: Values, of any width.
-    segments: Segment ids of the queries and of the keys, [B, T] each; None where there are none.
-    softmax: The scale, the cap, the window and the extra logit.
-  """
-  local = functools.partial(attend_locally, softmax=dataclasses.replace(softmax, extra_logit=None))
-  sinks_N = None
-  if softmax.extra_logit is not None:
-    logits = jnp.asarray(softmax.extra_logit, jnp.float32)
-    sinks_N = jnp.broadcast_to(logits, q_BTNH.shape[2:3])
-  active = partitioning.active_mesh()
-  if active is None:
-    return local(q_BTNH, k_BSKH, v_BSKH, segments, sinks_N)
-  mesh, rules = active
-  spec = lambda names, x: partitioning.spec_of(x, names, mesh, rules)
-  specs: list[PartitionSpec | tuple[PartitionSpec, ...] | None] = [
-    spec(_Q, q_BTNH),
-    spec(_KV, k_BSKH),
-    spec(_KV, v_BSKH),
-  ]
-  specs += [None if segments is None else tuple(spec(_SEGMENTS, x) for x in segments)]
-  specs += [None if sinks_N is None else spec(('act_heads',), sinks_N)]
-  # XLA cannot split a kernel over devices
-  sharded = jax.shard_map(
-    local, mesh=mesh, in_specs=tuple(specs), out_specs=specs[0], check_vma=False
-  )
-  return sharded(q_BTNH, k_BSKH, v_BSKH, segments, sinks_N)
+  name = 'splash'
+  platform = 'tpu'
+  primitives = re.compile(r'\bsplash_m[hq]a_(fwd|dq|dkv)')
 
+  def reasons(self, case: Case) -> dict[str, bool]:
+    return {
+      f'takes rows of a multiple of {_LANES} tokens': case.q.shape[1] % _LANES != 0,
+      'takes values of the width of keys where rows are split over context': (
+        case.over_context and case.v.shape[3] != case.k.shape[3]
+      ),
+    }
 
-def computes(
-  q_BTNH: jax.Array, k_BSKH: jax.Array, bias_JNTS: jax.Array | None, softmax: Softmax
-) -> bool:
-  """Whether the kernels compute this attention, here.
+  def attend_locally(self, case: Case) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 
-  They know neither a bias nor dropout, and take whole rows of a multiple of 128 tokens.
-  """
-  return bias_JNTS is None and softmax.dropout is None and _has_kernel(q_BTNH, k_BSKH)
+    (q_BTNH, k_BTKH, v_BTKH), segments = case.arrays, case.visible.segments
+    T, N = q_BTNH.shape[1:3]
+    softmax, sinks_N = case.softmax, extra_logits(case.softmax, N)
+    kernel = _kernel((T, T), N, softmax, interpret=partitioning.active_platform() == 'cpu')
+    ids = None if segments is None else splash.SegmentIds(*segments)
+    context_BNTH = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, ids, sinks_N))(
+      _heads_first(q_BTNH * softmax.query_scale), _heads_first(k_BTKH), _heads_first(v_BTKH), ids
+    )
+    return _heads_first(context_BNTH).astype(v_BTKH.dtype)
 
+  def parts(self, case: Case) -> 'SplashParts':
+    return SplashParts(case.softmax)
 
-def _has_kernel(q_BTNH: jax.Array, k_BSKH: jax.Array) -> bool:
-  """Whether the kernels take these shapes, here."""
-  if not computes_locally(q_BTNH, k_BSKH):
-    return False
-  active = partitioning.active_mesh()
-  if active is None:
-    return True
-  mesh, rules = active
-  shards = functools.partial(partitioning.num_shards, dict(mesh.shape), rules)
-  # each device has the keys of its own queries
-  of_heads = (x.shape[2] % shards('act_heads') == 0 for x in (q_BTNH, k_BSKH))
-  whole = shards('length') == 1
-  return whole and all(of_heads)
+  def flops(self, call: Call) -> float:
+    """Returns the FLOPs of one kernel, which does not state its cost.
 
-
-def computes_locally(q_BTNH: ArrayOrShape, k_BSKH: ArrayOrShape) -> bool:
-  """Whether the kernels take one device's rows and heads, on this platform."""
-  T, S = q_BTNH.shape[1], k_BSKH.shape[1]
-  return partitioning.active_platform() == 'tpu' and T == S and T % _LANES == 0
-
-
-def attend_locally(
-  q_BTNH: jax.Array,
-  k_BSKH: jax.Array,
-  v_BSKH: jax.Array,
-  segments: Segments | None,
-  sinks_N: jax.Array | None,
-  softmax: Softmax,
-) -> jax.Array:
-  """The attention of one device's rows and heads, in a shard_map."""
-  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-
-  T, N = q_BTNH.shape[1:3]
-  kernel = _kernel((T, T), N, softmax, interpret=partitioning.active_platform() == 'cpu')
-  ids = None if segments is None else splash.SegmentIds(*segments)
-  context_BNTH = jax.vmap(lambda q, k, v, ids: kernel(q, k, v, ids, sinks_N))(
-    _heads_first(q_BTNH * softmax.query_scale), _heads_first(k_BSKH), _heads_first(v_BSKH), ids
-  )
-  return _heads_first(context_BNTH).astype(v_BSKH.dtype)
+    The forward kernel multiplies q kᵀ and p v. That of dq multiplies q kᵀ, do vᵀ and ds k, and that
+    of dk and dv the first two, pᵀ do and dsᵀ q. Some products are as wide as keys, some as values.
+    """
+    assert self.primitives is not None
+    (kind,) = self.primitives.findall(call.name)[:1]
+    of_keys, of_values = {'fwd': (1, 1), 'dq': (2, 1), 'dkv': (2, 2)}[kind]
+    q, k, v = call.operands[:3]
+    # a causal mask leaves out half of the blocks; of a window's nothing is known here
+    share = 2.0 if re.search(rf'\b{EVERY_KEY}\b', call.text) else 1.0
+    return share * (of_keys * q[-1] + of_values * v[-1]) * math.prod(q[:-1]) * k[-2]
 
 
 def _heads_first(x_BTNH: jax.Array) -> jax.Array:

@@ -13,7 +13,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from paxlite.core.trees import ArrayOrShape
+
 ROWS = 128  # a block of rows; a group's number of rows is a multiple of it
+CALLS = 'pallas_call', '__gpu$xla.gpu.triton'
 _STAGES = 3  # of the pipeline of steps
 _COLUMNS = (256, 128, 64)  # the first that divides a matrix is the width of a block
 
@@ -43,13 +46,15 @@ def blocks_of(itemsize: int) -> Blocks:
   return Blocks(256, 64) if itemsize <= 2 else Blocks(128, 32)
 
 
-def computes(w_EDF: jax.Array) -> bool:
-  """Returns whether the kernels multiply by matrices of this shape and type."""
-  return (
-    w_EDF.shape[1] % _COLUMNS[-1] == 0
-    and w_EDF.shape[2] % _COLUMNS[-1] == 0
-    and w_EDF.dtype in (jnp.bfloat16, jnp.float16, jnp.float32)
-  )
+def refusal(w_EDF: ArrayOrShape, platform: str) -> str | None:
+  """See GroupedKernel."""
+  if platform not in ('gpu', 'cuda'):
+    return 'runs on NVIDIA GPUs'
+  if w_EDF.dtype not in (jnp.bfloat16, jnp.float16, jnp.float32):
+    return 'multiplies numbers of 16 and 32 bits'
+  if w_EDF.shape[1] % _COLUMNS[-1] or w_EDF.shape[2] % _COLUMNS[-1]:
+    return f'takes matrices whose sizes {_COLUMNS[-1]} divides'
+  return None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

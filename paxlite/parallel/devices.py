@@ -39,6 +39,12 @@ def kind(platform: str) -> str:
   return {'cuda': 'gpu', 'rocm': 'gpu'}.get(platform, platform)
 
 
+def capability(device: 'jax.Device') -> float:
+  """Returns the compute capability of a device, 9.0 for Hopper; 0 if it is not an NVIDIA GPU."""
+  found = str(getattr(device, 'compute_capability', ''))
+  return float(found) if found.replace('.', '', 1).isdigit() else 0.0
+
+
 def present() -> list['jax.Device']:
   """All devices of the run.
 

@@ -98,7 +98,9 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
     say(f'Backend: {run.experiment.backend}')
     of_samples = [] if sampler is None else sampler.remarks
     of_experiment = remarks(run.experiment, task.task, task.abstract)
-    for line in (*_about_data(trainer), *of_experiment, *of_samples):
+    of_attention = run.experiment.attention_remarks(task.mesh.local_devices[0])
+    # where rows are split over context, those of the experiment say how attention is computed
+    for line in dict.fromkeys((*_about_data(trainer), *of_experiment, *of_attention, *of_samples)):
       say(line)
     if run.experiment.NUM_EPOCHS is not None:
       steps = run.experiment.MAX_STEPS

@@ -15,11 +15,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from paxlite.core.errors import UserError
-from paxlite.layers import cudnn_attention, cudnn_call, softmax_attention
+from paxlite.layers import attention_kernels, cudnn_call, softmax_attention
+from paxlite.layers.attention_case import Case
 from paxlite.layers.blockwise_attention import Blockwise
-from paxlite.layers.cudnn_attention import CudnnParts
+from paxlite.layers.cudnn_attention import CudnnKernel, CudnnParts
 from paxlite.layers.partial_attention import Partial, PartKernel, together
 from paxlite.layers.softmax_attention import Softmax, Visible
+from paxlite.parallel.devices import capability, kind
 
 _TOLERANCE = 0.05  # relative to the largest entry; bfloat16 gives about 0.01, wrong bounds 1
 _B, _T, _N, _K, _H = 2, 256, 4, 2, 64
@@ -59,11 +61,17 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
     UserError: They differ.
   """
   device = mesh.local_devices[0]
-  capability = cudnn_attention.capability_of(device)
-  if capability < cudnn_attention.LEAST_CAPABILITY:
+  array, ids_BT = jax.ShapeDtypeStruct((_B, _T, _N, _H), jnp.bfloat16), _texts()
+  case = Case(
+    array, array, array, Softmax(_SCALE), Visible(segments=(ids_BT, ids_BT)),
+    max_segments=asked.max_texts_per_row, platform=kind(device.platform),
+    capability=capability(device), over_context=True,
+  )  # fmt: skip
+  kernel = CudnnKernel()
+  if attention_kernels.refusal(kernel, case):
     return
   with jax.default_device(device):
-    if asked.max_texts_per_row and capability >= 9:
+    if kernel.bounds(case):
       what = f'MAX_TEXTS_PER_ROW={asked.max_texts_per_row}: attention'
       _check(_packed(), what, 'with a bias', 'MAX_TEXTS_PER_ROW=0')
     if asked.has_fused_logits:
@@ -138,7 +146,7 @@ def _logit_case(ids_BT: jax.Array | None, window: int, *, is_fused: bool) -> _Ca
   def attend(q: jax.Array, k: jax.Array, v: jax.Array, logit_N: jax.Array) -> jax.Array:
     softmax = Softmax(_SCALE, window=window, extra_logit=logit_N)
     if is_fused:
-      return cudnn_attention.attend_locally(q, k, v, ids_BT, softmax=softmax)
+      return CudnnKernel().attend_locally(Case(q, k, v, softmax, Visible(segments=segments)))
     mask = Visible(window=window, segments=segments).mask(_T, _T)
     return softmax_attention.attend(q, k, v, mask, None, softmax)
 

@@ -12,7 +12,7 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.llama import LLaMA
-from paxlite.layers import context_attention
+from paxlite.layers import context_attention, context_choice
 from paxlite.parallel import partitioning
 from tests.support import runs
 
@@ -70,13 +70,13 @@ def test_what_cannot_be(values, message):
   ],
 )
 def test_the_choice_is_made_from_shapes_and_stated(values, way):
-  (remark,) = split(**values).context_remarks(GPU)
+  (remark,) = split(**values).attention_remarks(GPU)
   assert f'over context 8: {way}.' in remark
 
 
 def test_each_kind_of_attention_has_its_choice():
   e = split(MAX_SEQ_LEN=131072, SLIDING_WINDOW=4096, ATTENTION_PATTERN=['sliding', 'full'])
-  full, sliding = e.context_remarks(GPU)
+  full, sliding = e.attention_remarks(GPU)
   assert full.startswith('Attention to all tokens, over context 8: ring.')
   assert sliding.startswith('Attention within 4,096 tokens, over context 8: ring.')
 
@@ -103,7 +103,7 @@ class Asked(Exception):
 def test_the_program_has_the_shapes_of_the_stated_choice(monkeypatch, values):
   e = split(**dict(MAX_SEQ_LEN=131_072, FPROP_DTYPE='bfloat16') | values)
   (window,) = e._windows
-  stated = e._shapes(window, GPU.platform, float(GPU.compute_capability))
+  stated = context_choice.shapes_of(e.attention_case(window, 'gpu', 9.0))
 
   def stop(shapes):
     raise Asked(shapes)

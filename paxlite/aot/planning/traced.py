@@ -18,6 +18,9 @@ from paxlite.aot.flops import grouped_rows_in
 from paxlite.aot.planning.extents import Amounts, Extent, Sizes, total
 from paxlite.aot.saved_activations import is_literal
 from paxlite.core.trees import PyTree
+from paxlite.layers import attention_kernels
+from paxlite.layers.attention_case import Call, call_name
+from paxlite.layers.grouped_product import is_call
 
 if TYPE_CHECKING:
   from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
@@ -215,7 +218,7 @@ class Reader:
       for v in equation.outvars:
         part = self._fresh(v)
         env[v] = _Value(part.extent, part.bytes, {id(part): part})
-    elif flops := _attention(name, equation):
+    elif flops := _attention(equation, self._source(equation)):
       for v in operands:
         self._written(env, v, times)
       for v in equation.outvars:
@@ -226,7 +229,7 @@ class Reader:
       extent = self._fresh(operands[0]).extent
       dtype = _HLO_TYPES.get(str(_dtype(operands[0])), '')
       self.work.products.append(Product(flops * times, dtype, extent, moved))
-    elif name == 'pallas_call' and (rows := self._grouped_rows(equation)):
+    elif is_call(name) and (rows := grouped_rows_in(self._source(equation))):
       self._grouped_product(equation, rows, env, times)
     elif name != 'pallas_call' and (inner := _inner(equation)):
       self._nested(equation, inner, env, times)
@@ -260,8 +263,9 @@ class Reader:
     dtype = _HLO_TYPES.get(str(_dtype(left)), '')
     self.work.products.append(Product(flops, dtype, extent, moved))
 
-  def _grouped_rows(self, equation: 'JaxprEqn') -> tuple[int, int] | None:
-    return grouped_rows_in('/'.join([*self._scopes, _scope(equation)]))
+  def _source(self, equation: 'JaxprEqn') -> str:
+    """Returns the scopes that an operation comes from."""
+    return '/'.join([*self._scopes, _scope(equation)])
 
   def _grouped_product(
     self, equation: 'JaxprEqn', rows: tuple[int, int], env: '_Env', times: float
@@ -337,27 +341,16 @@ def _scope(equation: 'JaxprEqn') -> str:
   return str(equation.source_info.name_stack)
 
 
-def _attention(name: str, equation: 'JaxprEqn') -> float:
-  """Returns FLOPs of a fused kernel of causal attention; 0 for other operations.
-
-  The forward kernel multiplies q kᵀ and p v, the backward kernels five products, or seven in two
-  kernels.
-  """
-  called = str(equation.params.get('name', '') or equation.params.get('name_and_src_info', ''))
-  products = 0
-  if name.startswith('dot_product_attention_fwd'):
-    products = 2
-  elif name.startswith('dot_product_attention_bwd'):
-    products = 5
-  elif name == 'ffi_call' and str(equation.params.get('target_name')).startswith('__cudnn$fmha'):
-    products = 5 if 'Backward' in equation.params['target_name'] else 2
-  elif name == 'pallas_call' and 'splash' in called:
-    products = 4 if 'dkv' in called else 3 if 'dq' in called else 2
-  if not products:
+def _attention(equation: 'JaxprEqn', source: str) -> float:
+  """Returns FLOPs of a kernel of attention in scopes `source`; 0 for other operations."""
+  name = call_name(equation.primitive.name, equation.params)
+  kernel = attention_kernels.of_call(name)
+  if kernel is None:
     return 0.0
-  q, k = [_shape(v) for v in equation.invars if len(_shape(v)) >= 3][:2]
-  tokens = k[-2] if name == 'pallas_call' else k[1]  # [B, N, S, H] there, [B, S, K, H] in cuDNN's
-  return 1.0 * products * math.prod(q) * tokens  # the causal mask leaves out half
+  shapes = [_shape(v) for v in equation.invars if jnp.issubdtype(_dtype(v), jnp.floating)]
+  configured = {key: x for key, x in equation.params.items() if key != 'jaxpr'}
+  called = Call(name, f'{configured} {source}', [s for s in shapes if len(s) >= 3])
+  return kernel.flops(called)
 
 
 def read(function: Callable[..., jax.Array], sizes: Sizes, *arguments: PyTree) -> Work:

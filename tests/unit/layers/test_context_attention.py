@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 
 from paxlite.layers import (
+  blockwise_attention,
   context_attention,
   cudnn_attention,
+  cudnn_call,
   splash_attention,
   tiled_attention,
   window_attention,
 )
 from paxlite.layers.attention import DotProductAttention, Sinks
+from paxlite.layers.attention_case import Case
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.blockwise_attention import Blockwise
 from paxlite.layers.partial_attention import Partial
@@ -76,7 +79,7 @@ def compare(name: str) -> None:
     attend = window_attention.attend
     context_attention.window_attention.attend = lambda *args: attend(*args[:-1], 8)
     way = 'ring'
-  context_attention.Blockwise = OnlyIfSeen if way == 'only if seen' else Blockwise
+  blockwise_attention.Blockwise = OnlyIfSeen if way == 'only if seen' else Blockwise
   way = 'ring' if way == 'only if seen' else way
   kernel = functools.partial(AttentionKernel, fused=True, context=way)
   data = min(8 // size // mdl, 2)
@@ -176,14 +179,14 @@ def test_splash_computes_a_part(segmented, queries, keys, causal):
 
 
 def test_whole_rows_have_bounds_of_texts(monkeypatch):
-  monkeypatch.setattr(cudnn_attention, 'computes_locally', lambda *_: True)
-  asked = {}
-  monkeypatch.setattr(
-    cudnn_attention, 'attend_locally', lambda *_, **options: asked.update(options)
+  monkeypatch.setattr(cudnn_attention.CudnnKernel, 'reasons', lambda *_: {})
+  monkeypatch.setattr(cudnn_call, 'attend', lambda *args: args[-1].max_segments)
+  case = Case(
+    *[jnp.zeros((1, 8, 2, 8))] * 3, Softmax(0.5), max_segments=7, platform='gpu', capability=9.0
   )
-  attention = context_attention.ContextAttention(Softmax(0.5), fused=True, max_segments=7)
-  attention._whole_rows(*[jnp.zeros((1, 8, 2, 8))] * 3, jnp.ones((1, 8), jnp.int32), None)
-  assert asked['max_segments'] == 7
+  ids = jnp.ones((1, 8), jnp.int32)
+  attention = context_attention.ContextAttention(case)
+  assert attention._whole_rows(case.q, case.k, case.v, ids, None) == 7
 
 
 if __name__ == '__main__':

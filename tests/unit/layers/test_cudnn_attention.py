@@ -12,18 +12,22 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.experiments.registry import find
-from paxlite.layers import cudnn_attention, cudnn_call, remat
+from paxlite.layers import attention_case, attention_kernels, cudnn_attention, cudnn_call, remat
 from paxlite.layers.attention import DotProductAttention, Sinks
+from paxlite.layers.attention_case import Case
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.blockwise_attention import Blockwise
+from paxlite.layers.cudnn_attention import CudnnKernel
 from paxlite.layers.partial_attention import Partial
 from paxlite.layers.relative_bias import RelativeBias
-from paxlite.layers.softmax_attention import Softmax
+from paxlite.layers.softmax_attention import Softmax, Visible
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
 from paxlite.training import attention_check
 
 CUDNN = functools.partial(AttentionKernel, fused=True)
+PLAIN = Softmax(0.5)
+reasons = CudnnKernel.reasons
 XLA_ATTENTION = jax.nn.dot_product_attention
 SEGMENTS = jnp.array([[1] * 11 + [2] * 16 + [0] * 5, [1] * 3 + [2] * 9 + [3] * 20])
 
@@ -59,8 +63,10 @@ def asked(monkeypatch):
 
   monkeypatch.setattr(jax.nn, 'dot_product_attention', attend)
   monkeypatch.setattr(jax.ffi, 'ffi_call', call)
-  monkeypatch.setattr(cudnn_attention, '_has_kernel', lambda q, k: True)
-  monkeypatch.setattr(cudnn_attention, 'capability', lambda: 9.0)
+  monkeypatch.setattr(partitioning, 'active_kind', lambda: 'gpu')
+  monkeypatch.setattr(attention_case, 'active_capability', lambda: 9.0)
+  on_float32 = lambda kernel, case: reasons(kernel, case) | {'computes in 16 bits only': False}
+  monkeypatch.setattr(CudnnKernel, 'reasons', on_float32)
   monkeypatch.setitem(cudnn_call._TYPES, 'float32', ('F32', -1e30))
   return found
 
@@ -332,7 +338,9 @@ def test_stages_with_extra_logits_are_rows_of_one_call(asked, monkeypatch):
 
   def of_stage(logit_N, q, k, v):
     softmax = Softmax(0.5, extra_logit=logit_N)
-    return cudnn_attention.attend_locally(q, k, v, SEGMENTS, softmax=softmax)
+    visible = Visible(segments=(SEGMENTS, SEGMENTS))
+    case = Case(q, k, v, softmax, visible, platform='gpu', capability=9.0, sizes={}, rules={})
+    return CudnnKernel().attend_locally(case)
 
   def grad(of_stages):
     value = lambda *args: jnp.sin(of_stages(*args)).sum()
@@ -382,7 +390,10 @@ def test_where_there_is_a_kernel(monkeypatch):
     mesh = types.SimpleNamespace(devices=np.array([device]), shape=shape)
     monkeypatch.setattr(partitioning, 'active_mesh', lambda: (mesh, rules))
     abstract = lambda *shape: jax.ShapeDtypeStruct(shape, dtype)
-    return cudnn_attention._has_kernel(abstract(2, T, N, H), abstract(2, S, G, H))
+    kv = abstract(2, S, G, H)
+    return (
+      attention_kernels.refusal(CudnnKernel(), Case(abstract(2, T, N, H), kv, kv, PLAIN)) is None
+    )
 
   assert fits()
   assert fits(dtype=jnp.float16, data=4, mdl=4)

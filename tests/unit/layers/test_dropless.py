@@ -25,7 +25,9 @@ def test_kernels_compute_what_ragged_dot_does(kernels):
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.normal(size=(512, 128)), jnp.float32)
   w = jnp.asarray(0.1 * rng.normal(size=(3, 128, 128)), jnp.float32)
-  assert kernels.computes(w)
+  platform = 'gpu' if kernels is triton_product else 'tpu'
+  assert kernels.refusal(w, platform) is None
+  assert kernels.refusal(w, 'cpu')
   is_grouped = (jnp.arange(512) < SIZES.sum())[:, None]
 
   def value(product, x, w):
@@ -52,8 +54,8 @@ def test_kernels_fit_into_shared_memory():
 @pytest.mark.parametrize('shape', [(3, 100, 128), (3, 128, 100)])
 def test_kernels_refuse_what_they_do_not_divide(shape):
   w = jnp.zeros(shape)
-  assert not triton_product.computes(w)
-  assert not megablox_product.computes(w)
+  assert 'divides' in triton_product.refusal(w, 'gpu')
+  assert 'divides' in megablox_product.refusal(w, 'tpu')
 
 
 def output_and_gradients(layer, params, x, paddings):

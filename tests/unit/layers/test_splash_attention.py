@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from jax.interpreters import partial_eval
 
-from paxlite.layers import remat, splash_attention
+from paxlite.layers import attention_kernels, remat
 from paxlite.layers.attention import DotProductAttention, Sinks
+from paxlite.layers.attention_case import Case
 from paxlite.layers.attention_kernel import AttentionKernel
 from paxlite.layers.relative_bias import RelativeBias
+from paxlite.layers.softmax_attention import Softmax
+from paxlite.layers.splash_attention import SplashKernel
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
 
@@ -32,14 +35,14 @@ def qkv(kv_heads: int = 4, rows: int = 2, value_width: int = 64):
 def asked(monkeypatch):
   """Counts the calls of splash, which is taken on this CPU too."""
   found = []
-  attend = splash_attention.attend_locally
+  attend = SplashKernel.attend_locally
 
   def counted(*args, **kwargs):
     found.append(args)
     return attend(*args, **kwargs)
 
-  monkeypatch.setattr(splash_attention, 'attend_locally', counted)
-  monkeypatch.setattr(splash_attention, '_has_kernel', lambda q, k: True)
+  monkeypatch.setattr(SplashKernel, 'attend_locally', counted)
+  monkeypatch.setattr(SplashKernel, 'platform', 'cpu')
   return found
 
 
@@ -117,7 +120,9 @@ def test_where_there_is_a_kernel(monkeypatch):
     mesh = types.SimpleNamespace(devices=np.array([device]), shape=shape)
     monkeypatch.setattr(partitioning, 'active_mesh', lambda: (mesh, rules))
     abstract = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-    return splash_attention._has_kernel(abstract(2, T, N, H), abstract(2, S, K, H))
+    kv = abstract(2, S, K, H)
+    case = Case(abstract(2, T, N, H), kv, kv, Softmax(0.5))
+    return attention_kernels.refusal(SplashKernel(), case) is None
 
   assert fits()
   assert fits(H=256, data=4, mdl=4)
