@@ -9,6 +9,8 @@ import fiddle as fdl
 from paxlite.core.errors import UserError
 from paxlite.core.own_code import place_of
 from paxlite.core.templates import selections_named
+from paxlite.training.callbacks import Callback
+from paxlite.training.writers import Writer
 
 
 class _Kind(NamedTuple):
@@ -28,7 +30,11 @@ def _are_configs(x: object) -> bool:
 
 
 def _are_callbacks(x: object) -> bool:
-  return isinstance(x, list | tuple) and all(hasattr(c, 'on_evaluation') for c in x)
+  return isinstance(x, list | tuple) and all(isinstance(c, Callback) for c in x)
+
+
+def _are_writers(x: object) -> bool:
+  return isinstance(x, list | tuple) and all(isinstance(w, Writer) for w in x)
 
 
 _CONFIG = (
@@ -44,6 +50,7 @@ _KINDS = {
   'train_input': _Kind('the fdl.Config of an Input', _is_config, _CONFIG),
   'eval_inputs': _Kind('a dict of fdl.Config by name', _are_configs, _CONFIG),
   'callbacks': _Kind('a list of paxlite.Callback', _are_callbacks),
+  'trackers': _Kind('a list of paxlite.training.writers.Writer', _are_writers),
 }
 
 

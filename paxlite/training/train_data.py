@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import zlib
 from collections.abc import Callable, Mapping
 
 import jax
@@ -9,15 +10,18 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import Json, JsonObject
+from paxlite.core.json_text import Json, JsonObject, parsed
 from paxlite.data.base import Input, Seekable, place
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.fingerprints import change, identity
 from paxlite.data.positions import merged
+from paxlite.data.rollouts import RolloutBatches, RolloutInput
 from paxlite.parallel.partitioning import process_rows
 from paxlite.runtime.process_messages import gathered
 
 log = logging.getLogger('paxlite')
+
+Batches = DeviceBatches | RolloutBatches
 
 
 class TrainData:
@@ -39,8 +43,12 @@ class TrainData:
     self._skipped_batches = 0
     self._resumed: int | None = None
 
-  def batches(self, step: int, sharding: NamedSharding) -> DeviceBatches:
+  def batches(self, step: int, sharding: NamedSharding) -> Batches:
     """Returns the batches of `step` and of all later steps; the caller must close them."""
+    if isinstance(self.input, RolloutInput):
+      batch = self._batch_of(step)
+      self._rollouts = RolloutBatches(self.input, sharding, batch, self._max_texts)
+      return self._rollouts
     return DeviceBatches(self.input, sharding, self._batch_of(step), self._max_texts)
 
   def rows(self, step: int) -> str:
@@ -63,6 +71,8 @@ class TrainData:
     if self._skipped_batches:
       notes['skipped_batches'] = self._skipped_batches
     notes |= self._identity
+    if isinstance(self.input, RolloutInput):
+      return self._with_rollouts(notes, self._rollouts.state(self._batch_of(step)))
     if not isinstance(self.input, Seekable):
       return lambda: notes
     known = np.ascontiguousarray(self.input.position(self._batch_of(step)), np.int64)
@@ -84,7 +94,11 @@ class TrainData:
       return
     self._resumed = step
     self._skipped_batches = int(notes.get('skipped_batches', 0))
-    if isinstance(self.input, Seekable) and step:
+    if isinstance(self.input, RolloutInput) and notes:
+      if 'rollouts' not in notes:
+        raise UserError(f'{self.input.name}: the checkpoint of step {step} is not one of rollouts')
+      self.input.restore(notes['rollouts'])
+    elif isinstance(self.input, Seekable) and step:
       self.input.seek(self._batch_of(step), self._position(step, notes, sharding))
     why = change(self.input, self._identity, notes)
     if why:
@@ -96,6 +110,17 @@ class TrainData:
         )
       if jax.process_index() == 0:
         log.warning('%s; the run continues with it, because of --accept_changes', changed)
+
+  def _with_rollouts(self, notes: JsonObject, state: str) -> Callable[[], JsonObject]:
+    """Begins to compare the state of rollouts with those of other processes; see `notes`."""
+    found = gathered(np.array([zlib.crc32(state.encode())], np.uint32).view(np.int32))
+
+    def compared() -> JsonObject:
+      if len(np.unique(found())) > 1:
+        raise UserError(f'{self.input.name}: its state() differs between processes')
+      return notes | {'rollouts': parsed(state)}
+
+    return compared
 
   def _position(self, step: int, notes: Mapping[str, Json], sharding: NamedSharding) -> np.ndarray:
     """Returns the position in the notes of a checkpoint; see Positions.seek."""
