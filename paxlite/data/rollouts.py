@@ -2,13 +2,14 @@
 
 import abc
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import JsonObject, parsed
+from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch
 from paxlite.data.batch_check import check
@@ -85,13 +86,7 @@ class RolloutBatches:
     max_texts: The most texts of a packed row, padding included; 0: any number.
   """
 
-  def __init__(
-    self,
-    data: RolloutInput,
-    sharding: jax.sharding.NamedSharding,
-    start: int,
-    max_texts: int = 0,
-  ):
+  def __init__(self, data: RolloutInput, sharding: NamedSharding, start: int, max_texts: int = 0):
     self._data, self._sharding, self._number, self._max_texts = data, sharding, start, max_texts
     self._rows = partitioning.process_rows(sharding, data.batch_size)
     self._states: dict[int, str] = {}  # before each of the last batches
@@ -108,13 +103,9 @@ class RolloutBatches:
     batch = self._data.next_batch(params, self._number, self._rows)
     check(self._data, batch, self._rows.stop - self._rows.start, self._max_texts)
     batch = {k: np.asarray(x) for k, x in batch.items()}
-    found = {k: (x.shape[1:], x.dtype) for k, x in batch.items()}
-    stated = {k: (x.shape[1:], x.dtype) for k, x in self._data.shapes().items()}
-    if wrong := [k for k in found | stated if found.get(k) != stated.get(k)]:
-      raise UserError(
-        f'the data {self._data.name} yields {wrong[0]} of {found.get(wrong[0], "no shape")}, and '
-        f'its shapes() has {stated.get(wrong[0], "no such array")}'
-      )
+    found, stated = _described(batch), _described(self._data.shapes())
+    if found != stated:
+      raise UserError(f'the data {self._data.name} yields {found}, and its shapes() say {stated}')
     self._number += 1
     return to_mesh(batch, self._sharding, self._data.batch_size)
 
@@ -126,13 +117,16 @@ class RolloutBatches:
     """
     if number in self._states:
       return self._states[number]
+    state = self._data.state()
     try:
-      text = json.dumps(self._data.state(), sort_keys=True)
-      parsed(text)
+      return json.dumps(state, sort_keys=True)
     except (TypeError, ValueError) as e:
       raise UserError(f'{self._data.name}: its state() has to be JSON: {e}') from None
-    return text
 
   def close(self) -> None:
-    """Frees the states."""
-    self._states.clear()
+    """Does nothing, as no thread reads ahead."""
+
+
+def _described(arrays: Mapping[str, np.ndarray] | Mapping[str, jax.ShapeDtypeStruct]) -> str:
+  """Returns the names, dtypes and shapes without the rows, such as 'ids int32[16], …'."""
+  return ', '.join(f'{k} {x.dtype.name}{list(x.shape[1:])}' for k, x in sorted(arrays.items()))

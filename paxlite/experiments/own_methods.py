@@ -29,12 +29,8 @@ def _are_configs(x: object) -> bool:
   return isinstance(x, Mapping) and all(map(_is_config, x.values()))
 
 
-def _are_callbacks(x: object) -> bool:
-  return isinstance(x, list | tuple) and all(isinstance(c, Callback) for c in x)
-
-
-def _are_writers(x: object) -> bool:
-  return isinstance(x, list | tuple) and all(isinstance(w, Writer) for w in x)
+def _are(kind: type) -> Callable[[object], bool]:
+  return lambda x: isinstance(x, list | tuple) and all(isinstance(c, kind) for c in x)
 
 
 _CONFIG = (
@@ -49,8 +45,8 @@ _KINDS = {
   ),
   'train_input': _Kind('the fdl.Config of an Input', _is_config, _CONFIG),
   'eval_inputs': _Kind('a dict of fdl.Config by name', _are_configs, _CONFIG),
-  'callbacks': _Kind('a list of paxlite.Callback', _are_callbacks),
-  'trackers': _Kind('a list of paxlite.training.writers.Writer', _are_writers),
+  'callbacks': _Kind('a list of paxlite.Callback', _are(Callback)),
+  'trackers': _Kind('a list of paxlite.training.writers.Writer', _are(Writer)),
 }
 
 

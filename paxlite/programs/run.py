@@ -159,17 +159,17 @@ class Run:
   def _callbacks(self, store: StateStore, eval_data: Mapping[str, Input]) -> list[Callback]:
     """Returns what is called at the events of the loop; the class Callback states the order."""
     e = self.experiment
-    found: list[Callback] = []
-    best = self._best(store, eval_data)
-    if store.local is not None:
-      found.append(LocalSaves(store, store.local, best.wait if best else lambda: None))
-    if e.LOSS_SPIKE_FACTOR:
-      found.append(SpikeDetector(e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW))
-    if best is not None:
-      found.append(best)
-    folder, last = self.folder / 'profile', e.MAX_STEPS
-    profiler = StepProfiler(folder, e.PROFILER_CAPTURE_STEP, e.PROFILER_NUM_STEPS, last)
-    return [*found, *e.callbacks(), profiler]
+    best, local = self._best(store, eval_data), store.local
+    wait = best.wait if best else lambda: None
+    factor, window = e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW
+    first, count, folder = e.PROFILER_CAPTURE_STEP, e.PROFILER_NUM_STEPS, self.folder / 'profile'
+    return [
+      *([LocalSaves(store, local, wait)] if local else []),
+      *([SpikeDetector(factor, window)] if factor else []),
+      *([best] if best else []),
+      *e.callbacks(),
+      StepProfiler(folder, first, count, e.MAX_STEPS),
+    ]
 
   def _best(self, store: StateStore, eval_data: Mapping[str, Input]) -> Best | None:
     """Returns what keeps the best checkpoint; UserError if there is nothing to evaluate."""
@@ -181,14 +181,9 @@ class Run:
         f'{type(e).__name__} has no evaluation input: without one, KEEP_BEST and '
         'EARLY_STOPPING_PATIENCE have nothing to compare'
       )
+    name, patience = next(iter(eval_data)), e.EARLY_STOPPING_PATIENCE
     return Best(
-      folder=self.folder,
-      input=next(iter(eval_data)),
-      metric=e.BEST_METRIC,
-      keeps=e.KEEP_BEST,
-      patience=e.EARLY_STOPPING_PATIENCE,
-      own_disks=self.own_disks,
-      store=store,
+      self.folder, name, e.BEST_METRIC, e.KEEP_BEST, patience, self.own_disks, store=store
     )
 
   def _schedule(self) -> Schedule:

@@ -45,11 +45,11 @@ class TrainData:
 
   def batches(self, step: int, sharding: NamedSharding) -> Batches:
     """Returns the batches of `step` and of all later steps; the caller must close them."""
-    if isinstance(self.input, RolloutInput):
-      batch = self._batch_of(step)
-      self._rollouts = RolloutBatches(self.input, sharding, batch, self._max_texts)
-      return self._rollouts
-    return DeviceBatches(self.input, sharding, self._batch_of(step), self._max_texts)
+    number = self._batch_of(step)
+    if not isinstance(self.input, RolloutInput):
+      return DeviceBatches(self.input, sharding, number, self._max_texts)
+    self._rollouts = RolloutBatches(self.input, sharding, number, self._max_texts)
+    return self._rollouts
 
   def rows(self, step: int) -> str:
     """Describes the rows of a step's batch, for messages."""

@@ -26,7 +26,7 @@ class TokenBudget(paxlite.Callback):
     self._note(f'after {step}')
     before, self._before = self._before, metrics
     if before is not None:
-      self._left -= to_host(before)['num_predictions']
+      self._left -= to_host(before)['Metrics/num_predictions']
     return self.END if self._left <= 0 else None
 
   def on_evaluation(self, state, step, evaluations, summaries):
@@ -51,7 +51,7 @@ class WithBudget(TinyGPT):
   NUM_LAYERS = 1
   EVAL_INTERVAL_STEPS = 3
   CHECKPOINT_EVERY_N_STEPS = 2
-  TOKEN_BUDGET: Run[int] = 3 * 8 * 32  # targets
+  TOKEN_BUDGET: Run[int] = 3 * 32 * 32  # targets
   EVENT_LOG: Run[str] = ''  # a file
 
   def callbacks(self):

@@ -22,7 +22,8 @@ class EvenRows(RolloutInput):
     def sample(params, key):
       def add(t, ids_BT):
         logits_BV = model.apply({'params': params}, ids_BT)[:, t]
-        return ids_BT.at[:, t + 1].set(jax.random.categorical(jax.random.fold_in(key, t), logits_BV))
+        tokens_B = jax.random.categorical(jax.random.fold_in(key, t), logits_BV)
+        return ids_BT.at[:, t + 1].set(tokens_B)
 
       return jax.lax.fori_loop(0, seq_len, add, jnp.zeros((batch_size, seq_len + 1), jnp.int32))
 
@@ -46,6 +47,7 @@ class EvenRows(RolloutInput):
 class OnRollouts(TinyGPT):
   NUM_LAYERS = 1
   MAX_SEQ_LEN = 16
+  PERCORE_BATCH_SIZE = 1
   MAX_STEPS = 6
   CHECKPOINT_EVERY_N_STEPS = 3
   LEARNING_RATE = 0.02

@@ -38,10 +38,11 @@ class WithCsv(TinyGPT):
   NUM_LAYERS = 1
   MAX_STEPS = 4
   EVAL_INTERVAL_STEPS = 2
-  MAX_EVAL_BATCHES = 1
 
   def trackers(self, folder):
     return [*super().trackers(folder), CsvFile(folder)]
 
   def eval_inputs(self):
-    return {'same': self.train_input()}
+    config = self.train_input()
+    config.max_eval_batches = 1
+    return {'same': config}
