@@ -22,6 +22,7 @@ from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input
+from paxlite.data.rollouts import RolloutInput
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import Inference
 from paxlite.eval.inference import load as load_inference
@@ -411,6 +412,8 @@ def _check_trainable(task: ShardedTask) -> None:
 
 def _check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:
   for name, data in inputs.items():
+    if isinstance(data, RolloutInput):
+      data.eval_batches(slice(0))  # raises UserError
     if data.batch_size % e.batch_shards:
       axes = ' × '.join(partitioning.axes_of(e.rules['batch']))
       raise UserError(

@@ -12,6 +12,7 @@ from flax.linen import meta
 from tests.outside.parts.rollouts import OnRollouts
 from tests.outside.trained import trained, trained_on_one
 from tests.support import runs
+from tests.support.processes import on_processes
 
 
 @pytest.mark.slow
@@ -78,3 +79,13 @@ def test_a_dataset_is_trained_on(tmp_path):
   assert losses[30] < 0.8 * losses[1]
   one = trained_on_one(tmp_path / 'one', 'dataset.Counting', 32, '--fdl.MAX_STEPS=3')
   assert one[3] == pytest.approx(losses[3], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_rollouts_on_two_processes(tmp_path):
+  """Each gives its rows of what both have sampled, also after a restart."""
+  config = 'tests.outside.parts.rollouts.OnRollouts'
+  on_processes(tmp_path / 'one', 1, config=config)
+  on_processes(tmp_path / 'two', 2, '--fdl.MAX_STEPS=4', config=config)
+  on_processes(tmp_path / 'two', 2, config=config)
+  assert runs.losses(tmp_path / 'two') == pytest.approx(runs.losses(tmp_path / 'one'), rel=1e-5)

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
 from paxlite.core.templates import config
 from paxlite.data.rollouts import RolloutInput
@@ -16,10 +17,12 @@ class EvenRows(RolloutInput):
 
   def __init__(self, model, batch_size, seq_len, vocab_size, seed):
     self.batch_size, self.seq_len, self.max_token_id = batch_size, seq_len, vocab_size - 1
-    self._seed, self._sampled = seed, 0
+    self._sampled = 0
 
     @jax.jit
-    def sample(params, key):
+    def sample(params, number):
+      key = jax.random.fold_in(jax.random.key(seed), number)
+
       def add(t, ids_BT):
         logits_BV = model.apply({'params': params}, ids_BT)[:, t]
         tokens_B = jax.random.categorical(jax.random.fold_in(key, t), logits_BV)
@@ -30,8 +33,8 @@ class EvenRows(RolloutInput):
     self._sample = sample
 
   def next_batch(self, params, number, rows):
-    key = jax.random.fold_in(jax.random.key(self._seed), self._sampled)
-    tokens = np.asarray(self._sample(params, key))[rows]
+    sampled = self._sample(params, self._sampled)
+    tokens = multihost_utils.process_allgather(sampled, tiled=True)[rows]
     self._sampled += 1
     ids, labels = tokens[:, :-1], tokens[:, 1:]
     reward = (labels % 2 == 0).mean(1, keepdims=True, dtype=np.float32)

@@ -7,6 +7,7 @@ import pytest
 
 from paxlite.core.errors import TrainingError, UserError
 from paxlite.core.json_files import read_object
+from paxlite.core.templates import config
 from paxlite.data.rollouts import RolloutInput
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.experiments.demo import TinyGPT
@@ -151,3 +152,12 @@ def test_what_needs_rows_by_number_is_refused(tmp_path):
     Own().eval_batches(slice(0, 1))
   with pytest.raises(UserError, match='has rollouts, whose length is not known'):
     max_steps(TinyGPT(NUM_EPOCHS=1.0), Own())
+
+
+def test_an_evaluation_on_rollouts_is_refused_before_anything_is_built(tmp_path):
+  class Evaluating(TinyGPT):
+    def eval_inputs(self):
+      return {'own': config(Own)}
+
+  with pytest.raises(UserError, match='rollouts are for training; evaluate on other data'):
+    Run(Evaluating(), tmp_path).trainer()
