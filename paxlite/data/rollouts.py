@@ -3,6 +3,7 @@
 import abc
 import json
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import numpy as np
@@ -127,6 +128,6 @@ class RolloutBatches:
     """Does nothing, as no thread reads ahead."""
 
 
-def _described(arrays: Mapping[str, np.ndarray] | Mapping[str, jax.ShapeDtypeStruct]) -> str:
+def _described(arrays: Mapping[str, Any]) -> str:
   """Returns the names, dtypes and shapes without the rows, such as 'ids int32[16], …'."""
   return ', '.join(f'{k} {x.dtype.name}{list(x.shape[1:])}' for k, x in sorted(arrays.items()))

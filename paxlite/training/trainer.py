@@ -153,13 +153,8 @@ class Trainer:
     due = self._evaluation_is_due(start)
     summaries.drop_records_after(start, evaluated=start - 1 if due else start)
     self.evaluator.check()
-    self._reporter = Reporter(
-      self.goodput,
-      summaries,
-      self.throughput,
-      self.schedule.reports,
-      on_skipped=self._skipped_steps.check,
-    )
+    is_due, on_skipped = self.schedule.reports, self._skipped_steps.check
+    self._reporter = Reporter(self.goodput, summaries, self.throughput, is_due, on_skipped)
     self._context = Loop(summaries, self._reporter.clock_stopped, self._notes)
     for callback in self.callbacks:
       callback.on_start(state, start, self._context)
