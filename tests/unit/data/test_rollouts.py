@@ -2,9 +2,11 @@
 
 import contextlib
 
+import jax
 import numpy as np
 import pytest
 
+from paxlite.aot.analysis import abstract_batch
 from paxlite.core.errors import TrainingError, UserError
 from paxlite.core.json_files import read_object
 from paxlite.core.templates import config
@@ -161,3 +163,16 @@ def test_an_evaluation_on_rollouts_is_refused_before_anything_is_built(tmp_path)
 
   with pytest.raises(UserError, match='rollouts are for training; evaluate on other data'):
     Run(Evaluating(), tmp_path).trainer()
+
+
+def test_a_program_is_planned_for_the_shapes(tmp_path):
+  class OnOwn(TinyGPT):
+    def train_input(self):
+      return config(Own)
+
+  e, notes = OnOwn(), []
+  found = abstract_batch(e, e.mesh(jax.devices()[:1]), notes)
+  assert {k: x.dtype.name for k, x in found.items()} == {
+    'ids': 'int32', 'labels': 'int32', 'weights': 'float32'
+  }  # fmt: skip
+  assert notes == []
