@@ -10,11 +10,11 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import JsonObject
+from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.trees import PyTree
-from paxlite.data.base import Batch
+from paxlite.data.base import Batch, Input
 from paxlite.data.batch_check import check
-from paxlite.data.device_batches import to_mesh
+from paxlite.data.device_batches import DeviceBatches, to_mesh
 from paxlite.parallel import partitioning
 
 _KEPT = 1024  # steps whose states are kept: more than are skipped before a run ends
@@ -126,6 +126,22 @@ class RolloutBatches:
 
   def close(self) -> None:
     """Does nothing, as no thread reads ahead."""
+
+
+Batches = DeviceBatches | RolloutBatches
+
+
+def restore(data: Input, step: int, notes: Mapping[str, Json]) -> None:
+  """Restores rollouts from the notes of a checkpoint, which a run without one lacks.
+
+  Raises:
+    UserError: The run was trained on other data.
+  """
+  if not isinstance(data, RolloutInput) or not notes:
+    return
+  if 'rollouts' not in notes:
+    raise UserError(f'{data.name}: the checkpoint of step {step} is not one of rollouts')
+  data.restore(notes['rollouts'])
 
 
 def _described(arrays: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from paxlite.core.json_text import JsonObject
 from paxlite.training.metrics import Metrics
@@ -19,6 +19,12 @@ class Request(enum.Enum):
 
   END = 'training ends after this step'
   ROLL_BACK = 'the run continues from the last good checkpoint before this step'
+
+  @classmethod
+  def of(cls, answers: Iterable[object]) -> 'Request | None':
+    """Returns what several callbacks request: a rollback goes before an end."""
+    found = [answer for answer in answers if isinstance(answer, Request)]
+    return cls.ROLL_BACK if cls.ROLL_BACK in found else next(iter(found), None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import zlib
 from collections.abc import Callable, Mapping
 
 import jax
@@ -15,13 +14,12 @@ from paxlite.data.base import Input, Seekable, place
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.fingerprints import change, identity
 from paxlite.data.positions import merged
-from paxlite.data.rollouts import RolloutBatches, RolloutInput
+from paxlite.data.rollouts import Batches, RolloutBatches, RolloutInput, restore
 from paxlite.parallel.partitioning import process_rows
+from paxlite.runtime.agreement import compare
 from paxlite.runtime.process_messages import gathered
 
 log = logging.getLogger('paxlite')
-
-Batches = DeviceBatches | RolloutBatches
 
 
 class TrainData:
@@ -42,14 +40,15 @@ class TrainData:
     self._max_texts = max_texts
     self._skipped_batches = 0
     self._resumed: int | None = None
+    self._rollouts: RolloutBatches | None = None
 
   def batches(self, step: int, sharding: NamedSharding) -> Batches:
     """Returns the batches of `step` and of all later steps; the caller must close them."""
-    number = self._batch_of(step)
-    if not isinstance(self.input, RolloutInput):
-      return DeviceBatches(self.input, sharding, number, self._max_texts)
-    self._rollouts = RolloutBatches(self.input, sharding, number, self._max_texts)
-    return self._rollouts
+    number, most = self._batch_of(step), self._max_texts
+    if isinstance(self.input, RolloutInput):
+      self._rollouts = RolloutBatches(self.input, sharding, number, most)
+      return self._rollouts
+    return DeviceBatches(self.input, sharding, number, most)
 
   def rows(self, step: int) -> str:
     """Describes the rows of a step's batch, for messages."""
@@ -71,8 +70,10 @@ class TrainData:
     if self._skipped_batches:
       notes['skipped_batches'] = self._skipped_batches
     notes |= self._identity
-    if isinstance(self.input, RolloutInput):
-      return self._with_rollouts(notes, self._rollouts.state(self._batch_of(step)))
+    if self._rollouts is not None:
+      state = self._rollouts.state(self._batch_of(step))
+      compare({f'the state() of {self.input.name}': state})
+      return lambda: notes | {'rollouts': parsed(state)}
     if not isinstance(self.input, Seekable):
       return lambda: notes
     known = np.ascontiguousarray(self.input.position(self._batch_of(step)), np.int64)
@@ -94,11 +95,8 @@ class TrainData:
       return
     self._resumed = step
     self._skipped_batches = int(notes.get('skipped_batches', 0))
-    if isinstance(self.input, RolloutInput) and notes:
-      if 'rollouts' not in notes:
-        raise UserError(f'{self.input.name}: the checkpoint of step {step} is not one of rollouts')
-      self.input.restore(notes['rollouts'])
-    elif isinstance(self.input, Seekable) and step:
+    restore(self.input, step, notes)
+    if isinstance(self.input, Seekable) and step:
       self.input.seek(self._batch_of(step), self._position(step, notes, sharding))
     why = change(self.input, self._identity, notes)
     if why:
@@ -110,17 +108,6 @@ class TrainData:
         )
       if jax.process_index() == 0:
         log.warning('%s; the run continues with it, because of --accept_changes', changed)
-
-  def _with_rollouts(self, notes: JsonObject, state: str) -> Callable[[], JsonObject]:
-    """Begins to compare the state of rollouts with those of other processes; see `notes`."""
-    found = gathered(np.array([zlib.crc32(state.encode())], np.uint32).view(np.int32))
-
-    def compared() -> JsonObject:
-      if len(np.unique(found())) > 1:
-        raise UserError(f'{self.input.name}: its state() differs between processes')
-      return notes | {'rollouts': parsed(state)}
-
-    return compared
 
   def _position(self, step: int, notes: Mapping[str, Json], sharding: NamedSharding) -> np.ndarray:
     """Returns the position in the notes of a checkpoint; see Positions.seek."""

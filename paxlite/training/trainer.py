@@ -4,13 +4,14 @@ import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
 from paxlite.core import live_line, own_code
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.json_text import JsonObject
+from paxlite.data.rollouts import Batches
 from paxlite.runtime import preemption, processes
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.watchdog import Watchdog
@@ -25,7 +26,7 @@ from paxlite.training.spikes import Rollbacks
 from paxlite.training.state_store import StateStore
 from paxlite.training.step_compiler import StepCompiler
 from paxlite.training.summaries import Summaries
-from paxlite.training.train_data import Batches, TrainData
+from paxlite.training.train_data import TrainData
 from paxlite.training.train_state import TrainState
 from paxlite.training.writers import Writer
 
@@ -106,7 +107,7 @@ class Trainer:
     notes = self.store.notes(step)
     self.data.resume(step, notes, self.store.task.batch_sharding)
     self.rollbacks.count = int(notes.get('rollbacks', 0))
-    self._was_over = _request([c.resume(step) for c in self.callbacks]) is Request.END
+    self._was_over = Request.of([c.resume(step) for c in self.callbacks]) is Request.END
 
   def is_complete(self, step: int) -> bool:
     """Returns whether a run that continues from `step` has nothing left to do."""
@@ -205,8 +206,10 @@ class Trainer:
         if evaluates:
           is_over |= self._evaluate(state, step) is Request.END
         ends = is_over or step >= self.schedule.max_steps
-        if step > start:
-          self._save_if_due(state, step, ends)
+        if step > start and (
+          self.schedule.saves(step) or ends or moved_folder.is_moved(self.folder)
+        ):
+          self._checkpoint(state, step)
         if ends:
           return self._end(state, step)
         batch = self._draw(state, step, batches)
@@ -237,7 +240,7 @@ class Trainer:
     self.store.checkpoints.note_completed()
     self._reporter.step(step, metrics, state)
     with self._saved_on_bad_data(state, step):
-      return _request([c.after_step(state, step, metrics, self._context) for c in self.callbacks])
+      return Request.of([c.after_step(state, step, metrics, self._context) for c in self.callbacks])
 
   def _end(self, state: TrainState, step: int) -> TrainState:
     for callback in self.callbacks:
@@ -257,11 +260,7 @@ class Trainer:
       self._reporter.clock_stopped(state, 'evaluation'),
     ):
       found = self.evaluator.report(state, step, summaries)
-      return _request([c.on_evaluation(state, step, found, summaries) for c in self.callbacks])
-
-  def _save_if_due(self, state: TrainState, step: int, ends: bool) -> None:
-    if self.schedule.saves(step) or ends or moved_folder.is_moved(self.folder):
-      self._checkpoint(state, step)
+      return Request.of([c.on_evaluation(state, step, found, summaries) for c in self.callbacks])
 
   def _checkpoint(self, state: TrainState, step: int, unevaluated: bool = False) -> None:
     """Saves a state in the background, and tells it to the callbacks; see `_save`."""
@@ -351,9 +350,3 @@ class Trainer:
   @property
   def _skipped_steps(self) -> SkippedSteps:
     return SkippedSteps(self.store.task.task.max_skipped_steps, self.data.rows)
-
-
-def _request(answers: Iterable[object]) -> Request | None:
-  """Returns the request of several callbacks that counts: a rollback, before an end."""
-  found = {answer for answer in answers if isinstance(answer, Request)}
-  return next((r for r in (Request.ROLL_BACK, Request.END) if r in found), None)
