@@ -23,6 +23,7 @@ from paxlite.aot.targets import Chip, Target
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
+from paxlite.data.rollouts import RolloutInput
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
 from paxlite.runtime import compiled_step, compiler
@@ -190,7 +191,8 @@ def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax
   found = {k: jnp.dtype(v) for k, v in packed.items()}
   try:
     data = fdl.build(e.train_input())
-    row = next(iter(data.train_batches(0, slice(0, 1))))
+    is_drawn = isinstance(data, RolloutInput)
+    row = data.shapes() if is_drawn else next(iter(data.train_batches(0, slice(0, 1))))
     found = {k: v.dtype for k, v in row.items()}
   except (UserError, OSError, ImportError):
     notes.append(

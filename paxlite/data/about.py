@@ -11,6 +11,7 @@ from paxlite.data import packaged
 from paxlite.data.base import Input, RowInput, RowSource
 from paxlite.data.mixture import MixtureInput
 from paxlite.data.records import share_done
+from paxlite.data.rollouts import RolloutInput
 from paxlite.data.rows import TokenRows
 from paxlite.data.sft import SftRows
 from paxlite.data.stream_rows import Example
@@ -58,6 +59,8 @@ def _described(data: Input) -> list[str]:
       f'  {share:.1%} {_shortened(part.name)}' + _part(part, share * data.batch_size)
       for part, share in zip(data.parts, shares, strict=True)
     ]
+  if isinstance(data, RolloutInput):
+    return [f'{name}: generated with the newest parameters, {data.batch_size:,} rows a step']
   return [f'{name}: a stream, {data.batch_size:,} rows a step']
 
 

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from paxlite.core.errors import UserError
+from paxlite.core.trees import PyTree
 from paxlite.data.base import Batch, Input, prefetch
 from paxlite.data.batch_check import check
 from paxlite.parallel import partitioning
@@ -49,6 +50,10 @@ class DeviceBatches:
   def __next__(self) -> dict[str, jax.Array]:
     first, self._first = self._first, None
     return next(self._batches) if first is None else first
+
+  def draw(self, params: PyTree) -> dict[str, jax.Array]:
+    """Returns the next batch, which does not depend on the parameters."""
+    return next(self)
 
   def close(self) -> None:
     """Stops the thread."""

@@ -12,6 +12,7 @@ that the trainer needs.
 import copy
 import inspect
 import math
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
@@ -46,6 +47,8 @@ from paxlite.layers.backends import Backend
 from paxlite.parallel import mesh, partitioning
 from paxlite.runtime import compiler
 from paxlite.training.callbacks import Callback
+from paxlite.training.trackers import trackers
+from paxlite.training.writers import Writer
 
 if TYPE_CHECKING:
   import jax
@@ -246,6 +249,16 @@ class Experiment(Attributes):
   def callbacks(self) -> list[Callback]:
     """Returns what the training loop calls while a run goes; a subclass may add its own."""
     return []
+
+  def trackers(self, folder: pathlib.Path) -> Sequence[Writer]:
+    """Returns the writers of metrics besides files, TensorBoard and the terminal.
+
+    A subclass may add its own to those of TRACKERS. Their methods are called in process 0 alone.
+
+    Args:
+      folder: The run's job_log_dir.
+    """
+    return trackers(self.TRACKERS, folder, type(self).__name__, self.values())
 
   @property
   def eval_tasks(self) -> list[str]:

@@ -4,6 +4,7 @@ import math
 
 from paxlite.core.errors import UserError
 from paxlite.data.base import Input, RowInput
+from paxlite.data.rollouts import RolloutInput
 from paxlite.experiments.base import Experiment
 
 
@@ -11,12 +12,13 @@ def max_steps(e: Experiment, data: Input) -> int:
   """Returns the number of steps in which `data` is read NUM_EPOCHS times, rounded up.
 
   Raises:
-    UserError: The number of rows is not known: the data is a stream or a mixture.
+    UserError: The number of rows is not known: the data is a stream, a mixture or rollouts.
   """
   assert e.NUM_EPOCHS is not None
   if not isinstance(data, RowInput):
+    kind = 'has rollouts' if isinstance(data, RolloutInput) else 'is a stream or a mixture'
     raise UserError(
-      f'NUM_EPOCHS={e.NUM_EPOCHS:g}: {data.name} is a stream or a mixture, whose length is not '
+      f'NUM_EPOCHS={e.NUM_EPOCHS:g}: {data.name} {kind}, whose length is not '
       'known: --fdl.NUM_EPOCHS=None and --fdl.MAX_STEPS=N'
     )
   exact = e.NUM_EPOCHS * len(data.source) / data.batch_size

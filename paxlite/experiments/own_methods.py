@@ -9,6 +9,8 @@ import fiddle as fdl
 from paxlite.core.errors import UserError
 from paxlite.core.own_code import place_of
 from paxlite.core.templates import selections_named
+from paxlite.training.callbacks import Callback
+from paxlite.training.writers import Writer
 
 
 class _Kind(NamedTuple):
@@ -27,8 +29,8 @@ def _are_configs(x: object) -> bool:
   return isinstance(x, Mapping) and all(map(_is_config, x.values()))
 
 
-def _are_callbacks(x: object) -> bool:
-  return isinstance(x, list | tuple) and all(hasattr(c, 'on_evaluation') for c in x)
+def _are(kind: type) -> Callable[[object], bool]:
+  return lambda x: isinstance(x, list | tuple) and all(isinstance(c, kind) for c in x)
 
 
 _CONFIG = (
@@ -45,7 +47,8 @@ _KINDS = {
   'transformation': _Kind('the fdl.Config of an optax transformation', _is_config, _CONFIG),
   'train_input': _Kind('the fdl.Config of an Input', _is_config, _CONFIG),
   'eval_inputs': _Kind('a dict of fdl.Config by name', _are_configs, _CONFIG),
-  'callbacks': _Kind('a list of paxlite.Callback', _are_callbacks),
+  'callbacks': _Kind('a list of paxlite.Callback', _are(Callback)),
+  'trackers': _Kind('a list of paxlite.training.writers.Writer', _are(Writer)),
 }
 
 

@@ -24,6 +24,7 @@ from paxlite.core.errors import UserError
 from paxlite.core.experiment_file import EXPERIMENT
 from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input
+from paxlite.data.rollouts import RolloutInput
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import Inference
 from paxlite.eval.inference import load as load_inference
@@ -48,19 +49,20 @@ from paxlite.runtime.compiled_step import SavedStep
 from paxlite.runtime.folder_lock import FolderLock
 from paxlite.runtime.goodput import Goodput
 from paxlite.runtime.peers import Peers
-from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Limits, Watchdog
 from paxlite.training.best import Best
+from paxlite.training.callbacks import Callback
 from paxlite.training.evaluation import Evaluator
+from paxlite.training.local_saves import LocalSaves
 from paxlite.training.local_states import LocalStates
 from paxlite.training.memory_check import MemoryCheck
+from paxlite.training.profiling import StepProfiler
 from paxlite.training.reporting import Throughput
 from paxlite.training.save_times import SaveTimes
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.spikes import Rollbacks, SpikeDetector
 from paxlite.training.state_store import StateStore
 from paxlite.training.step_compiler import StepCompiler
-from paxlite.training.trackers import trackers
 from paxlite.training.train_data import TrainData
 from paxlite.training.trainer import Schedule, Trainer
 
@@ -157,19 +159,27 @@ class Run:
       throughput=self._throughput(store.task.mesh, data.batch_size),
       goodput=spent,
       watchdog=watchdog,
-      profiler=StepProfiler(
-        self.folder / 'profile', e.PROFILER_CAPTURE_STEP, e.PROFILER_NUM_STEPS, e.MAX_STEPS
-      ),
       rollbacks=Rollbacks(store.checkpoints, e.MAX_ROLLBACKS),
-      trackers=trackers(e.TRACKERS, self.folder, type(e).__name__, e.values()),
-      callbacks=e.callbacks(),
-      best=self._best(eval_data),
-      spikes=(
-        SpikeDetector(e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW) if e.LOSS_SPIKE_FACTOR else None
-      ),
+      trackers=e.trackers(self.folder),
+      callbacks=self._callbacks(store, eval_data),
     )
 
-  def _best(self, eval_data: Mapping[str, Input]) -> Best | None:
+  def _callbacks(self, store: StateStore, eval_data: Mapping[str, Input]) -> list[Callback]:
+    """Returns what is called at the events of the loop; the class Callback states the order."""
+    e = self.experiment
+    best, local = self._best(store, eval_data), store.local
+    wait = best.wait if best else lambda: None
+    factor, window = e.LOSS_SPIKE_FACTOR, e.LOSS_SPIKE_WINDOW
+    first, count, folder = e.PROFILER_CAPTURE_STEP, e.PROFILER_NUM_STEPS, self.folder / 'profile'
+    return [
+      *([LocalSaves(store, local, wait)] if local else []),
+      *([SpikeDetector(factor, window)] if factor else []),
+      *([best] if best else []),
+      *e.callbacks(),
+      StepProfiler(folder, first, count, e.MAX_STEPS),
+    ]
+
+  def _best(self, store: StateStore, eval_data: Mapping[str, Input]) -> Best | None:
     """Returns what keeps the best checkpoint; UserError if there is nothing to evaluate."""
     e = self.experiment
     if not e.KEEP_BEST and not e.EARLY_STOPPING_PATIENCE:
@@ -179,9 +189,9 @@ class Run:
         f'{type(e).__name__} has no evaluation input: without one, KEEP_BEST and '
         'EARLY_STOPPING_PATIENCE have nothing to compare'
       )
-    patience = e.EARLY_STOPPING_PATIENCE
+    name, patience = next(iter(eval_data)), e.EARLY_STOPPING_PATIENCE
     return Best(
-      self.folder, next(iter(eval_data)), e.BEST_METRIC, e.KEEP_BEST, patience, self.own_disks
+      self.folder, name, e.BEST_METRIC, e.KEEP_BEST, patience, self.own_disks, store=store
     )
 
   def _schedule(self) -> Schedule:
@@ -424,6 +434,8 @@ def _check_trainable(task: ShardedTask) -> None:
 
 def _check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:
   for name, data in inputs.items():
+    if isinstance(data, RolloutInput):
+      data.eval_batches(slice(0))  # raises UserError
     if data.batch_size % (e.batch_shards * e.ROWS_PER_EXAMPLE):
       axes = ' × '.join(partitioning.axes_of(e.rules['batch']))
       each = f' × ROWS_PER_EXAMPLE={e.ROWS_PER_EXAMPLE}' if e.ROWS_PER_EXAMPLE != 1 else ''

@@ -13,8 +13,9 @@ from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import UserError
 from paxlite.core.run_files import MovedError, write_file
 from paxlite.losses.metric_names import larger_is_better
-from paxlite.training.callbacks import Evaluations
+from paxlite.training.callbacks import Callback, Evaluations, Request
 from paxlite.training.state_store import StateStore
+from paxlite.training.summaries import Summaries
 from paxlite.training.train_state import TrainState
 from paxlite.training.writers import EvalRecords, read_records
 
@@ -22,7 +23,7 @@ _OF_RUN = 'experiment.json', 'experiment.txt', 'config.json', 'config.txt'
 
 
 @dataclasses.dataclass
-class Best:
+class Best(Callback):
   """The best evaluation of a run so far.
 
   Attributes:
@@ -33,6 +34,7 @@ class Best:
     keeps: Whether the state is saved.
     patience: Training ends after so many evaluations in a row that were not better; 0: never.
     own_disks: Whether each process has a disk of its own.
+    store: The states of the run; None if `evaluated` is called in place of `on_evaluation`.
     value: The best value so far; NaN before the first evaluation.
     step: The step of this value.
     worse: Number of evaluations since.
@@ -44,6 +46,7 @@ class Best:
   keeps: bool
   patience: int
   own_disks: bool = False
+  store: StateStore | None = None
   value: float = math.nan
   step: int = 0
   worse: int = 0
@@ -57,7 +60,7 @@ class Best:
     """Whether training ends, because it does not get better any more."""
     return 0 < self.patience <= self.worse
 
-  def resume(self, step: int) -> None:
+  def resume(self, step: int) -> Request | None:
     """Notes the evaluations up to `step` of a run that continues from there."""
     self.value, self.step, self.worse = math.nan, 0, 0
     if jax.process_index() == 0:
@@ -69,6 +72,15 @@ class Best:
       noted = np.array([self.value, self.step, self.worse], np.float64).view(np.uint32)
       noted = np.asarray(multihost_utils.broadcast_one_to_all(noted)).view(np.float64)
       self.value, self.step, self.worse = float(noted[0]), int(noted[1]), int(noted[2])
+    return self.END if self.is_over else None
+
+  def on_evaluation(
+    self, state: TrainState, step: int, evaluations: Evaluations, summaries: Summaries
+  ) -> Request | None:
+    assert self.store is not None
+    for line in self.evaluated(self.store, state, step, evaluations):
+      summaries.say(line)
+    return self.END if self.is_over else None
 
   def evaluated(
     self, store: StateStore, state: TrainState, step: int, evaluations: Evaluations

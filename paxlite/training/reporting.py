@@ -73,7 +73,6 @@ class Reporter:
     throughput: Computes the speed of steps.
     is_due: Whether the metrics of a step are written.
     on_skipped: Called with the number of skipped steps in a row, and with the last of these steps.
-    on_written: Called with a step when the metrics of all steps up to it are written.
   """
 
   def __init__(
@@ -83,14 +82,12 @@ class Reporter:
     throughput: Throughput,
     is_due: Callable[[int], bool],
     on_skipped: Callable[[int, int], None],
-    on_written: Callable[[int], None],
   ):
     self._goodput = goodput
     self.summaries = summaries
     self._throughput = throughput
     self._is_due = is_due
     self._on_skipped = on_skipped
-    self._on_written = on_written
     self._pending: tuple[int, Metrics, jax.Array] | None = None
     self._in_flight = StepsInFlight(self._done)
     self._var_norm = jax.jit(optax.tree.norm)
@@ -104,11 +101,6 @@ class Reporter:
   def started(self) -> bool:
     """Whether at least one step was dispatched."""
     return self._last_loss is not None
-
-  @property
-  def last_loss(self) -> float:
-    """The loss of the last dispatched step; waits for the device."""
-    return float(np.asarray(self._last_loss))
 
   @contextlib.contextmanager
   def drawing(self) -> Iterator[None]:
@@ -130,7 +122,6 @@ class Reporter:
     self._last_loss = metrics['Metrics/total_loss'].value
     if self._is_due(step):
       self._pending = (step, metrics, self._var_norm(state.params))
-    self._on_written(step - 1)
 
   def flush(self) -> None:
     """Reports the step whose metrics are pending; waits until the device has finished it."""

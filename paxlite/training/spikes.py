@@ -3,11 +3,16 @@
 import collections
 import math
 
+import numpy as np
+
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import TrainingError
+from paxlite.losses.metrics import Metrics
+from paxlite.training.callbacks import Callback, Loop, Request
+from paxlite.training.train_state import TrainState
 
 
-class SpikeDetector:
+class SpikeDetector(Callback):
   """Finds losses that are far above the losses before them.
 
   Args:
@@ -32,6 +37,13 @@ class SpikeDetector:
       return True
     self._losses.append(loss)
     return False
+
+  def after_step(
+    self, state: TrainState, step: int, metrics: Metrics, loop: Loop
+  ) -> Request | None:
+    """Waits for the step, as a later step would train on what the spike has left."""
+    is_spike = self(float(np.asarray(metrics['Metrics/total_loss'].value)))
+    return self.ROLL_BACK if is_spike else None
 
 
 class Rollbacks:

@@ -155,21 +155,9 @@ class StateStore:
     if self.stop_on_failure:
       checkpoints.raise_failure()
 
-  def begin(self, step: int) -> None:
-    """Notes that training begins or rolls back to `step`; see LocalStates.begin."""
-    if self.local is not None:
-      self.local.begin(step)
-
-  def metrics_written(self, step: int) -> None:
-    """Notes that the metrics up to `step` are written; see LocalStates.reported."""
-    if self.local is not None:
-      self.local.reported(step)
-
   def close(self) -> None:
-    """Waits until all states are written, and removes local states that are not needed any more."""
+    """Waits until all checkpoints are written."""
     self.checkpoints.close()
-    if self.local is not None:
-      self.local.close(saved=max(self.checkpoints.steps(), default=-1))
 
   def notes(self, step: int) -> JsonObject:
     """Returns the notes of a checkpoint; they are empty if the run has no checkpoint of `step`."""
@@ -199,15 +187,12 @@ class StateStore:
     """Returns whether the run started from the local state of `step`."""
     return self._local_notes is not None and self._local_notes['step'] == step
 
-  def local_is_due(self, step: int) -> bool:
-    """Returns whether to keep the state after `step` on this host."""
-    return self.local is not None and self.local.due(step)
-
-  def save_local(self, state: TrainState, step: int, notes: Callable[[], JsonObject]) -> None:
-    """Keeps a state on this host; see LocalStates.save."""
-    assert self.local is not None
+  def described(
+    self, state: TrainState, step: int, notes: Callable[[], JsonObject]
+  ) -> tuple[PyTree, int, Callable[[], JsonObject]]:
+    """Returns what LocalStates.save keeps of a state, whose notes it completes."""
     described = self._described(step)
-    self.local.save(self._on_disk(self._saved(state)), step, lambda: described | notes())
+    return self._on_disk(self._saved(state)), step, lambda: described | notes()
 
   def _newest_local(self) -> tuple[int, tuple[TrainState, JsonObject]] | None:
     """Returns the newest local state, unless there is a newer checkpoint."""

@@ -9,12 +9,14 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_text import Json, JsonObject
+from paxlite.core.json_text import Json, JsonObject, parsed
 from paxlite.data.base import Input, Seekable, place
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.fingerprints import change, identity
 from paxlite.data.positions import merged
+from paxlite.data.rollouts import Batches, RolloutBatches, RolloutInput, restore
 from paxlite.parallel.partitioning import process_rows
+from paxlite.runtime.agreement import compare
 from paxlite.runtime.process_messages import gathered
 
 log = logging.getLogger('paxlite')
@@ -38,10 +40,15 @@ class TrainData:
     self._max_texts = max_texts
     self._skipped_batches = 0
     self._resumed: int | None = None
+    self._rollouts: RolloutBatches | None = None
 
-  def batches(self, step: int, sharding: NamedSharding) -> DeviceBatches:
+  def batches(self, step: int, sharding: NamedSharding) -> Batches:
     """Returns the batches of `step` and of all later steps; the caller must close them."""
-    return DeviceBatches(self.input, sharding, self._batch_of(step), self._max_texts)
+    number, most = self._batch_of(step), self._max_texts
+    if isinstance(self.input, RolloutInput):
+      self._rollouts = RolloutBatches(self.input, sharding, number, most)
+      return self._rollouts
+    return DeviceBatches(self.input, sharding, number, most)
 
   def rows(self, step: int) -> str:
     """Describes the rows of a step's batch, for messages."""
@@ -63,6 +70,10 @@ class TrainData:
     if self._skipped_batches:
       notes['skipped_batches'] = self._skipped_batches
     notes |= self._identity
+    if self._rollouts is not None:
+      state = self._rollouts.state(self._batch_of(step))
+      compare({f'the state() of {self.input.name}': state})
+      return lambda: notes | {'rollouts': parsed(state)}
     if not isinstance(self.input, Seekable):
       return lambda: notes
     known = np.ascontiguousarray(self.input.position(self._batch_of(step)), np.int64)
@@ -84,6 +95,7 @@ class TrainData:
       return
     self._resumed = step
     self._skipped_batches = int(notes.get('skipped_batches', 0))
+    restore(self.input, step, notes)
     if isinstance(self.input, Seekable) and step:
       self.input.seek(self._batch_of(step), self._position(step, notes, sharding))
     why = change(self.input, self._identity, notes)

@@ -11,19 +11,18 @@ import jax
 from paxlite.core import live_line, own_code
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.data.device_batches import DeviceBatches
+from paxlite.data.rollouts import Batches
+from paxlite.losses.metrics import Metrics
 from paxlite.runtime import preemption, processes
 from paxlite.runtime.goodput import Goodput
-from paxlite.runtime.profiling import StepProfiler
 from paxlite.runtime.watchdog import Watchdog
 from paxlite.training import moved_folder
-from paxlite.training.best import Best
-from paxlite.training.callbacks import Callback
+from paxlite.training.callbacks import Callback, Loop, Request
 from paxlite.training.evaluation import Evaluator, StoppedError
 from paxlite.training.reporting import Reporter, Throughput
 from paxlite.training.save_times import SaveTimes
 from paxlite.training.skipped_steps import SkippedSteps, last_good
-from paxlite.training.spikes import Rollbacks, SpikeDetector
+from paxlite.training.spikes import Rollbacks
 from paxlite.training.state_store import StateStore
 from paxlite.training.step_compiler import StepCompiler
 from paxlite.training.summaries import Summaries
@@ -78,12 +77,9 @@ class Trainer:
     throughput: Turns seconds per step into speeds.
     goodput: Records what wall time is spent on.
     watchdog: Ends a run that hangs.
-    profiler: Traces some steps.
     rollbacks: Chooses the checkpoint to continue from after a loss spike.
-    spikes: Finds loss spikes; None turns this off.
     trackers: Receive the metrics, besides the files, TensorBoard and the terminal.
-    callbacks: Are called after evaluations.
-    best: Keeps the best checkpoint and may end training early; None turns this off.
+    callbacks: Are called at the events of the loop, in this order.
   """
 
   store: StateStore
@@ -95,12 +91,12 @@ class Trainer:
   throughput: Throughput
   goodput: Goodput
   watchdog: Watchdog
-  profiler: StepProfiler
   rollbacks: Rollbacks
-  spikes: SpikeDetector | None = None
   trackers: Sequence[Writer] = ()
   callbacks: Sequence[Callback] = ()
-  best: Best | None = None
+
+  def __post_init__(self) -> None:
+    self._was_over = False  # at the step that the run continues from
 
   def resume(self, step: int) -> None:
     """Moves the data to the batch of `step`; a second call for the same step changes nothing.
@@ -111,12 +107,12 @@ class Trainer:
     notes = self.store.notes(step)
     self.data.resume(step, notes, self.store.task.batch_sharding)
     self.rollbacks.count = int(notes.get('rollbacks', 0))
-    if self.best is not None:
-      self.best.resume(step)
+    self._was_over = Request.of([c.resume(step) for c in self.callbacks]) is Request.END
 
   def is_complete(self, step: int) -> bool:
     """Returns whether a run that continues from `step` has nothing left to do."""
-    return self._has_ended(step) and not self._evaluation_is_due(step)
+    is_over = self._was_over or step >= self.schedule.max_steps
+    return is_over and not self._evaluation_is_due(step)
 
   def train(self, state: TrainState, step: int) -> TrainState:
     """Trains from `state` after step `step`, as `store.initial` returns them, to the last step.
@@ -145,8 +141,8 @@ class Trainer:
       self.watchdog.pause()
       self.goodput.switch('save')
       self.store.close()
-      if self.best is not None:
-        self.best.close()
+      for callback in self.callbacks:
+        callback.close()
       self.goodput.write()
     self.store.checkpoints.raise_failure()
     self._skipped_steps.check_all(int(state.skipped), self.schedule.max_steps)
@@ -158,25 +154,20 @@ class Trainer:
     due = self._evaluation_is_due(start)
     summaries.drop_records_after(start, evaluated=start - 1 if due else start)
     self.evaluator.check()
-    self.store.begin(start)
+    is_due, on_skipped = self.schedule.reports, self._skipped_steps.check
+    self._reporter = Reporter(self.goodput, summaries, self.throughput, is_due, on_skipped)
+    self._context = Loop(summaries, self._reporter.clock_stopped, self._notes)
+    for callback in self.callbacks:
+      callback.on_start(state, start, self._context)
     self.store.checkpoints.note_saved()
-    reporter = Reporter(
-      self.goodput,
-      summaries,
-      self.throughput,
-      self.schedule.reports,
-      on_skipped=self._skipped_steps.check,
-      on_written=self.store.metrics_written,
-    )
     batches = self.data.batches(start, self.store.task.batch_sharding)
     try:
       compiled = self._compile(batches, summaries) if start < self.schedule.max_steps else None
-      return self._loop(state, start, due, compiled, batches, reporter)
+      return self._loop(state, start, due, compiled, batches)
     finally:
       batches.close()
-      self.profiler.stop()
 
-  def _compile(self, batches: DeviceBatches, summaries: Summaries) -> jax.stages.Compiled:
+  def _compile(self, batches: Batches, summaries: Summaries) -> jax.stages.Compiled:
     """Returns the executable of the train step, for batches shaped like the first one."""
     with self.goodput.spent_on('data'):
       shapes = batches.shapes()
@@ -198,76 +189,85 @@ class Trainer:
     start: int,
     evaluation_is_due: bool,
     compiled: jax.stages.Compiled | None,
-    batches: DeviceBatches,
-    reporter: Reporter,
+    batches: Batches,
   ) -> TrainState:
     """Trains until the last step.
 
     The checkpoint of step n is written before batch n is drawn. Its state has been trained on
     exactly the batches before n, and a run that resumes from it draws batch n next.
     """
-    schedule, step = self.schedule, start
-    schedule.save_times.restart(start)
+    step, is_over = start, self._was_over and not evaluation_is_due
+    self.schedule.save_times.restart(start)
     while True:
       try:
-        evaluates = schedule.evaluates(step) if step > start else evaluation_is_due
-        if preemption.reached(step, schedule.max_steps):
-          self._leave(state, step, evaluates, reporter)
+        evaluates = self.schedule.evaluates(step) if step > start else evaluation_is_due
+        if preemption.reached(step, self.schedule.max_steps):
+          self._leave(state, step, evaluates)
         if evaluates:
-          self._evaluate(state, step, reporter)
-        ends = self._has_ended(step)
-        if step > start:
-          self._save_if_due(state, step, ends, reporter)
-        if self.profiler.is_due(step):
-          with reporter.clock_stopped(state, 'profile'):
-            self.profiler.switch()
+          is_over |= self._evaluate(state, step) is Request.END
+        ends = is_over or step >= self.schedule.max_steps
+        if step > start and (
+          self.schedule.saves(step) or ends or moved_folder.is_moved(self.folder)
+        ):
+          self._checkpoint(state, step)
         if ends:
-          return state
+          return self._end(state, step)
+        batch = self._draw(state, step, batches)
         assert compiled is not None
-        with self._saved_on_bad_data(state, step), reporter.drawing():
-          batch = next(batches)
         state, metrics = compiled(state, batch)
         step += 1
-        self.watchdog.beat()
-        self.store.checkpoints.note_completed()
-        reporter.step(step, metrics, state)
-        if self.spikes is not None and self.spikes(reporter.last_loss):
-          state, step = self._roll_back(state, step, reporter)
+        request = self._stepped(state, step, metrics)
+        is_over = request is Request.END
+        if request is Request.ROLL_BACK:
+          state, step = self._roll_back(state, step)
           start, evaluation_is_due = step, False
       except StoppedError:
-        self._leave(state, step, True, reporter)
+        self._leave(state, step, unevaluated=True)
       except TrainingError:
         self._save_last_good(state, step)
         raise
 
-  def _has_ended(self, step: int) -> bool:
-    """Returns whether no step is trained after `step`."""
-    return step >= self.schedule.max_steps or (self.best is not None and self.best.is_over)
+  def _draw(self, state: TrainState, step: int, batches: Batches) -> dict[str, jax.Array]:
+    with self._saved_on_bad_data(state, step):
+      for callback in self.callbacks:
+        callback.before_step(state, step, self._context)
+      with self._reporter.drawing():
+        return batches.draw(state.params)
+
+  def _stepped(self, state: TrainState, step: int, metrics: Metrics) -> Request | None:
+    """Notes that a step is dispatched; returns what the callbacks request."""
+    self.watchdog.beat()
+    self.store.checkpoints.note_completed()
+    self._reporter.step(step, metrics, state)
+    with self._saved_on_bad_data(state, step):
+      return Request.of([c.after_step(state, step, metrics, self._context) for c in self.callbacks])
+
+  def _end(self, state: TrainState, step: int) -> TrainState:
+    for callback in self.callbacks:
+      callback.on_end(state, step, self._context)
+    return state
 
   def _evaluation_is_due(self, step: int) -> bool:
     """Returns whether the run that saved `step` ended before it could evaluate this step."""
     return bool(self.store.notes(step).get('unevaluated', False))
 
-  def _evaluate(self, state: TrainState, step: int, reporter: Reporter) -> None:
+  def _evaluate(self, state: TrainState, step: int) -> Request | None:
+    """Evaluates a state; returns what the callbacks request."""
     self.watchdog.pause()
+    summaries = self._context.summaries
     with (
       self._saved_on_bad_data(state, step, unevaluated=True),
-      reporter.clock_stopped(state, 'evaluation'),
+      self._reporter.clock_stopped(state, 'evaluation'),
     ):
-      evaluations = self.evaluator.report(state, step, reporter.summaries)
-      if self.best is not None:
-        for line in self.best.evaluated(self.store, state, step, evaluations):
-          reporter.summaries.say(line)
-      for callback in self.callbacks:
-        callback.on_evaluation(state, step, evaluations, reporter.summaries)
+      found = self.evaluator.report(state, step, summaries)
+      return Request.of([c.on_evaluation(state, step, found, summaries) for c in self.callbacks])
 
-  def _save_if_due(self, state: TrainState, step: int, ends: bool, reporter: Reporter) -> None:
-    """Saves a checkpoint, a local state, or both, if they are due after `step`."""
-    if self.schedule.saves(step) or ends or moved_folder.is_moved(self.folder):
-      with reporter.clock_stopped(state, 'save'):
-        self._save(state, step)
-    if not ends and self.store.local_is_due(step):
-      self._save_locally(state, step)
+  def _checkpoint(self, state: TrainState, step: int, unevaluated: bool = False) -> None:
+    """Saves a state in the background, and tells it to the callbacks; see `_save`."""
+    with self._reporter.clock_stopped(state, 'save'):
+      self._save(state, step, unevaluated)
+      for callback in self.callbacks if self.store.writes else ():
+        callback.on_save(state, step, self._context)
 
   def _save(self, state: TrainState, step: int, unevaluated: bool = False) -> None:
     """Saves a state in the background.
@@ -289,12 +289,6 @@ class Trainer:
       notes['unevaluated'] = True
     moved_folder.save_there(self.folder, self.store, state, step, notes)
     self.store.save(state, step, notes)
-
-  def _save_locally(self, state: TrainState, step: int) -> None:
-    """Keeps a state on each host, after the best state, which is not evaluated again."""
-    if self.best is not None:
-      self.best.wait()
-    self.store.save_local(state, step, self._notes(step))
 
   def _notes(self, step: int) -> Callable[[], JsonObject]:
     """Begins to collect the notes of a step; returns a function that waits for them."""
@@ -324,19 +318,17 @@ class Trainer:
     if in_a_row and newest < step - in_a_row:
       self._save(last_good(state), step - in_a_row)
 
-  def _leave(self, state: TrainState, step: int, unevaluated: bool, reporter: Reporter) -> None:
+  def _leave(self, state: TrainState, step: int, unevaluated: bool) -> None:
     """Saves the trained state, and raises Interrupted."""
-    if reporter.started:
-      with reporter.clock_stopped(state, 'save'):
-        self._save(state, step, unevaluated)
+    if self._reporter.started:
+      self._checkpoint(state, step, unevaluated)
+      with self.goodput.spent_on('save'):
         self.store.checkpoints.finish()
     saved = self.store.checkpoints.steps()
     where = f'step {saved[-1]:,} is saved' if saved else 'nothing is saved'
     raise Interrupted(f'asked to leave at step {step:,}: {where}')
 
-  def _roll_back(
-    self, state: TrainState, spiked: int, reporter: Reporter
-  ) -> tuple[TrainState, int]:
+  def _roll_back(self, state: TrainState, spiked: int) -> tuple[TrainState, int]:
     """Returns the state of the last good checkpoint before a loss spike, and its step.
 
     The data is not rolled back: its next batch is the one after the spike.
@@ -344,13 +336,14 @@ class Trainer:
     Raises:
       TrainingError: There is no checkpoint, or the run has rolled back too often.
     """
-    with reporter.clock_stopped(state, 'restore'):
+    with self._reporter.clock_stopped(state, 'restore'):
       step = self.rollbacks.step_before(spiked, self.data.rows(spiked - 1))
       jax.tree.map(lambda x: x.delete(), state)  # there may be no memory for two states
       state, _ = self.store.restored(step)
       self.data.skip(spiked - step)
-    self.store.begin(step)
-    reporter.roll_back(spiked, step)
+    for callback in self.callbacks:
+      callback.on_start(state, step, self._context)
+    self._reporter.roll_back(spiked, step)
     self.schedule.save_times.restart(step)
     return state, step
 

@@ -7,7 +7,7 @@ import sys
 
 from paxlite import main
 from paxlite.checkpointing import checkpoints
-from paxlite.runtime import profiling
+from paxlite.training import profiling
 
 
 def kill(*_):

@@ -4,11 +4,13 @@ import pathlib
 
 import jax
 
+from paxlite.training.callbacks import Callback, Loop
+from paxlite.training.train_state import TrainState
 
-class StepProfiler:
+
+class StepProfiler(Callback):
   """Traces steps [first, first + count) into `folder`, for Perfetto and xprof.
 
-  The caller must wait for the device before `switch`, so that the trace holds exactly these steps.
   Only process 0 writes a trace.
 
   Args:
@@ -30,18 +32,25 @@ class StepProfiler:
       return False
     return step >= self._first + self._count if self._running else step == self._first
 
-  def switch(self) -> None:
+  def before_step(self, state: TrainState, step: int, loop: Loop) -> None:
+    if self.is_due(step):
+      with loop.paused(state, 'profile'):  # so that the trace holds exactly these steps
+        self._switch()
+
+  def on_end(self, state: TrainState, step: int, loop: Loop) -> None:
+    self.before_step(state, step, loop)
+
+  def close(self) -> None:
+    if self._running:
+      jax.profiler.stop_trace()
+      self._running = False
+
+  def _switch(self) -> None:
     """Starts or stops the trace."""
     if self._running:
-      self.stop()
+      self.close()
       return
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Its hook in all calls slows a run and can crash it.
     jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
     self._running = True
-
-  def stop(self) -> None:
-    """Stops the trace, if one is running."""
-    if self._running:
-      jax.profiler.stop_trace()
-      self._running = False
