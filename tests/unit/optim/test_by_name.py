@@ -84,6 +84,17 @@ def test_a_run_that_is_resumed_equals_one_that_is_not_stopped(name, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_whole_run_that_is_resumed_equals_one_that_is_not_stopped(tmp_path):
+  flags = '--fdl.OPTIMIZER=schedule_free', '--fdl.CHECKPOINT_EVERY_N_STEPS=2'
+  runs.run(tmp_path / 'whole', *flags, '--fdl.MAX_STEPS=4')
+  for steps in (2, 4):
+    runs.run(tmp_path / 'parts', *flags, f'--fdl.MAX_STEPS={steps}')
+  whole = runs.losses(tmp_path / 'whole')
+  assert sorted(whole) == [1, 2, 3, 4]
+  assert runs.losses(tmp_path / 'parts') == whole
+
+
+@pytest.mark.slow
 def test_each_optimizer_is_the_same_on_eight_devices():
   """Runs what follows in a process that has eight."""
   code = 'from tests.unit.optim.test_by_name import *; check_eight_devices()'
