@@ -102,13 +102,19 @@ class AttentionAndNorms(Positions):
       (rows, self.MAX_SEQ_LEN, heads, width), self.FPROP_DTYPE
     )
     segments: Any = 2 * (jax.ShapeDtypeStruct((rows, self.MAX_SEQ_LEN), 'int32'),)
-    (of_keys, of_values), asked = self.head_widths, self.attention().attention_tpl
+    (of_keys, of_values), attention = self.head_widths, self.attention()
+    # an author's own attention may have no such template, or one without these fields
+    template_of: Any = getattr(attention, 'attention_tpl', None)
+
+    def asked(name: str, value: Any) -> Any:
+      return getattr(template_of, name, value)
+
     softmax = Softmax(
-      asked.query_scale,
-      asked.logit_cap,
+      asked('query_scale', self.attention_scale),
+      asked('logit_cap', self.ATTEN_LOGIT_CAP),
       window,
-      asked.extra_logit if asked.sinks_tpl is None else 0.0,
-      (lambda weights: weights) if asked.dropout > 0 else None,
+      0.0 if self.USE_ATTENTION_SINKS else asked('extra_logit', None),
+      (lambda weights: weights) if asked('dropout', self.DROPOUT_PROB) else None,
     )
     return Case(
       array(self.NUM_HEADS, of_keys),
@@ -116,7 +122,7 @@ class AttentionAndNorms(Positions):
       array(self.NUM_KV_HEADS, of_values),
       softmax,
       Visible(window=window, segments=segments if self.packed else None),
-      None if asked.relative_bias_tpl is None else array(self.NUM_HEADS, self.MAX_SEQ_LEN),
+      None if asked('relative_bias_tpl', None) is None else array(self.NUM_HEADS, self.MAX_SEQ_LEN),
       fused=self.USE_FLASH_ATTENTION,
       block_size=self.ATTENTION_BLOCK_SIZE,
       max_segments=self.MAX_TEXTS_PER_ROW,

@@ -60,8 +60,13 @@ class ContextParallelism(AttentionAndNorms):
     return [*super().remarks, *self.attention_remarks(devices.present()[0])]
 
   def attention_remarks(self, device: 'jax.Device') -> list[str]:
-    """Returns a sentence for each kind of attention: why no fused kernel of an accelerator computes
-    it, or how it is computed over context."""
+    """Returns for each kind of attention why no fused kernel computes it, or its way over context.
+
+    Kernels for other kinds of devices are not mentioned.
+    """
+    asked = getattr(self.attention(), 'attention_tpl', None)
+    if getattr(asked, 'kernel_tpl', None) is None:  # an author's own attention asks no kernel
+      return []
     size = self.mesh_sizes.get('context', 1)
     found = []
     for window in self._windows:
