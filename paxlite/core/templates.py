@@ -85,9 +85,14 @@ def config_text(cfg: fdl.Buildable, root: str = 'task') -> str:
   lines = []
 
   def visit(path: str, value: object) -> None:
-    if isinstance(value, list | tuple) and any(isinstance(x, fdl.Buildable) for x in value):
-      for i, x in enumerate(value):
-        visit(f'{path}[{i}]', x)
+    parts = {}
+    if isinstance(value, list | tuple):
+      parts = {f'{path}[{i}]': x for i, x in enumerate(value)}
+    if isinstance(value, dict):
+      parts = {f'{path}.{name}': x for name, x in value.items()}
+    if any(isinstance(x, fdl.Buildable) for x in parts.values()):
+      for of, x in parts.items():
+        visit(of, x)
       return
     if not isinstance(value, fdl.Buildable):
       lines.append(f'{path} = {value!r}')
