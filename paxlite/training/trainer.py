@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
+from jax.stages import Compiled
 
 from paxlite.core import live_line, own_code
 from paxlite.core.errors import Interrupted, TrainingError, UserError
@@ -167,7 +168,7 @@ class Trainer:
     finally:
       batches.close()
 
-  def _compile(self, batches: Batches, summaries: Summaries) -> jax.stages.Compiled:
+  def _compile(self, batches: Batches, summaries: Summaries) -> Compiled:
     """Returns the executable of the train step, for batches shaped like the first one."""
     with self.goodput.spent_on('data'):
       shapes = batches.shapes()
@@ -184,23 +185,18 @@ class Trainer:
     return compiled
 
   def _loop(
-    self,
-    state: TrainState,
-    start: int,
-    evaluation_is_due: bool,
-    compiled: jax.stages.Compiled | None,
-    batches: Batches,
+    self, state: TrainState, start: int, due: bool, compiled: Compiled | None, batches: Batches
   ) -> TrainState:
-    """Trains until the last step.
+    """Trains until the last step; `due` says whether `start` is evaluated first.
 
     The checkpoint of step n is written before batch n is drawn. Its state has been trained on
     exactly the batches before n, and a run that resumes from it draws batch n next.
     """
-    step, is_over = start, self._was_over and not evaluation_is_due
+    step, is_over = start, self._was_over and not due
     self.schedule.save_times.restart(start)
     while True:
       try:
-        evaluates = self.schedule.evaluates(step) if step > start else evaluation_is_due
+        evaluates = self.schedule.evaluates(step) if step > start else due
         if preemption.reached(step, self.schedule.max_steps):
           self._leave(state, step, evaluates)
         if evaluates:
@@ -220,7 +216,7 @@ class Trainer:
         is_over = request is Request.END
         if request is Request.ROLL_BACK:
           state, step = self._roll_back(state, step)
-          start, evaluation_is_due = step, False
+          start, due = step, False
       except StoppedError:
         self._leave(state, step, unevaluated=True)
       except TrainingError:
