@@ -1,6 +1,9 @@
 """Losses that are added from outside: on eight devices with two microbatches, and on one."""
 
+import json
 import math
+import os
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from paxlite.programs import library
 from tests.outside.parts.distillation import Teacher
 from tests.outside.trained import trained, trained_on_one
 from tests.support import runs
+from tests.unit.training.test_own_loss import code_of_the_page
 
 SIXTEEN = '--fdl.PERCORE_BATCH_SIZE=2'  # rows on eight devices
 
@@ -71,3 +75,23 @@ def test_a_student_learns_from_a_larger_teacher(tmp_path):
   losses = losses_agree(tmp_path, 'distillation.Student', flag)
   assert losses[-1] < losses[0]
   assert np.isfinite(teacher.metrics['loss'][-1])
+
+
+@pytest.mark.slow
+def test_losses_and_gradients_do_not_depend_on_mesh_and_microbatches(tmp_path):
+  """Those of docs/library.md and of this folder, with 1, 2 and 4 microbatches."""
+  (tmp_path / 'my_parts.py').write_text(code_of_the_page())
+  parts = 'tests.outside.parts'
+  names = [
+    'my_parts.MyParts', f'{parts}.z_loss.WithLogSumExp', f'{parts}.preferences.Preferences',
+    f'{parts}.distillation.Student',
+  ]  # fmt: skip
+  command = [sys.executable, '-m', 'tests.support.own_losses', *names]
+  path = os.pathsep.join([str(tmp_path), str(runs.ROOT)])
+  result = runs.ended(command, runs.environment(8) | {'PYTHONPATH': path}, 600)
+  assert result.returncode == 0, result.stderr
+  lines = [json.loads(line) for line in result.stdout.splitlines()]
+  assert len(lines) == len(names) * 9
+  for name, mesh, n, loss, gradient in lines:
+    assert loss < 1e-6, (name, mesh, n)
+    assert gradient < 5e-6, (name, mesh, n)
