@@ -186,7 +186,6 @@ def main(argv: Sequence[str]) -> None:
     'append_eos': args.append_eos,
     'held_out_every': args.held_out_every,
     'held_out': args.held_out,
-    'whole_documents': True,  # an earlier version has encoded long ones in parts
   }
   if not is_address(args.output):
     _write(args, args.output, sources, settings, tokenizer)

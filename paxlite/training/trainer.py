@@ -105,7 +105,7 @@ class Trainer:
       UserError: The data cannot be read from there, or is not the data the run was trained on.
     """
     notes = self.store.notes(step)
-    self.data.resume(step, notes, self.store.task.batch_sharding)
+    self.data.resume(step, notes)
     self.rollbacks.count = int(notes.get('rollbacks', 0))
     self._was_over = Request.of([c.resume(step) for c in self.callbacks]) is Request.END
 
