@@ -56,16 +56,13 @@ def _described(data: Input) -> list[str]:
     total = sum(data.quotas)
     shares = [quota / total for quota in data.quotas]
     return [f'{name}: a mixture of {len(shares)}'] + [
-      f'  {share:.1%} {_shortened(part.name)}' + _part(part, share * data.batch_size)
+      f'  {share:.1%} {_shortened(part.name)}: '
+      + (_rows(part.source, share * data.batch_size) if isinstance(part, RowInput) else 'a stream')
       for part, share in zip(data.parts, shares, strict=True)
     ]
   if isinstance(data, RolloutInput):
     return [f'{name}: generated with the newest parameters, {data.batch_size:,} rows a step']
   return [f'{name}: a stream, {data.batch_size:,} rows a step']
-
-
-def _part(part: Input, rows_a_step: float) -> str:
-  return f': {_rows(part.source, rows_a_step)}' if isinstance(part, RowInput) else ': a stream'
 
 
 def _rows(source: RowSource, rows_a_step: float) -> str:

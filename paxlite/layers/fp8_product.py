@@ -105,12 +105,6 @@ def _amaxes(state: dict[str, jax.Array], scales: jax.Array) -> Amaxes:
   return zeros, zeros, zeros
 
 
-def _amaxes_forward(
-  state: dict[str, jax.Array], scales: jax.Array
-) -> tuple[Amaxes, tuple[dict[str, jax.Array], jax.Array]]:
-  return _amaxes(state, scales), (state, scales)
-
-
 def _amaxes_backward(
   saved: tuple[dict[str, jax.Array], jax.Array], amaxes: Amaxes
 ) -> tuple[dict[str, jax.Array], None]:
@@ -123,7 +117,7 @@ def _amaxes_backward(
   return new, None
 
 
-_amaxes.defvjp(_amaxes_forward, _amaxes_backward)
+_amaxes.defvjp(lambda *arguments: (_amaxes(*arguments), arguments), _amaxes_backward)
 
 
 class Kept(NamedTuple):

@@ -67,8 +67,7 @@ def _evaluate(run: Run) -> None:
       f'{run.place} holds no checkpoint to evaluate: train first, or name weights '
       'with --fdl.CHECKPOINT_RESTORE_PATH'
     )
-  tasks = e.eval_tasks
-  if tasks:
+  if tasks := getattr(e, 'EVAL_TASKS', []):
     if run.checkpoints().steps():
       run.check_model()
     evaluate_zero_shot(run, tasks)
@@ -104,7 +103,7 @@ def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
   tasks = eval_tasks.read_tasks(
     names,
     skip_unreadable=e.EVAL_SKIP_UNREADABLE,
-    tfds_data_dir=e.tfds_data_dir,
+    tfds_data_dir=getattr(e, 'TFDS_DATA_DIR', ''),
     chat=e.EVAL_CHAT,
   )
   inference, step = load(run)

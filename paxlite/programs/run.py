@@ -233,7 +233,10 @@ class Run:
       batch_size=e.batch_size,
       restore=self.restore,
       reference=Restore(e.reference_path) if e.reference_path else None,
-      trainable_only=e.saves_trainable_only,
+      # LoRA's checkpoints hold only its factors, because the base weights are elsewhere
+      trainable_only=isinstance(e, LanguageModel)
+      and e.USE_LORA
+      and bool(e.CHECKPOINT_RESTORE_PATH),
       start_over=self.start_over,
       writes=self.save,
       stop_on_failure=e.STOP_ON_FAILED_SAVE,
@@ -340,15 +343,14 @@ class Run:
       UserError: There is no tokenizer, no chat template, or a prompt is too long.
     """
     e = self.experiment
-    if e.sample_prompt is None and not e.sample_prompts:
+    if not isinstance(e, LanguageModel) or (e.SAMPLE_PROMPT is None and not e.SAMPLE_PROMPTS):
       return None
     tokenizer = open_tokenizer(e.tokenizer_path or e.weights.tokenizer)
-    e = self.decoding
     if not e.continues_text:
       return None
     chat = has_chats if e.SAMPLE_CHAT is None else e.SAMPLE_CHAT
-    sampler = Sampler(e, task, tokenizer, e.sample_prompts, chat)
-    sampler.check(e.sample_prompts + ([] if e.sample_prompt is None else [e.sample_prompt]))
+    sampler = Sampler(e, task, tokenizer, e.SAMPLE_PROMPTS, chat)
+    sampler.check(e.SAMPLE_PROMPTS + ([] if e.SAMPLE_PROMPT is None else [e.SAMPLE_PROMPT]))
     return sampler
 
   @property

@@ -85,7 +85,7 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
   check_attention(run.experiment, task.mesh)
-  if sampler is not None and run.experiment.sample_prompts and jax.process_count() == 1:
+  if sampler is not None and run.decoding.SAMPLE_PROMPTS and jax.process_count() == 1:
     trainer.callbacks = [*trainer.callbacks, sampler]
   if run.compiled_step is None:
     check_options(trainer.compiler.options)
@@ -114,10 +114,11 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   trainer.compiler.memory.state(task.abstract, trainable)
   with _tracked(trainer):
     state = _trained(run, trainer)
-  if run.experiment.sample_prompt is not None and jax.process_count() == 1:
+  prompt = getattr(run.experiment, 'SAMPLE_PROMPT', None)
+  if prompt is not None and jax.process_count() == 1:
     if sampler is not None:
-      text = sampler(state.params, run.experiment.sample_prompt)
-      how = f'at temperature {TEMPERATURE}, {sampler.verb} {run.experiment.sample_prompt!r}'
+      text = sampler(state.params, prompt)
+      how = f'at temperature {TEMPERATURE}, {sampler.verb} {prompt!r}'
       say(f'\nA sample {how}:\n{text}\n')
     else:
       say("No sample: Transformer Engine's layers keep no keys and values")

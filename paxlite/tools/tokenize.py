@@ -353,6 +353,10 @@ def _in_order(
 _worker: Callable[[Sequence[Piece]], Encoded]
 
 
+def _encode(batch: Sequence[Piece]) -> Encoded:
+  return _worker(batch)
+
+
 def _start_worker(encoder: Encoder) -> None:
   global _worker
   tokenizer = open_tokenizer(encoder.vocab)
@@ -366,10 +370,6 @@ def _end_with_parent() -> None:
   assert parent is not None
   parent.join()
   os._exit(1)
-
-
-def _encode(batch: Sequence[Piece]) -> Encoded:
-  return _worker(batch)
 
 
 @contextlib.contextmanager
