@@ -274,12 +274,10 @@ def masked_text(
   before, after = ('\x1b[32m', '\x1b[0m') if color else ('[[', ']]')
   ends = np.flatnonzero(np.diff(is_learned)) + 1
   pieces = zip(np.split(np.asarray(ids), ends), np.split(is_learned, ends), strict=True)
-  texts = [(_escaped(tokenizer.decode_marked(part.tolist())), here[0]) for part, here in pieces]
+  escaped = lambda c: c if c.isprintable() or c == '\n' else repr(c)[1:-1]
+  text_of = lambda part: ''.join(map(escaped, tokenizer.decode_marked(part.tolist())))
+  texts = [(text_of(part), here[0]) for part, here in pieces]
   return ''.join(f'{before}{text}{after}' if here else text for text, here in texts)
-
-
-def _escaped(text: str) -> str:
-  return ''.join(c if c.isprintable() or c == '\n' else repr(c)[1:-1] for c in text)
 
 
 def _counted(count: float, noun: str) -> str:

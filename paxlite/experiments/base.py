@@ -251,16 +251,6 @@ class Experiment(Attributes):
     return 0
 
   @property
-  def has_fused_logits(self) -> bool:
-    """Whether fused kernels of attention get heads with an extra logit."""
-    return False
-
-  @property
-  def has_fused_ring(self) -> bool:
-    """Whether fused kernels may compute attention in a ring."""
-    return False
-
-  @property
   def plain_backend(self) -> dict[str, object]:
     """The values with which the attributes that choose a backend choose plain XLA."""
     return {}

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.begun import as_begun
@@ -80,7 +81,8 @@ def _evaluate(run: Run) -> None:
     store, evaluator = run.evaluator(watchdog.beat)
     watchdog.pause()
     check_mesh(store.task.mesh, store.task.rules)
-    check_attention(e, store.task.mesh)
+    if isinstance(e, LanguageModel):
+      check_attention(e, store.task.mesh)
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
     say(f'Backend: {e.backend}')

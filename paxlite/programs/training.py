@@ -16,6 +16,7 @@ from paxlite.data.mixture import MixtureInput
 from paxlite.data.sft import SftRows
 from paxlite.experiments.description import remarks
 from paxlite.experiments.identity import write_configuration
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
 from paxlite.programs.begun import dated, noting, with_positions
@@ -84,7 +85,8 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   sampler = run.sampler(trainer.store.task, has_chats(trainer.data.input))
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
-  check_attention(run.experiment, task.mesh)
+  if isinstance(run.experiment, LanguageModel):
+    check_attention(run.experiment, task.mesh)
   if sampler is not None and run.decoding.SAMPLE_PROMPTS and jax.process_count() == 1:
     trainer.callbacks = [*trainer.callbacks, sampler]
   if run.compiled_step is None:
