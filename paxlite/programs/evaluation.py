@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.rows import FromTfds
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.begun import as_begun
@@ -68,7 +69,7 @@ def _evaluate(run: Run) -> None:
       f'{run.place} holds no checkpoint to evaluate: train first, or name weights '
       'with --fdl.CHECKPOINT_RESTORE_PATH'
     )
-  if tasks := getattr(e, 'EVAL_TASKS', []):
+  if tasks := e.EVAL_TASKS if isinstance(e, LanguageModel) else []:
     if run.checkpoints().steps():
       run.check_model()
     evaluate_zero_shot(run, tasks)
@@ -105,7 +106,7 @@ def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
   tasks = eval_tasks.read_tasks(
     names,
     skip_unreadable=e.EVAL_SKIP_UNREADABLE,
-    tfds_data_dir=getattr(e, 'TFDS_DATA_DIR', ''),
+    tfds_data_dir=e.TFDS_DATA_DIR if isinstance(e, FromTfds) else '',
     chat=e.EVAL_CHAT,
   )
   inference, step = load(run)

@@ -153,7 +153,12 @@ class Run:
       evaluator=Evaluator(
         store.task, eval_data, watchdog.beat, e.max_texts_per_row, preemption.asked_alone
       ),
-      schedule=self._schedule(),
+      schedule=Schedule(
+        max_steps=e.MAX_STEPS,
+        report_every=e.SUMMARY_INTERVAL_STEPS,
+        evaluate_every=e.EVAL_INTERVAL_STEPS,
+        save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
+      ),
       compiler=self._compiler(store.task.mesh, watchdog.pause),
       folder=self.folder,
       throughput=self._throughput(store.task.mesh, data.batch_size),
@@ -194,15 +199,6 @@ class Run:
       self.folder, name, e.BEST_METRIC, e.KEEP_BEST, patience, self.own_disks, store=store
     )
 
-  def _schedule(self) -> Schedule:
-    e = self.experiment
-    return Schedule(
-      max_steps=e.MAX_STEPS,
-      report_every=e.SUMMARY_INTERVAL_STEPS,
-      evaluate_every=e.EVAL_INTERVAL_STEPS,
-      save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
-    )
-
   def _compiler(self, mesh: Mesh, beat: Callable[[], None]) -> StepCompiler:
     """Returns the compiler; UserError if the compiled step is for another mesh or machine."""
     e = self.experiment
@@ -226,6 +222,7 @@ class Run:
       UserError: The checkpoint that the run starts from does not fit the model.
     """
     e = self.experiment
+    is_lora = isinstance(e, LanguageModel) and e.USE_LORA
     task = ShardedTask(fdl.build(e.task()), e.mesh(), e.rules, e.SEED)
     return StateStore(
       task=task,
@@ -233,10 +230,7 @@ class Run:
       batch_size=e.batch_size,
       restore=self.restore,
       reference=Restore(e.reference_path) if e.reference_path else None,
-      # LoRA's checkpoints hold only its factors, because the base weights are elsewhere
-      trainable_only=isinstance(e, LanguageModel)
-      and e.USE_LORA
-      and bool(e.CHECKPOINT_RESTORE_PATH),
+      trainable_only=is_lora and bool(e.CHECKPOINT_RESTORE_PATH),  # its base weights are there
       start_over=self.start_over,
       writes=self.save,
       stop_on_failure=e.STOP_ON_FAILED_SAVE,
@@ -327,10 +321,8 @@ class Run:
     )
 
   def checkpoints(self) -> Checkpoints:
-    keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
-    folder = self.folder / 'checkpoints'
-    record = SavedRecord(self.folder)
-    return Checkpoints(folder, keep, self.read_only, self.own_disks, record)
+    keep, record = self.experiment.CHECKPOINT_MAX_TO_KEEP, SavedRecord(self.folder)
+    return Checkpoints(self.folder / 'checkpoints', keep, self.read_only, self.own_disks, record)
 
   def sampler(self, task: ShardedTask, has_chats: bool = False) -> Sampler | None:
     """Returns what continues the prompts of the experiment; None if there are none, or it cannot.

@@ -116,7 +116,8 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   trainer.compiler.memory.state(task.abstract, trainable)
   with _tracked(trainer):
     state = _trained(run, trainer)
-  prompt = getattr(run.experiment, 'SAMPLE_PROMPT', None)
+  e = run.experiment
+  prompt = e.SAMPLE_PROMPT if isinstance(e, LanguageModel) else None
   if prompt is not None and jax.process_count() == 1:
     if sampler is not None:
       text = sampler(state.params, prompt)

@@ -241,10 +241,7 @@ def _write(
 
 
 def _tokenize(
-  sources: Sequence[Records],
-  writer: Writer,
-  encoder: Encoder,
-  processes: int,
+  sources: Sequence[Records], writer: Writer, encoder: Encoder, processes: int
 ) -> Position:
   """Writes the documents that are not yet done; returns the position at the end."""
   position = Position(**(writer.position or {}))

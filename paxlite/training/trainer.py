@@ -173,10 +173,7 @@ class Trainer:
       shapes = batches.shapes()
     self.goodput.switch('compile')
     before = time.perf_counter()
-    with (
-      self.store.task.compiling(),
-      live_line.working('Compiling the train step', summaries.say),
-    ):
+    with self.store.task.compiling(), live_line.working('Compiling the train step', summaries.say):
       lowered = self.store.task.lower_step(shapes)
       compiled, done = self.compiler(lowered, (self.store.task.abstract, shapes))
     self.watchdog.pause()

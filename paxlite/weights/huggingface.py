@@ -26,12 +26,7 @@ from paxlite.data.tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights import model_files
 from paxlite.weights.config_keys import Config
-from paxlite.weights.families import (
-  config_json,
-  experiment_of,
-  family_of,
-  hugging_face_entries,
-)
+from paxlite.weights.families import config_json, experiment_of, family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.folder import Tensors, copy_tokenizer
 from paxlite.weights.generation_keys import read_generation, written_generation
@@ -303,11 +298,7 @@ def header(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> bytes:
   offset = 0
   for name, (shape, dtype) in tensors.items():
     end = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    table[name] = {
-      'dtype': _NAMES[dtype.name],
-      'shape': list(shape),
-      'data_offsets': [offset, end],
-    }
+    table[name] = {'dtype': _NAMES[dtype.name], 'shape': list(shape), 'data_offsets': [offset, end]}
     offset = end
   text = json.dumps(table, separators=(',', ':')).encode()
   text += b' ' * (-len(text) % 8)
