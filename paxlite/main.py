@@ -31,12 +31,7 @@ from paxlite.core.errors import (
 from paxlite.core.json_text import JsonObject
 from paxlite.core.near_names import did_you_mean
 from paxlite.core.terminal import occupy_standard_files, print_logs, settle, warn
-from paxlite.runtime import (
-  cpu_memory,
-  goodput,
-  kept_programs,
-  preemption,
-)
+from paxlite.runtime import cpu_memory, goodput, kept_programs, preemption
 
 goodput.start_clock()
 

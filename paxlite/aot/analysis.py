@@ -22,7 +22,6 @@ from paxlite.aot.roofline import lines as cost_lines
 from paxlite.aot.targets import Chip, Target
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.core.trees import PyTree
 from paxlite.data.rollouts import RolloutInput
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
@@ -109,7 +108,7 @@ def compile_step(
     device=device.device_kind,
     devices=mesh.size,
     mesh=dict(mesh.shape),
-    parameters=sum(x.size for x in jax.tree.leaves(_shapes(state.params))),
+    parameters=sum(x.size for x in jax.tree.leaves(state.params)),
     batch_size=e.batch_size,
     seq_len=e.MAX_SEQ_LEN,
     lower_seconds=seconds,
@@ -201,10 +200,6 @@ def abstract_batch(e: Experiment, mesh: Mesh, notes: list[str]) -> dict[str, jax
     )
   shape = (e.batch_size, e.MAX_SEQ_LEN)
   return {k: jax.ShapeDtypeStruct(shape, v, sharding=sharding) for k, v in found.items()}
-
-
-def _shapes(tree: PyTree) -> PyTree:
-  return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def _too_large(error: str) -> tuple[str, int] | None:

@@ -81,10 +81,7 @@ def collectives(program: Program, mesh_sizes: Mapping[str, int]) -> list[Collect
 
 
 def collective(
-  computation: Computation,
-  instruction: Instruction,
-  mesh_sizes: Mapping[str, int],
-  count: int = 1,
+  computation: Computation, instruction: Instruction, mesh_sizes: Mapping[str, int], count: int = 1
 ) -> Collective | None:
   """Returns the collective that an instruction is or starts; None for other instructions."""
   where = (computation.name, instruction.name, instruction.attribute('channel_id'))

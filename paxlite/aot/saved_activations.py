@@ -20,7 +20,7 @@ from paxlite.core.variable_names import REPEATED
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.layers.pipeline_schedule import Schedule
-from paxlite.optim.optimizers import merge
+from paxlite.optim.moments import merged
 from paxlite.parallel import partitioning
 from paxlite.training.train_state import TrainState
 
@@ -119,7 +119,7 @@ def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> Loss:
   def loss(trainable: PyTree, frozen: PyTree, overwritten: PyTree, batch: PyTree) -> jax.Array:
     with partitioning.activate(mesh, e.rules):
       rng = jax.random.key(e.SEED)
-      return task.loss_and_metrics(merge(trainable, frozen), batch, rng, overwritten)[0]
+      return task.loss_and_metrics(merged(trainable, frozen), batch, rng, overwritten)[0]
 
   return Loss(loss, (trainable, frozen, state.overwritten, rows_of(e, rows)), boxed)
 

@@ -160,28 +160,18 @@ def tokenizer_of(path: str | pathlib.Path) -> pathlib.Path | None:
 
 
 def weights_facts(path: str) -> WeightsFacts:
-  """Returns what is known of the weights at `path`, of which no array is read.
-
-  A run that began before there was MAX_POSITION_EMBEDDINGS says only how long its rows were. Its
-  model has at least the positions of the weights that it started from.
-  """
+  """Returns what is known of the weights at `path`, of which no array is read."""
   first: JsonObject = {'experiment': '', 'values': {}}
-  tokenizer, positions, problem, is_said = None, 0, '', False
+  tokenizer, problem = None, ''
   try:
     for number, source in enumerate(_lineage(path)):
       tokenizer = tokenizer or _own_tokenizer(source)
-      found = source.written_by
-      first = first if number else found
-      values = {} if is_said else found['values']
-      is_said |= 'MAX_POSITION_EMBEDDINGS' in values
-      stated = values.get('MAX_POSITION_EMBEDDINGS', values.get('MAX_SEQ_LEN'))
-      positions = max(positions, stated if isinstance(stated, int) else 0)
-      if is_said and tokenizer:
+      first = first if number else source.written_by
+      if tokenizer:
         break
   except UserError as e:  # whoever needs the weights says what is wrong with them
     problem = str(e)
-  named = first['experiment'], first['values']
-  return WeightsFacts(path, *named, positions or None, str(tokenizer or ''), problem)
+  return WeightsFacts(path, first['experiment'], first['values'], str(tokenizer or ''), problem)
 
 
 def _lineage(path: str | pathlib.Path) -> Iterator[Source]:

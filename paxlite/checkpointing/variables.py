@@ -129,9 +129,7 @@ def _open(path: pathlib.Path) -> Variable:
 
 
 def _read(
-  array: ArrayDescription,
-  chunks: Mapping[tuple[int, ...], pathlib.Path],
-  index: tuple[slice, ...],
+  array: ArrayDescription, chunks: Mapping[tuple[int, ...], pathlib.Path], index: tuple[slice, ...]
 ) -> np.ndarray:
   """Reads the part of an array at an index from its chunks."""
   bounds = [i.indices(n)[:2] for i, n in zip(index, array.shape, strict=True)]

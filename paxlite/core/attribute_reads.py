@@ -19,16 +19,13 @@ def reads_of(owner: _A, call: Callable[[_A], object]) -> set[str]:
   found: set[str] = set()
   cls: Any = type(owner)
 
-  class Noting(cls):
-    def __getattribute__(self, name: str) -> object:
-      found.add(name)
-      return super().__getattribute__(name)
+  def read(self: _A, name: str) -> object:
+    found.add(name)
+    return cls.__getattribute__(self, name)
 
-  Noting.__module__, Noting.__qualname__, Noting.__name__ = (
-    cls.__module__, cls.__qualname__, cls.__name__,
-  )  # fmt: skip
+  names = {'__module__': cls.__module__, '__qualname__': cls.__qualname__}
   noting = copy.copy(owner)
-  noting.__class__ = Noting
+  noting.__class__ = type(cls.__name__, (cls,), {'__getattribute__': read, **names})
   found.clear()
   call(noting)
   return found

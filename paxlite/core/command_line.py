@@ -42,15 +42,7 @@ _STORED = (
   'verdicts',
   'vocab',
 )
-_PATHS = (
-  'output',
-  'path',
-  'save',
-  'source',
-  'tfds_data_dir',
-  'to',
-  'write_hlo',
-)
+_PATHS = ('output', 'path', 'save', 'source', 'tfds_data_dir', 'to', 'write_hlo')
 
 _LINE_SECONDS = 5.0  # between two lines on work that takes long, where there is no terminal
 _END_SECONDS = 10.0  # the time after a signal in which unfinished files are removed

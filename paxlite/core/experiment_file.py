@@ -21,7 +21,6 @@ class WeightsFacts:
     path: Where the weights are: a CHECKPOINT_RESTORE_PATH.
     experiment: The dotted path of the experiment that wrote them; ''.
     values: The values of its attributes.
-    positions: The number of positions of the model.
     tokenizer: The path of its tokenizer; ''.
     problem: Why some of this is unknown; ''.
   """
@@ -29,9 +28,14 @@ class WeightsFacts:
   path: str = ''
   experiment: str = ''
   values: Mapping[str, object] = dataclasses.field(default_factory=dict)
-  positions: int | None = None
   tokenizer: str = ''
   problem: str = ''
+
+  @property
+  def positions(self) -> int | None:
+    """The number of positions of the model."""
+    found = self.values.get('MAX_POSITION_EMBEDDINGS')
+    return found if isinstance(found, int) else None
 
 
 UNKNOWN = WeightsFacts()

@@ -41,14 +41,11 @@ def attribute_answers(name: str) -> dict[str, Answer]:
   upper = name.upper().lstrip('+')
   found: dict[str, Answer] = {}
   for library, names in _ATTRIBUTES.items():
-    answer = next((names[key] for key in (upper, *_in_groups(upper)) if key in names), None)
+    keys = upper, f'MODEL.{upper}', f'TRAINING.{upper}'
+    answer = next((names[key] for key in keys if key in names), None)
     if answer and answer.sentence() not in {a.sentence() for a in found.values()}:
       found[library] = answer
   return {k: a for k, a in found.items() if a.sentence()}
-
-
-def _in_groups(name: str) -> list[str]:
-  return [f'{group}.{name}' for group in ('MODEL', 'TRAINING')]
 
 
 def attribute_hint(name: str) -> str:

@@ -24,10 +24,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     self._folder = folder
 
   def find_spec(
-    self,
-    fullname: str,
-    path: Sequence[str] | None,
-    target: types.ModuleType | None = None,
+    self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
   ) -> importlib.machinery.ModuleSpec | None:
     if path is not None or not (fullname in self.named or _importer() in self._found):
       return None  # parts of a package are found in its own folder

@@ -78,7 +78,8 @@ class ZstdReader(io.RawIOBase):
     is_single = bool(flags & 0x20)
     content_size = (1 if is_single else 0, 2, 4, 8)[flags >> 6]
     rest = self._exactly((not is_single) + (0, 1, 2, 4)[flags & 3] + content_size)
-    window = _content_bytes(rest[-content_size:]) if is_single else _window_bytes(rest[0])
+    size = int.from_bytes(rest[-content_size:], 'little') + (256 if content_size == 2 else 0)
+    window = size if is_single else _window_bytes(rest[0])
     if window > self._most:
       raise OSError(
         f'it needs a window of {window >> 20:,} MiB, and {self._most >> 20:,} MiB are the most '
@@ -118,7 +119,3 @@ def most_window() -> int:
 def _window_bytes(descriptor: int) -> int:
   base = 1 << 10 + (descriptor >> 3)
   return base + base // 8 * (descriptor & 7)
-
-
-def _content_bytes(field: bytes) -> int:
-  return int.from_bytes(field, 'little') + (256 if len(field) == 2 else 0)

@@ -56,16 +56,13 @@ def _described(data: Input) -> list[str]:
     total = sum(data.quotas)
     shares = [quota / total for quota in data.quotas]
     return [f'{name}: a mixture of {len(shares)}'] + [
-      f'  {share:.1%} {_shortened(part.name)}' + _part(part, share * data.batch_size)
+      f'  {share:.1%} {_shortened(part.name)}: '
+      + (_rows(part.source, share * data.batch_size) if isinstance(part, RowInput) else 'a stream')
       for part, share in zip(data.parts, shares, strict=True)
     ]
   if isinstance(data, RolloutInput):
     return [f'{name}: generated with the newest parameters, {data.batch_size:,} rows a step']
   return [f'{name}: a stream, {data.batch_size:,} rows a step']
-
-
-def _part(part: Input, rows_a_step: float) -> str:
-  return f': {_rows(part.source, rows_a_step)}' if isinstance(part, RowInput) else ': a stream'
 
 
 def _rows(source: RowSource, rows_a_step: float) -> str:
@@ -277,12 +274,10 @@ def masked_text(
   before, after = ('\x1b[32m', '\x1b[0m') if color else ('[[', ']]')
   ends = np.flatnonzero(np.diff(is_learned)) + 1
   pieces = zip(np.split(np.asarray(ids), ends), np.split(is_learned, ends), strict=True)
-  texts = [(_escaped(tokenizer.decode_marked(part.tolist())), here[0]) for part, here in pieces]
+  escaped = lambda c: c if c.isprintable() or c == '\n' else repr(c)[1:-1]
+  text_of = lambda part: ''.join(map(escaped, tokenizer.decode_marked(part.tolist())))
+  texts = [(text_of(part), here[0]) for part, here in pieces]
   return ''.join(f'{before}{text}{after}' if here else text for text, here in texts)
-
-
-def _escaped(text: str) -> str:
-  return ''.join(c if c.isprintable() or c == '\n' else repr(c)[1:-1] for c in text)
 
 
 def _counted(count: float, noun: str) -> str:

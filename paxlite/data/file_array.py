@@ -106,7 +106,9 @@ class SortedFileArray(FileArray):
 
   def __init__(self, path: pathlib.Path | Address, dtype: DTypeLike):
     super().__init__(path, dtype)
-    self._block = functools.lru_cache(_MOST_BLOCKS)(self._read_block)
+    self._block = functools.lru_cache(_MOST_BLOCKS)(
+      lambda block: self._read(block * _BLOCK, min((block + 1) * _BLOCK, self._count))
+    )
     self._firsts = _Firsts(self)
 
   @overload
@@ -126,9 +128,6 @@ class SortedFileArray(FileArray):
   def _search(self, value: np.integer) -> int:
     block = max(0, bisect.bisect_left(self._firsts, value) - 1)
     return block * _BLOCK + int(self._block(block).searchsorted(value))
-
-  def _read_block(self, block: int) -> np.ndarray:
-    return self._read(block * _BLOCK, min((block + 1) * _BLOCK, self._count))
 
 
 class _Firsts:

@@ -31,41 +31,22 @@ def tokens_fingerprint(data: Input) -> int | None:
   return _of(data, lambda source: getattr(source, 'tokens_fingerprint', None))
 
 
-def former_fingerprint(data: Input) -> int | None:
-  """Returns the fingerprint as earlier versions have saved it, in which tokens were the data."""
-
-  def of(source: object) -> int | None:
-    is_rows = hasattr(source, 'read')  # and not a part of a stream
-    tokens = getattr(source, 'tokens_fingerprint', None) if is_rows else None
-    return getattr(source, 'fingerprint', None) if tokens is None else tokens
-
-  return _of(data, of)
-
-
 def identity(data: Input) -> JsonObject:
   """Returns what notes of a checkpoint hold to identify the data; {} if that is not known."""
   found = fingerprint(data)
   return {} if found is None else {'fingerprint': found, 'tokens': tokens_fingerprint(data)}
 
 
-def change(data: Input, now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
+def change(now: Mapping[str, Json], before: Mapping[str, Json]) -> str:
   """Says what has changed in the data since a checkpoint; '' if nothing has.
 
   Args:
-    data: The input.
-    now: Its identity.
+    now: The identity of the input.
     before: The notes of the checkpoint.
   """
   records, known = now.get('fingerprint'), before.get('fingerprint')
-  if records is None or known is None:  # as in old checkpoints, which are accepted
+  if records is None or known is None:
     return ''
-  if 'tokens' not in before:  # written by an earlier version
-    if known in (records, former_fingerprint(data)):
-      return ''
-    return (
-      'its contents have changed since, or an earlier version of paxlite has encoded them, or '
-      'chosen what is held out, in another way'
-    )
   if known != records:
     return 'its contents have changed since, so that rows would be read twice or never'
   if before['tokens'] != now['tokens']:

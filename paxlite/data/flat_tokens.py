@@ -128,10 +128,7 @@ def _open_memmap(
   if meta.get('dtype') not in ('<u2', '<u4') or not all(_is_count(meta.get(n)) for n in names):
     raise UserError(f'{folder / META} is damaged: it needs dtype <u2 or <u4, {", ".join(names)}')
   dtype, (count, sequences, max_token_id) = np.dtype(meta['dtype']), (meta[n] for n in names)
-  for name, expected in (
-    (TOKENS, count * dtype.itemsize),
-    (_STARTS, (sequences + 1) * 8),
-  ):
+  for name, expected in ((TOKENS, count * dtype.itemsize), (_STARTS, (sequences + 1) * 8)):
     size = 0
     if isinstance(place, Address):
       size = size_of(str(place / name))

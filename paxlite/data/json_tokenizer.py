@@ -122,9 +122,6 @@ class JsonTokenizer:
     places = np.array(encoded.offsets, np.int64).reshape(-1, 2)
     return Tokens(np.array(encoded.ids, np.int32), places[:, 0], places[:, 1])
 
-  def encode_marked(self, text: str) -> list[int]:
-    return self.encode_tokens(text, marked=True).ids.tolist()
-
   def decode(self, ids: Iterable[int]) -> str:
     return self._cleaned(self._guarded('decode ids', self._tokenizer.decode, _plain(ids)))
 

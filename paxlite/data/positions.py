@@ -61,15 +61,12 @@ class Positions:
 
     Args:
       step: The step whose batch is read next.
-      position: The position [R, 8], or the positions of the processes [P, parts, 6] that earlier
-        versions have saved, in the order of their rows of the batch.
+      position: The position [R, 8].
 
     Raises:
       UserError: The position belongs to other sources.
     """
     parts = [x[: len(x) // int(x[0, Column.LANES])] for x in self._first]
-    if position.ndim == 3:
-      position = _of_processes(position, [len(x) for x in parts])
     found = self._split(position, [len(x) for x in parts])
     expected = [x[:, Column.FINGERPRINT] for x in parts]
     for table, fingerprints in zip(found, expected, strict=True):
@@ -108,18 +105,3 @@ def merged(positions: np.ndarray) -> np.ndarray:
   whole = positions.max(axis=0)
   assert (whole >= 0).all(), 'each reader is read by a process'
   return whole
-
-
-def _of_processes(positions: np.ndarray, parts: Sequence[int]) -> np.ndarray:
-  """Returns the position in the data of a run of an earlier version.
-
-  There, each process was a lane that had a reader of its own for each part.
-  """
-  lanes, count, columns = positions.shape
-  if columns != 6 or count != sum(parts):
-    raise UserError(f'the checkpoint has positions in {count} sources and there are {sum(parts)}')
-  new = np.full((lanes, count, len(Column)), lanes, np.int64)
-  new[..., : Column.ROWS + 1] = positions[..., :5]
-  new[..., Column.FINGERPRINT] = positions[..., 5]
-  ends = np.cumsum(parts)[:-1]
-  return np.concatenate([x.reshape(-1, len(Column)) for x in np.split(new, ends, axis=1)])

@@ -78,10 +78,6 @@ def _stated(value: object) -> object:
   return [_stated(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _messages(record: Record) -> Conversation:
-  return conversation(_parsed(record, 'messages'), record.get('tools'))
-
-
 def _pair(inputs: str, targets: str) -> Callable[[Record], Pair]:
   return lambda record: Pair(_text(record, inputs), _text(record, targets))
 
@@ -160,7 +156,7 @@ def _optional(record: Record, key: str) -> str:
 
 
 FORMATS = (
-  Format('a chat', ('messages',), _messages),
+  Format('a chat', ('messages',), lambda r: conversation(_parsed(r, 'messages'), r.get('tools'))),
   Format('texts', ('inputs', 'targets'), _pair('inputs', 'targets')),
   Format('texts or messages', ('prompt', 'completion'), _prompt_and_completion),
   Format('ShareGPT', ('conversations',), _sharegpt),

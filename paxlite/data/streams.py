@@ -330,13 +330,7 @@ class _Stream:
     self, data: StreamInput, part: Part, reader: int, readers: int, place: tuple[int, ...]
   ):
     self._data, self._part = data, part
-    # Only runs of earlier versions have fewer shards than readers: all read all shards, and each
-    # keeps its share of the rows.
-    by_shard = part.num_shards >= readers
-    shards = list(range(part.num_shards))
-    self._units = shards[reader::readers] if by_shard else shards
-    self._step = 1 if by_shard else readers
-    self._first = 0 if by_shard else reader
+    self._units = list(range(reader, part.num_shards, readers))
     self.place = place
     self._rows = self._opened()
 
@@ -360,10 +354,7 @@ class _Stream:
   def _opened(self) -> Iterator[Row]:
     epoch, unit, example, offset = self.place
     number = self._data.unit_order(self._units, epoch)[unit]
-    rows = self._data.rows_of(self._part, number, epoch, example, offset)
-    # The rows after one of this reader are those of the other readers.
-    skipped = self._step - 1 if example or offset else self._first
-    return itertools.islice(rows, skipped, None, self._step)
+    return self._data.rows_of(self._part, number, epoch, example, offset)
 
 
 def _stacked(rows: Sequence[Mapping[str, np.ndarray]]) -> Batch:

@@ -196,12 +196,7 @@ class TextEncoding:
     differs = self._differs(found.text[:last], tokens.ids, is_last, marked=True)
     differs &= not found.is_unprompted  # which says more
     return Encoded(
-      tokens.ids,
-      is_learned,
-      differs,
-      found.missed,
-      found.without_thinking,
-      found.is_unprompted,
+      tokens.ids, is_learned, differs, found.missed, found.without_thinking, found.is_unprompted
     )
 
   def _differs(self, prompt: str, ids: np.ndarray, is_answer: np.ndarray, marked: bool) -> bool:

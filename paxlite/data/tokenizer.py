@@ -95,10 +95,6 @@ class Tokenizer(Protocol):
     """
     ...
 
-  def encode_marked(self, text: str) -> list[int]:
-    """Returns the ids of a chat template's text, in which special tokens are spelled out."""
-    ...
-
   def decode(self, ids: Iterable[int]) -> str: ...
 
   def decode_marked(self, ids: Iterable[int]) -> str:
@@ -241,9 +237,6 @@ class SentencePieceTokenizer:
       start += len(part)
     where = np.array(places, np.int64).reshape(-1, 2)
     return Tokens(np.array(ids, np.int32), where[:, 0], where[:, 1])
-
-  def encode_marked(self, text: str) -> list[int]:
-    return self.encode_tokens(text, marked=True).ids.tolist()
 
   def decode(self, ids: Iterable[int]) -> str:
     return self._model.DecodeIds([int(i) for i in ids])

@@ -232,10 +232,7 @@ def read_tasks(
 
 
 def read_examples(
-  spec: TaskSpec,
-  limit: int | None = None,
-  skip_unreadable: bool = False,
-  tfds_data_dir: str = '',
+  spec: TaskSpec, limit: int | None = None, skip_unreadable: bool = False, tfds_data_dir: str = ''
 ) -> tuple[list[Example], int]:
   """Returns the examples of a task in their order, and how many records were left out.
 

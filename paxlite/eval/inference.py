@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.restore import Plan, Restore
-from paxlite.checkpointing.source import Source, find_source, tokenizer_of, weights_facts
+from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.attributes import parse
 from paxlite.core.errors import UserError, located
@@ -220,11 +220,7 @@ def experiment_of(source: Source) -> LanguageModel:
   cls = find_known(found['experiment'])
   if not issubclass(cls, LanguageModel):
     raise UserError(f'{source.experiment}: {found["experiment"]} is not a language model')
-  # A checkpoint of an older paxlite may have attributes that no longer exist.
-  known = {k: v for k, v in found['values'].items() if hasattr(cls, k)}
-  e = cls(**known)
-  is_older = 'MAX_POSITION_EMBEDDINGS' not in known  # so that they derive from its weights
-  return e.knowing(weights_facts(e.CHECKPOINT_RESTORE_PATH)) if is_older else e
+  return cls(**{k: v for k, v in found['values'].items() if hasattr(cls, k)})
 
 
 def refuse_te_layers(source: Source) -> None:

@@ -231,21 +231,6 @@ class Experiment(Attributes):
     """The path of the data's tokenizer; '' if the data has none."""
     return ''
 
-  @property
-  def tfds_data_dir(self) -> str:
-    """The folder of TFDS datasets; '' if none is given."""
-    return ''
-
-  @property
-  def sample_prompt(self) -> str | None:
-    """The text that the trained model continues at the end; None if there is no such text."""
-    return None
-
-  @property
-  def sample_prompts(self) -> list[str]:
-    """The texts that the model continues at each evaluation."""
-    return []
-
   def callbacks(self) -> list[Callback]:
     """Returns what the training loop calls while a run goes; a subclass may add its own."""
     return []
@@ -261,29 +246,9 @@ class Experiment(Attributes):
     return trackers(self.TRACKERS, folder, type(self).__name__, self.values())
 
   @property
-  def eval_tasks(self) -> list[str]:
-    """The zero-shot tasks for --mode=eval."""
-    return []
-
-  @property
-  def recomputed(self) -> float:
-    """FLOPs of a step divided by model FLOPs; counts recomputation and idle pipeline stages."""
-    return 1.0
-
-  @property
   def max_texts_per_row(self) -> int:
     """The most texts of a packed row, padding included; 0: any number."""
     return 0
-
-  @property
-  def has_fused_logits(self) -> bool:
-    """Whether fused kernels of attention get heads with an extra logit."""
-    return False
-
-  @property
-  def has_fused_ring(self) -> bool:
-    """Whether fused kernels may compute attention in a ring."""
-    return False
 
   @property
   def plain_backend(self) -> dict[str, object]:
@@ -327,11 +292,6 @@ class Experiment(Attributes):
   def values_of(self, *kinds: Kind) -> dict[str, object]:
     """Returns the attributes of these kinds, with their values."""
     return {name: getattr(self, name) for name in names_of(attribute_types(type(self)), *kinds)}
-
-  @property
-  def saves_trainable_only(self) -> bool:
-    """Whether checkpoints omit frozen variables, which are read from the weights each time."""
-    return False
 
   @property
   def rules(self) -> partitioning.Rules:
@@ -399,14 +359,9 @@ class Experiment(Attributes):
 
   def check_restore(self) -> None:
     """Raises UserError if there are restore rules but no checkpoint to apply them to."""
-    rules = {
-      'CHECKPOINT_IGNORE_RULES': self.CHECKPOINT_IGNORE_RULES,
-      'CHECKPOINT_RENAME_RULES': self.CHECKPOINT_RENAME_RULES,
-      'CHECKPOINT_RESTORE_STATE': self.CHECKPOINT_RESTORE_STATE,
-      'CHECKPOINT_RESTORE_CHANGES': self.CHECKPOINT_RESTORE_CHANGES,
-    }
-    for name, given in rules.items():
-      if given and not self.CHECKPOINT_RESTORE_PATH:
+    for kind in ('IGNORE_RULES', 'RENAME_RULES', 'RESTORE_STATE', 'RESTORE_CHANGES'):
+      name = f'CHECKPOINT_{kind}'
+      if getattr(self, name) and not self.CHECKPOINT_RESTORE_PATH:
         raise UserError(f'{name} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER')
 
   def check_batch_size(self) -> None:

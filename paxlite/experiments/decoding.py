@@ -41,10 +41,6 @@ class Decoding(Experiment):
     """Whether the trained model can continue text, because its layers keep keys and values."""
     return True
 
-  @property
-  def eval_tasks(self) -> list[str]:
-    return self.EVAL_TASKS
-
   def validate(self) -> None:
     super().validate()
     self.sampling()

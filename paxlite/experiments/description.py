@@ -103,11 +103,5 @@ def _on_epochs(experiment: Experiment) -> list[str]:
 
 def dry_run(experiment: Experiment) -> str:
   """Returns the values, built configs and requirements; reads and writes no file."""
-  return '\n'.join(
-    [
-      values_text(experiment),
-      configs_text(experiment),
-      '',
-      requirements(experiment),
-    ]
-  )
+  parts = values_text(experiment), configs_text(experiment), '', requirements(experiment)
+  return '\n'.join(parts)

@@ -79,17 +79,13 @@ class Documents(DocumentFiles):
   SUMMARY_INTERVAL_STEPS = 10
 
 
-def _is_size(cls: type) -> bool:
-  """Returns whether a class is a size of a family, and not the family itself."""
-  return any('NUM_LAYERS' in vars(base) for base in cls.__mro__ if issubclass(base, LLaMA))
-
-
 def _add_variants(family: type[LLaMA]) -> None:
   """Adds the classes NAMESFT, NAMELoRA and NAMEDocuments to this module.
 
-  The first two are registered if the class is a size.
+  The first two are registered if the class is a size, and not the family itself.
   """
   name = family.__name__
+  is_size = any('NUM_LAYERS' in vars(base) for base in family.__mro__ if issubclass(base, LLaMA))
   tuned = 'of {} on prompts and answers'
   what = {
     SFT: ('TRAIN_FILES=x.jsonl', f'Fine-tunes all weights {tuned}.'),
@@ -101,7 +97,7 @@ def _add_variants(family: type[LLaMA]) -> None:
     doc = f'python -m paxlite.main --fdl_config={variant} --fdl.{flag} …\n\n{does.format(name)}\n'
     values = _CHANGES.get(variant, {})
     cls = type(variant, (kind, family), {'__module__': __name__, '__doc__': doc, **values})
-    globals()[variant] = register(cls) if kind is not Documents and _is_size(family) else cls
+    globals()[variant] = register(cls) if kind is not Documents and is_size else cls
 
 
 class _OfWeights(Experiment):

@@ -19,8 +19,6 @@ from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs, configs_text, values_text
 from paxlite.runtime.versions import versions
 
-_FORMER = ('RESUMABLE_CHANGES',)  # attributes of earlier versions without a meaning today
-
 
 def write_configuration(e: Experiment, folder: pathlib.Path) -> None:
   """Writes the identity of the run into its folder: values, built config, versions.
@@ -72,7 +70,7 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
   for name in new.keys() - old.keys():  # the attribute is newer than the run
     default = e.plain_backend.get(name, getattr(type(e), name))
     old[name] = new[name] if isinstance(default, derived) else default
-  free = {*e.values_of(Kind.RUN, Kind.GENERATION), *_FORMER}
+  free = e.values_of(Kind.RUN, Kind.GENERATION)
   missing = object()
   changed = [
     f'{name} {old.get(name, "unset")!r} → {new.get(name, "unset")!r}'

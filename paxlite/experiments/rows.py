@@ -104,7 +104,3 @@ class FromTfds(Tokenized):
   """Text that may come from TFDS datasets."""
 
   TFDS_DATA_DIR: Run[AnyPath] = ''  # where TFDS datasets are
-
-  @property
-  def tfds_data_dir(self) -> str:
-    return self.TFDS_DATA_DIR

@@ -40,9 +40,8 @@ from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.latent_attention import LatentAttention
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.pipeline import PipelinedTransformer
-from paxlite.layers.pipeline_schedule import Schedule
 from paxlite.layers.projection import Projection
-from paxlite.layers.remat import CheckpointPolicy, keeps_nothing, keeps_products
+from paxlite.layers.remat import CheckpointPolicy, keeps_products
 from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
 from paxlite.parallel import devices
 from paxlite.training.task import Task
@@ -179,20 +178,6 @@ class Transformer(ContextParallelism, Decoding, Objective, Optimization):
   @property
   def packed(self) -> bool:
     return self.PACKED_INPUT
-
-  @property
-  def sample_prompt(self) -> str | None:
-    return self.SAMPLE_PROMPT
-
-  @property
-  def sample_prompts(self) -> list[str]:
-    return self.SAMPLE_PROMPTS
-
-  @property
-  def recomputed(self) -> float:
-    forward_twice = 4 / 3 if keeps_nothing(self.CHECKPOINT_POLICY) else 1.0
-    schedule = Schedule(self.num_stages, self.NUM_MICROBATCHES, self.NUM_PIPELINE_REPEATS)
-    return forward_twice * schedule.ticks / (schedule.microbatches * schedule.repeats)
 
   @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
@@ -373,11 +358,6 @@ class Transformer(ContextParallelism, Decoding, Objective, Optimization):
       activation=self.ACTIVATION_CLS,
       dropout=self.DROPOUT_PROB,
     )
-
-  @property
-  def saves_trainable_only(self) -> bool:
-    """Whether LoRA's checkpoints hold only its factors, because the base weights are elsewhere."""
-    return self.USE_LORA and bool(self.CHECKPOINT_RESTORE_PATH)
 
   @property
   def decoding_values(self) -> dict[str, object]:

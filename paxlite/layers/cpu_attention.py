@@ -3,12 +3,7 @@
 import jax
 
 from paxlite.layers.plain_attention import XlaKernel
-from paxlite.layers.softmax_attention import (
-  Softmax,
-  exponentials,
-  masked_scores,
-  weighted_values,
-)
+from paxlite.layers.softmax_attention import Softmax, exponentials, masked_scores, weighted_values
 
 
 def attend(

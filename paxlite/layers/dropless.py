@@ -289,16 +289,12 @@ def spread(x_MD: jax.Array, places: Places, X: int) -> jax.Array:
   return _fill(x_MD, places.choice_P // X)
 
 
-def _spread_forward(x_MD: jax.Array, places: Places, X: int) -> tuple[jax.Array, Places]:
-  return spread(x_MD, places, X), places
-
-
 def _spread_backward(X: int, places: Places, dy_PD: jax.Array) -> tuple[jax.Array, None]:
   dy_RD = _fill(dy_PD, places.place_R).astype(jnp.float32)
   return dy_RD.reshape(-1, X, dy_PD.shape[1]).sum(1).astype(dy_PD.dtype), None
 
 
-spread.defvjp(_spread_forward, _spread_backward)
+spread.defvjp(lambda x_MD, places, X: (spread(x_MD, places, X), places), _spread_backward)
 
 
 @jax.custom_vjp
@@ -307,15 +303,10 @@ def collect(y_PD: jax.Array, places: Places) -> jax.Array:
   return _fill(y_PD, places.place_R)
 
 
-def _collect_forward(y_PD: jax.Array, places: Places) -> tuple[jax.Array, Places]:
-  return collect(y_PD, places), places
-
-
-def _collect_backward(places: Places, dy_RD: jax.Array) -> tuple[jax.Array, None]:
-  return _fill(dy_RD, places.choice_P), None
-
-
-collect.defvjp(_collect_forward, _collect_backward)
+collect.defvjp(
+  lambda y_PD, places: (collect(y_PD, places), places),
+  lambda places, dy_RD: (_fill(dy_RD, places.choice_P), None),
+)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
@@ -332,19 +323,10 @@ def travel(x_RD: jax.Array, way: Way, num_rows: int, num_back: int, axis: str) -
   return _ragged_all_to_all(x_RD, way.there, num_rows, axis)
 
 
-def _travel_forward(
-  x_RD: jax.Array, way: Way, num_rows: int, num_back: int, axis: str
-) -> tuple[jax.Array, Way]:
-  return travel(x_RD, way, num_rows, num_back, axis), way
-
-
-def _travel_backward(
-  num_rows: int, num_back: int, axis: str, way: Way, dy_PD: jax.Array
-) -> tuple[jax.Array, None]:
-  return _ragged_all_to_all(dy_PD, way.back, num_back, axis), None
-
-
-travel.defvjp(_travel_forward, _travel_backward)
+travel.defvjp(
+  lambda x_RD, way, *numbers: (travel(x_RD, way, *numbers), way),
+  lambda rows, back, axis, way, dy_PD: (_ragged_all_to_all(dy_PD, way.back, back, axis), None),
+)
 
 
 def _ragged_all_to_all(x_RD: jax.Array, slices: Slices, num_rows: int, axis: str) -> jax.Array:

@@ -105,12 +105,6 @@ def _amaxes(state: dict[str, jax.Array], scales: jax.Array) -> Amaxes:
   return zeros, zeros, zeros
 
 
-def _amaxes_forward(
-  state: dict[str, jax.Array], scales: jax.Array
-) -> tuple[Amaxes, tuple[dict[str, jax.Array], jax.Array]]:
-  return _amaxes(state, scales), (state, scales)
-
-
 def _amaxes_backward(
   saved: tuple[dict[str, jax.Array], jax.Array], amaxes: Amaxes
 ) -> tuple[dict[str, jax.Array], None]:
@@ -123,7 +117,7 @@ def _amaxes_backward(
   return new, None
 
 
-_amaxes.defvjp(_amaxes_forward, _amaxes_backward)
+_amaxes.defvjp(lambda *arguments: (_amaxes(*arguments), arguments), _amaxes_backward)
 
 
 class Kept(NamedTuple):
@@ -146,23 +140,13 @@ class Kept(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(
-  dims: Dims,
-  x: jax.Array,
-  w: jax.Array,
-  b: jax.Array | None,
-  scales: jax.Array,
-  amaxes: Amaxes,
+  dims: Dims, x: jax.Array, w: jax.Array, b: jax.Array | None, scales: jax.Array, amaxes: Amaxes
 ) -> jax.Array:
   return _forward(dims, x, w, b, scales, amaxes)[0]
 
 
 def _forward(
-  dims: Dims,
-  x: jax.Array,
-  w: jax.Array,
-  b: jax.Array | None,
-  scales: jax.Array,
-  amaxes: Amaxes,
+  dims: Dims, x: jax.Array, w: jax.Array, b: jax.Array | None, scales: jax.Array, amaxes: Amaxes
 ) -> tuple[jax.Array, Kept]:
   q_x = fp8_ops.quantize(x, _DTYPES['input'], scales[0], x.dtype)
   q_w = fp8_ops.quantize(w, _DTYPES['kernel'], scales[1], w.dtype)
@@ -212,13 +196,7 @@ def _backward(
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, None, Amaxes]:
   q_g, b_grad, amax = _quantized_gradient(kept, g, kept.q_w.ndim - _first_made(dims))
   w_grad = _weight_gradient(dims, kept, q_g, g.dtype)
-  return (
-    _input_gradient(dims, kept, q_g, g.dtype),
-    w_grad,
-    b_grad,
-    None,
-    (*kept.amaxes, amax),
-  )
+  return (_input_gradient(dims, kept, q_g, g.dtype), w_grad, b_grad, None, (*kept.amaxes, amax))
 
 
 def _quantized_gradient(

@@ -94,17 +94,13 @@ def _exchanged(
   return (x_BTNH.astype(jnp.float32) * cos + partners * sin).astype(x_BTNH.dtype)
 
 
-def _exchanged_forward(x_BTNH, cos, sin, exchange_HH):
-  return _exchanged(x_BTNH, cos, sin, exchange_HH), (cos, sin, exchange_HH)
-
-
 def _exchanged_backward(kept, gradient_BTNH):
   """The transpose of a rotation is the rotation by the opposite angle."""
   cos, sin, exchange_HH = kept
   return _exchanged(gradient_BTNH, cos, -sin, exchange_HH), None, None, None
 
 
-_exchanged.defvjp(_exchanged_forward, _exchanged_backward)
+_exchanged.defvjp(lambda *arrays: (_exchanged(*arrays), arrays[1:]), _exchanged_backward)
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):

@@ -118,12 +118,6 @@ def scattered_product(equation: str, scatter: Scatter, x: jax.Array, w: jax.Arra
   return jnp.einsum(equation, x, w)
 
 
-def _forward(
-  equation: str, scatter: Scatter, x: jax.Array, w: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  return jnp.einsum(equation, x, w), (x, w)
-
-
 def _backward(
   equation: str, scatter: Scatter, factors: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -135,7 +129,9 @@ def _backward(
   return x_grad.astype(x.dtype), w_grad.astype(w.dtype)
 
 
-scattered_product.defvjp(_forward, _backward)
+scattered_product.defvjp(
+  lambda equation, _, *factors: (jnp.einsum(equation, *factors), factors), _backward
+)
 
 
 def _groups(lines: Sequence[int]) -> list[list[list[int]]]:

@@ -170,10 +170,7 @@ def _with_log_sums(
 
 
 def _gradients(
-  kernel: Callable[..., jax.Array],
-  qkv: tuple[jax.Array, ...],
-  whole: Partial,
-  gradient: jax.Array,
+  kernel: Callable[..., jax.Array], qkv: tuple[jax.Array, ...], whole: Partial, gradient: jax.Array
 ) -> tuple[jax.Array, ...]:
   """Returns the gradients of q, k and v; the arguments are in the kernel's own layout.
 

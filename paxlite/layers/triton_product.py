@@ -74,12 +74,6 @@ def product(
   return _rows_times_matrices(x_PD, w_EDF, sizes_E, transposed=False, interpret=interpret)
 
 
-def _forward(
-  x_PD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array, interpret: bool
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-  return product(x_PD, w_EDF, sizes_E, interpret), (x_PD, w_EDF, sizes_E)
-
-
 def _backward(
   interpret: bool, kept: tuple[jax.Array, ...], dy_PF: jax.Array
 ) -> tuple[jax.Array, jax.Array, None]:
@@ -88,7 +82,7 @@ def _backward(
   return dx_PD, _columns_times_rows(x_PD, dy_PF, sizes_E, interpret), None
 
 
-product.defvjp(_forward, _backward)
+product.defvjp(lambda *arguments: (product(*arguments), arguments[:3]), _backward)
 
 
 def _rows_times_matrices(

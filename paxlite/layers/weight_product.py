@@ -64,12 +64,6 @@ def _on_cpu(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
   return jnp.einsum(equation, x, w)
 
 
-def _forward(
-  equation: str, x: jax.Array, w: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  return jnp.einsum(equation, x, w), (x, w)
-
-
 def _backward(
   equation: str, factors: tuple[jax.Array, jax.Array], grad: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -120,5 +114,6 @@ def _product(first: _Factor, second: _Factor, out: str) -> jax.Array:
   return y.transpose([made.index(d) for d in out])
 
 
+_forward = lambda equation, *factors: (jnp.einsum(equation, *factors), factors)
 _on_cpu.defvjp(_forward, _backward)
 summed_product.defvjp(_forward, _summed_backward)

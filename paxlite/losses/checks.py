@@ -60,7 +60,8 @@ def checked_metrics(name: str, loss: Loss, metrics: Any, weight: jax.Array) -> M
 
 def _weighted(name: object, metric: Any, weight: jax.Array, where: str) -> Weighted:
   _check_name(name, f'{where} returns a metric')
-  value, of_value = metric if _is_pair(metric) else (metric, weight)
+  is_pair = isinstance(metric, tuple) and len(metric) == 2
+  value, of_value = metric if is_pair else (metric, weight)
   for part in (value, of_value):
     if not _is_number(part):
       raise UserError(
@@ -79,10 +80,6 @@ def _check_name(name: object, who: str) -> None:
 
 def _place(method: Any) -> str:
   return f'{place_of(method)}: {getattr(method, "__qualname__", method)}'
-
-
-def _is_pair(metric: object) -> bool:
-  return isinstance(metric, tuple) and len(metric) == 2
 
 
 def _is_number(x: object) -> bool:

@@ -17,6 +17,7 @@ from jax.typing import DTypeLike
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REPEATED, path_name
+from paxlite.optim.state_axes import is_box
 from paxlite.parallel.partitioning import shards_of
 
 
@@ -133,25 +134,25 @@ def streamed(
 
   update_here = functools.partial(fetched, update)
   rest = update_here(
-    *(_selected(t, lambda name, _: not is_repeated(name)) for t in (grads, state, params))
+    *(selected(t, lambda name, _: not is_repeated(name)) for t in (grads, state, params))
   )
-  stacked = tuple(_selected(t, lambda name, _: is_repeated(name)) for t in (params, state))
+  stacked = tuple(selected(t, lambda name, _: is_repeated(name)) for t in (params, state))
   layers = jax.tree.leaves(stacked[0])
   if not layers:
     return rest
-  stacked_grads = _selected(grads, lambda name, _: is_repeated(name))
-  counts = _selected(state, lambda _, x: not is_moment(x))
+  stacked_grads = selected(grads, lambda name, _: is_repeated(name))
+  counts = selected(state, lambda _, x: not is_moment(x))
 
   def layer(i: jax.Array, carry: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
     at = lambda x: jax.lax.dynamic_index_in_dim(_by_stage(x), i, 1, keepdims=False)
     grads, (params, state) = jax.tree.map(at, (stacked_grads, carry))
-    params, state = update_here(grads, _merged(state, counts), params)
-    new = params, _selected(state, lambda name, _: is_repeated(name))
+    params, state = update_here(grads, merged(state, counts), params)
+    new = params, selected(state, lambda name, _: is_repeated(name))
     return jax.tree.map(lambda stack, x: _put(stack, x, i), carry, new)
 
   num_layers = layers[0].shape[0] // _num_stages(layers[0])
   stacked = jax.lax.fori_loop(0, num_layers, layer, stacked)
-  return _merged(stacked[0], rest[0]), _merged(stacked[1], rest[1])
+  return merged(stacked[0], rest[0]), merged(stacked[1], rest[1])
 
 
 def fetched(
@@ -189,13 +190,13 @@ def _put(stack: jax.Array, layer: jax.Array, i: jax.Array) -> jax.Array:
   return put.reshape(stack.shape)
 
 
-def _selected(tree: PyTree, wanted: Callable[[str, jax.Array], bool]) -> PyTree:
-  """Returns `tree` with None in place of the leaves that are not wanted."""
+def selected(tree: PyTree, wanted: Callable[[str, jax.Array], bool]) -> PyTree:
+  """Returns `tree`, boxed or not, with None in place of the variables that are not wanted."""
   one = lambda path, x: x if wanted(path_name(path), x) else None
-  return jax.tree_util.tree_map_with_path(one, tree)
+  return jax.tree_util.tree_map_with_path(one, tree, is_leaf=is_box)
 
 
-def _merged(tree: PyTree, other: PyTree) -> PyTree:
+def merged(tree: PyTree, other: PyTree) -> PyTree:
   """Returns `tree` with the leaves of `other` where it has None."""
   pick = lambda a, b: b if a is None else a
   return jax.tree.map(pick, tree, other, is_leaf=lambda x: x is None)

@@ -76,9 +76,7 @@ class Optimizer:
 
   def split(self, params: PyTree) -> tuple[PyTree, PyTree]:
     """Returns (trainable, frozen): trees like `params`, with None where the other has the leaf."""
-
-    trains = lambda name: self._matches(name) and not _is_load_bias(name)
-    return _select(params, trains), _select(params, lambda name: not trains(name))
+    return _split(params, lambda name: self._matches(name) and not _is_load_bias(name))
 
   def split_load_biases(self, frozen: PyTree) -> tuple[PyTree, PyTree]:
     """Splits frozen variables into biases for the load of experts, and all others.
@@ -86,8 +84,7 @@ class Optimizer:
     A step moves the former by a rule: group_router.balanced. They are the variables with the name
     LOAD_BIAS that `trainable` matches; others with this name stay as they are.
     """
-    moves = lambda name: self._matches(name) and _is_load_bias(name)
-    return _select(frozen, moves), _select(frozen, lambda name: not moves(name))
+    return _split(frozen, lambda name: self._matches(name) and _is_load_bias(name))
 
   def with_frozen_as(self, params: PyTree, dtype: str) -> PyTree:
     """Returns parameters with the frozen ones of float32 in another dtype."""
@@ -155,17 +152,9 @@ class Optimizer:
     return jnp.asarray(self.schedule(counts[0][1] if counts else updates))
 
 
-def merge(trainable: PyTree, frozen: PyTree) -> PyTree:
-  """Returns the parameters that `Optimizer.split` split into trainable and frozen ones."""
-  return jax.tree.map(
-    lambda t, f: f if t is None else t, trainable, frozen, is_leaf=lambda x: x is None
-  )
-
-
-def _select(params: PyTree, wanted: Callable[[str], bool]) -> PyTree:
-  """Returns a tree like `params`, with None instead of variables whose names are not wanted."""
-  one = lambda path, leaf: leaf if wanted(path_name(path)) else None
-  return jax.tree_util.tree_map_with_path(one, params, is_leaf=state_axes.is_box)
+def _split(params: PyTree, first: Callable[[str], bool]) -> tuple[PyTree, PyTree]:
+  select = lambda wanted: moments.selected(params, lambda name, _: first(name) == wanted)
+  return select(True), select(False)
 
 
 def _is_load_bias(name: str) -> bool:

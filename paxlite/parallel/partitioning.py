@@ -423,10 +423,10 @@ _tapped.defvjp(
 )
 
 
-def process_rows(sharding: NamedSharding, batch_size: int, process: int | None = None) -> slice:
-  """The rows of a global batch that the devices of a process hold; None: this process."""
+def process_rows(sharding: NamedSharding, batch_size: int) -> slice:
+  """The rows of a global batch that the devices of this process hold."""
   rows = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
-  process = jax.process_index() if process is None else process
+  process = jax.process_index()
   found: Mapping[jax.Device, tuple[slice, ...]] = rows.devices_indices_map((batch_size,))
   bounds = [i[0].indices(batch_size) for d, i in found.items() if d.process_index == process]
   return slice(min(b[0] for b in bounds), max(b[1] for b in bounds))

@@ -55,7 +55,9 @@ def statement(run: Run, mode: str = 'train') -> Statement:
   e = run.experiment
   types = attribute_types(type(e))
   stated = {'--fdl_config': full_name(type(e)), '--mode': mode}
-  stated |= {k: repr(v) for k, v in e.values().items() if not _is_of_machine(types.get(k))}
+  for name, value in e.values().items():  # but not paths of one machine, as each names its own
+    if paths.local not in getattr(types.get(name), '__metadata__', ()):
+      stated[name] = repr(value)
   stated |= {
     'the backend': str(e.backend),
     '--enable_checkpoint_saving': str(run.save),
@@ -131,11 +133,6 @@ def _seen(run: Run) -> list[Json]:
   path = run.folder / 'experiment.json'
   of_run = zlib.crc32(path.read_bytes()) if path.is_file() else None
   return [run.checkpoints().steps(), of_run, SavedRecord(run.folder).exists]
-
-
-def _is_of_machine(annotation: object) -> bool:
-  """Whether an attribute is a path of one machine, which may have another name on the next one."""
-  return paths.local in getattr(annotation, '__metadata__', ())
 
 
 def _version(package: str) -> str:

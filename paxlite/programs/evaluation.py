@@ -8,6 +8,8 @@ from collections.abc import Sequence
 
 from paxlite.core.errors import UserError
 from paxlite.core.terminal import say
+from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.rows import FromTfds
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.begun import as_begun
@@ -67,8 +69,7 @@ def _evaluate(run: Run) -> None:
       f'{run.place} holds no checkpoint to evaluate: train first, or name weights '
       'with --fdl.CHECKPOINT_RESTORE_PATH'
     )
-  tasks = e.eval_tasks
-  if tasks:
+  if tasks := e.EVAL_TASKS if isinstance(e, LanguageModel) else []:
     if run.checkpoints().steps():
       run.check_model()
     evaluate_zero_shot(run, tasks)
@@ -81,7 +82,8 @@ def _evaluate(run: Run) -> None:
     store, evaluator = run.evaluator(watchdog.beat)
     watchdog.pause()
     check_mesh(store.task.mesh, store.task.rules)
-    check_attention(e, store.task.mesh)
+    if isinstance(e, LanguageModel):
+      check_attention(e, store.task.mesh)
     make_folder(run.folder)
     say(f'Devices: {devices.described()}')
     say(f'Backend: {e.backend}')
@@ -104,7 +106,7 @@ def evaluate_zero_shot(run: Run, names: Sequence[str]) -> None:
   tasks = eval_tasks.read_tasks(
     names,
     skip_unreadable=e.EVAL_SKIP_UNREADABLE,
-    tfds_data_dir=e.tfds_data_dir,
+    tfds_data_dir=e.TFDS_DATA_DIR if isinstance(e, FromTfds) else '',
     chat=e.EVAL_CHAT,
   )
   inference, step = load(run)

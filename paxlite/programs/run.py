@@ -153,7 +153,12 @@ class Run:
       evaluator=Evaluator(
         store.task, eval_data, watchdog.beat, e.max_texts_per_row, preemption.asked_alone
       ),
-      schedule=self._schedule(),
+      schedule=Schedule(
+        max_steps=e.MAX_STEPS,
+        report_every=e.SUMMARY_INTERVAL_STEPS,
+        evaluate_every=e.EVAL_INTERVAL_STEPS,
+        save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
+      ),
       compiler=self._compiler(store.task.mesh, watchdog.pause),
       folder=self.folder,
       throughput=self._throughput(store.task.mesh, data.batch_size),
@@ -194,15 +199,6 @@ class Run:
       self.folder, name, e.BEST_METRIC, e.KEEP_BEST, patience, self.own_disks, store=store
     )
 
-  def _schedule(self) -> Schedule:
-    e = self.experiment
-    return Schedule(
-      max_steps=e.MAX_STEPS,
-      report_every=e.SUMMARY_INTERVAL_STEPS,
-      evaluate_every=e.EVAL_INTERVAL_STEPS,
-      save_times=SaveTimes(e.CHECKPOINT_EVERY_N_STEPS, 60 * e.CHECKPOINT_EVERY_N_MINUTES),
-    )
-
   def _compiler(self, mesh: Mesh, beat: Callable[[], None]) -> StepCompiler:
     """Returns the compiler; UserError if the compiled step is for another mesh or machine."""
     e = self.experiment
@@ -226,6 +222,7 @@ class Run:
       UserError: The checkpoint that the run starts from does not fit the model.
     """
     e = self.experiment
+    is_lora = isinstance(e, LanguageModel) and e.USE_LORA
     task = ShardedTask(fdl.build(e.task()), e.mesh(), e.rules, e.SEED)
     return StateStore(
       task=task,
@@ -233,7 +230,7 @@ class Run:
       batch_size=e.batch_size,
       restore=self.restore,
       reference=Restore(e.reference_path) if e.reference_path else None,
-      trainable_only=e.saves_trainable_only,
+      trainable_only=is_lora and bool(e.CHECKPOINT_RESTORE_PATH),  # its base weights are there
       start_over=self.start_over,
       writes=self.save,
       stop_on_failure=e.STOP_ON_FAILED_SAVE,
@@ -324,10 +321,8 @@ class Run:
     )
 
   def checkpoints(self) -> Checkpoints:
-    keep = self.experiment.CHECKPOINT_MAX_TO_KEEP
-    folder = self.folder / 'checkpoints'
-    record = SavedRecord(self.folder)
-    return Checkpoints(folder, keep, self.read_only, self.own_disks, record)
+    keep, record = self.experiment.CHECKPOINT_MAX_TO_KEEP, SavedRecord(self.folder)
+    return Checkpoints(self.folder / 'checkpoints', keep, self.read_only, self.own_disks, record)
 
   def sampler(self, task: ShardedTask, has_chats: bool = False) -> Sampler | None:
     """Returns what continues the prompts of the experiment; None if there are none, or it cannot.
@@ -340,15 +335,14 @@ class Run:
       UserError: There is no tokenizer, no chat template, or a prompt is too long.
     """
     e = self.experiment
-    if e.sample_prompt is None and not e.sample_prompts:
+    if not isinstance(e, LanguageModel) or (e.SAMPLE_PROMPT is None and not e.SAMPLE_PROMPTS):
       return None
     tokenizer = open_tokenizer(e.tokenizer_path or e.weights.tokenizer)
-    e = self.decoding
     if not e.continues_text:
       return None
     chat = has_chats if e.SAMPLE_CHAT is None else e.SAMPLE_CHAT
-    sampler = Sampler(e, task, tokenizer, e.sample_prompts, chat)
-    sampler.check(e.sample_prompts + ([] if e.sample_prompt is None else [e.sample_prompt]))
+    sampler = Sampler(e, task, tokenizer, e.SAMPLE_PROMPTS, chat)
+    sampler.check(e.SAMPLE_PROMPTS + ([] if e.SAMPLE_PROMPT is None else [e.SAMPLE_PROMPT]))
     return sampler
 
   @property

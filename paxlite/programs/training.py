@@ -16,6 +16,7 @@ from paxlite.data.mixture import MixtureInput
 from paxlite.data.sft import SftRows
 from paxlite.experiments.description import remarks
 from paxlite.experiments.identity import write_configuration
+from paxlite.experiments.language_model import LanguageModel
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
 from paxlite.programs.begun import dated, noting, with_positions
@@ -84,8 +85,9 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   sampler = run.sampler(trainer.store.task, has_chats(trainer.data.input))
   task = trainer.store.task
   check_mesh(task.mesh, task.rules)
-  check_attention(run.experiment, task.mesh)
-  if sampler is not None and run.experiment.sample_prompts and jax.process_count() == 1:
+  if isinstance(run.experiment, LanguageModel):
+    check_attention(run.experiment, task.mesh)
+  if sampler is not None and run.decoding.SAMPLE_PROMPTS and jax.process_count() == 1:
     trainer.callbacks = [*trainer.callbacks, sampler]
   if run.compiled_step is None:
     check_options(trainer.compiler.options)
@@ -114,10 +116,12 @@ def _train_watched(run: Run, lock: FolderLock, trainer: Trainer) -> None:
   trainer.compiler.memory.state(task.abstract, trainable)
   with _tracked(trainer):
     state = _trained(run, trainer)
-  if run.experiment.sample_prompt is not None and jax.process_count() == 1:
+  e = run.experiment
+  prompt = e.SAMPLE_PROMPT if isinstance(e, LanguageModel) else None
+  if prompt is not None and jax.process_count() == 1:
     if sampler is not None:
-      text = sampler(state.params, run.experiment.sample_prompt)
-      how = f'at temperature {TEMPERATURE}, {sampler.verb} {run.experiment.sample_prompt!r}'
+      text = sampler(state.params, prompt)
+      how = f'at temperature {TEMPERATURE}, {sampler.verb} {prompt!r}'
       say(f'\nA sample {how}:\n{text}\n')
     else:
       say("No sample: Transformer Engine's layers keep no keys and values")

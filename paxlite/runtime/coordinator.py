@@ -43,14 +43,7 @@ class Coordinator:
     _free_port(host)  # Raises OSError if it is not an address of this machine.
     paths = [str(pathlib.Path(__file__).parents[2]), os.environ.get('PYTHONPATH', '')]
     self._child = subprocess.Popen(
-      [
-        sys.executable,
-        '-P',
-        '-m',
-        'paxlite.runtime.coordinator',
-        host,
-        str(processes),
-      ],
+      [sys.executable, '-P', '-m', 'paxlite.runtime.coordinator', host, str(processes)],
       stdin=subprocess.PIPE,
       stdout=subprocess.PIPE,
       stderr=subprocess.DEVNULL,  # gRPC logs every process that leaves.

@@ -211,8 +211,7 @@ def _read(path: pathlib.Path) -> JsonObject | None:
     numbers = ('started', 'ended', 'first_step', 'last_step', 'lost_steps')
     return {
       **{k: _finite(record[k]) for k in numbers},
-      # Older versions of paxlite had fewer kinds.
-      'seconds': {k: _finite(record['seconds'].get(k, 0)) for k in KINDS},
+      'seconds': {k: _finite(record['seconds'][k]) for k in KINDS},
     }
   except (OSError, LookupError, ArithmeticError):
     return None

@@ -52,12 +52,12 @@ def describe(classes: Iterable[type]) -> list[dict[str, str]]:
       for name, annotation in _declared(owner).items():
         if name in rows:
           continue
-        kind = attribute_kinds.kind_of(annotation)
+        kind, value = attribute_kinds.kind_of(annotation), vars(owner).get(name)
         rows[name] = {
           'name': name,
           'where': f'{owner.__module__}.{owner.__qualname__}',
           'type': type_text(annotation),
-          'default': _default(vars(owner).get(name)),
+          'default': 'from other attributes' if hasattr(value, 'fget') else repr(value),
           'decides': '' if kind is None else kind.value,
           'meaning': meanings.get(name, ''),
         }
@@ -76,10 +76,6 @@ def _declared(cls: type) -> dict[str, object]:
     if name.isupper() and getter is not None:
       hints[name] = typing.get_type_hints(getter, include_extras=True).get('return', Any)
   return hints
-
-
-def _default(value: object) -> str:
-  return 'from other attributes' if hasattr(value, 'fget') else repr(value)
 
 
 def type_text(annotation: object) -> str:

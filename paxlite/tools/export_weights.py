@@ -52,12 +52,7 @@ def main(argv: Sequence[str]) -> None:
       size = lora.write_adapter(folder, experiment, variables, args.base, args.dtype or 'float32')
     else:
       size = huggingface.write_folder(
-        folder,
-        experiment,
-        lora.merged(variables),
-        args.dtype,
-        tokenizer_of(source.folder),
-        report,
+        folder, experiment, lora.merged(variables), args.dtype, tokenizer_of(source.folder), report
       )
   print(f'{args.path}: {size:,} bytes in {time.perf_counter() - started:.1f} s')
 

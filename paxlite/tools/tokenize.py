@@ -186,7 +186,6 @@ def main(argv: Sequence[str]) -> None:
     'append_eos': args.append_eos,
     'held_out_every': args.held_out_every,
     'held_out': args.held_out,
-    'whole_documents': True,  # an earlier version has encoded long ones in parts
   }
   if not is_address(args.output):
     _write(args, args.output, sources, settings, tokenizer)
@@ -242,10 +241,7 @@ def _write(
 
 
 def _tokenize(
-  sources: Sequence[Records],
-  writer: Writer,
-  encoder: Encoder,
-  processes: int,
+  sources: Sequence[Records], writer: Writer, encoder: Encoder, processes: int
 ) -> Position:
   """Writes the documents that are not yet done; returns the position at the end."""
   position = Position(**(writer.position or {}))
@@ -354,6 +350,10 @@ def _in_order(
 _worker: Callable[[Sequence[Piece]], Encoded]
 
 
+def _encode(batch: Sequence[Piece]) -> Encoded:
+  return _worker(batch)
+
+
 def _start_worker(encoder: Encoder) -> None:
   global _worker
   tokenizer = open_tokenizer(encoder.vocab)
@@ -367,10 +367,6 @@ def _end_with_parent() -> None:
   assert parent is not None
   parent.join()
   os._exit(1)
-
-
-def _encode(batch: Sequence[Piece]) -> Encoded:
-  return _worker(batch)
 
 
 @contextlib.contextmanager

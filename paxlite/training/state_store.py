@@ -131,11 +131,7 @@ class StateStore:
     return self._new(), 0
 
   def save(
-    self,
-    state: TrainState,
-    step: int,
-    notes: Mapping[str, Json],
-    to: Checkpoints | None = None,
+    self, state: TrainState, step: int, notes: Mapping[str, Json], to: Checkpoints | None = None
   ) -> None:
     """Saves a state in the background, unless there is a checkpoint of the step.
 

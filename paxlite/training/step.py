@@ -6,7 +6,7 @@ import optax
 
 from paxlite.layers.group_router import balanced
 from paxlite.losses.metrics import Metrics, Weighted
-from paxlite.optim.optimizers import merge
+from paxlite.optim.moments import merged
 from paxlite.parallel.weight_dims import declared
 from paxlite.training.task import Batch, Task
 from paxlite.training.train_state import TrainState
@@ -52,7 +52,7 @@ def train_step(
     )
   new_state = TrainState(
     step=state.step + 1,
-    params=merge(trainable, merge(biases, frozen)),
+    params=merged(trainable, merged(biases, frozen)),
     opt_state=opt_state,
     overwritten=overwritten,
     skipped=state.skipped + ~valid,

@@ -21,7 +21,8 @@ from paxlite.losses import checks
 from paxlite.losses.loss import Loss
 from paxlite.losses.metrics import Metrics, Weighted, divisor, over_microbatches
 from paxlite.losses.outputs import Outputs
-from paxlite.optim.optimizers import Optimizer, merge
+from paxlite.optim.moments import merged
+from paxlite.optim.optimizers import Optimizer
 from paxlite.parallel.partitioning import TAPS, reading_taps
 from paxlite.training import tap_trees
 from paxlite.training.microbatch_loop import in_microbatches, summed
@@ -240,7 +241,7 @@ class Task:
 
     def share(varied, changed, microbatch, rng):
       (weights, taps), (overwritten, biases) = varied, changed
-      params = merge(trainable if weights is None else weights, merge(biases, frozen))
+      params = merged(trainable if weights is None else weights, merged(biases, frozen))
       return self._share(whole, params, microbatch, rng, overwritten, taps)
 
     def part(i, microbatch, overwritten):

@@ -15,7 +15,6 @@ from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.fingerprints import change, identity
 from paxlite.data.positions import merged
 from paxlite.data.rollouts import Batches, RolloutBatches, RolloutInput, restore
-from paxlite.parallel.partitioning import process_rows
 from paxlite.runtime.agreement import compare
 from paxlite.runtime.process_messages import gathered
 
@@ -80,13 +79,12 @@ class TrainData:
     found = gathered(known.view(np.int32))  # JAX truncates int64
     return lambda: notes | {'position': merged(found().view(np.int64)).tolist()}
 
-  def resume(self, step: int, notes: Mapping[str, Json], sharding: NamedSharding) -> None:
+  def resume(self, step: int, notes: Mapping[str, Json]) -> None:
     """Moves the data to the batch of `step`; a second call for the same step does nothing.
 
     Args:
       step: The step that the run continues from.
       notes: The notes of its checkpoint.
-      sharding: The sharding of the batches.
 
     Raises:
       UserError: The data cannot be read from there, or is not the data the run was trained on.
@@ -97,8 +95,13 @@ class TrainData:
     self._skipped_batches = int(notes.get('skipped_batches', 0))
     restore(self.input, step, notes)
     if isinstance(self.input, Seekable) and step:
-      self.input.seek(self._batch_of(step), self._position(step, notes, sharding))
-    why = change(self.input, self._identity, notes)
+      if 'position' not in notes:
+        raise UserError(
+          f'{self.input.name}: the checkpoint of step {step} has no position in it; start again '
+          'with another --job_log_dir'
+        )
+      self.input.seek(self._batch_of(step), np.array(notes['position'], np.int64))
+    why = change(self._identity, notes)
     if why:
       changed = f'{self.input.name} is not what the checkpoint of step {step} was trained on'
       if not self._accept_changes:
@@ -108,21 +111,6 @@ class TrainData:
         )
       if jax.process_index() == 0:
         log.warning('%s; the run continues with it, because of --accept_changes', changed)
-
-  def _position(self, step: int, notes: Mapping[str, Json], sharding: NamedSharding) -> np.ndarray:
-    """Returns the position in the notes of a checkpoint; see Positions.seek."""
-    if 'position' in notes:
-      return np.array(notes['position'], np.int64)
-    found = notes.get('positions')  # one for each process, as earlier versions saved them
-    if found is None or len(found) != jax.process_count():
-      held = 'no position' if found is None else f'the positions of {len(found)} processes'
-      raise UserError(
-        f'{self.input.name}: an earlier version saved the checkpoint of step {step}, with {held}, '
-        f'and this run has {jax.process_count()}: continue with as many processes as before until '
-        'the next checkpoint, which any number of processes can continue'
-      )
-    starts = [process_rows(sharding, self.input.batch_size, p).start for p in range(len(found))]
-    return np.array([found[starts.index(start)] for start in sorted(set(starts))], np.int64)
 
   def _batch_of(self, step: int) -> int:
     return step + self._skipped_batches

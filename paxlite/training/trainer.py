@@ -106,7 +106,7 @@ class Trainer:
       UserError: The data cannot be read from there, or is not the data the run was trained on.
     """
     notes = self.store.notes(step)
-    self.data.resume(step, notes, self.store.task.batch_sharding)
+    self.data.resume(step, notes)
     self.rollbacks.count = int(notes.get('rollbacks', 0))
     self._was_over = Request.of([c.resume(step) for c in self.callbacks]) is Request.END
 
@@ -174,10 +174,7 @@ class Trainer:
       shapes = batches.shapes()
     self.goodput.switch('compile')
     before = time.perf_counter()
-    with (
-      self.store.task.compiling(),
-      live_line.working('Compiling the train step', summaries.say),
-    ):
+    with self.store.task.compiling(), live_line.working('Compiling the train step', summaries.say):
       lowered = self.store.task.lower_step(shapes)
       compiled, done = self.compiler(lowered, (self.store.task.abstract, shapes))
     self.watchdog.pause()

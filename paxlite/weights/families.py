@@ -145,16 +145,16 @@ def family_of(e: LanguageModel) -> str:
 def _differences(e: LanguageModel, family: Family) -> list[str]:
   """Returns what a family's config.json cannot say about an experiment."""
   cls, stated = family.experiment, family.attributes
-  ours = e.values_of(*_MODEL)
+  ours: dict[str, Any] = e.values_of(*_MODEL)
   plain = cls(**{name: getattr(e, name) for name in stated if hasattr(e, name)})
-  theirs = plain.values_of(*_MODEL)
+  theirs: dict[str, Any] = plain.values_of(*_MODEL)
   missing = object()
   found = [
     f'{name}={ours.get(name)!r}, as {type(e).__name__} has it: there it is {theirs.get(name)!r}'
     for name in {**theirs, **ours}
     if name not in _FREE
     and ours.get(name, missing) != theirs.get(name, missing)
-    and not _is_off(name, ours.get(name), theirs.get(name))
+    and not (name in ('ATTEN_LOGIT_CAP', 'SOFTMAX_CAP_LOGITS') and ours[name] <= 0 >= theirs[name])
   ]
   if found:
     return found
@@ -165,11 +165,6 @@ def _differences(e: LanguageModel, family: Family) -> list[str]:
       'model, layer or attention)'
     ]
   return []
-
-
-def _is_off(name: str, ours: Any, theirs: Any) -> bool:
-  """Returns whether two values both turn a cap off."""
-  return name in ('ATTEN_LOGIT_CAP', 'SOFTMAX_CAP_LOGITS') and max(ours, theirs) <= 0
 
 
 def config_json(e: LanguageModel, dtype: str, tokenizer: pathlib.Path | None) -> JsonObject:

@@ -87,11 +87,7 @@ _PLAIN = (*_SIZES, *_COMMON)
 _WINDOW = window()
 _GEMMA = (*_GIVEN_HEADS, _TIED, _NO_BIAS, OneOf('use_bidirectional_attention', False))
 _GELU = activation('hidden_activation', 'hidden_act', default='gelu_pytorch_tanh')
-_GEMMA2 = (
-  *_GEMMA,
-  _GELU,
-  Same('query_pre_attn_scalar', 'QUERY_PRE_ATTN_SCALAR'),
-)
+_GEMMA2 = (*_GEMMA, _GELU, Same('query_pre_attn_scalar', 'QUERY_PRE_ATTN_SCALAR'))
 _EXPERTS_PER_TOKEN = Same('num_experts_per_tok', 'NUM_EXPERTS_PER_TOKEN')
 _NORM_TOPK = Same('norm_topk_prob', 'NORMALIZE_EXPERT_WEIGHTS', default=False)
 

@@ -110,7 +110,11 @@ def write_tokenizer(
     'version': '1.0',
     'truncation': None,
     'padding': None,
-    'added_tokens': [_added(i, tokens[i], kind) for i, kind in enumerate(kinds) if _is_added(kind)],
+    'added_tokens': [  # at which texts are cut before they are encoded
+      _added(i, tokens[i], kind)
+      for i, kind in enumerate(kinds)
+      if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
+    ],
     'normalizer': None,
     'pre_tokenizer': {'type': 'Sequence', 'pretokenizers': _PRE_TOKENIZERS[pre]},
     'post_processor': _frame(fields, pre, special, tokens),
@@ -141,11 +145,6 @@ def _check_fields(fields: Mapping[str, object]) -> None:
   }
   neutral = {before + name: values for name, values in NEUTRAL.items()}
   check_known(unread, {before + name for name in HARMLESS}, neutral)
-
-
-def _is_added(kind: int) -> bool:
-  """Returns whether texts are cut at tokens of this type before they are encoded."""
-  return kind in (_UNKNOWN, _CONTROL, _USER_DEFINED)
 
 
 def _added(number: int, token: str, kind: int) -> JsonObject:

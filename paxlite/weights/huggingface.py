@@ -26,12 +26,7 @@ from paxlite.data.tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.weights import model_files
 from paxlite.weights.config_keys import Config
-from paxlite.weights.families import (
-  config_json,
-  experiment_of,
-  family_of,
-  hugging_face_entries,
-)
+from paxlite.weights.families import config_json, experiment_of, family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.folder import Tensors, copy_tokenizer
 from paxlite.weights.generation_keys import read_generation, written_generation
@@ -158,9 +153,8 @@ def read_folder(
     address: Where the tensors are in an object store; `folder` has copies of the other files.
   """
   names = names_in(folder, address)
-  model_files.check_no_adapter(
-    address or folder, names, lambda: _base_model(folder / model_files.ADAPTER)
-  )
+  base = lambda: str(read_object(folder / model_files.ADAPTER).get('base_model_name_or_path'))
+  model_files.check_no_adapter(address or folder, names, base)
   config = folder / 'config.json'
   if not os.path.lexists(config):
     raise UserError(f'{config} is missing: --path must be a Hugging Face folder')
@@ -181,10 +175,6 @@ def read_folder(
     experiment = experiment_of(contents | {'tie_word_embeddings': False}, config, ends)
   experiment = read_generation(of_generation, experiment, generation)
   return experiment, hugging_face_entries(experiment), tensors
-
-
-def _base_model(adapter: pathlib.Path) -> str:
-  return str(read_object(adapter).get('base_model_name_or_path'))
 
 
 def without_predictors(
@@ -245,10 +235,13 @@ def write_folder(
       with (folder / name).open('wb') as f:
         f.write(header(tensors))
         for tensor in shard:
-          value = _tensor(by_tensor[tensor], read)
+          value, stored = _tensor(by_tensor[tensor], read), as_stored[tensor]
           for block in blocks(value):
-            f.write(_cast(block, value.dtype, as_stored[tensor]))
-          size += value.size * as_stored[tensor].itemsize
+            is_same = value.dtype == stored
+            f.write(
+              block if is_same else np.frombuffer(block, value.dtype).astype(stored).tobytes()
+            )
+          size += value.size * stored.itemsize
           done += 1
           report(done, len(by_tensor))
     if len(shards) > 1:
@@ -305,11 +298,7 @@ def header(tensors: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> bytes:
   offset = 0
   for name, (shape, dtype) in tensors.items():
     end = offset + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    table[name] = {
-      'dtype': _NAMES[dtype.name],
-      'shape': list(shape),
-      'data_offsets': [offset, end],
-    }
+    table[name] = {'dtype': _NAMES[dtype.name], 'shape': list(shape), 'data_offsets': [offset, end]}
     offset = end
   text = json.dumps(table, separators=(',', ':')).encode()
   text += b' ' * (-len(text) % 8)
@@ -330,10 +319,6 @@ def _shards(
     shards[-1].append(name)
     size += needed
   return shards
-
-
-def _cast(block: bytes, stored: np.dtype, wanted: np.dtype) -> bytes:
-  return block if stored == wanted else np.frombuffer(block, stored).astype(wanted).tobytes()
 
 
 def _dtype(name: str) -> DTypeLike:

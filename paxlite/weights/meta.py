@@ -1,7 +1,7 @@
 """Meta's LLaMA checkpoints: params.json, and consolidated.*.pth, one file for each shard."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import ml_dtypes
@@ -100,7 +100,10 @@ class MetaTensors:
         shape[axis] = sum(
           shard[name].shape[axis] for shard in self._shards if shard[name].ndim > axis
         )
-      kinds = {(s[name].dtype, _other_dimensions(s[name].shape, axis)) for s in self._shards}
+      kinds = {
+        (s[name].dtype, *(n for i, n in enumerate(s[name].shape) if i != axis))
+        for s in self._shards
+      }
       if len(kinds) > 1:
         raise UserError(f'{paths[-1]}: {name} does not fit to those of the files before it')
       if axis is None and not all(tensor.equal(s[name]) for s in self._shards[1:]):
@@ -117,10 +120,6 @@ class MetaTensors:
     if name == META['embedding']:  # Llama 3 splits the vocabulary, older ones D
       return 0 if self._shards[0][name].shape[1:] == (self._model_dims,) else 1
     return _SPLIT.get('.'.join(name.split('.')[-2:]))
-
-
-def _other_dimensions(shape: Sequence[int], axis: int | None) -> tuple[int, ...]:
-  return tuple(n for i, n in enumerate(shape) if i != axis)
 
 
 def read_folder(folder: pathlib.Path) -> tuple[LanguageModel, list[Entry], MetaTensors]:

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import json
 
-import jax
 import numpy as np
 import pytest
 
@@ -168,45 +167,11 @@ def test_every_batch_has_each_part_by_its_rate():
   np.testing.assert_array_equal(used, [*range(8), *range(50, 58)])
 
 
-def old_positions(row_positions, processes: int):
-  """Positions as versions before readers saved them: an array of each process, [P, 1, 6]."""
-  columns = [Column.EPOCH, Column.UNIT, Column.EXAMPLE, Column.OFFSET, Column.ROWS]
-  return np.array(
-    [[[*row_positions[p][0, columns], row_positions[p][0, Column.FINGERPRINT]]]
-     for p in range(processes)]
-  )  # fmt: skip
-
-
-@pytest.mark.parametrize('processes', [1, 2, 4])
-def test_a_run_of_an_earlier_version_continues_in_its_order(processes):
-  """There, with fewer shards than processes, row i belonged to process i mod P."""
-  one_row = lambda: StreamInput(Source(Shards(0, 1, documents=400)), T, 1, 'packed')
-  source = one_row()
-  stream = source.train_batches(0, slice(0, 1))
-  rows, positions = [], []
-  for number in range(160):
-    rows.append(next(stream)['labels'][0])
-    positions.append(source.position(number + 1))
-  mine = B // processes
-  former = lambda step: np.stack(
-    [rows[(step * mine + k) * processes + p] for p in range(processes) for k in range(mine)]
-  )
-  held = old_positions([positions[(5 * mine - 1) * processes + p] for p in range(processes)],
-                       processes)  # fmt: skip
-  make = lambda: StreamInput(Source(Shards(0, 1, documents=400)), T, B, 'packed')
-  found, position = read(make, processes, 5, 3, held)
-  np.testing.assert_array_equal(found, [former(step) for step in (5, 6, 7)])
-  found, _ = read(make, 1, 8, 3, position)  # from then on, any number of processes may continue
-  np.testing.assert_array_equal(found, [former(step) for step in (8, 9, 10)])
-
-
 def test_a_position_in_other_parts_is_refused():
   _, position = read(lambda: INPUTS['parts']('packed'), 1, 0, 2)
   for kind in ('many shards', 'mixture'):
     with pytest.raises(UserError, match=r'other sources|is not what the checkpoint has read'):
       INPUTS[kind]('packed').seek(2, position)
-  with pytest.raises(UserError, match='positions in 1 sources and there are 3'):
-    INPUTS['parts']('packed').seek(2, np.zeros((2, 1, 6), np.int64))
 
 
 def test_files_of_documents_are_shared_by_readers(tmp_path, monkeypatch):
@@ -221,19 +186,6 @@ def test_files_of_documents_are_shared_by_readers(tmp_path, monkeypatch):
   np.testing.assert_array_equal(read(make, 1, 0, 5)[0], read(make, 4, 0, 5)[0])
 
 
-def test_checkpoints_of_earlier_versions_say_how_many_processes_they_need():
-  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('data',))
-  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
-  make = lambda: INPUTS['one shard']('packed')
-  whole, _ = read(make, 1, 0, 8)
-  _, position = read(make, 1, 0, 5)
-  held = old_positions([position], 1).tolist()
-  data = TrainData(make())
-  data.resume(5, {'positions': held}, sharding)
-  found = itertools.islice(data.input.train_batches(5, slice(0, B)), 3)
-  np.testing.assert_array_equal([b['labels'] for b in found], whole[5:])
-  assert data.notes(8)()['position'] == read(make, 1, 0, 8)[1].tolist()
-  with pytest.raises(UserError, match='positions of 2 processes, and this run has 1: continue'):
-    TrainData(make()).resume(5, {'positions': held * 2}, sharding)
-  with pytest.raises(UserError, match='with no position, and this run has 1'):
-    TrainData(make()).resume(5, {}, sharding)
+def test_a_checkpoint_without_a_position_is_refused():
+  with pytest.raises(UserError, match='the checkpoint of step 5 has no position'):
+    TrainData(INPUTS['one shard']('packed')).resume(5, {})

@@ -57,14 +57,6 @@ def test_an_experiment_from_scratch_has_as_many_positions_as_its_rows():
   assert (e.MAX_POSITION_EMBEDDINGS, e.num_positions, exported(e)) == (128, 128, 128)
 
 
-def test_weights_of_an_older_version_say_it_by_the_length_of_rows(tmp_path):
-  base = write(tmp_path / 'w', MAX_SEQ_LEN=8192)
-  tuned = write(tmp_path / 'tuned', MAX_SEQ_LEN=128, CHECKPOINT_RESTORE_PATH=base)
-  for path in (base, tuned):
-    e = LLaMA(CHECKPOINT_RESTORE_PATH=path, MAX_SEQ_LEN=64, **SMALL)
-    assert knowing_weights(e).num_positions == 8192
-
-
 def test_longer_rows_than_the_weights_have_positions_are_said_or_refused(tmp_path):
   weights = write(tmp_path / 'w', MAX_SEQ_LEN=256, MAX_POSITION_EMBEDDINGS=256)
   e = knowing_weights(LLaMA(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=512, **SMALL))

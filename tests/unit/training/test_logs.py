@@ -95,16 +95,6 @@ def test_damaged_records_of_time_are_set_aside(tmp_path, caplog, content):
   assert 'is damaged (it is no record of an attempt)' in caplog.text
 
 
-def test_records_of_an_older_paxlite_have_fewer_kinds(tmp_path):
-  (tmp_path / 'goodput').mkdir()
-  numbers = dict.fromkeys(('started', 'first_step', 'lost_steps'), 0)
-  record = {**numbers, 'ended': 10, 'last_step': 5, 'seconds': {'step': 10.0}}
-  (tmp_path / 'goodput' / 'attempt_00001.json').write_text(json.dumps(record))
-  report = goodput.report(tmp_path)
-  assert report.seconds['step'] == 10
-  assert report.seconds['profile'] == 0
-
-
 def points(folder) -> list[tuple[int, float]]:
   """Returns what TensorBoard shows: files by name, and no points after a step that was repeated."""
   found: list[tuple[int, float]] = []
