@@ -169,7 +169,7 @@ ATTRIBUTES: dict[str, Answer] = {
   ),
   # Experts
   'LOAD_BALANCING_WEIGHT': renamed('AUX_LOSS_COEF'),
-  'Z_LOSS_WEIGHT': absent('the loss has no term for the softmax denominator; Pax sets it to 0'),
+  'Z_LOSS_WEIGHT': SAME,
   'NUM_GPUS': instead('The mesh says it: ICI_MESH_SHAPE × DCN_MESH_SHAPE'),
   # Pipeline
   'NUM_STAGES': instead('A pipeline is the mesh axis stage: docs/scaling.md'),

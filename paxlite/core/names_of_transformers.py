@@ -51,7 +51,7 @@ ARGUMENTS: dict[str, Answer] = {
   'optim_args': instead('OPTIMIZER reads attributes such as ADAM_BETA1'),
   'optim_target_modules': absent('OPTIMIZER trains all of TRAINABLE_VARIABLES'),
   'adafactor': renamed('OPTIMIZER', 'adafactor'),
-  'label_smoothing_factor': absent('the loss is the cross-entropy'),
+  'label_smoothing_factor': renamed('LABEL_SMOOTHING'),
   'neftune_noise_alpha': absent('embeddings get no noise; EMBEDDING_DROPOUT_PROB drops out'),
   'average_tokens_across_devices': needless('the loss is the mean over all tokens of a batch'),
   # Precision and memory

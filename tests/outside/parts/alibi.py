@@ -7,7 +7,6 @@ from flax import linen as nn
 
 from paxlite.core.templates import template
 from paxlite.experiments.demo import TinyGPT
-from paxlite.experiments.registry import register
 from paxlite.parallel.partitioning import shard
 
 
@@ -39,7 +38,6 @@ class WithoutPositions(TinyGPT):
   MAX_STEPS = 3
 
 
-@register
 class AlibiGPT(WithoutPositions):
   """The same with ALiBi."""
 

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.experiments.demo import TinyGPT
-from paxlite.experiments.registry import register
 from paxlite.layers import attention_kernels
 from paxlite.layers.attention_case import Case, Kernel
 
@@ -41,7 +40,6 @@ class Capped(Kernel):
 attention_kernels.register(Capped())
 
 
-@register
 class CappedGPT(TinyGPT):
   """TinyGPT with a cap that many scores come near to."""
 

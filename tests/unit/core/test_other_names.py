@@ -61,6 +61,10 @@ SYNONYMS = {
 }
 # Attributes that share a word with a name of another library and are about something else.
 UNRELATED = {
+  'Z_LOSS_WEIGHT': 'loss weight',
+  'ROWS_PER_EXAMPLE': 'example',
+  'LABEL_SMOOTHING': 'label',
+  'REFERENCE_RESTORE_PATH': 'restore',
   'OFFLOAD_OPTIMIZER': 'optimizer',
   'AUX_LOSS_COEF': 'loss',
   'LOSS_SPIKE_FACTOR': 'loss',

@@ -19,27 +19,30 @@ from paxlite.core.templates import config
 from paxlite.data.base import RowInput
 from paxlite.experiments.demo import TinyGPT
 from paxlite.layers.feedforward import FeedForward
+from paxlite.losses.loss import Loss
 from paxlite.parallel.partitioning import param
 from paxlite.training.callbacks import Callback
-from paxlite.training.task import Task
 """
 LOSS = (
   HEAD
   + """
-class MyTask(Task):
-  def loss(self, {arguments}):
+class MyLoss(Loss):
+  reads_params = True
+
+  def __call__(self, {arguments}):
     {body}
+
+  def metrics(self, outputs, batch):
+    return {metrics}
 
 class Mine(TinyGPT):
   NUM_LAYERS = 1
   MAX_STEPS = 2
-  def task(self):
-    task = super().task()
-    fdl.update_callable(task, MyTask)
-    return task
+  def losses(self):
+    return {{"mine": config(MyLoss)}}
 """
 )
-ARGUMENTS = 'params, batch, rng=None, overwritten=None'
+ARGUMENTS = 'outputs, batch'
 WITH_LAYER = (
   HEAD
   + """
@@ -68,20 +71,24 @@ class Mine(TinyGPT):
   {body}
 """
 )
-loss = lambda body, arguments=ARGUMENTS: LOSS.format(body=body, arguments=arguments)
+loss = lambda body='return jnp.zeros(())', arguments=ARGUMENTS, metrics='{}': LOSS.format(
+  body=body, arguments=arguments, metrics=metrics
+)
 method = lambda body: METHOD.format(body=body)
 layer = lambda body: WITH_LAYER.format(body=body)
 whole_layer = lambda body: layer(body).replace('hidden(self, x_BTD)', '__call__(self, x_BTD, *_)')
 
 # code, a text of the line that must be named, and a part of the message
 MISTAKES = {
-  'shape': (loss('return params["embedding"]["emb_var"] @ batch["ids"], {}'), '@ batch', 'shape'),
-  'bare array': (loss('return jnp.ones(())  # here'), 'def loss', 'a pair of the loss and a dict'),
-  'no scalar': (loss('return batch["weights"], {}'), 'def loss', 'must be a scalar'),
-  'metric': (loss('return jnp.ones(()), {"a": jnp.ones(3)}'), 'def loss', "the metric 'a'"),
-  'reserved': (loss('return jnp.ones(()), {"step": 1.0}'), 'def loss', "named 'step', which"),
-  'signature': (loss('return 1', arguments='params, batch'), 'def loss', 'TypeError'),
-  'name': (loss('return params["embeding"], {}'), 'embeding', 'KeyError'),
+  'shape': (
+    loss('return outputs.params["embedding"]["emb_var"] @ batch["ids"]'), '@ batch', 'shape'
+  ),
+  'pair': (loss('return jnp.ones(()), {}'), 'def __call__', 'must return a scalar'),
+  'no scalar': (loss('return batch["weights"]'), 'def __call__', 'must return a scalar'),
+  'metric': (loss(metrics='{"a": jnp.ones(3)}'), 'def metrics', "the metric 'a'"),
+  'reserved': (loss(metrics='{"step": 1.0}'), 'def metrics', "named 'step', a name that"),
+  'signature': (loss('return 1', arguments='outputs'), 'def __call__', 'TypeError'),
+  'name': (loss('return outputs.params["embeding"]'), 'embeding', 'KeyError'),
   'axis': (
     layer('return x_BTD * param(self, "s", jax.nn.initializers.ones, (1,), ["wide"])'),
     'param(self', 'no sharding rule',
