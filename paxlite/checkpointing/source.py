@@ -131,7 +131,7 @@ def find_source(path: str | pathlib.Path, base: str = '', frozen: int | None = N
   if frozen is not None:
     folders = [f for f in folders if fingerprint(f) == frozen]
     if not folders:
-      raise UserError(f'{path} does not hold the weights that the factors of LoRA belong to')
+      raise UserError(f'{path} does not hold the frozen weights that this run began with')
   problems = []
   for folder in folders:
     complete(folder)

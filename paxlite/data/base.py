@@ -170,7 +170,8 @@ class RowInput:
       count = min(count, self.max_eval_batches)
     for b in range(count):
       index = (b * self.batch_size + np.arange(self.batch_size, dtype=np.int64))[rows]
-      batch = self.source.read(np.minimum(index, n - 1))
+      last = n - self.rows_per_example + index % self.rows_per_example  # a whole example
+      batch = self.source.read(np.where(index < n, index, last))
       if (index >= n).any():
         batch = batch | {'weights': batch['weights'] * (index < n)[:, None].astype(np.float32)}
       yield batch

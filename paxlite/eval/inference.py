@@ -174,7 +174,12 @@ def load_checkpoint(
     'CHECKPOINT_RESTORE_CHANGES': [],
   }
   positions = trained.MAX_POSITION_EMBEDDINGS  # may derive from the path that is left out here
-  kept = {'PERCORE_BATCH_SIZE': 1.0, 'MAX_POSITION_EMBEDDINGS': positions}
+  kept = {
+    'PERCORE_BATCH_SIZE': 1.0,
+    'NUM_MICROBATCHES': 1,
+    'ROWS_PER_EXAMPLE': 1,
+    'MAX_POSITION_EMBEDDINGS': positions,
+  }
   experiment = trained.replaced(**(without | here | kept | changes))
   longest = experiment.MAX_SEQ_LEN if 'MAX_SEQ_LEN' in changes else None
   if longest is not None and not experiment.has_position_table:

@@ -41,9 +41,15 @@ class MemorySavings(Experiment):
     form = form_named(self.FROZEN_DTYPE)
     if form is not None:
       task.frozen_dtype = form.rest
-      put_form(task.model, form)
-      if task.reference is not None:
-        put_form(task.reference.model, form)
+      for model in self._frozen_models(task):
+        put_form(model, form)
+
+  def _frozen_models(self, task: fdl.Config) -> list[fdl.Config]:
+    """Returns the models that have frozen variables, or should have."""
+    if task.reference is None:
+      return [task.model]
+    trains_all = '.*' in task.optimizer.trainable
+    return [task.reference.model] if trains_all else [task.model, task.reference.model]
 
   def validate(self) -> None:
     super().validate()

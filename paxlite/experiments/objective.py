@@ -7,7 +7,8 @@ from paxlite.core.attribute_kinds import Fraction, NotNegative, Run, Training
 from paxlite.core.attributes import StoredPath
 from paxlite.core.errors import UserError
 from paxlite.core.templates import config
-from paxlite.experiments.base import Experiment
+from paxlite.core.variable_names import LORA_VARIABLES
+from paxlite.experiments.optimization import Optimization
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.losses.sown_losses import SownLosses
@@ -15,7 +16,7 @@ from paxlite.losses.token_losses import CrossEntropy, Uniform, ZLoss
 from paxlite.training.reference import Reference
 
 
-class Objective(Experiment):
+class Objective(Optimization):
   """Next-token prediction. A subclass overrides `losses`, and `reference` if a loss reads one."""
 
   LABEL_SMOOTHING: Training[Fraction] = 0.0  # share of the uniform distribution in the labels
@@ -25,6 +26,10 @@ class Objective(Experiment):
   def REFERENCE_RESTORE_PATH(self) -> Run[StoredPath]:
     """The weights of the frozen reference model, for experiments whose losses read one."""
     return self.CHECKPOINT_RESTORE_PATH
+
+  def validate(self) -> None:
+    super().validate()
+    _ = self.reference_path  # raises UserError
 
   def model(self) -> fdl.Config:
     """Returns the config of the model that is trained."""
@@ -47,14 +52,26 @@ class Objective(Experiment):
   def initial_reference(self) -> fdl.Config:
     """Returns the config of a Reference: the model with the weights that training starts from.
 
-    With LoRA it is the base, which has no copy. Otherwise it is a frozen copy.
+    If LoRA trains its factors alone, it is the base, which has no copy. Otherwise it is a frozen
+    copy.
     """
     model = self.model()
     factors = list(selectors.select(model, LoraProjection, check_nonempty=False))
     for projection in factors:
       del projection.rank
       fdl.update_callable(projection, Projection)
-    return config(Reference, model=model, is_base=bool(factors))
+    is_frozen = list(self.TRAINABLE_VARIABLES) == [LORA_VARIABLES]
+    return config(Reference, model=model, is_base=bool(factors) and is_frozen)
+
+  @property
+  def remarks(self) -> list[str]:
+    found = list(super().remarks)
+    if self.reference() is not None and self.backend.name != 'xla':
+      found.append(
+        'The reference model is computed in plain XLA, and the trained one on '
+        f'{self.backend.name}: their outputs differ before the first step.'
+      )
+    return found
 
   @property
   def reference_path(self) -> str:
@@ -65,5 +82,10 @@ class Objective(Experiment):
       raise UserError(
         f'{type(self).__name__} has a reference model, and nothing says where its weights are: '
         '--fdl.REFERENCE_RESTORE_PATH=FOLDER, of imported weights or of a run'
+      )
+    if self.CHECKPOINT_IGNORE_RULES and self.REFERENCE_RESTORE_PATH == self.CHECKPOINT_RESTORE_PATH:
+      raise UserError(
+        'CHECKPOINT_IGNORE_RULES leaves variables of the reference model without values: name '
+        'complete weights with --fdl.REFERENCE_RESTORE_PATH=FOLDER'
       )
     return self.REFERENCE_RESTORE_PATH

@@ -97,7 +97,8 @@ class Optimization(MemorySavings):
     found = list(super().remarks)
     if not self.LEARNING_RATE:
       found.append('LEARNING_RATE=0: no step changes a variable.')
-    if self.FROZEN_DTYPE != 'float32' and '.*' in self.TRAINABLE_VARIABLES:
+    trains_all = '.*' in self.TRAINABLE_VARIABLES and not self.reference_path
+    if self.FROZEN_DTYPE != 'float32' and trains_all:
       found.append(
         f'FROZEN_DTYPE={self.FROZEN_DTYPE}: all variables are trained, and none is frozen.'
       )

@@ -25,7 +25,6 @@ from paxlite.experiments.attention import AttentionKind
 from paxlite.experiments.context_parallelism import ContextParallelism
 from paxlite.experiments.decoding import Decoding
 from paxlite.experiments.objective import Objective
-from paxlite.experiments.optimization import Optimization
 from paxlite.layers.attention import Attention
 from paxlite.layers.block_sequence import BlockSequence
 from paxlite.layers.embeddings import (
@@ -57,7 +56,7 @@ class BlockKind(NamedTuple):
   has_experts: bool
 
 
-class Transformer(ContextParallelism, Decoding, Objective, Optimization):
+class Transformer(ContextParallelism, Decoding, Objective):
   """A decoder-only transformer trained with Pax's Adam. Defaults are those of Pax's base class."""
 
   # Architecture

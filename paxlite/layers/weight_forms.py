@@ -61,8 +61,10 @@ def register_form(name: str) -> Callable[[F], F]:
   """Registers a class of forms under a name, for FROZEN_DTYPE."""
 
   def register(cls: F) -> F:
-    if name in DTYPES:
-      raise UserError(f'{name} is a dtype: give the form {cls.__name__} another name')
+    known = _FORMS.get(name, cls)
+    is_same = known.__qualname__ == cls.__qualname__ and known.__module__ == cls.__module__
+    if name in DTYPES or not is_same:  # a module may be imported again
+      raise UserError(f'{name} is a dtype or another form: give {cls.__name__} another name')
     _FORMS[name] = cls
     return cls
 

@@ -1,6 +1,6 @@
 """Checks what losses return, which users write."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from paxlite.core.errors import UserError
 from paxlite.core.own_code import place_of
+from paxlite.layers.sown import is_count, is_maximum
 from paxlite.losses.loss import Loss
 from paxlite.losses.metrics import Metrics, Weighted
 
@@ -28,6 +29,11 @@ def check_losses(losses: object) -> None:
         f'the loss {name!r} is {_described(loss)}, and must be a paxlite.losses.loss.Loss'
       )
     _check_name(name, 'a task has a loss')
+    if is_maximum(name) or is_count(name):
+      raise UserError(
+        f'a task has a loss named {name!r}: names that begin with max_ or num_ are for metrics '
+        'whose maximum or sum is taken; rename it'
+      )
 
 
 def checked_sum(name: str, loss: Loss, total: Any) -> jax.Array:
@@ -38,6 +44,25 @@ def checked_sum(name: str, loss: Loss, total: Any) -> jax.Array:
       'a scalar of a floating-point type: the sum over the batch, which is divided by weight(batch)'
     )
   return total.astype(jnp.float32)
+
+
+def checked_weight(name: str, loss: Loss, weight: Any) -> jax.Array:
+  """Returns the weight that a loss has returned; raises UserError if it is not one number."""
+  if not _is_number(weight):
+    raise UserError(
+      f'{_place(loss.weight)} returns {_described(weight)} for the loss {name!r}, and must return '
+      'a scalar that is not negative, such as the number of targets'
+    )
+  return jnp.asarray(weight, jnp.float32)
+
+
+def check_distinct(metrics: Metrics, more: Collection[str], losses: Collection[str]) -> None:
+  """Raises UserError if losses return two metrics of one name, or one with the name of a loss."""
+  for name in more:
+    if name in metrics or name in losses:
+      raise UserError(
+        f'two losses return a metric named {name!r}, or it is the name of a loss: rename one'
+      )
 
 
 def checked_metrics(name: str, loss: Loss, metrics: Any, weight: jax.Array) -> Metrics:

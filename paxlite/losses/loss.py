@@ -1,7 +1,7 @@
 """A term of the loss of a step: a sum over what a batch holds, and the weight of this sum."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 import jax
@@ -30,6 +30,9 @@ class Loss:
   label: ClassVar[str | None] = None
   """What the terminal calls the mean; None: its name, '': it does not show it."""
 
+  larger_is_better: ClassVar[Collection[str]] = ()
+  """Names of metrics of which a larger value is better, for BEST_METRIC."""
+
   shown: ClassVar[Mapping[str, str]] = {}
   """Formats of metrics that the terminal shows after an evaluation, by their names."""
 
@@ -43,7 +46,7 @@ class Loss:
     raise NotImplementedError
 
   def weight(self, batch: Batch) -> jax.Array:
-    """Returns the weight of the sum, a scalar: the number of target tokens.
+    """Returns the weight of the sum, a scalar: the number of target tokens. 0: it does not count.
 
     It depends on the batch alone, so that it is known for all microbatches before the first one.
     """

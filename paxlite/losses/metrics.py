@@ -24,13 +24,13 @@ class Weighted(NamedTuple):
 
   @classmethod
   def mean(cls, total: jax.Array, weight: jax.Array) -> Self:
-    """Returns the mean total / weight; that over nothing is `total`, which is 0."""
+    """Returns the mean total / weight; that over nothing is 0."""
     return cls(total / divisor(weight), weight)
 
 
 def divisor(weight: jax.Array) -> jax.Array:
-  """Returns `weight`, or 1 where it is 0."""
-  return jnp.where(weight > 0, weight, 1)
+  """Returns a weight to divide by: infinity for 0, so that what has no weight does not count."""
+  return jnp.where(weight > 0, weight, jnp.inf)
 
 
 Metrics = dict[str, Weighted]

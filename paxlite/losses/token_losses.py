@@ -61,7 +61,7 @@ class CrossEntropy(Loss):
     """Returns the bits per byte of the text, if its number of bytes per token is known."""
     if not bytes_per_token:
       return {}
-    per_target = mean * weight / max(metrics['num_predictions'], 1)
+    per_target = mean * weight / max(metrics.get('num_predictions', weight), 1)
     return {'bits_per_byte': per_target / math.log(2) / bytes_per_token}
 
 

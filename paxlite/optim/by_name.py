@@ -38,7 +38,7 @@ def register(name: str, by_layer: bool = False) -> Callable[[_F], _F]:
 
   def add(make: _F) -> _F:
     other = _MAKERS.get(name, make)
-    if (other.__module__, other.__qualname__) != (make.__module__, make.__qualname__):
+    if place_of(other) != place_of(make):  # a module may be imported again
       raise UserError(f'{place_of(make)}: the optimizer {name!r} is registered already')
     _MAKERS[name] = make
     _BY_LAYER.update([make] if by_layer else [])

@@ -4,13 +4,10 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import fiddle as fdl
-import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from paxlite.checkpointing.checkpoints import Checkpoints
@@ -22,9 +19,7 @@ from paxlite.core.addresses import Address
 from paxlite.core.attribute_kinds import Kind
 from paxlite.core.errors import UserError
 from paxlite.core.experiment_file import EXPERIMENT
-from paxlite.core.variable_names import path_name
 from paxlite.data.base import Input
-from paxlite.data.rollouts import RolloutInput
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import Inference
 from paxlite.eval.inference import load as load_inference
@@ -39,8 +34,9 @@ from paxlite.experiments.identity import (
   run_values,
 )
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.parallel import partitioning
+from paxlite.experiments.objective import Objective
 from paxlite.parallel.devices import peak_flops
+from paxlite.programs import run_checks
 from paxlite.programs.sampler import Sampler
 from paxlite.programs.stored_run import StoredRun
 from paxlite.programs.weights_model import knowing_weights
@@ -142,10 +138,10 @@ class Run:
     data = fdl.build(inputs[0]) if self.data is None else self.data
     store.batch_size = data.batch_size
     eval_data = {name: fdl.build(cfg) for name, cfg in inputs[1].items()}
-    _check_vocabulary(e, {'training': data, **eval_data})
-    _check_eval_batches(e, eval_data)
-    _check_examples(e, {'training': data, **eval_data})
-    _check_trainable(store.task)
+    run_checks.check_vocabulary(e, {'training': data, **eval_data})
+    run_checks.check_eval_batches(e, eval_data)
+    run_checks.check_examples(e, {'training': data, **eval_data})
+    run_checks.check_trainable(store.task)
     watchdog = watchdog or self.watchdog(spent)
     return Trainer(
       store=store,
@@ -195,9 +191,12 @@ class Run:
         'EARLY_STOPPING_PATIENCE have nothing to compare'
       )
     name, patience = next(iter(eval_data)), e.EARLY_STOPPING_PATIENCE
+    metric, task = e.BEST_METRIC, store.task.task
+    run_checks.check_best_metric(metric, task.losses)
     return Best(
-      self.folder, name, e.BEST_METRIC, e.KEEP_BEST, patience, self.own_disks, store=store
-    )
+      self.folder, name, metric, e.KEEP_BEST, patience, self.own_disks, store=store,
+      larger=task.larger_is_better(metric),
+    )  # fmt: skip
 
   def _compiler(self, mesh: Mesh, beat: Callable[[], None]) -> StepCompiler:
     """Returns the compiler; UserError if the compiled step is for another mesh or machine."""
@@ -229,7 +228,7 @@ class Run:
       checkpoints=self.checkpoints(),
       batch_size=e.batch_size,
       restore=self.restore,
-      reference=Restore(e.reference_path) if e.reference_path else None,
+      reference=self.reference,
       trainable_only=is_lora and bool(e.CHECKPOINT_RESTORE_PATH),  # its base weights are there
       start_over=self.start_over,
       writes=self.save,
@@ -259,9 +258,9 @@ class Run:
       raise UserError(f'{type(e).__name__} has no evaluation input{"".join(names)}')
     store = self.store()
     data = {name: fdl.build(cfg) for name, cfg in inputs.items()}
-    _check_vocabulary(e, data)
-    _check_eval_batches(e, data)
-    _check_examples(e, data)
+    run_checks.check_vocabulary(e, data)
+    run_checks.check_eval_batches(e, data)
+    run_checks.check_examples(e, data)
     return store, Evaluator(store.task, data, beat, e.max_texts_per_row)
 
   def watchdog(self, goodput: Goodput) -> Watchdog:
@@ -316,6 +315,23 @@ class Run:
       ignore=tuple(e.CHECKPOINT_IGNORE_RULES),
       rename=tuple(e.CHECKPOINT_RENAME_RULES),
       whole_state=e.CHECKPOINT_RESTORE_STATE,
+      sizes=e.values_of(Kind.SHAPE),
+      check=lambda source: check_function(e, source.folder, source.experiment),
+    )
+
+  @property
+  def reference(self) -> Restore | None:
+    """The checkpoint of a frozen reference model; None if there is none of its own."""
+    e = self.experiment
+    path = e.reference_path
+    if not path or not isinstance(e, Objective):
+      return None
+    rename = e.CHECKPOINT_RENAME_RULES if path == e.CHECKPOINT_RESTORE_PATH else ()
+    if e.reference() != e.initial_reference():  # what another model must equal is not known
+      return Restore(path, rename=tuple(rename))
+    return Restore(
+      path,
+      rename=tuple(rename),
       sizes=e.values_of(Kind.SHAPE),
       check=lambda source: check_function(e, source.folder, source.experiment),
     )
@@ -392,58 +408,3 @@ def holding(run: Run, deletes: bool = True) -> Iterator[tuple[Run, FolderLock]]:
         yield dataclasses.replace(run, own_disks=stored.hosts.count > 1), lock
   finally:
     lock.release()  # the process of a notebook does not end here
-
-
-def _check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
-  vocab_size = e.vocab_size
-  for name, data in inputs.items():
-    if vocab_size is not None and data.max_token_id >= vocab_size:
-      raise UserError(
-        f'the {name} data {data.name} has token id {data.max_token_id} and VOCAB_SIZE is '
-        f'{vocab_size}: '
-        f'--fdl.VOCAB_SIZE={-(-(data.max_token_id + 1) // 128) * 128} or another dataset'
-      )
-
-
-def _check_trainable(task: ShardedTask) -> None:
-  params = task.abstract.params
-  optimizer = task.task.optimizer
-  names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-  for pattern in optimizer.trainable:
-    if not any(re.fullmatch(pattern, name) for name in names):
-      raise UserError(
-        f'TRAINABLE_VARIABLES: {pattern!r} matches no variable as a whole; '
-        f'there are {", ".join(names[:3])} …'
-      )
-  trained = optimizer.split(params)[0]
-  for path, like in jax.tree_util.tree_leaves_with_path(trained):
-    if not jnp.issubdtype(like.dtype, jnp.floating):
-      raise UserError(
-        f'TRAINABLE_VARIABLES trains {path_name(path)}, and FROZEN_DTYPE keeps it as {like.dtype}, '
-        'which is for weights that are not trained: --fdl.USE_LORA=True'
-      )
-  if not jax.tree.leaves(trained):
-    raise UserError('TRAINABLE_VARIABLES=[] trains nothing: name variables, or leave it out')
-
-
-def _check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:
-  for name, data in inputs.items():
-    if isinstance(data, RolloutInput):
-      data.eval_batches(slice(0))  # raises UserError
-    if data.batch_size % (e.batch_shards * e.ROWS_PER_EXAMPLE):
-      axes = ' × '.join(partitioning.axes_of(e.rules['batch']))
-      each = f' × ROWS_PER_EXAMPLE={e.ROWS_PER_EXAMPLE}' if e.ROWS_PER_EXAMPLE != 1 else ''
-      raise UserError(
-        f'EVAL_BATCH_SIZE={data.batch_size} ({name}) is not divisible by '
-        f'{axes} = {e.batch_shards}{each}'
-      )
-
-
-def _check_examples(e: Experiment, inputs: dict[str, Input]) -> None:
-  for name, data in inputs.items():
-    rows = getattr(data, 'rows_per_example', 1)
-    if rows != e.ROWS_PER_EXAMPLE:
-      raise UserError(
-        f'in the {name} data ({data.name}) {rows} rows belong together, and ROWS_PER_EXAMPLE is '
-        f'{e.ROWS_PER_EXAMPLE}: its losses and its data must agree'
-      )

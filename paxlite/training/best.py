@@ -38,6 +38,7 @@ class Best(Callback):
     value: The best value so far; NaN before the first evaluation.
     step: The step of this value.
     worse: Number of evaluations since.
+    larger: Whether larger values are better; None: the name of the metric says it.
   """
 
   folder: pathlib.Path
@@ -50,6 +51,7 @@ class Best(Callback):
   value: float = math.nan
   step: int = 0
   worse: int = 0
+  larger: bool | None = None
 
   def __post_init__(self) -> None:
     folder = self.folder / 'best' / 'checkpoints'
@@ -123,7 +125,8 @@ class Best(Callback):
 
   def _note(self, step: int, value: float) -> bool:
     """Notes a value; returns whether it is the best."""
-    sign = -1 if larger_is_better(self.metric) else 1
+    is_larger = larger_is_better(self.metric) if self.larger is None else self.larger
+    sign = -1 if is_larger else 1
     is_better = math.isnan(self.value) or sign * value < sign * self.value
     if is_better:
       self.value, self.step = value, step

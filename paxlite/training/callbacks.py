@@ -82,9 +82,9 @@ class Callback:
     Args:
       state: The state after the step.
       step: Number of steps done, including this one.
-      metrics: Its metrics by TensorBoard name, as arrays on the devices. They may be kept. float()
-        waits for the step, so that the devices run idle before the next one. Those of the step
-        before are there.
+      metrics: Its metrics by TensorBoard name, a Weighted of arrays on the devices each. They may
+        be kept. float(metrics[name].value) waits for the step, so that the devices run idle before
+        the next one. Those of the step before are there.
       loop: The training loop.
 
     Returns:

@@ -28,11 +28,13 @@ class SpikeDetector(Callback):
     """Returns whether `loss` is a spike; if it is not, it enters the mean for later losses.
 
     A loss that is not finite is not a spike and does not enter the mean, as its step is skipped.
+    Nothing is a multiple of a mean that is not positive, so that there is no spike then.
     """
     if not math.isfinite(loss):
       return False
     full = len(self._losses) == self._losses.maxlen
-    if full and loss > self._factor * sum(self._losses) / len(self._losses):
+    mean = sum(self._losses) / max(len(self._losses), 1)
+    if full and mean > 0 and loss > self._factor * mean:
       self._losses.clear()
       return True
     self._losses.append(loss)

@@ -60,9 +60,9 @@ class StateStore:
   reference_plan: Plan | None = dataclasses.field(init=False)
 
   def __post_init__(self):
+    self._local_notes: JsonObject | None = None  # of the local state that the run started from
     self.plan = self._make_plan()
     self.reference_plan = self._make_reference_plan()
-    self._local_notes: JsonObject | None = None  # of the local state that the run started from
 
   def _make_plan(self) -> Plan | None:
     if self.restore is None or (self.checkpoints.steps() and not self.trainable_only):

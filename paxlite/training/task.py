@@ -19,6 +19,7 @@ from paxlite.layers.language_model import TransformerLm
 from paxlite.layers.sown import SOWN
 from paxlite.losses import checks
 from paxlite.losses.loss import Loss
+from paxlite.losses.metric_names import larger_is_better
 from paxlite.losses.metrics import Metrics, Weighted, divisor, over_microbatches
 from paxlite.losses.outputs import Outputs
 from paxlite.optim.moments import merged
@@ -156,11 +157,13 @@ class Task:
         shares[name] = total / divisor(whole[name])
         weight = self._weights(batch)[name]
         metrics[name] = Weighted.mean(total, weight)
-        metrics |= checks.checked_metrics(name, loss, loss.metrics(outputs, batch), weight)
+        own = checks.checked_metrics(name, loss, loss.metrics(outputs, batch), weight)
+        checks.check_distinct(metrics, own, self.losses)
+        metrics |= own
     return self.total(shares), metrics
 
   def _weights(self, batch: Batch) -> dict[str, jax.Array]:
-    return {k: jnp.asarray(loss.weight(batch), jnp.float32) for k, loss in self.losses.items()}
+    return {k: checks.checked_weight(k, x, x.weight(batch)) for k, x in self.losses.items()}
 
   def _outputs(
     self,
@@ -195,6 +198,13 @@ class Task:
       for name, loss in self.losses.items()
     ]
     return functools.reduce(operator.add, terms)
+
+  def larger_is_better(self, metric: str) -> bool:
+    """Returns whether a larger value of a metric of evaluations is better; of a loss, it is not."""
+    if metric == TOTAL or metric in self.losses:
+      return False
+    is_stated = any(metric in loss.larger_is_better for loss in self.losses.values())
+    return is_stated or larger_is_better(metric)
 
   @property
   def shown(self) -> dict[str, str]:

@@ -232,7 +232,7 @@ class Trainer:
     self.watchdog.beat()
     self.store.checkpoints.note_completed()
     self._reporter.step(step, metrics, state)
-    with self._saved_on_bad_data(state, step):
+    with self._saved_on_bad_data(state, step, unevaluated=self.schedule.evaluates(step)):
       return Request.of([c.after_step(state, step, metrics, self._context) for c in self.callbacks])
 
   def _end(self, state: TrainState, step: int) -> TrainState:

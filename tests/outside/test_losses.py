@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 
 from paxlite.checkpointing.source import find_source
+from paxlite.core.errors import UserError
+from paxlite.eval.inference import load_checkpoint
 from paxlite.programs import library
+from paxlite.programs.run_checks import check_best_metric
 from tests.outside.parts.distillation import Teacher
+from tests.outside.parts.preferences import Preferences
 from tests.outside.trained import trained, trained_on_one
 from tests.support import runs
 from tests.unit.training.test_own_loss import code_of_the_page
@@ -41,11 +45,53 @@ def test_a_loss_is_added_and_reported(tmp_path):
 def test_preferences_read_the_weights_that_training_starts_from(tmp_path):
   runs.run(tmp_path / 'base', '--fdl.MAX_STEPS=2')
   start = f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "base"}'
-  losses = trained(tmp_path / 'eight', 'preferences.Preferences', SIXTEEN, start)
+  train = lambda steps: trained(
+    tmp_path / 'eight', 'preferences.Preferences', SIXTEEN, start, f'--fdl.MAX_STEPS={steps}'
+  )
+  train(2)
+  losses = train(4)
   assert losses[1] == pytest.approx(math.log(2), rel=1e-6)  # nothing is gained yet
   assert losses[4] < losses[1] - 0.01
   stored = find_source(tmp_path / 'eight').variables
   assert not [name for name in stored if 'reference' in name]  # it is in the other checkpoint
+  with pytest.raises(UserError, match='tokenizer'):  # and not the rows that belong together
+    load_checkpoint(str(tmp_path / 'eight'))
+
+
+def test_which_reference_is_lora_s_base():
+  of = lambda **values: Preferences(USE_LORA=True, **values).reference().is_base
+  assert of()
+  assert not of(TRAINABLE_VARIABLES=['.*'])  # the base does not stay as it is
+  assert not Preferences().reference().is_base
+
+
+def test_references_without_weights_are_refused():
+  with pytest.raises(UserError, match='nothing says where its weights are'):
+    Preferences().validate()
+  path = dict(CHECKPOINT_RESTORE_PATH='somewhere', ICI_MESH_SHAPE=[1, 1, 1], PERCORE_BATCH_SIZE=2)
+  Preferences(**path).validate()
+  with pytest.raises(UserError, match='leaves variables of the reference model without values'):
+    Preferences(**path, CHECKPOINT_IGNORE_RULES=['.*']).validate()
+  with pytest.raises(UserError, match='BEST_METRIC=avg_xent, the default, is none of the losses'):
+    check_best_metric('avg_xent', Preferences().losses())
+
+
+@pytest.mark.slow
+def test_a_reference_of_another_function_is_refused_and_its_form_may_be_another(tmp_path):
+  runs.run(tmp_path / 'base', '--fdl.MAX_STEPS=2')
+  runs.run(tmp_path / 'capped', '--fdl.MAX_STEPS=2', '--fdl.ATTEN_LOGIT_CAP=5')
+  of = lambda path: f'--fdl.REFERENCE_RESTORE_PATH={tmp_path / path}'
+  flags = [
+    f'--fdl.CHECKPOINT_RESTORE_PATH={tmp_path / "base"}', '--fdl.PERCORE_BATCH_SIZE=4',
+    '--fdl.FROZEN_DTYPE=int8',
+  ]  # fmt: skip
+  config = 'tests.outside.parts.preferences.Preferences'
+  refused = runs.run(tmp_path / 'no', *flags, of('capped'), config=config, code=2)
+  assert 'ATTEN_LOGIT_CAP' in refused.stderr
+  runs.run(tmp_path / 'yes', *flags, of('base'), config=config)
+  losses = runs.losses(tmp_path / 'yes')
+  assert losses[1] == pytest.approx(math.log(2), abs=1e-2)  # the reference alone is rounded
+  assert losses[1] != pytest.approx(math.log(2), rel=1e-6)
 
 
 @pytest.mark.slow

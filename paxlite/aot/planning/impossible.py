@@ -211,6 +211,11 @@ def without_host(space: Space) -> Space:
 def check_counted(experiment: LanguageModel, machine: Machine) -> None:
   """Raises UserError if the experiment has values whose memory or time is not estimated."""
   values = experiment.values()
+  if experiment.ROWS_PER_EXAMPLE > 1:
+    raise UserError(
+      f'ROWS_PER_EXAMPLE={experiment.ROWS_PER_EXAMPLE}: plans are for losses of single rows. '
+      'paxlite compile takes this experiment'
+    )
   moved = [name for name in choices.ON_HOST if values.get(name)]
   if moved and not machine.host and not machine.measured:
     raise UserError(

@@ -451,6 +451,13 @@ def test_rows_that_belong_together_are_shuffled_together():
   assert later.tolist() == drawn[28:32].tolist()
 
 
+def test_an_evaluation_is_filled_up_with_whole_examples():
+  data = RowInput(Pairs(6), batch_size=4)
+  *_, last = data.eval_batches(slice(0, 4))
+  assert last['ids'][:, 0].tolist() == [4, 5, 4, 5]
+  assert last['weights'].max(1).tolist() == [1, 1, 0, 0]
+
+
 def test_an_incomplete_example_is_refused():
   with pytest.raises(UserError, match='pairs holds 7 rows, and 2 each belong together'):
     RowInput(Pairs(7), batch_size=2)

@@ -41,7 +41,7 @@ def test_what_is_no_form_and_what_a_form_cannot():
   ):
     with pytest.raises(UserError, match=match):
       TinyGPT(USE_LORA=True, **values).validate()
-  with pytest.raises(UserError, match='bfloat16 is a dtype: give the form WeightForm another name'):
+  with pytest.raises(UserError, match='bfloat16 is a dtype or another form: give WeightForm'):
     register_form('bfloat16')(WeightForm)
   assert form_named('int8') is Int8
   assert form_named('float32') is None

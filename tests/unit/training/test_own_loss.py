@@ -183,11 +183,15 @@ class Bad(Loss):
         return outputs.reference.log_probs.sum()
     return outputs.tokens.xent.sum()
 
+  def weight(self, batch):
+    return batch['weights'].sum(1) if self.kind == 'weight' else batch['weights'].sum()
+
   def metrics(self, outputs, batch):
     return {
       'name': {'step': jnp.ones(())},
       'vector': {'x': outputs.tokens.xent},
       'list': [1.0],
+      'twice': {'bad': 1.0},
     }.get(self.kind, {})
 
 
@@ -201,6 +205,8 @@ class Bad(Loss):
     ('name', r"returns a metric named 'step', a name that the records of evaluations use"),
     ('vector', r"returns an array float32\[8, 6\] in the metric 'x'"),
     ('list', 'returns an object of the type list, and must return a dict'),
+    ('twice', r"two losses return a metric named 'bad', or it is the name of a loss"),
+    ('weight', r'Bad.weight returns an array float32\[8\] for the loss .bad.'),
   ],
 )
 def test_what_a_loss_returns_is_checked(kind, message):
@@ -210,12 +216,60 @@ def test_what_a_loss_returns_is_checked(kind, message):
     jax.eval_shape(task.grads, params, batch, None)
 
 
+@dataclasses.dataclass(frozen=True)
+class Weightless(Loss):
+  """A sum whose weight is 0."""
+
+  def weight(self, batch):
+    return 0
+
+  def __call__(self, outputs, batch):
+    return 100 * outputs.tokens.xent.sum()
+
+
+@pytest.mark.parametrize('n', [1, 2])
+def test_a_sum_without_weight_does_not_count(n):
+  params, batch = table_and_batch()
+  make = lambda losses: Task(Table(), Optimizer(optax.sgd(1.0)), losses, num_microbatches=n)
+  plain = make(LOSSES['tokens']).grads(params, batch, None)
+  found = make(LOSSES['tokens'] | {'none': Weightless()}).grads(params, batch, None)
+  np.testing.assert_array_equal(found[0]['table'], plain[0]['table'])
+  assert float(found[2]['none'].value) == 0
+  assert float(found[2]['total_loss'].value) == float(plain[2]['total_loss'].value)
+
+
+class Margins(CrossEntropy):
+  larger_is_better = ('margin',)
+
+  def metrics(self, outputs, batch):
+    return {'margin': outputs.log_probs.mean()}
+
+
+def test_which_metrics_are_better_if_they_are_larger():
+  task = Task(Table(), Optimizer(optax.sgd(1.0)), {'xent': Margins(), 'accuracy': CrossEntropy()})
+  better = {
+    k: task.larger_is_better(k) for k in ('margin', 'xent', 'accuracy', 'acc', 'total_loss')
+  }
+  assert better == {
+    'margin': True,
+    'xent': False,
+    'accuracy': False,
+    'acc': True,
+    'total_loss': False,
+  }
+  assert Margins().of_evaluation(2.0, 3.0, {}, 4.0)['bits_per_byte'] == pytest.approx(
+    0.5 / math.log(2)
+  )
+
+
 def test_losses_of_a_task_are_checked():
   make = lambda losses: Task(Table(), Optimizer(optax.sgd(1.0)), losses)
   for losses, message in (
     ({}, 'must be a dict of them by name'),
     ({'x': print}, "the loss 'x' is an object of the type builtin_function"),
     ({'total_loss': CrossEntropy()}, 'a name that the sum of all losses has'),
+    ({'num_pairs': CrossEntropy()}, 'names that begin with max_ or num_ are for metrics'),
+    ({'max_margin': CrossEntropy()}, 'names that begin with max_ or num_ are for metrics'),
   ):
     with pytest.raises(UserError, match=message):
       make(losses)

@@ -1,0 +1,79 @@
+"""Checks of what a run is made of, before anything is compiled or written."""
+
+import re
+from collections.abc import Collection
+
+import jax
+import jax.numpy as jnp
+
+from paxlite.core.errors import UserError
+from paxlite.core.variable_names import path_name
+from paxlite.data.base import Input
+from paxlite.data.rollouts import RolloutInput
+from paxlite.experiments.base import Experiment
+from paxlite.parallel import partitioning
+from paxlite.training.sharded_task import ShardedTask
+
+
+def check_best_metric(metric: str, losses: Collection[str]) -> None:
+  """Raises UserError if the default of BEST_METRIC is none of the losses."""
+  if metric == 'avg_xent' and metric not in losses:
+    raise UserError(
+      f'BEST_METRIC={metric}, the default, is none of the losses ({", ".join(losses)}): '
+      '--fdl.BEST_METRIC=total_loss, or another metric'
+    )
+
+
+def check_vocabulary(e: Experiment, inputs: dict[str, Input]) -> None:
+  vocab_size = e.vocab_size
+  for name, data in inputs.items():
+    if vocab_size is not None and data.max_token_id >= vocab_size:
+      raise UserError(
+        f'the {name} data {data.name} has token id {data.max_token_id} and VOCAB_SIZE is '
+        f'{vocab_size}: '
+        f'--fdl.VOCAB_SIZE={-(-(data.max_token_id + 1) // 128) * 128} or another dataset'
+      )
+
+
+def check_trainable(task: ShardedTask) -> None:
+  params = task.abstract.params
+  optimizer = task.task.optimizer
+  names = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+  for pattern in optimizer.trainable:
+    if not any(re.fullmatch(pattern, name) for name in names):
+      raise UserError(
+        f'TRAINABLE_VARIABLES: {pattern!r} matches no variable as a whole; '
+        f'there are {", ".join(names[:3])} …'
+      )
+  trained = optimizer.split(params)[0]
+  for path, like in jax.tree_util.tree_leaves_with_path(trained):
+    if not jnp.issubdtype(like.dtype, jnp.floating):
+      raise UserError(
+        f'TRAINABLE_VARIABLES trains {path_name(path)}, and FROZEN_DTYPE keeps it as {like.dtype}, '
+        'which is for weights that are not trained: --fdl.USE_LORA=True'
+      )
+  if not jax.tree.leaves(trained):
+    raise UserError('TRAINABLE_VARIABLES=[] trains nothing: name variables, or leave it out')
+
+
+def check_eval_batches(e: Experiment, inputs: dict[str, Input]) -> None:
+  for name, data in inputs.items():
+    if isinstance(data, RolloutInput):
+      data.eval_batches(slice(0))  # raises UserError
+    if data.batch_size % (e.batch_shards * e.ROWS_PER_EXAMPLE):
+      axes = ' × '.join(partitioning.axes_of(e.rules['batch']))
+      each = f' × ROWS_PER_EXAMPLE={e.ROWS_PER_EXAMPLE}' if e.ROWS_PER_EXAMPLE != 1 else ''
+      raise UserError(
+        f'EVAL_BATCH_SIZE={data.batch_size} ({name}) is not divisible by '
+        f'{axes} = {e.batch_shards}{each}'
+      )
+
+
+def check_examples(e: Experiment, inputs: dict[str, Input]) -> None:
+  for name, data in inputs.items():
+    rows = getattr(data, 'rows_per_example', 1)
+    if rows != e.ROWS_PER_EXAMPLE:
+      raise UserError(
+        f'in the {name} data ({data.name}) {rows} rows belong together, and ROWS_PER_EXAMPLE is '
+        f'{e.ROWS_PER_EXAMPLE}: its losses and its data must agree'
+      )
