@@ -160,3 +160,31 @@ def test_objects_that_are_no_callbacks_are_refused():
     Wrong().callbacks()
   with pytest.raises(UserError, match=r'must return a list of .*Writer'):
     Wrong().trackers('folder')
+
+
+def test_an_error_after_a_step_does_not_lose_its_evaluation(tmp_path):
+  class Evaluated(TinyGPT):
+    def eval_inputs(self):
+      config = self.train_input()
+      config.max_eval_batches = 1
+      return {'same': config}
+
+  failing = Recorded({('after', 2): RuntimeError('once')})
+  e = Evaluated(**VALUES | dict(MAX_STEPS=2, EVAL_INTERVAL_STEPS=2))
+  for callbacks in ([failing], []):
+    trainer = Run(e, tmp_path).trainer()
+    trainer.callbacks = [*trainer.callbacks, *callbacks]
+    state, step = trainer.store.initial()
+    if callbacks:
+      with pytest.raises(RuntimeError, match='once'):
+        trainer.train(state, step)
+    else:
+      assert step == 2
+      trainer.train(state, step)
+  assert [r['step'] for r in runs.records(tmp_path, 'eval_metrics.jsonl')] == [2]
+
+
+def test_no_loss_is_a_multiple_of_a_mean_that_is_not_positive():
+  spikes = SpikeDetector(factor=2.0, window=2)
+  assert not any(map(spikes, (-1.0, -1.1, -0.5, 0.1, -0.1, 5.0)))
+  assert spikes(20.0)
