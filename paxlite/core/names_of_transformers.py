@@ -153,10 +153,8 @@ ARGUMENTS: dict[str, Answer] = {
   'tokenizer_name': renamed('VOCAB_PATH', 'imported weights have theirs'),
   'torch_dtype': renamed('FPROP_DTYPE'),
   'attn_implementation': renamed('USE_FLASH_ATTENTION'),
-  **each(
-    'load_in_4bit load_in_8bit',
-    absent('FROZEN_DTYPE=bfloat16 halves the memory of weights that are not trained'),
-  ),
+  'load_in_8bit': renamed('FROZEN_DTYPE', 'int8, with USE_LORA'),
+  'load_in_4bit': absent('FROZEN_DTYPE=int8 keeps the weights that LoRA freezes in 8 bits'),
   **each(
     'train_file train_files training_file', renamed('TRAIN_FILES', 'of fine-tuning experiments')
   ),
