@@ -5,6 +5,7 @@ the step needs: memory, communication, and the least time that the hardware allo
 import contextlib
 import dataclasses
 import functools
+import math
 import pathlib
 import re
 import time
@@ -108,7 +109,7 @@ def compile_step(
     device=device.device_kind,
     devices=mesh.size,
     mesh=dict(mesh.shape),
-    parameters=sum(x.size for x in jax.tree.leaves(state.params)),
+    parameters=sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
     batch_size=e.batch_size,
     seq_len=e.MAX_SEQ_LEN,
     lower_seconds=seconds,
