@@ -25,6 +25,7 @@ _FOLDERS = ('stdlib', 'platstdlib', 'purelib', 'platlib', 'scripts')
 _PACKAGE = str(pathlib.Path(__file__).resolve().parents[1]) + os.sep
 # what Python says of a call whose arguments do not fit: the name is that of the function
 _BAD_CALL = re.compile(r'([\w.<>]+)\(\) (takes|missing|got an unexpected|got multiple|got some)')
+_INCOMPLETE = re.compile(r"Can't instantiate abstract class (\w+)")
 _LONGEST = 300  # characters of a message
 
 
@@ -84,7 +85,7 @@ def frame_of(error: BaseException) -> Frame | None:
     seen.add(id(current))
     if isinstance(current, SyntaxError) and current.filename and is_own(current.filename):
       return Frame(current.filename, current.lineno or 0)
-    if found := _called(current):
+    if found := _called(current) or _incomplete_class(current):
       return found
     own = [Frame.of(f, line) for f, line in _frames(current) if is_own(f.f_code.co_filename)]
     if own:
@@ -171,6 +172,28 @@ def _called(error: BaseException) -> Frame | None:
   return None
 
 
+def _incomplete_class(error: BaseException) -> Frame | None:
+  """Returns the line of the user's class that lacks a method, of which an object was to be made."""
+  match = _INCOMPLETE.match(str(error)) if isinstance(error, TypeError) else None
+  if match is None:
+    return None
+  for module in list(sys.modules.values()):
+    if isinstance(module, types.ModuleType) and is_own(getattr(module, '__file__', '') or '<'):
+      found = _class_line(_member(module, match[1]))
+      if found is not None:
+        return found
+  return None
+
+
+def _class_line(cls: object) -> Frame | None:
+  """Returns the line of a class, if it is the user's and its source can be read."""
+  file = getattr(sys.modules.get(getattr(cls, '__module__', '')), '__file__', None) or '<'
+  if isinstance(cls, type) and is_own(file):
+    with contextlib.suppress(OSError, TypeError):
+      return Frame(file, inspect.getsourcelines(cls)[1], cls.__qualname__)
+  return None
+
+
 def _class_of_object(error: BaseException) -> Frame | None:
   """Returns the line of the user's class whose object was called last, experiments aside.
 
@@ -184,10 +207,8 @@ def _class_of_object(error: BaseException) -> Frame | None:
   held = [x for holder in objects[:1] for x in getattr(holder, '__dict__', {}).values()]
   around = [cls for x in held for cls in _classes_in(x)]
   for cls in [*map(type, objects[:1]), *around, *map(type, objects[1:])]:
-    file = getattr(sys.modules.get(cls.__module__), '__file__', None) or '<'
-    if is_own(file) and not issubclass(cls, Attributes):
-      with contextlib.suppress(OSError, TypeError):
-        return Frame(file, inspect.getsourcelines(cls)[1], cls.__qualname__)
+    if not issubclass(cls, Attributes) and (found := _class_line(cls)) is not None:
+      return found
   return None
 
 

@@ -33,7 +33,7 @@ class Objective(Optimization):
 
   def model(self) -> fdl.Config:
     """Returns the config of the model that is trained."""
-    raise NotImplementedError
+    raise UserError(f'{type(self).__name__} has no model: derive it from LanguageModel')
 
   def losses(self) -> dict[str, fdl.Config]:
     """Returns the configs of the losses, by the names of their metrics: see losses/loss.py."""

@@ -1,5 +1,6 @@
 """What a kernel of attention is: the cases that it is asked for, and the calls that it makes."""
 
+import abc
 import dataclasses
 import math
 import re
@@ -150,7 +151,7 @@ class Call(NamedTuple):
   operands: list[tuple[int, ...]]
 
 
-class Kernel:
+class Kernel(abc.ABC):
   """Computes attention where XLA splits it over devices, if they are several.
 
   Attributes:
@@ -167,13 +168,13 @@ class Kernel:
   primitives: re.Pattern[str] | None = None
   kept: re.Pattern[str] | None = None
 
+  @abc.abstractmethod
   def refusal(self, case: Case) -> str | None:
     """Returns why the kernel does not compute a case, to follow its name; None if it does."""
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def attend(self, case: Case) -> jax.Array:
     """Returns the context [B, T, N, width of a value]."""
-    raise NotImplementedError
 
   def flops(self, call: Call) -> float:
     """Returns the FLOPs of one of its calls; 0 where the program itself states them."""
@@ -199,18 +200,18 @@ class LocalKernel(Kernel):
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
 
+  @abc.abstractmethod
   def reasons(self, case: Case) -> dict[str, bool]:
     """Returns further reasons to refuse a case, and whether each holds."""
-    raise NotImplementedError
 
   def attend(self, case: Case) -> jax.Array:
     return case.on_devices(
       lambda q, k, v, *others: self.attend_locally(case.with_arrays((q, k, v), *others))
     )
 
+  @abc.abstractmethod
   def attend_locally(self, case: Case) -> jax.Array:
     """Returns the context of one device's arrays; extra logits are [N], or None."""
-    raise NotImplementedError
 
   def parts(self, case: Case) -> PartKernel | None:
     """Returns the kernel for parts of the keys, without a window and an extra logit; or None."""

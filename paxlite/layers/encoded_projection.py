@@ -5,7 +5,7 @@ import jax
 from paxlite.layers.einsum import with_bias
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
-from paxlite.layers.weight_forms import Arrays, WeightForm
+from paxlite.layers.weight_forms import Arrays, Int8, WeightForm
 from paxlite.parallel.encoded_weights import Weight, encoded_param
 from paxlite.parallel.partitioning import gather_weight
 
@@ -17,7 +17,7 @@ class EncodedProjection(Projection):
     form: The form.
   """
 
-  form: WeightForm = WeightForm()
+  form: WeightForm = Int8()
 
   def product(self, x: jax.Array) -> jax.Array:
     if not self.form.keeps('/'.join((*self.path, 'w')), self.shape):

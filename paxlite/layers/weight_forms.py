@@ -9,6 +9,7 @@ A form of one's own is a class that is registered under a name:
 FROZEN_DTYPE=four_bits then keeps the frozen weights so, in training and afterwards.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
@@ -22,7 +23,7 @@ Arrays = Mapping[str, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class WeightForm:
+class WeightForm(abc.ABC):
   """A form of weights; subclasses say how a weight becomes arrays, and the arrays the weight.
 
   A weight is encoded by itself, also where a stack repeats it. `summed` are the dimensions of the
@@ -35,17 +36,17 @@ class WeightForm:
     """Returns whether the weight "…/x_layers_0/qkv/w" is kept so; no trained one may be."""
     return True
 
+  @abc.abstractmethod
   def encode(self, w: jax.Array, summed: Sequence[int]) -> dict[str, jax.Array]:
     """Returns the arrays of a float32 weight, by name.
 
     Each has as many dimensions as the weight. Those that are not 1 are split over the mesh as the
     same dimensions of the weight.
     """
-    raise NotImplementedError
 
+  @abc.abstractmethod
   def decode(self, arrays: Arrays, shape: Sequence[int]) -> jax.Array:
     """Returns the weight, of this shape, in float32."""
-    raise NotImplementedError
 
   def product(self, equation: str, x: jax.Array, arrays: Arrays, shape: Sequence[int]) -> jax.Array:
     """Returns einsum(equation, x, w), linear in x; a form may have a faster way than to decode."""

@@ -1,5 +1,6 @@
 """A term of the loss of a step: a sum over what a batch holds, and the weight of this sum."""
 
+import abc
 import dataclasses
 from collections.abc import Collection, Mapping
 from typing import ClassVar
@@ -11,7 +12,7 @@ from paxlite.losses.outputs import Outputs
 
 
 @dataclasses.dataclass(frozen=True)
-class Loss:
+class Loss(abc.ABC):
   """A term of the loss. A subclass returns its sum over a batch, and may return metrics.
 
   The task adds up coefficient · Σ sum / Σ weight over its losses. Both sums are over the whole
@@ -36,6 +37,7 @@ class Loss:
   shown: ClassVar[Mapping[str, str]] = {}
   """Formats of metrics that the terminal shows after an evaluation, by their names."""
 
+  @abc.abstractmethod
   def __call__(self, outputs: Outputs, batch: Batch) -> jax.Array:
     """Returns the sum, a float32 scalar.
 
@@ -43,7 +45,6 @@ class Loss:
       outputs: What the model makes of the batch.
       batch: Arrays [B, T] named ids, labels and weights, and further ones [B, T, …].
     """
-    raise NotImplementedError
 
   def weight(self, batch: Batch) -> jax.Array:
     """Returns the weight of the sum, a scalar: the number of target tokens. 0: it does not count.

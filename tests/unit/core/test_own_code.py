@@ -89,6 +89,9 @@ MISTAKES = {
   'reserved': (loss(metrics='{"step": 1.0}'), 'def metrics', "named 'step', a name that"),
   'signature': (loss('return 1', arguments='outputs'), 'def __call__', 'TypeError'),
   'name': (loss('return outputs.params["embeding"]'), 'embeding', 'KeyError'),
+  'incomplete': (
+    loss().replace('__call__', 'call'), 'class MyLoss', "Can't instantiate abstract class MyLoss",
+  ),
   'axis': (
     layer('return x_BTD * param(self, "s", jax.nn.initializers.ones, (1,), ["wide"])'),
     'param(self', 'no sharding rule',
