@@ -150,14 +150,14 @@ class Task:
     """
     shares: dict[str, jax.Array] = {}
     metrics: Metrics = {}
+    weights = self._weights(batch)
     with self.context(), reading_taps(tap_trees.names_of(taps)):
       outputs = self._outputs(params, batch, rng, overwritten, taps)
       for name, loss in self.losses.items():
         total = checks.checked_sum(name, loss, loss(outputs, batch))
         shares[name] = total / divisor(whole[name])
-        weight = self._weights(batch)[name]
-        metrics[name] = Weighted.mean(total, weight)
-        own = checks.checked_metrics(name, loss, loss.metrics(outputs, batch), weight)
+        metrics[name] = Weighted.mean(total, weights[name])
+        own = checks.checked_metrics(name, loss, loss.metrics(outputs, batch), weights[name])
         checks.check_distinct(metrics, own, self.losses)
         metrics |= own
     return self.total(shares), metrics
