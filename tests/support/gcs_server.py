@@ -31,6 +31,7 @@ class Gcs:
     self.requests: list[tuple[str, str]] = []
     self.lock = threading.Lock()
     self.uploads: dict[str, dict[int, bytes]] = {}
+    self.upload_count = 0
     self.generation = 1000
     self.endpoint = ''
 
@@ -74,7 +75,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     pass
 
   def _handle(self) -> None:
-    body = self.rfile.read(int(self.headers.get('Content-Length', 0)))
+    length = int(self.headers.get('Content-Length', 0))
+    body = self.rfile.read(length)
+    if len(body) < length:  # The client gave the request up, as an aborted upload does.
+      self.close_connection = True
+      return
     url = urllib.parse.urlsplit(self.path)
     query = dict(urllib.parse.parse_qsl(url.query, keep_blank_values=True))
     bucket, _, name = urllib.parse.unquote(url.path).lstrip('/').partition('/')
@@ -128,13 +133,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   def _multipart(self, bucket: str, name: str, query: dict[str, str], body: bytes) -> None:
     if 'uploads' in query:
-      upload = f'upload-{len(self.gcs.uploads)}'
+      self.gcs.upload_count += 1  # Never given twice: parts of an aborted upload may come late.
+      upload = f'upload-{self.gcs.upload_count}'
       self.gcs.uploads[upload] = {}
       xml = f'<Bucket>{bucket}</Bucket><Key>{escape(name)}</Key><UploadId>{upload}</UploadId>'
       self._xml('InitiateMultipartUploadResult', xml)
       return
-    parts = self.gcs.uploads[query['uploadId']]
-    if self.command == 'PUT':
+    parts = self.gcs.uploads.get(query['uploadId'])
+    if parts is None:
+      self._error(404, 'NoSuchUpload')
+    elif self.command == 'PUT':
       parts[int(query['partNumber'])] = body
       self._answer(200, b'', {'ETag': f'"part-{query["partNumber"]}"'})
     elif self.command == 'POST':
