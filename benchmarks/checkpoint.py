@@ -3,7 +3,7 @@
 Saves and restores a training state as training does. In turn, writes and reads the same number of
 bytes in plain files of 64 MB on the same disk. Each write is followed by a sync, and before each
 read the files are dropped from the page cache. A restore includes the check of the checksums. As
-in training on CPUs, malloc keeps its memory (paxlite/runtime/cpu_memory.py). An extra first round,
+in training on CPUs, malloc keeps its memory (processes/cpu_memory.py). An extra first round,
 which does not count, takes that memory from the kernel.
 """
 
@@ -25,7 +25,7 @@ def main() -> None:
   parser.add_argument('--folder', default=tempfile.gettempdir())
   parser.add_argument('--rounds', type=int, default=3)
   args = parser.parse_args()
-  from paxlite.runtime import cpu_memory
+  from paxlite.processes import cpu_memory
 
   if memory := cpu_memory.environment():
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **memory})

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paxlite.aot import targets
-from paxlite.runtime import cpu_memory
+from paxlite.processes import cpu_memory
 
 RESULTS = pathlib.Path(__file__).parent / 'results' / 'plan'
 SMALL = dict(NUM_LAYERS=3, MODEL_DIMS=256, NUM_HEADS=4, USE_REPEATED_LAYER=True)
@@ -68,8 +68,8 @@ def grid(name: str, workers: int) -> dict[str, Any]:
   from paxlite.aot.planning.model import Model
   from paxlite.aot.planning.search import Search
   from paxlite.aot.planning.worker_pool import WorkerPool
+  from paxlite.compilation import compiled_step
   from paxlite.experiments.registry import find
-  from paxlite.runtime import compiled_step
 
   experiment_name, changes, rows, memory, policies, chunks = GRIDS[name]
   experiment = find(experiment_name)().replaced(**changes)

@@ -30,7 +30,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paxlite.core.templates import config
+from paxlite.config.templates import config
 from paxlite.experiments.datasets import FlatTokens
 from paxlite.experiments.demo import TinyGPT
 from paxlite.losses.loss import Loss
@@ -132,8 +132,8 @@ def checkpoints(folder: pathlib.Path, gigabytes: float, rounds: int) -> dict[str
 
   from paxlite.checkpointing.checkpoints import Checkpoints
   from paxlite.checkpointing.step_copies import StepCopies
-  from paxlite.core.addresses import Address
-  from paxlite.core.object_store import ObjectStore
+  from paxlite.stores.addresses import Address
+  from paxlite.stores.object_store import ObjectStore
 
   count = max(1, round(gigabytes * 1e9 / (1 << 26)))
   rng = np.random.default_rng(0)
@@ -174,7 +174,7 @@ def write_tokens(folder: pathlib.Path, tokens: int) -> None:
 
 
 def upload(folder: pathlib.Path, key: str) -> None:
-  from paxlite.core.object_store import ObjectStore
+  from paxlite.stores.object_store import ObjectStore
 
   store = ObjectStore.opened('s3://bkt')
   for path in folder.rglob('*'):
@@ -242,7 +242,7 @@ def waiting(
   environment: dict[str, str],
 ) -> float:
   """Trains on a dataset; returns the time of waiting for data as a share of that and of steps."""
-  from paxlite.runtime import goodput
+  from paxlite.training import goodput
 
   run = folder / name
   subprocess.run(

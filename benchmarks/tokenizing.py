@@ -17,9 +17,9 @@ import sys
 import tempfile
 import time
 
-from paxlite.core.files import read_text
 from paxlite.data import packaged
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.files.text_files import read_text
 
 _MINIMUM = 1_000  # characters per document
 

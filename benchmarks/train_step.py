@@ -134,7 +134,7 @@ class Worker:
 def environment(side: str) -> dict[str, str]:
   """Returns the environment of a side's process; paxlite's has the variables of paxlite.main."""
   sys.path.insert(0, str(HERE.parent))
-  from paxlite.runtime import cpu_memory
+  from paxlite.processes import cpu_memory
 
   memory = cpu_memory.environment() if side.startswith('paxlite') or '+memory' in side else {}
   return {'PYTHONPATH': str(HERE.parent), **memory}

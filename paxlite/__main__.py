@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 import paxlite
-from paxlite.core import command_line
+from paxlite.cli import command_line
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 from paxlite.tools.commands import COMMANDS, RUNS, listing

@@ -18,7 +18,9 @@ from typing import NoReturn
 from absl import flags
 
 from paxlite.checkpointing import save_errors
-from paxlite.core import command_line, other_names, own_code, paths
+from paxlite.cli import command_line, own_code
+from paxlite.cli.terminal import occupy_standard_files, print_logs, settle, warn
+from paxlite.compilation import cache
 from paxlite.core.errors import (
   EXIT_AGAIN,
   NO_SPACE,
@@ -30,8 +32,10 @@ from paxlite.core.errors import (
 )
 from paxlite.core.json_text import JsonObject
 from paxlite.core.near_names import did_you_mean
-from paxlite.core.terminal import occupy_standard_files, print_logs, settle, warn
-from paxlite.runtime import cpu_memory, goodput, kept_programs, preemption
+from paxlite.other_systems import other_names
+from paxlite.processes import cpu_memory, preemption
+from paxlite.stores import paths
+from paxlite.training import goodput
 
 goodput.start_clock()
 
@@ -267,13 +271,13 @@ def _run(overrides: dict[str, str]) -> None:
     raise UserError('--before is for --mode=eval: leave it out')
   from paxlite.experiments.description import dry_run
   from paxlite.parallel import devices
+  from paxlite.processes import join
   from paxlite.programs.agreement import statement
   from paxlite.programs.decoding import decode
   from paxlite.programs.evaluation import evaluate
   from paxlite.programs.run import Run
   from paxlite.programs.run_folder import located_run
   from paxlite.programs.training import train
-  from paxlite.runtime import processes
 
   if _DRY_RUN.value:
     devices.present()
@@ -290,7 +294,7 @@ def _run(overrides: dict[str, str]) -> None:
     check_memory=bool(_CHECK_MEMORY.value),
     compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
   )
-  peers = processes.join(
+  peers = join.join(
     _SERVER_ADDR.value,
     _NUM_HOSTS.value,
     _HOST_IDX.value,
@@ -298,7 +302,7 @@ def _run(overrides: dict[str, str]) -> None:
     statement=lambda: statement(run, _MODE.value),
   )
   if peers.alone:
-    kept_programs.keep_programs()
+    cache.keep_programs()
     devices.present()
   if _MODE.value != 'train':  # replaces JAX's handler, because there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -313,7 +317,7 @@ def _run(overrides: dict[str, str]) -> None:
     'decode': decode,
     'decode_once': decode,
   }
-  with peers, processes.leaving_together():
+  with peers, join.leaving_together():
     preemption.check()
     modes[_MODE.value](dataclasses.replace(run, peers=peers))
 

@@ -71,7 +71,7 @@ def version(package: str) -> str | None:
 
 def load_transformer_engine(tiny: bool) -> Result:
   del tiny
-  from paxlite.layers import backends
+  from paxlite.layers.precision import backends
 
   backends.transformer_engine()
   return {}

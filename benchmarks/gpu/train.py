@@ -110,7 +110,7 @@ def compile_step(e: Any, device: Any, texts: int) -> Program:
   import fiddle as fdl
   import jax
 
-  from paxlite.runtime.compiled_step import compile_lowered
+  from paxlite.compilation.compiled_step import compile_lowered
   from paxlite.training.sharded_task import ShardedTask
 
   before = time.perf_counter()

@@ -21,13 +21,13 @@ from paxlite.aot.costs import Platform
 from paxlite.aot.roofline import Links, ProgramCosts, costs_of
 from paxlite.aot.roofline import lines as cost_lines
 from paxlite.aot.targets import Chip, Target
+from paxlite.compilation import compiled_step, compiler
+from paxlite.compilation.compiler import Option
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.rollouts import RolloutInput
 from paxlite.experiments.base import Experiment
 from paxlite.parallel import partitioning
-from paxlite.runtime import compiled_step, compiler
-from paxlite.runtime.compiler import Option
 from paxlite.training.sharded_task import ShardedTask
 
 _T = TypeVar('_T')

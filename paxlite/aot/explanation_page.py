@@ -9,7 +9,7 @@ from paxlite.aot import explanation_text as words
 from paxlite.aot.explanation import ArrayRow, BlockCollective, Explanation
 from paxlite.aot.explanation_text import block_of, block_order, size_text
 from paxlite.aot.origins import BACKWARD, FORWARD, LAYER, label
-from paxlite.core import html_page
+from paxlite.files import html_page
 
 _HERE = pathlib.Path(__file__).parent
 _W = 1160  # the width of a picture, in its own units

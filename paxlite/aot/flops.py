@@ -5,9 +5,9 @@ import math
 import re
 
 from paxlite.aot.hlo import Array, Computation, Instruction, Program
-from paxlite.layers import attention_kernels
-from paxlite.layers.attention_case import Call
-from paxlite.layers.grouped_product import is_call
+from paxlite.layers.attention import attention_kernels
+from paxlite.layers.attention.attention_case import Call
+from paxlite.layers.moe.grouped_matmul import is_call
 
 
 def flops_of(
@@ -125,7 +125,7 @@ _GROUPED_ROWS = re.compile(r'\brows_(\d+)_of_(\d+)\b')
 def grouped_rows(call: Instruction) -> tuple[int, int] | None:
   """Returns the rows that a grouped product multiplies at equal load, and those it has room for.
 
-  paxlite.layers.dropless writes them into the name; None for other calls.
+  paxlite.layers.moe.dropless writes them into the name; None for other calls.
   """
   return grouped_rows_in(call.source) if is_call(call.quoted('custom_call_target')) else None
 

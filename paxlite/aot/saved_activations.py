@@ -19,7 +19,7 @@ from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REPEATED
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.layers.pipeline_schedule import Schedule
+from paxlite.layers.pipeline.pipeline_schedule import Schedule
 from paxlite.optim.moments import merged
 from paxlite.parallel import partitioning
 from paxlite.training.train_state import TrainState

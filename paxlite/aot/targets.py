@@ -8,10 +8,11 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from paxlite.core import object_copies, shell
+from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.json_files import read_object
+from paxlite.files.json_files import read_object
 from paxlite.parallel import devices
+from paxlite.stores import object_copies
 
 if TYPE_CHECKING:
   import jax

@@ -18,12 +18,13 @@ from jax.tree_util import KeyPath
 from paxlite.checkpointing.source import Source, find_source
 from paxlite.checkpointing.structure import conversion
 from paxlite.checkpointing.variables import Variable, layer_of, stacked
-from paxlite.core import object_copies, shell
+from paxlite.core import shell
 from paxlite.core.errors import UserError, compiled, listed
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import LORA_VARIABLES, REPEATED, path_name
 from paxlite.parallel.encoded_weights import Encoding
+from paxlite.stores import object_copies
 
 log = logging.getLogger('paxlite')
 

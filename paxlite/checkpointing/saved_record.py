@@ -11,8 +11,8 @@ import pathlib
 import time
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_files import read_object
 from paxlite.core.run_files import write_file
+from paxlite.files.json_files import read_object
 
 _NAME = '.saved.json'  # of this machine; what a store holds, the store's list of checkpoints says
 _OF_RUN = 'experiment.json'

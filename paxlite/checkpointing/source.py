@@ -14,14 +14,14 @@ from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.checkpointing.checksums import CHECKSUMS, damage, fingerprint
 from paxlite.checkpointing.stored_source import checkpoint_folders, complete
 from paxlite.checkpointing.variables import Variable, layer_of, stored_variables
-from paxlite.core import object_copies, paths
-from paxlite.core.addresses import Address, is_address
+from paxlite.config.experiment_file import EXPERIMENT, WeightsFacts, read_experiment
 from paxlite.core.errors import AbsentError, UserError
-from paxlite.core.experiment_file import EXPERIMENT, WeightsFacts, read_experiment
-from paxlite.core.json_files import read_object
 from paxlite.core.json_text import JsonObject
 from paxlite.core.variable_names import LORA_VARIABLES, REPEATED
 from paxlite.data.tokenizer import TOKENIZERS
+from paxlite.files.json_files import read_object
+from paxlite.stores import object_copies, paths
+from paxlite.stores.addresses import Address, is_address
 
 log = logging.getLogger('paxlite')
 

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator
 
 from paxlite.checkpointing.checksums import CHECKSUMS, damage, folder_name, step_of
 from paxlite.checkpointing.folders import unused_name
-from paxlite.core.addresses import Address
 from paxlite.core.json_text import parsed
-from paxlite.core.object_store import Object, ObjectStore
-from paxlite.core.stored_files import files_below
+from paxlite.stores.addresses import Address
+from paxlite.stores.object_store import Object, ObjectStore
+from paxlite.stores.stored_files import files_below
 
 _AT_ONCE = 4  # files that are copied at the same time
 _HOST = '.host-{:05d}.json'  # checksums of the files that one of several hosts has written

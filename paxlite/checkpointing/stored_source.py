@@ -5,10 +5,10 @@ import pathlib
 
 from paxlite.checkpointing.checksums import CHECKSUMS, folder_name, step_of
 from paxlite.checkpointing.step_copies import StepCopies
-from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import AbsentError, UserError
-from paxlite.core.object_copies import SMALL, address_of, copy_of, place_of, reading
-from paxlite.core.object_store import ObjectStore
+from paxlite.stores.addresses import Address, is_address
+from paxlite.stores.object_copies import SMALL, address_of, copy_of, place_of, reading
+from paxlite.stores.object_store import ObjectStore
 
 _NOTES = 'data/metadata'
 _EXPERIMENT = 'experiment.json'

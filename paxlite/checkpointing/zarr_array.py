@@ -20,8 +20,8 @@ import zstandard
 
 from paxlite.core import host_memory
 from paxlite.core.errors import UserError
-from paxlite.core.json_files import read_object
 from paxlite.core.json_text import Json
+from paxlite.files.json_files import read_object
 
 _MAX_RANK = 32
 # Arrays of Python objects ('|O') are not allowed: reading one from a file can execute code.

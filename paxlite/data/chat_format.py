@@ -8,10 +8,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from paxlite.core import object_copies, shell
+from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.files import read_text
-from paxlite.core.json_files import parse_text
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.allowance import ALLOWANCE, Allowance
 from paxlite.data.chat_template import GENERATION, MAX_TEMPLATE_CHARS, environment
@@ -22,6 +20,9 @@ from paxlite.data.tokenizer_files import (
   configuration,
   special_tokens,
 )
+from paxlite.files.json_files import parse_text
+from paxlite.files.text_files import read_text
+from paxlite.stores import object_copies
 
 Message = Mapping[str, Json]  # role and content, and perhaps tool_calls
 Tool = Mapping[str, Json]

@@ -9,12 +9,12 @@ from typing import Literal
 import numpy as np
 
 from paxlite.core.errors import UserError, located
-from paxlite.core.files import expanded
 from paxlite.data.base import mix, permute
 from paxlite.data.record_files import Raw
 from paxlite.data.records import Records, canonical, open_records, parsed, text_of
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
+from paxlite.files.text_files import expanded
 
 log = logging.getLogger('paxlite')
 

@@ -14,9 +14,9 @@ from typing import overload
 import numpy as np
 from numpy.typing import DTypeLike
 
-from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError, naming
-from paxlite.core.object_blocks import ObjectBytes
+from paxlite.stores.addresses import Address
+from paxlite.stores.object_blocks import ObjectBytes
 
 _BLOCK = 4096  # values of a sorted array that are read together
 _MOST_BLOCKS = 1024  # blocks in the cache: 32 MiB with 8 bytes a value

@@ -17,17 +17,17 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import numpy as np
 
-from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
-from paxlite.core.files import check_file, fingerprint_of, size_of
-from paxlite.core.json_files import read_object
-from paxlite.core.object_copies import copy_of, place_of, reading
-from paxlite.core.object_store import ObjectStore
 from paxlite.data import checked_files
 from paxlite.data.file_array import FileArray, SortedFileArray
 from paxlite.data.records import read_errors
 from paxlite.data.rows import RowKind, SequenceStarts, TokenRows, Tokens
 from paxlite.data.zarr_chunks import Chunks
+from paxlite.files.json_files import read_object
+from paxlite.files.text_files import check_file, fingerprint_of, size_of
+from paxlite.stores.addresses import Address, is_address
+from paxlite.stores.object_copies import copy_of, place_of, reading
+from paxlite.stores.object_store import ObjectStore
 
 if TYPE_CHECKING:
   import zarr

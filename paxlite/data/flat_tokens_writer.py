@@ -19,11 +19,11 @@ import google_crc32c
 import numpy as np
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_files import read_object
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data import checked_files
 from paxlite.data.flat_tokens import META, TOKENS, Format, open_flat_tokens
 from paxlite.data.rows import Tokens
+from paxlite.files.json_files import read_object
 
 _CHUNK = 1 << 20  # tokens in a zarr chunk, and in each step of a check
 _NOTE = 'progress.json'

@@ -9,9 +9,10 @@ import pathlib
 from collections.abc import Iterator, Mapping
 
 from paxlite.core import shell
-from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError, line_of
-from paxlite.core.files import (
+from paxlite.data.parquet_bounds import BATCH_BYTES, rows_at_once
+from paxlite.files.json_files import is_json, parse_objects
+from paxlite.files.text_files import (
   BOM,
   COMPRESSED,
   check_file,
@@ -25,8 +26,7 @@ from paxlite.core.files import (
   read_text,
   size_of,
 )
-from paxlite.core.json_files import is_json, parse_objects
-from paxlite.data.parquet_bounds import BATCH_BYTES, rows_at_once
+from paxlite.stores.addresses import is_address
 
 Record = Mapping[str, object]
 Raw = bytes | str | Record  # an unparsed line, the text of a file, or a record

@@ -20,10 +20,10 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from paxlite.core import shell
-from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError, line_of
-from paxlite.core.json_files import parse_line
 from paxlite.data.record_files import Raw, Record, open_file, read_errors
+from paxlite.files.json_files import parse_line
+from paxlite.stores.addresses import is_address
 
 _RECORD_BYTES = 1000  # the size assumed for a record of a dataset that does not state its size
 

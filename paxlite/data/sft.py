@@ -10,7 +10,6 @@ from typing import Literal
 import numpy as np
 
 from paxlite.core.errors import UserError, located
-from paxlite.core.files import expanded
 from paxlite.data.base import Batch, mix
 from paxlite.data.chat_format import Conversation, NoTemplate
 from paxlite.data.record_files import Record
@@ -19,6 +18,7 @@ from paxlite.data.sft_formats import Pair, format_of, identity
 from paxlite.data.sft_remarks import Remarks
 from paxlite.data.text_encoding import Encoded, TextEncoding
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
+from paxlite.files.text_files import expanded
 
 log = logging.getLogger('paxlite')
 

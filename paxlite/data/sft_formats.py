@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from paxlite.core.errors import UserError
-from paxlite.core.json_files import parse_text
 from paxlite.core.json_text import Json
 from paxlite.data.chat_format import Conversation, conversation
 from paxlite.data.record_files import Record
+from paxlite.files.json_files import parse_text
 
 
 class Pair(NamedTuple):

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 
 from paxlite.core.errors import UserError
-from paxlite.core.files import expanded, read_text
 from paxlite.data.rows import RowKind, TokenRows
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.files.text_files import expanded, read_text
 
 Split = Literal['all', 'train', 'held_out']
 

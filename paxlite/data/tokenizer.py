@@ -13,11 +13,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from paxlite.core import object_copies, paths
 from paxlite.core.errors import UserError
 from paxlite.data.json_tokenizer import JsonTokenizer
 from paxlite.data.tokenizer_files import JSON, MODEL, PLAIN, TOKENIZERS, published
 from paxlite.data.tokens import Tokens
+from paxlite.stores import object_copies, paths
 
 # A model may have this many more ids than its tokenizer, or a 32nd of its ids where that is more,
 # because vocabulary sizes are rounded up to a multiple.

@@ -10,8 +10,8 @@ import pathlib
 import zlib
 from typing import NamedTuple
 
-from paxlite.core.json_files import read_object
 from paxlite.core.json_text import JsonObject
+from paxlite.files.json_files import read_object
 
 JSON, MODEL = 'tokenizer.json', 'tokenizer.model'
 CONFIGURATION = 'tokenizer_config.json'

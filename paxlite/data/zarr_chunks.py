@@ -4,7 +4,7 @@ import pathlib
 
 from paxlite.core import host_memory
 from paxlite.core.errors import UserError, naming
-from paxlite.core.json_files import read_object
+from paxlite.files.json_files import read_object
 
 _HEADER = 18  # bytes; enough for the header of a frame of zstd
 _WIDTHS = {'<u4': 4, '<u8': 8}

@@ -14,11 +14,9 @@ from jax.sharding import Mesh
 
 from paxlite.checkpointing.restore import Plan, Restore
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
-from paxlite.core.attribute_kinds import Kind
-from paxlite.core.attributes import parse
+from paxlite.config.attribute_kinds import Kind
+from paxlite.config.attributes import parse
 from paxlite.core.errors import UserError, located
-from paxlite.core.files import expanded
-from paxlite.core.json_files import read_json_lines, read_object
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import open_file, write_file
 from paxlite.core.trees import PyTree
@@ -29,12 +27,14 @@ from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.memory_savings import put_form
 from paxlite.experiments.registry import find_known
+from paxlite.files.json_files import read_json_lines, read_object
+from paxlite.files.text_files import expanded
 from paxlite.generation.decoding import Generator, Sampling
+from paxlite.layers.attention.attention_check import check_attention
 from paxlite.layers.language_model import TransformerLm
-from paxlite.layers.weight_forms import Int8
+from paxlite.layers.precision.weight_forms import Int8
 from paxlite.parallel import devices, mesh, partitioning
 from paxlite.parallel.encoded_weights import encodings
-from paxlite.training.attention_check import check_attention
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from paxlite.core.errors import UserError, compiled
-from paxlite.core.files import read_text
-from paxlite.core.json_files import parse_objects
 from paxlite.core.json_text import Json, JsonObject
+from paxlite.files.json_files import parse_objects
+from paxlite.files.text_files import read_text
 
 Kind = Literal['cloze', 'multiple_choice', 'generate']
 _KINDS = {'cloze', 'multiple_choice', 'generate'}

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import fiddle as fdl
 import jax
 
-from paxlite.core.attribute_kinds import (
+from paxlite.config.attribute_kinds import (
   Below1,
   Count,
   Function,
@@ -17,11 +17,11 @@ from paxlite.core.attribute_kinds import (
   Shape,
   Training,
 )
+from paxlite.config.templates import template
 from paxlite.core.errors import UserError
-from paxlite.core.templates import template
 from paxlite.experiments.positions import Positions
-from paxlite.layers import attention_kernels
-from paxlite.layers.attention import (
+from paxlite.layers.attention import attention_kernels
+from paxlite.layers.attention.attention import (
   Attention,
   CombinedQkv,
   DotProductAttention,
@@ -30,11 +30,11 @@ from paxlite.layers.attention import (
   SeparateQkv,
   Sinks,
 )
-from paxlite.layers.attention_case import Case
-from paxlite.layers.attention_kernel import AttentionKernel
-from paxlite.layers.cudnn_attention import CudnnKernel
+from paxlite.layers.attention.attention_case import Case
+from paxlite.layers.attention.attention_kernel import AttentionKernel
+from paxlite.layers.attention.cudnn_attention import CudnnKernel
+from paxlite.layers.attention.softmax_attention import Softmax, Visible
 from paxlite.layers.norms import LayerNorm, RmsNorm
-from paxlite.layers.softmax_attention import Softmax, Visible
 from paxlite.parallel.devices import kind
 
 AttentionKind = Literal['sliding', 'full', 'full_nope']

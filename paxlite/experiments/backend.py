@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Literal
 import fiddle as fdl
 from fiddle import selectors
 
-from paxlite.core.attribute_kinds import Run, Training
+from paxlite.compilation.compiler import Option, is_known_here
+from paxlite.config.attribute_kinds import Run, Training
+from paxlite.config.templates import template
 from paxlite.core.errors import UserError
-from paxlite.core.templates import template
 from paxlite.experiments.te_layer import te_block
 from paxlite.experiments.transformer import DeviceKind, Transformer
-from paxlite.layers import backends
-from paxlite.layers.backends import Backend, TeRecipe
-from paxlite.layers.dot_general_einsum import DotGeneralEinsum
-from paxlite.layers.einsum import Einsum, JnpEinsum
-from paxlite.layers.fp8_product import Fp8Einsum, begin_step
-from paxlite.layers.moe import MoeFeedForward
-from paxlite.runtime.compiler import Option, is_known_here
+from paxlite.layers.moe.moe import MoeFeedForward
+from paxlite.layers.precision import backends
+from paxlite.layers.precision.backends import Backend, TeRecipe
+from paxlite.layers.precision.dot_general_einsum import DotGeneralEinsum
+from paxlite.layers.precision.einsum import Einsum, JnpEinsum
+from paxlite.layers.precision.fp8_matmul import Fp8Einsum, begin_step
 
 if TYPE_CHECKING:
   import jax

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 import fiddle as fdl
 from jax.sharding import Mesh
 
-from paxlite.core.attribute_kinds import (
+from paxlite.compilation import compiler
+from paxlite.config.attribute_kinds import (
   Bounds,
   Count,
   Kind,
@@ -32,7 +33,7 @@ from paxlite.core.attribute_kinds import (
   at_most,
   names_of,
 )
-from paxlite.core.attributes import (
+from paxlite.config.attributes import (
   Attributes,
   LocalPath,
   StoredPath,
@@ -40,15 +41,14 @@ from paxlite.core.attributes import (
   convert,
   derived,
 )
+from paxlite.config.experiment_file import UNKNOWN, WeightsFacts
 from paxlite.core.errors import UserError
-from paxlite.core.experiment_file import UNKNOWN, WeightsFacts
 from paxlite.experiments.own_methods import check_overrides
-from paxlite.layers.backends import Backend
+from paxlite.layers.precision.backends import Backend
 from paxlite.parallel import mesh, partitioning
-from paxlite.runtime import compiler
+from paxlite.tracking.trackers import trackers
+from paxlite.tracking.writers import Writer
 from paxlite.training.callbacks import Callback
-from paxlite.training.trackers import trackers
-from paxlite.training.writers import Writer
 
 if TYPE_CHECKING:
   import jax

@@ -9,11 +9,11 @@ import re
 
 import fiddle as fdl
 
+from paxlite.config.attribute_kinds import Kind
+from paxlite.config.experiment_file import read_experiment
+from paxlite.config.templates import config_text
 from paxlite.core import shell
-from paxlite.core.attribute_kinds import Kind
 from paxlite.core.errors import UserError, listed
-from paxlite.core.experiment_file import read_experiment
-from paxlite.core.templates import config_text
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.registry import find_known

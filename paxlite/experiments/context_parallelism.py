@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Run
+from paxlite.config.attribute_kinds import Run
 from paxlite.core.errors import UserError
 from paxlite.experiments.attention import AttentionAndNorms
-from paxlite.layers import attention_kernels, context_choice
-from paxlite.layers.attention_kernel import ContextWay
+from paxlite.layers.attention import attention_kernels, context_choice
+from paxlite.layers.attention.attention_kernel import ContextWay
 from paxlite.parallel import devices
 
 if TYPE_CHECKING:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 
 import fiddle as fdl
 
+from paxlite.cli.own_modules import import_named
+from paxlite.config.attribute_kinds import NotNegativeInt, Run, Training
+from paxlite.config.attributes import StoredPath, attribute_types
+from paxlite.config.templates import config
 from paxlite.core import shell
-from paxlite.core.attribute_kinds import NotNegativeInt, Run, Training
-from paxlite.core.attributes import StoredPath, attribute_types
 from paxlite.core.errors import UserError
-from paxlite.core.files import kind
-from paxlite.core.own_modules import import_named
-from paxlite.core.templates import config
 from paxlite.data import packaged
 from paxlite.data.chat_format import ChatFormat
 from paxlite.data.documents import DocumentSource, check_once
@@ -29,6 +28,7 @@ from paxlite.data.synthetic import SyntheticRows
 from paxlite.data.text import HELD_OUT_EVERY, Split, TextRows
 from paxlite.data.tokenizer import tokenizer_file
 from paxlite.experiments.rows import FromTfds, Rows, Splits, Tokenized, check_fraction
+from paxlite.files.text_files import kind
 
 
 class Synthetic(Rows):

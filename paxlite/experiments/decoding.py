@@ -3,8 +3,8 @@
 import datetime
 from typing import Literal
 
-from paxlite.core.attribute_kinds import Count, Generation, NotNegativeInt, Run, Training
-from paxlite.core.attributes import StoredPath
+from paxlite.config.attribute_kinds import Count, Generation, NotNegativeInt, Run, Training
+from paxlite.config.attributes import StoredPath
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
 from paxlite.generation.decoding import Sampling

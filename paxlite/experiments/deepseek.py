@@ -5,15 +5,15 @@ from typing import Literal
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Count, Function, NotNegativeInt, Shape
+from paxlite.config.attribute_kinds import Count, Function, NotNegativeInt, Shape
+from paxlite.config.templates import template
 from paxlite.core.errors import UserError
-from paxlite.core.templates import template
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import register
 from paxlite.experiments.rotary_positions import RopeScaling
 from paxlite.experiments.transformer import Activation
-from paxlite.layers.latent_attention import LatentAttention
+from paxlite.layers.attention.latent_attention import LatentAttention
 
 
 class DeepSeek(MixtureOfExperts, LLaMA):

@@ -7,8 +7,8 @@ import fiddle as fdl
 import jax
 from flax.linen import meta
 
+from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError
-from paxlite.core.templates import config_text
 from paxlite.core.trees import PyTree
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.optim import partitions

@@ -5,10 +5,10 @@ import functools
 from collections.abc import Callable, Collection
 from typing import Any
 
-from paxlite.core.attribute_kinds import Kind
-from paxlite.core.attributes import derived
+from paxlite.config.attribute_kinds import Kind
+from paxlite.config.attributes import derived
+from paxlite.config.templates import config_text
 from paxlite.core.errors import UserError
-from paxlite.core.templates import config_text
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.description import configs_text
 

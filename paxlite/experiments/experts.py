@@ -5,7 +5,7 @@ from typing import Literal
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import (
+from paxlite.config.attribute_kinds import (
   Count,
   Function,
   NotNegative,
@@ -15,13 +15,13 @@ from paxlite.core.attribute_kinds import (
   Shape,
   Training,
 )
+from paxlite.config.templates import template
 from paxlite.core.errors import UserError
-from paxlite.core.templates import template
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.transformer import Activation, BlockKind
-from paxlite.layers.dropless import DroplessDispatch
-from paxlite.layers.group_router import GroupRouter
-from paxlite.layers.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter
+from paxlite.layers.moe.dropless import DroplessDispatch
+from paxlite.layers.moe.group_router import GroupRouter
+from paxlite.layers.moe.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter
 from paxlite.parallel import partitioning
 
 

@@ -6,10 +6,10 @@ python -m paxlite.main --fdl_config=LLaMA7BLoRA --job_log_dir=LOGS
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Kind, names_of
-from paxlite.core.attributes import attribute_types, derived
+from paxlite.config.attribute_kinds import Kind, names_of
+from paxlite.config.attributes import attribute_types, derived
+from paxlite.config.experiment_file import WeightsFacts
 from paxlite.core.errors import UserError
-from paxlite.core.experiment_file import WeightsFacts
 from paxlite.experiments import deepseek, gemma, gpt_oss, llama, mixtral, olmo, phi, qwen
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.datasets import DocumentFiles, SftFiles

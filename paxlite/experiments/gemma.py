@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from paxlite.core.attribute_kinds import Count, Function
+from paxlite.config.attribute_kinds import Count, Function
 from paxlite.experiments.attention import AttentionKind, QkNorm
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import register

@@ -7,15 +7,15 @@ import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
-from paxlite.core.attribute_kinds import Bounds, Count, Function, Shape
+from paxlite.config.attribute_kinds import Bounds, Count, Function, Shape
+from paxlite.config.templates import template
 from paxlite.core.errors import UserError
-from paxlite.core.templates import template
 from paxlite.experiments.attention import Norm
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.registry import register
 from paxlite.experiments.transformer import Activation
-from paxlite.layers.attention import SeparateQkv
+from paxlite.layers.attention.attention import SeparateQkv
 from paxlite.layers.embeddings import TokenEmbedding
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.projection import Projection

@@ -7,17 +7,17 @@ from collections.abc import Iterable, Mapping
 
 import jax
 
-from paxlite.core.addresses import is_address
-from paxlite.core.attribute_kinds import Kind
-from paxlite.core.attributes import attribute_types, derived
+from paxlite.compilation.versions import versions
+from paxlite.config.attribute_kinds import Kind
+from paxlite.config.attributes import attribute_types, derived
+from paxlite.config.experiment_file import EXPERIMENT, UNKNOWN, WeightsFacts, read_experiment
 from paxlite.core.errors import UnreadableError, UserError, line_of
-from paxlite.core.experiment_file import EXPERIMENT, UNKNOWN, WeightsFacts, read_experiment
-from paxlite.core.json_files import read_object
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import write_file
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs, configs_text, values_text
-from paxlite.runtime.versions import versions
+from paxlite.files.json_files import read_object
+from paxlite.stores.addresses import is_address
 
 
 def write_configuration(e: Experiment, folder: pathlib.Path) -> None:

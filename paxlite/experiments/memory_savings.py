@@ -5,15 +5,15 @@ from typing import Literal
 import fiddle as fdl
 from fiddle import selectors
 
-from paxlite.core.attribute_kinds import Run
+from paxlite.config.attribute_kinds import Run
+from paxlite.config.templates import config
 from paxlite.core.errors import UserError
-from paxlite.core.templates import config
 from paxlite.experiments.base import Experiment
-from paxlite.layers.encoded_projection import EncodedLoraProjection, EncodedProjection
 from paxlite.layers.lora import LoraProjection
+from paxlite.layers.precision.encoded_projection import EncodedLoraProjection, EncodedProjection
+from paxlite.layers.precision.weight_forms import WeightForm, form_named
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import ActivationName, Offloaded
-from paxlite.layers.weight_forms import WeightForm, form_named
 
 Dtype = Literal['float32', 'bfloat16']
 

@@ -3,10 +3,10 @@
 import fiddle as fdl
 from fiddle import selectors
 
-from paxlite.core.attribute_kinds import Fraction, NotNegative, Run, Training
-from paxlite.core.attributes import StoredPath
+from paxlite.config.attribute_kinds import Fraction, NotNegative, Run, Training
+from paxlite.config.attributes import StoredPath
+from paxlite.config.templates import config
 from paxlite.core.errors import UserError
-from paxlite.core.templates import config
 from paxlite.core.variable_names import LORA_VARIABLES
 from paxlite.experiments.optimization import Optimization
 from paxlite.layers.lora import LoraProjection

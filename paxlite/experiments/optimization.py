@@ -6,11 +6,11 @@ from typing import Literal
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Below1, Fraction, NotNegative, NotNegativeInt, Training
-from paxlite.core.attribute_reads import reads_of
-from paxlite.core.attributes import derived
+from paxlite.config.attribute_kinds import Below1, Fraction, NotNegative, NotNegativeInt, Training
+from paxlite.config.attribute_reads import reads_of
+from paxlite.config.attributes import derived
+from paxlite.config.templates import config, config_text
 from paxlite.core.errors import UserError, compiled
-from paxlite.core.templates import config, config_text
 from paxlite.experiments.memory_savings import MemorySavings
 from paxlite.optim import by_name, schedules
 from paxlite.optim.optimizers import Optimizer

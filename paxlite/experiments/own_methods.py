@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 import fiddle as fdl
 
+from paxlite.cli.own_code import place_of
+from paxlite.config.templates import selections_named
 from paxlite.core.errors import UserError
-from paxlite.core.own_code import place_of
-from paxlite.core.templates import selections_named
+from paxlite.tracking.writers import Writer
 from paxlite.training.callbacks import Callback
-from paxlite.training.writers import Writer
 
 
 class _Kind(NamedTuple):
@@ -34,7 +34,7 @@ def _are(kind: type) -> Callable[[object], bool]:
 
 
 _CONFIG = (
-  ': write paxlite.core.templates.config(FUNCTION, ARGUMENT=VALUE) in place of '
+  ': write paxlite.config.templates.config(FUNCTION, ARGUMENT=VALUE) in place of '
   'FUNCTION(ARGUMENT=VALUE)'
 )
 _KINDS = {
@@ -48,7 +48,7 @@ _KINDS = {
   'train_input': _Kind('the fdl.Config of an Input', _is_config, _CONFIG),
   'eval_inputs': _Kind('a dict of fdl.Config by name', _are_configs, _CONFIG),
   'callbacks': _Kind('a list of paxlite.Callback', _are(Callback)),
-  'trackers': _Kind('a list of paxlite.training.writers.Writer', _are(Writer)),
+  'trackers': _Kind('a list of paxlite.tracking.writers.Writer', _are(Writer)),
 }
 
 

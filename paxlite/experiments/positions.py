@@ -1,6 +1,6 @@
 """How many positions a model has, which is not how long the rows are that a run trains it on."""
 
-from paxlite.core.attribute_kinds import Count, Generation, Shape
+from paxlite.config.attribute_kinds import Count, Generation, Shape
 from paxlite.core.errors import UserError
 from paxlite.experiments.rotary_positions import RotaryPositions
 

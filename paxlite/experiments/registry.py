@@ -12,14 +12,14 @@ from typing import TypeVar
 
 import fiddle as fdl
 
-from paxlite.core import other_names
+from paxlite.cli.own_modules import hidden, import_named
+from paxlite.config.experiment_file import WeightsFacts
+from paxlite.config.templates import selections_named
 from paxlite.core.errors import UserError
-from paxlite.core.experiment_file import WeightsFacts
 from paxlite.core.json_text import Json
 from paxlite.core.near_names import did_you_mean
-from paxlite.core.own_modules import hidden, import_named
-from paxlite.core.templates import selections_named
 from paxlite.experiments.base import Experiment, full_name
+from paxlite.other_systems import other_names
 
 _REGISTRY: dict[str, type[Experiment]] = {}
 
@@ -208,7 +208,7 @@ def build_experiment(
       all attributes that neither fiddlers nor overrides set.
     facts: Returns what is known of the weights at a path. This function reads no weights.
   """
-  from paxlite.core.attributes import parse
+  from paxlite.config.attributes import parse
 
   cls, key = find(name), 'CHECKPOINT_RESTORE_PATH'
   path = str(parse(cls, key, overrides[key])) if key in overrides else getattr(cls, key)

@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Bounds, Count, Fraction, Function, OffAtZero
+from paxlite.config.attribute_kinds import Bounds, Count, Fraction, Function, OffAtZero
+from paxlite.config.templates import template
 from paxlite.core.errors import UserError
-from paxlite.core.templates import template
 from paxlite.experiments.base import Experiment
 from paxlite.layers.rotary import (
   LinearRotaryEmbedding,

@@ -4,17 +4,17 @@ from collections.abc import Sequence
 
 import fiddle as fdl
 
-from paxlite.core.attribute_kinds import Count, Run, Training
-from paxlite.core.attributes import AnyPath, StoredPath
+from paxlite.config.attribute_kinds import Count, Run, Training
+from paxlite.config.attributes import AnyPath, StoredPath
+from paxlite.config.templates import config
 from paxlite.core.errors import UserError
-from paxlite.core.files import expanded
-from paxlite.core.templates import config
 from paxlite.data.base import RowInput
 from paxlite.data.records import canonical
 from paxlite.data.rows import RowKind
 from paxlite.data.streams import StreamInput, StreamRows
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.files.text_files import expanded
 
 
 def check_fraction(fraction: float) -> None:

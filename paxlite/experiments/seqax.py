@@ -12,11 +12,11 @@ import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
-from paxlite.core.templates import template
+from paxlite.config.templates import template
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.registry import register
 from paxlite.experiments.transformer import Activation
-from paxlite.layers.attention import Attention, DotProductAttention, SeparateQkv
+from paxlite.layers.attention.attention import Attention, DotProductAttention, SeparateQkv
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.projection import Projection
 

@@ -2,8 +2,8 @@
 
 import fiddle as fdl
 
+from paxlite.config.templates import template
 from paxlite.core.errors import UserError, listed
-from paxlite.core.templates import template
 from paxlite.experiments.transformer import Transformer
 from paxlite.layers.te_layer import TeTransformerLayer
 

@@ -8,7 +8,7 @@ import fiddle as fdl
 from fiddle import selectors
 from flax import linen as nn
 
-from paxlite.core.attribute_kinds import (
+from paxlite.config.attribute_kinds import (
   Below1,
   Count,
   Function,
@@ -17,15 +17,16 @@ from paxlite.core.attribute_kinds import (
   Shape,
   Training,
 )
+from paxlite.config.templates import config, template
 from paxlite.core.errors import UserError
-from paxlite.core.templates import config, template
 from paxlite.core.variable_names import LORA_VARIABLES
 from paxlite.experiments import effects
 from paxlite.experiments.attention import AttentionKind
 from paxlite.experiments.context_parallelism import ContextParallelism
 from paxlite.experiments.decoding import Decoding
 from paxlite.experiments.objective import Objective
-from paxlite.layers.attention import Attention
+from paxlite.layers.attention.attention import Attention
+from paxlite.layers.attention.latent_attention import LatentAttention
 from paxlite.layers.block_sequence import BlockSequence
 from paxlite.layers.embeddings import (
   LearnedPositions,
@@ -36,9 +37,8 @@ from paxlite.layers.embeddings import (
 )
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.layers.language_model import TransformerLm
-from paxlite.layers.latent_attention import LatentAttention
 from paxlite.layers.lora import LoraProjection
-from paxlite.layers.pipeline import PipelinedTransformer
+from paxlite.layers.pipeline.pipeline import PipelinedTransformer
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import CheckpointPolicy, keeps_products
 from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax
 from flax import linen as nn
 
-from paxlite.core.templates import Template
+from paxlite.config.templates import Template
 
 
 class BlockSequence(nn.Module):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 
-from paxlite.layers.scattered_gradient import scatter_of, scattered_sum
+from paxlite.layers.precision.scattered_gradient import scatter_of, scattered_sum
 from paxlite.parallel.partitioning import active_platform, shard, shards_of
 
 T = TypeVar('T')

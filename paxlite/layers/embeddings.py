@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
+from paxlite.layers.precision.weight_matmul import weight_matmul
 from paxlite.layers.projection import Initializer
-from paxlite.layers.weight_product import weight_product
 from paxlite.parallel.partitioning import gather_weight, param, shard, shards_of
 
 _HEAD_AXES = ('vocab', 'embed')  # of an embedding table and of the weight of the logits
@@ -44,7 +44,7 @@ class TokenEmbedding(nn.Module):
 
   def attend(self, x_BTD: jax.Array) -> jax.Array:
     """Maps activations [B, T, D] to logits [B, T, V]."""
-    return weight_product('BTD,VD->BTV', *self.factors(x_BTD), _HEAD_AXES)
+    return weight_matmul('BTD,VD->BTV', *self.factors(x_BTD), _HEAD_AXES)
 
   def factors(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the two arrays whose product the logits are, [B, T, D] and [V, D]."""
@@ -129,7 +129,7 @@ class LmHead(nn.Module):
 
   def attend(self, x_BTD: jax.Array) -> jax.Array:
     """Maps activations [B, T, D] to logits [B, T, V]."""
-    return weight_product('BTD,VD->BTV', *self.factors(x_BTD), _HEAD_AXES)
+    return weight_matmul('BTD,VD->BTV', *self.factors(x_BTD), _HEAD_AXES)
 
   @nn.compact
   def factors(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 from flax import linen as nn
 
-from paxlite.core.templates import Template, template_field
+from paxlite.config.templates import Template, template_field
 from paxlite.layers.activations import ACTIVATIONS, gate_by
 from paxlite.layers.projection import Projection
 from paxlite.layers.remat import recomputed

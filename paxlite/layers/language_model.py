@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from paxlite.core.templates import Template, template_field
+from paxlite.config.templates import Template, template_field
 from paxlite.layers.cross_entropy import (
   TokenLosses,
   cap_logits,

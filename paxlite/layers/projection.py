@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jax.typing import DTypeLike
 
-from paxlite.core.templates import Template, template_field
-from paxlite.layers.einsum import Einsum
+from paxlite.config.templates import Template, template_field
+from paxlite.layers.precision.einsum import Einsum
 from paxlite.parallel.partitioning import gather_weight, param
 
 Initializer = Callable[..., jax.Array]

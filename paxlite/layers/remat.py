@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 import jax
 from flax import linen as nn
 
-from paxlite.layers import attention_kernels
-from paxlite.layers.attention_case import call_name
-from paxlite.layers.fp8_product import LARGEST
+from paxlite.layers.attention import attention_kernels
+from paxlite.layers.attention.attention_case import call_name
+from paxlite.layers.attention.partial_attention import RESULTS as ATTENTION_RESULTS
 from paxlite.layers.lora import LORA_SUM
-from paxlite.layers.partial_attention import RESULTS as ATTENTION_RESULTS
+from paxlite.layers.precision.fp8_matmul import LARGEST
 from paxlite.parallel.partitioning import HOST
 
 if TYPE_CHECKING:

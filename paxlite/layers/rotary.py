@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from paxlite.core.templates import Template, template_field
+from paxlite.config.templates import Template, template_field
 from paxlite.parallel.partitioning import active_platform
 
 Layout = Literal['interleaved', 'half']

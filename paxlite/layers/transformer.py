@@ -6,12 +6,12 @@ import jax
 from flax import linen as nn
 from jax.ad_checkpoint import checkpoint_name
 
-from paxlite.core.templates import Template, template_field
+from paxlite.config.templates import Template, template_field
 from paxlite.core.variable_names import REPEATED
-from paxlite.layers.attention import Attention
-from paxlite.layers.einsum import FP8_COLLECTIONS
+from paxlite.layers.attention.attention import Attention
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.norms import LayerNorm
+from paxlite.layers.precision.einsum import FP8_COLLECTIONS
 from paxlite.layers.remat import Offloaded, remat
 from paxlite.layers.sown import SOWN
 from paxlite.parallel.partitioning import TAPS, active_kind, shard

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paxlite.cli.own_code import place_of
 from paxlite.core.errors import UserError
-from paxlite.core.own_code import place_of
 from paxlite.layers.sown import is_count, is_maximum
 from paxlite.losses.loss import Loss
 from paxlite.losses.metrics import Metrics, Weighted

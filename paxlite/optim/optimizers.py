@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from paxlite.core import own_code
+from paxlite.cli import own_code
 from paxlite.core.errors import UserError, line_of
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import LOAD_BIAS, REFERENCE, path_name

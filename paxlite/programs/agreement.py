@@ -18,19 +18,19 @@ import jax
 
 import paxlite
 from paxlite.checkpointing.saved_record import SavedRecord
-from paxlite.core import paths
-from paxlite.core.addresses import is_address
-from paxlite.core.attributes import attribute_types
+from paxlite.compilation.compiled_step import versions
+from paxlite.compilation.compiler import environment_of_programs
+from paxlite.config.attributes import attribute_types
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
 from paxlite.data.fingerprints import fingerprint
 from paxlite.experiments.base import Experiment, full_name
 from paxlite.experiments.description import configs_text
+from paxlite.processes.agreement import Statement, compare
+from paxlite.processes.hosts import check_alike
 from paxlite.programs.run import Run
-from paxlite.runtime.agreement import Statement, compare
-from paxlite.runtime.compiled_step import versions
-from paxlite.runtime.compiler import environment_of_programs
-from paxlite.runtime.hosts import check_alike
+from paxlite.stores import paths
+from paxlite.stores.addresses import is_address
 from paxlite.training.trainer import Trainer
 
 _PACKAGES = 'paxlite', 'jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'fiddle', 'numpy'

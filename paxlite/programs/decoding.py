@@ -2,8 +2,8 @@
 
 import shlex
 
+from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
-from paxlite.core.terminal import say
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.begun import as_begun
 from paxlite.programs.run import Run, holding, load

@@ -6,20 +6,20 @@ import shlex
 import tempfile
 from collections.abc import Sequence
 
+from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
-from paxlite.core.terminal import say
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.rows import FromTfds
+from paxlite.layers.attention.attention_check import check_attention
 from paxlite.parallel import devices
 from paxlite.programs.agreement import compare_configs
 from paxlite.programs.begun import as_begun
+from paxlite.programs.mesh_check import check_mesh
 from paxlite.programs.run import Run, holding, load
 from paxlite.programs.run_folder import make_folder
-from paxlite.runtime.goodput import Goodput
-from paxlite.training.attention_check import check_attention
+from paxlite.tracking.summaries import Summaries
+from paxlite.training.goodput import Goodput
 from paxlite.training.memory_check import MemoryCheck
-from paxlite.training.mesh_check import check_mesh
-from paxlite.training.summaries import Summaries
 
 
 def evaluate(run: Run, before: bool = False) -> None:

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from paxlite.checkpointing.stored_source import folder_of
-from paxlite.core import paths
-from paxlite.core.addresses import is_address
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.eval.inference import Inference, load_checkpoint
@@ -22,7 +20,9 @@ from paxlite.programs import training
 from paxlite.programs.run import Run
 from paxlite.programs.run_folder import located_run
 from paxlite.programs.weights_model import knowing_weights
-from paxlite.training.writers import read_records
+from paxlite.stores import paths
+from paxlite.stores.addresses import is_address
+from paxlite.tracking.writers import read_records
 
 
 def get(name: str) -> type[Experiment]:

@@ -15,10 +15,10 @@ from paxlite.checkpointing.folders import refuse_dangling
 from paxlite.checkpointing.restore import Restore
 from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.checkpointing.source import find_source
-from paxlite.core.addresses import Address
-from paxlite.core.attribute_kinds import Kind
+from paxlite.compilation.compiled_step import SavedStep
+from paxlite.config.attribute_kinds import Kind
+from paxlite.config.experiment_file import EXPERIMENT
 from paxlite.core.errors import UserError
-from paxlite.core.experiment_file import EXPERIMENT
 from paxlite.data.base import Input
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.eval.inference import Inference
@@ -35,22 +35,21 @@ from paxlite.experiments.identity import (
 )
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.objective import Objective
+from paxlite.files.folder_lock import FolderLock
+from paxlite.local_checkpoints.local_states import LocalStates
 from paxlite.parallel.devices import peak_flops
+from paxlite.processes import preemption
+from paxlite.processes.peers import Peers
 from paxlite.programs import run_checks
 from paxlite.programs.sampler import Sampler
-from paxlite.programs.stored_run import StoredRun
 from paxlite.programs.weights_model import knowing_weights
-from paxlite.runtime import preemption
-from paxlite.runtime.compiled_step import SavedStep
-from paxlite.runtime.folder_lock import FolderLock
-from paxlite.runtime.goodput import Goodput
-from paxlite.runtime.peers import Peers
-from paxlite.runtime.watchdog import Limits, Watchdog
+from paxlite.stores.addresses import Address
+from paxlite.stores.runs.stored_run import StoredRun
 from paxlite.training.best import Best
 from paxlite.training.callbacks import Callback
 from paxlite.training.evaluation import Evaluator
+from paxlite.training.goodput import Goodput
 from paxlite.training.local_saves import LocalSaves
-from paxlite.training.local_states import LocalStates
 from paxlite.training.memory_check import MemoryCheck
 from paxlite.training.profiling import StepProfiler
 from paxlite.training.reporting import Throughput
@@ -61,6 +60,7 @@ from paxlite.training.state_store import StateStore
 from paxlite.training.step_compiler import StepCompiler
 from paxlite.training.train_data import TrainData
 from paxlite.training.trainer import Schedule, Trainer
+from paxlite.training.watchdog import Limits, Watchdog
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,9 +5,9 @@ import re
 import sys
 import tempfile
 
-from paxlite.core.addresses import Address, is_address
 from paxlite.core.errors import UserError
-from paxlite.programs.stored_run import twin
+from paxlite.stores.addresses import Address, is_address
+from paxlite.stores.runs.stored_run import twin
 
 
 def located_run(place: str, local_dir: str | None) -> tuple[pathlib.Path, Address | None]:

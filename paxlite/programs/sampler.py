@@ -9,9 +9,9 @@ from paxlite.core.trees import PyTree
 from paxlite.data.tokenizer import Tokenizer
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.generation.decoding import Generator, Sampling
+from paxlite.tracking.summaries import Summaries
 from paxlite.training.callbacks import Callback, Evaluations
 from paxlite.training.sharded_task import ShardedTask
-from paxlite.training.summaries import Summaries
 from paxlite.training.train_state import TrainState
 
 TEMPERATURE = 0.8  # of samples

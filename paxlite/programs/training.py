@@ -7,9 +7,10 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from paxlite.core import live_line
+from paxlite.cli import live_line
+from paxlite.cli.terminal import has_color, say
+from paxlite.compilation.compiled_step import check_options
 from paxlite.core.errors import Interrupted, UserError
-from paxlite.core.terminal import has_color, say
 from paxlite.data import about
 from paxlite.data.base import Input, RowInput
 from paxlite.data.mixture import MixtureInput
@@ -17,23 +18,23 @@ from paxlite.data.sft import SftRows
 from paxlite.experiments.description import remarks
 from paxlite.experiments.identity import write_configuration
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.files.folder_lock import FolderLock
+from paxlite.layers.attention.attention_check import check_attention
 from paxlite.parallel import devices
+from paxlite.processes import join, preemption
+from paxlite.processes.hosts import check_shared
+from paxlite.processes.process_messages import meet
 from paxlite.programs.agreement import compare_configs, compare_data, compare_folders
 from paxlite.programs.begun import dated, noting, with_positions
+from paxlite.programs.mesh_check import check_mesh
 from paxlite.programs.run import Run, holding
 from paxlite.programs.run_folder import make_folder
 from paxlite.programs.sampler import TEMPERATURE
-from paxlite.runtime import goodput, preemption, processes
-from paxlite.runtime.compiled_step import check_options
-from paxlite.runtime.folder_lock import FolderLock
-from paxlite.runtime.hosts import check_shared
-from paxlite.runtime.process_messages import meet
-from paxlite.training.attention_check import check_attention
-from paxlite.training.mesh_check import check_mesh
-from paxlite.training.trackers import started
+from paxlite.tracking.trackers import started
+from paxlite.tracking.writers import TrainRecords, read_records
+from paxlite.training import goodput
 from paxlite.training.train_state import TrainState
 from paxlite.training.trainer import Trainer
-from paxlite.training.writers import TrainRecords, read_records
 
 
 def train(run: Run) -> None:
@@ -137,7 +138,7 @@ def _tracked(trainer: Trainer) -> Iterator[None]:
     yield
     return
   with contextlib.ExitStack() as stack:
-    with processes.leaving_together(), live_line.working('Starting the trackers', _say):
+    with join.leaving_together(), live_line.working('Starting the trackers', _say):
       stack.enter_context(started(trainer.trackers))
     yield
 
@@ -146,7 +147,7 @@ def _trained(run: Run, trainer: Trainer) -> TrainState:
   """Restores or makes the state of a run, and trains it to its last step."""
   begins = not trainer.store.checkpoints.steps()
   with (
-    processes.leaving_together(),
+    join.leaving_together(),
     trainer.goodput.spent_on('restore'),
     live_line.working('Restoring, or making initial values', _say),
   ):

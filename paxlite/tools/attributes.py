@@ -13,7 +13,8 @@ import typing
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from paxlite.core import attribute_kinds, command_line
+from paxlite.cli import command_line
+from paxlite.config import attribute_kinds
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 from paxlite.tools import show

@@ -9,7 +9,7 @@ Example:
 
 from collections.abc import Sequence
 
-from paxlite.core import command_line
+from paxlite.cli import command_line
 from paxlite.tools import generate
 
 

@@ -15,7 +15,7 @@ import functools
 import pathlib
 from collections.abc import Iterable, Sequence
 
-from paxlite.core import command_line
+from paxlite.cli import command_line
 from paxlite.core.json_text import parsed
 from paxlite.tools import attributes, experiments
 from paxlite.tools.commands import COMMANDS

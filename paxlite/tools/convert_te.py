@@ -16,7 +16,10 @@ Example:
 
 from collections.abc import Sequence
 
-from paxlite.core import command_line, names_of_pax, shell, stored_output
+from paxlite.cli import command_line
+from paxlite.core import shell
+from paxlite.files import stored_output
+from paxlite.other_systems import names_of_pax
 
 
 def main(argv: Sequence[str]) -> None:

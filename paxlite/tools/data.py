@@ -18,10 +18,10 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from paxlite.core import command_line
-from paxlite.core.addresses import is_address
+from paxlite.cli import command_line
+from paxlite.cli.terminal import has_color
 from paxlite.core.errors import UserError
-from paxlite.core.terminal import has_color
+from paxlite.stores.addresses import is_address
 
 if TYPE_CHECKING:
   from paxlite.data.base import RowInput
@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> None:
 
 def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Experiment':
   """Returns the experiment whose data are shown, with what the arguments change."""
-  from paxlite.core.files import read_text
   from paxlite.experiments.registry import find
+  from paxlite.files.text_files import read_text
   from paxlite.programs.weights_model import build_experiment
 
   changes: dict[str, object] = {}
@@ -89,7 +89,7 @@ def _experiment(args: argparse.Namespace, overrides: Mapping[str, str]) -> 'Expe
 
 def _files_of(cls: type, files: Sequence[str]) -> dict[str, object]:
   """Returns the attribute of an experiment that names its files, with these files."""
-  from paxlite.core.attributes import attribute_types
+  from paxlite.config.attributes import attribute_types
 
   known = attribute_types(cls)
   for name in ('TRAIN_FILES', 'TRAIN_SOURCES', 'SOURCES'):
@@ -102,7 +102,7 @@ def _files_of(cls: type, files: Sequence[str]) -> dict[str, object]:
 
 def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None) -> 'Experiment':
   """Returns an experiment without a model that reads these files."""
-  from paxlite.core.attributes import parse
+  from paxlite.config.attributes import parse
   from paxlite.data import packaged
   from paxlite.data.tokenizer import open_tokenizer
   from paxlite.experiments import datasets
@@ -126,11 +126,11 @@ def _plain(files: Sequence[str], overrides: Mapping[str, str], vocab: str | None
 
 def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
   """Returns the dataset that reads files of this kind, by the first record of the first file."""
-  from paxlite.core.files import expanded
   from paxlite.data.record_files import Text
   from paxlite.data.records import open_records, read_records
   from paxlite.data.sft_formats import format_of
   from paxlite.experiments import datasets
+  from paxlite.files.text_files import expanded
 
   first = expanded(files)[0]
   if isinstance(open_records(first), Text):
@@ -151,11 +151,11 @@ def _dataset_of(files: Sequence[str], overrides: Mapping[str, str]) -> type:
 
 def _odd(e: 'Experiment') -> list[str]:
   """Returns lines on records that are odd; [] if there are none, or if the data are no records."""
-  from paxlite.core.files import expanded, kind
   from paxlite.data.oddities import Oddities
   from paxlite.data.record_files import OF_RECORDS
   from paxlite.data.tokenizer import open_tokenizer
   from paxlite.experiments.datasets import DocumentFiles, SftFiles
+  from paxlite.files.text_files import expanded, kind
 
   if isinstance(e, SftFiles):
     files, field = expanded(e.TRAIN_FILES), ''

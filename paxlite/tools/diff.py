@@ -10,7 +10,7 @@ Example:
 import difflib
 from collections.abc import Sequence
 
-from paxlite.core import command_line
+from paxlite.cli import command_line
 from paxlite.tools import show
 
 

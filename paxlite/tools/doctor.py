@@ -18,7 +18,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 import paxlite
-from paxlite.core import command_line, host_memory, shell
+from paxlite.cli import command_line
+from paxlite.core import host_memory, shell
 from paxlite.parallel import devices
 
 _GPU_FILES = ('/dev/nvidiactl', '/dev/nvidia0', '/dev/dxg')

@@ -11,9 +11,9 @@ Example:
 import json
 from collections.abc import Sequence
 
-from paxlite.core import command_line
+from paxlite.cli import command_line
 from paxlite.core.errors import UserError
-from paxlite.core.stored_output import check_output, write_output
+from paxlite.files.stored_output import check_output, write_output
 
 
 def main(argv: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paxlite.core import command_line
+from paxlite.cli import command_line
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 
@@ -82,7 +82,7 @@ def num_parameters(experiment: 'Experiment') -> int:
   import fiddle as fdl
   import jax
 
-  from paxlite.core.templates import config_text
+  from paxlite.config.templates import config_text
 
   # a repeated layer is traced once, and has the same parameters
   quick = {'USE_REPEATED_LAYER': True, 'USE_LORA': False}

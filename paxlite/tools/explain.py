@@ -16,8 +16,8 @@ import json
 import os
 from collections.abc import Sequence
 
-from paxlite.core import command_line
-from paxlite.core.stored_output import check_output, write_output
+from paxlite.cli import command_line
+from paxlite.files.stored_output import check_output, write_output
 
 
 def main(argv: Sequence[str]) -> None:

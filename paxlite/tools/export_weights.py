@@ -12,8 +12,9 @@ Example:
 import time
 from collections.abc import Sequence
 
-from paxlite.core import command_line, stored_output
+from paxlite.cli import command_line
 from paxlite.core.errors import UserError
+from paxlite.files import stored_output
 
 _LAST = {'hf': 'config.json', 'peft': 'adapter_config.json'}  # the file that is written last
 

@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from paxlite.core import command_line
+from paxlite.cli import command_line
+from paxlite.cli.terminal import warn
 from paxlite.core.errors import UserError
-from paxlite.core.terminal import warn
 
 if TYPE_CHECKING:
   from paxlite.data.tokenizer import Tokenizer

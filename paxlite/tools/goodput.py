@@ -10,9 +10,9 @@ Example:
 from collections.abc import Sequence
 
 from paxlite.checkpointing.stored_source import folder_of
-from paxlite.core import command_line
+from paxlite.cli import command_line
 from paxlite.core.errors import UserError
-from paxlite.runtime import goodput
+from paxlite.training import goodput
 
 
 def main(argv: Sequence[str]) -> None:

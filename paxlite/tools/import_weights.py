@@ -20,16 +20,13 @@ import shlex
 import time
 from collections.abc import Sequence
 
-from paxlite.core import (
-  command_line,
-  names_of_maxtext,
-  names_of_pax,
-  object_copies,
-  shell,
-  stored_output,
-)
-from paxlite.core.addresses import Address, is_address
+from paxlite.cli import command_line
+from paxlite.core import shell
 from paxlite.core.errors import UserError, located
+from paxlite.files import stored_output
+from paxlite.other_systems import names_of_maxtext, names_of_pax
+from paxlite.stores import object_copies
+from paxlite.stores.addresses import Address, is_address
 
 
 def main(argv: Sequence[str]) -> None:

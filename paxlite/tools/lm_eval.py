@@ -26,12 +26,13 @@ except ImportError as e:
     raise SystemExit(f'error: {missing}') from None
   raise ImportError(missing) from None
 
-from paxlite.core import command_line, paths
+from paxlite.cli import command_line
 from paxlite.core.errors import UserError, located
 from paxlite.eval.inference import load_checkpoint
 from paxlite.eval.scoring import Continuation, Scorer
 from paxlite.eval.zero_shot import contexts_of, continued
 from paxlite.generation.decoding import Sampling
+from paxlite.stores import paths
 
 _MAX_GEN_TOKS = 256
 _TAG = 'CONTINUE_FINAL_MESSAGE_TAG '  # marks where an unfinished message ends

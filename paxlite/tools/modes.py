@@ -6,9 +6,9 @@ import sys
 from collections.abc import Sequence
 
 from paxlite import main as paxlite_main
-from paxlite.core.addresses import is_address
+from paxlite.cli.terminal import warn
 from paxlite.core.errors import UserError
-from paxlite.core.terminal import warn
+from paxlite.stores.addresses import is_address
 
 _HELP = {
   'train': """paxlite train EXPERIMENT [--folder=FOLDER] [NAME=VALUE …]

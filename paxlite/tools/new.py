@@ -11,7 +11,7 @@ import keyword
 import pathlib
 from collections.abc import Sequence
 
-from paxlite.core import command_line
+from paxlite.cli import command_line
 from paxlite.core.errors import UserError
 
 _TEXT = '''"""An experiment of my own."""

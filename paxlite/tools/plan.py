@@ -24,12 +24,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from paxlite.core import command_line
-from paxlite.core.addresses import is_address
+from paxlite.cli import command_line
+from paxlite.cli.terminal import say
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
-from paxlite.core.stored_output import check_output, write_output
-from paxlite.core.terminal import say
+from paxlite.files.stored_output import check_output, write_output
+from paxlite.stores.addresses import is_address
 
 if TYPE_CHECKING:
   import jax
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
 def planned(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
   """The answer: `page`, `json`, `fits` and `interrupted`; that of an earlier call if it is kept."""
   from paxlite.aot import targets
-  from paxlite.runtime import cpu_memory
+  from paxlite.processes import cpu_memory
 
   # the environment of the workers, which see the devices and run steps as `paxlite train` would
   environment = {**os.environ, **cpu_memory.environment()}
@@ -97,9 +97,9 @@ def planned(args: argparse.Namespace, overrides: dict[str, str]) -> JsonObject:
   from paxlite.aot.planning import impossible, machine, store
   from paxlite.aot.planning.candidates import Space
   from paxlite.aot.planning.worker_pool import WorkerPool
+  from paxlite.compilation import compiled_step
   from paxlite.experiments.language_model import LanguageModel
   from paxlite.programs.weights_model import build_experiment
-  from paxlite.runtime import compiled_step
 
   given = dict(overrides)
   if args.seq_len is not None:

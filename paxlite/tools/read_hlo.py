@@ -19,9 +19,10 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from paxlite.core import command_line, object_copies
+from paxlite.cli import command_line
 from paxlite.core.errors import UserError
-from paxlite.core.stored_output import write_output
+from paxlite.files.stored_output import write_output
+from paxlite.stores import object_copies
 
 
 def main(argv: Sequence[str]) -> None:

@@ -10,9 +10,9 @@ Example:
 
 from collections.abc import Sequence
 
-from paxlite.core import command_line
+from paxlite.cli import command_line
 from paxlite.core.errors import UserError
-from paxlite.core.stored_output import write_output
+from paxlite.files.stored_output import write_output
 
 _POINTS = 2_000  # of a curve of the picture, which is not wider
 

@@ -19,7 +19,7 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from paxlite.core import command_line
+from paxlite.cli import command_line
 from paxlite.core.errors import UserError
 
 if TYPE_CHECKING:

@@ -29,12 +29,9 @@ from concurrent.futures.process import BrokenProcessPool
 
 import numpy as np
 
-from paxlite.core import command_line
-from paxlite.core.addresses import Address, is_address
+from paxlite.cli import command_line
 from paxlite.core.errors import UserError
-from paxlite.core.files import expanded, lines_of
 from paxlite.core.json_text import JsonObject
-from paxlite.core.stored_output import check_output, exists, resumed_folder
 from paxlite.data.documents import check_once, is_held_out
 from paxlite.data.flat_tokens import META
 from paxlite.data.flat_tokens_writer import Writer, is_complete
@@ -42,6 +39,9 @@ from paxlite.data.record_files import FileRange, JsonLines, Raw
 from paxlite.data.records import Records, open_records, parsed, share_done, text_of
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, open_tokenizer
+from paxlite.files.stored_output import check_output, exists, resumed_folder
+from paxlite.files.text_files import expanded, lines_of
+from paxlite.stores.addresses import Address, is_address
 
 _BATCH_CHARS = 1 << 19  # of the documents that a worker is given at once, or more
 _SECONDS_BETWEEN_NOTES = 5.0

@@ -13,11 +13,12 @@ import argparse
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from paxlite.core import command_line, shell
-from paxlite.core.addresses import is_address
+from paxlite.cli import command_line
+from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.files import BOM, expanded, line_blocks
-from paxlite.core.stored_output import check_output, exists, write_output
+from paxlite.files.stored_output import check_output, exists, write_output
+from paxlite.files.text_files import BOM, expanded, line_blocks
+from paxlite.stores.addresses import is_address
 
 _SAMPLE_CHARS = 20_000_000
 

@@ -13,11 +13,11 @@ from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import UserError
 from paxlite.core.run_files import MovedError, write_file
 from paxlite.losses.metric_names import larger_is_better
+from paxlite.tracking.summaries import Summaries
+from paxlite.tracking.writers import EvalRecords, read_records
 from paxlite.training.callbacks import Callback, Evaluations, Request
 from paxlite.training.state_store import StateStore
-from paxlite.training.summaries import Summaries
 from paxlite.training.train_state import TrainState
-from paxlite.training.writers import EvalRecords, read_records
 
 _OF_RUN = 'experiment.json', 'experiment.txt', 'config.json', 'config.txt'
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from paxlite.core.json_text import JsonObject
 from paxlite.losses.metrics import Metrics
-from paxlite.training.summaries import Summaries
+from paxlite.tracking.summaries import Summaries
 from paxlite.training.train_state import TrainState
 
 # metrics by their names, for each evaluation input

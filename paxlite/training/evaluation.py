@@ -5,15 +5,15 @@ from collections.abc import Callable, Mapping
 
 import jax
 
-from paxlite.core import live_line
+from paxlite.cli import live_line
 from paxlite.core.trees import PyTree
 from paxlite.data.base import Input
 from paxlite.data.device_batches import DeviceBatches
 from paxlite.losses.metrics import Mean, Metrics
 from paxlite.parallel import partitioning
-from paxlite.runtime import preemption
+from paxlite.processes import preemption
+from paxlite.tracking.summaries import Summaries
 from paxlite.training.sharded_task import ShardedTask
-from paxlite.training.summaries import Summaries
 from paxlite.training.task import TOTAL
 from paxlite.training.train_state import TrainState
 

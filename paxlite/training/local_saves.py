@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from paxlite.local_checkpoints.local_states import LocalStates
 from paxlite.losses.metrics import Metrics
 from paxlite.training.callbacks import Callback, Loop
-from paxlite.training.local_states import LocalStates
 from paxlite.training.state_store import StateStore
 from paxlite.training.train_state import TrainState
 

@@ -10,9 +10,9 @@ import dataclasses
 import jax
 from jax.sharding import Mesh
 
+from paxlite.cli.terminal import warn
 from paxlite.core import host_memory
 from paxlite.core.errors import UserError
-from paxlite.core.terminal import warn
 from paxlite.core.trees import PyTree
 from paxlite.parallel import partitioning
 

@@ -76,7 +76,7 @@ def opaque_scan(body: _Body, carry: _Carry, inputs: PyTree) -> tuple[_Carry, PyT
   """Computes what `jax.lax.scan` does, in a loop whose number of iterations XLA does not know.
 
   XLA pipelines collectives of loops on several GPUs, and unrolls the loops once
-  (runtime/compiler.py). Loops over layers need this. A loop over microbatches would hold the
+  (compilation/compiler.py). Loops over layers need this. A loop over microbatches would hold the
   activations of two microbatches at a time: LLaMA 3 8B on 64 H100 with 8 microbatches takes 43.7
   GiB instead of 35.1 with this loop. XLA leaves loops alone whose length it does not know.
 

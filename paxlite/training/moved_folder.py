@@ -12,7 +12,7 @@ from paxlite.checkpointing.saved_record import SavedRecord
 from paxlite.core.errors import TrainingError
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import MovedError, check_place
-from paxlite.runtime.process_messages import broadcast
+from paxlite.processes.process_messages import broadcast
 from paxlite.training.state_store import StateStore
 from paxlite.training.train_state import TrainState
 

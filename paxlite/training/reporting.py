@@ -10,12 +10,12 @@ import jax
 import numpy as np
 import optax
 
-from paxlite.core import live_line
+from paxlite.cli import live_line
 from paxlite.core.round_numbers import round_up
 from paxlite.losses.metrics import Metrics, to_host
-from paxlite.runtime.goodput import Goodput
+from paxlite.tracking.summaries import Summaries
+from paxlite.training.goodput import Goodput
 from paxlite.training.in_flight import StepsInFlight
-from paxlite.training.summaries import Summaries
 from paxlite.training.train_state import TrainState
 
 # longest time between two lines in a log, and between two changes of the line on a terminal

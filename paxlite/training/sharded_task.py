@@ -10,13 +10,13 @@ from flax.linen import meta
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Mesh, NamedSharding
 
+from paxlite.compilation import compiler
 from paxlite.core.errors import doing
 from paxlite.core.trees import PyTree
 from paxlite.losses.metrics import Metrics
 from paxlite.optim.moments import is_moment
 from paxlite.parallel import partitioning
 from paxlite.parallel.encoded_weights import Encoding, encodings
-from paxlite.runtime import compiler
 from paxlite.training.step import train_step
 from paxlite.training.task import Batch, Task
 from paxlite.training.train_state import TrainState

@@ -14,11 +14,11 @@ from paxlite.checkpointing.restore import OVERWRITTEN, Plan, Restore
 from paxlite.checkpointing.source import Source, find_source
 from paxlite.checkpointing.structure import shapes_of
 from paxlite.core.errors import UserError
-from paxlite.core.json_files import read_object
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REFERENCE, path_name
-from paxlite.training.local_states import LocalStates
+from paxlite.files.json_files import read_object
+from paxlite.local_checkpoints.local_states import LocalStates
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.train_state import TrainState
 

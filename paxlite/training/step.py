@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from paxlite.layers.group_router import balanced
+from paxlite.layers.moe.group_router import balanced
 from paxlite.losses.metrics import Metrics, Weighted
 from paxlite.optim.moments import merged
 from paxlite.parallel.weight_dims import declared

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import jax
 
+from paxlite.compilation.compiled_step import SavedStep, compile_lowered
+from paxlite.compilation.compiler import Options, without_pipelining
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
-from paxlite.runtime.agreement import compare
-from paxlite.runtime.compiled_step import SavedStep, compile_lowered
-from paxlite.runtime.compiler import Options, without_pipelining
-from paxlite.runtime.process_messages import meet
+from paxlite.processes.agreement import compare
+from paxlite.processes.process_messages import meet
 from paxlite.training.memory_check import MemoryCheck
 
 # where a callback of Python, as jax.debug.print makes one, is in the memory of a process

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from paxlite.core.errors import UserError
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REFERENCE
-from paxlite.layers.einsum import FP8_COLLECTIONS
 from paxlite.layers.language_model import TransformerLm
+from paxlite.layers.precision.einsum import FP8_COLLECTIONS
 from paxlite.layers.sown import SOWN
 from paxlite.losses import checks
 from paxlite.losses.loss import Loss

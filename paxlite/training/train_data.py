@@ -15,8 +15,8 @@ from paxlite.data.device_batches import DeviceBatches
 from paxlite.data.fingerprints import change, identity
 from paxlite.data.positions import merged
 from paxlite.data.rollouts import Batches, RolloutBatches, RolloutInput, restore
-from paxlite.runtime.agreement import compare
-from paxlite.runtime.process_messages import gathered
+from paxlite.processes.agreement import compare
+from paxlite.processes.process_messages import gathered
 
 log = logging.getLogger('paxlite')
 

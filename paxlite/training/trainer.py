@@ -9,27 +9,27 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 from jax.stages import Compiled
 
-from paxlite.core import live_line, own_code
+from paxlite.cli import live_line, own_code
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.data.rollouts import Batches
 from paxlite.losses.metrics import Metrics
-from paxlite.runtime import preemption, processes
-from paxlite.runtime.goodput import Goodput
-from paxlite.runtime.watchdog import Watchdog
+from paxlite.processes import join, preemption
+from paxlite.tracking.summaries import Summaries
+from paxlite.tracking.writers import Writer
 from paxlite.training import moved_folder
 from paxlite.training.callbacks import Callback, Loop, Request
 from paxlite.training.evaluation import Evaluator, StoppedError
+from paxlite.training.goodput import Goodput
 from paxlite.training.reporting import Reporter, Throughput
 from paxlite.training.save_times import SaveTimes
 from paxlite.training.skipped_steps import SkippedSteps, last_good
 from paxlite.training.spikes import Rollbacks
 from paxlite.training.state_store import StateStore
 from paxlite.training.step_compiler import StepCompiler
-from paxlite.training.summaries import Summaries
 from paxlite.training.train_data import TrainData
 from paxlite.training.train_state import TrainState
-from paxlite.training.writers import Writer
+from paxlite.training.watchdog import Watchdog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Trainer:
         if step:
           kind = 'local state' if self.store.is_local(step) else 'checkpoint'
           summaries.say(f'Continuing from the {kind} of step {step:,}.')
-        with processes.leaving_together(before=summaries.close):
+        with join.leaving_together(before=summaries.close):
           state = self._train(state, step, summaries)
     finally:
       summaries.close()

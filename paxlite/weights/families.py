@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paxlite.core.attribute_kinds import Kind
+from paxlite.config.attribute_kinds import Kind
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import Json, JsonObject
 from paxlite.data.tokenizer import open_tokenizer

@@ -19,8 +19,6 @@ import numpy as np
 from paxlite.checkpointing.checksums import write_checksums
 from paxlite.checkpointing.variables import write_variable
 from paxlite.core.errors import UserError, listed
-from paxlite.core.files import check_file
-from paxlite.core.unfinished_folder import UnfinishedFolder
 from paxlite.data.tokenizer_files import (
   CONFIGURATION,
   FILES,
@@ -30,6 +28,8 @@ from paxlite.data.tokenizer_files import (
   published,
 )
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.files.text_files import check_file
+from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights.layout import Entry
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.files import check_file
+from paxlite.files.text_files import check_file
 from paxlite.weights.known_keys import shortened
 
 _SCALARS = {

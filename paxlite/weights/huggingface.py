@@ -14,16 +14,16 @@ from numpy.typing import DTypeLike
 
 from paxlite.checkpointing.variables import Variable, blocks
 from paxlite.core import shell
-from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError, located
-from paxlite.core.files import check_file
-from paxlite.core.json_files import read_object
 from paxlite.core.json_text import JsonObject, parsed
-from paxlite.core.object_copies import reading
-from paxlite.core.object_store import ObjectStore
-from paxlite.core.unfinished_folder import UnfinishedFolder
 from paxlite.data.tokenizer_files import CHAT_TEMPLATE, TOOL_TEMPLATE
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.files.json_files import read_object
+from paxlite.files.text_files import check_file
+from paxlite.files.unfinished_folder import UnfinishedFolder
+from paxlite.stores.addresses import Address
+from paxlite.stores.object_copies import reading
+from paxlite.stores.object_store import ObjectStore
 from paxlite.weights import model_files
 from paxlite.weights.config_keys import Config
 from paxlite.weights.families import config_json, experiment_of, family_of, hugging_face_entries

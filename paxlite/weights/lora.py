@@ -10,8 +10,8 @@ import numpy as np
 
 from paxlite.checkpointing.variables import Variable
 from paxlite.core.errors import UserError
-from paxlite.core.unfinished_folder import UnfinishedFolder
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.weights.families import family_of, hugging_face_entries
 from paxlite.weights.family_tables import FAMILIES
 from paxlite.weights.huggingface import header

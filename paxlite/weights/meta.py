@@ -9,10 +9,10 @@ import numpy as np
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError, line_of, located
-from paxlite.core.files import check_file
-from paxlite.core.json_files import read_object
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
+from paxlite.files.json_files import read_object
+from paxlite.files.text_files import check_file
 from paxlite.weights.families import published
 from paxlite.weights.known_keys import check_count, check_known, shortened
 from paxlite.weights.layout import Entry, check_layers, decoder_entries

@@ -19,9 +19,9 @@ import numpy as np
 from paxlite.checkpointing.checksums import write_checksums
 from paxlite.checkpointing.variables import Variable, stored_variables, transposed, write_variable
 from paxlite.core.errors import UserError, listed
-from paxlite.core.unfinished_folder import UnfinishedFolder
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.training.train_state import TrainState
 from paxlite.weights.folder import write_identity
 

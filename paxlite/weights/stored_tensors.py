@@ -7,11 +7,11 @@ from types import TracebackType
 import ml_dtypes
 import numpy as np
 
-from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject, parsed
-from paxlite.core.object_copies import reading
-from paxlite.core.object_store import Object, ObjectStore
+from paxlite.stores.addresses import Address
+from paxlite.stores.object_copies import reading
+from paxlite.stores.object_store import Object, ObjectStore
 
 _HEADER_BYTES = 100 << 20  # the format allows no longer header
 _RANGE = 16 << 20  # bytes of one request

@@ -8,7 +8,7 @@ import pytest
 from flax.linen import meta
 from optax import contrib
 
-from paxlite.core.templates import config
+from paxlite.config.templates import config
 from paxlite.parallel.weight_dims import declared, muon_dims
 from paxlite.training.step import train_step
 from tests.outside.parts.matrix_optimizer import Orthogonal

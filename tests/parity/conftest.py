@@ -2,8 +2,8 @@
 
 import pytest
 
-from paxlite.layers import weight_product
-from paxlite.layers.cpu_attention import CpuKernel
+from paxlite.layers.attention.cpu_attention import CpuKernel
+from paxlite.layers.precision import weight_matmul
 
 
 @pytest.fixture(params=['cpu', 'accelerator'])
@@ -11,4 +11,4 @@ def platform(request, monkeypatch):
   """On 'accelerator', a model uses the plain-XLA kernels of TPUs and GPUs."""
   if request.param == 'accelerator':
     monkeypatch.setattr(CpuKernel, 'refusal', lambda *_: 'is left out')
-    monkeypatch.setattr(weight_product, 'active_platform', lambda: 'tpu')
+    monkeypatch.setattr(weight_matmul, 'active_platform', lambda: 'tpu')

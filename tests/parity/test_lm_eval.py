@@ -7,9 +7,9 @@ import random
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.core.files import read_text
 from paxlite.data import packaged
 from paxlite.eval.zero_shot import contexts_of
+from paxlite.files.text_files import read_text
 from tests.support import harness_draws as draws
 from tests.support.imported import run_import
 

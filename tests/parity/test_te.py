@@ -20,11 +20,11 @@ from fiddle import selectors
 from flax.core import meta
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paxlite.layers import backends
+from paxlite.layers.precision import backends
 from paxlite import main
 from paxlite.core.errors import UserError
 from paxlite.experiments.glam import GLaM126M64E
-from paxlite.experiments.gpt import GPT2, GPT126M
+from paxlite.experiments.gpt import GPT126M, GPT2
 from paxlite.experiments.llama import LLaMA, Mistral7B
 from paxlite.experiments.te_layer import te_block
 from paxlite.layers.transformer import TransformerBlock

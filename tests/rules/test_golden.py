@@ -15,7 +15,7 @@ import sys
 import fiddle as fdl
 import pytest
 
-from paxlite.core.templates import config_text
+from paxlite.config.templates import config_text
 from paxlite.experiments import datasets, finetuning
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.description import configs_text, requirements, values_text

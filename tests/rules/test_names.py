@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from paxlite.core.answers import Answer, Names
+from paxlite.other_systems.answers import Answer, Names
 from tests.support import runs
 
 PAGES = sorted((runs.ROOT / 'docs').glob('migrating_from_*.md'))
@@ -41,7 +41,7 @@ def table(names: Names) -> str:
 
 def updated(page: pathlib.Path) -> str:
   def block(match: re.Match[str]) -> str:
-    module = importlib.import_module(f'paxlite.core.{match[2]}')
+    module = importlib.import_module(f'paxlite.other_systems.{match[2]}')
     return match[1] + table(getattr(module, match[3])) + match[4]
 
   return BLOCK.sub(block, page.read_text())
@@ -56,8 +56,8 @@ def test_every_table_is_on_a_page():
   shown = {(m[2], m[3]) for page in PAGES for m in BLOCK.finditer(page.read_text())}
   there = {
     (path.stem, name)
-    for path in (runs.ROOT / 'paxlite' / 'core').glob('names_of_*.py')
-    for name, value in vars(importlib.import_module(f'paxlite.core.{path.stem}')).items()
+    for path in (runs.ROOT / 'paxlite' / 'other_systems').glob('names_of_*.py')
+    for name, value in vars(importlib.import_module(f'paxlite.other_systems.{path.stem}')).items()
     if isinstance(value, dict) and name.isupper()
   }
   assert shown == there

@@ -19,7 +19,7 @@ from paxlite.contrib.gpu.scripts_gpu import download_lambada, download_the_pile,
 from paxlite.core.errors import UserError
 from paxlite.data.flat_tokens_writer import Writer
 from paxlite.experiments import registry
-from paxlite.training.summaries import Summaries
+from paxlite.tracking.summaries import Summaries
 from tests.rules.test_structure import FILES, PACKAGE
 from tests.support import runs
 from tests.support.processes import start_processes
@@ -65,10 +65,10 @@ def importers(*modules: str) -> set[str]:
 
 
 def test_what_could_run_code_is_in_one_place_or_none():
-  assert importers('pickle') == {'runtime/compiled_step.py'}
+  assert importers('pickle') == {'compilation/compiled_step.py'}
   assert importers('dill', 'cloudpickle', 'marshal', 'shelve', 'yaml') == set()
   # Both start Python with a module of paxlite, and nothing else.
-  starters = {'runtime/coordinator.py', 'aot/planning/worker_pool.py'}
+  starters = {'processes/coordinator.py', 'aot/planning/worker_pool.py'}
   assert importers('subprocess') == starters
   for path in starters:
     text = (runs.ROOT / 'paxlite' / path).read_text()

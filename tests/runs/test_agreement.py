@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from paxlite.core.files import read_text
 from paxlite.data import packaged
+from paxlite.files.text_files import read_text
 from tests.support import runs
 
 FLAGS = [
@@ -18,7 +18,7 @@ FLAGS = [
 OWN = """
 import dataclasses
 import pathlib
-from paxlite.core.templates import config
+from paxlite.config.templates import config
 from paxlite.experiments.registry import find
 from paxlite.losses.token_losses import CrossEntropy
 

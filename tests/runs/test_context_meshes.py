@@ -12,7 +12,7 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.llama import LLaMA
-from paxlite.layers import context_attention, context_choice
+from paxlite.layers.attention import context_attention, context_choice
 from paxlite.parallel import partitioning
 from tests.support import runs
 

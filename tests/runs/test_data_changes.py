@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.core.files import read_text
 from paxlite.data import packaged
 from paxlite.data.base import RowInput
 from paxlite.data.documents import DocumentSource
@@ -25,6 +24,7 @@ from paxlite.data.text import TextRows
 from paxlite.experiments.datasets import FlatTokens, SftFiles, TextFiles
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.identity import write_configuration
+from paxlite.files.text_files import read_text
 from paxlite.programs.begun import as_begun, dated
 from paxlite.programs.run import Run
 from paxlite.programs.training import train

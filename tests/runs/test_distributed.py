@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from paxlite.core.errors import UserError
-from paxlite.core.files import read_text
 from paxlite.data import packaged
 from paxlite.data.positions import Column
-from paxlite.runtime import processes, rendezvous
+from paxlite.files.text_files import read_text
+from paxlite.processes import join, rendezvous
 from tests.support import runs
 from tests.support.processes import MESH, on_processes
 
@@ -65,7 +65,7 @@ def test_one_saves_and_two_go_on(tmp_path):
 )
 def test_arguments_that_cannot_be(arguments, match):
   with pytest.raises(UserError, match=match):
-    processes.join(*arguments)
+    join.join(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_arguments_that_cannot_be(arguments, match):
   ],
 )  # fmt: skip
 def test_the_gpus_of_a_slurm_task(environment, expected):
-  assert processes.local_devices(environment) == expected
+  assert join.local_devices(environment) == expected
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_process_0_of_a_slurm_step(nodes, host):
     'SLURM_JOB_ID': '4097', 'SLURM_STEP_NODELIST': nodes, 'SLURM_NTASKS': '8',
     'SLURM_PROCID': '5', 'SLURM_LOCALID': '1',
   }  # fmt: skip
-  assert processes.slurm_step(environment) == (f'{host}:61441', 8, 5)
+  assert join.slurm_step(environment) == (f'{host}:61441', 8, 5)
   del environment['SLURM_PROCID']
   with pytest.raises(UserError, match='lacks SLURM_PROCID: start it with srun'):
-    processes.slurm_step(environment)
+    join.slurm_step(environment)
 
 
 def test_where_process_0_listens(monkeypatch):

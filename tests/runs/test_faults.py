@@ -14,8 +14,9 @@ import time
 import pytest
 
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, UserError
-from paxlite.runtime import folder_lock, goodput
-from paxlite.runtime.folder_lock import FolderLock
+from paxlite.files import folder_lock
+from paxlite.files.folder_lock import FolderLock
+from paxlite.training import goodput
 from paxlite.training.spikes import SpikeDetector
 from tests.support import runs
 from tests.support.processes import (
@@ -287,7 +288,7 @@ def test_a_second_run_in_a_folder_is_refused(tmp_path):
 
 def test_a_lock_of_another_process(tmp_path, monkeypatch):
   code = (
-    'import pathlib, sys; from paxlite.runtime.folder_lock import FolderLock\n'
+    'import pathlib, sys; from paxlite.files.folder_lock import FolderLock\n'
     'lock = FolderLock(pathlib.Path(sys.argv[1])); lock.acquire(); print("held", flush=True)\n'
     'sys.stdin.readline()'
   )

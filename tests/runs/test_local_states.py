@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from paxlite.core.files import read_text
 from paxlite.data import packaged
+from paxlite.files.text_files import read_text
 from tests.support import runs
 from tests.support.processes import on_processes, start_processes
 

@@ -13,7 +13,7 @@ from paxlite import main
 from paxlite.experiments.identity import run_values
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
-from paxlite.runtime import goodput
+from paxlite.training import goodput
 from tests.support import runs
 from tests.support.experiments import TinySft
 

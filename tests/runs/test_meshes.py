@@ -165,7 +165,7 @@ CHECK_MESH = """
 from paxlite.core.errors import UserError
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
-from paxlite.training import mesh_check
+from paxlite.programs import mesh_check
 mesh = make_mesh([2, 2, 2], [1, 1, 1])
 mesh_check.check_mesh(mesh, partitioning.DEFAULT_RULES)
 print('right')
@@ -191,7 +191,7 @@ LIMITED_ROOM = """
 import jax, jax.numpy as jnp
 from flax.linen import meta
 from paxlite.experiments.glam import GLaM126M64E
-from paxlite.layers import dropless, moe
+from paxlite.layers.moe import dropless, moe
 from paxlite.parallel import partitioning
 e = GLaM126M64E(
   MESH_AXES=['replica', 'data', 'mdl', 'expert'], ICI_MESH_SHAPE=[1, 1, 1, 4],

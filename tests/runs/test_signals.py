@@ -12,7 +12,7 @@ import pytest
 
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import EXIT_AGAIN
-from paxlite.runtime import preemption
+from paxlite.processes import preemption
 from paxlite.training import in_flight, reporting
 from tests.support import runs
 from tests.support.processes import start, start_processes, wait_for
@@ -98,7 +98,7 @@ from paxlite.core.errors import Interrupted
 from paxlite.experiments.demo import TinyGPT
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
-from paxlite.runtime import preemption
+from paxlite.processes import preemption
 
 def interrupted_in_the_loop():
   reached = preemption.reached
@@ -119,7 +119,7 @@ except Interrupted as e:
   held = e  # as a notebook keeps the last one, with all that its functions had
 assert [signal.getsignal(n) for n in numbers] == before
 assert signal.set_wakeup_fd(-1) == -1
-lock = 'import pathlib, sys; from paxlite.runtime.folder_lock import FolderLock;'
+lock = 'import pathlib, sys; from paxlite.files.folder_lock import FolderLock;'
 lock += 'FolderLock(pathlib.Path(sys.argv[1])).acquire()'
 subprocess.run([sys.executable, '-c', lock, str(folder)], check=True)
 assert 'signals' not in [t.name for t in threading.enumerate()]

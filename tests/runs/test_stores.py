@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from paxlite.core.object_store import ObjectStore
+from paxlite.stores.object_store import ObjectStore
 from tests.support import processes, runs
 from tests.support.gcs_server import gcs_server
 from tests.support.proxy import proxy

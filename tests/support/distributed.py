@@ -8,7 +8,7 @@ import sys
 
 import jax
 
-from paxlite.core import command_line
+from paxlite.cli import command_line
 
 if __name__ == '__main__':
   process, processes, port, module, *sys.argv[1:] = sys.argv[1:]

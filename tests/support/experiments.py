@@ -7,13 +7,7 @@ import fiddle as fdl
 
 from paxlite.data import packaged
 from paxlite.data.text import TextRows
-from paxlite.experiments.datasets import (
-  DocumentFiles,
-  EmbeddedText,
-  FlatTokens,
-  Mixture,
-  SftFiles,
-)
+from paxlite.experiments.datasets import DocumentFiles, EmbeddedText, FlatTokens, Mixture, SftFiles
 from paxlite.experiments.demo import TinyGPT
 
 

@@ -12,8 +12,8 @@ from paxlite import main
 from paxlite.checkpointing import checkpoints
 from paxlite.core.errors import UserError
 from paxlite.data import base
+from paxlite.processes import preemption
 from paxlite.programs import run
-from paxlite.runtime import preemption
 from paxlite.training import evaluation, state_store, step_compiler
 
 fault, _, at = os.environ['FAULT'].partition(':')

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from paxlite.core.attributes import parse
+from paxlite.config.attributes import parse
 from paxlite.core.variable_names import REPEATED
 from paxlite.experiments.demo import TinyGPT
 from paxlite.training.sharded_task import ShardedTask

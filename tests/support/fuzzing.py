@@ -35,7 +35,7 @@ from hypothesis import strategies as st
 from paxlite import main
 from paxlite.checkpointing.source import find_source
 from paxlite.checkpointing.variables import stored_variables
-from paxlite.core.attributes import attribute_types, parse
+from paxlite.config.attributes import attribute_types, parse
 from paxlite.core.errors import UserError
 from paxlite.data import documents, flat_tokens, flat_tokens_writer, packaged, sft, streams
 from paxlite.data.chat_format import ChatFormat
@@ -162,7 +162,7 @@ def check_flags(arguments: list[str]) -> bool:
     mock.patch('paxlite.programs.training.train'),
     mock.patch('paxlite.programs.evaluation.evaluate'),
     mock.patch('paxlite.programs.decoding.decode'),
-    mock.patch('paxlite.runtime.processes.join'),
+    mock.patch('paxlite.processes.join.join'),
     mock.patch('jax.profiler.start_server'),
     mock.patch.dict(os.environ),
     contextlib.redirect_stdout(io.StringIO()),

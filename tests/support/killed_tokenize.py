@@ -3,8 +3,9 @@
 import os
 import signal
 
-from paxlite.core import command_line, files
+from paxlite.cli import command_line
 from paxlite.data.flat_tokens_writer import Writer
+from paxlite.files import text_files
 from paxlite.tools import tokenize
 
 
@@ -24,6 +25,6 @@ class KilledWriter(Writer):
 
 if __name__ == '__main__':
   tokenize._SECONDS_BETWEEN_NOTES = 0.0
-  files._BLOCK_BYTES = tokenize._BATCH_CHARS = 1 << 17
+  text_files._BLOCK_BYTES = tokenize._BATCH_CHARS = 1 << 17
   tokenize.Writer = KilledWriter
   command_line.run(tokenize.main)

@@ -20,7 +20,7 @@ from flax.linen import meta
 
 from paxlite.aot.collectives import collectives
 from paxlite.aot.hlo import Program
-from paxlite.core.attribute_kinds import Kind
+from paxlite.config.attribute_kinds import Kind
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M

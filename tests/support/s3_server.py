@@ -73,7 +73,7 @@ class Server:
 
   def create_bucket(self, name: str, patience: float = 60) -> str:
     """Makes a bucket, and waits until objects can be written to it."""
-    from paxlite.core.object_store import ObjectStore
+    from paxlite.stores.object_store import ObjectStore
 
     end = time.monotonic() + patience
     while True:

@@ -12,7 +12,7 @@ import sys
 import time
 
 from paxlite import main
-from paxlite.runtime import preemption
+from paxlite.processes import preemption
 
 size, result = os.environ['SIZE'], os.environ['RESULT']
 full, saved = int(os.environ['FULL']), int(os.environ['SAVED'])

@@ -27,9 +27,9 @@ import tempfile
 import time
 
 from paxlite.checkpointing.step_copies import StepCopies
-from paxlite.core.addresses import Address
-from paxlite.core.object_store import ObjectStore
-from paxlite.programs.stored_run import twin
+from paxlite.stores.addresses import Address
+from paxlite.stores.object_store import ObjectStore
+from paxlite.stores.runs.stored_run import twin
 from tests.support.gcs_server import gcs_server
 from tests.support.s3_server import s3_server
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypedDict
 
 from paxlite.aot.planning.machine import Machine
-from paxlite.core.attributes import attribute_types
+from paxlite.config.attributes import attribute_types
 from paxlite.experiments.language_model import LanguageModel
 
 

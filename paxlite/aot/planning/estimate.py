@@ -14,7 +14,7 @@ from paxlite.aot.planning.traced import Work
 from paxlite.aot.roofline import Links
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.layers.pipeline_schedule import Schedule
+from paxlite.layers.pipeline.pipeline_schedule import Schedule
 from paxlite.parallel import partitioning
 
 

@@ -14,8 +14,8 @@ from paxlite.aot.planning.estimate import Estimate, Estimator
 from paxlite.aot.planning.machine import Machine
 from paxlite.aot.planning.model import Model
 from paxlite.aot.planning.search import size
+from paxlite.config.attributes import attribute_types
 from paxlite.core import shell
-from paxlite.core.attributes import attribute_types
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
 

@@ -9,13 +9,13 @@ import os
 import pathlib
 from collections.abc import Mapping
 
-from paxlite.core.addresses import Address, is_address
+from paxlite.compilation.cache import cache_folder, remove_old
 from paxlite.core.errors import UserError
-from paxlite.core.json_files import parse_line
 from paxlite.core.json_text import JsonObject
-from paxlite.core.object_copies import reading
-from paxlite.core.object_store import ObjectStore
-from paxlite.runtime.kept_programs import cache_folder, remove_old
+from paxlite.files.json_files import parse_line
+from paxlite.stores.addresses import Address, is_address
+from paxlite.stores.object_copies import reading
+from paxlite.stores.object_store import ObjectStore
 
 _PATIENCE = 10.0  # seconds for which a request is tried again; then a verdict is found anew
 

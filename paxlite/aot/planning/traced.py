@@ -18,9 +18,9 @@ from paxlite.aot.flops import grouped_rows_in
 from paxlite.aot.planning.extents import Amounts, Extent, Sizes, total
 from paxlite.aot.saved_activations import is_literal
 from paxlite.core.trees import PyTree
-from paxlite.layers import attention_kernels
-from paxlite.layers.attention_case import Call, call_name
-from paxlite.layers.grouped_product import is_call
+from paxlite.layers.attention import attention_kernels
+from paxlite.layers.attention.attention_case import Call, call_name
+from paxlite.layers.moe.grouped_matmul import is_call
 
 if TYPE_CHECKING:
   from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var

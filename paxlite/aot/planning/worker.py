@@ -124,7 +124,7 @@ class Step:
     import jax
 
     from paxlite.aot import analysis
-    from paxlite.runtime import compiled_step
+    from paxlite.compilation import compiled_step
 
     e = experiment
     self._mesh = e.mesh()

@@ -5,9 +5,9 @@ import itertools
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from paxlite.core import html_page
-from paxlite.core.html_page import shortened
 from paxlite.core.json_text import JsonObject
+from paxlite.files import html_page
+from paxlite.files.html_page import shortened
 from paxlite.tools.report_page import tables
 from paxlite.tools.report_page.curves import stroke
 from paxlite.tools.report_page.records import Points, RunRecords, thinned

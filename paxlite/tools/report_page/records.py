@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from paxlite.checkpointing.stored_source import folder_of
 from paxlite.core.errors import UserError
-from paxlite.core.json_files import read_object
 from paxlite.core.json_text import Json, JsonObject
-from paxlite.runtime import goodput
-from paxlite.training.writers import EvalRecords, Samples, TrainRecords, read_records
+from paxlite.files.json_files import read_object
+from paxlite.tracking.writers import EvalRecords, Samples, TrainRecords, read_records
+from paxlite.training import goodput
 
 Points = list[tuple[float, float]]
 _MOST_PLACES = 5  # of skipped steps that are named

@@ -73,7 +73,7 @@ def differences(runs: Sequence[RunRecords]) -> Table:
 
 def goodputs(runs: Sequence[RunRecords]) -> Table:
   """Returns a row for each kind of time, with its share of each run's wall time."""
-  from paxlite.runtime.goodput import KINDS
+  from paxlite.training.goodput import KINDS
 
   known = [(run, run.goodput) for run in runs if run.goodput is not None]
   totals = {run.name: sum(spent.seconds.values()) for run, spent in known}

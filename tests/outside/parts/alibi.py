@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from paxlite.core.templates import template
+from paxlite.config.templates import template
 from paxlite.experiments.demo import TinyGPT
 from paxlite.parallel.partitioning import shard
 

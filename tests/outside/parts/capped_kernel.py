@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.experiments.demo import TinyGPT
-from paxlite.layers import attention_kernels
-from paxlite.layers.attention_case import Case, Kernel
+from paxlite.layers.attention import attention_kernels
+from paxlite.layers.attention.attention_case import Case, Kernel
 
 
 class Capped(Kernel):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from paxlite.experiments.demo import TinyGPT
-from paxlite.layers.weight_forms import WeightForm, register_form
+from paxlite.layers.precision.weight_forms import WeightForm, register_form
 
 
 @register_form('four_bits')

@@ -1,7 +1,7 @@
 """A listener of all events: ends training after a number of tokens, and notes what happens."""
 
 import paxlite
-from paxlite.core.attribute_kinds import Run
+from paxlite.config.attribute_kinds import Run
 from paxlite.experiments.demo import TinyGPT
 from paxlite.losses.metrics import to_host
 

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from paxlite.core.templates import config
+from paxlite.config.templates import config
 from paxlite.data.base import RowInput
 from paxlite.experiments.demo import TinyGPT
 from paxlite.losses.loss import Loss

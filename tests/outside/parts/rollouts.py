@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from paxlite.core.templates import config
+from paxlite.config.templates import config
 from paxlite.data.rollouts import RolloutInput
 from paxlite.experiments.demo import TinyGPT
 

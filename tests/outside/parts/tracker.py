@@ -3,7 +3,7 @@
 import csv
 
 from paxlite.experiments.demo import TinyGPT
-from paxlite.training.writers import Writer
+from paxlite.tracking.writers import Writer
 
 
 class CsvFile(Writer):

@@ -4,7 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from paxlite.core.templates import config
+from paxlite.config.templates import config
 from paxlite.experiments.demo import TinyGPT
 from paxlite.losses.loss import Loss
 

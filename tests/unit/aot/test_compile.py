@@ -13,10 +13,10 @@ import sys
 import pytest
 
 from paxlite.aot import roofline, targets
+from paxlite.compilation.compiled_step import SavedStep
 from paxlite.core.errors import UserError
 from paxlite.experiments.registry import build_experiment
 from paxlite.parallel import devices, mesh
-from paxlite.runtime.compiled_step import SavedStep
 from tests.support import runs
 
 HAS_TPU = importlib.util.find_spec('libtpu') is not None

@@ -16,7 +16,7 @@ from paxlite.aot.hlo import Array, Instruction, Program
 from paxlite.aot.host_copies import host_traffic
 from paxlite.aot.schedule import Schedule, Speed, Timeline
 from paxlite.core.errors import UserError
-from paxlite.layers import splash_attention
+from paxlite.layers.attention import splash_attention
 from paxlite.tools import read_hlo
 
 PROGRAMS = pathlib.Path(__file__).parent / 'programs'

@@ -6,7 +6,7 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.core.run_files import open_file, write_file
-from paxlite.runtime.folder_lock import FolderLock
+from paxlite.files.folder_lock import FolderLock
 from tests.support import runs
 
 

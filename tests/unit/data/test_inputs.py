@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.core.files import expanded, read_text
-from paxlite.core.json_files import read_json_lines
 from paxlite.data import about, packaged
 from paxlite.data import text as text_module
 from paxlite.data.base import RowInput, permute, prefetch
@@ -29,6 +27,8 @@ from paxlite.data.text import TextRows, split_blocks, split_files
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.experiments.datasets import TextFiles
 from paxlite.experiments.demo import TinyGPT
+from paxlite.files.json_files import read_json_lines
+from paxlite.files.text_files import expanded, read_text
 from paxlite.parallel.mesh import make_mesh
 
 ALL = slice(None)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.core.files import read_text
 from paxlite.data import documents as documents_module
 from paxlite.data import packaged
 from paxlite.data.base import RowInput
@@ -27,6 +26,7 @@ from paxlite.experiments.datasets import (
   short_names,
 )
 from paxlite.experiments.demo import TinyGPT
+from paxlite.files.text_files import read_text
 from tests.support import runs
 
 T = 32

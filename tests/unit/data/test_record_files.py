@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from paxlite.config.attributes import parse
 from paxlite.core import host_memory
-from paxlite.core.attributes import parse
 from paxlite.core.errors import UserError
 from paxlite.data import packaged, parquet_bounds, record_files
 from paxlite.data.documents import DocumentSource

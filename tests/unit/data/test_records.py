@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.core.files import read_text
 from paxlite.data import packaged
 from paxlite.data.flat_tokens import open_flat_tokens
 from paxlite.data.records import open_records, read_records
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.files.text_files import read_text
 from paxlite.tools import tokenize
 from tests.support import runs
 

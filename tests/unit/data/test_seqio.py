@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.core.files import read_text
 from paxlite.data import packaged
 from paxlite.data.positions import Column
 from paxlite.data.seqio_tasks import SeqioSource
 from paxlite.data.streams import StreamInput
 from paxlite.data.tokenizer import open_tokenizer
+from paxlite.files.text_files import read_text
 from tests.support import runs
 
 pytestmark = pytest.mark.slow

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.core.object_store import ObjectStore
 from paxlite.data import flat_tokens, packaged
 from paxlite.data.base import RowInput
 from paxlite.data.flat_tokens import FlatTokenRows
 from paxlite.data.flat_tokens_writer import Writer
 from paxlite.data.records import open_records, read_records
+from paxlite.stores.object_store import ObjectStore
 from paxlite.tools import tokenize
 from tests.support.gcs_server import gcs_server
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.core.files import read_text
 from paxlite.data import packaged
 from paxlite.data.chat_format import ChatFormat, conversation
 from paxlite.data.chat_spans import learned
@@ -18,6 +17,7 @@ from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
 from paxlite.experiments import finetuning
 from paxlite.experiments.llama import SmolLM135M
+from paxlite.files.text_files import read_text
 from paxlite.weights.families import config_json
 from paxlite.weights.folder import copy_tokenizer
 

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from paxlite.core.errors import UserError
-from paxlite.core.files import read_text
 from paxlite.data import packaged
 from paxlite.data.tokenizer import open_tokenizer
 from paxlite.data.tokenizer_training import sample, train
+from paxlite.files.text_files import read_text
 from paxlite.tools import train_tokenizer
 
 

@@ -12,8 +12,8 @@ import optax
 import pytest
 from flax.linen import meta
 
+from paxlite.config.templates import config_text, template
 from paxlite.core.errors import UserError
-from paxlite.core.templates import config_text, template
 from paxlite.experiments.demo import TinyGPT
 from paxlite.layers.projection import Projection
 from paxlite.training.step import train_step

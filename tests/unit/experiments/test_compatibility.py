@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from flax.linen import meta
 
-from paxlite.core.attribute_kinds import Kind
-from paxlite.core.attributes import attribute_types
+from paxlite.config.attribute_kinds import Kind
+from paxlite.config.attributes import attribute_types
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import path_name
 from paxlite.experiments.compatibility import differences, function_lines

@@ -7,8 +7,8 @@ import fiddle as fdl
 import pytest
 from fiddle import selectors
 
-from paxlite.core.attribute_kinds import Kind, kind_of
-from paxlite.core.attributes import attribute_types
+from paxlite.config.attribute_kinds import Kind, kind_of
+from paxlite.config.attributes import attribute_types
 from paxlite.core.errors import UserError
 from paxlite.experiments import registry
 from paxlite.experiments.base import Experiment

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from paxlite.core.attribute_kinds import OffAtZero, OffAtZeroInt
-from paxlite.core.attributes import attribute_types
+from paxlite.config.attribute_kinds import OffAtZero, OffAtZeroInt
+from paxlite.config.attributes import attribute_types
 from paxlite.core.errors import UserError
 from paxlite.experiments import datasets
 from paxlite.experiments.deepseek import DeepSeekV3_671B

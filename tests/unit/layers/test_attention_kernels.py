@@ -13,12 +13,14 @@ from paxlite.aot.hlo import Program
 from paxlite.aot.planning import traced
 from paxlite.aot.planning.extents import Sizes
 from paxlite.experiments.demo import TinyGPT
-from paxlite.layers import attention_kernels, grouped_product, remat
-from paxlite.layers.attention import DotProductAttention
-from paxlite.layers.attention_case import Case, Kernel
-from paxlite.layers.attention_kernel import AttentionKernel
-from paxlite.layers.partial_attention import RESULTS
-from paxlite.layers.softmax_attention import Softmax
+from paxlite.layers import remat
+from paxlite.layers.attention import attention_kernels
+from paxlite.layers.attention.attention import DotProductAttention
+from paxlite.layers.attention.attention_case import Case, Kernel
+from paxlite.layers.attention.attention_kernel import AttentionKernel
+from paxlite.layers.attention.partial_attention import RESULTS
+from paxlite.layers.attention.softmax_attention import Softmax
+from paxlite.layers.moe import grouped_matmul
 from paxlite.parallel import partitioning
 
 AXES = ['replica', 'data', 'mdl', 'context']
@@ -161,11 +163,11 @@ def test_a_further_product_of_groups(monkeypatch):
     def product(self, x_PD, w_EDF, sizes_E):
       return x_PD + 1
 
-  monkeypatch.setattr(grouped_product, '_kernels', list(grouped_product._kernels))
-  assert not grouped_product.is_call('my_product')
-  grouped_product.register(Mine())
+  monkeypatch.setattr(grouped_matmul, '_kernels', list(grouped_matmul._kernels))
+  assert not grouped_matmul.is_call('my_product')
+  grouped_matmul.register(Mine())
   x, sizes = jnp.zeros((8, 4)), jnp.array([8, 0, 0])
-  assert grouped_product.alignment(jnp.zeros((3, 4, 4))) == 8
-  assert grouped_product.alignment(jnp.zeros((2, 4, 4))) == 1
-  assert (grouped_product.grouped_product(x, jnp.zeros((3, 4, 4)), sizes) == 1).all()
-  assert grouped_product.is_call('my_product')
+  assert grouped_matmul.alignment(jnp.zeros((3, 4, 4))) == 8
+  assert grouped_matmul.alignment(jnp.zeros((2, 4, 4))) == 1
+  assert (grouped_matmul.grouped_matmul(x, jnp.zeros((3, 4, 4)), sizes) == 1).all()
+  assert grouped_matmul.is_call('my_product')

@@ -12,21 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.layers import (
+from paxlite.layers.attention import (
   blockwise_attention,
   context_attention,
   cudnn_attention,
   cudnn_call,
+  halo_attention,
   splash_attention,
   tiled_attention,
-  window_attention,
 )
-from paxlite.layers.attention import DotProductAttention, Sinks
-from paxlite.layers.attention_case import Case
-from paxlite.layers.attention_kernel import AttentionKernel
-from paxlite.layers.blockwise_attention import Blockwise
-from paxlite.layers.partial_attention import Partial
-from paxlite.layers.softmax_attention import Softmax
+from paxlite.layers.attention.attention import DotProductAttention, Sinks
+from paxlite.layers.attention.attention_case import Case
+from paxlite.layers.attention.attention_kernel import AttentionKernel
+from paxlite.layers.attention.blockwise_attention import Blockwise
+from paxlite.layers.attention.partial_attention import Partial
+from paxlite.layers.attention.softmax_attention import Softmax
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
 from tests.support import runs
@@ -76,8 +76,8 @@ def compare(name: str) -> None:
 
   expected, _ = grad(DotProductAttention(**values))
   if way == 'pieces':
-    attend = window_attention.attend
-    context_attention.window_attention.attend = lambda *args: attend(*args[:-1], 8)
+    attend = halo_attention.attend
+    context_attention.halo_attention.attend = lambda *args: attend(*args[:-1], 8)
     way = 'ring'
   blockwise_attention.Blockwise = OnlyIfSeen if way == 'only if seen' else Blockwise
   way = 'ring' if way == 'only if seen' else way

@@ -12,18 +12,24 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.experiments.registry import find
-from paxlite.layers import attention_case, attention_kernels, cudnn_attention, cudnn_call, remat
-from paxlite.layers.attention import DotProductAttention, Sinks
-from paxlite.layers.attention_case import Case
-from paxlite.layers.attention_kernel import AttentionKernel
-from paxlite.layers.blockwise_attention import Blockwise
-from paxlite.layers.cudnn_attention import CudnnKernel
-from paxlite.layers.partial_attention import Partial
+from paxlite.layers import remat
+from paxlite.layers.attention import (
+  attention_case,
+  attention_check,
+  attention_kernels,
+  cudnn_attention,
+  cudnn_call,
+)
+from paxlite.layers.attention.attention import DotProductAttention, Sinks
+from paxlite.layers.attention.attention_case import Case
+from paxlite.layers.attention.attention_kernel import AttentionKernel
+from paxlite.layers.attention.blockwise_attention import Blockwise
+from paxlite.layers.attention.cudnn_attention import CudnnKernel
+from paxlite.layers.attention.partial_attention import Partial
+from paxlite.layers.attention.softmax_attention import Softmax, Visible
 from paxlite.layers.relative_bias import RelativeBias
-from paxlite.layers.softmax_attention import Softmax, Visible
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
-from paxlite.training import attention_check
 
 CUDNN = functools.partial(AttentionKernel, fused=True)
 PLAIN = Softmax(0.5)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxlite.layers import dropless, megablox_product, moe, triton_product
+from paxlite.layers.moe import dropless, megablox_matmul, moe, triton_matmul
 
 
 @pytest.fixture(autouse=True)
@@ -19,13 +19,13 @@ def highest_precision():
 SIZES = jnp.array([128, 0, 256])  # the last 128 of 512 rows have no group
 
 
-@pytest.mark.parametrize('kernels', [triton_product, megablox_product])
+@pytest.mark.parametrize('kernels', [triton_matmul, megablox_matmul])
 def test_kernels_compute_what_ragged_dot_does(kernels):
   """Compares results and both gradients, with an empty group, and rows without a group."""
   rng = np.random.default_rng(0)
   x = jnp.asarray(rng.normal(size=(512, 128)), jnp.float32)
   w = jnp.asarray(0.1 * rng.normal(size=(3, 128, 128)), jnp.float32)
-  platform = 'gpu' if kernels is triton_product else 'tpu'
+  platform = 'gpu' if kernels is triton_matmul else 'tpu'
   assert kernels.refusal(w, platform) is None
   assert kernels.refusal(w, 'cpu')
   is_grouped = (jnp.arange(512) < SIZES.sum())[:, None]
@@ -45,17 +45,17 @@ def test_kernels_compute_what_ragged_dot_does(kernels):
 
 def test_kernels_fit_into_shared_memory():
   """That of an A100 has 163 KiB, and that of other GPUs 99 KiB."""
-  assert triton_product.blocks_of(2).shared_bytes(2) <= 163 * 1024
-  assert triton_product.blocks_of(4).shared_bytes(4) <= 99 * 1024
+  assert triton_matmul.blocks_of(2).shared_bytes(2) <= 163 * 1024
+  assert triton_matmul.blocks_of(4).shared_bytes(4) <= 99 * 1024
   # an H200 refused the blocks of two bytes with numbers of four: "requested 262144"
-  assert triton_product.blocks_of(2).shared_bytes(4) == 262144
+  assert triton_matmul.blocks_of(2).shared_bytes(4) == 262144
 
 
 @pytest.mark.parametrize('shape', [(3, 100, 128), (3, 128, 100)])
 def test_kernels_refuse_what_they_do_not_divide(shape):
   w = jnp.zeros(shape)
-  assert 'divides' in triton_product.refusal(w, 'gpu')
-  assert 'divides' in megablox_product.refusal(w, 'tpu')
+  assert 'divides' in triton_matmul.refusal(w, 'gpu')
+  assert 'divides' in megablox_matmul.refusal(w, 'tpu')
 
 
 def output_and_gradients(layer, params, x, paddings):
@@ -89,7 +89,7 @@ def test_groups_of_multiples_give_the_same(monkeypatch):
     return dirty(jax.lax.ragged_dot(clean, w_EDF, sizes_E), sizes_E)
 
   monkeypatch.setattr(dropless, 'alignment', lambda w: 8)
-  monkeypatch.setattr(dropless, 'grouped_product', product)
+  monkeypatch.setattr(dropless, 'grouped_matmul', product)
   found = output_and_gradients(layer, params, x, paddings)
   assert shapes_seen[0][0] == 96  # 64 choices, and 7 more places for each of 4 experts
   close = functools.partial(np.testing.assert_allclose, atol=2e-6)

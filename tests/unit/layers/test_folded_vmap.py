@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxlite.layers.folded_vmap import with_folded_vmap
+from paxlite.layers.attention.folded_vmap import with_folded_vmap
 
 
 def test_a_vmap_of_rows_is_one_call_with_more_rows():

@@ -10,7 +10,7 @@ import pytest
 from paxlite.core.errors import UserError
 from paxlite.eval import inference
 from paxlite.generation.decoding import Generator
-from paxlite.layers.weight_forms import Int8
+from paxlite.layers.precision.weight_forms import Int8
 from tests.support import experiments, runs  # noqa: F401 - named in checkpoints
 from tests.unit.experiments.test_backends import Step, experiment
 

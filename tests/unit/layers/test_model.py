@@ -12,13 +12,13 @@ import pytest
 from flax.linen import meta
 
 from paxlite.experiments.gpt import GPT126M
-from paxlite.layers import cpu_attention
-from paxlite.layers.attention import DotProductAttention
-from paxlite.layers.attention_kernel import AttentionKernel
+from paxlite.layers.attention import cpu_attention
+from paxlite.layers.attention.attention import DotProductAttention
+from paxlite.layers.attention.attention_kernel import AttentionKernel
+from paxlite.layers.precision.weight_matmul import summed_product, weight_matmul
 from paxlite.layers.relative_bias import RelativeBias
 from paxlite.layers.remat import CheckpointPolicy
 from paxlite.layers.transformer import TransformerBlock
-from paxlite.layers.weight_product import summed_product, weight_product
 from paxlite.training.task import Task
 
 SMALL = dict(
@@ -481,9 +481,9 @@ def test_gradients_of_a_product_with_a_weight(equation, x, w, first):
   x, w = (jax.random.normal(jax.random.key(i), s) for i, s in enumerate((x, w)))
   value = lambda product: lambda x, w: jnp.sin(product(equation, x, w)).sum()
   want = jax.grad(value(jnp.einsum), (0, 1))(x, w)
-  got = jax.grad(value(weight_product), (0, 1))(x, w)
+  got = jax.grad(value(weight_matmul), (0, 1))(x, w)
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), got, want)
-  y, pull = jax.vjp(lambda w: weight_product(equation, x, w), w)
+  y, pull = jax.vjp(lambda w: weight_matmul(equation, x, w), w)
   dots = [e for e in jax.make_jaxpr(pull)(y).jaxpr.eqns if e.primitive.name == 'dot_general']
   shapes = [[v.aval.shape for v in e.invars] for e in dots]
   assert ([x.shape, y.shape] if first == 'x' else [y.shape, x.shape]) in shapes

@@ -14,9 +14,9 @@ from paxlite.core.errors import UserError
 from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.glam import GLaM126M64E
-from paxlite.layers import moe
-from paxlite.layers.dropless import DroplessDispatch
-from paxlite.layers.group_router import GroupRouter, balanced
+from paxlite.layers.moe import moe
+from paxlite.layers.moe.dropless import DroplessDispatch
+from paxlite.layers.moe.group_router import GroupRouter, balanced
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.sown import SOWN, SUMMARIES, over_layers
 from paxlite.losses.metrics import Mean, Weighted

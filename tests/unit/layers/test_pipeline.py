@@ -10,12 +10,12 @@ from jax.sharding import PartitionSpec
 
 from paxlite.core.variable_names import REPEATED
 from paxlite.experiments.gpt import GPT126M
-from paxlite.layers import weight_product
-from paxlite.layers.einsum import FP8_COLLECTIONS
-from paxlite.layers.layer_facts import LayerFacts, layer_facts
-from paxlite.layers.pipeline_schedule import Schedule
-from paxlite.layers.stage_rows import StageRows
-from paxlite.layers.stage_weights import StageLayout, StageWeights
+from paxlite.layers.pipeline.layer_facts import LayerFacts, layer_facts
+from paxlite.layers.pipeline.pipeline_schedule import Schedule
+from paxlite.layers.pipeline.stage_rows import StageRows
+from paxlite.layers.pipeline.stage_weights import StageLayout, StageWeights
+from paxlite.layers.precision import weight_matmul
+from paxlite.layers.precision.einsum import FP8_COLLECTIONS
 from paxlite.parallel import partitioning
 
 TWO_DEVICES = jax.sharding.AbstractMesh((2, 1, 1), ('data', 'replica', 'mdl'))
@@ -104,10 +104,10 @@ def test_frozen_weights_have_no_sums_of_gradients():
 )
 def test_only_gradients_that_a_device_adds_up_itself_are_float32(rules, dtype, monkeypatch):
   """Others would be sent in float32 at each tick."""
-  monkeypatch.setattr(weight_product, 'active_platform', lambda: 'cuda')
+  monkeypatch.setattr(weight_matmul, 'active_platform', lambda: 'cuda')
   x, w = jnp.ones((2, 8, 16), jnp.bfloat16), jnp.ones((16, 4), jnp.bfloat16)
   monkeypatch.setattr(partitioning, 'active_mesh', lambda: (TWO_DEVICES, RULES | rules))
-  _, pull = jax.vjp(lambda w: weight_product.weight_product('BTD,DF->BTF', x, w), w)
+  _, pull = jax.vjp(lambda w: weight_matmul.weight_matmul('BTD,DF->BTF', x, w), w)
   assert pull(jnp.ones((2, 8, 4), jnp.bfloat16))[0].dtype == dtype
 
 

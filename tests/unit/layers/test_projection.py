@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from flax.core import meta
 
-from paxlite.layers.encoded_projection import EncodedProjection
+from paxlite.layers.precision.encoded_projection import EncodedProjection
+from paxlite.layers.precision.weight_forms import Int8
 from paxlite.layers.projection import Projection
-from paxlite.layers.weight_forms import Int8
 
 
 def test_a_bias_does_not_change_the_initial_weight():

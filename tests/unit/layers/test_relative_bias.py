@@ -10,7 +10,7 @@ import pytest
 from flax.linen import meta
 
 from paxlite.layers import relative_bias
-from paxlite.layers.attention import DotProductAttention
+from paxlite.layers.attention.attention import DotProductAttention
 from paxlite.layers.relative_bias import RelativeBias
 
 

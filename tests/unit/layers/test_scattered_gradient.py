@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
-from paxlite.layers import scattered_gradient
-from paxlite.layers.weight_product import weight_product
+from paxlite.layers.precision import scattered_gradient
+from paxlite.layers.precision.weight_matmul import weight_matmul
 from paxlite.parallel import partitioning, torus
 from tests.support import runs
 
@@ -125,7 +125,7 @@ def test_xla_sums_all_other_gradients(sizes, rows, shape, names):
 VALUES = """
 import jax, jax.numpy as jnp, numpy as np
 from jax.sharding import Mesh
-from paxlite.layers.scattered_gradient import Scatter, scattered_sum
+from paxlite.layers.precision.scattered_gradient import Scatter, scattered_sum
 
 mesh = Mesh(np.array(jax.devices()).reshape(1, 8), ('replica', 'data'))
 x, y = (jax.random.normal(jax.random.key(i), (16, 4, n)) for i, n in enumerate((24, 6)))
@@ -155,5 +155,5 @@ def test_a_scattered_sum_has_the_values_of_einsum():
 def test_without_a_mesh_a_product_is_that_of_einsum():
   x, w = jnp.ones((2, 3, 4)), jnp.ones((4, 5))
   assert scattered_gradient.scatter_of(2, w.shape, ('embed', 'mlp')) is None
-  y = weight_product('BTD,DF->BTF', x, w, ('embed', 'mlp'))
+  y = weight_matmul('BTD,DF->BTF', x, w, ('embed', 'mlp'))
   np.testing.assert_array_equal(y, jnp.einsum('BTD,DF->BTF', x, w))

@@ -6,7 +6,7 @@ import pytest
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask_info as infos
 
-from paxlite.layers import splash_mask
+from paxlite.layers.attention import splash_mask
 
 SHAPES = [(1024, 1024), (512, 1024)]
 PAIRS = [(splash_mask.CausalMask(shape), masks.CausalMask(shape)) for shape in SHAPES] + [

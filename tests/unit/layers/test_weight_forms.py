@@ -6,7 +6,7 @@ import pytest
 
 from paxlite.core.errors import UserError
 from paxlite.experiments.demo import TinyGPT
-from paxlite.layers.weight_forms import Int8, WeightForm, form_named, register_form
+from paxlite.layers.precision.weight_forms import Int8, WeightForm, form_named, register_form
 from tests.support import runs
 from tests.support.frozen_forms import compare
 

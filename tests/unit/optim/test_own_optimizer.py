@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 from optax import contrib
 
 from paxlite.checkpointing.checkpoints import Checkpoints
+from paxlite.config.templates import config
 from paxlite.core.errors import UserError
-from paxlite.core.templates import config
 from paxlite.experiments import identity
 from paxlite.experiments.demo import TinyGPT
 from paxlite.optim import by_name, partitions, state_axes

@@ -1,6 +1,6 @@
 """What the last word of a command line may become."""
 
-from paxlite.core.attributes import attribute_types
+from paxlite.config.attributes import attribute_types
 from paxlite.experiments.registry import find
 from paxlite.tools.completion import words
 

@@ -5,7 +5,7 @@ import pathlib
 import re
 
 from paxlite import tools
-from paxlite.core.attributes import attribute_types
+from paxlite.config.attributes import attribute_types
 from paxlite.experiments.registry import experiments
 from paxlite.tools import modes
 

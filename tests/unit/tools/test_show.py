@@ -2,7 +2,7 @@
 
 import pytest
 
-from paxlite.core.attributes import attribute_types
+from paxlite.config.attributes import attribute_types
 from paxlite.experiments.registry import experiments
 from paxlite.tools import show
 

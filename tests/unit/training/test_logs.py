@@ -10,10 +10,10 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import RecordWriter
 
-from paxlite.core import terminal
-from paxlite.runtime import goodput
-from paxlite.training import reporting, tensorboard
-from paxlite.training.summaries import Summaries
+from paxlite.cli import terminal
+from paxlite.tracking import tensorboard
+from paxlite.tracking.summaries import Summaries
+from paxlite.training import goodput, reporting
 from tests.support import runs
 
 GOOD = [{'step': step, 'loss': 1.0} for step in range(1, 5)]
@@ -155,7 +155,7 @@ def test_a_run_whose_lines_cannot_be_printed(tmp_path, redirection):
 def test_a_line_that_could_not_be_printed_does_not_come_later():
   """The disk was full for a moment; the exit code is that of the program."""
   code = (
-    'import os; from paxlite.core.terminal import say, settle\n'
+    'import os; from paxlite.cli.terminal import say, settle\n'
     'say("dropped"); log = os.open("/dev/null", os.O_WRONLY); import sys\n'
     'out = os.dup(2); os.dup2(out, 1); say("printed é"); print("more"); settle()'
   )
@@ -170,7 +170,7 @@ def test_a_line_that_could_not_be_printed_does_not_come_later():
 
 def test_files_do_not_get_the_numbers_of_closed_streams():
   code = (
-    'import os; from paxlite.core.terminal import occupy_standard_files, say\n'
+    'import os; from paxlite.cli.terminal import occupy_standard_files, say\n'
     'occupy_standard_files(); f = open("/dev/null"); assert f.fileno() > 2; say("nobody")'
   )
   ended = subprocess.run(

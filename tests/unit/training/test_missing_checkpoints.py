@@ -13,7 +13,7 @@ from paxlite.programs import library
 from paxlite.programs.evaluation import evaluate
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
-from paxlite.training.writers import read_records
+from paxlite.tracking.writers import read_records
 from tests.support.experiments import TinyText
 
 

@@ -11,10 +11,10 @@ import pytest
 from paxlite.core.errors import TrainingError
 from paxlite.core.run_files import MovedError, check_place, open_file, write_file
 from paxlite.experiments.registry import find
+from paxlite.files.folder_lock import FolderLock
 from paxlite.programs.run import Run
 from paxlite.programs.training import train
-from paxlite.runtime.folder_lock import FolderLock
-from paxlite.training.writers import read_records
+from paxlite.tracking.writers import read_records
 from tests.support import runs
 
 
@@ -25,7 +25,7 @@ def experiment(**changes):
 
 def trained_while(monkeypatch, folder: pathlib.Path, act, at: int = 3) -> str:
   """Trains, and calls `act` before the metrics of step `at` are written; returns the error."""
-  from paxlite.training import writers
+  from paxlite.tracking import writers
 
   train_record = writers.TrainRecords.train
 
@@ -148,7 +148,7 @@ def test_a_folder_of_checkpoints_that_two_runs_link_to(tmp_path):
 def _in_another_process(folder: pathlib.Path) -> str:
   """Takes the lock; POSIX locks of one process do not exclude each other."""
   code = (
-    'import pathlib, sys; from paxlite.runtime.folder_lock import FolderLock\n'
+    'import pathlib, sys; from paxlite.files.folder_lock import FolderLock\n'
     'FolderLock(pathlib.Path(sys.argv[1])).acquire()'
   )
   done = subprocess.run(

@@ -16,8 +16,8 @@ from flax import linen as nn
 from flax.linen import meta
 
 from paxlite import main
+from paxlite.config.templates import config
 from paxlite.core.errors import UserError
-from paxlite.core.templates import config
 from paxlite.data.synthetic import SyntheticRows
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.description import dry_run

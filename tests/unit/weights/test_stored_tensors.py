@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from paxlite.core.addresses import Address
 from paxlite.core.errors import UserError
-from paxlite.core.object_store import ObjectStore
-from paxlite.core.stored_output import output_folder
+from paxlite.files.stored_output import output_folder
+from paxlite.stores.addresses import Address
+from paxlite.stores.object_store import ObjectStore
 from paxlite.weights import stored_tensors
 from paxlite.weights.huggingface import Safetensors
 from tests.support.gcs_server import gcs_server

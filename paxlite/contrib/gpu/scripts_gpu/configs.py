@@ -6,7 +6,7 @@ The classes that they are derived from in Pax are here too, so that yours can be
       NUM_LAYERS = 6
 """
 
-from paxlite.core.attributes import StoredPath
+from paxlite.config.attributes import StoredPath
 from paxlite.experiments import llama
 from paxlite.experiments.datasets import FlatTokens, FromTfds, SeqioTask, Synthetic
 from paxlite.experiments.glam import GLaM64B64E, GLaM126M64E

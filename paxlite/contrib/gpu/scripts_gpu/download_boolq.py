@@ -7,8 +7,9 @@ local folder with train.jsonl and dev.jsonl, whose lines have "question", "passa
 import pathlib
 from collections.abc import Sequence
 
+from paxlite.cli import command_line
 from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
-from paxlite.core import command_line, shell
+from paxlite.core import shell
 from paxlite.core.errors import UserError
 
 

@@ -7,8 +7,8 @@ test set. It is downloaded, or read from a local copy in JSON lines with a field
 import pathlib
 from collections.abc import Sequence
 
+from paxlite.cli import command_line
 from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
-from paxlite.core import command_line
 
 _URL = 'https://openaipublic.blob.core.windows.net/gpt-2/data/lambada_test.jsonl'
 _SHA256 = '4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226'

@@ -11,8 +11,8 @@ If the folder has a SHA256SUMS.txt, the files are verified first.
 import pathlib
 from collections.abc import Sequence
 
+from paxlite.cli import command_line
 from paxlite.contrib.gpu.scripts_gpu import tfds_datasets
-from paxlite.core import command_line
 from paxlite.core.errors import UserError
 
 _NAMES = {'train': ('train',), 'validation': ('val', 'validation'), 'test': ('test',)}

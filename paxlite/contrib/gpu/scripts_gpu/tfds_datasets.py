@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from paxlite.core import shell
 from paxlite.core.errors import UserError
-from paxlite.core.json_files import read_json_lines
 from paxlite.core.json_text import JsonObject
+from paxlite.files.json_files import read_json_lines
 
 _KINDS = {str: 'text', bool: 'true or false'}
 

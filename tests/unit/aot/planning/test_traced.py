@@ -7,7 +7,8 @@ from jax.experimental import pallas as pl
 
 from paxlite.aot.planning import traced
 from paxlite.aot.planning.extents import Sizes
-from paxlite.layers import cudnn_call, triton_product
+from paxlite.layers.attention import cudnn_call
+from paxlite.layers.moe import triton_matmul
 
 
 @pytest.mark.parametrize('has_logit', [False, True])
@@ -37,7 +38,7 @@ def test_a_product_of_groups_of_rows():
   def loss(w_EDF, x):
     with jax.named_scope(f'rows_{rows}_of_{room}'):
       sizes_E = jnp.full(E, 256, jnp.int32)
-      return triton_product.product(jnp.sin(x), w_EDF, sizes_E).astype(jnp.float32).sum()
+      return triton_matmul.product(jnp.sin(x), w_EDF, sizes_E).astype(jnp.float32).sum()
 
   def of_both(arrays, _):
     return loss(*arrays)

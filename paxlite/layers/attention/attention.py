@@ -1,0 +1,268 @@
+"""Causal self-attention, with its projections to queries, keys and values and to the output.
+
+If the collection 'cache' is mutable, attention also keeps keys and values for later tokens; see
+Attention.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+from paxlite.config.templates import Template, template_field
+from paxlite.layers.attention.attention_kernel import AttentionKernel
+from paxlite.layers.attention.softmax_attention import Softmax, Visible
+from paxlite.layers.norms import RmsNorm
+from paxlite.layers.projection import Projection
+from paxlite.parallel.partitioning import param, shard
+
+
+class CombinedQkv(nn.Module):
+  """Queries, keys and values by one weight [3, D, N, H], [B, T, D] to three times [B, T, N, H]."""
+
+  model_dims: int
+  num_heads: int
+  head_dim: int
+  projection_tpl: Template = template_field(Projection)
+
+  @nn.compact
+  def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    shape = (3, self.model_dims, self.num_heads, self.head_dim)
+    # if A came before B, GPUs would transpose all three, once forward and twice backward
+    qkv_BTANH = self.projection_tpl(
+      equation='BTD,ADNH->BTANH',
+      shape=shape,
+      axes=('qkv', 'embed', 'heads', 'head_dim'),
+      name='combined',
+    )(x_BTD)
+    qkv_BTANH = checkpoint_name(qkv_BTANH, 'combined_qkv_proj')
+    qkv_BTANH = shard(qkv_BTANH, 'batch', 'length', None, 'act_heads', None)
+    return qkv_BTANH[:, :, 0], qkv_BTANH[:, :, 1], qkv_BTANH[:, :, 2]
+
+
+class SeparateQkv(nn.Module):
+  """Queries [B, T, N, H], and keys and values [B, T, K, H], by three weights (grouped queries)."""
+
+  model_dims: int
+  num_heads: int
+  num_kv_heads: int
+  head_dim: int
+  query_tpl: Template = template_field(Projection)
+  key_value_tpl: Template = template_field(Projection)
+
+  @nn.compact
+  def __call__(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def project(projection_tpl: Template, name: str, heads: int, axis: str) -> jax.Array:
+      y_BTNH = projection_tpl(
+        equation='BTD,DNH->BTNH',
+        shape=(self.model_dims, heads, self.head_dim),
+        axes=('embed', axis, 'head_dim'),
+        name=name,
+      )(x_BTD)
+      return checkpoint_name(y_BTNH, f'{name}_proj')
+
+    query = project(self.query_tpl, 'query', self.num_heads, 'heads')
+    key = project(self.key_value_tpl, 'key', self.num_kv_heads, 'kv_heads')
+    value = project(self.key_value_tpl, 'value', self.num_kv_heads, 'kv_heads')
+    return shard(query, 'batch', 'length', 'act_heads', None), key, value
+
+
+class PerDimScale(nn.Module):
+  """Queries · softplus(per_dim_scale) / ln 2, [B, T, N, H] to [B, T, N, H].
+
+  per_dim_scale [H] starts at 0, a factor of 1. Pax's base class of language models learns it.
+  """
+
+  @nn.compact
+  def __call__(self, q_BTNH: jax.Array) -> jax.Array:
+    w = param(self, 'per_dim_scale', nn.initializers.zeros, q_BTNH.shape[-1:], ['head_dim'])
+    return q_BTNH * (jax.nn.softplus(w) / math.log(2)).astype(q_BTNH.dtype)
+
+
+class OverAllHeads(nn.Module):
+  """A norm over all heads together, [B, T, N, H] to [B, T, N, H], with a scale [N·H]."""
+
+  norm_tpl: Template = template_field(RmsNorm)
+
+  @nn.compact
+  def __call__(self, x_BTNH: jax.Array) -> jax.Array:
+    B, T, N, H = x_BTNH.shape
+    return self.norm_tpl(name='norm')(x_BTNH.reshape(B, T, N * H)).reshape(B, T, N, H)
+
+
+class Sinks(nn.Module):
+  """Learned logits [N] of virtual keys whose values are 0, one for each head.
+
+  See https://arxiv.org/abs/2309.17453, section 3.3.
+
+  Attributes:
+    num_heads: N.
+  """
+
+  num_heads: int
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    return param(self, 'logits', nn.initializers.zeros, [self.num_heads], ['heads'])
+
+
+class DotProductAttention(nn.Module):
+  """softmax(cap(q·k) + bias + mask)·v, with the softmax in float32.
+
+  Attributes:
+    query_scale: Factor of the queries.
+    logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
+    window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
+    relative_bias_tpl: A bias of the logits, such as RelativeBias, which is called with (B, T, S,
+      start); None means no bias.
+    extra_logit: The logit of a virtual key whose value is 0; None means no virtual key.
+    sinks_tpl: The same with a logit for each head, [N], which this module returns; None means none.
+    dropout: Dropout rate of the attention weights.
+    kernel_tpl: Computes the attention; see attention_kernel.
+  """
+
+  query_scale: float
+  logit_cap: float = 0.0
+  window: int = 0
+  relative_bias_tpl: Template | None = None
+  extra_logit: float | None = None
+  sinks_tpl: Template | None = None
+  dropout: float = 0.0
+  kernel_tpl: Template = template_field(AttentionKernel)
+
+  @nn.compact
+  def __call__(
+    self,
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    segment_ids_BT: jax.Array | None = None,
+    key_segment_ids_BS: jax.Array | None = None,
+    start: jax.Array | int = 0,
+  ) -> jax.Array:
+    """Returns the context [B, T, N, H]; a query sees only its own key and earlier keys.
+
+    Args:
+      q_BTNH: Queries.
+      k_BSKH: Keys; N / K neighboring query heads share a key head.
+      v_BSKH: Values.
+      segment_ids_BT: Segments of the queries; a query sees only keys of its own segment.
+      key_segment_ids_BS: Segments of the keys; None means those of the queries.
+      start: Index of the first query among the keys.
+    """
+    B, T, S = *q_BTNH.shape[:2], k_BSKH.shape[1]
+    segments = None
+    if segment_ids_BT is not None:
+      segments = (
+        segment_ids_BT,
+        segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS,
+      )
+    visible = Visible(start, self.window, segments)
+    bias_JNTS = None
+    if self.relative_bias_tpl is not None:
+      bias_JNTS = self.relative_bias_tpl(name='relative_bias')(B, T, S, start)
+    drops = self.dropout > 0 and self.has_rng('dropout')
+    softmax = Softmax(
+      self.query_scale,
+      self.logit_cap,
+      self.window,
+      self.extra_logit if self.sinks_tpl is None else self.sinks_tpl(name='sinks')(),
+      nn.Dropout(self.dropout, deterministic=False) if drops else None,
+    )
+    return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, visible, bias_JNTS, softmax)
+
+
+class Attention(nn.Module):
+  """Multi-head causal self-attention, [B, T, D] to [B, T, D].
+
+  If the caller makes the collection 'cache' mutable, the first call stores keys, values and segment
+  ids of its T tokens there. Before the second call, the caller pads these arrays along their length
+  to make room for later tokens. Later calls write their own at `index` and attend to all of them.
+  This needs segment_ids.
+
+  Attributes:
+    model_dims: D.
+    num_heads: N.
+    head_dim: H.
+    qkv_tpl: Computes queries, keys and values.
+    qk_norm_tpl: A norm of the queries, and another of the keys; None means no norm.
+    query_scale_tpl: A learned scale of the queries; None means no scale.
+    rotary_tpl: Rotates queries and keys by their positions; None means no rotation.
+    attention_tpl: Computes the context from queries, keys and values.
+    post_tpl: The output projection, w [D, N, H].
+  """
+
+  model_dims: int
+  num_heads: int
+  head_dim: int
+  qkv_tpl: Template = template_field(CombinedQkv)
+  qk_norm_tpl: Template | None = None
+  query_scale_tpl: Template | None = None
+  rotary_tpl: Template | None = None
+  attention_tpl: Template = template_field(DotProductAttention)
+  post_tpl: Template = template_field(Projection)
+
+  @nn.compact
+  def __call__(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None = None
+  ) -> jax.Array:
+    query, key, value = self.qkv_tpl(name='qkv')(x_BTD)
+    if self.qk_norm_tpl is not None:
+      query = self.qk_norm_tpl(name='query_norm')(query)
+      key = self.qk_norm_tpl(name='key_norm')(key)
+    if self.rotary_tpl is not None:
+      rotary = self.rotary_tpl(name='rotary')
+      query, key = rotary(query, positions_BT), rotary(key, positions_BT)
+    if self.qk_norm_tpl is None:  # a norm needs what it is computed from, and both would be kept
+      query, key, value = (checkpoint_name(x, 'attention_input') for x in (query, key, value))
+    if self.query_scale_tpl is not None:
+      query = self.query_scale_tpl(name='per_dim_scale')(query)
+    cached: list[jax.Array] = []
+    if is_decoding(self):
+      key, value, *cached = append_to_cache(self, segment_ids_BT, key=key, value=value)
+    context = self.attention_tpl(name='dot_product')(query, key, value, segment_ids_BT, *cached)
+    context = checkpoint_name(context, 'context')
+    context = shard(context, 'batch', 'length', 'act_heads', None)
+    out_BTD = self.post_tpl(
+      equation='BTNH,DNH->BTD',
+      shape=(self.model_dims, self.num_heads, self.head_dim),
+      axes=('embed', 'heads', 'head_dim'),
+      name='post',
+    )(context)
+    out_BTD = shard(out_BTD, 'batch', 'residual_length', 'act_embed')
+    return checkpoint_name(out_BTD, 'out_proj')
+
+
+def is_decoding(module: nn.Module) -> bool:
+  """Returns whether a layer of attention keeps what it computes for later tokens."""
+  return module.is_mutable_collection('cache') and not module.is_initializing()
+
+
+def append_to_cache(
+  module: nn.Module, segment_ids_BT: jax.Array | None, **new: jax.Array
+) -> tuple[jax.Array, ...]:
+  """Appends to the cache of a layer of attention, which calls it once.
+
+  Args:
+    module: The layer.
+    segment_ids_BT: The segments of the new tokens.
+    **new: What the layer keeps of the new tokens, [B, T, …] each.
+
+  Returns:
+    The same of all tokens so far, their segments, and the index of the first new token.
+  """
+  assert segment_ids_BT is not None
+  is_first = not module.has_variable('cache', 'index')
+  index = module.variable('cache', 'index', lambda: jnp.zeros((), jnp.int32))
+  start = index.value
+
+  def append(name: str, new: jax.Array) -> jax.Array:
+    cached = module.variable('cache', name, lambda: new)
+    if not is_first:
+      cached.value = jax.lax.dynamic_update_slice_in_dim(cached.value, new, start, axis=1)
+    return cached.value
+
+  index.value = start + segment_ids_BT.shape[1]
+  return *(append(name, x) for name, x in (new | {'segment_ids': segment_ids_BT}).items()), start

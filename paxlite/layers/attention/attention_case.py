@@ -1,0 +1,236 @@
+"""What a kernel of attention is: the cases that it is asked for, and the calls that it makes."""
+
+import abc
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, cast
+
+import jax
+
+from paxlite.core.trees import ArrayOrShape
+from paxlite.layers.attention.partial_attention import PartKernel, extra_logits
+from paxlite.layers.attention.softmax_attention import Softmax, Visible
+from paxlite.parallel import devices, partitioning
+
+
+def active_capability() -> float:
+  """Returns the compute capability of the active mesh's devices, or else of JAX's first one."""
+  active = partitioning.active_mesh()
+  return devices.capability(active[0].devices.flat[0] if active else jax.devices()[0])
+
+
+def _active_axes() -> tuple[Mapping[str, int], partitioning.Rules]:
+  """Returns the sizes of the axes of the active mesh, which are 1 without a mesh, and its rules."""
+  active = partitioning.active_mesh()
+  if active is None:
+    return dict.fromkeys(partitioning.MESH_AXES, 1), partitioning.DEFAULT_RULES
+  return dict(active[0].shape), active[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """An attention that is asked for, with its arrays or with their shapes.
+
+  Attributes:
+    q: Queries [B, T, N, H]: those of all devices, or of one if `over_context`.
+    k: Keys [B, S, K, H]; N / K neighboring query heads share a key head.
+    v: Values [B, S, K, any width].
+    softmax: The scale, the cap, the window, the extra logit and the dropout.
+    visible: The keys that a query sees.
+    bias: Is added to the capped scores, [J, N, T, S] for J groups of neighboring rows; or None.
+    fused: Whether fused kernels may compute it.
+    block_size: Queries per block of plain XLA, or keys over context; 0 chooses a size.
+    max_segments: The most segments of a packed row, padding included; 0 means any number.
+    platform: The kind of the devices: cpu, gpu, tpu.
+    capability: The compute capability of NVIDIA GPUs, 9.0 for Hopper; 0 on other devices.
+    sizes: The sizes of the mesh axes.
+    rules: The mesh axes of the logical axes.
+    over_context: Whether it is what one device computes of rows that are split over devices.
+  """
+
+  q: ArrayOrShape
+  k: ArrayOrShape
+  v: ArrayOrShape
+  softmax: Softmax
+  visible: Visible = dataclasses.field(default_factory=Visible)
+  bias: 'ArrayOrShape | None' = None
+  fused: bool = True
+  block_size: int = 0
+  max_segments: int = 0
+  platform: str = dataclasses.field(default_factory=lambda: partitioning.active_kind())
+  capability: float = dataclasses.field(default_factory=lambda: active_capability())
+  sizes: Mapping[str, int] = dataclasses.field(default_factory=lambda: _active_axes()[0])
+  rules: partitioning.Rules = dataclasses.field(default_factory=lambda: _active_axes()[1])
+  over_context: bool = False
+
+  @property
+  def arrays(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The queries, keys and values of a case that is computed."""
+    return cast('tuple[jax.Array, jax.Array, jax.Array]', (self.q, self.k, self.v))
+
+  @property
+  def is_packed(self) -> bool:
+    """Whether rows have segments."""
+    return self.visible.segments is not None
+
+  @property
+  def has_parts(self) -> bool:
+    """Whether devices may compute whole rows of their heads, or parts of them, each for itself."""
+    heads = self.shards('act_heads')
+    fits = self.q.shape[1] == self.k.shape[1] and not (
+      self.q.shape[2] % heads + self.k.shape[2] % heads
+    )
+    return self.bias is None and self.softmax.dropout is None and fits
+
+  def shards(self, axis: str) -> int:
+    """Returns over how many devices the mesh splits a logical axis."""
+    return partitioning.num_shards(self.sizes, self.rules, axis)
+
+  def of_one_device(self) -> 'Case':
+    """Returns the shapes of the rows and heads of one device, with all of their tokens."""
+    B, heads = self.q.shape[0], self.shards('act_heads')
+    fitting = partitioning.fitting(partitioning.spec(['batch'], self.rules), [B], self.sizes)
+    rows = B // math.prod(self.sizes[a] for a in partitioning.axes_of(fitting[0]))
+    of = lambda x: jax.ShapeDtypeStruct(
+      (rows, x.shape[1], max(x.shape[2] // heads, 1), x.shape[3]), x.dtype
+    )
+    return dataclasses.replace(self, q=of(self.q), k=of(self.k), v=of(self.v), over_context=True)
+
+  def with_arrays(
+    self,
+    qkv: Iterable[ArrayOrShape],
+    ids_BT: jax.Array | None,
+    logit_N: jax.Array | None,
+    over_context: bool = False,
+  ) -> 'Case':
+    """Returns the case of one device's arrays, segments and extra logits."""
+    visible = Visible(0, self.visible.window, None if ids_BT is None else (ids_BT, ids_BT))
+    softmax = dataclasses.replace(self.softmax, extra_logit=logit_N)
+    q, k, v = qkv
+    return dataclasses.replace(
+      self, q=q, k=k, v=v, visible=visible, softmax=softmax, over_context=over_context
+    )
+
+  def on_devices(self, local: Callable[..., jax.Array], keys: str = 'kv_length') -> jax.Array:
+    """Returns the context by a function of the arrays of one device, as with_arrays gets them.
+
+    Args:
+      local: Returns the context of this device's queries.
+      keys: The logical axis of the tokens of keys.
+    """
+    ids_BT = self.visible.segments[0] if self.visible.segments else None
+    arrays = *self.arrays, ids_BT, extra_logits(self.softmax, self.q.shape[2])
+    active = partitioning.active_mesh()
+    if active is None:
+      return local(*arrays)
+    mesh, rules = active
+    of_q, of_kv = ('batch', 'length', 'act_heads', None), ('batch', keys, 'act_kv_heads', None)
+    names = of_q, of_kv, of_kv, ('batch', 'length'), ('act_heads',)
+    specs = tuple(
+      None if x is None else partitioning.spec_of(x, axes, mesh, rules)
+      for axes, x in zip(names, arrays, strict=True)
+    )
+    # a compiled step with calls of cuDNN can be saved only if the calls are in a shard_map
+    sharded = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=specs[0], check_vma=False)
+    return sharded(*arrays)
+
+
+class Call(NamedTuple):
+  """A call of a kernel in a traced or a compiled program.
+
+  Attributes:
+    name: The primitive or the target, and the name of the kernel.
+    text: What the program says of it: its configuration, and the scopes that it comes from.
+    operands: The shapes of its operands of floating point with 3 or more dimensions, in turn.
+  """
+
+  name: str
+  text: str
+  operands: list[tuple[int, ...]]
+
+
+class Kernel(abc.ABC):
+  """Computes attention where XLA splits it over devices, if they are several.
+
+  Attributes:
+    name: Its name in a sentence.
+    is_fused: Whether USE_FLASH_ATTENTION=False leaves it out.
+    platform: The only kind of device that it is for, as cpu, gpu or tpu; None means any.
+    primitives: Finds its calls by their names; None if it consists of XLA's own operations.
+    kept: Finds those whose results a backward pass reads, for policies that keep them.
+  """
+
+  name: str
+  is_fused: bool = True
+  platform: str | None = None
+  primitives: re.Pattern[str] | None = None
+  kept: re.Pattern[str] | None = None
+
+  @abc.abstractmethod
+  def refusal(self, case: Case) -> str | None:
+    """Returns why the kernel does not compute a case, to follow its name; None if it does."""
+
+  @abc.abstractmethod
+  def attend(self, case: Case) -> jax.Array:
+    """Returns the context [B, T, N, width of a value]."""
+
+  def flops(self, call: Call) -> float:
+    """Returns the FLOPs of one of its calls; 0 where the program itself states them."""
+    del call
+    return 0.0
+
+
+class LocalKernel(Kernel):
+  """Computes causal attention of one device's rows and heads, in a shard_map.
+
+  This is for kernels that XLA cannot split over devices. They also compute rows that are split over
+  context.
+  """
+
+  def refusal(self, case: Case) -> str | None:
+    reasons = {
+      'knows no bias': case.bias is not None,
+      'knows no dropout of attention': case.softmax.dropout is not None,
+      'needs whole rows, and the keys of its heads, on each device': not (
+        case.over_context or (case.has_parts and case.shards('length') == 1)
+      ),
+      **self.reasons(case),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+  @abc.abstractmethod
+  def reasons(self, case: Case) -> dict[str, bool]:
+    """Returns further reasons to refuse a case, and whether each holds."""
+
+  def attend(self, case: Case) -> jax.Array:
+    return case.on_devices(
+      lambda q, k, v, *others: self.attend_locally(case.with_arrays((q, k, v), *others))
+    )
+
+  @abc.abstractmethod
+  def attend_locally(self, case: Case) -> jax.Array:
+    """Returns the context of one device's arrays; extra logits are [N], or None."""
+
+  def parts(self, case: Case) -> PartKernel | None:
+    """Returns the kernel for parts of the keys, without a window and an extra logit; or None."""
+    del case
+    return None
+
+  def masks_by_array(self, case: Case) -> bool:
+    """Returns whether segments become an array [B, T, S]."""
+    del case
+    return False
+
+  def bounds(self, case: Case) -> int:
+    """Returns `max_segments` if rows of one device have bounds in place of that array; else 0."""
+    del case
+    return 0
+
+
+def call_name(primitive: str, params: Mapping[str, object]) -> str:
+  """Returns the name of a traced operation as Call has it."""
+  keys = {'ffi_call': ['target_name'], 'pallas_call': ['name', 'name_and_src_info']}
+  named = (params.get(key) for key in keys.get(primitive, []))
+  return ' '.join([primitive, *(str(name) for name in named if name)])

@@ -1,0 +1,54 @@
+"""Attention by the first kernel of the list that computes what is asked for."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+
+from paxlite.layers.attention import attention_kernels
+from paxlite.layers.attention.attention_case import Case
+from paxlite.layers.attention.context_attention import ContextAttention
+from paxlite.layers.attention.context_choice import Way
+from paxlite.layers.attention.softmax_attention import Softmax, Visible
+from paxlite.parallel.partitioning import shard
+
+ContextWay = Literal['auto'] | Way
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionKernel:
+  """Attention by the kernel that fits the platform and the shapes; see attention_kernels.
+
+  Attributes:
+    block_size: Queries per block, if attention is computed block by block; 0 chooses a size.
+    fused: Whether fused kernels compute what they can: cuDNN's on NVIDIA GPUs, splash on TPUs.
+    context: How attention is computed where the mesh axis context splits rows; see context_choice.
+    max_segments: The most segments of a packed row, padding included; see cudnn_call.Options.
+  """
+
+  block_size: int = 0
+  fused: bool = False
+  context: ContextWay = 'auto'
+  max_segments: int = 0
+
+  def __call__(
+    self,
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    visible: Visible,
+    bias_JNTS: jax.Array | None,
+    softmax: Softmax,
+  ) -> jax.Array:
+    if softmax.window >= q_BTNH.shape[1] == k_BSKH.shape[1]:
+      softmax = dataclasses.replace(softmax, window=0)  # a query sees all tokens before it
+    case = Case(
+      q_BTNH, k_BSKH, v_BSKH, softmax, visible, bias_JNTS, fused=self.fused,
+      block_size=self.block_size, max_segments=self.max_segments,
+    )  # fmt: skip
+    over_context = ContextAttention(case, None if self.context == 'auto' else self.context)
+    chosen = over_context.chosen()
+    if chosen != 'gather':
+      return over_context(chosen)
+    k, v = (shard(x, 'batch', 'kv_length', 'act_kv_heads', None) for x in (k_BSKH, v_BSKH))
+    return attention_kernels.first(case).attend(dataclasses.replace(case, k=k, v=v))

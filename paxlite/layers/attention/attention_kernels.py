@@ -1,0 +1,81 @@
+"""The list of the kernels of attention. Other modules ask it what is known of a kernel."""
+
+from paxlite.layers.attention.attention_case import Case, Kernel, LocalKernel
+from paxlite.layers.attention.blockwise_attention import BlockwiseKernel
+from paxlite.layers.attention.cpu_attention import CpuKernel
+from paxlite.layers.attention.cudnn_attention import CudnnKernel
+from paxlite.layers.attention.partial_attention import PartKernel
+from paxlite.layers.attention.plain_attention import XlaKernel
+from paxlite.layers.attention.splash_attention import SplashKernel
+
+# The first one that does not refuse a case computes it; plain XLA refuses none.
+_kernels: list[Kernel] = [
+  CudnnKernel(),
+  SplashKernel(),
+  BlockwiseKernel(),
+  CpuKernel(),
+  XlaKernel(),
+]
+
+
+def register(kernel: Kernel) -> None:
+  """Puts a kernel in front of all others, for each attention that is traced from now on.
+
+  Raises:
+    ValueError: There is a kernel of this name.
+  """
+  if any(kernel.name == known.name for known in _kernels):
+    raise ValueError(f'there is a kernel of attention named {kernel.name!r} already')
+  _kernels.insert(0, kernel)
+
+
+def refusal(kernel: Kernel, case: Case) -> str | None:
+  """Returns why a kernel does not compute a case, to follow its name; None if it does."""
+  if kernel.platform not in (None, case.platform):
+    return f'is for {kernel.platform}'
+  if kernel.is_fused and not case.fused:
+    return 'is left out by USE_FLASH_ATTENTION=False'
+  if case.over_context and not isinstance(kernel, LocalKernel):
+    return 'takes no rows that are split over context'
+  return kernel.refusal(case)
+
+
+def why_not_fused(case: Case) -> list[str]:
+  """Returns why fused kernels for the case's kind of device do not compute it, with their names.
+
+  This is empty if one of them does, if none may, and if there is none.
+  """
+  fused = [k for k in _kernels if k.is_fused and k.platform in (None, case.platform)]
+  reasons = {k.name: refusal(k, case) for k in fused}
+  if not case.fused or None in reasons.values():
+    return []
+  return [f'{name} {reason}' for name, reason in reasons.items()]
+
+
+def first(case: Case) -> Kernel:
+  """Returns the kernel that computes a case."""
+  return next(kernel for kernel in _kernels if refusal(kernel, case) is None)
+
+
+def local(case: Case) -> LocalKernel:
+  """Returns the kernel for whole rows of one device, of a case `over_context`."""
+  found = first(case)
+  assert isinstance(found, LocalKernel), found.name
+  return found
+
+
+def parts(case: Case) -> PartKernel:
+  """Returns the kernel for parts of the keys, of a case `over_context`."""
+  computing = (k for k in _kernels if isinstance(k, LocalKernel) and refusal(k, case) is None)
+  return next(part for part in (kernel.parts(case) for kernel in computing) if part is not None)
+
+
+def is_kept(name: str) -> bool:
+  """Returns whether a primitive of this name computes what the backward pass of a kernel reads."""
+  return any(kernel.kept is not None and kernel.kept.search(name) for kernel in _kernels)
+
+
+def of_call(name: str) -> Kernel | None:
+  """Returns the kernel that makes calls of this name; None for other operations."""
+  named = (k for k in _kernels if k.primitives is not None and k.primitives.search(name))
+  return next(named, None)

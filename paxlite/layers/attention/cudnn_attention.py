@@ -1,0 +1,155 @@
+"""Attention by cuDNN's fused kernels, for NVIDIA GPUs."""
+
+import dataclasses
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+
+from paxlite.layers.attention import cudnn_call
+from paxlite.layers.attention.attention_case import Call, Case, LocalKernel
+from paxlite.layers.attention.folded_vmap import folded, with_folded_vmap
+from paxlite.layers.attention.partial_attention import Partial, extra_logits
+from paxlite.layers.attention.softmax_attention import Segments, Softmax
+from paxlite.layers.attention.tiled_attention import Tiled
+from paxlite.parallel import partitioning
+
+_LEAST_CAPABILITY = 8  # of a GPU that has the kernels: Ampere
+_LARGEST_OFFSET = 2**31 - 1  # cuDNN gets the bounds of segments in elements, as int32
+
+
+class CudnnKernel(LocalKernel):
+  """Computes causal attention without ever writing the scores to memory.
+
+  Segments become a bias of 0 and −∞, which is the only array [B, T, T]. If there are at most
+  `max_segments` in a row, cuDNN gets their bounds instead, and skips the scores between segments.
+  This needs Hopper, no window and no extra logit.
+  """
+
+  name = 'cuDNN'
+  platform = 'gpu'
+  primitives = re.compile(r'__cudnn\$fmha|\bdot_product_attention_[fb]wd')
+  kept = re.compile(r'__cudnn\$fmha|\bdot_product_attention_fwd')
+
+  def reasons(self, case: Case) -> dict[str, bool]:
+    width, width_of_values = case.q.shape[3], case.v.shape[3]
+    largest = 256 if case.capability >= 9 else 128  # the width of a head, from Hopper on
+    return {
+      'needs an NVIDIA GPU, Ampere or newer': case.capability < _LEAST_CAPABILITY,
+      'knows no cap of the scores': case.softmax.logit_cap > 0,
+      'computes in 16 bits only': case.q.dtype not in (jnp.bfloat16, jnp.float16),
+      'takes an even number of tokens': case.q.shape[1] % 2 != 0,
+      f'takes heads of a multiple of 8 numbers, at most {largest}': (
+        width % 8 != 0 or width > largest
+      ),
+      'takes values of the width of keys': (
+        width_of_values != width if case.over_context else width_of_values > width
+      ),
+    }
+
+  def attend(self, case: Case) -> jax.Array:
+    _, k_BSKH, v_BSKH = case.arrays
+    width = v_BSKH.shape[3]
+    if width == k_BSKH.shape[3]:
+      return super().attend(case)
+    # latent attention has narrower values, and cuDNN has that only from its version 9.10 on
+    v_BSKH = jnp.pad(v_BSKH, [*[(0, 0)] * 3, (0, k_BSKH.shape[3] - width)])
+    return super().attend(dataclasses.replace(case, v=v_BSKH))[..., :width]
+
+  def attend_locally(self, case: Case) -> jax.Array:
+    (q_BTNH, k_BTKH, v_BTKH), softmax = case.arrays, case.softmax
+    logit_N = extra_logits(softmax, q_BTNH.shape[2])
+    if not case.is_packed and logit_N is None:
+      return jax.nn.dot_product_attention(
+        q_BTNH,
+        k_BTKH,
+        v_BTKH,
+        is_causal=True,
+        scale=softmax.query_scale,
+        local_window_size=(softmax.window - 1, 0) if softmax.window > 0 else None,
+        implementation='cudnn',
+      )
+    bounds = self.bounds(case) if case.is_packed else 0
+    options = cudnn_call.Options(softmax.query_scale, softmax.window, bounds)
+    logit_BN = (
+      None if logit_N is None else jnp.broadcast_to(logit_N, (q_BTNH.shape[0], q_BTNH.shape[2]))
+    )
+    ids_BT = case.visible.segments[0] if case.visible.segments else None
+
+    def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *others: jax.Array) -> jax.Array:
+      given = iter(others)
+      ids, logit = (None if x is None else next(given) for x in (ids_BT, logit_BN))
+      return cudnn_call.attend(q, k, v, ids, logit, options)
+
+    active = partitioning.active_mesh()
+    if active is not None and active[0].shape.get('stage', 1) > 1:
+      of_rows = with_folded_vmap(of_rows)
+    return of_rows(*case.arrays, *(x for x in (ids_BT, logit_BN) if x is not None))
+
+  def parts(self, case: Case) -> Tiled:
+    return Tiled(CudnnParts(case.softmax))
+
+  def masks_by_array(self, case: Case) -> bool:
+    return case.is_packed
+
+  def bounds(self, case: Case) -> int:
+    is_full = case.softmax.window <= 0 and case.softmax.extra_logit is None
+    fits = math.prod(case.q.shape) <= _LARGEST_OFFSET
+    return case.max_segments if is_full and fits and case.capability >= 9 else 0
+
+  def flops(self, call: Call) -> float:
+    """Returns the FLOPs of two products forward or five backward; causal masks leave out half."""
+    products = 5 if re.search('Backward|_bwd', call.name) else 2
+    mask = re.search(r'mask_type\W+(?:MaskType\.)?(\w+)', call.text)
+    share = 0.5 if mask and 'CAUSAL' in mask[1] else 1.0
+    return 2.0 * products * share * math.prod(_scores(call)) * call.operands[0][-1]
+
+
+def _scores(call: Call) -> tuple[int, ...]:
+  """Returns the shape [B, N, T, S] of what the kernel never writes."""
+  stated = re.search(r'"intermediate_tensor_shape":\s*(\{.*?"dimensions":\s*(\[.*?\]))', call.text)
+  if stated:
+    return tuple(int(n) for n in re.findall(r'\d+', stated[2]))
+  (B, T, N, _), k = call.operands[:2]
+  return B, N, T, k[1]
+
+
+@dataclasses.dataclass(frozen=True)
+class CudnnParts:
+  """A PartKernel of cuDNN, for a softmax without a cap, a window and an extra logit."""
+
+  softmax: Softmax
+
+  def forward(
+    self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
+  ) -> Partial:
+    """See PartKernel."""
+
+    def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> Partial:
+      return cudnn_call.forward(q, k, v, (ids[0], ids[1]) if ids else None, self._options(causal))
+
+    return folded(of_rows)(q, k, v, *(segments or ()))
+
+  def backward(
+    self,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: Segments | None,
+    causal: bool,
+    whole: Partial,
+    gradient: jax.Array,
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """See PartKernel."""
+
+    def of_rows(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+      q, k, v, context, log_sum, gradient, *ids = arrays
+      of_texts = (ids[0], ids[1]) if ids else None
+      whole = Partial(context, log_sum)
+      return cudnn_call.backward(q, k, v, of_texts, self._options(causal), whole, gradient)
+
+    return folded(of_rows)(q, k, v, *whole, gradient, *(segments or ()))
+
+  def _options(self, causal: bool) -> cudnn_call.Options:
+    return cudnn_call.Options(self.softmax.query_scale, causal=causal)

@@ -1,0 +1,284 @@
+"""cuDNN's attention as XLA calls it, for packed rows and extra logits.
+
+jax.nn.dot_product_attention turns a mask into a bias and asks cuDNN for its gradient [B, 1, T, T],
+which nobody uses. XLA can leave this result out, and cuDNN can take the bounds of the segments
+instead of a bias. And JAX rounds the sums of the softmax to 16 bits; an extra logit and the parts
+of a ring need them in float32. The operands, results and configuration of these calls are those
+that XLA's cudnn_custom_call_compiler.cc reads.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from paxlite.layers.attention.partial_attention import (
+  Partial,
+  extra_logit_gradient,
+  with_extra_logit,
+)
+from paxlite.layers.attention.softmax_attention import Segments
+
+_HEADS_INSIDE = (0, 2, 1, 3)  # results [B, N, T, H] whose memory is that of [B, T, N, H]
+# XLA's name of a type, and the bias of keys in other segments
+_TYPES = {'bfloat16': ('BF16', -(2.0**41)), 'float16': ('F16', -(2.0**15))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What the kernels of a forward and a backward pass have in common.
+
+  Attributes:
+    scale: Factor of the scores.
+    window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
+    causal: Whether a query sees the keys up to its own index alone; without, no window and no
+      `max_segments`.
+    max_segments: If it is above 0, the kernels get the bounds of the segments. A row then has at
+      most so many segments on average. Scores between segments are not computed, and the sums of
+      the softmax take [B · max_segments, N, T] float32. 0 means a bias.
+  """
+
+  scale: float
+  window: int = 0
+  max_segments: int = 0
+  causal: bool = True
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def attend(
+  q_BTNH: jax.Array,
+  k_BTKH: jax.Array,
+  v_BTKH: jax.Array,
+  segment_ids_BT: jax.Array | None,
+  logit_BN: jax.Array | None,
+  options: Options,
+) -> jax.Array:
+  """Causal attention within segments on one device, [B, T, N, H].
+
+  Args:
+    q_BTNH: Queries, bfloat16 or float16.
+    k_BTKH: Keys; N / K neighboring query heads share a key head.
+    v_BTKH: Values.
+    segment_ids_BT: Segment ids. With `max_segments`, a segment is a run of neighbors of the same
+      id. If the rows together have more than B · max_segments, the context is NaN. None where there
+      are no segments.
+    logit_BN: The logit of a virtual key whose value is 0, float32, without `max_segments`; None
+      where there is none.
+    options: The scale, the window and the form in which cuDNN gets the segments.
+  """
+  return _attend_forward(q_BTNH, k_BTKH, v_BTKH, segment_ids_BT, logit_BN, options)[0]
+
+
+def _attend_forward(
+  q_BTNH: jax.Array,
+  k_BTKH: jax.Array,
+  v_BTKH: jax.Array,
+  ids_BT: jax.Array | None,
+  logit_BN: jax.Array | None,
+  options: Options,
+) -> tuple[jax.Array, tuple[jax.Array | Partial | None, ...]]:
+  if options.max_segments:
+    assert ids_BT is not None
+    assert logit_BN is None
+    B = ids_BT.shape[0]
+    fit = (ids_BT[:, 1:] != ids_BT[:, :-1]).sum() + B <= B * options.max_segments
+    q_BTNH *= jnp.where(fit, 1, jnp.nan).astype(q_BTNH.dtype)
+  whole = forward(q_BTNH, k_BTKH, v_BTKH, None if ids_BT is None else (ids_BT, ids_BT), options)
+  if logit_BN is not None:
+    whole = with_extra_logit(Partial(whole.context.astype(jnp.float32), whole.log_sum), logit_BN)
+    whole = Partial(whole.context.astype(v_BTKH.dtype), whole.log_sum)
+  return whole.context, (q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole)
+
+
+def _attend_backward(
+  options: Options, kept: tuple, d_context_BTNH: jax.Array
+) -> tuple[jax.Array | None, ...]:
+  q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole = kept
+  segments = None if ids_BT is None else (ids_BT, ids_BT)
+  gradients = backward(q_BTNH, k_BTKH, v_BTKH, segments, options, whole, d_context_BTNH)
+  return *gradients, None, extra_logit_gradient(whole, d_context_BTNH, logit_BN)
+
+
+attend.defvjp(_attend_forward, _attend_backward)
+
+
+def forward(
+  q_BTNH: jax.Array,
+  k_BSKH: jax.Array,
+  v_BSKH: jax.Array,
+  segments: Segments | None,
+  options: Options,
+) -> Partial:
+  """Returns the context and the log-sums of a part of the keys, without a derivative.
+
+  With `max_segments`, the log-sums are [B · max_segments, N, T], in an order of cuDNN's own.
+  """
+  B, T, N, H = q_BTNH.shape
+  bias, limits = _segments(q_BTNH, k_BSKH, segments, options)
+  call = _call(
+    f'{"ScaleBias" if bias else ""}Softmax',
+    options,
+    q_BTNH,
+    k_BSKH,
+    [(B, N, T, H)],
+    [jax.ShapeDtypeStruct((B * max(options.max_segments, 1), N, T), jnp.float32)],
+    bmm1=((3, 3), (0, 2), (0, 2)),
+    bmm2=((3, 1), (0, 1), (0, 2)),
+  )
+  context_BNTH, sums, _ = call(q_BTNH, k_BSKH, v_BSKH, *bias, *limits)
+  return Partial(context_BNTH.swapaxes(1, 2), sums)
+
+
+def backward(
+  q_BTNH: jax.Array,
+  k_BSKH: jax.Array,
+  v_BSKH: jax.Array,
+  segments: Segments | None,
+  options: Options,
+  whole: Partial,
+  d_context_BTNH: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns the gradients of queries, keys and values.
+
+  Args:
+    q_BTNH: Queries.
+    k_BSKH: A part of the keys.
+    v_BSKH: Their values.
+    segments: Segments of the queries and of the keys; None where there are none.
+    options: The options of the forward pass.
+    whole: The context and the log-sums of all keys, those of an extra logit too.
+    d_context_BTNH: The gradient of the context.
+  """
+  (B, T, N, H), (_, S, K, _) = q_BTNH.shape, k_BSKH.shape
+  bias, limits = _segments(q_BTNH, k_BSKH, segments, options)
+  call = _call(
+    f'{"ScaleBias" if bias else ""}SoftmaxBackward',
+    options,
+    q_BTNH,
+    k_BSKH,
+    [(B, N, T, H), (B, K, S, H), (B, K, S, H)],
+    [],
+    bmm1_grad_gemm1=((2, 1), (0, 1), (0, 2)),
+    bmm1_grad_gemm2=((3, 1), (0, 1), (0, 2)),
+    bmm2_grad_gemm1=((2, 1), (0, 1), (0, 2)),
+    bmm2_grad_gemm2=((3, 3), (0, 2), (0, 2)),
+  )
+  context_BTNH, sums = whole
+  *gradients, _ = call(q_BTNH, k_BSKH, v_BSKH, sums, d_context_BTNH, *bias, context_BTNH, *limits)
+  dq, dk, dv = (g.swapaxes(1, 2) for g in gradients)
+  return dq, dk, dv
+
+
+def _segments(
+  q_BTNH: jax.Array, k_BSKH: jax.Array, segments: Segments | None, options: Options
+) -> tuple[list[jax.Array], list[jax.Array]]:
+  """Returns the operands that tell cuDNN the segments: a bias [B, 1, T, S], or their bounds."""
+  if segments is None:
+    return [], []
+  of_q_BT, of_k_BS = segments
+  if not options.max_segments:
+    same_B1TS = (of_q_BT[:, :, None] == of_k_BS[:, None, :])[:, None]
+    masked = jnp.asarray(_TYPES[q_BTNH.dtype.name][1], q_BTNH.dtype)
+    return [jnp.where(same_B1TS, jnp.zeros_like(masked), masked)], []
+  starts, lengths = bounds(of_q_BT, options.max_segments)
+  heads = q_BTNH.shape[2], k_BSKH.shape[2]
+  # cuDNN counts elements; grouped heads have fewer of them in a token of keys
+  offsets = [starts * (n * q_BTNH.shape[3]) for n in heads]
+  return [], [lengths, lengths, *offsets]
+
+
+def bounds(ids_BT: jax.Array, max_segments: int) -> tuple[jax.Array, jax.Array]:
+  """Returns where segments start and how long they are, in the order of the rows.
+
+  Padding is a segment too, as cuDNN writes no results for tokens outside of all segments.
+
+  Args:
+    ids_BT: Segment ids.
+    max_segments: M. All rows together have at most B · M segments.
+
+  Returns:
+    The first tokens [B, M + 1] int32, counted through all rows and filled with B · T; and the
+    lengths in tokens [B, M] int32, filled with 0.
+  """
+  B, T = ids_BT.shape
+  is_start_BT = jnp.ones((B, T), bool).at[:, 1:].set(ids_BT[:, 1:] != ids_BT[:, :-1])
+  size = B * (max_segments + 1)
+  starts = jnp.nonzero(is_start_BT.ravel(), size=size, fill_value=B * T)[0].astype(jnp.int32)
+  lengths = jnp.diff(starts[: B * max_segments + 1])
+  return starts.reshape(B, -1), lengths.reshape(B, -1)
+
+
+def _call(
+  kind: str,
+  options: Options,
+  q_BTNH: jax.Array,
+  k_BSKH: jax.Array,
+  shapes: list[tuple[int, ...]],
+  others: list[jax.ShapeDtypeStruct],
+  **products: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
+) -> Callable[..., Sequence[jax.Array]]:
+  """Returns a function that calls cuDNN.
+
+  Args:
+    kind: The last part of the call's name.
+    options: The options of the kernel.
+    q_BTNH: The queries.
+    k_BSKH: The keys.
+    shapes: Shapes of the results that have the queries' dtype.
+    others: The other results, before the workspace.
+    **products: The dimensions of each matrix multiplication that are contracted, and those of the
+      batch of its left and its right operand.
+  """
+  (B, T, N, _), S = q_BTNH.shape, k_BSKH.shape[1]
+  assert q_BTNH.dtype == k_BSKH.dtype
+  assert T % 2 == S % 2 == 0, (T, S)  # cuDNN has no backward kernel for odd lengths with a bias
+  mask = 'CAUSAL' if options.causal else 'NO_MASK'
+  if options.max_segments:
+    assert options.causal
+    assert T == S
+    mask = 'PADDING_CAUSAL'
+  numbers = {
+    f'{name}_dot_dimension_numbers': {
+      'lhs_contracting_dimensions': [str(contracted[0])],
+      'rhs_contracting_dimensions': [str(contracted[1])],
+      'lhs_batch_dimensions': [str(n) for n in left],
+      'rhs_batch_dimensions': [str(n) for n in right],
+    }
+    for name, (contracted, left, right) in products.items()
+  }
+  config = {
+    'algorithm': {
+      'algo_id': '0',
+      'math_type': 'TENSOR_OP_MATH',
+      'tuning_knobs': {'17': '1', '24': '0'},
+      'is_cudnn_frontend': True,
+      'workspace_size': '0',
+    },
+    'fmha_scale': options.scale,
+    'intermediate_tensor_shape': {
+      'element_type': _TYPES[q_BTNH.dtype.name][0],
+      'dimensions': [str(n) for n in (B, N, T, S)],
+      'layout': {'minor_to_major': ['3', '2', '1', '0']},
+      'is_dynamic_dimension': [False] * 4,
+    },
+    'is_flash_attention': True,
+    'mask_type': mask,
+    'dropout_rate': 0.0,
+    'seed': 42,
+    'sliding_window_length': max(options.window, 0),
+    'max_seg_per_batch': max(options.max_segments, 1),
+    'is_paged_attention': False,
+  }
+  workspace = jax.ShapeDtypeStruct((0,), jnp.uint8)
+  results = [jax.ShapeDtypeStruct(shape, q_BTNH.dtype) for shape in shapes]
+  return jax.ffi.ffi_call(
+    f'__cudnn$fmha{kind}',
+    [*results, *others, workspace],
+    output_layouts=[_HEADS_INSIDE] * len(shapes) + [None] * (len(others) + 1),
+    vmap_method='sequential',
+    custom_call_api_version=2,
+    legacy_backend_config=json.dumps({'cudnn_fmha_backend_config': config | numbers}),
+  )

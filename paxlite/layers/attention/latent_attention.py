@@ -1,0 +1,113 @@
+"""Multi-head latent attention, which keeps one small vector per token instead of keys and values.
+
+See https://arxiv.org/abs/2405.04434, section 2.1.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax.ad_checkpoint import checkpoint_name
+
+from paxlite.config.templates import Template, template_field
+from paxlite.layers.attention.attention import DotProductAttention, append_to_cache, is_decoding
+from paxlite.layers.norms import RmsNorm
+from paxlite.layers.projection import Projection
+from paxlite.layers.rotary import RotaryEmbedding
+from paxlite.parallel.partitioning import shard
+
+
+class LatentAttention(nn.Module):
+  """Causal self-attention, [B, T, D] to [B, T, D], with keys and values from latents [B, T, R].
+
+  A key is a part that its latent determines, and a rotated part that all heads share. The cache
+  holds latents and rotated parts. A single new token attends to the latents themselves: the weights
+  that would turn them into keys and values are applied to the query and to the result.
+
+  Attributes:
+    model_dims: D.
+    num_heads: N.
+    latent_dims: R.
+    query_latent_dims: Width of a latent of the queries; 0 means that queries have none.
+    plain_dims: Width of the part of queries and keys that is not rotated.
+    rotary_dims: Width of the rotated part.
+    value_dims: Width of the values.
+    projection_tpl: Template of all projections.
+    norm_tpl: Template of the norms of the latents.
+    rotary_tpl: Rotates queries and keys by their positions.
+    attention_tpl: Computes the context from queries, keys and values.
+  """
+
+  model_dims: int
+  num_heads: int
+  latent_dims: int
+  query_latent_dims: int
+  plain_dims: int
+  rotary_dims: int
+  value_dims: int
+  projection_tpl: Template = template_field(Projection)
+  norm_tpl: Template = template_field(RmsNorm)
+  rotary_tpl: Template = template_field(RotaryEmbedding)
+  attention_tpl: Template = template_field(DotProductAttention)
+
+  @nn.compact
+  def __call__(
+    self, x_BTD: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None = None
+  ) -> jax.Array:
+    rotary = self.rotary_tpl(name='rotary')
+    query_BTNH = checkpoint_name(self._query(x_BTD), 'query_proj')
+    plain_BTNH, rotated_BTNH = jnp.split(query_BTNH, [self.plain_dims], axis=-1)
+    rotated_BTNH = rotary(rotated_BTNH, positions_BT)
+    down = self._project(
+      'latent', 'BTD,DR->BTR', (self.model_dims, self.latent_dims + self.rotary_dims)
+    )
+    latent_BTR, key_BTH = jnp.split(down(x_BTD), [self.latent_dims], axis=-1)
+    latent_BTR = self.norm_tpl(name='latent_norm')(latent_BTR)
+    key_BT1H = rotary(key_BTH[:, :, None], positions_BT)
+
+    cached: list[jax.Array] = []
+    if is_decoding(self):
+      latent_BTR, key_BT1H, *cached = append_to_cache(
+        self, segment_ids_BT, latents=latent_BTR, keys=key_BT1H
+      )
+    width = self.plain_dims + self.value_dims
+    up = self._project('key_value', 'BSR,RNH->BSNH', (self.latent_dims, self.num_heads, width))
+    attention = self.attention_tpl(name='dot_product')
+    if cached and x_BTD.shape[1] == 1 and type(up) is Projection:
+      w_RNH: jax.Array = up.get_variable('params', 'w').astype(latent_BTR.dtype)
+      w_key_RNH, w_value_RNH = jnp.split(w_RNH, [self.plain_dims], axis=-1)
+      plain_BTNR = jnp.einsum('BTNH,RNH->BTNR', plain_BTNH, w_key_RNH)
+      query = jnp.concatenate([plain_BTNR, rotated_BTNH], axis=-1)
+      latent_BS1R = latent_BTR[:, :, None]
+      key = jnp.concatenate([latent_BS1R, key_BT1H], axis=-1)
+      context_BTNR = attention(query, key, latent_BS1R, segment_ids_BT, *cached)
+      context = jnp.einsum('BTNR,RNH->BTNH', context_BTNR, w_value_RNH)
+    else:
+      key_value_BSNH = checkpoint_name(up(latent_BTR), 'key_proj')
+      key_value_BSNH = shard(key_value_BSNH, 'batch', 'length', 'act_kv_heads', None)
+      plain_BSNH, value = jnp.split(key_value_BSNH, [self.plain_dims], axis=-1)
+      shared_BSNH = jnp.broadcast_to(key_BT1H, (*plain_BSNH.shape[:3], self.rotary_dims))
+      query = jnp.concatenate([plain_BTNH, rotated_BTNH], axis=-1)
+      query = shard(query, 'batch', 'length', 'act_heads', None)
+      key = jnp.concatenate([plain_BSNH, shared_BSNH], axis=-1)
+      context = attention(query, key, value, segment_ids_BT, *cached)
+    context = shard(checkpoint_name(context, 'context'), 'batch', 'length', 'act_heads', None)
+    out_BTD = self.projection_tpl(
+      equation='BTNH,DNH->BTD',
+      shape=(self.model_dims, self.num_heads, self.value_dims),
+      axes=('embed', 'heads', 'head_dim'),
+      name='post',
+    )(context)
+    return checkpoint_name(shard(out_BTD, 'batch', 'residual_length', 'act_embed'), 'out_proj')
+
+  def _query(self, x_BTD: jax.Array) -> jax.Array:
+    """Returns the queries [B, T, N, H], whose last dimensions are to be rotated."""
+    shape = (self.num_heads, self.plain_dims + self.rotary_dims)
+    if not self.query_latent_dims:
+      return self._project('query', 'BTD,DNH->BTNH', (self.model_dims, *shape))(x_BTD)
+    down = self._project('query_latent', 'BTD,DR->BTR', (self.model_dims, self.query_latent_dims))
+    latent_BTR = self.norm_tpl(name='query_latent_norm')(down(x_BTD))
+    return self._project('query', 'BTR,RNH->BTNH', (self.query_latent_dims, *shape))(latent_BTR)
+
+  def _project(self, name: str, equation: str, shape: tuple[int, ...]) -> nn.Module:
+    axes = ('embed', 'heads', 'head_dim') if len(shape) == 3 else ('embed', None)
+    return self.projection_tpl(equation=equation, shape=shape, axes=axes, name=name)

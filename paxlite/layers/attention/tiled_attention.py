@@ -1,0 +1,123 @@
+"""A kernel of attention that computes tiles of queries and keys, one after the other."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paxlite.layers.attention.partial_attention import (
+  Partial,
+  PartKernel,
+  part_of,
+  together,
+  updated,
+)
+from paxlite.layers.attention.softmax_attention import Segments
+
+TILE = 8192  # the most tokens of a tile: a mask takes 128 MiB, or 256 with twice as many keys
+_Gradients = tuple[jax.Array, jax.Array, jax.Array]  # of queries, keys and values
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiled:
+  """A PartKernel that calls another one, whose mask of segments is an array [B, T, S], on tiles.
+
+  Without segments there is no such array, and the other kernel is called once. Tiles of keys that
+  no query sees are left out.
+
+  Attributes:
+    kernel: Computes a tile.
+    size: The most tokens of a tile, of the queries or of the keys, whichever are fewer.
+  """
+
+  kernel: PartKernel
+  size: int = TILE
+
+  def forward(
+    self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
+  ) -> Partial:
+    """See PartKernel."""
+    count = self._count(min(q.shape[1], k.shape[1]))
+    if segments is None or count == 1:
+      return self.kernel.forward(q, k, v, segments, causal)
+    B, t, N = q.shape[0], q.shape[1] // count, q.shape[2]
+    q, k, v, of_q, of_k = (_tiles(x, count) for x in (q, k, v, *segments))
+
+    def turn(sums: Partial, at: tuple[jax.Array, jax.Array], causal: bool) -> tuple[Partial, None]:
+      i, j = at
+      ids = part_of(of_q, i), part_of(of_k, j)
+      seen = self.kernel.forward(part_of(q, i), part_of(k, j), part_of(v, j), ids, causal)
+      seen = Partial(seen.context.astype(jnp.float32), seen.log_sum)
+      return updated(sums, i, functools.partial(together, seen)), None
+
+    sums = Partial(
+      jnp.zeros((count, B, t, N, v.shape[-1]), jnp.float32),
+      jnp.full((count, B, N, t), -1e30, jnp.float32),
+    )
+    for pairs, is_causal in _pairs(count, causal):
+      sums, _ = jax.lax.scan(functools.partial(turn, causal=is_causal), sums, pairs)
+    log_sum = jnp.moveaxis(sums.log_sum, 0, 2).reshape(B, N, count * t)
+    return Partial(_whole(sums.context), log_sum)
+
+  def backward(
+    self,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    segments: Segments | None,
+    causal: bool,
+    whole: Partial,
+    gradient: jax.Array,
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """See PartKernel."""
+    count = self._count(min(q.shape[1], k.shape[1]))
+    if segments is None or count == 1:
+      return self.kernel.backward(q, k, v, segments, causal, whole, gradient)
+    B, T, N = q.shape[:3]
+    log_sum = jnp.moveaxis(whole.log_sum.reshape(B, N, count, T // count), 2, 0)
+    arrays = (q, k, v, *segments, whole.context, gradient)
+    q, k, v, of_q, of_k, context, gradient = (_tiles(x, count) for x in arrays)
+
+    def turn(
+      found: _Gradients, at: tuple[jax.Array, jax.Array], causal: bool
+    ) -> tuple[_Gradients, None]:
+      i, j = at
+      of_whole = Partial(part_of(context, i), part_of(log_sum, i))
+      dq, dk, dv = self.kernel.backward(
+        part_of(q, i), part_of(k, j), part_of(v, j), (part_of(of_q, i), part_of(of_k, j)), causal,
+        of_whole, part_of(gradient, i),
+      )  # fmt: skip
+      add = lambda sums, number, x: updated(sums, number, lambda old: old + x)
+      return (add(found[0], i, dq), add(found[1], j, dk), add(found[2], j, dv)), None
+
+    zeros = lambda x: jnp.zeros(x.shape, jnp.float32)
+    found: _Gradients = zeros(q), zeros(k), zeros(v)
+    for pairs, is_causal in _pairs(count, causal):
+      found, _ = jax.lax.scan(functools.partial(turn, causal=is_causal), found, pairs)
+    dq, dk, dv = (_whole(x) for x in found)
+    return dq, dk, dv
+
+  def _count(self, T: int) -> int:
+    """Returns the number of tiles of T tokens."""
+    return next(n for n in range(-(-T // self.size), T + 1) if T % n == 0)
+
+
+def _pairs(count: int, causal: bool) -> list[tuple[tuple[np.ndarray, np.ndarray], bool]]:
+  """Returns the numbers of tiles of queries and of keys, and whether the mask is causal."""
+  i, j = np.indices((count, count)).reshape(2, -1)
+  if not causal:
+    return [((i, j), False)]
+  return [((i[i == j], j[i == j]), True), ((i[i > j], j[i > j]), False)]
+
+
+def _tiles(x: jax.Array, count: int) -> jax.Array:
+  """Cuts an array [B, T, …] into tiles [count, B, T / count, …]."""
+  return x.reshape(x.shape[0], count, -1, *x.shape[2:]).swapaxes(0, 1)
+
+
+def _whole(x: jax.Array) -> jax.Array:
+  """Puts tiles [count, B, T / count, …] together to an array [B, T, …]."""
+  x = x.swapaxes(0, 1)
+  return x.reshape(x.shape[0], -1, *x.shape[3:])

@@ -1,0 +1,49 @@
+"""Attention of rows that are split over a mesh axis, by an exchange of tokens for heads.
+
+Every function here runs in a shard_map and sees the part of one device. Each device gets whole rows
+of a share of the heads. See https://arxiv.org/abs/2309.14509.
+"""
+
+from collections.abc import Callable
+
+import jax
+
+from paxlite.layers.attention.ring_attention import Ring
+
+# Causal attention of whole rows: q, k, v, segment ids, and the logits of a virtual key.
+Kernel = Callable[..., jax.Array]
+
+
+def attend(
+  q_BTNH: jax.Array,
+  k_BTKH: jax.Array,
+  v_BTKH: jax.Array,
+  segment_ids_BT: jax.Array | None,
+  logit_N: jax.Array | None,
+  kernel: Kernel,
+  ring: Ring,
+) -> jax.Array:
+  """Returns the context of this device's queries, [B, T, N, H].
+
+  Args:
+    q_BTNH: This device's queries of all heads; the size of the ring divides N and K.
+    k_BTKH: Its keys.
+    v_BTKH: Its values.
+    segment_ids_BT: Its segments; None where there are none.
+    logit_N: The logits of a virtual key whose value is 0; None where there is none.
+    kernel: Computes causal attention.
+    ring: The devices that share a row.
+  """
+
+  def exchanged(x: jax.Array, split: int, joined: int) -> jax.Array:
+    return jax.lax.all_to_all(x, ring.axis, split, joined, tiled=True)
+
+  q, k, v = (exchanged(x, 2, 1) for x in (q_BTNH, k_BTKH, v_BTKH))
+  ids = None
+  if segment_ids_BT is not None:
+    ids = jax.lax.all_gather(segment_ids_BT, ring.axis, axis=1, tiled=True)
+  if logit_N is not None:
+    heads = logit_N.shape[0] // ring.size
+    first = jax.lax.axis_index(ring.axis) * heads
+    logit_N = jax.lax.dynamic_slice_in_dim(logit_N, first, heads)
+  return exchanged(kernel(q, k, v, ids, logit_N), 1, 2)

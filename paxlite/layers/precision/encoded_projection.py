@@ -1,0 +1,58 @@
+"""Projections whose weights are kept in a form of fewer bits, and are not trained."""
+
+import jax
+
+from paxlite.layers.lora import LoraProjection
+from paxlite.layers.precision.einsum import with_bias
+from paxlite.layers.precision.weight_forms import Arrays, Int8, WeightForm
+from paxlite.layers.projection import Projection
+from paxlite.parallel.encoded_weights import Weight, encoded_param
+from paxlite.parallel.partitioning import gather_weight
+
+
+class EncodedProjection(Projection):
+  """A Projection whose weight is kept in a form, if the form keeps it.
+
+  Attributes:
+    form: The form.
+  """
+
+  form: WeightForm = Int8()
+
+  def product(self, x: jax.Array) -> jax.Array:
+    if not self.form.keeps('/'.join((*self.path, 'w')), self.shape):
+      return super().product(x)
+    summed = tuple(i for i in range(len(self.shape)) if i not in self.made_dims)
+    weight = Weight(self.form, tuple(self.shape), tuple(self.axes), summed)
+    arrays = encoded_param(self, 'w', self.w_init, weight)
+    gathered = {name: gather_weight(x, weight.axes_of(x)) for name, x in arrays.items()}
+    y = _product(self.form, self.equation, weight.shape, x.astype(self.dtype), gathered)
+    return with_bias(y.astype(self.dtype), self.bias())
+
+
+class EncodedLoraProjection(LoraProjection, EncodedProjection):
+  """LoraProjection whose weight is kept in a form; the low-rank factors keep their dtype."""
+
+
+def _product(
+  form: WeightForm, equation: str, shape: tuple[int, ...], x: jax.Array, arrays: Arrays
+) -> jax.Array:
+  """Returns the product; its gradient for x decodes the weight again and keeps only `arrays`."""
+  like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+  def together(x: jax.Array, arrays: Arrays) -> tuple[jax.Array, Arrays]:
+    # without the barrier XLA moves the decoding of all weights out of a loop over tokens or layers
+    return jax.lax.optimization_barrier((x, arrays))
+
+  def forward(x: jax.Array, arrays: Arrays) -> tuple[jax.Array, Arrays]:
+    x, arrays = together(x, arrays)
+    return form.product(equation, x, arrays, shape), arrays
+
+  def backward(arrays: Arrays, grad: jax.Array) -> tuple[jax.Array, None]:
+    grad, arrays = together(grad, arrays)
+    product = lambda x: form.product(equation, x, arrays, shape)
+    return jax.linear_transpose(product, like)(grad)[0], None
+
+  product = jax.custom_vjp(lambda x, arrays: forward(x, arrays)[0])
+  product.defvjp(forward, backward)
+  return product(x, arrays)

@@ -1,0 +1,77 @@
+"""Names of TRL's SFTConfig, PEFT's LoraConfig and Axolotl's YAML files, and what they are here.
+
+Unsloth takes the arguments of the first two. What SFTConfig inherits from TrainingArguments is in
+names_of_transformers.py.
+"""
+
+from paxlite.other_systems.answers import Answer, absent, each, instead, needless, renamed
+
+_ROWS = needless('rows are packed without padding, and attention stays within an example')
+_FORMATS = needless('the format of a record is found by its keys: docs/weights.md')
+_LEARNED = needless('only answers are learned: what the assistant says, or the completion')
+_ONLY_ANSWERS = absent('only answers are learned; HuggingFaceDocuments learns whole texts')
+_INITIAL = needless('A starts like the weight that it belongs to, and B at 0')
+_KINDS = absent('USE_LORA is plain LoRA, with one LORA_RANK for all layers')
+_RESTORED = renamed('CHECKPOINT_RESTORE_PATH', 'a folder that paxlite import --from=hf makes')
+
+# SFTConfig, and the arguments of TRL's scripts
+SFT: dict[str, Answer] = {
+  'dataset_name': renamed('TRAIN_FILES', 'files of your own; HuggingFaceDocuments reads hf:NAME'),
+  **each('dataset_config dataset_kwargs', _FORMATS),
+  'dataset_text_field': renamed('TEXT_FIELD', 'of documents; chats are found by their keys'),
+  'dataset_num_proc': needless('examples are tokenized when a run starts'),
+  'dataset_train_split': renamed('TRAIN_FILES', 'files, and no splits'),
+  'dataset_test_split': renamed('EVAL_FILES', 'or EVAL_FRACTION, which holds examples out'),
+  **each('packing_strategy padding_free pad_to_multiple_of pad_token eval_packing', _ROWS),
+  **each('completion_only_loss assistant_only_loss train_on_responses_only', _LEARNED),
+  'eos_token': needless("EOS_IDS are the tokenizer's unless you set them"),
+  'chat_template_path': renamed('CHAT_TEMPLATE', 'the text of a template'),
+  'shuffle_dataset': needless('examples are in a random order, which SEED decides'),
+  'loss_type': absent('the loss is the cross-entropy'),
+  'activation_offloading': renamed('OFFLOAD_ACTIVATIONS', 'the names of activations'),
+  **each(
+    'model_revision trust_remote_code', needless('weights are imported, and no code of theirs')
+  ),
+  'model_init_kwargs': needless('the weights say what their model is'),
+  **each('use_bnb_nested_quant bnb_4bit_quant_type', absent('frozen weights have FROZEN_DTYPE')),
+}
+
+# LoraConfig, with and without the prefix of TRL's scripts
+LORA: dict[str, Answer] = {
+  'use_peft': renamed('USE_LORA'),
+  **each('r lora_r', renamed('LORA_RANK')),
+  'lora_alpha': absent("LoRA's product is not scaled, as with an alpha that equals LORA_RANK"),
+  'lora_dropout': absent("LoRA's factors have no dropout"),
+  **each(
+    'target_modules lora_target_modules', renamed('LORA_TARGET_LAYERS', 'all, attention or mlp')
+  ),
+  **each('task_type lora_task_type', needless('every model predicts the next token')),
+  'bias': needless('biases are frozen under LoRA; TRAINABLE_VARIABLES can add them'),
+  **each(
+    'modules_to_save lora_modules_to_save',
+    renamed('TRAINABLE_VARIABLES', 'regular expressions; the factors match .*/lora_[ab]'),
+  ),
+  **each('use_rslora use_dora layers_to_transform rank_pattern alpha_pattern', _KINDS),
+  'init_lora_weights': _INITIAL,
+}
+
+# Keys of Axolotl's YAML files that the tables above do not have
+AXOLOTL: dict[str, Answer] = {
+  'base_model': _RESTORED,
+  'adapter': renamed('USE_LORA', 'True is lora'),
+  'datasets': renamed('TRAIN_FILES', 'the format is found by the keys of a record'),
+  'test_datasets': renamed('EVAL_FILES'),
+  'val_set_size': renamed('EVAL_FRACTION', 'a share of the examples'),
+  'sequence_len': renamed('MAX_SEQ_LEN'),
+  'sample_packing': renamed('PACKED_INPUT'),
+  'micro_batch_size': renamed('PERCORE_BATCH_SIZE', 'with all microbatches'),
+  'train_on_inputs': _ONLY_ANSWERS,
+  'lora_target_linear': renamed('LORA_TARGET_LAYERS', 'all'),
+  'evals_per_epoch': renamed('EVAL_INTERVAL_STEPS', 'in steps'),
+  'saves_per_epoch': renamed('CHECKPOINT_EVERY_N_STEPS', 'in steps'),
+  'flash_attention': renamed('USE_FLASH_ATTENTION'),
+  **each(
+    'wandb_project wandb_name wandb_entity',
+    instead('TRACKERS=[wandb], with WANDB_PROJECT and others of its variables in the environment'),
+  ),
+}

@@ -1,0 +1,153 @@
+"""Answers users who come with the names of Pax, MaxText, transformers, TRL or seqax.
+
+The tables are in names_of_pax.py and its neighbors; the pages docs/migrating_from_*.md show them,
+and a test compares both. Apart from flags of Pax that change nothing here, and those of converters,
+paxlite does not accept the names: a message says what they are called.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+from paxlite.core.errors import UserError
+from paxlite.other_systems import (
+  names_of_maxtext,
+  names_of_pax,
+  names_of_seqax,
+  names_of_transformers,
+  names_of_trl,
+)
+from paxlite.other_systems.answers import Answer, Names
+
+# Libraries with attributes, in the order in which their answers are given.
+_LIBRARIES: dict[str, Names] = {
+  'Pax': names_of_pax.ATTRIBUTES,
+  'MaxText': names_of_maxtext.KEYS,
+  'transformers': names_of_transformers.ARGUMENTS,
+  'TRL': {**names_of_trl.SFT, **names_of_trl.LORA, **names_of_trl.AXOLOTL},
+  'seqax': names_of_seqax.KEYS,
+}
+_ATTRIBUTES = {
+  library: {name.upper(): answer for name, answer in names.items()}
+  for library, names in _LIBRARIES.items()
+}
+_FALSE = {'false', 'f', '0', 'no', 'n', 'off'}
+
+
+def attribute_answers(name: str) -> dict[str, Answer]:
+  """The answers for an attribute by library, for example {'Pax': …}; without equal sentences.
+
+  A key of seqax is found without the groups that it is in, too: `d_ff` is `model.d_ff`.
+  """
+  upper = name.upper().lstrip('+')
+  found: dict[str, Answer] = {}
+  for library, names in _ATTRIBUTES.items():
+    keys = upper, f'MODEL.{upper}', f'TRAINING.{upper}'
+    answer = next((names[key] for key in keys if key in names), None)
+    if answer and answer.sentence() not in {a.sentence() for a in found.values()}:
+      found[library] = answer
+  return {k: a for k, a in found.items() if a.sentence()}
+
+
+def attribute_hint(name: str) -> str:
+  """A sentence and a blank, with what an attribute of another library is here; '' for others.
+
+  Libraries are named where they mean different things by it.
+  """
+  found = attribute_answers(name)
+  targets = {a.target for a in found.values()}
+  if len(targets) > 1 or (len(found) > 1 and not all(targets)):
+    return ''.join(f'In {k}: {a.sentence()} ' for k, a in found.items())
+  return next((f'{a.sentence()} ' for a in found.values()), '')
+
+
+def flag_hint(name: str) -> str:
+  """A sentence with what a flag or argument of another library is here; '' for other names."""
+  name = name.replace('-', '_')
+  if name in names_of_pax.FLAGS:
+    return names_of_pax.FLAGS[name].sentence()
+  if name.isupper() and not attribute_answers(name):
+    return f'If it is an attribute, write --fdl.{name}=VALUE.'
+  targets = {a.target for a in attribute_answers(name).values()} - {''}
+  written = f'Write --fdl.{min(targets)}=VALUE.' if len(targets) == 1 else ''
+  return (attribute_hint(name) + written).rstrip()
+
+
+def arguments_hint(arguments: Sequence[str]) -> str:
+  """A sentence for each argument of the form key=value that another library knows."""
+  hints: list[str] = []
+  for argument in arguments:
+    name = argument.partition('=')[0]
+    hint = flag_hint(name)
+    if argument.endswith(('.yml', '.yaml')):
+      hint = '--fdl_config=EXPERIMENT is used in place of a YAML file.'
+    if hint:
+      hints.append(f'{name}: {hint}' if hints else hint)
+  return ' '.join(hints)
+
+
+def mode_hint(mode: str) -> str:
+  """A sentence about a --mode of Pax that paxlite does not have; '' for other values."""
+  answer = names_of_pax.MODES.get(mode)
+  return answer.sentence() if answer else ''
+
+
+def experiment_hint(name: str) -> str:
+  """A sentence about the experiment of Pax whose path is `name`; '' for other names."""
+  module, _, last = name.rpartition('.')
+  if last in names_of_pax.EXPERIMENTS:
+    return names_of_pax.EXPERIMENTS[last].sentence()
+  if module.startswith(('paxml', 'praxis', 'paxlite.tasks')):
+    return "paxlite has the experiments of Pax's GPU scripts: docs/migrating_from_pax.md."
+  return ''
+
+
+def remark_on(argument: str) -> str | None:
+  """Returns a remark on a flag of Pax that changes nothing here; None for other arguments.
+
+  The remark is '' where the flag turns off what paxlite does not have.
+  """
+  if not argument.startswith('-'):
+    return None
+  name, _, text = argument.lstrip('-').replace('-', '_').partition('=')
+  flags = names_of_pax.FLAGS
+  off = text.lower() in _FALSE
+  if name not in flags and name.startswith('no'):
+    name, off = name.removeprefix('no'), not text
+  answer = flags.get(name)
+  if answer is None or not answer.accepted or (answer.accepted == 'false' and not off):
+    return None
+  return '' if answer.accepted == 'false' else f'--{name} does nothing here: {answer.text}.'
+
+
+def translated(argv: Sequence[str], names: Names) -> tuple[list[str], list[str]]:
+  """Replaces the flags of another converter in a command line.
+
+  Args:
+    argv: The arguments.
+    names: The answers for its flags, in which blanks are underscores.
+
+  Returns:
+    The arguments with paxlite's flags, and remarks on flags that are left out.
+
+  Raises:
+    UserError: A flag asks for what paxlite does not have.
+  """
+  kept: list[str] = []
+  remarks: list[str] = []
+  rest = list(argv)
+  while rest:
+    argument = rest.pop(0)
+    flag, equals, _ = argument.partition('=')
+    answer = names.get(flag.removeprefix('--').replace('-', '_'))
+    if not flag.startswith('--') or answer is None or answer.kind == 'same':
+      kept.append(argument)
+      continue
+    if answer.kind == 'absent':
+      raise UserError(f'{flag}: {answer.sentence()}')
+    if answer.kind == 'renamed':
+      kept += (answer.target + argument.removeprefix(flag)).split(' ', answer.target.count(' '))
+      continue
+    remarks.append(f'{flag} does nothing here: {answer.text}.')
+    if not equals:  # its value is the next word
+      del rest[: len(list(itertools.takewhile(lambda a: not a.startswith('-'), rest[:1])))]
+  return kept, remarks

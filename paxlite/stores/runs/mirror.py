@@ -1,0 +1,170 @@
+"""Copies the files of a run's folder to an object store, and back.
+
+Stores cannot append to an object, and take about one write a second for each of them. So a file is
+cut into pieces of 8 MiB: the first is an object with the file's own name, the others have
+.piece00001 and so on after it. Only pieces that have changed are written, and one piece is in
+memory at a time. Checkpoints are not copied here.
+"""
+
+import concurrent.futures
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import zlib
+from collections.abc import Iterator
+
+from paxlite.core.json_text import parsed
+from paxlite.core.run_files import write_file
+from paxlite.stores.addresses import Address
+from paxlite.stores.object_store import Object, ObjectStore
+from paxlite.stores.stored_files import files_below, is_piece, piece_name
+
+CHECKPOINTS = 'checkpoints'  # folders of this name are left out, in the run's folder and below
+_PIECE = 8 << 20
+_NOTES = '.mirrored.json'
+_READERS = 8
+_OTHERS = {'lease.json'}  # objects that are no files of the run
+
+
+class Mirror:
+  """Copies files between a folder and the objects below an address.
+
+  Args:
+    store: The bucket of the address.
+    address: The run's job_log_dir.
+    folder: The folder on this machine.
+    known: The name of an object that is below the address when files are copied to the folder. A
+      list without it is not believed; '' if there is none.
+  """
+
+  def __init__(self, store: ObjectStore, address: Address, folder: pathlib.Path, known: str = ''):
+    self._store = store
+    self._address = address
+    self._folder = folder
+    self._known = (address / known).key if known else None
+    self._pieces: dict[str, list[int]] = {}  # the CRC-32 of each piece that is in the store
+    self._tags: dict[str, str] = {}  # of the objects that this process has written
+    self._changed: dict[str, tuple[int, int]] = {}  # size and time of change of each file
+
+  def resume(self) -> None:
+    """Keeps the files of the last run, which was in this folder, and gets those that are absent.
+
+    Raises as `upload` does.
+    """
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):
+      found = parsed((self._folder / _NOTES).read_text())
+      self._pieces = {str(k): list(map(int, v)) for k, v in found.items()}
+    self._download_all({name for name, _ in self._files()})
+
+  def upload(self) -> None:
+    """Copies the files that have changed to the store, and deletes the objects of absent ones.
+
+    Raises:
+      OSError: The store does not answer.
+      StoreError: The bucket cannot be used.
+    """
+    files = dict(self._files())
+    if self._pieces and not files:  # a run always has files, so something else removed them
+      reason = 'its files are gone; none is deleted in the store'
+      raise FileNotFoundError(errno.ENOENT, reason, str(self._folder))
+    try:
+      for name in [name for name in self._pieces if name not in files]:
+        self._delete(name, 0)
+      for name, stamp in files.items():
+        if self._changed.get(name) != stamp:
+          self._upload(name)
+          self._changed[name] = stamp
+    finally:
+      with contextlib.suppress(OSError):  # A full disk is reported where checkpoints are written.
+        write_file(self._folder / _NOTES, json.dumps(self._pieces).encode())
+
+  def download(self) -> None:
+    """Replaces the files in the folder by those in the store; raises as `upload` does."""
+    for name, _ in list(self._files()):
+      (self._folder / name).unlink()
+    self._pieces = {}
+    self._download_all(set())
+
+  def _download_all(self, present: set[str]) -> None:
+    """Gets the files that are not present."""
+    files = {
+      name: objects
+      for name, objects in files_below(self._store, self._address.key, self._known).items()
+      if name not in present and _is_of_mirror(name)
+    }
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+      for name, crcs in zip(files, pool.map(self._download, files.items()), strict=True):
+        self._pieces[name] = crcs
+
+  def _download(self, file: tuple[str, list[Object]]) -> list[int]:
+    name, objects = file
+    path = self._folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f'{path.name}.tmp')
+    crcs = []
+    with unfinished.open('wb') as f:
+      for found in objects:
+        data = self._store.read(found.key, found.size)
+        crcs.append(zlib.crc32(data))
+        f.write(data)
+    unfinished.replace(path)
+    return crcs
+
+  def _upload(self, name: str) -> None:
+    path = self._folder / name
+    known = self._pieces.setdefault(name, [])
+    try:
+      with path.open('rb') as f:
+        count = max(1, -(-os.fstat(f.fileno()).st_size // _PIECE))
+        self._delete(name, count)
+        for number in range(count):
+          data = f.read(_PIECE)
+          crc = zlib.crc32(data)
+          if number >= len(known) or known[number] != crc:
+            key = self._key(name, number)
+            self._tags[key] = self._store.write_own(key, data, self._tags.get(key))
+            known[number:] = [crc, *known[number + 1 :]]
+    except FileNotFoundError:
+      return  # It was renamed in the meantime.
+
+  def _delete(self, name: str, kept: int) -> None:
+    """Deletes the pieces of a file from number `kept` on, the last one first."""
+    known = self._pieces[name]
+    while len(known) > kept:
+      key = self._key(name, len(known) - 1)
+      self._store.delete([key])
+      self._tags.pop(key, None)
+      known.pop()
+    if not kept:
+      del self._pieces[name]
+
+  def _key(self, name: str, number: int) -> str:
+    return (self._address / piece_name(name, number)).key
+
+  def _files(self) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yields the names of the files to copy, with their sizes and times of change."""
+    for parent, folders, names in os.walk(self._folder, onerror=_raise_unless_absent):
+      folders[:] = [f for f in folders if f != CHECKPOINTS and not f.startswith('.')]
+      for name in names:
+        path = pathlib.Path(parent, name)
+        if name.startswith('.') or name.endswith('.tmp') or path.is_symlink():
+          continue
+        with contextlib.suppress(OSError):
+          stat = path.stat()
+          yield path.relative_to(self._folder).as_posix(), (stat.st_size, stat.st_mtime_ns)
+
+
+def _raise_unless_absent(error: OSError) -> None:
+  """Raises the error of a folder that cannot be read, whose files are not gone."""
+  if not isinstance(error, FileNotFoundError):
+    raise error
+
+
+def _is_of_mirror(name: str) -> bool:
+  """Returns whether the file of a run is one that `upload` copies."""
+  parts = name.split('/')
+  return not (
+    name in _OTHERS or CHECKPOINTS in parts or parts[-1].startswith('.') or is_piece(name)
+  )

@@ -1,0 +1,306 @@
+"""A run whose job_log_dir is in an object store, and the folder on this machine that it works in.
+
+The run reads and writes only that folder, as any other run does. A thread copies new files to the
+store. So a store that is slow or absent stops no step. A run that was killed continues on the same
+machine from its folder, whether it was copied or not, and on another machine from the store.
+"""
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import pathlib
+import threading
+import time
+from types import TracebackType
+
+import jax
+import numpy as np
+
+from paxlite.checkpointing.saved_record import SavedRecord
+from paxlite.checkpointing.step_copies import (
+  StepCopies,
+  StepUploader,
+  local_steps,
+  newest_good,
+  set_aside,
+)
+from paxlite.cli.terminal import say, warn
+from paxlite.core.errors import Interrupted, TrainingError, UserError
+from paxlite.core.json_text import parsed
+from paxlite.core.run_files import check_place, write_file
+from paxlite.files.folder_lock import FolderLock
+from paxlite.processes.hosts import Hosts, hosts_of
+from paxlite.processes.process_messages import broadcast, gathered, meet
+from paxlite.stores.addresses import Address
+from paxlite.stores.object_store import ObjectStore
+from paxlite.stores.runs import lease
+from paxlite.stores.runs.failure_log import FailureLog
+from paxlite.stores.runs.mirror import Mirror
+
+_NOTES = '.store.json'
+_LOOK_SECONDS = 1.0  # the time between two looks for a new checkpoint
+_MIRROR_SECONDS = 30.0  # the time between two copies of metrics, events and goodput
+_PAUSE_SECONDS = 10.0  # the pause after a failure
+_FINAL_SECONDS = 600.0  # the most time for the last copies at the end of a run
+_FAILED_SECONDS = 30.0  # the same for a run that ends with an error
+_BEST_STEPS = 4  # of a host: the best, and those that a killed run has not deleted
+_PATIENCE = 20.0  # seconds for which a request of the thread is tried again
+
+log = logging.getLogger('paxlite')
+
+
+def twin(address: Address, local_dir: str | None) -> pathlib.Path:
+  """Returns the folder on this machine that belongs to an address.
+
+  Args:
+    address: A job_log_dir.
+    local_dir: The folder in which it is; None: paxlite/runs in XDG_CACHE_HOME or ~/.cache.
+  """
+  cache = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
+  parent = pathlib.Path(local_dir or f'{cache}/paxlite/runs').expanduser().absolute()
+  digest = hashlib.sha256(str(address).encode()).hexdigest()[:12]
+  return parent / f'{address.name}-{digest}'
+
+
+class StoredRun:
+  """A context in which a run has its lease, and its folder is copied to the store.
+
+  When it begins, the files of the run and its newest good checkpoint are copied to the folder. When
+  it ends, everything is copied to the store; it is an error if that fails.
+
+  Args:
+    address: The job_log_dir.
+    folder: The folder on this machine.
+    max_to_keep: Number of checkpoints to keep.
+    lock: The lock of the folder.
+  """
+
+  def __init__(self, address: Address, folder: pathlib.Path, max_to_keep: int, lock: FolderLock):
+    self.hosts = Hosts()
+    self._address = address
+    self._folder = folder
+    self._max_to_keep = max_to_keep
+    self._lock = lock
+    self._lease = lease.Lease(address, lease.leave)
+    self._view: lease.LeaseView | None = None  # of the lease, in a process that does not hold it
+    self._store = ObjectStore.opened(address, _PATIENCE, guard=self._check_lease)
+    self._mirror = Mirror(self._store, address, folder, lease.NAME)
+    self._uploaders: list[StepUploader] = []
+    self._stop = threading.Event()
+    self._thread = threading.Thread(target=self._copy, name='store', daemon=True)
+    self._failures = FailureLog(str(address))
+
+  def __enter__(self) -> 'StoredRun':
+    try:
+      self._together(self._take)
+      attempt = broadcast(self._lease.attempt.encode()).decode()
+      if jax.process_index() != 0:
+        self._view = lease.LeaseView(self._address, attempt)
+      self.hosts = hosts_of(self._folder)
+      if self.hosts.count not in (1, jax.process_count()):
+        raise UserError(
+          f'some processes of the run in {self._address} share {self._folder}, and others do not: '
+          'give each process --local_dir=FOLDER of its own, or all of them one on a shared disk'
+        )
+      if self.hosts.count > 1:
+        self._leave_parts_of_the_best()
+      self._together(self._get_checkpoint)
+    except BaseException:
+      self._lease.release()
+      raise
+    if self.hosts.leads:
+      self._thread.start()
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    problem = ''
+    # All processes have these.
+    together = kind is None or issubclass(kind, Interrupted | TrainingError)
+    self._stop.set()
+    if self.hosts.leads:
+      self._thread.join()
+      problem = self._finish(_FINAL_SECONDS if together else _FAILED_SECONDS)
+    if together:
+      problem = broadcast(problem.encode()).decode()
+    if jax.process_index() == 0:
+      self._lease.release()
+    if problem and kind is None:
+      raise TrainingError(problem)
+    if problem and jax.process_index() == 0:
+      warn(problem)
+
+  def _check_lease(self) -> None:
+    """Raises OSError unless this run holds its lease; the store calls it before each write."""
+    (self._view or self._lease).check()
+
+  def _may_write(self) -> bool:
+    try:
+      self._check_lease()
+    except OSError:
+      return False
+    return True
+
+  def _together(self, act) -> None:
+    """Calls `act` in every process; if it fails in one, all processes raise UserError."""
+    problem: Exception | None = None
+    meet()
+    try:
+      act()
+    except (UserError, Interrupted) as e:
+      problem = e
+    except OSError as e:
+      problem = UserError(f'{e.filename or self._address}: {e.strerror or e}')
+    failed = gathered(np.array([problem is not None], np.int32))().ravel()
+    if failed.any() and problem is None:
+      problem = UserError(f'process {int(failed.argmax())} says what is wrong')
+    if problem is not None:
+      raise problem
+
+  def _take(self) -> None:
+    """Takes the lease in process 0, and makes its folder that of the run."""
+    if jax.process_index() != 0:
+      return
+    self._folder.mkdir(parents=True, exist_ok=True)
+    try:
+      self._lock.acquire()
+    except UserError as e:
+      raise UserError(str(e).replace(str(self._folder), str(self._address))) from None
+    self._store.check()
+    known = _read_notes(self._folder)
+    last = self._lease.acquire(known)
+    if last is not None and last == known:
+      self._write_notes()  # first: a start that fails after this is still of this machine
+      self._mirror.resume()
+    else:
+      self._mirror.download()
+      # the metrics of the store are older than local states, which would continue after them
+      (self._folder / 'local_states.json').unlink(missing_ok=True)
+      SavedRecord(self._folder).remove()  # the store says what was saved
+    for name in ('', 'best/'):
+      copies, folder = self._copies(name)
+      copies.remove_unfinished()
+      for step in local_steps(folder) if last != known or last is None else ():
+        if not copies.is_same(step):
+          aside = set_aside(folder, step)
+          log.warning('checkpoint of step %d is not in %s: moved to %s', step, self._address, aside)
+    self._write_notes()
+
+  def _write_notes(self) -> None:
+    """Notes that the folder is that of this attempt to run."""
+    notes = {'address': str(self._address), 'attempt': self._lease.attempt}
+    write_file(self._folder / _NOTES, json.dumps(notes).encode())
+
+  def _leave_parts_of_the_best(self) -> None:
+    """Moves a best checkpoint aside that a host lacks; the others would wait for its part."""
+    _, folder = self._copies('best/')
+    steps = local_steps(folder)
+    own = np.full(_BEST_STEPS, -1, np.int32)
+    own[: len(steps)] = steps[-_BEST_STEPS:]
+    held = gathered(own)()
+    for step in steps if self.hosts.leads else ():
+      if not (held == step).any(1).all():
+        set_aside(folder, step)
+
+  def _get_checkpoint(self) -> None:
+    """Gets the newest good checkpoint into the folder of each host."""
+    if not self.hosts.leads:
+      return
+    copies, folder = self._copies('')
+    if self.hosts.count > 1:  # What one host has on its disk is a part of a checkpoint only.
+      stored = set(copies.steps())
+      for step in local_steps(folder):
+        if step not in stored:
+          set_aside(folder, step)
+    good = newest_good(copies, folder)
+    if self.hosts.count > 1:  # All hosts must have the same steps.
+      for step in local_steps(folder):
+        if good is not None and step > good:
+          set_aside(folder, step)
+    # A checkpoint in the store comes with the metrics up to its step, so they are copied before it.
+    is_0 = jax.process_index() == 0
+    for name, keep in (('', self._max_to_keep), ('best/', 1)):
+      copies, folder = self._copies(name)
+      uploader = StepUploader(copies, folder, keep, self._may_write, is_0, self._mirror.upload)
+      uploader.begin()
+      self._uploaders.append(uploader)
+
+  def _copies(self, name: str) -> tuple[StepCopies, pathlib.Path]:
+    folder = self._folder / f'{name}checkpoints'
+    address = self._address / f'{name}checkpoints'
+    known = (self._address / lease.NAME).key
+    hosts = self.hosts
+    return StepCopies(self._store, address, folder, hosts.index, hosts.count, known), folder
+
+  def _copy(self) -> None:
+    """Copies what appears in the folder until the context ends."""
+    mirrored_at = -float('inf')
+    while not self._stop.wait(_LOOK_SECONDS):
+      try:
+        is_due = time.monotonic() > mirrored_at + _MIRROR_SECONDS
+        self._look(mirrors=is_due)
+        mirrored_at = time.monotonic() if is_due else mirrored_at
+      except Exception as e:  # After any error the thread must try again.
+        self._failures.failed(e)
+        self._stop.wait(_PAUSE_SECONDS)
+      else:
+        self._failures.passed()
+
+  def _look(self, mirrors: bool) -> None:
+    """Copies what is new; what fails does not keep the rest waiting.
+
+    Args:
+      mirrors: Whether metrics and other files are copied as well.
+
+    Raises:
+      Exception: The first failure.
+    """
+    is_0 = jax.process_index() == 0
+    check_place(self._folder)
+    self._check_lease()  # The objects may be those of another run by now.
+    failures: list[Exception] = []
+    acts = [uploader.look for uploader in self._uploaders]
+    for act in [*acts, self._mirror.upload] if mirrors and is_0 else acts:
+      try:
+        act()
+      except Exception as e:
+        failures.append(e)
+    if failures:
+      raise failures[0]
+
+  def _finish(self, seconds: float) -> str:
+    """Copies what is left, for at most so many seconds; returns what is wrong, or ''."""
+    until = time.monotonic() + seconds
+    pending = sum(len(uploader.pending()) for uploader in self._uploaders)
+    if pending and jax.process_index() == 0:
+      say(f'Copying {pending} checkpoints to {self._address}' if pending > 1 else
+          f'Copying the last checkpoint to {self._address}')  # fmt: skip
+    while True:
+      reason = ''
+      try:
+        self._look(mirrors=True)
+      except Exception as e:
+        reason = self._failures.failed(e)
+      left = [step for uploader in self._uploaders for step in uploader.pending()]
+      if not reason and not left:
+        return ''
+      if time.monotonic() > until:
+        what = f'the checkpoint of step {left[-1]}' if left else 'the last records'
+        return (
+          f'{self._address} has not got {what}{f" ({reason})" if reason else ""}: it is in '
+          f'{self._folder}. Start the run again on this machine to copy it'
+        )
+      time.sleep(_LOOK_SECONDS)
+
+
+def _read_notes(folder: pathlib.Path) -> str | None:
+  """Returns the last attempt that ran in a folder, or None."""
+  with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    return str(parsed((folder / _NOTES).read_text())['attempt'])
+  return None

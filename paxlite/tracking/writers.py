@@ -1,0 +1,242 @@
+"""What receives the metrics of a run: files, TensorBoard, the terminal, and trackers."""
+
+import json
+import math
+import os
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from paxlite.cli import live_line
+from paxlite.cli.terminal import say
+from paxlite.core.json_text import Json, JsonObject, parsed
+from paxlite.core.run_files import check_place, open_file
+from paxlite.files.damaged import set_aside
+
+_SECONDS = 10.0  # between two lines that stay on a terminal
+
+
+class Writer:
+  """Receives the metrics of a run; a subclass overrides the methods that it needs.
+
+  A writer that raises one of its `failures` loses that record, and the run continues.
+  """
+
+  name = ''  # what a message calls it, such as the name of a file
+  failures: tuple[type[Exception], ...] = (OSError,)  # do not stop the run
+
+  def start(self) -> None:
+    """Begins; raises UserError if that is impossible."""
+
+  def rewind(self, step: int, evaluated: int) -> None:
+    """Drops records of later steps, which the run repeats.
+
+    Args:
+      step: The last step that is not repeated.
+      evaluated: The last step whose evaluation is not repeated.
+    """
+
+  def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
+    """Receives a training step.
+
+    Args:
+      step: Number of steps done, including this one.
+      record: loss, lr, grad_norm, skipped_steps (up to this one), tokens_per_second, step_seconds,
+        model_tflops, mfu; unknown values are None.
+      scalars: All metrics of the step by their TensorBoard names.
+    """
+
+  def progress(self, step: int, record: Mapping[str, Json]) -> None:
+    """Receives a step between two records; the arguments are those of `train`."""
+
+  def evaluation(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
+    """Receives the metrics of input `name`."""
+
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
+    """Receives texts that the model has generated, by their prompts; `verb` says how."""
+
+  def close(self) -> None:
+    """Writes what is left, and ends."""
+
+
+class TrainRecords(Writer):
+  """metrics.jsonl: one JSON object for each recorded training step."""
+
+  name = 'metrics.jsonl'
+
+  def __init__(self, folder: pathlib.Path):
+    self._path = folder / self.name
+
+  def rewind(self, step: int, evaluated: int) -> None:
+    drop_later_records(self._path, step)
+
+  def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
+    _append(self._path, {'step': step, **record})
+
+
+class EvalRecords(Writer):
+  """eval_metrics.jsonl: one JSON object for each evaluation of an input."""
+
+  name = 'eval_metrics.jsonl'
+
+  def __init__(self, folder: pathlib.Path):
+    self._path = folder / self.name
+
+  def rewind(self, step: int, evaluated: int) -> None:
+    drop_later_records(self._path, evaluated)
+
+  def evaluation(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
+    _append(self._path, {'step': step, 'input': name, **metrics})
+
+
+class Samples(Writer):
+  """samples.jsonl: one JSON object for each text that the model has generated."""
+
+  name = 'samples.jsonl'
+
+  def __init__(self, folder: pathlib.Path):
+    self._path = folder / self.name
+
+  def rewind(self, step: int, evaluated: int) -> None:
+    drop_later_records(self._path, evaluated)
+
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
+    for prompt, text in texts.items():
+      how = {} if verb == 'continuing' else {'how': verb}
+      _append(self._path, {'step': step, 'prompt': prompt, 'text': text, **how})
+
+
+class TerminalLines(Writer):
+  """Lines on the terminal; the last one changes with each step.
+
+  Args:
+    max_steps: The last step, from which the remaining time is computed.
+    ahead: Returns what comes next after a step, such as 'eval at 200'.
+  """
+
+  name = 'the terminal'
+
+  def __init__(self, max_steps: int, ahead: Callable[[int], str] = lambda step: ''):
+    self._max_steps = max_steps
+    self._ahead = ahead
+    self._said_at = -math.inf
+
+  def train(self, step: int, record: Mapping[str, Json], scalars: Mapping[str, float]) -> None:
+    now = time.monotonic()
+    if not live_line.is_possible() or step == self._max_steps or now - self._said_at >= _SECONDS:
+      self._said_at = now
+      say(train_line(step, self._max_steps, record))
+    if live_line.is_possible() and step < self._max_steps:
+      self.progress(step, record)
+
+  def progress(self, step: int, record: Mapping[str, Json]) -> None:
+    if not live_line.show(train_line(step, self._max_steps, record, self._ahead(step))):
+      say(train_line(step, self._max_steps, record))
+
+  def samples(self, step: int, texts: Mapping[str, str], verb: str = 'continuing') -> None:
+    for prompt, text in texts.items():
+      say(f'sample at step {step:,}, {verb} {prompt!r}: {text}')
+
+  def close(self) -> None:
+    live_line.close()
+
+
+def train_line(step: int, max_steps: int, record: Mapping[str, Json], ahead: str = '') -> str:
+  """Returns the line of a training step; what matters most comes first, as terminals may cut it.
+
+  Args:
+    step: The step that has been taken.
+    max_steps: The last step.
+    record: What was measured of the step.
+    ahead: What comes next, for a line that changes.
+  """
+  parts = [f'step {step:,}/{max_steps:,}', f'loss {record["loss"]:.4f}']
+  seconds = record['step_seconds']
+  if seconds:
+    left = f'{duration(seconds * (max_steps - step))} left'
+    parts += [left, f'{record["tokens_per_second"]:,.0f} tokens/s']
+    if record['mfu'] is not None:
+      parts.append(f'MFU {record["mfu"]:.1%}')
+    elif record['model_tflops'] >= 1:
+      parts.append(f'{record["model_tflops"]:.3g} TFLOP/s')
+  parts += filter(None, [ahead, seconds and f'{seconds:.3f} s/step'])
+  if record['lr'] is not None:  # an optimizer of one's own may not say it
+    parts.append(f'lr {record["lr"]:.2e}')
+  return '  '.join([*parts, f'grad {record["grad_norm"]:.3f}'])
+
+
+def duration(seconds: float) -> str:
+  """Returns a duration as text, such as '1:02:03' or '2:03'."""
+  minutes, rest = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f'{hours}:{minutes:02d}:{rest:02d}' if hours else f'{minutes}:{rest:02d}'
+
+
+def _append(path: pathlib.Path, record: Mapping[str, Json]) -> None:
+  clean = {
+    k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()
+  }
+  with open_file(path, 'ab', buffering=0) as f:
+    end = f.tell()
+    try:
+      f.write(json.dumps(clean).encode() + b'\n')
+    except OSError:
+      f.truncate(end)  # removes an incomplete record
+      raise
+
+
+def read_records(path: pathlib.Path) -> Iterator[JsonObject]:
+  """Yields the records of a file that can be read; each has a step."""
+  try:
+    lines = path.read_bytes().split(b'\n')
+  except OSError:
+    return
+  for line in lines:
+    if (record := _record_of(line)) is not None:
+      yield record
+
+
+def drop_later_records(path: pathlib.Path, start: int) -> None:
+  """Removes the records of steps after `start`, and an incomplete last line.
+
+  If other lines are not records, the file is set aside, and a new one gets the good lines.
+  """
+  check_place(path)
+  if not os.path.lexists(path):
+    return
+  if path.is_symlink() or not path.is_file():
+    set_aside(path, 'it is not a file of its own')
+    return
+  content = path.read_bytes()
+  lines = list(filter(None, content.split(b'\n')))
+  if lines and not content.endswith(b'\n') and _step_of(lines[-1]) is None:
+    lines.pop()
+  steps = list(map(_step_of, lines))
+  kept = [
+    line + b'\n'
+    for line, step in zip(lines, steps, strict=True)
+    if step is not None and step <= start
+  ]
+  unfinished = path.with_suffix('.tmp')
+  with open_file(unfinished, 'wb') as f:
+    f.writelines(kept)
+  if None in steps:
+    first = steps.index(None) + 1
+    set_aside(path, f'line {first:,} is no record; the run continues with the others')
+  unfinished.replace(path)
+
+
+def _step_of(line: bytes) -> int | None:
+  """Returns the step of a record, or None if the line is not a record."""
+  record = _record_of(line)
+  return None if record is None else record['step']
+
+
+def _record_of(line: bytes) -> JsonObject | None:
+  """Returns the record that a line holds; it has a step. None if the line is not a record."""
+  try:
+    record = parsed(line)
+  except ValueError:
+    return None
+  step = record.get('step') if isinstance(record, dict) else None
+  return record if isinstance(step, int) and not isinstance(step, bool) else None

@@ -1,0 +1,266 @@
+"""How every tool treats its command line and its terminal."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from paxlite import main
+from paxlite.cli import command_line
+from paxlite.core.errors import UserError
+from paxlite.tools import compile, experiments, goodput, modes, new, show
+from tests.support import runs
+
+# Each command prints letters that ASCII does not have.
+PRINTING = {
+  'help': ['paxlite.main', '--help'],
+  'dry run': ['paxlite.main', '--fdl_config=TinyGPT', '--dry_run'],
+  'experiments': ['paxlite', 'list'],
+  'show': ['paxlite', 'show', 'Synthetic126M'],
+  'a command': ['paxlite', 'generate', '--help'],
+}
+
+
+def environment(**variables: str) -> dict[str, str]:
+  """Returns an environment without the settings that make Python write UTF-8 in any locale."""
+  return runs.environment() | {'LC_ALL': 'C', 'PYTHONCOERCECLOCALE': '0'} | variables
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('what', PRINTING)
+def test_terminals_that_know_ascii_alone(what):
+  result = subprocess.run(
+    [sys.executable, '-m', *PRINTING[what]],
+    capture_output=True,
+    cwd=runs.ROOT,
+    env=environment(PYTHONIOENCODING='ascii', PYTHONUTF8='0', COLUMNS='150'),
+    check=False,
+  )
+  assert (result.returncode, result.stderr) == (0, b'')
+  text = result.stdout.decode('ascii')
+  assert text
+  if what == 'experiments':
+    assert '[8,1,1] x [8,1,1]' in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('what', PRINTING)
+def test_readers_that_go_away(what):
+  command = ' '.join([sys.executable, '-m', *PRINTING[what]])
+  result = subprocess.run(
+    ['bash', '-c', f'{command} | head -c 1; exit ${{PIPESTATUS[0]}}'],
+    capture_output=True,
+    cwd=runs.ROOT,
+    env=runs.environment(),
+    check=False,
+  )
+  assert (result.returncode, result.stderr) == (0, b'')
+
+
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='needs /dev/full')
+@pytest.mark.parametrize('argv', [['paxlite', 'list'], ['paxlite']])
+def test_a_full_disk_under_printed_output(argv):
+  """The output is longer than the buffer in one case, and shorter in the other."""
+  with open('/dev/full', 'w') as full:
+    result = subprocess.run(
+      [sys.executable, '-m', *argv], stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+      cwd=runs.ROOT,
+    )  # fmt: skip
+  wanted = 'error: what was printed is not all there: No space left on device\n'
+  assert (result.returncode, result.stderr) == (1, wanted)
+
+
+def test_no_stdout_at_all():
+  result = subprocess.run(
+    ['bash', '-c', f'{sys.executable} -m paxlite list >&-'],
+    stderr=subprocess.PIPE, text=True, check=False, cwd=runs.ROOT,
+  )  # fmt: skip
+  assert (result.returncode, result.stderr) == (0, '')
+
+
+@pytest.mark.parametrize(
+  ('argv', 'wanted'),
+  [
+    (['paxlite'], 'turn text into a dataset of tokens'),
+    (['paxlite', '--version'], 'paxlite 0.'),
+    (['paxlite', '-help'], 'turn text into a dataset of tokens'),
+    (['paxlite', 'train', '--help'], 'paxlite train EXPERIMENT'),
+    (['paxlite', 'list', '-help'], 'usage: paxlite list'),
+    (['paxlite', 'attributes', 'learning_rate'], 'LEARNING_RATE: float = 0.001\n'),
+    (['paxlite', 'completion', 'words', 'train', 'TinyG'], 'TinyGPT\n'),
+    (['paxlite', 'completion', 'words', 'plan', 'TinyGPT', 'NUM_LAY'], 'NUM_LAYERS=\n'),
+    (['paxlite.main', '-help'], '--job_log_dir'),
+    (['paxlite.main', '--helpfull'], '--job_log_dir'),
+    (['paxlite.tools.experiments', '-help'], 'usage: paxlite list'),
+  ],
+)
+def test_ways_to_ask_what_there_is(argv, wanted):
+  result = subprocess.run(
+    [sys.executable, '-X', 'importtime', '-m', *argv], capture_output=True, text=True, check=False,
+    cwd=runs.ROOT, env=os.environ,
+  )  # fmt: skip
+  assert result.returncode == 0, result.stderr
+  assert wanted in result.stdout
+  assert ' jax\n' not in result.stderr, 'that would take seconds'
+
+
+def test_bash_completes():
+  """compopt complains outside of a real completion, which a test is not."""
+  script = f"""
+paxlite() {{ {sys.executable} -m paxlite "$@"; }}
+eval "$(paxlite completion bash)"
+COMP_WORDS=(paxlite deco); COMP_CWORD=1; _paxlite; echo "${{COMPREPLY[@]}}"
+COMP_WORDS=(paxlite train TinyGPT NUM_L); COMP_CWORD=3; _paxlite; echo "${{COMPREPLY[@]}}"
+"""
+  done = subprocess.run(
+    ['bash', '-c', script], capture_output=True, text=True, check=True, cwd=runs.ROOT
+  )
+  assert done.stdout.splitlines() == ['decode', 'NUM_LAYERS= NUM_LOSS_CHUNKS=']
+
+
+def test_an_unexpected_error_names_what_to_report_and_what_is_there(tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(main, '_run', {}.__getitem__)  # no line of it is in a file of a user's
+  for files, named in (((), False), (('versions.json',), True)):
+    for name in files:
+      (tmp_path / name).write_text('{}')
+    assert main.main(['x', '--fdl_config=TinyGPT', f'--job_log_dir={tmp_path}']) == 1
+    printed = capsys.readouterr().err
+    assert 'TypeError: unhashable' in printed
+    assert 'what `paxlite doctor` prints' in printed
+    assert (f'versions.json in {tmp_path}' in printed) == named
+
+
+def test_an_unexpected_error_of_a_command_says_what_to_report():
+  code = 'from paxlite.cli import command_line; command_line.run(lambda argv: 1 / 0)'
+  done = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=False, cwd=runs.ROOT
+  )
+  assert done.returncode == 1
+  assert 'ZeroDivisionError' in done.stderr
+  assert done.stderr.endswith('what `paxlite doctor` prints, and the command.\n')
+
+
+@pytest.mark.skipif(shutil.which('fish') is None, reason='needs fish')
+def test_fish_completes():
+  script = f"""
+function paxlite; {sys.executable} -m paxlite $argv; end
+paxlite completion fish | source
+complete -C "paxlite deco"
+complete -C "paxlite train TinyGPT NUM_LAY"
+"""
+  done = subprocess.run(
+    ['fish', '--no-config', '-c', script], capture_output=True, text=True, check=True, cwd=runs.ROOT
+  )
+  assert done.stdout.splitlines() == ['decode', 'NUM_LAYERS=']
+
+
+def test_the_table_needs_no_import_and_shortens_nothing(capsys):
+  code = (
+    'import sys; from paxlite.tools.experiments import main; main([]); '
+    'print(*{"jax", "flax", "fiddle", "numpy", "rich"} & set(sys.modules))'
+  )
+  out = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True, cwd=runs.ROOT,
+    env={**os.environ, 'COLUMNS': ''},
+  ).stdout  # fmt: skip
+  assert out.endswith('\n\n'), 'none of them'
+  assert '…' not in out
+  assert max(map(len, out.splitlines())) <= 100, 'of a pipe'
+  assert '600,000' in out
+  experiments.main(['mistral7b'])
+  lines = capsys.readouterr().out.splitlines()
+  assert {x.split()[0] for x in lines if 'Mistral7B' in x} == {
+    'Mistral7B', 'Mistral7BLoRA', 'Mistral7BSFT', 'SyntheticMistral7B',
+    'Mistral7B_v0_2', 'Mistral7B_v0_2LoRA', 'Mistral7B_v0_2SFT',
+    'Mistral7B_v0_3', 'Mistral7B_v0_3LoRA', 'Mistral7B_v0_3SFT',
+  }  # fmt: skip
+  with pytest.raises(UserError, match="no experiment has 'nothing' in its name or dataset"):
+    experiments.main(['nothing'])
+  for screen in (200, 100, 80):
+    lines = experiments.table('', screen).splitlines()
+    assert max(map(len, lines)) <= screen
+    assert ('SAVE_DOT_WITH_NO_BATCH_DIM' in '\n'.join(lines)) == (screen == 200)
+
+
+def test_show_says_what_values_mean(capsys, monkeypatch):
+  monkeypatch.delenv('COLUMNS', raising=False)
+  show.main(['TinyGPT'])
+  out = capsys.readouterr().out
+  assert 'SAMPLE_PROMPT = None  # text that is continued' in out
+  assert 'LOSS_SPIKE_WINDOW = 100  # number of steps in that mean\n' in out
+  assert re.search(r'^CHECKPOINT_IGNORE_RULES = \[\]  # .', out, re.M)  # declared over three lines
+  assert (
+    'NORM_SCALE_OFFSET = 1.0  # The number that is added to the stored scale of a norm.\n' in out
+  )
+
+
+@pytest.mark.parametrize(
+  ('main', 'argv', 'flag'),
+  [
+    (new.main, ['gs://b/e.py'], '--output'),
+    (compile.main, ['TinyGPT', '--target=v5e-8', '--save=gs://b/s'], '--save'),
+    (compile.main, ['TinyGPT', '--target=v5e-8', '--write_hlo=gs://b/s'], '--write_hlo'),
+  ],
+)
+def test_object_stores_are_refused_for_code_and_programs(main, argv, flag):
+  with pytest.raises(UserError, match=f'{flag}: gs://b/.* is in an object store'):
+    main(argv)
+
+
+def test_every_path_of_a_command_is_read_as_one():
+  """An address is not taken for the name of a folder here: each is in one of two lists."""
+  page = (runs.ROOT / 'docs' / 'commands.md').read_text()
+  names_a_place = r'\b(?:file|folder|where|to write|to make)\b'
+  found = set(re.findall(rf'^  --([a-z_]+)[ =][A-Z_]+ .*{names_a_place}', page, re.M))
+  assert found >= {'output', 'curves', 'json', 'write_hlo'}
+  checked_by_train = {'folder'}
+  assert found <= {*command_line._STORED, *command_line._PATHS, *checked_by_train}
+
+
+def test_home_is_expanded(monkeypatch):
+  monkeypatch.setenv('HOME', '/home/me')
+  with pytest.raises(UserError, match='/home/me/run holds no run'):
+    goodput.main(['~/run'])
+
+
+def test_what_cannot_be_written_is_spelled():
+  with command_line.printing():
+    pass
+  assert '8 × 1 → é'.encode('ascii', 'paxlite.spelled') == b'8 x 1 -> \\xe9'
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_library_that_swallows_signals(number):
+  """A library that calls Python may drop SystemExit and KeyboardInterrupt; the tool ends anyway."""
+  code = (
+    'import time\n'
+    'from paxlite.cli import command_line as cli\n'
+    'cli._END_SECONDS = 0.5\n'
+    'def main(argv):\n'
+    '  while True:\n'
+    '    try: print("here", flush=True) or time.sleep(60)\n'
+    '    except BaseException: pass\n'
+    'cli.run(main)\n'
+  )
+  with subprocess.Popen(
+    [sys.executable, '-c', code], cwd=runs.ROOT, env=runs.environment(), text=True,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+  ) as process:  # fmt: skip
+    assert process.stdout.readline() == 'here\n'
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=20)
+  assert process.returncode == 128 + number
+  assert stderr == 'interrupted; what is unfinished is left where it is\n'
+
+
+def test_words_after_train_and_eval():
+  assert modes.flags('train', ['TinyGPT', 'learning_rate=1', '--folder=x']) == [
+    '--mode=train', '--fdl.learning_rate=1', '--job_log_dir=x', '--fdl_config=TinyGPT',
+  ]  # fmt: skip
+  assert modes.flags('eval', ['gs://bucket/run'])[1] == '--job_log_dir=gs://bucket/run'
+  with pytest.raises(UserError, match=r'^runs/none is not a folder: name that of a run'):
+    modes.flags('eval', ['runs/none'])

@@ -1,0 +1,48 @@
+"""The line of a terminal that changes, and what is printed while it is there."""
+
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import runs
+
+PROGRAM = """
+import logging, sys, time
+from paxlite.cli import live_line, terminal
+terminal.print_logs()
+with live_line.working('Reading the training data', terminal.say):
+  logging.getLogger('paxlite').warning('3 records are odd')
+  terminal.warn('plain')
+"""
+
+
+@pytest.mark.parametrize('stderr_is_a_file', [False, True])
+def test_a_warning_has_a_line_of_its_own(tmp_path, stderr_is_a_file):
+  leader, follower = pty.openpty()
+  with open(tmp_path / 'err', 'wb') as file:
+    process = subprocess.Popen(
+      [sys.executable, '-c', PROGRAM],
+      stdout=follower,
+      stderr=file if stderr_is_a_file else follower,
+      env=runs.environment() | {'TERM': 'xterm', 'COLUMNS': '80'},
+      cwd=runs.ROOT,
+    )
+  os.close(follower)
+  shown = b''
+  try:
+    while chunk := os.read(leader, 65536):
+      shown += chunk
+  except OSError:  # end of file on a terminal
+    pass
+  assert process.wait(timeout=60) == 0
+  told = ['WARNING:paxlite:3 records are odd', 'plain']
+  if stderr_is_a_file:
+    assert (tmp_path / 'err').read_text().splitlines() == told
+    assert b'odd' not in shown
+    return
+  assert 'Reading the training data …' in shown.decode()
+  lines = shown.decode().replace('\x1b[2K', '\n').replace('\r', '\n').split('\n')
+  assert [line for line in lines if 'odd' in line or 'plain' in line] == told

@@ -1,0 +1,426 @@
+"""Names of Pax, MaxText, transformers and seqax: each works, or is answered in one line."""
+
+import re
+import typing
+from collections.abc import Iterator
+
+import pytest
+
+from paxlite import main
+from paxlite.config.attributes import attribute_types, parse
+from paxlite.contrib.gpu.scripts_gpu import (
+  configs,
+  download_boolq,
+  download_lambada,
+  download_the_pile,
+  tfds_datasets,
+)
+from paxlite.core.errors import UserError
+from paxlite.experiments.datasets import DocumentFiles, Mixture
+from paxlite.experiments.registry import experiments, find
+from paxlite.other_systems import (
+  names_of_maxtext,
+  names_of_pax,
+  names_of_seqax,
+  names_of_transformers,
+  names_of_trl,
+  other_names,
+)
+from paxlite.other_systems.answers import Answer
+from paxlite.tools import convert_te, import_weights, modes
+from paxlite.tools.commands import COMMANDS
+from tests.support import runs
+
+ATTRIBUTES = {
+  'Pax': names_of_pax.ATTRIBUTES,
+  'MaxText': names_of_maxtext.KEYS,
+  'transformers': names_of_transformers.ARGUMENTS,
+  'TRL': {**names_of_trl.SFT, **names_of_trl.LORA, **names_of_trl.AXOLOTL},
+  'seqax': names_of_seqax.KEYS,
+}
+GPU = 'contrib.gpu.scripts_gpu.configs'
+GPU_FOLDER = 'paxlite/contrib/gpu/scripts_gpu'
+TINY = '--fdl_config=TinyGPT'
+# Words of names that say nothing of what an attribute is about.
+GENERIC = """
+  activation attn axe axi base batch batche block by cache cap checkpoint config context data
+  dataset decode device dim dir emb embedding enable end eval factor file fraction full global
+  gradient group host id init input key last layer learning length local log logit lr max mesh
+  metric min mode model module name norm num on order out output over param path per percore
+  pipeline position prompt rate row rule sample save seq sequence shape size skip start state step
+  target test text to token total train trainable type use value weight
+"""
+# Words that stand for the same thing.
+SYNONYMS = {
+  'opt': 'optimizer',
+  'optim': 'optimizer',
+  'adafactor': 'optimizer',
+  'report': 'tracker',
+  'tuner': 'trial',
+  'ppl': 'perplexity',
+}
+# Attributes that share a word with a name of another library and are about something else.
+UNRELATED = {
+  'Z_LOSS_WEIGHT': 'loss weight',
+  'ROWS_PER_EXAMPLE': 'example',
+  'LABEL_SMOOTHING': 'label',
+  'REFERENCE_RESTORE_PATH': 'restore',
+  'OFFLOAD_OPTIMIZER': 'optimizer',
+  'AUX_LOSS_COEF': 'loss',
+  'LOSS_SPIKE_FACTOR': 'loss',
+  'LOSS_SPIKE_WINDOW': 'loss',
+  'NUM_LOSS_CHUNKS': 'loss',
+  'ADAM_CLIP_THRESHOLD': 'threshold',
+  'ADAM_EPSILON_ROOT': 'root',
+  'EVAL_INTERVAL_STEPS': 'interval',
+  'SUMMARY_INTERVAL_STEPS': 'interval',
+  'STACK_TRACE_INTERVAL': 'interval trace stack',
+  'TRAIN_SPLIT': 'split',
+  'EVAL_SPLIT': 'split',
+  'EVAL_TASKS': 'task',
+  'SEQIO_TASK': 'task',
+  'CHECKPOINT_IGNORE_RULES': 'ignore',
+  'CHECKPOINT_RESTORE_PATH': 'restore',
+  'CHECKPOINT_RESTORE_STATE': 'restore',
+  'CHECKPOINT_RESTORE_CHANGES': 'restore',
+  'USE_FP8_KERNELS': 'kernel',
+  'GATHER_STAGES_ONCE': 'stage gather',
+  'RELATIVE_BIAS_BUCKETS': 'bucket',
+  'ATTENTION_PATTERN': 'pattern',
+  'LORA_RANK': 'rank',
+  'NORM_SCALE_OFFSET': 'scale',
+  'EXPERT_WEIGHT_SCALE': 'scale',
+  'USE_PER_DIM_SCALE': 'scale',
+  'SCALE_EMBEDDING': 'scale',
+  'NORMALIZE_EXPERT_WEIGHTS': 'normalize',
+  'SOFTMAX_INIT_STD': 'softmax',
+  'SOFTMAX_CAP_LOGITS': 'softmax',
+  'USE_SOFTMAX_BIAS': 'softmax',
+  'USE_QKV_BIAS': 'qkv',
+}
+# Names that share a word with attributes which are rightly left out of the answer.
+ANSWERED_OTHERWISE = {
+  'TRAINABLE_PE_MAX_SEQ_LEN': 'rows of the table of positions, which are not those of training',
+  'EMA_DECAY': 'decays are of the schedule, of Adam and of weights',
+  'learning_rate_schedule_steps': 'the kind of the schedule',
+  'upload_all_profiler_results': 'which steps are traced',
+  'bias': 'biases of layers, and whether they are trained',
+  'evals_per_epoch': 'a number per epoch, which is one per so many steps here',
+  'saves_per_epoch': 'a number per epoch, which is one per so many steps here',
+  'rope_min_timescale': 'the shortest wavelength, which is none of the attributes of RoPE',
+  'lora_task_type': 'a task of PEFT',
+  'lora_dropout': 'dropout of activations, as DROPOUT_PROB says',
+  'init_lora_weights': 'the other attributes of LoRA',
+  'lora_modules_to_save': 'the other attributes of LoRA',
+}
+PLACEHOLDERS = """
+  EXPERIMENT FOLDER FILE NAME VALUE VERSION SPLIT CONFIGURATION RUN CHECKPOINT
+"""
+# Variables of the environment, and names of XLA and JAX, that answers may name.
+OUTSIDE = """
+  HF_TOKEN JAX_COMPILATION_CACHE_DIR JAX_DEBUG_NANS JAX_DEFAULT_MATMUL_PRECISION JAX_ENABLE_CHECKS
+  JAX_PLATFORMS JAX_TRACEBACK_FILTERING MLFLOW_EXPERIMENT_NAME TRACKIO_PROJECT WANDB_PROJECT
+  ENABLE_TE ENABLE_FP8 NCCL LL128 DCN ICI SIGTERM YAML JSON GPT GPU GPUS XLA JAX TFDS FSDP BOS EOS
+  README
+"""
+
+
+@pytest.fixture(scope='module')
+def known() -> set[str]:
+  """The attributes of all experiments."""
+  classes = [*experiments().values(), DocumentFiles, Mixture]
+  return {name for cls in classes for name in attribute_types(cls)}
+
+
+def parsed(capsys, *flags: str) -> str:
+  """What is printed about flags before anything runs; checks that it is at most one line."""
+  main._parse(['paxlite.main', TINY, '--dry_run', *flags])
+  printed = capsys.readouterr()
+  assert (printed.out, printed.err.count('\n') <= 1) == ('', True)
+  return printed.err
+
+
+def answers() -> Iterator[tuple[str, Answer]]:
+  """Every name of another library, and its answer."""
+  others = (
+    names_of_pax.FLAGS,
+    names_of_pax.MODES,
+    names_of_pax.EXPERIMENTS,
+    names_of_pax.SCRIPTS,
+    names_of_pax.CONVERT_TE,
+    names_of_pax.CONVERT_LLAMA,
+    names_of_maxtext.CONVERT_LLAMA,
+  )
+  for names in (*ATTRIBUTES.values(), *others):
+    yield from names.items()
+
+
+def choices(annotation: object) -> set[str]:
+  """The strings that an attribute of this type may have or hold."""
+  if typing.get_origin(annotation) is typing.Literal:
+    return set(map(str, typing.get_args(annotation)))
+  return set().union(*map(choices, typing.get_args(annotation)))
+
+
+def words(name: str) -> set[str]:
+  """The words of a name that say what it is about, in the singular."""
+  singular = (re.sub(r'(?<=[^s])s$', '', word.lower()) for word in re.split(r'[^A-Za-z0-9]+', name))
+  return {SYNONYMS.get(word, word) for word in singular if len(word) > 1} - set(GENERIC.split())
+
+
+def _choices_of(cls: type) -> set[str]:
+  return set().union(*map(choices, attribute_types(cls).values()))
+
+
+def _flags_of_commands() -> set[str]:
+  """The flags of all commands, with those that are words too, such as --checkpoint."""
+  sources = (path.read_text() for path in (runs.ROOT / 'paxlite' / 'tools').glob('*.py'))
+  adds = re.compile(r"(?:add_argument\('--|\.word\(')([a-z][\w-]*)")
+  return {flag for source in sources for flag in adds.findall(source)}
+
+
+def test_what_answers_name_exists(known):
+  values = {value for cls in experiments().values() for value in _choices_of(cls)}
+  there = known | values | set(experiments()) | {*OUTSIDE.split(), *PLACEHOLDERS.split()}
+  flags = {*main._FLAGS, 'fdl', *_flags_of_commands()}
+  for name, answer in answers():
+    said = answer.sentence()
+    for word in re.findall(r'(?<![\w.])[A-Z][A-Z0-9_]{2,}\b(?![a-z])', said):
+      is_start = word.endswith('_') and any(k.startswith(word) for k in known)
+      assert is_start or word in there, (name, word)
+    for flag in re.findall(r'(?<!\w)--([a-z][\w-]*)', said):
+      assert flag in flags, (name, flag)
+    for command in re.findall(r'\bpaxlite ([a-z][\w-]+)', said):
+      assert command in COMMANDS or command in ('and', 'has', 'knows', 'trains'), (name, command)
+    for path in re.findall(r'[\w./]+(?:/\w+)?\.(?:md|py|sub|sh)\b', said):
+      folders = ('', 'paxlite', GPU_FOLDER, 'scripts')
+      assert any((runs.ROOT / folder / path).is_file() for folder in folders), (name, path)
+    assert 'paxlite.tools' not in said, name
+    assert 'tools.' not in said, name
+    for experiment in re.findall(r'\b[A-Z][A-Za-z]+\d+[BM]\b', said):
+      find(experiment)
+
+
+def test_an_answer_leaves_out_no_attribute_of_the_same_topic(known):
+  """So that a new attribute does not leave an answer that says that there is none."""
+  by_word: dict[str, set[str]] = {}
+  for cls in (*experiments().values(), DocumentFiles, Mixture):
+    for attribute, annotation in attribute_types(cls).items():
+      services = choices(annotation) if attribute == 'TRACKERS' else set()
+      for word in words(attribute) | services:
+        if word not in words(UNRELATED.get(attribute, '')):
+          by_word.setdefault(word, set()).add(attribute)
+  unanswered = {}
+  for name, answer in (pair for names in ATTRIBUTES.values() for pair in names.items()):
+    same_topic = set().union(*(by_word.get(word, set()) for word in words(name)))
+    said = answer.sentence()
+    if answer.kind != 'same' and same_topic and not any(a in said for a in same_topic):
+      unanswered[name] = said, sorted(same_topic)
+  assert {k: v for k, v in unanswered.items() if k not in ANSWERED_OTHERWISE} == {}
+  assert set(ANSWERED_OTHERWISE) <= set(unanswered)
+
+
+@pytest.mark.parametrize('library', ATTRIBUTES)
+def test_every_attribute_is_answered(known, library):
+  for name, answer in ATTRIBUTES[library].items():
+    hint = other_names.attribute_hint(name)
+    if answer.kind == 'same':
+      assert name in known, name
+    else:
+      assert library != 'Pax' or name not in known, name
+      assert answer.target or answer.text, name
+      assert answer.sentence() in hint or f'It is {answer.target} here' in hint, name
+    if answer.kind == 'renamed':
+      assert answer.target in known, name
+    assert '\n' not in hint
+    assert hint == '' or hint.endswith('. '), hint
+
+
+def test_an_attribute_of_pax_is_not_taken_for_a_near_name():
+  for name, said in {
+    'USE_MQA': 'It is NUM_KV_HEADS here',
+    'EMA_DECAY': 'nothing like it: there is no average',
+    'NUM_STAGES': 'A pipeline is the mesh axis stage',
+  }.items():
+    with pytest.raises(UserError, match=f'has no attribute {name}. .*{said}') as error:
+      parse(find('TinyGPT'), name, '1')
+    assert 'Did you mean' not in str(error.value)
+
+
+def test_libraries_that_differ_are_named():
+  hint = other_names.attribute_hint('eval_steps')
+  assert 'In MaxText: It is MAX_EVAL_BATCHES here. ' in hint
+  assert 'In transformers: It is EVAL_INTERVAL_STEPS here. ' in hint
+  assert other_names.attribute_hint('learning_rate') == 'It is LEARNING_RATE here. '
+
+
+def test_every_flag_of_pax_works_or_is_answered(capsys):
+  assert len(names_of_pax.FLAGS) >= 35
+  for name, answer in names_of_pax.FLAGS.items():
+    if answer.kind == 'same':
+      assert name in main._FLAGS or name == 'fdl', name
+      continue
+    if answer.accepted == 'any':
+      for flag in (f'--{name}', f'--no{name}', f'--{name}=False', f'-{name}=true'):
+        assert f'--{name} does nothing here: {answer.text}.' in parsed(capsys, flag)
+      continue
+    if answer.accepted == 'false':
+      for flag in (f'--no{name}', f'--{name}=False', f'--{name}=0'):
+        assert parsed(capsys, flag) == ''
+    with pytest.raises(UserError) as error:
+      parsed(capsys, f'--{name}=1')
+    assert str(error.value) == f'Unknown command line flag {name!r}. {answer.sentence()}'
+
+
+def test_flags_of_paxlite_are_never_taken_for_those_of_others():
+  for name in main._FLAGS:
+    for flag in (f'--{name}', f'--no{name}', f'--{name}=x'):
+      assert other_names.remark_on(flag) is None
+
+
+@pytest.mark.parametrize('mode', names_of_pax.MODES)
+def test_every_mode_of_pax_works_or_is_answered(capsys, mode):
+  answer = names_of_pax.MODES[mode]
+  if answer.kind == 'same':
+    assert parsed(capsys, f'--mode={mode}') == ''
+    return
+  with pytest.raises(UserError) as error:
+    parsed(capsys, f'--mode={mode}')
+  assert str(error.value).endswith(f'decode_once>. {answer.sentence()}')
+
+
+def test_the_flag_exp_is_fdl_config():
+  main._parse(['paxlite.main', '--exp=Pile126M', '--dry_run'])
+  assert main._CONFIG.value == 'Pile126M'
+
+
+def test_every_experiment_of_pax_is_found_by_its_path_or_answered():
+  for name, answer in names_of_pax.EXPERIMENTS.items():
+    if hasattr(configs, name):
+      ours = getattr(configs, {'GPT5B': 'Pile5B', 'GPT175B': 'Pile175B'}.get(name, name))
+      assert isinstance(ours, type)
+      if hasattr(ours, 'MODEL_DIMS'):
+        assert find(f'paxml.{GPU}.{name}') is ours
+      assert find(f'paxlite.{GPU}.{name}') is getattr(configs, name)
+      assert answer.kind in ('same', 'renamed')
+      assert answer.kind == 'same' or getattr(configs, name).__name__ == answer.target
+      continue
+    for path in (f'paxml.{GPU}', 'paxml.tasks.lm.params.c4', 'paxlite.tasks.lm.params.c4'):
+      with pytest.raises(UserError) as error:
+        find(f'{path}.{name}')
+      assert str(error.value).endswith(answer.sentence()), name
+    with pytest.raises(UserError) as error:
+      find(name)
+    assert str(error.value).endswith(answer.sentence())
+  with pytest.raises(
+    UserError, match=r'there is no module paxml. paxlite has the experiments of Pa'
+  ):
+    find('paxml.tasks.lm.params.nvidia.NVIDIA5B')
+
+
+def test_classes_derive_from_paxs_names_in_paxs_order():
+  class Mine(configs.GPT126MBase, configs.PileUnsupervisedDataset):
+    NUM_LAYERS = 6
+
+  class Other(configs.GLaM64B64EBase, configs.SyntheticDataset):
+    NUM_LAYERS = 4
+
+  assert (Mine().NUM_LAYERS, Mine().dataset) == (6, 'SeqIO the_pile_lm')
+  assert (Other().NUM_EXPERTS, Other().dataset) == (64, 'synthetic')
+  Mine().train_input()
+  assert Other().LEARNING_RATE == 2e-5
+  assert Other().ADAM_BETA1 == 0.9
+
+
+def test_choices_may_be_in_capitals_or_small_letters():
+  tiny = find('TinyGPT')
+  assert parse(tiny, 'CHECKPOINT_POLICY', '"save_nothing"') == 'SAVE_NOTHING'
+  assert parse(tiny, 'ACTIVATION_CLS', 'GELU') == 'gelu'
+  with pytest.raises(UserError, match='must be one of'):
+    parse(tiny, 'CHECKPOINT_POLICY', 'save_something')
+
+
+def test_key_value_arguments_are_all_answered():
+  said = other_names.arguments_hint(['base.yml', 'steps=10', 'ici_fsdp_parallelism=8', 'other=1'])
+  assert said == (
+    '--fdl_config=EXPERIMENT is used in place of a YAML file. '
+    'steps: It is MAX_STEPS here. Write --fdl.MAX_STEPS=VALUE. '
+    "ici_fsdp_parallelism: It is the mesh's axis data here: its number in ICI_MESH_SHAPE."
+  )
+
+
+def test_every_flag_of_the_converters_is_accepted_or_answered():
+  tables = (
+    names_of_pax.CONVERT_TE,
+    names_of_pax.CONVERT_LLAMA,
+    names_of_maxtext.CONVERT_LLAMA,
+  )
+  for names in tables:
+    for name, answer in names.items():
+      flag = '--' + name.replace('_', '-')
+      for argv in ([flag, 'x', '--to=y'], [f'{flag}=x', '--to=y'], [flag, '--to=y']):
+        if answer.kind == 'absent':
+          with pytest.raises(UserError, match=f'{flag}: paxlite has nothing like it: '):
+            other_names.translated(argv, names)
+          continue
+        kept, remarks = other_names.translated(argv, names)
+        if answer.kind == 'needless':
+          assert (kept, len(remarks)) == (['--to=y'], 1)
+        elif answer.kind == 'same':
+          assert (kept, remarks) == (argv, [])
+        else:
+          assert ' '.join(kept) == ' '.join(argv).replace(flag, answer.target)
+
+
+def test_the_converters_run_with_flags_of_others(tmp_path, capsys):
+  sizes = '--fw pax --num-of-layer 12 --num-of-head=12 --head-dim 64 --mlp-intermediate-dim 3072'
+  flags = [f'--input-path={tmp_path}/none', '--output-path', 'out', '--direction=fw2te']
+  with pytest.raises(UserError, match='none is not a folder'):
+    convert_te.main([*flags, *sizes.split(), '--weight-only', '--use-gated-activations'])
+  assert capsys.readouterr().err.count('does nothing here: ') == 7
+  with pytest.raises(UserError, match=r'--path=.*/llama 7b is not there'):
+    import_weights.main(['--base', f'{tmp_path}/llama 7b', '--pax', 'out', '--model-size', '7b'])
+  with pytest.raises(UserError, match=r'--path=.*/meta is not there'):
+    import_weights.main([f'--base-model-path={tmp_path}/meta', '--maxtext-model-path=out'])
+
+
+def test_the_download_scripts_take_tfds_data_dir_from_the_environment(tmp_path, monkeypatch):
+  """As Pax's README calls them."""
+  monkeypatch.setenv('TFDS_DATA_DIR', f'{tmp_path}/tfds')
+  built = []
+  monkeypatch.setattr(tfds_datasets, 'build', lambda *given: built.append((given[0], given[4])))
+  (tmp_path / 'train.jsonl').touch()
+  (tmp_path / 'dev.jsonl').touch()
+  download_boolq.main([f'--source={tmp_path}'])
+  download_lambada.main([f'--source={tmp_path}/dev.jsonl'])
+  download_the_pile.main([f'--source={tmp_path}'])
+  assert built == [(n, f'{tmp_path}/tfds') for n in ('bool_q', 'lambada', 'the_pile')]
+
+
+@pytest.mark.parametrize(
+  ('typed', 'meant'),
+  [
+    ('smollm135mlora', 'Did you mean SmolLM135MLoRA or '),
+    ('llama2-7b', 'Did you mean LLaMA7B or '),
+    ('Qwen/Qwen2.5-0.5B-Instruct', 'Did you mean Qwen2_5_0_5B or '),
+    ('HuggingFaceTB/SmolLM2-135M-Instruct', 'Did you mean SmolLM135M or '),
+    ('lora', 'paxlite list lora lists some'),
+    ('mine/gpt.py:MyGPT', 'Write --fdl_config=mine.gpt.MyGPT'),
+    ('mine.py', 'Write --fdl_config=mine.CLASS'),
+    ('paxml/contrib/gpu/scripts_gpu/configs.GPT126M', 'It is --fdl_config=GPT126M here.'),
+    ('xyzzy', 'List them: paxlite list'),
+  ],
+)
+def test_an_experiment_that_does_not_exist_gets_a_suggestion(typed, meant):
+  with pytest.raises(UserError) as error:
+    find(typed)
+  assert meant in str(error.value)
+
+
+def test_a_flag_of_others_with_its_value_as_the_next_word_is_named():
+  """The value is no second experiment."""
+  for flag, said in {'--num_train_epochs': 'NUM_EPOCHS', '--report_to': 'TRACKERS'}.items():
+    with pytest.raises(UserError, match=f'Unknown command line flag .* It is {said} here'):
+      main._parse(['paxlite', *modes.flags('train', ['TinyGPT', flag, '3'])])
+  with pytest.raises(UserError, match="'wide' is one name too many"):
+    modes.flags('train', ['TinyGPT', 'wide', '--dry_run'])
