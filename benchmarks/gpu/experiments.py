@@ -4,8 +4,8 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.glam import GLaM64B64E, GLaM126M64E
+from paxlite.experiments.parts.experts import MixtureOfExperts
 
 
 class Dense(MixtureOfExperts):

@@ -25,7 +25,7 @@ from paxlite.data.chat_format import Message, Tool, conversation
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer, check_vocabulary, open_tokenizer
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.memory_savings import put_form
+from paxlite.experiments.parts.memory_savings import put_form
 from paxlite.experiments.registry import find_known
 from paxlite.files.json_files import read_json_lines, read_object
 from paxlite.files.text_files import expanded

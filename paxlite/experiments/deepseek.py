@@ -8,11 +8,11 @@ import fiddle as fdl
 from paxlite.config.attribute_kinds import Count, Function, NotNegativeInt, Shape
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.rotary_positions import RopeScaling
+from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
-from paxlite.experiments.rotary_positions import RopeScaling
-from paxlite.experiments.transformer import Activation
 from paxlite.layers.attention.latent_attention import LatentAttention
 
 

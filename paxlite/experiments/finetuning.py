@@ -16,7 +16,7 @@ from paxlite.experiments.datasets import DocumentFiles, SftFiles
 from paxlite.experiments.identity import stated_values
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA
-from paxlite.experiments.optimization import Schedule
+from paxlite.experiments.parts.optimization import Schedule
 from paxlite.experiments.registry import find_known, register
 
 

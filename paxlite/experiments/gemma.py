@@ -3,10 +3,10 @@
 from typing import Literal
 
 from paxlite.config.attribute_kinds import Count, Function
-from paxlite.experiments.attention import AttentionKind, QkNorm
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.attention import AttentionKind, QkNorm
+from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.registry import register
-from paxlite.experiments.rotary_positions import RopeScaling
 
 
 class Gemma(LLaMA):

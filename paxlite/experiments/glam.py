@@ -10,11 +10,11 @@ from flax import linen as nn
 from paxlite.config.attribute_kinds import Bounds, Count, Function, Shape
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
-from paxlite.experiments.attention import Norm
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
+from paxlite.experiments.parts.attention import Norm
+from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
-from paxlite.experiments.transformer import Activation
 from paxlite.layers.attention.attention import SeparateQkv
 from paxlite.layers.embeddings import TokenEmbedding
 from paxlite.layers.feedforward import FeedForward

@@ -1,9 +1,9 @@
 """GPT-3-style models as in Rosetta Pax: GPT126M, GPT5B, GPT175B, without a dataset."""
 
-from paxlite.experiments.attention import Norm
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.attention import Norm
+from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
-from paxlite.experiments.transformer import Activation
 from paxlite.layers.remat import CheckpointPolicy
 
 

@@ -1,11 +1,11 @@
 """gpt-oss: sinks in attention, sliding attention in turns, experts with biases; no dataset."""
 
-from paxlite.experiments.attention import AttentionKind
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.rotary_positions import RopeScaling
+from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
-from paxlite.experiments.rotary_positions import RopeScaling
-from paxlite.experiments.transformer import Activation
 
 
 class GptOss(MixtureOfExperts, LLaMA):

@@ -2,7 +2,7 @@
 
 from paxlite.data.text_encoding import TextEncoding
 from paxlite.data.tokenizer import Tokenizer
-from paxlite.experiments.backend import Backends
+from paxlite.experiments.parts.backend import Backends
 
 
 class LanguageModel(Backends):

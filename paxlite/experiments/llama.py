@@ -3,11 +3,11 @@
 The sizes are those of published weights, which `paxlite import` reads.
 """
 
-from paxlite.experiments.attention import AttentionKind
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.optimization import Schedule
+from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.optimization import Schedule
+from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
-from paxlite.experiments.transformer import Activation
 
 
 class LLaMA(LanguageModel):

@@ -1,9 +1,9 @@
 """Mixtral: Mistral's block with eight gated experts, without a dataset."""
 
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
-from paxlite.experiments.transformer import Activation
 
 
 class Mixtral(MixtureOfExperts, LLaMA):

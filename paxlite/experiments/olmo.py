@@ -2,12 +2,12 @@
 
 from typing import Literal
 
-from paxlite.experiments.attention import AttentionKind, QkNorm
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.attention import AttentionKind, QkNorm
+from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.rotary_positions import RopeScaling
+from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
-from paxlite.experiments.rotary_positions import RopeScaling
-from paxlite.experiments.transformer import Activation
 
 
 class OLMo2(LLaMA):

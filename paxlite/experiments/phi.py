@@ -1,8 +1,8 @@
 """Phi-3 and Phi-4, without a dataset."""
 
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.rotary_positions import RopeScaling
 from paxlite.experiments.registry import register
-from paxlite.experiments.rotary_positions import RopeScaling
 
 
 class Phi3(LLaMA):

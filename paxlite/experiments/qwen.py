@@ -1,10 +1,10 @@
 """Qwen2, Qwen2.5, Qwen3 and Qwen3's mixtures of experts, without a dataset."""
 
-from paxlite.experiments.attention import QkNorm
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.attention import QkNorm
+from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
-from paxlite.experiments.transformer import Activation
 
 
 class Qwen2(LLaMA):

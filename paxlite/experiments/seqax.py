@@ -14,8 +14,8 @@ from flax import linen as nn
 
 from paxlite.config.templates import template
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
-from paxlite.experiments.transformer import Activation
 from paxlite.layers.attention.attention import Attention, DotProductAttention, SeparateQkv
 from paxlite.layers.feedforward import FeedForward
 from paxlite.layers.projection import Projection

@@ -34,7 +34,7 @@ from paxlite.experiments.identity import (
   run_values,
 )
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.objective import Objective
+from paxlite.experiments.parts.objective import Objective
 from paxlite.files.folder_lock import FolderLock
 from paxlite.local_checkpoints.local_states import LocalStates
 from paxlite.parallel.devices import peak_flops

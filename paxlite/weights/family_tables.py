@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from paxlite.core.json_text import JsonObject
 from paxlite.experiments.deepseek import DeepSeekV2, DeepSeekV3
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gemma import Gemma, Gemma2, Gemma3
 from paxlite.experiments.gpt import GPT2
 from paxlite.experiments.gpt_oss import GptOss
@@ -17,6 +16,7 @@ from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.llama import LLaMA, SmolLM3
 from paxlite.experiments.mixtral import Mixtral
 from paxlite.experiments.olmo import OLMo2, OLMo3, OLMoE
+from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.experiments.phi import Phi3
 from paxlite.experiments.qwen import Qwen2, Qwen3, Qwen3Moe
 from paxlite.weights import tensor_names

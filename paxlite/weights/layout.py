@@ -14,8 +14,8 @@ from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import LOAD_BIAS
 from paxlite.experiments.deepseek import DeepSeek
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.weights.tensor_names import GGUF
 
 Transform = Callable[[np.ndarray], np.ndarray]

@@ -21,7 +21,7 @@ from paxlite.checkpointing.variables import Variable, write_variable
 from paxlite.core.errors import UserError, listed
 from paxlite.eval.inference import experiment_of
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.te_layer import check_supported
+from paxlite.experiments.parts.te_layer import check_supported
 from paxlite.files.unfinished_folder import UnfinishedFolder
 from paxlite.parallel.mesh import MESH_AXES
 from paxlite.weights.folder import copy_tokenizer, write_identity

@@ -26,7 +26,7 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M, GPT2
 from paxlite.experiments.llama import LLaMA, Mistral7B
-from paxlite.experiments.te_layer import te_block
+from paxlite.experiments.parts.te_layer import te_block
 from paxlite.layers.transformer import TransformerBlock
 from paxlite.checkpointing.source import find_source
 from paxlite.tools import convert_te

@@ -78,8 +78,8 @@ def draw(seed: str) -> tuple[bool, dict[str, Any], dict[str, Any]]:
 
 
 def experiment(has_experts: bool, values: dict[str, Any], mesh: dict[str, Any]) -> Any:
-  from paxlite.experiments.experts import MixtureOfExperts
   from paxlite.experiments.llama import LLaMA
+  from paxlite.experiments.parts.experts import MixtureOfExperts
 
   devices = math.prod([*mesh['ICI_MESH_SHAPE'], *mesh['DCN_MESH_SHAPE']])
   cls = MixtureOfExperts if has_experts else LLaMA

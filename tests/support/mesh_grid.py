@@ -20,9 +20,9 @@ import numpy as np
 from flax.linen import meta
 from jax.sharding import Mesh
 
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.parallel import partitioning
 from tests.support.meshes import batch_of, compiled, largest
 

@@ -21,10 +21,10 @@ from flax.linen import meta
 from paxlite.aot.collectives import collectives
 from paxlite.aot.hlo import Program
 from paxlite.config.attribute_kinds import Kind
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
 from paxlite.experiments.llama import LLaMA
+from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.parallel import partitioning, torus
 
 SMALL = dict(

@@ -12,8 +12,8 @@ from paxlite.aot.planning.machine import Machine
 from paxlite.aot.planning.model import Model, StateBytes
 from paxlite.aot.planning.traced import Work
 from paxlite.aot.roofline import Links
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.layers.pipeline.pipeline_schedule import Schedule
 from paxlite.parallel import partitioning
 

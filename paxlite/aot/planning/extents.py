@@ -9,8 +9,8 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.experts import MixtureOfExperts
 
 _PRIMES = (13, 17, 19, 23, 29, 31, 37)
 

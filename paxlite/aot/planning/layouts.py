@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from paxlite.aot.planning.machine import Machine
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.language_model import LanguageModel
+from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.parallel.mesh import MESH_AXES
 
 _Test = Callable[[int], bool]  # whether an axis can have a size

@@ -16,8 +16,8 @@ from paxlite.experiments.datasets import Synthetic
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.glam import GLaM126M64E
 from paxlite.experiments.gpt import GPT126M
+from paxlite.experiments.parts.te_layer import check_supported
 from paxlite.experiments.registry import experiments, find, register
-from paxlite.experiments.te_layer import check_supported
 from paxlite.layers.feedforward import FeedForward, GatedFeedForward
 from paxlite.programs.run import Run
 

@@ -12,8 +12,8 @@ from flax.linen import meta
 
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import LOAD_BIAS
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.glam import GLaM126M64E
+from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.layers.moe import moe
 from paxlite.layers.moe.dropless import DroplessDispatch
 from paxlite.layers.moe.group_router import GroupRouter, balanced

@@ -11,8 +11,8 @@ from flax import traverse_util
 from flax.linen import meta
 
 from paxlite.experiments.demo import TinyGPT
-from paxlite.experiments.experts import MixtureOfExperts
 from paxlite.experiments.gpt import GPT126M
+from paxlite.experiments.parts.experts import MixtureOfExperts
 from paxlite.training.step import train_step
 from tests.support.meshes import compiled
 

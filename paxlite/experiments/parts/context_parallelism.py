@@ -6,7 +6,7 @@ import fiddle as fdl
 
 from paxlite.config.attribute_kinds import Run
 from paxlite.core.errors import UserError
-from paxlite.experiments.attention import AttentionAndNorms
+from paxlite.experiments.parts.attention import AttentionAndNorms
 from paxlite.layers.attention import attention_kernels, context_choice
 from paxlite.layers.attention.attention_kernel import ContextWay
 from paxlite.parallel import devices

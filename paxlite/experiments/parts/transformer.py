@@ -21,10 +21,10 @@ from paxlite.config.templates import config, template
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import LORA_VARIABLES
 from paxlite.experiments import effects
-from paxlite.experiments.attention import AttentionKind
-from paxlite.experiments.context_parallelism import ContextParallelism
-from paxlite.experiments.decoding import Decoding
-from paxlite.experiments.objective import Objective
+from paxlite.experiments.parts.attention import AttentionKind
+from paxlite.experiments.parts.context_parallelism import ContextParallelism
+from paxlite.experiments.parts.decoding import Decoding
+from paxlite.experiments.parts.objective import Objective
 from paxlite.layers.attention.attention import Attention
 from paxlite.layers.attention.latent_attention import LatentAttention
 from paxlite.layers.block_sequence import BlockSequence

@@ -19,7 +19,7 @@ from paxlite.config.attribute_kinds import (
 )
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
-from paxlite.experiments.positions import Positions
+from paxlite.experiments.parts.positions import Positions
 from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention import (
   Attention,

@@ -11,8 +11,8 @@ from paxlite.compilation.compiler import Option, is_known_here
 from paxlite.config.attribute_kinds import Run, Training
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
-from paxlite.experiments.te_layer import te_block
-from paxlite.experiments.transformer import DeviceKind, Transformer
+from paxlite.experiments.parts.te_layer import te_block
+from paxlite.experiments.parts.transformer import DeviceKind, Transformer
 from paxlite.layers.moe.moe import MoeFeedForward
 from paxlite.layers.precision import backends
 from paxlite.layers.precision.backends import Backend, TeRecipe

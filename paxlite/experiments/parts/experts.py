@@ -18,7 +18,7 @@ from paxlite.config.attribute_kinds import (
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.transformer import Activation, BlockKind
+from paxlite.experiments.parts.transformer import Activation, BlockKind
 from paxlite.layers.moe.dropless import DroplessDispatch
 from paxlite.layers.moe.group_router import GroupRouter
 from paxlite.layers.moe.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter

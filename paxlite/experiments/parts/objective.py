@@ -8,7 +8,7 @@ from paxlite.config.attributes import StoredPath
 from paxlite.config.templates import config
 from paxlite.core.errors import UserError
 from paxlite.core.variable_names import LORA_VARIABLES
-from paxlite.experiments.optimization import Optimization
+from paxlite.experiments.parts.optimization import Optimization
 from paxlite.layers.lora import LoraProjection
 from paxlite.layers.projection import Projection
 from paxlite.losses.sown_losses import SownLosses

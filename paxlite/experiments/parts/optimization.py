@@ -11,7 +11,7 @@ from paxlite.config.attribute_reads import reads_of
 from paxlite.config.attributes import derived
 from paxlite.config.templates import config, config_text
 from paxlite.core.errors import UserError, compiled
-from paxlite.experiments.memory_savings import MemorySavings
+from paxlite.experiments.parts.memory_savings import MemorySavings
 from paxlite.optim import by_name, schedules
 from paxlite.optim.optimizers import Optimizer
 

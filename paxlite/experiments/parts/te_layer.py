@@ -4,7 +4,7 @@ import fiddle as fdl
 
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError, listed
-from paxlite.experiments.transformer import Transformer
+from paxlite.experiments.parts.transformer import Transformer
 from paxlite.layers.te_layer import TeTransformerLayer
 
 # Attributes, with the only values that Transformer Engine's layer supports.

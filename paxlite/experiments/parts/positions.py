@@ -2,7 +2,7 @@
 
 from paxlite.config.attribute_kinds import Count, Generation, Shape
 from paxlite.core.errors import UserError
-from paxlite.experiments.rotary_positions import RotaryPositions
+from paxlite.experiments.parts.rotary_positions import RotaryPositions
 
 
 class Positions(RotaryPositions):
