@@ -22,7 +22,7 @@ def measure(name: str, tiny: bool, most: int | None, sizes: Values) -> Result:
   device = jax.devices()[0]
   e = experiment(name, tiny)
   e = experiment(name, tiny, **e.decoding_values)
-  mesh, config = e.mesh([device]), e.plain.task()
+  mesh, config = e.mesh([device]), e.plain.build_task()
   plain = shapes(config, mesh, e)
   if e.INT8_WEIGHTS:
     use_int8(config)

@@ -114,7 +114,7 @@ def compile_step(e: Any, device: Any, texts: int) -> Program:
   from paxlite.training.sharded_task import ShardedTask
 
   before = time.perf_counter()
-  task = ShardedTask(fdl.build(e.task()), e.mesh([device]), e.rules, e.SEED)
+  task = ShardedTask(fdl.build(e.build_task()), e.mesh([device]), e.rules, e.SEED)
   sharding = task.batch_sharding
   batch = {
     k: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -173,7 +173,7 @@ def compile_step(
 def sharded_task(experiment: Experiment, mesh: Mesh) -> ShardedTask:
   """Returns the task of an experiment on a mesh."""
   e = experiment
-  return ShardedTask(fdl.build(e.task()), mesh, e.rules, e.SEED)
+  return ShardedTask(fdl.build(e.build_task()), mesh, e.rules, e.SEED)
 
 
 def _timed(function: Callable[[], _T]) -> tuple[_T, float]:

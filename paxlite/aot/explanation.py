@@ -187,7 +187,7 @@ def explain(experiment: Experiment, target: Target) -> Explanation:
   e = experiment
   report = analysis.compile_step(e, target)
   mesh = e.mesh(target.topology())
-  task = fdl.build(e.task())
+  task = fdl.build(e.build_task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   abstract = partitioning.sharded_shapes(boxed, mesh, e.rules)
   trainable, _ = task.optimizer.split(abstract.params)

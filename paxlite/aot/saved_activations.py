@@ -111,7 +111,7 @@ class Loss(NamedTuple):
 def loss_of(experiment: Experiment, mesh: Mesh, rows: int) -> Loss:
   """Returns the loss of an experiment; for the arguments see saved_by_loss."""
   e = experiment
-  task = fdl.build(e.task())
+  task = fdl.build(e.build_task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   state = meta.unbox(boxed)
   trainable, frozen = task.optimizer.split(state.params)

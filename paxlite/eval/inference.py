@@ -122,7 +122,7 @@ def load(
   unrolled = experiment.plain.replaced(**experiment.decoding_values)
   mesh = experiment.mesh()
   check_attention(unrolled, mesh)
-  config = unrolled.task()
+  config = unrolled.build_task()
   if unrolled.INT8_WEIGHTS:
     put_form(config.model, Int8)
   boxed = {'params': jax.eval_shape(fdl.build(config).init_params, jax.random.key(0))}

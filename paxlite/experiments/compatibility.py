@@ -74,7 +74,9 @@ def check_function(e: Experiment, folder: pathlib.Path, experiment: pathlib.Path
     )
   changes = {name: function[name] for name in e.CHECKPOINT_RESTORE_CHANGES}
   lines = _model_of(found['experiment'], theirs | changes)
-  if lines is not None and (different := differences(lines, function_lines(e.plain.task().model))):
+  if lines is not None and (
+    different := differences(lines, function_lines(e.plain.build_task().model))
+  ):
     raise UserError(
       f'{folder} is of {found["experiment"]}, whose model computes something else than that '
       f'of {type(e).__name__}: {listed(different, shown=3)}. Use the former'
@@ -87,7 +89,7 @@ def _model_of(experiment: str, values: dict[str, object]) -> list[str] | None:
     cls = find_known(experiment)
   except UserError:
     return None
-  return function_lines(cls(**stated_values(cls, values)).plain.task().model)
+  return function_lines(cls(**stated_values(cls, values)).plain.build_task().model)
 
 
 def function_lines(model: fdl.Config) -> list[str]:

@@ -10,8 +10,8 @@ from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.rotary_positions import RopeScaling
-from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.latent_attention import LatentAttention
 

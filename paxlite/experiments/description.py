@@ -19,7 +19,7 @@ from paxlite.training.train_state import TrainState
 
 def configs(experiment: Experiment) -> dict[str, fdl.Config]:
   """The configs of the task and of the inputs, by name; no inputs where there is no dataset."""
-  found = {'task': experiment.task()}
+  found = {'task': experiment.build_task()}
   with contextlib.suppress(UserError):
     found['train_input'] = experiment.train_input()
     found |= {f'eval_inputs.{name}': cfg for name, cfg in experiment.eval_inputs().items()}
@@ -46,7 +46,7 @@ def remarks(experiment: Experiment, task: Task, state: TrainState) -> list[str]:
 def requirements(experiment: Experiment) -> str:
   """Returns the parameters, the bytes per device, the tokens and FLOPs of a step, and remarks."""
   e = experiment
-  task: Task = fdl.build(e.task())
+  task: Task = fdl.build(e.build_task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   specs = partitioning.param_specs(boxed, e.rules)
   state = meta.unbox(boxed)

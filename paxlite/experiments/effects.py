@@ -86,7 +86,7 @@ def without_effect(experiment: Experiment, known: Collection[str]) -> list[str]:
     known: Attributes of which it is known already that they have no effect; they are left out.
   """
   found = []
-  of_task = functools.cache(lambda: config_text(experiment.task(), 'task'))
+  of_task = functools.cache(lambda: config_text(experiment.build_task(), 'task'))
   text = functools.cache(lambda: configs_text(experiment))
   for name in experiment.values_of(Kind.SHAPE, Kind.FUNCTION, Kind.TRAINING):
     if name in known or name in _NOT_OF_CONFIGS or name.startswith('CHECKPOINT_'):
@@ -97,7 +97,7 @@ def without_effect(experiment: Experiment, known: Collection[str]) -> list[str]:
         continue
       without.validate()
       # the task first: configs of inputs may ask a store for a tokenizer
-      if config_text(without.task(), 'task') == of_task() and configs_text(without) == text():
+      if config_text(without.build_task(), 'task') == of_task() and configs_text(without) == text():
         found.append(name)
   return found
 

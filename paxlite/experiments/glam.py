@@ -11,9 +11,9 @@ from paxlite.config.attribute_kinds import Bounds, Count, Function, Shape
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.gpt import GPT126M
-from paxlite.experiments.parts.attention import Norm
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.experiments.parts.transformer import Activation
+from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.width_and_norms import Norm
 from paxlite.experiments.registry import register
 from paxlite.layers.attention.attention import SeparateQkv
 from paxlite.layers.embeddings import TokenEmbedding

@@ -3,8 +3,8 @@
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind
 from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.rotary_positions import RopeScaling
-from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
 
 

@@ -5,8 +5,8 @@ from typing import Literal
 from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.parts.attention import AttentionKind, QkNorm
 from paxlite.experiments.parts.experts import MixtureOfExperts
+from paxlite.experiments.parts.feed_forward import Activation
 from paxlite.experiments.parts.rotary_positions import RopeScaling
-from paxlite.experiments.parts.transformer import Activation
 from paxlite.experiments.registry import register
 
 

@@ -52,19 +52,18 @@ _KINDS = {
 }
 
 
-def check_overrides(cls: type, base: type, finish: Callable[[Any, Any], None]) -> None:
+def check_overrides(cls: type, base: type) -> None:
   """Adds a check to each method that a class overrides, or gets from a mixin.
 
   Args:
     cls: The class of an experiment.
     base: The base class of all experiments.
-    finish: Called with the experiment and with what the task() of its own class has returned.
   """
   bases = [b for b in cls.__mro__[1:] if issubclass(b, base)]
   is_new = lambda name: all(vars(b).get(name) is not getattr(cls, name, None) for b in bases)
   for name, kind in _KINDS.items():
     if hasattr(cls, name) and is_new(name):
-      setattr(cls, name, _checked(getattr(cls, name), name, kind, finish))
+      setattr(cls, name, _checked(getattr(cls, name), kind))
   if any('optimizer' in vars(b) for b in bases) and is_new('optimizer'):
     cls.optimizer = _refused(cls.optimizer)  # type: ignore[attr-defined]
 
@@ -79,9 +78,7 @@ def _refused(method: Callable[..., Any]) -> Callable[..., Any]:
   return refused
 
 
-def _checked(
-  method: Callable[..., Any], name: str, kind: _Kind, finish: Callable[[Any, Any], None]
-) -> Callable[..., Any]:
+def _checked(method: Callable[..., Any], kind: _Kind) -> Callable[..., Any]:
   @functools.wraps(method)
   def checked(self: object, *args: object, **kwargs: object) -> Any:
     with selections_named(type(self).__name__):
@@ -92,8 +89,6 @@ def _checked(
         f'{place_of(method)}: {method.__qualname__} returns {made}, and must return '
         f'{kind.described}{kind.hint if found is not None else ""}'
       )
-    if name == 'task' and type(self).task is checked:  # type: ignore[attr-defined]
-      finish(self, found)  # and not for super().task() of a subclass
     return found
 
   return checked

@@ -222,7 +222,7 @@ class Run:
     """
     e = self.experiment
     is_lora = isinstance(e, LanguageModel) and e.USE_LORA
-    task = ShardedTask(fdl.build(e.task()), e.mesh(), e.rules, e.SEED)
+    task = ShardedTask(fdl.build(e.build_task()), e.mesh(), e.rules, e.SEED)
     return StateStore(
       task=task,
       checkpoints=self.checkpoints(),

@@ -44,7 +44,7 @@ class Sampler(Callback):
     self._prompts = prompts
     self._chat = chat
     self._generator = Generator(
-      fdl.build(experiment.plain.task()).model,
+      fdl.build(experiment.plain.build_task()).model,
       None,
       experiment.num_positions,
       Sampling(temperature=TEMPERATURE),

@@ -88,7 +88,7 @@ def num_parameters(experiment: 'Experiment') -> int:
   quick = {'USE_REPEATED_LAYER': True, 'USE_LORA': False}
   e = experiment.plain
   e = e.replaced(**{name: value for name, value in quick.items() if name in e.values()})
-  model = e.task()
+  model = e.build_task()
   text = config_text(model.model)
   if text not in _NUM_PARAMETERS:
     params = jax.eval_shape(fdl.build(model).init_params, jax.random.key(0))

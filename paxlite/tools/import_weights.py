@@ -149,7 +149,7 @@ def _import_pax(
   from paxlite.weights.pax import import_checkpoint
 
   experiment = build_experiment(name, [], overrides)
-  task = fdl.build(experiment.plain.task())
+  task = fdl.build(experiment.plain.build_task())
   abstract = boxes.unbox(jax.eval_shape(task.init, jax.random.key(0)))
   with command_line.progress('importing') as report:
     size, step = import_checkpoint(

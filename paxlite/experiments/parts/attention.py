@@ -1,4 +1,4 @@
-"""Attributes of a block's attention and norms, and the templates that they describe."""
+"""Attention layers: their attributes and their templates."""
 
 import math
 from typing import Any, Literal
@@ -7,10 +7,8 @@ import fiddle as fdl
 import jax
 
 from paxlite.config.attribute_kinds import (
-  Below1,
   Count,
   Function,
-  NotNegative,
   NotNegativeInt,
   OffAtZeroInt,
   Run,
@@ -20,6 +18,7 @@ from paxlite.config.attribute_kinds import (
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.parts.positions import Positions
+from paxlite.experiments.parts.width_and_norms import WidthAndNorms
 from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention import (
   Attention,
@@ -34,55 +33,48 @@ from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.cudnn_attention import CudnnKernel
 from paxlite.layers.attention.softmax_attention import Softmax, Visible
-from paxlite.layers.norms import LayerNorm, RmsNorm
 from paxlite.parallel.devices import kind
 
 AttentionKind = Literal['sliding', 'full', 'full_nope']
-Norm = Literal['LayerNorm', 'RmsNorm']
 QkNorm = Literal['none', 'per_head', 'all_heads']
 
-_NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
 
+class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
+  """Attention layers; defaults are those of Pax's base class of language models."""
 
-class AttentionAndNorms(Positions):
-  """Attention, norms and positions; defaults are those of Pax's base class of language models."""
-
-  FPROP_DTYPE: Training[Literal['bfloat16', 'float32', 'float16']] = 'bfloat16'  # of activations
-  NUM_HEADS: Shape[Count] = 16  # heads of attention
-  MODEL_DIMS: Shape[Count] = 2048  # width of the activations between blocks
-  DROPOUT_PROB: Training[Below1] = 0.0  # of attention, feed-forward and residual branches
-  USE_BIAS: Shape[bool] = False  # of projections and feed-forward layers
-  HEADS_SPAN_MODEL: Training[bool] = True  # NUM_HEADS × DIMS_PER_HEAD must equal MODEL_DIMS
-  # The number of queries that are computed at a time, which saves memory and half of the work.
-  # MAX_SEQ_LEN: all. 0: all, but on CPUs a quarter if the sequence has 512 tokens or more.
-  # Where the mesh axis context splits rows, it is the most keys of a block instead.
-  ATTENTION_BLOCK_SIZE: Run[int] = 0  # queries per block; 0: the kernel chooses
-  USE_FLASH_ATTENTION: Run[bool] = True  # uses fused kernels if there are: cuDNN, splash
-  # With a number, GPUs from Hopper on skip the scores between the texts of a packed row. A row with
-  # more texts is refused.
-  MAX_TEXTS_PER_ROW: Run[OffAtZeroInt] = 0  # texts and padding of a packed row, at most; 0: any
-  SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query sees; 0: all previous ones
+  NUM_HEADS: Shape[Count] = 16  # heads of queries
+  HEADS_SPAN_MODEL: Training[bool] = (
+    True  # requires that NUM_HEADS × DIMS_PER_HEAD equals MODEL_DIMS
+  )
+  # Blocks save memory and half of the work. MAX_SEQ_LEN: all queries at a time. 0: all, but on CPUs
+  # a quarter if the sequence has 512 tokens or more. Where the mesh axis context splits sequences,
+  # it is the most keys of a block instead.
+  ATTENTION_BLOCK_SIZE: Run[int] = 0  # queries that attention computes at a time; 0: the kernel's
+  USE_FLASH_ATTENTION: Run[bool] = True  # computes attention in fused kernels where they exist
+  # With a number, GPUs from Hopper on skip the scores between the segments of a packed sequence. A
+  # sequence with more segments is refused.
+  MAX_TEXTS_PER_ROW: Run[OffAtZeroInt] = (
+    0  # most segments of a packed sequence, padding included; 0: any number
+  )
+  SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query attends to; 0: all before it
   # Kinds of attention, from the first block on and again from the start: 'sliding' (in the window),
   # 'full', and 'full_nope' (full, and without rotary positions).
-  ATTENTION_PATTERN: Function[list[AttentionKind]] = []  # kinds by block; []: all blocks alike
-  USE_ATTENTION_SINKS: Shape[bool] = False  # each head has a learned logit that takes no value
-  QK_NORM: Shape[QkNorm] = 'none'  # norms of queries and of keys, within heads or over all
-  ATTEN_LOGIT_CAP: Function[float] = 50.0  # cap of the scores of attention; ≤ 0: off
+  ATTENTION_PATTERN: Function[
+    list[AttentionKind]
+  ] = []  # kinds of attention of the blocks, repeated over the layers; []: all blocks alike
+  USE_ATTENTION_SINKS: Shape[bool] = False  # learned sink logit of each head, which has no value
+  QK_NORM: Shape[QkNorm] = 'none'  # norm of queries and keys, per head or over the full width
+  ATTEN_LOGIT_CAP: Function[float] = 50.0  # soft cap of attention scores; ≤ 0: off
   USE_PER_DIM_SCALE: Shape[bool] = False  # learned scales of the dimensions of queries
-  NORM_CLS: Function[Norm] = 'RmsNorm'  # the kind of norm
-  # Norms are before attention and feed-forward layers (pre), after them (post), or both. The names
-  # are those of praxis.
-  NORM_POLICY: Shape[Literal['pre', 'post', 'primer_hybrid']] = 'pre'  # where norms are
-  LAYERNORM_EPSILON: Function[NotNegative] = 1e-6  # added to the variance
 
   @property
   def DIMS_PER_HEAD(self) -> Shape[Count]:
-    """The width of a head of attention."""
+    """Width of a head of attention."""
     return self.MODEL_DIMS // self.NUM_HEADS
 
   @property
   def NUM_KV_HEADS(self) -> Shape[Count]:
-    """Heads of keys and values; several heads of queries share each of them."""
+    """Heads of keys and values; each serves a group of query heads."""
     return self.NUM_HEADS
 
   @property
@@ -150,17 +142,12 @@ class AttentionAndNorms(Positions):
 
   @property
   def USE_QKV_BIAS(self) -> Shape[bool]:
-    """Whether queries, keys and values have biases."""
+    """Biases of queries, keys and values."""
     return self.USE_BIAS
 
   @property
   def rotary_dims(self) -> int:
     return int(self.DIMS_PER_HEAD * self.ROPE_FRACTION)
-
-  @property
-  def NORM_SCALE_OFFSET(self) -> Function[float]:
-    """The number that is added to the stored scale of a norm."""
-    return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
 
   def validate(self) -> None:
     super().validate()
@@ -185,15 +172,6 @@ class AttentionAndNorms(Positions):
       )
     if 'sliding' in self.ATTENTION_PATTERN and self.SLIDING_WINDOW <= 0:
       raise UserError("ATTENTION_PATTERN has 'sliding', which needs a SLIDING_WINDOW above 0")
-
-  def norm(self) -> fdl.Partial:
-    """Returns a new template of a norm, so that an edit of one norm leaves the others unchanged."""
-    return template(
-      _NORMS[self.NORM_CLS],
-      epsilon=self.LAYERNORM_EPSILON,
-      offset=self.NORM_SCALE_OFFSET,
-      dtype=self.FPROP_DTYPE,
-    )
 
   def attention(self) -> fdl.Partial:
     """Returns the template of the attention layer."""

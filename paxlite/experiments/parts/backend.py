@@ -11,8 +11,9 @@ from paxlite.compilation.compiler import Option, is_known_here
 from paxlite.config.attribute_kinds import Run, Training
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
+from paxlite.experiments.parts.stack import DeviceKind
 from paxlite.experiments.parts.te_layer import te_block
-from paxlite.experiments.parts.transformer import DeviceKind, Transformer
+from paxlite.experiments.parts.transformer import Transformer
 from paxlite.layers.moe.moe import MoeFeedForward
 from paxlite.layers.precision import backends
 from paxlite.layers.precision.backends import Backend, TeRecipe
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
   import jax
 
 
-class Backends(Transformer):
+class Backends(Transformer, subject='Backends'):
   """Adds USE_FP8, USE_TE and USE_INT8. At most one of them may be on.
 
   If USE_TE or TE_RECIPE is not set, it follows the environment's ENABLE_TE=1 or ENABLE_FP8=1.
@@ -34,17 +35,19 @@ class Backends(Transformer):
   (paxlite convert-te converts them).
   """
 
-  USE_FP8: Training[bool] = False  # XLA's own FP8
-  USE_INT8: Training[Literal['off', 'forward', 'forward_backward']] = 'off'  # products in int8
+  USE_FP8: Training[bool] = False  # matrix multiplications in FP8, by XLA alone
+  USE_INT8: Training[Literal['off', 'forward', 'forward_backward']] = (
+    'off'  # matrix multiplications in int8, of the forward pass or of both
+  )
 
   @property
   def USE_TE(self) -> Training[Literal['off', 'gemm', 'layer']]:
-    """Whether Transformer Engine computes the products, or whole layers."""
+    """Transformer Engine for matrix multiplications (gemm) or whole blocks (layer)."""
     return 'gemm' if backends.environment_flag('ENABLE_TE') else 'off'
 
   @property
   def TE_RECIPE(self) -> Training[TeRecipe]:
-    """How Transformer Engine scales numbers in FP8."""
+    """Transformer Engine's recipe of scaling in FP8; bf16: no FP8."""
     if vars(self).get('USE_TE') == 'off':
       return 'bf16'
     return 'DelayedScaling' if backends.environment_flag('ENABLE_FP8') else 'bf16'
@@ -104,7 +107,7 @@ class Backends(Transformer):
   def validate(self) -> None:
     super().validate()
     if self.USE_TE == 'layer':
-      self.task()
+      self.build_task()
     if self.backend.name not in ('xla', 'xla_fp8') and self.num_stages > 1:
       raise UserError(
         f'{self.backend}: a pipeline (mesh axis stage) runs in XLA alone, FP8 included'
@@ -112,7 +115,7 @@ class Backends(Transformer):
 
   @property
   def UNROLL_LAYERS(self) -> Run[list[DeviceKind]]:
-    """The kinds of devices on which repeated layers are compiled one by one, without a loop.
+    """Kinds of devices on which repeated layers are compiled one by one, without a loop.
 
     With Transformer Engine there are none: policies neither see nor keep its products.
     """
@@ -127,8 +130,15 @@ class Backends(Transformer):
       options.setdefault('xla_gpu_enable_triton_gemm', False)
     return options
 
+  def build_task(self) -> fdl.Config:
+    task = self.task()
+    self.check_optimizer(task)
+    self.keep_frozen_forms(task)
+    self.put_on_backend(task)
+    return task
+
   def put_on_backend(self, task: fdl.Config) -> None:
-    super().put_on_backend(task)
+    """Edits the config of a task in plain XLA so that it computes on the experiment's backend."""
     if self.USE_FP8:
       for einsum in selectors.select(task.model, Einsum, check_nonempty=False):
         fdl.update_callable(einsum, Fp8Einsum)

@@ -6,7 +6,7 @@ import fiddle as fdl
 
 from paxlite.config.attribute_kinds import Run
 from paxlite.core.errors import UserError
-from paxlite.experiments.parts.attention import AttentionAndNorms
+from paxlite.experiments.parts.attention import AttentionLayers
 from paxlite.layers.attention import attention_kernels, context_choice
 from paxlite.layers.attention.attention_kernel import ContextWay
 from paxlite.parallel import devices
@@ -15,12 +15,14 @@ if TYPE_CHECKING:
   import jax
 
 
-class ContextParallelism(AttentionAndNorms):
+class ContextParallelism(AttentionLayers, subject='Attention'):
   """Attention of rows that are split over devices."""
 
   # gather: each device gets all keys. ring: keys travel from device to device, or those alone that
   # a window reaches. heads: devices exchange tokens for heads.
-  CONTEXT_ATTENTION: Run[ContextWay] = 'auto'  # auto: the fastest way by an estimate from shapes
+  CONTEXT_ATTENTION: Run[ContextWay] = (
+    'auto'  # attention over the mesh axis context: all-gather, ring, or heads (Ulysses)
+  )
 
   @property
   def has_fused_ring(self) -> bool:

@@ -10,31 +10,38 @@ from paxlite.experiments.base import Experiment
 from paxlite.generation.decoding import Sampling
 
 
-class Decoding(Experiment):
+class Decoding(Experiment, subject='Generation and zero-shot tasks'):
   """Attributes of every language model for `--mode=decode` and zero-shot evaluation."""
 
-  # The token id at the start of every text; None: the one that the tokenizer adds
-  START_ID: Training[NotNegativeInt | None] = 0  # id that a text begins with; None: the tokenizer's
-  EOS_IDS: Generation[list[int]] = []  # token ids that end a text; empty: the tokenizer's
+  START_ID: Training[NotNegativeInt | None] = (
+    0  # token id at the start of every text; None: the one that the tokenizer adds
+  )
+  EOS_IDS: Generation[list[int]] = []  # token ids that end a text; []: those of the tokenizer
 
-  DECODE_FILES: Run[list[StoredPath]] = []  # JSON lines with inputs or chat messages
+  DECODE_FILES: Run[list[StoredPath]] = []  # JSON lines with the prompts or chats of --mode=decode
   DECODE_BATCH_SIZE: Generation[Count] = 8  # prompts that are continued at a time
-  MAX_DECODE_STEPS: Generation[Count] = 128  # tokens that are generated at most
-  TEMPERATURE: Generation[float] = 0.0  # 0: the most likely token
-  TOP_K: Generation[int] = 0  # 0: off
-  TOP_P: Generation[float] = 1.0  # 1: off
-  REPETITION_PENALTY: Generation[float] = 1.0  # 1: off
-  CHAT_TEMPLATE: Generation[str] = ''  # a Jinja template; '': the tokenizer's
-  CHAT_DATE: Generation[str] = ''  # day that a chat template sees; '': of a run's first start
-  CHAT_THINKING: Generation[bool | None] = None  # enable_thinking; None: as in learned answers
-  INT8_WEIGHTS: Generation[bool] = False  # quantizes projections, with one scale per output channel
+  MAX_DECODE_STEPS: Generation[Count] = 128  # most tokens of a continuation
+  TEMPERATURE: Generation[float] = 0.0  # sampling temperature; 0: always the most likely token
+  TOP_K: Generation[int] = 0  # most likely tokens that sampling chooses from; 0: all
+  TOP_P: Generation[float] = 1.0  # probability of the tokens that sampling chooses from; 1: all
+  REPETITION_PENALTY: Generation[float] = 1.0  # divisor of the logits of earlier tokens; 1: off
+  CHAT_TEMPLATE: Generation[str] = ''  # Jinja template of chats; '': that of the tokenizer
+  CHAT_DATE: Generation[str] = ''  # day that a chat template sees; '': that of a run's first start
+  CHAT_THINKING: Generation[bool | None] = (
+    None  # enable_thinking of a chat template; None: as in the answers that are learned
+  )
+  INT8_WEIGHTS: Generation[bool] = (
+    False  # quantizes projections for evaluation and generation, one scale per output channel
+  )
 
-  # For --mode=eval: lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
+  # lambada:FILE.jsonl, boolq:FILE.jsonl, or the .json file of a task
   EVAL_TASKS: Run[list[StoredPath]] = []  # zero-shot tasks of --mode=eval
-  EVAL_CHAT: Run[bool] = False  # asks all tasks in a chat, by the chat template
-  EVAL_BATCH_TOKENS: Run[Count] = 4096  # approximate number of tokens per batch
-  EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = 'truncate'  # texts too long for the model
-  EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips invalid records and counts them
+  EVAL_CHAT: Run[bool] = False  # asks zero-shot tasks as a chat, through the chat template
+  EVAL_BATCH_TOKENS: Run[Count] = 4096  # approximate tokens of a batch of zero-shot tasks
+  EVAL_TOO_LONG: Run[Literal['truncate', 'error']] = (
+    'truncate'  # what happens to a zero-shot task that is longer than the model's context
+  )
+  EVAL_SKIP_UNREADABLE: Run[bool] = False  # skips and counts unreadable records of zero-shot tasks
 
   @property
   def continues_text(self) -> bool:

@@ -18,46 +18,60 @@ from paxlite.config.attribute_kinds import (
 from paxlite.config.templates import template
 from paxlite.core.errors import UserError
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.experiments.parts.transformer import Activation, BlockKind
+from paxlite.experiments.parts.feed_forward import Activation
+from paxlite.experiments.parts.stack import BlockKind
 from paxlite.layers.moe.dropless import DroplessDispatch
 from paxlite.layers.moe.group_router import GroupRouter
 from paxlite.layers.moe.moe import CapacityDispatch, MoeFeedForward, SharedExperts, TopKRouter
 from paxlite.parallel import partitioning
 
 
-class MixtureOfExperts(LanguageModel):
+class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
   """A LanguageModel in which the first of every BLOCKS_PER_LAYER blocks has experts."""
 
-  BLOCKS_PER_LAYER: Shape[Count] = 2  # blocks of a layer; the first one has the experts
+  BLOCKS_PER_LAYER: Shape[Count] = 2  # blocks of a repeated layer, of which the first has experts
   NUM_DENSE_BLOCKS: Shape[NotNegativeInt] = 0  # blocks without experts before the first layer
-  NUM_EXPERTS: Shape[Count] = 64  # of a layer with experts
-  NUM_EXPERTS_PER_TOKEN: Function[Count] = 2  # that a router chooses
-  EXPERT_CAPACITY_FACTOR: Function[float] = 2.0  # places of an expert, times the mean load
+  NUM_EXPERTS: Shape[Count] = 64  # experts of a layer
+  NUM_EXPERTS_PER_TOKEN: Function[Count] = 2  # experts that a router chooses for a token
+  EXPERT_CAPACITY_FACTOR: Function[float] = (
+    2.0  # size of an expert's buffer, in multiples of the mean number of tokens
+  )
   AUX_LOSS_COEF: Training[NotNegative] = (
     0.01  # weight of the load-balancing loss, which is a mean over the layers with experts
   )
-  USE_DROPLESS_MOE: Function[bool] = False  # gives every token its place, without a capacity
-  # Dropless experts that are sharded over devices: a device has room for this many times the mean
-  # number of tokens; 0 is room for all tokens. Room costs memory and time.
-  DROPLESS_ROOM: Function[OffAtZero] = 0.0  # places of a device, times the mean; 0: for all
+  USE_DROPLESS_MOE: Function[bool] = (
+    False  # experts without a capacity, so that no token is dropped
+  )
+  # 0 is a buffer for all tokens. Larger buffers cost memory and time.
+  DROPLESS_ROOM: Function[OffAtZero] = (
+    0.0  # buffer of a device's dropless experts, in multiples of the mean load; 0: all tokens
+  )
 
-  EXPERT_ACTIVATION_CLS: Function[Activation] = 'relu'  # of the experts
-  USE_GATED_EXPERTS: Shape[bool] = False  # it is multiplied by a second projection
-  USE_EXPERT_BIAS: Shape[bool] = False  # of both projections of an expert
-  NORMALIZE_EXPERT_WEIGHTS: Function[bool] = True  # the weights of a token's experts sum to 1
-  EXPERT_WEIGHT_SCALE: Function[float] = 1.0  # factor of these weights
-  USE_ROUTER_BIAS: Shape[bool] = False  # a learned bias is added to the logits of the router
-  NUM_SHARED_EXPERTS: Shape[NotNegativeInt] = 0  # experts that every token passes through
+  EXPERT_ACTIVATION_CLS: Function[Activation] = 'relu'  # activation function of experts
+  USE_GATED_EXPERTS: Shape[bool] = (
+    False  # gates experts: the activation is multiplied by a second projection
+  )
+  USE_EXPERT_BIAS: Shape[bool] = False  # biases of the projections of experts
+  NORMALIZE_EXPERT_WEIGHTS: Function[bool] = (
+    True  # scales the weights of a token's experts to sum 1
+  )
+  EXPERT_WEIGHT_SCALE: Function[float] = 1.0  # factor of the weights of a token's experts
+  USE_ROUTER_BIAS: Shape[bool] = False  # learned bias of the router's logits
+  NUM_SHARED_EXPERTS: Shape[NotNegativeInt] = 0  # shared experts, which see every token
   # Routers: 'top_k' takes the experts of highest probability. 'group_top_k' takes them from a few
   # groups (DeepSeek-V2). 'balanced' does so by sigmoids, with a bias for the load (DeepSeek-V3).
-  ROUTER: Shape[Literal['top_k', 'group_top_k', 'balanced']] = 'top_k'  # how experts are chosen
-  NUM_EXPERT_GROUPS: Function[Count] = 1  # groups of experts
-  NUM_EXPERT_GROUPS_PER_TOKEN: Function[Count] = 1  # groups that a token's experts come from
-  ROUTER_BIAS_RATE: Training[OffAtZero] = 0.001  # change of the bias for the load in a step
+  ROUTER: Shape[Literal['top_k', 'group_top_k', 'balanced']] = (
+    'top_k'  # router: top-k, top-k within groups, or balanced by a bias (DeepSeek-V3)
+  )
+  NUM_EXPERT_GROUPS: Function[Count] = 1  # groups of experts that a router chooses from
+  NUM_EXPERT_GROUPS_PER_TOKEN: Function[Count] = 1  # groups that the experts of a token come from
+  ROUTER_BIAS_RATE: Training[OffAtZero] = (
+    0.001  # change per step of the bias that balances the load
+  )
 
   @property
   def EXPERT_HIDDEN_DIMS(self) -> Shape[Count]:
-    """The width inside an expert."""
+    """Width inside an expert."""
     return self.HIDDEN_DIMS
 
   @property
@@ -74,7 +88,7 @@ class MixtureOfExperts(LanguageModel):
 
   @property
   def EXPERT_AXIS(self) -> Run[str | None]:
-    """The mesh axis that shards the experts; None if each device has a part of every expert.
+    """Mesh axis that shards the experts; None if each device has a part of every expert.
 
     Pax shards experts over data. With an axis of their own, data shards their other dimensions.
     Dropless experts are not sharded over data, as each device would need room for all tokens.

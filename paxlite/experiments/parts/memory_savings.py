@@ -18,17 +18,25 @@ from paxlite.layers.remat import ActivationName, Offloaded
 Dtype = Literal['float32', 'bfloat16']
 
 
-class MemorySavings(Experiment):
+class MemorySavings(Experiment, subject='Memory'):
   """Trades precision, or traffic to the host, for memory of the devices.
 
   A checkpoint that was written with some of these values continues with others.
   """
 
-  ADAM_MOMENTS_DTYPE: Run[Dtype] = 'float32'  # moments in bfloat16 are rounded stochastically
-  OFFLOAD_OPTIMIZER: Run[bool] = False  # keeps moments in the memory of the host
-  OFFLOAD_ACTIVATIONS: Run[list[ActivationName]] = []  # activations kept in the host's memory
-  GRADIENT_DTYPE: Run[Dtype] = 'float32'  # a microbatch's gradients; their sum is float32
-  FROZEN_DTYPE: Run[str] = 'float32'  # of parameters that are not trained, or their form: int8
+  ADAM_MOMENTS_DTYPE: Run[Dtype] = (
+    'float32'  # dtype of the optimizer's moments; bfloat16 is rounded stochastically
+  )
+  OFFLOAD_OPTIMIZER: Run[bool] = False  # keeps the optimizer's moments in the memory of the host
+  OFFLOAD_ACTIVATIONS: Run[
+    list[ActivationName]
+  ] = []  # activations that are kept in the memory of the host for the backward pass
+  GRADIENT_DTYPE: Run[Dtype] = (
+    'float32'  # dtype of the gradients of a microbatch; they are accumulated in float32
+  )
+  FROZEN_DTYPE: Run[str] = (
+    'float32'  # dtype of frozen parameters, or a form that is decoded when it is used: int8
+  )
 
   def kept_activations(self, policy: str) -> str | fdl.Config:
     """Returns what a stack needs for its checkpoint policy: a name, or a config with more."""
@@ -36,8 +44,8 @@ class MemorySavings(Experiment):
       return policy
     return config(Offloaded, policy=policy, names=list(self.OFFLOAD_ACTIVATIONS))
 
-  def put_on_backend(self, task: fdl.Config) -> None:
-    super().put_on_backend(task)
+  def keep_frozen_forms(self, task: fdl.Config) -> None:
+    """Edits the config of a task so that frozen weights are kept in the form of FROZEN_DTYPE."""
     form = form_named(self.FROZEN_DTYPE)
     if form is not None:
       task.frozen_dtype = form.rest
@@ -53,17 +61,17 @@ class MemorySavings(Experiment):
 
   def validate(self) -> None:
     super().validate()
-    is_plain = self.backend.name == 'xla' and self.mesh_sizes.get('stage', 1) == 1
+    is_plain = self.backend.name == 'xla' and self.num_stages == 1
     if form_named(self.FROZEN_DTYPE) is not None and not is_plain:
       raise UserError(
         f'FROZEN_DTYPE={self.FROZEN_DTYPE} is for plain XLA on a mesh without stages: choose '
         '--fdl.FROZEN_DTYPE=bfloat16'
       )
-    if self.OFFLOAD_ACTIVATIONS and self.mesh_sizes.get('stage', 1) > 1:
+    if self.OFFLOAD_ACTIVATIONS and self.num_stages > 1:
       raise UserError(
         "OFFLOAD_ACTIVATIONS needs a mesh without stages: '--fdl.OFFLOAD_ACTIVATIONS=[]'"
       )
-    if self.GRADIENT_DTYPE != 'float32' and self.mesh_sizes.get('stage', 1) > 1:
+    if self.GRADIENT_DTYPE != 'float32' and self.num_stages > 1:
       raise UserError(
         f'GRADIENT_DTYPE={self.GRADIENT_DTYPE} needs a mesh without stages: the gradients of a '
         'pipeline are added up over its ticks. Choose --fdl.GRADIENT_DTYPE=float32'

@@ -16,15 +16,17 @@ from paxlite.losses.token_losses import CrossEntropy, Uniform, ZLoss
 from paxlite.training.reference import Reference
 
 
-class Objective(Optimization):
+class Objective(Optimization, subject='Losses'):
   """Next-token prediction. A subclass overrides `losses`, and `reference` if a loss reads one."""
 
-  LABEL_SMOOTHING: Training[Fraction] = 0.0  # share of the uniform distribution in the labels
-  Z_LOSS_WEIGHT: Training[NotNegative] = 0.0  # of the square of log Σ exp(logits)
+  LABEL_SMOOTHING: Training[Fraction] = (
+    0.0  # share of the uniform distribution in the labels of the cross-entropy
+  )
+  Z_LOSS_WEIGHT: Training[NotNegative] = 0.0  # weight of the z-loss, (log Σ exp(logits))²
 
   @property
   def REFERENCE_RESTORE_PATH(self) -> Run[StoredPath]:
-    """The weights of the frozen reference model, for experiments whose losses read one."""
+    """Weights of the frozen reference model, for experiments whose losses read one."""
     return self.CHECKPOINT_RESTORE_PATH
 
   def validate(self) -> None:

@@ -21,44 +21,52 @@ Schedule = Literal['constant', 'linear_rampup_cosine_decay', 'linear_rampup_expo
 _ALWAYS_HELD = {'TRAINABLE_VARIABLES', 'CLIP_GRADIENT_NORM_TO_VALUE'}
 
 
-class Optimization(MemorySavings):
+class Optimization(MemorySavings, subject='Optimizer and learning rate'):
   """An optimizer and its learning rate schedule. The defaults are those of Pax's base class."""
 
-  # Optimizer
-  OPTIMIZER: Training[str] = 'adam'  # Pax's Adam; adamw, lion, sgd, adafactor, schedule_free, …
-  LEARNING_RATE: Training[NotNegative] = 1e-3  # its schedule is multiplied by this
-  ADAM_BETA1: Training[Below1] = 0.9  # decay of the mean gradient
-  ADAM_BETA2: Training[Below1] = 0.99  # decay of the mean squared gradient
-  ADAM_EPSILON: Training[NotNegative] = 1e-6  # added to the root of the mean squared gradient
-  ADAM_EPSILON_ROOT: Training[NotNegative] = 0.0  # added below that root
+  OPTIMIZER: Training[str] = 'adam'  # name of the optimizer: adam (Pax's), adamw, lion, sgd, …
+  LEARNING_RATE: Training[NotNegative] = 1e-3  # learning rate that the schedule multiplies
+  ADAM_BETA1: Training[Below1] = 0.9  # decay rate of the mean gradient (first moment)
+  ADAM_BETA2: Training[Below1] = 0.99  # decay rate of the mean squared gradient (second moment)
+  ADAM_EPSILON: Training[NotNegative] = 1e-6  # ε beside the root of the mean squared gradient
+  ADAM_EPSILON_ROOT: Training[NotNegative] = 0.0  # ε under the root of the mean squared gradient
   ADAM_CLIP_THRESHOLD: Training[float] = 1.0  # largest RMS of a variable's update; ≤ 0: off
-  CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = 5.0  # largest norm of all gradients; ≤ 0: off
-  WEIGHT_DECAY: Training[NotNegative] = 1e-3  # decoupled, times the learning rate
+  CLIP_GRADIENT_NORM_TO_VALUE: Training[float] = (
+    5.0  # largest norm of all gradients together; ≤ 0: off
+  )
+  WEIGHT_DECAY: Training[NotNegative] = 1e-3  # decoupled weight decay, times the learning rate
 
-  # Schedule
-  LR_SCHEDULE: Training[Schedule] = 'linear_rampup_exponential_decay'  # of the learning rate
-  LR_COS_WARMUP: Training[NotNegativeInt] = 4000  # steps of the rise, for the cosine schedule
-  LR_COS_DECAY_END: Training[int] = 300_000  # step at which the fall ends
-  LR_COS_MIN_RATIO: Training[Fraction] = 0.1  # last value in multiples of the largest
-  LR_COS_MAX: Training[NotNegative] = 1.0  # largest value, times LEARNING_RATE
-  LR_LRED_WARMUP: Training[NotNegativeInt] = 4000  # steps of the rise, for the exponential schedule
-  LR_LRED_DECAY_END: Training[int] = 300_000  # step at which the fall ends
-  LR_LRED_MIN_RATIO: Training[Fraction] = 0.1  # last value in multiples of the largest
-  LR_LRED_MAX: Training[NotNegative] = 1.0  # largest value, times LEARNING_RATE
+  LR_SCHEDULE: Training[Schedule] = (
+    'linear_rampup_exponential_decay'  # schedule of the learning rate
+  )
+  LR_COS_WARMUP: Training[NotNegativeInt] = 4000  # warmup steps of the cosine schedule
+  LR_COS_DECAY_END: Training[int] = 300_000  # step at which the decay of the cosine schedule ends
+  LR_COS_MIN_RATIO: Training[Fraction] = (
+    0.1  # final value of the cosine schedule, as a share of its peak
+  )
+  LR_COS_MAX: Training[NotNegative] = 1.0  # peak of the cosine schedule, times LEARNING_RATE
+  LR_LRED_WARMUP: Training[NotNegativeInt] = 4000  # warmup steps of the exponential schedule
+  LR_LRED_DECAY_END: Training[int] = (
+    300_000  # step at which the decay of the exponential schedule ends
+  )
+  LR_LRED_MIN_RATIO: Training[Fraction] = (
+    0.1  # final value of the exponential schedule, as a share of its peak
+  )
+  LR_LRED_MAX: Training[NotNegative] = 1.0  # peak of the exponential schedule, times LEARNING_RATE
 
   @property
   def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
-    """Regular expressions; variables whose whole names match one of them are trained."""
+    """Regular expressions of the variables that are trained; all others are frozen."""
     return ['.*']
 
   @property
   def LR_COS_DECAY_START(self) -> Training[int]:
-    """The step at which the cosine schedule begins to fall."""
+    """Step at which the decay of the cosine schedule starts."""
     return self.LR_COS_WARMUP + 1
 
   @property
   def LR_LRED_DECAY_START(self) -> Training[int]:
-    """The step at which the exponential schedule begins to fall."""
+    """Step at which the decay of the exponential schedule starts."""
     return self.LR_LRED_WARMUP + 1
 
   def validate(self) -> None:
@@ -135,6 +143,7 @@ class Optimization(MemorySavings):
     )
 
   def check_optimizer(self, task: fdl.Config) -> None:
+    """Raises UserError if the config of a task has another optimizer than that of optimizer()."""
     # functions that a method makes anew differ by their addresses alone
     text = lambda cfg: re.sub(' at 0x[0-9a-f]+', '', config_text(cfg))
     if text(task.optimizer) != text(self.optimizer()):

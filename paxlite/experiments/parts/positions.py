@@ -5,18 +5,18 @@ from paxlite.core.errors import UserError
 from paxlite.experiments.parts.rotary_positions import RotaryPositions
 
 
-class Positions(RotaryPositions):
+class Positions(RotaryPositions, subject='Positions'):
   """The positions of a model, learned, rotary or fixed.
 
   MAX_SEQ_LEN is the length of the rows of a run. A text that the trained model reads and writes may
   be as long as the model has positions.
   """
 
-  TRAINABLE_POSITION_EMB: Shape[bool] = False  # learned embeddings of positions are added
+  TRAINABLE_POSITION_EMB: Shape[bool] = False  # adds learned position embeddings
 
   @property
   def MAX_POSITION_EMBEDDINGS(self) -> Generation[Count]:
-    """The positions of the model: those of the weights that a run starts from, or MAX_SEQ_LEN."""
+    """Most positions of the model: those of the weights it starts from, or MAX_SEQ_LEN."""
     found = self.weights.positions or self.MAX_SEQ_LEN
     return found if self.has_position_table else max(found, self.MAX_SEQ_LEN)
 

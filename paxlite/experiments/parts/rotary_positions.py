@@ -22,30 +22,44 @@ from paxlite.layers.rotary import (
 RopeScaling = Literal['llama3', 'linear', 'yarn', 'longrope']
 
 
-class RotaryPositions(Experiment, abc.ABC):
+class RotaryPositions(Experiment, abc.ABC, subject='Positions'):
   """Rotary positions, which can be stretched for sequences that are longer than in training."""
 
-  USE_ROTARY_POSITION_EMB: Function[bool] = False  # queries and keys are rotated by position
+  USE_ROTARY_POSITION_EMB: Function[bool] = False  # rotary position embedding (RoPE)
   ROPE_THETA: Function[Annotated[float, Bounds('must be above 0', above=0)]] = (
-    10_000.0  # base of the wavelengths of that rotation
+    10_000.0  # base of the wavelengths of RoPE
   )
-  ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = 'interleaved'  # pairs that rotate
-  ROPE_FRACTION: Function[Fraction] = 1.0  # share of a head's dimensions that rotate
-  ROPE_FACTOR: Function[float] = 1.0  # above 1: positions are stretched, as ROPE_SCALING says
-  ROPE_SCALING: Function[RopeScaling] = 'llama3'  # the kind of stretching
-  ROPE_ORIGINAL_LENGTH: Function[Count] = 8192  # tokens of a row before the stretching
-  ROPE_LOW_FREQUENCY_FACTOR: Function[float] = 1.0  # llama3: longer waves are stretched fully
-  ROPE_HIGH_FREQUENCY_FACTOR: Function[float] = 4.0  # llama3: shorter waves are kept
-  ROPE_FAST_TURNS: Function[float] = 32.0  # yarn: waves with more turns are kept
-  ROPE_SLOW_TURNS: Function[float] = 1.0  # yarn: waves with fewer turns are stretched fully
-  ROPE_WHOLE_PAIRS: Function[bool] = True  # yarn: these bounds are rounded to whole pairs
-  # longrope: factors of the wavelengths, for rows of up to ROPE_ORIGINAL_LENGTH tokens and above
-  ROPE_SHORT_FACTORS: Function[list[float]] = []  # for MAX_SEQ_LEN up to ROPE_ORIGINAL_LENGTH
-  ROPE_LONG_FACTORS: Function[list[float]] = []  # for a larger MAX_SEQ_LEN
-  # yarn and longrope: a factor of rotated queries and keys; 0: that of the papers
-  ROPE_ATTENTION_FACTOR: Function[OffAtZero] = 0.0  # a factor of rotated vectors; 0: the usual
-  ROPE_LOCAL_THETA: Function[OffAtZero] = 0.0  # base in sliding attention; 0: ROPE_THETA
-  ROPE_STRETCHES_LOCAL: Function[bool] = True  # also in layers with sliding attention
+  ROPE_LAYOUT: Function[Literal['interleaved', 'half']] = (
+    'interleaved'  # dimensions that RoPE rotates in pairs: neighbors, or the two halves
+  )
+  ROPE_FRACTION: Function[Fraction] = 1.0  # share of a head's dimensions that RoPE rotates
+  ROPE_FACTOR: Function[float] = 1.0  # factor by which RoPE stretches positions; 1: none
+  ROPE_SCALING: Function[RopeScaling] = 'llama3'  # method of stretching RoPE by ROPE_FACTOR
+  ROPE_ORIGINAL_LENGTH: Function[Count] = 8192  # tokens of a sequence before RoPE was stretched
+  ROPE_LOW_FREQUENCY_FACTOR: Function[float] = (
+    1.0  # llama3 scaling: waves longer than the original length over this are stretched fully
+  )
+  ROPE_HIGH_FREQUENCY_FACTOR: Function[float] = (
+    4.0  # llama3 scaling: waves shorter than the original length over this are kept
+  )
+  ROPE_FAST_TURNS: Function[float] = 32.0  # YaRN's beta_fast: waves with more turns are kept
+  ROPE_SLOW_TURNS: Function[float] = (
+    1.0  # YaRN's beta_slow: waves with fewer turns are stretched fully
+  )
+  ROPE_WHOLE_PAIRS: Function[bool] = True  # YaRN: rounds both bounds to whole pairs of dimensions
+  ROPE_SHORT_FACTORS: Function[
+    list[float]
+  ] = []  # LongRoPE's factors of the wavelengths, for MAX_SEQ_LEN up to ROPE_ORIGINAL_LENGTH
+  ROPE_LONG_FACTORS: Function[
+    list[float]
+  ] = []  # LongRoPE's factors of the wavelengths, for a larger MAX_SEQ_LEN
+  ROPE_ATTENTION_FACTOR: Function[OffAtZero] = (
+    0.0  # factor of rotated queries and keys, for YaRN and LongRoPE; 0: that of the papers
+  )
+  ROPE_LOCAL_THETA: Function[OffAtZero] = (
+    0.0  # base of the wavelengths of RoPE in sliding attention; 0: ROPE_THETA
+  )
+  ROPE_STRETCHES_LOCAL: Function[bool] = True  # stretches RoPE in sliding attention as well
 
   @property
   def stretches_positions(self) -> bool:

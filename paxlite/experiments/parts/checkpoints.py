@@ -1,0 +1,68 @@
+"""When a run saves checkpoints, and which weights or run a new run starts from."""
+
+import copy
+from typing import Annotated, Self
+
+from paxlite.config.attribute_kinds import Count, OffAtZero, OffAtZeroInt, Run, Training, at_most
+from paxlite.config.attributes import LocalPath, StoredPath
+from paxlite.config.experiment_file import UNKNOWN, WeightsFacts
+from paxlite.core.errors import UserError
+from paxlite.experiments.parts.part import Part
+
+
+class Checkpoints(Part, subject='Checkpoints'):
+  """Checkpoints in the run's folder, and local checkpoints on the disks of its machines."""
+
+  CHECKPOINT_EVERY_N_STEPS: Run[Count] = 5000  # steps between two checkpoints
+  CHECKPOINT_EVERY_N_MINUTES: Run[Annotated[OffAtZero, at_most(1e6)]] = (
+    10.0  # minutes after which a checkpoint is saved if the steps take longer; 0: only by steps
+  )
+  CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10  # newest checkpoints that are kept
+  LOCAL_CHECKPOINT_EVERY_N_STEPS: Run[OffAtZeroInt] = (
+    0  # most steps that a crash may lose; each host writes a local checkpoint every N / 2; 0: off
+  )
+  LOCAL_CHECKPOINT_DIR: Run[LocalPath] = ''  # folder of local checkpoints; '': /dev/shm
+  STOP_ON_FAILED_SAVE: Run[bool] = False  # ends a run at the first save after one that failed
+
+
+class Restoring(Part, subject='Start from weights or another run'):
+  """What a new run starts from: imported weights, or a job_log_dir or a checkpoint of a run."""
+
+  CHECKPOINT_RESTORE_PATH: Run[StoredPath] = ''  # weights, or a run, that a new run starts from
+  CHECKPOINT_IGNORE_RULES: Training[
+    list[str]
+  ] = []  # regular expressions of variables that keep their initial values
+  CHECKPOINT_RENAME_RULES: Training[
+    list[str]
+  ] = []  # regular expressions 'name here=>name there' of variables
+  CHECKPOINT_RESTORE_STATE: Training[bool] = False  # restores optimizer state and step as well
+  CHECKPOINT_RESTORE_CHANGES: Training[
+    list[str]
+  ] = []  # attributes of the model that may differ from the restored checkpoint
+
+  _weights = UNKNOWN
+
+  @property
+  def weights(self) -> WeightsFacts:
+    """What is known of the weights in CHECKPOINT_RESTORE_PATH; no experiment reads a file for it.
+
+    Programs read it once, when they are built: see programs.weights_model.
+    """
+    is_of_path = self._weights.path == self.CHECKPOINT_RESTORE_PATH
+    return self._weights if is_of_path else UNKNOWN
+
+  def knowing(self, weights: WeightsFacts) -> Self:
+    """Returns a copy that knows this of the weights at `weights.path`."""
+    known = copy.copy(self)
+    known._weights = weights
+    return known
+
+  def replaced(self, **changes: object) -> Self:
+    return super().replaced(**changes).knowing(self._weights)
+
+  def validate(self) -> None:
+    super().validate()
+    for kind in ('IGNORE_RULES', 'RENAME_RULES', 'RESTORE_STATE', 'RESTORE_CHANGES'):
+      name = f'CHECKPOINT_{kind}'
+      if getattr(self, name) and not self.CHECKPOINT_RESTORE_PATH:
+        raise UserError(f'{name} needs --fdl.CHECKPOINT_RESTORE_PATH=FOLDER')

@@ -1,0 +1,40 @@
+"""LoRA: low-rank factors beside the weights, which are frozen (Hu et al., 2021)."""
+
+from typing import Literal
+
+import fiddle as fdl
+from fiddle import selectors
+
+from paxlite.config.attribute_kinds import Count, Training
+from paxlite.core.variable_names import LORA_VARIABLES
+from paxlite.experiments.parts.optimization import Optimization
+from paxlite.layers.attention.attention import Attention
+from paxlite.layers.attention.latent_attention import LatentAttention
+from paxlite.layers.feedforward import FeedForward
+from paxlite.layers.lora import LoraProjection
+from paxlite.layers.projection import Projection
+
+
+class LowRankFactors(Optimization, subject='LoRA'):
+  """Low-rank factors of the projections of attention and feed-forward layers."""
+
+  USE_LORA: Training[bool] = False  # trains low-rank factors of weights, and freezes the weights
+  LORA_RANK: Training[Count] = 8  # rank of the factors of LoRA
+  LORA_TARGET_LAYERS: Training[Literal['all', 'attention', 'mlp']] = (
+    'all'  # layers whose projections have factors of LoRA
+  )
+
+  @property
+  def TRAINABLE_VARIABLES(self) -> Training[list[str]]:
+    """Regular expressions of the variables that are trained; all others are frozen."""
+    return [LORA_VARIABLES] if self.USE_LORA else ['.*']
+
+  def add_lora(self, lm: fdl.Config) -> None:
+    """Adds low-rank factors to the projections of the targeted layers."""
+    attention, mlp = (Attention, LatentAttention), (FeedForward,)
+    layers = {'all': (*attention, *mlp), 'attention': attention, 'mlp': mlp}
+    for layer in layers[self.LORA_TARGET_LAYERS]:
+      for target in selectors.select(lm, layer, check_nonempty=False):
+        for projection in selectors.select(target, Projection):
+          fdl.update_callable(projection, LoraProjection)
+          projection.rank = self.LORA_RANK

@@ -1,0 +1,34 @@
+"""A part of an experiment: the attributes on one subject, and what is made of them."""
+
+from paxlite.config.attributes import Attributes
+
+
+class Part(Attributes):
+  """The attributes on one subject, the checks of their values, and the configs made of them.
+
+  An experiment is a class that lists its parts as bases: the names of their attributes are its own.
+  A part that reads attributes of another part has it as a base. `validate` and `remarks` add to
+  those of `super()`.
+
+      class Batches(Parallelism, subject='Batches'):
+        MAX_SEQ_LEN: Training[Count] = 1024  # tokens of a sequence
+
+  A comment at a declaration is the meaning of the attribute: a phrase that can be read alone.
+  """
+
+  _subject = ''
+
+  def __init_subclass__(cls, subject: str = '', **kwargs: object) -> None:
+    """Takes the heading below which `paxlite show` and docs/attributes.md list the attributes."""
+    super().__init_subclass__(**kwargs)
+    if subject:
+      cls._subject = subject
+
+  def validate(self) -> None:
+    """Checks everything that can be checked without a device; raises UserError."""
+    self.check_bounds()
+
+  @property
+  def remarks(self) -> list[str]:
+    """Sentences to print at the start about values that are valid but unusual."""
+    return []

@@ -1,0 +1,192 @@
+"""The stack of blocks: how many, of which kinds, repeated or unrolled, in one or several stages."""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import fiddle as fdl
+
+from paxlite.config.attribute_kinds import Count, Run, Shape, Training
+from paxlite.config.templates import template
+from paxlite.core.errors import UserError
+from paxlite.experiments.parts.attention import AttentionKind, AttentionLayers
+from paxlite.experiments.parts.feed_forward import FeedForwardLayers
+from paxlite.experiments.parts.memory_savings import MemorySavings
+from paxlite.layers.block_sequence import BlockSequence
+from paxlite.layers.pipeline.pipeline import PipelinedTransformer
+from paxlite.layers.remat import CheckpointPolicy, keeps_products
+from paxlite.layers.transformer import RepeatedTransformer, TransformerBlock, UnrolledTransformer
+from paxlite.parallel import devices
+
+DeviceKind = Literal['cpu', 'gpu', 'tpu']
+
+
+class BlockKind(NamedTuple):
+  """What distinguishes a block from the other blocks of its stack."""
+
+  attention: AttentionKind | None  # None: as the other attributes say
+  has_experts: bool
+
+
+class Stack(AttentionLayers, FeedForwardLayers, MemorySavings, subject='Stack of layers'):
+  """The blocks between embeddings and logits."""
+
+  NUM_LAYERS: Shape[Count] = 10  # transformer blocks
+  USE_REPEATED_LAYER: Training[bool] = (
+    False  # stacks the weights of all layers in arrays [L, …]; a loop computes the layers
+  )
+  CHECKPOINT_POLICY: Run[CheckpointPolicy] = (
+    'SAVE_NOTHING'  # activations that are kept for the backward pass and not recomputed
+  )
+  NUM_PIPELINE_REPEATS: Run[Count] = 1  # groups of layers (virtual stages) of a pipeline stage
+  GATHER_STAGES_ONCE: Run[bool] = (
+    True  # a pipeline gathers the sharded weights of its stages once a step, not once a tick
+  )
+
+  @property
+  def UNROLL_LAYERS(self) -> Run[list[DeviceKind]]:
+    """Kinds of devices on which repeated layers are compiled one by one, without a loop.
+
+    By default these are GPUs, for dense layers that keep their products on a mesh of data and
+    replica. There, steps take less time without the loop, and most of them less memory.
+    """
+    is_kept = keeps_products(self.CHECKPOINT_POLICY) and not self.OFFLOAD_ACTIVATIONS
+    return ['gpu'] if is_kept and self.is_dense_and_data_parallel else []
+
+  @property
+  def blocks_per_layer(self) -> int:
+    """The number of blocks in the unit that the stack repeats: the period of all patterns."""
+    return max(len(self.ATTENTION_PATTERN), 1)
+
+  @property
+  def num_first_blocks(self) -> int:
+    """The number of blocks before the first unit that the stack repeats."""
+    return 0
+
+  @property
+  def block_kinds(self) -> list[BlockKind]:
+    """The kind of each block."""
+    pattern: Sequence[AttentionKind | None] = self.ATTENTION_PATTERN or [None]
+    return [
+      BlockKind(pattern[i % len(pattern)], self.has_experts(i)) for i in range(self.NUM_LAYERS)
+    ]
+
+  def has_experts(self, block: int) -> bool:
+    """Returns whether the feed-forward layer of a block has experts."""
+    return False
+
+  @property
+  def has_any_experts(self) -> bool:
+    """Whether any block has experts."""
+    return any(map(self.has_experts, range(self.NUM_LAYERS)))
+
+  @property
+  def is_dense_and_data_parallel(self) -> bool:
+    """Whether no block has experts, and the mesh has no axis but replica and data."""
+    others = (n for axis, n in self.mesh_sizes.items() if axis not in ('replica', 'data'))
+    return not self.has_any_experts and all(n == 1 for n in others)
+
+  def has_loop(self, platform: str) -> bool:
+    """Returns whether a step for a platform has a loop over its layers."""
+    return self.USE_REPEATED_LAYER and devices.kind(platform) not in self.UNROLL_LAYERS
+
+  def scatters_each_gradient(self, platform: str) -> bool:
+    return self.is_dense_and_data_parallel and not self.has_loop(platform)
+
+  @property
+  def block_names(self) -> list[str]:
+    """The name of each block in the variables of an unrolled stack: 'x_layers_0' …"""
+    first, period = min(self.num_first_blocks, self.NUM_LAYERS), self.blocks_per_layer
+    layers, last = divmod(self.NUM_LAYERS - first, period)
+    within = [''] if period == 1 else [f'/x_layers_{j}' for j in range(period)]
+    return [
+      *(f'first_{i}' for i in range(first)),
+      *(f'x_layers_{i}{name}' for i in range(layers) for name in within),
+      *(f'last_{i}' for i in range(last)),
+    ]
+
+  def validate(self) -> None:
+    super().validate()
+    if self.num_stages > 1:
+      layers, rest = divmod(self.NUM_LAYERS - self.num_first_blocks, self.blocks_per_layer)
+      if rest or self.num_first_blocks or layers % self.num_stages:
+        raise UserError(
+          f'NUM_LAYERS={self.NUM_LAYERS} in {layers} repeated layers is not divisible by the '
+          f"mesh's axis stage = {self.num_stages}"
+        )
+      if layers // self.num_stages % self.NUM_PIPELINE_REPEATS:
+        raise UserError(
+          f'NUM_PIPELINE_REPEATS={self.NUM_PIPELINE_REPEATS} does not divide the '
+          f'{layers // self.num_stages} repeated layers of a stage'
+        )
+      if not self.USE_REPEATED_LAYER:
+        raise UserError('a pipeline (mesh axis stage) needs --fdl.USE_REPEATED_LAYER=True')
+      if self.UNROLL_LAYERS:
+        raise UserError("a pipeline (mesh axis stage) needs '--fdl.UNROLL_LAYERS=[]'")
+
+  def stack(self) -> fdl.Partial:
+    """Returns the template of all blocks."""
+    first = min(self.num_first_blocks, self.NUM_LAYERS)
+    kinds, period = self.block_kinds, self.blocks_per_layer
+    num_layers = (self.NUM_LAYERS - first) // period
+    last = first + num_layers * period
+    layers: dict[str, object] = dict(
+      num_layers=num_layers,
+      checkpoint_policy=self.kept_activations(self.CHECKPOINT_POLICY),
+      layer_tpl=self.layer(),
+      first_tpls=[self.block_of(kind) for kind in kinds[:first]],
+      last_tpls=[self.block_of(kind) for kind in kinds[last:]],
+    )
+    if self.num_stages > 1 and self.USE_REPEATED_LAYER:
+      return template(
+        PipelinedTransformer,
+        num_stages=self.num_stages,
+        num_microbatches=self.NUM_MICROBATCHES,
+        num_repeats=self.NUM_PIPELINE_REPEATS,
+        gathers_once=self.GATHER_STAGES_ONCE,
+        **layers,
+      )
+    if self.USE_REPEATED_LAYER and num_layers > 0:
+      return template(RepeatedTransformer, unrolled_on=self.UNROLL_LAYERS, **layers)
+    return template(UnrolledTransformer, **layers)
+
+  def layer(self) -> fdl.Partial:
+    """Returns the template of the unit that the stack repeats: blocks_per_layer blocks."""
+    first, period = self.num_first_blocks, self.blocks_per_layer
+    kinds = self.block_kinds[first : first + period] or [self.block_kinds[0]]
+    blocks = [self.block_of(kind) for kind in kinds]
+    return blocks[0] if period == 1 else template(BlockSequence, block_tpls=blocks)
+
+  def block_of(self, kind: BlockKind) -> fdl.Partial:
+    """Returns the template of a block of a kind."""
+    block = self.block()
+    attention = block.attention_tpl
+    if kind.attention == 'sliding' and attention.rotary_tpl is not None:
+      attention.rotary_tpl = self.rotary(is_local=True)
+    if kind.attention in ('full', 'full_nope'):
+      attention.attention_tpl.window = 0
+    if kind.attention == 'full_nope':
+      attention.rotary_tpl = None
+    return block
+
+  def block(self) -> fdl.Partial:
+    """Returns the template of one block, as attributes for all blocks describe it."""
+    return template(
+      TransformerBlock,
+      norm_tpl=None if self.NORM_POLICY == 'post' else self.norm(),
+      post_norm_tpl=None if self.NORM_POLICY == 'pre' else self.norm(),
+      attention_tpl=self.attention(),
+      ffn_tpl=self.feed_forward(self.HIDDEN_DIMS),
+      dropout=self.DROPOUT_PROB,
+    )
+
+  @property
+  def decoding_values(self) -> dict[str, object]:
+    """Attributes with which a model of the same variables continues text."""
+    return dict(
+      USE_REPEATED_LAYER=False, CHECKPOINT_POLICY='SAVE_EVERYTHING', OFFLOAD_ACTIVATIONS=[]
+    )
+
+  @property
+  def matmul_params(self) -> int:
+    """The number of weights of the blocks that one token is multiplied with."""
+    return self.NUM_LAYERS * (self.attention_params + self.ffn_params)

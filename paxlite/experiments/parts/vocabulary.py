@@ -1,0 +1,90 @@
+"""Embeddings of tokens and positions, and the logits."""
+
+import math
+
+import fiddle as fdl
+from flax import linen as nn
+
+from paxlite.config.attribute_kinds import (
+  Below1,
+  Count,
+  Function,
+  NotNegative,
+  Run,
+  Shape,
+  Training,
+)
+from paxlite.config.templates import template
+from paxlite.experiments.parts.positions import Positions
+from paxlite.experiments.parts.width_and_norms import WidthAndNorms
+from paxlite.layers.embeddings import (
+  LearnedPositions,
+  LmHead,
+  LogitsBias,
+  SinusoidalPositions,
+  TokenEmbedding,
+)
+
+
+class Vocabulary(WidthAndNorms, Positions, subject='Embeddings and logits'):
+  """The first and the last layer of a model."""
+
+  VOCAB_SIZE: Shape[Count] = 32000  # token ids that the model knows
+  SEPARATE_EMBEDDING: Shape[bool] = False  # unties the weight of the logits from the embedding
+  SCALE_EMBEDDING: Function[bool] = False  # multiplies embeddings by √MODEL_DIMS
+  USE_SOFTMAX_BIAS: Shape[bool] = False  # bias of the logits
+  SOFTMAX_CAP_LOGITS: Function[float] = (
+    30.0  # soft cap of the logits, cap · tanh(logits / cap); ≤ 0: off
+  )
+  EMBEDDING_DROPOUT_PROB: Training[Below1] = 0.0  # dropout of the embeddings
+  NUM_LOSS_CHUNKS: Run[Count] = 1  # parts of the vocabulary whose logits are in memory in turn
+
+  @property
+  def SOFTMAX_INIT_STD(self) -> Training[NotNegative]:
+    """Standard deviation of the initial values of embeddings and of the weight of the logits."""
+    return self.INIT_STD
+
+  @property
+  def vocab_size(self) -> int | None:
+    return self.VOCAB_SIZE
+
+  def token_embedding(self) -> fdl.Partial:
+    """Returns the template of the embedding of tokens."""
+    return template(
+      TokenEmbedding,
+      vocab_size=self.VOCAB_SIZE,
+      model_dims=self.MODEL_DIMS,
+      dtype=self.FPROP_DTYPE,
+      emb_init=self.weight_init(self.SOFTMAX_INIT_STD),
+      lookup_scale=math.sqrt(self.MODEL_DIMS) if self.SCALE_EMBEDDING else 1.0,
+    )
+
+  def head(self) -> fdl.Partial | None:
+    """Returns the template of the weight of the logits; None if it is that of the embedding."""
+    if not self.SEPARATE_EMBEDDING:
+      return None
+    return template(
+      LmHead,
+      vocab_size=self.VOCAB_SIZE,
+      model_dims=self.MODEL_DIMS,
+      dtype=self.FPROP_DTYPE,
+      w_init=self.weight_init(self.SOFTMAX_INIT_STD),
+    )
+
+  def logits_bias(self) -> fdl.Partial | None:
+    """Returns the template of the bias of the logits, or None."""
+    return template(LogitsBias, vocab_size=self.VOCAB_SIZE) if self.USE_SOFTMAX_BIAS else None
+
+  def positions(self) -> fdl.Partial | None:
+    """Returns the template of the position embedding, or None if positions are rotary."""
+    if self.USE_ROTARY_POSITION_EMB:
+      return None
+    if not self.TRAINABLE_POSITION_EMB:
+      return template(SinusoidalPositions, model_dims=self.MODEL_DIMS, dtype=self.FPROP_DTYPE)
+    return template(
+      LearnedPositions,
+      max_length=self.MAX_POSITION_EMBEDDINGS,
+      model_dims=self.MODEL_DIMS,
+      dtype=self.FPROP_DTYPE,
+      emb_init=fdl.Config(nn.initializers.normal, stddev=self.INIT_STD),
+    )

@@ -1,0 +1,66 @@
+"""What all layers of a model share: width, dtype, biases, dropout, initial values and norms."""
+
+from typing import Literal
+
+import fiddle as fdl
+from flax import linen as nn
+
+from paxlite.config.attribute_kinds import (
+  Below1,
+  Count,
+  Function,
+  NotNegative,
+  Shape,
+  Training,
+)
+from paxlite.config.templates import template
+from paxlite.experiments.base import Experiment
+from paxlite.layers.norms import LayerNorm, RmsNorm
+
+Norm = Literal['LayerNorm', 'RmsNorm']
+
+_NORMS = {'LayerNorm': LayerNorm, 'RmsNorm': RmsNorm}
+
+
+class WidthAndNorms(Experiment, subject='All layers'):
+  """What all layers share; defaults are those of Pax's base class of language models."""
+
+  MODEL_DIMS: Shape[Count] = 2048  # width of the activations between blocks
+  FPROP_DTYPE: Training[Literal['bfloat16', 'float32', 'float16']] = (
+    'bfloat16'  # dtype of activations
+  )
+  USE_BIAS: Shape[bool] = False  # biases of projections, in attention and feed-forward layers
+  DROPOUT_PROB: Training[Below1] = (
+    0.0  # dropout of attention, of feed-forward layers and of residual branches
+  )
+  WEIGHT_INIT: Training[Literal['normal', 'xavier_uniform']] = (
+    'normal'  # distribution of the initial values of weights
+  )
+  INIT_STD: Training[NotNegative] = 0.02  # standard deviation of the initial values of weights
+  NORM_CLS: Function[Norm] = 'RmsNorm'  # class of the norms
+  # Before attention and feed-forward layers (pre), after them (post), or both. The names are those
+  # of praxis.
+  NORM_POLICY: Shape[Literal['pre', 'post', 'primer_hybrid']] = (
+    'pre'  # place of the norms in a block: before a layer, after it, or both
+  )
+  LAYERNORM_EPSILON: Function[NotNegative] = 1e-6  # ε that norms add to the variance
+
+  @property
+  def NORM_SCALE_OFFSET(self) -> Function[float]:
+    """Number that is added to the stored scale of a norm."""
+    return 1.0 if self.NORM_CLS == 'LayerNorm' else 0.0
+
+  def norm(self) -> fdl.Partial:
+    """Returns a new template of a norm, so that an edit of one norm leaves the others unchanged."""
+    return template(
+      _NORMS[self.NORM_CLS],
+      epsilon=self.LAYERNORM_EPSILON,
+      offset=self.NORM_SCALE_OFFSET,
+      dtype=self.FPROP_DTYPE,
+    )
+
+  def weight_init(self, std: float) -> fdl.Config:
+    """Returns the initializer of weight matrices; `std` is the standard deviation of 'normal'."""
+    if self.WEIGHT_INIT == 'xavier_uniform':
+      return fdl.Config(nn.initializers.xavier_uniform)
+    return fdl.Config(nn.initializers.normal, stddev=std)
