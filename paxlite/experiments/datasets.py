@@ -49,13 +49,13 @@ class Synthetic(Rows):
     )
 
 
-class TextFiles(Tokenized, Rows):
+class TextFiles(Tokenized, Rows, subject='Data'):
   """Text files (.txt, also .gz .xz .zst) with a tokenizer; 1 block in 20 is held out."""
 
-  TRAIN_FILES: Run[list[StoredPath]] = []  # files or patterns such as data/*.jsonl
-  EVAL_FILES: Training[list[StoredPath]] = []  # the same for evaluation
+  TRAIN_FILES: Run[list[StoredPath]] = []  # files to train on, or patterns such as data/*.jsonl
+  EVAL_FILES: Training[list[StoredPath]] = []  # files to evaluate on
   EVAL_FRACTION: Training[float] = (
-    0.05  # fraction of the text to hold out if there are no EVAL_FILES; 0: none
+    0.05  # share of the text that is held out for evaluation without EVAL_FILES; 0: none
   )
 
   def validate(self) -> None:
@@ -106,12 +106,12 @@ class EmbeddedText(TextFiles):
     return 'embedded text'
 
 
-class FlatTokens(Tokenized, Splits):
+class FlatTokens(Tokenized, Splits, subject='Data'):
   """A tokenized dataset in paxlite's format or seqax's format (see data.flat_tokens)."""
 
-  DATASET_PATH: Run[StoredPath] = ''  # folder that paxlite tokenize has written
-  ROWS: Training[RowKind | None] = None  # None: packed or stream, as PACKED_INPUT says
-  VOCAB_PATH: Run[StoredPath] = ''  # only for printing a sample
+  DATASET_PATH: Run[StoredPath] = ''  # folder of tokens that paxlite tokenize has written
+  ROWS: Training[RowKind | None] = None  # how tokens become sequences; None: as PACKED_INPUT says
+  VOCAB_PATH: Run[StoredPath] = ''  # tokenizer that prints samples
 
   @property
   def dataset(self) -> str:
@@ -141,15 +141,15 @@ class FlatTokens(Tokenized, Splits):
     )
 
 
-class SeqioTask(FromTfds, Splits):
+class SeqioTask(FromTfds, Splits, subject='Data'):
   """A SeqIO task or mixture over TFDS datasets (needs the extra seqio).
 
   If the attributes are empty, the environment's VOCAB_PATH and TFDS_DATA_DIR are used.
   """
 
   SEQIO_TASK: Training[str] = ''  # name of a SeqIO task or mixture
-  SEQIO_MODULES: Training[list[str]] = []  # imported first: they register your own tasks
-  SEQIO_ROWS: Training[StreamRows] = 'stream'  # how texts become rows
+  SEQIO_MODULES: Training[list[str]] = []  # Python modules that register SeqIO tasks
+  SEQIO_ROWS: Training[StreamRows] = 'stream'  # how texts of a SeqIO task become sequences
 
   @property
   def dataset(self) -> str:
@@ -182,17 +182,19 @@ class SeqioTask(FromTfds, Splits):
     return self.stream(source, self.SEQIO_ROWS, batch_size)
 
 
-class DocumentFiles(FromTfds, Rows):
+class DocumentFiles(FromTfds, Rows, subject='Data'):
   """Documents that are tokenized during training: JSON, CSV, Parquet, TFDS, Hugging Face datasets.
 
   TRAIN_SOURCES are files, tfds:NAME:VERSION/SPLIT and hf:NAME:CONFIGURATION/SPLIT. EVAL_SOURCES are
   held out. If there are none, one document out of HELD_OUT_EVERY is held out.
   """
 
-  TRAIN_SOURCES: Run[list[StoredPath]] = []  # files, tfds: and hf: datasets
-  EVAL_SOURCES: Run[list[StoredPath]] = []  # the same for evaluation
-  HELD_OUT_EVERY: Training[NotNegativeInt] = 200  # one of so many documents is held out; 0: none
-  TEXT_FIELD: Training[str] = 'text'  # the field of a record that holds the text
+  TRAIN_SOURCES: Run[list[StoredPath]] = []  # files, and tfds: and hf: datasets, to train on
+  EVAL_SOURCES: Run[list[StoredPath]] = []  # files and datasets to evaluate on
+  HELD_OUT_EVERY: Training[NotNegativeInt] = (
+    200  # holds out one document of so many for evaluation; 0: none
+  )
+  TEXT_FIELD: Training[str] = 'text'  # field of a record that holds the text
   SKIP_UNREADABLE: Run[bool] = False  # skips records without text and logs their number
 
   @property
@@ -238,14 +240,16 @@ class DocumentFiles(FromTfds, Rows):
     return self.stream(source, self.stream_rows, batch_size)
 
 
-class SftFiles(Tokenized, Rows):
+class SftFiles(Tokenized, Rows, subject='Data'):
   """Prompts and answers, packed, with loss only on the answers (see data.sft and sft_formats)."""
 
-  TRAIN_FILES: Run[list[StoredPath]] = []  # files or patterns such as data/*.jsonl
-  EVAL_FILES: Training[list[StoredPath]] = []  # the same for evaluation
-  EVAL_FRACTION: Training[float] = 0.0  # fraction of the examples to hold out; 0: none
-  VOCAB_PATH: Run[StoredPath] = ''  # '': the tokenizer of CHECKPOINT_RESTORE_PATH
-  TOO_LONG: Training[TooLong] = 'error'  # what happens to examples longer than a row
+  TRAIN_FILES: Run[list[StoredPath]] = []  # files to train on, or patterns such as data/*.jsonl
+  EVAL_FILES: Training[list[StoredPath]] = []  # files to evaluate on
+  EVAL_FRACTION: Training[float] = (
+    0.0  # share of the examples that is held out for evaluation; 0: none
+  )
+  VOCAB_PATH: Run[StoredPath] = ''  # tokenizer; '': that of CHECKPOINT_RESTORE_PATH
+  TOO_LONG: Training[TooLong] = 'error'  # what happens to an example that is longer than a sequence
 
   def validate(self) -> None:
     super().validate()
@@ -311,21 +315,23 @@ class SftFiles(Tokenized, Rows):
     )
 
 
-class Mixture(FromTfds, Rows):
+class Mixture(FromTfds, Rows, subject='Data'):
   """A mixture of several datasets with weights.
 
   A source is a flat-tokens folder, text (.txt), seqio:TASK, sft:FILE.jsonl, or documents as in
   DocumentFiles. Each source holds out the same data as it would alone.
   """
 
-  SOURCES: Training[list[StoredPath]] = []  # the datasets to mix
-  WEIGHTS: Training[list[float]] = []  # weights of the rows; their sum does not matter
-  TRAIN_SPLIT: Training[str] = 'train'  # the split to train on
-  EVAL_SPLIT: Run[str | None] = 'validation'  # the split to evaluate on; None: no evaluation
-  HELD_OUT_EVERY: Training[NotNegativeInt] = 200  # one of so many documents is held out; 0: none
-  TEXT_FIELD: Training[str] = 'text'  # the field of a record that holds the text
+  SOURCES: Training[list[StoredPath]] = []  # datasets that a mixture draws from
+  WEIGHTS: Training[list[float]] = []  # weights of the datasets of a mixture; any sum
+  TRAIN_SPLIT: Training[str] = 'train'  # split of the datasets to train on
+  EVAL_SPLIT: Run[str | None] = 'validation'  # split of the datasets to evaluate on; None: none
+  HELD_OUT_EVERY: Training[NotNegativeInt] = (
+    200  # holds out one document of so many for evaluation; 0: none
+  )
+  TEXT_FIELD: Training[str] = 'text'  # field of a record that holds the text
   SKIP_UNREADABLE: Training[bool] = False  # leaves out invalid records and counts them
-  SEQIO_MODULES: Training[list[str]] = []  # imported first: they register your own tasks
+  SEQIO_MODULES: Training[list[str]] = []  # Python modules that register SeqIO tasks
 
   @property
   def dataset(self) -> str:

@@ -16,16 +16,16 @@ from paxlite.experiments.registry import register
 from paxlite.layers.attention.latent_attention import LatentAttention
 
 
-class DeepSeek(MixtureOfExperts, LLaMA):
+class DeepSeek(MixtureOfExperts, LLaMA, subject='Latent attention (DeepSeek)'):
   """The architecture of both; DIMS_PER_HEAD is the part of queries and keys that is not rotated."""
 
-  LATENT_DIMS: Shape[Count] = 512  # width of the vector that keys and values come from
-  QUERY_LATENT_DIMS: Shape[NotNegativeInt] = 0  # the same for queries; 0: they have none
-  ROTARY_DIMS_PER_HEAD: Shape[Count] = 64  # width of the rotated part of queries and keys
-  VALUE_DIMS_PER_HEAD: Shape[Count] = 128  # width of the values
+  LATENT_DIMS: Shape[Count] = 512  # width of the latent vector of keys and values
+  QUERY_LATENT_DIMS: Shape[NotNegativeInt] = 0  # width of the latent vector of queries; 0: none
+  ROTARY_DIMS_PER_HEAD: Shape[Count] = 64  # width of a head's rotated part of queries and keys
+  VALUE_DIMS_PER_HEAD: Shape[Count] = 128  # width of a head's values
   # YaRN's scale of the scores of attention, with and without that of rotated queries and keys
-  ROPE_MSCALE: Function[float] = 1.0  # of the length of rotated vectors, over the next one
-  ROPE_MSCALE_ALL_DIM: Function[float] = 1.0  # of all scores, as its square; 0: off
+  ROPE_MSCALE: Function[float] = 1.0  # YaRN's mscale, over ROPE_MSCALE_ALL_DIM
+  ROPE_MSCALE_ALL_DIM: Function[float] = 1.0  # YaRN's mscale of all attention scores; 0: off
 
   DIMS_PER_HEAD = 128
   HEADS_SPAN_MODEL = False

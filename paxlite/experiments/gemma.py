@@ -24,7 +24,7 @@ class Gemma(LLaMA):
   LAYERNORM_EPSILON = 1e-6
 
 
-class Gemma2(Gemma):
+class Gemma2(Gemma, subject='Attention'):
   """Gemma 2: norms before and after sublayers, capped logits, sliding attention in turns."""
 
   VOCAB_SIZE = 256_000
@@ -35,7 +35,7 @@ class Gemma2(Gemma):
   SLIDING_WINDOW = 4096
   ATTENTION_PATTERN: list[AttentionKind] = ['sliding', 'full']
 
-  QUERY_PRE_ATTN_SCALAR: Function[Count] = 256  # scores are divided by its root
+  QUERY_PRE_ATTN_SCALAR: Function[Count] = 256  # attention scores are divided by its square root
 
   @property
   def attention_scale(self) -> float:

@@ -24,7 +24,7 @@ from paxlite.layers.relative_bias import RelativeBias
 _FAN_IN = dict(scale=1.0, mode='fan_in', distribution='uniform')
 
 
-class GLaM(MixtureOfExperts):
+class GLaM(MixtureOfExperts, subject='Relative bias (GLaM)'):
   """GLaM's pairs of blocks: experts w_out·relu(w_in·x), then a GELU-gated feed-forward layer.
 
   It has RMSNorm, no biases, T5's relative positions, and an embedding tied to the output.
@@ -41,9 +41,11 @@ class GLaM(MixtureOfExperts):
   ATTEN_LOGIT_CAP = -1.0
   SOFTMAX_INIT_STD = 1.0
   RELATIVE_BIAS_BUCKETS: Shape[Annotated[int, Bounds('must be at least 2', lowest=2)]] = (
-    32  # of distances, in T5's bias
+    32  # buckets of distances in T5's relative bias of attention
   )
-  RELATIVE_BIAS_MAX_DISTANCE: Function[Count] = 128  # distances from here on share a bucket
+  RELATIVE_BIAS_MAX_DISTANCE: Function[Count] = (
+    128  # distance from which all share a bucket of T5's bias
+  )
 
   def validate(self) -> None:
     super().validate()

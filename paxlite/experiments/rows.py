@@ -23,11 +23,11 @@ def check_fraction(fraction: float) -> None:
     raise UserError(f'EVAL_FRACTION={fraction:g} must be 0, or from 1e-9 to 0.5')
 
 
-class Rows(LanguageModel):
+class Rows(LanguageModel, subject='Data'):
   """Rows of tokens, and batches of them for training and evaluation."""
 
   EVAL_BATCH_SIZE: Run[Count | None] = (
-    None  # rows of a global evaluation batch; None: as in training
+    None  # sequences of a global evaluation batch; None: as in training
   )
 
   def check_apart(self, name: str, train: Sequence[str], held_out: Sequence[str]) -> None:
@@ -78,8 +78,8 @@ class Rows(LanguageModel):
 class Splits(Rows):
   """Rows of a dataset that has splits."""
 
-  TRAIN_SPLIT: Training[str] = 'train'  # the split to train on
-  EVAL_SPLIT: Run[str | None] = 'validation'  # the split to evaluate on; None: no evaluation
+  TRAIN_SPLIT: Training[str] = 'train'  # split of the dataset to train on
+  EVAL_SPLIT: Run[str | None] = 'validation'  # split of the dataset to evaluate on; None: none
 
   def validate(self) -> None:
     super().validate()
@@ -90,10 +90,10 @@ class Splits(Rows):
       )
 
 
-class Tokenized(Experiment):
+class Tokenized(Experiment, subject='Data'):
   """Text data, which has a tokenizer."""
 
-  VOCAB_PATH: Run[StoredPath] = ''  # the tokenizer: a file, or a folder of Hugging Face
+  VOCAB_PATH: Run[StoredPath] = ''  # tokenizer: a file, or a folder of Hugging Face
 
   @property
   def tokenizer_path(self) -> str:
@@ -103,4 +103,4 @@ class Tokenized(Experiment):
 class FromTfds(Tokenized):
   """Text that may come from TFDS datasets."""
 
-  TFDS_DATA_DIR: Run[AnyPath] = ''  # where TFDS datasets are
+  TFDS_DATA_DIR: Run[AnyPath] = ''  # folder of TFDS datasets

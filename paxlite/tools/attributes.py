@@ -11,13 +11,16 @@ import pathlib
 import types
 import typing
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from paxlite.cli import command_line
 from paxlite.config import attribute_kinds
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 from paxlite.tools import show
+
+if TYPE_CHECKING:
+  from paxlite.experiments.parts.part import Part
 
 # All attributes of paxlite's own experiments, so that printing them imports none of them.
 # python -m tests.rules.test_golden --update writes the file, and a test checks it.
@@ -31,7 +34,11 @@ def main(argv: Sequence[str]) -> None:
   found = [a for a in described() if text in f'{a["name"]} {a["meaning"]}'.lower()]
   if not found:
     raise UserError(f'no attribute has {text!r} in its name or meaning')
+  subject = ''
   for attribute in found:
+    if attribute['subject'] != subject:
+      subject = attribute['subject']
+      print(f'## {subject}')
     print(f'{attribute["name"]}: {attribute["type"]} = {attribute["default"]}')
     print(f'    {attribute["meaning"]}')
 
@@ -41,13 +48,16 @@ def described() -> list[dict[str, str]]:
   return parsed(INDEX.read_text(encoding='utf-8'))
 
 
-def describe(classes: Iterable[type]) -> list[dict[str, str]]:
-  """Describes the attributes of experiment classes: name, room, type, default, kind, meaning.
+def describe(classes: Iterable[type['Part']]) -> list[dict[str, str]]:
+  """Describes the attributes of experiment classes: name, type, default, kind, meaning …
 
-  The default is that of the class that declares the attribute; `where` is the class.
+  The default is that of the class that declares the attribute; `where` is the class, and `subject`
+  the heading of its part. The rows are in the order of the subjects.
   """
   rows: dict[str, dict[str, str]] = {}
+  subjects: list[str] = []
   for cls in classes:
+    subjects += [s for s in cls.subjects() if s not in subjects]
     meanings = show.meanings(cls.__mro__)
     for owner in reversed(cls.__mro__):
       for name, annotation in _declared(owner).items():
@@ -56,13 +66,14 @@ def describe(classes: Iterable[type]) -> list[dict[str, str]]:
         kind, value = attribute_kinds.kind_of(annotation), vars(owner).get(name)
         rows[name] = {
           'name': name,
+          'subject': cls.subject_of(name),
           'where': f'{owner.__module__}.{owner.__qualname__}',
           'type': type_text(annotation),
           'default': 'from other attributes' if hasattr(value, 'fget') else repr(value),
           'decides': '' if kind is None else kind.value,
           'meaning': meanings.get(name, ''),
         }
-  return sorted(rows.values(), key=lambda row: row['name'])
+  return sorted(rows.values(), key=lambda r: (subjects.index(r['subject']), r['name']))
 
 
 def _declared(cls: type) -> dict[str, object]:
@@ -98,15 +109,18 @@ def page(rows: Sequence[dict[str, str]]) -> str:
   lines = [
     '# Attributes',
     '',
-    'Every attribute of the experiments, from their declarations. `NAME=VALUE` sets one on the',
-    'command line of `paxlite`, and `--fdl.NAME=VALUE` on that of `python -m paxlite.main`.',
+    'Every attribute of the experiments, by subject, from their declarations. `NAME=VALUE` sets',
+    'one on the command line of `paxlite`, and `--fdl.NAME=VALUE` on that of',
+    '`python -m paxlite.main`.',
     '"May change" says whether a run can be continued after a change.',
-    '',
-    '| attribute | type | default | meaning | may change |',
-    '|---|---|---|---|---|',
   ]
+  subject = ''
   free = {attribute_kinds.Kind.RUN.value, attribute_kinds.Kind.GENERATION.value}
   for row in rows:
+    if row['subject'] != subject:
+      subject = row['subject']
+      lines += ['', f'## {subject}', '', '| attribute | type | default | meaning | may change |']
+      lines.append('|---|---|---|---|---|')
     kind, default = row['type'], row['default']
     changes = 'yes' if row['decides'] in free else 'no'
     cells = [f'`{row["name"]}`', kind, f'`{default}`', row['meaning'], changes]

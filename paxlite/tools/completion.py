@@ -71,7 +71,7 @@ def _attributes(text: str, before: Sequence[str]) -> list[str]:
   """Returns NAME= for the attributes that begin with a text: those of the experiment before it."""
   known = next(filter(None, map(_names_of, before)), None)
   if known is None:
-    known = [a['name'] for a in attributes.described()]
+    known = sorted(a['name'] for a in attributes.described())
   return [f'{name}=' for name in _beginning(text, known)]
 
 

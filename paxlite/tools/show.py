@@ -1,6 +1,7 @@
 """paxlite show EXPERIMENT [NAME=VALUE …]
 
-Prints the values of an experiment with their meanings, and the config that is built from them.
+Prints the values of an experiment by subject, with their meanings, and the config that is built
+from them.
 EXPERIMENT is a bare name or a dotted path.
 
 Example:
@@ -16,7 +17,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from paxlite.cli import command_line
@@ -42,9 +43,22 @@ def text(name: str, overrides: dict[str, str], explained: bool = False) -> str:
   values = values_text(experiment)
   if explained:
     known = meanings(type(experiment).__mro__)
-    values = '\n'.join(_explained(line, known) for line in values.split('\n'))
+    values = _by_subject(type(experiment), values, lambda line: _explained(line, known))
   found = values + '\n' + configs_text(experiment)
   return '\n'.join([found, *(f'# {r}' for r in _remarks(experiment))]) if explained else found
+
+
+def _by_subject(cls: type['Experiment'], values: str, explained: Callable[[str], str]) -> str:
+  """Returns the lines of the values below the subjects of their attributes."""
+  first, lines, groups = [], values.split('\n'), {s: [f'\n## {s}'] for s in cls.subjects()}
+  for line in lines:
+    name, is_value, _ = line.partition(' = ')
+    if is_value and name.isupper():
+      groups[cls.subject_of(name)].append(explained(line))
+    elif line:
+      first.append(line)
+  shown = [line for group in groups.values() if len(group) > 1 for line in group]
+  return '\n'.join([*first, *shown, ''])
 
 
 def _remarks(experiment: 'Experiment') -> list[str]:
@@ -86,7 +100,7 @@ def _own_meanings(cls: type) -> dict[str, str]:
   found: dict[str, str] = {}
   for name, value in vars(cls).items():
     if name.isupper() and (getattr(value, '__doc__', None) or '') and hasattr(value, 'fget'):
-      found[name] = value.__doc__.splitlines()[0]
+      found[name] = value.__doc__.splitlines()[0].removesuffix('.')
   try:
     source = textwrap.dedent(inspect.getsource(cls))
   except (OSError, TypeError):  # made by a function, as the classes of experiments.finetuning

@@ -114,7 +114,7 @@ def test_long_rows_have_the_factors_for_long_rows(imported):
   ids = np.random.default_rng(0).integers(3, 96, (2, 80))
   with torch.no_grad():
     expected = model(torch.tensor(ids)).logits.numpy()
-  ours = fdl.build(experiment.replaced(MAX_SEQ_LEN=128).task()).model
+  ours = fdl.build(experiment.replaced(MAX_SEQ_LEN=128).build_task()).model
   with jax.default_matmul_precision('highest'):
     logits = jax.jit(ours.apply)({'params': params}, ids)
   np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
@@ -126,7 +126,7 @@ def test_packed_rows_of_an_unrolled_stack(case, imported):
   _, _, experiment, repeated, params = imported(case)
   cut, ids = 10, ids_of(1)
   cls = type(experiment)
-  task = cls(**experiment.values() | dict(USE_REPEATED_LAYER=False)).task()
+  task = cls(**experiment.values() | dict(USE_REPEATED_LAYER=False)).build_task()
   single = fdl.build(task).model
   positions = np.concatenate([np.arange(cut), np.arange(T - cut)])[None]
   segments = np.where(np.arange(T) < cut, 1, 2)[None]

@@ -52,7 +52,7 @@ def highest_precision():
 def test_logits_loss_and_every_gradient(name):
   reference = praxis.load(name)
   params, batch = praxis.tree(reference, 'params'), praxis.batch(reference)
-  task = fdl.build(CASES[name].task())
+  task = fdl.build(CASES[name].build_task())
 
   logits = task.model.apply(
     {'params': params}, batch['ids'], batch['segment_pos'], batch['segment_ids']
@@ -86,7 +86,7 @@ def test_initial_values(name, largest):
   Both sides are random. Standard deviations differ by less than 5 standard errors, and no value is
   more than `largest` standard deviations away from 0.
   """
-  params = flat(meta.unbox(fdl.build(CASES[name].task()).init_params(jax.random.key(0))))
+  params = flat(meta.unbox(fdl.build(CASES[name].build_task()).init_params(jax.random.key(0))))
   stats = praxis.init_stats(name)
   tied = 'lm/embedding_lookup/emb_var' not in stats
   assert len(stats) == len(params)

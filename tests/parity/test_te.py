@@ -308,10 +308,10 @@ def test_a_run_goes_on_in_the_other_kind_of_layer(tmp_path, capsys):
 def test_what_is_not_installed_or_not_there(monkeypatch, te):
   e = GPT126M(**SMALL, USE_TE=te, TE_RECIPE='MXFP8')
   with pytest.raises(UserError, match=r'TE_RECIPE=MXFP8: .*compute capability'):
-    jax.eval_shape(fdl.build(e.task()).init, jax.random.key(0))
+    jax.eval_shape(fdl.build(e.build_task()).init, jax.random.key(0))
   monkeypatch.setitem(sys.modules, 'transformer_engine.jax', None)
   with pytest.raises(UserError, match=r'Transformer Engine is not installed.*docs/backends\.md'):
-    jax.eval_shape(fdl.build(e.task()).init, jax.random.key(0))
+    jax.eval_shape(fdl.build(e.build_task()).init, jax.random.key(0))
 
 
 def test_nvte_fused_attn_is_honored(monkeypatch):
@@ -320,7 +320,7 @@ def test_nvte_fused_attn_is_honored(monkeypatch):
   kernel = extension.NVTE_Fused_Attn_Backend.NVTE_F16_arbitrary_seqlen
   monkeypatch.setattr(extension, 'get_fused_attn_backend', lambda *_, **__: (kernel, ''))
   init = lambda: jax.eval_shape(
-    fdl.build(GPT126M(**SMALL, USE_TE='layer').task()).init, jax.random.key(0)
+    fdl.build(GPT126M(**SMALL, USE_TE='layer').build_task()).init, jax.random.key(0)
   )
   monkeypatch.setenv('NVTE_FUSED_ATTN', '0')
   init()

@@ -128,7 +128,7 @@ def test_the_templates_example(tmp_path):
   code = next(c for c in blocks(runs.ROOT / 'docs' / 'experiments.md', 'python') if 'Gated' in c)
   scope: dict = {'__name__': 'example'}
   exec(compile(code, 'example', 'exec'), scope)
-  task = scope['Gated']().task()
+  task = scope['Gated']().build_task()
   layer = task.model.transformer_tpl.layer_tpl
   assert layer.attention_tpl.attention_tpl.logit_cap == 30.0
   built = fdl.build(layer.ffn_tpl)

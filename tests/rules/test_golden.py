@@ -56,7 +56,7 @@ def is_config(line: str) -> bool:
 def needs_of(experiment: Experiment) -> list[str]:
   """Returns parameters, memory and FLOPs; experiments that differ only in data share one result."""
   e = experiment
-  key = config_text(e.task()), str(e.mesh_sizes), e.batch_size, e.MAX_SEQ_LEN
+  key = config_text(e.build_task()), str(e.mesh_sizes), e.batch_size, e.MAX_SEQ_LEN
   if key not in _NEEDS:
     _NEEDS[key] = [x for x in requirements(e).splitlines() if x.startswith(_NEEDED)]
   return _NEEDS[key]

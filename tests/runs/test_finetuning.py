@@ -253,7 +253,7 @@ def test_the_prompt_of_a_sample_is_a_message_where_chats_are_learned(
     PERCORE_BATCH_SIZE=1,
   )  # fmt: skip
   data = fdl.build(e.train_input())
-  task = ShardedTask(fdl.build(e.task()), e.mesh(), e.rules, e.SEED)
+  task = ShardedTask(fdl.build(e.build_task()), e.mesh(), e.rules, e.SEED)
   sampler = Run(e, tmp_path).sampler(task, has_chats(data))
   assert sampler.tokenizer.decode(sampler.ids('a')) == prompt
   assert sampler.verb == verb
@@ -263,7 +263,7 @@ def test_the_prompt_of_a_sample_is_a_message_where_chats_are_learned(
 def test_a_prompt_that_is_too_long_is_refused_before_training(tmp_path):
   path = write(tmp_path / 'a.jsonl', [CHAT])
   e = Squares(TRAIN_FILES=[path], CHAT_TEMPLATE=TEMPLATE, SAMPLE_PROMPTS=['word ' * 40])
-  task = ShardedTask(fdl.build(e.task()), e.mesh(), e.rules, e.SEED)
+  task = ShardedTask(fdl.build(e.build_task()), e.mesh(), e.rules, e.SEED)
   with pytest.raises(UserError, match=r'of a sample: it has .* tokens, and the model takes 31'):
     Run(e, tmp_path).sampler(task, True)
 

@@ -360,6 +360,6 @@ def test_parameters(gpu):
   sizes = importlib.import_module('benchmarks.gpu.sizes')
   for name in ('glam126m/xla', 'glam64b_wide/xla', 'glam64b_wide_dense/xla', 'llama7b_wide/xla'):
     e = sizes.experiment(name, tiny=True)
-    init = fdl.build(e.task()).init_params
+    init = fdl.build(e.build_task()).init_params
     made = sum(x.size for x in jax.tree.leaves(jax.eval_shape(init, jax.random.key(0))))
     assert sizes.parameters(e) == pytest.approx(made, rel=0.02)

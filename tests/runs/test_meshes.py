@@ -313,9 +313,9 @@ def test_slices_or_processes_decide_the_order_over_dcn():
 
 def test_parameters_of_a_pipeline_are_those_of_repeated_layers():
   values = dict(NUM_LAYERS=4, MODEL_DIMS=32, NUM_HEADS=4, VOCAB_SIZE=64, USE_REPEATED_LAYER=True)
-  one = fdl.build(LLaMA(**values).task())
+  one = fdl.build(LLaMA(**values).build_task())
   axes = ['stage', 'replica', 'data', 'mdl']
   mesh = dict(MESH_AXES=axes, ICI_MESH_SHAPE=[2, 1, 1, 1], NUM_MICROBATCHES=2)
-  two = fdl.build(LLaMA(**values, **mesh).task())
+  two = fdl.build(LLaMA(**values, **mesh).build_task())
   key = jax.random.key(0)
   jax.tree.map(np.testing.assert_array_equal, one.init_params(key), two.init_params(key))

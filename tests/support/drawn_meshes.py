@@ -99,7 +99,7 @@ def trained(e: Any, state: Any, packed: bool) -> tuple[list[float], Any, Any]:
   from paxlite.training.step import train_step
   from tests.support.meshes import batch_of, compiled
 
-  task = fdl.build(e.task())
+  task = fdl.build(e.build_task())
   batch = batch_of(e)
   if not packed:
     batch = {name: batch[name] for name in ('ids', 'labels', 'weights')}
@@ -141,7 +141,7 @@ def check(seed: str) -> dict[str, Any]:
     e, one = experiment(has_experts, model, mesh), experiment(has_experts, model, alone)
   except UserError as refused:
     return found | {'refused': str(refused)}
-  task = fdl.build(one.task())
+  task = fdl.build(one.build_task())
   start = jax.jit(lambda rng: meta.unbox(task.init(rng)))
   state = jax.device_get(compiled(start, jax.random.key(0))(jax.random.key(0)))
   losses, learned, biases = trained(e, state, packed)

@@ -151,7 +151,7 @@ def difference(kind: str, seed: int) -> float:
     exported = np.abs(back(torch.tensor(ids)).logits.numpy() - expected).max()
   if experiment.ROPE_SCALING == 'longrope' and experiment.ROPE_ORIGINAL_LENGTH < LENGTH:
     experiment = experiment.replaced(MAX_SEQ_LEN=64)  # the factors for long rows
-  ours = fdl.build(experiment.replaced(USE_REPEATED_LAYER=True).task()).model
+  ours = fdl.build(experiment.replaced(USE_REPEATED_LAYER=True).build_task()).model
   params = nested(repeated(variables))
   with jax.default_matmul_precision('highest'):
     apply = jax.jit(ours.apply).lower({'params': params}, ids)

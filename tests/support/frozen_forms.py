@@ -21,7 +21,7 @@ from paxlite.training.sharded_task import ShardedTask
 
 def sharded(e: TinyGPT) -> ShardedTask:
   e.validate()
-  return ShardedTask(fdl.build(e.task()), e.mesh(), e.rules, e.SEED)
+  return ShardedTask(fdl.build(e.build_task()), e.mesh(), e.rules, e.SEED)
 
 
 def decoded(params, task: ShardedTask) -> dict:

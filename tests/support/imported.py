@@ -25,7 +25,7 @@ def loaded(folder):
   """Returns the model and the parameters of a folder with weights."""
   source = find_source(folder)
   experiment = experiment_of(source)
-  model = fdl.build(type(experiment)(**experiment.values()).task()).model
+  model = fdl.build(type(experiment)(**experiment.values()).build_task()).model
   shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 1), np.int32))
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -61,7 +61,7 @@ def one_device(
   )  # fmt: skip
   kept = {k: v for k, v in changes if k not in of_meshes}
   e = experiment(model, width, 1, tied, **mesh | kept)
-  task = fdl.build(e.task())
+  task = fdl.build(e.build_task())
   state = jax.jit(lambda rng: meta.unbox(task.init(rng)))(jax.random.key(0))
   return jax.device_get((state, gradients(task, None)(state, batch_of(e))))
 
@@ -90,7 +90,7 @@ def check(ici: list[int], dcn: list[int], case: str, changes: dict[str, Any]) ->
   mesh_values = dict(ICI_MESH_SHAPE=ici, DCN_MESH_SHAPE=dcn, PERCORE_BATCH_SIZE=rows_a_device)
   e = experiment(model, int(width), int(chunks), bool(tied), **mesh_values | changes)
   e.validate()
-  mesh, task = e.mesh(), fdl.build(e.task())
+  mesh, task = e.mesh(), fdl.build(e.build_task())
   if order is not None:
     devices = np.random.default_rng(order).permutation(mesh.devices.ravel())
     mesh = Mesh(devices.reshape(mesh.devices.shape), mesh.axis_names)

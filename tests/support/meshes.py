@@ -115,7 +115,7 @@ def one_device(model: str, rows: float, microbatches: int) -> tuple[Any, Any, An
   cls, values = model_of(model)
   whole = dict(PERCORE_BATCH_SIZE=8 * rows, NUM_MICROBATCHES=microbatches, ICI_MESH_SHAPE=[1, 1, 1])
   e = cls(**values | whole)
-  task, batch = fdl.build(e.task()), batch_of(e)
+  task, batch = fdl.build(e.build_task()), batch_of(e)
   initialize = jax.jit(lambda rng: meta.unbox(task.init_params(rng)))
   params = compiled(initialize, jax.random.key(0))(jax.random.key(0))
   grads = jax.jit(lambda params, batch: task.grads(params, batch, None)[::2])
@@ -167,7 +167,7 @@ def check(name: str) -> dict[str, Any]:
 def _check(name: str) -> dict[str, Any]:
   model, mesh_name = name.split('/')
   e = experiment(model, mesh_name)
-  mesh, task = e.mesh(), fdl.build(e.task())
+  mesh, task = e.mesh(), fdl.build(e.build_task())
   host, batch, (expected, one) = one_device(model, e.PERCORE_BATCH_SIZE, e.NUM_MICROBATCHES)
   boxed = jax.eval_shape(task.init_params, jax.random.key(0))
   shapes = partitioning.sharded_shapes(boxed, mesh, e.rules)

@@ -37,7 +37,7 @@ def drawn(task: Any, e: Any) -> tuple[Any, Any]:
 def found(e: Any, n: int, devices: list[Any] | None) -> tuple[Any, Any]:
   """Returns the gradients and the loss of n microbatches, on the experiment's mesh."""
   mesh = e.mesh(devices)
-  task = dataclasses.replace(fdl.build(e.task()), num_microbatches=n)
+  task = dataclasses.replace(fdl.build(e.build_task()), num_microbatches=n)
   params, batch = drawn(task, e)
   boxed = jax.eval_shape(task.init, jax.random.key(0)).params
   shapes = partitioning.sharded_shapes(boxed, mesh, e.rules)

@@ -39,7 +39,7 @@ def experiment(model: str, mesh: dict[str, int], changes: dict[str, Any], rows: 
 
 def gradients(e: Any, params: Any, overwritten: Any, batch: Any, rng: Any) -> tuple[Any, str]:
   """Returns the gradients, what replaces FP8's state, and the metrics; and the program."""
-  task, mesh = fdl.build(e.task()), e.mesh(jax.devices()[: e.num_devices])
+  task, mesh = fdl.build(e.build_task()), e.mesh(jax.devices()[: e.num_devices])
   one = e.num_devices == 1
 
   def grads(params: Any, overwritten: Any, batch: Any) -> Any:
@@ -70,7 +70,7 @@ def check(name: str) -> dict[str, Any]:
   if changes.get('USE_FP8'):  # microbatches that are computed in turn have scales of their own
     alone['NUM_MICROBATCHES'] = 1
   one = experiment(model, {}, alone, rows)
-  state = jax.jit(lambda rng: meta.unbox(fdl.build(one.task()).init(rng)))(jax.random.key(0))
+  state = jax.jit(lambda rng: meta.unbox(fdl.build(one.build_task()).init(rng)))(jax.random.key(0))
   state = jax.device_get(state)
   rng = jax.random.key(7) if any('DROPOUT' in k for k in changes) else None
   batch = batch_of(one)

@@ -1,6 +1,6 @@
 """A part of an experiment: the attributes on one subject, and what is made of them."""
 
-from paxlite.config.attributes import Attributes
+from paxlite.config.attributes import Attributes, attribute_types
 
 
 class Part(Attributes):
@@ -23,6 +23,19 @@ class Part(Attributes):
     super().__init_subclass__(**kwargs)
     if subject:
       cls._subject = subject
+
+  @classmethod
+  def subject_of(cls, name: str) -> str:
+    """Returns the heading of an attribute: that of the part that declares it."""
+    owner = next(base for base in reversed(cls.__mro__) if name in vars(base))
+    return getattr(owner, '_subject', '') or f'Attributes of {owner.__name__}'
+
+  @classmethod
+  def subjects(cls) -> list[str]:
+    """Returns the headings of all attributes, those of the most derived part first."""
+    order = [getattr(base, '_subject', '') for base in cls.__mro__]
+    used = {cls.subject_of(name) for name in attribute_types(cls)}
+    return sorted(used, key=lambda s: order.index(s) if s in order else -1)
 
   def validate(self) -> None:
     """Checks everything that can be checked without a device; raises UserError."""

@@ -57,4 +57,4 @@ class OnRollouts(TinyGPT):
 
   def train_input(self):
     sizes = dict(batch_size=self.batch_size, seq_len=self.MAX_SEQ_LEN, vocab_size=self.VOCAB_SIZE)
-    return config(EvenRows, model=self.task().model, seed=self.SEED, **sizes)
+    return config(EvenRows, model=self.build_task().model, seed=self.SEED, **sizes)

@@ -278,7 +278,7 @@ def test_lora_is_a_sum_of_weights(target, shape, base, tmp_path):
     **(SMALL | LORA | shape), LORA_TARGET_LAYERS=target, USE_REPEATED_LAYER=False
   )
   plain = SmallLlama(**(SMALL | shape), USE_REPEATED_LAYER=False)
-  model, plain_model = fdl.build(experiment.task()).model, fdl.build(plain.task()).model
+  model, plain_model = fdl.build(experiment.build_task()).model, fdl.build(plain.build_task()).model
   from flax import traverse_util
   from flax.linen import meta
 

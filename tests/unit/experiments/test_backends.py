@@ -33,7 +33,7 @@ class Step:
 
   def __init__(self, e):
     e.validate()
-    self.task = fdl.build(e.task())
+    self.task = fdl.build(e.build_task())
     self.state = jax.jit(lambda key: meta.unbox(self.task.init(key)))(jax.random.key(0))
     self.batch = {k: jnp.asarray(v) for k, v in batch_of(e).items()}
     self.jitted = jax.jit(lambda state, batch: train_step(self.task, 0, state, batch))
@@ -417,6 +417,6 @@ def test_the_task_is_on_the_backend_whoever_overrides_it():
 
   for cls in (TinyGPT, Below, Mixed, BelowMixed):
     e = cls(USE_FP8=True)
-    assert 'Fp8Einsum' in config_text(e.task()), cls
-    assert 'Fp8Einsum' not in config_text(e.plain.task()), cls
-    assert (e.task().model.logit_cap == 7.0) == (cls is not TinyGPT), cls
+    assert 'Fp8Einsum' in config_text(e.build_task()), cls
+    assert 'Fp8Einsum' not in config_text(e.plain.build_task()), cls
+    assert (e.build_task().model.logit_cap == 7.0) == (cls is not TinyGPT), cls

@@ -42,7 +42,7 @@ def small(family, **changes):
 
 def params_of(e):
   """Returns random parameters by name, including biases and norms."""
-  task = fdl.build(e.task())
+  task = fdl.build(e.build_task())
   abstract = meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
   seed = lambda path: zlib.crc32(path_name(path).encode())
   return jax.tree_util.tree_map_with_path(
@@ -52,11 +52,11 @@ def params_of(e):
 
 
 def logits(e, params):
-  return jax.jit(fdl.build(e.task()).model.apply)({'params': params}, IDS)
+  return jax.jit(fdl.build(e.build_task()).model.apply)({'params': params}, IDS)
 
 
 def shapes_of(e):
-  task = fdl.build(e.task())
+  task = fdl.build(e.build_task())
   return shapes(meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0))))
 
 
@@ -77,7 +77,9 @@ def test_models_of_equal_attributes_compute_the_same_or_are_refused(theirs):
     if shapes_of(our) != shapes(params):
       continue
     compared += 1
-    if differences(function_lines(their.task().model), function_lines(our.task().model)):
+    if differences(
+      function_lines(their.build_task().model), function_lines(our.build_task().model)
+    ):
       continue
     np.testing.assert_allclose(logits(our, params), logits(their, params), rtol=1e-5, atol=1e-5)
   assert compared >= 1
@@ -87,7 +89,9 @@ def test_the_scale_of_queries_is_seen():
   """Seqax scales queries by 1, in code that no attribute describes."""
   their = small(Seqax)
   our = small(LLaMA, **their.values_of(Kind.SHAPE, Kind.FUNCTION))
-  found = differences(function_lines(their.task().model), function_lines(our.task().model))
+  found = differences(
+    function_lines(their.build_task().model), function_lines(our.build_task().model)
+  )
   scales = [line.split('query_scale = ')[1] for line in found if 'query_scale' in line]
   assert sorted(scales) == sorted(['1.0 there', f'{our.attention_scale} here'])
 
@@ -107,7 +111,7 @@ def test_the_scale_of_queries_is_seen():
   ],
 )
 def test_what_does_not_change_the_function_is_not_compared(changes):
-  lines = [function_lines(small(LLaMA, **c).task().model) for c in ({}, changes)]
+  lines = [function_lines(small(LLaMA, **c).build_task().model) for c in ({}, changes)]
   assert differences(*lines) == []
 
 

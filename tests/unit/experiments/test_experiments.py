@@ -221,8 +221,8 @@ def test_a_selection_of_nothing_is_an_error():
       return model
 
   with pytest.raises(UserError, match=r'Gated: selectors.select finds no .*GatedFeedForward'):
-    Gated().task()
-  layer = Plain().task().model.transformer_tpl.layer_tpl
+    Gated().build_task()
+  layer = Plain().build_task().model.transformer_tpl.layer_tpl
   assert layer.ffn_tpl.hidden_dims == 3
 
 

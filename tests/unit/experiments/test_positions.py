@@ -74,7 +74,7 @@ def test_a_table_of_positions_is_that_of_the_model(tmp_path):
   e = knowing_weights(GPT2(CHECKPOINT_RESTORE_PATH=weights, MAX_SEQ_LEN=32, **SMALL))
   e.validate()
   shapes = jax.eval_shape(
-    fdl.build(e.plain.task()).model.init, jax.random.key(0), np.zeros((1, 1), np.int32)
+    fdl.build(e.plain.build_task()).model.init, jax.random.key(0), np.zeros((1, 1), np.int32)
   )
   assert jax.tree.leaves(shapes['params']['position_emb'])[0].shape == (256, 16)
   assert config_json(e, 'float32', None)['n_positions'] == 256

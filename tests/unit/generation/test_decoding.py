@@ -40,7 +40,7 @@ PROMPTS = [[1, 2, 3], [5, 6, 7, 8, 9, 10, 11, 12, 13], [4]]
 
 
 def made(name: str):
-  model = fdl.build(MODELS[name].task()).model
+  model = fdl.build(MODELS[name].build_task()).model
   params = meta.unbox(jax.jit(model.init)(jax.random.key(1), np.zeros((1, 1), np.int32)))['params']
   return model, params
 

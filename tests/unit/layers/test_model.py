@@ -36,7 +36,7 @@ SMALL = dict(
 def make(**overrides) -> Task:
   experiment = GPT126M(**{**SMALL, **overrides})
   experiment.validate()
-  return fdl.build(experiment.task())
+  return fdl.build(experiment.build_task())
 
 
 def params_of(task, seed=0):
@@ -376,7 +376,7 @@ def test_modules_work_without_fiddle():
 
 
 def test_an_edited_child_leaves_its_siblings_and_other_configs_alone():
-  one, two = GPT126M(**SMALL).task(), GPT126M(**SMALL).task()
+  one, two = GPT126M(**SMALL).build_task(), GPT126M(**SMALL).build_task()
   one.model.transformer_tpl.layer_tpl.norm_tpl.epsilon = 0.5
   assert one.model.norm_tpl.epsilon == 1e-5
   assert two.model.transformer_tpl.layer_tpl.norm_tpl.epsilon == 1e-5

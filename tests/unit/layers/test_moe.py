@@ -91,7 +91,7 @@ def test_layer_is_praxis():
 def test_glam_is_praxis(repeated):
   """Compares logits of real tokens, losses and all gradients; praxis' logits of padding differ."""
   reference = praxis.load('glam4l')
-  task = fdl.build(GLaM126M64E(**SMALL, USE_REPEATED_LAYER=repeated).task())
+  task = fdl.build(GLaM126M64E(**SMALL, USE_REPEATED_LAYER=repeated).build_task())
   batch = praxis.batch(reference)
   read = lambda kind: praxis.glam_tree(reference, kind, num_heads=4)
   stack = lambda tree: tree
@@ -121,7 +121,7 @@ def test_glam_is_praxis(repeated):
 
 
 def test_initial_values_are_praxis():
-  task = fdl.build(GLaM126M64E(**SMALL).task())
+  task = fdl.build(GLaM126M64E(**SMALL).build_task())
   params = flat(meta.unbox(jax.jit(task.init_params)(jax.random.key(0))))
   stats = praxis.init_stats('glam4l')
   assert len(stats) == len(params)
@@ -185,7 +185,7 @@ def test_a_token_without_a_place_gets_nothing():
 def test_rows_that_fill_a_batch_up_do_not_count():
   """In the last batch of an evaluation, rows without a target change no metric."""
   reference = praxis.load('glam4l')
-  task = fdl.build(GLaM126M64E(**SMALL | dict(USE_DROPLESS_MOE=True)).task())
+  task = fdl.build(GLaM126M64E(**SMALL | dict(USE_DROPLESS_MOE=True)).build_task())
   params = praxis.glam_tree(reference, 'params', num_heads=4)
   batch = praxis.batch(reference)
   filled = {k: np.concatenate([v, np.zeros_like(v)]) for k, v in batch.items()}
@@ -218,7 +218,7 @@ BY_ROW = SMALL | dict(NUM_MOE_GROUPS=4, EXPERT_CAPACITY_FACTOR=0.5, PERCORE_BATC
 
 def metrics_of(batch, **changes):
   experiment = GLaM126M64E(**BY_ROW | changes)
-  task = fdl.build(experiment.task())
+  task = fdl.build(experiment.build_task())
   params = meta.unbox(task.init_params(jax.random.key(0)))
   _, _, metrics = jax.jit(lambda p: task.grads(p, batch, None))(params)
   return {k: float(m.value) for k, m in metrics.items()}
@@ -304,7 +304,7 @@ STAGES = dict(
 
 def balanced_task(**changes):
   """Returns a Task, parameters that route, and a batch with padding."""
-  task = fdl.build(MixtureOfExperts(**BALANCED | changes).task())
+  task = fdl.build(MixtureOfExperts(**BALANCED | changes).build_task())
   ids = jax.random.randint(jax.random.key(1), (4, 9), 0, 61)
   segments = jnp.ones((4, 8), jnp.int32).at[::2, 5:].set(0)
   batch = {'ids': ids[:, :-1], 'labels': ids[:, 1:], 'weights': segments * 1.0}

@@ -117,7 +117,7 @@ def test_what_microbatches_do_to_each_variable():
     NUM_LAYERS=2, MODEL_DIMS=16, HIDDEN_DIMS=32, NUM_HEADS=2, VOCAB_SIZE=32, HEADS_SPAN_MODEL=True,
     USE_REPEATED_LAYER=True, USE_FP8=True,
   )  # fmt: skip
-  task = fdl.build(e.task())
+  task = fdl.build(e.build_task())
 
   def stack():
     variables = meta.unbox(task.model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))

@@ -41,7 +41,7 @@ OWN = {
 def optimizer_of(name: str, **values) -> Optimizer:
   e = TinyGPT(OPTIMIZER=name, **{**VALUES, 'ADAM_EPSILON': 1e-8, **values})
   e.validate()
-  return fdl.build(e.task()).optimizer
+  return fdl.build(e.build_task()).optimizer
 
 
 def test_all_optimizers_are_tested():
@@ -194,7 +194,7 @@ def test_an_optimizer_of_ones_own_reads_attributes_of_ones_own(monkeypatch):
     OPTIMIZER = 'own'
     TRUST: float = 0.5
 
-  made = Trusting().task().optimizer.transformation
+  made = Trusting().build_task().optimizer.transformation
   assert (made.trust, 'momentum' in made.__arguments__) == (0.5, False)
   assert 'TRUST' not in Trusting().unread_attributes
 

@@ -230,7 +230,7 @@ def residuals_on_host(policy: str, names: list[str], repeated: bool) -> int:
     USE_REPEATED_LAYER=repeated, NUM_LAYERS=2, CHECKPOINT_POLICY=policy, OFFLOAD_ACTIVATIONS=names
   )
   e.validate()
-  task = fdl.build(e.task())
+  task = fdl.build(e.build_task())
   params = meta.unbox(jax.eval_shape(task.init_params, jax.random.key(0)))
   like = lambda dtype: jax.ShapeDtypeStruct((2, 8), dtype)
   batch = {'ids': like('int32'), 'labels': like('int32'), 'weights': like('float32')}
@@ -265,7 +265,7 @@ def test_activations_on_the_host_change_nothing_but_rounding(trained, tmp_path):
 def test_frozen_weights_in_bfloat16_and_what_is_refused():
   sizes = dict(NUM_LAYERS=1, MODEL_DIMS=32, NUM_HEADS=4, NUM_KV_HEADS=2, VOCAB_SIZE=64)
   e = SmolLM135MLoRA(**sizes, FROZEN_DTYPE='bfloat16')
-  shapes = jax.eval_shape(fdl.build(e.task()).init, jax.random.key(0)).params
+  shapes = jax.eval_shape(fdl.build(e.build_task()).init, jax.random.key(0)).params
   types = {path_name(p): x.dtype.name for p, x in jax.tree.leaves_with_path(shapes)}
   assert {t for n, t in types.items() if 'lora_' in n} == {'float32'}
   assert {t for n, t in types.items() if 'lora_' not in n} == {'bfloat16'}

@@ -213,7 +213,7 @@ class Constant(Lion):
 @pytest.mark.parametrize('cls', [Lion, OwnLion, EditedAdam, Constant])
 def test_attributes_hold_for_an_optimizer_of_ones_own(cls):
   e = cls(USE_LORA=True, OFFLOAD_OPTIMIZER=True)
-  task = fdl.build(e.task())
+  task = fdl.build(e.build_task())
   optimizer = task.optimizer
   assert optimizer.clip_gradient_norm == 0.5
   assert optimizer.on_host
@@ -256,7 +256,7 @@ def test_an_optimizer_that_is_put_in_beside_transformation_is_refused_in_one_lin
 
   for cls in (Replaced, Edited):
     with pytest.raises(UserError, match=rf'{cls.__name__}\.task\(\) changes the optimizer'):
-      cls().task()
+      cls().build_task()
 
   class Mixin:
     def optimizer(self):
@@ -268,7 +268,7 @@ def test_an_optimizer_that_is_put_in_beside_transformation_is_refused_in_one_lin
   with pytest.raises(
     UserError, match=r'Mixin\.optimizer is paxlite.s own: override transformation'
   ):
-    Overridden().task()
+    Overridden().build_task()
 
 
 def test_a_config_that_no_file_can_hold_is_refused_in_one_line(tmp_path):

@@ -106,7 +106,7 @@ def letters(box) -> str:
 
 
 def boxes_of(name: str, **values):
-  task = fdl.build(paxlite.get(name.split()[0])(**values).task())
+  task = fdl.build(paxlite.get(name.split()[0])(**values).build_task())
   is_box = lambda x: isinstance(x, nn.LogicallyPartitioned)
   leaves = jax.tree_util.tree_leaves_with_path(task.boxed_params(), is_leaf=is_box)
   return {path_name(path): box for path, box in leaves}
@@ -142,7 +142,7 @@ def test_what_is_no_weight_of_a_product_is_no_matrix():
 
 
 def test_dimensions_are_known_for_gradients_and_parts_of_them_and_only_where_they_are_declared():
-  boxes = fdl.build(paxlite.get('TinyGPT')(USE_REPEATED_LAYER=True).task()).boxed_params
+  boxes = fdl.build(paxlite.get('TinyGPT')(USE_REPEATED_LAYER=True).build_task()).boxed_params
   weight = {'combined': {'w': jnp.zeros((2, 3, 32, 4, 8))}}
   params = {
     'transformer': {'repeat': {'self_attention': {'qkv': weight}, 'mine': jnp.ones((2, 3))}}

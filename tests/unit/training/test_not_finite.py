@@ -59,7 +59,7 @@ SLOW = {
 def step_of(case):
   """Returns a compiled step, a state after one good step, and a batch in which each id occurs."""
   cls, values = (CASES | SLOW)[case]
-  task = fdl.build(cls(**SIZES | values).task())
+  task = fdl.build(cls(**SIZES | values).build_task())
   ids = jax.random.permutation(jax.random.key(1), jnp.arange(64) % 32).reshape(4, 16)
   segments = jnp.where(jnp.arange(16) < 6, 1, 2) * jnp.ones((4, 1), jnp.int32)
   positions = jnp.where(jnp.arange(16) < 6, jnp.arange(16), jnp.arange(16) - 6)

@@ -285,7 +285,7 @@ def test_losses_of_a_task_are_checked():
 def language_model(**values):
   small = dict(NUM_LAYERS=1, MODEL_DIMS=16, NUM_HEADS=2, VOCAB_SIZE=32, PACKED_INPUT=False)
   e = TinyGPT(**small | values)
-  task = fdl.build(e.task())
+  task = fdl.build(e.build_task())
   params = jax.eval_shape(task.init_params, jax.random.key(0))
   rng = np.random.default_rng(0)
   params = jax.tree.map(
@@ -470,7 +470,7 @@ def test_the_parts_of_the_page_hold_with_microbatches_and_lora():
   exec(compile(code, 'my_parts', 'exec'), scope)
   small = dict(NUM_LAYERS=1, MODEL_DIMS=16, NUM_HEADS=2, VOCAB_SIZE=32, MAX_SEQ_LEN=8)
   e = scope['MyParts'](**small, CLIP_GRADIENT_NORM_TO_VALUE=0.5, USE_LORA=True)
-  task = fdl.build(e.task())
+  task = fdl.build(e.build_task())
   data = fdl.build(e.train_input())
   batch = next(iter(data.train_batches(0, slice(0, data.batch_size))))
   rng = np.random.default_rng(0)

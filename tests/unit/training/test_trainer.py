@@ -247,7 +247,7 @@ def test_evaluation_and_saves_do_not_count_as_training_time(tmp_path, monkeypatc
 def test_weights_and_moments_are_split_over_the_mesh():
   """Computed abstractly on a fake mesh: FSDP × TP halves every large weight along both axes."""
   experiment = TinyGPT(ICI_MESH_SHAPE=[1, 2, 2])
-  task = fdl.build(experiment.task())
+  task = fdl.build(experiment.build_task())
   boxed = jax.eval_shape(task.init, jax.random.key(0))
   specs = partitioning.param_specs(boxed, experiment.rules)
   layer = specs.params['transformer']['x_layers_0']
@@ -330,7 +330,7 @@ def test_what_is_not_finite_is_zero_after_clipping(bad):
 
 def test_checkpoints_of_a_chain_that_clipped_fit():
   params = {'w': jnp.zeros(2)}
-  optimizer = fdl.build(TinyGPT(CLIP_GRADIENT_NORM_TO_VALUE=1.0).task()).optimizer
+  optimizer = fdl.build(TinyGPT(CLIP_GRADIENT_NORM_TO_VALUE=1.0).build_task()).optimizer
   before = optax.chain(optax.clip_by_global_norm(1.0), optax.identity())
   state = optimizer.transformation.init(params)
   assert jax.tree.structure(state[0]) == jax.tree.structure(before.init(params)[0])
