@@ -99,7 +99,7 @@ def _published() -> dict[str, tuple[list[str], list[str]]]:
   found = {}
   package = pathlib.Path(__file__).parent.parent
   folders = (package / 'experiments', package / 'contrib/gpu/scripts_gpu')
-  for path in (path for folder in folders for path in folder.glob('*.py')):
+  for path in (path for folder in folders for path in folder.rglob('*.py')):
     for node in ast.parse(path.read_bytes()).body:
       if isinstance(node, ast.ClassDef):
         bases = [ast.unparse(base).rpartition('.')[2] for base in node.bases]
