@@ -154,9 +154,11 @@ def code(*rooms: str) -> str:
   found = hashlib.sha256()
   package = pathlib.Path(__file__).parents[2]
   for room in rooms or _COMPILED:
-    for path in sorted((package / room).glob('*.py')):
+    for path in sorted((package / room).rglob('*.py')):
       found.update(path.read_bytes())
   return found.hexdigest()[:16]
 
 
-_COMPILED = ('aot', 'experiments', 'layers', 'optim', 'parallel', 'training')
+_COMPILED = (
+  'aot', 'compilation', 'experiments', 'layers', 'losses', 'optim', 'parallel', 'training'
+)  # fmt: skip
