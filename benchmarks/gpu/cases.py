@@ -224,7 +224,7 @@ VARIANTS = {
   'xla_fp8': Variant(dict(USE_FP8=True)),
   'xla_no_flash': Variant(dict(USE_FLASH_ATTENTION=False)),
   'xla_packed': Variant(texts=8, reference='xla_packed'),
-  'xla_packed_bounds': Variant(dict(MAX_TEXTS_PER_ROW=8), texts=8, reference='xla_packed'),
+  'xla_packed_bounds': Variant(dict(MAX_SEGMENTS_PER_SEQ=8), texts=8, reference='xla_packed'),
   'xla_dropless': Variant(dict(USE_DROPLESS_MOE=True)),
   'xla_int8_weights': Variant(dict(INT8_WEIGHTS=True)),
   'te_gemm': te('gemm', 'bf16'),

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from paxlite.config.attribute_kinds import broken_rule, kind_of, with_kind
+from paxlite.config.former_names import FORMER, current
 from paxlite.core.errors import UserError
 from paxlite.core.near_names import did_you_mean
 from paxlite.core.shell import shortened
@@ -67,6 +68,10 @@ class Attributes:
   def __init_subclass__(cls, **kwargs):
     super().__init_subclass__(**kwargs)
     for name, value in list(vars(cls).items()):
+      if name in FORMER and hasattr(cls, FORMER[name]):
+        delattr(cls, name)
+        name = current(name)
+        setattr(cls, name, value)
       if _is_attribute(name) and isinstance(value, property):
         setattr(cls, name, derived(value.fget))
     _check_attributes(cls)
@@ -76,6 +81,7 @@ class Attributes:
       setattr(self, name, value)
 
   def __setattr__(self, name: str, value: object) -> None:
+    name = current(name)
     super().__setattr__(name, value if name.startswith('_') else convert(type(self), name, value))
 
   def __repr__(self) -> str:
@@ -232,6 +238,7 @@ def _words(text: str) -> list[str]:
 
 def _type_of_attribute(cls: type, name: str) -> object:
   known = attribute_types(cls)
+  name = current(name)
   if name not in known:
     way_out = f'paxlite show {cls.__name__} lists them.'
     raise UserError(_unknown(cls, name, known, way_out))

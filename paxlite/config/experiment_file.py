@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping
 
+from paxlite.config.former_names import current_values
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import JsonObject
 from paxlite.files.json_files import read_object
@@ -58,4 +59,4 @@ def read_experiment(path: pathlib.Path) -> JsonObject:
     value = values.get(key) or ''
     if not isinstance(value, str) or len(value) > _PATH_CHARS or '\0' in value:
       raise UserError(f'{path} is damaged: its {key} is no path')
-  return {'experiment': name, 'values': values}
+  return {'experiment': name, 'values': current_values(values, say=False)}

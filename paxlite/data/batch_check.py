@@ -31,8 +31,8 @@ def check(data: Input, batch: object, num_rows: int, max_texts: int) -> None:
     most = 1 + (ids[:, 1:] != ids[:, :-1]).sum(1).max(initial=0)
     if most > max_texts:
       raise UserError(
-        f'the data {data.name} has a row of {most} texts and padding, and MAX_TEXTS_PER_ROW is '
-        f'{max_texts}: --fdl.MAX_TEXTS_PER_ROW={2 * most}, or 0 for any number'
+        f'the data {data.name} has a row of {most} texts and padding, and MAX_SEGMENTS_PER_SEQ is '
+        f'{max_texts}: --fdl.MAX_SEGMENTS_PER_SEQ={2 * most}, or 0 for any number'
       )
 
 

@@ -16,6 +16,7 @@ from paxlite.checkpointing.restore import Plan, Restore
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.config.attribute_kinds import Kind
 from paxlite.config.attributes import parse
+from paxlite.config.former_names import current
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
 from paxlite.core.run_files import open_file, write_file
@@ -165,7 +166,7 @@ def load_checkpoint(
     DCN_MESH_SHAPE=[1, 1, 1],
   )
   cls = type(trained)
-  changes = {k: parse(cls, k, text) for k, text in (overrides or {}).items()}
+  changes = {current(k): parse(cls, k, text) for k, text in (overrides or {}).items()}
   without: dict[str, object] = {
     'CHECKPOINT_RESTORE_PATH': '',
     'CHECKPOINT_IGNORE_RULES': [],

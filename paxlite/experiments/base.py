@@ -119,7 +119,7 @@ class Experiment(Batches, TrainingLoop, Checkpoints, Restoring, Faults):
     return trackers(self.TRACKERS, folder, type(self).__name__, self.values())
 
   @property
-  def max_texts_per_row(self) -> int:
+  def max_segments_per_seq(self) -> int:
     """The most texts of a packed row, padding included; 0: any number."""
     return 0
 

@@ -11,6 +11,7 @@ from paxlite.compilation.versions import versions
 from paxlite.config.attribute_kinds import Kind
 from paxlite.config.attributes import attribute_types, derived
 from paxlite.config.experiment_file import EXPERIMENT, UNKNOWN, WeightsFacts, read_experiment
+from paxlite.config.former_names import current_values
 from paxlite.core.errors import UnreadableError, UserError, line_of
 from paxlite.core.json_text import JsonObject, parsed
 from paxlite.core.run_files import write_file
@@ -56,7 +57,7 @@ def refuse_other_experiment(e: Experiment, folder: pathlib.Path) -> None:
     return
   try:
     before = read_object(path)
-    old = {'experiment': before['experiment'], **before['values']}
+    old = {'experiment': before['experiment'], **current_values(before['values'], say=False)}
   except UnreadableError:
     raise
   except UserError as error:

@@ -14,6 +14,7 @@ import fiddle as fdl
 
 from paxlite.cli.own_modules import hidden, import_named
 from paxlite.config.experiment_file import WeightsFacts
+from paxlite.config.former_names import current_values
 from paxlite.config.templates import selections_named
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import Json
@@ -210,6 +211,7 @@ def build_experiment(
   """
   from paxlite.config.attributes import parse
 
+  overrides = current_values(overrides)
   cls, key = find(name), 'CHECKPOINT_RESTORE_PATH'
   path = str(parse(cls, key, overrides[key])) if key in overrides else getattr(cls, key)
   cls, values = cls.chosen(facts(path))

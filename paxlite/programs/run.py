@@ -145,9 +145,9 @@ class Run:
     watchdog = watchdog or self.watchdog(spent)
     return Trainer(
       store=store,
-      data=TrainData(data, self.accept_changes, e.max_texts_per_row),
+      data=TrainData(data, self.accept_changes, e.max_segments_per_seq),
       evaluator=Evaluator(
-        store.task, eval_data, watchdog.beat, e.max_texts_per_row, preemption.asked_alone
+        store.task, eval_data, watchdog.beat, e.max_segments_per_seq, preemption.asked_alone
       ),
       schedule=Schedule(
         max_steps=e.MAX_STEPS,
@@ -261,7 +261,7 @@ class Run:
     run_checks.check_vocabulary(e, data)
     run_checks.check_eval_batches(e, data)
     run_checks.check_examples(e, data)
-    return store, Evaluator(store.task, data, beat, e.max_texts_per_row)
+    return store, Evaluator(store.task, data, beat, e.max_segments_per_seq)
 
   def watchdog(self, goodput: Goodput) -> Watchdog:
     e = self.experiment

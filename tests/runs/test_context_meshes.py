@@ -66,7 +66,7 @@ def test_what_cannot_be(values, message):
     (dict(MAX_SEQ_LEN=8192, NUM_KV_HEADS=8, PACKED_INPUT=False), 'heads'),
     (dict(MAX_SEQ_LEN=8192, NUM_KV_HEADS=4), 'ring'),  # 8 does not divide 4 heads
     (dict(MAX_SEQ_LEN=131072, NUM_KV_HEADS=8, DROPOUT_PROB=0.1), 'gather'),
-    (dict(MAX_SEQ_LEN=131072, NUM_KV_HEADS=8, MAX_TEXTS_PER_ROW=64), 'heads'),
+    (dict(MAX_SEQ_LEN=131072, NUM_KV_HEADS=8, MAX_SEGMENTS_PER_SEQ=64), 'heads'),
   ],
 )
 def test_the_choice_is_made_from_shapes_and_stated(values, way):
@@ -89,13 +89,13 @@ class Asked(Exception):
   'values',
   [
     dict(NUM_KV_HEADS=8),
-    dict(NUM_KV_HEADS=8, MAX_TEXTS_PER_ROW=64),
-    dict(NUM_KV_HEADS=8, MAX_TEXTS_PER_ROW=2048),
+    dict(NUM_KV_HEADS=8, MAX_SEGMENTS_PER_SEQ=64),
+    dict(NUM_KV_HEADS=8, MAX_SEGMENTS_PER_SEQ=2048),
     dict(NUM_KV_HEADS=8, PACKED_INPUT=False),
     dict(NUM_KV_HEADS=8, PACKED_INPUT=False, USE_ATTENTION_SINKS=True),
-    dict(NUM_KV_HEADS=8, MAX_TEXTS_PER_ROW=64, USE_ATTENTION_SINKS=True),
-    dict(NUM_KV_HEADS=8, MAX_TEXTS_PER_ROW=64, SLIDING_WINDOW=262_144),
-    dict(NUM_KV_HEADS=8, MAX_TEXTS_PER_ROW=64, SLIDING_WINDOW=4096),
+    dict(NUM_KV_HEADS=8, MAX_SEGMENTS_PER_SEQ=64, USE_ATTENTION_SINKS=True),
+    dict(NUM_KV_HEADS=8, MAX_SEGMENTS_PER_SEQ=64, SLIDING_WINDOW=262_144),
+    dict(NUM_KV_HEADS=8, MAX_SEGMENTS_PER_SEQ=64, SLIDING_WINDOW=4096),
     dict(NUM_KV_HEADS=4),
     dict(NUM_KV_HEADS=8, MAX_SEQ_LEN=512),
   ],

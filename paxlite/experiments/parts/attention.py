@@ -53,7 +53,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
   USE_FLASH_ATTENTION: Run[bool] = True  # computes attention in fused kernels where they exist
   # With a number, GPUs from Hopper on skip the scores between the segments of a packed sequence. A
   # sequence with more segments is refused.
-  MAX_TEXTS_PER_ROW: Run[OffAtZeroInt] = (
+  MAX_SEGMENTS_PER_SEQ: Run[OffAtZeroInt] = (
     0  # most segments of a packed sequence, padding included; 0: any number
   )
   SLIDING_WINDOW: Function[NotNegativeInt] = 0  # tokens that a query attends to; 0: all before it
@@ -117,7 +117,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       None if asked('relative_bias_tpl', None) is None else array(self.NUM_HEADS, self.MAX_SEQ_LEN),
       fused=self.USE_FLASH_ATTENTION,
       block_size=self.ATTENTION_BLOCK_SIZE,
-      max_segments=self.MAX_TEXTS_PER_ROW,
+      max_segments=self.MAX_SEGMENTS_PER_SEQ,
       platform=kind(platform),
       capability=capability,
       sizes=self.mesh_sizes,
@@ -125,8 +125,8 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
     )
 
   @property
-  def max_texts_per_row(self) -> int:
-    return self.MAX_TEXTS_PER_ROW
+  def max_segments_per_seq(self) -> int:
+    return self.MAX_SEGMENTS_PER_SEQ
 
   @property
   def has_fused_attention(self) -> bool:
@@ -161,9 +161,9 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       raise UserError(
         f'NUM_HEADS={self.NUM_HEADS} is not divisible by NUM_KV_HEADS={self.NUM_KV_HEADS}'
       )
-    if self.MAX_TEXTS_PER_ROW == 1:
+    if self.MAX_SEGMENTS_PER_SEQ == 1:
       raise UserError(
-        'MAX_TEXTS_PER_ROW=1 leaves no room for padding: 2 or more, or 0 for any number'
+        'MAX_SEGMENTS_PER_SEQ=1 leaves no room for padding: 2 or more, or 0 for any number'
       )
     block = self.ATTENTION_BLOCK_SIZE
     if block < 0 or (block and self.MAX_SEQ_LEN % block):
@@ -213,7 +213,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
         AttentionKernel,
         block_size=self.ATTENTION_BLOCK_SIZE,
         fused=self.USE_FLASH_ATTENTION,
-        max_segments=self.MAX_TEXTS_PER_ROW,
+        max_segments=self.MAX_SEGMENTS_PER_SEQ,
       ),
     )
 

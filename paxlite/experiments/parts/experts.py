@@ -43,7 +43,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
     False  # experts without a capacity, so that no token is dropped
   )
   # 0 is a buffer for all tokens. Larger buffers cost memory and time.
-  DROPLESS_ROOM: Function[OffAtZero] = (
+  DROPLESS_BUFFER_FACTOR: Function[OffAtZero] = (
     0.0  # buffer of a device's dropless experts, in multiples of the mean load; 0: all tokens
   )
 
@@ -195,7 +195,7 @@ class MixtureOfExperts(LanguageModel, subject='Mixture of experts'):
       use_bias=self.USE_EXPERT_BIAS,
       router_tpl=self.router(),
       dispatch_tpl=(
-        template(DroplessDispatch, room=self.DROPLESS_ROOM)
+        template(DroplessDispatch, room=self.DROPLESS_BUFFER_FACTOR)
         if self.USE_DROPLESS_MOE
         else template(CapacityDispatch, capacity_factor=self.EXPERT_CAPACITY_FACTOR)
       ),

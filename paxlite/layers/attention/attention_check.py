@@ -1,8 +1,8 @@
 """Compares small cases of what cuDNN computes on a GPU with the same in another way.
 
-If MAX_TEXTS_PER_ROW is set, cuDNN gets the bounds of the texts instead of a bias. A version of JAX
-was seen to pass wrong bounds for grouped heads, which gave wrong results without any error. An
-extra logit and a ring read the sums of the softmax, and give others to the backward kernel.
+If MAX_SEGMENTS_PER_SEQ is set, cuDNN gets the bounds of the segments instead of a bias. A version
+of JAX was seen to pass wrong bounds for grouped heads, which gave wrong results without any error.
+An extra logit and a ring read the sums of the softmax, and give others to the backward kernel.
 """
 
 import functools
@@ -42,7 +42,7 @@ class FusedAttention(Protocol):
   """What an experiment asks of cuDNN's kernels."""
 
   @property
-  def max_texts_per_row(self) -> int:
+  def max_segments_per_seq(self) -> int:
     """The most texts of a packed row, whose bounds cuDNN gets; 0: it gets none."""
 
   @property
@@ -64,7 +64,7 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
   array, ids_BT = jax.ShapeDtypeStruct((_B, _T, _N, _H), jnp.bfloat16), _texts()
   case = Case(
     array, array, array, Softmax(_SCALE), Visible(segments=(ids_BT, ids_BT)),
-    max_segments=asked.max_texts_per_row, platform=kind(device.platform),
+    max_segments=asked.max_segments_per_seq, platform=kind(device.platform),
     capability=capability(device), over_context=True,
   )  # fmt: skip
   kernel = CudnnKernel()
@@ -72,8 +72,8 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
     return
   with jax.default_device(device):
     if kernel.bounds(case):
-      what = f'MAX_TEXTS_PER_ROW={asked.max_texts_per_row}: attention'
-      _check(_packed(), what, 'with a bias', 'MAX_TEXTS_PER_ROW=0')
+      what = f'MAX_SEGMENTS_PER_SEQ={asked.max_segments_per_seq}: attention'
+      _check(_packed(), what, 'with a bias', 'MAX_SEGMENTS_PER_SEQ=0')
     if asked.has_fused_logits:
       what = 'attention with an extra logit'
       _check(_logits(), what, 'in plain XLA', 'USE_FLASH_ATTENTION=False')

@@ -8,13 +8,17 @@ import fiddle as fdl
 import jax.numpy as jnp
 import pytest
 
+from paxlite.config import former_names
 from paxlite.config.attributes import Attributes, convert, parse
+from paxlite.config.experiment_file import read_experiment
 from paxlite.contrib.gpu.scripts_gpu.configs import FlatTokens5B
 from paxlite.core import shell
 from paxlite.core.errors import UserError
 from paxlite.experiments.base import Experiment
-from paxlite.experiments.demo import DemoGPT
+from paxlite.experiments.demo import DemoGPT, TinyGPT
 from paxlite.experiments.gpt import GPT126M
+from paxlite.experiments.identity import refuse_other_experiment, write_configuration
+from paxlite.experiments.registry import build_experiment
 
 
 class Base(Attributes):
@@ -293,3 +297,29 @@ def test_lists_of_a_class_are_not_shared_with_its_configs():
   cfg.ICI_MESH_SHAPE[0] = 99
   assert GPT126M.ICI_MESH_SHAPE == [8, 1, 1]
   assert GPT126M.config().ICI_MESH_SHAPE == [8, 1, 1]
+
+
+def test_former_names_are_understood_and_said_once(caplog):
+  former_names._say.cache_clear()
+
+  class Mine(TinyGPT):
+    MAX_TEXTS_PER_ROW = 8
+
+  assert Mine.MAX_SEGMENTS_PER_SEQ == 8
+  assert not hasattr(Mine, 'MAX_TEXTS_PER_ROW')
+  assert TinyGPT(MAX_TEXTS_PER_ROW=4).MAX_SEGMENTS_PER_SEQ == 4
+  assert build_experiment('TinyGPT', [], {'MAX_TEXTS_PER_ROW': '3'}).MAX_SEGMENTS_PER_SEQ == 3
+  said = [r.getMessage() for r in caplog.records]
+  assert said == ['the attribute MAX_TEXTS_PER_ROW is called MAX_SEGMENTS_PER_SEQ now']
+  with pytest.raises(UserError, match='must be int'):
+    TinyGPT(MAX_TEXTS_PER_ROW='many')
+
+
+def test_former_names_in_the_file_of_a_run(tmp_path, caplog):
+  """They are not said: nobody has written them."""
+  write_configuration(TinyGPT(MAX_SEGMENTS_PER_SEQ=8), tmp_path)
+  path = tmp_path / 'experiment.json'
+  path.write_text(path.read_text().replace('MAX_SEGMENTS_PER_SEQ', 'MAX_TEXTS_PER_ROW'))
+  assert read_experiment(path)['values']['MAX_SEGMENTS_PER_SEQ'] == 8
+  refuse_other_experiment(TinyGPT(MAX_SEGMENTS_PER_SEQ=8), tmp_path)
+  assert not caplog.records

@@ -193,20 +193,20 @@ def gpu_mesh(monkeypatch):
 
 
 def check(mesh, **asked):
-  nothing = dict(max_texts_per_row=0, has_fused_logits=False, has_fused_ring=False)
+  nothing = dict(max_segments_per_seq=0, has_fused_logits=False, has_fused_ring=False)
   attention_check.check_attention(types.SimpleNamespace(**nothing | asked), mesh)
 
 
 def test_bounds_that_differ_from_a_bias_end_a_run(asked, gpu_mesh, monkeypatch):
   check(gpu_mesh)
   assert not asked
-  check(gpu_mesh, max_texts_per_row=8)
+  check(gpu_mesh, max_segments_per_seq=8)
   assert {a['max_seg_per_batch'] for a in asked} == {1, 4}
   right = cudnn_call.bounds
   wrong = lambda ids, n: (right(ids, n)[0] + (right(ids, n)[0] == 100), right(ids, n)[1])
   monkeypatch.setattr(cudnn_call, 'bounds', wrong)
-  with pytest.raises(UserError, match=r'MAX_TEXTS_PER_ROW=8: .*: --fdl.MAX_TEXTS_PER_ROW=0'):
-    check(gpu_mesh, max_texts_per_row=8)
+  with pytest.raises(UserError, match=r'MAX_SEGMENTS_PER_SEQ=8: .*: --fdl.MAX_SEGMENTS_PER_SEQ=0'):
+    check(gpu_mesh, max_segments_per_seq=8)
 
 
 def in_base_2(kind, is_backward, operands, call):
@@ -261,7 +261,7 @@ def test_what_the_check_computes(asked, gpu_mesh):
 
 def test_gpus_without_the_kernels_are_not_asked(asked, gpu_mesh):
   gpu_mesh.local_devices[0].compute_capability = '7.5'
-  check(gpu_mesh, max_texts_per_row=8, has_fused_logits=True, has_fused_ring=True)
+  check(gpu_mesh, max_segments_per_seq=8, has_fused_logits=True, has_fused_ring=True)
   assert not asked
 
 

@@ -204,7 +204,10 @@ def test_rows_that_fill_a_batch_up_do_not_count():
     (dict(EXPERT_AXIS='expert'), 'EXPERT_AXIS=expert must be None, data, or expert where'),
     (dict(EXPERT_AXIS='data', ICI_MESH_SHAPE=[1, 3, 1]), 'mesh axis data = 3'),
     (dict(ICI_MESH_SHAPE=[1, 1, 1, 8]), 'ICI_MESH_SHAPE=.* 3 positive sizes'),
-    (dict(DROPLESS_ROOM=-1.0), 'DROPLESS_ROOM=-1 must not be negative; 0 turns it off'),
+    (
+      dict(DROPLESS_BUFFER_FACTOR=-1.0),
+      'DROPLESS_BUFFER_FACTOR=-1 must not be negative; 0 turns it off',
+    ),
   ],
 )
 def test_what_cannot_be(changes, message):

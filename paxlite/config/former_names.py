@@ -1,0 +1,41 @@
+"""Attributes that were renamed. Their former names are understood, and a warning says the new one.
+
+They are understood on the command line, in classes, in calls, and in the files of older runs.
+"""
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar('T')
+
+FORMER = {
+  'DROPLESS_ROOM': 'DROPLESS_BUFFER_FACTOR',
+  'MAX_TEXTS_PER_ROW': 'MAX_SEGMENTS_PER_SEQ',
+}
+
+log = logging.getLogger('paxlite')
+
+
+def current(name: str) -> str:
+  """Returns the name that an attribute has now, and says once if it is another one."""
+  if name not in FORMER:
+    return name
+  _say(name)
+  return FORMER[name]
+
+
+def current_values(values: Mapping[str, T], say: bool = True) -> dict[str, T]:
+  """Returns values by the names that their attributes have now.
+
+  Args:
+    values: Values by current and former names.
+    say: Whether a user has written the names, and should know the new ones.
+  """
+  return {current(name) if say else FORMER.get(name, name): v for name, v in values.items()}
+
+
+@functools.cache
+def _say(name: str) -> None:
+  log.warning('the attribute %s is called %s now', name, FORMER[name])
