@@ -302,7 +302,7 @@ def _run(overrides: dict[str, str]) -> None:
     statement=lambda: statement(run, _MODE.value),
   )
   if peers.alone:
-    cache.keep_programs()
+    cache.enable()
     devices.present()
   if _MODE.value != 'train':  # replaces JAX's handler, because there is nothing to save
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

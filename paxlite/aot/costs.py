@@ -18,7 +18,7 @@ Platform = Literal['cpu', 'gpu', 'tpu']
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
+class DeviceKernel:
   """One instruction that takes time.
 
   Attributes:
@@ -48,7 +48,7 @@ class Costs:
     self._platform = platform
     self._traffic = Traffic(program, platform == 'gpu')
 
-  def kernels(self) -> Iterator[tuple[Kernel, int]]:
+  def kernels(self) -> Iterator[tuple[DeviceKernel, int]]:
     """Yields every instruction that takes time, and how often it runs."""
     for computation, instruction, count in self.instructions():
       if kernel := self.kernel(computation, instruction):
@@ -87,11 +87,11 @@ class Costs:
       found[part_of(kernel.instruction.source)] += kernel.bytes * count
     return dict(found.most_common())
 
-  def kernel(self, computation: Computation, instruction: Instruction) -> Kernel | None:
+  def kernel(self, computation: Computation, instruction: Instruction) -> DeviceKernel | None:
     """Returns the kernel that an instruction is; None where it takes no time of its own."""
     flops = flops_of(self.program, computation, instruction, self._platform == 'tpu')
     moved = self._traffic.moved(computation, instruction)
-    return Kernel(instruction, computation, flops, moved) if flops or moved else None
+    return DeviceKernel(instruction, computation, flops, moved) if flops or moved else None
 
   def trips(self, computation: Computation, instruction: Instruction) -> int:
     """Returns how often the computations of an instruction run."""

@@ -21,7 +21,7 @@ from paxlite.aot.costs import Costs
 from paxlite.aot.hlo import Program
 from paxlite.aot.origins import RECOMPUTED, Origin, Paths, origins
 from paxlite.aot.roofline import Links, speed_of
-from paxlite.aot.schedule import Schedule
+from paxlite.aot.schedule import StepSchedule
 from paxlite.aot.targets import Target
 from paxlite.core.json_text import JsonObject
 from paxlite.core.trees import PyTree
@@ -276,7 +276,7 @@ def _collectives(
   speed = None if report.chip is None else speed_of(report.chip, links)
   waits: dict[str, float] = {}
   if speed is not None:
-    waits = Schedule(costs, speed, links.sizes).timeline(program.entry).exposed_by
+    waits = StepSchedule(costs, speed, links.sizes).timeline(program.entry).exposed_by
   groups: dict[tuple[object, ...], list[BlockCollective]] = collections.defaultdict(list)
   for one in collectives.collectives(program, links.sizes):
     computation = program.computations[one.computation]

@@ -8,7 +8,7 @@ from paxlite.aot.collectives import Collective
 from paxlite.aot.costs import Costs, Platform
 from paxlite.aot.hlo import Program
 from paxlite.aot.host_copies import host_traffic
-from paxlite.aot.schedule import Schedule, Speed
+from paxlite.aot.schedule import Speed, StepSchedule
 from paxlite.aot.targets import Chip
 
 
@@ -168,7 +168,7 @@ def costs_of(text: str, platform: Platform, links: Links, chip: Chip | None) -> 
   roofline = None
   if chip is not None:
     speed = speed_of(chip, links)
-    line = Schedule(costs, speed, links.sizes).timeline(program.entry)
+    line = StepSchedule(costs, speed, links.sizes).timeline(program.entry)
     roofline = Roofline(
       compute=speed.compute(flops),
       memory=traffic / chip.memory_bandwidth,

@@ -19,7 +19,7 @@ from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REPEATED
 from paxlite.experiments.base import Experiment
 from paxlite.experiments.language_model import LanguageModel
-from paxlite.layers.pipeline.pipeline_schedule import Schedule
+from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
 from paxlite.optim.moments import merged
 from paxlite.parallel import partitioning
 from paxlite.training.train_state import TrainState
@@ -204,7 +204,7 @@ class _Ticks(NamedTuple):
   @classmethod
   def of(cls, e: LanguageModel, rows: int) -> '_Ticks':
     """Returns the dimensions in the pipeline of an experiment, for a batch of so many rows."""
-    schedule = Schedule(e.num_stages, e.NUM_MICROBATCHES, e.NUM_PIPELINE_REPEATS)
+    schedule = PipelineSchedule(e.num_stages, e.NUM_MICROBATCHES, e.NUM_PIPELINE_REPEATS)
     parts = partitioning.num_shards(e.mesh_sizes, e.rules, 'batch')
     return cls(
       ticks=schedule.ticks,

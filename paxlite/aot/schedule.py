@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 
 from paxlite.aot.collectives import Collective, collective
-from paxlite.aot.costs import Costs, Kernel
+from paxlite.aot.costs import Costs, DeviceKernel
 from paxlite.aot.hlo import Computation, Instruction
 from paxlite.aot.host_copies import host_copy
 
@@ -36,7 +36,7 @@ class Speed:
     """Returns seconds for FLOPs at the peak."""
     return sum(n / self.flops.get(dtype, self.flops['']) for dtype, n in flops.items())
 
-  def kernel(self, kernel: Kernel) -> float:
+  def kernel(self, kernel: DeviceKernel) -> float:
     """Returns seconds of one run of a kernel."""
     return max(self.compute(kernel.flops), kernel.bytes / self.memory)
 
@@ -86,7 +86,7 @@ class Timeline:
       self.exposed_by[key] = self.exposed_by.get(key, 0.0) + seconds
 
 
-class Schedule:
+class StepSchedule:
   """The schedule of a program."""
 
   def __init__(self, costs: Costs, speed: Speed, mesh_sizes: Mapping[str, int]):

@@ -56,7 +56,7 @@ class Restore:
   check: Callable[[Source], None] | None = None
 
 
-class Plan:
+class RestorePlan:
   """Says from where each variable of a state is restored.
 
   The plan is made before anything is compiled or written, so that errors are found early.

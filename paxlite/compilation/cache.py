@@ -26,7 +26,7 @@ _MARK = b'paxlite1'  # precedes the CRC-32C at the end of a file
 log = logging.getLogger('paxlite')
 
 
-def keep_programs() -> None:
+def enable() -> None:
   """Makes JAX keep compiled programs, and XLA its autotuning results, from run to run.
 
   They are kept in the user's cache folder, in a subfolder of paxlite/programs for this kind of
@@ -61,14 +61,14 @@ def keep_programs() -> None:
     return
   original = jax_cache.get_file_cache
   jax_cache.get_file_cache = lambda path: (
-    (KeptPrograms(folder), path) if path == str(folder) else original(path)
+    (CompilationCache(folder), path) if path == str(folder) else original(path)
   )
   config.update('jax_compilation_cache_dir', str(folder))
   # JAX's default of one second would leave out the programs that a small model starts with.
   config.update('jax_persistent_cache_min_compile_time_secs', _LEAST_SECONDS)
 
 
-class KeptPrograms:
+class CompilationCache:
   """The compiled programs in a folder, with the interface that JAX's compilation cache expects.
 
   Args:

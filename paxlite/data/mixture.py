@@ -13,7 +13,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data.base import Batch, RowInput, numbers, permute
-from paxlite.data.positions import Positions
+from paxlite.data.positions import StreamPositions
 from paxlite.data.streams import Reader, StreamInput
 
 _BLOCK = 1024
@@ -125,9 +125,9 @@ class StreamMixtureInput(MixtureInput):
     return {p: x for p, x in enumerate(self.parts) if isinstance(x, StreamInput)}
 
   @functools.cached_property
-  def _positions(self) -> Positions:
+  def _positions(self) -> StreamPositions:
     first = [x.first_position(self.batch_size) for x in self._streams.values()]
-    return Positions(self.name, first)
+    return StreamPositions(self.name, first)
 
   def position(self, step: int) -> np.ndarray:
     """Returns the positions of all streams, one below the other."""

@@ -33,7 +33,7 @@ class Column(enum.IntEnum):
   FINGERPRINT = 7
 
 
-class Positions:
+class StreamPositions:
   """The positions of one or several streams before each of the last steps.
 
   Args:

@@ -27,7 +27,7 @@ Split = Literal['all', 'train', 'held_out']
 
 
 @dataclasses.dataclass(frozen=True)
-class Example:
+class SftExample:
   """Token ids [n] and a mask [n] of those in the answer, which are learned.
 
   The identity is that of the record, whichever tokenizer and template have encoded it.
@@ -119,7 +119,7 @@ class SftRows:
     self.num_skipped = 0
     self.first_long = ''
     self.formats: collections.Counter[str] = collections.Counter()
-    self._examples: list[Example] = []
+    self._examples: list[SftExample] = []
     for file in files:
       for place, record in read_records(file):
         self._add(self._example(place, record), place, too_long)
@@ -152,7 +152,7 @@ class SftRows:
   def num_examples(self) -> int:
     return len(self._examples)
 
-  def example(self, number: int) -> Example:
+  def example(self, number: int) -> SftExample:
     return self._examples[number]
 
   def read(self, indices: np.ndarray) -> Batch:
@@ -173,7 +173,7 @@ class SftRows:
         start = end
     return batch | {'weights': weights}
 
-  def _add(self, example: Example, place: str, too_long: TooLong) -> None:
+  def _add(self, example: SftExample, place: str, too_long: TooLong) -> None:
     length, most = len(example.ids), self.seq_len + 1
     if length > most:
       long = f'{place} has {length:,} tokens and a row holds {most:,}'
@@ -183,7 +183,9 @@ class SftRows:
       if too_long == 'skip' or not example.is_answer[1:most].any():
         self.num_skipped += 1
         return
-      example = Example(example.ids[:most], example.is_answer[:most], example.identity, is_cut=True)
+      example = SftExample(
+        example.ids[:most], example.is_answer[:most], example.identity, is_cut=True
+      )
     self._examples.append(example)
 
   def _too_long(self) -> str:
@@ -207,7 +209,7 @@ class SftRows:
       )
     self._examples = [e for e, is_here in zip(self._examples, here, strict=True) if is_here]
 
-  def _example(self, place: str, record: Record) -> Example:
+  def _example(self, place: str, record: Record) -> SftExample:
     with located(place):
       found = format_of(record)
       contents = found.read(record)
@@ -222,7 +224,7 @@ class SftRows:
     if empty or not encoded.is_learned[1:].any():
       raise UserError(f'{place} has no answer to learn')
     self._remarks.note(place, encoded)
-    return Example(encoded.ids, encoded.is_learned, identity(contents))
+    return SftExample(encoded.ids, encoded.is_learned, identity(contents))
 
   def _chat(self, chat: Conversation) -> Encoded:
     try:

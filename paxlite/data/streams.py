@@ -16,7 +16,7 @@ import numpy as np
 
 from paxlite.core.errors import UserError
 from paxlite.data.base import Batch, permute
-from paxlite.data.positions import Column, Positions
+from paxlite.data.positions import Column, StreamPositions
 from paxlite.data.stream_rows import Example, Row, packed_rows, stream_rows
 
 StreamRows = Literal['stream', 'packed']
@@ -64,7 +64,7 @@ class Part(Examples, Protocol):
   def shard_bytes(self) -> Sequence[float]: ...
 
 
-class Source(Protocol):
+class StreamSource(Protocol):
   """The data that a StreamInput reads.
 
   Attributes:
@@ -81,7 +81,7 @@ class Source(Protocol):
 
 
 class StreamInput:
-  """An Input over a Source.
+  """An Input over a StreamSource.
 
   Args:
     source: The source that is read.
@@ -97,7 +97,7 @@ class StreamInput:
 
   def __init__(
     self,
-    source: Source,
+    source: StreamSource,
     seq_len: int,
     batch_size: int,
     rows: StreamRows = 'stream',
@@ -112,7 +112,7 @@ class StreamInput:
     self._seed = seed
     self._shuffle = shuffle
     self._max_eval_batches = max_eval_batches
-    self._positions = Positions(self.name, [self.first_position(batch_size)])
+    self._positions = StreamPositions(self.name, [self.first_position(batch_size)])
 
   @property
   def name(self) -> str:

@@ -161,7 +161,7 @@ def _truth(value: object) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class Example:
+class TaskExample:
   """A record rendered with the templates of a task.
 
   Attributes:
@@ -186,7 +186,7 @@ class Example:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class ZeroShotTask:
   """A task with its records.
 
   Attributes:
@@ -198,7 +198,7 @@ class Task:
 
   name: str
   spec: TaskSpec
-  examples: list[Example]
+  examples: list[TaskExample]
   unreadable: int = 0
 
 
@@ -208,7 +208,7 @@ def read_tasks(
   skip_unreadable: bool = False,
   tfds_data_dir: str = '',
   chat: bool = False,
-) -> list[Task]:
+) -> list[ZeroShotTask]:
   """Reads the tasks that a command line names ('lambada,boolq').
 
   Args:
@@ -226,14 +226,14 @@ def read_tasks(
   if len(set(names)) < len(names):
     raise UserError(f'the task {max(names, key=names.count)} is named twice: leave one out')
   return [
-    Task(name, spec, *read_examples(spec, limit, skip_unreadable, tfds_data_dir))
+    ZeroShotTask(name, spec, *read_examples(spec, limit, skip_unreadable, tfds_data_dir))
     for name, spec in found
   ]
 
 
 def read_examples(
   spec: TaskSpec, limit: int | None = None, skip_unreadable: bool = False, tfds_data_dir: str = ''
-) -> tuple[list[Example], int]:
+) -> tuple[list[TaskExample], int]:
   """Returns the examples of a task in their order, and how many records were left out.
 
   Args:
@@ -247,7 +247,7 @@ def read_examples(
       of the choices (the message names the file and line); or there are no records.
   """
   templates = Templates()
-  examples: list[Example] = []
+  examples: list[TaskExample] = []
   unreadable = 0
   for file in spec.files:
     source = open_records(file, tfds_data_dir)
@@ -269,7 +269,7 @@ def read_examples(
   return examples, unreadable
 
 
-def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -> Example:
+def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -> TaskExample:
   texts = tuple(templates(t, record) for t in as_list(spec.doc_to_text))
   target = templates(spec.doc_to_target, record)
   if not target.strip():
@@ -277,9 +277,9 @@ def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -
   if spec.kind == 'generate':
     if spec.target_pattern and matched(target, spec.target_pattern) is None:
       raise UserError(f'target_pattern {spec.target_pattern!r} is not in the answer {target!r}')
-    return Example(texts, (), 0, target, place)
+    return TaskExample(texts, (), 0, target, place)
   if spec.kind == 'cloze':
-    return Example(texts, (spec.delimiter + target,), 0, target, place)
+    return TaskExample(texts, (spec.delimiter + target,), 0, target, place)
   if isinstance(spec.doc_to_choice, str):
     found = _field(record, spec.doc_to_choice)
     if not isinstance(found, list) or not found:
@@ -293,7 +293,7 @@ def _example(spec: TaskSpec, record: Record, templates: Templates, place: str) -
   if len(texts) not in (1, len(choices)):
     raise UserError(f'doc_to_text has {len(texts)} templates and there are {len(choices)} choices')
   gold = _gold(target, choices, labels)
-  return Example(texts, tuple(spec.delimiter + c for c in choices), gold, target, place)
+  return TaskExample(texts, tuple(spec.delimiter + c for c in choices), gold, target, place)
 
 
 def _gold(target: str, choices: Sequence[str], labels: Sequence[str]) -> int:

@@ -12,7 +12,7 @@ import fiddle as fdl
 import jax
 from jax.sharding import Mesh
 
-from paxlite.checkpointing.restore import Plan, Restore
+from paxlite.checkpointing.restore import Restore, RestorePlan
 from paxlite.checkpointing.source import Source, find_source, tokenizer_of
 from paxlite.config.attribute_kinds import Kind
 from paxlite.config.attributes import parse
@@ -133,7 +133,7 @@ def load(
     lambda path, x: x.update(dtype=dtype(path, x)),
     partitioning.sharded_shapes(boxed, mesh, unrolled.rules),
   )
-  plan = Plan(restore, abstract, source, encoded)
+  plan = RestorePlan(restore, abstract, source, encoded)
   missing = plan.fresh + plan.ignored
   if missing:
     raise UserError(f'{source.folder} lacks {missing[0]}, without which there is no text')

@@ -12,7 +12,7 @@ import numpy as np
 from paxlite.core.errors import UserError, located
 from paxlite.core.json_text import JsonObject
 from paxlite.eval.contexts import Contexts, text_until
-from paxlite.eval.eval_tasks import Example, Task, TaskSpec, matched
+from paxlite.eval.eval_tasks import TaskExample, TaskSpec, ZeroShotTask, matched
 from paxlite.eval.inference import Inference
 from paxlite.eval.scoring import Continuation, Score, Scorer
 from paxlite.generation.decoding import Sampling
@@ -95,7 +95,7 @@ class ZeroShot:
     )
 
   def __call__(
-    self, task: Task, report: Callable[[int, int], None] = lambda done, total: None
+    self, task: ZeroShotTask, report: Callable[[int, int], None] = lambda done, total: None
   ) -> Result:
     """Evaluates a task.
 
@@ -118,7 +118,7 @@ class ZeroShot:
         entry['truncated'] = any(s.is_truncated for s in row)
     return Result(metrics, found, time.perf_counter() - started, task.unreadable)
 
-  def _asked(self, spec: TaskSpec, example: Example) -> list[Continuation]:
+  def _asked(self, spec: TaskSpec, example: TaskExample) -> list[Continuation]:
     with located(example.place):
       texts = {text: self._context(spec, text) for text in example.texts}
       asked = [self._contexts.pair(*texts[text], after) for text, after in example.asked]
@@ -136,7 +136,7 @@ class ZeroShot:
       return text, None
     return self._inference.encoding.chat_text(spec.messages(text), True), False
 
-  def _prompt(self, spec: TaskSpec, example: Example) -> list[int]:
+  def _prompt(self, spec: TaskSpec, example: TaskExample) -> list[int]:
     with located(example.place):
       ids = self._contexts.encode(*self._context(spec, example.texts[0]))
       if not ids:
@@ -174,7 +174,7 @@ def contexts_of(
   return Contexts(encoding, start, next((i for i in found if i >= 0), -1))
 
 
-def _cloze(examples: Sequence[Example], scores: Sequence[Sequence[Score]]) -> Found:
+def _cloze(examples: Sequence[TaskExample], scores: Sequence[Sequence[Score]]) -> Found:
   right = [s.is_greedy for (s,) in scores]
   nats = np.array([-s.log_likelihood for (s,) in scores])
   words = np.array([max(1, len(e.target.split())) for e in examples])
@@ -189,7 +189,7 @@ def _cloze(examples: Sequence[Example], scores: Sequence[Sequence[Score]]) -> Fo
   }, [dict(log_likelihood=-float(n), right=bool(r)) for n, r in zip(nats, right, strict=True)]
 
 
-def _multiple_choice(examples: Sequence[Example], scores: Sequence[Sequence[Score]]) -> Found:
+def _multiple_choice(examples: Sequence[TaskExample], scores: Sequence[Sequence[Score]]) -> Found:
   raw, normalized, found = [], [], []
   for example, row in zip(examples, scores, strict=True):
     likelihoods = np.array([s.log_likelihood for s in row])
@@ -202,7 +202,7 @@ def _multiple_choice(examples: Sequence[Example], scores: Sequence[Sequence[Scor
 
 def _generated(
   spec: TaskSpec,
-  examples: Sequence[Example],
+  examples: Sequence[TaskExample],
   prompts: Sequence[list[int]],
   inference: Inference,
   report: Callable[[int, int], None],

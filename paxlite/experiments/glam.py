@@ -86,7 +86,7 @@ class GLaM(MixtureOfExperts, subject='Relative bias (GLaM)'):
       head_dim=self.DIMS_PER_HEAD,
     )
     attention.attention_tpl.query_scale = 1.0
-    attention.attention_tpl.extra_logit = 0.0
+    attention.attention_tpl.sink_logit = 0.0
     attention.attention_tpl.relative_bias_tpl = template(
       RelativeBias,
       num_heads=self.NUM_HEADS,

@@ -41,7 +41,7 @@ from paxlite.processes.process_messages import broadcast, gathered
 log = logging.getLogger('paxlite')
 
 
-class LocalStates:
+class LocalCheckpoints:
   """The local states of a run, as one process sees them.
 
   Args:

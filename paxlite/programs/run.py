@@ -36,7 +36,7 @@ from paxlite.experiments.identity import (
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.objective import Objective
 from paxlite.files.folder_lock import FolderLock
-from paxlite.local_checkpoints.local_states import LocalStates
+from paxlite.local_checkpoints.local_states import LocalCheckpoints
 from paxlite.parallel.devices import peak_flops
 from paxlite.processes import preemption
 from paxlite.processes.peers import Peers
@@ -59,7 +59,7 @@ from paxlite.training.spikes import Rollbacks, SpikeDetector
 from paxlite.training.state_store import StateStore
 from paxlite.training.step_compiler import StepCompiler
 from paxlite.training.train_data import TrainData
-from paxlite.training.trainer import Schedule, Trainer
+from paxlite.training.trainer import Intervals, Trainer
 from paxlite.training.watchdog import Limits, Watchdog
 
 
@@ -149,7 +149,7 @@ class Run:
       evaluator=Evaluator(
         store.task, eval_data, watchdog.beat, e.max_segments_per_seq, preemption.asked_alone
       ),
-      schedule=Schedule(
+      schedule=Intervals(
         max_steps=e.MAX_STEPS,
         report_every=e.SUMMARY_INTERVAL_STEPS,
         evaluate_every=e.EVAL_INTERVAL_STEPS,
@@ -236,14 +236,16 @@ class Run:
       local=self._local(),
     )
 
-  def _local(self) -> LocalStates | None:
+  def _local(self) -> LocalCheckpoints | None:
     """Returns the local states of the run; None if it keeps none."""
     e = self.experiment
     every = e.LOCAL_CHECKPOINT_EVERY_N_STEPS
     if not every or not self.save or self.read_only:
       return None
     identity = fingerprint(e)
-    return LocalStates(e.LOCAL_CHECKPOINT_DIR, self.folder, every, identity, self.accept_changes)
+    return LocalCheckpoints(
+      e.LOCAL_CHECKPOINT_DIR, self.folder, every, identity, self.accept_changes
+    )
 
   def evaluator(self, beat: Callable[[], None]) -> tuple[StateStore, Evaluator]:
     """Returns the states of the run and an evaluator; training data is not read.

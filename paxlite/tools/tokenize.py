@@ -292,10 +292,10 @@ def _pieces(
           yield Piece(raw, source.place(shard, number), number, s + shard), after
 
 
-Batch = tuple[list[Piece], Position]
+Pieces = tuple[list[Piece], Position]
 
 
-def _batches(found: Iterable[tuple[Piece, Position]]) -> Iterator[Batch]:
+def _batches(found: Iterable[tuple[Piece, Position]]) -> Iterator[Pieces]:
   """Yields groups of pieces of at least _BATCH_CHARS characters, with the position after each."""
   batch: list[Piece] = []
   chars, after = 0, Position()
@@ -334,7 +334,7 @@ def _workers(encoder: Encoder, processes: int):
 
 
 def _in_order(
-  executor: concurrent.futures.Executor, batches: Iterator[Batch], ahead: int
+  executor: concurrent.futures.Executor, batches: Iterator[Pieces], ahead: int
 ) -> Iterator[tuple[Encoded, Position]]:
   """Yields the results in the order of the batches; reads at most `ahead` batches in advance."""
   submit = lambda n: [

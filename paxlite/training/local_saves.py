@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from paxlite.local_checkpoints.local_states import LocalStates
+from paxlite.local_checkpoints.local_states import LocalCheckpoints
 from paxlite.losses.metrics import Metrics
 from paxlite.training.callbacks import Callback, Loop
 from paxlite.training.state_store import StateStore
@@ -10,7 +10,7 @@ from paxlite.training.train_state import TrainState
 
 
 class LocalSaves(Callback):
-  """Keeps a state on each host when it is due; see LocalStates.
+  """Keeps a state on each host when it is due; see LocalCheckpoints.
 
   Args:
     store: The states of the run.
@@ -19,7 +19,7 @@ class LocalSaves(Callback):
       does not repeat the evaluation before it.
   """
 
-  def __init__(self, store: StateStore, local: LocalStates, wait: Callable[[], None]):
+  def __init__(self, store: StateStore, local: LocalCheckpoints, wait: Callable[[], None]):
     self._store, self._local, self._wait = store, local, wait
     self._began = 0
 

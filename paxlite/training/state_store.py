@@ -10,7 +10,7 @@ from flax import traverse_util
 from jax.tree_util import KeyPath
 
 from paxlite.checkpointing.checkpoints import Checkpoints
-from paxlite.checkpointing.restore import OVERWRITTEN, Plan, Restore
+from paxlite.checkpointing.restore import OVERWRITTEN, Restore, RestorePlan
 from paxlite.checkpointing.source import Source, find_source
 from paxlite.checkpointing.structure import shapes_of
 from paxlite.core.errors import UserError
@@ -18,7 +18,7 @@ from paxlite.core.json_text import Json, JsonObject
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REFERENCE, path_name
 from paxlite.files.json_files import read_object
-from paxlite.local_checkpoints.local_states import LocalStates
+from paxlite.local_checkpoints.local_states import LocalCheckpoints
 from paxlite.training.sharded_task import ShardedTask
 from paxlite.training.train_state import TrainState
 
@@ -55,25 +55,25 @@ class StateStore:
   start_over: bool = False
   writes: bool = True
   stop_on_failure: bool = False
-  local: LocalStates | None = None
-  plan: Plan | None = dataclasses.field(init=False)
-  reference_plan: Plan | None = dataclasses.field(init=False)
+  local: LocalCheckpoints | None = None
+  plan: RestorePlan | None = dataclasses.field(init=False)
+  reference_plan: RestorePlan | None = dataclasses.field(init=False)
 
   def __post_init__(self):
     self._local_notes: JsonObject | None = None  # of the local state that the run started from
     self.plan = self._make_plan()
     self.reference_plan = self._make_reference_plan()
 
-  def _make_plan(self) -> Plan | None:
+  def _make_plan(self) -> RestorePlan | None:
     if self.restore is None or (self.checkpoints.steps() and not self.trainable_only):
       return None
     step = self.checkpoints.latest_good_step() if self.trainable_only else None
     frozen = None if step is None else Source(self.checkpoints.folder(step), pathlib.Path()).frozen
     source = find_source(self.restore.path, frozen=frozen)
     own = _without_reference(self.task.abstract)
-    return Plan(self.restore, own, source, self.task.encodings)
+    return RestorePlan(self.restore, own, source, self.task.encodings)
 
-  def _make_reference_plan(self) -> Plan | None:
+  def _make_reference_plan(self) -> RestorePlan | None:
     if self.reference is None:
       return None
     step = self.checkpoints.latest_good_step()
@@ -82,7 +82,7 @@ class StateStore:
     own = {'params': self.task.abstract.params[REFERENCE]}
     name = lambda of_state: of_state.replace(f'params/{REFERENCE}/', 'params/')
     encodings = {name(k): v for k, v in self.task.encodings.items() if name(k) != k}
-    return Plan(self.reference, own, source, encodings)
+    return RestorePlan(self.reference, own, source, encodings)
 
   def initial(self) -> tuple[TrainState, int]:
     """Returns the state of the run's last good checkpoint, or a new state, and its step.
@@ -186,7 +186,7 @@ class StateStore:
   def described(
     self, state: TrainState, step: int, notes: Callable[[], JsonObject]
   ) -> tuple[PyTree, int, Callable[[], JsonObject]]:
-    """Returns what LocalStates.save keeps of a state, whose notes it completes."""
+    """Returns what LocalCheckpoints.save keeps of a state, whose notes it completes."""
     described = self._described(step)
     return self._on_disk(self._saved(state)), step, lambda: described | notes()
 
@@ -249,7 +249,7 @@ class StateStore:
 
     return jax.tree_util.tree_map_with_path(load, self.task.abstract, state)
 
-  def _place(self, path: KeyPath) -> tuple[Plan, str] | None:
+  def _place(self, path: KeyPath) -> tuple[RestorePlan, str] | None:
     """Returns the plan that reads a variable, and its name there; None if nothing does."""
     name = path_name(path)
     of_reference = name.removeprefix(f'params/{REFERENCE}/')

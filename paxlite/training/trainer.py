@@ -33,7 +33,7 @@ from paxlite.training.watchdog import Watchdog
 
 
 @dataclasses.dataclass(frozen=True)
-class Schedule:
+class Intervals:
   """The steps after which the loop reports, evaluates and saves.
 
   Attributes:
@@ -86,7 +86,7 @@ class Trainer:
   store: StateStore
   data: TrainData
   evaluator: Evaluator
-  schedule: Schedule
+  schedule: Intervals
   compiler: StepCompiler
   folder: pathlib.Path
   throughput: Throughput

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from flax.linen import meta
 
-from paxlite.checkpointing.restore import Plan, Restore
+from paxlite.checkpointing.restore import Restore, RestorePlan
 from paxlite.checkpointing.source import find_source
 from paxlite.core.variable_names import path_name
 from paxlite.eval.inference import experiment_of
@@ -30,7 +30,7 @@ def loaded(folder):
   sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   like = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   abstract = {'params': jax.tree.map(like, meta.unbox(shapes)['params'])}
-  plan = Plan(Restore(str(folder)), abstract)
+  plan = RestorePlan(Restore(str(folder)), abstract)
   load = lambda path, x: plan.load(path_name(path), x)
   return experiment, model, jax.tree_util.tree_map_with_path(load, abstract)['params']
 

@@ -12,7 +12,7 @@ from paxlite.config.attributes import attribute_types
 from paxlite.experiments.language_model import LanguageModel
 
 
-class Batch(TypedDict):
+class BatchChoice(TypedDict):
   """The attributes of an experiment that decide its batch."""
 
   PERCORE_BATCH_SIZE: float
@@ -186,7 +186,7 @@ def batches(
   kept: frozenset[str],
   global_batch: int | None,
   stages: int,
-) -> list[Batch]:
+) -> list[BatchChoice]:
   """Returns the batches that a mesh can hold: rows a device, and microbatches.
 
   Args:
@@ -201,7 +201,7 @@ def batches(
   rows = [global_batch] if global_batch else [shards * 2**i for i in range(_DOUBLINGS)]
   if 'PERCORE_BATCH_SIZE' in kept and not global_batch:
     rows = [round(e.PERCORE_BATCH_SIZE * devices)]
-  found: list[Batch] = []
+  found: list[BatchChoice] = []
   for total in rows:
     parts = [1, 2, 4, 8, 16, 32]
     if 'NUM_MICROBATCHES' in kept:

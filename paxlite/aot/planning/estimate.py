@@ -14,7 +14,7 @@ from paxlite.aot.planning.traced import Work
 from paxlite.aot.roofline import Links
 from paxlite.experiments.language_model import LanguageModel
 from paxlite.experiments.parts.experts import MixtureOfExperts
-from paxlite.layers.pipeline.pipeline_schedule import Schedule
+from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
 from paxlite.parallel import partitioning
 
 
@@ -78,7 +78,7 @@ class Estimator:
     is_pipeline = stages > 1
     parts = c.microbatches
     repeats = choices.pipeline_repeats(c.values) if is_pipeline else 1
-    ticks = Schedule(stages, parts, repeats).ticks if is_pipeline else parts
+    ticks = PipelineSchedule(stages, parts, repeats).ticks if is_pipeline else parts
     runs = ticks / repeats  # of each layer
     losses = 1 if is_pipeline else parts
     share = lambda rows: Shares(rows / model.sizes.rows, context, mdl, experts)

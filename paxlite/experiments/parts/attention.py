@@ -24,7 +24,7 @@ from paxlite.layers.attention.attention import (
   Attention,
   CombinedQkv,
   DotProductAttention,
-  OverAllHeads,
+  FullWidthNorm,
   PerDimScale,
   SeparateQkv,
   Sinks,
@@ -32,7 +32,7 @@ from paxlite.layers.attention.attention import (
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.cudnn_attention import CudnnKernel
-from paxlite.layers.attention.softmax_attention import Softmax, Visible
+from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel.devices import kind
 
 AttentionKind = Literal['sliding', 'full', 'full_nope']
@@ -105,7 +105,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       asked('query_scale', self.attention_scale),
       asked('logit_cap', self.ATTEN_LOGIT_CAP),
       window,
-      0.0 if self.USE_ATTENTION_SINKS else asked('extra_logit', None),
+      0.0 if self.USE_ATTENTION_SINKS else asked('sink_logit', None),
       (lambda weights: weights) if asked('dropout', self.DROPOUT_PROB) else None,
     )
     return Case(
@@ -113,7 +113,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       array(self.NUM_KV_HEADS, of_keys),
       array(self.NUM_KV_HEADS, of_values),
       softmax,
-      Visible(window=window, segments=segments if self.packed else None),
+      AttentionMask(window=window, segments=segments if self.packed else None),
       None if asked('relative_bias_tpl', None) is None else array(self.NUM_HEADS, self.MAX_SEQ_LEN),
       fused=self.USE_FLASH_ATTENTION,
       block_size=self.ATTENTION_BLOCK_SIZE,
@@ -198,7 +198,7 @@ class AttentionLayers(WidthAndNorms, Positions, subject='Attention'):
       return None
     if self.QK_NORM == 'per_head':
       return self.norm()
-    return template(OverAllHeads, norm_tpl=self.norm())
+    return template(FullWidthNorm, norm_tpl=self.norm())
 
   def dot_product_attention(self) -> fdl.Partial:
     """Returns the template of the attention itself, without its projections."""

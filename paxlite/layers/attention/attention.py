@@ -13,7 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from paxlite.config.templates import Template, template_field
 from paxlite.layers.attention.attention_kernel import AttentionKernel
-from paxlite.layers.attention.softmax_attention import Softmax, Visible
+from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.layers.norms import RmsNorm
 from paxlite.layers.projection import Projection
 from paxlite.parallel.partitioning import param, shard
@@ -81,7 +81,7 @@ class PerDimScale(nn.Module):
     return q_BTNH * (jax.nn.softplus(w) / math.log(2)).astype(q_BTNH.dtype)
 
 
-class OverAllHeads(nn.Module):
+class FullWidthNorm(nn.Module):
   """A norm over all heads together, [B, T, N, H] to [B, T, N, H], with a scale [N·H]."""
 
   norm_tpl: Template = template_field(RmsNorm)
@@ -117,7 +117,7 @@ class DotProductAttention(nn.Module):
     window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys.
     relative_bias_tpl: A bias of the logits, such as RelativeBias, which is called with (B, T, S,
       start); None means no bias.
-    extra_logit: The logit of a virtual key whose value is 0; None means no virtual key.
+    sink_logit: The logit of a virtual key whose value is 0; None means no virtual key.
     sinks_tpl: The same with a logit for each head, [N], which this module returns; None means none.
     dropout: Dropout rate of the attention weights.
     kernel_tpl: Computes the attention; see attention_kernel.
@@ -127,7 +127,7 @@ class DotProductAttention(nn.Module):
   logit_cap: float = 0.0
   window: int = 0
   relative_bias_tpl: Template | None = None
-  extra_logit: float | None = None
+  sink_logit: float | None = None
   sinks_tpl: Template | None = None
   dropout: float = 0.0
   kernel_tpl: Template = template_field(AttentionKernel)
@@ -159,7 +159,7 @@ class DotProductAttention(nn.Module):
         segment_ids_BT,
         segment_ids_BT if key_segment_ids_BS is None else key_segment_ids_BS,
       )
-    visible = Visible(start, self.window, segments)
+    visible = AttentionMask(start, self.window, segments)
     bias_JNTS = None
     if self.relative_bias_tpl is not None:
       bias_JNTS = self.relative_bias_tpl(name='relative_bias')(B, T, S, start)
@@ -168,7 +168,7 @@ class DotProductAttention(nn.Module):
       self.query_scale,
       self.logit_cap,
       self.window,
-      self.extra_logit if self.sinks_tpl is None else self.sinks_tpl(name='sinks')(),
+      self.sink_logit if self.sinks_tpl is None else self.sinks_tpl(name='sinks')(),
       nn.Dropout(self.dropout, deterministic=False) if drops else None,
     )
     return self.kernel_tpl()(q_BTNH, k_BSKH, v_BSKH, visible, bias_JNTS, softmax)

@@ -10,8 +10,8 @@ from typing import NamedTuple, cast
 import jax
 
 from paxlite.core.trees import ArrayOrShape
-from paxlite.layers.attention.partial_attention import PartKernel, extra_logits
-from paxlite.layers.attention.softmax_attention import Softmax, Visible
+from paxlite.layers.attention.partial_attention import PartialKernel, extra_logits
+from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel import devices, partitioning
 
 
@@ -54,7 +54,7 @@ class Case:
   k: ArrayOrShape
   v: ArrayOrShape
   softmax: Softmax
-  visible: Visible = dataclasses.field(default_factory=Visible)
+  visible: AttentionMask = dataclasses.field(default_factory=AttentionMask)
   bias: 'ArrayOrShape | None' = None
   fused: bool = True
   block_size: int = 0
@@ -106,8 +106,8 @@ class Case:
     over_context: bool = False,
   ) -> 'Case':
     """Returns the case of one device's arrays, segments and extra logits."""
-    visible = Visible(0, self.visible.window, None if ids_BT is None else (ids_BT, ids_BT))
-    softmax = dataclasses.replace(self.softmax, extra_logit=logit_N)
+    visible = AttentionMask(0, self.visible.window, None if ids_BT is None else (ids_BT, ids_BT))
+    softmax = dataclasses.replace(self.softmax, sink_logit=logit_N)
     q, k, v = qkv
     return dataclasses.replace(
       self, q=q, k=k, v=v, visible=visible, softmax=softmax, over_context=over_context
@@ -213,7 +213,7 @@ class LocalKernel(Kernel):
   def attend_locally(self, case: Case) -> jax.Array:
     """Returns the context of one device's arrays; extra logits are [N], or None."""
 
-  def parts(self, case: Case) -> PartKernel | None:
+  def parts(self, case: Case) -> PartialKernel | None:
     """Returns the kernel for parts of the keys, without a window and an extra logit; or None."""
     del case
     return None

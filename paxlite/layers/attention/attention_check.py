@@ -19,8 +19,8 @@ from paxlite.layers.attention import attention_kernels, cudnn_call, softmax_atte
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.blockwise_attention import Blockwise
 from paxlite.layers.attention.cudnn_attention import CudnnKernel, CudnnParts
-from paxlite.layers.attention.partial_attention import Partial, PartKernel, together
-from paxlite.layers.attention.softmax_attention import Softmax, Visible
+from paxlite.layers.attention.partial_attention import Partial, PartialKernel, merged_by_lse
+from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel.devices import capability, kind
 
 _TOLERANCE = 0.05  # relative to the largest entry; bfloat16 gives about 0.01, wrong bounds 1
@@ -63,7 +63,7 @@ def check_attention(asked: FusedAttention, mesh: Mesh) -> None:
   device = mesh.local_devices[0]
   array, ids_BT = jax.ShapeDtypeStruct((_B, _T, _N, _H), jnp.bfloat16), _texts()
   case = Case(
-    array, array, array, Softmax(_SCALE), Visible(segments=(ids_BT, ids_BT)),
+    array, array, array, Softmax(_SCALE), AttentionMask(segments=(ids_BT, ids_BT)),
     max_segments=asked.max_segments_per_seq, platform=kind(device.platform),
     capability=capability(device), over_context=True,
   )  # fmt: skip
@@ -144,10 +144,10 @@ def _logit_case(ids_BT: jax.Array | None, window: int, *, is_fused: bool) -> _Ca
   segments = None if ids_BT is None else (ids_BT, ids_BT)
 
   def attend(q: jax.Array, k: jax.Array, v: jax.Array, logit_N: jax.Array) -> jax.Array:
-    softmax = Softmax(_SCALE, window=window, extra_logit=logit_N)
+    softmax = Softmax(_SCALE, window=window, sink_logit=logit_N)
     if is_fused:
-      return CudnnKernel().attend_locally(Case(q, k, v, softmax, Visible(segments=segments)))
-    mask = Visible(window=window, segments=segments).mask(_T, _T)
+      return CudnnKernel().attend_locally(Case(q, k, v, softmax, AttentionMask(segments=segments)))
+    mask = AttentionMask(window=window, segments=segments).mask(_T, _T)
     return softmax_attention.attend(q, k, v, mask, None, softmax)
 
   qkv = [_random(i, _T, n) for i, n in enumerate((_N, _K, _K))]
@@ -168,7 +168,7 @@ def _rings() -> Iterator[tuple[_Case, _Case]]:
 
 
 def _two_parts(
-  kernel: PartKernel,
+  kernel: PartialKernel,
   is_packed: bool,
   q: jax.Array,
   own_k: jax.Array,
@@ -186,9 +186,9 @@ def _two_parts(
   of_before = (ids_BT, jnp.ones((_B, k.shape[1]), jnp.int32)) if is_packed else None
   own = kernel.forward(q, own_k, own_v, of_own, True)
   before = kernel.forward(q, k, v, of_before, False)
-  in_float32 = (Partial(x.context.astype(jnp.float32), x.log_sum) for x in (own, before))
-  whole = together(*in_float32)
-  whole = Partial(whole.context.astype(q.dtype), whole.log_sum)
+  in_float32 = (Partial(x.context.astype(jnp.float32), x.lse) for x in (own, before))
+  whole = merged_by_lse(*in_float32)
+  whole = Partial(whole.context.astype(q.dtype), whole.lse)
   return (
     whole.context,
     *kernel.backward(q, own_k, own_v, of_own, True, whole, gradient),

@@ -9,7 +9,7 @@ from paxlite.layers.attention import attention_kernels
 from paxlite.layers.attention.attention_case import Case
 from paxlite.layers.attention.context_attention import ContextAttention
 from paxlite.layers.attention.context_choice import Way
-from paxlite.layers.attention.softmax_attention import Softmax, Visible
+from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.parallel.partitioning import shard
 
 ContextWay = Literal['auto'] | Way
@@ -36,7 +36,7 @@ class AttentionKernel:
     q_BTNH: jax.Array,
     k_BSKH: jax.Array,
     v_BSKH: jax.Array,
-    visible: Visible,
+    visible: AttentionMask,
     bias_JNTS: jax.Array | None,
     softmax: Softmax,
   ) -> jax.Array:

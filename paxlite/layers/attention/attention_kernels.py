@@ -4,7 +4,7 @@ from paxlite.layers.attention.attention_case import Case, Kernel, LocalKernel
 from paxlite.layers.attention.blockwise_attention import BlockwiseKernel
 from paxlite.layers.attention.cpu_attention import CpuKernel
 from paxlite.layers.attention.cudnn_attention import CudnnKernel
-from paxlite.layers.attention.partial_attention import PartKernel
+from paxlite.layers.attention.partial_attention import PartialKernel
 from paxlite.layers.attention.plain_attention import XlaKernel
 from paxlite.layers.attention.splash_attention import SplashKernel
 
@@ -64,7 +64,7 @@ def local(case: Case) -> LocalKernel:
   return found
 
 
-def parts(case: Case) -> PartKernel:
+def parts(case: Case) -> PartialKernel:
   """Returns the kernel for parts of the keys, of a case `over_context`."""
   computing = (k for k in _kernels if isinstance(k, LocalKernel) and refusal(k, case) is None)
   return next(part for part in (kernel.parts(case) for kernel in computing) if part is not None)

@@ -16,7 +16,7 @@ from paxlite.layers.attention.partial_attention import (
   Partial,
   extra_logit_gradient,
   extra_logits,
-  with_extra_logit,
+  with_sink_logit,
 )
 from paxlite.layers.attention.softmax_attention import Segments, Softmax, masked_scores
 
@@ -29,7 +29,7 @@ _PIECES = 8  # the queries of a row are cut into so many pieces, each with the k
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise:
-  """A PartKernel in plain XLA.
+  """A PartialKernel in plain XLA.
 
   Attributes:
     softmax: The scale, the cap and the window; without an extra logit.
@@ -48,7 +48,7 @@ class Blockwise:
     causal: bool,
     start: int = 0,
   ) -> Partial:
-    """See PartKernel. `start` is the index of the first query among the keys."""
+    """See PartialKernel. `start` is the index of the first query among the keys."""
     B, T, N, _ = q_BTNH.shape
     K = k_BSKH.shape[2]
 
@@ -84,7 +84,7 @@ class Blockwise:
     gradient: jax.Array,
     start: int = 0,
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """See PartKernel. `start` is the index of the first query among the keys."""
+    """See PartialKernel. `start` is the index of the first query among the keys."""
     T, K, cap = q_BTNH.shape[1], k_BSKH.shape[2], self.softmax.logit_cap
     product_BTNH = whole.context.astype(jnp.float32) * gradient.astype(jnp.float32)
     mean_BNT1 = product_BTNH.sum(-1).swapaxes(1, 2)[..., None]
@@ -92,7 +92,7 @@ class Blockwise:
     def step(dq: jax.Array, i: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
       k, v, mask = self._block(i, k_BSKH, v_BSKH, segments, T, start if causal else None)
       scores_BNTS = masked_scores(q_BTNH, k, mask, None, self.softmax)
-      weights_BNTS = jnp.exp(scores_BNTS - whole.log_sum[..., None])
+      weights_BNTS = jnp.exp(scores_BNTS - whole.lse[..., None])
       dv = _product('BKGTS,BTKGH->BSKH', weights_BNTS.astype(v.dtype), gradient, K)
       of_weights_BNTS = _product('BTKGH,BSKH->BKGTS', gradient, v, K)
       of_scores_BNTS = weights_BNTS * (of_weights_BNTS - mean_BNT1)
@@ -166,7 +166,7 @@ class BlockwiseKernel(LocalKernel):
 
   def attend_locally(self, case: Case) -> jax.Array:
     logit_N = extra_logits(case.softmax, case.q.shape[2])
-    kernel = Blockwise(dataclasses.replace(case.softmax, extra_logit=None), case.block_size)
+    kernel = Blockwise(dataclasses.replace(case.softmax, sink_logit=None), case.block_size)
     return _attend(*case.arrays, logit_N, case.visible.segments, kernel)
 
   def parts(self, case: Case) -> Blockwise:
@@ -198,9 +198,9 @@ def _forward(
     for rows, keys, ids, start in _pieces(q_BTNH.shape[1], segments, kernel.softmax.window)
   ]
   context = jnp.concatenate([part.context for part in parts], 1)
-  log_sum = jnp.concatenate([part.log_sum for part in parts], 2)
-  whole = with_extra_logit(Partial(context, log_sum), logit_N)
-  whole = Partial(whole.context.astype(v_BSKH.dtype), whole.log_sum)
+  lse = jnp.concatenate([part.lse for part in parts], 2)
+  whole = with_sink_logit(Partial(context, lse), logit_N)
+  whole = Partial(whole.context.astype(v_BSKH.dtype), whole.lse)
   return whole.context, (q_BTNH, k_BSKH, v_BSKH, logit_N, segments, whole)
 
 
@@ -208,7 +208,7 @@ def _backward(kernel: Blockwise, kept: _Kept, gradient: jax.Array) -> tuple[jax.
   q_BTNH, k_BSKH, v_BSKH, logit_N, segments, whole = kept
   dqs, dk, dv = [], jnp.zeros(k_BSKH.shape, jnp.float32), jnp.zeros(v_BSKH.shape, jnp.float32)
   for rows, keys, ids, start in _pieces(q_BTNH.shape[1], segments, kernel.softmax.window):
-    of_rows = Partial(whole.context[:, rows], whole.log_sum[:, :, rows])
+    of_rows = Partial(whole.context[:, rows], whole.lse[:, :, rows])
     q, k, v, do = q_BTNH[:, rows], k_BSKH[:, keys], v_BSKH[:, keys], gradient[:, rows]
     dq, dk_part, dv_part = kernel.backward(q, k, v, ids, True, of_rows, do, start)
     dqs.append(dq)

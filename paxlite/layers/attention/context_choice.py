@@ -56,7 +56,7 @@ class Shapes:
 
 
 @dataclasses.dataclass(frozen=True)
-class Estimate:
+class WayEstimate:
   """Estimates of one device's forward pass: seconds, bytes sent, bytes of scores or masks."""
 
   seconds: float
@@ -91,16 +91,16 @@ def shapes_of(case: Case) -> Shapes:
   )
 
 
-def fastest(found: Mapping[Way, Estimate]) -> Way:
+def fastest(found: Mapping[Way, WayEstimate]) -> Way:
   """Returns the way with the least seconds among those that hold little more than the leanest."""
   least = min(e.held for e in found.values())
   small = {way: e for way, e in found.items() if e.held <= least + _MORE_BYTES}
   return min(small, key=lambda way: small[way].seconds)
 
 
-def estimates(shapes: Shapes) -> dict[Way, Estimate]:
+def estimates(shapes: Shapes) -> dict[Way, WayEstimate]:
   """Returns the estimates of the ways that the shapes allow."""
-  found: dict[Way, Estimate] = {'gather': _gather(shapes)}
+  found: dict[Way, WayEstimate] = {'gather': _gather(shapes)}
   if has_ring(shapes):
     found['ring'] = _window(shapes) if shapes.window > 0 else _ring(shapes)
   if has_heads(shapes):
@@ -136,15 +136,15 @@ def _pair_seconds(s: Shapes, pairs: float, heads: float) -> float:
   return seconds + (2 * pairs * s.itemsize / _MEMORY if s.masked_by_array else 0.0)
 
 
-def _gather(s: Shapes) -> Estimate:
+def _gather(s: Shapes) -> WayEstimate:
   sent = (s.size - 1) * 2 * s.kv_heads * _token_bytes(s)
   pairs = s.rows * s.length**2 / s.size
   scores = 4 * pairs * s.heads
   seconds = 4 * pairs * s.heads * s.width / _FLOPS + _PASSES * scores / _MEMORY
-  return Estimate(seconds + sent / _LINK + 2 * _START, sent, scores)
+  return WayEstimate(seconds + sent / _LINK + 2 * _START, sent, scores)
 
 
-def _ring(s: Shapes) -> Estimate:
+def _ring(s: Shapes) -> WayEstimate:
   exchanged = (s.heads + s.kv_heads) * _token_bytes(s)
   step = 2 * s.kv_heads * _token_bytes(s)
   seconds = _pair_seconds(s, s.rows * s.length**2 / 2 / s.size, s.heads)
@@ -152,14 +152,14 @@ def _ring(s: Shapes) -> Estimate:
   half = min(s.length / s.size / 2, TILE)
   # each step reads and writes sums of contexts in float32, and writes and reads its own contexts
   added = s.size * s.heads * _token_bytes(s) * (2 * 4 / s.itemsize + 2)
-  return Estimate(
+  return WayEstimate(
     seconds + exchanged / _LINK + waits + added / _MEMORY + (s.size + 4) * _START,
     exchanged + (s.size - 1) * step,
     2 * _masks(s, half, half),
   )
 
 
-def _window(s: Shapes) -> Estimate:
+def _window(s: Shapes) -> WayEstimate:
   own = s.length // s.size
   row = own + halo_attention.reach(s.window, own, s.size)
   sent = 2 * s.kv_heads * _token_bytes(s) * (row / own - 1)
@@ -167,10 +167,10 @@ def _window(s: Shapes) -> Estimate:
   computed = row - own + piece  # tokens of a call of the kernel
   pairs = s.rows * own / piece * computed * min(s.window, computed)
   seconds = _pair_seconds(s, pairs, s.heads) + sent / _LINK + 2 * _START
-  return Estimate(seconds, sent, _masks(s, computed, computed))
+  return WayEstimate(seconds, sent, _masks(s, computed, computed))
 
 
-def _heads(s: Shapes) -> Estimate:
+def _heads(s: Shapes) -> WayEstimate:
   if s.max_segments:
     s = dataclasses.replace(s, masked_by_array=False)
   sent = 2 * (s.heads + s.kv_heads) * _token_bytes(s) * (s.size - 1) / s.size
@@ -178,4 +178,4 @@ def _heads(s: Shapes) -> Estimate:
   seconds = _pair_seconds(s, s.rows * s.length * keys, s.heads / s.size)
   sums = 4 * s.rows * s.length * s.heads / s.size * s.max_segments  # cuDNN's, of each segment
   held = _masks(s, s.length, s.length) + sums
-  return Estimate(seconds + sent / _LINK + 4 * _START, sent, held)
+  return WayEstimate(seconds + sent / _LINK + 4 * _START, sent, held)

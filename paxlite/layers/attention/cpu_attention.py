@@ -24,7 +24,7 @@ def attend(
   The context has fewer elements. Dividing the weights would take a third of the attention's time.
   """
   scores_BNTS = masked_scores(q_BTNH, k_BSKH, mask, bias_JNTS, softmax)
-  weights_BNTS, total_BNT = exponentials(scores_BNTS, softmax.extra_logit)
+  weights_BNTS, total_BNT = exponentials(scores_BNTS, softmax.sink_logit)
   context_BTNH = weighted_values(weights_BNTS, v_BSKH, softmax)
   return (context_BTNH / total_BNT.swapaxes(1, 2)[..., None]).astype(v_BSKH.dtype)
 

@@ -94,7 +94,7 @@ class CudnnKernel(LocalKernel):
     return case.is_packed
 
   def bounds(self, case: Case) -> int:
-    is_full = case.softmax.window <= 0 and case.softmax.extra_logit is None
+    is_full = case.softmax.window <= 0 and case.softmax.sink_logit is None
     fits = math.prod(case.q.shape) <= _LARGEST_OFFSET
     return case.max_segments if is_full and fits and case.capability >= 9 else 0
 
@@ -117,14 +117,14 @@ def _scores(call: Call) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class CudnnParts:
-  """A PartKernel of cuDNN, for a softmax without a cap, a window and an extra logit."""
+  """A PartialKernel of cuDNN, for a softmax without a cap, a window and an extra logit."""
 
   softmax: Softmax
 
   def forward(
     self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
   ) -> Partial:
-    """See PartKernel."""
+    """See PartialKernel."""
 
     def of_rows(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> Partial:
       return cudnn_call.forward(q, k, v, (ids[0], ids[1]) if ids else None, self._options(causal))
@@ -141,12 +141,12 @@ class CudnnParts:
     whole: Partial,
     gradient: jax.Array,
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """See PartKernel."""
+    """See PartialKernel."""
 
     def of_rows(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-      q, k, v, context, log_sum, gradient, *ids = arrays
+      q, k, v, context, lse, gradient, *ids = arrays
       of_texts = (ids[0], ids[1]) if ids else None
-      whole = Partial(context, log_sum)
+      whole = Partial(context, lse)
       return cudnn_call.backward(q, k, v, of_texts, self._options(causal), whole, gradient)
 
     return folded(of_rows)(q, k, v, *whole, gradient, *(segments or ()))

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from paxlite.layers.attention.partial_attention import (
   Partial,
   extra_logit_gradient,
-  with_extra_logit,
+  with_sink_logit,
 )
 from paxlite.layers.attention.softmax_attention import Segments
 
@@ -88,8 +88,8 @@ def _attend_forward(
     q_BTNH *= jnp.where(fit, 1, jnp.nan).astype(q_BTNH.dtype)
   whole = forward(q_BTNH, k_BTKH, v_BTKH, None if ids_BT is None else (ids_BT, ids_BT), options)
   if logit_BN is not None:
-    whole = with_extra_logit(Partial(whole.context.astype(jnp.float32), whole.log_sum), logit_BN)
-    whole = Partial(whole.context.astype(v_BTKH.dtype), whole.log_sum)
+    whole = with_sink_logit(Partial(whole.context.astype(jnp.float32), whole.lse), logit_BN)
+    whole = Partial(whole.context.astype(v_BTKH.dtype), whole.lse)
   return whole.context, (q_BTNH, k_BTKH, v_BTKH, ids_BT, logit_BN, whole)
 
 

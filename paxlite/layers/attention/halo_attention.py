@@ -13,7 +13,9 @@ from jax.typing import ArrayLike
 from paxlite.layers.attention.ring_attention import Ring
 from paxlite.layers.remat import attention_saveable
 
-Kernel = Callable[..., jax.Array]  # causal attention of whole rows: q, k, v and segment ids
+WholeRowsKernel = Callable[
+  ..., jax.Array
+]  # causal attention of whole rows: q, k, v and segment ids
 
 
 def reach(window: int, length: int, size: int) -> int:
@@ -45,7 +47,7 @@ def attend(
   k_BTKH: jax.Array,
   v_BTKH: jax.Array,
   segment_ids_BT: jax.Array | None,
-  kernel: Kernel,
+  kernel: WholeRowsKernel,
   window: int,
   ring: Ring,
   piece: int | None = None,

@@ -26,10 +26,10 @@ class Partial(NamedTuple):
   """
 
   context: jax.Array
-  log_sum: jax.Array
+  lse: jax.Array
 
 
-class PartKernel(Protocol):
+class PartialKernel(Protocol):
   """Computes the attention of queries [B, T, N, H] to a part of their keys, [B, S, K, H].
 
   A query sees every key of the part, or those up to its own index if `causal`; and only keys of its
@@ -64,21 +64,21 @@ class PartKernel(Protocol):
     """
 
 
-def together(one: Partial, other: Partial) -> Partial:
+def merged_by_lse(one: Partial, other: Partial) -> Partial:
   """Returns the context and the log-sums of two parts; contexts are float32."""
-  log_sum = jnp.logaddexp(one.log_sum, other.log_sum)
-  share = lambda part: jnp.exp(part.log_sum - log_sum).swapaxes(1, 2)[..., None]
-  return Partial(one.context * share(one) + other.context * share(other), log_sum)
+  lse = jnp.logaddexp(one.lse, other.lse)
+  share = lambda part: jnp.exp(part.lse - lse).swapaxes(1, 2)[..., None]
+  return Partial(one.context * share(one) + other.context * share(other), lse)
 
 
 def extra_logits(softmax: Softmax, heads: int) -> jax.Array | None:
   """Returns the extra logit of each head, [N] float32; None if there is none."""
-  if softmax.extra_logit is None:
+  if softmax.sink_logit is None:
     return None
-  return jnp.broadcast_to(jnp.asarray(softmax.extra_logit, jnp.float32), (heads,))
+  return jnp.broadcast_to(jnp.asarray(softmax.sink_logit, jnp.float32), (heads,))
 
 
-def with_extra_logit(part: Partial, logit: jax.Array | None) -> Partial:
+def with_sink_logit(part: Partial, logit: jax.Array | None) -> Partial:
   """Adds a virtual key whose value is 0 to a part.
 
   Args:
@@ -88,9 +88,9 @@ def with_extra_logit(part: Partial, logit: jax.Array | None) -> Partial:
   """
   if logit is None:
     return part
-  log_sum = jnp.logaddexp(part.log_sum, logit[..., None])
-  share = jnp.exp(part.log_sum - log_sum).swapaxes(1, 2)[..., None]
-  return Partial(part.context * share, log_sum)
+  lse = jnp.logaddexp(part.lse, logit[..., None])
+  share = jnp.exp(part.lse - lse).swapaxes(1, 2)[..., None]
+  return Partial(part.context * share, lse)
 
 
 def extra_logit_gradient(
@@ -100,7 +100,7 @@ def extra_logit_gradient(
   if logit is None:
     return None
   product_BTNH = whole.context.astype(jnp.float32) * gradient_BTNH.astype(jnp.float32)
-  share_BNT = jnp.exp(logit[..., None] - whole.log_sum)
+  share_BNT = jnp.exp(logit[..., None] - whole.lse)
   gradient_BN = -(share_BNT * product_BTNH.sum(-1).swapaxes(1, 2)).sum(2)
   return gradient_BN if logit.ndim == 2 else gradient_BN.sum(0)
 

@@ -23,10 +23,10 @@ from jax.typing import ArrayLike
 from paxlite.layers.attention.partial_attention import (
   RESULTS,
   Partial,
-  PartKernel,
+  PartialKernel,
   extra_logit_gradient,
-  together,
-  with_extra_logit,
+  merged_by_lse,
+  with_sink_logit,
 )
 from paxlite.layers.attention.softmax_attention import Segments
 
@@ -63,7 +63,7 @@ def attend(
   v_BTKH: jax.Array,
   segment_ids_BT: jax.Array | None,
   logit_N: jax.Array | None,
-  kernel: PartKernel,
+  kernel: PartialKernel,
   ring: Ring,
 ) -> jax.Array:
   """Returns the context of this device's queries, [B, T, N, H].
@@ -106,7 +106,7 @@ def _attend(
   v: jax.Array,
   logit_N: jax.Array | None,
   ids: jax.Array | None,
-  kernel: PartKernel,
+  kernel: PartialKernel,
   ring: Ring,
 ) -> jax.Array:
   return _forward(q, k, v, logit_N, ids, kernel, ring)[0]
@@ -118,24 +118,24 @@ def _forward(
   v: jax.Array,
   logit_N: jax.Array | None,
   ids: jax.Array | None,
-  kernel: PartKernel,
+  kernel: PartialKernel,
   ring: Ring,
 ) -> tuple[jax.Array, _Kept]:
   def seen(keys: _Keys, of_queries: _Half, of_keys: _Half) -> Partial:
     """Returns what a half of the queries sees in keys; the other half sees nothing."""
     of_q, of_k, of_v = _half(q, of_queries), _half(keys[0], of_keys), _half(keys[1], of_keys)
     segments = _segments(ids, keys, of_queries, of_keys)
-    context, log_sum = kernel.forward(of_q, of_k, of_v, segments, False)
-    return Partial(_placed(context, of_queries), _placed(log_sum, of_queries, 2, -jnp.inf))
+    context, lse = kernel.forward(of_q, of_k, of_v, segments, False)
+    return Partial(_placed(context, of_queries), _placed(lse, of_queries, 2, -jnp.inf))
 
   def added(sums: Partial, part: Partial) -> Partial:
-    return together(Partial(part.context.astype(jnp.float32), part.log_sum), sums)
+    return merged_by_lse(Partial(part.context.astype(jnp.float32), part.lse), sums)
 
   nothing = (0.0, -jnp.inf)
   keys: _Keys = (k, v, ids)
   travelling = ring.next(*keys)
   own = kernel.forward(_rows(q), _rows(k), _rows(v), _segments_of_rows(ids), True)
-  sums = Partial(_from_rows(own.context).astype(jnp.float32), _from_rows(own.log_sum, 2))
+  sums = Partial(_from_rows(own.context).astype(jnp.float32), _from_rows(own.lse, 2))
   sums = added(sums, _own(seen, nothing, ids, keys, ring))
 
   def turn(carry: tuple[_Keys, Partial], step: jax.Array) -> tuple[tuple[_Keys, Partial], None]:
@@ -146,14 +146,14 @@ def _forward(
   steps = jnp.arange(1, ring.size - 1)
   (travelling, sums), _ = jax.lax.scan(turn, (travelling, sums), steps)
   sums = added(sums, _others(seen, nothing, ids, travelling, ring, ring.size - 1))
-  whole = with_extra_logit(sums, logit_N)
-  whole = Partial(whole.context.astype(v.dtype), whole.log_sum)
+  whole = with_sink_logit(sums, logit_N)
+  whole = Partial(whole.context.astype(v.dtype), whole.lse)
   whole = jax.tree.map(lambda x: checkpoint_name(x, RESULTS), whole)
   return whole.context, (q, k, v, logit_N, ids, whole)
 
 
 def _backward(
-  kernel: PartKernel, ring: Ring, kept: _Kept, gradient: jax.Array
+  kernel: PartialKernel, ring: Ring, kept: _Kept, gradient: jax.Array
 ) -> tuple[jax.Array | None, ...]:
   q, k, v, logit_N, ids, whole = kept
   add = functools.partial(jax.tree.map, lambda sums, part: sums + part.astype(jnp.float32))
@@ -162,7 +162,7 @@ def _backward(
     """Returns the gradients of queries, keys and values; 0 for those of other halves."""
     of_q, of_k, of_v = _half(q, of_queries), _half(keys[0], of_keys), _half(keys[1], of_keys)
     segments = _segments(ids, keys, of_queries, of_keys)
-    of_whole = Partial(_half(whole.context, of_queries), _half(whole.log_sum, of_queries, 2))
+    of_whole = Partial(_half(whole.context, of_queries), _half(whole.lse, of_queries, 2))
     of_gradient = _half(gradient, of_queries)
     dq, dk, dv = kernel.backward(of_q, of_k, of_v, segments, False, of_whole, of_gradient)
     return _placed(dq, of_queries), _placed(dk, of_keys), _placed(dv, of_keys)
@@ -170,7 +170,7 @@ def _backward(
   nothing = (0.0, 0.0, 0.0)
   keys: _Keys = (k, v, ids)
   travelling = ring.next(*keys)
-  of_whole = Partial(_rows(whole.context), _rows(whole.log_sum, 2))
+  of_whole = Partial(_rows(whole.context), _rows(whole.lse, 2))
   own = kernel.backward(
     _rows(q), _rows(k), _rows(v), _segments_of_rows(ids), True, of_whole, _rows(gradient)
   )

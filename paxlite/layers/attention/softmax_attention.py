@@ -17,7 +17,7 @@ Segments = tuple[jax.Array, jax.Array]  # ids of the queries [B, T] and of the k
 
 
 @dataclasses.dataclass(frozen=True)
-class Visible:
+class AttentionMask:
   """The keys that a query sees: its own and earlier ones, in a window, of its own segment.
 
   Attributes:
@@ -51,14 +51,14 @@ class Softmax:
     logit_cap: The logits are capped by cap · tanh(logits / cap); ≤ 0 means no cap.
     window: A query sees this many of the latest keys, including its own; ≤ 0 means all keys. The
       mask already contains the window.
-    extra_logit: The logit of a virtual key whose value is 0, one or [N]; None means no virtual key.
+    sink_logit: The logit of a virtual key whose value is 0, one or [N]; None means no virtual key.
     dropout: Applies dropout to the attention weights; None means no dropout.
   """
 
   query_scale: float
   logit_cap: float = 0.0
   window: int = 0
-  extra_logit: float | jax.Array | None = None
+  sink_logit: float | jax.Array | None = None
   dropout: Callable[[jax.Array], jax.Array] | None = None
 
 
@@ -72,10 +72,10 @@ def attend(
 ) -> jax.Array:
   """Computes attention in plain XLA."""
   scores_BNTS = masked_scores(q_BTNH, k_BSKH, mask, bias_JNTS, softmax)
-  if softmax.extra_logit is None:
+  if softmax.sink_logit is None:
     weights_BNTS = jax.nn.softmax(scores_BNTS, axis=-1)
   else:
-    weights_BNTS, total_BNT = exponentials(scores_BNTS, softmax.extra_logit)
+    weights_BNTS, total_BNT = exponentials(scores_BNTS, softmax.sink_logit)
     weights_BNTS /= total_BNT[..., None]
   return weighted_values(weights_BNTS, v_BSKH, softmax)
 
@@ -105,21 +105,21 @@ def masked_scores(
 
 
 def exponentials(
-  scores_BNTS: jax.Array, extra_logit: float | jax.Array | None
+  scores_BNTS: jax.Array, sink_logit: float | jax.Array | None
 ) -> tuple[jax.Array, jax.Array]:
   """Returns exp(scores − each query's largest score), and their sums over keys [B, N, T].
 
   The virtual key of the extra logit is included in the largest score and in the sum.
   """
   largest_BNT = scores_BNTS.max(-1)
-  if extra_logit is not None:
-    extra_logit = jnp.asarray(extra_logit, jnp.float32)[..., None]  # for each head, or for all
-    largest_BNT = jnp.maximum(largest_BNT, extra_logit)
+  if sink_logit is not None:
+    sink_logit = jnp.asarray(sink_logit, jnp.float32)[..., None]  # for each head, or for all
+    largest_BNT = jnp.maximum(largest_BNT, sink_logit)
   largest_BNT = jax.lax.stop_gradient(largest_BNT)
   weights_BNTS = jnp.exp(scores_BNTS - largest_BNT[..., None])
   total_BNT = weights_BNTS.sum(-1)
-  if extra_logit is not None:
-    total_BNT += jnp.exp(extra_logit - largest_BNT)
+  if sink_logit is not None:
+    total_BNT += jnp.exp(sink_logit - largest_BNT)
   return weights_BNTS, total_BNT
 
 

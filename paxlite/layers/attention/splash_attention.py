@@ -74,17 +74,17 @@ def _heads_first(x_BTNH: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class SplashParts:
-  """A PartKernel of splash, for a softmax without a window and an extra logit."""
+  """A PartialKernel of splash, for a softmax without a window and an extra logit."""
 
   softmax: Softmax
 
   def forward(
     self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
   ) -> Partial:
-    """See PartKernel."""
+    """See PartialKernel."""
     kernel = self._rows(q, k, segments, causal)
-    context, log_sum = _with_log_sums(kernel, *self._arguments(q, k, v))
-    return Partial(_heads_first(context), log_sum)
+    context, lse = _with_lse(kernel, *self._arguments(q, k, v))
+    return Partial(_heads_first(context), lse)
 
   def backward(
     self,
@@ -96,9 +96,9 @@ class SplashParts:
     whole: Partial,
     gradient: jax.Array,
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """See PartKernel."""
+    """See PartialKernel."""
     kernel = self._rows(q, k, segments, causal)
-    kept = Partial(_heads_first(whole.context), whole.log_sum)
+    kept = Partial(_heads_first(whole.context), whole.lse)
     dq, dk, dv = _gradients(kernel, self._arguments(q, k, v), kept, _heads_first(gradient))
     return _heads_first(dq) * self.softmax.query_scale, _heads_first(dk), _heads_first(dv)
 
@@ -160,9 +160,7 @@ def _kernel(
 # this kernel reads, the log-sums among them.
 
 
-def _with_log_sums(
-  kernel: Callable[..., jax.Array], *qkv: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _with_lse(kernel: Callable[..., jax.Array], *qkv: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns the context of a fused kernel and its log-sums [B, N, T], for q, k and v."""
   context, pull = jax.vjp(kernel, *qkv)
   leaves = jax.tree.leaves(pull)

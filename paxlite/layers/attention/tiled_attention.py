@@ -9,9 +9,9 @@ import numpy as np
 
 from paxlite.layers.attention.partial_attention import (
   Partial,
-  PartKernel,
+  PartialKernel,
+  merged_by_lse,
   part_of,
-  together,
   updated,
 )
 from paxlite.layers.attention.softmax_attention import Segments
@@ -22,7 +22,7 @@ _Gradients = tuple[jax.Array, jax.Array, jax.Array]  # of queries, keys and valu
 
 @dataclasses.dataclass(frozen=True)
 class Tiled:
-  """A PartKernel that calls another one, whose mask of segments is an array [B, T, S], on tiles.
+  """A PartialKernel that calls another one, whose mask of segments is an array [B, T, S], on tiles.
 
   Without segments there is no such array, and the other kernel is called once. Tiles of keys that
   no query sees are left out.
@@ -32,13 +32,13 @@ class Tiled:
     size: The most tokens of a tile, of the queries or of the keys, whichever are fewer.
   """
 
-  kernel: PartKernel
+  kernel: PartialKernel
   size: int = TILE
 
   def forward(
     self, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments | None, causal: bool
   ) -> Partial:
-    """See PartKernel."""
+    """See PartialKernel."""
     count = self._count(min(q.shape[1], k.shape[1]))
     if segments is None or count == 1:
       return self.kernel.forward(q, k, v, segments, causal)
@@ -49,8 +49,8 @@ class Tiled:
       i, j = at
       ids = part_of(of_q, i), part_of(of_k, j)
       seen = self.kernel.forward(part_of(q, i), part_of(k, j), part_of(v, j), ids, causal)
-      seen = Partial(seen.context.astype(jnp.float32), seen.log_sum)
-      return updated(sums, i, functools.partial(together, seen)), None
+      seen = Partial(seen.context.astype(jnp.float32), seen.lse)
+      return updated(sums, i, functools.partial(merged_by_lse, seen)), None
 
     sums = Partial(
       jnp.zeros((count, B, t, N, v.shape[-1]), jnp.float32),
@@ -58,8 +58,8 @@ class Tiled:
     )
     for pairs, is_causal in _pairs(count, causal):
       sums, _ = jax.lax.scan(functools.partial(turn, causal=is_causal), sums, pairs)
-    log_sum = jnp.moveaxis(sums.log_sum, 0, 2).reshape(B, N, count * t)
-    return Partial(_whole(sums.context), log_sum)
+    lse = jnp.moveaxis(sums.lse, 0, 2).reshape(B, N, count * t)
+    return Partial(_whole(sums.context), lse)
 
   def backward(
     self,
@@ -71,12 +71,12 @@ class Tiled:
     whole: Partial,
     gradient: jax.Array,
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """See PartKernel."""
+    """See PartialKernel."""
     count = self._count(min(q.shape[1], k.shape[1]))
     if segments is None or count == 1:
       return self.kernel.backward(q, k, v, segments, causal, whole, gradient)
     B, T, N = q.shape[:3]
-    log_sum = jnp.moveaxis(whole.log_sum.reshape(B, N, count, T // count), 2, 0)
+    lse = jnp.moveaxis(whole.lse.reshape(B, N, count, T // count), 2, 0)
     arrays = (q, k, v, *segments, whole.context, gradient)
     q, k, v, of_q, of_k, context, gradient = (_tiles(x, count) for x in arrays)
 
@@ -84,7 +84,7 @@ class Tiled:
       found: _Gradients, at: tuple[jax.Array, jax.Array], causal: bool
     ) -> tuple[_Gradients, None]:
       i, j = at
-      of_whole = Partial(part_of(context, i), part_of(log_sum, i))
+      of_whole = Partial(part_of(context, i), part_of(lse, i))
       dq, dk, dv = self.kernel.backward(
         part_of(q, i), part_of(k, j), part_of(v, j), (part_of(of_q, i), part_of(of_k, j)), causal,
         of_whole, part_of(gradient, i),

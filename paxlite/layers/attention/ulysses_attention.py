@@ -11,7 +11,7 @@ import jax
 from paxlite.layers.attention.ring_attention import Ring
 
 # Causal attention of whole rows: q, k, v, segment ids, and the logits of a virtual key.
-Kernel = Callable[..., jax.Array]
+WholeRowsKernel = Callable[..., jax.Array]
 
 
 def attend(
@@ -20,7 +20,7 @@ def attend(
   v_BTKH: jax.Array,
   segment_ids_BT: jax.Array | None,
   logit_N: jax.Array | None,
-  kernel: Kernel,
+  kernel: WholeRowsKernel,
   ring: Ring,
 ) -> jax.Array:
   """Returns the context of this device's queries, [B, T, N, H].

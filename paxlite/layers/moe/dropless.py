@@ -157,9 +157,9 @@ def _local(
   sizes_E = _multiple(counts_E, rows)
   R = choice_R.shape[0]
   places = _places(choice_R, counts_E, sizes_E, num_places=_multiple(R + E * (rows - 1), rows))
-  x_PD = spread(x_JMD.reshape(J * M, D), places, X)
+  x_PD = permuted(x_JMD.reshape(J * M, D), places, X)
   y_PD = _product(x_PD, weights, sizes_E, activation, R)
-  y_RD = collect(y_PD, places)
+  y_RD = unpermuted(y_PD, places)
   return jnp.einsum('JMXD,JMX->JMD', y_RD.reshape(J, M, X, D), weights_JMX)
 
 
@@ -184,10 +184,10 @@ def _exchanged(
   P = _multiple(math.ceil(min(room or devices, devices) * R) + E * (rows - 1), rows)
   (there, back), sizes_E = _exchange(counts_E, axis, rows, P)
   places = _places(choice_R, counts_E, counts_E, num_places=R)
-  x_RD = spread(x_JMD.reshape(J * M, D), places, X)
-  x_PD = travel(x_RD, Way(there, back), P, R, axis)
+  x_RD = permuted(x_JMD.reshape(J * M, D), places, X)
+  x_PD = exchanged(x_RD, Way(there, back), P, R, axis)
   y_PD = _product(x_PD, weights, sizes_E, activation, R)
-  y_RD = collect(travel(y_PD, Way(back, there), R, P, axis), places)
+  y_RD = unpermuted(exchanged(y_PD, Way(back, there), R, P, axis), places)
   is_sent_P = jnp.arange(R) < (there.from_E + there.sent_E)[places.expert_P]
   y_JMD = jnp.einsum('JMXD,JMX->JMD', y_RD.reshape(J, M, X, D), weights_JMX)
   return y_JMD, is_sent_P[places.place_R].reshape(J, M, X)
@@ -281,7 +281,7 @@ def _fill(x: jax.Array, index: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def spread(x_MD: jax.Array, places: Places, X: int) -> jax.Array:
+def permuted(x_MD: jax.Array, places: Places, X: int) -> jax.Array:
   """Puts each token in the places of its X choices, [P, D]; other places get 0.
 
   Its gradient is a gather too. JAX's derivative of a gather would be a scatter with atomics.
@@ -289,28 +289,28 @@ def spread(x_MD: jax.Array, places: Places, X: int) -> jax.Array:
   return _fill(x_MD, places.choice_P // X)
 
 
-def _spread_backward(X: int, places: Places, dy_PD: jax.Array) -> tuple[jax.Array, None]:
+def _permuted_backward(X: int, places: Places, dy_PD: jax.Array) -> tuple[jax.Array, None]:
   dy_RD = _fill(dy_PD, places.place_R).astype(jnp.float32)
   return dy_RD.reshape(-1, X, dy_PD.shape[1]).sum(1).astype(dy_PD.dtype), None
 
 
-spread.defvjp(lambda x_MD, places, X: (spread(x_MD, places, X), places), _spread_backward)
+permuted.defvjp(lambda x_MD, places, X: (permuted(x_MD, places, X), places), _permuted_backward)
 
 
 @jax.custom_vjp
-def collect(y_PD: jax.Array, places: Places) -> jax.Array:
+def unpermuted(y_PD: jax.Array, places: Places) -> jax.Array:
   """Takes each choice's row from its place, [R, D]; choices without a place get 0."""
   return _fill(y_PD, places.place_R)
 
 
-collect.defvjp(
-  lambda y_PD, places: (collect(y_PD, places), places),
+unpermuted.defvjp(
+  lambda y_PD, places: (unpermuted(y_PD, places), places),
   lambda places, dy_RD: (_fill(dy_RD, places.choice_P), None),
 )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
-def travel(x_RD: jax.Array, way: Way, num_rows: int, num_back: int, axis: str) -> jax.Array:
+def exchanged(x_RD: jax.Array, way: Way, num_rows: int, num_back: int, axis: str) -> jax.Array:
   """Sends rows to other devices, [num_rows, D]; rows that nobody sends are 0.
 
   Args:
@@ -323,8 +323,8 @@ def travel(x_RD: jax.Array, way: Way, num_rows: int, num_back: int, axis: str) -
   return _ragged_all_to_all(x_RD, way.there, num_rows, axis)
 
 
-travel.defvjp(
-  lambda x_RD, way, *numbers: (travel(x_RD, way, *numbers), way),
+exchanged.defvjp(
+  lambda x_RD, way, *numbers: (exchanged(x_RD, way, *numbers), way),
   lambda rows, back, axis, way, dy_PD: (_ragged_all_to_all(dy_PD, way.back, back, axis), None),
 )
 

@@ -15,7 +15,7 @@ from paxlite.config.templates import Template
 from paxlite.core.trees import PyTree
 from paxlite.core.variable_names import REPEATED
 from paxlite.layers.pipeline.layer_facts import LayerFacts, layer_facts
-from paxlite.layers.pipeline.pipeline_schedule import Schedule
+from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
 from paxlite.layers.pipeline.stage_rows import StageRows
 from paxlite.layers.pipeline.stage_weights import StageWeights
 from paxlite.layers.precision.einsum import FP8_COLLECTIONS
@@ -78,7 +78,7 @@ class PipelinedTransformer(RepeatedTransformer):
     row_shards = self._row_shards(facts, B // I)
     weights = StageWeights(stack, facts, self.num_stages, self.num_repeats, row_shards)
     with _inside(row_shards):
-      schedule = Schedule(self.num_stages, I, self.num_repeats)
+      schedule = PipelineSchedule(self.num_stages, I, self.num_repeats)
       rows = StageRows(schedule, (B, T, D), _size(row_shards))
       positions_IQbT, segment_ids_IQbT = (
         None if a is None else rows.split(jnp.broadcast_to(a, (B, T)))
@@ -245,7 +245,7 @@ class PipelinedTransformer(RepeatedTransformer):
     return jax_policy(self.checkpoint_policy)
 
   def _sow(
-    self, sown: Mapping[str, PyTree], schedule: Schedule, tokens_I: jax.Array | None
+    self, sown: Mapping[str, PyTree], schedule: PipelineSchedule, tokens_I: jax.Array | None
   ) -> None:
     """Sows loss terms and summaries over all microbatches, combined as in task.Task.grads.
 

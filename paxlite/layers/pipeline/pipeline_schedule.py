@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 
-class Schedule:
+class PipelineSchedule:
   """When a stage computes which microbatch with which of its groups of layers.
 
   Stage 0 begins with microbatch 0 at tick 0, and with a microbatch at every later tick, first

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
-from paxlite.layers.pipeline.pipeline_schedule import Schedule
+from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
 from paxlite.parallel.partitioning import activate, active_mesh, axes_of, fitting, shard, spec
 
 
@@ -33,7 +33,7 @@ class StageRows:
     parts: Q.
   """
 
-  def __init__(self, schedule: Schedule, shape: tuple[int, int, int], parts: int):
+  def __init__(self, schedule: PipelineSchedule, shape: tuple[int, int, int], parts: int):
     """Takes the active mesh and rules, because derivatives are traced where others are active."""
     self.schedule, self.shape, self.parts = schedule, shape, parts
     self._active = active_mesh()

@@ -19,7 +19,7 @@ class Capped(Kernel):
     softmax = case.softmax
     if softmax.logit_cap <= 0:
       return 'computes capped scores alone'
-    if case.bias is not None or softmax.dropout is not None or softmax.extra_logit is not None:
+    if case.bias is not None or softmax.dropout is not None or softmax.sink_logit is not None:
       return 'knows no bias, no dropout and no extra logit'
     return None
 

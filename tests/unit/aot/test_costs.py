@@ -14,7 +14,7 @@ from paxlite.aot.costs import Costs, part_of
 from paxlite.aot.flops import convolution_flops
 from paxlite.aot.hlo import Array, Instruction, Program
 from paxlite.aot.host_copies import host_traffic
-from paxlite.aot.schedule import Schedule, Speed, Timeline
+from paxlite.aot.schedule import Speed, StepSchedule, Timeline
 from paxlite.core.errors import UserError
 from paxlite.layers.attention import splash_attention
 from paxlite.tools import read_hlo
@@ -29,7 +29,7 @@ def costs(name: str) -> Costs:
 
 
 def timeline(found: Costs, speed: Speed) -> Timeline:
-  return Schedule(found, speed, {'data': 8}).timeline(found.program.entry)
+  return StepSchedule(found, speed, {'data': 8}).timeline(found.program.entry)
 
 
 MATMUL = 2 * 512 * 1024 * 256  # [512, 1024] × [1024, 256]
@@ -117,7 +117,7 @@ ENTRY %main (p: bf16[64]) -> (bf16[128], bf16[128]) {{
 }}
 """)
   speed = Speed({'': 1.0}, 1e12, lambda c: (4.0, 0.0) if c.axes == ('data',) else (0.0, 4.0))
-  line = Schedule(Costs(program, 'gpu'), speed, {'data': 2, 'mdl': 2}).timeline(program.entry)
+  line = StepSchedule(Costs(program, 'gpu'), speed, {'data': 2, 'mdl': 2}).timeline(program.entry)
   assert (line.exposed, line.collectives) == pytest.approx((exposed, 8.0))
 
 
@@ -139,7 +139,7 @@ dimensions={0}, use_global_device_ids=true
 """)
   speed = Speed({'': 1.0}, 1.0, lambda _: (0.0, 0.0))
   costs = Costs(program, 'tpu')
-  line = Schedule(costs, speed, {'data': 2}).timeline(program.entry)
+  line = StepSchedule(costs, speed, {'data': 2}).timeline(program.entry)
   assert line.seconds == 16 + 16
   assert costs.traffic() > 256 + 32
 

@@ -11,7 +11,7 @@ import pytest
 from jax._src import compilation_cache
 
 from paxlite.compilation import cache
-from paxlite.compilation.cache import KeptPrograms
+from paxlite.compilation.cache import CompilationCache
 from tests.support import runs
 from tests.support.processes import on_processes
 
@@ -85,7 +85,7 @@ def test_one_process_of_one_is_alone(home, tmp_path):
 def test_a_folder_that_others_can_change_is_not_used(home, caplog, part):
   home.mkdir(parents=True)
   (home / part).chmod(0o777)
-  cache.keep_programs()
+  cache.enable()
   assert 'others than the user can write to' in caplog.text
   assert jax.config.jax_compilation_cache_dir is None
 
@@ -93,14 +93,14 @@ def test_a_folder_that_others_can_change_is_not_used(home, caplog, part):
 def test_a_home_that_cannot_be_written_to_is_told(home, tmp_path, monkeypatch, caplog):
   (tmp_path / 'file').touch()
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
-  cache.keep_programs()
+  cache.enable()
   assert 'Compiled programs are not kept' in caplog.text
   assert jax.config.jax_compilation_cache_dir is None
 
 
 def test_the_users_own_folder_is_left_alone(home):
   jax.config.update('jax_compilation_cache_dir', '/elsewhere')
-  cache.keep_programs()
+  cache.enable()
   assert jax.config.jax_compilation_cache_dir == '/elsewhere'
   assert not home.exists()
 
@@ -112,7 +112,7 @@ def test_old_programs_go(home):
   new.touch()
   month = time.time() - 31 * 86400
   os.utime(old, (month, month))
-  cache.keep_programs()
+  cache.enable()
   assert [p.name for p in home.iterdir()] == ['new']
   assert jax.config.jax_compilation_cache_dir == str(home)
 
@@ -124,7 +124,7 @@ def flip(path: pathlib.Path, bit: int) -> None:
 
 
 def test_every_flipped_bit_is_noticed(tmp_path, caplog):
-  kept = KeptPrograms(tmp_path)
+  kept = CompilationCache(tmp_path)
   program = random.Random(0).randbytes(5000)
   path = tmp_path / 'key-program'
   kept.put('key', program)
@@ -143,7 +143,7 @@ def test_every_flipped_bit_is_noticed(tmp_path, caplog):
 
 
 def test_two_programs_change_places(tmp_path):
-  kept = KeptPrograms(tmp_path)
+  kept = CompilationCache(tmp_path)
   kept.put('a', b'one')
   kept.put('b', b'two')
   (tmp_path / 'a-program').rename(tmp_path / 'c')
@@ -152,7 +152,7 @@ def test_two_programs_change_places(tmp_path):
 
 
 def test_a_full_disk_keeps_nothing(tmp_path, monkeypatch, caplog):
-  kept = KeptPrograms(tmp_path / 'gone')
+  kept = CompilationCache(tmp_path / 'gone')
   kept.put('key', b'program')
   assert 'is not kept' in caplog.text
   assert kept.get('key') is None
@@ -160,6 +160,6 @@ def test_a_full_disk_keeps_nothing(tmp_path, monkeypatch, caplog):
 
 def test_another_jax_keeps_nothing(home, monkeypatch, caplog):
   monkeypatch.delattr(compilation_cache, 'get_file_cache')
-  cache.keep_programs()
+  cache.enable()
   assert 'reads them in another way' in caplog.text
   assert jax.config.jax_compilation_cache_dir is None

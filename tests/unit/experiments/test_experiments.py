@@ -198,7 +198,7 @@ def test_te_refuses_blocks_that_it_does_not_know():
   class Mine(TinyGPT):
     def dot_product_attention(self):
       attention = super().dot_product_attention()
-      attention.extra_logit = 0.0
+      attention.sink_logit = 0.0
       return attention
 
   with pytest.raises(UserError, match='the blocks of Mine, which compute something else'):

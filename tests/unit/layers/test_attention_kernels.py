@@ -39,7 +39,7 @@ def case(T=256, S=256, H=64, width=64, dtype='bfloat16', platform='gpu', softmax
 BIAS = jax.ShapeDtypeStruct((1, 8, 256, 256), jnp.float32)
 CASES = [
   (dict(), 'cuDNN'),
-  (dict(softmax=dict(window=64, extra_logit=0.0)), 'cuDNN'),
+  (dict(softmax=dict(window=64, sink_logit=0.0)), 'cuDNN'),
   (dict(width=32), 'cuDNN'),
   (dict(width=32, over_context=True), 'plain XLA by blocks of keys'),
   (dict(over_context=True), 'cuDNN'),

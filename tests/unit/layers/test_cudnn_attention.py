@@ -26,7 +26,7 @@ from paxlite.layers.attention.attention_kernel import AttentionKernel
 from paxlite.layers.attention.blockwise_attention import Blockwise
 from paxlite.layers.attention.cudnn_attention import CudnnKernel
 from paxlite.layers.attention.partial_attention import Partial
-from paxlite.layers.attention.softmax_attention import Softmax, Visible
+from paxlite.layers.attention.softmax_attention import AttentionMask, Softmax
 from paxlite.layers.relative_bias import RelativeBias
 from paxlite.parallel import partitioning
 from paxlite.parallel.mesh import make_mesh
@@ -330,7 +330,7 @@ def test_parts_of_a_ring(asked, queries, keys, causal, segmented):
   segments = (of(queries), of(keys)) if segmented else None
   cudnn, plain = cudnn_attention.CudnnParts(softmax), Blockwise(softmax)
   found, expected = (k.forward(*qkv, segments, causal) for k in (cudnn, plain))
-  whole = Partial(expected.context * 0.7, expected.log_sum + 0.4)
+  whole = Partial(expected.context * 0.7, expected.lse + 0.4)
   both = [(*found, *cudnn.backward(*qkv, segments, causal, whole, gradient))]
   both += [(*expected, *plain.backward(*qkv, segments, causal, whole, gradient))]
   assert {a['mask_type'] for a in asked} == {'CAUSAL' if causal else 'NO_MASK'}
@@ -343,8 +343,8 @@ def test_stages_with_extra_logits_are_rows_of_one_call(asked, monkeypatch):
   logits_ZN = jnp.asarray([[0.5, -1.0, 2.0, 0.0], [1.0, 0.0, -3.0, 0.5]])
 
   def of_stage(logit_N, q, k, v):
-    softmax = Softmax(0.5, extra_logit=logit_N)
-    visible = Visible(segments=(SEGMENTS, SEGMENTS))
+    softmax = Softmax(0.5, sink_logit=logit_N)
+    visible = AttentionMask(segments=(SEGMENTS, SEGMENTS))
     case = Case(q, k, v, softmax, visible, platform='gpu', capability=9.0, sizes={}, rules={})
     return CudnnKernel().attend_locally(case)
 

@@ -399,7 +399,7 @@ def test_attention_by_blocks_is_attention(case, block_size, T):
   kv_heads = 2 if case == 'grouped' else 4
   values = dict(query_scale=0.5, window=6 if case == 'window' else 0)
   if 'bias' in case:
-    values |= dict(extra_logit=0.0, relative_bias_tpl=lambda name: RelativeBias(4, name=name))
+    values |= dict(sink_logit=0.0, relative_bias_tpl=lambda name: RelativeBias(4, name=name))
   whole = DotProductAttention(**values, kernel_tpl=lambda: on_whole_rows)
   blocks = DotProductAttention(**values, kernel_tpl=lambda: AttentionKernel(block_size))
   keys = jax.random.split(jax.random.key(0), 3)
@@ -429,14 +429,14 @@ def test_attention_by_blocks_is_attention(case, block_size, T):
 
 
 @pytest.mark.parametrize('on_cpu', [True, False])
-@pytest.mark.parametrize('extra_logit', [None, 0.7])
-def test_attention_is_what_is_written(extra_logit, on_cpu, monkeypatch):
+@pytest.mark.parametrize('sink_logit', [None, 0.7])
+def test_attention_is_what_is_written(sink_logit, on_cpu, monkeypatch):
   """Compares with the formula in float64, with a bias and grouped heads, on CPU and elsewhere."""
   if not on_cpu:
     monkeypatch.setattr(cpu_attention.CpuKernel, 'refusal', lambda *_: 'is left out')
   module = DotProductAttention(
     query_scale=0.5,
-    extra_logit=extra_logit,
+    sink_logit=sink_logit,
     relative_bias_tpl=lambda name: RelativeBias(4, name=name),
   )
   keys = jax.random.split(jax.random.key(0), 3)
@@ -448,7 +448,7 @@ def test_attention_is_what_is_written(extra_logit, on_cpu, monkeypatch):
   k2, v2 = (np.repeat(np.array(x, np.float64), 2, axis=2) for x in (k, v))
   scores = 0.5 * np.einsum('BTNH,BSNH->BNTS', np.array(q, np.float64), k2)
   scores = np.exp(scores + wrb[:, np.maximum(distance, 0)]) * (distance >= 0)
-  total = scores.sum(-1) + (0 if extra_logit is None else np.exp(extra_logit))
+  total = scores.sum(-1) + (0 if sink_logit is None else np.exp(sink_logit))
   expected = np.einsum('BNTS,BSNH->BTNH', scores / total[..., None], v2)
   np.testing.assert_allclose(module.apply(variables, q, k, v), expected, atol=1e-5)
 

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from paxlite.core.variable_names import REPEATED
 from paxlite.experiments.gpt import GPT126M
 from paxlite.layers.pipeline.layer_facts import LayerFacts, layer_facts
-from paxlite.layers.pipeline.pipeline_schedule import Schedule
+from paxlite.layers.pipeline.pipeline_schedule import PipelineSchedule
 from paxlite.layers.pipeline.stage_rows import StageRows
 from paxlite.layers.pipeline.stage_weights import StageLayout, StageWeights
 from paxlite.layers.precision import weight_matmul
@@ -26,7 +26,7 @@ RULES = {**partitioning.DEFAULT_RULES, 'row_shards': ('data',)}
   ('stages', 'microbatches', 'repeats'), [(4, 8, 1), (4, 4, 3), (4, 2, 3), (3, 7, 2), (4, 2, 1)]
 )
 def test_groups_are_computed_in_order_and_as_soon_as_possible(stages, microbatches, repeats):
-  schedule = Schedule(stages, microbatches, repeats)
+  schedule = PipelineSchedule(stages, microbatches, repeats)
   when = {}
   for t in range(schedule.ticks):
     for z in range(stages):
@@ -61,7 +61,7 @@ def test_every_group_of_layers_reaches_its_stage(stages, repeats):
 )
 def test_rows_reach_the_first_stage_in_time_and_come_back_from_the_last(stages, microbatches, rows):
   """Also where stages own different numbers of rows. A pipeline of one layer doubles them."""
-  schedule = Schedule(stages, microbatches, 1)
+  schedule = PipelineSchedule(stages, microbatches, 1)
   ways = StageRows(schedule, (rows, 2, 3), 1)
   x = jnp.arange(1.0, rows * 6 + 1).reshape(rows, 2, 3)
 

@@ -70,7 +70,7 @@ def test_devices_add_up_gradients_of_the_weight_alone(platform, monkeypatch):
   B, T, N = 6, 32, 2
   attention = DotProductAttention(
     query_scale=0.5,
-    extra_logit=0.0,
+    sink_logit=0.0,
     relative_bias_tpl=lambda name: RelativeBias(N, name=name),
   )
   qkv = jax.random.normal(jax.random.key(0), (3, B, T, N, 4))

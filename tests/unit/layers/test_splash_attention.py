@@ -51,8 +51,8 @@ CASES = {
   'plain': {},
   'window': dict(window=60),
   'cap': dict(logit_cap=3.0),
-  'extra logit': dict(extra_logit=0.7),
-  'all': dict(window=130, logit_cap=3.0, extra_logit=0.0),
+  'extra logit': dict(sink_logit=0.7),
+  'all': dict(window=130, logit_cap=3.0, sink_logit=0.0),
   'narrow values': {},  # as in latent attention
 }
 

@@ -14,7 +14,7 @@ from paxlite.experiments.demo import TinyGPT
 from paxlite.local_checkpoints import local_states
 from paxlite.local_checkpoints.branches import Branches
 from paxlite.local_checkpoints.local_choice import _rounds, _Wanted
-from paxlite.local_checkpoints.local_states import LocalStates
+from paxlite.local_checkpoints.local_states import LocalCheckpoints
 from paxlite.programs.run import Run
 from tests.support import runs
 from tests.support.experiments import TinyText
@@ -129,7 +129,7 @@ def kept(local, *steps):
 @pytest.fixture
 def local(tmp_path):
   (tmp_path / 'run').mkdir()
-  made = lambda run='run', experiment=1, accept_changes=False: LocalStates(
+  made = lambda run='run', experiment=1, accept_changes=False: LocalCheckpoints(
     str(tmp_path / 'local'), tmp_path / run, 6, experiment, accept_changes
   )
   return made
@@ -280,7 +280,7 @@ def test_a_killed_run_loses_no_more_than_it_may(tmp_path, monkeypatch, lose):
 
   monkeypatch.setattr(local_states.LocalFolder, 'write', slow)
   (tmp_path / 'run').mkdir()
-  run = LocalStates(str(tmp_path / 'local'), tmp_path / 'run', lose, experiment=1)
+  run = LocalCheckpoints(str(tmp_path / 'local'), tmp_path / 'run', lose, experiment=1)
   run.begin(0)
   saved = False
   for step in range(1, 25):

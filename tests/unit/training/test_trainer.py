@@ -14,7 +14,7 @@ import pytest
 from paxlite.checkpointing.checkpoints import Checkpoints
 from paxlite.core.errors import Interrupted, TrainingError, UserError
 from paxlite.core.variable_names import path_name
-from paxlite.data.positions import Positions
+from paxlite.data.positions import StreamPositions
 from paxlite.experiments.demo import TinyGPT
 from paxlite.experiments.registry import experiments
 from paxlite.optim.optimizers import Optimizer
@@ -166,7 +166,7 @@ def test_positions_are_kept_for_as_many_steps_as_may_be_skipped():
   """The last good state is saved with the position before the skipped steps."""
   with pytest.raises(UserError, match='MAX_SKIPPED_STEPS=1001 must be at most 1000'):
     TinyGPT(MAX_SKIPPED_STEPS=1001).validate()
-  positions = Positions('data', [np.zeros((1, 8), np.int64)])
+  positions = StreamPositions('data', [np.zeros((1, 8), np.int64)])
   ahead = 10  # steps that are drawn before the first skipped step is known
   for step in range(1000 + ahead):
     positions[step] = [np.full((1, 8), step)]
