@@ -206,7 +206,7 @@ class RestorePlan:
     if not self.source.experiment.is_file():
       return {}
     theirs = self.source.written_by['values']
-    return {k: theirs[k] for k, v in ours.items() if k in theirs and theirs[k] != v}
+    return {k: theirs[k] for k, v in sorted(ours.items()) if k in theirs and theirs[k] != v}
 
 
 def _params(abstract: PyTree) -> list[tuple[KeyPath, jax.ShapeDtypeStruct]]:
