@@ -16,15 +16,13 @@ from paxlite.core.near_names import did_you_mean
 from paxlite.other_systems import other_names
 from paxlite.stores.paths import expanded, local, stored
 
-__all__ = ['HELP', 'Parser', 'expanded', 'experiment_name', 'local', 'stored']
-
 Type = Callable[[str], object]  # of an argument's text; its UserError says what is wrong
 HELP = frozenset(('-h', '--help', '-help', '--helpfull', '--helpshort'))
 
 _FLAG = re.compile(r'--?([A-Za-z][\w.-]*)(?:=(.*))?', re.DOTALL)
 _KINDS = {int: 'a whole number', float: 'a number'}
 _METAVARS = {int: 'N', float: 'X', stored: 'PATH', local: 'PATH', expanded: 'PATH'}
-_TRUE, _FALSE = ('true', 't', '1'), ('false', 'f', '0')
+_TRUE, _FALSE = {'true', 't', '1'}, {'false', 'f', '0'}  # the words of absl
 
 
 def experiment_name(text: str) -> str:
@@ -32,20 +30,11 @@ def experiment_name(text: str) -> str:
   return text
 
 
-def _truth(text: str) -> bool:
-  if text.lower() not in (*_TRUE, *_FALSE):
+def _switch(text: str) -> bool:
+  """The type of what is on or off: --name, --noname, --name=true, --name=false."""
+  if text.lower() not in _TRUE | _FALSE:
     raise UserError(f'{text} must be true or false')
   return text.lower() in _TRUE
-
-
-class _Switch(argparse.Action):
-  """What is on or off: --name, --noname, --name=true, --name=false."""
-
-  def __init__(self, option_strings: Sequence[str], dest: str, default: bool = False, **more: Any):
-    super().__init__(option_strings, dest, default=default, type=_truth, **more)
-
-  def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-    setattr(namespace, self.dest, values)
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -55,7 +44,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     super().__init__(prog, max_help_position=32, width=100)
 
   def _format_action_invocation(self, action: argparse.Action) -> str:
-    if isinstance(action, _Switch):
+    if action.type is _switch:
       return f'--[no]{action.dest}' if action.default else action.option_strings[0]
     if not action.option_strings or action.nargs == 0:
       return super()._format_action_invocation(action)
@@ -89,8 +78,8 @@ class Parser(argparse.ArgumentParser):
     self, name: str, help: str, type: Type = str, alias: str | None = None, **more: Any
   ) -> None:
     """Adds an argument, a flag if its name begins with --; the type bool is one of on or off."""
-    kind: dict[str, Any] = {'action': _Switch} if type is bool else {'type': type}
-    self.add_argument(*filter(None, (name, alias)), help=help, **kind, **more)
+    given = {'type': _switch, 'default': False} if type is bool else {'type': type}
+    self.add_argument(*filter(None, (name, alias)), help=help, **{**given, **more})
 
   def word(
     self, name: str, metavar: str, help: str, type: Type = str, required: bool = True
@@ -161,14 +150,14 @@ class Parser(argparse.ArgumentParser):
 
   def _switched(self, name: str, value: str | None) -> tuple[argparse.Action, str | None]:
     """Returns the flag of this name, and its value, which is implied by --name and --noname."""
-    action, switch = self._named(name), self._named(name[2:])
-    if action is None and name.startswith('no') and isinstance(switch, _Switch):
+    action, other = self._named(name), self._named(name[2:])
+    if action is None and name.startswith('no') and other and other.type is _switch:
       if value is not None:
         raise UserError(f'--{name}={value}: --{name} takes no value')
-      return switch, 'false'
+      return other, 'false'
     if action is None:
       raise UserError(f'Unknown command line flag {name!r}. {self.hint(name)}')
-    return action, 'true' if value is None and isinstance(action, _Switch) else value
+    return action, 'true' if value is None and action.type is _switch else value
 
   def _named(self, name: str) -> argparse.Action | None:
     return self._option_string_actions.get(f'--{name}')
@@ -186,7 +175,7 @@ class Parser(argparse.ArgumentParser):
   def flags(self) -> list[str]:
     """Returns the flags of the help, with = after those that have a value."""
     shown = [a for a in self._actions if a.help != argparse.SUPPRESS]
-    ends = lambda a: '=' if a.nargs is None and not isinstance(a, _Switch) else ''
+    ends = lambda a: '=' if a.nargs is None and a.type is not _switch else ''
     return [flag + ends(a) for a in shown for flag in a.option_strings]
 
   @property
@@ -211,4 +200,5 @@ class Parser(argparse.ArgumentParser):
     except ValueError:
       said = f'{text} must be {_KINDS[kind]}'
     flag = [*action.option_strings, f'--{action.dest}'][0]
-    raise UserError(f'{flag}={said}' if said.startswith(text) else f'{flag}={text}: {said}')
+    starts = text and said.startswith(text)
+    raise UserError(f'{flag}={said}' if starts else f'{flag}={text}: {said}')

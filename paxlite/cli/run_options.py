@@ -46,15 +46,11 @@ class RunParser(Parser):
     add('--fiddler', 'a function that edits the config', action='append', default=[])
     add('--dry_run', 'print the configuration and what it needs, and stop', bool)
     add('--before', of('evaluate first the weights that the run began with', 'eval'), bool)
-    add(
-      '--accept_changes', of('continue with other values or data than the run has', 'train'), bool
-    )
+    add('--accept_changes', of('continue with other values, or other data', 'train'), bool)
     add('--start_over', of('begin again if none of the checkpoints is good', 'train'), bool)
     add('--enable_checkpoint_saving', of('write checkpoints', 'train'), bool, default=True)
     add('--check_memory', 'refuse a run that needs more memory than is left', bool, default=True)
-    add(
-      '--compiled_step', of('load what `paxlite compile --save=FILE` has written', 'train'), local
-    )
+    add('--compiled_step', of('load what `paxlite compile --save=PATH` wrote', 'train'), local)
     add('--alsologtostderr', of('does nothing: logs go to stderr anyway'), bool, default=True)
     # TFDS reads from object stores
     add('--tfds_data_dir', 'where TFDS datasets are; TFDS_DATA_DIR is the same', expanded)

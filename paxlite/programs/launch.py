@@ -28,7 +28,15 @@ def launch(options: argparse.Namespace) -> None:
       raise UserError(f'--tfds_data_dir={data!r} is not a folder: {e}') from None
   is_new = options.mode == 'train' or not options.job_log_dir
   run = None if is_new else run_in(options.job_log_dir)
-  name = options.fdl_config or _experiment_name(run, options.job_log_dir)
+  name = options.fdl_config
+  if name is None:
+    if run is None:
+      raise UserError(
+        f'--fdl_config=EXPERIMENT is missing, and --job_log_dir={options.job_log_dir} holds no '
+        'experiment.json that names one'
+      )
+    name = run['experiment']  # a name in a file must not cause the import of a module
+    find_known(name, way_out=f'--fdl_config={name}')
   run_experiment(build_experiment(name, options.fiddler, options.attributes, run), options)
 
 
@@ -102,18 +110,3 @@ def run_in(folder: str) -> JsonObject | None:
     return run_values(folder_of(folder))
   except AbsentError:
     return None
-
-
-def _experiment_name(run: JsonObject | None, folder: str) -> str:
-  """Returns the name of a run's experiment, which is used if --fdl_config is missing.
-
-  The name must be a known experiment: a name in a file must not cause the import of a module.
-  """
-  if run is None:
-    raise UserError(
-      f'--fdl_config=EXPERIMENT is missing, and --job_log_dir={folder} holds no experiment.json '
-      'that names one'
-    )
-  name = run['experiment']
-  find_known(name, way_out=f'--fdl_config={name}')
-  return name

@@ -23,7 +23,6 @@ from paxlite.tools import show
 # python -m tests.rules.test_golden --update writes the file, and a test checks it.
 INDEX = pathlib.Path(__file__).parents[1] / 'experiments' / 'attributes.json'
 
-
 PARSER = Parser(__doc__)
 PARSER.word('text', 'TEXT', 'a part of names or meanings', required=False)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import types
 from collections.abc import Sequence
 
 from paxlite.cli.parser import Parser
@@ -15,8 +14,7 @@ class Command:
   Attributes:
     name: Its name on the command line.
     purpose: What it does, as a line of the list of commands.
-    module: The module that runs it by its function `main`. Its docstring, and its PARSER, are the
-      command's help. It is imported when the command is used.
+    module: The module whose function `main` runs it, and whose PARSER reads its arguments.
   """
 
   name: str
@@ -25,15 +23,14 @@ class Command:
 
   def run(self, arguments: Sequence[str]) -> None:
     """Runs the command; errors of the user are raised."""
-    self._module().main(arguments)
+    importlib.import_module(f'paxlite.tools.{self.module}').main(arguments)
 
   @property
   def parser(self) -> Parser | None:
     """The parser of its arguments; None for lm-eval, whose arguments are the harness's."""
-    return None if self.name == 'lm-eval' else self._module().PARSER
-
-  def _module(self) -> types.ModuleType:
-    return importlib.import_module(f'paxlite.tools.{self.module}')
+    if self.name == 'lm-eval':
+      return None
+    return importlib.import_module(f'paxlite.tools.{self.module}').PARSER
 
 
 GROUPS: dict[str, tuple[Command, ...]] = {

@@ -60,7 +60,6 @@ def words(typed: Sequence[str]) -> list[str]:
   parser = COMMANDS[before[0]].parser if before[0] in COMMANDS else None
   if parser is None:
     return []
-  has_attributes = parser.takes_attributes and len(before) > 1
   if last.startswith('--fdl.') and parser.takes_attributes:
     return [f'--fdl.{name}' for name in _attributes(last.removeprefix('--fdl.'), before[1:])]
   if last.startswith('-'):
@@ -69,7 +68,9 @@ def words(typed: Sequence[str]) -> list[str]:
   if parser.names_experiment:
     names = [row[1] for row in parsed(experiments.INDEX.read_text(encoding='utf-8'))]
     found = _beginning(last, names) + _own_classes(last)
-  return found + (_attributes(last, before[1:]) if has_attributes else [])
+  if parser.takes_attributes and len(before) > 1:
+    found += _attributes(last, before[1:])
+  return found
 
 
 def _attributes(text: str, before: Sequence[str]) -> list[str]:

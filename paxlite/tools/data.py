@@ -38,7 +38,6 @@ _TEMPLATE = (
   '{% if add_generation_prompt %}assistant:{% endif %}'
 )
 
-
 PARSER = Parser(__doc__)
 PARSER.option('files', 'files, or other sources of docs/data.md', nargs='*')
 PARSER.option('--fdl_config', 'the experiment that would train on them')

@@ -7,14 +7,10 @@ Examples:
   paxlite decode runs/TinyGPT DECODE_FILES=prompts.jsonl MAX_DECODE_STEPS=20
 """
 
-from collections.abc import Sequence
-from typing import NoReturn
+import functools
 
 from paxlite import main as paxlite_main
 from paxlite.cli.run_options import RunParser
 
 PARSER = RunParser(__doc__, 'decode')
-
-
-def main(argv: Sequence[str]) -> NoReturn:
-  paxlite_main.run(argv, PARSER)
+main = functools.partial(paxlite_main.run, parser=PARSER)

@@ -28,7 +28,6 @@ _DRIVER = pathlib.Path('/proc/driver/nvidia/version')
 _CUDA_12, _CUDA_13 = 525, 580  # the oldest drivers that JAX's packages for them support
 _SMALLEST_DISK = 5 << 30  # bytes; a checkpoint of 124M parameters with Adam's state has 1.5 GB
 
-
 PARSER = Parser(__doc__)
 
 

@@ -9,14 +9,10 @@ Examples:
   paxlite eval runs/TinyGPT EVAL_BATCH_SIZE=8
 """
 
-from collections.abc import Sequence
-from typing import NoReturn
+import functools
 
 from paxlite import main as paxlite_main
 from paxlite.cli.run_options import RunParser
 
 PARSER = RunParser(__doc__, 'eval')
-
-
-def main(argv: Sequence[str]) -> NoReturn:
-  paxlite_main.run(argv, PARSER)
+main = functools.partial(paxlite_main.run, parser=PARSER)

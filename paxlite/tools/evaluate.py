@@ -24,12 +24,8 @@ PARSER.option('--chat', 'ask in a chat, by the chat template', bool)
 PARSER.option('--limit', 'only the first examples of each task', int)
 PARSER.option('--batch_tokens', 'tokens of a batch (4096)', int, default=4096)
 PARSER.option('--skip_unreadable', 'leave out bad records', bool)
-PARSER.option(
-  '--too_long',
-  'what to do with a text that the model cannot take: cut its beginning off (and say so)',
-  choices=('truncate', 'error'),
-  default='truncate',
-)
+_too_long = 'what to do with a text that the model cannot take: cut its beginning off (and say so)'
+PARSER.option('--too_long', _too_long, choices=('truncate', 'error'), default='truncate')
 PARSER.option('--output', 'folder for results.json and the examples of each task', stored)
 generate.add_weights(PARSER)
 

@@ -42,7 +42,6 @@ _TEXTS = 3  # columns of texts, aligned left; the other ones are numbers, aligne
 _WIDTH_OF_A_PIPE = 100
 _LEFT_OUT_FIRST = ('checkpoint policy', 'ICI × DCN', 'dataset', 'steps')
 
-
 PARSER = Parser(__doc__)
 PARSER.word('text', 'TEXT', 'a part of names or datasets', required=False)
 

@@ -20,14 +20,13 @@ from paxlite.tools import generate
 
 _LAST = {'hf': 'config.json', 'peft': 'adapter_config.json'}  # the file that is written last
 
-
 PARSER = Parser(__doc__)
 PARSER.option('--to', '', required=True, choices=('hf', 'peft'))
 PARSER.word('checkpoint', 'CHECKPOINT', 'a job_log_dir, or imported weights', stored)
 PARSER.option('--path', 'the folder to make', stored, required=True)
 PARSER.option('--dtype', 'of the tensors (as stored)', choices=('float32', 'bfloat16', 'float16'))
 PARSER.option('--base', 'base model that a PEFT adapter names', default='')
-generate.add_base_weights(PARSER)
+PARSER.option('--base_weights', generate.BASE_WEIGHTS, stored, default='')
 
 
 def main(argv: Sequence[str]) -> None:

@@ -22,22 +22,14 @@ if TYPE_CHECKING:
   from paxlite.eval.inference import Inference
 
 
-def add_base_weights(parser: Parser) -> None:
-  """Declares where the weights are that a run of LoRA began with."""
-  parser.option(
-    '--base_weights',
-    'folder of the weights that the factors of LoRA belong to, if they were moved',
-    stored,
-    default='',
-  )
+BASE_WEIGHTS = 'folder of the weights that the factors of LoRA belong to, if they were moved'
 
 
 def add_weights(parser: Parser) -> None:
   """Declares what is read besides a checkpoint to run its model, and how."""
-  parser.option(
-    '--tokenizer', 'file or folder, if it is not next to the weights', stored, default=''
-  )
-  add_base_weights(parser)
+  tokenizer = 'file or folder, if it is not next to the weights'
+  parser.option('--tokenizer', tokenizer, stored, default='')
+  parser.option('--base_weights', BASE_WEIGHTS, stored, default='')
   parser.option('--dtype', 'of weights (as trained)', choices=('float32', 'bfloat16'))
   parser.attributes()
 

@@ -29,7 +29,6 @@ class {name}({base}):
 '''
 _SHOWN = ('NUM_LAYERS', 'MODEL_DIMS', 'LEARNING_RATE', 'MAX_STEPS')
 
-
 PARSER = Parser(__doc__)
 PARSER.word('output', 'FILE', 'the file to write, such as my_experiments.py', local)
 PARSER.option('--base', 'the experiment to begin with (TinyGPT)', default='TinyGPT')

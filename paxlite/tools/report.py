@@ -16,7 +16,6 @@ from paxlite.files.stored_output import write_output
 
 _POINTS = 2_000  # of a curve of the picture, which is not wider
 
-
 PARSER = Parser(__doc__)
 PARSER.option('runs', 'folders of runs', stored, nargs='+', metavar='RUN')
 PARSER.option('--output', 'the page to write (report.html)', stored, default='report.html')

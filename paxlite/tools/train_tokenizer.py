@@ -22,7 +22,6 @@ from paxlite.stores.addresses import is_address
 
 _SAMPLE_CHARS = 20_000_000
 
-
 PARSER = Parser(__doc__)
 PARSER.option('sources', 'files and datasets', stored, nargs='+')
 PARSER.option('--vocab_size', 'number of ids', int, required=True)
@@ -30,9 +29,7 @@ PARSER.option('--output', 'the file to write: NAME.model', stored, required=True
 PARSER.option('--field', 'field of a record (text)', default='text')
 PARSER.option('--model_type', '', choices=('unigram', 'bpe'), default='unigram')
 PARSER.option('--sample_chars', '(20 million)', int, default=_SAMPLE_CHARS)
-PARSER.option(
-  '--character_coverage', 'share of characters with ids (0.9995)', float, default=0.9995
-)
+PARSER.option('--character_coverage', 'share of them with ids (0.9995)', float, default=0.9995)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -20,13 +20,8 @@ Convert = Callable[[JsonObject], JsonObject]
 def add_data_dir(parser: Parser) -> None:
   """Adds --tfds_data_dir, whose default is the environment variable TFDS_DATA_DIR."""
   given = os.environ.get('TFDS_DATA_DIR') or None
-  parser.option(
-    '--tfds_data_dir',
-    'where the dataset is written; TFDS_DATA_DIR is the same',
-    local,
-    default=given,
-    required=given is None,
-  )
+  meaning = 'where the dataset is written; TFDS_DATA_DIR is the same'
+  parser.option('--tfds_data_dir', meaning, local, default=given, required=given is None)
 
 
 def build(
