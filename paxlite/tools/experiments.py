@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paxlite.cli import command_line
+from paxlite.cli.parser import Parser
 from paxlite.core.errors import UserError
 from paxlite.core.json_text import parsed
 
@@ -42,11 +42,12 @@ _TEXTS = 3  # columns of texts, aligned left; the other ones are numbers, aligne
 _WIDTH_OF_A_PIPE = 100
 _LEFT_OUT_FIRST = ('checkpoint policy', 'ICI × DCN', 'dataset', 'steps')
 
+PARSER = Parser(__doc__)
+PARSER.word('text', 'TEXT', 'a part of names or datasets', required=False)
+
 
 def main(argv: Sequence[str]) -> None:
-  parser = command_line.Parser(__doc__)
-  parser.word('text', 'TEXT', 'a part of names or datasets', required=False)
-  text = command_line.parse_args(parser, argv).text or ''
+  text = PARSER.parsed(argv).text or ''
   print(table(text, shutil.get_terminal_size((_WIDTH_OF_A_PIPE, 0)).columns))
 
 
@@ -143,7 +144,3 @@ def _line(cells: Sequence[str], widths: dict[str, int]) -> str:
 
 def _shape(sizes: Sequence[int]) -> str:
   return '[' + ','.join(map(str, sizes)) + ']'
-
-
-if __name__ == '__main__':
-  command_line.run(main)
