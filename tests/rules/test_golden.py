@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import pathlib
+import re
 import sys
 
 import fiddle as fdl
@@ -74,7 +75,8 @@ def golden_texts(has_needs: bool = True) -> dict[str, str]:
   Of the experiments that fine-tune a size, only those of one size are there. Parameters, memory and
   FLOPs, for which models are traced, can be left out.
   """
-  made = lambda c: c.__module__ == finetuning.__name__ and 'SmolLM135M' not in c.__name__
+  shown = re.compile('(SmolLM135M|LLaMA(7|13|70)B)(SFT|LoRA)')
+  made = lambda c: c.__module__ == finetuning.__name__ and not shown.fullmatch(c.__name__)
   classes = [c for c in experiments().values() if not made(c)]
   for cls in classes:  # and their parent classes
     if (base := parent(cls)) and base not in classes:
