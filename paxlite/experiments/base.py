@@ -13,7 +13,7 @@ import copy
 import inspect
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import fiddle as fdl
@@ -171,6 +171,11 @@ class Experiment(Attributes):
     A class whose sizes are those of the weights returns another one.
     """
     return cls, {}
+
+  @classmethod
+  def of_values(cls, values: Mapping[str, object]) -> type['Experiment']:
+    """Returns the class that this one is with these values: another one, if they name its model."""
+    return cls
 
   def __init_subclass__(cls, **kwargs: object):
     super().__init_subclass__(**kwargs)

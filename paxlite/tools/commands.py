@@ -29,6 +29,7 @@ class Command:
 GROUPS: dict[str, tuple[Command, ...]] = {
   'Runs': (
     Command('train', 'train an experiment, or continue its run', 'modes', ('train',)),
+    Command('finetune', 'train published weights further, or continue such a run', 'finetune'),
     Command('eval', 'evaluate the last checkpoint of a run', 'modes', ('eval',)),
     Command('decode', 'continue the prompts of an experiment', 'modes', ('decode',)),
     Command('report', 'one page about runs: curves, tables, samples', 'report'),
@@ -64,7 +65,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     Command('completion', 'complete commands and names in bash, zsh or fish', 'completion'),
   ),
 }
-RUNS = ('train', 'eval', 'decode')
+RUNS = ('train', 'finetune', 'eval', 'decode')
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
 

@@ -16,9 +16,10 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from paxlite.cli import command_line
+from paxlite.config.experiment_file import FINE_TUNING
 from paxlite.core.json_text import parsed
 from paxlite.tools import attributes, experiments
-from paxlite.tools.commands import COMMANDS
+from paxlite.tools.commands import COMMANDS, RUNS
 
 _SCRIPTS = {
   'bash': """_paxlite() {
@@ -41,7 +42,7 @@ end
 complete -c paxlite -a '(__paxlite_words)'""",
 }
 # commands whose words name experiments
-_OF_EXPERIMENTS = ('train', 'eval', 'decode', 'show', 'diff', 'plan', 'compile', 'explain')
+_OF_EXPERIMENTS = (*RUNS, 'show', 'diff', 'plan', 'compile', 'explain')
 
 
 def main(argv: Sequence[str]) -> None:
@@ -56,6 +57,8 @@ def main(argv: Sequence[str]) -> None:
 def words(typed: Sequence[str]) -> list[str]:
   """Returns what the last of the typed words may become; the first one is the command."""
   *before, last = typed or ['']
+  if before[:1] == ['finetune'] and len(before) > 1:  # the attributes are not those of the model
+    before[1:] = [FINE_TUNING['documents' if '--method=documents' in before else 'sft']]
   if not before:
     return _beginning(last, [*COMMANDS, '--help', '--version'])
   if before[0] not in _OF_EXPERIMENTS:
