@@ -123,7 +123,7 @@ class _OfAnyModel(LanguageModel):
 
   MODEL: Training[str] = ''  # the experiment of the model; '': that of CHECKPOINT_RESTORE_PATH
 
-  _METHOD: type[LanguageModel]
+  _method: type[LanguageModel]
   _has_model = False
 
   def __new__(cls, **values: object) -> Self:
@@ -201,7 +201,7 @@ def composed(generic: type[_OfAnyModel], name: str) -> type[_OfAnyModel]:
     plain = _model_of(model)
     hint = f': name the model alone, MODEL={plain.__name__}' if plain else ''
     raise UserError(f'MODEL={name} has a dataset{hint}')
-  different = _DIFFERENT.get((generic._METHOD, model.__name__))
+  different = _DIFFERENT.get((generic._method, model.__name__))
   bases = (generic, model) if different is None else (generic, different, model)
   values = {
     '__module__': generic.__module__,
@@ -220,7 +220,7 @@ class HuggingFaceSFT(_OfAnyModel, SFT):
   Fine-tunes all weights of any imported model on prompts and answers.
   """
 
-  _METHOD = SFT
+  _method = SFT
 
 
 @register
@@ -230,7 +230,7 @@ class HuggingFaceLoRA(_OfAnyModel, LoRA):
   Fine-tunes low-rank factors of any imported model on prompts and answers. Its weights are frozen.
   """
 
-  _METHOD = LoRA
+  _method = LoRA
 
 
 @register
@@ -240,7 +240,7 @@ class HuggingFaceDocuments(_OfAnyModel, Documents):
   Trains any imported model on documents. --fdl.CHECKPOINT_IGNORE_RULES=.* starts it from scratch.
   """
 
-  _METHOD = Documents
+  _method = Documents
 
 
 @register

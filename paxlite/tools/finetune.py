@@ -80,9 +80,9 @@ def flags(words: Sequence[str]) -> list[str]:
   if '/' in weights or pathlib.Path(weights).expanduser().is_dir():
     if has_path:
       raise UserError(f'{weights} and {_PATH} both say which weights to train: leave one out')
-    start = f'--fdl.{_PATH}={weights}'
+    start = f'--fdl.{_PATH}=' + weights
   elif has_path or 'dry_run' in flag_names:
-    start = f'--fdl.MODEL={weights}'
+    start = '--fdl.MODEL=' + weights
   else:
     raise UserError(
       f'{weights} is not a folder. If it is the name of a model, its weights are missing: '
