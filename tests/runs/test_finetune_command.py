@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 
 import paxlite
+from paxlite.aot.planning.search import stated
+from paxlite.aot.planning.worker import restored
 from paxlite.core.errors import UserError
 from paxlite.data import packaged
 from paxlite.experiments.base import full_name
+from paxlite.experiments.finetuning import HuggingFaceLoRA
+from paxlite.experiments.llama import LLaMA
 from paxlite.experiments.registry import class_of, find
 from paxlite.programs.weights_model import build_experiment
 from paxlite.tools import finetune
@@ -177,6 +181,33 @@ def test_a_model_by_its_name():
   assert large.ICI_MESH_SHAPE == find('LLaMA70BLoRA')().ICI_MESH_SHAPE == [1, 8, 1]
   with pytest.raises(UserError, match='the model is a SmolLM135M, and another one cannot'):
     small.replaced(MODEL='LLaMA3_8B')
+
+
+class Mine(HuggingFaceLoRA):
+  LORA_RANK = 4
+
+
+class Wide(LLaMA):
+  NUM_LAYERS = 2
+  NUM_HEADS = 4
+  MODEL_DIMS = 64
+  HIDDEN_DIMS = 128
+
+
+def test_classes_of_a_user(weights):
+  e = build_experiment(full_name(Mine), [], {'CHECKPOINT_RESTORE_PATH': weights})
+  assert (full_name(type(e)), e.MODEL, e.LORA_RANK) == (full_name(Mine), 'LLaMA', 4)
+  assert class_of({'experiment': full_name(Mine), 'values': e.values()}) is type(e)
+  e = build_experiment('HuggingFaceSFT', [], {'MODEL': full_name(Wide)})
+  assert (e.MODEL_DIMS, e.LR_COS_WARMUP) == (64, 500)
+
+
+def test_a_worker_of_the_planner_gets_the_same_experiment():
+  e = build_experiment('HuggingFaceLoRA', [], {'MODEL': 'DeepSeekV2_Lite'})
+  asked = json.loads(json.dumps(stated(e.replaced(PERCORE_BATCH_SIZE=4.0))))
+  found = restored(full_name(type(e)), asked)
+  assert type(found) is type(e)
+  assert found.values() == e.values() | {'PERCORE_BATCH_SIZE': 4.0}
 
 
 @pytest.mark.parametrize(
