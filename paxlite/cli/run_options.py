@@ -11,6 +11,12 @@ from paxlite.other_systems import other_names
 from paxlite.stores.addresses import is_address
 
 _MODES = 'train', 'eval', 'decode', 'decode_once'
+_OF_RUN = 'RUN', 'the folder of a run, or an experiment'
+_WORDS = {
+  'train': ('EXPERIMENT', 'TinyGPT, or my_module.MyGPT; `paxlite list` lists those of paxlite'),
+  'eval': _OF_RUN,
+  'decode': _OF_RUN,
+}
 
 
 class RunParser(Parser):
@@ -22,26 +28,32 @@ class RunParser(Parser):
     doc: The docstring of the command's module.
     mode: The mode of a command that names an experiment or a run by a word. None: the command is
       paxlite.main, which names them by flags, as Pax does.
+    word: What the word names, and its meaning. None: what the mode works on.
+    folder: The folder of the run where no flag names one.
   """
 
-  def __init__(self, doc: str | None, mode: str | None = None):
+  def __init__(
+    self,
+    doc: str | None,
+    mode: str | None = None,
+    word: tuple[str, str] | None = None,
+    folder: str = 'runs/EXPERIMENT',
+  ):
     super().__init__(doc)
     self._mode = mode
     if mode is not None:
       self._attribute = re.compile(r'--?fdl\.|(?=[A-Za-z]\w*=)')  # small letters get a hint
-      self._word = 'EXPERIMENT' if mode == 'train' else 'RUN'
-      meaning = 'TinyGPT, or my_module.MyGPT; `paxlite list` lists those of paxlite'
-      meaning = meaning if mode == 'train' else 'the folder of a run, or an experiment'
+      self._word, meaning = word or _WORDS[mode]
       self.option('name', meaning, experiment_name, nargs='?', metavar=self._word)
     self.attributes()
     add = self.option
     # of the modes that have the option; other commands take it too, and their help leaves it out
     of = lambda text, *modes: text if mode in (None, *modes) else argparse.SUPPRESS
-    folder, alias = ('--job_log_dir', '--folder')[:: 1 if mode is None else -1]
-    where = 'checkpoints, metrics and logs' + (' (runs/EXPERIMENT)' if mode else '')
+    flag, alias = ('--job_log_dir', '--folder')[:: 1 if mode is None else -1]
+    where = 'checkpoints, metrics and logs' + (f' ({folder})' if mode else '')
     add('--fdl_config', of('the experiment: TinyGPT, or my.module.MyGPT'), alias='--exp')
     add('--mode', of(f'{", ".join(_MODES)} (train)'), _mode, default=mode or 'train')
-    add(folder, where, stored, alias=alias, dest='job_log_dir', metavar='FOLDER')
+    add(flag, where, stored, alias=alias, dest='job_log_dir', metavar='FOLDER')
     add('--local_dir', 'where a run in gs:// or s3:// is here (~/.cache/paxlite/runs)', local)
     add('--fiddler', 'a function that edits the config', action='append', default=[])
     add('--dry_run', 'print the configuration and what it needs, and stop', bool)
@@ -69,10 +81,10 @@ class RunParser(Parser):
     options = super().parsed(kept)
     options.remarks = list(filter(None, remarks))
     if self._mode is not None:
-      self._apply_name(options)
+      self.apply_name(options)
     return options
 
-  def _apply_name(self, options: argparse.Namespace) -> None:
+  def apply_name(self, options: argparse.Namespace) -> None:
     """Sets the experiment or the folder that the word of the command names."""
     name, mode = options.name, self._mode
     if name is None:

@@ -67,7 +67,7 @@ ALL_RULES: Rules = {
   'positions': None,
   'layers': 'stage',
   'lora_rank': None,
-  # experts: see experiments.experts
+  # experts: see experiments.parts.experts
   'experts': 'expert',
   'expert_embed': 'data',
   'expert_groups': ('replica', 'data'),

@@ -36,6 +36,7 @@ class Command:
 GROUPS: dict[str, tuple[Command, ...]] = {
   'Runs': (
     Command('train', 'train an experiment, or continue its run', 'train'),
+    Command('finetune', 'train published weights further, or continue such a run', 'finetune'),
     Command('eval', 'evaluate the last checkpoint of a run', 'eval'),
     Command('decode', 'continue the prompts of an experiment', 'decode'),
     Command('report', 'one page about runs: curves, tables, samples', 'report'),
@@ -71,7 +72,8 @@ GROUPS: dict[str, tuple[Command, ...]] = {
     Command('completion', 'complete commands and names in bash, zsh or fish', 'completion'),
   ),
 }
-RUNS = 'train', 'eval', 'decode'  # they have the signals and exit codes of paxlite.main
+# they have the signals and exit codes of paxlite.main
+RUNS = 'train', 'finetune', 'eval', 'decode'
 COMMANDS = {command.name: command for group in GROUPS.values() for command in group}
 
 

@@ -16,6 +16,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 
 from paxlite.cli.parser import Parser
+from paxlite.config.experiment_file import FINE_TUNING
 from paxlite.core.json_text import parsed
 from paxlite.tools import attributes, experiments
 from paxlite.tools.commands import COMMANDS
@@ -55,6 +56,8 @@ def main(argv: Sequence[str]) -> None:
 def words(typed: Sequence[str]) -> list[str]:
   """Returns what the last of the typed words may become; the first one is the command."""
   *before, last = typed or ['']
+  if before[:1] == ['finetune'] and len(before) > 1:  # the attributes are not those of the model
+    before[1:] = [FINE_TUNING['documents' if '--method=documents' in before else 'sft']]
   if not before:
     return _beginning(last, [*COMMANDS, '--help', '--version'])
   parser = COMMANDS[before[0]].parser if before[0] in COMMANDS else None

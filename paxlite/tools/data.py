@@ -9,7 +9,7 @@ and without a tokenizer, that of the demo is used, so that counts are rough. Not
 
 Examples:
   paxlite data chats.jsonl
-  paxlite data chats.jsonl --fdl_config=SmolLM135MLoRA CHECKPOINT_RESTORE_PATH=weights/smollm
+  paxlite data chats.jsonl --fdl_config=HuggingFaceLoRA CHECKPOINT_RESTORE_PATH=weights/smollm
 """
 
 import argparse

@@ -79,7 +79,6 @@ def _import_published(
 ) -> list[str]:
   from paxlite.data.tokenizer import check_vocabulary, open_tokenizer
   from paxlite.experiments.gpt import GPT2
-  from paxlite.experiments.registry import experiments
   from paxlite.weights import folder, gguf_keys, gguf_tokenizer, huggingface, meta
   from paxlite.weights.folder import Tensors
 
@@ -117,25 +116,22 @@ def _import_published(
       f'A tokenizer of this kind ({kind}) is not converted' if kind else 'There was no tokenizer'
     )
     lines.append(f'{reason}: name one with --tokenizer when text is read or written.')
-  known = experiments()
-  sft, lora = (
-    f'{name}{kind}' if f'{name}{kind}' in known else f'HuggingFace{kind}'
-    for kind in ('SFT', 'LoRA')
-  )
-  weights = shlex.quote(f'CHECKPOINT_RESTORE_PATH={to}')
+  weights = shlex.quote(str(to))
   lines += [
     'To continue a text, to train on documents, and to fine-tune all weights or low-rank factors:',
-    f'  paxlite generate {shlex.quote(str(to))} "Once upon a time"',
+    f'  paxlite generate {weights} "Once upon a time"',
   ]
   if not isinstance(experiment, GPT2):
     one_device = "'ICI_MESH_SHAPE=[1,1,1]' 'DCN_MESH_SHAPE=[1,1,1]'"  # brackets need quotes in zsh
-    weights = f'{weights} {one_device}'
     lines += [
-      f'  paxlite train HuggingFaceDocuments --folder=runs/text {weights} TRAIN_SOURCES=text.jsonl',
-      f'  paxlite train {sft} --folder=runs/sft {weights} TRAIN_FILES=train.jsonl',
-      f'  paxlite train {lora} --folder=runs/lora {weights} TRAIN_FILES=train.jsonl',
-      "These train on one device; on 8, for example, with 'ICI_MESH_SHAPE=[1,8,1]'.",
+      f'  paxlite finetune {weights} --method={method} {one_device} {data}'
+      for method, data in {
+        'documents': 'TRAIN_SOURCES=text.jsonl',
+        'sft': 'TRAIN_FILES=train.jsonl',
+        'lora': 'TRAIN_FILES=train.jsonl',
+      }.items()
     ]
+    lines.append("These train on one device; on 8, for example, with 'ICI_MESH_SHAPE=[1,8,1]'.")
   return lines
 
 

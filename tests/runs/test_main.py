@@ -70,7 +70,7 @@ TINY = '--fdl_config=TinyGPT'
       'nowhere/of/this/name is not a folder: it must be a job_log_dir or imported weights',
     ),
     (
-      ['--fdl_config=SmolLM135MLoRA', '--fdl.CHECKPOINT_RESTORE_PATH=HuggingFaceTB/SmolLM2-135M'],
+      ['--fdl_config=HuggingFaceLoRA', '--fdl.CHECKPOINT_RESTORE_PATH=HuggingFaceTB/SmolLM2-135M'],
       'then paxlite import --from=hf --path=FOLDER --to=weights/smollm2',
     ),
     ([TINY, '--job_dir=x'], "Unknown command line flag 'job_dir'"),

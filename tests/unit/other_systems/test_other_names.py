@@ -399,7 +399,7 @@ def test_the_download_scripts_take_tfds_data_dir_from_the_environment(tmp_path, 
 @pytest.mark.parametrize(
   ('typed', 'meant'),
   [
-    ('smollm135mlora', 'Did you mean SmolLM135MLoRA or '),
+    ('smollm135mlora', 'paxlite finetune SmolLM135M --method=lora CHECKPOINT_RESTORE_PATH='),
     ('llama2-7b', 'Did you mean LLaMA7B or '),
     ('Qwen/Qwen2.5-0.5B-Instruct', 'Did you mean Qwen2_5_0_5B or '),
     ('HuggingFaceTB/SmolLM2-135M-Instruct', 'Did you mean SmolLM135M or '),
