@@ -59,7 +59,7 @@ def main() -> None:
   parser.add_argument('--steps', type=int, default=200)
   args = parser.parse_args()
   steps = dict(MAX_STEPS=args.steps, EVAL_INTERVAL_STEPS=args.steps)
-  steps['LR_COS_DECAY_END'] = max(args.steps, 11)
+  steps['LR_COS_DECAY_END'] = max(args.steps, 20)
   for kind in (Plain, Squared):
     run = paxlite.train(kind(**steps), args.folder / kind.__name__)
     print(f'{kind.__name__}: {run.evaluations["avg_xent"][-1]:.4f} nats a token, held out')

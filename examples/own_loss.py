@@ -61,7 +61,7 @@ def main() -> None:
     SMOOTHING=args.smoothing,
     MAX_STEPS=args.steps,
     EVAL_INTERVAL_STEPS=args.steps,
-    LR_COS_DECAY_END=max(args.steps, 11),
+    LR_COS_DECAY_END=max(args.steps, 20),
   )
   run = paxlite.train(experiment, args.folder)
   for name in ('total_loss', 'avg_xent', 'smoothing', 'certainty'):
