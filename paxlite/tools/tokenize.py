@@ -310,7 +310,9 @@ def _batches(found: Iterable[tuple[Piece, Position]]) -> Iterator[Batch]:
 
 
 @contextlib.contextmanager
-def _workers(encoder: Encoder, processes: int):
+def _workers(
+  encoder: Encoder, processes: int
+) -> Iterator[Callable[[Iterator[Batch]], Iterator[tuple[Encoded, Position]]]]:
   """Yields a function that encodes batches, in their order, on this number of processes."""
   if processes == 1:
     tokenizer = open_tokenizer(encoder.vocab)

@@ -22,7 +22,7 @@ PAGES = [
 MAKE = {'make demo', 'make test'}  # tests/runs/test_demo.py runs the first
 # Commands that prepare the environment that the tests run in.
 PREPARING = re.compile(
-  r"python3\.\d+ -m venv \.venv|source \.venv/bin/activate|pre-commit install|"
+  r'python3\.\d+ -m venv \.venv|source \.venv/bin/activate|pre-commit install|'
   r"python -m pip install (-e )?('\.\[[a-z0-9,-]+\]'|\.)"
 )
 # What takes minutes as it is written.

@@ -52,7 +52,8 @@ def test_a_script_runs(name, tmp_path):
   if name == 'pretrain':
     judged = called('evaluate', f'{tmp_path}/run')
     bits = re.search(r'^(\d+\.\d+) bits per byte', judged)
-    assert bits and 2 < float(bits[1]) < 6  # 13 bits a token at random
+    assert bits, judged
+    assert 2 < float(bits[1]) < 8  # 13 bits a token at random
     assert re.search(r'^the children of (Israel|is|very)$', judged, re.MULTILINE)
 
 
