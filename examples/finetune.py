@@ -51,6 +51,7 @@ def tuned(name: str, about: str, rate: float, **values: object) -> None:
     LR_COS_WARMUP=1,
     LR_COS_DECAY_END=max(args.steps, 2),
     LEARNING_RATE=args.rate,
+    SUMMARY_INTERVAL_STEPS=1,
     **values,
   )
   run = paxlite.train(experiment, args.folder / 'run')

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
   )
   parser.add_argument('--target', required=True, help='the machine: see above')
   parser.add_argument('--network', help='GB/s that a host of GPUs sends to others')
-  parser.add_argument('--calibration', help='measured speeds of the chip; see docs/scaling.md')
+  parser.add_argument('--calibration', help='measured speeds of the chip; see docs/planning.md')
   parser.add_argument('--save', help='where the compiled step goes')
   parser.add_argument('--json', help='where the report goes as JSON')
   parser.add_argument('--write_hlo', help='where the text of the compiled program goes')

@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
   )  # fmt: skip
   parser.add_argument('--most', type=int, default=24, help='candidates to compile or run (24)')
   parser.add_argument('--workers', type=int, help='processes that compile (one a core)')
-  parser.add_argument('--calibration', help='measured speeds of the chip; see docs/scaling.md')
+  parser.add_argument('--calibration', help='measured speeds of the chip; see docs/planning.md')
   parser.add_argument('--json', help='where the plan goes as JSON')
   parser.add_argument('--verdicts', help="where verdicts are kept (the user's cache)")
   args, overrides = command_line.parse(parser, argv)
