@@ -88,14 +88,14 @@ class Experiment(Attributes):
   )
   CHECKPOINT_MAX_TO_KEEP: Run[Count] = 10  # older checkpoints are deleted
   LOCAL_CHECKPOINT_EVERY_N_STEPS: Run[OffAtZeroInt] = (
-    0  # at most so many are lost by a kill: a state is kept on each host every N / 2; 0: none
+    0  # most steps that a crash may lose; a local state is written every N / 2 steps; 0: off
   )
   LOCAL_CHECKPOINT_DIR: Run[LocalPath] = ''  # folder for them, on each host; '': /dev/shm
   SUMMARY_INTERVAL_STEPS: Run[Count] = 100  # steps between two records of metrics
   EVAL_INTERVAL_STEPS: Run[Count] = 100  # steps between two evaluations
   TRACKERS: Run[list[Literal['wandb', 'mlflow', 'trackio']]] = []  # services that compare runs
   KEEP_BEST: Run[bool] = False  # keeps the checkpoint of the best evaluation, in best/
-  BEST_METRIC: Run[str] = 'avg_xent'  # of the first evaluation input, by which it is the best
+  BEST_METRIC: Run[str] = 'avg_xent'  # metric that decides which checkpoint is best
   EARLY_STOPPING_PATIENCE: Run[OffAtZeroInt] = (
     0  # ends after so many evaluations without a best; 0: off
   )
@@ -105,7 +105,7 @@ class Experiment(Attributes):
 
   # Faults: see docs/reliability.md. Times are in seconds; 0 turns a check off.
   STEP_TIMEOUT: Run[OffAtZero] = (
-    1800.0  # a run without a step for so long writes stacks and ends; 0: no limit
+    1800.0  # seconds without a finished step after which a run writes stacks and ends; 0: no limit
   )
   PHASE_TIMEOUT: Run[OffAtZero] = (
     14400.0  # the same for starting, restoring, compiling and the last save

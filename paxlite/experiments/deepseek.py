@@ -24,7 +24,7 @@ class DeepSeek(MixtureOfExperts, LLaMA):
   ROTARY_DIMS_PER_HEAD: Shape[Count] = 64  # width of the rotated part of queries and keys
   VALUE_DIMS_PER_HEAD: Shape[Count] = 128  # width of the values
   # YaRN's scale of the scores of attention, with and without that of rotated queries and keys
-  ROPE_MSCALE: Function[float] = 1.0  # of the length of rotated vectors, over the next one
+  ROPE_MSCALE: Function[float] = 1.0  # YaRN's mscale, which scales the scores of attention
   ROPE_MSCALE_ALL_DIM: Function[float] = 1.0  # of all scores, as its square; 0: off
 
   DIMS_PER_HEAD = 128
