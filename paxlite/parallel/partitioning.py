@@ -18,6 +18,7 @@ import contextlib
 import contextvars
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -264,7 +265,7 @@ def fitting(
     sizes: The sizes of the mesh axes.
   """
 
-  def one(entry, dim):
+  def one(entry: Any, dim: int) -> Any:
     axes = axes_of(entry)
     while dim % math.prod(sizes[a] for a in axes):
       axes = axes[:-1]

@@ -90,7 +90,7 @@ def _import_published(
     tensors = gguf_tensors
     if tokenizer is None:
 
-      def finish(unfinished):
+      def finish(unfinished: pathlib.Path) -> None:
         with located(f'{path}: its tokenizer, which --tokenizer can replace'):
           gguf_tokenizer.write_tokenizer(gguf_tensors.fields, unfinished, experiment.VOCAB_SIZE)
   elif source == 'meta':

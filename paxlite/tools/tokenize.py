@@ -312,7 +312,9 @@ def _batches(found: Iterable[tuple[Piece, Position]]) -> Iterator[Pieces]:
 
 
 @contextlib.contextmanager
-def _workers(encoder: Encoder, processes: int):
+def _workers(
+  encoder: Encoder, processes: int
+) -> Iterator[Callable[[Iterator[Pieces]], Iterator[tuple[Encoded, Position]]]]:
   """Yields a function that encodes batches, in their order, on this number of processes."""
   if processes == 1:
     tokenizer = open_tokenizer(encoder.vocab)

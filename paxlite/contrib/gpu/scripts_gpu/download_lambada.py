@@ -5,7 +5,7 @@ test set. It is downloaded, or read from a local copy in JSON lines with a field
 """
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from paxlite.cli import command_line
 from paxlite.cli.parser import Parser, local
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
   print(tfds_datasets.build('lambada', {'text': str}, {'test': [file]}, _text, args.tfds_data_dir))
 
 
-def _text(record) -> dict[str, str]:
+def _text(record: Mapping[str, str]) -> dict[str, str]:
   if 'text' in record:
     return {'text': record['text']}
   return {'text': f'{record["context"]} {record["continuation"]}'}
