@@ -14,14 +14,14 @@ ARGUMENTS = {
   'finetune': ['--steps=30'],
   'lora': ['--steps=30'],
   'own_layer': ['--steps=3'],
-  'own_loss': ['--steps=3', '--smoothing=0.2'],
+  'own_loss': ['--steps=3', '--penalty=0.2'],
   'python_loop': ['--steps=3'],
 }
 # A number that the script prints at its end: a loss, or a share of right answers.
 PRINTS = {
   'pretrain': r'^\s+3 \d\.\d+$',
   'own_layer': r'^Squared: \d\.\d+ nats',
-  'own_loss': r'^smoothing: \d+\.\d+$',
+  'own_loss': r'^sureness: -\d+\.\d+$',
   'python_loop': r'^\d+\.\d% of the last batch',
 }
 
