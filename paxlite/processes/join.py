@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from paxlite.cli import own_code
 from paxlite.cli.terminal import settle, warn
 from paxlite.core.errors import EXIT_AGAIN, Interrupted, TrainingError, UserError
+from paxlite.processes import cluster
 from paxlite.processes.agreement import Statement, compare_at_start
 from paxlite.processes.coordinator import HEARTBEAT_SECONDS, SHUTDOWN_SECONDS, Coordinator
 from paxlite.processes.peers import Peers
@@ -37,13 +38,13 @@ def join(
 ) -> Peers:
   """Joins the processes of a run; must be called before anything asks JAX for devices.
 
-  Without arguments, it joins the tasks of the Slurm step, if there are several. A single process
-  joins nothing.
+  Without arguments, it joins the tasks of the Slurm step, or the processes of a place that JAX
+  knows, if there are several. A single process joins nothing.
 
   Args:
     server_addr: host:port of process 0, which listens only there. It listens on all addresses if
       its own host resolves to 127.0.1.1.
-    num_hosts: The number of processes.
+    num_hosts: The number of processes; 1 alone means that there are no others.
     host_idx: The number of this process, from 0.
     required: Whether a single process is an error.
     statement: Returns what all processes must have in common; called if there are several.
@@ -60,6 +61,8 @@ def join(
   missing = [f'--{name}' for name, value in given.items() if value is None]
   if not missing:
     _check(server_addr or '', num_hosts or 0, host_idx or 0)
+  elif num_hosts == 1 and server_addr is None and not host_idx:
+    return Peers()
   elif len(missing) < len(given):
     raise UserError(
       f'{" and ".join(missing)} missing: one of several processes needs --server_addr, '
@@ -67,9 +70,12 @@ def join(
     )
   elif int(os.environ.get('SLURM_STEP_NUM_TASKS', '1')) > 1:
     server_addr, num_hosts, host_idx = slurm_step(os.environ)
+  elif found := cluster.detected():
+    server_addr, num_hosts, host_idx = found
   elif required:
     raise UserError(
-      '--multiprocess_gpu needs --server_addr=HOST:PORT, --num_hosts and --host_idx, or Slurm'
+      '--multiprocess_gpu needs --server_addr=HOST:PORT, --num_hosts and --host_idx, or a place '
+      'where processes are known: Slurm, Open MPI, Kubernetes, TPUs of Google Cloud'
     )
   else:
     return Peers()
