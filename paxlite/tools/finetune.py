@@ -1,8 +1,7 @@
 """paxlite finetune WEIGHTS [--method=sft|lora|documents] [--folder=FOLDER] [NAME=VALUE …]
 
-Trains published weights further, as `paxlite train` does with an experiment. The same command
-continues a run that was ended. WEIGHTS is a folder that `paxlite import` has written, or a run of
-any experiment; or the name of a model (`paxlite list`), with CHECKPOINT_RESTORE_PATH=FOLDER.
+Trains published weights further; the same command continues the run. WEIGHTS is a folder that
+`paxlite import` has written, a run, or a model of `paxlite list`, with CHECKPOINT_RESTORE_PATH.
 
   sft        trains all weights, on prompts and answers in TRAIN_FILES
   lora       trains low-rank factors beside the weights, on the same
@@ -13,7 +12,6 @@ MODEL is the name of the model: `paxlite plan HuggingFaceLoRA MODEL=LLaMA3_8B`.
 
 Examples:
   paxlite finetune weights/smollm --method=lora TRAIN_FILES=chats.jsonl
-  paxlite finetune weights/smollm 'ICI_MESH_SHAPE=[1,8,1]' TRAIN_FILES=chats.jsonl NUM_EPOCHS=3
   paxlite finetune LLaMA3_8B --method=lora --dry_run
 """
 

@@ -68,7 +68,9 @@ def test_from_weights_over_a_kill_to_an_export(method, weights, data, tmp_path):
   whole, run = str(tmp_path / 'whole'), str(tmp_path / 'run')
   command('finetune', *words, f'--folder={whole}')
 
-  killed = ['-m', 'tests.support.killed_main', *finetune.flags([*words, f'--folder={run}'])]
+  kind = {'sft': 'SFT', 'lora': 'LoRA'}[method]
+  flags = f'--fdl_config=HuggingFace{kind}', f'--fdl.CHECKPOINT_RESTORE_PATH={weights}'
+  killed = ['-m', 'tests.support.killed_main', *flags, *data, *SHORT, f'--job_log_dir={run}']
   result = runs.ended([sys.executable, *killed], runs.environment() | {'KILL_AT': 'before_step:3'})
   assert result.returncode == -9
   assert max(runs.losses(run)) < 4
@@ -77,7 +79,6 @@ def test_from_weights_over_a_kill_to_an_export(method, weights, data, tmp_path):
   assert 'is complete' in command('finetune', *words, f'--folder={run}')
 
   found = json.loads((tmp_path / 'run' / 'experiment.json').read_text())
-  kind = {'sft': 'SFT', 'lora': 'LoRA'}[method]
   assert found['experiment'] == f'paxlite.experiments.finetuning.HuggingFace{kind}'
   assert (found['values']['MODEL'], found['values']['NUM_LAYERS']) == ('LLaMA', 2)
 
@@ -118,40 +119,39 @@ def test_a_run_of_a_former_name_goes_on(weights, data, tmp_path):
 
 
 @pytest.mark.parametrize(
-  ('words', 'given'),
+  ('words', 'config', 'attributes', 'folder'),
   [
     (
       ['weights/mine', 'LEARNING_RATE=1e-4'],
-      [
-        '--fdl_config=HuggingFaceSFT', '--fdl.CHECKPOINT_RESTORE_PATH=weights/mine',
-        '--fdl.LEARNING_RATE=1e-4', '--job_log_dir=runs/mine-sft',
-      ],
+      'HuggingFaceSFT',
+      {'CHECKPOINT_RESTORE_PATH': 'weights/mine', 'LEARNING_RATE': '1e-4'},
+      'runs/mine-sft',
     ),
     (
       ['--method', 'lora', 'gs://bucket/mine/', '--folder', 'x', '--accept_changes'],
-      [
-        '--fdl_config=HuggingFaceLoRA', '--fdl.CHECKPOINT_RESTORE_PATH=gs://bucket/mine/',
-        '--accept_changes', '--job_log_dir=x',
-      ],
+      'HuggingFaceLoRA',
+      {'CHECKPOINT_RESTORE_PATH': 'gs://bucket/mine/'},
+      'x',
     ),
     (
       ['Gemma2B', '--method=documents', '--dry_run'],
-      [
-        '--fdl_config=HuggingFaceDocuments', '--fdl.MODEL=Gemma2B', '--dry_run',
-        '--job_log_dir=runs/Gemma2B-documents',
-      ],
+      'HuggingFaceDocuments',
+      {'MODEL': 'Gemma2B'},
+      None,
     ),
     (
       ['Gemma2B', '--fdl.CHECKPOINT_RESTORE_PATH=w', '--job_log_dir', 'x'],
-      [
-        '--fdl_config=HuggingFaceSFT', '--fdl.MODEL=Gemma2B', '--fdl.CHECKPOINT_RESTORE_PATH=w',
-        '--job_log_dir', 'x',
-      ],
+      'HuggingFaceSFT',
+      {'MODEL': 'Gemma2B', 'CHECKPOINT_RESTORE_PATH': 'w'},
+      'x',
     ),
   ],
-)  # fmt: skip
-def test_the_words_after_finetune(words, given):
-  assert finetune.flags(words) == ['--mode=train', *given]
+)
+def test_the_words_after_finetune(words, config, attributes, folder):
+  options = finetune.PARSER.parsed(words)
+  assert (options.mode, options.fdl_config, options.job_log_dir) == ('train', config, folder)
+  assert options.attributes == attributes
+  assert options.accept_changes == ('--accept_changes' in words)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_words_after_finetune(words, given):
 )
 def test_words_that_are_wrong(words, match):
   with pytest.raises(UserError, match=match):
-    finetune.flags(words)
+    finetune.PARSER.parsed(words)
 
 
 def test_a_model_by_its_name():

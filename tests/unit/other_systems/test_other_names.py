@@ -62,6 +62,7 @@ SYNONYMS = {
 }
 # Attributes that share a word with a name of another library and are about something else.
 UNRELATED = {
+  'DROPLESS_BUFFER_FACTOR': 'buffer',
   'Z_LOSS_WEIGHT': 'loss weight',
   'ROWS_PER_EXAMPLE': 'example',
   'LABEL_SMOOTHING': 'label',
