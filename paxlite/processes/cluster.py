@@ -8,6 +8,7 @@ Slurm's variables are read in join.py, which also shares out the GPUs of a node.
 
 import logging
 import os
+import warnings
 from typing import Any
 
 from paxlite.core.errors import UserError, line_of
@@ -37,12 +38,16 @@ def detected() -> tuple[str, int, int] | None:
   known: dict[str, Any] = {kind.__name__: kind for kind in clusters.ClusterEnv._cluster_types}
   for name, place in _PLACES.items():
     try:
-      if name not in known or not known[name].is_env_present():
-        continue
+      with warnings.catch_warnings(action='ignore'):  # a package for Kubernetes that is not there
+        if name not in known or not known[name].is_env_present():
+          continue
       port = os.environ.get('JAX_COORDINATOR_PORT')
       address = known[name].get_coordinator_address(_SECONDS, port)
       found = address, known[name].get_process_count(), known[name].get_process_id()
     except Exception as e:  # of a library of the place, such as that of Kubernetes
+      if name == 'K8sCluster' and 'JOB_COMPLETION_INDEX' not in os.environ:
+        log.info('this pod is not one of a Job with several: %s', line_of(e))
+        continue
       raise UserError(
         f'this is {place}, and it does not say which processes the run has: {line_of(e)}. Name '
         'them by --server_addr, --num_hosts and --host_idx; a run of this process alone has '

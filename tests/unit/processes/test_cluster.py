@@ -11,6 +11,7 @@ import socket
 import threading
 
 import pytest
+from jax._src import clusters
 from jax._src.clusters import cloud_tpu_cluster
 
 from paxlite.core.errors import UserError
@@ -75,6 +76,22 @@ def test_an_environment_that_says_half(monkeypatch):
   ):
     join(None, None, None)
   assert join(None, 1, None).alone
+
+
+@pytest.mark.parametrize('index', [None, '0'])
+def test_a_pod_that_cannot_ask_is_alone_unless_it_is_of_an_indexed_job(monkeypatch, index):
+  def refuse(cls):
+    raise RuntimeError('Service host/port is not set.')
+
+  kind = clusters.K8sCluster
+  monkeypatch.setattr(kind, 'is_env_present', classmethod(refuse))
+  monkeypatch.delenv('JOB_COMPLETION_INDEX', raising=False)
+  if index is None:
+    assert join(None, None, None).alone
+  else:
+    put(monkeypatch, JOB_COMPLETION_INDEX=index)
+    with pytest.raises(UserError, match='a pod of Kubernetes, and it does not say'):
+      join(None, None, None)
 
 
 @pytest.mark.parametrize('slices', [1, 2])
