@@ -49,6 +49,8 @@ class _Parser(RunParser):
       if _PATH in options.attributes:
         raise UserError(f'{weights} and {_PATH} both say which weights to train: leave one out')
       options.attributes = {_PATH: weights, **options.attributes}
+    elif 'MODEL' in options.attributes:
+      raise UserError(f'{weights} and MODEL both say which model to train: leave one out')
     elif _PATH in options.attributes or options.dry_run:
       options.attributes = {'MODEL': weights, **options.attributes}
     else:

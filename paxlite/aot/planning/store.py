@@ -160,5 +160,6 @@ def code(*rooms: str) -> str:
 
 
 _COMPILED = (
-  'aot', 'compilation', 'experiments', 'layers', 'losses', 'optim', 'parallel', 'training'
+  'aot', 'compilation', 'config', 'core', 'experiments', 'layers', 'losses', 'optim', 'parallel',
+  'training',
 )  # fmt: skip
