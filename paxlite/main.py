@@ -271,7 +271,7 @@ def _run(overrides: dict[str, str]) -> None:
     raise UserError('--before is for --mode=eval: leave it out')
   from paxlite.experiments.description import dry_run
   from paxlite.parallel import devices
-  from paxlite.processes import join
+  from paxlite.processes import join, place
   from paxlite.programs.agreement import statement
   from paxlite.programs.decoding import decode
   from paxlite.programs.evaluation import evaluate
@@ -294,14 +294,9 @@ def _run(overrides: dict[str, str]) -> None:
     check_memory=bool(_CHECK_MEMORY.value),
     compiled_step=None if _COMPILED_STEP.value is None else pathlib.Path(_COMPILED_STEP.value),
   )
-  peers = join.join(
-    _SERVER_ADDR.value,
-    _NUM_HOSTS.value,
-    _HOST_IDX.value,
-    required=_MULTIPROCESS.value,
-    statement=lambda: statement(run, _MODE.value),
-  )
-  if peers.alone:
+  found = place.find(_SERVER_ADDR.value, _NUM_HOSTS.value, _HOST_IDX.value, _MULTIPROCESS.value)
+  peers = join.join(found, lambda: statement(run, _MODE.value))
+  if peers.count == 1:
     cache.enable()
     devices.present()
   if _MODE.value != 'train':  # replaces JAX's handler, because there is nothing to save
