@@ -113,18 +113,19 @@ def find(
 
 def detected(environment: Mapping[str, str]) -> Place | None:
   """Returns the place of this process as JAX detects it; None if it is alone."""
-  from jax._src.clusters import ClusterEnv
+  from jax._src import clusters
 
   launcher, *_ = _launched(environment)
   if launcher == 'Slurm':  # JAX counts the tasks of the job, and misreads some lists of nodes.
     return slurm_step(environment)
   if environment.get('OMPI_COMM_WORLD_SIZE') == '1':
     return None
-  for cluster in ClusterEnv._cluster_types:
-    name = cluster.name or cluster.__name__
-    if name == 'slurm' or (name == 'k8s' and not _in_indexed_job(environment)):
-      continue
-    if cluster.opt_in_only_method and not (name == 'mpi4py' and launcher):
+  for cluster in clusters.ClusterEnv._cluster_types:
+    if (
+      cluster is clusters.SlurmCluster
+      or (cluster is clusters.K8sCluster and not _in_indexed_job(environment))
+      or (cluster.opt_in_only_method and not (cluster is clusters.Mpi4pyCluster and launcher))
+    ):
       continue
     try:
       if not cluster.is_env_present():
@@ -139,7 +140,7 @@ def detected(environment: Mapping[str, str]) -> Place | None:
       return Place.parsed(address, count, cluster.get_process_id())
     except Exception as e:  # of requests, of kubernetes, of a variable that is no number
       raise UserError(
-        f'JAX detects a cluster here ({name}), and not which process this is: '
+        f'JAX detects a {cluster.__name__} here, and not which process this is: '
         f'{type(e).__name__}: {e}. Give {_FLAGS}; {_ALONE}'
       ) from None
   if launcher:
@@ -165,14 +166,14 @@ def local_devices(environment: Mapping[str, str]) -> list[int] | None:
   if 'SLURM_GPUS_PER_TASK' in environment and environment.get('CUDA_VISIBLE_DEVICES'):
     return list(range(environment['CUDA_VISIBLE_DEVICES'].count(',') + 1))
   local = environment.get('SLURM_LOCALID', '')
-  if 'SLURM_STEP_NODELIST' not in environment or not local.isdigit():
-    return None
   gpus = environment.get('SLURM_GPUS_ON_NODE', '')
   tasks = re.match(r'\d+', environment.get('SLURM_STEP_TASKS_PER_NODE', ''))
+  if not local.isdigit():
+    return None
   if not (gpus.isdigit() and tasks) or int(gpus) % int(tasks[0]):
-    return [int(local)]
+    return [int(local)] if 'SLURM_STEP_NODELIST' in environment else None
   share = int(gpus) // int(tasks[0])
-  return list(range(int(local) * share, (int(local) + 1) * share)) or None
+  return list(range(int(local) * share, (int(local) + 1) * share)) or None  # no GPUs
 
 
 def slurm_step(environment: Mapping[str, str]) -> Place:
